@@ -1,0 +1,31 @@
+# Two commands do everything on a fresh machine: `make demo` and `make test`.
+CARGO ?= cargo
+DEMO_PACKAGES := gcc libc6-dev
+TEST_PACKAGES := $(DEMO_PACKAGES)
+
+.PHONY: demo test lint bench needs-demo needs-test
+
+demo: needs-demo
+	$(CARGO) build --quiet --release -p proxy
+	deploy/demo.sh target/release/sandbar
+
+test: needs-test lint
+	@if $(CARGO) nextest --version >/dev/null 2>&1; then \
+		$(CARGO) nextest run --workspace --no-fail-fast; \
+	else \
+		$(CARGO) test --workspace --no-fail-fast; \
+	fi
+	$(CARGO) test --workspace --doc
+
+lint:
+	$(CARGO) fmt --all --check
+	$(CARGO) clippy --workspace --all-targets -- -D warnings
+
+bench:
+	$(CARGO) bench --workspace
+
+needs-demo:
+	@deploy/needs.sh $(DEMO_PACKAGES)
+
+needs-test:
+	@deploy/needs.sh $(TEST_PACKAGES)

@@ -1,0 +1,1 @@
+//! Keys: everything that signs or checks a signature. It decides nothing.

@@ -1,0 +1,1 @@
+//! The whole program under test; the tests are in `tests/`, one binary.

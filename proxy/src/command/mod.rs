@@ -1,0 +1,67 @@
+//! The command line: which subcommands there are, and the exit codes they share.
+
+mod manual;
+
+use std::process::ExitCode;
+
+use clap::{Parser, Subcommand};
+
+use crate::terminal::{BAD, Color, paint};
+
+/// Exit status for a policy, a file or a log that is not good.
+pub(crate) const BAD_INPUT: u8 = 2;
+/// Exit status for a command line that makes no sense (`EX_USAGE`).
+pub(crate) const USAGE: u8 = 64;
+
+/// The one guarded crossing between a sandbox and everything outside it.
+#[derive(Parser)]
+#[command(name = "sandbar", version, max_term_width = 100, arg_required_else_help = true)]
+pub(crate) struct Arguments {
+    #[command(flatten)]
+    output: Output,
+    #[command(subcommand)]
+    command: Command,
+}
+
+/// How to answer, for every subcommand.
+#[derive(clap::Args, Clone, Copy, Debug)]
+pub(crate) struct Output {
+    /// Print machine-readable JSON instead of text
+    #[arg(long, global = true)]
+    pub(crate) json: bool,
+    /// When to use colours
+    #[arg(long, global = true, value_enum, default_value_t, value_name = "WHEN")]
+    pub(crate) color: Color,
+}
+
+#[derive(Subcommand)]
+enum Command {
+    Completions(manual::CompletionsArgs),
+    Man(manual::ManArgs),
+}
+
+/// Parses the arguments, runs the subcommand, and prints its error once.
+pub(crate) fn run() -> ExitCode {
+    let arguments = match Arguments::try_parse() {
+        Ok(arguments) => arguments,
+        Err(error) => return usage(&error),
+    };
+    arguments.output.color.apply();
+    let result = match arguments.command {
+        Command::Completions(args) => manual::completions(&args),
+        Command::Man(args) => manual::man(&args),
+    };
+    result.unwrap_or_else(|error| {
+        anstream::eprintln!("{} {error:#}", paint(BAD, "sandbar:"));
+        ExitCode::from(BAD_INPUT)
+    })
+}
+
+/// Help and version are answers; everything else clap says is a usage error.
+fn usage(error: &clap::Error) -> ExitCode {
+    let printed = error.print();
+    match (error.use_stderr(), printed) {
+        (false, Ok(())) => ExitCode::SUCCESS,
+        (true, _) | (_, Err(_)) => ExitCode::from(USAGE),
+    }
+}

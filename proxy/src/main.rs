@@ -1,0 +1,10 @@
+//! `sandbar`: arguments in, one file per subcommand, exit code out.
+
+mod command;
+mod terminal;
+
+use std::process::ExitCode;
+
+fn main() -> ExitCode {
+    command::run()
+}
