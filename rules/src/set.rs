@@ -1,0 +1,331 @@
+//! `HostSet`: up to millions of host patterns, looked up by name in well under a microsecond and
+//! without allocating.
+//!
+//! One arena of base names, one 20-byte entry a pattern, one hash index. A look-up walks the name's
+//! own suffixes, longest first, so what it finds comes out most specific first.
+
+use std::hash::BuildHasher;
+use std::mem::size_of;
+
+use foldhash::fast::FixedState;
+use hashbrown::HashTable;
+
+use crate::name::DomainName;
+use crate::pattern::{DomainPattern, HostPattern, RawPattern, Reach};
+
+/// Most patterns a set may hold, so that a runaway list is refused and not swallowed.
+pub const MAX_PATTERNS: usize = 4_000_000;
+/// Most bytes of base names a set may hold.
+pub const MAX_TEXT: usize = 256 << 20;
+
+/// Most entries that share one base name: each costs every look-up of that name a step.
+pub const MAX_SHARED: usize = 256;
+
+const END: u32 = u32::MAX;
+
+/// Patterns with the rule each belongs to.
+#[derive(Clone, Debug, Default)]
+pub struct HostSet {
+    text: String,
+    entries: Vec<Entry>,
+    index: HashTable<u32>,
+    hasher: FixedState,
+}
+
+#[derive(Clone, Copy, Debug)]
+struct Entry {
+    offset: u32,
+    line: u32,
+    /// The next entry with the same base, or `END`.
+    next: u32,
+    rule: u16,
+    port: u16,
+    length: u8,
+    reach: Reach,
+}
+
+/// A pattern of the set that covers the name asked for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Hit<'a> {
+    pub rule: u16,
+    /// The port written with the pattern; none means the rule's own ports.
+    pub port: Option<u16>,
+    /// The line of the policy or list the pattern stands on.
+    pub line: u32,
+    pub reach: Reach,
+    /// The base name; empty for `*`.
+    pub base: &'a str,
+}
+
+/// Why a set takes no more.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum SetError {
+    #[error("more than {MAX_SHARED} entries for one name in one policy")]
+    Crowded,
+    #[error("more than {MAX_PATTERNS} patterns, or {MAX_TEXT} bytes of names, in one policy")]
+    Full,
+}
+
+impl HostSet {
+    /// Adds one pattern of `rule`; the same one again changes nothing.
+    ///
+    /// # Errors
+    ///
+    /// Returns [`SetError`] at the bounds named above.
+    pub fn insert(&mut self, pattern: &HostPattern, rule: u16, line: u32) -> Result<(), SetError> {
+        let base = pattern.pattern.base().map_or("", DomainName::as_str);
+        let reach = match pattern.pattern {
+            DomainPattern::Any | DomainPattern::Tree(_) => Reach::Tree,
+            DomainPattern::Below(_) => Reach::Below,
+            DomainPattern::Exact(_) => Reach::Exact,
+        };
+        self.insert_raw(&RawPattern { reach, base: base.into(), port: pattern.port }, rule, line)
+    }
+
+    pub(crate) fn insert_raw(
+        &mut self,
+        raw: &RawPattern<'_>,
+        rule: u16,
+        line: u32,
+    ) -> Result<(), SetError> {
+        if self.entries.len() >= MAX_PATTERNS || self.text.len() + raw.base.len() > MAX_TEXT {
+            return Err(SetError::Full);
+        }
+        let hash = self.hasher.hash_one(&*raw.base);
+        let first = self
+            .index
+            .find(hash, |&at| base_of(&self.text, &self.entries, at) == raw.base)
+            .copied();
+        let entry = Entry {
+            offset: first
+                .and_then(|at| self.entries.get(at as usize))
+                .map_or(self.text.len() as u32, |entry| entry.offset),
+            line,
+            next: END,
+            rule,
+            port: raw.port.unwrap_or(0),
+            length: raw.base.len() as u8,
+            reach: raw.reach,
+        };
+        match first {
+            Some(first) => self.append(first, entry),
+            None => {
+                self.begin(hash, &raw.base, entry);
+                Ok(())
+            }
+        }
+    }
+
+    /// The first entry of a base name.
+    fn begin(&mut self, hash: u64, base: &str, entry: Entry) {
+        let at = self.entries.len() as u32;
+        self.text.push_str(base);
+        self.entries.push(entry);
+        let (text, entries, hasher) = (&self.text, &self.entries, &self.hasher);
+        self.index.insert_unique(hash, at, |&at| hasher.hash_one(base_of(text, entries, at)));
+    }
+
+    /// One more entry of a base name, behind the others, so that their order is that of the file.
+    fn append(&mut self, first: u32, entry: Entry) -> Result<(), SetError> {
+        let new = self.entries.len() as u32;
+        let mut at = first;
+        for _ in 1..MAX_SHARED {
+            let Some(other) = self.entries.get_mut(at as usize) else { break };
+            if (other.reach, other.port, other.rule) == (entry.reach, entry.port, entry.rule) {
+                return Ok(());
+            }
+            if other.next == END {
+                other.next = new;
+                self.entries.push(entry);
+                return Ok(());
+            }
+            at = other.next;
+        }
+        Err(SetError::Crowded)
+    }
+
+    /// Room for `patterns` more, so that a long list is read without growing again and again.
+    pub(crate) fn reserve(&mut self, patterns: usize, bytes: usize) {
+        let patterns = patterns.min(MAX_PATTERNS);
+        self.text.reserve(bytes.min(MAX_TEXT));
+        self.entries.reserve(patterns);
+        let (text, entries, hasher) = (&self.text, &self.entries, &self.hasher);
+        self.index.reserve(patterns, |&at| hasher.hash_one(base_of(text, entries, at)));
+    }
+
+    /// Gives back what growing left over.
+    pub fn shrink(&mut self) {
+        self.text.shrink_to_fit();
+        self.entries.shrink_to_fit();
+        let (text, entries, hasher) = (&self.text, &self.entries, &self.hasher);
+        self.index.shrink_to_fit(|&at| hasher.hash_one(base_of(text, entries, at)));
+    }
+
+    /// Every pattern that covers `name`, the most specific base first.
+    pub fn hits<'a>(&'a self, name: &'a DomainName) -> impl Iterator<Item = Hit<'a>> {
+        let whole = name.as_str().len();
+        name.suffixes().chain(std::iter::once("")).flat_map(move |suffix| {
+            let own = suffix.len() == whole;
+            self.chain(suffix).filter(move |hit| match hit.reach {
+                Reach::Below => !own,
+                Reach::Exact => own,
+                Reach::Tree => true,
+            })
+        })
+    }
+
+    /// The entries whose base is `base`, whatever their reach.
+    fn chain(&self, base: &str) -> impl Iterator<Item = Hit<'_>> {
+        let hash = self.hasher.hash_one(base);
+        let first =
+            self.index.find(hash, |&at| base_of(&self.text, &self.entries, at) == base).copied();
+        std::iter::successors(first.and_then(|at| self.entries.get(at as usize)), |entry| {
+            self.entries.get(entry.next as usize)
+        })
+        .map(|entry| self.hit(entry))
+    }
+
+    /// The patterns whose base is `name` or a parent of it: all that can cover a pattern with that base.
+    pub(crate) fn around<'a>(&'a self, name: &DomainName) -> Vec<Hit<'a>> {
+        name.suffixes().chain(std::iter::once("")).flat_map(|suffix| self.chain(suffix)).collect()
+    }
+
+    /// Every pattern of the set, in the order it was added.
+    pub fn iter(&self) -> impl Iterator<Item = Hit<'_>> {
+        self.entries.iter().map(|entry| self.hit(entry))
+    }
+
+    fn hit(&self, entry: &Entry) -> Hit<'_> {
+        let port = Some(entry.port).filter(|port| *port != 0);
+        Hit {
+            rule: entry.rule,
+            port,
+            line: entry.line,
+            reach: entry.reach,
+            base: text_of(&self.text, entry),
+        }
+    }
+
+    pub fn len(&self) -> usize {
+        self.entries.len()
+    }
+
+    pub fn is_empty(&self) -> bool {
+        self.entries.is_empty()
+    }
+
+    /// Bytes the set holds beyond the names themselves.
+    pub fn overhead(&self) -> usize {
+        // hashbrown: one u32 and one control byte a bucket; buckets are the power of two above 8/7 of the capacity.
+        let buckets = (self.index.capacity() * 8 / 7).next_power_of_two();
+        self.entries.capacity() * size_of::<Entry>()
+            + buckets * (size_of::<u32>() + 1)
+            + self.text.capacity()
+            - self.text.len()
+    }
+}
+
+impl Hit<'_> {
+    /// The pattern itself, for people to read.
+    pub fn pattern(&self) -> String {
+        match (self.reach, self.base) {
+            (_, "") => "*".to_owned(),
+            (Reach::Below, base) => format!("*.{base}"),
+            (Reach::Exact, base) => base.to_owned(),
+            (Reach::Tree, base) => format!(".{base}"),
+        }
+    }
+}
+
+fn base_of<'a>(text: &'a str, entries: &[Entry], at: u32) -> &'a str {
+    entries.get(at as usize).map_or("", |entry| text_of(text, entry))
+}
+
+fn text_of<'a>(text: &'a str, entry: &Entry) -> &'a str {
+    let start = entry.offset as usize;
+    text.get(start..start + usize::from(entry.length)).unwrap_or("")
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+    use crate::pattern::Width;
+
+    fn set(patterns: &[&str]) -> HostSet {
+        let mut set = HostSet::default();
+        for (at, text) in patterns.iter().enumerate() {
+            let pattern = HostPattern::parse(text, Width::DangerouslyWide).unwrap();
+            set.insert(&pattern, at as u16, at as u32 + 1).unwrap();
+        }
+        set
+    }
+
+    fn rules(set: &HostSet, name: &str) -> Vec<u16> {
+        set.hits(&DomainName::parse(name).unwrap()).map(|hit| hit.rule).collect()
+    }
+
+    #[test]
+    fn hits_come_most_specific_first() {
+        let set = set(&["*", "*.com", ".x.com", "a.x.com", "*.a.x.com", "a.x.com:80", "b.x.com"]);
+        assert_eq!(rules(&set, "a.x.com"), [3, 5, 2, 1, 0]);
+        assert_eq!(rules(&set, "x.com"), [2, 1, 0]);
+        assert_eq!(rules(&set, "com"), [0]);
+        assert_eq!(rules(&set, "z.a.x.com"), [4, 2, 1, 0]);
+        assert_eq!(rules(&set, "x.com.evil"), [0]);
+    }
+
+    #[test]
+    fn repeated_and_crowded_names_are_bounded() {
+        let mut set = HostSet::default();
+        let pattern = |port| HostPattern {
+            port: Some(port),
+            ..HostPattern::parse("x.com", Width::Narrow).unwrap()
+        };
+        for _ in 0..3 {
+            set.insert(&pattern(1), 0, 1).unwrap();
+        }
+        assert_eq!(set.len(), 1);
+        for port in 2..=256 {
+            set.insert(&pattern(port), 0, 1).unwrap();
+        }
+        assert_eq!(set.insert(&pattern(257), 0, 1), Err(SetError::Crowded));
+        assert_eq!(rules(&set, "x.com").len(), MAX_SHARED);
+    }
+
+    #[test]
+    fn an_empty_set_covers_nothing() {
+        assert_eq!(rules(&HostSet::default(), "x.com"), [0u16; 0]);
+    }
+
+    #[test]
+    fn a_hundred_thousand_patterns_cost_at_most_forty_bytes_each() {
+        let mut set = HostSet::default();
+        for at in 0..100_000 {
+            let text = format!("h{at}.d{}.example", at % 977);
+            set.insert(&HostPattern::parse(&text, Width::Narrow).unwrap(), 0, at).unwrap();
+        }
+        set.shrink();
+        assert!(set.overhead() <= 40 * set.len(), "{} bytes a pattern", set.overhead() / set.len());
+        assert_eq!(rules(&set, "h99999.d345.example"), [0]);
+        assert_eq!(rules(&set, "h99999.d346.example"), [0u16; 0]);
+    }
+
+    proptest! {
+        #[test]
+        fn look_up_agrees_with_a_naive_matcher(
+            patterns in proptest::collection::vec("(\\*\\.|\\.)?[ab](\\.[ab]){0,3}|\\*", 0..12), name in "[ab](\\.[ab]){0,4}",
+        ) {
+            let texts: Vec<&str> = patterns.iter().map(String::as_str).collect();
+            let name = DomainName::parse(&name).unwrap();
+            let mut naive: Vec<u16> = (0..texts.len() as u16)
+                .filter(|at| HostPattern::parse(texts[*at as usize], Width::DangerouslyWide).unwrap().pattern.matches(&name))
+                .collect();
+            let mut found: Vec<u16> = set(&texts).hits(&name).map(|hit| hit.rule).collect();
+            found.sort_unstable();
+            naive.sort_unstable();
+            prop_assert_eq!(found, naive);
+        }
+    }
+}
