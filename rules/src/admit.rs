@@ -17,9 +17,9 @@ impl RuleSet {
     /// # Errors
     ///
     /// Returns the denial of the first address when none is left, and `no_address` when there was none.
-    pub fn admit(&self, permit: &Permit, found: &[IpAddr]) -> Result<DialPermit, Denial> {
+    pub fn admit(&self, permit: &Permit, found: &[IpAddr]) -> Result<DialPermit, Box<Denial>> {
         let mut refused =
-            Denial { rule: Some(permit.rule.clone()), ..self.plain(Reason::NoAddress) };
+            Denial { rule: Some(permit.rule().clone()), ..self.plain(Reason::NoAddress) };
         let mut addresses = Vec::new();
         for address in found.iter().map(IpAddr::to_canonical).take(MAX_ADDRESSES) {
             match self.admits(permit, address) {
@@ -32,19 +32,19 @@ impl RuleSet {
         }
         match addresses.is_empty() {
             false => Ok(DialPermit { permit: permit.clone(), addresses: addresses.into() }),
-            true => Err(refused),
+            true => Err(Box::new(refused)),
         }
     }
 
     fn admits(&self, permit: &Permit, address: IpAddr) -> Result<(), Reason> {
         let own = |port| self.own.contains(&SocketAddr::new(address, port));
-        if permit.port.is_some_and(own) {
+        if permit.port().is_some_and(own) {
             return Err(Reason::OwnAddress);
         }
-        if matches!(permit.host, Host::Address(wanted) if wanted != address) {
+        if matches!(permit.host(), Host::Address(wanted) if *wanted != address) {
             return Err(Reason::AddressNotExpected);
         }
-        permit.admission.iter().try_for_each(|admission| admission.admits(address))
+        permit.0.admission.iter().try_for_each(|admission| admission.admits(address))
     }
 }
 

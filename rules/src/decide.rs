@@ -2,12 +2,11 @@
 //!
 //! In order: the names agree, no rule denies, the sandbox's own layer allows, the base allows; then how.
 
-use std::net::IpAddr;
 use std::sync::Arc;
 
 use crate::agree::agreed_host;
 use crate::budget::Budgets;
-use crate::decision::{Admission, Decision, Denial, How, Layer, Lookup, Permit, RuleRef};
+use crate::decision::{Admission, Decision, Denial, How, Layer, Lookup, Permit, RuleRef, Terms};
 use crate::explain::{Near, Why};
 use crate::facts::{
     Ech, Facts, HttpVersion, MemoryFacts, Protocol, QueryType, RequestFacts, Scheme,
@@ -30,22 +29,17 @@ impl RuleSet {
     pub fn decide(&self, sandbox: &SandboxRef, facts: &Facts) -> Decision {
         match self.judge(sandbox, facts) {
             Ok(permit) => Decision::Allow(permit),
-            Err(refused) => Decision::Deny(Denial {
-                reason: refused.reason,
-                rule: refused.rule,
-                layer: refused.layer,
-                generation: self.generation,
-                digest: self.digest,
-                address: refused.address,
-            }),
+            Err(Refused { reason, rule, layer }) => {
+                Decision::Deny(Box::new(Denial { rule, layer, ..self.plain(reason) }))
+            }
         }
     }
 
     /// Asks again what `permit` was given for, after the rules have changed.
     pub fn decide_again(&self, permit: &Permit) -> Decision {
-        match self.sandboxes.get(&permit.sandbox) {
-            Some(sandbox) => self.decide(sandbox, &permit.facts),
-            None => Decision::Deny(self.plain(Reason::UnknownSandbox)),
+        match self.sandboxes.get(permit.sandbox()) {
+            Some(sandbox) => self.decide(sandbox, permit.facts()),
+            None => Decision::Deny(Box::new(self.plain(Reason::UnknownSandbox))),
         }
     }
 
@@ -90,18 +84,17 @@ pub(crate) struct Refused {
     reason: Reason,
     rule: Option<RuleRef>,
     layer: Layer,
-    address: Option<IpAddr>,
 }
 
 impl From<Reason> for Refused {
     fn from(reason: Reason) -> Self {
-        Refused { reason, rule: None, layer: Layer::Sandbox, address: None }
+        Refused { reason, rule: None, layer: Layer::Sandbox }
     }
 }
 
 impl Refused {
     fn by(reason: Reason, layer: Layer, matched: &Match<'_>) -> Self {
-        Refused { reason, rule: Some(rule_ref(matched, layer)), layer, address: None }
+        Refused { reason, rule: Some(rule_ref(matched, layer)), layer }
     }
 }
 
@@ -299,7 +292,7 @@ impl<'a> Attempt<'a> {
     fn permit(&self, generation: u64, own: &Match<'a>, base: Admission) -> Result<Permit, Refused> {
         let how = self.how(own).map_err(|reason| Refused::by(reason, Layer::Sandbox, own))?;
         let terms = own.rule.allow();
-        Ok(Permit {
+        Ok(Permit(Arc::new(Terms {
             sandbox: self.sandbox.id.clone(),
             host: self.host.clone(),
             port: self.port,
@@ -316,7 +309,7 @@ impl<'a> Attempt<'a> {
             may_receive_memory: terms.is_some_and(|terms| terms.may_receive_memory),
             inspect: terms.is_some_and(|terms| terms.inspect),
             facts: self.facts.clone(),
-        })
+        })))
     }
 
     fn how(&self, own: &Match<'_>) -> Result<How, Reason> {
@@ -467,16 +460,13 @@ fn admission(matched: &Match<'_>) -> Admission {
 }
 
 fn rule_ref(matched: &Match<'_>, layer: Layer) -> RuleRef {
-    let line = match matched.by {
-        By::Address(_) => matched.rule.line,
-        By::Host(hit) => hit.line,
-    };
-    let policy = matched.policy;
+    let (file, line) = matched.origin();
     RuleRef {
-        policy: policy.name.clone(),
+        policy: matched.policy.name.clone(),
         rule: matched.rule.name.clone(),
         layer,
-        digest: policy.digest,
+        digest: matched.policy.digest,
+        file,
         line,
     }
 }

@@ -18,12 +18,16 @@ use crate::word::{CredentialName, PolicyName, ProfileName, SandboxId};
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Decision {
     Allow(Permit),
-    Deny(Denial),
+    Deny(Box<Denial>),
 }
 
-/// Leave to do one thing. Resolver and dialler ask for it, and nothing else makes one.
+/// Leave to do one thing. Resolver and dialler ask for it, and only `decide` makes one.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Permit {
+pub struct Permit(pub(crate) Arc<Terms>);
+
+/// What a permit says; shared, because it is kept by connection, record and ledger alike.
+#[derive(Debug, PartialEq, Eq)]
+pub(crate) struct Terms {
     pub(crate) sandbox: SandboxId,
     pub(crate) host: Host,
     pub(crate) port: Option<u16>,
@@ -86,7 +90,8 @@ pub struct RuleRef {
     pub rule: Arc<str>,
     pub layer: Layer,
     pub digest: Digest,
-    /// The line the pattern or the rule stands on, in the policy or its list file.
+    /// The file that names the host: the policy, or its list.
+    pub file: Arc<str>,
     pub line: u32,
 }
 
@@ -120,59 +125,59 @@ pub struct DialPermit {
 
 impl Permit {
     pub fn sandbox(&self) -> &SandboxId {
-        &self.sandbox
+        &self.0.sandbox
     }
 
     pub fn host(&self) -> &Host {
-        &self.host
+        &self.0.host
     }
 
     /// The port; none for a mere look-up.
     pub fn port(&self) -> Option<u16> {
-        self.port
+        self.0.port
     }
 
     pub fn rule(&self) -> &RuleRef {
-        &self.rule
+        &self.0.rule
     }
 
     pub fn generation(&self) -> u64 {
-        self.generation
+        self.0.generation
     }
 
     pub fn how(&self) -> &How {
-        &self.how
+        &self.0.how
     }
 
     pub fn lookup(&self) -> &Lookup {
-        &self.lookup
+        &self.0.lookup
     }
 
     /// What the sandbox may use in all: the smallest of its policies' budgets.
     pub fn sandbox_budgets(&self) -> Budgets {
-        self.sandbox_budgets
+        self.0.sandbox_budgets
     }
 
     /// What the sandbox may use by this rule.
     pub fn rule_budgets(&self) -> Budgets {
-        self.rule_budgets
+        self.0.rule_budgets
     }
 
     pub fn credential(&self) -> Option<&CredentialName> {
-        self.credential.as_ref()
+        self.0.credential.as_ref()
     }
 
     pub fn may_receive_memory(&self) -> bool {
-        self.may_receive_memory
+        self.0.may_receive_memory
     }
 
     pub fn inspect(&self) -> bool {
-        self.inspect
+        self.0.inspect
     }
 
     /// What it was given for, to be asked again when the rules change.
     pub fn facts(&self) -> &Facts {
-        &self.facts
+        &self.0.facts
     }
 }
 

@@ -1,6 +1,6 @@
 //! Why a decision fell as it did: the rules that came near, and what one would add to allow it.
 
-use crate::decision::{Decision, RuleRef};
+use crate::decision::{Decision, Layer, RuleRef};
 use crate::facts::Facts;
 use crate::load::problem::printable;
 use crate::name::{DomainName, Host};
@@ -101,13 +101,10 @@ fn alike<'p>(policy: &'p Policy, name: &DomainName) -> impl Iterator<Item = (u32
     policy.hosts().filter_map(move |(hit, rule)| {
         let likeness =
             strsim::jaro_winkler(name.as_str(), hit.base).max(f64::from(name.is_within(hit.base)));
-        let reference = RuleRef {
-            policy: policy.name.clone(),
-            rule: rule.name.clone(),
-            layer: crate::decision::Layer::Sandbox,
-            digest: policy.digest,
-            line: hit.line,
-        };
+        let (file, line) = policy.origin(rule, &hit);
+        let (policy, digest) = (policy.name.clone(), policy.digest);
+        let reference =
+            RuleRef { policy, rule: rule.name.clone(), layer: Layer::Sandbox, digest, file, line };
         let near = Near { rule: reference, pattern: hit.pattern(), why: Why::OtherName };
         (likeness >= ALIKE && !hit.base.is_empty()).then_some(((likeness * 1000.0) as u32, near))
     })

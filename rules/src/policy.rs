@@ -11,7 +11,7 @@ use crate::load::problem::Place;
 use crate::name::Host;
 use crate::path::PathPattern;
 use crate::pattern::Reach;
-use crate::set::{Hit, HostSet};
+use crate::set::{Hit, HostSet, Origin};
 use crate::trial::Trial;
 use crate::word::{BankPattern, CredentialName, Environment, PolicyName, ProfileName};
 
@@ -45,6 +45,8 @@ pub struct Rule {
     pub(crate) line: u32,
     /// Where its name stands, for problems that are found after parsing.
     pub(crate) at: Place,
+    /// The file of its list, if it has one.
+    pub(crate) list: Option<Arc<str>>,
     pub(crate) ports: Ports,
     pub(crate) methods: Option<Box<[Method]>>,
     pub(crate) paths: Option<Box<[PathPattern]>>,
@@ -149,6 +151,11 @@ impl Policy {
         &self.rules
     }
 
+    /// The file and line a pattern of `rule` stands on.
+    pub fn origin(&self, rule: &Rule, hit: &Hit<'_>) -> (Arc<str>, u32) {
+        origin(self, rule, hit)
+    }
+
     /// Every host pattern, with the rule it leads to.
     pub fn hosts(&self) -> impl Iterator<Item = (Hit<'_>, &Rule)> {
         self.hosts.iter().filter_map(|hit| self.rule(hit.rule).map(|rule| (hit, rule)))
@@ -187,7 +194,21 @@ pub(crate) fn matching<'p>(
         .filter_map(move |(at, by)| policy.rule(at).map(|rule| Match { policy, rule, by }))
 }
 
+/// Where a pattern of a rule stands.
+pub(crate) fn origin(policy: &Policy, rule: &Rule, hit: &Hit<'_>) -> (Arc<str>, u32) {
+    let list = rule.list.as_ref().filter(|_| hit.origin == Origin::List);
+    (list.unwrap_or(&policy.file).clone(), hit.line)
+}
+
 impl Match<'_> {
+    /// The file and line that led to the rule.
+    pub(crate) fn origin(&self) -> (Arc<str>, u32) {
+        match self.by {
+            By::Address(_) => (self.policy.file.clone(), self.rule.line),
+            By::Host(hit) => origin(self.policy, self.rule, &hit),
+        }
+    }
+
     /// Whether the rule is for `port`, by the port written with the pattern or by its own.
     pub(crate) fn has_port(&self, port: u16) -> bool {
         match self.by {
@@ -226,6 +247,11 @@ impl Rule {
     /// The line of the policy file the rule begins on.
     pub fn line(&self) -> u32 {
         self.line
+    }
+
+    /// The file its list is in.
+    pub fn list(&self) -> Option<&str> {
+        self.list.as_deref()
     }
 
     pub fn methods(&self) -> Option<&[Method]> {

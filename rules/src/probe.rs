@@ -7,6 +7,7 @@ use crate::facts::{
     NameFacts, Operation, Protocol, QueryType, RequestFacts, Scheme, Target,
 };
 use crate::name::{Host, NameError};
+use crate::reason::Reason;
 use crate::ruleset::RuleSet;
 use crate::sandbox::SandboxRef;
 use crate::word::BankId;
@@ -94,7 +95,7 @@ impl Probe {
 
     /// Decides every step; the first refusal is the answer, else the last permit.
     pub fn decide(&self, rules: &RuleSet, sandbox: &SandboxRef) -> Decision {
-        let mut answer = Decision::Deny(rules.plain(crate::reason::Reason::NameMissing));
+        let mut answer = Decision::Deny(Box::new(rules.plain(Reason::NameMissing)));
         for facts in self.facts(sandbox) {
             answer = rules.decide(sandbox, &facts);
             let held = matches!(&answer, Decision::Allow(permit) if matches!(permit.how(), How::Hold { .. }));

@@ -22,6 +22,8 @@ pub const MAX_TEXT: usize = 256 << 20;
 pub const MAX_SHARED: usize = 256;
 
 const END: u32 = u32::MAX;
+/// The bit of a line number that says the line is a list's; no file of ours has two thousand million lines.
+const LISTED: u32 = 1 << 31;
 
 /// Patterns with the rule each belongs to.
 #[derive(Clone, Debug, Default)]
@@ -50,11 +52,19 @@ pub struct Hit<'a> {
     pub rule: u16,
     /// The port written with the pattern; none means the rule's own ports.
     pub port: Option<u16>,
-    /// The line of the policy or list the pattern stands on.
+    /// The line the pattern stands on.
     pub line: u32,
+    pub origin: Origin,
     pub reach: Reach,
     /// The base name; empty for `*`.
     pub base: &'a str,
+}
+
+/// The file a pattern stands in.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Origin {
+    List,
+    Policy,
 }
 
 /// Why a set takes no more.
@@ -79,7 +89,8 @@ impl HostSet {
             DomainPattern::Below(_) => Reach::Below,
             DomainPattern::Exact(_) => Reach::Exact,
         };
-        self.insert_raw(&RawPattern { reach, base: base.into(), port: pattern.port }, rule, line)
+        let raw = RawPattern { reach, base: base.into(), port: pattern.port };
+        self.insert_raw(&raw, rule, line, Origin::Policy)
     }
 
     pub(crate) fn insert_raw(
@@ -87,6 +98,7 @@ impl HostSet {
         raw: &RawPattern<'_>,
         rule: u16,
         line: u32,
+        origin: Origin,
     ) -> Result<(), SetError> {
         if self.entries.len() >= MAX_PATTERNS || self.text.len() + raw.base.len() > MAX_TEXT {
             return Err(SetError::Full);
@@ -100,7 +112,10 @@ impl HostSet {
             offset: first
                 .and_then(|at| self.entries.get(at as usize))
                 .map_or(self.text.len() as u32, |entry| entry.offset),
-            line,
+            line: match origin {
+                Origin::List => line | LISTED,
+                Origin::Policy => line & !LISTED,
+            },
             next: END,
             rule,
             port: raw.port.unwrap_or(0),
@@ -200,7 +215,8 @@ impl HostSet {
         Hit {
             rule: entry.rule,
             port,
-            line: entry.line,
+            line: entry.line & !LISTED,
+            origin: if entry.line & LISTED == 0 { Origin::Policy } else { Origin::List },
             reach: entry.reach,
             base: text_of(&self.text, entry),
         }

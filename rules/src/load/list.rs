@@ -2,7 +2,7 @@
 
 use super::problem::{Fault, Problems, Source};
 use crate::pattern::{RawPattern, Reach, Width};
-use crate::set::HostSet;
+use crate::set::{HostSet, Origin};
 
 /// Largest list file.
 pub const MAX_LIST: usize = 256 << 20;
@@ -29,9 +29,9 @@ pub(crate) fn add(
     for (at, line) in source.text.split_inclusive('\n').enumerate() {
         let entry = line.split_once('#').map_or(line, |(entry, _)| entry).trim();
         if !entry.is_empty() {
-            match parse(entry, terms)
-                .and_then(|raw| Ok(hosts.insert_raw(&raw, terms.rule, at as u32 + 1)?))
-            {
+            match parse(entry, terms).and_then(|raw| {
+                Ok(hosts.insert_raw(&raw, terms.rule, at as u32 + 1, Origin::List)?)
+            }) {
                 Ok(()) => added += 1,
                 Err(fault) => problems.error(source.place(span(line, entry, offset)), fault),
             }

@@ -1,6 +1,7 @@
 //! From one policy document to one `Policy`: every entry is parsed, and every fault has its place.
 
 use std::ops::Range;
+use std::sync::Arc;
 
 use toml::Spanned;
 
@@ -11,7 +12,7 @@ use super::document::{
 use super::entry::DEFAULT_PORT;
 use super::list::Terms;
 use super::problem::{Fault, Problems, Source};
-use super::{GRANTS, Sources, digest_of};
+use super::{GRANTS, Sources, digest_of, list_path};
 use crate::budget::Budgets;
 use crate::pattern::Width;
 use crate::policy::{
@@ -97,6 +98,7 @@ impl<'a> Builder<'a> {
             name: document.name.get_ref().as_str().into(),
             line: self.source.line(spanned.span().start),
             at: self.source.place(document.name.span()),
+            list: self.list_of(document.hosts_file.as_ref()),
             ports: Ports::Listed(ports),
             methods,
             paths: self.paths(document.paths.as_deref()),
@@ -132,6 +134,7 @@ impl<'a> Builder<'a> {
             name: name.get_ref().as_str().into(),
             line: self.source.line(spanned.span().start),
             at: self.source.place(name.span()),
+            list: self.list_of(document.hosts_file.as_ref()),
             ports: ports.map_or(Ports::All, Ports::Listed),
             methods: document.methods.as_deref().map(|methods| self.methods(methods)),
             paths: self.paths(document.paths.as_deref()),
@@ -176,6 +179,7 @@ impl<'a> Builder<'a> {
             name: document.name.get_ref().as_str().into(),
             line: self.source.line(spanned.span().start),
             at: self.source.place(document.name.span()),
+            list: None,
             ports: Ports::Listed([DEFAULT_PORT].into()),
             methods: None,
             paths: None,
@@ -191,6 +195,10 @@ impl<'a> Builder<'a> {
             self.insert(&pattern, at, document.host.span());
         }
         self.rules.push(rule);
+    }
+
+    fn list_of(&self, entry: Option<&Spanned<String>>) -> Option<Arc<str>> {
+        entry.and_then(|entry| list_path(&self.source.file, entry.get_ref())).map(Arc::from)
     }
 
     /// Checks a rule's name and gives it its number.

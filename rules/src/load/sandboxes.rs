@@ -142,20 +142,15 @@ impl Reader<'_> {
         let uid =
             document.unix_uid.as_ref().map(|uid| (uid.span(), Channel::UnixUser(*uid.get_ref())));
         for (span, channel) in [mark, interface, uid].into_iter().flatten() {
-            match &channel {
-                Channel::Mark(0) => {
-                    self.fault(
-                        span.clone(),
-                        Fault::Missing("mark 0 is what every unmarked connection carries"),
-                    );
-                }
-                Channel::Interface(name) if name.is_empty() || name.len() > 15 => {
-                    self.fault(
-                        span.clone(),
-                        Fault::Missing("an interface name has 1 to 15 characters"),
-                    );
-                }
-                _ => {}
+            if channel == Channel::Mark(0) {
+                let why = "mark 0 is what every unmarked connection carries";
+                self.fault(span.clone(), Fault::Missing(why));
+            }
+            if matches!(&channel, Channel::Interface(name) if name.is_empty() || name.len() > 15) {
+                self.fault(
+                    span.clone(),
+                    Fault::Missing("an interface name has 1 to 15 characters"),
+                );
             }
             let shown = channel.to_string();
             if let Some(other) = sandboxes.bind(channel, id) {
@@ -255,6 +250,7 @@ impl Reader<'_> {
             name: format!("grant {}", grant.id).into(),
             line,
             at: self.source.place(0..0),
+            list: None,
             ports: Ports::Listed([super::entry::DEFAULT_PORT].into()),
             methods: grant.methods.clone().map(Into::into),
             paths: grant.paths.clone().map(Into::into),
