@@ -16,7 +16,7 @@ use crate::name::Host;
 use crate::network::forbidden;
 use crate::path::{CanonicalPath, Specificity};
 use crate::pattern::Reach;
-use crate::policy::{By, Match, Policy, Rule, Tls, Verdict, matching};
+use crate::policy::{By, Match, Rule, Tls, Verdict, matching};
 use crate::reason::Reason;
 use crate::ruleset::{Base, Layers, RuleSet, Tier};
 use crate::sandbox::{Sandbox, SandboxRef};
@@ -49,16 +49,15 @@ impl RuleSet {
             return Vec::new();
         };
         let Ok(attempt) = Attempt::new(sandbox, layers, facts, &host) else { return Vec::new() };
-        let matched = layers.sandbox.iter().flat_map(|policy| matching(policy, &host));
-        let near = |matched: Match<'_>| Near {
-            rule: rule_ref(&matched, Layer::Sandbox),
+        let near = |matched: &Match<'_>| Near {
+            rule: rule_ref(matched, Layer::Sandbox),
             pattern: matched.pattern(),
-            why: match attempt.fits(&matched, Layer::Sandbox) {
+            why: match attempt.fits(matched, Layer::Sandbox) {
                 Ok(_) => Why::LessSpecific,
                 Err(miss) => Why::Misses(miss.reason),
             },
         };
-        matched.filter(|matched| !matched.rule.is_deny()).map(near).collect()
+        attempt.own.iter().filter(|matched| !matched.rule.is_deny()).map(near).collect()
     }
 
     pub(crate) fn plain(&self, reason: Reason) -> Denial {
@@ -72,7 +71,8 @@ impl RuleSet {
         let host = agreed_host(facts)?;
         let attempt = Attempt::new(current, layers, facts, &host)?;
         attempt.refuse_denied()?;
-        let own = attempt.best(&layers.sandbox, Layer::Sandbox)?;
+        attempt.refuse_unguarded()?;
+        let own = attempt.best(Layer::Sandbox)?;
         let base = attempt.base(&own)?;
         attempt.permit(self.generation, &own, base)
     }
@@ -108,6 +108,10 @@ struct Attempt<'a> {
     ask: Ask<'a>,
     /// The special-use zone the host lies in: only a pattern within it counts.
     zone: Option<&'static str>,
+    /// The rules of the sandbox's own layer that name the host.
+    own: Vec<Match<'a>>,
+    /// The rules of the base that name the host.
+    floor: Vec<Match<'a>>,
 }
 
 /// What is asked, stage by stage; a later stage knows more.
@@ -150,23 +154,46 @@ impl<'a> Attempt<'a> {
             return Err(Reason::MethodNotAllowed);
         }
         let zone = host.name().and_then(special::zone);
-        Ok(Attempt { sandbox, layers, facts, host, port, ask, zone })
+        let own = layers.sandbox.iter().flat_map(|policy| matching(policy, host)).collect();
+        let floor =
+            layers.base_policies().iter().flat_map(|policy| matching(policy, host)).collect();
+        Ok(Attempt { sandbox, layers, facts, host, port, ask, zone, own, floor })
+    }
+
+    fn named_by(&self, layer: Layer) -> &[Match<'a>] {
+        match layer {
+            Layer::Base => &self.floor,
+            Layer::Sandbox => &self.own,
+        }
     }
 
     /// Deny always wins, in whichever layer it stands.
     fn refuse_denied(&self) -> Result<(), Refused> {
-        for (policies, layer) in self.stacked() {
-            for matched in policies.iter().flat_map(|policy| matching(policy, self.host)) {
-                if let Some(reason) = self.denied_by(&matched) {
-                    return Err(Refused::by(reason, layer, &matched));
+        for layer in [Layer::Base, Layer::Sandbox] {
+            for matched in self.named_by(layer) {
+                if let Some(reason) = self.denied_by(matched) {
+                    return Err(Refused::by(reason, layer, matched));
                 }
             }
         }
         Ok(())
     }
 
-    fn stacked(&self) -> [(&'a [Arc<Policy>], Layer); 2] {
-        [(self.layers.base_policies(), Layer::Base), (&self.layers.sandbox, Layer::Sandbox)]
+    /// A memory service is only spoken to through its guard, whatever else names its host.
+    fn refuse_unguarded(&self) -> Result<(), Refused> {
+        let guards =
+            |matched: &&Match<'_>| matched.rule.memory().is_some() && self.is_here(matched);
+        match (self.ask, self.own.iter().find(guards)) {
+            (Ask::Request(_), Some(matched)) => {
+                Err(Refused::by(Reason::MemoryOperation, Layer::Sandbox, matched))
+            }
+            (Ask::Connect(_) | Ask::Memory(_) | Ask::Name(_) | Ask::Request(_), _) => Ok(()),
+        }
+    }
+
+    /// Whether a rule is for the port of this attempt.
+    fn is_here(&self, matched: &Match<'_>) -> bool {
+        self.port.is_some_and(|port| matched.has_port(port))
     }
 
     fn denied_by(&self, matched: &Match<'_>) -> Option<Reason> {
@@ -187,13 +214,11 @@ impl<'a> Attempt<'a> {
     }
 
     /// The most specific rule of a layer that allows the attempt, or the nearest that does not.
-    fn best(&self, policies: &'a [Arc<Policy>], layer: Layer) -> Result<Match<'a>, Refused> {
+    fn best(&self, layer: Layer) -> Result<Match<'a>, Refused> {
         let mut best: Option<(Rank, Match<'a>)> = None;
         let mut nearest: Option<(Miss, Match<'a>)> = None;
-        for matched in policies
-            .iter()
-            .flat_map(|policy| matching(policy, self.host))
-            .filter(|m| !m.rule.is_deny())
+        for matched in
+            self.named_by(layer).iter().filter(|matched| !matched.rule.is_deny()).copied()
         {
             match self.fits(&matched, layer) {
                 Ok(path) => {
@@ -270,9 +295,7 @@ impl<'a> Attempt<'a> {
     fn base(&self, own: &Match<'_>) -> Result<Admission, Refused> {
         match &self.layers.base {
             Base::Tier(tier) => self.tier(*tier, own),
-            Base::Policy(_) => self
-                .best(self.layers.base_policies(), Layer::Base)
-                .map(|matched| admission(&matched)),
+            Base::Policy(_) => self.best(Layer::Base).map(|matched| admission(&matched)),
         }
     }
 
@@ -344,11 +367,8 @@ impl<'a> Attempt<'a> {
     }
 
     fn must_see_requests(&self) -> bool {
-        let here = |matched: &Match<'_>| self.port.is_some_and(|port| matched.has_port(port));
-        self.layers
-            .policies()
-            .flat_map(|policy| matching(policy, self.host))
-            .any(|matched| here(&matched) && matched.rule.needs_requests())
+        let needs = |matched: &Match<'_>| self.is_here(matched) && matched.rule.needs_requests();
+        self.own.iter().chain(&self.floor).any(needs)
     }
 
     fn lookup(&self, own: &Match<'_>) -> Lookup {
@@ -365,12 +385,7 @@ impl<'a> Attempt<'a> {
                 .rule
                 .allow()
                 .map_or_else(|| QueryType::DEFAULT.into(), |terms| terms.dns_types.clone()),
-            synthetic: self
-                .layers
-                .sandbox
-                .iter()
-                .flat_map(|policy| matching(policy, self.host))
-                .any(|m| raw(&m)),
+            synthetic: self.own.iter().any(raw),
             strict_cname: own.rule.allow().is_some_and(|terms| terms.strict_cname),
         }
     }

@@ -1,8 +1,8 @@
 //! `HostSet`: up to millions of host patterns, looked up by name in well under a microsecond and
 //! without allocating.
 //!
-//! One arena of base names, one 20-byte entry a pattern, one hash index. A look-up walks the name's
-//! own suffixes, longest first, so what it finds comes out most specific first.
+//! One arena of base names, one 16-byte entry a pattern, one hash index of 8-byte slots. A look-up walks
+//! the name's own suffixes, longest first, so what it finds comes out most specific first.
 
 use std::hash::BuildHasher;
 use std::mem::size_of;
@@ -28,21 +28,28 @@ const LISTED: u32 = 1 << 31;
 /// Patterns with the rule each belongs to.
 #[derive(Clone, Debug, Default)]
 pub struct HostSet {
-    text: String,
+    /// Base names, each behind its length, so that a slot is checked without touching its entry.
+    text: Vec<u8>,
     entries: Vec<Entry>,
-    index: HashTable<u32>,
+    index: HashTable<Slot>,
     hasher: FixedState,
 }
 
 #[derive(Clone, Copy, Debug)]
-struct Entry {
+struct Slot {
+    /// Where the base name stands in the text.
     offset: u32,
+    /// The first entry with that base.
+    entry: u32,
+}
+
+#[derive(Clone, Copy, Debug)]
+struct Entry {
     line: u32,
     /// The next entry with the same base, or `END`.
     next: u32,
     rule: u16,
     port: u16,
-    length: u8,
     reach: Reach,
 }
 
@@ -100,44 +107,37 @@ impl HostSet {
         line: u32,
         origin: Origin,
     ) -> Result<(), SetError> {
-        if self.entries.len() >= MAX_PATTERNS || self.text.len() + raw.base.len() > MAX_TEXT {
+        if self.entries.len() >= MAX_PATTERNS || self.text.len() + raw.base.len() >= MAX_TEXT {
             return Err(SetError::Full);
         }
-        let hash = self.hasher.hash_one(&*raw.base);
-        let first = self
-            .index
-            .find(hash, |&at| base_of(&self.text, &self.entries, at) == raw.base)
-            .copied();
-        let entry = Entry {
-            offset: first
-                .and_then(|at| self.entries.get(at as usize))
-                .map_or(self.text.len() as u32, |entry| entry.offset),
-            line: match origin {
-                Origin::List => line | LISTED,
-                Origin::Policy => line & !LISTED,
-            },
-            next: END,
-            rule,
-            port: raw.port.unwrap_or(0),
-            length: raw.base.len() as u8,
-            reach: raw.reach,
+        let line = match origin {
+            Origin::List => line | LISTED,
+            Origin::Policy => line & !LISTED,
         };
-        match first {
-            Some(first) => self.append(first, entry),
+        let entry = Entry { line, next: END, rule, port: raw.port.unwrap_or(0), reach: raw.reach };
+        match self.slot(&raw.base) {
+            Some(slot) => self.append(slot.entry, entry),
             None => {
-                self.begin(hash, &raw.base, entry);
+                self.begin(&raw.base, entry);
                 Ok(())
             }
         }
     }
 
+    fn slot(&self, base: &str) -> Option<Slot> {
+        let hash = self.hasher.hash_one(base.as_bytes());
+        self.index.find(hash, |slot| base_at(&self.text, slot.offset) == base.as_bytes()).copied()
+    }
+
     /// The first entry of a base name.
-    fn begin(&mut self, hash: u64, base: &str, entry: Entry) {
-        let at = self.entries.len() as u32;
-        self.text.push_str(base);
+    fn begin(&mut self, base: &str, entry: Entry) {
+        let slot = Slot { offset: self.text.len() as u32, entry: self.entries.len() as u32 };
+        self.text.push(base.len() as u8);
+        self.text.extend_from_slice(base.as_bytes());
         self.entries.push(entry);
-        let (text, entries, hasher) = (&self.text, &self.entries, &self.hasher);
-        self.index.insert_unique(hash, at, |&at| hasher.hash_one(base_of(text, entries, at)));
+        let (text, hasher) = (&self.text, &self.hasher);
+        let hash = hasher.hash_one(base.as_bytes());
+        self.index.insert_unique(hash, slot, |slot| hasher.hash_one(base_at(text, slot.offset)));
     }
 
     /// One more entry of a base name, behind the others, so that their order is that of the file.
@@ -164,16 +164,16 @@ impl HostSet {
         let patterns = patterns.min(MAX_PATTERNS);
         self.text.reserve(bytes.min(MAX_TEXT));
         self.entries.reserve(patterns);
-        let (text, entries, hasher) = (&self.text, &self.entries, &self.hasher);
-        self.index.reserve(patterns, |&at| hasher.hash_one(base_of(text, entries, at)));
+        let (text, hasher) = (&self.text, &self.hasher);
+        self.index.reserve(patterns, |slot| hasher.hash_one(base_at(text, slot.offset)));
     }
 
     /// Gives back what growing left over.
     pub fn shrink(&mut self) {
         self.text.shrink_to_fit();
         self.entries.shrink_to_fit();
-        let (text, entries, hasher) = (&self.text, &self.entries, &self.hasher);
-        self.index.shrink_to_fit(|&at| hasher.hash_one(base_of(text, entries, at)));
+        let (text, hasher) = (&self.text, &self.hasher);
+        self.index.shrink_to_fit(|slot| hasher.hash_one(base_at(text, slot.offset)));
     }
 
     /// Every pattern that covers `name`, the most specific base first.
@@ -191,13 +191,14 @@ impl HostSet {
 
     /// The entries whose base is `base`, whatever their reach.
     fn chain(&self, base: &str) -> impl Iterator<Item = Hit<'_>> {
-        let hash = self.hasher.hash_one(base);
-        let first =
-            self.index.find(hash, |&at| base_of(&self.text, &self.entries, at) == base).copied();
-        std::iter::successors(first.and_then(|at| self.entries.get(at as usize)), |entry| {
-            self.entries.get(entry.next as usize)
-        })
-        .map(|entry| self.hit(entry))
+        self.slot(base).into_iter().flat_map(|slot| self.entries_of(slot))
+    }
+
+    fn entries_of(&self, slot: Slot) -> impl Iterator<Item = Hit<'_>> {
+        let base = str::from_utf8(base_at(&self.text, slot.offset)).unwrap_or("");
+        let first = self.entries.get(slot.entry as usize);
+        let chain = std::iter::successors(first, |entry| self.entries.get(entry.next as usize));
+        chain.map(move |entry| entry.hit(base))
     }
 
     /// The patterns whose base is `name` or a parent of it: all that can cover a pattern with that base.
@@ -205,21 +206,16 @@ impl HostSet {
         name.suffixes().chain(std::iter::once("")).flat_map(|suffix| self.chain(suffix)).collect()
     }
 
-    /// Every pattern of the set, in the order it was added.
+    /// Every pattern of the set, by base in the order first met.
     pub fn iter(&self) -> impl Iterator<Item = Hit<'_>> {
-        self.entries.iter().map(|entry| self.hit(entry))
+        let mut slots: Vec<Slot> = self.index.iter().copied().collect();
+        slots.sort_unstable_by_key(|slot| slot.offset);
+        slots.into_iter().flat_map(|slot| self.entries_of(slot))
     }
 
-    fn hit(&self, entry: &Entry) -> Hit<'_> {
-        let port = Some(entry.port).filter(|port| *port != 0);
-        Hit {
-            rule: entry.rule,
-            port,
-            line: entry.line & !LISTED,
-            origin: if entry.line & LISTED == 0 { Origin::Policy } else { Origin::List },
-            reach: entry.reach,
-            base: text_of(&self.text, entry),
-        }
+    /// Every pattern of the set in no order, without sorting a million of them first.
+    pub(crate) fn unordered(&self) -> impl Iterator<Item = Hit<'_>> {
+        self.index.iter().flat_map(|slot| self.entries_of(*slot))
     }
 
     pub fn len(&self) -> usize {
@@ -232,12 +228,25 @@ impl HostSet {
 
     /// Bytes the set holds beyond the names themselves.
     pub fn overhead(&self) -> usize {
-        // hashbrown: one u32 and one control byte a bucket; buckets are the power of two above 8/7 of the capacity.
-        let buckets = (self.index.capacity() * 8 / 7).next_power_of_two();
+        let names: usize =
+            self.index.iter().map(|slot| base_at(&self.text, slot.offset).len()).sum();
         self.entries.capacity() * size_of::<Entry>()
-            + buckets * (size_of::<u32>() + 1)
+            + self.index.allocation_size()
             + self.text.capacity()
-            - self.text.len()
+            - names
+    }
+}
+
+impl Entry {
+    fn hit<'a>(&self, base: &'a str) -> Hit<'a> {
+        Hit {
+            rule: self.rule,
+            port: Some(self.port).filter(|port| *port != 0),
+            line: self.line & !LISTED,
+            origin: if self.line & LISTED == 0 { Origin::Policy } else { Origin::List },
+            reach: self.reach,
+            base,
+        }
     }
 }
 
@@ -253,13 +262,11 @@ impl Hit<'_> {
     }
 }
 
-fn base_of<'a>(text: &'a str, entries: &[Entry], at: u32) -> &'a str {
-    entries.get(at as usize).map_or("", |entry| text_of(text, entry))
-}
-
-fn text_of<'a>(text: &'a str, entry: &Entry) -> &'a str {
-    let start = entry.offset as usize;
-    text.get(start..start + usize::from(entry.length)).unwrap_or("")
+fn base_at(text: &[u8], offset: u32) -> &[u8] {
+    let Some((length, rest)) = text.get(offset as usize..).and_then(<[u8]>::split_first) else {
+        return &[];
+    };
+    rest.get(..usize::from(*length)).unwrap_or(&[])
 }
 
 #[cfg(test)]

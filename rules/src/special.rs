@@ -48,17 +48,19 @@ const RESOLVERS: [&str; 20] = [
 
 /// Whether the name only exists to lead clients to another resolver.
 pub(crate) fn is_resolver_discovery(name: &DomainName) -> bool {
-    DISCOVERY.iter().any(|zone| name.is_within(zone))
+    name.suffixes().any(|suffix| DISCOVERY.contains(&suffix))
 }
 
 /// Whether a public resolver would be opened by something less than its exact name.
 pub(crate) fn is_hidden_resolver(name: &DomainName, hit: &Hit<'_>) -> bool {
-    hit.reach != Reach::Exact && RESOLVERS.iter().any(|resolver| name.is_within(resolver))
+    hit.reach != Reach::Exact
+        && name.suffixes().any(|suffix| RESOLVERS.binary_search(&suffix).is_ok())
 }
 
 /// The special-use zone a name lies in.
 pub(crate) fn zone(name: &DomainName) -> Option<&'static str> {
-    ZONES.iter().copied().filter(|zone| name.is_within(zone)).max_by_key(|zone| zone.len())
+    name.suffixes()
+        .find_map(|suffix| ZONES.binary_search(&suffix).ok().and_then(|at| ZONES.get(at)).copied())
 }
 
 /// Whether `base`, the name of a pattern, lies in `zone` itself, so that the zone was meant.
@@ -69,6 +71,11 @@ pub(crate) fn opens(base: &str, zone: &str) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn tables_are_sorted_for_the_search() {
+        assert!(ZONES.is_sorted() && RESOLVERS.is_sorted());
+    }
 
     #[test]
     fn zones_are_told_by_label() {

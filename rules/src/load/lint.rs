@@ -20,7 +20,7 @@ const MAX_COMPARED: usize = 256;
 /// What is wrong within one file.
 pub(crate) fn policy(policy: &Policy, problems: &mut Problems) {
     let mut fates = vec![Fate::default(); policy.rules.len()];
-    for hit in policy.hosts.iter() {
+    for hit in policy.hosts.unordered() {
         let (Some(rule), Some(fate)) =
             (policy.rule(hit.rule), fates.get_mut(usize::from(hit.rule)))
         else {
@@ -115,9 +115,12 @@ fn over<'p>(policy: &'p Policy, hit: &Hit<'p>) -> impl Iterator<Item = (Hit<'p>,
     let base = pattern.as_ref().and_then(DomainPattern::base).cloned();
     let candidates: Vec<Hit<'p>> = match base {
         Some(base) => policy.hosts.around(&base),
-        None => {
-            policy.hosts.iter().filter(|other| other.base.is_empty()).take(MAX_COMPARED).collect()
-        }
+        None => policy
+            .hosts
+            .unordered()
+            .filter(|other| other.base.is_empty())
+            .take(MAX_COMPARED)
+            .collect(),
     };
     candidates.into_iter().filter_map(move |other| {
         let covers = pattern_of(&other)?.covers(pattern.as_ref()?);
@@ -155,7 +158,7 @@ fn ties(policy: &Policy, problems: &mut Problems) {
     if carriers == 0 {
         return;
     }
-    for hit in policy.hosts.iter() {
+    for hit in policy.hosts.unordered() {
         let Some(rule) = policy.rule(hit.rule).filter(|rule| rule.credential().is_some()) else {
             continue;
         };
@@ -297,7 +300,7 @@ fn floor(layers: &Layers, policy: &Policy, rule: &Rule, at: u16) -> Option<Strin
 
 /// Whether `test` holds for every host entry of a rule; long lists are taken to have one where it does not.
 fn every(policy: &Policy, at: u16, test: impl Fn(&DomainPattern) -> bool) -> bool {
-    let mut entries = policy.hosts.iter().filter(|hit| hit.rule == at).take(MAX_COMPARED + 1);
+    let mut entries = policy.hosts.unordered().filter(|hit| hit.rule == at).take(MAX_COMPARED + 1);
     let first = entries.next();
     let all = first.iter().copied().chain(entries).enumerate().all(|(count, hit)| {
         count < MAX_COMPARED && pattern_of(&hit).is_some_and(|pattern| test(&pattern))
@@ -308,11 +311,11 @@ fn every(policy: &Policy, at: u16, test: impl Fn(&DomainPattern) -> bool) -> boo
 /// Whether some name of `pattern` is allowed by some rule of `base` and not denied whole.
 fn meets(base: &Policy, pattern: &DomainPattern) -> bool {
     let touches = |other: &DomainPattern| other.covers(pattern) || pattern.covers(other);
-    let allowed = base.hosts.iter().any(|hit| {
+    let allowed = base.hosts.unordered().any(|hit| {
         base.rule(hit.rule).is_some_and(|rule| !rule.is_deny())
             && pattern_of(&hit).is_some_and(|other| touches(&other))
     });
-    let denied = base.hosts.iter().any(|hit| {
+    let denied = base.hosts.unordered().any(|hit| {
         let whole = base.rule(hit.rule).is_some_and(|rule| {
             rule.is_deny() && !rule.filters_requests() && rule.ports == Ports::All
         });

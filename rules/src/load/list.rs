@@ -23,7 +23,8 @@ pub(crate) fn add(
     hosts: &mut HostSet,
     problems: &mut Problems,
 ) -> usize {
-    hosts.reserve(source.text.len() / 16, source.text.len());
+    let lines = source.text.bytes().filter(|byte| *byte == b'\n').count();
+    hosts.reserve(lines, source.text.len());
     let mut added = 0;
     let mut offset = 0;
     for (at, line) in source.text.split_inclusive('\n').enumerate() {
