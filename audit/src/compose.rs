@@ -156,9 +156,9 @@ impl Attempt {
         self.tell(queries, &mut members);
         conclude(self, stage, &mut members);
         let sandbar = self.sandbar(stage);
-        let suffix = if matches!(stage, Stage::Outcome(..)) { 2 } else { 1 };
+        let suffix = if matches!(stage, Stage::Outcome(..)) { "-2" } else { "-1" };
         let attempt = Ulid::from(self.id).to_string();
-        let uid = format!("{attempt}-{suffix}");
+        let uid = [attempt.as_str(), suffix].concat();
         let tenant = self.subject.as_ref().map(|subject| &subject.tenant);
         Draft::new(&members, metadata(&uid, &attempt, tenant), &sandbar, self.role(stage))
     }
@@ -209,7 +209,7 @@ impl Attempt {
                 Stage::Decision | Stage::Denied => (1, "Query"),
                 Stage::Outcome(..) | Stage::Undecided(..) => (2, "Response"),
             },
-            Facts::Request(request) => method_activity(&request.method.shown()),
+            Facts::Request(request) => method_activity(&request.method.shared()),
         }
     }
 

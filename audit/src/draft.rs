@@ -6,11 +6,13 @@
 use std::sync::Arc;
 
 use serde::Serialize;
-use serde_json::Serializer;
 
+use crate::encode::{EncodeError, Encoder};
 use crate::record::{LINE_MAX, Members, Metadata, Sandbar};
-use crate::text::Plain;
 
+/// Room for most lines, and for what most have under `unmapped`.
+const LINE_USUAL: usize = 2048;
+const TAIL_USUAL: usize = 512;
 /// Room for the number and the chain.
 const SEAL_MAX: usize = 256;
 
@@ -48,7 +50,7 @@ pub(crate) struct Owed {
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum DraftError {
     #[error("a record does not encode")]
-    Encode(#[from] serde_json::Error),
+    Encode(#[from] EncodeError),
     #[error("a record of {0} bytes is longer than a line may be")]
     TooLong(usize),
 }
@@ -60,35 +62,27 @@ impl Draft {
         sandbar: &Sandbar<'_>,
         role: Role,
     ) -> Result<Self, DraftError> {
-        let mut plain = Plain::default();
-        let mut bytes = Vec::with_capacity(2048);
-        encode(members, &mut plain, &mut bytes)?;
-        let mut tail = Vec::with_capacity(512);
-        encode(sandbar, &mut plain, &mut tail)?;
-        if plain.cut > 0 {
-            let size = bytes.len() as u64 + tail.len() as u64 + plain.cut;
+        let mut tail = Encoder { bytes: Vec::with_capacity(TAIL_USUAL), cut: 0 };
+        sandbar.serialize(&mut tail)?;
+        let mut line = Encoder { bytes: Vec::with_capacity(LINE_USUAL), cut: tail.cut };
+        members.serialize(&mut line)?;
+        if line.cut > 0 {
+            let size = line.bytes.len() as u64 + tail.bytes.len() as u64 + line.cut;
             metadata.is_truncated = Some(true);
             metadata.untruncated_size = Some(size.div_ceil(1024));
         }
-        bytes.pop(); // each object stays open until what follows is in it
-        bytes.extend_from_slice(br#","metadata":"#);
-        encode(&metadata, &mut plain, &mut bytes)?;
-        bytes.pop();
+        line.bytes.pop(); // each object stays open until what follows is in it
+        line.bytes.extend_from_slice(br#","metadata":"#);
+        metadata.serialize(&mut line)?;
+        line.bytes.pop();
+        let mut bytes = line.bytes;
         let split = bytes.len();
-        tail.pop();
+        tail.bytes.pop();
         bytes.extend_from_slice(br#"},"unmapped":{"sandbar":"#);
-        bytes.append(&mut tail);
+        bytes.append(&mut tail.bytes);
         match bytes.len() + SEAL_MAX {
             size if size > LINE_MAX => Err(DraftError::TooLong(size)),
             _ => Ok(Self { bytes, split, role }),
         }
     }
-}
-
-fn encode<T: Serialize>(
-    value: &T,
-    plain: &mut Plain,
-    bytes: &mut Vec<u8>,
-) -> serde_json::Result<()> {
-    value.serialize(&mut Serializer::with_formatter(bytes, plain))
 }

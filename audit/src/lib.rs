@@ -9,6 +9,7 @@ pub mod checkpoint;
 mod compose;
 mod config;
 mod draft;
+mod encode;
 mod health;
 mod id;
 mod log;
@@ -19,6 +20,7 @@ mod recover;
 mod segment;
 mod text;
 pub mod verify;
+pub mod view;
 mod writer;
 
 pub use attempt::{

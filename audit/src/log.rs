@@ -1,10 +1,11 @@
 //! The log as its callers see it: submit a record, wait for the receipt.
 //!
 //! Callers put finished drafts into a bounded queue. Where `durability` is `process`, whoever
-//! finds nobody writing writes everybody's batch, in its own thread; a caller so caught is
-//! relieved by the keeper thread after a few rounds. Where it is `disk`, the keeper always
-//! writes. A caller that goes away while it waits leaves its record in the queue: the chain knows
-//! nothing of callers.
+//! finds nobody writing lets the others of its thread have their turn once and then writes
+//! everybody's batch itself; a caller so caught is relieved by the keeper thread after a few
+//! rounds. Where it is `disk`, the keeper always writes. Nobody waits for an outcome: it goes with
+//! the next batch, or by the keeper a few milliseconds later. A caller that goes away while it
+//! waits leaves its record in the queue: the chain knows nothing of callers.
 
 use std::collections::VecDeque;
 use std::io;
@@ -27,12 +28,15 @@ use crate::open::OpenRecord;
 use crate::recover::{self, OpenError};
 use crate::writer::{Entry, Writer};
 
-/// Most bytes that are taken into one write.
-const BATCH_BYTES: usize = 1 << 20;
+/// Most bytes that are taken into one write: few enough to be copied while the cache holds them.
+const BATCH_BYTES: usize = 64 << 10;
 /// Batches that a caller writes for others before the keeper relieves it.
-const ROUNDS: usize = 4;
+const ROUNDS: usize = 16;
 /// How often the keeper looks at the clock, and tries again when writing fails.
 const TICK: Duration = Duration::from_millis(100);
+
+/// How long an outcome waits for a batch to go with.
+const LINGER: Duration = Duration::from_millis(5);
 
 /// Why a record could not be written. The attempt it belongs to is refused.
 #[derive(Clone, Debug, thiserror::Error)]
@@ -111,6 +115,8 @@ struct Queue {
     writing: Option<Instant>,
     /// Whether the keeper should look at the clock before its time.
     due: bool,
+    /// When the keeper writes what nobody waits for.
+    flush: Option<Instant>,
     /// Kept for the eye of `health`, which must not wait for a writer that hangs.
     seen: Seen,
     closed: bool,
@@ -237,6 +243,10 @@ impl Log {
             let mut room = std::pin::pin!(self.shared.room.notified());
             room.as_mut().enable(); // before looking, or the wake-up could be missed
             match self.shared.enqueue(entry, Bound::Queue) {
+                Enqueued::Lead(lead) => {
+                    tokio::task::yield_now().await;
+                    break lead.write();
+                }
                 Enqueued::Taken => break,
                 Enqueued::Refused(down) => return Err(down),
                 Enqueued::Full(back) => entry = back,
@@ -263,7 +273,7 @@ impl Log {
         let outcome = matches!(draft.role, Role::Outcome(_));
         let bound = if outcome { Bound::Owed } else { Bound::Queue };
         match self.shared.enqueue(Entry { draft, waiter: None }, bound) {
-            Enqueued::Taken => {}
+            Enqueued::Lead(_) | Enqueued::Taken => {}
             Enqueued::Full(_) | Enqueued::Refused(_) if outcome => Counters::add(&counters.lost, 1),
             Enqueued::Full(_) | Enqueued::Refused(_) => counters.fold(1),
         }
@@ -303,39 +313,65 @@ enum Room {
     None,
 }
 
-enum Enqueued {
+enum Enqueued<'a> {
     /// No room: the caller may wait for some.
     Full(Entry),
+    /// Nobody writes: the caller has to.
+    Lead(Leader<'a>),
     Refused(LogDown),
     Taken,
 }
 
+/// The duty to write what is queued. A caller that goes away hands it to the keeper.
+struct Leader<'a>(&'a Shared);
+
+impl Leader<'_> {
+    fn write(self) {
+        self.0.lead(ROUNDS);
+        mem::forget(self);
+    }
+}
+
+impl Drop for Leader<'_> {
+    fn drop(&mut self) {
+        self.0.queue().lead = Lead::Keeper;
+        self.0.wake.notify_one();
+    }
+}
+
 impl Shared {
-    /// Queues a record and, where nobody writes, writes.
-    fn enqueue(&self, entry: Entry, bound: Bound) -> Enqueued {
+    /// Queues a record, and sees to it that somebody writes it.
+    fn enqueue(&self, entry: Entry, bound: Bound) -> Enqueued<'_> {
         let mut queue = self.queue();
         match self.admit(&queue, &entry.draft, bound) {
             Ok(Room::Free) => {}
             Ok(Room::None) => return Enqueued::Full(entry),
             Err(down) => return Enqueued::Refused(down),
         }
+        let awaited = entry.waiter.is_some();
         queue.bytes += entry.draft.bytes.len();
         queue.entries.push_back(entry);
-        if queue.lead != Lead::Nobody {
-            return Enqueued::Taken;
-        }
-        match self.config.durability {
-            Durability::Disk => {
+        match (queue.lead, awaited, self.config.durability) {
+            (Lead::Caller | Lead::Keeper, _, _) => {}
+            (Lead::Nobody, false, _) => self.linger(&mut queue),
+            (Lead::Nobody, true, Durability::Disk) => {
                 queue.lead = Lead::Keeper;
                 self.wake.notify_one();
             }
-            Durability::Process => {
+            (Lead::Nobody, true, Durability::Process) => {
                 queue.lead = Lead::Caller;
-                drop(queue);
-                self.lead(ROUNDS);
+                return Enqueued::Lead(Leader(self));
             }
         }
         Enqueued::Taken
+    }
+
+    /// Sets the keeper's clock, once, for what nobody waits for.
+    fn linger(&self, queue: &mut Queue) {
+        if queue.flush.is_none() {
+            queue.flush = Some(Instant::now() + LINGER);
+            self.wake.notify_one();
+        }
     }
 
     fn admit(&self, queue: &Queue, draft: &Draft, bound: Bound) -> Result<Room, LogDown> {
@@ -415,9 +451,7 @@ impl Shared {
         let mut next = Instant::now() + TICK;
         loop {
             let closed = self.wait(next);
-            if self.queue().lead == Lead::Keeper {
-                self.lead(usize::MAX);
-            }
+            self.flush();
             if closed {
                 return;
             }
@@ -428,13 +462,35 @@ impl Shared {
         }
     }
 
+    /// Writes what is the keeper's to write by now.
+    fn flush(&self) {
+        let mut queue = self.queue();
+        if queue.flush.is_some_and(|at| Instant::now() >= at) {
+            queue.flush = None;
+            if queue.lead == Lead::Nobody {
+                queue.lead = Lead::Keeper;
+            }
+        }
+        let leads = queue.lead == Lead::Keeper;
+        drop(queue);
+        if leads {
+            self.lead(usize::MAX);
+        }
+    }
+
     /// Waits until there is something to write, it is time, or the log closes.
-    fn wait(&self, until: Instant) -> bool {
-        let queue = self.queue();
-        let idle = |queue: &mut Queue| queue.lead != Lead::Keeper && !queue.due && !queue.closed;
-        let patience = until.saturating_duration_since(Instant::now());
-        let waited = self.wake.wait_timeout_while(queue, patience, idle);
-        waited.unwrap_or_else(PoisonError::into_inner).0.closed
+    fn wait(&self, tick: Instant) -> bool {
+        let mut queue = self.queue();
+        loop {
+            let until = queue.flush.map_or(tick, |at| at.min(tick));
+            let patience = until.saturating_duration_since(Instant::now());
+            let idle = queue.lead != Lead::Keeper && !queue.due && !queue.closed;
+            if !idle || patience.is_zero() {
+                return queue.closed;
+            }
+            let waited = self.wake.wait_timeout(queue, patience);
+            queue = waited.unwrap_or_else(PoisonError::into_inner).0;
+        }
     }
 
     fn tend(&self) {

@@ -67,6 +67,7 @@ pub(crate) fn open(config: Arc<Config>) -> Result<Writer, OpenError> {
         owed: tail.owed,
         trouble: None,
         noted: Noted { sequence: tail.head.sequence, at: Instant::now() },
+        looked: Instant::now(),
         buffer: Vec::new(),
         marks: Vec::new(),
         config,

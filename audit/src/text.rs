@@ -1,20 +1,17 @@
 //! Strings from outside, made safe to stand in a line: bounded once escaped, cut on a character
 //! and marked, never raw bytes.
-//!
-//! A line of the log is printable ASCII and nothing else: everything a terminal, a pager or a
-//! parser could act upon (controls, bidi marks, line separators, look-alikes) is a `\u` escape.
 
-use std::io;
 use std::sync::Arc;
 
 use serde::{Serialize, Serializer};
-use serde_json::ser::Formatter;
+
+use crate::encode::stands_as_it_is;
 
 /// What a cut text ends with, followed by the number of bytes that were cut.
 ///
 /// A noncharacter, so that no input can pretend to have been cut: inputs lose it in [`Text`].
 /// In the line it is written as an ellipsis.
-const CUT: char = '\u{fdd0}';
+pub(crate) const CUT: char = '\u{fdd0}';
 /// Room for the mark: `\u2026+` and the digits of a 64-bit number.
 const MARK: usize = 27;
 
@@ -96,10 +93,6 @@ impl<const CAP: usize> Serialize for Text<CAP> {
     }
 }
 
-fn stands_as_it_is(byte: u8) -> bool {
-    matches!(byte, b' '..=b'~') && byte != b'"' && byte != b'\\'
-}
-
 /// How many bytes a character takes in a line.
 fn escaped(letter: char) -> usize {
     match letter {
@@ -107,42 +100,6 @@ fn escaped(letter: char) -> usize {
         ' '..='~' => 1,
         other => 6 * other.len_utf16(),
     }
-}
-
-/// Writes JSON of which every string is printable ASCII, and counts the bytes that were cut.
-#[derive(Default)]
-pub(crate) struct Plain {
-    pub(crate) cut: u64,
-}
-
-impl Formatter for &mut Plain {
-    fn write_string_fragment<W>(&mut self, writer: &mut W, fragment: &str) -> io::Result<()>
-    where
-        W: ?Sized + io::Write,
-    {
-        let mut rest = fragment;
-        while let Some(at) = rest.bytes().position(|byte| !matches!(byte, b' '..=b'~')) {
-            let (plain, special) = rest.split_at(at);
-            writer.write_all(plain.as_bytes())?;
-            let mut letters = special.chars();
-            let Some(letter) = letters.next() else { break };
-            rest = letters.as_str();
-            if letter == CUT {
-                self.cut += rest.parse().unwrap_or(0);
-                writer.write_all(b"\\u2026+")?;
-            } else {
-                write_escape(writer, letter)?;
-            }
-        }
-        writer.write_all(rest.as_bytes())
-    }
-}
-
-fn write_escape<W: ?Sized + io::Write>(writer: &mut W, letter: char) -> io::Result<()> {
-    for unit in letter.encode_utf16(&mut [0; 2]) {
-        write!(writer, "\\u{unit:04x}")?;
-    }
-    Ok(())
 }
 
 #[cfg(test)]
@@ -163,13 +120,12 @@ mod tests {
     use proptest::prelude::*;
 
     use super::*;
+    use crate::encode::Encoder;
 
     fn line<const CAP: usize>(text: &Text<CAP>) -> (String, u64) {
-        let mut plain = Plain::default();
-        let mut bytes = Vec::new();
-        let mut serializer = serde_json::Serializer::with_formatter(&mut bytes, &mut plain);
-        text.serialize(&mut serializer).unwrap();
-        (String::from_utf8(bytes).unwrap(), plain.cut)
+        let mut encoder = Encoder::default();
+        text.serialize(&mut encoder).unwrap();
+        (String::from_utf8(encoder.bytes).unwrap(), encoder.cut)
     }
 
     #[test]
@@ -177,7 +133,7 @@ mod tests {
         for (input, expected) in [
             (&b"api.example.com"[..], r#""api.example.com""#),
             (b"a\",\"action_id\":1,\"x\":\"", r#""a\",\"action_id\":1,\"x\":\"""#),
-            (b"a\nb\r\n{}", r#""a\nb\r\n{}""#),
+            (b"a\nb\r\n{}", r#""a\u000ab\u000d\u000a{}""#),
             (b"\x1b[31mred\x1b[0m", r#""\u001b[31mred\u001b[0m""#),
             ("\u{202e}gnp.exe".as_bytes(), r#""\u202egnp.exe""#),
             ("a\u{2028}b\u{85}c\u{7f}".as_bytes(), r#""a\u2028b\u0085c\u007f""#),

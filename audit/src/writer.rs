@@ -32,6 +32,10 @@ use crate::record::{
 use crate::segment::{self, Segment};
 use crate::text::Text;
 
+/// How long a segment that had a name is taken to have one. Whoever removes a file takes what was
+/// in it anyway; this bounds what is added to it afterwards.
+const LOOK_AGAIN: Duration = Duration::from_millis(10);
+
 /// A record that waits to be written, and whoever waits for it.
 #[derive(Debug)]
 pub(crate) struct Entry {
@@ -57,6 +61,8 @@ pub(crate) struct Writer {
     /// Why there is no segment.
     pub(crate) trouble: Option<LogDown>,
     pub(crate) noted: Noted,
+    /// When the segment was last seen to have a name.
+    pub(crate) looked: Instant,
     pub(crate) buffer: Vec<u8>,
     pub(crate) marks: Vec<Mark>,
 }
@@ -124,7 +130,9 @@ impl Writer {
         if self.trouble.is_some() {
             return self.recover();
         }
-        if self.checkpoint_due() {
+        if let Some(Err(error)) = self.segment.as_ref().map(Segment::attached) {
+            self.fail(LogDown::unwritable(error));
+        } else if self.checkpoint_due() {
             self.checkpoint();
         }
     }
@@ -317,9 +325,12 @@ impl Writer {
         if let Err(short) = segment.append(&self.buffer) {
             return Err(self.tear(before, short.written, short.error));
         }
-        if let Err(error) = segment.attached() {
-            self.head = before; // the whole file is gone: these lines are nowhere
-            return Err(Failed { written: 0, down: self.fail(LogDown::unwritable(error)) });
+        if self.looked.elapsed() >= LOOK_AGAIN {
+            if let Err(error) = segment.attached() {
+                self.head = before; // the whole file is gone: these lines are nowhere
+                return Err(Failed { written: 0, down: self.fail(LogDown::unwritable(error)) });
+            }
+            self.looked = Instant::now();
         }
         Counters::add(&self.counters.bytes, self.buffer.len() as u64);
         if self.config.durability == Durability::Disk

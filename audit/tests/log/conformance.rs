@@ -357,6 +357,7 @@ async fn members_stand_in_one_order() {
     let dir = config.dir.clone();
     let log = Log::open(config).unwrap();
     write_everything(&log).await;
+    log.close();
     for line in lines(&dir) {
         let mut at = 0;
         for member in

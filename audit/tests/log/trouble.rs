@@ -118,6 +118,7 @@ async fn a_removed_directory_refuses_until_it_is_back() {
     let log = Log::open(config).unwrap();
     pass(&log, "github.com").await;
     fs::remove_dir_all(&dir).unwrap();
+    until(&log, false).await; // found without any traffic, too
     let refused = record(&log, tunnel("github.com")).decided(verdict("allowed")).await;
     assert!(matches!(refused, Err(LogDown::Unwritable(_))), "{refused:?}");
     let health = log.health();

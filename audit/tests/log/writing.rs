@@ -24,6 +24,7 @@ async fn an_attempt_has_a_decision_before_and_an_outcome_after() {
     record.meter().sent(120);
     record.meter().received(3400);
     record.close(completed());
+    log.close();
     let seen = of_attempt(&dir, &id);
     assert_eq!(seen.iter().map(stage).collect::<Vec<_>>(), ["decision", "outcome"]);
     let outcome = &seen[1];
@@ -123,6 +124,7 @@ async fn the_most_hostile_record_fits_a_line() {
         let _receipt = record.decided(worst_verdict(&worst)).await.unwrap();
         record.close(worst_outcome(&worst));
     }
+    log.close();
     for line in lines(&dir) {
         assert!(line.len() < LINE_MAX, "{} bytes", line.len());
         assert!(line.bytes().all(|byte| (b' '..=b'~').contains(&byte)), "{line}");
@@ -268,6 +270,7 @@ async fn a_segment_ends_when_it_is_old() {
     let dir = config.dir.clone();
     let log = Log::open(config).unwrap();
     pass(&log, "github.com").await;
+    log.close();
     assert!(files(&dir).len() >= 3, "{:?}", files(&dir));
     assert_eq!(check(&dir).verified(), Verified::Intact);
 }
@@ -287,6 +290,14 @@ async fn too_many_open_decisions_are_refused_not_kept() {
     let refused = one_more.decided(verdict("allowed")).await;
     assert!(matches!(refused, Err(LogDown::TooManyOpen(3))), "{refused:?}");
     open.clear();
+    let deadline = std::time::Instant::now() + Duration::from_secs(10);
+    while log.health().open > 0 {
+        assert!(
+            std::time::Instant::now() < deadline,
+            "outcomes are written without being waited for"
+        );
+        tokio::time::sleep(Duration::from_millis(1)).await;
+    }
     let _receipt = one_more.decided(verdict("allowed")).await.unwrap();
 }
 

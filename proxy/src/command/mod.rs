@@ -1,5 +1,6 @@
 //! The command line: which subcommands there are, and the exit codes they share.
 
+mod log;
 mod manual;
 
 use std::process::ExitCode;
@@ -37,6 +38,7 @@ pub(crate) struct Output {
 #[derive(Subcommand)]
 enum Command {
     Completions(manual::CompletionsArgs),
+    Log(log::LogArgs),
     Man(manual::ManArgs),
 }
 
@@ -49,6 +51,7 @@ pub(crate) fn run() -> ExitCode {
     arguments.output.color.apply();
     let result = match arguments.command {
         Command::Completions(args) => manual::completions(&args),
+        Command::Log(args) => log::run(&args, arguments.output),
         Command::Man(args) => manual::man(&args),
     };
     result.unwrap_or_else(|error| {
