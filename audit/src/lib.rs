@@ -18,6 +18,8 @@ mod read;
 mod record;
 mod recover;
 mod segment;
+#[cfg(test)]
+mod table;
 mod text;
 pub mod verify;
 pub mod view;

@@ -1,7 +1,8 @@
 //! The schema: every member of a record, in the order in which it stands in the line.
 //!
 //! OCSF 1.8 in JSON lines. What OCSF has no place for stands under `unmapped.sandbar`, whose last
-//! member is the chain. The comments here become the table in the crate's README.
+//! member is the chain. The table in the crate's README is made from this file: one comment line a
+//! member, in the order of the line.
 
 use std::net::{IpAddr, SocketAddr};
 
@@ -18,25 +19,21 @@ pub const LIST_MAX: usize = 16;
 
 /// A sandbox, as the operator's file names it.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize)]
-#[cfg_attr(test, derive(schemars::JsonSchema))]
 #[serde(transparent)]
 pub struct SandboxId(pub Text<128>);
 
 /// A tenant, as the operator's file names it.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize)]
-#[cfg_attr(test, derive(schemars::JsonSchema))]
 #[serde(transparent)]
 pub struct TenantId(pub Text<128>);
 
 /// An environment such as `staging`.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize)]
-#[cfg_attr(test, derive(schemars::JsonSchema))]
 #[serde(transparent)]
 pub struct Environment(pub Text<64>);
 
 /// A reason code: lower case, stable, never renamed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
-#[cfg_attr(test, derive(schemars::JsonSchema))]
 #[serde(transparent)]
 pub struct Code(pub &'static str);
 
@@ -45,7 +42,6 @@ pub type Host = Text<512>;
 
 /// The members of a record up to its metadata.
 #[derive(Debug, Default, Serialize)]
-#[cfg_attr(test, derive(schemars::JsonSchema))]
 pub(crate) struct Members<'a> {
     /// When the record was made, in milliseconds since 1970 UTC. Order is told by `metadata.sequence`, not by this.
     pub(crate) time: u64,
@@ -163,7 +159,6 @@ impl Serialize for Stamp {
 }
 
 #[derive(Debug, Serialize)]
-#[cfg_attr(test, derive(schemars::JsonSchema))]
 pub(crate) struct Actor<'a> {
     /// The sandbox.
     pub(crate) app_uid: &'a SandboxId,
@@ -173,14 +168,12 @@ pub(crate) struct Actor<'a> {
 }
 
 #[derive(Debug, Serialize)]
-#[cfg_attr(test, derive(schemars::JsonSchema))]
 pub(crate) struct User<'a> {
     /// The `sub` of the token, after its signature was checked.
     pub(crate) uid: &'a Text<300>,
 }
 
 #[derive(Debug, Serialize)]
-#[cfg_attr(test, derive(schemars::JsonSchema))]
 pub(crate) struct Source<'a> {
     /// The sandbox; absent when the channel is nobody's.
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -197,7 +190,6 @@ pub(crate) struct Source<'a> {
 }
 
 #[derive(Debug, Serialize)]
-#[cfg_attr(test, derive(schemars::JsonSchema))]
 pub(crate) struct Destination<'a> {
     /// The name that was decided upon.
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -212,7 +204,6 @@ pub(crate) struct Destination<'a> {
 
 /// TCP or UDP, always outwards.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
-#[cfg_attr(test, derive(schemars::JsonSchema))]
 pub struct Transport {
     /// 2: outbound.
     direction_id: u8,
@@ -231,7 +222,6 @@ impl Transport {
 
 /// TLS as far as it was seen.
 #[derive(Clone, Debug, Serialize)]
-#[cfg_attr(test, derive(schemars::JsonSchema))]
 pub struct Tls {
     /// The version, as `1.3`; of a tunnel the highest one offered.
     pub version: Text<16>,
@@ -241,7 +231,6 @@ pub struct Tls {
 }
 
 #[derive(Debug, Serialize)]
-#[cfg_attr(test, derive(schemars::JsonSchema))]
 pub(crate) struct HttpRequest<'a> {
     /// The method as it was sent.
     pub(crate) http_method: &'a Text<32>,
@@ -259,7 +248,6 @@ pub(crate) struct HttpRequest<'a> {
 }
 
 #[derive(Debug, Serialize)]
-#[cfg_attr(test, derive(schemars::JsonSchema))]
 pub(crate) struct Url<'a> {
     /// `http` or `https`.
     pub(crate) scheme: &'static str,
@@ -275,14 +263,12 @@ pub(crate) struct Url<'a> {
 }
 
 #[derive(Debug, Serialize)]
-#[cfg_attr(test, derive(schemars::JsonSchema))]
 pub(crate) struct HttpResponse {
     /// The status the sandbox was given.
     pub(crate) code: u16,
 }
 
 #[derive(Debug, Serialize)]
-#[cfg_attr(test, derive(schemars::JsonSchema))]
 pub(crate) struct DnsQuestion<'a> {
     /// The name asked for.
     pub(crate) hostname: &'a Host,
@@ -293,7 +279,6 @@ pub(crate) struct DnsQuestion<'a> {
 
 /// One DNS answer that the sandbox was given.
 #[derive(Clone, Debug, Serialize)]
-#[cfg_attr(test, derive(schemars::JsonSchema))]
 pub struct Answer {
     /// The type, as `AAAA`.
     #[serde(rename = "type")]
@@ -305,7 +290,6 @@ pub struct Answer {
 }
 
 #[derive(Debug, Serialize)]
-#[cfg_attr(test, derive(schemars::JsonSchema))]
 pub(crate) struct Api<'a> {
     /// The operation, as the service's profile names it: `recall`, `retain`.
     pub(crate) operation: &'a Text<64>,
@@ -314,14 +298,12 @@ pub(crate) struct Api<'a> {
 }
 
 #[derive(Debug, Serialize)]
-#[cfg_attr(test, derive(schemars::JsonSchema))]
 pub(crate) struct Service<'a> {
     /// The profile by which it was read.
     pub(crate) name: &'a Text<64>,
 }
 
 #[derive(Debug, Serialize)]
-#[cfg_attr(test, derive(schemars::JsonSchema))]
 pub(crate) struct Resource<'a> {
     /// The bank.
     pub(crate) uid: &'a Text<256>,
@@ -331,7 +313,6 @@ pub(crate) struct Resource<'a> {
 }
 
 #[derive(Clone, Copy, Debug, Serialize)]
-#[cfg_attr(test, derive(schemars::JsonSchema))]
 pub(crate) struct Product {
     /// `Sandbar`.
     pub(crate) name: &'static str,
@@ -347,7 +328,6 @@ impl Product {
 }
 
 #[derive(Debug, Serialize)]
-#[cfg_attr(test, derive(schemars::JsonSchema))]
 pub(crate) struct FindingInfo<'a> {
     /// The finding's own id.
     pub(crate) uid: &'a str,
@@ -361,14 +341,12 @@ pub(crate) struct FindingInfo<'a> {
 }
 
 #[derive(Debug, Serialize)]
-#[cfg_attr(test, derive(schemars::JsonSchema))]
 pub(crate) struct RelatedEvent<'a> {
     /// The `metadata.correlation_uid` of the attempt.
     pub(crate) uid: &'a str,
 }
 
 #[derive(Debug, Serialize)]
-#[cfg_attr(test, derive(schemars::JsonSchema))]
 pub(crate) struct Traffic {
     /// Bytes towards the sandbox.
     pub(crate) bytes_in: u64,
@@ -377,14 +355,12 @@ pub(crate) struct Traffic {
 }
 
 #[derive(Debug, Serialize)]
-#[cfg_attr(test, derive(schemars::JsonSchema))]
 pub(crate) struct RuleName<'a> {
     /// The rule's name in its policy.
     pub(crate) name: &'a Text<256>,
 }
 
 #[derive(Debug, Serialize)]
-#[cfg_attr(test, derive(schemars::JsonSchema))]
 pub(crate) struct PolicyInForce<'a> {
     /// SHA-256 of the compiled rules' sources.
     pub(crate) uid: &'a Text<80>,
@@ -404,7 +380,6 @@ impl Serialize for Digits {
 
 /// The metadata of a record; `sequence` follows when the record takes its place in the chain.
 #[derive(Debug, Serialize)]
-#[cfg_attr(test, derive(schemars::JsonSchema))]
 pub(crate) struct Metadata<'a> {
     /// The OCSF version: `1.8.0`.
     pub(crate) version: &'static str,
@@ -431,7 +406,6 @@ pub(crate) struct Metadata<'a> {
 
 /// What OCSF has no place for; `chain` follows last.
 #[derive(Debug, Default, Serialize)]
-#[cfg_attr(test, derive(schemars::JsonSchema))]
 pub(crate) struct Sandbar<'a> {
     /// `decision` (before anything leaves), `outcome` (after), `denied` (the only one), `finding`, `lifecycle`.
     pub(crate) stage: &'static str,
@@ -481,7 +455,6 @@ pub(crate) struct Sandbar<'a> {
 
 /// How the sandbox was recognised.
 #[derive(Clone, Debug, Serialize)]
-#[cfg_attr(test, derive(schemars::JsonSchema))]
 pub struct Channel {
     /// The kind: `jail`, `dedicated`, `unix`, `interface`, `mark`, `certificate`, `proxy_protocol`, `source_address`.
     pub kind: Code,
@@ -492,7 +465,6 @@ pub struct Channel {
 
 /// One named part of an exfiltration score.
 #[derive(Clone, Debug, Serialize)]
-#[cfg_attr(test, derive(schemars::JsonSchema))]
 pub struct Feature {
     /// The detector's code.
     pub name: Code,
@@ -502,7 +474,6 @@ pub struct Feature {
 
 /// The first record of a segment says which one it follows.
 #[derive(Clone, Debug, Serialize)]
-#[cfg_attr(test, derive(schemars::JsonSchema))]
 pub(crate) struct SegmentStart {
     /// File name of this segment.
     pub(crate) name: String,
@@ -516,7 +487,6 @@ pub(crate) struct SegmentStart {
 
 /// An unfinished line, left where it is.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, serde::Deserialize)]
-#[cfg_attr(test, derive(schemars::JsonSchema))]
 pub(crate) struct Torn {
     /// Its length.
     pub(crate) bytes: u64,
@@ -525,7 +495,6 @@ pub(crate) struct Torn {
 }
 
 #[derive(Clone, Debug, Serialize)]
-#[cfg_attr(test, derive(schemars::JsonSchema))]
 pub(crate) struct OpenAttempt<'a> {
     /// The attempt.
     pub(crate) uid: String,
@@ -544,7 +513,6 @@ pub(crate) struct OpenAttempt<'a> {
 
 /// What retention removed.
 #[derive(Clone, Debug, Serialize, serde::Deserialize)]
-#[cfg_attr(test, derive(schemars::JsonSchema))]
 pub(crate) struct Removed {
     /// The last record that was removed.
     pub(crate) through: u64,
@@ -555,37 +523,4 @@ pub(crate) struct Removed {
 /// Splits an address for the two endpoint objects.
 pub(crate) fn parts(address: Option<SocketAddr>) -> (Option<IpAddr>, Option<u16>) {
     (address.map(|a| a.ip()), address.map(|a| a.port()))
-}
-
-#[cfg(test)]
-mod schema {
-    use std::borrow::Cow;
-
-    use schemars::{JsonSchema, Schema, SchemaGenerator, json_schema};
-
-    use super::{Digits, Stamp};
-
-    impl JsonSchema for Stamp {
-        fn inline_schema() -> bool {
-            true
-        }
-        fn schema_name() -> Cow<'static, str> {
-            "Stamp".into()
-        }
-        fn json_schema(_: &mut SchemaGenerator) -> Schema {
-            json_schema!({ "type": "string" })
-        }
-    }
-
-    impl JsonSchema for Digits {
-        fn inline_schema() -> bool {
-            true
-        }
-        fn schema_name() -> Cow<'static, str> {
-            "Digits".into()
-        }
-        fn json_schema(_: &mut SchemaGenerator) -> Schema {
-            json_schema!({ "type": "string" })
-        }
-    }
 }

@@ -103,19 +103,6 @@ fn escaped(letter: char) -> usize {
 }
 
 #[cfg(test)]
-impl<const CAP: usize> schemars::JsonSchema for Text<CAP> {
-    fn inline_schema() -> bool {
-        true
-    }
-    fn schema_name() -> std::borrow::Cow<'static, str> {
-        "Text".into()
-    }
-    fn json_schema(_: &mut schemars::SchemaGenerator) -> schemars::Schema {
-        schemars::json_schema!({ "type": "string", "maxLength": CAP })
-    }
-}
-
-#[cfg(test)]
 mod tests {
     use proptest::prelude::*;
 
