@@ -111,6 +111,10 @@ struct Queue {
     entries: VecDeque<Entry>,
     bytes: usize,
     lead: Lead,
+    /// Counts whose turn it is to write, so that one who comes too late knows.
+    term: u64,
+    /// Since when the turn is taken.
+    granted: Option<Instant>,
     /// Since when somebody writes.
     writing: Option<Instant>,
     /// Whether the keeper should look at the clock before its time.
@@ -322,20 +326,46 @@ enum Enqueued<'a> {
     Taken,
 }
 
-/// The duty to write what is queued. A caller that goes away hands it to the keeper.
-struct Leader<'a>(&'a Shared);
+/// The duty to write what is queued. A caller that goes away hands it to the keeper, and one that
+/// is kept from its turn for too long finds that the keeper took it.
+struct Leader<'a> {
+    shared: &'a Shared,
+    term: u64,
+}
 
 impl Leader<'_> {
     fn write(self) {
-        self.0.lead(ROUNDS);
-        mem::forget(self);
+        let mut queue = self.shared.queue();
+        if queue.term == self.term {
+            queue.term += 1; // taken up: nothing is left to hand over
+            queue.writing = Some(Instant::now());
+            drop(queue);
+            self.shared.lead(ROUNDS);
+        }
     }
 }
 
 impl Drop for Leader<'_> {
     fn drop(&mut self) {
-        self.0.queue().lead = Lead::Keeper;
-        self.0.wake.notify_one();
+        let mut queue = self.shared.queue();
+        if queue.term == self.term {
+            queue.relieve();
+            self.shared.wake.notify_one();
+        }
+    }
+}
+
+impl Queue {
+    /// Gives the keeper the turn.
+    fn relieve(&mut self) {
+        self.term += 1;
+        self.lead = Lead::Keeper;
+    }
+
+    /// Whether a caller has had its turn for too long without beginning to write.
+    fn overdue(&self) -> bool {
+        let late = self.granted.is_some_and(|since| since.elapsed() >= LINGER);
+        self.lead == Lead::Caller && self.writing.is_none() && late
     }
 }
 
@@ -359,14 +389,16 @@ impl Shared {
                 self.wake.notify_one();
             }
             (Lead::Nobody, true, Durability::Process) => {
-                queue.lead = Lead::Caller;
-                return Enqueued::Lead(Leader(self));
+                (queue.lead, queue.granted) = (Lead::Caller, Some(Instant::now()));
+                self.linger(&mut queue);
+                return Enqueued::Lead(Leader { shared: self, term: queue.term });
             }
         }
         Enqueued::Taken
     }
 
-    /// Sets the keeper's clock, once, for what nobody waits for.
+    /// Sets the keeper's clock, once, for what nobody waits for and for callers that do not come
+    /// to write.
     fn linger(&self, queue: &mut Queue) {
         if queue.flush.is_none() {
             queue.flush = Some(Instant::now() + LINGER);
@@ -467,8 +499,10 @@ impl Shared {
         let mut queue = self.queue();
         if queue.flush.is_some_and(|at| Instant::now() >= at) {
             queue.flush = None;
-            if queue.lead == Lead::Nobody {
-                queue.lead = Lead::Keeper;
+            if queue.lead == Lead::Nobody || queue.overdue() {
+                queue.relieve();
+            } else if queue.lead == Lead::Caller && queue.writing.is_none() {
+                queue.flush = Some(Instant::now() + LINGER);
             }
         }
         let leads = queue.lead == Lead::Keeper;

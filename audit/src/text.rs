@@ -22,14 +22,13 @@ pub struct Text<const CAP: usize>(Arc<str>);
 impl<const CAP: usize> Text<CAP> {
     /// Takes bytes that may not be UTF-8: each bad byte becomes U+FFFD and its two hex digits.
     pub fn from_bytes(bytes: &[u8]) -> Self {
-        let mut text = String::with_capacity(bytes.len().min(CAP));
-        for chunk in bytes.utf8_chunks() {
+        // What is cut anyway need not be looked at; no character is longer than four bytes.
+        let near = bytes.get(..CAP + 4).unwrap_or(bytes);
+        let mut text = String::with_capacity(near.len());
+        for chunk in near.utf8_chunks() {
             text.push_str(chunk.valid());
             for byte in chunk.invalid() {
                 text.push_str(&format!("\u{fffd}{byte:02x}"));
-            }
-            if text.len() > CAP {
-                break; // what is cut anyway need not be copied
             }
         }
         Self::cut(&text, bytes.len())

@@ -285,9 +285,7 @@ impl Writer {
             return batch;
         }
         let keep: Vec<bool> = batch.iter().map(|entry| !orphan(entry)).collect();
-        let kept: Vec<Entry> =
-            batch.into_iter().zip(keep).filter_map(|(e, keep)| keep.then_some(e)).collect();
-        kept
+        batch.into_iter().zip(keep).filter_map(|(entry, keep)| keep.then_some(entry)).collect()
     }
 
     /// Seals and appends drafts. On failure tells how many are whole in the file.
@@ -404,7 +402,9 @@ impl Writer {
                 (Role::Outcome(_), waiter) => keep.push(Entry { draft: entry.draft, waiter }),
                 (Role::Decision(_) | Role::Event, Some(waiter)) => {
                     Counters::add(&self.counters.refused, 1);
-                    waiter.send(Err(down.clone())).unwrap_or_default();
+                    if waiter.send(Err(down.clone())).is_err() {
+                        self.counters.fold(1); // nobody is left who would tell of it
+                    }
                 }
                 (Role::Decision(_) | Role::Event, None) => self.counters.fold(1),
             }

@@ -302,7 +302,26 @@ async fn write_events(log: &Log) {
     }
 }
 
+/// Every member that is written is in the README's table.
+fn documented(path: &str, value: &Value) {
+    const README: &str = include_str!("../../README.md");
+    match value {
+        Value::Object(members) => {
+            for (name, value) in members {
+                documented(format!("{path}.{name}").trim_start_matches('.'), value);
+            }
+        }
+        Value::Array(items) if items.iter().any(Value::is_object) => {
+            items.iter().for_each(|item| documented(&format!("{path}[]"), item));
+        }
+        Value::Null | Value::Bool(_) | Value::Number(_) | Value::String(_) | Value::Array(_) => {
+            assert!(README.contains(&format!("| `{path}` |")), "{path} is not documented");
+        }
+    }
+}
+
 fn conforms(record: &Value) {
+    documented("", record);
     let uid = record["class_uid"].as_u64().unwrap();
     let class = CLASSES.iter().find(|class| class.uid == uid).unwrap();
     for member in REQUIRED.iter().chain(class.required) {

@@ -245,6 +245,33 @@ async fn a_caller_cancelled_while_it_waits_leaves_the_chain_intact() {
     assert_eq!(check(&dir).verified(), Verified::Intact);
 }
 
+/// A caller that has its turn to write and does not come back to it, dropped or only stalled.
+#[test]
+fn a_caller_that_does_not_write_is_relieved() {
+    for dropped in [true, false] {
+        let (_guard, config) = fresh();
+        let dir = config.dir.clone();
+        let log = Log::open(config).unwrap();
+        let mut stalled = record(&log, tunnel("stalled.example"));
+        let mut turn = Some(Box::pin(stalled.decided(verdict("allowed"))));
+        let mut context = std::task::Context::from_waker(std::task::Waker::noop());
+        assert!(turn.as_mut().unwrap().as_mut().poll(&mut context).is_pending());
+        if dropped {
+            turn = None;
+        }
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_time().build().unwrap();
+        runtime.block_on(pass(&log, "github.com"));
+        let polled = turn.as_mut().map(|turn| turn.as_mut().poll(&mut context).is_ready());
+        assert_eq!(polled, (!dropped).then_some(true), "it finds its record written");
+        drop(turn);
+        drop(stalled);
+        log.close();
+        let stages = records(&dir).iter().filter(|r| r["class_uid"] == 4001).count();
+        assert_eq!((stages, log.health().open), (4, 0), "dropped: {dropped}");
+        assert_eq!(check(&dir).verified(), Verified::Intact);
+    }
+}
+
 #[tokio::test]
 async fn retention_removes_only_when_asked_and_says_so() {
     for (retention, kept) in [(Retention::Everything, 6), (Retention::Segments(2), 2)] {

@@ -39,18 +39,7 @@ pub(crate) struct TailArgs {
 pub(crate) fn tail(args: &TailArgs, output: Output) -> anyhow::Result<ExitCode> {
     let cannot_read = || format!("cannot read {}", args.dir.display());
     let filter = args.filter.filter();
-    let mut follower = Follower::new(&args.dir);
-    let mut last = VecDeque::new();
-    let keep = args.last.min(LAST_MAX);
-    let remember = |line: &[u8]| {
-        if let Some(text) = wanted(line, &filter, output) {
-            last.push_back(text);
-            if last.len() > keep {
-                last.pop_front();
-            }
-        }
-    };
-    follower.poll(remember).with_context(cannot_read)?;
+    let (mut follower, last) = last(args, &filter, output).with_context(cannot_read)?;
     for text in last {
         if say(&text).is_err() {
             return Ok(ExitCode::SUCCESS);
@@ -60,6 +49,31 @@ pub(crate) fn tail(args: &TailArgs, output: Output) -> anyhow::Result<ExitCode> 
         follow(&mut follower, &filter, output).with_context(cannot_read)?;
     }
     Ok(ExitCode::SUCCESS)
+}
+
+/// The last records that are wanted, and a follower that stands behind them. Begins with the
+/// newest segment and goes back as far as it must.
+fn last(
+    args: &TailArgs,
+    filter: &Filter,
+    output: Output,
+) -> io::Result<(Follower, VecDeque<String>)> {
+    let (segments, keep) = (audit::segments(&args.dir)?.len(), args.last.min(LAST_MAX));
+    let mut back = 0;
+    loop {
+        let mut follower = Follower::newest(&args.dir, back)?;
+        let mut last = VecDeque::new();
+        follower.poll(|line| {
+            last.extend(wanted(line, filter, output));
+            if last.len() > keep {
+                last.pop_front();
+            }
+        })?;
+        if last.len() >= keep || back >= segments {
+            return Ok((follower, last));
+        }
+        back = back * 2 + 1;
+    }
 }
 
 /// Shows every new record until whoever reads us has gone.
