@@ -3,6 +3,7 @@
 mod check;
 mod diff;
 mod explain;
+mod log;
 mod manual;
 mod reference;
 mod test;
@@ -47,6 +48,7 @@ enum Command {
     Completions(manual::CompletionsArgs),
     Diff(diff::DiffArgs),
     Explain(explain::ExplainArgs),
+    Log(log::LogArgs),
     Man(manual::ManArgs),
     Reasons(reference::ReasonsArgs),
     Schema(reference::SchemaArgs),
@@ -66,6 +68,7 @@ pub(crate) fn run() -> ExitCode {
         Command::Completions(args) => manual::completions(&args),
         Command::Diff(args) => diff::diff(&args, output),
         Command::Explain(args) => explain::explain(&args, output),
+        Command::Log(args) => log::run(&args, output),
         Command::Man(args) => manual::man(&args),
         Command::Reasons(args) => reference::reasons(&args, output),
         Command::Schema(args) => reference::schema(&args),
