@@ -12,16 +12,20 @@ use std::time::Instant;
 use serde::Deserialize;
 use ulid::Ulid;
 
+use crate::attempt::{Arrival, Attempt, Connection, Effect, Facts, MemoryCall, Meter, Query};
+use crate::attempt::{Request, Scheme, Subject};
 use crate::chain::{Content, Head, Link};
 use crate::checkpoint::{CheckpointError, Notary};
+use crate::compose::Class;
 use crate::config::Config;
 use crate::draft::Owed;
 use crate::health::Counters;
 use crate::id::Ids;
 use crate::log::LogDown;
 use crate::read::{Lines, Piece};
-use crate::record::Torn;
+use crate::record::{Channel, Code, Environment, SandboxId, TenantId, Torn, Transport};
 use crate::segment::{self, Segment};
+use crate::text::Text;
 use crate::writer::{self, Noted, Writer};
 
 /// Why a log could not be opened. Nothing may be served without it.
@@ -231,5 +235,43 @@ fn owe(attempt: u128, open: SeenOpen) -> Owed {
         sandbox: open.sandbox.into(),
         tenant: open.tenant.into(),
         host: open.host.into(),
+    }
+}
+
+/// An attempt of a process that died, as far as its decision tells.
+pub(crate) fn lost_attempt(owed: &Owed) -> Attempt {
+    let host: Text<512> = Text::from(&*owed.host);
+    let request = || Request::new(b"UNKNOWN", Scheme::Https, host.clone(), 0, b"");
+    let unknown = || Text::from("unknown");
+    let facts = match Class::of(owed.class_uid) {
+        Class::Dns => Facts::Query(Query { name: host.clone(), kind: Text::from("unknown") }),
+        Class::Http => Facts::Request(request()),
+        Class::Memory => Facts::Memory(MemoryCall {
+            request: request(),
+            service: unknown(),
+            operation: unknown(),
+            effect: Effect::Admin,
+            banks: Vec::new(),
+            identity: None,
+        }),
+        Class::Finding | Class::Lifecycle | Class::Network => {
+            let known = Some(host.clone()).filter(|host| !host.is_empty());
+            Facts::Connection(Connection { host: known, ..Connection::default() })
+        }
+    };
+    let channel = Channel { kind: Code("unknown"), detail: None };
+    let (source, aimed) = (None, None);
+    Attempt {
+        id: owed.attempt,
+        arrival: Arrival { channel, transport: Transport::TCP, source, aimed },
+        subject: (!owed.sandbox.is_empty()).then(|| Subject {
+            sandbox: SandboxId(Text::from(&*owed.sandbox)),
+            tenant: TenantId(Text::from(&*owed.tenant)),
+            environment: Environment(Text::from("unknown")),
+        }),
+        facts,
+        verdict: None,
+        dialled: None,
+        meter: Arc::new(Meter::default()),
     }
 }
