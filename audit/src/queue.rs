@@ -21,8 +21,10 @@ use crate::id::Ids;
 use crate::log::LogDown;
 use crate::writer::{Entry, Writer};
 
-/// Most bytes that are taken into one write: few enough to be copied while the cache holds them.
+/// Most bytes that are taken into one write: few enough to be copied while the cache holds them...
 const BATCH_BYTES: usize = 64 << 10;
+/// ...and as many as wait where each batch costs a turn of the disk.
+const BATCH_BYTES_DISK: usize = 1 << 20;
 /// Batches that a caller writes for others before the keeper relieves it.
 const ROUNDS: usize = 16;
 /// How often the keeper looks at the clock, and tries again when writing fails.
@@ -48,6 +50,8 @@ pub(crate) struct Shared {
 struct Queue {
     entries: VecDeque<Entry>,
     bytes: usize,
+    /// Outcomes that could not be written yet; bounded by the open decisions they belong to.
+    kept: VecDeque<Entry>,
     lead: Lead,
     /// Counts whose turn it is to write, so that one who comes too late knows.
     term: u64,
@@ -172,7 +176,10 @@ impl Shared {
     /// Writes what is left and the last record, once the keeper is gone.
     pub(crate) fn finish(&self) {
         let mut writer = self.writer();
-        let rest = mem::take(&mut self.queue().entries).into();
+        let mut queue = self.queue();
+        let mut rest = Vec::from(mem::take(&mut queue.kept));
+        rest.extend(mem::take(&mut queue.entries));
+        drop(queue);
         writer.tend();
         let unwritten = writer.write(rest);
         Counters::add(&self.counters.lost, unwritten.len() as u64);
@@ -243,7 +250,7 @@ impl Shared {
         self.wake.notify_one();
     }
 
-    /// Writes one batch. False when there is nothing more to do, or writing fails.
+    /// Writes one batch, or refuses it. False when there is nothing more to do.
     fn lead_once(&self) -> bool {
         let Some(batch) = self.take_batch() else { return false };
         let mut writer = self.writer();
@@ -256,23 +263,21 @@ impl Shared {
             self.wake.notify_one();
         }
         self.room.notify_waiters();
-        if again.is_empty() {
-            return true;
+        if !again.is_empty() {
+            self.queue().kept.extend(again);
         }
-        let mut queue = self.queue();
-        for entry in again.into_iter().rev() {
-            queue.bytes += entry.draft.bytes.len();
-            queue.entries.push_front(entry);
-        }
-        (queue.lead, queue.writing) = (Lead::Nobody, None);
-        false
+        true
     }
 
     fn take_batch(&self) -> Option<Vec<Entry>> {
         let mut queue = self.queue();
         let mut batch = Vec::new();
         let mut bytes = 0;
-        while bytes < BATCH_BYTES
+        let most = match self.config.durability {
+            Durability::Disk => BATCH_BYTES_DISK,
+            Durability::Process => BATCH_BYTES,
+        };
+        while bytes < most
             && let Some(entry) = queue.entries.pop_front()
         {
             bytes += entry.draft.bytes.len();
@@ -343,11 +348,16 @@ impl Shared {
         self.look(&writer);
         drop(writer);
         let mut queue = self.queue();
-        if well && queue.lead == Lead::Nobody && !queue.entries.is_empty() {
-            queue.lead = Lead::Keeper; // what was kept while writing failed
-            drop(queue);
-            self.lead(usize::MAX);
+        if well && !queue.kept.is_empty() {
+            let kept = mem::take(&mut queue.kept);
+            queue.bytes += kept.iter().map(|entry| entry.draft.bytes.len()).sum::<usize>();
+            kept.into_iter().rev().for_each(|entry| queue.entries.push_front(entry));
+            if queue.lead == Lead::Nobody {
+                queue.relieve();
+            }
         }
+        drop(queue);
+        self.flush();
     }
 
     /// Notes what `health` tells, so that it need not wait for the writer.
@@ -383,7 +393,7 @@ impl Shared {
             folded: read(&counters.folded_total),
             lost: read(&counters.lost),
             open: read(&counters.owed),
-            queued: queue.entries.len() as u64,
+            queued: (queue.entries.len() + queue.kept.len()) as u64,
             checkpoints: read(&counters.checkpoints),
             checkpoint_failures: read(&counters.checkpoint_failures),
             sequence: queue.seen.sequence,

@@ -15,7 +15,7 @@ use ulid::Ulid;
 use crate::attempt::{Arrival, Attempt, Connection, Effect, Facts, MemoryCall, Meter, Query};
 use crate::attempt::{Request, Scheme, Subject};
 use crate::chain::{Content, Head, Link};
-use crate::checkpoint::{CheckpointError, Notary};
+use crate::checkpoint::{self, CheckpointError, Notary};
 use crate::compose::Class;
 use crate::config::Config;
 use crate::draft::Owed;
@@ -59,6 +59,7 @@ pub(crate) fn open(config: Arc<Config>) -> Result<Writer, OpenError> {
     let newest = newest(&config.dir).map_err(fail)?;
     let tail = newest.as_ref().map(|(_, path)| read_tail(path)).transpose()?;
     let tail = tail.unwrap_or(Tail { head: Head::START, torn: None, owed: HashMap::new() });
+    let behind = behind(&config.dir, tail.head);
     let mut writer = Writer {
         counters: Arc::new(Counters::default()),
         ids: Arc::new(Ids::new()),
@@ -78,8 +79,20 @@ pub(crate) fn open(config: Arc<Config>) -> Result<Writer, OpenError> {
     };
     resume(&mut writer, newest.map(|(first, _)| first))?;
     writer.tell("log_started", None)?;
+    if let Some(message) = behind {
+        writer.tell("log_behind_checkpoint", Some(&message))?;
+    }
     writer.close_unknown()?;
     Ok(writer)
+}
+
+/// What to say where the newest checkpoint tells of records that are not here: somebody cut off
+/// the tail, or the power failed before it was on disk. Verification will find it; the record
+/// tells it at once.
+fn behind(dir: &Path, head: Head) -> Option<Text<512>> {
+    let noted = checkpoint::newest(dir)?.head;
+    let (size, have) = (noted.sequence, head.sequence);
+    (size > have).then(|| format!("a checkpoint tells of {size} records, {have} are here").into())
 }
 
 /// Goes on in the newest segment, or in a new one where that has ended or is torn.
