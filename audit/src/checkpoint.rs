@@ -6,7 +6,7 @@
 //! root of a tree.
 
 use std::fs::{self, OpenOptions};
-use std::io::{self, Write};
+use std::io::{self, Read, Seek, Write};
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 
@@ -153,6 +153,17 @@ pub fn read(path: &Path, keys: Option<&Keys>) -> Result<Vec<Checkpoint>, Checkpo
         .map(|note| parse(&note, keys))
         .collect::<Option<_>>()
         .ok_or_else(|| file(io::Error::new(io::ErrorKind::InvalidData, "not a checkpoint")))
+}
+
+/// The newest checkpoint beside the segments of `dir`, read from the end of the file.
+pub(crate) fn newest(dir: &Path) -> Option<Checkpoint> {
+    let mut file = fs::File::open(dir.join(FILE)).ok()?;
+    let size = file.metadata().ok()?.len();
+    file.seek(io::SeekFrom::Start(size.saturating_sub(2 * NOTE_MAX as u64))).ok()?;
+    let mut tail = Vec::new();
+    file.read_to_end(&mut tail).ok()?;
+    // The first note of the tail may be cut; the newest is whole.
+    notes(&String::from_utf8_lossy(&tail)).filter_map(|note| parse(&note, None)).last()
 }
 
 /// Parts a file into its notes: each ends with the first empty line after a signature.

@@ -462,7 +462,9 @@ pub(crate) fn own(
         _ => (99, "Other"),
     };
     let mut members = header(Class::Lifecycle, activity);
-    (members.status_id, members.status) = SUCCESS;
+    let bad = event == "log_behind_checkpoint";
+    (members.status_id, members.status) = if bad { FAILURE } else { SUCCESS };
+    members.is_alert = bad.then_some(true);
     members.message = message;
     log_event(members, uid, Sandbar { event: Some(event), ..sandbar })
 }

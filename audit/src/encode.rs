@@ -32,7 +32,7 @@ impl serde::ser::Error for EncodeError {
 impl Encoder {
     fn text(&mut self, text: &str) {
         self.bytes.push(b'"');
-        if text.bytes().fold(true, |plain, byte| plain & stands_as_it_is(byte)) {
+        if text.bytes().all(stands_as_it_is) {
             self.bytes.extend_from_slice(text.as_bytes());
         } else {
             self.escape(text);
@@ -78,8 +78,19 @@ impl Encoder {
 
 /// Whether a byte needs no escape.
 pub(crate) fn stands_as_it_is(byte: u8) -> bool {
-    matches!(byte, b' '..=b'~') & (byte != b'"') & (byte != b'\\')
+    PLAIN[usize::from(byte)]
 }
+
+/// Which bytes need no escape, by byte.
+const PLAIN: [bool; 256] = {
+    let mut plain = [false; 256];
+    let mut byte = b' ';
+    while byte <= b'~' {
+        plain[byte as usize] = byte != b'"' && byte != b'\\';
+        byte += 1;
+    }
+    plain
+};
 
 /// An object or a list that is being written.
 pub(crate) struct Open<'a> {

@@ -1,6 +1,7 @@
 //! The access log: what was tried, what became of it, in a form that verifies offline.
 //!
-//! `record` is the schema, `open` the life of one record, `log` the queue and the receipts,
+//! `record` is the schema, `open` the life of one record, `log` what callers call, `queue` who
+//! writes when,
 //! `writer` the chain on disk, `recover` what a restart does, `verify` what an auditor runs.
 
 mod attempt;
@@ -14,6 +15,7 @@ mod health;
 mod id;
 mod log;
 mod open;
+mod queue;
 mod read;
 mod record;
 mod recover;

@@ -84,7 +84,7 @@ impl OpenRecord {
         if result.as_ref().is_err_and(|down| !down.may_be_recorded()) {
             self.state = State::Undecided;
         }
-        result
+        result.map(Receipt::new)
     }
 
     /// Records that the attempt is refused, and waits until that is written.
@@ -93,7 +93,7 @@ impl OpenRecord {
     ///
     /// Returns [`LogDown`] when it is not written; the attempt is refused all the same, and
     /// counted.
-    pub async fn refused(mut self, verdict: Verdict) -> Result<Receipt, LogDown> {
+    pub async fn refused(mut self, verdict: Verdict) -> Result<(), LogDown> {
         self.attempt.verdict = Some(verdict);
         let draft = self.attempt.draft(Stage::Denied, self.log.config().query_strings)?;
         self.state = State::Closed;
@@ -101,7 +101,7 @@ impl OpenRecord {
         if result.as_ref().is_err_and(|down| !down.may_be_recorded()) {
             self.log.fold();
         }
-        result
+        result.map(drop)
     }
 
     /// Records a detection in this attempt, and waits until that is written.
@@ -109,7 +109,7 @@ impl OpenRecord {
     /// # Errors
     ///
     /// Returns [`LogDown`] when it is not written.
-    pub async fn finding(&self, finding: &Finding) -> Result<Receipt, LogDown> {
+    pub async fn finding(&self, finding: &Finding) -> Result<(), LogDown> {
         self.log.finding(finding, &self.attempt).await
     }
 

@@ -12,16 +12,20 @@ use std::time::Instant;
 use serde::Deserialize;
 use ulid::Ulid;
 
+use crate::attempt::{Arrival, Attempt, Connection, Effect, Facts, MemoryCall, Meter, Query};
+use crate::attempt::{Request, Scheme, Subject};
 use crate::chain::{Content, Head, Link};
-use crate::checkpoint::{CheckpointError, Notary};
+use crate::checkpoint::{self, CheckpointError, Notary};
+use crate::compose::Class;
 use crate::config::Config;
 use crate::draft::Owed;
 use crate::health::Counters;
 use crate::id::Ids;
 use crate::log::LogDown;
 use crate::read::{Lines, Piece};
-use crate::record::Torn;
+use crate::record::{Channel, Code, Environment, SandboxId, TenantId, Torn, Transport};
 use crate::segment::{self, Segment};
+use crate::text::Text;
 use crate::writer::{self, Noted, Writer};
 
 /// Why a log could not be opened. Nothing may be served without it.
@@ -55,6 +59,7 @@ pub(crate) fn open(config: Arc<Config>) -> Result<Writer, OpenError> {
     let newest = newest(&config.dir).map_err(fail)?;
     let tail = newest.as_ref().map(|(_, path)| read_tail(path)).transpose()?;
     let tail = tail.unwrap_or(Tail { head: Head::START, torn: None, owed: HashMap::new() });
+    let behind = behind(&config.dir, tail.head);
     let mut writer = Writer {
         counters: Arc::new(Counters::default()),
         ids: Arc::new(Ids::new()),
@@ -74,8 +79,20 @@ pub(crate) fn open(config: Arc<Config>) -> Result<Writer, OpenError> {
     };
     resume(&mut writer, newest.map(|(first, _)| first))?;
     writer.tell("log_started", None)?;
+    if let Some(message) = behind {
+        writer.tell("log_behind_checkpoint", Some(&message))?;
+    }
     writer.close_unknown()?;
     Ok(writer)
+}
+
+/// What to say where the newest checkpoint tells of records that are not here: somebody cut off
+/// the tail, or the power failed before it was on disk. Verification will find it; the record
+/// tells it at once.
+fn behind(dir: &Path, head: Head) -> Option<Text<512>> {
+    let noted = checkpoint::newest(dir)?.head;
+    let (size, have) = (noted.sequence, head.sequence);
+    (size > have).then(|| format!("a checkpoint tells of {size} records, {have} are here").into())
 }
 
 /// Goes on in the newest segment, or in a new one where that has ended or is torn.
@@ -231,5 +248,43 @@ fn owe(attempt: u128, open: SeenOpen) -> Owed {
         sandbox: open.sandbox.into(),
         tenant: open.tenant.into(),
         host: open.host.into(),
+    }
+}
+
+/// An attempt of a process that died, as far as its decision tells.
+pub(crate) fn lost_attempt(owed: &Owed) -> Attempt {
+    let host: Text<512> = Text::from(&*owed.host);
+    let request = || Request::new(b"UNKNOWN", Scheme::Https, host.clone(), 0, b"");
+    let unknown = || Text::from("unknown");
+    let facts = match Class::of(owed.class_uid) {
+        Class::Dns => Facts::Query(Query { name: host.clone(), kind: Text::from("unknown") }),
+        Class::Http => Facts::Request(request()),
+        Class::Memory => Facts::Memory(MemoryCall {
+            request: request(),
+            service: unknown(),
+            operation: unknown(),
+            effect: Effect::Admin,
+            banks: Vec::new(),
+            identity: None,
+        }),
+        Class::Finding | Class::Lifecycle | Class::Network => {
+            let known = Some(host.clone()).filter(|host| !host.is_empty());
+            Facts::Connection(Connection { host: known, ..Connection::default() })
+        }
+    };
+    let channel = Channel { kind: Code("unknown"), detail: None };
+    let (source, aimed) = (None, None);
+    Attempt {
+        id: owed.attempt,
+        arrival: Arrival { channel, transport: Transport::TCP, source, aimed },
+        subject: (!owed.sandbox.is_empty()).then(|| Subject {
+            sandbox: SandboxId(Text::from(&*owed.sandbox)),
+            tenant: TenantId(Text::from(&*owed.tenant)),
+            environment: Environment(Text::from("unknown")),
+        }),
+        facts,
+        verdict: None,
+        dialled: None,
+        meter: Arc::new(Meter::default()),
     }
 }

@@ -15,20 +15,17 @@ use std::time::{Duration, Instant};
 
 use tokio::sync::oneshot;
 
-use crate::attempt::{Arrival, Attempt, Connection, Effect, Ending, Facts, MemoryCall, Meter};
-use crate::attempt::{Outcome, Query, Request, Scheme, Subject};
+use crate::attempt::{Ending, Outcome};
 use crate::chain::{Hash, Head};
 use crate::checkpoint::{self, Notary};
-use crate::compose::{self, Class, Stage};
+use crate::compose::{self, Stage};
 use crate::config::{Config, Durability, QueryStrings, Retention};
 use crate::draft::{Draft, Owed, Role};
 use crate::health::Counters;
 use crate::id::Ids;
 use crate::log::LogDown;
-use crate::record::{
-    Channel, Code, Environment, LIST_MAX, OpenAttempt, Removed, Sandbar, SandboxId, SegmentStart,
-    TenantId, Torn, Transport,
-};
+use crate::record::{LIST_MAX, OpenAttempt, Removed, Sandbar, SegmentStart, Torn};
+use crate::recover;
 use crate::segment::{self, Segment};
 use crate::text::Text;
 
@@ -115,7 +112,9 @@ impl Writer {
 
     /// Ends the segment and begins the next.
     pub(crate) fn rotate(&mut self) -> Result<(), LogDown> {
-        self.checkpoint();
+        if self.trouble.is_none() {
+            self.checkpoint();
+        }
         if let Some(down) = &self.trouble {
             return Err(down.clone());
         }
@@ -190,7 +189,7 @@ impl Writer {
             let stage = Stage::Outcome(&outcome, Duration::ZERO);
             let drafts: Result<Vec<Draft>, _> = some
                 .iter()
-                .map(|owed| lost_attempt(owed).draft(stage, QueryStrings::Drop))
+                .map(|owed| recover::lost_attempt(owed).draft(stage, QueryStrings::Drop))
                 .collect();
             let drafts = drafts.map_err(|error| LogDown::Encode(error.to_string()))?;
             self.append(&drafts).map_err(|failed| failed.down)?;
@@ -477,43 +476,5 @@ fn open_attempt(owed: &Owed) -> OpenAttempt<'_> {
         sandbox: &owed.sandbox,
         tenant: &owed.tenant,
         host: &owed.host,
-    }
-}
-
-/// An attempt of a process that died, as far as its decision tells.
-fn lost_attempt(owed: &Owed) -> Attempt {
-    let host: Text<512> = Text::from(&*owed.host);
-    let request = || Request::new(b"UNKNOWN", Scheme::Https, host.clone(), 0, b"");
-    let unknown = || Text::from("unknown");
-    let facts = match Class::of(owed.class_uid) {
-        Class::Dns => Facts::Query(Query { name: host.clone(), kind: Text::from("unknown") }),
-        Class::Http => Facts::Request(request()),
-        Class::Memory => Facts::Memory(MemoryCall {
-            request: request(),
-            service: unknown(),
-            operation: unknown(),
-            effect: Effect::Admin,
-            banks: Vec::new(),
-            identity: None,
-        }),
-        Class::Finding | Class::Lifecycle | Class::Network => {
-            let known = Some(host.clone()).filter(|host| !host.is_empty());
-            Facts::Connection(Connection { host: known, ..Connection::default() })
-        }
-    };
-    let channel = Channel { kind: Code("unknown"), detail: None };
-    let (source, aimed) = (None, None);
-    Attempt {
-        id: owed.attempt,
-        arrival: Arrival { channel, transport: Transport::TCP, source, aimed },
-        subject: (!owed.sandbox.is_empty()).then(|| Subject {
-            sandbox: SandboxId(Text::from(&*owed.sandbox)),
-            tenant: TenantId(Text::from(&*owed.tenant)),
-            environment: Environment(Text::from("unknown")),
-        }),
-        facts,
-        verdict: None,
-        dialled: None,
-        meter: Arc::new(Meter::default()),
     }
 }

@@ -249,8 +249,7 @@ async fn write_everything(log: &Log) {
     for method in ["GET", "POST", "BREW"] {
         let host = "api.openai.com".into();
         let facts = audit::Request::new(method.as_bytes(), audit::Scheme::Http, host, 80, b"/");
-        let _receipt =
-            record(log, audit::Facts::Request(facts)).refused(verdict("not_listed")).await;
+        record(log, audit::Facts::Request(facts)).refused(verdict("not_listed")).await.unwrap();
     }
     let code = Code("upstream_reset");
     let endings = [
@@ -277,7 +276,7 @@ async fn write_everything(log: &Log) {
     for facts in [tunnel("a.example"), memory()] {
         let mut record = log.open_record(nobody.clone());
         record.facts(facts);
-        let _receipt = record.refused(audit::Verdict::new(Code("unknown_channel"))).await.unwrap();
+        record.refused(audit::Verdict::new(Code("unknown_channel"))).await.unwrap();
     }
     write_events(log).await;
 }
@@ -287,7 +286,7 @@ async fn write_events(log: &Log) {
     for event in [GrantEnded, GrantMade, PolicyLoaded, PolicyRejected, Started, Stopped] {
         let policy = verdict("x").policy;
         let event = Lifecycle { event, message: Some("policies/build-agent.toml".into()), policy };
-        let _receipt = log.lifecycle(&event).await.unwrap();
+        log.lifecycle(&event).await.unwrap();
     }
     for severity in [Severity::Critical, Severity::High, Severity::Low, Severity::Medium] {
         let finding = Finding {
@@ -298,7 +297,7 @@ async fn write_events(log: &Log) {
             score: Some(70),
             features: vec![audit::Feature { name: Code("header_entropy"), score: 70 }],
         };
-        let _receipt = record(log, tunnel("a.example")).finding(&finding).await.unwrap();
+        record(log, tunnel("a.example")).finding(&finding).await.unwrap();
     }
 }
 

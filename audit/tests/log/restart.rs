@@ -133,3 +133,19 @@ async fn a_changed_tail_is_not_gone_on_with() {
     let error = Log::open(config).unwrap_err();
     assert!(matches!(&error, OpenError::Tail { line: 3, .. }), "{error}");
 }
+
+#[tokio::test]
+async fn a_tail_cut_off_before_a_restart_is_told_at_once() {
+    let (_guard, config) = fresh();
+    let dir = config.dir.clone();
+    let log = Log::open(config.clone()).unwrap();
+    pass(&log, "github.com").await;
+    drop(log);
+    let path = files(&dir).pop().unwrap();
+    let text = fs::read_to_string(&path).unwrap();
+    let kept: String = text.lines().take(3).map(|line| format!("{line}\n")).collect();
+    fs::write(&path, kept).unwrap();
+    drop(Log::open(config).unwrap());
+    assert!(events(&records(&dir)).contains(&"log_behind_checkpoint"));
+    assert_eq!(check(&dir).verified(), Verified::Changed, "and the old note disagrees for ever");
+}
