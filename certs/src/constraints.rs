@@ -163,13 +163,13 @@ fn parse_all(subtrees: Option<&[ParsedSubtree<'_>]>) -> Option<Vec<Subtree>> {
 }
 
 fn parse_one(subtree: &ParsedSubtree<'_>) -> Option<Subtree> {
-    match subtree.base {
-        GeneralName::DNSName(name) => {
-            Some(Subtree::Name(name.trim_start_matches('.').to_ascii_lowercase()))
-        }
-        GeneralName::IPAddress(bytes) => address_and_mask(bytes).map(Subtree::Network),
-        _ => None, // the type belongs to x509-parser and may grow
+    if let GeneralName::DNSName(name) = subtree.base {
+        return Some(Subtree::Name(name.trim_start_matches('.').to_ascii_lowercase()));
     }
+    let GeneralName::IPAddress(bytes) = subtree.base else {
+        return None;
+    };
+    address_and_mask(bytes).map(Subtree::Network)
 }
 
 fn address_and_mask(bytes: &[u8]) -> Option<IpNet> {

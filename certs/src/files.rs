@@ -77,7 +77,7 @@ pub(crate) fn write(path: &Path, content: &[u8], readers: Readers) -> Result<(),
         write_new(&temporary, content, readers).and_then(|()| fs::rename(&temporary, path));
     if written.is_err() {
         // The complaint is about the write; a leftover is only untidy.
-        let _: io::Result<()> = fs::remove_file(&temporary);
+        drop(fs::remove_file(&temporary));
     }
     written.map_err(|source| FileError::io(path, source))
 }

@@ -63,10 +63,10 @@ impl HostName {
 
     /// The address, if this is one and not a name.
     pub fn address(&self) -> Option<IpAddr> {
-        match &self.server {
-            ServerName::IpAddress(address) => Some((*address).into()),
-            _ => None, // the type belongs to rustls and may grow
-        }
+        let ServerName::IpAddress(address) = &self.server else {
+            return None;
+        };
+        Some((*address).into())
     }
 
     /// The form in which rustls takes it.

@@ -18,11 +18,11 @@ mod bounded;
 pub mod constraints;
 pub mod files;
 pub mod host;
-// pub mod identity;
+pub mod identity;
 pub mod leaf;
 pub mod pem;
 // mod pkcs12;
-// pub mod service_token;
+pub mod service_token;
 pub mod trust;
 // pub mod variables;
 
@@ -64,10 +64,6 @@ pub struct NoRandomness;
 
 /// `bytes` in lower-case hexadecimal.
 pub fn hex(bytes: &[u8]) -> String {
-    use std::fmt::Write;
-    bytes.iter().fold(String::with_capacity(bytes.len() * 2), |mut text, byte| {
-        // Writing to a String cannot fail.
-        let _: std::fmt::Result = write!(text, "{byte:02x}");
-        text
-    })
+    let digit = |half: u8| char::from_digit(u32::from(half), 16).unwrap_or_default();
+    bytes.iter().flat_map(|byte| [digit(byte >> 4), digit(byte & 0xf)]).collect()
 }

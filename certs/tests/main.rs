@@ -2,6 +2,7 @@
 
 mod authority;
 mod handshake;
+mod identity;
 mod leaf;
 mod trust;
 
