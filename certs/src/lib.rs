@@ -14,17 +14,17 @@
 
 pub mod authority;
 mod bounded;
-// pub mod bundle;
+pub mod bundle;
 pub mod constraints;
 pub mod files;
 pub mod host;
 pub mod identity;
 pub mod leaf;
 pub mod pem;
-// mod pkcs12;
+mod pkcs12;
 pub mod service_token;
 pub mod trust;
-// pub mod variables;
+pub mod variables;
 
 pub use authority::{Authority, AuthorityError, AuthorityOptions};
 pub use constraints::NameConstraints;

@@ -170,17 +170,19 @@ fn name_constraints_are_critical() {
 }
 
 fn authority_key(certificate: &X509Certificate<'_>) -> Option<Vec<u8>> {
-    certificate.iter_extensions().find_map(|extension| match extension.parsed_extension() {
-        ParsedExtension::AuthorityKeyIdentifier(found) => {
-            Some(found.key_identifier.as_ref()?.0.to_vec())
-        }
-        _ => None,
+    certificate.iter_extensions().find_map(|extension| {
+        let ParsedExtension::AuthorityKeyIdentifier(found) = extension.parsed_extension() else {
+            return None;
+        };
+        Some(found.key_identifier.as_ref()?.0.to_vec())
     })
 }
 
 fn subject_key(certificate: &X509Certificate<'_>) -> Option<Vec<u8>> {
-    certificate.iter_extensions().find_map(|extension| match extension.parsed_extension() {
-        ParsedExtension::SubjectKeyIdentifier(found) => Some(found.0.to_vec()),
-        _ => None,
+    certificate.iter_extensions().find_map(|extension| {
+        let ParsedExtension::SubjectKeyIdentifier(found) = extension.parsed_extension() else {
+            return None;
+        };
+        Some(found.0.to_vec())
     })
 }

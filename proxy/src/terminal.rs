@@ -5,6 +5,10 @@
 use anstyle::{AnsiColor, Style};
 
 pub(crate) const BAD: Style = AnsiColor::Red.on_default();
+pub(crate) const GOOD: Style = AnsiColor::Green.on_default();
+pub(crate) const WARN: Style = AnsiColor::Yellow.on_default();
+pub(crate) const HEAD: Style = Style::new().bold();
+pub(crate) const FAINT: Style = Style::new().dimmed();
 
 /// When to colour, as `--color` says; `anstream` adds `NO_COLOR` and the terminal check.
 #[derive(Clone, Copy, Debug, Default, clap::ValueEnum)]

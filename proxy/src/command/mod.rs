@@ -1,5 +1,7 @@
 //! The command line: which subcommands there are, and the exit codes they share.
 
+mod ca;
+mod identity;
 mod manual;
 
 use std::process::ExitCode;
@@ -36,7 +38,9 @@ pub(crate) struct Output {
 
 #[derive(Subcommand)]
 enum Command {
+    Ca(ca::CaArgs),
     Completions(manual::CompletionsArgs),
+    Identity(identity::IdentityArgs),
     Man(manual::ManArgs),
 }
 
@@ -48,7 +52,9 @@ pub(crate) fn run() -> ExitCode {
     };
     arguments.output.color.apply();
     let result = match arguments.command {
+        Command::Ca(args) => ca::ca(&args, arguments.output),
         Command::Completions(args) => manual::completions(&args),
+        Command::Identity(args) => identity::identity(&args, arguments.output),
         Command::Man(args) => manual::man(&args),
     };
     result.unwrap_or_else(|error| {
