@@ -1,1 +1,3 @@
 //! Whole-program tests: the real binary, judged by what it prints and by what others saw.
+
+mod certs;

@@ -331,9 +331,10 @@ fn show(args: &InspectArgs, output: Output) -> anyhow::Result<ExitCode> {
     for (name, part) in [("header", said.header), ("claims", said.claims)] {
         anstream::println!("{}", paint(HEAD, name));
         for (member, value) in part {
+            let (name, text) = (printable(&member), printable(&value.to_string()));
             anstream::println!(
-                "  {} {value}{}",
-                paint(FAINT, format!("{member:<6}")),
+                "  {} {text}{}",
+                paint(FAINT, format!("{name:<6}")),
                 when(&member, &value)
             );
         }

@@ -1,0 +1,70 @@
+//! Running `sandbar` and other programs, with nothing of this machine's own trust in their environment.
+
+use std::path::{Path, PathBuf};
+use std::process::{Command, Output};
+use std::sync::OnceLock;
+
+/// The binary under test, built as this test was.
+pub(crate) fn sandbar() -> Command {
+    static BINARY: OnceLock<PathBuf> = OnceLock::new();
+    Command::new(BINARY.get_or_init(build))
+}
+
+/// `cargo test` does not build the binary of another package, so it is asked to.
+fn build() -> PathBuf {
+    let test = std::env::current_exe().unwrap();
+    let directory = test.parent().and_then(Path::parent).unwrap();
+    let mut cargo = Command::new(env!("CARGO"));
+    cargo.args(["build", "--quiet", "--package", "proxy", "--bin", "sandbar"]);
+    if directory.ends_with("release") {
+        cargo.arg("--release");
+    }
+    let built = cargo.current_dir(env!("CARGO_MANIFEST_DIR")).status().unwrap();
+    assert!(built.success(), "sandbar does not build");
+    directory.join("sandbar")
+}
+
+/// Whether a program that this test can do without is installed; says so if not.
+pub(crate) fn installed(program: &str) -> bool {
+    let found = find(program);
+    if !found {
+        eprintln!("NOT RUN: {program} is not installed, so nothing was tried with it");
+    }
+    found
+}
+
+/// Fails unless a program that every machine must have for this test is installed.
+pub(crate) fn needed(program: &str, package: &str) {
+    assert!(find(program), "{program} is not installed; run: apt-get install {package}");
+}
+
+fn find(program: &str) -> bool {
+    let path = std::env::var_os("PATH").unwrap_or_default();
+    std::env::split_paths(&path).any(|directory| directory.join(program).is_file())
+}
+
+/// A program that sees only where programs are, a home of its own, and what the test adds.
+pub(crate) fn clean(program: &str, home: &Path) -> Command {
+    let mut command = Command::new(program);
+    command.env_clear().env("HOME", home).env("LC_ALL", "C.UTF-8").current_dir(home);
+    for kept in ["PATH", "RUSTUP_HOME", "CARGO_HOME", "RUSTUP_TOOLCHAIN", "PYENV_ROOT"] {
+        if let Some(value) = std::env::var_os(kept) {
+            command.env(kept, value);
+        }
+    }
+    // Home has moved, and these are found through it where nothing else is said.
+    for (variable, below) in [("RUSTUP_HOME", ".rustup"), ("CARGO_HOME", ".cargo")] {
+        if std::env::var_os(variable).is_none()
+            && let Some(old_home) = std::env::var_os("HOME")
+        {
+            command.env(variable, Path::new(&old_home).join(below));
+        }
+    }
+    command
+}
+
+/// Runs to the end and gives back both streams as one text.
+pub(crate) fn text(output: &Output) -> String {
+    let (out, err) = (String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
+    format!("{out}{err}")
+}
