@@ -8,10 +8,12 @@ use std::process::Stdio;
 use std::sync::Arc;
 
 use certs::{Authority, AuthorityOptions, HostName, LeafCache, NameConstraints, UnixTime};
-use rcgen::{BasicConstraints, CertificateParams, CertifiedIssuer, DnType, IsCa, KeyPair, KeyUsagePurpose};
+use rcgen::{
+    BasicConstraints, CertificateParams, CertifiedIssuer, DnType, IsCa, KeyPair, KeyUsagePurpose,
+};
 
 use super::program::{clean, installed, needed, text};
-use super::server::serve;
+use super::server::Server;
 
 /// One handshake: whom the client wants, where it goes, whom it trusts, and whether it should be content.
 struct Case {
@@ -33,12 +35,22 @@ fn cases(dir: &Path) -> Vec<Case> {
         let leaves = LeafCache::new(Arc::new(authority)).unwrap();
         let deep = format!("{}.a.example", ["abc"; 40].join("."));
         for host in ["a.example", "bücher.a.example", &deep, "127.0.0.1", "::1"] {
-            let address = serve(&leaves, host);
+            let address = Server::start(&leaves, host).address;
             let expects = HostName::parse(host).unwrap().to_string();
             let good = Case { what, expects, address, trusts: trusts.clone(), accepted: true };
             let other_name = "b.a.example".to_owned();
-            cases.push(Case { expects: other_name, trusts: trusts.clone(), accepted: false, ..good });
-            cases.push(Case { trusts: stranger.clone(), accepted: false, expects: good.expects.clone(), ..good });
+            cases.push(Case {
+                expects: other_name,
+                trusts: trusts.clone(),
+                accepted: false,
+                ..good
+            });
+            cases.push(Case {
+                trusts: stranger.clone(),
+                accepted: false,
+                expects: good.expects.clone(),
+                ..good
+            });
             cases.push(good);
         }
     }
@@ -66,11 +78,14 @@ fn given(dir: &Path) -> Authority {
         params
     };
     let root = CertifiedIssuer::self_signed(params("root"), KeyPair::generate().unwrap()).unwrap();
-    let issuer = CertifiedIssuer::signed_by(params("issuer"), KeyPair::generate().unwrap(), &root).unwrap();
+    let issuer =
+        CertifiedIssuer::signed_by(params("issuer"), KeyPair::generate().unwrap(), &root).unwrap();
     let (key, chain) = (dir.join("given.key"), dir.join("given-chain.pem"));
-    fs::write(&key, certs::pem::from_private_key(issuer.key().serialized_der()).as_bytes()).unwrap();
+    fs::write(&key, certs::pem::from_private_key(issuer.key().serialized_der()).as_bytes())
+        .unwrap();
     fs::set_permissions(&key, fs::Permissions::from_mode(0o600)).unwrap();
-    let pem: String = [&issuer, &root].map(|found| certs::pem::from_certificate(found.der())).concat();
+    let pem: String =
+        [&issuer, &root].map(|found| certs::pem::from_certificate(found.der())).concat();
     fs::write(&chain, pem).unwrap();
     Authority::load(&key, &chain, UnixTime::now()).unwrap()
 }
@@ -83,8 +98,18 @@ fn openssl_accepts_our_leaves_at_its_strictest() {
         let is_address = case.expects.parse::<std::net::IpAddr>().is_ok();
         let by = if is_address { "-verify_ip" } else { "-verify_hostname" };
         let mut openssl = clean("openssl", dir.path());
-        openssl.args(["s_client", "-brief", "-verify_return_error", "-x509_strict", "-no-CApath", "-no-CAstore"]);
-        openssl.args(["-connect", &case.address.to_string(), by, &case.expects]).arg("-CAfile").arg(&case.trusts);
+        openssl.args([
+            "s_client",
+            "-brief",
+            "-verify_return_error",
+            "-x509_strict",
+            "-no-CApath",
+            "-no-CAstore",
+        ]);
+        openssl
+            .args(["-connect", &case.address.to_string(), by, &case.expects])
+            .arg("-CAfile")
+            .arg(&case.trusts);
         let output = openssl.stdin(Stdio::null()).output().unwrap();
         judge(&case, "openssl", output.status.success(), &text(&output));
     }
@@ -98,8 +123,12 @@ fn curl_accepts_our_leaves() {
         let host = url_host(&case.expects);
         let url = format!("https://{host}:{}/", case.address.port());
         let mut curl = clean("curl", dir.path());
-        curl.args(["--silent", "--show-error", "--max-time", "20", &url, "--cacert"]).arg(&case.trusts);
-        curl.args(["--connect-to", &format!("::{}:{}", url_host(&case.address.ip().to_string()), case.address.port())]);
+        curl.args(["--silent", "--show-error", "--max-time", "20", &url, "--cacert"])
+            .arg(&case.trusts);
+        curl.args([
+            "--connect-to",
+            &format!("::{}:{}", url_host(&case.address.ip().to_string()), case.address.port()),
+        ]);
         let output = curl.output().unwrap();
         judge(&case, "curl", output.status.success(), &text(&output));
     }
@@ -143,7 +172,8 @@ fn probe(program: &str, args: &[&str], source: &str) {
     };
     fs::write(dir.path().join("cases"), cases.iter().map(line).collect::<String>()).unwrap();
     let output = clean(program, dir.path()).args(args).arg("cases").output().unwrap();
-    let answers: Vec<String> = String::from_utf8_lossy(&output.stdout).lines().map(str::to_owned).collect();
+    let answers: Vec<String> =
+        String::from_utf8_lossy(&output.stdout).lines().map(str::to_owned).collect();
     assert_eq!(answers.len(), cases.len(), "{program}: {}", text(&output));
     for (case, answer) in cases.iter().zip(&answers) {
         judge(case, program, answer == "ok", answer);

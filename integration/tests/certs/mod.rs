@@ -1,5 +1,10 @@
 //! Keys as others see them: our leaves, our trust files and our tokens before the tools people really use.
-#![allow(clippy::unwrap_used, clippy::panic, clippy::print_stderr, reason = "a test that cannot go on says why and fails")]
+#![allow(
+    clippy::unwrap_used,
+    clippy::panic,
+    clippy::print_stderr,
+    reason = "a test that cannot go on says why and fails"
+)]
 
 mod commands;
 mod leaves;

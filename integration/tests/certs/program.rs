@@ -65,6 +65,7 @@ pub(crate) fn clean(program: &str, home: &Path) -> Command {
 
 /// Runs to the end and gives back both streams as one text.
 pub(crate) fn text(output: &Output) -> String {
-    let (out, err) = (String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
+    let (out, err) =
+        (String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
     format!("{out}{err}")
 }
