@@ -47,10 +47,10 @@ pub enum ServiceTokenError {
     Algorithm,
     #[error("the {0} must be 1 to 255 printable characters without spaces")]
     Characters(&'static str),
-    #[error("towards a service tokens are signed with ES256 or RS256")]
-    KeyKind,
     #[error(transparent)]
     Key(#[from] KeyError),
+    #[error("towards a service tokens are signed with ES256 or RS256")]
+    KeyKind,
     #[error("a token towards a service lives for {} to {} seconds", MIN_LIFE.as_secs(), MAX_LIFE.as_secs())]
     Life,
     #[error(transparent)]
@@ -197,8 +197,9 @@ fn check(claims: &ServiceClaims<'_>) -> Result<(), ServiceTokenError> {
     if claims.banks.len() > MAX_BANKS {
         return Err(ServiceTokenError::TooManyBanks);
     }
-    match claims.banks.iter().all(|bank| is_plain(bank, MAX_NAME)) {
-        true => Ok(()),
-        false => Err(ServiceTokenError::Characters("bank")),
+    if claims.banks.iter().all(|bank| is_plain(bank, MAX_NAME)) {
+        Ok(())
+    } else {
+        Err(ServiceTokenError::Characters("bank"))
     }
 }

@@ -3,6 +3,7 @@
 #![allow(clippy::unwrap_used, clippy::panic, reason = "a test that cannot go on fails")]
 
 mod authority;
+mod fuzz;
 mod handshake;
 mod identity;
 mod leaf;

@@ -222,3 +222,19 @@ fn a_client_key_of_another_certificate_or_readable_by_all_is_refused() {
     let refused = Trust::load(TrustSource { client: Some(mine), ..only(&file) }).unwrap_err();
     assert!(refused.to_string().contains("chmod 600"), "{refused}");
 }
+
+#[test]
+fn more_roots_than_the_bound_are_refused() {
+    let dir = tempfile::tempdir().unwrap();
+    let anchor = Upstream::new().leaves.authority().anchor_pem();
+    let files: Vec<PathBuf> =
+        (0..4).map(|number| dir.path().join(format!("{number}.pem"))).collect();
+    let copies = certs::trust::MAX_ROOTS / files.len();
+    for file in &files {
+        fs::write(file, anchor.repeat(copies)).unwrap();
+    }
+    let source = TrustSource { system: SystemStore::Excluded, files: files.clone(), client: None };
+    assert_eq!(Trust::load(source.clone()).unwrap().roots(), certs::trust::MAX_ROOTS);
+    fs::write(&files[0], anchor.repeat(copies + 1)).unwrap();
+    assert!(Trust::load(source).unwrap_err().to_string().contains("more than"));
+}

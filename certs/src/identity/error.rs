@@ -35,10 +35,10 @@ pub enum IdentityError {
     Malformed,
     #[error("the token is not valid yet, or was issued in the future")]
     NotYetValid,
-    #[error("the token, its key, its sandbox or its tenant is revoked")]
-    Revoked,
     #[error("the revocation list could not be read for too long; check the file")]
     RevocationsStale,
+    #[error("the token, its key, its sandbox or its tenant is revoked")]
+    Revoked,
     #[error("the signature is wrong")]
     Signature,
     #[error("the subject is not of the form the issuer may name")]
@@ -72,8 +72,8 @@ impl IdentityError {
             Self::Life => "identity_life",
             Self::Malformed => "identity_malformed",
             Self::NotYetValid => "identity_not_yet_valid",
-            Self::Revoked => "identity_revoked",
             Self::RevocationsStale => "identity_revocations_stale",
+            Self::Revoked => "identity_revoked",
             Self::Signature => "identity_signature",
             Self::Subject => "identity_subject",
             Self::TooLarge => "identity_too_large",

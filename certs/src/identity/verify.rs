@@ -92,10 +92,10 @@ pub enum VerifierError {
     Ambiguous(String),
     #[error("issuer {0}: tokens may live {max} s and clocks may differ {skew} s at most", max = MAX_LIFE.as_secs(), skew = MAX_SKEW.as_secs())]
     Bounds(String),
-    #[error("an issuer without a name can only be one of the JWT-SVID kind")]
-    Nameless,
     #[error("the keys of an issuer: {0}")]
     Keys(#[from] FollowError<KeySetError>),
+    #[error("an issuer without a name can only be one of the JWT-SVID kind")]
+    Nameless,
     #[error("the revocations: {0}")]
     Revocations(#[from] FollowError<RevocationError>),
 }
@@ -120,6 +120,7 @@ impl<'a> Expected<'a> {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Identity {
     subject: Subject,
+    spiffe_id: String,
     issuer: Option<String>,
     audience: String,
     generation: Option<u64>,
@@ -135,6 +136,11 @@ impl Identity {
     /// The sandbox, its tenant and its environment.
     pub fn subject(&self) -> &Subject {
         &self.subject
+    }
+
+    /// The `sub` as its issuer wrote it.
+    pub fn spiffe_id(&self) -> &str {
+        &self.spiffe_id
     }
 
     pub fn issuer(&self) -> Option<&str> {
@@ -407,6 +413,7 @@ impl<'a> ClaimReader<'a> {
         }
         Ok(Identity {
             subject: self.subject(limits)?,
+            spiffe_id: self.text("sub")?.unwrap_or_default().to_owned(),
             issuer: issuer.map(str::to_owned),
             audience: self.audience()?.to_owned(),
             generation: self.generation()?,

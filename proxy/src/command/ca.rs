@@ -29,11 +29,11 @@ pub(crate) struct CaArgs {
 
 #[derive(clap::Subcommand)]
 enum CaCommand {
+    Bundle(BundleArgs),
+    Env(EnvArgs),
+    Export(ExportArgs),
     Init(InitArgs),
     Show(ShowArgs),
-    Export(ExportArgs),
-    Env(EnvArgs),
-    Bundle(BundleArgs),
 }
 
 /// Make an authority, or take over one of your own
@@ -135,11 +135,11 @@ struct BundleArgs {
 /// Runs one of the subcommands. Exit status: 0, or 2 when a file or an argument is not good.
 pub(crate) fn ca(args: &CaArgs, output: Output) -> anyhow::Result<ExitCode> {
     match &args.command {
+        CaCommand::Bundle(args) => write_bundle(args, output)?,
+        CaCommand::Env(args) => env(args, output)?,
+        CaCommand::Export(args) => export(args)?,
         CaCommand::Init(args) => init(args, output)?,
         CaCommand::Show(args) => show(args, output)?,
-        CaCommand::Export(args) => export(args)?,
-        CaCommand::Env(args) => env(args, output)?,
-        CaCommand::Bundle(args) => write_bundle(args, output)?,
     }
     Ok(ExitCode::SUCCESS)
 }

@@ -30,11 +30,13 @@ pub(crate) struct IdentityArgs {
 #[derive(clap::Subcommand)]
 enum IdentityCommand {
     Init(InitArgs),
-    Issue(IssueArgs),
-    Verify(VerifyArgs),
-    Jwks(DirArgs),
-    Rotate(DirArgs),
     Inspect(InspectArgs),
+    Issue(IssueArgs),
+    /// Print the public keys of an issuer as a JWK Set
+    Jwks(DirArgs),
+    /// Give an issuer a new key, published at once and used a minute later
+    Rotate(DirArgs),
+    Verify(VerifyArgs),
 }
 
 /// Make an issuer: a key, its public half as a JWK Set, and a description
@@ -136,7 +138,6 @@ struct OtherIssuer {
     environment: Option<String>,
 }
 
-/// Print the JWK Set of an issuer (`jwks`), or give it a new key (`rotate`)
 #[derive(clap::Args)]
 struct DirArgs {
     /// The directory of the issuer
@@ -155,11 +156,11 @@ struct InspectArgs {
 pub(crate) fn identity(args: &IdentityArgs, output: Output) -> anyhow::Result<ExitCode> {
     match &args.command {
         IdentityCommand::Init(args) => init(args, output),
+        IdentityCommand::Inspect(args) => show(args, output),
         IdentityCommand::Issue(args) => issue(args, output),
-        IdentityCommand::Verify(args) => verify(args, output),
         IdentityCommand::Jwks(args) => jwks(&args.dir),
         IdentityCommand::Rotate(args) => rotate(&args.dir, output),
-        IdentityCommand::Inspect(args) => show(args, output),
+        IdentityCommand::Verify(args) => verify(args, output),
     }
 }
 
@@ -211,9 +212,10 @@ fn issue(args: &IssueArgs, output: Output) -> anyhow::Result<ExitCode> {
         generation: args.generation,
     };
     let token = LocalIssuer::open(&args.dir)?.issue(&request, UnixTime::now())?;
-    match output.json {
-        true => anstream::println!("{}", json!({ "token": token.expose() })),
-        false => anstream::println!("{}", token.expose()),
+    if output.json {
+        anstream::println!("{}", json!({ "token": token.expose() }));
+    } else {
+        anstream::println!("{}", token.expose());
     }
     Ok(ExitCode::SUCCESS)
 }
@@ -283,7 +285,7 @@ fn accept(identity: &Identity, output: Output) -> ExitCode {
         anstream::println!(
             "{}",
             json!({
-                "verified": true, "subject": subject.to_string(), "sandbox": sandbox.as_str(), "tenant": tenant.as_str(),
+                "verified": true, "subject": identity.spiffe_id(), "sandbox": sandbox.as_str(), "tenant": tenant.as_str(),
                 "environment": environment.as_str(), "generation": identity.generation(), "issuer": identity.issuer(),
                 "token_id": identity.token_id(), "key": identity.key_id(), "expires_at": until,
             })
@@ -299,12 +301,11 @@ fn accept(identity: &Identity, output: Output) -> ExitCode {
 
 fn refuse(refused: IdentityError, output: Output) -> ExitCode {
     let code = refused.code();
-    match output.json {
-        true => anstream::println!(
-            "{}",
-            json!({ "verified": false, "reason": code, "detail": refused.to_string() })
-        ),
-        false => anstream::println!("{} {code}: {refused}", paint(BAD, "refused:")),
+    if output.json {
+        let detail = refused.to_string();
+        anstream::println!("{}", json!({ "verified": false, "reason": code, "detail": detail }));
+    } else {
+        anstream::println!("{} {code}: {refused}", paint(BAD, "refused:"));
     }
     ExitCode::from(REFUSED)
 }
