@@ -16,10 +16,9 @@ use rustls::RootCertStore;
 use rustls::client::WebPkiServerVerifier;
 use rustls::client::danger::ServerCertVerifier;
 use rustls_pki_types::{CertificateDer, PrivateKeyDer, PrivatePkcs8KeyDer, UnixTime};
-use time::OffsetDateTime;
-use x509_parser::prelude::{FromDer, X509Certificate};
 use zeroize::{Zeroize, Zeroizing};
 
+use crate::chain::{self, Checked, Valid, date, moment};
 use crate::constraints::{Limits, NameConstraints};
 use crate::files::{self, FileError, Readers};
 use crate::host::HostName;
@@ -102,13 +101,6 @@ pub struct Authority {
     anchor: CertificateDer<'static>,
     limits: Vec<Limits>,
     valid: Valid,
-}
-
-/// From when to when every certificate of a chain is valid, in Unix seconds.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Valid {
-    pub from: u64,
-    pub to: u64,
 }
 
 /// What can be said of an authority in public.
@@ -204,11 +196,11 @@ impl Authority {
         chain: Vec<CertificateDer<'static>>,
         now: UnixTime,
     ) -> Result<Self, AuthorityError> {
-        let checked = check_chain(&pair, &chain, now)?;
+        let checked = chain::check(pair.der_bytes(), &chain, now)?;
         let (Some(signing), Some(anchor)) = (chain.first().cloned(), chain.last().cloned()) else {
             return Err(AuthorityError::Certificate(1));
         };
-        let served = chain.into_iter().filter(|der| !is_self_issued(der)).collect();
+        let served = chain.into_iter().filter(|der| !chain::is_self_issued(der)).collect();
         let issuer = Issuer::from_ca_cert_der(&signing, pair).map_err(AuthorityError::Signing)?;
         let leaf_key = LeafKey::generate()?;
         let Checked { limits, valid } = checked;
@@ -267,7 +259,7 @@ impl Authority {
 
     pub fn describe(&self) -> Description {
         Description {
-            subject: subject(self.served.first().unwrap_or(&self.anchor)),
+            subject: chain::subject(self.served.first().unwrap_or(&self.anchor)),
             key: key_name(self.issuer.key().0.algorithm()),
             valid_from: date(self.valid.from),
             valid_to: date(self.valid.to),
@@ -391,91 +383,6 @@ fn authority_params(
     Ok(params)
 }
 
-struct Checked {
-    limits: Vec<Limits>,
-    valid: Valid,
-}
-
-fn check_chain(
-    pair: &Pair,
-    chain: &[CertificateDer<'static>],
-    now: UnixTime,
-) -> Result<Checked, AuthorityError> {
-    if chain.len() > MAX_CHAIN {
-        return Err(AuthorityError::LongChain);
-    }
-    let parsed = parse_chain(chain)?;
-    match parsed.first() {
-        Some(first) if first.public_key().subject_public_key.data == pair.der_bytes() => {}
-        Some(_) | None => return Err(AuthorityError::KeyMismatch),
-    }
-    let mut checked = Checked { limits: Vec::new(), valid: Valid { from: 0, to: u64::MAX } };
-    for (index, certificate) in parsed.iter().enumerate() {
-        check_one(index + 1, certificate, parsed.get(index + 1), now, &mut checked)?;
-    }
-    Ok(checked)
-}
-
-fn parse_chain<'a>(
-    chain: &'a [CertificateDer<'static>],
-) -> Result<Vec<X509Certificate<'a>>, AuthorityError> {
-    let parse =
-        |(index, der): (usize, &'a CertificateDer<'static>)| match X509Certificate::from_der(der) {
-            Ok((_, certificate)) => Ok(certificate),
-            Err(_) => Err(AuthorityError::Certificate(index + 1)),
-        };
-    chain.iter().enumerate().map(parse).collect()
-}
-
-fn check_one(
-    index: usize,
-    certificate: &X509Certificate<'_>,
-    above: Option<&X509Certificate<'_>>,
-    now: UnixTime,
-    checked: &mut Checked,
-) -> Result<(), AuthorityError> {
-    if !may_sign(certificate) {
-        return Err(AuthorityError::NotAuthority(index));
-    }
-    if above.is_some_and(|above| certificate.verify_signature(Some(above.public_key())).is_err()) {
-        return Err(AuthorityError::Chain(index));
-    }
-    let valid = validity(certificate);
-    if now.as_secs() < valid.from || now.as_secs() >= valid.to {
-        return Err(AuthorityError::Expired { index, from: date(valid.from), to: date(valid.to) });
-    }
-    checked.limits.push(Limits::of(certificate).ok_or(AuthorityError::Constraints(index))?);
-    checked.valid.from = checked.valid.from.max(valid.from);
-    checked.valid.to = checked.valid.to.min(valid.to);
-    Ok(())
-}
-
-fn may_sign(certificate: &X509Certificate<'_>) -> bool {
-    let usage = match certificate.key_usage() {
-        Ok(Some(usage)) => usage.value.key_cert_sign(),
-        Ok(None) => true, // absent: every use is allowed, RFC 5280, 4.2.1.3
-        Err(_) => false,
-    };
-    certificate.is_ca() && usage
-}
-
-fn validity(certificate: &X509Certificate<'_>) -> Valid {
-    let of = |moment: i64| u64::try_from(moment).unwrap_or(0);
-    let found = certificate.validity();
-    Valid { from: of(found.not_before.timestamp()), to: of(found.not_after.timestamp()) }
-}
-
-fn is_self_issued(der: &CertificateDer<'_>) -> bool {
-    match X509Certificate::from_der(der) {
-        Ok((_, found)) => found.subject().as_raw() == found.issuer().as_raw(),
-        Err(_) => false,
-    }
-}
-
-fn subject(der: &CertificateDer<'_>) -> String {
-    X509Certificate::from_der(der).map(|(_, found)| found.subject().to_string()).unwrap_or_default()
-}
-
 fn key_name(algorithm: &SignatureAlgorithm) -> &'static str {
     match algorithm {
         alg if alg == &PKCS_ECDSA_P256_SHA256 => "ECDSA P-256",
@@ -491,26 +398,4 @@ pub(crate) fn serial() -> Result<rcgen::SerialNumber, NoRandomness> {
     let mut bytes = random::<16>()?;
     bytes[0] = bytes[0] & 0x7f | 0x40; // positive, and never shorter than 16 octets
     Ok(rcgen::SerialNumber::from_slice(&bytes))
-}
-
-/// Unix seconds as rcgen takes them; beyond the year 9999 a certificate has no date.
-pub(crate) fn moment(seconds: u64) -> OffsetDateTime {
-    const LAST: i64 = 253_402_300_799;
-    let seconds = i64::try_from(seconds).unwrap_or(LAST).min(LAST);
-    OffsetDateTime::from_unix_timestamp(seconds).unwrap_or(OffsetDateTime::UNIX_EPOCH)
-}
-
-/// Unix seconds for people and for JSON, in UTC.
-pub fn date(seconds: u64) -> String {
-    let at = moment(seconds);
-    let (day, clock) = (at.date(), at.time());
-    format!(
-        "{:04}-{:02}-{:02}T{:02}:{:02}:{:02}Z",
-        day.year(),
-        u8::from(day.month()),
-        day.day(),
-        clock.hour(),
-        clock.minute(),
-        clock.second()
-    )
 }

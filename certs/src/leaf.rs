@@ -19,8 +19,9 @@ use rustls::server::{
 use rustls::sign::CertifiedKey;
 use rustls_pki_types::UnixTime;
 
-use crate::authority::{Authority, Valid, moment, serial};
+use crate::authority::{Authority, serial};
 use crate::bounded::{Bound, Bounded};
+use crate::chain::{Valid, moment};
 use crate::host::HostName;
 
 /// How long before its minting a leaf is valid already, for sandboxes whose clock is behind.

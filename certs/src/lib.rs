@@ -15,6 +15,7 @@
 pub mod authority;
 mod bounded;
 pub mod bundle;
+mod chain;
 pub mod constraints;
 pub mod files;
 pub mod host;
@@ -27,6 +28,7 @@ pub mod trust;
 pub mod variables;
 
 pub use authority::{Authority, AuthorityError, AuthorityOptions};
+pub use chain::{Valid, date};
 pub use constraints::NameConstraints;
 pub use host::{HostName, HostNameError};
 pub use leaf::{LeafCache, LeafError};

@@ -5,6 +5,7 @@
 //! on whose path the token came is for the caller to compare. That comparison is what stops a copied token,
 //! so a token may be used until its end.
 
+mod claims;
 mod compact;
 mod error;
 mod followed;
@@ -15,6 +16,7 @@ mod revocation;
 mod subject;
 mod verify;
 
+pub use claims::Identity;
 pub use compact::{MAX_TOKEN, Unverified, inspect};
 pub use error::IdentityError;
 pub use followed::{FollowError, MAX_STALE};
@@ -24,8 +26,7 @@ pub use keyset::{KeySetError, MAX_KEYS};
 pub use revocation::{RevocationError, Revocations};
 pub use subject::{Segment, Subject, SubjectError, SubjectTemplate, TrustDomain};
 pub use verify::{
-    Claims, Expected, Identity, MAX_LIFE, MAX_SKEW, MAX_VERIFIED, TrustedIssuer, Verifier,
-    VerifierError,
+    Claims, Expected, MAX_LIFE, MAX_SKEW, MAX_VERIFIED, TrustedIssuer, Verifier, VerifierError,
 };
 
 /// A claim or name of another's choosing that we repeat: short and printable.

@@ -6,7 +6,7 @@ use std::hash::Hash;
 use serde::Deserialize;
 
 use super::IdentityError;
-use super::verify::Identity;
+use super::claims::Identity;
 
 /// Largest revocation list.
 pub(super) const MAX_FILE: u64 = 4 * 1024 * 1024;

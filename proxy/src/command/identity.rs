@@ -6,12 +6,11 @@ use std::process::ExitCode;
 use std::time::Duration;
 
 use anyhow::{Context, bail};
-use certs::UnixTime;
-use certs::authority::date;
 use certs::identity::{
     Algorithm, Claims, Expected, Identity, IdentityError, IssueRequest, IssuerOptions, LocalIssuer,
     MAX_TOKEN, Segment, SubjectTemplate, TrustDomain, TrustedIssuer, Verifier, inspect,
 };
+use certs::{UnixTime, date};
 use serde_json::{Value, json};
 
 use super::Output;
