@@ -209,6 +209,24 @@ fn a_client_certificate_is_presented_where_one_is_asked_for() {
 }
 
 #[test]
+fn a_renewed_client_certificate_is_taken_over_only_with_its_key() {
+    let (dir, renewed) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
+    let upstream = Upstream::new();
+    let file = dir.path().join("roots.pem");
+    upstream.write_anchor(&file);
+    let (files, _) = client(dir.path());
+    let (new, roots) = client(renewed.path());
+    let server = asking(&upstream, roots);
+    let trust = Trust::load(TrustSource { client: Some(files.clone()), ..only(&file) }).unwrap();
+    assert!(!reaches(&trust, "a.example", server.clone()));
+    fs::rename(&new.chain, &files.chain).unwrap();
+    assert!(trust.refresh().unwrap_err().to_string().contains("does not belong"), "half renewed");
+    fs::rename(&new.key, &files.key).unwrap();
+    assert_eq!(trust.refresh().unwrap(), Refreshed::Changed);
+    assert!(reaches(&trust, "a.example", server));
+}
+
+#[test]
 fn a_client_key_of_another_certificate_or_readable_by_all_is_refused() {
     let (one, two) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
     let file: PathBuf = one.path().join("roots.pem");

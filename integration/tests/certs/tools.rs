@@ -89,7 +89,7 @@ fn finish(command: &mut Command) -> Output {
 }
 
 #[test]
-fn curl_openssl_and_git() {
+fn curl_openssl_git_and_wget() {
     for (program, package) in
         [("curl", "curl"), ("openssl", "openssl"), ("git", "git"), ("wget", "wget")]
     {
@@ -97,6 +97,9 @@ fn curl_openssl_and_git() {
     }
     let world = World::new();
     world.judge("curl", &["--silent", "--show-error", "@"]);
+    let request = r#"host=${1#https://}; printf 'GET / HTTP/1.0\r\n\r\n' |
+        openssl s_client -quiet -verify_return_error -connect "${host%/}""#;
+    world.judge("sh", &["-c", request, "sh", "@"]);
     world.judge("git", &["ls-remote", "@repository"]);
     world.judge("wget", &["--quiet", "--tries=1", "--output-document=-", "@"]);
 }
