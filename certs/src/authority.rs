@@ -216,7 +216,8 @@ impl Authority {
         let Some(name) = names.find(|name| self.permits(name)) else {
             return Err(AuthorityError::Constraints(1)); // it can speak for nobody
         };
-        let valid = Valid { from: now.as_secs().saturating_sub(60), to: now.as_secs() + 60 };
+        let valid =
+            Valid { from: now.as_secs().saturating_sub(60), to: now.as_secs().saturating_add(60) };
         let leaf = self.sign(&name, valid).map_err(AuthorityError::Signing)?;
         let mut roots = RootCertStore::empty();
         roots.add(self.anchor.clone()).map_err(AuthorityError::Refused)?;

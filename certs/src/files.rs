@@ -1,10 +1,11 @@
 //! Files: bounded reading, key files only we may read, and noticing a change cheaply.
 
-use std::fs::{self, File, OpenOptions, Permissions};
+use std::fs::{self, File, OpenOptions, Permissions, TryLockError};
 use std::io::{self, Read, Write};
 use std::os::unix::fs::{MetadataExt, OpenOptionsExt, PermissionsExt};
 use std::path::{Path, PathBuf};
-use std::time::{Duration, SystemTime};
+use std::thread::sleep;
+use std::time::{Duration, Instant, SystemTime};
 
 use zeroize::Zeroizing;
 
@@ -12,6 +13,11 @@ use zeroize::Zeroizing;
 pub(crate) const MAX_PEM: u64 = 1024 * 1024;
 /// Largest private key file read: an RSA key of 8192 bits is about 7 KiB.
 pub(crate) const MAX_KEY: u64 = 64 * 1024;
+
+/// Longest wait for another start that is making the same keys.
+const LOCK_PATIENCE: Duration = Duration::from_secs(10);
+/// How often it is tried meanwhile.
+const LOCK_PAUSE: Duration = Duration::from_millis(20);
 
 /// A file changed again within one tick of a coarse file system clock looks unchanged; younger than
 /// this, its content is compared instead.
@@ -26,6 +32,8 @@ pub enum FileError {
     Io { path: PathBuf, source: io::Error },
     #[error("{}: larger than {limit} bytes", path.display())]
     Large { path: PathBuf, limit: u64 },
+    #[error("{}: another process has held it for {} s; end that process first", path.display(), LOCK_PATIENCE.as_secs())]
+    Locked { path: PathBuf },
 }
 
 impl FileError {
@@ -115,8 +123,22 @@ pub(crate) fn lock(dir: &Path) -> Result<File, FileError> {
     let path = dir.join(".lock");
     let file = OpenOptions::new().create(true).truncate(false).write(true).mode(0o600).open(&path);
     let file = file.map_err(|source| FileError::io(&path, source))?;
-    file.lock().map_err(|source| FileError::io(&path, source))?;
+    wait_for_lock(&path, &file, LOCK_PATIENCE)?;
     Ok(file)
+}
+
+fn wait_for_lock(path: &Path, file: &File, patience: Duration) -> Result<(), FileError> {
+    let began = Instant::now();
+    loop {
+        match file.try_lock() {
+            Ok(()) => return Ok(()),
+            Err(TryLockError::WouldBlock) if began.elapsed() < patience => sleep(LOCK_PAUSE),
+            Err(TryLockError::WouldBlock) => {
+                return Err(FileError::Locked { path: path.to_owned() });
+            }
+            Err(TryLockError::Error(source)) => return Err(FileError::io(path, source)),
+        }
+    }
 }
 
 /// What a file looked like when it was last read.
@@ -248,6 +270,16 @@ mod tests {
         let mut watch = Watch::new(vec![path]);
         assert!(watch.changed());
         assert!(watch.changed(), "it may have changed within one tick");
+    }
+
+    #[test]
+    fn a_lock_that_is_held_is_waited_for_within_bounds() {
+        let dir = tempfile::tempdir().unwrap();
+        let _held = lock(dir.path()).unwrap();
+        let path = dir.path().join(".lock");
+        let again = File::options().write(true).open(&path).unwrap();
+        let refused = wait_for_lock(&path, &again, Duration::from_millis(50));
+        assert!(matches!(refused, Err(FileError::Locked { .. })));
     }
 
     fn age(path: &Path) {

@@ -124,8 +124,8 @@ impl ServiceTokens {
         let hash = sha256(said.to_string().as_bytes());
         let kept = self.lock().ask(&hash).cloned();
         // A clock set back makes the kept one a token of the future.
-        let fresh =
-            |kept: &Kept| (kept.issued_at..kept.issued_at + self.life.as_secs() / 2).contains(&now);
+        let half = self.life.as_secs() / 2;
+        let fresh = |kept: &Kept| now.checked_sub(kept.issued_at).is_some_and(|age| age < half);
         if let Some(kept) = kept.filter(fresh) {
             return Ok(kept.token);
         }
@@ -173,7 +173,7 @@ impl ServiceTokens {
     fn sign(&self, mut claims: Value, now: u64) -> Result<Token, ServiceTokenError> {
         claims["iat"] = now.into();
         claims["nbf"] = now.into();
-        claims["exp"] = (now + self.life.as_secs()).into();
+        claims["exp"] = now.saturating_add(self.life.as_secs()).into();
         claims["jti"] = hex(&random::<16>()?).into();
         Ok(self.key.sign(&claims)?)
     }

@@ -61,12 +61,16 @@ impl<T, E: std::error::Error> Followed<T, E> {
     pub(super) fn refresh(&self, now: UnixTime) -> Result<Refreshed, FollowError<E>> {
         let mut guard = self.watch.lock().unwrap_or_else(PoisonError::into_inner);
         let (watch, digest) = &mut *guard;
-        let mut refreshed = Refreshed::Unchanged;
+        let mut refreshed = Ok(Refreshed::Unchanged);
         if watch.changed() {
-            refreshed = self.read_again(digest).inspect_err(|_| watch.look_again())?;
+            refreshed = self.read_again(digest).inspect_err(|_| watch.look_again());
         }
-        self.seen_good.store(now.as_secs(), Ordering::Relaxed);
-        Ok(refreshed)
+        match &refreshed {
+            Ok(_) => self.seen_good.store(now.as_secs(), Ordering::Relaxed),
+            // A clock that was ahead and is set right must not lengthen the patience.
+            Err(_) => drop(self.seen_good.fetch_min(now.as_secs(), Ordering::Relaxed)),
+        }
+        refreshed
     }
 
     fn read_again(&self, digest: &mut [u8; 32]) -> Result<Refreshed, FollowError<E>> {

@@ -155,9 +155,9 @@ impl LocalIssuer {
         }
         let algorithm =
             Algorithm::named(&issuer.document.algorithm).ok_or(KeyError::Unsupported)?;
-        let signs_from = now + PUBLISHED_AHEAD.as_secs();
-        let last_token_ends =
-            signs_from + TrustedIssuer::DEFAULT_LIFE.as_secs() + MAX_SKEW.as_secs();
+        let signs_from = now.saturating_add(PUBLISHED_AHEAD.as_secs());
+        let longest = TrustedIssuer::DEFAULT_LIFE + MAX_SKEW;
+        let last_token_ends = signs_from.saturating_add(longest.as_secs());
         for key in &mut issuer.document.keys {
             key.retires_at.get_or_insert(last_token_ends);
         }
@@ -182,7 +182,7 @@ impl LocalIssuer {
             "iss": self.document.issuer,
             "sub": subject.to_string(),
             "aud": request.audience,
-            "exp": now + life,
+            "exp": now.saturating_add(life),
             "nbf": now,
             "iat": now,
             "jti": hex(&random::<16>()?),

@@ -127,6 +127,18 @@ fn a_file_that_turns_bad_changes_nothing_for_a_while_and_then_closes() {
 }
 
 #[test]
+fn a_clock_that_was_ahead_does_not_lengthen_the_patience() {
+    let world = World::new();
+    world.verifier.refresh(at(NOW + DAY)).unwrap();
+    let jwks = world.issuer.jwks_path();
+    fs::remove_file(jwks).unwrap();
+    assert!(world.verifier.refresh(at(NOW)).is_err());
+    let late = NOW + MAX_STALE.as_secs() + 1;
+    let token = world.issuer.issue(&request(), at(late)).unwrap();
+    assert_eq!(world.verify_at(token.expose(), late), Err(IdentityError::KeysStale));
+}
+
+#[test]
 fn a_clock_that_jumps_closes_and_heals() {
     let world = World::new();
     let token = world.token();

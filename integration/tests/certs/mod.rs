@@ -2,7 +2,6 @@
 #![allow(
     clippy::unwrap_used,
     clippy::panic,
-    clippy::print_stderr,
     reason = "a test that cannot go on says why and fails"
 )]
 

@@ -1,5 +1,6 @@
 //! Running `sandbar` and other programs, with nothing of this machine's own trust in their environment.
 
+use std::io::Write;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
 use std::sync::OnceLock;
@@ -28,9 +29,15 @@ fn build() -> PathBuf {
 pub(crate) fn installed(program: &str) -> bool {
     let found = find(program);
     if !found {
-        eprintln!("NOT RUN: {program} is not installed, so nothing was tried with it");
+        not_run(program);
     }
     found
+}
+
+/// Says what was not tried, past the capture of a test that passes.
+pub(crate) fn not_run(what: &str) {
+    let line = format!("NOT RUN: {what} is not installed, so nothing was tried with it\n");
+    std::io::stderr().write_all(line.as_bytes()).unwrap();
 }
 
 /// Fails unless a program that every machine must have for this test is installed.
@@ -47,18 +54,16 @@ fn find(program: &str) -> bool {
 pub(crate) fn clean(program: &str, home: &Path) -> Command {
     let mut command = Command::new(program);
     command.env_clear().env("HOME", home).env("LC_ALL", "C.UTF-8").current_dir(home);
-    for kept in ["PATH", "RUSTUP_HOME", "CARGO_HOME", "RUSTUP_TOOLCHAIN", "PYENV_ROOT"] {
+    for kept in ["PATH", "RUSTUP_HOME", "RUSTUP_TOOLCHAIN", "PYENV_ROOT"] {
         if let Some(value) = std::env::var_os(kept) {
             command.env(kept, value);
         }
     }
-    // Home has moved, and these are found through it where nothing else is said.
-    for (variable, below) in [("RUSTUP_HOME", ".rustup"), ("CARGO_HOME", ".cargo")] {
-        if std::env::var_os(variable).is_none()
-            && let Some(old_home) = std::env::var_os("HOME")
-        {
-            command.env(variable, Path::new(&old_home).join(below));
-        }
+    // Home has moved, and rustup's own is found through it where nothing else is said.
+    if std::env::var_os("RUSTUP_HOME").is_none()
+        && let Some(old_home) = std::env::var_os("HOME")
+    {
+        command.env("RUSTUP_HOME", Path::new(&old_home).join(".rustup"));
     }
     command
 }

@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 
 use certs::{Authority, LeafCache, UnixTime};
 
-use super::program::{clean, installed, needed, sandbar, text};
+use super::program::{clean, installed, needed, not_run, sandbar, text};
 use super::server::{GREETING, Server};
 
 /// No tool takes longer to fetch one page from loopback.
@@ -114,7 +114,7 @@ fn python_and_pip() {
     );
     for module in ["requests", "httpx", "pip._vendor.requests", "aiohttp", "botocore.httpsession"] {
         let Some(python) = importing(module) else {
-            eprintln!("NOT RUN: no Python here has {module}, so nothing was tried with it");
+            not_run(&format!("Python's {module}"));
             continue;
         };
         world.judge(python, &["-c", &fetch_with(module), "@"]);
