@@ -1,6 +1,8 @@
 //! `sandbar`: arguments in, one file per subcommand, exit code out.
 
 mod command;
+mod policies;
+mod problems;
 mod terminal;
 
 use std::process::ExitCode;

@@ -5,10 +5,10 @@
 use anstyle::{AnsiColor, Style};
 
 pub(crate) const BAD: Style = AnsiColor::Red.on_default();
-pub(crate) const GOOD: Style = AnsiColor::Green.on_default();
-pub(crate) const WARN: Style = AnsiColor::Yellow.on_default();
-pub(crate) const HEAD: Style = Style::new().bold();
 pub(crate) const FAINT: Style = Style::new().dimmed();
+pub(crate) const GOOD: Style = AnsiColor::Green.on_default();
+pub(crate) const HEAD: Style = Style::new().bold();
+pub(crate) const WARN: Style = AnsiColor::Yellow.on_default();
 
 /// When to colour, as `--color` says; `anstream` adds `NO_COLOR` and the terminal check.
 #[derive(Clone, Copy, Debug, Default, clap::ValueEnum)]
@@ -33,4 +33,9 @@ impl Color {
 /// Paints `text`, for a stream that strips colour where it is not wanted.
 pub(crate) fn paint(style: Style, text: impl std::fmt::Display) -> String {
     format!("{style}{text}{style:#}")
+}
+
+/// Prints one JSON value and a newline, for `--json`.
+pub(crate) fn print_json(value: &serde_json::Value) {
+    anstream::println!("{value:#}");
 }

@@ -1,1 +1,37 @@
-//! Pure decisions.
+//! Pure decisions: no I/O, no async, no clock, no randomness, no logging.
+//!
+//! Files come in as bytes ([`Sources`]), [`compile`] makes a [`RuleSet`] of them, and
+//! [`RuleSet::decide`] is the only place that decides. A [`Permit`] cannot be made elsewhere.
+
+mod admit;
+mod agree;
+pub mod budget;
+mod decide;
+pub mod decision;
+pub mod diff;
+pub mod explain;
+pub mod facts;
+pub mod load;
+mod memory;
+pub mod name;
+pub mod network;
+pub mod path;
+pub mod pattern;
+pub mod policy;
+pub mod probe;
+pub mod reason;
+mod ruleset;
+pub mod sandbox;
+pub mod set;
+mod special;
+pub mod trial;
+pub mod word;
+
+pub use admit::MAX_ADDRESSES;
+pub use decision::{Decision, Denial, DialPermit, Permit};
+pub use facts::Facts;
+pub use load::{Grant, SourceFile, Sources, compile};
+pub use name::{DomainName, Host};
+pub use reason::Reason;
+pub use ruleset::{RuleSet, Tier};
+pub use sandbox::{Channel, SandboxRef, Sandboxes};

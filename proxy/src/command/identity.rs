@@ -13,11 +13,8 @@ use certs::identity::{
 use certs::{UnixTime, date};
 use serde_json::{Value, json};
 
-use super::Output;
+use super::{NEGATIVE, Output};
 use crate::terminal::{BAD, FAINT, GOOD, HEAD, WARN, paint};
-
-/// Exit status for a token that names nobody.
-const REFUSED: u8 = 1;
 
 /// Issue, verify and inspect the signed identity of a sandbox
 #[derive(clap::Args)]
@@ -306,7 +303,7 @@ fn refuse(refused: IdentityError, output: Output) -> ExitCode {
     } else {
         anstream::println!("{} {code}: {refused}", paint(BAD, "refused:"));
     }
-    ExitCode::from(REFUSED)
+    ExitCode::from(NEGATIVE)
 }
 
 fn jwks(dir: &Path) -> anyhow::Result<ExitCode> {

@@ -1,8 +1,14 @@
 //! The command line: which subcommands there are, and the exit codes they share.
 
 mod ca;
+mod check;
+mod diff;
+mod explain;
 mod identity;
+mod log;
 mod manual;
+mod reference;
+mod test;
 
 use std::process::ExitCode;
 
@@ -10,6 +16,8 @@ use clap::{Parser, Subcommand};
 
 use crate::terminal::{BAD, Color, paint};
 
+/// Exit status of a command that ran and says no: denied, or a test failed.
+pub(crate) const NEGATIVE: u8 = 1;
 /// Exit status for a policy, a file or a log that is not good.
 pub(crate) const BAD_INPUT: u8 = 2;
 /// Exit status for a command line that makes no sense (`EX_USAGE`).
@@ -39,9 +47,16 @@ pub(crate) struct Output {
 #[derive(Subcommand)]
 enum Command {
     Ca(ca::CaArgs),
+    Check(check::CheckArgs),
     Completions(manual::CompletionsArgs),
+    Diff(diff::DiffArgs),
+    Explain(explain::ExplainArgs),
     Identity(identity::IdentityArgs),
+    Log(log::LogArgs),
     Man(manual::ManArgs),
+    Reasons(reference::ReasonsArgs),
+    Schema(reference::SchemaArgs),
+    Test(test::TestArgs),
 }
 
 /// Parses the arguments, runs the subcommand, and prints its error once.
@@ -51,11 +66,19 @@ pub(crate) fn run() -> ExitCode {
         Err(error) => return usage(&error),
     };
     arguments.output.color.apply();
+    let output = arguments.output;
     let result = match arguments.command {
-        Command::Ca(args) => ca::ca(&args, arguments.output),
+        Command::Ca(args) => ca::ca(&args, output),
+        Command::Check(args) => check::check(&args, output),
         Command::Completions(args) => manual::completions(&args),
-        Command::Identity(args) => identity::identity(&args, arguments.output),
+        Command::Diff(args) => diff::diff(&args, output),
+        Command::Explain(args) => explain::explain(&args, output),
+        Command::Identity(args) => identity::identity(&args, output),
+        Command::Log(args) => log::run(&args, output),
         Command::Man(args) => manual::man(&args),
+        Command::Reasons(args) => reference::reasons(&args, output),
+        Command::Schema(args) => reference::schema(&args),
+        Command::Test(args) => test::test(&args, output),
     };
     result.unwrap_or_else(|error| {
         anstream::eprintln!("{} {error:#}", paint(BAD, "sandbar:"));

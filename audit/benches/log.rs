@@ -1,0 +1,183 @@
+//! What a record costs: how many a second, how long a caller waits for its receipt, how much CPU;
+//! and how fast a log verifies. Prints one table. `cargo bench -p audit`, or a part of it with
+//! `cargo bench -p audit -- process`, `disk` or `verify`.
+#![allow(clippy::unwrap_used, clippy::print_stdout)] // a bench speaks, and stops where it fails
+
+use std::fs;
+use std::path::Path;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
+
+use audit::verify::{Progress, Verified, verify};
+use audit::{
+    Arrival, Channel, Code, Config, Durability, Ending, Environment, Facts, Log, Outcome, Policy,
+    Request, SandboxId, Scheme, Subject, TenantId, Transport, Verdict,
+};
+
+const RUN: Duration = Duration::from_secs(3);
+const CALLERS: [usize; 3] = [1, 16, 256];
+/// Size of the log that is verified.
+const VERIFY_BYTES: u64 = 1 << 30;
+
+fn main() {
+    println!("durability  threads  callers   records/s   p50 us   p99 us   CPU us/record  batch");
+    let wanted =
+        |part: &str| std::env::args().skip(1).all(|arg| arg == part || arg.starts_with('-'));
+    for (part, durability) in [("process", Durability::Process), ("disk", Durability::Disk)] {
+        if !wanted(part) {
+            continue;
+        }
+        for threads in [1, 2] {
+            for callers in CALLERS {
+                let told = measure(durability, threads, callers);
+                println!("{durability:<10?}  {threads:>7}  {callers:>7}   {told}");
+            }
+        }
+    }
+    if wanted("verify") {
+        measure_verify();
+    }
+}
+
+fn config(dir: &Path, durability: Durability) -> Config {
+    let mut config = Config::new(dir.join("log"));
+    config.durability = durability;
+    config
+}
+
+fn measure(durability: Durability, threads: usize, callers: usize) -> String {
+    let dir = tempfile::tempdir().unwrap();
+    let log = Log::open(config(dir.path(), durability)).unwrap();
+    let mut builder = tokio::runtime::Builder::new_multi_thread();
+    let runtime = builder.worker_threads(threads).enable_time().build().unwrap();
+    let stop = Arc::new(AtomicBool::new(false));
+    let (began, cpu) = (Instant::now(), cpu_seconds());
+    let mut waits = runtime.block_on(async {
+        let load = |_| tokio::spawn(load(log.clone(), Arc::clone(&stop)));
+        let tasks: Vec<_> = (0..callers).map(load).collect();
+        tokio::time::sleep(RUN).await;
+        stop.store(true, Ordering::Relaxed);
+        let mut waits = Vec::new();
+        for task in tasks {
+            waits.append(&mut task.await.unwrap());
+        }
+        waits
+    });
+    let (took, cpu) = (began.elapsed().as_secs_f64(), cpu_seconds() - cpu);
+    let health = log.health();
+    assert_eq!((health.lost, health.refused), (0, 0));
+    waits.sort_unstable();
+    let records = health.written as f64;
+    format!(
+        "{:>9.0} {:>8.1} {:>8.1} {:>15.2} {:>6.1}",
+        records / took,
+        percentile(&waits, 50),
+        percentile(&waits, 99),
+        cpu / records * 1e6,
+        records / health.batches as f64,
+    )
+}
+
+fn percentile(waits: &[u64], percent: usize) -> f64 {
+    waits[(waits.len() - 1) * percent / 100] as f64 / 1000.0
+}
+
+/// Attempts, one after the other: a decision that is waited for, an outcome that is not.
+async fn load(log: Log, stop: Arc<AtomicBool>) -> Vec<u64> {
+    let (arrival, subject, verdict) = (arrival(), subject(), verdict());
+    let mut waits = Vec::with_capacity(1 << 16);
+    while !stop.load(Ordering::Relaxed) {
+        let mut record = log.open_record(arrival.clone());
+        record.sandbox(subject.clone());
+        record.facts(Facts::Request(request()));
+        let asked = Instant::now();
+        let _receipt = record.decided(verdict.clone()).await.unwrap();
+        waits.push(asked.elapsed().as_nanos() as u64);
+        record.meter().sent(512);
+        record.meter().received(2048);
+        let mut outcome = Outcome::new(Ending::Completed);
+        outcome.status = Some(200);
+        record.close(outcome);
+        // The work of an exchange lies between two attempts: others get their turn.
+        tokio::task::yield_now().await;
+    }
+    waits
+}
+
+fn arrival() -> Arrival {
+    Arrival {
+        channel: Channel { kind: Code("dedicated"), detail: Some("redirect 0.0.0.0:15001".into()) },
+        transport: Transport::TCP,
+        source: Some("10.0.0.7:40000".parse().unwrap()),
+        aimed: Some("203.0.113.9:443".parse().unwrap()),
+    }
+}
+
+fn subject() -> Subject {
+    Subject {
+        sandbox: SandboxId("build-7".into()),
+        tenant: TenantId("acme".into()),
+        environment: Environment("staging".into()),
+    }
+}
+
+fn request() -> Request {
+    let host = "api.openai.com".into();
+    let mut request = Request::new(b"POST", Scheme::Https, host, 443, b"/v1/chat/completions");
+    request.version = Some("2".into());
+    request.user_agent = Some("python-httpx/0.28.1".into());
+    request.length = Some(512);
+    request
+}
+
+fn verdict() -> Verdict {
+    let mut verdict = Verdict::new(Code("allowed"));
+    verdict.rule = Some("model".into());
+    let digest = "sha256:9f86d081884c7d659a2feaa0c55ad015a3bf4f1b2b0b822cd15d6c15b0f00a08";
+    verdict.policy = Some(Policy { digest: digest.into(), generation: 3 });
+    verdict.carried = Some(Code("intercept"));
+    verdict
+}
+
+/// CPU time of this process, user and system, from its `stat` (in hundredths of a second).
+fn cpu_seconds() -> f64 {
+    let stat = fs::read_to_string("/proc/self/stat").unwrap();
+    let fields: Vec<&str> = stat.rsplit(')').next().unwrap().split_whitespace().collect();
+    let ticks: u64 = fields[11].parse::<u64>().unwrap() + fields[12].parse::<u64>().unwrap();
+    ticks as f64 / 100.0
+}
+
+fn measure_verify() {
+    let dir = tempfile::tempdir().unwrap();
+    let config = config(dir.path(), Durability::Process);
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_time().build().unwrap();
+    let log = Log::open(config.clone()).unwrap();
+    while log.health().bytes < VERIFY_BYTES {
+        runtime.block_on(write_some(&log));
+    }
+    log.close();
+    let files: Vec<_> = audit::segments(&config.dir).unwrap().into_iter().map(|(_, p)| p).collect();
+    let (began, cpu) = (Instant::now(), cpu_seconds());
+    let report = verify(&files, &[], &Progress::default()).unwrap();
+    let (took, cpu) = (began.elapsed().as_secs_f64(), cpu_seconds() - cpu);
+    assert_eq!(report.verified(), Verified::Intact);
+    let megabytes = report.bytes as f64 / 1e6;
+    println!(
+        "verify: {megabytes:.0} MB, {} records of {} bytes in {took:.2} s: {:.0} MB/s, {:.0} MB per CPU second",
+        report.records,
+        report.bytes / report.records,
+        megabytes / took,
+        megabytes / cpu,
+    );
+}
+
+async fn write_some(log: &Log) {
+    for _ in 0..1000 {
+        let mut record = log.open_record(arrival());
+        record.sandbox(subject());
+        record.facts(Facts::Request(request()));
+        let _receipt = record.decided(verdict()).await.unwrap();
+        record.close(Outcome::new(Ending::Completed));
+    }
+}

@@ -1,0 +1,286 @@
+//! What is said of an attempt, in plain data: where it arrived, whose it is, what it wants, what
+//! was decided, how it ended. Composed into records by `compose`.
+
+use std::net::SocketAddr;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use crate::record::{
+    Answer, Channel, Code, Environment, Feature, Host, SandboxId, TenantId, Tls, Transport,
+};
+use crate::text::Text;
+
+/// How a connection or a query came to us. Known at accept.
+#[derive(Clone, Debug)]
+pub struct Arrival {
+    pub channel: Channel,
+    pub transport: Transport,
+    /// The peer's address, which proves nothing by itself.
+    pub source: Option<SocketAddr>,
+    /// Where the sandbox aimed; never trusted, only told until something is dialled.
+    pub aimed: Option<SocketAddr>,
+}
+
+/// Whose attempt it is.
+#[derive(Clone, Debug)]
+pub struct Subject {
+    pub sandbox: SandboxId,
+    pub tenant: TenantId,
+    pub environment: Environment,
+}
+
+/// What the attempt wants: decides the class of its records.
+#[derive(Clone, Debug)]
+pub enum Facts {
+    /// 4001: a tunnel, or a connection that never made a request.
+    Connection(Connection),
+    /// 6003: a call of a memory service.
+    Memory(MemoryCall),
+    /// 4003: a DNS query.
+    Query(Query),
+    /// 4002: an intercepted HTTP request.
+    Request(Request),
+}
+
+/// A connection of which no request is seen.
+#[derive(Clone, Debug, Default)]
+pub struct Connection {
+    pub host: Option<Host>,
+    pub port: Option<u16>,
+    pub tls: Option<Tls>,
+}
+
+/// A DNS query.
+#[derive(Clone, Debug)]
+pub struct Query {
+    pub name: Host,
+    /// The type, as `AAAA`.
+    pub kind: Text<16>,
+}
+
+/// An intercepted HTTP request. Bodies and headers have no place here.
+#[derive(Clone, Debug)]
+pub struct Request {
+    pub method: Text<32>,
+    pub scheme: Scheme,
+    pub host: Host,
+    pub port: u16,
+    pub version: Option<Text<16>>,
+    pub user_agent: Option<Text<256>>,
+    /// Bytes of body announced.
+    pub length: Option<u64>,
+    path: Text<2048>,
+    query: Option<Text<1024>>,
+}
+
+/// Whether the request came in TLS.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Scheme {
+    Http,
+    Https,
+}
+
+impl Request {
+    /// Takes the target as it was sent; its query is kept apart, so that it is not logged by accident.
+    pub fn new(method: &[u8], scheme: Scheme, host: Host, port: u16, target: &[u8]) -> Self {
+        let mut parts = target.splitn(2, |byte| *byte == b'?');
+        let path = Text::from_bytes(parts.next().unwrap_or_default());
+        let query = parts.next().map(Text::from_bytes);
+        let method = Text::from_bytes(method);
+        let (version, user_agent, length) = (None, None, None);
+        Self { method, scheme, host, port, version, user_agent, length, path, query }
+    }
+
+    pub(crate) fn path(&self) -> &Text<2048> {
+        &self.path
+    }
+
+    pub(crate) fn query(&self) -> Option<&Text<1024>> {
+        self.query.as_ref()
+    }
+}
+
+/// A call of a memory service.
+#[derive(Clone, Debug)]
+pub struct MemoryCall {
+    pub request: Request,
+    /// The profile by which it was read, as `astrocyte`.
+    pub service: Text<64>,
+    /// The operation in the profile's words, as `recall`.
+    pub operation: Text<64>,
+    pub effect: Effect,
+    /// Every bank that was selected.
+    pub banks: Vec<Text<256>>,
+    /// The signed identity, after its signature was checked.
+    pub identity: Option<Text<300>>,
+}
+
+/// What a memory operation does to a bank.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Effect {
+    Admin,
+    Delete,
+    Read,
+    Write,
+}
+
+/// Why an attempt was allowed or refused, and by what.
+#[derive(Clone, Debug)]
+pub struct Verdict {
+    pub reason: Code,
+    /// The rule; absent when none names the destination.
+    pub rule: Option<Text<256>>,
+    pub policy: Option<Policy>,
+    /// How it is carried: `tunnel`, `intercept`, `hold`, `raw`, `answer`.
+    pub carried: Option<Code>,
+    /// Name of the credential that is injected.
+    pub credential: Option<Text<128>>,
+    /// The exfiltration score, when one was made.
+    pub score: Option<u32>,
+    pub features: Vec<Feature>,
+    /// A sentence for people: what to do next.
+    pub message: Option<Text<512>>,
+    pub attention: Attention,
+}
+
+/// Whether somebody should look.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Attention {
+    Alert,
+    None,
+}
+
+impl Verdict {
+    /// A verdict with a reason and nothing else.
+    pub fn new(reason: Code) -> Self {
+        Self {
+            reason,
+            rule: None,
+            policy: None,
+            carried: None,
+            credential: None,
+            score: None,
+            features: Vec::new(),
+            message: None,
+            attention: Attention::None,
+        }
+    }
+}
+
+/// The rules in force.
+#[derive(Clone, Debug)]
+pub struct Policy {
+    /// SHA-256 of their sources.
+    pub digest: Text<80>,
+    pub generation: u64,
+}
+
+/// What became of an attempt.
+#[derive(Clone, Debug)]
+pub struct Outcome {
+    pub ending: Ending,
+    /// The HTTP status the sandbox was given.
+    pub status: Option<u16>,
+    /// The DNS response code the sandbox was given.
+    pub rcode: Option<u8>,
+    /// The DNS answers the sandbox was given.
+    pub answers: Vec<Answer>,
+}
+
+impl Outcome {
+    /// An outcome of which only the ending is told.
+    pub fn new(ending: Ending) -> Self {
+        Self { ending, status: None, rcode: None, answers: Vec::new() }
+    }
+}
+
+/// How an attempt ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Ending {
+    /// Its task was dropped before anybody said how it ended.
+    Abandoned,
+    Completed,
+    /// Something between us and the destination failed.
+    Failed(Code),
+    /// Refused after the decision, as by the address rules.
+    Refused(Code),
+    /// Cut because the permission ended.
+    Revoked(Code),
+    /// The process that decided it died.
+    Unknown,
+}
+
+/// Bytes of an attempt, counted by whoever carries them.
+#[derive(Debug, Default)]
+pub struct Meter {
+    sent: AtomicU64,
+    received: AtomicU64,
+}
+
+impl Meter {
+    /// Counts bytes from the sandbox.
+    pub fn sent(&self, bytes: u64) {
+        self.sent.fetch_add(bytes, Ordering::Relaxed);
+    }
+
+    /// Counts bytes towards the sandbox.
+    pub fn received(&self, bytes: u64) {
+        self.received.fetch_add(bytes, Ordering::Relaxed);
+    }
+
+    pub(crate) fn read(&self) -> (u64, u64) {
+        (self.sent.load(Ordering::Relaxed), self.received.load(Ordering::Relaxed))
+    }
+}
+
+/// Everything known of one attempt so far.
+#[derive(Clone, Debug)]
+pub(crate) struct Attempt {
+    pub(crate) id: u128,
+    pub(crate) arrival: Arrival,
+    pub(crate) subject: Option<Subject>,
+    pub(crate) facts: Facts,
+    pub(crate) verdict: Option<Verdict>,
+    pub(crate) dialled: Option<SocketAddr>,
+    pub(crate) meter: Arc<Meter>,
+}
+
+/// A detection that is worth a record of its own.
+#[derive(Clone, Debug)]
+pub struct Finding {
+    /// Stable code of what was found.
+    pub code: Code,
+    pub title: Text<256>,
+    pub severity: Severity,
+    pub message: Option<Text<512>>,
+    pub score: Option<u32>,
+    pub features: Vec<Feature>,
+}
+
+/// How much a finding matters.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Severity {
+    Critical,
+    High,
+    Low,
+    Medium,
+}
+
+/// Something that happened to Sandbar itself.
+#[derive(Clone, Debug)]
+pub struct Lifecycle {
+    pub event: LifecycleEvent,
+    pub message: Option<Text<512>>,
+    pub policy: Option<Policy>,
+}
+
+/// What happened to Sandbar itself. The log adds events of its own.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum LifecycleEvent {
+    GrantEnded,
+    GrantMade,
+    PolicyLoaded,
+    PolicyRejected,
+    Started,
+    Stopped,
+}

@@ -1,0 +1,150 @@
+//! The chain: each record carries its number, the hash of the record before it and its own.
+//!
+//! The hash is SHA-256 over the exact bytes of the line before `,"hash":`, which include the hash
+//! of the record before. Nothing has to be parsed or brought into a canonical form to check it.
+
+use sha2::{Digest, Sha256};
+
+use crate::draft::Draft;
+
+const PREVIOUS: &[u8] = br#","chain":{"previous":""#;
+const HASH: &[u8] = br#"","hash":""#;
+const END: &[u8] = br#""}}}}"#;
+const SEQUENCE: &[u8] = br#","sequence":"#;
+/// Length of a hash in hex.
+const HEX: usize = 64;
+/// Bytes of a line, newline not counted, that its hash does not cover. The quote that closes
+/// `previous` is covered.
+const UNCOVERED: usize = HASH.len() - 1 + HEX + END.len();
+
+/// A SHA-256 in lower-case hex, as it stands in the line.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub struct Hash([u8; HEX]);
+
+impl Hash {
+    /// What the first record of all names as the one before it.
+    pub const NONE: Self = Self([b'0'; HEX]);
+
+    /// Hashes `bytes`.
+    pub fn of(bytes: &[u8]) -> Self {
+        Self::from_bytes(&Sha256::digest(bytes).into())
+    }
+
+    /// Takes the 32 bytes of a hash.
+    pub fn from_bytes(bytes: &[u8; 32]) -> Self {
+        let mut hex = [0; HEX];
+        for (pair, byte) in hex.chunks_exact_mut(2).zip(bytes) {
+            pair.copy_from_slice(&[digit(byte >> 4), digit(byte & 15)]);
+        }
+        Self(hex)
+    }
+
+    /// Reads 64 lower-case hex digits.
+    pub fn parse(hex: &[u8]) -> Option<Self> {
+        let hex: [u8; HEX] = hex.try_into().ok()?;
+        hex.iter().all(|byte| matches!(byte, b'0'..=b'9' | b'a'..=b'f')).then_some(Self(hex))
+    }
+
+    /// The hex digits.
+    pub fn as_str(&self) -> &str {
+        str::from_utf8(&self.0).unwrap_or_default()
+    }
+
+    /// The 32 bytes.
+    pub fn bytes(&self) -> [u8; 32] {
+        let mut bytes = [0; 32];
+        for (byte, pair) in bytes.iter_mut().zip(self.0.chunks_exact(2)) {
+            *byte = pair.iter().fold(0, |sum, digit| sum << 4 | value(*digit));
+        }
+        bytes
+    }
+}
+
+impl std::fmt::Debug for Hash {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(self.as_str())
+    }
+}
+
+fn digit(nibble: u8) -> u8 {
+    b"0123456789abcdef".get(usize::from(nibble)).copied().unwrap_or(b'0')
+}
+
+fn value(digit: u8) -> u8 {
+    match digit {
+        b'0'..=b'9' => digit - b'0',
+        _ => digit.wrapping_sub(b'a').wrapping_add(10) & 15,
+    }
+}
+
+/// The end of the chain: the number and the hash of the last record.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Head {
+    /// Number of the last record; the first is 1.
+    pub sequence: u64,
+    /// Its hash.
+    pub hash: Hash,
+}
+
+impl Head {
+    /// Before the first record.
+    pub const START: Self = Self { sequence: 0, hash: Hash::NONE };
+
+    /// Gives `draft` its place: appends the finished line to `out` and moves the head onto it.
+    pub(crate) fn seal(&mut self, draft: &Draft, out: &mut Vec<u8>) {
+        let start = out.len();
+        let (before, after) = draft.bytes.split_at(draft.split);
+        self.sequence += 1;
+        out.extend_from_slice(before);
+        out.extend_from_slice(SEQUENCE);
+        out.extend_from_slice(self.sequence.to_string().as_bytes());
+        out.extend_from_slice(after);
+        out.extend_from_slice(PREVIOUS);
+        out.extend_from_slice(&self.hash.0);
+        out.push(b'"');
+        self.hash = Hash::of(out.get(start..).unwrap_or_default());
+        out.extend_from_slice(HASH.get(1..).unwrap_or_default());
+        out.extend_from_slice(&self.hash.0);
+        out.extend_from_slice(END);
+        out.push(b'\n');
+    }
+}
+
+/// What a line says of its place in the chain, and whether its own hash is right.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Link {
+    pub(crate) previous: Hash,
+    pub(crate) head: Head,
+    pub(crate) content: Content,
+}
+
+/// Whether the bytes of a line are those that were hashed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Content {
+    Changed,
+    Intact,
+}
+
+impl Link {
+    /// Reads the link of a line without its newline; `None` when it is no record of ours.
+    pub(crate) fn read(line: &[u8]) -> Option<Self> {
+        let (covered, rest) = line.split_at_checked(line.len().checked_sub(UNCOVERED)?)?;
+        let hash = rest.strip_prefix(HASH.get(1..)?)?.strip_suffix(END)?;
+        let hash = Hash::parse(hash)?;
+        let (members, previous) = covered.split_at_checked(covered.len().checked_sub(HEX + 1)?)?;
+        let previous = Hash::parse(previous.strip_suffix(b"\"")?)?;
+        let members = members.strip_suffix(PREVIOUS)?;
+        let sequence = sequence(members)?;
+        let content = if Hash::of(covered) == hash { Content::Intact } else { Content::Changed };
+        Some(Self { previous, head: Head { sequence, hash }, content })
+    }
+}
+
+/// The number in `metadata`. No text can contain the key, for its quotes would be escaped.
+fn sequence(members: &[u8]) -> Option<u64> {
+    let at = memchr::memmem::rfind(members, SEQUENCE)? + SEQUENCE.len();
+    let rest = members.get(at..)?;
+    let digits = rest.get(..rest.iter().position(|byte| !byte.is_ascii_digit())?)?;
+    let canonical = digits.first().is_some_and(|first| *first != b'0');
+    str::from_utf8(digits).ok()?.parse().ok().filter(|_| canonical)
+}

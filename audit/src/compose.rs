@@ -1,0 +1,521 @@
+//! From what is said of an attempt to the members of its records: numbers, names and classes.
+
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
+
+use ulid::Ulid;
+
+use crate::attempt::{
+    Attempt, Attention, Effect, Ending, Facts, Finding, Lifecycle, LifecycleEvent, MemoryCall,
+    Outcome, Request, Scheme, Severity,
+};
+use crate::config::QueryStrings;
+use crate::draft::{Draft, DraftError, Owed, Role};
+use crate::record::{
+    Actor, Api, Destination, DnsQuestion, FindingInfo, HttpRequest, HttpResponse, LIST_MAX,
+    Members, Metadata, OCSF_VERSION, PolicyInForce, Product, RelatedEvent, Resource, RuleName,
+    Sandbar, Service, Source, Stamp, Traffic, Url, parts,
+};
+use crate::record::{Digits, TenantId};
+use crate::text::Text;
+
+const PROFILES: &[&str] = &["security_control", "datetime"];
+
+/// A class of OCSF, with the number and the names it has there.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Class {
+    Dns,
+    Finding,
+    Http,
+    Lifecycle,
+    Memory,
+    Network,
+}
+
+impl Class {
+    pub(crate) fn uid(self) -> u16 {
+        match self {
+            Class::Dns => 4003,
+            Class::Finding => 2004,
+            Class::Http => 4002,
+            Class::Lifecycle => 6002,
+            Class::Memory => 6003,
+            Class::Network => 4001,
+        }
+    }
+
+    pub(crate) fn of(uid: u16) -> Self {
+        match uid {
+            4002 => Class::Http,
+            4003 => Class::Dns,
+            6003 => Class::Memory,
+            _ => Class::Network,
+        }
+    }
+
+    fn names(self) -> (&'static str, &'static str) {
+        match self {
+            Class::Dns => ("DNS Activity", "Network Activity"),
+            Class::Finding => ("Detection Finding", "Findings"),
+            Class::Http => ("HTTP Activity", "Network Activity"),
+            Class::Lifecycle => ("Application Lifecycle", "Application Activity"),
+            Class::Memory => ("API Activity", "Application Activity"),
+            Class::Network => ("Network Activity", "Network Activity"),
+        }
+    }
+}
+
+/// Which of an attempt's records it is.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum Stage<'a> {
+    Decision,
+    Denied,
+    Outcome(&'a Outcome, Duration),
+    /// Ended before anything was decided: nothing was sent, and nobody refused it.
+    Undecided(&'a Outcome, Duration),
+}
+
+type Named = (u8, &'static str);
+
+const SUCCESS: Named = (1, "Success");
+const FAILURE: Named = (2, "Failure");
+const UNKNOWN: Named = (0, "Unknown");
+const ALLOWED: Named = (1, "Allowed");
+const DENIED: Named = (2, "Denied");
+const BLOCKED: Named = (2, "Blocked");
+const DETECTED: Named = (15, "Detected");
+const NO_ACTION: Named = (16, "No Action");
+const REVOKED: Named = (24, "Access Revoked");
+const ERROR: Named = (27, "Error");
+
+impl Stage<'_> {
+    fn name(self) -> &'static str {
+        match self {
+            Stage::Decision => "decision",
+            Stage::Denied => "denied",
+            Stage::Outcome(..) | Stage::Undecided(..) => "outcome",
+        }
+    }
+
+    fn outcome(&self) -> Option<(&Outcome, Duration)> {
+        match self {
+            Stage::Decision | Stage::Denied => None,
+            Stage::Outcome(outcome, took) | Stage::Undecided(outcome, took) => {
+                Some((outcome, *took))
+            }
+        }
+    }
+
+    /// Status, action and disposition.
+    fn result(self) -> (Named, Named, Named) {
+        match self {
+            Stage::Decision => (SUCCESS, ALLOWED, ALLOWED),
+            Stage::Denied => (FAILURE, DENIED, BLOCKED),
+            Stage::Undecided(..) => (UNKNOWN, UNKNOWN, NO_ACTION),
+            Stage::Outcome(outcome, _) => match outcome.ending {
+                Ending::Abandoned => (UNKNOWN, ALLOWED, ALLOWED),
+                Ending::Completed => (SUCCESS, ALLOWED, ALLOWED),
+                Ending::Failed(_) => (FAILURE, ALLOWED, ERROR),
+                Ending::Refused(_) => (FAILURE, DENIED, BLOCKED),
+                Ending::Revoked(_) => (FAILURE, DENIED, REVOKED),
+                Ending::Unknown => (UNKNOWN, ALLOWED, UNKNOWN),
+            },
+        }
+    }
+}
+
+fn ending(ending: Ending) -> (&'static str, Option<crate::record::Code>) {
+    match ending {
+        Ending::Abandoned => ("abandoned", None),
+        Ending::Completed => ("completed", None),
+        Ending::Failed(code) => ("failed", Some(code)),
+        Ending::Refused(code) => ("refused", Some(code)),
+        Ending::Revoked(code) => ("revoked", Some(code)),
+        Ending::Unknown => ("unknown", None),
+    }
+}
+
+impl Attempt {
+    pub(crate) fn class(&self) -> Class {
+        match self.facts {
+            Facts::Connection(_) => Class::Network,
+            Facts::Memory(_) => Class::Memory,
+            Facts::Query(_) => Class::Dns,
+            Facts::Request(_) => Class::Http,
+        }
+    }
+
+    /// Writes the attempt down as it stands at `stage`.
+    pub(crate) fn draft(
+        &self,
+        stage: Stage<'_>,
+        queries: QueryStrings,
+    ) -> Result<Draft, DraftError> {
+        let mut members = header(self.class(), self.activity(stage));
+        self.judge(stage, &mut members);
+        self.locate(&mut members);
+        self.tell(queries, &mut members);
+        conclude(self, stage, &mut members);
+        let sandbar = self.sandbar(stage);
+        let suffix = if matches!(stage, Stage::Outcome(..)) { "-2" } else { "-1" };
+        let attempt = Ulid::from(self.id).to_string();
+        let uid = [attempt.as_str(), suffix].concat();
+        let tenant = self.subject.as_ref().map(|subject| &subject.tenant);
+        Draft::new(&members, metadata(&uid, &attempt, tenant), &sandbar, self.role(stage))
+    }
+
+    fn role(&self, stage: Stage<'_>) -> Role {
+        match stage {
+            Stage::Decision => Role::Decision(self.owed()),
+            Stage::Denied | Stage::Undecided(..) => Role::Event,
+            Stage::Outcome(..) => Role::Outcome(self.id),
+        }
+    }
+
+    fn owed(&self) -> Owed {
+        let none = || Text::<0>::default().shared();
+        let subject = self.subject.as_ref();
+        Owed {
+            attempt: self.id,
+            class_uid: self.class().uid(),
+            sandbox: subject.map_or_else(none, |subject| subject.sandbox.0.shared()),
+            tenant: subject.map_or_else(none, |subject| subject.tenant.0.shared()),
+            host: self.host().map_or_else(none, Text::shared),
+        }
+    }
+
+    fn host(&self) -> Option<&Text<512>> {
+        match &self.facts {
+            Facts::Connection(connection) => connection.host.as_ref(),
+            Facts::Memory(call) => Some(&call.request.host),
+            Facts::Query(query) => Some(&query.name),
+            Facts::Request(request) => Some(&request.host),
+        }
+    }
+
+    fn port(&self) -> Option<u16> {
+        match &self.facts {
+            Facts::Connection(connection) => connection.port,
+            Facts::Memory(call) => Some(call.request.port),
+            Facts::Query(_) => None,
+            Facts::Request(request) => Some(request.port),
+        }
+    }
+
+    fn activity(&self, stage: Stage<'_>) -> Named {
+        match &self.facts {
+            Facts::Connection(_) => connection_activity(stage),
+            Facts::Memory(call) => memory_activity(call.effect),
+            Facts::Query(_) => match stage {
+                Stage::Decision | Stage::Denied => (1, "Query"),
+                Stage::Outcome(..) | Stage::Undecided(..) => (2, "Response"),
+            },
+            Facts::Request(request) => method_activity(&request.method.shared()),
+        }
+    }
+
+    fn judge<'a>(&'a self, stage: Stage<'_>, members: &mut Members<'a>) {
+        let verdict = self.verdict.as_ref();
+        let (status, action, disposition) = stage.result();
+        (members.status_id, members.status) = status;
+        (members.action_id, members.action) = (Some(action.0), Some(action.1));
+        (members.disposition_id, members.disposition) = (Some(disposition.0), Some(disposition.1));
+        let ended = stage.outcome().and_then(|(outcome, _)| ending(outcome.ending).1);
+        members.status_detail = ended.or(verdict.map(|verdict| verdict.reason));
+        members.message = verdict.and_then(|verdict| verdict.message.as_ref());
+        let alert = verdict.is_some_and(|verdict| verdict.attention == Attention::Alert);
+        members.is_alert = alert.then_some(true);
+        (members.severity_id, members.severity) = match (alert, action == DENIED) {
+            (true, _) => (3, "Medium"),
+            (false, true) => (2, "Low"),
+            (false, false) => (1, "Informational"),
+        };
+        let rule = verdict.and_then(|verdict| verdict.rule.as_ref());
+        members.firewall_rule = rule.map(|name| RuleName { name });
+        let policy = verdict.and_then(|verdict| verdict.policy.as_ref());
+        members.policy = policy.map(in_force);
+    }
+
+    fn locate<'a>(&'a self, members: &mut Members<'a>) {
+        let sandbox = self.subject.as_ref().map(|subject| &subject.sandbox);
+        let (ip, port) = parts(self.arrival.source);
+        let name = (sandbox.is_none() && ip.is_none()).then_some(self.arrival.channel.kind.0);
+        members.src_endpoint = Some(Source { uid: sandbox, name, ip, port });
+        let identity = match &self.facts {
+            Facts::Memory(call) => call.identity.as_ref(),
+            Facts::Connection(_) | Facts::Query(_) | Facts::Request(_) => None,
+        };
+        let user = identity.map(|uid| crate::record::User { uid });
+        members.actor = sandbox.map(|app_uid| Actor { app_uid, user });
+        let (ip, port) = parts(self.dialled.or(self.arrival.aimed));
+        let (hostname, port) = (self.host(), self.port().or(port));
+        let known = hostname.is_some() || ip.is_some();
+        members.dst_endpoint = known.then_some(Destination { hostname, ip, port });
+        members.connection_info = Some(self.arrival.transport);
+    }
+
+    fn tell<'a>(&'a self, queries: QueryStrings, members: &mut Members<'a>) {
+        match &self.facts {
+            Facts::Connection(connection) => members.tls = connection.tls.as_ref(),
+            Facts::Memory(call) => {
+                members.connection_info = None; // 6003 has none
+                members.http_request = Some(http_request(&call.request, queries));
+                members.api = Some(api(call));
+                members.resources = call.banks.iter().take(LIST_MAX).map(bank).collect();
+                members.actor.get_or_insert(Actor { app_uid: nobody(), user: None });
+            }
+            Facts::Query(query) => {
+                members.query = Some(DnsQuestion { hostname: &query.name, kind: &query.kind });
+            }
+            Facts::Request(request) => members.http_request = Some(http_request(request, queries)),
+        }
+    }
+
+    fn sandbar<'a>(&'a self, stage: Stage<'a>) -> Sandbar<'a> {
+        let verdict = self.verdict.as_ref();
+        let features = verdict.map_or(&[][..], |verdict| verdict.features.as_slice());
+        Sandbar {
+            stage: stage.name(),
+            environment: self.subject.as_ref().map(|subject| &subject.environment),
+            channel: Some(&self.arrival.channel),
+            carried: verdict.and_then(|verdict| verdict.carried),
+            credential: verdict.and_then(|verdict| verdict.credential.as_ref()),
+            score: verdict.and_then(|verdict| verdict.score),
+            features: features.get(..LIST_MAX).unwrap_or(features),
+            unlisted: self.unlisted(&stage, features.len()),
+            ending: stage.outcome().map(|(outcome, _)| ending(outcome.ending).0),
+            ..Sandbar::default()
+        }
+    }
+
+    fn unlisted(&self, stage: &Stage<'_>, features: usize) -> Option<u64> {
+        let answers = stage.outcome().map_or(0, |(outcome, _)| outcome.answers.len());
+        let banks = match &self.facts {
+            Facts::Memory(call) => call.banks.len(),
+            Facts::Connection(_) | Facts::Query(_) | Facts::Request(_) => 0,
+        };
+        let over: usize =
+            [answers, banks, features].map(|n| n.saturating_sub(LIST_MAX)).iter().sum();
+        (over > 0).then_some(over as u64)
+    }
+}
+
+fn conclude<'a>(attempt: &Attempt, stage: Stage<'a>, members: &mut Members<'a>) {
+    let (Stage::Outcome(outcome, took) | Stage::Undecided(outcome, took)) = stage else { return };
+    let (bytes_out, bytes_in) = attempt.meter.read();
+    members.duration = Some(took.as_millis() as u64);
+    let traffic = Some(Traffic { bytes_in, bytes_out });
+    let response = outcome.status.map(|code| HttpResponse { code });
+    match &attempt.facts {
+        Facts::Connection(_) => members.traffic = traffic,
+        Facts::Memory(_) => members.http_response = response, // 6003 has no traffic
+        Facts::Query(_) => {
+            (members.traffic, members.rcode_id) = (traffic, outcome.rcode);
+            members.answers = outcome.answers.get(..LIST_MAX).unwrap_or(&outcome.answers);
+        }
+        Facts::Request(_) => (members.traffic, members.http_response) = (traffic, response),
+    }
+}
+
+fn connection_activity(stage: Stage<'_>) -> Named {
+    match stage {
+        Stage::Decision => (1, "Open"),
+        Stage::Denied => (5, "Refuse"),
+        Stage::Outcome(outcome, _) | Stage::Undecided(outcome, _) => match outcome.ending {
+            Ending::Completed => (2, "Close"),
+            Ending::Abandoned | Ending::Revoked(_) => (3, "Reset"),
+            Ending::Failed(_) => (4, "Fail"),
+            Ending::Refused(_) => (5, "Refuse"),
+            Ending::Unknown => UNKNOWN,
+        },
+    }
+}
+
+fn memory_activity(effect: Effect) -> Named {
+    match effect {
+        Effect::Admin => (99, "Other"),
+        Effect::Delete => (4, "Delete"),
+        Effect::Read => (2, "Read"),
+        Effect::Write => (3, "Update"),
+    }
+}
+
+fn method_activity(method: &str) -> Named {
+    match method {
+        "CONNECT" => (1, "Connect"),
+        "DELETE" => (2, "Delete"),
+        "GET" => (3, "Get"),
+        "HEAD" => (4, "Head"),
+        "OPTIONS" => (5, "Options"),
+        "PATCH" => (9, "Patch"),
+        "POST" => (6, "Post"),
+        "PUT" => (7, "Put"),
+        "TRACE" => (8, "Trace"),
+        _ => (99, "Other"),
+    }
+}
+
+fn http_request(request: &Request, queries: QueryStrings) -> HttpRequest<'_> {
+    let query_string = match queries {
+        QueryStrings::Drop => None,
+        QueryStrings::Keep => request.query(),
+    };
+    let scheme = match request.scheme {
+        Scheme::Http => "http",
+        Scheme::Https => "https",
+    };
+    let (hostname, port, path) = (&request.host, request.port, request.path());
+    HttpRequest {
+        http_method: &request.method,
+        version: request.version.as_ref(),
+        url: Url { scheme, hostname, port, path, query_string },
+        user_agent: request.user_agent.as_ref(),
+        length: request.length,
+    }
+}
+
+fn api(call: &MemoryCall) -> Api<'_> {
+    Api { operation: &call.operation, service: Service { name: &call.service } }
+}
+
+fn bank(uid: &Text<256>) -> Resource<'_> {
+    Resource { uid, kind: "memory bank" }
+}
+
+/// 6003 demands an actor even of a call that arrived on nobody's channel.
+fn nobody() -> &'static crate::record::SandboxId {
+    static NOBODY: std::sync::LazyLock<crate::record::SandboxId> =
+        std::sync::LazyLock::new(|| crate::record::SandboxId("unknown".into()));
+    &NOBODY
+}
+
+fn in_force(policy: &crate::attempt::Policy) -> PolicyInForce<'_> {
+    PolicyInForce { uid: &policy.digest, version: Digits(policy.generation) }
+}
+
+/// Writes a finding down, as of `attempt` when there is one.
+pub(crate) fn finding(
+    finding: &Finding,
+    uid: u128,
+    attempt: Option<&Attempt>,
+) -> Result<Draft, DraftError> {
+    let uid = Ulid::from(uid).to_string();
+    let about = attempt.map(|attempt| Ulid::from(attempt.id).to_string());
+    let mut members = header(Class::Finding, (1, "Create"));
+    (members.severity_id, members.severity) = match finding.severity {
+        Severity::Critical => (5, "Critical"),
+        Severity::High => (4, "High"),
+        Severity::Low => (2, "Low"),
+        Severity::Medium => (3, "Medium"),
+    };
+    (members.status_id, members.status) = (1, "New");
+    members.status_detail = Some(finding.code);
+    (members.disposition_id, members.disposition) = (Some(DETECTED.0), Some(DETECTED.1));
+    members.is_alert = Some(true);
+    members.message = finding.message.as_ref();
+    let related_events = about.as_deref().map(|uid| [RelatedEvent { uid }]);
+    let types = [finding.code];
+    members.finding_info =
+        Some(FindingInfo { uid: &uid, title: &finding.title, types, related_events });
+    let subject = attempt.and_then(|attempt| attempt.subject.as_ref());
+    members.actor = subject.map(|subject| Actor { app_uid: &subject.sandbox, user: None });
+    let sandbar = Sandbar {
+        stage: "finding",
+        environment: subject.map(|subject| &subject.environment),
+        score: finding.score,
+        features: finding.features.get(..LIST_MAX).unwrap_or(&finding.features),
+        ..Sandbar::default()
+    };
+    let correlation = about.as_deref().unwrap_or(&uid);
+    let metadata = metadata(&uid, correlation, subject.map(|subject| &subject.tenant));
+    Draft::new(&members, metadata, &sandbar, Role::Event)
+}
+
+/// Writes an event of Sandbar's own life down.
+pub(crate) fn lifecycle(event: &Lifecycle, uid: u128) -> Result<Draft, DraftError> {
+    let (activity, name) = match event.event {
+        LifecycleEvent::GrantEnded => ((99, "Other"), "grant_ended"),
+        LifecycleEvent::GrantMade => ((99, "Other"), "grant_made"),
+        LifecycleEvent::PolicyLoaded => ((99, "Other"), "policy_loaded"),
+        LifecycleEvent::PolicyRejected => ((99, "Other"), "policy_rejected"),
+        LifecycleEvent::Started => ((3, "Start"), "started"),
+        LifecycleEvent::Stopped => ((4, "Stop"), "stopped"),
+    };
+    let bad = event.event == LifecycleEvent::PolicyRejected;
+    let mut members = header(Class::Lifecycle, activity);
+    (members.status_id, members.status) = if bad { FAILURE } else { SUCCESS };
+    members.message = event.message.as_ref();
+    members.policy = event.policy.as_ref().map(in_force);
+    let sandbar = Sandbar { event: Some(name), ..Sandbar::default() };
+    log_event(members, uid, sandbar)
+}
+
+/// Writes an event of the log itself down: a segment, a recovery, a checkpoint.
+pub(crate) fn own(
+    event: &'static str,
+    uid: u128,
+    message: Option<&Text<512>>,
+    sandbar: Sandbar<'_>,
+) -> Result<Draft, DraftError> {
+    let activity = match event {
+        "log_stopped" => (4, "Stop"),
+        "log_started" => (3, "Start"),
+        _ => (99, "Other"),
+    };
+    let mut members = header(Class::Lifecycle, activity);
+    (members.status_id, members.status) = SUCCESS;
+    members.message = message;
+    log_event(members, uid, Sandbar { event: Some(event), ..sandbar })
+}
+
+fn log_event(
+    mut members: Members<'_>,
+    uid: u128,
+    sandbar: Sandbar<'_>,
+) -> Result<Draft, DraftError> {
+    members.app = Some(Product::SELF);
+    let uid = Ulid::from(uid).to_string();
+    let sandbar = Sandbar { stage: "lifecycle", ..sandbar };
+    Draft::new(&members, metadata(&uid, &uid, None), &sandbar, Role::Event)
+}
+
+fn header(class: Class, activity: Named) -> Members<'static> {
+    let (class_name, category_name) = class.names();
+    let time = now();
+    Members {
+        time,
+        time_dt: Stamp(time),
+        class_uid: class.uid(),
+        class_name,
+        category_uid: class.uid() / 1000,
+        category_name,
+        activity_id: activity.0,
+        activity_name: activity.1,
+        type_uid: u32::from(class.uid()) * 100 + u32::from(activity.0),
+        severity_id: 1,
+        severity: "Informational",
+        ..Members::default()
+    }
+}
+
+fn metadata<'a>(
+    uid: &'a str,
+    correlation_uid: &'a str,
+    tenant_uid: Option<&'a TenantId>,
+) -> Metadata<'a> {
+    Metadata {
+        version: OCSF_VERSION,
+        product: Product::SELF,
+        profiles: PROFILES,
+        log_name: "access",
+        uid,
+        correlation_uid,
+        tenant_uid,
+        is_truncated: None,
+        untruncated_size: None,
+    }
+}
+
+/// Milliseconds since 1970.
+pub(crate) fn now() -> u64 {
+    SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_millis() as u64
+}

@@ -1,0 +1,68 @@
+//! How the log is doing: for readiness, metrics and whoever is called at night.
+
+use std::sync::atomic::{AtomicU64, Ordering};
+
+/// Counters since the log was opened.
+#[derive(Debug, Default)]
+pub(crate) struct Counters {
+    pub(crate) written: AtomicU64,
+    pub(crate) bytes: AtomicU64,
+    pub(crate) batches: AtomicU64,
+    pub(crate) refused: AtomicU64,
+    /// Folded and not told yet.
+    pub(crate) folded: AtomicU64,
+    pub(crate) folded_total: AtomicU64,
+    pub(crate) lost: AtomicU64,
+    pub(crate) owed: AtomicU64,
+    pub(crate) checkpoints: AtomicU64,
+    pub(crate) checkpoint_failures: AtomicU64,
+}
+
+impl Counters {
+    pub(crate) fn add(counter: &AtomicU64, count: u64) {
+        counter.fetch_add(count, Ordering::Relaxed);
+    }
+
+    /// Counts an attempt that sent nothing and has no record of its own.
+    pub(crate) fn fold(&self, count: u64) {
+        Self::add(&self.folded, count);
+        Self::add(&self.folded_total, count);
+    }
+}
+
+/// How the log is doing.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Health {
+    /// Whether a record written now would be taken. False means that every attempt is refused.
+    pub ready: bool,
+    /// Why not, for people.
+    pub trouble: Option<String>,
+    /// Records written.
+    pub written: u64,
+    /// Bytes written.
+    pub bytes: u64,
+    /// Writes they were written in.
+    pub batches: u64,
+    /// Callers that were refused because their record could not be written.
+    pub refused: u64,
+    /// Attempts that sent nothing and are told only as a count.
+    pub folded: u64,
+    /// Records of traffic that were lost. Anything but 0 is a defect.
+    pub lost: u64,
+    /// Decisions without outcome.
+    pub open: u64,
+    /// Records that wait to be written.
+    pub queued: u64,
+    /// Checkpoints signed.
+    pub checkpoints: u64,
+    /// Checkpoints that could not be kept.
+    pub checkpoint_failures: u64,
+    /// Number of the last record.
+    pub sequence: u64,
+    /// File name of the segment being written.
+    pub segment: Option<String>,
+}
+
+pub(crate) fn read(counter: &AtomicU64) -> u64 {
+    counter.load(Ordering::Relaxed)
+}

@@ -1,0 +1,147 @@
+//! Reading segments line by line, in bounded memory, whatever is in the file.
+
+use std::fs::File;
+use std::io::{self, Read};
+use std::path::Path;
+
+use sha2::{Digest, Sha256};
+
+use crate::chain::Hash;
+use crate::record::{LINE_MAX, Torn};
+
+/// Bytes that are read at a time.
+const BUFFER: usize = 256 * 1024;
+
+/// The lines of a file.
+pub(crate) struct Lines<R> {
+    source: R,
+    buffer: Vec<u8>,
+    start: usize,
+    end: usize,
+    /// Bytes handed out so far.
+    pub(crate) offset: u64,
+}
+
+/// What stands between two newlines, or before the end.
+#[derive(Debug, PartialEq, Eq)]
+pub(crate) enum Piece<'a> {
+    /// A line of a length that a record may have, without its newline.
+    Line(&'a [u8]),
+    /// A line longer than any record.
+    Long,
+    /// What stands after the last newline.
+    Torn(Torn),
+}
+
+impl<R: Read> Lines<R> {
+    pub(crate) fn new(source: R) -> Self {
+        Self { source, buffer: vec![0; BUFFER], start: 0, end: 0, offset: 0 }
+    }
+
+    /// The next piece; `None` at the end.
+    pub(crate) fn next(&mut self) -> io::Result<Option<Piece<'_>>> {
+        let mut searched = 0;
+        loop {
+            let unread = self.buffer.get(self.start..self.end).unwrap_or_default();
+            if let Some(at) = memchr::memchr(b'\n', unread.get(searched..).unwrap_or_default()) {
+                return Ok(Some(self.take_line(searched + at)));
+            }
+            searched = unread.len();
+            if searched >= LINE_MAX {
+                return self.skip().map(Some);
+            }
+            if self.fill()? == 0 {
+                return if searched == 0 { Ok(None) } else { self.skip().map(Some) };
+            }
+        }
+    }
+
+    fn take_line(&mut self, length: usize) -> Piece<'_> {
+        let start = self.start;
+        self.start += length + 1;
+        self.offset += length as u64 + 1;
+        match self.buffer.get(start..start + length) {
+            Some(line) if length < LINE_MAX => Piece::Line(line),
+            _ => Piece::Long,
+        }
+    }
+
+    /// Reads more behind what is unread.
+    fn fill(&mut self) -> io::Result<usize> {
+        self.buffer.copy_within(self.start..self.end, 0);
+        (self.start, self.end) = (0, self.end - self.start);
+        let free = self.buffer.get_mut(self.end..).unwrap_or_default();
+        let count = self.source.read(free)?;
+        self.end += count;
+        Ok(count)
+    }
+
+    /// Passes over something that is no line, up to the next newline or the end.
+    fn skip(&mut self) -> io::Result<Piece<'_>> {
+        let mut hasher = Sha256::new();
+        let mut bytes = 0;
+        loop {
+            let unread = self.buffer.get(self.start..self.end).unwrap_or_default();
+            let newline = memchr::memchr(b'\n', unread);
+            let count = newline.unwrap_or(unread.len());
+            hasher.update(unread.get(..count).unwrap_or_default());
+            bytes += count as u64;
+            self.start += count + usize::from(newline.is_some());
+            self.offset += count as u64 + u64::from(newline.is_some());
+            if newline.is_some() {
+                return Ok(Piece::Long);
+            }
+            if self.fill()? == 0 {
+                let hash = Hash::from_bytes(&hasher.finalize().into());
+                let sha256 = hash.as_str().to_owned();
+                return Ok(Piece::Torn(Torn { bytes, sha256 }));
+            }
+        }
+    }
+}
+
+/// The first line of a file, if it is of a length that a record may have.
+pub(crate) fn first_line(path: &Path) -> Option<Vec<u8>> {
+    let mut lines = Lines::new(File::open(path).ok()?);
+    match lines.next().ok()?? {
+        Piece::Line(line) => Some(line.to_vec()),
+        Piece::Long | Piece::Torn(_) => None,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn pieces(bytes: &[u8]) -> Vec<String> {
+        let mut lines = Lines::new(bytes);
+        let mut told = Vec::new();
+        while let Some(piece) = lines.next().unwrap() {
+            told.push(match piece {
+                Piece::Line(line) => format!("line {}", line.len()),
+                Piece::Long => "long".to_owned(),
+                Piece::Torn(torn) => format!("torn {}", torn.bytes),
+            });
+        }
+        told
+    }
+
+    #[test]
+    fn any_file_is_read_in_bounded_memory() {
+        let long = [vec![b'x'; 3 * BUFFER], b"\nab\n".to_vec()].concat();
+        let zeros = [b"a\n".to_vec(), vec![0; 2 * BUFFER]].concat();
+        for (bytes, expected) in [
+            (&b""[..], vec![]),
+            (b"\n", vec!["line 0"]),
+            (b"a\nbb\n", vec!["line 1", "line 2"]),
+            (b"a\nbb", vec!["line 1", "torn 2"]),
+            (&long, vec!["long", "line 2"]),
+            (&zeros, vec!["line 1", "torn 524288"]),
+            (&[b'y'; LINE_MAX], vec!["torn 16384"]),
+            (&[&[b'y'; LINE_MAX][..], b"\n"].concat(), vec!["long"]),
+            (&[&[b'y'; LINE_MAX - 1][..], b"\n"].concat(), vec!["line 16383"]),
+        ] {
+            assert_eq!(pieces(bytes), expected, "{} bytes", bytes.len());
+        }
+    }
+}

@@ -1,0 +1,162 @@
+//! Strings from outside, made safe to stand in a line: bounded once escaped, cut on a character
+//! and marked, never raw bytes.
+
+use std::sync::Arc;
+
+use serde::{Serialize, Serializer};
+
+use crate::encode::stands_as_it_is;
+
+/// What a cut text ends with, followed by the number of bytes that were cut.
+///
+/// A noncharacter, so that no input can pretend to have been cut: inputs lose it in [`Text`].
+/// In the line it is written as an ellipsis.
+pub(crate) const CUT: char = '\u{fdd0}';
+/// Room for the mark: `\u2026+` and the digits of a 64-bit number.
+const MARK: usize = 27;
+
+/// A string of at most `CAP` bytes once escaped. Longer input is cut and marked.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub struct Text<const CAP: usize>(Arc<str>);
+
+impl<const CAP: usize> Text<CAP> {
+    /// Takes bytes that may not be UTF-8: each bad byte becomes U+FFFD and its two hex digits.
+    pub fn from_bytes(bytes: &[u8]) -> Self {
+        // What is cut anyway need not be looked at; no character is longer than four bytes.
+        let near = bytes.get(..CAP + 4).unwrap_or(bytes);
+        let mut text = String::with_capacity(near.len());
+        for chunk in near.utf8_chunks() {
+            text.push_str(chunk.valid());
+            for byte in chunk.invalid() {
+                text.push_str(&format!("\u{fffd}{byte:02x}"));
+            }
+        }
+        Self::cut(&text, bytes.len())
+    }
+
+    /// What a reader of the record will see.
+    pub fn shown(&self) -> String {
+        self.0.replace(CUT, "\u{2026}+")
+    }
+
+    /// The text with its mark as it is kept, for records that repeat it.
+    pub(crate) fn shared(&self) -> Arc<str> {
+        Arc::clone(&self.0)
+    }
+
+    /// Whether nothing is in it.
+    pub fn is_empty(&self) -> bool {
+        self.0.is_empty()
+    }
+
+    fn cut(text: &str, size: usize) -> Self {
+        if size <= CAP && text.len() == size && text.bytes().all(stands_as_it_is) {
+            return Self(text.into());
+        }
+        let letters = text.chars().map(|letter| if letter == CUT { '\u{fffd}' } else { letter });
+        let mut room = CAP;
+        let mut fits = 0; // characters that leave room for the mark
+        for letter in letters.clone() {
+            let Some(left) = room.checked_sub(escaped(letter)) else {
+                let kept: String = letters.take(fits).collect();
+                return Self(format!("{kept}{CUT}{}", size.saturating_sub(kept.len())).into());
+            };
+            room = left;
+            fits += usize::from(room >= MARK);
+        }
+        Self(letters.collect::<String>().into())
+    }
+}
+
+impl<const CAP: usize> From<&str> for Text<CAP> {
+    fn from(text: &str) -> Self {
+        Self::cut(text, text.len())
+    }
+}
+
+impl<const CAP: usize> From<String> for Text<CAP> {
+    fn from(text: String) -> Self {
+        Self::from(text.as_str())
+    }
+}
+
+impl<const CAP: usize> Default for Text<CAP> {
+    fn default() -> Self {
+        Self::from("")
+    }
+}
+
+impl<const CAP: usize> Serialize for Text<CAP> {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        serializer.serialize_str(&self.0)
+    }
+}
+
+/// How many bytes a character takes in a line.
+fn escaped(letter: char) -> usize {
+    match letter {
+        '"' | '\\' => 2,
+        ' '..='~' => 1,
+        other => 6 * other.len_utf16(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+    use crate::encode::Encoder;
+
+    fn line<const CAP: usize>(text: &Text<CAP>) -> (String, u64) {
+        let mut encoder = Encoder::default();
+        text.serialize(&mut encoder).unwrap();
+        (String::from_utf8(encoder.bytes).unwrap(), encoder.cut)
+    }
+
+    #[test]
+    fn no_input_forges_splits_or_colours_a_line() {
+        for (input, expected) in [
+            (&b"api.example.com"[..], r#""api.example.com""#),
+            (b"a\",\"action_id\":1,\"x\":\"", r#""a\",\"action_id\":1,\"x\":\"""#),
+            (b"a\nb\r\n{}", r#""a\u000ab\u000d\u000a{}""#),
+            (b"\x1b[31mred\x1b[0m", r#""\u001b[31mred\u001b[0m""#),
+            ("\u{202e}gnp.exe".as_bytes(), r#""\u202egnp.exe""#),
+            ("a\u{2028}b\u{85}c\u{7f}".as_bytes(), r#""a\u2028b\u0085c\u007f""#),
+            ("p\u{430}ypal".as_bytes(), r#""p\u0430ypal""#),
+            ("\u{1f600}".as_bytes(), r#""\ud83d\ude00""#),
+            (b"\xff\xfeok\xc3", r#""\ufffdff\ufffdfeok\ufffdc3""#),
+            ("x\u{fdd0}9".as_bytes(), r#""x\ufffd9""#),
+            (b"nul\0", r#""nul\u0000""#),
+            (b"back\\slash", r#""back\\slash""#),
+        ] {
+            let (line, cut) = line(&Text::<200>::from_bytes(input));
+            assert_eq!((line.as_str(), cut), (expected, 0), "{input:?}");
+        }
+    }
+
+    #[test]
+    fn over_long_text_is_cut_and_marked() {
+        let (line, cut) = line(&Text::<64>::from("a".repeat(1000)));
+        assert_eq!(cut, 1000 - 37);
+        assert!(line.ends_with("a\\u2026+963\""), "{line}");
+        assert!(line.len() <= 64 + 2);
+    }
+
+    proptest! {
+        #[test]
+        fn every_text_is_bounded_printable_and_reads_back(bytes in prop::collection::vec(any::<u8>(), 0..300)) {
+            let (line, _) = line(&Text::<100>::from_bytes(&bytes));
+            prop_assert!(line.len() <= 100 + 2, "{line}");
+            prop_assert!(line.bytes().all(|byte| (b' '..=b'~').contains(&byte)), "{line}");
+            prop_assert!(serde_json::from_str::<String>(&line).is_ok(), "{line}");
+        }
+
+        #[test]
+        fn what_fits_is_unchanged(text in "\\PC{0,12}") {
+            let (line, cut) = line(&Text::<200>::from(text.as_str()));
+            prop_assert_eq!(cut, 0);
+            prop_assert_eq!(serde_json::from_str::<String>(&line).unwrap(), text);
+        }
+    }
+}

@@ -1,0 +1,449 @@
+//! Verifying a log offline: every line hashed, every link followed, across segments and against
+//! checkpoints.
+//!
+//! Each record names the one before it, so pieces of a file are checked by several threads and
+//! joined afterwards: only the ends of neighbouring pieces have to be compared.
+
+use std::fs::File;
+use std::io::{self, Seek, SeekFrom};
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+use std::sync::{Mutex, PoisonError};
+use std::thread;
+
+use serde::Deserialize;
+
+use crate::chain::{Content, Hash, Head, Link};
+use crate::checkpoint::{Checkpoint, Signature};
+use crate::read::{Lines, Piece};
+use crate::record::{Removed, Torn};
+
+/// Bytes of a file that one thread checks at a time.
+const PIECE: u64 = 4 << 20;
+/// Most faults that a report lists; one is enough to know.
+const FAULTS_MAX: usize = 100;
+/// Most threads: a disk gives no more than a few can hash.
+const THREADS_MAX: usize = 8;
+
+/// What was found.
+#[derive(Debug)]
+pub struct Report {
+    pub records: u64,
+    pub bytes: u64,
+    /// Number of the first record.
+    pub first: Option<u64>,
+    /// The end of the chain.
+    pub last: Option<Head>,
+    /// Checkpoints that agree with the log.
+    pub checkpoints: u64,
+    pub faults: Vec<Fault>,
+    pub gaps: Vec<Gap>,
+}
+
+/// The answer in one word.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Verified {
+    Changed,
+    Incomplete,
+    Intact,
+}
+
+impl Report {
+    /// The answer in one word.
+    pub fn verified(&self) -> Verified {
+        match (self.faults.is_empty(), self.gaps.is_empty()) {
+            (false, _) => Verified::Changed,
+            (true, false) => Verified::Incomplete,
+            (true, true) => Verified::Intact,
+        }
+    }
+}
+
+/// A place where the log is not what was written.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Fault {
+    pub file: PathBuf,
+    /// From 1.
+    pub line: u64,
+    pub kind: FaultKind,
+}
+
+/// In what way a line is not what was written.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum FaultKind {
+    #[error("the record's bytes are not those that were hashed")]
+    Changed,
+    #[error("a checkpoint has another hash for this record")]
+    Checkpoint,
+    #[error("the next segment follows a later record of this file: its end was cut off")]
+    CutOff,
+    #[error(
+        "the link to the record before it is broken: that record was changed, removed or moved"
+    )]
+    Link,
+    #[error("the line is no record")]
+    NotARecord,
+    #[error("the record is number {found}, but {expected} is due")]
+    Sequence { expected: u64, found: u64 },
+    #[error("the signature of a checkpoint is not good")]
+    Signature,
+    #[error("the unfinished line is not the one that the next segment names")]
+    Torn,
+}
+
+/// Something that is not there.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum Gap {
+    #[error("no record is in the files given")]
+    Empty,
+    #[error("records {from} to {to} are in none of the files given")]
+    Missing { from: u64, to: u64 },
+    #[error("a checkpoint tells of {size} records: the last {} are missing", size - have)]
+    Tail { size: u64, have: u64 },
+    #[error("the last line of {file} is unfinished: {bytes} bytes", file = file.display())]
+    Torn { file: PathBuf, bytes: u64 },
+}
+
+/// How far a verification has come; to be watched from another thread.
+#[derive(Debug, Default)]
+pub struct Progress {
+    pub bytes: AtomicU64,
+}
+
+/// Verifies the segments given, in the order of their records, against the checkpoints given.
+///
+/// # Errors
+///
+/// Returns the path and the error of the first file that cannot be read.
+pub fn verify(
+    files: &[PathBuf],
+    checkpoints: &[Checkpoint],
+    progress: &Progress,
+) -> Result<Report, (PathBuf, io::Error)> {
+    let mut notes: Vec<Head> = checkpoints.iter().map(|checkpoint| checkpoint.head).collect();
+    notes.sort_by_key(|head| head.sequence);
+    let pieces = plan(files)?;
+    let checked = check_all(&pieces, &notes, progress)?;
+    let mut segments = join(files, checked);
+    segments.sort_by_key(|segment| segment.first.map_or(u64::MAX, |(_, first)| first));
+    Ok(report(segments, checkpoints, &notes))
+}
+
+/// A piece of a file: the lines that begin in it.
+struct Span<'a> {
+    file: usize,
+    path: &'a Path,
+    from: u64,
+    to: u64,
+}
+
+fn plan(files: &[PathBuf]) -> Result<Vec<Span<'_>>, (PathBuf, io::Error)> {
+    let mut spans = Vec::new();
+    for (file, path) in files.iter().enumerate() {
+        let size = std::fs::metadata(path).map_err(|error| (path.clone(), error))?.len();
+        let starts = (0..size).step_by(PIECE as usize);
+        spans.extend(starts.map(|from| Span { file, path, from, to: (from + PIECE).min(size) }));
+    }
+    Ok(spans)
+}
+
+/// What one piece, or one file once joined, looks like from outside.
+#[derive(Default)]
+struct Checked {
+    file: usize,
+    lines: u64,
+    records: u64,
+    bytes: u64,
+    /// What the first record names as the one before it, and its own number.
+    first: Option<(Hash, u64)>,
+    last: Option<Head>,
+    /// Line within the piece, and what is wrong there.
+    faults: Vec<(u64, FaultKind)>,
+    torn: Option<Torn>,
+    opening: Option<Opening>,
+    removed: Option<Removed>,
+    noted: u64,
+}
+
+/// The first record of a segment, as far as it tells of the one before.
+#[derive(Clone, Debug, Default, Deserialize)]
+struct Opening {
+    #[serde(default)]
+    after: Option<String>,
+    #[serde(default)]
+    torn: Option<Torn>,
+}
+
+fn check_all(
+    spans: &[Span<'_>],
+    notes: &[Head],
+    progress: &Progress,
+) -> Result<Vec<Checked>, (PathBuf, io::Error)> {
+    let next = AtomicUsize::new(0);
+    let done = Mutex::new(Vec::new());
+    let work = || {
+        loop {
+            let at = next.fetch_add(1, Ordering::Relaxed);
+            let Some(span) = spans.get(at) else { return };
+            let result = check(span, notes).map_err(|error| (span.path.to_owned(), error));
+            progress.bytes.fetch_add(span.to - span.from, Ordering::Relaxed);
+            done.lock().unwrap_or_else(PoisonError::into_inner).push((at, result));
+        }
+    };
+    let threads = thread::available_parallelism().map_or(1, usize::from).min(THREADS_MAX);
+    thread::scope(|scope| {
+        for _ in 1..threads {
+            scope.spawn(work);
+        }
+        work();
+    });
+    let mut done = done.into_inner().unwrap_or_else(PoisonError::into_inner);
+    done.sort_by_key(|(at, _)| *at);
+    done.into_iter().map(|(_, result)| result).collect()
+}
+
+fn check(span: &Span<'_>, notes: &[Head]) -> io::Result<Checked> {
+    let mut file = File::open(span.path)?;
+    // The line that runs into this piece belongs to the one before: begin after its newline.
+    let skip = span.from > 0;
+    file.seek(SeekFrom::Start(span.from - u64::from(skip)))?;
+    let mut lines = Lines::new(file);
+    let mut checked = Checked { file: span.file, ..Checked::default() };
+    let base = span.from - u64::from(skip);
+    if skip {
+        lines.next()?;
+    }
+    let mut note = 0;
+    while base + lines.offset < span.to {
+        let Some(piece) = lines.next()? else { break };
+        match piece {
+            Piece::Line(line) => {
+                checked.bytes += line.len() as u64 + 1;
+                checked.line(line, notes, &mut note);
+            }
+            Piece::Long => checked.fault(FaultKind::NotARecord),
+            Piece::Torn(torn) => checked.torn = Some(torn),
+        }
+    }
+    Ok(checked)
+}
+
+impl Checked {
+    fn line(&mut self, line: &[u8], notes: &[Head], note: &mut usize) {
+        let Some(link) = Link::read(line) else { return self.fault(FaultKind::NotARecord) };
+        self.lines += 1;
+        self.records += 1;
+        if link.content == Content::Changed {
+            self.wrong(FaultKind::Changed);
+        }
+        match self.last {
+            None => self.first = Some((link.previous, link.head.sequence)),
+            Some(last) => self.joint(last, link.previous, link.head.sequence),
+        }
+        self.last = Some(link.head);
+        self.compare(link.head, notes, note);
+        if memchr::memmem::find(line.get(..128).unwrap_or(line), LIFECYCLE).is_some() {
+            self.lifecycle(line);
+        }
+    }
+
+    /// Compares the ends of two neighbours: the record before, and what this one says of it.
+    fn joint(&mut self, last: Head, previous: Hash, sequence: u64) {
+        let expected = last.sequence + 1;
+        if previous != last.hash {
+            self.wrong(FaultKind::Link);
+        } else if sequence != expected {
+            self.wrong(FaultKind::Sequence { expected, found: sequence });
+        }
+    }
+
+    fn compare(&mut self, head: Head, notes: &[Head], note: &mut usize) {
+        while notes.get(*note).is_some_and(|noted| noted.sequence < head.sequence) {
+            *note += 1;
+        }
+        for noted in notes.get(*note..).unwrap_or_default() {
+            match noted.sequence == head.sequence {
+                true if noted.hash == head.hash => self.noted += 1,
+                true => self.wrong(FaultKind::Checkpoint),
+                false => break,
+            }
+        }
+    }
+
+    fn lifecycle(&mut self, line: &[u8]) {
+        let Ok(told) = serde_json::from_slice::<Told>(line) else { return };
+        let sandbar = told.unmapped.sandbar;
+        if self.records == 1 {
+            self.opening = sandbar.segment;
+        }
+        self.removed = sandbar.removed.or(self.removed.take());
+    }
+
+    /// Notes a fault of a line that is none of ours.
+    fn fault(&mut self, kind: FaultKind) {
+        self.lines += 1;
+        self.wrong(kind);
+    }
+
+    /// Notes a fault of the line just counted.
+    fn wrong(&mut self, kind: FaultKind) {
+        if self.faults.len() < FAULTS_MAX {
+            self.faults.push((self.lines, kind));
+        }
+    }
+
+    /// Joins the next piece of the same file.
+    fn extend(&mut self, next: Checked) {
+        for (line, kind) in next.faults {
+            self.faults.push((self.lines + line, kind));
+        }
+        if let (Some(last), Some((previous, sequence))) = (self.last, next.first) {
+            self.lines += 1; // the fault, if any, is the next line's
+            self.joint(last, previous, sequence);
+            self.lines -= 1;
+        }
+        if self.records == 0 {
+            (self.first, self.opening) = (next.first, next.opening);
+        }
+        self.lines += next.lines;
+        self.records += next.records;
+        self.bytes += next.bytes;
+        self.noted += next.noted;
+        self.last = next.last.or(self.last);
+        self.torn = next.torn.or(self.torn.take());
+        self.removed = next.removed.or(self.removed.take());
+    }
+}
+
+const LIFECYCLE: &[u8] = br#""class_uid":6002,"#;
+
+#[derive(Deserialize)]
+struct Told {
+    unmapped: ToldUnmapped,
+}
+
+#[derive(Deserialize)]
+struct ToldUnmapped {
+    sandbar: ToldSandbar,
+}
+
+#[derive(Deserialize)]
+struct ToldSandbar {
+    #[serde(default)]
+    segment: Option<Opening>,
+    #[serde(default)]
+    removed: Option<Removed>,
+}
+
+/// One file, with its path and all that was found in it.
+struct Whole {
+    path: PathBuf,
+    checked: Checked,
+}
+
+impl std::ops::Deref for Whole {
+    type Target = Checked;
+    fn deref(&self) -> &Checked {
+        &self.checked
+    }
+}
+
+fn join(files: &[PathBuf], pieces: Vec<Checked>) -> Vec<Whole> {
+    let mut whole: Vec<Whole> = files
+        .iter()
+        .map(|path| Whole { path: path.clone(), checked: Checked::default() })
+        .collect();
+    for piece in pieces {
+        if let Some(file) = whole.get_mut(piece.file) {
+            file.checked.extend(piece);
+        }
+    }
+    whole
+}
+
+fn report(segments: Vec<Whole>, checkpoints: &[Checkpoint], notes: &[Head]) -> Report {
+    let mut report = Report {
+        records: segments.iter().map(|segment| segment.records).sum(),
+        bytes: segments.iter().map(|segment| segment.bytes).sum(),
+        first: segments.iter().find_map(|segment| segment.first).map(|(_, first)| first),
+        last: segments.iter().rev().find_map(|segment| segment.last),
+        checkpoints: segments.iter().map(|segment| segment.noted).sum(),
+        faults: Vec::new(),
+        gaps: Vec::new(),
+    };
+    for segment in &segments {
+        let faults = segment.faults.iter();
+        report.faults.extend(faults.map(|(line, kind)| fault(segment, *line, *kind)));
+    }
+    beginning(&segments, &mut report);
+    for pair in segments.windows(2) {
+        if let [one, next] = pair {
+            between(one, next, &mut report);
+        }
+    }
+    ending(&segments, notes, &mut report);
+    if let Some(segment) = segments.last() {
+        let bad = checkpoints.iter().filter(|note| note.signature == Signature::Bad);
+        report.faults.extend(bad.map(|_| fault(segment, segment.lines, FaultKind::Signature)));
+    }
+    report.faults.truncate(FAULTS_MAX);
+    report
+}
+
+fn fault(segment: &Whole, line: u64, kind: FaultKind) -> Fault {
+    Fault { file: segment.path.clone(), line, kind }
+}
+
+/// The first record is number 1, or follows the last one that retention removed.
+fn beginning(segments: &[Whole], report: &mut Report) {
+    let Some((segment, (previous, first))) =
+        segments.iter().find_map(|segment| segment.first.map(|first| (segment, first)))
+    else {
+        return report.gaps.push(Gap::Empty);
+    };
+    let removed = segments.iter().filter_map(|segment| segment.removed.as_ref());
+    let retained = |removed: &Removed| {
+        removed.through + 1 == first && Hash::parse(removed.hash.as_bytes()) == Some(previous)
+    };
+    if first == 1 {
+        if previous != Hash::NONE {
+            report.faults.push(fault(segment, 1, FaultKind::Link));
+        }
+    } else if !removed.into_iter().any(retained) {
+        report.gaps.push(Gap::Missing { from: 1, to: first - 1 });
+    }
+}
+
+/// A segment follows the one before it, whose unfinished line it names.
+fn between(one: &Whole, next: &Whole, report: &mut Report) {
+    let (Some(last), Some((previous, first))) = (one.last, next.first) else { return };
+    let opening = next.opening.clone().unwrap_or_default();
+    let named = one.path.file_name().and_then(|name| name.to_str()).map(str::to_owned);
+    let expected = last.sequence + 1;
+    if first > expected {
+        if opening.after.is_some() && opening.after == named {
+            report.faults.push(fault(one, one.lines + 1, FaultKind::CutOff));
+        } else {
+            report.gaps.push(Gap::Missing { from: expected, to: first - 1 });
+        }
+    } else if previous != last.hash {
+        report.faults.push(fault(next, 1, FaultKind::Link));
+    } else if first != expected {
+        let kind = FaultKind::Sequence { expected, found: first };
+        report.faults.push(fault(next, 1, kind));
+    } else if one.torn != opening.torn {
+        report.faults.push(fault(one, one.lines + 1, FaultKind::Torn));
+    }
+}
+
+/// The last line is whole, and no checkpoint tells of more.
+fn ending(segments: &[Whole], notes: &[Head], report: &mut Report) {
+    if let Some((segment, torn)) = segments.last().and_then(|s| Some((s, s.torn.as_ref()?))) {
+        let (file, bytes) = (segment.path.clone(), torn.bytes);
+        report.gaps.push(Gap::Torn { file, bytes });
+    }
+    let have = report.last.map_or(0, |last| last.sequence);
+    if let Some(size) = notes.last().map(|note| note.sequence).filter(|size| *size > have) {
+        report.gaps.push(Gap::Tail { size, have });
+    }
+}

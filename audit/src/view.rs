@@ -1,0 +1,440 @@
+//! Reading records back: what people ask of a line, filters, and following a log as it grows.
+
+use std::borrow::Cow;
+use std::fs::File;
+use std::io::{self, Read};
+use std::path::{Path, PathBuf};
+
+use serde::Deserialize;
+
+use crate::read::{Lines, Piece};
+use crate::record::LINE_MAX;
+use crate::segment::segments;
+
+/// Bytes that a follower reads at a time.
+const CHUNK: usize = 64 * 1024;
+
+/// As much of a record as people ask for.
+#[derive(Clone, Debug, Deserialize)]
+pub struct View<'a> {
+    pub time: u64,
+    #[serde(borrow)]
+    pub time_dt: Cow<'a, str>,
+    pub class_uid: u16,
+    #[serde(default)]
+    action_id: u8,
+    #[serde(borrow, default)]
+    pub status_detail: Option<Cow<'a, str>>,
+    #[serde(borrow, default)]
+    pub message: Option<Cow<'a, str>>,
+    #[serde(default)]
+    pub duration: Option<u64>,
+    #[serde(borrow, default)]
+    src_endpoint: Endpoint<'a>,
+    #[serde(borrow, default)]
+    dst_endpoint: Endpoint<'a>,
+    #[serde(borrow, default)]
+    pub http_request: Option<HttpView<'a>>,
+    #[serde(default)]
+    http_response: Option<ResponseView>,
+    #[serde(borrow, default)]
+    pub query: Option<QueryView<'a>>,
+    #[serde(borrow, default)]
+    pub api: Option<ApiView<'a>>,
+    #[serde(borrow, default)]
+    finding_info: Option<FindingView<'a>>,
+    #[serde(default)]
+    traffic: TrafficView,
+    #[serde(borrow, default)]
+    firewall_rule: Option<RuleView<'a>>,
+    #[serde(borrow)]
+    pub metadata: MetadataView<'a>,
+    #[serde(borrow)]
+    unmapped: UnmappedView<'a>,
+}
+
+#[derive(Clone, Debug, Default, Deserialize)]
+struct Endpoint<'a> {
+    #[serde(borrow, default)]
+    uid: Option<Cow<'a, str>>,
+    #[serde(borrow, default)]
+    hostname: Option<Cow<'a, str>>,
+    #[serde(borrow, default)]
+    ip: Option<Cow<'a, str>>,
+    #[serde(default)]
+    port: Option<u16>,
+}
+
+/// The request of a 4002 or 6003 record.
+#[derive(Clone, Debug, Deserialize)]
+pub struct HttpView<'a> {
+    #[serde(borrow)]
+    pub http_method: Cow<'a, str>,
+    #[serde(borrow)]
+    pub url: UrlView<'a>,
+}
+
+/// What was asked for.
+#[derive(Clone, Debug, Deserialize)]
+pub struct UrlView<'a> {
+    #[serde(borrow)]
+    pub scheme: Cow<'a, str>,
+    #[serde(borrow)]
+    pub path: Cow<'a, str>,
+}
+
+/// The question of a 4003 record.
+#[derive(Clone, Debug, Deserialize)]
+pub struct QueryView<'a> {
+    #[serde(borrow)]
+    hostname: Cow<'a, str>,
+    #[serde(borrow, rename = "type")]
+    pub kind: Cow<'a, str>,
+}
+
+/// The operation of a 6003 record.
+#[derive(Clone, Debug, Deserialize)]
+pub struct ApiView<'a> {
+    #[serde(borrow)]
+    pub operation: Cow<'a, str>,
+}
+
+#[derive(Clone, Debug, Deserialize)]
+struct FindingView<'a> {
+    #[serde(borrow)]
+    title: Cow<'a, str>,
+}
+
+#[derive(Clone, Debug, Deserialize)]
+struct ResponseView {
+    code: u16,
+}
+
+#[derive(Clone, Debug, Default, Deserialize)]
+struct TrafficView {
+    bytes_in: u64,
+    bytes_out: u64,
+}
+
+#[derive(Clone, Debug, Deserialize)]
+struct RuleView<'a> {
+    #[serde(borrow)]
+    name: Cow<'a, str>,
+}
+
+/// Which record it is.
+#[derive(Clone, Debug, Deserialize)]
+pub struct MetadataView<'a> {
+    #[serde(borrow)]
+    pub correlation_uid: Cow<'a, str>,
+    pub sequence: u64,
+}
+
+#[derive(Clone, Debug, Deserialize)]
+struct UnmappedView<'a> {
+    #[serde(borrow)]
+    sandbar: SandbarView<'a>,
+}
+
+#[derive(Clone, Debug, Deserialize)]
+struct SandbarView<'a> {
+    #[serde(borrow)]
+    stage: Cow<'a, str>,
+    #[serde(borrow, default)]
+    event: Option<Cow<'a, str>>,
+    #[serde(borrow, default)]
+    ending: Option<Cow<'a, str>>,
+    #[serde(default)]
+    folded: Option<u64>,
+}
+
+/// What was decided.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Decision {
+    Allowed,
+    Denied,
+}
+
+/// Which record of an attempt it is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Stage {
+    Decision,
+    Denied,
+    Finding,
+    Lifecycle,
+    Outcome,
+}
+
+impl<'a> View<'a> {
+    /// Reads a line; `None` when it is no record.
+    pub fn parse(line: &'a [u8]) -> Option<Self> {
+        serde_json::from_slice(line).ok()
+    }
+
+    pub fn stage(&self) -> Stage {
+        match &*self.unmapped.sandbar.stage {
+            "decision" => Stage::Decision,
+            "denied" => Stage::Denied,
+            "finding" => Stage::Finding,
+            "outcome" => Stage::Outcome,
+            _ => Stage::Lifecycle,
+        }
+    }
+
+    pub fn decision(&self) -> Option<Decision> {
+        match self.action_id {
+            1 => Some(Decision::Allowed),
+            2 => Some(Decision::Denied),
+            _ => None,
+        }
+    }
+
+    pub fn sandbox(&self) -> Option<&str> {
+        self.src_endpoint.uid.as_deref()
+    }
+
+    /// The host, or the address where no name is known.
+    pub fn host(&self) -> Option<&str> {
+        let name = self.dst_endpoint.hostname.as_deref();
+        let asked = self.query.as_ref().map(|query| &*query.hostname);
+        name.or(asked).or(self.dst_endpoint.ip.as_deref())
+    }
+
+    pub fn port(&self) -> Option<u16> {
+        self.dst_endpoint.port
+    }
+
+    pub fn rule(&self) -> Option<&str> {
+        self.firewall_rule.as_ref().map(|rule| &*rule.name)
+    }
+
+    pub fn status(&self) -> Option<u16> {
+        self.http_response.as_ref().map(|response| response.code)
+    }
+
+    /// Bytes from and towards the sandbox.
+    pub fn bytes(&self) -> (u64, u64) {
+        (self.traffic.bytes_out, self.traffic.bytes_in)
+    }
+
+    pub fn ending(&self) -> Option<&str> {
+        self.unmapped.sandbar.ending.as_deref()
+    }
+
+    pub fn event(&self) -> Option<&str> {
+        self.unmapped.sandbar.event.as_deref()
+    }
+
+    /// Attempts that this record counts and that have none of their own.
+    pub fn folded(&self) -> u64 {
+        self.unmapped.sandbar.folded.unwrap_or_default()
+    }
+
+    pub fn title(&self) -> Option<&str> {
+        self.finding_info.as_ref().map(|finding| &*finding.title)
+    }
+}
+
+/// Which records are wanted. What is not said does not filter.
+#[derive(Clone, Debug, Default)]
+pub struct Filter {
+    pub sandbox: Option<String>,
+    pub host: Option<HostFilter>,
+    pub decision: Option<Decision>,
+    pub reason: Option<String>,
+    /// Milliseconds since 1970.
+    pub since: Option<u64>,
+    /// Milliseconds since 1970, not included.
+    pub until: Option<u64>,
+}
+
+impl Filter {
+    pub fn wants(&self, view: &View<'_>) -> bool {
+        let is = |wanted: &Option<String>, found: Option<&str>| {
+            wanted.as_ref().is_none_or(|wanted| found == Some(wanted))
+        };
+        self.since.is_none_or(|since| view.time >= since)
+            && self.until.is_none_or(|until| view.time < until)
+            && self.decision.is_none_or(|wanted| view.decision() == Some(wanted))
+            && is(&self.sandbox, view.sandbox())
+            && is(&self.reason, view.status_detail.as_deref())
+            && self.host.as_ref().is_none_or(|host| view.host().is_some_and(|h| host.matches(h)))
+    }
+}
+
+/// A host as in a policy: `x.com` that name, `*.x.com` below it, `.x.com` both.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct HostFilter {
+    name: String,
+    reach: Reach,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Reach {
+    Below,
+    Both,
+    Exact,
+}
+
+impl HostFilter {
+    pub fn parse(text: &str) -> Self {
+        let text = text.to_ascii_lowercase();
+        let (reach, name) = match (text.strip_prefix("*."), text.strip_prefix('.')) {
+            (Some(name), _) => (Reach::Below, name),
+            (None, Some(name)) => (Reach::Both, name),
+            (None, None) => (Reach::Exact, text.as_str()),
+        };
+        Self { name: name.trim_end_matches('.').to_owned(), reach }
+    }
+
+    pub fn matches(&self, host: &str) -> bool {
+        let host = host.trim_end_matches('.').to_ascii_lowercase();
+        let exact = host == self.name;
+        let below = host.strip_suffix(&self.name).is_some_and(|rest| rest.ends_with('.'));
+        match self.reach {
+            Reach::Below => below,
+            Reach::Both => exact || below,
+            Reach::Exact => exact,
+        }
+    }
+}
+
+/// Calls `each` with every line of `path` that is of a record's length.
+///
+/// # Errors
+///
+/// Returns the error of reading.
+pub fn each_line(path: &Path, mut each: impl FnMut(&[u8])) -> io::Result<()> {
+    let mut lines = Lines::new(File::open(path)?);
+    while let Some(piece) = lines.next()? {
+        if let Piece::Line(line) = piece {
+            each(line);
+        }
+    }
+    Ok(())
+}
+
+/// Reads a directory's log as it grows, from segment to segment.
+#[derive(Debug)]
+pub struct Follower {
+    dir: PathBuf,
+    current: Option<(u64, File)>,
+    /// The beginning of a line whose end is not there yet.
+    rest: Vec<u8>,
+}
+
+impl Follower {
+    /// Begins with the first record of the oldest segment.
+    pub fn new(dir: impl Into<PathBuf>) -> Self {
+        Self { dir: dir.into(), current: None, rest: Vec::new() }
+    }
+
+    /// Begins with the first record of the newest segment but `back`.
+    ///
+    /// # Errors
+    ///
+    /// Returns the error of reading the directory.
+    pub fn newest(dir: impl Into<PathBuf>, back: usize) -> io::Result<Self> {
+        let mut follower = Self::new(dir);
+        let found = segments(&follower.dir)?;
+        let at = found.len().saturating_sub(1 + back);
+        if let Some((first, path)) = found.get(at) {
+            follower.current = Some((*first, File::open(path)?));
+        }
+        Ok(follower)
+    }
+
+    /// Calls `each` with every line that is there by now. False when there was none.
+    ///
+    /// # Errors
+    ///
+    /// Returns the error of reading.
+    pub fn poll(&mut self, mut each: impl FnMut(&[u8])) -> io::Result<bool> {
+        let mut any = false;
+        loop {
+            let next = self.next_segment()?; // looked up before reading, so that nothing is missed
+            let mut chunk = vec![0; CHUNK];
+            let count = match &mut self.current {
+                Some((_, file)) => file.read(&mut chunk)?,
+                None => 0,
+            };
+            if count > 0 {
+                any = true;
+                self.split(chunk.get(..count).unwrap_or_default(), &mut each);
+            } else if let Some((first, path)) = next {
+                self.rest.clear(); // an unfinished line is named by the next segment
+                self.current = Some((first, File::open(path)?));
+            } else {
+                return Ok(any);
+            }
+        }
+    }
+
+    fn next_segment(&self) -> io::Result<Option<(u64, PathBuf)>> {
+        let current = self.current.as_ref().map(|(first, _)| *first);
+        let mut found = segments(&self.dir)?.into_iter();
+        Ok(found.find(|(first, _)| current.is_none_or(|current| *first > current)))
+    }
+
+    fn split(&mut self, chunk: &[u8], each: &mut impl FnMut(&[u8])) {
+        for piece in chunk.split_inclusive(|byte| *byte == b'\n') {
+            let Some(end) = piece.strip_suffix(b"\n") else {
+                if self.rest.len() < LINE_MAX {
+                    self.rest.extend_from_slice(piece); // longer than this it is no record
+                }
+                continue;
+            };
+            if self.rest.is_empty() {
+                each(end);
+            } else {
+                self.rest.extend_from_slice(end);
+                each(&self.rest);
+                self.rest.clear();
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::fs;
+
+    use super::*;
+
+    #[test]
+    fn hosts_match_as_in_a_policy() {
+        for (pattern, host, expected) in [
+            ("x.com", "x.com", true),
+            ("X.com", "x.COM.", true),
+            ("x.com", "a.x.com", false),
+            ("*.x.com", "x.com", false),
+            ("*.x.com", "b.a.x.com", true),
+            ("*.x.com", "evilx.com", false),
+            (".x.com", "x.com", true),
+            (".x.com", "a.x.com", true),
+            (".x.com", "evilx.com", false),
+        ] {
+            assert_eq!(HostFilter::parse(pattern).matches(host), expected, "{pattern} {host}");
+        }
+    }
+
+    #[test]
+    fn a_follower_misses_nothing_across_segments() {
+        let dir = tempfile::tempdir().unwrap();
+        let name = |first: u64| dir.path().join(crate::segment::name(first));
+        let mut follower = Follower::new(dir.path());
+        let mut seen = Vec::new();
+        let mut poll = |seen: &mut Vec<String>| {
+            follower.poll(|line| seen.push(String::from_utf8_lossy(line).into_owned())).unwrap()
+        };
+        assert!(!poll(&mut seen));
+        fs::write(name(1), "a\nb\nun").unwrap();
+        assert!(poll(&mut seen));
+        fs::write(name(1), "a\nb\nunfinished\nc\n").unwrap();
+        fs::write(name(5), "d\ntorn").unwrap();
+        fs::write(name(9), "e\n").unwrap();
+        assert!(poll(&mut seen));
+        assert_eq!(seen, ["a", "b", "unfinished", "c", "d", "e"]);
+        assert!(!poll(&mut seen));
+    }
+}

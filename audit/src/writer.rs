@@ -1,0 +1,519 @@
+//! The writer: gives records their place in the chain and appends them, whole lines only.
+//!
+//! One thread at a time holds it. A record is told as written only after `write` (and
+//! `fdatasync`, where asked for) has returned and the file still has a name. After any failure
+//! the segment is left as it is, a torn line included, and a new one names it when writing works
+//! again.
+
+use std::collections::HashMap;
+use std::fs::{self, File};
+use std::io;
+use std::os::unix::fs::MetadataExt;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::time::{Duration, Instant};
+
+use tokio::sync::oneshot;
+
+use crate::attempt::{Arrival, Attempt, Connection, Effect, Ending, Facts, MemoryCall, Meter};
+use crate::attempt::{Outcome, Query, Request, Scheme, Subject};
+use crate::chain::{Hash, Head};
+use crate::checkpoint::{self, Notary};
+use crate::compose::{self, Class, Stage};
+use crate::config::{Config, Durability, QueryStrings, Retention};
+use crate::draft::{Draft, Owed, Role};
+use crate::health::Counters;
+use crate::id::Ids;
+use crate::log::LogDown;
+use crate::record::{
+    Channel, Code, Environment, LIST_MAX, OpenAttempt, Removed, Sandbar, SandboxId, SegmentStart,
+    TenantId, Torn, Transport,
+};
+use crate::segment::{self, Segment};
+use crate::text::Text;
+
+/// How long a segment that had a name is taken to have one. Whoever removes a file takes what was
+/// in it anyway; this bounds what is added to it afterwards.
+const LOOK_AGAIN: Duration = Duration::from_millis(10);
+
+/// A record that waits to be written, and whoever waits for it.
+#[derive(Debug)]
+pub(crate) struct Entry {
+    pub(crate) draft: Draft,
+    pub(crate) waiter: Option<oneshot::Sender<Result<u64, LogDown>>>,
+}
+
+/// The end of the log, and all that is needed to move it on.
+pub(crate) struct Writer {
+    pub(crate) config: Arc<Config>,
+    pub(crate) counters: Arc<Counters>,
+    pub(crate) ids: Arc<Ids>,
+    pub(crate) notary: Notary,
+    /// Keeps other writers out of the directory.
+    pub(crate) lock: Option<File>,
+    pub(crate) head: Head,
+    pub(crate) segment: Option<Segment>,
+    /// Name of the newest segment, and the unfinished line at its end.
+    pub(crate) last: Option<String>,
+    pub(crate) torn: Option<Torn>,
+    /// Decisions without outcome.
+    pub(crate) owed: HashMap<u128, Owed>,
+    /// Why there is no segment.
+    pub(crate) trouble: Option<LogDown>,
+    pub(crate) noted: Noted,
+    /// When the segment was last seen to have a name.
+    pub(crate) looked: Instant,
+    pub(crate) buffer: Vec<u8>,
+    pub(crate) marks: Vec<Mark>,
+}
+
+/// What the last checkpoint covers.
+pub(crate) struct Noted {
+    pub(crate) sequence: u64,
+    pub(crate) at: Instant,
+}
+
+/// Where a line ends in the buffer, and the head once it is written.
+pub(crate) struct Mark {
+    end: usize,
+    head: Head,
+}
+
+impl Writer {
+    /// Writes a batch and releases its callers. Returns what has to be tried again later:
+    /// outcomes, which are never refused.
+    pub(crate) fn write(&mut self, batch: Vec<Entry>) -> Vec<Entry> {
+        let batch = self.drop_orphans(batch);
+        if let Err(down) = self.ready() {
+            return self.refuse(batch, &down);
+        }
+        let result = self.append(batch.iter().map(|entry| &entry.draft));
+        let (count, down) = match result {
+            Ok(()) => (batch.len(), None),
+            Err(failed) => (failed.written, Some(failed.down)),
+        };
+        let mut batch = batch;
+        let rest = batch.split_off(count);
+        self.release(batch, down.as_ref());
+        match down {
+            None => Vec::new(),
+            Some(down) => self.refuse(rest, &down),
+        }
+    }
+
+    /// Opens the segment anew after a failure. Called from time to time while there is none.
+    pub(crate) fn recover(&mut self) {
+        let Some(down) = self.trouble.clone() else { return };
+        let message = Text::from(format!("written again after: {down}"));
+        let start = self.own("log_recovered", Some(&message), Sandbar::default());
+        if self.relock().and_then(|()| self.open_segment()).is_ok()
+            && start.is_some_and(|draft| self.append([&draft]).is_ok())
+        {
+            self.trouble = None;
+        }
+    }
+
+    /// Ends the segment and begins the next.
+    pub(crate) fn rotate(&mut self) -> Result<(), LogDown> {
+        self.checkpoint();
+        if let Some(down) = &self.trouble {
+            return Err(down.clone());
+        }
+        self.segment = None;
+        self.open_segment()?;
+        self.retain();
+        Ok(())
+    }
+
+    /// Does what time demands: a checkpoint, a rotation.
+    pub(crate) fn tend(&mut self) {
+        if self.trouble.is_some() {
+            return self.recover();
+        }
+        if let Some(Err(error)) = self.segment.as_ref().map(Segment::attached) {
+            self.fail(LogDown::unwritable(error));
+        } else if self.checkpoint_due() {
+            self.checkpoint();
+        }
+    }
+
+    /// Signs the head, keeps the note beside the log and tells it in the log.
+    pub(crate) fn checkpoint(&mut self) {
+        if self.head.sequence == self.noted.sequence {
+            return;
+        }
+        let note = self.notary.sign(self.head);
+        let kept =
+            note.as_ref().is_some_and(|note| checkpoint::keep(&self.config.dir, note).is_ok());
+        let counters = &self.counters;
+        let counter = if kept { &counters.checkpoints } else { &counters.checkpoint_failures };
+        Counters::add(counter, 1);
+        self.noted.at = Instant::now();
+        let told = Sandbar { checkpoint: note.as_deref(), ..Sandbar::default() };
+        if let Some(draft) = self.own("checkpoint", None, told) {
+            // A failure shows in `trouble` and is dealt with there.
+            self.append([&draft]).unwrap_or_default();
+        }
+        self.noted.sequence = self.head.sequence; // the record of the note needs no note
+    }
+
+    /// Says goodbye: a last record and a last checkpoint.
+    pub(crate) fn stop(&mut self) {
+        self.checkpoint();
+        if let Some(draft) = self.own("log_stopped", None, Sandbar::default()) {
+            self.append([&draft]).unwrap_or_default();
+        }
+        // The last note covers the last record, so that nothing after it can be cut off unseen.
+        let kept =
+            self.notary.sign(self.head).map(|note| checkpoint::keep(&self.config.dir, &note));
+        match kept {
+            Some(Ok(())) => Counters::add(&self.counters.checkpoints, 1),
+            Some(Err(_)) | None => Counters::add(&self.counters.checkpoint_failures, 1),
+        }
+        self.fail(LogDown::Closed);
+        self.lock = None;
+    }
+
+    /// Whether enough was written, or long enough ago, that a checkpoint is due.
+    pub(crate) fn checkpoint_due(&self) -> bool {
+        let new = self.head.sequence.saturating_sub(self.noted.sequence);
+        new >= self.config.checkpoint_records
+            || (new > 0 && self.noted.at.elapsed() >= self.config.checkpoint_age)
+    }
+
+    /// Closes every decision of an earlier process as `unknown`.
+    pub(crate) fn close_unknown(&mut self) -> Result<(), LogDown> {
+        let outcome = Outcome::new(Ending::Unknown);
+        let mut left: Vec<Owed> = self.owed.values().cloned().collect();
+        left.sort_by_key(|owed| owed.attempt);
+        for some in left.chunks(1024) {
+            let stage = Stage::Outcome(&outcome, Duration::ZERO);
+            let drafts: Result<Vec<Draft>, _> = some
+                .iter()
+                .map(|owed| lost_attempt(owed).draft(stage, QueryStrings::Drop))
+                .collect();
+            let drafts = drafts.map_err(|error| LogDown::Encode(error.to_string()))?;
+            self.append(&drafts).map_err(|failed| failed.down)?;
+        }
+        Ok(())
+    }
+
+    /// Makes the next segment: its first record names the one before, the next ones carry over
+    /// the decisions without outcome, so that a restart need read no other segment.
+    pub(crate) fn open_segment(&mut self) -> Result<(), LogDown> {
+        let before = self.head;
+        let segment = Segment::create(&self.config.dir, before.sequence + 1);
+        let segment = segment.map_err(|error| self.fail(LogDown::unwritable(error)))?;
+        let (name, path) = (segment.name.clone(), segment.path.clone());
+        let start =
+            SegmentStart { name: name.clone(), after: self.last.clone(), torn: self.torn.clone() };
+        let (drafts, torn) = (self.opening(start), self.torn.clone());
+        self.segment = Some(segment);
+        if let Err(failed) = self.append(&drafts) {
+            // It holds no record that anybody relies upon, and its name is needed again.
+            fs::remove_file(path).unwrap_or_default();
+            (self.head, self.torn) = (before, torn);
+            return Err(failed.down);
+        }
+        (self.last, self.torn) = (Some(name), None);
+        Ok(())
+    }
+
+    fn opening(&self, start: SegmentStart) -> Vec<Draft> {
+        let began = Sandbar { segment: Some(start), ..Sandbar::default() };
+        let mut owed: Vec<&Owed> = self.owed.values().collect();
+        owed.sort_by_key(|owed| owed.attempt);
+        let carried = owed.chunks(LIST_MAX).filter_map(|some| {
+            let open = some.iter().map(|owed| open_attempt(owed)).collect();
+            self.own("attempts_open", None, Sandbar { open, ..Sandbar::default() })
+        });
+        self.own("segment_started", None, began).into_iter().chain(carried).collect()
+    }
+
+    /// Removes the oldest segments, if the operator asked for it, and says so in the chain.
+    fn retain(&mut self) {
+        let Retention::Segments(keep) = self.config.retention else { return };
+        let Ok(found) = segment::segments(&self.config.dir) else { return };
+        let Some(surplus) = found.len().checked_sub(keep.max(1)).filter(|n| *n > 0) else { return };
+        let Some((first_kept, path)) = found.get(surplus) else { return };
+        let Some(hash) = first_previous(path) else { return };
+        let removed = Removed { through: first_kept - 1, hash: hash.as_str().to_owned() };
+        let told = Sandbar { removed: Some(removed), ..Sandbar::default() };
+        let Some(draft) = self.own("segments_removed", None, told) else { return };
+        if self.append([&draft]).is_ok() {
+            for (_, path) in found.iter().take(surplus) {
+                fs::remove_file(path).unwrap_or_default(); // tried again at the next rotation
+            }
+        }
+    }
+
+    fn ready(&mut self) -> Result<(), LogDown> {
+        if let Some(down) = &self.trouble {
+            return Err(down.clone());
+        }
+        let segment = self.segment.as_ref();
+        let full = segment.is_none_or(|segment| segment.size >= self.config.segment_bytes);
+        if full || segment.is_some_and(|segment| segment.age() >= self.config.segment_age) {
+            self.rotate()?;
+        }
+        self.tell_folded()
+    }
+
+    /// Attempts that could not be recorded one by one are told as a count, once that works.
+    fn tell_folded(&mut self) -> Result<(), LogDown> {
+        let folded = self.counters.folded.swap(0, Ordering::Relaxed);
+        if folded == 0 {
+            return Ok(());
+        }
+        let told = Sandbar { folded: Some(folded), ..Sandbar::default() };
+        let Some(draft) = self.own("attempts_folded", None, told) else { return Ok(()) };
+        self.append([&draft]).map_err(|failed| {
+            self.counters.folded.fetch_add(folded, Ordering::Relaxed);
+            failed.down
+        })
+    }
+
+    /// An outcome whose decision was refused would tell of traffic that never was.
+    fn drop_orphans(&self, batch: Vec<Entry>) -> Vec<Entry> {
+        let orphan = |entry: &Entry| match entry.draft.role {
+            Role::Decision(_) | Role::Event => false,
+            Role::Outcome(attempt) => {
+                !self.owed.contains_key(&attempt) && !batch.iter().any(|e| decides(e, attempt))
+            }
+        };
+        if !batch.iter().any(orphan) {
+            return batch;
+        }
+        let keep: Vec<bool> = batch.iter().map(|entry| !orphan(entry)).collect();
+        batch.into_iter().zip(keep).filter_map(|(entry, keep)| keep.then_some(entry)).collect()
+    }
+
+    /// Seals and appends drafts. On failure tells how many are whole in the file.
+    fn append<'a>(&mut self, drafts: impl IntoIterator<Item = &'a Draft>) -> Result<(), Failed> {
+        let before = self.head;
+        self.buffer.clear();
+        self.marks.clear();
+        let mut roles = Vec::new();
+        for draft in drafts {
+            self.head.seal(draft, &mut self.buffer);
+            self.marks.push(Mark { end: self.buffer.len(), head: self.head });
+            roles.push(&draft.role);
+        }
+        let result = self.put(before);
+        let written = match &result {
+            Ok(()) => roles.len(),
+            Err(failed) => failed.written,
+        };
+        for role in roles.into_iter().take(written) {
+            self.settle(role);
+        }
+        Counters::add(&self.counters.written, written as u64);
+        Counters::add(&self.counters.batches, 1);
+        self.counters.owed.store(self.owed.len() as u64, Ordering::Relaxed);
+        result
+    }
+
+    /// Puts the buffer into the file.
+    fn put(&mut self, before: Head) -> Result<(), Failed> {
+        let Some(segment) = &mut self.segment else {
+            self.head = before;
+            let down = self.trouble.clone().unwrap_or(LogDown::Closed);
+            return Err(Failed { written: 0, down });
+        };
+        if let Err(short) = segment.append(&self.buffer) {
+            return Err(self.tear(before, short.written, short.error));
+        }
+        if self.looked.elapsed() >= LOOK_AGAIN {
+            if let Err(error) = segment.attached() {
+                self.head = before; // the whole file is gone: these lines are nowhere
+                return Err(Failed { written: 0, down: self.fail(LogDown::unwritable(error)) });
+            }
+            self.looked = Instant::now();
+        }
+        Counters::add(&self.counters.bytes, self.buffer.len() as u64);
+        if self.config.durability == Durability::Disk
+            && let Err(error) = segment.sync()
+        {
+            let written = self.marks.len();
+            let down = self.fail(LogDown::Unsynced(Arc::new(error)));
+            return Err(Failed { written, down });
+        }
+        Ok(())
+    }
+
+    /// Some lines are whole in the file, perhaps one is not: the chain goes on after the former.
+    fn tear(&mut self, before: Head, bytes: usize, error: io::Error) -> Failed {
+        let written = self.marks.partition_point(|mark| mark.end <= bytes);
+        let last = written.checked_sub(1).and_then(|at| self.marks.get(at));
+        let (whole, head) = last.map_or((0, before), |mark| (mark.end, mark.head));
+        self.head = head;
+        let fragment = self.buffer.get(whole..bytes).unwrap_or_default();
+        self.torn = torn(fragment);
+        Failed { written, down: self.fail(LogDown::unwritable(error)) }
+    }
+
+    fn fail(&mut self, down: LogDown) -> LogDown {
+        self.segment = None;
+        self.trouble = Some(down.clone());
+        down
+    }
+
+    /// Where the directory was replaced, the new one is locked too.
+    fn relock(&mut self) -> Result<(), LogDown> {
+        let place = |metadata: fs::Metadata| (metadata.dev(), metadata.ino());
+        let now = fs::metadata(&self.config.dir).map(place).map_err(LogDown::unwritable)?;
+        let held = self.lock.as_ref().and_then(|lock| lock.metadata().ok()).map(place);
+        if held != Some(now) {
+            self.lock = Some(lock(&self.config.dir).map_err(LogDown::unwritable)?);
+        }
+        Ok(())
+    }
+
+    fn settle(&mut self, role: &Role) {
+        match role {
+            Role::Decision(owed) => {
+                self.owed.insert(owed.attempt, owed.clone());
+            }
+            Role::Event => {}
+            Role::Outcome(attempt) => {
+                self.owed.remove(attempt);
+            }
+        }
+    }
+
+    fn release(&self, batch: Vec<Entry>, down: Option<&LogDown>) {
+        let last = self.head.sequence;
+        let first = (last + 1).saturating_sub(batch.len() as u64);
+        for (sequence, entry) in (first..).zip(batch) {
+            let Some(waiter) = entry.waiter else { continue };
+            let result = match down {
+                Some(down @ LogDown::Unsynced(_)) => Err(down.clone()),
+                Some(_) | None => Ok(sequence),
+            };
+            // A caller that went away has its record all the same.
+            waiter.send(result).unwrap_or_default();
+        }
+    }
+
+    fn refuse(&self, batch: Vec<Entry>, down: &LogDown) -> Vec<Entry> {
+        let mut keep = Vec::new();
+        for entry in batch {
+            match (&entry.draft.role, entry.waiter) {
+                (Role::Outcome(_), waiter) => keep.push(Entry { draft: entry.draft, waiter }),
+                (Role::Decision(_) | Role::Event, Some(waiter)) => {
+                    Counters::add(&self.counters.refused, 1);
+                    if waiter.send(Err(down.clone())).is_err() {
+                        self.counters.fold(1); // nobody is left who would tell of it
+                    }
+                }
+                (Role::Decision(_) | Role::Event, None) => self.counters.fold(1),
+            }
+        }
+        keep
+    }
+
+    /// A record of the log's own; the empty case cannot happen and costs only the record.
+    pub(crate) fn own(
+        &self,
+        event: &'static str,
+        message: Option<&Text<512>>,
+        sandbar: Sandbar<'_>,
+    ) -> Option<Draft> {
+        compose::own(event, self.ids.next(), message, sandbar).ok()
+    }
+
+    /// Appends one record of the log's own.
+    pub(crate) fn tell(
+        &mut self,
+        event: &'static str,
+        message: Option<&Text<512>>,
+    ) -> Result<(), LogDown> {
+        match self.own(event, message, Sandbar::default()) {
+            Some(draft) => self.append([&draft]).map_err(|failed| failed.down),
+            None => Ok(()),
+        }
+    }
+}
+
+/// A write that did not succeed: how many records are whole in the file all the same.
+struct Failed {
+    written: usize,
+    down: LogDown,
+}
+
+fn decides(entry: &Entry, attempt: u128) -> bool {
+    matches!(&entry.draft.role, Role::Decision(owed) if owed.attempt == attempt)
+}
+
+/// Describes an unfinished line.
+pub(crate) fn torn(fragment: &[u8]) -> Option<Torn> {
+    let sha256 = Hash::of(fragment).as_str().to_owned();
+    (!fragment.is_empty()).then_some(Torn { bytes: fragment.len() as u64, sha256 })
+}
+
+/// Keeps other writers out of `dir`, as long as the file is open.
+pub(crate) fn lock(dir: &std::path::Path) -> io::Result<File> {
+    let handle = File::open(dir)?;
+    handle.try_lock().map_err(|error| match error {
+        fs::TryLockError::Error(error) => error,
+        fs::TryLockError::WouldBlock => io::Error::new(
+            io::ErrorKind::ResourceBusy,
+            "another process writes a log there: give each its own directory",
+        ),
+    })?;
+    Ok(handle)
+}
+
+/// The hash that the first record of a segment names.
+fn first_previous(path: &std::path::Path) -> Option<Hash> {
+    let line = crate::read::first_line(path)?;
+    crate::chain::Link::read(&line).map(|link| link.previous)
+}
+
+fn open_attempt(owed: &Owed) -> OpenAttempt<'_> {
+    OpenAttempt {
+        uid: ulid::Ulid::from(owed.attempt).to_string(),
+        class_uid: owed.class_uid,
+        sandbox: &owed.sandbox,
+        tenant: &owed.tenant,
+        host: &owed.host,
+    }
+}
+
+/// An attempt of a process that died, as far as its decision tells.
+fn lost_attempt(owed: &Owed) -> Attempt {
+    let host: Text<512> = Text::from(&*owed.host);
+    let request = || Request::new(b"UNKNOWN", Scheme::Https, host.clone(), 0, b"");
+    let unknown = || Text::from("unknown");
+    let facts = match Class::of(owed.class_uid) {
+        Class::Dns => Facts::Query(Query { name: host.clone(), kind: Text::from("unknown") }),
+        Class::Http => Facts::Request(request()),
+        Class::Memory => Facts::Memory(MemoryCall {
+            request: request(),
+            service: unknown(),
+            operation: unknown(),
+            effect: Effect::Admin,
+            banks: Vec::new(),
+            identity: None,
+        }),
+        Class::Finding | Class::Lifecycle | Class::Network => {
+            let known = Some(host.clone()).filter(|host| !host.is_empty());
+            Facts::Connection(Connection { host: known, ..Connection::default() })
+        }
+    };
+    let channel = Channel { kind: Code("unknown"), detail: None };
+    let (source, aimed) = (None, None);
+    Attempt {
+        id: owed.attempt,
+        arrival: Arrival { channel, transport: Transport::TCP, source, aimed },
+        subject: (!owed.sandbox.is_empty()).then(|| Subject {
+            sandbox: SandboxId(Text::from(&*owed.sandbox)),
+            tenant: TenantId(Text::from(&*owed.tenant)),
+            environment: Environment(Text::from("unknown")),
+        }),
+        facts,
+        verdict: None,
+        dialled: None,
+        meter: Arc::new(Meter::default()),
+    }
+}

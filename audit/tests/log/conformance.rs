@@ -1,0 +1,392 @@
+//! Every class against what OCSF 1.8 demands of it: required members, enumerations, constraints.
+
+use audit::{Code, Ending, Finding, Lifecycle, LifecycleEvent, Log, Outcome, Severity};
+use serde_json::Value;
+
+use crate::support::*;
+
+/// What the published schema says of a class: its number, its activities, the members it
+/// requires, groups of which at least one must be there, and its status values.
+struct Class {
+    uid: u64,
+    name: &'static str,
+    category: (u64, &'static str),
+    activities: &'static [(u64, &'static str)],
+    required: &'static [&'static str],
+    at_least_one: &'static [&'static [&'static str]],
+    status: &'static [(u64, &'static str)],
+    /// Members that the class, its category or one of our two profiles defines.
+    members: &'static [&'static str],
+}
+
+const STATUS: &[(u64, &str)] = &[(0, "Unknown"), (1, "Success"), (2, "Failure"), (99, "Other")];
+const NETWORK: (u64, &str) = (4, "Network Activity");
+const APPLICATION: (u64, &str) = (6, "Application Activity");
+
+const CLASSES: &[Class] = &[
+    Class {
+        uid: 4001,
+        name: "Network Activity",
+        category: NETWORK,
+        activities: &[
+            (0, "Unknown"),
+            (1, "Open"),
+            (2, "Close"),
+            (3, "Reset"),
+            (4, "Fail"),
+            (5, "Refuse"),
+            (6, "Traffic"),
+            (7, "Listen"),
+            (99, "Other"),
+        ],
+        required: &[],
+        at_least_one: &[&["dst_endpoint", "src_endpoint"]],
+        status: STATUS,
+        members: &["src_endpoint", "dst_endpoint", "connection_info", "tls", "traffic"],
+    },
+    Class {
+        uid: 4002,
+        name: "HTTP Activity",
+        category: NETWORK,
+        activities: &[
+            (0, "Unknown"),
+            (1, "Connect"),
+            (2, "Delete"),
+            (3, "Get"),
+            (4, "Head"),
+            (5, "Options"),
+            (6, "Post"),
+            (7, "Put"),
+            (8, "Trace"),
+            (9, "Patch"),
+            (99, "Other"),
+        ],
+        required: &[],
+        at_least_one: &[&["http_request", "http_response"], &["dst_endpoint", "src_endpoint"]],
+        status: STATUS,
+        members: &[
+            "src_endpoint",
+            "dst_endpoint",
+            "connection_info",
+            "traffic",
+            "http_request",
+            "http_response",
+        ],
+    },
+    Class {
+        uid: 4003,
+        name: "DNS Activity",
+        category: NETWORK,
+        activities: &[(0, "Unknown"), (1, "Query"), (2, "Response"), (6, "Traffic"), (99, "Other")],
+        required: &[],
+        at_least_one: &[&["dst_endpoint", "src_endpoint"]],
+        status: STATUS,
+        members: &[
+            "src_endpoint",
+            "dst_endpoint",
+            "connection_info",
+            "traffic",
+            "query",
+            "answers",
+            "rcode_id",
+        ],
+    },
+    Class {
+        uid: 6003,
+        name: "API Activity",
+        category: APPLICATION,
+        activities: &[
+            (0, "Unknown"),
+            (1, "Create"),
+            (2, "Read"),
+            (3, "Update"),
+            (4, "Delete"),
+            (99, "Other"),
+        ],
+        required: &["actor", "api", "src_endpoint"],
+        at_least_one: &[],
+        status: STATUS,
+        members: &[
+            "src_endpoint",
+            "dst_endpoint",
+            "http_request",
+            "http_response",
+            "api",
+            "resources",
+        ],
+    },
+    Class {
+        uid: 2004,
+        name: "Detection Finding",
+        category: (2, "Findings"),
+        activities: &[(0, "Unknown"), (1, "Create"), (2, "Update"), (3, "Close"), (99, "Other")],
+        required: &["finding_info"],
+        at_least_one: &[],
+        status: &[(0, "Unknown"), (1, "New"), (2, "In Progress"), (4, "Resolved"), (99, "Other")],
+        members: &["finding_info"],
+    },
+    Class {
+        uid: 6002,
+        name: "Application Lifecycle",
+        category: APPLICATION,
+        activities: &[
+            (0, "Unknown"),
+            (1, "Install"),
+            (2, "Remove"),
+            (3, "Start"),
+            (4, "Stop"),
+            (99, "Other"),
+        ],
+        required: &["app"],
+        at_least_one: &[],
+        status: STATUS,
+        members: &["app"],
+    },
+];
+
+/// What the base event and the profiles `security_control` and `datetime` define.
+const BASE: &[&str] = &[
+    "action",
+    "action_id",
+    "activity_id",
+    "activity_name",
+    "actor",
+    "category_name",
+    "category_uid",
+    "class_name",
+    "class_uid",
+    "disposition",
+    "disposition_id",
+    "duration",
+    "firewall_rule",
+    "is_alert",
+    "message",
+    "metadata",
+    "policy",
+    "severity",
+    "severity_id",
+    "status",
+    "status_detail",
+    "status_id",
+    "time",
+    "time_dt",
+    "type_uid",
+    "unmapped",
+];
+const REQUIRED: &[&str] =
+    &["activity_id", "category_uid", "class_uid", "metadata", "severity_id", "time", "type_uid"];
+const SEVERITY: &[(u64, &str)] = &[
+    (0, "Unknown"),
+    (1, "Informational"),
+    (2, "Low"),
+    (3, "Medium"),
+    (4, "High"),
+    (5, "Critical"),
+    (6, "Fatal"),
+    (99, "Other"),
+];
+const ACTION: &[(u64, &str)] = &[(0, "Unknown"), (1, "Allowed"), (2, "Denied")];
+const DISPOSITION: &[(u64, &str)] = &[
+    (0, "Unknown"),
+    (1, "Allowed"),
+    (2, "Blocked"),
+    (6, "Dropped"),
+    (15, "Detected"),
+    (16, "No Action"),
+    (24, "Access Revoked"),
+    (25, "Rejected"),
+    (26, "Unauthorized"),
+    (27, "Error"),
+];
+/// Response codes of RFC 6895 that the schema numbers alike.
+const RCODE: std::ops::RangeInclusive<u64> = 0..=11;
+
+/// What objects require: path, members that must be there, members of which one must be.
+const OBJECTS: &[(&str, &[&str], &[&str])] = &[
+    ("/metadata", &["product", "version"], &[]),
+    ("/metadata/product", &["vendor_name"], &["name", "uid"]),
+    ("/app", &["vendor_name"], &["name", "uid"]),
+    ("/actor", &[], &["process", "user", "invoked_by", "session", "app_name", "app_uid"]),
+    ("/actor/user", &[], &["account", "name", "uid"]),
+    ("/src_endpoint", &[], &["ip", "uid", "name", "hostname"]),
+    ("/dst_endpoint", &[], &["ip", "uid", "name", "hostname"]),
+    ("/connection_info", &["direction_id"], &[]),
+    ("/tls", &["version"], &[]),
+    ("/http_request/url", &[], &["url_string", "path"]),
+    ("/http_response", &["code"], &[]),
+    ("/query", &["hostname"], &[]),
+    ("/answers/0", &["rdata"], &[]),
+    ("/api", &["operation"], &[]),
+    ("/resources/0", &[], &["name", "uid"]),
+    ("/finding_info", &["uid", "title"], &[]),
+    ("/finding_info/related_events/0", &["uid"], &[]),
+    ("/firewall_rule", &[], &["name", "uid"]),
+    ("/policy", &[], &["name", "uid"]),
+];
+
+#[tokio::test]
+async fn every_record_conforms() {
+    let (_guard, config) = fresh();
+    let dir = config.dir.clone();
+    let log = Log::open(config.clone()).unwrap();
+    write_everything(&log).await;
+    log.reopen().unwrap();
+    log.close();
+    drop(log);
+    drop(Log::open(config).unwrap()); // writes what was left open as unknown
+    let mut seen = Vec::new();
+    for record in records(&dir) {
+        conforms(&record);
+        seen.push(record["class_uid"].as_u64().unwrap());
+    }
+    for class in CLASSES {
+        assert!(seen.contains(&class.uid), "no record of {}", class.name);
+    }
+}
+
+/// Every class, allowed and denied, every ending.
+async fn write_everything(log: &Log) {
+    for method in ["GET", "POST", "BREW"] {
+        let host = "api.openai.com".into();
+        let facts = audit::Request::new(method.as_bytes(), audit::Scheme::Http, host, 80, b"/");
+        let _receipt =
+            record(log, audit::Facts::Request(facts)).refused(verdict("not_listed")).await;
+    }
+    let code = Code("upstream_reset");
+    let endings = [
+        Ending::Abandoned,
+        Ending::Completed,
+        Ending::Failed(code),
+        Ending::Refused(code),
+        Ending::Revoked(code),
+    ];
+    for ending in endings {
+        for facts in [tunnel("a.example"), audit::Facts::Request(request("/")), query(), memory()] {
+            let mut decided = record(log, facts.clone());
+            let _receipt = decided.decided(verdict("allowed")).await.unwrap();
+            decided.close(Outcome { ending, status: Some(200), ..answered() });
+            record(log, facts.clone()).close(Outcome::new(ending));
+            log.open_record(arrival()).close(Outcome::new(ending));
+            let mut forgotten = record(log, facts);
+            let _receipt = forgotten.decided(verdict("allowed")).await.unwrap();
+            std::mem::forget(forgotten);
+        }
+    }
+    // Nobody's channel: no sandbox, no address.
+    let nobody = audit::Arrival { source: None, aimed: None, ..arrival() };
+    for facts in [tunnel("a.example"), memory()] {
+        let mut record = log.open_record(nobody.clone());
+        record.facts(facts);
+        let _receipt = record.refused(audit::Verdict::new(Code("unknown_channel"))).await.unwrap();
+    }
+    write_events(log).await;
+}
+
+async fn write_events(log: &Log) {
+    use LifecycleEvent::*;
+    for event in [GrantEnded, GrantMade, PolicyLoaded, PolicyRejected, Started, Stopped] {
+        let policy = verdict("x").policy;
+        let event = Lifecycle { event, message: Some("policies/build-agent.toml".into()), policy };
+        let _receipt = log.lifecycle(&event).await.unwrap();
+    }
+    for severity in [Severity::Critical, Severity::High, Severity::Low, Severity::Medium] {
+        let finding = Finding {
+            code: Code("identity_mismatch"),
+            title: "the signed identity is another sandbox's".into(),
+            severity,
+            message: None,
+            score: Some(70),
+            features: vec![audit::Feature { name: Code("header_entropy"), score: 70 }],
+        };
+        let _receipt = record(log, tunnel("a.example")).finding(&finding).await.unwrap();
+    }
+}
+
+/// Every member that is written is in the README's table.
+fn documented(path: &str, value: &Value) {
+    const README: &str = include_str!("../../README.md");
+    match value {
+        Value::Object(members) => {
+            for (name, value) in members {
+                documented(format!("{path}.{name}").trim_start_matches('.'), value);
+            }
+        }
+        Value::Array(items) if items.iter().any(Value::is_object) => {
+            items.iter().for_each(|item| documented(&format!("{path}[]"), item));
+        }
+        Value::Null | Value::Bool(_) | Value::Number(_) | Value::String(_) | Value::Array(_) => {
+            assert!(README.contains(&format!("| `{path}` |")), "{path} is not documented");
+        }
+    }
+}
+
+fn conforms(record: &Value) {
+    documented("", record);
+    let uid = record["class_uid"].as_u64().unwrap();
+    let class = CLASSES.iter().find(|class| class.uid == uid).unwrap();
+    for member in REQUIRED.iter().chain(class.required) {
+        assert!(record.get(member).is_some(), "{member} is required: {record}");
+    }
+    for group in class.at_least_one {
+        assert!(group.iter().any(|member| record.get(member).is_some()), "{group:?}: {record}");
+    }
+    for member in record.as_object().unwrap().keys() {
+        let known = BASE.contains(&member.as_str()) || class.members.contains(&member.as_str());
+        assert!(known, "{} has no {member}", class.name);
+    }
+    assert_eq!(record["class_name"], class.name);
+    assert_eq!(
+        (&record["category_uid"], &record["category_name"]),
+        (&class.category.0.into(), &class.category.1.into())
+    );
+    listed(record, "activity_id", "activity_name", class.activities);
+    listed(record, "severity_id", "severity", SEVERITY);
+    listed(record, "status_id", "status", class.status);
+    listed(record, "action_id", "action", ACTION);
+    listed(record, "disposition_id", "disposition", DISPOSITION);
+    assert!(record.get("rcode_id").is_none_or(|code| RCODE.contains(&code.as_u64().unwrap())));
+    let activity = record["activity_id"].as_u64().unwrap();
+    assert_eq!(record["type_uid"], uid * 100 + activity);
+    assert_eq!(record["metadata"]["version"], "1.8.0");
+    assert_eq!(record["metadata"]["profiles"], serde_json::json!(["security_control", "datetime"]));
+    objects(record);
+}
+
+fn listed(record: &Value, id: &str, name: &str, values: &[(u64, &str)]) {
+    let Some(found) = record.get(id).map(|id| id.as_u64().unwrap()) else { return };
+    let expected = values.iter().find(|(value, _)| *value == found);
+    let (_, caption) = expected.unwrap_or_else(|| panic!("{id} {found} is not in the schema"));
+    assert_eq!(record[name], *caption, "{record}");
+}
+
+fn objects(record: &Value) {
+    for (path, required, one_of) in OBJECTS {
+        let Some(object) = record.pointer(path) else { continue };
+        for member in *required {
+            assert!(object.get(member).is_some(), "{path}/{member} is required: {record}");
+        }
+        let one = one_of.is_empty() || one_of.iter().any(|member| object.get(member).is_some());
+        assert!(one, "{path} needs one of {one_of:?}: {record}");
+    }
+}
+
+#[tokio::test]
+async fn members_stand_in_one_order() {
+    let (_guard, config) = fresh();
+    let dir = config.dir.clone();
+    let log = Log::open(config).unwrap();
+    write_everything(&log).await;
+    log.close();
+    for line in lines(&dir) {
+        let mut at = 0;
+        for member in
+            ["time", "class_uid", "type_uid", "status_id", "metadata", "unmapped", "chain"]
+        {
+            let key = format!("\"{member}\":");
+            let found = line.find(&key).unwrap_or_else(|| panic!("no {member}: {line}"));
+            assert!(found >= at, "{member} is out of order: {line}");
+            at = found;
+        }
+        assert!(line.ends_with("\"}}}}"), "the hash is last: {line}");
+    }
+}

@@ -1,0 +1,105 @@
+//! `kill -9` under load, again and again: every record that was released is in the log, and the
+//! chain goes on.
+
+use std::collections::HashSet;
+use std::io::{BufRead, BufReader, Write};
+use std::path::Path;
+use std::process::{Child, Command, Stdio};
+use std::time::{Duration, Instant};
+
+use audit::verify::Verified;
+use audit::{Config, Log};
+
+use crate::support::*;
+
+const DIR: &str = "SANDBAR_TEST_LOG_DIR";
+const ROUNDS: u64 = 12;
+const DEADLINE: Duration = Duration::from_secs(20);
+
+#[test]
+fn every_released_record_survives_kill_9() {
+    let (_guard, config) = fresh();
+    let mut released = HashSet::new();
+    for round in 0..ROUNDS {
+        let (child, ids) = run_until(&config.dir, 200 + 37 * round as usize);
+        drop(child);
+        assert!(!ids.is_empty());
+        released.extend(ids);
+    }
+    drop(Log::open(config.clone()).unwrap()); // the last restart closes what is open
+    let report = check(&config.dir);
+    assert_eq!(report.verified(), Verified::Intact, "{:?} {:?}", report.faults, report.gaps);
+    let records = parsed(&config.dir);
+    let decided: HashSet<String> = ids(&records, "decision");
+    let lost: Vec<_> = released.difference(&decided).collect();
+    assert!(lost.is_empty(), "released but not in the log: {lost:?}");
+    assert_eq!(decided, ids(&records, "outcome"), "every decision has an outcome");
+}
+
+fn parsed(dir: &Path) -> Vec<serde_json::Value> {
+    lines(dir).iter().filter_map(|line| serde_json::from_str(line).ok()).collect()
+}
+
+fn ids(records: &[serde_json::Value], wanted: &str) -> HashSet<String> {
+    let of_stage = records.iter().filter(|record| stage(record) == wanted);
+    of_stage.map(|r| r["metadata"]["correlation_uid"].as_str().unwrap().to_owned()).collect()
+}
+
+/// Ends the child whatever becomes of the test.
+struct Killed(Child);
+
+impl Drop for Killed {
+    fn drop(&mut self) {
+        self.0.kill().unwrap();
+        self.0.wait().unwrap();
+    }
+}
+
+/// Starts a child that writes, and kills it after it told of `count` released records. Whatever
+/// it told before it died counts.
+fn run_until(dir: &Path, count: usize) -> (Killed, Vec<String>) {
+    let mut command = Command::new(std::env::current_exe().unwrap());
+    command.args(["--exact", "kill::child", "--ignored", "--nocapture"]);
+    let mut child = command.env(DIR, dir).stdout(Stdio::piped()).spawn().unwrap();
+    let mut lines = BufReader::new(child.stdout.take().unwrap()).lines();
+    let child = Killed(child);
+    let deadline = Instant::now() + DEADLINE;
+    let mut ids = Vec::new();
+    while ids.len() < count {
+        assert!(Instant::now() < deadline, "the child is too slow");
+        let line = lines.next().expect("the child ended by itself").unwrap();
+        ids.extend(line.strip_prefix("released ").map(str::to_owned));
+    }
+    let mut child = child;
+    child.0.kill().unwrap();
+    let told = lines.map_while(Result::ok);
+    ids.extend(told.filter_map(|line| line.strip_prefix("released ").map(str::to_owned)));
+    ids.retain(|id| id.len() == 26); // the last line may be cut
+    (child, ids)
+}
+
+/// Not a test: the process that is killed.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+#[ignore = "started and killed by every_released_record_survives_kill_9"]
+async fn child() {
+    let Ok(dir) = std::env::var(DIR) else { return };
+    let mut config = Config::new(dir);
+    config.segment_bytes = 200 * 1024;
+    config.checkpoint_records = 50;
+    let log = Log::open(config).unwrap();
+    let tasks: Vec<_> = (0..32).map(|_| tokio::spawn(load(log.clone()))).collect();
+    for task in tasks {
+        task.await.unwrap();
+    }
+}
+
+async fn load(log: Log) {
+    loop {
+        let mut record = record(&log, tunnel("github.com"));
+        let _receipt = record.decided(verdict("allowed")).await.unwrap();
+        let told = format!("released {}\n", record.id());
+        std::io::stdout().write_all(told.as_bytes()).unwrap();
+        tokio::task::yield_now().await;
+        record.close(completed());
+    }
+}

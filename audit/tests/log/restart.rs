@@ -1,0 +1,135 @@
+//! A restart finds whatever was left, goes on with the chain and closes what is open.
+
+use std::fs::{self, OpenOptions};
+use std::io::Write;
+use std::mem;
+
+use audit::verify::Verified;
+use audit::{Log, OpenError};
+use serde_json::Value;
+
+use crate::support::*;
+
+/// Leaves decisions without outcome, as a killed process does.
+async fn leave_open(log: &Log) -> Vec<String> {
+    let mut ids = Vec::new();
+    let http = audit::Facts::Request(request("/v1/x"));
+    for facts in [tunnel("github.com"), http, query(), memory()] {
+        let mut record = record(log, facts);
+        let _receipt = record.decided(verdict("allowed")).await.unwrap();
+        ids.push(record.id());
+        mem::forget(record);
+    }
+    ids
+}
+
+fn events(records: &[Value]) -> Vec<&str> {
+    records.iter().filter_map(|record| record["unmapped"]["sandbar"]["event"].as_str()).collect()
+}
+
+#[tokio::test]
+async fn decisions_left_open_are_closed_as_unknown_even_across_rotations() {
+    for rotations in [0, 3] {
+        let (_guard, config) = fresh();
+        let dir = config.dir.clone();
+        let log = Log::open(config.clone()).unwrap();
+        let ids = leave_open(&log).await;
+        for _ in 0..rotations {
+            log.reopen().unwrap();
+        }
+        log.close();
+        let log = Log::open(config.clone()).unwrap();
+        log.close();
+        for id in &ids {
+            let seen = of_attempt(&dir, id);
+            assert_eq!(
+                seen.iter().map(stage).collect::<Vec<_>>(),
+                ["decision", "outcome"],
+                "{rotations}"
+            );
+            assert_eq!(seen[1]["unmapped"]["sandbar"]["ending"], "unknown");
+            assert_eq!(seen[1]["class_uid"], seen[0]["class_uid"]);
+            assert_eq!(seen[1]["src_endpoint"]["uid"], "build-7");
+            assert_eq!(seen[1]["dst_endpoint"]["hostname"], seen[0]["dst_endpoint"]["hostname"]);
+        }
+        let before = lines(&dir).len();
+        drop(Log::open(config).unwrap());
+        let after = &records(&dir)[before..];
+        assert!(after.iter().all(|record| stage(record) == "lifecycle"), "closed once, not twice");
+        assert_eq!(check(&dir).verified(), Verified::Intact);
+    }
+}
+
+#[tokio::test]
+async fn a_restart_goes_on_in_the_same_segment() {
+    let (_guard, config) = fresh();
+    let dir = config.dir.clone();
+    for _ in 0..3 {
+        let log = Log::open(config.clone()).unwrap();
+        pass(&log, "github.com").await;
+        log.close();
+    }
+    assert_eq!(files(&dir).len(), 1);
+    assert_eq!(events(&records(&dir)).iter().filter(|event| **event == "log_started").count(), 3);
+    assert_eq!(check(&dir).verified(), Verified::Intact);
+}
+
+#[tokio::test]
+async fn a_torn_last_line_is_kept_and_named() {
+    for fragment in [&b"{"[..], b"{\"time\":17", &[0; 100_000]] {
+        let (_guard, config) = fresh();
+        let dir = config.dir.clone();
+        let log = Log::open(config.clone()).unwrap();
+        pass(&log, "github.com").await;
+        log.close();
+        let torn = files(&dir).pop().unwrap();
+        OpenOptions::new().append(true).open(&torn).unwrap().write_all(fragment).unwrap();
+        let length = torn.metadata().unwrap().len();
+        assert_eq!(check(&dir).verified(), Verified::Incomplete);
+
+        let log = Log::open(config).unwrap();
+        pass(&log, "github.com").await;
+        log.close();
+        assert_eq!(torn.metadata().unwrap().len(), length, "nothing is taken away");
+        let newest = fs::read_to_string(files(&dir).pop().unwrap()).unwrap();
+        let opening: Value = serde_json::from_str(newest.lines().next().unwrap()).unwrap();
+        let told = &opening["unmapped"]["sandbar"]["segment"];
+        assert_eq!(told["torn"]["bytes"], fragment.len());
+        assert_eq!(told["after"], torn.file_name().unwrap().to_str().unwrap());
+        assert_eq!(check(&dir).verified(), Verified::Intact);
+
+        fs::write(&torn, &fs::read(&torn).unwrap()[..length as usize - 1]).unwrap();
+        assert_eq!(check(&dir).verified(), Verified::Changed, "the fragment is covered too");
+    }
+}
+
+#[tokio::test]
+async fn a_segment_whose_making_was_cut_short_is_made_again() {
+    for content in [&b""[..], b"{\"time\":1"] {
+        let (_guard, config) = fresh();
+        let dir = config.dir.clone();
+        let log = Log::open(config.clone()).unwrap();
+        pass(&log, "github.com").await;
+        log.close();
+        let next = log.head().sequence + 1;
+        fs::write(dir.join(format!("access-{next:020}.jsonl")), content).unwrap();
+        let log = Log::open(config).unwrap();
+        pass(&log, "github.com").await;
+        log.close();
+        assert_eq!(check(&dir).verified(), Verified::Intact);
+    }
+}
+
+#[tokio::test]
+async fn a_changed_tail_is_not_gone_on_with() {
+    let (_guard, config) = fresh();
+    let dir = config.dir.clone();
+    let log = Log::open(config.clone()).unwrap();
+    pass(&log, "github.com").await;
+    drop(log);
+    let path = files(&dir).pop().unwrap();
+    let text = fs::read_to_string(&path).unwrap();
+    fs::write(&path, text.replace("github.com", "gitlab.com")).unwrap();
+    let error = Log::open(config).unwrap_err();
+    assert!(matches!(&error, OpenError::Tail { line: 3, .. }), "{error}");
+}

@@ -1,0 +1,198 @@
+//! Whatever is done to a log, up to the last checkpoint, is found.
+
+use std::fs;
+use std::path::Path;
+use std::sync::LazyLock;
+
+use audit::verify::{FaultKind, Gap, Verified};
+use audit::{Config, Log};
+use proptest::prelude::*;
+use tempfile::TempDir;
+
+use crate::support::*;
+
+/// A log of three segments, made once: some 90 records.
+static LOG: LazyLock<(TempDir, Config)> = LazyLock::new(|| {
+    let (guard, mut config) = fresh();
+    config.checkpoint_records = 20;
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_time().build().unwrap();
+    runtime.block_on(async {
+        let log = Log::open(config.clone()).unwrap();
+        for round in 0..40 {
+            pass(&log, &format!("{round}.example")).await;
+            if round % 15 == 14 {
+                log.reopen().unwrap();
+            }
+        }
+        log.close();
+    });
+    (guard, config)
+});
+
+fn copy() -> TempDir {
+    let copy = tempfile::tempdir().unwrap();
+    for entry in fs::read_dir(&LOG.1.dir).unwrap() {
+        let entry = entry.unwrap();
+        fs::copy(entry.path(), copy.path().join(entry.file_name())).unwrap();
+    }
+    copy
+}
+
+fn split(bytes: &[u8]) -> Vec<Vec<u8>> {
+    bytes.split_inclusive(|byte| *byte == b'\n').map(<[u8]>::to_vec).collect()
+}
+
+/// Changes the lines of one segment.
+fn edit(dir: &Path, segment: usize, change: impl FnOnce(&mut Vec<Vec<u8>>)) {
+    let files = files(dir);
+    let path = &files[segment % files.len()];
+    let mut lines = split(&fs::read(path).unwrap());
+    change(&mut lines);
+    fs::write(path, lines.concat()).unwrap();
+}
+
+#[test]
+fn the_untouched_log_is_intact() {
+    let report = check(copy().path());
+    assert_eq!(report.verified(), Verified::Intact, "{:?} {:?}", report.faults, report.gaps);
+    assert!(report.checkpoints >= 4, "{}", report.checkpoints);
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 150, failure_persistence: None, ..ProptestConfig::default() })]
+
+    #[test]
+    fn a_flipped_bit_is_found(segment in 0usize..3, at in any::<prop::sample::Index>(), bit in 0u8..8) {
+        let copy = copy();
+        let path = files(copy.path())[segment].clone();
+        let mut bytes = fs::read(&path).unwrap();
+        let at = at.index(bytes.len());
+        bytes[at] ^= 1 << bit;
+        fs::write(&path, bytes).unwrap();
+        prop_assert_ne!(check(copy.path()).verified(), Verified::Intact, "byte {}", at);
+    }
+
+    #[test]
+    fn a_removed_line_is_found(segment in 0usize..3, at in any::<prop::sample::Index>()) {
+        let copy = copy();
+        edit(copy.path(), segment, |lines| drop(lines.remove(at.index(lines.len()))));
+        prop_assert_ne!(check(copy.path()).verified(), Verified::Intact);
+    }
+
+    #[test]
+    fn swapped_lines_are_found(segment in 0usize..3, one in any::<prop::sample::Index>(), other in any::<prop::sample::Index>()) {
+        let copy = copy();
+        let mut same = false;
+        edit(copy.path(), segment, |lines| {
+            let (one, other) = (one.index(lines.len()), other.index(lines.len()));
+            same = one == other;
+            lines.swap(one, other);
+        });
+        prop_assert_eq!(check(copy.path()).verified() == Verified::Intact, same);
+    }
+
+    #[test]
+    fn a_cut_off_end_is_found(segment in 0usize..3, keep in any::<prop::sample::Index>()) {
+        let copy = copy();
+        let path = files(copy.path())[segment].clone();
+        let bytes = fs::read(&path).unwrap();
+        fs::write(&path, &bytes[..keep.index(bytes.len())]).unwrap();
+        prop_assert_ne!(check(copy.path()).verified(), Verified::Intact);
+    }
+
+    #[test]
+    fn a_doubled_line_is_found(segment in 0usize..3, from in any::<prop::sample::Index>(), to in any::<prop::sample::Index>()) {
+        let copy = copy();
+        edit(copy.path(), segment, |lines| {
+            let line = lines[from.index(lines.len())].clone();
+            lines.insert(to.index(lines.len() + 1), line);
+        });
+        prop_assert_ne!(check(copy.path()).verified(), Verified::Intact);
+    }
+
+    /// The forger knows the form and hashes the line right, but cannot know what follows.
+    #[test]
+    fn a_forged_line_is_found(segment in 0usize..3, at in any::<prop::sample::Index>(), replace: bool) {
+        let copy = copy();
+        edit(copy.path(), segment, |lines| {
+            let at = at.index(lines.len() - 1);
+            let forged = forge(&lines[at]);
+            if replace {
+                lines[at] = forged;
+            } else {
+                lines.insert(at + 1, forged);
+            }
+        });
+        prop_assert_ne!(check(copy.path()).verified(), Verified::Intact);
+    }
+
+    #[test]
+    fn rubbish_is_found(segment in 0usize..3, at in any::<prop::sample::Index>(), rubbish in prop::collection::vec(any::<u8>(), 1..200)) {
+        let copy = copy();
+        edit(copy.path(), segment, |lines| lines.insert(at.index(lines.len()), rubbish.clone()));
+        prop_assert_ne!(check(copy.path()).verified(), Verified::Intact);
+    }
+}
+
+/// The line with another word and the hash that goes with it.
+fn forge(line: &[u8]) -> Vec<u8> {
+    let text = String::from_utf8(line.to_vec()).unwrap().replace("Informational", "informational");
+    let (covered, _) = text.rsplit_once(",\"hash\":").unwrap();
+    let hash = audit::Hash::of(covered.as_bytes());
+    format!("{covered},\"hash\":\"{}\"}}}}}}}}\n", hash.as_str()).into_bytes()
+}
+
+#[test]
+fn a_report_says_file_line_and_link() {
+    type Change = fn(&mut Vec<Vec<u8>>);
+    let table: [(&str, Change, u64, FaultKind); 4] = [
+        ("changed", |lines| lines[4][70] ^= 1, 5, FaultKind::Changed),
+        ("removed", |lines| drop(lines.remove(4)), 5, FaultKind::Link),
+        ("inserted", |lines| lines.insert(4, b"{}\n".to_vec()), 5, FaultKind::NotARecord),
+        ("forged", |lines| lines[4] = forge(&lines[4]), 6, FaultKind::Link),
+    ];
+    for (name, change, line, kind) in table {
+        let copy = copy();
+        edit(copy.path(), 1, change);
+        let report = check(copy.path());
+        let first = &report.faults[0];
+        assert_eq!((first.line, first.kind), (line, kind), "{name}");
+        assert_eq!(first.file, files(copy.path())[1], "{name}");
+        assert_eq!(report.verified(), Verified::Changed, "{name}");
+    }
+}
+
+#[test]
+fn what_is_missing_is_incomplete_not_changed() {
+    let copy = copy();
+    let paths = files(copy.path());
+    fs::remove_file(&paths[1]).unwrap();
+    let report = check(copy.path());
+    assert_eq!(report.verified(), Verified::Incomplete, "{:?}", report.faults);
+    assert!(matches!(report.gaps[..], [Gap::Missing { .. }]), "{:?}", report.gaps);
+
+    fs::remove_file(&paths[0]).unwrap();
+    let report = check(copy.path());
+    assert!(matches!(report.gaps[..], [Gap::Missing { from: 1, .. }]), "{:?}", report.gaps);
+}
+
+#[test]
+fn a_cut_off_tail_is_found_by_a_later_note() {
+    let copy = copy();
+    edit(copy.path(), 2, |lines| lines.truncate(lines.len() - 3));
+    let report = check(copy.path());
+    assert!(matches!(report.gaps[..], [Gap::Tail { .. }]), "{:?}", report.gaps);
+    let blind = audit::verify::verify(&files(copy.path()), &[], &Default::default()).unwrap();
+    assert_eq!(blind.verified(), Verified::Intact, "without a note nobody can tell");
+}
+
+#[test]
+fn a_note_by_another_hand_is_not_believed() {
+    let copy = copy();
+    let notes = copy.path().join(audit::checkpoint::FILE);
+    let text = fs::read_to_string(&notes).unwrap();
+    let (first, rest) = text.split_once('\n').unwrap();
+    fs::write(&notes, format!("{first}x\n{rest}")).unwrap();
+    let report = check(copy.path());
+    assert!(report.faults.iter().any(|fault| fault.kind == FaultKind::Signature));
+}

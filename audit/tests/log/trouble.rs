@@ -1,0 +1,151 @@
+//! Disk full, directory gone, queue full: refused, told, and well again by itself.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::time::{Duration, Instant};
+
+use audit::verify::Verified;
+use audit::{Config, Durability, Log, LogDown, Outcome};
+
+use crate::support::*;
+
+const DEADLINE: Duration = Duration::from_secs(10);
+
+/// A tmpfs of its own, gone with the value.
+struct SmallDisk(PathBuf);
+
+impl SmallDisk {
+    /// Needs root, as the whole suite does; where that is missing the test fails and says so.
+    fn mount(at: &Path, size: &str) -> Self {
+        fs::create_dir_all(at).unwrap();
+        let options = format!("size={size},mode=0755");
+        let mounted =
+            Command::new("mount").args(["-t", "tmpfs", "-o", &options, "tmpfs"]).arg(at).status();
+        assert!(mounted.unwrap().success(), "this test mounts a tmpfs and so needs root");
+        Self(at.to_owned())
+    }
+}
+
+impl Drop for SmallDisk {
+    fn drop(&mut self) {
+        let status = Command::new("umount").arg("-l").arg(&self.0).status();
+        assert!(status.is_ok_and(|status| status.success()), "{} stays mounted", self.0.display());
+    }
+}
+
+async fn until(log: &Log, ready: bool) {
+    let deadline = Instant::now() + DEADLINE;
+    while log.health().ready != ready {
+        assert!(Instant::now() < deadline, "ready is not {ready}: {:?}", log.health());
+        tokio::time::sleep(Duration::from_millis(5)).await;
+    }
+}
+
+/// Makes attempts until one is refused; returns how many were released.
+async fn fill(log: &Log) -> (u64, LogDown) {
+    for released in 0.. {
+        let mut record = record(log, tunnel("github.com"));
+        match record.decided(verdict("allowed")).await {
+            Ok(_) => record.close(completed()),
+            Err(down) => {
+                record.close(Outcome::new(audit::Ending::Refused(audit::Code("log_down"))));
+                return (released, down);
+            }
+        }
+    }
+    unreachable!()
+}
+
+#[tokio::test]
+async fn a_full_disk_refuses_and_recovers_by_itself() {
+    for durability in [Durability::Process, Durability::Disk] {
+        let guard = tempfile::tempdir().unwrap();
+        let disk = SmallDisk::mount(&guard.path().join("disk"), "512k");
+        let ballast = disk.0.join("ballast");
+        fs::write(&ballast, vec![0; 300 * 1024]).unwrap();
+        let mut config = Config::new(disk.0.join("log"));
+        config.durability = durability;
+        let dir = config.dir.clone();
+        let log = Log::open(config).unwrap();
+
+        let mut kept_open = record(&log, tunnel("kept.example"));
+        let kept_id = kept_open.id();
+        let _receipt = kept_open.decided(verdict("allowed")).await.unwrap();
+        let (released, down) = fill(&log).await;
+        assert!(matches!(down, LogDown::Unwritable(_)), "{down}");
+        assert!(!log.health().ready);
+        kept_open.close(completed()); // traffic that has been: its outcome must not be lost
+        for _ in 0..10 {
+            let refused = record(&log, tunnel("github.com")).refused(verdict("not_listed")).await;
+            assert!(refused.is_err());
+        }
+        let written = lines_that_parse(&dir);
+        assert!(written >= released * 2 - 1, "every released record is there");
+
+        fs::remove_file(&ballast).unwrap();
+        until(&log, true).await;
+        pass(&log, "after.example").await;
+        log.close();
+        let health = log.health();
+        assert_eq!((health.lost, health.open), (0, 0), "{durability:?}");
+        assert!(health.folded >= 10, "{health:?}");
+        let report = check(&dir);
+        assert_eq!(report.verified(), Verified::Intact, "{:?} {:?}", report.faults, report.gaps);
+        let folded: u64 = parsed(&dir)
+            .iter()
+            .filter_map(|record| record["unmapped"]["sandbar"]["folded"].as_u64())
+            .sum();
+        assert_eq!(folded, health.folded, "what was only counted is told");
+        let kept = parsed(&dir).into_iter().filter(|r| r["metadata"]["correlation_uid"] == kept_id);
+        assert_eq!(kept.count(), 2);
+    }
+}
+
+/// Records, torn lines left out.
+fn parsed(dir: &Path) -> Vec<serde_json::Value> {
+    lines(dir).iter().filter_map(|line| serde_json::from_str(line).ok()).collect()
+}
+
+fn lines_that_parse(dir: &Path) -> u64 {
+    parsed(dir).len() as u64
+}
+
+#[tokio::test]
+async fn a_removed_directory_refuses_until_it_is_back() {
+    let (_guard, config) = fresh();
+    let dir = config.dir.clone();
+    let log = Log::open(config).unwrap();
+    pass(&log, "github.com").await;
+    fs::remove_dir_all(&dir).unwrap();
+    until(&log, false).await; // found without any traffic, too
+    let refused = record(&log, tunnel("github.com")).decided(verdict("allowed")).await;
+    assert!(matches!(refused, Err(LogDown::Unwritable(_))), "{refused:?}");
+    let health = log.health();
+    assert!(!health.ready && health.trouble.unwrap().contains("removed"));
+    fs::create_dir(&dir).unwrap();
+    until(&log, true).await;
+    pass(&log, "github.com").await;
+    log.close();
+    assert_eq!(log.health().lost, 0);
+    let blind = audit::verify::verify(&files(&dir), &[], &Default::default()).unwrap();
+    assert_eq!(blind.verified(), Verified::Incomplete, "the removed segment is missed");
+}
+
+#[tokio::test]
+async fn a_full_queue_waits_and_then_refuses() {
+    let (_guard, mut config) = fresh();
+    config.queue_records = 0;
+    config.patience = Duration::from_millis(20);
+    let log = Log::open(config).unwrap();
+    let refused = record(&log, tunnel("github.com")).decided(verdict("allowed")).await;
+    assert!(matches!(refused, Err(LogDown::Full(_))), "{refused:?}");
+}
+
+#[test]
+fn a_directory_that_cannot_be_made_is_said_at_the_start() {
+    let (_guard, mut config) = fresh();
+    config.dir = PathBuf::from("/dev/null/log");
+    let error = Log::open(config).unwrap_err();
+    assert!(error.to_string().contains("/dev/null/log"), "{error}");
+}

@@ -1,0 +1,373 @@
+//! One record before, one after, in order, whole, whoever writes.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use audit::verify::Verified;
+use audit::{Code, Durability, Ending, LINE_MAX, Log, LogDown, Outcome, QueryStrings, Retention};
+use serde_json::Value;
+
+use crate::support::*;
+
+#[tokio::test]
+async fn an_attempt_has_a_decision_before_and_an_outcome_after() {
+    let (_guard, config) = fresh();
+    let dir = config.dir.clone();
+    let log = Log::open(config).unwrap();
+    let mut record = record(&log, tunnel("github.com"));
+    let id = record.id();
+    let receipt = record.decided(verdict("allowed")).await.unwrap();
+    let seen = of_attempt(&dir, &id);
+    assert_eq!(seen.len(), 1, "the decision is in the file when the caller is released");
+    assert_eq!(seen[0]["metadata"]["sequence"], receipt.sequence());
+    record.dialled("203.0.113.80:443".parse().unwrap());
+    record.meter().sent(120);
+    record.meter().received(3400);
+    record.close(completed());
+    log.close();
+    let seen = of_attempt(&dir, &id);
+    assert_eq!(seen.iter().map(stage).collect::<Vec<_>>(), ["decision", "outcome"]);
+    let outcome = &seen[1];
+    assert_eq!(outcome["traffic"]["bytes_out"], 120);
+    assert_eq!(outcome["traffic"]["bytes_in"], 3400);
+    assert_eq!(outcome["dst_endpoint"]["ip"], "203.0.113.80");
+    assert_eq!(outcome["dst_endpoint"]["hostname"], "github.com");
+    assert_eq!(outcome["policy"]["version"], "3");
+    assert_eq!(outcome["unmapped"]["sandbar"]["channel"]["kind"], "dedicated");
+    assert_eq!(check(&dir).verified(), Verified::Intact);
+}
+
+#[tokio::test]
+async fn every_way_out_leaves_the_right_records() {
+    type Way = fn(audit::OpenRecord, &tokio::runtime::Handle);
+    let ways: [(&str, Way, &[&str], &str); 7] = [
+        ("dropped undecided", |record, _| drop(record), &["outcome"], "abandoned"),
+        (
+            "dropped decided",
+            |mut record, on| block(on, record.decided(verdict("allowed"))),
+            &["decision", "outcome"],
+            "abandoned",
+        ),
+        ("refused", |record, on| block(on, record.refused(verdict("not_listed"))), &["denied"], ""),
+        (
+            "closed as refused",
+            |record, _| record.close(Outcome::new(Ending::Refused(Code("not_listed")))),
+            &["denied"],
+            "",
+        ),
+        (
+            "refused after the decision",
+            |record, on| decided_then(record, on, Ending::Refused(Code("private_address"))),
+            &["decision", "outcome"],
+            "refused",
+        ),
+        (
+            "revoked",
+            |record, on| decided_then(record, on, Ending::Revoked(Code("revoked"))),
+            &["decision", "outcome"],
+            "revoked",
+        ),
+        ("requests stand for it", |mut record, _| drop(record.request(query())), &[], ""),
+    ];
+    for (name, way, stages, ending) in ways {
+        let (_guard, config) = fresh();
+        let dir = config.dir.clone();
+        let log = Log::open(config).unwrap();
+        let record = record(&log, tunnel("github.com"));
+        let id = record.id();
+        let on = tokio::runtime::Handle::current();
+        tokio::task::spawn_blocking(move || way(record, &on)).await.unwrap();
+        log.close();
+        let seen = of_attempt(&dir, &id);
+        assert_eq!(seen.iter().map(stage).collect::<Vec<_>>(), stages, "{name}");
+        let last = seen.last().map_or(&Value::Null, |last| &last["unmapped"]["sandbar"]["ending"]);
+        assert_eq!(last.as_str().unwrap_or_default(), ending, "{name}");
+        assert_eq!(log.health().lost, 0, "{name}");
+    }
+}
+
+fn block<T>(on: &tokio::runtime::Handle, future: impl Future<Output = Result<T, LogDown>>) {
+    on.block_on(future).map(drop).unwrap();
+}
+
+fn decided_then(mut record: audit::OpenRecord, on: &tokio::runtime::Handle, ending: Ending) {
+    block(on, record.decided(verdict("allowed")));
+    record.close(Outcome::new(ending));
+}
+
+#[tokio::test]
+async fn query_strings_are_written_only_where_asked_for() {
+    for (keep, expected) in [(QueryStrings::Drop, false), (QueryStrings::Keep, true)] {
+        let (_guard, mut config) = fresh();
+        config.query_strings = keep;
+        let dir = config.dir.clone();
+        let log = Log::open(config).unwrap();
+        let facts = audit::Facts::Request(request("/v1/chat?key=hunter2"));
+        let _receipt = record(&log, facts).decided(verdict("allowed")).await.unwrap();
+        let text = lines(&dir).join("\n");
+        assert_eq!(text.contains("hunter2"), expected, "{keep:?}");
+        assert!(text.contains(r#""path":"/v1/chat""#));
+    }
+}
+
+#[tokio::test]
+async fn the_most_hostile_record_fits_a_line() {
+    let (_guard, mut config) = fresh();
+    config.query_strings = QueryStrings::Keep;
+    let dir = config.dir.clone();
+    let log = Log::open(config).unwrap();
+    let worst = "\u{1f600}".repeat(20_000);
+    for facts in worst_facts(&worst) {
+        let mut record = log.open_record(worst_arrival(&worst));
+        record.sandbox(worst_subject(&worst));
+        record.facts(facts);
+        let _receipt = record.decided(worst_verdict(&worst)).await.unwrap();
+        record.close(worst_outcome(&worst));
+    }
+    log.close();
+    for line in lines(&dir) {
+        assert!(line.len() < LINE_MAX, "{} bytes", line.len());
+        assert!(line.bytes().all(|byte| (b' '..=b'~').contains(&byte)), "{line}");
+    }
+    let cut = |record: &&Value| record["metadata"]["is_truncated"] == true;
+    assert_eq!(records(&dir).iter().filter(cut).count(), 8);
+    assert_eq!(check(&dir).verified(), Verified::Intact);
+}
+
+fn worst_arrival(worst: &str) -> audit::Arrival {
+    let channel = audit::Channel { kind: Code("proxy_protocol"), detail: Some(worst.into()) };
+    audit::Arrival { channel, ..arrival() }
+}
+
+fn worst_subject(worst: &str) -> audit::Subject {
+    audit::Subject {
+        sandbox: audit::SandboxId(worst.into()),
+        tenant: audit::TenantId(worst.into()),
+        environment: audit::Environment(worst.into()),
+    }
+}
+
+fn worst_facts(worst: &str) -> [audit::Facts; 4] {
+    let bytes = worst.as_bytes();
+    let target = [bytes, b"?", bytes].concat();
+    let mut request =
+        audit::Request::new(bytes, audit::Scheme::Https, worst.into(), 65535, &target);
+    (request.version, request.user_agent) = (Some(worst.into()), Some(worst.into()));
+    let tls = Some(audit::Tls { version: worst.into(), sni: Some(worst.into()) });
+    let call = audit::MemoryCall {
+        request: request.clone(),
+        service: worst.into(),
+        operation: worst.into(),
+        effect: audit::Effect::Read,
+        banks: vec![worst.into(); 1000],
+        identity: Some(worst.into()),
+    };
+    [
+        audit::Facts::Connection(audit::Connection {
+            host: Some(worst.into()),
+            port: Some(1),
+            tls,
+        }),
+        audit::Facts::Memory(call),
+        audit::Facts::Query(audit::Query { name: worst.into(), kind: worst.into() }),
+        audit::Facts::Request(request),
+    ]
+}
+
+fn worst_verdict(worst: &str) -> audit::Verdict {
+    let mut verdict = verdict("allowed");
+    verdict.rule = Some(worst.into());
+    verdict.policy = Some(audit::Policy { digest: worst.into(), generation: u64::MAX });
+    verdict.credential = Some(worst.into());
+    verdict.message = Some(worst.into());
+    verdict.features =
+        vec![audit::Feature { name: Code("header_entropy_over_length"), score: u32::MAX }; 1000];
+    verdict
+}
+
+fn worst_outcome(worst: &str) -> Outcome {
+    let answer = audit::Answer { kind: worst.into(), rdata: worst.into(), ttl: u32::MAX };
+    Outcome { answers: vec![answer; 1000], rcode: Some(3), status: Some(999), ..completed() }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 4)]
+async fn many_writers_make_one_chain_across_rotations() {
+    for durability in [Durability::Process, Durability::Disk] {
+        let (_guard, mut config) = fresh();
+        config.durability = durability;
+        config.segment_bytes = 256 * 1024;
+        config.checkpoint_records = 100;
+        let dir = config.dir.clone();
+        let log = Log::open(config).unwrap();
+        let tasks: Vec<_> = (0..64)
+            .map(|task| {
+                let log = log.clone();
+                tokio::spawn(async move {
+                    for round in 0..10 {
+                        pass(&log, &format!("{round}.{task}.example")).await;
+                    }
+                })
+            })
+            .collect();
+        for task in tasks {
+            task.await.unwrap();
+        }
+        log.close();
+        let health = log.health();
+        assert_eq!((health.lost, health.folded, health.open), (0, 0, 0), "{durability:?}");
+        let report = check(&dir);
+        assert_eq!(report.verified(), Verified::Intact, "{:?} {:?}", report.faults, report.gaps);
+        assert!(files(&dir).len() > 3, "it rotated");
+        assert!(report.checkpoints > 3);
+        let decisions = records(&dir).iter().filter(|record| stage(record) == "decision").count();
+        assert_eq!(decisions, 640);
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_caller_cancelled_while_it_waits_leaves_the_chain_intact() {
+    let (_guard, mut config) = fresh();
+    config.durability = Durability::Disk; // waiting is certain there
+    let dir = config.dir.clone();
+    let log = Log::open(config).unwrap();
+    for round in 0..50 {
+        let log = log.clone();
+        let task = tokio::spawn(async move { pass(&log, &format!("{round}.example")).await });
+        tokio::task::yield_now().await;
+        task.abort();
+        match task.await {
+            Ok(()) => {}
+            Err(error) => assert!(error.is_cancelled()),
+        }
+    }
+    log.close();
+    assert_eq!(log.health().open, 0, "whoever was decided was closed");
+    assert_eq!(check(&dir).verified(), Verified::Intact);
+}
+
+/// A caller that has its turn to write and does not come back to it, dropped or only stalled.
+#[test]
+fn a_caller_that_does_not_write_is_relieved() {
+    for dropped in [true, false] {
+        let (_guard, config) = fresh();
+        let dir = config.dir.clone();
+        let log = Log::open(config).unwrap();
+        let mut stalled = record(&log, tunnel("stalled.example"));
+        let mut turn = Some(Box::pin(stalled.decided(verdict("allowed"))));
+        let mut context = std::task::Context::from_waker(std::task::Waker::noop());
+        assert!(turn.as_mut().unwrap().as_mut().poll(&mut context).is_pending());
+        if dropped {
+            turn = None;
+        }
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_time().build().unwrap();
+        runtime.block_on(pass(&log, "github.com"));
+        let polled = turn.as_mut().map(|turn| turn.as_mut().poll(&mut context).is_ready());
+        assert_eq!(polled, (!dropped).then_some(true), "it finds its record written");
+        drop(turn);
+        drop(stalled);
+        log.close();
+        let stages = records(&dir).iter().filter(|r| r["class_uid"] == 4001).count();
+        assert_eq!((stages, log.health().open), (4, 0), "dropped: {dropped}");
+        assert_eq!(check(&dir).verified(), Verified::Intact);
+    }
+}
+
+#[tokio::test]
+async fn retention_removes_only_when_asked_and_says_so() {
+    for (retention, kept) in [(Retention::Everything, 6), (Retention::Segments(2), 2)] {
+        let (_guard, mut config) = fresh();
+        config.retention = retention;
+        let dir = config.dir.clone();
+        let log = Log::open(config).unwrap();
+        for round in 0..5 {
+            pass(&log, &format!("{round}.example")).await;
+            log.reopen().unwrap();
+        }
+        log.close();
+        assert_eq!(files(&dir).len(), kept, "{retention:?}");
+        let report = check(&dir);
+        assert_eq!(report.verified(), Verified::Intact, "{:?} {:?}", report.faults, report.gaps);
+    }
+}
+
+#[tokio::test]
+async fn a_segment_ends_when_it_is_old() {
+    let (_guard, mut config) = fresh();
+    config.segment_age = Duration::ZERO;
+    let dir = config.dir.clone();
+    let log = Log::open(config).unwrap();
+    pass(&log, "github.com").await;
+    log.close();
+    assert!(files(&dir).len() >= 3, "{:?}", files(&dir));
+    assert_eq!(check(&dir).verified(), Verified::Intact);
+}
+
+#[tokio::test]
+async fn too_many_open_decisions_are_refused_not_kept() {
+    let (_guard, mut config) = fresh();
+    config.open_max = 3;
+    let log = Log::open(config).unwrap();
+    let mut open = Vec::new();
+    for _ in 0..3 {
+        let mut record = record(&log, tunnel("github.com"));
+        let _receipt = record.decided(verdict("allowed")).await.unwrap();
+        open.push(record);
+    }
+    let mut one_more = record(&log, tunnel("github.com"));
+    let refused = one_more.decided(verdict("allowed")).await;
+    assert!(matches!(refused, Err(LogDown::TooManyOpen(3))), "{refused:?}");
+    open.clear();
+    let deadline = std::time::Instant::now() + Duration::from_secs(10);
+    while log.health().open > 0 {
+        assert!(
+            std::time::Instant::now() < deadline,
+            "outcomes are written without being waited for"
+        );
+        tokio::time::sleep(Duration::from_millis(1)).await;
+    }
+    let _receipt = one_more.decided(verdict("allowed")).await.unwrap();
+}
+
+#[tokio::test]
+async fn files_are_for_owner_and_group_only() {
+    use std::os::unix::fs::PermissionsExt;
+    let (_guard, config) = fresh();
+    let dir = config.dir.clone();
+    let log = Arc::new(Log::open(config).unwrap());
+    pass(&log, "github.com").await;
+    log.close();
+    let mode = |name: &str| dir.join(name).metadata().unwrap().permissions().mode() & 0o777;
+    for path in files(&dir) {
+        assert_eq!(path.metadata().unwrap().permissions().mode() & 0o777, 0o640);
+    }
+    assert_eq!(mode("checkpoint.key"), 0o600);
+    assert_eq!(mode("access.checkpoints"), 0o640);
+}
+
+#[tokio::test]
+async fn after_closing_everything_is_refused() {
+    let (_guard, config) = fresh();
+    let log = Log::open(config).unwrap();
+    log.close();
+    let refused = record(&log, tunnel("github.com")).decided(verdict("allowed")).await;
+    assert!(matches!(refused, Err(LogDown::Closed)), "{refused:?}");
+    assert!(!log.health().ready);
+}
+
+#[test]
+fn a_directory_has_one_writer() {
+    let (_guard, config) = fresh();
+    let _log = Log::open(config.clone()).unwrap();
+    let error = Log::open(config).unwrap_err();
+    assert!(format!("{:#}", anyhow_chain(&error)).contains("another process"), "{error:?}");
+}
+
+fn anyhow_chain(error: &dyn std::error::Error) -> String {
+    let mut text = error.to_string();
+    let mut source = error.source();
+    while let Some(cause) = source {
+        text = format!("{text}: {cause}");
+        source = cause.source();
+    }
+    text
+}

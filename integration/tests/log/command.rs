@@ -1,0 +1,200 @@
+//! `sandbar log verify`, `tail` and `query`: what they say and how they end.
+
+use std::fs;
+use std::io::{BufRead, BufReader};
+use std::path::{Path, PathBuf};
+use std::process::{Child, Output, Stdio};
+use std::sync::mpsc::{Receiver, channel};
+use std::thread;
+use std::time::Duration;
+
+use serde_json::Value;
+use tempfile::TempDir;
+
+use super::{Writing, sandbar};
+
+const DEADLINE: Duration = Duration::from_secs(20);
+
+/// Two segments, two sandboxes, three hosts, one of them hostile.
+fn example() -> TempDir {
+    let dir = tempfile::tempdir().unwrap();
+    let writing = Writing::new(&log_dir(&dir));
+    writing.allow("build-7", "api.openai.com");
+    writing.allow("build-7", "github.com");
+    writing.log.reopen().unwrap();
+    writing.deny("build-7", "pastebin.com");
+    writing.deny("trial-2", "\u{1b}[31mevil\nhost");
+    writing.log.close();
+    dir
+}
+
+fn log_dir(dir: &TempDir) -> PathBuf {
+    dir.path().join("log")
+}
+
+fn files(dir: &Path) -> Vec<PathBuf> {
+    audit::segments(dir).unwrap().into_iter().map(|(_, path)| path).collect()
+}
+
+fn run(dir: &Path, args: &[&str]) -> Output {
+    sandbar().arg("log").args(args).arg(dir).output().unwrap()
+}
+
+fn text(output: &Output) -> String {
+    String::from_utf8(output.stdout.clone()).unwrap()
+}
+
+#[test]
+fn verify_tells_intact_changed_and_incomplete_apart() {
+    type Damage = fn(&[PathBuf]);
+    let table: [(&str, Damage, i32, &str); 5] = [
+        ("untouched", |_| (), 0, "intact"),
+        (
+            "one letter",
+            |files| edit(&files[0], |text| text.replace("github.com", "gitlab.com")),
+            1,
+            ".jsonl:5: the record's bytes",
+        ),
+        (
+            "a line less",
+            |files| edit(&files[0], |text| without(&text, 3)),
+            1,
+            ".jsonl:4: the link to the record before",
+        ),
+        ("a segment less", |files| fs::remove_file(&files[0]).unwrap(), 2, "records 1 to"),
+        (
+            "the tail less",
+            |files| edit(&files[1], |text| without(&text, text.lines().count() - 1)),
+            2,
+            "a checkpoint tells of",
+        ),
+    ];
+    for (name, damage, code, said) in table {
+        let dir = example();
+        damage(&files(&log_dir(&dir)));
+        let output = run(&log_dir(&dir), &["verify"]);
+        assert_eq!(output.status.code(), Some(code), "{name}: {}", text(&output));
+        assert!(text(&output).contains(said), "{name}: {}", text(&output));
+        let json: Value =
+            serde_json::from_str(&text(&run(&log_dir(&dir), &["verify", "--json"]))).unwrap();
+        let word = ["intact", "changed", "incomplete"][code as usize];
+        assert_eq!(json["verified"], word, "{name}");
+    }
+}
+
+fn edit(path: &Path, change: impl FnOnce(String) -> String) {
+    fs::write(path, change(fs::read_to_string(path).unwrap())).unwrap();
+}
+
+fn without(text: &str, line: usize) -> String {
+    let kept = text.lines().enumerate().filter(|(at, _)| *at != line);
+    kept.map(|(_, line)| format!("{line}\n")).collect()
+}
+
+#[test]
+fn verify_says_what_it_cannot_read() {
+    let output = run(Path::new("/nonexistent"), &["verify"]);
+    assert_eq!(output.status.code(), Some(2));
+    let said = String::from_utf8(output.stderr).unwrap();
+    assert!(said.starts_with("sandbar: cannot read /nonexistent"), "{said}");
+    assert_eq!(sandbar().args(["log", "verify"]).output().unwrap().status.code(), Some(64));
+}
+
+#[test]
+fn tail_shows_what_is_wanted_and_nothing_that_acts_on_a_terminal() {
+    let dir = example();
+    for (args, expected) in [
+        (&["--decision", "denied"][..], 2),
+        (&["--decision", "denied", "--sandbox", "trial-2"], 1),
+        (&["--host", "github.com"], 2),
+        (&["--host", "*.openai.com", "--decision", "allowed"], 2),
+        (&["--reason", "not_listed"], 2),
+        (&["--since", "1h", "--reason", "not_listed"], 2),
+        (&["--until", "2020-01-01T00:00:00Z"], 0),
+        (&["-n", "1"], 1),
+    ] {
+        let args = [&["tail"], args].concat();
+        let output = run(&log_dir(&dir), &args);
+        assert_eq!(text(&output).lines().count(), expected, "{args:?}: {}", text(&output));
+    }
+    let all = text(&run(&log_dir(&dir), &["tail"]));
+    assert!(all.bytes().all(|byte| byte == b'\n' || (b' '..=b'~').contains(&byte)), "{all:?}");
+    assert!(all.contains("DENY") && all.contains("not_listed no rule"), "{all}");
+    assert!(all.contains("GET https://api.openai.com:443/v1/x allowed rule `model`"), "{all}");
+    let coloured = text(&run(&log_dir(&dir), &["tail", "--color", "always"]));
+    assert!(coloured.contains("\u{1b}[31mDENY"), "{coloured}");
+    let json = text(&run(&log_dir(&dir), &["tail", "--json", "--reason", "not_listed"]));
+    assert!(json.lines().all(|line| serde_json::from_str::<Value>(line).is_ok()), "{json}");
+}
+
+#[test]
+fn query_sums_by_host_and_reason() {
+    let dir = example();
+    let json = text(&run(&log_dir(&dir), &["query", "--json"]));
+    let sums: Value = serde_json::from_str(&json).unwrap();
+    let host = |name: &str| {
+        let hosts = sums["hosts"].as_array().unwrap();
+        hosts.iter().find(|row| row["host"] == name).unwrap().clone()
+    };
+    assert_eq!(host("github.com")["allowed"], 1);
+    assert_eq!(host("github.com")["bytes_in"], 2000);
+    assert_eq!(host("pastebin.com")["denied"], 1);
+    assert_eq!(sums["total"]["allowed"], 2);
+    assert_eq!(sums["total"]["denied"], 2);
+    let reasons: Vec<_> =
+        sums["reasons"].as_array().unwrap().iter().map(|row| &row["reason"]).collect();
+    assert_eq!(reasons, ["allowed", "not_listed"]);
+    let shown = text(&run(&log_dir(&dir), &["query", "--sandbox", "trial-2"]));
+    assert!(shown.contains("\\u{1b}[31mevil\\u{a}host"), "{shown}");
+    assert!(!shown.contains("github.com"), "{shown}");
+    let listed = text(&run(&log_dir(&dir), &["query", "--list", "--decision", "denied"]));
+    assert_eq!(listed.lines().count(), 2, "{listed}");
+}
+
+#[test]
+fn tail_follows_the_log_across_rotations() {
+    let dir = tempfile::tempdir().unwrap();
+    let writing = Writing::new(&log_dir(&dir));
+    let following = Following::start(&log_dir(&dir));
+    for round in 0..20 {
+        writing.deny("build-7", &format!("{round}.example"));
+        if round % 4 == 3 {
+            writing.log.reopen().unwrap();
+        }
+    }
+    for round in 0..20 {
+        let line = following.lines.recv_timeout(DEADLINE).expect("a line for each record");
+        assert!(line.contains(&format!(" {round}.example:443 ")), "{round}: {line}");
+    }
+}
+
+/// `sandbar log tail --follow`, ended with the value.
+struct Following {
+    child: Child,
+    lines: Receiver<String>,
+}
+
+impl Following {
+    fn start(dir: &Path) -> Self {
+        let mut command = sandbar();
+        command.args(["log", "tail", "--follow", "--decision", "denied"]).arg(dir);
+        let mut child = command.stdout(Stdio::piped()).spawn().unwrap();
+        let out = BufReader::new(child.stdout.take().unwrap());
+        let (sender, lines) = channel();
+        thread::spawn(move || {
+            for line in out.lines().map_while(Result::ok) {
+                if sender.send(line).is_err() {
+                    return;
+                }
+            }
+        });
+        Self { child, lines }
+    }
+}
+
+impl Drop for Following {
+    fn drop(&mut self) {
+        self.child.kill().unwrap();
+        self.child.wait().unwrap();
+    }
+}

@@ -1,0 +1,246 @@
+//! `sandbar check`: parses, compiles, runs the tests, and prints what is really in effect.
+
+use std::path::PathBuf;
+use std::process::ExitCode;
+
+use rules::policy::{Policy, Rule};
+use rules::set::Hit;
+use rules::{RuleSet, Sources, compile};
+use serde_json::{Value, json};
+
+use super::{BAD_INPUT, NEGATIVE, Output, test};
+use crate::policies;
+use crate::problems::{Severity, complain, to_json};
+use crate::terminal::{FAINT, GOOD, HEAD, paint, print_json};
+
+/// Most patterns of one rule that are printed; `--all` prints every one.
+const SHOWN_PATTERNS: usize = 8;
+
+/// Check policies: parse, compile, run their tests, and print what is in effect
+#[derive(clap::Args)]
+pub(crate) struct CheckArgs {
+    /// Policy files, directories of them, or a sandbar.toml
+    #[arg(required = true, value_name = "PATH")]
+    paths: Vec<PathBuf>,
+    /// Print every pattern, long lists too
+    #[arg(long)]
+    all: bool,
+    /// Print problems and the verdict only
+    #[arg(long, short)]
+    quiet: bool,
+}
+
+/// Checks policies. Exit status: 0 good, 1 a test failed, 2 not good.
+pub(crate) fn check(args: &CheckArgs, output: Output) -> anyhow::Result<ExitCode> {
+    let sources = policies::read(&args.paths)?;
+    let rules = match compile(&sources, &[]) {
+        Ok(rules) => rules,
+        Err(problems) => {
+            refuse(&problems, output);
+            return Ok(ExitCode::from(BAD_INPUT));
+        }
+    };
+    let outcomes = rules.run_trials();
+    let failed = outcomes.iter().filter(|outcome| !outcome.passed()).count();
+    if output.json {
+        print_json(&describe(&rules, &outcomes));
+    } else {
+        complain(rules.warnings(), Severity::Warning);
+        if !args.quiet {
+            print_rules(&rules, args);
+        }
+        test::print_failed(&outcomes);
+        print_verdict(&rules, &sources, outcomes.len(), failed);
+    }
+    Ok(if failed == 0 { ExitCode::SUCCESS } else { ExitCode::from(NEGATIVE) })
+}
+
+/// Prints what keeps a policy from loading, for every command that loads one.
+pub(crate) fn refuse(problems: &[rules::load::problem::Problem], output: Output) {
+    if output.json {
+        let all: Vec<Value> =
+            problems.iter().map(|problem| to_json(problem, Severity::Error)).collect();
+        print_json(&json!({ "ok": false, "problems": all }));
+    } else {
+        complain(problems, Severity::Error);
+        let plural = if problems.len() == 1 { "error" } else { "errors" };
+        anstream::eprintln!("sandbar: {} {plural}; nothing was loaded", problems.len());
+    }
+}
+
+fn print_rules(rules: &RuleSet, args: &CheckArgs) {
+    for policy in rules.policies() {
+        let digest = paint(FAINT, format!("digest {}", policy.digest().short()));
+        anstream::println!("{} {}  {digest}", paint(HEAD, policy.name()), policy.file());
+        for rule in policy.rules() {
+            print_rule(policy, rule, args);
+        }
+        for (key, limit) in policy.budgets().set() {
+            anstream::println!("  budget: {key} = {limit}");
+        }
+    }
+    for sandbox in rules.sandboxes().iter() {
+        print_sandbox(rules, sandbox);
+    }
+}
+
+fn print_rule(policy: &Policy, rule: &Rule, args: &CheckArgs) {
+    let origin = paint(FAINT, format!("{}:{}", policy.file(), rule.line()));
+    anstream::println!(
+        "  {} {}  {origin}",
+        rule.name(),
+        paint(FAINT, format!("({})", terms(rule)))
+    );
+    let own = |(_, other): &(Hit<'_>, &Rule)| std::ptr::eq(*other, rule);
+    let shown = if args.all { usize::MAX } else { SHOWN_PATTERNS };
+    let mut patterns = policy.hosts().filter(own);
+    for (hit, _) in patterns.by_ref().take(shown) {
+        let (file, line) = policy.origin(rule, &hit);
+        anstream::println!(
+            "    {:<32} {}  {}",
+            hit.pattern(),
+            covers(&hit, rule),
+            paint(FAINT, format!("{file}:{line}"))
+        );
+    }
+    match patterns.count() {
+        0 => {}
+        more => anstream::println!("    ... and {more} more (--all prints them)"),
+    }
+    for (net, _) in policy.addresses().filter(|(_, other)| std::ptr::eq(*other, rule)) {
+        anstream::println!("    {:<32} this address range, {}", net.to_string(), ports(None, rule));
+    }
+}
+
+fn print_sandbox(rules: &RuleSet, sandbox: &rules::SandboxRef) {
+    let names: Vec<&str> =
+        rules.policies_of(sandbox).iter().map(|policy| policy.name().as_str()).collect();
+    let base = rules.base_of(sandbox).unwrap_or("none");
+    let environment =
+        sandbox.environment.as_ref().map_or("unset", |environment| environment.as_str());
+    let tenant = sandbox.tenant.as_ref().map_or("unset", |tenant| tenant.as_str());
+    anstream::println!(
+        "sandbox {}  tenant {tenant}, environment {environment}, base {base}, policies {}",
+        paint(HEAD, &sandbox.id),
+        if names.is_empty() { "none: nothing is allowed".to_owned() } else { names.join(", ") }
+    );
+}
+
+fn print_verdict(rules: &RuleSet, sources: &Sources, tests: usize, failed: usize) {
+    let patterns: usize = rules.policies().map(|policy| policy.hosts().count()).sum();
+    let count: usize = rules.policies().map(|policy| policy.rules().len()).sum();
+    if sources.operator.is_none() {
+        anstream::println!(
+            "{}",
+            paint(
+                FAINT,
+                "not judged without a sandbar.toml: sandboxes, bases, banks and environments, credentials"
+            )
+        );
+    }
+    let verdict =
+        if failed == 0 { paint(GOOD, "ok") } else { paint(crate::terminal::BAD, "tests failed") };
+    anstream::println!(
+        "{verdict}: {} policies, {count} rules, {patterns} patterns, {} of {tests} tests passed, digest {}",
+        rules.policies().count(),
+        tests - failed,
+        rules.digest().short(),
+    );
+}
+
+/// What a pattern covers, in words.
+fn covers(hit: &Hit<'_>, rule: &Rule) -> String {
+    let names = match (hit.reach, hit.base) {
+        (_, "") => "every name".to_owned(),
+        (rules::pattern::Reach::Below, base) => {
+            format!("every name below {base}, not {base} itself")
+        }
+        (rules::pattern::Reach::Exact, base) => format!("{base} only"),
+        (rules::pattern::Reach::Tree, base) => format!("{base} and every name below it"),
+    };
+    format!("{names}, {}", ports(hit.port, rule))
+}
+
+fn ports(written: Option<u16>, rule: &Rule) -> String {
+    match (written, rule.ports()) {
+        (Some(port), _) => format!("port {port}"),
+        (None, None) => "every port".to_owned(),
+        (None, Some([])) => "no port".to_owned(),
+        (None, Some([port])) => format!("port {port}"),
+        (None, Some(ports)) => format!("ports {}", join(ports)),
+    }
+}
+
+/// What a rule does and on which terms, in a few words.
+fn terms(rule: &Rule) -> String {
+    let mut words = vec![rule.in_words().to_owned()];
+    words.extend(
+        rule.methods().map(
+            |methods| {
+                if methods.is_empty() { "no method".to_owned() } else { join(methods) }
+            },
+        ),
+    );
+    words.extend(
+        rule.paths().map(|paths| if paths.is_empty() { "no path".to_owned() } else { join(paths) }),
+    );
+    words.extend(rule.credential().map(|name| format!("credential {name}")));
+    if !rule.resolves_to().is_empty() {
+        words.push(format!("resolves to {}", join(rule.resolves_to())));
+    }
+    words.join("; ")
+}
+
+fn join<T: ToString>(items: &[T]) -> String {
+    items.iter().map(ToString::to_string).collect::<Vec<_>>().join(" ")
+}
+
+fn describe(rules: &RuleSet, outcomes: &[rules::trial::Outcome]) -> Value {
+    let warnings: Vec<Value> =
+        rules.warnings().iter().map(|problem| to_json(problem, Severity::Warning)).collect();
+    json!({
+        "ok": outcomes.iter().all(rules::trial::Outcome::passed),
+        "digest": rules.digest().to_string(),
+        "policies": rules.policies().map(|policy| policy_json(policy)).collect::<Vec<_>>(),
+        "sandboxes": rules.sandboxes().iter().map(|sandbox| json!({
+            "id": sandbox.id.as_str(),
+            "tenant": sandbox.tenant.as_ref().map(|tenant| tenant.as_str()),
+            "environment": sandbox.environment.as_ref().map(|environment| environment.as_str()),
+            "base": rules.base_of(sandbox),
+            "policies": rules.policies_of(sandbox).iter().map(|policy| policy.name().as_str()).collect::<Vec<_>>(),
+        })).collect::<Vec<_>>(),
+        "problems": warnings,
+        "tests": outcomes.iter().map(test::to_json).collect::<Vec<_>>(),
+    })
+}
+
+fn policy_json(policy: &Policy) -> Value {
+    json!({
+        "name": policy.name().as_str(),
+        "file": policy.file(),
+        "digest": policy.digest().to_string(),
+        "budget": policy.budgets().set().collect::<std::collections::BTreeMap<_, _>>(),
+        "rules": policy.rules().iter().map(|rule| rule_json(policy, rule)).collect::<Vec<_>>(),
+    })
+}
+
+fn rule_json(policy: &Policy, rule: &Rule) -> Value {
+    let own = |(_, other): &(Hit<'_>, &Rule)| std::ptr::eq(*other, rule);
+    let host = |(hit, _): (Hit<'_>, &Rule)| {
+        let (file, line) = policy.origin(rule, &hit);
+        json!({ "pattern": hit.pattern(), "covers": covers(&hit, rule), "port": hit.port, "file": *file, "line": line })
+    };
+    let addresses = policy.addresses().filter(|(_, other)| std::ptr::eq(*other, rule));
+    json!({
+        "name": rule.name(),
+        "does": rule.in_words(),
+        "line": rule.line(),
+        "hosts": policy.hosts().filter(own).map(host).collect::<Vec<_>>(),
+        "addresses": addresses.map(|(net, _)| net.to_string()).collect::<Vec<_>>(),
+        "ports": rule.ports(),
+        "methods": rule.methods().map(|methods| methods.iter().map(ToString::to_string).collect::<Vec<_>>()),
+        "paths": rule.paths().map(|paths| paths.iter().map(ToString::to_string).collect::<Vec<_>>()),
+        "credential": rule.credential().map(|name| name.as_str()),
+        "resolves_to": rule.resolves_to().iter().map(ToString::to_string).collect::<Vec<_>>(),
+    })
+}

@@ -1,0 +1,60 @@
+//! `sandbar log`: what operators and auditors do with the access log.
+
+mod filter;
+mod query;
+mod shown;
+mod tail;
+mod verify;
+
+use std::path::{Path, PathBuf};
+use std::process::ExitCode;
+
+use anyhow::Context;
+use clap::Subcommand;
+
+use super::Output;
+
+/// Verify, follow and sum up the access log
+#[derive(clap::Args)]
+pub(crate) struct LogArgs {
+    #[command(subcommand)]
+    command: LogCommand,
+}
+
+#[derive(Subcommand)]
+enum LogCommand {
+    Query(query::QueryArgs),
+    Tail(tail::TailArgs),
+    Verify(verify::VerifyArgs),
+}
+
+/// Runs the subcommand. Exit statuses stand at each.
+pub(crate) fn run(args: &LogArgs, output: Output) -> anyhow::Result<ExitCode> {
+    match &args.command {
+        LogCommand::Query(args) => query::query(args, output),
+        LogCommand::Tail(args) => tail::tail(args, output),
+        LogCommand::Verify(args) => verify::verify(args, output),
+    }
+}
+
+/// The segments meant: those of a directory, or the files themselves.
+fn segments(paths: &[PathBuf]) -> anyhow::Result<Vec<PathBuf>> {
+    let mut files = Vec::new();
+    for path in paths {
+        if path.is_dir() {
+            let found = of_dir(path)?;
+            anyhow::ensure!(!found.is_empty(), "{} holds no segment of a log", path.display());
+            files.extend(found);
+        } else {
+            files.push(path.clone());
+        }
+    }
+    files.sort();
+    files.dedup();
+    Ok(files)
+}
+
+fn of_dir(dir: &Path) -> anyhow::Result<Vec<PathBuf>> {
+    let found = audit::segments(dir).with_context(|| format!("cannot read {}", dir.display()))?;
+    Ok(found.into_iter().map(|(_, path)| path).collect())
+}

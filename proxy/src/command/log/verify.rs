@@ -1,0 +1,165 @@
+//! `sandbar log verify`: whether a log is what was written, said by exit status and in words.
+
+use std::path::{Path, PathBuf};
+use std::process::ExitCode;
+use std::sync::atomic::Ordering;
+use std::sync::mpsc::{RecvTimeoutError, channel};
+use std::thread;
+use std::time::Duration;
+
+use anyhow::Context;
+use audit::checkpoint::{self, Checkpoint, Keys, Signature};
+use audit::verify::{Progress, Report, Verified};
+use indicatif::{ProgressBar, ProgressStyle};
+
+use crate::command::{BAD_INPUT, Output};
+use crate::terminal::{BAD, GOOD, WARN, paint};
+
+/// Exit status for a log that was changed.
+const CHANGED: u8 = 1;
+/// Name of the public key that stands beside a log.
+const PUBLIC_KEY: &str = "checkpoint.pub";
+
+/// Verify that nothing in a log was changed, removed, moved or added
+#[derive(clap::Args)]
+pub(crate) struct VerifyArgs {
+    /// Segments, or directories of segments
+    #[arg(required = true, value_name = "FILES")]
+    files: Vec<PathBuf>,
+    /// A file of checkpoints held elsewhere; those beside the log are read anyway
+    #[arg(long, value_name = "FILE")]
+    checkpoint: Vec<PathBuf>,
+    /// The public key of the checkpoints; without it the one beside the log is used
+    #[arg(long, value_name = "FILE")]
+    key: Option<PathBuf>,
+}
+
+/// Verifies a log. Exit status: 0 intact, 1 changed, 2 incomplete or not readable.
+pub(crate) fn verify(args: &VerifyArgs, output: Output) -> anyhow::Result<ExitCode> {
+    let files = super::segments(&args.files)?;
+    let keys = keys(args, &files)?;
+    let notes = checkpoints(args, &files, keys.as_ref())?;
+    let report = watched(&files, &notes)?;
+    match output.json {
+        true => anstream::println!("{}", as_json(&report, &notes)),
+        false => say(&report, &notes),
+    }
+    Ok(match report.verified() {
+        Verified::Changed => ExitCode::from(CHANGED),
+        Verified::Incomplete => ExitCode::from(BAD_INPUT),
+        Verified::Intact => ExitCode::SUCCESS,
+    })
+}
+
+fn keys(args: &VerifyArgs, files: &[PathBuf]) -> anyhow::Result<Option<Keys>> {
+    let beside = || beside(files, PUBLIC_KEY).into_iter().next();
+    let Some(path) = args.key.clone().or_else(beside) else { return Ok(None) };
+    let shown = path.display();
+    let text = std::fs::read_to_string(&path).with_context(|| format!("cannot read {shown}"))?;
+    Keys::parse(&text).map(Some).with_context(|| format!("{shown} is not a key"))
+}
+
+fn checkpoints(
+    args: &VerifyArgs,
+    files: &[PathBuf],
+    keys: Option<&Keys>,
+) -> anyhow::Result<Vec<Checkpoint>> {
+    let mut notes = Vec::new();
+    for path in args.checkpoint.iter().cloned().chain(beside(files, checkpoint::FILE)) {
+        notes.extend(checkpoint::read(&path, keys)?);
+    }
+    Ok(notes)
+}
+
+/// The files called `name` in the directories of the segments.
+fn beside(files: &[PathBuf], name: &str) -> Vec<PathBuf> {
+    let dirs = files.iter().filter_map(|file| file.parent());
+    let mut found: Vec<PathBuf> = dirs.map(|dir| dir.join(name)).filter(|p| p.exists()).collect();
+    found.dedup();
+    found
+}
+
+/// Verifies, with a bar on a terminal.
+fn watched(files: &[PathBuf], notes: &[Checkpoint]) -> anyhow::Result<Report> {
+    let size = files.iter().filter_map(|file| file.metadata().ok()).map(|m| m.len()).sum();
+    let bar = ProgressBar::new(size);
+    let style =
+        ProgressStyle::with_template("{bar:40} {bytes}/{total_bytes} {bytes_per_sec} {eta}");
+    bar.set_style(style.unwrap_or_else(|_| ProgressStyle::default_bar()));
+    let progress = Progress::default();
+    let (done, over) = channel::<()>();
+    let result = thread::scope(|scope| {
+        let (bar, progress) = (&bar, &progress);
+        scope.spawn(move || {
+            while over.recv_timeout(Duration::from_millis(100)) == Err(RecvTimeoutError::Timeout) {
+                bar.set_position(progress.bytes.load(Ordering::Relaxed));
+            }
+        });
+        let result = audit::verify::verify(files, notes, progress);
+        drop(done);
+        result
+    });
+    bar.finish_and_clear();
+    result.map_err(|(path, error)| {
+        anyhow::Error::new(error).context(format!("cannot read {}", path.display()))
+    })
+}
+
+fn say(report: &Report, notes: &[Checkpoint]) {
+    for fault in &report.faults {
+        let place = format!("{}:{}", fault.file.display(), fault.line);
+        anstream::println!("{} {place}: {}", paint(BAD, "changed:"), fault.kind);
+    }
+    for gap in &report.gaps {
+        anstream::println!("{} {gap}", paint(WARN, "incomplete:"));
+    }
+    if notes.iter().any(|note| note.signature == Signature::Unchecked) {
+        let hint = "the checkpoints' signatures are not checked: give their key with --key";
+        anstream::println!("{} {hint}", paint(WARN, "note:"));
+    }
+    let (word, style) = match report.verified() {
+        Verified::Changed => ("changed", BAD),
+        Verified::Incomplete => ("incomplete", WARN),
+        Verified::Intact => ("intact", GOOD),
+    };
+    anstream::println!(
+        "{}: {} records, {} bytes, {} of {} checkpoints agree{}",
+        paint(style, word),
+        report.records,
+        report.bytes,
+        report.checkpoints,
+        notes.len(),
+        head(report),
+    );
+}
+
+fn head(report: &Report) -> String {
+    let ends = |last: audit::Head| format!("; ends with {} {}", last.sequence, last.hash.as_str());
+    report.last.map(ends).unwrap_or_default()
+}
+
+fn as_json(report: &Report, notes: &[Checkpoint]) -> serde_json::Value {
+    let shown = |path: &Path| path.display().to_string();
+    let faults = report.faults.iter().map(|fault| {
+        serde_json::json!({
+            "file": shown(&fault.file),
+            "line": fault.line,
+            "what": fault.kind.to_string(),
+        })
+    });
+    serde_json::json!({
+        "verified": match report.verified() {
+            Verified::Changed => "changed",
+            Verified::Incomplete => "incomplete",
+            Verified::Intact => "intact",
+        },
+        "records": report.records,
+        "bytes": report.bytes,
+        "first": report.first,
+        "last": report.last.map(|last| last.sequence),
+        "head": report.last.map(|last| last.hash.as_str().to_owned()),
+        "checkpoints": { "agree": report.checkpoints, "read": notes.len() },
+        "faults": faults.collect::<Vec<_>>(),
+        "gaps": report.gaps.iter().map(ToString::to_string).collect::<Vec<_>>(),
+    })
+}

@@ -1,0 +1,83 @@
+//! `sandbar schema` and `sandbar reasons`: what the code itself says of its files and its refusals.
+
+use std::process::ExitCode;
+
+use anyhow::Context;
+use rules::Reason;
+use rules::load::problem::nearest;
+use rules::load::{operator_schema, policy_schema};
+use serde_json::{Value, json};
+
+use super::Output;
+use crate::terminal::{HEAD, paint, print_json};
+
+/// Print the JSON Schema of a file, for editors
+#[derive(clap::Args)]
+pub(crate) struct SchemaArgs {
+    /// Which file
+    #[arg(value_enum, default_value_t)]
+    file: FileArg,
+}
+
+#[derive(Clone, Copy, Debug, Default, clap::ValueEnum)]
+enum FileArg {
+    /// sandbar.toml
+    Operator,
+    /// A policy
+    #[default]
+    Policy,
+}
+
+/// List the reasons for refusals, what each means and what to do
+#[derive(clap::Args)]
+pub(crate) struct ReasonsArgs {
+    /// Only this one
+    code: Option<String>,
+    /// Print the table of the documentation
+    #[arg(long, conflicts_with = "code")]
+    markdown: bool,
+}
+
+/// Prints a schema. Exit status: 0.
+pub(crate) fn schema(args: &SchemaArgs) -> anyhow::Result<ExitCode> {
+    let schema = match args.file {
+        FileArg::Operator => operator_schema(),
+        FileArg::Policy => policy_schema(),
+    };
+    print_json(&serde_json::to_value(schema)?);
+    Ok(ExitCode::SUCCESS)
+}
+
+/// Prints reasons. Exit status: 0, or 2 for a code that does not exist.
+pub(crate) fn reasons(args: &ReasonsArgs, output: Output) -> anyhow::Result<ExitCode> {
+    if args.markdown {
+        anstream::print!("{}", rules::reason::table());
+        return Ok(ExitCode::SUCCESS);
+    }
+    let chosen = match &args.code {
+        None => Reason::ALL.to_vec(),
+        Some(code) => vec![by_code(code)?],
+    };
+    if output.json {
+        print_json(&chosen.iter().map(to_json).collect());
+    } else {
+        chosen.iter().for_each(print);
+    }
+    Ok(ExitCode::SUCCESS)
+}
+
+fn by_code(code: &str) -> anyhow::Result<Reason> {
+    let found = Reason::ALL.iter().copied().find(|reason| reason.code() == code);
+    found.with_context(|| match nearest(code, Reason::ALL.iter().map(|reason| reason.code())) {
+        Some(near) => format!("there is no reason `{code}`; did you mean `{near}`?"),
+        None => format!("there is no reason `{code}`; `sandbar reasons` lists them all"),
+    })
+}
+
+fn print(reason: &Reason) {
+    anstream::println!("{}\n  {}\n  {}", paint(HEAD, reason), reason.meaning(), reason.next_step());
+}
+
+fn to_json(reason: &Reason) -> Value {
+    json!({ "code": reason.code(), "meaning": reason.meaning(), "next_step": reason.next_step() })
+}

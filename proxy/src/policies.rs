@@ -1,0 +1,123 @@
+//! Files to `rules::Sources`: the only place that reads policies from disk.
+
+use std::fs::{self, File};
+use std::io::Read;
+use std::path::{Path, PathBuf};
+
+use anyhow::{Context, bail};
+use rules::load::{MAX_FILE, MAX_LIST, lists_named_by, policy_dir};
+use rules::{SourceFile, Sources};
+
+/// The operator's file, where nothing else is said.
+const OPERATOR_FILE: &str = "sandbar.toml";
+
+/// Where policies are to be found.
+#[derive(clap::Args, Clone, Debug)]
+pub(crate) struct PolicyArgs {
+    /// A policy file or a directory of them; may be given several times
+    #[arg(long = "policy", short = 'p', value_name = "PATH")]
+    policies: Vec<PathBuf>,
+    /// The operator's file; without --policy it also says where the policies are
+    #[arg(long, short = 'c', value_name = "FILE")]
+    config: Option<PathBuf>,
+}
+
+impl PolicyArgs {
+    /// Reads what the arguments name, or what `sandbar.toml` here names.
+    pub(crate) fn read(&self) -> anyhow::Result<Sources> {
+        match (&self.config, self.policies.is_empty()) {
+            (None, false) => read(&self.policies),
+            (Some(config), false) => {
+                let operator = Some(read_file(config, MAX_FILE)?);
+                with_lists(Sources { operator, ..read(&self.policies)? })
+            }
+            (Some(config), true) => operated(config),
+            (None, true) if Path::new(OPERATOR_FILE).is_file() => {
+                operated(Path::new(OPERATOR_FILE))
+            }
+            (None, true) => {
+                bail!("no policy given: say --policy PATH, or run where {OPERATOR_FILE} is")
+            }
+        }
+    }
+}
+
+/// Reads policy files, directories of them, or an operator's file with the policies it names.
+pub(crate) fn read(paths: &[PathBuf]) -> anyhow::Result<Sources> {
+    let mut sources = Sources { generation: 1, ..Sources::default() };
+    for path in paths {
+        if path.file_name().is_some_and(|name| name == OPERATOR_FILE) {
+            add_operated(&mut sources, path)?;
+        } else if path.is_dir() && path.join(OPERATOR_FILE).is_file() {
+            add_operated(&mut sources, &path.join(OPERATOR_FILE))?;
+        } else if path.is_dir() {
+            sources.policies.extend(read_dir(path)?);
+        } else {
+            sources.policies.push(read_file(path, MAX_FILE)?);
+        }
+    }
+    with_lists(sources)
+}
+
+fn operated(config: &Path) -> anyhow::Result<Sources> {
+    let mut sources = Sources { generation: 1, ..Sources::default() };
+    add_operated(&mut sources, config)?;
+    with_lists(sources)
+}
+
+fn add_operated(sources: &mut Sources, config: &Path) -> anyhow::Result<()> {
+    if sources.operator.is_some() {
+        bail!("{}: there is one operator's file, and another was given", config.display());
+    }
+    let operator = read_file(config, MAX_FILE)?;
+    if let Some(named) = policy_dir(&operator) {
+        let dir = config.parent().unwrap_or(Path::new("")).join(named);
+        sources.policies.extend(read_dir(&dir)?);
+    }
+    sources.operator = Some(operator);
+    Ok(())
+}
+
+/// Every `*.toml` of a directory by name; hidden entries are an editor's or a ConfigMap's own.
+fn read_dir(dir: &Path) -> anyhow::Result<Vec<SourceFile>> {
+    let shown = dir.display();
+    let entries =
+        fs::read_dir(dir).with_context(|| format!("cannot read the directory {shown}"))?;
+    let mut paths = Vec::new();
+    for entry in entries {
+        let path = entry.with_context(|| format!("cannot read the directory {shown}"))?.path();
+        let hidden = path.file_name().is_some_and(|name| name.to_string_lossy().starts_with('.'));
+        if !hidden && path.extension().is_some_and(|extension| extension == "toml") {
+            paths.push(path);
+        }
+    }
+    if paths.is_empty() {
+        bail!("{shown} holds no policy: there is no *.toml in it");
+    }
+    paths.sort();
+    paths.iter().map(|path| read_file(path, MAX_FILE)).collect()
+}
+
+fn with_lists(mut sources: Sources) -> anyhow::Result<Sources> {
+    let named: Vec<String> = sources.policies.iter().flat_map(lists_named_by).collect();
+    for path in named {
+        let read = read_file(Path::new(&path), MAX_LIST).map(|file| file.bytes);
+        let read = read.map_err(|error| error.root_cause().to_string());
+        sources.lists.insert(path, read);
+    }
+    Ok(sources)
+}
+
+/// Reads a regular file up to `limit`; one byte more tells the compiler that it is too large.
+fn read_file(path: &Path, limit: usize) -> anyhow::Result<SourceFile> {
+    let shown = path.display();
+    let cannot = || format!("cannot read {shown}");
+    let metadata = fs::metadata(path).with_context(cannot)?;
+    if !metadata.is_file() {
+        bail!("{shown} is not a regular file");
+    }
+    let mut bytes = Vec::new();
+    let file = File::open(path).with_context(cannot)?;
+    file.take(limit as u64 + 1).read_to_end(&mut bytes).with_context(cannot)?;
+    Ok(SourceFile { path: shown.to_string(), bytes })
+}

@@ -1,0 +1,109 @@
+//! What must hold for any input, whoever makes it: the fuzzers here, and a bounded run inside the tests.
+#![allow(dead_code, reason = "each fuzz target uses one of these")]
+
+use std::collections::BTreeMap;
+
+use rules::load::problem::Problem;
+use rules::load::{lists_named_by, policy_dir};
+use rules::path::{CanonicalPath, PathPattern};
+use rules::pattern::{HostPattern, Width};
+use rules::probe::Probe;
+use rules::{DomainName, Host, RuleSet, SourceFile, Sources, compile};
+
+/// A name is refused, or has one normal form that is its own.
+pub(super) fn name(data: &[u8]) {
+    drop(DomainName::from_labels(data.split(|byte| *byte == b'.')));
+    let Ok(name) = DomainName::parse_bytes(data) else { return };
+    let plain = |byte: u8| matches!(byte, b'a'..=b'z' | b'0'..=b'9' | b'-' | b'.');
+    assert!(name.as_str().bytes().all(plain), "{name:?}");
+    assert_eq!(DomainName::parse(name.as_str()).as_ref(), Ok(&name));
+    assert!(name.as_str().parse::<std::net::IpAddr>().is_err(), "{name:?} is an address");
+    assert_eq!(Host::parse(name.as_str()), Ok(Host::Name(name.clone())));
+}
+
+/// A pattern is refused, or prints as a pattern that means the same.
+pub(super) fn pattern(data: &[u8]) {
+    let Ok(text) = str::from_utf8(data) else { return };
+    let Ok(wide) = HostPattern::parse(text, Width::DangerouslyWide) else {
+        assert!(HostPattern::parse(text, Width::Narrow).is_err(), "narrow takes less, not more");
+        return;
+    };
+    assert_eq!(HostPattern::parse(&wide.to_string(), Width::DangerouslyWide).as_ref(), Ok(&wide));
+    if let Some(base) = wide.pattern.base() {
+        let below = DomainName::parse(&format!("a.{base}"));
+        let covers = |name: &DomainName| wide.pattern.matches(name);
+        assert!(covers(base) || below.as_ref().map_or(true, covers), "{wide} covers nothing");
+    }
+}
+
+/// A path is refused, or has one canonical form; a pattern matches its own example.
+pub(super) fn path(data: &[u8]) {
+    let Ok(text) = str::from_utf8(data) else { return };
+    if let Ok(path) = CanonicalPath::parse(text) {
+        assert_eq!(CanonicalPath::parse(path.as_str()).as_ref(), Ok(&path));
+        assert!(!path.as_str().contains("/../") && !path.as_str().contains("//"));
+    }
+    if let Ok(pattern) = PathPattern::parse(text) {
+        let example = CanonicalPath::parse(&pattern.example());
+        assert!(example.is_ok_and(|path| pattern.matches(&path)), "{pattern}");
+    }
+}
+
+/// A list loads whole, or every error has its place in it.
+pub(super) fn list(data: &[u8]) {
+    let policy = "name = \"p\"\n[[allow]]\nname = \"r\"\nhosts_file = \"l.txt\"\n";
+    let lists = BTreeMap::from([("l.txt".to_owned(), Ok(data.to_vec()))]);
+    let sources =
+        Sources { policies: vec![file("p.toml", policy.as_bytes())], lists, ..Sources::default() };
+    check(compile(&sources, &[]), data);
+}
+
+/// A policy loads whole and decides without panic, or every error has its place in it.
+pub(super) fn policy(data: &[u8]) {
+    let policy = file("p.toml", data);
+    drop(lists_named_by(&policy));
+    check(compile(&Sources { policies: vec![policy], ..Sources::default() }, &[]), data);
+}
+
+/// The same for the operator's file.
+pub(super) fn operator(data: &[u8]) {
+    let operator = file("sandbar.toml", data);
+    drop(policy_dir(&operator));
+    let policies =
+        vec![file("p.toml", b"name = \"p\"\n[[allow]]\nname = \"r\"\nhosts = [\"x.example\"]\n")];
+    check(
+        compile(&Sources { operator: Some(operator), policies, ..Sources::default() }, &[]),
+        data,
+    );
+}
+
+fn file(path: &str, bytes: &[u8]) -> SourceFile {
+    SourceFile { path: path.to_owned(), bytes: bytes.to_vec() }
+}
+
+fn check(loaded: Result<RuleSet, Vec<Problem>>, data: &[u8]) {
+    let lines = data.iter().filter(|byte| **byte == b'\n').count() as u32 + 8;
+    match loaded {
+        Err(problems) => {
+            assert!(!problems.is_empty(), "refused without a word");
+            for problem in problems {
+                assert!(
+                    problem.at.line >= 1 && problem.at.line <= lines && problem.at.column >= 1,
+                    "{problem}"
+                );
+                assert!(!problem.at.excerpt.chars().any(char::is_control), "{problem:?}");
+            }
+        }
+        Ok(rules) => {
+            drop(rules.run_trials());
+            for sandbox in rules.sandboxes().iter() {
+                for target in
+                    ["x.example", "https://a.x.example/v1/..", "http://x.example", "10.0.0.1:22"]
+                {
+                    let Ok(probe) = Probe::parse(target) else { continue };
+                    drop(rules.explain(sandbox, &probe));
+                }
+            }
+        }
+    }
+}

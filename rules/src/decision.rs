@@ -1,0 +1,226 @@
+//! What becomes of an attempt: a permit that only this crate can make, or a denial that explains itself.
+
+use std::fmt;
+use std::net::IpAddr;
+use std::sync::Arc;
+
+use ipnet::IpNet;
+
+use crate::budget::Budgets;
+use crate::facts::{Facts, QueryType};
+use crate::name::Host;
+use crate::policy::{Digest, IdentityMode};
+use crate::reason::Reason;
+use crate::word::{CredentialName, PolicyName, ProfileName, SandboxId};
+
+/// What becomes of one attempt to leave the sandbox.
+#[must_use = "an attempt nobody decided must not proceed"]
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Decision {
+    Allow(Permit),
+    Deny(Box<Denial>),
+}
+
+/// Leave to do one thing. Resolver and dialler ask for it, and only `decide` makes one.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Permit(pub(crate) Arc<Terms>);
+
+/// What a permit says; shared, because it is kept by connection, record and ledger alike.
+#[derive(Debug, PartialEq, Eq)]
+pub(crate) struct Terms {
+    pub(crate) sandbox: SandboxId,
+    pub(crate) host: Host,
+    pub(crate) port: Option<u16>,
+    pub(crate) rule: RuleRef,
+    pub(crate) generation: u64,
+    pub(crate) how: How,
+    pub(crate) admission: Box<[Admission]>,
+    pub(crate) lookup: Lookup,
+    pub(crate) sandbox_budgets: Budgets,
+    pub(crate) rule_budgets: Budgets,
+    pub(crate) credential: Option<CredentialName>,
+    pub(crate) may_receive_memory: bool,
+    pub(crate) inspect: bool,
+    pub(crate) facts: Facts,
+}
+
+/// What a permit is for.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum How {
+    /// Send this request on.
+    Forward,
+    /// Read memory requests whole, and ask again with what they say.
+    Hold { profile: ProfileName, identity: IdentityMode },
+    /// End TLS here, or read plain HTTP, and ask again for each request.
+    Intercept,
+    /// Pass bytes of any protocol.
+    Raw,
+    /// Ask the resolver.
+    Resolve,
+    /// Pass TLS unopened.
+    Tunnel,
+}
+
+/// On which terms a name may be looked up.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Lookup {
+    /// Octets of the name the sandbox could choose, which the bit budget charges; 0 for an exact pattern.
+    pub chosen_octets: usize,
+    /// The query types the rule allows.
+    pub types: Box<[QueryType]>,
+    /// Whether the name gets a synthetic address, because it is reached by raw TCP.
+    pub synthetic: bool,
+    /// Whether every CNAME target must be allowed too.
+    pub strict_cname: bool,
+}
+
+/// Which addresses one layer lets a name lead to.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) enum Admission {
+    Any,
+    /// Only these: they open forbidden ranges and shut out everything else.
+    Only(Box<[IpNet]>),
+    Public,
+}
+
+/// The rule that decided, and where it stands.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct RuleRef {
+    pub policy: PolicyName,
+    pub rule: Arc<str>,
+    pub layer: Layer,
+    pub digest: Digest,
+    /// The file that names the host: the policy, or its list.
+    pub file: Arc<str>,
+    pub line: u32,
+}
+
+/// The operator's floor, or the sandbox's own policies.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Layer {
+    Base,
+    Sandbox,
+}
+
+/// A refusal: why, by which rule or by the absence of one, under which policy.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Denial {
+    pub reason: Reason,
+    /// The deny rule, or the allow rule that came closest; none when no rule names the host.
+    pub rule: Option<RuleRef>,
+    pub layer: Layer,
+    pub generation: u64,
+    /// The digest of everything that was loaded.
+    pub digest: Digest,
+    /// The address that was refused, for reasons about addresses.
+    pub address: Option<IpAddr>,
+}
+
+/// Leave to dial these addresses and no others.
+#[derive(Debug)]
+pub struct DialPermit {
+    pub(crate) permit: Permit,
+    pub(crate) addresses: Box<[IpAddr]>,
+}
+
+impl Permit {
+    pub fn sandbox(&self) -> &SandboxId {
+        &self.0.sandbox
+    }
+
+    pub fn host(&self) -> &Host {
+        &self.0.host
+    }
+
+    /// The port; none for a mere look-up.
+    pub fn port(&self) -> Option<u16> {
+        self.0.port
+    }
+
+    pub fn rule(&self) -> &RuleRef {
+        &self.0.rule
+    }
+
+    pub fn generation(&self) -> u64 {
+        self.0.generation
+    }
+
+    pub fn how(&self) -> &How {
+        &self.0.how
+    }
+
+    pub fn lookup(&self) -> &Lookup {
+        &self.0.lookup
+    }
+
+    /// What the sandbox may use in all: the smallest of its policies' budgets.
+    pub fn sandbox_budgets(&self) -> Budgets {
+        self.0.sandbox_budgets
+    }
+
+    /// What the sandbox may use by this rule.
+    pub fn rule_budgets(&self) -> Budgets {
+        self.0.rule_budgets
+    }
+
+    pub fn credential(&self) -> Option<&CredentialName> {
+        self.0.credential.as_ref()
+    }
+
+    pub fn may_receive_memory(&self) -> bool {
+        self.0.may_receive_memory
+    }
+
+    pub fn inspect(&self) -> bool {
+        self.0.inspect
+    }
+
+    /// What it was given for, to be asked again when the rules change.
+    pub fn facts(&self) -> &Facts {
+        &self.0.facts
+    }
+}
+
+impl DialPermit {
+    pub fn permit(&self) -> &Permit {
+        &self.permit
+    }
+
+    /// At least one, in the order they were found.
+    pub fn addresses(&self) -> &[IpAddr] {
+        &self.addresses
+    }
+}
+
+impl Decision {
+    /// The reason of a denial.
+    pub fn reason(&self) -> Option<Reason> {
+        match self {
+            Decision::Allow(_) => None,
+            Decision::Deny(denial) => Some(denial.reason),
+        }
+    }
+}
+
+impl How {
+    /// The word for it in records and on the terminal.
+    pub fn word(&self) -> &'static str {
+        match self {
+            How::Forward => "forward",
+            How::Hold { .. } => "hold",
+            How::Intercept => "intercept",
+            How::Raw => "raw",
+            How::Resolve => "resolve",
+            How::Tunnel => "tunnel",
+        }
+    }
+}
+
+impl fmt::Display for Layer {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Layer::Base => "base",
+            Layer::Sandbox => "sandbox",
+        })
+    }
+}

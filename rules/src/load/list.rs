@@ -1,0 +1,103 @@
+//! List files: one host pattern a line, `#` begins a comment, up to millions of lines.
+
+use super::problem::{Fault, Problems, Source};
+use crate::pattern::{RawPattern, Reach, Width};
+use crate::set::{HostSet, Origin};
+
+/// Largest list file.
+pub const MAX_LIST: usize = 256 << 20;
+
+/// Which patterns a rule takes from its list.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Terms {
+    pub(crate) rule: u16,
+    pub(crate) width: Width,
+    /// Raw TCP is for exact names, and its ports are the rule's.
+    pub(crate) exact_only: bool,
+}
+
+/// Adds every pattern of a list to `hosts`, and says how many there were.
+pub(crate) fn add(
+    source: &Source<'_>,
+    terms: Terms,
+    hosts: &mut HostSet,
+    problems: &mut Problems,
+) -> usize {
+    let lines = source.text.bytes().filter(|byte| *byte == b'\n').count();
+    hosts.reserve(lines, source.text.len());
+    let mut added = 0;
+    let mut offset = 0;
+    for (at, line) in source.text.split_inclusive('\n').enumerate() {
+        let entry = line.split_once('#').map_or(line, |(entry, _)| entry).trim();
+        if !entry.is_empty() {
+            match parse(entry, terms).and_then(|raw| {
+                Ok(hosts.insert_raw(&raw, terms.rule, at as u32 + 1, Origin::List)?)
+            }) {
+                Ok(()) => added += 1,
+                Err(fault) => problems.error(source.place(span(line, entry, offset)), fault),
+            }
+            if problems.is_full() {
+                break;
+            }
+        }
+        offset += line.len();
+    }
+    added
+}
+
+fn parse(entry: &str, terms: Terms) -> Result<RawPattern<'_>, Fault> {
+    let raw = RawPattern::parse(entry, terms.width)
+        .map_err(|source| Fault::Host { entry: super::problem::printable(entry), source })?;
+    if terms.exact_only && (raw.reach != Reach::Exact || raw.port.is_some()) {
+        return Err(Fault::Missing(
+            "a raw TCP rule takes exact names without a port; its ports stand in `tcp`",
+        ));
+    }
+    Ok(raw)
+}
+
+fn span(line: &str, entry: &str, offset: usize) -> std::ops::Range<usize> {
+    let start = offset + line.find(entry).unwrap_or(0);
+    start..start + entry.len()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::name::DomainName;
+
+    #[test]
+    fn lists_are_lines_with_comments() {
+        let text =
+            "# mirrors\n\n  a.example  # the first\r\n*.b.example\n.c.example:8443\nA.example\n";
+        let (mut hosts, mut problems) = (HostSet::default(), Problems::default());
+        let source = Source { file: "l.txt".into(), text };
+        let terms = Terms { rule: 3, width: Width::Narrow, exact_only: false };
+        assert_eq!(add(&source, terms, &mut hosts, &mut problems), 4);
+        assert_eq!(problems.errors, []);
+        let lines = |name: &str| {
+            hosts.hits(&DomainName::parse(name).unwrap()).map(|hit| hit.line).collect::<Vec<_>>()
+        };
+        assert_eq!(
+            (lines("a.example"), lines("x.b.example"), lines("c.example")),
+            (vec![3], vec![4], vec![5])
+        );
+    }
+
+    #[test]
+    fn bad_lines_are_named_by_line_and_column() {
+        let text = "good.example\n  b*d.example\n*.com\nhttps://x.example/\na b\n\u{202e}evil\n";
+        let (mut hosts, mut problems) = (HostSet::default(), Problems::default());
+        let source = Source { file: "l.txt".into(), text };
+        add(
+            &source,
+            Terms { rule: 0, width: Width::Narrow, exact_only: false },
+            &mut hosts,
+            &mut problems,
+        );
+        let at: Vec<_> =
+            problems.errors.iter().map(|p| (p.at.line, p.at.column, p.at.width)).collect();
+        assert_eq!(at, [(2, 3, 11), (3, 1, 5), (4, 1, 18), (5, 1, 3), (6, 1, 5)]);
+        assert!(!problems.errors[4].to_string().contains('\u{202e}'));
+    }
+}

@@ -1,0 +1,193 @@
+//! From the bytes of the files to a `RuleSet`, whole or not at all (P9). Reading files is the caller's.
+
+mod document;
+mod entry;
+mod lint;
+mod list;
+pub mod problem;
+mod read;
+mod rule;
+mod sandboxes;
+mod schema;
+mod trial;
+
+use std::collections::BTreeMap;
+use std::net::SocketAddr;
+use std::sync::Arc;
+
+use sha2::{Digest as _, Sha256};
+
+pub use self::list::MAX_LIST;
+pub use self::schema::{operator_schema, policy_schema};
+
+use self::document::{OperatorDocument, PolicyDocument};
+use self::problem::{Fault, Place, Problem, Problems, Source};
+use self::rule::Builder;
+use crate::facts::Method;
+use crate::path::PathPattern;
+use crate::pattern::HostPattern;
+use crate::policy::{Digest, Policy};
+use crate::ruleset::RuleSet;
+use crate::word::{PolicyName, SandboxId};
+
+/// Largest policy or operator file.
+pub const MAX_FILE: usize = 4 << 20;
+/// The policy name that grants are shown under.
+pub(crate) const GRANTS: &str = "grants";
+
+/// Everything that is loaded at once.
+#[derive(Clone, Debug, Default)]
+pub struct Sources {
+    /// The operator's file; without it every policy stands alone, as a sandbox of its own name.
+    pub operator: Option<SourceFile>,
+    pub policies: Vec<SourceFile>,
+    /// The list files the policies name, by [`list_path`]; an error text where one could not be read.
+    pub lists: BTreeMap<String, Result<Vec<u8>, String>>,
+    /// The number of this load.
+    pub generation: u64,
+    /// Where Sandbar itself listens: never dialled, whatever a rule says.
+    pub own: Vec<SocketAddr>,
+}
+
+/// One file, and what to call it in messages.
+#[derive(Clone, Debug)]
+pub struct SourceFile {
+    pub path: String,
+    pub bytes: Vec<u8>,
+}
+
+/// A time-limited permission, made by an operator and audited elsewhere; while it lasts it is an allow rule.
+#[derive(Clone, Debug)]
+pub struct Grant {
+    pub id: String,
+    pub sandbox: SandboxId,
+    pub host: HostPattern,
+    pub methods: Option<Vec<Method>>,
+    pub paths: Option<Vec<PathPattern>>,
+}
+
+/// Compiles everything, or says everything that is wrong.
+///
+/// # Errors
+///
+/// Returns every problem found, up to [`problem::MAX_PROBLEMS`]; nothing is loaded then.
+pub fn compile(sources: &Sources, grants: &[Grant]) -> Result<RuleSet, Vec<Problem>> {
+    let mut problems = Problems::default();
+    let policies = compile_policies(sources, &mut problems);
+    let declared = match &sources.operator {
+        Some(file) => sandboxes::declared(file, &policies, grants, &mut problems),
+        None => Some(sandboxes::lone(&policies)),
+    };
+    problems.sort();
+    match declared {
+        Some((sandboxes, layers)) if problems.errors.is_empty() => Ok(RuleSet {
+            generation: sources.generation,
+            digest: digest_of_all(sources, &policies, grants),
+            sandboxes,
+            layers,
+            policies,
+            own: sources.own.clone().into(),
+            warnings: problems.warnings,
+        }),
+        _ => Err(problems.errors),
+    }
+}
+
+/// The list files a policy names, so that the caller can read them; errors are left to [`compile`].
+pub fn lists_named_by(policy: &SourceFile) -> Vec<String> {
+    let Ok(text) = str::from_utf8(&policy.bytes) else { return Vec::new() };
+    let source = Source { file: policy.path.as_str().into(), text };
+    let document: Option<PolicyDocument> = read::read(&source, &mut Problems::default());
+    let Some(document) = document else { return Vec::new() };
+    let allow = document.allow.iter().filter_map(|rule| rule.get_ref().hosts_file.as_ref());
+    let deny = document.deny.iter().filter_map(|rule| rule.get_ref().hosts_file.as_ref());
+    allow.chain(deny).filter_map(|entry| list_path(&policy.path, entry.get_ref())).collect()
+}
+
+/// Where a list named in a policy lies: beside the policy or below, never elsewhere.
+pub fn list_path(policy: &str, entry: &str) -> Option<String> {
+    let inside = entry.split('/').all(|part| !matches!(part, "" | "." | ".."));
+    let dir = policy.rsplit_once('/').map_or("", |(dir, _)| dir);
+    match (inside, dir) {
+        (false, _) => None,
+        (true, "") if !policy.starts_with('/') => Some(entry.to_owned()),
+        (true, dir) => Some(format!("{dir}/{entry}")),
+    }
+}
+
+/// The policy directory the operator's file names, as written there.
+pub fn policy_dir(operator: &SourceFile) -> Option<String> {
+    let text = str::from_utf8(&operator.bytes).ok()?;
+    let source = Source { file: operator.path.as_str().into(), text };
+    let document: OperatorDocument = read::read(&source, &mut Problems::default())?;
+    document.policies.map(toml::Spanned::into_inner)
+}
+
+fn compile_policies(
+    sources: &Sources,
+    problems: &mut Problems,
+) -> BTreeMap<PolicyName, Arc<Policy>> {
+    let mut compiled: BTreeMap<PolicyName, Arc<Policy>> = BTreeMap::new();
+    for file in &sources.policies {
+        let Some((policy, named)) = compile_policy(file, sources, problems) else { continue };
+        if let Some(other) = compiled.get(&policy.name) {
+            let name = format!("{} ({})", policy.name, other.file);
+            problems.error(named, Fault::Twice { what: "policy", name, line: 1 });
+            continue;
+        }
+        compiled.insert(policy.name.clone(), Arc::new(policy));
+    }
+    compiled
+}
+
+fn compile_policy(
+    file: &SourceFile,
+    sources: &Sources,
+    problems: &mut Problems,
+) -> Option<(Policy, Place)> {
+    let source = text_of(file, problems)?;
+    let document: PolicyDocument = read::read(&source, problems)?;
+    let named = source.place(document.name.span());
+    let policy = Builder::new(&source, sources, problems).policy(document)?;
+    lint::policy(&policy, problems);
+    Some((policy, named))
+}
+
+fn text_of<'a>(file: &'a SourceFile, problems: &mut Problems) -> Option<Source<'a>> {
+    let source = Source { file: file.path.as_str().into(), text: "" };
+    if file.bytes.len() > MAX_FILE {
+        problems.error(
+            source.place(0..0),
+            Fault::TooMany { what: "bytes in one file", limit: MAX_FILE },
+        );
+        return None;
+    }
+    match str::from_utf8(&file.bytes) {
+        Ok(text) => Some(Source { text, ..source }),
+        Err(_) => {
+            problems.error(source.place(0..0), Fault::NotUtf8);
+            None
+        }
+    }
+}
+
+/// The digest of one policy with its lists; where the files lie does not count.
+fn digest_of<'a>(parts: impl IntoIterator<Item = &'a [u8]>) -> Digest {
+    let mut hash = Sha256::new();
+    for part in parts {
+        hash.update((part.len() as u64).to_be_bytes());
+        hash.update(part);
+    }
+    Digest(hash.finalize().into())
+}
+
+fn digest_of_all(
+    sources: &Sources,
+    policies: &BTreeMap<PolicyName, Arc<Policy>>,
+    grants: &[Grant],
+) -> Digest {
+    let operator = sources.operator.as_ref().map_or(&[][..], |file| &file.bytes);
+    let granted: Vec<String> = grants.iter().map(|grant| format!("{grant:?}")).collect();
+    let policies = policies.values().map(|policy| &policy.digest.0[..]);
+    digest_of([operator].into_iter().chain(policies).chain(granted.iter().map(String::as_bytes)))
+}

@@ -1,0 +1,196 @@
+//! TOML to documents, with every error and not only the first.
+//!
+//! serde stops at its first error. Here the offending key or table is cut out of the tree and the
+//! rest is read again, so that a file with five slips is mended in one go.
+
+use std::ops::Range;
+
+use serde::de::DeserializeOwned;
+use toml::Spanned;
+use toml::de::{DeTable, DeValue, Deserializer, Error};
+
+use super::problem::{Fault, MAX_PROBLEMS, Problems, Source, nearest};
+
+/// Reads a document; `None` when nothing sensible is left of it. Problems found on the way are errors all the same.
+pub(crate) fn read<T: DeserializeOwned>(source: &Source<'_>, problems: &mut Problems) -> Option<T> {
+    let (mut tree, syntax) = DeTable::parse_recoverable(source.text);
+    if !syntax.is_empty() {
+        syntax.iter().for_each(|error| report(source, problems, error));
+        return None;
+    }
+    for _ in 0..MAX_PROBLEMS {
+        match T::deserialize(Deserializer::from(tree.clone())) {
+            Ok(document) => return Some(document),
+            Err(error) => {
+                report(source, problems, &error);
+                let span = error.span()?;
+                let cut = if error.message().starts_with("unknown field") {
+                    Cut::Key
+                } else {
+                    Cut::Table
+                };
+                if !prune(tree.get_mut(), &span, cut) {
+                    return None;
+                }
+            }
+        }
+    }
+    None
+}
+
+fn report(source: &Source<'_>, problems: &mut Problems, error: &Error) {
+    let place = source.place(error.span().unwrap_or(0..0));
+    let (fault, help) = explain(error.message());
+    match help {
+        None => problems.error(place, fault),
+        Some(help) => problems.error_with(place, fault, help),
+    }
+}
+
+/// serde's message in our words, with the nearest known word for a slip.
+fn explain(message: &str) -> (Fault, Option<String>) {
+    let words: Vec<&str> = message.split('`').skip(1).step_by(2).collect();
+    match (message.split('`').next().map(str::trim_end), words.split_first()) {
+        (Some("unknown field"), Some((key, known))) => {
+            (Fault::UnknownKey { key: (*key).to_owned() }, Some(suggest(key, known)))
+        }
+        (Some("unknown variant"), Some((found, known))) => {
+            let known_list =
+                known.iter().map(|word| format!("`{word}`")).collect::<Vec<_>>().join(", ");
+            (Fault::Syntax(format!("`{found}` is not one of {known_list}")), near(found, known))
+        }
+        (Some("missing field"), Some((key, _))) => {
+            (Fault::Syntax(format!("the key `{key}` is missing")), None)
+        }
+        _ => (Fault::Syntax(message.trim_end().to_owned()), None),
+    }
+}
+
+fn suggest(found: &str, known: &[&str]) -> String {
+    near(found, known).unwrap_or_else(|| format!("known keys: {}", known.join(", ")))
+}
+
+fn near(found: &str, known: &[&str]) -> Option<String> {
+    nearest(found, known.iter().copied()).map(|word| format!("did you mean `{word}`?"))
+}
+
+/// How much to take out: one key, or the whole table around it so that it is not then missed.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Cut {
+    Key,
+    Table,
+}
+
+fn covers(outer: &Range<usize>, inner: &Range<usize>) -> bool {
+    outer.start <= inner.start && inner.end <= outer.end
+}
+
+/// Whether `span` lies in the value or anywhere below it; a table's own span is only its header.
+fn holds(value: &Spanned<DeValue<'_>>, span: &Range<usize>) -> bool {
+    let below = match value.get_ref() {
+        DeValue::Table(table) => {
+            table.iter().any(|(key, value)| covers(&key.span(), span) || holds(value, span))
+        }
+        DeValue::Array(items) => items.iter().any(|item| holds(item, span)),
+        DeValue::String(_)
+        | DeValue::Integer(_)
+        | DeValue::Float(_)
+        | DeValue::Boolean(_)
+        | DeValue::Datetime(_) => false,
+    };
+    below || covers(&value.span(), span)
+}
+
+/// Takes out what the error is about, wherever in the tree it stands; false when it is not found.
+fn prune(table: &mut DeTable<'_>, span: &Range<usize>, cut: Cut) -> bool {
+    let found = table.iter().find(|(key, value)| covers(&key.span(), span) || holds(value, span));
+    let Some(key) = found.map(|(key, _)| key.clone()) else { return false };
+    let inside = !covers(&key.span(), span);
+    let pruned = inside && table.get_mut(&key).is_some_and(|value| prune_inside(value, span, cut));
+    pruned || table.remove(&key).is_some()
+}
+
+fn prune_inside(value: &mut Spanned<DeValue<'_>>, span: &Range<usize>, cut: Cut) -> bool {
+    match value.get_mut() {
+        DeValue::Table(table) => cut == Cut::Key && prune(table, span, cut),
+        DeValue::Array(items) => {
+            let Some(at) = items.iter().position(|item| holds(item, span)) else { return false };
+            if !items.get_mut(at).is_some_and(|item| prune_inside(item, span, cut)) {
+                let kept = items.iter().enumerate().filter(|(other, _)| *other != at);
+                *items = kept.map(|(_, item)| item.clone()).collect();
+            }
+            true
+        }
+        DeValue::String(_)
+        | DeValue::Integer(_)
+        | DeValue::Float(_)
+        | DeValue::Boolean(_)
+        | DeValue::Datetime(_) => false,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::load::document::PolicyDocument;
+
+    fn faults(text: &str) -> Vec<String> {
+        let mut problems = Problems::default();
+        let source = Source { file: "p.toml".into(), text };
+        drop(read::<PolicyDocument>(&source, &mut problems));
+        problems.sort();
+        problems
+            .errors
+            .iter()
+            .map(|p| {
+                format!(
+                    "{}:{} {} [{}]",
+                    p.at.line,
+                    p.at.column,
+                    p.fault,
+                    p.help.as_deref().unwrap_or("")
+                )
+            })
+            .collect()
+    }
+
+    #[test]
+    fn every_slip_is_reported_with_its_place() {
+        let text = r#"name = "p"
+colour = 1
+[[allow]]
+name = "a"
+hots = ["x.com"]
+methds = ["GET"]
+[[allow]]
+name = 5
+[[allow]]
+hosts = ["y.com"]
+[[allow]]
+name = "c"
+tls = "tunel"
+[[deny]]
+hosts = ["z.com", 7]
+[bugdet]
+"#;
+        assert_eq!(
+            faults(text),
+            [
+                "2:1 `colour` is not a key here [known keys: name, tls, allow, deny, memory, budget, test]",
+                "5:1 `hots` is not a key here [did you mean `hosts`?]",
+                "6:1 `methds` is not a key here [did you mean `methods`?]",
+                "8:8 invalid type: integer `5`, expected a string []",
+                "9:1 the key `name` is missing []",
+                "13:7 `tunel` is not one of `intercept`, `tunnel` [did you mean `tunnel`?]",
+                "15:19 invalid type: integer `7`, expected a string []",
+                "16:2 `bugdet` is not a key here [did you mean `budget`?]",
+            ]
+        );
+    }
+
+    #[test]
+    fn syntax_errors_are_all_reported() {
+        let found = faults("name = \nallow = [\n[[deny]\n");
+        assert!(found.len() >= 2, "{found:?}");
+    }
+}

@@ -1,0 +1,342 @@
+//! The operator's file to sandboxes and their layers.
+
+use std::collections::{BTreeMap, HashMap};
+use std::sync::Arc;
+
+use ipnet::IpNet;
+use toml::Spanned;
+
+use super::document::{OperatorDocument, SandboxDocument};
+use super::problem::{Fault, Problems, Source, nearest, printable};
+use super::{GRANTS, Grant, SourceFile, digest_of, lint, read, text_of};
+use crate::budget::Budgets;
+use crate::facts::QueryType;
+use crate::policy::{AllowTerms, Policy, Ports, Rule, Verdict};
+use crate::ruleset::{Base, Layers, Tier};
+use crate::sandbox::{Channel, Sandbox, Sandboxes};
+use crate::set::HostSet;
+use crate::word::{
+    AgentCard, CredentialName, Environment, PolicyName, SandboxId, Tenant, WordError,
+};
+
+/// Most sandboxes in one operator's file.
+const MAX_SANDBOXES: usize = 100_000;
+
+type Policies = BTreeMap<PolicyName, Arc<Policy>>;
+type Declared = (Sandboxes, HashMap<SandboxId, Layers>);
+
+/// Without an operator's file each policy is a sandbox of its own name, under a base that forbids nothing.
+pub(crate) fn lone(policies: &Policies) -> Declared {
+    let (mut sandboxes, mut layers) = (Sandboxes::default(), HashMap::new());
+    for (name, policy) in policies {
+        let Ok(id) = SandboxId::parse(name.as_str()) else { continue };
+        let sandbox = Sandbox {
+            id: id.clone(),
+            tenant: None,
+            environment: None,
+            agent_card: None,
+            generation: None,
+        };
+        sandboxes.insert(sandbox);
+        layers.insert(id, Layers { base: Base::Tier(Tier::System), sandbox: vec![policy.clone()] });
+    }
+    (sandboxes, layers)
+}
+
+/// What the operator's file declares; `None` when it cannot be read at all.
+pub(crate) fn declared(
+    file: &SourceFile,
+    policies: &Policies,
+    grants: &[Grant],
+    problems: &mut Problems,
+) -> Option<Declared> {
+    let source = text_of(file, problems)?;
+    let document: OperatorDocument = read::read(&source, problems)?;
+    let credentials = credentials(&source, &document, problems);
+    let mut reader = Reader { source: &source, policies, grants, problems, lines: HashMap::new() };
+    let (mut sandboxes, mut layers) = (Sandboxes::default(), HashMap::new());
+    if document.sandbox.len() > MAX_SANDBOXES {
+        reader.fault(0..0, Fault::TooMany { what: "sandboxes", limit: MAX_SANDBOXES });
+    }
+    for entry in document.sandbox.iter().take(MAX_SANDBOXES) {
+        let Some(sandbox) = reader.sandbox(entry) else { continue };
+        reader.channels(entry.get_ref(), &sandbox.id, &mut sandboxes);
+        if let Some(stack) = reader.layers(entry.get_ref(), &sandbox.id) {
+            lint::sandbox(&sandbox, &stack, &credentials, reader.problems);
+            layers.insert(sandbox.id.clone(), stack);
+        }
+        sandboxes.insert(sandbox);
+    }
+    reader.paths(&document);
+    reader.listeners(&document, &sandboxes);
+    lint::unused(policies, &layers, problems);
+    Some((sandboxes, layers))
+}
+
+fn credentials(
+    source: &Source<'_>,
+    document: &OperatorDocument,
+    problems: &mut Problems,
+) -> Vec<CredentialName> {
+    let mut names: Vec<CredentialName> = Vec::new();
+    for entry in &document.credential {
+        let name = &entry.get_ref().name;
+        match CredentialName::parse(name.get_ref()) {
+            Ok(parsed) if names.contains(&parsed) => {
+                let fault = Fault::Twice { what: "credential", name: parsed.to_string(), line: 1 };
+                problems.error(source.place(name.span()), fault);
+            }
+            Ok(parsed) => names.push(parsed),
+            Err(error) => {
+                let fault = Fault::Word {
+                    what: "credential",
+                    entry: printable(name.get_ref()),
+                    source: error,
+                };
+                problems.error(source.place(name.span()), fault);
+            }
+        }
+    }
+    names
+}
+
+struct Reader<'a> {
+    source: &'a Source<'a>,
+    policies: &'a Policies,
+    grants: &'a [Grant],
+    problems: &'a mut Problems,
+    /// The line each sandbox stands on.
+    lines: HashMap<SandboxId, u32>,
+}
+
+impl Reader<'_> {
+    fn sandbox(&mut self, entry: &Spanned<SandboxDocument>) -> Option<Sandbox> {
+        let document = entry.get_ref();
+        let id = self.word("sandbox id", &document.id, SandboxId::parse)?;
+        let line = self.source.line(document.id.span().start);
+        if let Some(first) = self.lines.insert(id.clone(), line) {
+            self.fault(
+                document.id.span(),
+                Fault::Twice { what: "sandbox", name: id.to_string(), line: first },
+            );
+            return None;
+        }
+        Some(Sandbox {
+            id,
+            tenant: self.optional("tenant", document.tenant.as_ref(), Tenant::parse),
+            environment: self.optional(
+                "environment",
+                document.environment.as_ref(),
+                Environment::parse,
+            ),
+            agent_card: self.optional("agent card", document.agent_card.as_ref(), AgentCard::parse),
+            generation: document.generation,
+        })
+    }
+
+    fn channels(&mut self, document: &SandboxDocument, id: &SandboxId, sandboxes: &mut Sandboxes) {
+        let mark = document.mark.as_ref().map(|mark| (mark.span(), Channel::Mark(*mark.get_ref())));
+        let interface = document.interface.as_ref();
+        let interface =
+            interface.map(|name| (name.span(), Channel::Interface(name.get_ref().clone())));
+        let uid =
+            document.unix_uid.as_ref().map(|uid| (uid.span(), Channel::UnixUser(*uid.get_ref())));
+        for (span, channel) in [mark, interface, uid].into_iter().flatten() {
+            if channel == Channel::Mark(0) {
+                let why = "mark 0 is what every unmarked connection carries";
+                self.fault(span.clone(), Fault::Missing(why));
+            }
+            if matches!(&channel, Channel::Interface(name) if name.is_empty() || name.len() > 15) {
+                self.fault(
+                    span.clone(),
+                    Fault::Missing("an interface name has 1 to 15 characters"),
+                );
+            }
+            let shown = channel.to_string();
+            if let Some(other) = sandboxes.bind(channel, id) {
+                self.shared(span, &shown, &other);
+            }
+        }
+        self.source_address(document, id, sandboxes);
+    }
+
+    fn source_address(
+        &mut self,
+        document: &SandboxDocument,
+        id: &SandboxId,
+        sandboxes: &mut Sandboxes,
+    ) {
+        let Some(entry) = &document.source_address else { return };
+        if !document.dangerously_trust_source_address {
+            let why = "a neighbour can take a source address; say `dangerously_trust_source_address = true` if none can";
+            self.fault(entry.span(), Fault::Missing(why));
+        }
+        let Some(net) = entry.get_ref().parse::<IpNet>().ok().filter(|net| net.trunc() == *net)
+        else {
+            self.fault(entry.span(), Fault::Network(entry.get_ref().clone()));
+            return;
+        };
+        if let Some(other) = sandboxes.bind_source(net, id) {
+            self.shared(entry.span(), &format!("source address {net}"), &other);
+        }
+    }
+
+    fn shared(&mut self, span: std::ops::Range<usize>, channel: &str, other: &SandboxId) {
+        let line = self.lines.get(other).copied().unwrap_or(1);
+        let name = format!("{channel} (of sandbox {other})");
+        self.fault(span, Fault::Twice { what: "channel", name, line });
+    }
+
+    fn layers(&mut self, document: &SandboxDocument, id: &SandboxId) -> Option<Layers> {
+        let base = match &document.base {
+            None => Some(Base::Tier(Tier::User)),
+            Some(name) => match Tier::by_name(name.get_ref()) {
+                Some(tier) => Some(Base::Tier(tier)),
+                None => self.policy(name, "base").map(Base::Policy),
+            },
+        };
+        let mut sandbox: Vec<Arc<Policy>> =
+            document.policies.iter().filter_map(|name| self.policy(name, "policy")).collect();
+        sandbox.extend(self.granted(id));
+        Some(Layers { base: base?, sandbox })
+    }
+
+    fn policy(&mut self, name: &Spanned<String>, what: &'static str) -> Option<Arc<Policy>> {
+        let found = self.policies.iter().find(|(known, _)| known.as_str() == name.get_ref());
+        if found.is_none() {
+            let tiers = ["system", "untrusted", "user"].into_iter().filter(|_| what == "base");
+            let known = self.policies.keys().map(PolicyName::as_str).chain(tiers);
+            let help = match nearest(name.get_ref(), known.clone()) {
+                Some(near) => format!("did you mean `{near}`?"),
+                None => format!("there are: {}", known.collect::<Vec<_>>().join(", ")),
+            };
+            let fault = Fault::Unknown { what, name: printable(name.get_ref()) };
+            let place = self.source.place(name.span());
+            self.problems.error_with(place, fault, help);
+        }
+        found.map(|(_, policy)| policy.clone())
+    }
+
+    /// The grants of a sandbox as one more policy of its own layer: deny rules and the base still win.
+    fn granted(&self, id: &SandboxId) -> Option<Arc<Policy>> {
+        let own: Vec<&Grant> = self.grants.iter().filter(|grant| grant.sandbox == *id).collect();
+        let name = PolicyName::parse(GRANTS).ok().filter(|_| !own.is_empty())?;
+        let mut hosts = HostSet::default();
+        let mut rules = Vec::new();
+        for (at, grant) in own.iter().enumerate() {
+            // A set that is full grants nothing more: closed, and bounded far above what people approve.
+            if hosts.insert(&grant.host, at as u16, at as u32 + 1).is_ok() {
+                rules.push(self.grant_rule(grant, at as u32 + 1));
+            }
+        }
+        let texts: Vec<String> = own.iter().map(|grant| format!("{grant:?}")).collect();
+        let digest = digest_of(texts.iter().map(String::as_bytes));
+        let (budgets, addresses, trials) = (Budgets::default(), Vec::new(), Vec::new());
+        Some(Arc::new(Policy {
+            name,
+            file: GRANTS.into(),
+            digest,
+            rules,
+            hosts,
+            addresses,
+            budgets,
+            trials,
+        }))
+    }
+
+    fn grant_rule(&self, grant: &Grant, line: u32) -> Rule {
+        let terms = AllowTerms { dns_types: QueryType::DEFAULT.into(), ..AllowTerms::default() };
+        Rule {
+            name: format!("grant {}", grant.id).into(),
+            line,
+            at: self.source.place(0..0),
+            list: None,
+            ports: Ports::Listed([super::entry::DEFAULT_PORT].into()),
+            methods: grant.methods.clone().map(Into::into),
+            paths: grant.paths.clone().map(Into::into),
+            verdict: Verdict::Allow(terms),
+        }
+    }
+
+    /// An empty path would mean the current directory to some and nothing to others.
+    fn paths(&mut self, document: &OperatorDocument) {
+        let log = document.log.iter().map(|log| &log.dir);
+        let secrets = document.credential.iter().map(|entry| &entry.get_ref().file);
+        for path in
+            log.chain(secrets).chain(&document.policies).filter(|path| path.get_ref().is_empty())
+        {
+            self.fault(path.span(), Fault::Missing("a path must not be empty"));
+        }
+    }
+
+    fn listeners(&mut self, document: &OperatorDocument, sandboxes: &Sandboxes) {
+        for entry in &document.listener {
+            let listener = entry.get_ref();
+            match (&listener.sandbox, &listener.identify) {
+                (None, None) => {
+                    let why =
+                        "a listener says whose it is: `sandbox`, or `identify` if it is shared";
+                    self.fault(listener.mode.span(), Fault::Missing(why));
+                }
+                (Some(sandbox), Some(_)) => {
+                    self.fault(sandbox.span(), Fault::Exclusive("sandbox", "identify"));
+                }
+                (Some(name), None)
+                    if !sandboxes.iter().any(|known| known.id.as_str() == name.get_ref()) =>
+                {
+                    self.fault(
+                        name.span(),
+                        Fault::Unknown { what: "sandbox", name: printable(name.get_ref()) },
+                    );
+                }
+                (Some(_), None) | (None, Some(_)) => {}
+            }
+            for bind in listener
+                .bind
+                .iter()
+                .filter(|bind| bind.get_ref().parse::<std::net::SocketAddr>().is_err())
+            {
+                self.fault(
+                    bind.span(),
+                    Fault::Missing("an address to bind is written `address:port`"),
+                );
+            }
+        }
+        for upstream in document.dns.iter().flat_map(|dns| &dns.upstreams) {
+            if upstream.get_ref().parse::<std::net::SocketAddr>().is_err() {
+                self.fault(upstream.span(), Fault::Missing("a resolver is written `address:port`"));
+            }
+        }
+    }
+
+    fn optional<T>(
+        &mut self,
+        what: &'static str,
+        entry: Option<&Spanned<String>>,
+        parse: fn(&str) -> Result<T, WordError>,
+    ) -> Option<T> {
+        entry.and_then(|entry| self.word(what, entry, parse))
+    }
+
+    fn word<T>(
+        &mut self,
+        what: &'static str,
+        entry: &Spanned<String>,
+        parse: fn(&str) -> Result<T, WordError>,
+    ) -> Option<T> {
+        match parse(entry.get_ref()) {
+            Ok(word) => Some(word),
+            Err(source) => {
+                self.fault(
+                    entry.span(),
+                    Fault::Word { what, entry: printable(entry.get_ref()), source },
+                );
+                None
+            }
+        }
+    }
+
+    fn fault(&mut self, span: std::ops::Range<usize>, fault: Fault) {
+        self.problems.error(self.source.place(span), fault);
+    }
+}

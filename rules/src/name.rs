@@ -1,0 +1,541 @@
+//! `DomainName`: the one normal form of a host name, for policy text, Host, SNI, CONNECT, SOCKS and
+//! DNS alike. No other code compares host strings, so a name has one meaning everywhere (P6).
+
+use std::borrow::Cow;
+use std::fmt;
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
+use std::sync::Arc;
+
+use idna::uts46::{AsciiDenyList, DnsLength, Hyphens, Uts46};
+
+/// Longest name in text form without the trailing dot (RFC 1035, 2.3.4: 255 octets on the wire).
+pub const MAX_NAME: usize = 253;
+/// Longest label (RFC 1035, 2.3.4).
+pub const MAX_LABEL: usize = 63;
+
+/// A host name: lower-case A-labels, no trailing dot, letters, digits and hyphens only.
+///
+/// A name that came as a DNS question may also have labels that begin with `_`.
+#[derive(Clone, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct DomainName(Arc<str>);
+
+/// Why a text is not a host name.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum NameError {
+    #[error("it is an address or is read as one by some programs; addresses go under `addresses`")]
+    Address,
+    #[error("{} is not allowed in a host name", shown(*.0))]
+    Character(char),
+    #[error("it is empty")]
+    Empty,
+    #[error("it has an empty label (two dots in a row, or a dot too many at an end)")]
+    EmptyLabel,
+    #[error("a label of it turns into plain ASCII when normalised; write it in ASCII")]
+    FoldsToAscii,
+    #[error("a label of it begins or ends with a hyphen")]
+    Hyphen,
+    #[error("it is not a valid international name (UTS-46)")]
+    International,
+    #[error("a label of it is longer than 63 octets")]
+    LabelTooLong,
+    #[error("it is longer than 253 octets")]
+    TooLong,
+}
+
+/// Where a name stands, which settles whether a label may begin with `_`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Place {
+    Host,
+    Question,
+}
+
+impl DomainName {
+    /// Parses `text` as it arrives in a policy, a `Host` header, an SNI, a CONNECT or a SOCKS request.
+    ///
+    /// # Errors
+    ///
+    /// Returns [`NameError`] for an address too: those are matched by network, not by name.
+    pub fn parse(text: &str) -> Result<Self, NameError> {
+        normalise(text, Place::Host).map(Self::from_normal)
+    }
+
+    /// Parses bytes off the wire (SNI, SOCKS), which need not be UTF-8.
+    ///
+    /// # Errors
+    ///
+    /// As [`DomainName::parse`]; bytes that are not UTF-8 are refused as U+FFFD.
+    pub fn parse_bytes(bytes: &[u8]) -> Result<Self, NameError> {
+        let text =
+            str::from_utf8(bytes).map_err(|_| NameError::Character(char::REPLACEMENT_CHARACTER))?;
+        Self::parse(text)
+    }
+
+    /// Builds the name of a DNS question from its labels, the root label left out.
+    ///
+    /// # Errors
+    ///
+    /// As [`DomainName::parse`], but a label may begin with `_`; a dot inside a label is refused.
+    pub fn from_labels<'a>(labels: impl IntoIterator<Item = &'a [u8]>) -> Result<Self, NameError> {
+        let mut text = String::new();
+        for label in labels {
+            let label = str::from_utf8(label)
+                .map_err(|_| NameError::Character(char::REPLACEMENT_CHARACTER))?;
+            match label {
+                "" => return Err(NameError::EmptyLabel),
+                dotted if dotted.contains('.') => return Err(NameError::Character('.')),
+                _ => {}
+            }
+            if !text.is_empty() {
+                text.push('.');
+            }
+            text.push_str(label);
+        }
+        Self::parse_question(&text)
+    }
+
+    /// Parses the name of a DNS question in text form, where a label may begin with `_`.
+    ///
+    /// # Errors
+    ///
+    /// As [`DomainName::parse`].
+    pub fn parse_question(text: &str) -> Result<Self, NameError> {
+        normalise(text, Place::Question).map(Self::from_normal)
+    }
+
+    fn from_normal(text: Cow<'_, str>) -> Self {
+        DomainName(Arc::from(text.as_ref()))
+    }
+
+    pub fn as_str(&self) -> &str {
+        &self.0
+    }
+
+    /// The name and its parents, longest first: `a.b.c`, `b.c`, `c`.
+    pub fn suffixes(&self) -> impl Iterator<Item = &str> {
+        std::iter::successors(Some(self.as_str()), |name| {
+            name.split_once('.').map(|(_, rest)| rest)
+        })
+    }
+
+    /// Whether this name is `parent` or lies below it.
+    pub fn is_within(&self, parent: &str) -> bool {
+        self.suffixes().any(|suffix| suffix == parent)
+    }
+}
+
+impl fmt::Display for DomainName {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.0)
+    }
+}
+
+impl fmt::Debug for DomainName {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{:?}", &*self.0)
+    }
+}
+
+/// Brings a host name into its normal form without allocating when it already is in it.
+pub(crate) fn normalise_host(text: &str) -> Result<Cow<'_, str>, NameError> {
+    normalise(text, Place::Host)
+}
+
+fn normalise(text: &str, place: Place) -> Result<Cow<'_, str>, NameError> {
+    if is_plain(text) {
+        return Ok(Cow::Borrowed(text));
+    }
+    let text = text.strip_suffix('.').unwrap_or(text);
+    if text.is_empty() {
+        return Err(NameError::Empty);
+    }
+    let name = if text.is_ascii() { ascii(text) } else { Cow::Owned(international(text)?) };
+    check(&name, place)?;
+    if has_punycode(&name) {
+        check_punycode(&name)?;
+    }
+    Ok(name)
+}
+
+/// Whether a text is beyond doubt a name in normal form: one pass, for the million lines of a list.
+///
+/// What it does not take is not refused but looked at closely.
+fn is_plain(text: &str) -> bool {
+    let mut label = 0;
+    let mut previous = b'.';
+    for byte in text.bytes() {
+        match byte {
+            b'a'..=b'z' | b'0'..=b'9' => label += 1,
+            b'-' if label != 0 => label += 1,
+            b'.' if label != 0 && previous != b'-' => label = 0,
+            _ => return false,
+        }
+        if label > MAX_LABEL {
+            return false;
+        }
+        previous = byte;
+    }
+    // Ending in a letter, the last label is no number, unless it is hexadecimal.
+    let letter = previous.is_ascii_lowercase() && !text.contains("0x");
+    letter && text.len() <= MAX_NAME && !text.contains("xn--")
+}
+
+fn ascii(text: &str) -> Cow<'_, str> {
+    if text.bytes().any(|byte| byte.is_ascii_uppercase()) {
+        return Cow::Owned(text.to_ascii_lowercase());
+    }
+    Cow::Borrowed(text)
+}
+
+/// Maps a name with non-ASCII labels by UTS-46, but never lets a character become ASCII on the way:
+/// full-width letters, soft hyphens and other dots would give one host many spellings.
+fn international(text: &str) -> Result<String, NameError> {
+    if let Some(dot) = text.chars().find(|c| matches!(c, '\u{3002}' | '\u{ff0e}' | '\u{ff61}')) {
+        return Err(NameError::Character(dot));
+    }
+    let mapped = to_ascii(text)?;
+    let mut labels = text.split('.').zip(mapped.split('.'));
+    if labels.any(|(from, to)| !from.is_ascii() && !to.starts_with("xn--")) {
+        return Err(NameError::FoldsToAscii);
+    }
+    Ok(mapped.into_owned())
+}
+
+/// An A-label must be the one its own U-label has, or two spellings would name one host.
+fn check_punycode(name: &str) -> Result<(), NameError> {
+    let bare: Vec<&str> =
+        name.split('.').map(|label| label.strip_prefix('_').unwrap_or(label)).collect();
+    let bare = bare.join(".");
+    match to_ascii(&bare)? {
+        same if same == bare => Ok(()),
+        _ => Err(NameError::International),
+    }
+}
+
+fn to_ascii(text: &str) -> Result<Cow<'_, str>, NameError> {
+    Uts46::new()
+        .to_ascii(text.as_bytes(), AsciiDenyList::EMPTY, Hyphens::Allow, DnsLength::Ignore)
+        .map_err(|_| NameError::International)
+}
+
+fn has_punycode(name: &str) -> bool {
+    name.split('.').any(|label| label.trim_start_matches('_').starts_with("xn--"))
+}
+
+fn check(name: &str, place: Place) -> Result<(), NameError> {
+    let mut last = "";
+    for label in name.split('.') {
+        check_label(label, place)?;
+        last = label;
+    }
+    if name.len() > MAX_NAME {
+        return Err(NameError::TooLong);
+    }
+    // The same rule as browsers': a name whose last label is a number is read as an IPv4 address.
+    if is_number(last) { Err(NameError::Address) } else { Ok(()) }
+}
+
+fn check_label(label: &str, place: Place) -> Result<(), NameError> {
+    let letters = match place {
+        Place::Host => label,
+        Place::Question => label.strip_prefix('_').unwrap_or(label),
+    };
+    if let Some(bad) = letters.chars().find(|c| !matches!(c, 'a'..='z' | '0'..='9' | '-')) {
+        return Err(NameError::Character(bad));
+    }
+    match label.len() {
+        0 => Err(NameError::EmptyLabel),
+        1..=MAX_LABEL if letters.starts_with('-') || letters.ends_with('-') => {
+            Err(NameError::Hyphen)
+        }
+        1..=MAX_LABEL => Ok(()),
+        _ => Err(NameError::LabelTooLong),
+    }
+}
+
+fn is_number(label: &str) -> bool {
+    let decimal = !label.is_empty() && label.bytes().all(|byte| byte.is_ascii_digit());
+    let hex = label
+        .strip_prefix("0x")
+        .is_some_and(|hex| hex.bytes().all(|byte| byte.is_ascii_hexdigit()));
+    decimal || hex
+}
+
+fn shown(character: char) -> String {
+    match character {
+        '.' => "a dot inside a label".to_owned(),
+        ' '..='~' => format!("`{character}`"),
+        other => format!("U+{:04X}", u32::from(other)),
+    }
+}
+
+/// What an attempt is for: a name, or an address written out.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub enum Host {
+    Address(IpAddr),
+    Name(DomainName),
+}
+
+impl Host {
+    /// Parses the host part of an authority: a name, a dotted IPv4 address or an IPv6 one in brackets.
+    ///
+    /// # Errors
+    ///
+    /// Returns [`NameError`] for everything else: zone ids, names in brackets, short or hex addresses.
+    pub fn parse(text: &str) -> Result<Self, NameError> {
+        if let Some(inside) = text.strip_prefix('[') {
+            let address = inside.strip_suffix(']').and_then(|text| text.parse::<Ipv6Addr>().ok());
+            return address
+                .map(|address| Host::from(IpAddr::V6(address)))
+                .ok_or(NameError::Character('['));
+        }
+        match text.parse::<Ipv4Addr>() {
+            Ok(address) => Ok(Host::Address(IpAddr::V4(address))),
+            Err(_) => DomainName::parse(text).map(Host::Name),
+        }
+    }
+
+    pub fn name(&self) -> Option<&DomainName> {
+        match self {
+            Host::Address(_) => None,
+            Host::Name(name) => Some(name),
+        }
+    }
+}
+
+/// An IPv4 address in IPv6 clothes is that IPv4 address.
+impl From<IpAddr> for Host {
+    fn from(address: IpAddr) -> Self {
+        Host::Address(address.to_canonical())
+    }
+}
+
+impl From<DomainName> for Host {
+    fn from(name: DomainName) -> Self {
+        Host::Name(name)
+    }
+}
+
+impl fmt::Display for Host {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Host::Address(IpAddr::V4(address)) => write!(f, "{address}"),
+            Host::Address(IpAddr::V6(address)) => write!(f, "[{address}]"),
+            Host::Name(name) => write!(f, "{name}"),
+        }
+    }
+}
+
+/// Splits `host:port`, as CONNECT, `Host` and policies write it; a colon inside brackets is the address's.
+///
+/// # Errors
+///
+/// Returns [`NameError::Character`] for a port that is not a number from 1 to 65535.
+pub fn split_port(text: &str) -> Result<(&str, Option<u16>), NameError> {
+    match text.rsplit_once(':') {
+        Some((host, _)) if host.starts_with('[') && !host.ends_with(']') => Ok((text, None)),
+        None => Ok((text, None)),
+        Some((host, digits)) => match port(digits) {
+            Some(port) => Ok((host, Some(port))),
+            None => Err(NameError::Character(':')),
+        },
+    }
+}
+
+/// A port as digits only: Rust's own parser would take `+443`.
+fn port(digits: &str) -> Option<u16> {
+    let plain = digits.bytes().all(|byte| byte.is_ascii_digit()) && !digits.starts_with('0');
+    digits.parse().ok().filter(|port| plain && *port != 0)
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    #[test]
+    fn one_host_has_one_form() {
+        for (text, normal) in [
+            ("api.example.com", "api.example.com"),
+            ("API.Example.COM", "api.example.com"),
+            ("api.example.com.", "api.example.com"),
+            ("localhost", "localhost"),
+            ("bücher.example", "xn--bcher-kva.example"),
+            ("BÜCHER.example", "xn--bcher-kva.example"),
+            ("xn--bcher-kva.example", "xn--bcher-kva.example"),
+            ("XN--BCHER-KVA.example.", "xn--bcher-kva.example"),
+            ("faß.example", "xn--fa-hia.example"),
+            ("r3---sn-4g5e.video.example", "r3---sn-4g5e.video.example"),
+            ("1password.com", "1password.com"),
+            ("1.2.3.4.in-addr.arpa", "1.2.3.4.in-addr.arpa"),
+            ("0xff.example", "0xff.example"),
+        ] {
+            assert_eq!(
+                DomainName::parse(text).as_ref().map(DomainName::as_str),
+                Ok(normal),
+                "{text:?}"
+            );
+        }
+    }
+
+    #[test]
+    fn tricks_are_refused() {
+        use NameError::*;
+        for (text, why) in [
+            ("", Empty),
+            (".", Empty),
+            ("..", EmptyLabel),
+            ("a..b", EmptyLabel),
+            (".example.com", EmptyLabel),
+            ("example.com..", EmptyLabel),
+            ("attacker\0.allowed.com", Character('\0')),
+            ("attacker.com\0", Character('\0')),
+            ("allowed.com%00", Character('%')),
+            ("allowed%2ecom", Character('%')),
+            ("allowed.com\r\n", Character('\r')),
+            ("allowed.com\t", Character('\t')),
+            (" allowed.com", Character(' ')),
+            ("user@allowed.com", Character('@')),
+            ("evil.com#allowed.com", Character('#')),
+            ("evil.com\\allowed.com", Character('\\')),
+            ("evil.com;allowed.com", Character(';')),
+            ("evil.com/allowed.com", Character('/')),
+            ("evil.com?allowed.com", Character('?')),
+            ("[example.com]", Character('[')),
+            ("[[example.com]]", Character('[')),
+            ("*.example.com", Character('*')),
+            ("example.com:443", Character(':')),
+            ("::1", Character(':')),
+            ("::1%25eth0", Character(':')),
+            ("fe80::1%eth0", Character(':')),
+            ("_dmarc.example.com", Character('_')),
+            ("a_b.example.com", Character('_')),
+            ("127.0.0.1", Address),
+            ("127.0.0.1.", Address),
+            ("127.1", Address),
+            ("2130706433", Address),
+            ("0177.0.0.1", Address),
+            ("0x7f.1", Address),
+            ("0x7f000001", Address),
+            ("1.2.3.0x", Address),
+            ("1.2.3.0XFF", Address),
+            ("example.123", Address),
+            ("-a.example", Hyphen),
+            ("a-.example", Hyphen),
+            ("example。com", Character('\u{3002}')),
+            ("example．com", Character('\u{ff0e}')),
+            ("example｡com", Character('\u{ff61}')),
+            ("ｅxample.com", FoldsToAscii),
+            ("exa\u{ad}mple.com", FoldsToAscii),
+            ("exam\u{200d}ple.com", International),
+            ("ⓔxample.com", FoldsToAscii),
+            ("１２７.0.0.1", FoldsToAscii),
+            ("xn--.example", Hyphen),
+            ("xn--a.example", International),
+            ("xn--example-.com", Hyphen),
+            ("xn--99999999.example", International),
+        ] {
+            assert_eq!(DomainName::parse(text), Err(why), "{text:?}");
+        }
+    }
+
+    #[test]
+    fn lengths_are_those_of_the_wire() {
+        let label = "a".repeat(63);
+        let longest = format!("{label}.{label}.{label}.{}", "a".repeat(61));
+        assert_eq!(longest.len(), MAX_NAME);
+        assert!(DomainName::parse(&longest).is_ok());
+        assert!(DomainName::parse(&format!("{longest}.")).is_ok());
+        assert_eq!(DomainName::parse(&format!("{longest}a")), Err(NameError::TooLong));
+        assert_eq!(DomainName::parse(&format!("{label}a.example")), Err(NameError::LabelTooLong));
+        assert!(DomainName::parse(&"ü".repeat(60)).is_err(), "the A-label counts");
+    }
+
+    #[test]
+    fn questions_may_have_underscores_at_the_front_of_a_label() {
+        for (labels, normal) in [
+            (&[&b"_443"[..], b"_tcp", b"Example", b"com"][..], Ok("_443._tcp.example.com")),
+            (&[b"a_b", b"example"], Err(NameError::Character('_'))),
+            (&[b"__a", b"example"], Err(NameError::Character('_'))),
+            (&[b"foo.example", b"com"], Err(NameError::Character('.'))),
+            (&[b"foo", b""], Err(NameError::EmptyLabel)),
+            (&[b"\xff\xfe", b"com"], Err(NameError::Character('\u{fffd}'))),
+            (&[b"+/", b"com"], Err(NameError::Character('+'))),
+            (&[b"_xn--bcher-kva", b"example"], Ok("_xn--bcher-kva.example")),
+            (&[], Err(NameError::Empty)),
+        ] {
+            let found = DomainName::from_labels(labels.iter().copied());
+            assert_eq!(
+                found.as_ref().map(DomainName::as_str),
+                normal.as_ref().copied(),
+                "{labels:?}"
+            );
+        }
+    }
+
+    #[test]
+    fn hosts_are_names_or_addresses_and_nothing_between() {
+        for (text, shown) in [
+            ("10.0.0.1", Some("10.0.0.1")),
+            ("[2001:db8::1]", Some("[2001:db8::1]")),
+            ("[::ffff:10.0.0.1]", Some("10.0.0.1")),
+            ("[::ffff:a00:1]", Some("10.0.0.1")),
+            ("Example.com", Some("example.com")),
+            ("[10.0.0.1]", None),
+            ("[::1%eth0]", None),
+            ("[::1", None),
+            ("::1", None),
+            ("010.0.0.1", None),
+            ("10.0.0.1.", None),
+        ] {
+            assert_eq!(
+                Host::parse(text).ok().map(|host| host.to_string()).as_deref(),
+                shown,
+                "{text:?}"
+            );
+        }
+    }
+
+    #[test]
+    fn ports_are_split_off_once() {
+        for (text, split) in [
+            ("a.example:443", Some(("a.example", Some(443)))),
+            ("a.example", Some(("a.example", None))),
+            ("[::1]:8443", Some(("[::1]", Some(8443)))),
+            ("[::1]", Some(("[::1]", None))),
+            ("a.example:", None),
+            ("a.example:0", None),
+            ("a.example:+1", None),
+            ("a.example:0443", None),
+            ("a.example:65536", None),
+        ] {
+            assert_eq!(split_port(text).ok(), split, "{text:?}");
+        }
+    }
+
+    proptest! {
+        #[test]
+        fn normalisation_is_idempotent(text in "\\PC{0,40}|[a-zA-Z0-9.ü-]{1,30}|(xn--)?[a-z0-9-]{1,12}\\.[a-z]{1,6}") {
+            if let Ok(name) = DomainName::parse(&text) {
+                prop_assert_eq!(DomainName::parse(name.as_str()), Ok(name.clone()));
+                prop_assert_eq!(DomainName::parse(&format!("{name}.")), Ok(name.clone()));
+                prop_assert_eq!(DomainName::parse(&name.as_str().to_ascii_uppercase()), Ok(name.clone()));
+                prop_assert_eq!(DomainName::parse_question(name.as_str()), Ok(name.clone()));
+                prop_assert!(name.as_str().bytes().all(|b| matches!(b, b'a'..=b'z' | b'0'..=b'9' | b'-' | b'.')));
+            }
+        }
+
+        #[test]
+        fn the_quick_look_agrees_with_the_close_one(text in "[a-c0x.-]{1,20}|[a-z0-9-]{1,70}\\.[a-z0-9]{1,4}|(xn--)?[a-z.]{1,9}") {
+            if is_plain(&text) {
+                prop_assert!(check(&text, Place::Host).is_ok() && !has_punycode(&text), "{}", text);
+            }
+        }
+
+        #[test]
+        fn wire_bytes_never_panic(bytes in proptest::collection::vec(any::<u8>(), 0..300)) {
+            drop(DomainName::parse_bytes(&bytes));
+            drop(DomainName::from_labels(bytes.chunks(7)));
+        }
+    }
+}

@@ -1,0 +1,205 @@
+//! Which addresses may be dialled at all. The forbidden ranges are built in; only an explicit CIDR
+//! on a rule opens one (P4).
+
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
+
+use ipnet::{IpNet, Ipv4Net, Ipv6Net};
+
+/// A range no name may lead into, and what it is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Forbidden {
+    pub range: IpNet,
+    pub what: &'static str,
+}
+
+/// The range that forbids `address`, also when an IPv4 address hides inside an IPv6 one.
+pub fn forbidden(address: IpAddr) -> Option<Forbidden> {
+    match address.to_canonical() {
+        IpAddr::V4(address) => forbidden_v4(address),
+        IpAddr::V6(address) => forbidden_v6(address),
+    }
+}
+
+/// Whether nothing can answer over TCP there, so that opening it would be a rule that never acts.
+pub fn undialable(range: &IpNet) -> bool {
+    match range {
+        IpNet::V4(net) => {
+            MULTICAST_V4.contains(net) || UNSPECIFIED_V4.contains(net) || net.addr().is_broadcast()
+        }
+        IpNet::V6(net) => {
+            MULTICAST_V6.contains(net) || net.addr().is_unspecified() && net.prefix_len() == 128
+        }
+    }
+}
+
+/// Whether `range` reaches into a forbidden range, which only a rule's explicit CIDR may.
+pub fn touches_forbidden(range: &IpNet) -> bool {
+    let overlaps = |other: &IpNet| range.contains(other) || other.contains(range);
+    let v4 = V4.iter().any(|(net, _)| overlaps(&IpNet::V4(*net)));
+    let v6 = V6.iter().any(|(net, _)| overlaps(&IpNet::V6(*net)));
+    v4 || v6 || forbidden(range.addr()).is_some()
+}
+
+fn forbidden_v4(address: Ipv4Addr) -> Option<Forbidden> {
+    let (net, what) = V4.iter().find(|(net, _)| net.contains(&address))?;
+    Some(Forbidden { range: IpNet::V4(*net), what })
+}
+
+fn forbidden_v6(address: Ipv6Addr) -> Option<Forbidden> {
+    let own = V6.iter().find(|(net, _)| net.contains(&address));
+    own.map(|(net, what)| Forbidden { range: IpNet::V6(*net), what })
+        .or_else(|| inner(address).into_iter().flatten().find_map(forbidden_v4))
+}
+
+/// The IPv4 addresses an IPv6 address leads to through a translator or a tunnel.
+fn inner(address: Ipv6Addr) -> [Option<Ipv4Addr>; 2] {
+    let bits = address.to_bits();
+    let last = Ipv4Addr::from_bits(bits as u32);
+    if NAT64.contains(&address) || COMPATIBLE.contains(&address) {
+        return [Some(last), None];
+    }
+    if SIX_TO_FOUR.contains(&address) {
+        return [Some(Ipv4Addr::from_bits((bits >> 80) as u32)), None];
+    }
+    if TEREDO.contains(&address) {
+        // RFC 4380, section 4: the server in clear, the client's address with every bit flipped.
+        return [
+            Some(Ipv4Addr::from_bits((bits >> 64) as u32)),
+            Some(Ipv4Addr::from_bits(!(bits as u32))),
+        ];
+    }
+    [None, None]
+}
+
+const fn v4(a: u8, b: u8, c: u8, d: u8, length: u8) -> Ipv4Net {
+    Ipv4Net::new_assert(Ipv4Addr::new(a, b, c, d), length)
+}
+
+const fn v6(a: u16, b: u16, c: u16, d: u16, length: u8) -> Ipv6Net {
+    Ipv6Net::new_assert(Ipv6Addr::new(a, b, c, d, 0, 0, 0, 0), length)
+}
+
+const MULTICAST_V4: Ipv4Net = v4(224, 0, 0, 0, 4);
+const UNSPECIFIED_V4: Ipv4Net = v4(0, 0, 0, 0, 8);
+const MULTICAST_V6: Ipv6Net = v6(0xff00, 0, 0, 0, 8);
+const COMPATIBLE: Ipv6Net = v6(0, 0, 0, 0, 96); // RFC 4291, 2.5.5.1
+const NAT64: Ipv6Net = v6(0x64, 0xff9b, 0, 0, 96); // RFC 6052
+const SIX_TO_FOUR: Ipv6Net = v6(0x2002, 0, 0, 0, 16); // RFC 3056
+const TEREDO: Ipv6Net = v6(0x2001, 0, 0, 0, 32); // RFC 4380
+
+// The special-purpose registries of RFC 6890, and where clouds keep their metadata services.
+const V4: [(Ipv4Net, &str); 16] = [
+    (UNSPECIFIED_V4, "this network"),
+    (v4(10, 0, 0, 0, 8), "private"),
+    (v4(100, 64, 0, 0, 10), "carrier-grade NAT"),
+    (v4(127, 0, 0, 0, 8), "loopback"),
+    (v4(168, 63, 129, 16, 32), "cloud metadata"),
+    (v4(169, 254, 0, 0, 16), "link-local and cloud metadata"),
+    (v4(172, 16, 0, 0, 12), "private"),
+    (v4(192, 0, 0, 0, 24), "protocol assignments"),
+    (v4(192, 0, 2, 0, 24), "documentation"),
+    (v4(192, 88, 99, 0, 24), "6to4 relay"),
+    (v4(192, 168, 0, 0, 16), "private"),
+    (v4(198, 18, 0, 0, 15), "benchmarking"),
+    (v4(198, 51, 100, 0, 24), "documentation"),
+    (v4(203, 0, 113, 0, 24), "documentation"),
+    (MULTICAST_V4, "multicast"),
+    (v4(240, 0, 0, 0, 4), "reserved and broadcast"),
+];
+
+const V6: [(Ipv6Net, &str); 13] = [
+    (Ipv6Net::new_assert(Ipv6Addr::UNSPECIFIED, 128), "unspecified"),
+    (Ipv6Net::new_assert(Ipv6Addr::LOCALHOST, 128), "loopback"),
+    (v6(0x64, 0xff9b, 1, 0, 48), "local-use NAT64"),
+    (v6(0x100, 0, 0, 0, 64), "discard"),
+    (v6(0x2001, 2, 0, 0, 48), "benchmarking"),
+    (v6(0x2001, 0x10, 0, 0, 28), "ORCHID"),
+    (v6(0x2001, 0xdb8, 0, 0, 32), "documentation"),
+    (v6(0x3fff, 0, 0, 0, 20), "documentation"),
+    (v6(0x5f00, 0, 0, 0, 16), "segment routing"),
+    (v6(0xfc00, 0, 0, 0, 7), "unique local"),
+    (v6(0xfe80, 0, 0, 0, 10), "link-local"),
+    (v6(0xfec0, 0, 0, 0, 10), "site-local"),
+    (MULTICAST_V6, "multicast"),
+];
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_public_addresses_are_free() {
+        for (address, what) in [
+            ("1.1.1.1", None),
+            ("172.15.255.255", None),
+            ("172.32.0.0", None),
+            ("100.63.255.255", None),
+            ("100.128.0.0", None),
+            ("198.17.255.255", None),
+            ("2606:4700::1111", None),
+            ("64:ff9b::1.1.1.1", None),
+            ("2002:101:101::1", None),
+            ("::ffff:1.1.1.1", None),
+            ("0.0.0.0", Some("this network")),
+            ("0.1.2.3", Some("this network")),
+            ("10.0.0.1", Some("private")),
+            ("100.64.0.1", Some("carrier-grade NAT")),
+            ("127.0.0.1", Some("loopback")),
+            ("127.255.255.254", Some("loopback")),
+            ("168.63.129.16", Some("cloud metadata")),
+            ("169.254.169.254", Some("link-local and cloud metadata")),
+            ("172.16.0.1", Some("private")),
+            ("172.31.255.255", Some("private")),
+            ("192.0.0.8", Some("protocol assignments")),
+            ("192.168.1.1", Some("private")),
+            ("198.19.0.1", Some("benchmarking")),
+            ("203.0.113.9", Some("documentation")),
+            ("224.0.0.1", Some("multicast")),
+            ("255.255.255.255", Some("reserved and broadcast")),
+            ("::", Some("unspecified")),
+            ("::1", Some("loopback")),
+            ("::127.0.0.1", Some("loopback")),
+            ("::7f00:1", Some("loopback")),
+            ("::ffff:127.0.0.1", Some("loopback")),
+            ("::ffff:c0a8:101", Some("private")),
+            ("64:ff9b::169.254.169.254", Some("link-local and cloud metadata")),
+            ("64:ff9b::a9fe:a9fe", Some("link-local and cloud metadata")),
+            ("64:ff9b:1::1", Some("local-use NAT64")),
+            ("2002:0a00:0001::", Some("private")),
+            ("2002:7f00:1::1", Some("loopback")),
+            ("2001:0:0a00:1::1", Some("private")),
+            ("2001:0:101:101:0:0:f5ff:fffe", Some("private")),
+            ("2001:db8::1", Some("documentation")),
+            ("fd00:ec2::254", Some("unique local")),
+            ("fe80::1", Some("link-local")),
+            ("fec0::1", Some("site-local")),
+            ("ff02::1", Some("multicast")),
+        ] {
+            let found = forbidden(address.parse().unwrap()).map(|forbidden| forbidden.what);
+            assert_eq!(found, what, "{address}");
+        }
+    }
+
+    #[test]
+    fn ranges_are_known_to_reach_into_forbidden_ground() {
+        for (range, touches, undial) in [
+            ("10.1.0.0/16", true, false),
+            ("0.0.0.0/0", true, false),
+            ("8.8.8.0/24", false, false),
+            ("::/0", true, false),
+            ("fd00::/8", true, false),
+            ("2606:4700::/32", false, false),
+            ("224.0.0.0/8", true, true),
+            ("ff02::/16", true, true),
+            ("0.0.0.0/32", true, true),
+            ("127.0.0.1/32", true, false),
+        ] {
+            let range: IpNet = range.parse().unwrap();
+            assert_eq!(
+                (touches_forbidden(&range), undialable(&range)),
+                (touches, undial),
+                "{range}"
+            );
+        }
+    }
+}

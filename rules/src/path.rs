@@ -1,0 +1,359 @@
+//! Paths: one canonical form, and patterns over its segments.
+//!
+//! Whatever servers read in different ways (`%2f`, `..`, `//`, `;`, `\`) is refused, not guessed at.
+
+use std::fmt;
+
+/// Longest path that is looked at.
+pub const MAX_PATH: usize = 8192;
+
+/// A path that every server reads alike: `/a/b%20c`, percent signs in upper-case hex, no query.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub struct CanonicalPath(Box<str>);
+
+/// Why a path has no single meaning.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum PathError {
+    #[error("`{0}` is read in different ways by different servers")]
+    Character(char),
+    #[error("it has a `.` or `..` segment")]
+    Dots,
+    #[error("it has an empty segment (`//`)")]
+    EmptySegment,
+    #[error("it percent-encodes what needs no encoding, or what would change the path")]
+    Encoding,
+    #[error("it does not begin with `/`")]
+    Relative,
+    #[error("it is longer than {MAX_PATH} octets")]
+    TooLong,
+}
+
+impl CanonicalPath {
+    /// Parses the path of a request target, the query left out.
+    ///
+    /// # Errors
+    ///
+    /// Returns [`PathError`] for every spelling that some server could read as another path.
+    pub fn parse(text: &str) -> Result<Self, PathError> {
+        if text.len() > MAX_PATH {
+            return Err(PathError::TooLong);
+        }
+        let rest = text.strip_prefix('/').ok_or(PathError::Relative)?;
+        let mut canonical = String::with_capacity(text.len());
+        let mut segments = rest.split('/').peekable();
+        while let Some(segment) = segments.next() {
+            canonical.push('/');
+            match segment {
+                "." | ".." => return Err(PathError::Dots),
+                "" if segments.peek().is_some() => return Err(PathError::EmptySegment),
+                segment => push_segment(&mut canonical, segment)?,
+            }
+        }
+        Ok(CanonicalPath(canonical.into()))
+    }
+
+    pub fn as_str(&self) -> &str {
+        &self.0
+    }
+
+    fn segments(&self) -> impl Iterator<Item = &str> + Clone {
+        self.0.split('/').skip(1)
+    }
+}
+
+fn push_segment(canonical: &mut String, segment: &str) -> Result<(), PathError> {
+    let mut characters = segment.chars();
+    while let Some(character) = characters.next() {
+        match character {
+            '%' => push_escape(canonical, characters.next(), characters.next())?,
+            // RFC 3986, 3.3, less `;`: servers disagree on whether it ends the segment.
+            'a'..='z'
+            | 'A'..='Z'
+            | '0'..='9'
+            | '-'
+            | '.'
+            | '_'
+            | '~'
+            | '!'
+            | '$'
+            | '&'
+            | '\''
+            | '('
+            | ')'
+            | '*'
+            | '+'
+            | ','
+            | '='
+            | ':'
+            | '@' => canonical.push(character),
+            other => return Err(PathError::Character(other)),
+        }
+    }
+    Ok(())
+}
+
+fn push_escape(
+    canonical: &mut String,
+    high: Option<char>,
+    low: Option<char>,
+) -> Result<(), PathError> {
+    let digit = |character: Option<char>| character.and_then(|c| c.to_digit(16));
+    let (Some(high), Some(low)) = (digit(high), digit(low)) else {
+        return Err(PathError::Encoding);
+    };
+    let octet = (high * 16 + low) as u8;
+    let harmful = octet < 0x20
+        || octet == 0x7f
+        || matches!(octet, b'/' | b'\\' | b'%' | b';' | b'.' | b'?' | b'#');
+    let needless = octet.is_ascii_alphanumeric() || matches!(octet, b'-' | b'_' | b'~');
+    if harmful || needless {
+        return Err(PathError::Encoding);
+    }
+    canonical.push_str(&format!("%{octet:02X}"));
+    Ok(())
+}
+
+/// A pattern over a path: `*` is one segment, `**` any number of them, none included.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub struct PathPattern {
+    text: Box<str>,
+    segments: Box<[Segment]>,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+enum Segment {
+    Any,
+    Literal(Box<str>),
+    One,
+}
+
+/// Why a text is not a path pattern.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum PathPatternError {
+    #[error("{0}")]
+    Path(#[from] PathError),
+    #[error("a path rule says nothing about the query; leave out what follows `?`")]
+    Query,
+    #[error("`*` and `**` stand for whole segments, such as `/v1/*/items/**`")]
+    Star,
+}
+
+/// How closely a pattern describes the paths it matches: more is more specific.
+pub type Specificity = (usize, usize, usize);
+
+impl PathPattern {
+    /// Parses one entry of `paths`.
+    ///
+    /// # Errors
+    ///
+    /// Returns [`PathPatternError`]; a literal segment must be canonical, or it could never match.
+    pub fn parse(text: &str) -> Result<Self, PathPatternError> {
+        if text.contains('?') {
+            return Err(PathPatternError::Query);
+        }
+        let canonical = CanonicalPath::parse(text)?;
+        let segments = canonical.segments().map(segment).collect::<Result<_, _>>()?;
+        Ok(PathPattern { text: canonical.as_str().into(), segments })
+    }
+
+    /// Whether the pattern is `/**`, which holds for every path and so needs no canonical one.
+    pub fn is_everything(&self) -> bool {
+        matches!(*self.segments, [Segment::Any])
+    }
+
+    pub fn matches(&self, path: &CanonicalPath) -> bool {
+        matches(&self.segments, path.segments())
+    }
+
+    /// Literal segments count most, then single stars, then fewer `**`.
+    pub fn specificity(&self) -> Specificity {
+        let count =
+            |wanted: fn(&Segment) -> bool| self.segments.iter().filter(|s| wanted(s)).count();
+        let many = count(|s| matches!(s, Segment::Any));
+        (
+            count(|s| matches!(s, Segment::Literal(_))),
+            count(|s| matches!(s, Segment::One)),
+            usize::MAX - many,
+        )
+    }
+
+    /// A path this pattern matches, to try a policy with.
+    pub fn example(&self) -> String {
+        let part = |segment: &Segment| match segment {
+            Segment::Any | Segment::One => "/any".to_owned(),
+            Segment::Literal(text) => format!("/{text}"),
+        };
+        self.segments.iter().map(part).collect()
+    }
+}
+
+impl fmt::Display for PathPattern {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.text)
+    }
+}
+
+fn segment(text: &str) -> Result<Segment, PathPatternError> {
+    match text {
+        "*" => Ok(Segment::One),
+        "**" => Ok(Segment::Any),
+        text if text.contains('*') => Err(PathPatternError::Star),
+        text => Ok(Segment::Literal(text.into())),
+    }
+}
+
+/// Matches with one level of back-tracking: on a miss the last `**` takes one segment more, so the work is
+/// bounded by pattern times path.
+fn matches<'a>(pattern: &[Segment], path: impl Iterator<Item = &'a str> + Clone) -> bool {
+    let (mut rest, mut path) = (pattern, path);
+    let mut retry = None;
+    loop {
+        let before = path.clone();
+        match (rest.split_first(), path.next()) {
+            (Some((Segment::Any, after)), _) => {
+                (rest, path) = (after, before.clone());
+                retry = Some((after, before));
+                continue;
+            }
+            (None, None) => return true,
+            (Some((Segment::One, after)), Some(found)) if !found.is_empty() => rest = after,
+            (Some((Segment::Literal(wanted), after)), Some(found)) if **wanted == *found => {
+                rest = after
+            }
+            _ => {
+                let Some((after, mut from)) = retry.take() else { return false };
+                if from.next().is_none() {
+                    return false;
+                }
+                (rest, path) = (after, from.clone());
+                retry = Some((after, from));
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    #[test]
+    fn a_path_has_one_spelling_or_none() {
+        for (text, canonical) in [
+            ("/", Ok("/")),
+            ("/v1/models", Ok("/v1/models")),
+            ("/v1/", Ok("/v1/")),
+            ("/a%20b", Ok("/a%20b")),
+            ("/caf%c3%a9", Ok("/caf%C3%A9")),
+            ("/@scope/pkg-1.0.tgz", Ok("/@scope/pkg-1.0.tgz")),
+            ("", Err(PathError::Relative)),
+            ("v1", Err(PathError::Relative)),
+            ("*", Err(PathError::Relative)),
+            ("//", Err(PathError::EmptySegment)),
+            ("/a//b", Err(PathError::EmptySegment)),
+            ("/a/../b", Err(PathError::Dots)),
+            ("/a/..", Err(PathError::Dots)),
+            ("/./a", Err(PathError::Dots)),
+            ("/a/%2e%2e/b", Err(PathError::Encoding)),
+            ("/a/.%2e/b", Err(PathError::Encoding)),
+            ("/a%2fb", Err(PathError::Encoding)),
+            ("/a%2Fb", Err(PathError::Encoding)),
+            ("/a%5cb", Err(PathError::Encoding)),
+            ("/a%252fb", Err(PathError::Encoding)),
+            ("/a%3bb", Err(PathError::Encoding)),
+            ("/a%00", Err(PathError::Encoding)),
+            ("/a%0d%0a", Err(PathError::Encoding)),
+            ("/re%63all", Err(PathError::Encoding)),
+            ("/a%", Err(PathError::Encoding)),
+            ("/a%g0", Err(PathError::Encoding)),
+            ("/a;x=1", Err(PathError::Character(';'))),
+            ("/a\\b", Err(PathError::Character('\\'))),
+            ("/a?b", Err(PathError::Character('?'))),
+            ("/a#b", Err(PathError::Character('#'))),
+            ("/a b", Err(PathError::Character(' '))),
+            ("/a\u{0}", Err(PathError::Character('\u{0}'))),
+            ("/é", Err(PathError::Character('é'))),
+        ] {
+            assert_eq!(
+                CanonicalPath::parse(text).as_ref().map(CanonicalPath::as_str),
+                canonical.as_ref().copied(),
+                "{text:?}"
+            );
+        }
+        assert_eq!(
+            CanonicalPath::parse(&format!("/{}", "a".repeat(MAX_PATH))),
+            Err(PathError::TooLong)
+        );
+    }
+
+    #[test]
+    fn stars_stand_for_segments() {
+        for (pattern, path, matches) in [
+            ("/v1/**", "/v1", true),
+            ("/v1/**", "/v1/", true),
+            ("/v1/**", "/v1/a/b", true),
+            ("/v1/**", "/v10", false),
+            ("/v1/*", "/v1/a", true),
+            ("/v1/*", "/v1/", false),
+            ("/v1/*", "/v1/a/b", false),
+            ("/v1/*/c", "/v1/a/c", true),
+            ("/**/c", "/a/b/c", true),
+            ("/**/c", "/c", true),
+            ("/**/c", "/a/b/cc", false),
+            ("/**/a/**/b", "/x/a/y/a/b", true),
+            ("/**/a/*/b", "/a/a/a/b", true),
+            ("/v1", "/v1/", false),
+            ("/v1", "/V1", false),
+            ("/", "/", true),
+            ("/", "/a", false),
+            ("/**", "/", true),
+        ] {
+            let path = CanonicalPath::parse(path).unwrap();
+            assert_eq!(
+                PathPattern::parse(pattern).unwrap().matches(&path),
+                matches,
+                "{pattern} ~ {path:?}"
+            );
+        }
+    }
+
+    #[test]
+    fn patterns_that_cannot_match_are_refused() {
+        for text in ["", "v1", "/v1?x=1", "/a*", "/a**", "/***", "/../x", "/a//b", "/a%2fb", "/a;b"]
+        {
+            assert!(PathPattern::parse(text).is_err(), "{text}");
+        }
+    }
+
+    proptest! {
+        #[test]
+        fn matching_agrees_with_a_recursive_reference(pattern in "(/(a|b|\\*|\\*\\*)){1,5}", path in "(/[ab]){1,6}/?") {
+            fn reference(pattern: &[&str], path: &[&str]) -> bool {
+                match (pattern.split_first(), path.split_first()) {
+                    (None, None) => true,
+                    (Some((&"**", rest)), _) => (0..=path.len()).any(|n| reference(rest, &path[n..])),
+                    (Some((&"*", rest)), Some((found, more))) => !found.is_empty() && reference(rest, more),
+                    (Some((wanted, rest)), Some((found, more))) => wanted == found && reference(rest, more),
+                    _ => false,
+                }
+            }
+            let (pattern_segments, path_segments): (Vec<_>, Vec<_>) = (pattern.split('/').skip(1).collect(), path.split('/').skip(1).collect());
+            let found = PathPattern::parse(&pattern).unwrap().matches(&CanonicalPath::parse(&path).unwrap());
+            prop_assert_eq!(found, reference(&pattern_segments, &path_segments), "{} ~ {}", pattern, path);
+        }
+
+        #[test]
+        fn canonical_form_is_idempotent(text in "/\\PC{0,30}|(/[a-z%0-9.A-F]{0,8}){1,4}") {
+            if let Ok(path) = CanonicalPath::parse(&text) {
+                prop_assert_eq!(CanonicalPath::parse(path.as_str()), Ok(path.clone()));
+            }
+        }
+
+        #[test]
+        fn a_pattern_matches_its_own_example(pattern in "(/(a|b|\\*|\\*\\*)){1,5}") {
+            let pattern = PathPattern::parse(&pattern).unwrap();
+            prop_assert!(pattern.matches(&CanonicalPath::parse(&pattern.example()).unwrap()));
+        }
+    }
+}

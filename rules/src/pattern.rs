@@ -1,0 +1,319 @@
+//! `DomainPattern`: an exact name or a whole first label as wildcard; parse, match, and compare.
+//!
+//! `x.com` is that name, `*.x.com` any depth below and not the apex, `.x.com` both, `*` every name.
+
+use std::fmt;
+
+use crate::name::{DomainName, NameError, normalise_host, split_port};
+
+/// A set of names with one shape, as a policy writes it.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub enum DomainPattern {
+    /// Every name.
+    Any,
+    Below(DomainName),
+    Exact(DomainName),
+    /// The name and everything below it.
+    Tree(DomainName),
+}
+
+/// One entry of `hosts`: a pattern, and a port when it was written with one.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub struct HostPattern {
+    pub pattern: DomainPattern,
+    pub port: Option<u16>,
+}
+
+/// Why a text is not a host pattern.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum PatternError {
+    #[error(transparent)]
+    Name(#[from] NameError),
+    #[error("it carries a scheme; write the bare host, such as `api.example.com`")]
+    Scheme,
+    #[error("`**` means nothing in a host; `*.{base}` already covers every depth")]
+    TwoStars { base: String },
+    #[error("it covers {covers}; say `dangerously_wide = true` in the rule if that is meant")]
+    Wide { covers: String },
+    #[error("a wildcard is the whole first label, such as `*.example.com`")]
+    Wildcard,
+}
+
+/// Whether a rule said `dangerously_wide = true`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Width {
+    DangerouslyWide,
+    Narrow,
+}
+
+/// The shape of a pattern apart from its base name.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(u8)]
+pub enum Reach {
+    Below,
+    Exact,
+    Tree,
+}
+
+impl HostPattern {
+    /// Parses one entry of `hosts` or one line of a list.
+    ///
+    /// # Errors
+    ///
+    /// Returns [`PatternError`]; a public suffix is refused unless `width` allows it.
+    pub fn parse(text: &str, width: Width) -> Result<Self, PatternError> {
+        let raw = RawPattern::parse(text, width)?;
+        Ok(HostPattern { pattern: raw.pattern()?, port: raw.port })
+    }
+}
+
+impl DomainPattern {
+    pub fn matches(&self, name: &DomainName) -> bool {
+        match self {
+            DomainPattern::Any => true,
+            DomainPattern::Below(base) => name != base && name.is_within(base.as_str()),
+            DomainPattern::Exact(base) => name == base,
+            DomainPattern::Tree(base) => name.is_within(base.as_str()),
+        }
+    }
+
+    /// Whether every name of `other` is one of this pattern's.
+    pub fn covers(&self, other: &DomainPattern) -> bool {
+        use DomainPattern::{Any, Below, Exact, Tree};
+        match (self, other) {
+            (Any, _) => true,
+            (_, Any) => false,
+            (_, Exact(name)) => self.matches(name),
+            (Exact(_), Below(_) | Tree(_)) => false,
+            (Below(base) | Tree(base), Below(name)) => name.is_within(base.as_str()),
+            (Below(_) | Tree(_), Tree(name)) => self.matches(name),
+        }
+    }
+
+    pub fn base(&self) -> Option<&DomainName> {
+        match self {
+            DomainPattern::Any => None,
+            DomainPattern::Below(base) | DomainPattern::Exact(base) | DomainPattern::Tree(base) => {
+                Some(base)
+            }
+        }
+    }
+
+    pub fn is_exact(&self) -> bool {
+        matches!(self, DomainPattern::Exact(_))
+    }
+
+    /// What the pattern covers, in words: `check` prints it, because no choice here is self-evident.
+    pub fn in_words(&self) -> String {
+        match self {
+            DomainPattern::Any => "every name".to_owned(),
+            DomainPattern::Below(base) => format!("every name below {base}, not {base} itself"),
+            DomainPattern::Exact(base) => format!("{base} only"),
+            DomainPattern::Tree(base) => format!("{base} and every name below it"),
+        }
+    }
+}
+
+impl fmt::Display for DomainPattern {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            DomainPattern::Any => f.write_str("*"),
+            DomainPattern::Below(base) => write!(f, "*.{base}"),
+            DomainPattern::Exact(base) => write!(f, "{base}"),
+            DomainPattern::Tree(base) => write!(f, ".{base}"),
+        }
+    }
+}
+
+impl fmt::Display for HostPattern {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self.port {
+            None => write!(f, "{}", self.pattern),
+            Some(port) => write!(f, "{}:{port}", self.pattern),
+        }
+    }
+}
+
+/// A parsed pattern that still borrows its text, so that a list of a million costs no allocation a line.
+pub(crate) struct RawPattern<'a> {
+    pub(crate) reach: Reach,
+    /// The base name in normal form; empty for `*`.
+    pub(crate) base: std::borrow::Cow<'a, str>,
+    pub(crate) port: Option<u16>,
+}
+
+impl<'a> RawPattern<'a> {
+    pub(crate) fn parse(text: &'a str, width: Width) -> Result<Self, PatternError> {
+        if text.contains("://") {
+            return Err(PatternError::Scheme);
+        }
+        let (host, port) = split_port(text)?;
+        let (reach, base) = match host.strip_prefix("*.").or_else(|| host.strip_prefix('.')) {
+            _ if host == "*" => return any(port, width),
+            Some(base) if host.starts_with('*') => (Reach::Below, base),
+            Some(base) => (Reach::Tree, base),
+            None => (Reach::Exact, host),
+        };
+        if let Some(base) = host.strip_prefix("**.") {
+            return Err(PatternError::TwoStars { base: base.to_owned() });
+        }
+        if base.contains('*') {
+            return Err(PatternError::Wildcard);
+        }
+        let base = normalise_host(base)?;
+        match width {
+            Width::DangerouslyWide => {}
+            Width::Narrow => check_width(reach, &base)?,
+        }
+        Ok(RawPattern { reach, base, port })
+    }
+
+    fn pattern(&self) -> Result<DomainPattern, NameError> {
+        if self.base.is_empty() {
+            return Ok(DomainPattern::Any);
+        }
+        let base = DomainName::parse(&self.base)?;
+        Ok(match self.reach {
+            Reach::Below => DomainPattern::Below(base),
+            Reach::Exact => DomainPattern::Exact(base),
+            Reach::Tree => DomainPattern::Tree(base),
+        })
+    }
+}
+
+fn any(port: Option<u16>, width: Width) -> Result<RawPattern<'static>, PatternError> {
+    match width {
+        Width::DangerouslyWide => Ok(RawPattern { reach: Reach::Tree, base: "".into(), port }),
+        Width::Narrow => Err(PatternError::Wide { covers: "every name there is".to_owned() }),
+    }
+}
+
+/// A public suffix belongs to nobody: whoever registers below it would be let in.
+///
+/// A single label that the list does not know (`postgres`) may be named exactly, not by wildcard.
+fn check_width(reach: Reach, base: &str) -> Result<(), PatternError> {
+    let Some(suffix) = psl::suffix(base.as_bytes()) else { return Ok(()) };
+    if suffix.as_bytes() != base.as_bytes() || (reach == Reach::Exact && !suffix.is_known()) {
+        return Ok(());
+    }
+    Err(PatternError::Wide {
+        covers: format!("`{base}`, a public suffix under which anyone can have a name"),
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    fn pattern(text: &str) -> DomainPattern {
+        HostPattern::parse(text, Width::DangerouslyWide).unwrap().pattern
+    }
+
+    #[test]
+    fn the_three_forms_mean_what_check_prints() {
+        for (text, name, matches) in [
+            ("x.com", "x.com", true),
+            ("x.com", "a.x.com", false),
+            ("*.x.com", "x.com", false),
+            ("*.x.com", "a.x.com", true),
+            ("*.x.com", "a.b.x.com", true),
+            ("*.x.com", "notx.com", false),
+            ("*.x.com", "x.com.evil.com", false),
+            (".x.com", "x.com", true),
+            (".x.com", "a.b.x.com", true),
+            (".x.com", "notx.com", false),
+            ("*", "anything.example", true),
+            ("X.COM.", "x.com", true),
+            ("*.bücher.example", "a.xn--bcher-kva.example", true),
+        ] {
+            let name = DomainName::parse(name).unwrap();
+            assert_eq!(pattern(text).matches(&name), matches, "{text} ~ {name}");
+        }
+    }
+
+    #[test]
+    fn ports_belong_to_the_pattern() {
+        let with = HostPattern::parse("*.x.com:8443", Width::Narrow).unwrap();
+        assert_eq!((with.port, with.to_string().as_str()), (Some(8443), "*.x.com:8443"));
+    }
+
+    #[test]
+    fn wide_and_malformed_patterns_are_refused() {
+        for text in [
+            "*",
+            "com",
+            "*.com",
+            ".com",
+            "github.io",
+            "*.github.io",
+            "*.s3.amazonaws.com",
+            "co.uk",
+            "*.internal",
+            ".postgres",
+        ] {
+            let error = HostPattern::parse(text, Width::Narrow).unwrap_err();
+            assert!(matches!(error, PatternError::Wide { .. }), "{text}: {error}");
+            assert!(HostPattern::parse(text, Width::DangerouslyWide).is_ok(), "{text}");
+        }
+        for text in [
+            "",
+            "*.",
+            "**.x.com",
+            "a*.x.com",
+            "*a.x.com",
+            "a.*.com",
+            "*.*.com",
+            "x.com:",
+            "x.com:99999",
+            "https://x.com",
+            "x.com/a",
+            "[x.com]",
+            "10.0.0.1",
+            "*.0.0.1",
+            "a b",
+        ] {
+            assert!(HostPattern::parse(text, Width::DangerouslyWide).is_err(), "{text}");
+        }
+        for text in
+            ["postgres", "x.com", "*.x.co.uk", "*.bucket.s3.amazonaws.com", "*.svc.cluster.local"]
+        {
+            assert!(HostPattern::parse(text, Width::Narrow).is_ok(), "{text}");
+        }
+    }
+
+    #[test]
+    fn covering_is_judged_by_shape() {
+        for (wide, narrow, covers) in [
+            ("*", "*.x.com", true),
+            ("*.x.com", "*", false),
+            ("*.x.com", "a.x.com", true),
+            ("*.x.com", "x.com", false),
+            ("*.x.com", ".x.com", false),
+            ("*.x.com", "*.x.com", true),
+            ("*.x.com", ".a.x.com", true),
+            (".x.com", "*.x.com", true),
+            ("x.com", "*.x.com", false),
+            ("*.a.x.com", "*.x.com", false),
+        ] {
+            assert_eq!(pattern(wide).covers(&pattern(narrow)), covers, "{wide} over {narrow}");
+        }
+    }
+
+    proptest! {
+        #[test]
+        fn what_is_printed_parses_back(text in "(\\*\\.|\\.)?[a-c]{1,2}(\\.[a-c]{1,2}){0,3}(:[1-9][0-9]{0,3})?") {
+            let parsed = HostPattern::parse(&text, Width::DangerouslyWide).unwrap();
+            prop_assert_eq!(HostPattern::parse(&parsed.to_string(), Width::DangerouslyWide), Ok(parsed));
+        }
+
+        #[test]
+        fn covering_means_matching_whatever_the_other_matches(
+            wide in "(\\*\\.|\\.)?[ab](\\.[ab]){0,2}", narrow in "(\\*\\.|\\.)?[ab](\\.[ab]){0,2}", name in "[ab](\\.[ab]){0,4}",
+        ) {
+            let (wide, narrow, name) = (pattern(&wide), pattern(&narrow), DomainName::parse(&name).unwrap());
+            prop_assert!(!wide.covers(&narrow) || !narrow.matches(&name) || wide.matches(&name));
+        }
+    }
+}

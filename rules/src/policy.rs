@@ -1,0 +1,361 @@
+//! A policy as compiled: rules, the patterns that lead to them, budgets and tests.
+
+use std::fmt;
+use std::sync::Arc;
+
+use ipnet::IpNet;
+
+use crate::budget::Budgets;
+use crate::facts::{Method, QueryType};
+use crate::load::problem::Place;
+use crate::name::Host;
+use crate::path::PathPattern;
+use crate::pattern::Reach;
+use crate::set::{Hit, HostSet, Origin};
+use crate::trial::Trial;
+use crate::word::{BankPattern, CredentialName, Environment, PolicyName, ProfileName};
+
+/// Most rules in one policy.
+pub const MAX_RULES: usize = 10_000;
+
+/// One policy file, compiled. It is shared by every sandbox that names it.
+#[derive(Debug)]
+pub struct Policy {
+    pub(crate) name: PolicyName,
+    pub(crate) file: Arc<str>,
+    pub(crate) digest: Digest,
+    pub(crate) rules: Vec<Rule>,
+    pub(crate) hosts: HostSet,
+    pub(crate) addresses: Vec<AddressEntry>,
+    pub(crate) budgets: Budgets,
+    pub(crate) trials: Vec<Trial>,
+}
+
+/// A literal target of a rule.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct AddressEntry {
+    pub(crate) net: IpNet,
+    pub(crate) rule: u16,
+}
+
+/// One `[[allow]]`, `[[deny]]` or `[[memory]]`.
+#[derive(Debug)]
+pub struct Rule {
+    pub(crate) name: Arc<str>,
+    pub(crate) line: u32,
+    /// Where its name stands, for problems that are found after parsing.
+    pub(crate) at: Place,
+    /// The file of its list, if it has one.
+    pub(crate) list: Option<Arc<str>>,
+    pub(crate) ports: Ports,
+    pub(crate) methods: Option<Box<[Method]>>,
+    pub(crate) paths: Option<Box<[PathPattern]>>,
+    pub(crate) verdict: Verdict,
+}
+
+/// What a rule does with what it names.
+#[derive(Debug)]
+pub(crate) enum Verdict {
+    Allow(AllowTerms),
+    Deny,
+    Memory(MemoryTerms),
+}
+
+/// On which terms a rule lets something pass.
+#[derive(Debug, Default)]
+pub(crate) struct AllowTerms {
+    pub(crate) resolves_to: Box<[IpNet]>,
+    pub(crate) raw_tcp: bool,
+    pub(crate) tls: Tls,
+    pub(crate) tolerate_ech: bool,
+    pub(crate) credential: Option<CredentialName>,
+    pub(crate) may_receive_memory: bool,
+    pub(crate) inspect: bool,
+    pub(crate) strict_cname: bool,
+    pub(crate) dns_types: Box<[QueryType]>,
+    pub(crate) budgets: Budgets,
+}
+
+/// Which banks of a memory service a sandbox may use.
+#[derive(Debug)]
+pub(crate) struct MemoryTerms {
+    pub(crate) resolves_to: Box<[IpNet]>,
+    pub(crate) profile: ProfileName,
+    pub(crate) identity: IdentityMode,
+    /// The environment of every bank there; none means each bank names its own.
+    pub(crate) environment: Option<Environment>,
+    pub(crate) recall: Box<[BankPattern]>,
+    pub(crate) retain: Box<[BankPattern]>,
+    pub(crate) forget: Box<[BankPattern]>,
+}
+
+/// Whether a memory request must carry its identity or is given it by its path.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum IdentityMode {
+    FromPath,
+    Required,
+}
+
+/// What happens to TLS that a rule lets pass.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Tls {
+    #[default]
+    Intercept,
+    Tunnel,
+}
+
+/// The ports a rule is for.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) enum Ports {
+    All,
+    Listed(Box<[u16]>),
+}
+
+/// SHA-256 of what was loaded: it stands in every record.
+#[derive(Clone, Copy, PartialEq, Eq, Hash)]
+pub struct Digest(pub [u8; 32]);
+
+/// A rule that names the host asked for.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Match<'p> {
+    pub(crate) policy: &'p Arc<Policy>,
+    pub(crate) rule: &'p Rule,
+    pub(crate) by: By<'p>,
+}
+
+/// How a rule came to name the host.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum By<'p> {
+    Address(IpNet),
+    Host(Hit<'p>),
+}
+
+impl Policy {
+    pub fn name(&self) -> &PolicyName {
+        &self.name
+    }
+
+    pub fn file(&self) -> &str {
+        &self.file
+    }
+
+    pub fn digest(&self) -> Digest {
+        self.digest
+    }
+
+    pub fn budgets(&self) -> Budgets {
+        self.budgets
+    }
+
+    pub fn rules(&self) -> &[Rule] {
+        &self.rules
+    }
+
+    /// The file and line a pattern of `rule` stands on.
+    pub fn origin(&self, rule: &Rule, hit: &Hit<'_>) -> (Arc<str>, u32) {
+        origin(self, rule, hit)
+    }
+
+    /// Every host pattern, with the rule it leads to.
+    pub fn hosts(&self) -> impl Iterator<Item = (Hit<'_>, &Rule)> {
+        self.hosts.iter().filter_map(|hit| self.rule(hit.rule).map(|rule| (hit, rule)))
+    }
+
+    /// Every literal target, with the rule it leads to.
+    pub fn addresses(&self) -> impl Iterator<Item = (IpNet, &Rule)> {
+        self.addresses
+            .iter()
+            .filter_map(|entry| self.rule(entry.rule).map(|rule| (entry.net, rule)))
+    }
+
+    pub(crate) fn rule(&self, at: u16) -> Option<&Rule> {
+        self.rules.get(usize::from(at))
+    }
+}
+
+/// Every rule of `policy` that names `host`, the most specific first.
+pub(crate) fn matching<'p>(
+    policy: &'p Arc<Policy>,
+    host: &'p Host,
+) -> impl Iterator<Item = Match<'p>> {
+    let named = host
+        .name()
+        .into_iter()
+        .flat_map(|name| policy.hosts.hits(name))
+        .map(|hit| (hit.rule, By::Host(hit)));
+    let listed = policy.addresses.iter().filter_map(move |entry| match host {
+        Host::Address(address) if entry.net.contains(address) => {
+            Some((entry.rule, By::Address(entry.net)))
+        }
+        Host::Address(_) | Host::Name(_) => None,
+    });
+    named
+        .chain(listed)
+        .filter_map(move |(at, by)| policy.rule(at).map(|rule| Match { policy, rule, by }))
+}
+
+/// Where a pattern of a rule stands.
+pub(crate) fn origin(policy: &Policy, rule: &Rule, hit: &Hit<'_>) -> (Arc<str>, u32) {
+    let list = rule.list.as_ref().filter(|_| hit.origin == Origin::List);
+    (list.unwrap_or(&policy.file).clone(), hit.line)
+}
+
+impl Match<'_> {
+    /// The file and line that led to the rule.
+    pub(crate) fn origin(&self) -> (Arc<str>, u32) {
+        match self.by {
+            By::Address(_) => (self.policy.file.clone(), self.rule.line),
+            By::Host(hit) => origin(self.policy, self.rule, &hit),
+        }
+    }
+
+    /// Whether the rule is for `port`, by the port written with the pattern or by its own.
+    pub(crate) fn has_port(&self, port: u16) -> bool {
+        match self.by {
+            By::Host(Hit { port: Some(written), .. }) => written == port,
+            By::Host(_) | By::Address(_) => self.rule.ports.contains(port),
+        }
+    }
+
+    pub(crate) fn is_on_every_port(&self) -> bool {
+        let written = matches!(self.by, By::Host(Hit { port: Some(_), .. }));
+        !written && self.rule.ports == Ports::All
+    }
+
+    /// The pattern that names the host, for people.
+    pub(crate) fn pattern(&self) -> String {
+        match self.by {
+            By::Address(net) => net.to_string(),
+            By::Host(hit) => hit.pattern(),
+        }
+    }
+
+    /// More is more specific: the longer base first, then the exact name, then the one written with its port.
+    pub(crate) fn specificity(&self) -> (usize, bool, bool) {
+        match self.by {
+            By::Address(net) => (usize::from(net.prefix_len()), true, false),
+            By::Host(hit) => (hit.base.len(), hit.reach == Reach::Exact, hit.port.is_some()),
+        }
+    }
+}
+
+impl Rule {
+    pub fn name(&self) -> &str {
+        &self.name
+    }
+
+    /// The line of the policy file the rule begins on.
+    pub fn line(&self) -> u32 {
+        self.line
+    }
+
+    /// The file its list is in.
+    pub fn list(&self) -> Option<&str> {
+        self.list.as_deref()
+    }
+
+    pub fn methods(&self) -> Option<&[Method]> {
+        self.methods.as_deref()
+    }
+
+    pub fn paths(&self) -> Option<&[PathPattern]> {
+        self.paths.as_deref()
+    }
+
+    /// The ports for patterns written without one; none means every port.
+    pub fn ports(&self) -> Option<&[u16]> {
+        match &self.ports {
+            Ports::All => None,
+            Ports::Listed(ports) => Some(ports),
+        }
+    }
+
+    pub fn credential(&self) -> Option<&CredentialName> {
+        self.allow().and_then(|terms| terms.credential.as_ref())
+    }
+
+    pub fn resolves_to(&self) -> &[IpNet] {
+        match &self.verdict {
+            Verdict::Allow(terms) => &terms.resolves_to,
+            Verdict::Deny => &[],
+            Verdict::Memory(terms) => &terms.resolves_to,
+        }
+    }
+
+    pub fn is_deny(&self) -> bool {
+        matches!(self.verdict, Verdict::Deny)
+    }
+
+    /// What the rule does, in a few words.
+    pub fn in_words(&self) -> &'static str {
+        match &self.verdict {
+            Verdict::Allow(terms) if terms.raw_tcp => "raw TCP",
+            Verdict::Allow(_) if self.tls() == Tls::Tunnel => "tunnel",
+            Verdict::Allow(_) => "intercept",
+            Verdict::Deny => "deny",
+            Verdict::Memory(_) => "memory",
+        }
+    }
+
+    pub(crate) fn allow(&self) -> Option<&AllowTerms> {
+        match &self.verdict {
+            Verdict::Allow(terms) => Some(terms),
+            Verdict::Deny | Verdict::Memory(_) => None,
+        }
+    }
+
+    pub(crate) fn memory(&self) -> Option<&MemoryTerms> {
+        match &self.verdict {
+            Verdict::Memory(terms) => Some(terms),
+            Verdict::Allow(_) | Verdict::Deny => None,
+        }
+    }
+
+    pub(crate) fn tls(&self) -> Tls {
+        self.allow().map_or(Tls::Intercept, |terms| terms.tls)
+    }
+
+    /// Whether the rule can only act on requests, which forces interception of its hosts and ports.
+    pub(crate) fn needs_requests(&self) -> bool {
+        let terms = self.allow().is_some_and(|terms| terms.credential.is_some() || terms.inspect);
+        self.methods.is_some() || self.paths.is_some() || terms || self.memory().is_some()
+    }
+
+    /// Whether the rule filters requests further than by host and port.
+    pub(crate) fn filters_requests(&self) -> bool {
+        self.methods.is_some() || self.paths.is_some()
+    }
+
+    /// Whether bytes pass unseen: tunnelled TLS and raw TCP.
+    pub(crate) fn is_opaque(&self) -> bool {
+        self.allow().is_some_and(|terms| terms.raw_tcp || terms.tls == Tls::Tunnel)
+    }
+}
+
+impl Ports {
+    pub(crate) fn contains(&self, port: u16) -> bool {
+        match self {
+            Ports::All => true,
+            Ports::Listed(ports) => ports.contains(&port),
+        }
+    }
+}
+
+impl Digest {
+    /// The first twelve hex digits, for people.
+    pub fn short(&self) -> String {
+        self.to_string().chars().take(12).collect()
+    }
+}
+
+impl fmt::Display for Digest {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.0.iter().try_for_each(|octet| write!(f, "{octet:02x}"))
+    }
+}
+
+impl fmt::Debug for Digest {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{self}")
+    }
+}

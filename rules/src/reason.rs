@@ -1,0 +1,195 @@
+//! `Reason`: why an attempt was refused. Its code is in the record, the metrics, the answer to the
+//! client and `explain` alike; a code is never renamed or reused (P18).
+
+use std::fmt;
+
+/// The environment a reason is met in, for the table people read.
+macro_rules! reasons {
+    ($($name:ident $code:literal $meaning:literal $next:literal;)*) => {
+        /// Why an attempt was refused.
+        #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+        pub enum Reason {
+            $(#[doc = $meaning] $name,)*
+        }
+
+        impl Reason {
+            /// Every reason, in the order of the table.
+            pub const ALL: &[Reason] = &[$(Reason::$name,)*];
+
+            /// The stable code.
+            pub const fn code(self) -> &'static str {
+                match self { $(Reason::$name => $code,)* }
+            }
+
+            /// What it means, in one sentence.
+            pub const fn meaning(self) -> &'static str {
+                match self { $(Reason::$name => $meaning,)* }
+            }
+
+            /// What the user can do about it.
+            pub const fn next_step(self) -> &'static str {
+                match self { $(Reason::$name => $next,)* }
+            }
+        }
+    };
+}
+
+// One table is the enum, its codes, its texts and the documentation.
+reasons! {
+    AddressAsSni "address_as_sni"
+        "The TLS hello names an address where a host name belongs."
+        "Connect by host name.";
+    AddressNotExpected "address_not_expected"
+        "The name resolves to an address outside the rule's `resolves_to`."
+        "Check where the name points; extend `resolves_to` if the new address is right.";
+    AddressNotListed "address_not_listed"
+        "The target is a literal address and no rule lists it under `addresses`."
+        "Connect by host name, or list the address under `addresses` with its `ports`.";
+    AmbiguousPath "ambiguous_path"
+        "The path can be read in more than one way and a rule for this host looks at paths."
+        "Send the plain form of the path: no `%2f`, `..`, `//`, `;` or backslash.";
+    BadMethod "bad_method"
+        "The request method is not an upper-case HTTP method."
+        "Send a registered method in upper case.";
+    BadName "bad_name"
+        "The host name is malformed or can be read as an address."
+        "Use the plain ASCII host name.";
+    BankMissing "bank_missing"
+        "The memory request names no bank; to many services that means every bank."
+        "Name the bank in the request.";
+    BaseForbids "base_forbids"
+        "The sandbox's base layer does not allow it."
+        "Ask the operator: the base is set in `[[sandbox]]` and no policy can widen it.";
+    ChannelsDisagree "channels_disagree"
+        "What the kernel says of the connection names two different sandboxes."
+        "Fix the channel keys in `[[sandbox]]`; if they are right, something is spoofing.";
+    CredentialNeedsTls "credential_needs_tls"
+        "The rule injects a credential and the request is not over TLS."
+        "Use https.";
+    DeniedByRule "denied_by_rule"
+        "A `[[deny]]` rule names it; deny always wins."
+        "Remove it from the deny rule if it is meant to be reachable.";
+    DnsTypeNotAllowed "dns_type_not_allowed"
+        "The DNS query type is not one the rule allows."
+        "Add the type to the rule's `dns_types`.";
+    EchHiddenName "ech_hidden_name"
+        "The TLS hello carries ECH and the rule tunnels, so the real name cannot be seen."
+        "Let the rule intercept, or say `ech = \"tolerate\"` to trust the outer name.";
+    EncryptedResolver "encrypted_resolver"
+        "The host is a public DNS-over-HTTPS or -TLS resolver and only a wildcard covers it."
+        "List its exact name if the sandbox may use it.";
+    ForeignBank "foreign_bank"
+        "The memory request names a bank that no rule opens to this sandbox for this operation."
+        "Add the bank to `recall`, `retain` or `forget` of the `[[memory]]` rule.";
+    ForeignEnvironment "foreign_environment"
+        "The bank belongs to another environment than the sandbox."
+        "Use a bank of the sandbox's own environment; no rule can open another.";
+    IdentityAbsent "identity_absent"
+        "The memory request carries no signed identity and the rule requires one."
+        "Send the token in `Sandbox-Identity`, or set `identity = \"from-path\"`.";
+    IdentityInvalid "identity_invalid"
+        "The signed identity does not verify."
+        "Fetch a fresh token; the record says which check failed.";
+    IdentityMismatch "identity_mismatch"
+        "The signed identity is not that of the sandbox the request came from."
+        "Send this sandbox's own token.";
+    IdentityStale "identity_stale"
+        "The signed identity is of an earlier generation of the sandbox."
+        "Fetch a token issued after the sandbox was last created.";
+    IdentityUnset "identity_unset"
+        "The sandbox's tenant or environment is not set yet."
+        "Set the identity of the sandbox before it uses memory.";
+    MemoryOperation "memory_operation"
+        "The memory request is an administrative one, or one its profile does not know."
+        "Use retain, recall or forget; administration happens outside the sandbox.";
+    MethodNotAllowed "method_not_allowed"
+        "A rule names the host but not this method."
+        "Add the method to the rule's `methods`.";
+    Misdirected "misdirected"
+        "The HTTP/2 request is for another host than the connection it came on."
+        "Open a connection of its own for that host; clients do so by themselves on 421.";
+    NameMissing "name_missing"
+        "Nothing in the connection names a host, and its address is not listed."
+        "Use TLS with SNI or HTTP with a Host header, or list the address under `addresses`.";
+    NamesDisagree "names_disagree"
+        "The attempt names two different hosts (CONNECT, SNI, Host or `:authority`)."
+        "Send the same host name everywhere.";
+    NoAddress "no_address"
+        "The name has no address."
+        "Check the name with the resolver named in the operator's file.";
+    NotListed "not_listed"
+        "No rule of this sandbox names the host."
+        "Add the host to an `[[allow]]` rule.";
+    OwnAddress "own_address"
+        "The name leads to Sandbar itself."
+        "Nothing to do: no rule opens this.";
+    PathNotAllowed "path_not_allowed"
+        "A rule names the host and method but not this path."
+        "Add the path to the rule's `paths`.";
+    PortNotListed "port_not_listed"
+        "A rule names the host but not this port."
+        "Write the port with the host (`host:port`) or add it to the rule's `ports`.";
+    PrivateAddress "private_address"
+        "The target lies in a private, local or otherwise special address range."
+        "If it is meant, name the range in the rule's `resolves_to`.";
+    RawTcpNotAllowed "raw_tcp_not_allowed"
+        "The connection speaks neither TLS nor HTTP and no rule opens raw TCP to this host and port."
+        "Add the port to a rule's `tcp` with the exact host name.";
+    ResolverDiscovery "resolver_discovery"
+        "The name exists to switch clients to another resolver; it is always refused."
+        "Nothing to do: clients fall back by themselves.";
+    SpecialName "special_name"
+        "The name is of a special-use zone that only a rule within that zone can open."
+        "List the name itself, such as `db.corp.internal`.";
+    UnknownChannel "unknown_channel"
+        "The connection came by a path that belongs to no sandbox."
+        "Add the channel key to its `[[sandbox]]`.";
+    UnknownSandbox "unknown_sandbox"
+        "The sandbox is not in the operator's file any more."
+        "Add its `[[sandbox]]` again.";
+    WrongProtocol "wrong_protocol"
+        "Plain HTTP on the TLS port, or TLS on the plain one."
+        "Use https on 443 and http on 80.";
+}
+
+impl fmt::Display for Reason {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.code())
+    }
+}
+
+/// The documentation of every reason, as it stands in `rules/REASONS.md`.
+pub fn table() -> String {
+    let mut text = String::from(
+        "# Reason codes\n\nEvery refusal carries one. Codes are stable: never renamed, never reused.\n\n\
+         | code | meaning | what to do |\n| --- | --- | --- |\n",
+    );
+    for reason in Reason::ALL {
+        text +=
+            &format!("| `{}` | {} | {} |\n", reason.code(), reason.meaning(), reason.next_step());
+    }
+    text
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_documented_table_is_the_code() {
+        assert_eq!(
+            include_str!("../REASONS.md"),
+            table(),
+            "write rules/REASONS.md anew: cargo run -p proxy -- reasons --markdown"
+        );
+    }
+
+    #[test]
+    fn codes_are_unique_and_sorted_like_their_names() {
+        let codes: Vec<&str> = Reason::ALL.iter().map(|reason| reason.code()).collect();
+        let mut sorted = codes.clone();
+        sorted.sort_unstable();
+        sorted.dedup();
+        assert_eq!(codes, sorted);
+    }
+}

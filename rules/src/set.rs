@@ -1,0 +1,354 @@
+//! `HostSet`: up to millions of host patterns, looked up by name in well under a microsecond and
+//! without allocating.
+//!
+//! One arena of base names, one 16-byte entry a pattern, one hash index of 8-byte slots. A look-up walks
+//! the name's own suffixes, longest first, so what it finds comes out most specific first.
+
+use std::hash::BuildHasher;
+use std::mem::size_of;
+
+use foldhash::fast::FixedState;
+use hashbrown::HashTable;
+
+use crate::name::DomainName;
+use crate::pattern::{DomainPattern, HostPattern, RawPattern, Reach};
+
+/// Most patterns a set may hold, so that a runaway list is refused and not swallowed.
+pub const MAX_PATTERNS: usize = 4_000_000;
+/// Most bytes of base names a set may hold.
+pub const MAX_TEXT: usize = 256 << 20;
+
+/// Most entries that share one base name: each costs every look-up of that name a step.
+pub const MAX_SHARED: usize = 256;
+
+const END: u32 = u32::MAX;
+/// The bit of a line number that says the line is a list's; no file of ours has two thousand million lines.
+const LISTED: u32 = 1 << 31;
+
+/// Patterns with the rule each belongs to.
+#[derive(Clone, Debug, Default)]
+pub struct HostSet {
+    /// Base names, each behind its length, so that a slot is checked without touching its entry.
+    text: Vec<u8>,
+    entries: Vec<Entry>,
+    index: HashTable<Slot>,
+    hasher: FixedState,
+}
+
+#[derive(Clone, Copy, Debug)]
+struct Slot {
+    /// Where the base name stands in the text.
+    offset: u32,
+    /// The first entry with that base.
+    entry: u32,
+}
+
+#[derive(Clone, Copy, Debug)]
+struct Entry {
+    line: u32,
+    /// The next entry with the same base, or `END`.
+    next: u32,
+    rule: u16,
+    port: u16,
+    reach: Reach,
+}
+
+/// A pattern of the set that covers the name asked for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Hit<'a> {
+    pub rule: u16,
+    /// The port written with the pattern; none means the rule's own ports.
+    pub port: Option<u16>,
+    /// The line the pattern stands on.
+    pub line: u32,
+    pub origin: Origin,
+    pub reach: Reach,
+    /// The base name; empty for `*`.
+    pub base: &'a str,
+}
+
+/// The file a pattern stands in.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Origin {
+    List,
+    Policy,
+}
+
+/// Why a set takes no more.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum SetError {
+    #[error("more than {MAX_SHARED} entries for one name in one policy")]
+    Crowded,
+    #[error("more than {MAX_PATTERNS} patterns, or {MAX_TEXT} bytes of names, in one policy")]
+    Full,
+}
+
+impl HostSet {
+    /// Adds one pattern of `rule`; the same one again changes nothing.
+    ///
+    /// # Errors
+    ///
+    /// Returns [`SetError`] at the bounds named above.
+    pub fn insert(&mut self, pattern: &HostPattern, rule: u16, line: u32) -> Result<(), SetError> {
+        let base = pattern.pattern.base().map_or("", DomainName::as_str);
+        let reach = match pattern.pattern {
+            DomainPattern::Any | DomainPattern::Tree(_) => Reach::Tree,
+            DomainPattern::Below(_) => Reach::Below,
+            DomainPattern::Exact(_) => Reach::Exact,
+        };
+        let raw = RawPattern { reach, base: base.into(), port: pattern.port };
+        self.insert_raw(&raw, rule, line, Origin::Policy)
+    }
+
+    pub(crate) fn insert_raw(
+        &mut self,
+        raw: &RawPattern<'_>,
+        rule: u16,
+        line: u32,
+        origin: Origin,
+    ) -> Result<(), SetError> {
+        if self.entries.len() >= MAX_PATTERNS || self.text.len() + raw.base.len() >= MAX_TEXT {
+            return Err(SetError::Full);
+        }
+        let line = match origin {
+            Origin::List => line | LISTED,
+            Origin::Policy => line & !LISTED,
+        };
+        let entry = Entry { line, next: END, rule, port: raw.port.unwrap_or(0), reach: raw.reach };
+        match self.slot(&raw.base) {
+            Some(slot) => self.append(slot.entry, entry),
+            None => {
+                self.begin(&raw.base, entry);
+                Ok(())
+            }
+        }
+    }
+
+    fn slot(&self, base: &str) -> Option<Slot> {
+        let hash = self.hasher.hash_one(base.as_bytes());
+        self.index.find(hash, |slot| base_at(&self.text, slot.offset) == base.as_bytes()).copied()
+    }
+
+    /// The first entry of a base name.
+    fn begin(&mut self, base: &str, entry: Entry) {
+        let slot = Slot { offset: self.text.len() as u32, entry: self.entries.len() as u32 };
+        self.text.push(base.len() as u8);
+        self.text.extend_from_slice(base.as_bytes());
+        self.entries.push(entry);
+        let (text, hasher) = (&self.text, &self.hasher);
+        let hash = hasher.hash_one(base.as_bytes());
+        self.index.insert_unique(hash, slot, |slot| hasher.hash_one(base_at(text, slot.offset)));
+    }
+
+    /// One more entry of a base name, behind the others, so that their order is that of the file.
+    fn append(&mut self, first: u32, entry: Entry) -> Result<(), SetError> {
+        let new = self.entries.len() as u32;
+        let mut at = first;
+        for _ in 1..MAX_SHARED {
+            let Some(other) = self.entries.get_mut(at as usize) else { break };
+            if (other.reach, other.port, other.rule) == (entry.reach, entry.port, entry.rule) {
+                return Ok(());
+            }
+            if other.next == END {
+                other.next = new;
+                self.entries.push(entry);
+                return Ok(());
+            }
+            at = other.next;
+        }
+        Err(SetError::Crowded)
+    }
+
+    /// Room for `patterns` more, so that a long list is read without growing again and again.
+    pub(crate) fn reserve(&mut self, patterns: usize, bytes: usize) {
+        let patterns = patterns.min(MAX_PATTERNS);
+        self.text.reserve(bytes.min(MAX_TEXT));
+        self.entries.reserve(patterns);
+        let (text, hasher) = (&self.text, &self.hasher);
+        self.index.reserve(patterns, |slot| hasher.hash_one(base_at(text, slot.offset)));
+    }
+
+    /// Gives back what growing left over.
+    pub fn shrink(&mut self) {
+        self.text.shrink_to_fit();
+        self.entries.shrink_to_fit();
+        let (text, hasher) = (&self.text, &self.hasher);
+        self.index.shrink_to_fit(|slot| hasher.hash_one(base_at(text, slot.offset)));
+    }
+
+    /// Every pattern that covers `name`, the most specific base first.
+    pub fn hits<'a>(&'a self, name: &'a DomainName) -> impl Iterator<Item = Hit<'a>> {
+        let whole = name.as_str().len();
+        name.suffixes().chain(std::iter::once("")).flat_map(move |suffix| {
+            let own = suffix.len() == whole;
+            self.chain(suffix).filter(move |hit| match hit.reach {
+                Reach::Below => !own,
+                Reach::Exact => own,
+                Reach::Tree => true,
+            })
+        })
+    }
+
+    /// The entries whose base is `base`, whatever their reach.
+    fn chain(&self, base: &str) -> impl Iterator<Item = Hit<'_>> {
+        self.slot(base).into_iter().flat_map(|slot| self.entries_of(slot))
+    }
+
+    fn entries_of(&self, slot: Slot) -> impl Iterator<Item = Hit<'_>> {
+        let base = str::from_utf8(base_at(&self.text, slot.offset)).unwrap_or("");
+        let first = self.entries.get(slot.entry as usize);
+        let chain = std::iter::successors(first, |entry| self.entries.get(entry.next as usize));
+        chain.map(move |entry| entry.hit(base))
+    }
+
+    /// The patterns whose base is `name` or a parent of it: all that can cover a pattern with that base.
+    pub(crate) fn around<'a>(&'a self, name: &DomainName) -> Vec<Hit<'a>> {
+        name.suffixes().chain(std::iter::once("")).flat_map(|suffix| self.chain(suffix)).collect()
+    }
+
+    /// Every pattern of the set, by base in the order first met.
+    pub fn iter(&self) -> impl Iterator<Item = Hit<'_>> {
+        let mut slots: Vec<Slot> = self.index.iter().copied().collect();
+        slots.sort_unstable_by_key(|slot| slot.offset);
+        slots.into_iter().flat_map(|slot| self.entries_of(slot))
+    }
+
+    /// Every pattern of the set in no order, without sorting a million of them first.
+    pub(crate) fn unordered(&self) -> impl Iterator<Item = Hit<'_>> {
+        self.index.iter().flat_map(|slot| self.entries_of(*slot))
+    }
+
+    pub fn len(&self) -> usize {
+        self.entries.len()
+    }
+
+    pub fn is_empty(&self) -> bool {
+        self.entries.is_empty()
+    }
+
+    /// Bytes the set holds beyond the names themselves.
+    pub fn overhead(&self) -> usize {
+        let names: usize =
+            self.index.iter().map(|slot| base_at(&self.text, slot.offset).len()).sum();
+        self.entries.capacity() * size_of::<Entry>()
+            + self.index.allocation_size()
+            + self.text.capacity()
+            - names
+    }
+}
+
+impl Entry {
+    fn hit<'a>(&self, base: &'a str) -> Hit<'a> {
+        Hit {
+            rule: self.rule,
+            port: Some(self.port).filter(|port| *port != 0),
+            line: self.line & !LISTED,
+            origin: if self.line & LISTED == 0 { Origin::Policy } else { Origin::List },
+            reach: self.reach,
+            base,
+        }
+    }
+}
+
+impl Hit<'_> {
+    /// The pattern itself, for people to read.
+    pub fn pattern(&self) -> String {
+        match (self.reach, self.base) {
+            (_, "") => "*".to_owned(),
+            (Reach::Below, base) => format!("*.{base}"),
+            (Reach::Exact, base) => base.to_owned(),
+            (Reach::Tree, base) => format!(".{base}"),
+        }
+    }
+}
+
+fn base_at(text: &[u8], offset: u32) -> &[u8] {
+    let Some((length, rest)) = text.get(offset as usize..).and_then(<[u8]>::split_first) else {
+        return &[];
+    };
+    rest.get(..usize::from(*length)).unwrap_or(&[])
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+    use crate::pattern::Width;
+
+    fn set(patterns: &[&str]) -> HostSet {
+        let mut set = HostSet::default();
+        for (at, text) in patterns.iter().enumerate() {
+            let pattern = HostPattern::parse(text, Width::DangerouslyWide).unwrap();
+            set.insert(&pattern, at as u16, at as u32 + 1).unwrap();
+        }
+        set
+    }
+
+    fn rules(set: &HostSet, name: &str) -> Vec<u16> {
+        set.hits(&DomainName::parse(name).unwrap()).map(|hit| hit.rule).collect()
+    }
+
+    #[test]
+    fn hits_come_most_specific_first() {
+        let set = set(&["*", "*.com", ".x.com", "a.x.com", "*.a.x.com", "a.x.com:80", "b.x.com"]);
+        assert_eq!(rules(&set, "a.x.com"), [3, 5, 2, 1, 0]);
+        assert_eq!(rules(&set, "x.com"), [2, 1, 0]);
+        assert_eq!(rules(&set, "com"), [0]);
+        assert_eq!(rules(&set, "z.a.x.com"), [4, 2, 1, 0]);
+        assert_eq!(rules(&set, "x.com.evil"), [0]);
+    }
+
+    #[test]
+    fn repeated_and_crowded_names_are_bounded() {
+        let mut set = HostSet::default();
+        let pattern = |port| HostPattern {
+            port: Some(port),
+            ..HostPattern::parse("x.com", Width::Narrow).unwrap()
+        };
+        for _ in 0..3 {
+            set.insert(&pattern(1), 0, 1).unwrap();
+        }
+        assert_eq!(set.len(), 1);
+        for port in 2..=256 {
+            set.insert(&pattern(port), 0, 1).unwrap();
+        }
+        assert_eq!(set.insert(&pattern(257), 0, 1), Err(SetError::Crowded));
+        assert_eq!(rules(&set, "x.com").len(), MAX_SHARED);
+    }
+
+    #[test]
+    fn an_empty_set_covers_nothing() {
+        assert_eq!(rules(&HostSet::default(), "x.com"), [0u16; 0]);
+    }
+
+    #[test]
+    fn a_hundred_thousand_patterns_cost_at_most_forty_bytes_each() {
+        let mut set = HostSet::default();
+        for at in 0..100_000 {
+            let text = format!("h{at}.d{}.example", at % 977);
+            set.insert(&HostPattern::parse(&text, Width::Narrow).unwrap(), 0, at).unwrap();
+        }
+        set.shrink();
+        assert!(set.overhead() <= 40 * set.len(), "{} bytes a pattern", set.overhead() / set.len());
+        assert_eq!(rules(&set, "h99999.d345.example"), [0]);
+        assert_eq!(rules(&set, "h99999.d346.example"), [0u16; 0]);
+    }
+
+    proptest! {
+        #[test]
+        fn look_up_agrees_with_a_naive_matcher(
+            patterns in proptest::collection::vec("(\\*\\.|\\.)?[ab](\\.[ab]){0,3}|\\*", 0..12), name in "[ab](\\.[ab]){0,4}",
+        ) {
+            let texts: Vec<&str> = patterns.iter().map(String::as_str).collect();
+            let name = DomainName::parse(&name).unwrap();
+            let mut naive: Vec<u16> = (0..texts.len() as u16)
+                .filter(|at| HostPattern::parse(texts[*at as usize], Width::DangerouslyWide).unwrap().pattern.matches(&name))
+                .collect();
+            let mut found: Vec<u16> = set(&texts).hits(&name).map(|hit| hit.rule).collect();
+            found.sort_unstable();
+            naive.sort_unstable();
+            prop_assert_eq!(found, naive);
+        }
+    }
+}

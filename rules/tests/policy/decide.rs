@@ -1,0 +1,445 @@
+//! Tables of attempts, friendly and hostile, against one policy.
+
+use std::net::IpAddr;
+
+use rules::Reason::*;
+use rules::decision::How;
+use rules::facts::*;
+use rules::name::{DomainName, Host};
+use rules::{Decision, Facts, Reason, RuleSet};
+
+use super::{attempt, errors, good, lone, sandbox, table};
+
+const POLICY: &str = r#"
+name = "p"
+
+[[allow]]
+name = "source code"
+hosts = ["github.com", "*.githubusercontent.example"]
+methods = ["GET", "HEAD"]
+
+[[allow]]
+name = "model"
+hosts = ["api.openai.com"]
+paths = ["/v1/**"]
+credential = "openai"
+
+[[allow]]
+name = "docs"
+hosts = [".docs.example", "plain.example:80", "odd.example:8443"]
+
+[[allow]]
+name = "passthrough"
+hosts = ["pinned.example"]
+tls = "tunnel"
+
+[[allow]]
+name = "tolerant"
+hosts = ["ech.example"]
+tls = "tunnel"
+ech = "tolerate"
+
+[[allow]]
+name = "database"
+hosts = ["db.corp.example"]
+tcp = [5432]
+resolves_to = ["10.1.0.0/16"]
+
+[[allow]]
+name = "appliance"
+addresses = ["10.2.3.4/32", "2606:4700::/32"]
+ports = [8443]
+
+[[allow]]
+name = "internal"
+hosts = ["db.corp.internal"]
+dns_types = ["A", "SRV"]
+
+[[allow]]
+name = "wide"
+hosts = ["*.wide.example", "*"]
+ports = [7000]
+dangerously_wide = true
+
+[[deny]]
+hosts = ["secret.docs.example", "*.bad.docs.example"]
+
+[[deny]]
+name = "no deletes"
+hosts = ["api.openai.com"]
+methods = ["DELETE"]
+
+[[deny]]
+name = "no admin"
+hosts = [".docs.example"]
+paths = ["/admin/**"]
+"#;
+
+fn rules() -> RuleSet {
+    good(lone(POLICY))
+}
+
+#[test]
+fn only_what_a_rule_names_passes() {
+    table(
+        &rules(),
+        "p",
+        &[
+            ("github.com", Ok("source code")),
+            ("GET https://github.com/x/y", Ok("source code")),
+            ("GET https://GitHub.com./x", Ok("source code")),
+            ("POST https://github.com/x", Err(MethodNotAllowed)),
+            ("TRACE https://docs.example/", Err(MethodNotAllowed)),
+            ("CONNECT https://docs.example/", Err(MethodNotAllowed)),
+            ("https://gist.github.com/", Err(PortNotListed)),
+            ("raw.githubusercontent.example", Ok("source code")),
+            ("a.b.githubusercontent.example", Ok("source code")),
+            ("githubusercontent.example", Err(PortNotListed)),
+            ("evilgithub.com", Err(PortNotListed)),
+            ("github.com.evil.example", Err(PortNotListed)),
+            ("github.com:22", Err(PortNotListed)),
+            ("github.com:80", Err(PortNotListed)),
+            ("POST https://api.openai.com/v1/chat", Ok("model")),
+            ("POST https://api.openai.com/v1", Ok("model")),
+            ("POST https://api.openai.com/v2/chat", Err(PathNotAllowed)),
+            ("POST https://api.openai.com/v1/../v2", Err(AmbiguousPath)),
+            ("POST https://api.openai.com/v1/%2e%2e/v2", Err(AmbiguousPath)),
+            ("POST https://api.openai.com//v1/chat", Err(AmbiguousPath)),
+            ("DELETE https://api.openai.com/v1/files", Err(DeniedByRule)),
+            ("http://plain.example/", Ok("docs")),
+            ("https://plain.example:80/", Err(WrongProtocol)),
+            ("http://docs.example:443/", Err(WrongProtocol)),
+            ("https://plain.example", Err(PortNotListed)),
+            ("https://odd.example:8443/x", Ok("docs")),
+            ("http://odd.example:8443/x", Ok("docs")),
+            ("docs.example", Ok("docs")),
+            ("a.docs.example", Ok("docs")),
+            ("secret.docs.example", Err(DeniedByRule)),
+            ("x.secret.docs.example", Ok("docs")),
+            ("x.bad.docs.example", Err(DeniedByRule)),
+            ("GET https://docs.example/public", Ok("docs")),
+            ("GET https://docs.example/admin/users", Err(DeniedByRule)),
+            ("GET https://docs.example//admin", Err(AmbiguousPath)),
+            ("GET https://docs.example/%61dmin/users", Err(AmbiguousPath)),
+            ("10.2.3.4:8443", Ok("appliance")),
+            ("10.2.3.4:443", Err(PortNotListed)),
+            ("10.2.3.5:8443", Err(AddressNotListed)),
+            ("[::ffff:10.2.3.4]:8443", Ok("appliance")),
+            ("[2606:4700::1]:8443", Ok("appliance")),
+            ("[::1]:8443", Err(AddressNotListed)),
+            ("a.wide.example:7000", Ok("wide")),
+            ("anything.example:7000", Ok("wide")),
+        ],
+    );
+}
+
+#[test]
+fn nothing_is_allowed_by_nothing() {
+    for text in [
+        "name = \"p\"",
+        "name = \"p\"\n[[allow]]\nname = \"a\"\nhosts = []",
+        "name = \"p\"\n[[allow]]\nname = \"a\"\nhosts = [\"x.com\"]\nmethods = []",
+        "name = \"p\"\n[[allow]]\nname = \"a\"\nhosts = [\"x.com\"]\npaths = []",
+        "name = \"p\"\n[[allow]]\nname = \"a\"\nhosts = [\"x.com\"]\nports = []",
+    ] {
+        let rules = good(lone(text));
+        assert!(attempt(&rules, "p", "GET https://x.com/").is_err(), "{text}");
+        assert_eq!(rules.warnings().is_empty(), !text.contains("allow"), "{text}");
+    }
+    assert_ne!(errors(lone("")), [""; 0], "a file without a name is no policy");
+}
+
+#[test]
+fn wildcards_do_not_open_special_names_or_resolvers() {
+    let text = "name = \"p\"\n[[allow]]\nname = \"all\"\nhosts = [\"*\", \"doh.pub\", \"*.corp.internal\"]\ndangerously_wide = true";
+    table(
+        &good(lone(text)),
+        "p",
+        &[
+            ("anything.example", Ok("all")),
+            ("localhost", Err(SpecialName)),
+            ("a.localhost", Err(SpecialName)),
+            ("printer.local", Err(SpecialName)),
+            ("metadata.google.internal", Err(SpecialName)),
+            ("db.corp.internal", Ok("all")),
+            ("4.3.2.10.in-addr.arpa", Err(SpecialName)),
+            ("dns.google", Err(EncryptedResolver)),
+            ("x.dns.google", Err(EncryptedResolver)),
+            ("doh.pub", Ok("all")),
+            ("use-application-dns.net", Err(ResolverDiscovery)),
+            ("mask.icloud.com", Err(ResolverDiscovery)),
+        ],
+    );
+}
+
+#[test]
+fn a_deny_for_one_port_leaves_the_others() {
+    let text = "name = \"p\"\n[[allow]]\nname = \"a\"\nhosts = [\"x.com\", \"x.com:8443\"]\n[[deny]]\nhosts = [\"x.com:8443\"]";
+    table(&good(lone(text)), "p", &[("x.com", Ok("a")), ("x.com:8443", Err(DeniedByRule))]);
+}
+
+fn connect(target: Target, port: u16, protocol: Protocol) -> Facts {
+    Facts::Connect(ConnectFacts { target, port, protocol })
+}
+
+fn host(text: &str) -> Host {
+    Host::parse(text).unwrap()
+}
+
+fn tls(sni: Option<&str>, ech: Ech) -> Protocol {
+    Protocol::Tls { sni: sni.map(host), ech }
+}
+
+fn outcome(rules: &RuleSet, facts: &Facts) -> Result<&'static str, Reason> {
+    match rules.decide(&sandbox(rules, "p"), facts) {
+        Decision::Allow(permit) => Ok(permit.how().word()),
+        Decision::Deny(denial) => Err(denial.reason),
+    }
+}
+
+#[test]
+fn names_agree_or_the_connection_ends() {
+    let dialled = |text: &str| Target::Dialled(text.parse::<IpAddr>().unwrap());
+    let named = |text: &str| Target::Named(host(text));
+    let http = |text: Option<&str>| Protocol::Http { host: text.map(host) };
+    let rules = rules();
+    for (target, port, protocol, expected) in [
+        (dialled("9.9.9.9"), 443, tls(Some("github.com"), Ech::Absent), Ok("intercept")),
+        (named("github.com"), 443, tls(Some("github.com"), Ech::Absent), Ok("intercept")),
+        (named("GITHUB.com."), 443, tls(Some("github.com"), Ech::Absent), Ok("intercept")),
+        (named("github.com"), 443, tls(Some("docs.example"), Ech::Absent), Err(NamesDisagree)),
+        (named("github.com"), 443, tls(None, Ech::Absent), Err(NameMissing)),
+        (named("10.2.3.4"), 8443, tls(Some("github.com"), Ech::Absent), Err(NamesDisagree)),
+        (named("10.2.3.4"), 8443, tls(None, Ech::Absent), Ok("intercept")),
+        (dialled("10.2.3.4"), 8443, tls(None, Ech::Absent), Ok("intercept")),
+        (dialled("9.9.9.9"), 443, tls(None, Ech::Absent), Err(NameMissing)),
+        (dialled("9.9.9.9"), 443, tls(Some("9.9.9.9"), Ech::Absent), Err(AddressAsSni)),
+        (dialled("9.9.9.9"), 443, Protocol::Raw, Err(NameMissing)),
+        (named("github.com"), 443, Protocol::Raw, Err(RawTcpNotAllowed)),
+        (named("db.corp.example"), 5432, Protocol::Raw, Ok("raw")),
+        (named("db.corp.example"), 5432, tls(Some("db.corp.example"), Ech::Absent), Ok("raw")),
+        (named("db.corp.example"), 5432, tls(Some("github.com"), Ech::Absent), Err(NamesDisagree)),
+        (named("db.corp.example"), 5433, Protocol::Raw, Err(PortNotListed)),
+        (
+            named("db.corp.example"),
+            443,
+            tls(Some("db.corp.example"), Ech::Absent),
+            Err(PortNotListed),
+        ),
+        (dialled("9.9.9.9"), 80, http(Some("plain.example")), Ok("intercept")),
+        (dialled("9.9.9.9"), 80, http(Some("10.0.0.1")), Err(NamesDisagree)),
+        (dialled("9.9.9.9"), 80, http(None), Err(NameMissing)),
+        (named("plain.example"), 80, http(Some("docs.example")), Err(NamesDisagree)),
+        (named("docs.example"), 443, http(Some("docs.example")), Err(WrongProtocol)),
+        (named("plain.example"), 80, tls(Some("plain.example"), Ech::Absent), Err(WrongProtocol)),
+        (named("pinned.example"), 443, tls(Some("pinned.example"), Ech::Absent), Ok("tunnel")),
+        (
+            named("pinned.example"),
+            443,
+            tls(Some("pinned.example"), Ech::Present),
+            Err(EchHiddenName),
+        ),
+        (named("ech.example"), 443, tls(Some("ech.example"), Ech::Present), Ok("tunnel")),
+        (named("github.com"), 443, tls(Some("github.com"), Ech::Present), Ok("intercept")),
+    ] {
+        let facts = connect(target, port, protocol);
+        assert_eq!(outcome(&rules, &facts), expected, "{facts:?}");
+    }
+}
+
+fn request(connection: Option<&str>, authorities: &[&str], version: HttpVersion) -> Facts {
+    Facts::Request(RequestFacts {
+        connection: connection.map(host),
+        authorities: authorities.iter().map(|text| Authority::parse(text).unwrap()).collect(),
+        port: 443,
+        scheme: Scheme::Https,
+        version,
+        method: Method::get(),
+        path: "/".to_owned(),
+    })
+}
+
+#[test]
+fn names_agree_on_every_request() {
+    use HttpVersion::{Http1, Http2};
+    let rules = rules();
+    for (connection, authorities, version, expected) in [
+        (Some("docs.example"), &["docs.example"][..], Http1, Ok("forward")),
+        (Some("docs.example"), &["Docs.Example.:443"], Http1, Ok("forward")),
+        (Some("docs.example"), &[], Http1, Ok("forward")),
+        (None, &["docs.example"], Http1, Ok("forward")),
+        (None, &["docs.example", "docs.example:443"], Http1, Ok("forward")),
+        (None, &[], Http1, Err(NameMissing)),
+        (Some("docs.example"), &["github.com"], Http1, Err(NamesDisagree)),
+        (Some("docs.example"), &["github.com"], Http2, Err(Misdirected)),
+        (Some("docs.example"), &["docs.example", "github.com"], Http1, Err(NamesDisagree)),
+        (Some("docs.example"), &["docs.example:8443"], Http1, Err(NamesDisagree)),
+        (None, &["docs.example", "github.com"], Http1, Err(NamesDisagree)),
+        (Some("docs.example"), &["10.0.0.1"], Http1, Err(NamesDisagree)),
+    ] {
+        let facts = request(connection, authorities, version);
+        assert_eq!(outcome(&rules, &facts), expected, "{facts:?}");
+    }
+}
+
+#[test]
+fn questions_are_judged_by_name_and_type() {
+    let rules = rules();
+    for (name, query, expected) in [
+        ("github.com", 1, Ok("resolve")),
+        ("github.com", 28, Ok("resolve")),
+        ("github.com", 65, Ok("resolve")),
+        ("github.com", 16, Err(DnsTypeNotAllowed)),
+        ("github.com", 255, Err(DnsTypeNotAllowed)),
+        ("github.com", 10, Err(DnsTypeNotAllowed)),
+        ("db.corp.internal", 33, Ok("resolve")),
+        ("db.corp.internal", 28, Err(DnsTypeNotAllowed)),
+        ("secret.docs.example", 1, Err(DeniedByRule)),
+        ("_dmarc.docs.example", 1, Ok("resolve")),
+        ("use-application-dns.net", 1, Err(ResolverDiscovery)),
+        ("_dns.resolver.arpa", 64, Err(ResolverDiscovery)),
+        ("api.openai.com", 1, Ok("resolve")),
+    ] {
+        let name = DomainName::parse_question(name).unwrap();
+        let facts = Facts::Name(NameFacts { name, query: QueryType(query) });
+        assert_eq!(outcome(&rules, &facts), expected, "{facts:?}");
+    }
+}
+
+#[test]
+fn a_permit_says_what_the_rule_meant() {
+    let rules = rules();
+    let permit = |text: &str, stage: usize| {
+        let probe = rules::probe::Probe::parse(text).unwrap();
+        let facts = probe.facts(&sandbox(&rules, "p"));
+        match rules.decide(&sandbox(&rules, "p"), &facts[stage]) {
+            Decision::Allow(permit) => permit,
+            Decision::Deny(denial) => panic!("{text}: {}", denial.reason),
+        }
+    };
+    let connection = permit("https://api.openai.com/v1/x", 0);
+    assert_eq!(
+        (connection.credential(), connection.how()),
+        (None, &How::Intercept),
+        "a credential is for requests"
+    );
+    let request = permit("https://api.openai.com/v1/x", 1);
+    assert_eq!(request.credential().map(|name| name.as_str()), Some("openai"));
+    assert_eq!(
+        (request.rule().policy.as_str(), request.generation(), request.port()),
+        ("p", 7, Some(443))
+    );
+    assert_eq!(rules.decide_again(&request), Decision::Allow(request.clone()));
+
+    let lookup = permit("a.b.githubusercontent.example", 0);
+    assert_eq!(lookup.lookup().chosen_octets, "a.b.".len());
+    assert!(!lookup.lookup().synthetic);
+    assert!(permit("github.com", 0).lookup().chosen_octets == 0);
+}
+
+#[test]
+fn raw_tcp_names_get_synthetic_addresses() {
+    let rules = rules();
+    let name = DomainName::parse("db.corp.example").unwrap();
+    let facts = Facts::Name(NameFacts { name, query: QueryType::A });
+    let Decision::Allow(permit) = rules.decide(&sandbox(&rules, "p"), &facts) else {
+        panic!("denied")
+    };
+    assert!(permit.lookup().synthetic);
+}
+
+#[test]
+fn addresses_are_admitted_by_the_rule_that_decided() {
+    let sources = rules::Sources {
+        policies: vec![super::file("p.toml", POLICY)],
+        own: vec!["1.1.1.1:443".parse().unwrap(), "10.1.0.9:5432".parse().unwrap()],
+        ..rules::Sources::default()
+    };
+    let rules = good(rules::compile(&sources, &[]));
+    for (text, found, expected) in [
+        ("github.com", &["140.82.1.1"][..], Ok(&["140.82.1.1"][..])),
+        ("github.com", &["10.0.0.1"], Err(PrivateAddress)),
+        ("github.com", &["127.0.0.1", "169.254.169.254"], Err(PrivateAddress)),
+        ("github.com", &["10.0.0.1", "140.82.1.1"], Ok(&["140.82.1.1"])),
+        ("github.com", &["::ffff:10.0.0.1"], Err(PrivateAddress)),
+        ("github.com", &["64:ff9b::a00:1"], Err(PrivateAddress)),
+        ("github.com", &["1.1.1.1"], Err(OwnAddress)),
+        ("github.com", &[], Err(NoAddress)),
+        ("tcp db.corp.example:5432", &["10.1.2.3"], Ok(&["10.1.2.3"])),
+        ("tcp db.corp.example:5432", &["10.2.2.3"], Err(PrivateAddress)),
+        ("tcp db.corp.example:5432", &["140.82.1.1"], Err(AddressNotExpected)),
+        ("tcp db.corp.example:5432", &["64:ff9b::a01:203"], Err(PrivateAddress)),
+        ("tcp db.corp.example:5432", &["10.1.0.9"], Err(OwnAddress)),
+        ("10.2.3.4:8443", &["10.2.3.4"], Ok(&["10.2.3.4"])),
+        ("10.2.3.4:8443", &["10.2.3.5"], Err(AddressNotExpected)),
+    ] {
+        let mut probe = rules::probe::Probe::parse(text.trim_start_matches("tcp ")).unwrap();
+        if text.starts_with("tcp") {
+            probe.special = rules::probe::Special::Raw;
+        }
+        let Decision::Allow(permit) = probe.decide(&rules, &sandbox(&rules, "p")) else {
+            panic!("{text} denied")
+        };
+        let found: Vec<IpAddr> = found.iter().map(|text| text.parse().unwrap()).collect();
+        let admitted = rules.admit(&permit, &found);
+        let shown: Result<Vec<String>, Reason> = admitted
+            .map(|dial| dial.addresses().iter().map(ToString::to_string).collect())
+            .map_err(|denial| denial.reason);
+        let expected: Result<Vec<String>, Reason> =
+            expected.map(|list| list.iter().map(|s| (*s).to_owned()).collect());
+        assert_eq!(shown, expected, "{text} -> {found:?}");
+    }
+}
+
+#[test]
+fn addresses_that_are_tried_are_bounded() {
+    let rules = rules();
+    let Decision::Allow(permit) =
+        rules::probe::Probe::parse("github.com").unwrap().decide(&rules, &sandbox(&rules, "p"))
+    else {
+        panic!("denied")
+    };
+    let many: Vec<IpAddr> =
+        (0..500u32).map(|n| IpAddr::from((0x0801_0000 + n).to_be_bytes())).collect();
+    assert_eq!(rules.admit(&permit, &many).unwrap().addresses().len(), rules::MAX_ADDRESSES);
+}
+
+#[test]
+fn the_most_specific_rule_acts() {
+    let text = r#"
+name = "p"
+[[allow]]
+name = "all"
+hosts = ["*.x.example"]
+[[allow]]
+name = "one"
+hosts = ["a.x.example"]
+[[allow]]
+name = "path"
+hosts = ["a.x.example"]
+paths = ["/v1/**"]
+[[allow]]
+name = "longer path"
+hosts = ["a.x.example"]
+paths = ["/v1/files/*"]
+[[allow]]
+name = "tree"
+hosts = [".y.example"]
+[[allow]]
+name = "apex"
+hosts = ["y.example"]
+methods = ["GET"]
+"#;
+    table(
+        &good(lone(text)),
+        "p",
+        &[
+            ("b.x.example", Ok("all")),
+            ("GET https://a.x.example/", Ok("one")),
+            ("GET https://a.x.example/v1/x", Ok("path")),
+            ("GET https://a.x.example/v1/files/1", Ok("longer path")),
+            ("GET https://y.example/", Ok("apex")),
+            ("POST https://y.example/", Ok("tree")),
+        ],
+    );
+}

@@ -1,0 +1,296 @@
+//! Bad files: every one ends in clear errors, all of them, with their places; none loads in part.
+
+use rules::load::problem::MAX_PROBLEMS;
+use rules::{Sources, compile};
+
+use super::{attempt, errors, file, good, lone, shown, with_lists};
+
+fn allow(body: &str) -> String {
+    format!("name = \"p\"\n[[allow]]\nname = \"r\"\n{body}")
+}
+
+#[test]
+fn bad_entries_are_named() {
+    for (body, part) in [
+        ("hosts = [\"\"]", "p.toml:4:10: `` is not a host pattern: it is empty"),
+        ("hosts = [\"ok.example\", \"b d\"]", "p.toml:4:24: `b d` is not a host pattern"),
+        ("hosts = [\"https://x.com\"]", "it carries a scheme"),
+        ("hosts = [\"*.com\"]", "dangerously_wide"),
+        ("hosts = [\"**.x.com\"]", "`*.x.com` already covers every depth"),
+        ("hosts = [\"10.0.0.1\"]", "addresses go under `addresses`"),
+        ("hosts = [\"x.com\"]\nmethods = [\"get\"]", "`get` is not a request method"),
+        ("hosts = [\"x.com\"]\nmethods = [\"TRACE\"]", "`TRACE` is never forwarded"),
+        ("hosts = [\"x.com\"]\nmethods = [\"\"]", "`` is not a request method"),
+        (
+            "hosts = [\"x.com\"]\npaths = [\"v1\"]",
+            "`v1` is not a path pattern: it does not begin with `/`",
+        ),
+        ("hosts = [\"x.com\"]\npaths = [\"/a%2fb\"]", "`/a%2fb` is not a path pattern"),
+        ("hosts = [\"x.com\"]\npaths = [\"/a?b=1\"]", "says nothing about the query"),
+        ("hosts = [\"x.com\"]\npaths = [\"\"]", "`` is not a path pattern"),
+        ("hosts = [\"x.com\"]\nports = [0]", "0 is not a port"),
+        ("hosts = [\"x.com\"]\nports = [70000]", "70000"),
+        ("hosts = [\"x.com\"]\nports = [\"443\"]", "invalid type: string"),
+        ("hosts = [\"x.com\"]\nresolves_to = [\"10.1.0.0\"]", "`10.1.0.0` is not a network"),
+        ("hosts = [\"x.com\"]\nresolves_to = [\"10.1.0.1/16\"]", "`10.1.0.1/16` is not a network"),
+        ("hosts = [\"x.com\"]\nresolves_to = [\"224.0.0.0/8\"]", "nothing can be dialled"),
+        (
+            "hosts = [\"x.com\"]\ndns_types = [\"NULL\"]",
+            "there is no DNS query type that can be allowed `NULL`",
+        ),
+        (
+            "hosts = [\"x.com\"]\nmethods = [\"GET\"]\naccess = \"read-only\"",
+            "`methods` and `access` exclude each other",
+        ),
+        (
+            "hosts = [\"x.com\"]\ntls = \"tunnel\"\nmethods = [\"GET\"]",
+            "rule `r` can never act: it tunnels",
+        ),
+        (
+            "hosts = [\"x.com\"]\ntls = \"tunnel\"\ncredential = \"k\"",
+            "rule `r` can never act: it tunnels",
+        ),
+        (
+            "hosts = [\"x.com\"]\ntls = \"tunnel\"\ninspect = true",
+            "rule `r` can never act: it tunnels",
+        ),
+        ("hosts = [\"x.com\"]\nech = \"tolerate\"", "`ech` is about tunnels"),
+        ("hosts = [\"x.com\"]\ncredential = \"k\"\nports = [80]", "never sent in the clear"),
+        ("addresses = [\"10.0.0.1/32\"]", "needs `ports` or `tcp`"),
+        ("addresses = [\"10.0.0.1/32\"]\nports = [1]\ncredential = \"k\"", "never to an address"),
+        (
+            "addresses = [\"10.0.0.1/32\"]\nports = [1]\nresolves_to = [\"10.0.0.0/8\"]",
+            "exclude each other",
+        ),
+        ("addresses = [\"ff02::1/128\"]\nports = [1]", "nothing can be dialled"),
+        ("hosts = [\"*.x.com\"]\ntcp = [22]", "a raw TCP rule takes exact names"),
+        ("hosts = [\"x.com:22\"]\ntcp = [22]", "a raw TCP rule takes exact names"),
+        ("hosts = [\"x.com\"]\ntcp = [22]\nports = [22]", "`tcp` and `ports` exclude each other"),
+        ("hosts = [\"x.com\"]\ntcp = [22]\npaths = [\"/\"]", "raw TCP carries no requests"),
+        ("", "an allow rule needs `hosts`, `hosts_file` or `addresses`"),
+        ("hosts = \"x.com\"", "invalid type: string"),
+        (
+            "hosts = [\"x.com\"]\nhosts_file = \"../secrets\"",
+            "it must lie beside the policy or below",
+        ),
+        (
+            "hosts = [\"x.com\"]\nhosts_file = \"/etc/passwd\"",
+            "it must lie beside the policy or below",
+        ),
+        ("hosts_file = \"gone.txt\"", "cannot read the list `gone.txt`"),
+        ("hosts = [\"x.com\"]\nhots = []", "`hots` is not a key here"),
+        ("hosts = [\"x.com\"]\ntls = \"tunel\"", "`tunel` is not one of `intercept`, `tunnel`"),
+        ("hosts = [\"x.com\"]\n[[deny]]\nname = \"d\"", "a deny rule needs `hosts`"),
+        (
+            "hosts = [\"x.com\"]\n[[deny]]\nhosts = [\"x.com\"]",
+            "`x.com` is denied whole by `deny x.com`",
+        ),
+        (
+            "hosts = [\"a.x.com\"]\n[[deny]]\nhosts = [\"*.x.com\"]",
+            "`a.x.com` is denied whole by `deny *.x.com`",
+        ),
+        (
+            "hosts = [\"x.com\"]\n[[allow]]\nname = \"r\"\nhosts = [\"y.com\"]",
+            "rule `r` stands twice; first on line 2",
+        ),
+        (
+            "hosts = [\"x.com\"]\n[[allow]]\nname = \"\"\nhosts = [\"y.com\"]",
+            "a rule's name is a short text",
+        ),
+        (
+            "hosts = [\"x.com\"]\n[[allow]]\nname = \"s\"\nhosts = [\"x.com\"]",
+            "`r` opens `x.com` in the same way before it",
+        ),
+        (
+            "hosts = [\"x.com\"]\ntls = \"tunnel\"\n[[allow]]\nname = \"s\"\nhosts = [\"x.com\"]\nmethods = [\"GET\"]",
+            "`x.com` must be intercepted for `s`",
+        ),
+        (
+            "hosts = [\"x.com\"]\ncredential = \"one\"\n[[allow]]\nname = \"s\"\nhosts = [\"x.com\"]\ncredential = \"two\"",
+            "rules `r` and `s` tie for `x.com` but differ in their credential",
+        ),
+        (
+            "hosts = [\"m.example\"]\n[[memory]]\nname = \"m\"\nhost = \"m.example\"\nprofile = \"mcp\"\nrecall = [\"s:a\"]",
+            "`m.example` is the memory service of `m`",
+        ),
+        (
+            "hosts = [\"x.com\"]\n[[memory]]\nname = \"m\"\nhost = \"*.m.example\"\nprofile = \"mcp\"\nrecall = [\"s:a\"]",
+            "one exact host",
+        ),
+        ("hosts = [\"x.com\"]\n[[test]]\nexpect = \"deny\"\nhost = \"a b\"", "`a b` is not a host"),
+        (
+            "hosts = [\"x.com\"]\n[[test]]\nexpect = \"deny\"\nhost = \"x.com\"\nreason = \"not_list\"",
+            "there is no reason `not_list`",
+        ),
+        (
+            "hosts = [\"x.com\"]\n[[test]]\nexpect = \"allow\"\nhost = \"x.com\"\nreason = \"not_listed\"",
+            "has no reason",
+        ),
+        (
+            "hosts = [\"x.com\"]\n[[test]]\nexpect = \"maybe\"\nhost = \"x.com\"",
+            "`maybe` is not one of",
+        ),
+        ("hosts = [\"x.com\"]\n[budget]\nrequests_per_hour = -1", "requests_per_hour"),
+        ("hosts = [\"x.com\"", "p.toml:4"),
+    ] {
+        let found = errors(lone(&allow(body))).join("\n");
+        assert!(
+            found.contains(part) || (part == "requests_per_hour" && found.contains("p.toml:6")),
+            "{body}\n---\n{found}"
+        );
+    }
+}
+
+#[test]
+fn a_pasted_secret_is_refused_and_not_repeated() {
+    for secret in [
+        "sk-abcdefghijklmnopqrstuvwxyz",
+        "Bearer abc def",
+        "ghp_0123456789",
+        "A1b2C3d4E5f6A1b2C3d4E5f6A1b2C3d4E5f6A1b2C3",
+    ] {
+        let problems =
+            lone(&allow(&format!("hosts = [\"x.com\"]\ncredential = \"{secret}\""))).unwrap_err();
+        let all = format!("{problems:?}");
+        assert!(all.contains("never a secret itself"), "{all}");
+        assert!(!all.contains(secret), "{all}");
+    }
+}
+
+#[test]
+fn every_error_is_reported_and_nothing_loads() {
+    let text = "name = \"p\"\ncolor = 1\n[[allow]]\nname = \"a\"\nhosts = [\"x y\", \"*.com\"]\nmethods = [\"get\"]\n[[deny]]\nhosts = [\"a..b\"]\n";
+    let found = errors(lone(text));
+    assert_eq!(found.len(), 5, "{found:#?}");
+    let lines: Vec<&str> = found.iter().filter_map(|text| text.split(':').nth(1)).collect();
+    assert_eq!(lines, ["2", "5", "5", "6", "8"]);
+}
+
+#[test]
+fn problems_are_bounded() {
+    let hosts: Vec<String> = (0..500).map(|n| format!("\"bad host {n}\"")).collect();
+    assert_eq!(
+        errors(lone(&allow(&format!("hosts = [{}]", hosts.join(",\n"))))).len(),
+        MAX_PROBLEMS
+    );
+}
+
+#[test]
+fn files_that_are_no_text_are_refused() {
+    for (bytes, part) in [
+        (&b"\xff\xfe\x00"[..], "the file is not UTF-8"),
+        (b"\0\0\0\0", "p.toml:1"),
+        (b"name = \"p\"\r\n[[allow]]\r\nname", "p.toml:3"),
+        (b"{\"name\": \"p\"}", "p.toml:1"),
+    ] {
+        let policies = vec![rules::SourceFile { path: "p.toml".to_owned(), bytes: bytes.to_vec() }];
+        let found = errors(compile(&Sources { policies, ..Sources::default() }, &[])).join("\n");
+        assert!(found.contains(part), "{bytes:?}\n---\n{found}");
+    }
+    let policies = vec![rules::SourceFile {
+        path: "p.toml".to_owned(),
+        bytes: vec![b' '; rules::load::MAX_FILE + 1],
+    }];
+    assert!(
+        errors(compile(&Sources { policies, ..Sources::default() }, &[]))
+            .join("")
+            .contains("bytes in one file")
+    );
+}
+
+#[test]
+fn one_bad_policy_stops_the_load() {
+    let policies = vec![
+        file("a.toml", "name = \"a\""),
+        file("b.toml", "nam = \"b\""),
+        file("c.toml", "name = \"a\""),
+    ];
+    let found = errors(compile(&Sources { policies, ..Sources::default() }, &[])).join("\n");
+    assert!(found.contains("b.toml:1:1: `nam` is not a key here"), "{found}");
+    assert!(found.contains("policy `a (a.toml)` stands twice"), "{found}");
+}
+
+#[test]
+fn reserved_names_are_refused() {
+    for name in ["user", "system", "untrusted", "grants"] {
+        assert!(
+            errors(lone(&format!("name = \"{name}\"")))
+                .join("")
+                .contains("a name Sandbar itself uses"),
+            "{name}"
+        );
+    }
+}
+
+#[test]
+fn lists_lie_beside_the_policy() {
+    let text = allow("hosts_file = \"lists/mirrors.txt\"");
+    let rules =
+        good(with_lists(&text, &[("lists/mirrors.txt", "# ours\na.example\n*.b.example:8443\n")]));
+    assert_eq!(attempt(&rules, "p", "a.example").as_deref(), Ok("r"));
+    assert_eq!(attempt(&rules, "p", "x.b.example:8443").as_deref(), Ok("r"));
+    assert!(attempt(&rules, "p", "x.b.example").is_err());
+    let found = errors(with_lists(&text, &[("lists/mirrors.txt", "a.example\nb d\n*.com\n")]));
+    assert_eq!(found.len(), 2, "{found:?}");
+    assert!(
+        found[0].starts_with("lists/mirrors.txt:2:1: `b d` is not a host pattern"),
+        "{found:?}"
+    );
+    let named = rules::load::lists_named_by(&file("dir/p.toml", &text));
+    assert_eq!(named, ["dir/lists/mirrors.txt"]);
+}
+
+#[test]
+fn an_empty_list_opens_nothing_and_is_noticed() {
+    let rules = good(with_lists(&allow("hosts_file = \"l.txt\""), &[("l.txt", "# nothing yet\n")]));
+    assert!(shown(rules.warnings()).join("").contains("rule `r` lists no host"));
+}
+
+#[test]
+fn a_list_denied_whole_can_never_act() {
+    let text = allow("hosts_file = \"l.txt\"\n[[deny]]\nhosts = [\".x.example\"]");
+    let found = errors(with_lists(&text, &[("l.txt", "a.x.example\nb.x.example\n")])).join("");
+    assert!(found.contains("rule `r` can never act"), "{found}");
+    good(with_lists(&text, &[("l.txt", "a.x.example\nb.y.example\n")]));
+}
+
+#[test]
+fn the_digest_is_of_content_and_not_of_place() {
+    let at = |path: &str, text: &str| {
+        good(compile(&Sources { policies: vec![file(path, text)], ..Sources::default() }, &[]))
+            .digest()
+    };
+    assert_eq!(at("a.toml", "name = \"p\""), at("b/c.toml", "name = \"p\""));
+    assert_ne!(at("a.toml", "name = \"p\""), at("a.toml", "name = \"p\" "));
+}
+
+#[test]
+fn tests_in_a_policy_are_run() {
+    let text = allow(
+        "hosts = [\"x.com\"]\nmethods = [\"GET\"]\n\
+         [[test]]\nexpect = \"allow\"\nhost = \"https://x.com/a\"\n\
+         [[test]]\nexpect = \"deny\"\nhost = \"x.com\"\nmethod = \"POST\"\nreason = \"method_not_allowed\"\nrule = \"r\"\n\
+         [[test]]\nexpect = \"deny\"\nhost = \"x.com\"\n\
+         [[test]]\nexpect = \"deny\"\nhost = \"y.com\"\nreason = \"denied_by_rule\"\n\
+         [[test]]\nexpect = \"allow\"\nhost = \"x.com\"\ndns = \"A\"\nrule = \"other\"\n",
+    );
+    let passed: Vec<bool> =
+        good(lone(&text)).run_trials().iter().map(|outcome| outcome.passed()).collect();
+    assert_eq!(passed, [true, true, false, false, false]);
+}
+
+#[test]
+fn memory_can_be_tested_without_a_sandbox() {
+    let text = "name = \"p\"\n[[memory]]\nname = \"m\"\nhost = \"m.example\"\nprofile = \"mcp\"\nrecall = [\"staging:a\"]\n\
+        [[test]]\nexpect = \"allow\"\nhost = \"m.example\"\nbank = \"staging:a\"\noperation = \"recall\"\nenvironment = \"staging\"\n\
+        [[test]]\nexpect = \"deny\"\nhost = \"m.example\"\nbank = \"staging:a\"\nenvironment = \"production\"\nreason = \"foreign_environment\"\n\
+        [[test]]\nexpect = \"deny\"\nhost = \"m.example\"\nbank = \"staging:b\"\noperation = \"retain\"\nenvironment = \"staging\"\nreason = \"foreign_bank\"\n\
+        [[test]]\nexpect = \"deny\"\nhost = \"m.example\"\nbank = \"staging:a\"\nreason = \"identity_unset\"\n";
+    let failed: Vec<String> = good(lone(text))
+        .run_trials()
+        .iter()
+        .filter(|o| !o.passed())
+        .map(|o| format!("{:?}", o.decision))
+        .collect();
+    assert_eq!(failed, [""; 0]);
+}
