@@ -1,1 +1,43 @@
-//! The whole program under test; the tests are in `tests/`, one binary.
+//! What the whole-program tests share; the tests themselves are in `tests/`, one binary.
+
+#![allow(clippy::expect_used, reason = "a test that cannot go on fails")]
+
+use std::path::{Path, PathBuf};
+use std::process::{Command, Output};
+use std::sync::LazyLock;
+
+/// The binary under test. Another package's binary is not built for a test, so cargo is asked to.
+static SANDBAR: LazyLock<PathBuf> = LazyLock::new(|| {
+    let test = std::env::current_exe().expect("a test knows where it lies");
+    let profile = test.parent().and_then(Path::parent).expect("below target").to_owned();
+    let mut cargo = Command::new(env!("CARGO"));
+    cargo.args(["build", "--quiet", "--package", "proxy", "--bin", "sandbar"]);
+    if profile.ends_with("release") {
+        cargo.arg("--release");
+    }
+    let built = cargo.current_dir(root()).status();
+    assert!(built.is_ok_and(|status| status.success()), "sandbar does not build");
+    profile.join("sandbar")
+});
+
+/// `sandbar`, run where the repository begins.
+pub fn sandbar() -> Command {
+    let mut command = Command::new(&*SANDBAR);
+    command.current_dir(root()).env_remove("NO_COLOR").env_remove("CLICOLOR_FORCE");
+    command
+}
+
+/// Runs `sandbar` with arguments separated by spaces.
+pub fn run(arguments: &str) -> Output {
+    sandbar().args(arguments.split_whitespace()).output().expect("sandbar runs")
+}
+
+/// The repository.
+pub fn root() -> &'static Path {
+    Path::new(env!("CARGO_MANIFEST_DIR")).parent().expect("a crate of the workspace")
+}
+
+/// What a program printed, as text.
+pub fn text(bytes: &[u8]) -> String {
+    String::from_utf8_lossy(bytes).into_owned()
+}

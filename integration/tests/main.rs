@@ -4,3 +4,4 @@
 
 mod certs;
 mod log;
+mod policy;

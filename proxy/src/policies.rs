@@ -22,6 +22,23 @@ pub(crate) struct PolicyArgs {
     config: Option<PathBuf>,
 }
 
+/// Policies named outright, or by the arguments above.
+#[derive(clap::Args, Clone, Debug)]
+pub(crate) struct PathArgs {
+    /// Policy files, directories of them, or a sandbar.toml; the sandbar.toml here if none is given
+    #[arg(value_name = "PATH")]
+    paths: Vec<PathBuf>,
+    #[command(flatten)]
+    policy: PolicyArgs,
+}
+
+impl PathArgs {
+    pub(crate) fn read(&self) -> anyhow::Result<Sources> {
+        let named: Vec<PathBuf> = self.paths.iter().chain(&self.policy.policies).cloned().collect();
+        PolicyArgs { policies: named, config: self.policy.config.clone() }.read()
+    }
+}
+
 impl PolicyArgs {
     /// Reads what the arguments name, or what `sandbar.toml` here names.
     pub(crate) fn read(&self) -> anyhow::Result<Sources> {

@@ -5,6 +5,7 @@ use std::net::{IpAddr, SocketAddr};
 use crate::decision::{Admission, Denial, DialPermit, Permit};
 use crate::name::Host;
 use crate::network::forbidden;
+use crate::policy::{Match, matching};
 use crate::reason::Reason;
 use crate::ruleset::RuleSet;
 
@@ -41,10 +42,28 @@ impl RuleSet {
         if permit.port().is_some_and(own) {
             return Err(Reason::OwnAddress);
         }
+        if self.denies_address(permit, address) {
+            return Err(Reason::DeniedByRule);
+        }
         if matches!(permit.host(), Host::Address(wanted) if *wanted != address) {
             return Err(Reason::AddressNotExpected);
         }
         permit.0.admission.iter().try_for_each(|admission| admission.admits(address))
+    }
+}
+
+impl RuleSet {
+    /// A deny rule for an address holds whatever name led to it.
+    fn denies_address(&self, permit: &Permit, address: IpAddr) -> bool {
+        let host = Host::Address(address);
+        let Some(layers) = self.layers.get(permit.sandbox()) else { return true };
+        let denies = |matched: Match<'_>| {
+            let here = permit
+                .port()
+                .map_or_else(|| matched.is_on_every_port(), |port| matched.has_port(port));
+            matched.rule.is_deny() && !matched.rule.filters_requests() && here
+        };
+        layers.policies().any(|policy| matching(policy, &host).any(denies))
     }
 }
 

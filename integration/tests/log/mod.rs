@@ -3,30 +3,14 @@
 mod command;
 mod rsyslog;
 
-use std::path::{Path, PathBuf};
-use std::process::Command;
-use std::sync::LazyLock;
+use std::path::Path;
 
 use audit::{
     Arrival, Channel, Code, Config, Connection, Ending, Environment, Facts, Log, Outcome, Request,
     SandboxId, Scheme, Subject, TenantId, Transport, Verdict,
 };
+use integration::sandbar;
 use tokio::runtime::{Builder, Runtime};
-
-/// The program under test, built once.
-static SANDBAR: LazyLock<PathBuf> = LazyLock::new(|| {
-    let built = Command::new(env!("CARGO"))
-        .args(["build", "--quiet", "--package", "proxy", "--bin", "sandbar"])
-        .current_dir(env!("CARGO_MANIFEST_DIR"))
-        .status();
-    assert!(built.is_ok_and(|status| status.success()), "sandbar does not build");
-    let test = std::env::current_exe().unwrap();
-    test.ancestors().nth(2).unwrap().join("sandbar")
-});
-
-fn sandbar() -> Command {
-    Command::new(&*SANDBAR)
-}
 
 /// Writes a log as the proxy will.
 struct Writing {

@@ -1,6 +1,5 @@
 //! `sandbar check`: parses, compiles, runs the tests, and prints what is really in effect.
 
-use std::path::PathBuf;
 use std::process::ExitCode;
 
 use rules::policy::{Policy, Rule};
@@ -9,7 +8,7 @@ use rules::{RuleSet, Sources, compile};
 use serde_json::{Value, json};
 
 use super::{BAD_INPUT, NEGATIVE, Output, test};
-use crate::policies;
+use crate::policies::PathArgs;
 use crate::problems::{Severity, complain, to_json};
 use crate::terminal::{FAINT, GOOD, HEAD, paint, print_json};
 
@@ -19,9 +18,8 @@ const SHOWN_PATTERNS: usize = 8;
 /// Check policies: parse, compile, run their tests, and print what is in effect
 #[derive(clap::Args)]
 pub(crate) struct CheckArgs {
-    /// Policy files, directories of them, or a sandbar.toml
-    #[arg(required = true, value_name = "PATH")]
-    paths: Vec<PathBuf>,
+    #[command(flatten)]
+    paths: PathArgs,
     /// Print every pattern, long lists too
     #[arg(long)]
     all: bool,
@@ -32,7 +30,7 @@ pub(crate) struct CheckArgs {
 
 /// Checks policies. Exit status: 0 good, 1 a test failed, 2 not good.
 pub(crate) fn check(args: &CheckArgs, output: Output) -> anyhow::Result<ExitCode> {
-    let sources = policies::read(&args.paths)?;
+    let sources = args.paths.read()?;
     let rules = match compile(&sources, &[]) {
         Ok(rules) => rules,
         Err(problems) => {

@@ -157,7 +157,7 @@ fn print(explanation: &Explanation, probe: &Probe, sandbox: &SandboxRef) {
         }
         Some(Change::Add(lines)) => {
             field("to allow", "add to a policy of this sandbox:".to_owned());
-            lines.lines().for_each(|line| anstream::println!("            {}", paint(GOOD, line)));
+            lines.lines().for_each(|line| anstream::println!("             {}", paint(GOOD, line)));
         }
     }
 }
@@ -185,7 +185,16 @@ fn print_permit(permit: &Permit, probe: &Probe, sandbox: &SandboxRef) {
     for (key, limit) in budgets.set() {
         field("budget", format!("{key} = {limit}"));
     }
-    policy_line(permit.generation(), &permit.rule().digest.short(), permit.rule().policy.as_str());
+    let rule = permit.rule();
+    field(
+        "policy",
+        format!(
+            "{}, generation {}, digest {}",
+            rule.policy,
+            permit.generation(),
+            rule.digest.short()
+        ),
+    );
 }
 
 fn print_denial(denial: &Denial, probe: &Probe, sandbox: &SandboxRef) {
@@ -202,7 +211,7 @@ fn print_denial(denial: &Denial, probe: &Probe, sandbox: &SandboxRef) {
         None => field("rule", "none names this host".to_owned()),
     }
     field("next step", denial.reason.next_step().to_owned());
-    policy_line(denial.generation, &denial.digest.short(), "all");
+    field("policy", format!("generation {}, digest {}", denial.generation, denial.digest.short()));
 }
 
 fn print_bad_name(args: &ExplainArgs, error: &ProbeError, output: Output) {
@@ -222,10 +231,6 @@ fn print_bad_name(args: &ExplainArgs, error: &ProbeError, output: Output) {
 
 fn field(name: &str, text: String) {
     anstream::println!("  {} {text}", paint(FAINT, format!("{name:<10}")));
-}
-
-fn policy_line(generation: u64, digest: &str, name: &str) {
-    field("policy", format!("{name}, generation {generation}, digest {digest}"));
 }
 
 fn place(rule: &RuleRef) -> String {

@@ -1,6 +1,5 @@
 //! `sandbar test`: runs the `[[test]]` entries of policies.
 
-use std::path::PathBuf;
 use std::process::ExitCode;
 
 use rules::trial::Outcome;
@@ -8,20 +7,19 @@ use rules::{Decision, compile};
 use serde_json::{Value, json};
 
 use super::{BAD_INPUT, NEGATIVE, Output, check};
-use crate::policies;
+use crate::policies::PathArgs;
 use crate::terminal::{BAD, FAINT, GOOD, WARN, paint, print_json};
 
 /// Run the tests that policies carry
 #[derive(clap::Args)]
 pub(crate) struct TestArgs {
-    /// Policy files, directories of them, or a sandbar.toml
-    #[arg(required = true, value_name = "PATH")]
-    paths: Vec<PathBuf>,
+    #[command(flatten)]
+    paths: PathArgs,
 }
 
 /// Runs policy tests. Exit status: 0 all passed, 1 one failed, 2 not a good policy.
 pub(crate) fn test(args: &TestArgs, output: Output) -> anyhow::Result<ExitCode> {
-    let rules = match compile(&policies::read(&args.paths)?, &[]) {
+    let rules = match compile(&args.paths.read()?, &[]) {
         Ok(rules) => rules,
         Err(problems) => {
             check::refuse(&problems, output);

@@ -213,6 +213,18 @@ pub(crate) fn sandbox(
 ) {
     let remembers =
         layers.sandbox.iter().any(|policy| policy.rules.iter().any(|rule| rule.memory().is_some()));
+    for rule in layers
+        .base_policies()
+        .iter()
+        .flat_map(|base| &base.rules)
+        .filter(|rule| rule.credential().is_some())
+    {
+        let why = format!(
+            "rule `{}` is of a base, and credentials come from the sandbox's own policies only",
+            rule.name
+        );
+        problems.warning(rule.at.clone(), Fault::Pointless(why));
+    }
     for policy in &layers.sandbox {
         for (at, rule) in policy.rules.iter().enumerate() {
             check_credential(rule, credentials, problems);

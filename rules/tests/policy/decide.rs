@@ -392,6 +392,28 @@ fn addresses_are_admitted_by_the_rule_that_decided() {
 }
 
 #[test]
+fn a_denied_address_is_denied_whatever_name_leads_there() {
+    let text = "name = \"p\"\n[[allow]]\nname = \"a\"\nhosts = [\"x.example\", \"x.example:8443\"]\n\
+        [[deny]]\naddresses = [\"9.9.9.0/24\"]\n[[deny]]\nname = \"one port\"\naddresses = [\"8.8.8.0/24\"]\nports = [8443]";
+    let rules = good(lone(text));
+    for (target, address, expected) in [
+        ("x.example", "9.9.9.9", Some(DeniedByRule)),
+        ("x.example", "9.9.8.9", None),
+        ("x.example", "8.8.8.8", None),
+        ("x.example:8443", "8.8.8.8", Some(DeniedByRule)),
+        ("x.example", "::ffff:9.9.9.9", Some(DeniedByRule)),
+    ] {
+        let probe = rules::probe::Probe::parse(target).unwrap();
+        let Decision::Allow(permit) = probe.decide(&rules, &sandbox(&rules, "p")) else {
+            panic!("{target}")
+        };
+        let found =
+            rules.admit(&permit, &[address.parse().unwrap()]).err().map(|denial| denial.reason);
+        assert_eq!(found, expected, "{target} -> {address}");
+    }
+}
+
+#[test]
 fn addresses_that_are_tried_are_bounded() {
     let rules = rules();
     let Decision::Allow(permit) =

@@ -1,0 +1,343 @@
+//! `check`, `explain`, `test`, `diff`, `schema`, `reasons`: what people and scripts get to see.
+
+mod readme;
+
+use std::fs;
+use std::path::Path;
+use std::process::{Command, Output};
+
+use integration::{root, run, sandbar, text};
+use serde_json::Value;
+use tempfile::TempDir;
+
+const GATEWAY: &str = "deploy/gateway";
+
+/// A directory with these files.
+fn files(entries: &[(&str, &str)]) -> TempDir {
+    let dir = tempfile::tempdir().unwrap();
+    for (name, content) in entries {
+        let path = dir.path().join(name);
+        fs::create_dir_all(path.parent().unwrap()).unwrap();
+        fs::write(path, content).unwrap();
+    }
+    dir
+}
+
+fn inside(dir: &Path, arguments: &[&str]) -> Output {
+    sandbar().current_dir(dir).args(arguments).output().unwrap()
+}
+
+fn status(output: &Output) -> i32 {
+    output.status.code().unwrap()
+}
+
+fn json(output: &Output) -> Value {
+    serde_json::from_slice(&output.stdout)
+        .unwrap_or_else(|error| panic!("{error}: {}", text(&output.stdout)))
+}
+
+const POLICY: &str =
+    "name = \"p\"\n[[allow]]\nname = \"r\"\nhosts = [\"x.example\"]\nmethods = [\"GET\"]\n";
+
+#[test]
+fn every_example_is_good_and_its_tests_pass() {
+    let checked = run(&format!("check {GATEWAY}"));
+    assert_eq!(status(&checked), 0, "{}", text(&checked.stderr));
+    for line in [
+        "every name below packages.example, not packages.example itself",
+        "lists/mirrors.txt:3",
+        "tests passed",
+        "base user",
+    ] {
+        assert!(text(&checked.stdout).contains(line), "{line}\n{}", text(&checked.stdout));
+    }
+    for entry in fs::read_dir(root().join(GATEWAY).join("policies")).unwrap() {
+        let path = entry.unwrap().path();
+        if path.extension().is_some_and(|extension| extension == "toml") {
+            let alone = sandbar().args(["check", "--quiet"]).arg(&path).output().unwrap();
+            assert_eq!(status(&alone), 0, "{}: {}", path.display(), text(&alone.stderr));
+            assert!(
+                text(&alone.stdout).contains("not judged without a sandbar.toml"),
+                "{}",
+                text(&alone.stdout)
+            );
+        }
+    }
+}
+
+#[test]
+fn exit_codes_are_what_scripts_rely_on() {
+    let dir = files(&[
+        ("good.toml", POLICY),
+        ("failing.toml", &format!("{POLICY}[[test]]\nexpect = \"deny\"\nhost = \"x.example\"\n")),
+        ("bad.toml", "name = \"p\"\nhots = []\n"),
+        ("empty.toml", ""),
+        ("nothing.toml", "name = \"p\"\n"),
+        ("none/readme.txt", "no policy here"),
+    ]);
+    for (arguments, expected) in [
+        (&["check", "good.toml"][..], 0),
+        (&["check", "nothing.toml"], 0),
+        (&["check", "failing.toml"], 1),
+        (&["check", "bad.toml"], 2),
+        (&["check", "empty.toml"], 2),
+        (&["check", "absent.toml"], 2),
+        (&["check", "none"], 2),
+        (&["check", "good.toml", "bad.toml"], 2),
+        (&["check"], 2),
+        (&["test", "good.toml"], 0),
+        (&["test", "failing.toml"], 1),
+        (&["test", "bad.toml"], 2),
+        (&["explain", "-p", "good.toml", "x.example"], 0),
+        (&["explain", "-p", "good.toml", "-m", "POST", "https://x.example/"], 1),
+        (&["explain", "-p", "good.toml", "y.example"], 1),
+        (&["explain", "-p", "good.toml", "a b"], 1),
+        (&["explain", "-p", "nothing.toml", "x.example"], 1),
+        (&["explain", "-p", "good.toml", "ftp://x.example"], 2),
+        (&["explain", "-p", "good.toml", "-s", "zzz", "x.example"], 2),
+        (&["explain", "-p", "bad.toml", "x.example"], 2),
+        (&["diff", "good.toml", "nothing.toml"], 0),
+        (&["diff", "--exit-code", "good.toml", "nothing.toml"], 1),
+        (&["diff", "--exit-code", "good.toml", "good.toml"], 0),
+        (&["diff", "good.toml", "bad.toml"], 2),
+        (&["reasons", "not_listed"], 0),
+        (&["reasons", "nonsense"], 2),
+        (&["schema"], 0),
+        (&["--version"], 0),
+        (&["--help"], 0),
+        (&["explode"], 64),
+        (&["explain"], 64),
+        (&["explain", "--color", "sometimes", "x.example"], 64),
+    ] {
+        let output = inside(dir.path(), arguments);
+        assert_eq!(
+            status(&output),
+            expected,
+            "{arguments:?}\n{}{}",
+            text(&output.stdout),
+            text(&output.stderr)
+        );
+        assert!(
+            expected == 0 || expected == 1 || !output.stderr.is_empty(),
+            "{arguments:?} fails in silence"
+        );
+    }
+}
+
+#[test]
+fn errors_point_at_the_character() {
+    let dir = files(&[(
+        "p.toml",
+        "name = \"p\"\n[[allow]]\nname = \"a\"\nhots = []\nhosts = [\"ü.example\", \"b d\"]\nmethods = [\"get\"]\n",
+    )]);
+    let output = inside(dir.path(), &["check", "p.toml"]);
+    let expected = "error: `hots` is not a key here
+ --> p.toml:4:1
+  |
+4 | hots = []
+  | ^^^^
+  = help: did you mean `hosts`?
+error: `b d` is not a host pattern: ` ` is not allowed in a host name
+ --> p.toml:5:23
+  |
+5 | hosts = [\"ü.example\", \"b d\"]
+  |                       ^^^^^
+error: `get` is not a request method: methods are upper-case words, such as `GET`
+ --> p.toml:6:12
+  |
+6 | methods = [\"get\"]
+  |            ^^^^^
+  = help: did you mean `GET`?
+sandbar: 3 errors; nothing was loaded
+";
+    assert_eq!((text(&output.stderr).as_str(), text(&output.stdout).as_str()), (expected, ""));
+}
+
+#[test]
+fn json_is_for_machines() {
+    let dir = files(&[
+        ("good.toml", POLICY),
+        ("new.toml", &POLICY.replace("x.example", "y.example")),
+        ("bad.toml", "name = 1"),
+    ]);
+    let of = |arguments: &[&str]| json(&inside(dir.path(), &[&["--json"], arguments].concat()));
+    assert_eq!(
+        of(&["check", "good.toml"])["policies"][0]["rules"][0]["hosts"][0]["covers"],
+        "x.example only, port 443"
+    );
+    let bad = of(&["check", "bad.toml"]);
+    assert_eq!((bad["ok"].as_bool(), bad["problems"][0]["line"].as_u64()), (Some(false), Some(1)));
+    let denied = of(&["explain", "-p", "good.toml", "-m", "POST", "https://x.example/"]);
+    assert_eq!(
+        (&denied["decision"], &denied["reason"], &denied["change"]["entry"]),
+        (&"deny".into(), &"method_not_allowed".into(), &"POST".into())
+    );
+    let allowed = of(&["explain", "-p", "good.toml", "x.example"]);
+    assert_eq!((&allowed["decision"], &allowed["rule"]["rule"]), (&"allow".into(), &"r".into()));
+    let diff = of(&["diff", "good.toml", "new.toml"]);
+    let changes: Vec<&str> = diff["sandboxes"][0]["differences"]
+        .as_array()
+        .unwrap()
+        .iter()
+        .map(|d| d["change"].as_str().unwrap())
+        .collect();
+    assert_eq!(changes, ["becomes_reachable", "stops_being_reachable"]);
+    assert_eq!(of(&["test", "good.toml"])["passed"], 0);
+    assert_eq!(of(&["reasons", "not_listed"])[0]["code"], "not_listed");
+    assert_eq!(of(&["explain", "-p", "good.toml", "a b"])["reason"], "bad_name");
+}
+
+#[test]
+fn colours_are_for_terminals() {
+    let plain = run(&format!("check {GATEWAY}"));
+    let painted = run(&format!("--color always check {GATEWAY}"));
+    assert!(!plain.stdout.contains(&0x1b) && painted.stdout.contains(&0x1b));
+}
+
+#[test]
+fn a_policy_cannot_steer_the_terminal() {
+    let dir = files(&[(
+        "p.toml",
+        "name = \"p\"\n[[allow]]\nname = \"a\"\nhosts = [\"\\u001b[2Jx\"]\n# \u{1b}[31m\n\u{1b} = 1\n",
+    )]);
+    let output = inside(dir.path(), &["check", "p.toml"]);
+    assert_eq!(status(&output), 2);
+    assert!(!output.stderr.contains(&0x1b), "{}", text(&output.stderr));
+    let asked = inside(dir.path(), &["explain", "-p", "p.toml", "\u{1b}[2J"]);
+    assert!(!asked.stdout.contains(&0x1b) && !asked.stderr.contains(&0x1b));
+}
+
+#[test]
+fn the_operators_file_says_where_policies_are() {
+    let dir = files(&[
+        (
+            "sandbar.toml",
+            "policies = \"rules.d\"\n[[sandbox]]\nid = \"a\"\npolicies = [\"p\"]\n[[sandbox]]\nid = \"b\"\nbase = \"untrusted\"\npolicies = [\"p\"]\n",
+        ),
+        ("rules.d/p.toml", POLICY),
+        ("rules.d/.hidden.toml", "not toml at all"),
+        ("rules.d/notes.txt", "nor this"),
+    ]);
+    let checked = inside(dir.path(), &["check"]);
+    assert_eq!(status(&checked), 0, "{}", text(&checked.stderr));
+    assert!(
+        text(&checked.stderr).contains("base `untrusted` allows nothing"),
+        "{}",
+        text(&checked.stderr)
+    );
+    assert_eq!(status(&inside(dir.path(), &["explain", "-s", "a", "x.example"])), 0);
+    let below = inside(dir.path(), &["explain", "-s", "b", "x.example"]);
+    assert!(text(&below.stdout).contains("base_forbids"), "{}", text(&below.stdout));
+    let which = inside(dir.path(), &["explain", "x.example"]);
+    assert!(
+        text(&which.stderr).contains("say which sandbox with --sandbox; there are: a, b"),
+        "{}",
+        text(&which.stderr)
+    );
+}
+
+#[test]
+fn files_that_would_hang_or_escape_are_refused() {
+    let dir =
+        files(&[("p.toml", "name = \"p\"\n[[allow]]\nname = \"a\"\nhosts_file = \"pipe\"\n")]);
+    let made = Command::new("mkfifo").arg(dir.path().join("pipe")).status().unwrap();
+    assert!(made.success());
+    let output = inside(dir.path(), &["check", "p.toml"]);
+    assert!(
+        text(&output.stderr).contains("cannot read the list `pipe`: pipe is not a regular file"),
+        "{}",
+        text(&output.stderr)
+    );
+    assert!(
+        text(&inside(dir.path(), &["check", "pipe"]).stderr).contains("pipe is not a regular file")
+    );
+}
+
+#[test]
+fn a_diff_of_directories_tells_added_and_removed_sandboxes() {
+    let operator = |ids: &str| format!("policies = \"d\"\n{ids}");
+    let sandbox = |id: &str| format!("[[sandbox]]\nid = \"{id}\"\npolicies = [\"p\"]\n");
+    let old = files(&[
+        ("sandbar.toml", &operator(&(sandbox("a") + &sandbox("b")))),
+        ("d/p.toml", POLICY),
+    ]);
+    let new = files(&[
+        ("sandbar.toml", &operator(&(sandbox("a") + &sandbox("c")))),
+        ("d/p.toml", POLICY),
+    ]);
+    let output = sandbar().arg("diff").args([old.path(), new.path()]).output().unwrap();
+    let shown = text(&output.stdout);
+    assert!(
+        shown.contains("sandbox b (removed)\n  - GET x.example stops being reachable")
+            || shown.contains("- x.example stops being reachable"),
+        "{shown}"
+    );
+    assert!(shown.contains("sandbox c (added)\n  + x.example becomes reachable"), "{shown}");
+    assert!(!shown.contains("sandbox a"), "{shown}");
+}
+
+#[test]
+fn the_schemas_take_the_examples_and_refuse_slips() {
+    let script = "
+import json, sys, tomllib, jsonschema
+schema = json.load(open(sys.argv[1]))
+document = tomllib.load(open(sys.argv[2], 'rb'))
+jsonschema.Draft202012Validator.check_schema(schema)
+sys.exit(1 if list(jsonschema.Draft202012Validator(schema).iter_errors(document)) else 0)
+";
+    let dir = files(&[("slip.toml", "name = \"p\"\n[[allow]]\nname = \"a\"\nhots = []\n")]);
+    let valid = |which: &str, document: &Path| {
+        let schema = dir.path().join(format!("{which}.json"));
+        fs::write(&schema, run(&format!("schema {which}")).stdout).unwrap();
+        let python = Command::new("/usr/bin/python3")
+            .args(["-c", script])
+            .arg(&schema)
+            .arg(document)
+            .output();
+        let python = python.expect("python3 is installed by `make test`");
+        assert!(
+            !text(&python.stderr).contains("Error"),
+            "python3-jsonschema is installed by `make test`: {}",
+            text(&python.stderr)
+        );
+        python.status.success()
+    };
+    let gateway = root().join(GATEWAY);
+    assert!(valid("policy", &gateway.join("policies/build-agent.toml")));
+    assert!(valid("policy", &gateway.join("policies/team-memory.toml")));
+    assert!(valid("operator", &gateway.join("sandbar.toml")));
+    assert!(!valid("policy", &dir.path().join("slip.toml")));
+    assert!(!valid("operator", &gateway.join("policies/build-agent.toml")));
+}
+
+#[test]
+fn completions_and_manual_are_made_for_every_command() {
+    for shell in ["bash", "elvish", "fish", "powershell", "zsh"] {
+        let script = run(&format!("completions {shell}"));
+        assert!(status(&script) == 0 && text(&script.stdout).contains("explain"), "{shell}");
+    }
+    let dir = tempfile::tempdir().unwrap();
+    let made = sandbar().args(["man", "--dir"]).arg(dir.path()).output().unwrap();
+    assert_eq!(status(&made), 0, "{}", text(&made.stderr));
+    for page in ["sandbar.1", "sandbar-check.1", "sandbar-explain.1", "sandbar-diff.1"] {
+        assert!(dir.path().join(page).is_file(), "{page}");
+    }
+    assert!(text(&run("man").stdout).contains(".TH sandbar"));
+}
+
+#[test]
+fn a_million_names_are_checked_in_one_go() {
+    let list: String = (0..1_000_000).map(|at| format!("host-{at}.mirror.example\n")).collect();
+    let dir = files(&[
+        ("p.toml", "name = \"p\"\n[[allow]]\nname = \"a\"\nhosts_file = \"l.txt\"\n"),
+        ("l.txt", &list),
+    ]);
+    let output = inside(dir.path(), &["check", "p.toml"]);
+    assert!(
+        text(&output.stdout).contains("1000000 patterns"),
+        "{}{}",
+        text(&output.stdout),
+        text(&output.stderr)
+    );
+    assert!(text(&output.stdout).contains("... and 999992 more"), "{}", text(&output.stdout));
+}
