@@ -6,9 +6,10 @@ use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
 use std::process::{Command, Stdio};
 
+use integration::sandbar;
 use serde_json::Value;
 
-use super::program::{needed, sandbar, text};
+use super::program::{needed, text};
 
 /// Runs `sandbar` in `dir`; gives the exit status and what it printed.
 fn run(dir: &Path, args: &[&str]) -> (i32, String) {

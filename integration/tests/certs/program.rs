@@ -1,29 +1,8 @@
-//! Running `sandbar` and other programs, with nothing of this machine's own trust in their environment.
+//! Running other programs, with nothing of this machine's own trust in their environment.
 
 use std::io::Write;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::process::{Command, Output};
-use std::sync::OnceLock;
-
-/// The binary under test, built as this test was.
-pub(crate) fn sandbar() -> Command {
-    static BINARY: OnceLock<PathBuf> = OnceLock::new();
-    Command::new(BINARY.get_or_init(build))
-}
-
-/// `cargo test` does not build the binary of another package, so it is asked to.
-fn build() -> PathBuf {
-    let test = std::env::current_exe().unwrap();
-    let directory = test.parent().and_then(Path::parent).unwrap();
-    let mut cargo = Command::new(env!("CARGO"));
-    cargo.args(["build", "--quiet", "--package", "proxy", "--bin", "sandbar"]);
-    if directory.ends_with("release") {
-        cargo.arg("--release");
-    }
-    let built = cargo.current_dir(env!("CARGO_MANIFEST_DIR")).status().unwrap();
-    assert!(built.success(), "sandbar does not build");
-    directory.join("sandbar")
-}
 
 /// Whether a program that this test can do without is installed; says so if not.
 pub(crate) fn installed(program: &str) -> bool {

@@ -8,8 +8,9 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use certs::{Authority, LeafCache, UnixTime};
+use integration::sandbar;
 
-use super::program::{clean, installed, needed, not_run, sandbar, text};
+use super::program::{clean, installed, needed, not_run, text};
 use super::server::{GREETING, Server};
 
 /// No tool takes longer to fetch one page from loopback.
