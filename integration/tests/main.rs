@@ -2,5 +2,6 @@
 
 #![allow(clippy::unwrap_used, clippy::expect_used)] // helpers of tests are tests
 
+mod certs;
 mod log;
 mod policy;

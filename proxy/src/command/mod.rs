@@ -1,8 +1,10 @@
 //! The command line: which subcommands there are, and the exit codes they share.
 
+mod ca;
 mod check;
 mod diff;
 mod explain;
+mod identity;
 mod log;
 mod manual;
 mod reference;
@@ -44,10 +46,12 @@ pub(crate) struct Output {
 
 #[derive(Subcommand)]
 enum Command {
+    Ca(ca::CaArgs),
     Check(check::CheckArgs),
     Completions(manual::CompletionsArgs),
     Diff(diff::DiffArgs),
     Explain(explain::ExplainArgs),
+    Identity(identity::IdentityArgs),
     Log(log::LogArgs),
     Man(manual::ManArgs),
     Reasons(reference::ReasonsArgs),
@@ -64,10 +68,12 @@ pub(crate) fn run() -> ExitCode {
     arguments.output.color.apply();
     let output = arguments.output;
     let result = match arguments.command {
+        Command::Ca(args) => ca::ca(&args, output),
         Command::Check(args) => check::check(&args, output),
         Command::Completions(args) => manual::completions(&args),
         Command::Diff(args) => diff::diff(&args, output),
         Command::Explain(args) => explain::explain(&args, output),
+        Command::Identity(args) => identity::identity(&args, output),
         Command::Log(args) => log::run(&args, output),
         Command::Man(args) => manual::man(&args),
         Command::Reasons(args) => reference::reasons(&args, output),

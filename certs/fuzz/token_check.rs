@@ -1,0 +1,78 @@
+//! What must hold for any token whatsoever; run by the fuzzer and, for a while, by every test run.
+
+use std::sync::OnceLock;
+use std::time::Duration;
+
+use base64::Engine;
+use base64::engine::general_purpose::URL_SAFE_NO_PAD;
+use certs::UnixTime;
+use certs::identity::{
+    Algorithm, Expected, IssueRequest, IssuerOptions, LocalIssuer, TrustDomain, Verifier, inspect,
+};
+
+const AUDIENCE: &str = "memory";
+
+/// An issuer, a verifier that believes it, and a token of its own.
+struct World {
+    verifier: Verifier,
+    token: String,
+}
+
+fn now() -> UnixTime {
+    UnixTime::since_unix_epoch(Duration::from_secs(1_800_000_000))
+}
+
+/// Nobody but the issuer makes a token that is believed, and nothing makes the parser panic.
+pub(crate) fn check(input: &[u8]) {
+    static WORLD: OnceLock<Option<World>> = OnceLock::new();
+    let Some(world) = WORLD.get_or_init(make) else {
+        panic!("no issuer to check against");
+    };
+    let text = String::from_utf8_lossy(input);
+    refused(world, &text);
+    // The fuzzer rarely finds base64 by itself, so its bytes also stand for each part.
+    let part = URL_SAFE_NO_PAD.encode(input);
+    let mut honest = world.token.split('.');
+    let (header, claims, signature) = (honest.next(), honest.next(), honest.next());
+    let [Some(header), Some(claims), Some(signature)] = [header, claims, signature] else {
+        panic!("a token has three parts");
+    };
+    for token in [
+        format!("{part}.{claims}.{signature}"),
+        format!("{header}.{part}.{signature}"),
+        format!("{header}.{claims}.{part}"),
+        format!("{part}.{part}.{part}"),
+    ] {
+        refused(world, &token);
+    }
+}
+
+fn refused(world: &World, token: &str) {
+    let verdict = world.verifier.verify(token, &Expected::audience(AUDIENCE), now());
+    assert_eq!(verdict.is_ok(), token == world.token, "believed: {token:?}");
+    if let Ok(said) = inspect(token) {
+        // What was read once reads the same again: there are no two ways to take it.
+        let again = serde_json::to_string(&said.claims).ok();
+        let again = again.and_then(|text| serde_json::from_str::<serde_json::Value>(&text).ok());
+        assert!(again.is_some_and(|again| again == serde_json::Value::Object(said.claims)));
+    }
+}
+
+fn make() -> Option<World> {
+    let dir = tempfile::tempdir().ok()?;
+    let trust_domain = TrustDomain::parse("acme.example").ok()?;
+    let options =
+        IssuerOptions { issuer: "issuer".to_owned(), trust_domain, algorithm: Algorithm::Es256 };
+    let issuer = LocalIssuer::init(dir.path(), &options, now()).ok()?;
+    let request = IssueRequest {
+        tenant: "acme",
+        environment: "staging",
+        sandbox: "build-7",
+        audience: AUDIENCE,
+        life: Duration::from_secs(300),
+        generation: None,
+    };
+    let token = issuer.issue(&request, now()).ok()?.expose().to_owned();
+    let verifier = Verifier::new(vec![issuer.trusted().ok()?], None, now()).ok()?;
+    Some(World { verifier, token })
+}

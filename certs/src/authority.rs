@@ -1,0 +1,402 @@
+//! The certificate authority whose leaves a sandbox sees instead of the real ones.
+//!
+//! Made at first start, made in memory for one run, or given by the operator as PEM. An authority that
+//! ordinary clients would refuse does not load: a leaf is minted and verified before anybody sees one.
+
+use std::fmt;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::Duration;
+
+use rcgen::{
+    BasicConstraints, CertificateParams, DnType, ExtendedKeyUsagePurpose, IsCa, Issuer, KeyPair,
+    KeyUsagePurpose, PKCS_ECDSA_P256_SHA256, PublicKeyData, SignatureAlgorithm, SigningKey,
+};
+use rustls::RootCertStore;
+use rustls::client::WebPkiServerVerifier;
+use rustls::client::danger::ServerCertVerifier;
+use rustls_pki_types::{CertificateDer, PrivateKeyDer, PrivatePkcs8KeyDer, UnixTime};
+use zeroize::{Zeroize, Zeroizing};
+
+use crate::chain::{self, Checked, Valid, date, moment};
+use crate::constraints::{Limits, NameConstraints};
+use crate::files::{self, FileError, Readers};
+use crate::host::HostName;
+use crate::pem::{self, PemError};
+use crate::{NoRandomness, hex, random, sha256};
+
+/// How far before its making an authority is valid already, for sandboxes whose clock is behind.
+pub const BACKDATED: Duration = Duration::from_secs(24 * 3600);
+/// Longest life of an authority made here.
+pub const MAX_LIFE: Duration = Duration::from_secs(10 * 365 * 24 * 3600);
+/// Most certificates in an operator's chain.
+pub const MAX_CHAIN: usize = 8;
+
+const KEY_FILE: &str = "ca.key";
+const CHAIN_FILE: &str = "ca.pem";
+
+/// How to make an authority.
+#[derive(Clone, Debug)]
+pub struct AuthorityOptions {
+    /// Shown to people in certificate viewers; a random suffix keeps two authorities apart.
+    pub name: String,
+    pub life: Duration,
+    /// What it may speak for; `None` is everything.
+    pub permitted: Option<NameConstraints>,
+}
+
+impl Default for AuthorityOptions {
+    fn default() -> Self {
+        let life = Duration::from_secs(365 * 24 * 3600);
+        Self { name: "Sandbar".to_owned(), life, permitted: None }
+    }
+}
+
+/// Why there is no authority.
+#[derive(Debug, thiserror::Error)]
+pub enum AuthorityError {
+    #[error("certificate {0} of the chain cannot be read as X.509")]
+    Certificate(usize),
+    #[error(
+        "certificate {0} of the chain is not signed by the one after it; order the file from the signing certificate up to the root"
+    )]
+    Chain(usize),
+    #[error("the name constraints of certificate {0} cannot be understood, so they cannot be kept")]
+    Constraints(usize),
+    #[error("{}: there is an authority already; remove it first, or choose another directory", .0.display())]
+    Exists(PathBuf),
+    #[error("certificate {index} of the chain is not valid now; it is valid from {from} to {to}")]
+    Expired { index: usize, from: String, to: String },
+    #[error(transparent)]
+    File(#[from] FileError),
+    #[error("the private key does not belong to the first certificate of the chain")]
+    KeyMismatch,
+    #[error("an authority lives for at least an hour and at most ten years")]
+    Life,
+    #[error("the chain has more than {MAX_CHAIN} certificates")]
+    LongChain,
+    #[error("{}: there is no authority; make one with: sandbar ca init --dir {}", .0.display(), .0.display())]
+    Missing(PathBuf),
+    #[error(
+        "certificate {0} of the chain may not sign certificates (it needs CA:TRUE and keyCertSign)"
+    )]
+    NotAuthority(usize),
+    #[error("{}: {source}", path.display())]
+    Pem { path: PathBuf, source: PemError },
+    #[error(transparent)]
+    Randomness(#[from] NoRandomness),
+    #[error("clients would refuse what this authority signs: {0}")]
+    Refused(rustls::Error),
+    #[error("the authority could not sign: {0}")]
+    Signing(rcgen::Error),
+    #[error("this kind of private key cannot sign here; use ECDSA P-256 or P-384, Ed25519 or RSA")]
+    UnsupportedKey,
+}
+
+/// Signs leaves. Its key never leaves it and is wiped with it.
+pub struct Authority {
+    issuer: Issuer<'static, Pair>,
+    leaf_key: LeafKey,
+    served: Vec<CertificateDer<'static>>,
+    anchor: CertificateDer<'static>,
+    limits: Vec<Limits>,
+    valid: Valid,
+}
+
+/// What can be said of an authority in public.
+#[derive(Clone, Debug, PartialEq, Eq, serde::Serialize)]
+pub struct Description {
+    pub subject: String,
+    pub key: &'static str,
+    pub valid_from: String,
+    pub valid_to: String,
+    pub valid_to_unix: u64,
+    /// Of the certificate that clients must trust.
+    pub anchor_sha256: String,
+    /// Certificates sent along with a leaf.
+    pub intermediates: usize,
+    /// What it may speak for; empty is everything.
+    pub permitted: Vec<String>,
+}
+
+impl Authority {
+    /// Makes an authority that lives in memory only and dies with the process.
+    pub fn in_memory(options: &AuthorityOptions, now: UnixTime) -> Result<Self, AuthorityError> {
+        let (pair, certificate) = make(options, now)?;
+        Self::assemble(pair, vec![certificate], now)
+    }
+
+    /// Makes an authority and keeps it in `dir`, the key readable by its owner only.
+    pub fn create(
+        dir: &Path,
+        options: &AuthorityOptions,
+        now: UnixTime,
+    ) -> Result<Self, AuthorityError> {
+        files::make_private_dir(dir)?;
+        let _lock = files::lock(dir)?;
+        create_locked(dir, options, now)
+    }
+
+    /// Opens the authority kept in `dir`.
+    pub fn open(dir: &Path, now: UnixTime) -> Result<Self, AuthorityError> {
+        if !exists(dir) {
+            return Err(AuthorityError::Missing(dir.to_owned()));
+        }
+        Self::load(&dir.join(KEY_FILE), &dir.join(CHAIN_FILE), now)
+    }
+
+    /// Opens the authority kept in `dir`, or makes it at the first start.
+    pub fn open_or_create(
+        dir: &Path,
+        options: &AuthorityOptions,
+        now: UnixTime,
+    ) -> Result<Self, AuthorityError> {
+        files::make_private_dir(dir)?;
+        let _lock = files::lock(dir)?;
+        if exists(dir) { Self::open(dir, now) } else { create_locked(dir, options, now) }
+    }
+
+    /// Loads an operator's key and chain: the signing certificate first, then upwards.
+    pub fn load(key: &Path, chain: &Path, now: UnixTime) -> Result<Self, AuthorityError> {
+        let at = |path: &Path| {
+            let path = path.to_owned();
+            move |source| AuthorityError::Pem { path, source }
+        };
+        let der = pem::private_key(&files::read_secret(key)?).map_err(at(key))?;
+        let chain_text = files::read(chain, files::MAX_PEM)?;
+        let certificates = pem::certificates(&chain_text).map_err(at(chain))?;
+        let pair = KeyPair::try_from(&*der).map_err(|_| AuthorityError::UnsupportedKey)?;
+        Self::assemble(Pair(pair), certificates, now)
+    }
+
+    /// Checks an operator's key and chain and keeps a copy in `dir`.
+    pub fn import(
+        dir: &Path,
+        key: &Path,
+        chain: &Path,
+        now: UnixTime,
+    ) -> Result<Self, AuthorityError> {
+        let authority = Self::load(key, chain, now)?;
+        files::make_private_dir(dir)?;
+        let _lock = files::lock(dir)?;
+        if exists(dir) {
+            return Err(AuthorityError::Exists(dir.to_owned()));
+        }
+        files::write(&dir.join(KEY_FILE), &files::read_secret(key)?, Readers::Owner)?;
+        files::write(
+            &dir.join(CHAIN_FILE),
+            &files::read(chain, files::MAX_PEM)?,
+            Readers::Everybody,
+        )?;
+        Ok(authority)
+    }
+
+    fn assemble(
+        pair: Pair,
+        chain: Vec<CertificateDer<'static>>,
+        now: UnixTime,
+    ) -> Result<Self, AuthorityError> {
+        let checked = chain::check(pair.der_bytes(), &chain, now)?;
+        let (Some(signing), Some(anchor)) = (chain.first().cloned(), chain.last().cloned()) else {
+            return Err(AuthorityError::Certificate(1));
+        };
+        let served = chain.into_iter().filter(|der| !chain::is_self_issued(der)).collect();
+        let issuer = Issuer::from_ca_cert_der(&signing, pair).map_err(AuthorityError::Signing)?;
+        let leaf_key = LeafKey::generate()?;
+        let Checked { limits, valid } = checked;
+        let authority = Self { issuer, leaf_key, served, anchor, limits, valid };
+        authority.try_out(now)?;
+        Ok(authority)
+    }
+
+    /// Mints a leaf as any sandbox would see it and verifies it as any client would.
+    fn try_out(&self, now: UnixTime) -> Result<(), AuthorityError> {
+        let mut names =
+            self.limits.iter().flat_map(Limits::examples).chain(HostName::parse("sandbar.example"));
+        let Some(name) = names.find(|name| self.permits(name)) else {
+            return Err(AuthorityError::Constraints(1)); // it can speak for nobody
+        };
+        let valid =
+            Valid { from: now.as_secs().saturating_sub(60), to: now.as_secs().saturating_add(60) };
+        let leaf = self.sign(&name, valid).map_err(AuthorityError::Signing)?;
+        let mut roots = RootCertStore::empty();
+        roots.add(self.anchor.clone()).map_err(AuthorityError::Refused)?;
+        WebPkiServerVerifier::builder_with_provider(Arc::new(roots), crate::provider())
+            .build()
+            .map_err(|error| AuthorityError::Refused(rustls::Error::General(error.to_string())))?
+            .verify_server_cert(&leaf, &self.served, name.server_name(), &[], now)
+            .map_err(AuthorityError::Refused)?;
+        Ok(())
+    }
+
+    /// Whether clients would believe a leaf of this authority for `host`.
+    pub fn permits(&self, host: &HostName) -> bool {
+        self.limits.iter().all(|limits| limits.permit(host))
+    }
+
+    /// From when to when the whole chain is valid.
+    pub fn valid(&self) -> Valid {
+        self.valid
+    }
+
+    /// The certificate clients must trust, as PEM.
+    pub fn anchor_pem(&self) -> String {
+        pem::from_certificate(&self.anchor)
+    }
+
+    /// The certificate clients must trust.
+    pub fn anchor(&self) -> &CertificateDer<'static> {
+        &self.anchor
+    }
+
+    /// What goes out after the leaf: the chain without its root, which a client has or must not accept.
+    pub(crate) fn served(&self) -> &[CertificateDer<'static>] {
+        &self.served
+    }
+
+    pub(crate) fn leaf_signer(&self) -> Arc<dyn rustls::sign::SigningKey> {
+        self.leaf_key.signer.clone()
+    }
+
+    pub fn describe(&self) -> Description {
+        Description {
+            subject: chain::subject(self.served.first().unwrap_or(&self.anchor)),
+            key: key_name(self.issuer.key().0.algorithm()),
+            valid_from: date(self.valid.from),
+            valid_to: date(self.valid.to),
+            valid_to_unix: self.valid.to,
+            anchor_sha256: hex(&sha256(&self.anchor)),
+            intermediates: self.served.len(),
+            permitted: self.limits.iter().flat_map(Limits::describe).collect(),
+        }
+    }
+
+    /// Signs a certificate for `host`. The caller has asked [`Self::permits`] and chosen the times.
+    pub(crate) fn sign(
+        &self,
+        host: &HostName,
+        valid: Valid,
+    ) -> Result<CertificateDer<'static>, rcgen::Error> {
+        let params = crate::leaf::params(host, valid)?;
+        let certificate = params.signed_by(&self.leaf_key.pair, &self.issuer)?;
+        Ok(certificate.der().clone())
+    }
+}
+
+impl fmt::Debug for Authority {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        formatter.debug_tuple("Authority").field(&self.describe()).finish()
+    }
+}
+
+/// An rcgen key pair that wipes the copy of the key rcgen keeps; aws-lc wipes its own.
+struct Pair(KeyPair);
+
+impl Drop for Pair {
+    fn drop(&mut self) {
+        self.0.zeroize();
+    }
+}
+
+impl PublicKeyData for Pair {
+    fn der_bytes(&self) -> &[u8] {
+        self.0.der_bytes()
+    }
+
+    fn algorithm(&self) -> &'static SignatureAlgorithm {
+        self.0.algorithm()
+    }
+}
+
+impl SigningKey for Pair {
+    fn sign(&self, message: &[u8]) -> Result<Vec<u8>, rcgen::Error> {
+        self.0.sign(message)
+    }
+}
+
+/// The one key of all leaves, new at every start: generating one a name would cost more than it buys.
+struct LeafKey {
+    pair: Pair,
+    signer: Arc<dyn rustls::sign::SigningKey>,
+}
+
+impl LeafKey {
+    fn generate() -> Result<Self, AuthorityError> {
+        let pair =
+            KeyPair::generate_for(&PKCS_ECDSA_P256_SHA256).map_err(AuthorityError::Signing)?;
+        let der =
+            Zeroizing::new(PrivateKeyDer::Pkcs8(PrivatePkcs8KeyDer::from(pair.serialize_der())));
+        let signer = rustls::crypto::aws_lc_rs::sign::any_ecdsa_type(&der);
+        Ok(Self { pair: Pair(pair), signer: signer.map_err(AuthorityError::Refused)? })
+    }
+}
+
+fn exists(dir: &Path) -> bool {
+    dir.join(KEY_FILE).exists() || dir.join(CHAIN_FILE).exists()
+}
+
+fn create_locked(
+    dir: &Path,
+    options: &AuthorityOptions,
+    now: UnixTime,
+) -> Result<Authority, AuthorityError> {
+    if exists(dir) {
+        return Err(AuthorityError::Exists(dir.to_owned()));
+    }
+    let (pair, certificate) = make(options, now)?;
+    let key = pem::from_private_key(pair.0.serialized_der());
+    files::write(&dir.join(KEY_FILE), key.as_bytes(), Readers::Owner)?;
+    let text = pem::from_certificate(&certificate);
+    files::write(&dir.join(CHAIN_FILE), text.as_bytes(), Readers::Everybody)?;
+    Authority::assemble(pair, vec![certificate], now)
+}
+
+fn make(
+    options: &AuthorityOptions,
+    now: UnixTime,
+) -> Result<(Pair, CertificateDer<'static>), AuthorityError> {
+    if options.life > MAX_LIFE || options.life < Duration::from_secs(3600) {
+        return Err(AuthorityError::Life);
+    }
+    let pair = KeyPair::generate_for(&PKCS_ECDSA_P256_SHA256).map_err(AuthorityError::Signing)?;
+    let pair = Pair(pair);
+    let certificate = authority_params(options, now)?.self_signed(&pair);
+    Ok((pair, certificate.map_err(AuthorityError::Signing)?.der().clone()))
+}
+
+fn authority_params(
+    options: &AuthorityOptions,
+    now: UnixTime,
+) -> Result<CertificateParams, AuthorityError> {
+    let mut params = CertificateParams::default();
+    let name = format!("{} {}", options.name, hex(&random::<3>()?));
+    params.distinguished_name = rcgen::DistinguishedName::new();
+    params.distinguished_name.push(DnType::OrganizationName, "Sandbar");
+    params.distinguished_name.push(DnType::CommonName, name);
+    params.serial_number = Some(serial()?);
+    params.not_before = moment(now.as_secs().saturating_sub(BACKDATED.as_secs()));
+    params.not_after = moment(now.as_secs().saturating_add(options.life.as_secs()));
+    // It signs leaves, never another authority, and leaves for servers only.
+    params.is_ca = IsCa::Ca(BasicConstraints::Constrained(0));
+    params.key_usages = vec![KeyUsagePurpose::KeyCertSign, KeyUsagePurpose::CrlSign];
+    params.extended_key_usages = vec![ExtendedKeyUsagePurpose::ServerAuth];
+    params.name_constraints = options.permitted.as_ref().map(NameConstraints::to_extension);
+    Ok(params)
+}
+
+fn key_name(algorithm: &SignatureAlgorithm) -> &'static str {
+    match algorithm {
+        alg if alg == &PKCS_ECDSA_P256_SHA256 => "ECDSA P-256",
+        alg if alg == &rcgen::PKCS_ECDSA_P384_SHA384 => "ECDSA P-384",
+        alg if alg == &rcgen::PKCS_ED25519 => "Ed25519",
+        alg if alg == &rcgen::PKCS_RSA_SHA256 => "RSA",
+        _ => "other",
+    }
+}
+
+/// A positive serial number of 127 random bits, as RFC 5280 (4.1.2.2) and strict clients want it.
+pub(crate) fn serial() -> Result<rcgen::SerialNumber, NoRandomness> {
+    let mut bytes = random::<16>()?;
+    bytes[0] = bytes[0] & 0x7f | 0x40; // positive, and never shorter than 16 octets
+    Ok(rcgen::SerialNumber::from_slice(&bytes))
+}

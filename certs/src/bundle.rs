@@ -1,0 +1,98 @@
+//! The files by which the tools in a sandbox come to trust the authority.
+//!
+//! Most variables *replace* a tool's own store, so they must point at the system's roots and ours together;
+//! a few add to it and get ours alone.
+
+use std::fs::{self, Permissions};
+use std::os::unix::fs::PermissionsExt;
+use std::path::{Path, PathBuf};
+
+use rustls_pki_types::CertificateDer;
+
+use crate::authority::Authority;
+use crate::files::{self, FileError, Readers};
+use crate::variables::{self, PathError};
+use crate::{NoRandomness, pem, pkcs12};
+
+/// The authority's anchor alone.
+pub const CA_FILE: &str = "sandbar-ca.pem";
+/// The system's roots and the anchor.
+pub const BUNDLE_FILE: &str = "bundle.pem";
+/// The same for Java.
+pub const STORE_FILE: &str = "truststore.p12";
+/// For GNU Wget, which reads no variable but the name of its settings.
+pub const WGETRC_FILE: &str = "wgetrc";
+/// Searched by PHP for further settings.
+pub const PHP_DIR: &str = "php";
+const PHP_FILE: &str = "sandbar.ini";
+
+/// Why the files were not written.
+#[derive(Debug, thiserror::Error)]
+pub enum BundleError {
+    #[error(transparent)]
+    File(#[from] FileError),
+    #[error(transparent)]
+    Path(#[from] PathError),
+    #[error(transparent)]
+    Randomness(#[from] NoRandomness),
+}
+
+/// Writes every file into `dir`, readable by everybody; `seen_at` is where the sandbox will find it.
+pub fn write(
+    dir: &Path,
+    seen_at: &Path,
+    authority: &Authority,
+    system: &[CertificateDer<'static>],
+) -> Result<Vec<PathBuf>, BundleError> {
+    let seen_at = variables::plain(seen_at)?;
+    for dir in [dir.to_owned(), dir.join(PHP_DIR)] {
+        make_public_dir(&dir)?;
+    }
+    let roots = combined(authority, system);
+    let bundle = format!("{seen_at}/{BUNDLE_FILE}");
+    let contents = [
+        (CA_FILE.into(), authority.anchor_pem().into_bytes()),
+        (BUNDLE_FILE.into(), pem_of(&roots).into_bytes()),
+        (STORE_FILE.into(), pkcs12::trust_store(&roots)?),
+        (WGETRC_FILE.into(), format!("ca_certificate = {bundle}\n").into_bytes()),
+        (Path::new(PHP_DIR).join(PHP_FILE), php(&bundle).into_bytes()),
+    ];
+    let mut written = Vec::new();
+    for (name, content) in contents {
+        let path: PathBuf = dir.join::<PathBuf>(name);
+        files::write(&path, &content, Readers::Everybody)?;
+        written.push(path);
+    }
+    Ok(written)
+}
+
+/// Ours first, then the system's, each once and with an alias of its own.
+fn combined(
+    authority: &Authority,
+    system: &[CertificateDer<'static>],
+) -> Vec<(String, CertificateDer<'static>)> {
+    let mut roots = vec![("sandbar".to_owned(), authority.anchor().clone())];
+    for root in system {
+        if !roots.iter().any(|(_, known)| known == root) {
+            roots.push((format!("system-{}", roots.len()), root.clone()));
+        }
+    }
+    roots
+}
+
+fn pem_of(roots: &[(String, CertificateDer<'static>)]) -> String {
+    roots.iter().map(|(_, root)| pem::from_certificate(root)).collect()
+}
+
+fn php(bundle: &str) -> String {
+    format!("openssl.cafile = {bundle}\ncurl.cainfo = {bundle}\n")
+}
+
+fn make_public_dir(dir: &Path) -> Result<(), FileError> {
+    if dir.is_dir() {
+        return Ok(());
+    }
+    fs::create_dir_all(dir)
+        .and_then(|()| fs::set_permissions(dir, Permissions::from_mode(0o755)))
+        .map_err(|source| FileError::io(dir, source))
+}

@@ -1,0 +1,124 @@
+//! Chains: whether every certificate may do what it is there for, and for how long.
+
+use rustls_pki_types::{CertificateDer, UnixTime};
+use time::OffsetDateTime;
+use x509_parser::prelude::{FromDer, X509Certificate};
+
+use crate::authority::{AuthorityError, MAX_CHAIN};
+use crate::constraints::Limits;
+
+/// From when to when every certificate of a chain is valid, in Unix seconds.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Valid {
+    pub from: u64,
+    pub to: u64,
+}
+
+/// What a chain lets its holder do.
+pub(crate) struct Checked {
+    pub(crate) limits: Vec<Limits>,
+    pub(crate) valid: Valid,
+}
+
+/// Checks `chain`, the signing certificate first, against the key that is to sign.
+pub(crate) fn check(
+    public_key: &[u8],
+    chain: &[CertificateDer<'static>],
+    now: UnixTime,
+) -> Result<Checked, AuthorityError> {
+    if chain.len() > MAX_CHAIN {
+        return Err(AuthorityError::LongChain);
+    }
+    let parsed = parse_chain(chain)?;
+    match parsed.first() {
+        Some(first) if first.public_key().subject_public_key.data == public_key => {}
+        Some(_) | None => return Err(AuthorityError::KeyMismatch),
+    }
+    let mut checked = Checked { limits: Vec::new(), valid: Valid { from: 0, to: u64::MAX } };
+    for (index, certificate) in parsed.iter().enumerate() {
+        check_one(index + 1, certificate, parsed.get(index + 1), now, &mut checked)?;
+    }
+    Ok(checked)
+}
+
+fn parse_chain<'a>(
+    chain: &'a [CertificateDer<'static>],
+) -> Result<Vec<X509Certificate<'a>>, AuthorityError> {
+    let parse =
+        |(index, der): (usize, &'a CertificateDer<'static>)| match X509Certificate::from_der(der) {
+            Ok((_, certificate)) => Ok(certificate),
+            Err(_) => Err(AuthorityError::Certificate(index + 1)),
+        };
+    chain.iter().enumerate().map(parse).collect()
+}
+
+fn check_one(
+    index: usize,
+    certificate: &X509Certificate<'_>,
+    above: Option<&X509Certificate<'_>>,
+    now: UnixTime,
+    checked: &mut Checked,
+) -> Result<(), AuthorityError> {
+    if !may_sign(certificate) {
+        return Err(AuthorityError::NotAuthority(index));
+    }
+    if above.is_some_and(|above| certificate.verify_signature(Some(above.public_key())).is_err()) {
+        return Err(AuthorityError::Chain(index));
+    }
+    let valid = validity(certificate);
+    if now.as_secs() < valid.from || now.as_secs() >= valid.to {
+        return Err(AuthorityError::Expired { index, from: date(valid.from), to: date(valid.to) });
+    }
+    checked.limits.push(Limits::of(certificate).ok_or(AuthorityError::Constraints(index))?);
+    checked.valid.from = checked.valid.from.max(valid.from);
+    checked.valid.to = checked.valid.to.min(valid.to);
+    Ok(())
+}
+
+fn may_sign(certificate: &X509Certificate<'_>) -> bool {
+    let usage = match certificate.key_usage() {
+        Ok(Some(usage)) => usage.value.key_cert_sign(),
+        Ok(None) => true, // absent: every use is allowed, RFC 5280, 4.2.1.3
+        Err(_) => false,
+    };
+    certificate.is_ca() && usage
+}
+
+fn validity(certificate: &X509Certificate<'_>) -> Valid {
+    let of = |moment: i64| u64::try_from(moment).unwrap_or(0);
+    let found = certificate.validity();
+    Valid { from: of(found.not_before.timestamp()), to: of(found.not_after.timestamp()) }
+}
+
+pub(crate) fn is_self_issued(der: &CertificateDer<'_>) -> bool {
+    match X509Certificate::from_der(der) {
+        Ok((_, found)) => found.subject().as_raw() == found.issuer().as_raw(),
+        Err(_) => false,
+    }
+}
+
+pub(crate) fn subject(der: &CertificateDer<'_>) -> String {
+    X509Certificate::from_der(der).map(|(_, found)| found.subject().to_string()).unwrap_or_default()
+}
+
+/// Unix seconds as rcgen takes them; beyond the year 9999 a certificate has no date.
+pub(crate) fn moment(seconds: u64) -> OffsetDateTime {
+    const LAST: i64 = 253_402_300_799;
+    let seconds = i64::try_from(seconds).unwrap_or(LAST).min(LAST);
+    OffsetDateTime::from_unix_timestamp(seconds).unwrap_or(OffsetDateTime::UNIX_EPOCH)
+}
+
+/// Unix seconds for people and for JSON, in UTC.
+pub fn date(seconds: u64) -> String {
+    let at = moment(seconds);
+    let (day, clock) = (at.date(), at.time());
+    format!(
+        "{:04}-{:02}-{:02}T{:02}:{:02}:{:02}Z",
+        day.year(),
+        u8::from(day.month()),
+        day.day(),
+        clock.hour(),
+        clock.minute(),
+        clock.second()
+    )
+}

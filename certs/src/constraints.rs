@@ -1,0 +1,230 @@
+//! Name constraints: which names an authority may speak for, as its certificate says (RFC 5280, 4.2.1.10).
+//!
+//! An authority made for one policy can be limited to that policy's names, so that its key, stolen, is of
+//! little use. The limit is honest: what the certificate forbids is not minted either.
+
+use std::fmt;
+use std::net::IpAddr;
+
+use ipnet::{IpNet, Ipv4Net, Ipv6Net};
+use rcgen::{CidrSubnet, GeneralSubtree};
+use x509_parser::certificate::X509Certificate;
+use x509_parser::extensions::{GeneralName, GeneralSubtree as ParsedSubtree};
+
+use crate::host::HostName;
+
+/// Most subtrees put into a certificate: every client sees them on every handshake.
+pub const MAX_SUBTREES: usize = 64;
+
+/// The names below these, and the addresses within these, and nothing else.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct NameConstraints {
+    names: Vec<String>,
+    networks: Vec<IpNet>,
+}
+
+impl NameConstraints {
+    /// What covers every pattern (`x.com`, `*.x.com`, `.x.com`, `10.0.0.0/8`), if that can be said.
+    ///
+    /// `None` when there is nothing to cover, when a pattern covers everything (`*`) or is not one of these
+    /// forms, or when there are more than [`MAX_SUBTREES`]: the authority is then not limited. A name
+    /// covers what is below it too, as the standard has no way to say less.
+    pub fn covering<'a>(patterns: impl IntoIterator<Item = &'a str>) -> Option<Self> {
+        let mut found = Self::default();
+        for pattern in patterns {
+            found.add(pattern)?;
+        }
+        let subtrees = found.names.len() + found.networks.len();
+        (1..=MAX_SUBTREES).contains(&subtrees).then_some(found)
+    }
+
+    fn add(&mut self, pattern: &str) -> Option<()> {
+        if let Some(network) = network(pattern) {
+            self.networks.push(network);
+            return Some(());
+        }
+        let base = pattern.strip_prefix("*.").or(pattern.strip_prefix('.')).unwrap_or(pattern);
+        let name = HostName::parse(base).ok()?;
+        if !self.names.iter().any(|known| is_below(name.as_str(), known)) {
+            self.names.retain(|known| !is_below(known, name.as_str()));
+            self.names.push(name.as_str().to_owned());
+        }
+        Some(())
+    }
+
+    /// As the extension has it. A kind that is not mentioned would be free, so it is excluded whole.
+    pub(crate) fn to_extension(&self) -> rcgen::NameConstraints {
+        let names = self.names.iter().cloned().map(GeneralSubtree::DnsName);
+        let networks = self.networks.iter().map(|network| subtree(*network));
+        rcgen::NameConstraints {
+            permitted_subtrees: names.chain(networks).collect(),
+            excluded_subtrees: self.excluded(),
+        }
+    }
+
+    fn excluded(&self) -> Vec<GeneralSubtree> {
+        let mut excluded = Vec::new();
+        if !self.networks.iter().any(|network| network.addr().is_ipv4()) {
+            excluded.push(subtree(IpNet::V4(Ipv4Net::default())));
+        }
+        if !self.networks.iter().any(|network| network.addr().is_ipv6()) {
+            excluded.push(subtree(IpNet::V6(Ipv6Net::default())));
+        }
+        if self.names.is_empty() {
+            excluded.push(GeneralSubtree::DnsName(String::new()));
+        }
+        excluded
+    }
+}
+
+impl fmt::Display for NameConstraints {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let networks = self.networks.iter().map(ToString::to_string);
+        let all: Vec<String> = self.names.iter().cloned().chain(networks).collect();
+        formatter.write_str(&all.join(", "))
+    }
+}
+
+/// What a certificate, ours or an operator's, lets its holder speak for.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Limits {
+    permitted: Vec<Subtree>,
+    excluded: Vec<Subtree>,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq)]
+enum Subtree {
+    Name(String),
+    Network(IpNet),
+}
+
+impl Limits {
+    /// Reads the extension; `None` when it cannot be understood and so cannot be kept.
+    pub(crate) fn of(certificate: &X509Certificate<'_>) -> Option<Self> {
+        let Some(extension) = certificate.name_constraints().ok()? else {
+            return Some(Self::default());
+        };
+        Some(Self {
+            permitted: parse_all(extension.value.permitted_subtrees.as_deref())?,
+            excluded: parse_all(extension.value.excluded_subtrees.as_deref())?,
+        })
+    }
+
+    /// Whether a certificate for `host` would be believed under these limits.
+    pub(crate) fn permit(&self, host: &HostName) -> bool {
+        let mut same_kind = self.permitted.iter().filter(|tree| tree.is_kind_of(host)).peekable();
+        let permitted = same_kind.peek().is_none() || same_kind.any(|tree| tree.contains(host));
+        permitted && !self.excluded.iter().any(|tree| tree.contains(host))
+    }
+
+    /// The names and networks permitted, for people to read; empty when nothing is limited.
+    pub(crate) fn describe(&self) -> Vec<String> {
+        self.permitted.iter().map(Subtree::to_string).collect()
+    }
+
+    /// A host within each permitted subtree, to try the authority with.
+    pub(crate) fn examples(&self) -> impl Iterator<Item = HostName> {
+        self.permitted.iter().filter_map(|tree| match tree {
+            Subtree::Name(name) => HostName::parse(name).ok(),
+            Subtree::Network(network) => Some(network.addr().into()),
+        })
+    }
+}
+
+impl Subtree {
+    fn is_kind_of(&self, host: &HostName) -> bool {
+        matches!(self, Self::Name(_)) == host.address().is_none()
+    }
+
+    fn contains(&self, host: &HostName) -> bool {
+        match (self, host.address()) {
+            (Self::Name(base), None) => is_below(host.as_str(), base),
+            (Self::Network(network), Some(address)) => network.contains(&address),
+            (Self::Name(_), Some(_)) | (Self::Network(_), None) => false,
+        }
+    }
+}
+
+impl fmt::Display for Subtree {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Name(name) => name.fmt(formatter),
+            Self::Network(network) => network.fmt(formatter),
+        }
+    }
+}
+
+fn parse_all(subtrees: Option<&[ParsedSubtree<'_>]>) -> Option<Vec<Subtree>> {
+    let dns_or_address = |tree: &&ParsedSubtree<'_>| {
+        matches!(tree.base, GeneralName::DNSName(_) | GeneralName::IPAddress(_))
+    };
+    // Other kinds (mail, directories) limit nothing that a leaf carries.
+    subtrees.unwrap_or_default().iter().filter(dns_or_address).map(parse_one).collect()
+}
+
+fn parse_one(subtree: &ParsedSubtree<'_>) -> Option<Subtree> {
+    if let GeneralName::DNSName(name) = subtree.base {
+        return Some(Subtree::Name(name.trim_start_matches('.').to_ascii_lowercase()));
+    }
+    let GeneralName::IPAddress(bytes) = subtree.base else {
+        return None;
+    };
+    address_and_mask(bytes).map(Subtree::Network)
+}
+
+fn address_and_mask(bytes: &[u8]) -> Option<IpNet> {
+    let (address, mask) = bytes.split_at_checked(bytes.len() / 2)?;
+    let of = |half: &[u8]| match half.len() {
+        4 => <[u8; 4]>::try_from(half).ok().map(IpAddr::from),
+        16 => <[u8; 16]>::try_from(half).ok().map(IpAddr::from),
+        _ => None,
+    };
+    IpNet::with_netmask(of(address)?, of(mask)?).ok()
+}
+
+/// `pattern` as a network, bare addresses included.
+fn network(pattern: &str) -> Option<IpNet> {
+    pattern.parse().ok().or_else(|| pattern.parse::<IpAddr>().ok().map(IpNet::from))
+}
+
+fn subtree(network: IpNet) -> GeneralSubtree {
+    GeneralSubtree::IpAddress(CidrSubnet::from_addr_prefix(network.network(), network.prefix_len()))
+}
+
+/// Whether `name` is `base` or below it; everything is below the empty name.
+fn is_below(name: &str, base: &str) -> bool {
+    match name.strip_suffix(base) {
+        Some(rest) => rest.is_empty() || rest.ends_with('.') || base.is_empty(),
+        None => false,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_what_can_be_covered_is_limited() {
+        let too_many: Vec<String> = (0..=MAX_SUBTREES).map(|n| format!("h{n}.example")).collect();
+        let too_many: Vec<&str> = too_many.iter().map(String::as_str).collect();
+        for (patterns, covered) in [
+            (&["github.com", "*.github.com"][..], Some("github.com")),
+            (&["*.github.com", "github.com", ".github.com"], Some("github.com")),
+            (&["api.github.com", "github.com"], Some("github.com")),
+            (&["github.com", "notgithub.com"], Some("github.com, notgithub.com")),
+            (
+                &["github.com", "10.2.3.4/32", "2001:db8::/32"],
+                Some("github.com, 10.2.3.4/32, 2001:db8::/32"),
+            ),
+            (&["10.2.3.4"], Some("10.2.3.4/32")),
+            (&["github.com", "*"], None),
+            (&["*"], None),
+            (&["github.com", "a.*.example"], None),
+            (&[], None),
+            (&too_many, None),
+        ] {
+            let found = NameConstraints::covering(patterns.iter().copied());
+            assert_eq!(found.map(|found| found.to_string()).as_deref(), covered, "{patterns:?}");
+        }
+    }
+}

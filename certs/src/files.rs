@@ -1,0 +1,289 @@
+//! Files: bounded reading, key files only we may read, and noticing a change cheaply.
+
+use std::fs::{self, File, OpenOptions, Permissions, TryLockError};
+use std::io::{self, Read, Write};
+use std::os::unix::fs::{MetadataExt, OpenOptionsExt, PermissionsExt};
+use std::path::{Path, PathBuf};
+use std::thread::sleep;
+use std::time::{Duration, Instant, SystemTime};
+
+use zeroize::Zeroizing;
+
+/// Largest PEM file read: a full system store is about a quarter of it.
+pub(crate) const MAX_PEM: u64 = 1024 * 1024;
+/// Largest private key file read: an RSA key of 8192 bits is about 7 KiB.
+pub(crate) const MAX_KEY: u64 = 64 * 1024;
+
+/// Longest wait for another start that is making the same keys.
+const LOCK_PATIENCE: Duration = Duration::from_secs(10);
+/// How often it is tried meanwhile.
+const LOCK_PAUSE: Duration = Duration::from_millis(20);
+
+/// A file changed again within one tick of a coarse file system clock looks unchanged; younger than
+/// this, its content is compared instead.
+const YOUNG: Duration = Duration::from_secs(2);
+
+/// Why a file could not be used. Its content is never part of the message.
+#[derive(Debug, thiserror::Error)]
+pub enum FileError {
+    #[error("{}: other users may read it (mode {mode:04o}); run: chmod 600 {}", path.display(), path.display())]
+    Exposed { path: PathBuf, mode: u32 },
+    #[error("{}: {source}", path.display())]
+    Io { path: PathBuf, source: io::Error },
+    #[error("{}: larger than {limit} bytes", path.display())]
+    Large { path: PathBuf, limit: u64 },
+    #[error("{}: another process has held it for {} s; end that process first", path.display(), LOCK_PATIENCE.as_secs())]
+    Locked { path: PathBuf },
+}
+
+impl FileError {
+    pub(crate) fn io(path: &Path, source: io::Error) -> Self {
+        Self::Io { path: path.to_owned(), source }
+    }
+}
+
+/// Reads `path`, at most `limit` bytes.
+pub(crate) fn read(path: &Path, limit: u64) -> Result<Vec<u8>, FileError> {
+    let file = File::open(path).map_err(|source| FileError::io(path, source))?;
+    read_open(path, &file, limit)
+}
+
+/// Reads a private key, refusing one that other users may read or that the group may write.
+pub(crate) fn read_secret(path: &Path) -> Result<Zeroizing<Vec<u8>>, FileError> {
+    let file = File::open(path).map_err(|source| FileError::io(path, source))?;
+    let mode = file.metadata().map_err(|source| FileError::io(path, source))?.mode() & 0o777;
+    // Group reading is how orchestrators hand a secret to a non-root process.
+    if mode & 0o037 != 0 {
+        return Err(FileError::Exposed { path: path.to_owned(), mode });
+    }
+    read_open(path, &file, MAX_KEY).map(Zeroizing::new)
+}
+
+fn read_open(path: &Path, file: &File, limit: u64) -> Result<Vec<u8>, FileError> {
+    let size = file.metadata().map_err(|source| FileError::io(path, source))?.len();
+    // Sized beforehand, so that a key leaves no copy in a buffer that grew.
+    let mut content = Vec::with_capacity(usize::try_from(size.min(limit)).unwrap_or(0) + 1);
+    let read = file.take(limit + 1).read_to_end(&mut content);
+    read.map_err(|source| FileError::io(path, source))?;
+    if content.len() as u64 > limit {
+        return Err(FileError::Large { path: path.to_owned(), limit });
+    }
+    Ok(content)
+}
+
+/// Who may read a file that is written.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Readers {
+    Everybody,
+    Owner,
+}
+
+/// Replaces `path` by `content`, whole or not at all, and durably.
+pub(crate) fn write(path: &Path, content: &[u8], readers: Readers) -> Result<(), FileError> {
+    let temporary = temporary_beside(path);
+    let written =
+        write_new(&temporary, content, readers).and_then(|()| fs::rename(&temporary, path));
+    if written.is_err() {
+        // The complaint is about the write; a leftover is only untidy.
+        drop(fs::remove_file(&temporary));
+    }
+    written.map_err(|source| FileError::io(path, source))
+}
+
+fn write_new(path: &Path, content: &[u8], readers: Readers) -> io::Result<()> {
+    let mode = match readers {
+        Readers::Everybody => 0o644,
+        Readers::Owner => 0o600,
+    };
+    let mut file = OpenOptions::new().write(true).create_new(true).mode(mode).open(path)?;
+    // The umask may have taken more away than wanted from a file everybody should read.
+    file.set_permissions(Permissions::from_mode(mode))?;
+    file.write_all(content)?;
+    file.sync_all()
+}
+
+fn temporary_beside(path: &Path) -> PathBuf {
+    let mut name = path.file_name().unwrap_or_default().to_owned();
+    name.push(format!(".{}.new", std::process::id()));
+    path.with_file_name(name)
+}
+
+/// Makes `dir` (mode 0700) if it is not there.
+pub(crate) fn make_private_dir(dir: &Path) -> Result<(), FileError> {
+    if dir.is_dir() {
+        return Ok(());
+    }
+    fs::create_dir_all(dir)
+        .and_then(|()| fs::set_permissions(dir, Permissions::from_mode(0o700)))
+        .map_err(|source| FileError::io(dir, source))
+}
+
+/// Holds the lock of `dir` until dropped, so that two starts do not make two sets of keys.
+pub(crate) fn lock(dir: &Path) -> Result<File, FileError> {
+    let path = dir.join(".lock");
+    let file = OpenOptions::new().create(true).truncate(false).write(true).mode(0o600).open(&path);
+    let file = file.map_err(|source| FileError::io(&path, source))?;
+    wait_for_lock(&path, &file, LOCK_PATIENCE)?;
+    Ok(file)
+}
+
+fn wait_for_lock(path: &Path, file: &File, patience: Duration) -> Result<(), FileError> {
+    let began = Instant::now();
+    loop {
+        match file.try_lock() {
+            Ok(()) => return Ok(()),
+            Err(TryLockError::WouldBlock) if began.elapsed() < patience => sleep(LOCK_PAUSE),
+            Err(TryLockError::WouldBlock) => {
+                return Err(FileError::Locked { path: path.to_owned() });
+            }
+            Err(TryLockError::Error(source)) => return Err(FileError::io(path, source)),
+        }
+    }
+}
+
+/// What a file looked like when it was last read.
+#[derive(Clone, Debug, PartialEq, Eq)]
+struct Stamp {
+    device: u64,
+    inode: u64,
+    size: u64,
+    modified: (i64, i64),
+    changed: (i64, i64),
+}
+
+impl Stamp {
+    /// Symbolic links are followed, so that a swapped link is a change.
+    fn of(path: &Path) -> io::Result<Self> {
+        let found = fs::metadata(path)?;
+        Ok(Self {
+            device: found.dev(),
+            inode: found.ino(),
+            size: found.len(),
+            modified: (found.mtime(), found.mtime_nsec()),
+            changed: (found.ctime(), found.ctime_nsec()),
+        })
+    }
+
+    fn is_young(&self) -> bool {
+        let now = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
+        let changed = Duration::from_secs(u64::try_from(self.changed.0).unwrap_or(0));
+        now.saturating_sub(changed) < YOUNG
+    }
+}
+
+/// A set of files or directories and whether any of them changed since it was last looked at.
+///
+/// Unchanged costs one `stat` a path. Who finds a change reads the files itself.
+#[derive(Debug)]
+pub(crate) struct Watch {
+    paths: Vec<PathBuf>,
+    stamps: Vec<Option<Stamp>>,
+    young: bool,
+}
+
+impl Watch {
+    /// Begins with everything changed, so that the first look reads.
+    pub(crate) fn new(paths: Vec<PathBuf>) -> Self {
+        Self { paths, stamps: Vec::new(), young: true }
+    }
+
+    /// Whether to read again. Taken before reading, so that a change during it is seen next time.
+    pub(crate) fn changed(&mut self) -> bool {
+        let stamps: Vec<_> = self.paths.iter().map(|path| Stamp::of(path).ok()).collect();
+        let changed = self.young || stamps != self.stamps;
+        self.young = stamps.iter().flatten().any(Stamp::is_young);
+        self.stamps = stamps;
+        changed
+    }
+
+    /// Makes the next look read again, because this one came to nothing.
+    pub(crate) fn look_again(&mut self) {
+        self.young = true;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn key_files_are_written_for_the_owner_and_refused_when_exposed() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("key");
+        write(&path, b"secret", Readers::Owner).unwrap();
+        assert_eq!(fs::metadata(&path).unwrap().mode() & 0o777, 0o600);
+        for (mode, read) in [
+            (0o600, true),
+            (0o400, true),
+            (0o440, true),
+            (0o640, true),
+            (0o644, false),
+            (0o660, false),
+            (0o604, false),
+        ] {
+            fs::set_permissions(&path, Permissions::from_mode(mode)).unwrap();
+            assert_eq!(read_secret(&path).is_ok(), read, "{mode:o}");
+        }
+        fs::set_permissions(&path, Permissions::from_mode(0o644)).unwrap();
+        let complaint = read_secret(&path).unwrap_err().to_string();
+        assert!(complaint.contains("chmod 600") && !complaint.contains("secret"), "{complaint}");
+    }
+
+    #[test]
+    fn reading_is_bounded() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("file");
+        write(&path, &[0; 100], Readers::Everybody).unwrap();
+        assert_eq!(read(&path, 100).unwrap().len(), 100);
+        assert!(matches!(read(&path, 99), Err(FileError::Large { limit: 99, .. })));
+        assert!(matches!(read(Path::new("/dev/zero"), 10), Err(FileError::Large { .. })));
+    }
+
+    #[test]
+    fn a_watch_sees_content_replacement_removal_and_swapped_links() {
+        let dir = tempfile::tempdir().unwrap();
+        let (one, two, link) =
+            (dir.path().join("1"), dir.path().join("2"), dir.path().join("link"));
+        for path in [&one, &two] {
+            fs::write(path, "same").unwrap();
+            age(path);
+        }
+        std::os::unix::fs::symlink(&one, &link).unwrap();
+        let mut watch = Watch::new(vec![link.clone()]);
+        assert!(watch.changed(), "the first look reads");
+        watch.young = false;
+        assert!(!watch.changed());
+
+        fs::remove_file(&link).unwrap();
+        std::os::unix::fs::symlink(&two, &link).unwrap();
+        assert!(watch.changed(), "link swapped to a file of the same size and time");
+        watch.young = false;
+        fs::remove_file(&two).unwrap();
+        assert!(watch.changed(), "removed");
+    }
+
+    #[test]
+    fn a_young_file_is_read_again() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("file");
+        fs::write(&path, "a").unwrap();
+        let mut watch = Watch::new(vec![path]);
+        assert!(watch.changed());
+        assert!(watch.changed(), "it may have changed within one tick");
+    }
+
+    #[test]
+    fn a_lock_that_is_held_is_waited_for_within_bounds() {
+        let dir = tempfile::tempdir().unwrap();
+        let _held = lock(dir.path()).unwrap();
+        let path = dir.path().join(".lock");
+        let again = File::options().write(true).open(&path).unwrap();
+        let refused = wait_for_lock(&path, &again, Duration::from_millis(50));
+        assert!(matches!(refused, Err(FileError::Locked { .. })));
+    }
+
+    fn age(path: &Path) {
+        let long_ago = SystemTime::now() - Duration::from_secs(3600);
+        File::options().write(true).open(path).unwrap().set_modified(long_ago).unwrap();
+    }
+}

@@ -1,0 +1,291 @@
+//! A local issuer: for one host, for tests and demonstrations, where no control plane issues identities.
+//!
+//! Its directory holds `issuer.json`, one `<kid>.key` (0600) a key, and `jwks.json` for verifiers. A new key
+//! is published before it signs and an old one stays published until its last token has ended.
+
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use rustls_pki_types::UnixTime;
+use serde::{Deserialize, Serialize};
+use serde_json::json;
+
+use super::key::{generate_pkcs8, jwks};
+use super::subject::{Subject, SubjectError, TrustDomain};
+use super::verify::{MAX_SKEW, TrustedIssuer};
+use super::{Algorithm, KeyError, SigningKey, Token, is_plain};
+use crate::files::{self, FileError, Readers};
+use crate::{NoRandomness, hex, pem, random};
+
+/// How long a new key is published before it signs, so that every verifier has it by then.
+pub const PUBLISHED_AHEAD: Duration = Duration::from_secs(60);
+/// Largest `issuer.json`.
+const MAX_DOCUMENT: u64 = 64 * 1024;
+/// Most keys published at once; rotating faster than tokens end is a mistake.
+const MAX_KEYS: usize = 16;
+/// Longest issuer or audience.
+const MAX_NAME: usize = 255;
+
+const DOCUMENT: &str = "issuer.json";
+const JWKS: &str = "jwks.json";
+
+/// How to make an issuer.
+#[derive(Clone, Debug)]
+pub struct IssuerOptions {
+    /// The `iss` of its tokens.
+    pub issuer: String,
+    pub trust_domain: TrustDomain,
+    pub algorithm: Algorithm,
+}
+
+/// What a token shall say.
+#[derive(Clone, Copy, Debug)]
+pub struct IssueRequest<'a> {
+    pub tenant: &'a str,
+    pub environment: &'a str,
+    pub sandbox: &'a str,
+    pub audience: &'a str,
+    pub life: Duration,
+    /// The boot of the sandbox, so that a later one of the same name refuses this token.
+    pub generation: Option<u64>,
+}
+
+/// Why there is no issuer or no token.
+#[derive(Debug, thiserror::Error)]
+pub enum IssueError {
+    #[error("the {0} must be 1 to 255 printable characters without spaces")]
+    Characters(&'static str),
+    #[error("{}: line {line}, column {column}: it is not an issuer's description", path.display())]
+    Document { path: PathBuf, line: usize, column: usize },
+    #[error("{}: there is an issuer already; choose another directory, or rotate its key", .0.display())]
+    Exists(PathBuf),
+    #[error(transparent)]
+    File(#[from] FileError),
+    #[error(transparent)]
+    Key(#[from] KeyError),
+    #[error("a token lives for 1 to {} seconds", TrustedIssuer::DEFAULT_LIFE.as_secs())]
+    Life,
+    #[error("{}: there is no issuer; make one with: sandbar identity init --dir {}", .0.display(), .0.display())]
+    Missing(PathBuf),
+    #[error("no key may sign at this time; is the clock right?")]
+    NoKey,
+    #[error(transparent)]
+    Randomness(#[from] NoRandomness),
+    #[error(transparent)]
+    Subject(#[from] SubjectError),
+    #[error(
+        "the issuer has {MAX_KEYS} keys that may still be in use; wait until the oldest retires"
+    )]
+    TooManyKeys,
+}
+
+/// The issuer kept in a directory.
+#[derive(Debug)]
+pub struct LocalIssuer {
+    dir: PathBuf,
+    document: Document,
+}
+
+/// `issuer.json`.
+#[derive(Clone, Debug, Deserialize, Serialize)]
+#[serde(deny_unknown_fields)]
+struct Document {
+    issuer: String,
+    trust_domain: String,
+    algorithm: String,
+    keys: Vec<KeyDocument>,
+}
+
+#[derive(Clone, Debug, Deserialize, Serialize)]
+#[serde(deny_unknown_fields)]
+struct KeyDocument {
+    kid: String,
+    /// Unix seconds.
+    signs_from: u64,
+    /// Unix seconds; the newest key has none yet.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    retires_at: Option<u64>,
+}
+
+impl LocalIssuer {
+    /// Makes an issuer in `dir`, with one key that signs at once.
+    pub fn init(dir: &Path, options: &IssuerOptions, now: UnixTime) -> Result<Self, IssueError> {
+        if !is_plain(&options.issuer, MAX_NAME) {
+            return Err(IssueError::Characters("issuer"));
+        }
+        files::make_private_dir(dir)?;
+        let _lock = files::lock(dir)?;
+        if dir.join(DOCUMENT).exists() {
+            return Err(IssueError::Exists(dir.to_owned()));
+        }
+        let document = Document {
+            issuer: options.issuer.clone(),
+            trust_domain: options.trust_domain.as_str().to_owned(),
+            algorithm: options.algorithm.name().to_owned(),
+            keys: Vec::new(),
+        };
+        let mut issuer = Self { dir: dir.to_owned(), document };
+        issuer.add_key(options.algorithm, now.as_secs())?;
+        issuer.save(now.as_secs())?;
+        Ok(issuer)
+    }
+
+    /// Opens the issuer in `dir`.
+    pub fn open(dir: &Path) -> Result<Self, IssueError> {
+        let path = dir.join(DOCUMENT);
+        if !path.exists() {
+            return Err(IssueError::Missing(dir.to_owned()));
+        }
+        let text = files::read(&path, MAX_DOCUMENT)?;
+        let document = serde_json::from_slice(&text).map_err(|error| {
+            let (line, column) = (error.line(), error.column());
+            IssueError::Document { path, line, column }
+        })?;
+        Ok(Self { dir: dir.to_owned(), document })
+    }
+
+    /// Publishes a new key, which signs after [`PUBLISHED_AHEAD`], and lets the old ones retire.
+    pub fn rotate(dir: &Path, now: UnixTime) -> Result<Self, IssueError> {
+        let _lock = files::lock(dir)?;
+        let mut issuer = Self::open(dir)?;
+        let now = now.as_secs();
+        issuer.drop_retired(now);
+        if issuer.document.keys.len() >= MAX_KEYS {
+            return Err(IssueError::TooManyKeys);
+        }
+        let algorithm =
+            Algorithm::named(&issuer.document.algorithm).ok_or(KeyError::Unsupported)?;
+        let signs_from = now.saturating_add(PUBLISHED_AHEAD.as_secs());
+        let longest = TrustedIssuer::DEFAULT_LIFE + MAX_SKEW;
+        let last_token_ends = signs_from.saturating_add(longest.as_secs());
+        for key in &mut issuer.document.keys {
+            key.retires_at.get_or_insert(last_token_ends);
+        }
+        issuer.add_key(algorithm, signs_from)?;
+        issuer.save(now)?;
+        Ok(issuer)
+    }
+
+    /// Issues a token.
+    pub fn issue(&self, request: &IssueRequest<'_>, now: UnixTime) -> Result<Token, IssueError> {
+        let life = request.life.as_secs();
+        if !(1..=TrustedIssuer::DEFAULT_LIFE.as_secs()).contains(&life) {
+            return Err(IssueError::Life);
+        }
+        if !is_plain(request.audience, MAX_NAME) {
+            return Err(IssueError::Characters("audience"));
+        }
+        let domain = &self.document.trust_domain;
+        let subject = Subject::new(domain, request.tenant, request.environment, request.sandbox)?;
+        let now = now.as_secs();
+        let mut claims = json!({
+            "iss": self.document.issuer,
+            "sub": subject.to_string(),
+            "aud": request.audience,
+            "exp": now.saturating_add(life),
+            "nbf": now,
+            "iat": now,
+            "jti": hex(&random::<16>()?),
+        });
+        if let Some(generation) = request.generation {
+            claims["sid"] = generation.to_string().into();
+        }
+        Ok(self.signing_key(now)?.sign(&claims)?)
+    }
+
+    /// How to verify what this issuer issues.
+    pub fn trusted(&self) -> Result<TrustedIssuer, IssueError> {
+        let algorithm = Algorithm::named(&self.document.algorithm).ok_or(KeyError::Unsupported)?;
+        let domain = TrustDomain::parse(&self.document.trust_domain)?;
+        let mut trusted = TrustedIssuer::new(&self.document.issuer, domain, self.jwks_path());
+        trusted.algorithms = vec![algorithm];
+        Ok(trusted)
+    }
+
+    /// Where the JWK Set is, for verifiers to follow.
+    pub fn jwks_path(&self) -> PathBuf {
+        self.dir.join(JWKS)
+    }
+
+    /// The JWK Set: every key whose tokens may still be good.
+    pub fn jwks(&self, now: UnixTime) -> Result<serde_json::Value, IssueError> {
+        let published = self.document.keys.iter().filter(|key| !key.is_retired(now.as_secs()));
+        let keys = published.map(|key| self.load_key(&key.kid)).collect::<Result<Vec<_>, _>>()?;
+        Ok(jwks(&keys))
+    }
+
+    pub fn issuer(&self) -> &str {
+        &self.document.issuer
+    }
+
+    pub fn trust_domain(&self) -> &str {
+        &self.document.trust_domain
+    }
+
+    pub fn algorithm(&self) -> &str {
+        &self.document.algorithm
+    }
+
+    /// The `kid` of every key, the newest last.
+    pub fn key_ids(&self) -> impl Iterator<Item = &str> {
+        self.document.keys.iter().map(|key| key.kid.as_str())
+    }
+
+    /// The newest key that signs already.
+    fn signing_key(&self, now: u64) -> Result<SigningKey, IssueError> {
+        let ready =
+            self.document.keys.iter().rfind(|key| key.signs_from <= now && !key.is_retired(now));
+        self.load_key(&ready.ok_or(IssueError::NoKey)?.kid)
+    }
+
+    fn load_key(&self, kid: &str) -> Result<SigningKey, IssueError> {
+        Ok(SigningKey::load(&self.key_path(kid))?)
+    }
+
+    /// A `kid` is a thumbprint, so it is a file name; what is not one stays inside the directory anyway.
+    fn key_path(&self, kid: &str) -> PathBuf {
+        self.dir.join(format!("{}.key", kid.replace(['/', '.'], "_")))
+    }
+
+    fn add_key(&mut self, algorithm: Algorithm, signs_from: u64) -> Result<(), IssueError> {
+        let pkcs8 = generate_pkcs8(algorithm)?;
+        let kid = SigningKey::from_pkcs8(&pkcs8)?.id().to_owned();
+        files::write(
+            &self.key_path(&kid),
+            pem::from_private_key(&pkcs8).as_bytes(),
+            Readers::Owner,
+        )?;
+        self.document.keys.push(KeyDocument { kid, signs_from, retires_at: None });
+        Ok(())
+    }
+
+    fn drop_retired(&mut self, now: u64) {
+        let (retired, kept): (Vec<_>, Vec<_>) =
+            self.document.keys.drain(..).partition(|key| key.is_retired(now));
+        self.document.keys = kept;
+        for key in retired {
+            // Nothing it signed is believed any more; a file that stays is only untidy.
+            drop(std::fs::remove_file(self.key_path(&key.kid)));
+        }
+    }
+
+    /// The JWK Set first: a key must never sign before it is published.
+    fn save(&self, now: u64) -> Result<(), IssueError> {
+        let published = self.jwks(UnixTime::since_unix_epoch(Duration::from_secs(now)))?;
+        files::write(&self.jwks_path(), format!("{published:#}\n").as_bytes(), Readers::Everybody)?;
+        let document =
+            serde_json::to_string_pretty(&self.document).map_err(|_| KeyError::Publication)?;
+        files::write(
+            &self.dir.join(DOCUMENT),
+            format!("{document}\n").as_bytes(),
+            Readers::Everybody,
+        )?;
+        Ok(())
+    }
+}
+
+impl KeyDocument {
+    fn is_retired(&self, now: u64) -> bool {
+        self.retires_at.is_some_and(|end| end <= now)
+    }
+}

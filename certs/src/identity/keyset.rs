@@ -1,0 +1,169 @@
+//! An issuer's public keys: a JWK Set or SPIFFE bundle, each key pinned to one algorithm.
+
+use std::collections::HashMap;
+
+use aws_lc_rs::signature::{ECDSA_P256_SHA256_FIXED, ED25519, ParsedPublicKey};
+use base64::Engine;
+use base64::engine::general_purpose::URL_SAFE_NO_PAD;
+use jsonwebtoken::DecodingKey;
+use serde::Deserialize;
+use serde::de::IgnoredAny;
+
+use super::Algorithm;
+
+/// Largest JWKS file.
+pub(super) const MAX_FILE: u64 = 256 * 1024;
+/// Most keys of one issuer.
+pub const MAX_KEYS: usize = 64;
+/// RSA moduli that are neither weak nor a burden, in bytes.
+const RSA_BYTES: std::ops::RangeInclusive<usize> = 256..=1024;
+
+/// Why a JWK Set was refused. The last good one stays in use, for a while.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum KeySetError {
+    #[error("key {0} has an algorithm that this issuer may not use")]
+    Algorithm(usize),
+    #[error("key {0} has a `kid` that another key has too")]
+    DuplicateId(usize),
+    #[error("key {0} is not a usable P-256, Ed25519 or RSA (2048 to 8192 bits) public key")]
+    Malformed(usize),
+    #[error("key {0} has no `kid`")]
+    NoId(usize),
+    #[error("there is no key in it that this issuer may sign with")]
+    NoKeys,
+    #[error("it is not a JWK Set: line {line}, column {column}")]
+    NotJson { line: usize, column: usize },
+    #[error("key {0} is a private or symmetric key; publish public keys only")]
+    Private(usize),
+    #[error("there are more than {MAX_KEYS} keys")]
+    TooMany,
+}
+
+/// The keys of one issuer by their `kid`.
+pub(super) struct KeySet(HashMap<String, PublicKey>);
+
+pub(super) struct PublicKey {
+    pub(super) algorithm: Algorithm,
+    key: DecodingKey,
+}
+
+impl KeySet {
+    /// Reads a JWK Set for an issuer that may use `allowed`.
+    pub(super) fn parse(text: &[u8], allowed: &[Algorithm]) -> Result<Self, KeySetError> {
+        let document: Document = serde_json::from_slice(text).map_err(|error| {
+            // The error's own text could repeat what is in the file, perhaps a private key.
+            KeySetError::NotJson { line: error.line(), column: error.column() }
+        })?;
+        if document.keys.len() > MAX_KEYS {
+            return Err(KeySetError::TooMany);
+        }
+        let mut keys = HashMap::new();
+        for (index, jwk) in document.keys.iter().enumerate() {
+            if let Some((id, key)) = jwk.read(index + 1, allowed)?
+                && keys.insert(id, key).is_some()
+            {
+                return Err(KeySetError::DuplicateId(index + 1));
+            }
+        }
+        if keys.is_empty() { Err(KeySetError::NoKeys) } else { Ok(Self(keys)) }
+    }
+
+    pub(super) fn key(&self, id: &str) -> Option<&PublicKey> {
+        self.0.get(id)
+    }
+}
+
+impl PublicKey {
+    /// Whether `signature` (base64url) is this key's over `message`, by this key's own algorithm.
+    pub(super) fn verifies(&self, message: &str, signature: &str) -> bool {
+        let algorithm = self.algorithm.in_jsonwebtoken();
+        jsonwebtoken::crypto::verify(signature, message.as_bytes(), &self.key, algorithm)
+            .unwrap_or(false)
+    }
+}
+
+#[derive(Deserialize)]
+struct Document {
+    keys: Vec<Jwk>,
+}
+
+/// The members of RFC 7517 and 7518 that matter here; a set may hold others.
+#[derive(Deserialize)]
+struct Jwk {
+    kty: String,
+    kid: Option<String>,
+    alg: Option<String>,
+    #[serde(rename = "use")]
+    purpose: Option<String>,
+    crv: Option<String>,
+    x: Option<String>,
+    y: Option<String>,
+    n: Option<String>,
+    e: Option<String>,
+    d: Option<IgnoredAny>,
+    k: Option<IgnoredAny>,
+}
+
+impl Jwk {
+    /// The key, or `None` if it is for something else than signing tokens.
+    fn read(
+        &self,
+        index: usize,
+        allowed: &[Algorithm],
+    ) -> Result<Option<(String, PublicKey)>, KeySetError> {
+        if self.kty == "oct" || self.d.is_some() || self.k.is_some() {
+            return Err(KeySetError::Private(index));
+        }
+        let for_tokens = matches!(self.purpose.as_deref(), None | Some("sig" | "jwt-svid"));
+        let Some(algorithm) = self.algorithm().filter(|_| for_tokens) else {
+            return Ok(None);
+        };
+        if !allowed.contains(&algorithm)
+            || self.alg.as_deref().is_some_and(|alg| alg != algorithm.name())
+        {
+            return Err(KeySetError::Algorithm(index));
+        }
+        let id = self.kid.clone().filter(|id| !id.is_empty()).ok_or(KeySetError::NoId(index))?;
+        let key = self.decode(algorithm).ok_or(KeySetError::Malformed(index))?;
+        Ok(Some((id, PublicKey { algorithm, key })))
+    }
+
+    /// By kind and curve; a kind not known here (RFC 7517, section 5) is passed over.
+    fn algorithm(&self) -> Option<Algorithm> {
+        match (self.kty.as_str(), self.crv.as_deref()) {
+            ("EC", Some("P-256")) => Some(Algorithm::Es256),
+            ("OKP", Some("Ed25519")) => Some(Algorithm::EdDsa),
+            ("RSA", _) => Some(Algorithm::Rs256),
+            _ => None,
+        }
+    }
+
+    /// A point that is not on its curve is found here and not at the first token.
+    fn decode(&self, algorithm: Algorithm) -> Option<DecodingKey> {
+        match algorithm {
+            Algorithm::EdDsa => {
+                let x = octets(&self.x)?;
+                ParsedPublicKey::new(&ED25519, &x).ok()?;
+                Some(DecodingKey::from_ed_der(&x))
+            }
+            Algorithm::Es256 => {
+                let point = [&[4][..], &octets(&self.x)?, &octets(&self.y)?].concat();
+                ParsedPublicKey::new(&ECDSA_P256_SHA256_FIXED, &point).ok()?;
+                Some(DecodingKey::from_ec_der(&point))
+            }
+            Algorithm::Rs256 => {
+                let (n, e) = (octets(&self.n)?, octets(&self.e)?);
+                let exponent = e
+                    .iter()
+                    .try_fold(0u64, |sum, byte| sum.checked_mul(256)?.checked_add((*byte).into()));
+                let good =
+                    RSA_BYTES.contains(&n.len()) && n.first() != Some(&0) && exponent? >= 65_537;
+                good.then(|| DecodingKey::from_rsa_raw_components(&n, &e))
+            }
+        }
+    }
+}
+
+fn octets(text: &Option<String>) -> Option<Vec<u8>> {
+    URL_SAFE_NO_PAD.decode(text.as_ref()?).ok()
+}

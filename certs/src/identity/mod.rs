@@ -1,0 +1,35 @@
+//! Sandbox identity: signed tokens that name a sandbox, its tenant and its environment.
+//!
+//! The shape is the SPIFFE JWT-SVID, so that SPIRE, Vault or a control plane can issue them as well as
+//! [`LocalIssuer`]. [`Verifier`] says whom a token names or why it is refused; whether that is the sandbox
+//! on whose path the token came is for the caller to compare. That comparison is what stops a copied token,
+//! so a token may be used until its end.
+
+mod claims;
+mod compact;
+mod error;
+mod followed;
+mod issuer;
+mod key;
+mod keyset;
+mod revocation;
+mod subject;
+mod verify;
+
+pub use claims::Identity;
+pub use compact::{MAX_TOKEN, Unverified, inspect};
+pub use error::IdentityError;
+pub use followed::{FollowError, MAX_STALE};
+pub use issuer::{IssueError, IssueRequest, IssuerOptions, LocalIssuer, PUBLISHED_AHEAD};
+pub use key::{Algorithm, KeyError, SigningKey, Token, jwks};
+pub use keyset::{KeySetError, MAX_KEYS};
+pub use revocation::{RevocationError, Revocations};
+pub use subject::{Segment, Subject, SubjectError, SubjectTemplate, TrustDomain};
+pub use verify::{
+    Claims, Expected, MAX_LIFE, MAX_SKEW, MAX_VERIFIED, TrustedIssuer, Verifier, VerifierError,
+};
+
+/// A claim or name of another's choosing that we repeat: short and printable.
+pub(crate) fn is_plain(text: &str, limit: usize) -> bool {
+    (1..=limit).contains(&text.len()) && text.bytes().all(|byte| byte.is_ascii_graphic())
+}

@@ -1,0 +1,281 @@
+//! Leaf certificates: minted on the fly for the decided name, kept in a bounded cache.
+//!
+//! The name is the one that was decided upon, never the client's SNI. One cache a sandbox, so that one
+//! sandbox cannot push out what another needs; within a sandbox a flood of random names pushes out other
+//! random names only.
+
+use std::fmt;
+use std::num::NonZeroUsize;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
+
+use rcgen::{
+    CertificateParams, DistinguishedName, DnType, ExtendedKeyUsagePurpose, KeyUsagePurpose, SanType,
+};
+use rustls::ServerConfig;
+use rustls::server::{
+    ClientHello, ResolvesServerCert, ServerSessionMemoryCache, StoresServerSessions,
+};
+use rustls::sign::CertifiedKey;
+use rustls_pki_types::UnixTime;
+
+use crate::authority::{Authority, serial};
+use crate::bounded::{Bound, Bounded};
+use crate::chain::{Valid, moment};
+use crate::host::HostName;
+
+/// How long before its minting a leaf is valid already, for sandboxes whose clock is behind.
+pub const BACKDATED: Duration = Duration::from_secs(6 * 3600);
+/// How long after its minting a leaf is valid.
+pub const LIFE: Duration = Duration::from_secs(48 * 3600);
+/// Half of the most leaves that a cache keeps, some 3 KiB each.
+const HALF_OF_LEAVES: NonZeroUsize = NonZeroUsize::new(1024).unwrap();
+/// Most leaves that a cache keeps.
+pub const MAX_LEAVES: usize = 2 * HALF_OF_LEAVES.get();
+/// Most TLS sessions that a cache keeps for resumption.
+pub const MAX_SESSIONS: usize = 1024;
+/// RFC 5280, appendix A: a common name is at most this long.
+const MAX_COMMON_NAME: usize = 64;
+
+/// Why there is no leaf.
+#[derive(Debug, thiserror::Error)]
+pub enum LeafError {
+    #[error(
+        "the certificate authority is not valid at this time; make a new one, or set the clock right"
+    )]
+    AuthorityExpired,
+    #[error(
+        "the certificate authority may not speak for {0}; make one whose name constraints include it"
+    )]
+    OutsideConstraints(HostName),
+    #[error("the leaf could not be signed: {0}")]
+    Signing(rcgen::Error),
+}
+
+impl LeafError {
+    /// The stable code for records and metrics.
+    pub fn code(&self) -> &'static str {
+        match self {
+            Self::AuthorityExpired => "authority_expired",
+            Self::OutsideConstraints(_) => "authority_constrained",
+            Self::Signing(_) => "leaf_not_signed",
+        }
+    }
+}
+
+/// A leaf, ready for a handshake.
+#[derive(Clone)]
+pub struct Leaf {
+    certified: Arc<CertifiedKey>,
+    config: Arc<ServerConfig>,
+    valid: Valid,
+    minted: u64,
+}
+
+impl Leaf {
+    /// The chain and the key, for a resolver of one's own.
+    pub fn certified(&self) -> &Arc<CertifiedKey> {
+        &self.certified
+    }
+
+    /// A TLS server that presents this leaf and no other, whatever the SNI says; h2 and http/1.1.
+    pub fn server_config(&self) -> &Arc<ServerConfig> {
+        &self.config
+    }
+
+    pub fn valid(&self) -> Valid {
+        self.valid
+    }
+
+    /// Until half its life is over, and not when the clock was set back to before its margin.
+    fn is_fresh(&self, now: u64) -> bool {
+        let half = self.minted + self.valid.to.saturating_sub(self.minted) / 2;
+        now < half && now.saturating_add(BACKDATED.as_secs() / 2) >= self.minted
+    }
+}
+
+impl fmt::Debug for Leaf {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        formatter.debug_struct("Leaf").field("valid", &self.valid).finish_non_exhaustive()
+    }
+}
+
+/// The leaves of one sandbox.
+pub struct LeafCache {
+    authority: Arc<Authority>,
+    template: ServerConfig,
+    leaves: Mutex<Bounded<HostName, Leaf>>,
+}
+
+impl LeafCache {
+    /// An empty cache of leaves that `authority` signs.
+    ///
+    /// # Errors
+    ///
+    /// Only if this build of rustls offers no TLS version.
+    pub fn new(authority: Arc<Authority>) -> Result<Self, rustls::Error> {
+        let mut template = ServerConfig::builder_with_provider(crate::provider())
+            .with_safe_default_protocol_versions()?
+            .with_no_client_auth()
+            .with_cert_resolver(Arc::new(Nobody));
+        template.alpn_protocols = vec![b"h2".to_vec(), b"http/1.1".to_vec()];
+        template.session_storage = ServerSessionMemoryCache::new(MAX_SESSIONS);
+        let leaves = Mutex::new(Bounded::new(Bound::twice(HALF_OF_LEAVES)));
+        Ok(Self { authority, template, leaves })
+    }
+
+    /// The leaf for `host`: from the cache, or minted now.
+    pub fn leaf(&self, host: &HostName, now: UnixTime) -> Result<Leaf, LeafError> {
+        let kept = self.lock().ask(host).cloned();
+        if let Some(leaf) = kept
+            && leaf.is_fresh(now.as_secs())
+        {
+            return Ok(leaf);
+        }
+        // Minted without the lock: two at once for one name cost a signature, not a wait for everybody.
+        let leaf = self.mint(host, now)?;
+        self.lock().keep(host.clone(), leaf.clone());
+        Ok(leaf)
+    }
+
+    /// How many leaves are kept.
+    pub fn len(&self) -> usize {
+        self.lock().len()
+    }
+
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+
+    pub fn authority(&self) -> &Arc<Authority> {
+        &self.authority
+    }
+
+    fn mint(&self, host: &HostName, now: UnixTime) -> Result<Leaf, LeafError> {
+        let valid = self.life(now.as_secs())?;
+        if !self.authority.permits(host) {
+            return Err(LeafError::OutsideConstraints(host.clone()));
+        }
+        let mut chain = vec![self.authority.sign(host, valid).map_err(LeafError::Signing)?];
+        chain.extend_from_slice(self.authority.served());
+        let certified = Arc::new(CertifiedKey::new(chain, self.authority.leaf_signer()));
+        let mut config = self.template.clone();
+        config.cert_resolver = Arc::new(Only(certified.clone()));
+        let all = self.template.session_storage.clone();
+        config.session_storage = Arc::new(SessionsOf { host: host.clone(), all });
+        Ok(Leaf { certified, config: Arc::new(config), valid, minted: now.as_secs() })
+    }
+
+    /// Within the life of the authority, so that the chain is never valid in parts.
+    fn life(&self, now: u64) -> Result<Valid, LeafError> {
+        let authority = self.authority.valid();
+        if now < authority.from || now >= authority.to {
+            return Err(LeafError::AuthorityExpired);
+        }
+        Ok(Valid {
+            from: now.saturating_sub(BACKDATED.as_secs()).max(authority.from),
+            to: now.saturating_add(LIFE.as_secs()).min(authority.to),
+        })
+    }
+
+    fn lock(&self) -> std::sync::MutexGuard<'_, Bounded<HostName, Leaf>> {
+        // A panic elsewhere leaves whole entries behind, so a poisoned cache is still a cache.
+        self.leaves.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl fmt::Debug for LeafCache {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        formatter.debug_struct("LeafCache").field("leaves", &self.len()).finish_non_exhaustive()
+    }
+}
+
+/// What a leaf for `host` says.
+pub(crate) fn params(host: &HostName, valid: Valid) -> Result<CertificateParams, rcgen::Error> {
+    let mut params = CertificateParams::default();
+    params.subject_alt_names = alternative_names(host)?;
+    params.distinguished_name = DistinguishedName::new();
+    params.distinguished_name.push(DnType::CommonName, common_name(host));
+    params.serial_number = Some(serial().map_err(|_| rcgen::Error::RingUnspecified)?);
+    params.not_before = moment(valid.from);
+    params.not_after = moment(valid.to);
+    params.key_usages = vec![KeyUsagePurpose::DigitalSignature];
+    params.extended_key_usages = vec![ExtendedKeyUsagePurpose::ServerAuth];
+    params.use_authority_key_identifier_extension = true;
+    Ok(params)
+}
+
+/// Addresses are named in both forms, because clients compare the octets of what they dialled.
+fn alternative_names(host: &HostName) -> Result<Vec<SanType>, rcgen::Error> {
+    match host.address() {
+        None => Ok(vec![SanType::DnsName(host.as_str().try_into()?)]),
+        Some(address) if address.to_canonical() != address => {
+            Ok(vec![SanType::IpAddress(address), SanType::IpAddress(address.to_canonical())])
+        }
+        Some(address) => Ok(vec![SanType::IpAddress(address)]),
+    }
+}
+
+/// For people only: clients look at the alternative names. An address here would be checked as a name
+/// against name constraints by some, so it is not put here.
+fn common_name(host: &HostName) -> &str {
+    let fits = host.address().is_none() && host.as_str().len() <= MAX_COMMON_NAME;
+    if fits { host.as_str() } else { "Sandbar leaf" }
+}
+
+/// Presents one leaf, whatever is asked for.
+struct Only(Arc<CertifiedKey>);
+
+impl ResolvesServerCert for Only {
+    fn resolve(&self, _: ClientHello<'_>) -> Option<Arc<CertifiedKey>> {
+        Some(self.0.clone())
+    }
+}
+
+impl fmt::Debug for Only {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        formatter.write_str("Only")
+    }
+}
+
+/// The sessions of one name within the store of all, so that none is resumed under another name, where the
+/// client would not see the certificate that belongs to it.
+#[derive(Debug)]
+struct SessionsOf {
+    host: HostName,
+    all: Arc<dyn StoresServerSessions>,
+}
+
+impl SessionsOf {
+    fn key(&self, key: &[u8]) -> Vec<u8> {
+        [self.host.as_str().as_bytes(), &[0], key].concat()
+    }
+}
+
+impl StoresServerSessions for SessionsOf {
+    fn put(&self, key: Vec<u8>, value: Vec<u8>) -> bool {
+        self.all.put(self.key(&key), value)
+    }
+
+    fn get(&self, key: &[u8]) -> Option<Vec<u8>> {
+        self.all.get(&self.key(key))
+    }
+
+    fn take(&self, key: &[u8]) -> Option<Vec<u8>> {
+        self.all.take(&self.key(key))
+    }
+
+    fn can_cache(&self) -> bool {
+        self.all.can_cache()
+    }
+}
+
+/// Presents nothing: the template itself must never serve.
+#[derive(Debug)]
+struct Nobody;
+
+impl ResolvesServerCert for Nobody {
+    fn resolve(&self, _: ClientHello<'_>) -> Option<Arc<CertifiedKey>> {
+        None
+    }
+}

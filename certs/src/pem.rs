@@ -1,0 +1,100 @@
+//! PEM text: certificates and keys out of files, and into them.
+
+use base64::Engine;
+use base64::engine::general_purpose::STANDARD;
+use rustls_pki_types::pem::PemObject;
+use rustls_pki_types::{CertificateDer, PrivateKeyDer};
+use zeroize::{Zeroize, Zeroizing};
+
+/// RFC 7468, section 2: writers wrap at 64.
+const LINE: usize = 64;
+
+/// Why PEM text was refused. The text itself is never part of the message.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum PemError {
+    #[error(
+        "the private key is encrypted; give it without a pass phrase, in a file only Sandbar can read"
+    )]
+    EncryptedKey,
+    #[error("certificate {0} in the file is not PEM")]
+    Malformed(usize),
+    #[error("there is no certificate in the file")]
+    NoCertificate,
+    #[error("there is no private key (PKCS#8, SEC1 or PKCS#1 PEM) in the file")]
+    NoKey,
+}
+
+/// Every certificate in `text`, in order; at least one.
+pub fn certificates(text: &[u8]) -> Result<Vec<CertificateDer<'static>>, PemError> {
+    let found: Result<Vec<_>, _> = CertificateDer::pem_slice_iter(text)
+        .enumerate()
+        .map(|(index, found)| found.map_err(|_| PemError::Malformed(index + 1)))
+        .collect();
+    match found? {
+        none if none.is_empty() => Err(PemError::NoCertificate),
+        some => Ok(some),
+    }
+}
+
+/// The first private key in `text`, wiped when dropped.
+pub fn private_key(text: &[u8]) -> Result<Zeroizing<PrivateKeyDer<'static>>, PemError> {
+    const ENCRYPTED: [&[u8]; 2] = [b"BEGIN ENCRYPTED PRIVATE KEY", b"Proc-Type: 4,ENCRYPTED"];
+    if ENCRYPTED.iter().any(|mark| text.windows(mark.len()).any(|window| window == *mark)) {
+        return Err(PemError::EncryptedKey);
+    }
+    PrivateKeyDer::from_pem_slice(text).map(Zeroizing::new).map_err(|_| PemError::NoKey)
+}
+
+/// `der` as a `CERTIFICATE`.
+pub fn from_certificate(der: &CertificateDer<'_>) -> String {
+    encode("CERTIFICATE", der).to_string()
+}
+
+/// `der` (PKCS#8) as a `PRIVATE KEY`, wiped when dropped.
+pub fn from_private_key(der: &[u8]) -> Zeroizing<String> {
+    encode("PRIVATE KEY", der)
+}
+
+fn encode(label: &str, der: &[u8]) -> Zeroizing<String> {
+    let mut body = STANDARD.encode(der).into_bytes();
+    // One allocation, so that a key leaves no copy behind in a buffer that grew.
+    let mut text = String::with_capacity(body.len() + body.len() / LINE + 2 * label.len() + 40);
+    text.push_str(&format!("-----BEGIN {label}-----\n"));
+    for line in body.chunks(LINE) {
+        text.extend(line.iter().copied().map(char::from));
+        text.push('\n');
+    }
+    text.push_str(&format!("-----END {label}-----\n"));
+    body.zeroize();
+    Zeroizing::new(text)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_was_written_is_read_back() {
+        for length in [1, 47, 48, 49, 96, 1000] {
+            let der = CertificateDer::from(vec![0x30; length]);
+            let text = from_certificate(&der);
+            assert!(text.lines().all(|line| line.len() <= LINE), "{length}");
+            assert_eq!(certificates(text.as_bytes()).unwrap(), [der], "{length}");
+        }
+    }
+
+    #[test]
+    fn refusals_say_what_is_missing() {
+        for (text, refused) in [
+            ("", PemError::NoKey),
+            ("-----BEGIN CERTIFICATE-----\nMAA=\n-----END CERTIFICATE-----\n", PemError::NoKey),
+            ("-----BEGIN ENCRYPTED PRIVATE KEY-----\nMAA=\n", PemError::EncryptedKey),
+            ("-----BEGIN RSA PRIVATE KEY-----\nProc-Type: 4,ENCRYPTED\n", PemError::EncryptedKey),
+        ] {
+            assert_eq!(private_key(text.as_bytes()).unwrap_err(), refused, "{text}");
+        }
+        assert_eq!(certificates(b"hello").unwrap_err(), PemError::NoCertificate);
+        let broken = b"-----BEGIN CERTIFICATE-----\n!!!!\n-----END CERTIFICATE-----\n";
+        assert_eq!(certificates(broken).unwrap_err(), PemError::Malformed(1));
+    }
+}

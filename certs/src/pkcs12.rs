@@ -1,0 +1,130 @@
+//! A PKCS#12 trust store, for Java: certificates only, so nothing in it is secret.
+//!
+//! Java takes a certificate in such a file as trusted only if it carries an attribute of Oracle's own. The
+//! password guards nothing; it is in the file's integrity code because tools insist on one.
+
+use aws_lc_rs::{digest, hmac};
+use rustls_pki_types::CertificateDer;
+use yasna::models::ObjectIdentifier;
+use yasna::{DERWriter, construct_der};
+
+use crate::{NoRandomness, random};
+
+/// What Java itself uses for a store of public certificates.
+pub(crate) const PASSWORD: &str = "changeit";
+
+/// For a password that is public, enough that no tool complains.
+const ITERATIONS: u32 = 10_000;
+/// The block size of SHA-256, RFC 7292, appendix B.
+const BLOCK: usize = 64;
+/// RFC 7292, B.3: the key is one for integrity.
+const FOR_INTEGRITY: u8 = 3;
+
+const DATA: &[u64] = &[1, 2, 840, 113_549, 1, 7, 1];
+const CERTIFICATE_BAG: &[u64] = &[1, 2, 840, 113_549, 1, 12, 10, 1, 3];
+const X509: &[u64] = &[1, 2, 840, 113_549, 1, 9, 22, 1];
+const FRIENDLY_NAME: &[u64] = &[1, 2, 840, 113_549, 1, 9, 20];
+const TRUSTED_KEY_USAGE: &[u64] = &[2, 16, 840, 1, 113_894, 746_875, 1, 1];
+const ANY_USAGE: &[u64] = &[2, 5, 29, 37, 0];
+const SHA256: &[u64] = &[2, 16, 840, 1, 101, 3, 4, 2, 1];
+
+/// A store of `certificates`, each with the alias beside it.
+pub(crate) fn trust_store(
+    certificates: &[(String, CertificateDer<'_>)],
+) -> Result<Vec<u8>, NoRandomness> {
+    let salt = random::<16>()?;
+    let bags = construct_der(|writer| {
+        writer.write_sequence_of(|writer| {
+            for (alias, certificate) in certificates {
+                write_bag(writer.next(), alias, certificate);
+            }
+        });
+    });
+    let safe =
+        construct_der(|writer| writer.write_sequence_of(|writer| write_data(writer.next(), &bags)));
+    let code = hmac::sign(&hmac::Key::new(hmac::HMAC_SHA256, &integrity_key(&salt)), &safe);
+    Ok(construct_der(|writer| {
+        writer.write_sequence(|writer| {
+            writer.next().write_u8(3);
+            write_data(writer.next(), &safe);
+            write_code(writer.next(), code.as_ref(), &salt);
+        });
+    }))
+}
+
+/// `ContentInfo` of plain data.
+fn write_data(writer: DERWriter<'_>, content: &[u8]) {
+    writer.write_sequence(|writer| {
+        writer.next().write_oid(&oid(DATA));
+        writer.next().write_tagged(yasna::Tag::context(0), |writer| writer.write_bytes(content));
+    });
+}
+
+/// `SafeBag` of one certificate.
+fn write_bag(writer: DERWriter<'_>, alias: &str, certificate: &[u8]) {
+    writer.write_sequence(|writer| {
+        writer.next().write_oid(&oid(CERTIFICATE_BAG));
+        writer.next().write_tagged(yasna::Tag::context(0), |writer| {
+            writer.write_sequence(|writer| {
+                writer.next().write_oid(&oid(X509));
+                writer
+                    .next()
+                    .write_tagged(yasna::Tag::context(0), |writer| writer.write_bytes(certificate));
+            });
+        });
+        writer.next().write_set_of(|writer| {
+            write_attribute(writer.next(), FRIENDLY_NAME, |writer| writer.write_bmp_string(alias));
+            write_attribute(writer.next(), TRUSTED_KEY_USAGE, |writer| {
+                writer.write_oid(&oid(ANY_USAGE))
+            });
+        });
+    });
+}
+
+fn write_attribute(writer: DERWriter<'_>, kind: &[u64], value: impl FnOnce(DERWriter<'_>)) {
+    writer.write_sequence(|writer| {
+        writer.next().write_oid(&oid(kind));
+        writer.next().write_set_of(|writer| value(writer.next()));
+    });
+}
+
+/// `MacData`.
+fn write_code(writer: DERWriter<'_>, code: &[u8], salt: &[u8]) {
+    writer.write_sequence(|writer| {
+        writer.next().write_sequence(|writer| {
+            writer.next().write_sequence(|writer| {
+                writer.next().write_oid(&oid(SHA256));
+                writer.next().write_null();
+            });
+            writer.next().write_bytes(code);
+        });
+        writer.next().write_bytes(salt);
+        writer.next().write_u32(ITERATIONS);
+    });
+}
+
+/// RFC 7292, B.2, for a key as long as one SHA-256, which needs one round of its outer loop.
+fn integrity_key(salt: &[u8]) -> [u8; 32] {
+    let password: Vec<u8> = PASSWORD.encode_utf16().chain([0]).flat_map(u16::to_be_bytes).collect();
+    let mut hash = digest::Context::new(&digest::SHA256);
+    hash.update(&[FOR_INTEGRITY; BLOCK]);
+    hash.update(&filled(salt));
+    hash.update(&filled(&password));
+    let mut key = hash.finish();
+    for _ in 1..ITERATIONS {
+        key = digest::digest(&digest::SHA256, key.as_ref());
+    }
+    let mut bytes = [0; 32];
+    bytes.copy_from_slice(key.as_ref());
+    bytes
+}
+
+/// `part` repeated until it fills whole blocks.
+fn filled(part: &[u8]) -> Vec<u8> {
+    let length = part.len().next_multiple_of(BLOCK);
+    part.iter().copied().cycle().take(length).collect()
+}
+
+fn oid(components: &[u64]) -> ObjectIdentifier {
+    ObjectIdentifier::from_slice(components)
+}

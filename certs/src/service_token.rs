@@ -1,0 +1,205 @@
+//! The token a memory service gets to see: ours, short, and about the sandbox of the path.
+//!
+//! What the sandbox sent is never handed on, because whoever receives a bearer token can use it. A fresh one
+//! is signed instead, kept for half its life, and verified by the service through the published JWK Set.
+
+use std::fmt;
+use std::num::NonZeroUsize;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
+
+use base64::Engine;
+use base64::engine::general_purpose::URL_SAFE_NO_PAD;
+use rustls_pki_types::UnixTime;
+use serde_json::{Value, json};
+
+use crate::bounded::{Bound, Bounded};
+use crate::identity::{Algorithm, KeyError, SigningKey, Subject, Token, is_plain, jwks};
+use crate::{NoRandomness, hex, random, sha256};
+
+/// Longest life of a token towards a service.
+pub const MAX_LIFE: Duration = Duration::from_secs(60);
+/// Shortest life that still leaves time to use it.
+pub const MIN_LIFE: Duration = Duration::from_secs(4);
+/// Half of the most tokens kept.
+const HALF_OF_TOKENS: NonZeroUsize = NonZeroUsize::new(1024).unwrap();
+/// Most tokens kept.
+pub const MAX_TOKENS: usize = 2 * HALF_OF_TOKENS.get();
+/// Most banks named in a token, so that it still fits a header.
+pub const MAX_BANKS: usize = 64;
+/// Longest issuer, audience or bank.
+const MAX_NAME: usize = 255;
+
+/// Which claims a service reads.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum ServiceProfile {
+    /// What Astrocyte's OpenID Connect mode maps: it accepts RS256 only.
+    Astrocyte,
+    /// Plain claims: `tid`, `env`, `banks`.
+    #[default]
+    Generic,
+}
+
+/// Why there is no token for a service.
+#[derive(Debug, thiserror::Error)]
+pub enum ServiceTokenError {
+    #[error("this service accepts RS256 only; give the proxy an RSA key for it")]
+    Algorithm,
+    #[error("the {0} must be 1 to 255 printable characters without spaces")]
+    Characters(&'static str),
+    #[error(transparent)]
+    Key(#[from] KeyError),
+    #[error("towards a service tokens are signed with ES256 or RS256")]
+    KeyKind,
+    #[error("a token towards a service lives for {} to {} seconds", MIN_LIFE.as_secs(), MAX_LIFE.as_secs())]
+    Life,
+    #[error(transparent)]
+    Randomness(#[from] NoRandomness),
+    #[error("a token names at most {MAX_BANKS} banks")]
+    TooManyBanks,
+}
+
+/// What a token towards a service is about.
+#[derive(Clone, Copy, Debug)]
+pub struct ServiceClaims<'a> {
+    /// The sandbox of the path, not of anything the sandbox said.
+    pub subject: &'a Subject,
+    /// The service's logical name.
+    pub audience: &'a str,
+    /// The banks that policy granted, so that the service can narrow too.
+    pub banks: &'a [String],
+    /// The SHA-256 of the client certificate we present, which makes the token useless to others.
+    pub certificate: Option<&'a [u8; 32]>,
+}
+
+/// Signs tokens towards services and keeps each for half its life.
+pub struct ServiceTokens {
+    key: SigningKey,
+    issuer: String,
+    profile: ServiceProfile,
+    life: Duration,
+    kept: Mutex<Bounded<[u8; 32], Kept>>,
+}
+
+#[derive(Clone)]
+struct Kept {
+    token: Arc<Token>,
+    issued_at: u64,
+}
+
+impl ServiceTokens {
+    /// Signs with `key` as `issuer`, which is the proxy's own name and the actor in every token.
+    pub fn new(
+        key: SigningKey,
+        issuer: &str,
+        profile: ServiceProfile,
+        life: Duration,
+    ) -> Result<Self, ServiceTokenError> {
+        match (key.algorithm(), profile) {
+            (Algorithm::EdDsa, _) => return Err(ServiceTokenError::KeyKind),
+            (Algorithm::Es256, ServiceProfile::Astrocyte) => {
+                return Err(ServiceTokenError::Algorithm);
+            }
+            (Algorithm::Es256, ServiceProfile::Generic) | (Algorithm::Rs256, _) => {}
+        }
+        if !(MIN_LIFE..=MAX_LIFE).contains(&life) {
+            return Err(ServiceTokenError::Life);
+        }
+        if !is_plain(issuer, MAX_NAME) {
+            return Err(ServiceTokenError::Characters("issuer"));
+        }
+        let kept = Mutex::new(Bounded::new(Bound::twice(HALF_OF_TOKENS)));
+        Ok(Self { key, issuer: issuer.to_owned(), profile, life, kept })
+    }
+
+    /// A token that says `claims`, good for at least half its life.
+    pub fn token(
+        &self,
+        claims: &ServiceClaims<'_>,
+        now: UnixTime,
+    ) -> Result<Arc<Token>, ServiceTokenError> {
+        check(claims)?;
+        let now = now.as_secs();
+        let said = self.said(claims);
+        let hash = sha256(said.to_string().as_bytes());
+        let kept = self.lock().ask(&hash).cloned();
+        // A clock set back makes the kept one a token of the future.
+        let half = self.life.as_secs() / 2;
+        let fresh = |kept: &Kept| now.checked_sub(kept.issued_at).is_some_and(|age| age < half);
+        if let Some(kept) = kept.filter(fresh) {
+            return Ok(kept.token);
+        }
+        let token = Arc::new(self.sign(said, now)?);
+        self.lock().keep(hash, Kept { token: token.clone(), issued_at: now });
+        Ok(token)
+    }
+
+    /// The JWK Set by which services verify.
+    pub fn jwks(&self) -> Value {
+        jwks([&self.key])
+    }
+
+    /// How many tokens are kept.
+    pub fn len(&self) -> usize {
+        self.lock().len()
+    }
+
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+
+    /// Everything but the times, so that it tells tokens apart.
+    fn said(&self, claims: &ServiceClaims<'_>) -> Value {
+        let Subject { tenant, environment, sandbox, .. } = claims.subject;
+        let mut said = json!({
+            "iss": self.issuer,
+            "sub": claims.subject.to_string(),
+            "aud": claims.audience,
+            "act": { "sub": self.issuer },
+            "tid": tenant.as_str(),
+            "env": environment.as_str(),
+            "banks": claims.banks,
+        });
+        if let Some(thumbprint) = claims.certificate {
+            said["cnf"] = json!({ "x5t#S256": URL_SAFE_NO_PAD.encode(thumbprint) });
+        }
+        if self.profile == ServiceProfile::Astrocyte {
+            said["astrocyte_actor_type"] = "agent".into();
+            said["astrocyte_principal"] = format!("agent:{sandbox}").into();
+        }
+        said
+    }
+
+    fn sign(&self, mut claims: Value, now: u64) -> Result<Token, ServiceTokenError> {
+        claims["iat"] = now.into();
+        claims["nbf"] = now.into();
+        claims["exp"] = now.saturating_add(self.life.as_secs()).into();
+        claims["jti"] = hex(&random::<16>()?).into();
+        Ok(self.key.sign(&claims)?)
+    }
+
+    fn lock(&self) -> std::sync::MutexGuard<'_, Bounded<[u8; 32], Kept>> {
+        // A panic elsewhere leaves whole entries behind, so a poisoned cache is still a cache.
+        self.kept.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl fmt::Debug for ServiceTokens {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        formatter.debug_struct("ServiceTokens").field("key", &self.key).finish_non_exhaustive()
+    }
+}
+
+fn check(claims: &ServiceClaims<'_>) -> Result<(), ServiceTokenError> {
+    if !is_plain(claims.audience, MAX_NAME) {
+        return Err(ServiceTokenError::Characters("audience"));
+    }
+    if claims.banks.len() > MAX_BANKS {
+        return Err(ServiceTokenError::TooManyBanks);
+    }
+    if claims.banks.iter().all(|bank| is_plain(bank, MAX_NAME)) {
+        Ok(())
+    } else {
+        Err(ServiceTokenError::Characters("bank"))
+    }
+}

@@ -1,0 +1,336 @@
+//! Whom we believe upstream: roots, and the certificate we present ourselves with.
+//!
+//! Never an unverified connection: the only way to a client configuration is a [`Peer`], a [`Peer`] has a
+//! [`HostName`], and a [`HostName`] is never empty. (An HTTP engine that is handed an empty server name may
+//! take it as a wish to verify nothing.)
+
+use std::fmt;
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex, PoisonError};
+
+use arc_swap::ArcSwap;
+use rustls::client::Resumption;
+use rustls::sign::{CertifiedKey, SingleCertAndKey};
+use rustls::{ClientConfig, RootCertStore};
+use rustls_pki_types::{CertificateDer, PrivateKeyDer, ServerName};
+use zeroize::Zeroizing;
+
+use crate::files::{self, FileError, Watch};
+use crate::host::HostName;
+use crate::pem::{self, PemError};
+use crate::sha256;
+
+/// Most roots in one set, the system's included.
+pub const MAX_ROOTS: usize = 4096;
+/// Most TLS sessions kept for resumption towards upstreams, a set.
+pub const MAX_SESSIONS: usize = 1024;
+
+/// Whether the roots of the operating system are believed.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum SystemStore {
+    Excluded,
+    #[default]
+    Included,
+}
+
+/// Where the chain and the key of a client certificate are.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ClientFiles {
+    pub chain: PathBuf,
+    pub key: PathBuf,
+}
+
+/// Where one set of trust comes from: the operator's for everybody, or a rule's own.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct TrustSource {
+    pub system: SystemStore,
+    /// PEM files of further roots.
+    pub files: Vec<PathBuf>,
+    /// Presented where the upstream asks for one.
+    pub client: Option<ClientFiles>,
+}
+
+/// Why a set of trust was refused. The last good one stays in use.
+#[derive(Debug, thiserror::Error)]
+pub enum TrustError {
+    #[error("{}: this private key cannot be used; give ECDSA P-256 or P-384, Ed25519 or RSA", .0.display())]
+    ClientKey(PathBuf),
+    #[error("{}: the private key does not belong to the first certificate of {}", key.display(), chain.display())]
+    ClientMismatch { chain: PathBuf, key: PathBuf },
+    #[error(transparent)]
+    File(#[from] FileError),
+    #[error(
+        "there is no root to believe; install the system's CA certificates, or name a file of roots"
+    )]
+    NoRoots,
+    #[error("{}: {source}", path.display())]
+    Pem { path: PathBuf, source: PemError },
+    #[error("{}: certificate {index} cannot be a root", path.display())]
+    Root { path: PathBuf, index: usize },
+    #[error("there are more than {MAX_ROOTS} roots")]
+    TooMany,
+    #[error("this build offers no TLS version: {0}")]
+    Versions(rustls::Error),
+}
+
+/// What a look at the files came to.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Refreshed {
+    Changed,
+    Unchanged,
+}
+
+/// A set of trust that follows its files.
+pub struct Trust {
+    source: TrustSource,
+    watch: Mutex<Watch>,
+    current: ArcSwap<TrustSet>,
+}
+
+impl Trust {
+    /// Loads everything that `source` names.
+    pub fn load(source: TrustSource) -> Result<Self, TrustError> {
+        let mut watch = Watch::new(watched(&source));
+        watch.changed(); // before reading, so that a change meanwhile is seen later
+        let current = ArcSwap::from_pointee(TrustSet::load(&source)?);
+        Ok(Self { source, watch: Mutex::new(watch), current })
+    }
+
+    /// Looks at the files and takes over what changed, whole or not at all. For a timer; it blocks.
+    pub fn refresh(&self) -> Result<Refreshed, TrustError> {
+        let mut watch = self.watch.lock().unwrap_or_else(PoisonError::into_inner);
+        if !watch.changed() {
+            return Ok(Refreshed::Unchanged);
+        }
+        let loaded = TrustSet::load(&self.source).inspect_err(|_| watch.look_again())?;
+        if loaded.digest == self.current.load().digest {
+            return Ok(Refreshed::Unchanged);
+        }
+        self.current.store(Arc::new(loaded));
+        Ok(Refreshed::Changed)
+    }
+
+    /// The upstream that must prove to be `host`.
+    pub fn towards(&self, host: HostName) -> Peer {
+        Peer { host, set: self.current.load_full() }
+    }
+
+    /// How many roots are believed.
+    pub fn roots(&self) -> usize {
+        self.current.load().roots.len()
+    }
+}
+
+impl fmt::Debug for Trust {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        formatter.debug_struct("Trust").field("source", &self.source).finish_non_exhaustive()
+    }
+}
+
+/// An upstream with everything needed to verify it. There is no way to have one without a name.
+#[derive(Clone)]
+pub struct Peer {
+    host: HostName,
+    set: Arc<TrustSet>,
+}
+
+impl Peer {
+    pub fn host(&self) -> &HostName {
+        &self.host
+    }
+
+    /// The name (or address) to verify, never empty, for an engine that takes it as text.
+    pub fn name(&self) -> &str {
+        self.host.as_str()
+    }
+
+    /// The name to verify, for rustls.
+    pub fn server_name(&self) -> ServerName<'static> {
+        self.host.server_name().clone()
+    }
+
+    /// A verifying client: these roots, this client certificate, h2 and http/1.1. Shared, so that
+    /// sessions are resumed.
+    pub fn client_config(&self) -> Arc<ClientConfig> {
+        self.set.config.clone()
+    }
+
+    /// The roots, for an engine that builds its own client.
+    pub fn roots(&self) -> &[CertificateDer<'static>] {
+        &self.set.roots
+    }
+
+    pub fn client_certificate(&self) -> Option<&ClientCertificate> {
+        self.set.client.as_ref()
+    }
+
+    /// Tells pools apart: connections made under other roots or another client certificate.
+    pub fn group_key(&self) -> u64 {
+        let (first, _) = self.set.digest.split_first_chunk().unwrap_or((&[0; 8], &[]));
+        u64::from_be_bytes(*first)
+    }
+}
+
+impl fmt::Debug for Peer {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        formatter.debug_struct("Peer").field("host", &self.host).finish_non_exhaustive()
+    }
+}
+
+/// The certificate we present to an upstream that asks.
+pub struct ClientCertificate {
+    chain: Vec<CertificateDer<'static>>,
+    key: Zeroizing<PrivateKeyDer<'static>>,
+}
+
+impl ClientCertificate {
+    pub fn chain(&self) -> &[CertificateDer<'static>] {
+        &self.chain
+    }
+
+    /// The private key, for an engine that builds its own client. Hand it on, keep no copy.
+    pub fn expose_key(&self) -> &PrivateKeyDer<'static> {
+        &self.key
+    }
+
+    /// The SHA-256 of the certificate, as RFC 8705 (`x5t#S256`) binds tokens to it.
+    pub fn thumbprint(&self) -> [u8; 32] {
+        self.chain.first().map(|certificate| sha256(certificate)).unwrap_or_default()
+    }
+
+    fn load(source: &ClientFiles) -> Result<(Self, CertifiedKey), TrustError> {
+        let key = pem::private_key(&files::read_secret(&source.key)?).map_err(at(&source.key))?;
+        let chain_text = files::read(&source.chain, files::MAX_PEM)?;
+        let chain = pem::certificates(&chain_text).map_err(at(&source.chain))?;
+        let signer = rustls::crypto::aws_lc_rs::sign::any_supported_type(&key)
+            .map_err(|_| TrustError::ClientKey(source.key.clone()))?;
+        let certified = CertifiedKey::new(chain.clone(), signer);
+        if certified.keys_match().is_err() {
+            let (chain, key) = (source.chain.clone(), source.key.clone());
+            return Err(TrustError::ClientMismatch { chain, key });
+        }
+        Ok((Self { chain, key }, certified))
+    }
+}
+
+impl fmt::Debug for ClientCertificate {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        formatter.debug_struct("ClientCertificate").finish_non_exhaustive()
+    }
+}
+
+struct TrustSet {
+    config: Arc<ClientConfig>,
+    roots: Vec<CertificateDer<'static>>,
+    client: Option<ClientCertificate>,
+    digest: [u8; 32],
+}
+
+impl TrustSet {
+    fn load(source: &TrustSource) -> Result<Self, TrustError> {
+        let (store, roots) = load_roots(source)?;
+        let client = source.client.as_ref().map(ClientCertificate::load).transpose()?;
+        let (client, certified) = client.unzip();
+        let digest = digest(&roots, client.as_ref());
+        let config = Arc::new(client_config(store, certified)?);
+        Ok(Self { config, roots, client, digest })
+    }
+}
+
+fn client_config(
+    store: RootCertStore,
+    client: Option<CertifiedKey>,
+) -> Result<ClientConfig, TrustError> {
+    let verified = ClientConfig::builder_with_provider(crate::provider())
+        .with_safe_default_protocol_versions()
+        .map_err(TrustError::Versions)?
+        .with_root_certificates(store);
+    let mut config = match client {
+        Some(client) => {
+            verified.with_client_cert_resolver(Arc::new(SingleCertAndKey::from(client)))
+        }
+        None => verified.with_no_client_auth(),
+    };
+    config.alpn_protocols = vec![b"h2".to_vec(), b"http/1.1".to_vec()];
+    config.resumption = Resumption::in_memory_sessions(MAX_SESSIONS);
+    Ok(config)
+}
+
+/// The operating system's roots; those it holds but rustls cannot read are left out.
+pub fn system_roots() -> Vec<CertificateDer<'static>> {
+    rustls_native_certs::load_native_certs().certs
+}
+
+type Roots = (RootCertStore, Vec<CertificateDer<'static>>);
+
+fn load_roots(source: &TrustSource) -> Result<Roots, TrustError> {
+    let (mut store, mut roots) = (RootCertStore::empty(), Vec::new());
+    if source.system == SystemStore::Included {
+        for root in system_roots() {
+            if store.add(root.clone()).is_ok() {
+                roots.push(root);
+            }
+        }
+    }
+    for path in &source.files {
+        add_file(path, &mut store, &mut roots)?;
+    }
+    match roots.len() {
+        0 => Err(TrustError::NoRoots),
+        1..=MAX_ROOTS => Ok((store, roots)),
+        _ => Err(TrustError::TooMany),
+    }
+}
+
+/// In an operator's file every certificate counts, so one that cannot be used is an error.
+fn add_file(
+    path: &Path,
+    store: &mut RootCertStore,
+    roots: &mut Vec<CertificateDer<'static>>,
+) -> Result<(), TrustError> {
+    let text = files::read(path, files::MAX_PEM)?;
+    for (index, root) in pem::certificates(&text).map_err(at(path))?.into_iter().enumerate() {
+        let refused = |_| TrustError::Root { path: path.to_owned(), index: index + 1 };
+        store.add(root.clone()).map_err(refused)?;
+        roots.push(root);
+    }
+    Ok(())
+}
+
+fn digest(roots: &[CertificateDer<'_>], client: Option<&ClientCertificate>) -> [u8; 32] {
+    let mut parts: Vec<[u8; 32]> = roots.iter().map(|root| sha256(root)).collect();
+    parts.sort_unstable(); // a directory has no order of its own
+    let chain = client.map(|client| client.chain.as_slice()).unwrap_or_default();
+    parts.extend(chain.iter().map(|certificate| sha256(certificate)));
+    // A renewed key comes with a renewed certificate, so the key itself need not be hashed.
+    sha256(parts.as_flattened())
+}
+
+/// Every path whose change may change the set.
+fn watched(source: &TrustSource) -> Vec<PathBuf> {
+    let mut paths = source.files.clone();
+    if let Some(client) = &source.client {
+        paths.extend([client.chain.clone(), client.key.clone()]);
+    }
+    if source.system == SystemStore::Included {
+        paths.extend(system_paths());
+    }
+    paths
+}
+
+/// Where `rustls-native-certs` looks: the two variables, else what OpenSSL was built with.
+fn system_paths() -> Vec<PathBuf> {
+    let named = ["SSL_CERT_FILE", "SSL_CERT_DIR"].into_iter().filter_map(std::env::var_os);
+    let named: Vec<PathBuf> =
+        named.flat_map(|value| std::env::split_paths(&value).collect::<Vec<_>>()).collect();
+    if !named.is_empty() {
+        return named;
+    }
+    let found = openssl_probe::probe();
+    found.cert_file.into_iter().chain(found.cert_dir).collect()
+}
+
+fn at(path: &Path) -> impl FnOnce(PemError) -> TrustError {
+    let path = path.to_owned();
+    move |source| TrustError::Pem { path, source }
+}

@@ -1,0 +1,162 @@
+//! The environment variables by which the tools in a sandbox find the authority.
+//!
+//! Each was tried with the tool itself where that was possible; what a tool ignores is not set for it.
+
+use std::path::{Path, PathBuf};
+
+use crate::bundle::{BUNDLE_FILE, CA_FILE, PHP_DIR, STORE_FILE, WGETRC_FILE};
+use crate::pkcs12;
+
+/// A path that some tool would misread.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("{}: the path must be absolute and have letters, digits, `/`, `.`, `-` and `_` only, because tools split it at others", .0.display())]
+pub struct PathError(PathBuf);
+
+/// What a variable points at.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Target {
+    /// For tools that add to their own store.
+    AuthorityOnly,
+    /// For tools that replace their own store.
+    Everything,
+    Java,
+    Php,
+    Wget,
+}
+
+/// The variable, what it points at, and who reads it.
+const VARIABLES: [(&str, Target, &str); 23] = [
+    ("AWS_CA_BUNDLE", Target::Everything, "AWS command line, botocore"),
+    ("BUNDLE_SSL_CA_CERT", Target::Everything, "Ruby's Bundler"),
+    ("CARGO_HTTP_CAINFO", Target::Everything, "cargo"),
+    ("CLOUDSDK_CORE_CUSTOM_CA_CERTS_FILE", Target::Everything, "Google Cloud command line"),
+    ("COMPOSER_CAFILE", Target::Everything, "PHP's Composer"),
+    ("CURL_CA_BUNDLE", Target::Everything, "curl, Python requests"),
+    ("DENO_CERT", Target::AuthorityOnly, "Deno"),
+    ("GIT_SSL_CAINFO", Target::Everything, "git"),
+    ("GRPC_DEFAULT_SSL_ROOTS_FILE_PATH", Target::Everything, "gRPC (C core: Python, Ruby, PHP)"),
+    ("HEX_CACERTS_PATH", Target::Everything, "Elixir's Hex"),
+    ("HTTPLIB2_CA_CERTS", Target::Everything, "Python httplib2"),
+    ("JAVA_TOOL_OPTIONS", Target::Java, "Java, Maven, Gradle"),
+    ("JULIA_SSL_CA_ROOTS_PATH", Target::Everything, "Julia"),
+    ("NIX_SSL_CERT_FILE", Target::Everything, "Nix"),
+    ("NODE_EXTRA_CA_CERTS", Target::AuthorityOnly, "Node, npm, Yarn, Bun"),
+    ("npm_config_cafile", Target::Everything, "npm, where its settings name a `cafile`"),
+    ("PERL_LWP_SSL_CA_FILE", Target::Everything, "Perl's LWP"),
+    ("PHP_INI_SCAN_DIR", Target::Php, "PHP"),
+    ("PIP_CERT", Target::Everything, "pip"),
+    ("REQUESTS_CA_BUNDLE", Target::Everything, "Python requests, pip, conda, Poetry"),
+    ("SSL_CERT_FILE", Target::Everything, "OpenSSL, Go, Rust, Ruby, Python ssl and httpx, uv"),
+    ("WGETRC", Target::Wget, "GNU Wget, also where it is built with GnuTLS"),
+    ("YARN_HTTPS_CA_FILE_PATH", Target::Everything, "Yarn 2 and newer"),
+];
+
+/// How to write variables down.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Format {
+    /// Lines for `docker run --env-file`, which takes quotes literally.
+    Docker,
+    /// Lines for a `.env` file.
+    Dotenv,
+    /// The `env` list of a container.
+    Kubernetes,
+    /// Lines for `eval` in any POSIX shell.
+    Shell,
+}
+
+/// Every variable and its value, for a sandbox that sees the files of a bundle in `dir`.
+pub fn variables(dir: &Path) -> Result<Vec<(&'static str, String)>, PathError> {
+    let dir = plain(dir)?;
+    Ok(VARIABLES.iter().map(|(name, target, _)| (*name, target.value(dir))).collect())
+}
+
+/// Which tools read the variable `name`.
+pub fn readers(name: &str) -> Option<&'static str> {
+    VARIABLES.iter().find(|(known, _, _)| *known == name).map(|(_, _, readers)| *readers)
+}
+
+/// `variables` as text.
+pub fn render(variables: &[(&'static str, String)], format: Format) -> String {
+    variables.iter().map(|(name, value)| line(name, value, format)).collect()
+}
+
+impl Target {
+    fn value(self, dir: &str) -> String {
+        match self {
+            Self::AuthorityOnly => format!("{dir}/{CA_FILE}"),
+            Self::Everything => format!("{dir}/{BUNDLE_FILE}"),
+            Self::Java => format!(
+                "-Djavax.net.ssl.trustStore={dir}/{STORE_FILE} -Djavax.net.ssl.trustStoreType=PKCS12 \
+                 -Djavax.net.ssl.trustStorePassword={}",
+                pkcs12::PASSWORD
+            ),
+            // The empty entry keeps PHP's own directory.
+            Self::Php => format!(":{dir}/{PHP_DIR}"),
+            Self::Wget => format!("{dir}/{WGETRC_FILE}"),
+        }
+    }
+}
+
+/// No value has a quote, a dollar sign or a newline in it, because no path has.
+fn line(name: &str, value: &str, format: Format) -> String {
+    match format {
+        Format::Docker => format!("{name}={value}\n"),
+        Format::Dotenv => format!("{name}=\"{value}\"\n"),
+        Format::Kubernetes => format!("- name: {name}\n  value: \"{value}\"\n"),
+        Format::Shell => format!("export {name}='{value}'\n"),
+    }
+}
+
+/// `path` as text that no tool splits or expands.
+pub(crate) fn plain(path: &Path) -> Result<&str, PathError> {
+    let allowed = |b: u8| b.is_ascii_alphanumeric() || b"/.-_".contains(&b);
+    let text = path.to_str().filter(|text| text.starts_with('/') && text.bytes().all(allowed));
+    text.map(|text| text.trim_end_matches('/')).ok_or_else(|| PathError(path.to_owned()))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn variables_stand_in_order_and_once() {
+        let names: Vec<String> =
+            VARIABLES.iter().map(|(name, _, _)| name.to_ascii_uppercase()).collect();
+        let mut sorted = names.clone();
+        sorted.sort();
+        sorted.dedup();
+        assert_eq!(names, sorted);
+    }
+
+    #[test]
+    fn paths_that_a_tool_would_misread_are_refused() {
+        for (path, good) in [
+            ("/etc/sandbar/trust", true),
+            ("/etc/sandbar/trust/", true),
+            ("relative", false),
+            ("/with space", false),
+            ("/with:colon", false),
+            ("/with'quote", false),
+            ("/with\"quote", false),
+            ("/with$dollar", false),
+            ("/with\nnewline", false),
+            ("/mit/Ümlaut", false),
+            ("", false),
+        ] {
+            assert_eq!(variables(Path::new(path)).is_ok(), good, "{path:?}");
+        }
+    }
+
+    #[test]
+    fn every_form_is_what_its_reader_takes() {
+        let one = [("PIP_CERT", "/t/bundle.pem".to_owned())];
+        for (format, text) in [
+            (Format::Docker, "PIP_CERT=/t/bundle.pem\n"),
+            (Format::Dotenv, "PIP_CERT=\"/t/bundle.pem\"\n"),
+            (Format::Kubernetes, "- name: PIP_CERT\n  value: \"/t/bundle.pem\"\n"),
+            (Format::Shell, "export PIP_CERT='/t/bundle.pem'\n"),
+        ] {
+            assert_eq!(render(&one, format), text, "{format:?}");
+        }
+    }
+}

@@ -1,0 +1,240 @@
+//! Authorities: made, kept, given, limited, and refused.
+
+use std::fs;
+use std::os::unix::fs::PermissionsExt;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::Duration;
+
+use certs::{Authority, AuthorityError, AuthorityOptions, HostName, LeafCache, NameConstraints};
+use rcgen::{
+    BasicConstraints, CertificateParams, CertifiedIssuer, DnType, IsCa, KeyPair, KeyUsagePurpose,
+};
+
+use crate::handshake::{client_at, shake};
+use crate::{DAY, HOUR, NOW, at};
+
+fn host(text: &str) -> HostName {
+    HostName::parse(text).unwrap()
+}
+
+/// Whether a client that believes the authority's anchor accepts its leaf for `name`.
+fn believed(authority: Authority, name: &str) -> Result<(), String> {
+    let (anchor, name) = (authority.anchor().clone(), host(name));
+    let cache = LeafCache::new(Arc::new(authority)).unwrap();
+    let leaf = cache.leaf(&name, at(NOW)).map_err(|error| error.code().to_owned())?;
+    let client = client_at(&anchor, at(NOW));
+    shake(client, name.server_name().clone(), leaf.server_config().clone())
+        .map_err(|error| error.to_string())
+}
+
+#[test]
+fn made_at_first_start_and_found_at_the_second() {
+    let dir = tempfile::tempdir().unwrap();
+    let keep = dir.path().join("ca");
+    let options = AuthorityOptions::default();
+    let first = Authority::open_or_create(&keep, &options, at(NOW)).unwrap().describe();
+    let second = Authority::open_or_create(&keep, &options, at(NOW + DAY)).unwrap();
+    assert_eq!(first, second.describe());
+    assert_eq!(believed(second, "api.openai.com"), Ok(()));
+    assert_eq!(mode(&keep.join("ca.key")), 0o600);
+    assert_eq!(mode(&keep), 0o700);
+    assert!(matches!(Authority::create(&keep, &options, at(NOW)), Err(AuthorityError::Exists(_))));
+}
+
+#[test]
+fn two_starts_at_once_make_one_authority() {
+    let dir = tempfile::tempdir().unwrap();
+    let options = AuthorityOptions::default();
+    let starts: Vec<_> = std::thread::scope(|scope| {
+        let start = || Authority::open_or_create(dir.path(), &options, at(NOW)).unwrap().describe();
+        let threads: Vec<_> = (0..8).map(|_| scope.spawn(start)).collect();
+        threads.into_iter().map(|thread| thread.join().unwrap()).collect()
+    });
+    assert!(starts.iter().all(|start| *start == starts[0]));
+}
+
+#[test]
+fn half_an_authority_is_not_replaced_silently() {
+    let dir = tempfile::tempdir().unwrap();
+    Authority::create(dir.path(), &AuthorityOptions::default(), at(NOW)).unwrap();
+    fs::remove_file(dir.path().join("ca.pem")).unwrap();
+    let again = Authority::open_or_create(dir.path(), &AuthorityOptions::default(), at(NOW));
+    assert!(matches!(again, Err(AuthorityError::File(_))));
+}
+
+#[test]
+fn an_exposed_key_an_expired_chain_and_a_clock_before_it_are_refused() {
+    let dir = tempfile::tempdir().unwrap();
+    let options = AuthorityOptions { life: Duration::from_secs(DAY), ..Default::default() };
+    Authority::create(dir.path(), &options, at(NOW)).unwrap();
+    for (when, opens) in [
+        (NOW - DAY - 1, false),
+        (NOW - DAY, true),
+        (NOW, true),
+        (NOW + DAY - 1, true),
+        (NOW + DAY, false),
+        (0, false),
+    ] {
+        assert_eq!(Authority::open(dir.path(), at(when)).is_ok(), opens, "{when}");
+    }
+    fs::set_permissions(dir.path().join("ca.key"), fs::Permissions::from_mode(0o644)).unwrap();
+    let complaint = Authority::open(dir.path(), at(NOW)).unwrap_err().to_string();
+    assert!(complaint.contains("chmod 600"), "{complaint}");
+}
+
+#[test]
+fn lives_out_of_bounds_are_refused() {
+    for life in [0, HOUR - 1, 11 * 365 * DAY, u64::MAX] {
+        let options = AuthorityOptions { life: Duration::from_secs(life), ..Default::default() };
+        let refused = Authority::in_memory(&options, at(NOW));
+        assert!(matches!(refused, Err(AuthorityError::Life)), "{life}");
+    }
+}
+
+#[test]
+fn constraints_are_in_the_certificate_and_kept_by_the_mint() {
+    let permitted = NameConstraints::covering(["github.com", "*.openai.com", "10.0.0.0/8"]);
+    for (name, expected) in [
+        ("github.com", Ok(())),
+        ("codeload.GITHUB.com.", Ok(())),
+        ("api.openai.com", Ok(())),
+        ("10.1.2.3", Ok(())),
+        ("notgithub.com", Err("authority_constrained")),
+        ("github.com.evil.example", Err("authority_constrained")),
+        ("com", Err("authority_constrained")),
+        ("11.1.2.3", Err("authority_constrained")),
+        ("2001:db8::1", Err("authority_constrained")),
+        ("::ffff:10.1.2.3", Err("authority_constrained")),
+    ] {
+        let options = AuthorityOptions { permitted: permitted.clone(), ..Default::default() };
+        let authority = Authority::in_memory(&options, at(NOW)).unwrap();
+        assert_eq!(believed(authority, name), expected.map_err(str::to_owned), "{name}");
+    }
+}
+
+#[test]
+fn only_names_or_only_addresses_exclude_the_other_kind() {
+    for (patterns, name, inside) in [
+        (["github.com"], "github.com", true),
+        (["github.com"], "192.0.2.1", false),
+        (["github.com"], "2001:db8::1", false),
+        (["192.0.2.0/24"], "192.0.2.1", true),
+        (["192.0.2.0/24"], "github.com", false),
+    ] {
+        let permitted = NameConstraints::covering(patterns);
+        let options = AuthorityOptions { permitted, ..Default::default() };
+        let authority = Authority::in_memory(&options, at(NOW)).unwrap();
+        assert_eq!(authority.permits(&host(name)), inside, "{patterns:?} {name}");
+        assert_eq!(believed(authority, name).is_ok(), inside, "{patterns:?} {name}");
+    }
+}
+
+type Signer<'a> = CertifiedIssuer<'a, KeyPair>;
+
+/// An operator's certificate, made with another hand than the product's.
+fn params(name: &str, ca: IsCa) -> CertificateParams {
+    let mut params = CertificateParams::default();
+    params.distinguished_name.push(DnType::CommonName, name);
+    params.distinguished_name.push(DnType::CountryName, "DE");
+    params.is_ca = ca;
+    params.key_usages = vec![KeyUsagePurpose::KeyCertSign];
+    params.not_before = time::OffsetDateTime::from_unix_timestamp((NOW - DAY) as i64).unwrap();
+    params.not_after = time::OffsetDateTime::from_unix_timestamp((NOW + DAY) as i64).unwrap();
+    params
+}
+
+fn root<'a>() -> Signer<'a> {
+    let params = params("root", IsCa::Ca(BasicConstraints::Unconstrained));
+    Signer::self_signed(params, KeyPair::generate_for(&rcgen::PKCS_RSA_SHA256).unwrap()).unwrap()
+}
+
+fn below<'a>(root: &Signer<'_>, key: &'static rcgen::SignatureAlgorithm, ca: IsCa) -> Signer<'a> {
+    Signer::signed_by(params("below", ca), KeyPair::generate_for(key).unwrap(), root).unwrap()
+}
+
+/// Writes a key and a chain as an operator would.
+fn files(dir: &Path, key: &KeyPair, chain: &[&Signer<'_>]) -> (PathBuf, PathBuf) {
+    let (key_path, chain_path) = (dir.join("op.key"), dir.join("op.pem"));
+    fs::write(&key_path, certs::pem::from_private_key(key.serialized_der()).as_bytes()).unwrap();
+    fs::set_permissions(&key_path, fs::Permissions::from_mode(0o600)).unwrap();
+    let text: String =
+        chain.iter().map(|signer| certs::pem::from_certificate(signer.der())).collect();
+    fs::write(&chain_path, text).unwrap();
+    (key_path, chain_path)
+}
+
+const CA: IsCa = IsCa::Ca(BasicConstraints::Unconstrained);
+
+#[test]
+fn an_operators_intermediate_of_any_key_kind_is_believed_through_its_root() {
+    let dir = tempfile::tempdir().unwrap();
+    let root = root();
+    for key in [
+        &rcgen::PKCS_ECDSA_P256_SHA256,
+        &rcgen::PKCS_ECDSA_P384_SHA384,
+        &rcgen::PKCS_ED25519,
+        &rcgen::PKCS_RSA_SHA256,
+    ] {
+        let intermediate = below(&root, key, CA);
+        let (key_path, chain_path) = files(dir.path(), intermediate.key(), &[&intermediate, &root]);
+        let authority = Authority::load(&key_path, &chain_path, at(NOW)).unwrap();
+        assert_eq!(authority.anchor(), root.der(), "{key:?}");
+        assert_eq!(authority.describe().intermediates, 1, "{key:?}");
+        assert_eq!(believed(authority, "api.openai.com"), Ok(()), "{key:?}");
+    }
+}
+
+#[test]
+fn an_operators_mistakes_are_named() {
+    let dir = tempfile::tempdir().unwrap();
+    let (root, p256) = (root(), &rcgen::PKCS_ECDSA_P256_SHA256);
+    let good = below(&root, p256, CA);
+    let not_ca = below(&root, p256, IsCa::ExplicitNoCa);
+    let tight = below(&root, p256, IsCa::Ca(BasicConstraints::Constrained(0)));
+    let too_deep = below(&tight, p256, CA);
+    let other = self::root();
+    for (what, key, chain, expected) in [
+        ("good", good.key(), &[&good, &root][..], ""),
+        ("without its root", good.key(), &[&good], ""),
+        ("another's key", root.key(), &[&good, &root], "does not belong"),
+        ("wrong order", good.key(), &[&root, &good], "does not belong"),
+        ("a stranger's root", good.key(), &[&good, &other], "is not signed by the one after it"),
+        ("not an authority", not_ca.key(), &[&not_ca, &root], "may not sign certificates"),
+        ("path too long", too_deep.key(), &[&too_deep, &tight, &root], "clients would refuse"),
+        ("too many", good.key(), &[&good; 9], "more than 8"),
+    ] {
+        let (key_path, chain_path) = files(dir.path(), key, chain);
+        let loaded = Authority::load(&key_path, &chain_path, at(NOW));
+        let complaint = loaded.err().map(|error| error.to_string()).unwrap_or_default();
+        assert_eq!(complaint.is_empty(), expected.is_empty(), "{what}: {complaint}");
+        assert!(complaint.contains(expected), "{what}: {complaint}");
+    }
+}
+
+#[test]
+fn an_operators_authority_is_checked_before_it_is_copied() {
+    let dir = tempfile::tempdir().unwrap();
+    let root = root();
+    let (key, chain) = files(dir.path(), root.key(), &[&root]);
+    let keep = dir.path().join("keep");
+    let imported = Authority::import(&keep, &key, &chain, at(NOW)).unwrap().describe();
+    assert_eq!(Authority::open(&keep, at(NOW)).unwrap().describe(), imported);
+    assert_eq!(mode(&keep.join("ca.key")), 0o600);
+    fs::write(&chain, "nonsense").unwrap();
+    assert!(Authority::import(&dir.path().join("other"), &key, &chain, at(NOW)).is_err());
+    assert!(!dir.path().join("other").exists());
+}
+
+#[test]
+fn nothing_of_a_key_is_shown() {
+    let dir = tempfile::tempdir().unwrap();
+    let authority = Authority::create(dir.path(), &AuthorityOptions::default(), at(NOW)).unwrap();
+    let key = fs::read_to_string(dir.path().join("ca.key")).unwrap();
+    let line = key.lines().nth(1).unwrap();
+    assert!(!format!("{authority:?} {authority:#?}").contains(line));
+}
+
+fn mode(path: &Path) -> u32 {
+    fs::metadata(path).unwrap().permissions().mode() & 0o777
+}

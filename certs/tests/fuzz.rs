@@ -1,0 +1,25 @@
+//! The fuzz target's check, for a bounded number of inputs in every test run.
+
+#[path = "../fuzz/token_check.rs"]
+mod token_check;
+
+use proptest::prelude::*;
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(512))]
+
+    #[test]
+    fn any_bytes(input in proptest::collection::vec(any::<u8>(), 0..600)) {
+        token_check::check(&input);
+    }
+
+    #[test]
+    fn almost_json(input in r#"\{("(alg|kid|typ|jku|iss|sub|aud|exp|nbf|iat|jti|cnf|sid)":("[a-zA-Z0-9:/.]{0,20}"|[0-9]{1,20}|\[\]|null|1e9|-1),?){0,8}\}"#) {
+        token_check::check(input.as_bytes());
+    }
+
+    #[test]
+    fn almost_tokens(input in r"[a-zA-Z0-9_=-]{0,40}(\.[a-zA-Z0-9_=-]{0,80}){0,4}") {
+        token_check::check(input.as_bytes());
+    }
+}

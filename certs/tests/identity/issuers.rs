@@ -1,0 +1,179 @@
+//! The local issuer, and the tokens towards services, judged by a strict reader of another library.
+
+use std::fs;
+use std::os::unix::fs::PermissionsExt;
+use std::sync::Arc;
+use std::time::Duration;
+
+use certs::identity::{Algorithm, IssueRequest, LocalIssuer, SigningKey, Subject};
+use certs::service_token::{
+    MAX_TOKENS, ServiceClaims, ServiceProfile, ServiceTokenError, ServiceTokens,
+};
+use jsonwebtoken::jwk::JwkSet;
+use jsonwebtoken::{DecodingKey, Validation};
+use serde_json::Value;
+
+use super::{AUDIENCE, ISSUER, SUBJECT, World, options, request};
+use crate::{NOW, at};
+
+/// Reads a token by a JWK Set as a careful service would, but for the clock, which it cannot be given.
+fn judge(token: &str, set: &Value, algorithm: Algorithm, audience: &str, issuer: &str) -> Value {
+    let set: JwkSet = serde_json::from_value(set.clone()).unwrap();
+    let header = jsonwebtoken::decode_header(token).unwrap();
+    let key = DecodingKey::from_jwk(set.find(&header.kid.unwrap()).unwrap()).unwrap();
+    let mut validation = Validation::new(match algorithm {
+        Algorithm::EdDsa => jsonwebtoken::Algorithm::EdDSA,
+        Algorithm::Es256 => jsonwebtoken::Algorithm::ES256,
+        Algorithm::Rs256 => jsonwebtoken::Algorithm::RS256,
+    });
+    validation.set_audience(&[audience]);
+    validation.set_issuer(&[issuer]);
+    validation.set_required_spec_claims(&["exp", "nbf", "iat", "aud", "iss", "sub"]);
+    validation.validate_exp = false;
+    jsonwebtoken::decode::<Value>(token, &key, &validation).unwrap().claims
+}
+
+#[test]
+fn every_algorithm_is_verified_by_us_and_by_others() {
+    for algorithm in [Algorithm::EdDsa, Algorithm::Es256, Algorithm::Rs256] {
+        let world = World::with(algorithm, None);
+        let token = world.token();
+        assert_eq!(world.verify(&token).as_deref(), Ok(SUBJECT), "{algorithm:?}");
+        let claims =
+            judge(&token, &world.issuer.jwks(at(NOW)).unwrap(), algorithm, AUDIENCE, ISSUER);
+        assert_eq!(claims["sub"], SUBJECT);
+        assert_eq!(claims["exp"], NOW + 300);
+        assert_eq!(claims["sid"], "3");
+        assert_eq!(claims["jti"].as_str().unwrap().len(), 32, "128 bits");
+        assert_ne!(world.token(), token, "no two are alike");
+    }
+}
+
+#[test]
+fn what_the_issuer_will_not_say() {
+    let world = World::new();
+    let life = Duration::from_secs;
+    for (what, request, good) in [
+        ("good", request(), true),
+        ("ten minutes", IssueRequest { life: life(600), ..request() }, true),
+        ("too long", IssueRequest { life: life(601), ..request() }, false),
+        ("no life", IssueRequest { life: life(0), ..request() }, false),
+        ("empty sandbox", IssueRequest { sandbox: "", ..request() }, false),
+        ("a path", IssueRequest { sandbox: "a/b", ..request() }, false),
+        ("dots", IssueRequest { tenant: "..", ..request() }, false),
+        ("space", IssueRequest { environment: "a b", ..request() }, false),
+        ("long", IssueRequest { sandbox: &"a".repeat(250), ..request() }, false),
+        ("no audience", IssueRequest { audience: "", ..request() }, false),
+        ("audience with a newline", IssueRequest { audience: "a\nb", ..request() }, false),
+    ] {
+        assert_eq!(world.issuer.issue(&request, at(NOW)).is_ok(), good, "{what}");
+    }
+    assert!(world.issuer.issue(&request(), at(NOW - 1)).is_err(), "before its first key");
+}
+
+#[test]
+fn keys_are_the_owners_and_are_shown_to_nobody() {
+    let world = World::new();
+    let dir = world.dir.path().join("issuer");
+    let kid = world.issuer.key_ids().next().unwrap();
+    let path = dir.join(format!("{kid}.key"));
+    assert_eq!(fs::metadata(&path).unwrap().permissions().mode() & 0o777, 0o600);
+    let secret = fs::read_to_string(&path).unwrap();
+    let line = secret.lines().nth(1).unwrap();
+    let token = world.issuer.issue(&request(), at(NOW)).unwrap();
+    let signing = SigningKey::load(&path).unwrap();
+    let shown = format!("{:?} {:?} {token:?} {signing:?}", world.issuer, world.verifier);
+    assert!(!shown.contains(line) && !shown.contains(token.expose()));
+    let published = world.issuer.jwks(at(NOW)).unwrap().to_string();
+    assert!(!published.contains("\"d\""), "{published}");
+    assert!(LocalIssuer::init(&dir, &options(Algorithm::Es256), at(NOW)).is_err(), "not twice");
+    fs::set_permissions(&path, fs::Permissions::from_mode(0o644)).unwrap();
+    assert!(world.issuer.issue(&request(), at(NOW)).unwrap_err().to_string().contains("chmod 600"));
+}
+
+fn subject() -> Subject {
+    Subject::new("acme.example", "acme", "staging", "build-7").unwrap()
+}
+
+fn service(
+    algorithm: Algorithm,
+    profile: ServiceProfile,
+) -> Result<ServiceTokens, ServiceTokenError> {
+    ServiceTokens::new(
+        SigningKey::generate(algorithm).unwrap(),
+        ISSUER,
+        profile,
+        Duration::from_secs(60),
+    )
+}
+
+fn about<'a>(subject: &'a Subject, banks: &'a [String]) -> ServiceClaims<'a> {
+    ServiceClaims { subject, audience: "memory", banks, certificate: None }
+}
+
+#[test]
+fn a_service_verifies_what_we_sign_for_it() {
+    let banks = ["staging:team-a".to_owned()];
+    for (algorithm, profile) in [
+        (Algorithm::Es256, ServiceProfile::Generic),
+        (Algorithm::Rs256, ServiceProfile::Generic),
+        (Algorithm::Rs256, ServiceProfile::Astrocyte),
+    ] {
+        let tokens = service(algorithm, profile).unwrap();
+        let subject = subject();
+        let bound = ServiceClaims { certificate: Some(&[7; 32]), ..about(&subject, &banks) };
+        let token = tokens.token(&bound, at(NOW)).unwrap();
+        let claims = judge(token.expose(), &tokens.jwks(), algorithm, "memory", ISSUER);
+        assert_eq!(claims["sub"], SUBJECT);
+        assert_eq!(claims["act"]["sub"], ISSUER);
+        assert_eq!((&claims["tid"], &claims["env"]), (&"acme".into(), &"staging".into()));
+        assert_eq!(claims["banks"][0], "staging:team-a");
+        assert_eq!(claims["exp"].as_u64().unwrap() - claims["iat"].as_u64().unwrap(), 60);
+        assert_eq!(claims["cnf"]["x5t#S256"].as_str().unwrap().len(), 43);
+        let principal = claims.get("astrocyte_principal").and_then(Value::as_str);
+        assert_eq!(principal, (profile == ServiceProfile::Astrocyte).then_some("agent:build-7"));
+    }
+}
+
+#[test]
+fn a_service_token_is_kept_for_half_its_life_and_for_its_claims_only() {
+    let tokens = service(Algorithm::Es256, ServiceProfile::Generic).unwrap();
+    let (mine, other) =
+        (subject(), Subject::new("acme.example", "acme", "staging", "trial-2").unwrap());
+    let banks = ["a".to_owned()];
+    let first = tokens.token(&about(&mine, &[]), at(NOW)).unwrap();
+    for (what, claims, now, same) in [
+        ("again", about(&mine, &[]), NOW, true),
+        ("just before half", about(&mine, &[]), NOW + 29, true),
+        ("another sandbox", about(&other, &[]), NOW, false),
+        ("another bank", about(&mine, &banks), NOW, false),
+        ("another audience", ServiceClaims { audience: "b", ..about(&mine, &[]) }, NOW, false),
+        ("half its life", about(&mine, &[]), NOW + 30, false),
+    ] {
+        assert_eq!(Arc::ptr_eq(&tokens.token(&claims, at(now)).unwrap(), &first), same, "{what}");
+    }
+    let before = tokens.token(&about(&mine, &[]), at(NOW - 1)).unwrap();
+    assert!(!Arc::ptr_eq(&before, &first), "a clock set back gets no token of the future");
+}
+
+#[test]
+fn service_tokens_are_bounded() {
+    let tokens = service(Algorithm::Es256, ServiceProfile::Generic).unwrap();
+    for number in 0..MAX_TOKENS + 200 {
+        let subject =
+            Subject::new("acme.example", "acme", "staging", &format!("s{number}")).unwrap();
+        tokens.token(&about(&subject, &[]), at(NOW)).unwrap();
+    }
+    assert!(tokens.len() <= MAX_TOKENS);
+    let many = vec!["a".to_owned(); 65];
+    assert!(tokens.token(&about(&subject(), &many), at(NOW)).is_err());
+    assert!(tokens.token(&about(&subject(), &["a\nb".to_owned()]), at(NOW)).is_err());
+    for life in [0, 3, 61, 3600] {
+        let key = SigningKey::generate(Algorithm::Es256).unwrap();
+        let made =
+            ServiceTokens::new(key, ISSUER, ServiceProfile::Generic, Duration::from_secs(life));
+        assert!(matches!(made, Err(ServiceTokenError::Life)), "{life}");
+    }
+    assert!(service(Algorithm::Es256, ServiceProfile::Astrocyte).is_err(), "it accepts RS256 only");
+    assert!(service(Algorithm::EdDsa, ServiceProfile::Generic).is_err());
+}

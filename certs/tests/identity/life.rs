@@ -1,0 +1,171 @@
+//! Rotation, revocation while in use, files that turn bad, and clocks that jump.
+
+use std::fs;
+
+use certs::identity::{
+    Algorithm, Expected, IdentityError, LocalIssuer, MAX_STALE, PUBLISHED_AHEAD, Verifier,
+};
+use certs::trust::Refreshed;
+use serde_json::{Value, json};
+
+use super::{AUDIENCE, SUBJECT, World, options, request};
+use crate::{DAY, HOUR, NOW, at};
+
+#[test]
+fn rotation_refuses_no_honest_token_and_retires_the_old_key() {
+    let dir = tempfile::tempdir().unwrap();
+    let issuer = LocalIssuer::init(dir.path(), &options(Algorithm::Es256), at(NOW)).unwrap();
+    let verifier = Verifier::new(vec![issuer.trusted().unwrap()], None, at(NOW)).unwrap();
+    let check = |issuer: &LocalIssuer, now: u64| {
+        let token = issuer.issue(&request(), at(now)).unwrap();
+        let identity =
+            verifier.verify(token.expose(), &Expected::audience(AUDIENCE), at(now)).unwrap();
+        (token, identity.key_id().to_owned())
+    };
+    let (old_token, old_key) = check(&issuer, NOW);
+
+    let rotated = LocalIssuer::rotate(dir.path(), at(NOW + 10)).unwrap();
+    let (_, still) = check(&rotated, NOW + 20);
+    assert_eq!(still, old_key, "verifiers that have not looked yet must know the signing key");
+    assert_eq!(verifier.refresh(at(NOW + 30)).unwrap(), Refreshed::Changed);
+    let signs = NOW + 10 + PUBLISHED_AHEAD.as_secs();
+    let (_, new_key) = check(&rotated, signs);
+    assert_ne!(new_key, old_key);
+    let still_good =
+        verifier.verify(old_token.expose(), &Expected::audience(AUDIENCE), at(NOW + 299));
+    assert!(still_good.is_ok(), "the old key's token lives to its end");
+
+    let retired = LocalIssuer::rotate(dir.path(), at(NOW + HOUR)).unwrap();
+    assert!(!retired.key_ids().any(|kid| kid == old_key));
+    assert!(!dir.path().join(format!("{old_key}.key")).exists());
+    verifier.refresh(at(NOW + HOUR)).unwrap();
+    let gone = verifier.verify(old_token.expose(), &Expected::audience(AUDIENCE), at(NOW + 299));
+    assert_eq!(gone.unwrap_err(), IdentityError::UnknownKey, "remembered tokens go with their key");
+    assert_eq!(check(&retired, NOW + HOUR).1, new_key);
+}
+
+#[test]
+fn rotating_faster_than_tokens_end_is_refused() {
+    let dir = tempfile::tempdir().unwrap();
+    LocalIssuer::init(dir.path(), &options(Algorithm::Es256), at(NOW)).unwrap();
+    let rotations =
+        (0..20).map(|_| LocalIssuer::rotate(dir.path(), at(NOW))).filter(Result::is_ok).count();
+    assert_eq!(rotations, 15, "sixteen keys at most");
+}
+
+/// 13 of the attacks: revoked while a connection is open, refused at the next request.
+#[test]
+fn a_revocation_counts_at_the_next_use_even_of_a_remembered_token() {
+    let sandbox = json!({ "tenant": "acme", "environment": "staging", "sandbox": "build-7" });
+    let other = json!({ "tenant": "acme", "environment": "production", "sandbox": "build-7" });
+    let kid_of = |world: &World| world.issuer.key_ids().next().unwrap().to_owned();
+    let token_id = |token: &str| {
+        let unverified = certs::identity::inspect(token).unwrap();
+        unverified.claims["jti"].as_str().unwrap().to_owned()
+    };
+    type List<'a> = (&'a str, &'a dyn Fn(&World, &str) -> Value, bool);
+    let lists: [List<'_>; 8] = [
+        ("sandbox", &|_, _| json!({ "sandboxes": [sandbox] }), true),
+        ("its namesake elsewhere", &|_, _| json!({ "sandboxes": [other] }), false),
+        (
+            "tenant, issued before",
+            &|_, _| json!({ "tenants": [{ "tenant": "acme", "issued_before": NOW + 1 }] }),
+            true,
+        ),
+        (
+            "tenant, issued after",
+            &|_, _| json!({ "tenants": [{ "tenant": "acme", "issued_before": NOW }] }),
+            false,
+        ),
+        (
+            "two limits, the stricter counts",
+            &|_, _| {
+                let limit = |moment| json!({ "tenant": "acme", "issued_before": moment });
+                json!({ "tenants": [limit(NOW + 1), limit(0)] })
+            },
+            true,
+        ),
+        ("key", &|world, _| json!({ "keys": [kid_of(world)] }), true),
+        ("token", &|_, token| json!({ "tokens": [token_id(token)] }), true),
+        ("nothing", &|_, _| json!({}), false),
+    ];
+    for (what, list, revoked) in lists {
+        let world = World::with(Algorithm::Es256, Some(&json!({})));
+        let token = world.token();
+        assert_eq!(world.verify(&token).as_deref(), Ok(SUBJECT), "{what}");
+        let path = world.dir.path().join("revocations.json");
+        fs::write(path, list(&world, &token).to_string()).unwrap();
+        world.verifier.refresh(at(NOW)).unwrap();
+        assert_eq!(world.verify(&token).err(), revoked.then_some(IdentityError::Revoked), "{what}");
+    }
+}
+
+#[test]
+fn a_file_that_turns_bad_changes_nothing_for_a_while_and_then_closes() {
+    for (file, stale) in [
+        ("issuer/jwks.json", IdentityError::KeysStale),
+        ("revocations.json", IdentityError::RevocationsStale),
+    ] {
+        let world = World::with(Algorithm::Es256, Some(&json!({})));
+        let path = world.dir.path().join(file);
+        let good = fs::read(&path).unwrap();
+        for bad in ["", "{", r#"{"keys":{}}"#, r#"{"unknown":[]}"#] {
+            fs::write(&path, bad).unwrap();
+            let complaints = world.verifier.refresh(at(NOW + 60)).unwrap_err();
+            assert!(complaints[0].to_string().contains(file), "{bad}: {}", complaints[0]);
+            assert_eq!(world.verify(&world.token()).as_deref(), Ok(SUBJECT), "{bad}");
+        }
+        fs::remove_file(&path).unwrap();
+        let late = NOW + MAX_STALE.as_secs() + 1;
+        assert!(world.verifier.refresh(at(late)).is_err());
+        let token = world.issuer.issue(&request(), at(late)).unwrap();
+        assert_eq!(world.verify_at(token.expose(), late), Err(stale), "{file}");
+        fs::write(&path, good).unwrap();
+        world.verifier.refresh(at(late)).unwrap();
+        assert_eq!(world.verify_at(token.expose(), late).as_deref(), Ok(SUBJECT), "{file} healed");
+    }
+}
+
+#[test]
+fn a_clock_that_was_ahead_does_not_lengthen_the_patience() {
+    let world = World::new();
+    world.verifier.refresh(at(NOW + DAY)).unwrap();
+    let jwks = world.issuer.jwks_path();
+    fs::remove_file(jwks).unwrap();
+    assert!(world.verifier.refresh(at(NOW)).is_err());
+    let late = NOW + MAX_STALE.as_secs() + 1;
+    let token = world.issuer.issue(&request(), at(late)).unwrap();
+    assert_eq!(world.verify_at(token.expose(), late), Err(IdentityError::KeysStale));
+}
+
+#[test]
+fn a_clock_that_jumps_closes_and_heals() {
+    let world = World::new();
+    let token = world.token();
+    assert_eq!(world.verify(&token).as_deref(), Ok(SUBJECT));
+    for (jump, refused) in [
+        (29_i64, None),
+        (329, None),
+        (330, Some(IdentityError::Expired)),
+        (-30, None),
+        (-31, Some(IdentityError::NotYetValid)),
+        (-(DAY as i64), Some(IdentityError::NotYetValid)),
+        (DAY as i64, Some(IdentityError::KeysStale)),
+        (0, None),
+    ] {
+        let now = NOW.checked_add_signed(jump).unwrap();
+        assert_eq!(world.verify_at(&token, now).err(), refused, "{jump}");
+    }
+    assert_eq!(world.verify_at(&token, 0), Err(IdentityError::NotYetValid));
+    assert_eq!(world.verify_at(&token, u64::MAX), Err(IdentityError::KeysStale));
+}
+
+#[test]
+fn a_flood_of_good_tokens_stays_within_the_bound() {
+    let world = World::new();
+    for number in 0..certs::identity::MAX_VERIFIED + 100 {
+        let token = world.token();
+        assert!(world.verify(&token).is_ok(), "{number}");
+    }
+    assert!(world.verifier.remembered_tokens() <= certs::identity::MAX_VERIFIED);
+}

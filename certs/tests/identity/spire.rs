@@ -1,0 +1,222 @@
+//! Tokens as SPIRE, Vault and Kubernetes write them, accepted through a template and nothing more.
+
+use std::fs;
+use std::path::Path;
+use std::time::Duration;
+
+use certs::identity::{
+    Algorithm, Claims, Expected, IdentityError, Segment, SigningKey, SubjectTemplate, TrustDomain,
+    TrustedIssuer, Verifier,
+};
+use jsonwebtoken::EncodingKey;
+use serde_json::{Value, json};
+
+use super::{AUDIENCE, Forger};
+use crate::{NOW, at};
+
+const SUBJECT: &str = "spiffe://prod.acme.example/ns/acme/sa/build-7";
+
+/// A SPIRE server: a key, and the bundle it publishes.
+struct Spire {
+    forger: Forger,
+    bundle: Value,
+}
+
+impl Spire {
+    fn new() -> Self {
+        let pair = rcgen::KeyPair::generate().unwrap();
+        let key = EncodingKey::from_ec_der(pair.serialized_der());
+        let jwk = jsonwebtoken::jwk::Jwk::from_encoding_key(&key, jsonwebtoken::Algorithm::ES256)
+            .unwrap();
+        let jwk = serde_json::to_value(jwk).unwrap();
+        // As `spire-server bundle show -format spiffe` prints it: authorities of both kinds, no `alg`.
+        let bundle = json!({
+            "keys": [
+                { "use": "x509-svid", "kty": "EC", "crv": "P-256", "x": jwk["x"], "y": jwk["y"], "x5c": ["MAA="] },
+                { "use": "jwt-svid", "kty": "EC", "kid": "C6vs25welZOx6WksNYfbMfiw9l96pMnD",
+                  "crv": "P-256", "x": jwk["x"], "y": jwk["y"] },
+            ],
+            "spiffe_sequence": 7,
+            "spiffe_refresh_hint": 300,
+        });
+        let kid = "C6vs25welZOx6WksNYfbMfiw9l96pMnD".to_owned();
+        Self { forger: Forger { kid, key, algorithm: jsonwebtoken::Algorithm::ES256 }, bundle }
+    }
+
+    fn write(&self, dir: &Path) -> TrustedIssuer {
+        let keys = dir.join("bundle.json");
+        fs::write(&keys, self.bundle.to_string()).unwrap();
+        TrustedIssuer {
+            issuer: None,
+            trust_domain: TrustDomain::parse("prod.acme.example").unwrap(),
+            algorithms: vec![Algorithm::Es256],
+            claims: Claims::JwtSvid,
+            subject: template(),
+            life: TrustedIssuer::DEFAULT_LIFE,
+            skew: Duration::from_secs(30),
+            keys,
+        }
+    }
+}
+
+fn template() -> SubjectTemplate {
+    let environment = Some(Segment::parse("production").unwrap());
+    SubjectTemplate::parse("/ns/{tenant}/sa/{sandbox}", None, environment).unwrap()
+}
+
+/// The claims of a SPIRE token of default settings.
+fn claims() -> Value {
+    json!({ "aud": [AUDIENCE], "exp": NOW + 300, "iat": NOW, "sub": SUBJECT })
+}
+
+fn verify(verifier: &Verifier, token: &str) -> Result<String, IdentityError> {
+    let identity = verifier.verify(token, &Expected::audience(AUDIENCE), at(NOW))?;
+    Ok(identity.subject().to_string())
+}
+
+#[test]
+fn a_spire_token_names_a_sandbox_through_the_template() {
+    let dir = tempfile::tempdir().unwrap();
+    let spire = Spire::new();
+    let verifier = Verifier::new(vec![spire.write(dir.path())], None, at(NOW)).unwrap();
+    let ours = "spiffe://prod.acme.example/tenant/acme/env/production/sandbox/build-7";
+    for (what, change, expected) in [
+        ("as issued", json!({}), Ok(ours)),
+        ("with jti and nbf", json!({ "jti": "x", "nbf": NOW }), Ok(ours)),
+        ("without iat", json!({ "iat": null }), Ok(ours)),
+        (
+            "without iat, too long",
+            json!({ "iat": null, "exp": NOW + 601 }),
+            Err(IdentityError::Life),
+        ),
+        ("too long", json!({ "exp": NOW + 601 }), Err(IdentityError::Life)),
+        ("without exp", json!({ "exp": null }), Err(IdentityError::ClaimMissing("exp"))),
+        (
+            "with a stranger's iss",
+            json!({ "iss": "https://x.example" }),
+            Err(IdentityError::UnknownIssuer),
+        ),
+        ("two audiences", json!({ "aud": [AUDIENCE, "b"] }), Err(IdentityError::Audiences)),
+        (
+            "another domain",
+            json!({ "sub": "spiffe://x.example/ns/acme/sa/b" }),
+            Err(IdentityError::ClaimMissing("iss")),
+        ),
+        (
+            "another path",
+            json!({ "sub": "spiffe://prod.acme.example/host/acme/sa/b" }),
+            Err(IdentityError::Subject),
+        ),
+        (
+            "an agent",
+            json!({ "sub": "spiffe://prod.acme.example/spire/agent/x" }),
+            Err(IdentityError::Subject),
+        ),
+        ("our own form", json!({ "sub": ours }), Err(IdentityError::Subject)),
+    ] {
+        let mut claims = claims();
+        for (name, value) in change.as_object().unwrap() {
+            claims[name] = value.clone();
+        }
+        claims.as_object_mut().unwrap().retain(|_, value| !value.is_null());
+        let found = verify(&verifier, &spire.forger.sign(&claims));
+        assert_eq!(found.as_deref().map_err(|error| *error), expected, "{what}");
+    }
+}
+
+#[test]
+fn issuers_side_by_side_do_not_speak_for_each_other() {
+    let (one, two) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
+    let (spire, vault) = (Spire::new(), SigningKey::generate(Algorithm::Rs256).unwrap());
+    let mut trusted_vault = Spire::new().write(two.path());
+    trusted_vault.issuer = Some("https://vault.acme.example".to_owned());
+    trusted_vault.algorithms = vec![Algorithm::Rs256];
+    fs::write(&trusted_vault.keys, certs::identity::jwks([&vault]).to_string()).unwrap();
+    let verifier =
+        Verifier::new(vec![spire.write(one.path()), trusted_vault], None, at(NOW)).unwrap();
+    let mut claims = claims();
+    assert!(verify(&verifier, &spire.forger.sign(&claims)).is_ok());
+    claims["iss"] = "https://vault.acme.example".into();
+    let refused = verify(&verifier, &spire.forger.sign(&claims));
+    assert_eq!(refused, Err(IdentityError::UnknownKey), "SPIRE's key under Vault's name");
+}
+
+#[test]
+fn key_files_are_read_strictly() {
+    let dir = tempfile::tempdir().unwrap();
+    let spire = Spire::new();
+    let jwk = spire.bundle["keys"][1].clone();
+    let with = |change: Value| {
+        let mut jwk = jwk.clone();
+        jwk.as_object_mut().unwrap().extend(change.as_object().unwrap().clone());
+        jwk.as_object_mut().unwrap().retain(|_, value| !value.is_null());
+        json!({ "keys": [jwk] })
+    };
+    let weak = json!({ "keys": [{ "kty": "RSA", "kid": "a", "n": "AQAB", "e": "AQAB" }] });
+    let rsa = certs::identity::jwks([&SigningKey::generate(Algorithm::Rs256).unwrap()]);
+    for (what, set, complaint) in [
+        ("good", with(json!({})), None),
+        ("says its algorithm", with(json!({ "alg": "ES256" })), None),
+        ("with a stranger beside", json!({ "keys": [jwk, { "kty": "XYZ", "kid": "b" }] }), None),
+        ("says another algorithm", with(json!({ "alg": "HS256" })), Some("algorithm")),
+        ("without kid", with(json!({ "kid": null })), Some("no `kid`")),
+        ("with its private half", with(json!({ "d": "AAAA" })), Some("private")),
+        (
+            "symmetric",
+            json!({ "keys": [{ "kty": "oct", "k": "AAAA", "kid": "a" }] }),
+            Some("private"),
+        ),
+        ("not on the curve", with(json!({ "x": jwk["y"] })), Some("not a usable")),
+        ("short coordinate", with(json!({ "x": "AAAA" })), Some("not a usable")),
+        ("the same kid twice", json!({ "keys": [jwk, jwk] }), Some("another key has too")),
+        ("an algorithm not allowed", rsa, Some("may not use")),
+        ("weak", weak, Some("may not use")),
+        ("for certificates only", json!({ "keys": [spire.bundle["keys"][0]] }), Some("no key")),
+        ("empty", json!({ "keys": [] }), Some("no key")),
+        ("too many", json!({ "keys": vec![jwk.clone(); 65] }), Some("more than 64")),
+        ("not a set", json!({}), Some("not a JWK Set")),
+    ] {
+        let trusted = spire.write(dir.path());
+        fs::write(&trusted.keys, set.to_string()).unwrap();
+        let error =
+            Verifier::new(vec![trusted], None, at(NOW)).err().map(|error| error.to_string());
+        match (complaint, &error) {
+            (None, None) => {}
+            (Some(expected), Some(found)) => assert!(found.contains(expected), "{what}: {found}"),
+            (None, Some(_)) | (Some(_), None) => panic!("{what}: {error:?}"),
+        }
+    }
+    let mut weak_rsa = spire.write(dir.path());
+    weak_rsa.algorithms = vec![Algorithm::Rs256];
+    fs::write(
+        &weak_rsa.keys,
+        json!({ "keys": [{ "kty": "RSA", "kid": "a", "n": "AQAB", "e": "AQAB" }] }).to_string(),
+    )
+    .unwrap();
+    assert!(
+        Verifier::new(vec![weak_rsa], None, at(NOW))
+            .unwrap_err()
+            .to_string()
+            .contains("not a usable")
+    );
+}
+
+#[test]
+fn what_an_operator_must_not_configure() {
+    let dir = tempfile::tempdir().unwrap();
+    let good = Spire::new().write(dir.path());
+    let change = |alter: fn(&mut TrustedIssuer)| {
+        let mut issuer = good.clone();
+        alter(&mut issuer);
+        vec![issuer]
+    };
+    for (what, issuers) in [
+        ("no algorithm", change(|issuer| issuer.algorithms.clear())),
+        ("too long a life", change(|issuer| issuer.life = Duration::from_secs(3601))),
+        ("too much skew", change(|issuer| issuer.skew = Duration::from_secs(31))),
+        ("nameless and ours", change(|issuer| issuer.claims = Claims::Ours)),
+        ("twice", vec![good.clone(), good.clone()]),
+    ] {
+        assert!(Verifier::new(issuers, None, at(NOW)).is_err(), "{what}");
+    }
+}

@@ -1,0 +1,279 @@
+//! `sandbar ca` and `sandbar identity` as people and scripts use them: what is printed, and the exit status.
+
+use std::fs;
+use std::io::Write;
+use std::os::unix::fs::PermissionsExt;
+use std::path::Path;
+use std::process::{Command, Stdio};
+
+use integration::sandbar;
+use serde_json::Value;
+
+use super::program::{needed, text};
+
+/// Runs `sandbar` in `dir`; gives the exit status and what it printed.
+fn run(dir: &Path, args: &[&str]) -> (i32, String) {
+    let output = sandbar().current_dir(dir).args(args).output().unwrap();
+    (output.status.code().unwrap(), text(&output))
+}
+
+fn json(dir: &Path, args: &[&str]) -> Value {
+    let output = sandbar().current_dir(dir).args(args).arg("--json").output().unwrap();
+    serde_json::from_slice(&output.stdout).unwrap_or_else(|_| panic!("{args:?}: {}", text(&output)))
+}
+
+const ISSUE: [&str; 12] = [
+    "identity",
+    "issue",
+    "--dir",
+    "id",
+    "--sandbox",
+    "build-7",
+    "--tenant",
+    "acme",
+    "--environment",
+    "staging",
+    "--audience",
+    "memory",
+];
+
+#[test]
+fn the_authority_from_first_to_last() {
+    let dir = tempfile::tempdir().unwrap();
+    let at = dir.path();
+    assert_eq!(
+        run(at, &["ca", "init", "--dir", "ca", "--permit", "github.com", "--permit", "10.0.0.0/8"])
+            .0,
+        0
+    );
+    assert_eq!(fs::metadata(at.join("ca/ca.key")).unwrap().permissions().mode() & 0o777, 0o600);
+    let shown = json(at, &["ca", "show", "--dir", "ca"]);
+    assert_eq!(shown["permitted"], serde_json::json!(["github.com", "10.0.0.0/8"]));
+    let (status, exported) = run(at, &["ca", "export", "--dir", "ca"]);
+    assert!(status == 0 && exported.starts_with("-----BEGIN CERTIFICATE-----"), "{exported}");
+    assert_eq!(
+        run(at, &["ca", "export", "--dir", "ca", "--format", "der", "--out", "ca.der"]).0,
+        0
+    );
+    let (status, said) = run(at, &["ca", "env", "--dir", "ca"]);
+    assert!(status == 2 && said.contains("sandbar ca bundle --dir ca"), "{said}");
+    assert_eq!(run(at, &["ca", "bundle", "--dir", "ca"]).0, 0);
+    for file in ["sandbar-ca.pem", "bundle.pem", "truststore.p12", "wgetrc", "php/sandbar.ini"] {
+        let mode = fs::metadata(at.join("ca/trust").join(file)).unwrap().permissions().mode();
+        assert_eq!(mode & 0o777, 0o644, "{file}");
+    }
+    assert_eq!(fs::read_to_string(at.join("ca/trust/sandbar-ca.pem")).unwrap(), exported);
+    let bundle = fs::read_to_string(at.join("ca/trust/bundle.pem")).unwrap();
+    assert!(
+        bundle.starts_with(&exported) && bundle.matches("BEGIN").count() > 10,
+        "ours and the system's"
+    );
+}
+
+#[test]
+fn every_form_of_the_variables_says_the_same() {
+    let dir = tempfile::tempdir().unwrap();
+    let at = dir.path();
+    run(at, &["ca", "init", "--dir", "ca"]);
+    let env = |format| {
+        run(at, &["ca", "env", "--dir", "ca", "--at", "/etc/sandbar", "--format", format]).1
+    };
+    let expected = json(at, &["ca", "env", "--dir", "ca", "--at", "/etc/sandbar"]);
+    let expected = expected.as_object().unwrap();
+    assert_eq!(expected["SSL_CERT_FILE"], "/etc/sandbar/bundle.pem");
+    assert_eq!(expected["NODE_EXTRA_CA_CERTS"], "/etc/sandbar/sandbar-ca.pem");
+    for (name, value) in expected {
+        let value = value.as_str().unwrap();
+        assert!(env("sh").contains(&format!("export {name}='{value}'\n")), "{name}");
+        assert!(env("dotenv").contains(&format!("{name}=\"{value}\"\n")), "{name}");
+        assert!(env("docker").contains(&format!("{name}={value}\n")), "{name}");
+        assert!(env("k8s").contains(&format!("- name: {name}\n  value: \"{value}\"\n")), "{name}");
+    }
+    let (status, said) = run(at, &["ca", "env", "--dir", "ca", "--at", "/with space"]);
+    assert!(status == 2 && said.contains("/with space"), "{said}");
+}
+
+#[test]
+fn an_operators_own_authority_made_by_openssl() {
+    needed("openssl", "openssl");
+    let dir = tempfile::tempdir().unwrap();
+    let at = dir.path();
+    for (kind, options) in [
+        ("ec", &["-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:P-256"][..]),
+        ("rsa", &["-newkey", "rsa:2048"]),
+        ("ed25519", &["-newkey", "ed25519"]),
+    ] {
+        let mut openssl = Command::new("openssl");
+        openssl.current_dir(at).args([
+            "req", "-x509", "-nodes", "-days", "30", "-keyout", "key.pem", "-out", "cert.pem",
+        ]);
+        openssl.args([
+            "-subj",
+            "/C=DE/O=Acme GmbH/CN=Acme Root",
+            "-addext",
+            "keyUsage=critical,keyCertSign",
+        ]);
+        let output = openssl.args(options).output().unwrap();
+        assert!(output.status.success(), "{}", text(&output));
+        let (status, said) =
+            run(at, &["ca", "init", "--dir", kind, "--key", "key.pem", "--chain", "cert.pem"]);
+        assert!(status == 0 && said.contains("Acme Root"), "{kind}: {said}");
+    }
+}
+
+#[test]
+fn mistakes_with_the_authority() {
+    let dir = tempfile::tempdir().unwrap();
+    let at = dir.path();
+    run(at, &["ca", "init", "--dir", "ca"]);
+    fs::write(at.join("junk.pem"), "junk").unwrap();
+    fs::set_permissions(at.join("junk.pem"), fs::Permissions::from_mode(0o600)).unwrap();
+    for (args, status, said) in [
+        (&["ca", "init", "--dir", "ca"][..], 2, "already"),
+        (&["ca", "init", "--dir", "x", "--permit", "*"], 2, "--permit"),
+        (&["ca", "init", "--dir", "x", "--for", "1s"], 2, "at least an hour"),
+        (&["ca", "init", "--dir", "x", "--for", "soon"], 64, "soon"),
+        (&["ca", "init", "--dir", "x", "--key", "junk.pem"], 64, "--chain"),
+        (
+            &["ca", "init", "--dir", "x", "--key", "junk.pem", "--chain", "junk.pem"],
+            2,
+            "no private key",
+        ),
+        (&["ca", "show", "--dir", "none"], 2, "sandbar ca init --dir none"),
+        (&["ca", "show"], 64, "--dir"),
+        (&["ca"], 64, "init"),
+    ] {
+        let found = run(at, args);
+        assert!(found.0 == status && found.1.contains(said), "{args:?}: {found:?}");
+        assert!(!at.join("x/ca.key").exists(), "{args:?}");
+    }
+}
+
+#[test]
+fn identity_from_first_to_last() {
+    let dir = tempfile::tempdir().unwrap();
+    let at = dir.path();
+    assert_eq!(
+        run(at, &["identity", "init", "--dir", "id", "--trust-domain", "staging.acme.example"]).0,
+        0
+    );
+    let (status, token) = run(at, &ISSUE);
+    let token = token.trim();
+    assert!(status == 0 && token.split('.').count() == 3, "{token}");
+    let verify =
+        |more: &[&str]| run(at, &[&["identity", "verify", "--audience", "memory"], more].concat());
+    assert_eq!(verify(&["--dir", "id", token]).0, 0);
+    assert_eq!(verify(&["--jwks", "id/jwks.json", token]).0, 0);
+    let seen = json(at, &["identity", "verify", "--dir", "id", "--audience", "memory", token]);
+    assert_eq!(
+        (&seen["sandbox"], &seen["tenant"], &seen["environment"]),
+        (&"build-7".into(), &"acme".into(), &"staging".into())
+    );
+    assert_eq!(
+        seen["subject"],
+        "spiffe://staging.acme.example/tenant/acme/env/staging/sandbox/build-7"
+    );
+
+    let (_, set) = run(at, &["identity", "jwks", "--dir", "id"]);
+    let set: Value = serde_json::from_str(&set).unwrap();
+    assert_eq!(set["keys"].as_array().unwrap().len(), 1);
+    assert!(set["keys"][0].get("d").is_none(), "public halves only");
+    assert_eq!(run(at, &["identity", "rotate", "--dir", "id"]).0, 0);
+    assert_eq!(verify(&["--dir", "id", token]).0, 0, "after rotation too");
+    let said = json(at, &["identity", "inspect", token]);
+    assert_eq!(said["claims"]["aud"], "memory");
+    assert!(said["verified"].is_null());
+    let (_, said) = run(at, &["identity", "inspect", token]);
+    assert!(said.contains("not verified") && !said.contains(token.rsplit('.').next().unwrap()));
+}
+
+#[test]
+fn refusals_have_a_reason_and_a_status() {
+    let dir = tempfile::tempdir().unwrap();
+    let at = dir.path();
+    run(at, &["identity", "init", "--dir", "id"]);
+    run(at, &["identity", "init", "--dir", "other"]);
+    let token = run(at, &ISSUE).1.trim().to_owned();
+    fs::write(
+        at.join("revoked.json"),
+        r#"{"tenants":[{"tenant":"acme","issued_before":99999999999}]}"#,
+    )
+    .unwrap();
+    fs::write(at.join("junk.json"), "junk").unwrap();
+    let other = "identity_unknown_key";
+    for (args, status, said) in [
+        (&["--dir", "id", "--audience", "other", &token][..], 1, "identity_audience"),
+        (&["--dir", "other", "--audience", "memory", &token], 1, other),
+        (&["--jwks", "other/jwks.json", "--audience", "memory", &token], 1, other),
+        (
+            &["--jwks", "id/jwks.json", "--issuer", "x", "--audience", "memory", &token],
+            1,
+            "identity_unknown_issuer",
+        ),
+        (&["--dir", "id", "--audience", "memory", "a.b.c"], 1, "identity_malformed"),
+        (&["--jwks", "id/jwks.json", "--audience", "memory", "a.b.c"], 1, "identity_malformed"),
+        (&["--dir", "id", "--audience", "memory", ""], 1, "identity_absent"),
+        (
+            &["--dir", "id", "--audience", "memory", "--revocations", "revoked.json", &token],
+            1,
+            "identity_revoked",
+        ),
+        (
+            &["--dir", "id", "--audience", "memory", "--revocations", "junk.json", &token],
+            2,
+            "junk.json",
+        ),
+        (&["--jwks", "junk.json", "--audience", "memory", &token], 2, "junk.json"),
+        (
+            &["--jwks", "id/jwks.json", "--algorithm", "RS256", "--audience", "memory", &token],
+            2,
+            "may not use",
+        ),
+        (&["--dir", "none", "--audience", "memory", &token], 2, "sandbar identity init --dir none"),
+        (&["--audience", "memory", &token], 64, "--jwks"),
+        (&["--dir", "id", &token], 64, "--audience"),
+    ] {
+        let found = run(at, &[&["identity", "verify"], args].concat());
+        assert!(found.0 == status && found.1.contains(said), "{args:?}: {found:?}");
+    }
+    let json = json(at, &["identity", "verify", "--dir", "id", "--audience", "other", &token]);
+    assert_eq!((&json["verified"], &json["reason"]), (&false.into(), &"identity_audience".into()));
+    for (more, status) in [
+        (&["--for", "10m"][..], 0),
+        (&["--generation", "7"], 0),
+        (&["--for", "11m"], 2),
+        (&["--for", "0s"], 2),
+        (&["--for", "x"], 64),
+    ] {
+        assert_eq!(run(at, &[&ISSUE, more].concat()).0, status, "{more:?}");
+    }
+}
+
+#[test]
+fn a_token_may_come_by_standard_input_and_cannot_steer_a_terminal() {
+    let dir = tempfile::tempdir().unwrap();
+    let at = dir.path();
+    run(at, &["identity", "init", "--dir", "id"]);
+    let token = run(at, &ISSUE).1;
+    let args = ["identity", "verify", "--dir", "id", "--audience", "memory", "-"];
+    for (input, status) in [(token.clone(), 0), (format!("{token} x"), 1), ("a".repeat(100_000), 1)]
+    {
+        let mut child = sandbar()
+            .current_dir(at)
+            .args(args)
+            .stdin(Stdio::piped())
+            .stdout(Stdio::null())
+            .spawn()
+            .unwrap();
+        // It stops reading once the token is too large, so the rest may not be taken.
+        drop(child.stdin.take().unwrap().write_all(input.as_bytes()));
+        assert_eq!(child.wait().unwrap().code(), Some(status));
+    }
+    // {"alg":"x"} . {"\u001b[2J": "\u009b31m"}
+    let (_, said) =
+        run(at, &["identity", "inspect", "eyJhbGciOiJ4In0.eyJcdTAwMWJbMkoiOiAiXHUwMDliMzFtIn0.AA"]);
+    assert!(
+        said.contains("\\u{1b}") && !said.contains('\u{9b}') && !said.contains("\u{1b}[2J"),
+        "{said:?}"
+    );
+}

@@ -1,0 +1,273 @@
+//! `sandbar ca`: the certificate authority, and how the tools in a sandbox come to trust it.
+
+use std::fs;
+use std::io::Write;
+use std::path::{Path, PathBuf};
+use std::process::ExitCode;
+use std::time::Duration;
+
+use anyhow::Context;
+use certs::authority::Description;
+use certs::variables::{self, Format};
+use certs::{Authority, AuthorityOptions, NameConstraints, UnixTime, bundle, trust};
+use serde_json::json;
+
+use super::Output;
+use crate::terminal::{FAINT, GOOD, HEAD, WARN, paint};
+
+/// When `show` begins to warn about the end of an authority.
+const SOON: Duration = Duration::from_secs(30 * 24 * 3600);
+/// Where the trust files are, within the authority's directory.
+const TRUST_DIR: &str = "trust";
+
+/// Make and show the certificate authority, and have tools trust it
+#[derive(clap::Args)]
+pub(crate) struct CaArgs {
+    #[command(subcommand)]
+    command: CaCommand,
+}
+
+#[derive(clap::Subcommand)]
+enum CaCommand {
+    Bundle(BundleArgs),
+    Env(EnvArgs),
+    Export(ExportArgs),
+    Init(InitArgs),
+    Show(ShowArgs),
+}
+
+/// Make an authority, or take over one of your own
+#[derive(clap::Args)]
+struct InitArgs {
+    /// The directory to keep it in; the key file is readable by its owner only
+    #[arg(long)]
+    dir: PathBuf,
+    /// Its name in certificate viewers
+    #[arg(long, default_value = "Sandbar", conflicts_with = "key")]
+    name: String,
+    /// How long it lives
+    #[arg(long = "for", value_name = "TIME", default_value = "365d", value_parser = humantime::parse_duration, conflicts_with = "key")]
+    life: Duration,
+    /// A name, `*.name` or network that it may speak for; repeat for more, leave out for everything
+    #[arg(long, value_name = "PATTERN", conflicts_with = "key")]
+    permit: Vec<String>,
+    /// Your own private key (PEM), instead of a new one
+    #[arg(long, value_name = "FILE", requires = "chain")]
+    key: Option<PathBuf>,
+    /// Your own certificate and those above it (PEM), the signing one first
+    #[arg(long, value_name = "FILE", requires = "key")]
+    chain: Option<PathBuf>,
+}
+
+/// Show an authority: its name, life, fingerprint, and what it may speak for
+#[derive(clap::Args)]
+struct ShowArgs {
+    /// The directory it is kept in
+    #[arg(long)]
+    dir: PathBuf,
+}
+
+/// Print the certificate that clients must trust
+#[derive(clap::Args)]
+struct ExportArgs {
+    /// The directory the authority is kept in
+    #[arg(long)]
+    dir: PathBuf,
+    /// As text or as bytes
+    #[arg(long, value_enum, default_value_t)]
+    format: CertificateFormat,
+    /// Write it into this file instead
+    #[arg(long, value_name = "FILE")]
+    out: Option<PathBuf>,
+}
+
+#[derive(Clone, Copy, Default, clap::ValueEnum)]
+enum CertificateFormat {
+    Der,
+    #[default]
+    Pem,
+}
+
+/// Print the variables that make tools trust the authority
+#[derive(clap::Args)]
+struct EnvArgs {
+    /// The directory the authority is kept in
+    #[arg(long)]
+    dir: PathBuf,
+    /// Where the sandbox sees the files that `bundle` wrote [default: DIR/trust]
+    #[arg(long, value_name = "PATH")]
+    at: Option<PathBuf>,
+    /// For whom
+    #[arg(long, value_enum, default_value_t)]
+    format: EnvFormat,
+}
+
+#[derive(Clone, Copy, Default, clap::ValueEnum)]
+enum EnvFormat {
+    /// Lines for `docker run --env-file`
+    Docker,
+    /// Lines for a `.env` file
+    Dotenv,
+    /// The `env` list of a container
+    K8s,
+    /// Lines for `eval` in a shell
+    #[default]
+    Sh,
+}
+
+/// Write the files that tools trust: the combined PEM, ours alone, a PKCS#12 store, settings for wget and PHP
+#[derive(clap::Args)]
+struct BundleArgs {
+    /// The directory the authority is kept in
+    #[arg(long)]
+    dir: PathBuf,
+    /// The directory to write into [default: DIR/trust]
+    #[arg(long, value_name = "DIR")]
+    out: Option<PathBuf>,
+    /// Where the sandbox sees that directory, if elsewhere
+    #[arg(long, value_name = "PATH")]
+    at: Option<PathBuf>,
+    /// Leave the roots of this system out, so that the sandbox trusts Sandbar alone
+    #[arg(long)]
+    without_system: bool,
+}
+
+/// Runs one of the subcommands. Exit status: 0, or 2 when a file or an argument is not good.
+pub(crate) fn ca(args: &CaArgs, output: Output) -> anyhow::Result<ExitCode> {
+    match &args.command {
+        CaCommand::Bundle(args) => write_bundle(args, output)?,
+        CaCommand::Env(args) => env(args, output)?,
+        CaCommand::Export(args) => export(args)?,
+        CaCommand::Init(args) => init(args, output)?,
+        CaCommand::Show(args) => show(args, output)?,
+    }
+    Ok(ExitCode::SUCCESS)
+}
+
+fn init(args: &InitArgs, output: Output) -> anyhow::Result<()> {
+    let now = UnixTime::now();
+    let authority = match (&args.key, &args.chain) {
+        (Some(key), Some(chain)) => Authority::import(&args.dir, key, chain, now)?,
+        _ => Authority::create(&args.dir, &options(args)?, now)?,
+    };
+    describe(&authority.describe(), output)
+}
+
+fn options(args: &InitArgs) -> anyhow::Result<AuthorityOptions> {
+    let permitted = match args.permit.as_slice() {
+        [] => None,
+        patterns => Some(constraints(patterns)?),
+    };
+    Ok(AuthorityOptions { name: args.name.clone(), life: args.life, permitted })
+}
+
+/// Who asks for a limit gets it or an error, never an authority without one.
+fn constraints(patterns: &[String]) -> anyhow::Result<NameConstraints> {
+    NameConstraints::covering(patterns.iter().map(String::as_str)).with_context(|| {
+        let most = certs::constraints::MAX_SUBTREES;
+        format!("--permit takes 1 to {most} names (`x.com`, `*.x.com`) or networks (`10.0.0.0/8`), not `*`")
+    })
+}
+
+fn show(args: &ShowArgs, output: Output) -> anyhow::Result<()> {
+    describe(&Authority::open(&args.dir, UnixTime::now())?.describe(), output)
+}
+
+fn describe(found: &Description, output: Output) -> anyhow::Result<()> {
+    if output.json {
+        anstream::println!("{}", serde_json::to_string_pretty(found)?);
+        return Ok(());
+    }
+    let permitted = match found.permitted.as_slice() {
+        [] => "everything".to_owned(),
+        some => some.join(", "),
+    };
+    anstream::println!("{}", paint(HEAD, &found.subject));
+    for (name, value) in [
+        ("key", found.key.to_owned()),
+        ("valid", format!("{} to {}", found.valid_from, found.valid_to)),
+        ("SHA-256", found.anchor_sha256.clone()),
+        ("speaks for", permitted),
+        ("sent along", format!("{} intermediate certificates", found.intermediates)),
+    ] {
+        anstream::println!("  {} {value}", paint(FAINT, format!("{name:<10}")));
+    }
+    if found.valid_to_unix < UnixTime::now().as_secs() + SOON.as_secs() {
+        anstream::println!("{}", paint(WARN, "It ends within 30 days: make a new one in time."));
+    }
+    Ok(())
+}
+
+fn export(args: &ExportArgs) -> anyhow::Result<()> {
+    let authority = Authority::open(&args.dir, UnixTime::now())?;
+    let content = match args.format {
+        CertificateFormat::Der => authority.anchor().to_vec(),
+        CertificateFormat::Pem => authority.anchor_pem().into_bytes(),
+    };
+    match &args.out {
+        None => std::io::stdout().write_all(&content)?,
+        Some(path) => {
+            fs::write(path, content).with_context(|| format!("cannot write {}", path.display()))?
+        }
+    }
+    Ok(())
+}
+
+fn env(args: &EnvArgs, output: Output) -> anyhow::Result<()> {
+    let dir = match &args.at {
+        Some(path) => path.clone(),
+        None => written_bundle(&args.dir)?,
+    };
+    let variables = variables::variables(&dir)?;
+    if output.json {
+        let object: serde_json::Map<_, _> =
+            variables.into_iter().map(|(name, value)| (name.to_owned(), value.into())).collect();
+        anstream::println!("{}", serde_json::to_string_pretty(&object)?);
+        return Ok(());
+    }
+    let format = match args.format {
+        EnvFormat::Docker => Format::Docker,
+        EnvFormat::Dotenv => Format::Dotenv,
+        EnvFormat::K8s => Format::Kubernetes,
+        EnvFormat::Sh => Format::Shell,
+    };
+    anstream::print!("{}", variables::render(&variables, format));
+    Ok(())
+}
+
+/// Variables that point at nothing would leave every tool without any trust at all.
+fn written_bundle(dir: &Path) -> anyhow::Result<PathBuf> {
+    let trust = absolute(&dir.join(TRUST_DIR))?;
+    let shown = dir.display();
+    let missing =
+        || format!("there is no bundle yet; write it with: sandbar ca bundle --dir {shown}");
+    fs::metadata(trust.join(bundle::BUNDLE_FILE)).with_context(missing)?;
+    Ok(trust)
+}
+
+fn write_bundle(args: &BundleArgs, output: Output) -> anyhow::Result<()> {
+    let authority = Authority::open(&args.dir, UnixTime::now())?;
+    let out = args.out.clone().unwrap_or_else(|| args.dir.join(TRUST_DIR));
+    let seen_at = args.at.clone().map_or_else(|| absolute(&out), Ok)?;
+    let system = if args.without_system { Vec::new() } else { trust::system_roots() };
+    let written = bundle::write(&out, &seen_at, &authority, &system)?;
+    if output.json {
+        let files: Vec<_> = written.iter().map(|path| path.display().to_string()).collect();
+        anstream::println!("{}", json!({ "files": files, "system_roots": system.len() }));
+        return Ok(());
+    }
+    for path in written {
+        anstream::println!("{} {}", paint(GOOD, "wrote"), path.display());
+    }
+    if system.is_empty() && !args.without_system {
+        anstream::eprintln!(
+            "{} this system has no CA certificates; only Sandbar is trusted",
+            paint(WARN, "sandbar:")
+        );
+    }
+    Ok(())
+}
+
+fn absolute(path: &Path) -> anyhow::Result<PathBuf> {
+    std::path::absolute(path).with_context(|| format!("cannot find {}", path.display()))
+}

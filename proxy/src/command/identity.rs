@@ -1,0 +1,380 @@
+//! `sandbar identity`: issue, verify and look at the signed identity of a sandbox.
+
+use std::io::Read;
+use std::path::{Path, PathBuf};
+use std::process::ExitCode;
+use std::time::Duration;
+
+use anyhow::{Context, bail};
+use certs::identity::{
+    Algorithm, Claims, Expected, Identity, IdentityError, IssueRequest, IssuerOptions, LocalIssuer,
+    MAX_TOKEN, Segment, SubjectTemplate, TrustDomain, TrustedIssuer, Verifier, inspect,
+};
+use certs::{UnixTime, date};
+use serde_json::{Value, json};
+
+use super::{NEGATIVE, Output};
+use crate::terminal::{BAD, FAINT, GOOD, HEAD, WARN, paint};
+
+/// Issue, verify and inspect the signed identity of a sandbox
+#[derive(clap::Args)]
+pub(crate) struct IdentityArgs {
+    #[command(subcommand)]
+    command: IdentityCommand,
+}
+
+#[derive(clap::Subcommand)]
+enum IdentityCommand {
+    Init(InitArgs),
+    Inspect(InspectArgs),
+    Issue(IssueArgs),
+    /// Print the public keys of an issuer as a JWK Set
+    Jwks(DirArgs),
+    /// Give an issuer a new key, published at once and used a minute later
+    Rotate(DirArgs),
+    Verify(VerifyArgs),
+}
+
+/// Make an issuer: a key, its public half as a JWK Set, and a description
+#[derive(clap::Args)]
+struct InitArgs {
+    /// The directory to keep it in; the key file is readable by its owner only
+    #[arg(long)]
+    dir: PathBuf,
+    /// The trust domain it speaks for; one an environment is best, so that staging cannot name production
+    #[arg(long, value_name = "DOMAIN", default_value = "sandbar.internal")]
+    trust_domain: String,
+    /// The `iss` of its tokens [default: spiffe://DOMAIN/issuer]
+    #[arg(long, value_name = "NAME")]
+    issuer: Option<String>,
+    /// What signs
+    #[arg(long, value_enum, default_value_t, ignore_case = true)]
+    algorithm: AlgorithmName,
+}
+
+#[derive(Clone, Copy, Default, clap::ValueEnum)]
+enum AlgorithmName {
+    #[value(name = "EdDSA")]
+    EdDsa,
+    #[default]
+    #[value(name = "ES256")]
+    Es256,
+    #[value(name = "RS256")]
+    Rs256,
+}
+
+/// Issue a token for a sandbox and print it
+#[derive(clap::Args)]
+struct IssueArgs {
+    /// The directory of the issuer
+    #[arg(long)]
+    dir: PathBuf,
+    /// The sandbox
+    #[arg(long, value_name = "ID")]
+    sandbox: String,
+    /// Its tenant
+    #[arg(long)]
+    tenant: String,
+    /// Its environment
+    #[arg(long)]
+    environment: String,
+    /// The memory service the token is for
+    #[arg(long)]
+    audience: String,
+    /// How long it lives, ten minutes at most
+    #[arg(long = "for", value_name = "TIME", default_value = "5m", value_parser = humantime::parse_duration)]
+    life: Duration,
+    /// The boot of the sandbox, so that a later sandbox of the same name refuses this token
+    #[arg(long, value_name = "NUMBER")]
+    generation: Option<u64>,
+}
+
+/// Verify a token: print whom it names, or why it is refused
+#[derive(clap::Args)]
+#[group(id = "keys", required = true, multiple = false, args = ["dir", "jwks"])]
+struct VerifyArgs {
+    /// The directory of the issuer
+    #[arg(long)]
+    dir: Option<PathBuf>,
+    /// The keys of another issuer: a JWK Set or a SPIFFE bundle
+    #[arg(long, value_name = "FILE")]
+    jwks: Option<PathBuf>,
+    /// The memory service the token must be for
+    #[arg(long)]
+    audience: String,
+    /// A list of what is revoked (JSON)
+    #[arg(long, value_name = "FILE")]
+    revocations: Option<PathBuf>,
+    #[command(flatten)]
+    other: OtherIssuer,
+    /// The token, or `-` to read it from standard input, where other users cannot see it
+    token: String,
+}
+
+/// What is known of an issuer whose keys are given by `--jwks`.
+#[derive(clap::Args)]
+struct OtherIssuer {
+    /// The exact `iss` [default: whatever the token says, as you chose the keys]
+    #[arg(long, value_name = "NAME", requires = "jwks")]
+    issuer: Option<String>,
+    /// What the issuer may sign with; repeat for more
+    #[arg(long, value_enum, default_value = "ES256", ignore_case = true)]
+    algorithm: Vec<AlgorithmName>,
+    /// Ask only for the claims of a JWT-SVID (sub, aud, exp), as SPIRE writes them
+    #[arg(long, requires = "jwks")]
+    jwt_svid: bool,
+    /// How the issuer writes the path of a subject
+    #[arg(long, value_name = "PATH", default_value = SubjectTemplate::OURS)]
+    subject: String,
+    /// The tenant, where the path does not say it
+    #[arg(long, requires = "jwks")]
+    tenant: Option<String>,
+    /// The environment, where the path does not say it
+    #[arg(long, requires = "jwks")]
+    environment: Option<String>,
+}
+
+#[derive(clap::Args)]
+struct DirArgs {
+    /// The directory of the issuer
+    #[arg(long)]
+    dir: PathBuf,
+}
+
+/// Show what a token says, without verifying anything
+#[derive(clap::Args)]
+struct InspectArgs {
+    /// The token, or `-` to read it from standard input, where other users cannot see it
+    token: String,
+}
+
+/// Runs one of the subcommands. Exit status: 0, 1 for a token that is refused, 2 for a bad file or argument.
+pub(crate) fn identity(args: &IdentityArgs, output: Output) -> anyhow::Result<ExitCode> {
+    match &args.command {
+        IdentityCommand::Init(args) => init(args, output),
+        IdentityCommand::Inspect(args) => show(args, output),
+        IdentityCommand::Issue(args) => issue(args, output),
+        IdentityCommand::Jwks(args) => jwks(&args.dir),
+        IdentityCommand::Rotate(args) => rotate(&args.dir, output),
+        IdentityCommand::Verify(args) => verify(args, output),
+    }
+}
+
+fn init(args: &InitArgs, output: Output) -> anyhow::Result<ExitCode> {
+    let trust_domain = TrustDomain::parse(&args.trust_domain)?;
+    let issuer =
+        args.issuer.clone().unwrap_or_else(|| format!("spiffe://{}/issuer", args.trust_domain));
+    let options = IssuerOptions { issuer, trust_domain, algorithm: args.algorithm.into() };
+    describe(&LocalIssuer::init(&args.dir, &options, UnixTime::now())?, output);
+    Ok(ExitCode::SUCCESS)
+}
+
+fn rotate(dir: &Path, output: Output) -> anyhow::Result<ExitCode> {
+    describe(&LocalIssuer::rotate(dir, UnixTime::now())?, output);
+    Ok(ExitCode::SUCCESS)
+}
+
+fn describe(issuer: &LocalIssuer, output: Output) {
+    let keys: Vec<&str> = issuer.key_ids().collect();
+    let (domain, path) = (issuer.trust_domain(), issuer.jwks_path().display().to_string());
+    if output.json {
+        let algorithm = issuer.algorithm();
+        anstream::println!(
+            "{}",
+            json!({
+                "issuer": issuer.issuer(), "trust_domain": domain, "algorithm": algorithm, "keys": keys, "jwks": path,
+            })
+        );
+        return;
+    }
+    anstream::println!("{}", paint(HEAD, issuer.issuer()));
+    for (name, value) in [
+        ("speaks for", domain),
+        ("algorithm", issuer.algorithm()),
+        ("keys", &keys.join(", ")),
+        ("JWKS", &path),
+    ] {
+        anstream::println!("  {} {value}", paint(FAINT, format!("{name:<10}")));
+    }
+}
+
+fn issue(args: &IssueArgs, output: Output) -> anyhow::Result<ExitCode> {
+    let request = IssueRequest {
+        tenant: &args.tenant,
+        environment: &args.environment,
+        sandbox: &args.sandbox,
+        audience: &args.audience,
+        life: args.life,
+        generation: args.generation,
+    };
+    let token = LocalIssuer::open(&args.dir)?.issue(&request, UnixTime::now())?;
+    if output.json {
+        anstream::println!("{}", json!({ "token": token.expose() }));
+    } else {
+        anstream::println!("{}", token.expose());
+    }
+    Ok(ExitCode::SUCCESS)
+}
+
+fn verify(args: &VerifyArgs, output: Output) -> anyhow::Result<ExitCode> {
+    let token = token(&args.token)?;
+    let now = UnixTime::now();
+    let issuer = match (&args.dir, &args.jwks) {
+        (Some(dir), _) => LocalIssuer::open(dir)?.trusted()?,
+        (None, Some(keys)) => match args.other.trusted(keys, &token)? {
+            Ok(issuer) => issuer,
+            Err(refused) => return Ok(refuse(refused, output)),
+        },
+        (None, None) => bail!("give --dir or --jwks"),
+    };
+    let verifier = Verifier::new(vec![issuer], args.revocations.clone(), now)?;
+    Ok(match verifier.verify(&token, &Expected::audience(&args.audience), now) {
+        Ok(identity) => accept(&identity, output),
+        Err(refused) => refuse(refused, output),
+    })
+}
+
+impl OtherIssuer {
+    /// The issuer that the token names, with the keys the caller chose: here the caller is the one who trusts.
+    fn trusted(
+        &self,
+        keys: &Path,
+        token: &str,
+    ) -> anyhow::Result<Result<TrustedIssuer, IdentityError>> {
+        let said = match inspect(token) {
+            Ok(said) => said.claims,
+            Err(refused) => return Ok(Err(refused)),
+        };
+        let text = |name: &str| said.get(name).and_then(Value::as_str);
+        let domain = text("sub").and_then(|sub| sub.strip_prefix("spiffe://")?.split('/').next());
+        let Some(trust_domain) = domain.and_then(|domain| TrustDomain::parse(domain).ok()) else {
+            return Ok(Err(IdentityError::Subject));
+        };
+        let issuer = self.issuer.clone().or_else(|| text("iss").map(str::to_owned));
+        let mut trusted = TrustedIssuer::new("", trust_domain, keys.to_owned());
+        trusted.claims = if self.jwt_svid { Claims::JwtSvid } else { Claims::Ours };
+        if issuer.is_none() && !self.jwt_svid {
+            return Ok(Err(IdentityError::ClaimMissing("iss")));
+        }
+        trusted.issuer = issuer;
+        trusted.algorithms = self.algorithm.iter().copied().map(Algorithm::from).collect();
+        trusted.subject = self.template()?;
+        Ok(Ok(trusted))
+    }
+
+    fn template(&self) -> anyhow::Result<SubjectTemplate> {
+        let segment = |text: &Option<String>| text.as_deref().map(Segment::parse).transpose();
+        let template = SubjectTemplate::parse(
+            &self.subject,
+            segment(&self.tenant)?,
+            segment(&self.environment)?,
+        );
+        template.with_context(|| format!("--subject {}", self.subject))
+    }
+}
+
+fn accept(identity: &Identity, output: Output) -> ExitCode {
+    let subject = identity.subject();
+    let (sandbox, tenant, environment) = (&subject.sandbox, &subject.tenant, &subject.environment);
+    let until = date(identity.expires_at());
+    if output.json {
+        anstream::println!(
+            "{}",
+            json!({
+                "verified": true, "subject": identity.spiffe_id(), "sandbox": sandbox.as_str(), "tenant": tenant.as_str(),
+                "environment": environment.as_str(), "generation": identity.generation(), "issuer": identity.issuer(),
+                "token_id": identity.token_id(), "key": identity.key_id(), "expires_at": until,
+            })
+        );
+    } else {
+        let good = paint(GOOD, "good:");
+        anstream::println!(
+            "{good} sandbox {sandbox} of tenant {tenant}, environment {environment}, until {until}"
+        );
+    }
+    ExitCode::SUCCESS
+}
+
+fn refuse(refused: IdentityError, output: Output) -> ExitCode {
+    let code = refused.code();
+    if output.json {
+        let detail = refused.to_string();
+        anstream::println!("{}", json!({ "verified": false, "reason": code, "detail": detail }));
+    } else {
+        anstream::println!("{} {code}: {refused}", paint(BAD, "refused:"));
+    }
+    ExitCode::from(NEGATIVE)
+}
+
+fn jwks(dir: &Path) -> anyhow::Result<ExitCode> {
+    let set = LocalIssuer::open(dir)?.jwks(UnixTime::now())?;
+    anstream::println!("{set:#}");
+    Ok(ExitCode::SUCCESS)
+}
+
+fn show(args: &InspectArgs, output: Output) -> anyhow::Result<ExitCode> {
+    let said = match inspect(&token(&args.token)?) {
+        Ok(said) => said,
+        Err(refused) => return Ok(refuse(refused, output)),
+    };
+    if output.json {
+        anstream::println!(
+            "{}",
+            json!({ "verified": null, "header": said.header, "claims": said.claims })
+        );
+        return Ok(ExitCode::SUCCESS);
+    }
+    anstream::println!("{}", paint(WARN, "not verified; this is only what the token says"));
+    for (name, part) in [("header", said.header), ("claims", said.claims)] {
+        anstream::println!("{}", paint(HEAD, name));
+        for (member, value) in part {
+            let (name, text) = (printable(&member), printable(&value.to_string()));
+            anstream::println!(
+                "  {} {text}{}",
+                paint(FAINT, format!("{name:<6}")),
+                when(&member, &value)
+            );
+        }
+    }
+    Ok(ExitCode::SUCCESS)
+}
+
+/// A stranger's text without the characters that would steer a terminal.
+fn printable(text: &str) -> String {
+    let escaped = |c: char| {
+        if matches!(c, ' '..='~') { c.to_string() } else { c.escape_unicode().to_string() }
+    };
+    text.chars().map(escaped).collect()
+}
+
+/// A date beside the numbers that are moments.
+fn when(member: &str, value: &Value) -> String {
+    match (member, value.as_u64()) {
+        ("exp" | "iat" | "nbf", Some(moment)) => paint(FAINT, format!("  {}", date(moment))),
+        _ => String::new(),
+    }
+}
+
+/// The argument, or standard input, which is cut off just after a token would be too large.
+fn token(argument: &str) -> anyhow::Result<String> {
+    if argument != "-" {
+        return Ok(argument.to_owned());
+    }
+    let mut text = String::new();
+    let limit = u64::try_from(MAX_TOKEN)? + 2;
+    std::io::stdin()
+        .take(limit)
+        .read_to_string(&mut text)
+        .context("cannot read the token from standard input")?;
+    Ok(text.trim_end_matches(['\r', '\n']).to_owned())
+}
+
+impl From<AlgorithmName> for Algorithm {
+    fn from(name: AlgorithmName) -> Self {
+        match name {
+            AlgorithmName::EdDsa => Self::EdDsa,
+            AlgorithmName::Es256 => Self::Es256,
+            AlgorithmName::Rs256 => Self::Rs256,
+        }
+    }
+}
