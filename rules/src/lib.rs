@@ -24,6 +24,7 @@ mod ruleset;
 pub mod sandbox;
 pub mod set;
 mod special;
+pub mod terms;
 pub mod trial;
 pub mod word;
 

@@ -75,6 +75,11 @@ impl RuleSet {
         self.layers.get(&sandbox.id).map_or_else(Vec::new, |layers| layers.policies().collect())
     }
 
+    /// The policies of a sandbox without those of its base.
+    pub fn own_policies_of(&self, sandbox: &SandboxRef) -> &[Arc<Policy>] {
+        self.layers.get(&sandbox.id).map_or(&[], |layers| &layers.sandbox)
+    }
+
     /// The base of a sandbox, as the operator's file names it.
     pub fn base_of(&self, sandbox: &SandboxRef) -> Option<&str> {
         self.layers.get(&sandbox.id).map(|layers| match &layers.base {

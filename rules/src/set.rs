@@ -260,6 +260,16 @@ impl Hit<'_> {
             (Reach::Tree, base) => format!(".{base}"),
         }
     }
+
+    /// What the pattern covers, in words.
+    pub fn in_words(&self) -> String {
+        let Ok(base) = DomainName::parse(self.base) else { return DomainPattern::Any.in_words() };
+        match self.reach {
+            Reach::Below => DomainPattern::Below(base).in_words(),
+            Reach::Exact => DomainPattern::Exact(base).in_words(),
+            Reach::Tree => DomainPattern::Tree(base).in_words(),
+        }
+    }
 }
 
 fn base_at(text: &[u8], offset: u32) -> &[u8] {
