@@ -1,27 +1,25 @@
-//! What a change of policy opens and closes, told by asking both rule sets the same questions.
+//! What a change of policy opens, closes and treats otherwise, told by asking both rule sets the same questions.
 //!
-//! Every pattern of either side is tried with a name it covers, on every port, method and path that
-//! either side speaks of. So layers, denies and precedence count as they do when enforced.
+//! A host is tried for every kind of host the two sides tell apart, on every port either has for it, with
+//! every method and path either names and one that none does. So layers, denies and precedence count as
+//! they do when enforced, and no answer means that nothing differs.
 
-use std::collections::{BTreeMap, BTreeSet};
+mod banks;
+mod paths;
+mod reach;
+mod targets;
+mod view;
+
+use std::collections::{BTreeSet, HashSet};
 use std::fmt;
 
-use crate::decision::{Decision, How};
-use crate::facts::{Method, Scheme};
-use crate::name::{DomainName, Host};
-use crate::pattern::Reach;
-use crate::policy::{Rule, matching};
+use self::targets::{Target, matches, ports, probe, signature, with_port};
+use self::view::{Pass, Question, View, budget, lookup};
+use crate::decision::How;
+use crate::policy::Match;
 use crate::probe::{Probe, Special};
-use crate::ruleset::RuleSet;
+use crate::ruleset::{Base, RuleSet};
 use crate::sandbox::SandboxRef;
-use crate::set::Hit;
-
-/// The label that stands for any name below a wildcard.
-const ANY: &str = "any-name";
-/// The path that stands for any a rule does not name.
-const ANY_PATH: &str = "/any-path";
-/// The methods that are always tried beside those a rule names.
-const METHODS: [&str; 2] = ["GET", "POST"];
 
 /// One difference for one sandbox.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -29,14 +27,14 @@ pub struct Difference {
     pub change: Change,
     /// What it is about: a pattern with its port, and the request if only some are concerned.
     pub what: String,
-    /// The rule on the side where it is reachable.
+    /// The rule on the side where it is reachable; empty where none is concerned.
     pub rule: String,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Change {
     BecomesReachable,
-    /// Reachable before and after, but otherwise: tunnel or interception, credential.
+    /// Reachable before and after, but on other terms: interception, credential, addresses, budgets...
     IsTreatedOtherwise {
         from: String,
         to: String,
@@ -44,38 +42,209 @@ pub enum Change {
     StopsBeingReachable,
 }
 
-/// What `new` opens and closes for a sandbox compared with `old`.
-pub fn diff(old: Side<'_>, new: Side<'_>) -> Vec<Difference> {
-    let mut found = BTreeSet::new();
-    for question in questions(old, new).into_values() {
-        let tries = question.tries(old, new);
-        compare(
-            &question,
-            View::of(old, &question, &tries),
-            View::of(new, &question, &tries),
-            &mut found,
-        );
-    }
-    let (before, after) = (banks(old), banks(new));
-    note_all(&mut found, Change::BecomesReachable, after.difference(&before));
-    note_all(&mut found, Change::StopsBeingReachable, before.difference(&after));
-    found.into_iter().collect()
-}
-
-fn note_all<'a>(
-    found: &mut BTreeSet<Difference>,
-    change: Change,
-    banks: impl Iterator<Item = &'a (String, String)>,
-) {
-    found.extend(banks.map(|(what, rule)| Difference {
-        change: change.clone(),
-        what: what.clone(),
-        rule: rule.clone(),
-    }));
-}
-
 /// A rule set and the sandbox that is asked about.
 pub type Side<'a> = (&'a RuleSet, &'a SandboxRef);
+
+/// What `new` opens, closes and treats otherwise for a sandbox compared with `old`.
+pub fn diff(old: Side<'_>, new: Side<'_>) -> Vec<Difference> {
+    if is_same(old, new) {
+        return Vec::new();
+    }
+    let mut found = Found::default();
+    let sandbox_budget = |side: Side<'_>| budget(side.0.budgets_of(side.1));
+    if exists(old) && exists(new) {
+        found.otherwise("the sandbox", &sandbox_budget(old), &sandbox_budget(new), "");
+    }
+    let mut alike = HashSet::new();
+    for target in targets::targets([old, new]) {
+        let signature = signature([old, new], &target.host);
+        if signature.as_ref().is_some_and(|signature| alike.contains(signature)) {
+            continue;
+        }
+        let before = found.0.len();
+        compare_host(old, new, &target, &mut found);
+        if found.0.len() == before {
+            alike.extend(signature);
+        }
+    }
+    found.0.into_iter().collect()
+}
+
+/// Whether both sides are the same text under the same base, which needs no questions.
+fn is_same(old: Side<'_>, new: Side<'_>) -> bool {
+    let layers = |(rules, sandbox): Side<'_>| {
+        let layers = rules.layers.get(&sandbox.id)?;
+        let tier = match &layers.base {
+            Base::Policy(_) => None,
+            Base::Tier(tier) => Some(*tier),
+        };
+        let digests: Vec<_> = layers.policies().map(|policy| policy.digest).collect();
+        let identity = (sandbox.tenant.clone(), sandbox.environment.clone());
+        Some((tier, digests, identity))
+    };
+    layers(old) == layers(new)
+}
+
+fn exists((rules, sandbox): Side<'_>) -> bool {
+    rules.layers.contains_key(&sandbox.id)
+}
+
+/// The differences found so far, each once and in order.
+#[derive(Default)]
+struct Found(BTreeSet<Difference>);
+
+impl Found {
+    fn note(&mut self, change: Change, what: &str, rule: &str) {
+        self.0.insert(Difference { change, what: what.to_owned(), rule: rule.to_owned() });
+    }
+
+    fn otherwise(&mut self, what: &str, from: &str, to: &str, rule: &str) {
+        if from != to {
+            let change = Change::IsTreatedOtherwise { from: from.to_owned(), to: to.to_owned() };
+            self.note(change, what, rule);
+        }
+    }
+}
+
+fn compare_host(old: Side<'_>, new: Side<'_>, target: &Target, found: &mut Found) {
+    let matches = matches([old, new], &target.host);
+    let (mut opened, mut closed) = (false, false);
+    for port in ports(&matches) {
+        let what = with_port(&target.shown, port);
+        let probe = probe(&target.host, port);
+        let question = Question { probe, what, matches: &matches };
+        let (before, after) = views(old, new, &question);
+        opened |= before.connection.is_none() && after.connection.is_some();
+        closed |= before.connection.is_some() && after.connection.is_none();
+        compare_raw(old, new, &question, found);
+        if !only_raw(&before) || !only_raw(&after) {
+            compare(&question.what, &before, &after, found);
+        }
+        if holds(&before) || holds(&after) {
+            compare_banks(old, new, &question, found);
+        }
+    }
+    compare_lookups((old, closed), (new, opened), target, &matches, found);
+}
+
+fn views(old: Side<'_>, new: Side<'_>, question: &Question<'_>) -> (View, View) {
+    let tries = question.tries();
+    (View::of(old, question, &tries), View::of(new, question, &tries))
+}
+
+fn holds(view: &View) -> bool {
+    view.connection.as_ref().is_some_and(|pass| matches!(pass.how, How::Hold { .. }))
+}
+
+/// Whether nothing passes but what raw TCP lets pass, of which raw TCP itself tells.
+fn only_raw(view: &View) -> bool {
+    view.connection.as_ref().is_none_or(|pass| pass.how == How::Raw)
+}
+
+fn compare_raw(old: Side<'_>, new: Side<'_>, question: &Question<'_>, found: &mut Found) {
+    let raw = |matched: &Match<'_>| {
+        matched.rule.allow().is_some_and(|terms| terms.raw_tcp)
+            && matched.has_port(question.probe.port)
+    };
+    if !question.matches.iter().any(raw) {
+        return;
+    }
+    let probe = Probe { special: Special::Raw, ..question.probe.clone() };
+    let what = format!("{} (raw TCP)", question.what);
+    let question = Question { probe, what, matches: question.matches };
+    let (before, after) = views(old, new, &question);
+    compare(&question.what, &before, &after, found);
+}
+
+fn compare_banks(old: Side<'_>, new: Side<'_>, question: &Question<'_>, found: &mut Found) {
+    let (before, after) = (banks::banks(old, question), banks::banks(new, question));
+    for (what, rule) in banks::missing(&after, &before) {
+        found.note(Change::BecomesReachable, what, rule);
+    }
+    for (what, rule) in banks::missing(&before, &after) {
+        found.note(Change::StopsBeingReachable, what, rule);
+    }
+}
+
+/// Look-ups that come or go with a connection are told by it.
+fn compare_lookups(
+    (old, closed): (Side<'_>, bool),
+    (new, opened): (Side<'_>, bool),
+    target: &Target,
+    matches: &[Match<'_>],
+    found: &mut Found,
+) {
+    let what = format!("DNS {}", target.shown);
+    match (lookup(old, &target.host, matches), lookup(new, &target.host, matches)) {
+        (Some(before), Some(after)) => compare_terms(&target.shown, &before, &after, found),
+        (None, Some(after)) if !opened => found.note(Change::BecomesReachable, &what, &after.rule),
+        (Some(before), None) if !closed => {
+            found.note(Change::StopsBeingReachable, &what, &before.rule);
+        }
+        (None, None | Some(_)) | (Some(_), None) => {}
+    }
+}
+
+fn compare(what: &str, before: &View, after: &View, found: &mut Found) {
+    match (&before.connection, &after.connection) {
+        (None, None) => {}
+        (None, Some(pass)) => found.note(Change::BecomesReachable, what, &pass.rule),
+        (Some(pass), None) => found.note(Change::StopsBeingReachable, what, &pass.rule),
+        (Some(from), Some(to)) => {
+            compare_terms(what, from, to, found);
+            compare_requests(what, before, after, found);
+        }
+    }
+}
+
+fn compare_terms(what: &str, before: &Pass, after: &Pass, found: &mut Found) {
+    for (about, to) in &after.terms {
+        if let Some(from) = before.terms.get(about) {
+            found.otherwise(what, from, to, &after.rule);
+        }
+    }
+}
+
+fn compare_requests(what: &str, before: &View, after: &View, found: &mut Found) {
+    for (request, pass) in &after.requests {
+        if !before.requests.contains_key(request) {
+            found.note(Change::BecomesReachable, request, &pass.rule);
+        }
+    }
+    for (request, pass) in &before.requests {
+        if !after.requests.contains_key(request) {
+            found.note(Change::StopsBeingReachable, request, &pass.rule);
+        }
+    }
+    let both: Vec<_> = after
+        .requests
+        .iter()
+        .filter_map(|(request, to)| Some((request, before.requests.get(request)?, to)))
+        .collect();
+    let abouts: BTreeSet<_> = both.iter().flat_map(|(_, _, to)| to.terms.keys()).collect();
+    for about in abouts {
+        compare_term(what, about, &both, found);
+    }
+}
+
+/// One term of every request: told once where it changes for all of them alike.
+fn compare_term(
+    what: &str,
+    about: &'static str,
+    both: &[(&String, &Pass, &Pass)],
+    found: &mut Found,
+) {
+    let term = |(request, from, to): &(&String, &Pass, &Pass)| {
+        let change = (from.terms.get(about)?.clone(), to.terms.get(about)?.clone());
+        Some(((*request).clone(), change, to.rule.clone()))
+    };
+    let changes: Vec<_> = both.iter().filter_map(term).collect();
+    let alike: BTreeSet<_> = changes.iter().map(|(_, change, _)| change).collect();
+    for (request, (from, to), rule) in &changes {
+        let what = if alike.len() == 1 { what } else { request };
+        found.otherwise(what, from, to, rule);
+    }
+}
 
 impl fmt::Display for Change {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -85,216 +254,4 @@ impl fmt::Display for Change {
             Change::StopsBeingReachable => f.write_str("stops being reachable"),
         }
     }
-}
-
-/// One connection worth trying.
-struct Question {
-    probe: Probe,
-    /// The words for it: the pattern it stands for, and the port.
-    what: String,
-}
-
-/// One request worth trying on a connection.
-struct Try {
-    method: Method,
-    path: String,
-    /// The words for it.
-    shown: String,
-}
-
-/// Every connection either side speaks of, each once.
-fn questions(old: Side<'_>, new: Side<'_>) -> BTreeMap<String, Question> {
-    let mut all = BTreeMap::new();
-    for (rules, sandbox) in [old, new] {
-        for policy in rules.policies_of(sandbox) {
-            for (hit, rule) in policy.hosts() {
-                ports(&hit, rule)
-                    .into_iter()
-                    .for_each(|port| ask(&mut all, witnesses(&hit), port, rule));
-            }
-            for (net, rule) in policy.addresses() {
-                let ends = [net.network(), net.broadcast()];
-                let target = || ends.map(|end| (Host::from(end), net.to_string())).to_vec();
-                rule.ports()
-                    .unwrap_or(&[443])
-                    .iter()
-                    .for_each(|port| ask(&mut all, target(), *port, rule));
-            }
-        }
-    }
-    all
-}
-
-fn ask(all: &mut BTreeMap<String, Question>, hosts: Vec<(Host, String)>, port: u16, rule: &Rule) {
-    let raw = rule.allow().is_some_and(|terms| terms.raw_tcp);
-    let special = if raw { Special::Raw } else { Special::Connection };
-    let scheme = if port == 80 { Scheme::Http } else { Scheme::Https };
-    for (host, shown) in hosts {
-        let what = match (raw, port) {
-            (true, port) => format!("{shown}:{port} (raw TCP)"),
-            (false, 443) => shown,
-            (false, port) => format!("{shown}:{port}"),
-        };
-        let probe =
-            Probe { host, port, scheme, method: None, path: None, special: special.clone() };
-        all.entry(format!("{what} {}", probe.host)).or_insert(Question { probe, what });
-    }
-}
-
-fn ports(hit: &Hit<'_>, rule: &Rule) -> Vec<u16> {
-    match hit.port {
-        Some(port) => vec![port],
-        None => rule.ports().map_or_else(|| vec![443], <[u16]>::to_vec),
-    }
-}
-
-/// A name for each kind of name the pattern covers.
-fn witnesses(hit: &Hit<'_>) -> Vec<(Host, String)> {
-    let below = match hit.base {
-        "" => (format!("{ANY}.example"), "*".to_owned()),
-        base => (format!("{ANY}.{base}"), format!("*.{base}")),
-    };
-    let own = (hit.base.to_owned(), hit.base.to_owned());
-    let names = match hit.reach {
-        Reach::Below => vec![below],
-        Reach::Exact => vec![own],
-        Reach::Tree => vec![own, below],
-    };
-    let named =
-        |(name, shown): (String, String)| Some((Host::Name(DomainName::parse(&name).ok()?), shown));
-    names.into_iter().filter_map(named).collect()
-}
-
-impl Question {
-    /// Every method with every path that a rule of either side has for the host, and one more of each.
-    fn tries(&self, old: Side<'_>, new: Side<'_>) -> Vec<Try> {
-        let mut methods: BTreeSet<Method> =
-            METHODS.iter().filter_map(|method| Method::parse(method).ok()).collect();
-        let mut paths = BTreeMap::from([(ANY_PATH.to_owned(), None)]);
-        for (rules, sandbox) in [old, new] {
-            for policy in rules.policies_of(sandbox) {
-                for matched in matching(policy, &self.probe.host) {
-                    methods.extend(matched.rule.methods().unwrap_or(&[]).iter().cloned());
-                    let patterns = matched.rule.paths().unwrap_or(&[]).iter();
-                    paths.extend(
-                        patterns.map(|pattern| (pattern.example(), Some(pattern.to_string()))),
-                    );
-                }
-            }
-        }
-        let other = if paths.len() > 1 { " (other paths)" } else { "" };
-        let shown = |method: &Method, path: &Option<String>| match path {
-            None => format!("{method} {}{other}", self.what),
-            Some(path) => format!("{method} {}{path}", self.what),
-        };
-        let one = |method: &Method, (path, pattern): (&String, &Option<String>)| Try {
-            method: method.clone(),
-            path: path.clone(),
-            shown: shown(method, pattern),
-        };
-        methods
-            .iter()
-            .flat_map(|method| paths.iter().map(move |path| (method, path)))
-            .map(|(m, p)| one(m, p))
-            .collect()
-    }
-}
-
-/// What one side makes of a connection.
-struct View {
-    /// How it is treated; none when nothing gets through.
-    treated: Option<&'static str>,
-    rule: String,
-    /// The requests that pass, with the credential they are given.
-    requests: BTreeMap<String, Option<String>>,
-}
-
-impl View {
-    fn of(side: Side<'_>, question: &Question, tries: &[Try]) -> View {
-        let Decision::Allow(permit) = question.probe.decide(side.0, side.1) else {
-            return View::shut();
-        };
-        let requests: BTreeMap<_, _> = match permit.how() {
-            How::Intercept => {
-                tries.iter().filter_map(|request| question.pass(side, request)).collect()
-            }
-            How::Forward | How::Hold { .. } | How::Raw | How::Resolve | How::Tunnel => {
-                tries.iter().map(|request| (request.shown.clone(), None)).collect()
-            }
-        };
-        if requests.is_empty() {
-            return View::shut();
-        }
-        View { treated: Some(permit.how().word()), rule: permit.rule().rule.to_string(), requests }
-    }
-
-    fn shut() -> View {
-        View { treated: None, rule: String::new(), requests: BTreeMap::new() }
-    }
-}
-
-impl Question {
-    fn pass(&self, (rules, sandbox): Side<'_>, request: &Try) -> Option<(String, Option<String>)> {
-        let (method, path) = (Some(request.method.clone()), Some(request.path.clone()));
-        let probe = Probe { method, path, ..self.probe.clone() };
-        match probe.decide(rules, sandbox) {
-            Decision::Allow(permit) => {
-                Some((request.shown.clone(), permit.credential().map(ToString::to_string)))
-            }
-            Decision::Deny(_) => None,
-        }
-    }
-}
-
-fn compare(question: &Question, before: View, after: View, found: &mut BTreeSet<Difference>) {
-    let mut note = |change, what: &str, rule: &str| {
-        found.insert(Difference { change, what: what.to_owned(), rule: rule.to_owned() });
-    };
-    match (before.treated, after.treated) {
-        (None, None) => return,
-        (None, Some(_)) => return note(Change::BecomesReachable, &question.what, &after.rule),
-        (Some(_), None) => return note(Change::StopsBeingReachable, &question.what, &before.rule),
-        (Some(from), Some(to)) if from != to => {
-            note(otherwise(from, to), &question.what, &after.rule)
-        }
-        (Some(_), Some(_)) => {}
-    }
-    for (request, key) in &after.requests {
-        match before.requests.get(request) {
-            None => note(Change::BecomesReachable, request, &after.rule),
-            Some(other) if other != key && before.treated == after.treated => {
-                note(otherwise(&credential(other), &credential(key)), request, &after.rule);
-            }
-            Some(_) => {}
-        }
-    }
-    for request in before.requests.keys().filter(|request| !after.requests.contains_key(*request)) {
-        note(Change::StopsBeingReachable, request, &before.rule);
-    }
-}
-
-fn otherwise(from: &str, to: &str) -> Change {
-    Change::IsTreatedOtherwise { from: from.to_owned(), to: to.to_owned() }
-}
-
-fn credential(name: &Option<String>) -> String {
-    name.as_ref().map_or("no credential".to_owned(), |name| format!("credential `{name}`"))
-}
-
-/// Every bank a side opens, with the rule that does.
-fn banks((rules, sandbox): Side<'_>) -> BTreeSet<(String, String)> {
-    let mut all = BTreeSet::new();
-    for policy in rules.policies_of(sandbox) {
-        for (hit, rule) in policy.hosts() {
-            let Some(terms) = rule.memory() else { continue };
-            let opened =
-                [("forget", &terms.forget), ("recall", &terms.recall), ("retain", &terms.retain)];
-            for (operation, bank) in
-                opened.iter().flat_map(|(word, banks)| banks.iter().map(move |bank| (word, bank)))
-            {
-                all.insert((format!("{operation} {bank} at {}", hit.base), rule.name().to_owned()));
-            }
-        }
-    }
-    all
 }

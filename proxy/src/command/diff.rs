@@ -36,7 +36,7 @@ pub(crate) fn diff(args: &DiffArgs, output: Output) -> anyhow::Result<ExitCode> 
         return Ok(ExitCode::from(BAD_INPUT));
     };
     let sections: Vec<Section> =
-        pairs(&old, &new).into_iter().map(|pair| section(&old, &new, pair)).collect();
+        pairs(&old, &new).into_iter().map(|pair| section(&old.rules, &new.rules, pair)).collect();
     let differs = sections.iter().any(|section| !section.differences.is_empty());
     if output.json {
         print_json(&to_json(&sections));
@@ -49,9 +49,18 @@ pub(crate) fn diff(args: &DiffArgs, output: Output) -> anyhow::Result<ExitCode> 
     Ok(if differs && args.exit_code { ExitCode::from(NEGATIVE) } else { ExitCode::SUCCESS })
 }
 
-fn load(path: &Path, output: Output) -> anyhow::Result<Option<RuleSet>> {
-    match compile(&policies::read(&[path.to_owned()])?, &[]) {
-        Ok(rules) => Ok(Some(rules)),
+/// One side of the comparison.
+struct Loaded {
+    rules: RuleSet,
+    /// Whether an operator's file says which sandboxes there are.
+    operated: bool,
+}
+
+fn load(path: &Path, output: Output) -> anyhow::Result<Option<Loaded>> {
+    let sources = policies::read(&[path.to_owned()])?;
+    let operated = sources.operator.is_some();
+    match compile(&sources, &[]) {
+        Ok(rules) => Ok(Some(Loaded { rules, operated })),
         Err(problems) => {
             check::refuse(&problems, output);
             Ok(None)
@@ -62,14 +71,14 @@ fn load(path: &Path, output: Output) -> anyhow::Result<Option<RuleSet>> {
 type Pair<'a> = (Option<&'a SandboxRef>, Option<&'a SandboxRef>);
 
 /// Sandboxes by id; two lone policies are compared whatever their names.
-fn pairs<'a>(old: &'a RuleSet, new: &'a RuleSet) -> Vec<Pair<'a>> {
-    let (before, after): (Vec<_>, Vec<_>) =
-        (old.sandboxes().iter().collect(), new.sandboxes().iter().collect());
-    if let ([one], [other]) = (&before[..], &after[..]) {
+fn pairs<'a>(old: &'a Loaded, new: &'a Loaded) -> Vec<Pair<'a>> {
+    let (old_all, new_all) = (old.rules.sandboxes(), new.rules.sandboxes());
+    let (before, after): (Vec<_>, Vec<_>) = (old_all.iter().collect(), new_all.iter().collect());
+    if let ([one], [other], false, false) = (&before[..], &after[..], old.operated, new.operated) {
         return vec![(Some(one), Some(other))];
     }
     let ids: BTreeSet<_> = before.iter().chain(&after).map(|sandbox| &sandbox.id).collect();
-    ids.into_iter().map(|id| (old.sandboxes().get(id), new.sandboxes().get(id))).collect()
+    ids.into_iter().map(|id| (old_all.get(id), new_all.get(id))).collect()
 }
 
 fn section(old: &RuleSet, new: &RuleSet, (before, after): Pair<'_>) -> Section {
@@ -98,12 +107,12 @@ fn print(section: &Section) {
             Change::IsTreatedOtherwise { .. } => ("~", WARN),
             Change::StopsBeingReachable => ("-", BAD),
         };
-        let rule = paint(FAINT, format!("by `{}`", difference.rule));
-        anstream::println!(
-            "  {} {} {rule}",
-            paint(style, format!("{sign} {}", difference.what)),
-            difference.change
-        );
+        let by = match difference.rule.as_str() {
+            "" => String::new(),
+            rule => format!(" {}", paint(FAINT, format!("by `{rule}`"))),
+        };
+        let what = paint(style, format!("{sign} {}", difference.what));
+        anstream::println!("  {what} {}{by}", difference.change);
     }
 }
 
