@@ -8,6 +8,8 @@ use anyhow::{Context, bail};
 use rules::load::{MAX_FILE, MAX_LIST, lists_named_by, policy_dir};
 use rules::{SourceFile, Sources};
 
+use crate::command::UsageError;
+
 /// The operator's file, where nothing else is said.
 const OPERATOR_FILE: &str = "sandbar.toml";
 
@@ -53,7 +55,8 @@ impl PolicyArgs {
                 operated(Path::new(OPERATOR_FILE))
             }
             (None, true) => {
-                bail!("no policy given: say --policy PATH, or run where {OPERATOR_FILE} is")
+                let why = "no policy given: say --policy PATH, or run where";
+                bail!(UsageError(format!("{why} {OPERATOR_FILE} is")))
             }
         }
     }
@@ -84,7 +87,8 @@ fn operated(config: &Path) -> anyhow::Result<Sources> {
 
 fn add_operated(sources: &mut Sources, config: &Path) -> anyhow::Result<()> {
     if sources.operator.is_some() {
-        bail!("{}: there is one operator's file, and another was given", config.display());
+        let shown = config.display();
+        bail!(UsageError(format!("{shown}: there is one operator's file, and another was given")));
     }
     let operator = read_file(config, MAX_FILE)?;
     if let Some(named) = policy_dir(&operator) {

@@ -1,11 +1,12 @@
-//! Why a decision fell as it did: the rules that came near, and what one would add to allow it.
+//! Why a decision fell as it did: the rules that came near, and what one would change to allow it.
+
+mod advice;
 
 use crate::decision::{Decision, Layer, RuleRef};
 use crate::facts::Facts;
-use crate::load::problem::printable;
 use crate::name::{DomainName, Host};
 use crate::policy::Policy;
-use crate::probe::{Probe, Special};
+use crate::probe::Probe;
 use crate::reason::Reason;
 use crate::ruleset::RuleSet;
 use crate::sandbox::SandboxRef;
@@ -23,6 +24,8 @@ pub struct Explanation {
     pub near: Vec<Near>,
     /// What to change to allow it; none when nothing would, or nothing needs to.
     pub change: Option<Change>,
+    /// Why no rule could ever allow it, where the reason does not say so by itself.
+    pub never: Option<&'static str>,
 }
 
 /// A rule that came near.
@@ -37,6 +40,10 @@ pub struct Near {
 /// Why a rule that came near did not decide.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Why {
+    /// It would allow the attempt, and the base does not.
+    BaseRefuses,
+    /// It would allow the attempt, and a deny rule wins.
+    DenyWins,
     /// It would allow the attempt too, but another is more specific.
     LessSpecific,
     /// It names the host and refuses for this reason.
@@ -52,6 +59,8 @@ pub enum Change {
     Add(String),
     /// An entry to add to a key of a rule that exists.
     Extend { rule: RuleRef, key: &'static str, entry: String },
+    /// A key of a rule that exists to write anew, and the one to drop for it if it is there.
+    Set { rule: RuleRef, key: &'static str, entries: Vec<String>, instead_of: Option<&'static str> },
 }
 
 impl RuleSet {
@@ -62,9 +71,12 @@ impl RuleSet {
         let near = steps.last().map_or_else(Vec::new, |facts| self.near(sandbox, facts, &decision));
         let change = match &decision {
             Decision::Allow(_) => None,
-            Decision::Deny(denial) => change(probe, denial.reason, denial.rule.as_ref()),
+            Decision::Deny(denial) => advice::change(self, sandbox, probe, denial),
         };
-        Explanation { decision, near, change }
+        let forwardable = probe.method.as_ref().is_none_or(|method| method.is_forwardable());
+        let never = (!forwardable && decision.reason() == Some(Reason::MethodNotAllowed))
+            .then_some("CONNECT and TRACE are never forwarded, whatever a rule says.");
+        Explanation { decision, near, change, never }
     }
 
     fn near(&self, sandbox: &SandboxRef, facts: &Facts, decision: &Decision) -> Vec<Near> {
@@ -73,20 +85,53 @@ impl RuleSet {
             Decision::Deny(denial) => denial.rule.as_ref(),
         };
         let mut near = self.considered(sandbox, facts);
-        near.retain(|near| Some(&near.rule) != decided);
-        if decision.reason() == Some(Reason::NotListed) {
+        if matches!(decision, Decision::Deny(denial) if denial.reason == Reason::NotListed && denial.layer == Layer::Sandbox)
+        {
             near.extend(self.look_alikes(sandbox, facts));
         }
+        let mut told: Vec<_> = decided.map(key).into_iter().collect();
+        near.retain_mut(|near| {
+            let first = !told.contains(&key(&near.rule));
+            told.push(key(&near.rule));
+            near.why = self.why(sandbox, near.why, decision);
+            first
+        });
         near.truncate(MAX_NEAR);
         near
+    }
+
+    /// A rule that would allow what was refused was not less specific: something else refused.
+    fn why(&self, sandbox: &SandboxRef, why: Why, decision: &Decision) -> Why {
+        let Decision::Deny(denial) = decision else { return why };
+        let denies = |rule: &RuleRef| {
+            let policies = self.policies_of(sandbox);
+            let mut rules = policies
+                .iter()
+                .filter(|policy| policy.name == rule.policy)
+                .flat_map(|policy| &policy.rules);
+            rules.any(|other| other.name == rule.rule && other.is_deny())
+        };
+        match (why, denial.layer) {
+            (Why::LessSpecific, Layer::Base) => Why::BaseRefuses,
+            (Why::LessSpecific, Layer::Sandbox) if denial.rule.as_ref().is_some_and(denies) => {
+                Why::DenyWins
+            }
+            (why, Layer::Base | Layer::Sandbox) => why,
+        }
     }
 
     /// Patterns whose name is a likely slip of the one asked for, the likeliest first.
     fn look_alikes(&self, sandbox: &SandboxRef, facts: &Facts) -> Vec<Near> {
         let Ok(Host::Name(name)) = crate::agree::agreed_host(facts) else { return Vec::new() };
+        let Some(layers) = self.layers.get(&sandbox.id) else { return Vec::new() };
+        let base = layers.base_policies().iter().map(|policy| (policy, Layer::Base));
+        let own = layers.sandbox.iter().map(|policy| (policy, Layer::Sandbox));
         let mut found: Vec<(u32, Near)> = Vec::new();
-        for policy in self.policies_of(sandbox) {
-            for (likeness, near) in alike(policy, &name) {
+        for (policy, layer) in own.chain(base) {
+            for (likeness, near) in alike(policy, layer, &name) {
+                if found.iter().any(|(_, other)| key(&other.rule) == key(&near.rule)) {
+                    continue;
+                }
                 found.push((likeness, near));
                 found.sort_by_key(|(likeness, _)| std::cmp::Reverse(*likeness));
                 found.truncate(MAX_NEAR);
@@ -96,112 +141,28 @@ impl RuleSet {
     }
 }
 
-fn alike<'p>(policy: &'p Policy, name: &DomainName) -> impl Iterator<Item = (u32, Near)> + 'p {
+/// What a rule is known by, wherever in its file the host stands.
+fn key(rule: &RuleRef) -> (crate::word::PolicyName, std::sync::Arc<str>) {
+    (rule.policy.clone(), rule.rule.clone())
+}
+
+fn alike<'p>(
+    policy: &'p Policy,
+    layer: Layer,
+    name: &DomainName,
+) -> impl Iterator<Item = (u32, Near)> + 'p {
     let name = name.clone();
-    policy.hosts().filter_map(move |(hit, rule)| {
+    let allowing = policy.hosts().filter(|(_, rule)| !rule.is_deny());
+    allowing.filter_map(move |(hit, rule)| {
         let likeness =
             strsim::jaro_winkler(name.as_str(), hit.base).max(f64::from(name.is_within(hit.base)));
+        if likeness < ALIKE || hit.base.is_empty() {
+            return None;
+        }
         let (file, line) = policy.origin(rule, &hit);
         let (policy, digest) = (policy.name.clone(), policy.digest);
-        let reference =
-            RuleRef { policy, rule: rule.name.clone(), layer: Layer::Sandbox, digest, file, line };
-        let near = Near { rule: reference, pattern: hit.pattern(), why: Why::OtherName };
-        (likeness >= ALIKE && !hit.base.is_empty()).then_some(((likeness * 1000.0) as u32, near))
+        let rule = RuleRef { policy, rule: rule.name.clone(), layer, digest, file, line };
+        let near = Near { rule, pattern: hit.pattern(), why: Why::OtherName };
+        Some(((likeness * 1000.0) as u32, near))
     })
-}
-
-fn change(probe: &Probe, reason: Reason, rule: Option<&RuleRef>) -> Option<Change> {
-    let extend =
-        |key, entry: String| rule.map(|rule| Change::Extend { rule: rule.clone(), key, entry });
-    match reason {
-        Reason::NotListed
-        | Reason::AddressNotListed
-        | Reason::NameMissing
-        | Reason::RawTcpNotAllowed
-        | Reason::EncryptedResolver
-        | Reason::SpecialName => Some(Change::Add(addition(probe))),
-        Reason::PortNotListed => match probe.special {
-            Special::Raw => Some(Change::Add(addition(probe))),
-            Special::Connection | Special::Lookup(_) | Special::Memory { .. } => {
-                extend("hosts", format!("{}:{}", probe.host, probe.port))
-            }
-        },
-        Reason::MethodNotAllowed => probe
-            .method
-            .as_ref()
-            .filter(|method| method.is_forwardable())
-            .and_then(|method| extend("methods", method.to_string())),
-        Reason::PathNotAllowed => {
-            extend("paths", probe.path.clone().unwrap_or_else(|| "/".to_owned()))
-        }
-        Reason::DnsTypeNotAllowed => match &probe.special {
-            Special::Lookup(query)
-                if crate::facts::QueryType::by_name(&query.to_string()).is_some() =>
-            {
-                extend("dns_types", query.to_string())
-            }
-            Special::Connection | Special::Lookup(_) | Special::Memory { .. } | Special::Raw => {
-                None
-            }
-        },
-        Reason::ForeignBank => match &probe.special {
-            Special::Memory { operation, bank } => extend(operation.word(), bank.to_string()),
-            Special::Connection | Special::Lookup(_) | Special::Raw => None,
-        },
-        Reason::AddressAsSni
-        | Reason::AddressNotExpected
-        | Reason::AmbiguousPath
-        | Reason::BadMethod
-        | Reason::BadName
-        | Reason::BankMissing
-        | Reason::BaseForbids
-        | Reason::ChannelsDisagree
-        | Reason::CredentialNeedsTls
-        | Reason::DeniedByRule
-        | Reason::EchHiddenName
-        | Reason::ForeignEnvironment
-        | Reason::IdentityAbsent
-        | Reason::IdentityInvalid
-        | Reason::IdentityMismatch
-        | Reason::IdentityStale
-        | Reason::IdentityUnset
-        | Reason::MemoryOperation
-        | Reason::Misdirected
-        | Reason::NamesDisagree
-        | Reason::NoAddress
-        | Reason::OwnAddress
-        | Reason::PrivateAddress
-        | Reason::ResolverDiscovery
-        | Reason::UnknownChannel
-        | Reason::UnknownSandbox
-        | Reason::WrongProtocol => None,
-    }
-}
-
-/// A rule that allows just what was tried.
-fn addition(probe: &Probe) -> String {
-    let (host, port) = (&probe.host, probe.port);
-    let raw = probe.special == Special::Raw;
-    let target = match host {
-        Host::Address(address) => {
-            format!("addresses = [\"{address}/{}\"]", if address.is_ipv4() { 32 } else { 128 })
-        }
-        Host::Name(_) if port == 443 || raw => format!("hosts = [\"{host}\"]"),
-        Host::Name(_) => format!("hosts = [\"{host}:{port}\"]"),
-    };
-    let ports = match (host, raw) {
-        (_, true) => format!("\ntcp = [{port}]"),
-        (Host::Address(_), false) => format!("\nports = [{port}]"),
-        (Host::Name(_), false) => String::new(),
-    };
-    let method = probe
-        .method
-        .as_ref()
-        .map(|method| format!("\nmethods = [\"{method}\"]"))
-        .unwrap_or_default();
-    printable_lines(&format!("[[allow]]\nname = \"{host}\"\n{target}{ports}{method}"))
-}
-
-fn printable_lines(text: &str) -> String {
-    text.lines().map(printable).collect::<Vec<_>>().join("\n")
 }

@@ -74,6 +74,8 @@ fn exit_codes_are_what_scripts_rely_on() {
         ("empty.toml", ""),
         ("nothing.toml", "name = \"p\"\n"),
         ("none/readme.txt", "no policy here"),
+        ("two/a.toml", "name = \"a\"\n"),
+        ("two/b.toml", "name = \"b\"\n"),
     ]);
     for (arguments, expected) in [
         (&["check", "good.toml"][..], 0),
@@ -84,7 +86,7 @@ fn exit_codes_are_what_scripts_rely_on() {
         (&["check", "absent.toml"], 2),
         (&["check", "none"], 2),
         (&["check", "good.toml", "bad.toml"], 2),
-        (&["check"], 2),
+        (&["check"], 64),
         (&["test", "good.toml"], 0),
         (&["test", "failing.toml"], 1),
         (&["test", "bad.toml"], 2),
@@ -93,15 +95,24 @@ fn exit_codes_are_what_scripts_rely_on() {
         (&["explain", "-p", "good.toml", "y.example"], 1),
         (&["explain", "-p", "good.toml", "a b"], 1),
         (&["explain", "-p", "nothing.toml", "x.example"], 1),
-        (&["explain", "-p", "good.toml", "ftp://x.example"], 2),
-        (&["explain", "-p", "good.toml", "-s", "zzz", "x.example"], 2),
+        (&["explain", "-p", "good.toml", "ftp://x.example"], 64),
+        (&["explain", "-p", "good.toml", "-m", "get", "x.example"], 64),
+        (&["explain", "-p", "good.toml", "-m", "TRACE", "x.example"], 1),
+        (&["explain", "-p", "good.toml", "--dns", "A", "x.example"], 0),
+        (&["explain", "-p", "good.toml", "--dns", "NONSENSE", "x.example"], 64),
+        (&["explain", "-p", "good.toml", "--dns", "A", "1.2.3.4"], 64),
+        (&["explain", "-p", "good.toml", "--bank", "a b", "x.example"], 64),
+        (&["explain", "-p", "good.toml", "-s", "zzz", "x.example"], 64),
+        (&["explain", "-p", "two", "x.example"], 64),
+        (&["explain", "x.example"], 64),
+        (&["explain", "-p", "absent.toml", "x.example"], 2),
         (&["explain", "-p", "bad.toml", "x.example"], 2),
         (&["diff", "good.toml", "nothing.toml"], 0),
         (&["diff", "--exit-code", "good.toml", "nothing.toml"], 1),
         (&["diff", "--exit-code", "good.toml", "good.toml"], 0),
         (&["diff", "good.toml", "bad.toml"], 2),
         (&["reasons", "not_listed"], 0),
-        (&["reasons", "nonsense"], 2),
+        (&["reasons", "nonsense"], 64),
         (&["schema"], 0),
         (&["--version"], 0),
         (&["--help"], 0),
@@ -121,6 +132,90 @@ fn exit_codes_are_what_scripts_rely_on() {
             expected == 0 || expected == 1 || !output.stderr.is_empty(),
             "{arguments:?} fails in silence"
         );
+        if expected == 2 || expected == 64 {
+            let told = json(&inside(dir.path(), &[&["--json"], arguments].concat()));
+            assert_eq!(told["ok"], false, "{arguments:?}: {told}");
+            assert!(told["error"].is_string() || told["problems"].is_array(), "{told}");
+        }
+    }
+}
+
+const EVERYTHING: &str = r#"name = "p"
+[[allow]]
+name = "tunnel"
+hosts = ["t.example"]
+tls = "tunnel"
+ech = "tolerate"
+memory = "may-receive"
+[[allow]]
+name = "odd"
+hosts = [".o.example"]
+inspect = true
+dns_types = ["A", "TXT"]
+cname = "strict"
+budget = { connections = 3 }
+[[allow]]
+name = "range"
+addresses = ["10.2.0.0/16"]
+ports = [8443]
+[[memory]]
+name = "m"
+host = "m.example"
+profile = "mcp"
+identity = "from-path"
+environment = "s"
+recall = ["shared-*"]
+retain = ["a"]
+"#;
+
+#[test]
+fn check_shows_all_that_is_in_effect() {
+    let operator =
+        "policies = \"d\"\n[[sandbox]]\nid = \"a\"\nbase = \"floor\"\npolicies = [\"p\"]\n";
+    let floor =
+        "name = \"floor\"\n[[allow]]\nname = \"all\"\nhosts = [\"*\"]\ndangerously_wide = true\n";
+    let dir =
+        files(&[("sandbar.toml", operator), ("d/p.toml", EVERYTHING), ("d/floor.toml", floor)]);
+    let shown = text(&inside(dir.path(), &["check"]).stdout);
+    for line in [
+        "tunnel (tunnel; ech tolerate; memory may-receive)",
+        "odd (intercept; inspect true; dns_types A TXT; cname strict; connections = 3)",
+        "m (memory; profile mcp; identity from-path; environment s; recall shared-*; retain a)",
+        "10.2.0.0/16                      this address range, port 8443",
+        "o.example and every name below it, port 443",
+        "base floor, policies p\n",
+    ] {
+        assert!(shown.contains(line), "{line}\n{shown}");
+    }
+    let told = json(&inside(dir.path(), &["--json", "check"]));
+    assert_eq!(told["judged"]["sandboxes"], true);
+    assert_eq!(told["sandboxes"][0]["policies"], serde_json::json!(["p"]));
+    let rules = &told["policies"][1]["rules"];
+    assert_eq!((&rules[0]["tls"], &rules[0]["ech"]), (&"tunnel".into(), &"tolerate".into()));
+    assert_eq!(rules[1]["dns_types"], serde_json::json!(["A", "TXT"]));
+    assert_eq!(rules[1]["budget"]["connections"], 3);
+    assert_eq!(rules[2]["addresses"], serde_json::json!(["10.2.0.0/16"]));
+    assert_eq!(rules[3]["recall"], serde_json::json!(["shared-*"]));
+    let alone = json(&inside(dir.path(), &["--json", "check", "d/p.toml"]));
+    assert_eq!(alone["judged"]["sandboxes"], false);
+}
+
+#[test]
+fn a_refusal_names_who_refuses() {
+    let operator = "policies = \"d\"\n[[sandbox]]\nid = \"a\"\nbase = \"floor\"\npolicies = [\"p\"]\n[[sandbox]]\nid = \"b\"\nbase = \"untrusted\"\npolicies = [\"p\"]\n[[sandbox]]\nid = \"c\"\npolicies = [\"p\"]\n";
+    let floor = "name = \"floor\"\n[[allow]]\nname = \"f\"\nhosts = [\"y.example\"]\n";
+    let dir = files(&[("sandbar.toml", operator), ("d/p.toml", POLICY), ("d/floor.toml", floor)]);
+    for (arguments, expected) in [
+        (&["-s", "a", "x.example"][..], "rule       none of base `floor` allows it\n"),
+        (&["-s", "a", "x.example"], "`r` x.example: would allow it; the base refuses"),
+        (&["-s", "b", "x.example"], "`r` would allow it; base `untrusted` refuses"),
+        (&["-s", "c", "-m", "TRACE", "https://x.example/"], "are never forwarded"),
+        (&["-s", "c", "-m", "TRACE", "https://x.example/"], "next step  Use another method."),
+    ] {
+        let output = inside(dir.path(), &[&["explain"], arguments].concat());
+        let shown = text(&output.stdout);
+        assert!(shown.contains(expected), "{arguments:?}: {expected}\n{shown}");
+        assert!(!shown.contains("to allow"), "{shown}");
     }
 }
 
@@ -174,6 +269,7 @@ fn json_is_for_machines() {
     );
     let allowed = of(&["explain", "-p", "good.toml", "x.example"]);
     assert_eq!((&allowed["decision"], &allowed["rule"]["rule"]), (&"allow".into(), &"r".into()));
+    assert!(allowed["budget"].is_object() && allowed["digest"] == allowed["rule"]["digest"]);
     let diff = of(&["diff", "good.toml", "new.toml"]);
     let changes: Vec<&str> = diff["sandboxes"][0]["differences"]
         .as_array()
@@ -274,6 +370,26 @@ fn a_diff_of_directories_tells_added_and_removed_sandboxes() {
     );
     assert!(shown.contains("sandbox c (added)\n  + x.example becomes reachable"), "{shown}");
     assert!(!shown.contains("sandbox a"), "{shown}");
+}
+
+#[test]
+fn a_sandbox_that_is_renamed_is_another_and_a_lone_policy_is_not() {
+    let sandbox =
+        |id: &str| format!("policies = \"d\"\n[[sandbox]]\nid = \"{id}\"\npolicies = [\"p\"]\n");
+    let dir = files(&[
+        ("old/sandbar.toml", &sandbox("a")),
+        ("old/d/p.toml", POLICY),
+        ("new/sandbar.toml", &sandbox("b")),
+        ("new/d/p.toml", POLICY),
+        ("q.toml", &POLICY.replace("\"p\"", "\"q\"")),
+    ]);
+    let renamed = text(&inside(dir.path(), &["diff", "old", "new"]).stdout);
+    assert!(
+        renamed.contains("sandbox a (removed)") && renamed.contains("sandbox b (added)"),
+        "{renamed}"
+    );
+    let lone = text(&inside(dir.path(), &["diff", "old/d/p.toml", "q.toml"]).stdout);
+    assert_eq!(lone, "no difference in what is reachable\n");
 }
 
 #[test]

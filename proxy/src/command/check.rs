@@ -1,9 +1,12 @@
 //! `sandbar check`: parses, compiles, runs the tests, and prints what is really in effect.
 
+use std::collections::BTreeMap;
 use std::process::ExitCode;
 
+use rules::budget::Budgets;
 use rules::policy::{Policy, Rule};
 use rules::set::Hit;
+use rules::terms::Value as Said;
 use rules::{RuleSet, Sources, compile};
 use serde_json::{Value, json};
 
@@ -41,7 +44,7 @@ pub(crate) fn check(args: &CheckArgs, output: Output) -> anyhow::Result<ExitCode
     let outcomes = rules.run_trials();
     let failed = outcomes.iter().filter(|outcome| !outcome.passed()).count();
     if output.json {
-        print_json(&describe(&rules, &outcomes));
+        print_json(&describe(&rules, &sources, &outcomes));
     } else {
         complain(rules.warnings(), Severity::Warning);
         if !args.quiet {
@@ -66,12 +69,42 @@ pub(crate) fn refuse(problems: &[rules::load::problem::Problem], output: Output)
     }
 }
 
+/// The targets of one rule.
+#[derive(Default)]
+struct Targets<'a> {
+    hosts: Vec<Hit<'a>>,
+    addresses: Vec<String>,
+    /// Patterns that are not shown.
+    more: usize,
+}
+
+/// The targets of every rule of a policy, gathered in one walk: a list may hold a million.
+fn targets(policy: &Policy, shown: usize) -> Vec<Targets<'_>> {
+    let mut all: Vec<Targets<'_>> = policy.rules().iter().map(|_| Targets::default()).collect();
+    for (hit, _) in policy.hosts() {
+        match all.get_mut(usize::from(hit.rule)) {
+            Some(own) if own.hosts.len() < shown => own.hosts.push(hit),
+            Some(own) => own.more += 1,
+            None => {}
+        }
+    }
+    let numbers: BTreeMap<&str, usize> =
+        policy.rules().iter().enumerate().map(|(at, rule)| (rule.name(), at)).collect();
+    for (net, rule) in policy.addresses() {
+        if let Some(own) = numbers.get(rule.name()).and_then(|at| all.get_mut(*at)) {
+            own.addresses.push(net.to_string());
+        }
+    }
+    all
+}
+
 fn print_rules(rules: &RuleSet, args: &CheckArgs) {
+    let shown = if args.all { usize::MAX } else { SHOWN_PATTERNS };
     for policy in rules.policies() {
         let digest = paint(FAINT, format!("digest {}", policy.digest().short()));
         anstream::println!("{} {}  {digest}", paint(HEAD, policy.name()), policy.file());
-        for rule in policy.rules() {
-            print_rule(policy, rule, args);
+        for (rule, targets) in policy.rules().iter().zip(targets(policy, shown)) {
+            print_rule(policy, rule, &targets);
         }
         for (key, limit) in policy.budgets().set() {
             anstream::println!("  budget: {key} = {limit}");
@@ -82,37 +115,30 @@ fn print_rules(rules: &RuleSet, args: &CheckArgs) {
     }
 }
 
-fn print_rule(policy: &Policy, rule: &Rule, args: &CheckArgs) {
+fn print_rule(policy: &Policy, rule: &Rule, targets: &Targets<'_>) {
     let origin = paint(FAINT, format!("{}:{}", policy.file(), rule.line()));
-    anstream::println!(
-        "  {} {}  {origin}",
-        rule.name(),
-        paint(FAINT, format!("({})", terms(rule)))
-    );
-    let own = |(_, other): &(Hit<'_>, &Rule)| std::ptr::eq(*other, rule);
-    let shown = if args.all { usize::MAX } else { SHOWN_PATTERNS };
-    let mut patterns = policy.hosts().filter(own);
-    for (hit, _) in patterns.by_ref().take(shown) {
-        let (file, line) = policy.origin(rule, &hit);
+    let terms = paint(FAINT, format!("({})", terms(rule)));
+    anstream::println!("  {} {terms}  {origin}", rule.name());
+    for hit in &targets.hosts {
+        let (file, line) = policy.origin(rule, hit);
         anstream::println!(
             "    {:<32} {}  {}",
             hit.pattern(),
-            covers(&hit, rule),
+            covers(hit, rule),
             paint(FAINT, format!("{file}:{line}"))
         );
     }
-    match patterns.count() {
+    match targets.more {
         0 => {}
         more => anstream::println!("    ... and {more} more (--all prints them)"),
     }
-    for (net, _) in policy.addresses().filter(|(_, other)| std::ptr::eq(*other, rule)) {
-        anstream::println!("    {:<32} this address range, {}", net.to_string(), ports(None, rule));
+    for net in &targets.addresses {
+        anstream::println!("    {net:<32} this address range, {}", ports(None, rule));
     }
 }
 
 fn print_sandbox(rules: &RuleSet, sandbox: &rules::SandboxRef) {
-    let names: Vec<&str> =
-        rules.policies_of(sandbox).iter().map(|policy| policy.name().as_str()).collect();
+    let names = policy_names(rules, sandbox);
     let base = rules.base_of(sandbox).unwrap_or("none");
     let environment =
         sandbox.environment.as_ref().map_or("unset", |environment| environment.as_str());
@@ -122,6 +148,11 @@ fn print_sandbox(rules: &RuleSet, sandbox: &rules::SandboxRef) {
         paint(HEAD, &sandbox.id),
         if names.is_empty() { "none: nothing is allowed".to_owned() } else { names.join(", ") }
     );
+}
+
+/// The sandbox's own policies; its base is told apart.
+fn policy_names<'a>(rules: &'a RuleSet, sandbox: &rules::SandboxRef) -> Vec<&'a str> {
+    rules.own_policies_of(sandbox).iter().map(|policy| policy.name().as_str()).collect()
 }
 
 fn print_verdict(rules: &RuleSet, sources: &Sources, tests: usize, failed: usize) {
@@ -148,15 +179,7 @@ fn print_verdict(rules: &RuleSet, sources: &Sources, tests: usize, failed: usize
 
 /// What a pattern covers, in words.
 fn covers(hit: &Hit<'_>, rule: &Rule) -> String {
-    let names = match (hit.reach, hit.base) {
-        (_, "") => "every name".to_owned(),
-        (rules::pattern::Reach::Below, base) => {
-            format!("every name below {base}, not {base} itself")
-        }
-        (rules::pattern::Reach::Exact, base) => format!("{base} only"),
-        (rules::pattern::Reach::Tree, base) => format!("{base} and every name below it"),
-    };
-    format!("{names}, {}", ports(hit.port, rule))
+    format!("{}, {}", hit.in_words(), ports(hit.port, rule))
 }
 
 fn ports(written: Option<u16>, rule: &Rule) -> String {
@@ -186,6 +209,14 @@ fn terms(rule: &Rule) -> String {
     if !rule.resolves_to().is_empty() {
         words.push(format!("resolves to {}", join(rule.resolves_to())));
     }
+    // How TLS is treated is the first word already.
+    for term in rule.terms().into_iter().filter(|term| term.key != "tls") {
+        words.push(match term.value {
+            Said::List(items) => format!("{} {}", term.key, items.join(" ")),
+            Said::Word(word) => format!("{} {word}", term.key),
+        });
+    }
+    words.extend(rule.budgets().set().map(|(key, limit)| format!("{key} = {limit}")));
     words.join("; ")
 }
 
@@ -193,19 +224,20 @@ fn join<T: ToString>(items: &[T]) -> String {
     items.iter().map(ToString::to_string).collect::<Vec<_>>().join(" ")
 }
 
-fn describe(rules: &RuleSet, outcomes: &[rules::trial::Outcome]) -> Value {
+fn describe(rules: &RuleSet, sources: &Sources, outcomes: &[rules::trial::Outcome]) -> Value {
     let warnings: Vec<Value> =
         rules.warnings().iter().map(|problem| to_json(problem, Severity::Warning)).collect();
     json!({
         "ok": outcomes.iter().all(rules::trial::Outcome::passed),
         "digest": rules.digest().to_string(),
+        "judged": { "sandboxes": sources.operator.is_some() },
         "policies": rules.policies().map(|policy| policy_json(policy)).collect::<Vec<_>>(),
         "sandboxes": rules.sandboxes().iter().map(|sandbox| json!({
             "id": sandbox.id.as_str(),
             "tenant": sandbox.tenant.as_ref().map(|tenant| tenant.as_str()),
             "environment": sandbox.environment.as_ref().map(|environment| environment.as_str()),
             "base": rules.base_of(sandbox),
-            "policies": rules.policies_of(sandbox).iter().map(|policy| policy.name().as_str()).collect::<Vec<_>>(),
+            "policies": policy_names(rules, sandbox),
         })).collect::<Vec<_>>(),
         "problems": warnings,
         "tests": outcomes.iter().map(test::to_json).collect::<Vec<_>>(),
@@ -213,32 +245,44 @@ fn describe(rules: &RuleSet, outcomes: &[rules::trial::Outcome]) -> Value {
 }
 
 fn policy_json(policy: &Policy) -> Value {
+    let rules = policy.rules().iter().zip(targets(policy, usize::MAX));
     json!({
         "name": policy.name().as_str(),
         "file": policy.file(),
         "digest": policy.digest().to_string(),
-        "budget": policy.budgets().set().collect::<std::collections::BTreeMap<_, _>>(),
-        "rules": policy.rules().iter().map(|rule| rule_json(policy, rule)).collect::<Vec<_>>(),
+        "budget": budget_json(policy.budgets()),
+        "rules": rules.map(|(rule, targets)| rule_json(policy, rule, &targets)).collect::<Vec<_>>(),
     })
 }
 
-fn rule_json(policy: &Policy, rule: &Rule) -> Value {
-    let own = |(_, other): &(Hit<'_>, &Rule)| std::ptr::eq(*other, rule);
-    let host = |(hit, _): (Hit<'_>, &Rule)| {
-        let (file, line) = policy.origin(rule, &hit);
-        json!({ "pattern": hit.pattern(), "covers": covers(&hit, rule), "port": hit.port, "file": *file, "line": line })
+fn rule_json(policy: &Policy, rule: &Rule, targets: &Targets<'_>) -> Value {
+    let host = |hit: &Hit<'_>| {
+        let (file, line) = policy.origin(rule, hit);
+        json!({ "pattern": hit.pattern(), "covers": covers(hit, rule), "port": hit.port, "file": *file, "line": line })
     };
-    let addresses = policy.addresses().filter(|(_, other)| std::ptr::eq(*other, rule));
-    json!({
+    let mut value = json!({
         "name": rule.name(),
         "does": rule.in_words(),
         "line": rule.line(),
-        "hosts": policy.hosts().filter(own).map(host).collect::<Vec<_>>(),
-        "addresses": addresses.map(|(net, _)| net.to_string()).collect::<Vec<_>>(),
+        "hosts": targets.hosts.iter().map(host).collect::<Vec<_>>(),
+        "addresses": targets.addresses,
         "ports": rule.ports(),
         "methods": rule.methods().map(|methods| methods.iter().map(ToString::to_string).collect::<Vec<_>>()),
         "paths": rule.paths().map(|paths| paths.iter().map(ToString::to_string).collect::<Vec<_>>()),
         "credential": rule.credential().map(|name| name.as_str()),
         "resolves_to": rule.resolves_to().iter().map(ToString::to_string).collect::<Vec<_>>(),
-    })
+        "budget": budget_json(rule.budgets()),
+    });
+    for term in rule.terms() {
+        value[term.key] = match term.value {
+            Said::List(items) => json!(items),
+            Said::Word(word) => json!(word),
+        };
+    }
+    value
+}
+
+/// Limits by their keys, for every command that tells them.
+pub(crate) fn budget_json(budgets: Budgets) -> Value {
+    json!(budgets.set().collect::<BTreeMap<_, _>>())
 }

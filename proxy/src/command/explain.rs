@@ -2,16 +2,16 @@
 
 use std::process::ExitCode;
 
-use anyhow::{Context, bail};
-use rules::decision::{Denial, Permit, RuleRef};
+use anyhow::bail;
+use rules::decision::{Denial, Layer, Permit, RuleRef};
 use rules::explain::{Change, Explanation, Near, Why};
 use rules::facts::{Method, Operation, QueryType};
 use rules::probe::{Probe, ProbeError, Special};
 use rules::word::BankId;
-use rules::{Decision, Reason, RuleSet, SandboxRef, compile};
+use rules::{Decision, Host, Reason, RuleSet, SandboxRef, compile};
 use serde_json::{Value, json};
 
-use super::{BAD_INPUT, NEGATIVE, Output, check};
+use super::{BAD_INPUT, NEGATIVE, Output, UsageError, check};
 use crate::policies::PolicyArgs;
 use crate::terminal::{BAD, FAINT, GOOD, HEAD, paint, print_json};
 
@@ -43,6 +43,9 @@ pub(crate) struct ExplainArgs {
     target: String,
 }
 
+/// The reasons that say no rule names the host.
+const UNLISTED: [Reason; 3] = [Reason::AddressNotListed, Reason::NameMissing, Reason::NotListed];
+
 #[derive(Clone, Copy, Debug, Default, clap::ValueEnum)]
 enum OperationArg {
     Forget,
@@ -51,7 +54,7 @@ enum OperationArg {
     Retain,
 }
 
-/// Explains one attempt. Exit status: 0 allowed, 1 denied, 2 not a good policy or question.
+/// Explains one attempt. Exit status: 0 allowed, 1 denied, 2 not a good policy, 64 not a good question.
 pub(crate) fn explain(args: &ExplainArgs, output: Output) -> anyhow::Result<ExitCode> {
     let rules = match compile(&args.policy.read()?, &[]) {
         Ok(rules) => rules,
@@ -70,9 +73,12 @@ pub(crate) fn explain(args: &ExplainArgs, output: Output) -> anyhow::Result<Exit
     };
     let explanation = rules.explain(&sandbox, &probe);
     if output.json {
-        print_json(&to_json(&explanation, &probe, &sandbox));
+        print_json(&to_json(
+            &explanation,
+            &Asked { rules: &rules, sandbox: &sandbox, probe: &probe },
+        ));
     } else {
-        print(&explanation, &probe, &sandbox);
+        print(&explanation, &Asked { rules: &rules, sandbox: &sandbox, probe: &probe });
     }
     Ok(match explanation.decision {
         Decision::Allow(_) => ExitCode::SUCCESS,
@@ -88,16 +94,16 @@ fn choose(rules: &RuleSet, wanted: Option<&str>) -> anyhow::Result<SandboxRef> {
     match (wanted, all.next(), all.next()) {
         (Some(id), ..) => {
             let found = rules.sandboxes().iter().find(|sandbox| sandbox.id.as_str() == id);
-            found
-                .cloned()
-                .with_context(|| format!("there is no sandbox `{id}`; there are: {}", known()))
+            let unknown = || format!("there is no sandbox `{id}`; there are: {}", known());
+            Ok(found.cloned().ok_or_else(|| UsageError(unknown()))?)
         }
         (None, Some(only), None) => Ok(only.clone()),
         (None, None, _) => {
             bail!("there is no sandbox in the operator's file: every attempt is refused")
         }
         (None, Some(_), Some(_)) => {
-            bail!("say which sandbox with --sandbox; there are: {}", known())
+            let text = format!("say which sandbox with --sandbox; there are: {}", known());
+            bail!(UsageError(text))
         }
     }
 }
@@ -107,22 +113,25 @@ fn probe(args: &ExplainArgs) -> anyhow::Result<Result<Probe, ProbeError>> {
     let mut probe = match Probe::parse(&args.target) {
         Ok(probe) => probe,
         Err(error @ ProbeError::Host { .. }) => return Ok(Err(error)),
-        Err(error @ ProbeError::Scheme(_)) => return Err(error.into()),
+        Err(error @ ProbeError::Scheme(_)) => bail!(UsageError(error.to_string())),
     };
     if let Some(method) = &args.method {
-        probe.method =
-            Some(Method::parse(method).with_context(|| format!("`{method}` is not a method"))?);
+        let parsed = Method::parse(method);
+        let bad = |error| UsageError(format!("`{method}` is not a method: {error}"));
+        probe.method = Some(parsed.map_err(bad)?);
     }
     probe.special = special(args)?;
+    if let (Special::Lookup(_), Host::Address(address)) = (&probe.special, &probe.host) {
+        bail!(UsageError(format!("{address} is an address; a DNS look-up is for a name")));
+    }
     Ok(Ok(probe))
 }
 
 fn special(args: &ExplainArgs) -> anyhow::Result<Special> {
     if let Some(name) = &args.dns {
         let query = QueryType::by_name(name).or_else(|| name.parse().ok().map(QueryType));
-        return query
-            .map(Special::Lookup)
-            .with_context(|| format!("`{name}` is not a DNS query type, such as A or TXT"));
+        let bad = || UsageError(format!("`{name}` is not a DNS query type, such as A or TXT"));
+        return Ok(Special::Lookup(query.ok_or_else(bad)?));
     }
     if let Some(bank) = &args.bank {
         let operation = match args.operation {
@@ -130,88 +139,112 @@ fn special(args: &ExplainArgs) -> anyhow::Result<Special> {
             OperationArg::Recall => Operation::Read,
             OperationArg::Retain => Operation::Write,
         };
-        let bank = BankId::parse(bank).with_context(|| format!("`{bank}` is not a bank"))?;
+        let bad = |error| UsageError(format!("`{bank}` is not a bank: {error}"));
+        let bank = BankId::parse(bank).map_err(bad)?;
         return Ok(Special::Memory { operation, bank });
     }
     Ok(if args.tcp { Special::Raw } else { Special::Connection })
 }
 
-fn print(explanation: &Explanation, probe: &Probe, sandbox: &SandboxRef) {
+/// Who asked for what, and of which rules.
+struct Asked<'a> {
+    rules: &'a RuleSet,
+    sandbox: &'a SandboxRef,
+    probe: &'a Probe,
+}
+
+fn print(explanation: &Explanation, asked: &Asked<'_>) {
     match &explanation.decision {
-        Decision::Allow(permit) => print_permit(permit, probe, sandbox),
-        Decision::Deny(denial) => print_denial(denial, probe, sandbox),
+        Decision::Allow(permit) => print_permit(permit, asked),
+        Decision::Deny(denial) => print_denial(denial, explanation.never, asked),
     }
     for near in &explanation.near {
-        field(
-            "near",
-            format!("`{}` {}: {}  {}", near.rule.rule, near.pattern, why(near), place(&near.rule)),
-        );
+        let (rule, why, place) = (&near.rule.rule, why(near), place(&near.rule));
+        let of = match near.rule.layer {
+            Layer::Base => " of the base",
+            Layer::Sandbox => "",
+        };
+        field("near", format!("`{rule}`{of} {}: {why}  {place}", near.pattern));
     }
-    match &explanation.change {
-        None => {}
-        Some(Change::Extend { rule, key, entry }) => {
-            field(
-                "to allow",
-                format!("add \"{entry}\" to `{key}` of rule `{}`  {}", rule.rule, place(rule)),
-            );
-        }
-        Some(Change::Add(lines)) => {
+    if let Some(change) = &explanation.change {
+        print_change(change);
+    }
+}
+
+fn print_change(change: &Change) {
+    match change {
+        Change::Add(lines) => {
             field("to allow", "add to a policy of this sandbox:".to_owned());
             lines.lines().for_each(|line| anstream::println!("             {}", paint(GOOD, line)));
+        }
+        Change::Extend { rule, key, entry } => {
+            let text = format!("add \"{entry}\" to `{key}` of rule `{}`", rule.rule);
+            field("to allow", format!("{text}  {}", place(rule)));
+        }
+        Change::Set { rule, key, entries, instead_of } => {
+            let entries: Vec<String> = entries.iter().map(|entry| format!("\"{entry}\"")).collect();
+            let written = format!("{key} = [{}]", entries.join(", "));
+            let instead = instead_of.map(|key| format!(", without `{key}`")).unwrap_or_default();
+            let text = format!("say `{written}` in rule `{}`{instead}", rule.rule);
+            field("to allow", format!("{text}  {}", place(rule)));
         }
     }
 }
 
-fn print_permit(permit: &Permit, probe: &Probe, sandbox: &SandboxRef) {
+fn print_permit(permit: &Permit, Asked { probe, sandbox, .. }: &Asked<'_>) {
     anstream::println!(
         "{} {probe} from sandbox {}",
         paint(GOOD, "allowed"),
         paint(HEAD, &sandbox.id)
     );
+    let rule = permit.rule();
     field("how", permit.how().word().to_owned());
-    field(
-        "rule",
-        format!(
-            "`{}`, layer {}  {}",
-            permit.rule().rule,
-            permit.rule().layer,
-            place(permit.rule())
-        ),
-    );
+    field("rule", format!("`{}`, layer {}  {}", rule.rule, rule.layer, place(rule)));
     if let Some(name) = permit.credential() {
         field("credential", format!("{name} is injected; the sandbox never sees it"));
     }
-    let budgets = permit.rule_budgets().min(permit.sandbox_budgets());
-    for (key, limit) in budgets.set() {
+    for (key, limit) in permit.rule_budgets().min(permit.sandbox_budgets()).set() {
         field("budget", format!("{key} = {limit}"));
     }
-    let rule = permit.rule();
-    field(
-        "policy",
-        format!(
-            "{}, generation {}, digest {}",
-            rule.policy,
-            permit.generation(),
-            rule.digest.short()
-        ),
-    );
+    let (generation, digest) = (permit.generation(), rule.digest.short());
+    field("policy", format!("{}, generation {generation}, digest {digest}", rule.policy));
 }
 
-fn print_denial(denial: &Denial, probe: &Probe, sandbox: &SandboxRef) {
+fn print_denial(denial: &Denial, never: Option<&str>, asked: &Asked<'_>) {
     anstream::println!(
-        "{} {probe} from sandbox {}",
+        "{} {} from sandbox {}",
         paint(BAD, "denied"),
-        paint(HEAD, &sandbox.id)
+        asked.probe,
+        paint(HEAD, &asked.sandbox.id)
     );
-    field("reason", format!("{}: {}", paint(BAD, denial.reason), denial.reason.meaning()));
-    match &denial.rule {
-        Some(rule) => {
-            field("rule", format!("`{}`, layer {}  {}", rule.rule, denial.layer, place(rule)))
-        }
-        None => field("rule", "none names this host".to_owned()),
-    }
-    field("next step", denial.reason.next_step().to_owned());
+    let meaning = never.unwrap_or(denial.reason.meaning());
+    field("reason", format!("{}: {meaning}", paint(BAD, denial.reason)));
+    field("rule", decided_by(denial, asked));
+    field("next step", next_step(denial, never).to_owned());
     field("policy", format!("generation {}, digest {}", denial.generation, denial.digest.short()));
+}
+
+fn next_step(denial: &Denial, never: Option<&str>) -> &'static str {
+    never.map_or(denial.reason.next_step(), |_| "Use another method.")
+}
+
+/// The rule behind a denial, and whose it is: the base's refusals are not for the sandbox to mend.
+fn decided_by(denial: &Denial, asked: &Asked<'_>) -> String {
+    let base = asked.rules.base_of(asked.sandbox).unwrap_or("none");
+    match (&denial.rule, denial.layer) {
+        (Some(rule), Layer::Sandbox) => format!("`{}`, layer sandbox  {}", rule.rule, place(rule)),
+        (Some(rule), Layer::Base) if rule.policy.as_str() == base => {
+            format!("`{}`, layer base `{base}`  {}", rule.rule, place(rule))
+        }
+        (Some(rule), Layer::Base) => {
+            format!("`{}` would allow it; base `{base}` refuses  {}", rule.rule, place(rule))
+        }
+        (None, Layer::Base) => format!("none of base `{base}` allows it"),
+        (None, Layer::Sandbox) if UNLISTED.contains(&denial.reason) => {
+            "none names this host".to_owned()
+        }
+        (None, Layer::Sandbox) => "none: this is refused whatever the rules say".to_owned(),
+    }
 }
 
 fn print_bad_name(args: &ExplainArgs, error: &ProbeError, output: Output) {
@@ -239,44 +272,64 @@ fn place(rule: &RuleRef) -> String {
 
 fn why(near: &Near) -> String {
     match near.why {
+        Why::BaseRefuses => "would allow it; the base refuses".to_owned(),
+        Why::DenyWins => "would allow it; deny always wins".to_owned(),
         Why::LessSpecific => "would allow it too, but is less specific".to_owned(),
         Why::Misses(reason) => reason.code().to_owned(),
         Why::OtherName => "another name".to_owned(),
     }
 }
 
-fn to_json(explanation: &Explanation, probe: &Probe, sandbox: &SandboxRef) -> Value {
+fn to_json(explanation: &Explanation, asked: &Asked<'_>) -> Value {
     let mut value = match &explanation.decision {
-        Decision::Allow(permit) => json!({
-            "decision": "allow",
-            "how": permit.how().word(),
-            "rule": rule_json(permit.rule()),
-            "credential": permit.credential().map(|name| name.as_str()),
-            "generation": permit.generation(),
-        }),
-        Decision::Deny(denial) => json!({
-            "decision": "deny",
-            "reason": denial.reason.code(),
-            "meaning": denial.reason.meaning(),
-            "next_step": denial.reason.next_step(),
-            "rule": denial.rule.as_ref().map(rule_json),
-            "layer": denial.layer.to_string(),
-            "generation": denial.generation,
-            "digest": denial.digest.to_string(),
-        }),
+        Decision::Allow(permit) => permit_json(permit),
+        Decision::Deny(denial) => denial_json(denial, explanation.never, asked),
     };
-    value["attempt"] = json!(probe.to_string());
-    value["sandbox"] = json!(sandbox.id.as_str());
+    value["attempt"] = json!(asked.probe.to_string());
+    value["sandbox"] = json!(asked.sandbox.id.as_str());
     let near = |near: &Near| json!({ "rule": rule_json(&near.rule), "pattern": near.pattern, "why": why(near) });
     value["near"] = explanation.near.iter().map(near).collect();
-    value["change"] = match &explanation.change {
-        None => Value::Null,
-        Some(Change::Add(lines)) => json!({ "add": lines }),
-        Some(Change::Extend { rule, key, entry }) => {
+    value["change"] = explanation.change.as_ref().map_or(Value::Null, change_json);
+    value
+}
+
+fn permit_json(permit: &Permit) -> Value {
+    json!({
+        "decision": "allow",
+        "how": permit.how().word(),
+        "rule": rule_json(permit.rule()),
+        "credential": permit.credential().map(|name| name.as_str()),
+        "budget": check::budget_json(permit.rule_budgets().min(permit.sandbox_budgets())),
+        "generation": permit.generation(),
+        "digest": permit.rule().digest.to_string(),
+    })
+}
+
+fn denial_json(denial: &Denial, never: Option<&str>, asked: &Asked<'_>) -> Value {
+    let base = asked.rules.base_of(asked.sandbox).filter(|_| denial.layer == Layer::Base);
+    json!({
+        "decision": "deny",
+        "reason": denial.reason.code(),
+        "meaning": never.unwrap_or(denial.reason.meaning()),
+        "next_step": next_step(denial, never),
+        "rule": denial.rule.as_ref().map(rule_json),
+        "layer": denial.layer.to_string(),
+        "base": base,
+        "generation": denial.generation,
+        "digest": denial.digest.to_string(),
+    })
+}
+
+fn change_json(change: &Change) -> Value {
+    match change {
+        Change::Add(lines) => json!({ "add": lines }),
+        Change::Extend { rule, key, entry } => {
             json!({ "rule": rule_json(rule), "key": key, "entry": entry })
         }
-    };
-    value
+        Change::Set { rule, key, entries, instead_of } => {
+            json!({ "rule": rule_json(rule), "key": key, "entries": entries, "instead_of": instead_of })
+        }
+    }
 }
 
 fn rule_json(rule: &RuleRef) -> Value {

@@ -14,7 +14,9 @@ use std::process::ExitCode;
 
 use clap::{Parser, Subcommand};
 
-use crate::terminal::{BAD, Color, paint};
+use serde_json::json;
+
+use crate::terminal::{BAD, Color, paint, print_json};
 
 /// Exit status of a command that ran and says no: denied, or a test failed.
 pub(crate) const NEGATIVE: u8 = 1;
@@ -80,15 +82,38 @@ pub(crate) fn run() -> ExitCode {
         Command::Schema(args) => reference::schema(&args),
         Command::Test(args) => test::test(&args, output),
     };
-    result.unwrap_or_else(|error| {
-        anstream::eprintln!("{} {error:#}", paint(BAD, "sandbar:"));
-        ExitCode::from(BAD_INPUT)
-    })
+    result.unwrap_or_else(|error| fail(&error, output))
+}
+
+/// A command line that clap takes and that still makes no sense: an unknown sandbox, a bad method.
+#[derive(Debug)]
+pub(crate) struct UsageError(pub(crate) String);
+
+impl std::fmt::Display for UsageError {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(&self.0)
+    }
+}
+
+impl std::error::Error for UsageError {}
+
+/// Prints an error, for machines too if they listen, and tells the exit status.
+fn fail(error: &anyhow::Error, output: Output) -> ExitCode {
+    anstream::eprintln!("{} {error:#}", paint(BAD, "sandbar:"));
+    if output.json {
+        print_json(&json!({ "ok": false, "error": format!("{error:#}") }));
+    }
+    let usage = error.downcast_ref::<UsageError>().is_some();
+    ExitCode::from(if usage { USAGE } else { BAD_INPUT })
 }
 
 /// Help and version are answers; everything else clap says is a usage error.
 fn usage(error: &clap::Error) -> ExitCode {
     let printed = error.print();
+    // Where the arguments cannot be parsed, whether JSON was asked for must be looked up by hand.
+    if error.use_stderr() && std::env::args_os().any(|argument| argument == "--json") {
+        print_json(&json!({ "ok": false, "error": error.render().to_string() }));
+    }
     match (error.use_stderr(), printed) {
         (false, Ok(())) => ExitCode::SUCCESS,
         (true, _) | (_, Err(_)) => ExitCode::from(USAGE),

@@ -2,13 +2,12 @@
 
 use std::process::ExitCode;
 
-use anyhow::Context;
 use rules::Reason;
 use rules::load::problem::nearest;
 use rules::load::{operator_schema, policy_schema};
 use serde_json::{Value, json};
 
-use super::Output;
+use super::{Output, UsageError};
 use crate::terminal::{HEAD, paint, print_json};
 
 /// Print the JSON Schema of a file, for editors
@@ -48,7 +47,7 @@ pub(crate) fn schema(args: &SchemaArgs) -> anyhow::Result<ExitCode> {
     Ok(ExitCode::SUCCESS)
 }
 
-/// Prints reasons. Exit status: 0, or 2 for a code that does not exist.
+/// Prints reasons. Exit status: 0, or 64 for a code that does not exist.
 pub(crate) fn reasons(args: &ReasonsArgs, output: Output) -> anyhow::Result<ExitCode> {
     if args.markdown {
         anstream::print!("{}", rules::reason::table());
@@ -68,10 +67,11 @@ pub(crate) fn reasons(args: &ReasonsArgs, output: Output) -> anyhow::Result<Exit
 
 fn by_code(code: &str) -> anyhow::Result<Reason> {
     let found = Reason::ALL.iter().copied().find(|reason| reason.code() == code);
-    found.with_context(|| match nearest(code, Reason::ALL.iter().map(|reason| reason.code())) {
-        Some(near) => format!("there is no reason `{code}`; did you mean `{near}`?"),
-        None => format!("there is no reason `{code}`; `sandbar reasons` lists them all"),
-    })
+    let near = nearest(code, Reason::ALL.iter().map(|reason| reason.code()));
+    let help = near.map_or("`sandbar reasons` lists them all".to_owned(), |near| {
+        format!("did you mean `{near}`?")
+    });
+    Ok(found.ok_or_else(|| UsageError(format!("there is no reason `{code}`; {help}")))?)
 }
 
 fn print(reason: &Reason) {

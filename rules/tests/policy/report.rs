@@ -1,11 +1,14 @@
-//! `explain`: what people are told.
+//! `explain`: what people are told, and that what they are told to do helps.
 
 use rules::Reason::*;
-use rules::explain::{Change, Why};
-use rules::probe::Probe;
+use rules::decision::Layer;
+use rules::explain::{Change, Explanation, Why};
+use rules::facts::{Method, Operation, QueryType};
+use rules::probe::{Probe, Special};
+use rules::word::BankId;
 use rules::{Decision, RuleSet};
 
-use super::{good, lone, sandbox};
+use super::{good, lone, operated};
 
 fn policy(body: &str) -> RuleSet {
     good(lone(&format!("name = \"p\"\n{body}")))
@@ -15,59 +18,266 @@ fn rule(name: &str, body: &str) -> String {
     format!("[[allow]]\nname = \"{name}\"\n{body}\n")
 }
 
-fn explain(rules: &RuleSet, text: &str) -> rules::explain::Explanation {
-    let (method, url) =
-        text.split_once(' ').map_or((None, text), |(method, url)| (Some(method), url));
-    let mut probe = Probe::parse(url).unwrap();
-    probe.method = method.map(|method| rules::facts::Method::parse(method).unwrap());
-    rules.explain(&sandbox(rules, "p"), &probe)
+/// Reads `[METHOD ]url`, `tcp url`, `dns TYPE name` or `recall BANK url`.
+fn probe(text: &str) -> Probe {
+    let words: Vec<&str> = text.split(' ').collect();
+    let mut probe = Probe::parse(words.last().unwrap()).unwrap();
+    match words[..] {
+        ["dns", query, _] => probe.special = Special::Lookup(QueryType::by_name(query).unwrap()),
+        ["recall", bank, _] => {
+            let bank = BankId::parse(bank).unwrap();
+            probe.special = Special::Memory { operation: Operation::Read, bank };
+        }
+        ["tcp", _] => probe.special = Special::Raw,
+        [method, _] => probe.method = Some(Method::parse(method).unwrap()),
+        _ => {}
+    }
+    probe
+}
+
+fn explain(rules: &RuleSet, text: &str) -> Explanation {
+    let who = rules.sandboxes().iter().next().unwrap();
+    rules.explain(who, &probe(text))
+}
+
+const OPERATOR: &str = "[[sandbox]]\nid = \"p\"\ntenant = \"t\"\nenvironment = \"s\"\nbase = \"system\"\npolicies = [\"p\"]\n[[credential]]\nname = \"k\"\nfile = \"k\"\n";
+
+fn operated_by(operator: &str, text: &str) -> RuleSet {
+    good(operated(operator, &[text]))
+}
+
+/// The policy after the advice was followed to the letter.
+fn follow(text: &str, change: &Change) -> String {
+    let (rule, key, entries, instead_of) = match change {
+        Change::Add(lines) => return format!("{text}\n{lines}\n"),
+        Change::Extend { rule, key, entry } => (rule, *key, vec![entry.clone()], None),
+        Change::Set { rule, key, entries, instead_of } => {
+            (rule, *key, entries.clone(), *instead_of)
+        }
+    };
+    let block =
+        text.split("[[").find(|block| block.contains(&format!("name = \"{}\"\n", rule.rule)));
+    let block = block.unwrap();
+    let begins = |line: &str, key: &str| line.starts_with(&format!("{key} = "));
+    let old = block.lines().find(|line| begins(line, key)).map(|line| line.trim_end_matches(']'));
+    let entries = format!("{entries:?}");
+    let line = match (change, old) {
+        (Change::Extend { .. }, Some(old)) => format!("{old}, {}", entries.trim_start_matches('[')),
+        _ => format!("{key} = {entries}"),
+    };
+    let kept = block
+        .lines()
+        .filter(|line| !begins(line, key) && !instead_of.is_some_and(|other| begins(line, other)));
+    let new = kept.chain([line.as_str(), ""]).collect::<Vec<_>>().join("\n");
+    text.replace(block, &new)
+}
+
+fn shown(change: &Change) -> String {
+    match change {
+        Change::Add(lines) => lines.lines().skip(1).collect::<Vec<_>>().join("; "),
+        Change::Extend { rule, key, entry } => format!("{}: {key} += {entry}", rule.rule),
+        Change::Set { rule, key, entries, instead_of } => {
+            format!("{}: {key} = {entries:?} without {instead_of:?}", rule.rule)
+        }
+    }
 }
 
 #[test]
-fn a_denial_says_what_would_allow_it() {
-    let rules = policy(
-        &(rule("code", "hosts = [\"github.com\"]\nmethods = [\"GET\"]\npaths = [\"/acme/**\"]")
-            + &rule("api", "hosts = [\"api.example\"]")),
-    );
-    for (text, expected) in [
+fn advice_loads_and_helps() {
+    let text = "name = \"p\"\n".to_owned()
+        + &rule("code", "hosts = [\"github.com\"]\nmethods = [\"GET\"]\npaths = [\"/acme/**\"]")
+        + &rule("api", "hosts = [\"api.example\", \"*.wide.example\", \"*.amazonaws.com\"]")
+        + &rule("read", "hosts = [\"read.example\"]\naccess = \"read-only\"")
+        + &rule("key", "hosts = [\"key.example\"]\ncredential = \"k\"")
+        + &rule("net", "addresses = [\"10.2.3.0/24\"]\nports = [8443]")
+        + &rule("10.2.3.4", "hosts = [\"taken.example\"]")
+        + &rule("db", "hosts = [\"db.example\"]\ntcp = [5432]\nmemory = \"may-receive\"")
+        + &rule("txt", "hosts = [\"txt.example\"]\ndns_types = [\"A\"]")
+        + "[[memory]]\nname = \"m\"\nhost = \"m.example\"\nprofile = \"mcp\"\nrecall = [\"s:a\"]\n"
+        + "[[deny]]\nhosts = [\"denied.example:8443\"]\n";
+    let rules = operated_by(OPERATOR, &text);
+    for (attempt, reason, expected) in [
         (
             "pastebin.example",
-            "[[allow]]\nname = \"pastebin.example\"\nhosts = [\"pastebin.example\"]",
+            NotListed,
+            "name = \"pastebin.example\"; hosts = [\"pastebin.example\"]",
         ),
         (
             "pastebin.example:8443",
-            "[[allow]]\nname = \"pastebin.example\"\nhosts = [\"pastebin.example:8443\"]",
+            NotListed,
+            "name = \"pastebin.example\"; hosts = [\"pastebin.example:8443\"]",
         ),
         (
             "8.8.8.8:853",
-            "[[allow]]\nname = \"8.8.8.8\"\naddresses = [\"8.8.8.8/32\"]\nports = [853]",
+            AddressNotListed,
+            "name = \"8.8.8.8\"; addresses = [\"8.8.8.8/32\"]; ports = [853]",
+        ),
+        (
+            "[2001:4860::1]:443",
+            AddressNotListed,
+            "name = \"[2001:4860::1]\"; addresses = [\"2001:4860::1/128\"]; ports = [443]",
         ),
         (
             "POST https://new.example/",
-            "[[allow]]\nname = \"new.example\"\nhosts = [\"new.example\"]\nmethods = [\"POST\"]",
+            NotListed,
+            "name = \"new.example\"; hosts = [\"new.example\"]; methods = [\"POST\"]",
         ),
+        (
+            "db.corp.internal",
+            NotListed,
+            "name = \"db.corp.internal\"; hosts = [\"db.corp.internal\"]",
+        ),
+        (
+            "github.io",
+            NotListed,
+            "name = \"github.io\"; hosts = [\"github.io\"]; dangerously_wide = true",
+        ),
+        (
+            "s3.amazonaws.com:8443",
+            PortNotListed,
+            "name = \"s3.amazonaws.com\"; hosts = [\"s3.amazonaws.com:8443\"]; dangerously_wide = true",
+        ),
+        ("dns A new.example", NotListed, "name = \"new.example\"; hosts = [\"new.example\"]"),
+        (
+            "dns TXT new.example",
+            NotListed,
+            "name = \"new.example\"; hosts = [\"new.example\"]; dns_types = [\"A\", \"AAAA\", \"HTTPS\", \"TXT\"]",
+        ),
+        (
+            "dns TXT api.example",
+            DnsTypeNotAllowed,
+            "api: dns_types = [\"A\", \"AAAA\", \"HTTPS\", \"TXT\"] without None",
+        ),
+        (
+            "dns TXT txt.example",
+            DnsTypeNotAllowed,
+            "txt: dns_types = [\"A\", \"TXT\"] without None",
+        ),
+        ("POST https://github.com/acme/x", MethodNotAllowed, "code: methods += POST"),
+        (
+            "POST https://github.com/other",
+            MethodNotAllowed,
+            "name = \"github.com\"; hosts = [\"github.com\"]; methods = [\"POST\"]",
+        ),
+        ("GET https://github.com/other", PathNotAllowed, "code: paths += /other"),
+        (
+            "POST https://read.example/",
+            MethodNotAllowed,
+            "read: methods = [\"GET\", \"HEAD\", \"OPTIONS\", \"POST\"] without Some(\"access\")",
+        ),
+        ("github.com:8443", PortNotListed, "code: hosts += github.com:8443"),
+        (
+            "POST https://github.com:8443/",
+            PortNotListed,
+            "name = \"github.com\"; hosts = [\"github.com:8443\"]; methods = [\"POST\"]",
+        ),
+        ("a.wide.example:8443", PortNotListed, "api: hosts += a.wide.example:8443"),
+        (
+            "GET http://key.example/",
+            PortNotListed,
+            "name = \"key.example\"; hosts = [\"key.example:80\"]; methods = [\"GET\"]",
+        ),
+        (
+            "10.2.3.4:443",
+            PortNotListed,
+            "name = \"10.2.3.4 2\"; addresses = [\"10.2.3.4/32\"]; ports = [443]",
+        ),
+        ("db.example:443", PortNotListed, "name = \"db.example\"; hosts = [\"db.example\"]"),
+        ("recall s:b m.example", ForeignBank, "m: recall += s:b"),
     ] {
-        let found = explain(&rules, text);
-        let Some(Change::Add(lines)) = found.change else { panic!("{text}: {found:?}") };
-        assert_eq!(lines, expected, "{text}");
-        let mended = policy(&lines);
+        let found = explain(&rules, attempt);
+        assert_eq!(found.decision.reason(), Some(reason), "{attempt}");
+        let Some(change) = found.change else { panic!("no advice for {attempt}") };
+        assert_eq!(shown(&change), expected, "{attempt}");
+        let mended = operated_by(OPERATOR, &follow(&text, &change));
+        let after = explain(&mended, attempt).decision;
         assert!(
-            matches!(explain(&mended, text).decision, Decision::Allow(_)),
-            "the advice for {text} does not help"
+            matches!(after, Decision::Allow(_)),
+            "the advice for {attempt} does not help: {after:?}"
         );
     }
-    for (text, key, entry) in [
-        ("POST https://github.com/acme/x", "methods", "POST"),
-        ("GET https://github.com/other", "paths", "/other"),
-        ("github.com:8443", "hosts", "github.com:8443"),
-    ] {
-        let found = explain(&rules, text);
-        let Some(Change::Extend { rule, key: found_key, entry: found_entry }) = found.change else {
-            panic!("{text}: {found:?}")
-        };
-        assert_eq!((&*rule.rule, found_key, found_entry.as_str()), ("code", key, entry), "{text}");
+}
+
+#[test]
+fn raw_tcp_is_advised_where_nothing_has_to_be_seen() {
+    let text = "name = \"p\"\n".to_owned() + &rule("api", "hosts = [\"api.example\"]");
+    let rules = operated_by(OPERATOR, &text);
+    for port in [22, 443] {
+        let attempt = format!("tcp api.example:{port}");
+        let change = explain(&rules, &attempt).change.unwrap();
+        let expected = format!("name = \"api.example\"; hosts = [\"api.example\"]; tcp = [{port}]");
+        assert_eq!(shown(&change), expected);
+        let mended = operated_by(OPERATOR, &follow(&text, &change));
+        assert!(matches!(explain(&mended, &attempt).decision, Decision::Allow(_)), "{attempt}");
     }
-    assert_eq!(explain(&rules, "TRACE https://github.com/").change, None);
+}
+
+#[test]
+fn what_no_advice_mends_gets_none() {
+    let text = "name = \"p\"\n".to_owned()
+        + &rule(
+            "wide",
+            "hosts = [\"*.google\", \"x.example\"]\npaths = [\"/a\"]\ndangerously_wide = true",
+        )
+        + "[[deny]]\nhosts = [\"denied.example\"]\n"
+        + "[[memory]]\nname = \"m\"\nhost = \"m.example\"\nprofile = \"mcp\"\nrecall = [\"s:a\"]\n";
+    let rules = operated_by(OPERATOR, &text);
+    for (attempt, reason) in [
+        ("dns.google", EncryptedResolver),
+        ("cloudflare-dns.com", NotListed),
+        ("denied.example", DeniedByRule),
+        ("use-application-dns.net", ResolverDiscovery),
+        ("https://new.example:80", NotListed),
+        ("https://x.example:80", PortNotListed),
+        ("https://x.example/a*b", PathNotAllowed),
+        ("https://x.example/%2f", AmbiguousPath),
+        ("tcp x.example:443", RawTcpNotAllowed),
+        ("tcp new.example:22", NotListed),
+        ("m.example:8443", PortNotListed),
+        ("dns TXT m.example", DnsTypeNotAllowed),
+        ("recall other:a m.example", ForeignBank),
+        ("recall s:a new.example", NotListed),
+    ] {
+        let found = explain(&rules, attempt);
+        assert_eq!(found.decision.reason(), Some(reason), "{attempt}");
+        let advice = found.change.as_ref().map(shown);
+        assert_eq!(advice, None, "{attempt}");
+    }
+    for method in ["TRACE", "CONNECT"] {
+        let found = explain(&rules, &format!("{method} https://x.example/"));
+        assert_eq!((found.change, found.never.is_some()), (None, true), "{method}");
+    }
+}
+
+#[test]
+fn the_base_is_not_the_sandboxs_to_mend() {
+    let own = "name = \"p\"\n".to_owned()
+        + &rule("r", "hosts = [\"x.example\", \".x.example\", \"y.example\"]");
+    let base = "name = \"floor\"\n".to_owned()
+        + &rule("f", "hosts = [\"y.example\", \"githup.com\"]\nmethods = [\"GET\"]");
+    let of = |floor: &str| {
+        let operator = OPERATOR.replace("system", floor);
+        good(operated(&operator, &[&own, &base]))
+    };
+    for (floor, attempt) in
+        [("untrusted", "x.example"), ("floor", "x.example"), ("floor", "POST https://y.example/")]
+    {
+        let found = explain(&of(floor), attempt);
+        let Decision::Deny(denial) = &found.decision else { panic!("{floor}: {attempt}") };
+        assert_eq!((denial.layer, &found.change), (Layer::Base, &None), "{floor}: {attempt}");
+        let allowed = found.near.iter().filter(|near| &*near.rule.rule == "r");
+        let whys: Vec<Why> = allowed.map(|near| near.why).collect();
+        let decided = denial.rule.as_ref().is_some_and(|rule| &*rule.rule == "r");
+        let expected = if decided { vec![] } else { vec![Why::BaseRefuses] };
+        assert_eq!(whys, expected, "{floor}: {attempt}: each rule is told once");
+    }
+    let slip = explain(&of("floor"), "github.com");
+    assert_eq!((slip.near.len(), slip.near[0].rule.layer), (1, Layer::Base));
+    for (floor, attempt) in
+        [("user", "tcp x.example:443"), ("untrusted", "new.example"), ("user", "a.internal")]
+    {
+        assert_eq!(explain(&of(floor), attempt).change, None, "{floor}: {attempt}");
+    }
 }
 
 #[test]
@@ -75,7 +285,8 @@ fn near_misses_are_told() {
     let rules = policy(
         &(rule("code", "hosts = [\"github.com\"]\nmethods = [\"GET\"]")
             + &rule("wide", "hosts = [\"*.example.com\"]")
-            + &rule("one", "hosts = [\"a.example.com\"]")),
+            + &rule("one", "hosts = [\"a.example.com\"]")
+            + "[[deny]]\nhosts = [\"b.example.com\"]"),
     );
     let slip = explain(&rules, "githud.com");
     assert_eq!(
@@ -86,6 +297,8 @@ fn near_misses_are_told() {
     assert!(apex.near.iter().any(|near| near.pattern == "*.example.com"), "{apex:?}");
     let both = explain(&rules, "GET https://a.example.com/");
     assert_eq!((both.near.len(), both.near[0].why), (1, Why::LessSpecific));
+    let denied = explain(&rules, "b.example.com");
+    assert_eq!((denied.near.len(), denied.near[0].why), (1, Why::DenyWins));
     let method = explain(&rules, "POST https://github.com/");
     assert_eq!(method.decision.reason(), Some(MethodNotAllowed));
     assert_eq!(method.near, [], "the rule that refused is named by the decision itself");

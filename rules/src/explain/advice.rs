@@ -1,0 +1,267 @@
+//! What to change so that a refused attempt is allowed. Advice that would not load, would not help or
+//! would open a way around the filter is not given: the reason's next step has to do.
+
+use crate::decide::filter;
+use std::sync::Arc;
+
+use crate::decision::{Decision, Denial, Layer, RuleRef};
+use crate::facts::{Facts, QueryType, Scheme};
+use crate::load::problem::printable;
+use crate::load::{GRANTS, SourceFile, Sources, compile};
+use crate::name::Host;
+use crate::path::PathPattern;
+use crate::pattern::{HostPattern, Reach, Width};
+use crate::policy::{IdentityMode, Policy, Rule, matching};
+use crate::probe::{Probe, Special};
+use crate::reason::Reason;
+use crate::ruleset::RuleSet;
+use crate::sandbox::SandboxRef;
+use crate::set::{Hit, Origin};
+use crate::special;
+
+use super::Change;
+
+/// Longest part of a host that a new rule is named after.
+const MAX_NAME: usize = 80;
+/// What `access = "read-only"` stands for; a rule with these methods may be written either way.
+const READ_ONLY: [&str; 3] = ["GET", "HEAD", "OPTIONS"];
+/// What another rule for the same host can mend.
+const MENDABLE: [Reason; 6] = [
+    Reason::DnsTypeNotAllowed,
+    Reason::MethodNotAllowed,
+    Reason::PathNotAllowed,
+    Reason::PortNotListed,
+    Reason::RawTcpNotAllowed,
+    Reason::SpecialName,
+];
+
+/// The edit that would allow `probe`, if there is one to advise.
+pub(super) fn change(
+    rules: &RuleSet,
+    sandbox: &SandboxRef,
+    probe: &Probe,
+    denial: &Denial,
+) -> Option<Change> {
+    if denial.layer == Layer::Base || is_resolver(&probe.host) {
+        return None;
+    }
+    let advice = Advice { rules, sandbox, probe };
+    match (&denial.rule, &probe.special) {
+        (Some(reference), Special::Memory { .. }) => advice.bank(denial.reason, reference),
+        (Some(reference), _) => advice.near(denial.reason, reference),
+        (None, _) => advice.beside(denial.reason),
+    }
+}
+
+/// Behind a public resolver no name can be judged, so none is advised.
+fn is_resolver(host: &Host) -> bool {
+    let (reach, origin) = (Reach::Tree, Origin::Policy);
+    let wide = Hit { rule: 0, port: None, line: 0, origin, reach, base: "" };
+    host.name().is_some_and(|name| special::is_hidden_resolver(name, &wide))
+}
+
+struct Advice<'a> {
+    rules: &'a RuleSet,
+    sandbox: &'a SandboxRef,
+    probe: &'a Probe,
+}
+
+impl Advice<'_> {
+    /// No rule came near: one of its own.
+    fn beside(&self, reason: Reason) -> Option<Change> {
+        let unlisted = [Reason::NotListed, Reason::AddressNotListed, Reason::NameMissing];
+        unlisted.contains(&reason).then(|| self.add()).flatten()
+    }
+
+    /// A rule came near: extend it where that suffices, else one of its own.
+    fn near(&self, reason: Reason, reference: &RuleRef) -> Option<Change> {
+        // Another way to a memory service would be one around its guard.
+        let rule = self.rule(reference).filter(|rule| rule.memory().is_none())?;
+        // What the base or a deny rule leaves shut is not mended by extending a rule.
+        let add = self.add()?;
+        let in_file = reference.policy.as_str() != GRANTS;
+        if in_file && reason == Reason::DnsTypeNotAllowed {
+            return self.dns_type(rule, reference);
+        }
+        if in_file && reason == Reason::PathNotAllowed {
+            return self.path(reference);
+        }
+        let extended = if !in_file {
+            None
+        } else if reason == Reason::MethodNotAllowed {
+            self.method(rule, reference)
+        } else if reason == Reason::PortNotListed {
+            self.port(rule, reference)
+        } else {
+            None
+        };
+        MENDABLE.contains(&reason).then(|| extended.unwrap_or(add))
+    }
+
+    fn rule(&self, reference: &RuleRef) -> Option<&Rule> {
+        let mut policies = self.rules.own_policies_of(self.sandbox).iter();
+        let policy = policies.find(|policy| policy.name == reference.policy)?;
+        policy.rules.iter().find(|rule| rule.name == reference.rule)
+    }
+
+    fn port(&self, rule: &Rule, reference: &RuleRef) -> Option<Change> {
+        let entry = format!("{}:{}", self.probe.host, self.probe.port);
+        let takes_ports = self.probe.special == Special::Connection
+            && rule.allow().is_some_and(|terms| !terms.raw_tcp);
+        let plain = self.probe.scheme == Scheme::Http;
+        let passes = self.passes_filters(rule) && !(plain && rule.credential().is_some());
+        let narrow = HostPattern::parse(&entry, Width::Narrow).is_ok();
+        (takes_ports && passes && narrow).then(|| extend(reference, "hosts", entry))
+    }
+
+    /// Whether methods and paths let the request pass, if it is one.
+    fn passes_filters(&self, rule: &Rule) -> bool {
+        self.probe.facts(self.sandbox).iter().all(|facts| match facts {
+            Facts::Request(request) => filter(rule, request).is_ok(),
+            Facts::Connect(_) | Facts::Memory(_) | Facts::Name(_) => true,
+        })
+    }
+
+    fn method(&self, rule: &Rule, reference: &RuleRef) -> Option<Change> {
+        let method = self.probe.method.clone().unwrap_or_else(crate::facts::Method::get);
+        let path = self.probe.path.as_deref().unwrap_or("/");
+        let path = crate::path::CanonicalPath::parse(path).ok();
+        let passes = rule.paths().is_none_or(|paths| {
+            paths.iter().any(|pattern| path.as_ref().is_some_and(|path| pattern.matches(path)))
+        });
+        if !passes {
+            return None;
+        }
+        let written: Vec<&str> = rule.methods().unwrap_or(&[]).iter().map(|m| m.as_str()).collect();
+        if written != READ_ONLY {
+            return Some(extend(reference, "methods", method.to_string()));
+        }
+        let entries = written.into_iter().chain([method.as_str()]).map(str::to_owned).collect();
+        let (rule, instead_of) = (reference.clone(), Some("access"));
+        Some(Change::Set { rule, key: "methods", entries, instead_of })
+    }
+
+    /// The path as it is: with a star in it, it would open more than was asked for.
+    fn path(&self, reference: &RuleRef) -> Option<Change> {
+        let path = self.probe.path.as_deref().unwrap_or("/");
+        let pattern = PathPattern::parse(path).ok().filter(|_| !path.contains('*'))?;
+        Some(extend(reference, "paths", pattern.to_string()))
+    }
+
+    /// Every type, because the key replaces the types that hold without it.
+    fn dns_type(&self, rule: &Rule, reference: &RuleRef) -> Option<Change> {
+        let Special::Lookup(query) = self.probe.special else { return None };
+        let types = rule.allow()?.dns_types.iter().chain([&query]);
+        let entries = types.map(ToString::to_string).collect();
+        let rule = reference.clone();
+        Some(Change::Set { rule, key: "dns_types", entries, instead_of: None })
+    }
+
+    fn bank(&self, reason: Reason, reference: &RuleRef) -> Option<Change> {
+        let (Special::Memory { operation, bank }, Reason::ForeignBank) =
+            (&self.probe.special, reason)
+        else {
+            return None;
+        };
+        let terms = self.rule(reference)?.memory()?;
+        let identity = match terms.identity {
+            IdentityMode::FromPath => "from-path",
+            IdentityMode::Required => "required",
+        };
+        let environment = terms.environment.as_ref();
+        let environment =
+            environment.map(|name| format!("environment = \"{name}\"\n")).unwrap_or_default();
+        let service = format!(
+            "[[memory]]\nname = \"m\"\nhost = \"{}:{}\"\nprofile = \"{}\"\nidentity = \"{identity}\"\n{environment}{} = [\"{bank}\"]",
+            self.probe.host,
+            self.probe.port,
+            terms.profile,
+            operation.word()
+        );
+        self.helps(&service).then(|| extend(reference, operation.word(), bank.to_string()))
+    }
+
+    /// A rule that allows just what was tried, if one can.
+    fn add(&self) -> Option<Change> {
+        let lines = self.addition();
+        (!self.must_be_seen() && self.helps(&lines)).then_some(Change::Add(lines))
+    }
+
+    /// Whether raw TCP is tried where another rule has to look at requests, or what was recalled from
+    /// memory could leave by it: neither would load.
+    fn must_be_seen(&self) -> bool {
+        let policies = self.rules.own_policies_of(self.sandbox);
+        let remembers =
+            |policy: &Arc<Policy>| policy.rules.iter().any(|rule| rule.memory().is_some());
+        let mut here = policies
+            .iter()
+            .flat_map(|policy| matching(policy, &self.probe.host))
+            .filter(|matched| matched.has_port(self.probe.port));
+        let seen = policies.iter().any(remembers) || here.any(|other| other.rule.needs_requests());
+        self.probe.special == Special::Raw && seen
+    }
+
+    /// Whether the attempt passes once `lines` stand in a policy of the sandbox.
+    fn helps(&self, lines: &str) -> bool {
+        let bytes = format!("name = \"advice\"\n{lines}").into_bytes();
+        let policies = vec![SourceFile { path: "advice".to_owned(), bytes }];
+        let Ok(advised) = compile(&Sources { policies, ..Sources::default() }, &[]) else {
+            return false;
+        };
+        let mut rules = self.rules.clone();
+        if let Some(layers) = rules.layers.get_mut(&self.sandbox.id) {
+            layers.sandbox.extend(advised.policies.into_values());
+        }
+        matches!(self.probe.decide(&rules, self.sandbox), Decision::Allow(_))
+    }
+
+    fn addition(&self) -> String {
+        let (host, port) = (&self.probe.host, self.probe.port);
+        let raw = self.probe.special == Special::Raw;
+        let mut lines = vec!["[[allow]]".to_owned(), format!("name = \"{}\"", self.free_name())];
+        lines.push(match host {
+            Host::Address(address) => {
+                format!("addresses = [\"{address}/{}\"]", if address.is_ipv4() { 32 } else { 128 })
+            }
+            Host::Name(_) if port == 443 || raw => format!("hosts = [\"{host}\"]"),
+            Host::Name(_) => format!("hosts = [\"{host}:{port}\"]"),
+        });
+        match (host, raw) {
+            (_, true) => lines.push(format!("tcp = [{port}]")),
+            (Host::Address(_), false) => lines.push(format!("ports = [{port}]")),
+            (Host::Name(_), false) => {}
+        }
+        if host.name().is_some_and(|name| HostPattern::parse(name.as_str(), Width::Narrow).is_err())
+        {
+            lines.push("dangerously_wide = true".to_owned());
+        }
+        lines.extend(self.probe.method.iter().map(|method| format!("methods = [\"{method}\"]")));
+        lines.extend(self.lookup_types());
+        lines.iter().map(|line| printable(line)).collect::<Vec<_>>().join("\n")
+    }
+
+    fn lookup_types(&self) -> Option<String> {
+        let Special::Lookup(query) = self.probe.special else { return None };
+        let types = QueryType::DEFAULT.iter().chain([&query]);
+        let types: Vec<String> = types.map(|query| format!("\"{query}\"")).collect();
+        let usual = QueryType::DEFAULT.contains(&query);
+        (!usual).then(|| format!("dns_types = [{}]", types.join(", ")))
+    }
+
+    /// The host, or the host with a number where a rule is named so already.
+    fn free_name(&self) -> String {
+        let host: String = self.probe.host.to_string().chars().take(MAX_NAME).collect();
+        let policies = self.rules.own_policies_of(self.sandbox);
+        let taken = |name: &str| policies.iter().any(|policy| has_rule(policy, name));
+        let numbered = (2..).map(|count| format!("{host} {count}"));
+        std::iter::once(host.clone()).chain(numbered).find(|name| !taken(name)).unwrap_or(host)
+    }
+}
+
+fn has_rule(policy: &Policy, name: &str) -> bool {
+    policy.rules.iter().any(|rule| &*rule.name == name)
+}
+
+fn extend(rule: &RuleRef, key: &'static str, entry: String) -> Change {
+    Change::Extend { rule: rule.clone(), key, entry }
+}
