@@ -34,7 +34,8 @@ pub(crate) struct Terms {
     pub(crate) rule: RuleRef,
     pub(crate) generation: u64,
     pub(crate) how: How,
-    pub(crate) admission: Box<[Admission]>,
+    /// For each layer the rules that let the name pass: an address needs one of each.
+    pub(crate) admission: [Box<[Admission]>; 2],
     pub(crate) lookup: Lookup,
     pub(crate) sandbox_budgets: Budgets,
     pub(crate) rule_budgets: Budgets,

@@ -179,6 +179,7 @@ fn change(probe: &Probe, reason: Reason, rule: Option<&RuleRef>) -> Option<Chang
         | Reason::PrivateAddress
         | Reason::ResolverDiscovery
         | Reason::ResolverUnreachable
+        | Reason::TreatmentChanged
         | Reason::UnknownChannel
         | Reason::UnknownSandbox
         | Reason::WrongProtocol => None,

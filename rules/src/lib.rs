@@ -18,6 +18,7 @@ pub mod network;
 pub mod operator;
 pub mod path;
 pub mod pattern;
+mod permit;
 pub mod policy;
 pub mod probe;
 pub mod reason;

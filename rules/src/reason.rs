@@ -3,7 +3,7 @@
 
 use std::fmt;
 
-/// The environment a reason is met in, for the table people read.
+/// Makes the enum and its texts from one table.
 macro_rules! reasons {
     ($($name:ident $code:literal $meaning:literal $next:literal;)*) => {
         /// Why an attempt was refused.
@@ -162,6 +162,9 @@ reasons! {
     SpecialName "special_name"
         "The name is of a special-use zone that only a rule within that zone can open."
         "List the name itself, such as `db.corp.internal`.";
+    TreatmentChanged "treatment_changed"
+        "The rules changed how such a connection is treated while it was open."
+        "Connect again.";
     UnknownChannel "unknown_channel"
         "The connection came by a path that belongs to no sandbox."
         "Add the channel key to its `[[sandbox]]`.";
