@@ -40,8 +40,7 @@ impl<'a> Attempt<'a> {
                 .and_then(|terms| terms.credential.clone())
                 .filter(|_| how == How::Forward),
             how,
-            admission: [standing.own.iter().map(admission).collect(), standing.base.admission()]
-                .into(),
+            admission: [standing.own.iter().map(admission).collect(), standing.base.admission()],
             lookup: self.lookup(own, either(|terms| terms.strict_cname)),
             sandbox_budgets: self.layers.budgets(),
             rule_budgets: budgets(terms).min(budgets(floor)),
