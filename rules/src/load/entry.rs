@@ -9,7 +9,7 @@ use toml::Spanned;
 use super::document::AllowDocument;
 use super::list::{self, MAX_LIST, Terms};
 use super::list_path;
-use super::problem::{Fault, Source, nearest, printable};
+use super::problem::{Fault, Source, nearest};
 use super::rule::Builder;
 use crate::facts::{Method, QueryType};
 use crate::network::{is_wide, undialable};
@@ -233,13 +233,7 @@ impl Builder<'_> {
         entry: &Spanned<String>,
         parse: fn(&str) -> Result<T, WordError>,
     ) -> Option<T> {
-        match parse(entry.get_ref()) {
-            Ok(word) => Some(word),
-            Err(source) => {
-                let entry_text = printable(entry.get_ref());
-                self.refuse(entry.span(), Fault::Word { what, entry: entry_text, source })
-            }
-        }
+        self.problems.word(self.source, what, entry, parse)
     }
 }
 

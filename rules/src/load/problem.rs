@@ -4,6 +4,8 @@ use std::fmt;
 use std::ops::Range;
 use std::sync::Arc;
 
+use toml::Spanned;
+
 use crate::path::PathPatternError;
 use crate::pattern::PatternError;
 use crate::set::SetError;
@@ -231,6 +233,22 @@ impl Problems {
             |problem: &Problem| (problem.at.file.clone(), problem.at.line, problem.at.column);
         self.errors.sort_by_key(place);
         self.warnings.sort_by_key(place);
+    }
+
+    /// Parses an id; `None` when it is not one, which is noted.
+    pub(crate) fn word<T>(
+        &mut self,
+        source: &Source<'_>,
+        what: &'static str,
+        entry: &Spanned<String>,
+        parse: fn(&str) -> Result<T, WordError>,
+    ) -> Option<T> {
+        parse(entry.get_ref())
+            .map_err(|error| {
+                let fault = Fault::Word { what, entry: printable(entry.get_ref()), source: error };
+                self.error(source.place(entry.span()), fault);
+            })
+            .ok()
     }
 
     pub(crate) fn is_full(&self) -> bool {

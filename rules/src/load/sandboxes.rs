@@ -297,16 +297,7 @@ impl Reader<'_> {
         entry: &Spanned<String>,
         parse: fn(&str) -> Result<T, WordError>,
     ) -> Option<T> {
-        match parse(entry.get_ref()) {
-            Ok(word) => Some(word),
-            Err(source) => {
-                self.fault(
-                    entry.span(),
-                    Fault::Word { what, entry: printable(entry.get_ref()), source },
-                );
-                None
-            }
-        }
+        self.problems.word(self.source, what, entry, parse)
     }
 
     fn fault(&mut self, span: std::ops::Range<usize>, fault: Fault) {
