@@ -9,6 +9,8 @@ demo: needs-demo
 	$(CARGO) build --quiet --release -p proxy
 	deploy/demo.sh target/release/sandbar
 
+# Building the tests of `proxy` builds the binary too, so the whole-program tests need not.
+test: export SANDBAR_BIN = $(or $(CARGO_TARGET_DIR),$(CURDIR)/target)/debug/sandbar
 test: needs-test lint
 	@if $(CARGO) nextest --version >/dev/null 2>&1; then \
 		$(CARGO) nextest run --workspace --no-fail-fast; \

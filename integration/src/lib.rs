@@ -6,8 +6,12 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
 use std::sync::LazyLock;
 
-/// The binary under test. Another package's binary is not built for a test, so cargo is asked to.
+/// The binary under test: `SANDBAR_BIN`, as `make test` sets it after building everything at once. Without it
+/// cargo is asked, because another package's binary is not built for a test.
 static SANDBAR: LazyLock<PathBuf> = LazyLock::new(|| {
+    if let Some(built) = std::env::var_os("SANDBAR_BIN") {
+        return PathBuf::from(built);
+    }
     let test = std::env::current_exe().expect("a test knows where it lies");
     let profile = test.parent().and_then(Path::parent).expect("below target").to_owned();
     let mut cargo = Command::new(env!("CARGO"));

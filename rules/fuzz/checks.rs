@@ -55,14 +55,14 @@ pub(super) fn list(data: &[u8]) {
     let lists = BTreeMap::from([("l.txt".to_owned(), Ok(data.to_vec()))]);
     let sources =
         Sources { policies: vec![file("p.toml", policy.as_bytes())], lists, ..Sources::default() };
-    check(compile(&sources, &[]), data);
+    check(compile(&sources, &[]), "l.txt", data);
 }
 
 /// A policy loads whole and decides without panic, or every error has its place in it.
 pub(super) fn policy(data: &[u8]) {
     let policy = file("p.toml", data);
     drop(lists_named_by(&policy));
-    check(compile(&Sources { policies: vec![policy], ..Sources::default() }, &[]), data);
+    check(compile(&Sources { policies: vec![policy], ..Sources::default() }, &[]), "p.toml", data);
 }
 
 /// The same for the operator's file.
@@ -73,6 +73,7 @@ pub(super) fn operator(data: &[u8]) {
         vec![file("p.toml", b"name = \"p\"\n[[allow]]\nname = \"r\"\nhosts = [\"x.example\"]\n")];
     check(
         compile(&Sources { operator: Some(operator), policies, ..Sources::default() }, &[]),
+        "sandbar.toml",
         data,
     );
 }
@@ -81,14 +82,16 @@ fn file(path: &str, bytes: &[u8]) -> SourceFile {
     SourceFile { path: path.to_owned(), bytes: bytes.to_vec() }
 }
 
-fn check(loaded: Result<RuleSet, Vec<Problem>>, data: &[u8]) {
-    let lines = data.iter().filter(|byte| **byte == b'\n').count() as u32 + 8;
+fn check(loaded: Result<RuleSet, Vec<Problem>>, file: &str, data: &[u8]) {
+    let lines = data.iter().filter(|byte| **byte == b'\n').count() as u32 + 1;
     match loaded {
         Err(problems) => {
             assert!(!problems.is_empty(), "refused without a word");
             for problem in problems {
                 assert!(
-                    problem.at.line >= 1 && problem.at.line <= lines && problem.at.column >= 1,
+                    problem.at.line >= 1
+                        && problem.at.column >= 1
+                        && (problem.at.line <= lines || *problem.at.file != *file),
                     "{problem}"
                 );
                 assert!(!problem.at.excerpt.chars().any(char::is_control), "{problem:?}");

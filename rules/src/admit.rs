@@ -2,10 +2,12 @@
 
 use std::net::{IpAddr, SocketAddr};
 
-use crate::decision::{Admission, Denial, DialPermit, Permit};
+use crate::decide::denies_address;
+use crate::decision::{Admission, Denial, DialPermit, How, Permit};
+use crate::facts::Facts;
 use crate::name::Host;
-use crate::network::forbidden;
-use crate::policy::{Match, matching};
+use crate::network::{forbidden, forms};
+use crate::policy::Policy;
 use crate::reason::Reason;
 use crate::ruleset::RuleSet;
 
@@ -38,33 +40,61 @@ impl RuleSet {
     }
 
     fn admits(&self, permit: &Permit, address: IpAddr) -> Result<(), Reason> {
-        let own = |port| self.own.contains(&SocketAddr::new(address, port));
-        if permit.port().is_some_and(own) {
+        let layers = self.layers.get(permit.sandbox()).ok_or(Reason::UnknownSandbox)?;
+        if self.is_own(address, permit.port()) {
             return Err(Reason::OwnAddress);
         }
-        if self.denies_address(permit, address) {
+        if denies_address(layers, address, permit.port()).is_some() {
             return Err(Reason::DeniedByRule);
+        }
+        if !is_guarded(permit)
+            && layers.policies().any(|policy| holds(policy, address, permit.port()))
+        {
+            return Err(Reason::MemoryOperation);
         }
         if matches!(permit.host(), Host::Address(wanted) if *wanted != address) {
             return Err(Reason::AddressNotExpected);
         }
-        permit.0.admission.iter().try_for_each(|admission| admission.admits(address))
+        permit.0.admission.iter().try_for_each(|layer| admits_any(layer, address))
+    }
+
+    /// Whether Sandbar itself listens there. A wildcard listener is on every local address: of those only the
+    /// public ones must be told, the others are recognised.
+    fn is_own(&self, address: IpAddr, port: Option<u16>) -> bool {
+        let here = |own: &SocketAddr, form: IpAddr| {
+            let ip = own.ip().to_canonical();
+            ip == form || (ip.is_unspecified() && forbidden(form).is_some())
+        };
+        let listens = |own: &&SocketAddr| port.is_some_and(|port| own.port() == port);
+        self.own.iter().filter(listens).any(|own| forms(address).any(|form| here(own, form)))
     }
 }
 
-impl RuleSet {
-    /// A deny rule for an address holds whatever name led to it.
-    fn denies_address(&self, permit: &Permit, address: IpAddr) -> bool {
-        let host = Host::Address(address);
-        let Some(layers) = self.layers.get(permit.sandbox()) else { return true };
-        let denies = |matched: Match<'_>| {
-            let here = permit
-                .port()
-                .map_or_else(|| matched.is_on_every_port(), |port| matched.has_port(port));
-            matched.rule.is_deny() && !matched.rule.filters_requests() && here
-        };
-        layers.policies().any(|policy| matching(policy, &host).any(denies))
+/// Whether the permit is for a memory service, through its guard.
+fn is_guarded(permit: &Permit) -> bool {
+    matches!(permit.how(), How::Hold { .. })
+        || matches!(permit.facts(), Facts::Memory(_) | Facts::Name(_))
+}
+
+/// Whether a memory service of the policy lies at that address and port: no other name leads there.
+fn holds(policy: &Policy, address: IpAddr, port: Option<u16>) -> bool {
+    policy.rules().iter().filter(|rule| rule.memory().is_some()).any(|rule| {
+        let nets = rule.resolves_to().unwrap_or(&[]);
+        let here = port.is_some_and(|port| rule.ports().is_some_and(|ports| ports.contains(&port)));
+        here && nets.iter().any(|net| net.contains(&address))
+    })
+}
+
+/// Within a layer rules add up: one that admits the address is enough.
+fn admits_any(layer: &[Admission], address: IpAddr) -> Result<(), Reason> {
+    let mut refused = Reason::NoAddress;
+    for admission in layer {
+        match admission.admits(address) {
+            Ok(()) => return Ok(()),
+            Err(reason) => refused = reason,
+        }
     }
+    Err(refused)
 }
 
 impl Admission {

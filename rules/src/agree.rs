@@ -1,7 +1,6 @@
 //! Names agree, or the attempt ends (P6): CONNECT host, SNI, Host and `:authority` are one host.
 
-use crate::decide::disagreement;
-use crate::facts::{ConnectFacts, Facts, Protocol, RequestFacts, Target};
+use crate::facts::{ConnectFacts, Facts, HttpVersion, Protocol, RequestFacts, Target};
 use crate::name::Host;
 use crate::reason::Reason;
 
@@ -50,7 +49,11 @@ fn of_request(facts: &RequestFacts) -> Result<Host, Reason> {
     if facts.authorities.iter().all(|authority| authority.host == *host && same(authority.port)) {
         return Ok(host.clone());
     }
-    Err(disagreement(facts.version))
+    // 421 makes an honest client that coalesced connections try again on one of its own.
+    Err(match facts.version {
+        HttpVersion::Http1 => Reason::NamesDisagree,
+        HttpVersion::Http2 => Reason::Misdirected,
+    })
 }
 
 impl ConnectFacts {

@@ -1,22 +1,20 @@
 //! `RuleSet::decide`: the only place that decides (P3). DNS, CONNECT, TLS, HTTP and memory all end here.
 //!
-//! In order: the names agree, no rule denies, the sandbox's own layer allows, the base allows; then how.
+//! In order: the names agree, no rule denies, the sandbox's own layer allows, the base allows; then `permit`
+//! says how.
 
-use std::sync::Arc;
+use std::cmp::Reverse;
+use std::net::IpAddr;
 
 use crate::agree::agreed_host;
-use crate::budget::Budgets;
-use crate::decision::{Admission, Decision, Denial, How, Layer, Lookup, Permit, RuleRef, Terms};
+use crate::decision::{Decision, Denial, Layer, Permit, RuleRef};
 use crate::explain::{Near, Why};
-use crate::facts::{
-    Ech, Facts, HttpVersion, MemoryFacts, Protocol, QueryType, RequestFacts, Scheme,
-};
+use crate::facts::{Facts, MemoryFacts, Protocol, QueryType, RequestFacts, Scheme};
 use crate::memory;
 use crate::name::Host;
-use crate::network::forbidden;
+use crate::network::{forbidden, forms};
 use crate::path::{CanonicalPath, Specificity};
-use crate::pattern::Reach;
-use crate::policy::{By, Match, Rule, Tls, Verdict, matching};
+use crate::policy::{By, Match, Policy, Rule, Verdict, matching};
 use crate::reason::Reason;
 use crate::ruleset::{Base, Layers, RuleSet, Tier};
 use crate::sandbox::{Sandbox, SandboxRef};
@@ -35,11 +33,24 @@ impl RuleSet {
         }
     }
 
-    /// Asks again what `permit` was given for, after the rules have changed.
-    pub fn decide_again(&self, permit: &Permit) -> Decision {
-        match self.sandboxes.get(permit.sandbox()) {
-            Some(sandbox) => self.decide(sandbox, permit.facts()),
-            None => Decision::Deny(Box::new(self.plain(Reason::UnknownSandbox))),
+    /// Asks again what `permit` was given for, after the rules have changed: it must still be allowed, be
+    /// treated alike, and lead to where it was dialled.
+    pub fn decide_again(&self, permit: &Permit, dialled: Option<IpAddr>) -> Decision {
+        let Some(sandbox) = self.sandboxes.get(permit.sandbox()) else {
+            return Decision::Deny(Box::new(self.plain(Reason::UnknownSandbox)));
+        };
+        let fresh = match self.decide(sandbox, permit.facts()) {
+            Decision::Allow(fresh) => fresh,
+            denied @ Decision::Deny(_) => return denied,
+        };
+        if fresh.how() != permit.how() {
+            let denial =
+                Denial { rule: Some(fresh.rule().clone()), ..self.plain(Reason::TreatmentChanged) };
+            return Decision::Deny(Box::new(denial));
+        }
+        match dialled.map(|address| self.admit(&fresh, &[address])) {
+            Some(Err(denial)) => Decision::Deny(denial),
+            Some(Ok(_)) | None => Decision::Allow(fresh),
         }
     }
 
@@ -72,9 +83,7 @@ impl RuleSet {
         let attempt = Attempt::new(current, layers, facts, &host)?;
         attempt.refuse_denied()?;
         attempt.refuse_unguarded()?;
-        let own = attempt.best(Layer::Sandbox)?;
-        let base = attempt.base(&own)?;
-        attempt.permit(self.generation, &own, base)
+        attempt.permit(self.generation, &attempt.standing()?)
     }
 }
 
@@ -93,34 +102,46 @@ impl From<Reason> for Refused {
 }
 
 impl Refused {
-    fn by(reason: Reason, layer: Layer, matched: &Match<'_>) -> Self {
+    pub(crate) fn by(reason: Reason, layer: Layer, matched: &Match<'_>) -> Self {
         Refused { reason, rule: Some(rule_ref(matched, layer)), layer }
     }
 }
 
 /// One attempt, and everything it is judged by.
-struct Attempt<'a> {
-    sandbox: &'a Sandbox,
-    layers: &'a Layers,
-    facts: &'a Facts,
-    host: &'a Host,
-    port: Option<u16>,
-    ask: Ask<'a>,
+pub(crate) struct Attempt<'a> {
+    pub(crate) sandbox: &'a Sandbox,
+    pub(crate) layers: &'a Layers,
+    pub(crate) facts: &'a Facts,
+    pub(crate) host: &'a Host,
+    pub(crate) port: Option<u16>,
+    pub(crate) ask: Ask<'a>,
     /// The special-use zone the host lies in: only a pattern within it counts.
     zone: Option<&'static str>,
     /// The rules of the sandbox's own layer that name the host.
-    own: Vec<Match<'a>>,
+    pub(crate) own: Vec<Match<'a>>,
     /// The rules of the base that name the host.
-    floor: Vec<Match<'a>>,
+    pub(crate) floor: Vec<Match<'a>>,
 }
 
 /// What is asked, stage by stage; a later stage knows more.
 #[derive(Clone, Copy)]
-enum Ask<'a> {
+pub(crate) enum Ask<'a> {
     Connect(&'a Protocol),
     Memory(&'a MemoryFacts),
     Name(QueryType),
     Request(&'a RequestFacts),
+}
+
+/// The rules that let an attempt pass, the most specific of each layer first.
+pub(crate) struct Standing<'a> {
+    pub(crate) own: Vec<Match<'a>>,
+    pub(crate) base: Floor<'a>,
+}
+
+/// What of the base lets an attempt pass.
+pub(crate) enum Floor<'a> {
+    Rules(Vec<Match<'a>>),
+    Tier(Tier),
 }
 
 /// Why a rule that names the host does not allow the attempt, and how near it came.
@@ -176,24 +197,14 @@ impl<'a> Attempt<'a> {
                 }
             }
         }
-        Ok(())
-    }
-
-    /// A memory service is only spoken to through its guard, whatever else names its host.
-    fn refuse_unguarded(&self) -> Result<(), Refused> {
-        let guards =
-            |matched: &&Match<'_>| matched.rule.memory().is_some() && self.is_here(matched);
-        match (self.ask, self.own.iter().find(guards)) {
-            (Ask::Request(_), Some(matched)) => {
-                Err(Refused::by(Reason::MemoryOperation, Layer::Sandbox, matched))
+        match (self.host, self.ask.request()) {
+            (Host::Address(address), _)
+                if denies_address(self.layers, *address, self.port).is_some() =>
+            {
+                Err(Reason::DeniedByRule.into())
             }
-            (Ask::Connect(_) | Ask::Memory(_) | Ask::Name(_) | Ask::Request(_), _) => Ok(()),
+            (Host::Address(_) | Host::Name(_), _) => Ok(()),
         }
-    }
-
-    /// Whether a rule is for the port of this attempt.
-    fn is_here(&self, matched: &Match<'_>) -> bool {
-        self.port.is_some_and(|port| matched.has_port(port))
     }
 
     fn denied_by(&self, matched: &Match<'_>) -> Option<Reason> {
@@ -205,38 +216,76 @@ impl<'a> Attempt<'a> {
         }
         match self.ask.request() {
             None => (!rule.filters_requests()).then_some(Reason::DeniedByRule),
-            Some(request) => match filter(rule, request) {
-                Ok(_) => Some(Reason::DeniedByRule),
-                Err(Miss { reason: Reason::AmbiguousPath, .. }) => Some(Reason::AmbiguousPath),
-                Err(_) => None,
-            },
+            Some(request) => denies(rule, request),
         }
     }
 
-    /// The most specific rule of a layer that allows the attempt, or the nearest that does not.
-    fn best(&self, layer: Layer) -> Result<Match<'a>, Refused> {
-        let mut best: Option<(Rank, Match<'a>)> = None;
+    /// A memory service is only spoken to through its guard, whatever else names its host and port.
+    fn refuse_unguarded(&self) -> Result<(), Refused> {
+        let guarded = self.guard().filter(|_| matches!(self.ask, Ask::Request(_)));
+        guarded.map_or(Ok(()), |matched| {
+            Err(Refused::by(Reason::MemoryOperation, Layer::Sandbox, matched))
+        })
+    }
+
+    /// The memory rule, of whichever layer, that holds the host and port.
+    fn guard(&self) -> Option<&Match<'a>> {
+        let guards =
+            |matched: &&Match<'_>| matched.rule.memory().is_some() && self.is_here(matched);
+        self.own.iter().chain(&self.floor).find(guards)
+    }
+
+    /// Whether a rule is for the port of this attempt.
+    pub(crate) fn is_here(&self, matched: &Match<'_>) -> bool {
+        self.port.is_some_and(|port| matched.has_port(port))
+    }
+
+    /// The rules of both layers that allow the attempt. For a look-up the rules of a layer add up; otherwise
+    /// the most specific acts, and the base must let that very rule pass.
+    fn standing(&self) -> Result<Standing<'a>, Refused> {
+        let mut own = self.fitting(Layer::Sandbox)?;
+        if !matches!(self.ask, Ask::Name(_)) {
+            own.truncate(1);
+        }
+        let mut refused = None;
+        let mut base = None;
+        own.retain(|matched| match self.floor(matched) {
+            Ok(floor) => {
+                base.get_or_insert(floor);
+                true
+            }
+            Err(error) => {
+                refused.get_or_insert(error);
+                false
+            }
+        });
+        match base {
+            Some(base) => Ok(Standing { own, base }),
+            None => Err(refused.unwrap_or_else(|| Reason::BaseForbids.into())),
+        }
+    }
+
+    /// The rules of a layer that allow the attempt, the most specific first; or the nearest that does not.
+    fn fitting(&self, layer: Layer) -> Result<Vec<Match<'a>>, Refused> {
+        let mut fitting: Vec<(Rank, Match<'a>)> = Vec::new();
         let mut nearest: Option<(Miss, Match<'a>)> = None;
         for matched in
             self.named_by(layer).iter().filter(|matched| !matched.rule.is_deny()).copied()
         {
             match self.fits(&matched, layer) {
-                Ok(path) => {
-                    let rank = Rank::of(&matched, path);
-                    if best.as_ref().is_none_or(|(other, _)| rank > *other) {
-                        best = Some((rank, matched));
-                    }
-                }
+                Ok(path) => fitting.push((Rank::of(&matched, path), matched)),
                 Err(miss) if nearest.as_ref().is_none_or(|(other, _)| miss > *other) => {
-                    nearest = Some((miss, matched))
+                    nearest = Some((miss, matched));
                 }
                 Err(_) => {}
             }
         }
-        match (best, nearest) {
-            (Some((_, matched)), _) => Ok(matched),
-            (None, Some((miss, matched))) => Err(Refused::by(miss.reason, layer, &matched)),
-            (None, None) => Err(Refused { layer, ..self.unlisted().into() }),
+        // Stable: of rules that rank alike the first in the file, and the first policy's, acts.
+        fitting.sort_by_key(|(rank, _)| Reverse(*rank));
+        match (fitting.is_empty(), nearest) {
+            (false, _) => Ok(fitting.into_iter().map(|(_, matched)| matched).collect()),
+            (true, Some((miss, matched))) => Err(Refused::by(miss.reason, layer, &matched)),
+            (true, None) => Err(self.unlisted().into()),
         }
     }
 
@@ -251,15 +300,14 @@ impl<'a> Attempt<'a> {
     /// Whether a rule that names the host allows this attempt; if so, how closely its paths describe it.
     fn fits(&self, matched: &Match<'_>, layer: Layer) -> Result<Specificity, Miss> {
         self.reaches(matched)?;
-        if self.port.is_some_and(|port| !matched.has_port(port)) {
+        if self.port.is_some() && !self.is_here(matched) {
             return Err(miss(3, Reason::PortNotListed));
         }
+        let nothing = |()| Specificity::default();
         match self.ask {
-            Ask::Connect(protocol) => {
-                speaks(matched.rule, protocol, self.port).map(|()| Specificity::default())
-            }
-            Ask::Name(query) => asks(matched.rule, query).map(|()| Specificity::default()),
-            Ask::Request(request) => serves(matched.rule, request),
+            Ask::Connect(protocol) => self.speaks(matched.rule, protocol, layer).map(nothing),
+            Ask::Name(query) => asks(matched.rule, query).map(nothing),
+            Ask::Request(request) => serves(matched.rule, request, layer),
             Ask::Memory(facts) => self.remembers(matched.rule, facts, layer),
         }
     }
@@ -276,6 +324,24 @@ impl<'a> Attempt<'a> {
         Ok(())
     }
 
+    /// Where a memory rule holds the host only such a rule opens it, and only to TLS.
+    fn speaks(&self, rule: &Rule, protocol: &Protocol, layer: Layer) -> Result<(), Miss> {
+        let unguarded =
+            rule.memory().is_none() && layer == Layer::Sandbox && self.guard().is_some();
+        match (protocol, self.port) {
+            _ if unguarded => Err(miss(4, Reason::MemoryOperation)),
+            (Protocol::Http { .. } | Protocol::Raw, _) if rule.memory().is_some() => {
+                Err(miss(4, Reason::WrongProtocol))
+            }
+            _ if rule.is_raw() => Ok(()),
+            (Protocol::Raw, _) => Err(miss(4, Reason::RawTcpNotAllowed)),
+            (Protocol::Http { .. }, Some(443)) | (Protocol::Tls { .. }, Some(80)) => {
+                Err(miss(4, Reason::WrongProtocol))
+            }
+            (Protocol::Http { .. } | Protocol::Tls { .. }, _) => Ok(()),
+        }
+    }
+
     /// In the sandbox's layer only a memory rule opens a memory service; a base may do with a plain one.
     fn remembers(
         &self,
@@ -283,110 +349,45 @@ impl<'a> Attempt<'a> {
         facts: &MemoryFacts,
         layer: Layer,
     ) -> Result<Specificity, Miss> {
-        match (&rule.verdict, layer) {
-            (Verdict::Memory(terms), _) => memory::judge(self.sandbox, terms, facts)
+        match (&rule.verdict, layer, facts.request.scheme) {
+            (_, _, Scheme::Http) => Err(miss(4, Reason::WrongProtocol)),
+            (Verdict::Memory(terms), ..) => memory::judge(self.sandbox, terms, facts)
                 .map(|()| Specificity::default())
                 .map_err(|reason| miss(7, reason)),
-            (Verdict::Allow(_), Layer::Base) => serves(rule, &facts.request),
-            (Verdict::Allow(_) | Verdict::Deny, _) => Err(miss(4, Reason::MemoryOperation)),
+            (Verdict::Allow(_), Layer::Base, _) => serves(rule, &facts.request, layer),
+            (Verdict::Allow(_) | Verdict::Deny, ..) => Err(miss(4, Reason::MemoryOperation)),
         }
     }
 
-    fn base(&self, own: &Match<'_>) -> Result<Admission, Refused> {
+    /// What of the base lets `own` pass.
+    fn floor(&self, own: &Match<'_>) -> Result<Floor<'a>, Refused> {
+        let forbids = || Refused::by(Reason::BaseForbids, Layer::Base, own);
         match &self.layers.base {
-            Base::Tier(tier) => self.tier(*tier, own),
-            Base::Policy(_) => self.best(Layer::Base).map(|matched| admission(&matched)),
+            Base::Tier(tier) => {
+                self.tier_allows(*tier, own).then_some(Floor::Tier(*tier)).ok_or_else(forbids)
+            }
+            Base::Policy(_) => {
+                let rules = self.fitting(Layer::Base).map_err(in_base)?;
+                let raw = matches!(self.ask, Ask::Connect(_)) && own.rule.is_raw();
+                match rules.first() {
+                    Some(first) if raw && !first.rule.is_raw() => {
+                        Err(Refused::by(Reason::BaseForbids, Layer::Base, first))
+                    }
+                    _ => Ok(Floor::Rules(rules)),
+                }
+            }
         }
     }
 
-    fn tier(&self, tier: Tier, own: &Match<'_>) -> Result<Admission, Refused> {
+    fn tier_allows(&self, tier: Tier, own: &Match<'_>) -> bool {
         let public = match self.host {
             Host::Address(address) => forbidden(*address).is_none(),
             Host::Name(_) => self.zone.is_none(),
         };
-        let raw = own.rule.allow().is_some_and(|terms| terms.raw_tcp);
         match tier {
-            Tier::System => Ok(Admission::Any),
-            Tier::User if public && !raw => Ok(Admission::Public),
-            Tier::Untrusted | Tier::User => Err(Refused::by(Reason::BaseForbids, Layer::Base, own)),
-        }
-    }
-
-    fn permit(&self, generation: u64, own: &Match<'a>, base: Admission) -> Result<Permit, Refused> {
-        let how = self.how(own).map_err(|reason| Refused::by(reason, Layer::Sandbox, own))?;
-        let terms = own.rule.allow();
-        Ok(Permit(Arc::new(Terms {
-            sandbox: self.sandbox.id.clone(),
-            host: self.host.clone(),
-            port: self.port,
-            rule: rule_ref(own, Layer::Sandbox),
-            generation,
-            credential: terms
-                .and_then(|terms| terms.credential.clone())
-                .filter(|_| how == How::Forward),
-            how,
-            admission: [admission(own), base].into(),
-            lookup: self.lookup(own),
-            sandbox_budgets: self.layers.budgets(),
-            rule_budgets: terms.map_or_else(Budgets::default, |terms| terms.budgets),
-            may_receive_memory: terms.is_some_and(|terms| terms.may_receive_memory),
-            inspect: terms.is_some_and(|terms| terms.inspect),
-            facts: self.facts.clone(),
-        })))
-    }
-
-    fn how(&self, own: &Match<'_>) -> Result<How, Reason> {
-        match (self.ask, &own.rule.verdict) {
-            (Ask::Name(_), _) => Ok(How::Resolve),
-            (Ask::Connect(_), Verdict::Memory(terms)) => {
-                Ok(How::Hold { profile: terms.profile.clone(), identity: terms.identity })
-            }
-            (Ask::Connect(_), Verdict::Allow(terms)) if terms.raw_tcp => Ok(How::Raw),
-            (Ask::Connect(protocol), _) => self.opened(own, protocol),
-            (Ask::Request(request), Verdict::Allow(terms)) if terms.credential.is_some() => {
-                match request.scheme {
-                    Scheme::Http => Err(Reason::CredentialNeedsTls),
-                    Scheme::Https => Ok(How::Forward),
-                }
-            }
-            (Ask::Memory(_) | Ask::Request(_), _) => Ok(How::Forward),
-        }
-    }
-
-    /// A connection that is neither raw nor memory: looked into unless its rule tunnels and none needs requests.
-    fn opened(&self, own: &Match<'_>, protocol: &Protocol) -> Result<How, Reason> {
-        let Protocol::Tls { ech, .. } = protocol else { return Ok(How::Intercept) };
-        if own.rule.tls() == Tls::Intercept || self.must_see_requests() {
-            return Ok(How::Intercept);
-        }
-        let tolerated = own.rule.allow().is_some_and(|terms| terms.tolerate_ech);
-        match ech {
-            Ech::Present if !tolerated => Err(Reason::EchHiddenName),
-            Ech::Absent | Ech::Present => Ok(How::Tunnel),
-        }
-    }
-
-    fn must_see_requests(&self) -> bool {
-        let needs = |matched: &Match<'_>| self.is_here(matched) && matched.rule.needs_requests();
-        self.own.iter().chain(&self.floor).any(needs)
-    }
-
-    fn lookup(&self, own: &Match<'_>) -> Lookup {
-        let chosen_octets = match (self.host, own.by) {
-            (Host::Name(name), By::Host(hit)) if hit.reach != Reach::Exact => {
-                name.as_str().len() - hit.base.len()
-            }
-            _ => 0,
-        };
-        let raw = |matched: &Match<'_>| matched.rule.allow().is_some_and(|terms| terms.raw_tcp);
-        Lookup {
-            chosen_octets,
-            types: own
-                .rule
-                .allow()
-                .map_or_else(|| QueryType::DEFAULT.into(), |terms| terms.dns_types.clone()),
-            synthetic: self.own.iter().any(raw),
-            strict_cname: own.rule.allow().is_some_and(|terms| terms.strict_cname),
+            Tier::System => true,
+            Tier::Untrusted => false,
+            Tier::User => public && !own.rule.is_raw(),
         }
     }
 }
@@ -401,25 +402,36 @@ impl<'a> Ask<'a> {
     }
 }
 
-/// What settles which of several rules acts: memory holds its host, then the most specific host, then path,
-/// then the first in the file.
-#[derive(PartialEq, Eq, PartialOrd, Ord)]
+/// What settles which of several rules acts: memory holds its host, then the most specific host, then path.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 struct Rank {
     memory: bool,
     host: (usize, bool, bool),
     path: Specificity,
-    first: std::cmp::Reverse<u32>,
 }
 
 impl Rank {
     fn of(matched: &Match<'_>, path: Specificity) -> Self {
-        Rank {
-            memory: matched.rule.memory().is_some(),
-            host: matched.specificity(),
-            path,
-            first: std::cmp::Reverse(matched.rule.line),
-        }
+        Rank { memory: matched.rule.memory().is_some(), host: matched.specificity(), path }
     }
+}
+
+/// What is merely not in the base's rules is the base's refusal: no edit of the sandbox's policies helps.
+fn in_base(refused: Refused) -> Refused {
+    let own_fault = matches!(
+        refused.reason,
+        Reason::AmbiguousPath
+            | Reason::BankMissing
+            | Reason::ForeignBank
+            | Reason::ForeignEnvironment
+            | Reason::IdentityAbsent
+            | Reason::IdentityInvalid
+            | Reason::IdentityMismatch
+            | Reason::IdentityStale
+            | Reason::IdentityUnset
+    );
+    let reason = if own_fault { refused.reason } else { Reason::BaseForbids };
+    Refused { reason, layer: Layer::Base, ..refused }
 }
 
 fn asks(rule: &Rule, query: QueryType) -> Result<(), Miss> {
@@ -427,27 +439,12 @@ fn asks(rule: &Rule, query: QueryType) -> Result<(), Miss> {
     if allowed.contains(&query) { Ok(()) } else { Err(miss(2, Reason::DnsTypeNotAllowed)) }
 }
 
-fn speaks(rule: &Rule, protocol: &Protocol, port: Option<u16>) -> Result<(), Miss> {
-    if rule.allow().is_some_and(|terms| terms.raw_tcp) {
-        return Ok(());
-    }
-    match (protocol, port) {
-        (Protocol::Raw, _) => Err(miss(4, Reason::RawTcpNotAllowed)),
-        (Protocol::Http { .. }, Some(443)) | (Protocol::Tls { .. }, Some(80)) => {
-            Err(miss(4, Reason::WrongProtocol))
-        }
-        (Protocol::Http { .. } | Protocol::Tls { .. }, _) => Ok(()),
-    }
-}
-
-fn serves(rule: &Rule, request: &RequestFacts) -> Result<Specificity, Miss> {
-    if rule.memory().is_some() {
-        return Err(miss(4, Reason::MemoryOperation));
-    }
-    let raw = rule.allow().is_some_and(|terms| terms.raw_tcp);
-    match (request.scheme, request.port) {
-        (Scheme::Http, 443) | (Scheme::Https, 80) => Err(miss(4, Reason::WrongProtocol)),
-        _ if raw => Err(miss(4, Reason::WrongProtocol)),
+/// Raw TCP carries no requests to judge, but a base that allows any bytes allows these.
+fn serves(rule: &Rule, request: &RequestFacts, layer: Layer) -> Result<Specificity, Miss> {
+    match (request.scheme, request.port, layer) {
+        _ if rule.memory().is_some() => Err(miss(4, Reason::MemoryOperation)),
+        (Scheme::Http, 443, _) | (Scheme::Https, 80, _) => Err(miss(4, Reason::WrongProtocol)),
+        (.., Layer::Sandbox) if rule.is_raw() => Err(miss(4, Reason::WrongProtocol)),
         _ => filter(rule, request),
     }
 }
@@ -458,23 +455,48 @@ pub(crate) fn filter(rule: &Rule, request: &RequestFacts) -> Result<Specificity,
         return Err(miss(5, Reason::MethodNotAllowed));
     }
     let Some(paths) = rule.paths() else { return Ok(Specificity::default()) };
-    if paths.iter().any(|pattern| pattern.is_everything()) {
-        return Ok(Specificity::default());
-    }
-    let path = CanonicalPath::parse(&request.path).map_err(|_| miss(6, Reason::AmbiguousPath))?;
+    let everything = paths.iter().any(|pattern| pattern.is_everything());
+    let Ok(path) = CanonicalPath::parse(&request.path) else {
+        let ambiguous = miss(6, Reason::AmbiguousPath);
+        return everything.then(Specificity::default).ok_or(ambiguous);
+    };
     let matching = paths.iter().filter(|pattern| pattern.matches(&path));
     matching.map(|pattern| pattern.specificity()).max().ok_or(miss(6, Reason::PathNotAllowed))
 }
 
-fn admission(matched: &Match<'_>) -> Admission {
-    match (matched.by, matched.rule.resolves_to()) {
-        (By::Address(net), _) => Admission::Only([net].into()),
-        (By::Host(_), []) => Admission::Public,
-        (By::Host(_), nets) => Admission::Only(nets.into()),
+/// Why a deny rule refuses a request, if it does. A path with a slash at its end is denied with the one without.
+fn denies(rule: &Rule, request: &RequestFacts) -> Option<Reason> {
+    let trimmed = || CanonicalPath::parse(&request.path).ok().and_then(|path| path.without_slash());
+    match filter(rule, request).map_err(|miss| miss.reason) {
+        Ok(_) => Some(Reason::DeniedByRule),
+        Err(Reason::AmbiguousPath) => Some(Reason::AmbiguousPath),
+        Err(Reason::PathNotAllowed) => {
+            let path = trimmed()?;
+            let patterns = rule.paths().unwrap_or(&[]);
+            patterns.iter().any(|pattern| pattern.matches(&path)).then_some(Reason::DeniedByRule)
+        }
+        Err(_) => None,
     }
 }
 
-fn rule_ref(matched: &Match<'_>, layer: Layer) -> RuleRef {
+/// The policy that denies an address whole, also when it hides inside another; whatever name led to it.
+pub(crate) fn denies_address(
+    layers: &Layers,
+    address: IpAddr,
+    port: Option<u16>,
+) -> Option<&Policy> {
+    let denied = |form: IpAddr, policy: &std::sync::Arc<Policy>| {
+        matching(policy, &Host::Address(form)).any(|matched| {
+            let here =
+                port.map_or_else(|| matched.is_on_every_port(), |port| matched.has_port(port));
+            matched.rule.is_deny() && !matched.rule.filters_requests() && here
+        })
+    };
+    let policy = layers.policies().find(|policy| forms(address).any(|form| denied(form, policy)));
+    policy.map(|policy| &**policy)
+}
+
+pub(crate) fn rule_ref(matched: &Match<'_>, layer: Layer) -> RuleRef {
     let (file, line) = matched.origin();
     RuleRef {
         policy: matched.policy.name.clone(),
@@ -483,13 +505,5 @@ fn rule_ref(matched: &Match<'_>, layer: Layer) -> RuleRef {
         digest: matched.policy.digest,
         file,
         line,
-    }
-}
-
-/// The status of an HTTP/2 name mismatch is 421, so that honest coalescing clients try again alone.
-pub(crate) fn disagreement(version: HttpVersion) -> Reason {
-    match version {
-        HttpVersion::Http1 => Reason::NamesDisagree,
-        HttpVersion::Http2 => Reason::Misdirected,
     }
 }

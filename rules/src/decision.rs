@@ -26,7 +26,7 @@ pub enum Decision {
 pub struct Permit(pub(crate) Arc<Terms>);
 
 /// What a permit says; shared, because it is kept by connection, record and ledger alike.
-#[derive(Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Terms {
     pub(crate) sandbox: SandboxId,
     pub(crate) host: Host,
@@ -34,7 +34,8 @@ pub(crate) struct Terms {
     pub(crate) rule: RuleRef,
     pub(crate) generation: u64,
     pub(crate) how: How,
-    pub(crate) admission: Box<[Admission]>,
+    /// For each layer the rules that let the name pass: an address needs one of each.
+    pub(crate) admission: [Box<[Admission]>; 2],
     pub(crate) lookup: Lookup,
     pub(crate) sandbox_budgets: Budgets,
     pub(crate) rule_budgets: Budgets,
@@ -173,6 +174,13 @@ impl Permit {
 
     pub fn inspect(&self) -> bool {
         self.0.inspect
+    }
+
+    /// Whether `other` was given on the same terms, be it by another generation of the rules.
+    pub fn same_terms(&self, other: &Permit) -> bool {
+        let generation = other.generation();
+        let (one, two) = (&*self.0, &*other.0);
+        one.generation == generation && one == two || Terms { generation, ..one.clone() } == *two
     }
 
     /// What it was given for, to be asked again when the rules change.

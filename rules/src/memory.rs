@@ -14,7 +14,7 @@ pub(crate) fn judge(
 ) -> Result<(), Reason> {
     let opened = match facts.operation {
         Operation::Admin => return Err(Reason::MemoryOperation),
-        Operation::None => return Ok(()),
+        Operation::None => return check_harmless(sandbox, facts),
         Operation::Delete => &terms.forget,
         Operation::Read => &terms.recall,
         Operation::Write => &terms.retain,
@@ -24,6 +24,16 @@ pub(crate) fn judge(
         return Err(Reason::BankMissing);
     }
     facts.banks.iter().try_for_each(|bank| check_bank(bank, opened, terms, environment))
+}
+
+/// A request that touches no bank needs no identity; one that claims a foreign one is refused all the same.
+fn check_harmless(sandbox: &Sandbox, facts: &MemoryFacts) -> Result<(), Reason> {
+    match &facts.identity {
+        _ if !facts.banks.is_empty() => Err(Reason::MemoryOperation),
+        IdentityClaim::Absent => Ok(()),
+        IdentityClaim::Invalid(_) => Err(Reason::IdentityInvalid),
+        IdentityClaim::Verified(identity) => same(sandbox, identity),
+    }
 }
 
 /// The path decides who the sandbox is; a token must agree with it in every part.
@@ -63,8 +73,11 @@ fn check_bank(
     if !opened.iter().any(|pattern| pattern.matches(bank)) {
         return Err(Reason::ForeignBank);
     }
-    match terms.environment.clone().or_else(|| bank.environment()) {
-        Some(environment) if environment == *own => Ok(()),
-        _ => Err(Reason::ForeignEnvironment),
+    let own_name = bank.environment();
+    let named = [terms.environment.as_ref(), own_name.as_ref()];
+    let mut named = named.into_iter().flatten().peekable();
+    if named.peek().is_some() && named.all(|environment| environment == own) {
+        return Ok(());
     }
+    Err(Reason::ForeignEnvironment)
 }

@@ -30,14 +30,14 @@ pub enum NameError {
     Empty,
     #[error("it has an empty label (two dots in a row, or a dot too many at an end)")]
     EmptyLabel,
-    #[error("a label of it turns into plain ASCII when normalised; write it in ASCII")]
-    FoldsToAscii,
     #[error("a label of it begins or ends with a hyphen")]
     Hyphen,
     #[error("it is not a valid international name (UTS-46)")]
     International,
     #[error("a label of it is longer than 63 octets")]
     LabelTooLong,
+    #[error("it is spelt with characters that stand for others; write it plainly")]
+    NotNormal,
     #[error("it is longer than 253 octets")]
     TooLong,
 }
@@ -59,11 +59,11 @@ impl DomainName {
         normalise(text, Place::Host).map(Self::from_normal)
     }
 
-    /// Parses bytes off the wire (SNI, SOCKS), which need not be UTF-8.
+    /// Parses bytes off the wire (SNI, SOCKS).
     ///
     /// # Errors
     ///
-    /// As [`DomainName::parse`]; bytes that are not UTF-8 are refused as U+FFFD.
+    /// As [`DomainName::parse`]; on the wire a name is ASCII, so an international one has its A-labels.
     pub fn parse_bytes(bytes: &[u8]) -> Result<Self, NameError> {
         let text =
             str::from_utf8(bytes).map_err(|_| NameError::Character(char::REPLACEMENT_CHARACTER))?;
@@ -78,8 +78,7 @@ impl DomainName {
     pub fn from_labels<'a>(labels: impl IntoIterator<Item = &'a [u8]>) -> Result<Self, NameError> {
         let mut text = String::new();
         for label in labels {
-            let label = str::from_utf8(label)
-                .map_err(|_| NameError::Character(char::REPLACEMENT_CHARACTER))?;
+            let label = on_the_wire(label)?;
             match label {
                 "" => return Err(NameError::EmptyLabel),
                 dotted if dotted.contains('.') => return Err(NameError::Character('.')),
@@ -135,6 +134,11 @@ impl fmt::Debug for DomainName {
     }
 }
 
+fn on_the_wire(bytes: &[u8]) -> Result<&str, NameError> {
+    let text = str::from_utf8(bytes).ok().filter(|text| text.is_ascii());
+    text.ok_or(NameError::Character(char::REPLACEMENT_CHARACTER))
+}
+
 /// Brings a host name into its normal form without allocating when it already is in it.
 pub(crate) fn normalise_host(text: &str) -> Result<Cow<'_, str>, NameError> {
     normalise(text, Place::Host)
@@ -186,18 +190,19 @@ fn ascii(text: &str) -> Cow<'_, str> {
     Cow::Borrowed(text)
 }
 
-/// Maps a name with non-ASCII labels by UTS-46, but never lets a character become ASCII on the way:
-/// full-width letters, soft hyphens and other dots would give one host many spellings.
+/// Maps a name with non-ASCII labels by UTS-46, but only from its own lower-case form: full-width letters,
+/// soft hyphens and other dots would give one host many spellings.
 fn international(text: &str) -> Result<String, NameError> {
     if let Some(dot) = text.chars().find(|c| matches!(c, '\u{3002}' | '\u{ff0e}' | '\u{ff61}')) {
         return Err(NameError::Character(dot));
     }
-    let mapped = to_ascii(text)?;
-    let mut labels = text.split('.').zip(mapped.split('.'));
-    if labels.any(|(from, to)| !from.is_ascii() && !to.starts_with("xn--")) {
-        return Err(NameError::FoldsToAscii);
+    let mapped = to_ascii(text)?.into_owned();
+    let (spelt, sound) =
+        Uts46::new().to_unicode(mapped.as_bytes(), AsciiDenyList::EMPTY, Hyphens::Allow);
+    match sound {
+        Ok(()) if spelt == text.to_lowercase() => Ok(mapped),
+        _ => Err(NameError::NotNormal),
     }
-    Ok(mapped.into_owned())
 }
 
 /// An A-label must be the one its own U-label has, or two spellings would name one host.
@@ -425,11 +430,14 @@ mod tests {
             ("example。com", Character('\u{3002}')),
             ("example．com", Character('\u{ff0e}')),
             ("example｡com", Character('\u{ff61}')),
-            ("ｅxample.com", FoldsToAscii),
-            ("exa\u{ad}mple.com", FoldsToAscii),
+            ("ｅxample.com", NotNormal),
+            ("exa\u{ad}mple.com", NotNormal),
             ("exam\u{200d}ple.com", International),
-            ("ⓔxample.com", FoldsToAscii),
-            ("１２７.0.0.1", FoldsToAscii),
+            ("ⓔxample.com", NotNormal),
+            ("１２７.0.0.1", NotNormal),
+            ("ｘn--bcher-kva.example", NotNormal),
+            ("bücher\u{ad}.example", NotNormal),
+            ("bu\u{308}cher.example", NotNormal),
             ("xn--.example", Hyphen),
             ("xn--a.example", International),
             ("xn--example-.com", Hyphen),
@@ -460,6 +468,7 @@ mod tests {
             (&[b"foo.example", b"com"], Err(NameError::Character('.'))),
             (&[b"foo", b""], Err(NameError::EmptyLabel)),
             (&[b"\xff\xfe", b"com"], Err(NameError::Character('\u{fffd}'))),
+            (&["bücher".as_bytes(), b"example"], Err(NameError::Character('\u{fffd}'))),
             (&[b"+/", b"com"], Err(NameError::Character('+'))),
             (&[b"_xn--bcher-kva", b"example"], Ok("_xn--bcher-kva.example")),
             (&[], Err(NameError::Empty)),

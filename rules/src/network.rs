@@ -20,6 +20,16 @@ pub fn forbidden(address: IpAddr) -> Option<Forbidden> {
     }
 }
 
+/// The address and every IPv4 address that hides inside it: a rule against one holds against all.
+pub fn forms(address: IpAddr) -> impl Iterator<Item = IpAddr> {
+    let address = address.to_canonical();
+    let hidden = match address {
+        IpAddr::V4(_) => [None, None],
+        IpAddr::V6(address) => inner(address),
+    };
+    std::iter::once(address).chain(hidden.into_iter().flatten().map(IpAddr::V4))
+}
+
 /// Whether nothing can answer over TCP there, so that opening it would be a rule that never acts.
 pub fn undialable(range: &IpNet) -> bool {
     match range {
@@ -32,12 +42,19 @@ pub fn undialable(range: &IpNet) -> bool {
     }
 }
 
-/// Whether `range` reaches into a forbidden range, which only a rule's explicit CIDR may.
-pub fn touches_forbidden(range: &IpNet) -> bool {
-    let overlaps = |other: &IpNet| range.contains(other) || other.contains(range);
-    let v4 = V4.iter().any(|(net, _)| overlaps(&IpNet::V4(*net)));
-    let v6 = V6.iter().any(|(net, _)| overlaps(&IpNet::V6(*net)));
-    v4 || v6 || forbidden(range.addr()).is_some()
+/// Whether `range` lies within one forbidden range.
+pub fn is_forbidden(range: &IpNet) -> bool {
+    tables().any(|net| net.contains(range))
+}
+
+/// Whether `range` is wider than a forbidden range it takes in, which hardly anybody means.
+pub fn is_wide(range: &IpNet) -> bool {
+    tables().any(|net| range.contains(&net) && net != *range) && !is_forbidden(range)
+}
+
+fn tables() -> impl Iterator<Item = IpNet> {
+    let v4 = V4.iter().map(|(net, _)| IpNet::V4(*net));
+    v4.chain(V6.iter().map(|(net, _)| IpNet::V6(*net)))
 }
 
 fn forbidden_v4(address: Ipv4Addr) -> Option<Forbidden> {
@@ -55,7 +72,13 @@ fn forbidden_v6(address: Ipv6Addr) -> Option<Forbidden> {
 fn inner(address: Ipv6Addr) -> [Option<Ipv4Addr>; 2] {
     let bits = address.to_bits();
     let last = Ipv4Addr::from_bits(bits as u32);
-    if NAT64.contains(&address) || COMPATIBLE.contains(&address) {
+    // RFC 5214, 6.1: an interface identifier of ::[02]00:5efe:a.b.c.d, under any prefix.
+    let isatap = matches!((bits >> 32) as u32, 0x0000_5efe | 0x0200_5efe);
+    if NAT64.contains(&address)
+        || COMPATIBLE.contains(&address)
+        || TRANSLATED.contains(&address)
+        || isatap
+    {
         return [Some(last), None];
     }
     if SIX_TO_FOUR.contains(&address) {
@@ -83,6 +106,7 @@ const MULTICAST_V4: Ipv4Net = v4(224, 0, 0, 0, 4);
 const UNSPECIFIED_V4: Ipv4Net = v4(0, 0, 0, 0, 8);
 const MULTICAST_V6: Ipv6Net = v6(0xff00, 0, 0, 0, 8);
 const COMPATIBLE: Ipv6Net = v6(0, 0, 0, 0, 96); // RFC 4291, 2.5.5.1
+const TRANSLATED: Ipv6Net = Ipv6Net::new_assert(Ipv6Addr::new(0, 0, 0, 0, 0xffff, 0, 0, 0), 96); // RFC 2765
 const NAT64: Ipv6Net = v6(0x64, 0xff9b, 0, 0, 96); // RFC 6052
 const SIX_TO_FOUR: Ipv6Net = v6(0x2002, 0, 0, 0, 16); // RFC 3056
 const TEREDO: Ipv6Net = v6(0x2001, 0, 0, 0, 32); // RFC 4380
@@ -107,13 +131,14 @@ const V4: [(Ipv4Net, &str); 16] = [
     (v4(240, 0, 0, 0, 4), "reserved and broadcast"),
 ];
 
-const V6: [(Ipv6Net, &str); 13] = [
+const V6: [(Ipv6Net, &str); 14] = [
     (Ipv6Net::new_assert(Ipv6Addr::UNSPECIFIED, 128), "unspecified"),
     (Ipv6Net::new_assert(Ipv6Addr::LOCALHOST, 128), "loopback"),
     (v6(0x64, 0xff9b, 1, 0, 48), "local-use NAT64"),
     (v6(0x100, 0, 0, 0, 64), "discard"),
     (v6(0x2001, 2, 0, 0, 48), "benchmarking"),
     (v6(0x2001, 0x10, 0, 0, 28), "ORCHID"),
+    (v6(0x2001, 0x20, 0, 0, 28), "ORCHID"),
     (v6(0x2001, 0xdb8, 0, 0, 32), "documentation"),
     (v6(0x3fff, 0, 0, 0, 20), "documentation"),
     (v6(0x5f00, 0, 0, 0, 16), "segment routing"),
@@ -169,6 +194,10 @@ mod tests {
             ("2002:7f00:1::1", Some("loopback")),
             ("2001:0:0a00:1::1", Some("private")),
             ("2001:0:101:101:0:0:f5ff:fffe", Some("private")),
+            ("::ffff:0:7f00:1", Some("loopback")),
+            ("2606:4700::5efe:a00:1", Some("private")),
+            ("2606:4700::200:5efe:7f00:1", Some("loopback")),
+            ("2001:20::1", Some("ORCHID")),
             ("2001:db8::1", Some("documentation")),
             ("fd00:ec2::254", Some("unique local")),
             ("fe80::1", Some("link-local")),
@@ -181,25 +210,24 @@ mod tests {
     }
 
     #[test]
-    fn ranges_are_known_to_reach_into_forbidden_ground() {
-        for (range, touches, undial) in [
-            ("10.1.0.0/16", true, false),
-            ("0.0.0.0/0", true, false),
-            ("8.8.8.0/24", false, false),
-            ("::/0", true, false),
-            ("fd00::/8", true, false),
-            ("2606:4700::/32", false, false),
-            ("224.0.0.0/8", true, true),
-            ("ff02::/16", true, true),
-            ("0.0.0.0/32", true, true),
-            ("127.0.0.1/32", true, false),
+    fn ranges_are_known_by_where_they_lie() {
+        for (range, forbidden, wide, undial) in [
+            ("10.1.0.0/16", true, false, false),
+            ("10.0.0.0/8", true, false, false),
+            ("0.0.0.0/0", false, true, false),
+            ("8.0.0.0/5", false, true, false),
+            ("8.8.8.0/24", false, false, false),
+            ("::/0", false, true, false),
+            ("fd00::/8", true, false, false),
+            ("2606:4700::/32", false, false, false),
+            ("224.0.0.0/8", true, false, true),
+            ("ff02::/16", true, false, true),
+            ("0.0.0.0/32", true, false, true),
+            ("127.0.0.1/32", true, false, false),
         ] {
             let range: IpNet = range.parse().unwrap();
-            assert_eq!(
-                (touches_forbidden(&range), undialable(&range)),
-                (touches, undial),
-                "{range}"
-            );
+            let found = (is_forbidden(&range), is_wide(&range), undialable(&range));
+            assert_eq!(found, (forbidden, wide, undial), "{range}");
         }
     }
 }

@@ -56,61 +56,54 @@ impl CanonicalPath {
         &self.0
     }
 
+    /// The path without a slash at its end, for rules that deny it.
+    pub(crate) fn without_slash(&self) -> Option<Self> {
+        self.0
+            .strip_suffix('/')
+            .filter(|rest| !rest.is_empty())
+            .map(|rest| CanonicalPath(rest.into()))
+    }
+
     fn segments(&self) -> impl Iterator<Item = &str> + Clone {
         self.0.split('/').skip(1)
     }
 }
 
 fn push_segment(canonical: &mut String, segment: &str) -> Result<(), PathError> {
+    let mut decoded = Vec::with_capacity(segment.len());
     let mut characters = segment.chars();
     while let Some(character) = characters.next() {
         match character {
-            '%' => push_escape(canonical, characters.next(), characters.next())?,
-            // RFC 3986, 3.3, less `;`: servers disagree on whether it ends the segment.
-            'a'..='z'
-            | 'A'..='Z'
-            | '0'..='9'
-            | '-'
-            | '.'
-            | '_'
-            | '~'
-            | '!'
-            | '$'
-            | '&'
-            | '\''
-            | '('
-            | ')'
-            | '*'
-            | '+'
-            | ','
-            | '='
-            | ':'
-            | '@' => canonical.push(character),
+            '%' => {
+                let octet = escaped(characters.next(), characters.next())?;
+                canonical.push_str(&format!("%{octet:02X}"));
+                decoded.push(octet);
+            }
+            plain if is_plain(plain) => {
+                canonical.push(plain);
+                decoded.push(plain as u8);
+            }
             other => return Err(PathError::Character(other)),
         }
     }
-    Ok(())
+    // Overlong and broken UTF-8 is read as `/` or `.` by some decoders.
+    str::from_utf8(&decoded).map(drop).map_err(|_| PathError::Encoding)
 }
 
-fn push_escape(
-    canonical: &mut String,
-    high: Option<char>,
-    low: Option<char>,
-) -> Result<(), PathError> {
+/// What stands for itself in a path: RFC 3986, 3.3, less `;`, on which servers disagree.
+fn is_plain(character: char) -> bool {
+    character.is_ascii_alphanumeric() || "-._~!$&'()*+,=:@".contains(character)
+}
+
+/// The octet of a percent escape, refused where it would change the path or need not be escaped at all.
+fn escaped(high: Option<char>, low: Option<char>) -> Result<u8, PathError> {
     let digit = |character: Option<char>| character.and_then(|c| c.to_digit(16));
     let (Some(high), Some(low)) = (digit(high), digit(low)) else {
         return Err(PathError::Encoding);
     };
     let octet = (high * 16 + low) as u8;
-    let harmful = octet < 0x20
-        || octet == 0x7f
-        || matches!(octet, b'/' | b'\\' | b'%' | b';' | b'.' | b'?' | b'#');
-    let needless = octet.is_ascii_alphanumeric() || matches!(octet, b'-' | b'_' | b'~');
-    if harmful || needless {
-        return Err(PathError::Encoding);
-    }
-    canonical.push_str(&format!("%{octet:02X}"));
-    Ok(())
+    let harmful = octet.is_ascii_control() || b"/\\%;?#".contains(&octet);
+    if harmful || is_plain(char::from(octet)) { Err(PathError::Encoding) } else { Ok(octet) }
 }
 
 /// A pattern over a path: `*` is one segment, `**` any number of them, none included.
@@ -158,15 +151,23 @@ impl PathPattern {
 
     /// Whether the pattern is `/**`, which holds for every path and so needs no canonical one.
     pub fn is_everything(&self) -> bool {
-        matches!(*self.segments, [Segment::Any])
+        self.segments.iter().all(|segment| *segment == Segment::Any)
+    }
+
+    /// Whether some path is matched by both.
+    pub(crate) fn meets(&self, other: &PathPattern) -> bool {
+        meet(&self.segments, &other.segments)
     }
 
     pub fn matches(&self, path: &CanonicalPath) -> bool {
         matches(&self.segments, path.segments())
     }
 
-    /// Literal segments count most, then single stars, then fewer `**`.
+    /// Literal segments count most, then single stars, then fewer `**`; `/**` says no more than no pattern.
     pub fn specificity(&self) -> Specificity {
+        if self.is_everything() {
+            return Specificity::default();
+        }
         let count =
             |wanted: fn(&Segment) -> bool| self.segments.iter().filter(|s| wanted(s)).count();
         let many = count(|s| matches!(s, Segment::Any));
@@ -200,6 +201,30 @@ fn segment(text: &str) -> Result<Segment, PathPatternError> {
         text if text.contains('*') => Err(PathPatternError::Star),
         text => Ok(Segment::Literal(text.into())),
     }
+}
+
+/// Whether two patterns have a path in common; the work is bounded by the product of their lengths.
+fn meet(one: &[Segment], other: &[Segment]) -> bool {
+    let mut below = vec![false; other.len() + 1];
+    for at in (0..=one.len()).rev() {
+        let mut row = vec![false; other.len() + 1];
+        for beside in (0..=other.len()).rev() {
+            let right = |row: &[bool]| row.get(beside + 1).copied().unwrap_or(false);
+            let down = below.get(beside).copied().unwrap_or(false);
+            let found = match (one.get(at), other.get(beside)) {
+                (None, None) => true,
+                (Some(Segment::Any), _) | (_, Some(Segment::Any)) => down || right(&row),
+                (Some(Segment::Literal(a)), Some(Segment::Literal(b))) => a == b && right(&below),
+                (Some(_), Some(_)) => right(&below),
+                (None, Some(_)) | (Some(_), None) => false,
+            };
+            if let Some(cell) = row.get_mut(beside) {
+                *cell = found;
+            }
+        }
+        below = row;
+    }
+    below.first().copied().unwrap_or(false)
 }
 
 /// Matches with one level of back-tracking: on a miss the last `**` takes one segment more, so the work is
@@ -265,6 +290,13 @@ mod tests {
             ("/a%00", Err(PathError::Encoding)),
             ("/a%0d%0a", Err(PathError::Encoding)),
             ("/re%63all", Err(PathError::Encoding)),
+            ("/%40evil/x", Err(PathError::Encoding)),
+            ("/v1/files%3Aupload", Err(PathError::Encoding)),
+            ("/public/%c0%ae%c0%ae/admin", Err(PathError::Encoding)),
+            ("/%c0%af", Err(PathError::Encoding)),
+            ("/%ff", Err(PathError::Encoding)),
+            ("/%e2%82", Err(PathError::Encoding)),
+            ("/%22", Ok("/%22")),
             ("/a%", Err(PathError::Encoding)),
             ("/a%g0", Err(PathError::Encoding)),
             ("/a;x=1", Err(PathError::Character(';'))),
@@ -319,6 +351,24 @@ mod tests {
     }
 
     #[test]
+    fn patterns_meet_or_do_not() {
+        for (one, other, meets) in [
+            ("/a/*", "/*/b", true),
+            ("/a/**", "/**/b", true),
+            ("/a/*", "/b/*", false),
+            ("/a", "/a/*", false),
+            ("/a", "/a/**", true),
+            ("/a/*/c", "/**/d", false),
+        ] {
+            assert_eq!(
+                PathPattern::parse(one).unwrap().meets(&PathPattern::parse(other).unwrap()),
+                meets,
+                "{one} {other}"
+            );
+        }
+    }
+
+    #[test]
     fn patterns_that_cannot_match_are_refused() {
         for text in ["", "v1", "/v1?x=1", "/a*", "/a**", "/***", "/../x", "/a//b", "/a%2fb", "/a;b"]
         {
@@ -341,6 +391,14 @@ mod tests {
             let (pattern_segments, path_segments): (Vec<_>, Vec<_>) = (pattern.split('/').skip(1).collect(), path.split('/').skip(1).collect());
             let found = PathPattern::parse(&pattern).unwrap().matches(&CanonicalPath::parse(&path).unwrap());
             prop_assert_eq!(found, reference(&pattern_segments, &path_segments), "{} ~ {}", pattern, path);
+        }
+
+        #[test]
+        fn patterns_meet_where_a_path_is_both(one in "(/(a|b|\\*|\\*\\*)){1,4}", other in "(/(a|b|\\*|\\*\\*)){1,4}", path in "(/[ab]){1,5}") {
+            let (one, other) = (PathPattern::parse(&one).unwrap(), PathPattern::parse(&other).unwrap());
+            let path = CanonicalPath::parse(&path).unwrap();
+            prop_assert!(one.meets(&other) || !one.matches(&path) || !other.matches(&path));
+            prop_assert_eq!(one.meets(&other), other.meets(&one));
         }
 
         #[test]

@@ -192,13 +192,24 @@ fn any(port: Option<u16>, width: Width) -> Result<RawPattern<'static>, PatternEr
 ///
 /// A single label that the list does not know (`postgres`) may be named exactly, not by wildcard.
 fn check_width(reach: Reach, base: &str) -> Result<(), PatternError> {
-    let Some(suffix) = psl::suffix(base.as_bytes()) else { return Ok(()) };
-    if suffix.as_bytes() != base.as_bytes() || (reach == Reach::Exact && !suffix.is_known()) {
+    let wide = match reach {
+        Reach::Exact => is_suffix(base, true),
+        // The list has wildcards of its own (`*.compute.amazonaws.com`): what stands below such a base is a suffix.
+        Reach::Below | Reach::Tree => {
+            is_suffix(base, false) || is_suffix(&format!("any.{base}"), true)
+        }
+    };
+    if !wide {
         return Ok(());
     }
     Err(PatternError::Wide {
         covers: format!("`{base}`, a public suffix under which anyone can have a name"),
     })
+}
+
+fn is_suffix(name: &str, known: bool) -> bool {
+    psl::suffix(name.as_bytes())
+        .is_some_and(|suffix| suffix.as_bytes() == name.as_bytes() && (suffix.is_known() || !known))
 }
 
 #[cfg(test)]
@@ -249,6 +260,9 @@ mod tests {
             "github.io",
             "*.github.io",
             "*.s3.amazonaws.com",
+            "*.compute.amazonaws.com",
+            "*.compute-1.amazonaws.com",
+            "*.kawasaki.jp",
             "co.uk",
             "*.internal",
             ".postgres",

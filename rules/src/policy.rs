@@ -62,9 +62,10 @@ pub(crate) enum Verdict {
 }
 
 /// On which terms a rule lets something pass.
-#[derive(Debug, Default)]
+#[derive(Debug, Default, PartialEq, Eq)]
 pub(crate) struct AllowTerms {
-    pub(crate) resolves_to: Box<[IpNet]>,
+    /// The only networks the hosts may lead to; none means every public one, an empty list none at all.
+    pub(crate) resolves_to: Option<Box<[IpNet]>>,
     pub(crate) raw_tcp: bool,
     pub(crate) tls: Tls,
     pub(crate) tolerate_ech: bool,
@@ -79,7 +80,7 @@ pub(crate) struct AllowTerms {
 /// Which banks of a memory service a sandbox may use.
 #[derive(Debug)]
 pub(crate) struct MemoryTerms {
-    pub(crate) resolves_to: Box<[IpNet]>,
+    pub(crate) resolves_to: Option<Box<[IpNet]>>,
     pub(crate) profile: ProfileName,
     pub(crate) identity: IdentityMode,
     /// The environment of every bank there; none means each bank names its own.
@@ -274,11 +275,12 @@ impl Rule {
         self.allow().and_then(|terms| terms.credential.as_ref())
     }
 
-    pub fn resolves_to(&self) -> &[IpNet] {
+    /// The only networks its hosts may lead to.
+    pub fn resolves_to(&self) -> Option<&[IpNet]> {
         match &self.verdict {
-            Verdict::Allow(terms) => &terms.resolves_to,
-            Verdict::Deny => &[],
-            Verdict::Memory(terms) => &terms.resolves_to,
+            Verdict::Allow(terms) => terms.resolves_to.as_deref(),
+            Verdict::Deny => None,
+            Verdict::Memory(terms) => terms.resolves_to.as_deref(),
         }
     }
 
@@ -309,6 +311,10 @@ impl Rule {
             Verdict::Memory(terms) => Some(terms),
             Verdict::Allow(_) | Verdict::Deny => None,
         }
+    }
+
+    pub(crate) fn is_raw(&self) -> bool {
+        self.allow().is_some_and(|terms| terms.raw_tcp)
     }
 
     pub(crate) fn tls(&self) -> Tls {

@@ -98,13 +98,24 @@ impl Probe {
         let mut answer = Decision::Deny(Box::new(rules.plain(Reason::NameMissing)));
         for facts in self.facts(sandbox) {
             answer = rules.decide(sandbox, &facts);
-            let held = matches!(&answer, Decision::Allow(permit) if matches!(permit.how(), How::Hold { .. }));
-            // What a plain request to a memory service says is for its profile to read.
-            if answer.reason().is_some() || (held && self.special == Special::Connection) {
+            if !self.goes_on(&answer) {
                 break;
             }
         }
         answer
+    }
+
+    /// Whether another step would be asked: nothing is after a refusal, nor where bytes pass unseen, and what
+    /// a plain request to a memory service says is for its profile to read.
+    fn goes_on(&self, answer: &Decision) -> bool {
+        match answer {
+            Decision::Deny(_) => false,
+            Decision::Allow(permit) => match permit.how() {
+                How::Raw | How::Tunnel => false,
+                How::Hold { .. } => self.special != Special::Connection,
+                How::Forward | How::Intercept | How::Resolve => true,
+            },
+        }
     }
 
     fn lookup(&self, query: QueryType) -> Option<Facts> {

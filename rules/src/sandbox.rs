@@ -46,7 +46,8 @@ pub struct SandboxRef(Arc<Sandbox>);
 pub struct Sandboxes {
     by_id: BTreeMap<SandboxId, SandboxRef>,
     by_channel: HashMap<Channel, SandboxId>,
-    by_source: Vec<(IpNet, SandboxId)>,
+    /// By first address; ranges never overlap, so the one that begins last before an address is the only candidate.
+    by_source: BTreeMap<IpAddr, (IpNet, SandboxId)>,
 }
 
 impl Sandboxes {
@@ -79,7 +80,8 @@ impl Sandboxes {
     }
 
     fn by_address(&self, address: IpAddr) -> Option<&SandboxId> {
-        self.by_source.iter().find(|(net, _)| net.contains(&address)).map(|(_, id)| id)
+        let (_, (net, id)) = self.by_source.range(..=address).next_back()?;
+        net.contains(&address).then_some(id)
     }
 
     pub fn get(&self, id: &SandboxId) -> Option<&SandboxRef> {
@@ -101,10 +103,13 @@ impl Sandboxes {
 
     /// Gives a source range to a sandbox; answers with one whose range it touches.
     pub(crate) fn bind_source(&mut self, net: IpNet, id: &SandboxId) -> Option<SandboxId> {
-        let touches = |other: &IpNet| other.contains(&net) || net.contains(other);
-        let other =
-            self.by_source.iter().find(|(other, _)| touches(other)).map(|(_, id)| id.clone());
-        self.by_source.push((net, id.clone()));
+        let before = self.by_source.range(..=net.network()).next_back();
+        let inside = self.by_source.range(net.network()..=net.broadcast()).next();
+        let touches = |(_, (other, id)): (&IpAddr, &(IpNet, SandboxId))| {
+            (other.contains(&net) || net.contains(other)).then(|| id.clone())
+        };
+        let other = before.and_then(touches).or_else(|| inside.and_then(touches));
+        self.by_source.insert(net.network(), (net, id.clone()));
         other
     }
 }

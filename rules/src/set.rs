@@ -201,6 +201,11 @@ impl HostSet {
         chain.map(move |entry| entry.hit(base))
     }
 
+    /// The patterns with this very base, whatever their reach.
+    pub(crate) fn based_on(&self, base: &str) -> Vec<Hit<'_>> {
+        self.chain(base).collect()
+    }
+
     /// The patterns whose base is `name` or a parent of it: all that can cover a pattern with that base.
     pub(crate) fn around<'a>(&'a self, name: &DomainName) -> Vec<Hit<'a>> {
         name.suffixes().chain(std::iter::once("")).flat_map(|suffix| self.chain(suffix)).collect()

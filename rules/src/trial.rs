@@ -3,6 +3,7 @@
 use std::sync::Arc;
 
 use crate::decision::Decision;
+use crate::load::problem::Place;
 use crate::policy::Policy;
 use crate::probe::Probe;
 use crate::reason::Reason;
@@ -15,6 +16,8 @@ use crate::word::{Environment, SandboxId, Tenant};
 pub struct Trial {
     pub name: Option<String>,
     pub line: u32,
+    /// Where the test stands, for problems that are found after parsing.
+    pub(crate) at: Place,
     pub expect: Expect,
     pub probe: Probe,
     /// Only this sandbox; every one that has the policy otherwise.

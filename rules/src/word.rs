@@ -34,7 +34,7 @@ fn check(text: &str, extra: &[u8], longest: usize) -> Result<(), WordError> {
     }
 }
 
-/// Seven types of one shape: a macro says it once, and each still is a type of its own.
+/// Types of one shape: a macro says it once, and each still is a type of its own.
 macro_rules! words {
     ($($(#[$doc:meta])* $name:ident($extra:expr, $longest:expr);)*) => { $(
         $(#[$doc])*

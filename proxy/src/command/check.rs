@@ -206,9 +206,7 @@ fn terms(rule: &Rule) -> String {
         rule.paths().map(|paths| if paths.is_empty() { "no path".to_owned() } else { join(paths) }),
     );
     words.extend(rule.credential().map(|name| format!("credential {name}")));
-    if !rule.resolves_to().is_empty() {
-        words.push(format!("resolves to {}", join(rule.resolves_to())));
-    }
+    words.extend(rule.resolves_to().map(|nets| format!("resolves to {}", join(nets))));
     // How TLS is treated is the first word already.
     for term in rule.terms().into_iter().filter(|term| term.key != "tls") {
         words.push(match term.value {
@@ -270,7 +268,7 @@ fn rule_json(policy: &Policy, rule: &Rule, targets: &Targets<'_>) -> Value {
         "methods": rule.methods().map(|methods| methods.iter().map(ToString::to_string).collect::<Vec<_>>()),
         "paths": rule.paths().map(|paths| paths.iter().map(ToString::to_string).collect::<Vec<_>>()),
         "credential": rule.credential().map(|name| name.as_str()),
-        "resolves_to": rule.resolves_to().iter().map(ToString::to_string).collect::<Vec<_>>(),
+        "resolves_to": rule.resolves_to().map(|nets| nets.iter().map(ToString::to_string).collect::<Vec<_>>()),
         "budget": budget_json(rule.budgets()),
     });
     for term in rule.terms() {

@@ -34,20 +34,22 @@ pub(super) enum Shown {
     Pattern(String),
 }
 
-/// The paths worth trying beside `patterns`.
-pub(super) fn witnesses(patterns: &[&PathPattern]) -> Vec<Witness> {
+/// The paths worth trying beside `patterns`, of which those in `denied` also hold without a slash at the end.
+pub(super) fn witnesses(patterns: &[&PathPattern], denied: &[&PathPattern]) -> Vec<Witness> {
     if patterns.iter().all(|pattern| pattern.is_everything()) {
         return vec![Witness { path: "/".to_owned(), shown: Shown::Every }];
     }
-    let mut classes = Search::new(patterns).classes();
+    let mut classes = Search::new(patterns, denied).classes();
     for pattern in patterns {
-        let own = vec![pattern.to_string()];
-        if !classes.keys().any(|matched| matched.contains(&own[0])) {
-            classes.insert(own, pattern.example());
+        let own = pattern.to_string();
+        if !classes.keys().any(|(matched, _)| matched.contains(&own)) {
+            classes.insert((vec![own], Vec::new()), pattern.example());
         }
     }
-    let closest: Vec<Option<String>> =
-        classes.keys().map(|matched| closest(patterns, matched)).collect();
+    let closest: Vec<Option<String>> = classes
+        .keys()
+        .map(|(matched, trimmed)| closest(patterns, &[&matched[..], trimmed].concat()))
+        .collect();
     let repeated =
         |label: &Option<String>| closest.iter().filter(|other| *other == label).count() > 1;
     let shown = |label: &Option<String>, path: &str| match label {
@@ -73,6 +75,7 @@ fn closest(patterns: &[&PathPattern], matched: &[String]) -> Option<String> {
 /// A walk over every path, as far as the patterns can tell paths apart.
 struct Search {
     patterns: Vec<(String, Vec<Segment>)>,
+    denied: BTreeSet<String>,
     /// The segments some pattern names, and one none does; the empty one only ends a path.
     alphabet: BTreeSet<String>,
 }
@@ -84,11 +87,15 @@ enum Segment {
     One,
 }
 
+/// The patterns that match a path, and those that deny it only without the slash at its end.
+type Class = (Vec<String>, Vec<String>);
+
 /// For each pattern, how many of its segments may be used up.
 type State = Vec<BTreeSet<usize>>;
 
 impl Search {
-    fn new(patterns: &[&PathPattern]) -> Self {
+    fn new(patterns: &[&PathPattern], denied: &[&PathPattern]) -> Self {
+        let denied = denied.iter().map(ToString::to_string).collect();
         let texts: BTreeSet<String> = patterns.iter().map(ToString::to_string).collect();
         let patterns: Vec<_> = texts.into_iter().map(|text| (text.clone(), parts(&text))).collect();
         let literals = patterns.iter().flat_map(|(_, parts)| parts).filter_map(|part| match part {
@@ -101,11 +108,11 @@ impl Search {
             other.push('-');
         }
         alphabet.extend([other, String::new()]);
-        Search { patterns, alphabet }
+        Search { patterns, denied, alphabet }
     }
 
     /// The shortest path found for each set of patterns that some path matches.
-    fn classes(&self) -> BTreeMap<Vec<String>, String> {
+    fn classes(&self) -> BTreeMap<Class, String> {
         let start: State =
             self.patterns.iter().map(|(_, parts)| closure(parts, BTreeSet::from([0]))).collect();
         let (mut found, mut seen) = (BTreeMap::new(), BTreeSet::from([start.clone()]));
@@ -113,7 +120,7 @@ impl Search {
         while let Some((state, path)) = queue.pop_front() {
             for segment in &self.alphabet {
                 let (next, longer) = (self.step(&state, segment), format!("{path}/{segment}"));
-                found.entry(self.matched(&next)).or_insert_with(|| longer.clone());
+                found.entry(self.class(&state, &next, segment)).or_insert_with(|| longer.clone());
                 let ends = segment.is_empty() || seen.len() >= MAX_STATES;
                 if !ends && seen.insert(next.clone()) {
                     queue.push_back((next, longer));
@@ -121,6 +128,13 @@ impl Search {
             }
         }
         found
+    }
+
+    fn class(&self, before: &State, state: &State, segment: &str) -> Class {
+        let matched = self.matched(state);
+        let mut trimmed = if segment.is_empty() { self.matched(before) } else { Vec::new() };
+        trimmed.retain(|pattern| self.denied.contains(pattern) && !matched.contains(pattern));
+        (matched, trimmed)
     }
 
     fn step(&self, state: &State, segment: &str) -> State {
@@ -171,7 +185,7 @@ mod tests {
     fn paths(patterns: &[&str]) -> Vec<String> {
         let parsed: Vec<_> =
             patterns.iter().map(|text| PathPattern::parse(text).unwrap()).collect();
-        let found = witnesses(&parsed.iter().collect::<Vec<_>>());
+        let found = witnesses(&parsed.iter().collect::<Vec<_>>(), &[]);
         found.into_iter().map(|witness| witness.path).collect()
     }
 

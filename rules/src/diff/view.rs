@@ -64,7 +64,10 @@ impl Question<'_> {
         let other = Method::parse(OTHER_METHOD).ok();
         let methods: Vec<Option<Method>> =
             named.iter().map(|method| Some((*method).clone())).chain([None]).collect();
-        let paths = paths::witnesses(&patterns);
+        let denying = here().filter(|matched| matched.rule.is_deny());
+        let denied: Vec<_> =
+            denying.flat_map(|matched| matched.rule.paths().unwrap_or(&[])).collect();
+        let paths = paths::witnesses(&patterns, &denied);
         let one = |method: &Option<Method>, path: &paths::Witness| Try {
             method: method.clone().or_else(|| other.clone()),
             path: path.path.clone(),

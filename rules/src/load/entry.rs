@@ -2,7 +2,6 @@
 //! and a fault is put where the entry stands.
 
 use std::ops::Range;
-use std::sync::Arc;
 
 use ipnet::IpNet;
 use toml::Spanned;
@@ -10,10 +9,10 @@ use toml::Spanned;
 use super::document::AllowDocument;
 use super::list::{self, MAX_LIST, Terms};
 use super::list_path;
-use super::problem::{Fault, Source, nearest, printable};
+use super::problem::{Fault, Source, nearest};
 use super::rule::Builder;
 use crate::facts::{Method, QueryType};
-use crate::network::undialable;
+use crate::network::{is_wide, undialable};
 use crate::path::PathPattern;
 use crate::pattern::{HostPattern, Width};
 use crate::policy::AddressEntry;
@@ -43,7 +42,7 @@ impl Builder<'_> {
             }
         }
         for entry in addresses.unwrap_or(&[]) {
-            if let Some(net) = self.network(entry) {
+            if let Some(net) = self.network(entry, terms.width) {
                 self.addresses.push(AddressEntry { net, rule: terms.rule });
             }
         }
@@ -85,7 +84,7 @@ impl Builder<'_> {
         };
         match text {
             Ok(text) => {
-                let source = Source { file: Arc::from(path.as_str()), text };
+                let source = Source::new(&path, text);
                 self.lists.push(path);
                 list::add(&source, terms, &mut self.hosts, self.problems);
             }
@@ -150,18 +149,27 @@ impl Builder<'_> {
         entries.map(|entries| entries.iter().filter_map(parse).collect())
     }
 
-    pub(super) fn networks(&mut self, entries: &[Spanned<String>]) -> Box<[IpNet]> {
-        entries.iter().filter_map(|entry| self.network(entry)).collect()
+    pub(super) fn networks(
+        &mut self,
+        entries: Option<&[Spanned<String>]>,
+        width: Width,
+    ) -> Option<Box<[IpNet]>> {
+        entries
+            .map(|entries| entries.iter().filter_map(|entry| self.network(entry, width)).collect())
     }
 
-    fn network(&mut self, entry: &Spanned<String>) -> Option<IpNet> {
+    fn network(&mut self, entry: &Spanned<String>, width: Width) -> Option<IpNet> {
         let text = entry.get_ref();
-        let parsed = text.parse::<IpNet>().ok().filter(|net| net.trunc() == *net);
+        let parsed =
+            text.parse::<IpNet>().ok().filter(|net| net.trunc() == *net && !is_mapped(net));
         match parsed {
             None => self.refuse(entry.span(), Fault::Network(text.clone())),
             Some(net) if undialable(&net) => {
                 let why = format!("nothing can be dialled in `{net}`");
                 self.refuse(entry.span(), Fault::Pointless(why))
+            }
+            Some(net) if width == Width::Narrow && is_wide(&net) => {
+                self.refuse(entry.span(), Fault::WideNetwork(net.to_string()))
             }
             Some(net) => Some(net),
         }
@@ -208,6 +216,12 @@ impl Builder<'_> {
                     help,
                 );
             }
+            let other =
+                pattern.environment().filter(|own| environment.is_some_and(|all| all != own));
+            if let Some(other) = other {
+                let (bank, other) = (entry.get_ref().clone(), other.to_string());
+                self.fault(entry.span(), Fault::BankElsewhere { bank, other });
+            }
             banks.push(pattern);
         }
         banks.into()
@@ -219,12 +233,11 @@ impl Builder<'_> {
         entry: &Spanned<String>,
         parse: fn(&str) -> Result<T, WordError>,
     ) -> Option<T> {
-        match parse(entry.get_ref()) {
-            Ok(word) => Some(word),
-            Err(source) => {
-                let entry_text = printable(entry.get_ref());
-                self.refuse(entry.span(), Fault::Word { what, entry: entry_text, source })
-            }
-        }
+        self.problems.word(self.source, what, entry, parse)
     }
+}
+
+/// IPv4 in IPv6 clothes would never be met: addresses are unwrapped before they are compared.
+fn is_mapped(net: &IpNet) -> bool {
+    matches!(net, IpNet::V6(net) if net.addr().to_ipv4_mapped().is_some() && net.prefix_len() >= 96)
 }

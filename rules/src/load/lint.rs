@@ -4,8 +4,9 @@
 use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
 
-use super::problem::{Fault, Problems};
-use crate::network::touches_forbidden;
+use super::problem::{Fault, Problems, Source};
+use crate::name::DomainName;
+use crate::network::is_forbidden;
 use crate::pattern::{DomainPattern, HostPattern, Reach, Width};
 use crate::policy::{MemoryTerms, Policy, Ports, Rule};
 use crate::ruleset::{Base, Layers, Tier};
@@ -14,11 +15,13 @@ use crate::set::Hit;
 use crate::special;
 use crate::word::{BankPattern, CredentialName, PolicyName, SandboxId};
 
-/// Most entries of a rule that are compared with a base policy; lists beyond it are taken to act.
+/// Most entries of a rule that are compared with a base; lists beyond it are taken to act.
 const MAX_COMPARED: usize = 256;
+/// Largest base that is searched through for names below a wildcard.
+const MAX_SEARCHED: usize = 10_000;
 
 /// What is wrong within one file.
-pub(crate) fn policy(policy: &Policy, problems: &mut Problems) {
+pub(crate) fn policy(policy: &Arc<Policy>, problems: &mut Problems) {
     let mut fates = vec![Fate::default(); policy.rules.len()];
     for hit in policy.hosts.unordered() {
         let (Some(rule), Some(fate)) =
@@ -27,7 +30,7 @@ pub(crate) fn policy(policy: &Policy, problems: &mut Problems) {
             continue;
         };
         // One entry that acts is enough, so a long list costs one look and not a million.
-        if fate.acts && rule.allow().is_some() {
+        if fate.acts {
             continue;
         }
         match killer(policy, rule, &hit) {
@@ -43,7 +46,8 @@ pub(crate) fn policy(policy: &Policy, problems: &mut Problems) {
     for (rule, fate) in policy.rules.iter().zip(fates) {
         judge(rule, fate, problems);
     }
-    ties(policy, problems);
+    ties(std::slice::from_ref(policy), problems);
+    opaque_beside_memory(std::slice::from_ref(policy), "this policy", problems);
 }
 
 /// What becomes of a rule's entries.
@@ -56,17 +60,16 @@ struct Fate {
 fn judge(rule: &Rule, fate: Fate, problems: &mut Problems) {
     let name = rule.name.to_string();
     let empty = |list: Option<usize>| list == Some(0);
-    if empty(rule.methods().map(<[_]>::len))
-        || empty(rule.paths().map(<[_]>::len))
-        || empty(rule.ports().map(<[_]>::len))
-    {
-        let why = format!("rule `{name}` has an empty filter, which nothing passes");
+    let filters = empty(rule.methods().map(<[_]>::len)) || empty(rule.paths().map(<[_]>::len));
+    if filters || empty(rule.ports().map(<[_]>::len)) || empty(rule.resolves_to().map(<[_]>::len)) {
+        let what = if rule.is_deny() { "denies" } else { "allows" };
+        let why = format!("rule `{name}` has an empty list, so it {what} nothing");
         problems.warning(rule.at.clone(), Fault::Pointless(why));
     }
     match fate {
         Fate { acts: true, .. } => {}
         Fate { why: Some(why), .. } => {
-            problems.error(rule.at.clone(), Fault::NeverActs { rule: name, why })
+            problems.error(rule.at.clone(), Fault::NeverActs { rule: name, why });
         }
         Fate { why: None, .. } => {
             problems
@@ -75,57 +78,71 @@ fn judge(rule: &Rule, fate: Fate, problems: &mut Problems) {
     }
 }
 
-/// Why an entry of an allow or memory rule can never act beside the others of its file.
+/// Why an entry of a rule can never act, by itself or beside the others of its file.
 fn killer(policy: &Policy, rule: &Rule, hit: &Hit<'_>) -> Option<String> {
     if rule.is_deny() {
         return None;
     }
-    let others = over(policy, hit).filter(|(_, other)| !std::ptr::eq(*other, rule));
-    for (above, other) in others {
-        let ports = same_ports((hit, rule), (&above, other));
-        let whole = other.is_deny() && !other.filters_requests() && ports;
-        if whole {
-            return Some(format!("`{}` is denied whole by `{}`", hit.pattern(), other.name));
-        }
-        let same = above.base == hit.base && above.reach == hit.reach && ports;
-        if same && other.memory().is_some() && rule.allow().is_some() {
-            return Some(format!(
-                "`{}` is the memory service of `{}`, which holds every request",
-                hit.pattern(),
-                other.name
-            ));
-        }
-        if same && other.needs_requests() && rule.is_opaque() {
-            return Some(format!("`{}` must be intercepted for `{}`", hit.pattern(), other.name));
-        }
-        if same && other.line < rule.line && is_repeated(rule, other) {
-            return Some(format!(
-                "`{}` opens `{}` in the same way before it",
-                other.name,
-                hit.pattern()
-            ));
-        }
+    refused_by_nature(rule, hit).or_else(|| {
+        let others = over(policy, hit).into_iter().filter(|(_, other)| !std::ptr::eq(*other, rule));
+        others.into_iter().find_map(|(above, other)| shadow((rule, hit), (other, &above)))
+    })
+}
+
+fn refused_by_nature(rule: &Rule, hit: &Hit<'_>) -> Option<String> {
+    let name = DomainName::parse(hit.base).ok()?;
+    if special::is_resolver_discovery(&name) {
+        return Some(format!(
+            "`{}` leads clients to another resolver and is always refused",
+            hit.pattern()
+        ));
     }
-    None
+    if special::is_hidden_resolver(&name, hit) {
+        return Some(format!(
+            "`{}` is a public resolver, which only its exact name opens",
+            hit.pattern()
+        ));
+    }
+    let plain = |ports: &[u16]| !ports.is_empty() && ports.iter().all(|port| *port == 80);
+    let clear = hit.port.map_or_else(|| rule.ports().is_some_and(plain), |port| port == 80);
+    (rule.credential().is_some() && clear)
+        .then(|| "a credential is never sent in the clear, and port 80 is plain HTTP".to_owned())
+}
+
+/// Why `rule` does not act where `other`, whose pattern covers its entry, stands too.
+fn shadow((rule, hit): (&Rule, &Hit<'_>), (other, above): (&Rule, &Hit<'_>)) -> Option<String> {
+    if !within_ports((hit, rule), (above, other)) {
+        return None;
+    }
+    let same = above.base == hit.base && above.reach == hit.reach;
+    let (pattern, name) = (hit.pattern(), &other.name);
+    if other.is_deny() && !other.filters_requests() {
+        return Some(format!("`{pattern}` is denied whole by `{name}`"));
+    }
+    if rule.is_opaque() && other.needs_requests() && other.memory().is_none() {
+        return Some(format!("`{pattern}` must be intercepted for `{name}`"));
+    }
+    if same && other.memory().is_some() && (rule.allow().is_some() || other.line < rule.line) {
+        return Some(format!(
+            "`{pattern}` is the memory service of `{name}`, which holds every request"
+        ));
+    }
+    let repeats = rule.allow().is_some() && rule.allow() == other.allow();
+    let repeats = repeats && rule.methods == other.methods && rule.paths == other.paths;
+    (same && other.line < rule.line && repeats)
+        .then(|| format!("`{name}` opens `{pattern}` in the same way before it"))
 }
 
 /// The entries of a policy whose pattern covers that of `hit`.
-fn over<'p>(policy: &'p Policy, hit: &Hit<'p>) -> impl Iterator<Item = (Hit<'p>, &'p Rule)> {
-    let pattern = pattern_of(hit);
-    let base = pattern.as_ref().and_then(DomainPattern::base).cloned();
-    let candidates: Vec<Hit<'p>> = match base {
-        Some(base) => policy.hosts.around(&base),
-        None => policy
-            .hosts
-            .unordered()
-            .filter(|other| other.base.is_empty())
-            .take(MAX_COMPARED)
-            .collect(),
+fn over<'p>(policy: &'p Policy, hit: &Hit<'p>) -> Vec<(Hit<'p>, &'p Rule)> {
+    let Some(pattern) = pattern_of(hit) else { return Vec::new() };
+    let candidates = match pattern.base() {
+        Some(base) => policy.hosts.around(base),
+        None => policy.hosts.based_on(""),
     };
-    candidates.into_iter().filter_map(move |other| {
-        let covers = pattern_of(&other)?.covers(pattern.as_ref()?);
-        policy.rule(other.rule).filter(|_| covers).map(|rule| (other, rule))
-    })
+    let covers = |other: &Hit<'_>| pattern_of(other).is_some_and(|other| other.covers(&pattern));
+    let candidates = candidates.into_iter().filter(covers);
+    candidates.filter_map(|other| policy.rule(other.rule).map(|rule| (other, rule))).collect()
 }
 
 fn pattern_of(hit: &Hit<'_>) -> Option<DomainPattern> {
@@ -133,75 +150,92 @@ fn pattern_of(hit: &Hit<'_>) -> Option<DomainPattern> {
 }
 
 /// Whether every port of the first entry is one of the second's.
-fn same_ports((hit, rule): (&Hit<'_>, &Rule), (other_hit, other): (&Hit<'_>, &Rule)) -> bool {
-    let has =
-        |port: u16| other_hit.port.map_or_else(|| other.ports.contains(port), |own| own == port);
+fn within_ports((hit, rule): (&Hit<'_>, &Rule), (above, other): (&Hit<'_>, &Rule)) -> bool {
+    let has = |port: u16| above.port.map_or_else(|| other.ports.contains(port), |own| own == port);
     match (hit.port, &rule.ports) {
         (Some(port), _) => has(port),
-        (None, Ports::All) => other_hit.port.is_none() && other.ports == Ports::All,
+        (None, Ports::All) => above.port.is_none() && other.ports == Ports::All,
         (None, Ports::Listed(ports)) => ports.iter().all(|port| has(*port)),
     }
 }
 
-/// Whether two allow rules filter and act alike, so that the later adds nothing.
-fn is_repeated(rule: &Rule, other: &Rule) -> bool {
-    let (Some(own), Some(others)) = (rule.allow(), other.allow()) else { return false };
-    let alike = own.credential == others.credential
-        && own.raw_tcp == others.raw_tcp
-        && own.resolves_to == others.resolves_to;
-    alike && rule.methods == other.methods && rule.paths == other.paths
-}
-
-/// Rules that tie for a host must agree on the credential, or it would be a matter of luck which is sent.
-fn ties(policy: &Policy, problems: &mut Problems) {
-    let carriers = policy.rules.iter().filter(|rule| rule.credential().is_some()).count();
-    if carriers == 0 {
-        return;
-    }
-    for hit in policy.hosts.unordered() {
-        let Some(rule) = policy.rule(hit.rule).filter(|rule| rule.credential().is_some()) else {
+/// Rules of a layer that rank alike for a request must agree on the credential, or luck would choose it.
+fn ties(policies: &[Arc<Policy>], problems: &mut Problems) {
+    for (at, policy) in policies.iter().enumerate() {
+        if !policy.rules.iter().any(|rule| rule.credential().is_some()) {
             continue;
-        };
-        for (other_hit, other) in over(policy, &hit) {
-            let same = other_hit.base == hit.base
-                && (other_hit.reach == Reach::Exact) == (hit.reach == Reach::Exact);
-            let earlier = other.line < rule.line || other.credential().is_none();
-            let ports = shares_port((&hit, rule), (&other_hit, other));
-            if same
-                && earlier
-                && ports
-                && other.allow().is_some()
-                && other.credential() != rule.credential()
-                && overlaps(rule, other)
-            {
-                let (one, other) = (other.name.to_string(), rule.name.to_string());
-                problems.error(rule.at.clone(), Fault::Tie { one, other, host: hit.pattern() });
+        }
+        for hit in policy.hosts.unordered() {
+            let Some(rule) = policy.rule(hit.rule).filter(|rule| rule.credential().is_some())
+            else {
+                continue;
+            };
+            let rivals = policies.iter().enumerate().flat_map(|(index, other)| {
+                other.hosts.based_on(hit.base).into_iter().map(move |rival| (index, other, rival))
+            });
+            for (index, other, rival) in rivals {
+                let Some(against) = other.rule(rival.rule) else { continue };
+                let later =
+                    (index, against.line) < (at, rule.line) || against.credential().is_none();
+                if later && tie((&hit, rule), (&rival, against)) {
+                    let (one, other) = (against.name.to_string(), rule.name.to_string());
+                    problems.error(rule.at.clone(), Fault::Tie { one, other, host: hit.pattern() });
+                }
             }
         }
     }
 }
 
-fn shares_port((hit, rule): (&Hit<'_>, &Rule), (other_hit, other): (&Hit<'_>, &Rule)) -> bool {
+/// Whether some request is both rules', neither more specific, and they differ in the credential.
+fn tie((hit, rule): (&Hit<'_>, &Rule), (rival, other): (&Hit<'_>, &Rule)) -> bool {
+    let shape = |hit: &Hit<'_>| (hit.reach == Reach::Exact, hit.port.is_some());
     let ports = |hit: &Hit<'_>, rule: &Rule| match hit.port {
         Some(port) => vec![port],
         None => rule.ports().map(<[u16]>::to_vec).unwrap_or_default(),
     };
     let own = ports(hit, rule);
-    ports(other_hit, other).iter().any(|port| own.contains(port))
+    other.allow().is_some()
+        && !other.is_raw()
+        && other.credential() != rule.credential()
+        && shape(hit) == shape(rival)
+        && ports(rival, other).iter().any(|port| own.contains(port))
+        && same_methods(rule, other)
+        && same_paths(rule, other)
 }
 
-/// Whether some request could be both rules' with equally specific paths.
-fn overlaps(rule: &Rule, other: &Rule) -> bool {
-    let methods = match (rule.methods(), other.methods()) {
+fn same_methods(rule: &Rule, other: &Rule) -> bool {
+    match (rule.methods(), other.methods()) {
         (Some(own), Some(others)) => own.iter().any(|method| others.contains(method)),
         (None, _) | (_, None) => true,
+    }
+}
+
+/// Whether two rules have paths in common that both describe equally closely.
+fn same_paths(rule: &Rule, other: &Rule) -> bool {
+    let whole = |rule: &Rule| {
+        rule.paths().is_none_or(|paths| paths.iter().any(|path| path.is_everything()))
     };
-    let paths = match (rule.paths(), other.paths()) {
-        (None, None) => true,
-        (Some(own), Some(others)) => own.iter().any(|path| others.contains(path)),
-        (None, Some(_)) | (Some(_), None) => false,
-    };
-    methods && paths
+    let (own, others) = (rule.paths().unwrap_or(&[]), other.paths().unwrap_or(&[]));
+    let alike = own.iter().any(|path| {
+        others
+            .iter()
+            .any(|against| path.specificity() == against.specificity() && path.meets(against))
+    });
+    alike || (whole(rule) && whole(other))
+}
+
+/// What passes unseen cannot be searched for recalled memory.
+fn opaque_beside_memory(policies: &[Arc<Policy>], whose: &str, problems: &mut Problems) {
+    let rules = || policies.iter().flat_map(|policy| &policy.rules);
+    if !rules().any(|rule| rule.memory().is_some()) {
+        return;
+    }
+    let receives = |rule: &Rule| rule.allow().is_some_and(|terms| terms.may_receive_memory);
+    for rule in rules().filter(|rule| rule.is_opaque() && !receives(rule)) {
+        let fault =
+            Fault::OpaqueBesideMemory { whose: whose.to_owned(), rule: rule.name.to_string() };
+        problems.error(rule.at.clone(), fault);
+    }
 }
 
 /// What is wrong with a sandbox's layers together.
@@ -211,8 +245,11 @@ pub(crate) fn sandbox(
     credentials: &[CredentialName],
     problems: &mut Problems,
 ) {
-    let remembers =
-        layers.sandbox.iter().any(|policy| policy.rules.iter().any(|rule| rule.memory().is_some()));
+    let whose = format!("sandbox `{}`", sandbox.id);
+    if layers.sandbox.len() > 1 {
+        ties(&layers.sandbox, problems);
+        opaque_beside_memory(&layers.sandbox, &whose, problems);
+    }
     for rule in layers
         .base_policies()
         .iter()
@@ -226,25 +263,18 @@ pub(crate) fn sandbox(
         problems.warning(rule.at.clone(), Fault::Pointless(why));
     }
     for policy in &layers.sandbox {
-        for (at, rule) in policy.rules.iter().enumerate() {
+        let samples = samples(policy);
+        for (rule, patterns) in policy.rules.iter().zip(&samples) {
             check_credential(rule, credentials, problems);
             if let Some(terms) = rule.memory() {
                 check_environment(sandbox, policy, rule, terms, problems);
             }
-            let receives = rule.allow().is_some_and(|terms| terms.may_receive_memory);
-            if remembers && rule.is_opaque() && !receives {
-                let fault = Fault::TunnelBesideMemory {
-                    sandbox: sandbox.id.to_string(),
-                    rule: rule.name.to_string(),
-                };
-                problems.error(rule.at.clone(), fault);
-            }
-            if let Some(why) = floor(layers, policy, rule, at as u16) {
-                let fault = Fault::NeverActs {
-                    rule: rule.name.to_string(),
-                    why: format!("in sandbox `{}`, {why}", sandbox.id),
-                };
-                problems.warning(rule.at.clone(), fault);
+            if let Some(why) = floor(layers, policy, rule, patterns) {
+                let why = format!("in {whose}, {why}");
+                problems.warning(
+                    rule.at.clone(),
+                    Fault::NeverActs { rule: rule.name.to_string(), why },
+                );
             }
         }
     }
@@ -266,19 +296,15 @@ fn check_environment(
     problems: &mut Problems,
 ) {
     let Some(own) = &sandbox.environment else { return };
-    let banks = terms.recall.iter().chain(&terms.retain).chain(&terms.forget);
-    let foreign = |bank: &&BankPattern| {
-        let environment = terms.environment.clone().or_else(|| bank.environment());
-        environment.is_some_and(|environment| environment != *own)
-    };
-    for bank in banks.filter(foreign) {
-        let found = terms.environment.clone().or_else(|| bank.environment());
+    let named = |bank: &BankPattern| terms.environment.clone().or_else(|| bank.environment());
+    for bank in terms.recall.iter().chain(&terms.retain).chain(&terms.forget) {
+        let Some(found) = named(bank).filter(|found| found != own) else { continue };
         problems.error(
             rule.at.clone(),
             Fault::ForeignEnvironment {
                 policy: policy.name.to_string(),
                 bank: bank.to_string(),
-                found: found.map(|environment| environment.to_string()).unwrap_or_default(),
+                found: found.to_string(),
                 sandbox: sandbox.id.to_string(),
                 own: own.to_string(),
             },
@@ -286,54 +312,70 @@ fn check_environment(
     }
 }
 
+/// The first patterns of every rule, found in one walk over the policy.
+fn samples(policy: &Policy) -> Vec<Vec<DomainPattern>> {
+    let mut samples = vec![Vec::new(); policy.rules.len()];
+    for hit in policy.hosts.unordered() {
+        if let Some(sample) = samples.get_mut(usize::from(hit.rule))
+            && sample.len() <= MAX_COMPARED
+        {
+            sample.extend(pattern_of(&hit));
+        }
+    }
+    samples
+}
+
 /// Why the base leaves nothing of a rule.
-fn floor(layers: &Layers, policy: &Policy, rule: &Rule, at: u16) -> Option<String> {
-    let raw = rule.allow().is_some_and(|terms| terms.raw_tcp);
-    let private =
-        !rule.resolves_to().is_empty() && rule.resolves_to().iter().all(touches_forbidden);
+fn floor(
+    layers: &Layers,
+    policy: &Policy,
+    rule: &Rule,
+    patterns: &[DomainPattern],
+) -> Option<String> {
+    let resolves = rule.resolves_to().unwrap_or(&[]);
+    let private = !resolves.is_empty() && resolves.iter().all(is_forbidden);
+    let every = |test: &dyn Fn(&DomainPattern) -> bool| {
+        !patterns.is_empty() && patterns.len() <= MAX_COMPARED && patterns.iter().all(test)
+    };
+    let own = |net: &(ipnet::IpNet, &Rule)| std::ptr::eq(net.1, rule);
+    let mut addresses = policy.addresses().filter(own).map(|(net, _)| net).peekable();
+    let only_private = patterns.is_empty()
+        && addresses.peek().is_some()
+        && addresses.all(|net| is_forbidden(&net));
     match &layers.base {
         _ if rule.is_deny() => None,
         Base::Tier(Tier::System) => None,
         Base::Tier(Tier::Untrusted) => Some("base `untrusted` allows nothing".to_owned()),
-        Base::Tier(Tier::User) if raw => Some("base `user` allows no raw TCP".to_owned()),
-        Base::Tier(Tier::User) if private => Some("base `user` allows no private range".to_owned()),
+        Base::Tier(Tier::User) if rule.is_raw() => Some("base `user` allows no raw TCP".to_owned()),
+        Base::Tier(Tier::User) if private || only_private => {
+            Some("base `user` allows no private range".to_owned())
+        }
         Base::Tier(Tier::User) => {
-            let special = every(policy, at, |name| {
-                name.base().is_some_and(|base| special::zone(base).is_some())
-            });
-            special.then(|| "base `user` allows only public names".to_owned())
+            every(&|pattern| pattern.base().is_some_and(|base| special::zone(base).is_some()))
+                .then(|| "base `user` allows only public names".to_owned())
         }
-        Base::Policy(base) => {
-            let shut = every(policy, at, |pattern| !meets(base, pattern));
-            shut.then(|| format!("base `{}` allows none of its hosts", base.name))
-        }
+        Base::Policy(base) => every(&|pattern| !meets(base, pattern))
+            .then(|| format!("base `{}` allows none of its hosts", base.name)),
     }
-}
-
-/// Whether `test` holds for every host entry of a rule; long lists are taken to have one where it does not.
-fn every(policy: &Policy, at: u16, test: impl Fn(&DomainPattern) -> bool) -> bool {
-    let mut entries = policy.hosts.unordered().filter(|hit| hit.rule == at).take(MAX_COMPARED + 1);
-    let first = entries.next();
-    let all = first.iter().copied().chain(entries).enumerate().all(|(count, hit)| {
-        count < MAX_COMPARED && pattern_of(&hit).is_some_and(|pattern| test(&pattern))
-    });
-    first.is_some() && all
 }
 
 /// Whether some name of `pattern` is allowed by some rule of `base` and not denied whole.
 fn meets(base: &Policy, pattern: &DomainPattern) -> bool {
-    let touches = |other: &DomainPattern| other.covers(pattern) || pattern.covers(other);
-    let allowed = base.hosts.unordered().any(|hit| {
-        base.rule(hit.rule).is_some_and(|rule| !rule.is_deny())
-            && pattern_of(&hit).is_some_and(|other| touches(&other))
-    });
-    let denied = base.hosts.unordered().any(|hit| {
-        let whole = base.rule(hit.rule).is_some_and(|rule| {
-            rule.is_deny() && !rule.filters_requests() && rule.ports == Ports::All
-        });
-        whole && hit.port.is_none() && pattern_of(&hit).is_some_and(|other| other.covers(pattern))
-    });
-    allowed && !denied
+    let above = pattern.base().map_or_else(Vec::new, |name| base.hosts.around(name));
+    let covering = |hit: &&Hit<'_>| pattern_of(hit).is_some_and(|other| other.covers(pattern));
+    let is_deny = |hit: &Hit<'_>| base.rule(hit.rule).is_some_and(Rule::is_deny);
+    let whole = |hit: &Hit<'_>| {
+        base.rule(hit.rule).is_some_and(|rule| !rule.filters_requests() && rule.ports == Ports::All)
+    };
+    if above.iter().filter(covering).any(|hit| is_deny(hit) && whole(hit) && hit.port.is_none()) {
+        return false;
+    }
+    let allows = |hit: &Hit<'_>| !is_deny(hit);
+    let below =
+        |hit: &Hit<'_>| allows(hit) && pattern_of(hit).is_some_and(|other| pattern.covers(&other));
+    above.iter().filter(covering).any(allows)
+        || (!pattern.is_exact()
+            && (base.hosts.len() > MAX_SEARCHED || base.hosts.unordered().any(|hit| below(&hit))))
 }
 
 /// Policies no sandbox names: loaded, and without effect.
@@ -342,14 +384,11 @@ pub(crate) fn unused(
     layers: &HashMap<SandboxId, Layers>,
     problems: &mut Problems,
 ) {
-    let used = |policy: &Arc<Policy>| {
-        layers.values().any(|stack| stack.policies().any(|other| Arc::ptr_eq(other, policy)))
-    };
-    for policy in policies.values().filter(|policy| !used(policy)) {
-        let at = policy.rules.first().map(|rule| rule.at.clone());
-        let at = at.unwrap_or_else(|| {
-            super::problem::Source { file: policy.file.clone(), text: "" }.place(0..0)
-        });
+    let used: std::collections::HashSet<&PolicyName> =
+        layers.values().flat_map(|stack| stack.policies().map(|policy| &policy.name)).collect();
+    for policy in policies.values().filter(|policy| !used.contains(&policy.name)) {
+        let first = policy.rules.first().map(|rule| rule.at.clone());
+        let at = first.unwrap_or_else(|| Source::new(&policy.file, "").place(0..0));
         problems
             .warning(at, Fault::Pointless(format!("no sandbox names policy `{}`", policy.name)));
     }

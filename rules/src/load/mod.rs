@@ -2,8 +2,10 @@
 
 mod document;
 mod entry;
+mod grants;
 mod lint;
 mod list;
+mod operator;
 pub mod problem;
 mod read;
 mod rule;
@@ -18,11 +20,13 @@ use std::sync::Arc;
 use sha2::{Digest as _, Sha256};
 
 pub use self::list::MAX_LIST;
+pub use self::operator::operator;
 pub use self::schema::{operator_schema, policy_schema};
 
 use self::document::{OperatorDocument, PolicyDocument};
 use self::problem::{Fault, Place, Problem, Problems, Source};
 use self::rule::Builder;
+use crate::budget::Budgets;
 use crate::facts::Method;
 use crate::path::PathPattern;
 use crate::pattern::HostPattern;
@@ -64,6 +68,8 @@ pub struct Grant {
     pub host: HostPattern,
     pub methods: Option<Vec<Method>>,
     pub paths: Option<Vec<PathPattern>>,
+    /// How much may pass under the grant.
+    pub budgets: Budgets,
 }
 
 /// Compiles everything, or says everything that is wrong.
@@ -76,7 +82,7 @@ pub fn compile(sources: &Sources, grants: &[Grant]) -> Result<RuleSet, Vec<Probl
     let policies = compile_policies(sources, &mut problems);
     let declared = match &sources.operator {
         Some(file) => sandboxes::declared(file, &policies, grants, &mut problems),
-        None => Some(sandboxes::lone(&policies)),
+        None => Some(sandboxes::lone(&policies, grants, &mut problems)),
     };
     problems.sort();
     match declared {
@@ -96,7 +102,7 @@ pub fn compile(sources: &Sources, grants: &[Grant]) -> Result<RuleSet, Vec<Probl
 /// The list files a policy names, so that the caller can read them; errors are left to [`compile`].
 pub fn lists_named_by(policy: &SourceFile) -> Vec<String> {
     let Ok(text) = str::from_utf8(&policy.bytes) else { return Vec::new() };
-    let source = Source { file: policy.path.as_str().into(), text };
+    let source = Source::new(&policy.path, text);
     let document: Option<PolicyDocument> = read::read(&source, &mut Problems::default());
     let Some(document) = document else { return Vec::new() };
     let allow = document.allow.iter().filter_map(|rule| rule.get_ref().hosts_file.as_ref());
@@ -118,7 +124,7 @@ pub fn list_path(policy: &str, entry: &str) -> Option<String> {
 /// The policy directory the operator's file names, as written there.
 pub fn policy_dir(operator: &SourceFile) -> Option<String> {
     let text = str::from_utf8(&operator.bytes).ok()?;
-    let source = Source { file: operator.path.as_str().into(), text };
+    let source = Source::new(&operator.path, text);
     let document: OperatorDocument = read::read(&source, &mut Problems::default())?;
     document.policies.map(toml::Spanned::into_inner)
 }
@@ -135,7 +141,7 @@ fn compile_policies(
             problems.error(named, Fault::Twice { what: "policy", name, line: 1 });
             continue;
         }
-        compiled.insert(policy.name.clone(), Arc::new(policy));
+        compiled.insert(policy.name.clone(), policy);
     }
     compiled
 }
@@ -144,28 +150,25 @@ fn compile_policy(
     file: &SourceFile,
     sources: &Sources,
     problems: &mut Problems,
-) -> Option<(Policy, Place)> {
+) -> Option<(Arc<Policy>, Place)> {
     let source = text_of(file, problems)?;
     let document: PolicyDocument = read::read(&source, problems)?;
     let named = source.place(document.name.span());
-    let policy = Builder::new(&source, sources, problems).policy(document)?;
+    let policy = Arc::new(Builder::new(&source, sources, problems).policy(document)?);
     lint::policy(&policy, problems);
     Some((policy, named))
 }
 
 fn text_of<'a>(file: &'a SourceFile, problems: &mut Problems) -> Option<Source<'a>> {
-    let source = Source { file: file.path.as_str().into(), text: "" };
+    let beginning = || Source::new(&file.path, "").place(0..0);
     if file.bytes.len() > MAX_FILE {
-        problems.error(
-            source.place(0..0),
-            Fault::TooMany { what: "bytes in one file", limit: MAX_FILE },
-        );
+        problems.error(beginning(), Fault::TooMany { what: "bytes in one file", limit: MAX_FILE });
         return None;
     }
     match str::from_utf8(&file.bytes) {
-        Ok(text) => Some(Source { text, ..source }),
+        Ok(text) => Some(Source::new(&file.path, text)),
         Err(_) => {
-            problems.error(source.place(0..0), Fault::NotUtf8);
+            problems.error(beginning(), Fault::NotUtf8);
             None
         }
     }
@@ -186,8 +189,14 @@ fn digest_of_all(
     policies: &BTreeMap<PolicyName, Arc<Policy>>,
     grants: &[Grant],
 ) -> Digest {
-    let operator = sources.operator.as_ref().map_or(&[][..], |file| &file.bytes);
+    let operator = sources.operator.as_ref().map_or(&b"none"[..], |file| &file.bytes);
+    let lone = [u8::from(sources.operator.is_none())];
     let granted: Vec<String> = grants.iter().map(|grant| format!("{grant:?}")).collect();
     let policies = policies.values().map(|policy| &policy.digest.0[..]);
-    digest_of([operator].into_iter().chain(policies).chain(granted.iter().map(String::as_bytes)))
+    digest_of(
+        [&lone[..], operator]
+            .into_iter()
+            .chain(policies)
+            .chain(granted.iter().map(String::as_bytes)),
+    )
 }

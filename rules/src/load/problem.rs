@@ -4,6 +4,8 @@ use std::fmt;
 use std::ops::Range;
 use std::sync::Arc;
 
+use toml::Spanned;
+
 use crate::path::PathPatternError;
 use crate::pattern::PatternError;
 use crate::set::SetError;
@@ -40,6 +42,10 @@ pub struct Place {
 /// What is wrong.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum Fault {
+    #[error(
+        "bank `{bank}` names environment `{other}`, but the rule says every bank there is of another"
+    )]
+    BankElsewhere { bank: String, other: String },
     #[error("`{0}` and `{1}` exclude each other")]
     Exclusive(&'static str, &'static str),
     #[error(
@@ -56,7 +62,9 @@ pub enum Fault {
     MethodNeverForwarded(String),
     #[error("{0}")]
     Missing(&'static str),
-    #[error("`{0}` is not a network; write it as address/length, such as `10.1.0.0/16`")]
+    #[error(
+        "`{0}` is not a network; write it as address/length, such as `10.1.0.0/16` (IPv4 as IPv4)"
+    )]
     Network(String),
     #[error("rule `{rule}` can never act: {why}")]
     NeverActs { rule: String, why: String },
@@ -66,6 +74,10 @@ pub enum Fault {
     NotUtf8,
     #[error("this does nothing: {0}")]
     Pointless(String),
+    #[error(
+        "{whose} has memory, and rule `{rule}` passes bytes unseen to a host that may not receive it"
+    )]
+    OpaqueBesideMemory { whose: String, rule: String },
     #[error("`{entry}` is not a path pattern: {source}")]
     Path { entry: String, source: PathPatternError },
     #[error("{0} is not a port")]
@@ -90,6 +102,10 @@ pub enum Fault {
     Unknown { what: &'static str, name: String },
     #[error("`{key}` is not a key here")]
     UnknownKey { key: String },
+    #[error(
+        "`{0}` takes in private and special ranges; say `dangerously_wide = true` in the rule if that is meant"
+    )]
+    WideNetwork(String),
     #[error("{what} `{entry}` is not good: {source}")]
     Word { what: &'static str, entry: String, source: WordError },
 }
@@ -111,33 +127,67 @@ impl fmt::Display for Place {
 pub(crate) struct Source<'a> {
     pub(crate) file: Arc<str>,
     pub(crate) text: &'a str,
+    /// Where each line begins, so that a place is found by search and not by counting anew.
+    starts: Vec<usize>,
 }
 
-impl Source<'_> {
+impl<'a> Source<'a> {
+    pub(crate) fn new(file: &str, text: &'a str) -> Self {
+        let ends = text.bytes().enumerate().filter(|(_, byte)| *byte == b'\n');
+        let starts = std::iter::once(0).chain(ends.map(|(at, _)| at + 1)).collect();
+        Source { file: file.into(), text, starts }
+    }
+
     /// The line a byte offset lies on, from 1.
     pub(crate) fn line(&self, offset: usize) -> u32 {
-        let before = self.text.as_bytes().get(..offset).unwrap_or(self.text.as_bytes());
-        before.iter().filter(|byte| **byte == b'\n').count() as u32 + 1
+        self.starts.partition_point(|start| *start <= offset) as u32
     }
 
     pub(crate) fn place(&self, span: Range<usize>) -> Place {
-        let start = (0..=span.start.min(self.text.len()))
-            .rev()
-            .find(|at| self.text.is_char_boundary(*at))
-            .unwrap_or(0);
-        let (before, after) = self.text.split_at(start);
-        let line_start = before.rfind('\n').map_or(0, |at| at + 1);
-        let column = before.get(line_start..).map_or(0, |front| front.chars().count()) as u32 + 1;
-        let line = self.text.get(line_start..).and_then(|rest| rest.lines().next()).unwrap_or("");
-        let meant = after.get(..span.len()).and_then(|text| text.lines().next()).unwrap_or("");
+        let end = span.start.min(self.text.len());
+        let start = (0..=end).rev().find(|at| self.text.is_char_boundary(*at)).unwrap_or(0);
+        let line = self.line(start);
+        let line_start = self.starts.get(line as usize - 1).copied().unwrap_or(0);
+        let text = self.text.get(line_start..).and_then(|rest| rest.lines().next()).unwrap_or("");
+        let front = self.text.get(line_start..start).map_or(0, |front| front.chars().count());
+        let meant =
+            self.text.get(start..span.end).and_then(|text| text.lines().next()).unwrap_or("");
         Place {
             file: self.file.clone(),
-            line: self.line(start),
-            column,
+            line,
+            column: front as u32 + 1,
             width: meant.chars().count().max(1) as u32,
-            excerpt: printable(line),
+            excerpt: without_secrets(&printable(text)),
         }
     }
+}
+
+/// A line with what looks like a key cut out: people paste one where its name belongs, and the error must not
+/// spread it.
+fn without_secrets(line: &str) -> String {
+    let word = |c: char| c.is_ascii_alphanumeric() || c == '-' || c == '_';
+    let parts = line.split_inclusive(|c: char| !word(c));
+    parts
+        .map(|part| {
+            if looks_secret(part.trim_end_matches(|c: char| !word(c))) {
+                hidden(part, word)
+            } else {
+                part.to_owned()
+            }
+        })
+        .collect()
+}
+
+/// As many dots as characters, so that a caret below still points at what it means.
+fn hidden(part: &str, word: impl Fn(char) -> bool) -> String {
+    part.chars().map(|c| if word(c) { '.' } else { c }).collect()
+}
+
+/// The shapes of well-known API keys.
+pub(crate) fn looks_secret(text: &str) -> bool {
+    const PREFIXES: [&str; 9] =
+        ["sk-", "sk_", "ghp_", "gho_", "github_pat_", "glpat-", "xoxb-", "AKIA", "eyJ"];
+    text.len() >= 8 && PREFIXES.iter().any(|prefix| text.starts_with(prefix)) || text.len() > 40
 }
 
 /// The text with everything a terminal could act on replaced, one character for one.
@@ -185,6 +235,22 @@ impl Problems {
         self.warnings.sort_by_key(place);
     }
 
+    /// Parses an id; `None` when it is not one, which is noted.
+    pub(crate) fn word<T>(
+        &mut self,
+        source: &Source<'_>,
+        what: &'static str,
+        entry: &Spanned<String>,
+        parse: fn(&str) -> Result<T, WordError>,
+    ) -> Option<T> {
+        parse(entry.get_ref())
+            .map_err(|error| {
+                let fault = Fault::Word { what, entry: printable(entry.get_ref()), source: error };
+                self.error(source.place(entry.span()), fault);
+            })
+            .ok()
+    }
+
     pub(crate) fn is_full(&self) -> bool {
         self.errors.len() >= MAX_PROBLEMS
     }
@@ -208,7 +274,7 @@ mod tests {
 
     #[test]
     fn places_are_counted_in_characters() {
-        let source = Source { file: "p.toml".into(), text: "a = 1\nü = \"\u{1b}[31m\"\r\nlast" };
+        let source = Source::new("p.toml", "a = 1\nü = \"\u{1b}[31m\"\r\nlast");
         let place = source.place(6..8);
         assert_eq!((place.line, place.column, place.width), (2, 1, 1));
         assert_eq!(place.excerpt, "ü = \"\u{fffd}[31m\"");
@@ -220,6 +286,13 @@ mod tests {
             (2, 1),
             "a span inside a character is moved to its front"
         );
+    }
+
+    #[test]
+    fn pasted_keys_are_not_shown() {
+        let text = "credentials = \"sk-live-0123456789\" # x\n";
+        let place = Source::new("p.toml", text).place(0..11);
+        assert_eq!(place.excerpt, "credentials = \"..................\" # x");
     }
 
     #[test]

@@ -136,7 +136,7 @@ mod tests {
 
     fn faults(text: &str) -> Vec<String> {
         let mut problems = Problems::default();
-        let source = Source { file: "p.toml".into(), text };
+        let source = Source::new("p.toml", text);
         drop(read::<PolicyDocument>(&source, &mut problems));
         problems.sort();
         problems

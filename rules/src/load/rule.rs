@@ -1,5 +1,6 @@
 //! From one policy document to one `Policy`: every entry is parsed, and every fault has its place.
 
+use std::collections::HashMap;
 use std::ops::Range;
 use std::sync::Arc;
 
@@ -11,7 +12,7 @@ use super::document::{
 };
 use super::entry::DEFAULT_PORT;
 use super::list::Terms;
-use super::problem::{Fault, Problems, Source};
+use super::problem::{Fault, Problems, Source, looks_secret, nearest};
 use super::{GRANTS, Sources, digest_of, list_path};
 use crate::budget::Budgets;
 use crate::pattern::Width;
@@ -24,12 +25,19 @@ use crate::set::HostSet;
 use crate::trial::Trial;
 use crate::word::{CredentialName, Environment, PolicyName, ProfileName};
 
+/// The profiles that come with Sandbar.
+const PROFILES: [&str; 6] = ["astrocyte", "graphiti", "hindsight", "mcp", "mem0", "zep"];
+/// Longest name of a rule.
+const MAX_RULE_NAME: usize = 100;
+
 /// Builds one policy, noting problems as it goes.
 pub(crate) struct Builder<'a> {
     pub(super) source: &'a Source<'a>,
     pub(super) sources: &'a Sources,
     pub(super) problems: &'a mut Problems,
     rules: Vec<Rule>,
+    /// The line each rule's name stands on.
+    names: HashMap<String, u32>,
     pub(super) hosts: HostSet,
     pub(super) addresses: Vec<AddressEntry>,
     pub(super) lists: Vec<String>,
@@ -48,6 +56,7 @@ impl<'a> Builder<'a> {
             sources,
             problems,
             rules,
+            names: HashMap::new(),
             hosts: HostSet::default(),
             addresses,
             lists,
@@ -62,9 +71,6 @@ impl<'a> Builder<'a> {
         document.allow.iter().for_each(|rule| self.allow(rule));
         document.deny.iter().for_each(|rule| self.deny(rule));
         document.memory.iter().for_each(|rule| self.memory(rule));
-        if self.rules.len() > MAX_RULES {
-            self.fault(0..0, Fault::TooMany { what: "rules in one policy", limit: MAX_RULES });
-        }
         let trials = document.test.iter().filter_map(|test| self.trial(test)).collect();
         self.hosts.shrink();
         Some(Policy {
@@ -104,7 +110,7 @@ impl<'a> Builder<'a> {
             paths: self.paths(document.paths.as_deref()),
             verdict: Verdict::Allow(terms),
         };
-        let width = if document.dangerously_wide { Width::DangerouslyWide } else { Width::Narrow };
+        let width = width_of(document);
         let terms = Terms { rule: at, width, exact_only: document.tcp.is_some() };
         self.targets(
             terms,
@@ -120,7 +126,7 @@ impl<'a> Builder<'a> {
         let name = document
             .name
             .clone()
-            .unwrap_or_else(|| Spanned::new(spanned.span(), deny_name(document)));
+            .unwrap_or_else(|| Spanned::new(spanned.span(), self.deny_name(document)));
         let Some(at) = self.begin(&name) else { return };
         if document.hosts.is_none() && document.hosts_file.is_none() && document.addresses.is_none()
         {
@@ -158,7 +164,7 @@ impl<'a> Builder<'a> {
         let environment = document.environment.as_ref();
         let environment =
             environment.and_then(|text| self.word("environment", text, Environment::parse));
-        let resolves_to = self.networks(document.resolves_to.as_deref().unwrap_or(&[]));
+        let resolves_to = self.networks(document.resolves_to.as_deref(), Width::Narrow);
         let mut banks = |list: &[Spanned<String>]| self.banks(list, environment.as_ref());
         let (recall, retain, forget) =
             (banks(&document.recall), banks(&document.retain), banks(&document.forget));
@@ -169,6 +175,17 @@ impl<'a> Builder<'a> {
             );
         }
         let Some(profile) = profile else { return };
+        let host = self.host(&document.host, Width::Narrow);
+        if !PROFILES.contains(&profile.as_str()) {
+            let near = nearest(profile.as_str(), PROFILES)
+                .map(|near| format!("; did you mean `{near}`?"))
+                .unwrap_or_default();
+            let why = format!(
+                "no profile `{profile}` comes with Sandbar, so the operator must bring it{near}"
+            );
+            self.problems
+                .warning(self.source.place(document.profile.span()), Fault::Pointless(why));
+        }
         let identity = match document.identity {
             Some(IdentityDocument::FromPath) => IdentityMode::FromPath,
             Some(IdentityDocument::Required) | None => IdentityMode::Required,
@@ -180,12 +197,14 @@ impl<'a> Builder<'a> {
             line: self.source.line(spanned.span().start),
             at: self.source.place(document.name.span()),
             list: None,
-            ports: Ports::Listed([DEFAULT_PORT].into()),
+            ports: Ports::Listed(
+                [host.as_ref().and_then(|host| host.port).unwrap_or(DEFAULT_PORT)].into(),
+            ),
             methods: None,
             paths: None,
             verdict: Verdict::Memory(terms),
         };
-        if let Some(pattern) = self.host(&document.host, Width::Narrow) {
+        if let Some(pattern) = host {
             if !pattern.pattern.is_exact() {
                 self.fault(
                     document.host.span(),
@@ -204,17 +223,41 @@ impl<'a> Builder<'a> {
     /// Checks a rule's name and gives it its number.
     fn begin(&mut self, name: &Spanned<String>) -> Option<u16> {
         let text = name.get_ref();
-        if text.trim().is_empty() || text.len() > 100 || text.chars().any(char::is_control) {
+        if self.rules.len() >= MAX_RULES {
+            return self.refuse(
+                name.span(),
+                Fault::TooMany { what: "rules in one policy", limit: MAX_RULES },
+            );
+        }
+        if text.trim().is_empty()
+            || text.len() > MAX_RULE_NAME
+            || text.chars().any(char::is_control)
+        {
             self.fault(
                 name.span(),
                 Fault::Missing("a rule's name is a short text without control characters"),
             );
         }
-        if let Some(other) = self.rules.iter().find(|rule| *rule.name == **text) {
-            let line = other.line;
-            self.fault(name.span(), Fault::Twice { what: "rule", name: text.clone(), line });
+        let line = self.source.line(name.span().start);
+        if let Some(first) = self.names.insert(text.clone(), line) {
+            self.fault(name.span(), Fault::Twice { what: "rule", name: text.clone(), line: first });
         }
         u16::try_from(self.rules.len()).ok()
+    }
+
+    /// The name of a deny rule that has none: its first target, and a number when that is taken.
+    fn deny_name(&self, document: &DenyDocument) -> String {
+        let host = document.hosts.iter().flatten().next();
+        let target = host
+            .or(document.hosts_file.as_ref())
+            .or_else(|| document.addresses.iter().flatten().next());
+        let target = super::problem::printable(target.map_or("nothing", |target| target.get_ref()));
+        let name: String = format!("deny {target}").chars().take(MAX_RULE_NAME / 2).collect();
+        let numbered = (2..).map(|number| format!("{name} ({number})"));
+        std::iter::once(name.clone())
+            .chain(numbered)
+            .find(|name| !self.names.contains_key(name))
+            .unwrap_or(name)
     }
 
     /// Keys that contradict each other, or that can never do anything beside each other.
@@ -247,13 +290,10 @@ impl<'a> Builder<'a> {
         if document.tcp.is_some() {
             self.check_tcp(document, needs);
         }
-        let plain = |ports: &Vec<Spanned<u16>>| {
-            !ports.is_empty() && ports.iter().all(|port| *port.get_ref() == 80)
-        };
-        if document.credential.is_some() && document.ports.as_ref().is_some_and(plain) {
-            self.never(
+        if document.credential.is_some() && document.dangerously_wide {
+            self.never_may(
                 &document.name,
-                "a credential is never sent in the clear, and port 80 is plain HTTP",
+                "a credential is never sent to names that anyone can have",
             );
         }
     }
@@ -268,11 +308,8 @@ impl<'a> Builder<'a> {
         if document.resolves_to.is_some() {
             self.exclusive(document, "addresses", "resolves_to");
         }
-        if document.credential.is_some()
-            && document.hosts.is_none()
-            && document.hosts_file.is_none()
-        {
-            self.never(
+        if document.credential.is_some() {
+            self.never_may(
                 &document.name,
                 "a credential is bound to a verified host name, never to an address",
             );
@@ -306,7 +343,7 @@ impl<'a> Builder<'a> {
         budgets = budgets.min(bits);
         let credential = document.credential.as_ref();
         AllowTerms {
-            resolves_to: self.networks(document.resolves_to.as_deref().unwrap_or(&[])),
+            resolves_to: self.networks(document.resolves_to.as_deref(), width_of(document)),
             raw_tcp: document.tcp.is_some(),
             tls: self.tls_of(document),
             tolerate_ech: document
@@ -352,6 +389,10 @@ impl<'a> Builder<'a> {
         self.fault(rule.span(), fault);
     }
 
+    fn never_may(&mut self, rule: &Spanned<String>, why: &'static str) {
+        self.fault(rule.span(), Fault::Missing(why));
+    }
+
     fn exclusive(&mut self, document: &AllowDocument, one: &'static str, other: &'static str) {
         self.fault(document.name.span(), Fault::Exclusive(one, other));
     }
@@ -392,6 +433,10 @@ pub(crate) fn budgets_of(document: BudgetDocument) -> Budgets {
     }
 }
 
+fn width_of(document: &AllowDocument) -> Width {
+    if document.dangerously_wide { Width::DangerouslyWide } else { Width::Narrow }
+}
+
 fn needs_requests(document: &AllowDocument) -> bool {
     let filters =
         document.methods.is_some() || document.access.is_some() || document.paths.is_some();
@@ -400,19 +445,4 @@ fn needs_requests(document: &AllowDocument) -> bool {
 
 fn is_inspected(document: &AllowDocument) -> bool {
     document.inspect.as_ref().is_some_and(|inspect| *inspect.get_ref())
-}
-
-fn deny_name(document: &DenyDocument) -> String {
-    let host = document.hosts.iter().flatten().next();
-    let target = host
-        .or(document.hosts_file.as_ref())
-        .or_else(|| document.addresses.iter().flatten().next());
-    format!("deny {}", target.map_or("nothing", |target| target.get_ref()))
-}
-
-/// The shapes of well-known API keys, which people paste where a name belongs.
-fn looks_secret(text: &str) -> bool {
-    const PREFIXES: [&str; 9] =
-        ["sk-", "sk_", "ghp_", "gho_", "github_pat_", "glpat-", "xoxb-", "AKIA", "eyJ"];
-    PREFIXES.iter().any(|prefix| text.starts_with(prefix)) || text.len() > 40
 }

@@ -1,6 +1,6 @@
 //! The operator's file to sandboxes and their layers.
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::{BTreeMap, HashMap, HashSet};
 use std::sync::Arc;
 
 use ipnet::IpNet;
@@ -8,13 +8,10 @@ use toml::Spanned;
 
 use super::document::{OperatorDocument, SandboxDocument};
 use super::problem::{Fault, Problems, Source, nearest, printable};
-use super::{GRANTS, Grant, SourceFile, digest_of, lint, read, text_of};
-use crate::budget::Budgets;
-use crate::facts::QueryType;
-use crate::policy::{AllowTerms, Policy, Ports, Rule, Verdict};
+use super::{Grant, SourceFile, grants, lint, operator, read, text_of};
+use crate::policy::Policy;
 use crate::ruleset::{Base, Layers, Tier};
 use crate::sandbox::{Channel, Sandbox, Sandboxes};
-use crate::set::HostSet;
 use crate::word::{
     AgentCard, CredentialName, Environment, PolicyName, SandboxId, Tenant, WordError,
 };
@@ -26,19 +23,15 @@ type Policies = BTreeMap<PolicyName, Arc<Policy>>;
 type Declared = (Sandboxes, HashMap<SandboxId, Layers>);
 
 /// Without an operator's file each policy is a sandbox of its own name, under a base that forbids nothing.
-pub(crate) fn lone(policies: &Policies) -> Declared {
+pub(crate) fn lone(policies: &Policies, grants: &[Grant], problems: &mut Problems) -> Declared {
     let (mut sandboxes, mut layers) = (Sandboxes::default(), HashMap::new());
     for (name, policy) in policies {
         let Ok(id) = SandboxId::parse(name.as_str()) else { continue };
-        let sandbox = Sandbox {
-            id: id.clone(),
-            tenant: None,
-            environment: None,
-            agent_card: None,
-            generation: None,
-        };
-        sandboxes.insert(sandbox);
-        layers.insert(id, Layers { base: Base::Tier(Tier::System), sandbox: vec![policy.clone()] });
+        let (tenant, environment, agent_card, generation) = (None, None, None, None);
+        sandboxes.insert(Sandbox { id: id.clone(), tenant, environment, agent_card, generation });
+        let sandbox =
+            std::iter::once(policy.clone()).chain(grants::of(&id, grants, problems)).collect();
+        layers.insert(id, Layers { base: Base::Tier(Tier::System), sandbox });
     }
     (sandboxes, layers)
 }
@@ -54,6 +47,7 @@ pub(crate) fn declared(
     let document: OperatorDocument = read::read(&source, problems)?;
     let credentials = credentials(&source, &document, problems);
     let mut reader = Reader { source: &source, policies, grants, problems, lines: HashMap::new() };
+    let mut judged = HashSet::new();
     let (mut sandboxes, mut layers) = (Sandboxes::default(), HashMap::new());
     if document.sandbox.len() > MAX_SANDBOXES {
         reader.fault(0..0, Fault::TooMany { what: "sandboxes", limit: MAX_SANDBOXES });
@@ -62,15 +56,36 @@ pub(crate) fn declared(
         let Some(sandbox) = reader.sandbox(entry) else { continue };
         reader.channels(entry.get_ref(), &sandbox.id, &mut sandboxes);
         if let Some(stack) = reader.layers(entry.get_ref(), &sandbox.id) {
-            lint::sandbox(&sandbox, &stack, &credentials, reader.problems);
+            // Sandboxes by the thousand share a few stacks: each is judged once.
+            if judged.insert((document_key(entry.get_ref()), sandbox.environment.clone())) {
+                lint::sandbox(&sandbox, &stack, &credentials, reader.problems);
+            }
             layers.insert(sandbox.id.clone(), stack);
         }
         sandboxes.insert(sandbox);
     }
     reader.paths(&document);
     reader.listeners(&document, &sandboxes);
+    operator::dns(&source, &document, problems);
+    trials(policies, &sandboxes, problems);
     lint::unused(policies, &layers, problems);
     Some((sandboxes, layers))
+}
+
+/// What a sandbox is judged by, as written.
+fn document_key(document: &SandboxDocument) -> (Option<String>, Vec<String>) {
+    let base = document.base.as_ref().map(|base| base.get_ref().clone());
+    (base, document.policies.iter().map(|name| name.get_ref().clone()).collect())
+}
+
+/// A test for a sandbox that does not exist would never run, and so never fail.
+fn trials(policies: &Policies, sandboxes: &Sandboxes, problems: &mut Problems) {
+    for trial in policies.values().flat_map(|policy| &policy.trials) {
+        if let Some(id) = trial.sandbox.as_ref().filter(|id| sandboxes.get(id).is_none()) {
+            problems
+                .error(trial.at.clone(), Fault::Unknown { what: "sandbox", name: id.to_string() });
+        }
+    }
 }
 
 fn credentials(
@@ -79,14 +94,18 @@ fn credentials(
     problems: &mut Problems,
 ) -> Vec<CredentialName> {
     let mut names: Vec<CredentialName> = Vec::new();
+    let mut lines: HashMap<CredentialName, u32> = HashMap::new();
     for entry in &document.credential {
         let name = &entry.get_ref().name;
         match CredentialName::parse(name.get_ref()) {
-            Ok(parsed) if names.contains(&parsed) => {
-                let fault = Fault::Twice { what: "credential", name: parsed.to_string(), line: 1 };
-                problems.error(source.place(name.span()), fault);
+            Ok(parsed) => {
+                let line = source.line(name.span().start);
+                if let Some(line) = lines.insert(parsed.clone(), line) {
+                    let fault = Fault::Twice { what: "credential", name: parsed.to_string(), line };
+                    problems.error(source.place(name.span()), fault);
+                }
+                names.push(parsed);
             }
-            Ok(parsed) => names.push(parsed),
             Err(error) => {
                 let fault = Fault::Word {
                     what: "credential",
@@ -197,7 +216,7 @@ impl Reader<'_> {
         };
         let mut sandbox: Vec<Arc<Policy>> =
             document.policies.iter().filter_map(|name| self.policy(name, "policy")).collect();
-        sandbox.extend(self.granted(id));
+        sandbox.extend(grants::of(id, self.grants, self.problems));
         Some(Layers { base: base?, sandbox })
     }
 
@@ -217,54 +236,13 @@ impl Reader<'_> {
         found.map(|(_, policy)| policy.clone())
     }
 
-    /// The grants of a sandbox as one more policy of its own layer: deny rules and the base still win.
-    fn granted(&self, id: &SandboxId) -> Option<Arc<Policy>> {
-        let own: Vec<&Grant> = self.grants.iter().filter(|grant| grant.sandbox == *id).collect();
-        let name = PolicyName::parse(GRANTS).ok().filter(|_| !own.is_empty())?;
-        let mut hosts = HostSet::default();
-        let mut rules = Vec::new();
-        for (at, grant) in own.iter().enumerate() {
-            // A set that is full grants nothing more: closed, and bounded far above what people approve.
-            if hosts.insert(&grant.host, at as u16, at as u32 + 1).is_ok() {
-                rules.push(self.grant_rule(grant, at as u32 + 1));
-            }
-        }
-        let texts: Vec<String> = own.iter().map(|grant| format!("{grant:?}")).collect();
-        let digest = digest_of(texts.iter().map(String::as_bytes));
-        let (budgets, addresses, trials) = (Budgets::default(), Vec::new(), Vec::new());
-        Some(Arc::new(Policy {
-            name,
-            file: GRANTS.into(),
-            digest,
-            rules,
-            hosts,
-            addresses,
-            budgets,
-            trials,
-        }))
-    }
-
-    fn grant_rule(&self, grant: &Grant, line: u32) -> Rule {
-        let terms = AllowTerms { dns_types: QueryType::DEFAULT.into(), ..AllowTerms::default() };
-        Rule {
-            name: format!("grant {}", grant.id).into(),
-            line,
-            at: self.source.place(0..0),
-            list: None,
-            ports: Ports::Listed([super::entry::DEFAULT_PORT].into()),
-            methods: grant.methods.clone().map(Into::into),
-            paths: grant.paths.clone().map(Into::into),
-            verdict: Verdict::Allow(terms),
-        }
-    }
-
     /// An empty path would mean the current directory to some and nothing to others.
     fn paths(&mut self, document: &OperatorDocument) {
         let log = document.log.iter().map(|log| &log.dir);
         let secrets = document.credential.iter().map(|entry| &entry.get_ref().file);
-        for path in
-            log.chain(secrets).chain(&document.policies).filter(|path| path.get_ref().is_empty())
-        {
+        let admin = document.admin.iter().map(|admin| &admin.socket);
+        let paths = log.chain(secrets).chain(admin).chain(&document.policies);
+        for path in paths.filter(|path| path.get_ref().is_empty()) {
             self.fault(path.span(), Fault::Missing("a path must not be empty"));
         }
     }
@@ -302,11 +280,6 @@ impl Reader<'_> {
                 );
             }
         }
-        for upstream in document.dns.iter().flat_map(|dns| &dns.upstreams) {
-            if upstream.get_ref().parse::<std::net::SocketAddr>().is_err() {
-                self.fault(upstream.span(), Fault::Missing("a resolver is written `address:port`"));
-            }
-        }
     }
 
     fn optional<T>(
@@ -324,16 +297,7 @@ impl Reader<'_> {
         entry: &Spanned<String>,
         parse: fn(&str) -> Result<T, WordError>,
     ) -> Option<T> {
-        match parse(entry.get_ref()) {
-            Ok(word) => Some(word),
-            Err(source) => {
-                self.fault(
-                    entry.span(),
-                    Fault::Word { what, entry: printable(entry.get_ref()), source },
-                );
-                None
-            }
-        }
+        self.problems.word(self.source, what, entry, parse)
     }
 
     fn fault(&mut self, span: std::ops::Range<usize>, fault: Fault) {

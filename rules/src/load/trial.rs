@@ -14,7 +14,9 @@ use crate::word::{BankId, Environment, SandboxId};
 pub(super) fn read(builder: &mut Builder<'_>, document: &TestDocument, line: u32) -> Option<Trial> {
     let sandbox = document.sandbox.as_ref();
     let environment = document.environment.as_ref();
+    check_keys(builder, document);
     Some(Trial {
+        at: builder.source.place(document.host.span()),
         name: document.name.clone(),
         line,
         expect: match document.expect.get_ref() {
@@ -31,6 +33,28 @@ pub(super) fn read(builder: &mut Builder<'_>, document: &TestDocument, line: u32
             .and_then(|code| reason(builder, code, *document.expect.get_ref())),
         rule: document.rule.clone(),
     })
+}
+
+/// Keys that would be passed over beside others make a test that tests nothing.
+fn check_keys(builder: &mut Builder<'_>, document: &TestDocument) {
+    let request = document.method.is_some() || document.path.is_some();
+    let memory = document.bank.is_some() || document.operation.is_some();
+    let why = match (&document.dns, document.protocol) {
+        _ if document.operation.is_some() && document.bank.is_none() => {
+            "`operation` needs a `bank`"
+        }
+        (Some(_), _) if request || memory || document.protocol.is_some() => {
+            "`dns` tries a look-up and nothing else"
+        }
+        (Some(_), _) if document.host.get_ref().parse::<std::net::IpAddr>().is_ok() => {
+            "`dns` looks up a name, not an address"
+        }
+        (None, Some(ProtocolDocument::Tcp)) if request || memory => {
+            "raw TCP carries no requests to try"
+        }
+        (Some(_) | None, _) => return,
+    };
+    builder.fault(document.host.span(), Fault::Missing(why));
 }
 
 fn probe(builder: &mut Builder<'_>, document: &TestDocument) -> Option<Probe> {

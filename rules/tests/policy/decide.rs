@@ -329,7 +329,7 @@ fn a_permit_says_what_the_rule_meant() {
         (request.rule().policy.as_str(), request.generation(), request.port()),
         ("p", 7, Some(443))
     );
-    assert_eq!(rules.decide_again(&request), Decision::Allow(request.clone()));
+    assert_eq!(rules.decide_again(&request, None), Decision::Allow(request.clone()));
 
     let lookup = permit("a.b.githubusercontent.example", 0);
     assert_eq!(lookup.lookup().chosen_octets, "a.b.".len());
@@ -364,6 +364,9 @@ fn addresses_are_admitted_by_the_rule_that_decided() {
         ("github.com", &["::ffff:10.0.0.1"], Err(PrivateAddress)),
         ("github.com", &["64:ff9b::a00:1"], Err(PrivateAddress)),
         ("github.com", &["1.1.1.1"], Err(OwnAddress)),
+        ("github.com", &["64:ff9b::101:101"], Err(OwnAddress)),
+        ("github.com", &["2002:101:101::1"], Err(OwnAddress)),
+        ("tcp db.corp.example:5432", &["10.1.77.7"], Ok(&["10.1.77.7"])),
         ("github.com", &[], Err(NoAddress)),
         ("tcp db.corp.example:5432", &["10.1.2.3"], Ok(&["10.1.2.3"])),
         ("tcp db.corp.example:5432", &["10.2.2.3"], Err(PrivateAddress)),
@@ -462,6 +465,123 @@ methods = ["GET"]
             ("GET https://a.x.example/v1/files/1", Ok("longer path")),
             ("GET https://y.example/", Ok("apex")),
             ("POST https://y.example/", Ok("tree")),
+        ],
+    );
+}
+
+#[test]
+fn a_wildcard_listener_is_on_every_local_address() {
+    let sources = rules::Sources {
+        policies: vec![super::file(
+            "p.toml",
+            "name = \"p\"\n[[allow]]\nname = \"a\"\nhosts = [\"x.example:15001\"]\nresolves_to = [\"10.0.0.0/8\", \"127.0.0.0/8\", \"9.0.0.0/8\"]",
+        )],
+        own: vec!["0.0.0.0:15001".parse().unwrap(), "[::ffff:9.9.9.9]:15001".parse().unwrap()],
+        ..rules::Sources::default()
+    };
+    let rules = good(rules::compile(&sources, &[]));
+    let Decision::Allow(permit) = rules::probe::Probe::parse("x.example:15001")
+        .unwrap()
+        .decide(&rules, &sandbox(&rules, "p"))
+    else {
+        panic!("denied")
+    };
+    for (address, expected) in [
+        ("127.0.0.1", Some(OwnAddress)),
+        ("10.0.0.5", Some(OwnAddress)),
+        ("9.9.9.9", Some(OwnAddress)),
+        ("9.9.9.8", None),
+    ] {
+        let found =
+            rules.admit(&permit, &[address.parse().unwrap()]).err().map(|denial| denial.reason);
+        assert_eq!(found, expected, "{address}");
+    }
+}
+
+#[test]
+fn an_empty_resolves_to_admits_nothing() {
+    let rules = good(lone(
+        "name = \"p\"\n[[allow]]\nname = \"a\"\nhosts = [\"x.example\"]\nresolves_to = []",
+    ));
+    let Decision::Allow(permit) =
+        rules::probe::Probe::parse("x.example").unwrap().decide(&rules, &sandbox(&rules, "p"))
+    else {
+        panic!("denied")
+    };
+    assert!(rules.admit(&permit, &["9.9.9.9".parse().unwrap()]).is_err());
+    assert!(
+        rules.warnings().iter().any(|warning| warning.to_string().contains("has an empty list"))
+    );
+}
+
+#[test]
+fn deny_rules_hold_for_every_spelling() {
+    let text = "name = \"p\"\n[[allow]]\nname = \"a\"\nhosts = [\"x.example\"]\n\
+        [[allow]]\nname = \"net\"\naddresses = [\"2000::/3\", \"64:ff9b::/96\"]\nports = [443]\ndangerously_wide = true\n\
+        [[deny]]\nname = \"paths\"\nhosts = [\"x.example\"]\npaths = [\"/@evil/**\", \"/v1/files:upload\", \"/admin\"]\n\
+        [[deny]]\nname = \"metadata\"\naddresses = [\"169.254.169.254/32\"]";
+    table(
+        &good(lone(text)),
+        "p",
+        &[
+            ("GET https://x.example/fine", Ok("a")),
+            ("GET https://x.example/@evil/x", Err(DeniedByRule)),
+            ("GET https://x.example/%40evil/x", Err(AmbiguousPath)),
+            ("GET https://x.example/v1/files%3Aupload", Err(AmbiguousPath)),
+            ("GET https://x.example/admin", Err(DeniedByRule)),
+            ("GET https://x.example/admin/", Err(DeniedByRule)),
+            ("GET https://x.example/administration", Ok("a")),
+            ("[2606:4700::1]:443", Ok("net")),
+            ("[64:ff9b::a9fe:a9fe]:443", Err(DeniedByRule)),
+        ],
+    );
+}
+
+#[test]
+fn a_connection_is_asked_again_with_where_it_went() {
+    let before = good(lone(
+        "name = \"p\"\n[[allow]]\nname = \"a\"\nhosts = [\"x.example\"]\ntls = \"tunnel\"\nresolves_to = [\"10.1.0.0/16\"]",
+    ));
+    let Decision::Allow(permit) =
+        rules::probe::Probe::parse("x.example").unwrap().decide(&before, &sandbox(&before, "p"))
+    else {
+        panic!("denied")
+    };
+    let dialled: IpAddr = "10.1.2.3".parse().unwrap();
+    for (now, expected) in [
+        ("tls = \"tunnel\"\nresolves_to = [\"10.1.0.0/16\"]", None),
+        ("tls = \"tunnel\"\nresolves_to = [\"10.1.2.0/24\"]", None),
+        ("tls = \"tunnel\"\nresolves_to = [\"10.2.0.0/16\"]", Some(PrivateAddress)),
+        ("tls = \"tunnel\"", Some(PrivateAddress)),
+        ("resolves_to = [\"10.1.0.0/16\"]", Some(TreatmentChanged)),
+    ] {
+        let after = good(lone(&format!(
+            "name = \"p\"\n[[allow]]\nname = \"a\"\nhosts = [\"x.example\"]\n{now}"
+        )));
+        assert_eq!(after.decide_again(&permit, Some(dialled)).reason(), expected, "{now}");
+    }
+}
+
+#[test]
+fn a_test_of_what_passes_unseen_is_not_fooled() {
+    let text = "name = \"p\"\n[[allow]]\nname = \"r\"\nhosts = [\"db.example\"]\ntcp = [443]\n[[test]]\nexpect = \"deny\"\nhost = \"https://db.example/admin\"";
+    assert!(
+        !good(lone(text)).run_trials()[0].passed(),
+        "raw TCP passes every byte, so the test must fail"
+    );
+}
+
+#[test]
+fn the_closest_path_acts_beside_one_for_everything() {
+    let text = "name = \"p\"\n[[allow]]\nname = \"a\"\nhosts = [\"x.example\"]\npaths = [\"/**\", \"/v1/files\"]\n\
+        [[allow]]\nname = \"b\"\nhosts = [\"x.example\"]\npaths = [\"/v1/*\"]";
+    table(
+        &good(lone(text)),
+        "p",
+        &[
+            ("GET https://x.example/v1/files", Ok("a")),
+            ("GET https://x.example/v1/other", Ok("b")),
+            ("GET https://x.example/a//b", Ok("a")),
         ],
     );
 }

@@ -145,6 +145,11 @@ fn requests_that_open_and_close_are_told() {
             &["x.example/a/** becomes reachable"],
         ),
         (
+            host("") + &deny("hosts = [\"x.example\"]\npaths = [\"/a\"]"),
+            host("") + &deny("hosts = [\"x.example\"]\npaths = [\"/a/\"]"),
+            &["x.example/a becomes reachable"],
+        ),
+        (
             host("paths = [\"/v1/*\"]"),
             host("paths = [\"/v1/*\"]")
                 + &deny("hosts = [\"x.example\"]\npaths = [\"/*/b\"]\nmethods = [\"POST\"]"),
@@ -165,7 +170,7 @@ fn other_terms_are_told() {
         ),
         (
             host("resolves_to = [\"10.1.0.0/16\"]"),
-            host("resolves_to = [\"0.0.0.0/0\"]"),
+            host("resolves_to = [\"0.0.0.0/0\"]\ndangerously_wide = true"),
             &["x.example changes from addresses in 10.1.0.0/16 to addresses in 0.0.0.0/0"],
         ),
         (

@@ -100,10 +100,10 @@ fn every_layer_must_allow_and_none_deny() {
         "d",
         &[
             ("github.com", Ok("code")),
-            ("pypi.example", Err(NotListed)),
+            ("pypi.example", Err(BaseForbids)),
             ("more.example", Err(DeniedByRule)),
             ("POST https://api.openai.com/", Ok("key")),
-            ("db.corp.example:5432", Err(PortNotListed)),
+            ("db.corp.example:5432", Err(BaseForbids)),
         ],
     );
     table(&rules, "e", &[("github.com", Err(NotListed))]);
@@ -212,7 +212,7 @@ fn a_sandbox_that_leaves_the_file_may_do_nothing() {
         rules::Decision::Deny(denial) => panic!("{}", denial.reason),
     };
     assert_eq!(after.decide(&gone, &facts[0]).reason(), Some(UnknownSandbox));
-    assert_eq!(after.decide_again(&permit).reason(), Some(UnknownSandbox));
+    assert_eq!(after.decide_again(&permit, None).reason(), Some(UnknownSandbox));
 }
 
 #[test]
@@ -223,6 +223,7 @@ fn grants_add_to_the_sandboxes_own_layer_only() {
         host: HostPattern::parse(host, Width::Narrow).unwrap(),
         methods: methods.map(|method| vec![Method::parse(method).unwrap()]),
         paths: None,
+        budgets: rules::budget::Budgets::default(),
     };
     let policies = [POLICY, EXTRA, BASE].iter().enumerate();
     let sources = Sources {
@@ -247,4 +248,118 @@ fn grants_add_to_the_sandboxes_own_layer_only() {
     let without = good(compile(&sources, &[]));
     assert_eq!(attempt(&without, "a", "GET https://new.example/"), Err(NotListed));
     assert_ne!(with.digest(), without.digest());
+}
+
+/// A base policy and a sandbox policy, and one attempt.
+fn stacked(base: &str, own: &str) -> rules::RuleSet {
+    let operator = "[[credential]]\nname = \"k\"\nfile = \"f\"\n[[sandbox]]\nid = \"a\"\nbase = \"b\"\npolicies = [\"o\"]";
+    good(operated(operator, &[&format!("name = \"b\"\n{base}"), &format!("name = \"o\"\n{own}")]))
+}
+
+fn rule(body: &str) -> String {
+    format!("[[allow]]\nname = \"r\"\n{body}\n")
+}
+
+#[test]
+fn a_base_bounds_how_things_pass() {
+    let filtered = rule("hosts = [\"x.example\"]\nmethods = [\"GET\"]");
+    let denied = rule("hosts = [\"x.example\"]")
+        + "[[deny]]\nhosts = [\".x.example\"]\npaths = [\"/admin/**\"]";
+    let raw = rule("hosts = [\"x.example\"]\ntcp = [443]");
+    for (base, own, text, expected) in [
+        (&filtered, &raw, "x.example", Err(BaseForbids)),
+        (&denied, &raw, "x.example", Err(BaseForbids)),
+        (&raw, &raw, "x.example", Ok("r")),
+        (&raw, &rule("hosts = [\"x.example\"]"), "GET https://x.example/", Ok("r")),
+        (&filtered, &rule("hosts = [\"x.example\"]"), "POST https://x.example/", Err(BaseForbids)),
+    ] {
+        assert_eq!(
+            attempt(&stacked(base, own), "a", text).as_deref(),
+            expected.as_ref().copied(),
+            "{base}{own}{text}"
+        );
+    }
+}
+
+#[test]
+fn terms_of_both_layers_count() {
+    let tunnel = rule("hosts = [\"x.example\"]\ntls = \"tunnel\"\nech = \"tolerate\"");
+    let plain = rule(
+        "hosts = [\"x.example\"]\ninspect = true\ncname = \"strict\"\n[allow.budget]\nrequests_per_hour = 3",
+    );
+    let how = |base: &str, own: &str| {
+        let rules = stacked(base, own);
+        let decision =
+            rules::probe::Probe::parse("x.example").unwrap().decide(&rules, &sandbox(&rules, "a"));
+        let rules::Decision::Allow(permit) = decision else { panic!("{decision:?}") };
+        let budget = permit.rule_budgets().requests_per_hour;
+        (permit.how().word(), permit.inspect(), permit.lookup().strict_cname, budget)
+    };
+    assert_eq!(how(&tunnel, &tunnel), ("tunnel", false, false, None));
+    assert_eq!(how(&rule("hosts = [\"x.example\"]"), &tunnel), ("intercept", false, false, None));
+    assert_eq!(how(&plain, &rule("hosts = [\"x.example\"]")), ("intercept", true, true, Some(3)));
+}
+
+#[test]
+fn a_look_up_is_judged_by_all_rules_that_add_up() {
+    let policy = "name = \"p\"\n[[allow]]\nname = \"db\"\nhosts = [\"x.example\"]\ntcp = [5432]\nresolves_to = [\"10.1.0.0/16\"]\n\
+        [[allow]]\nname = \"web\"\nhosts = [\"x.example\"]";
+    let rules = good(operated("[[sandbox]]\nid = \"a\"\npolicies = [\"p\"]", &[policy]));
+    let name = rules::DomainName::parse("x.example").unwrap();
+    let facts =
+        rules::Facts::Name(rules::facts::NameFacts { name, query: rules::facts::QueryType::A });
+    let rules::Decision::Allow(permit) = rules.decide(&sandbox(&rules, "a"), &facts) else {
+        panic!("denied")
+    };
+    assert_eq!(&*permit.rule().rule, "web");
+    assert!(rules.admit(&permit, &["9.9.9.9".parse().unwrap()]).is_ok());
+    let system =
+        good(operated("[[sandbox]]\nid = \"a\"\nbase = \"system\"\npolicies = [\"p\"]", &[policy]));
+    let rules::Decision::Allow(permit) = system.decide(&sandbox(&system, "a"), &facts) else {
+        panic!("denied")
+    };
+    for address in ["9.9.9.9", "10.1.2.3"] {
+        assert!(system.admit(&permit, &[address.parse().unwrap()]).is_ok(), "{address}");
+    }
+    assert!(system.admit(&permit, &["10.2.2.3".parse().unwrap()]).is_err());
+}
+
+#[test]
+fn every_grant_keeps_to_its_own_rule() {
+    let grant = |id: usize, host: &str, method: Option<&str>| Grant {
+        id: id.to_string(),
+        sandbox: SandboxId::parse("extra").unwrap(),
+        host: HostPattern::parse(host, Width::Narrow).unwrap(),
+        methods: method.map(|method| vec![Method::parse(method).unwrap()]),
+        paths: None,
+        budgets: rules::budget::Budgets::default(),
+    };
+    let sources = Sources { policies: vec![file("p.toml", EXTRA)], ..Sources::default() };
+    let crowd: Vec<Grant> = (0..257).map(|id| grant(id, "x.example", None)).collect();
+    assert!(
+        shown(&compile(&sources, &crowd).unwrap_err())
+            .join("")
+            .contains("more than 256 entries for one name")
+    );
+    let few = [grant(1, "readonly.example", Some("GET")), grant(2, "other.example", None)];
+    let rules = good(compile(&sources, &few));
+    assert_eq!(attempt(&rules, "extra", "DELETE https://readonly.example/"), Err(MethodNotAllowed));
+    assert_eq!(attempt(&rules, "extra", "DELETE https://other.example/"), Ok("grant 2".to_owned()));
+}
+
+#[test]
+fn thousands_of_sandboxes_and_rules_load_in_good_time() {
+    let sandboxes: String = (0..20_000)
+        .map(|n| {
+            format!(
+                "[[sandbox]]\nid = \"s{n}\"\nbase = \"system\"\npolicies = [\"p\"]\nmark = {}\n",
+                n + 1
+            )
+        })
+        .collect();
+    let rules: String = (0..5_000)
+        .map(|n| format!("[[allow]]\nname = \"r{n}\"\nhosts = [\"h{n}.example\"]\n"))
+        .collect();
+    let loaded = good(operated(&sandboxes, &[&format!("name = \"p\"\n{rules}")]));
+    assert_eq!(loaded.sandboxes().iter().count(), 20_000);
 }

@@ -56,6 +56,61 @@ fn bad_entries_are_named() {
         ),
         ("hosts = [\"x.com\"]\nech = \"tolerate\"", "`ech` is about tunnels"),
         ("hosts = [\"x.com\"]\ncredential = \"k\"\nports = [80]", "never sent in the clear"),
+        ("hosts = [\"x.com:80\"]\ncredential = \"k\"", "never sent in the clear"),
+        (
+            "hosts = [\"*\"]\ndangerously_wide = true\ncredential = \"k\"",
+            "never sent to names that anyone can have",
+        ),
+        (
+            "hosts = [\"x.com\"]\naddresses = [\"9.9.9.9/32\"]\nports = [443]\ncredential = \"k\"",
+            "never to an address",
+        ),
+        ("addresses = [\"0.0.0.0/0\"]\nports = [443]", "takes in private and special ranges"),
+        ("hosts = [\"x.com\"]\nresolves_to = [\"::/0\"]", "takes in private and special ranges"),
+        ("addresses = [\"::ffff:10.0.0.0/104\"]\nports = [443]", "is not a network"),
+        ("hosts = [\"mask.icloud.com\"]", "is always refused"),
+        ("hosts = [\".dns.google\"]", "which only its exact name opens"),
+        ("hosts = [\"*.compute.amazonaws.com\"]", "a public suffix"),
+        (
+            "hosts = [\"pinned.x.com\"]\ntls = \"tunnel\"\n[[deny]]\nhosts = [\".x.com\"]\npaths = [\"/a\"]",
+            "must be intercepted for `deny .x.com`",
+        ),
+        (
+            "hosts = [\"db.x.com\"]\ntcp = [443]\n[[deny]]\nhosts = [\".x.com\"]\npaths = [\"/a\"]",
+            "must be intercepted for `deny .x.com`",
+        ),
+        (
+            "hosts = [\"t.example\"]\ntls = \"tunnel\"\n[[memory]]\nname = \"m\"\nhost = \"m.example\"\nprofile = \"mcp\"\nrecall = [\"s:a\"]",
+            "this policy has memory",
+        ),
+        (
+            "hosts = [\"x.com\"]\n[[memory]]\nname = \"m\"\nhost = \"m.example\"\nprofile = \"mcp\"\nrecall = [\"s:a\"]\n[[memory]]\nname = \"n\"\nhost = \"m.example\"\nprofile = \"mem0\"\nrecall = [\"s:a\"]",
+            "rule `n` can never act",
+        ),
+        (
+            "hosts = [\"x.com\"]\n[[test]]\nexpect = \"deny\"\nhost = \"x.com\"\noperation = \"recall\"",
+            "`operation` needs a `bank`",
+        ),
+        (
+            "hosts = [\"x.com\"]\n[[test]]\nexpect = \"deny\"\nhost = \"x.com\"\ndns = \"A\"\nmethod = \"GET\"",
+            "`dns` tries a look-up",
+        ),
+        (
+            "hosts = [\"x.com\"]\n[[test]]\nexpect = \"deny\"\nhost = \"1.2.3.4\"\ndns = \"A\"",
+            "not an address",
+        ),
+        (
+            "hosts = [\"x.com\"]\npaths = [\"/a/*\"]\ncredential = \"one\"\n[[allow]]\nname = \"s\"\nhosts = [\"x.com\"]\npaths = [\"/*/b\"]\ncredential = \"two\"",
+            "rules `r` and `s` tie for `x.com`",
+        ),
+        (
+            "hosts = [\"x.com\"]\ncredential = \"one\"\n[[allow]]\nname = \"s\"\nhosts = [\"x.com\"]\npaths = [\"/**\"]\ncredential = \"two\"",
+            "rules `r` and `s` tie for `x.com`",
+        ),
+        (
+            "hosts = [\"*.x.com\"]\ncredential = \"one\"\n[[allow]]\nname = \"s\"\nhosts = [\".x.com\"]\ncredential = \"two\"",
+            "tie for `.x.com`",
+        ),
         ("addresses = [\"10.0.0.1/32\"]", "needs `ports` or `tcp`"),
         ("addresses = [\"10.0.0.1/32\"]\nports = [1]\ncredential = \"k\"", "never to an address"),
         (
@@ -91,7 +146,7 @@ fn bad_entries_are_named() {
         ),
         (
             "hosts = [\"x.com\"]\n[[allow]]\nname = \"r\"\nhosts = [\"y.com\"]",
-            "rule `r` stands twice; first on line 2",
+            "rule `r` stands twice; first on line 3",
         ),
         (
             "hosts = [\"x.com\"]\n[[allow]]\nname = \"\"\nhosts = [\"y.com\"]",
@@ -293,4 +348,46 @@ fn memory_can_be_tested_without_a_sandbox() {
         .map(|o| format!("{:?}", o.decision))
         .collect();
     assert_eq!(failed, [""; 0]);
+}
+
+#[test]
+fn sensible_policies_raise_no_false_alarm() {
+    for body in [
+        "hosts = [\"x.com\"]\n[[deny]]\nhosts = [\"a.x.com\"]\npaths = [\"/a\"]\n[[deny]]\nhosts = [\"a.x.com\"]\npaths = [\"/b\"]",
+        "hosts = [\"x.com\"]\n[[allow]]\nname = \"s\"\nhosts = [\"x.com\"]\ndns_types = [\"TXT\"]",
+        "hosts = [\"x.com:443\"]\ncredential = \"one\"\n[[allow]]\nname = \"s\"\nhosts = [\"x.com\"]",
+        "hosts = [\"x.com\"]\ncredential = \"one\"\npaths = [\"/v1/**\"]\n[[allow]]\nname = \"s\"\nhosts = [\"x.com\"]",
+        "hosts = [\"x.com:443\"]\nports = [80]\ncredential = \"k\"",
+        "hosts = [\"x.com\"]\n[[test]]\nexpect = \"deny\"\nhost = \"y.com\"\nsandbox = \"elsewhere\"",
+    ] {
+        let rules = good(lone(&allow(body)));
+        assert_eq!(shown(rules.warnings()), [""; 0], "{body}");
+    }
+    let long = format!(
+        "hosts = [\"x.com\"]\n[[deny]]\nhosts = [\"{}.example\"]",
+        ["a".repeat(60), "b".repeat(60)].join(".")
+    );
+    good(lone(&allow(&long)));
+}
+
+#[test]
+fn ties_are_found_across_policies_of_one_sandbox() {
+    let policy = |name: &str, credential: &str| {
+        format!(
+            "name = \"{name}\"\n[[allow]]\nname = \"of {name}\"\nhosts = [\"x.example\"]\ncredential = \"{credential}\""
+        )
+    };
+    let operator = "[[credential]]\nname = \"one\"\nfile = \"f\"\n[[credential]]\nname = \"two\"\nfile = \"f\"\n[[sandbox]]\nid = \"a\"\npolicies = [\"p\", \"q\"]";
+    let found =
+        errors(super::operated(operator, &[&policy("p", "one"), &policy("q", "two")])).join("");
+    assert!(found.contains("rules `of p` and `of q` tie for `x.example`"), "{found}");
+    good(super::operated(operator, &[&policy("p", "one"), &policy("q", "one")]));
+}
+
+#[test]
+fn a_test_for_a_sandbox_that_is_not_there_is_an_error() {
+    let policy = "name = \"p\"\n[[test]]\nexpect = \"deny\"\nhost = \"x.com\"\nsandbox = \"typo\"";
+    let found =
+        errors(super::operated("[[sandbox]]\nid = \"a\"\npolicies = [\"p\"]", &[policy])).join("");
+    assert!(found.contains("there is no sandbox `typo`"), "{found}");
 }

@@ -106,6 +106,10 @@ fn a_request_is_its_own_sandboxes_for_banks_it_may_use() {
         ("a", team(Read, &["staging:team-a", "staging:shared-1"], own()), Ok("forward")),
         ("a", team(Write, &["staging:team-a"], own()), Ok("forward")),
         ("a", team(Nothing, &[], IdentityClaim::Absent), Ok("forward")),
+        ("a", team(Nothing, &[], own()), Ok("forward")),
+        ("a", team(Nothing, &[], identity("b", "acme", "staging", Some(4))), Err(IdentityMismatch)),
+        ("a", team(Nothing, &[], IdentityClaim::Invalid("expired")), Err(IdentityInvalid)),
+        ("a", team(Nothing, &["staging:team-a"], own()), Err(MemoryOperation)),
         ("a", team(Read, &["staging:team-a", "staging:team-b"], own()), Err(ForeignBank)),
         ("a", team(Write, &["staging:shared-1"], own()), Err(ForeignBank)),
         ("a", team(Delete, &["staging:team-a"], own()), Err(ForeignBank)),
@@ -200,6 +204,10 @@ fn banks_must_say_their_environment() {
         ("recall = [\"staging:a b\"]", "bank `staging:a b` is not good"),
         ("recall = []", "it opens no bank"),
         ("recall = [\"staging:a\"]\nenvironment = \"a b\"", "environment `a b` is not good"),
+        (
+            "recall = [\"production:*\"]\nenvironment = \"staging\"",
+            "bank `production:*` names environment `production`",
+        ),
     ] {
         let found = errors(lone(&rule(extra))).join("\n");
         assert!(found.contains(part), "{extra}\n---\n{found}");
@@ -218,4 +226,33 @@ fn what_passes_unseen_may_not_stand_beside_memory() {
     let found = errors(operated(&operator, &[POLICY, &tunnel("")])).join("\n");
     assert!(found.contains("rule `blind` passes bytes unseen"), "{found}");
     good(operated(&operator, &[POLICY, &tunnel("memory = \"may-receive\"")]));
+}
+
+#[test]
+fn a_memory_service_is_reached_through_its_guard_or_not_at_all() {
+    let memory = "name = \"team\"\n[[memory]]\nname = \"m\"\nhost = \"m.example:8443\"\nresolves_to = [\"10.3.0.0/16\"]\nprofile = \"mcp\"\nrecall = [\"staging:a\"]";
+    let beside = "name = \"beside\"\n[[allow]]\nname = \"raw\"\nhosts = [\"m.example\"]\ntcp = [8443]\nmemory = \"may-receive\"\n\
+        [[allow]]\nname = \"net\"\naddresses = [\"10.3.0.0/16\"]\nports = [8443]\n\
+        [[allow]]\nname = \"alias\"\nhosts = [\"alias.example:8443\"]\nresolves_to = [\"10.3.0.0/16\"]";
+    let operator = "[[sandbox]]\nid = \"a\"\ntenant = \"t\"\nenvironment = \"staging\"\nbase = \"system\"\npolicies = [\"team\", \"beside\"]";
+    let rules = good(operated(operator, &[memory, beside]));
+    let probe = |text: &str, raw: bool| {
+        let mut probe = rules::probe::Probe::parse(text).unwrap();
+        if raw {
+            probe.special = rules::probe::Special::Raw;
+        }
+        probe.decide(&rules, &sandbox(&rules, "a"))
+    };
+    assert!(probe("m.example:8443", true).reason().is_some(), "raw TCP goes around the guard");
+    assert!(probe("http://m.example:8443", false).reason().is_some(), "in the clear");
+    assert!(
+        matches!(probe("m.example:8443", false), Decision::Allow(permit) if permit.how().word() == "hold")
+    );
+    let address = ["10.3.0.5".parse().unwrap()];
+    for text in ["alias.example:8443", "10.3.0.5:8443"] {
+        let Decision::Allow(permit) = probe(text, false) else { panic!("{text}") };
+        assert_eq!(rules.admit(&permit, &address).unwrap_err().reason, MemoryOperation, "{text}");
+    }
+    let Decision::Allow(held) = probe("m.example:8443", false) else { panic!("held") };
+    assert!(rules.admit(&held, &address).is_ok());
 }

@@ -1,0 +1,67 @@
+//! Grants as one more policy of the sandbox's own layer: deny rules and the base still win, and a rule of the
+//! sandbox's own policies acts before a grant for the same host.
+
+use std::sync::Arc;
+
+use super::entry::DEFAULT_PORT;
+use super::problem::{Fault, Problems, Source};
+use super::{GRANTS, Grant, digest_of};
+use crate::budget::Budgets;
+use crate::facts::QueryType;
+use crate::policy::{AllowTerms, MAX_RULES, Policy, Ports, Rule, Verdict};
+use crate::set::HostSet;
+use crate::word::{PolicyName, SandboxId};
+
+/// The grants of one sandbox, compiled; none when it has none.
+pub(super) fn of(id: &SandboxId, grants: &[Grant], problems: &mut Problems) -> Option<Arc<Policy>> {
+    let own: Vec<&Grant> = grants.iter().filter(|grant| grant.sandbox == *id).collect();
+    let name = PolicyName::parse(GRANTS).ok().filter(|_| !own.is_empty())?;
+    let source = Source::new(GRANTS, "");
+    if own.len() > MAX_RULES {
+        problems.error(
+            source.place(0..0),
+            Fault::TooMany { what: "grants for one sandbox", limit: MAX_RULES },
+        );
+        return None;
+    }
+    let mut hosts = HostSet::default();
+    let mut rules = Vec::new();
+    for grant in &own {
+        if let Err(full) = hosts.insert(&grant.host, rules.len() as u16, rules.len() as u32 + 1) {
+            problems.error(source.place(0..0), Fault::Set(full));
+            return None;
+        }
+        rules.push(rule(grant, rules.len() as u32 + 1, &source));
+    }
+    let texts: Vec<String> = own.iter().map(|grant| format!("{grant:?}")).collect();
+    let digest = digest_of(texts.iter().map(String::as_bytes));
+    let (budgets, addresses, trials) = (Budgets::default(), Vec::new(), Vec::new());
+    Some(Arc::new(Policy {
+        name,
+        file: GRANTS.into(),
+        digest,
+        rules,
+        hosts,
+        addresses,
+        budgets,
+        trials,
+    }))
+}
+
+fn rule(grant: &Grant, line: u32, source: &Source<'_>) -> Rule {
+    let terms = AllowTerms {
+        dns_types: QueryType::DEFAULT.into(),
+        budgets: grant.budgets,
+        ..AllowTerms::default()
+    };
+    Rule {
+        name: format!("grant {}", grant.id).into(),
+        line,
+        at: source.place(0..0),
+        list: None,
+        ports: Ports::Listed([DEFAULT_PORT].into()),
+        methods: grant.methods.clone().map(Into::into),
+        paths: grant.paths.clone().map(Into::into),
+        verdict: Verdict::Allow(terms),
+    }
+}
