@@ -26,7 +26,7 @@ use crate::read::{Lines, Piece};
 use crate::record::{Channel, Code, Environment, SandboxId, TenantId, Torn, Transport};
 use crate::segment::{self, Segment};
 use crate::text::Text;
-use crate::writer::{self, Noted, Writer};
+use crate::writer::{self, Kept, Noted, Writer};
 
 /// Why a log could not be opened. Nothing may be served without it.
 #[derive(Debug, thiserror::Error)]
@@ -71,7 +71,7 @@ pub(crate) fn open(config: Arc<Config>) -> Result<Writer, OpenError> {
         torn: tail.torn,
         owed: tail.owed,
         trouble: None,
-        noted: Noted { sequence: tail.head.sequence, at: Instant::now() },
+        noted: Noted { sequence: tail.head.sequence, at: Instant::now(), kept: Kept::Yes },
         looked: Instant::now(),
         buffer: Vec::new(),
         marks: Vec::new(),

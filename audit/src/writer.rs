@@ -29,8 +29,7 @@ use crate::recover;
 use crate::segment::{self, Segment};
 use crate::text::Text;
 
-/// How long a segment that had a name is taken to have one. Whoever removes a file takes what was
-/// in it anyway; this bounds what is added to it afterwards.
+/// How long a segment that stood in its directory is taken to stand there.
 const LOOK_AGAIN: Duration = Duration::from_millis(10);
 
 /// A record that waits to be written, and whoever waits for it.
@@ -58,7 +57,7 @@ pub(crate) struct Writer {
     /// Why there is no segment.
     pub(crate) trouble: Option<LogDown>,
     pub(crate) noted: Noted,
-    /// When the segment was last seen to have a name.
+    /// When the segment was last seen to stand in its directory.
     pub(crate) looked: Instant,
     pub(crate) buffer: Vec<u8>,
     pub(crate) marks: Vec<Mark>,
@@ -68,6 +67,14 @@ pub(crate) struct Writer {
 pub(crate) struct Noted {
     pub(crate) sequence: u64,
     pub(crate) at: Instant,
+    pub(crate) kept: Kept,
+}
+
+/// Whether the last note could be kept. If not, the next is tried when its time has come.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Kept {
+    No,
+    Yes,
 }
 
 /// Where a line ends in the buffer, and the head once it is written.
@@ -85,17 +92,14 @@ impl Writer {
             return self.refuse(batch, &down);
         }
         let result = self.append(batch.iter().map(|entry| &entry.draft));
-        let (count, down) = match result {
-            Ok(()) => (batch.len(), None),
-            Err(failed) => (failed.written, Some(failed.down)),
+        let Err(failed) = result else {
+            self.release(batch, None);
+            return Vec::new();
         };
         let mut batch = batch;
-        let rest = batch.split_off(count);
-        self.release(batch, down.as_ref());
-        match down {
-            None => Vec::new(),
-            Some(down) => self.refuse(rest, &down),
-        }
+        let rest = batch.split_off(failed.written);
+        self.release(batch, failed.unsynced.as_ref());
+        self.refuse(rest, &failed.down)
     }
 
     /// Opens the segment anew after a failure. Called from time to time while there is none.
@@ -141,19 +145,34 @@ impl Writer {
         if self.head.sequence == self.noted.sequence {
             return;
         }
-        let note = self.notary.sign(self.head);
-        let kept =
-            note.as_ref().is_some_and(|note| checkpoint::keep(&self.config.dir, note).is_ok());
-        let counters = &self.counters;
-        let counter = if kept { &counters.checkpoints } else { &counters.checkpoint_failures };
-        Counters::add(counter, 1);
-        self.noted.at = Instant::now();
-        let told = Sandbar { checkpoint: note.as_deref(), ..Sandbar::default() };
+        let Some(note) = self.sign() else { return };
+        let told = Sandbar { checkpoint: Some(&note), ..Sandbar::default() };
         if let Some(draft) = self.own("checkpoint", None, told) {
             // A failure shows in `trouble` and is dealt with there.
             self.append([&draft]).unwrap_or_default();
         }
-        self.noted.sequence = self.head.sequence; // the record of the note needs no note
+        if self.noted.kept == Kept::Yes {
+            self.noted.sequence = self.head.sequence; // the record of the note needs no note
+        }
+    }
+
+    /// Signs the head and keeps the note beside the log. What it tells of is on disk before: a
+    /// note that outlives its records would call an honest log changed for ever.
+    fn sign(&mut self) -> Option<String> {
+        if let Some(Err(error)) = self.segment.as_ref().map(Segment::sync) {
+            Counters::add(&self.counters.checkpoint_failures, 1);
+            self.fail(LogDown::Unsynced(Arc::new(error)));
+            return None;
+        }
+        let note = self.notary.sign(self.head);
+        let dir = &self.config.dir;
+        let kept = note.as_ref().is_some_and(|note| checkpoint::keep(dir, note).is_ok());
+        let counters = &self.counters;
+        let counter = if kept { &counters.checkpoints } else { &counters.checkpoint_failures };
+        Counters::add(counter, 1);
+        self.noted.at = Instant::now();
+        self.noted.kept = if kept { Kept::Yes } else { Kept::No };
+        note
     }
 
     /// Says goodbye: a last record and a last checkpoint.
@@ -163,12 +182,7 @@ impl Writer {
             self.append([&draft]).unwrap_or_default();
         }
         // The last note covers the last record, so that nothing after it can be cut off unseen.
-        let kept =
-            self.notary.sign(self.head).map(|note| checkpoint::keep(&self.config.dir, &note));
-        match kept {
-            Some(Ok(())) => Counters::add(&self.counters.checkpoints, 1),
-            Some(Err(_)) | None => Counters::add(&self.counters.checkpoint_failures, 1),
-        }
+        self.sign();
         self.fail(LogDown::Closed);
         self.lock = None;
     }
@@ -176,7 +190,7 @@ impl Writer {
     /// Whether enough was written, or long enough ago, that a checkpoint is due.
     pub(crate) fn checkpoint_due(&self) -> bool {
         let new = self.head.sequence.saturating_sub(self.noted.sequence);
-        new >= self.config.checkpoint_records
+        (new >= self.config.checkpoint_records && self.noted.kept == Kept::Yes)
             || (new > 0 && self.noted.at.elapsed() >= self.config.checkpoint_age)
     }
 
@@ -211,6 +225,7 @@ impl Writer {
         if let Err(failed) = self.append(&drafts) {
             // It holds no record that anybody relies upon, and its name is needed again.
             fs::remove_file(path).unwrap_or_default();
+            self.counters.written.fetch_sub(failed.written as u64, Ordering::Relaxed);
             (self.head, self.torn) = (before, torn);
             return Err(failed.down);
         }
@@ -317,27 +332,34 @@ impl Writer {
         let Some(segment) = &mut self.segment else {
             self.head = before;
             let down = self.trouble.clone().unwrap_or(LogDown::Closed);
-            return Err(Failed { written: 0, down });
+            return Err(Failed { written: 0, unsynced: None, down });
         };
-        if let Err(short) = segment.append(&self.buffer) {
-            return Err(self.tear(before, short.written, short.error));
+        let put = segment.append(&self.buffer);
+        if let Err(error) = look(segment, &mut self.looked) {
+            self.head = before; // the whole file is gone: these lines are nowhere
+            let down = self.fail(LogDown::unwritable(error));
+            return Err(Failed { written: 0, unsynced: None, down });
         }
-        if self.looked.elapsed() >= LOOK_AGAIN {
-            if let Err(error) = segment.attached() {
-                self.head = before; // the whole file is gone: these lines are nowhere
-                return Err(Failed { written: 0, down: self.fail(LogDown::unwritable(error)) });
+        // Lines before a tear are released like any other, so they are synced like any other.
+        let synced = match self.config.durability {
+            Durability::Disk => segment.sync(),
+            Durability::Process => Ok(()),
+        };
+        let unsynced = synced.err().map(|error| LogDown::Unsynced(Arc::new(error)));
+        match (put, unsynced) {
+            (Err(short), unsynced) => {
+                let failed = self.tear(before, short.written, short.error);
+                Err(Failed { unsynced, ..failed })
             }
-            self.looked = Instant::now();
+            (Ok(()), Some(unsynced)) => {
+                let (written, down) = (self.marks.len(), self.fail(unsynced.clone()));
+                Err(Failed { written, unsynced: Some(unsynced), down })
+            }
+            (Ok(()), None) => {
+                Counters::add(&self.counters.bytes, self.buffer.len() as u64);
+                Ok(())
+            }
         }
-        Counters::add(&self.counters.bytes, self.buffer.len() as u64);
-        if self.config.durability == Durability::Disk
-            && let Err(error) = segment.sync()
-        {
-            let written = self.marks.len();
-            let down = self.fail(LogDown::Unsynced(Arc::new(error)));
-            return Err(Failed { written, down });
-        }
-        Ok(())
     }
 
     /// Some lines are whole in the file, perhaps one is not: the chain goes on after the former.
@@ -348,7 +370,7 @@ impl Writer {
         self.head = head;
         let fragment = self.buffer.get(whole..bytes).unwrap_or_default();
         self.torn = torn(fragment);
-        Failed { written, down: self.fail(LogDown::unwritable(error)) }
+        Failed { written, unsynced: None, down: self.fail(LogDown::unwritable(error)) }
     }
 
     fn fail(&mut self, down: LogDown) -> LogDown {
@@ -380,15 +402,12 @@ impl Writer {
         }
     }
 
-    fn release(&self, batch: Vec<Entry>, down: Option<&LogDown>) {
+    fn release(&self, batch: Vec<Entry>, unsynced: Option<&LogDown>) {
         let last = self.head.sequence;
         let first = (last + 1).saturating_sub(batch.len() as u64);
         for (sequence, entry) in (first..).zip(batch) {
             let Some(waiter) = entry.waiter else { continue };
-            let result = match down {
-                Some(down @ LogDown::Unsynced(_)) => Err(down.clone()),
-                Some(_) | None => Ok(sequence),
-            };
+            let result = unsynced.map_or(Ok(sequence), |down| Err(down.clone()));
             // A caller that went away has its record all the same.
             waiter.send(result).unwrap_or_default();
         }
@@ -437,7 +456,21 @@ impl Writer {
 /// A write that did not succeed: how many records are whole in the file all the same.
 struct Failed {
     written: usize,
+    /// Why those may not be on disk, where that was asked for.
+    unsynced: Option<LogDown>,
+    /// Why the rest is not written.
     down: LogDown,
+}
+
+/// Fails when the segment has no name any more: at every write, for that is cheap, so that nobody
+/// is released for a record that is nowhere. Whether the name still leads to it is looked at from
+/// time to time.
+fn look(segment: &Segment, looked: &mut Instant) -> io::Result<()> {
+    if looked.elapsed() < LOOK_AGAIN {
+        return segment.named();
+    }
+    *looked = Instant::now();
+    segment.attached()
 }
 
 fn decides(entry: &Entry, attempt: u128) -> bool {
@@ -476,5 +509,81 @@ fn open_attempt(owed: &Owed) -> OpenAttempt<'_> {
         sandbox: &owed.sandbox,
         tenant: &owed.tenant,
         host: &owed.host,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::fs::OpenOptions;
+    use std::os::unix::fs::OpenOptionsExt;
+    use std::path::Path;
+
+    use super::*;
+    use crate::checkpoint::FILE;
+
+    /// A writer whose segment takes some 64 KiB and then no more, and that no `fdatasync` can
+    /// bring to a disk: a pipe that nobody reads.
+    fn over_a_pipe(dir: &Path, durability: Durability) -> Writer {
+        const O_NONBLOCK: i32 = 0o4000;
+        let config = Config { durability, ..Config::new(dir.join("log")) };
+        let mut writer = recover::open(Arc::new(config)).unwrap();
+        let pipe = dir.join("pipe");
+        let made = std::process::Command::new("mkfifo").arg(&pipe).status().unwrap();
+        assert!(made.success());
+        let mut options = OpenOptions::new();
+        let file = options.read(true).write(true).custom_flags(O_NONBLOCK).open(&pipe).unwrap();
+        writer.segment = Some(Segment::over(&pipe, file));
+        writer
+    }
+
+    type Answer = oneshot::Receiver<Result<u64, LogDown>>;
+
+    fn entry(writer: &Writer) -> (Entry, Answer) {
+        let (sender, receiver) = oneshot::channel();
+        let draft = writer.own("checkpoint", None, Sandbar::default()).unwrap();
+        (Entry { draft, waiter: Some(sender) }, receiver)
+    }
+
+    #[test]
+    fn lines_before_a_tear_are_released_only_as_durable_as_promised() {
+        for durability in [Durability::Disk, Durability::Process] {
+            let dir = tempfile::tempdir().unwrap();
+            let mut writer = over_a_pipe(dir.path(), durability);
+            let (batch, answers): (Vec<_>, Vec<_>) = (0..500).map(|_| entry(&writer)).unzip();
+            assert!(writer.write(batch).is_empty());
+            let answers: Vec<_> = answers.into_iter().map(|mut a| a.try_recv().unwrap()).collect();
+            let whole = answers.iter().filter(|a| match a {
+                Ok(_) => durability == Durability::Process,
+                Err(down) => matches!(down, LogDown::Unsynced(_)),
+            });
+            let torn = answers.iter().filter(|a| matches!(a, Err(LogDown::Unwritable(_))));
+            let (whole, torn) = (whole.count(), torn.count());
+            assert!(whole > 10 && torn > 10, "{durability:?}: {whole} {torn}");
+            assert_eq!(whole + torn, 500, "{durability:?}");
+        }
+    }
+
+    #[test]
+    fn nothing_is_signed_that_is_not_on_disk() {
+        let dir = tempfile::tempdir().unwrap();
+        let mut writer = over_a_pipe(dir.path(), Durability::Process);
+        writer.checkpoint();
+        assert!(!dir.path().join("log").join(FILE).exists());
+        assert!(matches!(writer.trouble, Some(LogDown::Unsynced(_))), "{:?}", writer.trouble);
+        assert_eq!(writer.counters.checkpoint_failures.load(Ordering::Relaxed), 1);
+    }
+
+    #[test]
+    fn a_note_that_could_not_be_kept_is_due_again() {
+        let dir = tempfile::tempdir().unwrap();
+        let mut writer = recover::open(Arc::new(Config::new(dir.path()))).unwrap();
+        let file = dir.path().join(FILE);
+        fs::create_dir(&file).unwrap();
+        writer.checkpoint();
+        assert_eq!(writer.noted.sequence, 0);
+        assert!(!writer.checkpoint_due(), "not at once");
+        fs::remove_dir(&file).unwrap();
+        writer.checkpoint();
+        assert_eq!(writer.noted.sequence, writer.head.sequence);
     }
 }

@@ -165,3 +165,73 @@ fn a_directory_that_cannot_be_made_is_said_at_the_start() {
     let error = Log::open(config).unwrap_err();
     assert!(error.to_string().contains("/dev/null/log"), "{error}");
 }
+
+/// Set in the child that may run out of descriptors without taking them from other tests.
+const CHILD: &str = "SANDBAR_TEST_FEW_DESCRIPTORS";
+
+#[test]
+fn a_rotation_without_descriptors_recovers_when_there_are_some() {
+    let this = std::env::current_exe().unwrap();
+    let script = format!("ulimit -n 64; exec {this:?} --ignored --exact trouble::runs_out");
+    let output = Command::new("sh").args(["-c", &script]).env(CHILD, "1").output().unwrap();
+    let said = String::from_utf8_lossy(&output.stdout).into_owned();
+    assert!(output.status.success() && said.contains("1 passed"), "{said}");
+}
+
+#[tokio::test]
+#[ignore = "run by a_rotation_without_descriptors_recovers_when_there_are_some"]
+async fn runs_out() {
+    assert!(std::env::var_os(CHILD).is_some(), "it takes every descriptor of its process");
+    for spare in 0..3 {
+        let (_guard, config) = fresh();
+        let dir = config.dir.clone();
+        let log = Log::open(config).unwrap();
+        pass(&log, "github.com").await;
+        let mut held = Vec::new();
+        while let Ok(file) = fs::File::open("/dev/null") {
+            held.push(file);
+        }
+        held.truncate(held.len() - spare);
+        let rotated = log.reopen();
+        assert_eq!(rotated.is_ok(), spare >= 1, "{spare}: {rotated:?}"); // one more was the old segment
+        drop(held);
+        until(&log, true).await;
+        pass(&log, "github.com").await;
+        log.close();
+        assert_eq!(check(&dir).verified(), Verified::Intact, "{spare}");
+    }
+}
+
+#[tokio::test]
+async fn a_renamed_directory_is_noticed() {
+    let (_guard, config) = fresh();
+    let dir = config.dir.clone();
+    let log = Log::open(config).unwrap();
+    pass(&log, "github.com").await;
+    fs::rename(&dir, dir.with_file_name("moved")).unwrap();
+    until(&log, false).await;
+    assert!(log.health().trouble.unwrap().contains("moved away"));
+    fs::create_dir(&dir).unwrap();
+    until(&log, true).await;
+    pass(&log, "after.example").await;
+    log.close();
+    assert!(
+        lines(&dir).iter().any(|line| line.contains("after.example")),
+        "where it is looked for"
+    );
+}
+
+#[tokio::test]
+async fn nobody_is_released_for_a_record_in_a_removed_file() {
+    let (_guard, config) = fresh();
+    let dir = config.dir.clone();
+    let log = Log::open(config).unwrap();
+    pass(&log, "github.com").await;
+    for path in files(&dir) {
+        fs::remove_file(path).unwrap();
+    }
+    let mut after = record(&log, tunnel("after.example"));
+    if after.decided(verdict("allowed")).await.is_ok() {
+        assert_eq!(of_attempt(&dir, &after.id()).len(), 1, "released, so it is in a file");
+    }
+}
