@@ -419,7 +419,6 @@ impl Writer {
             match (&entry.draft.role, entry.waiter) {
                 (Role::Outcome(_), waiter) => keep.push(Entry { draft: entry.draft, waiter }),
                 (Role::Decision(_) | Role::Event, Some(waiter)) => {
-                    Counters::add(&self.counters.refused, 1);
                     if waiter.send(Err(down.clone())).is_err() {
                         self.counters.fold(1); // nobody is left who would tell of it
                     }

@@ -156,6 +156,24 @@ async fn a_full_queue_waits_and_then_refuses() {
     let log = Log::open(config).unwrap();
     let refused = record(&log, tunnel("github.com")).decided(verdict("allowed")).await;
     assert!(matches!(refused, Err(LogDown::Full(_))), "{refused:?}");
+    assert_eq!(log.health().refused, 1);
+}
+
+#[tokio::test]
+async fn whoever_is_cancelled_while_the_queue_is_full_is_counted() {
+    let (_guard, mut config) = fresh();
+    config.queue_records = 0;
+    let log = Log::open(config).unwrap();
+    let moment = Duration::from_millis(20);
+    let mut decided = record(&log, tunnel("github.com"));
+    assert!(tokio::time::timeout(moment, decided.decided(verdict("allowed"))).await.is_err());
+    drop(decided);
+    assert_eq!(log.health().folded, 1);
+    let refused = record(&log, tunnel("github.com")).refused(verdict("not_listed"));
+    assert!(tokio::time::timeout(moment, refused).await.is_err());
+    assert_eq!(log.health().folded, 2);
+    log.close();
+    assert_eq!((log.health().open, log.health().lost), (0, 0));
 }
 
 #[test]

@@ -40,7 +40,7 @@ async fn an_attempt_has_a_decision_before_and_an_outcome_after() {
 #[tokio::test]
 async fn every_way_out_leaves_the_right_records() {
     type Way = fn(audit::OpenRecord, &tokio::runtime::Handle);
-    let ways: [(&str, Way, &[&str], &str); 7] = [
+    let ways: [(&str, Way, &[&str], &str); 9] = [
         ("dropped undecided", |record, _| drop(record), &["outcome"], "abandoned"),
         (
             "dropped decided",
@@ -60,6 +60,24 @@ async fn every_way_out_leaves_the_right_records() {
             |record, on| decided_then(record, on, Ending::Refused(Code("private_address"))),
             &["decision", "outcome"],
             "refused",
+        ),
+        (
+            "refused by name after the decision",
+            |mut record, on| {
+                block(on, record.decided(verdict("allowed")));
+                block(on, record.refused(verdict("private_address")));
+            },
+            &["decision", "outcome"],
+            "refused",
+        ),
+        (
+            "a request after the decision",
+            |mut record, on| {
+                block(on, record.decided(verdict("allowed")));
+                drop(record.request(query()));
+            },
+            &["decision", "outcome"],
+            "abandoned",
         ),
         (
             "revoked",
@@ -82,7 +100,10 @@ async fn every_way_out_leaves_the_right_records() {
         assert_eq!(seen.iter().map(stage).collect::<Vec<_>>(), stages, "{name}");
         let last = seen.last().map_or(&Value::Null, |last| &last["unmapped"]["sandbar"]["ending"]);
         assert_eq!(last.as_str().unwrap_or_default(), ending, "{name}");
-        assert_eq!(log.health().lost, 0, "{name}");
+        let uid = |record: &Value| record["metadata"]["uid"].to_string();
+        let uids: std::collections::HashSet<_> = records(&dir).iter().map(uid).collect();
+        assert_eq!(uids.len(), records(&dir).len(), "{name}: no id is used twice");
+        assert_eq!((log.health().lost, log.health().open), (0, 0), "{name}");
     }
 }
 
@@ -316,6 +337,8 @@ async fn too_many_open_decisions_are_refused_not_kept() {
     let mut one_more = record(&log, tunnel("github.com"));
     let refused = one_more.decided(verdict("allowed")).await;
     assert!(matches!(refused, Err(LogDown::TooManyOpen(3))), "{refused:?}");
+    assert!(!log.health().ready, "whoever asks is told");
+    assert_eq!(log.health().refused, 1);
     open.clear();
     let deadline = std::time::Instant::now() + Duration::from_secs(10);
     while log.health().open > 0 {
@@ -351,6 +374,7 @@ async fn after_closing_everything_is_refused() {
     log.close();
     let refused = record(&log, tunnel("github.com")).decided(verdict("allowed")).await;
     assert!(matches!(refused, Err(LogDown::Closed)), "{refused:?}");
+    assert_eq!(log.health().refused, 1);
     assert!(!log.health().ready);
 }
 
