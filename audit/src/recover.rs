@@ -55,7 +55,7 @@ pub(crate) fn open(config: Arc<Config>) -> Result<Writer, OpenError> {
     let fail = |source| OpenError::Dir { dir: config.dir.clone(), source };
     DirBuilder::new().recursive(true).mode(0o750).create(&config.dir).map_err(fail)?;
     let lock = writer::lock(&config.dir).map_err(fail)?;
-    let notary = Notary::open(&config.key_path(), &config.name)?;
+    let notary = Notary::open(&config.key_path(), &config.name, &config.dir)?;
     let newest = newest(&config.dir).map_err(fail)?;
     let tail = newest.as_ref().map(|(_, path)| read_tail(path)).transpose()?;
     let tail = tail.unwrap_or(Tail { head: Head::START, torn: None, owed: HashMap::new() });
@@ -90,7 +90,7 @@ pub(crate) fn open(config: Arc<Config>) -> Result<Writer, OpenError> {
 /// the tail, or the power failed before it was on disk. Verification will find it; the record
 /// tells it at once.
 fn behind(dir: &Path, head: Head) -> Option<Text<512>> {
-    let noted = checkpoint::newest(dir)?.head;
+    let noted = checkpoint::newest(dir)?;
     let (size, have) = (noted.sequence, head.sequence);
     (size > have).then(|| format!("a checkpoint tells of {size} records, {have} are here").into())
 }

@@ -254,7 +254,11 @@ impl Writer {
         let removed = Removed { through: first_kept - 1, hash: hash.as_str().to_owned() };
         let told = Sandbar { removed: Some(removed), ..Sandbar::default() };
         let Some(draft) = self.own("segments_removed", None, told) else { return };
-        if self.append([&draft]).is_ok() {
+        if self.append([&draft]).is_err() {
+            return;
+        }
+        self.checkpoint(); // nobody believes a removal that no note covers
+        if self.noted.kept == Kept::Yes && self.trouble.is_none() {
             for (_, path) in found.iter().take(surplus) {
                 fs::remove_file(path).unwrap_or_default(); // tried again at the next rotation
             }

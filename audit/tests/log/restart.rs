@@ -149,3 +149,63 @@ async fn a_tail_cut_off_before_a_restart_is_told_at_once() {
     assert!(events(&records(&dir)).contains(&"log_behind_checkpoint"));
     assert_eq!(check(&dir).verified(), Verified::Changed, "and the old note disagrees for ever");
 }
+
+#[tokio::test]
+async fn a_note_torn_by_a_crash_spoils_no_other() {
+    let (_guard, config) = fresh();
+    let dir = config.dir.clone();
+    let notes = dir.join(audit::checkpoint::FILE);
+    for _ in 0..2 {
+        let log = Log::open(config.clone()).unwrap();
+        pass(&log, "github.com").await;
+        log.close();
+        drop(log);
+        let text = fs::read(&notes).unwrap();
+        fs::write(&notes, &text[..text.len() - 40]).unwrap();
+    }
+    let log = Log::open(config).unwrap();
+    log.close();
+    let report = check(&dir);
+    assert_eq!(report.verified(), Verified::Intact, "{:?} {:?}", report.faults, report.gaps);
+    assert_eq!(report.attested, report.last.map(|last| last.sequence));
+}
+
+#[tokio::test]
+async fn a_key_may_be_lost_or_replaced() {
+    for content in [Some(""), Some("PRIVATE+KEY+half"), None] {
+        let (_guard, config) = fresh();
+        let dir = config.dir.clone();
+        let key = dir.join("checkpoint.key");
+        let log = Log::open(config.clone()).unwrap();
+        pass(&log, "github.com").await;
+        drop(log);
+        if let Some(content) = content {
+            fs::write(&key, content).unwrap();
+            let error = Log::open(config.clone()).unwrap_err();
+            let said = std::error::Error::source(&error).unwrap().to_string();
+            assert!(said.contains("move it away"), "{said}");
+        }
+        fs::rename(&key, dir.join("checkpoint.key.old")).unwrap(); // as it is told
+        let log = Log::open(config).unwrap();
+        pass(&log, "github.com").await;
+        drop(log);
+        let report = check(&dir);
+        assert_eq!(report.verified(), Verified::Intact, "{:?}", report.faults);
+        assert_eq!(fs::read_to_string(dir.join("checkpoint.pub")).unwrap().lines().count(), 2);
+    }
+}
+
+#[tokio::test]
+async fn the_public_key_stands_beside_the_log_wherever_the_secret_is() {
+    use std::os::unix::fs::PermissionsExt;
+    let (guard, mut config) = fresh();
+    let key = guard.path().join("elsewhere.key");
+    config.key = Some(key.clone());
+    drop(Log::open(config.clone()).unwrap());
+    fs::remove_file(config.dir.join("checkpoint.pub")).unwrap();
+    drop(Log::open(config.clone()).unwrap());
+    assert_eq!(check(&config.dir).verified(), Verified::Intact);
+    fs::set_permissions(&key, fs::Permissions::from_mode(0o640)).unwrap();
+    let error = Log::open(config).unwrap_err();
+    assert!(std::error::Error::source(&error).unwrap().to_string().contains("chmod 600"));
+}

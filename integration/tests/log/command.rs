@@ -92,6 +92,63 @@ fn without(text: &str, line: usize) -> String {
 }
 
 #[test]
+fn verify_says_what_the_signatures_are_worth() {
+    type Damage = fn(&Path);
+    let table: [(&str, Damage, bool, i32, &str); 5] = [
+        ("by the key given", |_| (), true, 0, "good"),
+        ("by the key beside", |_| (), false, 0, "good"),
+        (
+            "no key",
+            |dir| fs::remove_file(dir.join("checkpoint.pub")).unwrap(),
+            false,
+            0,
+            "unchecked",
+        ),
+        (
+            "no notes, but a key given",
+            |dir| fs::remove_file(dir.join("access.checkpoints")).unwrap(),
+            true,
+            2,
+            "none",
+        ),
+        (
+            "junk among the notes",
+            |dir| edit(&dir.join("access.checkpoints"), |text| format!("junk\n\n{text}")),
+            false,
+            0,
+            "good",
+        ),
+    ];
+    for (name, damage, give, code, signatures) in table {
+        let dir = example();
+        let key = dir.path().join("held.pub");
+        fs::copy(log_dir(&dir).join("checkpoint.pub"), &key).unwrap();
+        damage(&log_dir(&dir));
+        let given = ["verify", "--json", "--key", key.to_str().unwrap()];
+        let output = run(&log_dir(&dir), if give { &given } else { &given[..2] });
+        assert_eq!(output.status.code(), Some(code), "{name}: {}", text(&output));
+        let json: Value = serde_json::from_str(&text(&output)).unwrap();
+        assert_eq!(json["signatures"], signatures, "{name}");
+        let through = if signatures == "none" { &Value::Null } else { &json["last"] };
+        assert_eq!(&json["attested_through"], through, "{name}");
+    }
+    let dir = example();
+    fs::write(dir.path().join("empty.pub"), "\n").unwrap();
+    let empty = dir.path().join("empty.pub");
+    let output = run(&log_dir(&dir), &["verify", "--key", empty.to_str().unwrap()]);
+    assert_eq!(output.status.code(), Some(2));
+    assert!(String::from_utf8_lossy(&output.stderr).contains("holds no public key"));
+}
+
+#[test]
+fn verify_takes_a_directory_under_two_spellings_once() {
+    let dir = example();
+    let (one, other) = (log_dir(&dir), dir.path().join(".").join("log"));
+    let output = sandbar().args(["log", "verify"]).arg(one).arg(other).output().unwrap();
+    assert_eq!(output.status.code(), Some(0), "{}", text(&output));
+}
+
+#[test]
 fn verify_says_what_it_cannot_read() {
     let output = run(Path::new("/nonexistent"), &["verify"]);
     assert_eq!(output.status.code(), Some(2));
