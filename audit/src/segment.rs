@@ -11,7 +11,7 @@ use std::path::{Path, PathBuf};
 use std::time::{Duration, SystemTime};
 
 use crate::read::{Lines, Piece};
-use crate::record::Torn;
+use crate::record::Aside;
 
 /// Owner writes, group reads (the shipper), others nothing.
 const MODE: u32 = 0o640;
@@ -116,13 +116,6 @@ impl Segment {
     }
 }
 
-/// What was found where a segment should begin: bytes without a line.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct Aside {
-    pub(crate) name: String,
-    pub(crate) torn: Torn,
-}
-
 /// Moves a file that has bytes but no whole line out of the way, under a name of its own, so that
 /// what is in it is kept.
 ///
@@ -147,7 +140,7 @@ pub(crate) fn set_aside(path: &Path) -> io::Result<Option<Aside>> {
     let free = names.into_iter().find(|name| !name.exists()).unwrap_or_default();
     fs::rename(path, &free)?;
     let name = free.file_name().unwrap_or_default().to_string_lossy().into_owned();
-    Ok(Some(Aside { name, torn }))
+    Ok(Some(Aside { name, bytes: torn.bytes, sha256: torn.sha256 }))
 }
 
 /// The name of the segment that begins with the record `first`.
@@ -170,7 +163,8 @@ pub fn segments(dir: &Path) -> io::Result<Vec<(u64, PathBuf)>> {
     let mut found = Vec::new();
     for entry in fs::read_dir(dir)? {
         let entry = entry?;
-        if let Some(first) = entry.file_name().to_str().and_then(first) {
+        let regular = entry.file_type()?.is_file(); // a link or a pipe is none of ours
+        if let Some(first) = entry.file_name().to_str().and_then(first).filter(|_| regular) {
             found.push((first, entry.path()));
         }
     }

@@ -15,17 +15,15 @@ use std::time::{Duration, Instant};
 
 use tokio::sync::oneshot;
 
-use crate::attempt::{Ending, Outcome};
 use crate::chain::{Hash, Head};
 use crate::checkpoint::{self, Notary};
-use crate::compose::{self, Stage};
-use crate::config::{Config, Durability, QueryStrings, Retention};
+use crate::compose;
+use crate::config::{Config, Durability, Retention};
 use crate::draft::{Draft, Owed, Role};
 use crate::health::Counters;
 use crate::id::Ids;
 use crate::log::LogDown;
-use crate::record::{LIST_MAX, OpenAttempt, Removed, Sandbar, SegmentStart, Torn};
-use crate::recover;
+use crate::record::{Aside, LIST_MAX, OpenAttempt, Removed, Sandbar, SegmentStart, Torn};
 use crate::segment::{self, Segment};
 use crate::text::Text;
 
@@ -135,6 +133,8 @@ impl Writer {
         }
         if let Some(Err(error)) = self.segment.as_ref().map(Segment::attached) {
             self.fail(LogDown::unwritable(error));
+        } else if self.segment.as_ref().is_some_and(|s| s.age() >= self.config.segment_age) {
+            self.rotate().unwrap_or_default(); // a failure shows in `trouble`
         } else if self.checkpoint_due() {
             self.checkpoint();
         }
@@ -196,15 +196,10 @@ impl Writer {
 
     /// Closes every decision of an earlier process as `unknown`.
     pub(crate) fn close_unknown(&mut self) -> Result<(), LogDown> {
-        let outcome = Outcome::new(Ending::Unknown);
         let mut left: Vec<Owed> = self.owed.values().cloned().collect();
         left.sort_by_key(|owed| owed.attempt);
         for some in left.chunks(1024) {
-            let stage = Stage::Outcome(&outcome, Duration::ZERO);
-            let drafts: Result<Vec<Draft>, _> = some
-                .iter()
-                .map(|owed| recover::lost_attempt(owed).draft(stage, QueryStrings::Drop))
-                .collect();
+            let drafts: Result<Vec<Draft>, _> = some.iter().map(compose::unknown).collect();
             let drafts = drafts.map_err(|error| LogDown::Encode(error.to_string()))?;
             self.append(&drafts).map_err(|failed| failed.down)?;
         }
@@ -443,6 +438,15 @@ impl Writer {
         compose::own(event, self.ids.next(), message, sandbar).ok()
     }
 
+    /// Says that a file was moved aside.
+    pub(crate) fn tell_aside(&mut self, aside: Aside) -> Result<(), LogDown> {
+        let told = Sandbar { aside: Some(aside), ..Sandbar::default() };
+        match self.own("segment_set_aside", None, told) {
+            Some(draft) => self.append([&draft]).map_err(|failed| failed.down),
+            None => Ok(()),
+        }
+    }
+
     /// Appends one record of the log's own.
     pub(crate) fn tell(
         &mut self,
@@ -523,6 +527,7 @@ mod tests {
 
     use super::*;
     use crate::checkpoint::FILE;
+    use crate::recover;
 
     /// A writer whose segment takes some 64 KiB and then no more, and that no `fdatasync` can
     /// bring to a disk: a pipe that nobody reads.

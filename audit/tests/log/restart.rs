@@ -51,6 +51,12 @@ async fn decisions_left_open_are_closed_as_unknown_even_across_rotations() {
             assert_eq!(seen[1]["class_uid"], seen[0]["class_uid"]);
             assert_eq!(seen[1]["src_endpoint"]["uid"], "build-7");
             assert_eq!(seen[1]["dst_endpoint"]["hostname"], seen[0]["dst_endpoint"]["hostname"]);
+            assert_eq!(seen[1]["metadata"]["tenant_uid"], "acme");
+            for guess in ["duration", "traffic", "connection_info", "tls"] {
+                assert!(seen[1].get(guess).is_none(), "{guess} is not known: {}", seen[1]);
+            }
+            assert_eq!(seen[1]["activity_id"], 0);
+            assert!(seen[1]["http_request"].get("url").is_none());
         }
         let before = lines(&dir).len();
         drop(Log::open(config).unwrap());
@@ -117,6 +123,11 @@ async fn a_segment_whose_making_was_cut_short_is_made_again() {
         pass(&log, "github.com").await;
         log.close();
         assert_eq!(check(&dir).verified(), Verified::Intact);
+        let aside = dir.join(format!("access-{next:020}.jsonl.torn"));
+        assert_eq!(aside.exists(), !content.is_empty(), "nothing is taken away");
+        let told = records(&dir).into_iter().map(|mut r| r["unmapped"]["sandbar"]["aside"].take());
+        let bytes: Vec<_> = told.filter_map(|aside| aside["bytes"].as_u64()).collect();
+        assert_eq!(bytes.into_iter().sum::<u64>(), content.len() as u64);
     }
 }
 

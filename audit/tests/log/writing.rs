@@ -117,6 +117,22 @@ fn decided_then(mut record: audit::OpenRecord, on: &tokio::runtime::Handle, endi
 }
 
 #[tokio::test]
+async fn memory_calls_tell_their_bytes() {
+    let (_guard, config) = fresh();
+    let dir = config.dir.clone();
+    let log = Log::open(config).unwrap();
+    let mut call = record(&log, memory());
+    let id = call.id();
+    let _receipt = call.decided(verdict("allowed")).await.unwrap();
+    call.meter().sent(1234);
+    call.meter().received(5678);
+    call.close(completed());
+    log.close();
+    let line = of_attempt(&dir, &id).pop().unwrap().to_string();
+    assert_eq!(audit::view::View::parse(line.as_bytes()).unwrap().bytes(), (1234, 5678));
+}
+
+#[tokio::test]
 async fn query_strings_are_written_only_where_asked_for() {
     for (keep, expected) in [(QueryStrings::Drop, false), (QueryStrings::Keep, true)] {
         let (_guard, mut config) = fresh();

@@ -209,6 +209,47 @@ fn query_sums_by_host_and_reason() {
 }
 
 #[test]
+fn what_was_refused_after_its_decision_is_not_counted_as_allowed() {
+    let dir = tempfile::tempdir().unwrap();
+    let writing = Writing::new(&log_dir(&dir));
+    writing.allow("build-7", "github.com");
+    writing.overrule("build-7", "ssrf.example");
+    writing.log.close();
+    for (args, allowed, denied) in [
+        (&[][..], 1, 1),
+        (&["--decision", "allowed"], 1, 0),
+        (&["--decision", "denied"], 0, 1),
+        (&["--host", "ssrf.example"], 0, 1),
+    ] {
+        let args = [&["query", "--json"], args].concat();
+        let sums: Value = serde_json::from_str(&text(&run(&log_dir(&dir), &args))).unwrap();
+        let total = (&sums["total"]["allowed"], &sums["total"]["denied"]);
+        assert_eq!(total, (&allowed.into(), &denied.into()), "{args:?}: {sums}");
+        let attempts = sums["reasons"].as_array().unwrap().iter();
+        let attempts: u64 = attempts.map(|row| row["attempts"].as_u64().unwrap()).sum();
+        assert_eq!(attempts, allowed + denied, "{args:?}: {sums}");
+    }
+    let ends = text(&run(&log_dir(&dir), &["tail", "--reason", "private_address"]));
+    assert!(ends.contains("refused private_address, 0 B out"), "{ends}");
+}
+
+#[test]
+fn a_finding_is_found_by_sandbox_host_and_reason() {
+    let dir = tempfile::tempdir().unwrap();
+    let writing = Writing::new(&log_dir(&dir));
+    writing.find("build-7", "memory.example");
+    writing.log.close();
+    for filter in [["--sandbox", "build-7"], ["--host", "memory.example"]] {
+        let args = [&["tail", "--reason", "identity_mismatch"][..], &filter].concat();
+        let said = text(&run(&log_dir(&dir), &args));
+        assert!(
+            said.contains("build-7    memory.example:443 identity_mismatch"),
+            "{args:?} {said}"
+        );
+    }
+}
+
+#[test]
 fn tail_follows_the_log_across_rotations() {
     let dir = tempfile::tempdir().unwrap();
     let writing = Writing::new(&log_dir(&dir));
