@@ -70,7 +70,6 @@ pub(crate) fn open(config: Arc<Config>) -> Result<Writer, OpenError> {
         owed: tail.owed,
         trouble: None,
         noted: Noted { sequence: tail.head.sequence, at: Instant::now(), kept: Kept::Yes },
-        looked: Instant::now(),
         buffer: Vec::new(),
         marks: Vec::new(),
         config,

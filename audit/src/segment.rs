@@ -91,7 +91,8 @@ impl Segment {
         self.file.sync_data()
     }
 
-    /// Fails when the file has no name any more: what is written to it is lost.
+    /// Fails when the file has no name any more: what is written to it is lost. Cheap enough to be
+    /// asked before anybody is released.
     pub(crate) fn named(&self) -> io::Result<()> {
         match self.file.metadata()?.nlink() {
             0 => Err(io::Error::new(io::ErrorKind::NotFound, "the segment was removed")),

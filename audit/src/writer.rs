@@ -11,7 +11,7 @@ use std::io;
 use std::os::unix::fs::MetadataExt;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use tokio::sync::oneshot;
 
@@ -26,9 +26,6 @@ use crate::log::LogDown;
 use crate::record::{Aside, LIST_MAX, OpenAttempt, Removed, Sandbar, SegmentStart, Torn};
 use crate::segment::{self, Segment};
 use crate::text::Text;
-
-/// How long a segment that stood in its directory is taken to stand there.
-const LOOK_AGAIN: Duration = Duration::from_millis(10);
 
 /// A record that waits to be written, and whoever waits for it.
 #[derive(Debug)]
@@ -55,8 +52,6 @@ pub(crate) struct Writer {
     /// Why there is no segment.
     pub(crate) trouble: Option<LogDown>,
     pub(crate) noted: Noted,
-    /// When the segment was last seen to stand in its directory.
-    pub(crate) looked: Instant,
     pub(crate) buffer: Vec<u8>,
     pub(crate) marks: Vec<Mark>,
 }
@@ -334,7 +329,7 @@ impl Writer {
             return Err(Failed { written: 0, unsynced: None, down });
         };
         let put = segment.append(&self.buffer);
-        if let Err(error) = look(segment, &mut self.looked) {
+        if let Err(error) = segment.named() {
             self.head = before; // the whole file is gone: these lines are nowhere
             let down = self.fail(LogDown::unwritable(error));
             return Err(Failed { written: 0, unsynced: None, down });
@@ -467,17 +462,6 @@ struct Failed {
     unsynced: Option<LogDown>,
     /// Why the rest is not written.
     down: LogDown,
-}
-
-/// Fails when the segment has no name any more: at every write, for that is cheap, so that nobody
-/// is released for a record that is nowhere. Whether the name still leads to it is looked at from
-/// time to time.
-fn look(segment: &Segment, looked: &mut Instant) -> io::Result<()> {
-    if looked.elapsed() < LOOK_AGAIN {
-        return segment.named();
-    }
-    *looked = Instant::now();
-    segment.attached()
 }
 
 fn decides(entry: &Entry, attempt: u128) -> bool {

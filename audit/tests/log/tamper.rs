@@ -126,6 +126,26 @@ proptest! {
         prop_assert_ne!(check(copy.path()).verified(), Verified::Intact);
     }
 
+    /// Whatever is done to the notes, and however many empty files are added.
+    #[test]
+    fn damaged_notes_hide_no_change(at in any::<prop::sample::Index>(), bit in 0u8..8, cut: bool, line in any::<prop::sample::Index>()) {
+        let copy = copy();
+        let notes = copy.path().join(audit::checkpoint::FILE);
+        let mut bytes = fs::read(&notes).unwrap();
+        let at = at.index(bytes.len());
+        bytes[at] ^= 1 << bit;
+        if cut {
+            bytes.truncate(at);
+        }
+        fs::write(&notes, bytes).unwrap();
+        fs::write(copy.path().join("access-00000000000000099999.jsonl"), "").unwrap();
+        edit(copy.path(), 1, |lines| {
+            let line = line.index(lines.len());
+            lines[line][70] ^= 1;
+        });
+        prop_assert_eq!(check(copy.path()).verified(), Verified::Changed);
+    }
+
     #[test]
     fn rubbish_is_found(segment in 0usize..3, at in any::<prop::sample::Index>(), rubbish in prop::collection::vec(any::<u8>(), 1..200)) {
         let copy = copy();

@@ -226,17 +226,29 @@ async fn a_renamed_directory_is_noticed() {
     let dir = config.dir.clone();
     let log = Log::open(config).unwrap();
     pass(&log, "github.com").await;
-    fs::rename(&dir, dir.with_file_name("moved")).unwrap();
+    let moved = dir.with_file_name("moved");
+    fs::rename(&dir, &moved).unwrap();
+    let mut between = record(&log, tunnel("between.example"));
+    let between_id = between.id();
+    let receipt = between.decided(verdict("allowed")).await;
     until(&log, false).await;
     assert!(log.health().trouble.unwrap().contains("moved away"));
     fs::create_dir(&dir).unwrap();
     until(&log, true).await;
     pass(&log, "after.example").await;
+    drop(between);
     log.close();
     assert!(
         lines(&dir).iter().any(|line| line.contains("after.example")),
-        "where it is looked for"
+        "found where it belongs"
     );
+    if receipt.is_ok() {
+        let (there, here) = (of_attempt(&moved, &between_id), of_attempt(&dir, &between_id));
+        assert_eq!(there.len() + here.len(), 2, "what was released is in the one or the other");
+    }
+    let both = [files(&moved), files(&dir)].concat();
+    let report = audit::verify::verify(&both, &[], &Default::default()).unwrap();
+    assert_eq!(report.verified(), Verified::Intact, "{:?} {:?}", report.faults, report.gaps);
 }
 
 #[tokio::test]

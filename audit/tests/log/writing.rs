@@ -1,5 +1,6 @@
 //! One record before, one after, in order, whole, whoever writes.
 
+use std::fs;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -337,6 +338,47 @@ async fn a_segment_ends_when_it_is_old() {
     log.close();
     assert!(files(&dir).len() >= 3, "{:?}", files(&dir));
     assert_eq!(check(&dir).verified(), Verified::Intact);
+}
+
+#[tokio::test]
+async fn an_idle_segment_ends_when_it_is_old() {
+    let (_guard, mut config) = fresh();
+    config.segment_age = Duration::from_millis(50);
+    let dir = config.dir.clone();
+    let log = Log::open(config).unwrap();
+    let deadline = std::time::Instant::now() + Duration::from_secs(10);
+    while files(&dir).len() < 2 {
+        assert!(std::time::Instant::now() < deadline, "no attempt is needed to end a segment");
+        tokio::time::sleep(Duration::from_millis(5)).await;
+    }
+    log.close();
+    assert_eq!(check(&dir).verified(), Verified::Intact);
+}
+
+#[tokio::test]
+async fn a_removal_that_was_cut_short_leaves_no_gap() {
+    let (_guard, mut config) = fresh();
+    let dir = config.dir.clone();
+    let log = Log::open(config.clone()).unwrap();
+    for _ in 0..4 {
+        pass(&log, "github.com").await;
+        log.reopen().unwrap();
+    }
+    drop(log);
+    let old = files(&dir);
+    let unreached: Vec<_> = old[2..4].iter().map(|path| (path, fs::read(path).unwrap())).collect();
+    config.retention = Retention::Segments(2);
+    let log = Log::open(config).unwrap();
+    log.reopen().unwrap();
+    drop(log);
+    assert_eq!(files(&dir).len(), 2);
+    for (path, bytes) in unreached {
+        fs::write(path, bytes).unwrap();
+    }
+    let report = check(&dir);
+    assert_eq!(report.verified(), Verified::Intact, "{:?} {:?}", report.faults, report.gaps);
+    fs::remove_file(&old[3]).unwrap();
+    assert_eq!(check(&dir).verified(), Verified::Incomplete, "it is the oldest that go first");
 }
 
 #[tokio::test]
