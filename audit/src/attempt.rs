@@ -81,10 +81,12 @@ pub enum Scheme {
 }
 
 impl Request {
-    /// Takes the target as it was sent; its query is kept apart, so that it is not logged by accident.
+    /// Takes the target as it was sent; its query is kept apart, so that it is not logged by
+    /// accident, and an authority, which may carry a password, is left out.
     pub fn new(method: &[u8], scheme: Scheme, host: Host, port: u16, target: &[u8]) -> Self {
+        let target = target.split(|byte| *byte == b'#').next().unwrap_or_default();
         let mut parts = target.splitn(2, |byte| *byte == b'?');
-        let path = Text::from_bytes(parts.next().unwrap_or_default());
+        let path = Text::from_bytes(without_authority(parts.next().unwrap_or_default()));
         let query = parts.next().map(Text::from_bytes);
         let method = Text::from_bytes(method);
         let (version, user_agent, length) = (None, None, None);
@@ -98,6 +100,23 @@ impl Request {
     pub(crate) fn query(&self) -> Option<&Text<1024>> {
         self.query.as_ref()
     }
+}
+
+/// The path of a target in absolute form (RFC 9112, section 3.2.2); of any other form what stands
+/// behind the user's name and password, if it begins with such.
+fn without_authority(target: &[u8]) -> &[u8] {
+    let scheme = target.windows(3).position(|three| three == b"://");
+    let named = |at: &usize| {
+        target.iter().take(*at).all(|b| b.is_ascii_alphanumeric() || b"+-.".contains(b))
+    };
+    if let Some(at) = scheme.filter(named) {
+        let rest = target.get(at + 3..).unwrap_or_default();
+        let path = rest.iter().position(|byte| *byte == b'/');
+        return path.and_then(|at| rest.get(at..)).unwrap_or(b"/");
+    }
+    let authority = target.iter().position(|byte| *byte == b'/').unwrap_or(target.len());
+    let user = target.iter().take(authority).rposition(|byte| *byte == b'@');
+    user.and_then(|at| target.get(at + 1..)).unwrap_or(target)
 }
 
 /// A call of a memory service.
@@ -283,4 +302,30 @@ pub enum LifecycleEvent {
     PolicyRejected,
     Started,
     Stopped,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn no_target_leaks_a_password() {
+        for (target, path, query) in [
+            (&b"/p?q"[..], "/p", Some("q")),
+            (b"/p#f?q", "/p", None),
+            (b"/p?q#f", "/p", Some("q")),
+            (b"http://user:hunter2@h/p?q", "/p", Some("q")),
+            (b"HTTPS://user:hunter2@h", "/", None),
+            (b"http://user:hunter2@h?q", "/", Some("q")),
+            (b"user:hunter2@h:443", "h:443", None),
+            (b"h:443", "h:443", None),
+            (b"*", "*", None),
+            (b"/a@b://c", "/a@b://c", None),
+            (b"", "", None),
+        ] {
+            let request = Request::new(b"GET", Scheme::Http, "h".into(), 80, target);
+            let found = (request.path().shown(), request.query().map(Text::shown));
+            assert_eq!(found, (path.to_owned(), query.map(str::to_owned)), "{target:?}");
+        }
+    }
 }

@@ -5,34 +5,42 @@
 //! the number of records, the hash of the last one in base64. The hash is the chain's, not the
 //! root of a tree.
 
-use std::fs::{self, OpenOptions};
+use std::fs::{self, File, OpenOptions, Permissions};
 use std::io::{self, Read, Seek, Write};
-use std::os::unix::fs::OpenOptionsExt;
+use std::os::unix::fs::{FileExt, OpenOptionsExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
-use rand_core::OsRng;
+use rand_core::{CryptoRng, OsRng, RngCore};
 use signed_note::{Note, Signer, StandardSigner, StandardVerifier, Verifier, VerifierList};
 
 use crate::chain::{Hash, Head};
 
 /// File name of the checkpoints, beside the segments.
 pub const FILE: &str = "access.checkpoints";
+/// File name of the public keys, beside the segments.
+pub const PUBLIC: &str = "checkpoint.pub";
 /// Longest checkpoint that is read.
 const NOTE_MAX: usize = 4096;
 /// Largest file of checkpoints that is read: a note a minute for more than thirty years.
 const FILE_MAX: u64 = 4 << 30;
+/// Bytes of an Ed25519 signature and the id of its key. What is shorter was torn.
+const SIGNATURE: usize = 4 + 64;
 
 /// Why checkpoints cannot be signed or read.
 #[derive(Debug, thiserror::Error)]
 pub enum CheckpointError {
-    #[error("{path}: {source}")]
+    #[error("cannot use {path}")]
     File { path: PathBuf, source: io::Error },
     #[error("{path} is not a key for checkpoints; move it away and a new one is made")]
     Key { path: PathBuf },
+    #[error("{path} can be read by others; make it its owner's alone: chmod 600")]
+    KeyMode { path: PathBuf },
     #[error("`{0}` cannot name a log: it must have neither spaces nor plus signs")]
     Name(String),
+    #[error("it holds no public key; a line of it looks like name+0123abcd+base64")]
+    NoPublicKey,
     #[error("`{0}` is not a public key; it looks like name+0123abcd+base64")]
     PublicKey(String),
 }
@@ -43,16 +51,24 @@ pub(crate) struct Notary {
 }
 
 impl Notary {
-    /// Reads the key, or makes one and its public half (`.pub`) beside it.
-    pub(crate) fn open(path: &Path, name: &str) -> Result<Self, CheckpointError> {
+    /// Reads the key, or makes one, and adds its public half to those beside the log in `dir`.
+    /// Keys that signed before stay there, so that their notes are still believed.
+    pub(crate) fn open(path: &Path, name: &str, dir: &Path) -> Result<Self, CheckpointError> {
         let file = |source| CheckpointError::File { path: path.to_owned(), source };
+        let key = || CheckpointError::Key { path: path.to_owned() };
         let secret = match fs::read_to_string(path) {
             Ok(secret) => secret,
             Err(error) if error.kind() == io::ErrorKind::NotFound => generate(path, name)?,
             Err(error) => return Err(file(error)),
         };
-        let signer = StandardSigner::new(secret.trim())
-            .map_err(|_| CheckpointError::Key { path: path.to_owned() })?;
+        if fs::metadata(path).map_err(file)?.permissions().mode() & 0o077 != 0 {
+            return Err(CheckpointError::KeyMode { path: path.to_owned() });
+        }
+        let signer = StandardSigner::new(secret.trim()).map_err(|_| key())?;
+        let public = public(secret.trim(), signer.name()).ok_or_else(key)?;
+        let beside = dir.join(PUBLIC);
+        publish(&beside, &public)
+            .map_err(|source| CheckpointError::File { path: beside.clone(), source })?;
         Ok(Self { signer })
     }
 
@@ -76,26 +92,105 @@ fn generate(path: &Path, name: &str) -> Result<String, CheckpointError> {
     }
     let (secret, public) = signed_note::generate_key(&mut OsRng, name);
     let file = |source| CheckpointError::File { path: path.to_owned(), source };
-    write_new(path, 0o600, &secret).map_err(file)?;
-    write_new(&path.with_extension("pub"), 0o644, &public).map_err(file)?;
+    replace(path, 0o600, &format!("{secret}\n")).map_err(file)?;
+    publish(&path.with_extension("pub"), &public).map_err(file)?;
     Ok(secret)
 }
 
-fn write_new(path: &Path, mode: u32, text: &str) -> io::Result<()> {
-    let mut file = OpenOptions::new().write(true).create_new(true).mode(mode).open(path)?;
-    file.write_all(format!("{text}\n").as_bytes())?;
-    file.sync_all()
+/// The public half of a secret key: keys are made from the 32 bytes that stand in it.
+fn public(secret: &str, name: &str) -> Option<String> {
+    let bytes = STANDARD.decode(secret.splitn(5, '+').last()?).ok()?; // which may have a plus, too
+    let seed = Seed(bytes.get(1..)?.try_into().ok()?);
+    let (same, public) = signed_note::generate_key(&mut { seed }, name);
+    (same == secret).then_some(public)
 }
 
-/// Appends a note to the file beside the segments.
+/// Chance that has been: gives the bytes a key was made from.
+struct Seed([u8; 32]);
+
+impl CryptoRng for Seed {}
+
+impl RngCore for Seed {
+    fn next_u32(&mut self) -> u32 {
+        rand_core::impls::next_u32_via_fill(self)
+    }
+
+    fn next_u64(&mut self) -> u64 {
+        rand_core::impls::next_u64_via_fill(self)
+    }
+
+    fn fill_bytes(&mut self, bytes: &mut [u8]) {
+        bytes.iter_mut().zip(self.0).for_each(|(byte, seed)| *byte = seed);
+    }
+
+    fn try_fill_bytes(&mut self, bytes: &mut [u8]) -> Result<(), rand_core::Error> {
+        self.fill_bytes(bytes);
+        Ok(())
+    }
+}
+
+/// Adds a public key to a file of them.
+fn publish(path: &Path, public: &str) -> io::Result<()> {
+    let known = match fs::read(path) {
+        Ok(known) => String::from_utf8_lossy(&known).into_owned(),
+        Err(error) if error.kind() == io::ErrorKind::NotFound => String::new(),
+        Err(error) => return Err(error),
+    };
+    if known.lines().any(|line| line == public) {
+        return Ok(());
+    }
+    let good = known.lines().filter(|line| StandardVerifier::new(line).is_ok()); // none half written
+    let all: String = good.chain([public]).map(|line| format!("{line}\n")).collect();
+    replace(path, 0o644, &all)
+}
+
+/// Puts a file in its place whole or not at all.
+fn replace(path: &Path, mode: u32, text: &str) -> io::Result<()> {
+    let mut name = path.file_name().unwrap_or_default().to_owned();
+    name.push(".new");
+    let new = path.with_file_name(name);
+    fs::remove_file(&new).unwrap_or_default(); // left by one who died here
+    let mut file = OpenOptions::new().write(true).create_new(true).mode(mode).open(&new)?;
+    file.write_all(text.as_bytes())?;
+    file.sync_all()?;
+    fs::rename(&new, path)?;
+    match path.parent().filter(|dir| !dir.as_os_str().is_empty()) {
+        Some(dir) => File::open(dir)?.sync_all(),
+        None => Ok(()),
+    }
+}
+
+/// Appends a note to the file beside the segments. One that is torn is taken back, and if that
+/// cannot be, parted from the next.
 pub(crate) fn keep(dir: &Path, note: &str) -> io::Result<()> {
-    let mut file = OpenOptions::new().append(true).create(true).mode(0o640).open(dir.join(FILE))?;
-    file.write_all(format!("{note}\n").as_bytes())?; // an empty line parts the notes
-    file.sync_data()
+    let mut options = OpenOptions::new();
+    let options = options.read(true).append(true).create(true).mode(0o640);
+    let mut file = options.open(dir.join(FILE))?;
+    let size = file.metadata()?.len();
+    if size == 0 {
+        file.set_permissions(Permissions::from_mode(0o640))?; // whatever the umask says
+    }
+    let part = if parted(&file, size)? { "" } else { "\n\n" };
+    let written = file.write_all(format!("{part}{note}\n").as_bytes()); // an empty line parts them
+    if written.is_err() {
+        file.set_len(size).unwrap_or_default();
+    }
+    written.and_then(|()| file.sync_data())
+}
+
+/// Whether a file is empty or ends with an empty line.
+fn parted(file: &File, size: u64) -> io::Result<bool> {
+    let mut end = [b'\n'; 2];
+    let known = size.min(2) as usize;
+    file.read_exact_at(end.get_mut(..known).unwrap_or_default(), size - known as u64)?;
+    Ok(end == *b"\n\n")
 }
 
 /// The keys by which checkpoints are believed.
-pub struct Keys(VerifierList);
+pub struct Keys {
+    verifiers: VerifierList,
+    names: Vec<String>,
+}
 
 impl std::fmt::Debug for Keys {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
@@ -108,15 +203,21 @@ impl Keys {
     ///
     /// # Errors
     ///
-    /// Returns [`CheckpointError::PublicKey`] for a line that is none.
+    /// Returns [`CheckpointError::PublicKey`] for a line that is none, and
+    /// [`CheckpointError::NoPublicKey`] where there is no line.
     pub fn parse(text: &str) -> Result<Self, CheckpointError> {
         let mut keys: Vec<Box<dyn Verifier>> = Vec::new();
+        let mut names = Vec::new();
         for line in text.lines().map(str::trim).filter(|line| !line.is_empty()) {
             let key = StandardVerifier::new(line)
                 .map_err(|_| CheckpointError::PublicKey(line.to_owned()))?;
+            names.push(key.name().to_owned());
             keys.push(Box::new(key));
         }
-        Ok(Self(VerifierList::new(keys)))
+        if keys.is_empty() {
+            return Err(CheckpointError::NoPublicKey);
+        }
+        Ok(Self { verifiers: VerifierList::new(keys), names })
     }
 }
 
@@ -125,6 +226,24 @@ impl Keys {
 pub struct Checkpoint {
     pub head: Head,
     pub signature: Signature,
+    /// Where it stands.
+    pub place: Place,
+}
+
+/// A line of a file of checkpoints.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Place {
+    pub file: PathBuf,
+    /// From 1.
+    pub line: u64,
+}
+
+/// What is in files of checkpoints.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Notes {
+    pub checkpoints: Vec<Checkpoint>,
+    /// What is no note, as one that was torn. It proves nothing, for or against the log.
+    pub unreadable: Vec<Place>,
 }
 
 /// What the signature of a checkpoint is worth.
@@ -138,65 +257,105 @@ pub enum Signature {
     Unchecked,
 }
 
-/// Reads every checkpoint of a file.
+/// Reads every checkpoint of a file into `notes`.
 ///
 /// # Errors
 ///
-/// Returns the error of reading, or `InvalidData` where something is no note.
-pub fn read(path: &Path, keys: Option<&Keys>) -> Result<Vec<Checkpoint>, CheckpointError> {
+/// Returns the error of reading. What is no note is told in [`Notes::unreadable`].
+pub fn read(path: &Path, keys: Option<&Keys>, notes: &mut Notes) -> Result<(), CheckpointError> {
     let file = |source| CheckpointError::File { path: path.to_owned(), source };
     if fs::metadata(path).map_err(file)?.len() > FILE_MAX {
         return Err(file(io::Error::new(io::ErrorKind::FileTooLarge, "too many checkpoints")));
     }
-    let text = fs::read_to_string(path).map_err(file)?;
-    notes(&text)
-        .map(|note| parse(&note, keys))
-        .collect::<Option<_>>()
-        .ok_or_else(|| file(io::Error::new(io::ErrorKind::InvalidData, "not a checkpoint")))
+    let bytes = fs::read(path).map_err(file)?;
+    for (line, text) in pieces(&String::from_utf8_lossy(&bytes)) {
+        let place = Place { file: path.to_owned(), line };
+        match parse(&text, keys) {
+            Some((head, signature)) => {
+                notes.checkpoints.push(Checkpoint { head, signature, place });
+            }
+            None => notes.unreadable.push(place),
+        }
+    }
+    Ok(())
 }
 
-/// The newest checkpoint beside the segments of `dir`, read from the end of the file.
-pub(crate) fn newest(dir: &Path) -> Option<Checkpoint> {
+/// The head in the newest checkpoint beside the segments of `dir`, read from the end of the file.
+pub(crate) fn newest(dir: &Path) -> Option<Head> {
     let mut file = fs::File::open(dir.join(FILE)).ok()?;
     let size = file.metadata().ok()?.len();
     file.seek(io::SeekFrom::Start(size.saturating_sub(2 * NOTE_MAX as u64))).ok()?;
     let mut tail = Vec::new();
     file.read_to_end(&mut tail).ok()?;
     // The first note of the tail may be cut; the newest is whole.
-    notes(&String::from_utf8_lossy(&tail)).filter_map(|note| parse(&note, None)).last()
+    let pieces = pieces(&String::from_utf8_lossy(&tail));
+    pieces.iter().rev().find_map(|(_, text)| parse(text, None)).map(|(head, _)| head)
 }
 
-/// Parts a file into its notes: each ends with the first empty line after a signature.
-fn notes(text: &str) -> impl Iterator<Item = String> {
-    let mut lines = text.lines().peekable();
-    std::iter::from_fn(move || {
-        let mut note = String::new();
-        while lines.next_if(|line| line.is_empty()).is_some() {}
-        while let Some(line) = lines.next() {
-            note.push_str(line);
-            note.push('\n');
-            let signed = line.starts_with('\u{2014}');
-            if signed && lines.peek().is_none_or(|next| next.is_empty()) {
-                break;
-            }
+/// Parts a file into notes and what is none, each with its line. A note is a text, an empty line
+/// and its signatures; an empty line ends it.
+fn pieces(text: &str) -> Vec<(u64, String)> {
+    let mut pieces: Vec<(u64, String)> = Vec::new();
+    let mut before = Paragraph::Signatures;
+    for (line, paragraph) in paragraphs(text) {
+        let signs = paragraph.lines().all(|line| line.starts_with('\u{2014}'));
+        let kind = if signs { Paragraph::Signatures } else { Paragraph::Text };
+        match pieces.last_mut().filter(|_| before == Paragraph::Text && signs) {
+            Some((_, note)) => *note = format!("{note}\n{paragraph}"),
+            None => pieces.push((line, paragraph)),
         }
-        (!note.is_empty()).then_some(note)
-    })
+        before = kind;
+    }
+    pieces
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Paragraph {
+    Signatures,
+    Text,
+}
+
+/// What stands between empty lines, each with the number of its first line.
+fn paragraphs(text: &str) -> Vec<(u64, String)> {
+    let mut paragraphs: Vec<(u64, String)> = Vec::new();
+    let mut apart = true;
+    for (line, number) in text.lines().zip(1..) {
+        match paragraphs.last_mut().filter(|_| !apart) {
+            _ if line.is_empty() => {}
+            Some((_, paragraph)) => *paragraph += &format!("{line}\n"),
+            None => paragraphs.push((number, format!("{line}\n"))),
+        }
+        apart = line.is_empty();
+    }
+    paragraphs
 }
 
 /// Reads one note.
-pub fn parse(text: &str, keys: Option<&Keys>) -> Option<Checkpoint> {
+fn parse(text: &str, keys: Option<&Keys>) -> Option<(Head, Signature)> {
     let note = Note::from_bytes(text.as_bytes()).ok().filter(|_| text.len() <= NOTE_MAX)?;
+    let (_, signatures) = text.rsplit_once("\n\n")?;
+    if !signatures.lines().all(whole) {
+        return None;
+    }
     let body = str::from_utf8(note.text()).ok()?;
     let mut lines = body.lines();
-    let (_name, size, hash) = (lines.next()?, lines.next()?, lines.next()?);
+    let (name, size, hash) = (lines.next()?, lines.next()?, lines.next()?);
     let head = Head { sequence: size.parse().ok()?, hash: unbase64(hash)? };
     let signature = match keys {
         None => Signature::Unchecked,
-        Some(keys) if note.verify(&keys.0).is_ok() => Signature::Good,
-        Some(_) => Signature::Bad,
+        Some(keys) => {
+            let named = keys.names.iter().any(|known| known == name);
+            let good = named && note.verify(&keys.verifiers).is_ok();
+            if good { Signature::Good } else { Signature::Bad }
+        }
     };
-    Some(Checkpoint { head, signature })
+    Some((head, signature))
+}
+
+/// Whether a line of a signature has all its bytes.
+fn whole(line: &str) -> bool {
+    let encoded = line.rsplit(' ').next().unwrap_or_default();
+    STANDARD.decode(encoded).is_ok_and(|bytes| bytes.len() >= SIGNATURE)
 }
 
 fn unbase64(text: &str) -> Option<Hash> {

@@ -11,14 +11,16 @@ use crate::attempt::{
 use crate::config::QueryStrings;
 use crate::draft::{Draft, DraftError, Owed, Role};
 use crate::record::{
-    Actor, Api, Destination, DnsQuestion, FindingInfo, HttpRequest, HttpResponse, LIST_MAX,
-    Members, Metadata, OCSF_VERSION, PolicyInForce, Product, RelatedEvent, Resource, RuleName,
-    Sandbar, Service, Source, Stamp, Traffic, Url, parts,
+    Actor, Api, Destination, DnsQuestion, Evidence, FindingInfo, HttpRequest, HttpResponse,
+    LIST_MAX, Members, Metadata, OCSF_VERSION, PolicyInForce, Product, RelatedEvent, Resource,
+    RuleName, Sandbar, Service, Source, Stamp, Traffic, Url, parts,
 };
-use crate::record::{Digits, TenantId};
+use crate::record::{Digits, SandboxId, TenantId};
 use crate::text::Text;
 
 const PROFILES: &[&str] = &["security_control", "datetime"];
+/// Where the class itself has no `actor`.
+const PROFILES_HOST: &[&str] = &["security_control", "datetime", "host"];
 
 /// A class of OCSF, with the number and the names it has there.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -49,6 +51,13 @@ impl Class {
             4003 => Class::Dns,
             6003 => Class::Memory,
             _ => Class::Network,
+        }
+    }
+
+    fn profiles(self) -> &'static [&'static str] {
+        match self {
+            Class::Dns | Class::Finding | Class::Http | Class::Network => PROFILES_HOST,
+            Class::Lifecycle | Class::Memory => PROFILES,
         }
     }
 
@@ -160,7 +169,8 @@ impl Attempt {
         let attempt = Ulid::from(self.id).to_string();
         let uid = [attempt.as_str(), suffix].concat();
         let tenant = self.subject.as_ref().map(|subject| &subject.tenant);
-        Draft::new(&members, metadata(&uid, &attempt, tenant), &sandbar, self.role(stage))
+        let metadata = metadata(self.class(), &uid, &attempt, tenant);
+        Draft::new(&members, metadata, &sandbar, self.role(stage))
     }
 
     fn role(&self, stage: Stage<'_>) -> Role {
@@ -246,10 +256,7 @@ impl Attempt {
         };
         let user = identity.map(|uid| crate::record::User { uid });
         members.actor = sandbox.map(|app_uid| Actor { app_uid, user });
-        let (ip, port) = parts(self.dialled.or(self.arrival.aimed));
-        let (hostname, port) = (self.host(), self.port().or(port));
-        let known = hostname.is_some() || ip.is_some();
-        members.dst_endpoint = known.then_some(Destination { hostname, ip, port });
+        members.dst_endpoint = self.destination();
         members.connection_info = Some(self.arrival.transport);
     }
 
@@ -264,7 +271,8 @@ impl Attempt {
                 members.actor.get_or_insert(Actor { app_uid: nobody(), user: None });
             }
             Facts::Query(query) => {
-                members.query = Some(DnsQuestion { hostname: &query.name, kind: &query.kind });
+                let (hostname, kind) = (&query.name, Some(&query.kind));
+                members.query = Some(DnsQuestion { hostname, kind });
             }
             Facts::Request(request) => members.http_request = Some(http_request(request, queries)),
         }
@@ -283,8 +291,24 @@ impl Attempt {
             features: features.get(..LIST_MAX).unwrap_or(features),
             unlisted: self.unlisted(&stage, features.len()),
             ending: stage.outcome().map(|(outcome, _)| ending(outcome.ending).0),
+            traffic: match self.facts {
+                Facts::Memory(_) => stage.outcome().map(|_| self.traffic()),
+                Facts::Connection(_) | Facts::Query(_) | Facts::Request(_) => None,
+            },
             ..Sandbar::default()
         }
+    }
+
+    fn traffic(&self) -> Traffic {
+        let (bytes_out, bytes_in) = self.meter.read();
+        Traffic { bytes_in, bytes_out }
+    }
+
+    fn destination(&self) -> Option<Destination<'_>> {
+        let (ip, port) = parts(self.dialled.or(self.arrival.aimed));
+        let (hostname, port) = (self.host(), self.port().or(port));
+        let known = hostname.is_some() || ip.is_some();
+        known.then_some(Destination { hostname, ip, port })
     }
 
     fn unlisted(&self, stage: &Stage<'_>, features: usize) -> Option<u64> {
@@ -301,13 +325,12 @@ impl Attempt {
 
 fn conclude<'a>(attempt: &Attempt, stage: Stage<'a>, members: &mut Members<'a>) {
     let (Stage::Outcome(outcome, took) | Stage::Undecided(outcome, took)) = stage else { return };
-    let (bytes_out, bytes_in) = attempt.meter.read();
     members.duration = Some(took.as_millis() as u64);
-    let traffic = Some(Traffic { bytes_in, bytes_out });
+    let traffic = Some(attempt.traffic());
     let response = outcome.status.map(|code| HttpResponse { code });
     match &attempt.facts {
         Facts::Connection(_) => members.traffic = traffic,
-        Facts::Memory(_) => members.http_response = response, // 6003 has no traffic
+        Facts::Memory(_) => members.http_response = response, // 6003 has no traffic, see `sandbar`
         Facts::Query(_) => {
             (members.traffic, members.rcode_id) = (traffic, outcome.rcode);
             members.answers = outcome.answers.get(..LIST_MAX).unwrap_or(&outcome.answers);
@@ -367,7 +390,7 @@ fn http_request(request: &Request, queries: QueryStrings) -> HttpRequest<'_> {
     HttpRequest {
         http_method: &request.method,
         version: request.version.as_ref(),
-        url: Url { scheme, hostname, port, path, query_string },
+        url: Some(Url { scheme, hostname, port, path, query_string }),
         user_agent: request.user_agent.as_ref(),
         length: request.length,
     }
@@ -390,6 +413,46 @@ fn nobody() -> &'static crate::record::SandboxId {
 
 fn in_force(policy: &crate::attempt::Policy) -> PolicyInForce<'_> {
     PolicyInForce { uid: &policy.digest, version: Digits(policy.generation) }
+}
+
+/// Writes down that nobody knows how an attempt ended, for the process that decided it died. What
+/// its decision does not tell is left out, not guessed.
+pub(crate) fn unknown(owed: &Owed) -> Result<Draft, DraftError> {
+    let class = Class::of(owed.class_uid);
+    let outcome = Outcome::new(Ending::Unknown);
+    let stage = Stage::Outcome(&outcome, Duration::ZERO);
+    let (status, action, disposition) = stage.result();
+    let mut members = header(class, UNKNOWN);
+    (members.status_id, members.status) = status;
+    (members.action_id, members.action) = (Some(action.0), Some(action.1));
+    (members.disposition_id, members.disposition) = (Some(disposition.0), Some(disposition.1));
+    let host: Text<512> = Text::from(&*owed.host);
+    let sandbox = Some(SandboxId(Text::from(&*owed.sandbox))).filter(|id| !id.0.is_empty());
+    let name = sandbox.is_none().then_some("unknown");
+    let (ip, port) = (None, None);
+    members.src_endpoint = Some(Source { uid: sandbox.as_ref(), name, ip, port });
+    members.actor = sandbox.as_ref().map(|app_uid| Actor { app_uid, user: None });
+    let hostname = Some(&host).filter(|host| !host.is_empty());
+    members.dst_endpoint = hostname.map(|host| Destination { hostname: Some(host), ip, port });
+    let (method, word) = (Text::from("UNKNOWN"), Text::from("unknown"));
+    let (version, url, user_agent, length) = (None, None, None, None);
+    let asked = HttpRequest { http_method: &method, version, url, user_agent, length };
+    match class {
+        Class::Dns => members.query = hostname.map(|hostname| DnsQuestion { hostname, kind: None }),
+        Class::Http => members.http_request = Some(asked), // 4002 demands one
+        Class::Memory => {
+            members.api = Some(Api { operation: &word, service: Service { name: &word } });
+            members.actor.get_or_insert(Actor { app_uid: nobody(), user: None });
+        }
+        Class::Finding | Class::Lifecycle | Class::Network => {}
+    }
+    let ending = Some(ending(outcome.ending).0);
+    let sandbar = Sandbar { stage: stage.name(), ending, ..Sandbar::default() };
+    let attempt = Ulid::from(owed.attempt).to_string();
+    let uid = [attempt.as_str(), "-2"].concat();
+    let tenant = Some(TenantId(Text::from(&*owed.tenant))).filter(|id| !id.0.is_empty());
+    let metadata = metadata(class, &uid, &attempt, tenant.as_ref());
+    Draft::new(&members, metadata, &sandbar, Role::Outcome(owed.attempt))
 }
 
 /// Writes a finding down, as of `attempt` when there is one.
@@ -418,15 +481,21 @@ pub(crate) fn finding(
         Some(FindingInfo { uid: &uid, title: &finding.title, types, related_events });
     let subject = attempt.and_then(|attempt| attempt.subject.as_ref());
     members.actor = subject.map(|subject| Actor { app_uid: &subject.sandbox, user: None });
+    let destination = attempt.and_then(Attempt::destination);
+    members.evidences = destination.map(|dst_endpoint| [Evidence { dst_endpoint }]);
+    let verdict = attempt.and_then(|attempt| attempt.verdict.as_ref());
+    members.policy = verdict.and_then(|verdict| verdict.policy.as_ref()).map(in_force);
     let sandbar = Sandbar {
         stage: "finding",
+        channel: attempt.map(|attempt| &attempt.arrival.channel),
         environment: subject.map(|subject| &subject.environment),
         score: finding.score,
         features: finding.features.get(..LIST_MAX).unwrap_or(&finding.features),
         ..Sandbar::default()
     };
     let correlation = about.as_deref().unwrap_or(&uid);
-    let metadata = metadata(&uid, correlation, subject.map(|subject| &subject.tenant));
+    let tenant = subject.map(|subject| &subject.tenant);
+    let metadata = metadata(Class::Finding, &uid, correlation, tenant);
     Draft::new(&members, metadata, &sandbar, Role::Event)
 }
 
@@ -477,7 +546,7 @@ fn log_event(
     members.app = Some(Product::SELF);
     let uid = Ulid::from(uid).to_string();
     let sandbar = Sandbar { stage: "lifecycle", ..sandbar };
-    Draft::new(&members, metadata(&uid, &uid, None), &sandbar, Role::Event)
+    Draft::new(&members, metadata(Class::Lifecycle, &uid, &uid, None), &sandbar, Role::Event)
 }
 
 fn header(class: Class, activity: Named) -> Members<'static> {
@@ -500,6 +569,7 @@ fn header(class: Class, activity: Named) -> Members<'static> {
 }
 
 fn metadata<'a>(
+    class: Class,
     uid: &'a str,
     correlation_uid: &'a str,
     tenant_uid: Option<&'a TenantId>,
@@ -507,7 +577,7 @@ fn metadata<'a>(
     Metadata {
         version: OCSF_VERSION,
         product: Product::SELF,
-        profiles: PROFILES,
+        profiles: class.profiles(),
         log_name: "access",
         uid,
         correlation_uid,

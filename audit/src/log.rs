@@ -121,7 +121,8 @@ impl Log {
     ///
     /// Returns [`LogDown`] when it could not be written.
     pub async fn lifecycle(&self, event: &Lifecycle) -> Result<(), LogDown> {
-        self.submit(compose::lifecycle(event, self.shared.ids.next())?).await.map(drop)
+        let draft = compose::lifecycle(event, self.shared.ids.next());
+        self.submit(draft, || ()).await.map(drop)
     }
 
     pub(crate) async fn finding(
@@ -129,9 +130,8 @@ impl Log {
         finding: &Finding,
         attempt: &Attempt,
     ) -> Result<(), LogDown> {
-        self.submit(compose::finding(finding, self.shared.ids.next(), Some(attempt))?)
-            .await
-            .map(drop)
+        let draft = compose::finding(finding, self.shared.ids.next(), Some(attempt));
+        self.submit(draft, || ()).await.map(drop)
     }
 
     /// Ends the segment and begins the next, as for those who move files away themselves.
@@ -165,8 +165,25 @@ impl Log {
         &self.shared.config
     }
 
-    /// Writes a record, waits until it is written and returns its number.
-    pub(crate) async fn submit(&self, draft: Draft) -> Result<u64, LogDown> {
+    /// Writes a record, waits until it is written and returns its number. `queued` is called once
+    /// it will be written whether or not the caller waits on.
+    pub(crate) async fn submit(
+        &self,
+        draft: Result<Draft, DraftError>,
+        queued: impl FnOnce(),
+    ) -> Result<u64, LogDown> {
+        let result = match draft {
+            Ok(draft) => self.wait_for(draft, queued).await,
+            Err(error) => Err(error.into()),
+        };
+        if result.is_err() {
+            Counters::add(&self.shared.counters.refused, 1);
+        }
+        result
+    }
+
+    async fn wait_for(&self, draft: Draft, queued: impl FnOnce()) -> Result<u64, LogDown> {
+        let bound = bound(&draft);
         let patience = self.shared.config.patience;
         let deadline = tokio::time::Instant::now() + patience;
         let (sender, mut receiver) = oneshot::channel();
@@ -174,12 +191,13 @@ impl Log {
         loop {
             let mut room = std::pin::pin!(self.shared.room.notified());
             room.as_mut().enable(); // before looking, or the wake-up could be missed
-            match self.shared.enqueue(entry, Bound::Queue) {
+            match self.shared.enqueue(entry, bound) {
                 Enqueued::Lead(lead) => {
+                    queued();
                     tokio::task::yield_now().await;
                     break lead.write();
                 }
-                Enqueued::Taken => break,
+                Enqueued::Taken => break queued(),
                 Enqueued::Refused(down) => return Err(down),
                 Enqueued::Full(back) => entry = back,
             }
@@ -192,23 +210,26 @@ impl Log {
         answer.unwrap_or(Err(LogDown::Closed))
     }
 
-    /// Counts an attempt that sent nothing and whose record could not be written.
-    pub(crate) fn fold(&self) {
-        self.shared.counters.fold(1);
-    }
-
     /// Writes a record without waiting for it. An outcome is always taken; anything else is
     /// counted when there is no room.
     pub(crate) fn post(&self, draft: Result<Draft, DraftError>) {
         let counters = &self.shared.counters;
         let Ok(draft) = draft else { return Counters::add(&counters.lost, 1) };
-        let outcome = matches!(draft.role, Role::Outcome(_));
-        let bound = if outcome { Bound::Owed } else { Bound::Queue };
+        let bound = bound(&draft);
+        let outcome = bound == Bound::Owed;
         match self.shared.enqueue(Entry { draft, waiter: None }, bound) {
             Enqueued::Lead(_) | Enqueued::Taken => {}
             Enqueued::Full(_) | Enqueued::Refused(_) if outcome => Counters::add(&counters.lost, 1),
             Enqueued::Full(_) | Enqueued::Refused(_) => counters.fold(1),
         }
+    }
+}
+
+/// An outcome is held to the bound of the decision it belongs to.
+fn bound(draft: &Draft) -> Bound {
+    match draft.role {
+        Role::Outcome(_) => Bound::Owed,
+        Role::Decision(_) | Role::Event => Bound::Queue,
     }
 }
 

@@ -28,6 +28,8 @@ enum State {
     Closed,
     /// Its decision is written or on its way: an outcome is owed.
     Decided,
+    /// It is refused, and the record of that is not on its way yet.
+    Refused,
     Undecided,
 }
 
@@ -62,9 +64,11 @@ impl OpenRecord {
     }
 
     /// Opens the record of one request that came by this connection. The connection itself then
-    /// has no record: its requests stand for it.
+    /// has no record, unless it was decided upon: its requests stand for it.
     pub fn request(&mut self, facts: Facts) -> OpenRecord {
-        self.state = State::Closed;
+        if self.state == State::Undecided {
+            self.state = State::Closed;
+        }
         let mut attempt = self.log.attempt(self.attempt.arrival.clone());
         attempt.subject.clone_from(&self.attempt.subject);
         attempt.facts = facts;
@@ -78,9 +82,9 @@ impl OpenRecord {
     /// Returns [`LogDown`] when it is not written: the attempt must be refused.
     pub async fn decided(&mut self, verdict: Verdict) -> Result<Receipt, LogDown> {
         self.attempt.verdict = Some(verdict);
-        let draft = self.attempt.draft(Stage::Decision, self.log.config().query_strings)?;
-        self.state = State::Decided; // before waiting, or a caller cancelled there would owe nothing
-        let result = self.log.submit(draft).await;
+        let draft = self.attempt.draft(Stage::Decision, self.log.config().query_strings);
+        // From when it is queued, for a caller cancelled before owes nothing, and one after does.
+        let result = self.log.submit(draft, || self.state = State::Decided).await;
         if result.as_ref().is_err_and(|down| !down.may_be_recorded()) {
             self.state = State::Undecided;
         }
@@ -94,12 +98,21 @@ impl OpenRecord {
     /// Returns [`LogDown`] when it is not written; the attempt is refused all the same, and
     /// counted.
     pub async fn refused(mut self, verdict: Verdict) -> Result<(), LogDown> {
+        let outcome = Outcome::new(Ending::Refused(verdict.reason));
         self.attempt.verdict = Some(verdict);
-        let draft = self.attempt.draft(Stage::Denied, self.log.config().query_strings)?;
-        self.state = State::Closed;
-        let result = self.log.submit(draft).await;
+        let stage = match self.state {
+            // What was decided may have left already: the refusal is how it ended.
+            State::Decided => Stage::Outcome(&outcome, self.opened.elapsed()),
+            State::Closed | State::Refused | State::Undecided => {
+                self.state = State::Refused;
+                Stage::Denied
+            }
+        };
+        let before = self.state;
+        let draft = self.attempt.draft(stage, self.log.config().query_strings);
+        let result = self.log.submit(draft, || self.state = State::Closed).await;
         if result.as_ref().is_err_and(|down| !down.may_be_recorded()) {
-            self.log.fold();
+            self.state = before; // written or counted when this is dropped, a moment from now
         }
         result.map(drop)
     }
@@ -123,6 +136,7 @@ impl OpenRecord {
         let stage = match (self.state, outcome.ending) {
             (State::Closed, _) => return,
             (State::Decided, _) => Stage::Outcome(outcome, took),
+            (State::Refused, _) => Stage::Denied,
             (State::Undecided, Ending::Refused(reason)) => {
                 self.deny(reason);
                 Stage::Denied

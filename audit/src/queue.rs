@@ -138,6 +138,32 @@ impl Drop for Leader<'_> {
     }
 }
 
+/// The turn of whoever writes. However it ends, even by a panic, the keeper goes on.
+struct Turn<'a> {
+    shared: &'a Shared,
+}
+
+impl Drop for Turn<'_> {
+    fn drop(&mut self) {
+        let mut queue = self.shared.queue();
+        queue.writing = None;
+        queue.relieve();
+        self.shared.wake.notify_one();
+    }
+}
+
+/// Sees the keeper die: nobody would write then, so nothing more is taken.
+struct Watch<'a> {
+    shared: &'a Shared,
+}
+
+impl Drop for Watch<'_> {
+    fn drop(&mut self) {
+        self.shared.queue().closed = true;
+        self.shared.room.notify_waiters();
+    }
+}
+
 impl Queue {
     /// Gives the keeper the turn.
     fn relieve(&mut self) {
@@ -241,20 +267,23 @@ impl Shared {
 
     /// Writes what is queued, up to `rounds` batches; then the keeper goes on.
     fn lead(&self, rounds: usize) {
+        let turn = Turn { shared: self };
         for _ in 0..rounds {
             if !self.lead_once() {
-                return;
+                return std::mem::forget(turn); // nothing is left to hand over
             }
         }
-        self.queue().lead = Lead::Keeper;
-        self.wake.notify_one();
     }
 
     /// Writes one batch, or refuses it. False when there is nothing more to do.
     fn lead_once(&self) -> bool {
-        let Some(batch) = self.take_batch() else { return false };
+        // Before anything is taken from the queue, so that `finish` finds it there or written.
         let mut writer = self.writer();
+        let Some(batch) = self.take_batch() else { return false };
         let again = writer.write(batch);
+        if !again.is_empty() {
+            self.queue().kept.extend(again);
+        }
         let due = writer.checkpoint_due();
         self.look(&writer);
         drop(writer);
@@ -263,9 +292,6 @@ impl Shared {
             self.wake.notify_one();
         }
         self.room.notify_waiters();
-        if !again.is_empty() {
-            self.queue().kept.extend(again);
-        }
         true
     }
 
@@ -294,6 +320,12 @@ impl Shared {
 
     /// The keeper thread: relieves callers, writes in `disk` mode, tends to time.
     pub(crate) fn keep(&self) {
+        let watch = Watch { shared: self };
+        self.keep_on();
+        std::mem::forget(watch);
+    }
+
+    fn keep_on(&self) {
         let mut next = Instant::now() + TICK;
         loop {
             let closed = self.wait(next);
@@ -377,12 +409,14 @@ impl Shared {
     pub(crate) fn health(&self) -> Health {
         let queue = self.queue();
         let slow = queue.writing.is_some_and(|since| since.elapsed() > self.config.patience);
-        let trouble = match (queue.closed, slow) {
-            (true, _) => Some(LogDown::Closed.to_string()),
-            (false, true) => Some(LogDown::Slow(self.config.patience).to_string()),
-            (false, false) => queue.seen.trouble.clone(),
-        };
         let counters = &self.counters;
+        let open_max = self.config.open_max;
+        let trouble = match (queue.closed, slow, read(&counters.owed) >= open_max as u64) {
+            (true, _, _) => Some(LogDown::Closed.to_string()),
+            (false, true, _) => Some(LogDown::Slow(self.config.patience).to_string()),
+            (false, false, true) => Some(LogDown::TooManyOpen(open_max).to_string()),
+            (false, false, false) => queue.seen.trouble.clone(),
+        };
         Health {
             ready: trouble.is_none(),
             trouble,
@@ -408,5 +442,35 @@ impl Shared {
 
     pub(crate) fn writer(&self) -> MutexGuard<'_, Writer> {
         self.writer.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::panic::{AssertUnwindSafe, catch_unwind};
+
+    use super::*;
+    use crate::recover;
+
+    #[test]
+    fn a_panic_while_writing_hands_the_turn_to_the_keeper() {
+        let dir = tempfile::tempdir().unwrap();
+        let config = Arc::new(Config::new(dir.path()));
+        let writer = recover::open(Arc::clone(&config)).unwrap();
+        let shared = Shared::new(config, writer);
+        shared.queue().lead = Lead::Caller;
+        let died = catch_unwind(AssertUnwindSafe(|| {
+            let _turn = Turn { shared: &shared };
+            panic!("as a writer may");
+        }));
+        assert!(died.is_err());
+        assert_eq!(shared.queue().lead, Lead::Keeper);
+        assert!(shared.health().ready);
+        let died = catch_unwind(AssertUnwindSafe(|| {
+            let _watch = Watch { shared: &shared };
+            panic!("as the keeper may");
+        }));
+        assert!(died.is_err());
+        assert!(!shared.health().ready, "nobody writes any more");
     }
 }

@@ -38,6 +38,22 @@ impl<R: Read> Lines<R> {
         Self { source, buffer: vec![0; BUFFER], start: 0, end: 0, offset: 0 }
     }
 
+    /// Passes over a line, but over no more than some `most` bytes: whoever reads a piece of a
+    /// file need not look for a newline beyond it.
+    pub(crate) fn skip_line(&mut self, most: u64) -> io::Result<()> {
+        while self.offset <= most {
+            let unread = self.buffer.get(self.start..self.end).unwrap_or_default();
+            let newline = memchr::memchr(b'\n', unread);
+            let count = newline.map_or(unread.len(), |at| at + 1);
+            self.start += count;
+            self.offset += count as u64;
+            if newline.is_some() || self.fill()? == 0 {
+                break;
+            }
+        }
+        Ok(())
+    }
+
     /// The next piece; `None` at the end.
     pub(crate) fn next(&mut self) -> io::Result<Option<Piece<'_>>> {
         let mut searched = 0;

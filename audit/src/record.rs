@@ -135,6 +135,9 @@ pub(crate) struct Members<'a> {
     /// What was found.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) finding_info: Option<FindingInfo<'a>>,
+    /// What a finding is about.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) evidences: Option<[Evidence<'a>; 1]>,
     /// Bytes as counted at the sandbox's side; on outcomes.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) traffic: Option<Traffic>,
@@ -237,8 +240,9 @@ pub(crate) struct HttpRequest<'a> {
     /// The version, as `1.1` or `2`.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) version: Option<&'a Text<16>>,
-    /// What was asked for.
-    pub(crate) url: Url<'a>,
+    /// What was asked for; absent where the process that knew it died.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) url: Option<Url<'a>>,
     /// The client's name for itself.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) user_agent: Option<&'a Text<256>>,
@@ -273,8 +277,8 @@ pub(crate) struct DnsQuestion<'a> {
     /// The name asked for.
     pub(crate) hostname: &'a Host,
     /// The type, as `AAAA`.
-    #[serde(rename = "type")]
-    pub(crate) kind: &'a Text<16>,
+    #[serde(rename = "type", skip_serializing_if = "Option::is_none")]
+    pub(crate) kind: Option<&'a Text<16>>,
 }
 
 /// One DNS answer that the sandbox was given.
@@ -344,6 +348,12 @@ pub(crate) struct FindingInfo<'a> {
 pub(crate) struct RelatedEvent<'a> {
     /// The `metadata.correlation_uid` of the attempt.
     pub(crate) uid: &'a str,
+}
+
+#[derive(Debug, Serialize)]
+pub(crate) struct Evidence<'a> {
+    /// Where the attempt wanted to go.
+    pub(crate) dst_endpoint: Destination<'a>,
 }
 
 #[derive(Debug, Serialize)]
@@ -433,6 +443,9 @@ pub(crate) struct Sandbar<'a> {
     /// How the attempt ended: `completed`, `failed`, `refused`, `revoked`, `abandoned`, `unknown`; on outcomes.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) ending: Option<&'static str>,
+    /// Bytes of a memory call, for which its class has no place; on outcomes.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) traffic: Option<Traffic>,
     /// What happened to Sandbar or its log; in lifecycle records.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) event: Option<&'static str>,
@@ -448,6 +461,9 @@ pub(crate) struct Sandbar<'a> {
     /// Segments that were removed, as the operator's retention asks.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) removed: Option<Removed>,
+    /// A file without a whole line that stood where a segment should, moved aside.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) aside: Option<Aside>,
     /// A signed note of the chain's head.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) checkpoint: Option<&'a str>,
@@ -488,6 +504,16 @@ pub(crate) struct SegmentStart {
 /// An unfinished line, left where it is.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, serde::Deserialize)]
 pub(crate) struct Torn {
+    /// Its length.
+    pub(crate) bytes: u64,
+    /// Its SHA-256.
+    pub(crate) sha256: String,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub(crate) struct Aside {
+    /// The name it has now.
+    pub(crate) name: String,
     /// Its length.
     pub(crate) bytes: u64,
     /// Its SHA-256.

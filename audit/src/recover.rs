@@ -12,21 +12,18 @@ use std::time::Instant;
 use serde::Deserialize;
 use ulid::Ulid;
 
-use crate::attempt::{Arrival, Attempt, Connection, Effect, Facts, MemoryCall, Meter, Query};
-use crate::attempt::{Request, Scheme, Subject};
 use crate::chain::{Content, Head, Link};
 use crate::checkpoint::{self, CheckpointError, Notary};
-use crate::compose::Class;
 use crate::config::Config;
 use crate::draft::Owed;
 use crate::health::Counters;
 use crate::id::Ids;
 use crate::log::LogDown;
 use crate::read::{Lines, Piece};
-use crate::record::{Channel, Code, Environment, SandboxId, TenantId, Torn, Transport};
+use crate::record::{Aside, Torn};
 use crate::segment::{self, Segment};
 use crate::text::Text;
-use crate::writer::{self, Noted, Writer};
+use crate::writer::{self, Kept, Noted, Writer};
 
 /// Why a log could not be opened. Nothing may be served without it.
 #[derive(Debug, thiserror::Error)]
@@ -55,9 +52,10 @@ pub(crate) fn open(config: Arc<Config>) -> Result<Writer, OpenError> {
     let fail = |source| OpenError::Dir { dir: config.dir.clone(), source };
     DirBuilder::new().recursive(true).mode(0o750).create(&config.dir).map_err(fail)?;
     let lock = writer::lock(&config.dir).map_err(fail)?;
-    let notary = Notary::open(&config.key_path(), &config.name)?;
-    let newest = newest(&config.dir).map_err(fail)?;
-    let tail = newest.as_ref().map(|(_, path)| read_tail(path)).transpose()?;
+    let notary = Notary::open(&config.key_path(), &config.name, &config.dir)?;
+    let mut aside = Vec::new();
+    let newest = newest(&config.dir, &mut aside).map_err(fail)?;
+    let tail = newest.as_ref().map(|(first, path)| read_tail(*first, path)).transpose()?;
     let tail = tail.unwrap_or(Tail { head: Head::START, torn: None, owed: HashMap::new() });
     let behind = behind(&config.dir, tail.head);
     let mut writer = Writer {
@@ -71,14 +69,16 @@ pub(crate) fn open(config: Arc<Config>) -> Result<Writer, OpenError> {
         torn: tail.torn,
         owed: tail.owed,
         trouble: None,
-        noted: Noted { sequence: tail.head.sequence, at: Instant::now() },
-        looked: Instant::now(),
+        noted: Noted { sequence: tail.head.sequence, at: Instant::now(), kept: Kept::Yes },
         buffer: Vec::new(),
         marks: Vec::new(),
         config,
     };
     resume(&mut writer, newest.map(|(first, _)| first))?;
     writer.tell("log_started", None)?;
+    for aside in aside {
+        writer.tell_aside(aside)?;
+    }
     if let Some(message) = behind {
         writer.tell("log_behind_checkpoint", Some(&message))?;
     }
@@ -90,7 +90,7 @@ pub(crate) fn open(config: Arc<Config>) -> Result<Writer, OpenError> {
 /// the tail, or the power failed before it was on disk. Verification will find it; the record
 /// tells it at once.
 fn behind(dir: &Path, head: Head) -> Option<Text<512>> {
-    let noted = checkpoint::newest(dir)?.head;
+    let noted = checkpoint::newest(dir)?;
     let (size, have) = (noted.sequence, head.sequence);
     (size > have).then(|| format!("a checkpoint tells of {size} records, {have} are here").into())
 }
@@ -110,20 +110,24 @@ fn resume(writer: &mut Writer, newest: Option<u64>) -> Result<(), OpenError> {
 }
 
 /// The newest segment that holds a record. One that holds none was being made when its maker
-/// died; it is removed, for its name is needed.
-fn newest(dir: &Path) -> io::Result<Option<(u64, PathBuf)>> {
+/// died; its name is needed, so it is removed where it is empty and moved aside where it is not.
+fn newest(dir: &Path, aside: &mut Vec<Aside>) -> io::Result<Option<(u64, PathBuf)>> {
     let mut found = segment::segments(dir)?;
     while let Some((first, path)) = found.pop() {
-        match Lines::new(File::open(&path)?).next()? {
-            Some(Piece::Line(_) | Piece::Long) => return Ok(Some((first, path))),
-            Some(Piece::Torn(_)) | None => fs::remove_file(path)?,
+        match segment::set_aside(&path) {
+            Ok(Some(moved)) => aside.push(moved),
+            Ok(None) => fs::remove_file(path)?,
+            Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {
+                return Ok(Some((first, path)));
+            }
+            Err(error) => return Err(error),
         }
     }
     Ok(None)
 }
 
 /// Verifies a segment and gathers the decisions that have no outcome in it.
-fn read_tail(path: &Path) -> Result<Tail, OpenError> {
+fn read_tail(first: u64, path: &Path) -> Result<Tail, OpenError> {
     let fail = |source| OpenError::Dir { dir: path.to_owned(), source };
     let broken = |line, what| OpenError::Tail { file: path.to_owned(), line, what };
     let mut lines = Lines::new(File::open(path).map_err(fail)?);
@@ -135,6 +139,9 @@ fn read_tail(path: &Path) -> Result<Tail, OpenError> {
             Piece::Line(line) => {
                 let last = (number > 1).then_some(tail.head);
                 tail.head = follow(last, line).map_err(|what| broken(number, what))?;
+                if number == 1 && tail.head.sequence != first {
+                    return Err(broken(number, "a file named after another record"));
+                }
                 note_owed(line, &mut tail.owed);
             }
             Piece::Long => return Err(broken(number, "a line longer than a record")),
@@ -248,43 +255,5 @@ fn owe(attempt: u128, open: SeenOpen) -> Owed {
         sandbox: open.sandbox.into(),
         tenant: open.tenant.into(),
         host: open.host.into(),
-    }
-}
-
-/// An attempt of a process that died, as far as its decision tells.
-pub(crate) fn lost_attempt(owed: &Owed) -> Attempt {
-    let host: Text<512> = Text::from(&*owed.host);
-    let request = || Request::new(b"UNKNOWN", Scheme::Https, host.clone(), 0, b"");
-    let unknown = || Text::from("unknown");
-    let facts = match Class::of(owed.class_uid) {
-        Class::Dns => Facts::Query(Query { name: host.clone(), kind: Text::from("unknown") }),
-        Class::Http => Facts::Request(request()),
-        Class::Memory => Facts::Memory(MemoryCall {
-            request: request(),
-            service: unknown(),
-            operation: unknown(),
-            effect: Effect::Admin,
-            banks: Vec::new(),
-            identity: None,
-        }),
-        Class::Finding | Class::Lifecycle | Class::Network => {
-            let known = Some(host.clone()).filter(|host| !host.is_empty());
-            Facts::Connection(Connection { host: known, ..Connection::default() })
-        }
-    };
-    let channel = Channel { kind: Code("unknown"), detail: None };
-    let (source, aimed) = (None, None);
-    Attempt {
-        id: owed.attempt,
-        arrival: Arrival { channel, transport: Transport::TCP, source, aimed },
-        subject: (!owed.sandbox.is_empty()).then(|| Subject {
-            sandbox: SandboxId(Text::from(&*owed.sandbox)),
-            tenant: TenantId(Text::from(&*owed.tenant)),
-            environment: Environment(Text::from("unknown")),
-        }),
-        facts,
-        verdict: None,
-        dialled: None,
-        meter: Arc::new(Meter::default()),
     }
 }

@@ -1,4 +1,5 @@
-//! The files of the log: a new name for each, appended to, never renamed or cut by us.
+//! The files of the log: a new name for each, appended to, never renamed or cut by us once they
+//! hold a record.
 //!
 //! A segment is named after the number of its first record, so that sorting the names is sorting
 //! the log, whatever the clock did.
@@ -8,6 +9,9 @@ use std::io::{self, Write};
 use std::os::unix::fs::{MetadataExt, OpenOptionsExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 use std::time::{Duration, SystemTime};
+
+use crate::read::{Lines, Piece};
+use crate::record::Aside;
 
 /// Owner writes, group reads (the shipper), others nothing.
 const MODE: u32 = 0o640;
@@ -32,12 +36,18 @@ pub(crate) struct Short {
 }
 
 impl Segment {
-    /// Makes the segment whose first record will have the number `first`.
+    /// Makes the segment whose first record will have the number `first`. An empty file of that
+    /// name is what an earlier try left, and is taken.
     pub(crate) fn create(dir: &Path, first: u64) -> io::Result<Self> {
-        let segment = Self::open(dir, first, OpenOptions::new().create_new(true))?;
-        segment.file.set_permissions(Permissions::from_mode(MODE))?; // whatever the umask says
-        File::open(dir)?.sync_all()?; // or the name could be lost with the power
-        Ok(segment)
+        let directory = File::open(dir)?; // first: who runs out of descriptors leaves no file
+        let path = dir.join(name(first));
+        set_aside(&path)?;
+        let made = Self::open(dir, first, OpenOptions::new().create(true)).and_then(|segment| {
+            segment.file.set_permissions(Permissions::from_mode(MODE))?; // whatever the umask says
+            directory.sync_all()?; // or the name could be lost with the power
+            Ok(segment)
+        });
+        made.inspect_err(|_| fs::remove_file(&path).unwrap_or_default())
     }
 
     /// Goes on with the segment that begins with the record `first`.
@@ -53,6 +63,13 @@ impl Segment {
         // The time of the last change stands in where the file system keeps no time of birth.
         let born = metadata.created().or_else(|_| metadata.modified())?;
         Ok(Self { file, path, name, size: metadata.len(), born })
+    }
+
+    /// A segment over whatever a test has at hand.
+    #[cfg(test)]
+    pub(crate) fn over(path: &Path, file: File) -> Self {
+        let (path, name) = (path.to_owned(), name(1));
+        Self { file, path, name, size: 0, born: SystemTime::now() }
     }
 
     /// Appends whole lines, in one `write` unless the kernel takes less.
@@ -74,17 +91,57 @@ impl Segment {
         self.file.sync_data()
     }
 
-    /// Fails when the file has no name any more: what is written to it is lost.
-    pub(crate) fn attached(&self) -> io::Result<()> {
+    /// Fails when the file has no name any more: what is written to it is lost. Cheap enough to be
+    /// asked before anybody is released.
+    pub(crate) fn named(&self) -> io::Result<()> {
         match self.file.metadata()?.nlink() {
             0 => Err(io::Error::new(io::ErrorKind::NotFound, "the segment was removed")),
             _ => Ok(()),
         }
     }
 
+    /// Fails when the file does not stand where it was made, as when the directory was renamed:
+    /// nobody would look for it there.
+    pub(crate) fn attached(&self) -> io::Result<()> {
+        self.named()?;
+        let place = |metadata: fs::Metadata| (metadata.dev(), metadata.ino());
+        let there = fs::symlink_metadata(&self.path).map(place).ok();
+        if there == Some(place(self.file.metadata()?)) {
+            return Ok(());
+        }
+        Err(io::Error::new(io::ErrorKind::NotFound, "the segment was moved away"))
+    }
+
     pub(crate) fn age(&self) -> Duration {
         self.born.elapsed().unwrap_or_default() // a clock set back makes it young, not old
     }
+}
+
+/// Moves a file that has bytes but no whole line out of the way, under a name of its own, so that
+/// what is in it is kept.
+///
+/// # Errors
+///
+/// Returns `AlreadyExists` for a file with a whole line: that is a segment.
+pub(crate) fn set_aside(path: &Path) -> io::Result<Option<Aside>> {
+    let file = match File::open(path) {
+        Ok(file) => file,
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
+        Err(error) => return Err(error),
+    };
+    let torn = match Lines::new(file).next()? {
+        None => return Ok(None),
+        Some(Piece::Torn(torn)) => torn,
+        Some(Piece::Line(_) | Piece::Long) => return Err(io::ErrorKind::AlreadyExists.into()),
+    };
+    let names = (0..).map(|nth| match nth {
+        0 => path.with_extension("jsonl.torn"),
+        nth => path.with_extension(format!("jsonl.torn{nth}")),
+    });
+    let free = names.into_iter().find(|name| !name.exists()).unwrap_or_default();
+    fs::rename(path, &free)?;
+    let name = free.file_name().unwrap_or_default().to_string_lossy().into_owned();
+    Ok(Some(Aside { name, bytes: torn.bytes, sha256: torn.sha256 }))
 }
 
 /// The name of the segment that begins with the record `first`.
@@ -107,7 +164,8 @@ pub fn segments(dir: &Path) -> io::Result<Vec<(u64, PathBuf)>> {
     let mut found = Vec::new();
     for entry in fs::read_dir(dir)? {
         let entry = entry?;
-        if let Some(first) = entry.file_name().to_str().and_then(first) {
+        let regular = entry.file_type()?.is_file(); // a link or a pipe is none of ours
+        if let Some(first) = entry.file_name().to_str().and_then(first).filter(|_| regular) {
             found.push((first, entry.path()));
         }
     }

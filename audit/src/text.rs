@@ -9,8 +9,9 @@ use crate::encode::stands_as_it_is;
 
 /// What a cut text ends with, followed by the number of bytes that were cut.
 ///
-/// A noncharacter, so that no input can pretend to have been cut: inputs lose it in [`Text`].
-/// In the line it is written as an ellipsis.
+/// A noncharacter, which inputs lose in [`Text`], so that none can make a record say that it was
+/// cut. In the line it is written as an ellipsis, which an input may have, too: only
+/// `metadata.is_truncated` tells.
 pub(crate) const CUT: char = '\u{fdd0}';
 /// Room for the mark: `\u2026+` and the digits of a 64-bit number.
 const MARK: usize = 27;
@@ -24,14 +25,14 @@ impl<const CAP: usize> Text<CAP> {
     pub fn from_bytes(bytes: &[u8]) -> Self {
         // What is cut anyway need not be looked at; no character is longer than four bytes.
         let near = bytes.get(..CAP + 4).unwrap_or(bytes);
-        let mut text = String::with_capacity(near.len());
-        for chunk in near.utf8_chunks() {
-            text.push_str(chunk.valid());
-            for byte in chunk.invalid() {
-                text.push_str(&format!("\u{fffd}{byte:02x}"));
-            }
+        if near.iter().copied().all(stands_as_it_is) && bytes.len() <= CAP {
+            return Self(String::from_utf8_lossy(bytes).into());
         }
-        Self::cut(&text, bytes.len())
+        let letters = near.utf8_chunks().flat_map(|chunk| {
+            let valid = chunk.valid().chars().map(whole);
+            valid.chain(chunk.invalid().iter().flat_map(|byte| spelt(*byte)))
+        });
+        Self::cut(letters, bytes.len())
     }
 
     /// What a reader of the record will see.
@@ -49,28 +50,42 @@ impl<const CAP: usize> Text<CAP> {
         self.0.is_empty()
     }
 
-    fn cut(text: &str, size: usize) -> Self {
-        if size <= CAP && text.len() == size && text.bytes().all(stands_as_it_is) {
-            return Self(text.into());
-        }
-        let letters = text.chars().map(|letter| if letter == CUT { '\u{fffd}' } else { letter });
+    /// Takes letters, each with the bytes of input that end with it, as far as they fit.
+    fn cut(letters: impl Iterator<Item = (char, usize)> + Clone, size: usize) -> Self {
+        let safe = |letter| if letter == CUT { '\u{fffd}' } else { letter };
         let mut room = CAP;
-        let mut fits = 0; // characters that leave room for the mark
-        for letter in letters.clone() {
-            let Some(left) = room.checked_sub(escaped(letter)) else {
-                let kept: String = letters.take(fits).collect();
-                return Self(format!("{kept}{CUT}{}", size.saturating_sub(kept.len())).into());
+        let (mut fits, mut taken) = (0, 0); // letters that leave room for the mark, and their bytes
+        for (letter, bytes) in letters.clone() {
+            let Some(left) = room.checked_sub(escaped(safe(letter))) else {
+                let kept: String = letters.take(fits).map(|(letter, _)| safe(letter)).collect();
+                return Self(format!("{kept}{CUT}{}", size.saturating_sub(taken)).into());
             };
             room = left;
-            fits += usize::from(room >= MARK);
+            if room >= MARK {
+                (fits, taken) = (fits + 1, taken + bytes);
+            }
         }
-        Self(letters.collect::<String>().into())
+        Self(letters.map(|(letter, _)| safe(letter)).collect::<String>().into())
     }
+}
+
+/// A letter with the bytes it has in the input.
+fn whole(letter: char) -> (char, usize) {
+    (letter, letter.len_utf8())
+}
+
+/// A byte that is no UTF-8, as three letters.
+fn spelt(byte: u8) -> [(char, usize); 3] {
+    let digit = |nibble: u8| char::from_digit(nibble.into(), 16).unwrap_or('0');
+    [('\u{fffd}', 0), (digit(byte >> 4), 0), (digit(byte & 15), 1)]
 }
 
 impl<const CAP: usize> From<&str> for Text<CAP> {
     fn from(text: &str) -> Self {
-        Self::cut(text, text.len())
+        if text.len() <= CAP && text.bytes().all(stands_as_it_is) {
+            return Self(text.into());
+        }
+        Self::cut(text.chars().map(whole), text.len())
     }
 }
 
@@ -141,6 +156,20 @@ mod tests {
         assert_eq!(cut, 1000 - 37);
         assert!(line.ends_with("a\\u2026+963\""), "{line}");
         assert!(line.len() <= 64 + 2);
+    }
+
+    #[test]
+    fn what_is_cut_is_counted_in_bytes_of_the_input() {
+        for (input, cut) in [
+            (&[0xff; 20][..], 16),
+            (&[0xff; 8], 0),
+            (&[0xff; 9], 5),
+            ("\u{fdd0}".repeat(20).as_bytes(), 60 - 6 * 3),
+        ] {
+            let (line, found) = line(&Text::<64>::from_bytes(input));
+            assert_eq!(found, cut, "{line}");
+            assert_eq!(line.contains("\\u2026+"), cut > 0, "{line}");
+        }
     }
 
     proptest! {

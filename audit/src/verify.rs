@@ -17,6 +17,7 @@ use crate::chain::{Content, Hash, Head, Link};
 use crate::checkpoint::{Checkpoint, Signature};
 use crate::read::{Lines, Piece};
 use crate::record::{Removed, Torn};
+use crate::segment;
 
 /// Bytes of a file that one thread checks at a time.
 const PIECE: u64 = 4 << 20;
@@ -24,6 +25,8 @@ const PIECE: u64 = 4 << 20;
 const FAULTS_MAX: usize = 100;
 /// Most threads: a disk gives no more than a few can hash.
 const THREADS_MAX: usize = 8;
+/// Most removals that are kept of one file; a rotation makes one, and forged ones come last.
+const REMOVED_MAX: usize = 4096;
 
 /// What was found.
 #[derive(Debug)]
@@ -36,6 +39,10 @@ pub struct Report {
     pub last: Option<Head>,
     /// Checkpoints that agree with the log.
     pub checkpoints: u64,
+    /// The newest record that a checkpoint agrees with.
+    pub covered: Option<u64>,
+    /// The newest record that a checkpoint with a good signature agrees with.
+    pub attested: Option<u64>,
     pub faults: Vec<Fault>,
     pub gaps: Vec<Gap>,
 }
@@ -81,6 +88,8 @@ pub enum FaultKind {
         "the link to the record before it is broken: that record was changed, removed or moved"
     )]
     Link,
+    #[error("the file is named after record {named}, but begins with {found}")]
+    Name { named: u64, found: u64 },
     #[error("the line is no record")]
     NotARecord,
     #[error("the record is number {found}, but {expected} is due")]
@@ -102,6 +111,8 @@ pub enum Gap {
     Tail { size: u64, have: u64 },
     #[error("the last line of {file} is unfinished: {bytes} bytes", file = file.display())]
     Torn { file: PathBuf, bytes: u64 },
+    #[error("no checkpoint with a good signature agrees with the log")]
+    Unattested,
 }
 
 /// How far a verification has come; to be watched from another thread.
@@ -120,8 +131,8 @@ pub fn verify(
     checkpoints: &[Checkpoint],
     progress: &Progress,
 ) -> Result<Report, (PathBuf, io::Error)> {
-    let mut notes: Vec<Head> = checkpoints.iter().map(|checkpoint| checkpoint.head).collect();
-    notes.sort_by_key(|head| head.sequence);
+    let mut notes: Vec<&Checkpoint> = checkpoints.iter().collect();
+    notes.sort_by_key(|note| note.head.sequence);
     let pieces = plan(files)?;
     let checked = check_all(&pieces, &notes, progress)?;
     let mut segments = join(files, checked);
@@ -161,8 +172,11 @@ struct Checked {
     faults: Vec<(u64, FaultKind)>,
     torn: Option<Torn>,
     opening: Option<Opening>,
-    removed: Option<Removed>,
+    /// What records say was removed, with their numbers.
+    removed: Vec<(u64, Removed)>,
     noted: u64,
+    covered: Option<u64>,
+    attested: Option<u64>,
 }
 
 /// The first record of a segment, as far as it tells of the one before.
@@ -176,7 +190,7 @@ struct Opening {
 
 fn check_all(
     spans: &[Span<'_>],
-    notes: &[Head],
+    notes: &[&Checkpoint],
     progress: &Progress,
 ) -> Result<Vec<Checked>, (PathBuf, io::Error)> {
     let next = AtomicUsize::new(0);
@@ -202,7 +216,7 @@ fn check_all(
     done.into_iter().map(|(_, result)| result).collect()
 }
 
-fn check(span: &Span<'_>, notes: &[Head]) -> io::Result<Checked> {
+fn check(span: &Span<'_>, notes: &[&Checkpoint]) -> io::Result<Checked> {
     let mut file = File::open(span.path)?;
     // The line that runs into this piece belongs to the one before: begin after its newline.
     let skip = span.from > 0;
@@ -211,7 +225,7 @@ fn check(span: &Span<'_>, notes: &[Head]) -> io::Result<Checked> {
     let mut checked = Checked { file: span.file, ..Checked::default() };
     let base = span.from - u64::from(skip);
     if skip {
-        lines.next()?;
+        lines.skip_line(span.to - base)?;
     }
     let mut note = 0;
     while base + lines.offset < span.to {
@@ -229,7 +243,7 @@ fn check(span: &Span<'_>, notes: &[Head]) -> io::Result<Checked> {
 }
 
 impl Checked {
-    fn line(&mut self, line: &[u8], notes: &[Head], note: &mut usize) {
+    fn line(&mut self, line: &[u8], notes: &[&Checkpoint], note: &mut usize) {
         let Some(link) = Link::read(line) else { return self.fault(FaultKind::NotARecord) };
         self.lines += 1;
         self.records += 1;
@@ -257,17 +271,28 @@ impl Checked {
         }
     }
 
-    fn compare(&mut self, head: Head, notes: &[Head], note: &mut usize) {
-        while notes.get(*note).is_some_and(|noted| noted.sequence < head.sequence) {
+    fn compare(&mut self, head: Head, notes: &[&Checkpoint], note: &mut usize) {
+        while notes.get(*note).is_some_and(|noted| noted.head.sequence < head.sequence) {
             *note += 1;
         }
         for noted in notes.get(*note..).unwrap_or_default() {
-            match noted.sequence == head.sequence {
-                true if noted.hash == head.hash => self.noted += 1,
+            match noted.head.sequence == head.sequence {
+                true if noted.head.hash == head.hash => self.agree(noted),
                 true => self.wrong(FaultKind::Checkpoint),
                 false => break,
             }
         }
+    }
+
+    fn agree(&mut self, note: &Checkpoint) {
+        let through = Some(note.head.sequence);
+        match note.signature {
+            Signature::Bad => return,
+            Signature::Good => self.attested = self.attested.max(through),
+            Signature::Unchecked => {}
+        }
+        self.covered = self.covered.max(through);
+        self.noted += 1;
     }
 
     fn lifecycle(&mut self, line: &[u8]) {
@@ -276,7 +301,10 @@ impl Checked {
         if self.records == 1 {
             self.opening = sandbar.segment;
         }
-        self.removed = sandbar.removed.or(self.removed.take());
+        let sequence = self.last.map_or(0, |last| last.sequence);
+        let room = REMOVED_MAX.saturating_sub(self.removed.len());
+        self.removed
+            .extend(sandbar.removed.map(|removed| (sequence, removed)).into_iter().take(room));
     }
 
     /// Notes a fault of a line that is none of ours.
@@ -311,7 +339,10 @@ impl Checked {
         self.noted += next.noted;
         self.last = next.last.or(self.last);
         self.torn = next.torn.or(self.torn.take());
-        self.removed = next.removed.or(self.removed.take());
+        let room = REMOVED_MAX.saturating_sub(self.removed.len());
+        self.removed.extend(next.removed.into_iter().take(room));
+        self.covered = self.covered.max(next.covered);
+        self.attested = self.attested.max(next.attested);
     }
 }
 
@@ -361,13 +392,15 @@ fn join(files: &[PathBuf], pieces: Vec<Checked>) -> Vec<Whole> {
     whole
 }
 
-fn report(segments: Vec<Whole>, checkpoints: &[Checkpoint], notes: &[Head]) -> Report {
+fn report(segments: Vec<Whole>, checkpoints: &[Checkpoint], notes: &[&Checkpoint]) -> Report {
     let mut report = Report {
         records: segments.iter().map(|segment| segment.records).sum(),
         bytes: segments.iter().map(|segment| segment.bytes).sum(),
         first: segments.iter().find_map(|segment| segment.first).map(|(_, first)| first),
         last: segments.iter().rev().find_map(|segment| segment.last),
         checkpoints: segments.iter().map(|segment| segment.noted).sum(),
+        covered: segments.iter().filter_map(|segment| segment.covered).max(),
+        attested: segments.iter().filter_map(|segment| segment.attested).max(),
         faults: Vec::new(),
         gaps: Vec::new(),
     };
@@ -375,35 +408,68 @@ fn report(segments: Vec<Whole>, checkpoints: &[Checkpoint], notes: &[Head]) -> R
         let faults = segment.faults.iter();
         report.faults.extend(faults.map(|(line, kind)| fault(segment, *line, *kind)));
     }
-    beginning(&segments, &mut report);
-    for pair in segments.windows(2) {
+    // What holds no record has no place in the chain: it neither follows nor ends it.
+    let (chain, rest): (Vec<&Whole>, Vec<&Whole>) =
+        segments.iter().partition(|segment| segment.first.is_some());
+    chain.iter().for_each(|segment| name(segment, &mut report));
+    beginning(&chain, &mut report);
+    for pair in chain.windows(2) {
         if let [one, next] = pair {
             between(one, next, &mut report);
         }
     }
-    ending(&segments, notes, &mut report);
-    if let Some(segment) = segments.last() {
-        let bad = checkpoints.iter().filter(|note| note.signature == Signature::Bad);
-        report.faults.extend(bad.map(|_| fault(segment, segment.lines, FaultKind::Signature)));
+    chain.last().into_iter().chain(&rest).for_each(|segment| unfinished(segment, &mut report));
+    let have = report.last.map_or(0, |last| last.sequence);
+    if let Some(size) = notes.last().map(|note| note.head.sequence).filter(|size| *size > have) {
+        report.gaps.push(Gap::Tail { size, have });
     }
+    let bad = checkpoints.iter().filter(|note| note.signature == Signature::Bad);
+    report.faults.extend(bad.map(|note| Fault {
+        file: note.place.file.clone(),
+        line: note.place.line,
+        kind: FaultKind::Signature,
+    }));
     report.faults.truncate(FAULTS_MAX);
     report
+}
+
+/// A file that has a segment's name has the one of its first record.
+fn name(segment: &Whole, report: &mut Report) {
+    let file = segment.path.file_name().and_then(|name| name.to_str());
+    let named = file.and_then(segment::first);
+    if let (Some(named), Some((_, found))) = (named, segment.first)
+        && named != found
+    {
+        report.faults.push(fault(segment, 1, FaultKind::Name { named, found }));
+    }
+}
+
+/// Tells of an unfinished line that no later segment names.
+fn unfinished(segment: &Whole, report: &mut Report) {
+    if let Some(torn) = &segment.torn {
+        report.gaps.push(Gap::Torn { file: segment.path.clone(), bytes: torn.bytes });
+    }
 }
 
 fn fault(segment: &Whole, line: u64, kind: FaultKind) -> Fault {
     Fault { file: segment.path.clone(), line, kind }
 }
 
-/// The first record is number 1, or follows the last one that retention removed.
-fn beginning(segments: &[Whole], report: &mut Report) {
+/// The first record is number 1, or what retention removed reaches up to it. A removal is believed
+/// where a signed checkpoint covers it: after the last one anybody could have written it.
+fn beginning(segments: &[&Whole], report: &mut Report) {
     let Some((segment, (previous, first))) =
-        segments.iter().find_map(|segment| segment.first.map(|first| (segment, first)))
+        segments.iter().find_map(|segment| segment.first.map(|first| (*segment, first)))
     else {
         return report.gaps.push(Gap::Empty);
     };
-    let removed = segments.iter().filter_map(|segment| segment.removed.as_ref());
-    let retained = |removed: &Removed| {
-        removed.through + 1 == first && Hash::parse(removed.hash.as_bytes()) == Some(previous)
+    let attested = report.attested;
+    let removed = segments.iter().flat_map(|segment| &segment.removed);
+    // Where the removing was cut short, some of what may be gone is there, and chained.
+    let retained = |(sequence, removed): &(u64, Removed)| {
+        let last = removed.through.checked_add(1) == Some(first);
+        let follows = last && Hash::parse(removed.hash.as_bytes()) == Some(previous);
+        attested >= Some(*sequence) && (follows || removed.through >= first)
     };
     if first == 1 {
         if previous != Hash::NONE {
@@ -425,6 +491,7 @@ fn between(one: &Whole, next: &Whole, report: &mut Report) {
             report.faults.push(fault(one, one.lines + 1, FaultKind::CutOff));
         } else {
             report.gaps.push(Gap::Missing { from: expected, to: first - 1 });
+            unfinished(one, report);
         }
     } else if previous != last.hash {
         report.faults.push(fault(next, 1, FaultKind::Link));
@@ -433,17 +500,5 @@ fn between(one: &Whole, next: &Whole, report: &mut Report) {
         report.faults.push(fault(next, 1, kind));
     } else if one.torn != opening.torn {
         report.faults.push(fault(one, one.lines + 1, FaultKind::Torn));
-    }
-}
-
-/// The last line is whole, and no checkpoint tells of more.
-fn ending(segments: &[Whole], notes: &[Head], report: &mut Report) {
-    if let Some((segment, torn)) = segments.last().and_then(|s| Some((s, s.torn.as_ref()?))) {
-        let (file, bytes) = (segment.path.clone(), torn.bytes);
-        report.gaps.push(Gap::Torn { file, bytes });
-    }
-    let have = report.last.map_or(0, |last| last.sequence);
-    if let Some(size) = notes.last().map(|note| note.sequence).filter(|size| *size > have) {
-        report.gaps.push(Gap::Tail { size, have });
     }
 }

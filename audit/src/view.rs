@@ -3,6 +3,7 @@
 use std::borrow::Cow;
 use std::fs::File;
 use std::io::{self, Read};
+use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
 use serde::Deserialize;
@@ -30,6 +31,8 @@ pub struct View<'a> {
     #[serde(default)]
     pub duration: Option<u64>,
     #[serde(borrow, default)]
+    actor: ActorView<'a>,
+    #[serde(borrow, default)]
     src_endpoint: Endpoint<'a>,
     #[serde(borrow, default)]
     dst_endpoint: Endpoint<'a>,
@@ -43,14 +46,28 @@ pub struct View<'a> {
     pub api: Option<ApiView<'a>>,
     #[serde(borrow, default)]
     finding_info: Option<FindingView<'a>>,
+    #[serde(borrow, default)]
+    evidences: Vec<EvidenceView<'a>>,
     #[serde(default)]
-    traffic: TrafficView,
+    traffic: Option<TrafficView>,
     #[serde(borrow, default)]
     firewall_rule: Option<RuleView<'a>>,
     #[serde(borrow)]
     pub metadata: MetadataView<'a>,
     #[serde(borrow)]
     unmapped: UnmappedView<'a>,
+}
+
+#[derive(Clone, Debug, Default, Deserialize)]
+struct ActorView<'a> {
+    #[serde(borrow, default)]
+    app_uid: Option<Cow<'a, str>>,
+}
+
+#[derive(Clone, Debug, Deserialize)]
+struct EvidenceView<'a> {
+    #[serde(borrow, default)]
+    dst_endpoint: Endpoint<'a>,
 }
 
 #[derive(Clone, Debug, Default, Deserialize)]
@@ -70,8 +87,8 @@ struct Endpoint<'a> {
 pub struct HttpView<'a> {
     #[serde(borrow)]
     pub http_method: Cow<'a, str>,
-    #[serde(borrow)]
-    pub url: UrlView<'a>,
+    #[serde(borrow, default)]
+    pub url: Option<UrlView<'a>>,
 }
 
 /// What was asked for.
@@ -88,8 +105,8 @@ pub struct UrlView<'a> {
 pub struct QueryView<'a> {
     #[serde(borrow)]
     hostname: Cow<'a, str>,
-    #[serde(borrow, rename = "type")]
-    pub kind: Cow<'a, str>,
+    #[serde(borrow, default, rename = "type")]
+    pub kind: Option<Cow<'a, str>>,
 }
 
 /// The operation of a 6003 record.
@@ -146,6 +163,8 @@ struct SandbarView<'a> {
     ending: Option<Cow<'a, str>>,
     #[serde(default)]
     folded: Option<u64>,
+    #[serde(default)]
+    traffic: Option<TrafficView>,
 }
 
 /// What was decided.
@@ -190,18 +209,23 @@ impl<'a> View<'a> {
     }
 
     pub fn sandbox(&self) -> Option<&str> {
-        self.src_endpoint.uid.as_deref()
+        self.src_endpoint.uid.as_deref().or(self.actor.app_uid.as_deref())
+    }
+
+    /// Where it wanted to go; of a finding, where its attempt wanted to.
+    fn destination(&self) -> &Endpoint<'a> {
+        self.evidences.first().map_or(&self.dst_endpoint, |evidence| &evidence.dst_endpoint)
     }
 
     /// The host, or the address where no name is known.
     pub fn host(&self) -> Option<&str> {
-        let name = self.dst_endpoint.hostname.as_deref();
+        let name = self.destination().hostname.as_deref();
         let asked = self.query.as_ref().map(|query| &*query.hostname);
-        name.or(asked).or(self.dst_endpoint.ip.as_deref())
+        name.or(asked).or(self.destination().ip.as_deref())
     }
 
     pub fn port(&self) -> Option<u16> {
-        self.dst_endpoint.port
+        self.destination().port
     }
 
     pub fn rule(&self) -> Option<&str> {
@@ -214,7 +238,8 @@ impl<'a> View<'a> {
 
     /// Bytes from and towards the sandbox.
     pub fn bytes(&self) -> (u64, u64) {
-        (self.traffic.bytes_out, self.traffic.bytes_in)
+        let traffic = self.traffic.as_ref().or(self.unmapped.sandbar.traffic.as_ref());
+        traffic.map_or((0, 0), |traffic| (traffic.bytes_out, traffic.bytes_in))
     }
 
     pub fn ending(&self) -> Option<&str> {
@@ -339,7 +364,7 @@ impl Follower {
         let found = segments(&follower.dir)?;
         let at = found.len().saturating_sub(1 + back);
         if let Some((first, path)) = found.get(at) {
-            follower.current = Some((*first, File::open(path)?));
+            follower.open(*first, path)?;
         }
         Ok(follower)
     }
@@ -361,13 +386,32 @@ impl Follower {
             if count > 0 {
                 any = true;
                 self.split(chunk.get(..count).unwrap_or_default(), &mut each);
-            } else if let Some((first, path)) = next {
+            } else if let Some((first, path)) = self.made_again()?.or(next) {
                 self.rest.clear(); // an unfinished line is named by the next segment
-                self.current = Some((first, File::open(path)?));
+                self.open(first, &path)?;
             } else {
                 return Ok(any);
             }
         }
+    }
+
+    /// Goes on with another segment, unless that was removed meanwhile.
+    fn open(&mut self, first: u64, path: &Path) -> io::Result<()> {
+        match File::open(path) {
+            Ok(file) => self.current = Some((first, file)),
+            Err(error) if error.kind() == io::ErrorKind::NotFound => {}
+            Err(error) => return Err(error),
+        }
+        Ok(())
+    }
+
+    /// The segment being read, where it was removed and another made under its name, as after a
+    /// full disk.
+    fn made_again(&self) -> io::Result<Option<(u64, PathBuf)>> {
+        let Some((first, file)) = &self.current else { return Ok(None) };
+        let path = self.dir.join(crate::segment::name(*first));
+        let removed = file.metadata()?.nlink() == 0;
+        Ok((removed && path.exists()).then_some((*first, path)))
     }
 
     fn next_segment(&self) -> io::Result<Option<(u64, PathBuf)>> {
@@ -384,13 +428,11 @@ impl Follower {
                 }
                 continue;
             };
-            if self.rest.is_empty() {
-                each(end);
-            } else {
-                self.rest.extend_from_slice(end);
+            self.rest.extend_from_slice(end);
+            if self.rest.len() < LINE_MAX {
                 each(&self.rest);
-                self.rest.clear();
             }
+            self.rest.clear();
         }
     }
 }
@@ -436,5 +478,27 @@ mod tests {
         assert!(poll(&mut seen));
         assert_eq!(seen, ["a", "b", "unfinished", "c", "d", "e"]);
         assert!(!poll(&mut seen));
+    }
+
+    #[test]
+    fn a_follower_reads_what_was_made_again_and_passes_over_what_is_gone() {
+        let dir = tempfile::tempdir().unwrap();
+        let name = |first: u64| dir.path().join(crate::segment::name(first));
+        let mut follower = Follower::new(dir.path());
+        let mut seen = Vec::new();
+        let mut poll = |seen: &mut Vec<String>| {
+            follower.poll(|line| seen.push(String::from_utf8_lossy(line).into_owned())).unwrap()
+        };
+        fs::write(name(1), "a\n").unwrap();
+        fs::write(name(2), "").unwrap();
+        poll(&mut seen);
+        fs::remove_file(name(2)).unwrap();
+        fs::write(name(2), "b\nc\n").unwrap();
+        fs::write(name(4), format!("{}\nd\n", "x".repeat(LINE_MAX))).unwrap();
+        poll(&mut seen);
+        assert_eq!(seen, ["a", "b", "c", "d"], "and no line longer than a record");
+        fs::remove_file(name(4)).unwrap();
+        assert!(!poll(&mut seen), "the last one is gone and none came");
+        follower.open(9, &name(9)).unwrap();
     }
 }

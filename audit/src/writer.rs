@@ -11,27 +11,21 @@ use std::io;
 use std::os::unix::fs::MetadataExt;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use tokio::sync::oneshot;
 
-use crate::attempt::{Ending, Outcome};
 use crate::chain::{Hash, Head};
 use crate::checkpoint::{self, Notary};
-use crate::compose::{self, Stage};
-use crate::config::{Config, Durability, QueryStrings, Retention};
+use crate::compose;
+use crate::config::{Config, Durability, Retention};
 use crate::draft::{Draft, Owed, Role};
 use crate::health::Counters;
 use crate::id::Ids;
 use crate::log::LogDown;
-use crate::record::{LIST_MAX, OpenAttempt, Removed, Sandbar, SegmentStart, Torn};
-use crate::recover;
+use crate::record::{Aside, LIST_MAX, OpenAttempt, Removed, Sandbar, SegmentStart, Torn};
 use crate::segment::{self, Segment};
 use crate::text::Text;
-
-/// How long a segment that had a name is taken to have one. Whoever removes a file takes what was
-/// in it anyway; this bounds what is added to it afterwards.
-const LOOK_AGAIN: Duration = Duration::from_millis(10);
 
 /// A record that waits to be written, and whoever waits for it.
 #[derive(Debug)]
@@ -58,8 +52,6 @@ pub(crate) struct Writer {
     /// Why there is no segment.
     pub(crate) trouble: Option<LogDown>,
     pub(crate) noted: Noted,
-    /// When the segment was last seen to have a name.
-    pub(crate) looked: Instant,
     pub(crate) buffer: Vec<u8>,
     pub(crate) marks: Vec<Mark>,
 }
@@ -68,6 +60,14 @@ pub(crate) struct Writer {
 pub(crate) struct Noted {
     pub(crate) sequence: u64,
     pub(crate) at: Instant,
+    pub(crate) kept: Kept,
+}
+
+/// Whether the last note could be kept. If not, the next is tried when its time has come.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Kept {
+    No,
+    Yes,
 }
 
 /// Where a line ends in the buffer, and the head once it is written.
@@ -85,17 +85,14 @@ impl Writer {
             return self.refuse(batch, &down);
         }
         let result = self.append(batch.iter().map(|entry| &entry.draft));
-        let (count, down) = match result {
-            Ok(()) => (batch.len(), None),
-            Err(failed) => (failed.written, Some(failed.down)),
+        let Err(failed) = result else {
+            self.release(batch, None);
+            return Vec::new();
         };
         let mut batch = batch;
-        let rest = batch.split_off(count);
-        self.release(batch, down.as_ref());
-        match down {
-            None => Vec::new(),
-            Some(down) => self.refuse(rest, &down),
-        }
+        let rest = batch.split_off(failed.written);
+        self.release(batch, failed.unsynced.as_ref());
+        self.refuse(rest, &failed.down)
     }
 
     /// Opens the segment anew after a failure. Called from time to time while there is none.
@@ -131,6 +128,8 @@ impl Writer {
         }
         if let Some(Err(error)) = self.segment.as_ref().map(Segment::attached) {
             self.fail(LogDown::unwritable(error));
+        } else if self.segment.as_ref().is_some_and(|s| s.age() >= self.config.segment_age) {
+            self.rotate().unwrap_or_default(); // a failure shows in `trouble`
         } else if self.checkpoint_due() {
             self.checkpoint();
         }
@@ -141,19 +140,34 @@ impl Writer {
         if self.head.sequence == self.noted.sequence {
             return;
         }
-        let note = self.notary.sign(self.head);
-        let kept =
-            note.as_ref().is_some_and(|note| checkpoint::keep(&self.config.dir, note).is_ok());
-        let counters = &self.counters;
-        let counter = if kept { &counters.checkpoints } else { &counters.checkpoint_failures };
-        Counters::add(counter, 1);
-        self.noted.at = Instant::now();
-        let told = Sandbar { checkpoint: note.as_deref(), ..Sandbar::default() };
+        let Some(note) = self.sign() else { return };
+        let told = Sandbar { checkpoint: Some(&note), ..Sandbar::default() };
         if let Some(draft) = self.own("checkpoint", None, told) {
             // A failure shows in `trouble` and is dealt with there.
             self.append([&draft]).unwrap_or_default();
         }
-        self.noted.sequence = self.head.sequence; // the record of the note needs no note
+        if self.noted.kept == Kept::Yes {
+            self.noted.sequence = self.head.sequence; // the record of the note needs no note
+        }
+    }
+
+    /// Signs the head and keeps the note beside the log. What it tells of is on disk before: a
+    /// note that outlives its records would call an honest log changed for ever.
+    fn sign(&mut self) -> Option<String> {
+        if let Some(Err(error)) = self.segment.as_ref().map(Segment::sync) {
+            Counters::add(&self.counters.checkpoint_failures, 1);
+            self.fail(LogDown::Unsynced(Arc::new(error)));
+            return None;
+        }
+        let note = self.notary.sign(self.head);
+        let dir = &self.config.dir;
+        let kept = note.as_ref().is_some_and(|note| checkpoint::keep(dir, note).is_ok());
+        let counters = &self.counters;
+        let counter = if kept { &counters.checkpoints } else { &counters.checkpoint_failures };
+        Counters::add(counter, 1);
+        self.noted.at = Instant::now();
+        self.noted.kept = if kept { Kept::Yes } else { Kept::No };
+        note
     }
 
     /// Says goodbye: a last record and a last checkpoint.
@@ -163,12 +177,7 @@ impl Writer {
             self.append([&draft]).unwrap_or_default();
         }
         // The last note covers the last record, so that nothing after it can be cut off unseen.
-        let kept =
-            self.notary.sign(self.head).map(|note| checkpoint::keep(&self.config.dir, &note));
-        match kept {
-            Some(Ok(())) => Counters::add(&self.counters.checkpoints, 1),
-            Some(Err(_)) | None => Counters::add(&self.counters.checkpoint_failures, 1),
-        }
+        self.sign();
         self.fail(LogDown::Closed);
         self.lock = None;
     }
@@ -176,21 +185,16 @@ impl Writer {
     /// Whether enough was written, or long enough ago, that a checkpoint is due.
     pub(crate) fn checkpoint_due(&self) -> bool {
         let new = self.head.sequence.saturating_sub(self.noted.sequence);
-        new >= self.config.checkpoint_records
+        (new >= self.config.checkpoint_records && self.noted.kept == Kept::Yes)
             || (new > 0 && self.noted.at.elapsed() >= self.config.checkpoint_age)
     }
 
     /// Closes every decision of an earlier process as `unknown`.
     pub(crate) fn close_unknown(&mut self) -> Result<(), LogDown> {
-        let outcome = Outcome::new(Ending::Unknown);
         let mut left: Vec<Owed> = self.owed.values().cloned().collect();
         left.sort_by_key(|owed| owed.attempt);
         for some in left.chunks(1024) {
-            let stage = Stage::Outcome(&outcome, Duration::ZERO);
-            let drafts: Result<Vec<Draft>, _> = some
-                .iter()
-                .map(|owed| recover::lost_attempt(owed).draft(stage, QueryStrings::Drop))
-                .collect();
+            let drafts: Result<Vec<Draft>, _> = some.iter().map(compose::unknown).collect();
             let drafts = drafts.map_err(|error| LogDown::Encode(error.to_string()))?;
             self.append(&drafts).map_err(|failed| failed.down)?;
         }
@@ -211,6 +215,7 @@ impl Writer {
         if let Err(failed) = self.append(&drafts) {
             // It holds no record that anybody relies upon, and its name is needed again.
             fs::remove_file(path).unwrap_or_default();
+            self.counters.written.fetch_sub(failed.written as u64, Ordering::Relaxed);
             (self.head, self.torn) = (before, torn);
             return Err(failed.down);
         }
@@ -239,7 +244,11 @@ impl Writer {
         let removed = Removed { through: first_kept - 1, hash: hash.as_str().to_owned() };
         let told = Sandbar { removed: Some(removed), ..Sandbar::default() };
         let Some(draft) = self.own("segments_removed", None, told) else { return };
-        if self.append([&draft]).is_ok() {
+        if self.append([&draft]).is_err() {
+            return;
+        }
+        self.checkpoint(); // nobody believes a removal that no note covers
+        if self.noted.kept == Kept::Yes && self.trouble.is_none() {
             for (_, path) in found.iter().take(surplus) {
                 fs::remove_file(path).unwrap_or_default(); // tried again at the next rotation
             }
@@ -317,27 +326,34 @@ impl Writer {
         let Some(segment) = &mut self.segment else {
             self.head = before;
             let down = self.trouble.clone().unwrap_or(LogDown::Closed);
-            return Err(Failed { written: 0, down });
+            return Err(Failed { written: 0, unsynced: None, down });
         };
-        if let Err(short) = segment.append(&self.buffer) {
-            return Err(self.tear(before, short.written, short.error));
+        let put = segment.append(&self.buffer);
+        if let Err(error) = segment.named() {
+            self.head = before; // the whole file is gone: these lines are nowhere
+            let down = self.fail(LogDown::unwritable(error));
+            return Err(Failed { written: 0, unsynced: None, down });
         }
-        if self.looked.elapsed() >= LOOK_AGAIN {
-            if let Err(error) = segment.attached() {
-                self.head = before; // the whole file is gone: these lines are nowhere
-                return Err(Failed { written: 0, down: self.fail(LogDown::unwritable(error)) });
+        // Lines before a tear are released like any other, so they are synced like any other.
+        let synced = match self.config.durability {
+            Durability::Disk => segment.sync(),
+            Durability::Process => Ok(()),
+        };
+        let unsynced = synced.err().map(|error| LogDown::Unsynced(Arc::new(error)));
+        match (put, unsynced) {
+            (Err(short), unsynced) => {
+                let failed = self.tear(before, short.written, short.error);
+                Err(Failed { unsynced, ..failed })
             }
-            self.looked = Instant::now();
+            (Ok(()), Some(unsynced)) => {
+                let (written, down) = (self.marks.len(), self.fail(unsynced.clone()));
+                Err(Failed { written, unsynced: Some(unsynced), down })
+            }
+            (Ok(()), None) => {
+                Counters::add(&self.counters.bytes, self.buffer.len() as u64);
+                Ok(())
+            }
         }
-        Counters::add(&self.counters.bytes, self.buffer.len() as u64);
-        if self.config.durability == Durability::Disk
-            && let Err(error) = segment.sync()
-        {
-            let written = self.marks.len();
-            let down = self.fail(LogDown::Unsynced(Arc::new(error)));
-            return Err(Failed { written, down });
-        }
-        Ok(())
     }
 
     /// Some lines are whole in the file, perhaps one is not: the chain goes on after the former.
@@ -348,7 +364,7 @@ impl Writer {
         self.head = head;
         let fragment = self.buffer.get(whole..bytes).unwrap_or_default();
         self.torn = torn(fragment);
-        Failed { written, down: self.fail(LogDown::unwritable(error)) }
+        Failed { written, unsynced: None, down: self.fail(LogDown::unwritable(error)) }
     }
 
     fn fail(&mut self, down: LogDown) -> LogDown {
@@ -380,15 +396,12 @@ impl Writer {
         }
     }
 
-    fn release(&self, batch: Vec<Entry>, down: Option<&LogDown>) {
+    fn release(&self, batch: Vec<Entry>, unsynced: Option<&LogDown>) {
         let last = self.head.sequence;
         let first = (last + 1).saturating_sub(batch.len() as u64);
         for (sequence, entry) in (first..).zip(batch) {
             let Some(waiter) = entry.waiter else { continue };
-            let result = match down {
-                Some(down @ LogDown::Unsynced(_)) => Err(down.clone()),
-                Some(_) | None => Ok(sequence),
-            };
+            let result = unsynced.map_or(Ok(sequence), |down| Err(down.clone()));
             // A caller that went away has its record all the same.
             waiter.send(result).unwrap_or_default();
         }
@@ -400,7 +413,6 @@ impl Writer {
             match (&entry.draft.role, entry.waiter) {
                 (Role::Outcome(_), waiter) => keep.push(Entry { draft: entry.draft, waiter }),
                 (Role::Decision(_) | Role::Event, Some(waiter)) => {
-                    Counters::add(&self.counters.refused, 1);
                     if waiter.send(Err(down.clone())).is_err() {
                         self.counters.fold(1); // nobody is left who would tell of it
                     }
@@ -421,6 +433,15 @@ impl Writer {
         compose::own(event, self.ids.next(), message, sandbar).ok()
     }
 
+    /// Says that a file was moved aside.
+    pub(crate) fn tell_aside(&mut self, aside: Aside) -> Result<(), LogDown> {
+        let told = Sandbar { aside: Some(aside), ..Sandbar::default() };
+        match self.own("segment_set_aside", None, told) {
+            Some(draft) => self.append([&draft]).map_err(|failed| failed.down),
+            None => Ok(()),
+        }
+    }
+
     /// Appends one record of the log's own.
     pub(crate) fn tell(
         &mut self,
@@ -437,6 +458,9 @@ impl Writer {
 /// A write that did not succeed: how many records are whole in the file all the same.
 struct Failed {
     written: usize,
+    /// Why those may not be on disk, where that was asked for.
+    unsynced: Option<LogDown>,
+    /// Why the rest is not written.
     down: LogDown,
 }
 
@@ -476,5 +500,82 @@ fn open_attempt(owed: &Owed) -> OpenAttempt<'_> {
         sandbox: &owed.sandbox,
         tenant: &owed.tenant,
         host: &owed.host,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::fs::OpenOptions;
+    use std::os::unix::fs::OpenOptionsExt;
+    use std::path::Path;
+
+    use super::*;
+    use crate::checkpoint::FILE;
+    use crate::recover;
+
+    /// A writer whose segment takes some 64 KiB and then no more, and that no `fdatasync` can
+    /// bring to a disk: a pipe that nobody reads.
+    fn over_a_pipe(dir: &Path, durability: Durability) -> Writer {
+        const O_NONBLOCK: i32 = 0o4000;
+        let config = Config { durability, ..Config::new(dir.join("log")) };
+        let mut writer = recover::open(Arc::new(config)).unwrap();
+        let pipe = dir.join("pipe");
+        let made = std::process::Command::new("mkfifo").arg(&pipe).status().unwrap();
+        assert!(made.success());
+        let mut options = OpenOptions::new();
+        let file = options.read(true).write(true).custom_flags(O_NONBLOCK).open(&pipe).unwrap();
+        writer.segment = Some(Segment::over(&pipe, file));
+        writer
+    }
+
+    type Answer = oneshot::Receiver<Result<u64, LogDown>>;
+
+    fn entry(writer: &Writer) -> (Entry, Answer) {
+        let (sender, receiver) = oneshot::channel();
+        let draft = writer.own("checkpoint", None, Sandbar::default()).unwrap();
+        (Entry { draft, waiter: Some(sender) }, receiver)
+    }
+
+    #[test]
+    fn lines_before_a_tear_are_released_only_as_durable_as_promised() {
+        for durability in [Durability::Disk, Durability::Process] {
+            let dir = tempfile::tempdir().unwrap();
+            let mut writer = over_a_pipe(dir.path(), durability);
+            let (batch, answers): (Vec<_>, Vec<_>) = (0..500).map(|_| entry(&writer)).unzip();
+            assert!(writer.write(batch).is_empty());
+            let answers: Vec<_> = answers.into_iter().map(|mut a| a.try_recv().unwrap()).collect();
+            let whole = answers.iter().filter(|a| match a {
+                Ok(_) => durability == Durability::Process,
+                Err(down) => matches!(down, LogDown::Unsynced(_)),
+            });
+            let torn = answers.iter().filter(|a| matches!(a, Err(LogDown::Unwritable(_))));
+            let (whole, torn) = (whole.count(), torn.count());
+            assert!(whole > 10 && torn > 10, "{durability:?}: {whole} {torn}");
+            assert_eq!(whole + torn, 500, "{durability:?}");
+        }
+    }
+
+    #[test]
+    fn nothing_is_signed_that_is_not_on_disk() {
+        let dir = tempfile::tempdir().unwrap();
+        let mut writer = over_a_pipe(dir.path(), Durability::Process);
+        writer.checkpoint();
+        assert!(!dir.path().join("log").join(FILE).exists());
+        assert!(matches!(writer.trouble, Some(LogDown::Unsynced(_))), "{:?}", writer.trouble);
+        assert_eq!(writer.counters.checkpoint_failures.load(Ordering::Relaxed), 1);
+    }
+
+    #[test]
+    fn a_note_that_could_not_be_kept_is_due_again() {
+        let dir = tempfile::tempdir().unwrap();
+        let mut writer = recover::open(Arc::new(Config::new(dir.path()))).unwrap();
+        let file = dir.path().join(FILE);
+        fs::create_dir(&file).unwrap();
+        writer.checkpoint();
+        assert_eq!(writer.noted.sequence, 0);
+        assert!(!writer.checkpoint_due(), "not at once");
+        fs::remove_dir(&file).unwrap();
+        writer.checkpoint();
+        assert_eq!(writer.noted.sequence, writer.head.sequence);
     }
 }

@@ -15,11 +15,15 @@ struct Class {
     required: &'static [&'static str],
     at_least_one: &'static [&'static [&'static str]],
     status: &'static [(u64, &'static str)],
-    /// Members that the class, its category or one of our two profiles defines.
+    /// Members that the class, its category or its profile `host` defines.
     members: &'static [&'static str],
+    profiles: &'static [&'static str],
 }
 
 const STATUS: &[(u64, &str)] = &[(0, "Unknown"), (1, "Success"), (2, "Failure"), (99, "Other")];
+const PROFILES: &[&str] = &["security_control", "datetime"];
+/// `host` defines `actor` for classes that have none of their own.
+const PROFILES_HOST: &[&str] = &["security_control", "datetime", "host"];
 const NETWORK: (u64, &str) = (4, "Network Activity");
 const APPLICATION: (u64, &str) = (6, "Application Activity");
 
@@ -42,7 +46,8 @@ const CLASSES: &[Class] = &[
         required: &[],
         at_least_one: &[&["dst_endpoint", "src_endpoint"]],
         status: STATUS,
-        members: &["src_endpoint", "dst_endpoint", "connection_info", "tls", "traffic"],
+        members: &["actor", "src_endpoint", "dst_endpoint", "connection_info", "tls", "traffic"],
+        profiles: PROFILES_HOST,
     },
     Class {
         uid: 4002,
@@ -71,7 +76,9 @@ const CLASSES: &[Class] = &[
             "traffic",
             "http_request",
             "http_response",
+            "actor",
         ],
+        profiles: PROFILES_HOST,
     },
     Class {
         uid: 4003,
@@ -89,7 +96,9 @@ const CLASSES: &[Class] = &[
             "query",
             "answers",
             "rcode_id",
+            "actor",
         ],
+        profiles: PROFILES_HOST,
     },
     Class {
         uid: 6003,
@@ -113,7 +122,9 @@ const CLASSES: &[Class] = &[
             "http_response",
             "api",
             "resources",
+            "actor",
         ],
+        profiles: PROFILES,
     },
     Class {
         uid: 2004,
@@ -123,7 +134,8 @@ const CLASSES: &[Class] = &[
         required: &["finding_info"],
         at_least_one: &[],
         status: &[(0, "Unknown"), (1, "New"), (2, "In Progress"), (4, "Resolved"), (99, "Other")],
-        members: &["finding_info"],
+        members: &["actor", "evidences", "finding_info"],
+        profiles: PROFILES_HOST,
     },
     Class {
         uid: 6002,
@@ -141,6 +153,7 @@ const CLASSES: &[Class] = &[
         at_least_one: &[],
         status: STATUS,
         members: &["app"],
+        profiles: PROFILES,
     },
 ];
 
@@ -150,7 +163,6 @@ const BASE: &[&str] = &[
     "action_id",
     "activity_id",
     "activity_name",
-    "actor",
     "category_name",
     "category_uid",
     "class_name",
@@ -220,6 +232,8 @@ const OBJECTS: &[(&str, &[&str], &[&str])] = &[
     ("/resources/0", &[], &["name", "uid"]),
     ("/finding_info", &["uid", "title"], &[]),
     ("/finding_info/related_events/0", &["uid"], &[]),
+    ("/evidences/0", &[], &["dst_endpoint", "src_endpoint", "actor"]),
+    ("/evidences/0/dst_endpoint", &[], &["ip", "uid", "name", "hostname"]),
     ("/firewall_rule", &[], &["name", "uid"]),
     ("/policy", &[], &["name", "uid"]),
 ];
@@ -347,7 +361,7 @@ fn conforms(record: &Value) {
     let activity = record["activity_id"].as_u64().unwrap();
     assert_eq!(record["type_uid"], uid * 100 + activity);
     assert_eq!(record["metadata"]["version"], "1.8.0");
-    assert_eq!(record["metadata"]["profiles"], serde_json::json!(["security_control", "datetime"]));
+    assert_eq!(record["metadata"]["profiles"], serde_json::json!(class.profiles));
     objects(record);
 }
 
@@ -376,16 +390,27 @@ async fn members_stand_in_one_order() {
     let log = Log::open(config).unwrap();
     write_everything(&log).await;
     log.close();
+    let order = documented_order();
     for line in lines(&dir) {
+        let record: Value = serde_json::from_str(&line).unwrap();
         let mut at = 0;
-        for member in
-            ["time", "class_uid", "type_uid", "status_id", "metadata", "unmapped", "chain"]
-        {
+        for member in order.iter().filter(|member| record.get(member.as_str()).is_some()) {
             let key = format!("\"{member}\":");
-            let found = line.find(&key).unwrap_or_else(|| panic!("no {member}: {line}"));
-            assert!(found >= at, "{member} is out of order: {line}");
-            at = found;
+            // Nested members may share a name: the one at the top is behind the one before it.
+            let found = line.get(at..).and_then(|rest| rest.find(&key));
+            let found = found.unwrap_or_else(|| panic!("{member} is out of order: {line}"));
+            at += found + key.len() + record[member.as_str()].to_string().len();
         }
         assert!(line.ends_with("\"}}}}"), "the hash is last: {line}");
     }
+}
+
+/// The members at the top of a record, in the order of the README's table.
+fn documented_order() -> Vec<String> {
+    let rows = include_str!("../../README.md").lines().filter_map(|line| line.strip_prefix("| `"));
+    let names = rows.filter_map(|row| row.split('`').next()).skip_while(|name| *name != "time");
+    let mut order: Vec<String> =
+        names.map(|name| name.split(['.', '[']).next().unwrap().to_owned()).collect();
+    order.dedup();
+    order
 }

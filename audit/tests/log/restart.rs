@@ -51,6 +51,12 @@ async fn decisions_left_open_are_closed_as_unknown_even_across_rotations() {
             assert_eq!(seen[1]["class_uid"], seen[0]["class_uid"]);
             assert_eq!(seen[1]["src_endpoint"]["uid"], "build-7");
             assert_eq!(seen[1]["dst_endpoint"]["hostname"], seen[0]["dst_endpoint"]["hostname"]);
+            assert_eq!(seen[1]["metadata"]["tenant_uid"], "acme");
+            for guess in ["duration", "traffic", "connection_info", "tls"] {
+                assert!(seen[1].get(guess).is_none(), "{guess} is not known: {}", seen[1]);
+            }
+            assert_eq!(seen[1]["activity_id"], 0);
+            assert!(seen[1]["http_request"].get("url").is_none());
         }
         let before = lines(&dir).len();
         drop(Log::open(config).unwrap());
@@ -117,6 +123,11 @@ async fn a_segment_whose_making_was_cut_short_is_made_again() {
         pass(&log, "github.com").await;
         log.close();
         assert_eq!(check(&dir).verified(), Verified::Intact);
+        let aside = dir.join(format!("access-{next:020}.jsonl.torn"));
+        assert_eq!(aside.exists(), !content.is_empty(), "nothing is taken away");
+        let told = records(&dir).into_iter().map(|mut r| r["unmapped"]["sandbar"]["aside"].take());
+        let bytes: Vec<_> = told.filter_map(|aside| aside["bytes"].as_u64()).collect();
+        assert_eq!(bytes.into_iter().sum::<u64>(), content.len() as u64);
     }
 }
 
@@ -148,4 +159,64 @@ async fn a_tail_cut_off_before_a_restart_is_told_at_once() {
     drop(Log::open(config).unwrap());
     assert!(events(&records(&dir)).contains(&"log_behind_checkpoint"));
     assert_eq!(check(&dir).verified(), Verified::Changed, "and the old note disagrees for ever");
+}
+
+#[tokio::test]
+async fn a_note_torn_by_a_crash_spoils_no_other() {
+    let (_guard, config) = fresh();
+    let dir = config.dir.clone();
+    let notes = dir.join(audit::checkpoint::FILE);
+    for _ in 0..2 {
+        let log = Log::open(config.clone()).unwrap();
+        pass(&log, "github.com").await;
+        log.close();
+        drop(log);
+        let text = fs::read(&notes).unwrap();
+        fs::write(&notes, &text[..text.len() - 40]).unwrap();
+    }
+    let log = Log::open(config).unwrap();
+    log.close();
+    let report = check(&dir);
+    assert_eq!(report.verified(), Verified::Intact, "{:?} {:?}", report.faults, report.gaps);
+    assert_eq!(report.attested, report.last.map(|last| last.sequence));
+}
+
+#[tokio::test]
+async fn a_key_may_be_lost_or_replaced() {
+    for content in [Some(""), Some("PRIVATE+KEY+half"), None] {
+        let (_guard, config) = fresh();
+        let dir = config.dir.clone();
+        let key = dir.join("checkpoint.key");
+        let log = Log::open(config.clone()).unwrap();
+        pass(&log, "github.com").await;
+        drop(log);
+        if let Some(content) = content {
+            fs::write(&key, content).unwrap();
+            let error = Log::open(config.clone()).unwrap_err();
+            let said = std::error::Error::source(&error).unwrap().to_string();
+            assert!(said.contains("move it away"), "{said}");
+        }
+        fs::rename(&key, dir.join("checkpoint.key.old")).unwrap(); // as it is told
+        let log = Log::open(config).unwrap();
+        pass(&log, "github.com").await;
+        drop(log);
+        let report = check(&dir);
+        assert_eq!(report.verified(), Verified::Intact, "{:?}", report.faults);
+        assert_eq!(fs::read_to_string(dir.join("checkpoint.pub")).unwrap().lines().count(), 2);
+    }
+}
+
+#[tokio::test]
+async fn the_public_key_stands_beside_the_log_wherever_the_secret_is() {
+    use std::os::unix::fs::PermissionsExt;
+    let (guard, mut config) = fresh();
+    let key = guard.path().join("elsewhere.key");
+    config.key = Some(key.clone());
+    drop(Log::open(config.clone()).unwrap());
+    fs::remove_file(config.dir.join("checkpoint.pub")).unwrap();
+    drop(Log::open(config.clone()).unwrap());
+    assert_eq!(check(&config.dir).verified(), Verified::Intact);
+    fs::set_permissions(&key, fs::Permissions::from_mode(0o640)).unwrap();
+    let error = Log::open(config).unwrap_err();
+    assert!(std::error::Error::source(&error).unwrap().to_string().contains("chmod 600"));
 }

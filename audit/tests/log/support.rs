@@ -3,7 +3,7 @@
 use std::fs;
 use std::path::{Path, PathBuf};
 
-use audit::checkpoint::{self, Keys};
+use audit::checkpoint::{self, Keys, Notes};
 use audit::verify::{Progress, Report, verify};
 use audit::{
     Answer, Arrival, Channel, Code, Config, Connection, Effect, Ending, Environment, Facts, Log,
@@ -127,8 +127,9 @@ pub(crate) fn stage(record: &Value) -> &str {
 pub(crate) fn check(dir: &Path) -> Report {
     let keys = fs::read_to_string(dir.join("checkpoint.pub")).unwrap();
     let keys = Keys::parse(&keys).unwrap();
-    let notes = dir.join(checkpoint::FILE);
-    let notes =
-        if notes.exists() { checkpoint::read(&notes, Some(&keys)).unwrap() } else { vec![] };
-    verify(&files(dir), &notes, &Progress::default()).unwrap()
+    let (file, mut notes) = (dir.join(checkpoint::FILE), Notes::default());
+    if file.exists() {
+        checkpoint::read(&file, Some(&keys), &mut notes).unwrap();
+    }
+    verify(&files(dir), &notes.checkpoints, &Progress::default()).unwrap()
 }

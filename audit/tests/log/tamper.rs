@@ -126,6 +126,26 @@ proptest! {
         prop_assert_ne!(check(copy.path()).verified(), Verified::Intact);
     }
 
+    /// Whatever is done to the notes, and however many empty files are added.
+    #[test]
+    fn damaged_notes_hide_no_change(at in any::<prop::sample::Index>(), bit in 0u8..8, cut: bool, line in any::<prop::sample::Index>()) {
+        let copy = copy();
+        let notes = copy.path().join(audit::checkpoint::FILE);
+        let mut bytes = fs::read(&notes).unwrap();
+        let at = at.index(bytes.len());
+        bytes[at] ^= 1 << bit;
+        if cut {
+            bytes.truncate(at);
+        }
+        fs::write(&notes, bytes).unwrap();
+        fs::write(copy.path().join("access-00000000000000099999.jsonl"), "").unwrap();
+        edit(copy.path(), 1, |lines| {
+            let line = line.index(lines.len());
+            lines[line][70] ^= 1;
+        });
+        prop_assert_eq!(check(copy.path()).verified(), Verified::Changed);
+    }
+
     #[test]
     fn rubbish_is_found(segment in 0usize..3, at in any::<prop::sample::Index>(), rubbish in prop::collection::vec(any::<u8>(), 1..200)) {
         let copy = copy();
@@ -186,6 +206,96 @@ fn a_cut_off_tail_is_found_by_a_later_note() {
     assert_eq!(blind.verified(), Verified::Intact, "without a note nobody can tell");
 }
 
+/// Appends a line that follows the chain, as whoever holds the file can.
+fn append_forged(dir: &Path, sandbar: &str) {
+    let path = files(dir).pop().unwrap();
+    let mut text = fs::read_to_string(&path).unwrap();
+    let last: serde_json::Value = serde_json::from_str(text.lines().last().unwrap()).unwrap();
+    let sequence = last["metadata"]["sequence"].as_u64().unwrap() + 1;
+    let previous = last["unmapped"]["sandbar"]["chain"]["hash"].as_str().unwrap();
+    let covered = format!(
+        r#"{{"class_uid":6002,"metadata":{{"x":1,"sequence":{sequence}}},"unmapped":{{"sandbar":{{{sandbar},"chain":{{"previous":"{previous}""#
+    );
+    let hash = audit::Hash::of(covered.as_bytes());
+    text += &format!("{covered},\"hash\":\"{}\"}}}}}}}}\n", hash.as_str());
+    fs::write(path, text).unwrap();
+}
+
+#[test]
+fn a_removal_that_no_note_covers_is_not_believed() {
+    let copy = copy();
+    let paths = files(copy.path());
+    let next = fs::read_to_string(&paths[2]).unwrap();
+    let next: serde_json::Value = serde_json::from_str(next.lines().next().unwrap()).unwrap();
+    let through = next["metadata"]["sequence"].as_u64().unwrap() - 1;
+    let hash = &next["unmapped"]["sandbar"]["chain"]["previous"];
+    fs::remove_file(&paths[0]).unwrap();
+    fs::remove_file(&paths[1]).unwrap();
+    let forged = format!(r#""stage":"lifecycle","removed":{{"through":{through},"hash":{hash}}}"#);
+    append_forged(copy.path(), &forged);
+    let report = check(copy.path());
+    assert_eq!(report.verified(), Verified::Incomplete, "{:?}", report.faults);
+    assert!(matches!(report.gaps[..], [Gap::Missing { from: 1, .. }]), "{:?}", report.gaps);
+}
+
+#[test]
+fn an_empty_file_hides_no_unfinished_line() {
+    let copy = copy();
+    append_forged(copy.path(), r#""stage":"lifecycle""#);
+    edit(copy.path(), 2, |lines| lines.last_mut().unwrap().truncate(40));
+    fs::write(copy.path().join("access-00000000000000099998.jsonl"), "no newline").unwrap();
+    fs::write(copy.path().join("access-00000000000000099999.jsonl"), "").unwrap();
+    let report = check(copy.path());
+    let torn = |gap: &&Gap| matches!(gap, Gap::Torn { .. });
+    assert_eq!(report.gaps.iter().filter(torn).count(), 2, "{:?}", report.gaps);
+}
+
+#[test]
+fn an_empty_file_alone_changes_nothing() {
+    let copy = copy();
+    fs::write(copy.path().join("access-00000000000000099999.jsonl"), "").unwrap();
+    assert_eq!(check(copy.path()).verified(), Verified::Intact);
+}
+
+#[test]
+fn a_file_under_another_name_is_found() {
+    let copy = copy();
+    let name = copy.path().join("access-00000000000000099999.jsonl");
+    fs::rename(&files(copy.path())[2], name).unwrap();
+    let report = check(copy.path());
+    let kind = report.faults.first().map(|fault| fault.kind);
+    assert!(matches!(kind, Some(FaultKind::Name { named: 99999, .. })), "{kind:?}");
+}
+
+#[test]
+fn what_is_no_note_is_told_and_the_rest_still_counts() {
+    let file = |dir: &Path| dir.join(audit::checkpoint::FILE);
+    let copy = copy();
+    let intact = fs::read(file(copy.path())).unwrap();
+    let read = |dir: &Path| {
+        let mut notes = audit::checkpoint::Notes::default();
+        audit::checkpoint::read(&file(dir), None, &mut notes).unwrap();
+        (notes.checkpoints.len(), notes.unreadable.len())
+    };
+    let (all, none) = read(copy.path());
+    assert_eq!(none, 0);
+    for cut in 1..intact.len() / all {
+        let torn = [&intact[..intact.len() - cut], b"\n\n", &intact].concat();
+        fs::write(file(copy.path()), torn).unwrap();
+        let (good, bad) = read(copy.path());
+        assert!(good + bad >= 2 * all && good >= 2 * all - 1, "{cut}: {good} {bad}");
+        let report = check(copy.path());
+        assert_eq!(report.verified(), Verified::Intact, "{cut}: {:?}", report.faults);
+    }
+    fs::write(file(copy.path()), [&b"junk \xff\n"[..], &intact].concat()).unwrap();
+    edit(copy.path(), 1, |lines| lines[4][70] ^= 1);
+    assert_eq!(
+        check(copy.path()).verified(),
+        Verified::Changed,
+        "the chain is looked at all the same"
+    );
+}
+
 #[test]
 fn a_note_by_another_hand_is_not_believed() {
     let copy = copy();
@@ -194,5 +304,6 @@ fn a_note_by_another_hand_is_not_believed() {
     let (first, rest) = text.split_once('\n').unwrap();
     fs::write(&notes, format!("{first}x\n{rest}")).unwrap();
     let report = check(copy.path());
-    assert!(report.faults.iter().any(|fault| fault.kind == FaultKind::Signature));
+    let bad = report.faults.iter().find(|fault| fault.kind == FaultKind::Signature).unwrap();
+    assert_eq!((&bad.file, bad.line), (&notes, 1), "it is said where");
 }

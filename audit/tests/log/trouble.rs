@@ -156,6 +156,24 @@ async fn a_full_queue_waits_and_then_refuses() {
     let log = Log::open(config).unwrap();
     let refused = record(&log, tunnel("github.com")).decided(verdict("allowed")).await;
     assert!(matches!(refused, Err(LogDown::Full(_))), "{refused:?}");
+    assert_eq!(log.health().refused, 1);
+}
+
+#[tokio::test]
+async fn whoever_is_cancelled_while_the_queue_is_full_is_counted() {
+    let (_guard, mut config) = fresh();
+    config.queue_records = 0;
+    let log = Log::open(config).unwrap();
+    let moment = Duration::from_millis(20);
+    let mut decided = record(&log, tunnel("github.com"));
+    assert!(tokio::time::timeout(moment, decided.decided(verdict("allowed"))).await.is_err());
+    drop(decided);
+    assert_eq!(log.health().folded, 1);
+    let refused = record(&log, tunnel("github.com")).refused(verdict("not_listed"));
+    assert!(tokio::time::timeout(moment, refused).await.is_err());
+    assert_eq!(log.health().folded, 2);
+    log.close();
+    assert_eq!((log.health().open, log.health().lost), (0, 0));
 }
 
 #[test]
@@ -164,4 +182,86 @@ fn a_directory_that_cannot_be_made_is_said_at_the_start() {
     config.dir = PathBuf::from("/dev/null/log");
     let error = Log::open(config).unwrap_err();
     assert!(error.to_string().contains("/dev/null/log"), "{error}");
+}
+
+/// Set in the child that may run out of descriptors without taking them from other tests.
+const CHILD: &str = "SANDBAR_TEST_FEW_DESCRIPTORS";
+
+#[test]
+fn a_rotation_without_descriptors_recovers_when_there_are_some() {
+    let this = std::env::current_exe().unwrap();
+    let script = format!("ulimit -n 64; exec {this:?} --ignored --exact trouble::runs_out");
+    let output = Command::new("sh").args(["-c", &script]).env(CHILD, "1").output().unwrap();
+    let said = String::from_utf8_lossy(&output.stdout).into_owned();
+    assert!(output.status.success() && said.contains("1 passed"), "{said}");
+}
+
+#[tokio::test]
+#[ignore = "run by a_rotation_without_descriptors_recovers_when_there_are_some"]
+async fn runs_out() {
+    assert!(std::env::var_os(CHILD).is_some(), "it takes every descriptor of its process");
+    for spare in 0..3 {
+        let (_guard, config) = fresh();
+        let dir = config.dir.clone();
+        let log = Log::open(config).unwrap();
+        pass(&log, "github.com").await;
+        let mut held = Vec::new();
+        while let Ok(file) = fs::File::open("/dev/null") {
+            held.push(file);
+        }
+        held.truncate(held.len() - spare);
+        let rotated = log.reopen();
+        assert_eq!(rotated.is_ok(), spare >= 1, "{spare}: {rotated:?}"); // one more was the old segment
+        drop(held);
+        until(&log, true).await;
+        pass(&log, "github.com").await;
+        log.close();
+        assert_eq!(check(&dir).verified(), Verified::Intact, "{spare}");
+    }
+}
+
+#[tokio::test]
+async fn a_renamed_directory_is_noticed() {
+    let (_guard, config) = fresh();
+    let dir = config.dir.clone();
+    let log = Log::open(config).unwrap();
+    pass(&log, "github.com").await;
+    let moved = dir.with_file_name("moved");
+    fs::rename(&dir, &moved).unwrap();
+    let mut between = record(&log, tunnel("between.example"));
+    let between_id = between.id();
+    let receipt = between.decided(verdict("allowed")).await;
+    until(&log, false).await;
+    assert!(log.health().trouble.unwrap().contains("moved away"));
+    fs::create_dir(&dir).unwrap();
+    until(&log, true).await;
+    pass(&log, "after.example").await;
+    drop(between);
+    log.close();
+    assert!(
+        lines(&dir).iter().any(|line| line.contains("after.example")),
+        "found where it belongs"
+    );
+    if receipt.is_ok() {
+        let (there, here) = (of_attempt(&moved, &between_id), of_attempt(&dir, &between_id));
+        assert_eq!(there.len() + here.len(), 2, "what was released is in the one or the other");
+    }
+    let both = [files(&moved), files(&dir)].concat();
+    let report = audit::verify::verify(&both, &[], &Default::default()).unwrap();
+    assert_eq!(report.verified(), Verified::Intact, "{:?} {:?}", report.faults, report.gaps);
+}
+
+#[tokio::test]
+async fn nobody_is_released_for_a_record_in_a_removed_file() {
+    let (_guard, config) = fresh();
+    let dir = config.dir.clone();
+    let log = Log::open(config).unwrap();
+    pass(&log, "github.com").await;
+    for path in files(&dir) {
+        fs::remove_file(path).unwrap();
+    }
+    let mut after = record(&log, tunnel("after.example"));
+    if after.decided(verdict("allowed")).await.is_ok() {
+        assert_eq!(of_attempt(&dir, &after.id()).len(), 1, "released, so it is in a file");
+    }
 }

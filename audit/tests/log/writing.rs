@@ -1,5 +1,6 @@
 //! One record before, one after, in order, whole, whoever writes.
 
+use std::fs;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -40,7 +41,7 @@ async fn an_attempt_has_a_decision_before_and_an_outcome_after() {
 #[tokio::test]
 async fn every_way_out_leaves_the_right_records() {
     type Way = fn(audit::OpenRecord, &tokio::runtime::Handle);
-    let ways: [(&str, Way, &[&str], &str); 7] = [
+    let ways: [(&str, Way, &[&str], &str); 9] = [
         ("dropped undecided", |record, _| drop(record), &["outcome"], "abandoned"),
         (
             "dropped decided",
@@ -60,6 +61,24 @@ async fn every_way_out_leaves_the_right_records() {
             |record, on| decided_then(record, on, Ending::Refused(Code("private_address"))),
             &["decision", "outcome"],
             "refused",
+        ),
+        (
+            "refused by name after the decision",
+            |mut record, on| {
+                block(on, record.decided(verdict("allowed")));
+                block(on, record.refused(verdict("private_address")));
+            },
+            &["decision", "outcome"],
+            "refused",
+        ),
+        (
+            "a request after the decision",
+            |mut record, on| {
+                block(on, record.decided(verdict("allowed")));
+                drop(record.request(query()));
+            },
+            &["decision", "outcome"],
+            "abandoned",
         ),
         (
             "revoked",
@@ -82,7 +101,10 @@ async fn every_way_out_leaves_the_right_records() {
         assert_eq!(seen.iter().map(stage).collect::<Vec<_>>(), stages, "{name}");
         let last = seen.last().map_or(&Value::Null, |last| &last["unmapped"]["sandbar"]["ending"]);
         assert_eq!(last.as_str().unwrap_or_default(), ending, "{name}");
-        assert_eq!(log.health().lost, 0, "{name}");
+        let uid = |record: &Value| record["metadata"]["uid"].to_string();
+        let uids: std::collections::HashSet<_> = records(&dir).iter().map(uid).collect();
+        assert_eq!(uids.len(), records(&dir).len(), "{name}: no id is used twice");
+        assert_eq!((log.health().lost, log.health().open), (0, 0), "{name}");
     }
 }
 
@@ -93,6 +115,22 @@ fn block<T>(on: &tokio::runtime::Handle, future: impl Future<Output = Result<T, 
 fn decided_then(mut record: audit::OpenRecord, on: &tokio::runtime::Handle, ending: Ending) {
     block(on, record.decided(verdict("allowed")));
     record.close(Outcome::new(ending));
+}
+
+#[tokio::test]
+async fn memory_calls_tell_their_bytes() {
+    let (_guard, config) = fresh();
+    let dir = config.dir.clone();
+    let log = Log::open(config).unwrap();
+    let mut call = record(&log, memory());
+    let id = call.id();
+    let _receipt = call.decided(verdict("allowed")).await.unwrap();
+    call.meter().sent(1234);
+    call.meter().received(5678);
+    call.close(completed());
+    log.close();
+    let line = of_attempt(&dir, &id).pop().unwrap().to_string();
+    assert_eq!(audit::view::View::parse(line.as_bytes()).unwrap().bytes(), (1234, 5678));
 }
 
 #[tokio::test]
@@ -303,6 +341,47 @@ async fn a_segment_ends_when_it_is_old() {
 }
 
 #[tokio::test]
+async fn an_idle_segment_ends_when_it_is_old() {
+    let (_guard, mut config) = fresh();
+    config.segment_age = Duration::from_millis(50);
+    let dir = config.dir.clone();
+    let log = Log::open(config).unwrap();
+    let deadline = std::time::Instant::now() + Duration::from_secs(10);
+    while files(&dir).len() < 2 {
+        assert!(std::time::Instant::now() < deadline, "no attempt is needed to end a segment");
+        tokio::time::sleep(Duration::from_millis(5)).await;
+    }
+    log.close();
+    assert_eq!(check(&dir).verified(), Verified::Intact);
+}
+
+#[tokio::test]
+async fn a_removal_that_was_cut_short_leaves_no_gap() {
+    let (_guard, mut config) = fresh();
+    let dir = config.dir.clone();
+    let log = Log::open(config.clone()).unwrap();
+    for _ in 0..4 {
+        pass(&log, "github.com").await;
+        log.reopen().unwrap();
+    }
+    drop(log);
+    let old = files(&dir);
+    let unreached: Vec<_> = old[2..4].iter().map(|path| (path, fs::read(path).unwrap())).collect();
+    config.retention = Retention::Segments(2);
+    let log = Log::open(config).unwrap();
+    log.reopen().unwrap();
+    drop(log);
+    assert_eq!(files(&dir).len(), 2);
+    for (path, bytes) in unreached {
+        fs::write(path, bytes).unwrap();
+    }
+    let report = check(&dir);
+    assert_eq!(report.verified(), Verified::Intact, "{:?} {:?}", report.faults, report.gaps);
+    fs::remove_file(&old[3]).unwrap();
+    assert_eq!(check(&dir).verified(), Verified::Incomplete, "it is the oldest that go first");
+}
+
+#[tokio::test]
 async fn too_many_open_decisions_are_refused_not_kept() {
     let (_guard, mut config) = fresh();
     config.open_max = 3;
@@ -316,6 +395,8 @@ async fn too_many_open_decisions_are_refused_not_kept() {
     let mut one_more = record(&log, tunnel("github.com"));
     let refused = one_more.decided(verdict("allowed")).await;
     assert!(matches!(refused, Err(LogDown::TooManyOpen(3))), "{refused:?}");
+    assert!(!log.health().ready, "whoever asks is told");
+    assert_eq!(log.health().refused, 1);
     open.clear();
     let deadline = std::time::Instant::now() + Duration::from_secs(10);
     while log.health().open > 0 {
@@ -351,6 +432,7 @@ async fn after_closing_everything_is_refused() {
     log.close();
     let refused = record(&log, tunnel("github.com")).decided(verdict("allowed")).await;
     assert!(matches!(refused, Err(LogDown::Closed)), "{refused:?}");
+    assert_eq!(log.health().refused, 1);
     assert!(!log.health().ready);
 }
 

@@ -92,6 +92,63 @@ fn without(text: &str, line: usize) -> String {
 }
 
 #[test]
+fn verify_says_what_the_signatures_are_worth() {
+    type Damage = fn(&Path);
+    let table: [(&str, Damage, bool, i32, &str); 5] = [
+        ("by the key given", |_| (), true, 0, "good"),
+        ("by the key beside", |_| (), false, 0, "good"),
+        (
+            "no key",
+            |dir| fs::remove_file(dir.join("checkpoint.pub")).unwrap(),
+            false,
+            0,
+            "unchecked",
+        ),
+        (
+            "no notes, but a key given",
+            |dir| fs::remove_file(dir.join("access.checkpoints")).unwrap(),
+            true,
+            2,
+            "none",
+        ),
+        (
+            "junk among the notes",
+            |dir| edit(&dir.join("access.checkpoints"), |text| format!("junk\n\n{text}")),
+            false,
+            0,
+            "good",
+        ),
+    ];
+    for (name, damage, give, code, signatures) in table {
+        let dir = example();
+        let key = dir.path().join("held.pub");
+        fs::copy(log_dir(&dir).join("checkpoint.pub"), &key).unwrap();
+        damage(&log_dir(&dir));
+        let given = ["verify", "--json", "--key", key.to_str().unwrap()];
+        let output = run(&log_dir(&dir), if give { &given } else { &given[..2] });
+        assert_eq!(output.status.code(), Some(code), "{name}: {}", text(&output));
+        let json: Value = serde_json::from_str(&text(&output)).unwrap();
+        assert_eq!(json["signatures"], signatures, "{name}");
+        let through = if signatures == "none" { &Value::Null } else { &json["last"] };
+        assert_eq!(&json["attested_through"], through, "{name}");
+    }
+    let dir = example();
+    fs::write(dir.path().join("empty.pub"), "\n").unwrap();
+    let empty = dir.path().join("empty.pub");
+    let output = run(&log_dir(&dir), &["verify", "--key", empty.to_str().unwrap()]);
+    assert_eq!(output.status.code(), Some(2));
+    assert!(String::from_utf8_lossy(&output.stderr).contains("holds no public key"));
+}
+
+#[test]
+fn verify_takes_a_directory_under_two_spellings_once() {
+    let dir = example();
+    let (one, other) = (log_dir(&dir), dir.path().join(".").join("log"));
+    let output = sandbar().args(["log", "verify"]).arg(one).arg(other).output().unwrap();
+    assert_eq!(output.status.code(), Some(0), "{}", text(&output));
+}
+
+#[test]
 fn verify_says_what_it_cannot_read() {
     let output = run(Path::new("/nonexistent"), &["verify"]);
     assert_eq!(output.status.code(), Some(2));
@@ -149,6 +206,47 @@ fn query_sums_by_host_and_reason() {
     assert!(!shown.contains("github.com"), "{shown}");
     let listed = text(&run(&log_dir(&dir), &["query", "--list", "--decision", "denied"]));
     assert_eq!(listed.lines().count(), 2, "{listed}");
+}
+
+#[test]
+fn what_was_refused_after_its_decision_is_not_counted_as_allowed() {
+    let dir = tempfile::tempdir().unwrap();
+    let writing = Writing::new(&log_dir(&dir));
+    writing.allow("build-7", "github.com");
+    writing.overrule("build-7", "ssrf.example");
+    writing.log.close();
+    for (args, allowed, denied) in [
+        (&[][..], 1, 1),
+        (&["--decision", "allowed"], 1, 0),
+        (&["--decision", "denied"], 0, 1),
+        (&["--host", "ssrf.example"], 0, 1),
+    ] {
+        let args = [&["query", "--json"], args].concat();
+        let sums: Value = serde_json::from_str(&text(&run(&log_dir(&dir), &args))).unwrap();
+        let total = (&sums["total"]["allowed"], &sums["total"]["denied"]);
+        assert_eq!(total, (&allowed.into(), &denied.into()), "{args:?}: {sums}");
+        let attempts = sums["reasons"].as_array().unwrap().iter();
+        let attempts: u64 = attempts.map(|row| row["attempts"].as_u64().unwrap()).sum();
+        assert_eq!(attempts, allowed + denied, "{args:?}: {sums}");
+    }
+    let ends = text(&run(&log_dir(&dir), &["tail", "--reason", "private_address"]));
+    assert!(ends.contains("refused private_address, 0 B out"), "{ends}");
+}
+
+#[test]
+fn a_finding_is_found_by_sandbox_host_and_reason() {
+    let dir = tempfile::tempdir().unwrap();
+    let writing = Writing::new(&log_dir(&dir));
+    writing.find("build-7", "memory.example");
+    writing.log.close();
+    for filter in [["--sandbox", "build-7"], ["--host", "memory.example"]] {
+        let args = [&["tail", "--reason", "identity_mismatch"][..], &filter].concat();
+        let said = text(&run(&log_dir(&dir), &args));
+        assert!(
+            said.contains("build-7    memory.example:443 identity_mismatch"),
+            "{args:?} {said}"
+        );
+    }
 }
 
 #[test]

@@ -6,8 +6,8 @@ mod rsyslog;
 use std::path::Path;
 
 use audit::{
-    Arrival, Channel, Code, Config, Connection, Ending, Environment, Facts, Log, Outcome, Request,
-    SandboxId, Scheme, Subject, TenantId, Transport, Verdict,
+    Arrival, Channel, Code, Config, Connection, Ending, Environment, Facts, Finding, Log, Outcome,
+    Request, SandboxId, Scheme, Severity, Subject, TenantId, Transport, Verdict,
 };
 use integration::sandbar;
 use tokio::runtime::{Builder, Runtime};
@@ -47,12 +47,39 @@ impl Writing {
         record.close(Outcome { status: Some(200), ..Outcome::new(Ending::Completed) });
     }
 
+    /// Allowed, and refused by the address rules after that.
+    fn overrule(&self, sandbox: &str, host: &str) {
+        let mut record = self.open(sandbox);
+        record.facts(tunnel(host));
+        let receipt = self.runtime.block_on(record.decided(verdict("allowed", Some("model"))));
+        assert!(receipt.unwrap().sequence() > 0);
+        record.close(Outcome::new(Ending::Refused(Code("private_address"))));
+    }
+
+    fn find(&self, sandbox: &str, host: &str) {
+        let mut record = self.open(sandbox);
+        record.facts(tunnel(host));
+        let finding = Finding {
+            code: Code("identity_mismatch"),
+            title: "the signed identity is another sandbox's".into(),
+            severity: Severity::High,
+            message: None,
+            score: None,
+            features: Vec::new(),
+        };
+        self.runtime.block_on(record.finding(&finding)).unwrap();
+    }
+
     fn deny(&self, sandbox: &str, host: &str) {
         let mut record = self.open(sandbox);
-        let host = Some(host.into());
-        record.facts(Facts::Connection(Connection { host, port: Some(443), tls: None }));
+        record.facts(tunnel(host));
         self.runtime.block_on(record.refused(verdict("not_listed", None))).unwrap();
     }
+}
+
+fn tunnel(host: &str) -> Facts {
+    let host = Some(host.into());
+    Facts::Connection(Connection { host, port: Some(443), tls: None })
 }
 
 fn verdict(reason: &'static str, rule: Option<&str>) -> Verdict {

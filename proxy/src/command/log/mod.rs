@@ -49,9 +49,15 @@ fn segments(paths: &[PathBuf]) -> anyhow::Result<Vec<PathBuf>> {
             files.push(path.clone());
         }
     }
-    files.sort();
-    files.dedup();
-    Ok(files)
+    Ok(distinct(files))
+}
+
+/// Each file once, however it is spelt; one that cannot be found is left for whoever reads it.
+fn distinct(mut files: Vec<PathBuf>) -> Vec<PathBuf> {
+    let place = |path: &mut PathBuf| path.canonicalize().unwrap_or_else(|_| path.clone());
+    files.sort_by_cached_key(|path| place(&mut path.clone()));
+    files.dedup_by_key(place);
+    files
 }
 
 fn of_dir(dir: &Path) -> anyhow::Result<Vec<PathBuf>> {

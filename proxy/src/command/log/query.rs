@@ -8,7 +8,7 @@ use anyhow::Context;
 use audit::view::{Stage, View, each_line};
 
 use super::filter::FilterArgs;
-use super::shown::{safe, shown};
+use super::shown::{json, safe, shown};
 use crate::command::Output;
 use crate::terminal::{HEAD, paint};
 
@@ -40,13 +40,16 @@ pub(crate) fn query(args: &QueryArgs, output: Output) -> anyhow::Result<ExitCode
     for path in super::segments(&args.files)? {
         let read = each_line(&path, |line| {
             let Some(view) = View::parse(line) else { return sums.unread += 1 };
+            if !args.list {
+                sums.take_back(&view);
+            }
             if !filter.wants(&view) {
                 return;
             }
             match (args.list, output.json) {
                 (false, _) => sums.count(&view),
                 (true, false) => anstream::println!("{}", shown(&view)),
-                (true, true) => anstream::println!("{}", String::from_utf8_lossy(line)),
+                (true, true) => anstream::println!("{}", json(line)),
             }
         });
         read.with_context(|| format!("cannot read {}", path.display()))?;
@@ -63,6 +66,8 @@ pub(crate) fn query(args: &QueryArgs, output: Output) -> anyhow::Result<ExitCode
 struct Sums {
     hosts: HashMap<String, Sum>,
     reasons: HashMap<String, u64>,
+    /// The host and the reason of decisions that were counted and have no outcome yet, by attempt.
+    open: HashMap<String, (String, String)>,
     total: Sum,
     findings: u64,
     /// Attempts that are told only as a count.
@@ -84,7 +89,7 @@ impl Sum {
     fn add(&mut self, view: &View<'_>) {
         let (sent, received) = view.bytes();
         self.allowed += u64::from(view.stage() == Stage::Decision);
-        self.denied += u64::from(view.stage() == Stage::Denied);
+        self.denied += u64::from(view.stage() == Stage::Denied || overruled(view));
         self.sent += sent;
         self.received += received;
     }
@@ -102,8 +107,32 @@ impl Sums {
                 if let Some(reason) = view.status_detail.as_deref() {
                     *bounded(&mut self.reasons, reason) += u64::from(first(view));
                 }
+                self.remember(view);
             }
         }
+    }
+
+    fn remember(&mut self, view: &View<'_>) {
+        if view.stage() == Stage::Decision && self.open.len() < HOSTS_MAX {
+            let host = view.host().unwrap_or("-").to_owned();
+            let reason = view.status_detail.as_deref().unwrap_or_default().to_owned();
+            self.open.insert(view.metadata.correlation_uid.clone().into_owned(), (host, reason));
+        }
+    }
+
+    /// An attempt that was refused after its decision was not allowed: what was counted for the
+    /// decision is taken back, whether or not the outcome itself is wanted.
+    fn take_back(&mut self, view: &View<'_>) {
+        if view.stage() != Stage::Outcome {
+            return;
+        }
+        let decided = self.open.remove(&*view.metadata.correlation_uid);
+        let Some((host, reason)) = decided.filter(|_| overruled(view)) else { return };
+        let reason = bounded(&mut self.reasons, &reason);
+        *reason = reason.saturating_sub(1);
+        self.total.allowed = self.total.allowed.saturating_sub(1);
+        let host = self.host(&host);
+        host.allowed = host.allowed.saturating_sub(1);
     }
 
     fn host(&mut self, host: &str) -> &mut Sum {
@@ -150,12 +179,17 @@ impl Sums {
     }
 }
 
+/// Whether the record says that what was allowed was refused or cut after all.
+fn overruled(view: &View<'_>) -> bool {
+    view.stage() == Stage::Outcome && matches!(view.ending(), Some("refused" | "revoked"))
+}
+
 /// Whether the record is the one that says why: the decision or the refusal, or an outcome that
-/// says otherwise.
+/// overrules it.
 fn first(view: &View<'_>) -> bool {
     match view.stage() {
         Stage::Decision | Stage::Denied => true,
-        Stage::Outcome => view.ending() != Some("completed") && view.ending() != Some("abandoned"),
+        Stage::Outcome => overruled(view),
         Stage::Finding | Stage::Lifecycle => false,
     }
 }

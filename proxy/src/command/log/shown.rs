@@ -25,7 +25,10 @@ fn verb(view: &View<'_>) -> String {
 fn what(view: &View<'_>) -> String {
     match view.stage() {
         Stage::Decision | Stage::Denied => format!("{} {}", target(view), why(view)),
-        Stage::Finding => safe(view.title().unwrap_or_default()),
+        Stage::Finding => {
+            let code = safe(view.status_detail.as_deref().unwrap_or_default());
+            format!("{} {code} {}", target(view), safe(view.title().unwrap_or_default()))
+        }
         Stage::Lifecycle => {
             let message = view.message.as_deref().unwrap_or_default();
             format!("{} {}", safe(view.event().unwrap_or_default()), safe(message))
@@ -38,12 +41,13 @@ fn target(view: &View<'_>) -> String {
     let host = safe(view.host().unwrap_or("-"));
     let port = view.port().map(|port| format!(":{port}")).unwrap_or_default();
     if let Some(query) = &view.query {
-        return format!("{} {host}", safe(&query.kind));
+        return format!("{} {host}", safe(query.kind.as_deref().unwrap_or("-")));
     }
     let operation = view.api.as_ref().map(|api| format!("{} ", safe(&api.operation)));
-    match &view.http_request {
-        Some(request) => {
-            let (method, url) = (safe(&request.http_method), &request.url);
+    let request = view.http_request.as_ref();
+    match request.and_then(|request| Some((request, request.url.as_ref()?))) {
+        Some((request, url)) => {
+            let method = safe(&request.http_method);
             let (scheme, path) = (safe(&url.scheme), safe(&url.path));
             format!("{}{method} {scheme}://{host}{port}{path}", operation.unwrap_or_default())
         }
@@ -61,8 +65,27 @@ fn how(view: &View<'_>) -> String {
     let (sent, received) = view.bytes();
     let status = view.status().map(|status| format!(" {status}")).unwrap_or_default();
     let ending = safe(view.ending().unwrap_or_default());
-    let took = view.duration.unwrap_or_default();
-    paint(FAINT, format!("{ending}{status}, {sent} B out, {received} B in, {took} ms"))
+    let reason = view.status_detail.as_deref().filter(|_| ending != "completed");
+    let reason = reason.map(|reason| format!(" {}", safe(reason))).unwrap_or_default();
+    let took = view.duration.map(|took| format!(", {took} ms")).unwrap_or_default();
+    paint(FAINT, format!("{ending}{reason}{status}, {sent} B out, {received} B in{took}"))
+}
+
+/// A record as JSON that acts on no terminal, whoever wrote it: what is not printable ASCII can
+/// stand in a string only, where an escape means the same, or be a space between members.
+pub(super) fn json(line: &[u8]) -> String {
+    let mut text = String::with_capacity(line.len());
+    for letter in String::from_utf8_lossy(line).chars() {
+        match letter {
+            ' '..='~' => text.push(letter),
+            '\0'..' ' => text.push(' '),
+            other => {
+                let units = other.encode_utf16(&mut [0; 2]).to_vec();
+                units.iter().for_each(|unit| text.push_str(&format!("\\u{unit:04x}")));
+            }
+        }
+    }
+    text
 }
 
 /// The text with everything but printable ASCII escaped.
@@ -77,6 +100,15 @@ pub(super) fn safe(text: &str) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_forged_line_cannot_drive_the_terminal_as_json_either() {
+        let forged = "{\"a\":\r\"\u{202e}\u{9b}31m\u{7f}\u{1f600}\"}";
+        let shown = json(forged.as_bytes());
+        assert!(shown.bytes().all(|byte| (b' '..=b'~').contains(&byte)), "{shown}");
+        let read = |text: &str| serde_json::from_str::<serde_json::Value>(text).unwrap();
+        assert_eq!(read(&shown), read(forged));
+    }
 
     #[test]
     fn a_record_cannot_drive_the_terminal() {

@@ -11,7 +11,7 @@ use anyhow::Context;
 use audit::view::{Filter, Follower, View};
 
 use super::filter::FilterArgs;
-use super::shown::shown;
+use super::shown::{json, shown};
 use crate::command::Output;
 
 /// How often a log that does not grow is looked at.
@@ -98,7 +98,7 @@ fn follow(follower: &mut Follower, filter: &Filter, output: Output) -> io::Resul
 fn wanted(line: &[u8], filter: &Filter, output: Output) -> Option<String> {
     let view = View::parse(line).filter(|view| filter.wants(view))?;
     match output.json {
-        true => Some(String::from_utf8_lossy(line).into_owned()),
+        true => Some(json(line)),
         false => Some(shown(&view)),
     }
 }

@@ -8,8 +8,8 @@ use std::thread;
 use std::time::Duration;
 
 use anyhow::Context;
-use audit::checkpoint::{self, Checkpoint, Keys, Signature};
-use audit::verify::{Progress, Report, Verified};
+use audit::checkpoint::{self, Checkpoint, Keys, Notes, Signature};
+use audit::verify::{Gap, Progress, Report, Verified};
 use indicatif::{ProgressBar, ProgressStyle};
 
 use crate::command::{BAD_INPUT, Output};
@@ -17,8 +17,6 @@ use crate::terminal::{BAD, GOOD, WARN, paint};
 
 /// Exit status for a log that was changed.
 const CHANGED: u8 = 1;
-/// Name of the public key that stands beside a log.
-const PUBLIC_KEY: &str = "checkpoint.pub";
 
 /// Verify that nothing in a log was changed, removed, moved or added
 #[derive(clap::Args)]
@@ -36,10 +34,14 @@ pub(crate) struct VerifyArgs {
 
 /// Verifies a log. Exit status: 0 intact, 1 changed, 2 incomplete or not readable.
 pub(crate) fn verify(args: &VerifyArgs, output: Output) -> anyhow::Result<ExitCode> {
+    let keys = keys(args)?;
+    // Before the segments are listed: those of a log that grows must not be behind its notes.
+    let notes = checkpoints(args, keys.as_ref())?;
     let files = super::segments(&args.files)?;
-    let keys = keys(args, &files)?;
-    let notes = checkpoints(args, &files, keys.as_ref())?;
-    let report = watched(&files, &notes)?;
+    let mut report = watched(&files, &notes.checkpoints)?;
+    if args.key.is_some() && report.attested.is_none() {
+        report.gaps.push(Gap::Unattested); // whoever gives a key wants to know by it
+    }
     match output.json {
         true => anstream::println!("{}", as_json(&report, &notes)),
         false => say(&report, &notes),
@@ -51,32 +53,32 @@ pub(crate) fn verify(args: &VerifyArgs, output: Output) -> anyhow::Result<ExitCo
     })
 }
 
-fn keys(args: &VerifyArgs, files: &[PathBuf]) -> anyhow::Result<Option<Keys>> {
-    let beside = || beside(files, PUBLIC_KEY).into_iter().next();
+fn keys(args: &VerifyArgs) -> anyhow::Result<Option<Keys>> {
+    let beside = || beside(&args.files, checkpoint::PUBLIC).into_iter().next();
     let Some(path) = args.key.clone().or_else(beside) else { return Ok(None) };
     let shown = path.display();
     let text = std::fs::read_to_string(&path).with_context(|| format!("cannot read {shown}"))?;
     Keys::parse(&text).map(Some).with_context(|| format!("{shown} is not a key"))
 }
 
-fn checkpoints(
-    args: &VerifyArgs,
-    files: &[PathBuf],
-    keys: Option<&Keys>,
-) -> anyhow::Result<Vec<Checkpoint>> {
-    let mut notes = Vec::new();
-    for path in args.checkpoint.iter().cloned().chain(beside(files, checkpoint::FILE)) {
-        notes.extend(checkpoint::read(&path, keys)?);
+fn checkpoints(args: &VerifyArgs, keys: Option<&Keys>) -> anyhow::Result<Notes> {
+    let mut notes = Notes::default();
+    let given = args.checkpoint.iter().cloned();
+    let files = given.chain(beside(&args.files, checkpoint::FILE)).collect();
+    for path in super::distinct(files) {
+        checkpoint::read(&path, keys, &mut notes)?;
     }
     Ok(notes)
 }
 
-/// The files called `name` in the directories of the segments.
-fn beside(files: &[PathBuf], name: &str) -> Vec<PathBuf> {
-    let dirs = files.iter().filter_map(|file| file.parent());
-    let mut found: Vec<PathBuf> = dirs.map(|dir| dir.join(name)).filter(|p| p.exists()).collect();
-    found.dedup();
-    found
+/// The files called `name` beside the segments meant.
+fn beside(paths: &[PathBuf], name: &str) -> Vec<PathBuf> {
+    let dir = |path: &PathBuf| match path.is_dir() {
+        true => Some(path.clone()),
+        false => path.parent().map(Path::to_owned),
+    };
+    let beside = paths.iter().filter_map(dir).map(|dir| dir.join(name));
+    beside.filter(|path| path.exists()).collect()
 }
 
 /// Verifies, with a bar on a terminal.
@@ -105,7 +107,38 @@ fn watched(files: &[PathBuf], notes: &[Checkpoint]) -> anyhow::Result<Report> {
     })
 }
 
-fn say(report: &Report, notes: &[Checkpoint]) {
+/// What the signatures of the notes are worth, in a word.
+fn signatures(report: &Report, notes: &Notes) -> &'static str {
+    let unchecked = |note: &Checkpoint| note.signature == Signature::Unchecked;
+    match (report.attested, notes.checkpoints.iter().any(unchecked)) {
+        (Some(_), _) => "good",
+        (None, true) => "unchecked",
+        (None, false) => "none",
+    }
+}
+
+/// Records that no note covers: whoever holds the files could have cut or forged them.
+fn uncovered(report: &Report) -> u64 {
+    let last = report.last.map_or(0, |last| last.sequence);
+    let before = report.first.map_or(0, |first| first.saturating_sub(1));
+    last.saturating_sub(report.covered.unwrap_or(before))
+}
+
+fn hints(report: &Report, notes: &Notes) {
+    let hint = |text: String| anstream::println!("{} {text}", paint(WARN, "note:"));
+    for place in &notes.unreadable {
+        hint(format!("{}:{}: not a checkpoint", place.file.display(), place.line));
+    }
+    if signatures(report, notes) == "unchecked" {
+        hint("the checkpoints' signatures are not checked: give their key with --key".to_owned());
+    }
+    match uncovered(report) {
+        0 => {}
+        count => hint(format!("{count} records are covered by no checkpoint")),
+    }
+}
+
+fn say(report: &Report, notes: &Notes) {
     for fault in &report.faults {
         let place = format!("{}:{}", fault.file.display(), fault.line);
         anstream::println!("{} {place}: {}", paint(BAD, "changed:"), fault.kind);
@@ -113,10 +146,7 @@ fn say(report: &Report, notes: &[Checkpoint]) {
     for gap in &report.gaps {
         anstream::println!("{} {gap}", paint(WARN, "incomplete:"));
     }
-    if notes.iter().any(|note| note.signature == Signature::Unchecked) {
-        let hint = "the checkpoints' signatures are not checked: give their key with --key";
-        anstream::println!("{} {hint}", paint(WARN, "note:"));
-    }
+    hints(report, notes);
     let (word, style) = match report.verified() {
         Verified::Changed => ("changed", BAD),
         Verified::Incomplete => ("incomplete", WARN),
@@ -128,7 +158,7 @@ fn say(report: &Report, notes: &[Checkpoint]) {
         report.records,
         report.bytes,
         report.checkpoints,
-        notes.len(),
+        notes.checkpoints.len(),
         head(report),
     );
 }
@@ -138,7 +168,7 @@ fn head(report: &Report) -> String {
     report.last.map(ends).unwrap_or_default()
 }
 
-fn as_json(report: &Report, notes: &[Checkpoint]) -> serde_json::Value {
+fn as_json(report: &Report, notes: &Notes) -> serde_json::Value {
     let shown = |path: &Path| path.display().to_string();
     let faults = report.faults.iter().map(|fault| {
         serde_json::json!({
@@ -147,6 +177,9 @@ fn as_json(report: &Report, notes: &[Checkpoint]) -> serde_json::Value {
             "what": fault.kind.to_string(),
         })
     });
+    let unreadable = notes.unreadable.iter();
+    let unreadable = unreadable
+        .map(|place| serde_json::json!({ "file": shown(&place.file), "line": place.line }));
     serde_json::json!({
         "verified": match report.verified() {
             Verified::Changed => "changed",
@@ -158,7 +191,11 @@ fn as_json(report: &Report, notes: &[Checkpoint]) -> serde_json::Value {
         "first": report.first,
         "last": report.last.map(|last| last.sequence),
         "head": report.last.map(|last| last.hash.as_str().to_owned()),
-        "checkpoints": { "agree": report.checkpoints, "read": notes.len() },
+        "checkpoints": { "agree": report.checkpoints, "read": notes.checkpoints.len() },
+        "signatures": signatures(report, notes),
+        "attested_through": report.covered,
+        "uncovered": uncovered(report),
+        "unreadable_checkpoints": unreadable.collect::<Vec<_>>(),
         "faults": faults.collect::<Vec<_>>(),
         "gaps": report.gaps.iter().map(ToString::to_string).collect::<Vec<_>>(),
     })
