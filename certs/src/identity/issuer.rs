@@ -1,16 +1,18 @@
 //! A local issuer: for one host, for tests and demonstrations, where no control plane issues identities.
 //!
 //! Its directory holds `issuer.json`, one `<kid>.key` (0600) a key, and `jwks.json` for verifiers. A new key
-//! is published before it signs and an old one stays published until its last token has ended.
+//! is published before it signs and an old one stays published until its last token has ended: its entry
+//! says when (`exp`), so that verifiers let go of it even if nobody comes back here.
 
+use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use rustls_pki_types::UnixTime;
 use serde::{Deserialize, Serialize};
-use serde_json::json;
+use serde_json::{Value, json};
 
-use super::key::{generate_pkcs8, jwks};
+use super::key::generate_pkcs8;
 use super::subject::{Subject, SubjectError, TrustDomain};
 use super::verify::{MAX_SKEW, TrustedIssuer};
 use super::{Algorithm, KeyError, SigningKey, Token, is_plain};
@@ -130,8 +132,19 @@ impl LocalIssuer {
         Ok(issuer)
     }
 
-    /// Opens the issuer in `dir`.
-    pub fn open(dir: &Path) -> Result<Self, IssueError> {
+    /// Opens the issuer in `dir` and throws away the keys that have retired.
+    pub fn open(dir: &Path, now: UnixTime) -> Result<Self, IssueError> {
+        let found = Self::read(dir)?;
+        if !found.document.keys.iter().any(|key| key.is_retired(now.as_secs())) {
+            return Ok(found);
+        }
+        let _lock = files::lock(dir)?;
+        let mut issuer = Self::read(dir)?;
+        issuer.drop_retired(now.as_secs())?;
+        Ok(issuer)
+    }
+
+    fn read(dir: &Path) -> Result<Self, IssueError> {
         let path = dir.join(DOCUMENT);
         if !path.exists() {
             return Err(IssueError::Missing(dir.to_owned()));
@@ -146,10 +159,11 @@ impl LocalIssuer {
 
     /// Publishes a new key, which signs after [`PUBLISHED_AHEAD`], and lets the old ones retire.
     pub fn rotate(dir: &Path, now: UnixTime) -> Result<Self, IssueError> {
+        Self::read(dir)?; // says what is missing, where the lock could only say that it is
         let _lock = files::lock(dir)?;
-        let mut issuer = Self::open(dir)?;
+        let mut issuer = Self::read(dir)?;
         let now = now.as_secs();
-        issuer.drop_retired(now);
+        issuer.drop_retired(now)?;
         if issuer.document.keys.len() >= MAX_KEYS {
             return Err(IssueError::TooManyKeys);
         }
@@ -207,11 +221,19 @@ impl LocalIssuer {
         self.dir.join(JWKS)
     }
 
-    /// The JWK Set: every key whose tokens may still be good.
-    pub fn jwks(&self, now: UnixTime) -> Result<serde_json::Value, IssueError> {
+    /// The JWK Set: every key whose tokens may still be good, and until when.
+    pub fn jwks(&self, now: UnixTime) -> Result<Value, IssueError> {
         let published = self.document.keys.iter().filter(|key| !key.is_retired(now.as_secs()));
-        let keys = published.map(|key| self.load_key(&key.kid)).collect::<Result<Vec<_>, _>>()?;
-        Ok(jwks(&keys))
+        let keys = published.map(|key| self.jwk(key)).collect::<Result<Vec<_>, _>>()?;
+        Ok(json!({ "keys": keys }))
+    }
+
+    fn jwk(&self, key: &KeyDocument) -> Result<Value, IssueError> {
+        let mut jwk = self.load_key(&key.kid)?.jwk().clone();
+        if let Some(end) = key.retires_at {
+            jwk["exp"] = end.into();
+        }
+        Ok(jwk)
     }
 
     pub fn issuer(&self) -> &str {
@@ -259,14 +281,24 @@ impl LocalIssuer {
         Ok(())
     }
 
-    fn drop_retired(&mut self, now: u64) {
+    /// Forgets retired keys: first in what is published, then the keys themselves.
+    fn drop_retired(&mut self, now: u64) -> Result<(), IssueError> {
         let (retired, kept): (Vec<_>, Vec<_>) =
             self.document.keys.drain(..).partition(|key| key.is_retired(now));
         self.document.keys = kept;
-        for key in retired {
-            // Nothing it signed is believed any more; a file that stays is only untidy.
-            drop(std::fs::remove_file(self.key_path(&key.kid)));
+        if retired.is_empty() {
+            return Ok(());
         }
+        self.save(now)?;
+        for path in retired.iter().map(|key| self.key_path(&key.kid)) {
+            match std::fs::remove_file(&path) {
+                Err(source) if source.kind() != ErrorKind::NotFound => {
+                    return Err(FileError::io(&path, source).into());
+                }
+                Ok(()) | Err(_) => {}
+            }
+        }
+        Ok(())
     }
 
     /// The JWK Set first: a key must never sign before it is published.

@@ -154,13 +154,30 @@ fn key_files_are_read_strictly() {
     };
     let weak = json!({ "keys": [{ "kty": "RSA", "kid": "a", "n": "AQAB", "e": "AQAB" }] });
     let rsa = certs::identity::jwks([&SigningKey::generate(Algorithm::Rs256).unwrap()]);
+    let beside = |others: &[&Value]| {
+        let keys: Vec<&Value> = std::iter::once(&jwk).chain(others.iter().copied()).collect();
+        json!({ "keys": keys })
+    };
+    let p384 = json!({ "kty": "EC", "crv": "P-384", "kid": "b", "x": "AAAA", "y": "AAAA" });
+    let pss = json!({ "kty": "RSA", "alg": "PS256", "kid": "c", "n": "AQAB", "e": "AQAB" });
+    let empty_half = json!({ "kty": "EC", "crv": "P-256", "kid": "d", "d": null });
+    let off_curve =
+        json!({ "kty": "EC", "crv": "P-256", "kid": "e", "x": jwk["y"], "y": jwk["x"] });
     for (what, set, complaint) in [
         ("good", with(json!({})), None),
         ("says its algorithm", with(json!({ "alg": "ES256" })), None),
         ("with a stranger beside", json!({ "keys": [jwk, { "kty": "XYZ", "kid": "b" }] }), None),
-        ("says another algorithm", with(json!({ "alg": "HS256" })), Some("algorithm")),
+        ("with keys of other algorithms beside", beside(&[&rsa["keys"][0], &p384, &pss]), None),
+        ("for verifying", with(json!({ "key_ops": ["verify"] })), None),
+        ("for encryption", with(json!({ "key_ops": ["encrypt"] })), Some("no key")),
+        ("says another algorithm", with(json!({ "alg": "HS256" })), Some("no key")),
         ("without kid", with(json!({ "kid": null })), Some("no `kid`")),
+        ("a kid that no token can name", with(json!({ "kid": "a b" })), Some("no `kid`")),
+        ("an end that is no moment", with(json!({ "exp": "soon" })), Some("not a JWK Set")),
         ("with its private half", with(json!({ "d": "AAAA" })), Some("private")),
+        ("with half of its private half", with(json!({ "p": "AAAA" })), Some("private")),
+        ("with an empty private half", beside(&[&empty_half]), Some("private")),
+        ("with a malformed one beside", beside(&[&off_curve]), Some("not a usable")),
         (
             "symmetric",
             json!({ "keys": [{ "kty": "oct", "k": "AAAA", "kid": "a" }] }),
@@ -169,8 +186,8 @@ fn key_files_are_read_strictly() {
         ("not on the curve", with(json!({ "x": jwk["y"] })), Some("not a usable")),
         ("short coordinate", with(json!({ "x": "AAAA" })), Some("not a usable")),
         ("the same kid twice", json!({ "keys": [jwk, jwk] }), Some("another key has too")),
-        ("an algorithm not allowed", rsa, Some("may not use")),
-        ("weak", weak, Some("may not use")),
+        ("an algorithm not allowed", rsa.clone(), Some("no key")),
+        ("weak", weak, Some("no key")),
         ("for certificates only", json!({ "keys": [spire.bundle["keys"][0]] }), Some("no key")),
         ("empty", json!({ "keys": [] }), Some("no key")),
         ("too many", json!({ "keys": vec![jwk.clone(); 65] }), Some("more than 64")),

@@ -227,7 +227,7 @@ fn refusals_have_a_reason_and_a_status() {
         (
             &["--jwks", "id/jwks.json", "--algorithm", "RS256", "--audience", "memory", &token],
             2,
-            "may not use",
+            "no key in it",
         ),
         (&["--dir", "none", "--audience", "memory", &token], 2, "sandbar identity init --dir none"),
         (&["--audience", "memory", &token], 64, "--jwks"),

@@ -199,6 +199,7 @@ fn describe(issuer: &LocalIssuer, output: Output) {
 }
 
 fn issue(args: &IssueArgs, output: Output) -> anyhow::Result<ExitCode> {
+    let now = UnixTime::now();
     let request = IssueRequest {
         tenant: &args.tenant,
         environment: &args.environment,
@@ -207,7 +208,7 @@ fn issue(args: &IssueArgs, output: Output) -> anyhow::Result<ExitCode> {
         life: args.life,
         generation: args.generation,
     };
-    let token = LocalIssuer::open(&args.dir)?.issue(&request, UnixTime::now())?;
+    let token = LocalIssuer::open(&args.dir, now)?.issue(&request, now)?;
     if output.json {
         anstream::println!("{}", json!({ "token": token.expose() }));
     } else {
@@ -220,7 +221,7 @@ fn verify(args: &VerifyArgs, output: Output) -> anyhow::Result<ExitCode> {
     let token = token(&args.token)?;
     let now = UnixTime::now();
     let issuer = match (&args.dir, &args.jwks) {
-        (Some(dir), _) => LocalIssuer::open(dir)?.trusted()?,
+        (Some(dir), _) => LocalIssuer::open(dir, now)?.trusted()?,
         (None, Some(keys)) => match args.other.trusted(keys, &token)? {
             Ok(issuer) => issuer,
             Err(refused) => return Ok(refuse(refused, output)),
@@ -307,7 +308,8 @@ fn refuse(refused: IdentityError, output: Output) -> ExitCode {
 }
 
 fn jwks(dir: &Path) -> anyhow::Result<ExitCode> {
-    let set = LocalIssuer::open(dir)?.jwks(UnixTime::now())?;
+    let now = UnixTime::now();
+    let set = LocalIssuer::open(dir, now)?.jwks(now)?;
     anstream::println!("{set:#}");
     Ok(ExitCode::SUCCESS)
 }
