@@ -8,6 +8,7 @@ use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
+use rules::word::Environment;
 use rustls_pki_types::UnixTime;
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
@@ -37,6 +38,8 @@ pub struct IssuerOptions {
     /// The `iss` of its tokens.
     pub issuer: String,
     pub trust_domain: TrustDomain,
+    /// The only environments it may name; `None` is every one.
+    pub environments: Option<Vec<Environment>>,
     pub algorithm: Algorithm,
 }
 
@@ -59,6 +62,8 @@ pub enum IssueError {
     Characters(&'static str),
     #[error("{}: line {line}, column {column}: it is not an issuer's description", path.display())]
     Document { path: PathBuf, line: usize, column: usize },
+    #[error("this issuer may not name the environment {0}; it was made for others")]
+    Environment(Environment),
     #[error("{}: there is an issuer already; choose another directory, or rotate its key", .0.display())]
     Exists(PathBuf),
     #[error(transparent)]
@@ -94,6 +99,8 @@ pub struct LocalIssuer {
 struct Document {
     issuer: String,
     trust_domain: String,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    environments: Option<Vec<String>>,
     algorithm: String,
     keys: Vec<KeyDocument>,
 }
@@ -123,6 +130,10 @@ impl LocalIssuer {
         let document = Document {
             issuer: options.issuer.clone(),
             trust_domain: options.trust_domain.as_str().to_owned(),
+            environments: options
+                .environments
+                .as_ref()
+                .map(|all| all.iter().map(ToString::to_string).collect()),
             algorithm: options.algorithm.name().to_owned(),
             keys: Vec::new(),
         };
@@ -191,6 +202,9 @@ impl LocalIssuer {
         }
         let domain = &self.document.trust_domain;
         let subject = Subject::new(domain, request.tenant, request.environment, request.sandbox)?;
+        if self.allowed()?.is_some_and(|all| !all.contains(&subject.environment)) {
+            return Err(IssueError::Environment(subject.environment));
+        }
         let now = now.as_secs();
         let mut claims = json!({
             "iss": self.document.issuer,
@@ -213,7 +227,14 @@ impl LocalIssuer {
         let domain = TrustDomain::parse(&self.document.trust_domain)?;
         let mut trusted = TrustedIssuer::new(&self.document.issuer, domain, self.jwks_path());
         trusted.algorithms = vec![algorithm];
+        trusted.environments = self.allowed()?;
         Ok(trusted)
+    }
+
+    fn allowed(&self) -> Result<Option<Vec<Environment>>, SubjectError> {
+        let parse = |text: &String| Environment::parse(text).map_err(SubjectError::from);
+        let parsed = self.document.environments.iter();
+        parsed.map(|all| all.iter().map(parse).collect()).next().transpose()
     }
 
     /// Where the JWK Set is, for verifiers to follow.
@@ -242,6 +263,11 @@ impl LocalIssuer {
 
     pub fn trust_domain(&self) -> &str {
         &self.document.trust_domain
+    }
+
+    /// The only environments it may name; `None` is every one.
+    pub fn environments(&self) -> Option<&[String]> {
+        self.document.environments.as_deref()
     }
 
     pub fn algorithm(&self) -> &str {

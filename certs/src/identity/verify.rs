@@ -11,6 +11,7 @@ use std::path::PathBuf;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
+use rules::word::{Environment, Tenant};
 use rustls_pki_types::UnixTime;
 
 use super::claims::{ClaimReader, Identity};
@@ -50,6 +51,10 @@ pub struct TrustedIssuer {
     pub issuer: Option<String>,
     /// The only trust domain it may speak for.
     pub trust_domain: TrustDomain,
+    /// The only environments it may name; `None` is every one, also those of other issuers.
+    pub environments: Option<Vec<Environment>>,
+    /// The only tenants it may name; `None` is every one.
+    pub tenants: Option<Vec<Tenant>>,
     pub algorithms: Vec<Algorithm>,
     pub claims: Claims,
     pub subject: SubjectTemplate,
@@ -63,11 +68,13 @@ pub struct TrustedIssuer {
 impl TrustedIssuer {
     pub const DEFAULT_LIFE: Duration = Duration::from_secs(600);
 
-    /// An issuer like our own: ES256, all claims, ten minutes.
+    /// An issuer like our own: ES256, all claims, ten minutes, every environment and tenant.
     pub fn new(issuer: &str, trust_domain: TrustDomain, keys: PathBuf) -> Self {
         Self {
             issuer: Some(issuer.to_owned()),
             trust_domain,
+            environments: None,
+            tenants: None,
             algorithms: vec![Algorithm::Es256],
             claims: Claims::Ours,
             subject: SubjectTemplate::default(),

@@ -69,7 +69,7 @@ impl World {
 
 pub(crate) fn options(algorithm: Algorithm) -> IssuerOptions {
     let trust_domain = TrustDomain::parse("acme.example").unwrap();
-    IssuerOptions { issuer: ISSUER.to_owned(), trust_domain, algorithm }
+    IssuerOptions { issuer: ISSUER.to_owned(), trust_domain, environments: None, algorithm }
 }
 
 pub(crate) fn request<'a>() -> IssueRequest<'a> {

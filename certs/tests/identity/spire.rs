@@ -5,8 +5,8 @@ use std::path::Path;
 use std::time::Duration;
 
 use certs::identity::{
-    Algorithm, Claims, Expected, IdentityError, Segment, SigningKey, SubjectTemplate, TrustDomain,
-    TrustedIssuer, Verifier,
+    Algorithm, Claims, Environment, Expected, IdentityError, IssueRequest, IssuerOptions,
+    LocalIssuer, SigningKey, SubjectTemplate, Tenant, TrustDomain, TrustedIssuer, Verifier,
 };
 use jsonwebtoken::EncodingKey;
 use serde_json::{Value, json};
@@ -49,6 +49,8 @@ impl Spire {
         TrustedIssuer {
             issuer: None,
             trust_domain: TrustDomain::parse("prod.acme.example").unwrap(),
+            environments: None,
+            tenants: None,
             algorithms: vec![Algorithm::Es256],
             claims: Claims::JwtSvid,
             subject: template(),
@@ -60,7 +62,7 @@ impl Spire {
 }
 
 fn template() -> SubjectTemplate {
-    let environment = Some(Segment::parse("production").unwrap());
+    let environment = Some(Environment::parse("production").unwrap());
     SubjectTemplate::parse("/ns/{tenant}/sa/{sandbox}", None, environment).unwrap()
 }
 
@@ -139,6 +141,52 @@ fn issuers_side_by_side_do_not_speak_for_each_other() {
     claims["iss"] = "https://vault.acme.example".into();
     let refused = verify(&verifier, &spire.forger.sign(&claims));
     assert_eq!(refused, Err(IdentityError::UnknownKey), "SPIRE's key under Vault's name");
+}
+
+#[test]
+fn an_issuer_names_its_own_environments_and_tenants_only() {
+    let dir = tempfile::tempdir().unwrap();
+    let made = |name: &str, environments: &[&str]| {
+        let parse = |text: &&str| Environment::parse(text).unwrap();
+        let options = IssuerOptions {
+            issuer: format!("https://{name}.example"),
+            trust_domain: TrustDomain::parse(&format!("{name}.acme.example")).unwrap(),
+            environments: Some(environments.iter().map(parse).collect()),
+            algorithm: Algorithm::Es256,
+        };
+        LocalIssuer::init(&dir.path().join(name), &options, at(NOW)).unwrap()
+    };
+    let (staging, production) =
+        (made("staging", &["staging", "trial"]), made("prod", &["production"]));
+    let mut tenants = production.trusted().unwrap();
+    tenants.tenants = Some(vec![Tenant::parse("acme").unwrap()]);
+    let verifier = Verifier::new(vec![staging.trusted().unwrap(), tenants], None, at(NOW)).unwrap();
+    let key = |issuer: &LocalIssuer, name: &str| {
+        Forger::of(&dir.path().join(name), issuer.key_ids().next().unwrap())
+    };
+    let (stolen, own) = (key(&staging, "staging"), key(&production, "prod"));
+    for (forger, name, tenant, environment, refused) in [
+        (&stolen, "staging", "acme", "staging", None),
+        (&stolen, "staging", "other", "trial", None),
+        (&stolen, "staging", "acme", "production", Some(IdentityError::Environment)),
+        (&stolen, "staging", "acme", "Staging", Some(IdentityError::Environment)),
+        (&own, "prod", "acme", "production", None),
+        (&own, "prod", "acme", "staging", Some(IdentityError::Environment)),
+        (&own, "prod", "other", "production", Some(IdentityError::Tenant)),
+    ] {
+        let mut claims = super::claims();
+        claims["iss"] = format!("https://{name}.example").into();
+        claims["sub"] = format!(
+            "spiffe://{name}.acme.example/tenant/{tenant}/env/{environment}/sandbox/build-7"
+        )
+        .into();
+        let found = verify(&verifier, &forger.sign(&claims)).err();
+        assert_eq!(found, refused, "{name}: {tenant} {environment}");
+    }
+    let request = IssueRequest { environment: "production", ..super::request() };
+    assert!(staging.issue(&request, at(NOW)).unwrap_err().to_string().contains("production"));
+    let reopened = LocalIssuer::open(&dir.path().join("staging"), at(NOW)).unwrap();
+    assert!(reopened.issue(&request, at(NOW)).is_err(), "it is kept with the issuer");
 }
 
 #[test]

@@ -37,6 +37,9 @@ const ISSUE: [&str; 12] = [
     "memory",
 ];
 
+/// What `identity init` takes when it is not told another.
+const DOMAIN: &str = "sandbar.internal";
+
 #[test]
 fn the_authority_from_first_to_last() {
     let dir = tempfile::tempdir().unwrap();
@@ -154,16 +157,37 @@ fn identity_from_first_to_last() {
     let dir = tempfile::tempdir().unwrap();
     let at = dir.path();
     assert_eq!(
-        run(at, &["identity", "init", "--dir", "id", "--trust-domain", "staging.acme.example"]).0,
+        run(
+            at,
+            &[
+                "identity",
+                "init",
+                "--dir",
+                "id",
+                "--trust-domain",
+                "staging.acme.example",
+                "--environment",
+                "staging",
+                "--environment",
+                "trial",
+            ]
+        )
+        .0,
         0
     );
+    let (status, said) =
+        run(at, &ISSUE.map(|arg| if arg == "staging" { "production" } else { arg }));
+    assert!(status == 2 && said.contains("production"), "{said}");
     let (status, token) = run(at, &ISSUE);
     let token = token.trim();
     assert!(status == 0 && token.split('.').count() == 3, "{token}");
     let verify =
         |more: &[&str]| run(at, &[&["identity", "verify", "--audience", "memory"], more].concat());
     assert_eq!(verify(&["--dir", "id", token]).0, 0);
-    assert_eq!(verify(&["--jwks", "id/jwks.json", token]).0, 0);
+    let by_jwks = |domain| verify(&["--jwks", "id/jwks.json", "--trust-domain", domain, token]);
+    assert_eq!(by_jwks("staging.acme.example").0, 0);
+    let (status, said) = by_jwks("prod.acme.example");
+    assert!(status == 1 && said.contains("identity_trust_domain"), "{said}");
     let seen = json(at, &["identity", "verify", "--dir", "id", "--audience", "memory", token]);
     assert_eq!(
         (&seen["sandbox"], &seen["tenant"], &seen["environment"]),
@@ -204,14 +228,40 @@ fn refusals_have_a_reason_and_a_status() {
     for (args, status, said) in [
         (&["--dir", "id", "--audience", "other", &token][..], 1, "identity_audience"),
         (&["--dir", "other", "--audience", "memory", &token], 1, other),
-        (&["--jwks", "other/jwks.json", "--audience", "memory", &token], 1, other),
         (
-            &["--jwks", "id/jwks.json", "--issuer", "x", "--audience", "memory", &token],
+            &[
+                "--jwks",
+                "other/jwks.json",
+                "--trust-domain",
+                DOMAIN,
+                "--audience",
+                "memory",
+                &token,
+            ],
+            1,
+            other,
+        ),
+        (
+            &[
+                "--jwks",
+                "id/jwks.json",
+                "--trust-domain",
+                DOMAIN,
+                "--issuer",
+                "x",
+                "--audience",
+                "memory",
+                &token,
+            ],
             1,
             "identity_unknown_issuer",
         ),
         (&["--dir", "id", "--audience", "memory", "a.b.c"], 1, "identity_malformed"),
-        (&["--jwks", "id/jwks.json", "--audience", "memory", "a.b.c"], 1, "identity_malformed"),
+        (
+            &["--jwks", "id/jwks.json", "--trust-domain", DOMAIN, "--audience", "memory", "a.b.c"],
+            1,
+            "identity_malformed",
+        ),
         (&["--dir", "id", "--audience", "memory", ""], 1, "identity_absent"),
         (
             &["--dir", "id", "--audience", "memory", "--revocations", "revoked.json", &token],
@@ -223,14 +273,32 @@ fn refusals_have_a_reason_and_a_status() {
             2,
             "junk.json",
         ),
-        (&["--jwks", "junk.json", "--audience", "memory", &token], 2, "junk.json"),
         (
-            &["--jwks", "id/jwks.json", "--algorithm", "RS256", "--audience", "memory", &token],
+            &["--jwks", "junk.json", "--trust-domain", DOMAIN, "--audience", "memory", &token],
+            2,
+            "junk.json",
+        ),
+        (
+            &[
+                "--jwks",
+                "id/jwks.json",
+                "--trust-domain",
+                DOMAIN,
+                "--algorithm",
+                "RS256",
+                "--audience",
+                "memory",
+                &token,
+            ],
             2,
             "no key in it",
         ),
         (&["--dir", "none", "--audience", "memory", &token], 2, "sandbar identity init --dir none"),
         (&["--audience", "memory", &token], 64, "--jwks"),
+        (&["--jwks", "id/jwks.json", "--audience", "memory", &token], 64, "--trust-domain"),
+        (&["--dir", "id", "--trust-domain", DOMAIN, "--audience", "memory", &token], 64, "--dir"),
+        (&["--dir", "id", "--algorithm", "RS256", "--audience", "memory", &token], 64, "--dir"),
+        (&["--dir", "id", "--subject", "/{sandbox}", "--audience", "memory", &token], 64, "--dir"),
         (&["--dir", "id", &token], 64, "--audience"),
     ] {
         let found = run(at, &[&["identity", "verify"], args].concat());
