@@ -70,6 +70,8 @@ pub enum IssueError {
     File(#[from] FileError),
     #[error(transparent)]
     Key(#[from] KeyError),
+    #[error("{}: there is a key or a key set but no {DOCUMENT}; put that back, or remove this and begin anew", .0.display())]
+    Leftover(PathBuf),
     #[error("a token lives for 1 to {} seconds", TrustedIssuer::DEFAULT_LIFE.as_secs())]
     Life,
     #[error("{}: there is no issuer; make one with: sandbar identity init --dir {}", .0.display(), .0.display())]
@@ -126,6 +128,9 @@ impl LocalIssuer {
         let _lock = files::lock(dir)?;
         if dir.join(DOCUMENT).exists() {
             return Err(IssueError::Exists(dir.to_owned()));
+        }
+        if let Some(path) = leftover(dir)? {
+            return Err(IssueError::Leftover(path));
         }
         let document = Document {
             issuer: options.issuer.clone(),
@@ -340,6 +345,18 @@ impl LocalIssuer {
         )?;
         Ok(())
     }
+}
+
+/// What an issuer without its description left behind: somebody may still trust it.
+fn leftover(dir: &Path) -> Result<Option<PathBuf>, FileError> {
+    let entries = std::fs::read_dir(dir).map_err(|source| FileError::io(dir, source))?;
+    for entry in entries {
+        let path = entry.map_err(|source| FileError::io(dir, source))?.path();
+        if path.extension().is_some_and(|end| end == "key") || path.ends_with(JWKS) {
+            return Ok(Some(path));
+        }
+    }
+    Ok(None)
 }
 
 impl KeyDocument {

@@ -105,22 +105,37 @@ fn an_operators_own_authority_made_by_openssl() {
         ("ec", &["-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:P-256"][..]),
         ("rsa", &["-newkey", "rsa:2048"]),
         ("ed25519", &["-newkey", "ed25519"]),
+        // As Active Directory writes them, with an attribute that stands twice.
+        (
+            "directory",
+            &["-newkey", "rsa:2048", "-subj", "/DC=example/DC=corp/OU=a/OU=b/CN=Acme Root"],
+        ),
+        (
+            "excluding",
+            &[
+                "-newkey",
+                "rsa:2048",
+                "-addext",
+                "nameConstraints=critical,excluded;DNS:.corp.example",
+            ],
+        ),
     ] {
         let mut openssl = Command::new("openssl");
         openssl.current_dir(at).args([
             "req", "-x509", "-nodes", "-days", "30", "-keyout", "key.pem", "-out", "cert.pem",
         ]);
-        openssl.args([
-            "-subj",
-            "/C=DE/O=Acme GmbH/CN=Acme Root",
-            "-addext",
-            "keyUsage=critical,keyCertSign",
-        ]);
+        if !options.contains(&"-subj") {
+            openssl.args(["-subj", "/C=DE/O=Acme GmbH/CN=Acme Root"]);
+        }
+        openssl.args(["-addext", "keyUsage=critical,keyCertSign"]);
         let output = openssl.args(options).output().unwrap();
         assert!(output.status.success(), "{}", text(&output));
         let (status, said) =
             run(at, &["ca", "init", "--dir", kind, "--key", "key.pem", "--chain", "cert.pem"]);
         assert!(status == 0 && said.contains("Acme Root"), "{kind}: {said}");
+        let everything =
+            if kind == "excluding" { "everything but .corp.example" } else { "everything\n" };
+        assert!(said.contains(everything), "{kind}: {said}");
     }
 }
 
@@ -135,6 +150,7 @@ fn mistakes_with_the_authority() {
         (&["ca", "init", "--dir", "ca"][..], 2, "already"),
         (&["ca", "init", "--dir", "x", "--permit", "*"], 2, "--permit"),
         (&["ca", "init", "--dir", "x", "--for", "1s"], 2, "at least an hour"),
+        (&["ca", "init", "--dir", "long", "--for", "10y"], 0, "Sandbar"),
         (&["ca", "init", "--dir", "x", "--for", "soon"], 64, "soon"),
         (&["ca", "init", "--dir", "x", "--key", "junk.pem"], 64, "--chain"),
         (
