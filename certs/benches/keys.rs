@@ -60,6 +60,7 @@ fn identities(criterion: &mut Criterion) {
         let options = IssuerOptions {
             issuer: "https://issuer.acme.example".to_owned(),
             trust_domain,
+            environments: None,
             algorithm,
         };
         let issuer = LocalIssuer::init(dir.path(), &options, now()).unwrap();
@@ -85,8 +86,12 @@ fn identities(criterion: &mut Criterion) {
 fn refusals(criterion: &mut Criterion) {
     let dir = tempfile::tempdir().unwrap();
     let trust_domain = TrustDomain::parse("acme.example").unwrap();
-    let options =
-        IssuerOptions { issuer: "i".to_owned(), trust_domain, algorithm: Algorithm::Es256 };
+    let options = IssuerOptions {
+        issuer: "i".to_owned(),
+        trust_domain,
+        environments: None,
+        algorithm: Algorithm::Es256,
+    };
     let issuer = LocalIssuer::init(dir.path(), &options, now()).unwrap();
     let verifier = Verifier::new(vec![issuer.trusted().unwrap()], None, now()).unwrap();
     let [token, other] =

@@ -61,8 +61,12 @@ fn refused(world: &World, token: &str) {
 fn make() -> Option<World> {
     let dir = tempfile::tempdir().ok()?;
     let trust_domain = TrustDomain::parse("acme.example").ok()?;
-    let options =
-        IssuerOptions { issuer: "issuer".to_owned(), trust_domain, algorithm: Algorithm::Es256 };
+    let options = IssuerOptions {
+        issuer: "issuer".to_owned(),
+        trust_domain,
+        environments: None,
+        algorithm: Algorithm::Es256,
+    };
     let issuer = LocalIssuer::init(dir.path(), &options, now()).ok()?;
     let request = IssueRequest {
         tenant: "acme",

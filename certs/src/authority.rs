@@ -22,13 +22,14 @@ use crate::chain::{self, Checked, Valid, date, moment};
 use crate::constraints::{Limits, NameConstraints};
 use crate::files::{self, FileError, Readers};
 use crate::host::HostName;
+use crate::issued::{self, Blank};
 use crate::pem::{self, PemError};
 use crate::{NoRandomness, hex, random, sha256};
 
 /// How far before its making an authority is valid already, for sandboxes whose clock is behind.
 pub const BACKDATED: Duration = Duration::from_secs(24 * 3600);
-/// Longest life of an authority made here.
-pub const MAX_LIFE: Duration = Duration::from_secs(10 * 365 * 24 * 3600);
+/// Longest life of an authority made here: ten years of 365.25 days.
+pub const MAX_LIFE: Duration = Duration::from_secs(10 * 31_557_600);
 /// Most certificates in an operator's chain.
 pub const MAX_CHAIN: usize = 8;
 
@@ -69,6 +70,8 @@ pub enum AuthorityError {
     Expired { index: usize, from: String, to: String },
     #[error(transparent)]
     File(#[from] FileError),
+    #[error("{}: there is {found} but no {missing}, as after an interrupted start; put {missing} back, or remove {found} and begin anew", dir.display())]
+    Half { dir: PathBuf, found: &'static str, missing: &'static str },
     #[error("the private key does not belong to the first certificate of the chain")]
     KeyMismatch,
     #[error("an authority lives for at least an hour and at most ten years")]
@@ -78,11 +81,23 @@ pub enum AuthorityError {
     #[error("{}: there is no authority; make one with: sandbar ca init --dir {}", .0.display(), .0.display())]
     Missing(PathBuf),
     #[error(
+        "the chain does not end with a root that signed itself, which most clients look for; append the certificates up to it"
+    )]
+    NoRoot,
+    #[error(
         "certificate {0} of the chain may not sign certificates (it needs CA:TRUE and keyCertSign)"
     )]
     NotAuthority(usize),
+    #[error(
+        "certificate {0} of the chain allows fewer authorities below it (pathlen) than there are"
+    )]
+    PathLength(usize),
     #[error("{}: {source}", path.display())]
     Pem { path: PathBuf, source: PemError },
+    #[error(
+        "certificate {0} of the chain is not for servers (its extended key usage lacks serverAuth)"
+    )]
+    Purpose(usize),
     #[error(transparent)]
     Randomness(#[from] NoRandomness),
     #[error("clients would refuse what this authority signs: {0}")]
@@ -95,7 +110,10 @@ pub enum AuthorityError {
 
 /// Signs leaves. Its key never leaves it and is wiped with it.
 pub struct Authority {
-    issuer: Issuer<'static, Pair>,
+    pair: Pair,
+    issuer: Issuer<'static, Blank>,
+    /// The name of the signing certificate, octet by octet.
+    subject: Vec<u8>,
     leaf_key: LeafKey,
     served: Vec<CertificateDer<'static>>,
     anchor: CertificateDer<'static>,
@@ -115,8 +133,10 @@ pub struct Description {
     pub anchor_sha256: String,
     /// Certificates sent along with a leaf.
     pub intermediates: usize,
-    /// What it may speak for; empty is everything.
+    /// What it may speak for; empty is everything but what is excluded.
     pub permitted: Vec<String>,
+    /// What it may not speak for.
+    pub excluded: Vec<String>,
 }
 
 impl Authority {
@@ -139,7 +159,7 @@ impl Authority {
 
     /// Opens the authority kept in `dir`.
     pub fn open(dir: &Path, now: UnixTime) -> Result<Self, AuthorityError> {
-        if !exists(dir) {
+        if !exists(dir)? {
             return Err(AuthorityError::Missing(dir.to_owned()));
         }
         Self::load(&dir.join(KEY_FILE), &dir.join(CHAIN_FILE), now)
@@ -153,20 +173,12 @@ impl Authority {
     ) -> Result<Self, AuthorityError> {
         files::make_private_dir(dir)?;
         let _lock = files::lock(dir)?;
-        if exists(dir) { Self::open(dir, now) } else { create_locked(dir, options, now) }
+        if exists(dir)? { Self::open(dir, now) } else { create_locked(dir, options, now) }
     }
 
     /// Loads an operator's key and chain: the signing certificate first, then upwards.
     pub fn load(key: &Path, chain: &Path, now: UnixTime) -> Result<Self, AuthorityError> {
-        let at = |path: &Path| {
-            let path = path.to_owned();
-            move |source| AuthorityError::Pem { path, source }
-        };
-        let der = pem::private_key(&files::read_secret(key)?).map_err(at(key))?;
-        let chain_text = files::read(chain, files::MAX_PEM)?;
-        let certificates = pem::certificates(&chain_text).map_err(at(chain))?;
-        let pair = KeyPair::try_from(&*der).map_err(|_| AuthorityError::UnsupportedKey)?;
-        Self::assemble(Pair(pair), certificates, now)
+        Given::read(key, chain)?.authority(now)
     }
 
     /// Checks an operator's key and chain and keeps a copy in `dir`.
@@ -176,35 +188,32 @@ impl Authority {
         chain: &Path,
         now: UnixTime,
     ) -> Result<Self, AuthorityError> {
-        let authority = Self::load(key, chain, now)?;
+        let given = Given::read(key, chain)?;
+        let authority = given.authority(now)?;
         files::make_private_dir(dir)?;
         let _lock = files::lock(dir)?;
-        if exists(dir) {
+        if exists(dir)? {
             return Err(AuthorityError::Exists(dir.to_owned()));
         }
-        files::write(&dir.join(KEY_FILE), &files::read_secret(key)?, Readers::Owner)?;
-        files::write(
-            &dir.join(CHAIN_FILE),
-            &files::read(chain, files::MAX_PEM)?,
-            Readers::Everybody,
-        )?;
+        keep(dir, &given.key_text, &given.chain_text)?;
         Ok(authority)
     }
 
     fn assemble(
         pair: Pair,
-        chain: Vec<CertificateDer<'static>>,
+        mut chain: Vec<CertificateDer<'static>>,
         now: UnixTime,
     ) -> Result<Self, AuthorityError> {
         let checked = chain::check(pair.der_bytes(), &chain, now)?;
-        let (Some(signing), Some(anchor)) = (chain.first().cloned(), chain.last().cloned()) else {
+        let (Some(signing), Some(anchor)) = (chain.first().cloned(), chain.pop()) else {
             return Err(AuthorityError::Certificate(1));
         };
-        let served = chain.into_iter().filter(|der| !chain::is_self_issued(der)).collect();
-        let issuer = Issuer::from_ca_cert_der(&signing, pair).map_err(AuthorityError::Signing)?;
-        let leaf_key = LeafKey::generate()?;
+        let served = chain;
+        let blank = Blank { public_key: pair.der_bytes().to_vec(), algorithm: pair.algorithm() };
+        let issuer = Issuer::from_ca_cert_der(&signing, blank).map_err(AuthorityError::Signing)?;
+        let (subject, leaf_key) = (chain::raw_subject(&signing), LeafKey::generate()?);
         let Checked { limits, valid } = checked;
-        let authority = Self { issuer, leaf_key, served, anchor, limits, valid };
+        let authority = Self { pair, issuer, subject, leaf_key, served, anchor, limits, valid };
         authority.try_out(now)?;
         Ok(authority)
     }
@@ -261,13 +270,14 @@ impl Authority {
     pub fn describe(&self) -> Description {
         Description {
             subject: chain::subject(self.served.first().unwrap_or(&self.anchor)),
-            key: key_name(self.issuer.key().0.algorithm()),
+            key: key_name(self.pair.algorithm()),
             valid_from: date(self.valid.from),
             valid_to: date(self.valid.to),
             valid_to_unix: self.valid.to,
             anchor_sha256: hex(&sha256(&self.anchor)),
             intermediates: self.served.len(),
-            permitted: self.limits.iter().flat_map(Limits::describe).collect(),
+            permitted: self.limits.iter().flat_map(Limits::describe_permitted).collect(),
+            excluded: self.limits.iter().flat_map(Limits::describe_excluded).collect(),
         }
     }
 
@@ -278,8 +288,35 @@ impl Authority {
         valid: Valid,
     ) -> Result<CertificateDer<'static>, rcgen::Error> {
         let params = crate::leaf::params(host, valid)?;
-        let certificate = params.signed_by(&self.leaf_key.pair, &self.issuer)?;
-        Ok(certificate.der().clone())
+        let blank = params.signed_by(&self.leaf_key.pair, &self.issuer)?;
+        issued::issue(blank.der(), &self.subject, &self.pair)
+    }
+}
+
+/// An operator's files, read once, so that what was checked is what is kept.
+struct Given<'a> {
+    key: &'a Path,
+    key_text: Zeroizing<Vec<u8>>,
+    chain: &'a Path,
+    chain_text: Vec<u8>,
+}
+
+impl<'a> Given<'a> {
+    fn read(key: &'a Path, chain: &'a Path) -> Result<Self, AuthorityError> {
+        let (key_text, chain_text) =
+            (files::read_secret(key)?, files::read(chain, files::MAX_PEM)?);
+        Ok(Self { key, key_text, chain, chain_text })
+    }
+
+    fn authority(&self, now: UnixTime) -> Result<Authority, AuthorityError> {
+        let at = |path: &Path| {
+            let path = path.to_owned();
+            move |source| AuthorityError::Pem { path, source }
+        };
+        let der = pem::private_key(&self.key_text).map_err(at(self.key))?;
+        let certificates = pem::certificates(&self.chain_text).map_err(at(self.chain))?;
+        let pair = KeyPair::try_from(&*der).map_err(|_| AuthorityError::UnsupportedKey)?;
+        Authority::assemble(Pair(pair), certificates, now)
     }
 }
 
@@ -331,8 +368,21 @@ impl LeafKey {
     }
 }
 
-fn exists(dir: &Path) -> bool {
-    dir.join(KEY_FILE).exists() || dir.join(CHAIN_FILE).exists()
+/// Whether `dir` has an authority; half of one is an error, whatever is wanted of it.
+fn exists(dir: &Path) -> Result<bool, AuthorityError> {
+    let half = |found, missing| AuthorityError::Half { dir: dir.to_owned(), found, missing };
+    match (dir.join(KEY_FILE).exists(), dir.join(CHAIN_FILE).exists()) {
+        (true, true) => Ok(true),
+        (false, false) => Ok(false),
+        (true, false) => Err(half(KEY_FILE, CHAIN_FILE)),
+        (false, true) => Err(half(CHAIN_FILE, KEY_FILE)),
+    }
+}
+
+/// The chain first: a key alone could not be told from one that somebody still needs.
+fn keep(dir: &Path, key: &[u8], chain: &[u8]) -> Result<(), FileError> {
+    files::write(&dir.join(CHAIN_FILE), chain, Readers::Everybody)?;
+    files::write(&dir.join(KEY_FILE), key, Readers::Owner)
 }
 
 fn create_locked(
@@ -340,15 +390,16 @@ fn create_locked(
     options: &AuthorityOptions,
     now: UnixTime,
 ) -> Result<Authority, AuthorityError> {
-    if exists(dir) {
+    if exists(dir)? {
         return Err(AuthorityError::Exists(dir.to_owned()));
     }
     let (pair, certificate) = make(options, now)?;
     let key = pem::from_private_key(pair.0.serialized_der());
-    files::write(&dir.join(KEY_FILE), key.as_bytes(), Readers::Owner)?;
-    let text = pem::from_certificate(&certificate);
-    files::write(&dir.join(CHAIN_FILE), text.as_bytes(), Readers::Everybody)?;
-    Authority::assemble(pair, vec![certificate], now)
+    let chain = pem::from_certificate(&certificate);
+    // Tried out before anything is written, so that a failure leaves nothing behind.
+    let authority = Authority::assemble(pair, vec![certificate], now)?;
+    keep(dir, key.as_bytes(), chain.as_bytes())?;
+    Ok(authority)
 }
 
 fn make(

@@ -38,7 +38,28 @@ pub(crate) fn check(
     for (index, certificate) in parsed.iter().enumerate() {
         check_one(index + 1, certificate, parsed.get(index + 1), now, &mut checked)?;
     }
-    Ok(checked)
+    check_lengths(&parsed)?;
+    match parsed.last() {
+        Some(last) if last.verify_signature(None).is_ok() => Ok(checked),
+        Some(_) | None => Err(AuthorityError::NoRoot),
+    }
+}
+
+/// No authority may have more authorities below it than it says (RFC 5280, 4.2.1.9); those that issued
+/// themselves do not count. Not every client looks at the root's own, so a try with one says nothing.
+fn check_lengths(chain: &[X509Certificate<'_>]) -> Result<(), AuthorityError> {
+    let mut below = 0;
+    for (index, certificate) in chain.iter().enumerate() {
+        let Ok(constraints) = certificate.basic_constraints() else {
+            return Err(AuthorityError::Certificate(index + 1));
+        };
+        let most = constraints.and_then(|found| found.value.path_len_constraint);
+        if most.is_some_and(|most| most < below) {
+            return Err(AuthorityError::PathLength(index + 1));
+        }
+        below += u32::from(certificate.subject().as_raw() != certificate.issuer().as_raw());
+    }
+    Ok(())
 }
 
 fn parse_chain<'a>(
@@ -62,6 +83,9 @@ fn check_one(
     if !may_sign(certificate) {
         return Err(AuthorityError::NotAuthority(index));
     }
+    if !is_for_servers(certificate) {
+        return Err(AuthorityError::Purpose(index));
+    }
     if above.is_some_and(|above| certificate.verify_signature(Some(above.public_key())).is_err()) {
         return Err(AuthorityError::Chain(index));
     }
@@ -84,17 +108,26 @@ fn may_sign(certificate: &X509Certificate<'_>) -> bool {
     certificate.is_ca() && usage
 }
 
+/// An extended key usage, where there is one, must let its holder speak for servers.
+fn is_for_servers(certificate: &X509Certificate<'_>) -> bool {
+    match certificate.extended_key_usage() {
+        Ok(Some(usage)) => usage.value.server_auth || usage.value.any,
+        Ok(None) => true,
+        Err(_) => false,
+    }
+}
+
 fn validity(certificate: &X509Certificate<'_>) -> Valid {
     let of = |moment: i64| u64::try_from(moment).unwrap_or(0);
     let found = certificate.validity();
     Valid { from: of(found.not_before.timestamp()), to: of(found.not_after.timestamp()) }
 }
 
-pub(crate) fn is_self_issued(der: &CertificateDer<'_>) -> bool {
-    match X509Certificate::from_der(der) {
-        Ok((_, found)) => found.subject().as_raw() == found.issuer().as_raw(),
-        Err(_) => false,
-    }
+/// The subject as it stands in the certificate, octet by octet.
+pub(crate) fn raw_subject(der: &CertificateDer<'_>) -> Vec<u8> {
+    X509Certificate::from_der(der)
+        .map(|(_, found)| found.subject().as_raw().to_vec())
+        .unwrap_or_default()
 }
 
 pub(crate) fn subject(der: &CertificateDer<'_>) -> String {

@@ -24,7 +24,7 @@ pub struct NameConstraints {
 }
 
 impl NameConstraints {
-    /// What covers every pattern (`x.com`, `*.x.com`, `.x.com`, `10.0.0.0/8`), if that can be said.
+    /// What covers every pattern (`x.com`, `*.x.com`, `.x.com`, `x.com:8443`, `10.0.0.0/8`), if that can be said.
     ///
     /// `None` when there is nothing to cover, when a pattern covers everything (`*`) or is not one of these
     /// forms, or when there are more than [`MAX_SUBTREES`]: the authority is then not limited. A name
@@ -43,6 +43,7 @@ impl NameConstraints {
             self.networks.push(network);
             return Some(());
         }
+        let pattern = without_port(pattern);
         let base = pattern.strip_prefix("*.").or(pattern.strip_prefix('.')).unwrap_or(pattern);
         let name = HostName::parse(base).ok()?;
         if !self.names.iter().any(|known| is_below(name.as_str(), known)) {
@@ -94,6 +95,7 @@ pub(crate) struct Limits {
 
 #[derive(Clone, Debug, PartialEq, Eq)]
 enum Subtree {
+    /// A name and what is below it; with a leading dot only what is below it.
     Name(String),
     Network(IpNet),
 }
@@ -117,15 +119,23 @@ impl Limits {
         permitted && !self.excluded.iter().any(|tree| tree.contains(host))
     }
 
-    /// The names and networks permitted, for people to read; empty when nothing is limited.
-    pub(crate) fn describe(&self) -> Vec<String> {
-        self.permitted.iter().map(Subtree::to_string).collect()
+    /// The names and networks permitted, for people to read; empty when nothing is limited to some.
+    pub(crate) fn describe_permitted(&self) -> impl Iterator<Item = String> {
+        self.permitted.iter().map(Subtree::to_string)
+    }
+
+    /// The names and networks excluded, for people to read.
+    pub(crate) fn describe_excluded(&self) -> impl Iterator<Item = String> {
+        self.excluded.iter().map(Subtree::to_string)
     }
 
     /// A host within each permitted subtree, to try the authority with.
     pub(crate) fn examples(&self) -> impl Iterator<Item = HostName> {
         self.permitted.iter().filter_map(|tree| match tree {
-            Subtree::Name(name) => HostName::parse(name).ok(),
+            Subtree::Name(base) if base.starts_with('.') => {
+                HostName::parse(&format!("x{base}")).ok()
+            }
+            Subtree::Name(base) => HostName::parse(base).ok(),
             Subtree::Network(network) => Some(network.addr().into()),
         })
     }
@@ -155,16 +165,17 @@ impl fmt::Display for Subtree {
 }
 
 fn parse_all(subtrees: Option<&[ParsedSubtree<'_>]>) -> Option<Vec<Subtree>> {
-    let dns_or_address = |tree: &&ParsedSubtree<'_>| {
-        matches!(tree.base, GeneralName::DNSName(_) | GeneralName::IPAddress(_))
+    // A leaf has no mail address and no URI. It does have a directory name, its subject, so a limit of that
+    // kind would have to be kept and is not understood here.
+    let of_a_leaf = |tree: &&ParsedSubtree<'_>| {
+        !matches!(tree.base, GeneralName::RFC822Name(_) | GeneralName::URI(_))
     };
-    // Other kinds (mail, directories) limit nothing that a leaf carries.
-    subtrees.unwrap_or_default().iter().filter(dns_or_address).map(parse_one).collect()
+    subtrees.unwrap_or_default().iter().filter(of_a_leaf).map(parse_one).collect()
 }
 
 fn parse_one(subtree: &ParsedSubtree<'_>) -> Option<Subtree> {
     if let GeneralName::DNSName(name) = subtree.base {
-        return Some(Subtree::Name(name.trim_start_matches('.').to_ascii_lowercase()));
+        return Some(Subtree::Name(name.to_ascii_lowercase()));
     }
     let GeneralName::IPAddress(bytes) = subtree.base else {
         return None;
@@ -182,18 +193,34 @@ fn address_and_mask(bytes: &[u8]) -> Option<IpNet> {
     IpNet::with_netmask(of(address)?, of(mask)?).ok()
 }
 
-/// `pattern` as a network, bare addresses included.
+/// `pattern` as a network, bare addresses included; mapped IPv4 is IPv4, as in a [`HostName`].
 fn network(pattern: &str) -> Option<IpNet> {
-    pattern.parse().ok().or_else(|| pattern.parse::<IpAddr>().ok().map(IpNet::from))
+    let found = pattern.parse().ok().or_else(|| pattern.parse::<IpAddr>().ok().map(IpNet::from))?;
+    match (found.addr().to_canonical(), found.prefix_len().checked_sub(96)) {
+        (IpAddr::V4(address), Some(length)) if found.addr().is_ipv6() => {
+            Ipv4Net::new(address, length).ok().map(IpNet::V4)
+        }
+        _ => Some(found),
+    }
+}
+
+/// A rule may name a port, a certificate cannot.
+fn without_port(pattern: &str) -> &str {
+    match pattern.rsplit_once(':') {
+        Some((host, port)) if !port.is_empty() && port.bytes().all(|b| b.is_ascii_digit()) => host,
+        Some(_) | None => pattern,
+    }
 }
 
 fn subtree(network: IpNet) -> GeneralSubtree {
     GeneralSubtree::IpAddress(CidrSubnet::from_addr_prefix(network.network(), network.prefix_len()))
 }
 
-/// Whether `name` is `base` or below it; everything is below the empty name.
+/// Whether `name` is `base` or below it; everything is below the empty name, and only what is below `.base`
+/// is below that.
 fn is_below(name: &str, base: &str) -> bool {
     match name.strip_suffix(base) {
+        Some(rest) if base.starts_with('.') => !rest.is_empty(),
         Some(rest) => rest.is_empty() || rest.ends_with('.') || base.is_empty(),
         None => false,
     }
@@ -217,6 +244,8 @@ mod tests {
                 Some("github.com, 10.2.3.4/32, 2001:db8::/32"),
             ),
             (&["10.2.3.4"], Some("10.2.3.4/32")),
+            (&["::ffff:10.2.3.4", "::ffff:11.0.0.0/104"], Some("10.2.3.4/32, 11.0.0.0/8")),
+            (&["github.com", "memory.corp.example:8443"], Some("github.com, memory.corp.example")),
             (&["github.com", "*"], None),
             (&["*"], None),
             (&["github.com", "a.*.example"], None),
@@ -226,5 +255,26 @@ mod tests {
             let found = NameConstraints::covering(patterns.iter().copied());
             assert_eq!(found.map(|found| found.to_string()).as_deref(), covered, "{patterns:?}");
         }
+    }
+
+    #[test]
+    fn a_leading_dot_is_for_what_is_below_only() {
+        for (base, name, below) in [
+            ("example.com", "example.com", true),
+            ("example.com", "a.example.com", true),
+            ("example.com", "notexample.com", false),
+            (".example.com", "example.com", false),
+            (".example.com", "a.example.com", true),
+            (".example.com", "a.b.example.com", true),
+            (".example.com", "notexample.com", false),
+            ("", "example.com", true),
+        ] {
+            assert_eq!(is_below(name, base), below, "{name} below {base:?}");
+        }
+        let limits =
+            Limits { permitted: vec![Subtree::Name(".example.com".into())], excluded: vec![] };
+        let example = limits.examples().next().unwrap();
+        assert!(example.as_str() == "x.example.com" && limits.permit(&example));
+        assert!(!limits.permit(&HostName::parse("example.com").unwrap()));
     }
 }

@@ -1,13 +1,15 @@
 //! Files: bounded reading, key files only we may read, and noticing a change cheaply.
 
-use std::fs::{self, File, OpenOptions, Permissions, TryLockError};
+use std::fs::{self, DirBuilder, File, OpenOptions, Permissions, TryLockError};
 use std::io::{self, Read, Write};
-use std::os::unix::fs::{MetadataExt, OpenOptionsExt, PermissionsExt};
+use std::os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 use std::thread::sleep;
 use std::time::{Duration, Instant, SystemTime};
 
 use zeroize::Zeroizing;
+
+use crate::{hex, random};
 
 /// Largest PEM file read: a full system store is about a quarter of it.
 pub(crate) const MAX_PEM: u64 = 1024 * 1024;
@@ -26,6 +28,12 @@ const YOUNG: Duration = Duration::from_secs(2);
 /// Why a file could not be used. Its content is never part of the message.
 #[derive(Debug, thiserror::Error)]
 pub enum FileError {
+    #[error("{}: it belongs to user {owner}; a key must belong to who uses it or to root", path.display())]
+    Foreign { path: PathBuf, owner: u32 },
+    #[error("{}: other users may write into this directory (mode {mode:04o}); run: chmod go-w {}", path.display(), path.display())]
+    OpenDirectory { path: PathBuf, mode: u32 },
+    #[error("{}: it is not a file of its own; remove it", path.display())]
+    Link { path: PathBuf },
     #[error("{}: other users may read it (mode {mode:04o}); run: chmod 600 {}", path.display(), path.display())]
     Exposed { path: PathBuf, mode: u32 },
     #[error("{}: {source}", path.display())]
@@ -51,12 +59,46 @@ pub(crate) fn read(path: &Path, limit: u64) -> Result<Vec<u8>, FileError> {
 /// Reads a private key, refusing one that other users may read or that the group may write.
 pub(crate) fn read_secret(path: &Path) -> Result<Zeroizing<Vec<u8>>, FileError> {
     let file = File::open(path).map_err(|source| FileError::io(path, source))?;
-    let mode = file.metadata().map_err(|source| FileError::io(path, source))?.mode() & 0o777;
+    let found = file.metadata().map_err(|source| FileError::io(path, source))?;
+    let mode = found.mode() & 0o777;
+    if !is_trusted(found.uid(), user()?) {
+        return Err(FileError::Foreign { path: path.to_owned(), owner: found.uid() });
+    }
+    check_surroundings(path)?;
     // Group reading is how orchestrators hand a secret to a non-root process.
     if mode & 0o037 != 0 {
         return Err(FileError::Exposed { path: path.to_owned(), mode });
     }
     read_open(path, &file, MAX_KEY).map(Zeroizing::new)
+}
+
+/// Who owns a file can change it, so it must be us or one who can do so anyway.
+fn is_trusted(owner: u32, user: u32) -> bool {
+    owner == user || owner == 0
+}
+
+/// The user this process acts as.
+fn user() -> Result<u32, FileError> {
+    let path = Path::new("/proc/self/status");
+    let status = fs::read_to_string(path).map_err(|source| FileError::io(path, source))?;
+    // Uid: real, effective, saved, file system; see proc(5).
+    let ids = status.lines().find_map(|line| line.strip_prefix("Uid:"));
+    let effective = ids.and_then(|ids| ids.split_whitespace().nth(1)?.parse().ok());
+    effective.ok_or_else(|| FileError::io(path, io::ErrorKind::InvalidData.into()))
+}
+
+/// Refuses a key in a directory where others could put another in its place. A sticky one, as orchestrators
+/// make them for secrets, lets nobody replace what is not his own.
+fn check_surroundings(path: &Path) -> Result<(), FileError> {
+    let real = fs::canonicalize(path).map_err(|source| FileError::io(path, source))?;
+    let Some(dir) = real.parent() else {
+        return Ok(());
+    };
+    let mode = fs::metadata(dir).map_err(|source| FileError::io(dir, source))?.mode() & 0o7777;
+    if mode & 0o022 != 0 && mode & 0o1000 == 0 {
+        return Err(FileError::OpenDirectory { path: dir.to_owned(), mode });
+    }
+    Ok(())
 }
 
 fn read_open(path: &Path, file: &File, limit: u64) -> Result<Vec<u8>, FileError> {
@@ -80,9 +122,10 @@ pub(crate) enum Readers {
 
 /// Replaces `path` by `content`, whole or not at all, and durably.
 pub(crate) fn write(path: &Path, content: &[u8], readers: Readers) -> Result<(), FileError> {
-    let temporary = temporary_beside(path);
-    let written =
-        write_new(&temporary, content, readers).and_then(|()| fs::rename(&temporary, path));
+    let temporary = temporary_beside(path)?;
+    let written = write_new(&temporary, content, readers)
+        .and_then(|()| fs::rename(&temporary, path))
+        .and_then(|()| sync_directory(path));
     if written.is_err() {
         // The complaint is about the write; a leftover is only untidy.
         drop(fs::remove_file(&temporary));
@@ -102,25 +145,53 @@ fn write_new(path: &Path, content: &[u8], readers: Readers) -> io::Result<()> {
     file.sync_all()
 }
 
-fn temporary_beside(path: &Path) -> PathBuf {
-    let mut name = path.file_name().unwrap_or_default().to_owned();
-    name.push(format!(".{}.new", std::process::id()));
-    path.with_file_name(name)
+/// A rename is in the directory, and lasts only once that is written down too.
+fn sync_directory(path: &Path) -> io::Result<()> {
+    match path.parent().filter(|dir| !dir.as_os_str().is_empty()) {
+        Some(dir) => File::open(dir)?.sync_all(),
+        None => File::open(".")?.sync_all(),
+    }
 }
 
-/// Makes `dir` (mode 0700) if it is not there.
+/// Random, so that what an interrupted start left behind is in nobody's way.
+fn temporary_beside(path: &Path) -> Result<PathBuf, FileError> {
+    let random = random::<8>().map_err(|error| FileError::io(path, io::Error::other(error)))?;
+    let mut name = path.file_name().unwrap_or_default().to_owned();
+    name.push(format!(".{}.new", hex(&random)));
+    Ok(path.with_file_name(name))
+}
+
+/// Makes `dir` (mode 0700) if it is not there; one that is there must be closed to writers.
 pub(crate) fn make_private_dir(dir: &Path) -> Result<(), FileError> {
-    if dir.is_dir() {
-        return Ok(());
+    if let Some(parent) = dir.parent() {
+        fs::create_dir_all(parent).map_err(|source| FileError::io(parent, source))?;
     }
-    fs::create_dir_all(dir)
-        .and_then(|()| fs::set_permissions(dir, Permissions::from_mode(0o700)))
-        .map_err(|source| FileError::io(dir, source))
+    match DirBuilder::new().mode(0o700).create(dir) {
+        Ok(()) => Ok(()),
+        Err(error) if error.kind() == io::ErrorKind::AlreadyExists => check_private_dir(dir),
+        Err(source) => Err(FileError::io(dir, source)),
+    }
+}
+
+fn check_private_dir(dir: &Path) -> Result<(), FileError> {
+    let found = fs::metadata(dir).map_err(|source| FileError::io(dir, source))?;
+    if !is_trusted(found.uid(), user()?) {
+        return Err(FileError::Foreign { path: dir.to_owned(), owner: found.uid() });
+    }
+    match found.mode() & 0o7777 {
+        mode if mode & 0o022 != 0 => Err(FileError::OpenDirectory { path: dir.to_owned(), mode }),
+        _ => Ok(()),
+    }
 }
 
 /// Holds the lock of `dir` until dropped, so that two starts do not make two sets of keys.
 pub(crate) fn lock(dir: &Path) -> Result<File, FileError> {
+    // Nobody else can write here, so nobody swaps the lock between the look at it and its opening.
+    check_private_dir(dir)?;
     let path = dir.join(".lock");
+    if fs::symlink_metadata(&path).is_ok_and(|found| !found.is_file()) {
+        return Err(FileError::Link { path });
+    }
     let file = OpenOptions::new().create(true).truncate(false).write(true).mode(0o600).open(&path);
     let file = file.map_err(|source| FileError::io(&path, source))?;
     wait_for_lock(&path, &file, LOCK_PATIENCE)?;
@@ -227,6 +298,53 @@ mod tests {
         fs::set_permissions(&path, Permissions::from_mode(0o644)).unwrap();
         let complaint = read_secret(&path).unwrap_err().to_string();
         assert!(complaint.contains("chmod 600") && !complaint.contains("secret"), "{complaint}");
+    }
+
+    #[test]
+    fn keys_belong_to_their_user_or_to_root() {
+        for (owner, user, trusted) in [
+            (1000, 1000, true),
+            (0, 1000, true),
+            (0, 0, true),
+            (1001, 1000, false),
+            (1000, 0, false),
+        ] {
+            assert_eq!(is_trusted(owner, user), trusted, "{owner} for {user}");
+        }
+        let dir = tempfile::tempdir().unwrap();
+        assert_eq!(user().unwrap(), fs::metadata(dir.path()).unwrap().uid());
+        let path = dir.path().join("key");
+        write(&path, b"secret", Readers::Owner).unwrap();
+        if std::os::unix::fs::chown(&path, Some(65534), None).is_ok() {
+            assert!(matches!(read_secret(&path), Err(FileError::Foreign { owner: 65534, .. })));
+        }
+    }
+
+    #[test]
+    fn a_directory_that_others_write_into_holds_no_keys() {
+        let dir = tempfile::tempdir().unwrap();
+        let inner = dir.path().join("a/keys");
+        make_private_dir(&inner).unwrap();
+        assert_eq!(fs::metadata(&inner).unwrap().mode() & 0o777, 0o700);
+        let path = inner.join("key");
+        write(&path, b"secret", Readers::Owner).unwrap();
+        for (mode, reads, made) in [
+            (0o700, true, true),
+            (0o755, true, true),
+            (0o770, false, false),
+            (0o777, false, false),
+            (0o1777, true, false),
+        ] {
+            fs::set_permissions(&inner, Permissions::from_mode(mode)).unwrap();
+            assert_eq!(read_secret(&path).is_ok(), reads, "{mode:o}");
+            assert_eq!(make_private_dir(&inner).is_ok(), made, "{mode:o}");
+            assert_eq!(lock(&inner).is_ok(), made, "{mode:o}");
+        }
+        fs::set_permissions(&inner, Permissions::from_mode(0o700)).unwrap();
+        fs::remove_file(inner.join(".lock")).unwrap();
+        std::os::unix::fs::symlink(dir.path().join("elsewhere"), inner.join(".lock")).unwrap();
+        assert!(matches!(lock(&inner), Err(FileError::Link { .. })));
+        assert!(!dir.path().join("elsewhere").exists());
     }
 
     #[test]

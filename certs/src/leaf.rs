@@ -205,13 +205,10 @@ pub(crate) fn params(host: &HostName, valid: Valid) -> Result<CertificateParams,
     Ok(params)
 }
 
-/// Addresses are named in both forms, because clients compare the octets of what they dialled.
+/// What was decided upon and nothing beside it.
 fn alternative_names(host: &HostName) -> Result<Vec<SanType>, rcgen::Error> {
     match host.address() {
         None => Ok(vec![SanType::DnsName(host.as_str().try_into()?)]),
-        Some(address) if address.to_canonical() != address => {
-            Ok(vec![SanType::IpAddress(address), SanType::IpAddress(address.to_canonical())])
-        }
         Some(address) => Ok(vec![SanType::IpAddress(address)]),
     }
 }

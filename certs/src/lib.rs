@@ -20,6 +20,7 @@ pub mod constraints;
 pub mod files;
 pub mod host;
 pub mod identity;
+mod issued;
 pub mod leaf;
 pub mod pem;
 mod pkcs12;

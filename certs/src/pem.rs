@@ -42,7 +42,51 @@ pub fn private_key(text: &[u8]) -> Result<Zeroizing<PrivateKeyDer<'static>>, Pem
     if ENCRYPTED.iter().any(|mark| text.windows(mark.len()).any(|window| window == *mark)) {
         return Err(PemError::EncryptedKey);
     }
-    PrivateKeyDer::from_pem_slice(text).map(Zeroizing::new).map_err(|_| PemError::NoKey)
+    let (kind, body) = first_key(text).ok_or(PemError::NoKey)?;
+    let der = decode(body).ok_or(PemError::NoKey)?.to_vec();
+    Ok(Zeroizing::new(match kind {
+        Kind::Pkcs1 => PrivateKeyDer::Pkcs1(der.into()),
+        Kind::Pkcs8 => PrivateKeyDer::Pkcs8(der.into()),
+        Kind::Sec1 => PrivateKeyDer::Sec1(der.into()),
+    }))
+}
+
+#[derive(Clone, Copy)]
+enum Kind {
+    Pkcs1,
+    Pkcs8,
+    Sec1,
+}
+
+/// The kind and the base64 of the key that stands first.
+fn first_key(text: &[u8]) -> Option<(Kind, &[u8])> {
+    let kinds = [
+        (Kind::Pkcs1, "RSA PRIVATE KEY"),
+        (Kind::Pkcs8, "PRIVATE KEY"),
+        (Kind::Sec1, "EC PRIVATE KEY"),
+    ];
+    let found = kinds.into_iter().filter_map(|(kind, label)| {
+        let (start, after) = after(text, format!("-----BEGIN {label}-----").as_bytes())?;
+        let (length, _) = self::after(after, format!("-----END {label}-----").as_bytes())?;
+        Some((start, kind, after.get(..length)?))
+    });
+    found.min_by_key(|(start, _, _)| *start).map(|(_, kind, body)| (kind, body))
+}
+
+/// Where `mark` begins in `text`, and what comes after it.
+fn after<'a>(text: &'a [u8], mark: &[u8]) -> Option<(usize, &'a [u8])> {
+    let start = text.windows(mark.len()).position(|window| window == mark)?;
+    Some((start, text.get(start + mark.len()..)?))
+}
+
+/// Every buffer on the way is sized beforehand and wiped, so that no copy of a key stays behind.
+fn decode(body: &[u8]) -> Option<Zeroizing<Vec<u8>>> {
+    let mut plain = Zeroizing::new(Vec::with_capacity(body.len()));
+    plain.extend(body.iter().copied().filter(|byte| !byte.is_ascii_whitespace()));
+    let mut der = Zeroizing::new(vec![0; base64::decoded_len_estimate(plain.len())]);
+    let length = STANDARD.decode_slice(&*plain, &mut der).ok()?;
+    der.truncate(length);
+    Some(der)
 }
 
 /// `der` as a `CERTIFICATE`.
@@ -80,6 +124,36 @@ mod tests {
             let text = from_certificate(&der);
             assert!(text.lines().all(|line| line.len() <= LINE), "{length}");
             assert_eq!(certificates(text.as_bytes()).unwrap(), [der], "{length}");
+        }
+    }
+
+    #[test]
+    fn a_key_is_found_among_other_things_and_whatever_its_kind() {
+        let parameters =
+            "-----BEGIN EC PARAMETERS-----\nBggqhkjOPQMBBw==\n-----END EC PARAMETERS-----\n";
+        let wrapped = |label: &str| {
+            format!(
+                "# caf\u{e9}\n{parameters}-----BEGIN {label}-----\r\nMA\r\nAA\r\n-----END {label}-----\r\n"
+            )
+        };
+        for label in ["PRIVATE KEY", "EC PRIVATE KEY", "RSA PRIVATE KEY"] {
+            let key = private_key(wrapped(label).as_bytes()).unwrap();
+            assert_eq!(key.secret_der(), [0x30, 0, 0], "{label}");
+            let (pkcs1, sec1) =
+                (matches!(&*key, PrivateKeyDer::Pkcs1(_)), matches!(&*key, PrivateKeyDer::Sec1(_)));
+            assert_eq!(
+                (pkcs1, sec1),
+                (label.starts_with("RSA"), label.starts_with("EC")),
+                "{label}"
+            );
+        }
+        let two = format!("{}{}", wrapped("EC PRIVATE KEY"), wrapped("PRIVATE KEY"));
+        assert!(matches!(&*private_key(two.as_bytes()).unwrap(), PrivateKeyDer::Sec1(_)));
+        for bad in [
+            "-----BEGIN PRIVATE KEY-----\nMAAA\n",
+            "-----BEGIN PRIVATE KEY-----\n!!\n-----END PRIVATE KEY-----",
+        ] {
+            assert_eq!(private_key(bad.as_bytes()).unwrap_err(), PemError::NoKey, "{bad}");
         }
     }
 

@@ -8,7 +8,8 @@ use std::time::Duration;
 
 use certs::{Authority, AuthorityError, AuthorityOptions, HostName, LeafCache, NameConstraints};
 use rcgen::{
-    BasicConstraints, CertificateParams, CertifiedIssuer, DnType, IsCa, KeyPair, KeyUsagePurpose,
+    BasicConstraints, CertificateParams, CertifiedIssuer, DnType, ExtendedKeyUsagePurpose, IsCa,
+    KeyPair, KeyUsagePurpose,
 };
 
 use crate::handshake::{client_at, shake};
@@ -60,7 +61,20 @@ fn half_an_authority_is_not_replaced_silently() {
     Authority::create(dir.path(), &AuthorityOptions::default(), at(NOW)).unwrap();
     fs::remove_file(dir.path().join("ca.pem")).unwrap();
     let again = Authority::open_or_create(dir.path(), &AuthorityOptions::default(), at(NOW));
-    assert!(matches!(again, Err(AuthorityError::File(_))));
+    assert!(matches!(again, Err(AuthorityError::Half { missing: "ca.pem", .. })));
+    let again = Authority::create(dir.path(), &AuthorityOptions::default(), at(NOW));
+    assert!(again.unwrap_err().to_string().contains("remove ca.key"));
+}
+
+#[test]
+fn what_cannot_be_made_leaves_nothing_behind() {
+    let dir = tempfile::tempdir().unwrap();
+    fs::write(dir.path().join("ca.key.1.new"), "left by an interrupted start").unwrap();
+    // No certificate is valid after the year 9999, so that one is found out when it is tried.
+    let never = Authority::create(dir.path(), &AuthorityOptions::default(), at(u64::MAX));
+    assert!(matches!(never, Err(AuthorityError::Expired { .. })));
+    assert!(!dir.path().join("ca.key").exists() && !dir.path().join("ca.pem").exists());
+    assert!(Authority::create(dir.path(), &AuthorityOptions::default(), at(NOW)).is_ok());
 }
 
 #[test]
@@ -105,7 +119,8 @@ fn constraints_are_in_the_certificate_and_kept_by_the_mint() {
         ("com", Err("authority_constrained")),
         ("11.1.2.3", Err("authority_constrained")),
         ("2001:db8::1", Err("authority_constrained")),
-        ("::ffff:10.1.2.3", Err("authority_constrained")),
+        ("::ffff:10.1.2.3", Ok(())),
+        ("::ffff:11.1.2.3", Err("authority_constrained")),
     ] {
         let options = AuthorityOptions { permitted: permitted.clone(), ..Default::default() };
         let authority = Authority::in_memory(&options, at(NOW)).unwrap();
@@ -145,7 +160,13 @@ fn params(name: &str, ca: IsCa) -> CertificateParams {
 }
 
 fn root<'a>() -> Signer<'a> {
-    let params = params("root", IsCa::Ca(BasicConstraints::Unconstrained));
+    rooted(|_| ())
+}
+
+/// A root that differs in something.
+fn rooted<'a>(alter: impl FnOnce(&mut CertificateParams)) -> Signer<'a> {
+    let mut params = params("root", IsCa::Ca(BasicConstraints::Unconstrained));
+    alter(&mut params);
     Signer::self_signed(params, KeyPair::generate_for(&rcgen::PKCS_RSA_SHA256).unwrap()).unwrap()
 }
 
@@ -192,16 +213,42 @@ fn an_operators_mistakes_are_named() {
     let good = below(&root, p256, CA);
     let not_ca = below(&root, p256, IsCa::ExplicitNoCa);
     let tight = below(&root, p256, IsCa::Ca(BasicConstraints::Constrained(0)));
-    let too_deep = below(&tight, p256, CA);
+    let too_deep = KeyPair::generate_for(p256).unwrap();
+    let too_deep = Signer::signed_by(params("below that", CA), too_deep, &tight).unwrap();
     let other = self::root();
+    let shallow = rooted(|root| root.is_ca = IsCa::Ca(BasicConstraints::Constrained(0)));
+    let below_shallow = below(&shallow, p256, CA);
+    let for_clients =
+        rooted(|root| root.extended_key_usages = vec![ExtendedKeyUsagePurpose::ClientAuth]);
+    let below_for_clients = below(&for_clients, p256, CA);
+    let for_any = rooted(|root| root.extended_key_usages = vec![ExtendedKeyUsagePurpose::Any]);
+    let below_for_any = below(&for_any, p256, CA);
     for (what, key, chain, expected) in [
         ("good", good.key(), &[&good, &root][..], ""),
-        ("without its root", good.key(), &[&good], ""),
+        ("a root for everything", below_for_any.key(), &[&below_for_any, &for_any], ""),
+        ("without its root", good.key(), &[&good], "does not end with a root"),
+        (
+            "a root too shallow",
+            below_shallow.key(),
+            &[&below_shallow, &shallow],
+            "certificate 2 of the chain allows fewer",
+        ),
+        (
+            "a root for clients",
+            below_for_clients.key(),
+            &[&below_for_clients, &for_clients],
+            "certificate 2 of the chain is not for servers",
+        ),
         ("another's key", root.key(), &[&good, &root], "does not belong"),
         ("wrong order", good.key(), &[&root, &good], "does not belong"),
         ("a stranger's root", good.key(), &[&good, &other], "is not signed by the one after it"),
         ("not an authority", not_ca.key(), &[&not_ca, &root], "may not sign certificates"),
-        ("path too long", too_deep.key(), &[&too_deep, &tight, &root], "clients would refuse"),
+        (
+            "path too long",
+            too_deep.key(),
+            &[&too_deep, &tight, &root],
+            "certificate 2 of the chain allows fewer",
+        ),
         ("too many", good.key(), &[&good; 9], "more than 8"),
     ] {
         let (key_path, chain_path) = files(dir.path(), key, chain);

@@ -11,7 +11,7 @@ use super::{IdentityError, is_plain};
 /// No clock of ours goes beyond the year 9999.
 const LAST_MOMENT: u64 = 253_402_300_799;
 /// Longest `iss`, `aud` or `jti`.
-const MAX_TEXT: usize = 255;
+pub(super) const MAX_TEXT: usize = 255;
 
 /// Whom a verified token names. Only [`Verifier`] makes one.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -140,15 +140,20 @@ impl<'a> ClaimReader<'a> {
         })
     }
 
-    /// Of the issuer's own trust domain, in the issuer's own form.
+    /// Of the issuer's own trust domain, environments and tenants, in the issuer's own form.
     fn subject(&self, limits: &TrustedIssuer) -> Result<Subject, IdentityError> {
         let text = self.text("sub")?.ok_or(IdentityError::ClaimMissing("sub"))?;
         let subject = limits.subject.read(text).map_err(|_| IdentityError::Subject)?;
-        if subject.trust_domain == limits.trust_domain {
-            Ok(subject)
-        } else {
-            Err(IdentityError::TrustDomain)
+        if subject.trust_domain != limits.trust_domain {
+            return Err(IdentityError::TrustDomain);
         }
+        if limits.environments.as_ref().is_some_and(|all| !all.contains(&subject.environment)) {
+            return Err(IdentityError::Environment);
+        }
+        if limits.tenants.as_ref().is_some_and(|all| !all.contains(&subject.tenant)) {
+            return Err(IdentityError::Tenant);
+        }
+        Ok(subject)
     }
 
     /// Exactly one, as a string or as the only entry of a list.

@@ -18,7 +18,7 @@ pub const MAX_TOKEN: usize = 4096;
 /// Deepest nesting of a claim.
 const MAX_DEPTH: usize = 8;
 /// Longest `kid`.
-const MAX_KEY_ID: usize = 128;
+pub(super) const MAX_KEY_ID: usize = 128;
 
 /// A token taken apart, believed in nothing.
 pub(super) struct Compact<'a> {

@@ -19,6 +19,8 @@ pub enum IdentityError {
     Confirmation,
     #[error("a member stands twice in the token")]
     Duplicate,
+    #[error("the issuer may not name this environment")]
+    Environment,
     #[error("the token has expired")]
     Expired,
     #[error("the sandbox has a newer generation than the token")]
@@ -43,6 +45,8 @@ pub enum IdentityError {
     Signature,
     #[error("the subject is not of the form the issuer may name")]
     Subject,
+    #[error("the issuer may not name this tenant")]
+    Tenant,
     #[error("the token is larger than {} bytes", super::MAX_TOKEN)]
     TooLarge,
     #[error("the subject is of another trust domain than its issuer")]
@@ -65,6 +69,7 @@ impl IdentityError {
             Self::ClaimMissing(_) => "identity_claim_missing",
             Self::Confirmation => "identity_confirmation",
             Self::Duplicate => "identity_duplicate",
+            Self::Environment => "identity_environment",
             Self::Expired => "identity_expired",
             Self::Generation => "identity_generation",
             Self::Header => "identity_header",
@@ -76,6 +81,7 @@ impl IdentityError {
             Self::Revoked => "identity_revoked",
             Self::Signature => "identity_signature",
             Self::Subject => "identity_subject",
+            Self::Tenant => "identity_tenant",
             Self::TooLarge => "identity_too_large",
             Self::TrustDomain => "identity_trust_domain",
             Self::UnknownIssuer => "identity_unknown_issuer",

@@ -1,16 +1,19 @@
 //! A local issuer: for one host, for tests and demonstrations, where no control plane issues identities.
 //!
 //! Its directory holds `issuer.json`, one `<kid>.key` (0600) a key, and `jwks.json` for verifiers. A new key
-//! is published before it signs and an old one stays published until its last token has ended.
+//! is published before it signs and an old one stays published until its last token has ended: its entry
+//! says when (`exp`), so that verifiers let go of it even if nobody comes back here.
 
+use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
+use rules::word::Environment;
 use rustls_pki_types::UnixTime;
 use serde::{Deserialize, Serialize};
-use serde_json::json;
+use serde_json::{Value, json};
 
-use super::key::{generate_pkcs8, jwks};
+use super::key::generate_pkcs8;
 use super::subject::{Subject, SubjectError, TrustDomain};
 use super::verify::{MAX_SKEW, TrustedIssuer};
 use super::{Algorithm, KeyError, SigningKey, Token, is_plain};
@@ -35,6 +38,8 @@ pub struct IssuerOptions {
     /// The `iss` of its tokens.
     pub issuer: String,
     pub trust_domain: TrustDomain,
+    /// The only environments it may name; `None` is every one.
+    pub environments: Option<Vec<Environment>>,
     pub algorithm: Algorithm,
 }
 
@@ -57,12 +62,16 @@ pub enum IssueError {
     Characters(&'static str),
     #[error("{}: line {line}, column {column}: it is not an issuer's description", path.display())]
     Document { path: PathBuf, line: usize, column: usize },
+    #[error("this issuer may not name the environment {0}; it was made for others")]
+    Environment(Environment),
     #[error("{}: there is an issuer already; choose another directory, or rotate its key", .0.display())]
     Exists(PathBuf),
     #[error(transparent)]
     File(#[from] FileError),
     #[error(transparent)]
     Key(#[from] KeyError),
+    #[error("{}: there is a key or a key set but no {DOCUMENT}; put that back, or remove this and begin anew", .0.display())]
+    Leftover(PathBuf),
     #[error("a token lives for 1 to {} seconds", TrustedIssuer::DEFAULT_LIFE.as_secs())]
     Life,
     #[error("{}: there is no issuer; make one with: sandbar identity init --dir {}", .0.display(), .0.display())]
@@ -92,6 +101,8 @@ pub struct LocalIssuer {
 struct Document {
     issuer: String,
     trust_domain: String,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    environments: Option<Vec<String>>,
     algorithm: String,
     keys: Vec<KeyDocument>,
 }
@@ -118,9 +129,16 @@ impl LocalIssuer {
         if dir.join(DOCUMENT).exists() {
             return Err(IssueError::Exists(dir.to_owned()));
         }
+        if let Some(path) = leftover(dir)? {
+            return Err(IssueError::Leftover(path));
+        }
         let document = Document {
             issuer: options.issuer.clone(),
             trust_domain: options.trust_domain.as_str().to_owned(),
+            environments: options
+                .environments
+                .as_ref()
+                .map(|all| all.iter().map(ToString::to_string).collect()),
             algorithm: options.algorithm.name().to_owned(),
             keys: Vec::new(),
         };
@@ -130,8 +148,19 @@ impl LocalIssuer {
         Ok(issuer)
     }
 
-    /// Opens the issuer in `dir`.
-    pub fn open(dir: &Path) -> Result<Self, IssueError> {
+    /// Opens the issuer in `dir` and throws away the keys that have retired.
+    pub fn open(dir: &Path, now: UnixTime) -> Result<Self, IssueError> {
+        let found = Self::read(dir)?;
+        if !found.document.keys.iter().any(|key| key.is_retired(now.as_secs())) {
+            return Ok(found);
+        }
+        let _lock = files::lock(dir)?;
+        let mut issuer = Self::read(dir)?;
+        issuer.drop_retired(now.as_secs())?;
+        Ok(issuer)
+    }
+
+    fn read(dir: &Path) -> Result<Self, IssueError> {
         let path = dir.join(DOCUMENT);
         if !path.exists() {
             return Err(IssueError::Missing(dir.to_owned()));
@@ -146,10 +175,11 @@ impl LocalIssuer {
 
     /// Publishes a new key, which signs after [`PUBLISHED_AHEAD`], and lets the old ones retire.
     pub fn rotate(dir: &Path, now: UnixTime) -> Result<Self, IssueError> {
+        Self::read(dir)?; // says what is missing, where the lock could only say that it is
         let _lock = files::lock(dir)?;
-        let mut issuer = Self::open(dir)?;
+        let mut issuer = Self::read(dir)?;
         let now = now.as_secs();
-        issuer.drop_retired(now);
+        issuer.drop_retired(now)?;
         if issuer.document.keys.len() >= MAX_KEYS {
             return Err(IssueError::TooManyKeys);
         }
@@ -177,6 +207,9 @@ impl LocalIssuer {
         }
         let domain = &self.document.trust_domain;
         let subject = Subject::new(domain, request.tenant, request.environment, request.sandbox)?;
+        if self.allowed()?.is_some_and(|all| !all.contains(&subject.environment)) {
+            return Err(IssueError::Environment(subject.environment));
+        }
         let now = now.as_secs();
         let mut claims = json!({
             "iss": self.document.issuer,
@@ -199,7 +232,14 @@ impl LocalIssuer {
         let domain = TrustDomain::parse(&self.document.trust_domain)?;
         let mut trusted = TrustedIssuer::new(&self.document.issuer, domain, self.jwks_path());
         trusted.algorithms = vec![algorithm];
+        trusted.environments = self.allowed()?;
         Ok(trusted)
+    }
+
+    fn allowed(&self) -> Result<Option<Vec<Environment>>, SubjectError> {
+        let parse = |text: &String| Environment::parse(text).map_err(SubjectError::from);
+        let parsed = self.document.environments.iter();
+        parsed.map(|all| all.iter().map(parse).collect()).next().transpose()
     }
 
     /// Where the JWK Set is, for verifiers to follow.
@@ -207,11 +247,19 @@ impl LocalIssuer {
         self.dir.join(JWKS)
     }
 
-    /// The JWK Set: every key whose tokens may still be good.
-    pub fn jwks(&self, now: UnixTime) -> Result<serde_json::Value, IssueError> {
+    /// The JWK Set: every key whose tokens may still be good, and until when.
+    pub fn jwks(&self, now: UnixTime) -> Result<Value, IssueError> {
         let published = self.document.keys.iter().filter(|key| !key.is_retired(now.as_secs()));
-        let keys = published.map(|key| self.load_key(&key.kid)).collect::<Result<Vec<_>, _>>()?;
-        Ok(jwks(&keys))
+        let keys = published.map(|key| self.jwk(key)).collect::<Result<Vec<_>, _>>()?;
+        Ok(json!({ "keys": keys }))
+    }
+
+    fn jwk(&self, key: &KeyDocument) -> Result<Value, IssueError> {
+        let mut jwk = self.load_key(&key.kid)?.jwk().clone();
+        if let Some(end) = key.retires_at {
+            jwk["exp"] = end.into();
+        }
+        Ok(jwk)
     }
 
     pub fn issuer(&self) -> &str {
@@ -220,6 +268,11 @@ impl LocalIssuer {
 
     pub fn trust_domain(&self) -> &str {
         &self.document.trust_domain
+    }
+
+    /// The only environments it may name; `None` is every one.
+    pub fn environments(&self) -> Option<&[String]> {
+        self.document.environments.as_deref()
     }
 
     pub fn algorithm(&self) -> &str {
@@ -259,14 +312,24 @@ impl LocalIssuer {
         Ok(())
     }
 
-    fn drop_retired(&mut self, now: u64) {
+    /// Forgets retired keys: first in what is published, then the keys themselves.
+    fn drop_retired(&mut self, now: u64) -> Result<(), IssueError> {
         let (retired, kept): (Vec<_>, Vec<_>) =
             self.document.keys.drain(..).partition(|key| key.is_retired(now));
         self.document.keys = kept;
-        for key in retired {
-            // Nothing it signed is believed any more; a file that stays is only untidy.
-            drop(std::fs::remove_file(self.key_path(&key.kid)));
+        if retired.is_empty() {
+            return Ok(());
         }
+        self.save(now)?;
+        for path in retired.iter().map(|key| self.key_path(&key.kid)) {
+            match std::fs::remove_file(&path) {
+                Err(source) if source.kind() != ErrorKind::NotFound => {
+                    return Err(FileError::io(&path, source).into());
+                }
+                Ok(()) | Err(_) => {}
+            }
+        }
+        Ok(())
     }
 
     /// The JWK Set first: a key must never sign before it is published.
@@ -282,6 +345,18 @@ impl LocalIssuer {
         )?;
         Ok(())
     }
+}
+
+/// What an issuer without its description left behind: somebody may still trust it.
+fn leftover(dir: &Path) -> Result<Option<PathBuf>, FileError> {
+    let entries = std::fs::read_dir(dir).map_err(|source| FileError::io(dir, source))?;
+    for entry in entries {
+        let path = entry.map_err(|source| FileError::io(dir, source))?.path();
+        if path.extension().is_some_and(|end| end == "key") || path.ends_with(JWKS) {
+            return Ok(Some(path));
+        }
+    }
+    Ok(None)
 }
 
 impl KeyDocument {

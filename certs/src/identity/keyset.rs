@@ -6,10 +6,11 @@ use aws_lc_rs::signature::{ECDSA_P256_SHA256_FIXED, ED25519, ParsedPublicKey};
 use base64::Engine;
 use base64::engine::general_purpose::URL_SAFE_NO_PAD;
 use jsonwebtoken::DecodingKey;
-use serde::Deserialize;
 use serde::de::IgnoredAny;
+use serde::{Deserialize, Deserializer};
 
-use super::Algorithm;
+use super::compact::MAX_KEY_ID;
+use super::{Algorithm, is_plain};
 
 /// Largest JWKS file.
 pub(super) const MAX_FILE: u64 = 256 * 1024;
@@ -21,15 +22,15 @@ const RSA_BYTES: std::ops::RangeInclusive<usize> = 256..=1024;
 /// Why a JWK Set was refused. The last good one stays in use, for a while.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum KeySetError {
-    #[error("key {0} has an algorithm that this issuer may not use")]
-    Algorithm(usize),
     #[error("key {0} has a `kid` that another key has too")]
     DuplicateId(usize),
     #[error("key {0} is not a usable P-256, Ed25519 or RSA (2048 to 8192 bits) public key")]
     Malformed(usize),
-    #[error("key {0} has no `kid`")]
+    #[error("key {0} has no `kid` of 1 to {MAX_KEY_ID} printable characters without spaces")]
     NoId(usize),
-    #[error("there is no key in it that this issuer may sign with")]
+    #[error(
+        "there is no key in it that this issuer may sign with; is the algorithm of its keys allowed?"
+    )]
     NoKeys,
     #[error("it is not a JWK Set: line {line}, column {column}")]
     NotJson { line: usize, column: usize },
@@ -45,10 +46,15 @@ pub(super) struct KeySet(HashMap<String, PublicKey>);
 pub(super) struct PublicKey {
     pub(super) algorithm: Algorithm,
     key: DecodingKey,
+    /// Unix seconds from which nothing it signed is believed.
+    ends: Option<u64>,
 }
 
 impl KeySet {
     /// Reads a JWK Set for an issuer that may use `allowed`.
+    ///
+    /// Keys for other uses or of other algorithms are passed over. A set without any key is good: that is
+    /// how an issuer takes back all that it ever signed.
     pub(super) fn parse(text: &[u8], allowed: &[Algorithm]) -> Result<Self, KeySetError> {
         let document: Document = serde_json::from_slice(text).map_err(|error| {
             // The error's own text could repeat what is in the file, perhaps a private key.
@@ -65,11 +71,16 @@ impl KeySet {
                 return Err(KeySetError::DuplicateId(index + 1));
             }
         }
-        if keys.is_empty() { Err(KeySetError::NoKeys) } else { Ok(Self(keys)) }
+        Ok(Self(keys))
     }
 
-    pub(super) fn key(&self, id: &str) -> Option<&PublicKey> {
-        self.0.get(id)
+    pub(super) fn is_empty(&self) -> bool {
+        self.0.is_empty()
+    }
+
+    /// The key of this id, unless it has retired.
+    pub(super) fn key(&self, id: &str, now: u64) -> Option<&PublicKey> {
+        self.0.get(id).filter(|key| key.ends.is_none_or(|end| now < end))
     }
 }
 
@@ -100,8 +111,17 @@ struct Jwk {
     y: Option<String>,
     n: Option<String>,
     e: Option<String>,
-    d: Option<IgnoredAny>,
-    k: Option<IgnoredAny>,
+    key_ops: Option<Vec<String>>,
+    /// When the key retires, as our own issuer and OpenID Federation (section 8.6) write it.
+    exp: Option<u64>,
+    #[serde(default, deserialize_with = "present")]
+    d: bool,
+    #[serde(default, deserialize_with = "present")]
+    p: bool,
+    #[serde(default, deserialize_with = "present")]
+    q: bool,
+    #[serde(default, deserialize_with = "present")]
+    k: bool,
 }
 
 impl Jwk {
@@ -111,21 +131,26 @@ impl Jwk {
         index: usize,
         allowed: &[Algorithm],
     ) -> Result<Option<(String, PublicKey)>, KeySetError> {
-        if self.kty == "oct" || self.d.is_some() || self.k.is_some() {
+        if self.kty == "oct" || self.d || self.p || self.q || self.k {
             return Err(KeySetError::Private(index));
         }
-        let for_tokens = matches!(self.purpose.as_deref(), None | Some("sig" | "jwt-svid"));
-        let Some(algorithm) = self.algorithm().filter(|_| for_tokens) else {
+        let usable = |algorithm: &Algorithm| self.is_for_tokens(*algorithm, allowed);
+        let Some(algorithm) = self.algorithm().filter(usable) else {
             return Ok(None);
         };
-        if !allowed.contains(&algorithm)
-            || self.alg.as_deref().is_some_and(|alg| alg != algorithm.name())
-        {
-            return Err(KeySetError::Algorithm(index));
-        }
-        let id = self.kid.clone().filter(|id| !id.is_empty()).ok_or(KeySetError::NoId(index))?;
+        // What a token cannot name would never be found.
+        let id = self.kid.clone().filter(|id| is_plain(id, MAX_KEY_ID));
+        let id = id.ok_or(KeySetError::NoId(index))?;
         let key = self.decode(algorithm).ok_or(KeySetError::Malformed(index))?;
-        Ok(Some((id, PublicKey { algorithm, key })))
+        Ok(Some((id, PublicKey { algorithm, key, ends: self.exp })))
+    }
+
+    fn is_for_tokens(&self, algorithm: Algorithm, allowed: &[Algorithm]) -> bool {
+        let named = |name: &str| name == algorithm.name();
+        matches!(self.purpose.as_deref(), None | Some("sig" | "jwt-svid"))
+            && self.key_ops.as_ref().is_none_or(|all| all.iter().any(|one| one == "verify"))
+            && self.alg.as_deref().is_none_or(named)
+            && allowed.contains(&algorithm)
     }
 
     /// By kind and curve; a kind not known here (RFC 7517, section 5) is passed over.
@@ -162,6 +187,11 @@ impl Jwk {
             }
         }
     }
+}
+
+/// That a member is there, `null` or not, and nothing of what is in it.
+fn present<'de, D: Deserializer<'de>>(input: D) -> Result<bool, D::Error> {
+    IgnoredAny::deserialize(input).map(|_| true)
 }
 
 fn octets(text: &Option<String>) -> Option<Vec<u8>> {

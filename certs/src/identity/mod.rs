@@ -24,7 +24,8 @@ pub use issuer::{IssueError, IssueRequest, IssuerOptions, LocalIssuer, PUBLISHED
 pub use key::{Algorithm, KeyError, SigningKey, Token, jwks};
 pub use keyset::{KeySetError, MAX_KEYS};
 pub use revocation::{RevocationError, Revocations};
-pub use subject::{Segment, Subject, SubjectError, SubjectTemplate, TrustDomain};
+pub use rules::word::{Environment, SandboxId, Tenant};
+pub use subject::{Subject, SubjectError, SubjectTemplate, TrustDomain};
 pub use verify::{
     Claims, Expected, MAX_LIFE, MAX_SKEW, MAX_VERIFIED, TrustedIssuer, Verifier, VerifierError,
 };

@@ -3,25 +3,40 @@
 use std::collections::{HashMap, HashSet};
 use std::hash::Hash;
 
-use serde::Deserialize;
+use rules::word::{Environment, SandboxId, Tenant};
+use serde::{Deserialize, Deserializer, de};
 
-use super::IdentityError;
-use super::claims::Identity;
+use super::claims::{Identity, MAX_TEXT};
+use super::compact::MAX_KEY_ID;
+use super::{IdentityError, is_plain};
 
 /// Largest revocation list.
 pub(super) const MAX_FILE: u64 = 4 * 1024 * 1024;
 
 /// Why a revocation list was refused. The last good one stays in use, for a while.
-#[derive(Debug, thiserror::Error)]
-#[error("it is not a revocation list: {0}")]
-pub struct RevocationError(#[from] serde_json::Error);
+///
+/// Nothing of the file is in here, which may not be a revocation list at all.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[error(
+    "it is not a revocation list, or an id in it can be nobody's: line {line}, column {column}"
+)]
+pub struct RevocationError {
+    pub line: usize,
+    pub column: usize,
+}
+
+impl From<serde_json::Error> for RevocationError {
+    fn from(error: serde_json::Error) -> Self {
+        Self { line: error.line(), column: error.column() }
+    }
+}
 
 /// Compiled revocations.
 #[derive(Debug, Default)]
 pub struct Revocations {
     sandboxes: HashSet<SandboxDocument>,
     generations: HashMap<SandboxDocument, u64>,
-    tenants: HashMap<String, u64>,
+    tenants: HashMap<Tenant, u64>,
     keys: HashSet<String>,
     tokens: HashSet<String>,
 }
@@ -36,8 +51,8 @@ impl Revocations {
             tenants: latest(
                 document.tenants.into_iter().map(|found| (found.tenant, found.issued_before)),
             ),
-            keys: document.keys.into_iter().collect(),
-            tokens: document.tokens.into_iter().collect(),
+            keys: document.keys.into_iter().map(|KeyId(id)| id).collect(),
+            tokens: document.tokens.into_iter().map(|TokenId(id)| id).collect(),
         })
     }
 
@@ -81,29 +96,38 @@ struct Document {
     generations: Vec<GenerationDocument>,
     #[serde(default)]
     tenants: Vec<TenantDocument>,
-    /// Each a `kid`.
     #[serde(default)]
-    keys: Vec<String>,
-    /// Each a `jti`.
+    keys: Vec<KeyId>,
     #[serde(default)]
-    tokens: Vec<String>,
+    tokens: Vec<TokenId>,
 }
+
+/// A `kid`.
+#[derive(Deserialize)]
+struct KeyId(#[serde(deserialize_with = "key_id")] String);
+
+/// A `jti`.
+#[derive(Deserialize)]
+struct TokenId(#[serde(deserialize_with = "token_id")] String);
 
 #[derive(Debug, Deserialize, PartialEq, Eq, Hash)]
 #[serde(deny_unknown_fields)]
 struct SandboxDocument {
-    tenant: String,
-    environment: String,
-    sandbox: String,
+    #[serde(deserialize_with = "tenant")]
+    tenant: Tenant,
+    #[serde(deserialize_with = "environment")]
+    environment: Environment,
+    #[serde(deserialize_with = "sandbox")]
+    sandbox: SandboxId,
 }
 
 impl SandboxDocument {
     fn of(identity: &Identity) -> Self {
         let subject = identity.subject();
         Self {
-            tenant: subject.tenant.to_string(),
-            environment: subject.environment.to_string(),
-            sandbox: subject.sandbox.to_string(),
+            tenant: subject.tenant.clone(),
+            environment: subject.environment.clone(),
+            sandbox: subject.sandbox.clone(),
         }
     }
 }
@@ -111,9 +135,12 @@ impl SandboxDocument {
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
 struct GenerationDocument {
-    tenant: String,
-    environment: String,
-    sandbox: String,
+    #[serde(deserialize_with = "tenant")]
+    tenant: Tenant,
+    #[serde(deserialize_with = "environment")]
+    environment: Environment,
+    #[serde(deserialize_with = "sandbox")]
+    sandbox: SandboxId,
     oldest: u64,
 }
 
@@ -127,7 +154,70 @@ impl GenerationDocument {
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
 struct TenantDocument {
-    tenant: String,
+    #[serde(deserialize_with = "tenant")]
+    tenant: Tenant,
     /// Unix seconds: what was issued earlier is refused.
     issued_before: u64,
+}
+
+// An entry that no token can match would revoke nothing and look as if it did, so each is parsed as what
+// it names.
+
+fn tenant<'de, D: Deserializer<'de>>(input: D) -> Result<Tenant, D::Error> {
+    parsed(input, |text| Tenant::parse(text).ok())
+}
+
+fn environment<'de, D: Deserializer<'de>>(input: D) -> Result<Environment, D::Error> {
+    parsed(input, |text| Environment::parse(text).ok())
+}
+
+fn sandbox<'de, D: Deserializer<'de>>(input: D) -> Result<SandboxId, D::Error> {
+    parsed(input, |text| SandboxId::parse(text).ok())
+}
+
+fn key_id<'de, D: Deserializer<'de>>(input: D) -> Result<String, D::Error> {
+    parsed(input, |text| is_plain(text, MAX_KEY_ID).then(|| text.to_owned()))
+}
+
+fn token_id<'de, D: Deserializer<'de>>(input: D) -> Result<String, D::Error> {
+    parsed(input, |text| is_plain(text, MAX_TEXT).then(|| text.to_owned()))
+}
+
+fn parsed<'de, D: Deserializer<'de>, T>(
+    input: D,
+    parse: impl FnOnce(&str) -> Option<T>,
+) -> Result<T, D::Error> {
+    let text = String::deserialize(input)?;
+    parse(&text).ok_or_else(|| de::Error::custom("not an id"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_entry_that_matches_nobody_is_refused_without_being_repeated() {
+        let sandbox = |name: &str| {
+            format!(
+                r#"{{"sandboxes":[{{"tenant":"acme","environment":"staging","sandbox":"{name}"}}]}}"#
+            )
+        };
+        for (text, good) in [
+            (sandbox("build-7"), true),
+            (sandbox("build-7 "), false),
+            (sandbox(""), false),
+            (sandbox("s3cr3t/value"), false),
+            (r#"{"tenants":[{"tenant":"a c","issued_before":1}]}"#.to_owned(), false),
+            (r#"{"keys":["abc"],"tokens":["abc"]}"#.to_owned(), true),
+            (r#"{"keys":["s3cr3t value"]}"#.to_owned(), false),
+            (r#"{"tokens":[""]}"#.to_owned(), false),
+            (r#"{"keys":"s3cr3t-value"}"#.to_owned(), false),
+            (r#"{"s3cr3t":[]}"#.to_owned(), false),
+        ] {
+            let found = Revocations::parse(text.as_bytes());
+            assert_eq!(found.is_ok(), good, "{text}");
+            let said = found.err().map(|error| error.to_string()).unwrap_or_default();
+            assert!(!said.contains("s3cr3t"), "{said}");
+        }
+    }
 }

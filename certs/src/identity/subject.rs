@@ -2,6 +2,8 @@
 
 use std::fmt;
 
+use rules::word::{Environment, SandboxId, Tenant, WordError};
+
 /// Longest subject, the limit of OpenID Connect.
 pub(crate) const MAX_SUBJECT: usize = 255;
 
@@ -20,6 +22,8 @@ pub enum SubjectError {
     Template,
     #[error("a trust domain has lower-case letters, digits, `.`, `-` and `_` only")]
     TrustDomain,
+    #[error("a tenant, environment or sandbox is not a short plain word: {0}")]
+    Word(#[from] WordError),
 }
 
 /// The authority part of a SPIFFE ID, such as `staging.acme.example`.
@@ -38,37 +42,20 @@ impl TrustDomain {
     }
 }
 
-/// One segment of a SPIFFE path: a tenant, an environment, a sandbox. Compared byte by byte.
-#[derive(Clone, Debug, PartialEq, Eq, Hash)]
-pub struct Segment(String);
-
-impl Segment {
-    pub fn parse(text: &str) -> Result<Self, SubjectError> {
-        let allowed = |b: u8| b.is_ascii_alphanumeric() || b".-_".contains(&b);
-        let good = !matches!(text, "" | "." | "..") && text.bytes().all(allowed);
-        (good && text.len() <= MAX_SUBJECT)
-            .then(|| Self(text.to_owned()))
-            .ok_or(SubjectError::Segment)
-    }
-
-    pub fn as_str(&self) -> &str {
-        &self.0
-    }
-}
-
-impl fmt::Display for Segment {
-    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
-        formatter.write_str(&self.0)
-    }
+/// `text`, if it can be one segment of a SPIFFE path.
+fn segment(text: &str) -> Result<&str, SubjectError> {
+    let allowed = |b: u8| b.is_ascii_alphanumeric() || b".-_".contains(&b);
+    let good = !matches!(text, "" | "." | "..") && text.bytes().all(allowed);
+    good.then_some(text).ok_or(SubjectError::Segment)
 }
 
 /// The sandbox a token is about.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct Subject {
     pub trust_domain: TrustDomain,
-    pub tenant: Segment,
-    pub environment: Segment,
-    pub sandbox: Segment,
+    pub tenant: Tenant,
+    pub environment: Environment,
+    pub sandbox: SandboxId,
 }
 
 impl Subject {
@@ -81,9 +68,9 @@ impl Subject {
     ) -> Result<Self, SubjectError> {
         let subject = Self {
             trust_domain: TrustDomain::parse(trust_domain)?,
-            tenant: Segment::parse(tenant)?,
-            environment: Segment::parse(environment)?,
-            sandbox: Segment::parse(sandbox)?,
+            tenant: Tenant::parse(tenant)?,
+            environment: Environment::parse(environment)?,
+            sandbox: SandboxId::parse(sandbox)?,
         };
         if subject.to_string().len() > MAX_SUBJECT { Err(SubjectError::Long) } else { Ok(subject) }
     }
@@ -104,14 +91,14 @@ impl fmt::Display for Subject {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct SubjectTemplate {
     parts: Vec<Part>,
-    tenant: Option<Segment>,
-    environment: Option<Segment>,
+    tenant: Option<Tenant>,
+    environment: Option<Environment>,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq)]
 enum Part {
     Environment,
-    Literal(Segment),
+    Literal(String),
     Sandbox,
     Tenant,
 }
@@ -123,8 +110,8 @@ impl SubjectTemplate {
     /// Parses a path; `tenant` and `environment` are fixed when given, and then not in the path.
     pub fn parse(
         path: &str,
-        tenant: Option<Segment>,
-        environment: Option<Segment>,
+        tenant: Option<Tenant>,
+        environment: Option<Environment>,
     ) -> Result<Self, SubjectError> {
         let path = path.strip_prefix('/').ok_or(SubjectError::Template)?;
         let parts = path.split('/').map(Part::parse).collect::<Result<Vec<_>, _>>()?;
@@ -145,7 +132,7 @@ impl SubjectTemplate {
         }
         let rest = text.strip_prefix("spiffe://").ok_or(SubjectError::Shape)?;
         let (domain, path) = rest.split_once('/').ok_or(SubjectError::Shape)?;
-        let segments = path.split('/').map(Segment::parse).collect::<Result<Vec<_>, _>>()?;
+        let segments = path.split('/').map(segment).collect::<Result<Vec<_>, _>>()?;
         let literals_agree =
             self.parts.iter().zip(&segments).all(|(part, found)| part.admits(found));
         if segments.len() != self.parts.len() || !literals_agree {
@@ -153,24 +140,27 @@ impl SubjectTemplate {
         }
         let of = |part: Part| {
             let position = self.parts.iter().position(|found| *found == part)?;
-            segments.get(position).cloned()
+            segments.get(position).copied()
         };
+        let said = |part: Part| of(part).ok_or(SubjectError::Shape);
         Ok(Subject {
             trust_domain: TrustDomain::parse(domain)?,
-            tenant: self.tenant.clone().or_else(|| of(Part::Tenant)).ok_or(SubjectError::Shape)?,
-            environment: self
-                .environment
-                .clone()
-                .or_else(|| of(Part::Environment))
-                .ok_or(SubjectError::Shape)?,
-            sandbox: of(Part::Sandbox).ok_or(SubjectError::Shape)?,
+            tenant: match &self.tenant {
+                Some(fixed) => fixed.clone(),
+                None => Tenant::parse(said(Part::Tenant)?)?,
+            },
+            environment: match &self.environment {
+                Some(fixed) => fixed.clone(),
+                None => Environment::parse(said(Part::Environment)?)?,
+            },
+            sandbox: SandboxId::parse(said(Part::Sandbox)?)?,
         })
     }
 }
 
 impl Default for SubjectTemplate {
     fn default() -> Self {
-        let literal = |text: &str| Part::Literal(Segment(text.to_owned()));
+        let literal = |text: &str| Part::Literal(text.to_owned());
         let parts = vec![
             literal("tenant"),
             Part::Tenant,
@@ -189,13 +179,13 @@ impl Part {
             "{environment}" => Ok(Self::Environment),
             "{sandbox}" => Ok(Self::Sandbox),
             "{tenant}" => Ok(Self::Tenant),
-            literal => {
-                Segment::parse(literal).map(Self::Literal).map_err(|_| SubjectError::Template)
-            }
+            literal => segment(literal)
+                .map(|text| Self::Literal(text.to_owned()))
+                .map_err(|_| SubjectError::Template),
         }
     }
 
-    fn admits(&self, found: &Segment) -> bool {
+    fn admits(&self, found: &str) -> bool {
         match self {
             Self::Literal(literal) => literal == found,
             Self::Environment | Self::Sandbox | Self::Tenant => true,
@@ -227,6 +217,8 @@ mod tests {
             ("spiffe://acme.example/tenant/acme/env/staging/sandbox/..", false),
             ("spiffe://acme.example/tenant/acme/env/../sandbox/build-7", false),
             ("spiffe://acme.example/tenant/acme/env/staging/sandbox/build%2d7", false),
+            ("spiffe://acme.example/tenant/acme/env/staging/sandbox/-7", false),
+            ("spiffe://acme.example/tenant/.acme/env/staging/sandbox/build-7", false),
             ("spiffe://acme.example/tenant/acme/env/staging/sandbox/build-7\u{a0}", false),
             ("spiffe://acme.example/tenant/acme/env/staging/sandbox/ｂuild-7", false),
             ("spiffe://acme.example/tenant/acme/env/staging/sandbox/build-7 ", false),
@@ -247,15 +239,16 @@ mod tests {
 
     #[test]
     fn a_template_says_each_thing_once() {
-        let segment = |text: &str| Some(Segment::parse(text).unwrap());
+        let tenant = |text: &str| Some(Tenant::parse(text).unwrap());
+        let environment = |text: &str| Some(Environment::parse(text).unwrap());
         for (path, tenant, environment, good) in [
             ("/ns/{tenant}/env/{environment}/sa/{sandbox}", None, None, true),
-            ("/ns/{tenant}/sa/{sandbox}", None, segment("staging"), true),
-            ("/sa/{sandbox}", segment("acme"), segment("staging"), true),
+            ("/ns/{tenant}/sa/{sandbox}", None, environment("staging"), true),
+            ("/sa/{sandbox}", tenant("acme"), environment("staging"), true),
             ("/ns/{tenant}/sa/{sandbox}", None, None, false),
             ("/ns/{tenant}/env/{environment}", None, None, false),
             ("/ns/{tenant}/{tenant}/env/{environment}/{sandbox}", None, None, false),
-            ("/ns/{tenant}/sa/{sandbox}", segment("acme"), segment("staging"), false),
+            ("/ns/{tenant}/sa/{sandbox}", tenant("acme"), environment("staging"), false),
             ("ns/{tenant}/{environment}/{sandbox}", None, None, false),
             ("/{tenant}/{environment}/{sandbox}/../x", None, None, false),
             ("/{tenant}/{env}/{sandbox}", None, None, false),
@@ -264,7 +257,8 @@ mod tests {
             assert_eq!(SubjectTemplate::parse(path, tenant, environment).is_ok(), good, "{path}");
         }
         let fixed =
-            SubjectTemplate::parse("/ns/{tenant}/sa/{sandbox}", None, segment("staging")).unwrap();
+            SubjectTemplate::parse("/ns/{tenant}/sa/{sandbox}", None, environment("staging"))
+                .unwrap();
         let found = fixed.read("spiffe://prod.example/ns/acme/sa/build-7").unwrap();
         assert_eq!(found, Subject::new("prod.example", "acme", "staging", "build-7").unwrap());
     }

@@ -1,4 +1,5 @@
-//! Verification: whom a token names, or why it is refused. Cheapest checks first, the signature last.
+//! Verification: whom a token names, or why it is refused. Cheapest checks first, then the signature; what
+//! is revoked is looked up last, so that nobody without a key can ask the list about others.
 //!
 //! The issuer is one the operator trusts, it selects the keys, the key selects the algorithm; the token
 //! only says which of them it claims. A verified token is remembered by its hash until its end, but its
@@ -10,6 +11,7 @@ use std::path::PathBuf;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
+use rules::word::{Environment, Tenant};
 use rustls_pki_types::UnixTime;
 
 use super::claims::{ClaimReader, Identity};
@@ -49,6 +51,10 @@ pub struct TrustedIssuer {
     pub issuer: Option<String>,
     /// The only trust domain it may speak for.
     pub trust_domain: TrustDomain,
+    /// The only environments it may name; `None` is every one, also those of other issuers.
+    pub environments: Option<Vec<Environment>>,
+    /// The only tenants it may name; `None` is every one.
+    pub tenants: Option<Vec<Tenant>>,
     pub algorithms: Vec<Algorithm>,
     pub claims: Claims,
     pub subject: SubjectTemplate,
@@ -62,11 +68,13 @@ pub struct TrustedIssuer {
 impl TrustedIssuer {
     pub const DEFAULT_LIFE: Duration = Duration::from_secs(600);
 
-    /// An issuer like our own: ES256, all claims, ten minutes.
+    /// An issuer like our own: ES256, all claims, ten minutes, every environment and tenant.
     pub fn new(issuer: &str, trust_domain: TrustDomain, keys: PathBuf) -> Self {
         Self {
             issuer: Some(issuer.to_owned()),
             trust_domain,
+            environments: None,
+            tenants: None,
             algorithms: vec![Algorithm::Es256],
             claims: Claims::Ours,
             subject: SubjectTemplate::default(),
@@ -178,15 +186,17 @@ impl Verifier {
         let hash = sha256(token.as_bytes());
         if let Some(known) = self.remembered(&hash, now)? {
             self.check(&known, expected, now)?;
+            self.check_revoked(&known.identity, now)?;
             return Ok(known.identity);
         }
         let compact = Compact::parse(token)?;
         let claimed = self.read(&compact, now)?;
         self.check(&claimed, expected, now)?;
-        let key = claimed.keys.key(&compact.key_id).ok_or(IdentityError::UnknownKey)?;
+        let key = claimed.keys.key(&compact.key_id, now).ok_or(IdentityError::UnknownKey)?;
         if !key.verifies(compact.message, compact.signature) {
             return Err(IdentityError::Signature);
         }
+        self.check_revoked(&claimed.identity, now)?;
         self.lock().keep(hash, claimed.clone());
         Ok(claimed.identity)
     }
@@ -204,10 +214,11 @@ impl Verifier {
             return Ok(None);
         };
         let keys = issuer.keys.current(now).ok_or(IdentityError::KeysStale)?;
-        Ok(Arc::ptr_eq(&keys, &known.keys).then_some(known))
+        let same = Arc::ptr_eq(&keys, &known.keys);
+        Ok((same && keys.key(known.identity.key_id(), now).is_some()).then_some(known))
     }
 
-    /// What must hold at every use, remembered or not.
+    /// What the claims must say at every use, remembered or not.
     fn check(
         &self,
         claimed: &Verified,
@@ -216,14 +227,15 @@ impl Verifier {
     ) -> Result<(), IdentityError> {
         let issuer = self.issuers.get(claimed.issuer).ok_or(IdentityError::UnknownIssuer)?;
         claimed.identity.check_times(&issuer.limits, now)?;
-        claimed.identity.check_expected(expected)?;
-        match &self.revocations {
-            None => Ok(()),
-            Some(list) => {
-                let list = list.current(now).ok_or(IdentityError::RevocationsStale)?;
-                list.check(&claimed.identity)
-            }
-        }
+        claimed.identity.check_expected(expected)
+    }
+
+    /// Only for a token whose signature is good: the answer tells of other sandboxes and tenants.
+    fn check_revoked(&self, identity: &Identity, now: u64) -> Result<(), IdentityError> {
+        let Some(list) = &self.revocations else {
+            return Ok(());
+        };
+        list.current(now).ok_or(IdentityError::RevocationsStale)?.check(identity)
     }
 
     /// Everything the token claims, in the form its issuer may claim it; not yet believed.
@@ -231,7 +243,7 @@ impl Verifier {
         let claims = ClaimReader { claims: &compact.claims };
         let (index, issuer) = self.issuer_of(&claims)?;
         let keys = issuer.keys.current(now).ok_or(IdentityError::KeysStale)?;
-        let pinned = keys.key(&compact.key_id).ok_or(IdentityError::UnknownKey)?.algorithm;
+        let pinned = keys.key(&compact.key_id, now).ok_or(IdentityError::UnknownKey)?.algorithm;
         if compact.algorithm != pinned.name() {
             return Err(IdentityError::Algorithm);
         }
@@ -273,6 +285,11 @@ impl Issuer {
         let allowed = limits.algorithms.clone();
         let parse = Box::new(move |text: &[u8]| KeySet::parse(text, &allowed));
         let keys = Followed::load(&limits.keys, keyset::MAX_FILE, parse, now)?;
+        // Later an empty set revokes; at the start it is a mistake, and better said than found out.
+        if keys.current(now.as_secs()).is_none_or(|keys| keys.is_empty()) {
+            let path = limits.keys.clone();
+            return Err(FollowError::Content { path, source: KeySetError::NoKeys }.into());
+        }
         Ok(Self { limits, keys })
     }
 }

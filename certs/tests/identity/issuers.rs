@@ -91,6 +91,25 @@ fn keys_are_the_owners_and_are_shown_to_nobody() {
     assert!(world.issuer.issue(&request(), at(NOW)).unwrap_err().to_string().contains("chmod 600"));
 }
 
+#[test]
+fn keys_without_their_description_are_not_written_over() {
+    for kept in ["jwks.json", "key"] {
+        let dir = tempfile::tempdir().unwrap();
+        let init = || LocalIssuer::init(dir.path(), &options(Algorithm::Es256), at(NOW));
+        let kid = init().unwrap().key_ids().next().unwrap().to_owned();
+        let keep = if kept == "key" { format!("{kid}.key") } else { kept.to_owned() };
+        for entry in fs::read_dir(dir.path()).unwrap().map(|entry| entry.unwrap().path()) {
+            if !entry.ends_with(&keep) {
+                fs::remove_file(entry).unwrap();
+            }
+        }
+        let before = fs::read(dir.path().join(&keep)).unwrap();
+        let refused = init().unwrap_err().to_string();
+        assert!(refused.contains(&keep) && refused.contains("begin anew"), "{refused}");
+        assert_eq!(fs::read(dir.path().join(&keep)).unwrap(), before);
+    }
+}
+
 fn subject() -> Subject {
     Subject::new("acme.example", "acme", "staging", "build-7").unwrap()
 }

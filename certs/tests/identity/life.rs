@@ -8,7 +8,7 @@ use certs::identity::{
 use certs::trust::Refreshed;
 use serde_json::{Value, json};
 
-use super::{AUDIENCE, SUBJECT, World, options, request};
+use super::{AUDIENCE, Forger, SUBJECT, World, options, request};
 use crate::{DAY, HOUR, NOW, at};
 
 #[test]
@@ -42,6 +42,98 @@ fn rotation_refuses_no_honest_token_and_retires_the_old_key() {
     let gone = verifier.verify(old_token.expose(), &Expected::audience(AUDIENCE), at(NOW + 299));
     assert_eq!(gone.unwrap_err(), IdentityError::UnknownKey, "remembered tokens go with their key");
     assert_eq!(check(&retired, NOW + HOUR).1, new_key);
+}
+
+/// Good claims issued at another moment.
+fn claims_at(now: u64) -> Value {
+    let mut claims = super::claims();
+    for (name, moment) in [("exp", now + 300), ("nbf", now), ("iat", now)] {
+        claims[name] = moment.into();
+    }
+    claims
+}
+
+#[test]
+fn one_rotation_is_enough_for_a_stolen_key_to_come_to_its_end() {
+    let dir = tempfile::tempdir().unwrap();
+    let issuer = LocalIssuer::init(dir.path(), &options(Algorithm::Es256), at(NOW)).unwrap();
+    let old = issuer.key_ids().next().unwrap().to_owned();
+    let thief = Forger::of(dir.path(), &old);
+    let rotated = LocalIssuer::rotate(dir.path(), at(NOW)).unwrap();
+    let verifier = Verifier::new(vec![rotated.trusted().unwrap()], None, at(NOW)).unwrap();
+    let verify = |token: &str, now| {
+        verifier.refresh(at(now)).unwrap();
+        verifier.verify(token, &Expected::audience(AUDIENCE), at(now)).map(drop)
+    };
+    let ends = NOW + PUBLISHED_AHEAD.as_secs() + 600 + 30;
+    let remembered = thief.sign(&claims_at(ends - 1));
+    for (what, token, now, expected) in [
+        ("until its last token has ended", &remembered, ends - 1, Ok(())),
+        ("remembered", &remembered, ends, Err(IdentityError::UnknownKey)),
+        ("new", &thief.sign(&claims_at(ends)), ends, Err(IdentityError::UnknownKey)),
+        (
+            "a month later",
+            &thief.sign(&claims_at(NOW + 30 * DAY)),
+            NOW + 30 * DAY,
+            Err(IdentityError::UnknownKey),
+        ),
+    ] {
+        assert_eq!(verify(token, now), expected, "{what}");
+    }
+    // Whoever opens the issuer next throws the key away, and its place in the set.
+    let jwks = fs::read_to_string(rotated.jwks_path()).unwrap();
+    assert!(jwks.contains(&old));
+    let reopened = LocalIssuer::open(dir.path(), at(ends)).unwrap();
+    assert!(!reopened.key_ids().any(|kid| kid == old));
+    assert!(!fs::read_to_string(rotated.jwks_path()).unwrap().contains(&old));
+    assert!(!dir.path().join(format!("{old}.key")).exists());
+    let fresh = reopened.issue(&request(), at(ends)).unwrap();
+    assert_eq!(verify(fresh.expose(), ends), Ok(()));
+}
+
+#[test]
+fn rotating_what_is_not_there_says_how_to_make_it() {
+    let dir = tempfile::tempdir().unwrap();
+    let missing = LocalIssuer::rotate(&dir.path().join("none"), at(NOW)).unwrap_err().to_string();
+    assert!(missing.contains("identity init"), "{missing}");
+}
+
+#[test]
+fn an_emptied_set_of_keys_revokes_everything() {
+    for empty in [r#"{"keys":[]}"#, r#"{"keys":[{"kty":"XYZ"}]}"#] {
+        let world = World::new();
+        let token = world.token();
+        assert_eq!(world.verify(&token).as_deref(), Ok(SUBJECT));
+        fs::write(world.issuer.jwks_path(), empty).unwrap();
+        assert_eq!(world.verifier.refresh(at(NOW)).unwrap(), Refreshed::Changed, "{empty}");
+        assert_eq!(world.verify(&token), Err(IdentityError::UnknownKey), "{empty}");
+    }
+}
+
+#[test]
+fn a_forged_token_learns_nothing_of_what_is_revoked() {
+    let list = json!({
+        "sandboxes": [{ "tenant": "acme", "environment": "staging", "sandbox": "build-7" }],
+        "generations": [{ "tenant": "other", "environment": "production", "sandbox": "victim", "oldest": 4711 }],
+        "tenants": [{ "tenant": "third", "issued_before": NOW }],
+    });
+    let world = World::with(Algorithm::Es256, Some(&list));
+    let subject = |tenant, rest| format!("spiffe://acme.example/tenant/{tenant}/env/{rest}");
+    for (sub, sid, iat) in [
+        (SUBJECT.to_owned(), "3", NOW),
+        (subject("other", "production/sandbox/victim"), "4710", NOW),
+        (subject("other", "production/sandbox/victim"), "4711", NOW),
+        (subject("third", "production/sandbox/x"), "1", NOW - 1),
+    ] {
+        let mut claims = claims_at(NOW);
+        (claims["sub"], claims["sid"], claims["iat"]) = (sub.into(), sid.into(), iat.into());
+        let signed = world.key().sign(&claims);
+        let forged = format!("{}.{}", signed.rsplit_once('.').unwrap().0, "A".repeat(86));
+        assert_eq!(world.verify(&forged), Err(IdentityError::Signature), "{claims}");
+        let told = world.verify(&signed).err();
+        let revoked = matches!(told, Some(IdentityError::Revoked | IdentityError::Generation));
+        assert_eq!(revoked, sid != "4711", "{claims}: the owner of a key is told");
+    }
 }
 
 #[test]

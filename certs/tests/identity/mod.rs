@@ -69,7 +69,7 @@ impl World {
 
 pub(crate) fn options(algorithm: Algorithm) -> IssuerOptions {
     let trust_domain = TrustDomain::parse("acme.example").unwrap();
-    IssuerOptions { issuer: ISSUER.to_owned(), trust_domain, algorithm }
+    IssuerOptions { issuer: ISSUER.to_owned(), trust_domain, environments: None, algorithm }
 }
 
 pub(crate) fn request<'a>() -> IssueRequest<'a> {
@@ -100,7 +100,7 @@ pub(crate) struct Forger {
 
 impl Forger {
     /// With the issuer's own key.
-    fn of(dir: &Path, kid: &str) -> Self {
+    pub(crate) fn of(dir: &Path, kid: &str) -> Self {
         let path: PathBuf = dir.join(format!("{kid}.key"));
         let der = certs::pem::private_key(&fs::read(path).unwrap()).unwrap();
         let key = EncodingKey::from_ec_der(der.secret_der());

@@ -5,8 +5,8 @@ use std::path::Path;
 use std::time::Duration;
 
 use certs::identity::{
-    Algorithm, Claims, Expected, IdentityError, Segment, SigningKey, SubjectTemplate, TrustDomain,
-    TrustedIssuer, Verifier,
+    Algorithm, Claims, Environment, Expected, IdentityError, IssueRequest, IssuerOptions,
+    LocalIssuer, SigningKey, SubjectTemplate, Tenant, TrustDomain, TrustedIssuer, Verifier,
 };
 use jsonwebtoken::EncodingKey;
 use serde_json::{Value, json};
@@ -49,6 +49,8 @@ impl Spire {
         TrustedIssuer {
             issuer: None,
             trust_domain: TrustDomain::parse("prod.acme.example").unwrap(),
+            environments: None,
+            tenants: None,
             algorithms: vec![Algorithm::Es256],
             claims: Claims::JwtSvid,
             subject: template(),
@@ -60,7 +62,7 @@ impl Spire {
 }
 
 fn template() -> SubjectTemplate {
-    let environment = Some(Segment::parse("production").unwrap());
+    let environment = Some(Environment::parse("production").unwrap());
     SubjectTemplate::parse("/ns/{tenant}/sa/{sandbox}", None, environment).unwrap()
 }
 
@@ -142,6 +144,52 @@ fn issuers_side_by_side_do_not_speak_for_each_other() {
 }
 
 #[test]
+fn an_issuer_names_its_own_environments_and_tenants_only() {
+    let dir = tempfile::tempdir().unwrap();
+    let made = |name: &str, environments: &[&str]| {
+        let parse = |text: &&str| Environment::parse(text).unwrap();
+        let options = IssuerOptions {
+            issuer: format!("https://{name}.example"),
+            trust_domain: TrustDomain::parse(&format!("{name}.acme.example")).unwrap(),
+            environments: Some(environments.iter().map(parse).collect()),
+            algorithm: Algorithm::Es256,
+        };
+        LocalIssuer::init(&dir.path().join(name), &options, at(NOW)).unwrap()
+    };
+    let (staging, production) =
+        (made("staging", &["staging", "trial"]), made("prod", &["production"]));
+    let mut tenants = production.trusted().unwrap();
+    tenants.tenants = Some(vec![Tenant::parse("acme").unwrap()]);
+    let verifier = Verifier::new(vec![staging.trusted().unwrap(), tenants], None, at(NOW)).unwrap();
+    let key = |issuer: &LocalIssuer, name: &str| {
+        Forger::of(&dir.path().join(name), issuer.key_ids().next().unwrap())
+    };
+    let (stolen, own) = (key(&staging, "staging"), key(&production, "prod"));
+    for (forger, name, tenant, environment, refused) in [
+        (&stolen, "staging", "acme", "staging", None),
+        (&stolen, "staging", "other", "trial", None),
+        (&stolen, "staging", "acme", "production", Some(IdentityError::Environment)),
+        (&stolen, "staging", "acme", "Staging", Some(IdentityError::Environment)),
+        (&own, "prod", "acme", "production", None),
+        (&own, "prod", "acme", "staging", Some(IdentityError::Environment)),
+        (&own, "prod", "other", "production", Some(IdentityError::Tenant)),
+    ] {
+        let mut claims = super::claims();
+        claims["iss"] = format!("https://{name}.example").into();
+        claims["sub"] = format!(
+            "spiffe://{name}.acme.example/tenant/{tenant}/env/{environment}/sandbox/build-7"
+        )
+        .into();
+        let found = verify(&verifier, &forger.sign(&claims)).err();
+        assert_eq!(found, refused, "{name}: {tenant} {environment}");
+    }
+    let request = IssueRequest { environment: "production", ..super::request() };
+    assert!(staging.issue(&request, at(NOW)).unwrap_err().to_string().contains("production"));
+    let reopened = LocalIssuer::open(&dir.path().join("staging"), at(NOW)).unwrap();
+    assert!(reopened.issue(&request, at(NOW)).is_err(), "it is kept with the issuer");
+}
+
+#[test]
 fn key_files_are_read_strictly() {
     let dir = tempfile::tempdir().unwrap();
     let spire = Spire::new();
@@ -154,13 +202,30 @@ fn key_files_are_read_strictly() {
     };
     let weak = json!({ "keys": [{ "kty": "RSA", "kid": "a", "n": "AQAB", "e": "AQAB" }] });
     let rsa = certs::identity::jwks([&SigningKey::generate(Algorithm::Rs256).unwrap()]);
+    let beside = |others: &[&Value]| {
+        let keys: Vec<&Value> = std::iter::once(&jwk).chain(others.iter().copied()).collect();
+        json!({ "keys": keys })
+    };
+    let p384 = json!({ "kty": "EC", "crv": "P-384", "kid": "b", "x": "AAAA", "y": "AAAA" });
+    let pss = json!({ "kty": "RSA", "alg": "PS256", "kid": "c", "n": "AQAB", "e": "AQAB" });
+    let empty_half = json!({ "kty": "EC", "crv": "P-256", "kid": "d", "d": null });
+    let off_curve =
+        json!({ "kty": "EC", "crv": "P-256", "kid": "e", "x": jwk["y"], "y": jwk["x"] });
     for (what, set, complaint) in [
         ("good", with(json!({})), None),
         ("says its algorithm", with(json!({ "alg": "ES256" })), None),
         ("with a stranger beside", json!({ "keys": [jwk, { "kty": "XYZ", "kid": "b" }] }), None),
-        ("says another algorithm", with(json!({ "alg": "HS256" })), Some("algorithm")),
+        ("with keys of other algorithms beside", beside(&[&rsa["keys"][0], &p384, &pss]), None),
+        ("for verifying", with(json!({ "key_ops": ["verify"] })), None),
+        ("for encryption", with(json!({ "key_ops": ["encrypt"] })), Some("no key")),
+        ("says another algorithm", with(json!({ "alg": "HS256" })), Some("no key")),
         ("without kid", with(json!({ "kid": null })), Some("no `kid`")),
+        ("a kid that no token can name", with(json!({ "kid": "a b" })), Some("no `kid`")),
+        ("an end that is no moment", with(json!({ "exp": "soon" })), Some("not a JWK Set")),
         ("with its private half", with(json!({ "d": "AAAA" })), Some("private")),
+        ("with half of its private half", with(json!({ "p": "AAAA" })), Some("private")),
+        ("with an empty private half", beside(&[&empty_half]), Some("private")),
+        ("with a malformed one beside", beside(&[&off_curve]), Some("not a usable")),
         (
             "symmetric",
             json!({ "keys": [{ "kty": "oct", "k": "AAAA", "kid": "a" }] }),
@@ -169,8 +234,8 @@ fn key_files_are_read_strictly() {
         ("not on the curve", with(json!({ "x": jwk["y"] })), Some("not a usable")),
         ("short coordinate", with(json!({ "x": "AAAA" })), Some("not a usable")),
         ("the same kid twice", json!({ "keys": [jwk, jwk] }), Some("another key has too")),
-        ("an algorithm not allowed", rsa, Some("may not use")),
-        ("weak", weak, Some("may not use")),
+        ("an algorithm not allowed", rsa.clone(), Some("no key")),
+        ("weak", weak, Some("no key")),
         ("for certificates only", json!({ "keys": [spire.bundle["keys"][0]] }), Some("no key")),
         ("empty", json!({ "keys": [] }), Some("no key")),
         ("too many", json!({ "keys": vec![jwk.clone(); 65] }), Some("more than 64")),

@@ -37,6 +37,9 @@ const ISSUE: [&str; 12] = [
     "memory",
 ];
 
+/// What `identity init` takes when it is not told another.
+const DOMAIN: &str = "sandbar.internal";
+
 #[test]
 fn the_authority_from_first_to_last() {
     let dir = tempfile::tempdir().unwrap();
@@ -102,22 +105,37 @@ fn an_operators_own_authority_made_by_openssl() {
         ("ec", &["-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:P-256"][..]),
         ("rsa", &["-newkey", "rsa:2048"]),
         ("ed25519", &["-newkey", "ed25519"]),
+        // As Active Directory writes them, with an attribute that stands twice.
+        (
+            "directory",
+            &["-newkey", "rsa:2048", "-subj", "/DC=example/DC=corp/OU=a/OU=b/CN=Acme Root"],
+        ),
+        (
+            "excluding",
+            &[
+                "-newkey",
+                "rsa:2048",
+                "-addext",
+                "nameConstraints=critical,excluded;DNS:.corp.example",
+            ],
+        ),
     ] {
         let mut openssl = Command::new("openssl");
         openssl.current_dir(at).args([
             "req", "-x509", "-nodes", "-days", "30", "-keyout", "key.pem", "-out", "cert.pem",
         ]);
-        openssl.args([
-            "-subj",
-            "/C=DE/O=Acme GmbH/CN=Acme Root",
-            "-addext",
-            "keyUsage=critical,keyCertSign",
-        ]);
+        if !options.contains(&"-subj") {
+            openssl.args(["-subj", "/C=DE/O=Acme GmbH/CN=Acme Root"]);
+        }
+        openssl.args(["-addext", "keyUsage=critical,keyCertSign"]);
         let output = openssl.args(options).output().unwrap();
         assert!(output.status.success(), "{}", text(&output));
         let (status, said) =
             run(at, &["ca", "init", "--dir", kind, "--key", "key.pem", "--chain", "cert.pem"]);
         assert!(status == 0 && said.contains("Acme Root"), "{kind}: {said}");
+        let everything =
+            if kind == "excluding" { "everything but .corp.example" } else { "everything\n" };
+        assert!(said.contains(everything), "{kind}: {said}");
     }
 }
 
@@ -132,6 +150,7 @@ fn mistakes_with_the_authority() {
         (&["ca", "init", "--dir", "ca"][..], 2, "already"),
         (&["ca", "init", "--dir", "x", "--permit", "*"], 2, "--permit"),
         (&["ca", "init", "--dir", "x", "--for", "1s"], 2, "at least an hour"),
+        (&["ca", "init", "--dir", "long", "--for", "10y"], 0, "Sandbar"),
         (&["ca", "init", "--dir", "x", "--for", "soon"], 64, "soon"),
         (&["ca", "init", "--dir", "x", "--key", "junk.pem"], 64, "--chain"),
         (
@@ -154,16 +173,37 @@ fn identity_from_first_to_last() {
     let dir = tempfile::tempdir().unwrap();
     let at = dir.path();
     assert_eq!(
-        run(at, &["identity", "init", "--dir", "id", "--trust-domain", "staging.acme.example"]).0,
+        run(
+            at,
+            &[
+                "identity",
+                "init",
+                "--dir",
+                "id",
+                "--trust-domain",
+                "staging.acme.example",
+                "--environment",
+                "staging",
+                "--environment",
+                "trial",
+            ]
+        )
+        .0,
         0
     );
+    let (status, said) =
+        run(at, &ISSUE.map(|arg| if arg == "staging" { "production" } else { arg }));
+    assert!(status == 2 && said.contains("production"), "{said}");
     let (status, token) = run(at, &ISSUE);
     let token = token.trim();
     assert!(status == 0 && token.split('.').count() == 3, "{token}");
     let verify =
         |more: &[&str]| run(at, &[&["identity", "verify", "--audience", "memory"], more].concat());
     assert_eq!(verify(&["--dir", "id", token]).0, 0);
-    assert_eq!(verify(&["--jwks", "id/jwks.json", token]).0, 0);
+    let by_jwks = |domain| verify(&["--jwks", "id/jwks.json", "--trust-domain", domain, token]);
+    assert_eq!(by_jwks("staging.acme.example").0, 0);
+    let (status, said) = by_jwks("prod.acme.example");
+    assert!(status == 1 && said.contains("identity_trust_domain"), "{said}");
     let seen = json(at, &["identity", "verify", "--dir", "id", "--audience", "memory", token]);
     assert_eq!(
         (&seen["sandbox"], &seen["tenant"], &seen["environment"]),
@@ -204,14 +244,40 @@ fn refusals_have_a_reason_and_a_status() {
     for (args, status, said) in [
         (&["--dir", "id", "--audience", "other", &token][..], 1, "identity_audience"),
         (&["--dir", "other", "--audience", "memory", &token], 1, other),
-        (&["--jwks", "other/jwks.json", "--audience", "memory", &token], 1, other),
         (
-            &["--jwks", "id/jwks.json", "--issuer", "x", "--audience", "memory", &token],
+            &[
+                "--jwks",
+                "other/jwks.json",
+                "--trust-domain",
+                DOMAIN,
+                "--audience",
+                "memory",
+                &token,
+            ],
+            1,
+            other,
+        ),
+        (
+            &[
+                "--jwks",
+                "id/jwks.json",
+                "--trust-domain",
+                DOMAIN,
+                "--issuer",
+                "x",
+                "--audience",
+                "memory",
+                &token,
+            ],
             1,
             "identity_unknown_issuer",
         ),
         (&["--dir", "id", "--audience", "memory", "a.b.c"], 1, "identity_malformed"),
-        (&["--jwks", "id/jwks.json", "--audience", "memory", "a.b.c"], 1, "identity_malformed"),
+        (
+            &["--jwks", "id/jwks.json", "--trust-domain", DOMAIN, "--audience", "memory", "a.b.c"],
+            1,
+            "identity_malformed",
+        ),
         (&["--dir", "id", "--audience", "memory", ""], 1, "identity_absent"),
         (
             &["--dir", "id", "--audience", "memory", "--revocations", "revoked.json", &token],
@@ -223,14 +289,32 @@ fn refusals_have_a_reason_and_a_status() {
             2,
             "junk.json",
         ),
-        (&["--jwks", "junk.json", "--audience", "memory", &token], 2, "junk.json"),
         (
-            &["--jwks", "id/jwks.json", "--algorithm", "RS256", "--audience", "memory", &token],
+            &["--jwks", "junk.json", "--trust-domain", DOMAIN, "--audience", "memory", &token],
             2,
-            "may not use",
+            "junk.json",
+        ),
+        (
+            &[
+                "--jwks",
+                "id/jwks.json",
+                "--trust-domain",
+                DOMAIN,
+                "--algorithm",
+                "RS256",
+                "--audience",
+                "memory",
+                &token,
+            ],
+            2,
+            "no key in it",
         ),
         (&["--dir", "none", "--audience", "memory", &token], 2, "sandbar identity init --dir none"),
         (&["--audience", "memory", &token], 64, "--jwks"),
+        (&["--jwks", "id/jwks.json", "--audience", "memory", &token], 64, "--trust-domain"),
+        (&["--dir", "id", "--trust-domain", DOMAIN, "--audience", "memory", &token], 64, "--dir"),
+        (&["--dir", "id", "--algorithm", "RS256", "--audience", "memory", &token], 64, "--dir"),
+        (&["--dir", "id", "--subject", "/{sandbox}", "--audience", "memory", &token], 64, "--dir"),
         (&["--dir", "id", &token], 64, "--audience"),
     ] {
         let found = run(at, &[&["identity", "verify"], args].concat());

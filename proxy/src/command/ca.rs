@@ -178,9 +178,10 @@ fn describe(found: &Description, output: Output) -> anyhow::Result<()> {
         anstream::println!("{}", serde_json::to_string_pretty(found)?);
         return Ok(());
     }
-    let permitted = match found.permitted.as_slice() {
-        [] => "everything".to_owned(),
-        some => some.join(", "),
+    let permitted = match (found.permitted.as_slice(), found.excluded.as_slice()) {
+        ([], []) => "everything".to_owned(),
+        ([], excluded) => format!("everything but {}", excluded.join(", ")),
+        (some, _) => some.join(", "),
     };
     anstream::println!("{}", paint(HEAD, &found.subject));
     for (name, value) in [

@@ -7,8 +7,8 @@ use std::time::Duration;
 
 use anyhow::{Context, bail};
 use certs::identity::{
-    Algorithm, Claims, Expected, Identity, IdentityError, IssueRequest, IssuerOptions, LocalIssuer,
-    MAX_TOKEN, Segment, SubjectTemplate, TrustDomain, TrustedIssuer, Verifier, inspect,
+    Algorithm, Claims, Environment, Expected, Identity, IdentityError, IssueRequest, IssuerOptions,
+    LocalIssuer, MAX_TOKEN, SubjectTemplate, Tenant, TrustDomain, TrustedIssuer, Verifier, inspect,
 };
 use certs::{UnixTime, date};
 use serde_json::{Value, json};
@@ -41,9 +41,13 @@ struct InitArgs {
     /// The directory to keep it in; the key file is readable by its owner only
     #[arg(long)]
     dir: PathBuf,
-    /// The trust domain it speaks for; one an environment is best, so that staging cannot name production
+    /// The trust domain it speaks for
     #[arg(long, value_name = "DOMAIN", default_value = "sandbar.internal")]
     trust_domain: String,
+    /// An environment it may name, so that staging cannot name production; repeat for more.
+    /// Without it the issuer may name every environment
+    #[arg(long, value_name = "ENVIRONMENT", value_parser = environment)]
+    environment: Vec<Environment>,
     /// The `iss` of its tokens [default: spiffe://DOMAIN/issuer]
     #[arg(long, value_name = "NAME")]
     issuer: Option<String>,
@@ -114,17 +118,20 @@ struct VerifyArgs {
 /// What is known of an issuer whose keys are given by `--jwks`.
 #[derive(clap::Args)]
 struct OtherIssuer {
+    /// The trust domain the issuer speaks for
+    #[arg(long, value_name = "DOMAIN", required_unless_present = "dir", conflicts_with = "dir")]
+    trust_domain: Option<String>,
     /// The exact `iss` [default: whatever the token says, as you chose the keys]
     #[arg(long, value_name = "NAME", requires = "jwks")]
     issuer: Option<String>,
     /// What the issuer may sign with; repeat for more
-    #[arg(long, value_enum, default_value = "ES256", ignore_case = true)]
+    #[arg(long, value_enum, default_value = "ES256", ignore_case = true, conflicts_with = "dir")]
     algorithm: Vec<AlgorithmName>,
     /// Ask only for the claims of a JWT-SVID (sub, aud, exp), as SPIRE writes them
     #[arg(long, requires = "jwks")]
     jwt_svid: bool,
     /// How the issuer writes the path of a subject
-    #[arg(long, value_name = "PATH", default_value = SubjectTemplate::OURS)]
+    #[arg(long, value_name = "PATH", default_value = SubjectTemplate::OURS, conflicts_with = "dir")]
     subject: String,
     /// The tenant, where the path does not say it
     #[arg(long, requires = "jwks")]
@@ -164,9 +171,15 @@ fn init(args: &InitArgs, output: Output) -> anyhow::Result<ExitCode> {
     let trust_domain = TrustDomain::parse(&args.trust_domain)?;
     let issuer =
         args.issuer.clone().unwrap_or_else(|| format!("spiffe://{}/issuer", args.trust_domain));
-    let options = IssuerOptions { issuer, trust_domain, algorithm: args.algorithm.into() };
+    let environments = Some(args.environment.clone()).filter(|all| !all.is_empty());
+    let algorithm = args.algorithm.into();
+    let options = IssuerOptions { issuer, trust_domain, environments, algorithm };
     describe(&LocalIssuer::init(&args.dir, &options, UnixTime::now())?, output);
     Ok(ExitCode::SUCCESS)
+}
+
+fn environment(text: &str) -> Result<Environment, String> {
+    Environment::parse(text).map_err(|error| error.to_string())
 }
 
 fn rotate(dir: &Path, output: Output) -> anyhow::Result<ExitCode> {
@@ -182,14 +195,18 @@ fn describe(issuer: &LocalIssuer, output: Output) {
         anstream::println!(
             "{}",
             json!({
-                "issuer": issuer.issuer(), "trust_domain": domain, "algorithm": algorithm, "keys": keys, "jwks": path,
+                "issuer": issuer.issuer(), "trust_domain": domain, "environments": issuer.environments(),
+                "algorithm": algorithm, "keys": keys, "jwks": path,
             })
         );
         return;
     }
+    let environments =
+        issuer.environments().map_or("every environment".to_owned(), |all| all.join(", "));
     anstream::println!("{}", paint(HEAD, issuer.issuer()));
     for (name, value) in [
         ("speaks for", domain),
+        ("may name", &environments),
         ("algorithm", issuer.algorithm()),
         ("keys", &keys.join(", ")),
         ("JWKS", &path),
@@ -199,6 +216,7 @@ fn describe(issuer: &LocalIssuer, output: Output) {
 }
 
 fn issue(args: &IssueArgs, output: Output) -> anyhow::Result<ExitCode> {
+    let now = UnixTime::now();
     let request = IssueRequest {
         tenant: &args.tenant,
         environment: &args.environment,
@@ -207,7 +225,7 @@ fn issue(args: &IssueArgs, output: Output) -> anyhow::Result<ExitCode> {
         life: args.life,
         generation: args.generation,
     };
-    let token = LocalIssuer::open(&args.dir)?.issue(&request, UnixTime::now())?;
+    let token = LocalIssuer::open(&args.dir, now)?.issue(&request, now)?;
     if output.json {
         anstream::println!("{}", json!({ "token": token.expose() }));
     } else {
@@ -220,7 +238,7 @@ fn verify(args: &VerifyArgs, output: Output) -> anyhow::Result<ExitCode> {
     let token = token(&args.token)?;
     let now = UnixTime::now();
     let issuer = match (&args.dir, &args.jwks) {
-        (Some(dir), _) => LocalIssuer::open(dir)?.trusted()?,
+        (Some(dir), _) => LocalIssuer::open(dir, now)?.trusted()?,
         (None, Some(keys)) => match args.other.trusted(keys, &token)? {
             Ok(issuer) => issuer,
             Err(refused) => return Ok(refuse(refused, output)),
@@ -235,7 +253,8 @@ fn verify(args: &VerifyArgs, output: Output) -> anyhow::Result<ExitCode> {
 }
 
 impl OtherIssuer {
-    /// The issuer that the token names, with the keys the caller chose: here the caller is the one who trusts.
+    /// The issuer that the token names, with the keys and the trust domain the caller chose: here the caller is
+    /// the one who trusts.
     fn trusted(
         &self,
         keys: &Path,
@@ -246,10 +265,8 @@ impl OtherIssuer {
             Err(refused) => return Ok(Err(refused)),
         };
         let text = |name: &str| said.get(name).and_then(Value::as_str);
-        let domain = text("sub").and_then(|sub| sub.strip_prefix("spiffe://")?.split('/').next());
-        let Some(trust_domain) = domain.and_then(|domain| TrustDomain::parse(domain).ok()) else {
-            return Ok(Err(IdentityError::Subject));
-        };
+        let domain = self.trust_domain.as_deref().context("give --trust-domain")?;
+        let trust_domain = TrustDomain::parse(domain)?;
         let issuer = self.issuer.clone().or_else(|| text("iss").map(str::to_owned));
         let mut trusted = TrustedIssuer::new("", trust_domain, keys.to_owned());
         trusted.claims = if self.jwt_svid { Claims::JwtSvid } else { Claims::Ours };
@@ -263,11 +280,12 @@ impl OtherIssuer {
     }
 
     fn template(&self) -> anyhow::Result<SubjectTemplate> {
-        let segment = |text: &Option<String>| text.as_deref().map(Segment::parse).transpose();
+        let tenant = self.tenant.as_deref().map(Tenant::parse).transpose();
+        let environment = self.environment.as_deref().map(Environment::parse).transpose();
         let template = SubjectTemplate::parse(
             &self.subject,
-            segment(&self.tenant)?,
-            segment(&self.environment)?,
+            tenant.context("--tenant")?,
+            environment.context("--environment")?,
         );
         template.with_context(|| format!("--subject {}", self.subject))
     }
@@ -307,7 +325,8 @@ fn refuse(refused: IdentityError, output: Output) -> ExitCode {
 }
 
 fn jwks(dir: &Path) -> anyhow::Result<ExitCode> {
-    let set = LocalIssuer::open(dir)?.jwks(UnixTime::now())?;
+    let now = UnixTime::now();
+    let set = LocalIssuer::open(dir, now)?.jwks(now)?;
     anstream::println!("{set:#}");
     Ok(ExitCode::SUCCESS)
 }
