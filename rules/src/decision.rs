@@ -26,7 +26,7 @@ pub enum Decision {
 pub struct Permit(pub(crate) Arc<Terms>);
 
 /// What a permit says; shared, because it is kept by connection, record and ledger alike.
-#[derive(Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Terms {
     pub(crate) sandbox: SandboxId,
     pub(crate) host: Host,
@@ -173,6 +173,13 @@ impl Permit {
 
     pub fn inspect(&self) -> bool {
         self.0.inspect
+    }
+
+    /// Whether `other` was given on the same terms, be it by another generation of the rules.
+    pub fn same_terms(&self, other: &Permit) -> bool {
+        let generation = other.generation();
+        let (one, two) = (&*self.0, &*other.0);
+        one.generation == generation && one == two || Terms { generation, ..one.clone() } == *two
     }
 
     /// What it was given for, to be asked again when the rules change.

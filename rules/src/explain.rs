@@ -158,6 +158,11 @@ fn change(probe: &Probe, reason: Reason, rule: Option<&RuleRef>) -> Option<Chang
         | Reason::ChannelsDisagree
         | Reason::CredentialNeedsTls
         | Reason::DeniedByRule
+        | Reason::DnsAnswer
+        | Reason::DnsBudget
+        | Reason::DnsMalformed
+        | Reason::DnsOperation
+        | Reason::DnsOverload
         | Reason::EchHiddenName
         | Reason::ForeignEnvironment
         | Reason::IdentityAbsent
@@ -165,6 +170,7 @@ fn change(probe: &Probe, reason: Reason, rule: Option<&RuleRef>) -> Option<Chang
         | Reason::IdentityMismatch
         | Reason::IdentityStale
         | Reason::IdentityUnset
+        | Reason::LogUnwritable
         | Reason::MemoryOperation
         | Reason::Misdirected
         | Reason::NamesDisagree
@@ -172,6 +178,7 @@ fn change(probe: &Probe, reason: Reason, rule: Option<&RuleRef>) -> Option<Chang
         | Reason::OwnAddress
         | Reason::PrivateAddress
         | Reason::ResolverDiscovery
+        | Reason::ResolverUnreachable
         | Reason::UnknownChannel
         | Reason::UnknownSandbox
         | Reason::WrongProtocol => None,

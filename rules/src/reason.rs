@@ -69,6 +69,21 @@ reasons! {
     DeniedByRule "denied_by_rule"
         "A `[[deny]]` rule names it; deny always wins."
         "Remove it from the deny rule if it is meant to be reachable.";
+    DnsAnswer "dns_answer"
+        "The resolver's answer is malformed, incomplete, or names hosts as no host can be named."
+        "Ask the resolver named in the operator's file for the name by hand.";
+    DnsBudget "dns_budget"
+        "The sandbox has no bits left to send in DNS names: what it asks for is new, long or frequent."
+        "Name the hosts exactly, or raise the rule's `dns_bits_per_hour` if this traffic is meant.";
+    DnsMalformed "dns_malformed"
+        "The DNS message is not one well-formed question."
+        "Send one question with at most one OPT record.";
+    DnsOperation "dns_operation"
+        "The DNS message is no plain query: another opcode, another class, or a zone transfer."
+        "Send standard queries of class IN.";
+    DnsOverload "dns_overload"
+        "Too many queries of this sandbox wait for an answer."
+        "Ask less at once; the bounds are in the table of limits.";
     DnsTypeNotAllowed "dns_type_not_allowed"
         "The DNS query type is not one the rule allows."
         "Add the type to the rule's `dns_types`.";
@@ -99,6 +114,9 @@ reasons! {
     IdentityUnset "identity_unset"
         "The sandbox's tenant or environment is not set yet."
         "Set the identity of the sandbox before it uses memory.";
+    LogUnwritable "log_unwritable"
+        "The record of the attempt could not be written, and nothing leaves without one."
+        "Look at the log's disk and directory; `sandbar log verify` says how it stands.";
     MemoryOperation "memory_operation"
         "The memory request is an administrative one, or one its profile does not know."
         "Use retain, recall or forget; administration happens outside the sandbox.";
@@ -138,6 +156,9 @@ reasons! {
     ResolverDiscovery "resolver_discovery"
         "The name exists to switch clients to another resolver; it is always refused."
         "Nothing to do: clients fall back by themselves.";
+    ResolverUnreachable "resolver_unreachable"
+        "No resolver answered in time, or each of them failed."
+        "Check `upstreams` under `[dns]` in the operator's file, and that they can be reached.";
     SpecialName "special_name"
         "The name is of a special-use zone that only a rule within that zone can open."
         "List the name itself, such as `db.corp.internal`.";

@@ -57,8 +57,8 @@ pub(crate) fn is_hidden_resolver(name: &DomainName, hit: &Hit<'_>) -> bool {
         && name.suffixes().any(|suffix| RESOLVERS.binary_search(&suffix).is_ok())
 }
 
-/// The special-use zone a name lies in.
-pub(crate) fn zone(name: &DomainName) -> Option<&'static str> {
+/// The special-use zone a name lies in, which no public resolver is asked for.
+pub fn zone(name: &DomainName) -> Option<&'static str> {
     name.suffixes()
         .find_map(|suffix| ZONES.binary_search(&suffix).ok().and_then(|at| ZONES.get(at)).copied())
 }

@@ -286,6 +286,7 @@ pub(crate) struct OperatorDocument {
     pub(crate) policies: Option<Spanned<String>>,
     pub(crate) log: Option<LogDocument>,
     pub(crate) dns: Option<DnsDocument>,
+    pub(crate) admin: Option<AdminDocument>,
     #[serde(default)]
     #[schemars(with = "Vec<ListenerDocument>")]
     pub(crate) listener: Vec<Spanned<ListenerDocument>>,
@@ -306,13 +307,77 @@ pub(crate) struct LogDocument {
     pub(crate) dir: Spanned<String>,
 }
 
-/// `[dns]`: whom the filter asks.
+/// `[admin]`: where commands reach the running program.
+#[derive(Debug, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+pub(crate) struct AdminDocument {
+    /// The unix socket; `admin.sock` in the log's directory unless written.
+    #[schemars(with = "String")]
+    pub(crate) socket: Spanned<String>,
+}
+
+/// `[dns]`: whom the filter asks, and how it answers.
 #[derive(Debug, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub(crate) struct DnsDocument {
     /// Resolvers as `address:port`.
     #[schemars(with = "Vec<String>")]
     pub(crate) upstreams: Vec<Spanned<String>>,
+    /// Zones with resolvers of their own, such as `cluster.local`; the longest name wins.
+    #[serde(default)]
+    #[schemars(with = "Vec<ZoneDocument>")]
+    pub(crate) zone: Vec<Spanned<ZoneDocument>>,
+    /// Names whose addresses stand here; no resolver is asked for them. A rule must still allow them.
+    #[serde(default)]
+    #[schemars(with = "Vec<HostDocument>")]
+    pub(crate) host: Vec<Spanned<HostDocument>>,
+    /// How a refused name is answered; `nxdomain` unless written.
+    pub(crate) denial: Option<DenialDocument>,
+    /// Queries leave on this grid, so that their moment says less; 100 unless written, 1000 is strict, 0 is none.
+    #[schemars(with = "Option<u64>")]
+    pub(crate) grid_milliseconds: Option<Spanned<u64>>,
+    /// Most queries a sandbox can cause to leave in an hour; 1200 unless written, 240 is strict.
+    #[schemars(with = "Option<u64>")]
+    pub(crate) forwards_per_hour: Option<Spanned<u64>>,
+    /// Answers that sent nothing share one record for so long; 10 unless written, 0 records each.
+    #[schemars(with = "Option<u64>")]
+    pub(crate) fold_seconds: Option<Spanned<u64>>,
+    /// Whether the exact names of policies are resolved ahead, so that not even the moment of a look-up leaves; true unless written.
+    pub(crate) pre_resolve: Option<bool>,
+    /// The range of addresses that stand for names reached by raw TCP; `198.18.0.0/15` unless written.
+    #[schemars(with = "Option<String>")]
+    pub(crate) synthetic: Option<Spanned<String>>,
+}
+
+/// `[[dns.zone]]`: a zone with resolvers of its own.
+#[derive(Debug, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+pub(crate) struct ZoneDocument {
+    /// The zone, such as `internal`; every name below it is asked there.
+    #[schemars(with = "String")]
+    pub(crate) name: Spanned<String>,
+    /// Its resolvers as `address:port`.
+    #[schemars(with = "Vec<String>")]
+    pub(crate) upstreams: Vec<Spanned<String>>,
+}
+
+/// `[[dns.host]]`: a name whose addresses the operator says.
+#[derive(Debug, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+pub(crate) struct HostDocument {
+    #[schemars(with = "String")]
+    pub(crate) name: Spanned<String>,
+    #[schemars(with = "Vec<String>")]
+    pub(crate) addresses: Vec<Spanned<String>>,
+}
+
+#[derive(Clone, Copy, Debug, Deserialize, JsonSchema, PartialEq, Eq)]
+#[serde(rename_all = "kebab-case")]
+pub(crate) enum DenialDocument {
+    Nodata,
+    Nxdomain,
+    Refused,
+    Sinkhole,
 }
 
 /// `[[listener]]`: where connections arrive, and what tells whose they are.

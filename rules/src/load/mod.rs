@@ -4,6 +4,7 @@ mod document;
 mod entry;
 mod lint;
 mod list;
+mod operator;
 pub mod problem;
 mod read;
 mod rule;
@@ -18,6 +19,7 @@ use std::sync::Arc;
 use sha2::{Digest as _, Sha256};
 
 pub use self::list::MAX_LIST;
+pub use self::operator::operator;
 pub use self::schema::{operator_schema, policy_schema};
 
 use self::document::{OperatorDocument, PolicyDocument};

@@ -8,7 +8,7 @@ use toml::Spanned;
 
 use super::document::{OperatorDocument, SandboxDocument};
 use super::problem::{Fault, Problems, Source, nearest, printable};
-use super::{GRANTS, Grant, SourceFile, digest_of, lint, read, text_of};
+use super::{GRANTS, Grant, SourceFile, digest_of, lint, operator, read, text_of};
 use crate::budget::Budgets;
 use crate::facts::QueryType;
 use crate::policy::{AllowTerms, Policy, Ports, Rule, Verdict};
@@ -69,6 +69,7 @@ pub(crate) fn declared(
     }
     reader.paths(&document);
     reader.listeners(&document, &sandboxes);
+    operator::dns(&source, &document, problems);
     lint::unused(policies, &layers, problems);
     Some((sandboxes, layers))
 }
@@ -262,9 +263,9 @@ impl Reader<'_> {
     fn paths(&mut self, document: &OperatorDocument) {
         let log = document.log.iter().map(|log| &log.dir);
         let secrets = document.credential.iter().map(|entry| &entry.get_ref().file);
-        for path in
-            log.chain(secrets).chain(&document.policies).filter(|path| path.get_ref().is_empty())
-        {
+        let admin = document.admin.iter().map(|admin| &admin.socket);
+        let paths = log.chain(secrets).chain(admin).chain(&document.policies);
+        for path in paths.filter(|path| path.get_ref().is_empty()) {
             self.fault(path.span(), Fault::Missing("a path must not be empty"));
         }
     }
@@ -300,11 +301,6 @@ impl Reader<'_> {
                     bind.span(),
                     Fault::Missing("an address to bind is written `address:port`"),
                 );
-            }
-        }
-        for upstream in document.dns.iter().flat_map(|dns| &dns.upstreams) {
-            if upstream.get_ref().parse::<std::net::SocketAddr>().is_err() {
-                self.fault(upstream.span(), Fault::Missing("a resolver is written `address:port`"));
             }
         }
     }

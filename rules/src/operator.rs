@@ -1,0 +1,121 @@
+//! What the operator's file says beyond sandboxes: listeners, resolvers, where the log lies. It is
+//! plain data for whoever builds the program; only a restart changes it.
+
+use std::net::{IpAddr, Ipv4Addr, SocketAddr};
+
+use ipnet::Ipv4Net;
+
+use crate::name::DomainName;
+use crate::word::SandboxId;
+
+/// The settings of one instance.
+#[derive(Clone, Debug, Default)]
+pub struct Operator {
+    /// As written: relative to the file.
+    pub log_dir: Option<String>,
+    /// As written: relative to the file.
+    pub admin_socket: Option<String>,
+    pub dns: Option<DnsSettings>,
+    pub listeners: Vec<Listener>,
+}
+
+/// Where connections arrive, and what tells whose they are.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Listener {
+    pub mode: Mode,
+    pub bind: Vec<SocketAddr>,
+    pub whose: Whose,
+}
+
+/// What a listener speaks.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Mode {
+    Dns,
+    Explicit,
+    Redirect,
+    Tproxy,
+}
+
+/// How a listener knows the sandbox.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Whose {
+    Dedicated(SandboxId),
+    Interface,
+    Mark,
+    SourceAddress,
+    Unix,
+}
+
+/// Whom the DNS filter asks, and how it answers.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct DnsSettings {
+    pub upstreams: Vec<SocketAddr>,
+    pub zones: Vec<Zone>,
+    pub hosts: Vec<HostEntry>,
+    pub denial: DenialForm,
+    pub grid_milliseconds: u64,
+    pub forwards_per_hour: u64,
+    pub fold_seconds: u64,
+    pub pre_resolve: PreResolve,
+    pub synthetic: Ipv4Net,
+}
+
+/// A zone with resolvers of its own.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Zone {
+    pub name: DomainName,
+    pub upstreams: Vec<SocketAddr>,
+}
+
+/// A name whose addresses the operator says.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct HostEntry {
+    pub name: DomainName,
+    pub addresses: Vec<IpAddr>,
+}
+
+/// How a refused name is answered.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum DenialForm {
+    /// The name exists and has no such record.
+    NoData,
+    /// The name does not exist: stub resolvers walk on through their search list and give up fast.
+    NxDomain,
+    /// REFUSED: not cached, but a hard failure to some stub resolvers.
+    Refused,
+    /// An address where nothing is.
+    Sinkhole,
+}
+
+/// Whether the exact names of policies are resolved ahead of being asked for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum PreResolve {
+    Off,
+    On,
+}
+
+impl DnsSettings {
+    /// Milliseconds of the grid that queries leave on.
+    pub const GRID_MILLISECONDS: u64 = 100;
+    /// Most queries a sandbox can cause to leave in an hour.
+    pub const FORWARDS_PER_HOUR: u64 = 1200;
+    /// Seconds in which answers that sent nothing share one record.
+    pub const FOLD_SECONDS: u64 = 10;
+    /// RFC 2544: no host has these, and no program takes them for its own network.
+    pub const SYNTHETIC: Ipv4Net = Ipv4Net::new_assert(Ipv4Addr::new(198, 18, 0, 0), 15);
+
+    /// The defaults, asking `upstreams`.
+    pub fn new(upstreams: Vec<SocketAddr>) -> Self {
+        DnsSettings {
+            upstreams,
+            zones: Vec::new(),
+            hosts: Vec::new(),
+            denial: DenialForm::NxDomain,
+            grid_milliseconds: Self::GRID_MILLISECONDS,
+            forwards_per_hour: Self::FORWARDS_PER_HOUR,
+            fold_seconds: Self::FOLD_SECONDS,
+            pre_resolve: PreResolve::On,
+            synthetic: Self::SYNTHETIC,
+        }
+    }
+}
