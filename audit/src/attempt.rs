@@ -141,6 +141,8 @@ pub struct Verdict {
     /// A sentence for people: what to do next.
     pub message: Option<Text<512>>,
     pub attention: Attention,
+    /// Further attempts like it that sent nothing and have no record but this one.
+    pub folded: u64,
 }
 
 /// Whether somebody should look.
@@ -163,6 +165,7 @@ impl Verdict {
             features: Vec::new(),
             message: None,
             attention: Attention::None,
+            folded: 0,
         }
     }
 }

@@ -83,7 +83,7 @@ struct Sum {
 impl Sum {
     fn add(&mut self, view: &View<'_>) {
         let (sent, received) = view.bytes();
-        self.allowed += u64::from(view.stage() == Stage::Decision);
+        self.allowed += u64::from(matches!(view.stage(), Stage::Answered | Stage::Decision));
         self.denied += u64::from(view.stage() == Stage::Denied);
         self.sent += sent;
         self.received += received;
@@ -96,7 +96,7 @@ impl Sums {
         match view.stage() {
             Stage::Lifecycle => {}
             Stage::Finding => self.findings += 1,
-            Stage::Decision | Stage::Denied | Stage::Outcome => {
+            Stage::Answered | Stage::Decision | Stage::Denied | Stage::Outcome => {
                 self.total.add(view);
                 self.host(view.host().unwrap_or("-")).add(view);
                 if let Some(reason) = view.status_detail.as_deref() {
@@ -154,7 +154,7 @@ impl Sums {
 /// says otherwise.
 fn first(view: &View<'_>) -> bool {
     match view.stage() {
-        Stage::Decision | Stage::Denied => true,
+        Stage::Answered | Stage::Decision | Stage::Denied => true,
         Stage::Outcome => view.ending() != Some("completed") && view.ending() != Some("abandoned"),
         Stage::Finding | Stage::Lifecycle => false,
     }
