@@ -180,11 +180,11 @@ impl Filter {
 
     /// Waits for the next line of the grid, so that the moment of a query says little.
     pub(crate) async fn grid(&self) {
-        let grid = u128::from(self.settings.grid_milliseconds);
-        if grid > 0 {
-            let since = self.epoch.elapsed().as_millis();
-            let next = (since / grid + 1) * grid;
-            tokio::time::sleep_until(self.epoch + Duration::from_millis(next as u64)).await;
+        let grid = self.settings.grid_milliseconds;
+        let since = self.epoch.elapsed().as_millis() as u64;
+        if let Some(line) = since.checked_div(grid) {
+            let next = Duration::from_millis((line + 1) * grid);
+            tokio::time::sleep_until(self.epoch + next).await;
         }
     }
 

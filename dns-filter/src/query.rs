@@ -359,7 +359,8 @@ impl Judging<'_> {
         } else {
             return None;
         };
-        if let Some(folded) = self.counted(&mut self.state.lock()) {
+        let counted = self.counted(&mut self.state.lock());
+        if let Some(folded) = counted {
             let mut verdict = audit::Verdict::new(record::ALLOWED);
             (verdict.carried, verdict.folded) = (Some(record::ANSWERED), folded);
             verdict.policy = Some(self.filter.policy(self.rules));

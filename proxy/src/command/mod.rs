@@ -2,10 +2,12 @@
 
 mod check;
 mod diff;
+mod dns;
 mod explain;
 mod log;
 mod manual;
 mod reference;
+mod serve;
 mod test;
 
 use std::process::ExitCode;
@@ -47,11 +49,13 @@ enum Command {
     Check(check::CheckArgs),
     Completions(manual::CompletionsArgs),
     Diff(diff::DiffArgs),
+    Dns(dns::DnsArgs),
     Explain(explain::ExplainArgs),
     Log(log::LogArgs),
     Man(manual::ManArgs),
     Reasons(reference::ReasonsArgs),
     Schema(reference::SchemaArgs),
+    Serve(serve::ServeArgs),
     Test(test::TestArgs),
 }
 
@@ -67,11 +71,13 @@ pub(crate) fn run() -> ExitCode {
         Command::Check(args) => check::check(&args, output),
         Command::Completions(args) => manual::completions(&args),
         Command::Diff(args) => diff::diff(&args, output),
+        Command::Dns(args) => dns::dns(&args, output),
         Command::Explain(args) => explain::explain(&args, output),
         Command::Log(args) => log::run(&args, output),
         Command::Man(args) => manual::man(&args),
         Command::Reasons(args) => reference::reasons(&args, output),
         Command::Schema(args) => reference::schema(&args),
+        Command::Serve(args) => serve::serve(&args),
         Command::Test(args) => test::test(&args, output),
     };
     result.unwrap_or_else(|error| {
