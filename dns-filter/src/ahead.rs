@@ -27,6 +27,9 @@ use crate::record;
 /// How often it is looked whether a name is due, and whether the rules have changed.
 const TICK: Duration = Duration::from_secs(1);
 
+/// How long a start waits for the first round.
+const PREPARE: Duration = Duration::from_secs(5);
+
 /// What was resolved ahead.
 #[derive(Debug, Default)]
 pub(crate) struct Ahead {
@@ -115,6 +118,16 @@ impl Filter {
             }
             self.resolve_due(&rules, &literals).await;
             tokio::time::sleep(TICK).await;
+        }
+    }
+
+    /// Resolves every exact name once, so that the first question finds it; bounded, for a resolver
+    /// that is down must not keep others from being served.
+    pub async fn prepare(self: &Arc<Self>) {
+        if self.is_ahead() {
+            let rules = self.rules.load_full();
+            let literals = Arc::new(self.literals(&rules));
+            drop(tokio::time::timeout(PREPARE, self.resolve_due(&rules, &literals)).await);
         }
     }
 

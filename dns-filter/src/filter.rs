@@ -118,9 +118,9 @@ impl Filter {
     /// Runs until it is dropped.
     pub async fn tend(self: &Arc<Self>) {
         let ahead = async {
-            match self.settings.pre_resolve {
-                PreResolve::Off => std::future::pending().await,
-                PreResolve::On => self.resolve_ahead().await,
+            match self.is_ahead() {
+                false => std::future::pending().await,
+                true => self.resolve_ahead().await,
             }
         };
         tokio::join!(ahead, self.tell_counts());
@@ -138,6 +138,10 @@ impl Filter {
         if let Err(error) = self.store.save(levels) {
             tracing::warn!(%error, "the DNS budgets could not be kept: they start empty next time");
         }
+    }
+
+    pub(crate) fn is_ahead(&self) -> bool {
+        self.settings.pre_resolve == PreResolve::On
     }
 
     /// The sandbox's own part.

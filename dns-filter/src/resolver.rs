@@ -6,9 +6,9 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 use audit::{Code, Ending};
-use rules::facts::QueryType;
+use rules::facts::{NameFacts, QueryType};
 use rules::word::SandboxId;
-use rules::{DomainName, Host, Permit, Reason, RuleSet, SandboxRef};
+use rules::{Decision, DomainName, Facts, Host, Permit, Reason, RuleSet, SandboxRef};
 use tokio::sync::watch;
 use tokio::time::Instant;
 
@@ -22,6 +22,9 @@ use crate::query::{entry_of, key};
 use crate::record;
 use crate::score::ALARM;
 use crate::state::{Landing, State};
+
+/// First octet of the key of an answer that is the proxy's alone: longer than any label.
+const APART: u8 = 0xff;
 
 /// Why a name was not resolved.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -138,14 +141,10 @@ impl Filter {
         if let Some(cleaned) = cleaned {
             return Ok(cleaned.found);
         }
-        let want = Want {
-            sandbox: sandbox.clone(),
-            permit: permit.clone(),
-            name: name.clone(),
-            kind,
-            key: key(name, kind),
-            arrival: record::own_arrival("proxy"),
-        };
+        let (permit, key) = account(&asked);
+        let arrival = record::own_arrival("proxy");
+        let (sandbox, name) = (sandbox.clone(), name.clone());
+        let want = Want { sandbox, permit, name, kind, key, arrival };
         self.look_up(&want).await.map(|entry| entry.found.clone())
     }
 
@@ -358,6 +357,20 @@ impl Filter {
             verdict = record::alert(verdict);
         }
         record.denied(verdict);
+    }
+}
+
+/// What a look-up of the proxy's is asked under: the sandbox's own leave to ask for the name, so that
+/// both share one answer. A name that has a synthetic address in the sandbox is kept apart from it.
+fn account(asked: &Asked<'_>) -> (Permit, Box<[u8]>) {
+    let own = key(asked.name, asked.kind);
+    let facts = Facts::Name(NameFacts { name: asked.name.clone(), query: asked.kind });
+    match asked.rules.decide(asked.sandbox, &facts) {
+        Decision::Allow(permit) if !permit.lookup().synthetic => (permit, own),
+        Decision::Allow(_) | Decision::Deny(_) => {
+            let apart = [&[APART], &*own].concat(); // no question begins so
+            (asked.permit.clone(), apart.into())
+        }
     }
 }
 

@@ -70,6 +70,7 @@ impl App {
         let started = LifecycleEvent::Started;
         let event = Lifecycle { event: started, message: None, policy: Some(policy.clone()) };
         log.lifecycle(&event).await.map(drop).context("cannot write to the access log")?;
+        filter.prepare().await;
         let served = tokio::select! {
             served = server.run(stop) => served,
             () = filter.tend() => Ok(()),

@@ -141,7 +141,7 @@ async fn case_34_another_edns_version_is_told_so() {
     let at = query.len() - 5;
     query[at] = 1;
     let told = Told::read(world.raw(&query).await.unwrap());
-    assert_eq!(told.code(), ResponseCode::BADVERS);
+    assert_eq!(u16::from(told.code()), 16);
     assert_eq!(world.recorder.seen().len(), 0);
 }
 
