@@ -1,7 +1,7 @@
 # Two commands do everything on a fresh machine: `make demo` and `make test`.
 CARGO ?= cargo
 DEMO_PACKAGES := gcc libc6-dev
-TEST_PACKAGES := $(DEMO_PACKAGES) rsyslog
+TEST_PACKAGES := $(DEMO_PACKAGES) bind9-dnsutils chromium curl dns2tcp git iodine iproute2 nftables python3-pip rsyslog unbound
 
 .PHONY: demo test lint bench needs-demo needs-test
 

@@ -2,4 +2,5 @@
 
 #![allow(clippy::unwrap_used, clippy::expect_used)] // helpers of tests are tests
 
+mod dns;
 mod log;

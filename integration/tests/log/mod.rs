@@ -24,7 +24,7 @@ static SANDBAR: LazyLock<PathBuf> = LazyLock::new(|| {
     test.ancestors().nth(2).unwrap().join("sandbar")
 });
 
-fn sandbar() -> Command {
+pub(crate) fn sandbar() -> Command {
     Command::new(&*SANDBAR)
 }
 
