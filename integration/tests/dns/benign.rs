@@ -28,6 +28,7 @@ fn honest_clients_lose_nothing_and_raise_nothing() {
                 "pip3",
                 "download",
                 "--no-input",
+                "--isolated",
                 "--retries",
                 "0",
                 "--timeout",
@@ -45,14 +46,14 @@ fn honest_clients_lose_nothing_and_raise_nothing() {
                 "--headless",
                 "--no-sandbox",
                 "--disable-gpu",
+                "--user-data-dir=/tmp/sandbar-test-browser",
                 "--dump-dom",
                 "http://github.com/",
             ],
         ),
     ];
     for (program, args) in commands {
-        let run =
-            net.inside(&net.sandbox.clone(), program, args).env("HOME", net.dir.path()).output();
+        let run = net.inside(&net.sandbox.clone(), program, args).output();
         assert!(run.is_ok(), "{program} does not run");
     }
     fs::remove_dir_all(&etc).unwrap();

@@ -70,6 +70,11 @@ impl Net {
     fn inside(&self, namespace: &str, program: &str, args: &[&str]) -> Command {
         let mut command = Command::new("ip");
         command.args(["netns", "exec", namespace, program]).args(args);
+        for set in
+            ["http_proxy", "https_proxy", "all_proxy", "HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY"]
+        {
+            command.env_remove(set); // or a client would not look names up itself
+        }
         command.stdin(Stdio::null());
         command
     }
