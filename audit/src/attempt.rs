@@ -160,6 +160,8 @@ pub struct Verdict {
     /// A sentence for people: what to do next.
     pub message: Option<Text<512>>,
     pub attention: Attention,
+    /// Further attempts like it that sent nothing and have no record but this one.
+    pub folded: u64,
 }
 
 /// Whether somebody should look.
@@ -182,6 +184,7 @@ impl Verdict {
             features: Vec::new(),
             message: None,
             attention: Attention::None,
+            folded: 0,
         }
     }
 }

@@ -76,6 +76,8 @@ impl Class {
 /// Which of an attempt's records it is.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Stage<'a> {
+    /// Answered here: nothing was sent, and no decision stands before it.
+    Answered(&'a Outcome, Duration),
     Decision,
     Denied,
     Outcome(&'a Outcome, Duration),
@@ -96,28 +98,30 @@ const NO_ACTION: Named = (16, "No Action");
 const REVOKED: Named = (24, "Access Revoked");
 const ERROR: Named = (27, "Error");
 
-impl Stage<'_> {
+impl<'a> Stage<'a> {
     fn name(self) -> &'static str {
         match self {
+            Stage::Answered(..) => "answered",
             Stage::Decision => "decision",
             Stage::Denied => "denied",
             Stage::Outcome(..) | Stage::Undecided(..) => "outcome",
         }
     }
 
-    fn outcome(&self) -> Option<(&Outcome, Duration)> {
+    /// The outcome, for as long as the stage lives.
+    fn outcome(self) -> Option<(&'a Outcome, Duration)> {
         match self {
             Stage::Decision | Stage::Denied => None,
-            Stage::Outcome(outcome, took) | Stage::Undecided(outcome, took) => {
-                Some((outcome, *took))
-            }
+            Stage::Answered(outcome, took)
+            | Stage::Outcome(outcome, took)
+            | Stage::Undecided(outcome, took) => Some((outcome, took)),
         }
     }
 
     /// Status, action and disposition.
     fn result(self) -> (Named, Named, Named) {
         match self {
-            Stage::Decision => (SUCCESS, ALLOWED, ALLOWED),
+            Stage::Answered(..) | Stage::Decision => (SUCCESS, ALLOWED, ALLOWED),
             Stage::Denied => (FAILURE, DENIED, BLOCKED),
             Stage::Undecided(..) => (UNKNOWN, UNKNOWN, NO_ACTION),
             Stage::Outcome(outcome, _) => match outcome.ending {
@@ -176,7 +180,7 @@ impl Attempt {
     fn role(&self, stage: Stage<'_>) -> Role {
         match stage {
             Stage::Decision => Role::Decision(self.owed()),
-            Stage::Denied | Stage::Undecided(..) => Role::Event,
+            Stage::Answered(..) | Stage::Denied | Stage::Undecided(..) => Role::Event,
             Stage::Outcome(..) => Role::Outcome(self.id),
         }
     }
@@ -217,7 +221,7 @@ impl Attempt {
             Facts::Memory(call) => memory_activity(call.effect),
             Facts::Query(_) => match stage {
                 Stage::Decision | Stage::Denied => (1, "Query"),
-                Stage::Outcome(..) | Stage::Undecided(..) => (2, "Response"),
+                Stage::Answered(..) | Stage::Outcome(..) | Stage::Undecided(..) => (2, "Response"),
             },
             Facts::Request(request) => method_activity(&request.method.shared()),
         }
@@ -295,6 +299,7 @@ impl Attempt {
                 Facts::Memory(_) => stage.outcome().map(|_| self.traffic()),
                 Facts::Connection(_) | Facts::Query(_) | Facts::Request(_) => None,
             },
+            folded: verdict.map(|verdict| verdict.folded).filter(|folded| *folded > 0),
             ..Sandbar::default()
         }
     }
@@ -324,7 +329,7 @@ impl Attempt {
 }
 
 fn conclude<'a>(attempt: &Attempt, stage: Stage<'a>, members: &mut Members<'a>) {
-    let (Stage::Outcome(outcome, took) | Stage::Undecided(outcome, took)) = stage else { return };
+    let Some((outcome, took)) = stage.outcome() else { return };
     members.duration = Some(took.as_millis() as u64);
     let traffic = Some(attempt.traffic());
     let response = outcome.status.map(|code| HttpResponse { code });
@@ -343,13 +348,15 @@ fn connection_activity(stage: Stage<'_>) -> Named {
     match stage {
         Stage::Decision => (1, "Open"),
         Stage::Denied => (5, "Refuse"),
-        Stage::Outcome(outcome, _) | Stage::Undecided(outcome, _) => match outcome.ending {
-            Ending::Completed => (2, "Close"),
-            Ending::Abandoned | Ending::Revoked(_) => (3, "Reset"),
-            Ending::Failed(_) => (4, "Fail"),
-            Ending::Refused(_) => (5, "Refuse"),
-            Ending::Unknown => UNKNOWN,
-        },
+        Stage::Answered(outcome, _) | Stage::Outcome(outcome, _) | Stage::Undecided(outcome, _) => {
+            match outcome.ending {
+                Ending::Completed => (2, "Close"),
+                Ending::Abandoned | Ending::Revoked(_) => (3, "Reset"),
+                Ending::Failed(_) => (4, "Fail"),
+                Ending::Refused(_) => (5, "Refuse"),
+                Ending::Unknown => UNKNOWN,
+            }
+        }
     }
 }
 

@@ -117,6 +117,21 @@ impl OpenRecord {
         result.map(drop)
     }
 
+    /// Records that the attempt is refused, without waiting: nothing was sent. Where there is no
+    /// room it is counted.
+    pub fn denied(mut self, verdict: Verdict) {
+        self.attempt.verdict = Some(verdict);
+        self.post(Stage::Denied);
+    }
+
+    /// Records that the attempt was answered here, without waiting: nothing was sent. Where there
+    /// is no room it is counted.
+    pub fn answered(mut self, verdict: Verdict, outcome: &Outcome) {
+        self.attempt.verdict = Some(verdict);
+        let took = self.opened.elapsed();
+        self.post(Stage::Answered(outcome, took));
+    }
+
     /// Records a detection in this attempt, and waits until that is written.
     ///
     /// # Errors
@@ -143,6 +158,10 @@ impl OpenRecord {
             }
             (State::Undecided, _) => Stage::Undecided(outcome, took),
         };
+        self.post(stage);
+    }
+
+    fn post(&mut self, stage: Stage<'_>) {
         self.state = State::Closed;
         self.log.post(self.attempt.draft(stage, self.log.config().query_strings));
     }

@@ -417,7 +417,7 @@ pub(crate) struct Metadata<'a> {
 /// What OCSF has no place for; `chain` follows last.
 #[derive(Debug, Default, Serialize)]
 pub(crate) struct Sandbar<'a> {
-    /// `decision` (before anything leaves), `outcome` (after), `denied` (the only one), `finding`, `lifecycle`.
+    /// `decision` (before anything leaves), `outcome` (after), `answered` and `denied` (the only one: nothing was sent), `finding`, `lifecycle`.
     pub(crate) stage: &'static str,
     /// The environment of the sandbox.
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -449,7 +449,7 @@ pub(crate) struct Sandbar<'a> {
     /// What happened to Sandbar or its log; in lifecycle records.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) event: Option<&'static str>,
-    /// Attempts that sent nothing and are only counted, because the log could not be written.
+    /// Further attempts that sent nothing and are only counted: alike within a window, or the log could not be written.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) folded: Option<u64>,
     /// The segment that begins here.

@@ -177,6 +177,8 @@ pub enum Decision {
 /// Which record of an attempt it is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Stage {
+    /// Answered here: nothing was sent.
+    Answered,
     Decision,
     Denied,
     Finding,
@@ -192,6 +194,7 @@ impl<'a> View<'a> {
 
     pub fn stage(&self) -> Stage {
         match &*self.unmapped.sandbar.stage {
+            "answered" => Stage::Answered,
             "decision" => Stage::Decision,
             "denied" => Stage::Denied,
             "finding" => Stage::Finding,

@@ -3,5 +3,6 @@
 #![allow(clippy::unwrap_used, clippy::expect_used)] // helpers of tests are tests
 
 mod certs;
+mod dns;
 mod log;
 mod policy;

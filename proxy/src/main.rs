@@ -1,5 +1,7 @@
 //! `sandbar`: arguments in, one file per subcommand, exit code out.
 
+mod admin;
+mod app;
 mod command;
 mod policies;
 mod problems;

@@ -79,7 +79,8 @@ pub(crate) fn read(paths: &[PathBuf]) -> anyhow::Result<Sources> {
     with_lists(sources)
 }
 
-fn operated(config: &Path) -> anyhow::Result<Sources> {
+/// Reads the operator's file and the policies it names.
+pub(crate) fn operated(config: &Path) -> anyhow::Result<Sources> {
     let mut sources = Sources { generation: 1, ..Sources::default() };
     add_operated(&mut sources, config)?;
     with_lists(sources)

@@ -3,11 +3,13 @@
 mod ca;
 mod check;
 mod diff;
+mod dns;
 mod explain;
 mod identity;
 mod log;
 mod manual;
 mod reference;
+mod serve;
 mod test;
 
 use std::process::ExitCode;
@@ -52,12 +54,14 @@ enum Command {
     Check(check::CheckArgs),
     Completions(manual::CompletionsArgs),
     Diff(diff::DiffArgs),
+    Dns(dns::DnsArgs),
     Explain(explain::ExplainArgs),
     Identity(identity::IdentityArgs),
     Log(log::LogArgs),
     Man(manual::ManArgs),
     Reasons(reference::ReasonsArgs),
     Schema(reference::SchemaArgs),
+    Serve(serve::ServeArgs),
     Test(test::TestArgs),
 }
 
@@ -74,12 +78,14 @@ pub(crate) fn run() -> ExitCode {
         Command::Check(args) => check::check(&args, output),
         Command::Completions(args) => manual::completions(&args),
         Command::Diff(args) => diff::diff(&args, output),
+        Command::Dns(args) => dns::dns(&args, output),
         Command::Explain(args) => explain::explain(&args, output),
         Command::Identity(args) => identity::identity(&args, output),
         Command::Log(args) => log::run(&args, output),
         Command::Man(args) => manual::man(&args),
         Command::Reasons(args) => reference::reasons(&args, output),
         Command::Schema(args) => reference::schema(&args),
+        Command::Serve(args) => serve::serve(&args),
         Command::Test(args) => test::test(&args, output),
     };
     result.unwrap_or_else(|error| fail(&error, output))

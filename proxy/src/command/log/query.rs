@@ -88,7 +88,7 @@ struct Sum {
 impl Sum {
     fn add(&mut self, view: &View<'_>) {
         let (sent, received) = view.bytes();
-        self.allowed += u64::from(view.stage() == Stage::Decision);
+        self.allowed += u64::from(matches!(view.stage(), Stage::Answered | Stage::Decision));
         self.denied += u64::from(view.stage() == Stage::Denied || overruled(view));
         self.sent += sent;
         self.received += received;
@@ -101,7 +101,7 @@ impl Sums {
         match view.stage() {
             Stage::Lifecycle => {}
             Stage::Finding => self.findings += 1,
-            Stage::Decision | Stage::Denied | Stage::Outcome => {
+            Stage::Answered | Stage::Decision | Stage::Denied | Stage::Outcome => {
                 self.total.add(view);
                 self.host(view.host().unwrap_or("-")).add(view);
                 if let Some(reason) = view.status_detail.as_deref() {
@@ -188,7 +188,7 @@ fn overruled(view: &View<'_>) -> bool {
 /// overrules it.
 fn first(view: &View<'_>) -> bool {
     match view.stage() {
-        Stage::Decision | Stage::Denied => true,
+        Stage::Answered | Stage::Decision | Stage::Denied => true,
         Stage::Outcome => overruled(view),
         Stage::Finding | Stage::Lifecycle => false,
     }

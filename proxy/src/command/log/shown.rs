@@ -14,7 +14,7 @@ pub(super) fn shown(view: &View<'_>) -> String {
 
 fn verb(view: &View<'_>) -> String {
     match view.stage() {
-        Stage::Decision => paint(GOOD, "allow "),
+        Stage::Answered | Stage::Decision => paint(GOOD, "allow "),
         Stage::Denied => paint(BAD, "DENY  "),
         Stage::Finding => paint(WARN, "ALERT "),
         Stage::Lifecycle => paint(FAINT, "note  "),
@@ -24,7 +24,9 @@ fn verb(view: &View<'_>) -> String {
 
 fn what(view: &View<'_>) -> String {
     match view.stage() {
-        Stage::Decision | Stage::Denied => format!("{} {}", target(view), why(view)),
+        Stage::Answered | Stage::Decision | Stage::Denied => {
+            format!("{} {}", target(view), why(view))
+        }
         Stage::Finding => {
             let code = safe(view.status_detail.as_deref().unwrap_or_default());
             format!("{} {code} {}", target(view), safe(view.title().unwrap_or_default()))

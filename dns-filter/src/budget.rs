@@ -1,0 +1,390 @@
+//! The bit budget (P14): before a query leaves, what it can say is charged. A sandbox sends at most
+//! S + B·t bits in names in any time t, and at most so many queries that their moments say little.
+//!
+//! The price is a prefix code over everything a sandbox can choose (which pattern, which octets
+//! below it, which type, new or repeated), so no way of choosing says more than was paid.
+
+use std::collections::{HashMap, HashSet};
+use std::hash::{BuildHasher, RandomState};
+use std::sync::Arc;
+use std::time::Duration;
+
+use rules::Permit;
+use rules::word::PolicyName;
+use tokio::time::Instant;
+
+use crate::limits::{BUDGET_RULES, BUDGET_SEEN};
+
+/// Bits an hour by one rule, and once at the start.
+pub const RULE_RATE: f64 = 2048.0;
+pub const RULE_BURST: f64 = 4096.0;
+/// Bits an hour of one sandbox, and once at the start.
+pub const SANDBOX_RATE: f64 = 8192.0;
+pub const SANDBOX_BURST: f64 = 8192.0;
+
+/// Bits of one octet: log2 of letters, digits, hyphen, underscore and dot, rounded up.
+const OCTET_BITS: f64 = 5.3;
+/// Bits of a new name beside its octets: that it is new, and how long it is.
+const NEW_BITS: f64 = 6.0;
+/// Bits of saying that a name is not new.
+const SEEN_BITS: f64 = 1.0;
+const HOUR: f64 = 3600.0;
+
+/// A rule of a policy: what a budget belongs to.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub struct RuleKey {
+    pub policy: PolicyName,
+    pub rule: Arc<str>,
+}
+
+impl RuleKey {
+    pub fn of(permit: &Permit) -> Self {
+        RuleKey { policy: permit.rule().policy.clone(), rule: permit.rule().rule.clone() }
+    }
+}
+
+/// What fills at a rate and is drawn from.
+#[derive(Clone, Copy, Debug)]
+pub struct Bucket {
+    level: f64,
+    burst: f64,
+    per_hour: f64,
+    filled: Instant,
+}
+
+impl Bucket {
+    pub fn new(burst: f64, per_hour: f64, now: Instant) -> Self {
+        Bucket { level: burst, burst, per_hour, filled: now }
+    }
+
+    /// What is there now.
+    pub fn level(&self, now: Instant) -> f64 {
+        let hours = now.saturating_duration_since(self.filled).as_secs_f64() / HOUR;
+        (self.level + hours * self.per_hour).min(self.burst)
+    }
+
+    fn draw(&mut self, amount: f64, now: Instant) {
+        (self.level, self.filled) = (self.level(now) - amount, now);
+    }
+
+    /// A new rate counts from now on; the burst is given once in a life, not with each rate.
+    fn retune(&mut self, burst: f64, per_hour: f64, now: Instant) {
+        if (self.burst, self.per_hour) != (burst, per_hour) {
+            (self.level, self.filled) = (self.level(now).min(burst), now);
+            (self.burst, self.per_hour) = (burst, per_hour);
+        }
+    }
+}
+
+/// What one query may choose from.
+#[derive(Clone, Copy, Debug)]
+pub struct Choice<'a> {
+    /// Name and type, in wire form.
+    pub key: &'a [u8],
+    /// Octets of the name that the sandbox could choose.
+    pub octets: usize,
+    /// Types it could choose from.
+    pub types: usize,
+    /// log2 of the patterns it could choose from.
+    pub pattern_bits: f64,
+}
+
+/// Which bucket is empty.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Spent {
+    Forwards,
+    Rule,
+    Sandbox,
+}
+
+/// What is left, for people.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Left {
+    pub rule_bits: f64,
+    pub sandbox_bits: f64,
+    pub forwards: f64,
+}
+
+/// The budgets of one sandbox.
+#[derive(Debug)]
+pub struct Budget {
+    bits: Bucket,
+    forwards: Bucket,
+    rules: HashMap<RuleKey, RuleBudget>,
+    hasher: RandomState,
+}
+
+#[derive(Debug)]
+struct RuleBudget {
+    bits: Bucket,
+    /// Hashes of names and types that were paid for.
+    seen: HashSet<u64>,
+}
+
+/// The levels that a restart must not lose, or the burst would be given twice.
+#[derive(Clone, Debug, Default, PartialEq, serde::Serialize, serde::Deserialize)]
+pub struct Saved {
+    pub bits: f64,
+    pub forwards: f64,
+    /// By policy and rule.
+    pub rules: Vec<(String, String, f64)>,
+}
+
+impl Budget {
+    pub fn new(forwards_per_hour: u64, now: Instant) -> Self {
+        let forwards = forwards_per_hour as f64;
+        Budget {
+            bits: Bucket::new(SANDBOX_BURST, SANDBOX_RATE, now),
+            forwards: Bucket::new(forwards, forwards, now),
+            rules: HashMap::new(),
+            hasher: RandomState::new(),
+        }
+    }
+
+    /// Charges a query, or says which bucket is empty and charges nothing.
+    ///
+    /// # Errors
+    ///
+    /// Returns [`Spent`]: the query must not leave.
+    pub fn charge(
+        &mut self,
+        permit: &Permit,
+        choice: &Choice<'_>,
+        now: Instant,
+    ) -> Result<f64, Spent> {
+        let key = RuleKey::of(permit);
+        let hash = self.hasher.hash_one(choice.key);
+        self.retune(permit, now);
+        let rule = self.rule(&key, permit, now).ok_or(Spent::Rule)?;
+        let price = price(choice, rule.seen.contains(&hash).then_some(rule.seen.len()));
+        let short = rule.bits.level(now) < price;
+        if self.forwards.level(now) < 1.0 {
+            return Err(Spent::Forwards);
+        }
+        if short {
+            return Err(Spent::Rule);
+        }
+        if self.bits.level(now) < price {
+            return Err(Spent::Sandbox);
+        }
+        self.forwards.draw(1.0, now);
+        self.bits.draw(price, now);
+        if let Some(rule) = self.rules.get_mut(&key) {
+            rule.bits.draw(price, now);
+            if rule.seen.len() < BUDGET_SEEN {
+                rule.seen.insert(hash);
+            }
+        }
+        Ok(price)
+    }
+
+    /// What is left for a rule.
+    pub fn left(&self, permit: &Permit, now: Instant) -> Left {
+        let known = self.rules.get(&RuleKey::of(permit)).map(|rule| rule.bits.level(now));
+        let (burst, _) = rule_terms(permit);
+        Left {
+            rule_bits: known.unwrap_or(burst),
+            sandbox_bits: self.bits.level(now),
+            forwards: self.forwards.level(now),
+        }
+    }
+
+    /// Whether a rule has a bucket yet; the first query of one that has not is noted on disk first.
+    pub fn knows(&self, key: &RuleKey) -> bool {
+        self.rules.contains_key(key)
+    }
+
+    /// The levels at `now`.
+    pub fn save(&self, now: Instant) -> Saved {
+        let rule = |(key, rule): (&RuleKey, &RuleBudget)| {
+            (key.policy.to_string(), key.rule.to_string(), rule.bits.level(now).max(0.0))
+        };
+        Saved {
+            bits: self.bits.level(now).max(0.0),
+            forwards: self.forwards.level(now).max(0.0),
+            rules: self.rules.iter().map(rule).collect(),
+        }
+    }
+
+    /// Goes on where an earlier process stopped: no burst is given again.
+    pub fn restore(&mut self, saved: &Saved, now: Instant) {
+        self.bits.level = saved.bits.clamp(0.0, self.bits.burst);
+        self.forwards.level = saved.forwards.clamp(0.0, self.forwards.burst);
+        for (policy, rule, level) in saved.rules.iter().take(BUDGET_RULES) {
+            let Ok(policy) = PolicyName::parse(policy) else { continue };
+            let mut bits = Bucket::new(RULE_BURST, RULE_RATE, now);
+            bits.level = level.clamp(0.0, RULE_BURST);
+            let key = RuleKey { policy, rule: rule.as_str().into() };
+            self.rules.insert(key, RuleBudget { bits, seen: HashSet::new() });
+        }
+    }
+
+    fn retune(&mut self, permit: &Permit, now: Instant) {
+        if let Some(rate) = permit.sandbox_budgets().dns_bits_per_hour {
+            let rate = rate as f64;
+            self.bits.retune(rate.max(SANDBOX_BURST).min(rate * 2.0), rate, now);
+        }
+    }
+
+    fn rule(&mut self, key: &RuleKey, permit: &Permit, now: Instant) -> Option<&RuleBudget> {
+        let (burst, rate) = rule_terms(permit);
+        if !self.rules.contains_key(key) {
+            if self.rules.len() >= BUDGET_RULES {
+                return None;
+            }
+            let fresh = RuleBudget { bits: Bucket::new(burst, rate, now), seen: HashSet::new() };
+            self.rules.insert(key.clone(), fresh);
+        }
+        let rule = self.rules.get_mut(key)?;
+        rule.bits.retune(burst, rate, now);
+        Some(rule)
+    }
+}
+
+/// Burst and rate of the rule that gave a permit.
+fn rule_terms(permit: &Permit) -> (f64, f64) {
+    match permit.rule_budgets().dns_bits_per_hour {
+        None => (RULE_BURST, RULE_RATE),
+        Some(rate) => (rate as f64 * (RULE_BURST / RULE_RATE), rate as f64),
+    }
+}
+
+/// What a query costs, in bits; `seen` is how many names could be repeated, when it repeats one.
+pub fn price(choice: &Choice<'_>, seen: Option<usize>) -> f64 {
+    let types = (choice.types.max(1) as f64).log2();
+    match seen {
+        Some(count) => SEEN_BITS + ((count + 1) as f64).log2() + choice.pattern_bits,
+        None => NEW_BITS + OCTET_BITS * choice.octets as f64 + types + choice.pattern_bits,
+    }
+}
+
+/// The most that the moments of `forwards` queries in `time` can say, released on a grid (bits).
+pub fn timing_bits(forwards: f64, time: Duration, grid: Duration) -> f64 {
+    let slots = time.as_secs_f64() / grid.as_secs_f64().max(1e-9);
+    if forwards < 1.0 {
+        0.0
+    } else {
+        forwards * (std::f64::consts::E * slots / forwards).max(1.0).log2()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+    use rules::facts::{Facts, NameFacts, QueryType};
+    use rules::{Decision, DomainName, RuleSet, SourceFile, Sources, compile};
+
+    use super::*;
+    use crate::message::key_of;
+
+    const POLICY: &str = "name = \"p\"\n\
+        [[allow]]\nname = \"wide\"\nhosts = [\"*.a.example\", \"*.b.example\"]\n\
+        [[allow]]\nname = \"poor\"\nhosts = [\"*.c.example\"]\ndns_bits_per_hour = 512\n";
+
+    fn rules() -> RuleSet {
+        let policy = SourceFile { path: "p.toml".into(), bytes: POLICY.into() };
+        compile(&Sources { policies: vec![policy], ..Sources::default() }, &[]).unwrap()
+    }
+
+    fn permit(rules: &RuleSet, name: &str, query: QueryType) -> Permit {
+        let name = DomainName::parse(name).unwrap();
+        let sandbox = rules.sandboxes().iter().next().unwrap();
+        match rules.decide(sandbox, &Facts::Name(NameFacts { name, query })) {
+            Decision::Allow(permit) => permit,
+            Decision::Deny(denial) => panic!("{denial:?}"),
+        }
+    }
+
+    /// The weight, at the price of their octets alone, of all texts of exactly `n` octets that can
+    /// stand before a wildcard's base, the joining dot included.
+    fn weights(most: usize) -> Vec<f64> {
+        let letter = |count: f64| count * (-OCTET_BITS).exp2();
+        let label = |length: usize| match length {
+            0 => 0.0,
+            1 => letter(36.0),
+            more => letter(36.0).powi(2) * letter(37.0).powi(more as i32 - 2),
+        };
+        let labels = |length: usize| label(length) + letter(1.0) * label(length.saturating_sub(1));
+        let mut weights = vec![0.0; most + 1];
+        for n in 2..=most {
+            let several: f64 = (2..n).map(|k| labels(k - 1) * weights[n - k]).sum();
+            weights[n] = letter(1.0) * (labels(n - 1) + several);
+        }
+        weights
+    }
+
+    #[test]
+    fn the_price_is_that_of_a_prefix_code() {
+        let choice = Choice { key: b"", octets: 0, types: 1, pattern_bits: 0.0 };
+        let fresh = weights(250).iter().sum::<f64>() * (-price(&choice, None)).exp2();
+        for seen in [1, 2, 100, BUDGET_SEEN] {
+            let repeats = seen as f64 * (-price(&choice, Some(seen))).exp2();
+            assert!(fresh + repeats <= 1.0, "{fresh} + {repeats}");
+        }
+    }
+
+    proptest! {
+        #![proptest_config(ProptestConfig::with_cases(256))]
+
+        /// Whatever is asked and whenever: what leaves costs no more than S + B·t, by rule and in all.
+        #[test]
+        fn no_stream_sends_more_than_the_burst_and_the_rate(
+            stream in proptest::collection::vec(
+                (0u64..2_000_000, 0usize..3, 1usize..120, 0usize..3, 0u32..8), 1..300)
+        ) {
+            let rules = rules();
+            let begun = Instant::now();
+            let mut now = begun;
+            let mut budget = Budget::new(1200, begun);
+            let mut sent: HashMap<RuleKey, f64> = HashMap::new();
+            let (mut all, mut forwards) = (0.0, 0.0);
+            for (pause, base, length, kind, letter) in stream {
+                now += Duration::from_millis(pause);
+                let base = ["a.example", "b.example", "c.example"][base];
+                let letter = char::from(b'a' + letter as u8);
+                let labels: String = (0..length).map(|at| if at % 60 == 59 { '.' } else { letter }).collect();
+                let text = format!("{}.{base}", labels.trim_end_matches('.'));
+                let kind = QueryType::DEFAULT[kind];
+                let permit = permit(&rules, &text, kind);
+                let key = key_of(&DomainName::parse(&text).unwrap(), kind);
+                let choice = Choice {
+                    key: &key,
+                    octets: permit.lookup().chosen_octets,
+                    types: permit.lookup().types.len(),
+                    pattern_bits: 3f64.log2(),
+                };
+                let Ok(bits) = budget.charge(&permit, &choice, now) else { continue };
+                let rule = RuleKey::of(&permit);
+                let rate = if &*rule.rule == "poor" { 512.0 } else { RULE_RATE };
+                let spent = sent.entry(rule).or_default();
+                *spent += bits;
+                all += bits;
+                forwards += 1.0;
+                let hours = (now - begun).as_secs_f64() / HOUR;
+                prop_assert!(*spent <= rate * 2.0 + rate * hours + 1e-6, "{spent} after {hours} h");
+                prop_assert!(all <= SANDBOX_BURST + SANDBOX_RATE * hours + 1e-6);
+                prop_assert!(forwards <= 1200.0 + 1200.0 * hours + 1e-6);
+            }
+        }
+    }
+
+    #[test]
+    fn a_restart_gives_no_burst_again() {
+        let (rules, now) = (rules(), Instant::now());
+        let mut first = Budget::new(240, now);
+        let permit = permit(&rules, "aaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaa.a.example", QueryType::A);
+        let lookup = permit.lookup();
+        let spend = |budget: &mut Budget| {
+            (0u32..).find(|at| {
+                let key = at.to_be_bytes();
+                let choice =
+                    Choice { key: &key, octets: lookup.chosen_octets, types: 3, pattern_bits: 0.0 };
+                budget.charge(&permit, &choice, now).is_err()
+            })
+        };
+        assert!(spend(&mut first).unwrap() > 10);
+        let mut second = Budget::new(240, now);
+        second.restore(&first.save(now), now);
+        assert_eq!(spend(&mut second), Some(0));
+    }
+}

@@ -1,0 +1,167 @@
+//! Answers kept in wire form, of one sandbox alone: a shared cache would tell one sandbox what another
+//! asked. An answer is good for the permission it was given under and dies with it.
+
+use std::collections::VecDeque;
+use std::net::IpAddr;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+use hashbrown::HashMap;
+use rules::facts::QueryType;
+use rules::{DomainName, Permit};
+use tokio::time::Instant;
+
+use crate::limits::{CACHE_ALL, CACHE_SANDBOX};
+use crate::message::{Ede, Rcode, Section};
+
+/// One cleaned answer.
+#[derive(Clone, Debug)]
+pub(crate) struct Entry {
+    pub(crate) name: DomainName,
+    pub(crate) kind: QueryType,
+    pub(crate) rcode: Rcode,
+    pub(crate) section: Section,
+    pub(crate) ede: Option<Ede>,
+    /// Every address the resolver gave, also those the sandbox is not told: the dialler judges them anew.
+    pub(crate) found: Vec<IpAddr>,
+    /// What was told, for the record.
+    pub(crate) told: Vec<audit::Answer>,
+    pub(crate) born: Instant,
+    pub(crate) expires: Instant,
+    /// What it was asked by.
+    pub(crate) permit: Permit,
+    /// The resolver that gave it.
+    pub(crate) from: Option<std::net::SocketAddr>,
+}
+
+impl Entry {
+    pub(crate) fn age(&self, now: Instant) -> u32 {
+        now.saturating_duration_since(self.born).as_secs() as u32
+    }
+}
+
+/// The answers of one sandbox.
+#[derive(Debug)]
+pub(crate) struct Cache {
+    entries: HashMap<Box<[u8]>, Kept, foldhash::quality::RandomState>,
+    /// Oldest first.
+    order: VecDeque<Box<[u8]>>,
+    all: Arc<AtomicUsize>,
+    /// Counts of entries that had to go before they were told.
+    gone: Vec<(Arc<Entry>, u64)>,
+}
+
+/// An entry, and how often it was given since its last record.
+#[derive(Debug)]
+pub(crate) struct Kept {
+    pub(crate) entry: Arc<Entry>,
+    /// The generation whose rules were asked last.
+    pub(crate) generation: u64,
+    pub(crate) fold: Fold,
+}
+
+/// Answers alike that share a record.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct Fold {
+    pub(crate) since: Option<Instant>,
+    pub(crate) count: u64,
+}
+
+impl Cache {
+    pub(crate) fn new(all: Arc<AtomicUsize>) -> Self {
+        Cache { entries: HashMap::default(), order: VecDeque::new(), all, gone: Vec::new() }
+    }
+
+    /// What is kept under a key and still good.
+    pub(crate) fn find(&mut self, key: &[u8], now: Instant) -> Option<&mut Kept> {
+        self.entries.get_mut(key).filter(|kept| kept.entry.expires > now)
+    }
+
+    pub(crate) fn insert(&mut self, key: &[u8], entry: Arc<Entry>, now: Instant) {
+        let generation = entry.permit.generation();
+        if let Some(kept) = self.entries.get_mut(key) {
+            (kept.entry, kept.generation) = (entry, generation);
+            return;
+        }
+        while self.entries.len() >= CACHE_SANDBOX || self.all.load(Ordering::Relaxed) >= CACHE_ALL {
+            let Some(oldest) = self.order.pop_front() else { return };
+            self.forget(&oldest);
+        }
+        self.sweep(now);
+        self.entries.insert(key.into(), Kept { entry, generation, fold: Fold::default() });
+        self.order.push_back(key.into());
+        self.all.fetch_add(1, Ordering::Relaxed);
+    }
+
+    /// Removes what is kept under a key.
+    pub(crate) fn remove(&mut self, key: &[u8]) {
+        self.order.retain(|other| **other != *key);
+        self.forget(key);
+    }
+
+    /// Everything that was given without a record of its own since `before`.
+    pub(crate) fn untold(&mut self, before: Option<Instant>) -> Vec<(Arc<Entry>, u64)> {
+        let due = |kept: &&mut Kept| {
+            let old =
+                before.is_none_or(|before| kept.fold.since.is_some_and(|since| since <= before));
+            kept.fold.count > 0 && old
+        };
+        let mut untold = std::mem::take(&mut self.gone);
+        let kept = self.entries.values_mut().filter(due);
+        untold.extend(kept.map(|kept| (kept.entry.clone(), std::mem::take(&mut kept.fold).count)));
+        untold
+    }
+
+    fn sweep(&mut self, now: Instant) {
+        // What has a count to tell stays until it is told.
+        let gone = |kept: &Kept| kept.entry.expires <= now && kept.fold.count == 0;
+        for _ in 0..2 {
+            match self.order.front() {
+                Some(key) if self.entries.get(key).is_some_and(gone) => {
+                    let Some(key) = self.order.pop_front() else { return };
+                    self.forget(&key);
+                }
+                Some(_) | None => return,
+            }
+        }
+    }
+
+    fn forget(&mut self, key: &[u8]) {
+        if let Some(kept) = self.take(key)
+            && kept.fold.count > 0
+        {
+            self.gone.push((kept.entry, kept.fold.count));
+        }
+    }
+
+    fn take(&mut self, key: &[u8]) -> Option<Kept> {
+        let kept = self.entries.remove(key);
+        if kept.is_some() {
+            self.all.fetch_sub(1, Ordering::Relaxed);
+        }
+        kept
+    }
+}
+
+impl Drop for Cache {
+    fn drop(&mut self) {
+        self.all.fetch_sub(self.entries.len(), Ordering::Relaxed);
+    }
+}
+
+impl Fold {
+    /// Counts one more answer; says how many a record is due for, this one included.
+    pub(crate) fn count(&mut self, window: std::time::Duration, now: Instant) -> Option<u64> {
+        match self.since {
+            Some(since) if now < since + window => {
+                self.count += 1;
+                None
+            }
+            Some(_) | None => {
+                let before = std::mem::take(&mut self.count);
+                self.since = Some(now);
+                Some(before + 1)
+            }
+        }
+    }
+}

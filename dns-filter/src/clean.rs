@@ -1,0 +1,309 @@
+//! What a resolver said, made fit for a sandbox: one name, plain addresses, nothing that leads around
+//! the proxy. Nothing here asks anybody anything: a target the answer names is never looked up.
+#![allow(
+    clippy::wildcard_enum_match_arm,
+    reason = "the codec's enums: what is not known is left out"
+)]
+
+use std::net::{IpAddr, SocketAddr};
+
+use audit::Answer;
+use hickory_proto::op::{Message, ResponseCode};
+use hickory_proto::rr::rdata::svcb::{Alpn, IpHint, Mandatory, SvcParamKey, SvcParamValue};
+use hickory_proto::rr::rdata::{A, AAAA, SVCB};
+use hickory_proto::rr::{Name, RData, Record, RecordType};
+use hickory_proto::serialize::binary::BinEncodable;
+use rules::facts::{ConnectFacts, Ech, NameFacts, Protocol, QueryType, Target};
+use rules::{Decision, DomainName, Facts, Host, Permit, Reason, RuleSet, SandboxRef};
+
+use crate::limits::{ADDRESSES, CNAME_HOPS, RECORDS, TTL_CEILING, TTL_FLOOR, TTL_NEGATIVE};
+use crate::message::{Rcode, Section};
+
+/// What was asked, by whom, on which terms.
+#[derive(Clone, Copy, Debug)]
+pub struct Asked<'a> {
+    pub rules: &'a RuleSet,
+    pub sandbox: &'a SandboxRef,
+    pub permit: &'a Permit,
+    pub name: &'a DomainName,
+    pub kind: QueryType,
+}
+
+/// An answer that may be given.
+#[derive(Clone, Debug)]
+pub struct Cleaned {
+    pub rcode: Rcode,
+    pub section: Section,
+    /// Seconds it may be kept.
+    pub ttl: u32,
+    /// Every address of the name, also those the sandbox is not told.
+    pub found: Vec<IpAddr>,
+    /// Why something was left out, when nothing else was left.
+    pub withheld: Option<Reason>,
+    /// What is told, for the record.
+    pub told: Vec<Answer>,
+}
+
+/// Cleans the answer to what was asked.
+///
+/// # Errors
+///
+/// Returns [`Reason::DnsAnswer`] for one that cannot be told at all, and
+/// [`Reason::ResolverUnreachable`] where the resolver itself failed.
+pub fn clean(asked: &Asked<'_>, message: &Message) -> Result<Cleaned, Reason> {
+    match message.metadata.response_code {
+        ResponseCode::NoError => {}
+        ResponseCode::NXDomain => return Ok(negative(Rcode::NXDOMAIN, message)),
+        _ => return Err(Reason::ResolverUnreachable),
+    }
+    let (owner, hops) = follow(asked, message)?;
+    let kind = RecordType::from(asked.kind.0);
+    let mut answer = Cleaned { ttl: TTL_CEILING, ..empty(Rcode::NOERROR) };
+    let mut seen = false;
+    for record in message.answers.iter().filter(|record| record.record_type() == kind) {
+        if record.name != owner {
+            continue; // unasked, or off the chain
+        }
+        seen = true;
+        if usize::from(answer.section.count()) < RECORDS {
+            answer.add(asked, record);
+        }
+    }
+    if !seen {
+        return absent(asked, message, hops);
+    }
+    answer.ttl = answer.ttl.clamp(TTL_FLOOR, TTL_CEILING);
+    Ok(answer)
+}
+
+/// The name at the end of the chain of CNAMEs, and its length.
+fn follow(asked: &Asked<'_>, message: &Message) -> Result<(Name, usize), Reason> {
+    let mut owner = Name::from_ascii(format!("{}.", asked.name)).map_err(|_| Reason::DnsAnswer)?;
+    if asked.kind.0 == u16::from(RecordType::CNAME) {
+        return Ok((owner, 0));
+    }
+    for hops in 0..=CNAME_HOPS {
+        let next = message.answers.iter().find_map(|record| match &record.data {
+            RData::CNAME(target) if record.name == owner => Some(&target.0),
+            _ => None,
+        });
+        let Some(target) = next else { return Ok((owner, hops)) };
+        let name = host(target).ok_or(Reason::DnsAnswer)?;
+        if asked.permit.lookup().strict_cname {
+            asked.is_allowed(&name)?;
+        }
+        owner = target.clone();
+    }
+    Err(Reason::DnsAnswer) // a loop, or longer than any honest chain
+}
+
+/// No record of the kind. A chain that leads nowhere was not followed by the resolver, and is not by us.
+fn absent(asked: &Asked<'_>, message: &Message, hops: usize) -> Result<Cleaned, Reason> {
+    let vouched = message.authorities.iter().any(|record| record.record_type() == RecordType::SOA);
+    // Some forwarders answer from their cache without SOA, and few names have every kind of record.
+    if hops > 0 && !vouched && asked.kind == QueryType::A {
+        return Err(Reason::DnsAnswer);
+    }
+    Ok(negative(Rcode::NOERROR, message))
+}
+
+fn negative(rcode: Rcode, message: &Message) -> Cleaned {
+    let soa = message.authorities.iter().find_map(|record| match &record.data {
+        RData::SOA(soa) => Some(record.ttl.min(soa.minimum)),
+        _ => None,
+    });
+    Cleaned { ttl: soa.unwrap_or(TTL_FLOOR).clamp(1, TTL_NEGATIVE), ..empty(rcode) }
+}
+
+fn empty(rcode: Rcode) -> Cleaned {
+    let (section, found, told) = (Section::default(), Vec::new(), Vec::new());
+    Cleaned { rcode, section, ttl: 0, found, withheld: None, told }
+}
+
+impl Cleaned {
+    /// The operator's own word on a name's addresses, judged as any other.
+    pub fn of_addresses(asked: &Asked<'_>, addresses: &[IpAddr], ttl: u32) -> Self {
+        let mut answer = Cleaned { ttl, ..empty(Rcode::NOERROR) };
+        for address in addresses.iter().take(ADDRESSES) {
+            answer.add_address(asked, *address, ttl);
+        }
+        answer
+    }
+
+    /// Addresses that no rule need admit: ours, or the sandbox's own loopback.
+    pub fn of_own(kind: QueryType, addresses: &[IpAddr], ttl: u32) -> Self {
+        let mut answer = Cleaned { ttl, ..empty(Rcode::NOERROR) };
+        addresses.iter().filter(|address| is_kind(address, kind)).for_each(|address| {
+            answer.tell(kind, ttl, &octets(*address), address.to_string());
+        });
+        answer
+    }
+
+    fn add(&mut self, asked: &Asked<'_>, record: &Record) {
+        let ttl = record.ttl.clamp(TTL_FLOOR, TTL_CEILING);
+        self.ttl = self.ttl.min(ttl);
+        match &record.data {
+            RData::A(address) => self.add_address(asked, IpAddr::V4(address.0), ttl),
+            RData::AAAA(address) => self.add_address(asked, IpAddr::V6(address.0), ttl),
+            RData::HTTPS(service) => self.add_service(asked, &service.0, ttl),
+            RData::SVCB(service) => self.add_service(asked, service, ttl),
+            RData::CNAME(target) => self.add_target(asked, &target.0, &record.data, ttl),
+            RData::MX(mx) => self.add_target(asked, &mx.exchange, &record.data, ttl),
+            RData::SRV(srv) => self.add_target(asked, &srv.target, &record.data, ttl),
+            RData::TXT(_) | RData::CAA(_) => self.add_data(asked, &record.data, ttl),
+            _ => self.withheld = Some(Reason::DnsAnswer), // no policy can ask for it
+        }
+    }
+
+    fn add_address(&mut self, asked: &Asked<'_>, address: IpAddr, ttl: u32) {
+        if self.found.len() >= ADDRESSES || !is_kind(&address, asked.kind) {
+            return;
+        }
+        self.found.push(address);
+        match asked.rules.admit(asked.permit, &[address]) {
+            Ok(_) => self.tell(asked.kind, ttl, &octets(address), address.to_string()),
+            Err(denial) => self.withheld = Some(denial.reason),
+        }
+    }
+
+    /// A target is judged like that of a CNAME; one that no host has is left out.
+    fn add_target(&mut self, asked: &Asked<'_>, target: &Name, data: &RData, ttl: u32) {
+        let Some(name) = host(target) else {
+            self.withheld = Some(Reason::DnsAnswer);
+            return;
+        };
+        match asked.permit.lookup().strict_cname.then(|| asked.is_allowed(&name)) {
+            Some(Err(reason)) => self.withheld = Some(reason),
+            Some(Ok(())) | None => self.add_data(asked, data, ttl),
+        }
+    }
+
+    fn add_data(&mut self, asked: &Asked<'_>, data: &RData, ttl: u32) {
+        if let Ok(bytes) = data.to_bytes() {
+            self.tell(asked.kind, ttl, &bytes, data.to_string());
+        }
+    }
+
+    fn add_service(&mut self, asked: &Asked<'_>, service: &SVCB, ttl: u32) {
+        match asked.service(service).map(|service| (service.to_bytes(), service)) {
+            Some((Ok(bytes), service)) => self.tell(asked.kind, ttl, &bytes, service.to_string()),
+            Some((Err(_), _)) | None => self.withheld = Some(Reason::DnsAnswer),
+        }
+    }
+
+    fn tell(&mut self, kind: QueryType, ttl: u32, data: &[u8], shown: String) {
+        self.section.push(kind, ttl, data);
+        self.told.push(Answer { kind: kind.to_string().into(), rdata: shown.into(), ttl });
+    }
+}
+
+impl Asked<'_> {
+    fn is_allowed(&self, target: &DomainName) -> Result<(), Reason> {
+        let facts = Facts::Name(NameFacts { name: target.clone(), query: self.kind });
+        match self.rules.decide(self.sandbox, &facts) {
+            Decision::Allow(_) => Ok(()),
+            Decision::Deny(denial) => Err(denial.reason),
+        }
+    }
+
+    /// An HTTPS or SVCB record without what would lead around us; none when little of it is left.
+    fn service(&self, service: &SVCB) -> Option<SVCB> {
+        let own = service.target_name.is_root()
+            || host(&service.target_name).is_some_and(|target| target == *self.name);
+        if service.svc_priority == 0 || !own {
+            return None; // an alias elsewhere: the client falls back to the addresses of the name
+        }
+        let kept: Vec<_> =
+            service.svc_params.iter().filter_map(|(key, value)| self.param(*key, value)).collect();
+        let mandatory = service.svc_params.iter().find_map(|(_, value)| match value {
+            SvcParamValue::Mandatory(Mandatory(keys)) => Some(keys),
+            _ => None,
+        });
+        let has = |wanted: &SvcParamKey| kept.iter().any(|(key, _)| key == wanted);
+        let whole = mandatory.is_none_or(|keys| keys.iter().all(has));
+        let port = service.svc_params.iter().find_map(|(_, value)| match value {
+            SvcParamValue::Port(port) => Some(*port),
+            _ => None,
+        });
+        let reachable = port.is_none_or(|port| self.reaches(port));
+        (whole && reachable).then(|| SVCB::new(service.svc_priority, Name::root(), kept))
+    }
+
+    fn param(
+        &self,
+        key: SvcParamKey,
+        value: &SvcParamValue,
+    ) -> Option<(SvcParamKey, SvcParamValue)> {
+        let value = match value {
+            SvcParamValue::Alpn(Alpn(names)) => {
+                let tcp = |name: &&String| matches!(name.as_str(), "h2" | "http/1.1");
+                let names: Vec<String> = names.iter().filter(tcp).cloned().collect();
+                (!names.is_empty()).then_some(SvcParamValue::Alpn(Alpn(names)))?
+            }
+            SvcParamValue::Ipv4Hint(IpHint(hints)) => {
+                let admitted = |hint: &&A| self.admits(IpAddr::V4(hint.0));
+                let hints: Vec<A> =
+                    hints.iter().filter(admitted).take(ADDRESSES).copied().collect();
+                (!hints.is_empty()).then_some(SvcParamValue::Ipv4Hint(IpHint(hints)))?
+            }
+            SvcParamValue::Ipv6Hint(IpHint(hints)) => {
+                let admitted = |hint: &&AAAA| self.admits(IpAddr::V6(hint.0));
+                let hints: Vec<AAAA> =
+                    hints.iter().filter(admitted).take(ADDRESSES).copied().collect();
+                (!hints.is_empty()).then_some(SvcParamValue::Ipv6Hint(IpHint(hints)))?
+            }
+            SvcParamValue::Port(_) | SvcParamValue::NoDefaultAlpn => value.clone(),
+            // ECH would hide the name, `dohpath` and unknown keys lead who knows where.
+            SvcParamValue::EchConfigList(_)
+            | SvcParamValue::Mandatory(_)
+            | SvcParamValue::Unknown(_) => return None,
+        };
+        Some((key, value))
+    }
+
+    fn admits(&self, address: IpAddr) -> bool {
+        self.rules.admit(self.permit, &[address]).is_ok()
+    }
+
+    /// Whether the sandbox may reach the name on another port than the usual one.
+    fn reaches(&self, port: u16) -> bool {
+        let host = Host::Name(self.name.clone());
+        let protocol = Protocol::Tls { sni: Some(host.clone()), ech: Ech::Absent };
+        let facts = ConnectFacts { target: Target::Named(host), port, protocol };
+        port == 443
+            || matches!(self.rules.decide(self.sandbox, &Facts::Connect(facts)), Decision::Allow(_))
+    }
+}
+
+/// A name of an answer as a host name; none when it has octets that no host name has.
+fn host(name: &Name) -> Option<DomainName> {
+    match name.iter().all(<[u8]>::is_ascii) {
+        true => DomainName::from_labels(name.iter()).ok(),
+        false => None,
+    }
+}
+
+fn is_kind(address: &IpAddr, kind: QueryType) -> bool {
+    match address {
+        IpAddr::V4(_) => kind == QueryType::A,
+        IpAddr::V6(_) => kind == QueryType::AAAA,
+    }
+}
+
+fn octets(address: IpAddr) -> Vec<u8> {
+    match address {
+        IpAddr::V4(address) => address.octets().to_vec(),
+        IpAddr::V6(address) => address.octets().to_vec(),
+    }
+}
+
+/// What the record says of an answer.
+pub(crate) fn outcome(rcode: Rcode, told: &[Answer], ending: audit::Ending) -> audit::Outcome {
+    let rcode = u8::try_from(rcode.0).ok();
+    audit::Outcome { ending, status: None, rcode, answers: told.to_vec() }
+}
+
+/// The resolver's address, for people.
+pub(crate) fn shown(from: Option<SocketAddr>) -> Option<String> {
+    from.map(|address| address.to_string())
+}

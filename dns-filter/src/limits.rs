@@ -1,0 +1,94 @@
+//! Every bound of the filter in one place (P17): waits, buffers, tables, caches.
+
+use std::time::Duration;
+
+/// Largest answer over UDP without EDNS (RFC 1035, 4.2.1).
+pub const UDP_PLAIN: usize = 512;
+/// Largest answer over UDP at all: what no path fragments.
+pub const UDP_MOST: usize = 1232;
+/// Largest query that is read over UDP; a question with its OPT has no need of more.
+pub const QUERY_BYTES: usize = 1232;
+/// Largest answer that a resolver may give.
+pub const ANSWER_BYTES: usize = 65_535;
+
+/// Datagrams taken from the kernel, and handed to it, at a time.
+pub const BATCH: usize = 32;
+/// Queries that wait for a resolver, in all.
+pub const IN_FLIGHT: usize = 8192;
+/// Queries that wait for a resolver, of one sandbox.
+pub const IN_FLIGHT_SANDBOX: usize = 2048;
+/// Queries of one sandbox that wait for one and the same answer.
+pub const WAITERS: usize = 64;
+
+/// TCP connections in all.
+pub const TCP_CONNECTIONS: usize = 1024;
+/// TCP connections of one sandbox.
+pub const TCP_CONNECTIONS_SANDBOX: usize = 64;
+/// Queries of one TCP connection that are worked on at once (RFC 7766, 6.2.1.1).
+pub const TCP_PIPELINE: usize = 16;
+/// How long a message may take from its first byte to its last.
+pub const TCP_MESSAGE: Duration = Duration::from_secs(5);
+/// How long a connection may be idle.
+pub const TCP_IDLE: Duration = Duration::from_secs(10);
+/// How long a peer may take to read an answer.
+pub const TCP_WRITE: Duration = Duration::from_secs(5);
+
+/// How long one resolver is given for one try.
+pub const UPSTREAM_TRY: Duration = Duration::from_millis(1500);
+/// How long a query may take in all.
+pub const UPSTREAM_DEADLINE: Duration = Duration::from_secs(4);
+/// Tries over all resolvers.
+pub const UPSTREAM_TRIES: usize = 3;
+/// Sockets towards one resolver, each with a port of its own.
+pub const UPSTREAM_SOCKETS: usize = 64;
+/// Queries by one socket before it is drawn anew.
+pub const UPSTREAM_SOCKET_USES: u32 = 512;
+/// Queries that wait at one socket.
+pub const UPSTREAM_SOCKET_PENDING: usize = 256;
+/// Answers that fit nothing asked, before the query goes on over TCP.
+pub const UPSTREAM_STRAYS: u32 = 8;
+/// How long a resolver that failed is left alone.
+pub const UPSTREAM_REST: Duration = Duration::from_secs(5);
+
+/// Addresses of one name (`rules::MAX_ADDRESSES`).
+pub const ADDRESSES: usize = rules::MAX_ADDRESSES;
+/// Records of another kind in one answer.
+pub const RECORDS: usize = 32;
+/// Hops of a CNAME chain.
+pub const CNAME_HOPS: usize = 8;
+/// Shortest and longest time an answer is kept, in seconds.
+pub const TTL_FLOOR: u32 = 30;
+pub const TTL_CEILING: u32 = 3600;
+/// Longest time that a name's absence is kept, in seconds.
+pub const TTL_NEGATIVE: u32 = 60;
+/// How long an address that stands for a name may be kept by the sandbox, in seconds.
+pub const TTL_SYNTHETIC: u32 = 60;
+
+/// Cached answers of one sandbox.
+pub const CACHE_SANDBOX: usize = 8192;
+/// Cached answers in all.
+pub const CACHE_ALL: usize = 262_144;
+/// Synthetic addresses of one sandbox.
+pub const SYNTHETIC: usize = 65_536;
+/// Names resolved ahead, of one policy.
+pub const AHEAD_POLICY: usize = 256;
+/// Names resolved ahead, in all.
+pub const AHEAD_ALL: usize = 4096;
+/// Shortest and longest time between two look-ups ahead of the same name.
+pub const AHEAD_FLOOR: Duration = Duration::from_secs(60);
+pub const AHEAD_RETRY: Duration = Duration::from_secs(15);
+/// Look-ups ahead at once.
+pub const AHEAD_AT_ONCE: usize = 32;
+
+/// Rules of one sandbox that have a bit budget of their own; a further one has none to spend.
+pub const BUDGET_RULES: usize = 4096;
+/// Names remembered as sent, of one rule; a further one is paid for as new.
+pub const BUDGET_SEEN: usize = 16_384;
+/// Denials of one sandbox that have a record of their own, each second; the rest are counted.
+pub const DENIED_RECORDS: u32 = 200;
+/// Local answers remembered for folding, of one sandbox.
+pub const FOLDS: usize = 4096;
+/// Malformed packets in all that have a record of their own, each second.
+pub const MALFORMED_RECORDS: u32 = 20;
+/// Time between two findings of one kind for one sandbox.
+pub const FINDING_PAUSE: Duration = Duration::from_secs(600);

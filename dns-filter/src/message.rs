@@ -1,0 +1,472 @@
+//! One query off the wire, and the answer onto it. Work is bounded by the bytes that are there, never
+//! by a count field, and the question goes back octet by octet as it came.
+
+use rules::DomainName;
+use rules::facts::QueryType;
+use rules::name::NameError;
+
+use crate::limits::{UDP_MOST, UDP_PLAIN};
+
+const HEADER: usize = 12;
+/// RFC 1035, 2.3.4.
+const NAME_MAX: usize = 255;
+const LABEL_MAX: u8 = 63;
+const OPT: u16 = 41;
+const CLASS_IN: u16 = 1;
+/// Code of the extended error option (RFC 8914).
+const OPTION_EDE: u16 = 15;
+
+/// A response code (RFC 1035, 4.1.1 and RFC 6891, 9).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Rcode(pub u16);
+
+impl Rcode {
+    pub const NOERROR: Rcode = Rcode(0);
+    pub const FORMERR: Rcode = Rcode(1);
+    pub const SERVFAIL: Rcode = Rcode(2);
+    pub const NXDOMAIN: Rcode = Rcode(3);
+    pub const NOTIMP: Rcode = Rcode(4);
+    pub const REFUSED: Rcode = Rcode(5);
+    pub const BADVERS: Rcode = Rcode(16);
+
+    /// The name people know it by.
+    pub fn name(self) -> String {
+        match self.0 {
+            0 => "NOERROR".to_owned(),
+            1 => "FORMERR".to_owned(),
+            2 => "SERVFAIL".to_owned(),
+            3 => "NXDOMAIN".to_owned(),
+            4 => "NOTIMP".to_owned(),
+            5 => "REFUSED".to_owned(),
+            16 => "BADVERS".to_owned(),
+            other => format!("RCODE{other}"),
+        }
+    }
+}
+
+/// Why an answer is as it is, told to the client that can read it (RFC 8914).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Ede {
+    pub code: u16,
+    /// A reason code of ours.
+    pub text: &'static str,
+}
+
+impl Ede {
+    pub const BLOCKED: u16 = 15;
+    pub const FILTERED: u16 = 17;
+    pub const PROHIBITED: u16 = 18;
+    pub const UNREACHABLE: u16 = 22;
+    pub const NETWORK: u16 = 23;
+    pub const OTHER: u16 = 0;
+}
+
+/// One query, as far as it is read; it borrows the packet.
+#[derive(Clone, Copy, Debug)]
+pub struct Query<'a> {
+    head: Head,
+    /// Name, type and class, as sent.
+    question: &'a [u8],
+    pub kind: QueryType,
+    class: u16,
+}
+
+/// What the answer to a packet needs of it, even when its question cannot be read.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Head {
+    id: u16,
+    opcode: u8,
+    recursion: bool,
+    edns: Option<Edns>,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Edns {
+    payload: u16,
+    version: u8,
+}
+
+/// Why a packet is no query.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Unfit {
+    /// Nothing is answered: too short to have an id, or itself an answer, which would make a loop.
+    Drop,
+    /// Answered with nothing but a code.
+    Malformed(Head, Rcode),
+    /// Another operation than a query.
+    Operation(Head, Rcode),
+}
+
+/// How the answer travels.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Carrier {
+    Tcp,
+    Udp,
+}
+
+impl<'a> Query<'a> {
+    /// Reads a packet.
+    ///
+    /// # Errors
+    ///
+    /// Returns [`Unfit`] for everything but one well-formed question with at most one OPT record.
+    pub fn read(packet: &'a [u8]) -> Result<Self, Unfit> {
+        let mut reader = Reader { bytes: packet, at: 0 };
+        let (id, flags) = (reader.u16(), reader.u16());
+        let (Some(id), Some(flags)) = (id, flags) else { return Err(Unfit::Drop) };
+        let counts = [(); 4].map(|()| reader.u16());
+        let [Some(questions), Some(answers), Some(authority), Some(additional)] = counts else {
+            return Err(Unfit::Drop);
+        };
+        if flags & 0x8000 != 0 {
+            return Err(Unfit::Drop);
+        }
+        let opcode = (flags >> 11 & 0xf) as u8;
+        let mut head = Head { id, opcode, recursion: flags & 0x0100 != 0, edns: None };
+        match opcode {
+            0 => {}
+            5 => return Err(Unfit::Operation(head, Rcode::REFUSED)), // RFC 2136: UPDATE
+            _ => return Err(Unfit::Operation(head, Rcode::NOTIMP)),
+        }
+        let malformed = Unfit::Malformed(head, Rcode::FORMERR);
+        if questions != 1 {
+            return Err(malformed); // RFC 9619
+        }
+        let (question, kind, class) = reader.question().ok_or(malformed)?;
+        let others = u32::from(answers) + u32::from(authority);
+        head.edns = reader.records(others, u32::from(additional)).ok_or(malformed)?;
+        if head.edns.is_some_and(|edns| edns.version != 0) {
+            return Err(Unfit::Malformed(head, Rcode::BADVERS));
+        }
+        Ok(Query { head, question, kind: QueryType(kind), class })
+    }
+
+    pub fn is_internet(&self) -> bool {
+        self.class == CLASS_IN
+    }
+
+    /// The labels of the name, without the root.
+    pub fn labels(&self) -> impl Iterator<Item = &'a [u8]> {
+        let mut rest = self.question;
+        std::iter::from_fn(move || {
+            let (length, after) = rest.split_first()?;
+            let (label, after) = after.split_at_checked(usize::from(*length))?;
+            rest = after;
+            (*length != 0).then_some(label)
+        })
+    }
+
+    /// The name in its normal form.
+    ///
+    /// # Errors
+    ///
+    /// Returns [`NameError`] for the root and for every octet that no host name has; UTF-8 too.
+    pub fn name(&self) -> Result<DomainName, NameError> {
+        let plain = |label: &[u8]| label.is_ascii();
+        match self.labels().all(plain) {
+            true => DomainName::from_labels(self.labels()),
+            false => Err(NameError::Character(char::REPLACEMENT_CHARACTER)),
+        }
+    }
+
+    /// The name as it was sent, with what is no plain letter escaped, for the record.
+    pub fn shown(&self) -> String {
+        let labels: Vec<String> =
+            self.labels().map(|label| label.escape_ascii().to_string()).collect();
+        if labels.is_empty() { ".".to_owned() } else { labels.join(".") }
+    }
+
+    /// What the answer is kept under: name in lower case and type, in wire form.
+    pub fn key<'b>(&self, buffer: &'b mut [u8; NAME_MAX + 2]) -> &'b [u8] {
+        let length = self.question.len().saturating_sub(2).min(buffer.len());
+        let key = buffer.get_mut(..length).unwrap_or_default();
+        if let Some(asked) = self.question.get(..length) {
+            key.copy_from_slice(asked);
+            key.make_ascii_lowercase(); // lengths are at most 63: below every letter
+        }
+        key
+    }
+
+    /// The answer, with TTLs `age` seconds lower than when `section` was made.
+    pub fn answer(
+        &self,
+        rcode: Rcode,
+        section: &Section,
+        age: u32,
+        ede: Option<Ede>,
+        carrier: Carrier,
+    ) -> Vec<u8> {
+        let mut packet = Vec::with_capacity(HEADER + self.question.len() + section.len() + 48);
+        self.head.begin(&mut packet, rcode, 1, section.count());
+        packet.extend_from_slice(self.question);
+        section.put(&mut packet, age);
+        self.head.finish(&mut packet, rcode, ede);
+        match carrier {
+            Carrier::Udp if packet.len() > self.head.most() => self.truncated(rcode),
+            Carrier::Tcp | Carrier::Udp => packet,
+        }
+    }
+
+    /// Whole sets are left out, so the client repeats over TCP (RFC 2181, 9).
+    fn truncated(&self, rcode: Rcode) -> Vec<u8> {
+        let mut packet = Vec::with_capacity(HEADER + self.question.len() + 16);
+        self.head.begin(&mut packet, rcode, 1, 0);
+        if let Some(flags) = packet.get_mut(2) {
+            *flags |= 0x02;
+        }
+        packet.extend_from_slice(self.question);
+        self.head.finish(&mut packet, rcode, None);
+        packet
+    }
+}
+
+impl Head {
+    /// An answer without a question, to a packet whose question could not be read.
+    pub fn bare(&self, rcode: Rcode) -> Vec<u8> {
+        let mut packet = Vec::with_capacity(HEADER + 16);
+        self.begin(&mut packet, rcode, 0, 0);
+        self.finish(&mut packet, rcode, None);
+        packet
+    }
+
+    fn begin(&self, packet: &mut Vec<u8>, rcode: Rcode, questions: u16, answers: u16) {
+        // QR and RA; RD as it was sent; AD and CD never.
+        let flags =
+            0x8080 | u16::from(self.opcode) << 11 | u16::from(self.recursion) << 8 | rcode.0 & 0xf;
+        let additional = u16::from(self.edns.is_some());
+        for field in [self.id, flags, questions, answers, 0, additional] {
+            packet.extend_from_slice(&field.to_be_bytes());
+        }
+    }
+
+    fn finish(&self, packet: &mut Vec<u8>, rcode: Rcode, ede: Option<Ede>) {
+        if self.edns.is_none() {
+            return;
+        }
+        let text = ede.map_or(&[][..], |ede| ede.text.as_bytes());
+        let option = if ede.is_some() { 6 + text.len() as u16 } else { 0 };
+        packet.push(0);
+        packet.extend_from_slice(&OPT.to_be_bytes());
+        packet.extend_from_slice(&(UDP_MOST as u16).to_be_bytes());
+        packet.extend_from_slice(&[(rcode.0 >> 4) as u8, 0, 0, 0]);
+        packet.extend_from_slice(&option.to_be_bytes());
+        if let Some(ede) = ede {
+            for field in [OPTION_EDE, 2 + text.len() as u16, ede.code] {
+                packet.extend_from_slice(&field.to_be_bytes());
+            }
+            packet.extend_from_slice(text);
+        }
+    }
+
+    fn most(&self) -> usize {
+        match self.edns {
+            None => UDP_PLAIN,
+            Some(edns) => usize::from(edns.payload).clamp(UDP_PLAIN, UDP_MOST),
+        }
+    }
+}
+
+/// The answer section in wire form: every owner is the question's name, by pointer.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Section {
+    bytes: Vec<u8>,
+    /// Where the TTLs are.
+    ttls: Vec<u16>,
+}
+
+impl Section {
+    /// Adds a record; one that does not fit a message is left out.
+    pub fn push(&mut self, kind: QueryType, ttl: u32, data: &[u8]) {
+        let Ok(length) = u16::try_from(data.len()) else { return };
+        let Ok(at) = u16::try_from(self.bytes.len() + 6) else { return };
+        if self.bytes.len() + data.len() > usize::from(u16::MAX) - 1024 {
+            return;
+        }
+        self.ttls.push(at);
+        for field in [0xc00c, kind.0, CLASS_IN] {
+            self.bytes.extend_from_slice(&u16::to_be_bytes(field));
+        }
+        self.bytes.extend_from_slice(&ttl.to_be_bytes());
+        self.bytes.extend_from_slice(&length.to_be_bytes());
+        self.bytes.extend_from_slice(data);
+    }
+
+    pub fn count(&self) -> u16 {
+        self.ttls.len() as u16
+    }
+
+    pub fn is_empty(&self) -> bool {
+        self.ttls.is_empty()
+    }
+
+    pub fn len(&self) -> usize {
+        self.bytes.len()
+    }
+
+    fn put(&self, packet: &mut Vec<u8>, age: u32) {
+        let start = packet.len();
+        packet.extend_from_slice(&self.bytes);
+        for at in self.ttls.iter().filter(|_| age > 0) {
+            let at = start + usize::from(*at);
+            let Some(field) = packet.get_mut(at..at + 4) else { continue };
+            let ttl = field.iter().fold(0u32, |ttl, octet| ttl << 8 | u32::from(*octet));
+            field.copy_from_slice(&ttl.saturating_sub(age).to_be_bytes());
+        }
+    }
+}
+
+struct Reader<'a> {
+    bytes: &'a [u8],
+    at: usize,
+}
+
+impl<'a> Reader<'a> {
+    fn take(&mut self, count: usize) -> Option<&'a [u8]> {
+        let taken = self.bytes.get(self.at..self.at.checked_add(count)?)?;
+        self.at += count;
+        Some(taken)
+    }
+
+    fn u8(&mut self) -> Option<u8> {
+        self.take(1).and_then(|bytes| bytes.first().copied())
+    }
+
+    fn u16(&mut self) -> Option<u16> {
+        self.take(2).and_then(|bytes| bytes.try_into().ok()).map(u16::from_be_bytes)
+    }
+
+    /// Name, type and class. A pointer has nothing to point at here and is refused.
+    fn question(&mut self) -> Option<(&'a [u8], u16, u16)> {
+        let start = self.at;
+        loop {
+            match self.u8()? {
+                0 => break,
+                length @ 1..=LABEL_MAX => self.take(usize::from(length))?,
+                _ => return None,
+            };
+        }
+        if self.at - start > NAME_MAX {
+            return None;
+        }
+        let (kind, class) = (self.u16()?, self.u16()?);
+        Some((self.bytes.get(start..self.at)?, kind, class))
+    }
+
+    /// Walks over all other records: they are looked at for EDNS and for nothing else.
+    fn records(&mut self, others: u32, additional: u32) -> Option<Option<Edns>> {
+        for _ in 0..others {
+            self.record()?;
+        }
+        let mut found = None;
+        for _ in 0..additional {
+            let (kind, edns, root) = self.record()?;
+            match kind {
+                OPT if found.is_some() || !root => return None, // RFC 6891, 6.1.1
+                OPT => found = Some(edns),
+                _ => {}
+            }
+        }
+        Some(found)
+    }
+
+    fn record(&mut self) -> Option<(u16, Edns, bool)> {
+        let start = self.at;
+        loop {
+            match self.u8()? {
+                0 => break,
+                length @ 1..=LABEL_MAX => {
+                    self.take(usize::from(length))?;
+                }
+                0xc0.. => {
+                    self.u8()?; // not followed: nobody asks what it says
+                    break;
+                }
+                _ => return None,
+            }
+        }
+        let root = self.at == start + 1;
+        let (kind, payload) = (self.u16()?, self.u16()?);
+        let (_, version, _) = (self.u8()?, self.u8()?, self.u16()?);
+        let length = self.u16()?;
+        self.take(usize::from(length))?;
+        Some((kind, Edns { payload, version }, root))
+    }
+}
+
+/// The key of a name and type, as [`Query::key`] makes it.
+pub fn key_of(name: &DomainName, kind: QueryType) -> Vec<u8> {
+    let mut key = Vec::with_capacity(name.as_str().len() + 4);
+    for label in name.as_str().split('.') {
+        key.push(label.len() as u8);
+        key.extend_from_slice(label.as_bytes());
+    }
+    key.push(0);
+    key.extend_from_slice(&kind.0.to_be_bytes());
+    key
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn packet(flags: u16, counts: [u16; 4], rest: &[u8]) -> Vec<u8> {
+        let mut packet = vec![0xab, 0xcd];
+        for field in [flags].into_iter().chain(counts) {
+            packet.extend_from_slice(&field.to_be_bytes());
+        }
+        packet.extend_from_slice(rest);
+        packet
+    }
+
+    #[test]
+    fn only_one_well_formed_question_is_read() {
+        let question: &[u8] = b"\x01A\x02Bc\x00\x00\x01\x00\x01";
+        let opt: &[u8] = b"\x00\x00\x29\x04\xd0\x00\x00\x00\x00\x00\x00";
+        let pointed: &[u8] = b"\xc0\x0c\x00\x01\x00\x01";
+        let both = [question, opt].concat();
+        let twice = [question, opt, opt].concat();
+        let versioned = [question, b"\x00\x00\x29\x04\xd0\x00\x01\x00\x00\x00\x00"].concat();
+        let owned = [question, b"\x01x\x00\x00\x29\x04\xd0\x00\x00\x00\x00\x00\x00"].concat();
+        for (what, flags, counts, rest, good) in [
+            ("plain", 0x0100, [1, 0, 0, 0], question, true),
+            ("with EDNS", 0x0100, [1, 0, 0, 1], &both[..], true),
+            ("every free flag", 0x07f0 & 0x07ff, [1, 0, 0, 0], question, true),
+            ("answer", 0x8100, [1, 0, 0, 0], question, false),
+            ("update", 0x2800, [1, 0, 0, 0], question, false),
+            ("no question", 0x0100, [0, 0, 0, 0], b"", false),
+            ("two questions", 0x0100, [2, 0, 0, 0], question, false),
+            ("counts without bytes", 0x0100, [1, 65535, 65535, 65535], question, false),
+            ("two OPT", 0x0100, [1, 0, 0, 2], &twice[..], false),
+            ("OPT of a name", 0x0100, [1, 0, 0, 1], &owned[..], false),
+            ("EDNS 1", 0x0100, [1, 0, 0, 1], &versioned[..], false),
+            ("pointer", 0x0100, [1, 0, 0, 0], pointed, false),
+            ("cut", 0x0100, [1, 0, 0, 0], &question[..7], false),
+        ] {
+            let packet = packet(flags, counts, rest);
+            assert_eq!(Query::read(&packet).is_ok(), good, "{what}");
+        }
+        for length in 0..12 {
+            assert_eq!(Query::read(&vec![0; length]).err(), Some(Unfit::Drop), "{length}");
+        }
+    }
+
+    #[test]
+    fn the_question_goes_back_as_it_came_and_the_key_is_lower_case() {
+        let question: &[u8] = b"\x01A\x02Bc\x00\x00\x01\x00\x01";
+        let packet = packet(0x0100, [1, 0, 0, 0], question);
+        let query = Query::read(&packet).unwrap();
+        let mut section = Section::default();
+        section.push(QueryType::A, 100, &[1, 2, 3, 4]);
+        let answer = query.answer(Rcode::NOERROR, &section, 40, None, Carrier::Udp);
+        assert_eq!(&answer[12..12 + question.len()], question);
+        assert_eq!(answer[..4], [0xab, 0xcd, 0x81, 0x80]);
+        let record = &answer[12 + question.len()..];
+        assert_eq!(record, b"\xc0\x0c\x00\x01\x00\x01\x00\x00\x00\x3c\x00\x04\x01\x02\x03\x04");
+        let mut buffer = [0; 257];
+        assert_eq!(query.key(&mut buffer), b"\x01a\x02bc\x00\x00\x01");
+        assert_eq!(
+            key_of(&DomainName::parse("a.bc").unwrap(), QueryType::A),
+            query.key(&mut buffer)
+        );
+    }
+}

@@ -1,0 +1,501 @@
+//! The life of a query: read, identify, decide, then answer here or ask. Whatever can be answered here
+//! is answered at once; only what must leave waits.
+
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+
+use rules::facts::{NameFacts, QueryType};
+use rules::operator::DenialForm;
+use rules::{
+    Channel, Decision, Denial, DomainName, Facts, Permit, Reason, RuleSet, SandboxRef, special_zone,
+};
+use tokio::time::Instant;
+
+use crate::cache::Entry;
+use crate::clean::{Asked, Cleaned};
+use crate::filter::Filter;
+use crate::limits::{IN_FLIGHT, TTL_CEILING, TTL_FLOOR, TTL_SYNTHETIC};
+use crate::lock;
+use crate::message::{Carrier, Ede, Query, Rcode, Section, Unfit, key_of};
+use crate::record;
+use crate::resolver::Want;
+use crate::score::ALARM;
+use crate::state::{Inner, State};
+
+/// Zone transfers (RFC 5936, 1995).
+const TRANSFERS: [u16; 2] = [251, 252];
+const PTR: QueryType = QueryType(12);
+
+/// How a query came to us, as the kernel tells it.
+#[derive(Clone, Debug)]
+pub struct Arrived {
+    pub channel: Channel,
+    pub carrier: Carrier,
+    pub source: Option<SocketAddr>,
+    /// Where the sandbox sent it.
+    pub aimed: Option<SocketAddr>,
+}
+
+/// What becomes of a packet.
+#[derive(Debug)]
+pub enum Step {
+    Answer(Vec<u8>),
+    Drop,
+    /// Something has to be asked; [`Filter::wait`] has the answer.
+    Wait(Box<Pending>),
+}
+
+/// A query that was allowed and waits for a resolver.
+#[derive(Debug)]
+pub struct Pending {
+    packet: Vec<u8>,
+    carrier: Carrier,
+    want: Want,
+}
+
+impl Filter {
+    /// Takes one packet as far as it goes without waiting.
+    pub fn begin(self: &Arc<Self>, packet: &[u8], arrived: &Arrived) -> Step {
+        let query = match Query::read(packet) {
+            Ok(query) => query,
+            Err(unfit) => return self.unfit(unfit, arrived),
+        };
+        let rules = self.rules.load_full(); // one snapshot, so one query sees one policy
+        let sandbox = match rules.sandboxes().identify(std::slice::from_ref(&arrived.channel)) {
+            Ok(sandbox) => sandbox,
+            Err(reason) => return self.stranger(&query, arrived, reason, &rules),
+        };
+        let state = self.state(&rules, &sandbox);
+        let judging = Judging { filter: self, rules: &rules, sandbox, state, query, arrived };
+        match judging.locally() {
+            Judged::Answer(answer) => Step::Answer(answer),
+            Judged::Ask(want) => Step::Wait(Box::new(Pending {
+                packet: packet.to_vec(),
+                carrier: arrived.carrier,
+                want,
+            })),
+        }
+    }
+
+    /// Asks for what [`Filter::begin`] could not answer, and answers.
+    pub async fn wait(&self, pending: Pending) -> Vec<u8> {
+        let Pending { packet, carrier, want } = pending;
+        let found = self.look_up(&want).await;
+        let Ok(query) = Query::read(&packet) else { return Vec::new() }; // it was read before
+        match found {
+            Ok(entry) => given(&query, &entry, Instant::now(), carrier),
+            Err(refusal) => self.refusal(&query, refusal.reason, carrier),
+        }
+    }
+
+    /// The answer to a query that cannot even wait.
+    pub(crate) fn overloaded(&self, pending: Pending) -> Vec<u8> {
+        let Pending { packet, carrier, .. } = pending;
+        let Ok(query) = Query::read(&packet) else { return Vec::new() };
+        self.refusal(&query, Reason::DnsOverload, carrier)
+    }
+
+    /// Both steps, for callers that have nothing else to do meanwhile; none when nothing is answered.
+    pub async fn answer(self: &Arc<Self>, packet: &[u8], arrived: &Arrived) -> Option<Vec<u8>> {
+        match self.begin(packet, arrived) {
+            Step::Answer(answer) => Some(answer),
+            Step::Drop => None,
+            Step::Wait(pending) => Some(self.wait(*pending).await),
+        }
+    }
+
+    /// Packets that are no query cannot flood the log: a few a second, the rest counted.
+    fn unfit(&self, unfit: Unfit, arrived: &Arrived) -> Step {
+        let (answer, reason) = match unfit {
+            Unfit::Drop => (Step::Drop, Reason::DnsMalformed),
+            Unfit::Malformed(head, rcode) => (Step::Answer(head.bare(rcode)), Reason::DnsMalformed),
+            Unfit::Operation(head, rcode) => (Step::Answer(head.bare(rcode)), Reason::DnsOperation),
+        };
+        if let Some(folded) = lock(&self.malformed).count(Instant::now()) {
+            let rules = self.rules.load_full();
+            let mut record = self.log.open_record(record::arrival(arrived));
+            if let Ok(sandbox) = rules.sandboxes().identify(std::slice::from_ref(&arrived.channel))
+            {
+                record.sandbox(record::subject(&sandbox));
+            }
+            record.facts(record::facts("(unreadable)", QueryType(0)));
+            let mut verdict = record::refused(reason, None, self.policy(&rules));
+            verdict.folded = folded;
+            record.denied(verdict);
+        }
+        answer
+    }
+
+    /// A query by a path that is nobody's, or two sandboxes' at once.
+    fn stranger(
+        &self,
+        query: &Query<'_>,
+        arrived: &Arrived,
+        reason: Reason,
+        rules: &RuleSet,
+    ) -> Step {
+        if let Some(folded) = lock(&self.malformed).count(Instant::now()) {
+            let mut record = self.log.open_record(record::arrival(arrived));
+            record.facts(record::facts(&query.shown(), query.kind));
+            let mut verdict = record::alert(record::refused(reason, None, self.policy(rules)));
+            verdict.folded = folded;
+            record.denied(verdict);
+        }
+        Step::Answer(self.refusal(query, reason, arrived.carrier))
+    }
+
+    /// The answer to a query that is refused, in the operator's form where it is about a name.
+    pub(crate) fn refusal(&self, query: &Query<'_>, reason: Reason, carrier: Carrier) -> Vec<u8> {
+        let mut section = Section::default();
+        let (rcode, code) = match form(reason) {
+            Form::Failure(code) => (Rcode::SERVFAIL, code),
+            Form::Name => (self.denial_rcode(query, &mut section), Ede::BLOCKED),
+            Form::Operation => (Rcode::REFUSED, Ede::PROHIBITED),
+            Form::Withheld => (Rcode::NOERROR, Ede::FILTERED),
+        };
+        let ede = Some(Ede { code, text: reason.code() });
+        query.answer(rcode, &section, 0, ede, carrier)
+    }
+
+    fn denial_rcode(&self, query: &Query<'_>, section: &mut Section) -> Rcode {
+        match (self.denial, query.kind) {
+            (DenialForm::NxDomain, _) => Rcode::NXDOMAIN,
+            (DenialForm::Refused, _) => Rcode::REFUSED,
+            (DenialForm::NoData, _) => Rcode::NOERROR,
+            (DenialForm::Sinkhole, QueryType::A) => {
+                section.push(query.kind, TTL_FLOOR, &Ipv4Addr::UNSPECIFIED.octets());
+                Rcode::NOERROR
+            }
+            (DenialForm::Sinkhole, QueryType::AAAA) => {
+                section.push(query.kind, TTL_FLOOR, &Ipv6Addr::UNSPECIFIED.octets());
+                Rcode::NOERROR
+            }
+            (DenialForm::Sinkhole, _) => Rcode::NOERROR,
+        }
+    }
+}
+
+/// How a refusal is told.
+enum Form {
+    /// Not our doing, or not for ever: the client may try again.
+    Failure(u16),
+    /// The name is not for this sandbox.
+    Name,
+    /// Nothing a stub resolver should send.
+    Operation,
+    /// The name is there; its addresses are not for this sandbox.
+    Withheld,
+}
+
+fn form(reason: Reason) -> Form {
+    match reason {
+        Reason::ResolverUnreachable => Form::Failure(Ede::NETWORK),
+        Reason::DnsAnswer => Form::Failure(Ede::UNREACHABLE),
+        Reason::DnsOverload | Reason::LogUnwritable | Reason::NoAddress => {
+            Form::Failure(Ede::OTHER)
+        }
+        Reason::DnsOperation
+        | Reason::DnsMalformed
+        | Reason::UnknownChannel
+        | Reason::ChannelsDisagree
+        | Reason::UnknownSandbox => Form::Operation,
+        Reason::PrivateAddress | Reason::AddressNotExpected | Reason::OwnAddress => Form::Withheld,
+        // Every other is a rule's word on the name.
+        Reason::AddressAsSni
+        | Reason::AddressNotListed
+        | Reason::AmbiguousPath
+        | Reason::BadMethod
+        | Reason::BadName
+        | Reason::BankMissing
+        | Reason::BaseForbids
+        | Reason::CredentialNeedsTls
+        | Reason::DeniedByRule
+        | Reason::DnsBudget
+        | Reason::DnsTypeNotAllowed
+        | Reason::EchHiddenName
+        | Reason::EncryptedResolver
+        | Reason::ForeignBank
+        | Reason::ForeignEnvironment
+        | Reason::IdentityAbsent
+        | Reason::IdentityInvalid
+        | Reason::IdentityMismatch
+        | Reason::IdentityStale
+        | Reason::IdentityUnset
+        | Reason::MemoryOperation
+        | Reason::MethodNotAllowed
+        | Reason::Misdirected
+        | Reason::NameMissing
+        | Reason::NamesDisagree
+        | Reason::NotListed
+        | Reason::PathNotAllowed
+        | Reason::PortNotListed
+        | Reason::RawTcpNotAllowed
+        | Reason::ResolverDiscovery
+        | Reason::SpecialName
+        | Reason::TreatmentChanged
+        | Reason::WrongProtocol => Form::Name,
+    }
+}
+
+/// An entry as the answer to a query.
+fn given(query: &Query<'_>, entry: &Entry, now: Instant, carrier: Carrier) -> Vec<u8> {
+    query.answer(entry.rcode, &entry.section, entry.age(now), entry.ede, carrier)
+}
+
+/// One query on its way through what can be said without asking anybody.
+struct Judging<'a> {
+    filter: &'a Arc<Filter>,
+    rules: &'a RuleSet,
+    sandbox: SandboxRef,
+    state: Arc<State>,
+    query: Query<'a>,
+    arrived: &'a Arrived,
+}
+
+enum Judged {
+    Answer(Vec<u8>),
+    Ask(Want),
+}
+
+impl Judging<'_> {
+    fn locally(&self) -> Judged {
+        if !self.query.is_internet() || TRANSFERS.contains(&self.query.kind.0) {
+            return self.refuse(Reason::DnsOperation);
+        }
+        let mut buffer = [0; 257];
+        let key = self.query.key(&mut buffer);
+        let now = Instant::now();
+        if let Some(answer) = self.cached(key, now) {
+            return Judged::Answer(answer);
+        }
+        let Ok(name) = self.query.name() else { return self.refuse(Reason::BadName) };
+        if let Some(answer) = self.own_host(&name) {
+            return Judged::Answer(answer);
+        }
+        let facts = Facts::Name(NameFacts { name: name.clone(), query: self.query.kind });
+        let permit = match self.rules.decide(&self.sandbox, &facts) {
+            Decision::Allow(permit) => permit,
+            Decision::Deny(denial) => return self.deny(&denial, &name),
+        };
+        let filter = self.filter;
+        let said = filter.hosts.get(&name);
+        if said.is_none() && special_zone(&name).is_some() && !filter.upstreams.has_zone(&name) {
+            return self.refuse_by(Reason::SpecialName, Some(&permit));
+        }
+        let asked = Asked {
+            rules: self.rules,
+            sandbox: &self.sandbox,
+            permit: &permit,
+            name: &name,
+            kind: self.query.kind,
+        };
+        if permit.lookup().synthetic {
+            return self.synthetic(&asked, key, now);
+        }
+        if let Some(addresses) = said {
+            let cleaned = Cleaned::of_addresses(&asked, addresses, TTL_CEILING);
+            return self.say(&asked, cleaned, key, now);
+        }
+        if let Some((cleaned, born)) = filter.ahead.find(&asked, now) {
+            return self.say(&asked, cleaned, key, born);
+        }
+        if filter.in_flight.load(Ordering::Relaxed) >= IN_FLIGHT {
+            return self.refuse_by(Reason::DnsOverload, Some(&permit));
+        }
+        Judged::Ask(Want {
+            sandbox: self.sandbox.clone(),
+            kind: self.query.kind,
+            arrival: record::arrival(self.arrived),
+            key: key.into(),
+            name,
+            permit,
+        })
+    }
+
+    /// An answer that is kept, if its permission still is.
+    fn cached(&self, key: &[u8], now: Instant) -> Option<Vec<u8>> {
+        let mut inner = self.state.lock();
+        let kept = inner.cache.find(key, now)?;
+        if kept.generation != self.rules.generation() {
+            let same = match self.rules.decide(&self.sandbox, kept.entry.permit.facts()) {
+                Decision::Allow(permit) => {
+                    !permit.lookup().strict_cname && permit.same_terms(&kept.entry.permit)
+                }
+                Decision::Deny(_) => false,
+            };
+            if !same {
+                inner.cache.remove(key);
+                return None;
+            }
+            kept.generation = self.rules.generation();
+        }
+        let entry = kept.entry.clone();
+        let due = kept.fold.count(self.filter.fold, now);
+        drop(inner);
+        if let Some(count) = due {
+            self.record_given(&entry, count - 1);
+        }
+        Some(given(&self.query, &entry, now, self.arrived.carrier))
+    }
+
+    fn record_given(&self, entry: &Entry, folded: u64) {
+        let mut record = self.filter.log.open_record(record::arrival(self.arrived));
+        record.sandbox(self.state.lock().subject.clone());
+        self.filter.record_answer(record, self.rules, entry, folded);
+    }
+
+    /// `localhost` is the sandbox's own, and never asked for elsewhere (RFC 6761, 6.3).
+    fn own_host(&self, name: &DomainName) -> Option<Vec<u8>> {
+        let kind = self.query.kind;
+        let cleaned = if name.is_within("localhost") {
+            let loopback = [IpAddr::V4(Ipv4Addr::LOCALHOST), IpAddr::V6(Ipv6Addr::LOCALHOST)];
+            Cleaned::of_own(kind, &loopback, TTL_CEILING)
+        } else if name.is_within("127.in-addr.arpa") {
+            let mut cleaned = Cleaned::of_own(kind, &[], TTL_CEILING);
+            if kind == PTR {
+                cleaned.section.push(PTR, TTL_CEILING, b"\x09localhost\x00");
+            }
+            cleaned
+        } else {
+            return None;
+        };
+        let counted = self.counted(&mut self.state.lock());
+        if let Some(folded) = counted {
+            let mut verdict = audit::Verdict::new(record::ALLOWED);
+            (verdict.carried, verdict.folded) = (Some(record::ANSWERED), folded);
+            verdict.policy = Some(self.filter.policy(self.rules));
+            let outcome =
+                crate::clean::outcome(cleaned.rcode, &cleaned.told, audit::Ending::Completed);
+            self.open().answered(verdict, &outcome);
+        }
+        Some(self.query.answer(cleaned.rcode, &cleaned.section, 0, None, self.arrived.carrier))
+    }
+
+    /// A name for raw TCP: an address that stands for it, and no other way to reach it.
+    fn synthetic(&self, asked: &Asked<'_>, key: &[u8], now: Instant) -> Judged {
+        let address = self.state.lock().synthetic.address_of(asked.name);
+        match address {
+            Some(address) => {
+                let cleaned = Cleaned::of_own(asked.kind, &[IpAddr::V4(address)], TTL_SYNTHETIC);
+                self.say(asked, cleaned, key, now)
+            }
+            None => self.refuse_by(Reason::NoAddress, Some(asked.permit)),
+        }
+    }
+
+    /// Gives an answer that nobody was asked for, and keeps it.
+    fn say(&self, asked: &Asked<'_>, cleaned: Cleaned, key: &[u8], born: Instant) -> Judged {
+        if let (true, Some(reason)) = (cleaned.section.is_empty(), cleaned.withheld) {
+            return self.refuse_by(reason, Some(asked.permit));
+        }
+        let now = Instant::now();
+        let entry = Arc::new(entry_of(asked, cleaned, born, None));
+        let mut inner = self.state.lock();
+        inner.cache.insert(key, entry.clone(), now);
+        let due =
+            inner.cache.find(key, now).and_then(|kept| kept.fold.count(self.filter.fold, now));
+        drop(inner);
+        if let Some(count) = due {
+            self.record_given(&entry, count - 1);
+        }
+        Judged::Answer(given(&self.query, &entry, now, self.arrived.carrier))
+    }
+
+    fn refuse(&self, reason: Reason) -> Judged {
+        self.refuse_by(reason, None)
+    }
+
+    /// A refusal that no rule made.
+    fn refuse_by(&self, reason: Reason, permit: Option<&Permit>) -> Judged {
+        let counted = self.counted(&mut self.state.lock());
+        if let Some(folded) = counted {
+            let mut verdict = record::refused(reason, permit, self.filter.policy(self.rules));
+            verdict.folded = folded;
+            self.open().denied(verdict);
+        }
+        Judged::Answer(self.filter.refusal(&self.query, reason, self.arrived.carrier))
+    }
+
+    fn deny(&self, denial: &Denial, name: &DomainName) -> Judged {
+        let now = Instant::now();
+        let mut inner = self.state.lock();
+        inner.watch.denied(name.as_str(), now);
+        if denial.reason == Reason::DnsTypeNotAllowed {
+            inner.watch.odd_type(now);
+        }
+        let (score, features) = inner.watch.score();
+        let alarm = score >= ALARM && inner.is_due("dns_tunnel_suspected", now);
+        let counted = self.counted(&mut inner);
+        drop(inner);
+        if counted.is_some() || alarm {
+            let mut verdict = record::denied(denial, self.filter.policy(self.rules));
+            verdict.folded = counted.unwrap_or_default();
+            if score > 0 {
+                (verdict.score, verdict.features) = (Some(score), features.clone());
+            }
+            let record = self.open();
+            if alarm {
+                alarmed(record, verdict, (score, features));
+            } else {
+                record.denied(verdict);
+            }
+        }
+        Judged::Answer(self.filter.refusal(&self.query, denial.reason, self.arrived.carrier))
+    }
+
+    /// Whether what is answered here gets a record of its own, and how many others that stands for.
+    fn counted(&self, inner: &mut Inner) -> Option<u64> {
+        match self.filter.fold.is_zero() {
+            true => Some(0),
+            false => inner.denials.count(Instant::now()),
+        }
+    }
+
+    fn open(&self) -> audit::OpenRecord {
+        let mut record = self.filter.log.open_record(record::arrival(self.arrived));
+        record.sandbox(self.state.lock().subject.clone());
+        record.facts(record::facts(&self.query.shown(), self.query.kind));
+        record
+    }
+}
+
+/// Writes a finding and then the denial it is about; nobody waits for it.
+fn alarmed(record: audit::OpenRecord, verdict: audit::Verdict, score: (u32, Vec<audit::Feature>)) {
+    tokio::spawn(async move {
+        let message = "Refused names look like data; nothing of them left.".to_owned();
+        let finding =
+            record::finding("dns_tunnel_suspected", "DNS names look like a tunnel", message, score);
+        record::tell(&record, &finding).await;
+        record.denied(record::alert(verdict));
+    });
+}
+
+/// A cleaned answer as it is kept.
+pub(crate) fn entry_of(
+    asked: &Asked<'_>,
+    cleaned: Cleaned,
+    born: Instant,
+    from: Option<SocketAddr>,
+) -> Entry {
+    let empty = cleaned.section.is_empty();
+    let withheld = cleaned.withheld.filter(|_| empty);
+    Entry {
+        name: asked.name.clone(),
+        kind: asked.kind,
+        rcode: cleaned.rcode,
+        section: cleaned.section,
+        ede: withheld.map(|reason| Ede { code: Ede::FILTERED, text: reason.code() }),
+        found: cleaned.found,
+        told: cleaned.told,
+        born,
+        expires: born + std::time::Duration::from_secs(u64::from(cleaned.ttl)),
+        permit: asked.permit.clone(),
+        from,
+    }
+}
+
+/// The key of a name and type.
+pub(crate) fn key(name: &DomainName, kind: QueryType) -> Box<[u8]> {
+    key_of(name, kind).into()
+}

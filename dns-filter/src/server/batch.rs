@@ -1,0 +1,215 @@
+//! Datagrams by the batch: one system call for many, with what the kernel says of each.
+#![allow(unsafe_code, reason = "recvmmsg and sendmmsg with control messages")]
+
+use std::io;
+use std::mem::size_of;
+use std::net::{IpAddr, SocketAddr};
+use std::os::fd::{AsRawFd, BorrowedFd};
+
+use socket2::SockAddr;
+
+use super::kernel::{Seen, empty_header, seen};
+use crate::limits::{BATCH, QUERY_BYTES};
+
+/// Room for the control messages of one datagram, aligned like their header.
+type Control = [u64; 16];
+
+/// Buffers for one batch, used again and again.
+pub(super) struct Batch {
+    buffers: Vec<[u8; QUERY_BYTES]>,
+    controls: Vec<Control>,
+    sources: Vec<libc::sockaddr_storage>,
+    headers: Vec<libc::mmsghdr>,
+    received: usize,
+}
+
+// SAFETY: the pointers in `headers` are made anew from the other members before each call.
+unsafe impl Send for Batch {}
+
+/// One datagram of a batch.
+pub(super) struct Datagram<'a> {
+    pub(super) bytes: &'a [u8],
+    pub(super) source: SocketAddr,
+    pub(super) seen: Seen,
+}
+
+/// One datagram to be sent, from the address that was asked.
+pub(super) struct Outgoing {
+    pub(super) bytes: Vec<u8>,
+    pub(super) to: SocketAddr,
+    pub(super) from: Option<IpAddr>,
+    pub(super) interface: Option<u32>,
+}
+
+impl Batch {
+    pub(super) fn new() -> Self {
+        Batch {
+            buffers: vec![[0; QUERY_BYTES]; BATCH],
+            controls: vec![[0; 16]; BATCH],
+            sources: vec![empty_address(); BATCH],
+            headers: Vec::with_capacity(BATCH),
+            received: 0,
+        }
+    }
+
+    /// Takes what is there, without waiting; says how many.
+    pub(super) fn receive(&mut self, socket: BorrowedFd<'_>) -> io::Result<usize> {
+        self.headers.clear();
+        let mut slices: Vec<libc::iovec> = self
+            .buffers
+            .iter_mut()
+            .map(|buffer| libc::iovec {
+                iov_base: buffer.as_mut_ptr().cast(),
+                iov_len: QUERY_BYTES,
+            })
+            .collect();
+        let rooms = self.controls.iter_mut().zip(&mut self.sources).zip(&mut slices);
+        for ((control, source), slice) in rooms {
+            let mut header = empty_header();
+            header.msg_name = (source as *mut libc::sockaddr_storage).cast();
+            header.msg_namelen = size_of::<libc::sockaddr_storage>() as libc::socklen_t;
+            header.msg_iov = slice;
+            header.msg_iovlen = 1;
+            header.msg_control = control.as_mut_ptr().cast();
+            header.msg_controllen = size_of::<Control>();
+            self.headers.push(libc::mmsghdr { msg_hdr: header, msg_len: 0 });
+        }
+        // SAFETY: every header points at buffers of this batch and at `slices`, all of which live
+        // through the call, with their true lengths.
+        let count = unsafe {
+            libc::recvmmsg(
+                socket.as_raw_fd(),
+                self.headers.as_mut_ptr(),
+                self.headers.len() as libc::c_uint,
+                libc::MSG_DONTWAIT,
+                std::ptr::null_mut(),
+            )
+        };
+        self.received = usize::try_from(count).map_err(|_| io::Error::last_os_error())?;
+        Ok(self.received)
+    }
+
+    /// The datagrams of the last batch; what did not fit a buffer is no query and left out.
+    pub(super) fn datagrams(&self) -> impl Iterator<Item = Datagram<'_>> {
+        let parts = self.headers.iter().zip(&self.buffers).zip(&self.sources).take(self.received);
+        parts.filter_map(|((header, buffer), source)| {
+            let cut = header.msg_hdr.msg_flags & (libc::MSG_TRUNC | libc::MSG_CTRUNC) != 0;
+            let bytes = buffer.get(..header.msg_len as usize).filter(|_| !cut)?;
+            let source = address(source)?;
+            Some(Datagram { bytes, source, seen: seen(&header.msg_hdr) })
+        })
+    }
+}
+
+fn empty_address() -> libc::sockaddr_storage {
+    // SAFETY: an address is numbers, for all of which zero is a value.
+    unsafe { std::mem::zeroed() }
+}
+
+fn address(storage: &libc::sockaddr_storage) -> Option<SocketAddr> {
+    let from = (&raw const *storage).cast::<libc::sockaddr_in6>();
+    match i32::from(storage.ss_family) {
+        libc::AF_INET => {
+            // SAFETY: the family says which of its forms the storage holds, and it has room for any.
+            let v4 = unsafe { from.cast::<libc::sockaddr_in>().read_unaligned() };
+            let octets = v4.sin_addr.s_addr.to_ne_bytes();
+            Some(SocketAddr::from((octets, u16::from_be(v4.sin_port))))
+        }
+        libc::AF_INET6 => {
+            // SAFETY: as above.
+            let v6 = unsafe { from.read_unaligned() };
+            let (ip, port) = (v6.sin6_addr.s6_addr.into(), u16::from_be(v6.sin6_port));
+            let scope = v6.sin6_scope_id; // an answer to a link-local address needs it
+            Some(SocketAddr::V6(std::net::SocketAddrV6::new(ip, port, 0, scope)))
+        }
+        _ => None,
+    }
+}
+
+/// Sends all that the kernel takes now; what it does not take is lost, as datagrams are.
+pub(super) fn send(socket: BorrowedFd<'_>, all: &[Outgoing]) {
+    for some in all.chunks(BATCH) {
+        let mut rest = some;
+        while !rest.is_empty() {
+            match send_some(socket, rest) {
+                Ok(0) | Err(_) => rest = rest.get(1..).unwrap_or_default(), // one that cannot be sent
+                Ok(sent) => rest = rest.get(sent..).unwrap_or_default(),
+            }
+        }
+    }
+}
+
+fn send_some(socket: BorrowedFd<'_>, some: &[Outgoing]) -> io::Result<usize> {
+    let targets: Vec<SockAddr> = some.iter().map(|one| SockAddr::from(one.to)).collect();
+    let mut controls = vec![[0u64; 8]; some.len()];
+    let mut slices: Vec<libc::iovec> = some
+        .iter()
+        .map(|one| libc::iovec {
+            iov_base: one.bytes.as_ptr().cast_mut().cast(),
+            iov_len: one.bytes.len(),
+        })
+        .collect();
+    let parts = some.iter().zip(&targets).zip(&mut controls).zip(&mut slices);
+    let mut headers: Vec<libc::mmsghdr> = parts
+        .map(|(((one, target), control), slice)| {
+            let mut header = empty_header();
+            header.msg_name = target.as_ptr().cast_mut().cast();
+            header.msg_namelen = target.len();
+            header.msg_iov = slice;
+            header.msg_iovlen = 1;
+            put_source(&mut header, control, one);
+            libc::mmsghdr { msg_hdr: header, msg_len: 0 }
+        })
+        .collect();
+    // SAFETY: every header points at an address, a slice and a control buffer that live through
+    // the call, with their true lengths; none of them is written to.
+    let count = unsafe {
+        libc::sendmmsg(
+            socket.as_raw_fd(),
+            headers.as_mut_ptr(),
+            headers.len() as libc::c_uint,
+            libc::MSG_DONTWAIT | libc::MSG_NOSIGNAL,
+        )
+    };
+    usize::try_from(count).map_err(|_| io::Error::last_os_error())
+}
+
+/// Says from which address a datagram leaves.
+fn put_source(header: &mut libc::msghdr, control: &mut [u64; 8], one: &Outgoing) {
+    let Some(from) = one.from else { return };
+    let index = one.interface.unwrap_or_default();
+    header.msg_control = control.as_mut_ptr().cast();
+    match from {
+        IpAddr::V4(address) => {
+            let address = libc::in_addr { s_addr: u32::from_ne_bytes(address.octets()) };
+            // The interface is the routing table's to choose, as for any answer.
+            let info =
+                libc::in_pktinfo { ipi_ifindex: 0, ipi_spec_dst: address, ipi_addr: address };
+            put(header, libc::IPPROTO_IP, libc::IP_PKTINFO, info);
+        }
+        IpAddr::V6(address) => {
+            let scoped = address.is_unicast_link_local();
+            let info = libc::in6_pktinfo {
+                ipi6_addr: libc::in6_addr { s6_addr: address.octets() },
+                ipi6_ifindex: if scoped { index } else { 0 },
+            };
+            put(header, libc::IPPROTO_IPV6, libc::IPV6_PKTINFO, info);
+        }
+    }
+}
+
+fn put<T>(header: &mut libc::msghdr, level: i32, kind: i32, data: T) {
+    let length = size_of::<T>() as libc::c_uint;
+    // SAFETY: the control buffer has 64 octets, which is more than the space of either kind.
+    unsafe {
+        header.msg_controllen = libc::CMSG_SPACE(length) as usize;
+        let message = libc::CMSG_FIRSTHDR(header);
+        if message.is_null() {
+            return;
+        }
+        (*message).cmsg_level = level;
+        (*message).cmsg_type = kind;
+        (*message).cmsg_len = libc::CMSG_LEN(length) as usize;
+        libc::CMSG_DATA(message).cast::<T>().write_unaligned(data);
+    }
+}

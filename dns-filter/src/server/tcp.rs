@@ -1,0 +1,235 @@
+//! TCP: pipelined queries answered as they are ready, slow and silent peers cut, connections capped.
+
+use std::collections::HashMap;
+use std::io;
+use std::net::SocketAddr;
+use std::os::fd::AsFd;
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use rules::Channel;
+use rules::word::SandboxId;
+use socket2::{Domain, Protocol, Socket, Type};
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::net::tcp::{OwnedReadHalf, OwnedWriteHalf};
+use tokio::net::{TcpListener, TcpStream};
+use tokio::sync::{Semaphore, mpsc, watch};
+use tokio::time::timeout;
+
+use super::{Identify, ListenError, Listener, kernel, stopped};
+use crate::filter::Filter;
+use crate::limits::{
+    QUERY_BYTES, TCP_CONNECTIONS, TCP_CONNECTIONS_SANDBOX, TCP_IDLE, TCP_MESSAGE, TCP_PIPELINE,
+    TCP_WRITE,
+};
+use crate::lock;
+use crate::message::Carrier;
+use crate::query::{Arrived, Step};
+
+/// Connections that wait in the kernel to be accepted.
+const BACKLOG: i32 = 256;
+/// Pause after the process has run out of descriptors.
+const BREATH: Duration = Duration::from_millis(50);
+
+/// The open connections, by sandbox; those of nobody together.
+#[derive(Clone, Default)]
+pub(super) struct Connections(Arc<Mutex<HashMap<Option<SandboxId>, usize>>>);
+
+/// A place among the open connections.
+struct Place {
+    all: Connections,
+    whose: Option<SandboxId>,
+}
+
+/// One listening socket.
+pub(super) struct Acceptor {
+    listener: TcpListener,
+    address: SocketAddr,
+    whose: Identify,
+    connections: Connections,
+}
+
+impl Acceptor {
+    pub(super) fn open(listener: &Listener, connections: Connections) -> Result<Self, ListenError> {
+        let address = listener.bind;
+        let bound = |source| ListenError::Bind { address, source };
+        let socket = bind(address).map_err(bound)?;
+        if listener.whose == Identify::Interface {
+            kernel::tell_destination(socket.as_fd(), address)
+                .map_err(|source| ListenError::Kernel { address, what: "interface", source })?;
+        }
+        let listening = TcpListener::from_std(socket).map_err(bound)?;
+        let address = listening.local_addr().map_err(bound)?;
+        Ok(Acceptor { listener: listening, address, whose: listener.whose.clone(), connections })
+    }
+
+    pub(super) fn address(&self) -> SocketAddr {
+        self.address
+    }
+
+    pub(super) async fn serve(
+        self,
+        filter: Arc<Filter>,
+        waiting: Arc<Semaphore>,
+        mut stop: watch::Receiver<bool>,
+    ) -> io::Result<()> {
+        loop {
+            let accepted = tokio::select! {
+                accepted = self.listener.accept() => accepted,
+                () = stopped(&mut stop) => return Ok(()),
+            };
+            match accepted {
+                Ok((stream, source)) => self.enter(stream, source, &filter, &waiting, &stop),
+                Err(_) => tokio::time::sleep(BREATH).await, // of the peer, or of descriptors
+            }
+        }
+    }
+
+    fn enter(
+        &self,
+        stream: TcpStream,
+        source: SocketAddr,
+        filter: &Arc<Filter>,
+        waiting: &Arc<Semaphore>,
+        stop: &watch::Receiver<bool>,
+    ) {
+        let Some(arrived) = self.arrived(&stream, source) else { return };
+        let rules = filter.rules.load();
+        let known = rules.sandboxes().identify(std::slice::from_ref(&arrived.channel));
+        let whose = known.ok().map(|sandbox| sandbox.id.clone());
+        let Some(place) = self.connections.enter(whose) else { return };
+        let connection = Connection { filter: filter.clone(), waiting: waiting.clone(), arrived };
+        let mut stop = stop.clone();
+        tokio::spawn(async move {
+            tokio::select! {
+                () = connection.serve(stream) => {}
+                () = stopped(&mut stop) => {}
+            }
+            drop(place);
+        });
+    }
+
+    fn arrived(&self, stream: &TcpStream, source: SocketAddr) -> Option<Arrived> {
+        let local = stream.local_addr().ok()?;
+        let channel = match &self.whose {
+            Identify::Dedicated(id) => Channel::Dedicated(id.clone()),
+            Identify::Interface => {
+                let index = kernel::interface_of(stream.as_fd(), local).ok()?;
+                Channel::Interface(kernel::interface_name(index).ok()?)
+            }
+            Identify::Mark => Channel::Mark(kernel::mark_of(stream.as_fd()).ok()?),
+            Identify::SourceAddress => Channel::SourceAddress(source.ip()),
+        };
+        Some(Arrived { channel, carrier: Carrier::Tcp, source: Some(source), aimed: Some(local) })
+    }
+}
+
+impl Connections {
+    fn enter(&self, whose: Option<SandboxId>) -> Option<Place> {
+        let mut all = lock(&self.0);
+        let total: usize = all.values().sum();
+        let own = all.entry(whose.clone()).or_default();
+        if total >= TCP_CONNECTIONS || *own >= TCP_CONNECTIONS_SANDBOX {
+            return None;
+        }
+        *own += 1;
+        Some(Place { all: self.clone(), whose })
+    }
+}
+
+impl Drop for Place {
+    fn drop(&mut self) {
+        let mut all = lock(&self.all.0);
+        if let Some(count) = all.get_mut(&self.whose) {
+            *count -= 1;
+            if *count == 0 {
+                all.remove(&self.whose);
+            }
+        }
+    }
+}
+
+struct Connection {
+    filter: Arc<Filter>,
+    waiting: Arc<Semaphore>,
+    arrived: Arrived,
+}
+
+impl Connection {
+    async fn serve(self, stream: TcpStream) {
+        let (reader, writer) = stream.into_split();
+        let (answers, queue) = mpsc::channel(TCP_PIPELINE);
+        tokio::join!(self.read(reader, answers), write(writer, queue));
+    }
+
+    /// Reads queries until the peer is done or does not behave; answers still due are sent.
+    async fn read(&self, mut reader: OwnedReadHalf, answers: mpsc::Sender<Vec<u8>>) {
+        let pipeline = Arc::new(Semaphore::new(TCP_PIPELINE));
+        while let Some(packet) = message(&mut reader).await {
+            if answers.is_closed() {
+                return; // the peer does not read
+            }
+            let Ok(slot) = pipeline.clone().acquire_owned().await else { return };
+            match self.filter.begin(&packet, &self.arrived) {
+                Step::Drop => {}
+                Step::Answer(answer) => {
+                    if answers.send(answer).await.is_err() {
+                        return;
+                    }
+                }
+                Step::Wait(pending) => {
+                    let Ok(turn) = self.waiting.clone().try_acquire_owned() else {
+                        drop(answers.send(self.filter.overloaded(*pending)).await);
+                        continue;
+                    };
+                    let (filter, answers) = (self.filter.clone(), answers.clone());
+                    tokio::spawn(async move {
+                        let answer = filter.wait(*pending).await;
+                        drop(answers.send(answer).await); // a peer that has gone needs none
+                        drop((slot, turn));
+                    });
+                }
+            }
+        }
+    }
+}
+
+/// One message; none when the peer is done, too slow, or sends what is no query.
+async fn message(reader: &mut OwnedReadHalf) -> Option<Vec<u8>> {
+    let first = timeout(TCP_IDLE, reader.read_u8()).await.ok()?.ok()?;
+    let rest = async {
+        let second = reader.read_u8().await.ok()?;
+        let length = usize::from(u16::from_be_bytes([first, second]));
+        if length == 0 || length > QUERY_BYTES {
+            return None;
+        }
+        let mut packet = vec![0; length];
+        reader.read_exact(&mut packet).await.ok()?;
+        Some(packet)
+    };
+    timeout(TCP_MESSAGE, rest).await.ok()?
+}
+
+async fn write(mut writer: OwnedWriteHalf, mut queue: mpsc::Receiver<Vec<u8>>) {
+    while let Some(answer) = queue.recv().await {
+        let Ok(length) = u16::try_from(answer.len()) else { return };
+        let mut framed = length.to_be_bytes().to_vec();
+        framed.extend_from_slice(&answer);
+        match timeout(TCP_WRITE, writer.write_all(&framed)).await {
+            Ok(Ok(())) => {}
+            Ok(Err(_)) | Err(_) => return,
+        }
+    }
+}
+
+fn bind(address: SocketAddr) -> io::Result<std::net::TcpListener> {
+    let socket = Socket::new(Domain::for_address(address), Type::STREAM, Some(Protocol::TCP))?;
+    socket.set_reuse_address(true)?;
+    if address.is_ipv6() {
+        socket.set_only_v6(true)?;
+    }
+    socket.bind(&address.into())?;
+    socket.listen(BACKLOG)?;
+    socket.set_nonblocking(true)?;
+    Ok(socket.into())
+}

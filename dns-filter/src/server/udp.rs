@@ -1,0 +1,175 @@
+//! UDP workers: each has a socket of its own on the shared port, takes datagrams by the batch, answers
+//! what it can at once and lets the rest wait on their own.
+
+use std::io;
+use std::net::SocketAddr;
+use std::os::fd::AsFd;
+use std::sync::Arc;
+use std::time::Duration;
+
+use rules::Channel;
+use socket2::{Domain, Protocol, Socket, Type};
+use tokio::io::Interest;
+use tokio::net::UdpSocket;
+use tokio::sync::{Semaphore, watch};
+use tokio::time::Instant;
+
+use super::batch::{Batch, Datagram, Outgoing, send};
+use super::{Identify, ListenError, Listener, kernel, stopped};
+use crate::filter::Filter;
+use crate::limits::BATCH;
+use crate::message::Carrier;
+use crate::query::{Arrived, Step};
+
+/// Octets of datagrams that wait in the kernel.
+const RECEIVE_BUFFER: usize = 4 << 20;
+/// How long the name of an interface is believed.
+const NAME_AGE: Duration = Duration::from_secs(1);
+/// Batches before others of the runtime have their turn.
+const TURN: usize = 8;
+
+/// One socket and what it needs to serve.
+pub(super) struct Worker {
+    socket: Arc<UdpSocket>,
+    whose: Identify,
+    bind: SocketAddr,
+    names: Names,
+}
+
+impl Worker {
+    pub(super) fn open(listener: &Listener) -> Result<Self, ListenError> {
+        let address = listener.bind;
+        let bound = |source| ListenError::Bind { address, source };
+        let socket = bind(address).map_err(bound)?;
+        if listener.whose == Identify::Mark {
+            kernel::tell_mark(socket.as_fd()).map_err(|source| ListenError::Kernel {
+                address,
+                what: "mark",
+                source,
+            })?;
+        }
+        kernel::tell_destination(socket.as_fd(), address)
+            .map_err(|source| ListenError::Kernel { address, what: "destination", source })?;
+        let socket = UdpSocket::from_std(socket).map_err(bound)?;
+        let (whose, names) = (listener.whose.clone(), Names::default());
+        Ok(Worker { socket: Arc::new(socket), whose, bind: address, names })
+    }
+
+    pub(super) async fn serve(
+        mut self,
+        filter: Arc<Filter>,
+        waiting: Arc<Semaphore>,
+        mut stop: watch::Receiver<bool>,
+    ) -> io::Result<()> {
+        let mut batch = Batch::new();
+        let socket = self.socket.clone();
+        loop {
+            tokio::select! {
+                ready = socket.readable() => ready?,
+                () = stopped(&mut stop) => return Ok(()),
+            }
+            for _ in 0..TURN {
+                match socket.try_io(Interest::READABLE, || batch.receive(socket.as_fd())) {
+                    Ok(_) => self.pass(&filter, &waiting, &batch),
+                    Err(error) if error.kind() == io::ErrorKind::WouldBlock => break,
+                    Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+                    // An ICMP error about an answer of ours: nothing of this socket's.
+                    Err(error) if error.raw_os_error() == Some(libc::ECONNREFUSED) => {}
+                    Err(error) => return Err(error),
+                }
+            }
+            tokio::task::yield_now().await;
+        }
+    }
+
+    fn pass(&mut self, filter: &Arc<Filter>, waiting: &Arc<Semaphore>, batch: &Batch) {
+        let mut answers = Vec::with_capacity(BATCH);
+        for datagram in batch.datagrams() {
+            if datagram.source.port() == 0 {
+                continue; // nothing can be answered there: it was forged
+            }
+            let Some(arrived) = self.arrived(&datagram) else { continue };
+            let envelope = Envelope::of(&datagram);
+            match filter.begin(datagram.bytes, &arrived) {
+                Step::Drop => {}
+                Step::Answer(bytes) => answers.push(envelope.with(bytes)),
+                Step::Wait(pending) => match waiting.clone().try_acquire_owned() {
+                    Ok(turn) => {
+                        let (filter, socket) = (filter.clone(), self.socket.clone());
+                        tokio::spawn(async move {
+                            let bytes = filter.wait(*pending).await;
+                            send(socket.as_fd(), &[envelope.with(bytes)]);
+                            drop(turn);
+                        });
+                    }
+                    Err(_) => answers.push(envelope.with(filter.overloaded(*pending))),
+                },
+            }
+        }
+        if !answers.is_empty() {
+            send(self.socket.as_fd(), &answers);
+        }
+    }
+
+    fn arrived(&mut self, datagram: &Datagram<'_>) -> Option<Arrived> {
+        let seen = datagram.seen;
+        let channel = match &self.whose {
+            Identify::Dedicated(id) => Channel::Dedicated(id.clone()),
+            Identify::Interface => Channel::Interface(self.names.of(seen.interface?)?),
+            Identify::Mark => Channel::Mark(seen.mark.unwrap_or_default()),
+            Identify::SourceAddress => Channel::SourceAddress(datagram.source.ip()),
+        };
+        let aimed = seen.to.map(|to| SocketAddr::new(to, self.bind.port()));
+        Some(Arrived { channel, carrier: Carrier::Udp, source: Some(datagram.source), aimed })
+    }
+}
+
+/// Where an answer goes, and from where.
+struct Envelope {
+    to: SocketAddr,
+    from: Option<std::net::IpAddr>,
+    interface: Option<u32>,
+}
+
+impl Envelope {
+    fn of(datagram: &Datagram<'_>) -> Self {
+        let seen = datagram.seen;
+        Envelope { to: datagram.source, from: seen.to, interface: seen.interface }
+    }
+
+    fn with(self, bytes: Vec<u8>) -> Outgoing {
+        let Envelope { to, from, interface } = self;
+        Outgoing { bytes, to, from, interface }
+    }
+}
+
+/// Names of interfaces, asked for once in a while.
+#[derive(Default)]
+struct Names {
+    known: Vec<(u32, String, Instant)>,
+}
+
+impl Names {
+    fn of(&mut self, index: u32) -> Option<String> {
+        let now = Instant::now();
+        self.known.retain(|(_, _, at)| now < *at + NAME_AGE);
+        if let Some((_, name, _)) = self.known.iter().find(|(known, _, _)| *known == index) {
+            return Some(name.clone());
+        }
+        let name = kernel::interface_name(index).ok()?;
+        self.known.push((index, name.clone(), now));
+        Some(name)
+    }
+}
+
+fn bind(address: SocketAddr) -> io::Result<std::net::UdpSocket> {
+    let socket = Socket::new(Domain::for_address(address), Type::DGRAM, Some(Protocol::UDP))?;
+    socket.set_reuse_port(true)?;
+    if address.is_ipv6() {
+        socket.set_only_v6(true)?;
+    }
+    drop(socket.set_recv_buffer_size(RECEIVE_BUFFER)); // the kernel's own limit is good enough
+    socket.bind(&address.into())?;
+    socket.set_nonblocking(true)?;
+    Ok(socket.into())
+}

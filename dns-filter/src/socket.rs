@@ -1,0 +1,212 @@
+//! Sockets towards one resolver: many, each connected, each with a random port that is drawn anew after
+//! a while. An answer is taken by id and question from the socket it was asked by, or not at all.
+
+use std::collections::HashMap;
+use std::io;
+use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr};
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, Weak};
+
+use hickory_proto::op::{Message, Query};
+use rand::RngExt;
+use tokio::net::UdpSocket;
+use tokio::sync::oneshot;
+
+use crate::limits::{
+    UPSTREAM_SOCKET_PENDING, UPSTREAM_SOCKET_USES, UPSTREAM_SOCKETS, UPSTREAM_STRAYS,
+};
+use crate::lock;
+use crate::upstream::fits;
+
+/// Ports below are other programs'.
+const FIRST_PORT: u16 = 1024;
+/// Room for one answer: more than we say we take.
+const DATAGRAM: usize = 4096;
+/// Draws of a port that may be taken already.
+const DRAWS: usize = 16;
+
+/// What came of a query by UDP.
+#[derive(Debug)]
+pub(crate) enum Reply {
+    /// Somebody sends answers that fit nothing: TCP cannot be guessed at.
+    Contested,
+    Fits(Box<Message>),
+    Unreachable,
+}
+
+/// The sockets towards one resolver.
+pub(crate) struct Sockets {
+    resolver: SocketAddr,
+    open: Mutex<Vec<Arc<Port>>>,
+}
+
+/// One socket and those who wait at it.
+struct Port {
+    socket: UdpSocket,
+    uses: AtomicU32,
+    waiting: Mutex<HashMap<u16, Waiter>>,
+}
+
+struct Waiter {
+    question: Query,
+    strays: u32,
+    reply: oneshot::Sender<Reply>,
+}
+
+impl Sockets {
+    pub(crate) fn new(resolver: SocketAddr) -> Self {
+        Sockets { resolver, open: Mutex::default() }
+    }
+
+    /// Sends a query by a random socket under a random id and waits for what fits.
+    pub(crate) async fn ask(
+        &self,
+        question: &Query,
+        build: impl FnOnce(u16) -> Option<Vec<u8>>,
+        strays: &AtomicU64,
+    ) -> Reply {
+        let Ok(port) = self.draw() else { return Reply::Unreachable };
+        let (sender, receiver) = oneshot::channel();
+        let Some(ticket) = port.enter(question, sender) else { return Reply::Unreachable };
+        let Some(packet) = build(ticket.id) else { return Reply::Unreachable };
+        if port.socket.send(&packet).await.is_err() {
+            return Reply::Unreachable;
+        }
+        let reply = receiver.await.unwrap_or(Reply::Unreachable);
+        if matches!(reply, Reply::Contested) {
+            strays.fetch_add(u64::from(UPSTREAM_STRAYS), Ordering::Relaxed);
+        }
+        reply
+    }
+
+    /// A socket at random; a new one while there are few, or when the one drawn is worn.
+    fn draw(&self) -> io::Result<Arc<Port>> {
+        let mut open = lock(&self.open);
+        let at = rand::rng().random_range(0..UPSTREAM_SOCKETS);
+        if let Some(port) = open.get(at) {
+            if port.uses.fetch_add(1, Ordering::Relaxed) < UPSTREAM_SOCKET_USES {
+                return Ok(port.clone());
+            }
+            let fresh = Port::open(self.resolver)?;
+            if let Some(place) = open.get_mut(at) {
+                *place = fresh.clone(); // the old one lives until its last waiter has gone
+            }
+            return Ok(fresh);
+        }
+        let fresh = Port::open(self.resolver)?;
+        open.push(fresh.clone());
+        Ok(fresh)
+    }
+}
+
+impl Port {
+    fn open(resolver: SocketAddr) -> io::Result<Arc<Self>> {
+        let socket = UdpSocket::from_std(bind(resolver)?)?;
+        let port = Arc::new(Port { socket, uses: AtomicU32::new(1), waiting: Mutex::default() });
+        tokio::spawn(listen(Arc::downgrade(&port)));
+        Ok(port)
+    }
+
+    /// Takes a free random id.
+    fn enter(self: &Arc<Self>, question: &Query, reply: oneshot::Sender<Reply>) -> Option<Ticket> {
+        let mut waiting = lock(&self.waiting);
+        if waiting.len() >= UPSTREAM_SOCKET_PENDING {
+            return None;
+        }
+        let mut id = rand::random();
+        while waiting.contains_key(&id) {
+            id = rand::random();
+        }
+        waiting.insert(id, Waiter { question: question.clone(), strays: 0, reply });
+        Some(Ticket { port: self.clone(), id })
+    }
+
+    fn take(&self, packet: &[u8]) {
+        let message = Message::from_vec(packet).ok();
+        let mut waiting = lock(&self.waiting);
+        if let Some(message) = message {
+            let id = message.metadata.id;
+            if waiting.get(&id).is_some_and(|waiter| fits(&waiter.question, &message)) {
+                if let Some(waiter) = waiting.remove(&id) {
+                    drop(waiter.reply.send(Reply::Fits(Box::new(message))));
+                }
+                return;
+            }
+        }
+        stray(&mut waiting);
+    }
+
+    fn fail(&self) {
+        for (_, waiter) in lock(&self.waiting).drain() {
+            drop(waiter.reply.send(Reply::Unreachable));
+        }
+    }
+}
+
+/// Counts an answer that fits nothing against everybody who waits here.
+fn stray(waiting: &mut HashMap<u16, Waiter>) {
+    for waiter in waiting.values_mut() {
+        waiter.strays += 1;
+    }
+    let contested: Vec<u16> = waiting
+        .iter()
+        .filter(|(_, waiter)| waiter.strays >= UPSTREAM_STRAYS)
+        .map(|(id, _)| *id)
+        .collect();
+    for id in contested {
+        if let Some(waiter) = waiting.remove(&id) {
+            drop(waiter.reply.send(Reply::Contested));
+        }
+    }
+}
+
+/// A place among those who wait; given up when whoever waits goes away.
+struct Ticket {
+    port: Arc<Port>,
+    id: u16,
+}
+
+impl Drop for Ticket {
+    fn drop(&mut self) {
+        lock(&self.port.waiting).remove(&self.id);
+    }
+}
+
+/// Reads a socket until nobody holds it any more.
+async fn listen(port: Weak<Port>) {
+    let mut buffer = vec![0; DATAGRAM];
+    loop {
+        let Some(port) = port.upgrade() else { return };
+        let wait = port.socket.readable();
+        // Without traffic the socket is let go from time to time, so that a dropped one closes.
+        let ready = tokio::time::timeout(crate::limits::UPSTREAM_DEADLINE, wait).await;
+        if ready.is_err() {
+            continue;
+        }
+        loop {
+            match port.socket.try_recv(&mut buffer) {
+                Ok(length) => port.take(buffer.get(..length).unwrap_or_default()),
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => break,
+                Err(_) => {
+                    port.fail(); // the kernel says that nobody is there
+                    break;
+                }
+            }
+        }
+    }
+}
+
+/// A connected socket on a random port: answers from elsewhere never arrive.
+fn bind(resolver: SocketAddr) -> io::Result<std::net::UdpSocket> {
+    let any = |port| match resolver {
+        SocketAddr::V4(_) => SocketAddr::from((Ipv4Addr::UNSPECIFIED, port)),
+        SocketAddr::V6(_) => SocketAddr::from((Ipv6Addr::UNSPECIFIED, port)),
+    };
+    let mut drawn = (0..DRAWS).map(|_| rand::rng().random_range(FIRST_PORT..=u16::MAX));
+    let socket = drawn
+        .find_map(|port| std::net::UdpSocket::bind(any(port)).ok())
+        .map_or_else(|| std::net::UdpSocket::bind(any(0)), Ok)?;
+    socket.connect(resolver)?;
+    socket.set_nonblocking(true)?;
+    Ok(socket)
+}

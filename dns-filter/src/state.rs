@@ -1,0 +1,138 @@
+//! What the filter keeps of one sandbox, apart from every other's: cache, flights, budgets, score,
+//! synthetic addresses, what waits to be told.
+
+use std::collections::HashMap;
+use std::sync::atomic::AtomicUsize;
+use std::sync::{Arc, Mutex, MutexGuard};
+use std::time::Duration;
+
+use audit::Subject;
+use ipnet::Ipv4Net;
+use rules::{RuleSet, SandboxRef};
+use tokio::sync::watch;
+use tokio::time::Instant;
+
+use crate::budget::Budget;
+use crate::cache::{Cache, Entry};
+use crate::limits::{DENIED_RECORDS, FINDING_PAUSE};
+use crate::lock;
+use crate::record;
+use crate::resolver::Refusal;
+use crate::score::Watch;
+use crate::synthetic::Synthetic;
+
+/// What a flight brings back.
+pub(crate) type Landing = Option<Result<Arc<Entry>, Refusal>>;
+
+/// One sandbox's part of the filter.
+#[derive(Debug)]
+pub(crate) struct State {
+    inner: Mutex<Inner>,
+}
+
+#[derive(Debug)]
+pub(crate) struct Inner {
+    /// The rules that `subject` and `pattern_bits` were taken from.
+    generation: u64,
+    pub(crate) subject: Subject,
+    /// log2 of the patterns the sandbox can choose from.
+    pub(crate) pattern_bits: f64,
+    pub(crate) cache: Cache,
+    pub(crate) flights: HashMap<Box<[u8]>, watch::Sender<Landing>>,
+    pub(crate) budget: Budget,
+    pub(crate) watch: Watch,
+    pub(crate) synthetic: Synthetic,
+    pub(crate) denials: Meter,
+    told: HashMap<&'static str, Instant>,
+}
+
+impl State {
+    pub(crate) fn new(
+        rules: &RuleSet,
+        sandbox: &SandboxRef,
+        budget: Budget,
+        range: Ipv4Net,
+        cached: Arc<AtomicUsize>,
+    ) -> Self {
+        let now = Instant::now();
+        State {
+            inner: Mutex::new(Inner {
+                generation: rules.generation(),
+                subject: record::subject(sandbox),
+                pattern_bits: pattern_bits(rules, sandbox),
+                cache: Cache::new(cached),
+                flights: HashMap::new(),
+                budget,
+                watch: Watch::new(now),
+                synthetic: Synthetic::new(range),
+                denials: Meter::new(DENIED_RECORDS),
+                told: HashMap::new(),
+            }),
+        }
+    }
+
+    pub(crate) fn lock(&self) -> MutexGuard<'_, Inner> {
+        lock(&self.inner)
+    }
+}
+
+impl Inner {
+    /// Brings what was taken from the rules up to date.
+    pub(crate) fn refresh(&mut self, rules: &RuleSet, sandbox: &SandboxRef) {
+        if self.generation != rules.generation() {
+            self.generation = rules.generation();
+            self.subject = record::subject(sandbox);
+            self.pattern_bits = pattern_bits(rules, sandbox);
+        }
+    }
+
+    /// Whether a finding of this kind is due; at most one in a while.
+    pub(crate) fn is_due(&mut self, code: &'static str, now: Instant) -> bool {
+        let due = self.told.get(code).is_none_or(|at| now >= *at + FINDING_PAUSE);
+        if due {
+            self.told.insert(code, now);
+        }
+        due
+    }
+}
+
+fn pattern_bits(rules: &RuleSet, sandbox: &SandboxRef) -> f64 {
+    let patterns: usize =
+        rules.policies_of(sandbox).iter().map(|policy| policy.hosts().count()).sum();
+    (patterns.max(1) as f64).log2()
+}
+
+/// How many records of one kind are written each second; the rest is counted.
+#[derive(Debug)]
+pub(crate) struct Meter {
+    most: u32,
+    since: Option<Instant>,
+    written: u32,
+    folded: u64,
+}
+
+impl Meter {
+    pub(crate) fn new(most: u32) -> Self {
+        Meter { most, since: None, written: 0, folded: 0 }
+    }
+
+    /// Counts one; says how many earlier ones its record stands for, when it gets one.
+    pub(crate) fn count(&mut self, now: Instant) -> Option<u64> {
+        if self.since.is_none_or(|since| now >= since + Duration::from_secs(1)) {
+            (self.since, self.written) = (Some(now), 0);
+        }
+        if self.written >= self.most {
+            self.folded += 1;
+            return None;
+        }
+        self.written += 1;
+        Some(std::mem::take(&mut self.folded))
+    }
+
+    /// What is counted and not told yet, once the second is over.
+    pub(crate) fn untold(&mut self, now: Option<Instant>) -> u64 {
+        let over =
+            |now: Instant| self.since.is_none_or(|since| now >= since + Duration::from_secs(1));
+        if now.is_none_or(over) { std::mem::take(&mut self.folded) } else { 0 }
+    }
+}

@@ -1,0 +1,270 @@
+//! Our own upstream client: what leaves is built afresh from a name and a type, and what comes back
+//! must fit what was asked in every bit. Ports, ids and letter case are random; a truncated, odd or
+//! contested answer is asked for again over TCP.
+
+use std::net::SocketAddr;
+use std::sync::Mutex;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
+
+use audit::Receipt;
+use hickory_proto::op::{
+    DEFAULT_MAX_PAYLOAD_LEN, Edns, Message, MessageType, OpCode, Query, ResponseCode,
+};
+use hickory_proto::rr::rdata::opt::{ClientSubnet, EdnsOption};
+use hickory_proto::rr::{Name, RecordType};
+use rules::DomainName;
+use rules::facts::QueryType;
+use rules::operator::DnsSettings;
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::net::TcpStream;
+use tokio::time::{Instant, timeout_at};
+
+use crate::limits::{
+    ANSWER_BYTES, UDP_MOST, UPSTREAM_DEADLINE, UPSTREAM_REST, UPSTREAM_TRIES, UPSTREAM_TRY,
+};
+use crate::lock;
+use crate::socket::{Reply, Sockets};
+
+/// Asks somebody; the recording upstream of a test is another.
+pub trait Exchange: Send + Sync + 'static {
+    /// Asks for a name and a type. The receipt is proof that the query stands in the log.
+    fn ask<'a>(
+        &'a self,
+        name: &'a DomainName,
+        kind: QueryType,
+        receipt: &'a Receipt,
+    ) -> std::pin::Pin<Box<dyn Future<Output = Result<Told, AskError>> + Send + 'a>>;
+
+    /// Whether a zone of the operator's own holds the name.
+    fn has_zone(&self, name: &DomainName) -> bool;
+}
+
+/// What a resolver said, and which.
+#[derive(Clone, Debug)]
+pub struct Told {
+    pub message: Message,
+    pub from: SocketAddr,
+}
+
+/// Why there is no answer.
+#[derive(Clone, Debug, thiserror::Error)]
+pub enum AskError {
+    #[error("no resolver is named for it: add one to `upstreams` under `[dns]`")]
+    NoResolver,
+    #[error("no resolver answered within {0:?}")]
+    TimedOut(Duration),
+    #[error("the resolver {0} cannot be reached")]
+    Unreachable(SocketAddr),
+    #[error("the resolver {0} gave an answer that is none")]
+    Nonsense(SocketAddr),
+}
+
+/// All resolvers, by zone.
+pub struct Upstreams {
+    /// Longest name first; the last has none and holds everything else.
+    zones: Vec<(Option<DomainName>, Vec<Upstream>)>,
+    strays: AtomicU64,
+}
+
+struct Upstream {
+    address: SocketAddr,
+    sockets: Sockets,
+    health: Mutex<Health>,
+}
+
+#[derive(Debug, Default)]
+struct Health {
+    rests_until: Option<Instant>,
+    plain: bool,
+}
+
+impl Upstreams {
+    pub fn new(settings: &DnsSettings) -> Self {
+        let pool = |addresses: &[SocketAddr]| addresses.iter().map(|a| Upstream::new(*a)).collect();
+        let mut zones: Vec<(Option<DomainName>, Vec<Upstream>)> = settings
+            .zones
+            .iter()
+            .map(|zone| (Some(zone.name.clone()), pool(&zone.upstreams)))
+            .collect();
+        zones.sort_by_key(|(name, _)| std::cmp::Reverse(name.as_ref().map(|n| n.as_str().len())));
+        zones.push((None, pool(&settings.upstreams)));
+        Upstreams { zones, strays: AtomicU64::new(0) }
+    }
+
+    /// Answers that fitted nothing asked.
+    pub fn strays(&self) -> u64 {
+        self.strays.load(Ordering::Relaxed)
+    }
+
+    fn pool(&self, name: &DomainName) -> &[Upstream] {
+        let holds = |zone: &Option<DomainName>| {
+            zone.as_ref().is_none_or(|zone| name.is_within(zone.as_str()))
+        };
+        self.zones.iter().find(|(zone, _)| holds(zone)).map_or(&[], |(_, pool)| pool)
+    }
+
+    async fn ask_in_turn(&self, name: &DomainName, kind: QueryType) -> Result<Told, AskError> {
+        let pool = self.pool(name);
+        let deadline = Instant::now() + UPSTREAM_DEADLINE;
+        let mut last = Err(AskError::NoResolver);
+        for turn in 0..UPSTREAM_TRIES {
+            let Some(upstream) = choose(pool, turn) else { break };
+            let until = deadline.min(Instant::now() + UPSTREAM_TRY);
+            last = upstream.ask(name, kind, until, &self.strays).await;
+            match &last {
+                Ok(told) if !is_failure(&told.message) => {
+                    upstream.works();
+                    return last;
+                }
+                Ok(_) if pool.len() == 1 => return last, // asking again says the same
+                Ok(_) | Err(_) => upstream.fails(),
+            }
+            if Instant::now() >= deadline {
+                break;
+            }
+        }
+        last
+    }
+}
+
+impl Exchange for Upstreams {
+    fn ask<'a>(
+        &'a self,
+        name: &'a DomainName,
+        kind: QueryType,
+        _receipt: &'a Receipt,
+    ) -> std::pin::Pin<Box<dyn Future<Output = Result<Told, AskError>> + Send + 'a>> {
+        Box::pin(self.ask_in_turn(name, kind))
+    }
+
+    fn has_zone(&self, name: &DomainName) -> bool {
+        self.zones
+            .iter()
+            .any(|(zone, _)| zone.as_ref().is_some_and(|zone| name.is_within(zone.as_str())))
+    }
+}
+
+fn is_failure(message: &Message) -> bool {
+    !matches!(message.metadata.response_code, ResponseCode::NoError | ResponseCode::NXDomain)
+}
+
+/// Those that work first, in a random order to begin with, then whoever is left.
+fn choose(pool: &[Upstream], turn: usize) -> Option<&Upstream> {
+    let now = Instant::now();
+    let well: Vec<&Upstream> = pool.iter().filter(|upstream| upstream.is_well(now)).collect();
+    let from = if well.is_empty() { pool.iter().collect() } else { well };
+    from.get(turn % from.len().max(1)).copied()
+}
+
+impl Upstream {
+    fn new(address: SocketAddr) -> Self {
+        Upstream { address, sockets: Sockets::new(address), health: Mutex::default() }
+    }
+
+    fn is_well(&self, now: Instant) -> bool {
+        lock(&self.health).rests_until.is_none_or(|until| until <= now)
+    }
+
+    fn works(&self) {
+        lock(&self.health).rests_until = None;
+    }
+
+    fn fails(&self) {
+        lock(&self.health).rests_until = Some(Instant::now() + UPSTREAM_REST);
+    }
+
+    async fn ask(
+        &self,
+        name: &DomainName,
+        kind: QueryType,
+        until: Instant,
+        strays: &AtomicU64,
+    ) -> Result<Told, AskError> {
+        let plain = lock(&self.health).plain;
+        let told = self.once(name, kind, until, plain, strays).await?;
+        if told.message.metadata.response_code == ResponseCode::FormErr && !plain {
+            let told = self.once(name, kind, until, true, strays).await?; // RFC 6891, 7
+            lock(&self.health).plain = !is_failure(&told.message);
+            return Ok(told);
+        }
+        Ok(told)
+    }
+
+    async fn once(
+        &self,
+        name: &DomainName,
+        kind: QueryType,
+        until: Instant,
+        plain: bool,
+        strays: &AtomicU64,
+    ) -> Result<Told, AskError> {
+        let from = self.address;
+        let timed_out = |_| AskError::TimedOut(UPSTREAM_TRY);
+        let question = question(name, kind).ok_or(AskError::Nonsense(from))?;
+        let asked = self.sockets.ask(&question, |id| build(&question, id, plain), strays);
+        match timeout_at(until, asked).await.map_err(timed_out)? {
+            Reply::Fits(message) if !message.metadata.truncation => {
+                Ok(Told { message: *message, from })
+            }
+            Reply::Fits(_) | Reply::Contested => {
+                let message =
+                    timeout_at(until, self.by_tcp(&question, plain)).await.map_err(timed_out)??;
+                Ok(Told { message, from })
+            }
+            Reply::Unreachable => Err(AskError::Unreachable(from)),
+        }
+    }
+
+    async fn by_tcp(&self, question: &Query, plain: bool) -> Result<Message, AskError> {
+        let unreachable = |_| AskError::Unreachable(self.address);
+        let nonsense = AskError::Nonsense(self.address);
+        let id = rand::random();
+        let query = build(question, id, plain).ok_or(nonsense.clone())?;
+        let mut framed = (query.len() as u16).to_be_bytes().to_vec();
+        framed.extend_from_slice(&query);
+        let mut stream = TcpStream::connect(self.address).await.map_err(unreachable)?;
+        stream.write_all(&framed).await.map_err(unreachable)?;
+        let length = stream.read_u16().await.map_err(unreachable)?;
+        let mut answer = vec![0; usize::from(length).min(ANSWER_BYTES)];
+        stream.read_exact(&mut answer).await.map_err(unreachable)?;
+        let message = Message::from_vec(&answer).map_err(|_| nonsense.clone())?;
+        match message.metadata.id == id && fits(question, &message) {
+            true => Ok(message),
+            false => Err(nonsense),
+        }
+    }
+}
+
+/// The question as it leaves: lower case, then every letter's case drawn by us.
+fn question(name: &DomainName, kind: QueryType) -> Option<Query> {
+    let mut name = Name::from_ascii(format!("{name}.")).ok()?;
+    name.randomize_label_case();
+    Some(Query::query(name, RecordType::from(kind.0)))
+}
+
+/// A query of nothing but the question: our flags, our EDNS, and no word of who asks.
+fn build(question: &Query, id: u16, plain: bool) -> Option<Vec<u8>> {
+    let mut message = Message::new(id, MessageType::Query, OpCode::Query);
+    message.metadata.recursion_desired = true;
+    message.add_query(question.clone());
+    if !plain {
+        let mut edns = Edns::new();
+        edns.set_max_payload((UDP_MOST as u16).min(DEFAULT_MAX_PAYLOAD_LEN)).set_version(0);
+        // RFC 7871, 7.1.2: nobody on the way may add where the question came from.
+        let nobody = ClientSubnet::new(std::net::Ipv4Addr::UNSPECIFIED.into(), 0, 0);
+        edns.options_mut().insert(EdnsOption::Subnet(nobody));
+        message.set_edns(edns);
+    }
+    message.to_vec().ok()
+}
+
+/// Whether a message answers the question, letter case included.
+pub(crate) fn fits(question: &Query, message: &Message) -> bool {
+    let [echoed] = message.queries.as_slice() else { return false };
+    message.metadata.message_type == MessageType::Response
+        && message.metadata.op_code == OpCode::Query
+        && echoed.name.eq_case(&question.name)
+        && echoed.query_type == question.query_type
+        && echoed.query_class == question.query_class
+}

@@ -1,0 +1,334 @@
+//! Cases 54 to 61, 65, 66 and 69: reload, isolation, spoofing, failure, floods; and what else a query's life has.
+
+use std::collections::HashSet;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+use hickory_proto::op::ResponseCode;
+use rules::facts::{ConnectFacts, Ech, Facts, Protocol, Target};
+use rules::word::SandboxId;
+use rules::{Decision, DomainName, Host};
+
+use crate::recorder::{Over, Say, a, failing, plain, with};
+use crate::world::{A, AAAA, ALLOW, World, rules};
+
+#[tokio::test]
+async fn case_54_what_a_reload_takes_away_is_gone_at_once() {
+    let world = World::new().await;
+    assert_eq!(world.ask("github.com", A).await.addresses().len(), 1);
+    world.rules.store(Arc::new(rules(&format!("{ALLOW}\n[[deny]]\nhosts = [\"x.example\"]\n"), 2)));
+    assert_eq!(world.ask("github.com", A).await.addresses().len(), 1);
+    world.rules.store(Arc::new(rules(&ALLOW.replace(", \"github.com\"", ""), 3)));
+    assert_eq!(world.ask("github.com", A).await.ede.as_deref(), Some("not_listed"));
+    world.rules.store(Arc::new(rules(ALLOW, 4)));
+    let before = world.recorder.seen().len();
+    assert_eq!(world.ask("github.com", A).await.addresses().len(), 1);
+    assert_eq!(world.recorder.seen().len(), before + 1, "what was forgotten is asked anew");
+}
+
+#[tokio::test]
+async fn case_55_sandboxes_share_no_answer() {
+    let world = World::new().await;
+    world.ask_as("s", "github.com", A).await;
+    world.ask_as("t", "github.com", A).await;
+    world.ask_as("s", "github.com", A).await;
+    assert_eq!(world.recorder.seen().len(), 2);
+}
+
+#[tokio::test]
+async fn case_56_answers_that_fit_nothing_are_ignored_and_lead_to_tcp() {
+    let world = World::scripted(|query, over| {
+        let good = with(query, vec![("", 300, a("93.184.216.34"))]);
+        if over == Over::Tcp {
+            return Say::Answer(good);
+        }
+        let mut id = with(query, vec![("", 300, a("66.66.66.66"))]);
+        id.metadata.id = !id.metadata.id;
+        let mut case = with(query, vec![("", 300, a("66.66.66.66"))]);
+        let name = case.queries[0].name.to_string();
+        let swapped: String = name
+            .chars()
+            .map(|c| {
+                if c.is_ascii_uppercase() { c.to_ascii_lowercase() } else { c.to_ascii_uppercase() }
+            })
+            .collect();
+        case.queries[0].name = crate::recorder::name(&swapped);
+        let bad = [id.to_vec().unwrap(), case.to_vec().unwrap(), vec![1, 2, 3]];
+        let one = query.queries[0].name.to_lowercase().to_string().starts_with("few");
+        let mut packets: Vec<Vec<u8>> =
+            bad.iter().cycle().take(if one { 3 } else { 9 }).cloned().collect();
+        packets.extend(one.then(|| good.to_vec().unwrap()));
+        Say::Raw(packets)
+    })
+    .await;
+    let good: std::net::IpAddr = "93.184.216.34".parse().unwrap();
+    assert_eq!(world.ask("few.wild.example", A).await.addresses(), [good]);
+    assert!(world.recorder.seen().iter().all(|seen| seen.over == Over::Udp));
+    assert_eq!(world.ask("many.wild.example", A).await.addresses(), [good]);
+    assert_eq!(world.recorder.seen().last().unwrap().over, Over::Tcp);
+}
+
+#[tokio::test]
+async fn case_57_ports_ids_and_case_are_drawn() {
+    let policy = "[[allow]]\nname = \"wild\"\nhosts = [\"*.wild.example\"]\ndns_bits_per_hour = 1000000\n[budget]\ndns_bits_per_hour = 1000000\n";
+    let world = World::with(policy, plain, |_| {}).await;
+    for at in 0..100 {
+        world.ask(&format!("name{at}.wild.example"), A).await;
+    }
+    let seen = world.recorder.seen();
+    assert_eq!(seen.len(), 100);
+    let ports: HashSet<u16> = seen.iter().map(|one| one.source.port()).collect();
+    let ids: HashSet<u16> = seen.iter().map(|one| one.message.metadata.id).collect();
+    assert!(ports.len() > 30 && ids.len() > 90, "{} ports, {} ids", ports.len(), ids.len());
+    assert!(
+        seen.iter()
+            .filter(|one| one.message.queries[0]
+                .name
+                .to_string()
+                .bytes()
+                .any(|b| b.is_ascii_uppercase()))
+            .count()
+            > 95
+    );
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn case_58_one_question_is_asked_once_at_a_time() {
+    let world =
+        Arc::new(World::with(ALLOW, plain, |settings| settings.grid_milliseconds = 200).await);
+    let all: Vec<_> = (0..50)
+        .map(|_| {
+            let world = world.clone();
+            tokio::spawn(async move { world.ask("github.com", A).await.addresses().len() })
+        })
+        .collect();
+    for one in all {
+        assert_eq!(one.await.unwrap(), 1);
+    }
+    assert_eq!(world.recorder.seen().len(), 1);
+}
+
+#[tokio::test]
+async fn case_59_a_resolver_that_fails_fails_closed() {
+    for code in [ResponseCode::ServFail, ResponseCode::Refused, ResponseCode::NotImp] {
+        let world = World::scripted(move |query, _| Say::Answer(failing(query, code))).await;
+        let told = world.ask("github.com", A).await;
+        assert_eq!(
+            (told.code(), told.ede.as_deref()),
+            (ResponseCode::ServFail, Some("resolver_unreachable"))
+        );
+        assert!(world.reasons().contains(&"resolver_unreachable".to_owned()));
+    }
+    let down = World::with(ALLOW, plain, |settings| {
+        settings.upstreams = vec!["127.0.0.1:9".parse().unwrap()]
+    })
+    .await;
+    assert_eq!(down.ask("github.com", A).await.code(), ResponseCode::ServFail);
+}
+
+#[tokio::test]
+async fn case_59_another_resolver_takes_over() {
+    let world = World::with(ALLOW, plain, |settings| {
+        settings.upstreams.insert(0, "127.0.0.1:9".parse().unwrap())
+    })
+    .await;
+    assert_eq!(world.ask("github.com", A).await.addresses().len(), 1);
+}
+
+#[tokio::test]
+async fn case_60_a_resolver_without_edns_is_asked_without() {
+    let world = World::scripted(|query, _| match &query.edns {
+        Some(_) => Say::Answer(failing(query, ResponseCode::FormErr)),
+        None => Say::Answer(with(query, vec![("", 300, a("93.184.216.34"))])),
+    })
+    .await;
+    assert_eq!(world.ask("github.com", A).await.addresses().len(), 1);
+    assert_eq!(world.recorder.seen().len(), 2);
+}
+
+#[tokio::test]
+async fn case_65_a_flood_of_refused_names_is_counted_and_keeps_nothing() {
+    let world = World::with(ALLOW, plain, |settings| settings.fold_seconds = 10).await;
+    for at in 0..20_000 {
+        world.ask(&format!("n{at}.evil.example"), A).await;
+    }
+    assert_eq!(world.recorder.seen().len(), 0);
+    let records = world.records();
+    let denied: Vec<_> = records.iter().filter(|record| record["class_uid"] == 4003).collect();
+    let folded: u64 = denied
+        .iter()
+        .map(|record| record["unmapped"]["sandbar"]["folded"].as_u64().unwrap_or(0) + 1)
+        .sum();
+    assert_eq!(folded, 20_000, "every one is counted");
+    assert!(denied.len() < 20_000 / 4, "{}", denied.len());
+}
+
+#[tokio::test]
+async fn case_66_a_flood_under_a_wildcard_is_stopped_by_the_budget() {
+    let world = World::new().await;
+    let mut passed = 0;
+    for at in 0..200 {
+        let told = world.ask(&format!("{at:04}{}.wild.example", "a".repeat(40)), A).await;
+        passed += usize::from(!told.addresses().is_empty());
+        if told.addresses().is_empty() {
+            assert_eq!(told.ede.as_deref(), Some("dns_budget"));
+        }
+    }
+    assert!((5..25).contains(&passed), "{passed}");
+    assert_eq!(world.recorder.seen().len(), passed);
+    assert_eq!(
+        world.ask(&format!("0000{}.wild.example", "a".repeat(40)), A).await.addresses().len(),
+        1,
+        "what is known goes on"
+    );
+    let records = world.records();
+    let findings =
+        records.iter().filter(|record| record["status_detail"] == "dns_budget_exhausted").count();
+    assert_eq!(findings, 1, "one alarm, not one a query");
+}
+
+#[tokio::test]
+async fn case_69_without_a_log_nothing_leaves() {
+    let world = World::new().await;
+    world.log.close();
+    let told = world.ask("github.com", A).await;
+    assert_eq!(
+        (told.code(), told.ede.as_deref()),
+        (ResponseCode::ServFail, Some("log_unwritable"))
+    );
+    assert_eq!(world.recorder.seen().len(), 0);
+}
+
+#[tokio::test]
+async fn the_record_stands_before_the_query() {
+    let order = Arc::new(AtomicUsize::new(0));
+    let (noted, dir) = (order.clone(), Arc::new(std::sync::OnceLock::<std::path::PathBuf>::new()));
+    let at = dir.clone();
+    let world = World::scripted(move |query, over| {
+        let written = std::fs::read_dir(at.get().unwrap()).unwrap().any(|entry| {
+            std::fs::read_to_string(entry.unwrap().path()).is_ok_and(|text| {
+                text.contains("\"stage\":\"decision\"") && text.contains("github.com")
+            })
+        });
+        noted.fetch_add(usize::from(written), Ordering::SeqCst);
+        plain(query, over)
+    })
+    .await;
+    dir.set(world.dir.path().join("log")).unwrap();
+    world.ask("github.com", A).await;
+    assert_eq!(order.load(Ordering::SeqCst), 1);
+}
+
+#[tokio::test]
+async fn answers_from_the_cache_share_a_record_with_a_count() {
+    let world = World::with(ALLOW, plain, |settings| settings.fold_seconds = 60).await;
+    for _ in 0..10 {
+        world.ask("github.com", A).await;
+    }
+    let records = world.records();
+    let answered: Vec<_> = records
+        .iter()
+        .filter(|record| record["unmapped"]["sandbar"]["stage"] == "answered")
+        .collect();
+    let counted: u64 = answered
+        .iter()
+        .map(|record| 1 + record["unmapped"]["sandbar"]["folded"].as_u64().unwrap_or(0))
+        .sum();
+    assert_eq!(counted, 9, "the tenth was asked for, and has a record of its own");
+    assert_eq!(answered.len(), 2);
+    let each = World::new().await;
+    for _ in 0..10 {
+        each.ask("github.com", A).await;
+    }
+    assert_eq!(
+        each.records()
+            .iter()
+            .filter(|record| record["unmapped"]["sandbar"]["stage"] == "answered")
+            .count(),
+        9
+    );
+}
+
+const RAW: &str = "[[allow]]\nname = \"db\"\nhosts = [\"db.corp.example\"]\ntcp = [5432]\nresolves_to = [\"10.1.0.0/16\"]\n";
+
+#[tokio::test]
+async fn names_for_raw_tcp_get_an_address_that_names_them() {
+    let world = World::with(
+        RAW,
+        |query, _| Say::Answer(with(query, vec![("", 60, a("10.1.2.3"))])),
+        |_| {},
+    )
+    .await;
+    let address = world.ask("db.corp.example", A).await.addresses()[0];
+    assert_eq!(world.recorder.seen().len(), 0, "nobody is asked");
+    assert!(world.ask("db.corp.example", AAAA).await.addresses().is_empty());
+    let resolver = dns_filter::Resolver::new(world.filter.clone());
+    let sandbox = |id: &str| SandboxId::parse(id).unwrap();
+    assert_eq!(resolver.name_of(&sandbox("s"), address).unwrap().as_str(), "db.corp.example");
+    assert_eq!(
+        resolver.name_of(&sandbox("t"), address),
+        None,
+        "another sandbox's address names nothing"
+    );
+    let snapshot = world.rules.load_full();
+    let facts = Facts::Connect(ConnectFacts {
+        target: Target::Named(Host::Name(DomainName::parse("db.corp.example").unwrap())),
+        port: 5432,
+        protocol: Protocol::Raw,
+    });
+    let Decision::Allow(permit) =
+        snapshot.decide(snapshot.sandboxes().get(&sandbox("s")).unwrap(), &facts)
+    else {
+        panic!()
+    };
+    let found = resolver.resolve(&permit).await.unwrap();
+    assert!(snapshot.admit(&permit, &found).is_ok(), "the proxy gets the real address");
+}
+
+#[tokio::test]
+async fn the_proxy_asks_on_the_sandboxes_account() {
+    let world = World::new().await;
+    let snapshot = world.rules.load_full();
+    let host = Host::Name(DomainName::parse("long-name-of-a-bucket.wild.example").unwrap());
+    let facts = Facts::Connect(ConnectFacts {
+        target: Target::Named(host.clone()),
+        port: 443,
+        protocol: Protocol::Tls { sni: Some(host), ech: Ech::Absent },
+    });
+    let Decision::Allow(permit) =
+        snapshot.decide(snapshot.sandboxes().get(&SandboxId::parse("s").unwrap()).unwrap(), &facts)
+    else {
+        panic!()
+    };
+    let resolver = dns_filter::Resolver::new(world.filter.clone());
+    assert_eq!(resolver.resolve(&permit).await.unwrap().len(), 2);
+    assert_eq!(world.recorder.seen().len(), 2);
+    world.ask("long-name-of-a-bucket.wild.example", A).await;
+    assert_eq!(world.recorder.seen().len(), 2, "one cache for both");
+    let decisions = world
+        .records()
+        .iter()
+        .filter(|record| record["unmapped"]["sandbar"]["stage"] == "decision")
+        .count();
+    assert_eq!(decisions, 2, "recorded first, whoever asks");
+}
+
+#[tokio::test]
+async fn exact_names_are_resolved_ahead_of_any_question() {
+    let world = World::with(ALLOW, plain, |settings| {
+        settings.pre_resolve = rules::operator::PreResolve::On
+    })
+    .await;
+    world.filter.prepare().await;
+    let before = world.recorder.seen().len();
+    assert_eq!(before, 6, "two names, three types, no wildcard");
+    assert_eq!(world.ask("github.com", A).await.addresses().len(), 1);
+    assert_eq!(world.ask("api.openai.com", AAAA).await.addresses().len(), 1);
+    assert_eq!(world.recorder.seen().len(), before, "nothing leaves when it is asked for");
+    let timers = world
+        .records()
+        .iter()
+        .filter(|record| record["unmapped"]["sandbar"]["carried"] == "pre_resolve")
+        .count();
+    assert_eq!(timers, 12, "recorded as such: decision and outcome");
+}

@@ -1,0 +1,156 @@
+//! Cases 40 to 42 and 64: the listeners, over real sockets.
+
+use std::net::SocketAddr;
+use std::time::Duration;
+
+use dns_filter::server::{Identify, Listener, Server};
+use rules::word::SandboxId;
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::net::{TcpStream, UdpSocket};
+use tokio::sync::watch;
+use tokio::time::{Instant, timeout};
+
+use crate::recorder::{Say, plain};
+use crate::world::{A, ALLOW, Told, World, query};
+
+/// No answer within this is none.
+const SOON: Duration = Duration::from_secs(20);
+
+async fn serve(world: &World, bind: &str) -> (SocketAddr, watch::Sender<bool>) {
+    let whose = Identify::Dedicated(SandboxId::parse("s").unwrap());
+    let listener = Listener { bind: bind.parse().unwrap(), whose };
+    let server = Server::open(world.filter.clone(), &[listener], 2).unwrap();
+    let address = server.addresses()[0];
+    let (stop, stopped) = watch::channel(false);
+    tokio::spawn(server.run(stopped));
+    (address, stop)
+}
+
+fn framed(packet: &[u8]) -> Vec<u8> {
+    [&(packet.len() as u16).to_be_bytes()[..], packet].concat()
+}
+
+async fn read(stream: &mut TcpStream) -> Told {
+    let length = timeout(SOON, stream.read_u16()).await.unwrap().unwrap();
+    let mut packet = vec![0; usize::from(length)];
+    stream.read_exact(&mut packet).await.unwrap();
+    Told::read(packet)
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn udp_answers_from_the_address_asked_over_both_families() {
+    let world = World::new().await;
+    for (bind, asked) in [
+        ("127.0.0.1:0", "127.0.0.1"),
+        ("0.0.0.0:0", "127.0.0.7"),
+        ("[::1]:0", "::1"),
+        ("[::]:0", "::1"),
+    ] {
+        let (address, _stop) = serve(&world, bind).await;
+        let target = SocketAddr::new(asked.parse().unwrap(), address.port());
+        let client = UdpSocket::bind(if target.is_ipv4() { "127.0.0.1:0" } else { "[::1]:0" })
+            .await
+            .unwrap();
+        client.connect(target).await.unwrap(); // only answers from there arrive
+        for name in ["github.com", "pastebin.com"] {
+            client.send(&query(name, A)).await.unwrap();
+            let mut buffer = [0; 2048];
+            let length = timeout(SOON, client.recv(&mut buffer)).await.unwrap().unwrap();
+            assert_eq!(
+                Told::read(buffer[..length].to_vec()).addresses().len(),
+                usize::from(name == "github.com"),
+                "{bind}"
+            );
+        }
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn case_40_pipelined_queries_are_answered_as_they_are_ready() {
+    let world = World::with(
+        ALLOW,
+        |query, over| {
+            if query.queries[0].name.to_lowercase().to_string().starts_with("never") {
+                Say::Silence
+            } else {
+                plain(query, over)
+            }
+        },
+        |_| {},
+    )
+    .await;
+    let (address, _stop) = serve(&world, "127.0.0.1:0").await;
+    let mut stream = TcpStream::connect(address).await.unwrap();
+    let all: Vec<u8> = ["never.wild.example", "github.com", "pastebin.com", "api.openai.com"]
+        .iter()
+        .flat_map(|name| framed(&query(name, A)))
+        .collect();
+    stream.write_all(&all).await.unwrap();
+    let mut names = Vec::new();
+    for _ in 0..4 {
+        names.push(read(&mut stream).await.message.queries[0].name.to_string());
+    }
+    assert_eq!(
+        names.last().unwrap(),
+        "never.wild.example.",
+        "nobody waits behind the slow one: {names:?}"
+    );
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn case_41_slow_writers_are_cut_and_connections_capped() {
+    let world = World::new().await;
+    let (address, _stop) = serve(&world, "127.0.0.1:0").await;
+    let begun = Instant::now();
+    let mut slow = TcpStream::connect(address).await.unwrap();
+    slow.write_all(&[0xff, 0xff]).await.unwrap();
+    assert_eq!(
+        timeout(SOON, slow.read(&mut [0; 1])).await.unwrap().unwrap_or(0),
+        0,
+        "a length of 65535 is no query"
+    );
+    let mut drip = TcpStream::connect(address).await.unwrap();
+    drip.write_all(&[0, 40, 1]).await.unwrap();
+    assert_eq!(timeout(SOON, drip.read(&mut [0; 1])).await.unwrap().unwrap_or(0), 0);
+    assert!(begun.elapsed() < Duration::from_secs(8), "{:?}", begun.elapsed());
+    let mut open = Vec::new();
+    for _ in 0..70 {
+        open.push(TcpStream::connect(address).await.unwrap());
+    }
+    let mut refused = 0;
+    for stream in &mut open {
+        stream.write_all(&framed(&query("pastebin.com", A))).await.unwrap_or_default();
+        refused += usize::from(!matches!(timeout(SOON, stream.read_u16()).await, Ok(Ok(_))));
+    }
+    assert_eq!(refused, 6, "64 of a sandbox and no more");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn case_42_an_empty_message_closes_and_a_half_close_is_answered() {
+    let world = World::new().await;
+    let (address, _stop) = serve(&world, "127.0.0.1:0").await;
+    let mut empty = TcpStream::connect(address).await.unwrap();
+    empty.write_all(&[0, 0]).await.unwrap();
+    assert_eq!(timeout(SOON, empty.read(&mut [0; 1])).await.unwrap().unwrap_or(0), 0);
+    let mut half = TcpStream::connect(address).await.unwrap();
+    half.write_all(&framed(&query("github.com", A))).await.unwrap();
+    half.shutdown().await.unwrap();
+    assert_eq!(read(&mut half).await.addresses().len(), 1);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn case_64_the_source_address_names_nobody() {
+    let world = World::new().await;
+    let listener =
+        Listener { bind: "127.0.0.1:0".parse().unwrap(), whose: Identify::SourceAddress };
+    let server = Server::open(world.filter.clone(), &[listener], 1).unwrap();
+    let address = server.addresses()[0];
+    let (_stop, stopped) = watch::channel(false);
+    tokio::spawn(server.run(stopped));
+    let client = UdpSocket::bind("127.0.0.1:0").await.unwrap();
+    client.send_to(&query("github.com", A), address).await.unwrap();
+    let mut buffer = [0; 2048];
+    let length = timeout(SOON, client.recv(&mut buffer)).await.unwrap().unwrap();
+    assert_eq!(Told::read(buffer[..length].to_vec()).ede.as_deref(), Some("unknown_channel"));
+    assert_eq!(world.recorder.seen().len(), 0);
+}

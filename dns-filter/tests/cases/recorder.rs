@@ -1,0 +1,163 @@
+//! A resolver that writes down every packet it gets and answers by a script.
+
+use std::net::SocketAddr;
+use std::sync::{Arc, Mutex};
+
+use hickory_proto::op::{Message, MessageType, OpCode, ResponseCode};
+use hickory_proto::rr::rdata::{A, AAAA, CNAME, SOA};
+use hickory_proto::rr::{Name, RData, Record, RecordType};
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::net::{TcpListener, UdpSocket};
+
+/// What the script does with a query.
+pub enum Say {
+    Answer(Message),
+    /// Several datagrams, as they are.
+    Raw(Vec<Vec<u8>>),
+    Silence,
+}
+
+pub type Script = dyn Fn(&Message, Over) -> Say + Send + Sync;
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Over {
+    Tcp,
+    Udp,
+}
+
+#[derive(Clone)]
+pub struct Recorder {
+    pub address: SocketAddr,
+    seen: Arc<Mutex<Vec<Seen>>>,
+}
+
+#[derive(Clone, Debug)]
+pub struct Seen {
+    pub message: Message,
+    pub packet: Vec<u8>,
+    pub source: SocketAddr,
+    pub over: Over,
+}
+
+impl Recorder {
+    pub async fn start(script: Arc<Script>) -> Self {
+        let tcp = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let address = tcp.local_addr().unwrap();
+        let udp = UdpSocket::bind(address).await.unwrap();
+        let recorder = Recorder { address, seen: Arc::default() };
+        tokio::spawn(recorder.clone().udp(udp, script.clone()));
+        tokio::spawn(recorder.clone().tcp(tcp, script));
+        recorder
+    }
+
+    pub fn seen(&self) -> Vec<Seen> {
+        self.seen.lock().unwrap().clone()
+    }
+
+    /// Names asked for, in lower case.
+    pub fn names(&self) -> Vec<String> {
+        self.seen()
+            .iter()
+            .map(|seen| seen.message.queries[0].name.to_lowercase().to_string())
+            .collect()
+    }
+
+    fn note(&self, packet: &[u8], source: SocketAddr, over: Over) -> Message {
+        let message = Message::from_vec(packet).unwrap();
+        let seen = Seen { message: message.clone(), packet: packet.to_vec(), source, over };
+        self.seen.lock().unwrap().push(seen);
+        message
+    }
+
+    async fn udp(self, socket: UdpSocket, script: Arc<Script>) {
+        let mut buffer = [0; 4096];
+        loop {
+            let Ok((length, source)) = socket.recv_from(&mut buffer).await else { continue };
+            let query = self.note(&buffer[..length], source, Over::Udp);
+            let packets = match script(&query, Over::Udp) {
+                Say::Answer(message) => vec![message.to_vec().unwrap()],
+                Say::Raw(packets) => packets,
+                Say::Silence => Vec::new(),
+            };
+            for packet in packets {
+                socket.send_to(&packet, source).await.unwrap();
+            }
+        }
+    }
+
+    async fn tcp(self, listener: TcpListener, script: Arc<Script>) {
+        loop {
+            let Ok((mut stream, source)) = listener.accept().await else { continue };
+            let Ok(length) = stream.read_u16().await else { continue };
+            let mut packet = vec![0; usize::from(length)];
+            if stream.read_exact(&mut packet).await.is_err() {
+                continue;
+            }
+            let query = self.note(&packet, source, Over::Tcp);
+            if let Say::Answer(message) = script(&query, Over::Tcp) {
+                let answer = message.to_vec().unwrap();
+                stream.write_u16(answer.len() as u16).await.unwrap();
+                stream.write_all(&answer).await.unwrap();
+            }
+        }
+    }
+}
+
+/// An empty answer to a query.
+pub fn reply(query: &Message) -> Message {
+    let mut message = Message::new(query.metadata.id, MessageType::Response, OpCode::Query);
+    message.metadata.recursion_available = true;
+    message.metadata.recursion_desired = true;
+    message.queries = query.queries.clone();
+    message
+}
+
+pub fn failing(query: &Message, code: ResponseCode) -> Message {
+    let mut message = reply(query);
+    message.metadata.response_code = code;
+    message
+}
+
+/// An answer with `records` of (owner, ttl, data).
+pub fn with(query: &Message, records: Vec<(&str, u32, RData)>) -> Message {
+    let mut message = reply(query);
+    for (owner, ttl, data) in records {
+        let name = if owner.is_empty() { query.queries[0].name.clone() } else { name(owner) };
+        message.add_answer(Record::from_rdata(name, ttl, data));
+    }
+    message
+}
+
+/// No such record, with the SOA that says so.
+pub fn absent(query: &Message, code: ResponseCode, minimum: u32) -> Message {
+    let mut message = failing(query, code);
+    let soa = SOA::new(name("ns.example."), name("root.example."), 1, 2, 3, 4, minimum);
+    message.add_authority(Record::from_rdata(name("example."), 3600, RData::SOA(soa)));
+    message
+}
+
+/// What any name has: one address of each kind.
+pub fn plain(query: &Message, _: Over) -> Say {
+    let data = match query.queries[0].query_type {
+        RecordType::A => a("93.184.216.34"),
+        RecordType::AAAA => aaaa("2606:2800:220:1::1"),
+        _ => return Say::Answer(absent(query, ResponseCode::NoError, 300)),
+    };
+    Say::Answer(with(query, vec![("", 300, data)]))
+}
+
+pub fn name(text: &str) -> Name {
+    Name::from_ascii(text).unwrap()
+}
+
+pub fn a(text: &str) -> RData {
+    RData::A(A(text.parse().unwrap()))
+}
+
+pub fn aaaa(text: &str) -> RData {
+    RData::AAAA(AAAA(text.parse().unwrap()))
+}
+
+pub fn cname(text: &str) -> RData {
+    RData::CNAME(CNAME(name(text)))
+}

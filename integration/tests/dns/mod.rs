@@ -1,0 +1,173 @@
+//! The DNS filter as a sandbox meets it: the real program in a network namespace, real clients and
+//! real tunnels in another. Judged by the log and by who was asked.
+
+mod adversaries;
+mod benign;
+mod command;
+
+use std::fs;
+use std::io::{BufRead, BufReader};
+use std::path::PathBuf;
+use std::process::{Child, Command, Stdio};
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::mpsc::channel;
+use std::time::{Duration, Instant};
+
+use serde_json::Value;
+use tempfile::TempDir;
+
+use integration::sandbar;
+
+const DEADLINE: Duration = Duration::from_secs(20);
+
+/// A sandbox and its gateway, joined by one cable and by nothing else.
+struct Net {
+    id: String,
+    gateway: String,
+    sandbox: String,
+    dir: TempDir,
+    children: Vec<Child>,
+}
+
+const POLICY: &str = r#"
+name = "p"
+[[allow]]
+name = "exact"
+hosts = ["github.com:80", "registry.example:80", "api.openai.com"]
+[[allow]]
+name = "wild"
+hosts = ["*.wild.example"]
+"#;
+
+impl Net {
+    fn new() -> Self {
+        static NEXT: AtomicU32 = AtomicU32::new(0);
+        let id =
+            format!("{}{}", std::process::id() % 100_000, NEXT.fetch_add(1, Ordering::Relaxed));
+        let (gateway, sandbox) = (format!("sbg{id}"), format!("sbs{id}"));
+        let dir = tempfile::tempdir().unwrap();
+        let net = Net { id, gateway, sandbox, dir, children: Vec::new() };
+        let (gateway, sandbox, id) = (&net.gateway, &net.sandbox, &net.id);
+        for line in [
+            format!("netns add {gateway}"),
+            format!("netns add {sandbox}"),
+            format!("link add g{id} netns {gateway} type veth peer name s{id} netns {sandbox}"),
+            format!("-n {gateway} addr add 10.200.0.1/24 dev g{id}"),
+            format!("-n {sandbox} addr add 10.200.0.2/24 dev s{id}"),
+            format!("-n {gateway} link set g{id} up"),
+            format!("-n {sandbox} link set s{id} up"),
+            format!("-n {gateway} link set lo up"),
+            format!("-n {sandbox} link set lo up"),
+            format!("-n {sandbox} route add default via 10.200.0.1"),
+        ] {
+            let status = Command::new("ip").args(line.split(' ')).status().unwrap();
+            assert!(status.success(), "needs root for network namespaces: ip {line}");
+        }
+        net
+    }
+
+    /// A command inside a namespace.
+    fn inside(&self, namespace: &str, program: &str, args: &[&str]) -> Command {
+        let mut command = Command::new("ip");
+        command.args(["netns", "exec", namespace, program]).args(args);
+        for set in
+            ["http_proxy", "https_proxy", "all_proxy", "HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY"]
+        {
+            command.env_remove(set); // or a client would not look names up itself
+        }
+        command.stdin(Stdio::null());
+        command
+    }
+
+    /// Starts a server and waits until it says `ready`, on either stream.
+    fn start(&mut self, namespace: &str, program: &str, args: &[&str], ready: &str) {
+        let mut command = self.inside(namespace, program, args);
+        let mut child = command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
+        let (sender, lines) = channel();
+        let streams: [Box<dyn std::io::Read + Send>; 2] =
+            [Box::new(child.stdout.take().unwrap()), Box::new(child.stderr.take().unwrap())];
+        for stream in streams {
+            let sender = sender.clone();
+            std::thread::spawn(move || {
+                for line in BufReader::new(stream).lines().map_while(Result::ok) {
+                    drop(sender.send(line)); // read on, or the server would block
+                }
+            });
+        }
+        self.children.push(child);
+        let until = Instant::now() + DEADLINE;
+        let mut said = Vec::new();
+        while !said.last().is_some_and(|line: &String| line.contains(ready)) {
+            let left = until.saturating_duration_since(Instant::now());
+            let line = lines.recv_timeout(left);
+            said.push(line.unwrap_or_else(|_| panic!("{program} does not start: {said:?}")));
+        }
+    }
+
+    /// Starts the filter on the sandbox's interface, asking `upstream` inside the gateway.
+    fn serve(&mut self, upstream: &str) {
+        let operator = format!(
+            "policies = \"policies\"\n[log]\ndir = \"log\"\n[dns]\nupstreams = [\"{upstream}\"]\npre_resolve = false\n\
+             [[listener]]\nmode = \"dns\"\nbind = [\"0.0.0.0:53\"]\nidentify = \"interface\"\n\
+             [[sandbox]]\nid = \"build-7\"\nbase = \"user\"\npolicies = [\"p\"]\ninterface = \"g{}\"\n",
+            self.id
+        );
+        fs::create_dir_all(self.dir.path().join("policies")).unwrap();
+        fs::write(self.dir.path().join("policies/p.toml"), POLICY).unwrap();
+        fs::write(self.config(), operator).unwrap();
+        let program = sandbar().get_program().to_str().unwrap().to_owned();
+        let config = self.config().display().to_string();
+        self.start(&self.gateway.clone(), &program, &["serve", "-c", &config], "answering DNS");
+    }
+
+    /// Starts a resolver inside the gateway that has an answer to everything.
+    fn resolver(&mut self) {
+        let config = self.dir.path().join("unbound.conf");
+        let text = "server:\n do-daemonize: no\n username: \"\"\n chroot: \"\"\n pidfile: \"\"\n use-syslog: no\n verbosity: 1\n interface: 127.0.0.1@5300\n access-control: 127.0.0.0/8 allow\n local-zone: \".\" redirect\n local-data: \". 60 IN A 93.184.216.34\"\n local-data: \". 60 IN AAAA 2606:2800::1\"\n";
+        fs::write(&config, text).unwrap();
+        let path = config.display().to_string();
+        self.start(&self.gateway.clone(), "unbound", &["-d", "-c", &path], "start of service");
+    }
+
+    fn config(&self) -> PathBuf {
+        self.dir.path().join("sandbar.toml")
+    }
+
+    /// Stops the filter as systemd would, and reads what it wrote.
+    fn records(&mut self) -> Vec<Value> {
+        let filter = self.children.last_mut().unwrap();
+        let status = Command::new("kill").arg(filter.id().to_string()).status().unwrap();
+        assert!(status.success());
+        assert!(filter.wait().unwrap().success(), "a clean stop ends with 0");
+        let segments = audit::segments(&self.dir.path().join("log")).unwrap();
+        let text: String =
+            segments.iter().map(|(_, path)| fs::read_to_string(path).unwrap()).collect();
+        let verified =
+            sandbar().args(["log", "verify"]).arg(self.dir.path().join("log")).output().unwrap();
+        assert!(verified.status.success(), "{}", String::from_utf8_lossy(&verified.stdout));
+        text.lines().map(|line| serde_json::from_str(line).unwrap()).collect()
+    }
+}
+
+impl Drop for Net {
+    fn drop(&mut self) {
+        for child in &mut self.children {
+            drop(child.kill());
+            drop(child.wait());
+        }
+        for namespace in [&self.gateway, &self.sandbox] {
+            drop(Command::new("ip").args(["netns", "del", namespace]).status());
+        }
+    }
+}
+
+fn stage<'a>(records: &'a [Value], stage: &'a str) -> impl Iterator<Item = &'a Value> {
+    records.iter().filter(move |record| {
+        record["unmapped"]["sandbar"]["stage"] == stage && record["class_uid"] == 4003
+    })
+}
+
+fn findings(records: &[Value]) -> Vec<String> {
+    let found = records.iter().filter(|record| record["class_uid"] == 2004);
+    found.map(|record| record["status_detail"].as_str().unwrap().to_owned()).collect()
+}
