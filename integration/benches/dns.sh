@@ -5,7 +5,7 @@ set -eu
 sandbar=$(realpath "$1")
 dir=$(mktemp -d)
 pids=
-trap 'kill $pids 2>/dev/null; rm -rf "$dir"' EXIT
+trap 'kill $pids 2>/dev/null; wait; rm -rf "$dir"' EXIT
 cd "$dir"
 mkdir policies
 cat > policies/p.toml <<'P'
@@ -38,7 +38,7 @@ zone='local-zone: "bench.example." redirect
  local-data: "bench.example. 3600 IN A 93.184.216.34"
  local-zone: "evil.example." always_nxdomain'
 printf 'server:\n do-daemonize: no\n username: ""\n chroot: ""\n pidfile: ""\n use-syslog: no\n num-threads: 2\n interface: 127.0.0.1@5301\n %s\n' "$zone" > unbound.conf
-printf 'setLocal("127.0.0.1:5311",{reusePort=true})\nnewServer("127.0.0.1:5301")\npc=newPacketCache(100000)\ngetPool(""):setCache(pc)\naddAction({"evil.example."}, RCodeAction(DNSRCode.NXDOMAIN))\n' > dnsdist.conf
+printf 'setLocal("127.0.0.1:5311",{reusePort=true})\nnewServer({address="127.0.0.1:5301",checkName="n1.bench.example."})\npc=newPacketCache(100000)\ngetPool(""):setCache(pc)\naddAction({"evil.example."}, RCodeAction(DNSRCode.NXDOMAIN))\n' > dnsdist.conf
 for at in $(seq 2000); do echo "n$at.bench.example A"; done > C
 for at in $(seq 10000); do echo "n$at.evil.example A"; done > L
 unbound -d -c unbound.conf >/dev/null 2>&1 & up=$!

@@ -10,37 +10,37 @@ use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{TcpListener, UdpSocket};
 
 /// What the script does with a query.
-pub enum Say {
+pub(crate) enum Say {
     Answer(Message),
     /// Several datagrams, as they are.
     Raw(Vec<Vec<u8>>),
     Silence,
 }
 
-pub type Script = dyn Fn(&Message, Over) -> Say + Send + Sync;
+pub(crate) type Script = dyn Fn(&Message, Over) -> Say + Send + Sync;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Over {
+pub(crate) enum Over {
     Tcp,
     Udp,
 }
 
 #[derive(Clone)]
-pub struct Recorder {
-    pub address: SocketAddr,
+pub(crate) struct Recorder {
+    pub(crate) address: SocketAddr,
     seen: Arc<Mutex<Vec<Seen>>>,
 }
 
 #[derive(Clone, Debug)]
-pub struct Seen {
-    pub message: Message,
-    pub packet: Vec<u8>,
-    pub source: SocketAddr,
-    pub over: Over,
+pub(crate) struct Seen {
+    pub(crate) message: Message,
+    pub(crate) packet: Vec<u8>,
+    pub(crate) source: SocketAddr,
+    pub(crate) over: Over,
 }
 
 impl Recorder {
-    pub async fn start(script: Arc<Script>) -> Self {
+    pub(crate) async fn start(script: Arc<Script>) -> Self {
         let tcp = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let address = tcp.local_addr().unwrap();
         let udp = UdpSocket::bind(address).await.unwrap();
@@ -50,12 +50,12 @@ impl Recorder {
         recorder
     }
 
-    pub fn seen(&self) -> Vec<Seen> {
+    pub(crate) fn seen(&self) -> Vec<Seen> {
         self.seen.lock().unwrap().clone()
     }
 
     /// Names asked for, in lower case.
-    pub fn names(&self) -> Vec<String> {
+    pub(crate) fn names(&self) -> Vec<String> {
         self.seen()
             .iter()
             .map(|seen| seen.message.queries[0].name.to_lowercase().to_string())
@@ -104,7 +104,7 @@ impl Recorder {
 }
 
 /// An empty answer to a query.
-pub fn reply(query: &Message) -> Message {
+pub(crate) fn reply(query: &Message) -> Message {
     let mut message = Message::new(query.metadata.id, MessageType::Response, OpCode::Query);
     message.metadata.recursion_available = true;
     message.metadata.recursion_desired = true;
@@ -112,14 +112,14 @@ pub fn reply(query: &Message) -> Message {
     message
 }
 
-pub fn failing(query: &Message, code: ResponseCode) -> Message {
+pub(crate) fn failing(query: &Message, code: ResponseCode) -> Message {
     let mut message = reply(query);
     message.metadata.response_code = code;
     message
 }
 
 /// An answer with `records` of (owner, ttl, data).
-pub fn with(query: &Message, records: Vec<(&str, u32, RData)>) -> Message {
+pub(crate) fn with(query: &Message, records: Vec<(&str, u32, RData)>) -> Message {
     let mut message = reply(query);
     for (owner, ttl, data) in records {
         let name = if owner.is_empty() { query.queries[0].name.clone() } else { name(owner) };
@@ -129,7 +129,7 @@ pub fn with(query: &Message, records: Vec<(&str, u32, RData)>) -> Message {
 }
 
 /// No such record, with the SOA that says so.
-pub fn absent(query: &Message, code: ResponseCode, minimum: u32) -> Message {
+pub(crate) fn absent(query: &Message, code: ResponseCode, minimum: u32) -> Message {
     let mut message = failing(query, code);
     let soa = SOA::new(name("ns.example."), name("root.example."), 1, 2, 3, 4, minimum);
     message.add_authority(Record::from_rdata(name("example."), 3600, RData::SOA(soa)));
@@ -137,7 +137,7 @@ pub fn absent(query: &Message, code: ResponseCode, minimum: u32) -> Message {
 }
 
 /// What any name has: one address of each kind.
-pub fn plain(query: &Message, _: Over) -> Say {
+pub(crate) fn plain(query: &Message, _: Over) -> Say {
     let data = match query.queries[0].query_type {
         RecordType::A => a("93.184.216.34"),
         RecordType::AAAA => aaaa("2606:2800:220:1::1"),
@@ -146,18 +146,18 @@ pub fn plain(query: &Message, _: Over) -> Say {
     Say::Answer(with(query, vec![("", 300, data)]))
 }
 
-pub fn name(text: &str) -> Name {
+pub(crate) fn name(text: &str) -> Name {
     Name::from_ascii(text).unwrap()
 }
 
-pub fn a(text: &str) -> RData {
+pub(crate) fn a(text: &str) -> RData {
     RData::A(A(text.parse().unwrap()))
 }
 
-pub fn aaaa(text: &str) -> RData {
+pub(crate) fn aaaa(text: &str) -> RData {
     RData::AAAA(AAAA(text.parse().unwrap()))
 }
 
-pub fn cname(text: &str) -> RData {
+pub(crate) fn cname(text: &str) -> RData {
     RData::CNAME(CNAME(name(text)))
 }

@@ -17,7 +17,7 @@ use tempfile::TempDir;
 
 use crate::recorder::{Over, Recorder, Say, Script, plain};
 
-pub const ALLOW: &str = r#"
+pub(crate) const ALLOW: &str = r#"
 [[allow]]
 name = "exact"
 hosts = ["api.openai.com", "github.com"]
@@ -26,20 +26,20 @@ name = "wild"
 hosts = ["*.wild.example"]
 "#;
 
-pub const A: u16 = 1;
-pub const AAAA: u16 = 28;
-pub const HTTPS: u16 = 65;
-pub const TXT: u16 = 16;
+pub(crate) const A: u16 = 1;
+pub(crate) const AAAA: u16 = 28;
+pub(crate) const HTTPS: u16 = 65;
+pub(crate) const TXT: u16 = 16;
 
-pub struct World {
-    pub filter: Arc<Filter>,
-    pub rules: Arc<ArcSwap<RuleSet>>,
-    pub recorder: Recorder,
-    pub log: Log,
-    pub dir: TempDir,
+pub(crate) struct World {
+    pub(crate) filter: Arc<Filter>,
+    pub(crate) rules: Arc<ArcSwap<RuleSet>>,
+    pub(crate) recorder: Recorder,
+    pub(crate) log: Log,
+    pub(crate) dir: TempDir,
 }
 
-pub fn rules(policy: &str, generation: u64) -> RuleSet {
+pub(crate) fn rules(policy: &str, generation: u64) -> RuleSet {
     let operator = "[[sandbox]]\nid = \"s\"\nbase = \"system\"\npolicies = [\"p\"]\ntenant = \"acme\"\nenvironment = \"staging\"\n\
         [[sandbox]]\nid = \"t\"\nbase = \"system\"\npolicies = [\"p\"]\n\
         [[sandbox]]\nid = \"marked\"\nbase = \"system\"\npolicies = [\"p\"]\nmark = 7\n";
@@ -55,15 +55,17 @@ pub fn rules(policy: &str, generation: u64) -> RuleSet {
 }
 
 impl World {
-    pub async fn new() -> Self {
+    pub(crate) async fn new() -> Self {
         Self::with(ALLOW, plain, |_| {}).await
     }
 
-    pub async fn scripted(script: impl Fn(&Message, Over) -> Say + Send + Sync + 'static) -> Self {
+    pub(crate) async fn scripted(
+        script: impl Fn(&Message, Over) -> Say + Send + Sync + 'static,
+    ) -> Self {
         Self::with(ALLOW, script, |_| {}).await
     }
 
-    pub async fn with(
+    pub(crate) async fn with(
         policy: &str,
         script: impl Fn(&Message, Over) -> Say + Send + Sync + 'static,
         tune: impl FnOnce(&mut DnsSettings),
@@ -83,22 +85,22 @@ impl World {
         World { filter, rules, recorder, log, dir }
     }
 
-    pub async fn raw(&self, packet: &[u8]) -> Option<Vec<u8>> {
+    pub(crate) async fn raw(&self, packet: &[u8]) -> Option<Vec<u8>> {
         self.filter.answer(packet, &from("s", Carrier::Udp)).await
     }
 
-    pub async fn ask(&self, name: &str, kind: u16) -> Told {
+    pub(crate) async fn ask(&self, name: &str, kind: u16) -> Told {
         self.ask_as("s", name, kind).await
     }
 
-    pub async fn ask_as(&self, sandbox: &str, name: &str, kind: u16) -> Told {
+    pub(crate) async fn ask_as(&self, sandbox: &str, name: &str, kind: u16) -> Told {
         let packet = query(name, kind);
         let answer = self.filter.answer(&packet, &from(sandbox, Carrier::Udp)).await;
         Told::read(answer.expect("an answer"))
     }
 
     /// Everything the log holds, in order.
-    pub fn records(&self) -> Vec<Value> {
+    pub(crate) fn records(&self) -> Vec<Value> {
         self.filter.stop();
         self.log.close();
         let mut records = Vec::new();
@@ -114,7 +116,7 @@ impl World {
     }
 
     /// The reason codes of all DNS records.
-    pub fn reasons(&self) -> Vec<String> {
+    pub(crate) fn reasons(&self) -> Vec<String> {
         let dns = |record: &&Value| record["class_uid"] == 4003;
         self.records()
             .iter()
@@ -124,7 +126,7 @@ impl World {
     }
 
     /// Refused here: nothing reached the resolver, and the log says why.
-    pub async fn refuses(&self, name: &str, kind: u16, reason: &str) {
+    pub(crate) async fn refuses(&self, name: &str, kind: u16, reason: &str) {
         let told = self.ask(name, kind).await;
         assert_eq!(told.ede.as_deref(), Some(reason), "{name}");
         assert!(told.addresses().is_empty(), "{name}");
@@ -132,7 +134,7 @@ impl World {
     }
 }
 
-pub fn from(sandbox: &str, carrier: Carrier) -> Arrived {
+pub(crate) fn from(sandbox: &str, carrier: Carrier) -> Arrived {
     Arrived {
         channel: Channel::Dedicated(SandboxId::parse(sandbox).unwrap()),
         carrier,
@@ -142,11 +144,11 @@ pub fn from(sandbox: &str, carrier: Carrier) -> Arrived {
 }
 
 /// A query with EDNS, as a stub resolver sends it; labels are split at dots.
-pub fn query(name: &str, kind: u16) -> Vec<u8> {
+pub(crate) fn query(name: &str, kind: u16) -> Vec<u8> {
     packet(0x0100, &wire(name), kind, 1, Some(1232))
 }
 
-pub fn wire(name: &str) -> Vec<u8> {
+pub(crate) fn wire(name: &str) -> Vec<u8> {
     let mut wire = Vec::new();
     for label in name.trim_end_matches('.').split('.').filter(|label| !label.is_empty()) {
         wire.push(label.len() as u8);
@@ -156,7 +158,7 @@ pub fn wire(name: &str) -> Vec<u8> {
     wire
 }
 
-pub fn packet(flags: u16, name: &[u8], kind: u16, class: u16, edns: Option<u16>) -> Vec<u8> {
+pub(crate) fn packet(flags: u16, name: &[u8], kind: u16, class: u16, edns: Option<u16>) -> Vec<u8> {
     let mut packet = vec![0x12, 0x34];
     let counts = [flags, 1, 0, 0, u16::from(edns.is_some())];
     counts.iter().for_each(|field| packet.extend_from_slice(&field.to_be_bytes()));
@@ -173,15 +175,15 @@ pub fn packet(flags: u16, name: &[u8], kind: u16, class: u16, edns: Option<u16>)
 
 /// An answer, read.
 #[derive(Debug)]
-pub struct Told {
-    pub message: Message,
-    pub packet: Vec<u8>,
+pub(crate) struct Told {
+    pub(crate) message: Message,
+    pub(crate) packet: Vec<u8>,
     /// The text of the extended error.
-    pub ede: Option<String>,
+    pub(crate) ede: Option<String>,
 }
 
 impl Told {
-    pub fn read(packet: Vec<u8>) -> Self {
+    pub(crate) fn read(packet: Vec<u8>) -> Self {
         let message = Message::from_vec(&packet).unwrap();
         let text: String = packet
             .iter()
@@ -194,11 +196,11 @@ impl Told {
         Told { message, packet, ede: known.then_some(text) }
     }
 
-    pub fn code(&self) -> ResponseCode {
+    pub(crate) fn code(&self) -> ResponseCode {
         self.message.metadata.response_code
     }
 
-    pub fn addresses(&self) -> Vec<IpAddr> {
+    pub(crate) fn addresses(&self) -> Vec<IpAddr> {
         let address = |data: &RData| match data {
             RData::A(a) => Some(IpAddr::V4(a.0)),
             RData::AAAA(a) => Some(IpAddr::V6(a.0)),
@@ -207,7 +209,7 @@ impl Told {
         self.message.answers.iter().filter_map(|record| address(&record.data)).collect()
     }
 
-    pub fn ttl(&self) -> u32 {
+    pub(crate) fn ttl(&self) -> u32 {
         self.message.answers[0].ttl
     }
 }

@@ -29,6 +29,8 @@ fn honest_clients_lose_nothing_and_raise_nothing() {
                 "download",
                 "--no-input",
                 "--isolated",
+                "--trusted-host",
+                "registry.example",
                 "--retries",
                 "0",
                 "--timeout",
