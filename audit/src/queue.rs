@@ -452,6 +452,27 @@ mod tests {
     use super::*;
     use crate::recover;
 
+    /// Else `finish`, which has the writer, would miss what somebody took and cannot write yet.
+    #[test]
+    fn nothing_is_taken_from_the_queue_before_it_can_be_written() {
+        let dir = tempfile::tempdir().unwrap();
+        let config = Arc::new(Config::new(dir.path()));
+        let writer = recover::open(Arc::clone(&config)).unwrap();
+        let draft = writer.own("checkpoint", None, crate::record::Sandbar::default()).unwrap();
+        let shared = Shared::new(config, writer);
+        shared.queue().bytes = draft.bytes.len();
+        shared.queue().entries.push_back(Entry { draft, waiter: None });
+        std::thread::scope(|scope| {
+            let held = shared.writer();
+            let leading = scope.spawn(|| shared.lead_once());
+            std::thread::sleep(Duration::from_millis(50));
+            assert_eq!(shared.queue().entries.len(), 1);
+            drop(held);
+            assert!(leading.join().unwrap());
+        });
+        assert_eq!(shared.queue().entries.len(), 0);
+    }
+
     #[test]
     fn a_panic_while_writing_hands_the_turn_to_the_keeper() {
         let dir = tempfile::tempdir().unwrap();

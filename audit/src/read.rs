@@ -143,6 +143,17 @@ mod tests {
     }
 
     #[test]
+    fn skipping_looks_no_further_than_it_must() {
+        let endless = vec![b'x'; 8 * BUFFER];
+        let mut source = endless.as_slice();
+        Lines::new(&mut source).skip_line(10).unwrap();
+        assert!(source.len() >= 6 * BUFFER, "{} bytes are left", source.len());
+        let mut lines = Lines::new(&b"ab\ncd\n"[..]);
+        lines.skip_line(10).unwrap();
+        assert_eq!(lines.next().unwrap(), Some(Piece::Line(b"cd")));
+    }
+
+    #[test]
     fn any_file_is_read_in_bounded_memory() {
         let long = [vec![b'x'; 3 * BUFFER], b"\nab\n".to_vec()].concat();
         let zeros = [b"a\n".to_vec(), vec![0; 2 * BUFFER]].concat();

@@ -425,6 +425,35 @@ async fn files_are_for_owner_and_group_only() {
     assert_eq!(mode("access.checkpoints"), 0o640);
 }
 
+#[tokio::test(flavor = "multi_thread", worker_threads = 4)]
+async fn closing_under_load_loses_nothing_uncounted() {
+    for round in 0..20 {
+        let (_guard, config) = fresh();
+        let dir = config.dir.clone();
+        let log = Log::open(config).unwrap();
+        let load = |log: Log| async move {
+            loop {
+                let mut record = record(&log, tunnel("github.com"));
+                if record.decided(verdict("allowed")).await.is_err() {
+                    return;
+                }
+                record.close(completed());
+            }
+        };
+        let tasks: Vec<_> = (0..8).map(|_| tokio::spawn(load(log.clone()))).collect();
+        tokio::time::sleep(Duration::from_millis(round)).await;
+        let closing = log.clone();
+        tokio::task::spawn_blocking(move || closing.close()).await.unwrap();
+        for task in tasks {
+            task.await.unwrap();
+        }
+        let records = records(&dir);
+        let count = |wanted| records.iter().filter(|r| stage(r) == wanted).count() as u64;
+        let missing = count("decision") - count("outcome");
+        assert_eq!(missing, log.health().lost, "round {round}");
+    }
+}
+
 #[tokio::test]
 async fn after_closing_everything_is_refused() {
     let (_guard, config) = fresh();
