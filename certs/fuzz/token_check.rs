@@ -9,6 +9,7 @@ use certs::UnixTime;
 use certs::identity::{
     Algorithm, Expected, IssueRequest, IssuerOptions, LocalIssuer, TrustDomain, Verifier, inspect,
 };
+use serde_json::Value;
 
 const AUDIENCE: &str = "memory";
 
@@ -47,14 +48,56 @@ pub(crate) fn check(input: &[u8]) {
     }
 }
 
+/// The other signature that everybody can make of an honest ECDSA one: (r, n - s) for (r, s).
+#[allow(dead_code, reason = "the fuzzer has no single input to try")]
+pub(crate) fn check_twin() {
+    const ORDER: &str = "ffffffff00000000ffffffffffffffffbce6faada7179e84f3b9cac2fc632551";
+    let Some(world) = make() else {
+        panic!("no issuer to check against");
+    };
+    let Some((message, signature)) = world.token.rsplit_once('.') else {
+        panic!("a token has three parts");
+    };
+    let mut octets = URL_SAFE_NO_PAD.decode(signature).unwrap_or_default();
+    let mut borrow = 0;
+    for index in (0..32).rev() {
+        let order = ORDER.get(2 * index..2 * index + 2).map(|hex| i32::from_str_radix(hex, 16));
+        let (Some(Ok(order)), Some(octet)) = (order, octets.get_mut(32 + index)) else {
+            panic!("a signature has 64 octets");
+        };
+        let difference = order - i32::from(*octet) - borrow;
+        borrow = i32::from(difference < 0);
+        *octet = difference.rem_euclid(256) as u8;
+    }
+    let twin = format!("{message}.{}", URL_SAFE_NO_PAD.encode(octets));
+    assert_ne!(twin, world.token);
+    refused(&world, &twin);
+}
+
 fn refused(world: &World, token: &str) {
     let verdict = world.verifier.verify(token, &Expected::audience(AUDIENCE), now());
-    assert_eq!(verdict.is_ok(), token == world.token, "believed: {token:?}");
+    // The message and not the token: whoever has an ECDSA signature (r, s) also has (r, n - s).
+    let message = |token: &str| token.rsplit_once('.').map(|(message, _)| message.to_owned());
+    let honest = message(token) == message(&world.token);
+    assert!(verdict.is_err() || honest, "believed: {token:?}");
+    assert!(verdict.is_ok() || token != world.token, "refused: {token:?}");
     if let Ok(said) = inspect(token) {
         // What was read once reads the same again: there are no two ways to take it.
         let again = serde_json::to_string(&said.claims).ok();
-        let again = again.and_then(|text| serde_json::from_str::<serde_json::Value>(&text).ok());
-        assert!(again.is_some_and(|again| again == serde_json::Value::Object(said.claims)));
+        let again = again.and_then(|text| serde_json::from_str::<Value>(&text).ok());
+        let said = whole(Value::Object(said.claims));
+        assert!(again.is_some_and(|again| whole(again) == said), "two readings: {token:?}");
+    }
+}
+
+/// Without the numbers that are not whole, or too large to be: their last digit is nobody's claim, and reading
+/// does not keep it.
+fn whole(value: Value) -> Value {
+    match value {
+        Value::Number(number) if number.is_f64() => Value::Null,
+        Value::Array(list) => list.into_iter().map(whole).collect(),
+        Value::Object(map) => map.into_iter().map(|(name, value)| (name, whole(value))).collect(),
+        Value::Null | Value::Bool(_) | Value::Number(_) | Value::String(_) => value,
     }
 }
 

@@ -3,7 +3,9 @@
 //! Most variables *replace* a tool's own store, so they must point at the system's roots and ours together;
 //! a few add to it and get ours alone.
 
+use std::collections::HashSet;
 use std::fs::{self, Permissions};
+use std::io::ErrorKind;
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 
@@ -12,7 +14,7 @@ use rustls_pki_types::CertificateDer;
 use crate::authority::Authority;
 use crate::files::{self, FileError, Readers};
 use crate::variables::{self, PathError};
-use crate::{NoRandomness, pem, pkcs12};
+use crate::{NoRandomness, hex, pem, pkcs12, sha256};
 
 /// The authority's anchor alone.
 pub const CA_FILE: &str = "sandbar-ca.pem";
@@ -25,12 +27,25 @@ pub const WGETRC_FILE: &str = "wgetrc";
 /// Searched by PHP for further settings.
 pub const PHP_DIR: &str = "php";
 const PHP_FILE: &str = "sandbar.ini";
+/// What was written here, in the form of `sha256sum`.
+const SUMS_FILE: &str = "SHA256SUMS";
+/// Largest file that is looked at before it is replaced; ours are about a quarter of a MiB.
+const MAX_FILE: u64 = 16 * 1024 * 1024;
+
+/// What becomes of files that are there already and were not written by us.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Others {
+    Keep,
+    Replace,
+}
 
 /// Why the files were not written.
 #[derive(Debug, thiserror::Error)]
 pub enum BundleError {
     #[error(transparent)]
     File(#[from] FileError),
+    #[error("{}: it is not as `bundle` wrote it; choose another directory, remove it, or use --force", .0.display())]
+    Foreign(PathBuf),
     #[error(transparent)]
     Path(#[from] PathError),
     #[error(transparent)]
@@ -43,6 +58,7 @@ pub fn write(
     seen_at: &Path,
     authority: &Authority,
     system: &[CertificateDer<'static>],
+    others: Others,
 ) -> Result<Vec<PathBuf>, BundleError> {
     let seen_at = variables::plain(seen_at)?;
     for dir in [dir.to_owned(), dir.join(PHP_DIR)] {
@@ -50,20 +66,56 @@ pub fn write(
     }
     let roots = combined(authority, system);
     let bundle = format!("{seen_at}/{BUNDLE_FILE}");
-    let contents = [
+    let contents: [(PathBuf, Vec<u8>); 5] = [
         (CA_FILE.into(), authority.anchor_pem().into_bytes()),
         (BUNDLE_FILE.into(), pem_of(&roots).into_bytes()),
         (STORE_FILE.into(), pkcs12::trust_store(&roots)?),
         (WGETRC_FILE.into(), format!("ca_certificate = {bundle}\n").into_bytes()),
         (Path::new(PHP_DIR).join(PHP_FILE), php(&bundle).into_bytes()),
     ];
+    let known = written_before(dir)?;
+    if others == Others::Keep {
+        for (name, _) in &contents {
+            check_ours(dir, name, &known)?;
+        }
+    }
+    let sums: String = contents.iter().map(|(name, content)| sum(name, content) + "\n").collect();
+    // What is there and what comes, so that whatever an interruption leaves is known as ours.
+    let both: String = known.iter().map(|line| format!("{line}\n")).chain([sums.clone()]).collect();
+    files::write(&dir.join(SUMS_FILE), both.as_bytes(), Readers::Everybody)?;
     let mut written = Vec::new();
     for (name, content) in contents {
         let path: PathBuf = dir.join::<PathBuf>(name);
         files::write(&path, &content, Readers::Everybody)?;
         written.push(path);
     }
+    files::write(&dir.join(SUMS_FILE), sums.as_bytes(), Readers::Everybody)?;
     Ok(written)
+}
+
+/// The lines of the sums in `dir`, none where nothing was written yet.
+fn written_before(dir: &Path) -> Result<HashSet<String>, FileError> {
+    match files::read(&dir.join(SUMS_FILE), files::MAX_PEM) {
+        Ok(text) => Ok(String::from_utf8_lossy(&text).lines().map(str::to_owned).collect()),
+        Err(FileError::Io { source, .. }) if source.kind() == ErrorKind::NotFound => {
+            Ok(HashSet::new())
+        }
+        Err(error) => Err(error),
+    }
+}
+
+fn check_ours(dir: &Path, name: &Path, known: &HashSet<String>) -> Result<(), BundleError> {
+    let path = dir.join(name);
+    match files::read(&path, MAX_FILE) {
+        Ok(content) if known.contains(&sum(name, &content)) => Ok(()),
+        Ok(_) => Err(BundleError::Foreign(path)),
+        Err(FileError::Io { source, .. }) if source.kind() == ErrorKind::NotFound => Ok(()),
+        Err(error) => Err(error.into()),
+    }
+}
+
+fn sum(name: &Path, content: &[u8]) -> String {
+    format!("{}  {}", hex(&sha256(content)), name.display())
 }
 
 /// Ours first, then the system's, each once and with an alias of its own.

@@ -25,6 +25,9 @@ const LOCK_PAUSE: Duration = Duration::from_millis(20);
 /// this, its content is compared instead.
 const YOUNG: Duration = Duration::from_secs(2);
 
+/// Most entries of watched directories that are looked at; a system's store has some 300.
+const MAX_ENTRIES: usize = 4096;
+
 /// Why a file could not be used. Its content is never part of the message.
 #[derive(Debug, thiserror::Error)]
 pub enum FileError {
@@ -244,11 +247,12 @@ impl Stamp {
 
 /// A set of files or directories and whether any of them changed since it was last looked at.
 ///
-/// Unchanged costs one `stat` a path. Who finds a change reads the files itself.
+/// Unchanged costs one `stat` a path and one an entry of a directory, whose own stamp does not tell when an
+/// entry is written over or what a link leads to. Who finds a change reads the files itself.
 #[derive(Debug)]
 pub(crate) struct Watch {
     paths: Vec<PathBuf>,
-    stamps: Vec<Option<Stamp>>,
+    stamps: Vec<(Option<Stamp>, PathBuf)>,
     young: bool,
 }
 
@@ -260,9 +264,17 @@ impl Watch {
 
     /// Whether to read again. Taken before reading, so that a change during it is seen next time.
     pub(crate) fn changed(&mut self) -> bool {
-        let stamps: Vec<_> = self.paths.iter().map(|path| Stamp::of(path).ok()).collect();
+        let entries = self.paths.iter().flat_map(|path| entries(path));
+        let seen: Vec<PathBuf> = self.paths.iter().cloned().chain(entries).collect();
+        let too_many = seen.len() > self.paths.len() + MAX_ENTRIES;
+        let stamp = |path: PathBuf| (Stamp::of(&path).ok(), path);
+        let stamps: Vec<_> =
+            seen.into_iter().take(self.paths.len() + MAX_ENTRIES).map(stamp).collect();
         let changed = self.young || stamps != self.stamps;
-        self.young = stamps.iter().flatten().any(Stamp::is_young);
+        let young =
+            |(stamp, _): &(Option<Stamp>, PathBuf)| stamp.as_ref().is_some_and(Stamp::is_young);
+        // What is beyond the bound is not looked at, so it is read every time.
+        self.young = too_many || stamps.iter().any(young);
         self.stamps = stamps;
         changed
     }
@@ -271,6 +283,14 @@ impl Watch {
     pub(crate) fn look_again(&mut self) {
         self.young = true;
     }
+}
+
+/// What is in `path`, if that is a directory, in an order of its own.
+fn entries(path: &Path) -> Vec<PathBuf> {
+    let found = fs::read_dir(path).into_iter().flatten().flatten();
+    let mut entries: Vec<PathBuf> = found.map(|entry| entry.path()).take(MAX_ENTRIES + 1).collect();
+    entries.sort_unstable();
+    entries
 }
 
 #[cfg(test)]
@@ -378,6 +398,31 @@ mod tests {
         watch.young = false;
         fs::remove_file(&two).unwrap();
         assert!(watch.changed(), "removed");
+    }
+
+    #[test]
+    fn a_watched_directory_is_its_entries_and_what_they_lead_to() {
+        let (dir, elsewhere) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
+        let (entry, target) = (dir.path().join("12345678.0"), elsewhere.path().join("root.pem"));
+        for path in [&entry, &target] {
+            fs::write(path, "two roots").unwrap();
+        }
+        std::os::unix::fs::symlink(&target, dir.path().join("87654321.0")).unwrap();
+        let mut watch = Watch::new(vec![dir.path().to_owned()]);
+        let mut changed = || {
+            let changed = watch.changed();
+            watch.young = false;
+            changed
+        };
+        assert!(changed() && !changed());
+        fs::write(&entry, "one root").unwrap();
+        assert!(changed() && !changed(), "written over in place");
+        fs::write(&target, "one root").unwrap();
+        assert!(changed() && !changed(), "what a link leads to");
+        fs::remove_file(&target).unwrap();
+        assert!(changed() && !changed(), "a link that leads nowhere");
+        fs::remove_file(&entry).unwrap();
+        assert!(changed() && !changed(), "removed");
     }
 
     #[test]

@@ -27,6 +27,8 @@ const HALF_OF_TOKENS: NonZeroUsize = NonZeroUsize::new(1024).unwrap();
 pub const MAX_TOKENS: usize = 2 * HALF_OF_TOKENS.get();
 /// Most banks named in a token, so that it still fits a header.
 pub const MAX_BANKS: usize = 64;
+/// Largest token: servers commonly take 8 KiB of one header line, and there are others.
+pub const MAX_BYTES: usize = 6 * 1024;
 /// Longest issuer, audience or bank.
 const MAX_NAME: usize = 255;
 
@@ -55,6 +57,8 @@ pub enum ServiceTokenError {
     Life,
     #[error(transparent)]
     Randomness(#[from] NoRandomness),
+    #[error("the token would be larger than {MAX_BYTES} bytes; grant fewer banks or shorter names")]
+    TooLarge,
     #[error("a token names at most {MAX_BANKS} banks")]
     TooManyBanks,
 }
@@ -175,7 +179,8 @@ impl ServiceTokens {
         claims["nbf"] = now.into();
         claims["exp"] = now.saturating_add(self.life.as_secs()).into();
         claims["jti"] = hex(&random::<16>()?).into();
-        Ok(self.key.sign(&claims)?)
+        let token = self.key.sign(&claims)?;
+        if token.expose().len() > MAX_BYTES { Err(ServiceTokenError::TooLarge) } else { Ok(token) }
     }
 
     fn lock(&self) -> std::sync::MutexGuard<'_, Bounded<[u8; 32], Kept>> {

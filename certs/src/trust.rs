@@ -11,7 +11,8 @@ use std::sync::{Arc, Mutex, PoisonError};
 use arc_swap::ArcSwap;
 use rustls::client::Resumption;
 use rustls::sign::{CertifiedKey, SingleCertAndKey};
-use rustls::{ClientConfig, RootCertStore};
+use rustls::{ClientConfig, ClientConnection, RootCertStore};
+use rustls_native_certs::CertificateResult;
 use rustls_pki_types::{CertificateDer, PrivateKeyDer, ServerName};
 use zeroize::Zeroizing;
 
@@ -67,6 +68,10 @@ pub enum TrustError {
     Pem { path: PathBuf, source: PemError },
     #[error("{}: certificate {index} cannot be a root", path.display())]
     Root { path: PathBuf, index: usize },
+    #[error(
+        "the system's CA certificates cannot be read whole any more ({roots} roots, {errors} errors); make them readable again"
+    )]
+    SystemStore { roots: usize, errors: usize },
     #[error("there are more than {MAX_ROOTS} roots")]
     TooMany,
     #[error("this build offers no TLS version: {0}")]
@@ -92,7 +97,7 @@ impl Trust {
     pub fn load(source: TrustSource) -> Result<Self, TrustError> {
         let mut watch = Watch::new(watched(&source));
         watch.changed(); // before reading, so that a change meanwhile is seen later
-        let current = ArcSwap::from_pointee(TrustSet::load(&source)?);
+        let current = ArcSwap::from_pointee(TrustSet::load(&source, None)?);
         Ok(Self { source, watch: Mutex::new(watch), current })
     }
 
@@ -102,7 +107,9 @@ impl Trust {
         if !watch.changed() {
             return Ok(Refreshed::Unchanged);
         }
-        let loaded = TrustSet::load(&self.source).inspect_err(|_| watch.look_again())?;
+        let before = self.current.load().system;
+        let loaded = TrustSet::load(&self.source, Some(before));
+        let loaded = loaded.inspect_err(|_| watch.look_again())?;
         if loaded.digest == self.current.load().digest {
             return Ok(Refreshed::Unchanged);
         }
@@ -153,6 +160,11 @@ impl Peer {
     /// sessions are resumed.
     pub fn client_config(&self) -> Arc<ClientConfig> {
         self.set.config.clone()
+    }
+
+    /// A connection that verifies this very peer; nothing is left to pair up.
+    pub fn connection(&self) -> Result<ClientConnection, rustls::Error> {
+        ClientConnection::new(self.client_config(), self.server_name())
     }
 
     /// The roots, for an engine that builds its own client.
@@ -222,18 +234,43 @@ impl fmt::Debug for ClientCertificate {
 struct TrustSet {
     config: Arc<ClientConfig>,
     roots: Vec<CertificateDer<'static>>,
+    system: SystemRoots,
     client: Option<ClientCertificate>,
     digest: [u8; 32],
 }
 
 impl TrustSet {
-    fn load(source: &TrustSource) -> Result<Self, TrustError> {
-        let (store, roots) = load_roots(source)?;
+    fn load(source: &TrustSource, before: Option<SystemRoots>) -> Result<Self, TrustError> {
+        let found = match source.system {
+            SystemStore::Excluded => CertificateResult::default(),
+            SystemStore::Included => rustls_native_certs::load_native_certs(),
+        };
+        let system = SystemRoots { roots: found.certs.len(), errors: found.errors.len() };
+        system.check(before)?;
+        let (store, roots) = load_roots(source, found.certs)?;
         let client = source.client.as_ref().map(ClientCertificate::load).transpose()?;
         let (client, certified) = client.unzip();
         let digest = digest(&roots, client.as_ref());
         let config = Arc::new(client_config(store, certified)?);
-        Ok(Self { config, roots, client, digest })
+        Ok(Self { config, roots, system, client, digest })
+    }
+}
+
+/// What the system's store came to.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+struct SystemRoots {
+    roots: usize,
+    errors: usize,
+}
+
+impl SystemRoots {
+    /// A store that is lost or half written is not a store with fewer roots. What could not be read from the
+    /// start is no news: a system may hold a stray file for years.
+    fn check(self, before: Option<Self>) -> Result<(), TrustError> {
+        let Self { roots, errors } = self;
+        let lost =
+            before.is_some_and(|before| errors > before.errors || (roots == 0 && before.roots > 0));
+        if lost { Err(TrustError::SystemStore { roots, errors }) } else { Ok(()) }
     }
 }
 
@@ -263,13 +300,14 @@ pub fn system_roots() -> Vec<CertificateDer<'static>> {
 
 type Roots = (RootCertStore, Vec<CertificateDer<'static>>);
 
-fn load_roots(source: &TrustSource) -> Result<Roots, TrustError> {
+fn load_roots(
+    source: &TrustSource,
+    system: Vec<CertificateDer<'static>>,
+) -> Result<Roots, TrustError> {
     let (mut store, mut roots) = (RootCertStore::empty(), Vec::new());
-    if source.system == SystemStore::Included {
-        for root in system_roots() {
-            if store.add(root.clone()).is_ok() {
-                roots.push(root);
-            }
+    for root in system {
+        if store.add(root.clone()).is_ok() {
+            roots.push(root);
         }
     }
     for path in &source.files {
@@ -302,8 +340,10 @@ fn digest(roots: &[CertificateDer<'_>], client: Option<&ClientCertificate>) -> [
     parts.sort_unstable(); // a directory has no order of its own
     let chain = client.map(|client| client.chain.as_slice()).unwrap_or_default();
     parts.extend(chain.iter().map(|certificate| sha256(certificate)));
-    // A renewed key comes with a renewed certificate, so the key itself need not be hashed.
-    sha256(parts.as_flattened())
+    // How many are roots is part of it, so that a root is not taken for a client certificate. A renewed key
+    // comes with a renewed certificate, so the key itself need not be hashed.
+    let counted = [&roots.len().to_be_bytes()[..], parts.as_flattened()].concat();
+    sha256(&counted)
 }
 
 /// Every path whose change may change the set.
@@ -333,4 +373,53 @@ fn system_paths() -> Vec<PathBuf> {
 fn at(path: &Path) -> impl FnOnce(PemError) -> TrustError {
     let path = path.to_owned();
     move |source| TrustError::Pem { path, source }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{Authority, AuthorityOptions, UnixTime};
+
+    #[test]
+    fn a_store_that_is_lost_or_half_written_is_not_taken_over() {
+        let of = |roots, errors| SystemRoots { roots, errors };
+        for (before, found, good) in [
+            (None, of(140, 0), true),
+            (None, of(140, 3), true),
+            (None, of(0, 1), true),
+            (Some(of(140, 0)), of(139, 0), true),
+            (Some(of(140, 1)), of(141, 1), true),
+            (Some(of(140, 0)), of(139, 1), false),
+            (Some(of(140, 0)), of(0, 0), false),
+            (Some(of(140, 2)), of(0, 1), false),
+            (Some(of(0, 0)), of(0, 0), true),
+        ] {
+            assert_eq!(found.check(before).is_ok(), good, "{before:?} then {found:?}");
+        }
+    }
+
+    #[test]
+    fn half_a_file_of_roots_counts_as_an_error() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("roots.pem");
+        let anchor = || Authority::in_memory(&AuthorityOptions::default(), UnixTime::now());
+        let text = anchor().unwrap().anchor_pem() + &anchor().unwrap().anchor_pem();
+        for (length, errors) in [(text.len(), false), (text.len() * 3 / 4, true)] {
+            std::fs::write(&path, &text.as_bytes()[..length]).unwrap();
+            let found = rustls_native_certs::load_certs_from_paths(Some(&path), None);
+            assert_eq!(!found.errors.is_empty(), errors, "{length}");
+        }
+    }
+
+    #[test]
+    fn a_root_is_not_taken_for_a_client_certificate() {
+        let (mut one, mut two) = (CertificateDer::from(vec![1]), CertificateDer::from(vec![2]));
+        if sha256(&one) > sha256(&two) {
+            std::mem::swap(&mut one, &mut two);
+        }
+        let key = PrivateKeyDer::Pkcs8(vec![0].into());
+        let client = ClientCertificate { chain: vec![two.clone()], key: Zeroizing::new(key) };
+        let as_client = digest(std::slice::from_ref(&one), Some(&client));
+        assert_ne!(digest(&[one, two], None), as_client);
+    }
 }

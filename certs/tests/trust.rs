@@ -69,6 +69,7 @@ fn only_a_believed_upstream_of_the_right_name_is_reached() {
         ("another authority", stranger.config("a.example"), "a.example", false),
     ] {
         assert_eq!(reaches(&trust, name, server), reached, "{what}");
+        assert!(trust.towards(host(name)).connection().is_ok(), "{what}");
     }
 }
 

@@ -187,6 +187,11 @@ fn service_tokens_are_bounded() {
     let many = vec!["a".to_owned(); 65];
     assert!(tokens.token(&about(&subject(), &many), at(NOW)).is_err());
     assert!(tokens.token(&about(&subject(), &["a\nb".to_owned()]), at(NOW)).is_err());
+    for (length, good) in [(40, true), (255, false)] {
+        let banks: Vec<String> = (0..64).map(|number| format!("{number:0>length$}")).collect();
+        let token = tokens.token(&about(&subject(), &banks), at(NOW));
+        assert_eq!(token.is_ok(), good, "64 banks of {length} characters");
+    }
     for life in [0, 3, 61, 3600] {
         let key = SigningKey::generate(Algorithm::Es256).unwrap();
         let made =

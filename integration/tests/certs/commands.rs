@@ -62,15 +62,44 @@ fn the_authority_from_first_to_last() {
     assert!(status == 2 && said.contains("sandbar ca bundle --dir ca"), "{said}");
     assert_eq!(run(at, &["ca", "bundle", "--dir", "ca"]).0, 0);
     for file in ["sandbar-ca.pem", "bundle.pem", "truststore.p12", "wgetrc", "php/sandbar.ini"] {
-        let mode = fs::metadata(at.join("ca/trust").join(file)).unwrap().permissions().mode();
+        let mode = fs::metadata(at.join("ca-trust").join(file)).unwrap().permissions().mode();
         assert_eq!(mode & 0o777, 0o644, "{file}");
     }
-    assert_eq!(fs::read_to_string(at.join("ca/trust/sandbar-ca.pem")).unwrap(), exported);
-    let bundle = fs::read_to_string(at.join("ca/trust/bundle.pem")).unwrap();
+    assert_eq!(fs::read_to_string(at.join("ca-trust/sandbar-ca.pem")).unwrap(), exported);
+    let bundle = fs::read_to_string(at.join("ca-trust/bundle.pem")).unwrap();
+    let mode = fs::metadata(at.join("ca-trust")).unwrap().permissions().mode();
+    assert_eq!(mode & 0o777, 0o755, "others must be able to read it");
     assert!(
         bundle.starts_with(&exported) && bundle.matches("BEGIN").count() > 10,
         "ours and the system's"
     );
+}
+
+#[test]
+fn nobodys_file_is_written_over_by_accident() {
+    let dir = tempfile::tempdir().unwrap();
+    let at = dir.path();
+    run(at, &["ca", "init", "--dir", "ca"]);
+    fs::write(at.join("mine.pem"), "mine").unwrap();
+    fs::create_dir(at.join("certs")).unwrap();
+    fs::write(at.join("certs/bundle.pem"), "mine").unwrap();
+    let export = ["ca", "export", "--dir", "ca", "--out", "mine.pem"];
+    let bundle = ["ca", "bundle", "--dir", "ca", "--out", "certs"];
+    for (args, file) in [(export, "mine.pem"), (bundle, "certs/bundle.pem")] {
+        let (status, said) = run(at, &args);
+        assert!(status == 2 && said.contains("--force"), "{args:?}: {said}");
+        assert_eq!(fs::read_to_string(at.join(file)).unwrap(), "mine", "{args:?}");
+        assert_eq!(run(at, &[&args[..], &["--force"]].concat()).0, 0, "{args:?}");
+        assert_ne!(fs::read_to_string(at.join(file)).unwrap(), "mine", "{args:?}");
+    }
+    assert_eq!(run(at, &bundle).0, 0, "its own files it replaces");
+    fs::write(at.join("certs/wgetrc"), "mine").unwrap();
+    assert_eq!(run(at, &bundle).0, 2, "but not one that somebody changed since");
+    let said = json(at, &["ca", "export", "--dir", "ca"]);
+    assert!(said["pem"].as_str().unwrap().starts_with("-----BEGIN"), "{said}");
+    assert_eq!(said["sha256"].as_str().unwrap().len(), 64);
+    let (status, said) = run(at, &["ca", "env", "--dir", "none", "--at", "/etc/sandbar"]);
+    assert!(status == 2 && said.contains("ca init --dir none"), "{said}");
 }
 
 #[test]

@@ -208,7 +208,7 @@ fn java_with_the_trust_store() {
     );
     world.judge("java", &["-XX:TieredStopAtLevel=1", &source, "@"]);
     if installed("keytool") {
-        let store = world.dir.path().join("ca/trust/truststore.p12");
+        let store = world.dir.path().join("ca-trust/truststore.p12");
         let listed = run(Command::new("keytool")
             .args(["-list", "-storepass", "changeit", "-keystore"])
             .arg(&store));

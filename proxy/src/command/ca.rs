@@ -8,6 +8,7 @@ use std::time::Duration;
 
 use anyhow::Context;
 use certs::authority::Description;
+use certs::bundle::Others;
 use certs::variables::{self, Format};
 use certs::{Authority, AuthorityOptions, NameConstraints, UnixTime, bundle, trust};
 use serde_json::json;
@@ -17,8 +18,9 @@ use crate::terminal::{FAINT, GOOD, HEAD, WARN, paint};
 
 /// When `show` begins to warn about the end of an authority.
 const SOON: Duration = Duration::from_secs(30 * 24 * 3600);
-/// Where the trust files are, within the authority's directory.
-const TRUST_DIR: &str = "trust";
+/// What is added to the name of the authority's directory, which others cannot look into, for the directory of
+/// the trust files beside it.
+const TRUST_SUFFIX: &str = "-trust";
 
 /// Make and show the certificate authority, and have tools trust it
 #[derive(clap::Args)]
@@ -79,6 +81,9 @@ struct ExportArgs {
     /// Write it into this file instead
     #[arg(long, value_name = "FILE")]
     out: Option<PathBuf>,
+    /// Replace that file if it is there
+    #[arg(long, requires = "out")]
+    force: bool,
 }
 
 #[derive(Clone, Copy, Default, clap::ValueEnum)]
@@ -94,7 +99,7 @@ struct EnvArgs {
     /// The directory the authority is kept in
     #[arg(long)]
     dir: PathBuf,
-    /// Where the sandbox sees the files that `bundle` wrote [default: DIR/trust]
+    /// Where the sandbox sees the files that `bundle` wrote [default: DIR-trust]
     #[arg(long, value_name = "PATH")]
     at: Option<PathBuf>,
     /// For whom
@@ -121,9 +126,12 @@ struct BundleArgs {
     /// The directory the authority is kept in
     #[arg(long)]
     dir: PathBuf,
-    /// The directory to write into [default: DIR/trust]
+    /// The directory to write into, which the sandbox must be able to read [default: DIR-trust]
     #[arg(long, value_name = "DIR")]
     out: Option<PathBuf>,
+    /// Replace files there that are not as this command wrote them
+    #[arg(long)]
+    force: bool,
     /// Where the sandbox sees that directory, if elsewhere
     #[arg(long, value_name = "PATH")]
     at: Option<PathBuf>,
@@ -137,7 +145,7 @@ pub(crate) fn ca(args: &CaArgs, output: Output) -> anyhow::Result<ExitCode> {
     match &args.command {
         CaCommand::Bundle(args) => write_bundle(args, output)?,
         CaCommand::Env(args) => env(args, output)?,
-        CaCommand::Export(args) => export(args)?,
+        CaCommand::Export(args) => export(args, output)?,
         CaCommand::Init(args) => init(args, output)?,
         CaCommand::Show(args) => show(args, output)?,
     }
@@ -199,22 +207,45 @@ fn describe(found: &Description, output: Output) -> anyhow::Result<()> {
     Ok(())
 }
 
-fn export(args: &ExportArgs) -> anyhow::Result<()> {
+fn export(args: &ExportArgs, output: Output) -> anyhow::Result<()> {
     let authority = Authority::open(&args.dir, UnixTime::now())?;
     let content = match args.format {
         CertificateFormat::Der => authority.anchor().to_vec(),
         CertificateFormat::Pem => authority.anchor_pem().into_bytes(),
     };
+    let sha256 = authority.describe().anchor_sha256;
     match &args.out {
+        None if output.json => {
+            let object = json!({ "pem": authority.anchor_pem(), "sha256": sha256 });
+            anstream::println!("{object}");
+        }
         None => std::io::stdout().write_all(&content)?,
         Some(path) => {
-            fs::write(path, content).with_context(|| format!("cannot write {}", path.display()))?
+            write_out(path, &content, args.force)?;
+            if output.json {
+                let object = json!({ "file": path.display().to_string(), "sha256": sha256 });
+                anstream::println!("{object}");
+            }
         }
     }
     Ok(())
 }
 
+/// Somebody's file is not written over by accident.
+fn write_out(path: &Path, content: &[u8], force: bool) -> anyhow::Result<()> {
+    let mut options = fs::OpenOptions::new();
+    options.write(true).truncate(true);
+    let opened =
+        if force { options.create(true).open(path) } else { options.create_new(true).open(path) };
+    let hint = if force { "" } else { " (--force replaces a file that is there)" };
+    opened
+        .and_then(|mut file| file.write_all(content))
+        .with_context(|| format!("cannot write {}{hint}", path.display()))
+}
+
 fn env(args: &EnvArgs, output: Output) -> anyhow::Result<()> {
+    // Variables for an authority that is not there would leave every tool without any trust at all.
+    Authority::open(&args.dir, UnixTime::now())?;
     let dir = match &args.at {
         Some(path) => path.clone(),
         None => written_bundle(&args.dir)?,
@@ -236,9 +267,9 @@ fn env(args: &EnvArgs, output: Output) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Variables that point at nothing would leave every tool without any trust at all.
+/// Variables that point at nothing would do the same.
 fn written_bundle(dir: &Path) -> anyhow::Result<PathBuf> {
-    let trust = absolute(&dir.join(TRUST_DIR))?;
+    let trust = trust_dir(dir)?;
     let shown = dir.display();
     let missing =
         || format!("there is no bundle yet; write it with: sandbar ca bundle --dir {shown}");
@@ -248,10 +279,11 @@ fn written_bundle(dir: &Path) -> anyhow::Result<PathBuf> {
 
 fn write_bundle(args: &BundleArgs, output: Output) -> anyhow::Result<()> {
     let authority = Authority::open(&args.dir, UnixTime::now())?;
-    let out = args.out.clone().unwrap_or_else(|| args.dir.join(TRUST_DIR));
+    let out = args.out.clone().map_or_else(|| trust_dir(&args.dir), Ok)?;
     let seen_at = args.at.clone().map_or_else(|| absolute(&out), Ok)?;
     let system = if args.without_system { Vec::new() } else { trust::system_roots() };
-    let written = bundle::write(&out, &seen_at, &authority, &system)?;
+    let others = if args.force { Others::Replace } else { Others::Keep };
+    let written = bundle::write(&out, &seen_at, &authority, &system, others)?;
     if output.json {
         let files: Vec<_> = written.iter().map(|path| path.display().to_string()).collect();
         anstream::println!("{}", json!({ "files": files, "system_roots": system.len() }));
@@ -267,6 +299,15 @@ fn write_bundle(args: &BundleArgs, output: Output) -> anyhow::Result<()> {
         );
     }
     Ok(())
+}
+
+/// Beside the authority's own directory, so that other users can read it.
+fn trust_dir(dir: &Path) -> anyhow::Result<PathBuf> {
+    let dir = absolute(dir)?;
+    let mut name =
+        dir.file_name().context("give --out: there is nothing beside this directory")?.to_owned();
+    name.push(TRUST_SUFFIX);
+    Ok(dir.with_file_name(name))
 }
 
 fn absolute(path: &Path) -> anyhow::Result<PathBuf> {
