@@ -31,20 +31,20 @@ const MAX_ENTRIES: usize = 4096;
 /// Why a file could not be used. Its content is never part of the message.
 #[derive(Debug, thiserror::Error)]
 pub enum FileError {
-    #[error("{}: it belongs to user {owner}; a key must belong to who uses it or to root", path.display())]
-    Foreign { path: PathBuf, owner: u32 },
-    #[error("{}: other users may write into this directory (mode {mode:04o}); run: chmod go-w {}", path.display(), path.display())]
-    OpenDirectory { path: PathBuf, mode: u32 },
-    #[error("{}: it is not a file of its own; remove it", path.display())]
-    Link { path: PathBuf },
     #[error("{}: other users may read it (mode {mode:04o}); run: chmod 600 {}", path.display(), path.display())]
     Exposed { path: PathBuf, mode: u32 },
+    #[error("{}: it belongs to user {owner}; a key must belong to who uses it or to root", path.display())]
+    Foreign { path: PathBuf, owner: u32 },
     #[error("{}: {source}", path.display())]
     Io { path: PathBuf, source: io::Error },
     #[error("{}: larger than {limit} bytes", path.display())]
     Large { path: PathBuf, limit: u64 },
+    #[error("{}: it is not a file of its own; remove it", path.display())]
+    Link { path: PathBuf },
     #[error("{}: another process has held it for {} s; end that process first", path.display(), LOCK_PATIENCE.as_secs())]
     Locked { path: PathBuf },
+    #[error("{}: other users may write into this directory (mode {mode:04o}); run: chmod go-w {}", path.display(), path.display())]
+    OpenDirectory { path: PathBuf, mode: u32 },
 }
 
 impl FileError {

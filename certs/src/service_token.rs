@@ -14,7 +14,7 @@ use rustls_pki_types::UnixTime;
 use serde_json::{Value, json};
 
 use crate::bounded::{Bound, Bounded};
-use crate::identity::{Algorithm, KeyError, SigningKey, Subject, Token, is_plain, jwks};
+use crate::identity::{Algorithm, KeyError, MAX_SKEW, SigningKey, Subject, Token, is_plain};
 use crate::{NoRandomness, hex, random, sha256};
 
 /// Longest life of a token towards a service.
@@ -79,10 +79,19 @@ pub struct ServiceClaims<'a> {
 /// Signs tokens towards services and keeps each for half its life.
 pub struct ServiceTokens {
     key: SigningKey,
+    previous: Option<Previous>,
     issuer: String,
+    actor: String,
     profile: ServiceProfile,
     life: Duration,
     kept: Mutex<Bounded<[u8; 32], Kept>>,
+}
+
+/// The public half of a key that signs no more.
+struct Previous {
+    jwk: Value,
+    /// Unix seconds at which the last token it signed has ended everywhere.
+    ends: u64,
 }
 
 #[derive(Clone)]
@@ -92,7 +101,7 @@ struct Kept {
 }
 
 impl ServiceTokens {
-    /// Signs with `key` as `issuer`, which is the proxy's own name and the actor in every token.
+    /// Signs with `key` as `issuer`, which is also the actor in every token until [`Self::acting_as`] says another.
     pub fn new(
         key: SigningKey,
         issuer: &str,
@@ -113,7 +122,26 @@ impl ServiceTokens {
             return Err(ServiceTokenError::Characters("issuer"));
         }
         let kept = Mutex::new(Bounded::new(Bound::twice(HALF_OF_TOKENS)));
-        Ok(Self { key, issuer: issuer.to_owned(), profile, life, kept })
+        let (issuer, actor) = (issuer.to_owned(), issuer.to_owned());
+        Ok(Self { key, previous: None, issuer, actor, profile, life, kept })
+    }
+
+    /// Names the proxy itself as the actor (`act.sub`), where several sign as one issuer.
+    pub fn acting_as(mut self, actor: &str) -> Result<Self, ServiceTokenError> {
+        if !is_plain(actor, MAX_NAME) {
+            return Err(ServiceTokenError::Characters("actor"));
+        }
+        self.actor = actor.to_owned();
+        Ok(self)
+    }
+
+    /// Takes over from `previous`, whose key stays published until the tokens it signed have ended.
+    pub fn following(mut self, previous: &Self, now: UnixTime) -> Self {
+        let ends = now.as_secs().saturating_add((previous.life + MAX_SKEW).as_secs());
+        let mut jwk = previous.key.jwk().clone();
+        jwk["exp"] = ends.into();
+        self.previous = Some(Previous { jwk, ends });
+        self
     }
 
     /// A token that says `claims`, good for at least half its life.
@@ -139,8 +167,11 @@ impl ServiceTokens {
     }
 
     /// The JWK Set by which services verify.
-    pub fn jwks(&self) -> Value {
-        jwks([&self.key])
+    pub fn jwks(&self, now: UnixTime) -> Value {
+        let previous = self.previous.as_ref().filter(|previous| now.as_secs() < previous.ends);
+        let keys: Vec<&Value> =
+            previous.map(|previous| &previous.jwk).into_iter().chain([self.key.jwk()]).collect();
+        json!({ "keys": keys })
     }
 
     /// How many tokens are kept.
@@ -159,7 +190,7 @@ impl ServiceTokens {
             "iss": self.issuer,
             "sub": claims.subject.to_string(),
             "aud": claims.audience,
-            "act": { "sub": self.issuer },
+            "act": { "sub": self.actor },
             "tid": tenant.as_str(),
             "env": environment.as_str(),
             "banks": claims.banks,

@@ -142,7 +142,7 @@ fn a_service_verifies_what_we_sign_for_it() {
         let subject = subject();
         let bound = ServiceClaims { certificate: Some(&[7; 32]), ..about(&subject, &banks) };
         let token = tokens.token(&bound, at(NOW)).unwrap();
-        let claims = judge(token.expose(), &tokens.jwks(), algorithm, "memory", ISSUER);
+        let claims = judge(token.expose(), &tokens.jwks(at(NOW)), algorithm, "memory", ISSUER);
         assert_eq!(claims["sub"], SUBJECT);
         assert_eq!(claims["act"]["sub"], ISSUER);
         assert_eq!((&claims["tid"], &claims["env"]), (&"acme".into(), &"staging".into()));
@@ -173,6 +173,25 @@ fn a_service_token_is_kept_for_half_its_life_and_for_its_claims_only() {
     }
     let before = tokens.token(&about(&mine, &[]), at(NOW - 1)).unwrap();
     assert!(!Arc::ptr_eq(&before, &first), "a clock set back gets no token of the future");
+}
+
+#[test]
+fn a_new_key_is_published_beside_the_old_until_its_tokens_have_ended() {
+    let old = service(Algorithm::Es256, ServiceProfile::Generic).unwrap();
+    let subject = subject();
+    let before = old.token(&about(&subject, &[]), at(NOW)).unwrap();
+    let new = service(Algorithm::Es256, ServiceProfile::Generic).unwrap().following(&old, at(NOW));
+    let new = new.acting_as("spiffe://acme.example/sandbar/host-1").unwrap();
+    let after = new.token(&about(&subject, &[]), at(NOW)).unwrap();
+    for (token, actor) in [(&before, ISSUER), (&after, "spiffe://acme.example/sandbar/host-1")] {
+        let set = new.jwks(at(NOW + 89));
+        let claims = judge(token.expose(), &set, Algorithm::Es256, "memory", ISSUER);
+        assert_eq!(claims["act"]["sub"], actor);
+    }
+    for (now, keys) in [(NOW + 89, 2), (NOW + 90, 1)] {
+        assert_eq!(new.jwks(at(now))["keys"].as_array().unwrap().len(), keys, "{now}");
+    }
+    assert!(new.acting_as("a b").is_err());
 }
 
 #[test]
