@@ -240,6 +240,12 @@ pub struct Meter {
 }
 
 impl Meter {
+    /// Bytes both ways.
+    pub fn total(&self) -> u64 {
+        let (sent, received) = self.read();
+        sent + received
+    }
+
     /// Counts bytes from the sandbox.
     pub fn sent(&self, bytes: u64) {
         self.sent.fetch_add(bytes, Ordering::Relaxed);
@@ -250,7 +256,8 @@ impl Meter {
         self.received.fetch_add(bytes, Ordering::Relaxed);
     }
 
-    pub(crate) fn read(&self) -> (u64, u64) {
+    /// Bytes from the sandbox, and towards it.
+    pub fn read(&self) -> (u64, u64) {
         (self.sent.load(Ordering::Relaxed), self.received.load(Ordering::Relaxed))
     }
 }

@@ -188,6 +188,7 @@ enum Form {
     Withheld,
 }
 
+#[expect(clippy::wildcard_enum_match_arm, reason = "every other is a rule's word on the name")]
 fn form(reason: Reason) -> Form {
     match reason {
         Reason::ResolverUnreachable => Form::Failure(Ede::NETWORK),
@@ -201,40 +202,7 @@ fn form(reason: Reason) -> Form {
         | Reason::ChannelsDisagree
         | Reason::UnknownSandbox => Form::Operation,
         Reason::PrivateAddress | Reason::AddressNotExpected | Reason::OwnAddress => Form::Withheld,
-        // Every other is a rule's word on the name.
-        Reason::AddressAsSni
-        | Reason::AddressNotListed
-        | Reason::AmbiguousPath
-        | Reason::BadMethod
-        | Reason::BadName
-        | Reason::BankMissing
-        | Reason::BaseForbids
-        | Reason::CredentialNeedsTls
-        | Reason::DeniedByRule
-        | Reason::DnsBudget
-        | Reason::DnsTypeNotAllowed
-        | Reason::EchHiddenName
-        | Reason::EncryptedResolver
-        | Reason::ForeignBank
-        | Reason::ForeignEnvironment
-        | Reason::IdentityAbsent
-        | Reason::IdentityInvalid
-        | Reason::IdentityMismatch
-        | Reason::IdentityStale
-        | Reason::IdentityUnset
-        | Reason::MemoryOperation
-        | Reason::MethodNotAllowed
-        | Reason::Misdirected
-        | Reason::NameMissing
-        | Reason::NamesDisagree
-        | Reason::NotListed
-        | Reason::PathNotAllowed
-        | Reason::PortNotListed
-        | Reason::RawTcpNotAllowed
-        | Reason::ResolverDiscovery
-        | Reason::SpecialName
-        | Reason::TreatmentChanged
-        | Reason::WrongProtocol => Form::Name,
+        _ => Form::Name,
     }
 }
 

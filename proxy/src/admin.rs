@@ -1,37 +1,34 @@
-//! The admin socket: commands ask the running program, one line of JSON each way. Whoever may open the
-//! socket is the operator; the sandbox never sees it.
+//! The admin socket: HTTP on a unix socket, for commands, probes and Prometheus. Whoever may open it is the
+//! operator; the sandbox never sees it.
 
 use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 use std::time::Duration;
 
-use anyhow::Context;
-use dns_filter::{Explanation, Filter};
-use rules::DomainName;
+use anyhow::{Context, bail};
+use dns_filter::Explanation;
 use rules::facts::QueryType;
 use rules::word::SandboxId;
+use rules::{DomainName, Reason};
 use serde::{Deserialize, Serialize};
-use tokio::io::{AsyncBufReadExt, AsyncReadExt, AsyncWriteExt, BufReader};
+use serde_json::{Value, json};
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{UnixListener, UnixStream};
 use tokio::sync::Semaphore;
 use tokio::time::timeout;
 
-/// Longest request.
-const REQUEST: u64 = 4096;
+use crate::status::State;
+
+/// Longest request, head and body.
+const REQUEST: u64 = 16 << 10;
 /// Longest answer.
-const ANSWER: u64 = 256 << 10;
+const ANSWER: u64 = 16 << 20;
 /// How long one command may take.
 const PATIENCE: Duration = Duration::from_secs(15);
 /// Commands at once.
 const COMMANDS: usize = 16;
-
-/// What is asked.
-#[derive(Clone, Debug, Serialize, Deserialize)]
-#[serde(deny_unknown_fields)]
-pub(crate) struct Request {
-    pub(crate) dns: DnsRequest,
-}
 
 /// `sandbar dns`.
 #[derive(Clone, Debug, Serialize, Deserialize)]
@@ -42,23 +39,32 @@ pub(crate) struct DnsRequest {
     pub(crate) kind: u16,
 }
 
-/// What is answered: one of both.
-#[derive(Clone, Debug, Default, Serialize, Deserialize)]
-pub(crate) struct Reply {
-    pub(crate) dns: Option<Explanation>,
-    pub(crate) error: Option<String>,
+/// What is answered.
+struct Reply {
+    status: u16,
+    kind: &'static str,
+    body: String,
+}
+
+impl Reply {
+    fn json(status: u16, value: &Value) -> Self {
+        Reply { status, kind: "application/json", body: format!("{value}\n") }
+    }
+
+    fn bad(status: u16, error: impl ToString) -> Self {
+        Self::json(status, &json!({ "error": error.to_string() }))
+    }
 }
 
 /// The open socket.
 pub(crate) struct Admin {
     listener: UnixListener,
-    filter: Arc<Filter>,
 }
 
 impl Admin {
     /// Opens the socket for its owner alone. One that an earlier process left is taken over: the log
     /// beside it is locked, so no other is running.
-    pub(crate) fn open(path: &Path, filter: Arc<Filter>) -> anyhow::Result<Self> {
+    pub(crate) fn open(path: &Path) -> anyhow::Result<Self> {
         let shown = path.display();
         match std::fs::remove_file(path) {
             Ok(()) => {}
@@ -69,63 +75,152 @@ impl Admin {
             UnixListener::bind(path).with_context(|| format!("cannot listen on {shown}"))?;
         let owner = std::fs::Permissions::from_mode(0o600);
         std::fs::set_permissions(path, owner).with_context(|| format!("cannot guard {shown}"))?;
-        Ok(Admin { listener, filter })
+        Ok(Admin { listener })
     }
 
-    pub(crate) async fn serve(self) {
+    pub(crate) async fn serve(self, state: Arc<State>) {
         let commands = Arc::new(Semaphore::new(COMMANDS));
         loop {
             let Ok(turn) = commands.clone().acquire_owned().await else { return };
-            let Ok((stream, _)) = self.listener.accept().await else { continue };
-            let filter = self.filter.clone();
+            let Ok((stream, _)) = self.listener.accept().await else {
+                tokio::time::sleep(Duration::from_millis(50)).await; // out of descriptors
+                continue;
+            };
+            let state = state.clone();
             tokio::spawn(async move {
-                drop(timeout(PATIENCE, answer(stream, &filter)).await);
+                drop(timeout(PATIENCE, answer(stream, &state)).await);
                 drop(turn);
             });
         }
     }
 }
 
-async fn answer(mut stream: UnixStream, filter: &Arc<Filter>) -> std::io::Result<()> {
-    let mut line = String::new();
-    BufReader::new((&mut stream).take(REQUEST)).read_line(&mut line).await?;
-    let reply = match serde_json::from_str::<Request>(&line) {
-        Ok(request) => explain(filter, &request.dns).await,
-        Err(error) => refused(format!("the request is not understood: {error}")),
+async fn answer(mut stream: UnixStream, state: &State) -> std::io::Result<()> {
+    let reply = match read(&mut stream).await {
+        Ok((method, path, body)) => route(state, &method, &path, &body).await,
+        Err(why) => Reply::bad(400, why),
     };
-    let mut text = serde_json::to_vec(&reply)?;
-    text.push(b'\n');
-    stream.write_all(&text).await
+    let Reply { status, kind, body } = reply;
+    let head = format!(
+        "HTTP/1.1 {status} {}\r\nContent-Type: {kind}\r\nContent-Length: {}\r\nConnection: close\r\n\r\n",
+        if status < 400 { "OK" } else { "No" },
+        body.len()
+    );
+    stream.write_all(head.as_bytes()).await?;
+    stream.write_all(body.as_bytes()).await
 }
 
-async fn explain(filter: &Arc<Filter>, request: &DnsRequest) -> Reply {
+/// One request: its head by `httparse`, its body by its length.
+async fn read(stream: &mut UnixStream) -> Result<(String, String, Vec<u8>), &'static str> {
+    let mut bytes = Vec::new();
+    let mut stream = stream.take(REQUEST);
+    loop {
+        let mut fields = [httparse::EMPTY_HEADER; 32];
+        let mut request = httparse::Request::new(&mut fields);
+        match request.parse(&bytes) {
+            Ok(httparse::Status::Complete(length)) => {
+                let announced = announced(request.headers);
+                if bytes.len() >= length + announced {
+                    let (method, path) = (request.method.unwrap_or(""), request.path.unwrap_or(""));
+                    let body = bytes.get(length..length + announced).unwrap_or_default().to_vec();
+                    return Ok((method.to_owned(), path.to_owned(), body));
+                }
+            }
+            Ok(httparse::Status::Partial) => {}
+            Err(_) => return Err("the request is no HTTP"),
+        }
+        match stream.read_buf(&mut bytes).await {
+            Ok(0) | Err(_) => return Err("the request is incomplete or too long"),
+            Ok(_) => {}
+        }
+    }
+}
+
+fn announced(fields: &[httparse::Header<'_>]) -> usize {
+    let length = fields.iter().find(|field| field.name.eq_ignore_ascii_case("content-length"));
+    let length = length.and_then(|field| std::str::from_utf8(field.value).ok());
+    length.and_then(|length| length.parse().ok()).unwrap_or_default()
+}
+
+async fn route(state: &State, method: &str, path: &str, body: &[u8]) -> Reply {
+    let parts: Vec<&str> = path.trim_matches('/').split('/').collect();
+    match (method, parts.as_slice()) {
+        ("GET", ["health"]) => Reply::json(200, &json!({ "healthy": true })),
+        ("GET", ["ready"]) => ready(state),
+        ("GET", ["metrics"]) => {
+            Reply { status: 200, kind: "text/plain; version=0.0.4", body: state.metrics() }
+        }
+        ("GET", ["status"]) => Reply::json(200, &state.status()),
+        ("GET", ["connections"]) => Reply::json(200, &state.connections()),
+        ("DELETE", ["connections", id]) => cut(state, id),
+        ("POST", ["dns"]) => dns(state, body).await,
+        _ => Reply::bad(404, "there is no such thing here"),
+    }
+}
+
+/// Ready once a denial was seen, and as long as records can be written.
+fn ready(state: &State) -> Reply {
+    let health = state.log.health();
+    let tested = state.ready.load(Ordering::Acquire);
+    let ready = tested && health.ready;
+    let value = json!({ "ready": ready, "self_test": tested, "log": health.ready, "trouble": health.trouble });
+    Reply::json(if ready { 200 } else { 503 }, &value)
+}
+
+fn cut(state: &State, id: &str) -> Reply {
+    let cut = id.parse().is_ok_and(|id| state.live.cut(id, Reason::CutByOperator));
+    match cut {
+        true => Reply::json(200, &json!({ "cut": true })),
+        false => Reply::bad(404, format!("no open connection `{id}`: see `sandbar status`")),
+    }
+}
+
+async fn dns(state: &State, body: &[u8]) -> Reply {
+    let request: DnsRequest = match serde_json::from_slice(body) {
+        Ok(request) => request,
+        Err(error) => return Reply::bad(400, format!("the request is not understood: {error}")),
+    };
     let sandbox = match SandboxId::parse(&request.sandbox) {
         Ok(sandbox) => sandbox,
-        Err(error) => return refused(format!("the sandbox is not good: {error}")),
+        Err(error) => return Reply::bad(400, format!("the sandbox is not good: {error}")),
     };
     let name = match DomainName::parse_question(&request.name) {
         Ok(name) => name,
-        Err(error) => return refused(format!("the name is not good: {error}")),
+        Err(error) => return Reply::bad(400, format!("the name is not good: {error}")),
     };
-    let told = filter.explain(&sandbox, &name, QueryType(request.kind)).await;
-    Reply { dns: Some(told), error: None }
-}
-
-fn refused(error: String) -> Reply {
-    Reply { dns: None, error: Some(error) }
+    let told: Explanation = state.filter.explain(&sandbox, &name, QueryType(request.kind)).await;
+    match serde_json::to_value(&told) {
+        Ok(told) => Reply::json(200, &told),
+        Err(error) => Reply::bad(500, error),
+    }
 }
 
 /// Asks the running program.
-pub(crate) async fn ask(socket: &Path, request: &Request) -> anyhow::Result<Reply> {
+pub(crate) async fn ask(
+    socket: &Path,
+    method: &str,
+    path: &str,
+    body: &Value,
+) -> anyhow::Result<String> {
     let shown = socket.display();
     let mut stream = UnixStream::connect(socket)
         .await
         .with_context(|| format!("cannot reach {shown}: is `sandbar serve` running?"))?;
-    let mut text = serde_json::to_vec(request)?;
-    text.push(b'\n');
-    stream.write_all(&text).await?;
-    let mut line = String::new();
-    let read = BufReader::new(stream.take(ANSWER)).read_line(&mut line).await;
+    let body = if body.is_null() { String::new() } else { body.to_string() };
+    let head = format!(
+        "{method} {path} HTTP/1.1\r\nHost: sandbar\r\nContent-Length: {}\r\n\r\n{body}",
+        body.len()
+    );
+    stream.write_all(head.as_bytes()).await?;
+    let mut answer = String::new();
+    let read = stream.take(ANSWER).read_to_string(&mut answer).await;
     read.with_context(|| format!("{shown} does not answer"))?;
-    serde_json::from_str(&line).with_context(|| format!("{shown} gives no answer that is one"))
+    let Some((head, body)) = answer.split_once("\r\n\r\n") else {
+        bail!("{shown} gives no answer that is one");
+    };
+    if head.split(' ').nth(1) == Some("200") {
+        return Ok(body.to_owned());
+    }
+    let told: Value = serde_json::from_str(body).unwrap_or_default();
+    bail!("{}", told.get("error").and_then(Value::as_str).unwrap_or(body.trim()));
 }

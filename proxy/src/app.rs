@@ -1,92 +1,198 @@
 //! Builds everything from the operator's file and hands it over; the only file that knows all crates.
 
+use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Instant;
 
 use anyhow::{Context, bail};
 use arc_swap::ArcSwap;
 use audit::{Lifecycle, LifecycleEvent, Log};
+use certs::trust::SystemStore;
+use certs::{Authority, AuthorityOptions, TrustSource, UnixTime};
 use dns_filter::server::{Identify, Listener, Server};
-use dns_filter::{Config, Filter};
+use dns_filter::{Config, Filter, Resolver};
 use rules::load;
-use rules::operator::{Mode, Operator};
+use rules::operator::{Bind, DnsSettings, Mode, Operator, SystemRoots};
 use rules::{RuleSet, Sources, compile};
 use tokio::sync::watch;
+use tokio::time::timeout;
+use tokio_util::task::TaskTracker;
 
 use crate::admin::Admin;
-use crate::policies;
+use crate::connection::Gate;
+use crate::http::Engine;
+use crate::leaves::Leaves;
+use crate::listen::{self, Open};
 use crate::problems::{Severity, complain};
+use crate::shared::Shared;
+use crate::status::State;
+use crate::trust::Roots;
+use crate::{meters, policies, self_test};
 
 /// What budgets are kept in, beside the log.
 const BUDGETS: &str = "dns-budget.json";
 /// Where commands reach the running program, beside the log.
 const SOCKET: &str = "admin.sock";
+/// Where the certificate authority is, beside the operator's file.
+const AUTHORITY: &str = "ca";
 
 /// Where an instance keeps its things.
 pub(crate) struct Places {
     pub(crate) log: PathBuf,
     pub(crate) socket: PathBuf,
+    pub(crate) ca: PathBuf,
 }
 
 /// Everything that runs.
 pub(crate) struct App {
     filter: Arc<Filter>,
-    server: Server,
+    dns: Server,
+    listeners: Vec<Open>,
+    gate: Option<Arc<Gate>>,
     admin: Admin,
+    state: Arc<State>,
     log: Log,
-    policy: audit::Policy,
+    stop: watch::Receiver<bool>,
 }
 
 impl App {
     /// Reads the files, opens the log, then the listeners: nothing is served before all of it stands.
-    pub(crate) fn build(config: &Path) -> anyhow::Result<Self> {
+    pub(crate) fn build(config: &Path, stop: watch::Receiver<bool>) -> anyhow::Result<Self> {
         let mut sources = policies::operated(config)?;
         let operator = operator(&sources)?;
         let places = places(config, &operator)?;
-        sources.own = operator.listeners.iter().flat_map(|one| one.bind.clone()).collect();
-        let rules = rules(&sources)?;
-        let policy = audit::Policy {
-            digest: rules.digest().to_string().into(),
-            generation: rules.generation(),
-        };
-        let listeners = dns_listeners(&operator)?;
-        let Some(settings) = operator.dns else {
-            bail!("{}: a dns listener needs `[dns]` with `upstreams`", config.display());
-        };
+        let base = config.parent().unwrap_or(Path::new(""));
+        let prometheus = meters::install()?;
+        sources.own = operator.listeners.iter().flat_map(own).collect();
+        let rules = Arc::new(ArcSwap::from_pointee(rules(&sources)?));
         let log =
             Log::open(audit::Config::new(&places.log)).context("cannot open the access log")?;
+        let settings = resolvers(config, &operator)?;
         let budgets = Some(places.log.join(BUDGETS));
-        let rules = Arc::new(ArcSwap::from_pointee(rules));
-        let filter = Filter::new(rules, log.clone(), Config { settings, budgets })?;
-        let workers = std::thread::available_parallelism().map_or(1, usize::from);
-        let server = Server::open(filter.clone(), &listeners, workers)?;
-        let admin = Admin::open(&places.socket, filter.clone())?;
-        Ok(App { filter, server, admin, log, policy })
+        let filter = Filter::new(rules.clone(), log.clone(), Config { settings, budgets })?;
+        let dns = dns_server(&filter, &operator)?;
+        let listeners = listeners(&operator, base)?;
+        let shared = shared(&rules, &log, &filter, &operator);
+        let gate = match listeners.is_empty() {
+            true => None,
+            false => Some(Arc::new(gate(&shared, &operator, &places, base, stop.clone())?)),
+        };
+        let admin = Admin::open(&places.socket)?;
+        let state = Arc::new(State {
+            filter: filter.clone(),
+            log: log.clone(),
+            live: shared.live.clone(),
+            rules,
+            ready: AtomicBool::new(false),
+            gate: gate.clone(),
+            listeners: described(&dns, &listeners),
+            started: Instant::now(),
+            prometheus,
+        });
+        Ok(App { filter, dns, listeners, gate, admin, state, log, stop })
     }
 
-    /// Serves until `stop` turns true, then finishes what is in flight and closes the log.
-    pub(crate) async fn run(self, stop: watch::Receiver<bool>) -> anyhow::Result<()> {
-        let App { filter, server, admin, log, policy } = self;
-        let started = LifecycleEvent::Started;
-        let event = Lifecycle { event: started, message: None, policy: Some(policy.clone()) };
-        log.lifecycle(&event).await.map(drop).context("cannot write to the access log")?;
+    /// Serves until told to stop, then finishes what is in flight and closes the log.
+    pub(crate) async fn run(self) -> anyhow::Result<()> {
+        let App { filter, dns, listeners, gate, admin, state, log, stop } = self;
+        tell(&log, &state, LifecycleEvent::Started).await?;
         filter.prepare().await;
+        let tasks = TaskTracker::new();
+        for listener in listeners {
+            let Some(gate) = gate.clone() else { continue };
+            tokio::spawn(listener.serve(gate, tasks.clone(), stop.clone()));
+        }
+        if let Some(gate) = &gate {
+            let rules = state.rules.load_full();
+            self_test::see_a_denial(gate, &rules).await.map_err(|error| {
+                anyhow::anyhow!("the self-test failed, so nothing is guarded: {error}")
+            })?;
+        }
+        state.ready.store(true, Ordering::Release);
         let served = tokio::select! {
-            served = server.run(stop) => served,
+            served = serve(dns, stop) => served,
             () = filter.tend() => Ok(()),
-            () = admin.serve() => Ok(()),
+            () = admin.serve(state.clone()) => Ok(()),
         };
+        state.ready.store(false, Ordering::Release);
+        drain(&tasks, gate.as_deref()).await;
         filter.stop();
-        let event = Lifecycle { event: LifecycleEvent::Stopped, ..event };
-        let told = log.lifecycle(&event).await;
+        let told = tell(&log, &state, LifecycleEvent::Stopped).await;
         log.close();
         served.context("a listener broke")?;
-        told.map(drop).context("cannot write to the access log")
+        told
     }
 
-    pub(crate) fn addresses(&self) -> Vec<std::net::SocketAddr> {
-        self.server.addresses()
+    /// Where it listens, for people.
+    pub(crate) fn listeners(&self) -> &[String] {
+        &self.state.listeners
     }
+}
+
+/// Serves DNS, if there is any to serve, until it is time to stop.
+async fn serve(dns: Server, mut stop: watch::Receiver<bool>) -> std::io::Result<()> {
+    if dns.addresses().is_empty() {
+        drop(stop.wait_for(|stop| *stop).await); // a sender that is gone stops us too
+        return Ok(());
+    }
+    dns.run(stop).await
+}
+
+/// Gives what is open time to finish, then ends it.
+async fn drain(tasks: &TaskTracker, gate: Option<&Gate>) {
+    let Some(gate) = gate else { return };
+    tasks.close();
+    if timeout(gate.shared.limits.drain(), tasks.wait()).await.is_err() {
+        let open = gate.shared.live.all();
+        tracing::warn!(open = open.len(), "connections are cut: they did not finish in time");
+        open.iter().for_each(|open| open.cut.now(rules::Reason::CutByOperator));
+        drop(timeout(std::time::Duration::from_secs(1), tasks.wait()).await); // their records close
+    }
+}
+
+async fn tell(log: &Log, state: &State, event: LifecycleEvent) -> anyhow::Result<()> {
+    let policy = Some(crate::record::policy(&state.rules.load()));
+    let event = Lifecycle { event, message: None, policy };
+    log.lifecycle(&event).await.map(drop).context("cannot write to the access log")
+}
+
+fn shared(
+    rules: &Arc<ArcSwap<RuleSet>>,
+    log: &Log,
+    filter: &Arc<Filter>,
+    operator: &Operator,
+) -> Arc<Shared> {
+    Arc::new(Shared {
+        rules: rules.clone(),
+        log: log.clone(),
+        resolver: Resolver::new(filter.clone()),
+        limits: operator.limits,
+        live: Arc::default(),
+        seats: Arc::default(),
+        mark: operator.upstream.mark,
+    })
+}
+
+fn gate(
+    shared: &Arc<Shared>,
+    operator: &Operator,
+    places: &Places,
+    base: &Path,
+    stop: watch::Receiver<bool>,
+) -> anyhow::Result<Gate> {
+    let options = AuthorityOptions::default();
+    let authority = Authority::open_or_create(&places.ca, &options, UnixTime::now())
+        .context("cannot open the certificate authority")?;
+    let system = match operator.upstream.system_roots {
+        SystemRoots::Believed => SystemStore::Included,
+        SystemRoots::Ignored => SystemStore::Excluded,
+    };
+    let files = operator.upstream.roots.iter().map(|root| base.join(root)).collect();
+    let roots = Roots::load(TrustSource { system, files, client: None })?;
+    let engine = Engine::new(shared.clone(), &roots);
+    Ok(Gate { shared: shared.clone(), engine, leaves: Leaves::new(Arc::new(authority)), stop })
 }
 
 /// The settings of the operator's file.
@@ -106,7 +212,8 @@ pub(crate) fn places(config: &Path, operator: &Operator) -> anyhow::Result<Place
     };
     let log = base.join(dir);
     let socket = operator.admin_socket.as_ref().map_or(log.join(SOCKET), |path| base.join(path));
-    Ok(Places { log, socket })
+    let ca = base.join(operator.ca_dir.as_deref().unwrap_or(AUTHORITY));
+    Ok(Places { log, socket, ca })
 }
 
 fn rules(sources: &Sources) -> anyhow::Result<RuleSet> {
@@ -116,26 +223,49 @@ fn rules(sources: &Sources) -> anyhow::Result<RuleSet> {
     })
 }
 
-/// The DNS listeners; any other mode is refused, so that nobody believes it is guarded.
-fn dns_listeners(operator: &Operator) -> anyhow::Result<Vec<Listener>> {
-    let mut listeners = Vec::new();
-    for listener in &operator.listeners {
-        match listener.mode {
-            Mode::Dns => {}
-            Mode::Explicit | Mode::Redirect | Mode::Tproxy => {
-                bail!(
-                    "this build serves only dns listeners: remove the others from the operator's file"
-                );
-            }
+fn resolvers(config: &Path, operator: &Operator) -> anyhow::Result<DnsSettings> {
+    match &operator.dns {
+        Some(settings) => Ok(settings.clone()),
+        None => {
+            bail!("{}: names are resolved here: say `[dns]` with `upstreams`", config.display())
         }
+    }
+}
+
+/// The addresses of a listener: no name may lead there.
+fn own(listener: &rules::operator::Listener) -> Vec<SocketAddr> {
+    listener.bind.iter().filter_map(Bind::address).collect()
+}
+
+fn listeners(operator: &Operator, base: &Path) -> anyhow::Result<Vec<Open>> {
+    let mut open = Vec::new();
+    for listener in operator.listeners.iter().filter(|listener| listener.mode != Mode::Dns) {
+        open.extend(listen::open(listener, base)?);
+    }
+    if operator.listeners.is_empty() {
+        bail!("no listener: add a `[[listener]]`");
+    }
+    Ok(open)
+}
+
+fn dns_server(filter: &Arc<Filter>, operator: &Operator) -> anyhow::Result<Server> {
+    let mut listeners = Vec::new();
+    for listener in operator.listeners.iter().filter(|listener| listener.mode == Mode::Dns) {
         let Some(whose) = Identify::of(&listener.whose) else {
             bail!("a dns listener cannot identify its sandboxes by unix socket");
         };
-        let each = |bind: &std::net::SocketAddr| Listener { bind: *bind, whose: whose.clone() };
-        listeners.extend(listener.bind.iter().map(each));
+        for bind in &listener.bind {
+            let Some(bind) = bind.address() else {
+                bail!("a dns listener binds `address:port`");
+            };
+            listeners.push(Listener { bind, whose: whose.clone() });
+        }
     }
-    if listeners.is_empty() {
-        bail!("no listener: add a `[[listener]]` with `mode = \"dns\"`");
-    }
-    Ok(listeners)
+    let workers = std::thread::available_parallelism().map_or(1, usize::from);
+    Ok(Server::open(filter.clone(), &listeners, workers)?)
+}
+
+fn described(dns: &Server, listeners: &[Open]) -> Vec<String> {
+    let dns = dns.addresses().into_iter().map(|address| format!("dns {address}"));
+    dns.chain(listeners.iter().map(Open::describe)).collect()
 }

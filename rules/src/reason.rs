@@ -48,24 +48,36 @@ reasons! {
     AmbiguousPath "ambiguous_path"
         "The path can be read in more than one way and a rule for this host looks at paths."
         "Send the plain form of the path: no `%2f`, `..`, `//`, `;` or backslash.";
+    BadHandshake "bad_handshake"
+        "The TLS hello is malformed, or the handshake failed."
+        "Use TLS 1.2 or 1.3 and trust the authority of `sandbar ca`.";
     BadMethod "bad_method"
         "The request method is not an upper-case HTTP method."
         "Send a registered method in upper case.";
     BadName "bad_name"
         "The host name is malformed or can be read as an address."
         "Use the plain ASCII host name.";
+    BadRequest "bad_request"
+        "The request is malformed, or can be read in more than one way."
+        "Send plain HTTP/1.1 or HTTP/2: one Host, one length, CRLF line ends.";
     BankMissing "bank_missing"
         "The memory request names no bank; to many services that means every bank."
         "Name the bank in the request.";
     BaseForbids "base_forbids"
         "The sandbox's base layer does not allow it."
         "Ask the operator: the base is set in `[[sandbox]]` and no policy can widen it.";
+    BodyTooLarge "body_too_large"
+        "The body is longer than bodies towards inspected hosts may be."
+        "Send less at once, or raise `inspected_body_bytes` under `[limits]`.";
     ChannelsDisagree "channels_disagree"
         "What the kernel says of the connection names two different sandboxes."
         "Fix the channel keys in `[[sandbox]]`; if they are right, something is spoofing.";
     CredentialNeedsTls "credential_needs_tls"
         "The rule injects a credential and the request is not over TLS."
         "Use https.";
+    CutByOperator "cut_by_operator"
+        "The operator cut the connection."
+        "Ask the operator.";
     DeniedByRule "denied_by_rule"
         "A `[[deny]]` rule names it; deny always wins."
         "Remove it from the deny rule if it is meant to be reachable.";
@@ -93,12 +105,18 @@ reasons! {
     EncryptedResolver "encrypted_resolver"
         "The host is a public DNS-over-HTTPS or -TLS resolver and only a wildcard covers it."
         "List its exact name if the sandbox may use it.";
+    FirstBytesLate "first_bytes_late"
+        "The connection did not say in time what it wants."
+        "Send the TLS hello or the request at once; `first_bytes_seconds` and `head_seconds` bound it.";
     ForeignBank "foreign_bank"
         "The memory request names a bank that no rule opens to this sandbox for this operation."
         "Add the bank to `recall`, `retain` or `forget` of the `[[memory]]` rule.";
     ForeignEnvironment "foreign_environment"
         "The bank belongs to another environment than the sandbox."
         "Use a bank of the sandbox's own environment; no rule can open another.";
+    HeadTooLarge "head_too_large"
+        "The TLS hello or the head of the request is larger than is allowed."
+        "Send fewer or shorter header fields; `[limits]` names the bounds.";
     IdentityAbsent "identity_absent"
         "The memory request carries no signed identity and the rule requires one."
         "Send the token in `Sandbox-Identity`, or set `identity = \"from-path\"`.";
@@ -114,6 +132,15 @@ reasons! {
     IdentityUnset "identity_unset"
         "The sandbox's tenant or environment is not set yet."
         "Set the identity of the sandbox before it uses memory.";
+    IdleTooLong "idle_too_long"
+        "No byte passed for too long."
+        "Connect again; `[limits]` names the bounds.";
+    LeafRefused "leaf_refused"
+        "The authority cannot sign a certificate for this host."
+        "See `sandbar ca show`: name constraints, expiry.";
+    LifetimeSpent "lifetime_spent"
+        "The connection is older than connections may be."
+        "Connect again; `connection_seconds` bounds it.";
     LogUnwritable "log_unwritable"
         "The record of the attempt could not be written, and nothing leaves without one."
         "Look at the log's disk and directory; `sandbar log verify` says how it stands.";
@@ -159,9 +186,18 @@ reasons! {
     ResolverUnreachable "resolver_unreachable"
         "No resolver answered in time, or each of them failed."
         "Check `upstreams` under `[dns]` in the operator's file, and that they can be reached.";
+    SocksUnsupported "socks_unsupported"
+        "The SOCKS request is not a CONNECT of version 5 without a password."
+        "Use SOCKS5 CONNECT with the host name (socks5h).";
     SpecialName "special_name"
         "The name is of a special-use zone that only a rule within that zone can open."
         "List the name itself, such as `db.corp.internal`.";
+    TooManyConnections "too_many_connections"
+        "The sandbox, or all of them, hold as many connections as they may."
+        "Close some; `connections` and `connections_per_sandbox` bound them.";
+    TooManyResets "too_many_resets"
+        "The HTTP/2 connection reset or broke too many streams."
+        "Connect again; `resets` bounds it.";
     TreatmentChanged "treatment_changed"
         "The rules changed how such a connection is treated while it was open."
         "Connect again.";
@@ -171,6 +207,18 @@ reasons! {
     UnknownSandbox "unknown_sandbox"
         "The sandbox is not in the operator's file any more."
         "Add its `[[sandbox]]` again.";
+    UpstreamBroke "upstream_broke"
+        "The origin broke the connection or its answer is malformed."
+        "Try again; look at the origin.";
+    UpstreamCertificate "upstream_certificate"
+        "The certificate of the origin does not verify for its name."
+        "Check the origin; add its root under `roots` of `[upstream]` if it is private.";
+    UpstreamTimeout "upstream_timeout"
+        "The origin did not answer in time."
+        "Try again; `first_byte_seconds` and `idle_seconds` bound it.";
+    UpstreamUnreachable "upstream_unreachable"
+        "No address of the host could be connected to."
+        "Check that the origin is up and can be reached from Sandbar.";
     WrongProtocol "wrong_protocol"
         "Plain HTTP on the TLS port, or TLS on the plain one."
         "Use https on 443 and http on 80.";

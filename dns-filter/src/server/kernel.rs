@@ -13,7 +13,7 @@ const SO_RCVMARK: c_int = 75;
 const IPV6_2292PKTOPTIONS: c_int = 6;
 
 /// Asks for the address and interface each packet came to.
-pub(super) fn tell_destination(socket: BorrowedFd<'_>, address: SocketAddr) -> io::Result<()> {
+pub fn tell_destination(socket: BorrowedFd<'_>, address: SocketAddr) -> io::Result<()> {
     match address {
         SocketAddr::V4(_) => set(socket, libc::IPPROTO_IP, libc::IP_PKTINFO),
         SocketAddr::V6(_) => set(socket, libc::IPPROTO_IPV6, libc::IPV6_RECVPKTINFO),
@@ -26,7 +26,7 @@ pub(super) fn tell_mark(socket: BorrowedFd<'_>) -> io::Result<()> {
 }
 
 /// The firewall mark of an accepted connection (`tcp_fwmark_accept`).
-pub(super) fn mark_of(socket: BorrowedFd<'_>) -> io::Result<u32> {
+pub fn mark_of(socket: BorrowedFd<'_>) -> io::Result<u32> {
     let mut mark = 0u32;
     let mut length = size_of::<u32>() as libc::socklen_t;
     // SAFETY: both pointers are to live locals, and `length` is the size of the first.
@@ -43,7 +43,7 @@ pub(super) fn mark_of(socket: BorrowedFd<'_>) -> io::Result<u32> {
 }
 
 /// The interface by which an accepted connection came.
-pub(super) fn interface_of(socket: BorrowedFd<'_>, local: SocketAddr) -> io::Result<u32> {
+pub fn interface_of(socket: BorrowedFd<'_>, local: SocketAddr) -> io::Result<u32> {
     let mut control = [0u64; 32]; // aligned like a control message header
     let mut length = size_of_val(&control) as libc::socklen_t;
     let (level, option) = match local {
@@ -71,7 +71,7 @@ pub(super) fn interface_of(socket: BorrowedFd<'_>, local: SocketAddr) -> io::Res
 }
 
 /// The name of an interface.
-pub(super) fn interface_name(index: u32) -> io::Result<String> {
+pub fn interface_name(index: u32) -> io::Result<String> {
     let mut name = [0; libc::IF_NAMESIZE];
     // SAFETY: `name` has the IF_NAMESIZE octets that the call may write.
     let found = unsafe { libc::if_indextoname(index, name.as_mut_ptr()) };

@@ -2,7 +2,7 @@
 //! kernel says of a packet names its channel; nothing in the packet does (P2).
 
 mod batch;
-mod kernel;
+pub mod kernel;
 mod tcp;
 mod udp;
 

@@ -3,12 +3,12 @@
 use std::path::PathBuf;
 use std::process::ExitCode;
 
-use anyhow::{Context, bail};
+use anyhow::Context;
 use dns_filter::Explanation;
 use rules::facts::QueryType;
 
 use super::{NEGATIVE, Output};
-use crate::admin::{self, DnsRequest, Request};
+use crate::admin::{self, DnsRequest};
 use crate::app::{operator, places};
 use crate::policies;
 use crate::terminal::{BAD, FAINT, GOOD, paint, print_json};
@@ -39,14 +39,12 @@ pub(crate) fn dns(args: &DnsArgs, output: Output) -> anyhow::Result<ExitCode> {
         None => places(&args.config, &operator(&policies::operated(&args.config)?)?)?.socket,
     };
     let (sandbox, name) = (args.sandbox.clone(), args.name.clone());
-    let request = Request { dns: DnsRequest { sandbox, name, kind: kind(&args.kind)? } };
+    let request = DnsRequest { sandbox, name, kind: kind(&args.kind)? };
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
-    let reply = runtime.block_on(admin::ask(&socket, &request))?;
-    let told = match (reply.dns, reply.error) {
-        (Some(told), _) => told,
-        (None, Some(error)) => bail!("{error}"),
-        (None, None) => bail!("the running program gave no answer"),
-    };
+    let request = serde_json::to_value(&request)?;
+    let asked = admin::ask(&socket, "POST", "/dns", &request);
+    let told: Explanation = serde_json::from_str(&runtime.block_on(asked)?)
+        .context("the running program gave no answer that is one")?;
     if output.json {
         print_json(&serde_json::to_value(&told)?);
     } else {

@@ -10,6 +10,7 @@ mod log;
 mod manual;
 mod reference;
 mod serve;
+mod status;
 mod test;
 
 use std::process::ExitCode;
@@ -62,11 +63,12 @@ enum Command {
     Reasons(reference::ReasonsArgs),
     Schema(reference::SchemaArgs),
     Serve(serve::ServeArgs),
+    Status(status::StatusArgs),
     Test(test::TestArgs),
 }
 
 /// Parses the arguments, runs the subcommand, and prints its error once.
-pub(crate) fn run() -> ExitCode {
+pub fn run() -> ExitCode {
     let arguments = match Arguments::try_parse() {
         Ok(arguments) => arguments,
         Err(error) => return usage(&error),
@@ -86,6 +88,7 @@ pub(crate) fn run() -> ExitCode {
         Command::Reasons(args) => reference::reasons(&args, output),
         Command::Schema(args) => reference::schema(&args),
         Command::Serve(args) => serve::serve(&args),
+        Command::Status(args) => status::status(&args, output),
         Command::Test(args) => test::test(&args, output),
     };
     result.unwrap_or_else(|error| fail(&error, output))

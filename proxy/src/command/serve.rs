@@ -9,6 +9,9 @@ use tokio::sync::watch;
 
 use crate::app::App;
 
+/// What is told of the program's own running: by default warnings and what an operator should know.
+const TOLD: &str = "SANDBAR_LOG";
+
 /// Serve what the operator's file describes, until SIGTERM
 #[derive(clap::Args, Debug)]
 pub(crate) struct ServeArgs {
@@ -19,19 +22,30 @@ pub(crate) struct ServeArgs {
 
 /// Serves. Exit status: 0 stopped, 2 could not start or broke.
 pub(crate) fn serve(args: &ServeArgs) -> anyhow::Result<ExitCode> {
+    tell_operator();
+    // One provider for everything, Pingora included, which would take another.
+    drop(rustls::crypto::CryptoProvider::install_default(certs::provider().as_ref().clone()));
     let runtime = tokio::runtime::Builder::new_multi_thread()
         .enable_all()
         .build()
         .context("cannot start the runtime")?;
     runtime.block_on(async {
-        let app = App::build(&args.config)?;
         let stop = stop_on_signal()?;
-        for address in app.addresses() {
-            anstream::eprintln!("sandbar: answering DNS on {address}");
+        let app = App::build(&args.config, stop)?;
+        for listener in app.listeners() {
+            anstream::eprintln!("sandbar: listening: {listener}");
         }
-        app.run(stop).await
+        app.run().await
     })?;
     Ok(ExitCode::SUCCESS)
+}
+
+/// Operators read stderr; `SANDBAR_LOG=debug` tells each request.
+fn tell_operator() {
+    let filter = tracing_subscriber::EnvFilter::try_from_env(TOLD)
+        .unwrap_or_else(|_| tracing_subscriber::EnvFilter::new("warn,proxy=info,dns_filter=info"));
+    let subscriber = tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr);
+    drop(subscriber.try_init()); // another one is as good
 }
 
 /// Turns true at the first SIGTERM or SIGINT.

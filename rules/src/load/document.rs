@@ -6,6 +6,8 @@ use schemars::JsonSchema;
 use serde::Deserialize;
 use toml::Spanned;
 
+use crate::limits::LimitsDocument;
+
 /// `policies/*.toml`: what a network team allows.
 #[derive(Debug, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
@@ -287,6 +289,9 @@ pub(crate) struct OperatorDocument {
     pub(crate) log: Option<LogDocument>,
     pub(crate) dns: Option<DnsDocument>,
     pub(crate) admin: Option<AdminDocument>,
+    pub(crate) ca: Option<CaDocument>,
+    pub(crate) upstream: Option<UpstreamDocument>,
+    pub(crate) limits: Option<LimitsDocument>,
     #[serde(default)]
     #[schemars(with = "Vec<ListenerDocument>")]
     pub(crate) listener: Vec<Spanned<ListenerDocument>>,
@@ -314,6 +319,29 @@ pub(crate) struct AdminDocument {
     /// The unix socket; `admin.sock` in the log's directory unless written.
     #[schemars(with = "String")]
     pub(crate) socket: Spanned<String>,
+}
+
+/// `[ca]`: who signs the certificates that sandboxes see.
+#[derive(Debug, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+pub(crate) struct CaDocument {
+    /// The directory of the authority, as `sandbar ca init` makes it; `ca` beside this file unless written.
+    #[schemars(with = "String")]
+    pub(crate) dir: Spanned<String>,
+}
+
+/// `[upstream]`: how origins are reached and believed.
+#[derive(Debug, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+pub(crate) struct UpstreamDocument {
+    /// Files of root certificates to believe.
+    #[serde(default)]
+    #[schemars(with = "Vec<String>")]
+    pub(crate) roots: Vec<Spanned<String>>,
+    /// Whether the roots of the operating system are believed too; true unless written.
+    pub(crate) system_roots: Option<bool>,
+    /// The firewall mark of our own connections; setting it needs CAP_NET_ADMIN.
+    pub(crate) mark: Option<u32>,
 }
 
 /// `[dns]`: whom the filter asks, and how it answers.
@@ -386,7 +414,7 @@ pub(crate) enum DenialDocument {
 pub(crate) struct ListenerDocument {
     #[schemars(with = "ModeDocument")]
     pub(crate) mode: Spanned<ModeDocument>,
-    /// Addresses as `address:port`.
+    /// `address:port`; for `explicit` also `unix:PATH`; `inherited:NAME` for a socket that systemd passes on.
     #[schemars(with = "Vec<String>")]
     pub(crate) bind: Vec<Spanned<String>>,
     /// The one sandbox that reaches this listener.

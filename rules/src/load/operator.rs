@@ -11,9 +11,11 @@ use super::document::{
 };
 use super::problem::{Fault, Problem, Problems, Source, printable};
 use super::{SourceFile, read, text_of};
+use crate::limits::Limits;
 use crate::name::DomainName;
 use crate::operator::{
-    DenialForm, DnsSettings, HostEntry, Listener, Mode, Operator, PreResolve, Whose, Zone,
+    Bind, DenialForm, DnsSettings, HostEntry, Listener, Mode, Operator, PreResolve, SystemRoots,
+    UpstreamSettings, Whose, Zone,
 };
 use crate::word::SandboxId;
 
@@ -43,6 +45,9 @@ fn settings(file: &SourceFile, problems: &mut Problems) -> Option<Operator> {
     let document: OperatorDocument = read::read(&source, problems)?;
     Some(Operator {
         dns: dns(&source, &document, problems),
+        limits: limits(&source, &document, problems),
+        upstream: upstream(&document),
+        ca_dir: document.ca.map(|ca| ca.dir.into_inner()),
         listeners: document.listener.iter().filter_map(|entry| listener(entry.get_ref())).collect(),
         log_dir: document.log.map(|log| log.dir.into_inner()),
         admin_socket: document.admin.map(|admin| admin.socket.into_inner()),
@@ -64,8 +69,33 @@ fn listener(document: &ListenerDocument) -> Option<Listener> {
         ModeDocument::Redirect => Mode::Redirect,
         ModeDocument::Tproxy => Mode::Tproxy,
     };
-    let bind = document.bind.iter().filter_map(|bind| bind.get_ref().parse().ok()).collect();
+    let bind = document.bind.iter().filter_map(|bind| Bind::parse(bind.get_ref())).collect();
     Some(Listener { mode, bind, whose })
+}
+
+/// What `[limits]` says, or every problem of it.
+pub(crate) fn limits(
+    source: &Source<'_>,
+    document: &OperatorDocument,
+    problems: &mut Problems,
+) -> Limits {
+    let Some(document) = &document.limits else { return Limits::default() };
+    document.read(|entry, most| {
+        let fault = Fault::Limit { given: *entry.get_ref(), most };
+        problems.error(source.place(entry.span()), fault);
+    })
+}
+
+fn upstream(document: &OperatorDocument) -> UpstreamSettings {
+    let Some(document) = &document.upstream else { return UpstreamSettings::default() };
+    UpstreamSettings {
+        roots: document.roots.iter().map(|root| root.get_ref().clone()).collect(),
+        system_roots: match document.system_roots {
+            Some(false) => SystemRoots::Ignored,
+            Some(true) | None => SystemRoots::Believed,
+        },
+        mark: document.mark,
+    }
 }
 
 /// What `[dns]` says, or every problem of it.

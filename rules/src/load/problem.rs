@@ -60,6 +60,8 @@ pub enum Fault {
     Method(String),
     #[error("`{0}` is never forwarded, whatever a rule says")]
     MethodNeverForwarded(String),
+    #[error("{given} is no limit here: from 1 to {most}")]
+    Limit { given: u64, most: u64 },
     #[error("{0}")]
     Missing(&'static str),
     #[error(

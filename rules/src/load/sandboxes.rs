@@ -6,9 +6,10 @@ use std::sync::Arc;
 use ipnet::IpNet;
 use toml::Spanned;
 
-use super::document::{OperatorDocument, SandboxDocument};
+use super::document::{ListenerDocument, ModeDocument, OperatorDocument, SandboxDocument};
 use super::problem::{Fault, Problems, Source, nearest, printable};
 use super::{Grant, SourceFile, grants, lint, operator, read, text_of};
+use crate::operator::Bind;
 use crate::policy::Policy;
 use crate::ruleset::{Base, Layers, Tier};
 use crate::sandbox::{Channel, Sandbox, Sandboxes};
@@ -67,6 +68,7 @@ pub(crate) fn declared(
     reader.paths(&document);
     reader.listeners(&document, &sandboxes);
     operator::dns(&source, &document, problems);
+    operator::limits(&source, &document, problems);
     trials(policies, &sandboxes, problems);
     lint::unused(policies, &layers, problems);
     Some((sandboxes, layers))
@@ -241,7 +243,10 @@ impl Reader<'_> {
         let log = document.log.iter().map(|log| &log.dir);
         let secrets = document.credential.iter().map(|entry| &entry.get_ref().file);
         let admin = document.admin.iter().map(|admin| &admin.socket);
-        let paths = log.chain(secrets).chain(admin).chain(&document.policies);
+        let ca = document.ca.iter().map(|ca| &ca.dir);
+        let roots = document.upstream.iter().flat_map(|upstream| &upstream.roots);
+        let paths =
+            log.chain(secrets).chain(admin).chain(ca).chain(roots).chain(&document.policies);
         for path in paths.filter(|path| path.get_ref().is_empty()) {
             self.fault(path.span(), Fault::Missing("a path must not be empty"));
         }
@@ -269,16 +274,25 @@ impl Reader<'_> {
                 }
                 (Some(_), None) | (None, Some(_)) => {}
             }
-            for bind in listener
-                .bind
-                .iter()
-                .filter(|bind| bind.get_ref().parse::<std::net::SocketAddr>().is_err())
-            {
-                self.fault(
-                    bind.span(),
-                    Fault::Missing("an address to bind is written `address:port`"),
-                );
-            }
+            self.binds(listener);
+        }
+    }
+
+    fn binds(&mut self, listener: &ListenerDocument) {
+        let explicit = *listener.mode.get_ref() == ModeDocument::Explicit;
+        for bind in &listener.bind {
+            let why = match Bind::parse(bind.get_ref()) {
+                None => "a socket is written `address:port`, `unix:PATH` or `inherited:NAME`",
+                Some(Bind::Unix(_)) if !explicit => "only an explicit listener has a unix socket",
+                Some(Bind::Inherited(_) | Bind::Tcp(_) | Bind::Unix(_)) => continue,
+            };
+            self.fault(bind.span(), Fault::Missing(why));
+        }
+        if listener.bind.is_empty() {
+            self.fault(
+                listener.mode.span(),
+                Fault::Missing("a listener binds at least one socket"),
+            );
         }
     }
 

@@ -171,8 +171,20 @@ fn the_operators_file_is_checked_like_a_policy() {
         ),
         (
             one("[[listener]]\nmode = \"dns\"\nbind = [\"nonsense\"]\nsandbox = \"a\""),
-            "an address to bind",
+            "a socket is written `address:port`",
         ),
+        (
+            one("[[listener]]\nmode = \"dns\"\nbind = [\"unix:x\"]\nsandbox = \"a\""),
+            "only an explicit listener has a unix socket",
+        ),
+        (
+            one("[[listener]]\nmode = \"explicit\"\nbind = []\nsandbox = \"a\""),
+            "at least one socket",
+        ),
+        (one("[limits]\nstreams = 0"), "0 is no limit here: from 1 to 1000"),
+        (one("[limits]\nhead_bytes = 999999999"), "is no limit here"),
+        (one("[limits]\nstreems = 1"), "`streems` is not a key here"),
+        (one("[ca]\ndir = \"\""), "a path must not be empty"),
         (
             one("[[listener]]\nmode = \"dns\"\nbind = []\nsandbox = \"z\""),
             "there is no sandbox `z`",

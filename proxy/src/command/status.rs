@@ -1,0 +1,126 @@
+//! `sandbar status`: asks the running program how it is doing, and what is open.
+
+use std::path::PathBuf;
+use std::process::ExitCode;
+
+use serde_json::Value;
+
+use super::{NEGATIVE, Output};
+use crate::admin;
+use crate::app::{operator, places};
+use crate::policies;
+use crate::terminal::{BAD, FAINT, GOOD, paint, print_json};
+
+/// Ask the running program how it is doing
+#[derive(clap::Args, Debug)]
+pub(crate) struct StatusArgs {
+    /// The operator's file of the running instance
+    #[arg(long, short = 'c', value_name = "FILE", default_value = "sandbar.toml")]
+    config: PathBuf,
+    /// The admin socket, where it is not the one of the operator's file
+    #[arg(long, value_name = "PATH")]
+    socket: Option<PathBuf>,
+    /// List what is open
+    #[arg(long, conflicts_with = "cut")]
+    connections: bool,
+    /// Cut one connection or stream, by the number that --connections shows
+    #[arg(long, value_name = "NUMBER")]
+    cut: Option<u64>,
+}
+
+/// Asks. Exit status: 0 ready, 1 not ready, 2 nobody to ask.
+pub(crate) fn status(args: &StatusArgs, output: Output) -> anyhow::Result<ExitCode> {
+    let socket = match &args.socket {
+        Some(socket) => socket.clone(),
+        None => places(&args.config, &operator(&policies::operated(&args.config)?)?)?.socket,
+    };
+    let (method, path) = match (args.cut, args.connections) {
+        (Some(id), _) => ("DELETE", format!("/connections/{id}")),
+        (None, true) => ("GET", "/connections".to_owned()),
+        (None, false) => ("GET", "/status".to_owned()),
+    };
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
+    let told = runtime.block_on(admin::ask(&socket, method, &path, &Value::Null))?;
+    let told: Value = serde_json::from_str(&told)?;
+    match (output.json, args.cut, args.connections) {
+        (true, ..) => print_json(&told),
+        (false, Some(id), _) => anstream::println!("cut {id}"),
+        (false, None, true) => connections(&told),
+        (false, None, false) => show(&told),
+    }
+    let ready = told.get("ready").and_then(Value::as_bool).unwrap_or(true);
+    Ok(if ready { ExitCode::SUCCESS } else { ExitCode::from(NEGATIVE) })
+}
+
+fn show(told: &Value) {
+    let at = |pointer: &str| told.pointer(pointer).map(plain).unwrap_or_default();
+    let (style, word) = match told.get("ready").and_then(Value::as_bool) {
+        Some(true) => (GOOD, "ready"),
+        _ => (BAD, "not ready"),
+    };
+    anstream::println!(
+        "{} sandbar {}, up {} s",
+        paint(style, word),
+        at("/version"),
+        at("/uptime_seconds")
+    );
+    for listener in told.get("listeners").and_then(Value::as_array).into_iter().flatten() {
+        line("listens", &plain(listener));
+    }
+    line(
+        "policy",
+        &format!(
+            "generation {}, {} sandboxes, {}",
+            at("/policy/generation"),
+            at("/policy/sandboxes"),
+            at("/policy/digest")
+        ),
+    );
+    line(
+        "open",
+        &format!("{} connections, {} tunnels and requests", at("/connections"), at("/open")),
+    );
+    line(
+        "log",
+        &format!(
+            "{} records written, {} lost, {} attempts refused for want of it",
+            at("/log/written"),
+            at("/log/lost"),
+            at("/log/refused")
+        ),
+    );
+    if let Some(trouble) = told.pointer("/log/trouble").and_then(Value::as_str) {
+        line("trouble", trouble);
+    }
+}
+
+fn connections(told: &Value) {
+    for open in told.get("connections").and_then(Value::as_array).into_iter().flatten() {
+        let at = |name: &str| open.get(name).map(plain).unwrap_or_default();
+        anstream::println!(
+            "{:>6} {} {} {}:{} {} {} s, {} B up, {} B down",
+            at("id"),
+            at("sandbox"),
+            at("how"),
+            at("host"),
+            at("port"),
+            at("request"),
+            at("seconds"),
+            at("sent"),
+            at("received")
+        );
+    }
+    anstream::println!("{} open", told.get("open").map(plain).unwrap_or_default());
+}
+
+fn plain(value: &Value) -> String {
+    match value.as_str() {
+        Some(text) => text.to_owned(),
+        None if value.is_null() => "-".to_owned(),
+        None => value.to_string(),
+    }
+}
+
+fn line(head: &str, text: &str) {
+    anstream::println!("  {} {text}", paint(FAINT, format!("{head:<7}")));
+}

@@ -1,0 +1,371 @@
+//! The life of a connection: identify, classify, decide, record, act. Whatever happens it has a record.
+
+use std::net::SocketAddr;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use audit::{Code, Ending, OpenRecord, Outcome};
+use rules::decision::How;
+use rules::facts::{ConnectFacts, Facts, Protocol, Scheme, Target};
+use rules::operator::Mode;
+use rules::{Channel, Decision, Host, Permit, Reason, RuleSet, SandboxRef};
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::sync::watch;
+use tokio::time::timeout;
+use tokio_rustls::TlsAcceptor;
+
+use crate::classify::{Spoken, classify};
+use crate::dial::dial;
+use crate::explicit::{self, Tongue, Wanted};
+use crate::http::{Carrier, Connection, Engine};
+use crate::leaves::Leaves;
+use crate::live::Cut;
+use crate::meters;
+use crate::record;
+use crate::refusal::{Answer, Reader, Refusal, tls_alert};
+use crate::seats::Seat;
+use crate::shared::Shared;
+use crate::stream::{Socket, Stream};
+use crate::tunnel::{self, Ended};
+
+/// How long a client that was refused is read on, so that it gets to see why.
+const LINGER: Duration = Duration::from_secs(1);
+/// Bytes read on meanwhile.
+const LINGER_BYTES: usize = 256 << 10;
+
+/// A connection as it was accepted.
+#[derive(Debug)]
+pub(crate) struct Accepted {
+    pub(crate) socket: Socket,
+    pub(crate) mode: Mode,
+    /// What the kernel says of it; none where it does not, and then it is refused.
+    pub(crate) channels: Vec<Channel>,
+    pub(crate) source: Option<SocketAddr>,
+    /// Where a transparent connection was sent: never dialled.
+    pub(crate) aimed: Option<SocketAddr>,
+}
+
+/// What serves connections.
+pub(crate) struct Gate {
+    pub(crate) shared: Arc<Shared>,
+    pub(crate) engine: Engine,
+    pub(crate) leaves: Leaves,
+    pub(crate) stop: watch::Receiver<bool>,
+}
+
+/// One connection on its way.
+struct Visit {
+    stream: Option<Stream>,
+    record: Option<OpenRecord>,
+    rules: Arc<RuleSet>,
+    tongue: Tongue,
+    mode: Mode,
+    aimed: Option<SocketAddr>,
+    sandbox: Option<SandboxRef>,
+    seat: Option<Seat>,
+}
+
+/// What is to be done with a connection, once it is decided.
+enum Next {
+    /// Requests, each decided by itself.
+    Http { host: Option<Host>, port: u16, scheme: Scheme, spoken: HttpSpoken },
+    /// Bytes, unseen.
+    Pass(Permit),
+}
+
+/// Which HTTP a connection without TLS speaks.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum HttpSpoken {
+    Http1,
+    Http2,
+    /// What the handshake comes to.
+    Negotiated,
+}
+
+impl Gate {
+    /// Serves one accepted connection. Its stages are boxed one by one, so that a long-lived one holds no
+    /// memory of those before it.
+    pub(crate) async fn serve(&self, accepted: Accepted) {
+        let mut visit = self.visit(accepted);
+        let next = Box::pin(self.decide(&mut visit)).await;
+        let done = match next {
+            Ok(Next::Pass(permit)) => Box::pin(self.pass(&mut visit, permit)).await,
+            Ok(Next::Http { host, port, scheme, spoken }) => {
+                Box::pin(self.http(&mut visit, host, port, scheme, spoken)).await
+            }
+            Err(refusal) => Err(refusal),
+        };
+        if let Err(refusal) = done {
+            Box::pin(visit.refuse(&refusal)).await;
+        }
+    }
+
+    fn visit(&self, accepted: Accepted) -> Visit {
+        let Accepted { socket, mode, channels, source, aimed } = accepted;
+        let rules = self.shared.rules.load_full(); // one snapshot, so one connection sees one policy
+        let mut record = self.shared.log.open_record(record::arrival(&channels, source, aimed));
+        let sandbox = rules.sandboxes().identify(&channels).ok();
+        if let Some(sandbox) = &sandbox {
+            record.sandbox(record::subject(sandbox));
+        }
+        let (stream, record) = (Some(Stream::new(socket)), Some(record));
+        Visit { stream, record, rules, tongue: Tongue::Silent, mode, aimed, sandbox, seat: None }
+    }
+
+    /// From the first byte to what is to be done.
+    async fn decide(&self, visit: &mut Visit) -> Result<Next, Refusal> {
+        let limits = &self.shared.limits;
+        let sandbox = visit.sandbox.clone().ok_or(Reason::UnknownChannel)?;
+        visit.seat = Some(self.shared.seats.take(&sandbox.id, limits)?);
+        let deadline = Instant::now() + limits.first_bytes();
+        let Some((target, port)) = self.target(visit, &sandbox, deadline).await? else {
+            let (host, scheme, spoken) = (None, Scheme::Http, HttpSpoken::Http1);
+            return Ok(Next::Http { host, port: 80, scheme, spoken });
+        };
+        // A server may be the first to speak: where raw bytes are allowed nobody waits for the client's.
+        if let Some(permit) = visit.ask_raw(&sandbox, &target, port) {
+            return Ok(Next::Pass(permit));
+        }
+        let stream = visit.stream.as_mut().ok_or(Reason::FirstBytesLate)?;
+        if visit.tongue == Tongue::Http {
+            visit.tongue = Tongue::Silent; // what is said inside is not said to the proxy
+        }
+        let spoken = classify(stream, limits, deadline).await;
+        visit.tongue = tongue(stream, &spoken);
+        visit.ask(&sandbox, target, port, spoken?)
+    }
+
+    /// Where the connection goes, by what it was told or where it was sent; none for plain requests.
+    async fn target(
+        &self,
+        visit: &mut Visit,
+        sandbox: &SandboxRef,
+        deadline: Instant,
+    ) -> Result<Option<(Target, u16)>, Refusal> {
+        if visit.mode != Mode::Explicit {
+            let aimed = visit.aimed.ok_or(Reason::UnknownChannel)?;
+            let named = self.shared.resolver.name_of(&sandbox.id, aimed.ip());
+            let target = match named {
+                Some(name) => Target::Named(Host::Name(name)),
+                None => Target::Dialled(aimed.ip().to_canonical()),
+            };
+            return Ok(Some((target, aimed.port())));
+        }
+        let stream = visit.stream.as_mut().ok_or(Reason::FirstBytesLate)?;
+        let limits = &self.shared.limits;
+        let wanted = explicit::wanted(stream, limits, deadline, &mut visit.tongue).await?;
+        let Wanted::Tunnel(host, port) = wanted else { return Ok(None) };
+        visit.tell(Some(&host), port, None);
+        explicit::hopeless(&visit.rules, sandbox, &host, port)?;
+        let stream = visit.stream.as_mut().ok_or(Reason::FirstBytesLate)?;
+        explicit::grant(stream, visit.tongue).await?;
+        Ok(Some((Target::Named(host), port)))
+    }
+
+    /// Passes bytes: records, resolves, dials, relays.
+    async fn pass(&self, visit: &mut Visit, permit: Permit) -> Result<(), Refusal> {
+        let shared = &self.shared;
+        let verdict = record::allowed(&permit, &visit.rules);
+        let record = visit.record.as_mut().ok_or(Reason::LogUnwritable)?;
+        meters::decision("allowed", permit.how().word());
+        let receipt = record.decided(verdict).await?;
+        let found = shared.resolver.resolve(&permit).await?;
+        let leave = visit.rules.admit(&permit, &found)?;
+        let (upstream, address) =
+            dial(&leave, &receipt, shared.mark, shared.limits.connect()).await?;
+        record.dialled(address);
+        let (meter, cut) = (record.meter(), Arc::new(Cut::default()));
+        let _place = shared.live.enter(&permit, Some(address.ip()), meter.clone(), cut.clone());
+        shared.still_allows(&permit, address.ip())?;
+        let Stream { ahead, socket } = visit.stream.take().ok_or(Reason::FirstBytesLate)?;
+        let upstream = Socket::from(upstream);
+        meter.sent(ahead.len() as u64);
+        let ended = match tunnel::write_all(&upstream, &ahead).await {
+            Ok(()) => {
+                drop(ahead);
+                tunnel::relay(&socket, &upstream, &meter, &shared.limits, &cut).await
+            }
+            Err(_) => Ended::Broken,
+        };
+        meters::bytes(&meter);
+        visit.close(ended);
+        Ok(())
+    }
+
+    /// Reads requests: ends TLS if there is any, then hands the connection to the engine.
+    async fn http(
+        &self,
+        visit: &mut Visit,
+        host: Option<Host>,
+        port: u16,
+        scheme: Scheme,
+        spoken: HttpSpoken,
+    ) -> Result<(), Refusal> {
+        let sandbox = visit.sandbox.clone().ok_or(Reason::UnknownChannel)?;
+        let stream = visit.stream.take().ok_or(Reason::FirstBytesLate)?;
+        let (carrier, spoken) = match (scheme, &host) {
+            (Scheme::Https, Some(host)) => {
+                let server = self.leaves.server(&sandbox.id, host);
+                let server = server.inspect_err(|_| visit.tongue = Tongue::Tls)?;
+                let handshake = TlsAcceptor::from(server).accept(stream);
+                let shaken = timeout(self.shared.limits.first_bytes(), handshake).await;
+                visit.tongue = Tongue::Silent; // rustls has said why
+                let shaken = shaken.map_err(|_| Reason::FirstBytesLate)?;
+                let tls =
+                    shaken.map_err(|error| Refusal::from(Reason::BadHandshake).because(error))?;
+                let spoken = match tls.get_ref().1.alpn_protocol() {
+                    Some(b"h2") => HttpSpoken::Http2,
+                    _ => HttpSpoken::Http1,
+                };
+                (Carrier::Tls(Box::new(tls)), spoken)
+            }
+            _ => (Carrier::Plain(stream), spoken),
+        };
+        let record = visit.record.take().ok_or(Reason::LogUnwritable)?;
+        let connection = Connection::new(sandbox, host, port, scheme, record);
+        match spoken {
+            HttpSpoken::Http2 => self.engine.serve_http2(carrier, connection, &self.stop).await,
+            HttpSpoken::Http1 | HttpSpoken::Negotiated => {
+                self.engine.serve_http1(carrier, connection, &self.stop).await;
+            }
+        }
+        Ok(())
+    }
+}
+
+/// How to say no to a client that spoke like this.
+fn tongue(stream: &Stream, spoken: &Result<Spoken, Refusal>) -> Tongue {
+    match (spoken, stream.ahead.first()) {
+        (Ok(Spoken::Tls { .. }), _) | (Err(_), Some(22)) => Tongue::Tls,
+        (Ok(Spoken::Http1(_)), _) => Tongue::Http,
+        (Err(_), Some(first)) if first.is_ascii_alphabetic() => Tongue::Http,
+        (Ok(Spoken::Http2 | Spoken::Raw) | Err(_), _) => Tongue::Silent,
+    }
+}
+
+impl Visit {
+    /// Leave to pass raw bytes, if there is such a rule.
+    fn ask_raw(&mut self, sandbox: &SandboxRef, target: &Target, port: u16) -> Option<Permit> {
+        let facts = ConnectFacts { target: target.clone(), port, protocol: Protocol::Raw };
+        match self.rules.decide(sandbox, &Facts::Connect(facts)) {
+            Decision::Allow(permit) if *permit.how() == How::Raw => {
+                self.tell(Some(permit.host()), port, None);
+                Some(permit)
+            }
+            Decision::Allow(_) | Decision::Deny(_) => None,
+        }
+    }
+
+    /// Decides on what was said.
+    fn ask(
+        &mut self,
+        sandbox: &SandboxRef,
+        target: Target,
+        port: u16,
+        spoken: Spoken,
+    ) -> Result<Next, Refusal> {
+        let version = match &spoken {
+            Spoken::Tls { version, .. } => Some(*version),
+            Spoken::Http1(_) | Spoken::Http2 | Spoken::Raw => None,
+        };
+        let (protocol, scheme, http) = match spoken {
+            Spoken::Http1(head) => {
+                let host = head.host().cloned();
+                (Protocol::Http { host }, Scheme::Http, HttpSpoken::Http1)
+            }
+            Spoken::Http2 => (Protocol::Http { host: None }, Scheme::Http, HttpSpoken::Http2),
+            Spoken::Raw => (Protocol::Raw, Scheme::Http, HttpSpoken::Http1),
+            Spoken::Tls { sni, ech, .. } => {
+                (Protocol::Tls { sni, ech }, Scheme::Https, HttpSpoken::Negotiated)
+            }
+        };
+        self.tell(named(&target, &protocol), port, version.map(|version| tls(&protocol, version)));
+        let started = Instant::now();
+        let facts = Facts::Connect(ConnectFacts { target, port, protocol });
+        let decision = self.rules.decide(sandbox, &facts);
+        meters::decided_in(started.elapsed());
+        let permit = match decision {
+            Decision::Allow(permit) => permit,
+            Decision::Deny(denial) => return Err(denial.into()),
+        };
+        match permit.how() {
+            How::Raw | How::Tunnel => Ok(Next::Pass(permit)),
+            How::Forward | How::Hold { .. } | How::Intercept | How::Resolve => {
+                let host = Some(permit.host().clone());
+                Ok(Next::Http { host, port, scheme, spoken: http })
+            }
+        }
+    }
+
+    /// Says in the record what the connection wants.
+    fn tell(&mut self, host: Option<&Host>, port: u16, tls: Option<audit::Tls>) {
+        let host = host.map(record::host);
+        let facts = audit::Connection { host, port: Some(port), tls };
+        if let Some(record) = &mut self.record {
+            record.facts(audit::Facts::Connection(facts));
+        }
+    }
+
+    fn close(&mut self, ended: Ended) {
+        let ending = match ended {
+            Ended::Both => Ending::Completed,
+            Ended::Broken => Ending::Failed(Code("connection_broke")),
+            Ended::Cut(reason) => record::cut(reason),
+        };
+        if let Some(record) = self.record.take() {
+            record.close(Outcome::new(ending));
+        }
+    }
+
+    /// Writes the refusal down, then tells the client in words it understands.
+    async fn refuse(&mut self, refusal: &Refusal) {
+        meters::decision(refusal.reason.code(), "refused");
+        tracing::debug!(reason = %refusal.reason, detail = refusal.detail, "refused");
+        let Some(record) = self.record.take() else { return };
+        let id = record.id();
+        if record.refused(record::refused(refusal, &self.rules)).await.is_err() {
+            tracing::warn!(reason = %refusal.reason, "a refusal could not be recorded");
+        }
+        let Some(stream) = self.stream.take() else { return };
+        let answer = match self.tongue {
+            Tongue::Http => Answer::new(refusal, &self.rules, &id, Reader::Person).to_http1(),
+            Tongue::Silent => Vec::new(),
+            Tongue::Socks => explicit::socks_answer(explicit::socks_code(refusal.reason)).to_vec(),
+            Tongue::Tls => tls_alert(refusal.reason).to_vec(),
+        };
+        if !answer.is_empty() {
+            drop(timeout(LINGER, part(stream, &answer)).await); // a client that does not listen is left
+        }
+    }
+}
+
+/// Says the last word and reads on for a moment: closing with bytes unread would take it back.
+async fn part(mut stream: Stream, answer: &[u8]) -> std::io::Result<()> {
+    stream.socket.write_all(answer).await?;
+    stream.socket.end();
+    let mut rest = [0; 4096];
+    let mut read = 0;
+    while read < LINGER_BYTES {
+        match stream.socket.read(&mut rest).await? {
+            0 => break,
+            more => read += more,
+        }
+    }
+    Ok(())
+}
+
+fn named<'a>(target: &'a Target, protocol: &'a Protocol) -> Option<&'a Host> {
+    match (target, protocol) {
+        (Target::Named(host), _) => Some(host),
+        (_, Protocol::Http { host } | Protocol::Tls { sni: host, .. }) => host.as_ref(),
+        (Target::Dialled(_), Protocol::Raw) => None,
+    }
+}
+
+fn tls(protocol: &Protocol, version: &'static str) -> audit::Tls {
+    let sni = match protocol {
+        Protocol::Tls { sni, .. } => sni.as_ref().map(record::host),
+        Protocol::Http { .. } | Protocol::Raw => None,
+    };
+    audit::Tls { version: version.into(), sni }
+}

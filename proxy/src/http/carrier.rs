@@ -1,0 +1,187 @@
+//! The stream that is handed to Pingora: plain or TLS, with the head that was checked in front, and a write
+//! buffer that exists only while there is something in it.
+
+use std::fmt;
+use std::io;
+use std::pin::Pin;
+use std::sync::Arc;
+use std::task::{Context, Poll, ready};
+
+use async_trait::async_trait;
+use bytes::{Buf, BytesMut};
+use pingora_core::protocols::raw_connect::ProxyDigest;
+use pingora_core::protocols::{
+    GetProxyDigest, GetSocketDigest, GetTimingDigest, Peek, Shutdown, SocketDigest, Ssl,
+    TimingDigest, UniqueID, UniqueIDType,
+};
+use tokio::io::{AsyncRead, AsyncWrite, AsyncWriteExt, ReadBuf};
+use tokio_rustls::server::TlsStream;
+
+use crate::stream::{Stream, take};
+
+/// Bytes held back so that head and body of a small answer leave in one write.
+const WRITE_BYTES: usize = 4096;
+
+/// What carries HTTP.
+pub(crate) enum Carrier {
+    Plain(Stream),
+    Tls(Box<TlsStream<Stream>>),
+}
+
+/// A carrier in the form Pingora takes.
+pub(super) struct Down {
+    carrier: Carrier,
+    /// What was read to be checked, and is read again.
+    ahead: BytesMut,
+    held: BytesMut,
+    digest: Arc<ProxyDigest>,
+}
+
+impl Down {
+    pub(super) fn new(carrier: Carrier, ahead: BytesMut, digest: Arc<ProxyDigest>) -> Self {
+        Down { carrier, ahead, held: BytesMut::new(), digest }
+    }
+
+    /// The carrier again, and what was read ahead and not taken.
+    pub(super) fn into_parts(self) -> (Carrier, BytesMut) {
+        (self.carrier, self.ahead)
+    }
+
+    fn poll_held(&mut self, context: &mut Context<'_>) -> Poll<io::Result<()>> {
+        while !self.held.is_empty() {
+            let written = ready!(Pin::new(&mut self.carrier).poll_write(context, &self.held))?;
+            if written == 0 {
+                return Poll::Ready(Err(io::ErrorKind::WriteZero.into()));
+            }
+            self.held.advance(written);
+        }
+        self.held = BytesMut::new();
+        Poll::Ready(Ok(()))
+    }
+}
+
+impl AsyncRead for Down {
+    fn poll_read(
+        mut self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+        buffer: &mut ReadBuf<'_>,
+    ) -> Poll<io::Result<()>> {
+        if self.ahead.is_empty() {
+            return Pin::new(&mut self.carrier).poll_read(context, buffer);
+        }
+        take(&mut self.ahead, buffer);
+        Poll::Ready(Ok(()))
+    }
+}
+
+impl AsyncWrite for Down {
+    fn poll_write(
+        mut self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+        bytes: &[u8],
+    ) -> Poll<io::Result<usize>> {
+        if self.held.len() + bytes.len() > WRITE_BYTES {
+            ready!(self.poll_held(context))?;
+        }
+        if bytes.len() >= WRITE_BYTES {
+            return Pin::new(&mut self.carrier).poll_write(context, bytes);
+        }
+        if self.held.capacity() == 0 {
+            self.held.reserve(WRITE_BYTES);
+        }
+        self.held.extend_from_slice(bytes);
+        Poll::Ready(Ok(bytes.len()))
+    }
+
+    fn poll_flush(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
+        ready!(self.poll_held(context))?;
+        Pin::new(&mut self.carrier).poll_flush(context)
+    }
+
+    fn poll_shutdown(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
+        ready!(self.poll_held(context))?;
+        Pin::new(&mut self.carrier).poll_shutdown(context)
+    }
+}
+
+impl AsyncRead for Carrier {
+    fn poll_read(
+        mut self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+        buffer: &mut ReadBuf<'_>,
+    ) -> Poll<io::Result<()>> {
+        match &mut *self {
+            Carrier::Plain(stream) => Pin::new(stream).poll_read(context, buffer),
+            Carrier::Tls(stream) => Pin::new(stream).poll_read(context, buffer),
+        }
+    }
+}
+
+impl AsyncWrite for Carrier {
+    fn poll_write(
+        mut self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+        bytes: &[u8],
+    ) -> Poll<io::Result<usize>> {
+        match &mut *self {
+            Carrier::Plain(stream) => Pin::new(stream).poll_write(context, bytes),
+            Carrier::Tls(stream) => Pin::new(stream).poll_write(context, bytes),
+        }
+    }
+
+    fn poll_flush(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
+        match &mut *self {
+            Carrier::Plain(stream) => Pin::new(stream).poll_flush(context),
+            Carrier::Tls(stream) => Pin::new(stream).poll_flush(context),
+        }
+    }
+
+    fn poll_shutdown(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
+        match &mut *self {
+            Carrier::Plain(stream) => Pin::new(stream).poll_shutdown(context),
+            Carrier::Tls(stream) => Pin::new(stream).poll_shutdown(context),
+        }
+    }
+}
+
+#[async_trait]
+impl Shutdown for Down {
+    async fn shutdown(&mut self) {
+        drop(AsyncWriteExt::shutdown(self).await); // a peer that has gone needs no goodbye
+    }
+}
+
+impl UniqueID for Down {
+    fn id(&self) -> UniqueIDType {
+        0 // names pooled upstream connections only; this is none
+    }
+}
+
+impl Ssl for Down {}
+
+#[async_trait]
+impl Peek for Down {}
+
+impl GetTimingDigest for Down {
+    fn get_timing_digest(&self) -> Vec<Option<TimingDigest>> {
+        Vec::new()
+    }
+}
+
+impl GetProxyDigest for Down {
+    fn get_proxy_digest(&self) -> Option<Arc<ProxyDigest>> {
+        Some(self.digest.clone())
+    }
+}
+
+impl GetSocketDigest for Down {
+    fn get_socket_digest(&self) -> Option<Arc<SocketDigest>> {
+        None
+    }
+}
+
+impl fmt::Debug for Down {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Down").finish_non_exhaustive()
+    }
+}

@@ -1,0 +1,87 @@
+//! Fields of a request that are the sandbox's word on who it is or how it came here (P13), and fields that
+//! make some servers see another request than the one that was decided upon. None of them is passed on.
+
+use pingora_http::RequestHeader;
+
+/// Removed from every request.
+const REMOVED: &[&str] = &[
+    "cf-connecting-ip",
+    "client-ip",
+    "fastly-client-ip",
+    "forwarded",
+    "remote-user",
+    "sandbox-identity",
+    "true-client-ip",
+    "via",
+    "x-client-cert",
+    "x-client-ip",
+    "x-client-verify",
+    "x-cluster-client-ip",
+    "x-http-method",
+    "x-http-method-override",
+    "x-method-override",
+    "x-original-host",
+    "x-original-url",
+    "x-real-ip",
+    "x-remote-user",
+    "x-rewrite-url",
+    "x-ssl-client-cert",
+    "x-ssl-client-verify",
+    "x-user",
+    "x-user-id",
+];
+
+/// Every field that begins so is removed too.
+const FAMILIES: &[&str] = &[
+    "proxy-",
+    "sandbar-",
+    "x-auth-request-",
+    "x-envoy-",
+    "x-forwarded-",
+    "x-goog-authenticated-user-",
+    "x-ms-client-principal",
+    "x-original-forwarded-",
+    "x-sandbox-",
+    "x-spiffe-",
+];
+
+/// Removes what the sandbox says about itself.
+pub(super) fn strip(request: &mut RequestHeader) {
+    let said: Vec<_> =
+        request.headers.keys().filter(|name| is_removed(name.as_str())).cloned().collect();
+    for name in said {
+        request.remove_header(&name);
+    }
+}
+
+fn is_removed(name: &str) -> bool {
+    // Some servers read `_` as `-`, which would let a name past this list.
+    let name = name.replace('_', "-");
+    REMOVED.binary_search(&name.as_str()).is_ok()
+        || FAMILIES.iter().any(|family| name.starts_with(family))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_a_sandbox_says_about_itself_is_removed() {
+        assert!(REMOVED.is_sorted());
+        for (name, removed) in [
+            ("x-forwarded-for", true),
+            ("x_forwarded_for", true),
+            ("forwarded", true),
+            ("proxy-authorization", true),
+            ("sandbox-identity", true),
+            ("sandbox_identity", true),
+            ("x-http-method-override", true),
+            ("authorization", false),
+            ("user-agent", false),
+            ("x-api-key", false),
+            ("x-request-id", false),
+        ] {
+            assert_eq!(is_removed(name), removed, "{name}");
+        }
+    }
+}

@@ -1,0 +1,359 @@
+//! The life of a request, in the phases of Pingora: gather facts, decide, record, resolve; then say whom to
+//! connect to, clean what is sent, count what passes, and close the record.
+
+use std::sync::Arc;
+use std::time::Instant;
+
+use async_trait::async_trait;
+use audit::{Code, Ending, OpenRecord, Outcome, Receipt};
+use bytes::Bytes;
+use pingora_core::prelude::{Error, HttpPeer, Result};
+use pingora_core::{ErrorSource, ErrorType};
+use pingora_http::{RequestHeader, ResponseHeader};
+use pingora_proxy::{FailToProxy, ProxyHttp, ProxyWarnLogContext, Session};
+use rules::{Decision, DialPermit, Facts, Permit, Reason, RuleSet};
+
+use super::Exchange;
+use super::fields::strip;
+use super::peer::{Manner, peer};
+use super::request::{said, told};
+use crate::live::Place;
+use crate::meters;
+use crate::record;
+use crate::refusal::{Answer, Reader, Refusal};
+use crate::shared::Shared;
+
+/// Our filters.
+pub(super) struct Filter {
+    shared: Arc<Shared>,
+}
+
+/// One request on its way.
+#[derive(Default)]
+pub(super) struct Request {
+    exchange: Option<Arc<Exchange>>,
+    rules: Option<Arc<RuleSet>>,
+    record: Option<OpenRecord>,
+    leave: Option<(DialPermit, Receipt)>,
+    /// Which of the addresses is tried.
+    at: usize,
+    uploaded: u64,
+    status: Option<u16>,
+    place: Option<Place>,
+}
+
+impl Drop for Request {
+    /// A request that was cut ends here.
+    fn drop(&mut self) {
+        let cut = self.exchange.as_ref().and_then(|exchange| exchange.cut.why());
+        if let (Some(record), Some(reason)) = (self.record.take(), cut) {
+            let outcome = Outcome::new(record::cut(reason));
+            record.close(Outcome { status: self.status, ..outcome });
+        }
+    }
+}
+
+impl Filter {
+    pub(super) fn new(shared: Arc<Shared>) -> Self {
+        Filter { shared }
+    }
+
+    /// Decides, records, resolves: after this the request may be sent to what was found.
+    async fn admit(&self, session: &Session, request: &mut Request) -> Result<(), Refusal> {
+        let exchange = request.exchange.clone().ok_or(Reason::UnknownChannel)?;
+        let rules = request.rules.clone().ok_or(Reason::UnknownChannel)?;
+        let said = said(session.req_header(), &exchange, &self.shared.limits)?;
+        if let Some(connect) = &said.connect {
+            decide(&rules, &exchange, connect)?;
+        }
+        let permit = decide(&rules, &exchange, &Facts::Request(said.facts))?;
+        let record = request.record.as_mut().ok_or(Reason::LogUnwritable)?;
+        exchange.count_with(record.meter());
+        let started = Instant::now();
+        let receipt = record.decided(record::allowed(&permit, &rules)).await?;
+        meters::recorded_in(started.elapsed());
+        meters::decision("allowed", permit.how().word());
+        let started = Instant::now();
+        let found = self.shared.resolver.resolve(&permit).await?;
+        meters::resolved_in(started.elapsed());
+        let leave = rules.admit(&permit, &found)?;
+        self.enter(request, &exchange, &permit, &leave)?;
+        request.leave = Some((leave, receipt));
+        Ok(())
+    }
+
+    fn enter(
+        &self,
+        request: &mut Request,
+        exchange: &Exchange,
+        permit: &Permit,
+        leave: &DialPermit,
+    ) -> Result<(), Refusal> {
+        let first = leave.addresses().first().copied();
+        let record = request.record.as_ref().ok_or(Reason::LogUnwritable)?;
+        let (live, cut) = (&self.shared.live, exchange.cut.clone());
+        request.place = Some(live.enter(permit, first, record.meter(), cut));
+        first.map_or(Ok(()), |address| self.shared.still_allows(permit, address))?;
+        Ok(())
+    }
+
+    /// Records the refusal and tells the client.
+    async fn refuse(&self, session: &mut Session, request: &mut Request, refusal: &Refusal) {
+        let answer = self.note(session, request, refusal).await;
+        if session.response_written().is_none() && respond(session, answer).await.is_err() {
+            session.set_keepalive(None); // the client has gone
+        }
+    }
+
+    async fn note(&self, session: &Session, request: &mut Request, refusal: &Refusal) -> Answer {
+        meters::decision(refusal.reason.code(), "refused");
+        let rules = request.rules.clone().unwrap_or_else(|| self.shared.rules.load_full());
+        let accept = session.req_header().headers.get("accept").map(|value| value.as_bytes());
+        let id = request.record.as_ref().map(OpenRecord::id).unwrap_or_default();
+        let answer = Answer::new(refusal, &rules, &id, Reader::of(accept));
+        request.status = Some(answer.status);
+        if let Some(record) = request.record.take()
+            && record.refused(record::refused(refusal, &rules)).await.is_err()
+        {
+            tracing::warn!(reason = %refusal.reason, "a refusal could not be recorded");
+        }
+        answer
+    }
+}
+
+fn decide(rules: &RuleSet, exchange: &Exchange, facts: &Facts) -> Result<Permit, Refusal> {
+    let started = Instant::now();
+    let decision = rules.decide(&exchange.connection.sandbox, facts);
+    meters::decided_in(started.elapsed());
+    match decision {
+        Decision::Allow(permit) => Ok(permit),
+        Decision::Deny(denial) => Err(denial.into()),
+    }
+}
+
+async fn respond(session: &mut Session, answer: Answer) -> Result<()> {
+    let mut head = ResponseHeader::build(answer.status, Some(8))?;
+    for (name, value) in answer.fields {
+        head.insert_header(name, value)?;
+    }
+    head.insert_header("Content-Type", answer.kind)?;
+    head.insert_header("Content-Length", answer.body.len())?;
+    head.insert_header("Cache-Control", "no-store")?;
+    session.write_response_header(Box::new(head), false).await?;
+    session.write_response_body(Some(Bytes::from(answer.body)), true).await
+}
+
+/// Our word for what went wrong between us and the origin; none where the client went away.
+fn failure(error: &Error) -> Option<Refusal> {
+    let reason = match (error.esource(), error.etype()) {
+        (ErrorSource::Downstream, ErrorType::InvalidHTTPHeader | ErrorType::H1Error) => {
+            Reason::BadRequest
+        }
+        (ErrorSource::Downstream, _) => return None,
+        (_, ErrorType::CustomCode("too_large", _)) => Reason::BodyTooLarge,
+        (_, ErrorType::ConnectTimedout | ErrorType::ReadTimedout | ErrorType::WriteTimedout) => {
+            Reason::UpstreamTimeout
+        }
+        (
+            _,
+            ErrorType::InvalidCert | ErrorType::TLSHandshakeFailure | ErrorType::HandshakeError,
+        ) => Reason::UpstreamCertificate,
+        (
+            _,
+            ErrorType::ConnectRefused
+            | ErrorType::ConnectNoRoute
+            | ErrorType::ConnectError
+            | ErrorType::SocketError,
+        ) => Reason::UpstreamUnreachable,
+        _ => Reason::UpstreamBroke,
+    };
+    Some(Refusal::from(reason).because(cause(error)))
+}
+
+/// The innermost cause, for that is what somebody can mend.
+fn cause(error: &Error) -> String {
+    match &error.cause {
+        Some(cause) => cause.to_string(),
+        None => error.etype().as_str().to_owned(),
+    }
+}
+
+#[async_trait]
+impl ProxyHttp for Filter {
+    type CTX = Request;
+
+    fn new_ctx(&self) -> Request {
+        Request::default()
+    }
+
+    /// Without modules: nothing is compressed, and no Accept-Encoding is added.
+    fn init_downstream_modules(&self, _: &mut pingora_core::modules::http::HttpModules) {}
+
+    async fn request_filter(&self, session: &mut Session, request: &mut Request) -> Result<bool> {
+        let data = session.digest().and_then(|digest| digest.proxy_digest.as_ref());
+        let data = data.and_then(|digest| digest.user_data.as_ref());
+        let Some(exchange) = data.and_then(|data| data.downcast_ref::<Arc<Exchange>>()).cloned()
+        else {
+            return Err(Error::new(ErrorType::InternalError)); // nobody's: closed
+        };
+        let facts = told(session.req_header(), &exchange);
+        request.record = Some(exchange.connection.record().request(facts));
+        request.rules = Some(self.shared.rules.load_full());
+        request.exchange = Some(exchange);
+        match self.admit(session, request).await {
+            Ok(()) => Ok(false),
+            Err(refusal) => {
+                self.refuse(session, request, &refusal).await;
+                Ok(true)
+            }
+        }
+    }
+
+    async fn upstream_peer(
+        &self,
+        session: &mut Session,
+        request: &mut Request,
+    ) -> Result<Box<HttpPeer>> {
+        let manner = Manner { upgrade: session.is_upgrade_req(), body: announced(session) };
+        let peer = match (&request.exchange, &request.leave) {
+            (Some(exchange), Some((leave, receipt))) => {
+                let address = leave.addresses().get(request.at);
+                if let (Some(address), Some(record)) = (address, &mut request.record) {
+                    let port = leave.permit().port().unwrap_or_default();
+                    record.dialled((*address, port).into());
+                }
+                peer(&self.shared, exchange, leave, receipt, request.at, manner)
+            }
+            _ => None,
+        };
+        peer.ok_or_else(|| Error::new(ErrorType::ConnectError))
+    }
+
+    fn fail_to_connect(
+        &self,
+        _: &mut Session,
+        _: &HttpPeer,
+        request: &mut Request,
+        mut error: Box<Error>,
+    ) -> Box<Error> {
+        request.at += 1;
+        let left = request.leave.as_ref().map_or(0, |(leave, _)| leave.addresses().len());
+        error.set_retry(request.at < left);
+        error
+    }
+
+    async fn upstream_request_filter(
+        &self,
+        session: &mut Session,
+        upstream: &mut RequestHeader,
+        _: &mut Request,
+    ) -> Result<()> {
+        strip(upstream);
+        let grpc = upstream
+            .headers
+            .get("content-type")
+            .is_some_and(|kind| kind.as_bytes().starts_with(b"application/grpc"));
+        if grpc && session.req_header().headers.contains_key("te") {
+            upstream.insert_header("te", "trailers")?; // Pingora takes it for hop-by-hop, gRPC does not
+        }
+        Ok(())
+    }
+
+    async fn request_body_filter(
+        &self,
+        _: &mut Session,
+        body: &mut Option<Bytes>,
+        _: bool,
+        request: &mut Request,
+    ) -> Result<()> {
+        let bytes = body.as_ref().map_or(0, Bytes::len) as u64;
+        request.uploaded += bytes;
+        if let Some(record) = &request.record {
+            record.meter().sent(bytes);
+        }
+        let inspected = request.leave.as_ref().is_some_and(|(leave, _)| leave.permit().inspect());
+        if inspected && request.uploaded > self.shared.limits.inspected_body_bytes {
+            return Err(Error::new(ErrorType::CustomCode("too_large", 413)));
+        }
+        Ok(())
+    }
+
+    async fn response_filter(
+        &self,
+        _: &mut Session,
+        response: &mut ResponseHeader,
+        request: &mut Request,
+    ) -> Result<()> {
+        response.remove_header("alt-svc"); // another way to the host, which leads around us
+        if !response.status.is_informational() {
+            request.status = Some(response.status.as_u16());
+        }
+        Ok(())
+    }
+
+    fn response_body_filter(
+        &self,
+        _: &mut Session,
+        body: &mut Option<Bytes>,
+        _: bool,
+        request: &mut Request,
+    ) -> Result<Option<std::time::Duration>> {
+        if let (Some(record), Some(body)) = (&request.record, body) {
+            record.meter().received(body.len() as u64);
+        }
+        Ok(None)
+    }
+
+    async fn fail_to_proxy(
+        &self,
+        session: &mut Session,
+        error: &Error,
+        request: &mut Request,
+    ) -> FailToProxy {
+        if let Some(refusal) = failure(error) {
+            tracing::debug!(%error, "a request failed");
+            let rule = request.leave.as_ref().map(|(leave, _)| leave.permit().rule().clone());
+            let refusal = Refusal { rule, ..refusal };
+            self.refuse(session, request, &refusal).await;
+        } else if let Some(exchange) = &request.exchange {
+            exchange.set_broken();
+        }
+        session.set_keepalive(None);
+        FailToProxy { error_code: request.status.unwrap_or_default(), can_reuse_downstream: false }
+    }
+
+    async fn logging(&self, _: &mut Session, error: Option<&Error>, request: &mut Request) {
+        let Some(record) = request.record.take() else { return };
+        let ending = match error {
+            None => Ending::Completed,
+            Some(_) => Ending::Failed(Code("client_gone")),
+        };
+        meters::bytes(&record.meter());
+        record.close(Outcome { status: request.status, ..Outcome::new(ending) });
+        request.place = None;
+    }
+
+    fn suppress_error_log(&self, _: &Session, _: &Request, _: &Error) -> bool {
+        true // the record and the metrics tell it
+    }
+
+    fn suppress_proxy_warn_log(
+        &self,
+        _: &Session,
+        _: &Request,
+        _: &Error,
+        _: ProxyWarnLogContext,
+    ) -> bool {
+        true
+    }
+}
+
+/// Bytes of body the request announces: none where it is chunked.
+fn announced(session: &mut Session) -> Option<u64> {
+    let head = session.req_header();
+    let length = head.headers.get("content-length").and_then(|length| length.to_str().ok());
+    match length {
+        Some(length) => length.parse().ok(),
+        None => session.as_mut().is_body_empty().then_some(0),
+    }
+}

@@ -1,0 +1,129 @@
+//! HTTP/2: our own loop over the streams of a connection, one task each, so that each can be cut by itself:
+//! dropping a stream's task resets it. Streams that break or are reset are counted, and too many end it all.
+
+use std::sync::Arc;
+
+use bytes::BytesMut;
+use pingora_core::apps::HttpServerApp;
+use pingora_core::protocols::Digest;
+use pingora_core::protocols::http::ServerSession;
+use pingora_core::protocols::http::v2::server::{H2Accept, H2Options, HttpSession, handshake};
+use rules::Reason;
+use rules::facts::HttpVersion;
+use tokio::sync::{mpsc, watch};
+use tokio::task::JoinSet;
+use tokio::time::timeout;
+
+use super::carrier::{Carrier, Down};
+use super::{Connection, Engine, Exchange};
+use crate::meters;
+use crate::record;
+use crate::refusal::Refusal;
+
+/// The window of one stream, and of a connection: enough for a fast link, little enough for many.
+const STREAM_WINDOW: u32 = 1 << 20;
+const CONNECTION_WINDOW: u32 = 4 << 20;
+
+impl Engine {
+    /// Serves the streams of one connection until either side is done.
+    pub(crate) async fn serve_http2(
+        &self,
+        carrier: Carrier,
+        connection: Connection,
+        stop: &watch::Receiver<bool>,
+    ) {
+        let connection = Arc::new(connection);
+        let first = Exchange::new(&connection, HttpVersion::Http2);
+        let down = Down::new(carrier, BytesMut::new(), first.digest());
+        let shaken = handshake(Box::new(down), Some(self.options()));
+        let Ok(Ok(mut streams)) = timeout(self.shared.limits.first_bytes(), shaken).await else {
+            return;
+        };
+        let mut tasks = JoinSet::new();
+        let (broke, mut broken) = mpsc::channel::<()>(1);
+        let mut stop = stop.clone();
+        let (mut faults, mut stopping) = (0, false);
+        loop {
+            let exchange = Exchange::new(&connection, HttpVersion::Http2);
+            let digest = Digest { proxy_digest: Some(exchange.digest()), ..Digest::default() };
+            let accepted = tokio::select! {
+                accepted = HttpSession::from_h2_conn(&mut streams, Arc::new(digest)) => accepted,
+                _ = stop.wait_for(|stop| *stop), if !stopping => {
+                    stopping = true;
+                    streams.graceful_shutdown();
+                    continue;
+                }
+                Some(()) = broken.recv() => {
+                    faults += 1;
+                    if faults >= self.shared.limits.resets { break } else { continue }
+                }
+                Some(_) = tasks.join_next(), if !tasks.is_empty() => continue,
+                () = tokio::time::sleep(self.shared.limits.keep_alive()), if tasks.is_empty() => break,
+            };
+            match accepted {
+                Ok(Some(H2Accept::Session(session))) => {
+                    tasks.spawn(self.stream(session, exchange, broke.clone()));
+                }
+                Ok(Some(H2Accept::Rejected)) => {
+                    faults += 1;
+                    self.malformed(&connection).await;
+                }
+                Ok(None) | Err(_) => break,
+            }
+            if faults >= self.shared.limits.resets {
+                break;
+            }
+        }
+        if faults >= self.shared.limits.resets {
+            self.note(&connection, &Reason::TooManyResets.into()).await;
+        }
+    }
+
+    fn options(&self) -> H2Options {
+        let limits = &self.shared.limits;
+        let narrow = |bound: u64| u32::try_from(bound).unwrap_or(u32::MAX);
+        let mut options = H2Options::default();
+        options.max_header_list_size(narrow(limits.head_bytes));
+        options.max_concurrent_streams(narrow(limits.streams));
+        options.initial_window_size(STREAM_WINDOW);
+        options.initial_connection_window_size(CONNECTION_WINDOW);
+        options
+    }
+
+    /// One stream. That it ended before it was answered is told, for it may be a flood.
+    fn stream(
+        &self,
+        session: HttpSession,
+        exchange: Arc<Exchange>,
+        broke: mpsc::Sender<()>,
+    ) -> impl Future<Output = ()> + Send + 'static {
+        let (proxy, limits) = (self.proxy.clone(), self.shared.limits);
+        let (_never, running) = watch::channel(false); // GOAWAY is the connection's business
+        async move {
+            let mut session = ServerSession::new_http2(session);
+            session.set_write_timeout(Some(limits.idle()));
+            session.set_total_drain_timeout(Some(limits.head()));
+            let carried = proxy.process_new_http(session, &running);
+            exchange.supervise(&limits, async { carried.await.or(None) }).await;
+            if exchange.is_broken() {
+                broke.send(()).await.unwrap_or_default(); // the connection may be gone already
+            }
+        }
+    }
+
+    async fn malformed(&self, connection: &Connection) {
+        self.note(connection, &Reason::BadRequest.into()).await;
+    }
+
+    /// Records what was refused without a request that could be told of.
+    async fn note(&self, connection: &Connection, refusal: &Refusal) {
+        let rules = self.shared.rules.load_full();
+        meters::decision(refusal.reason.code(), "refused");
+        let host = connection.host.as_ref().map(record::host);
+        let facts = audit::Connection { host, port: Some(connection.port), tls: None };
+        let record = connection.record().request(audit::Facts::Connection(facts));
+        if record.refused(record::refused(refusal, &rules)).await.is_err() {
+            tracing::warn!(reason = %refusal.reason, "a refusal could not be recorded");
+        }
+    }
+}

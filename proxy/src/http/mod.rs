@@ -1,0 +1,150 @@
+//! HTTP behind the decision: every request is an attempt of its own, decided and recorded by itself, then
+//! carried by Pingora. The engine sits behind `serve_http1` and `serve_http2`, so that it stays replaceable.
+
+mod carrier;
+mod fields;
+mod filter;
+mod http1;
+mod http2;
+mod peer;
+mod request;
+
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use audit::{Meter, OpenRecord};
+use pingora_core::protocols::raw_connect::ProxyDigest;
+use pingora_core::server::configuration::ServerConf;
+use pingora_http::ResponseHeader;
+use pingora_proxy::HttpProxy;
+use rules::facts::{HttpVersion, Scheme};
+use rules::limits::Limits;
+use rules::{Host, Reason, SandboxRef};
+
+pub(crate) use carrier::Carrier;
+
+use crate::live::Cut;
+use crate::shared::Shared;
+use filter::Filter;
+
+/// Pingora's proxy, fed with connections of our own.
+pub(crate) struct Engine {
+    shared: Arc<Shared>,
+    proxy: Arc<HttpProxy<Filter>>,
+}
+
+/// An HTTP connection whose host is decided, or that names one with each request.
+pub(crate) struct Connection {
+    pub(crate) sandbox: SandboxRef,
+    pub(crate) host: Option<Host>,
+    pub(crate) port: u16,
+    pub(crate) scheme: Scheme,
+    record: Mutex<OpenRecord>,
+}
+
+/// One request on its connection: what the filters and whoever watches them share.
+pub(crate) struct Exchange {
+    pub(crate) connection: Arc<Connection>,
+    pub(crate) version: HttpVersion,
+    pub(crate) cut: Arc<Cut>,
+    /// Counts the bytes of the request, once it has a record.
+    meter: Mutex<Option<Arc<Meter>>>,
+    /// Whether the client went away in the middle of it.
+    broken: AtomicBool,
+}
+
+impl Engine {
+    pub(crate) fn new(shared: Arc<Shared>, trust: &crate::trust::Roots) -> Self {
+        let conf = Arc::new(ServerConf {
+            ca_file: Some(trust.path()),
+            upstream_keepalive_pool_size: usize::try_from(shared.limits.pool_connections)
+                .unwrap_or(usize::MAX),
+            max_retries: crate::dial::ATTEMPTS,
+            ..ServerConf::default()
+        });
+        let mut proxy = HttpProxy::new(Filter::new(shared.clone()), conf);
+        proxy.handle_init_modules();
+        Engine { shared, proxy: Arc::new(proxy) }
+    }
+}
+
+impl Connection {
+    pub(crate) fn new(
+        sandbox: SandboxRef,
+        host: Option<Host>,
+        port: u16,
+        scheme: Scheme,
+        record: OpenRecord,
+    ) -> Self {
+        Connection { sandbox, host, port, scheme, record: Mutex::new(record) }
+    }
+
+    fn record(&self) -> MutexGuard<'_, OpenRecord> {
+        self.record.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Exchange {
+    fn new(connection: &Arc<Connection>, version: HttpVersion) -> Arc<Self> {
+        Arc::new(Exchange {
+            connection: connection.clone(),
+            version,
+            cut: Arc::default(),
+            meter: Mutex::default(),
+            broken: AtomicBool::new(false),
+        })
+    }
+
+    /// In the only form in which Pingora passes data of ours to the filters, for HTTP/1 and HTTP/2 alike.
+    fn digest(self: &Arc<Self>) -> Arc<ProxyDigest> {
+        let nobody = ResponseHeader::build_no_case(200, None).map(Box::new);
+        let response = nobody.unwrap_or_else(|_| unreachable!("200 is a status"));
+        Arc::new(ProxyDigest::new(response, Some(Box::new(self.clone()))))
+    }
+
+    fn count_with(&self, meter: Arc<Meter>) {
+        *self.meter.lock().unwrap_or_else(PoisonError::into_inner) = Some(meter);
+    }
+
+    fn set_broken(&self) {
+        self.broken.store(true, Ordering::Relaxed);
+    }
+
+    fn is_broken(&self) -> bool {
+        self.broken.load(Ordering::Relaxed)
+    }
+
+    fn carried(&self) -> Option<u64> {
+        let meter = self.meter.lock().unwrap_or_else(PoisonError::into_inner);
+        meter.as_ref().map(|meter| meter.total())
+    }
+
+    /// Runs a request until it is done, cut, or silent for too long. Dropping it closes the connection, or
+    /// resets the stream.
+    async fn supervise<T>(
+        &self,
+        limits: &Limits,
+        request: impl Future<Output = Option<T>>,
+    ) -> Option<T> {
+        tokio::select! {
+            done = request => done,
+            _ = self.cut.cut() => None,
+            () = self.silence(limits.idle().max(limits.first_byte())) => {
+                self.cut.now(Reason::IdleTooLong);
+                None
+            }
+        }
+    }
+
+    async fn silence(&self, patience: Duration) {
+        let mut before = self.carried();
+        let mut still = 0;
+        while still < 2 {
+            tokio::time::sleep(patience / 2 + Duration::from_secs(1)).await; // Pingora's own comes first
+            let now = self.carried();
+            still = if now == before { still + 1 } else { 0 };
+            before = now;
+        }
+    }
+}

@@ -1,0 +1,109 @@
+//! A request's facts, for the decision and for the record.
+
+use pingora_http::{RequestHeader, Version};
+use rules::facts::{
+    Authority, ConnectFacts, Facts, Method, Protocol, RequestFacts, Scheme, Target,
+};
+use rules::limits::Limits;
+use rules::{Host, Reason};
+
+use super::Exchange;
+use crate::record;
+use crate::refusal::Refusal;
+
+/// What a request says of itself.
+pub(super) struct Said {
+    pub(super) facts: RequestFacts,
+    /// Everything it must pass as a connection, where it names its host itself.
+    pub(super) connect: Option<Facts>,
+}
+
+/// Reads what a request says; whatever is unclear is refused.
+pub(super) fn said(
+    head: &RequestHeader,
+    exchange: &Exchange,
+    limits: &Limits,
+) -> Result<Said, Refusal> {
+    within(head, limits)?;
+    let connection = &exchange.connection;
+    let authorities = authorities(head)?;
+    let port = match &connection.host {
+        Some(_) => connection.port,
+        None => authorities.first().and_then(|first| first.port).unwrap_or(connection.port),
+    };
+    let method = Method::parse(head.method.as_str()).map_err(|_| Reason::BadMethod)?;
+    let path = head.uri.path().to_owned();
+    let connect = match (&connection.host, authorities.first()) {
+        (None, Some(first)) => Some(plain(&first.host, port)),
+        _ => None,
+    };
+    let facts = RequestFacts {
+        connection: connection.host.clone(),
+        authorities,
+        port,
+        scheme: connection.scheme,
+        version: exchange.version,
+        method,
+        path,
+    };
+    Ok(Said { facts, connect })
+}
+
+/// HTTP/1 heads were checked as they came; this holds for HTTP/2 alike.
+fn within(head: &RequestHeader, limits: &Limits) -> Result<(), Reason> {
+    let bytes: usize =
+        head.headers.iter().map(|(name, value)| name.as_str().len() + value.len()).sum();
+    let target = head.raw_path().len();
+    if head.headers.len() as u64 > limits.head_fields || (bytes + target) as u64 > limits.head_bytes
+    {
+        return Err(Reason::HeadTooLarge);
+    }
+    if head.headers.get_all("content-length").iter().count() > 1 {
+        return Err(Reason::BadRequest);
+    }
+    Ok(())
+}
+
+/// A request of its own connection must also pass as the connection it would need.
+fn plain(host: &Host, port: u16) -> Facts {
+    let protocol = Protocol::Http { host: Some(host.clone()) };
+    Facts::Connect(ConnectFacts { target: Target::Named(host.clone()), port, protocol })
+}
+
+/// Every authority it names: `:authority` or the target's, and `Host`.
+fn authorities(head: &RequestHeader) -> Result<Vec<Authority>, Refusal> {
+    let bad = |error| Refusal::from(Reason::BadName).because(error);
+    let mut all = Vec::with_capacity(2);
+    if let Some(authority) = head.uri.authority() {
+        all.push(Authority::parse(authority.as_str()).map_err(bad)?);
+    }
+    for host in head.headers.get_all("host") {
+        let host = host.to_str().map_err(|_| Reason::BadName)?;
+        all.push(Authority::parse(host).map_err(bad)?);
+    }
+    Ok(all)
+}
+
+/// The request in the log's words, whether it could be read or not.
+pub(super) fn told(head: &RequestHeader, exchange: &Exchange) -> audit::Facts {
+    let connection = &exchange.connection;
+    let named = head.uri.authority().map(|authority| authority.host());
+    let field = |name: &str| head.headers.get(name).map(|value| value.as_bytes());
+    let host = match (&connection.host, named) {
+        (Some(host), _) => record::host(host),
+        (None, Some(named)) => named.into(),
+        (None, None) => String::from_utf8_lossy(field("host").unwrap_or_default()).as_ref().into(),
+    };
+    let scheme = match connection.scheme {
+        Scheme::Http => audit::Scheme::Http,
+        Scheme::Https => audit::Scheme::Https,
+    };
+    let (method, target) = (head.method.as_str().as_bytes(), head.raw_path());
+    let mut told = audit::Request::new(method, scheme, host, connection.port, target);
+    told.version = Some(if head.version == Version::HTTP_2 { "2" } else { "1.1" }.into());
+    told.user_agent = field("user-agent").map(audit::Text::from_bytes);
+    told.length = field("content-length")
+        .and_then(|length| std::str::from_utf8(length).ok())
+        .and_then(|length| length.parse().ok());
+    audit::Facts::Request(told)
+}

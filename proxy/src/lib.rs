@@ -1,0 +1,34 @@
+//! The program behind `sandbar`: listeners, one connection's life, the HTTP engine, the command line.
+//!
+//! A connection is followed through `listen` (accept), `channel` (whose is it), `connection` (its life),
+//! `classify` (what does it speak), `dial` and `tunnel` or `http` (act), and its record in between.
+
+mod admin;
+mod app;
+mod channel;
+mod classify;
+mod command;
+mod connection;
+mod dial;
+mod explicit;
+pub mod head;
+mod http;
+mod leaves;
+mod listen;
+mod live;
+mod meters;
+mod policies;
+mod problems;
+mod record;
+mod refusal;
+mod seats;
+mod self_test;
+mod shared;
+mod splice;
+mod status;
+mod stream;
+mod terminal;
+mod trust;
+mod tunnel;
+
+pub use command::run;

@@ -1,0 +1,75 @@
+//! Metrics: what is counted, under which names. Shown as Prometheus text on the admin socket.
+
+use std::time::Duration;
+
+use audit::Meter;
+use metrics::{counter, describe_counter, describe_gauge, describe_histogram, histogram};
+use metrics_exporter_prometheus::{Matcher, PrometheusBuilder, PrometheusHandle};
+
+const SECONDS: &[f64] = &[1e-6, 5e-6, 25e-6, 1e-4, 5e-4, 0.0025, 0.01, 0.05, 0.25, 1.0, 5.0, 30.0];
+
+/// Starts counting.
+pub(crate) fn install() -> anyhow::Result<PrometheusHandle> {
+    let suffix = Matcher::Suffix("_seconds".to_owned());
+    let handle =
+        PrometheusBuilder::new().set_buckets_for_metric(suffix, SECONDS)?.install_recorder()?;
+    describe_counter!(
+        "sandbar_decisions_total",
+        "Decisions by reason and by how the attempt was carried."
+    );
+    describe_counter!("sandbar_sent_bytes_total", "Bytes from sandboxes.");
+    describe_counter!("sandbar_received_bytes_total", "Bytes towards sandboxes.");
+    describe_counter!(
+        "sandbar_accepts_shed_total",
+        "Accepts that failed, as for want of descriptors."
+    );
+    describe_histogram!("sandbar_decide_seconds", "Time to decide.");
+    describe_histogram!("sandbar_resolve_seconds", "Time to resolve a name, cached or not.");
+    describe_histogram!("sandbar_connect_seconds", "Time to connect to an origin.");
+    describe_histogram!("sandbar_record_seconds", "Time until a decision is written.");
+    describe_gauge!("sandbar_connections", "Open connections.");
+    describe_gauge!("sandbar_open", "Open tunnels and requests.");
+    describe_gauge!("sandbar_leaves", "Leaf certificates kept.");
+    describe_gauge!("sandbar_policy_generation", "Generation of the rules in force.");
+    describe_gauge!("sandbar_policy_age_seconds", "Seconds since the rules were loaded.");
+    describe_gauge!("sandbar_log_queued", "Records that wait to be written.");
+    describe_gauge!(
+        "sandbar_log_lost",
+        "Records of traffic that were lost; anything but 0 is a defect."
+    );
+    describe_gauge!(
+        "sandbar_log_refused",
+        "Attempts refused because their record could not be written."
+    );
+    Ok(handle)
+}
+
+pub(crate) fn decision(reason: &'static str, how: &'static str) {
+    counter!("sandbar_decisions_total", "reason" => reason, "how" => how).increment(1);
+}
+
+pub(crate) fn bytes(meter: &Meter) {
+    let (sent, received) = meter.read();
+    counter!("sandbar_sent_bytes_total").increment(sent);
+    counter!("sandbar_received_bytes_total").increment(received);
+}
+
+pub(crate) fn shed() {
+    counter!("sandbar_accepts_shed_total").increment(1);
+}
+
+pub(crate) fn decided_in(took: Duration) {
+    histogram!("sandbar_decide_seconds").record(took);
+}
+
+pub(crate) fn resolved_in(took: Duration) {
+    histogram!("sandbar_resolve_seconds").record(took);
+}
+
+pub(crate) fn connected_in(took: Duration) {
+    histogram!("sandbar_connect_seconds").record(took);
+}
+
+pub(crate) fn recorded_in(took: Duration) {
+    histogram!("sandbar_record_seconds").record(took);
+}

@@ -1,0 +1,80 @@
+//! What the proxy says to the log, in the log's words.
+
+use audit::{Code, Ending, Text, Verdict};
+use rules::{Channel, Host, Permit, Reason, RuleSet, SandboxRef};
+
+use crate::refusal::Refusal;
+
+/// Why something was allowed.
+const ALLOWED: Code = Code("allowed");
+
+/// How a connection came to us.
+pub(crate) fn arrival(
+    channels: &[Channel],
+    source: Option<std::net::SocketAddr>,
+    aimed: Option<std::net::SocketAddr>,
+) -> audit::Arrival {
+    let (kind, detail) = match channels.first() {
+        Some(Channel::Dedicated(id)) => ("dedicated", Some(id.to_string())),
+        Some(Channel::Interface(name)) => ("interface", Some(name.clone())),
+        Some(Channel::Mark(mark)) => ("mark", Some(format!("{mark:#x}"))),
+        Some(Channel::SourceAddress(address)) => ("source_address", Some(address.to_string())),
+        Some(Channel::UnixUser(uid)) => ("unix", Some(uid.to_string())),
+        None => ("unknown", None),
+    };
+    let channel = audit::Channel { kind: Code(kind), detail: detail.map(Into::into) };
+    audit::Arrival { channel, transport: audit::Transport::TCP, source, aimed }
+}
+
+pub(crate) fn subject(sandbox: &SandboxRef) -> audit::Subject {
+    const UNSET: &str = "unset";
+    let tenant = sandbox.tenant.as_ref().map_or(UNSET, |tenant| tenant.as_str());
+    let environment = sandbox.environment.as_ref().map_or(UNSET, |name| name.as_str());
+    audit::Subject {
+        sandbox: audit::SandboxId(sandbox.id.as_str().into()),
+        tenant: audit::TenantId(tenant.into()),
+        environment: audit::Environment(environment.into()),
+    }
+}
+
+pub(crate) fn policy(rules: &RuleSet) -> audit::Policy {
+    audit::Policy { digest: rules.digest().to_string().into(), generation: rules.generation() }
+}
+
+pub(crate) fn allowed(permit: &Permit, rules: &RuleSet) -> Verdict {
+    Verdict {
+        rule: Some((&*permit.rule().rule).into()),
+        policy: Some(policy(rules)),
+        carried: Some(Code(permit.how().word())),
+        credential: permit.credential().map(|name| name.as_str().into()),
+        ..Verdict::new(ALLOWED)
+    }
+}
+
+pub(crate) fn refused(refusal: &Refusal, rules: &RuleSet) -> Verdict {
+    let next = refusal.reason.next_step();
+    let message: Text<512> = match &refusal.detail {
+        Some(detail) => format!("{detail}. {next}").into(),
+        None => next.into(),
+    };
+    Verdict {
+        rule: refusal.rule.as_ref().map(|rule| (&*rule.rule).into()),
+        policy: Some(policy(rules)),
+        message: Some(message),
+        ..Verdict::new(Code(refusal.reason.code()))
+    }
+}
+
+/// How something that was cut has ended: by a bound of ours, or because its permission did.
+pub(crate) fn cut(reason: Reason) -> Ending {
+    let code = Code(reason.code());
+    let bound = matches!(reason, Reason::IdleTooLong | Reason::LifetimeSpent);
+    if bound { Ending::Failed(code) } else { Ending::Revoked(code) }
+}
+
+pub(crate) fn host(host: &Host) -> audit::Host {
+    match host {
+        Host::Address(address) => address.to_string().as_str().into(),
+        Host::Name(name) => name.as_str().into(),
+    }
+}

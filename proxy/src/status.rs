@@ -1,0 +1,107 @@
+//! What the running program says of itself: status, open connections, metrics.
+
+use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
+use std::time::Instant;
+
+use arc_swap::ArcSwap;
+use audit::Log;
+use dns_filter::Filter;
+use metrics::gauge;
+use metrics_exporter_prometheus::PrometheusHandle;
+use rules::RuleSet;
+use rules::facts::Facts;
+use serde_json::{Value, json};
+
+use crate::connection::Gate;
+use crate::live::{Live, Open};
+
+/// Most connections that are listed at once.
+const LISTED: usize = 10_000;
+
+/// Everything the admin socket can be asked about.
+pub(crate) struct State {
+    pub(crate) filter: Arc<Filter>,
+    pub(crate) log: Log,
+    pub(crate) live: Arc<Live>,
+    pub(crate) rules: Arc<ArcSwap<RuleSet>>,
+    /// Set once the self-test has seen a denial.
+    pub(crate) ready: AtomicBool,
+    pub(crate) gate: Option<Arc<Gate>>,
+    pub(crate) listeners: Vec<String>,
+    pub(crate) started: Instant,
+    pub(crate) prometheus: PrometheusHandle,
+}
+
+impl State {
+    pub(crate) fn status(&self) -> Value {
+        let rules = self.rules.load();
+        let health = self.log.health();
+        json!({
+            "version": env!("CARGO_PKG_VERSION"),
+            "uptime_seconds": self.started.elapsed().as_secs(),
+            "ready": self.ready.load(std::sync::atomic::Ordering::Acquire) && health.ready,
+            "listeners": self.listeners,
+            "policy": {
+                "generation": rules.generation(),
+                "digest": rules.digest().to_string(),
+                "sandboxes": rules.sandboxes().iter().count(),
+            },
+            "connections": self.gate.as_ref().map_or(0, |gate| gate.shared.seats.taken()),
+            "open": self.live.len(),
+            "log": {
+                "ready": health.ready,
+                "trouble": health.trouble,
+                "written": health.written,
+                "lost": health.lost,
+                "refused": health.refused,
+                "queued": health.queued,
+            },
+        })
+    }
+
+    pub(crate) fn connections(&self) -> Value {
+        let all = self.live.all();
+        let listed: Vec<Value> = all.iter().take(LISTED).map(|open| describe(open)).collect();
+        json!({ "open": all.len(), "connections": listed })
+    }
+
+    /// Prometheus text, with what is only looked at when somebody asks.
+    pub(crate) fn metrics(&self) -> String {
+        let (rules, health) = (self.rules.load(), self.log.health());
+        gauge!("sandbar_open").set(self.live.len() as f64);
+        gauge!("sandbar_policy_generation").set(rules.generation() as f64);
+        gauge!("sandbar_policy_age_seconds").set(self.started.elapsed().as_secs_f64());
+        gauge!("sandbar_log_queued").set(health.queued as f64);
+        gauge!("sandbar_log_lost").set(health.lost as f64);
+        gauge!("sandbar_log_refused").set(health.refused as f64);
+        if let Some(gate) = &self.gate {
+            gauge!("sandbar_connections").set(gate.shared.seats.taken() as f64);
+            gauge!("sandbar_leaves").set(gate.leaves.len() as f64);
+        }
+        self.prometheus.render()
+    }
+}
+
+fn describe(open: &Open) -> Value {
+    let (sent, received) = open.meter.read();
+    let permit = &open.permit;
+    let request = match permit.facts() {
+        Facts::Request(facts) => Some(format!("{} {}", facts.method, facts.path)),
+        Facts::Connect(_) | Facts::Memory(_) | Facts::Name(_) => None,
+    };
+    json!({
+        "id": open.id,
+        "sandbox": permit.sandbox().as_str(),
+        "host": permit.host().to_string(),
+        "port": permit.port(),
+        "how": permit.how().word(),
+        "request": request,
+        "rule": &*permit.rule().rule,
+        "generation": permit.generation(),
+        "dialled": open.dialled,
+        "seconds": open.since.elapsed().as_secs(),
+        "sent": sent,
+        "received": received,
+    })
+}

@@ -1,0 +1,211 @@
+//! A connection from a sandbox: TCP or unix, with the bytes that were read ahead to look at them.
+
+use std::io::{self, IoSlice};
+use std::os::fd::{AsFd, BorrowedFd};
+use std::pin::Pin;
+use std::task::{Context, Poll, ready};
+
+use bytes::{Buf, BytesMut};
+use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, Interest, ReadBuf};
+use tokio::net::{TcpStream, UnixStream};
+
+/// Bytes asked for at a time while looking at the beginning of a connection.
+const LOOK: usize = 4096;
+
+/// What a connection is carried by.
+#[derive(Debug)]
+pub(crate) enum Socket {
+    Tcp(TcpStream),
+    Unix(UnixStream),
+}
+
+/// A socket, and what was read from it already and not yet passed on.
+#[derive(Debug)]
+pub(crate) struct Stream {
+    pub(crate) ahead: BytesMut,
+    pub(crate) socket: Socket,
+}
+
+impl Stream {
+    pub(crate) fn new(socket: Socket) -> Self {
+        Stream { ahead: BytesMut::new(), socket }
+    }
+
+    /// Reads more of the beginning; the number of bytes that came, 0 at the end.
+    pub(crate) async fn look(&mut self) -> io::Result<usize> {
+        self.ahead.reserve(LOOK);
+        self.socket.read_buf(&mut self.ahead).await
+    }
+}
+
+impl Socket {
+    pub(crate) async fn readable(&self) -> io::Result<()> {
+        match self {
+            Socket::Tcp(stream) => stream.readable().await,
+            Socket::Unix(stream) => stream.readable().await,
+        }
+    }
+
+    pub(crate) async fn writable(&self) -> io::Result<()> {
+        match self {
+            Socket::Tcp(stream) => stream.writable().await,
+            Socket::Unix(stream) => stream.writable().await,
+        }
+    }
+
+    /// Tries `act` on the descriptor; `WouldBlock` makes the next wait a real one.
+    pub(crate) fn try_io<R>(
+        &self,
+        interest: Interest,
+        act: impl FnOnce() -> io::Result<R>,
+    ) -> io::Result<R> {
+        match self {
+            Socket::Tcp(stream) => stream.try_io(interest, act),
+            Socket::Unix(stream) => stream.try_io(interest, act),
+        }
+    }
+
+    pub(crate) fn try_read(&self, buffer: &mut [u8]) -> io::Result<usize> {
+        match self {
+            Socket::Tcp(stream) => stream.try_read(buffer),
+            Socket::Unix(stream) => stream.try_read(buffer),
+        }
+    }
+
+    pub(crate) fn try_write(&self, buffer: &[u8]) -> io::Result<usize> {
+        match self {
+            Socket::Tcp(stream) => stream.try_write(buffer),
+            Socket::Unix(stream) => stream.try_write(buffer),
+        }
+    }
+
+    /// Says that nothing more will be sent, and goes on reading.
+    pub(crate) fn end(&self) {
+        let socket = socket2::SockRef::from(self);
+        drop(socket.shutdown(std::net::Shutdown::Write)); // a peer that has gone knows already
+    }
+}
+
+impl AsFd for Socket {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        match self {
+            Socket::Tcp(stream) => stream.as_fd(),
+            Socket::Unix(stream) => stream.as_fd(),
+        }
+    }
+}
+
+impl From<TcpStream> for Socket {
+    fn from(stream: TcpStream) -> Self {
+        Socket::Tcp(stream)
+    }
+}
+
+impl AsyncRead for Socket {
+    fn poll_read(
+        mut self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+        buffer: &mut ReadBuf<'_>,
+    ) -> Poll<io::Result<()>> {
+        match &mut *self {
+            Socket::Tcp(stream) => Pin::new(stream).poll_read(context, buffer),
+            Socket::Unix(stream) => Pin::new(stream).poll_read(context, buffer),
+        }
+    }
+}
+
+impl AsyncWrite for Socket {
+    fn poll_write(
+        mut self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+        bytes: &[u8],
+    ) -> Poll<io::Result<usize>> {
+        match &mut *self {
+            Socket::Tcp(stream) => Pin::new(stream).poll_write(context, bytes),
+            Socket::Unix(stream) => Pin::new(stream).poll_write(context, bytes),
+        }
+    }
+
+    fn poll_write_vectored(
+        mut self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+        parts: &[IoSlice<'_>],
+    ) -> Poll<io::Result<usize>> {
+        match &mut *self {
+            Socket::Tcp(stream) => Pin::new(stream).poll_write_vectored(context, parts),
+            Socket::Unix(stream) => Pin::new(stream).poll_write_vectored(context, parts),
+        }
+    }
+
+    fn is_write_vectored(&self) -> bool {
+        true
+    }
+
+    fn poll_flush(self: Pin<&mut Self>, _: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Poll::Ready(Ok(())) // nothing is held back
+    }
+
+    fn poll_shutdown(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
+        match &mut *self {
+            Socket::Tcp(stream) => Pin::new(stream).poll_shutdown(context),
+            Socket::Unix(stream) => Pin::new(stream).poll_shutdown(context),
+        }
+    }
+}
+
+impl AsyncRead for Stream {
+    fn poll_read(
+        mut self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+        buffer: &mut ReadBuf<'_>,
+    ) -> Poll<io::Result<()>> {
+        if self.ahead.is_empty() {
+            return Pin::new(&mut self.socket).poll_read(context, buffer);
+        }
+        take(&mut self.ahead, buffer);
+        Poll::Ready(Ok(()))
+    }
+}
+
+impl AsyncWrite for Stream {
+    fn poll_write(
+        mut self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+        bytes: &[u8],
+    ) -> Poll<io::Result<usize>> {
+        Pin::new(&mut self.socket).poll_write(context, bytes)
+    }
+
+    fn poll_write_vectored(
+        mut self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+        parts: &[IoSlice<'_>],
+    ) -> Poll<io::Result<usize>> {
+        Pin::new(&mut self.socket).poll_write_vectored(context, parts)
+    }
+
+    fn is_write_vectored(&self) -> bool {
+        true
+    }
+
+    fn poll_flush(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.socket).poll_flush(context)
+    }
+
+    fn poll_shutdown(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
+        ready!(Pin::new(&mut self.socket).poll_shutdown(context))?;
+        Poll::Ready(Ok(()))
+    }
+}
+
+/// Moves what fits from `ahead`, and gives its memory back once it is empty.
+pub(crate) fn take(ahead: &mut BytesMut, buffer: &mut ReadBuf<'_>) {
+    let count = ahead.len().min(buffer.remaining());
+    if let Some(bytes) = ahead.get(..count) {
+        buffer.put_slice(bytes);
+    }
+    ahead.advance(count);
+    if ahead.is_empty() {
+        *ahead = BytesMut::new();
+    }
+}
