@@ -154,6 +154,7 @@ async fn route(state: &State, method: &str, path: &str, body: &[u8]) -> Reply {
         ("GET", ["connections"]) => Reply::json(200, &state.connections()),
         ("DELETE", ["connections", id]) => cut(state, id),
         ("POST", ["dns"]) => dns(state, body).await,
+        ("POST", ["identities"]) => identify(state, body),
         _ => Reply::bad(404, "there is no such thing here"),
     }
 }
@@ -172,6 +173,18 @@ fn cut(state: &State, id: &str) -> Reply {
     match cut {
         true => Reply::json(200, &json!({ "cut": true })),
         false => Reply::bad(404, format!("no open connection `{id}`: see `sandbar status`")),
+    }
+}
+
+/// Gives a sandbox of a warm pool its identity, once.
+fn identify(state: &State, body: &[u8]) -> Reply {
+    let identity = match serde_json::from_slice(body) {
+        Ok(identity) => identity,
+        Err(error) => return Reply::bad(400, format!("the request is not understood: {error}")),
+    };
+    match state.identities.give(&state.rules, identity) {
+        Ok(generation) => Reply::json(200, &json!({ "generation": generation })),
+        Err(error) => Reply::bad(409, format!("{error:#}")),
     }
 }
 

@@ -23,6 +23,7 @@ use tokio_util::task::TaskTracker;
 use crate::admin::Admin;
 use crate::connection::Gate;
 use crate::http::Engine;
+use crate::identities::Identities;
 use crate::leaves::Leaves;
 use crate::listen::{self, Open};
 use crate::problems::{Severity, complain};
@@ -66,9 +67,11 @@ impl App {
         let base = config.parent().unwrap_or(Path::new(""));
         let prometheus = meters::install()?;
         sources.own = operator.listeners.iter().flat_map(own).collect();
-        let rules = Arc::new(ArcSwap::from_pointee(rules(&sources)?));
+        let rules = rules(&sources)?;
         let log =
             Log::open(audit::Config::new(&places.log)).context("cannot open the access log")?;
+        let identities = Identities::open(&places.log)?;
+        let rules = Arc::new(ArcSwap::from_pointee(identities.apply(rules)?));
         let settings = resolvers(config, &operator)?;
         let budgets = Some(places.log.join(BUDGETS));
         let filter = Filter::new(rules.clone(), log.clone(), Config { settings, budgets })?;
@@ -85,6 +88,7 @@ impl App {
             log: log.clone(),
             live: shared.live.clone(),
             rules,
+            identities,
             ready: AtomicBool::new(false),
             gate: gate.clone(),
             listeners: described(&dns, &listeners),

@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 
 use audit::{Code, Ending, OpenRecord, Outcome};
 use rules::decision::How;
-use rules::facts::{ConnectFacts, Facts, Protocol, Scheme, Target};
+use rules::facts::{ConnectFacts, Facts, HttpVersion, Protocol, Target};
 use rules::operator::Mode;
 use rules::{Channel, Decision, Host, Permit, Reason, RuleSet, SandboxRef};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
@@ -17,7 +17,7 @@ use tokio_rustls::TlsAcceptor;
 use crate::classify::{Spoken, classify};
 use crate::dial::dial;
 use crate::explicit::{self, Tongue, Wanted};
-use crate::http::{Carrier, Connection, Engine};
+use crate::http::{Carrier, Connection, Engine, Scope};
 use crate::leaves::Leaves;
 use crate::live::Cut;
 use crate::meters;
@@ -65,21 +65,14 @@ struct Visit {
     seat: Option<Seat>,
 }
 
-/// What is to be done with a connection, once it is decided.
+/// What is to be done with a connection, once it is known what it speaks.
 enum Next {
-    /// Requests, each decided by itself.
-    Http { host: Option<Host>, port: u16, scheme: Scheme, spoken: HttpSpoken },
+    /// Requests in TLS to a host that is decided; each is decided by itself too.
+    Intercept(Host, u16),
     /// Bytes, unseen.
     Pass(Permit),
-}
-
-/// Which HTTP a connection without TLS speaks.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum HttpSpoken {
-    Http1,
-    Http2,
-    /// What the handshake comes to.
-    Negotiated,
+    /// Requests without TLS: each says where it goes.
+    Plain(Scope, HttpVersion),
 }
 
 impl Gate {
@@ -89,9 +82,12 @@ impl Gate {
         let mut visit = self.visit(accepted);
         let next = Box::pin(self.decide(&mut visit)).await;
         let done = match next {
+            Ok(Next::Intercept(host, port)) => {
+                Box::pin(self.intercept(&mut visit, host, port)).await
+            }
             Ok(Next::Pass(permit)) => Box::pin(self.pass(&mut visit, permit)).await,
-            Ok(Next::Http { host, port, scheme, spoken }) => {
-                Box::pin(self.http(&mut visit, host, port, scheme, spoken)).await
+            Ok(Next::Plain(scope, version)) => {
+                Box::pin(self.plain(&mut visit, scope, version)).await
             }
             Err(refusal) => Err(refusal),
         };
@@ -119,8 +115,7 @@ impl Gate {
         visit.seat = Some(self.shared.seats.take(&sandbox.id, limits)?);
         let deadline = Instant::now() + limits.first_bytes();
         let Some((target, port)) = self.target(visit, &sandbox, deadline).await? else {
-            let (host, scheme, spoken) = (None, Scheme::Http, HttpSpoken::Http1);
-            return Ok(Next::Http { host, port: 80, scheme, spoken });
+            return Ok(Next::Plain(Scope::Anywhere, HttpVersion::Http1));
         };
         // A server may be the first to speak: where raw bytes are allowed nobody waits for the client's.
         if let Some(permit) = visit.ask_raw(&sandbox, &target, port) {
@@ -192,43 +187,39 @@ impl Gate {
         Ok(())
     }
 
-    /// Reads requests: ends TLS if there is any, then hands the connection to the engine.
-    async fn http(
+    /// Ends TLS with a leaf for the decided name, then reads requests.
+    async fn intercept(&self, visit: &mut Visit, host: Host, port: u16) -> Result<(), Refusal> {
+        let sandbox = visit.sandbox.clone().ok_or(Reason::UnknownChannel)?;
+        let server = self.leaves.server(&sandbox.id, &host)?;
+        let stream = visit.stream.take().ok_or(Reason::FirstBytesLate)?;
+        let handshake = TlsAcceptor::from(server).accept(stream);
+        let shaken = timeout(self.shared.limits.first_bytes(), handshake).await;
+        let shaken = shaken.map_err(|_| Reason::FirstBytesLate)?;
+        let tls = shaken.map_err(|error| Refusal::from(Reason::BadHandshake).because(error))?;
+        let version = match tls.get_ref().1.alpn_protocol() {
+            Some(b"h2") => HttpVersion::Http2,
+            _ => HttpVersion::Http1,
+        };
+        let record = visit.record.take().ok_or(Reason::LogUnwritable)?;
+        let connection =
+            Connection::new(sandbox, Scope::Host(host, port), &self.shared.limits, record);
+        let carrier = Carrier::Tls(Box::new(tls));
+        self.engine.serve(carrier, connection, version, &self.stop).await;
+        Ok(())
+    }
+
+    /// Reads requests that came without TLS.
+    async fn plain(
         &self,
         visit: &mut Visit,
-        host: Option<Host>,
-        port: u16,
-        scheme: Scheme,
-        spoken: HttpSpoken,
+        scope: Scope,
+        version: HttpVersion,
     ) -> Result<(), Refusal> {
         let sandbox = visit.sandbox.clone().ok_or(Reason::UnknownChannel)?;
         let stream = visit.stream.take().ok_or(Reason::FirstBytesLate)?;
-        let (carrier, spoken) = match (scheme, &host) {
-            (Scheme::Https, Some(host)) => {
-                let server = self.leaves.server(&sandbox.id, host);
-                let server = server.inspect_err(|_| visit.tongue = Tongue::Tls)?;
-                let handshake = TlsAcceptor::from(server).accept(stream);
-                let shaken = timeout(self.shared.limits.first_bytes(), handshake).await;
-                visit.tongue = Tongue::Silent; // rustls has said why
-                let shaken = shaken.map_err(|_| Reason::FirstBytesLate)?;
-                let tls =
-                    shaken.map_err(|error| Refusal::from(Reason::BadHandshake).because(error))?;
-                let spoken = match tls.get_ref().1.alpn_protocol() {
-                    Some(b"h2") => HttpSpoken::Http2,
-                    _ => HttpSpoken::Http1,
-                };
-                (Carrier::Tls(Box::new(tls)), spoken)
-            }
-            _ => (Carrier::Plain(stream), spoken),
-        };
         let record = visit.record.take().ok_or(Reason::LogUnwritable)?;
-        let connection = Connection::new(sandbox, host, port, scheme, record);
-        match spoken {
-            HttpSpoken::Http2 => self.engine.serve_http2(carrier, connection, &self.stop).await,
-            HttpSpoken::Http1 | HttpSpoken::Negotiated => {
-                self.engine.serve_http1(carrier, connection, &self.stop).await;
-            }
-        }
+        let connection = Connection::new(sandbox, scope, &self.shared.limits, record);
+        self.engine.serve(Carrier::Plain(stream), connection, version, &self.stop).await;
         Ok(())
     }
 }
@@ -256,7 +247,7 @@ impl Visit {
         }
     }
 
-    /// Decides on what was said.
+    /// Decides on what was said. Requests without TLS are decided one by one.
     fn ask(
         &mut self,
         sandbox: &SandboxRef,
@@ -264,36 +255,31 @@ impl Visit {
         port: u16,
         spoken: Spoken,
     ) -> Result<Next, Refusal> {
-        let version = match &spoken {
-            Spoken::Tls { version, .. } => Some(*version),
-            Spoken::Http1(_) | Spoken::Http2 | Spoken::Raw => None,
-        };
-        let (protocol, scheme, http) = match spoken {
-            Spoken::Http1(head) => {
-                let host = head.host().cloned();
-                (Protocol::Http { host }, Scheme::Http, HttpSpoken::Http1)
+        let (protocol, tls) = match spoken {
+            Spoken::Http1(_) => {
+                return Ok(Next::Plain(Scope::Target(target, port), HttpVersion::Http1));
             }
-            Spoken::Http2 => (Protocol::Http { host: None }, Scheme::Http, HttpSpoken::Http2),
-            Spoken::Raw => (Protocol::Raw, Scheme::Http, HttpSpoken::Http1),
-            Spoken::Tls { sni, ech, .. } => {
-                (Protocol::Tls { sni, ech }, Scheme::Https, HttpSpoken::Negotiated)
+            Spoken::Http2 => {
+                return Ok(Next::Plain(Scope::Target(target, port), HttpVersion::Http2));
+            }
+            Spoken::Raw => (Protocol::Raw, None),
+            Spoken::Tls { sni, ech, version } => {
+                let seen = sni.as_ref().map(record::host);
+                let tls = audit::Tls { version: version.into(), sni: seen };
+                (Protocol::Tls { sni, ech }, Some(tls))
             }
         };
-        self.tell(named(&target, &protocol), port, version.map(|version| tls(&protocol, version)));
+        self.tell(named(&target, &protocol), port, tls);
         let started = Instant::now();
         let facts = Facts::Connect(ConnectFacts { target, port, protocol });
         let decision = self.rules.decide(sandbox, &facts);
         meters::decided_in(started.elapsed());
-        let permit = match decision {
-            Decision::Allow(permit) => permit,
-            Decision::Deny(denial) => return Err(denial.into()),
-        };
-        match permit.how() {
-            How::Raw | How::Tunnel => Ok(Next::Pass(permit)),
-            How::Forward | How::Hold { .. } | How::Intercept | How::Resolve => {
-                let host = Some(permit.host().clone());
-                Ok(Next::Http { host, port, scheme, spoken: http })
+        match decision {
+            Decision::Allow(permit) if matches!(permit.how(), How::Raw | How::Tunnel) => {
+                Ok(Next::Pass(permit))
             }
+            Decision::Allow(permit) => Ok(Next::Intercept(permit.host().clone(), port)),
+            Decision::Deny(denial) => Err(denial.into()),
         }
     }
 
@@ -360,12 +346,4 @@ fn named<'a>(target: &'a Target, protocol: &'a Protocol) -> Option<&'a Host> {
         (_, Protocol::Http { host } | Protocol::Tls { sni: host, .. }) => host.as_ref(),
         (Target::Dialled(_), Protocol::Raw) => None,
     }
-}
-
-fn tls(protocol: &Protocol, version: &'static str) -> audit::Tls {
-    let sni = match protocol {
-        Protocol::Tls { sni, .. } => sni.as_ref().map(record::host),
-        Protocol::Http { .. } | Protocol::Raw => None,
-    };
-    audit::Tls { version: version.into(), sni }
 }

@@ -13,6 +13,7 @@ mod dial;
 mod explicit;
 pub mod head;
 mod http;
+mod identities;
 mod leaves;
 mod listen;
 mod live;

@@ -17,6 +17,10 @@ pub(crate) fn install() -> anyhow::Result<PrometheusHandle> {
         "sandbar_decisions_total",
         "Decisions by reason and by how the attempt was carried."
     );
+    describe_counter!(
+        "sandbar_upstream_connections_total",
+        "Connections to origins, new or of the pool."
+    );
     describe_counter!("sandbar_sent_bytes_total", "Bytes from sandboxes.");
     describe_counter!("sandbar_received_bytes_total", "Bytes towards sandboxes.");
     describe_counter!(
@@ -68,6 +72,15 @@ pub(crate) fn resolved_in(took: Duration) {
 
 pub(crate) fn connected_in(took: Duration) {
     histogram!("sandbar_connect_seconds").record(took);
+}
+
+/// A connection to an origin, taken from the pool or made.
+pub(crate) fn upstream(reused: bool, took: Duration) {
+    let kind = if reused { "reused" } else { "new" };
+    counter!("sandbar_upstream_connections_total", "kind" => kind).increment(1);
+    if !reused {
+        connected_in(took);
+    }
 }
 
 pub(crate) fn recorded_in(took: Duration) {

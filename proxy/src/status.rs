@@ -14,6 +14,7 @@ use rules::facts::Facts;
 use serde_json::{Value, json};
 
 use crate::connection::Gate;
+use crate::identities::Identities;
 use crate::live::{Live, Open};
 
 /// Most connections that are listed at once.
@@ -25,6 +26,7 @@ pub(crate) struct State {
     pub(crate) log: Log,
     pub(crate) live: Arc<Live>,
     pub(crate) rules: Arc<ArcSwap<RuleSet>>,
+    pub(crate) identities: Identities,
     /// Set once the self-test has seen a denial.
     pub(crate) ready: AtomicBool,
     pub(crate) gate: Option<Arc<Gate>>,

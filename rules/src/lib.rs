@@ -38,5 +38,5 @@ pub use load::{Grant, SourceFile, Sources, compile};
 pub use name::{DomainName, Host};
 pub use reason::Reason;
 pub use ruleset::{RuleSet, Tier};
-pub use sandbox::{Channel, SandboxRef, Sandboxes};
+pub use sandbox::{Channel, Given, SandboxRef, Sandboxes};
 pub use special::zone as special_zone;

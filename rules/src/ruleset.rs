@@ -7,7 +7,7 @@ use std::sync::Arc;
 use crate::budget::Budgets;
 use crate::load::problem::Problem;
 use crate::policy::{Digest, Policy};
-use crate::sandbox::{SandboxRef, Sandboxes};
+use crate::sandbox::{Given, SandboxRef, Sandboxes};
 use crate::word::{PolicyName, SandboxId};
 
 /// The compiled rules of every sandbox. Made by [`crate::compile`], swapped whole, never changed.
@@ -59,6 +59,15 @@ impl RuleSet {
 
     pub fn sandboxes(&self) -> &Sandboxes {
         &self.sandboxes
+    }
+
+    /// The same rules, under the next generation, with the identity of a sandbox that waited for one.
+    ///
+    /// None if the sandbox is unknown or has an identity: it is fixed then.
+    pub fn identified(&self, given: &Given) -> Option<RuleSet> {
+        let mut rules = self.clone();
+        rules.generation += 1;
+        rules.sandboxes.give(given).then_some(rules)
     }
 
     pub fn policies(&self) -> impl Iterator<Item = &Arc<Policy>> {

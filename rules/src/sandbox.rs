@@ -37,6 +37,15 @@ pub struct Sandbox {
     pub generation: Option<u64>,
 }
 
+/// The identity of a sandbox that was declared without one, given to it once.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Given {
+    pub sandbox: SandboxId,
+    pub tenant: Tenant,
+    pub environment: Environment,
+    pub agent_card: Option<AgentCard>,
+}
+
 /// A sandbox that was recognised. It names the sandbox and holds none of its rules, so it stays good over a reload.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct SandboxRef(Arc<Sandbox>);
@@ -114,6 +123,21 @@ impl Sandboxes {
     }
 }
 
+impl Sandboxes {
+    /// Gives a waiting sandbox its identity; false if it is unknown or has one already.
+    pub(crate) fn give(&mut self, given: &Given) -> bool {
+        let Some(waiting) = self.by_id.get(&given.sandbox) else { return false };
+        if waiting.tenant.is_some() || waiting.environment.is_some() {
+            return false;
+        }
+        let agent_card = given.agent_card.clone().or_else(|| waiting.agent_card.clone());
+        let (tenant, environment) = (Some(given.tenant.clone()), Some(given.environment.clone()));
+        let sandbox = Sandbox { tenant, environment, agent_card, ..(**waiting).clone() };
+        self.insert(sandbox);
+        true
+    }
+}
+
 impl SandboxRef {
     pub(crate) fn new(sandbox: Sandbox) -> Self {
         SandboxRef(Arc::new(sandbox))
@@ -187,6 +211,23 @@ mod tests {
             let named = two().identify(&seen).map(|sandbox| sandbox.id.to_string());
             assert_eq!(named.as_deref(), found.as_ref().copied(), "{seen:?}");
         }
+    }
+
+    #[test]
+    fn an_identity_is_given_once() {
+        let mut all = two();
+        let given = |tenant: &str| Given {
+            sandbox: id("a"),
+            tenant: Tenant::parse(tenant).unwrap(),
+            environment: Environment::parse("staging").unwrap(),
+            agent_card: None,
+        };
+        assert!(all.give(&given("acme")));
+        assert!(!all.give(&given("other")), "it is fixed from then on");
+        assert_eq!(all.get(&id("a")).unwrap().tenant.as_ref().unwrap().as_str(), "acme");
+        assert!(!all.give(&Given { sandbox: id("nobody"), ..given("acme") }));
+        let seen = all.identify(&[Channel::Mark(0xa1)]).unwrap();
+        assert_eq!(seen.tenant.as_ref().unwrap().as_str(), "acme");
     }
 
     #[test]

@@ -1,16 +1,14 @@
 //! `sandbar dns`: asks the running filter for a name as a sandbox would, and explains the answer.
 
-use std::path::PathBuf;
 use std::process::ExitCode;
 
 use anyhow::Context;
 use dns_filter::Explanation;
 use rules::facts::QueryType;
 
+use super::running::Running;
 use super::{NEGATIVE, Output};
-use crate::admin::{self, DnsRequest};
-use crate::app::{operator, places};
-use crate::policies;
+use crate::admin::DnsRequest;
 use crate::terminal::{BAD, FAINT, GOOD, paint, print_json};
 
 /// Ask the running filter for a name as a sandbox would, and explain the answer
@@ -24,26 +22,16 @@ pub(crate) struct DnsArgs {
     /// The sandbox that asks; the query is charged and recorded as its own
     #[arg(long, value_name = "ID")]
     sandbox: String,
-    /// The operator's file of the running instance
-    #[arg(long, short = 'c', value_name = "FILE", default_value = "sandbar.toml")]
-    config: PathBuf,
-    /// The admin socket, where it is not the one of the operator's file
-    #[arg(long, value_name = "PATH")]
-    socket: Option<PathBuf>,
+    #[command(flatten)]
+    running: Running,
 }
 
 /// Asks. Exit status: 0 allowed and answered, 1 denied or without answer, 2 nobody to ask.
 pub(crate) fn dns(args: &DnsArgs, output: Output) -> anyhow::Result<ExitCode> {
-    let socket = match &args.socket {
-        Some(socket) => socket.clone(),
-        None => places(&args.config, &operator(&policies::operated(&args.config)?)?)?.socket,
-    };
     let (sandbox, name) = (args.sandbox.clone(), args.name.clone());
     let request = DnsRequest { sandbox, name, kind: kind(&args.kind)? };
-    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
     let request = serde_json::to_value(&request)?;
-    let asked = admin::ask(&socket, "POST", "/dns", &request);
-    let told: Explanation = serde_json::from_str(&runtime.block_on(asked)?)
+    let told: Explanation = serde_json::from_value(args.running.ask("POST", "/dns", &request)?)
         .context("the running program gave no answer that is one")?;
     if output.json {
         print_json(&serde_json::to_value(&told)?);

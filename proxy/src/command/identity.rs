@@ -13,8 +13,9 @@ use certs::identity::{
 use certs::{UnixTime, date};
 use serde_json::{Value, json};
 
+use super::running::Running;
 use super::{NEGATIVE, Output};
-use crate::terminal::{BAD, FAINT, GOOD, HEAD, WARN, paint};
+use crate::terminal::{BAD, FAINT, GOOD, HEAD, WARN, paint, print_json};
 
 /// Issue, verify and inspect the signed identity of a sandbox
 #[derive(clap::Args)]
@@ -25,6 +26,7 @@ pub(crate) struct IdentityArgs {
 
 #[derive(clap::Subcommand)]
 enum IdentityCommand {
+    Assign(AssignArgs),
     Init(InitArgs),
     Inspect(InspectArgs),
     Issue(IssueArgs),
@@ -33,6 +35,21 @@ enum IdentityCommand {
     /// Give an issuer a new key, published at once and used a minute later
     Rotate(DirArgs),
     Verify(VerifyArgs),
+}
+
+/// Give a sandbox that was declared without one its identity, once; it is fixed then, also over restarts
+#[derive(clap::Args)]
+struct AssignArgs {
+    #[arg(long, value_name = "ID")]
+    sandbox: String,
+    #[arg(long)]
+    tenant: String,
+    #[arg(long)]
+    environment: String,
+    #[arg(long)]
+    agent_card: Option<String>,
+    #[command(flatten)]
+    running: Running,
 }
 
 /// Make an issuer: a key, its public half as a JWK Set, and a description
@@ -158,6 +175,7 @@ struct InspectArgs {
 /// Runs one of the subcommands. Exit status: 0, 1 for a token that is refused, 2 for a bad file or argument.
 pub(crate) fn identity(args: &IdentityArgs, output: Output) -> anyhow::Result<ExitCode> {
     match &args.command {
+        IdentityCommand::Assign(args) => assign(args, output),
         IdentityCommand::Init(args) => init(args, output),
         IdentityCommand::Inspect(args) => show(args, output),
         IdentityCommand::Issue(args) => issue(args, output),
@@ -165,6 +183,19 @@ pub(crate) fn identity(args: &IdentityArgs, output: Output) -> anyhow::Result<Ex
         IdentityCommand::Rotate(args) => rotate(&args.dir, output),
         IdentityCommand::Verify(args) => verify(args, output),
     }
+}
+
+fn assign(args: &AssignArgs, output: Output) -> anyhow::Result<ExitCode> {
+    let AssignArgs { sandbox, tenant, environment, agent_card, running } = args;
+    let identity = json!({
+        "sandbox": sandbox, "tenant": tenant, "environment": environment, "agent_card": agent_card,
+    });
+    let told = running.ask("POST", "/identities", &identity)?;
+    match output.json {
+        true => print_json(&told),
+        false => anstream::println!("{sandbox} is of {tenant}, in {environment}"),
+    }
+    Ok(ExitCode::SUCCESS)
 }
 
 fn init(args: &InitArgs, output: Output) -> anyhow::Result<ExitCode> {

@@ -9,6 +9,7 @@ mod identity;
 mod log;
 mod manual;
 mod reference;
+mod running;
 mod serve;
 mod status;
 mod test;

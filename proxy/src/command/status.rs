@@ -1,25 +1,18 @@
 //! `sandbar status`: asks the running program how it is doing, and what is open.
 
-use std::path::PathBuf;
 use std::process::ExitCode;
 
 use serde_json::Value;
 
+use super::running::Running;
 use super::{NEGATIVE, Output};
-use crate::admin;
-use crate::app::{operator, places};
-use crate::policies;
 use crate::terminal::{BAD, FAINT, GOOD, paint, print_json};
 
 /// Ask the running program how it is doing
 #[derive(clap::Args, Debug)]
 pub(crate) struct StatusArgs {
-    /// The operator's file of the running instance
-    #[arg(long, short = 'c', value_name = "FILE", default_value = "sandbar.toml")]
-    config: PathBuf,
-    /// The admin socket, where it is not the one of the operator's file
-    #[arg(long, value_name = "PATH")]
-    socket: Option<PathBuf>,
+    #[command(flatten)]
+    running: Running,
     /// List what is open
     #[arg(long, conflicts_with = "cut")]
     connections: bool,
@@ -30,18 +23,12 @@ pub(crate) struct StatusArgs {
 
 /// Asks. Exit status: 0 ready, 1 not ready, 2 nobody to ask.
 pub(crate) fn status(args: &StatusArgs, output: Output) -> anyhow::Result<ExitCode> {
-    let socket = match &args.socket {
-        Some(socket) => socket.clone(),
-        None => places(&args.config, &operator(&policies::operated(&args.config)?)?)?.socket,
-    };
     let (method, path) = match (args.cut, args.connections) {
         (Some(id), _) => ("DELETE", format!("/connections/{id}")),
         (None, true) => ("GET", "/connections".to_owned()),
         (None, false) => ("GET", "/status".to_owned()),
     };
-    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
-    let told = runtime.block_on(admin::ask(&socket, method, &path, &Value::Null))?;
-    let told: Value = serde_json::from_str(&told)?;
+    let told = args.running.ask(method, &path, &Value::Null)?;
     match (output.json, args.cut, args.connections) {
         (true, ..) => print_json(&told),
         (false, Some(id), _) => anstream::println!("cut {id}"),

@@ -8,6 +8,7 @@ use async_trait::async_trait;
 use audit::{Code, Ending, OpenRecord, Outcome, Receipt};
 use bytes::Bytes;
 use pingora_core::prelude::{Error, HttpPeer, Result};
+use pingora_core::protocols::Digest;
 use pingora_core::{ErrorSource, ErrorType};
 use pingora_http::{RequestHeader, ResponseHeader};
 use pingora_proxy::{FailToProxy, ProxyHttp, ProxyWarnLogContext, Session};
@@ -67,6 +68,7 @@ impl Filter {
             decide(&rules, &exchange, connect)?;
         }
         let permit = decide(&rules, &exchange, &Facts::Request(said.facts))?;
+        exchange.connection.pin(permit.host());
         let record = request.record.as_mut().ok_or(Reason::LogUnwritable)?;
         exchange.count_with(record.meter());
         let started = Instant::now();
@@ -240,6 +242,21 @@ impl ProxyHttp for Filter {
         let left = request.leave.as_ref().map_or(0, |(leave, _)| leave.addresses().len());
         error.set_retry(request.at < left);
         error
+    }
+
+    async fn connected_to_upstream(
+        &self,
+        _: &mut Session,
+        reused: bool,
+        _: &HttpPeer,
+        _: std::os::fd::RawFd,
+        digest: Option<&Digest>,
+        _: &mut Request,
+    ) -> Result<()> {
+        let layers = digest.map(|digest| digest.timing_digest.as_slice()).unwrap_or_default();
+        let took = layers.iter().flatten().filter_map(|layer| layer.establishment_duration).sum();
+        meters::upstream(reused, took);
+        Ok(())
     }
 
     async fn upstream_request_filter(

@@ -2,7 +2,7 @@
 //! deadline and a byte cap, before Pingora sees it.
 
 use std::sync::Arc;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use bytes::BytesMut;
 use pingora_core::apps::HttpServerApp;
@@ -14,12 +14,14 @@ use tokio::sync::watch;
 use tokio::time::{timeout, timeout_at};
 
 use super::carrier::{Carrier, Down};
-use super::{Connection, Engine, Exchange};
+use super::{Connection, Engine, Exchange, Scope};
 use crate::head::{self, Head};
 use crate::meters;
 use crate::record;
 use crate::refusal::{Answer, Reader, Refusal};
 
+/// How long a client that was refused is read on, so that it gets to see why.
+const LINGER: Duration = Duration::from_secs(1);
 /// Bytes asked for at a time while a head is read.
 const READ: usize = 4096;
 
@@ -31,24 +33,24 @@ enum Waited {
 }
 
 impl Engine {
-    /// Serves the requests of one connection until either side is done.
-    pub(crate) async fn serve_http1(
+    pub(super) async fn serve_http1(
         &self,
         carrier: Carrier,
-        connection: Connection,
+        connection: &Arc<Connection>,
         stop: &watch::Receiver<bool>,
     ) {
-        let connection = Arc::new(connection);
+        let mut patience = self.shared.limits.first_bytes();
         let mut rest = Some((carrier, BytesMut::new()));
         while let Some((mut carrier, mut ahead)) = rest.take() {
-            match self.wait(&mut carrier, &mut ahead, stop).await {
+            match self.wait(&mut carrier, &mut ahead, patience, connection, stop).await {
                 Waited::Over => break,
                 Waited::Request => {}
             }
-            rest = match self.head(&mut carrier, &mut ahead, &connection).await {
-                Ok(()) => Box::pin(self.request(carrier, ahead, &connection, stop)).await,
+            patience = self.shared.limits.keep_alive();
+            rest = match self.head(&mut carrier, &mut ahead, connection).await {
+                Ok(()) => Box::pin(self.request(carrier, ahead, connection, stop)).await,
                 Err(refusal) => {
-                    Box::pin(self.turn_down(carrier, &connection, &refusal)).await;
+                    Box::pin(self.turn_down(carrier, connection, &refusal)).await;
                     None
                 }
             };
@@ -60,6 +62,8 @@ impl Engine {
         &self,
         carrier: &mut Carrier,
         ahead: &mut BytesMut,
+        patience: Duration,
+        connection: &Connection,
         stop: &watch::Receiver<bool>,
     ) -> Waited {
         if !ahead.is_empty() {
@@ -68,7 +72,8 @@ impl Engine {
         let mut stop = stop.clone();
         let mut first = [0; 1];
         let read = tokio::select! {
-            read = timeout(self.shared.limits.keep_alive(), carrier.read(&mut first)) => read,
+            read = timeout(patience, carrier.read(&mut first)) => read,
+            () = tokio::time::sleep_until(connection.until.into()) => return Waited::Over,
             _ = stop.wait_for(|stop| *stop) => return Waited::Over,
         };
         match read {
@@ -135,9 +140,7 @@ impl Engine {
     async fn turn_down(&self, mut carrier: Carrier, connection: &Connection, refusal: &Refusal) {
         let rules = self.shared.rules.load_full();
         meters::decision(refusal.reason.code(), "refused");
-        let host = connection.host.as_ref().map(record::host);
-        let facts = audit::Connection { host, port: Some(connection.port), tls: None };
-        let record = connection.record().request(audit::Facts::Connection(facts));
+        let record = connection.record().request(connection.told());
         let answer = Answer::new(refusal, &rules, &record.id(), Reader::Person);
         if record.refused(record::refused(refusal, &rules)).await.is_err() {
             tracing::warn!(reason = %refusal.reason, "a refusal could not be recorded");
@@ -149,13 +152,13 @@ impl Engine {
             while carrier.read(&mut rest).await? > 0 {} // closing on unread bytes would take it back
             std::io::Result::Ok(())
         };
-        drop(timeout(std::time::Duration::from_secs(1), told).await); // whoever does not listen is left
+        drop(timeout(LINGER, told).await); // whoever does not listen is left
     }
 }
 
 /// A connection for one host takes requests in origin form, one of a proxy's in absolute form.
 fn for_this(head: &Head, connection: &Connection) -> Result<(), Refusal> {
-    let forward = connection.host.is_none();
+    let forward = matches!(connection.scope, Scope::Anywhere);
     match (forward, head.is_absolute(), head.is_connect()) {
         (_, _, true) => {
             Err(Refusal::from(Reason::BadRequest).because("CONNECT inside a connection"))

@@ -25,15 +25,13 @@ const STREAM_WINDOW: u32 = 1 << 20;
 const CONNECTION_WINDOW: u32 = 4 << 20;
 
 impl Engine {
-    /// Serves the streams of one connection until either side is done.
-    pub(crate) async fn serve_http2(
+    pub(super) async fn serve_http2(
         &self,
         carrier: Carrier,
-        connection: Connection,
+        connection: &Arc<Connection>,
         stop: &watch::Receiver<bool>,
     ) {
-        let connection = Arc::new(connection);
-        let first = Exchange::new(&connection, HttpVersion::Http2);
+        let first = Exchange::new(connection, HttpVersion::Http2);
         let down = Down::new(carrier, BytesMut::new(), first.digest());
         let shaken = handshake(Box::new(down), Some(self.options()));
         let Ok(Ok(mut streams)) = timeout(self.shared.limits.first_bytes(), shaken).await else {
@@ -44,7 +42,7 @@ impl Engine {
         let mut stop = stop.clone();
         let (mut faults, mut stopping) = (0, false);
         loop {
-            let exchange = Exchange::new(&connection, HttpVersion::Http2);
+            let exchange = Exchange::new(connection, HttpVersion::Http2);
             let digest = Digest { proxy_digest: Some(exchange.digest()), ..Digest::default() };
             let accepted = tokio::select! {
                 accepted = HttpSession::from_h2_conn(&mut streams, Arc::new(digest)) => accepted,
@@ -59,6 +57,7 @@ impl Engine {
                 }
                 Some(_) = tasks.join_next(), if !tasks.is_empty() => continue,
                 () = tokio::time::sleep(self.shared.limits.keep_alive()), if tasks.is_empty() => break,
+                () = tokio::time::sleep_until(connection.until.into()) => break,
             };
             match accepted {
                 Ok(Some(H2Accept::Session(session))) => {
@@ -66,7 +65,7 @@ impl Engine {
                 }
                 Ok(Some(H2Accept::Rejected)) => {
                     faults += 1;
-                    self.malformed(&connection).await;
+                    self.note(connection, &Reason::BadRequest.into()).await;
                 }
                 Ok(None) | Err(_) => break,
             }
@@ -75,7 +74,7 @@ impl Engine {
             }
         }
         if faults >= self.shared.limits.resets {
-            self.note(&connection, &Reason::TooManyResets.into()).await;
+            self.note(connection, &Reason::TooManyResets.into()).await;
         }
     }
 
@@ -111,17 +110,11 @@ impl Engine {
         }
     }
 
-    async fn malformed(&self, connection: &Connection) {
-        self.note(connection, &Reason::BadRequest.into()).await;
-    }
-
     /// Records what was refused without a request that could be told of.
     async fn note(&self, connection: &Connection, refusal: &Refusal) {
         let rules = self.shared.rules.load_full();
         meters::decision(refusal.reason.code(), "refused");
-        let host = connection.host.as_ref().map(record::host);
-        let facts = audit::Connection { host, port: Some(connection.port), tls: None };
-        let record = connection.record().request(audit::Facts::Connection(facts));
+        let record = connection.record().request(connection.told());
         if record.refused(record::refused(refusal, &rules)).await.is_err() {
             tracing::warn!(reason = %refusal.reason, "a refusal could not be recorded");
         }

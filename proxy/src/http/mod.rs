@@ -10,17 +10,18 @@ mod peer;
 mod request;
 
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use std::time::Duration;
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
+use std::time::{Duration, Instant};
 
 use audit::{Meter, OpenRecord};
 use pingora_core::protocols::raw_connect::ProxyDigest;
 use pingora_core::server::configuration::ServerConf;
 use pingora_http::ResponseHeader;
 use pingora_proxy::HttpProxy;
-use rules::facts::{HttpVersion, Scheme};
+use rules::facts::{HttpVersion, Scheme, Target};
 use rules::limits::Limits;
 use rules::{Host, Reason, SandboxRef};
+use tokio::sync::watch;
 
 pub(crate) use carrier::Carrier;
 
@@ -34,12 +35,24 @@ pub(crate) struct Engine {
     proxy: Arc<HttpProxy<Filter>>,
 }
 
-/// An HTTP connection whose host is decided, or that names one with each request.
+/// What is known of where the requests of a connection go.
+#[derive(Clone, Debug)]
+pub(crate) enum Scope {
+    /// Wherever each of them says: they are written for a proxy.
+    Anywhere,
+    /// In TLS, to a host that was decided with the connection.
+    Host(Host, u16),
+    /// Without TLS, where the connection was sent or said it goes.
+    Target(Target, u16),
+}
+
+/// One HTTP connection.
 pub(crate) struct Connection {
     pub(crate) sandbox: SandboxRef,
-    pub(crate) host: Option<Host>,
-    pub(crate) port: u16,
-    pub(crate) scheme: Scheme,
+    pub(crate) scope: Scope,
+    /// The host of its first request: one connection is for one host, except where it is a proxy's.
+    pinned: OnceLock<Host>,
+    until: Instant,
     record: Mutex<OpenRecord>,
 }
 
@@ -67,17 +80,71 @@ impl Engine {
         proxy.handle_init_modules();
         Engine { shared, proxy: Arc::new(proxy) }
     }
+
+    /// Serves the requests of one connection until either side is done.
+    pub(crate) async fn serve(
+        &self,
+        carrier: Carrier,
+        connection: Connection,
+        version: HttpVersion,
+        stop: &watch::Receiver<bool>,
+    ) {
+        let connection = Arc::new(connection);
+        match version {
+            HttpVersion::Http1 => self.serve_http1(carrier, &connection, stop).await,
+            HttpVersion::Http2 => self.serve_http2(carrier, &connection, stop).await,
+        }
+    }
 }
 
 impl Connection {
     pub(crate) fn new(
         sandbox: SandboxRef,
-        host: Option<Host>,
-        port: u16,
-        scheme: Scheme,
+        scope: Scope,
+        limits: &Limits,
         record: OpenRecord,
     ) -> Self {
-        Connection { sandbox, host, port, scheme, record: Mutex::new(record) }
+        let pinned = match &scope {
+            Scope::Host(host, _) => OnceLock::from(host.clone()),
+            Scope::Anywhere | Scope::Target(..) => OnceLock::new(),
+        };
+        let until = Instant::now() + limits.connection();
+        Connection { sandbox, scope, pinned, until, record: Mutex::new(record) }
+    }
+
+    pub(crate) fn scheme(&self) -> Scheme {
+        match self.scope {
+            Scope::Host(..) => Scheme::Https,
+            Scope::Anywhere | Scope::Target(..) => Scheme::Http,
+        }
+    }
+
+    /// The port that requests go to where they do not say.
+    pub(crate) fn port(&self) -> u16 {
+        match self.scope {
+            Scope::Anywhere => 80,
+            Scope::Host(_, port) | Scope::Target(_, port) => port,
+        }
+    }
+
+    /// The one host of this connection, once it is known.
+    pub(crate) fn host(&self) -> Option<&Host> {
+        self.pinned.get()
+    }
+
+    /// What can be said of it without a request.
+    fn told(&self) -> audit::Facts {
+        let host = self.host().map(crate::record::host);
+        audit::Facts::Connection(audit::Connection { host, port: Some(self.port()), tls: None })
+    }
+
+    fn pin(&self, host: &Host) {
+        match self.scope {
+            Scope::Anywhere => {}
+            Scope::Host(..) | Scope::Target(..) => {
+                self.pinned.get_or_init(|| host.clone());
+            }
+        }
     }
 
     fn record(&self) -> MutexGuard<'_, OpenRecord> {
@@ -130,6 +197,10 @@ impl Exchange {
         tokio::select! {
             done = request => done,
             _ = self.cut.cut() => None,
+            () = tokio::time::sleep_until(self.connection.until.into()) => {
+                self.cut.now(Reason::LifetimeSpent);
+                None
+            }
             () = self.silence(limits.idle().max(limits.first_byte())) => {
                 self.cut.now(Reason::IdleTooLong);
                 None

@@ -42,7 +42,7 @@ pub(super) fn peer(
 ) -> Option<Box<HttpPeer>> {
     let permit = leave.permit();
     let address = SocketAddr::new(*leave.addresses().get(at)?, permit.port()?);
-    let tls = exchange.connection.scheme == Scheme::Https;
+    let tls = exchange.connection.scheme() == Scheme::Https;
     // An empty name would turn verification off: a host always has one.
     let name = match permit.host() {
         Host::Address(address) => address.to_string(),
@@ -55,7 +55,7 @@ pub(super) fn peer(
 }
 
 fn alpn(exchange: &Exchange, manner: Manner) -> ALPN {
-    match (exchange.connection.scheme, exchange.version) {
+    match (exchange.connection.scheme(), exchange.version) {
         _ if manner.upgrade => ALPN::H1,
         (Scheme::Https, _) => ALPN::H2H1,
         (Scheme::Http, HttpVersion::Http1) => ALPN::H1,

@@ -1,13 +1,13 @@
 //! A request's facts, for the decision and for the record.
 
 use pingora_http::{RequestHeader, Version};
+use rules::Reason;
 use rules::facts::{
     Authority, ConnectFacts, Facts, Method, Protocol, RequestFacts, Scheme, Target,
 };
 use rules::limits::Limits;
-use rules::{Host, Reason};
 
-use super::Exchange;
+use super::{Exchange, Scope};
 use crate::record;
 use crate::refusal::Refusal;
 
@@ -27,21 +27,23 @@ pub(super) fn said(
     within(head, limits)?;
     let connection = &exchange.connection;
     let authorities = authorities(head)?;
-    let port = match &connection.host {
-        Some(_) => connection.port,
-        None => authorities.first().and_then(|first| first.port).unwrap_or(connection.port),
-    };
     let method = Method::parse(head.method.as_str()).map_err(|_| Reason::BadMethod)?;
     let path = head.uri.path().to_owned();
-    let connect = match (&connection.host, authorities.first()) {
-        (None, Some(first)) => Some(plain(&first.host, port)),
-        _ => None,
+    let named = authorities.first();
+    let (port, connect) = match &connection.scope {
+        Scope::Anywhere => {
+            let first = named.ok_or(Reason::NameMissing)?;
+            let port = first.port.unwrap_or(connection.port());
+            (port, Some(plain(Target::Named(first.host.clone()), port, named)))
+        }
+        Scope::Host(_, port) => (*port, None),
+        Scope::Target(target, port) => (*port, Some(plain(target.clone(), *port, named))),
     };
     let facts = RequestFacts {
-        connection: connection.host.clone(),
+        connection: connection.host().cloned(),
         authorities,
         port,
-        scheme: connection.scheme,
+        scheme: connection.scheme(),
         version: exchange.version,
         method,
         path,
@@ -64,10 +66,10 @@ fn within(head: &RequestHeader, limits: &Limits) -> Result<(), Reason> {
     Ok(())
 }
 
-/// A request of its own connection must also pass as the connection it would need.
-fn plain(host: &Host, port: u16) -> Facts {
-    let protocol = Protocol::Http { host: Some(host.clone()) };
-    Facts::Connect(ConnectFacts { target: Target::Named(host.clone()), port, protocol })
+/// A request without TLS must also pass as the connection it needs.
+fn plain(target: Target, port: u16, named: Option<&Authority>) -> Facts {
+    let protocol = Protocol::Http { host: named.map(|named| named.host.clone()) };
+    Facts::Connect(ConnectFacts { target, port, protocol })
 }
 
 /// Every authority it names: `:authority` or the target's, and `Host`.
@@ -89,17 +91,17 @@ pub(super) fn told(head: &RequestHeader, exchange: &Exchange) -> audit::Facts {
     let connection = &exchange.connection;
     let named = head.uri.authority().map(|authority| authority.host());
     let field = |name: &str| head.headers.get(name).map(|value| value.as_bytes());
-    let host = match (&connection.host, named) {
+    let host = match (connection.host(), named) {
         (Some(host), _) => record::host(host),
         (None, Some(named)) => named.into(),
         (None, None) => String::from_utf8_lossy(field("host").unwrap_or_default()).as_ref().into(),
     };
-    let scheme = match connection.scheme {
+    let scheme = match connection.scheme() {
         Scheme::Http => audit::Scheme::Http,
         Scheme::Https => audit::Scheme::Https,
     };
     let (method, target) = (head.method.as_str().as_bytes(), head.raw_path());
-    let mut told = audit::Request::new(method, scheme, host, connection.port, target);
+    let mut told = audit::Request::new(method, scheme, host, connection.port(), target);
     told.version = Some(if head.version == Version::HTTP_2 { "2" } else { "1.1" }.into());
     told.user_agent = field("user-agent").map(audit::Text::from_bytes);
     told.length = field("content-length")

@@ -1,0 +1,33 @@
+//! Which running instance a command speaks to, and the asking.
+
+use std::path::PathBuf;
+
+use anyhow::Context;
+use serde_json::Value;
+
+use crate::app::{operator, places};
+use crate::{admin, policies};
+
+/// The running instance.
+#[derive(clap::Args, Debug)]
+pub(crate) struct Running {
+    /// The operator's file of the running instance
+    #[arg(long, short = 'c', value_name = "FILE", default_value = "sandbar.toml")]
+    config: PathBuf,
+    /// The admin socket, where it is not the one of the operator's file
+    #[arg(long, value_name = "PATH")]
+    socket: Option<PathBuf>,
+}
+
+impl Running {
+    /// Asks it.
+    pub(crate) fn ask(&self, method: &str, path: &str, body: &Value) -> anyhow::Result<Value> {
+        let socket = match &self.socket {
+            Some(socket) => socket.clone(),
+            None => places(&self.config, &operator(&policies::operated(&self.config)?)?)?.socket,
+        };
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
+        let told = runtime.block_on(admin::ask(&socket, method, path, body))?;
+        serde_json::from_str(&told).context("the running program gave no answer that is one")
+    }
+}
