@@ -23,7 +23,9 @@ lint:
 	$(CARGO) fmt --all --check
 	$(CARGO) clippy --workspace --all-targets -- -D warnings
 
-bench:
+bench: needs-demo
+	$(CARGO) build --quiet --release -p proxy
+	integration/benches/dns.sh target/release/sandbar
 	$(CARGO) bench --workspace
 
 needs-demo:
