@@ -39,7 +39,7 @@ dns_types = ["A", "AAAA", "CAA", "CNAME", "HTTPS", "MX", "SRV", "SVCB", "TXT"]
 fn iodine_does_not_connect_where_only_addresses_are_allowed() {
     for options in [&["-T", "A"][..], &[]] {
         let mut tunnel = Tunnel::iodine(POLICY);
-        let client = ["-k", "2", "60", "iodine", "-f", "-r", "-P", "pw"];
+        let client = ["-k", "2", "120", "iodine", "-f", "-r", "-P", "pw"];
         let client = [&client[..], options, &["10.200.0.1", DOMAIN]].concat();
         let run = tunnel.net.inside(&tunnel.net.sandbox, "timeout", &client).output().unwrap();
         let said = text(&run.stderr);
