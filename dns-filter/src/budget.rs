@@ -97,6 +97,17 @@ pub enum Spent {
     Sandbox,
 }
 
+impl Spent {
+    /// What it means, for people.
+    pub fn meaning(self) -> &'static str {
+        match self {
+            Spent::Forwards => "The queries of this hour are used up.",
+            Spent::Rule => "The bits of this rule are used up.",
+            Spent::Sandbox => "The bits of this sandbox are used up.",
+        }
+    }
+}
+
 /// What is left, for people.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Left {

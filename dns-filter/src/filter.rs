@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, HashMap};
 use std::io;
 use std::net::IpAddr;
 use std::path::PathBuf;
-use std::sync::atomic::AtomicUsize;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, PoisonError, RwLock};
 use std::time::Duration;
 
@@ -19,8 +19,10 @@ use crate::ahead::Ahead;
 use crate::budget::Budget;
 use crate::limits::MALFORMED_RECORDS;
 use crate::lock;
+use crate::message::Rcode;
+use crate::meter::{Fate, Meter, Rest};
 use crate::record;
-use crate::state::{Meter, State};
+use crate::state::State;
 use crate::store::Store;
 use crate::upstream::{Exchange, Upstreams};
 
@@ -140,6 +142,11 @@ impl Filter {
         }
     }
 
+    /// Queries that wait for a resolver now.
+    pub fn in_flight(&self) -> usize {
+        self.in_flight.load(Ordering::Relaxed)
+    }
+
     pub(crate) fn is_ahead(&self) -> bool {
         self.settings.pre_resolve == PreResolve::On
     }
@@ -201,36 +208,59 @@ impl Filter {
         }
     }
 
+    /// Tells what waits; at a stop, when there is no `now`, all of it.
     fn tell_untold(&self, now: Option<Instant>) {
         let rules = self.rules.load_full();
+        for rest in lock(&self.malformed).untold(now) {
+            self.tell_rest(&rules, rest);
+        }
         let states: Vec<Arc<State>> = {
             let states = self.states.read().unwrap_or_else(PoisonError::into_inner);
             states.values().cloned().collect()
         };
         for state in states {
-            let mut inner = state.lock();
-            let before = now.and_then(|now| now.checked_sub(self.fold));
-            let answers = if now.is_some() && before.is_none() {
-                Vec::new()
-            } else {
-                inner.cache.untold(before)
-            };
-            let denials = inner.denials.untold(now);
-            let subject = inner.subject.clone();
-            drop(inner);
-            for (entry, count) in answers {
-                let mut record = self.log.open_record(record::own_arrival("folded"));
-                record.sandbox(subject.clone());
-                self.record_answer(record, &rules, &entry, count.saturating_sub(1));
+            self.tell_state(&rules, &state, now);
+        }
+    }
+
+    fn tell_state(&self, rules: &RuleSet, state: &State, now: Option<Instant>) {
+        let mut inner = state.lock();
+        let answers = match now {
+            None => inner.cache.untold(None),
+            Some(now) => {
+                let before = now.checked_sub(self.fold);
+                before.map(|before| inner.cache.untold(Some(before))).unwrap_or_default()
             }
-            if denials > 0 {
-                let mut record = self.log.open_record(record::own_arrival("folded"));
-                record.sandbox(subject);
-                record.facts(record::facts("(many)", rules::facts::QueryType::A));
-                let mut verdict =
-                    record::refused(rules::Reason::NotListed, None, self.policy(&rules));
-                verdict.folded = denials - 1;
-                record.denied(verdict);
+        };
+        let rest = inner.metered.untold(now);
+        let subject = inner.subject.clone();
+        drop(inner);
+        for (entry, count) in answers {
+            let mut record = self.log.open_record(record::own_arrival("folded"));
+            record.sandbox(subject.clone());
+            self.record_answer(record, rules, &entry, count.saturating_sub(1));
+        }
+        for rest in rest {
+            self.tell_rest(rules, Rest { subject: Some(subject.clone()), ..rest });
+        }
+    }
+
+    /// Writes one record for queries that were only counted, under their own reason.
+    fn tell_rest(&self, rules: &RuleSet, rest: Rest) {
+        let mut record = self.log.open_record(record::own_arrival("folded"));
+        if let Some(subject) = rest.subject {
+            record.sandbox(subject);
+        }
+        record.facts(record::facts(&rest.name, rest.kind));
+        let policy = self.policy(rules);
+        match rest.fate {
+            Fate::Answered => {
+                let verdict = record::summary(record::answered_here(policy), rest.count);
+                let outcome = crate::clean::outcome(Rcode::NOERROR, &[], audit::Ending::Completed);
+                record.answered(verdict, &outcome);
+            }
+            Fate::Refused(reason) => {
+                record.denied(record::summary(record::refused(reason, None, policy), rest.count));
             }
         }
     }

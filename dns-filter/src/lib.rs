@@ -12,6 +12,7 @@ mod explain;
 mod filter;
 pub mod limits;
 pub mod message;
+mod meter;
 mod query;
 mod record;
 mod resolver;

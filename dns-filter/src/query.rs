@@ -3,7 +3,6 @@
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
 
 use rules::facts::{NameFacts, QueryType};
 use rules::operator::DenialForm;
@@ -15,11 +14,12 @@ use tokio::time::Instant;
 use crate::cache::Entry;
 use crate::clean::{Asked, Cleaned};
 use crate::filter::Filter;
-use crate::limits::{IN_FLIGHT, TTL_CEILING, TTL_FLOOR, TTL_SYNTHETIC};
+use crate::limits::{TTL_CEILING, TTL_FLOOR, TTL_SYNTHETIC};
 use crate::lock;
 use crate::message::{Carrier, Ede, Query, Rcode, Section, Unfit, key_of};
+use crate::meter::Fate;
 use crate::record;
-use crate::resolver::Want;
+use crate::resolver::{By, Want};
 use crate::score::ALARM;
 use crate::state::{Inner, State};
 
@@ -91,7 +91,8 @@ impl Filter {
 
     /// The answer to a query that cannot even wait.
     pub(crate) fn overloaded(&self, pending: Pending) -> Vec<u8> {
-        let Pending { packet, carrier, .. } = pending;
+        let Pending { packet, carrier, want } = pending;
+        self.record_overload(&want);
         let Ok(query) = Query::read(&packet) else { return Vec::new() };
         self.refusal(&query, Reason::DnsOverload, carrier)
     }
@@ -112,19 +113,23 @@ impl Filter {
             Unfit::Malformed(head, rcode) => (Step::Answer(head.bare(rcode)), Reason::DnsMalformed),
             Unfit::Operation(head, rcode) => (Step::Answer(head.bare(rcode)), Reason::DnsOperation),
         };
-        if let Some(folded) = lock(&self.malformed).count(Instant::now()) {
-            let rules = self.rules.load_full();
+        self.unread(reason, arrived);
+        answer
+    }
+
+    /// Records what came and was not even read: no query, or more than is served.
+    pub(crate) fn unread(&self, reason: Reason, arrived: &Arrived) {
+        let rules = self.rules.load_full();
+        let whose = rules.sandboxes().identify(std::slice::from_ref(&arrived.channel)).ok();
+        let asked = || ("(unreadable)".to_owned(), QueryType(0));
+        if self.is_metered(reason, whose.as_ref(), asked) {
             let mut record = self.log.open_record(record::arrival(arrived));
-            if let Ok(sandbox) = rules.sandboxes().identify(std::slice::from_ref(&arrived.channel))
-            {
-                record.sandbox(record::subject(&sandbox));
+            if let Some(sandbox) = &whose {
+                record.sandbox(record::subject(sandbox));
             }
             record.facts(record::facts("(unreadable)", QueryType(0)));
-            let mut verdict = record::refused(reason, None, self.policy(&rules));
-            verdict.folded = folded;
-            record.denied(verdict);
+            record.denied(record::refused(reason, None, self.policy(&rules)));
         }
-        answer
     }
 
     /// A query by a path that is nobody's, or two sandboxes' at once.
@@ -135,14 +140,27 @@ impl Filter {
         reason: Reason,
         rules: &RuleSet,
     ) -> Step {
-        if let Some(folded) = lock(&self.malformed).count(Instant::now()) {
+        if self.is_metered(reason, None, || (query.shown(), query.kind)) {
             let mut record = self.log.open_record(record::arrival(arrived));
             record.facts(record::facts(&query.shown(), query.kind));
-            let mut verdict = record::alert(record::refused(reason, None, self.policy(rules)));
-            verdict.folded = folded;
-            record.denied(verdict);
+            record.denied(record::alert(record::refused(reason, None, self.policy(rules))));
         }
         Step::Answer(self.refusal(query, reason, arrived.carrier))
+    }
+
+    /// Whether what belongs to no sandbox's meter gets a record of its own; it is counted if not.
+    fn is_metered(
+        &self,
+        reason: Reason,
+        whose: Option<&SandboxRef>,
+        asked: impl FnOnce() -> (String, QueryType),
+    ) -> bool {
+        let mut meter = lock(&self.malformed);
+        let own = meter.admits(Instant::now());
+        if !own {
+            meter.count(Fate::Refused(reason), whose, asked);
+        }
+        own
     }
 
     /// The answer to a query that is refused, in the operator's form where it is about a name.
@@ -274,22 +292,21 @@ impl Judging<'_> {
             return Judged::Answer(answer);
         }
         let facts = Facts::Name(NameFacts { name: name.clone(), query: self.query.kind });
-        let permit = match self.rules.decide(&self.sandbox, &facts) {
-            Decision::Allow(permit) => permit,
-            Decision::Deny(denial) => return self.deny(&denial, &name),
-        };
+        match self.rules.decide(&self.sandbox, &facts) {
+            Decision::Allow(permit) => self.allowed(permit, name, key, now),
+            Decision::Deny(denial) => self.deny(&denial, &name),
+        }
+    }
+
+    /// What can be said of a name that may be asked for; else it is to be asked.
+    fn allowed(&self, permit: Permit, name: DomainName, key: &[u8], now: Instant) -> Judged {
         let filter = self.filter;
+        let (rules, sandbox, kind) = (self.rules, &self.sandbox, self.query.kind);
+        let asked = Asked { rules, sandbox, permit: &permit, name: &name, kind };
         let said = filter.hosts.get(&name);
         if said.is_none() && special_zone(&name).is_some() && !filter.upstreams.has_zone(&name) {
             return self.refuse_by(Reason::SpecialName, Some(&permit));
         }
-        let asked = Asked {
-            rules: self.rules,
-            sandbox: &self.sandbox,
-            permit: &permit,
-            name: &name,
-            kind: self.query.kind,
-        };
         if permit.lookup().synthetic {
             return self.synthetic(&asked, key, now);
         }
@@ -300,17 +317,9 @@ impl Judging<'_> {
         if let Some((cleaned, born)) = filter.ahead.find(&asked, now) {
             return self.say(&asked, cleaned, key, born);
         }
-        if filter.in_flight.load(Ordering::Relaxed) >= IN_FLIGHT {
-            return self.refuse_by(Reason::DnsOverload, Some(&permit));
-        }
-        Judged::Ask(Want {
-            sandbox: self.sandbox.clone(),
-            kind: self.query.kind,
-            arrival: record::arrival(self.arrived),
-            key: key.into(),
-            name,
-            permit,
-        })
+        let (sandbox, arrival) = (self.sandbox.clone(), record::arrival(self.arrived));
+        let (key, by) = (key.into(), By::Sandbox);
+        Judged::Ask(Want { sandbox, kind, arrival, key, name, permit, by })
     }
 
     /// An answer that is kept, if its permission still is.
@@ -318,13 +327,7 @@ impl Judging<'_> {
         let mut inner = self.state.lock();
         let kept = inner.cache.find(key, now)?;
         if kept.generation != self.rules.generation() {
-            let same = match self.rules.decide(&self.sandbox, kept.entry.permit.facts()) {
-                Decision::Allow(permit) => {
-                    !permit.lookup().strict_cname && permit.same_terms(&kept.entry.permit)
-                }
-                Decision::Deny(_) => false,
-            };
-            if !same {
+            if !self.still_allows(&kept.entry.permit) {
                 inner.cache.remove(key);
                 return None;
             }
@@ -337,6 +340,14 @@ impl Judging<'_> {
             self.record_given(&entry, count - 1);
         }
         Some(given(&self.query, &entry, now, self.arrived.carrier))
+    }
+
+    /// Whether the rules of now give the permit that an answer was asked by.
+    fn still_allows(&self, given: &Permit) -> bool {
+        match self.rules.decide(&self.sandbox, given.facts()) {
+            Decision::Allow(permit) => !permit.lookup().strict_cname && permit.same_terms(given),
+            Decision::Deny(_) => false,
+        }
     }
 
     fn record_given(&self, entry: &Entry, folded: u64) {
@@ -360,11 +371,8 @@ impl Judging<'_> {
         } else {
             return None;
         };
-        let counted = self.counted(&mut self.state.lock());
-        if let Some(folded) = counted {
-            let mut verdict = audit::Verdict::new(record::ALLOWED);
-            (verdict.carried, verdict.folded) = (Some(record::ANSWERED), folded);
-            verdict.policy = Some(self.filter.policy(self.rules));
+        if self.is_recorded(Fate::Answered) {
+            let verdict = record::answered_here(self.filter.policy(self.rules));
             let outcome =
                 crate::clean::outcome(cleaned.rcode, &cleaned.told, audit::Ending::Completed);
             self.open().answered(verdict, &outcome);
@@ -408,10 +416,8 @@ impl Judging<'_> {
 
     /// A refusal that no rule made.
     fn refuse_by(&self, reason: Reason, permit: Option<&Permit>) -> Judged {
-        let counted = self.counted(&mut self.state.lock());
-        if let Some(folded) = counted {
-            let mut verdict = record::refused(reason, permit, self.filter.policy(self.rules));
-            verdict.folded = folded;
+        if self.is_recorded(Fate::Refused(reason)) {
+            let verdict = record::refused(reason, permit, self.filter.policy(self.rules));
             self.open().denied(verdict);
         }
         Judged::Answer(self.filter.refusal(&self.query, reason, self.arrived.carrier))
@@ -424,32 +430,28 @@ impl Judging<'_> {
         if denial.reason == Reason::DnsTypeNotAllowed {
             inner.watch.odd_type(now);
         }
-        let (score, features) = inner.watch.score();
-        let alarm = score >= ALARM && inner.is_due("dns_tunnel_suspected", now);
-        let counted = self.counted(&mut inner);
+        let score = inner.watch.score();
+        let alarm = score.0 >= ALARM && inner.is_due("dns_tunnel_suspected", now);
+        let own = alarm || self.records(&mut inner, Fate::Refused(denial.reason));
         drop(inner);
-        if counted.is_some() || alarm {
-            let mut verdict = record::denied(denial, self.filter.policy(self.rules));
-            verdict.folded = counted.unwrap_or_default();
-            if score > 0 {
-                (verdict.score, verdict.features) = (Some(score), features.clone());
-            }
-            let record = self.open();
-            if alarm {
-                alarmed(record, verdict, (score, features));
-            } else {
-                record.denied(verdict);
+        if own {
+            let verdict = record::denied(denial, self.filter.policy(self.rules));
+            let (record, verdict) = (self.open(), record::scored(verdict, &score));
+            match alarm {
+                true => alarmed(record, verdict, score),
+                false => record.denied(verdict),
             }
         }
         Judged::Answer(self.filter.refusal(&self.query, denial.reason, self.arrived.carrier))
     }
 
-    /// Whether what is answered here gets a record of its own, and how many others that stands for.
-    fn counted(&self, inner: &mut Inner) -> Option<u64> {
-        match self.filter.fold.is_zero() {
-            true => Some(0),
-            false => inner.denials.count(Instant::now()),
-        }
+    /// Whether what sends nothing gets a record of its own; it is counted if not.
+    fn is_recorded(&self, fate: Fate) -> bool {
+        self.records(&mut self.state.lock(), fate)
+    }
+
+    fn records(&self, inner: &mut Inner, fate: Fate) -> bool {
+        inner.records(self.filter.fold, fate, || (self.query.shown(), self.query.kind))
     }
 
     fn open(&self) -> audit::OpenRecord {

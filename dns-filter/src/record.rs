@@ -95,6 +95,25 @@ pub(crate) fn refused(reason: Reason, permit: Option<&Permit>, policy: audit::Po
     }
 }
 
+/// What no rule need allow: the sandbox's own names.
+pub(crate) fn answered_here(policy: audit::Policy) -> Verdict {
+    Verdict { policy: Some(policy), carried: Some(ANSWERED), ..Verdict::new(ALLOWED) }
+}
+
+/// Makes a verdict stand for `count` queries of which only the first is named.
+pub(crate) fn summary(verdict: Verdict, count: u64) -> Verdict {
+    let message = format!("{count} queries ended so without a record; this is the first's name.");
+    Verdict { folded: count.saturating_sub(1), message: Some(message.into()), ..verdict }
+}
+
+/// Says the score and what it is made of, when there is one.
+pub(crate) fn scored(verdict: Verdict, (score, features): &(u32, Vec<audit::Feature>)) -> Verdict {
+    match score {
+        0 => verdict,
+        _ => Verdict { score: Some(*score), features: features.clone(), ..verdict },
+    }
+}
+
 /// Marks a verdict as one that somebody should look at.
 pub(crate) fn alert(verdict: Verdict) -> Verdict {
     Verdict { attention: Attention::Alert, ..verdict }

@@ -8,6 +8,7 @@ use std::time::Duration;
 
 use audit::Subject;
 use ipnet::Ipv4Net;
+use rules::facts::QueryType;
 use rules::{RuleSet, SandboxRef};
 use tokio::sync::watch;
 use tokio::time::Instant;
@@ -16,6 +17,7 @@ use crate::budget::Budget;
 use crate::cache::{Cache, Entry};
 use crate::limits::{DENIED_RECORDS, FINDING_PAUSE};
 use crate::lock;
+use crate::meter::{Fate, Meter};
 use crate::record;
 use crate::resolver::Refusal;
 use crate::score::Watch;
@@ -42,7 +44,7 @@ pub(crate) struct Inner {
     pub(crate) budget: Budget,
     pub(crate) watch: Watch,
     pub(crate) synthetic: Synthetic,
-    pub(crate) denials: Meter,
+    pub(crate) metered: Meter,
     told: HashMap<&'static str, Instant>,
 }
 
@@ -65,7 +67,7 @@ impl State {
                 budget,
                 watch: Watch::new(now),
                 synthetic: Synthetic::new(range),
-                denials: Meter::new(DENIED_RECORDS),
+                metered: Meter::new(DENIED_RECORDS),
                 told: HashMap::new(),
             }),
         }
@@ -86,6 +88,20 @@ impl Inner {
         }
     }
 
+    /// Whether what sent nothing gets a record of its own; it is counted if not.
+    pub(crate) fn records(
+        &mut self,
+        fold: Duration,
+        fate: Fate,
+        asked: impl FnOnce() -> (String, QueryType),
+    ) -> bool {
+        let own = fold.is_zero() || self.metered.admits(Instant::now());
+        if !own {
+            self.metered.count(fate, None, asked);
+        }
+        own
+    }
+
     /// Whether a finding of this kind is due; at most one in a while.
     pub(crate) fn is_due(&mut self, code: &'static str, now: Instant) -> bool {
         let due = self.told.get(code).is_none_or(|at| now >= *at + FINDING_PAUSE);
@@ -100,39 +116,4 @@ fn pattern_bits(rules: &RuleSet, sandbox: &SandboxRef) -> f64 {
     let patterns: usize =
         rules.policies_of(sandbox).iter().map(|policy| policy.hosts().count()).sum();
     (patterns.max(1) as f64).log2()
-}
-
-/// How many records of one kind are written each second; the rest is counted.
-#[derive(Debug)]
-pub(crate) struct Meter {
-    most: u32,
-    since: Option<Instant>,
-    written: u32,
-    folded: u64,
-}
-
-impl Meter {
-    pub(crate) fn new(most: u32) -> Self {
-        Meter { most, since: None, written: 0, folded: 0 }
-    }
-
-    /// Counts one; says how many earlier ones its record stands for, when it gets one.
-    pub(crate) fn count(&mut self, now: Instant) -> Option<u64> {
-        if self.since.is_none_or(|since| now >= since + Duration::from_secs(1)) {
-            (self.since, self.written) = (Some(now), 0);
-        }
-        if self.written >= self.most {
-            self.folded += 1;
-            return None;
-        }
-        self.written += 1;
-        Some(std::mem::take(&mut self.folded))
-    }
-
-    /// What is counted and not told yet, once the second is over.
-    pub(crate) fn untold(&mut self, now: Option<Instant>) -> u64 {
-        let over =
-            |now: Instant| self.since.is_none_or(|since| now >= since + Duration::from_secs(1));
-        if now.is_none_or(over) { std::mem::take(&mut self.folded) } else { 0 }
-    }
 }

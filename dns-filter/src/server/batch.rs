@@ -89,12 +89,12 @@ impl Batch {
         Ok(self.received)
     }
 
-    /// The datagrams of the last batch; what did not fit a buffer is no query and left out.
+    /// The datagrams of the last batch; what did not fit a buffer is no query and comes as nothing.
     pub(super) fn datagrams(&self) -> impl Iterator<Item = Datagram<'_>> {
         let parts = self.headers.iter().zip(&self.buffers).zip(&self.sources).take(self.received);
         parts.filter_map(|((header, buffer), source)| {
             let cut = header.msg_hdr.msg_flags & (libc::MSG_TRUNC | libc::MSG_CTRUNC) != 0;
-            let bytes = buffer.get(..header.msg_len as usize).filter(|_| !cut)?;
+            let bytes = buffer.get(..header.msg_len as usize).filter(|_| !cut).unwrap_or_default();
             let source = address(source)?;
             Some(Datagram { bytes, source, seen: seen(&header.msg_hdr) })
         })

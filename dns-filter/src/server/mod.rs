@@ -9,18 +9,15 @@ mod udp;
 use std::io;
 use std::net::SocketAddr;
 use std::sync::Arc;
-use std::time::Duration;
 
+use rules::Channel;
 use rules::operator::Whose;
 use rules::word::SandboxId;
 use tokio::sync::{Semaphore, watch};
 use tokio::task::JoinSet;
 
 use crate::filter::Filter;
-use crate::limits::IN_FLIGHT;
-
-/// How long queries in flight are waited for at a stop.
-pub const DRAIN: Duration = Duration::from_secs(5);
+use crate::limits::{DRAIN, IN_FLIGHT};
 
 /// Where queries arrive, and what tells whose they are.
 #[derive(Clone, Debug)]
@@ -129,6 +126,12 @@ impl Server {
         drop(tokio::time::timeout(DRAIN, all).await);
         Ok(())
     }
+}
+
+/// The channel of what came by an interface that the kernel cannot name (any more): nobody's, as no
+/// interface has such a name.
+fn unnamed(index: Option<u32>) -> Channel {
+    Channel::Interface(format!("unnamed/{}", index.unwrap_or_default()))
 }
 
 /// Resolves once `stop` is true.

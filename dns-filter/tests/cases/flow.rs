@@ -152,6 +152,7 @@ async fn case_65_a_flood_of_refused_names_is_counted_and_keeps_nothing() {
     for at in 0..20_000 {
         world.ask(&format!("n{at}.evil.example"), A).await;
     }
+    world.settled().await;
     assert_eq!(world.recorder.seen().len(), 0);
     let records = world.records();
     let denied: Vec<_> = records.iter().filter(|record| record["class_uid"] == 4003).collect();

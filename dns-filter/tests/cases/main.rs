@@ -9,5 +9,6 @@ mod flow;
 mod listeners;
 mod names;
 mod recorder;
+mod records;
 mod shapes;
 mod world;
