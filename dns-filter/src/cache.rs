@@ -35,6 +35,11 @@ pub(crate) struct Entry {
 }
 
 impl Entry {
+    /// The addresses that the sandbox is told.
+    pub(crate) fn addresses(&self) -> impl Iterator<Item = IpAddr> {
+        self.told.iter().filter_map(|answer| answer.rdata.shown().parse().ok())
+    }
+
     pub(crate) fn age(&self, now: Instant) -> u32 {
         now.saturating_duration_since(self.born).as_secs() as u32
     }
@@ -150,6 +155,12 @@ impl Drop for Cache {
 }
 
 impl Fold {
+    /// Ends the window for an answer that gets a record now; says how many that stands for.
+    pub(crate) fn end(&mut self, now: Instant) -> u64 {
+        self.since = Some(now);
+        std::mem::take(&mut self.count) + 1
+    }
+
     /// Counts one more answer; says how many a record is due for, this one included.
     pub(crate) fn count(&mut self, window: std::time::Duration, now: Instant) -> Option<u64> {
         match self.since {
@@ -157,11 +168,7 @@ impl Fold {
                 self.count += 1;
                 None
             }
-            Some(_) | None => {
-                let before = std::mem::take(&mut self.count);
-                self.since = Some(now);
-                Some(before + 1)
-            }
+            Some(_) | None => Some(self.end(now)),
         }
     }
 }

@@ -9,14 +9,15 @@ use std::sync::{Arc, Mutex, PoisonError, RwLock};
 use std::time::Duration;
 
 use arc_swap::ArcSwap;
-use audit::{Log, OpenRecord};
-use rules::operator::{DenialForm, DnsSettings, PreResolve};
+use audit::{Log, OpenRecord, Outcome, Verdict};
+use rules::operator::{DenialForm, DnsSettings, PreResolve, Reverse};
 use rules::word::SandboxId;
 use rules::{DomainName, RuleSet, SandboxRef};
 use tokio::time::Instant;
 
 use crate::ahead::Ahead;
 use crate::budget::Budget;
+use crate::cache::Entry;
 use crate::limits::MALFORMED_RECORDS;
 use crate::lock;
 use crate::message::Rcode;
@@ -49,6 +50,7 @@ pub struct Filter {
     pub(crate) denial: DenialForm,
     pub(crate) hosts: HashMap<DomainName, Vec<IpAddr>>,
     pub(crate) fold: Duration,
+    pub(crate) reverse: Reverse,
     pub(crate) ahead: Ahead,
     pub(crate) in_flight: AtomicUsize,
     pub(crate) malformed: Mutex<Meter>,
@@ -103,6 +105,7 @@ impl Filter {
                 .map(|host| (host.name.clone(), host.addresses.clone()))
                 .collect(),
             fold: Duration::from_secs(settings.fold_seconds),
+            reverse: settings.reverse,
             ahead: Ahead::default(),
             in_flight: AtomicUsize::new(0),
             malformed: Mutex::new(Meter::new(MALFORMED_RECORDS)),
@@ -270,14 +273,19 @@ impl Filter {
         &self,
         mut record: OpenRecord,
         rules: &RuleSet,
-        entry: &crate::cache::Entry,
+        entry: &Entry,
         folded: u64,
     ) {
         record.facts(record::facts(entry.name.as_str(), entry.kind));
-        let mut verdict = record::allowed(&entry.permit, self.policy(rules), record::ANSWERED);
-        verdict.folded = folded;
-        let outcome = crate::clean::outcome(entry.rcode, &entry.told, audit::Ending::Completed);
+        let (verdict, outcome) = self.told(rules, entry, folded);
         record.answered(verdict, &outcome);
+    }
+
+    /// What the record of a kept answer says.
+    pub(crate) fn told(&self, rules: &RuleSet, entry: &Entry, folded: u64) -> (Verdict, Outcome) {
+        let verdict = record::allowed(&entry.permit, self.policy(rules), record::ANSWERED);
+        let outcome = crate::clean::outcome(entry.rcode, &entry.told, audit::Ending::Completed);
+        (Verdict { folded, ..verdict }, outcome)
     }
 }
 

@@ -10,6 +10,7 @@ mod cache;
 pub mod clean;
 mod explain;
 mod filter;
+mod learned;
 pub mod limits;
 pub mod message;
 mod meter;
@@ -28,7 +29,7 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 
 pub use explain::Explanation;
 pub use filter::{Config, Filter, StartError};
-pub use query::{Arrived, Pending, Step};
+pub use query::{Arrived, Pending, Step, Toward};
 pub use resolver::{Refusal, Resolver};
 
 /// A panic while holding one of our locks leaves data that is whole: each is changed in one step.

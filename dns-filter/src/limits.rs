@@ -76,6 +76,8 @@ pub const CACHE_SANDBOX: usize = 8192;
 pub const CACHE_ALL: usize = 262_144;
 /// Synthetic addresses of one sandbox.
 pub const SYNTHETIC: usize = 65_536;
+/// Addresses of one sandbox whose name is remembered for its reverse look-ups.
+pub const LEARNED: usize = 4096;
 /// Names resolved ahead, of one policy.
 pub const AHEAD_POLICY: usize = 256;
 /// Names resolved ahead, in all.

@@ -1,11 +1,13 @@
 //! The life of a query: read, identify, decide, then answer here or ask. Whatever can be answered here
 //! is answered at once; only what must leave waits.
 
+use std::cell::Cell;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::sync::Arc;
 
+use audit::{Finding, Outcome, Verdict};
 use rules::facts::{NameFacts, QueryType};
-use rules::operator::DenialForm;
+use rules::operator::{DenialForm, Reverse};
 use rules::{
     Channel, Decision, Denial, DomainName, Facts, Permit, Reason, RuleSet, SandboxRef, special_zone,
 };
@@ -14,6 +16,7 @@ use tokio::time::Instant;
 use crate::cache::Entry;
 use crate::clean::{Asked, Cleaned};
 use crate::filter::Filter;
+use crate::learned::reversed;
 use crate::limits::{TTL_CEILING, TTL_FLOOR, TTL_SYNTHETIC};
 use crate::lock;
 use crate::message::{Carrier, Ede, Query, Rcode, Section, Unfit, key_of};
@@ -35,6 +38,16 @@ pub struct Arrived {
     pub source: Option<SocketAddr>,
     /// Where the sandbox sent it.
     pub aimed: Option<SocketAddr>,
+    pub toward: Toward,
+}
+
+/// Whom a query was meant for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Toward {
+    /// Another resolver: it is known to have been brought here from its way there.
+    Elsewhere,
+    /// Us, as far as it is known.
+    Us,
 }
 
 /// What becomes of a packet.
@@ -67,13 +80,15 @@ impl Filter {
             Err(reason) => return self.stranger(&query, arrived, reason, &rules),
         };
         let state = self.state(&rules, &sandbox);
-        let judging = Judging { filter: self, rules: &rules, sandbox, state, query, arrived };
+        let alarm = Cell::new(bypass(&state, arrived));
+        let judging =
+            Judging { filter: self, rules: &rules, sandbox, state, query, arrived, alarm };
         match judging.locally() {
             Judged::Answer(answer) => Step::Answer(answer),
             Judged::Ask(want) => Step::Wait(Box::new(Pending {
                 packet: packet.to_vec(),
                 carrier: arrived.carrier,
-                want,
+                want: *want,
             })),
         }
     }
@@ -269,11 +284,13 @@ struct Judging<'a> {
     state: Arc<State>,
     query: Query<'a>,
     arrived: &'a Arrived,
+    /// What is to be found in the first record of the query.
+    alarm: Cell<Option<Finding>>,
 }
 
 enum Judged {
     Answer(Vec<u8>),
-    Ask(Want),
+    Ask(Box<Want>),
 }
 
 impl Judging<'_> {
@@ -287,8 +304,11 @@ impl Judging<'_> {
         if let Some(answer) = self.cached(key, now) {
             return Judged::Answer(answer);
         }
+        if self.filter.upstreams.is_own(self.query.id(), self.query.question()) {
+            return self.looped();
+        }
         let Ok(name) = self.query.name() else { return self.refuse(Reason::BadName) };
-        if let Some(answer) = self.own_host(&name) {
+        if let Some(answer) = self.own_host(&name).or_else(|| self.reverse(&name)) {
             return Judged::Answer(answer);
         }
         let facts = Facts::Name(NameFacts { name: name.clone(), query: self.query.kind });
@@ -318,8 +338,8 @@ impl Judging<'_> {
             return self.say(&asked, cleaned, key, born);
         }
         let (sandbox, arrival) = (self.sandbox.clone(), record::arrival(self.arrived));
-        let (key, by) = (key.into(), By::Sandbox);
-        Judged::Ask(Want { sandbox, kind, arrival, key, name, permit, by })
+        let (key, by, alarm) = (key.into(), By::Sandbox, self.alarm.take());
+        Judged::Ask(Box::new(Want { sandbox, kind, arrival, key, name, permit, by, alarm }))
     }
 
     /// An answer that is kept, if its permission still is.
@@ -334,7 +354,10 @@ impl Judging<'_> {
             kept.generation = self.rules.generation();
         }
         let entry = kept.entry.clone();
-        let due = kept.fold.count(self.filter.fold, now);
+        let due = match self.is_alarming() {
+            true => Some(kept.fold.end(now)),
+            false => kept.fold.count(self.filter.fold, now),
+        };
         drop(inner);
         if let Some(count) = due {
             self.record_given(&entry, count - 1);
@@ -351,9 +374,8 @@ impl Judging<'_> {
     }
 
     fn record_given(&self, entry: &Entry, folded: u64) {
-        let mut record = self.filter.log.open_record(record::arrival(self.arrived));
-        record.sandbox(self.state.lock().subject.clone());
-        self.filter.record_answer(record, self.rules, entry, folded);
+        let (verdict, outcome) = self.filter.told(self.rules, entry, folded);
+        self.write(verdict, Some(outcome));
     }
 
     /// `localhost` is the sandbox's own, and never asked for elsewhere (RFC 6761, 6.3).
@@ -371,13 +393,42 @@ impl Judging<'_> {
         } else {
             return None;
         };
+        self.told_here(&cleaned);
+        Some(self.query.answer(cleaned.rcode, &cleaned.section, 0, None, self.arrived.carrier))
+    }
+
+    /// Records an answer that no rule need allow.
+    fn told_here(&self, cleaned: &Cleaned) {
         if self.is_recorded(Fate::Answered) {
             let verdict = record::answered_here(self.filter.policy(self.rules));
-            let outcome =
-                crate::clean::outcome(cleaned.rcode, &cleaned.told, audit::Ending::Completed);
-            self.open().answered(verdict, &outcome);
+            let ending = audit::Ending::Completed;
+            self.write(verdict, Some(crate::clean::outcome(cleaned.rcode, &cleaned.told, ending)));
         }
+    }
+
+    /// The name of an address that the sandbox was given, where the operator wants that answered.
+    fn reverse(&self, name: &DomainName) -> Option<Vec<u8>> {
+        if self.query.kind != PTR || self.filter.reverse == Reverse::Off {
+            return None;
+        }
+        let address = reversed(name)?;
+        let mut inner = self.state.lock();
+        inner.refresh(self.rules, &self.sandbox);
+        let known = inner.name_of(address)?;
+        drop(inner);
+        let mut cleaned = Cleaned::of_own(PTR, &[], TTL_FLOOR);
+        let wire = key_of(&known, PTR);
+        cleaned.section.push(PTR, TTL_FLOOR, wire.get(..wire.len() - 2)?);
+        self.told_here(&cleaned);
         Some(self.query.answer(cleaned.rcode, &cleaned.section, 0, None, self.arrived.carrier))
+    }
+
+    /// A query of our own that a resolver sent back: it is asked nowhere again.
+    fn looped(&self) -> Judged {
+        if self.state.lock().is_due(record::LOOP.0, Instant::now()) {
+            self.alarm.set(Some(record::looped()));
+        }
+        self.refuse(Reason::ResolverUnreachable)
     }
 
     /// A name for raw TCP: an address that stands for it, and no other way to reach it.
@@ -400,7 +451,7 @@ impl Judging<'_> {
         let now = Instant::now();
         let entry = Arc::new(entry_of(asked, cleaned, born, None));
         let mut inner = self.state.lock();
-        inner.cache.insert(key, entry.clone(), now);
+        inner.keep(key, &entry, self.filter.reverse, now);
         let due =
             inner.cache.find(key, now).and_then(|kept| kept.fold.count(self.filter.fold, now));
         drop(inner);
@@ -418,7 +469,7 @@ impl Judging<'_> {
     fn refuse_by(&self, reason: Reason, permit: Option<&Permit>) -> Judged {
         if self.is_recorded(Fate::Refused(reason)) {
             let verdict = record::refused(reason, permit, self.filter.policy(self.rules));
-            self.open().denied(verdict);
+            self.write(verdict, None);
         }
         Judged::Answer(self.filter.refusal(&self.query, reason, self.arrived.carrier))
     }
@@ -436,11 +487,11 @@ impl Judging<'_> {
         drop(inner);
         if own {
             let verdict = record::denied(denial, self.filter.policy(self.rules));
-            let (record, verdict) = (self.open(), record::scored(verdict, &score));
-            match alarm {
-                true => alarmed(record, verdict, score),
-                false => record.denied(verdict),
+            let verdict = record::scored(verdict, &score);
+            if alarm {
+                self.alarm.set(Some(record::refused_tunnel(score)));
             }
+            self.write(verdict, None);
         }
         Judged::Answer(self.filter.refusal(&self.query, denial.reason, self.arrived.carrier))
     }
@@ -451,7 +502,27 @@ impl Judging<'_> {
     }
 
     fn records(&self, inner: &mut Inner, fate: Fate) -> bool {
-        inner.records(self.filter.fold, fate, || (self.query.shown(), self.query.kind))
+        self.is_alarming()
+            || inner.records(self.filter.fold, fate, || (self.query.shown(), self.query.kind))
+    }
+
+    fn is_alarming(&self) -> bool {
+        let alarm = self.alarm.take();
+        let alarming = alarm.is_some();
+        self.alarm.set(alarm);
+        alarming
+    }
+
+    /// Writes the record of what was answered or, without an outcome, refused; nobody waits for it.
+    fn write(&self, verdict: Verdict, outcome: Option<Outcome>) {
+        let (record, verdict) = (self.open(), record::aimed(verdict, self.arrived));
+        match self.alarm.take() {
+            None => close(record, verdict, outcome),
+            Some(finding) => drop(tokio::spawn(async move {
+                record::tell(&record, &finding).await;
+                close(record, record::alert(verdict), outcome);
+            })),
+        }
     }
 
     fn open(&self) -> audit::OpenRecord {
@@ -462,15 +533,18 @@ impl Judging<'_> {
     }
 }
 
-/// Writes a finding and then the denial it is about; nobody waits for it.
-fn alarmed(record: audit::OpenRecord, verdict: audit::Verdict, score: (u32, Vec<audit::Feature>)) {
-    tokio::spawn(async move {
-        let message = "Refused names look like data; nothing of them left.".to_owned();
-        let finding =
-            record::finding("dns_tunnel_suspected", "DNS names look like a tunnel", message, score);
-        record::tell(&record, &finding).await;
-        record.denied(record::alert(verdict));
-    });
+fn close(record: audit::OpenRecord, verdict: Verdict, outcome: Option<Outcome>) {
+    match outcome {
+        Some(outcome) => record.answered(verdict, &outcome),
+        None => record.denied(verdict),
+    }
+}
+
+/// The finding of a query that was sent elsewhere, at most one in a while.
+fn bypass(state: &State, arrived: &Arrived) -> Option<Finding> {
+    let sent_elsewhere = arrived.toward == Toward::Elsewhere;
+    let due = sent_elsewhere && state.lock().is_due(record::BYPASS.0, Instant::now());
+    due.then(|| record::bypass(arrived.aimed))
 }
 
 /// A cleaned answer as it is kept.

@@ -5,7 +5,7 @@ use std::net::IpAddr;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-use audit::{Code, Ending, OpenRecord, Receipt, Verdict};
+use audit::{Code, Ending, Finding, OpenRecord, Receipt, Verdict};
 use rules::facts::{NameFacts, QueryType};
 use rules::word::SandboxId;
 use rules::{Decision, DomainName, Facts, Host, Permit, Reason, RuleSet, SandboxRef};
@@ -90,6 +90,8 @@ pub(crate) struct Want {
     pub(crate) key: Box<[u8]>,
     pub(crate) arrival: audit::Arrival,
     pub(crate) by: By,
+    /// What is to be found in the record of it.
+    pub(crate) alarm: Option<Finding>,
 }
 
 /// Who looks up.
@@ -184,9 +186,10 @@ impl Filter {
             return Ok(cleaned.found);
         }
         let (permit, key) = account(&asked);
+        let (by, alarm) = (By::Proxy, None);
         let arrival = record::own_arrival("proxy");
         let (sandbox, name) = (sandbox.clone(), name.clone());
-        let want = Want { sandbox, permit, name, kind, key, arrival, by: By::Proxy };
+        let want = Want { sandbox, permit, name, kind, key, arrival, by, alarm };
         self.look_up(&want).await.map(|entry| entry.found.clone())
     }
 
@@ -304,6 +307,9 @@ impl Filter {
             let finding = record::finding("dns_tunnel_suspected", title, message, score);
             record::tell(&record, &finding).await;
         }
+        if let Some(finding) = &look.want.alarm {
+            record::tell(&record, finding).await;
+        }
         Ok((record, receipt))
     }
 
@@ -316,7 +322,7 @@ impl Filter {
         let entry = Arc::new(entry);
         let mut inner = look.state.lock();
         inner.watch.answered(entry.rcode != Rcode::NXDOMAIN, now);
-        inner.cache.insert(&look.want.key, entry.clone(), now);
+        inner.keep(&look.want.key, &entry, self.reverse, now);
         drop(inner);
         record.close(outcome(entry.rcode, &entry.told, ending));
         entry
@@ -380,6 +386,7 @@ impl Filter {
     fn verdict(&self, look: &Look<'_>, price: f64) -> Verdict {
         let want = look.want;
         let mut verdict = record::allowed(&want.permit, self.policy(&look.rules), record::RESOLVED);
+        verdict.features.extend(want.alarm.as_ref().map(|finding| record::flag(finding.code)));
         if want.permit.lookup().chosen_octets > 0 {
             let mut inner = look.state.lock();
             verdict = record::scored(verdict, &inner.watch.score());

@@ -2,6 +2,7 @@
 //! synthetic addresses, what waits to be told.
 
 use std::collections::HashMap;
+use std::net::IpAddr;
 use std::sync::atomic::AtomicUsize;
 use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::Duration;
@@ -9,12 +10,14 @@ use std::time::Duration;
 use audit::Subject;
 use ipnet::Ipv4Net;
 use rules::facts::QueryType;
-use rules::{RuleSet, SandboxRef};
+use rules::operator::Reverse;
+use rules::{DomainName, RuleSet, SandboxRef};
 use tokio::sync::watch;
 use tokio::time::Instant;
 
 use crate::budget::Budget;
 use crate::cache::{Cache, Entry};
+use crate::learned::Learned;
 use crate::limits::{DENIED_RECORDS, FINDING_PAUSE};
 use crate::lock;
 use crate::meter::{Fate, Meter};
@@ -44,6 +47,7 @@ pub(crate) struct Inner {
     pub(crate) budget: Budget,
     pub(crate) watch: Watch,
     pub(crate) synthetic: Synthetic,
+    pub(crate) learned: Learned,
     pub(crate) metered: Meter,
     told: HashMap<&'static str, Instant>,
 }
@@ -67,6 +71,7 @@ impl State {
                 budget,
                 watch: Watch::new(now),
                 synthetic: Synthetic::new(range),
+                learned: Learned::default(),
                 metered: Meter::new(DENIED_RECORDS),
                 told: HashMap::new(),
             }),
@@ -85,6 +90,7 @@ impl Inner {
             self.generation = rules.generation();
             self.subject = record::subject(sandbox);
             self.pattern_bits = pattern_bits(rules, sandbox);
+            self.learned.clear();
         }
     }
 
@@ -100,6 +106,23 @@ impl Inner {
             self.metered.count(fate, None, asked);
         }
         own
+    }
+
+    /// The name that an address was given for.
+    pub(crate) fn name_of(&self, address: IpAddr) -> Option<DomainName> {
+        let synthetic = match address {
+            IpAddr::V4(v4) => self.synthetic.name_of(v4),
+            IpAddr::V6(_) => None,
+        };
+        synthetic.or_else(|| self.learned.name_of(address)).cloned()
+    }
+
+    /// Keeps an answer, and what it teaches where that is wanted.
+    pub(crate) fn keep(&mut self, key: &[u8], entry: &Arc<Entry>, reverse: Reverse, now: Instant) {
+        self.cache.insert(key, entry.clone(), now);
+        if reverse == Reverse::Known {
+            entry.addresses().for_each(|address| self.learned.learn(address, &entry.name));
+        }
     }
 
     /// Whether a finding of this kind is due; at most one in a while.

@@ -57,6 +57,7 @@ pub struct DnsSettings {
     pub forwards_per_hour: u64,
     pub fold_seconds: u64,
     pub pre_resolve: PreResolve,
+    pub reverse: Reverse,
     pub synthetic: Ipv4Net,
 }
 
@@ -94,6 +95,14 @@ pub enum PreResolve {
     On,
 }
 
+/// Whether reverse look-ups are answered.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Reverse {
+    /// Those of addresses that the sandbox was given, from what is known here.
+    Known,
+    Off,
+}
+
 impl DnsSettings {
     /// Milliseconds of the grid that queries leave on.
     pub const GRID_MILLISECONDS: u64 = 100;
@@ -115,6 +124,7 @@ impl DnsSettings {
             forwards_per_hour: Self::FORWARDS_PER_HOUR,
             fold_seconds: Self::FOLD_SECONDS,
             pre_resolve: PreResolve::On,
+            reverse: Reverse::Off,
             synthetic: Self::SYNTHETIC,
         }
     }

@@ -3,6 +3,7 @@
 
 mod batch;
 mod kernel;
+mod local;
 mod tcp;
 mod udp;
 

@@ -17,6 +17,7 @@ use tokio::sync::{OwnedSemaphorePermit, Semaphore, mpsc, watch};
 use tokio::task::JoinSet;
 use tokio::time::timeout;
 
+use super::local::Local;
 use super::{Identify, ListenError, Listener, kernel, stopped, unnamed};
 use crate::filter::Filter;
 use crate::limits::{
@@ -59,6 +60,7 @@ impl Acceptor {
             kernel::tell_destination(socket.as_fd(), address)
                 .map_err(|source| ListenError::Kernel { address, what: "interface", source })?;
         }
+        kernel::take_foreign(socket.as_fd(), address);
         let listening = TcpListener::from_std(socket).map_err(bound)?;
         let address = listening.local_addr().map_err(bound)?;
         Ok(Acceptor { listener: listening, address, whose: listener.whose.clone(), connections })
@@ -111,18 +113,20 @@ impl Acceptor {
     }
 
     fn arrived(&self, stream: &TcpStream, source: SocketAddr) -> Arrived {
-        let aimed = stream.local_addr().ok();
+        let local = stream.local_addr().ok();
         let channel = match &self.whose {
             Identify::Dedicated(id) => Channel::Dedicated(id.clone()),
             Identify::Interface => {
-                let index = aimed.and_then(|to| kernel::interface_of(stream.as_fd(), to).ok());
+                let index = local.and_then(|to| kernel::interface_of(stream.as_fd(), to).ok());
                 let name = index.and_then(|index| kernel::interface_name(index).ok());
                 name.map_or_else(|| unnamed(index), Channel::Interface)
             }
             Identify::Mark => Channel::Mark(kernel::mark_of(stream.as_fd()).unwrap_or_default()),
             Identify::SourceAddress => Channel::SourceAddress(source.ip()),
         };
-        Arrived { channel, carrier: Carrier::Tcp, source: Some(source), aimed }
+        let aimed = local.and_then(|to| kernel::original_of(stream.as_fd(), to).ok()).or(local);
+        let toward = Local::new(self.address).toward(aimed.map(|to| to.ip()));
+        Arrived { channel, carrier: Carrier::Tcp, source: Some(source), aimed, toward }
     }
 }
 

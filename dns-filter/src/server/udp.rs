@@ -15,6 +15,7 @@ use tokio::sync::{Semaphore, watch};
 use tokio::time::Instant;
 
 use super::batch::{Batch, Datagram, Outgoing, send};
+use super::local::Local;
 use super::{Identify, ListenError, Listener, kernel, stopped, unnamed};
 use crate::filter::Filter;
 use crate::limits::BATCH;
@@ -34,6 +35,7 @@ pub(super) struct Worker {
     whose: Identify,
     bind: SocketAddr,
     names: Names,
+    local: Local,
 }
 
 impl Worker {
@@ -48,11 +50,12 @@ impl Worker {
                 source,
             })?;
         }
+        kernel::take_foreign(socket.as_fd(), address);
         kernel::tell_destination(socket.as_fd(), address)
             .map_err(|source| ListenError::Kernel { address, what: "destination", source })?;
         let socket = UdpSocket::from_std(socket).map_err(bound)?;
-        let (whose, names) = (listener.whose.clone(), Names::default());
-        Ok(Worker { socket: Arc::new(socket), whose, bind: address, names })
+        let (whose, names, local) = (listener.whose.clone(), Names::default(), Local::new(address));
+        Ok(Worker { socket: Arc::new(socket), whose, bind: address, names, local })
     }
 
     pub(super) async fn serve(
@@ -121,7 +124,8 @@ impl Worker {
             Identify::SourceAddress => Channel::SourceAddress(datagram.source.ip()),
         };
         let aimed = seen.to.map(|to| SocketAddr::new(to, self.bind.port()));
-        Arrived { channel, carrier: Carrier::Udp, source: Some(datagram.source), aimed }
+        let toward = self.local.toward(seen.to);
+        Arrived { channel, carrier: Carrier::Udp, source: Some(datagram.source), aimed, toward }
     }
 }
 

@@ -6,6 +6,7 @@
 mod answers;
 mod clock;
 mod flow;
+mod kernel;
 mod listeners;
 mod names;
 mod recorder;

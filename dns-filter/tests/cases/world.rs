@@ -6,7 +6,7 @@ use std::sync::Arc;
 use arc_swap::ArcSwap;
 use audit::Log;
 use dns_filter::message::Carrier;
-use dns_filter::{Arrived, Config, Filter};
+use dns_filter::{Arrived, Config, Filter, Toward};
 use hickory_proto::op::{Message, ResponseCode};
 use hickory_proto::rr::RData;
 use rules::operator::{DnsSettings, PreResolve};
@@ -161,6 +161,7 @@ pub(crate) fn from(sandbox: &str, carrier: Carrier) -> Arrived {
         carrier,
         source: Some(SocketAddr::from(([127, 0, 0, 1], 4000))),
         aimed: None,
+        toward: Toward::Us,
     }
 }
 

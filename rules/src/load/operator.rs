@@ -13,7 +13,7 @@ use super::problem::{Fault, Problem, Problems, Source, printable};
 use super::{SourceFile, read, text_of};
 use crate::name::DomainName;
 use crate::operator::{
-    DenialForm, DnsSettings, HostEntry, Listener, Mode, Operator, PreResolve, Whose, Zone,
+    DenialForm, DnsSettings, HostEntry, Listener, Mode, Operator, PreResolve, Reverse, Whose, Zone,
 };
 use crate::word::SandboxId;
 
@@ -102,6 +102,10 @@ pub(crate) fn dns(
         pre_resolve: match document.pre_resolve {
             Some(false) => PreResolve::Off,
             Some(true) | None => PreResolve::On,
+        },
+        reverse: match document.reverse {
+            Some(true) => Reverse::Known,
+            Some(false) | None => Reverse::Off,
         },
         synthetic: reader.synthetic(document.synthetic.as_ref(), known.synthetic),
         ..known
