@@ -4,6 +4,7 @@
 #![allow(clippy::wildcard_enum_match_arm, reason = "the codec's enums")]
 
 mod answers;
+mod bound;
 mod clock;
 mod flow;
 mod kernel;
