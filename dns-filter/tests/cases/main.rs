@@ -7,6 +7,7 @@ mod answers;
 mod bound;
 mod clock;
 mod flow;
+mod fuzz;
 mod kernel;
 mod listeners;
 mod names;
