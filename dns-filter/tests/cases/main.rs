@@ -4,11 +4,13 @@
 #![allow(clippy::wildcard_enum_match_arm, reason = "the codec's enums")]
 
 mod answers;
+mod benign;
 mod bound;
 mod clock;
 mod flow;
 mod fuzz;
 mod kernel;
+mod limits;
 mod listeners;
 mod names;
 mod recorder;
