@@ -25,6 +25,7 @@ use crate::meter::{Fate, Meter, Rest};
 use crate::record;
 use crate::state::State;
 use crate::store::Store;
+use crate::tally::Tally;
 use crate::upstream::{Exchange, Upstreams};
 
 /// What the filter is built from.
@@ -53,10 +54,11 @@ pub struct Filter {
     pub(crate) reverse: Reverse,
     pub(crate) ahead: Ahead,
     pub(crate) in_flight: AtomicUsize,
+    pub(crate) tally: Tally,
     pub(crate) malformed: Mutex<Meter>,
     pub(crate) store: Arc<Store>,
     settings: DnsSettings,
-    states: RwLock<HashMap<SandboxId, Arc<State>>>,
+    states: RwLock<hashbrown::HashMap<SandboxId, Arc<State>, foldhash::quality::RandomState>>,
     cached: Arc<AtomicUsize>,
     /// The grid's first line.
     epoch: Instant,
@@ -108,6 +110,7 @@ impl Filter {
             reverse: settings.reverse,
             ahead: Ahead::default(),
             in_flight: AtomicUsize::new(0),
+            tally: Tally::new(),
             malformed: Mutex::new(Meter::new(MALFORMED_RECORDS)),
             store: Arc::new(store),
             states: RwLock::default(),

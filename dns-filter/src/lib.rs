@@ -23,6 +23,7 @@ mod socket;
 mod state;
 mod store;
 mod synthetic;
+mod tally;
 pub mod upstream;
 
 use std::sync::{Mutex, MutexGuard, PoisonError};

@@ -36,6 +36,8 @@ pub const TCP_PIPELINE: usize = 16;
 pub const TCP_MESSAGE: Duration = Duration::from_secs(5);
 /// How long a connection may be idle.
 pub const TCP_IDLE: Duration = Duration::from_secs(10);
+/// Octets of answers that wait in the kernel for one connection (it doubles this for its own use).
+pub const TCP_SEND_BUFFER: usize = 64 << 10;
 /// How long a peer may take to read an answer.
 pub const TCP_WRITE: Duration = Duration::from_secs(5);
 

@@ -74,7 +74,7 @@ impl Filter {
             Ok(query) => query,
             Err(unfit) => return self.unfit(unfit, arrived),
         };
-        let rules = self.rules.load_full(); // one snapshot, so one query sees one policy
+        let rules = self.rules.load(); // one snapshot, so one query sees one policy
         let sandbox = match rules.sandboxes().identify(std::slice::from_ref(&arrived.channel)) {
             Ok(sandbox) => sandbox,
             Err(reason) => return self.stranger(&query, arrived, reason, &rules),
@@ -135,6 +135,7 @@ impl Filter {
     /// Records what came and was not even read: no query, or more than is served.
     pub(crate) fn unread(&self, reason: Reason, arrived: &Arrived) {
         let rules = self.rules.load_full();
+        self.tally.unread.increment(1);
         let whose = rules.sandboxes().identify(std::slice::from_ref(&arrived.channel)).ok();
         let asked = || ("(unreadable)".to_owned(), QueryType(0));
         if self.is_metered(reason, whose.as_ref(), asked) {
@@ -180,6 +181,7 @@ impl Filter {
 
     /// The answer to a query that is refused, in the operator's form where it is about a name.
     pub(crate) fn refusal(&self, query: &Query<'_>, reason: Reason, carrier: Carrier) -> Vec<u8> {
+        self.tally.refused.increment(1);
         let mut section = Section::default();
         let (rcode, code) = match form(reason) {
             Form::Failure(code) => (Rcode::SERVFAIL, code),
@@ -302,6 +304,7 @@ impl Judging<'_> {
         let key = self.query.key(&mut buffer);
         let now = Instant::now();
         if let Some(answer) = self.cached(key, now) {
+            self.filter.tally.cached.increment(1);
             return Judged::Answer(answer);
         }
         if self.filter.upstreams.is_own(self.query.id(), self.query.question()) {
@@ -399,6 +402,7 @@ impl Judging<'_> {
 
     /// Records an answer that no rule need allow.
     fn told_here(&self, cleaned: &Cleaned) {
+        self.filter.tally.here.increment(1);
         if self.is_recorded(Fate::Answered) {
             let verdict = record::answered_here(self.filter.policy(self.rules));
             let ending = audit::Ending::Completed;
@@ -448,6 +452,7 @@ impl Judging<'_> {
         if let (true, Some(reason)) = (cleaned.section.is_empty(), cleaned.withheld) {
             return self.refuse_by(reason, Some(asked.permit));
         }
+        self.filter.tally.here.increment(1);
         let now = Instant::now();
         let entry = Arc::new(entry_of(asked, cleaned, born, None));
         let mut inner = self.state.lock();

@@ -3,7 +3,7 @@
 
 use std::net::IpAddr;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::atomic::Ordering;
 
 use audit::{Code, Ending, Finding, OpenRecord, Receipt, Verdict};
 use rules::facts::{NameFacts, QueryType};
@@ -150,18 +150,20 @@ impl Flight {
 }
 
 /// A place among the queries in flight, given back also by a look-up that is cancelled.
-struct InFlight<'a>(&'a AtomicUsize);
+struct InFlight<'a>(&'a Filter);
 
 impl<'a> InFlight<'a> {
-    fn enter(count: &'a AtomicUsize) -> Self {
-        count.fetch_add(1, Ordering::Relaxed);
-        InFlight(count)
+    fn enter(filter: &'a Filter) -> Self {
+        filter.in_flight.fetch_add(1, Ordering::Relaxed);
+        filter.tally.in_flight.increment(1.0);
+        InFlight(filter)
     }
 }
 
 impl Drop for InFlight<'_> {
     fn drop(&mut self) {
-        self.0.fetch_sub(1, Ordering::Relaxed);
+        self.0.in_flight.fetch_sub(1, Ordering::Relaxed);
+        self.0.tally.in_flight.decrement(1.0);
     }
 }
 
@@ -255,7 +257,7 @@ impl Filter {
     }
 
     async fn lead(&self, look: &Look<'_>, lead: Lead) -> Result<Arc<Entry>, Refusal> {
-        let place = InFlight::enter(&self.in_flight);
+        let place = InFlight::enter(self);
         let landing = self.fly(look, &lead).await;
         drop(place);
         lead.flight.land(&landing);
@@ -269,7 +271,10 @@ impl Filter {
         }
         let (record, receipt) = self.record_sent(look, lead.price).await?;
         self.grid().await;
+        self.tally.sent.increment(1);
+        let begun = Instant::now();
         let told = self.upstreams.ask(&look.want.name, look.want.kind, &receipt).await;
+        self.tally.took(begun.elapsed());
         let asked = look.asked();
         let cleaned = match &told {
             Ok(told) => clean(&asked, &told.message),
@@ -345,6 +350,7 @@ impl Filter {
         look: &Look<'_>,
         landing: Result<Arc<Entry>, Refusal>,
     ) -> Result<Arc<Entry>, Refusal> {
+        self.tally.joined.increment(1);
         match &landing {
             Ok(entry) => self.record_shared(look, entry),
             Err(refusal) => self.record_refused(look, refusal.reason),
@@ -401,6 +407,7 @@ impl Filter {
 
     /// Nothing leaves: the budget is spent, or too much waits already.
     async fn turned_away(&self, look: &Look<'_>, reason: Reason, spent: Option<Spent>) {
+        self.tally.spent.increment(u64::from(spent.is_some()));
         let (due, score) = look.exhausted(spent);
         if due.is_none() && !look.records(self.fold, reason) {
             return;

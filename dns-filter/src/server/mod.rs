@@ -120,13 +120,23 @@ impl Server {
             let (filter, waiting) = (self.filter.clone(), self.waiting.clone());
             tasks.spawn(acceptor.serve(filter, waiting, stop.clone()));
         }
-        while let Some(ended) = tasks.join_next().await {
-            ended.map_err(io::Error::other)??; // one worker less must not go unseen
+        let ended = all(&mut tasks).await;
+        if ended.is_err() {
+            tasks.shutdown().await; // closed when this returns, so that nobody asks into a void
+            return ended;
         }
-        let all = self.waiting.acquire_many(IN_FLIGHT as u32);
-        drop(tokio::time::timeout(DRAIN, all).await);
+        let waiting = self.waiting.acquire_many(IN_FLIGHT as u32);
+        drop(tokio::time::timeout(DRAIN, waiting).await);
         Ok(())
     }
+}
+
+/// Waits for every listener; the first that breaks ends it, for one worker less must not go unseen.
+async fn all(tasks: &mut JoinSet<io::Result<()>>) -> io::Result<()> {
+    while let Some(ended) = tasks.join_next().await {
+        ended.map_err(io::Error::other)??;
+    }
+    Ok(())
 }
 
 /// The channel of what came by an interface that the kernel cannot name (any more): nobody's, as no

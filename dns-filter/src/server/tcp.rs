@@ -22,7 +22,7 @@ use super::{Identify, ListenError, Listener, kernel, stopped, unnamed};
 use crate::filter::Filter;
 use crate::limits::{
     DRAIN, QUERY_BYTES, TCP_CONNECTIONS, TCP_CONNECTIONS_SANDBOX, TCP_IDLE, TCP_MESSAGE,
-    TCP_PIPELINE, TCP_WRITE,
+    TCP_PIPELINE, TCP_SEND_BUFFER, TCP_WRITE,
 };
 use crate::lock;
 use crate::message::Carrier;
@@ -259,6 +259,7 @@ fn bind(address: SocketAddr) -> io::Result<std::net::TcpListener> {
     if address.is_ipv6() {
         socket.set_only_v6(true)?;
     }
+    socket.set_send_buffer_size(TCP_SEND_BUFFER)?; // connections have it from here
     socket.bind(&address.into())?;
     socket.listen(BACKLOG)?;
     socket.set_nonblocking(true)?;

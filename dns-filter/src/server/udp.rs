@@ -72,8 +72,10 @@ impl Worker {
                 () = stopped(&mut stop) => return Ok(()),
             }
             for _ in 0..TURN {
-                match socket.try_io(Interest::READABLE, || batch.receive(socket.as_fd())) {
-                    Ok(_) => self.pass(&filter, &waiting, &batch),
+                let taken = socket.try_io(Interest::READABLE, || batch.drain(socket.as_fd()));
+                self.pass(&filter, &waiting, &batch);
+                match taken {
+                    Ok(()) => {}
                     Err(error) if error.kind() == io::ErrorKind::WouldBlock => break,
                     Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
                     // An ICMP error about an answer of ours: nothing of this socket's.

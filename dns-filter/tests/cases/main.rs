@@ -16,4 +16,5 @@ mod names;
 mod recorder;
 mod records;
 mod shapes;
+mod tally;
 mod world;
