@@ -5,8 +5,8 @@ use std::time::Duration;
 
 use dns_filter::Resolver;
 use dns_filter::limits::{
-    BATCH, DENIED_RECORDS, IN_FLIGHT_SANDBOX, QUERY_BYTES, RECORDS, TCP_CONNECTIONS, TCP_IDLE,
-    TCP_PIPELINE, TCP_WRITE, UDP_MOST, UPSTREAM_DEADLINE, WAITERS,
+    AHEAD_POLICY, BATCH, DENIED_RECORDS, IN_FLIGHT_SANDBOX, QUERY_BYTES, RECORDS, TCP_CONNECTIONS,
+    TCP_IDLE, TCP_PIPELINE, TCP_WRITE, UDP_MOST, UPSTREAM_DEADLINE, WAITERS,
 };
 use dns_filter::server::{Identify, Listener, Server};
 use hickory_proto::rr::RData;
@@ -234,4 +234,19 @@ async fn a_flood_of_refusals_has_no_more_records_than_the_meter_allows() {
     let most = DENIED_RECORDS as usize * (seconds + 1) + 1;
     assert!(denied.len() <= most, "{} of {most}", denied.len());
     assert_eq!(counted(&denied), 5000);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn no_more_names_of_a_policy_are_resolved_ahead_than_there_is_room_for() {
+    let names: Vec<String> =
+        (0..AHEAD_POLICY + 30).map(|at| format!("\"n{at}.ahead.example\"")).collect();
+    let policy = format!("[[allow]]\nname = \"many\"\nhosts = [{}]\n", names.join(", "));
+    let tune = |settings: &mut rules::operator::DnsSettings| {
+        settings.pre_resolve = rules::operator::PreResolve::On;
+    };
+    let world = World::with(&policy, plain, tune).await;
+    world.filter.prepare().await;
+    let asked: std::collections::HashSet<String> = world.recorder.names().into_iter().collect();
+    assert!(asked.len() <= AHEAD_POLICY, "{}", asked.len());
+    assert!(asked.len() > AHEAD_POLICY / 4, "{}", asked.len());
 }
