@@ -1,4 +1,5 @@
-//! The false alarms of the score, measured: what honest work asks for, hours of it, and no finding.
+//! The false alarms of the score, measured: what honest work asks for, and no tunnel found in it. Budgets
+//! are another matter, and stated as they are: they do end for work below wildcards.
 
 use std::collections::HashSet;
 use std::sync::Arc;
@@ -179,15 +180,18 @@ fn works() -> Vec<Work> {
 }
 
 /// Does the work; says the queries, and the findings of the log.
-async fn done(work: &Work, policy: &str) -> (usize, Vec<String>) {
+async fn done(work: &Work, policy: &str, ahead: PreResolve) -> (usize, Vec<String>) {
     let dir = tempfile::tempdir().unwrap();
     let log = Log::open(audit::Config::new(dir.path())).unwrap();
     let mut settings = DnsSettings::new(Vec::new());
-    settings.pre_resolve = PreResolve::Off; // or nothing would be forwarded of exact names
+    settings.pre_resolve = ahead;
     let config = Config { settings, budgets: None };
     let rules = Arc::new(ArcSwap::from_pointee(rules(policy, 1)));
     let adversary = Arc::new(Adversary::default());
     let filter = Filter::with_upstreams(rules, log.clone(), config, adversary).unwrap();
+    filter.prepare().await;
+    let beside = filter.clone();
+    let tending = tokio::spawn(async move { beside.tend().await });
     let mut queries = 0;
     for _ in 0..work.rounds {
         for host in work.hosts.iter().copied().flatten() {
@@ -202,6 +206,7 @@ async fn done(work: &Work, policy: &str) -> (usize, Vec<String>) {
         }
     }
     tokio::time::sleep(Duration::from_secs(1)).await;
+    tending.abort();
     filter.stop();
     log.close();
     (queries, findings(dir.path()))
@@ -224,7 +229,7 @@ fn findings(log: &std::path::Path) -> Vec<String> {
 async fn honest_work_is_never_taken_for_a_tunnel() {
     let (mut queries, mut pairs, mut alarms, mut spent) = (0, 0, 0, 0);
     for work in works() {
-        let (asked, found) = done(&work, POLICY).await;
+        let (asked, found) = done(&work, POLICY, PreResolve::Off).await;
         let hosts: HashSet<_> = work.hosts.iter().copied().flatten().collect();
         println!("{}: {asked} queries for {} names, findings {found:?}", work.name, hosts.len());
         let tunnels = found.iter().filter(|code| code.contains("tunnel")).count();
@@ -238,13 +243,21 @@ async fn honest_work_is_never_taken_for_a_tunnel() {
     assert!(queries > 20_000 && pairs > 200, "{queries} {pairs}");
 }
 
-/// Hosts that are known stand in the policy by name: they cost next to nothing, and no budget ends.
+/// An hour of one build: below wildcards its repeats use up the budget; by exact names, which are
+/// resolved ahead, it is never charged.
 #[tokio::test(start_paused = true)]
-async fn honest_work_by_exact_names_spends_no_budget() {
-    let mut work = works().remove(1);
-    work.rounds = 20;
+async fn an_hour_of_work_spends_no_budget_by_exact_names_and_does_below_wildcards() {
+    let mut work = works().remove(0);
+    work.rounds = 600;
+    let hour = work.pause * (work.rounds * PACKAGES.len()) as u32;
+    assert_eq!(hour, Duration::from_secs(3600));
     let quoted: Vec<String> = PACKAGES.iter().map(|host| format!("{host:?}")).collect();
-    let policy = format!("[[allow]]\nname = \"packages\"\nhosts = [{}]\n", quoted.join(", "));
-    let (asked, found) = done(&work, &policy).await;
-    assert!(found.is_empty(), "{found:?} in {asked} queries");
+    let exact = format!("[[allow]]\nname = \"packages\"\nhosts = [{}]\n", quoted.join(", "));
+    let (asked, found) = done(&work, &exact, PreResolve::On).await;
+    println!("exact names: {asked} queries, findings {found:?}");
+    assert!(found.is_empty(), "{found:?}");
+    let (asked, found) = done(&work, POLICY, PreResolve::On).await;
+    println!("below wildcards: {asked} queries, findings {found:?}");
+    let spent = found.iter().filter(|code| code.contains("dns_budget_exhausted")).count();
+    assert!(spent > 0 && spent == found.len(), "the known gap, as the README says: {found:?}");
 }
