@@ -114,6 +114,7 @@ pub struct DnsSettings {
     pub forwards_per_hour: u64,
     pub fold_seconds: u64,
     pub pre_resolve: PreResolve,
+    pub reverse: Reverse,
     pub synthetic: Ipv4Net,
 }
 
@@ -151,6 +152,14 @@ pub enum PreResolve {
     On,
 }
 
+/// Whether reverse look-ups are answered.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Reverse {
+    /// Those of addresses that the sandbox was given, from what is known here.
+    Known,
+    Off,
+}
+
 impl DnsSettings {
     /// Milliseconds of the grid that queries leave on.
     pub const GRID_MILLISECONDS: u64 = 100;
@@ -172,6 +181,7 @@ impl DnsSettings {
             forwards_per_hour: Self::FORWARDS_PER_HOUR,
             fold_seconds: Self::FOLD_SECONDS,
             pre_resolve: PreResolve::On,
+            reverse: Reverse::Off,
             synthetic: Self::SYNTHETIC,
         }
     }

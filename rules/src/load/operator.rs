@@ -14,8 +14,8 @@ use super::{SourceFile, read, text_of};
 use crate::limits::Limits;
 use crate::name::DomainName;
 use crate::operator::{
-    Bind, DenialForm, DnsSettings, HostEntry, Listener, Mode, Operator, PreResolve, SystemRoots,
-    UpstreamSettings, Whose, Zone,
+    Bind, DenialForm, DnsSettings, HostEntry, Listener, Mode, Operator, PreResolve, Reverse,
+    SystemRoots, UpstreamSettings, Whose, Zone,
 };
 use crate::word::SandboxId;
 
@@ -132,6 +132,10 @@ pub(crate) fn dns(
         pre_resolve: match document.pre_resolve {
             Some(false) => PreResolve::Off,
             Some(true) | None => PreResolve::On,
+        },
+        reverse: match document.reverse {
+            Some(true) => Reverse::Known,
+            Some(false) | None => Reverse::Off,
         },
         synthetic: reader.synthetic(document.synthetic.as_ref(), known.synthetic),
         ..known
