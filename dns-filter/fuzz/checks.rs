@@ -8,7 +8,8 @@ use arc_swap::ArcSwap;
 use audit::Log;
 use dns_filter::clean::{Asked, clean};
 use dns_filter::limits::{
-    ADDRESSES, RECORDS, TTL_CEILING, TTL_FLOOR, TTL_NEGATIVE, UDP_MOST, UDP_PLAIN,
+    ADDRESSES, RECORDS, TTL_CEILING, TTL_FLOOR, TTL_FLOOR_CHARGED, TTL_NEGATIVE, UDP_MOST,
+    UDP_PLAIN,
 };
 use dns_filter::message::{Carrier, Query, Rcode};
 use dns_filter::{Arrived, Config, Filter, Step, Toward};
@@ -114,7 +115,7 @@ fn cleaned(asked: &Asked<'_>, message: &Message) {
     assert!(usize::from(cleaned.section.count()) <= RECORDS.max(ADDRESSES));
     assert_eq!(usize::from(cleaned.section.count()), cleaned.told.len());
     let lives = if cleaned.section.is_empty() && cleaned.withheld.is_none() {
-        1..=TTL_NEGATIVE
+        1..=TTL_NEGATIVE.max(TTL_FLOOR_CHARGED)
     } else {
         TTL_FLOOR..=TTL_CEILING
     };

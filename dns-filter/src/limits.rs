@@ -66,6 +66,8 @@ pub const RECORDS: usize = 32;
 pub const CNAME_HOPS: usize = 8;
 /// Shortest and longest time an answer is kept, in seconds.
 pub const TTL_FLOOR: u32 = 30;
+/// The same for a name that is charged: an hour of honest work is a few hundred bits then.
+pub const TTL_FLOOR_CHARGED: u32 = 300;
 pub const TTL_CEILING: u32 = 3600;
 /// Longest time that a name's absence is kept, in seconds.
 pub const TTL_NEGATIVE: u32 = 60;

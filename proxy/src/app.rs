@@ -24,6 +24,7 @@ use crate::admin::Admin;
 use crate::connection::Gate;
 use crate::http::Engine;
 use crate::identities::Identities;
+use crate::inject::Credentials;
 use crate::leaves::Leaves;
 use crate::listen::{self, Open};
 use crate::problems::{Severity, complain};
@@ -77,7 +78,7 @@ impl App {
         let filter = Filter::new(rules.clone(), log.clone(), Config { settings, budgets })?;
         let dns = dns_server(&filter, &operator)?;
         let listeners = listeners(&operator, base)?;
-        let shared = shared(&rules, &log, &filter, &operator);
+        let shared = shared(&rules, &log, &filter, &operator, base);
         let gate = match listeners.is_empty() {
             true => None,
             false => Some(Arc::new(gate(&shared, &operator, &places, base, stop.clone())?)),
@@ -167,12 +168,16 @@ fn shared(
     log: &Log,
     filter: &Arc<Filter>,
     operator: &Operator,
+    base: &Path,
 ) -> Arc<Shared> {
+    let credentials = operator.credentials.iter();
+    let credentials = credentials.map(|one| (one.name.clone(), base.join(&one.file)));
     Arc::new(Shared {
         rules: rules.clone(),
         log: log.clone(),
         resolver: Resolver::new(filter.clone()),
         limits: operator.limits,
+        credentials: Credentials::new(credentials),
         live: Arc::default(),
         seats: Arc::default(),
         mark: operator.upstream.mark,

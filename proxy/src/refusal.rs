@@ -55,7 +55,9 @@ pub(crate) fn status(reason: Reason) -> u16 {
         Reason::BodyTooLarge => 413,
         Reason::Misdirected => 421,
         Reason::HeadTooLarge => 431,
-        Reason::DnsAnswer
+        Reason::AnswerUnreadable
+        | Reason::CredentialUnavailable
+        | Reason::DnsAnswer
         | Reason::NoAddress
         | Reason::ResolverUnreachable
         | Reason::UpstreamBroke

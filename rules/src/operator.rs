@@ -7,7 +7,7 @@ use ipnet::Ipv4Net;
 
 use crate::limits::Limits;
 use crate::name::DomainName;
-use crate::word::SandboxId;
+use crate::word::{CredentialName, SandboxId};
 
 /// The settings of one instance.
 #[derive(Clone, Debug, Default)]
@@ -18,10 +18,19 @@ pub struct Operator {
     pub admin_socket: Option<String>,
     /// The directory of the certificate authority, as written: relative to the file.
     pub ca_dir: Option<String>,
+    pub credentials: Vec<CredentialFile>,
     pub dns: Option<DnsSettings>,
     pub limits: Limits,
     pub listeners: Vec<Listener>,
     pub upstream: UpstreamSettings,
+}
+
+/// Where the value of a credential is.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct CredentialFile {
+    pub name: CredentialName,
+    /// As written: relative to the file.
+    pub file: String,
 }
 
 /// How origins are reached and believed.

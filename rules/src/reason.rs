@@ -48,6 +48,9 @@ reasons! {
     AmbiguousPath "ambiguous_path"
         "The path can be read in more than one way and a rule for this host looks at paths."
         "Send the plain form of the path: no `%2f`, `..`, `//`, `;` or backslash.";
+    AnswerUnreadable "answer_unreadable"
+        "The origin encoded its answer although it was asked not to, so it cannot be searched for the credential."
+        "Ask the origin's owner to honour `Accept-Encoding: identity`.";
     BadHandshake "bad_handshake"
         "The TLS hello is malformed, or the handshake failed."
         "Use TLS 1.2 or 1.3 and trust the authority of `sandbar ca`.";
@@ -75,6 +78,9 @@ reasons! {
     CredentialNeedsTls "credential_needs_tls"
         "The rule injects a credential and the request is not over TLS."
         "Use https.";
+    CredentialUnavailable "credential_unavailable"
+        "The credential that the rule injects is missing, unreadable or malformed."
+        "Look at the file of that `[[credential]]` in the operator's file.";
     CutByOperator "cut_by_operator"
         "The operator cut the connection."
         "Ask the operator.";

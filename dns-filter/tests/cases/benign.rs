@@ -243,10 +243,10 @@ async fn honest_work_is_never_taken_for_a_tunnel() {
     assert!(queries > 20_000 && pairs > 200, "{queries} {pairs}");
 }
 
-/// An hour of one build: below wildcards its repeats use up the budget; by exact names, which are
-/// resolved ahead, it is never charged.
+/// An hour of one build that never pauses: neither by exact names, which are resolved ahead, nor below
+/// wildcards, whose answers are kept for longer, is the budget used up.
 #[tokio::test(start_paused = true)]
-async fn an_hour_of_work_spends_no_budget_by_exact_names_and_does_below_wildcards() {
+async fn an_hour_of_work_never_spends_the_budget() {
     let mut work = works().remove(0);
     work.rounds = 600;
     let hour = work.pause * (work.rounds * PACKAGES.len()) as u32;
@@ -258,6 +258,5 @@ async fn an_hour_of_work_spends_no_budget_by_exact_names_and_does_below_wildcard
     assert!(found.is_empty(), "{found:?}");
     let (asked, found) = done(&work, POLICY, PreResolve::On).await;
     println!("below wildcards: {asked} queries, findings {found:?}");
-    let spent = found.iter().filter(|code| code.contains("dns_budget_exhausted")).count();
-    assert!(spent > 0 && spent == found.len(), "the known gap, as the README says: {found:?}");
+    assert!(found.is_empty(), "{found:?}");
 }

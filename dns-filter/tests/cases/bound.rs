@@ -184,9 +184,10 @@ fn a_greedy_sender_gets_what_it_may_and_no_more() {
 /// Queries that choose next to nothing are bounded too: by their number, for their moments.
 #[test]
 fn queries_that_choose_nothing_are_bounded_by_number() {
-    // Three names, each again as soon as its answer is too old: some 348 an hour.
+    // A few short names, each again when its answer is too old: some 348 an hour.
+    let label = |at: usize| char::from(b'a' + (at % 25) as u8).to_string();
     let stream: Vec<Sent> = (0..1200)
-        .map(|at| Sent { pause: 10_334, base: at % 3, label: "a".into(), kind: 1, again: false })
+        .map(|at| Sent { pause: 10_334, base: at % 3, label: label(at), kind: 1, again: false })
         .collect();
     let left = run(&stream);
     assert!((700..1100).contains(&left), "{left} of 1200");
