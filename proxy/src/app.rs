@@ -28,9 +28,11 @@ use crate::inject::Credentials;
 use crate::leaves::Leaves;
 use crate::listen::{self, Open};
 use crate::problems::{Severity, complain};
+use crate::reload::{Last, Reloader};
 use crate::shared::Shared;
 use crate::status::State;
 use crate::trust::Roots;
+use crate::watch::Watch;
 use crate::{meters, policies, self_test};
 
 /// What budgets are kept in, beside the log.
@@ -84,12 +86,22 @@ impl App {
             false => Some(Arc::new(gate(&shared, &operator, &places, base, stop.clone())?)),
         };
         let admin = Admin::open(&places.socket)?;
+        let last = std::sync::Mutex::new(Last::of(&rules.load()));
+        let reloader = Reloader {
+            config: config.to_owned(),
+            own: sources.own.clone(),
+            rules: rules.clone(),
+            identities,
+            live: shared.live.clone(),
+            log: log.clone(),
+            last,
+        };
         let state = Arc::new(State {
             filter: filter.clone(),
             log: log.clone(),
             live: shared.live.clone(),
-            rules,
-            identities,
+            rules: rules.clone(),
+            reloader: Arc::new(reloader),
             ready: AtomicBool::new(false),
             gate: gate.clone(),
             listeners: described(&dns, &listeners),
@@ -102,6 +114,7 @@ impl App {
     /// Serves until told to stop, then finishes what is in flight and closes the log.
     pub(crate) async fn run(self) -> anyhow::Result<()> {
         let App { filter, dns, listeners, gate, admin, state, log, stop } = self;
+        let watch = Watch::new()?;
         tell(&log, &state, LifecycleEvent::Started).await?;
         filter.prepare().await;
         let tasks = TaskTracker::new();
@@ -119,6 +132,7 @@ impl App {
         let served = tokio::select! {
             served = serve(dns, stop) => served,
             () = filter.tend() => Ok(()),
+            () = watch.run(state.reloader.clone()) => Ok(()),
             () = admin.serve(state.clone()) => Ok(()),
         };
         state.ready.store(false, Ordering::Release);

@@ -23,6 +23,7 @@ mod policies;
 mod problems;
 mod record;
 mod refusal;
+mod reload;
 mod scrub;
 mod seats;
 mod self_test;
@@ -33,5 +34,6 @@ mod stream;
 mod terminal;
 mod trust;
 mod tunnel;
+mod watch;
 
 pub use command::run;
