@@ -66,10 +66,18 @@ impl AsyncRead for Down {
         context: &mut Context<'_>,
         buffer: &mut ReadBuf<'_>,
     ) -> Poll<io::Result<()>> {
-        if self.ahead.is_empty() {
-            return Pin::new(&mut self.carrier).poll_read(context, buffer);
+        if !self.ahead.is_empty() {
+            take(&mut self.ahead, buffer);
+        } else if let Poll::Ready(read) = Pin::new(&mut self.carrier).poll_read(context, buffer) {
+            read?;
+        } else {
+            // Whoever waits for the client has said all there is to say for now: Pingora flushes a body of
+            // known length only at its end, and a slow answer must be seen as far as it has come.
+            if let Poll::Ready(Err(error)) = self.as_mut().poll_flush(context) {
+                return Poll::Ready(Err(error));
+            }
+            return Poll::Pending;
         }
-        take(&mut self.ahead, buffer);
         Poll::Ready(Ok(()))
     }
 }
