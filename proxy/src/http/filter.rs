@@ -199,6 +199,7 @@ impl ProxyHttp for Filter {
         let facts = told(session.req_header(), &exchange);
         request.record = Some(exchange.connection.record().request(facts));
         request.rules = Some(self.shared.rules.load_full());
+        exchange.set_met();
         request.exchange = Some(exchange);
         match self.admit(session, request).await {
             Ok(()) => Ok(false),
@@ -310,7 +311,9 @@ impl ProxyHttp for Filter {
         error: &Error,
         request: &mut Request,
     ) -> FailToProxy {
-        if let Some(refusal) = failure(error) {
+        session.set_keepalive(None);
+        let malformed = request.exchange.as_ref().and_then(|exchange| exchange.malformed());
+        if let Some(refusal) = malformed.or_else(|| failure(error)) {
             tracing::debug!(%error, "a request failed");
             let rule = request.leave.as_ref().map(|(leave, _)| leave.permit().rule().clone());
             let refusal = Refusal { rule, ..refusal };
@@ -318,7 +321,6 @@ impl ProxyHttp for Filter {
         } else if let Some(exchange) = &request.exchange {
             exchange.set_broken();
         }
-        session.set_keepalive(None);
         FailToProxy { error_code: request.status.unwrap_or_default(), can_reuse_downstream: false }
     }
 

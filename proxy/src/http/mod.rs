@@ -10,7 +10,7 @@ mod peer;
 mod request;
 
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::Duration;
 
 use audit::{Meter, OpenRecord};
@@ -24,8 +24,11 @@ use rules::{Host, Reason, SandboxRef};
 
 pub(crate) use carrier::Carrier;
 
+use crate::chunks::ChunkFault;
 use crate::live::Cut;
+use crate::refusal::Refusal;
 use crate::shared::Shared;
+use crate::{meters, record};
 use filter::Filter;
 
 /// Pingora's proxy, fed with connections of our own.
@@ -52,6 +55,10 @@ pub(crate) struct Exchange {
     meter: Mutex<Option<Arc<Meter>>>,
     /// Whether the client went away in the middle of it.
     broken: AtomicBool,
+    /// What is wrong with its body.
+    malformed: OnceLock<ChunkFault>,
+    /// Whether it came as far as our filters, which make its record.
+    met: AtomicBool,
 }
 
 impl Engine {
@@ -83,6 +90,18 @@ impl Connection {
     fn record(&self) -> MutexGuard<'_, OpenRecord> {
         self.record.lock().unwrap_or_else(PoisonError::into_inner)
     }
+
+    /// Records what was refused without a request that could be told of.
+    async fn note(&self, shared: &Shared, refusal: &Refusal) {
+        let rules = shared.rules.load_full();
+        meters::decision(refusal.reason.code(), "refused");
+        let host = self.host.as_ref().map(record::host);
+        let facts = audit::Connection { host, port: Some(self.port), tls: None };
+        let record = self.record().request(audit::Facts::Connection(facts));
+        if record.refused(record::refused(refusal, &rules)).await.is_err() {
+            tracing::warn!(reason = %refusal.reason, "a refusal could not be recorded");
+        }
+    }
 }
 
 impl Exchange {
@@ -93,6 +112,8 @@ impl Exchange {
             cut: Arc::default(),
             meter: Mutex::default(),
             broken: AtomicBool::new(false),
+            malformed: OnceLock::new(),
+            met: AtomicBool::new(false),
         })
     }
 
@@ -113,6 +134,26 @@ impl Exchange {
 
     fn is_broken(&self) -> bool {
         self.broken.load(Ordering::Relaxed)
+    }
+
+    fn set_malformed(&self, fault: ChunkFault) {
+        self.malformed.get_or_init(|| fault); // the first is the one
+    }
+
+    /// What is wrong with the body, if it was found to be.
+    fn malformed(&self) -> Option<Refusal> {
+        self.malformed.get().map(|fault| Refusal::from(Reason::BadRequest).because(fault))
+    }
+
+    fn set_met(&self) {
+        self.met.store(true, Ordering::Relaxed);
+    }
+
+    /// Records a request that Pingora turned down before our filters saw it: it too was an attempt.
+    async fn note_unmet(&self, shared: &Shared) {
+        if !self.met.load(Ordering::Relaxed) {
+            self.connection.note(shared, &Reason::BadRequest.into()).await;
+        }
     }
 
     fn carried(&self) -> Option<u64> {
