@@ -11,10 +11,10 @@ use pingora_core::prelude::{Error, HttpPeer, Result};
 use pingora_core::{ErrorSource, ErrorType};
 use pingora_http::{RequestHeader, ResponseHeader};
 use pingora_proxy::{FailToProxy, ProxyHttp, ProxyWarnLogContext, Session};
-use rules::{Decision, DialPermit, Facts, Permit, Reason, RuleSet};
+use rules::{Decision, DialPermit, Facts, Host, Permit, Reason, RuleSet};
 
 use super::Exchange;
-use super::fields::strip;
+use super::fields::{strip, strip_hops};
 use super::peer::{Manner, peer};
 use super::request::{said, told};
 use crate::live::Place;
@@ -100,7 +100,9 @@ impl Filter {
     /// Records the refusal and tells the client.
     async fn refuse(&self, session: &mut Session, request: &mut Request, refusal: &Refusal) {
         let answer = self.note(session, request, refusal).await;
-        if session.response_written().is_none() && respond(session, answer).await.is_err() {
+        let interim = |status: u16| (100..200).contains(&status) && status != 101;
+        let said = session.response_written().map(|said| said.status.as_u16());
+        if said.is_none_or(interim) && respond(session, answer).await.is_err() {
             session.set_keepalive(None); // the client has gone
         }
     }
@@ -170,12 +172,11 @@ fn failure(error: &Error) -> Option<Refusal> {
     Some(Refusal::from(reason).because(cause(error)))
 }
 
-/// The innermost cause, for that is what somebody can mend.
+/// The innermost cause, for that is what somebody can mend. Pingora's own words are left out: they quote what
+/// the origin sent, which may hold secrets.
 fn cause(error: &Error) -> String {
-    match &error.cause {
-        Some(cause) => cause.to_string(),
-        None => error.etype().as_str().to_owned(),
-    }
+    let root = error.root_cause();
+    if root.is::<Error>() { error.root_etype().as_str().to_owned() } else { root.to_string() }
 }
 
 #[async_trait]
@@ -247,9 +248,13 @@ impl ProxyHttp for Filter {
         &self,
         session: &mut Session,
         upstream: &mut RequestHeader,
-        _: &mut Request,
+        request: &mut Request,
     ) -> Result<()> {
         strip(upstream);
+        let nameless = upstream.uri.authority().is_none() && !upstream.headers.contains_key("host");
+        if let (true, Some((leave, _))) = (nameless, &request.leave) {
+            upstream.insert_header("Host", authority(leave.permit()))?; // HTTP/1.0 may leave it out
+        }
         let grpc = upstream
             .headers
             .get("content-type")
@@ -281,10 +286,15 @@ impl ProxyHttp for Filter {
 
     async fn response_filter(
         &self,
-        _: &mut Session,
+        session: &mut Session,
         response: &mut ResponseHeader,
         request: &mut Request,
     ) -> Result<()> {
+        let unasked = response.status == 101 && !session.is_upgrade_req();
+        if unasked || !is_framed(response) {
+            return Err(Error::new_up(ErrorType::InvalidHTTPHeader));
+        }
+        strip_hops(response);
         response.remove_header("alt-svc"); // another way to the host, which leads around us
         if !response.status.is_informational() {
             request.status = Some(response.status.as_u16());
@@ -348,6 +358,24 @@ impl ProxyHttp for Filter {
     ) -> bool {
         true
     }
+}
+
+/// The host and port that were decided upon.
+fn authority(permit: &Permit) -> String {
+    let host = match permit.host() {
+        Host::Address(address @ std::net::IpAddr::V6(_)) => format!("[{address}]"),
+        Host::Address(address) => address.to_string(),
+        Host::Name(name) => name.to_string(),
+    };
+    permit.port().map_or(host.clone(), |port| format!("{host}:{port}"))
+}
+
+/// Whether the end of the answer can be told: `chunked` is the only coding that says (RFC 9112, section 6.3).
+fn is_framed(response: &ResponseHeader) -> bool {
+    let mut codings = response.headers.get_all("transfer-encoding").iter();
+    let chunked =
+        codings.next().is_none_or(|coding| coding.as_bytes().eq_ignore_ascii_case(b"chunked"));
+    chunked && codings.next().is_none()
 }
 
 /// Bytes of body the request announces: none where it is chunked.
