@@ -6,6 +6,7 @@
 mod admin;
 mod app;
 mod channel;
+pub mod chunks;
 mod classify;
 mod command;
 mod connection;

@@ -13,10 +13,10 @@ use pingora_core::protocols::Digest;
 use pingora_core::{ErrorSource, ErrorType};
 use pingora_http::{RequestHeader, ResponseHeader};
 use pingora_proxy::{FailToProxy, ProxyHttp, ProxyWarnLogContext, Session};
-use rules::{Decision, DialPermit, Facts, Permit, Reason, RuleSet};
+use rules::{Decision, DialPermit, Facts, Host, Permit, Reason, RuleSet};
 
 use super::Exchange;
-use super::fields::strip;
+use super::fields::{strip, strip_hops};
 use super::peer::{Manner, peer};
 use super::request::{said, told};
 use crate::inject::Credential;
@@ -114,7 +114,9 @@ impl Filter {
     /// Records the refusal and tells the client.
     async fn refuse(&self, session: &mut Session, request: &mut Request, refusal: &Refusal) {
         let answer = self.note(session, request, refusal).await;
-        if session.response_written().is_none() && respond(session, answer).await.is_err() {
+        let interim = |status: u16| (100..200).contains(&status) && status != 101;
+        let said = session.response_written().map(|said| said.status.as_u16());
+        if said.is_none_or(interim) && respond(session, answer).await.is_err() {
             session.set_keepalive(None); // the client has gone
         }
     }
@@ -224,12 +226,11 @@ fn failure(error: &Error) -> Option<Refusal> {
     Some(Refusal::from(reason).because(cause(error)))
 }
 
-/// The innermost cause, for that is what somebody can mend.
+/// The innermost cause, for that is what somebody can mend. Pingora's own words are left out: they quote what
+/// the origin sent, which may hold secrets.
 fn cause(error: &Error) -> String {
-    match &error.cause {
-        Some(cause) => cause.to_string(),
-        None => error.etype().as_str().to_owned(),
-    }
+    let root = error.root_cause();
+    if root.is::<Error>() { error.root_etype().as_str().to_owned() } else { root.to_string() }
 }
 
 #[async_trait]
@@ -253,6 +254,7 @@ impl ProxyHttp for Filter {
         let facts = told(session.req_header(), &exchange);
         request.record = Some(exchange.connection.record().request(facts));
         request.rules = Some(self.shared.rules.load_full());
+        exchange.set_met();
         request.exchange = Some(exchange);
         match self.admit(session, request).await {
             Ok(()) => Ok(false),
@@ -323,6 +325,10 @@ impl ProxyHttp for Filter {
             credential.inject(upstream).map_err(refused)?;
             request.scrubber = Some(Scrubber::new(credential.echoes()));
         }
+        let nameless = upstream.uri.authority().is_none() && !upstream.headers.contains_key("host");
+        if let (true, Some((leave, _))) = (nameless, &request.leave) {
+            upstream.insert_header("Host", authority(leave.permit()))?; // HTTP/1.0 may leave it out
+        }
         let grpc = upstream
             .headers
             .get("content-type")
@@ -354,13 +360,18 @@ impl ProxyHttp for Filter {
 
     async fn response_filter(
         &self,
-        _: &mut Session,
+        session: &mut Session,
         response: &mut ResponseHeader,
         request: &mut Request,
     ) -> Result<()> {
+        let unasked = response.status == 101 && !session.is_upgrade_req();
+        if unasked || !is_framed(response) {
+            return Err(Error::new_up(ErrorType::InvalidHTTPHeader));
+        }
         if let Some(scrubber) = &mut request.scrubber {
             clean(response, scrubber)?;
         }
+        strip_hops(response);
         response.remove_header("alt-svc"); // another way to the host, which leads around us
         if !response.status.is_informational() {
             request.status = Some(response.status.as_u16());
@@ -407,7 +418,9 @@ impl ProxyHttp for Filter {
         error: &Error,
         request: &mut Request,
     ) -> FailToProxy {
-        if let Some(refusal) = failure(error) {
+        session.set_keepalive(None);
+        let malformed = request.exchange.as_ref().and_then(|exchange| exchange.malformed());
+        if let Some(refusal) = malformed.or_else(|| failure(error)) {
             tracing::debug!(%error, "a request failed");
             let rule = request.leave.as_ref().map(|(leave, _)| leave.permit().rule().clone());
             let refusal = Refusal { rule, ..refusal };
@@ -415,7 +428,6 @@ impl ProxyHttp for Filter {
         } else if let Some(exchange) = &request.exchange {
             exchange.set_broken();
         }
-        session.set_keepalive(None);
         FailToProxy { error_code: request.status.unwrap_or_default(), can_reuse_downstream: false }
     }
 
@@ -446,6 +458,24 @@ impl ProxyHttp for Filter {
     ) -> bool {
         true
     }
+}
+
+/// The host and port that were decided upon.
+fn authority(permit: &Permit) -> String {
+    let host = match permit.host() {
+        Host::Address(address @ std::net::IpAddr::V6(_)) => format!("[{address}]"),
+        Host::Address(address) => address.to_string(),
+        Host::Name(name) => name.to_string(),
+    };
+    permit.port().map_or(host.clone(), |port| format!("{host}:{port}"))
+}
+
+/// Whether the end of the answer can be told: `chunked` is the only coding that says (RFC 9112, section 6.3).
+fn is_framed(response: &ResponseHeader) -> bool {
+    let mut codings = response.headers.get_all("transfer-encoding").iter();
+    let chunked =
+        codings.next().is_none_or(|coding| coding.as_bytes().eq_ignore_ascii_case(b"chunked"));
+    chunked && codings.next().is_none()
 }
 
 /// Bytes of body the request announces: none where it is chunked.

@@ -16,9 +16,6 @@ use tokio::time::timeout;
 
 use super::carrier::{Carrier, Down};
 use super::{Connection, Engine, Exchange};
-use crate::meters;
-use crate::record;
-use crate::refusal::Refusal;
 
 /// The window of one stream, and of a connection: enough for a fast link, little enough for many.
 const STREAM_WINDOW: u32 = 1 << 20;
@@ -65,7 +62,7 @@ impl Engine {
                 }
                 Ok(Some(H2Accept::Rejected)) => {
                     faults += 1;
-                    self.note(connection, &Reason::BadRequest.into()).await;
+                    connection.note(&self.shared, &Reason::BadRequest.into()).await;
                 }
                 Ok(None) | Err(_) => break,
             }
@@ -74,7 +71,7 @@ impl Engine {
             }
         }
         if faults >= self.shared.limits.resets {
-            self.note(connection, &Reason::TooManyResets.into()).await;
+            connection.note(&self.shared, &Reason::TooManyResets.into()).await;
         }
     }
 
@@ -96,7 +93,7 @@ impl Engine {
         exchange: Arc<Exchange>,
         broke: mpsc::Sender<()>,
     ) -> impl Future<Output = ()> + Send + 'static {
-        let (proxy, limits) = (self.proxy.clone(), self.shared.limits);
+        let (proxy, shared, limits) = (self.proxy.clone(), self.shared.clone(), self.shared.limits);
         let (_never, running) = watch::channel(false); // GOAWAY is the connection's business
         async move {
             let mut session = ServerSession::new_http2(session);
@@ -104,19 +101,10 @@ impl Engine {
             session.set_total_drain_timeout(Some(limits.head()));
             let carried = proxy.process_new_http(session, &running);
             exchange.supervise(&limits, async { carried.await.or(None) }).await;
+            exchange.note_unmet(&shared).await;
             if exchange.is_broken() {
                 broke.send(()).await.unwrap_or_default(); // the connection may be gone already
             }
-        }
-    }
-
-    /// Records what was refused without a request that could be told of.
-    async fn note(&self, connection: &Connection, refusal: &Refusal) {
-        let rules = self.shared.rules.load_full();
-        meters::decision(refusal.reason.code(), "refused");
-        let record = connection.record().request(connection.told());
-        if record.refused(record::refused(refusal, &rules)).await.is_err() {
-            tracing::warn!(reason = %refusal.reason, "a refusal could not be recorded");
         }
     }
 }

@@ -25,8 +25,11 @@ use tokio::sync::watch;
 
 pub(crate) use carrier::Carrier;
 
+use crate::chunks::ChunkFault;
 use crate::live::Cut;
+use crate::refusal::Refusal;
 use crate::shared::Shared;
+use crate::{meters, record};
 use filter::Filter;
 
 /// Pingora's proxy, fed with connections of our own.
@@ -65,6 +68,10 @@ pub(crate) struct Exchange {
     meter: Mutex<Option<Arc<Meter>>>,
     /// Whether the client went away in the middle of it.
     broken: AtomicBool,
+    /// What is wrong with its body.
+    malformed: OnceLock<ChunkFault>,
+    /// Whether it came as far as our filters, which make its record.
+    met: AtomicBool,
 }
 
 impl Engine {
@@ -134,7 +141,7 @@ impl Connection {
 
     /// What can be said of it without a request.
     fn told(&self) -> audit::Facts {
-        let host = self.host().map(crate::record::host);
+        let host = self.host().map(record::host);
         audit::Facts::Connection(audit::Connection { host, port: Some(self.port()), tls: None })
     }
 
@@ -150,6 +157,16 @@ impl Connection {
     fn record(&self) -> MutexGuard<'_, OpenRecord> {
         self.record.lock().unwrap_or_else(PoisonError::into_inner)
     }
+
+    /// Records what was refused without a request that could be told of.
+    async fn note(&self, shared: &Shared, refusal: &Refusal) {
+        let rules = shared.rules.load_full();
+        meters::decision(refusal.reason.code(), "refused");
+        let record = self.record().request(self.told());
+        if record.refused(record::refused(refusal, &rules)).await.is_err() {
+            tracing::warn!(reason = %refusal.reason, "a refusal could not be recorded");
+        }
+    }
 }
 
 impl Exchange {
@@ -160,6 +177,8 @@ impl Exchange {
             cut: Arc::default(),
             meter: Mutex::default(),
             broken: AtomicBool::new(false),
+            malformed: OnceLock::new(),
+            met: AtomicBool::new(false),
         })
     }
 
@@ -180,6 +199,26 @@ impl Exchange {
 
     fn is_broken(&self) -> bool {
         self.broken.load(Ordering::Relaxed)
+    }
+
+    fn set_malformed(&self, fault: ChunkFault) {
+        self.malformed.get_or_init(|| fault); // the first is the one
+    }
+
+    /// What is wrong with the body, if it was found to be.
+    fn malformed(&self) -> Option<Refusal> {
+        self.malformed.get().map(|fault| Refusal::from(Reason::BadRequest).because(fault))
+    }
+
+    fn set_met(&self) {
+        self.met.store(true, Ordering::Relaxed);
+    }
+
+    /// Records a request that Pingora turned down before our filters saw it: it too was an attempt.
+    async fn note_unmet(&self, shared: &Shared) {
+        if !self.met.load(Ordering::Relaxed) {
+            self.connection.note(shared, &Reason::BadRequest.into()).await;
+        }
     }
 
     fn carried(&self) -> Option<u64> {
