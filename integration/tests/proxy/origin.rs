@@ -57,6 +57,8 @@ struct Inner {
 /// A certificate for every name of the tests, and the root it is believed by.
 pub(crate) struct Minted {
     pub(crate) root: String,
+    pub(crate) chain: String,
+    pub(crate) key: String,
     config: Arc<ServerConfig>,
 }
 
@@ -81,7 +83,12 @@ impl Minted {
             .with_single_cert(vec![leaf.der().clone()], der)
             .unwrap();
         config.alpn_protocols = vec![b"http/1.1".to_vec()];
-        Minted { root: certs::pem::from_certificate(root.der()), config: Arc::new(config) }
+        Minted {
+            root: certs::pem::from_certificate(root.der()),
+            chain: certs::pem::from_certificate(leaf.der()),
+            key: certs::pem::from_private_key(&leaf_key.serialize_der()).to_string(),
+            config: Arc::new(config),
+        }
     }
 }
 

@@ -38,6 +38,7 @@ pub(crate) const HOSTS: &[(&str, &[&str])] = &[
     ("metadata.example", &["169.254.169.254"]),
     ("mixed.example", &["10.78.0.2", "93.184.216.38"]),
     ("gateway.example", &["10.78.0.1"]),
+    ("files.example", &["93.184.216.60", "2606:2800::60"]),
 ];
 
 /// What most tests run under.
@@ -48,6 +49,10 @@ name  = "web"
 hosts = ["open.example", "six.example", "other.example", "private.example", "private6.example", "mapped.example",
          "nat64.example", "metadata.example", "mixed.example", "gateway.example"]
 ports = [80, 443, 9443]
+[[allow]]
+name  = "files"
+hosts = ["files.example"]
+ports = [8444, 8445, 8446]
 [[allow]]
 name  = "tunnel"
 hosts = ["tunnel.example"]
