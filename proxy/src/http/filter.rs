@@ -373,7 +373,8 @@ impl ProxyHttp for Filter {
         }
         strip_hops(response);
         response.remove_header("alt-svc"); // another way to the host, which leads around us
-        if !response.status.is_informational() {
+        let switched = response.status == ::http::StatusCode::SWITCHING_PROTOCOLS; // the last of its answers
+        if switched || !response.status.is_informational() {
             request.status = Some(response.status.as_u16());
         }
         Ok(())
