@@ -20,6 +20,7 @@ mod net;
 mod operations;
 mod origin;
 mod raw;
+mod reload;
 mod scene;
 mod site;
 mod start;
