@@ -50,7 +50,7 @@ impl Engine {
         let connection = Arc::new(connection);
         let mut rest = Some((carrier, BytesMut::new()));
         while let Some((mut carrier, mut ahead)) = rest.take() {
-            match self.wait(&mut carrier, &mut ahead, stop).await {
+            match self.wait(&mut carrier, &mut ahead, &connection, stop).await {
                 Waited::Over => break,
                 Waited::Request => {}
             }
@@ -69,6 +69,7 @@ impl Engine {
         &self,
         carrier: &mut Carrier,
         ahead: &mut BytesMut,
+        connection: &Connection,
         stop: &watch::Receiver<bool>,
     ) -> Waited {
         if !ahead.is_empty() {
@@ -78,6 +79,7 @@ impl Engine {
         let mut first = [0; 1];
         let read = tokio::select! {
             read = timeout(self.shared.limits.keep_alive(), carrier.read(&mut first)) => read,
+            () = connection.spent(&self.shared.limits) => return Waited::Over,
             _ = stop.wait_for(|stop| *stop) => return Waited::Over,
         };
         match read {

@@ -55,6 +55,7 @@ impl Engine {
                     if faults >= self.shared.limits.resets { break } else { continue }
                 }
                 Some(_) = tasks.join_next(), if !tasks.is_empty() => continue,
+                () = connection.spent(&self.shared.limits) => break, // the streams know it too
                 () = tokio::time::sleep(self.shared.limits.keep_alive()), if tasks.is_empty() => break,
             };
             match accepted {

@@ -11,7 +11,7 @@ mod request;
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use audit::{Meter, OpenRecord};
 use pingora_core::protocols::raw_connect::ProxyDigest;
@@ -43,6 +43,7 @@ pub(crate) struct Connection {
     pub(crate) host: Option<Host>,
     pub(crate) port: u16,
     pub(crate) scheme: Scheme,
+    opened: Instant,
     record: Mutex<OpenRecord>,
 }
 
@@ -84,7 +85,13 @@ impl Connection {
         scheme: Scheme,
         record: OpenRecord,
     ) -> Self {
-        Connection { sandbox, host, port, scheme, record: Mutex::new(record) }
+        let record = Mutex::new(record);
+        Connection { sandbox, host, port, scheme, opened: Instant::now(), record }
+    }
+
+    /// Returns once the connection is older than connections may be.
+    async fn spent(&self, limits: &Limits) {
+        tokio::time::sleep_until((self.opened + limits.connection()).into()).await;
     }
 
     fn record(&self) -> MutexGuard<'_, OpenRecord> {
@@ -161,7 +168,7 @@ impl Exchange {
         meter.as_ref().map(|meter| meter.total())
     }
 
-    /// Runs a request until it is done, cut, or silent for too long. Dropping it closes the connection, or
+    /// Runs a request until it is done, cut, silent for too long, or its connection too old. Dropping it closes the connection, or
     /// resets the stream.
     async fn supervise<T>(
         &self,
@@ -171,6 +178,10 @@ impl Exchange {
         tokio::select! {
             done = request => done,
             _ = self.cut.cut() => None,
+            () = self.connection.spent(limits) => {
+                self.cut.now(Reason::LifetimeSpent);
+                None
+            }
             () = self.silence(limits.idle().max(limits.first_byte())) => {
                 self.cut.now(Reason::IdleTooLong);
                 None
