@@ -5,6 +5,7 @@ use std::sync::Arc;
 
 use bytes::BytesMut;
 use pingora_core::apps::HttpServerApp;
+use pingora_core::prelude::Error;
 use pingora_core::protocols::Digest;
 use pingora_core::protocols::http::ServerSession;
 use pingora_core::protocols::http::v2::server::{H2Accept, H2Options, HttpSession, handshake};
@@ -66,7 +67,13 @@ impl Engine {
                     faults += 1;
                     connection.note(&self.shared, &Reason::BadRequest.into()).await;
                 }
-                Ok(None) | Err(_) => break,
+                Ok(None) => break,
+                Err(error) => {
+                    if let Some(reason) = attack(&error) {
+                        connection.note(&self.shared, &reason.into()).await;
+                    }
+                    break;
+                }
             }
             if faults >= self.shared.limits.resets {
                 break;
@@ -108,5 +115,16 @@ impl Engine {
                 broke.send(()).await.unwrap_or_default(); // the connection may be gone already
             }
         }
+    }
+}
+
+/// Why the connection could not go on, where it is the client's doing and not the network's.
+fn attack(error: &Error) -> Option<Reason> {
+    let error = error.root_cause().downcast_ref::<h2::Error>()?;
+    match error.reason() {
+        _ if error.is_io() || error.is_remote() => None,
+        Some(h2::Reason::ENHANCE_YOUR_CALM) => Some(Reason::TooManyResets),
+        Some(h2::Reason::NO_ERROR) | None => None,
+        Some(_) => Some(Reason::BadRequest),
     }
 }
