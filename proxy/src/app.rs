@@ -118,15 +118,16 @@ impl App {
         tell(&log, &state, LifecycleEvent::Started).await?;
         filter.prepare().await;
         let tasks = TaskTracker::new();
-        for listener in listeners {
-            let Some(gate) = gate.clone() else { continue };
-            tokio::spawn(listener.serve(gate, tasks.clone(), stop.clone()));
-        }
+        // Before anybody is served: a sandbox that takes every place must not make this fail.
         if let Some(gate) = &gate {
             let rules = state.rules.load_full();
             self_test::see_a_denial(gate, &rules).await.map_err(|error| {
                 anyhow::anyhow!("the self-test failed, so nothing is guarded: {error}")
             })?;
+        }
+        for listener in listeners {
+            let Some(gate) = gate.clone() else { continue };
+            tokio::spawn(listener.serve(gate, tasks.clone(), stop.clone()));
         }
         state.ready.store(true, Ordering::Release);
         let served = tokio::select! {

@@ -7,7 +7,7 @@ mod admin;
 mod app;
 mod channel;
 pub mod chunks;
-mod classify;
+pub mod classify;
 mod command;
 mod connection;
 mod dial;

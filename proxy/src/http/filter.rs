@@ -223,14 +223,19 @@ fn failure(error: &Error) -> Option<Refusal> {
         ) => Reason::UpstreamUnreachable,
         _ => Reason::UpstreamBroke,
     };
-    Some(Refusal::from(reason).because(cause(error)))
+    Some(Refusal::from(reason).because(cause(reason, error)))
 }
 
-/// The innermost cause, for that is what somebody can mend. Pingora's own words are left out: they quote what
-/// the origin sent, which may hold secrets.
-fn cause(error: &Error) -> String {
-    let root = error.root_cause();
-    if root.is::<Error>() { error.root_etype().as_str().to_owned() } else { root.to_string() }
+/// What somebody can mend. Of what went wrong after the connection stood only the kind is told: Pingora's words
+/// quote what the origin sent, which may hold secrets.
+fn cause(reason: Reason, error: &Error) -> String {
+    if reason == Reason::UpstreamUnreachable {
+        return error.root_cause().to_string();
+    }
+    let certificate = error.context.as_ref().filter(|_| reason == Reason::UpstreamCertificate);
+    let innermost = certificate.and_then(|told| told.as_str().rsplit_once("cause: "));
+    let innermost = innermost.and_then(|(_, cause)| cause.split(", SNI: ").next());
+    innermost.unwrap_or(error.root_etype().as_str()).to_owned()
 }
 
 #[async_trait]
@@ -371,9 +376,14 @@ impl ProxyHttp for Filter {
         if let Some(scrubber) = &mut request.scrubber {
             clean(response, scrubber)?;
         }
-        strip_hops(response);
-        response.remove_header("alt-svc"); // another way to the host, which leads around us
         let switched = response.status == ::http::StatusCode::SWITCHING_PROTOCOLS; // the last of its answers
+        if !switched {
+            strip_hops(response);
+        }
+        response.remove_header("alt-svc"); // another way to the host, which leads around us
+        if let Some(exchange) = &request.exchange {
+            exchange.set_answered();
+        }
         if switched || !response.status.is_informational() {
             request.status = Some(response.status.as_u16());
         }

@@ -5,6 +5,7 @@ use std::sync::Arc;
 
 use bytes::BytesMut;
 use pingora_core::apps::HttpServerApp;
+use pingora_core::prelude::Error;
 use pingora_core::protocols::Digest;
 use pingora_core::protocols::http::ServerSession;
 use pingora_core::protocols::http::v2::server::{H2Accept, H2Options, HttpSession, handshake};
@@ -54,7 +55,7 @@ impl Engine {
                 }
                 Some(_) = tasks.join_next(), if !tasks.is_empty() => continue,
                 () = tokio::time::sleep(self.shared.limits.keep_alive()), if tasks.is_empty() => break,
-                () = tokio::time::sleep_until(connection.until.into()) => break,
+                () = tokio::time::sleep_until(connection.until.into()) => break, // the streams know it too
             };
             match accepted {
                 Ok(Some(H2Accept::Session(session))) => {
@@ -64,7 +65,13 @@ impl Engine {
                     faults += 1;
                     connection.note(&self.shared, &Reason::BadRequest.into()).await;
                 }
-                Ok(None) | Err(_) => break,
+                Ok(None) => break,
+                Err(error) => {
+                    if let Some(reason) = attack(&error) {
+                        connection.note(&self.shared, &reason.into()).await;
+                    }
+                    break;
+                }
             }
             if faults >= self.shared.limits.resets {
                 break;
@@ -106,5 +113,16 @@ impl Engine {
                 broke.send(()).await.unwrap_or_default(); // the connection may be gone already
             }
         }
+    }
+}
+
+/// Why the connection could not go on, where it is the client's doing and not the network's.
+fn attack(error: &Error) -> Option<Reason> {
+    let error = error.root_cause().downcast_ref::<h2::Error>()?;
+    match error.reason() {
+        _ if error.is_io() || error.is_remote() => None,
+        Some(h2::Reason::ENHANCE_YOUR_CALM) => Some(Reason::TooManyResets),
+        Some(h2::Reason::NO_ERROR) | None => None,
+        Some(_) => Some(Reason::BadRequest),
     }
 }

@@ -32,6 +32,9 @@ use crate::shared::Shared;
 use crate::{meters, record};
 use filter::Filter;
 
+/// Pingora's own time-outs, which can still be explained to the client, come first by so much.
+const GRACE: Duration = Duration::from_secs(1);
+
 /// Pingora's proxy, fed with connections of our own.
 pub(crate) struct Engine {
     shared: Arc<Shared>,
@@ -68,6 +71,8 @@ pub(crate) struct Exchange {
     meter: Mutex<Option<Arc<Meter>>>,
     /// Whether the client went away in the middle of it.
     broken: AtomicBool,
+    /// Whether the origin has begun to answer.
+    answered: AtomicBool,
     /// What is wrong with its body.
     malformed: OnceLock<ChunkFault>,
     /// Whether it came as far as our filters, which make its record.
@@ -177,6 +182,7 @@ impl Exchange {
             cut: Arc::default(),
             meter: Mutex::default(),
             broken: AtomicBool::new(false),
+            answered: AtomicBool::new(false),
             malformed: OnceLock::new(),
             met: AtomicBool::new(false),
         })
@@ -195,6 +201,23 @@ impl Exchange {
 
     fn set_broken(&self) {
         self.broken.store(true, Ordering::Relaxed);
+    }
+
+    fn set_answered(&self) {
+        self.answered.store(true, Ordering::Relaxed);
+    }
+
+    /// Returns when the origin has not begun to answer although nothing is sent any more.
+    async fn unanswered(&self, patience: Duration) {
+        loop {
+            let before = self.carried();
+            tokio::time::sleep(patience + GRACE).await;
+            match (self.answered.load(Ordering::Relaxed), self.carried() == before) {
+                (true, _) => return std::future::pending().await,
+                (false, true) => return,
+                (false, false) => {}
+            }
+        }
     }
 
     fn is_broken(&self) -> bool {
@@ -226,7 +249,7 @@ impl Exchange {
         meter.as_ref().map(|meter| meter.total())
     }
 
-    /// Runs a request until it is done, cut, or silent for too long. Dropping it closes the connection, or
+    /// Runs a request until it is done, cut, silent for too long, or its connection too old. Dropping it closes the connection, or
     /// resets the stream.
     async fn supervise<T>(
         &self,
@@ -240,6 +263,10 @@ impl Exchange {
                 self.cut.now(Reason::LifetimeSpent);
                 None
             }
+            () = self.unanswered(limits.first_byte()) => {
+                self.cut.now(Reason::UpstreamTimeout);
+                None
+            }
             () = self.silence(limits.idle().max(limits.first_byte())) => {
                 self.cut.now(Reason::IdleTooLong);
                 None
@@ -251,7 +278,7 @@ impl Exchange {
         let mut before = self.carried();
         let mut still = 0;
         while still < 2 {
-            tokio::time::sleep(patience / 2 + Duration::from_secs(1)).await; // Pingora's own comes first
+            tokio::time::sleep(patience / 2 + GRACE).await;
             let now = self.carried();
             still = if now == before { still + 1 } else { 0 };
             before = now;
