@@ -15,6 +15,10 @@ use tokio::time::Instant;
 
 use crate::limits::{BUDGET_RULES, BUDGET_SEEN};
 
+/// What is there after a restart, however it came about: a few names, or nothing would resolve for minutes.
+const FORWARDS_AFTER_CRASH: f64 = 30.0;
+const SANDBOX_AFTER_CRASH: f64 = 512.0;
+const RULE_AFTER_CRASH: f64 = 128.0;
 /// Bits an hour by one rule, and once at the start.
 pub const RULE_RATE: f64 = 2048.0;
 pub const RULE_BURST: f64 = 4096.0;
@@ -219,12 +223,14 @@ impl Budget {
 
     /// Goes on where an earlier process stopped: no burst is given again.
     pub fn restore(&mut self, saved: &Saved, now: Instant) {
-        self.bits.level = saved.bits.clamp(0.0, self.bits.burst);
-        self.forwards.level = saved.forwards.clamp(0.0, self.forwards.burst);
+        self.bits.level =
+            saved.bits.clamp(SANDBOX_AFTER_CRASH, self.bits.burst.max(SANDBOX_AFTER_CRASH));
+        let few = FORWARDS_AFTER_CRASH.min(self.forwards.burst); // else nothing would resolve for minutes
+        self.forwards.level = saved.forwards.clamp(few, self.forwards.burst);
         for (policy, rule, level) in saved.rules.iter().take(BUDGET_RULES) {
             let Ok(policy) = PolicyName::parse(policy) else { continue };
             let mut bits = Bucket::new(RULE_BURST, RULE_RATE, now);
-            bits.level = level.clamp(0.0, RULE_BURST);
+            bits.level = level.clamp(RULE_AFTER_CRASH, RULE_BURST);
             let key = RuleKey { policy, rule: rule.as_str().into() };
             self.rules.insert(key, RuleBudget { bits, seen: HashSet::new() });
         }

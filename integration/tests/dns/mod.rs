@@ -148,7 +148,7 @@ impl Net {
         let program = sandbar().get_program().to_str().unwrap().to_owned();
         let config = self.config().display().to_string();
         let args = [environment, &[program.as_str(), "serve", "-c", &config]].concat();
-        self.filter = Some(self.spawn(&self.gateway, "env", &args, "answering DNS"));
+        self.filter = Some(self.spawn(&self.gateway, "env", &args, "listening: dns"));
     }
 
     /// Starts a resolver inside the gateway that has an answer to everything.

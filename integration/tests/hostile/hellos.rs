@@ -116,7 +116,7 @@ fn a_hello_in_segments_of_one_byte_is_a_hello() {
 fn a_port_speaks_what_it_is_for() {
     let world = Plan::allowing(&[("a.test", 443), ("a.test", 80), ("a.test", 8443)]).start();
     let hello = Hello::naming("a.test").bytes();
-    let get = b"GET / HTTP/1.1\r\nHost: a.test\r\n\r\n";
+    let get = b"GET / HTTP/1.1\r\nHost: a.test\r\nConnection: close\r\n\r\n";
     for (what, port, bytes, begins, code) in [
         ("plaintext on 443", 443, &get[..], &b"HTTP/1.1 403 "[..], "wrong_protocol"),
         ("TLS on 80", 80, &hello, &[21, 3, 3, 0, 2, 2, 49], "wrong_protocol"),

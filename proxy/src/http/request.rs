@@ -1,11 +1,11 @@
 //! A request's facts, for the decision and for the record.
 
 use pingora_http::{RequestHeader, Version};
-use rules::Reason;
 use rules::facts::{
     Authority, ConnectFacts, Facts, Method, Protocol, RequestFacts, Scheme, Target,
 };
 use rules::limits::Limits;
+use rules::{Host, Reason};
 
 use super::{Exchange, Scope};
 use crate::record;
@@ -40,7 +40,7 @@ pub(super) fn said(
         Scope::Target(target, port) => (*port, Some(plain(target.clone(), *port, named))),
     };
     let facts = RequestFacts {
-        connection: connection.host().cloned(),
+        connection: connection.host().or(promised(&connection.scope)).cloned(),
         authorities,
         port,
         scheme: connection.scheme(),
@@ -64,6 +64,14 @@ fn within(head: &RequestHeader, limits: &Limits) -> Result<(), Reason> {
         return Err(Reason::BadRequest);
     }
     Ok(())
+}
+
+/// The host a connection was opened for by name, whatever its requests say.
+fn promised(scope: &Scope) -> Option<&Host> {
+    match scope {
+        Scope::Host(host, _) | Scope::Target(Target::Named(host), _) => Some(host),
+        Scope::Anywhere | Scope::Target(Target::Dialled(_), _) => None,
+    }
 }
 
 /// A request without TLS must also pass as the connection it needs.
