@@ -158,7 +158,7 @@ fn what_comes_by_a_path_of_nobodys_is_refused_and_recorded() {
         assert_eq!(plain(&scene, 1, "open.example"), 0, "{firewall:?}");
     }
     let proxy = ["-x", "http://10.77.1.1:3128", "http://open.example/"];
-    assert_eq!(scene.curl_in(1, &proxy).status, 0);
+    assert_eq!(scene.curl_in(1, &proxy).status, 403, "and told so");
     let dig = ["+short", "+time=5", "+tries=1", "@10.77.1.1", "open.example"];
     let answer = scene.inside(1, "dig").args(dig).output().unwrap();
     assert_eq!(String::from_utf8_lossy(&answer.stdout).trim(), "");
