@@ -26,6 +26,7 @@ use crate::http::Engine;
 use crate::identities::Identities;
 use crate::leaves::Leaves;
 use crate::listen::{self, Open};
+use crate::memory::Guard;
 use crate::problems::{Severity, complain};
 use crate::shared::Shared;
 use crate::status::State;
@@ -109,6 +110,7 @@ impl App {
             tokio::spawn(listener.serve(gate, tasks.clone(), stop.clone()));
         }
         if let Some(gate) = &gate {
+            tokio::spawn(gate.guard.clone().tend(stop.clone()));
             let rules = state.rules.load_full();
             self_test::see_a_denial(gate, &rules).await.map_err(|error| {
                 anyhow::anyhow!("the self-test failed, so nothing is guarded: {error}")
@@ -195,8 +197,10 @@ fn gate(
     };
     let files = operator.upstream.roots.iter().map(|root| base.join(root)).collect();
     let roots = Roots::load(TrustSource { system, files, client: None })?;
-    let engine = Engine::new(shared.clone(), &roots);
-    Ok(Gate { shared: shared.clone(), engine, leaves: Leaves::new(Arc::new(authority)), stop })
+    let guard = Guard::open(operator, base, &roots)?;
+    let engine = Engine::new(shared.clone(), guard.clone(), &roots);
+    let leaves = Leaves::new(Arc::new(authority));
+    Ok(Gate { shared: shared.clone(), engine, guard, leaves, stop })
 }
 
 /// The settings of the operator's file.

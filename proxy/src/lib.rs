@@ -17,6 +17,7 @@ mod identities;
 mod leaves;
 mod listen;
 mod live;
+mod memory;
 mod meters;
 mod policies;
 mod problems;

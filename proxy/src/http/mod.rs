@@ -24,8 +24,11 @@ use rules::{Host, Reason, SandboxRef};
 use tokio::sync::watch;
 
 pub(crate) use carrier::Carrier;
+pub(crate) use filter::failure;
+pub(crate) use peer::{Manner, peer};
 
 use crate::live::Cut;
+use crate::memory::Guard;
 use crate::shared::Shared;
 use filter::Filter;
 
@@ -68,7 +71,7 @@ pub(crate) struct Exchange {
 }
 
 impl Engine {
-    pub(crate) fn new(shared: Arc<Shared>, trust: &crate::trust::Roots) -> Self {
+    pub(crate) fn new(shared: Arc<Shared>, guard: Arc<Guard>, trust: &crate::trust::Roots) -> Self {
         let conf = Arc::new(ServerConf {
             ca_file: Some(trust.path()),
             upstream_keepalive_pool_size: usize::try_from(shared.limits.pool_connections)
@@ -76,7 +79,7 @@ impl Engine {
             max_retries: crate::dial::ATTEMPTS,
             ..ServerConf::default()
         });
-        let mut proxy = HttpProxy::new(Filter::new(shared.clone()), conf);
+        let mut proxy = HttpProxy::new(Filter::new(shared.clone(), guard), conf);
         proxy.handle_init_modules();
         Engine { shared, proxy: Arc::new(proxy) }
     }

@@ -7,17 +7,18 @@ use ipnet::Ipv4Net;
 use toml::Spanned;
 
 use super::document::{
-    DenialDocument, DnsDocument, IdentifyDocument, ListenerDocument, ModeDocument, OperatorDocument,
+    CredentialDocument, DenialDocument, DnsDocument, IdentifyDocument, ListenerDocument,
+    ModeDocument, OperatorDocument,
 };
 use super::problem::{Fault, Problem, Problems, Source, printable};
-use super::{SourceFile, read, text_of};
+use super::{SourceFile, memory, read, text_of};
 use crate::limits::Limits;
 use crate::name::DomainName;
 use crate::operator::{
     Bind, DenialForm, DnsSettings, HostEntry, Listener, Mode, Operator, PreResolve, SystemRoots,
     UpstreamSettings, Whose, Zone,
 };
-use crate::word::SandboxId;
+use crate::word::{CredentialName, SandboxId};
 
 /// Most resolvers, zones and host entries, each.
 const MAX_ENTRIES: usize = 1024;
@@ -47,11 +48,24 @@ fn settings(file: &SourceFile, problems: &mut Problems) -> Option<Operator> {
         dns: dns(&source, &document, problems),
         limits: limits(&source, &document, problems),
         upstream: upstream(&document),
+        identity: memory::issuers(&source, &document, problems),
+        memory_services: memory::services(&source, &document, problems),
+        credentials: document
+            .credential
+            .iter()
+            .filter_map(|entry| kept_in(entry.get_ref()))
+            .collect(),
         ca_dir: document.ca.map(|ca| ca.dir.into_inner()),
         listeners: document.listener.iter().filter_map(|entry| listener(entry.get_ref())).collect(),
         log_dir: document.log.map(|log| log.dir.into_inner()),
         admin_socket: document.admin.map(|admin| admin.socket.into_inner()),
     })
+}
+
+/// The name of a credential and the file it is in.
+fn kept_in(document: &CredentialDocument) -> Option<(CredentialName, String)> {
+    let name = CredentialName::parse(document.name.get_ref()).ok()?;
+    Some((name, document.file.get_ref().clone()))
 }
 
 fn listener(document: &ListenerDocument) -> Option<Listener> {
