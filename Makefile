@@ -1,7 +1,7 @@
 # Two commands do everything on a fresh machine: `make demo` and `make test`.
 CARGO ?= cargo
 DEMO_PACKAGES := cmake gcc libc6-dev make
-TEST_PACKAGES := $(DEMO_PACKAGES) bind9-dnsutils ca-certificates chromium curl dns2tcp git iodine iproute2 nftables openssl python3 python3-httpx python3-jsonschema python3-pip python3-requests rsyslog unbound wget
+TEST_PACKAGES := $(DEMO_PACKAGES) bind9-dnsutils ca-certificates chromium curl dns2tcp git iodine iproute2 libfaketime nftables npm openssl python3 python3-httpx python3-jsonschema python3-pip python3-requests rsyslog unbound wget
 
 .PHONY: demo test lint bench needs-demo needs-test
 
@@ -23,7 +23,9 @@ lint:
 	$(CARGO) fmt --all --check
 	$(CARGO) clippy --workspace --all-targets -- -D warnings
 
-bench:
+bench: needs-demo
+	$(CARGO) build --quiet --release -p proxy
+	integration/benches/dns.sh target/release/sandbar
 	$(CARGO) bench --workspace
 
 needs-demo:

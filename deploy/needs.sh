@@ -1,5 +1,7 @@
 #!/bin/sh
-# Installs the Debian packages named, when root; otherwise says which are missing.
+# Installs the Debian packages named, when root; otherwise says which are missing. A package that is
+# called like its command is not missing where the command is there: npm, for one, often comes with
+# another build of Node.js, beside which Debian's package cannot be installed.
 set -eu
 
 command -v cargo >/dev/null 2>&1 || {
@@ -10,6 +12,7 @@ command -v dpkg-query >/dev/null 2>&1 || exit 0 # not Debian: the build itself w
 
 missing=
 for package in "$@"; do
+    ! command -v "$package" >/dev/null 2>&1 || continue
     dpkg-query -W -f '${Status}' "$package" 2>/dev/null | grep -q 'ok installed' || missing="$missing $package"
 done
 [ -n "$missing" ] || exit 0

@@ -75,14 +75,6 @@ pub(crate) fn read_secret(path: &Path) -> Result<Zeroizing<Vec<u8>>, FileError> 
     read_open(path, &file, MAX_KEY).map(Zeroizing::new)
 }
 
-/// Reads a secret of one line, as operators keep keys of services: without the line's end.
-pub fn secret_line(path: &Path) -> Result<Zeroizing<String>, FileError> {
-    let bytes = read_secret(path)?;
-    let text = str::from_utf8(&bytes)
-        .map_err(|_| FileError::io(path, io::ErrorKind::InvalidData.into()))?;
-    Ok(Zeroizing::new(text.trim_end_matches(['\r', '\n']).to_owned()))
-}
-
 /// Who owns a file can change it, so it must be us or one who can do so anyway.
 fn is_trusted(owner: u32, user: u32) -> bool {
     owner == user || owner == 0

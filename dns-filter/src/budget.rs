@@ -97,6 +97,17 @@ pub enum Spent {
     Sandbox,
 }
 
+impl Spent {
+    /// What it means, for people.
+    pub fn meaning(self) -> &'static str {
+        match self {
+            Spent::Forwards => "The queries of this hour are used up.",
+            Spent::Rule => "The bits of this rule are used up.",
+            Spent::Sandbox => "The bits of this sandbox are used up.",
+        }
+    }
+}
+
 /// What is left, for people.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Left {
@@ -259,12 +270,14 @@ pub fn price(choice: &Choice<'_>, seen: Option<usize>) -> f64 {
 }
 
 /// The most that the moments of `forwards` queries in `time` can say, released on a grid (bits).
+///
+/// Several may leave on one line of the grid, so they are spread in one of C(lines + forwards - 1, forwards)
+/// ways, which is at most (e·(lines + forwards) / forwards)^forwards.
 pub fn timing_bits(forwards: f64, time: Duration, grid: Duration) -> f64 {
-    let slots = time.as_secs_f64() / grid.as_secs_f64().max(1e-9);
-    if forwards < 1.0 {
-        0.0
-    } else {
-        forwards * (std::f64::consts::E * slots / forwards).max(1.0).log2()
+    let lines = time.as_secs_f64() / grid.as_secs_f64().max(1e-9);
+    match forwards < 1.0 {
+        true => 0.0,
+        false => forwards * (std::f64::consts::E * (lines + forwards) / forwards).log2(),
     }
 }
 
@@ -366,6 +379,40 @@ mod tests {
                 prop_assert!(forwards <= 1200.0 + 1200.0 * hours + 1e-6);
             }
         }
+    }
+
+    #[test]
+    fn the_timing_term_counts_every_way_to_spread_queries_over_lines() {
+        let ways = |lines: u32, forwards: u32| -> f64 {
+            (1..=forwards).map(|at| (f64::from(lines + at - 1) / f64::from(at)).log2()).sum()
+        };
+        for lines in [1, 2, 10, 100, 3600, 36_000] {
+            for forwards in [1, 2, 3, 10, 240, 1200, 50_000] {
+                let time = Duration::from_secs(u64::from(lines));
+                let stated = timing_bits(f64::from(forwards), time, Duration::from_secs(1));
+                let true_bits = ways(lines, forwards);
+                assert!(true_bits <= stated, "{forwards} on {lines}: {true_bits} > {stated}");
+            }
+        }
+    }
+
+    #[test]
+    fn no_more_rules_have_a_budget_and_no_more_names_are_remembered_than_there_is_room_for() {
+        let (rules, now) = (rules(), Instant::now());
+        let mut budget = Budget::new(u64::from(u32::MAX), now);
+        let saved = (0..BUDGET_RULES + 10).map(|at| ("p".to_owned(), format!("r{at}"), 9.0));
+        budget.restore(&Saved { bits: 1e6, forwards: 1e6, rules: saved.collect() }, now);
+        assert_eq!(budget.rules.len(), BUDGET_RULES);
+        let permit = permit(&rules, "x.a.example", QueryType::A);
+        let choice = Choice { key: b"k", octets: 0, types: 1, pattern_bits: 0.0 };
+        assert_eq!(budget.charge(&permit, &choice, now), Err(Spent::Rule), "it has none to spend");
+        let mut budget = Budget::new(u64::from(u32::MAX), now);
+        for at in 0..BUDGET_SEEN + 10 {
+            let later = now + Duration::from_secs(3600 * at as u64);
+            let key = at.to_be_bytes();
+            budget.charge(&permit, &Choice { key: &key, ..choice }, later).unwrap();
+        }
+        assert_eq!(budget.rules[&RuleKey::of(&permit)].seen.len(), BUDGET_SEEN);
     }
 
     #[test]

@@ -35,6 +35,11 @@ pub(crate) struct Entry {
 }
 
 impl Entry {
+    /// The addresses that the sandbox is told.
+    pub(crate) fn addresses(&self) -> impl Iterator<Item = IpAddr> {
+        self.told.iter().filter_map(|answer| answer.rdata.shown().parse().ok())
+    }
+
     pub(crate) fn age(&self, now: Instant) -> u32 {
         now.saturating_duration_since(self.born).as_secs() as u32
     }
@@ -150,6 +155,12 @@ impl Drop for Cache {
 }
 
 impl Fold {
+    /// Ends the window for an answer that gets a record now; says how many that stands for.
+    pub(crate) fn end(&mut self, now: Instant) -> u64 {
+        self.since = Some(now);
+        std::mem::take(&mut self.count) + 1
+    }
+
     /// Counts one more answer; says how many a record is due for, this one included.
     pub(crate) fn count(&mut self, window: std::time::Duration, now: Instant) -> Option<u64> {
         match self.since {
@@ -157,11 +168,80 @@ impl Fold {
                 self.count += 1;
                 None
             }
-            Some(_) | None => {
-                let before = std::mem::take(&mut self.count);
-                self.since = Some(now);
-                Some(before + 1)
-            }
+            Some(_) | None => Some(self.end(now)),
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use rules::facts::{Facts, NameFacts};
+    use rules::{Decision, SourceFile, Sources, compile};
+
+    use super::*;
+
+    fn entry(now: Instant) -> Arc<Entry> {
+        let text = "name = \"p\"\n[[allow]]\nname = \"r\"\nhosts = [\"a.example\"]\n";
+        let policy = SourceFile { path: "p.toml".into(), bytes: text.into() };
+        let rules =
+            compile(&Sources { policies: vec![policy], ..Sources::default() }, &[]).unwrap();
+        let name = DomainName::parse("a.example").unwrap();
+        let facts = Facts::Name(NameFacts { name: name.clone(), query: QueryType::A });
+        let Decision::Allow(permit) =
+            rules.decide(rules.sandboxes().iter().next().unwrap(), &facts)
+        else {
+            panic!()
+        };
+        let (section, found, told) = (Section::default(), Vec::new(), Vec::new());
+        let expires = now + std::time::Duration::from_secs(60);
+        let (kind, rcode, ede, from) = (QueryType::A, Rcode::NOERROR, None, None);
+        Arc::new(Entry {
+            name,
+            kind,
+            rcode,
+            section,
+            ede,
+            found,
+            told,
+            born: now,
+            expires,
+            permit,
+            from,
+        })
+    }
+
+    #[test]
+    fn a_sandbox_keeps_no_more_than_its_share_and_loses_no_count() {
+        let (now, all) = (Instant::now(), Arc::new(AtomicUsize::new(0)));
+        let (entry, mut cache) = (entry(now), Cache::new(all.clone()));
+        for at in 0..CACHE_SANDBOX + 100 {
+            cache.insert(&at.to_be_bytes(), entry.clone(), now);
+            let window = std::time::Duration::from_secs(60);
+            let kept = cache.find(&at.to_be_bytes(), now).unwrap();
+            assert_eq!(
+                (kept.fold.count(window, now), kept.fold.count(window, now)),
+                (Some(1), None)
+            );
+        }
+        assert_eq!((cache.entries.len(), cache.order.len()), (CACHE_SANDBOX, CACHE_SANDBOX));
+        assert_eq!(all.load(Ordering::Relaxed), CACHE_SANDBOX);
+        let untold: u64 = cache.untold(None).iter().map(|(_, count)| count).sum();
+        assert_eq!(untold, CACHE_SANDBOX as u64 + 100, "also of what had to go");
+        drop(cache);
+        assert_eq!(all.load(Ordering::Relaxed), 0);
+    }
+
+    #[test]
+    fn all_together_keep_no_more_than_there_is_room_for() {
+        let (now, all) = (Instant::now(), Arc::new(AtomicUsize::new(CACHE_ALL - 1)));
+        let (entry, mut cache) = (entry(now), Cache::new(all.clone()));
+        for at in 0..10u32 {
+            cache.insert(&at.to_be_bytes(), entry.clone(), now);
+        }
+        assert_eq!(all.load(Ordering::Relaxed), CACHE_ALL);
+        assert_eq!(cache.entries.len(), 1, "whoever adds gives up its own oldest");
+        let mut other = Cache::new(all.clone());
+        other.insert(b"x", entry, now);
+        assert_eq!(other.entries.len(), 0, "and has none to give: nothing is kept");
     }
 }

@@ -16,7 +16,9 @@ use hickory_proto::serialize::binary::BinEncodable;
 use rules::facts::{ConnectFacts, Ech, NameFacts, Protocol, QueryType, Target};
 use rules::{Decision, DomainName, Facts, Host, Permit, Reason, RuleSet, SandboxRef};
 
-use crate::limits::{ADDRESSES, CNAME_HOPS, RECORDS, TTL_CEILING, TTL_FLOOR, TTL_NEGATIVE};
+use crate::limits::{
+    ADDRESSES, CNAME_HOPS, RECORDS, TTL_CEILING, TTL_FLOOR, TTL_FLOOR_CHARGED, TTL_NEGATIVE,
+};
 use crate::message::{Rcode, Section};
 
 /// What was asked, by whom, on which terms.
@@ -27,6 +29,16 @@ pub struct Asked<'a> {
     pub permit: &'a Permit,
     pub name: &'a DomainName,
     pub kind: QueryType,
+}
+
+impl Asked<'_> {
+    /// A name below a wildcard pays for each time it is asked for, so its answer is kept for longer.
+    fn floor(&self) -> u32 {
+        match self.permit.lookup().chosen_octets {
+            0 => TTL_FLOOR,
+            _ => TTL_FLOOR_CHARGED,
+        }
+    }
 }
 
 /// An answer that may be given.
@@ -53,7 +65,7 @@ pub struct Cleaned {
 pub fn clean(asked: &Asked<'_>, message: &Message) -> Result<Cleaned, Reason> {
     match message.metadata.response_code {
         ResponseCode::NoError => {}
-        ResponseCode::NXDomain => return Ok(negative(Rcode::NXDOMAIN, message)),
+        ResponseCode::NXDomain => return Ok(negative(asked, Rcode::NXDOMAIN, message)),
         _ => return Err(Reason::ResolverUnreachable),
     }
     let (owner, hops) = follow(asked, message)?;
@@ -72,7 +84,7 @@ pub fn clean(asked: &Asked<'_>, message: &Message) -> Result<Cleaned, Reason> {
     if !seen {
         return absent(asked, message, hops);
     }
-    answer.ttl = answer.ttl.clamp(TTL_FLOOR, TTL_CEILING);
+    answer.ttl = answer.ttl.clamp(asked.floor(), TTL_CEILING);
     Ok(answer)
 }
 
@@ -104,15 +116,18 @@ fn absent(asked: &Asked<'_>, message: &Message, hops: usize) -> Result<Cleaned, 
     if hops > 0 && !vouched && asked.kind == QueryType::A {
         return Err(Reason::DnsAnswer);
     }
-    Ok(negative(Rcode::NOERROR, message))
+    Ok(negative(asked, Rcode::NOERROR, message))
 }
 
-fn negative(rcode: Rcode, message: &Message) -> Cleaned {
+fn negative(asked: &Asked<'_>, rcode: Rcode, message: &Message) -> Cleaned {
     let soa = message.authorities.iter().find_map(|record| match &record.data {
         RData::SOA(soa) => Some(record.ttl.min(soa.minimum)),
         _ => None,
     });
-    Cleaned { ttl: soa.unwrap_or(TTL_FLOOR).clamp(1, TTL_NEGATIVE), ..empty(rcode) }
+    let ttl = soa.unwrap_or(TTL_FLOOR).clamp(1, TTL_NEGATIVE);
+    // What is charged is kept as long as an answer that is there.
+    let ttl = if asked.floor() > TTL_FLOOR { asked.floor() } else { ttl };
+    Cleaned { ttl, ..empty(rcode) }
 }
 
 fn empty(rcode: Rcode) -> Cleaned {
@@ -140,7 +155,7 @@ impl Cleaned {
     }
 
     fn add(&mut self, asked: &Asked<'_>, record: &Record) {
-        let ttl = record.ttl.clamp(TTL_FLOOR, TTL_CEILING);
+        let ttl = record.ttl.clamp(asked.floor(), TTL_CEILING);
         self.ttl = self.ttl.min(ttl);
         match &record.data {
             RData::A(address) => self.add_address(asked, IpAddr::V4(address.0), ttl),

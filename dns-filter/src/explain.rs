@@ -11,7 +11,7 @@ use tokio::time::Instant;
 use crate::clean::Asked;
 use crate::filter::Filter;
 use crate::message::{Carrier, Query, Rcode, key_of};
-use crate::query::Arrived;
+use crate::query::{Arrived, Toward};
 
 /// What became of a question, for people.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
@@ -54,6 +54,7 @@ impl Filter {
             carrier: Carrier::Tcp,
             source: None,
             aimed: None,
+            toward: Toward::Us,
         };
         let packet = packet(name, kind);
         let answer = self.answer(&packet, &arrived).await.unwrap_or_default();

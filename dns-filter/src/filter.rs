@@ -4,24 +4,28 @@ use std::collections::{BTreeMap, HashMap};
 use std::io;
 use std::net::IpAddr;
 use std::path::PathBuf;
-use std::sync::atomic::AtomicUsize;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, PoisonError, RwLock};
 use std::time::Duration;
 
 use arc_swap::ArcSwap;
-use audit::{Log, OpenRecord};
-use rules::operator::{DenialForm, DnsSettings, PreResolve};
+use audit::{Log, OpenRecord, Outcome, Verdict};
+use rules::operator::{DenialForm, DnsSettings, PreResolve, Reverse};
 use rules::word::SandboxId;
 use rules::{DomainName, RuleSet, SandboxRef};
 use tokio::time::Instant;
 
 use crate::ahead::Ahead;
 use crate::budget::Budget;
+use crate::cache::Entry;
 use crate::limits::MALFORMED_RECORDS;
 use crate::lock;
+use crate::message::Rcode;
+use crate::meter::{Fate, Meter, Rest};
 use crate::record;
-use crate::state::{Meter, State};
+use crate::state::State;
 use crate::store::Store;
+use crate::tally::Tally;
 use crate::upstream::{Exchange, Upstreams};
 
 /// What the filter is built from.
@@ -47,12 +51,14 @@ pub struct Filter {
     pub(crate) denial: DenialForm,
     pub(crate) hosts: HashMap<DomainName, Vec<IpAddr>>,
     pub(crate) fold: Duration,
+    pub(crate) reverse: Reverse,
     pub(crate) ahead: Ahead,
     pub(crate) in_flight: AtomicUsize,
+    pub(crate) tally: Tally,
     pub(crate) malformed: Mutex<Meter>,
     pub(crate) store: Arc<Store>,
     settings: DnsSettings,
-    states: RwLock<HashMap<SandboxId, Arc<State>>>,
+    states: RwLock<hashbrown::HashMap<SandboxId, Arc<State>, foldhash::quality::RandomState>>,
     cached: Arc<AtomicUsize>,
     /// The grid's first line.
     epoch: Instant,
@@ -101,8 +107,10 @@ impl Filter {
                 .map(|host| (host.name.clone(), host.addresses.clone()))
                 .collect(),
             fold: Duration::from_secs(settings.fold_seconds),
+            reverse: settings.reverse,
             ahead: Ahead::default(),
             in_flight: AtomicUsize::new(0),
+            tally: Tally::new(),
             malformed: Mutex::new(Meter::new(MALFORMED_RECORDS)),
             store: Arc::new(store),
             states: RwLock::default(),
@@ -138,6 +146,11 @@ impl Filter {
         if let Err(error) = self.store.save(levels) {
             tracing::warn!(%error, "the DNS budgets could not be kept: they start empty next time");
         }
+    }
+
+    /// Queries that wait for a resolver now.
+    pub fn in_flight(&self) -> usize {
+        self.in_flight.load(Ordering::Relaxed)
     }
 
     pub(crate) fn is_ahead(&self) -> bool {
@@ -201,36 +214,59 @@ impl Filter {
         }
     }
 
+    /// Tells what waits; at a stop, when there is no `now`, all of it.
     fn tell_untold(&self, now: Option<Instant>) {
         let rules = self.rules.load_full();
+        for rest in lock(&self.malformed).untold(now) {
+            self.tell_rest(&rules, rest);
+        }
         let states: Vec<Arc<State>> = {
             let states = self.states.read().unwrap_or_else(PoisonError::into_inner);
             states.values().cloned().collect()
         };
         for state in states {
-            let mut inner = state.lock();
-            let before = now.and_then(|now| now.checked_sub(self.fold));
-            let answers = if now.is_some() && before.is_none() {
-                Vec::new()
-            } else {
-                inner.cache.untold(before)
-            };
-            let denials = inner.denials.untold(now);
-            let subject = inner.subject.clone();
-            drop(inner);
-            for (entry, count) in answers {
-                let mut record = self.log.open_record(record::own_arrival("folded"));
-                record.sandbox(subject.clone());
-                self.record_answer(record, &rules, &entry, count.saturating_sub(1));
+            self.tell_state(&rules, &state, now);
+        }
+    }
+
+    fn tell_state(&self, rules: &RuleSet, state: &State, now: Option<Instant>) {
+        let mut inner = state.lock();
+        let answers = match now {
+            None => inner.cache.untold(None),
+            Some(now) => {
+                let before = now.checked_sub(self.fold);
+                before.map(|before| inner.cache.untold(Some(before))).unwrap_or_default()
             }
-            if denials > 0 {
-                let mut record = self.log.open_record(record::own_arrival("folded"));
-                record.sandbox(subject);
-                record.facts(record::facts("(many)", rules::facts::QueryType::A));
-                let mut verdict =
-                    record::refused(rules::Reason::NotListed, None, self.policy(&rules));
-                verdict.folded = denials - 1;
-                record.denied(verdict);
+        };
+        let rest = inner.metered.untold(now);
+        let subject = inner.subject.clone();
+        drop(inner);
+        for (entry, count) in answers {
+            let mut record = self.log.open_record(record::own_arrival("folded"));
+            record.sandbox(subject.clone());
+            self.record_answer(record, rules, &entry, count.saturating_sub(1));
+        }
+        for rest in rest {
+            self.tell_rest(rules, Rest { subject: Some(subject.clone()), ..rest });
+        }
+    }
+
+    /// Writes one record for queries that were only counted, under their own reason.
+    fn tell_rest(&self, rules: &RuleSet, rest: Rest) {
+        let mut record = self.log.open_record(record::own_arrival("folded"));
+        if let Some(subject) = rest.subject {
+            record.sandbox(subject);
+        }
+        record.facts(record::facts(&rest.name, rest.kind));
+        let policy = self.policy(rules);
+        match rest.fate {
+            Fate::Answered => {
+                let verdict = record::summary(record::answered_here(policy), rest.count);
+                let outcome = crate::clean::outcome(Rcode::NOERROR, &[], audit::Ending::Completed);
+                record.answered(verdict, &outcome);
+            }
+            Fate::Refused(reason) => {
+                record.denied(record::summary(record::refused(reason, None, policy), rest.count));
             }
         }
     }
@@ -240,14 +276,19 @@ impl Filter {
         &self,
         mut record: OpenRecord,
         rules: &RuleSet,
-        entry: &crate::cache::Entry,
+        entry: &Entry,
         folded: u64,
     ) {
         record.facts(record::facts(entry.name.as_str(), entry.kind));
-        let mut verdict = record::allowed(&entry.permit, self.policy(rules), record::ANSWERED);
-        verdict.folded = folded;
-        let outcome = crate::clean::outcome(entry.rcode, &entry.told, audit::Ending::Completed);
+        let (verdict, outcome) = self.told(rules, entry, folded);
         record.answered(verdict, &outcome);
+    }
+
+    /// What the record of a kept answer says.
+    pub(crate) fn told(&self, rules: &RuleSet, entry: &Entry, folded: u64) -> (Verdict, Outcome) {
+        let verdict = record::allowed(&entry.permit, self.policy(rules), record::ANSWERED);
+        let outcome = crate::clean::outcome(entry.rcode, &entry.told, audit::Ending::Completed);
+        (Verdict { folded, ..verdict }, outcome)
     }
 }
 

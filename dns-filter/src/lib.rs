@@ -10,8 +10,10 @@ mod cache;
 pub mod clean;
 mod explain;
 mod filter;
+mod learned;
 pub mod limits;
 pub mod message;
+mod meter;
 mod query;
 mod record;
 mod resolver;
@@ -21,13 +23,14 @@ mod socket;
 mod state;
 mod store;
 mod synthetic;
+mod tally;
 pub mod upstream;
 
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 pub use explain::Explanation;
 pub use filter::{Config, Filter, StartError};
-pub use query::{Arrived, Pending, Step};
+pub use query::{Arrived, Pending, Step, Toward};
 pub use resolver::{Refusal, Resolver};
 pub use server::kernel;
 

@@ -20,6 +20,12 @@ pub const IN_FLIGHT_SANDBOX: usize = 2048;
 /// Queries of one sandbox that wait for one and the same answer.
 pub const WAITERS: usize = 64;
 
+/// Times a look-up begins again because whoever asked for it went away.
+pub const REJOINS: usize = 3;
+
+/// How long a stop waits for queries in flight and for the connections they came by.
+pub const DRAIN: Duration = Duration::from_secs(5);
+
 /// TCP connections in all.
 pub const TCP_CONNECTIONS: usize = 1024;
 /// TCP connections of one sandbox.
@@ -30,6 +36,8 @@ pub const TCP_PIPELINE: usize = 16;
 pub const TCP_MESSAGE: Duration = Duration::from_secs(5);
 /// How long a connection may be idle.
 pub const TCP_IDLE: Duration = Duration::from_secs(10);
+/// Octets of answers that wait in the kernel for one connection (it doubles this for its own use).
+pub const TCP_SEND_BUFFER: usize = 64 << 10;
 /// How long a peer may take to read an answer.
 pub const TCP_WRITE: Duration = Duration::from_secs(5);
 
@@ -58,6 +66,8 @@ pub const RECORDS: usize = 32;
 pub const CNAME_HOPS: usize = 8;
 /// Shortest and longest time an answer is kept, in seconds.
 pub const TTL_FLOOR: u32 = 30;
+/// The same for a name that is charged: an hour of honest work is a few hundred bits then.
+pub const TTL_FLOOR_CHARGED: u32 = 300;
 pub const TTL_CEILING: u32 = 3600;
 /// Longest time that a name's absence is kept, in seconds.
 pub const TTL_NEGATIVE: u32 = 60;
@@ -70,6 +80,8 @@ pub const CACHE_SANDBOX: usize = 8192;
 pub const CACHE_ALL: usize = 262_144;
 /// Synthetic addresses of one sandbox.
 pub const SYNTHETIC: usize = 65_536;
+/// Addresses of one sandbox whose name is remembered for its reverse look-ups.
+pub const LEARNED: usize = 4096;
 /// Names resolved ahead, of one policy.
 pub const AHEAD_POLICY: usize = 256;
 /// Names resolved ahead, in all.
@@ -86,8 +98,6 @@ pub const BUDGET_RULES: usize = 4096;
 pub const BUDGET_SEEN: usize = 16_384;
 /// Denials of one sandbox that have a record of their own, each second; the rest are counted.
 pub const DENIED_RECORDS: u32 = 200;
-/// Local answers remembered for folding, of one sandbox.
-pub const FOLDS: usize = 4096;
 /// Malformed packets in all that have a record of their own, each second.
 pub const MALFORMED_RECORDS: u32 = 20;
 /// Time between two findings of one kind for one sandbox.

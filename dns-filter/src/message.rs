@@ -141,6 +141,15 @@ impl<'a> Query<'a> {
         Ok(Query { head, question, kind: QueryType(kind), class })
     }
 
+    pub fn id(&self) -> u16 {
+        self.head.id
+    }
+
+    /// Name, type and class, octet by octet.
+    pub fn question(&self) -> &'a [u8] {
+        self.question
+    }
+
     pub fn is_internet(&self) -> bool {
         self.class == CLASS_IN
     }

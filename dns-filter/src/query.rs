@@ -1,12 +1,13 @@
 //! The life of a query: read, identify, decide, then answer here or ask. Whatever can be answered here
 //! is answered at once; only what must leave waits.
 
+use std::cell::Cell;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
 
+use audit::{Finding, Outcome, Verdict};
 use rules::facts::{NameFacts, QueryType};
-use rules::operator::DenialForm;
+use rules::operator::{DenialForm, Reverse};
 use rules::{
     Channel, Decision, Denial, DomainName, Facts, Permit, Reason, RuleSet, SandboxRef, special_zone,
 };
@@ -15,11 +16,13 @@ use tokio::time::Instant;
 use crate::cache::Entry;
 use crate::clean::{Asked, Cleaned};
 use crate::filter::Filter;
-use crate::limits::{IN_FLIGHT, TTL_CEILING, TTL_FLOOR, TTL_SYNTHETIC};
+use crate::learned::reversed;
+use crate::limits::{TTL_CEILING, TTL_FLOOR, TTL_SYNTHETIC};
 use crate::lock;
 use crate::message::{Carrier, Ede, Query, Rcode, Section, Unfit, key_of};
+use crate::meter::Fate;
 use crate::record;
-use crate::resolver::Want;
+use crate::resolver::{By, Want};
 use crate::score::ALARM;
 use crate::state::{Inner, State};
 
@@ -35,6 +38,16 @@ pub struct Arrived {
     pub source: Option<SocketAddr>,
     /// Where the sandbox sent it.
     pub aimed: Option<SocketAddr>,
+    pub toward: Toward,
+}
+
+/// Whom a query was meant for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Toward {
+    /// Another resolver: it is known to have been brought here from its way there.
+    Elsewhere,
+    /// Us, as far as it is known.
+    Us,
 }
 
 /// What becomes of a packet.
@@ -61,19 +74,21 @@ impl Filter {
             Ok(query) => query,
             Err(unfit) => return self.unfit(unfit, arrived),
         };
-        let rules = self.rules.load_full(); // one snapshot, so one query sees one policy
+        let rules = self.rules.load(); // one snapshot, so one query sees one policy
         let sandbox = match rules.sandboxes().identify(std::slice::from_ref(&arrived.channel)) {
             Ok(sandbox) => sandbox,
             Err(reason) => return self.stranger(&query, arrived, reason, &rules),
         };
         let state = self.state(&rules, &sandbox);
-        let judging = Judging { filter: self, rules: &rules, sandbox, state, query, arrived };
+        let alarm = Cell::new(bypass(&state, arrived));
+        let judging =
+            Judging { filter: self, rules: &rules, sandbox, state, query, arrived, alarm };
         match judging.locally() {
             Judged::Answer(answer) => Step::Answer(answer),
             Judged::Ask(want) => Step::Wait(Box::new(Pending {
                 packet: packet.to_vec(),
                 carrier: arrived.carrier,
-                want,
+                want: *want,
             })),
         }
     }
@@ -91,7 +106,8 @@ impl Filter {
 
     /// The answer to a query that cannot even wait.
     pub(crate) fn overloaded(&self, pending: Pending) -> Vec<u8> {
-        let Pending { packet, carrier, .. } = pending;
+        let Pending { packet, carrier, want } = pending;
+        self.record_overload(&want);
         let Ok(query) = Query::read(&packet) else { return Vec::new() };
         self.refusal(&query, Reason::DnsOverload, carrier)
     }
@@ -112,19 +128,24 @@ impl Filter {
             Unfit::Malformed(head, rcode) => (Step::Answer(head.bare(rcode)), Reason::DnsMalformed),
             Unfit::Operation(head, rcode) => (Step::Answer(head.bare(rcode)), Reason::DnsOperation),
         };
-        if let Some(folded) = lock(&self.malformed).count(Instant::now()) {
-            let rules = self.rules.load_full();
+        self.unread(reason, arrived);
+        answer
+    }
+
+    /// Records what came and was not even read: no query, or more than is served.
+    pub(crate) fn unread(&self, reason: Reason, arrived: &Arrived) {
+        let rules = self.rules.load_full();
+        self.tally.unread.increment(1);
+        let whose = rules.sandboxes().identify(std::slice::from_ref(&arrived.channel)).ok();
+        let asked = || ("(unreadable)".to_owned(), QueryType(0));
+        if self.is_metered(reason, whose.as_ref(), asked) {
             let mut record = self.log.open_record(record::arrival(arrived));
-            if let Ok(sandbox) = rules.sandboxes().identify(std::slice::from_ref(&arrived.channel))
-            {
-                record.sandbox(record::subject(&sandbox));
+            if let Some(sandbox) = &whose {
+                record.sandbox(record::subject(sandbox));
             }
             record.facts(record::facts("(unreadable)", QueryType(0)));
-            let mut verdict = record::refused(reason, None, self.policy(&rules));
-            verdict.folded = folded;
-            record.denied(verdict);
+            record.denied(record::refused(reason, None, self.policy(&rules)));
         }
-        answer
     }
 
     /// A query by a path that is nobody's, or two sandboxes' at once.
@@ -135,18 +156,32 @@ impl Filter {
         reason: Reason,
         rules: &RuleSet,
     ) -> Step {
-        if let Some(folded) = lock(&self.malformed).count(Instant::now()) {
+        if self.is_metered(reason, None, || (query.shown(), query.kind)) {
             let mut record = self.log.open_record(record::arrival(arrived));
             record.facts(record::facts(&query.shown(), query.kind));
-            let mut verdict = record::alert(record::refused(reason, None, self.policy(rules)));
-            verdict.folded = folded;
-            record.denied(verdict);
+            record.denied(record::alert(record::refused(reason, None, self.policy(rules))));
         }
         Step::Answer(self.refusal(query, reason, arrived.carrier))
     }
 
+    /// Whether what belongs to no sandbox's meter gets a record of its own; it is counted if not.
+    fn is_metered(
+        &self,
+        reason: Reason,
+        whose: Option<&SandboxRef>,
+        asked: impl FnOnce() -> (String, QueryType),
+    ) -> bool {
+        let mut meter = lock(&self.malformed);
+        let own = meter.admits(Instant::now());
+        if !own {
+            meter.count(Fate::Refused(reason), whose, asked);
+        }
+        own
+    }
+
     /// The answer to a query that is refused, in the operator's form where it is about a name.
     pub(crate) fn refusal(&self, query: &Query<'_>, reason: Reason, carrier: Carrier) -> Vec<u8> {
+        self.tally.refused.increment(1);
         let mut section = Section::default();
         let (rcode, code) = match form(reason) {
             Form::Failure(code) => (Rcode::SERVFAIL, code),
@@ -219,11 +254,13 @@ struct Judging<'a> {
     state: Arc<State>,
     query: Query<'a>,
     arrived: &'a Arrived,
+    /// What is to be found in the first record of the query.
+    alarm: Cell<Option<Finding>>,
 }
 
 enum Judged {
     Answer(Vec<u8>),
-    Ask(Want),
+    Ask(Box<Want>),
 }
 
 impl Judging<'_> {
@@ -235,29 +272,32 @@ impl Judging<'_> {
         let key = self.query.key(&mut buffer);
         let now = Instant::now();
         if let Some(answer) = self.cached(key, now) {
+            self.filter.tally.cached.increment(1);
             return Judged::Answer(answer);
         }
+        if self.filter.upstreams.is_own(self.query.id(), self.query.question()) {
+            return self.looped();
+        }
         let Ok(name) = self.query.name() else { return self.refuse(Reason::BadName) };
-        if let Some(answer) = self.own_host(&name) {
+        if let Some(answer) = self.own_host(&name).or_else(|| self.reverse(&name)) {
             return Judged::Answer(answer);
         }
         let facts = Facts::Name(NameFacts { name: name.clone(), query: self.query.kind });
-        let permit = match self.rules.decide(&self.sandbox, &facts) {
-            Decision::Allow(permit) => permit,
-            Decision::Deny(denial) => return self.deny(&denial, &name),
-        };
+        match self.rules.decide(&self.sandbox, &facts) {
+            Decision::Allow(permit) => self.allowed(permit, name, key, now),
+            Decision::Deny(denial) => self.deny(&denial, &name),
+        }
+    }
+
+    /// What can be said of a name that may be asked for; else it is to be asked.
+    fn allowed(&self, permit: Permit, name: DomainName, key: &[u8], now: Instant) -> Judged {
         let filter = self.filter;
+        let (rules, sandbox, kind) = (self.rules, &self.sandbox, self.query.kind);
+        let asked = Asked { rules, sandbox, permit: &permit, name: &name, kind };
         let said = filter.hosts.get(&name);
         if said.is_none() && special_zone(&name).is_some() && !filter.upstreams.has_zone(&name) {
             return self.refuse_by(Reason::SpecialName, Some(&permit));
         }
-        let asked = Asked {
-            rules: self.rules,
-            sandbox: &self.sandbox,
-            permit: &permit,
-            name: &name,
-            kind: self.query.kind,
-        };
         if permit.lookup().synthetic {
             return self.synthetic(&asked, key, now);
         }
@@ -268,17 +308,9 @@ impl Judging<'_> {
         if let Some((cleaned, born)) = filter.ahead.find(&asked, now) {
             return self.say(&asked, cleaned, key, born);
         }
-        if filter.in_flight.load(Ordering::Relaxed) >= IN_FLIGHT {
-            return self.refuse_by(Reason::DnsOverload, Some(&permit));
-        }
-        Judged::Ask(Want {
-            sandbox: self.sandbox.clone(),
-            kind: self.query.kind,
-            arrival: record::arrival(self.arrived),
-            key: key.into(),
-            name,
-            permit,
-        })
+        let (sandbox, arrival) = (self.sandbox.clone(), record::arrival(self.arrived));
+        let (key, by, alarm) = (key.into(), By::Sandbox, self.alarm.take());
+        Judged::Ask(Box::new(Want { sandbox, kind, arrival, key, name, permit, by, alarm }))
     }
 
     /// An answer that is kept, if its permission still is.
@@ -286,20 +318,17 @@ impl Judging<'_> {
         let mut inner = self.state.lock();
         let kept = inner.cache.find(key, now)?;
         if kept.generation != self.rules.generation() {
-            let same = match self.rules.decide(&self.sandbox, kept.entry.permit.facts()) {
-                Decision::Allow(permit) => {
-                    !permit.lookup().strict_cname && permit.same_terms(&kept.entry.permit)
-                }
-                Decision::Deny(_) => false,
-            };
-            if !same {
+            if !self.still_allows(&kept.entry.permit) {
                 inner.cache.remove(key);
                 return None;
             }
             kept.generation = self.rules.generation();
         }
         let entry = kept.entry.clone();
-        let due = kept.fold.count(self.filter.fold, now);
+        let due = match self.is_alarming() {
+            true => Some(kept.fold.end(now)),
+            false => kept.fold.count(self.filter.fold, now),
+        };
         drop(inner);
         if let Some(count) = due {
             self.record_given(&entry, count - 1);
@@ -307,10 +336,17 @@ impl Judging<'_> {
         Some(given(&self.query, &entry, now, self.arrived.carrier))
     }
 
+    /// Whether the rules of now give the permit that an answer was asked by.
+    fn still_allows(&self, given: &Permit) -> bool {
+        match self.rules.decide(&self.sandbox, given.facts()) {
+            Decision::Allow(permit) => !permit.lookup().strict_cname && permit.same_terms(given),
+            Decision::Deny(_) => false,
+        }
+    }
+
     fn record_given(&self, entry: &Entry, folded: u64) {
-        let mut record = self.filter.log.open_record(record::arrival(self.arrived));
-        record.sandbox(self.state.lock().subject.clone());
-        self.filter.record_answer(record, self.rules, entry, folded);
+        let (verdict, outcome) = self.filter.told(self.rules, entry, folded);
+        self.write(verdict, Some(outcome));
     }
 
     /// `localhost` is the sandbox's own, and never asked for elsewhere (RFC 6761, 6.3).
@@ -328,16 +364,43 @@ impl Judging<'_> {
         } else {
             return None;
         };
-        let counted = self.counted(&mut self.state.lock());
-        if let Some(folded) = counted {
-            let mut verdict = audit::Verdict::new(record::ALLOWED);
-            (verdict.carried, verdict.folded) = (Some(record::ANSWERED), folded);
-            verdict.policy = Some(self.filter.policy(self.rules));
-            let outcome =
-                crate::clean::outcome(cleaned.rcode, &cleaned.told, audit::Ending::Completed);
-            self.open().answered(verdict, &outcome);
-        }
+        self.told_here(&cleaned);
         Some(self.query.answer(cleaned.rcode, &cleaned.section, 0, None, self.arrived.carrier))
+    }
+
+    /// Records an answer that no rule need allow.
+    fn told_here(&self, cleaned: &Cleaned) {
+        self.filter.tally.here.increment(1);
+        if self.is_recorded(Fate::Answered) {
+            let verdict = record::answered_here(self.filter.policy(self.rules));
+            let ending = audit::Ending::Completed;
+            self.write(verdict, Some(crate::clean::outcome(cleaned.rcode, &cleaned.told, ending)));
+        }
+    }
+
+    /// The name of an address that the sandbox was given, where the operator wants that answered.
+    fn reverse(&self, name: &DomainName) -> Option<Vec<u8>> {
+        if self.query.kind != PTR || self.filter.reverse == Reverse::Off {
+            return None;
+        }
+        let address = reversed(name)?;
+        let mut inner = self.state.lock();
+        inner.refresh(self.rules, &self.sandbox);
+        let known = inner.name_of(address)?;
+        drop(inner);
+        let mut cleaned = Cleaned::of_own(PTR, &[], TTL_FLOOR);
+        let wire = key_of(&known, PTR);
+        cleaned.section.push(PTR, TTL_FLOOR, wire.get(..wire.len() - 2)?);
+        self.told_here(&cleaned);
+        Some(self.query.answer(cleaned.rcode, &cleaned.section, 0, None, self.arrived.carrier))
+    }
+
+    /// A query of our own that a resolver sent back: it is asked nowhere again.
+    fn looped(&self) -> Judged {
+        if self.state.lock().is_due(record::LOOP.0, Instant::now()) {
+            self.alarm.set(Some(record::looped()));
+        }
+        self.refuse(Reason::ResolverUnreachable)
     }
 
     /// A name for raw TCP: an address that stands for it, and no other way to reach it.
@@ -357,10 +420,11 @@ impl Judging<'_> {
         if let (true, Some(reason)) = (cleaned.section.is_empty(), cleaned.withheld) {
             return self.refuse_by(reason, Some(asked.permit));
         }
+        self.filter.tally.here.increment(1);
         let now = Instant::now();
         let entry = Arc::new(entry_of(asked, cleaned, born, None));
         let mut inner = self.state.lock();
-        inner.cache.insert(key, entry.clone(), now);
+        inner.keep(key, &entry, self.filter.reverse, now);
         let due =
             inner.cache.find(key, now).and_then(|kept| kept.fold.count(self.filter.fold, now));
         drop(inner);
@@ -376,11 +440,9 @@ impl Judging<'_> {
 
     /// A refusal that no rule made.
     fn refuse_by(&self, reason: Reason, permit: Option<&Permit>) -> Judged {
-        let counted = self.counted(&mut self.state.lock());
-        if let Some(folded) = counted {
-            let mut verdict = record::refused(reason, permit, self.filter.policy(self.rules));
-            verdict.folded = folded;
-            self.open().denied(verdict);
+        if self.is_recorded(Fate::Refused(reason)) {
+            let verdict = record::refused(reason, permit, self.filter.policy(self.rules));
+            self.write(verdict, None);
         }
         Judged::Answer(self.filter.refusal(&self.query, reason, self.arrived.carrier))
     }
@@ -392,31 +454,47 @@ impl Judging<'_> {
         if denial.reason == Reason::DnsTypeNotAllowed {
             inner.watch.odd_type(now);
         }
-        let (score, features) = inner.watch.score();
-        let alarm = score >= ALARM && inner.is_due("dns_tunnel_suspected", now);
-        let counted = self.counted(&mut inner);
+        let score = inner.watch.score();
+        let alarm = score.0 >= ALARM && inner.is_due("dns_tunnel_suspected", now);
+        let own = alarm || self.records(&mut inner, Fate::Refused(denial.reason));
         drop(inner);
-        if counted.is_some() || alarm {
-            let mut verdict = record::denied(denial, self.filter.policy(self.rules));
-            verdict.folded = counted.unwrap_or_default();
-            if score > 0 {
-                (verdict.score, verdict.features) = (Some(score), features.clone());
-            }
-            let record = self.open();
+        if own {
+            let verdict = record::denied(denial, self.filter.policy(self.rules));
+            let verdict = record::scored(verdict, &score);
             if alarm {
-                alarmed(record, verdict, (score, features));
-            } else {
-                record.denied(verdict);
+                self.alarm.set(Some(record::refused_tunnel(score)));
             }
+            self.write(verdict, None);
         }
         Judged::Answer(self.filter.refusal(&self.query, denial.reason, self.arrived.carrier))
     }
 
-    /// Whether what is answered here gets a record of its own, and how many others that stands for.
-    fn counted(&self, inner: &mut Inner) -> Option<u64> {
-        match self.filter.fold.is_zero() {
-            true => Some(0),
-            false => inner.denials.count(Instant::now()),
+    /// Whether what sends nothing gets a record of its own; it is counted if not.
+    fn is_recorded(&self, fate: Fate) -> bool {
+        self.records(&mut self.state.lock(), fate)
+    }
+
+    fn records(&self, inner: &mut Inner, fate: Fate) -> bool {
+        self.is_alarming()
+            || inner.records(self.filter.fold, fate, || (self.query.shown(), self.query.kind))
+    }
+
+    fn is_alarming(&self) -> bool {
+        let alarm = self.alarm.take();
+        let alarming = alarm.is_some();
+        self.alarm.set(alarm);
+        alarming
+    }
+
+    /// Writes the record of what was answered or, without an outcome, refused; nobody waits for it.
+    fn write(&self, verdict: Verdict, outcome: Option<Outcome>) {
+        let (record, verdict) = (self.open(), record::aimed(verdict, self.arrived));
+        match self.alarm.take() {
+            None => close(record, verdict, outcome),
+            Some(finding) => drop(tokio::spawn(async move {
+                record::tell(&record, &finding).await;
+                close(record, record::alert(verdict), outcome);
+            })),
         }
     }
 
@@ -428,15 +506,18 @@ impl Judging<'_> {
     }
 }
 
-/// Writes a finding and then the denial it is about; nobody waits for it.
-fn alarmed(record: audit::OpenRecord, verdict: audit::Verdict, score: (u32, Vec<audit::Feature>)) {
-    tokio::spawn(async move {
-        let message = "Refused names look like data; nothing of them left.".to_owned();
-        let finding =
-            record::finding("dns_tunnel_suspected", "DNS names look like a tunnel", message, score);
-        record::tell(&record, &finding).await;
-        record.denied(record::alert(verdict));
-    });
+fn close(record: audit::OpenRecord, verdict: Verdict, outcome: Option<Outcome>) {
+    match outcome {
+        Some(outcome) => record.answered(verdict, &outcome),
+        None => record.denied(verdict),
+    }
+}
+
+/// The finding of a query that was sent elsewhere, at most one in a while.
+fn bypass(state: &State, arrived: &Arrived) -> Option<Finding> {
+    let sent_elsewhere = arrived.toward == Toward::Elsewhere;
+    let due = sent_elsewhere && state.lock().is_due(record::BYPASS.0, Instant::now());
+    due.then(|| record::bypass(arrived.aimed))
 }
 
 /// A cleaned answer as it is kept.

@@ -208,6 +208,16 @@ mod tests {
     }
 
     #[test]
+    fn no_more_names_are_remembered_than_there_is_room_for() {
+        let now = Instant::now();
+        let mut watch = Watch::new(now);
+        for at in 0..NAMES * 3 {
+            watch.denied(&format!("n{at}"), now);
+            assert!(watch.names.len() <= NAMES);
+        }
+    }
+
+    #[test]
     fn a_search_list_and_a_browser_raise_nothing() {
         let now = Instant::now();
         let mut watch = Watch::new(now);

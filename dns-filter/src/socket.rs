@@ -210,3 +210,45 @@ fn bind(resolver: SocketAddr) -> io::Result<std::net::UdpSocket> {
     socket.set_nonblocking(true)?;
     Ok(socket)
 }
+
+#[cfg(test)]
+mod tests {
+    use hickory_proto::rr::{Name, RecordType};
+
+    use super::*;
+
+    fn question() -> Query {
+        Query::query(Name::from_ascii("a.example.").unwrap(), RecordType::A)
+    }
+
+    #[tokio::test]
+    async fn sockets_are_so_many_and_each_is_used_so_often() {
+        let resolver = std::net::UdpSocket::bind("127.0.0.1:0").unwrap();
+        let sockets = Sockets::new(resolver.local_addr().unwrap());
+        let mut ports = std::collections::HashSet::new();
+        for _ in 0..UPSTREAM_SOCKETS * 40 {
+            let port = sockets.draw().unwrap();
+            ports.insert(port.socket.local_addr().unwrap().port());
+            assert!(lock(&sockets.open).len() <= UPSTREAM_SOCKETS);
+        }
+        assert!(ports.len() > UPSTREAM_SOCKETS / 2, "{}", ports.len());
+        let first = lock(&sockets.open)[0].clone();
+        first.uses.store(UPSTREAM_SOCKET_USES, Ordering::Relaxed);
+        while Arc::ptr_eq(&lock(&sockets.open)[0], &first) {
+            sockets.draw().unwrap(); // until chance takes the worn one, which is then replaced
+        }
+    }
+
+    #[tokio::test]
+    async fn no_more_wait_at_a_socket_than_there_is_room_for() {
+        let resolver = std::net::UdpSocket::bind("127.0.0.1:0").unwrap();
+        let port = Port::open(resolver.local_addr().unwrap()).unwrap();
+        let enter = || port.enter(&question(), oneshot::channel().0);
+        let mut tickets: Vec<Ticket> =
+            (0..UPSTREAM_SOCKET_PENDING).filter_map(|_| enter()).collect();
+        assert_eq!(tickets.len(), UPSTREAM_SOCKET_PENDING);
+        assert!(enter().is_none(), "one too many");
+        tickets.pop();
+        assert!(enter().is_some(), "a place that is given up is free");
+    }
+}

@@ -2,20 +2,25 @@
 //! synthetic addresses, what waits to be told.
 
 use std::collections::HashMap;
+use std::net::IpAddr;
 use std::sync::atomic::AtomicUsize;
 use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::Duration;
 
 use audit::Subject;
 use ipnet::Ipv4Net;
-use rules::{RuleSet, SandboxRef};
+use rules::facts::QueryType;
+use rules::operator::Reverse;
+use rules::{DomainName, RuleSet, SandboxRef};
 use tokio::sync::watch;
 use tokio::time::Instant;
 
 use crate::budget::Budget;
 use crate::cache::{Cache, Entry};
+use crate::learned::Learned;
 use crate::limits::{DENIED_RECORDS, FINDING_PAUSE};
 use crate::lock;
+use crate::meter::{Fate, Meter};
 use crate::record;
 use crate::resolver::Refusal;
 use crate::score::Watch;
@@ -42,7 +47,8 @@ pub(crate) struct Inner {
     pub(crate) budget: Budget,
     pub(crate) watch: Watch,
     pub(crate) synthetic: Synthetic,
-    pub(crate) denials: Meter,
+    pub(crate) learned: Learned,
+    pub(crate) metered: Meter,
     told: HashMap<&'static str, Instant>,
 }
 
@@ -65,7 +71,8 @@ impl State {
                 budget,
                 watch: Watch::new(now),
                 synthetic: Synthetic::new(range),
-                denials: Meter::new(DENIED_RECORDS),
+                learned: Learned::default(),
+                metered: Meter::new(DENIED_RECORDS),
                 told: HashMap::new(),
             }),
         }
@@ -83,6 +90,38 @@ impl Inner {
             self.generation = rules.generation();
             self.subject = record::subject(sandbox);
             self.pattern_bits = pattern_bits(rules, sandbox);
+            self.learned.clear();
+        }
+    }
+
+    /// Whether what sent nothing gets a record of its own; it is counted if not.
+    pub(crate) fn records(
+        &mut self,
+        fold: Duration,
+        fate: Fate,
+        asked: impl FnOnce() -> (String, QueryType),
+    ) -> bool {
+        let own = fold.is_zero() || self.metered.admits(Instant::now());
+        if !own {
+            self.metered.count(fate, None, asked);
+        }
+        own
+    }
+
+    /// The name that an address was given for.
+    pub(crate) fn name_of(&self, address: IpAddr) -> Option<DomainName> {
+        let synthetic = match address {
+            IpAddr::V4(v4) => self.synthetic.name_of(v4),
+            IpAddr::V6(_) => None,
+        };
+        synthetic.or_else(|| self.learned.name_of(address)).cloned()
+    }
+
+    /// Keeps an answer, and what it teaches where that is wanted.
+    pub(crate) fn keep(&mut self, key: &[u8], entry: &Arc<Entry>, reverse: Reverse, now: Instant) {
+        self.cache.insert(key, entry.clone(), now);
+        if reverse == Reverse::Known {
+            entry.addresses().for_each(|address| self.learned.learn(address, &entry.name));
         }
     }
 
@@ -100,39 +139,4 @@ fn pattern_bits(rules: &RuleSet, sandbox: &SandboxRef) -> f64 {
     let patterns: usize =
         rules.policies_of(sandbox).iter().map(|policy| policy.hosts().count()).sum();
     (patterns.max(1) as f64).log2()
-}
-
-/// How many records of one kind are written each second; the rest is counted.
-#[derive(Debug)]
-pub(crate) struct Meter {
-    most: u32,
-    since: Option<Instant>,
-    written: u32,
-    folded: u64,
-}
-
-impl Meter {
-    pub(crate) fn new(most: u32) -> Self {
-        Meter { most, since: None, written: 0, folded: 0 }
-    }
-
-    /// Counts one; says how many earlier ones its record stands for, when it gets one.
-    pub(crate) fn count(&mut self, now: Instant) -> Option<u64> {
-        if self.since.is_none_or(|since| now >= since + Duration::from_secs(1)) {
-            (self.since, self.written) = (Some(now), 0);
-        }
-        if self.written >= self.most {
-            self.folded += 1;
-            return None;
-        }
-        self.written += 1;
-        Some(std::mem::take(&mut self.folded))
-    }
-
-    /// What is counted and not told yet, once the second is over.
-    pub(crate) fn untold(&mut self, now: Option<Instant>) -> u64 {
-        let over =
-            |now: Instant| self.since.is_none_or(|since| now >= since + Duration::from_secs(1));
-        if now.is_none_or(over) { std::mem::take(&mut self.folded) } else { 0 }
-    }
 }

@@ -53,6 +53,16 @@ mod tests {
     use super::*;
 
     #[test]
+    fn case_67_no_more_names_have_an_address_than_there_is_room_for() {
+        let mut table = Synthetic::new("198.18.0.0/15".parse().unwrap());
+        for at in 0..SYNTHETIC + 10 {
+            let name = DomainName::parse(&format!("db{at}.corp.example")).unwrap();
+            assert_eq!(table.address_of(&name).is_some(), at < SYNTHETIC, "{at}");
+        }
+        assert_eq!((table.names.len(), table.by_name.len()), (SYNTHETIC, SYNTHETIC));
+    }
+
+    #[test]
     fn a_name_keeps_its_address_and_the_range_ends() {
         let mut table = Synthetic::new("198.18.0.0/24".parse().unwrap());
         let name = |at: usize| DomainName::parse(&format!("db{at}.corp.example")).unwrap();

@@ -2,9 +2,10 @@
 //! must fit what was asked in every bit. Ports, ids and letter case are random; a truncated, odd or
 //! contested answer is asked for again over TCP.
 
+use std::collections::HashSet;
 use std::net::SocketAddr;
 use std::sync::Mutex;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::time::Duration;
 
 use audit::Receipt;
@@ -38,6 +39,11 @@ pub trait Exchange: Send + Sync + 'static {
 
     /// Whether a zone of the operator's own holds the name.
     fn has_zone(&self, name: &DomainName) -> bool;
+
+    /// Whether a query that came to us is one of those that wait here for their answer.
+    fn is_own(&self, _id: u16, _question: &[u8]) -> bool {
+        false
+    }
 }
 
 /// What a resolver said, and which.
@@ -65,6 +71,43 @@ pub struct Upstreams {
     /// Longest name first; the last has none and holds everything else.
     zones: Vec<(Option<DomainName>, Vec<Upstream>)>,
     strays: AtomicU64,
+    waiting: Waiting,
+}
+
+/// The queries that wait for their answer, by id and question. Both are random, letter case included,
+/// so no sandbox can send one of them; only a resolver that points back at us does.
+#[derive(Default)]
+struct Waiting {
+    queries: Mutex<HashSet<(u16, Box<[u8]>)>>,
+    count: AtomicUsize,
+}
+
+/// One of them, until its answer is there or is no longer waited for.
+struct Own<'a> {
+    waiting: &'a Waiting,
+    query: (u16, Box<[u8]>),
+}
+
+impl Waiting {
+    fn enter(&self, packet: &[u8]) -> Option<Own<'_>> {
+        let query = crate::message::Query::read(packet).ok()?;
+        let query = (query.id(), query.question().into());
+        self.count.fetch_add(1, Ordering::Relaxed);
+        lock(&self.queries).insert(query.clone());
+        Some(Own { waiting: self, query })
+    }
+
+    fn holds(&self, id: u16, question: &[u8]) -> bool {
+        self.count.load(Ordering::Relaxed) > 0
+            && lock(&self.queries).contains(&(id, Box::from(question)))
+    }
+}
+
+impl Drop for Own<'_> {
+    fn drop(&mut self) {
+        lock(&self.waiting.queries).remove(&self.query);
+        self.waiting.count.fetch_sub(1, Ordering::Relaxed);
+    }
 }
 
 struct Upstream {
@@ -89,7 +132,7 @@ impl Upstreams {
             .collect();
         zones.sort_by_key(|(name, _)| std::cmp::Reverse(name.as_ref().map(|n| n.as_str().len())));
         zones.push((None, pool(&settings.upstreams)));
-        Upstreams { zones, strays: AtomicU64::new(0) }
+        Upstreams { zones, strays: AtomicU64::new(0), waiting: Waiting::default() }
     }
 
     /// Answers that fitted nothing asked.
@@ -111,7 +154,7 @@ impl Upstreams {
         for turn in 0..UPSTREAM_TRIES {
             let Some(upstream) = choose(pool, turn) else { break };
             let until = deadline.min(Instant::now() + UPSTREAM_TRY);
-            last = upstream.ask(name, kind, until, &self.strays).await;
+            last = upstream.ask(name, kind, until, self).await;
             match &last {
                 Ok(told) if !is_failure(&told.message) => {
                     upstream.works();
@@ -136,6 +179,10 @@ impl Exchange for Upstreams {
         _receipt: &'a Receipt,
     ) -> std::pin::Pin<Box<dyn Future<Output = Result<Told, AskError>> + Send + 'a>> {
         Box::pin(self.ask_in_turn(name, kind))
+    }
+
+    fn is_own(&self, id: u16, question: &[u8]) -> bool {
+        self.waiting.holds(id, question)
     }
 
     fn has_zone(&self, name: &DomainName) -> bool {
@@ -179,12 +226,12 @@ impl Upstream {
         name: &DomainName,
         kind: QueryType,
         until: Instant,
-        strays: &AtomicU64,
+        all: &Upstreams,
     ) -> Result<Told, AskError> {
         let plain = lock(&self.health).plain;
-        let told = self.once(name, kind, until, plain, strays).await?;
+        let told = self.once(name, kind, until, plain, all).await?;
         if told.message.metadata.response_code == ResponseCode::FormErr && !plain {
-            let told = self.once(name, kind, until, true, strays).await?; // RFC 6891, 7
+            let told = self.once(name, kind, until, true, all).await?; // RFC 6891, 7
             lock(&self.health).plain = !is_failure(&told.message);
             return Ok(told);
         }
@@ -197,30 +244,43 @@ impl Upstream {
         kind: QueryType,
         until: Instant,
         plain: bool,
-        strays: &AtomicU64,
+        all: &Upstreams,
     ) -> Result<Told, AskError> {
         let from = self.address;
         let timed_out = |_| AskError::TimedOut(UPSTREAM_TRY);
         let question = question(name, kind).ok_or(AskError::Nonsense(from))?;
-        let asked = self.sockets.ask(&question, |id| build(&question, id, plain), strays);
+        let mut own = None;
+        let packet = |id| {
+            let packet = build(&question, id, plain)?;
+            own = all.waiting.enter(&packet);
+            Some(packet)
+        };
+        let asked = self.sockets.ask(&question, packet, &all.strays);
         match timeout_at(until, asked).await.map_err(timed_out)? {
             Reply::Fits(message) if !message.metadata.truncation => {
                 Ok(Told { message: *message, from })
             }
             Reply::Fits(_) | Reply::Contested => {
-                let message =
-                    timeout_at(until, self.by_tcp(&question, plain)).await.map_err(timed_out)??;
+                let message = timeout_at(until, self.by_tcp(&question, plain, all))
+                    .await
+                    .map_err(timed_out)??;
                 Ok(Told { message, from })
             }
             Reply::Unreachable => Err(AskError::Unreachable(from)),
         }
     }
 
-    async fn by_tcp(&self, question: &Query, plain: bool) -> Result<Message, AskError> {
+    async fn by_tcp(
+        &self,
+        question: &Query,
+        plain: bool,
+        all: &Upstreams,
+    ) -> Result<Message, AskError> {
         let unreachable = |_| AskError::Unreachable(self.address);
         let nonsense = AskError::Nonsense(self.address);
         let id = rand::random();
         let query = build(question, id, plain).ok_or(nonsense.clone())?;
+        let _own = all.waiting.enter(&query);
         let mut framed = (query.len() as u16).to_be_bytes().to_vec();
         framed.extend_from_slice(&query);
         let mut stream = TcpStream::connect(self.address).await.map_err(unreachable)?;

@@ -24,6 +24,7 @@ use crate::admin::Admin;
 use crate::connection::Gate;
 use crate::http::Engine;
 use crate::identities::Identities;
+use crate::inject::Credentials;
 use crate::leaves::Leaves;
 use crate::listen::{self, Open};
 use crate::memory::Guard;
@@ -78,7 +79,7 @@ impl App {
         let filter = Filter::new(rules.clone(), log.clone(), Config { settings, budgets })?;
         let dns = dns_server(&filter, &operator)?;
         let listeners = listeners(&operator, base)?;
-        let shared = shared(&rules, &log, &filter, &operator);
+        let shared = shared(&rules, &log, &filter, &operator, base);
         let gate = match listeners.is_empty() {
             true => None,
             false => Some(Arc::new(gate(&shared, &operator, &places, base, stop.clone())?)),
@@ -169,12 +170,16 @@ fn shared(
     log: &Log,
     filter: &Arc<Filter>,
     operator: &Operator,
+    base: &Path,
 ) -> Arc<Shared> {
+    let credentials = operator.credentials.iter();
+    let credentials = credentials.map(|one| (one.name.clone(), base.join(&one.file)));
     Arc::new(Shared {
         rules: rules.clone(),
         log: log.clone(),
         resolver: Resolver::new(filter.clone()),
         limits: operator.limits,
+        credentials: Credentials::new(credentials),
         live: Arc::default(),
         seats: Arc::default(),
         mark: operator.upstream.mark,
@@ -197,7 +202,7 @@ fn gate(
     };
     let files = operator.upstream.roots.iter().map(|root| base.join(root)).collect();
     let roots = Roots::load(TrustSource { system, files, client: None })?;
-    let guard = Guard::open(operator, base, &roots)?;
+    let guard = Guard::open(operator, shared, base, &roots)?;
     let engine = Engine::new(shared.clone(), guard.clone(), &roots);
     let leaves = Leaves::new(Arc::new(authority));
     Ok(Gate { shared: shared.clone(), engine, guard, leaves, stop })

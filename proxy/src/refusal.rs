@@ -63,6 +63,7 @@ pub(crate) fn status(reason: Reason) -> u16 {
         Reason::HeadTooLarge => 431,
         Reason::AnswerForeignBank
         | Reason::AnswerUnchecked
+        | Reason::AnswerUnreadable
         | Reason::CredentialUnavailable
         | Reason::DnsAnswer
         | Reason::NoAddress

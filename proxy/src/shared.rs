@@ -9,6 +9,7 @@ use rules::limits::Limits;
 use rules::{Decision, Permit, Reason, RuleSet};
 use std::net::IpAddr;
 
+use crate::inject::Credentials;
 use crate::live::Live;
 use crate::seats::Seats;
 
@@ -18,6 +19,7 @@ pub(crate) struct Shared {
     pub(crate) log: Log,
     pub(crate) resolver: Resolver,
     pub(crate) limits: Limits,
+    pub(crate) credentials: Credentials,
     pub(crate) live: Arc<Live>,
     pub(crate) seats: Arc<Seats>,
     /// The firewall mark of our own connections.

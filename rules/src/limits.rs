@@ -46,7 +46,7 @@ macro_rules! limits {
         impl Limits {
             /// Name, default, greatest value and meaning of each, for the documentation.
             pub const TABLE: &[(&str, u64, u64, &str)] =
-                &[$((stringify!($name), $usual, $most, concat!($($doc),+)),)*];
+                &[$((stringify!($name), $usual, $most, concat!($($doc),+).trim_ascii_start()),)*];
         }
     };
 }
@@ -141,5 +141,29 @@ impl Limits {
 
     pub fn drain(&self) -> Duration {
         Duration::from_secs(self.drain_seconds)
+    }
+}
+
+/// The documentation of every bound, as it stands in `proxy/LIMITS.md`.
+pub fn table() -> String {
+    let mut text = String::from(
+        "# Limits\n\nWhat `[limits]` of the operator's file can set. What is not written has its default.\n\n\
+         | name | default | most | bounds |\n| --- | --- | --- | --- |\n",
+    );
+    for (name, usual, most, meaning) in Limits::TABLE {
+        text += &format!("| `{name}` | {usual} | {most} | {meaning} |\n");
+    }
+    text
+}
+
+#[cfg(test)]
+mod tests {
+    #[test]
+    fn the_documented_table_is_the_code() {
+        assert_eq!(
+            include_str!("../../proxy/LIMITS.md"),
+            super::table(),
+            "write proxy/LIMITS.md anew: cargo run -p proxy -- limits --markdown"
+        );
     }
 }

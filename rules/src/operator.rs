@@ -19,14 +19,13 @@ pub struct Operator {
     pub admin_socket: Option<String>,
     /// The directory of the certificate authority, as written: relative to the file.
     pub ca_dir: Option<String>,
+    pub credentials: Vec<CredentialFile>,
     pub dns: Option<DnsSettings>,
     pub limits: Limits,
     pub listeners: Vec<Listener>,
     pub upstream: UpstreamSettings,
     pub identity: Option<IdentitySettings>,
     pub memory_services: Vec<MemoryService>,
-    /// Each credential and the file it is in, as written: relative to the file.
-    pub credentials: Vec<(CredentialName, String)>,
 }
 
 /// Whose signed identities are believed.
@@ -74,6 +73,14 @@ pub enum Proof {
         issuer: String,
         trust_domain: String,
     },
+}
+
+/// Where the value of a credential is.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct CredentialFile {
+    pub name: CredentialName,
+    /// As written: relative to the file.
+    pub file: String,
 }
 
 /// How origins are reached and believed.
@@ -166,6 +173,7 @@ pub struct DnsSettings {
     pub forwards_per_hour: u64,
     pub fold_seconds: u64,
     pub pre_resolve: PreResolve,
+    pub reverse: Reverse,
     pub synthetic: Ipv4Net,
 }
 
@@ -203,6 +211,14 @@ pub enum PreResolve {
     On,
 }
 
+/// Whether reverse look-ups are answered.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Reverse {
+    /// Those of addresses that the sandbox was given, from what is known here.
+    Known,
+    Off,
+}
+
 impl DnsSettings {
     /// Milliseconds of the grid that queries leave on.
     pub const GRID_MILLISECONDS: u64 = 100;
@@ -224,6 +240,7 @@ impl DnsSettings {
             forwards_per_hour: Self::FORWARDS_PER_HOUR,
             fold_seconds: Self::FOLD_SECONDS,
             pre_resolve: PreResolve::On,
+            reverse: Reverse::Off,
             synthetic: Self::SYNTHETIC,
         }
     }

@@ -54,6 +54,9 @@ reasons! {
     AnswerUnchecked "answer_unchecked"
         "The answer of the memory service could not be checked, or repeats a secret; it was withheld."
         "Ask for less at once; if that does not help, look at what the memory service answers.";
+    AnswerUnreadable "answer_unreadable"
+        "The origin encoded its answer although it was asked not to, so it cannot be searched for the credential."
+        "Ask the origin's owner to honour `Accept-Encoding: identity`.";
     BadHandshake "bad_handshake"
         "The TLS hello is malformed, or the handshake failed."
         "Use TLS 1.2 or 1.3 and trust the authority of `sandbar ca`.";
@@ -91,8 +94,8 @@ reasons! {
         "The rule injects a credential and the request is not over TLS."
         "Use https.";
     CredentialUnavailable "credential_unavailable"
-        "The credential that must go with the request cannot be had, and nothing is sent without it."
-        "Ask the operator: the file of the `[[credential]]` or of the signing key cannot be used.";
+        "The credential that the rule injects is missing, unreadable or malformed."
+        "Look at the file of that `[[credential]]` in the operator's file.";
     CutByOperator "cut_by_operator"
         "The operator cut the connection."
         "Ask the operator.";

@@ -19,11 +19,12 @@ pub(super) struct Batch {
     buffers: Vec<[u8; QUERY_BYTES]>,
     controls: Vec<Control>,
     sources: Vec<libc::sockaddr_storage>,
+    slices: Vec<libc::iovec>,
     headers: Vec<libc::mmsghdr>,
     received: usize,
 }
 
-// SAFETY: the pointers in `headers` are made anew from the other members before each call.
+// SAFETY: the pointers in `headers` and `slices` are to what the other members own, which goes with them.
 unsafe impl Send for Batch {}
 
 /// One datagram of a batch.
@@ -43,39 +44,37 @@ pub(super) struct Outgoing {
 
 impl Batch {
     pub(super) fn new() -> Self {
-        Batch {
+        let mut batch = Batch {
             buffers: vec![[0; QUERY_BYTES]; BATCH],
             controls: vec![[0; 16]; BATCH],
             sources: vec![empty_address(); BATCH],
+            slices: Vec::with_capacity(BATCH),
             headers: Vec::with_capacity(BATCH),
-            received: 0,
+            received: BATCH, // all headers are to be made
+        };
+        let slice = |buffer: &mut [u8; QUERY_BYTES]| libc::iovec {
+            iov_base: buffer.as_mut_ptr().cast(),
+            iov_len: QUERY_BYTES,
+        };
+        batch.slices.extend(batch.buffers.iter_mut().map(slice));
+        let none = libc::mmsghdr { msg_hdr: empty_header(), msg_len: 0 };
+        batch.headers.resize(BATCH, none);
+        batch
+    }
+
+    /// Takes what is there, without waiting. A batch that is not full took all there was, and says so
+    /// as [`io::ErrorKind::WouldBlock`]: asking the kernel again would only hear the same.
+    pub(super) fn drain(&mut self, socket: BorrowedFd<'_>) -> io::Result<()> {
+        match self.receive(socket)? {
+            BATCH => Ok(()),
+            _ => Err(io::ErrorKind::WouldBlock.into()),
         }
     }
 
-    /// Takes what is there, without waiting; says how many.
-    pub(super) fn receive(&mut self, socket: BorrowedFd<'_>) -> io::Result<usize> {
-        self.headers.clear();
-        let mut slices: Vec<libc::iovec> = self
-            .buffers
-            .iter_mut()
-            .map(|buffer| libc::iovec {
-                iov_base: buffer.as_mut_ptr().cast(),
-                iov_len: QUERY_BYTES,
-            })
-            .collect();
-        let rooms = self.controls.iter_mut().zip(&mut self.sources).zip(&mut slices);
-        for ((control, source), slice) in rooms {
-            let mut header = empty_header();
-            header.msg_name = (source as *mut libc::sockaddr_storage).cast();
-            header.msg_namelen = size_of::<libc::sockaddr_storage>() as libc::socklen_t;
-            header.msg_iov = slice;
-            header.msg_iovlen = 1;
-            header.msg_control = control.as_mut_ptr().cast();
-            header.msg_controllen = size_of::<Control>();
-            self.headers.push(libc::mmsghdr { msg_hdr: header, msg_len: 0 });
-        }
-        // SAFETY: every header points at buffers of this batch and at `slices`, all of which live
-        // through the call, with their true lengths.
+    fn receive(&mut self, socket: BorrowedFd<'_>) -> io::Result<usize> {
+        self.renew();
+        // SAFETY: every header points at a slice, a buffer, a source and a control buffer of this
+        // batch, none of which moves while it lives, with their true lengths.
         let count = unsafe {
             libc::recvmmsg(
                 socket.as_raw_fd(),
@@ -89,12 +88,29 @@ impl Batch {
         Ok(self.received)
     }
 
-    /// The datagrams of the last batch; what did not fit a buffer is no query and left out.
+    /// Makes the headers anew that the kernel wrote to.
+    fn renew(&mut self) {
+        let rooms = self.controls.iter_mut().zip(&mut self.sources).zip(&mut self.slices);
+        let written = self.headers.iter_mut().zip(rooms).take(self.received);
+        for (header, ((control, source), slice)) in written {
+            let header = &mut header.msg_hdr;
+            header.msg_name = (&raw mut *source).cast();
+            header.msg_namelen = size_of::<libc::sockaddr_storage>() as libc::socklen_t;
+            header.msg_iov = slice;
+            header.msg_iovlen = 1;
+            header.msg_control = control.as_mut_ptr().cast();
+            header.msg_controllen = size_of::<Control>();
+            header.msg_flags = 0;
+        }
+        self.received = 0;
+    }
+
+    /// The datagrams of the last batch; what did not fit a buffer is no query and comes as nothing.
     pub(super) fn datagrams(&self) -> impl Iterator<Item = Datagram<'_>> {
         let parts = self.headers.iter().zip(&self.buffers).zip(&self.sources).take(self.received);
         parts.filter_map(|((header, buffer), source)| {
             let cut = header.msg_hdr.msg_flags & (libc::MSG_TRUNC | libc::MSG_CTRUNC) != 0;
-            let bytes = buffer.get(..header.msg_len as usize).filter(|_| !cut)?;
+            let bytes = buffer.get(..header.msg_len as usize).filter(|_| !cut).unwrap_or_default();
             let source = address(source)?;
             Some(Datagram { bytes, source, seen: seen(&header.msg_hdr) })
         })

@@ -25,6 +25,42 @@ pub(super) fn tell_mark(socket: BorrowedFd<'_>) -> io::Result<()> {
     set(socket, libc::SOL_SOCKET, SO_RCVMARK)
 }
 
+/// Takes what the firewall brings from its way to another address, and answers from that address.
+/// Only a redirection by TPROXY needs it, and that needs the privilege anyway.
+pub(super) fn take_foreign(socket: BorrowedFd<'_>, address: SocketAddr) {
+    let (level, option) = match address {
+        SocketAddr::V4(_) => (libc::IPPROTO_IP, libc::IP_TRANSPARENT),
+        SocketAddr::V6(_) => (libc::IPPROTO_IPV6, libc::IPV6_TRANSPARENT),
+    };
+    if let Err(error) = set(socket, level, option) {
+        tracing::debug!(%error, %address, "queries on their way to others cannot be taken by TPROXY");
+    }
+}
+
+/// Where an accepted connection was sent before the firewall redirected it.
+pub(super) fn original_of(socket: BorrowedFd<'_>, local: SocketAddr) -> io::Result<SocketAddr> {
+    let level = match local {
+        SocketAddr::V4(_) => libc::SOL_IP,
+        SocketAddr::V6(_) => libc::SOL_IPV6,
+    };
+    let fill = |storage: *mut socket2::SockAddrStorage, length: *mut _| {
+        // SAFETY: `try_init` hands out a storage for any address, and its true length.
+        let result = unsafe {
+            libc::getsockopt(
+                socket.as_raw_fd(),
+                level,
+                libc::SO_ORIGINAL_DST, // the same number for both families
+                storage.cast(),
+                length,
+            )
+        };
+        if result == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
+    };
+    // SAFETY: the kernel fills the storage with an address of the family of the socket.
+    let ((), address) = unsafe { socket2::SockAddr::try_init(fill)? };
+    address.as_socket().ok_or_else(|| io::Error::other("an address of another kind"))
+}
+
 /// The firewall mark of an accepted connection (`tcp_fwmark_accept`).
 pub fn mark_of(socket: BorrowedFd<'_>) -> io::Result<u32> {
     let mut mark = 0u32;

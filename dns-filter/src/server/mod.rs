@@ -3,24 +3,22 @@
 
 mod batch;
 pub mod kernel;
+mod local;
 mod tcp;
 mod udp;
 
 use std::io;
 use std::net::SocketAddr;
 use std::sync::Arc;
-use std::time::Duration;
 
+use rules::Channel;
 use rules::operator::Whose;
 use rules::word::SandboxId;
 use tokio::sync::{Semaphore, watch};
 use tokio::task::JoinSet;
 
 use crate::filter::Filter;
-use crate::limits::IN_FLIGHT;
-
-/// How long queries in flight are waited for at a stop.
-pub const DRAIN: Duration = Duration::from_secs(5);
+use crate::limits::{DRAIN, IN_FLIGHT};
 
 /// Where queries arrive, and what tells whose they are.
 #[derive(Clone, Debug)]
@@ -122,13 +120,29 @@ impl Server {
             let (filter, waiting) = (self.filter.clone(), self.waiting.clone());
             tasks.spawn(acceptor.serve(filter, waiting, stop.clone()));
         }
-        while let Some(ended) = tasks.join_next().await {
-            ended.map_err(io::Error::other)??; // one worker less must not go unseen
+        let ended = all(&mut tasks).await;
+        if ended.is_err() {
+            tasks.shutdown().await; // closed when this returns, so that nobody asks into a void
+            return ended;
         }
-        let all = self.waiting.acquire_many(IN_FLIGHT as u32);
-        drop(tokio::time::timeout(DRAIN, all).await);
+        let waiting = self.waiting.acquire_many(IN_FLIGHT as u32);
+        drop(tokio::time::timeout(DRAIN, waiting).await);
         Ok(())
     }
+}
+
+/// Waits for every listener; the first that breaks ends it, for one worker less must not go unseen.
+async fn all(tasks: &mut JoinSet<io::Result<()>>) -> io::Result<()> {
+    while let Some(ended) = tasks.join_next().await {
+        ended.map_err(io::Error::other)??;
+    }
+    Ok(())
+}
+
+/// The channel of what came by an interface that the kernel cannot name (any more): nobody's, as no
+/// interface has such a name.
+fn unnamed(index: Option<u32>) -> Channel {
+    Channel::Interface(format!("unnamed/{}", index.unwrap_or_default()))
 }
 
 /// Resolves once `stop` is true.

@@ -7,7 +7,7 @@ use std::os::fd::AsFd;
 use std::sync::Arc;
 use std::time::Duration;
 
-use rules::Channel;
+use rules::{Channel, Reason};
 use socket2::{Domain, Protocol, Socket, Type};
 use tokio::io::Interest;
 use tokio::net::UdpSocket;
@@ -15,7 +15,8 @@ use tokio::sync::{Semaphore, watch};
 use tokio::time::Instant;
 
 use super::batch::{Batch, Datagram, Outgoing, send};
-use super::{Identify, ListenError, Listener, kernel, stopped};
+use super::local::Local;
+use super::{Identify, ListenError, Listener, kernel, stopped, unnamed};
 use crate::filter::Filter;
 use crate::limits::BATCH;
 use crate::message::Carrier;
@@ -34,6 +35,7 @@ pub(super) struct Worker {
     whose: Identify,
     bind: SocketAddr,
     names: Names,
+    local: Local,
 }
 
 impl Worker {
@@ -48,11 +50,12 @@ impl Worker {
                 source,
             })?;
         }
+        kernel::take_foreign(socket.as_fd(), address);
         kernel::tell_destination(socket.as_fd(), address)
             .map_err(|source| ListenError::Kernel { address, what: "destination", source })?;
         let socket = UdpSocket::from_std(socket).map_err(bound)?;
-        let (whose, names) = (listener.whose.clone(), Names::default());
-        Ok(Worker { socket: Arc::new(socket), whose, bind: address, names })
+        let (whose, names, local) = (listener.whose.clone(), Names::default(), Local::new(address));
+        Ok(Worker { socket: Arc::new(socket), whose, bind: address, names, local })
     }
 
     pub(super) async fn serve(
@@ -69,8 +72,10 @@ impl Worker {
                 () = stopped(&mut stop) => return Ok(()),
             }
             for _ in 0..TURN {
-                match socket.try_io(Interest::READABLE, || batch.receive(socket.as_fd())) {
-                    Ok(_) => self.pass(&filter, &waiting, &batch),
+                let taken = socket.try_io(Interest::READABLE, || batch.drain(socket.as_fd()));
+                self.pass(&filter, &waiting, &batch);
+                match taken {
+                    Ok(()) => {}
                     Err(error) if error.kind() == io::ErrorKind::WouldBlock => break,
                     Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
                     // An ICMP error about an answer of ours: nothing of this socket's.
@@ -85,10 +90,11 @@ impl Worker {
     fn pass(&mut self, filter: &Arc<Filter>, waiting: &Arc<Semaphore>, batch: &Batch) {
         let mut answers = Vec::with_capacity(BATCH);
         for datagram in batch.datagrams() {
+            let arrived = self.arrived(&datagram);
             if datagram.source.port() == 0 {
+                filter.unread(Reason::DnsMalformed, &arrived);
                 continue; // nothing can be answered there: it was forged
             }
-            let Some(arrived) = self.arrived(&datagram) else { continue };
             let envelope = Envelope::of(&datagram);
             match filter.begin(datagram.bytes, &arrived) {
                 Step::Drop => {}
@@ -111,16 +117,17 @@ impl Worker {
         }
     }
 
-    fn arrived(&mut self, datagram: &Datagram<'_>) -> Option<Arrived> {
+    fn arrived(&mut self, datagram: &Datagram<'_>) -> Arrived {
         let seen = datagram.seen;
         let channel = match &self.whose {
             Identify::Dedicated(id) => Channel::Dedicated(id.clone()),
-            Identify::Interface => Channel::Interface(self.names.of(seen.interface?)?),
+            Identify::Interface => self.names.channel(seen.interface),
             Identify::Mark => Channel::Mark(seen.mark.unwrap_or_default()),
             Identify::SourceAddress => Channel::SourceAddress(datagram.source.ip()),
         };
         let aimed = seen.to.map(|to| SocketAddr::new(to, self.bind.port()));
-        Some(Arrived { channel, carrier: Carrier::Udp, source: Some(datagram.source), aimed })
+        let toward = self.local.toward(seen.to);
+        Arrived { channel, carrier: Carrier::Udp, source: Some(datagram.source), aimed, toward }
     }
 }
 
@@ -150,6 +157,13 @@ struct Names {
 }
 
 impl Names {
+    fn channel(&mut self, index: Option<u32>) -> Channel {
+        match index.and_then(|index| self.of(index)) {
+            Some(name) => Channel::Interface(name),
+            None => unnamed(index),
+        }
+    }
+
     fn of(&mut self, index: u32) -> Option<String> {
         let now = Instant::now();
         self.known.retain(|(_, _, at)| now < *at + NAME_AGE);
@@ -172,4 +186,18 @@ fn bind(address: SocketAddr) -> io::Result<std::net::UdpSocket> {
     socket.bind(&address.into())?;
     socket.set_nonblocking(true)?;
     Ok(socket.into())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_interface_that_is_gone_is_nobodys() {
+        let mut names = Names::default();
+        let lo = names.channel(Some(1));
+        assert_eq!(lo, Channel::Interface("lo".to_owned()));
+        assert_eq!(names.channel(Some(u32::MAX)), Channel::Interface("unnamed/4294967295".into()));
+        assert_eq!(names.channel(None), Channel::Interface("unnamed/0".into()));
+    }
 }

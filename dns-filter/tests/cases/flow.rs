@@ -147,11 +147,76 @@ async fn case_60_a_resolver_without_edns_is_asked_without() {
 }
 
 #[tokio::test]
+async fn case_61_a_query_of_ours_that_comes_back_is_asked_nowhere() {
+    let world = Arc::new(World::scripted(|_, _| Say::Silence).await);
+    let asking = tokio::spawn({
+        let world = world.clone();
+        async move { world.ask("github.com", A).await.code() }
+    });
+    while world.recorder.seen().is_empty() {
+        tokio::time::sleep(std::time::Duration::from_millis(1)).await;
+    }
+    let ours = world.recorder.seen()[0].packet.clone();
+    for sandbox in ["s", "t"] {
+        let back = crate::world::from(sandbox, dns_filter::message::Carrier::Udp);
+        let soon = std::time::Duration::from_millis(500);
+        let answer = tokio::time::timeout(soon, world.filter.answer(&ours, &back)).await;
+        let told = crate::world::Told::read(answer.expect("at once").unwrap());
+        assert_eq!(
+            (told.code(), told.ede.as_deref()),
+            (ResponseCode::ServFail, Some("resolver_unreachable")),
+            "{sandbox}"
+        );
+    }
+    assert_eq!(world.recorder.seen().len(), 1, "it goes round no further");
+    let mut other = ours.clone();
+    other[0] ^= 0xff; // a sandbox cannot know the id, nor the case of the letters
+    let from = crate::world::from("t", dns_filter::message::Carrier::Udp);
+    let soon = std::time::Duration::from_millis(100);
+    let waits = tokio::time::timeout(soon, world.filter.answer(&other, &from)).await;
+    assert!(waits.is_err(), "a sandbox's own question for the same name is asked");
+    assert_eq!(asking.await.unwrap(), ResponseCode::ServFail);
+    world.settled().await;
+    let records = world.records();
+    let findings = records.iter().filter(|record| record["status_detail"] == "dns_forwarding_loop");
+    assert_eq!(findings.count(), 2, "one for each sandbox it came back by");
+}
+
+#[tokio::test]
+async fn case_62_a_query_meant_for_another_resolver_is_flagged_in_its_record() {
+    let world = World::new().await;
+    let around = dns_filter::Arrived {
+        aimed: Some("8.8.8.8:53".parse().unwrap()),
+        toward: dns_filter::Toward::Elsewhere,
+        ..crate::world::from("s", dns_filter::message::Carrier::Udp)
+    };
+    for name in ["github.com", "github.com", "pastebin.com"] {
+        world.filter.answer(&crate::world::query(name, A), &around).await.unwrap();
+    }
+    world.ask("api.openai.com", A).await;
+    world.settled().await;
+    let records = world.records();
+    let flagged = |stage: &str| {
+        let of = |record: &&serde_json::Value| {
+            record["unmapped"]["sandbar"]["stage"] == stage
+                && record.to_string().contains("dns_bypass_attempt")
+        };
+        records.iter().filter(of).count()
+    };
+    assert_eq!((flagged("decision"), flagged("answered"), flagged("denied")), (1, 1, 1));
+    let findings: Vec<_> =
+        records.iter().filter(|record| record["status_detail"] == "dns_bypass_attempt").collect();
+    assert_eq!(findings.len(), 1, "one alarm, not one a query");
+    assert!(findings[0].to_string().contains("8.8.8.8:53"));
+}
+
+#[tokio::test]
 async fn case_65_a_flood_of_refused_names_is_counted_and_keeps_nothing() {
     let world = World::with(ALLOW, plain, |settings| settings.fold_seconds = 10).await;
     for at in 0..20_000 {
         world.ask(&format!("n{at}.evil.example"), A).await;
     }
+    world.settled().await;
     assert_eq!(world.recorder.seen().len(), 0);
     let records = world.records();
     let denied: Vec<_> = records.iter().filter(|record| record["class_uid"] == 4003).collect();

@@ -3,6 +3,7 @@
 use std::net::SocketAddr;
 use std::time::Duration;
 
+use dns_filter::limits::{DRAIN, TCP_PIPELINE};
 use dns_filter::server::{Identify, Listener, Server};
 use rules::word::SandboxId;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
@@ -153,4 +154,55 @@ async fn case_64_the_source_address_names_nobody() {
     let length = timeout(SOON, client.recv(&mut buffer)).await.unwrap().unwrap();
     assert_eq!(Told::read(buffer[..length].to_vec()).ede.as_deref(), Some("unknown_channel"));
     assert_eq!(world.recorder.seen().len(), 0);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_stop_lets_connections_have_what_they_wait_for() {
+    let world = World::with(ALLOW, plain, |settings| settings.grid_milliseconds = 500).await;
+    let whose = Identify::Dedicated(SandboxId::parse("s").unwrap());
+    let listener = Listener { bind: "127.0.0.1:0".parse().unwrap(), whose };
+    let server = Server::open(world.filter.clone(), &[listener], 1).unwrap();
+    let address = server.addresses()[0];
+    let (stop, stopped) = watch::channel(false);
+    let running = tokio::spawn(server.run(stopped));
+    let mut busy = TcpStream::connect(address).await.unwrap();
+    let mut idle = TcpStream::connect(address).await.unwrap();
+    let all: Vec<u8> = (0..TCP_PIPELINE)
+        .flat_map(|at| framed(&query(&format!("n{at}.wild.example"), A)))
+        .collect();
+    busy.write_all(&all).await.unwrap();
+    while world.filter.in_flight() < TCP_PIPELINE {
+        tokio::time::sleep(Duration::from_millis(1)).await;
+    }
+    stop.send(true).unwrap();
+    for _ in 0..TCP_PIPELINE {
+        assert_eq!(read(&mut busy).await.addresses().len(), 1);
+    }
+    assert_eq!(timeout(SOON, busy.read(&mut [0; 1])).await.unwrap().unwrap(), 0, "then it ends");
+    assert_eq!(timeout(SOON, idle.read(&mut [0; 1])).await.unwrap().unwrap(), 0, "at once");
+    timeout(SOON, running).await.unwrap().unwrap().unwrap();
+    assert!(TcpStream::connect(address).await.is_err(), "nobody new is taken");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_stop_waits_no_longer_than_it_says() {
+    let world = World::new().await;
+    let whose = Identify::Dedicated(SandboxId::parse("s").unwrap());
+    let listener = Listener { bind: "127.0.0.1:0".parse().unwrap(), whose };
+    let server = Server::open(world.filter.clone(), &[listener], 1).unwrap();
+    let address = server.addresses()[0];
+    let (stop, stopped) = watch::channel(false);
+    let running = tokio::spawn(server.run(stopped));
+    // A peer that never stops asking, and never reads.
+    let mut endless = TcpStream::connect(address).await.unwrap();
+    let asking = tokio::spawn(async move {
+        while endless.write_all(&framed(&query("pastebin.com", A))).await.is_ok() {}
+    });
+    tokio::time::sleep(Duration::from_millis(100)).await;
+    let begun = Instant::now();
+    stop.send(true).unwrap();
+    timeout(SOON, running).await.unwrap().unwrap().unwrap();
+    let most = DRAIN + Duration::from_secs(2);
+    assert!(begun.elapsed() < most, "{:?}", begun.elapsed());
+    asking.abort();
 }

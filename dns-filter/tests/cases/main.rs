@@ -4,10 +4,17 @@
 #![allow(clippy::wildcard_enum_match_arm, reason = "the codec's enums")]
 
 mod answers;
+mod benign;
+mod bound;
 mod clock;
 mod flow;
+mod fuzz;
+mod kernel;
+mod limits;
 mod listeners;
 mod names;
 mod recorder;
+mod records;
 mod shapes;
+mod tally;
 mod world;

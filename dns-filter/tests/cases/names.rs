@@ -164,6 +164,36 @@ async fn case_11_homographs_are_other_names() {
 }
 
 #[tokio::test]
+async fn case_11_letters_beyond_ascii_below_a_wildcard_are_flagged() {
+    let world = World::new().await;
+    for name in ["xn--gthub-n4a.wild.example", "a.xn--bcher-kva.wild.example", "plain.wild.example"]
+    {
+        assert_eq!(world.ask(name, A).await.addresses().len(), 1, "{name}");
+    }
+    world.ask("xn--gthub-n4a.wild.example", A).await; // from the cache
+    let flagged = |records: &[serde_json::Value]| -> Vec<String> {
+        let flagged = records.iter().filter(|record| record.to_string().contains("\"punycode\""));
+        flagged.map(|record| record["query"]["hostname"].as_str().unwrap().to_owned()).collect()
+    };
+    assert_eq!(
+        flagged(&world.staged("decision")),
+        ["xn--gthub-n4a.wild.example", "a.xn--bcher-kva.wild.example"]
+    );
+    assert_eq!(flagged(&world.staged("answered")), ["xn--gthub-n4a.wild.example"]);
+    let exact = World::with(
+        "[[allow]]\nname = \"idn\"\nhosts = [\"b\u{fc}cher.example\"]\n",
+        plain,
+        |_| {},
+    )
+    .await;
+    exact.ask("xn--bcher-kva.example", A).await;
+    assert!(
+        flagged(&exact.staged("decision")).is_empty(),
+        "what the policy itself names is no surprise"
+    );
+}
+
+#[tokio::test]
 async fn case_12_the_longest_names_pass_and_longer_ones_do_not_parse() {
     let world = World::new().await;
     let label = "a".repeat(63);
@@ -303,6 +333,42 @@ async fn case_19_reverse_names_are_refused() {
         assert_eq!(told.code(), ResponseCode::NXDomain, "{name}");
     }
     assert_eq!(world.recorder.seen().len(), 0);
+}
+
+#[tokio::test]
+async fn case_19_the_operator_may_have_known_addresses_answered_here() {
+    let policy = format!(
+        "{ALLOW}\n[[allow]]\nname = \"db\"\nhosts = [\"db.corp.example\"]\ntcp = [5432]\nresolves_to = [\"10.1.0.0/16\"]\n"
+    );
+    let world =
+        World::with(&policy, plain, |settings| settings.reverse = rules::operator::Reverse::Known)
+            .await;
+    let names = |told: Told| -> Vec<String> {
+        told.message.answers.iter().map(|record| record.data.to_string()).collect()
+    };
+    let reverse = "34.216.184.93.in-addr.arpa";
+    assert!(names(world.ask(reverse, 12).await).is_empty(), "nothing is known yet");
+    assert_eq!(world.ask("github.com", A).await.addresses().len(), 1);
+    let v6 = "1.0.0.0.0.0.0.0.0.0.0.0.0.0.0.0.1.0.0.0.0.2.2.0.0.0.8.2.6.0.6.2.ip6.arpa";
+    world.ask("github.com", AAAA).await;
+    assert_eq!(world.ask("db.corp.example", A).await.addresses()[0].to_string(), "198.18.0.1");
+    let asked = world.recorder.seen().len();
+    for (name, known) in [
+        (reverse, "github.com."),
+        (v6, "github.com."),
+        ("1.0.18.198.in-addr.arpa", "db.corp.example."),
+    ] {
+        assert_eq!(names(world.ask(name, 12).await), [known], "{name}");
+    }
+    assert!(
+        names(world.ask_as("t", reverse, 12).await).is_empty(),
+        "another sandbox was told nothing"
+    );
+    assert!(names(world.ask("4.3.2.1.in-addr.arpa", 12).await).is_empty());
+    world.rules.store(std::sync::Arc::new(crate::world::rules(ALLOW, 2)));
+    let before = world.ask(reverse, 12).await;
+    assert!(names(before).is_empty(), "what was learned dies with the rules it was learned under");
+    assert_eq!(world.recorder.seen().len(), asked, "no reverse name ever leaves");
 }
 
 #[tokio::test]

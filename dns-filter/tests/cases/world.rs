@@ -6,7 +6,7 @@ use std::sync::Arc;
 use arc_swap::ArcSwap;
 use audit::Log;
 use dns_filter::message::Carrier;
-use dns_filter::{Arrived, Config, Filter};
+use dns_filter::{Arrived, Config, Filter, Toward};
 use hickory_proto::op::{Message, ResponseCode};
 use hickory_proto::rr::RData;
 use rules::operator::{DnsSettings, PreResolve};
@@ -99,6 +99,11 @@ impl World {
         Told::read(answer.expect("an answer"))
     }
 
+    /// Lets findings be written: they are, beside the queries they are about.
+    pub(crate) async fn settled(&self) {
+        tokio::time::sleep(std::time::Duration::from_millis(100)).await;
+    }
+
     /// Everything the log holds, in order.
     pub(crate) fn records(&self) -> Vec<Value> {
         self.filter.stop();
@@ -113,6 +118,14 @@ impl World {
             }
         }
         records
+    }
+
+    /// The DNS records of one stage.
+    pub(crate) fn staged(&self, stage: &str) -> Vec<Value> {
+        let of = |record: &Value| {
+            record["class_uid"] == 4003 && record["unmapped"]["sandbar"]["stage"] == stage
+        };
+        self.records().into_iter().filter(of).collect()
     }
 
     /// The reason codes of all DNS records.
@@ -134,12 +147,21 @@ impl World {
     }
 }
 
+/// How many queries records stand for.
+pub(crate) fn counted(records: &[Value]) -> u64 {
+    records
+        .iter()
+        .map(|record| 1 + record["unmapped"]["sandbar"]["folded"].as_u64().unwrap_or(0))
+        .sum()
+}
+
 pub(crate) fn from(sandbox: &str, carrier: Carrier) -> Arrived {
     Arrived {
         channel: Channel::Dedicated(SandboxId::parse(sandbox).unwrap()),
         carrier,
         source: Some(SocketAddr::from(([127, 0, 0, 1], 4000))),
         aimed: None,
+        toward: Toward::Us,
     }
 }
 

@@ -4,6 +4,7 @@
 mod adversaries;
 mod benign;
 mod command;
+mod witness;
 
 use std::fs;
 use std::io::{BufRead, BufReader};
@@ -16,9 +17,12 @@ use std::time::{Duration, Instant};
 use serde_json::Value;
 use tempfile::TempDir;
 
-use integration::sandbar;
+use integration::{root, sandbar};
 
-const DEADLINE: Duration = Duration::from_secs(20);
+/// How long anything may take on a busy machine before a test gives up.
+const DEADLINE: Duration = Duration::from_secs(120);
+/// Where every name of the test's own resolver lives: an address of the gateway, and a public one.
+const SERVER: &str = "93.184.216.34";
 
 /// A sandbox and its gateway, joined by one cable and by nothing else.
 struct Net {
@@ -27,6 +31,7 @@ struct Net {
     sandbox: String,
     dir: TempDir,
     children: Vec<Child>,
+    filter: Option<Child>,
 }
 
 const POLICY: &str = r#"
@@ -42,11 +47,10 @@ hosts = ["*.wild.example"]
 impl Net {
     fn new() -> Self {
         static NEXT: AtomicU32 = AtomicU32::new(0);
-        let id =
-            format!("{}{}", std::process::id() % 100_000, NEXT.fetch_add(1, Ordering::Relaxed));
+        let id = format!("{}x{}", std::process::id(), NEXT.fetch_add(1, Ordering::Relaxed));
         let (gateway, sandbox) = (format!("sbg{id}"), format!("sbs{id}"));
         let dir = tempfile::tempdir().unwrap();
-        let net = Net { id, gateway, sandbox, dir, children: Vec::new() };
+        let net = Net { id, gateway, sandbox, dir, children: Vec::new(), filter: None };
         let (gateway, sandbox, id) = (&net.gateway, &net.sandbox, &net.id);
         for line in [
             format!("netns add {gateway}"),
@@ -58,6 +62,7 @@ impl Net {
             format!("-n {sandbox} link set s{id} up"),
             format!("-n {gateway} link set lo up"),
             format!("-n {sandbox} link set lo up"),
+            format!("-n {gateway} addr add {SERVER}/32 dev lo"),
             format!("-n {sandbox} route add default via 10.200.0.1"),
         ] {
             let status = Command::new("ip").args(line.split(' ')).status().unwrap();
@@ -66,21 +71,23 @@ impl Net {
         net
     }
 
-    /// A command inside a namespace.
+    /// A command inside a namespace, with nothing of the machine's own settings: no proxies, no mirrors.
     fn inside(&self, namespace: &str, program: &str, args: &[&str]) -> Command {
         let mut command = Command::new("ip");
         command.args(["netns", "exec", namespace, program]).args(args);
-        for set in
-            ["http_proxy", "https_proxy", "all_proxy", "HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY"]
-        {
-            command.env_remove(set); // or a client would not look names up itself
-        }
-        command.stdin(Stdio::null());
+        command.env_clear().env("PATH", std::env::var_os("PATH").unwrap());
+        command.env("HOME", self.dir.path()).env("LANG", "C.UTF-8");
+        command.current_dir(self.dir.path()).stdin(Stdio::null());
         command
     }
 
     /// Starts a server and waits until it says `ready`, on either stream.
     fn start(&mut self, namespace: &str, program: &str, args: &[&str], ready: &str) {
+        let child = self.spawn(namespace, program, args, ready);
+        self.children.push(child);
+    }
+
+    fn spawn(&self, namespace: &str, program: &str, args: &[&str], ready: &str) -> Child {
         let mut command = self.inside(namespace, program, args);
         let mut child = command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
         let (sender, lines) = channel();
@@ -94,18 +101,41 @@ impl Net {
                 }
             });
         }
-        self.children.push(child);
+        drop(sender);
         let until = Instant::now() + DEADLINE;
         let mut said = Vec::new();
         while !said.last().is_some_and(|line: &String| line.contains(ready)) {
             let left = until.saturating_duration_since(Instant::now());
-            let line = lines.recv_timeout(left);
-            said.push(line.unwrap_or_else(|_| panic!("{program} does not start: {said:?}")));
+            match lines.recv_timeout(left) {
+                Ok(line) => said.push(line),
+                Err(_) => {
+                    drop(child.kill());
+                    drop(child.wait());
+                    panic!("{program} does not start: {said:?}");
+                }
+            }
         }
+        child
+    }
+
+    /// Runs a script of this directory in a namespace, to its end.
+    fn script(&self, namespace: &str, script: &str, args: &[&str]) -> String {
+        let path = script_path(script);
+        let args = [&[path.as_str()], args].concat();
+        let output = self.inside(namespace, "python3", &args).output().unwrap();
+        let (said, complaint) =
+            (integration::text(&output.stdout), integration::text(&output.stderr));
+        assert!(output.status.success(), "{script}: {said}{complaint}");
+        said
     }
 
     /// Starts the filter on the sandbox's interface, asking `upstream` inside the gateway.
     fn serve(&mut self, upstream: &str) {
+        self.serve_by(POLICY, upstream, &[]);
+    }
+
+    /// Starts the filter with a policy, and with variables in its environment.
+    fn serve_by(&mut self, policy: &str, upstream: &str, environment: &[&str]) {
         let operator = format!(
             "policies = \"policies\"\n[log]\ndir = \"log\"\n[dns]\nupstreams = [\"{upstream}\"]\npre_resolve = false\n\
              [[listener]]\nmode = \"dns\"\nbind = [\"0.0.0.0:53\"]\nidentify = \"interface\"\n\
@@ -113,18 +143,19 @@ impl Net {
             self.id
         );
         fs::create_dir_all(self.dir.path().join("policies")).unwrap();
-        fs::write(self.dir.path().join("policies/p.toml"), POLICY).unwrap();
+        fs::write(self.dir.path().join("policies/p.toml"), policy).unwrap();
         fs::write(self.config(), operator).unwrap();
         let program = sandbar().get_program().to_str().unwrap().to_owned();
         let config = self.config().display().to_string();
-        self.start(&self.gateway.clone(), &program, &["serve", "-c", &config], "answering DNS");
+        let args = [environment, &[program.as_str(), "serve", "-c", &config]].concat();
+        self.filter = Some(self.spawn(&self.gateway, "env", &args, "answering DNS"));
     }
 
     /// Starts a resolver inside the gateway that has an answer to everything.
     fn resolver(&mut self) {
         let config = self.dir.path().join("unbound.conf");
-        let text = "server:\n do-daemonize: no\n username: \"\"\n chroot: \"\"\n pidfile: \"\"\n use-syslog: no\n verbosity: 1\n interface: 127.0.0.1@5300\n access-control: 127.0.0.0/8 allow\n local-zone: \".\" redirect\n local-data: \". 60 IN A 93.184.216.34\"\n local-data: \". 60 IN AAAA 2606:2800::1\"\n";
-        fs::write(&config, text).unwrap();
+        let text = "server:\n do-daemonize: no\n username: \"\"\n chroot: \"\"\n pidfile: \"\"\n use-syslog: no\n verbosity: 1\n interface: 127.0.0.1@5300\n access-control: 127.0.0.0/8 allow\n local-zone: \".\" redirect\n local-data: \". 60 IN A SERVER\"\n local-data: \". 60 IN AAAA 2606:2800::1\"\n";
+        fs::write(&config, text.replace("SERVER", SERVER)).unwrap();
         let path = config.display().to_string();
         self.start(&self.gateway.clone(), "unbound", &["-d", "-c", &path], "start of service");
     }
@@ -133,31 +164,43 @@ impl Net {
         self.dir.path().join("sandbar.toml")
     }
 
+    /// Waits until the log says `word`.
+    fn until_log(&self, word: &str) {
+        let until = Instant::now() + DEADLINE;
+        while !self.log().contains(word) {
+            assert!(Instant::now() < until, "the log does not say {word}: {}", self.log());
+            std::thread::sleep(Duration::from_millis(50));
+        }
+    }
+
+    fn log(&self) -> String {
+        let segments = audit::segments(&self.dir.path().join("log")).unwrap();
+        segments.iter().map(|(_, path)| fs::read_to_string(path).unwrap()).collect()
+    }
+
     /// Stops the filter as systemd would, and reads what it wrote.
     fn records(&mut self) -> Vec<Value> {
-        let filter = self.children.last_mut().unwrap();
+        let filter = self.filter.as_mut().unwrap();
         let status = Command::new("kill").arg(filter.id().to_string()).status().unwrap();
         assert!(status.success());
         assert!(filter.wait().unwrap().success(), "a clean stop ends with 0");
-        let segments = audit::segments(&self.dir.path().join("log")).unwrap();
-        let text: String =
-            segments.iter().map(|(_, path)| fs::read_to_string(path).unwrap()).collect();
         let verified =
             sandbar().args(["log", "verify"]).arg(self.dir.path().join("log")).output().unwrap();
         assert!(verified.status.success(), "{}", String::from_utf8_lossy(&verified.stdout));
-        text.lines().map(|line| serde_json::from_str(line).unwrap()).collect()
+        self.log().lines().map(|line| serde_json::from_str(line).unwrap()).collect()
     }
 }
 
 impl Drop for Net {
     fn drop(&mut self) {
-        for child in &mut self.children {
+        for child in self.children.iter_mut().chain(&mut self.filter) {
             drop(child.kill());
             drop(child.wait());
         }
         for namespace in [&self.gateway, &self.sandbox] {
             drop(Command::new("ip").args(["netns", "del", namespace]).status());
         }
+        drop(fs::remove_dir_all(format!("/etc/netns/{}", self.sandbox)));
     }
 }
 
@@ -170,4 +213,8 @@ fn stage<'a>(records: &'a [Value], stage: &'a str) -> impl Iterator<Item = &'a V
 fn findings(records: &[Value]) -> Vec<String> {
     let found = records.iter().filter(|record| record["class_uid"] == 2004);
     found.map(|record| record["status_detail"].as_str().unwrap().to_owned()).collect()
+}
+
+fn script_path(script: &str) -> String {
+    root().join("integration/tests/dns").join(script).display().to_string()
 }

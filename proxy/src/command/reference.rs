@@ -1,8 +1,9 @@
-//! `sandbar schema` and `sandbar reasons`: what the code itself says of its files and its refusals.
+//! `sandbar schema`, `reasons` and `limits`: what the code itself says of its files, refusals and bounds.
 
 use std::process::ExitCode;
 
 use rules::Reason;
+use rules::limits::Limits;
 use rules::load::problem::nearest;
 use rules::load::{operator_schema, policy_schema};
 use serde_json::{Value, json};
@@ -37,6 +38,14 @@ pub(crate) struct ReasonsArgs {
     markdown: bool,
 }
 
+/// List the bounds that `[limits]` of the operator's file can set
+#[derive(clap::Args)]
+pub(crate) struct LimitsArgs {
+    /// Print the table of the documentation
+    #[arg(long)]
+    markdown: bool,
+}
+
 /// Prints a schema. Exit status: 0.
 pub(crate) fn schema(args: &SchemaArgs) -> anyhow::Result<ExitCode> {
     let schema = match args.file {
@@ -61,6 +70,23 @@ pub(crate) fn reasons(args: &ReasonsArgs, output: Output) -> anyhow::Result<Exit
         print_json(&chosen.iter().map(to_json).collect());
     } else {
         chosen.iter().for_each(print);
+    }
+    Ok(ExitCode::SUCCESS)
+}
+
+/// Prints the bounds. Exit status: 0.
+pub(crate) fn limits(args: &LimitsArgs, output: Output) -> anyhow::Result<ExitCode> {
+    if args.markdown {
+        anstream::print!("{}", rules::limits::table());
+    } else if output.json {
+        let all = Limits::TABLE.iter().map(|(name, usual, most, meaning)| {
+            json!({ "name": name, "default": usual, "most": most, "meaning": meaning })
+        });
+        print_json(&all.collect());
+    } else {
+        for (name, usual, most, meaning) in Limits::TABLE {
+            anstream::println!("{} = {usual} (1 to {most})\n  {meaning}", paint(HEAD, name));
+        }
     }
     Ok(ExitCode::SUCCESS)
 }

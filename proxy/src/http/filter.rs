@@ -4,8 +4,9 @@
 use std::sync::Arc;
 use std::time::Instant;
 
+use ::http::{HeaderMap, HeaderValue};
 use async_trait::async_trait;
-use audit::{Code, Ending, OpenRecord, Outcome, Receipt};
+use audit::{Code, Ending, Finding, OpenRecord, Outcome, Receipt, Severity};
 use bytes::Bytes;
 use pingora_core::prelude::{Error, HttpPeer, Result};
 use pingora_core::protocols::Digest;
@@ -18,12 +19,19 @@ use super::Exchange;
 use super::fields::strip;
 use super::peer::{Manner, peer};
 use super::request::{said, told};
+use crate::inject::Credential;
 use crate::live::Place;
 use crate::memory::{self, Guard, Held, Hold};
 use crate::meters;
 use crate::record;
 use crate::refusal::{Answer, Reader, Refusal};
+use crate::scrub::Scrubber;
 use crate::shared::Shared;
+
+/// How our own reasons travel through Pingora.
+const CREDENTIAL: &str = "credential";
+const ENCODED: &str = "encoded";
+const TOO_LARGE: &str = "too_large";
 
 /// Our filters.
 pub(super) struct Filter {
@@ -41,6 +49,8 @@ pub(super) struct Request {
     /// Which of the addresses is tried.
     at: usize,
     uploaded: u64,
+    credential: Option<Arc<Credential>>,
+    scrubber: Option<Scrubber>,
     status: Option<u16>,
     place: Option<Place>,
 }
@@ -90,6 +100,8 @@ impl Filter {
         }
         let permit = decide(&rules, &exchange, &Facts::Request(said.facts))?;
         exchange.connection.pin(permit.host());
+        let credential = permit.credential().map(|name| self.shared.credentials.current(name));
+        request.credential = credential.transpose()?;
         let record = request.record.as_mut().ok_or(Reason::LogUnwritable)?;
         exchange.count_with(record.meter());
         let started = Instant::now();
@@ -123,7 +135,8 @@ impl Filter {
     /// Records the refusal and tells the client.
     async fn refuse(&self, session: &mut Session, request: &mut Request, refusal: &Refusal) {
         let answer = self.note(session, request, refusal).await;
-        if session.response_written().is_none() && respond(session, answer).await.is_err() {
+        let silent = session.response_written().is_none_or(|head| head.status.is_informational());
+        if silent && respond(session, answer).await.is_err() {
             session.set_keepalive(None); // the client has gone
         }
     }
@@ -166,6 +179,44 @@ async fn respond(session: &mut Session, answer: Answer) -> Result<()> {
     session.write_response_body(Some(Bytes::from(answer.body)), true).await
 }
 
+/// Covers echoes in the fields of an answer. One that is encoded cannot be searched, and is withheld.
+fn clean(response: &mut ResponseHeader, scrubber: &mut Scrubber) -> Result<()> {
+    let encoded = response.headers.get("content-encoding");
+    if encoded.is_some_and(|encoding| !encoding.as_bytes().eq_ignore_ascii_case(b"identity")) {
+        return Err(Error::new(ErrorType::Custom(ENCODED)));
+    }
+    let names: Vec<_> = response.headers.keys().cloned().collect();
+    for name in names {
+        let values = response.headers.get_all(&name).iter();
+        let mut values: Vec<Vec<u8>> = values.map(|value| value.as_bytes().to_vec()).collect();
+        let found: usize = values.iter_mut().map(|value| scrubber.cover(value)).sum();
+        if found > 0 {
+            response.remove_header(&name);
+            for value in values {
+                response.append_header(name.clone(), value)?;
+            }
+        }
+    }
+    Ok(())
+}
+
+/// An origin that sends a credential back is worth a look: somebody may have asked it to.
+async fn tell_echo(record: &OpenRecord, request: &Request) {
+    let name = request.leave.as_ref().and_then(|(leave, _)| leave.permit().credential());
+    let name = name.map(ToString::to_string).unwrap_or_default();
+    let finding = Finding {
+        code: Code("credential_echoed"),
+        title: "The origin sent an injected credential back".into(),
+        severity: Severity::High,
+        message: Some(format!("Credential `{name}` was covered in the answer.").into()),
+        score: None,
+        features: Vec::new(),
+    };
+    if let Err(down) = record.finding(&finding).await {
+        tracing::warn!(%down, "a finding could not be written");
+    }
+}
+
 /// Our word for what went wrong between us and the origin; none where the client went away.
 pub(crate) fn failure(error: &Error) -> Option<Refusal> {
     let reason = match (error.esource(), error.etype()) {
@@ -173,7 +224,9 @@ pub(crate) fn failure(error: &Error) -> Option<Refusal> {
             Reason::BadRequest
         }
         (ErrorSource::Downstream, _) => return None,
-        (_, ErrorType::CustomCode("too_large", _)) => Reason::BodyTooLarge,
+        (_, ErrorType::CustomCode(TOO_LARGE, _)) => Reason::BodyTooLarge,
+        (_, ErrorType::Custom(CREDENTIAL)) => Reason::CredentialUnavailable,
+        (_, ErrorType::Custom(ENCODED)) => Reason::AnswerUnreadable,
         (_, ErrorType::ConnectTimedout | ErrorType::ReadTimedout | ErrorType::WriteTimedout) => {
             Reason::UpstreamTimeout
         }
@@ -291,9 +344,14 @@ impl ProxyHttp for Filter {
         &self,
         session: &mut Session,
         upstream: &mut RequestHeader,
-        _: &mut Request,
+        request: &mut Request,
     ) -> Result<()> {
         strip(upstream);
+        if let Some(credential) = &request.credential {
+            let refused = |_| Error::new(ErrorType::Custom(CREDENTIAL));
+            credential.inject(upstream).map_err(refused)?;
+            request.scrubber = Some(Scrubber::new(credential.echoes()));
+        }
         let grpc = upstream
             .headers
             .get("content-type")
@@ -318,7 +376,7 @@ impl ProxyHttp for Filter {
         }
         let inspected = request.leave.as_ref().is_some_and(|(leave, _)| leave.permit().inspect());
         if inspected && request.uploaded > self.shared.limits.inspected_body_bytes {
-            return Err(Error::new(ErrorType::CustomCode("too_large", 413)));
+            return Err(Error::new(ErrorType::CustomCode(TOO_LARGE, 413)));
         }
         Ok(())
     }
@@ -329,6 +387,9 @@ impl ProxyHttp for Filter {
         response: &mut ResponseHeader,
         request: &mut Request,
     ) -> Result<()> {
+        if let Some(scrubber) = &mut request.scrubber {
+            clean(response, scrubber)?;
+        }
         response.remove_header("alt-svc"); // another way to the host, which leads around us
         if !response.status.is_informational() {
             request.status = Some(response.status.as_u16());
@@ -340,11 +401,31 @@ impl ProxyHttp for Filter {
         &self,
         _: &mut Session,
         body: &mut Option<Bytes>,
-        _: bool,
+        last: bool,
         request: &mut Request,
     ) -> Result<Option<std::time::Duration>> {
+        if let Some(scrubber) = &mut request.scrubber {
+            let passed = scrubber.pass(body.as_ref(), last);
+            *body = (!passed.is_empty() || body.is_some()).then_some(passed);
+        }
         if let (Some(record), Some(body)) = (&request.record, body) {
             record.meter().received(body.len() as u64);
+        }
+        Ok(None)
+    }
+
+    async fn response_trailer_filter(
+        &self,
+        _: &mut Session,
+        trailers: &mut HeaderMap,
+        request: &mut Request,
+    ) -> Result<Option<Bytes>> {
+        let Some(scrubber) = &mut request.scrubber else { return Ok(None) };
+        for value in trailers.values_mut() {
+            let mut text = value.as_bytes().to_vec();
+            if scrubber.cover(&mut text) > 0 {
+                *value = HeaderValue::from_bytes(&text).unwrap_or(HeaderValue::from_static(""));
+            }
         }
         Ok(None)
     }
@@ -369,6 +450,9 @@ impl ProxyHttp for Filter {
 
     async fn logging(&self, _: &mut Session, error: Option<&Error>, request: &mut Request) {
         let Some(record) = request.record.take() else { return };
+        if request.scrubber.as_ref().is_some_and(|scrubber| scrubber.found() > 0) {
+            tell_echo(&record, request).await;
+        }
         let ending = match error {
             None => Ending::Completed,
             Some(_) => Ending::Failed(Code("client_gone")),

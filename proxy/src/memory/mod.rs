@@ -36,6 +36,7 @@ use tokio::sync::watch;
 use tokio::time::{sleep, timeout};
 
 use crate::http::{Exchange, Manner, Scope, peer};
+use crate::inject::Credential;
 use crate::refusal::Refusal;
 use crate::shared::Shared;
 use crate::trust::Roots;
@@ -45,7 +46,10 @@ use form::Query;
 use identity::Presented;
 use json::Json;
 use profile::{Found, Profile, Route};
-use service::{REFRESH, Service, Services};
+use service::{Service, Services, Whom};
+
+/// How often the keys of issuers and what they revoked are looked at.
+const REFRESH: Duration = Duration::from_secs(1);
 
 /// Fields of an answer that belong to the connection it came on, or lead around us.
 const NOT_PASSED: [&str; 9] = [
@@ -115,17 +119,18 @@ impl Guard {
     /// Reads keys and issuers: what is missing is found at the start.
     pub(crate) fn open(
         operator: &Operator,
+        shared: &Shared,
         base: &Path,
         roots: &Roots,
     ) -> anyhow::Result<Arc<Self>> {
         let verifier =
             operator.identity.as_ref().map(|identity| verifier(identity, base)).transpose()?;
-        let services = Services::open(operator, base)?;
+        let services = Services::open(operator, &shared.credentials, base)?;
         let client = Client::new(&operator.limits, roots);
         Ok(Arc::new(Guard { services, verifier, client }))
     }
 
-    /// Looks after keys, issuers and revocations until it is time to stop.
+    /// Looks after the issuers' keys and revocations until it is time to stop.
     pub(crate) async fn tend(self: Arc<Self>, mut stop: watch::Receiver<bool>) {
         loop {
             tokio::select! {
@@ -135,14 +140,13 @@ impl Guard {
             let guard = self.clone();
             let looked = tokio::task::spawn_blocking(move || guard.refresh()).await;
             if looked.is_err() {
-                tracing::error!("the keys of issuers and services are not looked at any more");
+                tracing::error!("the keys of issuers are not looked at any more");
                 return;
             }
         }
     }
 
     fn refresh(&self) {
-        self.services.refresh();
         let Some(verifier) = &self.verifier else { return };
         if let Err(errors) = verifier.refresh(UnixTime::now()) {
             for error in errors {
@@ -165,8 +169,16 @@ impl Guard {
         let granted = self.grant(session, hold, profile, service, &mut held).await?;
         let leave = admit(&held, &granted.permit).await?;
         let _place = enter(&held, &granted.permit, &leave)?;
-        let received = self.send(session, profile, service, &granted, &leave, &mut held).await?;
-        check(&granted, service, &received, &held).await?;
+        let key = service.key(&held.shared.credentials)?;
+        let whom = Whom {
+            sandbox: &held.exchange.connection.sandbox,
+            banks: &granted.banks,
+            key: key.as_deref(),
+        };
+        let mut head = plain(session.req_header(), profile, &granted, &held)?;
+        service.introduce(&mut head, profile, &whom)?;
+        let received = self.send(head, &granted, &leave, &mut held).await?;
+        check(&granted, key.as_deref(), &received, &held).await?;
         answer(session, &received, &held).await
     }
 
@@ -216,15 +228,11 @@ impl Guard {
 
     async fn send(
         &self,
-        session: &Session,
-        profile: &Profile,
-        service: &Service,
+        head: RequestHeader,
         granted: &Granted<'_>,
         leave: &DialPermit,
         held: &mut Held<'_>,
     ) -> Result<Received, Refusal> {
-        let mut head = plain(session.req_header(), profile, granted, held)?;
-        service.introduce(&mut head, profile, &held.exchange.connection.sandbox, &granted.banks)?;
         let repeat = match granted.found.route.operation {
             Operation::None | Operation::Read => Repeat::Once,
             Operation::Admin | Operation::Delete | Operation::Write => Repeat::Never,
@@ -479,11 +487,11 @@ fn authority(host: &Host, port: u16) -> String {
 /// Looks at an answer before the sandbox sees it.
 async fn check(
     granted: &Granted<'_>,
-    service: &Service,
+    key: Option<&Credential>,
     received: &Received,
     held: &Held<'_>,
 ) -> Result<(), Refusal> {
-    let refusal = match judge(granted, service, received) {
+    let refusal = match judge(granted, key, received) {
         Ok(()) => return Ok(()),
         Err(refusal) => refusal,
     };
@@ -493,15 +501,21 @@ async fn check(
     Err(Refusal { rule: Some(granted.permit.rule().clone()), ..refusal })
 }
 
-fn judge(granted: &Granted<'_>, service: &Service, received: &Received) -> Result<(), Refusal> {
+fn judge(
+    granted: &Granted<'_>,
+    key: Option<&Credential>,
+    received: &Received,
+) -> Result<(), Refusal> {
     let unchecked = |why: &str| Refusal::from(Reason::AnswerUnchecked).because(why);
     let fields = &received.head.headers;
     let coded = |coding: &[u8]| !coding.eq_ignore_ascii_case(b"identity");
     if fields.get_all("content-encoding").iter().any(|value| coded(value.as_bytes())) {
         return Err(unchecked("it is encoded, though that was not asked for"));
     }
-    let told = fields.values().any(|value| service.is_in(value.as_bytes()));
-    if told || service.is_in(&received.body) {
+    let echoes = key.map(Credential::echoes);
+    let told =
+        |text: &[u8]| echoes.as_ref().is_some_and(|echoes| echoes.cover(&mut text.to_vec()) > 0);
+    if fields.values().any(|value| told(value.as_bytes())) || told(&received.body) {
         return Err(unchecked("it repeats the key of the service"));
     }
     let pointers = &granted.found.route.answer;

@@ -45,8 +45,8 @@ pub(super) fn refuse(pointer: &Pointer, body: &Json) -> Result<(), Refusal> {
     })
 }
 
-/// Asks `own` about everything that stands at `pointer` in an answer. Here an empty list is nothing to ask
-/// about, and what is missing is asked about as null.
+/// Asks `own` about everything that stands at `pointer` in an answer. Here an empty list, or null for
+/// one, is nothing to ask about, and what is missing is asked about as null.
 pub(super) fn answered(
     json: &Json,
     pointer: &Pointer,
@@ -64,8 +64,9 @@ fn meet(
         (None, value) => own(value),
         (Some((Step::Key(key), rest)), Json::Object(members)) => {
             let named = members.iter().find(|(known, _)| known == key);
-            meet(named.map_or(&Json::Null, |(_, value)| value), rest, own)
+            named.map_or_else(|| own(&Json::Null), |(_, value)| meet(value, rest, own))
         }
+        (Some((Step::Each, _)), Json::Null) => Ok(()),
         (Some((Step::Each, rest)), Json::Array(elements)) => {
             elements.iter().try_for_each(|element| meet(element, rest, own))
         }

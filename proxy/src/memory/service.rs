@@ -2,31 +2,24 @@
 //! sandbox of the path. Nothing here comes from the sandbox.
 
 use std::collections::HashMap;
-use std::fmt;
-use std::path::{Path, PathBuf};
-use std::time::Duration;
+use std::path::Path;
+use std::sync::Arc;
 
 use anyhow::Context;
-use arc_swap::ArcSwapOption;
 use certs::UnixTime;
-use certs::identity::{SigningKey, Subject, TrustDomain};
+use certs::identity::{SigningKey, Subject, Token, TrustDomain};
 use certs::service_token::{MAX_LIFE, ServiceClaims, ServiceProfile, ServiceTokens};
-use http::HeaderValue;
 use http::header::AUTHORIZATION;
+use http::{HeaderName, HeaderValue};
 use pingora_http::RequestHeader;
 use rules::operator::{MemoryService, Operator, Proof};
 use rules::principal::PrincipalTemplate;
 use rules::word::{BankId, CredentialName};
 use rules::{Host, Reason, SandboxRef};
-use zeroize::Zeroizing;
 
 use super::profile::Profile;
+use crate::inject::{Credential, Credentials};
 use crate::refusal::Refusal;
-
-/// Shortest secret that is looked for in answers; a shorter one would be found everywhere.
-const MIN_SOUGHT: usize = 8;
-/// How often keys, issuers and revocations are looked at.
-pub(super) const REFRESH: Duration = Duration::from_secs(1);
 
 /// The services of the operator's file.
 #[derive(Debug)]
@@ -42,20 +35,22 @@ pub(super) struct Service {
 /// What it is told.
 #[derive(Debug)]
 enum Voice {
-    Key { credential: CredentialName, key: KeyFile, principal: PrincipalTemplate },
+    Key { credential: CredentialName, principal: PrincipalTemplate },
     Principal(PrincipalTemplate),
     Token { tokens: ServiceTokens, domain: TrustDomain },
 }
 
 impl Services {
-    /// Takes over what the operator says, and reads every key: one that is missing is found at the start.
-    pub(super) fn open(operator: &Operator, base: &Path) -> anyhow::Result<Self> {
-        let files: HashMap<&CredentialName, &String> =
-            operator.credentials.iter().map(|(name, file)| (name, file)).collect();
+    /// Takes over what the operator says, and looks at every key: one that is missing is found at the start.
+    pub(super) fn open(
+        operator: &Operator,
+        credentials: &Credentials,
+        base: &Path,
+    ) -> anyhow::Result<Self> {
         let mut services = HashMap::new();
         for service in &operator.memory_services {
             let MemoryService { host, port, audience, proof } = service;
-            let voice = Voice::open(proof, &files, base)
+            let voice = Voice::open(proof, credentials, base)
                 .with_context(|| format!("cannot speak to the memory service {host}:{port}"))?;
             let service = Service { audience: audience.clone(), voice };
             services.insert((host.clone(), *port), service);
@@ -66,32 +61,17 @@ impl Services {
     pub(super) fn at(&self, host: &Host, port: u16) -> Option<&Service> {
         self.0.get(&(host.clone(), port))
     }
-
-    /// Reads the keys again. One that cannot be read is not used any more, and so nothing is sent there.
-    pub(super) fn refresh(&self) {
-        for service in self.0.values() {
-            if let Voice::Key { credential, key, .. } = &service.voice
-                && let Err(error) = key.read()
-            {
-                tracing::error!(%credential, %error, "the key of a memory service cannot be read");
-            }
-        }
-    }
 }
 
 impl Voice {
-    fn open(
-        proof: &Proof,
-        files: &HashMap<&CredentialName, &String>,
-        base: &Path,
-    ) -> anyhow::Result<Self> {
+    fn open(proof: &Proof, credentials: &Credentials, base: &Path) -> anyhow::Result<Self> {
         match proof {
             Proof::ApiKey { credential, principal } => {
-                let file = files.get(credential).context("there is no such credential")?;
-                let key = KeyFile { path: base.join(file), value: ArcSwapOption::empty() };
-                key.read()?;
+                let missing =
+                    |refusal: Refusal| anyhow::anyhow!(refusal.detail.unwrap_or_default());
+                credentials.current(credential).map_err(missing)?;
                 let (credential, principal) = (credential.clone(), principal.clone());
-                Ok(Voice::Key { credential, key, principal })
+                Ok(Voice::Key { credential, principal })
             }
             Proof::Principal(principal) => Ok(Voice::Principal(principal.clone())),
             Proof::Token { key, issuer, trust_domain } => {
@@ -112,113 +92,71 @@ impl Service {
         }
     }
 
+    /// The key as it stands now; none where none is needed.
+    pub(super) fn key(&self, all: &Credentials) -> Result<Option<Arc<Credential>>, Refusal> {
+        self.credential().map(|name| all.current(name)).transpose()
+    }
+
     /// Says in a request, from which the sandbox's own word is gone, whose it is.
     pub(super) fn introduce(
         &self,
         request: &mut RequestHeader,
         profile: &Profile,
-        sandbox: &SandboxRef,
-        banks: &[BankId],
+        whom: &Whom<'_>,
     ) -> Result<(), Refusal> {
-        let mut put = |name: &http::HeaderName, value: &str| {
-            let mut value =
-                HeaderValue::from_str(value).map_err(|_| unavailable("it is no field"))?;
-            value.set_sensitive(true);
+        let mut put = |name: &HeaderName, value: HeaderValue| {
             request.insert_header(name, value).map_err(|_| unavailable("it is no field"))
         };
+        if let Some(key) = whom.key {
+            put(&profile.key_field, key.field()?)?;
+        }
         match &self.voice {
-            Voice::Key { key, principal, .. } => {
-                let key = key.value.load_full();
-                let key = key.ok_or_else(|| unavailable("its file cannot be read"))?;
-                put(&profile.key_field, &key.0)?;
-                put(&profile.principal_field, &whose(principal, sandbox)?)
-            }
-            Voice::Principal(principal) => {
-                put(&profile.principal_field, &whose(principal, sandbox)?)
+            Voice::Key { principal, .. } | Voice::Principal(principal) => {
+                let name = principal.of(whom.sandbox).ok_or(Reason::IdentityUnset)?;
+                put(&profile.principal_field, field(&name)?)
             }
             Voice::Token { tokens, domain } => {
-                let token = token(tokens, domain, &self.audience, sandbox, banks)?;
-                put(&AUTHORIZATION, &format!("Bearer {}", token.expose()))
+                let token = token(tokens, domain, &self.audience, whom)?;
+                put(&AUTHORIZATION, field(&format!("Bearer {}", token.expose()))?)
             }
-        }
-    }
-
-    /// Whether `bytes` repeat the secret that the service was told.
-    pub(super) fn is_in(&self, bytes: &[u8]) -> bool {
-        match &self.voice {
-            Voice::Key { key, .. } => key.value.load().as_ref().is_some_and(|key| {
-                key.0.len() >= MIN_SOUGHT && memchr::memmem::find(bytes, key.0.as_bytes()).is_some()
-            }),
-            Voice::Principal(_) | Voice::Token { .. } => false, // no secret, or one of a minute
         }
     }
 }
 
-fn whose(principal: &PrincipalTemplate, sandbox: &SandboxRef) -> Result<String, Refusal> {
-    principal.of(sandbox).ok_or_else(|| Reason::IdentityUnset.into())
+/// For whom a service is spoken to.
+pub(super) struct Whom<'a> {
+    pub(super) sandbox: &'a SandboxRef,
+    pub(super) banks: &'a [BankId],
+    pub(super) key: Option<&'a Credential>,
+}
+
+fn field(text: &str) -> Result<HeaderValue, Refusal> {
+    let mut value = HeaderValue::from_str(text).map_err(|_| unavailable("it is no field"))?;
+    value.set_sensitive(true);
+    Ok(value)
 }
 
 fn token(
     tokens: &ServiceTokens,
     domain: &TrustDomain,
     audience: &str,
-    sandbox: &SandboxRef,
-    banks: &[BankId],
-) -> Result<std::sync::Arc<certs::identity::Token>, Refusal> {
-    let (Some(tenant), Some(environment)) = (&sandbox.tenant, &sandbox.environment) else {
+    whom: &Whom<'_>,
+) -> Result<Arc<Token>, Refusal> {
+    let (Some(tenant), Some(environment)) = (&whom.sandbox.tenant, &whom.sandbox.environment)
+    else {
         return Err(Reason::IdentityUnset.into());
     };
     let subject = Subject {
         trust_domain: domain.clone(),
         tenant: tenant.clone(),
         environment: environment.clone(),
-        sandbox: sandbox.id.clone(),
+        sandbox: whom.sandbox.id.clone(),
     };
-    let banks: Vec<String> = banks.iter().map(|bank| bank.as_str().to_owned()).collect();
+    let banks: Vec<String> = whom.banks.iter().map(|bank| bank.as_str().to_owned()).collect();
     let claims = ServiceClaims { subject: &subject, audience, banks: &banks, certificate: None };
     tokens.token(&claims, UnixTime::now()).map_err(unavailable)
 }
 
 fn unavailable(why: impl ToString) -> Refusal {
     Refusal::from(Reason::CredentialUnavailable).because(why)
-}
-
-/// A key in a file, as it was read last.
-#[derive(Debug)]
-struct KeyFile {
-    path: PathBuf,
-    value: ArcSwapOption<Secret>,
-}
-
-impl KeyFile {
-    /// Reads it; what cannot be read is forgotten.
-    fn read(&self) -> anyhow::Result<()> {
-        let read = certs::files::secret_line(&self.path).map_err(anyhow::Error::from);
-        let good = |key: &Zeroizing<String>| {
-            !key.is_empty() && key.bytes().all(|byte| byte.is_ascii_graphic())
-        };
-        let read = read.and_then(|key| match good(&key) {
-            true => Ok(key),
-            false => anyhow::bail!("{} is not one line of printable text", self.path.display()),
-        });
-        match read {
-            Ok(key) => {
-                self.value.store(Some(std::sync::Arc::new(Secret(key))));
-                Ok(())
-            }
-            Err(error) => {
-                self.value.store(None);
-                Err(error)
-            }
-        }
-    }
-}
-
-/// A value that nobody gets to see, and that is wiped when it is dropped.
-struct Secret(Zeroizing<String>);
-
-impl fmt::Debug for Secret {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("Secret(..)")
-    }
 }

@@ -376,6 +376,8 @@ pub(crate) struct DnsDocument {
     pub(crate) fold_seconds: Option<Spanned<u64>>,
     /// Whether the exact names of policies are resolved ahead, so that not even the moment of a look-up leaves; true unless written.
     pub(crate) pre_resolve: Option<bool>,
+    /// Whether a sandbox's reverse look-ups of addresses it was given are answered here; false unless written, and they are refused.
+    pub(crate) reverse: Option<bool>,
     /// The range of addresses that stand for names reached by raw TCP; `198.18.0.0/15` unless written.
     #[schemars(with = "Option<String>")]
     pub(crate) synthetic: Option<Spanned<String>>,

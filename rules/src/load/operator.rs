@@ -15,8 +15,8 @@ use super::{SourceFile, memory, read, text_of};
 use crate::limits::Limits;
 use crate::name::DomainName;
 use crate::operator::{
-    Bind, DenialForm, DnsSettings, HostEntry, Listener, Mode, Operator, PreResolve, SystemRoots,
-    UpstreamSettings, Whose, Zone,
+    Bind, CredentialFile, DenialForm, DnsSettings, HostEntry, Listener, Mode, Operator, PreResolve,
+    Reverse, SystemRoots, UpstreamSettings, Whose, Zone,
 };
 use crate::word::{CredentialName, SandboxId};
 
@@ -53,7 +53,7 @@ fn settings(file: &SourceFile, problems: &mut Problems) -> Option<Operator> {
         credentials: document
             .credential
             .iter()
-            .filter_map(|entry| kept_in(entry.get_ref()))
+            .filter_map(|entry| credential(entry.get_ref()))
             .collect(),
         ca_dir: document.ca.map(|ca| ca.dir.into_inner()),
         listeners: document.listener.iter().filter_map(|entry| listener(entry.get_ref())).collect(),
@@ -62,10 +62,9 @@ fn settings(file: &SourceFile, problems: &mut Problems) -> Option<Operator> {
     })
 }
 
-/// The name of a credential and the file it is in.
-fn kept_in(document: &CredentialDocument) -> Option<(CredentialName, String)> {
+fn credential(document: &CredentialDocument) -> Option<CredentialFile> {
     let name = CredentialName::parse(document.name.get_ref()).ok()?;
-    Some((name, document.file.get_ref().clone()))
+    Some(CredentialFile { name, file: document.file.get_ref().clone() })
 }
 
 fn listener(document: &ListenerDocument) -> Option<Listener> {
@@ -146,6 +145,10 @@ pub(crate) fn dns(
         pre_resolve: match document.pre_resolve {
             Some(false) => PreResolve::Off,
             Some(true) | None => PreResolve::On,
+        },
+        reverse: match document.reverse {
+            Some(true) => Reverse::Known,
+            Some(false) | None => Reverse::Off,
         },
         synthetic: reader.synthetic(document.synthetic.as_ref(), known.synthetic),
         ..known

@@ -1,0 +1,7 @@
+//! `cargo fuzz run answer`, in `dns-filter/fuzz`.
+#![no_main]
+
+#[path = "../checks.rs"]
+mod checks;
+
+libfuzzer_sys::fuzz_target!(|data: &[u8]| checks::answer(data));

@@ -1,0 +1,194 @@
+//! P14: whatever a sandbox asks, and whenever, what an observer at the resolver can learn of it is at
+//! most S + B·t bits by names, plus the timing term. The whole filter runs, by an injected clock.
+
+use std::collections::{HashMap, HashSet};
+use std::net::SocketAddr;
+use std::pin::Pin;
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use arc_swap::ArcSwap;
+use audit::{Log, Receipt};
+use dns_filter::budget::{RULE_BURST, RULE_RATE, SANDBOX_BURST, SANDBOX_RATE, timing_bits};
+use dns_filter::message::Carrier;
+use dns_filter::upstream::{AskError, Exchange, Told};
+use dns_filter::{Config, Filter};
+use hickory_proto::op::{Message, MessageType, OpCode, Query};
+use hickory_proto::rr::RecordType;
+use proptest::prelude::*;
+use rules::DomainName;
+use rules::facts::QueryType;
+use rules::operator::{DnsSettings, PreResolve};
+use tokio::time::{Instant, sleep};
+
+use crate::recorder::{a, name, with};
+use crate::world::{from, query, rules};
+
+const POLICY: &str = "[[allow]]\nname = \"wide\"\nhosts = [\"*.a.example\", \"*.b.example\", \"c.example\"]\n[[allow]]\nname = \"poor\"\nhosts = [\"*.d.example\"]\ndns_bits_per_hour = 512\n";
+const BASES: [&str; 3] = ["a.example", "b.example", "d.example"];
+const GRID: Duration = Duration::from_secs(1);
+const FORWARDS: u64 = 240;
+const HOUR: f64 = 3600.0;
+
+/// Who sees all that leaves.
+#[derive(Default)]
+struct Observer {
+    saw: Mutex<Vec<(Instant, String, u16)>>,
+}
+
+impl Exchange for Observer {
+    fn ask<'a>(
+        &'a self,
+        asked: &'a DomainName,
+        kind: QueryType,
+        _: &'a Receipt,
+    ) -> Pin<Box<dyn Future<Output = Result<Told, AskError>> + Send + 'a>> {
+        self.saw.lock().unwrap().push((Instant::now(), asked.to_string(), kind.0));
+        let mut question = Message::new(1, MessageType::Query, OpCode::Query);
+        question.add_query(Query::query(name(&format!("{asked}.")), RecordType::from(kind.0)));
+        let message = with(&question, vec![("", 0, a("93.184.216.34"))]);
+        Box::pin(async move { Ok(Told { message, from: SocketAddr::from(([127, 0, 0, 1], 53)) }) })
+    }
+
+    fn has_zone(&self, _: &DomainName) -> bool {
+        false
+    }
+}
+
+/// One query of an adversary's: how long after the one before, and what.
+#[derive(Clone, Debug)]
+struct Sent {
+    pause: u64,
+    base: usize,
+    label: String,
+    kind: u16,
+    /// Repeats an earlier name instead.
+    again: bool,
+}
+
+fn any_sent() -> impl Strategy<Value = Sent> {
+    let pause = prop_oneof![4 => 0u64..1500, 2 => 0u64..90_000, 1 => 0u64..3_000_000];
+    let kind = proptest::sample::select(vec![1u16, 28, 65]);
+    (pause, 0usize..3, "[a-z0-9]{1,50}", kind, any::<bool>())
+        .prop_map(|(pause, base, label, kind, again)| Sent { pause, base, label, kind, again })
+}
+
+/// Sends a stream, as fast as it says and without waiting for answers; what left, and when it began.
+async fn observed(stream: &[Sent]) -> (Instant, Vec<(Instant, String, u16)>) {
+    let dir = tempfile::tempdir().unwrap();
+    let log = Log::open(audit::Config::new(dir.path())).unwrap();
+    let observer = Arc::new(Observer::default());
+    let mut settings = DnsSettings::new(Vec::new());
+    settings.pre_resolve = PreResolve::Off;
+    settings.grid_milliseconds = GRID.as_millis() as u64;
+    settings.forwards_per_hour = FORWARDS;
+    let config = Config { settings, budgets: None };
+    let rules = Arc::new(ArcSwap::from_pointee(rules(POLICY, 1)));
+    let begun = Instant::now();
+    let filter = Filter::with_upstreams(rules, log, config, observer.clone()).unwrap();
+    let mut names: Vec<String> = Vec::new();
+    let mut all = tokio::task::JoinSet::new();
+    for one in stream {
+        sleep(Duration::from_millis(one.pause)).await; // timers on the way fire at their moment
+        let fresh = format!("{}.{}", one.label, BASES[one.base]);
+        let name = match names.get(one.label.len() % names.len().max(1)) {
+            Some(earlier) if one.again => earlier.clone(),
+            Some(_) | None => fresh,
+        };
+        names.push(name.clone());
+        let (filter, packet) = (filter.clone(), query(&name, one.kind));
+        all.spawn(async move { filter.answer(&packet, &from("s", Carrier::Udp)).await });
+        tokio::task::yield_now().await;
+    }
+    while all.join_next().await.is_some() {}
+    let saw = observer.saw.lock().unwrap().clone();
+    (begun, saw)
+}
+
+/// Bits in the names, by a code of the observer's own: 37 letters and types for a new one, else which.
+fn name_bits(saw: &[(Instant, String, u16)]) -> (f64, HashMap<&'static str, f64>) {
+    let mut known = HashSet::new();
+    let mut by_rule: HashMap<&'static str, f64> = HashMap::new();
+    for (_, name, kind) in saw {
+        let base = BASES.into_iter().find(|base| name.ends_with(base)).expect("an allowed name");
+        let bits = match known.insert((name, kind)) {
+            true => (name.len() - base.len() - 1) as f64 * 36f64.log2() + 3f64.log2(),
+            false => (known.len() as f64).log2(),
+        };
+        *by_rule.entry(if base == "d.example" { "poor" } else { "wide" }).or_default() += bits;
+    }
+    (by_rule.values().sum(), by_rule)
+}
+
+/// Bits in the moments: log2 of the ways to spread so many queries over so many lines of the grid.
+fn moment_bits(lines: f64, queries: usize) -> f64 {
+    (1..=queries).map(|at| ((lines + at as f64 - 1.0) / at as f64).log2()).sum()
+}
+
+fn check(begun: Instant, saw: &[(Instant, String, u16)]) {
+    for count in 1..=saw.len() {
+        let time = saw[count - 1].0 - begun;
+        let off = time.as_millis() % GRID.as_millis();
+        assert_eq!(off, 0, "query {count} left {off} ms after a line of the grid");
+        let hours = time.as_secs_f64() / HOUR;
+        let (bits, by_rule) = name_bits(&saw[..count]);
+        for (rule, bits) in by_rule {
+            let (burst, rate) =
+                if rule == "poor" { (1024.0, 512.0) } else { (RULE_BURST, RULE_RATE) };
+            assert!(bits <= burst + rate * hours, "{rule}: {bits} bits in {hours} h");
+        }
+        let most = FORWARDS as f64 * (1.0 + hours);
+        assert!(count as f64 <= most + 1e-6, "{count} queries in {hours} h");
+        let stated = SANDBOX_BURST + SANDBOX_RATE * hours + timing_bits(most, time + GRID, GRID);
+        let lines = time.as_secs_f64() / GRID.as_secs_f64() + 1.0;
+        let learned = bits + moment_bits(lines, count);
+        assert!(learned <= stated, "{learned} of {stated} bits in {hours} h");
+    }
+}
+
+fn run(stream: &[Sent]) -> usize {
+    let runtime = tokio::runtime::Builder::new_current_thread()
+        .enable_all()
+        .start_paused(true)
+        .build()
+        .unwrap();
+    let (begun, saw) = runtime.block_on(observed(stream));
+    check(begun, &saw);
+    saw.len()
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(40))]
+
+    #[test]
+    fn no_stream_says_more_than_the_burst_the_rate_and_the_moments(
+        stream in proptest::collection::vec(any_sent(), 1..160)
+    ) {
+        run(&stream);
+    }
+}
+
+/// The bound is met, not missed by far: a greedy sender fills it, and then nothing more leaves.
+#[test]
+fn a_greedy_sender_gets_what_it_may_and_no_more() {
+    let label = |at: usize| format!("{at:04}{}", "z".repeat(46));
+    let stream: Vec<Sent> = (0..400)
+        .map(|at| Sent { pause: 10, base: at % 3, label: label(at), kind: 1, again: false })
+        .collect();
+    let left = run(&stream);
+    let price = 51.0 * 5.3;
+    assert!((left as f64) < (2.0 * RULE_BURST) / price, "{left}");
+    assert!(left as f64 > 0.8 * (RULE_BURST + 1024.0) / (price + 12.0), "{left}");
+}
+
+/// Queries that choose next to nothing are bounded too: by their number, for their moments.
+#[test]
+fn queries_that_choose_nothing_are_bounded_by_number() {
+    // A few short names, each again when its answer is too old: some 348 an hour.
+    let label = |at: usize| char::from(b'a' + (at % 25) as u8).to_string();
+    let stream: Vec<Sent> = (0..1200)
+        .map(|at| Sent { pause: 10_334, base: at % 3, label: label(at), kind: 1, again: false })
+        .collect();
+    let left = run(&stream);
+    assert!((700..1100).contains(&left), "{left} of 1200");
+}

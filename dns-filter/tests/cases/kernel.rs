@@ -1,0 +1,234 @@
+//! Cases 62, 64 and 69 and the channels by mark, with what only the kernel can do: marks, forged
+//! packets and redirections, in a network namespace of the test's own. They need root, and say so.
+
+use std::future::Future;
+use std::net::{Ipv4Addr, SocketAddr};
+use std::pin::Pin;
+use std::process::Command;
+use std::sync::Arc;
+use std::time::Duration;
+
+use audit::Receipt;
+use dns_filter::server::{Identify, Listener, Server};
+use dns_filter::upstream::{AskError, Exchange, Told as Answer};
+use dns_filter::{Config, Filter};
+use rules::DomainName;
+use rules::facts::QueryType;
+use rules::operator::DnsSettings;
+use rules::word::SandboxId;
+use socket2::{Domain, Protocol, Socket, Type};
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::net::{TcpSocket, TcpStream, UdpSocket};
+use tokio::sync::watch;
+use tokio::time::timeout;
+
+use crate::world::{A, Told, World, query};
+
+const SOON: Duration = Duration::from_secs(10);
+
+/// Runs a test in a network namespace that has nothing but its loopback.
+fn apart<F: Future<Output = ()>>(test: impl FnOnce() -> F + Send + 'static) {
+    let body = move || {
+        #[allow(unsafe_code, reason = "no safe wrapper offers it")]
+        // SAFETY: it takes no pointer, and concerns this thread alone.
+        let result = unsafe { libc::unshare(libc::CLONE_NEWNET) };
+        assert_eq!(result, 0, "this test makes a network namespace: run it as root");
+        run("ip", &["link", "set", "lo", "up"]);
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+        runtime.block_on(test());
+    };
+    std::thread::spawn(body).join().unwrap();
+}
+
+fn run(program: &str, arguments: &[&str]) {
+    let output = Command::new(program).args(arguments).output().unwrap();
+    assert!(output.status.success(), "{program} {arguments:?}: {output:?}");
+}
+
+fn serve(world: &World, bind: &str, whose: Identify) -> (SocketAddr, watch::Sender<bool>) {
+    let listener = Listener { bind: bind.parse().unwrap(), whose };
+    let server = Server::open(world.filter.clone(), &[listener], 1).unwrap();
+    let address = server.addresses()[0];
+    let (stop, stopped) = watch::channel(false);
+    tokio::spawn(server.run(stopped));
+    (address, stop)
+}
+
+async fn ask_udp(socket: &UdpSocket, to: SocketAddr) -> Told {
+    socket.send_to(&query("github.com", A), to).await.unwrap();
+    let mut buffer = [0; 2048];
+    let (length, _) = timeout(SOON, socket.recv_from(&mut buffer)).await.unwrap().unwrap();
+    Told::read(buffer[..length].to_vec())
+}
+
+async fn ask_tcp(mut stream: TcpStream) -> Told {
+    let packet = query("github.com", A);
+    stream.write_u16(packet.len() as u16).await.unwrap();
+    stream.write_all(&packet).await.unwrap();
+    let length = timeout(SOON, stream.read_u16()).await.unwrap().unwrap();
+    let mut answer = vec![0; usize::from(length)];
+    stream.read_exact(&mut answer).await.unwrap();
+    Told::read(answer)
+}
+
+#[test]
+fn a_firewall_mark_names_the_sandbox_by_udp_and_by_tcp() {
+    apart(|| async {
+        std::fs::write("/proc/sys/net/ipv4/tcp_fwmark_accept", "1").unwrap();
+        let world = World::new().await;
+        let (address, _stop) = serve(&world, "127.0.0.1:0", Identify::Mark);
+        for (mark, refused) in
+            [(7, None), (8, Some("unknown_channel")), (0, Some("unknown_channel"))]
+        {
+            let udp = UdpSocket::bind("127.0.0.1:0").await.unwrap();
+            socket2::SockRef::from(&udp).set_mark(mark).unwrap();
+            assert_eq!(ask_udp(&udp, address).await.ede.as_deref(), refused, "UDP, {mark}");
+            let tcp = TcpSocket::new_v4().unwrap();
+            socket2::SockRef::from(&tcp).set_mark(mark).unwrap();
+            let told = ask_tcp(tcp.connect(address).await.unwrap()).await;
+            assert_eq!(told.ede.as_deref(), refused, "TCP, {mark}");
+        }
+        let records = world.staged("decision");
+        assert_eq!(records[0]["actor"]["app_uid"], "marked", "not the name, not the address");
+    });
+}
+
+#[test]
+fn the_interface_names_the_sandbox_and_one_without_a_sandbox_is_refused() {
+    apart(|| async {
+        let world = World::new().await;
+        let (address, _stop) = serve(&world, "127.0.0.1:0", Identify::Interface);
+        let udp = UdpSocket::bind("127.0.0.1:0").await.unwrap();
+        assert_eq!(ask_udp(&udp, address).await.ede.as_deref(), Some("unknown_channel"));
+        let told = ask_tcp(TcpStream::connect(address).await.unwrap()).await;
+        assert_eq!(told.ede.as_deref(), Some("unknown_channel"));
+        let denied = world.staged("denied");
+        assert_eq!(denied.len(), 2);
+        for record in denied {
+            assert_eq!(record["unmapped"]["sandbar"]["channel"]["detail"], "lo");
+        }
+    });
+}
+
+#[test]
+fn case_62_a_connection_to_another_resolver_is_answered_here_and_flagged() {
+    apart(|| async {
+        let world = World::new().await;
+        let whose = Identify::Dedicated(SandboxId::parse("s").unwrap());
+        let (address, _stop) = serve(&world, "127.0.0.1:0", whose);
+        run("ip", &["address", "add", "10.9.9.1/32", "dev", "lo"]);
+        run("ip", &["route", "add", "8.8.8.8/32", "dev", "lo", "src", "10.9.9.1"]);
+        let to = format!(":{}", address.port());
+        run("nft", &["add", "table", "ip", "t"]);
+        run("nft", &["add chain ip t o { type nat hook output priority -100 ; }"]);
+        run("nft", &["add rule ip t o ip daddr 8.8.8.8 tcp dport 53 redirect to", &to]);
+        let straight = ask_tcp(TcpStream::connect(address).await.unwrap()).await;
+        assert_eq!(straight.addresses().len(), 1);
+        let around = ask_tcp(TcpStream::connect("8.8.8.8:53").await.unwrap()).await;
+        assert_eq!(around.addresses().len(), 1, "answered, and by us");
+        world.settled().await;
+        let flagged = |record: &serde_json::Value| record.to_string().contains("8.8.8.8");
+        let findings = world.records();
+        let findings: Vec<_> =
+            findings.iter().filter(|one| one["status_detail"] == "dns_bypass_attempt").collect();
+        assert_eq!(findings.len(), 1, "only the one that went around");
+        assert!(flagged(findings[0]), "{}", findings[0]);
+    });
+}
+
+#[test]
+fn case_64_a_datagram_from_port_0_is_not_answered_and_is_recorded() {
+    apart(|| async {
+        let world = World::new().await;
+        let whose = Identify::Dedicated(SandboxId::parse("s").unwrap());
+        let (address, _stop) = serve(&world, "127.0.0.1:0", whose);
+        let raw = Socket::new(Domain::IPV4, Type::RAW, Some(Protocol::UDP)).unwrap();
+        let query = query("github.com", A);
+        let mut forged = Vec::new();
+        for field in [0, address.port(), query.len() as u16 + 8, 0] {
+            forged.extend_from_slice(&field.to_be_bytes()); // without a checksum, as IPv4 allows
+        }
+        forged.extend_from_slice(&query);
+        raw.send_to(&forged, &SocketAddr::from((Ipv4Addr::LOCALHOST, 0)).into()).unwrap();
+        // One behind it on the same socket: when that is answered, the forged one was seen.
+        let honest = UdpSocket::bind("127.0.0.1:0").await.unwrap();
+        assert_eq!(ask_udp(&honest, address).await.addresses().len(), 1);
+        assert_eq!(world.recorder.seen().len(), 1, "only the honest one was asked for");
+        let denied = world.staged("denied");
+        assert_eq!(denied.len(), 1);
+        assert_eq!(denied[0]["status_detail"], "dns_malformed");
+        assert_eq!(denied[0]["src_endpoint"]["ip"], "127.0.0.1");
+    });
+}
+
+/// A resolver whose code is broken.
+struct Broken;
+
+impl Exchange for Broken {
+    fn ask<'a>(
+        &'a self,
+        _: &'a DomainName,
+        _: QueryType,
+        _: &'a Receipt,
+    ) -> Pin<Box<dyn Future<Output = Result<Answer, AskError>> + Send + 'a>> {
+        panic!("broken while asking");
+    }
+
+    fn has_zone(&self, _: &DomainName) -> bool {
+        panic!("broken while judging");
+    }
+}
+
+const SPECIAL: &str = "[[allow]]\nname = \"in\"\nhosts = [\"db.corp.internal\", \"github.com\"]\nresolves_to = [\"10.0.0.0/8\"]\n";
+
+async fn broken() -> (World, Arc<Filter>) {
+    let world = World::with(SPECIAL, crate::recorder::plain, |_| {}).await;
+    let mut settings = DnsSettings::new(Vec::new());
+    settings.grid_milliseconds = 0;
+    let config = Config { settings, budgets: None };
+    let filter =
+        Filter::with_upstreams(world.rules.clone(), world.log.clone(), config, Arc::new(Broken));
+    (world, filter.unwrap())
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn case_69_a_worker_that_breaks_closes_the_port_and_says_so() {
+    for over_tcp in [false, true] {
+        let (_world, filter) = broken().await;
+        let whose = Identify::Dedicated(SandboxId::parse("s").unwrap());
+        let listener = Listener { bind: "127.0.0.1:0".parse().unwrap(), whose };
+        let server = Server::open(filter, &[listener], 2).unwrap();
+        let address = server.addresses()[0];
+        let (_stop, stopped) = watch::channel(false);
+        let running = tokio::spawn(server.run(stopped));
+        let packet = query("db.corp.internal", A);
+        let udp = UdpSocket::bind("127.0.0.1:0").await.unwrap();
+        let mut tcp = TcpStream::connect(address).await.unwrap();
+        if over_tcp {
+            tcp.write_u16(packet.len() as u16).await.unwrap();
+            tcp.write_all(&packet).await.unwrap();
+        } else {
+            udp.send_to(&packet, address).await.unwrap();
+        }
+        let ended = timeout(SOON, running).await.expect("it does not go on with a hole").unwrap();
+        assert!(ended.is_err(), "TCP: {over_tcp}");
+        assert!(TcpStream::connect(address).await.is_err(), "closed, not silent");
+        std::net::UdpSocket::bind(address).expect("no worker holds the port");
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn case_69_a_query_that_breaks_leaves_a_record_and_no_hole() {
+    let (world, filter) = broken().await;
+    let arrived = crate::world::from("s", dns_filter::message::Carrier::Udp);
+    for _ in 0..3 {
+        let (filter, arrived) = (filter.clone(), arrived.clone());
+        let asked =
+            tokio::spawn(async move { filter.answer(&query("github.com", A), &arrived).await });
+        assert!(asked.await.unwrap_err().is_panic());
+    }
+    assert_eq!(filter.in_flight(), 0);
+    let outcomes = world.staged("outcome");
+    assert_eq!(outcomes.len(), 3, "each of them has its end");
+    assert_eq!(world.recorder.seen().len(), 0);
+}
