@@ -19,7 +19,7 @@ pub(super) struct Query<'a>(Vec<(&'a str, String)>);
 pub(super) fn head(head: &RequestHeader) -> Result<CanonicalPath, Refusal> {
     let asks = |name: &&str| head.headers.contains_key(*name);
     let joined = values(head, "connection").any(|value| contains(value, b"upgrade"));
-    if joined || UPGRADES.iter().any(|name| asks(name)) {
+    if joined || UPGRADES.iter().any(asks) {
         return Err(form("it asks for an upgrade"));
     }
     let plain = |value: &[u8]| value.eq_ignore_ascii_case(b"identity");

@@ -1,11 +1,18 @@
 //! The signed identity of a memory request: exactly one token, checked by `certs`, compared with the channel
 //! by `rules`.
 
+use std::path::Path;
+use std::time::Duration;
+
+use anyhow::Context;
 use audit::Code;
 use certs::UnixTime;
-use certs::identity::{Expected, IdentityError, Verifier};
+use certs::identity::{
+    Algorithm, Claims, Expected, IdentityError, TrustDomain, TrustedIssuer, Verifier,
+};
 use pingora_http::RequestHeader;
 use rules::facts::{Identity, IdentityClaim};
+use rules::operator::{IdentitySettings, IssuerSettings};
 use rules::policy::IdentityMode;
 
 use super::form::values;
@@ -22,6 +29,33 @@ pub(super) struct Presented {
     pub(super) subject: Option<String>,
     /// The word for it in the record.
     pub(super) checked: Code,
+}
+
+/// What checks tokens, by the issuers the operator believes.
+pub(super) fn verifier(settings: &IdentitySettings, base: &Path) -> anyhow::Result<Verifier> {
+    let issuers = settings.issuers.iter().map(|issuer| trusted(issuer, base));
+    let issuers = issuers.collect::<anyhow::Result<Vec<_>>>()?;
+    let revocations = settings.revocations.as_ref().map(|path| base.join(path));
+    Verifier::new(issuers, revocations, UnixTime::now())
+        .context("cannot check signed identities: look at `[identity]`")
+}
+
+fn trusted(settings: &IssuerSettings, base: &Path) -> anyhow::Result<TrustedIssuer> {
+    let domain = TrustDomain::parse(&settings.trust_domain)?;
+    let mut issuer = TrustedIssuer::new("", domain, base.join(&settings.keys));
+    issuer.issuer.clone_from(&settings.name);
+    if issuer.issuer.is_none() {
+        issuer.claims = Claims::JwtSvid; // what a nameless one writes
+    }
+    issuer.environments.clone_from(&settings.environments);
+    issuer.tenants.clone_from(&settings.tenants);
+    if let Some(names) = &settings.algorithms {
+        issuer.algorithms = names.iter().filter_map(|name| Algorithm::named(name)).collect();
+    }
+    if let Some(life) = settings.life_seconds {
+        issuer.life = Duration::from_secs(life);
+    }
+    Ok(issuer)
 }
 
 /// Looks for the token of a request and checks it.

@@ -2,6 +2,7 @@
 //! decided upon with everything it says, recorded, sent on in one plain form under the identity of its
 //! channel, and its answer is looked at before the sandbox sees it.
 
+mod answer;
 mod client;
 mod form;
 mod identity;
@@ -14,21 +15,20 @@ use std::path::Path;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use anyhow::Context;
 use audit::{Code, Effect, Finding, MemoryCall, OpenRecord, Receipt, Severity, Text};
 use bytes::{Bytes, BytesMut};
 use certs::UnixTime;
-use certs::identity::{Algorithm, TrustDomain, TrustedIssuer, Verifier};
+use certs::identity::Verifier;
 use http::header::{ACCEPT_ENCODING, CONTENT_LENGTH, CONTENT_TYPE, HOST};
 use pingora_core::prelude::HttpPeer;
 use pingora_core::protocols::ALPN;
-use pingora_http::{RequestHeader, ResponseHeader};
+use pingora_http::RequestHeader;
 use pingora_proxy::Session;
 use rules::decision::How;
 use rules::facts::{
     ConnectFacts, Ech, Facts, IdentityClaim, MemoryFacts, Operation, Protocol, RequestFacts, Target,
 };
-use rules::operator::{IdentitySettings, IssuerSettings, Operator};
+use rules::operator::Operator;
 use rules::policy::IdentityMode;
 use rules::word::{BankId, ProfileName};
 use rules::{Decision, DialPermit, Host, Permit, Reason, RuleSet};
@@ -36,7 +36,6 @@ use tokio::sync::watch;
 use tokio::time::{sleep, timeout};
 
 use crate::http::{Exchange, Manner, Scope, peer};
-use crate::inject::Credential;
 use crate::refusal::Refusal;
 use crate::shared::Shared;
 use crate::trust::Roots;
@@ -50,19 +49,6 @@ use service::{Service, Services, Whom};
 
 /// How often the keys of issuers and what they revoked are looked at.
 const REFRESH: Duration = Duration::from_secs(1);
-
-/// Fields of an answer that belong to the connection it came on, or lead around us.
-const NOT_PASSED: [&str; 9] = [
-    "alt-svc",
-    "connection",
-    "content-length",
-    "keep-alive",
-    "proxy-authenticate",
-    "proxy-connection",
-    "trailer",
-    "transfer-encoding",
-    "upgrade",
-];
 
 /// Guards the memory services of one instance.
 pub(crate) struct Guard {
@@ -123,8 +109,11 @@ impl Guard {
         base: &Path,
         roots: &Roots,
     ) -> anyhow::Result<Arc<Self>> {
-        let verifier =
-            operator.identity.as_ref().map(|identity| verifier(identity, base)).transpose()?;
+        let verifier = operator
+            .identity
+            .as_ref()
+            .map(|identity| identity::verifier(identity, base))
+            .transpose()?;
         let services = Services::open(operator, &shared.credentials, base)?;
         let client = Client::new(&operator.limits, roots);
         Ok(Arc::new(Guard { services, verifier, client }))
@@ -178,8 +167,8 @@ impl Guard {
         let mut head = plain(session.req_header(), profile, &granted, &held)?;
         service.introduce(&mut head, profile, &whom)?;
         let received = self.send(head, &granted, &leave, &mut held).await?;
-        check(&granted, key.as_deref(), &received, &held).await?;
-        answer(session, &received, &held).await
+        answer::check(&granted, key.as_deref(), &received, &held).await?;
+        answer::pass(session, &received, &held).await
     }
 
     fn service(&self, held: &Held<'_>) -> Result<&Service, Refusal> {
@@ -273,32 +262,6 @@ impl Guard {
             checked: presented.map_or(Code("not_looked_at"), |presented| presented.checked),
         }
     }
-}
-
-fn verifier(settings: &IdentitySettings, base: &Path) -> anyhow::Result<Verifier> {
-    let issuers = settings.issuers.iter().map(|issuer| trusted(issuer, base));
-    let issuers = issuers.collect::<anyhow::Result<Vec<_>>>()?;
-    let revocations = settings.revocations.as_ref().map(|path| base.join(path));
-    Verifier::new(issuers, revocations, UnixTime::now())
-        .context("cannot check signed identities: look at `[identity]`")
-}
-
-fn trusted(settings: &IssuerSettings, base: &Path) -> anyhow::Result<TrustedIssuer> {
-    let domain = TrustDomain::parse(&settings.trust_domain)?;
-    let mut issuer = TrustedIssuer::new("", domain, base.join(&settings.keys));
-    issuer.issuer.clone_from(&settings.name);
-    if issuer.issuer.is_none() {
-        issuer.claims = certs::identity::Claims::JwtSvid; // what a nameless one writes
-    }
-    issuer.environments.clone_from(&settings.environments);
-    issuer.tenants.clone_from(&settings.tenants);
-    if let Some(names) = &settings.algorithms {
-        issuer.algorithms = names.iter().filter_map(|name| Algorithm::named(name)).collect();
-    }
-    if let Some(life) = settings.life_seconds {
-        issuer.life = Duration::from_secs(life);
-    }
-    Ok(issuer)
 }
 
 /// Reads the body within its bounds; where none belongs there must be none.
@@ -482,72 +445,4 @@ fn plain(
 
 fn authority(host: &Host, port: u16) -> String {
     if port == 443 { host.to_string() } else { format!("{host}:{port}") }
-}
-
-/// Looks at an answer before the sandbox sees it.
-async fn check(
-    granted: &Granted<'_>,
-    key: Option<&Credential>,
-    received: &Received,
-    held: &Held<'_>,
-) -> Result<(), Refusal> {
-    let refusal = match judge(granted, key, received) {
-        Ok(()) => return Ok(()),
-        Err(refusal) => refusal,
-    };
-    let title = "The answer of a memory service was withheld";
-    let why = refusal.detail.clone().unwrap_or_default();
-    find(held.record, refusal.reason, title, why).await;
-    Err(Refusal { rule: Some(granted.permit.rule().clone()), ..refusal })
-}
-
-fn judge(
-    granted: &Granted<'_>,
-    key: Option<&Credential>,
-    received: &Received,
-) -> Result<(), Refusal> {
-    let unchecked = |why: &str| Refusal::from(Reason::AnswerUnchecked).because(why);
-    let fields = &received.head.headers;
-    let coded = |coding: &[u8]| !coding.eq_ignore_ascii_case(b"identity");
-    if fields.get_all("content-encoding").iter().any(|value| coded(value.as_bytes())) {
-        return Err(unchecked("it is encoded, though that was not asked for"));
-    }
-    let echoes = key.map(Credential::echoes);
-    let told =
-        |text: &[u8]| echoes.as_ref().is_some_and(|echoes| echoes.cover(&mut text.to_vec()) > 0);
-    if fields.values().any(|value| told(value.as_bytes())) || told(&received.body) {
-        return Err(unchecked("it repeats the key of the service"));
-    }
-    let pointers = &granted.found.route.answer;
-    if pointers.is_empty() || !received.head.status.is_success() {
-        return Ok(());
-    }
-    let json = json::read(&received.body).map_err(|fault| unchecked(&fault.to_string()))?;
-    let own = |json: &Json| match json {
-        Json::Text(text) if granted.banks.iter().any(|bank| bank.as_str() == text) => Ok(()),
-        Json::Text(text) => Err(Refusal::from(Reason::AnswerForeignBank)
-            .because(format!("it has content of bank `{}`", text.escape_default()))),
-        _ => Err(unchecked("it does not say which bank its content is from")),
-    };
-    pointers.iter().try_for_each(|pointer| select::answered(&json, pointer, &own))
-}
-
-async fn answer(
-    session: &mut Session,
-    received: &Received,
-    held: &Held<'_>,
-) -> Result<u16, Refusal> {
-    let status = received.head.status.as_u16();
-    let gone = |_| Refusal::from(Reason::UpstreamBroke).because("the sandbox went away");
-    let mut head = ResponseHeader::build(status, Some(16)).map_err(gone)?;
-    for (name, value) in &received.head.headers {
-        if !NOT_PASSED.contains(&name.as_str()) {
-            head.append_header(name, value.clone()).map_err(gone)?;
-        }
-    }
-    head.insert_header(CONTENT_LENGTH, received.body.len()).map_err(gone)?;
-    held.record.meter().received(received.body.len() as u64);
-    session.write_response_header(Box::new(head), false).await.map_err(gone)?;
-    session.write_response_body(Some(received.body.clone()), true).await.map_err(gone)?;
-    Ok(status)
 }

@@ -40,8 +40,10 @@ pub(super) fn banks(
 pub(super) fn refuse(pointer: &Pointer, body: &Json) -> Result<(), Refusal> {
     values(body, pointer, &mut |value| match value {
         Json::Null => Ok(()),
-        _ => Err(Refusal::from(Reason::MemoryOperation)
-            .because(format!("`{pointer}` leads beyond the bank that is named"))),
+        Json::Array(_) | Json::Object(_) | Json::Other | Json::Text(_) | Json::TextTooLong => {
+            Err(Refusal::from(Reason::MemoryOperation)
+                .because(format!("`{pointer}` leads beyond the bank that is named")))
+        }
     })
 }
 

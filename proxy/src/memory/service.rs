@@ -37,7 +37,7 @@ pub(super) struct Service {
 enum Voice {
     Key { credential: CredentialName, principal: PrincipalTemplate },
     Principal(PrincipalTemplate),
-    Token { tokens: ServiceTokens, domain: TrustDomain },
+    Token { tokens: Box<ServiceTokens>, domain: TrustDomain },
 }
 
 impl Services {
@@ -77,7 +77,8 @@ impl Voice {
             Proof::Token { key, issuer, trust_domain } => {
                 let key = SigningKey::load(&base.join(key))?;
                 let tokens = ServiceTokens::new(key, issuer, ServiceProfile::Astrocyte, MAX_LIFE)?;
-                Ok(Voice::Token { tokens, domain: TrustDomain::parse(trust_domain)? })
+                let (tokens, domain) = (Box::new(tokens), TrustDomain::parse(trust_domain)?);
+                Ok(Voice::Token { tokens, domain })
             }
         }
     }
