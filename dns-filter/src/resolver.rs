@@ -236,9 +236,10 @@ impl Filter {
         let mut inner = look.state.lock();
         inner.refresh(&look.rules, &want.sandbox);
         if let Some(kept) = inner.cache.find(&want.key, now)
-            && kept.generation == look.rules.generation()
+            && (kept.generation == look.rules.generation()
+                || kept.entry.permit.same_terms(&want.permit))
         {
-            return Ok(Turn::Have(kept.entry.clone()));
+            return Ok(Turn::Have(kept.entry.clone())); // a reload that left its terms alone costs nothing
         }
         if let Some(sender) = inner.flights.get(&want.key) {
             return match sender.receiver_count() < WAITERS {

@@ -6,6 +6,10 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
 use std::sync::LazyLock;
 
+mod program;
+
+pub use program::{installed, not_run};
+
 /// The binary under test: `SANDBAR_BIN`, as `make test` sets it after building everything at once. Without it
 /// cargo is asked, because another package's binary is not built for a test.
 static SANDBAR: LazyLock<PathBuf> = LazyLock::new(|| {

@@ -154,6 +154,7 @@ async fn route(state: &State, method: &str, path: &str, body: &[u8]) -> Reply {
         ("GET", ["connections"]) => Reply::json(200, &state.connections()),
         ("DELETE", ["connections", id]) => cut(state, id),
         ("POST", ["dns"]) => dns(state, body).await,
+        ("POST", ["reload"]) => reload(state, body).await,
         ("POST", ["identities"]) => identify(state, body),
         _ => Reply::bad(404, "there is no such thing here"),
     }
@@ -176,13 +177,35 @@ fn cut(state: &State, id: &str) -> Reply {
     }
 }
 
+/// Loads the policies now. That they are bad is an answer, not an error.
+async fn reload(state: &State, body: &[u8]) -> Reply {
+    let wait = serde_json::from_slice::<Value>(body).unwrap_or_default();
+    let wait = wait.get("wait").and_then(Value::as_bool).unwrap_or_default();
+    let reloader = state.reloader.clone();
+    let loaded = tokio::task::spawn_blocking(move || reloader.reload()).await;
+    match loaded {
+        Ok(Ok(loaded)) => {
+            if wait {
+                loaded.settled(&state.live).await;
+            }
+            let (generation, cut) = (loaded.generation(), loaded.cut());
+            Reply::json(200, &json!({ "generation": generation, "cut": cut }))
+        }
+        Ok(Err(trouble)) => {
+            let generation = state.rules.load().generation();
+            Reply::json(200, &json!({ "generation": generation, "trouble": trouble }))
+        }
+        Err(error) => Reply::bad(500, error),
+    }
+}
+
 /// Gives a sandbox of a warm pool its identity, once.
 fn identify(state: &State, body: &[u8]) -> Reply {
     let identity = match serde_json::from_slice(body) {
         Ok(identity) => identity,
         Err(error) => return Reply::bad(400, format!("the request is not understood: {error}")),
     };
-    match state.identities.give(&state.rules, identity) {
+    match state.reloader.identities.give(&state.rules, identity) {
         Ok(generation) => Reply::json(200, &json!({ "generation": generation })),
         Err(error) => Reply::bad(409, format!("{error:#}")),
     }

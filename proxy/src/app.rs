@@ -29,9 +29,11 @@ use crate::leaves::Leaves;
 use crate::listen::{self, Open};
 use crate::memory::Guard;
 use crate::problems::{Severity, complain};
+use crate::reload::{Last, Reloader};
 use crate::shared::Shared;
 use crate::status::State;
 use crate::trust::Roots;
+use crate::watch::Watch;
 use crate::{meters, policies, self_test};
 
 /// What budgets are kept in, beside the log.
@@ -85,12 +87,22 @@ impl App {
             false => Some(Arc::new(gate(&shared, &operator, &places, base, stop.clone())?)),
         };
         let admin = Admin::open(&places.socket)?;
+        let last = std::sync::Mutex::new(Last::of(&rules.load()));
+        let reloader = Reloader {
+            config: config.to_owned(),
+            own: sources.own.clone(),
+            rules: rules.clone(),
+            identities,
+            live: shared.live.clone(),
+            log: log.clone(),
+            last,
+        };
         let state = Arc::new(State {
             filter: filter.clone(),
             log: log.clone(),
             live: shared.live.clone(),
-            rules,
-            identities,
+            rules: rules.clone(),
+            reloader: Arc::new(reloader),
             ready: AtomicBool::new(false),
             gate: gate.clone(),
             listeners: described(&dns, &listeners),
@@ -103,13 +115,11 @@ impl App {
     /// Serves until told to stop, then finishes what is in flight and closes the log.
     pub(crate) async fn run(self) -> anyhow::Result<()> {
         let App { filter, dns, listeners, gate, admin, state, log, stop } = self;
+        let watch = Watch::new()?;
         tell(&log, &state, LifecycleEvent::Started).await?;
         filter.prepare().await;
         let tasks = TaskTracker::new();
-        for listener in listeners {
-            let Some(gate) = gate.clone() else { continue };
-            tokio::spawn(listener.serve(gate, tasks.clone(), stop.clone()));
-        }
+        // Before anybody is served: a sandbox that takes every place must not make this fail.
         if let Some(gate) = &gate {
             tokio::spawn(gate.guard.clone().tend(stop.clone()));
             let rules = state.rules.load_full();
@@ -117,10 +127,15 @@ impl App {
                 anyhow::anyhow!("the self-test failed, so nothing is guarded: {error}")
             })?;
         }
+        for listener in listeners {
+            let Some(gate) = gate.clone() else { continue };
+            tokio::spawn(listener.serve(gate, tasks.clone(), stop.clone()));
+        }
         state.ready.store(true, Ordering::Release);
         let served = tokio::select! {
             served = serve(dns, stop) => served,
             () = filter.tend() => Ok(()),
+            () = watch.run(state.reloader.clone()) => Ok(()),
             () = admin.serve(state.clone()) => Ok(()),
         };
         state.ready.store(false, Ordering::Release);

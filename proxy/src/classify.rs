@@ -54,6 +54,22 @@ pub(crate) async fn classify(
     }
 }
 
+/// What a connection that begins with `bytes` speaks, in a word; `more` while that is not certain.
+///
+/// # Errors
+///
+/// Returns why it would be refused for that beginning alone.
+pub fn kind(bytes: &[u8], limits: &Limits) -> Result<&'static str, Reason> {
+    match spoken(bytes, limits) {
+        Ok(None) => Ok("more"),
+        Ok(Some(Spoken::Http1(_))) => Ok("http1"),
+        Ok(Some(Spoken::Http2)) => Ok("http2"),
+        Ok(Some(Spoken::Raw)) => Ok("raw"),
+        Ok(Some(Spoken::Tls { .. })) => Ok("tls"),
+        Err(refusal) => Err(refusal.reason),
+    }
+}
+
 /// Waits for more of the beginning.
 pub(crate) async fn more(stream: &mut Stream, deadline: Instant) -> Result<(), Refusal> {
     match timeout_at(deadline.into(), stream.look()).await {
@@ -188,14 +204,6 @@ mod tests {
     #[test]
     fn the_first_bytes_say_what_it_is() {
         let limits = Limits::default();
-        let kind = |bytes: &[u8]| match spoken(bytes, &limits) {
-            Ok(None) => "more",
-            Ok(Some(Spoken::Http1(_))) => "http1",
-            Ok(Some(Spoken::Http2)) => "http2",
-            Ok(Some(Spoken::Raw)) => "raw",
-            Ok(Some(Spoken::Tls { .. })) => "tls",
-            Err(_) => "refused",
-        };
         for (bytes, expected) in [
             (&b""[..], "more"),
             (b"G", "more"),
@@ -210,7 +218,7 @@ mod tests {
             (b"\x16\x03\x01\x00\x05", "more"),
             (b"\x16\x03\x01\x00\x05hello", "refused"),
         ] {
-            assert_eq!(kind(bytes), expected, "{bytes:?}");
+            assert_eq!(kind(bytes, &limits).unwrap_or("refused"), expected, "{bytes:?}");
         }
     }
 }

@@ -124,7 +124,7 @@ impl Gate {
             return Ok(Next::Pass(permit));
         }
         let stream = visit.stream.as_mut().ok_or(Reason::FirstBytesLate)?;
-        if visit.tongue == Tongue::Http {
+        if matches!(visit.tongue, Tongue::Http(_)) {
             visit.tongue = Tongue::Silent; // what is said inside is not said to the proxy
         }
         let spoken = classify(stream, limits, deadline).await;
@@ -230,8 +230,8 @@ impl Gate {
 fn tongue(stream: &Stream, spoken: &Result<Spoken, Refusal>) -> Tongue {
     match (spoken, stream.ahead.first()) {
         (Ok(Spoken::Tls { .. }), _) | (Err(_), Some(22)) => Tongue::Tls,
-        (Ok(Spoken::Http1(_)), _) => Tongue::Http,
-        (Err(_), Some(first)) if first.is_ascii_alphabetic() => Tongue::Http,
+        (Ok(Spoken::Http1(head)), _) => Tongue::Http(Reader::of(head.accept.as_deref())),
+        (Err(_), Some(first)) if first.is_ascii_alphabetic() => Tongue::Http(Reader::Person),
         (Ok(Spoken::Http2 | Spoken::Raw) | Err(_), _) => Tongue::Silent,
     }
 }
@@ -314,15 +314,31 @@ impl Visit {
         if record.refused(record::refused(refusal, &self.rules)).await.is_err() {
             tracing::warn!(reason = %refusal.reason, "a refusal could not be recorded");
         }
+        self.listen().await;
         let Some(stream) = self.stream.take() else { return };
         let answer = match self.tongue {
-            Tongue::Http => Answer::new(refusal, &self.rules, &id, Reader::Person).to_http1(),
+            Tongue::Http(reader) => Answer::new(refusal, &self.rules, &id, reader).to_http1(),
             Tongue::Silent => Vec::new(),
             Tongue::Socks => explicit::socks_answer(explicit::socks_code(refusal.reason)).to_vec(),
             Tongue::Tls => tls_alert(refusal.reason).to_vec(),
         };
         if !answer.is_empty() {
             drop(timeout(LINGER, part(stream, &answer)).await); // a client that does not listen is left
+        }
+    }
+}
+
+impl Visit {
+    /// A client of an explicit proxy that was refused before its first byte is told in what it speaks.
+    async fn listen(&mut self) {
+        let Some(stream) = &mut self.stream else { return };
+        if self.mode != Mode::Explicit || self.tongue != Tongue::Silent || !stream.ahead.is_empty()
+        {
+            return;
+        }
+        drop(timeout(LINGER, stream.look()).await); // one that says nothing is told nothing
+        if stream.ahead.first().is_some_and(u8::is_ascii_alphabetic) {
+            self.tongue = Tongue::Http(Reader::Person);
         }
     }
 }

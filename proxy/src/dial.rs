@@ -15,6 +15,9 @@ use crate::refusal::Refusal;
 /// Addresses of a host that are tried before it counts as unreachable.
 pub(crate) const ATTEMPTS: usize = 4;
 
+/// How long an address that does not answer holds up the next: one family may be dead.
+const NEXT: Duration = Duration::from_secs(2);
+
 /// Connects to the first address of the permit that answers, each within `patience`.
 pub(crate) async fn dial(
     permit: &DialPermit,
@@ -24,8 +27,9 @@ pub(crate) async fn dial(
 ) -> Result<(TcpStream, SocketAddr), Refusal> {
     let port = permit.permit().port().ok_or(Reason::PortNotListed)?;
     let mut refusal = Refusal::from(Reason::UpstreamUnreachable);
-    for address in permit.addresses().iter().take(ATTEMPTS) {
+    for (at, address) in permit.addresses().iter().take(ATTEMPTS).enumerate() {
         let address = SocketAddr::new(*address, port);
+        let patience = patience_for(permit, at, patience);
         let started = Instant::now();
         match timeout(patience, connect(address, mark)).await {
             Ok(Ok(stream)) => {
@@ -40,6 +44,12 @@ pub(crate) async fn dial(
         }
     }
     Err(refusal)
+}
+
+/// How long one address is waited for: not long, while there are others.
+pub(crate) fn patience_for(permit: &DialPermit, at: usize, patience: Duration) -> Duration {
+    let last = at + 1 >= permit.addresses().len().min(ATTEMPTS);
+    if last { patience } else { patience.min(NEXT) }
 }
 
 async fn connect(address: SocketAddr, mark: Option<u32>) -> io::Result<TcpStream> {

@@ -11,7 +11,7 @@ use rules::{Decision, Host, Reason, RuleSet, SandboxRef};
 use tokio::io::AsyncWriteExt;
 
 use crate::classify::{self, Spoken};
-use crate::refusal::Refusal;
+use crate::refusal::{Reader, Refusal};
 use crate::stream::Stream;
 
 const SOCKS5: u8 = 5;
@@ -24,7 +24,7 @@ const ESTABLISHED: &[u8] = b"HTTP/1.1 200 Connection established\r\n\r\n";
 /// How refusals are said to a client.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Tongue {
-    Http,
+    Http(Reader),
     Silent,
     Socks,
     Tls,
@@ -53,8 +53,12 @@ pub(crate) async fn wanted(
         *tongue = Tongue::Socks;
         return socks(stream, deadline).await;
     }
-    *tongue = Tongue::Http;
-    match classify::classify(stream, limits, deadline).await? {
+    *tongue = Tongue::Http(Reader::Person);
+    let spoken = classify::classify(stream, limits, deadline).await?;
+    if let Spoken::Http1(head) = &spoken {
+        *tongue = Tongue::Http(Reader::of(head.accept.as_deref()));
+    }
+    match spoken {
         Spoken::Http1(head) if head.is_connect() => {
             let authority = head.authority.ok_or(Reason::BadRequest)?;
             let port = authority.port.ok_or(Reason::BadRequest)?;
@@ -76,7 +80,7 @@ pub(crate) async fn wanted(
 pub(crate) async fn grant(stream: &mut Stream, tongue: Tongue) -> Result<(), Refusal> {
     let yes: &[u8] = match tongue {
         Tongue::Socks => &socks_answer(0),
-        Tongue::Http | Tongue::Silent | Tongue::Tls => ESTABLISHED,
+        Tongue::Http(_) | Tongue::Silent | Tongue::Tls => ESTABLISHED,
     };
     stream.write_all(yes).await.map_err(|_| Reason::FirstBytesLate.into())
 }

@@ -1,15 +1,18 @@
 //! The head of an HTTP/1 request, looked at before anything else reads it. Whatever two servers could read
 //! in two ways is refused: bare line ends, repeated or mixed lengths, folded lines, two hosts.
 
+use std::borrow::Cow;
+
 use bytes::BytesMut;
+use http::uri::PathAndQuery;
 use rules::facts::Authority;
 use rules::limits::Limits;
 use rules::{Host, Reason};
 
 /// Most fields that `httparse` is given room for; `head_fields` can be no more.
 const FIELDS: usize = 256;
-/// Digits of the largest length that is believed.
-const LENGTH_DIGITS: usize = 19;
+/// Digits of the largest length that is believed: it fits in 63 bits, so that no server reads another.
+const LENGTH_DIGITS: usize = 18;
 /// Fields that no `Connection` may take away: they say where a request goes and where it ends.
 const KEPT: [&str; 4] = ["content-length", "host", "sandbox-identity", "transfer-encoding"];
 
@@ -72,6 +75,8 @@ pub struct Head {
     /// Where it says it goes.
     pub authority: Option<Authority>,
     pub accept: Option<Vec<u8>>,
+    /// Whether its body comes in chunks.
+    pub chunked: bool,
     form: Form,
 }
 
@@ -134,9 +139,15 @@ pub fn read(bytes: &[u8], limits: &Limits) -> Result<Head, HeadFault> {
     fields.length()?;
     fields.connection()?;
     let form = form(method, target)?;
+    // What Pingora cannot read it would refuse by itself, without a record and under its own name.
+    if form != Form::Authority && origin_target(form, target).parse::<PathAndQuery>().is_err() {
+        return Err(HeadFault::Target);
+    }
     let authority = fields.authority(form, target)?;
     let accept = fields.named("accept").next().map(<[u8]>::to_vec);
-    Ok(Head { method: method.to_owned(), target: target.to_owned(), authority, accept, form })
+    let chunked = fields.named("transfer-encoding").next().is_some();
+    let (method, target) = (method.to_owned(), target.to_owned());
+    Ok(Head { method, target, authority, accept, chunked, form })
 }
 
 fn form(method: &str, target: &str) -> Result<Form, HeadFault> {
@@ -228,6 +239,15 @@ fn absolute_authority(target: &str) -> &str {
     rest.split(['/', '?']).next().unwrap_or_default()
 }
 
+/// The target as an origin is sent it.
+fn origin_target(form: Form, target: &str) -> Cow<'_, str> {
+    if form != Form::Absolute {
+        return target.into();
+    }
+    let path = target.get("http://".len() + absolute_authority(target).len()..).unwrap_or_default();
+    if path.starts_with('/') { path.into() } else { format!("/{path}").into() }
+}
+
 impl Head {
     pub fn host(&self) -> Option<&Host> {
         self.authority.as_ref().map(|authority| &authority.host)
@@ -246,14 +266,13 @@ impl Head {
     /// so that nothing behind us can choose between two.
     pub fn to_origin_form(&self, bytes: &mut BytesMut, length: usize) {
         let host = absolute_authority(&self.target);
-        let path = self.target.get("http://".len() + host.len()..).unwrap_or_default();
-        let slash = if path.starts_with('/') { "" } else { "/" };
+        let path = origin_target(self.form, &self.target);
         let rest = bytes.split_off(length);
         let mut lines = bytes.as_ref().split(|byte: &u8| *byte == b'\n');
         let first = lines.next().unwrap_or_default();
         let version = first.rsplit(|byte| *byte == b' ').next().unwrap_or_default();
         let mut fresh = BytesMut::with_capacity(bytes.len() + rest.len());
-        fresh.extend_from_slice(format!("{} {slash}{path} ", self.method).as_bytes());
+        fresh.extend_from_slice(format!("{} {path} ", self.method).as_bytes());
         fresh.extend_from_slice(version);
         fresh.extend_from_slice(format!("\nHost: {host}\r\n").as_bytes());
         for line in lines.filter(|line| !line.is_empty() && !is_host(line)) {
@@ -314,6 +333,9 @@ mod tests {
             ),
             ("GET a.example/ HTTP/1.1\r\nHost: a.example\r\n\r\n".into(), Some(HeadFault::Target)),
             ("GET /#x HTTP/1.1\r\nHost: a.example\r\n\r\n".into(), Some(HeadFault::Target)),
+            ("GET /<x> HTTP/1.1\r\nHost: a.example\r\n\r\n".into(), Some(HeadFault::Target)),
+            ("GET http://a.example/` HTTP/1.0\r\n\r\n".into(), Some(HeadFault::Target)),
+            ("OPTIONS * HTTP/1.1\r\nHost: a.example\r\n\r\n".into(), None),
             ("GET / HTTP/2.0\r\nHost: a.example\r\n\r\n".into(), Some(HeadFault::Syntax)),
             ("GET  / HTTP/1.1\r\nHost: a.example\r\n\r\n".into(), Some(HeadFault::Syntax)),
             (format!("{fine}X : y\r\n\r\n"), Some(HeadFault::Syntax)),
@@ -323,6 +345,8 @@ mod tests {
                 Some(HeadFault::Length),
             ),
             (format!("{fine}Content-Length: 1, 1\r\n\r\n"), Some(HeadFault::Length)),
+            (format!("{fine}Content-Length: {}\r\n\r\n", "9".repeat(18)), None),
+            (format!("{fine}Content-Length: {}\r\n\r\n", "9".repeat(19)), Some(HeadFault::Length)),
             (format!("{fine}Content-Length: +1\r\n\r\n"), Some(HeadFault::Length)),
             (format!("{fine}Content-Length: -1\r\n\r\n"), Some(HeadFault::Length)),
             (format!("{fine}Content-Length: 0x1\r\n\r\n"), Some(HeadFault::Length)),

@@ -6,7 +6,8 @@
 mod admin;
 mod app;
 mod channel;
-mod classify;
+pub mod chunks;
+pub mod classify;
 mod command;
 mod connection;
 mod dial;
@@ -24,6 +25,7 @@ mod policies;
 mod problems;
 mod record;
 mod refusal;
+mod reload;
 mod scrub;
 mod seats;
 mod self_test;
@@ -34,5 +36,6 @@ mod stream;
 mod terminal;
 mod trust;
 mod tunnel;
+mod watch;
 
 pub use command::run;

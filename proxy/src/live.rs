@@ -82,6 +82,10 @@ impl Live {
         all
     }
 
+    pub(crate) fn is_open(&self, id: u64) -> bool {
+        self.lock().contains_key(&id)
+    }
+
     pub(crate) fn len(&self) -> usize {
         self.lock().len()
     }

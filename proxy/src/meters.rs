@@ -21,6 +21,12 @@ pub(crate) fn install() -> anyhow::Result<PrometheusHandle> {
         "sandbar_upstream_connections_total",
         "Connections to origins, new or of the pool."
     );
+    describe_counter!("sandbar_reloads_total", "Loads of the policies, by result.");
+    describe_counter!(
+        "sandbar_revoked_total",
+        "Connections and streams cut because they lost their permission."
+    );
+    describe_gauge!("sandbar_policy_stale", "1 while the policies on disk are not good.");
     describe_counter!("sandbar_sent_bytes_total", "Bytes from sandboxes.");
     describe_counter!("sandbar_received_bytes_total", "Bytes towards sandboxes.");
     describe_counter!(
@@ -72,6 +78,14 @@ pub(crate) fn resolved_in(took: Duration) {
 
 pub(crate) fn connected_in(took: Duration) {
     histogram!("sandbar_connect_seconds").record(took);
+}
+
+pub(crate) fn reload(result: &'static str) {
+    counter!("sandbar_reloads_total", "result" => result).increment(1);
+}
+
+pub(crate) fn revoked(count: usize) {
+    counter!("sandbar_revoked_total").increment(count as u64);
 }
 
 /// A connection to an origin, taken from the pool or made.

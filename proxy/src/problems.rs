@@ -32,7 +32,7 @@ pub(crate) fn to_json(problem: &Problem, severity: Severity) -> Value {
     })
 }
 
-fn render(problem: &Problem, severity: Severity) -> String {
+pub(crate) fn render(problem: &Problem, severity: Severity) -> String {
     let at = &problem.at;
     let style = match severity {
         Severity::Error => BAD,

@@ -68,7 +68,8 @@ pub(crate) fn refused(refusal: &Refusal, rules: &RuleSet) -> Verdict {
 /// How something that was cut has ended: by a bound of ours, or because its permission did.
 pub(crate) fn cut(reason: Reason) -> Ending {
     let code = Code(reason.code());
-    let bound = matches!(reason, Reason::IdleTooLong | Reason::LifetimeSpent);
+    let bound =
+        matches!(reason, Reason::IdleTooLong | Reason::LifetimeSpent | Reason::UpstreamTimeout);
     if bound { Ending::Failed(code) } else { Ending::Revoked(code) }
 }
 

@@ -14,8 +14,8 @@ use rules::facts::Facts;
 use serde_json::{Value, json};
 
 use crate::connection::Gate;
-use crate::identities::Identities;
 use crate::live::{Live, Open};
+use crate::reload::Reloader;
 
 /// Most connections that are listed at once.
 const LISTED: usize = 10_000;
@@ -26,7 +26,7 @@ pub(crate) struct State {
     pub(crate) log: Log,
     pub(crate) live: Arc<Live>,
     pub(crate) rules: Arc<ArcSwap<RuleSet>>,
-    pub(crate) identities: Identities,
+    pub(crate) reloader: Arc<Reloader>,
     /// Set once the self-test has seen a denial.
     pub(crate) ready: AtomicBool,
     pub(crate) gate: Option<Arc<Gate>>,
@@ -39,6 +39,7 @@ impl State {
     pub(crate) fn status(&self) -> Value {
         let rules = self.rules.load();
         let health = self.log.health();
+        let last = self.reloader.last();
         json!({
             "version": env!("CARGO_PKG_VERSION"),
             "uptime_seconds": self.started.elapsed().as_secs(),
@@ -48,6 +49,9 @@ impl State {
                 "generation": rules.generation(),
                 "digest": rules.digest().to_string(),
                 "sandboxes": rules.sandboxes().iter().count(),
+                "age_seconds": last.at.elapsed().as_secs(),
+                "policy_stale": last.trouble.is_some(),
+                "trouble": last.trouble,
             },
             "connections": self.gate.as_ref().map_or(0, |gate| gate.shared.seats.taken()),
             "open": self.live.len(),
@@ -73,7 +77,9 @@ impl State {
         let (rules, health) = (self.rules.load(), self.log.health());
         gauge!("sandbar_open").set(self.live.len() as f64);
         gauge!("sandbar_policy_generation").set(rules.generation() as f64);
-        gauge!("sandbar_policy_age_seconds").set(self.started.elapsed().as_secs_f64());
+        let last = self.reloader.last();
+        gauge!("sandbar_policy_age_seconds").set(last.at.elapsed().as_secs_f64());
+        gauge!("sandbar_policy_stale").set(if last.trouble.is_some() { 1.0 } else { 0.0 });
         gauge!("sandbar_log_queued").set(health.queued as f64);
         gauge!("sandbar_log_lost").set(health.lost as f64);
         gauge!("sandbar_log_refused").set(health.refused as f64);

@@ -1,7 +1,5 @@
 //! `sandbar serve` and `sandbar dns`.
 
-use std::fs;
-
 use serde_json::Value;
 
 use super::Net;
@@ -51,19 +49,4 @@ fn dns_asks_the_running_filter_and_explains() {
         .unwrap();
     assert_eq!(late.status.code(), Some(2));
     assert!(String::from_utf8_lossy(&late.stderr).contains("is `sandbar serve` running?"));
-}
-
-#[test]
-fn what_this_build_cannot_guard_it_does_not_serve() {
-    let dir = tempfile::tempdir().unwrap();
-    fs::create_dir(dir.path().join("policies")).unwrap();
-    fs::write(dir.path().join("policies/p.toml"), super::POLICY).unwrap();
-    let config = dir.path().join("sandbar.toml");
-    let text = "policies = \"policies\"\n[log]\ndir = \"log\"\n[dns]\nupstreams = [\"127.0.0.1:9\"]\n[[listener]]\nmode = \"tproxy\"\nbind = [\"127.0.0.1:0\"]\nsandbox = \"a\"\n[[sandbox]]\nid = \"a\"\npolicies = [\"p\"]\n";
-    fs::write(&config, text).unwrap();
-    let output = sandbar().args(["serve", "-c"]).arg(&config).output().unwrap();
-    assert_eq!(output.status.code(), Some(2));
-    assert!(
-        String::from_utf8_lossy(&output.stderr).contains("this build serves only dns listeners")
-    );
 }

@@ -190,7 +190,14 @@ impl Client {
         let bytes = ask.bytes(&self.host);
         self.say(&bytes);
         self.bodiless = ask.method == "HEAD";
-        self.answer().unwrap_or_else(|| panic!("no answer to {} {}", ask.method, ask.target))
+        self.answer().unwrap_or_else(|| {
+            let body = ask.body.as_ref().map_or(0, Vec::len);
+            let Ask { method, target, framing, .. } = ask;
+            let why = self.stream.read(&mut [0]);
+            panic!(
+                "no answer to {method} {target} with {body} bytes of body ({framing:?}): {why:?}"
+            )
+        })
     }
 
     /// Says something; a server that has heard enough may be gone.

@@ -9,6 +9,7 @@ mod identity;
 mod log;
 mod manual;
 mod reference;
+mod reload;
 mod running;
 mod serve;
 mod status;
@@ -63,6 +64,7 @@ enum Command {
     Log(log::LogArgs),
     Man(manual::ManArgs),
     Reasons(reference::ReasonsArgs),
+    Reload(reload::ReloadArgs),
     Schema(reference::SchemaArgs),
     Serve(serve::ServeArgs),
     Status(status::StatusArgs),
@@ -89,6 +91,7 @@ pub fn run() -> ExitCode {
         Command::Log(args) => log::run(&args, output),
         Command::Man(args) => manual::man(&args),
         Command::Reasons(args) => reference::reasons(&args, output),
+        Command::Reload(args) => reload::reload(&args, output),
         Command::Schema(args) => reference::schema(&args),
         Command::Serve(args) => serve::serve(&args),
         Command::Status(args) => status::status(&args, output),

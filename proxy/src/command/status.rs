@@ -63,6 +63,9 @@ fn show(told: &Value) {
             at("/policy/digest")
         ),
     );
+    if let Some(trouble) = told.pointer("/policy/trouble").and_then(Value::as_str) {
+        line("stale", &format!("the policies on disk are not good:\n{trouble}"));
+    }
     line(
         "open",
         &format!("{} connections, {} tunnels and requests", at("/connections"), at("/open")),

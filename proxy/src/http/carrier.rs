@@ -17,6 +17,8 @@ use pingora_core::protocols::{
 use tokio::io::{AsyncRead, AsyncWrite, AsyncWriteExt, ReadBuf};
 use tokio_rustls::server::TlsStream;
 
+use super::Exchange;
+use crate::chunks::Chunks;
 use crate::stream::{Stream, take};
 
 /// Bytes held back so that head and body of a small answer leave in one write.
@@ -35,11 +37,26 @@ pub(super) struct Down {
     ahead: BytesMut,
     held: BytesMut,
     digest: Arc<ProxyDigest>,
+    guard: Option<Guard>,
+}
+
+/// Holds a chunked body to one reading.
+struct Guard {
+    /// Bytes of head that come before it.
+    head: usize,
+    chunks: Chunks,
+    exchange: Arc<Exchange>,
 }
 
 impl Down {
     pub(super) fn new(carrier: Carrier, ahead: BytesMut, digest: Arc<ProxyDigest>) -> Self {
-        Down { carrier, ahead, held: BytesMut::new(), digest }
+        Down { carrier, ahead, held: BytesMut::new(), digest, guard: None }
+    }
+
+    /// Looks at the chunks that follow a head of `head` bytes, and tells `exchange` if they are malformed.
+    pub(super) fn guarded(self, head: usize, exchange: &Arc<Exchange>) -> Self {
+        let guard = Guard { head, chunks: Chunks::default(), exchange: exchange.clone() };
+        Down { guard: Some(guard), ..self }
     }
 
     /// The carrier again, and what was read ahead and not taken.
@@ -66,11 +83,39 @@ impl AsyncRead for Down {
         context: &mut Context<'_>,
         buffer: &mut ReadBuf<'_>,
     ) -> Poll<io::Result<()>> {
-        if self.ahead.is_empty() {
-            return Pin::new(&mut self.carrier).poll_read(context, buffer);
+        let before = buffer.filled().len();
+        let head = self.guard.as_ref().map_or(0, |guard| guard.head);
+        if head > 0 && head < self.ahead.len() {
+            // The head alone first, so that a fault in the body is the body's.
+            let body = self.ahead.split_off(head);
+            take(&mut self.ahead, buffer);
+            self.ahead.unsplit(body);
+        } else if !self.ahead.is_empty() {
+            take(&mut self.ahead, buffer);
+        } else if let Poll::Ready(read) = Pin::new(&mut self.carrier).poll_read(context, buffer) {
+            read?;
+        } else {
+            // Whoever waits for the client has said all there is to say for now: Pingora flushes a body of
+            // known length only at its end, and a slow answer must be seen as far as it has come.
+            if let Poll::Ready(Err(error)) = self.as_mut().poll_flush(context) {
+                return Poll::Ready(Err(error));
+            }
+            return Poll::Pending;
         }
-        take(&mut self.ahead, buffer);
+        let read = buffer.filled().get(before..).unwrap_or_default();
+        self.guard.as_mut().map_or(Ok(()), |guard| guard.pass(read))?;
         Poll::Ready(Ok(()))
+    }
+}
+
+impl Guard {
+    fn pass(&mut self, bytes: &[u8]) -> io::Result<()> {
+        let head = self.head.min(bytes.len());
+        self.head -= head;
+        self.chunks.pass(bytes.get(head..).unwrap_or_default()).map_err(|fault| {
+            self.exchange.set_malformed(fault);
+            io::Error::new(io::ErrorKind::InvalidData, fault)
+        })
     }
 }
 

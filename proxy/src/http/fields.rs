@@ -1,7 +1,7 @@
 //! Fields of a request that are the sandbox's word on who it is or how it came here (P13), and fields that
 //! make some servers see another request than the one that was decided upon. None of them is passed on.
 
-use pingora_http::RequestHeader;
+use pingora_http::{RequestHeader, ResponseHeader};
 
 /// Removed from every request.
 const REMOVED: &[&str] = &[
@@ -45,6 +45,12 @@ const FAMILIES: &[&str] = &[
     "x-spiffe-",
 ];
 
+/// What says where a message ends: never taken away, never said twice.
+const FRAMING: &[&str] = &["content-length", "transfer-encoding"];
+
+/// Fields of an answer that are for the next hop only.
+const HOPS: &[&str] = &["keep-alive", "proxy-authenticate", "proxy-connection", "upgrade"];
+
 /// Removes what the sandbox says about itself.
 pub(super) fn strip(request: &mut RequestHeader) {
     let said: Vec<_> =
@@ -54,10 +60,26 @@ pub(super) fn strip(request: &mut RequestHeader) {
     }
 }
 
+/// Removes what an origin says to us and not to the sandbox (RFC 9110, section 7.6.1).
+pub(super) fn strip_hops(response: &mut ResponseHeader) {
+    let named = response.headers.get_all("connection");
+    let named = named.iter().flat_map(|value| value.as_bytes().split(|byte| *byte == b','));
+    let named = named.map(|name| String::from_utf8_lossy(name.trim_ascii()).to_ascii_lowercase());
+    let named: Vec<_> = named.filter(|name| !FRAMING.contains(&name.as_str())).collect();
+    let switches = response.status == 101;
+    for name in named.iter().map(String::as_str).chain(HOPS.iter().copied()) {
+        if !(switches && name == "upgrade") {
+            response.remove_header(name);
+        }
+    }
+}
+
 fn is_removed(name: &str) -> bool {
-    // Some servers read `_` as `-`, which would let a name past this list.
+    // Some servers read `_` as `-`, which would let a name past this list, or say a second length.
+    let plain = name;
     let name = name.replace('_', "-");
-    REMOVED.binary_search(&name.as_str()).is_ok()
+    (plain != name && FRAMING.contains(&name.as_str()))
+        || REMOVED.binary_search(&name.as_str()).is_ok()
         || FAMILIES.iter().any(|family| name.starts_with(family))
 }
 
@@ -76,6 +98,9 @@ mod tests {
             ("sandbox-identity", true),
             ("sandbox_identity", true),
             ("x-http-method-override", true),
+            ("content_length", true),
+            ("transfer_encoding", true),
+            ("content-length", false),
             ("authorization", false),
             ("user-agent", false),
             ("x-api-key", false),

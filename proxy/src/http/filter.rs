@@ -13,10 +13,10 @@ use pingora_core::protocols::Digest;
 use pingora_core::{ErrorSource, ErrorType};
 use pingora_http::{RequestHeader, ResponseHeader};
 use pingora_proxy::{FailToProxy, ProxyHttp, ProxyWarnLogContext, Session};
-use rules::{Decision, DialPermit, Facts, Permit, Reason, RuleSet};
+use rules::{Decision, DialPermit, Facts, Host, Permit, Reason, RuleSet};
 
 use super::Exchange;
-use super::fields::strip;
+use super::fields::{strip, strip_hops};
 use super::peer::{Manner, peer};
 use super::request::{said, told};
 use crate::inject::Credential;
@@ -135,8 +135,9 @@ impl Filter {
     /// Records the refusal and tells the client.
     async fn refuse(&self, session: &mut Session, request: &mut Request, refusal: &Refusal) {
         let answer = self.note(session, request, refusal).await;
-        let silent = session.response_written().is_none_or(|head| head.status.is_informational());
-        if silent && respond(session, answer).await.is_err() {
+        let interim = |status: u16| (100..200).contains(&status) && status != 101;
+        let said = session.response_written().map(|said| said.status.as_u16());
+        if said.is_none_or(interim) && respond(session, answer).await.is_err() {
             session.set_keepalive(None); // the client has gone
         }
     }
@@ -243,15 +244,19 @@ pub(crate) fn failure(error: &Error) -> Option<Refusal> {
         ) => Reason::UpstreamUnreachable,
         _ => Reason::UpstreamBroke,
     };
-    Some(Refusal::from(reason).because(cause(error)))
+    Some(Refusal::from(reason).because(cause(reason, error)))
 }
 
-/// The innermost cause, for that is what somebody can mend.
-fn cause(error: &Error) -> String {
-    match &error.cause {
-        Some(cause) => cause.to_string(),
-        None => error.etype().as_str().to_owned(),
+/// What somebody can mend. Of what went wrong after the connection stood only the kind is told: Pingora's words
+/// quote what the origin sent, which may hold secrets.
+fn cause(reason: Reason, error: &Error) -> String {
+    if reason == Reason::UpstreamUnreachable {
+        return error.root_cause().to_string();
     }
+    let certificate = error.context.as_ref().filter(|_| reason == Reason::UpstreamCertificate);
+    let innermost = certificate.and_then(|told| told.as_str().rsplit_once("cause: "));
+    let innermost = innermost.and_then(|(_, cause)| cause.split(", SNI: ").next());
+    innermost.unwrap_or(error.root_etype().as_str()).to_owned()
 }
 
 #[async_trait]
@@ -278,6 +283,7 @@ impl ProxyHttp for Filter {
         let rules = self.shared.rules.load_full();
         let hold = memory::held(&rules, &exchange);
         request.rules = Some(rules);
+        exchange.set_met();
         request.exchange = Some(exchange);
         let done = match &hold {
             Some(hold) => self.hold(session, request, hold).await,
@@ -352,6 +358,10 @@ impl ProxyHttp for Filter {
             credential.inject(upstream).map_err(refused)?;
             request.scrubber = Some(Scrubber::new(credential.echoes()));
         }
+        let nameless = upstream.uri.authority().is_none() && !upstream.headers.contains_key("host");
+        if let (true, Some((leave, _))) = (nameless, &request.leave) {
+            upstream.insert_header("Host", authority(leave.permit()))?; // HTTP/1.0 may leave it out
+        }
         let grpc = upstream
             .headers
             .get("content-type")
@@ -383,15 +393,26 @@ impl ProxyHttp for Filter {
 
     async fn response_filter(
         &self,
-        _: &mut Session,
+        session: &mut Session,
         response: &mut ResponseHeader,
         request: &mut Request,
     ) -> Result<()> {
+        let unasked = response.status == 101 && !session.is_upgrade_req();
+        if unasked || !is_framed(response) {
+            return Err(Error::new_up(ErrorType::InvalidHTTPHeader));
+        }
         if let Some(scrubber) = &mut request.scrubber {
             clean(response, scrubber)?;
         }
+        let switched = response.status == ::http::StatusCode::SWITCHING_PROTOCOLS; // the last of its answers
+        if !switched {
+            strip_hops(response);
+        }
         response.remove_header("alt-svc"); // another way to the host, which leads around us
-        if !response.status.is_informational() {
+        if let Some(exchange) = &request.exchange {
+            exchange.set_answered();
+        }
+        if switched || !response.status.is_informational() {
             request.status = Some(response.status.as_u16());
         }
         Ok(())
@@ -436,7 +457,9 @@ impl ProxyHttp for Filter {
         error: &Error,
         request: &mut Request,
     ) -> FailToProxy {
-        if let Some(refusal) = failure(error) {
+        session.set_keepalive(None);
+        let malformed = request.exchange.as_ref().and_then(|exchange| exchange.malformed());
+        if let Some(refusal) = malformed.or_else(|| failure(error)) {
             tracing::debug!(%error, "a request failed");
             let rule = request.leave.as_ref().map(|(leave, _)| leave.permit().rule().clone());
             let refusal = Refusal { rule, ..refusal };
@@ -444,7 +467,6 @@ impl ProxyHttp for Filter {
         } else if let Some(exchange) = &request.exchange {
             exchange.set_broken();
         }
-        session.set_keepalive(None);
         FailToProxy { error_code: request.status.unwrap_or_default(), can_reuse_downstream: false }
     }
 
@@ -475,6 +497,24 @@ impl ProxyHttp for Filter {
     ) -> bool {
         true
     }
+}
+
+/// The host and port that were decided upon.
+fn authority(permit: &Permit) -> String {
+    let host = match permit.host() {
+        Host::Address(address @ std::net::IpAddr::V6(_)) => format!("[{address}]"),
+        Host::Address(address) => address.to_string(),
+        Host::Name(name) => name.to_string(),
+    };
+    permit.port().map_or(host.clone(), |port| format!("{host}:{port}"))
+}
+
+/// Whether the end of the answer can be told: `chunked` is the only coding that says (RFC 9112, section 6.3).
+fn is_framed(response: &ResponseHeader) -> bool {
+    let mut codings = response.headers.get_all("transfer-encoding").iter();
+    let chunked =
+        codings.next().is_none_or(|coding| coding.as_bytes().eq_ignore_ascii_case(b"chunked"));
+    chunked && codings.next().is_none()
 }
 
 /// Bytes of body the request announces: none where it is chunked.

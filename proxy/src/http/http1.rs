@@ -32,6 +32,15 @@ enum Waited {
     Request,
 }
 
+/// How the end of a request's body is told.
+#[derive(Clone, Copy, Debug)]
+enum Body {
+    /// In chunks, after so many bytes of head.
+    Chunked { after: usize },
+    /// By its length, which may be none.
+    Measured,
+}
+
 impl Engine {
     pub(super) async fn serve_http1(
         &self,
@@ -48,7 +57,7 @@ impl Engine {
             }
             patience = self.shared.limits.keep_alive();
             rest = match self.head(&mut carrier, &mut ahead, connection).await {
-                Ok(()) => Box::pin(self.request(carrier, ahead, connection, stop)).await,
+                Ok(body) => Box::pin(self.request(carrier, ahead, body, connection, stop)).await,
                 Err(refusal) => {
                     Box::pin(self.turn_down(carrier, connection, &refusal)).await;
                     None
@@ -92,7 +101,7 @@ impl Engine {
         carrier: &mut Carrier,
         ahead: &mut BytesMut,
         connection: &Connection,
-    ) -> Result<(), Refusal> {
+    ) -> Result<Body, Refusal> {
         let limits = &self.shared.limits;
         let deadline = Instant::now() + limits.head();
         let length = loop {
@@ -108,10 +117,11 @@ impl Engine {
         };
         let head = head::read(ahead.get(..length).unwrap_or_default(), limits)?;
         for_this(&head, connection)?;
+        let rest = ahead.len() - length;
         if head.is_absolute() {
             head.to_origin_form(ahead, length);
         }
-        Ok(())
+        Ok(if head.chunked { Body::Chunked { after: ahead.len() - rest } } else { Body::Measured })
     }
 
     /// Lets Pingora carry one request; what is left of the connection if it can take another.
@@ -119,19 +129,26 @@ impl Engine {
         &self,
         carrier: Carrier,
         ahead: BytesMut,
+        body: Body,
         connection: &Arc<Connection>,
         stop: &watch::Receiver<bool>,
     ) -> Option<(Carrier, BytesMut)> {
         let limits = &self.shared.limits;
         let exchange = Exchange::new(connection, HttpVersion::Http1);
         let down = Down::new(carrier, ahead, exchange.digest());
+        let down = match body {
+            Body::Chunked { after } => down.guarded(after, &exchange),
+            Body::Measured => down,
+        };
         let mut session = ServerSession::new_http1(Box::new(down));
         session.set_keepalive((!*stop.borrow()).then_some(limits.keep_alive_seconds));
         session.set_read_timeout(Some(limits.idle()));
         session.set_write_timeout(Some(limits.idle()));
         session.set_total_drain_timeout(Some(limits.head()));
         let carried = self.proxy.process_new_http(session, stop);
-        let (stream, _) = exchange.supervise(limits, carried).await?.consume();
+        let done = exchange.supervise(limits, carried).await;
+        exchange.note_unmet(&self.shared).await;
+        let (stream, _) = done?.consume();
         let down = stream.into_any().downcast::<Down>().ok()?;
         Some(down.into_parts())
     }

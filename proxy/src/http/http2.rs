@@ -5,6 +5,7 @@ use std::sync::Arc;
 
 use bytes::BytesMut;
 use pingora_core::apps::HttpServerApp;
+use pingora_core::prelude::Error;
 use pingora_core::protocols::Digest;
 use pingora_core::protocols::http::ServerSession;
 use pingora_core::protocols::http::v2::server::{H2Accept, H2Options, HttpSession, handshake};
@@ -16,9 +17,6 @@ use tokio::time::timeout;
 
 use super::carrier::{Carrier, Down};
 use super::{Connection, Engine, Exchange};
-use crate::meters;
-use crate::record;
-use crate::refusal::Refusal;
 
 /// The window of one stream, and of a connection: enough for a fast link, little enough for many.
 const STREAM_WINDOW: u32 = 1 << 20;
@@ -57,7 +55,7 @@ impl Engine {
                 }
                 Some(_) = tasks.join_next(), if !tasks.is_empty() => continue,
                 () = tokio::time::sleep(self.shared.limits.keep_alive()), if tasks.is_empty() => break,
-                () = tokio::time::sleep_until(connection.until.into()) => break,
+                () = tokio::time::sleep_until(connection.until.into()) => break, // the streams know it too
             };
             match accepted {
                 Ok(Some(H2Accept::Session(session))) => {
@@ -65,16 +63,22 @@ impl Engine {
                 }
                 Ok(Some(H2Accept::Rejected)) => {
                     faults += 1;
-                    self.note(connection, &Reason::BadRequest.into()).await;
+                    connection.note(&self.shared, &Reason::BadRequest.into()).await;
                 }
-                Ok(None) | Err(_) => break,
+                Ok(None) => break,
+                Err(error) => {
+                    if let Some(reason) = attack(&error) {
+                        connection.note(&self.shared, &reason.into()).await;
+                    }
+                    break;
+                }
             }
             if faults >= self.shared.limits.resets {
                 break;
             }
         }
         if faults >= self.shared.limits.resets {
-            self.note(connection, &Reason::TooManyResets.into()).await;
+            connection.note(&self.shared, &Reason::TooManyResets.into()).await;
         }
     }
 
@@ -96,7 +100,7 @@ impl Engine {
         exchange: Arc<Exchange>,
         broke: mpsc::Sender<()>,
     ) -> impl Future<Output = ()> + Send + 'static {
-        let (proxy, limits) = (self.proxy.clone(), self.shared.limits);
+        let (proxy, shared, limits) = (self.proxy.clone(), self.shared.clone(), self.shared.limits);
         let (_never, running) = watch::channel(false); // GOAWAY is the connection's business
         async move {
             let mut session = ServerSession::new_http2(session);
@@ -104,19 +108,21 @@ impl Engine {
             session.set_total_drain_timeout(Some(limits.head()));
             let carried = proxy.process_new_http(session, &running);
             exchange.supervise(&limits, async { carried.await.or(None) }).await;
+            exchange.note_unmet(&shared).await;
             if exchange.is_broken() {
                 broke.send(()).await.unwrap_or_default(); // the connection may be gone already
             }
         }
     }
+}
 
-    /// Records what was refused without a request that could be told of.
-    async fn note(&self, connection: &Connection, refusal: &Refusal) {
-        let rules = self.shared.rules.load_full();
-        meters::decision(refusal.reason.code(), "refused");
-        let record = connection.record().request(connection.told());
-        if record.refused(record::refused(refusal, &rules)).await.is_err() {
-            tracing::warn!(reason = %refusal.reason, "a refusal could not be recorded");
-        }
+/// Why the connection could not go on, where it is the client's doing and not the network's.
+fn attack(error: &Error) -> Option<Reason> {
+    let error = error.root_cause().downcast_ref::<h2::Error>()?;
+    match error.reason() {
+        _ if error.is_io() || error.is_remote() => None,
+        Some(h2::Reason::ENHANCE_YOUR_CALM) => Some(Reason::TooManyResets),
+        Some(h2::Reason::NO_ERROR) | None => None,
+        Some(_) => Some(Reason::BadRequest),
     }
 }

@@ -27,10 +27,16 @@ pub(crate) use carrier::Carrier;
 pub(crate) use filter::failure;
 pub(crate) use peer::{Manner, peer};
 
+use crate::chunks::ChunkFault;
 use crate::live::Cut;
 use crate::memory::Guard;
+use crate::refusal::Refusal;
 use crate::shared::Shared;
+use crate::{meters, record};
 use filter::Filter;
+
+/// Pingora's own time-outs, which can still be explained to the client, come first by so much.
+const GRACE: Duration = Duration::from_secs(1);
 
 /// Pingora's proxy, fed with connections of our own.
 pub(crate) struct Engine {
@@ -68,6 +74,12 @@ pub(crate) struct Exchange {
     meter: Mutex<Option<Arc<Meter>>>,
     /// Whether the client went away in the middle of it.
     broken: AtomicBool,
+    /// Whether the origin has begun to answer.
+    answered: AtomicBool,
+    /// What is wrong with its body.
+    malformed: OnceLock<ChunkFault>,
+    /// Whether it came as far as our filters, which make its record.
+    met: AtomicBool,
 }
 
 impl Engine {
@@ -137,7 +149,7 @@ impl Connection {
 
     /// What can be said of it without a request.
     fn told(&self) -> audit::Facts {
-        let host = self.host().map(crate::record::host);
+        let host = self.host().map(record::host);
         audit::Facts::Connection(audit::Connection { host, port: Some(self.port()), tls: None })
     }
 
@@ -153,6 +165,16 @@ impl Connection {
     fn record(&self) -> MutexGuard<'_, OpenRecord> {
         self.record.lock().unwrap_or_else(PoisonError::into_inner)
     }
+
+    /// Records what was refused without a request that could be told of.
+    async fn note(&self, shared: &Shared, refusal: &Refusal) {
+        let rules = shared.rules.load_full();
+        meters::decision(refusal.reason.code(), "refused");
+        let record = self.record().request(self.told());
+        if record.refused(record::refused(refusal, &rules)).await.is_err() {
+            tracing::warn!(reason = %refusal.reason, "a refusal could not be recorded");
+        }
+    }
 }
 
 impl Exchange {
@@ -163,6 +185,9 @@ impl Exchange {
             cut: Arc::default(),
             meter: Mutex::default(),
             broken: AtomicBool::new(false),
+            answered: AtomicBool::new(false),
+            malformed: OnceLock::new(),
+            met: AtomicBool::new(false),
         })
     }
 
@@ -181,8 +206,45 @@ impl Exchange {
         self.broken.store(true, Ordering::Relaxed);
     }
 
+    fn set_answered(&self) {
+        self.answered.store(true, Ordering::Relaxed);
+    }
+
+    /// Returns when the origin has not begun to answer although nothing is sent any more.
+    async fn unanswered(&self, patience: Duration) {
+        loop {
+            let before = self.carried();
+            tokio::time::sleep(patience + GRACE).await;
+            match (self.answered.load(Ordering::Relaxed), self.carried() == before) {
+                (true, _) => return std::future::pending().await,
+                (false, true) => return,
+                (false, false) => {}
+            }
+        }
+    }
+
     fn is_broken(&self) -> bool {
         self.broken.load(Ordering::Relaxed)
+    }
+
+    fn set_malformed(&self, fault: ChunkFault) {
+        self.malformed.get_or_init(|| fault); // the first is the one
+    }
+
+    /// What is wrong with the body, if it was found to be.
+    fn malformed(&self) -> Option<Refusal> {
+        self.malformed.get().map(|fault| Refusal::from(Reason::BadRequest).because(fault))
+    }
+
+    fn set_met(&self) {
+        self.met.store(true, Ordering::Relaxed);
+    }
+
+    /// Records a request that Pingora turned down before our filters saw it: it too was an attempt.
+    async fn note_unmet(&self, shared: &Shared) {
+        if !self.met.load(Ordering::Relaxed) {
+            self.connection.note(shared, &Reason::BadRequest.into()).await;
+        }
     }
 
     fn carried(&self) -> Option<u64> {
@@ -190,7 +252,7 @@ impl Exchange {
         meter.as_ref().map(|meter| meter.total())
     }
 
-    /// Runs a request until it is done, cut, or silent for too long. Dropping it closes the connection, or
+    /// Runs a request until it is done, cut, silent for too long, or its connection too old. Dropping it closes the connection, or
     /// resets the stream.
     async fn supervise<T>(
         &self,
@@ -204,6 +266,10 @@ impl Exchange {
                 self.cut.now(Reason::LifetimeSpent);
                 None
             }
+            () = self.unanswered(limits.first_byte()) => {
+                self.cut.now(Reason::UpstreamTimeout);
+                None
+            }
             () = self.silence(limits.idle().max(limits.first_byte())) => {
                 self.cut.now(Reason::IdleTooLong);
                 None
@@ -215,7 +281,7 @@ impl Exchange {
         let mut before = self.carried();
         let mut still = 0;
         while still < 2 {
-            tokio::time::sleep(patience / 2 + Duration::from_secs(1)).await; // Pingora's own comes first
+            tokio::time::sleep(patience / 2 + GRACE).await;
             let now = self.carried();
             still = if now == before { still + 1 } else { 0 };
             before = now;

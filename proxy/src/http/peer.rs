@@ -14,7 +14,7 @@ use rules::facts::{HttpVersion, Scheme};
 use rules::{DialPermit, Host};
 
 use super::Exchange;
-use crate::dial::prepare;
+use crate::dial::{patience_for, prepare};
 use crate::shared::Shared;
 
 /// Streams at once on one connection towards an origin.
@@ -51,6 +51,9 @@ pub(crate) fn peer(
     let mut peer = HttpPeer::new(address, tls, name);
     peer.group_key = group(shared, exchange);
     peer.options = options(shared, alpn(exchange, manner), manner);
+    let patience = patience_for(leave, at, shared.limits.connect());
+    peer.options.connection_timeout = Some(patience);
+    peer.options.total_connection_timeout = Some(patience);
     Some(Box::new(peer))
 }
 
@@ -70,8 +73,6 @@ fn options(shared: &Shared, alpn: ALPN, manner: Manner) -> PeerOptions {
     options.verify_cert = true;
     options.verify_hostname = true;
     options.max_h2_streams = STREAMS;
-    options.connection_timeout = Some(limits.connect());
-    options.total_connection_timeout = Some(limits.connect());
     options.write_timeout = Some(limits.idle());
     options.idle_timeout = Some(limits.keep_alive());
     let small = manner.body.is_some_and(|length| length <= SMALL_BODY) && !manner.upgrade;

@@ -91,10 +91,12 @@ pub(super) fn told(head: &RequestHeader, exchange: &Exchange) -> audit::Request 
     let connection = &exchange.connection;
     let named = head.uri.authority().map(|authority| authority.host());
     let field = |name: &str| head.headers.get(name).map(|value| value.as_bytes());
-    let host = match (connection.host(), named) {
-        (Some(host), _) => record::host(host),
-        (None, Some(named)) => named.into(),
-        (None, None) => String::from_utf8_lossy(field("host").unwrap_or_default()).as_ref().into(),
+    let said = String::from_utf8_lossy(field("host").unwrap_or_default());
+    let host = match (connection.host(), named, Authority::parse(&said)) {
+        (Some(host), ..) => record::host(host),
+        (None, Some(named), _) => named.into(),
+        (None, None, Ok(said)) => record::host(&said.host),
+        (None, None, Err(_)) => said.as_ref().into(),
     };
     let scheme = match connection.scheme() {
         Scheme::Http => audit::Scheme::Http,

@@ -50,6 +50,11 @@ use service::{Service, Services, Whom};
 /// How often the keys of issuers and what they revoked are looked at.
 const REFRESH: Duration = Duration::from_secs(1);
 
+/// How long a client that was refused is read on.
+const LINGER: Duration = Duration::from_secs(1);
+/// Bytes read on meanwhile.
+const LINGER_BYTES: usize = 16 << 20;
+
 /// Guards the memory services of one instance.
 pub(crate) struct Guard {
     services: Services,
@@ -146,6 +151,19 @@ impl Guard {
 
     /// Takes one request from its head to its answer; the status that was answered.
     pub(crate) async fn hold(
+        &self,
+        session: &mut Session,
+        hold: &Hold,
+        held: Held<'_>,
+    ) -> Result<u16, Refusal> {
+        let answered = self.carry(session, hold, held).await;
+        if answered.as_ref().is_err_and(|refusal| refusal.reason != Reason::BodyLate) {
+            read_on(session).await;
+        }
+        answered
+    }
+
+    async fn carry(
         &self,
         session: &mut Session,
         hold: &Hold,
@@ -299,6 +317,24 @@ async fn whole(session: &mut Session, most: u64) -> Result<Bytes, Refusal> {
             Err(_) => return Err(Refusal::from(Reason::BodyLate).because("it broke off")),
         }
     }
+}
+
+/// Reads on what a client is still sending, for a moment: a connection that is closed on it takes the refusal
+/// back before the client gets to see it.
+async fn read_on(session: &mut Session) {
+    if session.req_header().headers.contains_key("expect") {
+        return; // it waits to be told
+    }
+    let mut left = LINGER_BYTES;
+    let reading = async {
+        while let Ok(Some(bytes)) = session.downstream_session.read_request_body().await {
+            match left.checked_sub(bytes.len()) {
+                Some(fewer) => left = fewer,
+                None => break,
+            }
+        }
+    };
+    drop(timeout(LINGER, reading).await); // whoever sends more is left
 }
 
 /// Reads the body as JSON, strictly.

@@ -1,0 +1,343 @@
+//! Every bound of `[limits]` on the data path, each exceeded (P17), with small values so that it takes no time.
+
+use std::time::Duration;
+
+use serde_json::Value;
+
+use crate::handshake::{Hello, Root, client, shake};
+use crate::http2;
+use crate::origin::{Act, Origin};
+use crate::wire::Wire;
+use crate::world::{Plan, World, until};
+
+/// How often a slow client sends another byte, and how many it sends: far longer than any bound here.
+const DRIP: Duration = Duration::from_millis(50);
+const DRIPS: usize = 300;
+
+fn says(code: &'static str) -> impl Fn(&Value) -> bool {
+    move |record| record["status_detail"] == code
+}
+
+/// Sends `bytes` drop by drop until the other side has had enough; what it said.
+fn drip(wire: &mut Wire, bytes: &[u8]) -> Vec<u8> {
+    for byte in bytes.iter().take(DRIPS) {
+        if !wire.offer(&[*byte]) {
+            break;
+        }
+        std::thread::sleep(DRIP);
+    }
+    wire.rest()
+}
+
+fn quick() -> (World, Origin) {
+    let origin = Origin::plain();
+    let limits = "first_bytes_seconds = 1\nhead_seconds = 1\nkeep_alive_seconds = 1\nidle_seconds = 1\nfirst_byte_seconds = 1\n";
+    (Plan::allowing(&[("a.test", origin.port())]).limits(limits).start(), origin)
+}
+
+#[test]
+fn the_first_bytes_come_in_time() {
+    let (world, origin) = quick();
+    let port = origin.port();
+    let endless = [b"GET / HTTP/1.1\r\nHost: a.test\r\n".to_vec(), b"X: y\r\n".repeat(60)].concat();
+    let greeting = [vec![5, 255], vec![0; 200]].concat();
+    let hello = Hello { padding: 400, ..Hello::naming("a.test") }.bytes();
+    for (what, tunnelled, bytes, answered) in [
+        ("silence", false, &b""[..], false),
+        ("silence in a tunnel", true, b"", false),
+        ("a slow proxy head", false, &endless, true),
+        ("a slow head in a tunnel", true, &endless, true),
+        ("a slow hello", true, &hello, true),
+        ("a slow SOCKS greeting", false, &greeting, true),
+        ("half a preface", true, b"PRI * HTTP/2.0\r\n", true),
+    ] {
+        let since = world.count();
+        let mut wire = if tunnelled { world.tunnel("a.test", port) } else { world.connect() };
+        let said = drip(&mut wire, bytes);
+        assert!(answered || said.is_empty(), "{what}: {said:?}");
+        let record = world.find(since, what, says("first_bytes_late"));
+        assert_eq!(record["action_id"], 2, "{what}");
+    }
+    assert_eq!(origin.seen().len(), 0, "something reached the origin");
+}
+
+#[test]
+fn a_handshake_that_is_not_finished_ends() {
+    let (world, origin) = quick();
+    let since = world.count();
+    let mut wire = world.tunnel("a.test", origin.port());
+    wire.send(Hello::naming("a.test").bytes());
+    wire.rest(); // the server's part, then the end
+    world.find(since, "the handshake is late", says("first_bytes_late"));
+}
+
+#[test]
+fn a_kept_alive_connection_ends_by_itself() {
+    let (world, origin) = quick();
+    let get = format!("GET /x HTTP/1.1\r\nHost: a.test:{}\r\n\r\n", origin.port());
+    let mut wire = world.tunnel("a.test", origin.port());
+    wire.send(&get);
+    assert_eq!(wire.answer("GET").map(|answer| answer.status), Some(200));
+    assert_eq!(wire.rest(), b"", "keep_alive_seconds");
+    // The second head is as bounded as the first.
+    let since = world.count();
+    let mut wire = world.tunnel("a.test", origin.port());
+    wire.send(&get);
+    assert_eq!(wire.answer("GET").map(|answer| answer.status), Some(200));
+    let slow = [b"GET /x HTTP/1.1\r\n".to_vec(), b"X: y\r\n".repeat(60)].concat();
+    let said = drip(&mut wire, &slow);
+    assert!(said.starts_with(b"HTTP/1.1 408 "), "{}", String::from_utf8_lossy(&said));
+    world.find(since, "head_seconds", says("first_bytes_late"));
+}
+
+#[test]
+fn a_request_that_stands_still_ends() {
+    let (world, origin) = quick();
+    let host = format!("a.test:{}", origin.port());
+    // The sandbox stops in the middle of its body.
+    let since = world.count();
+    let mut wire = world.tunnel("a.test", origin.port());
+    wire.send(format!("POST /x HTTP/1.1\r\nHost: {host}\r\nContent-Length: 100\r\n\r\nabc"));
+    wire.rest();
+    let ended = |record: &Value| record["unmapped"]["sandbar"]["ending"].is_string();
+    world.find(since, "the body stands still", ended);
+    assert_eq!(origin.requests(), [], "half a request is none");
+    // The origin says nothing, or stops in the middle.
+    origin.act(Act::SayAndHang(Vec::new()));
+    let mut wire = world.tunnel("a.test", origin.port());
+    wire.send(format!("GET /x HTTP/1.1\r\nHost: {host}\r\n\r\n"));
+    let answer = wire.answer("GET").unwrap();
+    world.assert_refused("first_byte_seconds", &answer, 504, "upstream_timeout");
+    origin.act(Act::SayAndHang(b"HTTP/1.1 200 OK\r\nContent-Length: 9\r\n\r\nabc".to_vec()));
+    let since = world.count();
+    let mut wire = world.tunnel("a.test", origin.port());
+    wire.send(format!("GET /x HTTP/1.1\r\nHost: {host}\r\n\r\n"));
+    let said = String::from_utf8(wire.rest()).unwrap();
+    assert!(said.ends_with("abc"), "{said}");
+    world.find(since, "the answer stands still", ended);
+}
+
+#[test]
+fn no_connection_lives_for_ever() {
+    let root = Root::new();
+    let (plain, tls) = (Origin::plain(), Origin::tls(root.server("a.test")));
+    let raw = Origin::plain();
+    let mut plan = Plan::allowing(&[("a.test", plain.port()), ("a.test", tls.port())])
+        .roots(root.pem())
+        .limits("connection_seconds = 2\n");
+    plan.hosts.push("raw.test");
+    plan.policy += &format!(
+        "[[allow]]\nname = \"raw\"\nhosts = [\"raw.test\"]\ntcp = [{}]\nresolves_to = [\"127.0.0.0/8\"]\n",
+        raw.port()
+    );
+    let world = plan.start();
+    // However busy it is.
+    let mut wire = world.tunnel("a.test", plain.port());
+    let mut served = 0;
+    until("a busy HTTP/1 connection is ended", || {
+        wire.send(format!("GET /x HTTP/1.1\r\nHost: a.test:{}\r\n\r\n", plain.port()));
+        let answered = wire.answer("GET").is_some();
+        served += usize::from(answered);
+        !answered
+    });
+    assert!(served > 0);
+    let config = client(&world, "h2");
+    let wire = shake(world.tunnel("a.test", tls.port()), &config, "a.test").unwrap();
+    let mut connection = http2::Connection::new(wire);
+    let fields = http2::request("GET", "https", &format!("a.test:{}", tls.port()), "/x");
+    let mut stream = 1;
+    until("a busy HTTP/2 connection is ended", || {
+        connection.headers(stream, &fields, true);
+        stream += 2;
+        connection.status(stream - 2).is_none()
+    });
+    assert!(stream > 3);
+    let since = world.count();
+    let mut wire = world.tunnel("raw.test", raw.port());
+    wire.send("hello");
+    assert_eq!(wire.rest(), b"");
+    world.find(since, "a tunnel is ended", says("lifetime_spent"));
+}
+
+#[test]
+fn a_tunnel_that_stands_still_ends() {
+    let raw = Origin::plain();
+    let policy = format!(
+        "[[allow]]\nname = \"raw\"\nhosts = [\"raw.test\"]\ntcp = [{}]\nresolves_to = [\"127.0.0.0/8\"]\n",
+        raw.port()
+    );
+    let limits = "tunnel_idle_seconds = 1\n".to_owned();
+    let world = Plan { policy, limits, hosts: vec!["raw.test"], ..Plan::default() }.start();
+    let mut wire = world.tunnel("raw.test", raw.port());
+    wire.send("hello");
+    assert_eq!(wire.rest(), b"");
+    world.find(0, "a tunnel is ended", says("idle_too_long"));
+}
+
+fn sized() -> (World, Origin, Origin) {
+    let root = Root::new();
+    let (plain, tls) = (Origin::plain(), Origin::tls(root.server("a.test")));
+    let mut plan = Plan::allowing(&[("a.test", plain.port()), ("a.test", tls.port())])
+        .roots(root.pem())
+        .limits("head_bytes = 2048\nhead_fields = 20\nhello_bytes = 1024\ninspected_body_bytes = 1000\n");
+    plan.hosts.push("inspected.test");
+    plan.policy += &format!(
+        "[[allow]]\nname = \"inspected\"\nhosts = [\"inspected.test:{}\"]\ninspect = true\nresolves_to = [\"127.0.0.0/8\"]\n",
+        plain.port()
+    );
+    (plan.start(), plain, tls)
+}
+
+#[test]
+fn heads_have_a_size() {
+    let (world, plain, tls) = sized();
+    let port = plain.port();
+    let long = format!("X: {}\r\n", "y".repeat(2048));
+    let many = "X: y\r\n".repeat(20); // and Host
+    let few = "X: y\r\n".repeat(19);
+    for (what, tunnelled, start, fields, refused) in [
+        ("as many as may be", true, "GET /x", &few, false),
+        ("too many in a tunnel", true, "GET /x", &many, true),
+        ("too long in a tunnel", true, "GET /x", &long, true),
+        ("as many as may be, absolute", false, "GET http://a.test:PORT/x", &few, false),
+        ("too many, absolute", false, "GET http://a.test:PORT/x", &many, true),
+        ("too long, absolute", false, "GET http://a.test:PORT/x", &long, true),
+        ("too many for CONNECT", false, "CONNECT a.test:PORT", &many, true),
+        ("too long for CONNECT", false, "CONNECT a.test:PORT", &long, true),
+    ] {
+        let before = plain.requests().len();
+        let mut wire = if tunnelled { world.tunnel("a.test", port) } else { world.connect() };
+        let start = start.replace("PORT", &port.to_string());
+        wire.send(format!("{start} HTTP/1.1\r\nHost: a.test:{port}\r\n{fields}\r\n"));
+        let answer = wire.answer("GET").unwrap_or_else(|| panic!("{what}: no answer"));
+        if refused {
+            world.assert_refused(what, &answer, 431, "head_too_large");
+        } else {
+            assert_eq!(answer.status, 200, "{what}: {}", answer.text());
+        }
+        assert_eq!(plain.requests().len() - before, usize::from(!refused), "{what}");
+    }
+    let config = client(&world, "h2");
+    for (what, value, times) in [("too many", 1, 21), ("too long", 2048, 1)] {
+        let wire = shake(world.tunnel("a.test", tls.port()), &config, "a.test").unwrap();
+        let mut connection = http2::Connection::new(wire);
+        let mut fields = http2::request("GET", "https", &format!("a.test:{}", tls.port()), "/x");
+        fields.extend((0..times).map(|at| (format!("x-{at}"), vec![b'y'; value])));
+        connection.headers(1, &fields, true);
+        assert_eq!(connection.status(1), Some(431), "{what} over HTTP/2");
+    }
+    assert_eq!(tls.requests(), []);
+}
+
+#[test]
+fn hellos_have_a_size() {
+    let (world, _, tls) = sized();
+    let since = world.count();
+    let mut wire = world.tunnel("a.test", tls.port());
+    wire.send(Hello { padding: 8000, ..Hello::naming("a.test") }.bytes());
+    assert_eq!(wire.rest(), [21, 3, 3, 0, 2, 2, 50]);
+    world.find(since, "hello_bytes", says("head_too_large"));
+}
+
+#[test]
+fn inspected_bodies_have_a_size() {
+    let (world, plain, _) = sized();
+    let host = format!("inspected.test:{}", plain.port());
+    let chunked = |length: usize| {
+        format!(
+            "Transfer-Encoding: chunked\r\n\r\n{length:x}\r\n{}\r\n0\r\n\r\n",
+            "z".repeat(length)
+        )
+    };
+    let measured =
+        |length: usize| format!("Content-Length: {length}\r\n\r\n{}", "z".repeat(length));
+    for (what, body, refused) in [
+        ("as long as may be", measured(1000), false),
+        ("too long", measured(1001), true),
+        ("much too long", measured(100_000), true),
+        ("as long as may be, in chunks", chunked(1000), false),
+        ("too long, in chunks", chunked(1001), true),
+    ] {
+        let before = plain.requests().len();
+        let mut wire = world.tunnel("inspected.test", plain.port());
+        wire.send(format!("POST /x HTTP/1.1\r\nHost: {host}\r\n{body}"));
+        let answer = wire.answer("POST").unwrap_or_else(|| panic!("{what}: no answer"));
+        if refused {
+            world.assert_refused(what, &answer, 413, "body_too_large");
+        } else {
+            assert_eq!(answer.status, 200, "{what}: {}", answer.text());
+        }
+        assert_eq!(plain.requests().len() - before, usize::from(!refused), "{what}");
+    }
+}
+
+#[test]
+fn connections_are_counted() {
+    let origin = Origin::plain();
+    for (limits, mine, others) in
+        [("connections_per_sandbox = 3\n", 3, 3), ("connections = 3\n", 3, 0)]
+    {
+        let plan = Plan::allowing(&[("a.test", origin.port())]).limits(limits);
+        let world = Plan { others: vec!["two"], ..plan }.start();
+        let mut held: Vec<_> = (0..mine).map(|_| world.tunnel("a.test", origin.port())).collect();
+        let since = world.count();
+        assert_eq!(Wire::to(world.listeners[0]).rest(), b"", "{limits}");
+        world.find(since, limits, says("too_many_connections"));
+        for _ in 0..others {
+            held.push(world.tunnel_by(1, "a.test", origin.port())); // another sandbox has its own
+        }
+        held.remove(0);
+        let get =
+            format!("GET http://a.test:{0}/x HTTP/1.1\r\nHost: a.test:{0}\r\n\r\n", origin.port());
+        until("a place that was given up is taken", || {
+            let mut wire = world.connect();
+            wire.send(&get);
+            wire.answer("GET").is_some_and(|answer| answer.status == 200)
+        });
+    }
+}
+
+#[test]
+fn streams_are_counted() {
+    let root = Root::new();
+    let tls = Origin::tls(root.server("a.test"));
+    tls.act(Act::SayAndHang(Vec::new()));
+    let plan = Plan::allowing(&[("a.test", tls.port())]).roots(root.pem());
+    let world = plan.limits("streams = 3\nresets = 8\n").start();
+    let config = client(&world, "h2");
+    let connect = || {
+        let wire = shake(world.tunnel("a.test", tls.port()), &config, "a.test").unwrap();
+        http2::Connection::new(wire)
+    };
+    let fields = http2::request("GET", "https", &format!("a.test:{}", tls.port()), "/x");
+    let mut connection = connect();
+    for stream in [1, 3, 5, 7] {
+        connection.headers(stream, &fields, true);
+    }
+    assert_eq!(connection.end(7), http2::End::Reset, "streams");
+    assert!(tls.requests().len() <= 3);
+    let since = world.count();
+    let mut connection = connect();
+    for stream in (1..200).step_by(2) {
+        connection.headers(stream, &fields, true);
+        connection.frame(http2::RST_STREAM, 0, stream, &[0, 0, 0, 8]);
+    }
+    assert!(connection.is_ended());
+    world.find(since, "resets", says("too_many_resets"));
+}
+
+#[test]
+fn a_stop_waits_no_longer_than_it_should() {
+    let origin = Origin::plain();
+    let mut world =
+        Plan::allowing(&[("a.test", origin.port())]).limits("drain_seconds = 1\n").start();
+    origin.act(Act::SayAndHang(Vec::new()));
+    let mut wire = world.tunnel("a.test", origin.port());
+    wire.send(format!("GET /x HTTP/1.1\r\nHost: a.test:{}\r\n\r\n", origin.port()));
+    origin.until("the request has come", |seen| seen.iter().any(|seen| !seen.bytes.is_empty()));
+    let idle = world.tunnel("a.test", origin.port());
+    assert!(world.stop(), "a stop ends well");
+    wire.rest();
+    drop(idle);
+    world.find(0, "what did not finish is cut", says("cut_by_operator"));
+}

@@ -1,0 +1,21 @@
+//! Hostile clients and hostile origins against the real program on loopback. Judged at the origin, by the very
+//! bytes that came, and by the access log: a refusal has its code there, and nothing of it reached anybody.
+
+#![allow(clippy::unwrap_used, clippy::expect_used, clippy::print_stdout)] // helpers of tests are tests
+
+mod agreement;
+mod answers;
+mod fields;
+mod framing;
+mod handshake;
+mod hellos;
+mod http2;
+mod limits;
+mod names;
+mod origin;
+mod refusals;
+mod streams;
+mod strict;
+mod upstream;
+mod wire;
+mod world;

@@ -1,0 +1,202 @@
+//! Names: every spelling of a host is that host, or no host at all. By CONNECT, SOCKS5, absolute form, Host and
+//! SNI alike, whatever is not plainly a permitted name is refused, and no packet of it reaches anybody.
+
+use crate::handshake::Hello;
+use crate::origin::Origin;
+use crate::world::{Plan, World};
+
+/// What a name comes to: by CONNECT, absolute form, SOCKS5, Host, SNI.
+type Row = (&'static str, [&'static str; 5]);
+
+/// A way to say a name; what comes of it.
+type Way = fn(&World, u16, &str) -> String;
+
+#[rustfmt::skip]
+const TABLE: &[Row] = &[
+    ("a.test", ["passes", "passes", "passes", "passes", "passes"]),
+    ("A.TEST", ["passes", "passes", "passes", "passes", "passes"]),
+    ("a.test.", ["passes", "passes", "passes", "passes", "passes"]),
+    ("A.tEsT.", ["passes", "passes", "passes", "passes", "passes"]),
+    ("a.test..", ["bad_name", "bad_name", "bad_name", "bad_name", "bad_handshake"]),
+    (".a.test", ["bad_name", "bad_name", "bad_name", "bad_name", "bad_handshake"]),
+    ("a..test", ["bad_name", "bad_name", "bad_name", "bad_name", "bad_handshake"]),
+    ("a.test.evil.test", ["not_listed", "not_listed", "not_listed", "names_disagree", "names_disagree"]),
+    ("evil-a.test", ["not_listed", "not_listed", "not_listed", "names_disagree", "names_disagree"]),
+    ("xa.test", ["not_listed", "not_listed", "not_listed", "names_disagree", "names_disagree"]),
+    ("sub.a.test", ["not_listed", "not_listed", "not_listed", "names_disagree", "names_disagree"]),
+    ("b.test", ["not_listed", "not_listed", "not_listed", "names_disagree", "names_disagree"]),
+    ("test", ["not_listed", "not_listed", "not_listed", "names_disagree", "names_disagree"]),
+    ("", ["bad_name", "bad_name", "bad_name", "bad_name", "bad_handshake"]),
+    (".", ["bad_name", "bad_name", "bad_name", "bad_name", "bad_handshake"]),
+    ("[a.test]", ["bad_name", "bad_name", "bad_name", "bad_name", "bad_handshake"]),
+    ("[[a.test]]", ["bad_name", "bad_name", "bad_name", "bad_name", "bad_handshake"]),
+    ("a.test\0", ["bad_request", "bad_request", "bad_name", "bad_request", "bad_handshake"]),
+    ("evil.test\0.a.test", ["bad_request", "bad_request", "bad_name", "bad_request", "bad_handshake"]),
+    ("a.test\0.evil.test", ["bad_request", "bad_request", "bad_name", "bad_request", "bad_handshake"]),
+    ("a.test%00", ["bad_name", "bad_name", "bad_name", "bad_name", "bad_handshake"]),
+    ("a.test%2eevil.test", ["bad_name", "bad_name", "bad_name", "bad_name", "bad_handshake"]),
+    ("a%2etest", ["bad_name", "bad_name", "bad_name", "bad_name", "bad_handshake"]),
+    ("%61.test", ["bad_name", "bad_name", "bad_name", "bad_name", "bad_handshake"]),
+    ("a.test\t", ["bad_request", "bad_request", "bad_name", "bad_name", "bad_handshake"]),
+    (" a.test", ["bad_request", "bad_request", "bad_name", "passes", "bad_handshake"]),
+    ("a.test\r", ["bad_request", "bad_request", "bad_name", "bad_request", "bad_handshake"]),
+    ("a.test\u{1}", ["bad_request", "bad_request", "bad_name", "bad_request", "bad_handshake"]),
+    ("a.test\u{7f}", ["bad_request", "bad_request", "bad_name", "bad_request", "bad_handshake"]),
+    ("user@a.test", ["bad_name", "bad_name", "bad_name", "bad_name", "bad_handshake"]),
+    ("a.test@evil.test", ["bad_name", "bad_name", "bad_name", "bad_name", "bad_handshake"]),
+    ("user:pw@a.test", ["bad_name", "bad_name", "bad_name", "bad_name", "bad_handshake"]),
+    ("a.test#evil.test", ["bad_request", "bad_request", "bad_name", "bad_name", "bad_handshake"]),
+    ("a.test/evil.test", ["bad_name", "bad_name", "bad_name", "bad_name", "bad_handshake"]),
+    ("a.test?evil.test", ["bad_name", "bad_name", "bad_name", "bad_name", "bad_handshake"]),
+    ("a.test\\evil.test", ["bad_name", "bad_name", "bad_name", "bad_name", "bad_handshake"]),
+    ("a.test;evil.test", ["bad_name", "bad_name", "bad_name", "bad_name", "bad_handshake"]),
+    ("a.test,evil.test", ["bad_name", "bad_name", "bad_name", "bad_name", "bad_handshake"]),
+    ("a_b.test", ["bad_name", "bad_name", "bad_name", "bad_name", "bad_name"]),
+    ("_a.test", ["bad_name", "bad_name", "bad_name", "bad_name", "bad_name"]),
+    ("-a.test", ["bad_name", "bad_name", "bad_name", "bad_name", "bad_handshake"]),
+    ("a-.test", ["bad_name", "bad_name", "bad_name", "bad_name", "bad_handshake"]),
+    ("*.test", ["bad_name", "bad_name", "bad_name", "bad_name", "bad_handshake"]),
+    ("*", ["bad_name", "bad_name", "bad_name", "bad_name", "bad_handshake"]),
+    ("ａ.test", ["bad_name", "bad_name", "bad_name", "bad_name", "bad_handshake"]),
+    ("a。test", ["bad_name", "bad_name", "bad_name", "bad_name", "bad_handshake"]),
+    ("a．test", ["bad_name", "bad_name", "bad_name", "bad_name", "bad_handshake"]),
+    ("a｡test", ["bad_name", "bad_name", "bad_name", "bad_name", "bad_handshake"]),
+    ("á.test", ["not_listed", "bad_name", "not_listed", "names_disagree", "bad_handshake"]),
+    ("xn--", ["bad_name", "bad_name", "bad_name", "bad_name", "bad_handshake"]),
+    ("xn--a.test", ["bad_name", "bad_name", "bad_name", "bad_name", "bad_name"]),
+    ("a\u{ad}.test", ["bad_name", "bad_name", "bad_name", "bad_name", "bad_handshake"]),
+    ("a\u{200d}.test", ["bad_name", "bad_name", "bad_name", "bad_name", "bad_handshake"]),
+    ("127.0.0.1", ["address_not_listed", "address_not_listed", "address_not_listed", "names_disagree", "address_as_sni"]),
+    ("127.1", ["bad_name", "bad_name", "bad_name", "bad_name", "bad_handshake"]),
+    ("127.0.1", ["bad_name", "bad_name", "bad_name", "bad_name", "bad_handshake"]),
+    ("0", ["bad_name", "bad_name", "bad_name", "bad_name", "bad_handshake"]),
+    ("0.0.0.0", ["address_not_listed", "address_not_listed", "address_not_listed", "names_disagree", "address_as_sni"]),
+    ("2130706433", ["bad_name", "bad_name", "bad_name", "bad_name", "bad_handshake"]),
+    ("0x7f000001", ["bad_name", "bad_name", "bad_name", "bad_name", "bad_name"]),
+    ("0x7f.1", ["bad_name", "bad_name", "bad_name", "bad_name", "bad_handshake"]),
+    ("0177.0.0.1", ["bad_name", "bad_name", "bad_name", "bad_name", "bad_handshake"]),
+    ("127.0.0.01", ["bad_name", "bad_name", "bad_name", "bad_name", "bad_handshake"]),
+    ("127.0.0.1.", ["bad_name", "bad_name", "bad_name", "bad_name", "bad_handshake"]),
+    ("127.0.0.256", ["bad_name", "bad_name", "bad_name", "bad_name", "bad_handshake"]),
+    ("1.2.3.4.5", ["bad_name", "bad_name", "bad_name", "bad_name", "bad_handshake"]),
+    ("[::1]", ["address_not_listed", "address_not_listed", "address_not_listed", "names_disagree", "bad_handshake"]),
+    ("::1", ["bad_name", "bad_name", "bad_name", "bad_name", "bad_name"]),
+    ("[::1%25lo]", ["bad_name", "bad_name", "bad_name", "bad_name", "bad_handshake"]),
+    ("[::1%lo]", ["bad_name", "bad_name", "bad_name", "bad_name", "bad_handshake"]),
+    ("[fe80::1%eth0]", ["bad_name", "bad_name", "bad_name", "bad_name", "bad_handshake"]),
+    ("[::ffff:127.0.0.1]", ["address_not_listed", "address_not_listed", "address_not_listed", "names_disagree", "bad_handshake"]),
+    ("[::ffff:7f00:1]", ["address_not_listed", "address_not_listed", "address_not_listed", "names_disagree", "bad_handshake"]),
+    ("::ffff:127.0.0.1", ["bad_name", "bad_name", "bad_name", "bad_name", "bad_name"]),
+    ("[64:ff9b::7f00:1]", ["address_not_listed", "address_not_listed", "address_not_listed", "names_disagree", "bad_handshake"]),
+    ("[2002:7f00:1::]", ["address_not_listed", "address_not_listed", "address_not_listed", "names_disagree", "bad_handshake"]),
+    ("[127.0.0.1]", ["bad_name", "bad_name", "bad_name", "bad_name", "bad_handshake"]),
+    ("169.254.169.254", ["address_not_listed", "address_not_listed", "address_not_listed", "names_disagree", "address_as_sni"]),
+    ("[fd00:ec2::254]", ["address_not_listed", "address_not_listed", "address_not_listed", "names_disagree", "bad_handshake"]),
+    ("[::ffff:169.254.169.254]", ["address_not_listed", "address_not_listed", "address_not_listed", "names_disagree", "bad_handshake"]),
+    ("metadata.google.internal", ["not_listed", "not_listed", "not_listed", "names_disagree", "names_disagree"]),
+    ("localhost", ["not_listed", "not_listed", "not_listed", "names_disagree", "names_disagree"]),
+    ("localhost.", ["not_listed", "not_listed", "not_listed", "names_disagree", "names_disagree"]),
+    ("LOCALHOST", ["not_listed", "not_listed", "not_listed", "names_disagree", "names_disagree"]),
+    ("a.localhost", ["not_listed", "not_listed", "not_listed", "names_disagree", "names_disagree"]),
+    ("localhost.localdomain", ["not_listed", "not_listed", "not_listed", "names_disagree", "names_disagree"]),
+    ("ip6-localhost", ["not_listed", "not_listed", "not_listed", "names_disagree", "names_disagree"]),
+    ("a.test.localhost", ["not_listed", "not_listed", "not_listed", "names_disagree", "names_disagree"]),
+    ("a.local", ["not_listed", "not_listed", "not_listed", "names_disagree", "names_disagree"]),
+    ("a.internal", ["not_listed", "not_listed", "not_listed", "names_disagree", "names_disagree"]),
+    ("use-application-dns.net", ["resolver_discovery", "resolver_discovery", "resolver_discovery", "names_disagree", "names_disagree"]),
+    ("aaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaa.test", ["bad_name", "bad_name", "bad_name", "bad_name", "bad_handshake"]),
+];
+
+#[test]
+fn every_spelling_is_that_host_or_none() {
+    let (origin, tls) = (Origin::plain(), Origin::plain());
+    let plan = Plan::allowing(&[("a.test", origin.port()), ("a.test", tls.port())]);
+    let world = plan.start();
+    let mut wrong = Vec::new();
+    for (name, expected) in TABLE {
+        let before = origin.seen().len() + tls.seen().len();
+        let ways: [Way; 4] = [connect, absolute, socks, host];
+        let mut got = ways.map(|way| way(&world, origin.port(), name)).to_vec();
+        got.push(sni(&world, tls.port(), name));
+        if got != *expected {
+            wrong.push((name, got.clone()));
+        }
+        if got.iter().all(|code| code != "passes") {
+            let now = origin.seen().len() + tls.seen().len();
+            assert_eq!(now, before, "{name:?} has reached an origin");
+        }
+    }
+    assert!(wrong.is_empty(), "{wrong:#?}");
+    assert_eq!(origin.faults(), [""; 0]);
+}
+
+/// The code of the last refusal among records from `since` on.
+fn code(world: &World, since: usize) -> String {
+    let denied = |record: &serde_json::Value| record["action_id"] == 2;
+    let record = world.find(since, "a refusal is recorded", denied);
+    record["status_detail"].as_str().unwrap().to_owned()
+}
+
+fn connect(world: &World, port: u16, name: &str) -> String {
+    let since = world.count();
+    let mut wire = world.connect();
+    wire.send(format!("CONNECT {name}:{port} HTTP/1.1\r\nHost: {name}:{port}\r\n\r\n"));
+    match wire.until(b"\r\n\r\n") {
+        Some(head) if head.starts_with(b"HTTP/1.1 200") => {
+            wire.send(format!("GET / HTTP/1.1\r\nHost: {name}:{port}\r\n\r\n"));
+            assert_eq!(wire.answer("GET").map(|answer| answer.status), Some(200), "{name:?}");
+            "passes".to_owned()
+        }
+        _ => code(world, since),
+    }
+}
+
+fn absolute(world: &World, port: u16, name: &str) -> String {
+    let since = world.count();
+    let mut wire = world.connect();
+    wire.send(format!("GET http://{name}:{port}/ HTTP/1.1\r\nHost: {name}:{port}\r\n\r\n"));
+    outcome(world, since, wire.answer("GET").map(|answer| answer.status))
+}
+
+fn host(world: &World, port: u16, name: &str) -> String {
+    let since = world.count();
+    let mut wire = world.tunnel("a.test", port);
+    wire.send(format!("GET / HTTP/1.1\r\nHost: {name}:{port}\r\n\r\n"));
+    outcome(world, since, wire.answer("GET").map(|answer| answer.status))
+}
+
+fn outcome(world: &World, since: usize, status: Option<u16>) -> String {
+    if status == Some(200) { "passes".to_owned() } else { code(world, since) }
+}
+
+fn socks(world: &World, port: u16, name: &str) -> String {
+    let since = world.count();
+    let mut wire = world.connect();
+    wire.send([5, 1, 0]);
+    assert_eq!(wire.exactly(2), Some(vec![5, 0]));
+    let length = u8::try_from(name.len()).unwrap();
+    wire.send([&[5, 1, 0, 3, length][..], name.as_bytes(), &port.to_be_bytes()].concat());
+    let answer = wire.exactly(10).expect("SOCKS is answered");
+    if answer[1] == 0 {
+        wire.send(format!("GET / HTTP/1.1\r\nHost: {name}:{port}\r\n\r\n"));
+        return outcome(world, since, wire.answer("GET").map(|answer| answer.status));
+    }
+    assert_eq!(answer[1], 2, "{name:?}: not allowed, and nothing else");
+    code(world, since)
+}
+
+/// By SNI inside a tunnel that is granted; where the name is ours the handshake begins.
+fn sni(world: &World, port: u16, name: &str) -> String {
+    let since = world.count();
+    let mut wire = world.tunnel("a.test", port);
+    wire.send(Hello::naming(name).bytes());
+    match wire.exactly(1).as_deref() {
+        Some([22]) => {
+            drop(wire); // in the middle of the handshake, which is recorded as well
+            assert_eq!(code(world, since), "bad_handshake", "{name:?}");
+            "passes".to_owned()
+        }
+        Some([21]) => code(world, since),
+        other => panic!("{name:?}: {other:?} is no TLS"),
+    }
+}

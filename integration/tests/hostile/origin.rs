@@ -1,0 +1,201 @@
+//! Origins that write down every byte they are sent, and answer as the test wants.
+
+use std::io::Write;
+use std::net::{Shutdown, SocketAddr, TcpListener, TcpStream};
+use std::sync::{Arc, Mutex};
+use std::time::Instant;
+
+use rustls::{ServerConfig, ServerConnection, StreamOwned};
+
+use crate::strict::{self, Request};
+use crate::wire::Carrier;
+use crate::world::{DEADLINE, until};
+
+/// What an origin does with a request.
+#[derive(Clone, Debug)]
+pub(crate) enum Act {
+    /// Says what it saw: method, target and body.
+    Echo,
+    /// Sends these bytes and goes on.
+    Say(Vec<u8>),
+    /// Sends these bytes and closes.
+    SayAndClose(Vec<u8>),
+    /// Sends these bytes and nothing more, until the other side gives up.
+    SayAndHang(Vec<u8>),
+}
+
+/// One connection as the origin saw it.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Seen {
+    pub(crate) bytes: Vec<u8>,
+    /// What made it unreadable, if anything did.
+    pub(crate) fault: Option<String>,
+    /// Bytes of a request that was never finished.
+    pub(crate) partial: Vec<u8>,
+    pub(crate) over: bool,
+}
+
+/// All that came, in the order in which it came.
+#[derive(Debug, Default)]
+struct Notes {
+    connections: Vec<Seen>,
+    /// Whole requests, each with the number of its connection.
+    requests: Vec<(usize, Request)>,
+}
+
+type Connections = Arc<Mutex<Notes>>;
+
+/// An origin on loopback.
+pub(crate) struct Origin {
+    pub(crate) address: SocketAddr,
+    connections: Connections,
+    act: Arc<Mutex<Act>>,
+}
+
+impl Origin {
+    pub(crate) fn plain() -> Self {
+        Origin::start(None)
+    }
+
+    pub(crate) fn tls(config: Arc<ServerConfig>) -> Self {
+        Origin::start(Some(config))
+    }
+
+    fn start(tls: Option<Arc<ServerConfig>>) -> Self {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let origin = Origin {
+            address: listener.local_addr().unwrap(),
+            connections: Connections::default(),
+            act: Arc::new(Mutex::new(Act::Echo)),
+        };
+        let (connections, act) = (origin.connections.clone(), origin.act.clone());
+        std::thread::spawn(move || {
+            for stream in listener.incoming().flatten() {
+                let (connections, act, tls) = (connections.clone(), act.clone(), tls.clone());
+                std::thread::spawn(move || serve(stream, tls, &connections, &act));
+            }
+        });
+        origin
+    }
+
+    pub(crate) fn port(&self) -> u16 {
+        self.address.port()
+    }
+
+    /// What is done with every request from now on.
+    pub(crate) fn act(&self, act: Act) {
+        *self.act.lock().unwrap() = act;
+    }
+
+    pub(crate) fn seen(&self) -> Vec<Seen> {
+        self.connections.lock().unwrap().connections.clone()
+    }
+
+    /// Every request so far.
+    pub(crate) fn requests(&self) -> Vec<Request> {
+        self.carried().into_iter().map(|(_, request)| request).collect()
+    }
+
+    /// Every request so far, with the number of the connection that carried it.
+    pub(crate) fn carried(&self) -> Vec<(usize, Request)> {
+        self.connections.lock().unwrap().requests.clone()
+    }
+
+    pub(crate) fn faults(&self) -> Vec<String> {
+        self.seen().into_iter().filter_map(|seen| seen.fault).collect()
+    }
+
+    /// Waits until `done` holds for what was seen.
+    pub(crate) fn until(&self, what: &str, done: impl Fn(&[Seen]) -> bool) {
+        until(what, || done(&self.connections.lock().unwrap().connections));
+    }
+}
+
+fn serve(
+    stream: TcpStream,
+    tls: Option<Arc<ServerConfig>>,
+    connections: &Connections,
+    act: &Mutex<Act>,
+) {
+    stream.set_read_timeout(Some(DEADLINE)).unwrap();
+    stream.set_nodelay(true).unwrap();
+    let at = {
+        let mut connections = connections.lock().unwrap();
+        connections.connections.push(Seen::default());
+        connections.connections.len() - 1
+    };
+    let raw = stream.try_clone().unwrap();
+    let mut carrier: Box<dyn Carrier> = match tls {
+        None => Box::new(stream),
+        Some(config) => Box::new(StreamOwned::new(ServerConnection::new(config).unwrap(), stream)),
+    };
+    read(&mut *carrier, connections, at, act);
+    drop(carrier.flush());
+    drop(raw.shutdown(Shutdown::Both)); // the other end has gone, or is to go
+    connections.lock().unwrap().connections[at].over = true;
+}
+
+fn read(carrier: &mut dyn Carrier, connections: &Connections, at: usize, act: &Mutex<Act>) {
+    let mut buffer = [0; 64 << 10];
+    let started = Instant::now();
+    while started.elapsed() < DEADLINE * 4 {
+        let count = carrier.read(&mut buffer).unwrap_or(0);
+        let answers = note(&buffer[..count], &mut connections.lock().unwrap(), at, act);
+        if count == 0 {
+            return;
+        }
+        for answer in answers {
+            let bytes = match &answer {
+                Act::Echo => unreachable!("an echo is made where the request is"),
+                Act::Say(bytes) | Act::SayAndClose(bytes) | Act::SayAndHang(bytes) => bytes,
+            };
+            if carrier.write_all(bytes).and_then(|()| carrier.flush()).is_err() {
+                return;
+            }
+            match answer {
+                Act::SayAndClose(_) => return,
+                Act::SayAndHang(_) => {
+                    while carrier.read(&mut buffer).unwrap_or(0) > 0 {}
+                    return;
+                }
+                Act::Echo | Act::Say(_) => {}
+            }
+        }
+    }
+}
+
+/// Writes bytes down; what is to be done about the requests that they complete.
+fn note(bytes: &[u8], notes: &mut Notes, at: usize, act: &Mutex<Act>) -> Vec<Act> {
+    let Notes { connections, requests } = notes;
+    let seen = &mut connections[at];
+    seen.bytes.extend_from_slice(bytes);
+    seen.partial.extend_from_slice(bytes);
+    let mut answers = Vec::new();
+    while seen.fault.is_none() {
+        match strict::read(&seen.partial) {
+            strict::Read::Partial => break,
+            strict::Read::Malformed(fault) => {
+                seen.fault = Some(fault);
+                answers.push(Act::SayAndClose(
+                    b"HTTP/1.1 500 Malformed\r\nContent-Length: 0\r\n\r\n".to_vec(),
+                ));
+            }
+            strict::Read::Whole(request, length) => {
+                seen.partial.drain(..length);
+                answers.push(match act.lock().unwrap().clone() {
+                    Act::Echo => Act::Say(echo(&request)),
+                    said @ (Act::Say(_) | Act::SayAndClose(_) | Act::SayAndHang(_)) => said,
+                });
+                requests.push((at, request));
+            }
+        }
+    }
+    answers
+}
+
+fn echo(request: &Request) -> Vec<u8> {
+    let body = String::from_utf8_lossy(&request.body);
+    let said = format!("{} {} {body}", request.method, request.target);
+    let shown = if request.method == "HEAD" { "" } else { &said };
+    format!("HTTP/1.1 200 OK\r\nContent-Length: {}\r\n\r\n{shown}", said.len()).into_bytes()
+}

@@ -1,0 +1,176 @@
+//! The client's side: raw bytes out, one strict answer at a time back in.
+
+use std::io::{ErrorKind, Read, Write};
+use std::net::{SocketAddr, TcpStream};
+
+use crate::world::DEADLINE;
+
+/// Anything that carries bytes both ways.
+pub(crate) trait Carrier: Read + Write + Send {}
+
+impl<T: Read + Write + Send> Carrier for T {}
+
+/// A connection and what came on it that nobody has looked at.
+pub(crate) struct Wire {
+    stream: Box<dyn Carrier>,
+    ahead: Vec<u8>,
+}
+
+/// One answer.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Answer {
+    pub(crate) status: u16,
+    /// Names in lower case.
+    pub(crate) fields: Vec<(String, String)>,
+    pub(crate) body: Vec<u8>,
+    /// The statuses of the interim answers before it.
+    pub(crate) interim: Vec<u16>,
+    /// All of it, as it came.
+    pub(crate) raw: Vec<u8>,
+}
+
+impl Answer {
+    pub(crate) fn field(&self, name: &str) -> Option<&str> {
+        self.fields.iter().find(|(known, _)| known == name).map(|(_, value)| value.as_str())
+    }
+
+    pub(crate) fn text(&self) -> String {
+        String::from_utf8_lossy(&self.body).into_owned()
+    }
+}
+
+impl Wire {
+    pub(crate) fn to(address: SocketAddr) -> Self {
+        let stream = TcpStream::connect(address).unwrap();
+        stream.set_read_timeout(Some(DEADLINE)).unwrap();
+        stream.set_write_timeout(Some(DEADLINE)).unwrap();
+        stream.set_nodelay(true).unwrap();
+        Wire::over(Box::new(stream))
+    }
+
+    pub(crate) fn over(stream: Box<dyn Carrier>) -> Self {
+        Wire { stream, ahead: Vec::new() }
+    }
+
+    /// The carrier again; nothing may have been read ahead.
+    pub(crate) fn into_carrier(self) -> Box<dyn Carrier> {
+        assert!(self.ahead.is_empty(), "more than the answer has come");
+        self.stream
+    }
+
+    /// Sends; a peer that has closed already is none of our business here, its answer is.
+    pub(crate) fn send(&mut self, bytes: impl AsRef<[u8]>) {
+        drop(self.stream.write_all(bytes.as_ref()).and_then(|()| self.stream.flush()));
+    }
+
+    /// Sends; false where nobody takes it any more.
+    pub(crate) fn offer(&mut self, bytes: &[u8]) -> bool {
+        self.stream.write_all(bytes).and_then(|()| self.stream.flush()).is_ok()
+    }
+
+    /// One answer to a request of `method`; none where the connection ended before it was whole.
+    pub(crate) fn answer(&mut self, method: &str) -> Option<Answer> {
+        let mut answer = Answer::default();
+        loop {
+            let head = self.until(b"\r\n\r\n")?;
+            answer.raw.extend_from_slice(&head);
+            let (status, fields) = self.head(&head);
+            if (100..200).contains(&status) && status != 101 {
+                answer.interim.push(status);
+                continue;
+            }
+            (answer.status, answer.fields) = (status, fields);
+            break;
+        }
+        let bodiless = method == "HEAD" || matches!(answer.status, 101 | 204 | 304);
+        let body = match (answer.field("transfer-encoding"), answer.field("content-length")) {
+            _ if bodiless => Vec::new(),
+            (Some(coding), None) => {
+                assert_eq!(coding, "chunked", "{answer:?}");
+                self.chunks(&mut answer.raw)?
+            }
+            (None, Some(length)) => self.exactly(length.parse().unwrap())?,
+            (None, None) => self.rest(),
+            (Some(_), Some(_)) => panic!("two lengths in {answer:?}"),
+        };
+        answer.raw.extend_from_slice(&body);
+        answer.body = body;
+        Some(answer)
+    }
+
+    fn head(&self, head: &[u8]) -> (u16, Vec<(String, String)>) {
+        let text = String::from_utf8_lossy(head);
+        let text = text.strip_suffix("\r\n\r\n").unwrap();
+        assert!(!text.replace("\r\n", "").contains(['\r', '\n', '\0']), "{text:?}");
+        let mut lines = text.split("\r\n");
+        let first = lines.next().unwrap();
+        let status = first.strip_prefix("HTTP/1.").and_then(|rest| rest.get(2..5));
+        let status = status.and_then(|status| status.parse().ok());
+        let fields = lines.map(|line| {
+            let (name, value) = line.split_once(':').unwrap_or_else(|| panic!("field {line:?}"));
+            (name.to_ascii_lowercase(), value.trim().to_owned())
+        });
+        (status.unwrap_or_else(|| panic!("status line {first:?}")), fields.collect())
+    }
+
+    fn chunks(&mut self, raw: &mut Vec<u8>) -> Option<Vec<u8>> {
+        let mut body = Vec::new();
+        loop {
+            let line = self.until(b"\r\n")?;
+            raw.extend_from_slice(&line);
+            let size = str::from_utf8(&line[..line.len() - 2]).unwrap();
+            let size = usize::from_str_radix(size, 16).unwrap();
+            let data = self.exactly(size + 2)?;
+            assert!(data.ends_with(b"\r\n"), "a chunk is longer than it says");
+            body.extend_from_slice(&data[..size]);
+            if size == 0 {
+                return Some(body);
+            }
+        }
+    }
+
+    /// Everything up to and including `end`; none where the connection ends first.
+    pub(crate) fn until(&mut self, end: &[u8]) -> Option<Vec<u8>> {
+        loop {
+            let found = self.ahead.windows(end.len()).position(|window| window == end);
+            if let Some(at) = found {
+                return Some(self.ahead.drain(..at + end.len()).collect());
+            }
+            if self.more() == 0 {
+                return None;
+            }
+        }
+    }
+
+    pub(crate) fn exactly(&mut self, count: usize) -> Option<Vec<u8>> {
+        while self.ahead.len() < count {
+            if self.more() == 0 {
+                return None;
+            }
+        }
+        Some(self.ahead.drain(..count).collect())
+    }
+
+    /// Everything until the connection ends.
+    pub(crate) fn rest(&mut self) -> Vec<u8> {
+        while self.more() > 0 {}
+        std::mem::take(&mut self.ahead)
+    }
+
+    /// Waits for more bytes; 0 at the end, however it came.
+    fn more(&mut self) -> usize {
+        let mut buffer = [0; 16 << 10];
+        let read = match self.stream.read(&mut buffer) {
+            Ok(read) => read,
+            Err(error) if matches!(error.kind(), ErrorKind::WouldBlock | ErrorKind::TimedOut) => {
+                panic!(
+                    "neither an answer nor an end; so far {:?}",
+                    String::from_utf8_lossy(&self.ahead)
+                )
+            }
+            Err(_) => 0, // reset, or TLS ended without a goodbye
+        };
+        self.ahead.extend_from_slice(&buffer[..read]);
+        read
+    }
+}

@@ -1,0 +1,28 @@
+//! The proxy as a sandbox meets it: the real program in a gateway between a sandbox and a world that has every
+//! address. Judged by what arrived in the world and by the records.
+
+#![allow(
+    clippy::unwrap_used,
+    clippy::expect_used,
+    clippy::panic,
+    clippy::string_slice,
+    reason = "a test that cannot go on says why and fails"
+)]
+#![allow(clippy::print_stderr, reason = "a test that fails tells what the program said")]
+
+mod addresses;
+mod agreement;
+mod channels;
+mod client;
+mod clients;
+mod names;
+mod net;
+mod operations;
+mod origin;
+mod raw;
+mod reload;
+mod scene;
+mod site;
+mod start;
+mod transparent;
+mod tunnel;

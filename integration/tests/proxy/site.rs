@@ -1,0 +1,117 @@
+//! Servers of other people in the world: nginx with a repository and package indexes of the tests' own, and
+//! Python for what nginx does not speak.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+
+use super::scene::{Scene, until};
+
+pub(crate) const FILES: u16 = 8444;
+pub(crate) const SOCKETS: u16 = 8445;
+pub(crate) const GRPC: u16 = 8446;
+
+/// A server, ended with the test.
+pub(crate) struct Server {
+    child: Child,
+    dir: PathBuf,
+}
+
+impl Server {
+    fn start(scene: &Scene, command: &mut Command, port: u16) -> Self {
+        let dir = scene.dir.path().join("site");
+        let said = fs::File::create(dir.join(format!("{port}.stderr"))).unwrap();
+        let child = command.stdout(Stdio::null()).stderr(said).spawn().unwrap();
+        let mut server = Server { child, dir };
+        until("the server listens", || {
+            if let Some(status) = server.child.try_wait().unwrap() {
+                let said = fs::read_to_string(server.dir.join(format!("{port}.stderr"))).unwrap();
+                panic!("{command:?} ended with {status}: {said}");
+            }
+            let connect = || std::net::TcpStream::connect(("127.0.0.1", port));
+            scene.net.world.enter(connect).ok().map(drop)
+        });
+        server
+    }
+
+    /// What nginx was asked for, one request a line: version, method, path, status, bytes.
+    pub(crate) fn asked(&self) -> String {
+        fs::read_to_string(self.dir.join("access.log")).unwrap_or_default()
+    }
+}
+
+impl Drop for Server {
+    fn drop(&mut self) {
+        drop(self.child.kill());
+        drop(self.child.wait());
+    }
+}
+
+/// Where the site's files are.
+pub(crate) fn www(scene: &Scene) -> PathBuf {
+    let www = scene.dir.path().join("site/www");
+    fs::create_dir_all(&www).unwrap();
+    www
+}
+
+fn certificate(scene: &Scene) -> [String; 2] {
+    www(scene);
+    let at = scene.dir.path().join("site");
+    let (chain, key) = (at.join("chain.pem"), at.join("key.pem"));
+    fs::write(&chain, &scene.minted.chain).unwrap();
+    fs::write(&key, &scene.minted.key).unwrap();
+    [chain, key].map(|path| path.display().to_string())
+}
+
+/// nginx with HTTP/2, serving `www`; a PUT is kept there.
+pub(crate) fn nginx(scene: &Scene) -> Server {
+    let [chain, key] = certificate(scene);
+    let at = scene.dir.path().join("site");
+    let shown = at.display();
+    let config = format!(
+        "daemon off; master_process off; pid {shown}/nginx.pid; error_log stderr;\n\
+         events {{ }}\n\
+         http {{\n\
+         log_format asked '$server_protocol $request_method $request_uri $status $body_bytes_sent';\n\
+         access_log {shown}/access.log asked; default_type application/octet-stream;\n\
+         types {{ text/html html; application/json json; }}\n\
+         client_body_temp_path {shown}/body; client_max_body_size 0;\n\
+         server {{ listen 0.0.0.0:{FILES} ssl http2; listen [::]:{FILES} ssl http2;\n\
+         server_name files.example; ssl_certificate {chain}; ssl_certificate_key {key};\n\
+         root {shown}/www; }}\n}}\n"
+    );
+    let path = at.join("nginx.conf");
+    fs::write(&path, config).unwrap();
+    let mut command = scene.net.world.command("nginx");
+    command.args(["-c", &path.display().to_string(), "-p"]).arg(&at);
+    Server::start(scene, &mut command, FILES)
+}
+
+/// A server in Python, told its port, certificate and key.
+pub(crate) fn python(scene: &Scene, python: &str, script: &str, port: u16) -> Server {
+    let mut command = scene.net.world.command(python);
+    command.args(["-c", script, &port.to_string()]).args(certificate(scene));
+    Server::start(scene, &mut command, port)
+}
+
+/// A Python that has `module`; the system's own may have what the first on the path has not.
+pub(crate) fn importing(module: &str) -> Option<&'static str> {
+    ["python3", "/usr/bin/python3"].into_iter().find(|python| {
+        let mut command = Command::new(python);
+        command.args(["-c", &format!("import {module}")]);
+        command.output().is_ok_and(|output| output.status.success())
+    })
+}
+
+/// Runs a shell script among the site's files.
+pub(crate) fn make(www: &Path, script: &str) {
+    let mut command = Command::new("sh");
+    command.args(["-euc", script]).current_dir(www).env("HOME", www);
+    for identity in ["AUTHOR", "COMMITTER"] {
+        command
+            .env(format!("GIT_{identity}_NAME"), "a")
+            .env(format!("GIT_{identity}_EMAIL"), "a@b");
+    }
+    let output = command.output().unwrap();
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+}

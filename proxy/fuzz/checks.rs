@@ -1,0 +1,103 @@
+//! What must hold for any input, whoever makes it: the fuzzers here, and a bounded run inside the tests.
+#![allow(dead_code, reason = "each fuzz target uses one of these")]
+
+use bytes::BytesMut;
+use proxy::chunks::Chunks;
+use proxy::{classify, head};
+use rules::limits::Limits;
+
+/// A head is refused, or can be read in one way only, also after it is written anew for an origin.
+pub(super) fn head(data: &[u8]) {
+    let limits = Limits::default();
+    for cut in [data.len() / 3, data.len() / 2] {
+        if head::end(&data[..cut], &limits).is_err() {
+            assert!(head::end(data, &limits).is_err(), "a fault went away when more came");
+        }
+    }
+    let Ok(Some(length)) = head::end(data, &limits) else { return };
+    let text = &data[..length];
+    assert!(text.ends_with(b"\r\n\r\n"));
+    let bare = |pair: &[u8]| (pair[0] == b'\r') != (pair[1] == b'\n');
+    assert!(!text.windows(2).any(bare), "a bare line end");
+    let Ok(read) = head::read(text, &limits) else { return };
+    assert!(read.method.bytes().all(|byte| byte.is_ascii_graphic()), "{read:?}");
+    assert!(read.target.bytes().all(|byte| byte > b' ' && byte != 0x7f), "{read:?}");
+    if read.is_absolute() {
+        let mut bytes = BytesMut::from(data);
+        read.to_origin_form(&mut bytes, length);
+        let fresh = head::end(&bytes, &limits).ok().flatten().map(|end| {
+            assert_eq!(bytes[end..], data[length..], "the body has changed");
+            head::read(&bytes[..end], &limits)
+        });
+        let Some(Ok(fresh)) = fresh else {
+            panic!("what was written anew cannot be read: {bytes:?}");
+        };
+        assert!(!fresh.is_absolute() && fresh.host() == read.host(), "{fresh:?}");
+        assert_eq!((&fresh.method, fresh.chunked), (&read.method, read.chunked));
+    }
+}
+
+/// A chunked body has one reading, however it is cut, and it is the plain one.
+pub(super) fn chunks(data: &[u8]) {
+    let mut whole = Chunks::default();
+    let judged = whole.pass(data);
+    let mut cut = Chunks::default();
+    let at = data.first().map_or(0, |first| usize::from(*first) % data.len());
+    let parts = data[..at].chunks(1).chain([&data[at..]]).map(|part| cut.pass(part));
+    assert_eq!(parts.collect::<Result<Vec<_>, _>>().map(|_| ()), judged);
+    let done = judged.is_ok() && whole.is_done();
+    assert_eq!(done, plainly(data).is_some(), "{}", data.escape_ascii());
+}
+
+/// The body by the letter of RFC 9112, section 7.1, line by line; none where it is not whole and good.
+fn plainly(mut data: &[u8]) -> Option<()> {
+    loop {
+        let line = line(&mut data)?;
+        let digits = line.iter().take_while(|byte| byte.is_ascii_hexdigit()).count();
+        let (digits, spare) = line.split_at(digits);
+        if digits.is_empty() || digits.len() > 15 || spare.len() > 4097 {
+            return None;
+        }
+        if !matches!(spare.first(), None | Some(b';' | b' ' | b'\t')) {
+            return None;
+        }
+        let size = usize::from_str_radix(str::from_utf8(digits).ok()?, 16).ok()?;
+        if size == 0 {
+            break;
+        }
+        data = data.get(size..)?.strip_prefix(b"\r\n")?;
+    }
+    let mut spare = 0;
+    loop {
+        match line(&mut data)? {
+            b"" => return Some(()),
+            trailer => spare += trailer.len(),
+        }
+        if spare > 4096 {
+            return None;
+        }
+    }
+}
+
+fn line<'a>(data: &mut &'a [u8]) -> Option<&'a [u8]> {
+    let end = data.windows(2).position(|pair| pair == b"\r\n")?;
+    let (line, rest) = data.split_at(end);
+    *data = rest.get(2..)?;
+    let plain = |byte: &u8| *byte == b'\t' || (*byte >= b' ' && *byte != 0x7f);
+    line.iter().all(plain).then_some(line)
+}
+
+/// What the first bytes are stays so when more of them come; of TLS only that nothing panics.
+pub(super) fn first_bytes(data: &[u8]) {
+    let limits = Limits::default();
+    let whole = classify::kind(data, &limits);
+    for cut in [1, data.len() / 2, data.len().saturating_sub(1)] {
+        let part = data.get(..cut).unwrap_or(data);
+        match classify::kind(part, &limits) {
+            _ if data.first() == Some(&22) => {}
+            Ok("more") => {}
+            Ok(kind) => assert_eq!(whole, Ok(kind), "{}", data.escape_ascii()),
+            Err(_) => assert!(whole.is_err(), "{}", data.escape_ascii()),
+        }
+    }
+}

@@ -1,0 +1,7 @@
+//! `cargo fuzz run first_bytes`, in `proxy/fuzz`.
+#![no_main]
+
+#[path = "../checks.rs"]
+mod checks;
+
+libfuzzer_sys::fuzz_target!(|data: &[u8]| checks::first_bytes(data));

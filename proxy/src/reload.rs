@@ -1,0 +1,184 @@
+//! Reload: from files to rules, whole or not at all (P9), then every open connection is asked again and those
+//! that lost their permission are cut (P10).
+
+use std::net::SocketAddr;
+use std::path::PathBuf;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::{Duration, Instant};
+
+use arc_swap::ArcSwap;
+use audit::{Lifecycle, LifecycleEvent, Log};
+use rules::trial::Outcome;
+use rules::{Decision, RuleSet, Sources, compile};
+
+use crate::identities::Identities;
+use crate::live::{Live, Open};
+use crate::problems::{Severity, render};
+use crate::{meters, policies, record};
+
+/// How long losers are waited for, where somebody waits.
+const LEAVE: Duration = Duration::from_secs(5);
+
+/// What loads rules, and what they apply to.
+pub(crate) struct Reloader {
+    pub(crate) config: PathBuf,
+    /// Where Sandbar itself listens.
+    pub(crate) own: Vec<SocketAddr>,
+    pub(crate) rules: Arc<ArcSwap<RuleSet>>,
+    pub(crate) identities: Identities,
+    pub(crate) live: Arc<Live>,
+    pub(crate) log: Log,
+    /// One load at a time, and how the last one went.
+    pub(crate) last: Mutex<Last>,
+}
+
+/// How the last load went.
+#[derive(Clone, Debug)]
+pub(crate) struct Last {
+    pub(crate) at: Instant,
+    /// Why the files are not what is in force; none if they are.
+    pub(crate) trouble: Option<String>,
+    digest: String,
+}
+
+/// What a load came to.
+#[derive(Debug)]
+pub(crate) enum Loaded {
+    /// These rules are in force; these connections lost their permission.
+    Fresh { generation: u64, cut: Vec<Arc<Open>> },
+    /// The files say what they said before.
+    Same { generation: u64 },
+}
+
+impl Last {
+    pub(crate) fn of(rules: &RuleSet) -> Self {
+        Last { at: Instant::now(), trouble: None, digest: rules.digest().to_string() }
+    }
+}
+
+impl Reloader {
+    pub(crate) fn last(&self) -> Last {
+        self.last.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
+    /// Every file that rules come from, to be watched.
+    pub(crate) fn files(&self) -> Vec<PathBuf> {
+        let Ok(sources) = policies::operated(&self.config) else {
+            return vec![self.config.clone()];
+        };
+        let named = sources.policies.iter().map(|file| PathBuf::from(&file.path));
+        let lists = sources.lists.keys().map(PathBuf::from);
+        [self.config.clone()].into_iter().chain(named).chain(lists).collect()
+    }
+
+    /// Loads the files. Reads and compiles on the calling thread, which is none that carries traffic.
+    ///
+    /// # Errors
+    ///
+    /// Says what is wrong, with its place. The rules in force stay.
+    pub(crate) fn reload(&self) -> Result<Loaded, String> {
+        let mut last = self.last.lock().unwrap_or_else(PoisonError::into_inner);
+        let generation = self.rules.load().generation();
+        match self.compiled(generation + 1) {
+            Ok(fresh) if fresh.digest().to_string() == last.digest => {
+                last.trouble = None;
+                Ok(Loaded::Same { generation })
+            }
+            Ok(fresh) => {
+                *last = Last::of(&fresh);
+                Ok(self.take_over(fresh))
+            }
+            Err(trouble) => {
+                if last.trouble.as_ref() != Some(&trouble) {
+                    tracing::error!(
+                        "the policies are not good, the rules in force stay:\n{trouble}"
+                    );
+                    self.tell(LifecycleEvent::PolicyRejected, Some(&trouble));
+                }
+                last.trouble = Some(trouble.clone());
+                meters::reload("refused");
+                Err(trouble)
+            }
+        }
+    }
+
+    /// Reads, compiles and tries the files.
+    fn compiled(&self, generation: u64) -> Result<RuleSet, String> {
+        let read = policies::operated(&self.config).map_err(|error| format!("{error:#}"))?;
+        let sources = Sources { generation, own: self.own.clone(), ..read };
+        let rules = compile(&sources, &[]).map_err(|problems| {
+            let shown = problems.iter().map(|problem| render(problem, Severity::Error));
+            let shown = shown.collect::<Vec<_>>().join("\n");
+            anstream::adapter::strip_str(&shown).to_string() // it is read in logs too
+        })?;
+        let rules = self.identities.apply(rules).map_err(|error| format!("{error:#}"))?;
+        let tried = rules.run_trials();
+        let failed: Vec<String> = tried.iter().filter(|one| !one.passed()).map(failure).collect();
+        if failed.is_empty() { Ok(rules) } else { Err(failed.join("\n")) }
+    }
+
+    fn take_over(&self, fresh: RuleSet) -> Loaded {
+        let fresh = Arc::new(fresh);
+        self.rules.store(fresh.clone());
+        let cut = self.ask_again(&fresh);
+        meters::reload("loaded");
+        self.tell(LifecycleEvent::PolicyLoaded, None);
+        Loaded::Fresh { generation: fresh.generation(), cut }
+    }
+
+    /// Asks every open connection and stream again, and cuts those that lost.
+    fn ask_again(&self, rules: &RuleSet) -> Vec<Arc<Open>> {
+        let mut cut = Vec::new();
+        for open in self.live.all() {
+            if let Decision::Deny(denial) = rules.decide_again(&open.permit, open.dialled) {
+                open.cut.now(denial.reason);
+                cut.push(open);
+            }
+        }
+        meters::revoked(cut.len());
+        cut
+    }
+
+    fn tell(&self, event: LifecycleEvent, message: Option<&str>) {
+        let policy = Some(record::policy(&self.rules.load()));
+        let event = Lifecycle { event, message: message.map(Into::into), policy };
+        let log = self.log.clone();
+        let Ok(runtime) = tokio::runtime::Handle::try_current() else { return };
+        runtime.spawn(async move {
+            if let Err(down) = log.lifecycle(&event).await {
+                tracing::warn!(%down, "a load could not be recorded");
+            }
+        });
+    }
+}
+
+fn failure(outcome: &Outcome) -> String {
+    let (file, line) = (outcome.policy.file(), outcome.trial.line);
+    let (probe, expected) = (&outcome.trial.probe, outcome.expected());
+    format!("{file}:{line}: the test of {probe} fails: expected {expected}")
+}
+
+impl Loaded {
+    pub(crate) fn generation(&self) -> u64 {
+        match self {
+            Loaded::Fresh { generation, .. } | Loaded::Same { generation } => *generation,
+        }
+    }
+
+    /// How many connections and streams lost their permission.
+    pub(crate) fn cut(&self) -> usize {
+        match self {
+            Loaded::Fresh { cut, .. } => cut.len(),
+            Loaded::Same { .. } => 0,
+        }
+    }
+
+    /// Waits until those that were cut have gone.
+    pub(crate) async fn settled(&self, live: &Live) {
+        let Loaded::Fresh { cut, .. } = self else { return };
+        let until = Instant::now() + LEAVE;
+        while Instant::now() < until && cut.iter().any(|open| live.is_open(open.id)) {
+            tokio::time::sleep(Duration::from_millis(5)).await;
+        }
+    }
+}

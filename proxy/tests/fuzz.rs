@@ -1,0 +1,129 @@
+//! The fuzzers' checks on a bounded number of inputs: words of the language in any order, and any bytes.
+
+#![allow(clippy::unwrap_used)] // helpers of tests are tests
+
+use proptest::prelude::*;
+
+#[path = "../fuzz/checks.rs"]
+mod checks;
+
+/// How many inputs each check is given.
+const INPUTS: u32 = 1500;
+
+const HEAD_WORDS: &[&str] = &[
+    "GET ",
+    "POST ",
+    "CONNECT ",
+    "OPTIONS ",
+    "/",
+    "*",
+    "x",
+    "?y",
+    "#",
+    "<",
+    "http://",
+    "HTTP://",
+    "a.test",
+    "A.TEST.",
+    "b.test",
+    "u@",
+    ":80",
+    ":",
+    " HTTP/1.1\r\n",
+    " HTTP/1.0\r\n",
+    "GET http://a.test/ HTTP/1.1\r\n",
+    "Host: a.test\r\n",
+    "host: A.test:80\r\n",
+    "Host: b.test\r\n",
+    "Content-Length: 3\r\n",
+    "Content-Length: +3\r\n",
+    "Transfer-Encoding: chunked\r\n",
+    "Connection: host\r\n",
+    "X : y\r\n",
+    " z\r\n",
+    "\r\n",
+    "\r\n\r\n",
+    "\n",
+    "\r",
+    "\0",
+    "é",
+    "PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n",
+];
+
+const CHUNK_WORDS: &[&str] = &[
+    "0",
+    "3",
+    "a",
+    "ff",
+    "0x",
+    "+",
+    "-",
+    "_",
+    ";",
+    "e=f",
+    " ",
+    "\t",
+    "\r\n",
+    "\r",
+    "\n",
+    "abc",
+    "X: y",
+    "0\r\n\r\n",
+    "3\r\nabc\r\n",
+    "1;x\r\ny\r\n",
+    "\0",
+    "\u{7f}",
+    "é",
+    "000000000000000",
+    "fffffffffffffff",
+];
+
+/// A hello, whole: what is changed in it comes from the strategy.
+fn hello() -> Vec<u8> {
+    let config = rustls::ClientConfig::builder_with_provider(certs::provider())
+        .with_safe_default_protocol_versions()
+        .unwrap()
+        .with_root_certificates(rustls::RootCertStore::empty())
+        .with_no_client_auth();
+    let name = "a.test".try_into().unwrap();
+    let mut client = rustls::ClientConnection::new(config.into(), name).unwrap();
+    let mut bytes = Vec::new();
+    client.write_tls(&mut bytes).unwrap();
+    bytes
+}
+
+fn any_input(words: &'static [&'static str]) -> impl Strategy<Value = Vec<u8>> {
+    let worded = proptest::collection::vec(proptest::sample::select(words), 0..16)
+        .prop_map(|words| words.concat().into_bytes());
+    prop_oneof![4 => worded, 1 => proptest::collection::vec(any::<u8>(), 0..200)]
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(INPUTS))]
+
+    #[test]
+    fn head(data in any_input(HEAD_WORDS)) {
+        checks::head(&data);
+    }
+
+    #[test]
+    fn chunks(data in any_input(CHUNK_WORDS)) {
+        checks::chunks(&data);
+    }
+
+    #[test]
+    fn first_bytes(data in any_input(HEAD_WORDS)) {
+        checks::first_bytes(&data);
+    }
+
+    #[test]
+    fn hellos(changes in proptest::collection::vec((any::<usize>(), any::<u8>()), 0..4), cut in any::<usize>()) {
+        let mut data = hello();
+        for (at, byte) in changes {
+            let length = data.len();
+            data[at % length] = byte;
+        }
+        data.truncate(1 + cut % data.len());
+        checks::first_bytes(&data);
+    }
+}
