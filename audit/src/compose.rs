@@ -291,6 +291,10 @@ impl Attempt {
             channel: Some(&self.arrival.channel),
             carried: verdict.and_then(|verdict| verdict.carried),
             credential: verdict.and_then(|verdict| verdict.credential.as_ref()),
+            identity: match &self.facts {
+                Facts::Memory(call) => Some(call.checked),
+                Facts::Connection(_) | Facts::Query(_) | Facts::Request(_) => None,
+            },
             score: verdict.and_then(|verdict| verdict.score),
             features: features.get(..LIST_MAX).unwrap_or(features),
             unlisted: self.unlisted(&stage, features.len()),

@@ -27,6 +27,7 @@ use crate::identities::Identities;
 use crate::inject::Credentials;
 use crate::leaves::Leaves;
 use crate::listen::{self, Open};
+use crate::memory::Guard;
 use crate::problems::{Severity, complain};
 use crate::reload::{Last, Reloader};
 use crate::shared::Shared;
@@ -120,6 +121,7 @@ impl App {
         let tasks = TaskTracker::new();
         // Before anybody is served: a sandbox that takes every place must not make this fail.
         if let Some(gate) = &gate {
+            tokio::spawn(gate.guard.clone().tend(stop.clone()));
             let rules = state.rules.load_full();
             self_test::see_a_denial(gate, &rules).await.map_err(|error| {
                 anyhow::anyhow!("the self-test failed, so nothing is guarded: {error}")
@@ -215,8 +217,10 @@ fn gate(
     };
     let files = operator.upstream.roots.iter().map(|root| base.join(root)).collect();
     let roots = Roots::load(TrustSource { system, files, client: None })?;
-    let engine = Engine::new(shared.clone(), &roots);
-    Ok(Gate { shared: shared.clone(), engine, leaves: Leaves::new(Arc::new(authority)), stop })
+    let guard = Guard::open(operator, shared, base, &roots)?;
+    let engine = Engine::new(shared.clone(), guard.clone(), &roots);
+    let leaves = Leaves::new(Arc::new(authority));
+    Ok(Gate { shared: shared.clone(), engine, guard, leaves, stop })
 }
 
 /// The settings of the operator's file.

@@ -20,6 +20,7 @@ use crate::explicit::{self, Tongue, Wanted};
 use crate::http::{Carrier, Connection, Engine, Scope};
 use crate::leaves::Leaves;
 use crate::live::Cut;
+use crate::memory::Guard;
 use crate::meters;
 use crate::record;
 use crate::refusal::{Answer, Reader, Refusal, tls_alert};
@@ -49,6 +50,7 @@ pub(crate) struct Accepted {
 pub(crate) struct Gate {
     pub(crate) shared: Arc<Shared>,
     pub(crate) engine: Engine,
+    pub(crate) guard: Arc<Guard>,
     pub(crate) leaves: Leaves,
     pub(crate) stop: watch::Receiver<bool>,
 }

@@ -141,6 +141,14 @@ impl Credential {
         set.map_err(|_| Reason::CredentialUnavailable.into())
     }
 
+    /// The bare value, for a field of its own.
+    pub(crate) fn field(&self) -> Result<HeaderValue, Refusal> {
+        let value = HeaderValue::from_str(self.value.expose_secret());
+        let mut value = value.map_err(|_| Reason::CredentialUnavailable)?;
+        value.set_sensitive(true);
+        Ok(value)
+    }
+
     pub(crate) fn echoes(&self) -> Arc<Echoes> {
         self.echoes.clone()
     }

@@ -19,6 +19,7 @@ mod inject;
 mod leaves;
 mod listen;
 mod live;
+mod memory;
 mod meters;
 mod policies;
 mod problems;

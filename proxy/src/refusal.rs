@@ -50,12 +50,20 @@ impl Refusal {
 #[expect(clippy::wildcard_enum_match_arm, reason = "every other is forbidden by a rule")]
 pub(crate) fn status(reason: Reason) -> u16 {
     match reason {
-        Reason::BadMethod | Reason::BadName | Reason::BadRequest | Reason::NameMissing => 400,
-        Reason::FirstBytesLate => 408,
+        Reason::BadMethod
+        | Reason::BadName
+        | Reason::BadRequest
+        | Reason::BankMalformed
+        | Reason::BodyMalformed
+        | Reason::MemoryForm
+        | Reason::NameMissing => 400,
+        Reason::BodyLate | Reason::FirstBytesLate => 408,
         Reason::BodyTooLarge => 413,
         Reason::Misdirected => 421,
         Reason::HeadTooLarge => 431,
-        Reason::AnswerUnreadable
+        Reason::AnswerForeignBank
+        | Reason::AnswerUnchecked
+        | Reason::AnswerUnreadable
         | Reason::CredentialUnavailable
         | Reason::DnsAnswer
         | Reason::NoAddress

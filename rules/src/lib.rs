@@ -21,6 +21,7 @@ pub mod path;
 pub mod pattern;
 mod permit;
 pub mod policy;
+pub mod principal;
 pub mod probe;
 pub mod reason;
 mod ruleset;

@@ -84,6 +84,14 @@ limits! {
     connection_seconds = 86_400, at most 2_592_000;
     /// Bytes of a request body towards a host whose rule says `inspect`.
     inspected_body_bytes = 10_485_760, at most 1_073_741_824;
+    /// Bytes of a request body towards a memory service, which is read whole.
+    memory_body_bytes = 4_194_304, at most 67_108_864;
+    /// Seconds until all of that body has arrived.
+    memory_body_seconds = 30, at most 600;
+    /// Bytes of an answer of a memory service, which is read whole.
+    memory_answer_bytes = 16_777_216, at most 268_435_456;
+    /// Seconds until all of that answer has arrived.
+    memory_answer_seconds = 300, at most 3_600;
     /// Idle connections kept towards origins.
     pool_connections = 512, at most 100_000;
     /// Seconds that open connections are given to finish at a stop.
@@ -121,6 +129,14 @@ impl Limits {
 
     pub fn connection(&self) -> Duration {
         Duration::from_secs(self.connection_seconds)
+    }
+
+    pub fn memory_body(&self) -> Duration {
+        Duration::from_secs(self.memory_body_seconds)
+    }
+
+    pub fn memory_answer(&self) -> Duration {
+        Duration::from_secs(self.memory_answer_seconds)
     }
 
     pub fn drain(&self) -> Duration {

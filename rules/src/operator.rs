@@ -6,8 +6,9 @@ use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use ipnet::Ipv4Net;
 
 use crate::limits::Limits;
-use crate::name::DomainName;
-use crate::word::{CredentialName, SandboxId};
+use crate::name::{DomainName, Host};
+use crate::principal::PrincipalTemplate;
+use crate::word::{CredentialName, Environment, SandboxId, Tenant};
 
 /// The settings of one instance.
 #[derive(Clone, Debug, Default)]
@@ -23,6 +24,55 @@ pub struct Operator {
     pub limits: Limits,
     pub listeners: Vec<Listener>,
     pub upstream: UpstreamSettings,
+    pub identity: Option<IdentitySettings>,
+    pub memory_services: Vec<MemoryService>,
+}
+
+/// Whose signed identities are believed.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct IdentitySettings {
+    /// As written: relative to the file.
+    pub revocations: Option<String>,
+    pub issuers: Vec<IssuerSettings>,
+}
+
+/// One who signs identities, and how far it is believed.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct IssuerSettings {
+    pub name: Option<String>,
+    pub trust_domain: String,
+    /// Its JWK Set, as written: relative to the file.
+    pub keys: String,
+    pub environments: Option<Vec<Environment>>,
+    pub tenants: Option<Vec<Tenant>>,
+    pub algorithms: Option<Vec<String>>,
+    pub life_seconds: Option<u64>,
+}
+
+/// A memory service, and as whom it is spoken to.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct MemoryService {
+    pub host: Host,
+    pub port: u16,
+    /// The one audience of identities sent to it.
+    pub audience: String,
+    pub proof: Proof,
+}
+
+/// How a memory service knows us, and for whom we ask.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Proof {
+    ApiKey {
+        credential: CredentialName,
+        principal: PrincipalTemplate,
+    },
+    Principal(PrincipalTemplate),
+    /// The key as written: relative to the file.
+    Token {
+        key: String,
+        issuer: String,
+        trust_domain: String,
+    },
 }
 
 /// Where the value of a credential is.

@@ -48,6 +48,12 @@ reasons! {
     AmbiguousPath "ambiguous_path"
         "The path can be read in more than one way and a rule for this host looks at paths."
         "Send the plain form of the path: no `%2f`, `..`, `//`, `;` or backslash.";
+    AnswerForeignBank "answer_foreign_bank"
+        "The memory service answered with content of a bank that was not asked for; the answer was withheld."
+        "Look at the memory service: it mixes banks, or routes them to another.";
+    AnswerUnchecked "answer_unchecked"
+        "The answer of the memory service could not be checked, or repeats a secret; it was withheld."
+        "Ask for less at once; if that does not help, look at what the memory service answers.";
     AnswerUnreadable "answer_unreadable"
         "The origin encoded its answer although it was asked not to, so it cannot be searched for the credential."
         "Ask the origin's owner to honour `Accept-Encoding: identity`.";
@@ -63,15 +69,24 @@ reasons! {
     BadRequest "bad_request"
         "The request is malformed, or can be read in more than one way."
         "Send plain HTTP/1.1 or HTTP/2: one Host, one length, CRLF line ends.";
+    BankMalformed "bank_malformed"
+        "What stands where the memory request names its bank is not the name of one."
+        "Name the bank as plain text: letters, digits, `.`, `_`, `-`, `:`, `@`; under its exact key.";
     BankMissing "bank_missing"
         "The memory request names no bank; to many services that means every bank."
         "Name the bank in the request.";
     BaseForbids "base_forbids"
         "The sandbox's base layer does not allow it."
         "Ask the operator: the base is set in `[[sandbox]]` and no policy can widen it.";
+    BodyLate "body_late"
+        "The body of the memory request did not arrive in time, or not as long as was announced."
+        "Send the body at once; `memory_body_seconds` bounds it.";
+    BodyMalformed "body_malformed"
+        "The body of the memory request is not one plain JSON document."
+        "Send one UTF-8 JSON object without repeated keys, as `application/json`, not compressed.";
     BodyTooLarge "body_too_large"
-        "The body is longer than bodies towards inspected hosts may be."
-        "Send less at once, or raise `inspected_body_bytes` under `[limits]`.";
+        "The body is longer than bodies towards inspected hosts and memory services may be."
+        "Send less at once, or raise `inspected_body_bytes` or `memory_body_bytes` under `[limits]`.";
     ChannelsDisagree "channels_disagree"
         "What the kernel says of the connection names two different sandboxes."
         "Fix the channel keys in `[[sandbox]]`; if they are right, something is spoofing.";
@@ -150,9 +165,15 @@ reasons! {
     LogUnwritable "log_unwritable"
         "The record of the attempt could not be written, and nothing leaves without one."
         "Look at the log's disk and directory; `sandbar log verify` says how it stands.";
+    MemoryForm "memory_form"
+        "The memory request is not in the one plain form: its query, encoding, upgrade or type."
+        "Send what the route takes and nothing else: no `Upgrade`, no `Content-Encoding`, no stray query.";
     MemoryOperation "memory_operation"
         "The memory request is an administrative one, or one its profile does not know."
         "Use retain, recall or forget; administration happens outside the sandbox.";
+    MemoryService "memory_service"
+        "The operator's file has no `[[memory_service]]` for this host, or this build no such profile."
+        "Ask the operator to add the `[[memory_service]]`; check `profile` in the `[[memory]]` rule.";
     MethodNotAllowed "method_not_allowed"
         "A rule names the host but not this method."
         "Add the method to the rule's `methods`.";

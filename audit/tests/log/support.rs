@@ -62,6 +62,7 @@ pub(crate) fn memory() -> Facts {
         effect: Effect::Read,
         banks: vec!["staging:team-a".into(), "staging:shared-1".into()],
         identity: Some("spiffe://acme.example/tenant/acme/env/staging/sandbox/build-7".into()),
+        checked: Code("verified"),
     })
 }
 

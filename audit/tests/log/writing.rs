@@ -199,6 +199,7 @@ fn worst_facts(worst: &str) -> [audit::Facts; 4] {
         effect: audit::Effect::Read,
         banks: vec![worst.into(); 1000],
         identity: Some(worst.into()),
+        checked: audit::Code("verified"),
     };
     [
         audit::Facts::Connection(audit::Connection {

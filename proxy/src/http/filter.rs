@@ -21,6 +21,7 @@ use super::peer::{Manner, peer};
 use super::request::{said, told};
 use crate::inject::Credential;
 use crate::live::Place;
+use crate::memory::{self, Guard, Held, Hold};
 use crate::meters;
 use crate::record;
 use crate::refusal::{Answer, Reader, Refusal};
@@ -35,6 +36,7 @@ const TOO_LARGE: &str = "too_large";
 /// Our filters.
 pub(super) struct Filter {
     shared: Arc<Shared>,
+    guard: Arc<Guard>,
 }
 
 /// One request on its way.
@@ -65,8 +67,27 @@ impl Drop for Request {
 }
 
 impl Filter {
-    pub(super) fn new(shared: Arc<Shared>) -> Self {
-        Filter { shared }
+    pub(super) fn new(shared: Arc<Shared>, guard: Arc<Guard>) -> Self {
+        Filter { shared, guard }
+    }
+
+    /// Lets the memory guard take the request to its answer.
+    async fn hold(
+        &self,
+        session: &mut Session,
+        request: &mut Request,
+        hold: &Hold,
+    ) -> Result<(), Refusal> {
+        let exchange = request.exchange.clone().ok_or(Reason::UnknownChannel)?;
+        let rules = request.rules.clone().ok_or(Reason::UnknownChannel)?;
+        let record = request.record.as_mut().ok_or(Reason::LogUnwritable)?;
+        exchange.count_with(record.meter());
+        let facts = said(session.req_header(), &exchange, &self.shared.limits)?.facts;
+        let told = told(session.req_header(), &exchange);
+        let (shared, rules) = (&self.shared, &rules);
+        let held = Held { shared, exchange: &exchange, rules, record, facts, told };
+        request.status = Some(self.guard.hold(session, hold, held).await?);
+        Ok(())
     }
 
     /// Decides, records, resolves: after this the request may be sent to what was found.
@@ -198,7 +219,7 @@ async fn tell_echo(record: &OpenRecord, request: &Request) {
 }
 
 /// Our word for what went wrong between us and the origin; none where the client went away.
-fn failure(error: &Error) -> Option<Refusal> {
+pub(crate) fn failure(error: &Error) -> Option<Refusal> {
     let reason = match (error.esource(), error.etype()) {
         (ErrorSource::Downstream, ErrorType::InvalidHTTPHeader | ErrorType::H1Error) => {
             Reason::BadRequest
@@ -257,12 +278,19 @@ impl ProxyHttp for Filter {
             return Err(Error::new(ErrorType::InternalError)); // nobody's: closed
         };
         let facts = told(session.req_header(), &exchange);
+        let facts = audit::Facts::Request(facts);
         request.record = Some(exchange.connection.record().request(facts));
-        request.rules = Some(self.shared.rules.load_full());
+        let rules = self.shared.rules.load_full();
+        let hold = memory::held(&rules, &exchange);
+        request.rules = Some(rules);
         exchange.set_met();
         request.exchange = Some(exchange);
-        match self.admit(session, request).await {
-            Ok(()) => Ok(false),
+        let done = match &hold {
+            Some(hold) => self.hold(session, request, hold).await,
+            None => self.admit(session, request).await,
+        };
+        match done {
+            Ok(()) => Ok(hold.is_some()), // what was held is answered
             Err(refusal) => {
                 self.refuse(session, request, &refusal).await;
                 Ok(true)

@@ -24,9 +24,12 @@ use rules::{Host, Reason, SandboxRef};
 use tokio::sync::watch;
 
 pub(crate) use carrier::Carrier;
+pub(crate) use filter::failure;
+pub(crate) use peer::{Manner, peer};
 
 use crate::chunks::ChunkFault;
 use crate::live::Cut;
+use crate::memory::Guard;
 use crate::refusal::Refusal;
 use crate::shared::Shared;
 use crate::{meters, record};
@@ -80,7 +83,7 @@ pub(crate) struct Exchange {
 }
 
 impl Engine {
-    pub(crate) fn new(shared: Arc<Shared>, trust: &crate::trust::Roots) -> Self {
+    pub(crate) fn new(shared: Arc<Shared>, guard: Arc<Guard>, trust: &crate::trust::Roots) -> Self {
         let conf = Arc::new(ServerConf {
             ca_file: Some(trust.path()),
             upstream_keepalive_pool_size: usize::try_from(shared.limits.pool_connections)
@@ -88,7 +91,7 @@ impl Engine {
             max_retries: crate::dial::ATTEMPTS,
             ..ServerConf::default()
         });
-        let mut proxy = HttpProxy::new(Filter::new(shared.clone()), conf);
+        let mut proxy = HttpProxy::new(Filter::new(shared.clone(), guard), conf);
         proxy.handle_init_modules();
         Engine { shared, proxy: Arc::new(proxy) }
     }

@@ -24,15 +24,15 @@ const SMALL_BODY: u64 = 1 << 20;
 
 /// How the request is to be spoken.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Manner {
+pub(crate) struct Manner {
     /// It asks to switch to WebSocket, which only HTTP/1 can.
-    pub(super) upgrade: bool,
+    pub(crate) upgrade: bool,
     /// Bytes of body it announces; none if it does not say.
-    pub(super) body: Option<u64>,
+    pub(crate) body: Option<u64>,
 }
 
 /// The peer for the address `at` of those that may be dialled.
-pub(super) fn peer(
+pub(crate) fn peer(
     shared: &Shared,
     exchange: &Exchange,
     leave: &DialPermit,

@@ -95,7 +95,7 @@ fn authorities(head: &RequestHeader) -> Result<Vec<Authority>, Refusal> {
 }
 
 /// The request in the log's words, whether it could be read or not.
-pub(super) fn told(head: &RequestHeader, exchange: &Exchange) -> audit::Facts {
+pub(super) fn told(head: &RequestHeader, exchange: &Exchange) -> audit::Request {
     let connection = &exchange.connection;
     let named = head.uri.authority().map(|authority| authority.host());
     let field = |name: &str| head.headers.get(name).map(|value| value.as_bytes());
@@ -117,5 +117,5 @@ pub(super) fn told(head: &RequestHeader, exchange: &Exchange) -> audit::Facts {
     told.length = field("content-length")
         .and_then(|length| std::str::from_utf8(length).ok())
         .and_then(|length| length.parse().ok());
-    audit::Facts::Request(told)
+    told
 }

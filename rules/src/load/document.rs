@@ -298,6 +298,10 @@ pub(crate) struct OperatorDocument {
     #[serde(default)]
     #[schemars(with = "Vec<CredentialDocument>")]
     pub(crate) credential: Vec<Spanned<CredentialDocument>>,
+    pub(crate) identity: Option<SignedIdentityDocument>,
+    #[serde(default)]
+    #[schemars(with = "Vec<MemoryServiceDocument>")]
+    pub(crate) memory_service: Vec<Spanned<MemoryServiceDocument>>,
     #[serde(default)]
     #[schemars(with = "Vec<SandboxDocument>")]
     pub(crate) sandbox: Vec<Spanned<SandboxDocument>>,
@@ -455,6 +459,84 @@ pub(crate) struct CredentialDocument {
     /// The file that holds the value.
     #[schemars(with = "String")]
     pub(crate) file: Spanned<String>,
+}
+
+/// `[identity]`: whose signed identities are believed.
+#[derive(Debug, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+pub(crate) struct SignedIdentityDocument {
+    /// A file of revoked tokens, sandboxes, generations, tenants and keys; it is read again when it changes.
+    #[schemars(with = "Option<String>")]
+    pub(crate) revocations: Option<Spanned<String>>,
+    #[schemars(with = "Vec<IssuerDocument>")]
+    pub(crate) issuer: Vec<Spanned<IssuerDocument>>,
+}
+
+/// `[[identity.issuer]]`: one who signs identities, and how far it is believed.
+#[derive(Debug, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+pub(crate) struct IssuerDocument {
+    /// The exact `iss`. Without it tokens are known by their trust domain alone, as SPIRE writes them.
+    #[schemars(with = "Option<String>")]
+    pub(crate) name: Option<Spanned<String>>,
+    /// The only trust domain it may speak for.
+    #[schemars(with = "String")]
+    pub(crate) trust_domain: Spanned<String>,
+    /// Its JWK Set; it is read again when it changes.
+    #[schemars(with = "String")]
+    pub(crate) keys: Spanned<String>,
+    /// The only environments it may name; every one unless written.
+    #[schemars(with = "Option<Vec<String>>")]
+    pub(crate) environments: Option<Vec<Spanned<String>>>,
+    /// The only tenants it may name; every one unless written.
+    #[schemars(with = "Option<Vec<String>>")]
+    pub(crate) tenants: Option<Vec<Spanned<String>>>,
+    /// `ES256` unless written; `RS256` and `EdDSA` are the others.
+    #[schemars(with = "Option<Vec<String>>")]
+    pub(crate) algorithms: Option<Vec<Spanned<String>>>,
+    /// Longest life of its tokens; 600 unless written.
+    pub(crate) life_seconds: Option<u64>,
+}
+
+/// `[[memory_service]]`: as whom Sandbar speaks to a memory service. Without one for its host nothing is sent there.
+#[derive(Debug, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+pub(crate) struct MemoryServiceDocument {
+    /// The service's exact host, with its port if not 443, as the `[[memory]]` rules have it.
+    #[schemars(with = "String")]
+    pub(crate) host: Spanned<String>,
+    /// The service's logical name: the one `aud` that identities sent to it must have.
+    #[schemars(with = "String")]
+    pub(crate) audience: Spanned<String>,
+    /// How Sandbar proves itself there.
+    #[schemars(with = "ServiceModeDocument")]
+    pub(crate) mode: Spanned<ServiceModeDocument>,
+    /// For `api-key`: the name of the `[[credential]]` that holds the key.
+    #[schemars(with = "Option<String>")]
+    pub(crate) credential: Option<Spanned<String>>,
+    /// For `api-key` and `principal`: whom the service is told it serves, of `{agent_card}`, `{environment}`, `{sandbox}` and `{tenant}`; `agent:{sandbox}` unless written.
+    #[schemars(with = "Option<String>")]
+    pub(crate) principal: Option<Spanned<String>>,
+    /// For `token`: the private key that signs, in PKCS#8 PEM.
+    #[schemars(with = "Option<String>")]
+    pub(crate) key: Option<Spanned<String>>,
+    /// For `token`: as whom it signs (`iss`).
+    #[schemars(with = "Option<String>")]
+    pub(crate) issuer: Option<Spanned<String>>,
+    /// For `token`: the trust domain of the sandboxes it names.
+    #[schemars(with = "Option<String>")]
+    pub(crate) trust_domain: Option<Spanned<String>>,
+}
+
+#[derive(Clone, Copy, Debug, Deserialize, JsonSchema, PartialEq, Eq)]
+#[serde(rename_all = "kebab-case")]
+pub(crate) enum ServiceModeDocument {
+    /// A shared key, and the principal beside it.
+    ApiKey,
+    /// The principal alone: for a service that nobody else can reach.
+    Principal,
+    /// A token of at most a minute, signed for each sandbox.
+    Token,
 }
 
 /// `[[sandbox]]`: who it is, how its connections are recognised, what it is judged by.

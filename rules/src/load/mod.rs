@@ -5,6 +5,7 @@ mod entry;
 mod grants;
 mod lint;
 mod list;
+mod memory;
 mod operator;
 pub mod problem;
 mod read;

@@ -11,7 +11,7 @@ use super::document::{
     ModeDocument, OperatorDocument,
 };
 use super::problem::{Fault, Problem, Problems, Source, printable};
-use super::{SourceFile, read, text_of};
+use super::{SourceFile, memory, read, text_of};
 use crate::limits::Limits;
 use crate::name::DomainName;
 use crate::operator::{
@@ -48,6 +48,8 @@ fn settings(file: &SourceFile, problems: &mut Problems) -> Option<Operator> {
         dns: dns(&source, &document, problems),
         limits: limits(&source, &document, problems),
         upstream: upstream(&document),
+        identity: memory::issuers(&source, &document, problems),
+        memory_services: memory::services(&source, &document, problems),
         credentials: document
             .credential
             .iter()

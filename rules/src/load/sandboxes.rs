@@ -8,7 +8,7 @@ use toml::Spanned;
 
 use super::document::{ListenerDocument, ModeDocument, OperatorDocument, SandboxDocument};
 use super::problem::{Fault, Problems, Source, nearest, printable};
-use super::{Grant, SourceFile, grants, lint, operator, read, text_of};
+use super::{Grant, SourceFile, grants, lint, memory, operator, read, text_of};
 use crate::operator::Bind;
 use crate::policy::Policy;
 use crate::ruleset::{Base, Layers, Tier};
@@ -69,6 +69,8 @@ pub(crate) fn declared(
     reader.listeners(&document, &sandboxes);
     operator::dns(&source, &document, problems);
     operator::limits(&source, &document, problems);
+    memory::services(&source, &document, problems);
+    memory::issuers(&source, &document, problems);
     trials(policies, &sandboxes, problems);
     lint::unused(policies, &layers, problems);
     Some((sandboxes, layers))
@@ -247,6 +249,11 @@ impl Reader<'_> {
         let roots = document.upstream.iter().flat_map(|upstream| &upstream.roots);
         let paths =
             log.chain(secrets).chain(admin).chain(ca).chain(roots).chain(&document.policies);
+        let identity = document.identity.iter();
+        let keys = identity.clone().flat_map(|identity| &identity.issuer);
+        let paths = paths
+            .chain(keys.map(|issuer| &issuer.get_ref().keys))
+            .chain(identity.flat_map(|identity| &identity.revocations));
         for path in paths.filter(|path| path.get_ref().is_empty()) {
             self.fault(path.span(), Fault::Missing("a path must not be empty"));
         }

@@ -1,0 +1,243 @@
+//! Attacks 22 to 26 and 48 to 69: fields, paths and framing by which a request could be two things at once.
+
+use super::client::{Ask, Framing};
+use super::scene::Scene;
+
+const OWN: &str = "staging:team-b";
+
+fn own() -> Ask {
+    Ask::recall(OWN)
+}
+
+#[test]
+fn attacks_22_to_26_nothing_a_sandbox_says_of_itself_arrives() {
+    let scene = Scene::new();
+    let fields = [
+        ("X-Api-Key", "mine"),
+        ("X-Admin-Token", "t"),
+        ("X-BARE-PASSWORD", "p"),
+        ("X-Bank-Id", "staging:team-a"),
+        ("X-Astrocyte-Bank", "staging:team-a"),
+        ("X-Agent-ID", "a"),
+        ("X-Tenant-Schema", "other"),
+        ("X-Project-Id", "p"),
+        ("user_id", "a"),
+        ("X_Astrocyte_Principal", "agent:sandbox-a"),
+        ("X-Astrocyte-Principal", "agent:sandbox-a"),
+        ("X-Forwarded-For", "127.0.0.1"),
+        ("X-Forwarded-Proto", "http"),
+        ("Forwarded", "for=127.0.0.1"),
+        ("X-Real-IP", "127.0.0.1"),
+        ("X-Original-URL", "/v1/admin/banks"),
+        ("X-Rewrite-URL", "/v1/admin/banks"),
+        ("X-HTTP-Method-Override", "DELETE"),
+        ("Cookie", "a=b"),
+        ("TE", "trailers"),
+        ("X-Request-ID", "\"} forged"),
+        ("Connection", "close, X-Astrocyte-Principal, X-Api-Key, Content-Type"),
+    ];
+    let ask = fields.iter().fold(own(), |ask, (name, value)| ask.with(name, value));
+    let answer = scene.honest("sandbox-b", ask);
+    assert_eq!(answer.status, 200, "{}", answer.text());
+    let seen = scene.seen().pop().unwrap();
+    let mut names: Vec<&str> =
+        seen["headers"].as_array().unwrap().iter().map(|pair| pair[0].as_str().unwrap()).collect();
+    names.sort_unstable();
+    assert_eq!(
+        names,
+        [
+            "accept-encoding",
+            "content-length",
+            "content-type",
+            "host",
+            "x-api-key",
+            "x-astrocyte-principal",
+            "x-request-id"
+        ]
+    );
+    let all = seen["headers"].to_string();
+    for said in ["sandbox-a", "forged", "mine", "team-a"] {
+        assert!(!all.contains(said), "{said} arrived: {all}");
+    }
+}
+
+#[test]
+fn attacks_48_to_54_a_path_has_one_spelling_and_a_route_one_method() {
+    let scene = Scene::new();
+    for (row, target, reason) in [
+        ("48 needless encoding", "/v1/re%63all", "ambiguous_path"),
+        ("49 an encoded slash", "/v1%2Frecall", "ambiguous_path"),
+        ("49 dots", "/v1/x/../recall", "ambiguous_path"),
+        ("49 encoded dots", "/v1/%2e%2e/v1/recall", "ambiguous_path"),
+        ("49 a double slash", "//v1/recall", "ambiguous_path"),
+        ("49 a double slash inside", "/v1//recall", "ambiguous_path"),
+        ("49 a backslash", "/v1\\recall", "ambiguous_path"),
+        ("49 a parameter", "/v1/recall;x", "ambiguous_path"),
+        ("49 NUL", "/v1/recall%00", "ambiguous_path"),
+        ("49 overlong", "/v1/recall%c0%af", "ambiguous_path"),
+        ("49 encoded twice", "/v1/recall%252e", "ambiguous_path"),
+        ("50 a slash at the end", "/v1/recall/", "memory_operation"),
+        ("51 another case", "/V1/Recall", "memory_operation"),
+        ("51 another version", "/v2/recall", "memory_operation"),
+        ("52 another's address", "http://other.example/v1/recall", "names_disagree"),
+        ("49 a fragment", "/v1/recall#x", "bad_request"),
+    ] {
+        let answer = scene.honest("sandbox-b", Ask { target: target.into(), ..own() });
+        scene.refused(row, &answer, reason, 0);
+    }
+    for (row, method, reason) in [
+        ("54 HEAD", "HEAD", "memory_operation"),
+        ("54 lower case", "post", "bad_method"),
+        ("54 unknown", "PATCH", "memory_operation"),
+        ("54 TRACE", "TRACE", "method_not_allowed"),
+    ] {
+        let answer = scene.honest("sandbox-b", own().method(method));
+        scene.refused(row, &answer, reason, 0);
+    }
+    let body = Ask::get("/v1/mental-models?bank_id=staging:team-b").body(b"{}");
+    scene.refused("54 GET with a body", &scene.honest("sandbox-b", body), "memory_form", 0);
+    let chunked = Ask::get("/v1/mental-models?bank_id=staging:team-b").framed(Framing::Chunked);
+    scene.refused("54 GET in chunks", &scene.honest("sandbox-b", chunked), "memory_form", 0);
+}
+
+#[test]
+fn attacks_53_and_75_the_host_is_the_connections_own() {
+    let scene = Scene::new();
+    for (row, fields, reason) in [
+        ("53 two hosts", "Host: {host}\r\nHost: {host}\r\n", "bad_request"),
+        ("53 no host", "", "bad_request"),
+        ("53 userinfo", "Host: a@{host}\r\n", "bad_name"),
+        ("53 another port", "Host: memory.corp.example:1\r\n", "names_disagree"),
+        ("75 another host", "Host: other.example\r\n", "names_disagree"),
+    ] {
+        let fields = fields.replace("{host}", &scene.host());
+        let mut client = scene.client("sandbox-b");
+        let token = scene.token("sandbox-b");
+        client.say(
+            format!("GET /live HTTP/1.1\r\n{fields}Sandbox-Identity: {token}\r\n\r\n").as_bytes(),
+        );
+        scene.refused(row, &client.answer().expect(row), reason, 0);
+    }
+}
+
+/// The hole in common servers: after `Upgrade` the body, when it comes later, is taken for a request.
+#[test]
+fn attacks_55_to_57_nothing_becomes_another_protocol() {
+    let scene = Scene::new();
+    let smuggled = Ask::recall("staging:team-a").with("X-Astrocyte-Principal", "agent:sandbox-a");
+    for (row, connection, upgrade) in [
+        ("55 a made-up protocol", "Upgrade", "foo"),
+        ("55 h2c", "Upgrade, HTTP2-Settings", "h2c"),
+        ("56 WebSocket", "Upgrade", "websocket"),
+        ("55 not said of the connection", "keep-alive", "foo"),
+    ] {
+        let inner = smuggled.bytes(&scene.host());
+        let ask = own().with("Connection", connection).with("Upgrade", upgrade).body(&inner);
+        let ask = ask.with("Sandbox-Identity", &scene.token("sandbox-b"));
+        let bytes = ask.bytes(&scene.host());
+        let (head, body) = bytes.split_at(bytes.len() - inner.len());
+        let mut client = scene.client("sandbox-b");
+        client.say(head);
+        let answer = client.answer().expect(row);
+        client.say(body);
+        scene.refused(row, &answer, "memory_form", 0);
+        // If the body is read as a request, that is asked about too, and is refused.
+        if let Some(second) = client.answer() {
+            scene.refused(row, &second, second.reason().unwrap(), 0);
+        }
+    }
+    let mut client = scene.client("sandbox-b");
+    client.say(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n");
+    scene.refused("57 a preface", &client.answer().unwrap(), "bad_request", 0);
+}
+
+#[test]
+fn attacks_58_to_60_a_body_has_one_length() {
+    let scene = Scene::new();
+    let body = r#"{"query":"x","bank_id":"staging:team-b"}"#;
+    let length = body.len();
+    for (row, fields) in [
+        ("58 both", format!("Content-Length: {length}\r\nTransfer-Encoding: chunked\r\n")),
+        ("58 two lengths", format!("Content-Length: {length}\r\nContent-Length: {length}\r\n")),
+        ("58 a plus", format!("Content-Length: +{length}\r\n")),
+        ("58 xchunked", "Transfer-Encoding: xchunked\r\n".to_owned()),
+        ("58 a folded line", format!("Content-Length: {length}\r\n folded: x\r\n")),
+        ("58 a space before the colon", format!("Content-Length : {length}\r\n")),
+        ("58 a bare line feed", format!("X: y\nContent-Length: {length}\r\n")),
+        ("58 a bare carriage return", format!("X: y\rContent-Length: {length}\r\n")),
+        ("58 NUL", format!("X: \0\r\nContent-Length: {length}\r\n")),
+        ("59 identity, chunked", "Transfer-Encoding: identity, chunked\r\n".to_owned()),
+        ("59 a tab", "Transfer-Encoding: \tchunked,\r\n".to_owned()),
+        ("59 twice", "Transfer-Encoding: chunked\r\nTransfer-Encoding: chunked\r\n".to_owned()),
+    ] {
+        let mut client = scene.client("sandbox-b");
+        let (host, token) = (scene.host(), scene.token("sandbox-b"));
+        client.say(
+            format!(
+                "POST /v1/recall HTTP/1.1\r\nHost: {host}\r\nSandbox-Identity: {token}\r\n\
+                 Content-Type: application/json\r\n{fields}\r\n{body}"
+            )
+            .as_bytes(),
+        );
+        scene.refused(row, &client.answer().expect(row), "bad_request", 0);
+        assert!(client.is_over(), "{row}: the connection goes on");
+    }
+    let answer = scene.honest("sandbox-b", own().framed(Framing::Chunked));
+    assert_eq!(answer.status, 200, "60 extensions and trailers: {}", answer.text());
+    let seen = scene.seen().pop().unwrap()["headers"].to_string();
+    assert!(seen.contains("content-length") && !seen.contains("transfer-encoding"), "{seen}");
+    assert!(!seen.contains("x-trailer"), "{seen}");
+}
+
+/// What is sent in one piece is still two requests, and each is asked about.
+#[test]
+fn attack_61_a_second_request_is_judged_by_itself() {
+    let scene = Scene::new();
+    let token = scene.token("sandbox-b");
+    let first = own().with("Sandbox-Identity", &token).bytes(&scene.host());
+    let second =
+        Ask::recall("staging:team-a").with("Sandbox-Identity", &token).bytes(&scene.host());
+    let mut client = scene.client("sandbox-b");
+    client.say(&[first, second].concat());
+    assert_eq!(client.answer().unwrap().status, 200);
+    if let Some(answer) = client.answer() {
+        assert_eq!(answer.reason(), Some("foreign_bank"), "{}", answer.text());
+    }
+    assert_eq!(scene.seen().len(), 1);
+}
+
+#[test]
+fn attacks_63_and_66_to_68_a_body_is_plain_json() {
+    let scene = Scene::new();
+    let body = r#"{"query":"x","bank_id":"staging:team-b"}"#;
+    let wide = |text: &str| text.encode_utf16().flat_map(u16::to_le_bytes).collect::<Vec<u8>>();
+    let wider = |text: &str| {
+        text.chars().flat_map(|letter| u32::from(letter).to_le_bytes()).collect::<Vec<u8>>()
+    };
+    let typed = |kind: &str| own().without("Content-Type").with("Content-Type", kind);
+    let rows: Vec<(&str, Ask)> = vec![
+        ("63 gzip", own().with("Content-Encoding", "gzip")),
+        ("63 br", own().with("Content-Encoding", "br")),
+        ("63 stacked", own().with("Content-Encoding", "identity, gzip")),
+        ("63 undeclared gzip", own().body(&[0x1f, 0x8b, 8, 0, 0, 0, 0, 0, 0, 3])),
+        ("66 UTF-16", own().body(&wide(body))),
+        ("66 UTF-32", own().body(&wider(body))),
+        ("66 BOM", own().body(&[b"\xef\xbb\xbf", body.as_bytes()].concat())),
+        ("66 another charset", typed("application/json; charset=utf-16")),
+        ("67 text", typed("text/plain")),
+        ("67 no type", own().without("Content-Type")),
+        ("67 two types", own().with("Content-Type", "text/plain")),
+        ("67 a suffix", typed("application/vnd.api+json")),
+        ("68 multipart", typed("multipart/form-data; boundary=x")),
+        ("68 a form", typed("application/x-www-form-urlencoded")),
+    ];
+    for (row, ask) in rows {
+        scene.refused(row, &scene.honest("sandbox-b", ask), "body_malformed", 0);
+    }
+    for (row, ask) in [
+        ("63 identity", own().with("Content-Encoding", "identity")),
+        ("66 the right charset", typed("application/json; charset=UTF-8")),
+    ] {
+        assert_eq!(scene.honest("sandbox-b", ask).status, 200, "{row}");
+    }
+}

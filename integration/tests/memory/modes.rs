@@ -1,0 +1,114 @@
+//! The other ways: an identity that the path gives, and a token that is signed for the service.
+
+use std::fs;
+use std::process::Command;
+
+use serde_json::Value;
+
+use super::client::Ask;
+use super::scene::{AUDIENCE, Scene, Setup};
+
+#[test]
+fn a_sandbox_without_a_token_is_known_by_its_path() {
+    let scene = Scene::new();
+    let answer = scene.ask("sandbox-d", Ask::recall("staging:team-d"));
+    assert_eq!(answer.status, 200, "{}", answer.text());
+    let seen = scene.seen()[0]["headers"].to_string();
+    assert!(seen.contains("agent:sandbox-d"), "{seen}");
+    for (row, ask, reason) in [
+        ("28 foreign", Ask::recall("staging:team-b"), "foreign_bank"),
+        (
+            "10 with A's token",
+            Ask::recall("staging:team-d").with("Sandbox-Identity", &scene.token("sandbox-a")),
+            "identity_mismatch",
+        ),
+        (
+            "2 with a bad token",
+            Ask::recall("staging:team-d").with("Sandbox-Identity", "x.y.z"),
+            "identity_invalid",
+        ),
+    ] {
+        scene.refused(row, &scene.ask("sandbox-d", ask), reason, 1);
+    }
+    let of = |record: &Value| record["class_uid"] == 6003 && record["status_detail"] == "allowed";
+    let told = scene.records().into_iter().find(of).unwrap();
+    assert_eq!(told["unmapped"]["sandbar"]["identity"], "from_path");
+}
+
+#[test]
+fn without_its_key_nothing_is_sent_to_the_service() {
+    let scene = Scene::new();
+    assert_eq!(scene.honest("sandbox-b", Ask::recall("staging:team-b")).status, 200);
+    fs::remove_file(scene.dir.path().join("memory.key")).unwrap();
+    let answer = scene.honest("sandbox-b", Ask::recall("staging:team-b"));
+    scene.refused("no key", &answer, "credential_unavailable", 1);
+    assert_eq!(answer.status, 502);
+}
+
+fn decoded(part: &str) -> Value {
+    let digit = |byte: u8| match byte {
+        b'A'..=b'Z' => byte - b'A',
+        b'a'..=b'z' => byte - b'a' + 26,
+        b'0'..=b'9' => byte - b'0' + 52,
+        b'-' => 62,
+        _ => 63,
+    };
+    let mut bytes = Vec::new();
+    for four in part.as_bytes().chunks(4) {
+        let bits = four.iter().fold(0u32, |bits, byte| bits << 6 | u32::from(digit(*byte)))
+            << (6 * (4 - four.len()));
+        bytes.extend(&bits.to_be_bytes()[1..four.len()]);
+    }
+    serde_json::from_slice(&bytes).unwrap()
+}
+
+/// The service is told by a token of ours; the sandbox's own never gets there.
+#[test]
+fn a_token_is_signed_anew_for_the_service() {
+    // The scene's directory is not there yet when the key is made, so it lies beside.
+    let dir = tempfile::tempdir().unwrap();
+    let key = dir.path().join("service.key");
+    let made = Command::new("openssl")
+        .args([
+            "genpkey",
+            "-quiet",
+            "-algorithm",
+            "RSA",
+            "-pkeyopt",
+            "rsa_keygen_bits:2048",
+            "-out",
+        ])
+        .arg(&key)
+        .output()
+        .expect("openssl");
+    assert!(made.status.success(), "{}", String::from_utf8_lossy(&made.stderr));
+    let service = format!(
+        "mode = \"token\"\nkey = \"{}\"\nissuer = \"https://sandbar.acme.example\"\ntrust_domain = \"acme.example\"\n",
+        key.display()
+    );
+    let scene = Scene::with(Setup { mode: "dev", service: service.leak(), ..Setup::default() });
+    let own = scene.token("sandbox-b");
+    let ask = Ask::recall("staging:team-b").with("Authorization", &format!("Bearer {own}"));
+    scene.ask("sandbox-b", ask); // whom the service believes is not what this is about
+    let seen = scene.seen().pop().expect("it arrived");
+    let headers = seen["headers"].as_array().unwrap();
+    let bearers: Vec<&str> = headers
+        .iter()
+        .filter(|pair| pair[0] == "authorization")
+        .map(|pair| pair[1].as_str().unwrap())
+        .collect();
+    let [bearer] = bearers[..] else { panic!("{bearers:?}") };
+    assert!(!bearer.contains(&own), "the sandbox's own token arrived");
+    assert!(
+        !headers.iter().any(|pair| pair[0] == "x-api-key" || pair[0] == "x-astrocyte-principal")
+    );
+    let mut parts = bearer.strip_prefix("Bearer ").unwrap().split('.');
+    let (head, claims) = (decoded(parts.next().unwrap()), decoded(parts.next().unwrap()));
+    assert_eq!(head["alg"], "RS256");
+    assert_eq!(claims["sub"], "spiffe://acme.example/tenant/acme/env/staging/sandbox/sandbox-b");
+    assert_eq!(claims["aud"], AUDIENCE);
+    assert_eq!(claims["astrocyte_principal"], "agent:sandbox-b");
+    assert_eq!(claims["banks"], serde_json::json!(["staging:team-b"]));
+    let life = claims["exp"].as_u64().unwrap() - claims["iat"].as_u64().unwrap();
+    assert!(life <= 60, "{life}");
+}

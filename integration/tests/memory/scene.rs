@@ -1,0 +1,402 @@
+//! Everything at once: the engine behind its service, an issuer of identities, and the program between the
+//! sandboxes and them.
+
+use std::fs;
+use std::io::{BufRead, BufReader};
+use std::net::{SocketAddr, TcpListener};
+use std::os::unix::fs::PermissionsExt;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::sync::Arc;
+use std::sync::mpsc::channel;
+use std::time::{Duration, Instant};
+
+use certs::UnixTime;
+use certs::identity::{Algorithm, IssueRequest, IssuerOptions, LocalIssuer, TrustDomain};
+use rustls::pki_types::CertificateDer;
+use rustls::pki_types::pem::PemObject;
+use rustls::{ClientConfig, RootCertStore};
+use serde_json::Value;
+use tempfile::TempDir;
+
+use integration::sandbar;
+
+use super::client::{Answer, Ask, Client};
+use super::engine;
+
+/// Longest wait for anything that must happen.
+pub(crate) const DEADLINE: Duration = Duration::from_secs(120);
+pub(crate) const HOST: &str = "memory.corp.example";
+pub(crate) const AUDIENCE: &str = "spiffe://acme.example/memory";
+pub(crate) const ISSUER: &str = "https://issuer.acme.example";
+pub(crate) const DOMAIN: &str = "acme.example";
+/// The key that the service knows and no sandbox does.
+pub(crate) const KEY: &str = "the-shared-key-of-the-service";
+/// What bank A keeps from B.
+pub(crate) const SECRET: &str = "A-SECRET launch code 7741";
+
+/// The sandboxes: id, environment, generation, and the banks of each right.
+pub(crate) const SANDBOXES: [(&str, &str, Option<u64>); 4] = [
+    ("sandbox-a", "staging", None),
+    ("sandbox-b", "staging", Some(2)),
+    ("sandbox-c", "production", None),
+    ("sandbox-d", "staging", None),
+];
+
+/// What a scene is made of.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Setup {
+    /// How the service knows its callers.
+    pub(crate) mode: &'static str,
+    pub(crate) limits: &'static str,
+    /// What `[[memory_service]]` says beside host and audience.
+    pub(crate) service: &'static str,
+}
+
+impl Default for Setup {
+    fn default() -> Self {
+        let service = "mode = \"api-key\"\ncredential = \"memory\"\n";
+        Setup { mode: "api_key", limits: "", service }
+    }
+}
+
+pub(crate) struct Scene {
+    pub(crate) dir: TempDir,
+    pub(crate) service: SocketAddr,
+    pub(crate) issuer: LocalIssuer,
+    ports: Vec<u16>,
+    children: Vec<Child>,
+    pub(crate) trust: Arc<ClientConfig>,
+    pub(crate) origin: Arc<ClientConfig>,
+}
+
+impl Scene {
+    pub(crate) fn new() -> Self {
+        Self::with(Setup::default())
+    }
+
+    pub(crate) fn with(setup: Setup) -> Self {
+        let dir = tempfile::tempdir().unwrap();
+        let origin = certificate(dir.path());
+        let mut children = Vec::new();
+        let port = service(dir.path(), setup.mode, &mut children);
+        let issuer = issuer(dir.path(), "issuer");
+        let ports: Vec<u16> = free_ports(SANDBOXES.len() + 1);
+        write_files(dir.path(), &setup, port, &ports);
+        serve(dir.path(), &mut children);
+        let trust = trusting(&dir.path().join("ca/ca.pem"));
+        let service = SocketAddr::from(([127, 0, 0, 1], port));
+        Scene { dir, service, issuer, ports, children, trust, origin }
+    }
+
+    /// The host of the service, with its port.
+    pub(crate) fn host(&self) -> String {
+        format!("{HOST}:{}", self.service.port())
+    }
+
+    /// The listener of one sandbox, or the one they share.
+    pub(crate) fn listener(&self, sandbox: &str) -> SocketAddr {
+        let at = SANDBOXES.iter().position(|(id, ..)| *id == sandbox).unwrap_or(SANDBOXES.len());
+        SocketAddr::from(([127, 0, 0, 1], self.ports[at]))
+    }
+
+    /// A connection of a sandbox to the service.
+    pub(crate) fn client(&self, sandbox: &str) -> Client {
+        Client::connect(self.listener(sandbox), None, &self.host(), &self.trust)
+    }
+
+    /// A connection to the service around the program.
+    pub(crate) fn direct(&self) -> Client {
+        Client::direct(self.service, &self.host(), &self.origin)
+    }
+
+    /// A good token of a sandbox.
+    pub(crate) fn token(&self, sandbox: &str) -> String {
+        let (_, environment, generation) =
+            SANDBOXES.iter().find(|(id, ..)| *id == sandbox).unwrap();
+        self.issue(&IssueRequest { generation: *generation, ..request(sandbox, environment) })
+    }
+
+    pub(crate) fn issue(&self, request: &IssueRequest<'_>) -> String {
+        self.issuer.issue(request, UnixTime::now()).unwrap().expose().to_owned()
+    }
+
+    /// Asks as a sandbox that sends its own token, on a connection of its own.
+    pub(crate) fn honest(&self, sandbox: &str, ask: Ask) -> Answer {
+        self.ask(sandbox, ask.with("Sandbox-Identity", &self.token(sandbox)))
+    }
+
+    pub(crate) fn ask(&self, sandbox: &str, ask: Ask) -> Answer {
+        self.client(sandbox).ask(&ask)
+    }
+
+    /// Every request that arrived at the service.
+    pub(crate) fn seen(&self) -> Vec<Value> {
+        lines(&self.dir.path().join("seen.jsonl"))
+    }
+
+    /// Every record of the access log.
+    pub(crate) fn records(&self) -> Vec<Value> {
+        let segments = audit::segments(&self.dir.path().join("log")).unwrap();
+        segments.iter().flat_map(|(_, segment)| lines(segment)).collect()
+    }
+
+    /// The records of one attempt.
+    pub(crate) fn records_of(&self, attempt: &str) -> Vec<Value> {
+        let all = self.records();
+        let of = |record: &Value| record["metadata"]["correlation_uid"] == attempt;
+        all.into_iter().filter(of).collect()
+    }
+
+    /// Sees that an ask is refused for `reason`, that this is recorded, and that nothing arrived.
+    pub(crate) fn refused(&self, row: &str, answer: &Answer, reason: &str, before: usize) {
+        assert_eq!(answer.reason(), Some(reason), "{row}: {} {}", answer.status, answer.text());
+        assert!(answer.status >= 400, "{row}: {}", answer.status);
+        let attempt = answer.field("Sandbar-Record").unwrap();
+        let told = self.records_of(attempt);
+        let denied =
+            |record: &&Value| record["class_uid"] != 2004 && record["status_detail"] == reason;
+        assert_eq!(told.iter().filter(denied).count(), 1, "{row}: {told:?}");
+        assert_eq!(self.seen().len(), before, "{row}: something arrived");
+    }
+
+    /// Puts A's secret into A's bank.
+    pub(crate) fn plant(&self) {
+        let body = format!(r#"{{"content":"{SECRET}","bank_id":"staging:team-a"}}"#);
+        let answer = self.honest("sandbox-a", Ask::post("/v1/retain", &body));
+        assert_eq!(answer.status, 200, "{}", answer.text());
+    }
+}
+
+impl Drop for Scene {
+    fn drop(&mut self) {
+        for child in &mut self.children {
+            drop(child.kill()); // it may have ended by itself
+            drop(child.wait());
+        }
+    }
+}
+
+/// What a token of a sandbox says.
+pub(crate) fn request<'a>(sandbox: &'a str, environment: &'a str) -> IssueRequest<'a> {
+    let life = Duration::from_secs(300);
+    IssueRequest {
+        tenant: "acme",
+        environment,
+        sandbox,
+        audience: AUDIENCE,
+        life,
+        generation: None,
+    }
+}
+
+/// An issuer with a key of its own.
+pub(crate) fn issuer(dir: &Path, name: &str) -> LocalIssuer {
+    let options = IssuerOptions {
+        issuer: ISSUER.to_owned(),
+        trust_domain: TrustDomain::parse(DOMAIN).unwrap(),
+        environments: None,
+        algorithm: Algorithm::Es256,
+    };
+    LocalIssuer::init(&dir.join(name), &options, at(-3600)).unwrap() // it has been signing for a while
+}
+
+/// So many seconds from now.
+pub(crate) fn at(offset: i64) -> UnixTime {
+    let now = UnixTime::now().as_secs().checked_add_signed(offset).unwrap();
+    UnixTime::since_unix_epoch(Duration::from_secs(now))
+}
+
+/// Waits until `holds`, or fails and says what did not happen.
+pub(crate) fn wait(what: &str, mut holds: impl FnMut() -> bool) {
+    let until = Instant::now() + DEADLINE;
+    while !holds() {
+        assert!(Instant::now() < until, "{what} did not happen");
+        std::thread::sleep(Duration::from_millis(20));
+    }
+}
+
+fn lines(path: &Path) -> Vec<Value> {
+    let text = fs::read_to_string(path).unwrap_or_default();
+    let whole = text.rsplit_once('\n').map_or("", |(whole, _)| whole);
+    whole.lines().map(|line| serde_json::from_str(line).unwrap()).collect()
+}
+
+/// Writes the certificate of the service, and gives back whoever believes it.
+fn certificate(dir: &Path) -> Arc<ClientConfig> {
+    let made = rcgen::generate_simple_self_signed(vec![HOST.to_owned()]).unwrap();
+    fs::write(dir.join("origin.pem"), certs::pem::from_certificate(made.cert.der())).unwrap();
+    let key = certs::pem::from_private_key(&made.signing_key.serialize_der());
+    fs::write(dir.join("origin.key"), key.as_bytes()).unwrap();
+    trusting(&dir.join("origin.pem"))
+}
+
+fn trusting(pem: &Path) -> Arc<ClientConfig> {
+    let mut roots = RootCertStore::empty();
+    for root in CertificateDer::pem_file_iter(pem).unwrap() {
+        roots.add(root.unwrap()).unwrap();
+    }
+    let builder = ClientConfig::builder_with_provider(certs::provider());
+    let builder = builder.with_safe_default_protocol_versions().unwrap();
+    Arc::new(builder.with_root_certificates(roots).with_no_client_auth())
+}
+
+fn service(dir: &Path, mode: &str, children: &mut Vec<Child>) -> u16 {
+    let script = integration::root().join("integration/tests/memory/service.py");
+    let mut command = Command::new(engine::python());
+    command.arg(script).arg(mode).arg(dir.join("origin.pem")).arg(dir.join("origin.key"));
+    command.arg(dir.join("seen.jsonl"));
+    let said = start(command, children, "listening on ");
+    said.rsplit(' ').next().unwrap().parse().unwrap()
+}
+
+fn serve(dir: &Path, children: &mut Vec<Child>) {
+    let mut command = sandbar();
+    command.arg("serve").arg("-c").arg(dir.join("sandbar.toml"));
+    start(command, children, "listening: explicit");
+}
+
+/// Starts a program and waits until it says `ready`, on either stream; the line it said it with.
+fn start(mut command: Command, children: &mut Vec<Child>, ready: &str) -> String {
+    command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
+    let mut child = command.spawn().unwrap();
+    let (sender, lines) = channel();
+    let streams: [Box<dyn std::io::Read + Send>; 2] =
+        [Box::new(child.stdout.take().unwrap()), Box::new(child.stderr.take().unwrap())];
+    for stream in streams {
+        let sender = sender.clone();
+        std::thread::spawn(move || {
+            for line in BufReader::new(stream).lines().map_while(Result::ok) {
+                drop(sender.send(line)); // read on, or it would block
+            }
+        });
+    }
+    drop(sender);
+    children.push(child);
+    let until = Instant::now() + DEADLINE;
+    let mut said = Vec::new();
+    loop {
+        let left = until.saturating_duration_since(Instant::now());
+        let line = lines.recv_timeout(left);
+        let line = line.unwrap_or_else(|_| panic!("{command:?} does not start: {said:#?}"));
+        if line.contains(ready) {
+            return line;
+        }
+        said.push(line);
+    }
+}
+
+/// Ports that nobody has at the moment.
+fn free_ports(count: usize) -> Vec<u16> {
+    let open: Vec<TcpListener> =
+        (0..count).map(|_| TcpListener::bind("127.0.0.1:0").unwrap()).collect();
+    open.iter().map(|listener| listener.local_addr().unwrap().port()).collect()
+}
+
+fn write_files(dir: &Path, setup: &Setup, service: u16, ports: &[u16]) {
+    fs::create_dir(dir.join("policies")).unwrap();
+    for (name, text) in policies(service) {
+        fs::write(dir.join(format!("policies/{name}.toml")), text).unwrap();
+    }
+    secret(&dir.join("memory.key"), &format!("{KEY}\n"));
+    fs::write(dir.join("revoked.json"), "{}").unwrap();
+    fs::write(dir.join("sandbar.toml"), operator(setup, service, ports)).unwrap();
+}
+
+pub(crate) fn secret(path: &PathBuf, text: &str) {
+    fs::write(path, text).unwrap();
+    fs::set_permissions(path, fs::Permissions::from_mode(0o600)).unwrap();
+}
+
+fn policies(service: u16) -> Vec<(&'static str, String)> {
+    let rule = |name: &str, rest: &str| {
+        format!(
+            "name = \"{name}\"\n[[memory]]\nname = \"memory of {name}\"\nhost = \"{HOST}:{service}\"\n\
+             resolves_to = [\"127.0.0.0/8\"]\nprofile = \"astrocyte\"\n{rest}"
+        )
+    };
+    vec![
+        (
+            "mem-a",
+            rule(
+                "mem-a",
+                "recall = [\"staging:team-a\", \"staging:shared\"]\nretain = [\"staging:team-a\", \"staging:shared\"]\n\
+                 forget = [\"staging:team-a\"]\n",
+            ),
+        ),
+        (
+            "mem-b",
+            rule(
+                "mem-b",
+                "recall = [\"staging:team-b\", \"staging:shared\"]\nretain = [\"staging:team-b\"]\n\
+                 forget = [\"staging:team-b\"]\n",
+            ),
+        ),
+        (
+            "mem-c",
+            rule(
+                "mem-c",
+                "recall = [\"production:team-a\", \"production:shared\"]\nretain = [\"production:team-a\"]\n",
+            ),
+        ),
+        (
+            "mem-d",
+            rule(
+                "mem-d",
+                "identity = \"from-path\"\nrecall = [\"staging:team-d\"]\nretain = [\"staging:team-d\"]\n",
+            ),
+        ),
+    ]
+}
+
+fn operator(setup: &Setup, service: u16, ports: &[u16]) -> String {
+    let Setup { limits, service: rest, .. } = setup;
+    let mut text = format!(
+        r#"policies = "policies"
+[log]
+dir = "log"
+[dns]
+upstreams = ["127.0.0.1:9"]
+pre_resolve = false
+[[dns.host]]
+name = "{HOST}"
+addresses = ["127.0.0.1"]
+[upstream]
+roots = ["origin.pem"]
+system_roots = false
+[limits]
+{limits}
+[[credential]]
+name = "memory"
+file = "memory.key"
+[identity]
+revocations = "revoked.json"
+[[identity.issuer]]
+name = "{ISSUER}"
+trust_domain = "{DOMAIN}"
+keys = "issuer/jwks.json"
+[[memory_service]]
+host = "{HOST}:{service}"
+audience = "{AUDIENCE}"
+{rest}
+[[listener]]
+mode = "explicit"
+bind = ["127.0.0.1:{}"]
+identify = "source-address"
+"#,
+        ports[SANDBOXES.len()]
+    );
+    for (at, (id, environment, generation)) in SANDBOXES.iter().enumerate() {
+        let generation =
+            generation.map(|number| format!("generation = {number}\n")).unwrap_or_default();
+        let (port, letter) = (ports[at], id.rsplit('-').next().unwrap());
+        text += &format!(
+            "[[listener]]\nmode = \"explicit\"\nbind = [\"127.0.0.1:{port}\"]\nsandbox = \"{id}\"\n\
+             [[sandbox]]\nid = \"{id}\"\ntenant = \"acme\"\nenvironment = \"{environment}\"\n{generation}\
+             base = \"system\"\npolicies = [\"mem-{letter}\"]\nsource_address = \"127.0.1.{}/32\"\n\
+             dangerously_trust_source_address = true\n",
+            at + 1
+        );
+    }
+    text
+}

@@ -1,0 +1,96 @@
+//! The answer of a memory service, looked at before the sandbox sees it.
+
+use http::header::CONTENT_LENGTH;
+use pingora_http::ResponseHeader;
+use pingora_proxy::Session;
+use rules::Reason;
+
+use super::client::Received;
+use super::json::{self, Json};
+use super::{Granted, Held, find, select};
+use crate::inject::Credential;
+use crate::refusal::Refusal;
+
+/// Fields of an answer that belong to the connection it came on, or lead around us.
+const NOT_PASSED: [&str; 9] = [
+    "alt-svc",
+    "connection",
+    "content-length",
+    "keep-alive",
+    "proxy-authenticate",
+    "proxy-connection",
+    "trailer",
+    "transfer-encoding",
+    "upgrade",
+];
+
+/// Withholds an answer that is not the sandbox's to see, and says so in the log.
+pub(super) async fn check(
+    granted: &Granted<'_>,
+    key: Option<&Credential>,
+    received: &Received,
+    held: &Held<'_>,
+) -> Result<(), Refusal> {
+    let refusal = match judge(granted, key, received) {
+        Ok(()) => return Ok(()),
+        Err(refusal) => refusal,
+    };
+    let title = "The answer of a memory service was withheld";
+    let why = refusal.detail.clone().unwrap_or_default();
+    find(held.record, refusal.reason, title, why).await;
+    Err(Refusal { rule: Some(granted.permit.rule().clone()), ..refusal })
+}
+
+fn judge(
+    granted: &Granted<'_>,
+    key: Option<&Credential>,
+    received: &Received,
+) -> Result<(), Refusal> {
+    let unchecked = |why: &str| Refusal::from(Reason::AnswerUnchecked).because(why);
+    let fields = &received.head.headers;
+    let coded = |coding: &[u8]| !coding.eq_ignore_ascii_case(b"identity");
+    if fields.get_all("content-encoding").iter().any(|value| coded(value.as_bytes())) {
+        return Err(unchecked("it is encoded, though that was not asked for"));
+    }
+    let echoes = key.map(Credential::echoes);
+    let told =
+        |text: &[u8]| echoes.as_ref().is_some_and(|echoes| echoes.cover(&mut text.to_vec()) > 0);
+    if fields.values().any(|value| told(value.as_bytes())) || told(&received.body) {
+        return Err(unchecked("it repeats the key of the service"));
+    }
+    let pointers = &granted.found.route.answer;
+    if pointers.is_empty() || !received.head.status.is_success() {
+        return Ok(());
+    }
+    let json = json::read(&received.body).map_err(|fault| unchecked(&fault.to_string()))?;
+    let own = |json: &Json| match json {
+        Json::Text(text) if granted.banks.iter().any(|bank| bank.as_str() == text) => Ok(()),
+        Json::Text(text) => Err(Refusal::from(Reason::AnswerForeignBank)
+            .because(format!("it has content of bank `{}`", text.escape_default()))),
+        Json::Array(_) | Json::Null | Json::Object(_) | Json::Other | Json::TextTooLong => {
+            Err(unchecked("it does not say which bank its content is from"))
+        }
+    };
+    pointers.iter().try_for_each(|pointer| select::answered(&json, pointer, &own))
+}
+
+/// Passes the answer on, in our own framing.
+pub(super) async fn pass(
+    session: &mut Session,
+    received: &Received,
+    held: &Held<'_>,
+) -> Result<u16, Refusal> {
+    let status = received.head.status.as_u16();
+    let gone = |_| Refusal::from(Reason::UpstreamBroke).because("the sandbox went away");
+    let mut head = ResponseHeader::build(status, Some(16)).map_err(gone)?;
+    for (name, value) in &received.head.headers {
+        if !NOT_PASSED.contains(&name.as_str()) {
+            head.append_header(name, value.clone()).map_err(gone)?;
+        }
+    }
+    head.insert_header(CONTENT_LENGTH, received.body.len()).map_err(gone)?;
+    held.record.meter().received(received.body.len() as u64);
+    session.write_response_header(Box::new(head), false).await.map_err(gone)?;
+    session.write_response_body(Some(received.body.clone()), true).await.map_err(gone)?;
+    Ok(status)
+}

@@ -1,0 +1,292 @@
+//! A strict reading of JSON: one UTF-8 document that every parser reads alike. No key stands twice, also not
+//! once escaped and once plain; depth and number of values are bounded. What is not text is not kept.
+
+use std::cell::Cell;
+use std::fmt;
+
+use rules::word::MAX_BANK;
+use serde::de::{DeserializeSeed, Deserializer, Error, MapAccess, SeqAccess, Visitor};
+
+/// Deepest nesting.
+pub(super) const MAX_DEPTH: usize = 64;
+/// Most values in a document: members, elements, and the document itself.
+pub(super) const MAX_VALUES: usize = 100_000;
+
+/// What a document holds, as far as anybody asks.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) enum Json {
+    Array(Vec<Json>),
+    Null,
+    Object(Vec<(String, Json)>),
+    /// A number or a boolean.
+    Other,
+    Text(String),
+    /// A text that is too long to be a bank's name; not kept.
+    TextTooLong,
+}
+
+/// Why bytes are not such a document.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub(super) enum JsonFault {
+    #[error("a key stands twice in the same object")]
+    Duplicate,
+    #[error("it is not one UTF-8 JSON document")]
+    Malformed,
+    #[error("it is nested deeper than {MAX_DEPTH}")]
+    TooDeep,
+    #[error("it has more than {MAX_VALUES} values")]
+    TooMany,
+}
+
+/// Reads a whole document.
+pub(super) fn read(bytes: &[u8]) -> Result<Json, JsonFault> {
+    let bounds = Bounds { left: Cell::new(MAX_VALUES), fault: Cell::new(JsonFault::Malformed) };
+    let mut input = serde_json::Deserializer::from_slice(bytes);
+    let json = Reader { bounds: &bounds, depth: 0 }.deserialize(&mut input);
+    let json = json.map_err(|_| bounds.fault.get())?;
+    input.end().map_err(|_| JsonFault::Malformed)?;
+    Ok(json)
+}
+
+struct Bounds {
+    left: Cell<usize>,
+    /// What stopped the reading, where it was not the syntax.
+    fault: Cell<JsonFault>,
+}
+
+impl Bounds {
+    fn stop<E: Error>(&self, fault: JsonFault) -> E {
+        self.fault.set(fault);
+        E::custom(fault)
+    }
+}
+
+#[derive(Clone, Copy)]
+struct Reader<'a> {
+    bounds: &'a Bounds,
+    depth: usize,
+}
+
+impl Reader<'_> {
+    /// A reader of what is one level below.
+    fn below<E: Error>(self) -> Result<Self, E> {
+        let depth = self.depth + 1;
+        if depth > MAX_DEPTH {
+            return Err(self.bounds.stop(JsonFault::TooDeep));
+        }
+        Ok(Reader { depth, ..self })
+    }
+}
+
+impl<'de> DeserializeSeed<'de> for Reader<'_> {
+    type Value = Json;
+
+    fn deserialize<D: Deserializer<'de>>(self, input: D) -> Result<Json, D::Error> {
+        match self.bounds.left.get().checked_sub(1) {
+            None => Err(self.bounds.stop(JsonFault::TooMany)),
+            Some(left) => {
+                self.bounds.left.set(left);
+                input.deserialize_any(self)
+            }
+        }
+    }
+}
+
+impl<'de> Visitor<'de> for Reader<'_> {
+    type Value = Json;
+
+    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("JSON")
+    }
+
+    fn visit_bool<E>(self, _: bool) -> Result<Json, E> {
+        Ok(Json::Other)
+    }
+
+    fn visit_i64<E>(self, _: i64) -> Result<Json, E> {
+        Ok(Json::Other)
+    }
+
+    fn visit_u64<E>(self, _: u64) -> Result<Json, E> {
+        Ok(Json::Other)
+    }
+
+    fn visit_f64<E>(self, _: f64) -> Result<Json, E> {
+        Ok(Json::Other)
+    }
+
+    fn visit_unit<E>(self) -> Result<Json, E> {
+        Ok(Json::Null)
+    }
+
+    fn visit_str<E>(self, text: &str) -> Result<Json, E> {
+        Ok(if text.len() > MAX_BANK { Json::TextTooLong } else { Json::Text(text.to_owned()) })
+    }
+
+    fn visit_seq<A: SeqAccess<'de>>(self, mut elements: A) -> Result<Json, A::Error> {
+        let below = self.below()?;
+        let mut all = Vec::new();
+        while let Some(element) = elements.next_element_seed(below)? {
+            all.push(element);
+        }
+        Ok(Json::Array(all))
+    }
+
+    fn visit_map<A: MapAccess<'de>>(self, mut members: A) -> Result<Json, A::Error> {
+        let below = self.below()?;
+        let mut all: Vec<(String, Json)> = Vec::new();
+        while let Some(key) = members.next_key::<String>()? {
+            all.push((key, members.next_value_seed(below)?));
+        }
+        let mut keys: Vec<&str> = all.iter().map(|(key, _)| key.as_str()).collect();
+        keys.sort_unstable();
+        match keys.windows(2).any(|pair| matches!(pair, [one, other] if one == other)) {
+            true => Err(self.bounds.stop(JsonFault::Duplicate)),
+            false => Ok(Json::Object(all)),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::{Duration, Instant};
+
+    use super::*;
+
+    #[test]
+    fn only_one_plain_document_is_read() {
+        use JsonFault::{Duplicate, Malformed};
+        for (text, fault) in [
+            (&br#"{"bank_id":"a","n":[1,2.5,true,null]}"#[..], None),
+            (b" {} \r\n\t", None),
+            (br#"{"bank\u005fid":"a"}"#, None),
+            (b"{\"a\":\"\xc3\xa9\"}", None),
+            (br#"{"a":1,"a":1}"#, Some(Duplicate)),
+            (br#"{"bank_id":"a","bank\u005fid":"b"}"#, Some(Duplicate)),
+            (br#"{"x":[{"a":1,"b":2,"a":3}]}"#, Some(Duplicate)),
+            (br#"{} {}"#, Some(Malformed)),
+            (br#"{}x"#, Some(Malformed)),
+            (br#"{"a":NaN}"#, Some(Malformed)),
+            (br#"{"a":Infinity}"#, Some(Malformed)),
+            (br#"{"a":1e9999}"#, Some(Malformed)),
+            (br#"{"a":01}"#, Some(Malformed)),
+            (br#"{"a":"\ud800"}"#, Some(Malformed)),
+            (b"{\"a\":\"\n\"}", Some(Malformed)),
+            (b"{\"a\":\"\xff\"}", Some(Malformed)),
+            (b"{\"a\":\"\xc0\xaf\"}", Some(Malformed)),
+            (b"\xef\xbb\xbf{}", Some(Malformed)),
+            (b"\xff\xfe{\0}\0", Some(Malformed)),
+            (b"{\0}\0", Some(Malformed)),
+            (br#"{'a':1}"#, Some(Malformed)),
+            (br#"{"a":1,}"#, Some(Malformed)),
+            (br#"/**/{}"#, Some(Malformed)),
+            (b"", Some(Malformed)),
+        ] {
+            assert_eq!(read(text).err(), fault, "{}", String::from_utf8_lossy(text));
+        }
+    }
+
+    #[test]
+    fn depth_and_size_are_bounded() {
+        let nested = |depth: usize| "[".repeat(depth) + &"]".repeat(depth);
+        assert!(read(nested(MAX_DEPTH).as_bytes()).is_ok());
+        assert_eq!(read(nested(MAX_DEPTH + 1).as_bytes()), Err(JsonFault::TooDeep));
+        assert_eq!(read("[".repeat(1 << 20).as_bytes()), Err(JsonFault::TooDeep));
+        let many = |values: usize| format!("[{}]", vec!["0"; values - 1].join(","));
+        assert!(read(many(MAX_VALUES).as_bytes()).is_ok());
+        assert_eq!(read(many(MAX_VALUES + 1).as_bytes()), Err(JsonFault::TooMany));
+        let keys: Vec<String> = (0..MAX_VALUES).map(|key| format!("\"{key}\":0")).collect();
+        let keys = format!("{{{}}}", keys.join(","));
+        assert_eq!(read(keys.as_bytes()), Err(JsonFault::TooMany));
+    }
+
+    #[test]
+    fn a_text_that_can_be_no_bank_is_not_kept() {
+        let text = |length: usize| format!("\"{}\"", "a".repeat(length));
+        assert_eq!(read(text(MAX_BANK).as_bytes()), Ok(Json::Text("a".repeat(MAX_BANK))));
+        assert_eq!(read(text(MAX_BANK + 1).as_bytes()), Ok(Json::TextTooLong));
+    }
+
+    /// Bytes of every kind that matters to the syntax, in orders nobody would think of: whatever is read must
+    /// be read by the usual parser too, and no key of it may be lost there.
+    #[test]
+    fn what_is_read_is_what_others_read() {
+        const PIECES: [&str; 26] = [
+            "{",
+            "}",
+            "[",
+            "]",
+            ",",
+            ":",
+            "\"a\"",
+            "\"bank_id\"",
+            "\"bank\\u005fid\"",
+            "\"\\ud83d\\ude00\"",
+            "\"\\udc00\"",
+            "1",
+            "-0",
+            "1e5",
+            "1E400",
+            "true",
+            "null",
+            " ",
+            "\n",
+            "\"",
+            "\\",
+            "\u{feff}",
+            "é",
+            "\"b\":1",
+            "\"a\":",
+            "\0",
+        ];
+        let mut seed = 0x9e37_79b9_7f4a_7c15_u64;
+        let mut next = |bound: usize| {
+            seed ^= seed << 13;
+            seed ^= seed >> 7;
+            seed ^= seed << 17;
+            usize::try_from(seed % bound as u64).unwrap()
+        };
+        let (started, mut read_in_all, mut duplicates) = (Instant::now(), 0, 0);
+        for _ in 0..200_000 {
+            let length = next(12);
+            let mut text: String = (0..length).map(|_| PIECES[next(PIECES.len())]).collect();
+            if next(2) == 0 {
+                text = format!("{{\"a\":1,{text}:{text}}}");
+            }
+            match (read(text.as_bytes()), serde_json::from_str::<serde_json::Value>(&text)) {
+                (Ok(read), Ok(usual)) => {
+                    read_in_all += 1;
+                    assert_eq!(count(&read), count_usual(&usual), "{text:?}");
+                }
+                (Ok(_), Err(error)) => panic!("{text:?}: {error}"),
+                (Err(JsonFault::Duplicate), Ok(_)) => duplicates += 1,
+                (Err(fault), Ok(_)) => panic!("{text:?}: {fault}"),
+                (Err(_), Err(_)) => {}
+            }
+        }
+        assert!(
+            read_in_all > 1000 && duplicates > 10,
+            "{read_in_all} read, {duplicates} duplicates"
+        );
+        assert!(started.elapsed() < Duration::from_secs(60), "reading is slow");
+    }
+
+    fn count(json: &Json) -> usize {
+        match json {
+            Json::Array(all) => 1 + all.iter().map(count).sum::<usize>(),
+            Json::Object(all) => 1 + all.iter().map(|(_, value)| count(value)).sum::<usize>(),
+            Json::Null | Json::Other | Json::Text(_) | Json::TextTooLong => 1,
+        }
+    }
+
+    fn count_usual(json: &serde_json::Value) -> usize {
+        match json {
+            serde_json::Value::Array(all) => 1 + all.iter().map(count_usual).sum::<usize>(),
+            serde_json::Value::Object(all) => 1 + all.values().map(count_usual).sum::<usize>(),
+            serde_json::Value::Bool(_)
+            | serde_json::Value::Null
+            | serde_json::Value::Number(_)
+            | serde_json::Value::String(_) => 1,
+        }
+    }
+}

@@ -1,0 +1,329 @@
+//! Profiles: how a memory service is spoken to, said in a file. A route maps method and path to what the
+//! request does and to every place where it can name a bank; what no route names is refused.
+
+use std::collections::HashMap;
+use std::sync::LazyLock;
+
+use http::HeaderName;
+use rules::facts::Operation;
+use rules::word::ProfileName;
+use serde::Deserialize;
+
+/// The profiles that come with Sandbar.
+static PROFILES: LazyLock<HashMap<String, Profile>> = LazyLock::new(|| {
+    let texts = [include_str!("../../profiles/astrocyte.toml")];
+    // One that cannot be read is not there, and its services are refused; a test reads every one of them.
+    let profiles = texts.into_iter().filter_map(|text| Profile::parse(text).ok());
+    profiles.map(|profile| (profile.name.clone(), profile)).collect()
+});
+
+/// How a memory service is spoken to.
+#[derive(Debug)]
+pub(super) struct Profile {
+    pub(super) name: String,
+    /// Fields of a request that are passed on; no other is.
+    pub(super) pass: Vec<HeaderName>,
+    pub(super) key_field: HeaderName,
+    pub(super) principal_field: HeaderName,
+    routes: Vec<Route>,
+}
+
+/// One kind of request.
+#[derive(Debug)]
+pub(super) struct Route {
+    method: String,
+    paths: Vec<Vec<Segment>>,
+    /// What the service calls it.
+    pub(super) call: String,
+    pub(super) operation: Operation,
+    pub(super) banks: Vec<Selector>,
+    /// Query values it takes beside its banks.
+    pub(super) query: Vec<String>,
+    /// What the body must not have.
+    pub(super) refused: Vec<Pointer>,
+    /// Where the answer names the banks its content is from.
+    pub(super) answer: Vec<Pointer>,
+}
+
+#[derive(Debug, PartialEq, Eq)]
+enum Segment {
+    /// Any one segment.
+    Any(String),
+    Literal(String),
+}
+
+/// Where a request names a bank.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) enum Selector {
+    Body(Pointer),
+    Path(String),
+    Query(String),
+}
+
+/// A place in a JSON document: keys, and `*` for every element of an array.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct Pointer(pub(super) Vec<Step>);
+
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) enum Step {
+    Each,
+    Key(String),
+}
+
+/// A route that fits, and what its path names.
+#[derive(Debug)]
+pub(super) struct Found<'a> {
+    pub(super) route: &'a Route,
+    pub(super) named: Vec<(&'a str, String)>,
+}
+
+/// Why a profile was refused.
+#[derive(Debug, thiserror::Error)]
+pub(super) enum ProfileError {
+    #[error("`{0}` is not a header field")]
+    Field(String),
+    #[error("`{0}` names no place: write `body:/key`, `body:/keys/*`, `path:name` or `query:name`")]
+    Selector(String),
+    #[error(transparent)]
+    Syntax(#[from] toml::de::Error),
+    #[error("route `{0}` touches banks and does not say where it names them")]
+    Unselected(String),
+}
+
+impl Profile {
+    /// The profile of this name, if there is one.
+    pub(super) fn named(name: &ProfileName) -> Option<&'static Profile> {
+        PROFILES.get(name.as_str())
+    }
+
+    fn parse(text: &str) -> Result<Self, ProfileError> {
+        let document: ProfileDocument = toml::from_str(text)?;
+        Ok(Profile {
+            name: document.name,
+            pass: document.pass.iter().map(|name| field(name)).collect::<Result<_, _>>()?,
+            key_field: field(&document.key_field)?,
+            principal_field: field(&document.principal_field)?,
+            routes: document.route.into_iter().map(Route::new).collect::<Result<_, _>>()?,
+        })
+    }
+
+    /// The route of a request, by its method and canonical path.
+    pub(super) fn route(&self, method: &str, path: &str) -> Option<Found<'_>> {
+        let segments: Vec<&str> = path.split('/').skip(1).collect();
+        self.routes.iter().filter(|route| route.method == method).find_map(|route| {
+            let named = route.paths.iter().find_map(|path| fits(path, &segments))?;
+            Some(Found { route, named })
+        })
+    }
+}
+
+fn fits<'a>(path: &'a [Segment], segments: &[&str]) -> Option<Vec<(&'a str, String)>> {
+    if path.len() != segments.len() {
+        return None;
+    }
+    let mut named = Vec::new();
+    for (segment, found) in path.iter().zip(segments) {
+        match segment {
+            Segment::Any(_) if found.is_empty() => return None,
+            Segment::Any(name) => named.push((name.as_str(), (*found).to_owned())),
+            Segment::Literal(literal) if literal == found => {}
+            Segment::Literal(_) => return None,
+        }
+    }
+    Some(named)
+}
+
+impl Route {
+    fn new(document: RouteDocument) -> Result<Self, ProfileError> {
+        let operation = match document.operation {
+            OperationDocument::Admin => Operation::Admin,
+            OperationDocument::Delete => Operation::Delete,
+            OperationDocument::None => Operation::None,
+            OperationDocument::Read => Operation::Read,
+            OperationDocument::Write => Operation::Write,
+        };
+        let touches = !matches!(operation, Operation::Admin | Operation::None);
+        if touches && document.banks.is_empty() {
+            return Err(ProfileError::Unselected(document.call));
+        }
+        let pointers = |list: &[String]| -> Result<Vec<Pointer>, ProfileError> {
+            let parse = |text: &String| {
+                Pointer::parse(text).ok_or_else(|| ProfileError::Selector(text.clone()))
+            };
+            list.iter().map(parse).collect()
+        };
+        Ok(Route {
+            method: document.method,
+            paths: document.paths.iter().map(|path| segments(path)).collect(),
+            call: document.call,
+            operation,
+            banks: document
+                .banks
+                .iter()
+                .map(|text| Selector::parse(text))
+                .collect::<Result<_, _>>()?,
+            query: document.query,
+            refused: pointers(&document.refused)?,
+            answer: pointers(&document.answer)?,
+        })
+    }
+
+    /// Whether its requests have a body.
+    pub(super) fn has_body(&self) -> bool {
+        self.method == "POST"
+    }
+}
+
+fn segments(path: &str) -> Vec<Segment> {
+    let segment = |text: &str| match text.strip_prefix('{').and_then(|text| text.strip_suffix('}'))
+    {
+        Some(name) => Segment::Any(name.to_owned()),
+        None => Segment::Literal(text.to_owned()),
+    };
+    path.split('/').skip(1).map(segment).collect()
+}
+
+impl Selector {
+    fn parse(text: &str) -> Result<Self, ProfileError> {
+        let wrong = || ProfileError::Selector(text.to_owned());
+        match text.split_once(':') {
+            Some(("body", pointer)) => {
+                Pointer::parse(pointer).map(Selector::Body).ok_or_else(wrong)
+            }
+            Some(("path", name)) => Ok(Selector::Path(name.to_owned())),
+            Some(("query", name)) => Ok(Selector::Query(name.to_owned())),
+            _ => Err(wrong()),
+        }
+    }
+}
+
+impl Pointer {
+    fn parse(text: &str) -> Option<Self> {
+        let step = |text: &str| match text {
+            "*" => Step::Each,
+            key => Step::Key(key.to_owned()),
+        };
+        text.strip_prefix('/').map(|rest| Pointer(rest.split('/').map(step).collect()))
+    }
+}
+
+fn field(name: &str) -> Result<HeaderName, ProfileError> {
+    HeaderName::try_from(name).map_err(|_| ProfileError::Field(name.to_owned()))
+}
+
+/// A profile as it is written.
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct ProfileDocument {
+    name: String,
+    pass: Vec<String>,
+    key_field: String,
+    principal_field: String,
+    route: Vec<RouteDocument>,
+}
+
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct RouteDocument {
+    method: String,
+    paths: Vec<String>,
+    call: String,
+    operation: OperationDocument,
+    #[serde(default)]
+    banks: Vec<String>,
+    #[serde(default)]
+    query: Vec<String>,
+    #[serde(default)]
+    refused: Vec<String>,
+    #[serde(default)]
+    answer: Vec<String>,
+}
+
+#[derive(Clone, Copy, Debug, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+enum OperationDocument {
+    Admin,
+    Delete,
+    None,
+    Read,
+    Write,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_route_of_astrocyte_is_known_for_what_it_is() {
+        use Operation::{Admin, Delete, None as Harmless, Read, Write};
+        let profile = Profile::parse(include_str!("../../profiles/astrocyte.toml")).unwrap();
+        for (method, path, operation) in [
+            ("POST", "/v1/retain", Some(Write)),
+            ("POST", "/v1/recall", Some(Read)),
+            ("POST", "/v1/debug/recall", Some(Read)),
+            ("POST", "/v1/reflect", Some(Read)),
+            ("POST", "/v1/history", Some(Read)),
+            ("POST", "/v1/audit", Some(Read)),
+            ("POST", "/v1/graph/search", Some(Read)),
+            ("POST", "/v1/graph/neighbors", Some(Read)),
+            ("POST", "/v1/forget", Some(Delete)),
+            ("POST", "/v1/observations/invalidate", Some(Delete)),
+            ("POST", "/v1/compile", Some(Write)),
+            ("POST", "/v1/mental-models", Some(Write)),
+            ("GET", "/v1/mental-models", Some(Read)),
+            ("GET", "/v1/mental-models/m1", Some(Read)),
+            ("POST", "/v1/mental-models/m1/refresh", Some(Write)),
+            ("DELETE", "/v1/mental-models/m1", Some(Delete)),
+            ("POST", "/v1/dsar/forget_principal", Some(Admin)),
+            ("POST", "/v1/export", Some(Admin)),
+            ("POST", "/v1/import", Some(Admin)),
+            ("POST", "/v1/ingest/webhook/s1", Some(Admin)),
+            ("POST", "/v1/admin/lifecycle", Some(Admin)),
+            ("GET", "/v1/admin/banks", Some(Admin)),
+            ("GET", "/v1/admin/banks/health", Some(Admin)),
+            ("GET", "/v1/admin/banks/b/health", Some(Admin)),
+            ("POST", "/v1/admin/banks/b/hold", Some(Admin)),
+            ("DELETE", "/v1/admin/banks/b/hold/h", Some(Admin)),
+            ("GET", "/v1/admin/sources", Some(Admin)),
+            ("GET", "/v1/admin/tenants/t/storage", Some(Admin)),
+            ("GET", "/live", Some(Harmless)),
+            ("GET", "/health", Some(Harmless)),
+            ("GET", "/health/live", Some(Harmless)),
+            ("GET", "/health/ingest", Some(Harmless)),
+            ("GET", "/openapi.json", Some(Admin)),
+            ("GET", "/docs", Some(Admin)),
+            ("GET", "/v1/recall", None),
+            ("HEAD", "/live", None),
+            ("POST", "/v1/recall/", None),
+            ("POST", "/V1/recall", None),
+            ("POST", "/v2/recall", None),
+            ("GET", "/v1/mental-models/", None),
+            ("GET", "/v1/mental-models/m1/x", None),
+            ("GET", "/metrics", None),
+            ("GET", "/", None),
+        ] {
+            let found = profile.route(method, path).map(|found| found.route.operation);
+            assert_eq!(found, operation, "{method} {path}");
+        }
+    }
+
+    #[test]
+    fn what_touches_banks_says_where_it_names_them() {
+        let with = |route: &str| {
+            let head = "name = \"x\"\npass = []\nkey_field = \"x-k\"\nprincipal_field = \"x-p\"\n";
+            Profile::parse(&format!("{head}[[route]]\n{route}"))
+        };
+        let route = "method = \"POST\"\npaths = [\"/a\"]\ncall = \"a\"\n";
+        for (rest, good) in [
+            ("operation = \"read\"\nbanks = [\"body:/a/*\", \"path:x\", \"query:y\"]", true),
+            ("operation = \"none\"", true),
+            ("operation = \"read\"", false),
+            ("operation = \"read\"\nbanks = [\"/a\"]", false),
+            ("operation = \"read\"\nbanks = [\"body:a\"]", false),
+            ("operation = \"list\"", false),
+            ("operation = \"none\"\nbank = [\"body:/a\"]", false),
+        ] {
+            assert_eq!(with(&format!("{route}{rest}")).is_ok(), good, "{rest}");
+        }
+    }
+}

@@ -1,0 +1,226 @@
+//! What the operator's file says of memory services and of those who sign identities.
+
+use std::collections::HashMap;
+use std::ops::Range;
+
+use toml::Spanned;
+
+use super::document::{
+    IssuerDocument, MemoryServiceDocument, OperatorDocument, ServiceModeDocument,
+};
+use super::problem::{Fault, Problems, Source, printable};
+use crate::facts::Authority;
+use crate::operator::{IdentitySettings, IssuerSettings, MemoryService, Proof};
+use crate::principal::PrincipalTemplate;
+use crate::word::{CredentialName, Environment, Tenant, WordError};
+
+/// Most memory services and issuers, each.
+const MAX_ENTRIES: usize = 256;
+/// Where a service listens unless its host says so.
+const DEFAULT_PORT: u16 = 443;
+/// Longest life of a token that an issuer can be given; longer ones could be copied for long.
+const MAX_LIFE: u64 = 3600;
+/// Longest audience or name of an issuer.
+const MAX_NAME: usize = 255;
+const ALGORITHMS: [&str; 3] = ["ES256", "EdDSA", "RS256"];
+
+/// The memory services, or every problem of them.
+pub(crate) fn services(
+    source: &Source<'_>,
+    document: &OperatorDocument,
+    problems: &mut Problems,
+) -> Vec<MemoryService> {
+    let mut reader = Reader { source, problems };
+    reader.bounded("memory services", document.memory_service.len());
+    let known: Vec<&str> =
+        document.credential.iter().map(|entry| entry.get_ref().name.get_ref().as_str()).collect();
+    let mut lines = HashMap::new();
+    let mut services = Vec::new();
+    for entry in document.memory_service.iter().take(MAX_ENTRIES).map(Spanned::get_ref) {
+        let Some(service) = reader.service(entry, &known) else { continue };
+        let key = format!("{}:{}", service.host, service.port);
+        if let Some(line) = lines.insert(key.clone(), source.line(entry.host.span().start)) {
+            let fault = Fault::Twice { what: "memory service", name: key, line };
+            reader.fault(entry.host.span(), fault);
+        }
+        services.push(service);
+    }
+    services
+}
+
+/// Whose identities are believed, or every problem of that.
+pub(crate) fn issuers(
+    source: &Source<'_>,
+    document: &OperatorDocument,
+    problems: &mut Problems,
+) -> Option<IdentitySettings> {
+    let document = document.identity.as_ref()?;
+    let mut reader = Reader { source, problems };
+    reader.bounded("issuers", document.issuer.len());
+    let issuers = document.issuer.iter().take(MAX_ENTRIES);
+    Some(IdentitySettings {
+        revocations: document.revocations.as_ref().map(|path| path.get_ref().clone()),
+        issuers: issuers.map(|issuer| reader.issuer(issuer.get_ref())).collect(),
+    })
+}
+
+struct Reader<'a, 'b> {
+    source: &'a Source<'a>,
+    problems: &'b mut Problems,
+}
+
+impl Reader<'_, '_> {
+    fn service(
+        &mut self,
+        document: &MemoryServiceDocument,
+        known: &[&str],
+    ) -> Option<MemoryService> {
+        let authority = Authority::parse(document.host.get_ref()).ok();
+        let named = authority.filter(|authority| authority.host.name().is_some());
+        if named.is_none() {
+            let why = "a memory service is one exact host name, with its port if not 443";
+            self.fault(document.host.span(), Fault::Missing(why));
+        }
+        self.plain(&document.audience);
+        let proof = self.proof(document, known);
+        let Authority { host, port } = named?;
+        let audience = document.audience.get_ref().clone();
+        Some(MemoryService { host, port: port.unwrap_or(DEFAULT_PORT), audience, proof: proof? })
+    }
+
+    fn proof(&mut self, document: &MemoryServiceDocument, known: &[&str]) -> Option<Proof> {
+        let at = document.mode.span();
+        let mode = *document.mode.get_ref();
+        let (key, token) = (&document.credential, [&document.key, &document.issuer]);
+        let signs = token.into_iter().chain([&document.trust_domain]).flatten().next();
+        if let Some(stray) = signs.filter(|_| mode != ServiceModeDocument::Token) {
+            let why = "`key`, `issuer` and `trust_domain` are for `mode = \"token\"`";
+            self.fault(stray.span(), Fault::Missing(why));
+        }
+        if let Some(stray) = key.as_ref().filter(|_| mode != ServiceModeDocument::ApiKey) {
+            self.fault(stray.span(), Fault::Missing("`credential` is for `mode = \"api-key\"`"));
+        }
+        match mode {
+            ServiceModeDocument::ApiKey => {
+                let principal = self.principal(document)?;
+                let credential = self.credential(key.as_ref(), known, at)?;
+                Some(Proof::ApiKey { credential, principal })
+            }
+            ServiceModeDocument::Principal => self.principal(document).map(Proof::Principal),
+            ServiceModeDocument::Token => self.token(document),
+        }
+    }
+
+    fn token(&mut self, document: &MemoryServiceDocument) -> Option<Proof> {
+        if let Some(stray) = &document.principal {
+            let why = "a token names its sandbox; `principal` is for the other modes";
+            self.fault(stray.span(), Fault::Missing(why));
+        }
+        let (Some(key), Some(issuer), Some(domain)) =
+            (&document.key, &document.issuer, &document.trust_domain)
+        else {
+            let why = "`mode = \"token\"` needs `key`, `issuer` and `trust_domain`";
+            self.fault(document.mode.span(), Fault::Missing(why));
+            return None;
+        };
+        [key, issuer, domain].into_iter().for_each(|text| self.plain(text));
+        let text = |entry: &Spanned<String>| entry.get_ref().clone();
+        Some(Proof::Token { key: text(key), issuer: text(issuer), trust_domain: text(domain) })
+    }
+
+    fn principal(&mut self, document: &MemoryServiceDocument) -> Option<PrincipalTemplate> {
+        let entry = document.principal.as_ref();
+        let text = entry.map_or(PrincipalTemplate::USUAL, |entry| entry.get_ref());
+        let parsed = PrincipalTemplate::parse(text).ok();
+        if let (None, Some(entry)) = (&parsed, entry) {
+            let why = "a principal is plain text with `{sandbox}` in it, and `{agent_card}`, `{environment}` or `{tenant}` where wanted";
+            self.fault(entry.span(), Fault::Missing(why));
+        }
+        parsed
+    }
+
+    fn credential(
+        &mut self,
+        entry: Option<&Spanned<String>>,
+        known: &[&str],
+        at: Range<usize>,
+    ) -> Option<CredentialName> {
+        let Some(entry) = entry else {
+            self.fault(at, Fault::Missing("`mode = \"api-key\"` needs a `credential`"));
+            return None;
+        };
+        if !known.contains(&entry.get_ref().as_str()) {
+            let name = printable(entry.get_ref());
+            self.fault(entry.span(), Fault::Unknown { what: "credential", name });
+            return None;
+        }
+        CredentialName::parse(entry.get_ref()).ok()
+    }
+
+    fn issuer(&mut self, document: &IssuerDocument) -> IssuerSettings {
+        document.name.iter().chain([&document.trust_domain]).for_each(|text| self.plain(text));
+        for name in document.algorithms.iter().flatten() {
+            if !ALGORITHMS.contains(&name.get_ref().as_str()) {
+                self.fault(
+                    name.span(),
+                    Fault::Missing("an algorithm is one of `ES256`, `EdDSA` and `RS256`"),
+                );
+            }
+        }
+        if document.life_seconds.is_some_and(|life| !(1..=MAX_LIFE).contains(&life)) {
+            let fault =
+                Fault::Limit { given: document.life_seconds.unwrap_or_default(), most: MAX_LIFE };
+            self.fault(document.trust_domain.span(), fault);
+        }
+        let texts = |list: &[Spanned<String>]| {
+            list.iter().map(|entry| entry.get_ref().clone()).collect::<Vec<_>>()
+        };
+        IssuerSettings {
+            name: document.name.as_ref().map(|name| name.get_ref().clone()),
+            trust_domain: document.trust_domain.get_ref().clone(),
+            keys: document.keys.get_ref().clone(),
+            environments: self.words("environment", &document.environments, Environment::parse),
+            tenants: self.words("tenant", &document.tenants, Tenant::parse),
+            algorithms: document.algorithms.as_deref().map(texts),
+            life_seconds: document.life_seconds,
+        }
+    }
+
+    fn words<T>(
+        &mut self,
+        what: &'static str,
+        list: &Option<Vec<Spanned<String>>>,
+        parse: impl Fn(&str) -> Result<T, WordError>,
+    ) -> Option<Vec<T>> {
+        let mut words = Vec::new();
+        for entry in list.as_ref()? {
+            match parse(entry.get_ref()) {
+                Ok(word) => words.push(word),
+                Err(source) => {
+                    let entry_text = printable(entry.get_ref());
+                    self.fault(entry.span(), Fault::Word { what, entry: entry_text, source });
+                }
+            }
+        }
+        Some(words)
+    }
+
+    fn plain(&mut self, entry: &Spanned<String>) {
+        let text = entry.get_ref();
+        let plain = text.bytes().all(|byte| byte.is_ascii_graphic());
+        if !plain || !(1..=MAX_NAME).contains(&text.len()) {
+            let why = "this is 1 to 255 printable characters without spaces";
+            self.fault(entry.span(), Fault::Missing(why));
+        }
+    }
+
+    fn bounded(&mut self, what: &'static str, count: usize) {
+        if count > MAX_ENTRIES {
+            self.fault(0..0, Fault::TooMany { what, limit: MAX_ENTRIES });
+        }
+    }
+
+    fn fault(&mut self, span: Range<usize>, fault: Fault) {
+        self.problems.error(self.source.place(span), fault);
+    }
+}
