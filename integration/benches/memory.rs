@@ -36,11 +36,11 @@ fn main() {
     let dir = tempfile::tempdir().unwrap();
     let service = service(dir.path());
     let issuer = issuer(dir.path());
-    let proxy = SocketAddr::from(([127, 0, 0, 1], free_port()));
-    write_files(dir.path(), service, proxy);
+    let proxies = [free_port(), free_port()].map(|port| SocketAddr::from(([127, 0, 0, 1], port)));
+    write_files(dir.path(), service, proxies);
     let mut program = start(dir.path());
     let trust = trusting(&dir.path().join("ca/ca.pem"));
-    let measured = measure(&trust, proxy, service, &issuer);
+    let measured = measure(&trust, proxies, service, &issuer);
     program.kill().unwrap();
     program.wait().unwrap();
     for (name, times) in measured {
@@ -51,7 +51,7 @@ fn main() {
 
 fn measure(
     trust: &Arc<ClientConfig>,
-    proxy: SocketAddr,
+    proxies: [SocketAddr; 2],
     service: u16,
     issuer: &LocalIssuer,
 ) -> [(&'static str, Vec<Duration>); 2] {
@@ -70,8 +70,8 @@ fn measure(
     let ask = Ask::post("/v1/recall", &body).with("Sandbox-Identity", &token);
     let [guarded, plain] = [GUARDED, PLAIN].map(|host| format!("{host}:{service}"));
     let mut through = [
-        ("guarded", Client::connect(proxy, None, &guarded, trust), Vec::new()),
-        ("unguarded", Client::connect(proxy, None, &plain, trust), Vec::new()),
+        ("guarded", Client::connect(proxies[0], None, &guarded, trust), Vec::new()),
+        ("unguarded", Client::connect(proxies[1], None, &plain, trust), Vec::new()),
     ];
     for round in 0..WARM_UP + ROUNDS {
         for (name, client, times) in &mut through {
@@ -153,7 +153,8 @@ fn free_port() -> u16 {
     TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port()
 }
 
-fn write_files(dir: &Path, service: u16, proxy: SocketAddr) {
+/// Two sandboxes, because to one that has memory the service's address is closed under any other name.
+fn write_files(dir: &Path, service: u16, [guarded, unguarded]: [SocketAddr; 2]) {
     fs::create_dir(dir.join("policies")).unwrap();
     let policy = format!(
         r#"name = "p"
@@ -163,13 +164,18 @@ host = "{GUARDED}:{service}"
 resolves_to = ["127.0.0.0/8"]
 profile = "astrocyte"
 recall = ["staging:team-a"]
+"#
+    );
+    fs::write(dir.join("policies/p.toml"), policy).unwrap();
+    let policy = format!(
+        r#"name = "q"
 [[allow]]
 name = "plain"
 hosts = ["{PLAIN}:{service}"]
 resolves_to = ["127.0.0.0/8"]
 "#
     );
-    fs::write(dir.join("policies/p.toml"), policy).unwrap();
+    fs::write(dir.join("policies/q.toml"), policy).unwrap();
     fs::write(dir.join("memory.key"), "the-shared-key-of-the-service\n").unwrap();
     fs::set_permissions(dir.join("memory.key"), fs::Permissions::from_mode(0o600)).unwrap();
     let operator = format!(
@@ -203,14 +209,24 @@ mode = "api-key"
 credential = "memory"
 [[listener]]
 mode = "explicit"
-bind = ["{proxy}"]
+bind = ["{guarded}"]
 sandbox = "sandbox-a"
+[[listener]]
+mode = "explicit"
+bind = ["{unguarded}"]
+sandbox = "sandbox-b"
 [[sandbox]]
 id = "sandbox-a"
 tenant = "acme"
 environment = "staging"
 base = "system"
 policies = ["p"]
+[[sandbox]]
+id = "sandbox-b"
+tenant = "acme"
+environment = "staging"
+base = "system"
+policies = ["q"]
 "#
     );
     fs::write(dir.join("sandbar.toml"), operator).unwrap();

@@ -5,8 +5,8 @@ use std::process::Command;
 
 use serde_json::Value;
 
-use super::client::Ask;
-use super::scene::{AUDIENCE, Scene, Setup};
+use super::client::{Ask, Client};
+use super::scene::{AUDIENCE, Scene, Setup, wait};
 
 #[test]
 fn a_sandbox_without_a_token_is_known_by_its_path() {
@@ -43,6 +43,53 @@ fn without_its_key_nothing_is_sent_to_the_service() {
     let answer = scene.honest("sandbox-b", Ask::recall("staging:team-b"));
     scene.refused("no key", &answer, "credential_unavailable", 1);
     assert_eq!(answer.status, 502);
+}
+
+/// A rule opens a service; only the operator says how it is spoken to.
+#[test]
+fn nothing_is_sent_to_a_service_that_the_operator_does_not_name() {
+    let scene = Scene::new();
+    let host = "other.corp.example:443";
+    let mut client = Client::connect(scene.listener("sandbox-d"), None, host, &scene.trust);
+    let answer = client.ask(&Ask::recall("staging:team-d"));
+    scene.refused("no service", &answer, "memory_service", 0);
+}
+
+/// The service's address is closed to every other name, whatever a rule says.
+#[test]
+fn attack_76_no_other_name_leads_around_the_guard() {
+    let scene = Scene::new();
+    let host = format!("alias.corp.example:{}", scene.service.port());
+    let mut client = Client::connect(scene.listener("sandbox-d"), None, &host, &scene.trust);
+    let answer = client.ask(&Ask::recall("staging:team-d"));
+    scene.refused("76 by another name", &answer, "memory_operation", 0);
+}
+
+/// Rules that change count for the next request on an open connection; rules that are broken change nothing.
+#[test]
+fn attack_77_a_reload_counts_at_once_and_a_broken_one_not_at_all() {
+    let scene = Scene::new();
+    let policy = scene.dir.path().join("policies/mem-b.toml");
+    let good = fs::read_to_string(&policy).unwrap();
+    let ask = Ask::recall("staging:team-b").with("Sandbox-Identity", &scene.token("sandbox-b"));
+    let mut client = scene.client("sandbox-b");
+    assert_eq!(client.ask(&ask).status, 200);
+    fs::write(&policy, format!("{good}\nnonsense = [")).unwrap();
+    let rejected = |record: &Value| record["unmapped"]["sandbar"]["event"] == "policy_rejected";
+    wait("the rejection", || scene.records().iter().any(rejected));
+    assert_eq!(client.ask(&ask).status, 200, "the old rules hold");
+    fs::write(&policy, good.replace("recall = [\"staging:team-b\", ", "recall = [")).unwrap();
+    let mut last = None;
+    wait("the reload", || {
+        client.say(&ask.bytes(&scene.host()));
+        match client.answer() {
+            Some(answer) if answer.status == 200 => return false,
+            Some(answer) => last = Some(answer),
+            None => client = scene.client("sandbox-b"), // it was cut in the middle of a request
+        }
+        last.is_some()
+    });
+    assert_eq!(last.unwrap().reason(), Some("foreign_bank"));
 }
 
 fn decoded(part: &str) -> Value {

@@ -312,7 +312,8 @@ fn policies(service: u16) -> Vec<(&'static str, String)> {
     let rule = |name: &str, rest: &str| {
         format!(
             "name = \"{name}\"\n[[memory]]\nname = \"memory of {name}\"\nhost = \"{HOST}:{service}\"\n\
-             resolves_to = [\"127.0.0.0/8\"]\nprofile = \"astrocyte\"\n{rest}"
+             resolves_to = [\"127.0.0.0/8\"]\nprofile = \"astrocyte\"\n{}",
+            rest.replace("PORT", &service.to_string())
         )
     };
     vec![
@@ -343,7 +344,10 @@ fn policies(service: u16) -> Vec<(&'static str, String)> {
             "mem-d",
             rule(
                 "mem-d",
-                "identity = \"from-path\"\nrecall = [\"staging:team-d\"]\nretain = [\"staging:team-d\"]\n",
+                "identity = \"from-path\"\nrecall = [\"staging:team-d\"]\nretain = [\"staging:team-d\"]\n\
+                 [[memory]]\nname = \"nobody speaks to it\"\nhost = \"other.corp.example\"\nprofile = \"astrocyte\"\n\
+                 recall = [\"staging:team-d\"]\n\
+                 [[allow]]\nname = \"another name\"\nhosts = [\"alias.corp.example:PORT\"]\nresolves_to = [\"127.0.0.0/8\"]\n",
             ),
         ),
     ]
@@ -360,6 +364,9 @@ upstreams = ["127.0.0.1:9"]
 pre_resolve = false
 [[dns.host]]
 name = "{HOST}"
+addresses = ["127.0.0.1"]
+[[dns.host]]
+name = "alias.corp.example"
 addresses = ["127.0.0.1"]
 [upstream]
 roots = ["origin.pem"]

@@ -224,3 +224,61 @@ impl Reader<'_, '_> {
         self.problems.error(self.source.place(span), fault);
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::super::{SourceFile, operator};
+
+    fn good(text: &str) -> bool {
+        let credential = "[[credential]]\nname = \"memory\"\nfile = \"memory.key\"\n";
+        let text = format!("{credential}{text}");
+        operator(&SourceFile { path: "sandbar.toml".into(), bytes: text.into_bytes() }).is_ok()
+    }
+
+    #[test]
+    fn a_memory_service_says_how_it_is_spoken_to() {
+        let head = "[[memory_service]]\naudience = \"spiffe://a/memory\"\n";
+        let host = "host = \"memory.corp.example:8443\"\n";
+        let token = "mode = \"token\"\nkey = \"k.pem\"\nissuer = \"https://s\"\n";
+        for (rest, expected) in [
+            (format!("{host}mode = \"api-key\"\ncredential = \"memory\""), true),
+            (format!("{host}mode = \"principal\"\nprincipal = \"x:{{tenant}}:{{sandbox}}\""), true),
+            (format!("{host}{token}trust_domain = \"acme.example\""), true),
+            (format!("{host}{token}"), false),
+            (format!("{host}mode = \"api-key\""), false),
+            (format!("{host}mode = \"api-key\"\ncredential = \"other\""), false),
+            (format!("{host}mode = \"principal\"\ncredential = \"memory\""), false),
+            (format!("{host}mode = \"principal\"\nprincipal = \"everybody\""), false),
+            (format!("{host}mode = \"principal\"\nkey = \"k.pem\""), false),
+            (format!("{host}{token}trust_domain = \"a\"\nprincipal = \"{{sandbox}}\""), false),
+            (format!("{host}mode = \"open\""), false),
+            ("host = \"*.corp.example\"\nmode = \"principal\"".to_owned(), false),
+            ("host = \"10.0.0.1:443\"\nmode = \"principal\"".to_owned(), false),
+        ] {
+            assert_eq!(good(&format!("{head}{rest}")), expected, "{rest}");
+        }
+        let one = format!("{head}{host}mode = \"principal\"\n");
+        assert!(!good(&format!("{one}{one}")), "one host, two services");
+    }
+
+    #[test]
+    fn an_issuer_is_believed_as_far_as_is_said() {
+        let head = "[[identity.issuer]]\ntrust_domain = \"acme.example\"\nkeys = \"jwks.json\"\n";
+        for (rest, expected) in [
+            ("name = \"https://i\"", true),
+            ("", true),
+            (
+                "environments = [\"staging\"]\nalgorithms = [\"RS256\", \"ES256\"]\nlife_seconds = 300",
+                true,
+            ),
+            ("algorithms = [\"HS256\"]", false),
+            ("environments = [\"a b\"]", false),
+            ("tenants = [\"\"]", false),
+            ("life_seconds = 3601", false),
+            ("name = \"two words\"", false),
+            ("secret = \"x\"", false),
+        ] {
+            assert_eq!(good(&format!("{head}{rest}")), expected, "{rest}");
+        }
+    }
+}
