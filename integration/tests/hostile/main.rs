@@ -5,6 +5,7 @@
 
 mod agreement;
 mod answers;
+mod credentials;
 mod fields;
 mod framing;
 mod handshake;

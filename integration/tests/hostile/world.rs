@@ -28,6 +28,8 @@ pub(crate) struct Plan {
     pub(crate) hosts: Vec<&'static str>,
     /// Roots to believe, as PEM.
     pub(crate) roots: Option<String>,
+    /// Further tables of the operator's file.
+    pub(crate) tables: String,
     /// Further sandboxes, each with a listener of its own.
     pub(crate) others: Vec<&'static str>,
 }
@@ -94,8 +96,8 @@ impl Plan {
         let operator = format!(
             "policies = \"policies\"\n[log]\ndir = \"log\"\n\
              [dns]\nupstreams = [\"127.0.0.1:9\"]\ngrid_milliseconds = 0\npre_resolve = false\n\
-             {hosts}{upstream}[limits]\n{}\n{sandboxes}",
-            self.limits
+             {hosts}{upstream}[limits]\n{}\n{sandboxes}{}",
+            self.limits, self.tables
         );
         fs::write(path("sandbar.toml"), operator).unwrap();
         let mut child = sandbar()
