@@ -26,6 +26,7 @@ lint:
 bench: needs-demo
 	$(CARGO) build --quiet --release -p proxy
 	integration/benches/dns.sh target/release/sandbar
+	integration/benches/proxy.sh target/release/sandbar
 	$(CARGO) bench --workspace
 
 needs-demo:
