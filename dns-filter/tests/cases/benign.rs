@@ -18,7 +18,7 @@ use crate::world::{from, query, rules};
 const POLICY: &str = r#"
 [[allow]]
 name = "packages"
-hosts = ["*.pypi.example", "*.npm.example", "*.crates.example", "*.debian.org", "*.docker.com", "*.docker.io", "*.maven.org"]
+hosts = ["*.pypi.example", "*.npm.example", "*.crates.example", "*.debian.example", "*.oci.example", "*.docker.example", "*.maven.example"]
 [[allow]]
 name = "source"
 dangerously_wide = true
@@ -47,15 +47,15 @@ const PACKAGES: &[&str] = &[
     "static.npm.example",
     "index.crates.example",
     "static.crates.example",
-    "deb.debian.org",
-    "security.debian.org",
-    "cdn-fastly.debian.org",
-    "snapshot.debian.org",
-    "auth.docker.io",
-    "registry-1.docker.io",
-    "production.cloudflare.docker.com",
-    "download.docker.com",
-    "repo1.maven.org",
+    "deb.debian.example",
+    "security.debian.example",
+    "cdn-fastly.debian.example",
+    "snapshot.debian.example",
+    "auth.docker.example",
+    "registry-1.docker.example",
+    "production.cloudflare.oci.example",
+    "download.oci.example",
+    "repo1.maven.example",
 ];
 const SOURCE: &[&str] = &[
     "api.github.com",
