@@ -15,7 +15,7 @@ pub mod limits;
 pub mod message;
 mod meter;
 mod query;
-mod record;
+pub mod record;
 mod resolver;
 mod score;
 pub mod server;

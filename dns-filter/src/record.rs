@@ -25,21 +25,26 @@ pub(crate) const LOOP: Code = Code("dns_forwarding_loop");
 /// Asked by a timer of ours, whatever sandboxes do.
 pub(crate) const AHEAD: Code = Code("pre_resolve");
 
-/// How a query came to us.
-pub(crate) fn arrival(arrived: &Arrived) -> audit::Arrival {
-    let (kind, detail) = match &arrived.channel {
+/// How a channel is called in records.
+pub fn channel(channel: &Channel) -> audit::Channel {
+    let (kind, detail) = match channel {
         Channel::Dedicated(id) => ("dedicated", id.to_string()),
         Channel::Interface(name) => ("interface", name.clone()),
         Channel::Mark(mark) => ("mark", format!("{mark:#x}")),
         Channel::SourceAddress(address) => ("source_address", address.to_string()),
         Channel::UnixUser(uid) => ("unix", uid.to_string()),
     };
+    audit::Channel { kind: Code(kind), detail: Some(detail.into()) }
+}
+
+/// How a query came to us.
+pub(crate) fn arrival(arrived: &Arrived) -> audit::Arrival {
     let transport = match arrived.carrier {
         Carrier::Tcp => Transport::TCP,
         Carrier::Udp => Transport::UDP,
     };
     audit::Arrival {
-        channel: audit::Channel { kind: Code(kind), detail: Some(detail.into()) },
+        channel: channel(&arrived.channel),
         transport,
         source: arrived.source,
         aimed: arrived.aimed,
@@ -56,7 +61,8 @@ pub(crate) fn own_arrival(kind: &'static str) -> audit::Arrival {
     }
 }
 
-pub(crate) fn subject(sandbox: &SandboxRef) -> Subject {
+/// Whose attempt it is.
+pub fn subject(sandbox: &SandboxRef) -> Subject {
     let unset = "unset";
     let tenant = sandbox.tenant.as_ref().map_or(unset, |tenant| tenant.as_str());
     let environment = sandbox.environment.as_ref().map_or(unset, |name| name.as_str());
@@ -71,7 +77,8 @@ pub(crate) fn facts(name: &str, kind: QueryType) -> Facts {
     Facts::Query(audit::Query { name: name.into(), kind: kind.to_string().into() })
 }
 
-pub(crate) fn policy(rules: &RuleSet) -> audit::Policy {
+/// The rules in force.
+pub fn policy(rules: &RuleSet) -> audit::Policy {
     audit::Policy { digest: rules.digest().to_string().into(), generation: rules.generation() }
 }
 

@@ -1,7 +1,9 @@
 //! What the proxy says to the log, in the log's words.
 
 use audit::{Code, Ending, Text, Verdict};
-use rules::{Channel, Host, Permit, Reason, RuleSet, SandboxRef};
+use dns_filter::record::channel;
+pub(crate) use dns_filter::record::{policy, subject};
+use rules::{Channel, Host, Permit, Reason, RuleSet};
 
 use crate::refusal::Refusal;
 
@@ -14,31 +16,9 @@ pub(crate) fn arrival(
     source: Option<std::net::SocketAddr>,
     aimed: Option<std::net::SocketAddr>,
 ) -> audit::Arrival {
-    let (kind, detail) = match channels.first() {
-        Some(Channel::Dedicated(id)) => ("dedicated", Some(id.to_string())),
-        Some(Channel::Interface(name)) => ("interface", Some(name.clone())),
-        Some(Channel::Mark(mark)) => ("mark", Some(format!("{mark:#x}"))),
-        Some(Channel::SourceAddress(address)) => ("source_address", Some(address.to_string())),
-        Some(Channel::UnixUser(uid)) => ("unix", Some(uid.to_string())),
-        None => ("unknown", None),
-    };
-    let channel = audit::Channel { kind: Code(kind), detail: detail.map(Into::into) };
+    let unknown = audit::Channel { kind: Code("unknown"), detail: None };
+    let channel = channels.first().map_or(unknown, channel);
     audit::Arrival { channel, transport: audit::Transport::TCP, source, aimed }
-}
-
-pub(crate) fn subject(sandbox: &SandboxRef) -> audit::Subject {
-    const UNSET: &str = "unset";
-    let tenant = sandbox.tenant.as_ref().map_or(UNSET, |tenant| tenant.as_str());
-    let environment = sandbox.environment.as_ref().map_or(UNSET, |name| name.as_str());
-    audit::Subject {
-        sandbox: audit::SandboxId(sandbox.id.as_str().into()),
-        tenant: audit::TenantId(tenant.into()),
-        environment: audit::Environment(environment.into()),
-    }
-}
-
-pub(crate) fn policy(rules: &RuleSet) -> audit::Policy {
-    audit::Policy { digest: rules.digest().to_string().into(), generation: rules.generation() }
 }
 
 pub(crate) fn allowed(permit: &Permit, rules: &RuleSet) -> Verdict {
