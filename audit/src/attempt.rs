@@ -189,6 +189,11 @@ impl Verdict {
             folded: 0,
         }
     }
+
+    /// Whether it lets the attempt pass.
+    pub(crate) fn allows(&self) -> bool {
+        self.reason == Code::ALLOWED
+    }
 }
 
 /// The rules in force.
@@ -310,6 +315,8 @@ pub struct Lifecycle {
 pub enum LifecycleEvent {
     GrantEnded,
     GrantMade,
+    GrantRefused,
+    GrantUsed,
     PolicyLoaded,
     PolicyRejected,
     Started,

@@ -515,12 +515,14 @@ pub(crate) fn lifecycle(event: &Lifecycle, uid: u128) -> Result<Draft, DraftErro
     let (activity, name) = match event.event {
         LifecycleEvent::GrantEnded => ((99, "Other"), "grant_ended"),
         LifecycleEvent::GrantMade => ((99, "Other"), "grant_made"),
+        LifecycleEvent::GrantRefused => ((99, "Other"), "grant_refused"),
+        LifecycleEvent::GrantUsed => ((99, "Other"), "grant_used"),
         LifecycleEvent::PolicyLoaded => ((99, "Other"), "policy_loaded"),
         LifecycleEvent::PolicyRejected => ((99, "Other"), "policy_rejected"),
         LifecycleEvent::Started => ((3, "Start"), "started"),
         LifecycleEvent::Stopped => ((4, "Stop"), "stopped"),
     };
-    let bad = event.event == LifecycleEvent::PolicyRejected;
+    let bad = matches!(event.event, LifecycleEvent::GrantRefused | LifecycleEvent::PolicyRejected);
     let mut members = header(Class::Lifecycle, activity);
     (members.status_id, members.status) = if bad { FAILURE } else { SUCCESS };
     members.message = event.message.as_ref();

@@ -12,13 +12,14 @@ use tokio::time::timeout_at;
 
 use crate::attempt::{Arrival, Attempt, Connection, Facts, Finding, Lifecycle, Meter};
 use crate::chain::Head;
-use crate::compose;
+use crate::compose::{self, Stage};
 use crate::config::Config;
 use crate::draft::{Draft, DraftError, Role};
 use crate::health::{Counters, Health};
 use crate::open::OpenRecord;
 use crate::queue::{Bound, Enqueued, Shared};
 use crate::recover::{self, OpenError};
+use crate::watch::Seen;
 use crate::writer::Entry;
 
 /// Why a record could not be written. The attempt it belongs to is refused.
@@ -96,6 +97,17 @@ impl Log {
             .map_err(OpenError::Thread)?;
         let closer = Closer { shared: Arc::clone(&shared), keeper: Mutex::new(Some(thread)) };
         Ok(Self { shared, _closer: Arc::new(closer) })
+    }
+
+    /// Lets somebody look on as attempts are recorded; false if somebody does already.
+    ///
+    /// Traffic waits for the one who looks on, so it must be quick.
+    pub fn watch(&self, eye: impl Fn(&Seen<'_>) + Send + Sync + 'static) -> bool {
+        self.shared.onlooker.seat(Box::new(eye))
+    }
+
+    pub(crate) fn tell(&self, attempt: &Attempt, stage: &Stage<'_>) {
+        self.shared.onlooker.tell(attempt, stage);
     }
 
     /// Opens the record of an attempt, at accept.

@@ -19,6 +19,7 @@ use crate::draft::{Draft, Role};
 use crate::health::{Counters, Health, read};
 use crate::id::Ids;
 use crate::log::LogDown;
+use crate::watch::Onlooker;
 use crate::writer::{Entry, Writer};
 
 /// Most bytes that are taken into one write: few enough to be copied while the cache holds them...
@@ -44,6 +45,7 @@ pub(crate) struct Shared {
     /// Wakes callers that wait for room.
     pub(crate) room: Notify,
     writer: Mutex<Writer>,
+    pub(crate) onlooker: Onlooker,
 }
 
 #[derive(Default)]
@@ -188,6 +190,7 @@ impl Shared {
             wake: Condvar::new(),
             room: Notify::new(),
             writer: Mutex::new(writer),
+            onlooker: Onlooker::default(),
         };
         shared.look(&shared.writer());
         shared

@@ -37,6 +37,11 @@ pub struct Environment(pub Text<64>);
 #[serde(transparent)]
 pub struct Code(pub &'static str);
 
+impl Code {
+    /// Why something was allowed: the one code that is no refusal.
+    pub const ALLOWED: Code = Code("allowed");
+}
+
 /// A host name as it was decided upon, or as it was sent when nothing could be made of it.
 pub type Host = Text<512>;
 

@@ -10,6 +10,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use rules::Permit;
+use rules::budget::Budget::DnsBitsPerHour;
 use rules::word::PolicyName;
 use tokio::time::Instant;
 
@@ -237,7 +238,7 @@ impl Budget {
     }
 
     fn retune(&mut self, permit: &Permit, now: Instant) {
-        if let Some(rate) = permit.sandbox_budgets().dns_bits_per_hour {
+        if let Some(rate) = permit.sandbox_budgets().of(DnsBitsPerHour) {
             let rate = rate as f64;
             self.bits.retune(rate.max(SANDBOX_BURST).min(rate * 2.0), rate, now);
         }
@@ -260,7 +261,7 @@ impl Budget {
 
 /// Burst and rate of the rule that gave a permit.
 fn rule_terms(permit: &Permit) -> (f64, f64) {
-    match permit.rule_budgets().dns_bits_per_hour {
+    match permit.rule_budgets().of(DnsBitsPerHour) {
         None => (RULE_BURST, RULE_RATE),
         Some(rate) => (rate as f64 * (RULE_BURST / RULE_RATE), rate as f64),
     }

@@ -10,8 +10,6 @@ use rules::{Channel, Denial, Host, Permit, Reason, RuleSet, SandboxRef};
 use crate::message::Carrier;
 use crate::query::{Arrived, Toward};
 
-/// Why something was allowed.
-pub(crate) const ALLOWED: Code = Code("allowed");
 /// Carried by a query of ours.
 pub(crate) const RESOLVED: Code = Code("resolve");
 /// Answered here.
@@ -88,7 +86,7 @@ pub(crate) fn allowed(permit: &Permit, policy: audit::Policy, carried: Code) -> 
         policy: Some(policy),
         carried: Some(carried),
         features: if is_punycode(permit) { vec![flag(PUNYCODE)] } else { Vec::new() },
-        ..Verdict::new(ALLOWED)
+        ..Verdict::new(Code::ALLOWED)
     }
 }
 
@@ -125,7 +123,7 @@ pub(crate) fn refused(reason: Reason, permit: Option<&Permit>, policy: audit::Po
 
 /// What no rule need allow: the sandbox's own names.
 pub(crate) fn answered_here(policy: audit::Policy) -> Verdict {
-    Verdict { policy: Some(policy), carried: Some(ANSWERED), ..Verdict::new(ALLOWED) }
+    Verdict { policy: Some(policy), carried: Some(ANSWERED), ..Verdict::new(Code::ALLOWED) }
 }
 
 /// Makes a verdict stand for `count` queries of which only the first is named.

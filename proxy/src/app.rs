@@ -245,22 +245,10 @@ pub(crate) fn places(config: &Path, operator: &Operator) -> anyhow::Result<Place
 }
 
 fn rules(sources: &Sources) -> anyhow::Result<RuleSet> {
-    let rules = compile(sources, &[]).map_err(|problems| {
+    compile(sources, &[]).map_err(|problems| {
         complain(&problems, Severity::Error);
         anyhow::anyhow!("the policies are not good: nothing is served")
-    })?;
-    warn_of_budgets(&rules);
-    Ok(rules)
-}
-
-/// Whoever writes a budget that nothing enforces yet must not believe in it.
-pub(crate) fn warn_of_budgets(rules: &RuleSet) {
-    for sandbox in rules.sandboxes().iter() {
-        let set = rules.budgets_of(sandbox);
-        for (budget, _) in set.set().filter(|(name, _)| *name != "dns_bits_per_hour") {
-            tracing::warn!(sandbox = %sandbox.id, budget, "this budget is not enforced yet");
-        }
-    }
+    })
 }
 
 fn resolvers(config: &Path, operator: &Operator) -> anyhow::Result<DnsSettings> {

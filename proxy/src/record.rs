@@ -7,9 +7,6 @@ use rules::{Channel, Host, Permit, Reason, RuleSet};
 
 use crate::refusal::Refusal;
 
-/// Why something was allowed.
-const ALLOWED: Code = Code("allowed");
-
 /// How a connection came to us.
 pub(crate) fn arrival(
     channels: &[Channel],
@@ -27,7 +24,7 @@ pub(crate) fn allowed(permit: &Permit, rules: &RuleSet) -> Verdict {
         policy: Some(policy(rules)),
         carried: Some(Code(permit.how().word())),
         credential: permit.credential().map(|name| name.as_str().into()),
-        ..Verdict::new(ALLOWED)
+        ..Verdict::new(Code::ALLOWED)
     }
 }
 

@@ -118,7 +118,6 @@ impl Reloader {
     }
 
     fn take_over(&self, fresh: RuleSet) -> Loaded {
-        crate::app::warn_of_budgets(&fresh);
         let fresh = Arc::new(fresh);
         self.rules.store(fresh.clone());
         let cut = self.ask_again(&fresh);

@@ -10,6 +10,7 @@ use crate::agree::agreed_host;
 use crate::decision::{Decision, Denial, Layer, Permit, RuleRef};
 use crate::explain::{Near, Why};
 use crate::facts::{Facts, MemoryFacts, Protocol, QueryType, RequestFacts, Scheme};
+use crate::load::GRANTS;
 use crate::memory;
 use crate::name::Host;
 use crate::network::{forbidden, forms};
@@ -41,6 +42,9 @@ impl RuleSet {
         };
         let fresh = match self.decide(sandbox, permit.facts()) {
             Decision::Allow(fresh) => fresh,
+            Decision::Deny(denial) if self.has_ended(permit) => {
+                return Decision::Deny(Box::new(Denial { reason: Reason::GrantEnded, ..*denial }));
+            }
             denied @ Decision::Deny(_) => return denied,
         };
         if fresh.how() != permit.how() {
@@ -52,6 +56,17 @@ impl RuleSet {
             Some(Err(denial)) => Decision::Deny(denial),
             Some(Ok(_)) | None => Decision::Allow(fresh),
         }
+    }
+
+    /// Whether a permit was given by a grant that is no more.
+    fn has_ended(&self, permit: &Permit) -> bool {
+        let rule = permit.rule();
+        let granted =
+            self.layers.get(permit.sandbox()).into_iter().flat_map(|layers| {
+                layers.sandbox.iter().filter(|policy| policy.name == rule.policy)
+            });
+        rule.policy.as_str() == GRANTS
+            && !granted.flat_map(|policy| &policy.rules).any(|one| one.name == rule.rule)
     }
 
     /// Every allow and memory rule of the sandbox's own layer that names the host, and why each does not decide.
@@ -79,6 +94,9 @@ impl RuleSet {
     fn judge(&self, sandbox: &SandboxRef, facts: &Facts) -> Result<Permit, Refused> {
         let layers = self.layers.get(&sandbox.id).ok_or(Reason::UnknownSandbox)?;
         let current = self.sandboxes.get(&sandbox.id).ok_or(Reason::UnknownSandbox)?;
+        if self.ended.contains(&sandbox.id) {
+            return Err(Reason::SandboxEnded.into());
+        }
         let host = agreed_host(facts)?;
         let attempt = Attempt::new(current, layers, facts, &host)?;
         attempt.refuse_denied()?;

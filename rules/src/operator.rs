@@ -7,6 +7,7 @@ use ipnet::Ipv4Net;
 
 use crate::limits::Limits;
 use crate::name::{DomainName, Host};
+use crate::pattern::HostPattern;
 use crate::principal::PrincipalTemplate;
 use crate::word::{CredentialName, Environment, SandboxId, Tenant};
 
@@ -21,11 +22,28 @@ pub struct Operator {
     pub ca_dir: Option<String>,
     pub credentials: Vec<CredentialFile>,
     pub dns: Option<DnsSettings>,
+    pub grants: GrantSettings,
     pub limits: Limits,
     pub listeners: Vec<Listener>,
     pub upstream: UpstreamSettings,
     pub identity: Option<IdentitySettings>,
     pub memory_services: Vec<MemoryService>,
+}
+
+/// What no grant may open, and for how long one may last.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct GrantSettings {
+    pub forbid_hosts: Vec<HostPattern>,
+    /// Bases by name: tiers, or policies.
+    pub forbid_bases: Vec<String>,
+    pub most_seconds: u64,
+}
+
+impl Default for GrantSettings {
+    fn default() -> Self {
+        let (forbid_hosts, forbid_bases) = (Vec::new(), Vec::new());
+        GrantSettings { forbid_hosts, forbid_bases, most_seconds: 86_400 }
+    }
 }
 
 /// Whose signed identities are believed.

@@ -87,6 +87,12 @@ reasons! {
     BodyTooLarge "body_too_large"
         "The body is longer than bodies towards inspected hosts and memory services may be."
         "Send less at once, or raise `inspected_body_bytes` or `memory_body_bytes` under `[limits]`.";
+    BudgetSpent "budget_spent"
+        "What the policy lets this sandbox or this rule use is used up."
+        "Wait until it refills, which is said beside; or raise the budget if this traffic is meant. Trying again at once does not help.";
+    BudgetUnkept "budget_unkept"
+        "What was used could not be written down, and nothing passes uncounted."
+        "Look at the disk and directory of the log: budgets are kept beside it.";
     ChannelsDisagree "channels_disagree"
         "What the kernel says of the connection names two different sandboxes."
         "Fix the channel keys in `[[sandbox]]`; if they are right, something is spoofing.";
@@ -135,6 +141,9 @@ reasons! {
     ForeignEnvironment "foreign_environment"
         "The bank belongs to another environment than the sandbox."
         "Use a bank of the sandbox's own environment; no rule can open another.";
+    GrantEnded "grant_ended"
+        "The grant that allowed it has ended."
+        "Ask the operator for another, or for a rule.";
     HeadTooLarge "head_too_large"
         "The TLS hello or the head of the request is larger than is allowed."
         "Send fewer or shorter header fields; `[limits]` names the bounds.";
@@ -213,6 +222,9 @@ reasons! {
     ResolverUnreachable "resolver_unreachable"
         "No resolver answered in time, or each of them failed."
         "Check `upstreams` under `[dns]` in the operator's file, and that they can be reached.";
+    SandboxEnded "sandbox_ended"
+        "The sandbox has used the network for as long as its `lifetime_seconds` allow."
+        "Make a new sandbox, or raise the lifetime.";
     SocksUnsupported "socks_unsupported"
         "The SOCKS request is not a CONNECT of version 5 without a password."
         "Use SOCKS5 CONNECT with the host name (socks5h).";

@@ -1,6 +1,6 @@
 //! `RuleSet`: everything that was loaded, compiled, under one generation number.
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::net::SocketAddr;
 use std::sync::Arc;
 
@@ -15,9 +15,13 @@ use crate::word::{PolicyName, SandboxId};
 pub struct RuleSet {
     pub(crate) generation: u64,
     pub(crate) digest: Digest,
+    /// The digest of the files alone, without what time gives and takes.
+    pub(crate) files: Digest,
     pub(crate) sandboxes: Sandboxes,
     pub(crate) layers: HashMap<SandboxId, Layers>,
     pub(crate) policies: BTreeMap<PolicyName, Arc<Policy>>,
+    /// Sandboxes whose lifetime is over: they may do nothing.
+    pub(crate) ended: BTreeSet<SandboxId>,
     pub(crate) own: Box<[SocketAddr]>,
     pub(crate) warnings: Vec<Problem>,
 }
@@ -57,6 +61,11 @@ impl RuleSet {
         self.digest
     }
 
+    /// The digest of the files alone: the same for as long as they are.
+    pub fn files(&self) -> Digest {
+        self.files
+    }
+
     pub fn sandboxes(&self) -> &Sandboxes {
         &self.sandboxes
     }
@@ -87,6 +96,14 @@ impl RuleSet {
     /// The policies of a sandbox without those of its base.
     pub fn own_policies_of(&self, sandbox: &SandboxRef) -> &[Arc<Policy>] {
         self.layers.get(&sandbox.id).map_or(&[], |layers| &layers.sandbox)
+    }
+
+    /// The ready-made base of a sandbox, if it is one.
+    pub fn tier_of(&self, sandbox: &SandboxRef) -> Option<Tier> {
+        match self.layers.get(&sandbox.id)?.base {
+            Base::Policy(_) => None,
+            Base::Tier(tier) => Some(tier),
+        }
     }
 
     /// The base of a sandbox, as the operator's file names it.

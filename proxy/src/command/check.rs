@@ -282,5 +282,5 @@ fn rule_json(policy: &Policy, rule: &Rule, targets: &Targets<'_>) -> Value {
 
 /// Limits by their keys, for every command that tells them.
 pub(crate) fn budget_json(budgets: Budgets) -> Value {
-    json!(budgets.set().collect::<BTreeMap<_, _>>())
+    json!(budgets.set().map(|(budget, limit)| (budget.key(), limit)).collect::<BTreeMap<_, _>>())
 }

@@ -168,10 +168,21 @@ pub(crate) struct BudgetDocument {
     pub(crate) connections: Option<u64>,
     /// Bits that may leave in DNS names.
     pub(crate) dns_bits_per_hour: Option<u64>,
+    /// Bytes of answers and of tunnels towards the sandbox, in any day.
+    pub(crate) download_bytes_per_day: Option<u64>,
+    /// The same in any hour.
     pub(crate) download_bytes_per_hour: Option<u64>,
     /// How long a sandbox may use the network at all.
     pub(crate) lifetime_seconds: Option<u64>,
+    /// Requests and tunnels, in any day.
+    pub(crate) requests_per_day: Option<u64>,
+    /// The same in any hour.
     pub(crate) requests_per_hour: Option<u64>,
+    /// The same in any minute.
+    pub(crate) requests_per_minute: Option<u64>,
+    /// Bytes of requests, their heads included, and of tunnels from the sandbox, in any day.
+    pub(crate) upload_bytes_per_day: Option<u64>,
+    /// The same in any hour.
     pub(crate) upload_bytes_per_hour: Option<u64>,
 }
 
@@ -291,6 +302,7 @@ pub(crate) struct OperatorDocument {
     pub(crate) admin: Option<AdminDocument>,
     pub(crate) ca: Option<CaDocument>,
     pub(crate) upstream: Option<UpstreamDocument>,
+    pub(crate) grants: Option<GrantsDocument>,
     pub(crate) limits: Option<LimitsDocument>,
     #[serde(default)]
     #[schemars(with = "Vec<ListenerDocument>")]
@@ -346,6 +358,23 @@ pub(crate) struct UpstreamDocument {
     pub(crate) system_roots: Option<bool>,
     /// The firewall mark of our own connections; setting it needs CAP_NET_ADMIN.
     pub(crate) mark: Option<u32>,
+}
+
+/// `[grants]`: what no grant may open, and for how long one may last.
+#[derive(Debug, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+pub(crate) struct GrantsDocument {
+    /// Host patterns that no grant may touch.
+    #[serde(default)]
+    #[schemars(with = "Vec<String>")]
+    pub(crate) forbid_hosts: Vec<Spanned<String>>,
+    /// Bases (`untrusted`, `user`, `system`, or a policy) whose sandboxes are given none.
+    #[serde(default)]
+    #[schemars(with = "Vec<String>")]
+    pub(crate) forbid_bases: Vec<Spanned<String>>,
+    /// The longest a grant may last; a day unless written.
+    #[schemars(with = "Option<u64>")]
+    pub(crate) most_seconds: Option<Spanned<u64>>,
 }
 
 /// `[dns]`: whom the filter asks, and how it answers.

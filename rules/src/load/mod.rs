@@ -14,7 +14,7 @@ mod sandboxes;
 mod schema;
 mod trial;
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::net::SocketAddr;
 use std::sync::Arc;
 
@@ -38,7 +38,7 @@ use crate::word::{PolicyName, SandboxId};
 /// Largest policy or operator file.
 pub const MAX_FILE: usize = 4 << 20;
 /// The policy name that grants are shown under.
-pub(crate) const GRANTS: &str = "grants";
+pub const GRANTS: &str = "grants";
 
 /// Everything that is loaded at once.
 #[derive(Clone, Debug, Default)]
@@ -62,7 +62,7 @@ pub struct SourceFile {
 }
 
 /// A time-limited permission, made by an operator and audited elsewhere; while it lasts it is an allow rule.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Grant {
     pub id: String,
     pub sandbox: SandboxId,
@@ -71,6 +71,15 @@ pub struct Grant {
     pub paths: Option<Vec<PathPattern>>,
     /// How much may pass under the grant.
     pub budgets: Budgets,
+}
+
+/// What time gives and takes. It is input like the files, so that deciding needs no clock: a grant's start and
+/// end, and the end of a sandbox's lifetime, are generations of the rules.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Timed {
+    pub grants: Vec<Grant>,
+    /// Sandboxes whose lifetime is over.
+    pub ended: BTreeSet<SandboxId>,
 }
 
 /// Compiles everything, or says everything that is wrong.
@@ -82,21 +91,54 @@ pub fn compile(sources: &Sources, grants: &[Grant]) -> Result<RuleSet, Vec<Probl
     let mut problems = Problems::default();
     let policies = compile_policies(sources, &mut problems);
     let declared = match &sources.operator {
-        Some(file) => sandboxes::declared(file, &policies, grants, &mut problems),
-        None => Some(sandboxes::lone(&policies, grants, &mut problems)),
+        Some(file) => sandboxes::declared(file, &policies, &mut problems),
+        None => Some(sandboxes::lone(&policies)),
     };
     problems.sort();
-    match declared {
-        Some((sandboxes, layers)) if problems.errors.is_empty() => Ok(RuleSet {
+    let files = digest_of_all(sources, &policies);
+    let rules = match declared {
+        Some((sandboxes, layers)) if problems.errors.is_empty() => RuleSet {
             generation: sources.generation,
-            digest: digest_of_all(sources, &policies, grants),
+            digest: files,
+            files,
             sandboxes,
             layers,
             policies,
+            ended: BTreeSet::new(),
             own: sources.own.clone().into(),
             warnings: problems.warnings,
-        }),
-        _ => Err(problems.errors),
+        },
+        _ => return Err(problems.errors),
+    };
+    match grants {
+        [] => Ok(rules),
+        grants => {
+            rules.timed(&Timed { grants: grants.into(), ..Timed::default() }, sources.generation)
+        }
+    }
+}
+
+impl RuleSet {
+    /// The same files, under another generation, with what time gives and takes.
+    ///
+    /// # Errors
+    ///
+    /// Returns what is wrong with the grants.
+    pub fn timed(&self, timed: &Timed, generation: u64) -> Result<RuleSet, Vec<Problem>> {
+        let mut problems = Problems::default();
+        let mut rules = RuleSet { generation, ended: timed.ended.clone(), ..self.clone() };
+        for (id, layers) in &mut rules.layers {
+            layers.sandbox.retain(|policy| policy.name.as_str() != GRANTS);
+            layers.sandbox.extend(grants::of(id, &timed.grants, &mut problems));
+        }
+        let granted: Vec<String> = timed.grants.iter().map(|grant| format!("{grant:?}")).collect();
+        rules.digest = match granted.as_slice() {
+            [] => self.files,
+            granted => digest_of(
+                [&self.files.0[..]].into_iter().chain(granted.iter().map(String::as_bytes)),
+            ),
+        };
+        if problems.errors.is_empty() { Ok(rules) } else { Err(problems.errors) }
     }
 }
 
@@ -185,19 +227,9 @@ fn digest_of<'a>(parts: impl IntoIterator<Item = &'a [u8]>) -> Digest {
     Digest(hash.finalize().into())
 }
 
-fn digest_of_all(
-    sources: &Sources,
-    policies: &BTreeMap<PolicyName, Arc<Policy>>,
-    grants: &[Grant],
-) -> Digest {
+fn digest_of_all(sources: &Sources, policies: &BTreeMap<PolicyName, Arc<Policy>>) -> Digest {
     let operator = sources.operator.as_ref().map_or(&b"none"[..], |file| &file.bytes);
     let lone = [u8::from(sources.operator.is_none())];
-    let granted: Vec<String> = grants.iter().map(|grant| format!("{grant:?}")).collect();
     let policies = policies.values().map(|policy| &policy.digest.0[..]);
-    digest_of(
-        [&lone[..], operator]
-            .into_iter()
-            .chain(policies)
-            .chain(granted.iter().map(String::as_bytes)),
-    )
+    digest_of([&lone[..], operator].into_iter().chain(policies))
 }

@@ -15,15 +15,18 @@ use super::{SourceFile, memory, read, text_of};
 use crate::limits::Limits;
 use crate::name::DomainName;
 use crate::operator::{
-    Bind, CredentialFile, DenialForm, DnsSettings, HostEntry, Listener, Mode, Operator, PreResolve,
-    Reverse, SystemRoots, UpstreamSettings, Whose, Zone,
+    Bind, CredentialFile, DenialForm, DnsSettings, GrantSettings, HostEntry, Listener, Mode,
+    Operator, PreResolve, Reverse, SystemRoots, UpstreamSettings, Whose, Zone,
 };
+use crate::pattern::{HostPattern, Width};
 use crate::word::{CredentialName, SandboxId};
 
 /// Most resolvers, zones and host entries, each.
 const MAX_ENTRIES: usize = 1024;
 /// Slowest grid: a query that waits longer has been given up by whoever asked.
 const MAX_GRID: u64 = 2000;
+/// The longest that grants may be allowed to last: a week. What is needed for longer is a rule.
+const MAX_GRANT: u64 = 604_800;
 /// Longest time in which answers share a record.
 const MAX_FOLD: u64 = 3600;
 
@@ -46,6 +49,7 @@ fn settings(file: &SourceFile, problems: &mut Problems) -> Option<Operator> {
     let document: OperatorDocument = read::read(&source, problems)?;
     Some(Operator {
         dns: dns(&source, &document, problems),
+        grants: grants(&source, &document, problems),
         limits: limits(&source, &document, problems),
         upstream: upstream(&document),
         identity: memory::issuers(&source, &document, problems),
@@ -84,6 +88,34 @@ fn listener(document: &ListenerDocument) -> Option<Listener> {
     };
     let bind = document.bind.iter().filter_map(|bind| Bind::parse(bind.get_ref())).collect();
     Some(Listener { mode, bind, whose })
+}
+
+/// What `[grants]` says, or every problem of it.
+pub(crate) fn grants(
+    source: &Source<'_>,
+    document: &OperatorDocument,
+    problems: &mut Problems,
+) -> GrantSettings {
+    let Some(document) = &document.grants else { return GrantSettings::default() };
+    let mut host = |entry: &Spanned<String>| {
+        let parsed = HostPattern::parse(entry.get_ref(), Width::DangerouslyWide);
+        parsed.map_err(|fault| {
+            let fault = Fault::Host { entry: printable(entry.get_ref()), source: fault };
+            problems.error(source.place(entry.span()), fault);
+        })
+    };
+    let forbid_hosts = document.forbid_hosts.iter().filter_map(|entry| host(entry).ok()).collect();
+    let most_seconds = document.most_seconds.as_ref();
+    if let Some(entry) = most_seconds.filter(|entry| *entry.get_ref() > MAX_GRANT) {
+        let fault = Fault::Limit { given: *entry.get_ref(), most: MAX_GRANT };
+        problems.error(source.place(entry.span()), fault);
+    }
+    GrantSettings {
+        forbid_hosts,
+        forbid_bases: document.forbid_bases.iter().map(|base| base.get_ref().clone()).collect(),
+        most_seconds: most_seconds
+            .map_or(GrantSettings::default().most_seconds, |entry| *entry.get_ref()),
+    }
 }
 
 /// What `[limits]` says, or every problem of it.

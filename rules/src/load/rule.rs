@@ -14,7 +14,7 @@ use super::entry::DEFAULT_PORT;
 use super::list::Terms;
 use super::problem::{Fault, Problems, Source, looks_secret, nearest};
 use super::{GRANTS, Sources, digest_of, list_path};
-use crate::budget::Budgets;
+use crate::budget::{Budget, Budgets};
 use crate::pattern::Width;
 use crate::policy::{
     AddressEntry, AllowTerms, IdentityMode, MAX_RULES, MemoryTerms, Policy, Ports, Rule, Tls,
@@ -339,7 +339,7 @@ impl<'a> Builder<'a> {
 
     fn allow_terms(&mut self, document: &AllowDocument) -> AllowTerms {
         let mut budgets = document.budget.map_or_else(Budgets::default, budgets_of);
-        let bits = Budgets { dns_bits_per_hour: document.dns_bits_per_hour, ..Budgets::default() };
+        let bits = Budgets::default().with(Budget::DnsBitsPerHour, document.dns_bits_per_hour);
         budgets = budgets.min(bits);
         let credential = document.credential.as_ref();
         AllowTerms {
@@ -423,14 +423,20 @@ pub(crate) fn tls_of(tls: TlsDocument) -> Tls {
 }
 
 pub(crate) fn budgets_of(document: BudgetDocument) -> Budgets {
-    Budgets {
-        connections: document.connections,
-        dns_bits_per_hour: document.dns_bits_per_hour,
-        download_bytes_per_hour: document.download_bytes_per_hour,
-        lifetime_seconds: document.lifetime_seconds,
-        requests_per_hour: document.requests_per_hour,
-        upload_bytes_per_hour: document.upload_bytes_per_hour,
-    }
+    [
+        (Budget::Connections, document.connections),
+        (Budget::DnsBitsPerHour, document.dns_bits_per_hour),
+        (Budget::DownloadBytesPerDay, document.download_bytes_per_day),
+        (Budget::DownloadBytesPerHour, document.download_bytes_per_hour),
+        (Budget::LifetimeSeconds, document.lifetime_seconds),
+        (Budget::RequestsPerDay, document.requests_per_day),
+        (Budget::RequestsPerHour, document.requests_per_hour),
+        (Budget::RequestsPerMinute, document.requests_per_minute),
+        (Budget::UploadBytesPerDay, document.upload_bytes_per_day),
+        (Budget::UploadBytesPerHour, document.upload_bytes_per_hour),
+    ]
+    .into_iter()
+    .fold(Budgets::default(), |budgets, (budget, limit)| budgets.with(budget, limit))
 }
 
 fn width_of(document: &AllowDocument) -> Width {

@@ -8,7 +8,7 @@ use toml::Spanned;
 
 use super::document::{ListenerDocument, ModeDocument, OperatorDocument, SandboxDocument};
 use super::problem::{Fault, Problems, Source, nearest, printable};
-use super::{Grant, SourceFile, grants, lint, memory, operator, read, text_of};
+use super::{SourceFile, lint, memory, operator, read, text_of};
 use crate::operator::Bind;
 use crate::policy::Policy;
 use crate::ruleset::{Base, Layers, Tier};
@@ -24,15 +24,13 @@ type Policies = BTreeMap<PolicyName, Arc<Policy>>;
 type Declared = (Sandboxes, HashMap<SandboxId, Layers>);
 
 /// Without an operator's file each policy is a sandbox of its own name, under a base that forbids nothing.
-pub(crate) fn lone(policies: &Policies, grants: &[Grant], problems: &mut Problems) -> Declared {
+pub(crate) fn lone(policies: &Policies) -> Declared {
     let (mut sandboxes, mut layers) = (Sandboxes::default(), HashMap::new());
     for (name, policy) in policies {
         let Ok(id) = SandboxId::parse(name.as_str()) else { continue };
         let (tenant, environment, agent_card, generation) = (None, None, None, None);
         sandboxes.insert(Sandbox { id: id.clone(), tenant, environment, agent_card, generation });
-        let sandbox =
-            std::iter::once(policy.clone()).chain(grants::of(&id, grants, problems)).collect();
-        layers.insert(id, Layers { base: Base::Tier(Tier::System), sandbox });
+        layers.insert(id, Layers { base: Base::Tier(Tier::System), sandbox: vec![policy.clone()] });
     }
     (sandboxes, layers)
 }
@@ -41,13 +39,16 @@ pub(crate) fn lone(policies: &Policies, grants: &[Grant], problems: &mut Problem
 pub(crate) fn declared(
     file: &SourceFile,
     policies: &Policies,
-    grants: &[Grant],
     problems: &mut Problems,
 ) -> Option<Declared> {
     let source = text_of(file, problems)?;
     let document: OperatorDocument = read::read(&source, problems)?;
     let credentials = credentials(&source, &document, problems);
-    let mut reader = Reader { source: &source, policies, grants, problems, lines: HashMap::new() };
+    let mut reader = Reader { source: &source, policies, problems, lines: HashMap::new() };
+    let forbidden = document.grants.iter().flat_map(|grants| &grants.forbid_bases);
+    for base in forbidden.filter(|base| Tier::by_name(base.get_ref()).is_none()) {
+        drop(reader.policy(base, "base")); // only that there is one
+    }
     let mut judged = HashSet::new();
     let (mut sandboxes, mut layers) = (Sandboxes::default(), HashMap::new());
     if document.sandbox.len() > MAX_SANDBOXES {
@@ -56,7 +57,7 @@ pub(crate) fn declared(
     for entry in document.sandbox.iter().take(MAX_SANDBOXES) {
         let Some(sandbox) = reader.sandbox(entry) else { continue };
         reader.channels(entry.get_ref(), &sandbox.id, &mut sandboxes);
-        if let Some(stack) = reader.layers(entry.get_ref(), &sandbox.id) {
+        if let Some(stack) = reader.layers(entry.get_ref()) {
             // Sandboxes by the thousand share a few stacks: each is judged once.
             if judged.insert((document_key(entry.get_ref()), sandbox.environment.clone())) {
                 lint::sandbox(&sandbox, &stack, &credentials, reader.problems);
@@ -68,6 +69,7 @@ pub(crate) fn declared(
     reader.paths(&document);
     reader.listeners(&document, &sandboxes);
     operator::dns(&source, &document, problems);
+    operator::grants(&source, &document, problems);
     operator::limits(&source, &document, problems);
     memory::services(&source, &document, problems);
     memory::issuers(&source, &document, problems);
@@ -126,7 +128,6 @@ fn credentials(
 struct Reader<'a> {
     source: &'a Source<'a>,
     policies: &'a Policies,
-    grants: &'a [Grant],
     problems: &'a mut Problems,
     /// The line each sandbox stands on.
     lines: HashMap<SandboxId, u32>,
@@ -210,7 +211,7 @@ impl Reader<'_> {
         self.fault(span, Fault::Twice { what: "channel", name, line });
     }
 
-    fn layers(&mut self, document: &SandboxDocument, id: &SandboxId) -> Option<Layers> {
+    fn layers(&mut self, document: &SandboxDocument) -> Option<Layers> {
         let base = match &document.base {
             None => Some(Base::Tier(Tier::User)),
             Some(name) => match Tier::by_name(name.get_ref()) {
@@ -218,9 +219,8 @@ impl Reader<'_> {
                 None => self.policy(name, "base").map(Base::Policy),
             },
         };
-        let mut sandbox: Vec<Arc<Policy>> =
+        let sandbox =
             document.policies.iter().filter_map(|name| self.policy(name, "policy")).collect();
-        sandbox.extend(grants::of(id, self.grants, self.problems));
         Some(Layers { base: base?, sandbox })
     }
 

@@ -114,7 +114,7 @@ fn the_smallest_budget_counts_over_all_layers() {
     let rules = rules();
     let budgets = rules.budgets_of(&sandbox(&rules, "d"));
     assert_eq!(
-        budgets.set().collect::<Vec<_>>(),
+        budgets.set().map(|(budget, limit)| (budget.key(), limit)).collect::<Vec<_>>(),
         [("requests_per_hour", 5), ("upload_bytes_per_hour", 100)]
     );
 }
@@ -304,7 +304,7 @@ fn terms_of_both_layers_count() {
         let decision =
             rules::probe::Probe::parse("x.example").unwrap().decide(&rules, &sandbox(&rules, "a"));
         let rules::Decision::Allow(permit) = decision else { panic!("{decision:?}") };
-        let budget = permit.rule_budgets().requests_per_hour;
+        let budget = permit.rule_budgets().of(rules::budget::Budget::RequestsPerHour);
         (permit.how().word(), permit.inspect(), permit.lookup().strict_cname, budget)
     };
     assert_eq!(how(&tunnel, &tunnel), ("tunnel", false, false, None));
