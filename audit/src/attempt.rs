@@ -93,6 +93,11 @@ impl Request {
         Self { method, scheme, host, port, version, user_agent, length, path, query }
     }
 
+    /// The path as a reader of the record will see it, without its query.
+    pub fn shown_path(&self) -> String {
+        self.path.shown()
+    }
+
     pub(crate) fn path(&self) -> &Text<2048> {
         &self.path
     }

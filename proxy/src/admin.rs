@@ -19,7 +19,8 @@ use tokio::net::{UnixListener, UnixStream};
 use tokio::sync::Semaphore;
 use tokio::time::timeout;
 
-use crate::status::State;
+use crate::grants::Wish;
+use crate::status::{State, describe_grant};
 
 /// Longest request, head and body.
 const REQUEST: u64 = 16 << 10;
@@ -37,6 +38,15 @@ pub(crate) struct DnsRequest {
     pub(crate) sandbox: String,
     pub(crate) name: String,
     pub(crate) kind: u16,
+}
+
+/// `sandbar pending approve`.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(crate) struct Approval {
+    pub(crate) seconds: u64,
+    pub(crate) why: String,
+    pub(crate) by: String,
 }
 
 /// What is answered.
@@ -97,7 +107,10 @@ impl Admin {
 
 async fn answer(mut stream: UnixStream, state: &State) -> std::io::Result<()> {
     let reply = match read(&mut stream).await {
-        Ok((method, path, body)) => route(state, &method, &path, &body).await,
+        Ok((method, path, body)) => {
+            let uid = stream.peer_cred().map(|peer| peer.uid()).ok();
+            route(state, uid, &method, &path, &body).await
+        }
         Err(why) => Reply::bad(400, why),
     };
     let Reply { status, kind, body } = reply;
@@ -142,7 +155,7 @@ fn announced(fields: &[httparse::Header<'_>]) -> usize {
     length.and_then(|length| length.parse().ok()).unwrap_or_default()
 }
 
-async fn route(state: &State, method: &str, path: &str, body: &[u8]) -> Reply {
+async fn route(state: &State, uid: Option<u32>, method: &str, path: &str, body: &[u8]) -> Reply {
     let parts: Vec<&str> = path.trim_matches('/').split('/').collect();
     match (method, parts.as_slice()) {
         ("GET", ["health"]) => Reply::json(200, &json!({ "healthy": true })),
@@ -156,6 +169,12 @@ async fn route(state: &State, method: &str, path: &str, body: &[u8]) -> Reply {
         ("POST", ["dns"]) => dns(state, body).await,
         ("POST", ["reload"]) => reload(state, body).await,
         ("POST", ["identities"]) => identify(state, body),
+        ("GET", ["budgets"]) => Reply::json(200, &state.budgets()),
+        ("GET", ["grants"]) => Reply::json(200, &state.grants()),
+        ("POST", ["grants"]) => grant(state, uid, body).await,
+        ("DELETE", ["grants", id]) => revoke(state, uid, id).await,
+        ("GET", ["pending"]) => Reply::json(200, &state.pending()),
+        ("POST", ["pending", number]) => approve(state, uid, number, body).await,
         _ => Reply::bad(404, "there is no such thing here"),
     }
 }
@@ -199,13 +218,72 @@ async fn reload(state: &State, body: &[u8]) -> Reply {
     }
 }
 
+/// Makes a grant. The kernel says who asks; whom they ask for is theirs to say.
+async fn grant(state: &State, uid: Option<u32>, body: &[u8]) -> Reply {
+    match serde_json::from_slice::<Wish>(body) {
+        Ok(wish) => make(state, uid, wish).await.unwrap_or_else(|refused| refused),
+        Err(error) => Reply::bad(400, format!("the request is not understood: {error}")),
+    }
+}
+
+async fn make(state: &State, uid: Option<u32>, wish: Wish) -> Result<Reply, Reply> {
+    let wish = Wish { by: signed(&wish.by, uid), ..wish };
+    let made = state.reloader.grant(wish).await;
+    let (kept, generation) = made.map_err(|error| Reply::bad(409, format!("{error:#}")))?;
+    let mut told = describe_grant(&kept);
+    told["generation"] = generation.into();
+    Ok(Reply::json(200, &told))
+}
+
+/// Grants what was refused, for a while.
+async fn approve(state: &State, uid: Option<u32>, number: &str, body: &[u8]) -> Reply {
+    let Some(refused) = number.parse().ok().and_then(|number| state.pending.numbered(number))
+    else {
+        return Reply::bad(404, format!("no refusal {number} is pending: see `sandbar pending`"));
+    };
+    let Approval { seconds, why, by } = match serde_json::from_slice(body) {
+        Ok(approval) => approval,
+        Err(error) => return Reply::bad(400, format!("the request is not understood: {error}")),
+    };
+    let host = match refused.port {
+        Some(port) => format!("{}:{port}", refused.host),
+        None => refused.host,
+    };
+    let (methods, paths, bytes) = (None, None, None);
+    let wish = Wish { sandbox: refused.sandbox, host, methods, paths, bytes, seconds, why, by };
+    let made = make(state, uid, wish).await;
+    if made.is_ok() {
+        state.pending.settle(refused.number);
+    }
+    made.unwrap_or_else(|refused| refused)
+}
+
+async fn revoke(state: &State, uid: Option<u32>, id: &str) -> Reply {
+    let Ok(id) = id.parse() else { return Reply::bad(400, "a grant is named by its number") };
+    let (reloader, by) = (state.reloader.clone(), signed("the operator", uid));
+    match tokio::task::spawn_blocking(move || reloader.revoke(id, &by)).await {
+        Ok(Ok(loaded)) => {
+            let (generation, cut) = (loaded.generation(), loaded.cut());
+            Reply::json(200, &json!({ "id": id, "generation": generation, "cut": cut }))
+        }
+        Ok(Err(error)) => Reply::bad(404, format!("{error:#}")),
+        Err(error) => Reply::bad(500, error),
+    }
+}
+
+/// Who somebody says to be, and who the kernel says they are.
+fn signed(by: &str, uid: Option<u32>) -> String {
+    let uid = uid.map_or_else(|| "unknown".to_owned(), |uid| uid.to_string());
+    format!("{by} (uid {uid})")
+}
+
 /// Gives a sandbox of a warm pool its identity, once.
 fn identify(state: &State, body: &[u8]) -> Reply {
     let identity = match serde_json::from_slice(body) {
         Ok(identity) => identity,
         Err(error) => return Reply::bad(400, format!("the request is not understood: {error}")),
     };
-    match state.reloader.identities.give(&state.rules, identity) {
+    match state.reloader.identify(identity) {
         Ok(generation) => Reply::json(200, &json!({ "generation": generation })),
         Err(error) => Reply::bad(409, format!("{error:#}")),
     }

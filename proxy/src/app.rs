@@ -15,19 +15,23 @@ use dns_filter::server::{Identify, Listener, Server};
 use dns_filter::{Config, Filter, Resolver};
 use rules::load;
 use rules::operator::{Bind, DnsSettings, Mode, Operator, SystemRoots};
-use rules::{RuleSet, Sources, compile};
+use rules::word::SandboxId;
+use rules::{RuleSet, Sources, Timed, compile};
 use tokio::sync::watch;
 use tokio::time::timeout;
 use tokio_util::task::TaskTracker;
 
 use crate::admin::Admin;
 use crate::connection::Gate;
+use crate::grants::Grants;
 use crate::http::Engine;
 use crate::identities::Identities;
 use crate::inject::Credentials;
 use crate::leaves::Leaves;
+use crate::ledger::Ledger;
 use crate::listen::{self, Open};
 use crate::memory::Guard;
+use crate::pending::Pending;
 use crate::problems::{Severity, complain};
 use crate::reload::{Last, Reloader};
 use crate::shared::Shared;
@@ -75,13 +79,21 @@ impl App {
         let log =
             Log::open(audit::Config::new(&places.log)).context("cannot open the access log")?;
         let identities = Identities::open(&places.log)?;
-        let rules = Arc::new(ArcSwap::from_pointee(identities.apply(rules)?));
+        let rules = identities.apply(rules)?;
+        let ledger = Arc::new(Ledger::open(&places.log, &rules)?);
+        let grants = Arc::new(Grants::open(&places.log, operator.grants.clone())?);
+        let timed = Timed { grants: grants.in_force(), ended: ledger.ended(&rules) };
+        let timely = rules.timed(&timed, rules.generation());
+        let timely = timely.map_err(|_| anyhow::anyhow!("the grants cannot be made rules"))?;
+        let rules = Arc::new(ArcSwap::from_pointee(timely));
+        let pending = Arc::new(Pending::default());
+        look_on(&log, &rules, &ledger, &pending);
         let settings = resolvers(config, &operator)?;
         let budgets = Some(places.log.join(BUDGETS));
         let filter = Filter::new(rules.clone(), log.clone(), Config { settings, budgets })?;
         let dns = dns_server(&filter, &operator)?;
         let listeners = listeners(&operator, base)?;
-        let shared = shared(&rules, &log, &filter, &operator, base);
+        let shared = shared(&rules, &log, &filter, &operator, base, (&ledger, &grants));
         let gate = match listeners.is_empty() {
             true => None,
             false => Some(Arc::new(gate(&shared, &operator, &places, base, stop.clone())?)),
@@ -95,13 +107,17 @@ impl App {
             identities,
             live: shared.live.clone(),
             log: log.clone(),
+            ledger: ledger.clone(),
+            grants,
             last,
+            turn: std::sync::Mutex::new(timed),
         };
         let state = Arc::new(State {
             filter: filter.clone(),
             log: log.clone(),
             live: shared.live.clone(),
             rules: rules.clone(),
+            pending,
             reloader: Arc::new(reloader),
             ready: AtomicBool::new(false),
             gate: gate.clone(),
@@ -136,10 +152,12 @@ impl App {
             served = serve(dns, stop) => served,
             () = filter.tend() => Ok(()),
             () = watch.run(state.reloader.clone()) => Ok(()),
+            () = state.reloader.clone().tend() => Ok(()),
             () = admin.serve(state.clone()) => Ok(()),
         };
         state.ready.store(false, Ordering::Release);
         drain(&tasks, gate.as_deref()).await;
+        state.reloader.ledger.settle();
         filter.stop();
         let told = tell(&log, &state, LifecycleEvent::Stopped).await;
         log.close();
@@ -151,6 +169,19 @@ impl App {
     pub(crate) fn listeners(&self) -> &[String] {
         &self.state.listeners
     }
+}
+
+/// What is to be known of every attempt: what was refused, and whose life has begun.
+fn look_on(log: &Log, rules: &Arc<ArcSwap<RuleSet>>, ledger: &Arc<Ledger>, pending: &Arc<Pending>) {
+    let (rules, ledger, pending) = (rules.clone(), ledger.clone(), pending.clone());
+    log.watch(move |seen| {
+        pending.note(seen);
+        let subject = seen.subject.filter(|_| rules.load().has_lifetimes());
+        let id = subject.and_then(|subject| SandboxId::parse(&subject.sandbox.0.shown()).ok());
+        if let Some(id) = id {
+            ledger.begin(&id);
+        }
+    });
 }
 
 /// Serves DNS, if there is any to serve, until it is time to stop.
@@ -186,6 +217,7 @@ fn shared(
     filter: &Arc<Filter>,
     operator: &Operator,
     base: &Path,
+    (ledger, grants): (&Arc<Ledger>, &Arc<Grants>),
 ) -> Arc<Shared> {
     let credentials = operator.credentials.iter();
     let credentials = credentials.map(|one| (one.name.clone(), base.join(&one.file)));
@@ -195,6 +227,8 @@ fn shared(
         resolver: Resolver::new(filter.clone()),
         limits: operator.limits,
         credentials: Credentials::new(credentials),
+        ledger: ledger.clone(),
+        grants: grants.clone(),
         live: Arc::default(),
         seats: Arc::default(),
         mark: operator.upstream.mark,

@@ -5,6 +5,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use audit::{Code, Ending, OpenRecord, Outcome};
+use rules::budget::{Budget, Counted};
 use rules::decision::How;
 use rules::facts::{ConnectFacts, Facts, HttpVersion, Protocol, Target};
 use rules::operator::Mode;
@@ -27,7 +28,7 @@ use crate::refusal::{Answer, Reader, Refusal, tls_alert};
 use crate::seats::Seat;
 use crate::shared::Shared;
 use crate::stream::{Socket, Stream};
-use crate::tunnel::{self, Ended};
+use crate::tunnel::{self, Ended, Passage};
 
 /// How long a client that was refused is read on, so that it gets to see why.
 const LINGER: Duration = Duration::from_secs(1);
@@ -114,7 +115,8 @@ impl Gate {
     async fn decide(&self, visit: &mut Visit) -> Result<Next, Refusal> {
         let limits = &self.shared.limits;
         let sandbox = visit.sandbox.clone().ok_or(Reason::UnknownChannel)?;
-        visit.seat = Some(self.shared.seats.take(&sandbox.id, limits)?);
+        let budget = visit.rules.budgets_of(&sandbox).of(Budget::Connections);
+        visit.seat = Some(self.shared.seats.take(&sandbox.id, limits, budget)?);
         let deadline = Instant::now() + limits.first_bytes();
         let Some((target, port)) = self.target(visit, &sandbox, deadline).await? else {
             return Ok(Next::Plain(Scope::Anywhere, HttpVersion::Http1));
@@ -162,6 +164,9 @@ impl Gate {
     /// Passes bytes: records, resolves, dials, relays.
     async fn pass(&self, visit: &mut Visit, permit: Permit) -> Result<(), Refusal> {
         let shared = &self.shared;
+        let tab = shared.charge(&permit)?;
+        let said = visit.stream.as_ref().map_or(0, |stream| stream.ahead.len() as u64);
+        tab.charge(Counted::Upload, said).map_err(|spent| spent.of(&permit))?;
         let verdict = record::allowed(&permit, &visit.rules);
         let record = visit.record.as_mut().ok_or(Reason::LogUnwritable)?;
         meters::decision("allowed", permit.how().word());
@@ -172,7 +177,8 @@ impl Gate {
             dial(&leave, &receipt, shared.mark, shared.limits.connect()).await?;
         record.dialled(address);
         let (meter, cut) = (record.meter(), Arc::new(Cut::default()));
-        let _place = shared.live.enter(&permit, Some(address.ip()), meter.clone(), cut.clone());
+        let _place =
+            shared.live.enter(&permit, Some(address.ip()), meter.clone(), cut.clone(), tab.clone());
         shared.still_allows(&permit, address.ip())?;
         let Stream { ahead, socket } = visit.stream.take().ok_or(Reason::FirstBytesLate)?;
         let upstream = Socket::from(upstream);
@@ -180,7 +186,8 @@ impl Gate {
         let ended = match tunnel::write_all(&upstream, &ahead).await {
             Ok(()) => {
                 drop(ahead);
-                tunnel::relay(&socket, &upstream, &meter, &shared.limits, &cut).await
+                let passage = Passage { meter: &meter, cut: &cut, tab: &tab };
+                tunnel::relay(&socket, &upstream, &shared.limits, passage).await
             }
             Err(_) => Ended::Broken,
         };

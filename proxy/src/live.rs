@@ -10,6 +10,8 @@ use audit::Meter;
 use rules::{Permit, Reason};
 use tokio_util::sync::CancellationToken;
 
+use crate::ledger::Tab;
+
 /// Ends one connection or stream, and remembers why.
 #[derive(Debug, Default)]
 pub(crate) struct Cut {
@@ -52,6 +54,7 @@ pub(crate) struct Open {
     pub(crate) since: Instant,
     pub(crate) meter: Arc<Meter>,
     pub(crate) cut: Arc<Cut>,
+    pub(crate) tab: Arc<Tab>,
 }
 
 /// Its place among the open ones, given up when this is dropped.
@@ -69,9 +72,11 @@ impl Live {
         dialled: Option<IpAddr>,
         meter: Arc<Meter>,
         cut: Arc<Cut>,
+        tab: Arc<Tab>,
     ) -> Place {
         let id = self.next.fetch_add(1, Ordering::Relaxed);
-        let open = Open { id, permit: permit.clone(), dialled, since: Instant::now(), meter, cut };
+        let open =
+            Open { id, permit: permit.clone(), dialled, since: Instant::now(), meter, cut, tab };
         self.lock().insert(id, Arc::new(open));
         Place { live: self.clone(), id }
     }

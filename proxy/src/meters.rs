@@ -42,6 +42,8 @@ pub(crate) fn install() -> anyhow::Result<PrometheusHandle> {
     describe_gauge!("sandbar_leaves", "Leaf certificates kept.");
     describe_gauge!("sandbar_policy_generation", "Generation of the rules in force.");
     describe_gauge!("sandbar_policy_age_seconds", "Seconds since the rules were loaded.");
+    describe_gauge!("sandbar_grants", "Grants in force.");
+    describe_gauge!("sandbar_pending", "Refusals that a grant could lift.");
     describe_gauge!("sandbar_log_queued", "Records that wait to be written.");
     describe_gauge!(
         "sandbar_log_lost",

@@ -3,19 +3,23 @@
 
 use std::net::SocketAddr;
 use std::path::PathBuf;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use arc_swap::ArcSwap;
 use audit::{Lifecycle, LifecycleEvent, Log};
 use rules::trial::Outcome;
-use rules::{Decision, RuleSet, Sources, compile};
+use rules::{Decision, RuleSet, Sources, Timed, compile};
 
-use crate::identities::Identities;
+use crate::grants::{self, Grants, Kept, Wish};
+use crate::identities::{Identities, Identity};
+use crate::ledger::Ledger;
 use crate::live::{Live, Open};
 use crate::problems::{Severity, render};
 use crate::{meters, policies, record};
 
+/// How often the clocks are looked at.
+const TICK: Duration = Duration::from_millis(200);
 /// How long losers are waited for, where somebody waits.
 const LEAVE: Duration = Duration::from_secs(5);
 
@@ -28,8 +32,12 @@ pub(crate) struct Reloader {
     pub(crate) identities: Identities,
     pub(crate) live: Arc<Live>,
     pub(crate) log: Log,
+    pub(crate) ledger: Arc<Ledger>,
+    pub(crate) grants: Arc<Grants>,
     /// One load at a time, and how the last one went.
     pub(crate) last: Mutex<Last>,
+    /// What time gave and took; whoever changes the rules in force holds it.
+    pub(crate) turn: Mutex<Timed>,
 }
 
 /// How the last load went.
@@ -52,7 +60,7 @@ pub(crate) enum Loaded {
 
 impl Last {
     pub(crate) fn of(rules: &RuleSet) -> Self {
-        Last { at: Instant::now(), trouble: None, digest: rules.digest().to_string() }
+        Last { at: Instant::now(), trouble: None, digest: rules.files().to_string() }
     }
 }
 
@@ -80,7 +88,7 @@ impl Reloader {
         let mut last = self.last.lock().unwrap_or_else(PoisonError::into_inner);
         let generation = self.rules.load().generation();
         match self.compiled(generation + 1) {
-            Ok(fresh) if fresh.digest().to_string() == last.digest => {
+            Ok(fresh) if fresh.files().to_string() == last.digest => {
                 last.trouble = None;
                 Ok(Loaded::Same { generation })
             }
@@ -118,25 +126,124 @@ impl Reloader {
     }
 
     fn take_over(&self, fresh: RuleSet) -> Loaded {
-        let fresh = Arc::new(fresh);
-        self.rules.store(fresh.clone());
-        let cut = self.ask_again(&fresh);
+        let loaded = self.put(fresh, &mut self.turn());
         meters::reload("loaded");
         self.tell(LifecycleEvent::PolicyLoaded, None);
-        Loaded::Fresh { generation: fresh.generation(), cut }
+        loaded
     }
 
-    /// Asks every open connection and stream again, and cuts those that lost.
+    /// Puts rules in force, with what time gives and takes, as the next generation.
+    fn put(&self, fresh: RuleSet, turn: &mut Timed) -> Loaded {
+        // One that was given an identity while the files were read keeps it.
+        let fresh = self.identities.apply(fresh.clone()).unwrap_or(fresh);
+        let generation = self.rules.load().generation() + 1;
+        let ended = self.ledger.ended(&fresh);
+        let timed = Timed { grants: self.grants.in_force(), ended };
+        let rules = fresh.timed(&timed, generation).unwrap_or_else(|_| {
+            tracing::error!("the grants cannot be made rules: none is in force");
+            RuleSet::clone(&fresh)
+        });
+        *turn = timed;
+        let rules = Arc::new(rules);
+        self.rules.store(rules.clone());
+        let cut = self.ask_again(&rules);
+        Loaded::Fresh { generation, cut }
+    }
+
+    /// Asks every open connection and stream again: those that lost are cut, the others go on by the new budgets.
     fn ask_again(&self, rules: &RuleSet) -> Vec<Arc<Open>> {
         let mut cut = Vec::new();
         for open in self.live.all() {
-            if let Decision::Deny(denial) = rules.decide_again(&open.permit, open.dialled) {
-                open.cut.now(denial.reason);
-                cut.push(open);
+            match rules.decide_again(&open.permit, open.dialled) {
+                Decision::Allow(permit) => open.tab.retune(&permit),
+                Decision::Deny(denial) => {
+                    open.cut.now(denial.reason);
+                    cut.push(open);
+                }
             }
         }
         meters::revoked(cut.len());
         cut
+    }
+
+    /// Makes a grant, records it, and puts it in force.
+    ///
+    /// # Errors
+    ///
+    /// Says why there is none; that is recorded too.
+    pub(crate) async fn grant(&self, wish: Wish) -> anyhow::Result<(Kept, u64)> {
+        let asked = format!("{} for {}, by {}: {}", wish.sandbox, wish.host, wish.by, wish.why);
+        let rules = self.rules.load_full();
+        let kept = self.grants.make(wish, &rules).inspect_err(|error| {
+            grants::tell(&self.log, LifecycleEvent::GrantRefused, format!("{asked}: {error:#}"));
+        })?;
+        let message = Some(grants::describe(&kept).into());
+        let event = Lifecycle { event: LifecycleEvent::GrantMade, message, policy: None };
+        if let Err(down) = self.log.lifecycle(&event).await {
+            self.grants.revoke(kept.id)?; // no record, no grant
+            anyhow::bail!("it cannot be recorded, so it is not made: {down}");
+        }
+        let generation = self.change().generation();
+        Ok((kept, generation))
+    }
+
+    /// Takes a grant back, and what is open by it.
+    pub(crate) fn revoke(&self, id: u64, by: &str) -> anyhow::Result<Loaded> {
+        let gone = self.grants.revoke(id)?;
+        let loaded = self.change();
+        self.part(&gone, &format!("revoked by {by}"));
+        Ok(loaded)
+    }
+
+    /// Gives a sandbox of a warm pool its identity.
+    pub(crate) fn identify(&self, identity: Identity) -> anyhow::Result<u64> {
+        let _turn = self.turn();
+        self.identities.give(&self.rules, identity)
+    }
+
+    /// Looks at the clocks now and then, until it is dropped: grants end, and lives.
+    pub(crate) async fn tend(self: Arc<Self>) {
+        loop {
+            tokio::time::sleep(TICK).await;
+            let rules = self.rules.load();
+            if self.grants.is_empty() && !rules.has_lifetimes() {
+                continue;
+            }
+            drop(rules);
+            let reloader = self.clone();
+            if tokio::task::spawn_blocking(move || reloader.pass_time()).await.is_err() {
+                tracing::error!("the clocks could not be looked at");
+            }
+        }
+    }
+
+    /// Ends what is over.
+    fn pass_time(&self) {
+        let over = self.grants.expire();
+        let ended = self.ledger.ended(&self.rules.load());
+        if !over.is_empty() || ended != self.turn().ended {
+            self.change();
+        }
+        over.iter().for_each(|kept| self.part(kept, "its time is over"));
+    }
+
+    /// The same files with what time gives and takes now.
+    fn change(&self) -> Loaded {
+        let mut turn = self.turn();
+        let current = RuleSet::clone(&self.rules.load());
+        self.put(current, &mut turn)
+    }
+
+    fn part(&self, kept: &Kept, why: &str) {
+        if let Some(sandbox) = kept.sandbox() {
+            self.ledger.forget(&sandbox, &grants::rule_name(kept.id));
+        }
+        let message = format!("{} has ended: {why}", grants::describe(kept));
+        grants::tell(&self.log, LifecycleEvent::GrantEnded, message);
+    }
+
+    fn turn(&self) -> MutexGuard<'_, Timed> {
+        self.turn.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     fn tell(&self, event: LifecycleEvent, message: Option<&str>) {

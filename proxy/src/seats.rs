@@ -7,6 +7,9 @@ use rules::Reason;
 use rules::limits::Limits;
 use rules::word::SandboxId;
 
+use crate::ledger::Spent;
+use crate::refusal::Refusal;
+
 /// The connections that are taken.
 #[derive(Debug, Default)]
 pub(crate) struct Seats(Mutex<Taken>);
@@ -26,16 +29,20 @@ pub(crate) struct Seat {
 }
 
 impl Seats {
-    /// Takes a place for a connection of `whose`.
+    /// Takes a place for a connection of `whose`, which may have as many open as its budget says.
     pub(crate) fn take(
         self: &Arc<Self>,
         whose: &SandboxId,
         limits: &Limits,
-    ) -> Result<Seat, Reason> {
+        budget: Option<u64>,
+    ) -> Result<Seat, Refusal> {
         let mut taken = self.lock();
         let own = taken.by.get(whose).copied().unwrap_or_default();
+        if let Some(limit) = budget.filter(|limit| own >= *limit) {
+            return Err(Spent::connections(limit).into());
+        }
         if taken.all >= limits.connections || own >= limits.connections_per_sandbox {
-            return Err(Reason::TooManyConnections);
+            return Err(Reason::TooManyConnections.into());
         }
         taken.all += 1;
         taken.by.insert(whose.clone(), own + 1);
@@ -75,13 +82,15 @@ mod tests {
         let (seats, a, b) =
             (Arc::new(Seats::default()), SandboxId::parse("a"), SandboxId::parse("b"));
         let (a, b) = (a.unwrap(), b.unwrap());
-        let one = seats.take(&a, &limits).unwrap();
-        let _two = seats.take(&a, &limits).unwrap();
-        assert_eq!(seats.take(&a, &limits).unwrap_err(), Reason::TooManyConnections);
-        let _three = seats.take(&b, &limits).unwrap();
-        assert_eq!(seats.take(&b, &limits).unwrap_err(), Reason::TooManyConnections);
+        let refused = |id, budget| seats.take(id, &limits, budget).unwrap_err().reason;
+        let one = seats.take(&a, &limits, Some(2)).unwrap();
+        assert_eq!(refused(&a, Some(1)), Reason::BudgetSpent);
+        let _two = seats.take(&a, &limits, None).unwrap();
+        assert_eq!(refused(&a, Some(9)), Reason::TooManyConnections);
+        let _three = seats.take(&b, &limits, None).unwrap();
+        assert_eq!(refused(&b, None), Reason::TooManyConnections);
         drop(one);
-        assert!(seats.take(&b, &limits).is_ok());
+        assert!(seats.take(&b, &limits, None).is_ok());
         assert_eq!(seats.taken(), 2);
     }
 }

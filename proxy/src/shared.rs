@@ -5,12 +5,16 @@ use std::sync::Arc;
 use arc_swap::ArcSwap;
 use audit::Log;
 use dns_filter::Resolver;
+use rules::budget::Counted;
 use rules::limits::Limits;
 use rules::{Decision, Permit, Reason, RuleSet};
 use std::net::IpAddr;
 
+use crate::grants::Grants;
 use crate::inject::Credentials;
+use crate::ledger::{Ledger, Spent, Tab};
 use crate::live::Live;
+use crate::refusal::Refusal;
 use crate::seats::Seats;
 
 /// Rules, log, resolver, limits, and what is open.
@@ -20,6 +24,8 @@ pub(crate) struct Shared {
     pub(crate) resolver: Resolver,
     pub(crate) limits: Limits,
     pub(crate) credentials: Credentials,
+    pub(crate) ledger: Arc<Ledger>,
+    pub(crate) grants: Arc<Grants>,
     pub(crate) live: Arc<Live>,
     pub(crate) seats: Arc<Seats>,
     /// The firewall mark of our own connections.
@@ -27,6 +33,20 @@ pub(crate) struct Shared {
 }
 
 impl Shared {
+    /// Opens a tab for what was permitted, and charges it as one more request.
+    pub(crate) fn charge(&self, permit: &Permit) -> Result<Arc<Tab>, Refusal> {
+        let charged = || {
+            let tab = self.ledger.tab(permit)?;
+            tab.charge(Counted::Requests, 1)?;
+            Ok(Arc::new(tab))
+        };
+        let tab = charged().map_err(|spent: Spent| spent.of(permit))?;
+        if permit.rule().policy.as_str() == rules::GRANTS {
+            self.grants.use_of(permit, &self.log);
+        }
+        Ok(tab)
+    }
+
     /// Whether what was permitted under earlier rules still is: they may have changed on the way here.
     pub(crate) fn still_allows(&self, permit: &Permit, dialled: IpAddr) -> Result<(), Reason> {
         let rules = self.rules.load();

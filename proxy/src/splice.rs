@@ -68,9 +68,9 @@ impl Pipe {
         self.held
     }
 
-    /// Moves bytes from a socket into the pipe; 0 is the socket's end.
-    pub(crate) fn fill(&mut self, from: BorrowedFd<'_>) -> io::Result<usize> {
-        let moved = splice(from.as_raw_fd(), self.write.as_raw_fd(), PIPE_BYTES)?;
+    /// Moves at most so many bytes from a socket into the pipe; 0 is the socket's end.
+    pub(crate) fn fill(&mut self, from: BorrowedFd<'_>, most: usize) -> io::Result<usize> {
+        let moved = splice(from.as_raw_fd(), self.write.as_raw_fd(), most.min(PIPE_BYTES))?;
         self.held += moved;
         Ok(moved)
     }

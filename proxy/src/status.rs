@@ -14,7 +14,9 @@ use rules::facts::Facts;
 use serde_json::{Value, json};
 
 use crate::connection::Gate;
+use crate::grants::{Kept, Wish};
 use crate::live::{Live, Open};
+use crate::pending::Pending;
 use crate::reload::Reloader;
 
 /// Most connections that are listed at once.
@@ -26,6 +28,7 @@ pub(crate) struct State {
     pub(crate) log: Log,
     pub(crate) live: Arc<Live>,
     pub(crate) rules: Arc<ArcSwap<RuleSet>>,
+    pub(crate) pending: Arc<Pending>,
     pub(crate) reloader: Arc<Reloader>,
     /// Set once the self-test has seen a denial.
     pub(crate) ready: AtomicBool,
@@ -72,6 +75,25 @@ impl State {
         json!({ "open": all.len(), "connections": listed })
     }
 
+    pub(crate) fn budgets(&self) -> Value {
+        json!({ "sandboxes": self.reloader.ledger.describe(&self.rules.load()) })
+    }
+
+    pub(crate) fn grants(&self) -> Value {
+        let all = self.reloader.grants.all();
+        json!({ "grants": all.iter().map(describe_grant).collect::<Vec<_>>() })
+    }
+
+    pub(crate) fn pending(&self) -> Value {
+        let listed = self.pending.all().into_iter().map(|refused| {
+            let seconds = refused.last.elapsed().unwrap_or_default().as_secs();
+            let mut told = json!(refused);
+            told["seconds_ago"] = seconds.into();
+            told
+        });
+        json!({ "pending": listed.collect::<Vec<_>>() })
+    }
+
     /// Prometheus text, with what is only looked at when somebody asks.
     pub(crate) fn metrics(&self) -> String {
         let (rules, health) = (self.rules.load(), self.log.health());
@@ -80,6 +102,8 @@ impl State {
         let last = self.reloader.last();
         gauge!("sandbar_policy_age_seconds").set(last.at.elapsed().as_secs_f64());
         gauge!("sandbar_policy_stale").set(if last.trouble.is_some() { 1.0 } else { 0.0 });
+        gauge!("sandbar_grants").set(self.reloader.grants.all().len() as f64);
+        gauge!("sandbar_pending").set(self.pending.all().len() as f64);
         gauge!("sandbar_log_queued").set(health.queued as f64);
         gauge!("sandbar_log_lost").set(health.lost as f64);
         gauge!("sandbar_log_refused").set(health.refused as f64);
@@ -89,6 +113,23 @@ impl State {
         }
         self.prometheus.render()
     }
+}
+
+pub(crate) fn describe_grant(kept: &Kept) -> Value {
+    let Wish { sandbox, host, methods, paths, bytes, seconds, why, by } = &kept.wish;
+    json!({
+        "id": kept.id,
+        "sandbox": sandbox,
+        "host": host,
+        "methods": methods,
+        "paths": paths,
+        "bytes": bytes,
+        "seconds": seconds,
+        "left_seconds": kept.left().as_secs(),
+        "why": why,
+        "by": by,
+        "used": kept.used,
+    })
 }
 
 fn describe(open: &Open) -> Value {

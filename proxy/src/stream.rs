@@ -65,13 +65,6 @@ impl Socket {
         }
     }
 
-    pub(crate) fn try_read(&self, buffer: &mut [u8]) -> io::Result<usize> {
-        match self {
-            Socket::Tcp(stream) => stream.try_read(buffer),
-            Socket::Unix(stream) => stream.try_read(buffer),
-        }
-    }
-
     pub(crate) fn try_write(&self, buffer: &[u8]) -> io::Result<usize> {
         match self {
             Socket::Tcp(stream) => stream.try_write(buffer),

@@ -1,14 +1,16 @@
 //! Bytes both ways between two sockets: spliced, half-closes kept, counted, cut when idle, old or revoked.
 
-use std::io;
+use std::io::{self, Read};
 use std::os::fd::AsFd;
 use std::time::Duration;
 
 use audit::Meter;
 use rules::Reason;
+use rules::budget::Counted;
 use rules::limits::Limits;
 use tokio::io::Interest;
 
+use crate::ledger::Tab;
 use crate::live::Cut;
 use crate::splice::{Pipe, Pipes};
 use crate::stream::Socket;
@@ -35,23 +37,34 @@ enum Way {
     Up,
 }
 
+/// What counts, bounds and ends a tunnel.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Passage<'a> {
+    pub(crate) meter: &'a Meter,
+    pub(crate) cut: &'a Cut,
+    pub(crate) tab: &'a Tab,
+}
+
 /// Carries bytes until both sides are done, or the tunnel has to end.
 pub(crate) async fn relay(
     client: &Socket,
     upstream: &Socket,
-    meter: &Meter,
     limits: &Limits,
-    cut: &Cut,
+    passage: Passage<'_>,
 ) -> Ended {
     let both = async {
-        let up = flow(client, upstream, meter, Way::Up);
-        let down = flow(upstream, client, meter, Way::Down);
+        let up = flow(client, upstream, passage, Way::Up);
+        let down = flow(upstream, client, passage, Way::Down);
         tokio::try_join!(up, down)
     };
     tokio::select! {
-        flowed = both => flowed.map_or(Ended::Broken, |_| Ended::Both),
-        reason = cut.cut() => Ended::Cut(reason),
-        () = idle(meter, limits.tunnel_idle()) => Ended::Cut(Reason::IdleTooLong),
+        flowed = both => match (flowed, passage.cut.why()) {
+            (Ok(_), _) => Ended::Both,
+            (Err(_), Some(reason)) => Ended::Cut(reason),
+            (Err(_), None) => Ended::Broken,
+        },
+        reason = passage.cut.cut() => Ended::Cut(reason),
+        () = idle(passage.meter, limits.tunnel_idle()) => Ended::Cut(Reason::IdleTooLong),
         () = tokio::time::sleep(limits.connection()) => Ended::Cut(Reason::LifetimeSpent),
     }
 }
@@ -69,16 +82,16 @@ async fn idle(meter: &Meter, patience: Duration) {
 }
 
 /// Carries one direction to its end, then says so to the other side.
-async fn flow(from: &Socket, to: &Socket, meter: &Meter, way: Way) -> io::Result<()> {
+async fn flow(from: &Socket, to: &Socket, passage: Passage<'_>, way: Way) -> io::Result<()> {
     loop {
         from.readable().await?;
         let over = match PIPES.take() {
             Ok(mut pipe) => {
-                let over = splice_burst(&mut pipe, from, to, meter, way).await?;
+                let over = splice_burst(&mut pipe, from, to, passage, way).await?;
                 PIPES.give_back(pipe);
                 over
             }
-            Err(_) => copy_burst(from, to, meter, way).await?,
+            Err(_) => copy_burst(from, to, passage, way).await?,
         };
         if over {
             to.end();
@@ -92,13 +105,13 @@ async fn splice_burst(
     pipe: &mut Pipe,
     from: &Socket,
     to: &Socket,
-    meter: &Meter,
+    passage: Passage<'_>,
     way: Way,
 ) -> io::Result<bool> {
     loop {
-        match from.try_io(Interest::READABLE, || pipe.fill(from.as_fd())) {
+        match passage.read(from, way, |most| pipe.fill(from.as_fd(), most)) {
             Ok(0) => return Ok(true),
-            Ok(moved) => count(meter, way, moved),
+            Ok(_) => {}
             Err(error) if error.kind() == io::ErrorKind::WouldBlock => return Ok(false),
             Err(error) => return Err(error),
         }
@@ -113,17 +126,63 @@ async fn splice_burst(
 }
 
 /// The same by a buffer of our own.
-async fn copy_burst(from: &Socket, to: &Socket, meter: &Meter, way: Way) -> io::Result<bool> {
+async fn copy_burst(
+    from: &Socket,
+    to: &Socket,
+    passage: Passage<'_>,
+    way: Way,
+) -> io::Result<bool> {
     let mut buffer = vec![0; COPY_BYTES];
     loop {
-        let read = match from.try_read(&mut buffer) {
+        let receive = |most: usize| {
+            let room = buffer.get_mut(..most.min(COPY_BYTES)).unwrap_or_default();
+            (&*socket2::SockRef::from(from)).read(room)
+        };
+        let read = match passage.read(from, way, receive) {
             Ok(0) => return Ok(true),
             Ok(read) => read,
             Err(error) if error.kind() == io::ErrorKind::WouldBlock => return Ok(false),
             Err(error) => return Err(error),
         };
-        count(meter, way, read);
         write_all(to, buffer.get(..read).unwrap_or_default()).await?;
+    }
+}
+
+impl Passage<'_> {
+    /// Reads what there is, up to what is leased for it before it moves; the rest is given back.
+    fn read(
+        &self,
+        from: &Socket,
+        way: Way,
+        receive: impl FnOnce(usize) -> io::Result<usize>,
+    ) -> io::Result<usize> {
+        let what = match way {
+            Way::Down => Counted::Download,
+            Way::Up => Counted::Upload,
+        };
+        let Ok(lease) = self.tab.lease(what) else { return self.spent(from) };
+        let most = usize::try_from(lease.bytes).unwrap_or(usize::MAX);
+        let read = from.try_io(Interest::READABLE, || receive(most));
+        let moved = *read.as_ref().unwrap_or(&0) as u64;
+        self.tab.give_back(&lease, moved);
+        match way {
+            Way::Down => self.meter.received(moved),
+            Way::Up => self.meter.sent(moved),
+        }
+        read
+    }
+
+    /// Nothing more may pass: the tunnel is cut if there is more, and not if this was the end of it.
+    fn spent(&self, from: &Socket) -> io::Result<usize> {
+        let mut next = [std::mem::MaybeUninit::uninit()];
+        let socket = socket2::SockRef::from(from);
+        match from.try_io(Interest::READABLE, || socket.peek(&mut next))? {
+            0 => Ok(0),
+            _ => {
+                self.cut.now(Reason::BudgetSpent);
+                Err(io::ErrorKind::QuotaExceeded.into())
+            }
+        }
     }
 }
 
@@ -137,11 +196,4 @@ pub(crate) async fn write_all(to: &Socket, mut bytes: &[u8]) -> io::Result<()> {
         }
     }
     Ok(())
-}
-
-fn count(meter: &Meter, way: Way, bytes: usize) {
-    match way {
-        Way::Down => meter.received(bytes as u64),
-        Way::Up => meter.sent(bytes as u64),
-    }
 }

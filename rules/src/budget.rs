@@ -83,6 +83,13 @@ impl Budget {
         }
     }
 
+    /// Whether anything that happens counts against it.
+    pub fn is_counted(self) -> bool {
+        [Counted::Download, Counted::Requests, Counted::Upload]
+            .iter()
+            .any(|what| self.counts(*what))
+    }
+
     /// The time over which it is counted; none where nothing is ever given back.
     pub fn window(self) -> Option<Duration> {
         match self {

@@ -22,6 +22,8 @@ pub struct RuleSet {
     pub(crate) policies: BTreeMap<PolicyName, Arc<Policy>>,
     /// Sandboxes whose lifetime is over: they may do nothing.
     pub(crate) ended: BTreeSet<SandboxId>,
+    /// Whether any policy bounds the life of a sandbox.
+    pub(crate) lifetimes: bool,
     pub(crate) own: Box<[SocketAddr]>,
     pub(crate) warnings: Vec<Problem>,
 }
@@ -112,6 +114,11 @@ impl RuleSet {
             Base::Policy(policy) => policy.name.as_str(),
             Base::Tier(tier) => tier.name(),
         })
+    }
+
+    /// Whether any policy bounds the life of a sandbox.
+    pub fn has_lifetimes(&self) -> bool {
+        self.lifetimes
     }
 
     /// The budgets of a sandbox: the smallest of each over its policies.

@@ -1,10 +1,12 @@
 //! The command line: which subcommands there are, and the exit codes they share.
 
+mod budget;
 mod ca;
 mod check;
 mod diff;
 mod dns;
 mod explain;
+mod grant;
 mod identity;
 mod log;
 mod manual;
@@ -53,18 +55,23 @@ pub(crate) struct Output {
 
 #[derive(Subcommand)]
 enum Command {
+    Budget(budget::BudgetArgs),
     Ca(ca::CaArgs),
     Check(check::CheckArgs),
     Completions(manual::CompletionsArgs),
     Diff(diff::DiffArgs),
     Dns(dns::DnsArgs),
     Explain(explain::ExplainArgs),
+    Grant(grant::GrantArgs),
+    Grants(grant::GrantsArgs),
     Identity(identity::IdentityArgs),
     Limits(reference::LimitsArgs),
     Log(log::LogArgs),
     Man(manual::ManArgs),
+    Pending(grant::PendingArgs),
     Reasons(reference::ReasonsArgs),
     Reload(reload::ReloadArgs),
+    Revoke(grant::RevokeArgs),
     Schema(reference::SchemaArgs),
     Serve(serve::ServeArgs),
     Status(status::StatusArgs),
@@ -80,18 +87,23 @@ pub fn run() -> ExitCode {
     arguments.output.color.apply();
     let output = arguments.output;
     let result = match arguments.command {
+        Command::Budget(args) => budget::budget(&args, output),
         Command::Ca(args) => ca::ca(&args, output),
         Command::Check(args) => check::check(&args, output),
         Command::Completions(args) => manual::completions(&args),
         Command::Diff(args) => diff::diff(&args, output),
         Command::Dns(args) => dns::dns(&args, output),
         Command::Explain(args) => explain::explain(&args, output),
+        Command::Grant(args) => grant::grant(&args, output),
+        Command::Grants(args) => grant::grants(&args, output),
         Command::Identity(args) => identity::identity(&args, output),
         Command::Limits(args) => reference::limits(&args, output),
         Command::Log(args) => log::run(&args, output),
         Command::Man(args) => manual::man(&args),
+        Command::Pending(args) => grant::pending(&args, output),
         Command::Reasons(args) => reference::reasons(&args, output),
         Command::Reload(args) => reload::reload(&args, output),
+        Command::Revoke(args) => grant::revoke(&args, output),
         Command::Schema(args) => reference::schema(&args),
         Command::Serve(args) => serve::serve(&args),
         Command::Status(args) => status::status(&args, output),

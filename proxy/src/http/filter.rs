@@ -13,6 +13,7 @@ use pingora_core::protocols::Digest;
 use pingora_core::{ErrorSource, ErrorType};
 use pingora_http::{RequestHeader, ResponseHeader};
 use pingora_proxy::{FailToProxy, ProxyHttp, ProxyWarnLogContext, Session};
+use rules::budget::Counted;
 use rules::{Decision, DialPermit, Facts, Host, Permit, Reason, RuleSet};
 
 use super::Exchange;
@@ -20,6 +21,7 @@ use super::fields::{strip, strip_hops};
 use super::peer::{Manner, peer};
 use super::request::{said, told};
 use crate::inject::Credential;
+use crate::ledger::Tab;
 use crate::live::Place;
 use crate::memory::{self, Guard, Held, Hold};
 use crate::meters;
@@ -32,6 +34,7 @@ use crate::shared::Shared;
 const CREDENTIAL: &str = "credential";
 const ENCODED: &str = "encoded";
 const TOO_LARGE: &str = "too_large";
+const UNPAID: &str = "unpaid";
 
 /// Our filters.
 pub(super) struct Filter {
@@ -53,6 +56,9 @@ pub(super) struct Request {
     scrubber: Option<Scrubber>,
     status: Option<u16>,
     place: Option<Place>,
+    tab: Option<Arc<Tab>>,
+    /// What could not be paid for.
+    unpaid: Option<Refusal>,
 }
 
 impl Drop for Request {
@@ -63,6 +69,17 @@ impl Drop for Request {
             let outcome = Outcome::new(record::cut(reason));
             record.close(Outcome { status: self.status, ..outcome });
         }
+    }
+}
+
+impl Request {
+    /// Charges bytes before they are passed on.
+    fn pay(&mut self, what: Counted, bytes: u64) -> Result<()> {
+        let paid = self.tab.as_ref().map_or(Ok(()), |tab| tab.charge(what, bytes));
+        paid.map_err(|spent| {
+            self.unpaid = Some(spent.into());
+            Error::new(ErrorType::Custom(UNPAID))
+        })
     }
 }
 
@@ -102,6 +119,10 @@ impl Filter {
         exchange.connection.pin(permit.host());
         let credential = permit.credential().map(|name| self.shared.credentials.current(name));
         request.credential = credential.transpose()?;
+        let tab = self.shared.charge(&permit)?;
+        let head = head_bytes(&session.req_header().headers) + target_bytes(session.req_header());
+        tab.charge(Counted::Upload, head).map_err(|spent| spent.of(&permit))?;
+        request.tab = Some(tab);
         let record = request.record.as_mut().ok_or(Reason::LogUnwritable)?;
         exchange.count_with(record.meter());
         let started = Instant::now();
@@ -127,7 +148,8 @@ impl Filter {
         let first = leave.addresses().first().copied();
         let record = request.record.as_ref().ok_or(Reason::LogUnwritable)?;
         let (live, cut) = (&self.shared.live, exchange.cut.clone());
-        request.place = Some(live.enter(permit, first, record.meter(), cut));
+        let tab = request.tab.clone().ok_or(Reason::BudgetUnkept)?;
+        request.place = Some(live.enter(permit, first, record.meter(), cut, tab));
         first.map_or(Ok(()), |address| self.shared.still_allows(permit, address))?;
         Ok(())
     }
@@ -380,6 +402,7 @@ impl ProxyHttp for Filter {
         request: &mut Request,
     ) -> Result<()> {
         let bytes = body.as_ref().map_or(0, Bytes::len) as u64;
+        request.pay(Counted::Upload, bytes)?;
         request.uploaded += bytes;
         if let Some(record) = &request.record {
             record.meter().sent(bytes);
@@ -404,6 +427,7 @@ impl ProxyHttp for Filter {
         if let Some(scrubber) = &mut request.scrubber {
             clean(response, scrubber)?;
         }
+        request.pay(Counted::Download, head_bytes(&response.headers))?;
         let switched = response.status == ::http::StatusCode::SWITCHING_PROTOCOLS; // the last of its answers
         if !switched {
             strip_hops(response);
@@ -429,8 +453,10 @@ impl ProxyHttp for Filter {
             let passed = scrubber.pass(body.as_ref(), last);
             *body = (!passed.is_empty() || body.is_some()).then_some(passed);
         }
-        if let (Some(record), Some(body)) = (&request.record, body) {
-            record.meter().received(body.len() as u64);
+        let bytes = body.as_ref().map_or(0, Bytes::len) as u64;
+        request.pay(Counted::Download, bytes)?;
+        if let Some(record) = &request.record {
+            record.meter().received(bytes);
         }
         Ok(None)
     }
@@ -459,7 +485,8 @@ impl ProxyHttp for Filter {
     ) -> FailToProxy {
         session.set_keepalive(None);
         let malformed = request.exchange.as_ref().and_then(|exchange| exchange.malformed());
-        if let Some(refusal) = malformed.or_else(|| failure(error)) {
+        let why = malformed.or_else(|| request.unpaid.take()).or_else(|| failure(error));
+        if let Some(refusal) = why {
             tracing::debug!(%error, "a request failed");
             let rule = request.leave.as_ref().map(|(leave, _)| leave.permit().rule().clone());
             let refusal = Refusal { rule, ..refusal };
@@ -515,6 +542,16 @@ fn is_framed(response: &ResponseHeader) -> bool {
     let chunked =
         codings.next().is_none_or(|coding| coding.as_bytes().eq_ignore_ascii_case(b"chunked"));
     chunked && codings.next().is_none()
+}
+
+/// Bytes of the fields of a head: they carry data as bodies do.
+pub(crate) fn head_bytes(fields: &HeaderMap) -> u64 {
+    fields.iter().map(|(name, value)| (name.as_str().len() + value.len() + 4) as u64).sum()
+}
+
+fn target_bytes(head: &RequestHeader) -> u64 {
+    let target = head.uri.path_and_query().map_or(0, |target| target.as_str().len());
+    (head.method.as_str().len() + target) as u64
 }
 
 /// Bytes of body the request announces: none where it is chunked.

@@ -35,6 +35,13 @@ pub(super) struct Received {
     pub(super) body: Bytes,
 }
 
+impl Received {
+    /// Bytes of it that the sandbox gets.
+    pub(super) fn bytes(&self) -> u64 {
+        crate::http::head_bytes(&self.head.headers) + self.body.len() as u64
+    }
+}
+
 /// A request as it is sent.
 #[derive(Debug)]
 pub(super) struct Outgoing {

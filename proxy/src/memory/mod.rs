@@ -24,6 +24,7 @@ use pingora_core::prelude::HttpPeer;
 use pingora_core::protocols::ALPN;
 use pingora_http::RequestHeader;
 use pingora_proxy::Session;
+use rules::budget::Counted;
 use rules::decision::How;
 use rules::facts::{
     ConnectFacts, Ech, Facts, IdentityClaim, MemoryFacts, Operation, Protocol, RequestFacts, Target,
@@ -36,6 +37,7 @@ use tokio::sync::watch;
 use tokio::time::{sleep, timeout};
 
 use crate::http::{Exchange, Manner, Scope, peer};
+use crate::ledger::Tab;
 use crate::refusal::Refusal;
 use crate::shared::Shared;
 use crate::trust::Roots;
@@ -87,6 +89,7 @@ struct Granted<'a> {
     banks: Vec<BankId>,
     permit: Permit,
     receipt: Receipt,
+    tab: Arc<Tab>,
 }
 
 /// Whether the requests of a connection are held. It is asked for each of them, so that a reload counts at once.
@@ -175,7 +178,7 @@ impl Guard {
         let service = self.service(&held)?;
         let granted = self.grant(session, hold, profile, service, &mut held).await?;
         let leave = admit(&held, &granted.permit).await?;
-        let _place = enter(&held, &granted.permit, &leave)?;
+        let _place = enter(&held, &granted, &leave)?;
         let key = service.key(&held.shared.credentials)?;
         let whom = Whom {
             sandbox: &held.exchange.connection.sandbox,
@@ -186,6 +189,8 @@ impl Guard {
         service.introduce(&mut head, profile, &whom)?;
         let received = self.send(head, &granted, &leave, &mut held).await?;
         answer::check(&granted, key.as_deref(), &received, &held).await?;
+        let spent = granted.tab.charge(Counted::Download, received.bytes());
+        spent.map_err(|spent| spent.of(&granted.permit))?;
         answer::pass(session, &received, &held).await
     }
 
@@ -229,8 +234,11 @@ impl Guard {
             Ok(permit) => permit,
             Err(refusal) => return Err(explained(refusal, presented, held).await),
         };
+        let tab = held.shared.charge(&permit)?;
+        let sent = crate::http::head_bytes(&session.req_header().headers) + body.len() as u64;
+        tab.charge(Counted::Upload, sent).map_err(|spent| spent.of(&permit))?;
         let receipt = decided(held, &permit, service).await?;
-        Ok(Granted { found, query, body, banks, permit, receipt })
+        Ok(Granted { found, query, body, banks, permit, receipt, tab })
     }
 
     async fn send(
@@ -436,12 +444,13 @@ async fn admit(held: &Held<'_>, permit: &Permit) -> Result<DialPermit, Refusal> 
 /// From here on a reload can end it.
 fn enter(
     held: &Held<'_>,
-    permit: &Permit,
+    granted: &Granted<'_>,
     leave: &DialPermit,
 ) -> Result<crate::live::Place, Refusal> {
+    let (permit, tab) = (&granted.permit, granted.tab.clone());
     let first = leave.addresses().first().copied();
     let (meter, cut) = (held.record.meter(), held.exchange.cut.clone());
-    let place = held.shared.live.enter(permit, first, meter, cut);
+    let place = held.shared.live.enter(permit, first, meter, cut, tab);
     first.map_or(Ok(()), |address| held.shared.still_allows(permit, address))?;
     Ok(place)
 }

@@ -27,7 +27,7 @@ pub use self::schema::{operator_schema, policy_schema};
 use self::document::{OperatorDocument, PolicyDocument};
 use self::problem::{Fault, Place, Problem, Problems, Source};
 use self::rule::Builder;
-use crate::budget::Budgets;
+use crate::budget::{Budget, Budgets};
 use crate::facts::Method;
 use crate::path::PathPattern;
 use crate::pattern::HostPattern;
@@ -103,6 +103,7 @@ pub fn compile(sources: &Sources, grants: &[Grant]) -> Result<RuleSet, Vec<Probl
             files,
             sandboxes,
             layers,
+            lifetimes: policies.values().any(bounds_lives),
             policies,
             ended: BTreeSet::new(),
             own: sources.own.clone().into(),
@@ -218,6 +219,10 @@ fn text_of<'a>(file: &'a SourceFile, problems: &mut Problems) -> Option<Source<'
 }
 
 /// The digest of one policy with its lists; where the files lie does not count.
+fn bounds_lives(policy: &Arc<Policy>) -> bool {
+    policy.budgets.of(Budget::LifetimeSeconds).is_some()
+}
+
 fn digest_of<'a>(parts: impl IntoIterator<Item = &'a [u8]>) -> Digest {
     let mut hash = Sha256::new();
     for part in parts {
