@@ -12,9 +12,11 @@
 
 mod addresses;
 mod agreement;
+mod budgets;
 mod channels;
 mod client;
 mod clients;
+mod grants;
 mod names;
 mod net;
 mod operations;
