@@ -1,5 +1,6 @@
 //! Builds everything from the operator's file and hands it over; the only file that knows all crates.
 
+use std::io;
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -87,7 +88,7 @@ impl App {
             false => Some(Arc::new(gate(&shared, &operator, &places, base, stop.clone())?)),
         };
         let admin = Admin::open(&places.socket)?;
-        let last = std::sync::Mutex::new(Last::of(&rules.load()));
+        let last = std::sync::Mutex::new(Last::of(&sources));
         let reloader = Reloader {
             config: config.to_owned(),
             own: sources.own.clone(),
@@ -95,6 +96,8 @@ impl App {
             identities,
             live: shared.live.clone(),
             log: log.clone(),
+            on_invalid: operator.on_invalid,
+            turn: std::sync::Mutex::default(),
             last,
         };
         let state = Arc::new(State {
@@ -132,14 +135,18 @@ impl App {
             tokio::spawn(listener.serve(gate, tasks.clone(), stop.clone()));
         }
         state.ready.store(true, Ordering::Release);
+        // Both go on while connections drain: permission ends when it ends, then too.
+        let mut watching = tokio::spawn(watch.run(state.reloader.clone()));
+        let commands = tokio::spawn(admin.serve(state.clone()));
         let served = tokio::select! {
             served = serve(dns, stop) => served,
             () = filter.tend() => Ok(()),
-            () = watch.run(state.reloader.clone()) => Ok(()),
-            () = admin.serve(state.clone()) => Ok(()),
+            ended = &mut watching => Err(io::Error::other(format!("nobody watches the policies: {ended:?}"))),
         };
         state.ready.store(false, Ordering::Release);
         drain(&tasks, gate.as_deref()).await;
+        watching.abort();
+        commands.abort();
         filter.stop();
         let told = tell(&log, &state, LifecycleEvent::Stopped).await;
         log.close();

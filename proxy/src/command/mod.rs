@@ -4,7 +4,7 @@ mod ca;
 mod check;
 mod diff;
 mod dns;
-mod explain;
+pub(crate) mod explain;
 mod identity;
 mod log;
 mod manual;

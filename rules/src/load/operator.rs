@@ -8,15 +8,15 @@ use toml::Spanned;
 
 use super::document::{
     CredentialDocument, DenialDocument, DnsDocument, IdentifyDocument, ListenerDocument,
-    ModeDocument, OperatorDocument,
+    ModeDocument, OnInvalidDocument, OperatorDocument,
 };
 use super::problem::{Fault, Problem, Problems, Source, printable};
 use super::{SourceFile, memory, read, text_of};
 use crate::limits::Limits;
 use crate::name::DomainName;
 use crate::operator::{
-    Bind, CredentialFile, DenialForm, DnsSettings, HostEntry, Listener, Mode, Operator, PreResolve,
-    Reverse, SystemRoots, UpstreamSettings, Whose, Zone,
+    Bind, CredentialFile, DenialForm, DnsSettings, HostEntry, Listener, Mode, OnInvalid, Operator,
+    PreResolve, Reverse, SystemRoots, UpstreamSettings, Whose, Zone,
 };
 use crate::word::{CredentialName, SandboxId};
 
@@ -48,6 +48,10 @@ fn settings(file: &SourceFile, problems: &mut Problems) -> Option<Operator> {
         dns: dns(&source, &document, problems),
         limits: limits(&source, &document, problems),
         upstream: upstream(&document),
+        on_invalid: match document.on_invalid {
+            Some(OnInvalidDocument::Deny) => OnInvalid::Deny,
+            Some(OnInvalidDocument::Keep) | None => OnInvalid::Keep,
+        },
         identity: memory::issuers(&source, &document, problems),
         memory_services: memory::services(&source, &document, problems),
         credentials: document
