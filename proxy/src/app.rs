@@ -1,5 +1,6 @@
 //! Builds everything from the operator's file and hands it over; the only file that knows all crates.
 
+use std::io;
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -99,7 +100,7 @@ impl App {
             false => Some(Arc::new(gate(&shared, &operator, &places, base, stop.clone())?)),
         };
         let admin = Admin::open(&places.socket)?;
-        let last = std::sync::Mutex::new(Last::of(&rules.load()));
+        let last = std::sync::Mutex::new(Last::of(&sources));
         let reloader = Reloader {
             config: config.to_owned(),
             own: sources.own.clone(),
@@ -109,6 +110,8 @@ impl App {
             log: log.clone(),
             ledger: ledger.clone(),
             grants,
+            on_invalid: operator.on_invalid,
+            loading: std::sync::Mutex::default(),
             last,
             turn: std::sync::Mutex::new(timed),
         };
@@ -148,15 +151,21 @@ impl App {
             tokio::spawn(listener.serve(gate, tasks.clone(), stop.clone()));
         }
         state.ready.store(true, Ordering::Release);
+        // They go on while connections drain: permission ends when it ends, then too.
+        let mut watching = tokio::spawn(watch.run(state.reloader.clone()));
+        let mut timing = tokio::spawn(state.reloader.clone().tend());
+        let commands = tokio::spawn(admin.serve(state.clone()));
         let served = tokio::select! {
             served = serve(dns, stop) => served,
             () = filter.tend() => Ok(()),
-            () = watch.run(state.reloader.clone()) => Ok(()),
-            () = state.reloader.clone().tend() => Ok(()),
-            () = admin.serve(state.clone()) => Ok(()),
+            ended = &mut watching => Err(io::Error::other(format!("nobody watches the policies: {ended:?}"))),
+            ended = &mut timing => Err(io::Error::other(format!("nobody looks at the clocks: {ended:?}"))),
         };
         state.ready.store(false, Ordering::Release);
         drain(&tasks, gate.as_deref()).await;
+        watching.abort();
+        timing.abort();
+        commands.abort();
         state.reloader.ledger.settle();
         filter.stop();
         let told = tell(&log, &state, LifecycleEvent::Stopped).await;

@@ -42,6 +42,11 @@ impl PathArgs {
 }
 
 impl PolicyArgs {
+    /// The operator's file, named or usual.
+    pub(crate) fn config(&self) -> PathBuf {
+        self.config.clone().unwrap_or_else(|| PathBuf::from(OPERATOR_FILE))
+    }
+
     /// Reads what the arguments name, or what `sandbar.toml` here names.
     pub(crate) fn read(&self) -> anyhow::Result<Sources> {
         match (&self.config, self.policies.is_empty()) {
@@ -84,6 +89,11 @@ pub(crate) fn operated(config: &Path) -> anyhow::Result<Sources> {
     let mut sources = Sources { generation: 1, ..Sources::default() };
     add_operated(&mut sources, config)?;
     with_lists(sources)
+}
+
+/// Reads the operator's file alone: what it says of the instance holds whatever the policies are.
+pub(crate) fn operator_file(config: &Path) -> anyhow::Result<Sources> {
+    Ok(Sources { operator: Some(read_file(config, MAX_FILE)?), ..Sources::default() })
 }
 
 fn add_operated(sources: &mut Sources, config: &Path) -> anyhow::Result<()> {

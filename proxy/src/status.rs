@@ -53,6 +53,7 @@ impl State {
                 "digest": rules.digest().to_string(),
                 "sandboxes": rules.sandboxes().iter().count(),
                 "age_seconds": last.at.elapsed().as_secs(),
+                "closed": rules.is_closed(),
                 "policy_stale": last.trouble.is_some(),
                 "trouble": last.trouble,
             },

@@ -92,6 +92,9 @@ impl RuleSet {
     }
 
     fn judge(&self, sandbox: &SandboxRef, facts: &Facts) -> Result<Permit, Refused> {
+        if self.is_closed() {
+            return Err(Reason::PolicyInvalid.into());
+        }
         let layers = self.layers.get(&sandbox.id).ok_or(Reason::UnknownSandbox)?;
         let current = self.sandboxes.get(&sandbox.id).ok_or(Reason::UnknownSandbox)?;
         if self.ended.contains(&sandbox.id) {

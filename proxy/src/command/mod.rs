@@ -5,7 +5,7 @@ mod ca;
 mod check;
 mod diff;
 mod dns;
-mod explain;
+pub(crate) mod explain;
 mod grant;
 mod identity;
 mod log;

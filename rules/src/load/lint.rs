@@ -23,7 +23,8 @@ const MAX_SEARCHED: usize = 10_000;
 /// What is wrong within one file.
 pub(crate) fn policy(policy: &Arc<Policy>, problems: &mut Problems) {
     let mut fates = vec![Fate::default(); policy.rules.len()];
-    for hit in policy.hosts.unordered() {
+    let mut waiting = fates.len();
+    for hit in policy.hosts.iter() {
         let (Some(rule), Some(fate)) =
             (policy.rule(hit.rule), fates.get_mut(usize::from(hit.rule)))
         else {
@@ -34,7 +35,13 @@ pub(crate) fn policy(policy: &Arc<Policy>, problems: &mut Problems) {
             continue;
         }
         match killer(policy, rule, &hit) {
-            None => fate.acts = true,
+            None => {
+                fate.acts = true;
+                waiting -= 1;
+                if waiting == 0 {
+                    break;
+                }
+            }
             Some(why) => fate.why = Some(why),
         }
     }
@@ -165,7 +172,7 @@ fn ties(policies: &[Arc<Policy>], problems: &mut Problems) {
         if !policy.rules.iter().any(|rule| rule.credential().is_some()) {
             continue;
         }
-        for hit in policy.hosts.unordered() {
+        for hit in policy.hosts.iter() {
             let Some(rule) = policy.rule(hit.rule).filter(|rule| rule.credential().is_some())
             else {
                 continue;
@@ -315,7 +322,7 @@ fn check_environment(
 /// The first patterns of every rule, found in one walk over the policy.
 fn samples(policy: &Policy) -> Vec<Vec<DomainPattern>> {
     let mut samples = vec![Vec::new(); policy.rules.len()];
-    for hit in policy.hosts.unordered() {
+    for hit in policy.hosts.iter() {
         if let Some(sample) = samples.get_mut(usize::from(hit.rule))
             && sample.len() <= MAX_COMPARED
         {
@@ -375,7 +382,7 @@ fn meets(base: &Policy, pattern: &DomainPattern) -> bool {
         |hit: &Hit<'_>| allows(hit) && pattern_of(hit).is_some_and(|other| pattern.covers(&other));
     above.iter().filter(covering).any(allows)
         || (!pattern.is_exact()
-            && (base.hosts.len() > MAX_SEARCHED || base.hosts.unordered().any(|hit| below(&hit))))
+            && (base.hosts.len() > MAX_SEARCHED || base.hosts.iter().any(|hit| below(&hit))))
 }
 
 /// Policies no sandbox names: loaded, and without effect.

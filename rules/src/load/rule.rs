@@ -408,9 +408,7 @@ impl<'a> Builder<'a> {
     }
 
     fn digest(&self) -> crate::policy::Digest {
-        let list =
-            |path: &String| self.sources.lists.get(path).and_then(|list| list.as_deref().ok());
-        let lists = self.lists.iter().filter_map(list);
+        let lists = self.lists.iter().filter_map(|path| self.sources.list(path));
         digest_of([self.source.text.as_bytes()].into_iter().chain(lists))
     }
 }
