@@ -213,8 +213,10 @@ async fn reload(state: &State, body: &[u8]) -> Reply {
             Reply::json(200, &json!({ "generation": generation, "cut": cut }))
         }
         Ok(Err(trouble)) => {
-            let generation = state.rules.load().generation();
-            Reply::json(200, &json!({ "generation": generation, "trouble": trouble }))
+            let rules = state.rules.load();
+            let (generation, closed) = (rules.generation(), rules.is_closed());
+            let told = json!({ "generation": generation, "closed": closed, "trouble": trouble });
+            Reply::json(200, &told)
         }
         Err(error) => Reply::bad(500, error),
     }

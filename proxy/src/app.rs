@@ -38,7 +38,7 @@ use crate::reload::{Last, Reloader};
 use crate::shared::Shared;
 use crate::status::State;
 use crate::trust::Roots;
-use crate::watch::Watch;
+use crate::watch::{Eyes, Watch};
 use crate::{meters, policies, self_test};
 
 /// What budgets are kept in, beside the log.
@@ -112,6 +112,7 @@ impl App {
             grants,
             on_invalid: operator.on_invalid,
             loading: std::sync::Mutex::default(),
+            eyes: Arc::new(std::sync::Mutex::new(Eyes::open()?)),
             last,
             turn: std::sync::Mutex::new(timed),
         };
@@ -134,7 +135,7 @@ impl App {
     /// Serves until told to stop, then finishes what is in flight and closes the log.
     pub(crate) async fn run(self) -> anyhow::Result<()> {
         let App { filter, dns, listeners, gate, admin, state, log, stop } = self;
-        let watch = Watch::new()?;
+        let watch = Watch::new(state.reloader.eyes.clone())?;
         tell(&log, &state, LifecycleEvent::Started).await?;
         filter.prepare().await;
         let tasks = TaskTracker::new();

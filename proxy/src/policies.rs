@@ -2,6 +2,7 @@
 
 use std::fs::{self, File};
 use std::io::Read;
+use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, bail};
@@ -144,12 +145,13 @@ fn with_lists(mut sources: Sources) -> anyhow::Result<Sources> {
 fn read_file(path: &Path, limit: usize) -> anyhow::Result<SourceFile> {
     let shown = path.display();
     let cannot = || format!("cannot read {shown}");
-    let metadata = fs::metadata(path).with_context(cannot)?;
-    if !metadata.is_file() {
+    // Opening a pipe would wait for whoever writes to it, and so would the next load.
+    let file = File::options().read(true).custom_flags(libc::O_NONBLOCK).open(path);
+    let file = file.with_context(cannot)?;
+    if !file.metadata().with_context(cannot)?.is_file() {
         bail!("{shown} is not a regular file");
     }
     let mut bytes = Vec::new();
-    let file = File::open(path).with_context(cannot)?;
     file.take(limit as u64 + 1).read_to_end(&mut bytes).with_context(cannot)?;
     Ok(SourceFile { path: shown.to_string(), bytes })
 }

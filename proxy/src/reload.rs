@@ -3,9 +3,11 @@
 
 use std::fs;
 use std::net::SocketAddr;
+use std::os::fd::AsRawFd;
+use std::os::unix::fs::OpenOptionsExt;
 use std::path::PathBuf;
 use std::sync::{Arc, Mutex, PoisonError};
-use std::time::{Duration, Instant};
+use std::time::{Duration, Instant, SystemTime};
 
 use arc_swap::ArcSwap;
 use audit::{Lifecycle, LifecycleEvent, Log};
@@ -19,6 +21,7 @@ use crate::identities::{Identities, Identity};
 use crate::ledger::Ledger;
 use crate::live::{Live, Open};
 use crate::problems::{Severity, render};
+use crate::watch::Eyes;
 use crate::{meters, policies, record};
 
 /// How often the clocks are looked at.
@@ -27,8 +30,8 @@ const TICK: Duration = Duration::from_millis(200);
 const LEAVE: Duration = Duration::from_secs(5);
 /// A file that changed within this time may still be being written...
 const SETTLE: Duration = Duration::from_millis(20);
-/// ...and is read again up to so many times.
-const SETTLES: usize = 25;
+/// ...and is read again up to so many times; after that whoever writes is not waited for.
+const SETTLES: usize = 50;
 /// So often it is looked for a file that is not there: some editors take one away before they put its successor.
 const MISSES: usize = 3;
 
@@ -48,6 +51,8 @@ pub(crate) struct Reloader {
     pub(crate) loading: Mutex<()>,
     /// What time gave and took; whoever changes the rules in force holds it, so that no generation is given twice.
     pub(crate) turn: Mutex<Timed>,
+    /// See who is writing the files.
+    pub(crate) eyes: Arc<Mutex<Eyes>>,
     /// How the last load went. Locked only to look: whoever asks does not wait for a load.
     pub(crate) last: Mutex<Last>,
 }
@@ -97,6 +102,7 @@ impl Reloader {
     /// Says what is wrong, with its place. The rules in force stay, unless the operator wants nothing to pass.
     pub(crate) fn reload(&self) -> Result<Loaded, String> {
         let _loading = lock(&self.loading);
+        let started = Instant::now();
         let sources = match self.read() {
             Ok(sources) => sources,
             Err(trouble) => return Err(self.refuse(trouble, None)),
@@ -111,7 +117,11 @@ impl Reloader {
         lock(&self.last).files = files;
         let compiled = self.compiled(&before, sources);
         match compiled {
-            Ok(fresh) => Ok(self.take_over(before, fresh, digest)),
+            Ok(fresh) => {
+                let loaded = self.take_over(before, fresh, digest);
+                meters::reloaded_in(started.elapsed());
+                Ok(loaded)
+            }
             Err(trouble) => Err(self.refuse(trouble, Some(digest))),
         }
     }
@@ -119,9 +129,11 @@ impl Reloader {
     /// Reads the files, again while one of them is being written: half a list is a list too.
     fn read(&self) -> Result<Sources, String> {
         for at in 0..SETTLES {
+            let (settled, before) = (SystemTime::now() - SETTLE, self.is_writing());
             let read = policies::operated(&self.config);
             let known = read.as_ref().map_or_else(|_| self.files(), files);
-            let young = known.iter().any(is_young);
+            let young =
+                before || self.is_writing() || known.iter().any(|file| is_younger(file, settled));
             if !young && (read.is_ok() || at >= MISSES) {
                 return read.map_err(|error| format!("{error:#}"));
             }
@@ -129,6 +141,11 @@ impl Reloader {
             std::thread::sleep(SETTLE);
         }
         policies::operated(&self.config).map_err(|error| format!("{error:#}"))
+    }
+
+    /// Whether somebody writes one of the files that were read last.
+    fn is_writing(&self) -> bool {
+        lock(&self.eyes).see_writers() || self.files().iter().any(|file| is_held(file))
     }
 
     /// Compiles and tries what was read.
@@ -321,10 +338,28 @@ fn files(sources: &Sources) -> Vec<PathBuf> {
     named.chain(sources.lists.keys()).map(PathBuf::from).collect()
 }
 
-/// Whether a file has just been written; a clock that jumped says nothing of that.
-fn is_young(file: &PathBuf) -> bool {
-    let changed = fs::metadata(file).and_then(|metadata| metadata.modified()).ok();
-    changed.and_then(|at| at.elapsed().ok()).is_some_and(|age| age < SETTLE)
+/// Whether somebody has a file open for writing: the kernel gives no read lease of it then (fcntl(2), *Leases*). It
+/// gives none of other people's files either; of those only inotify tells, once they have been written to.
+#[allow(unsafe_code, reason = "a lease is asked for by fcntl")]
+fn is_held(path: &PathBuf) -> bool {
+    let Ok(file) = fs::File::options().read(true).custom_flags(libc::O_NONBLOCK).open(path) else {
+        return false;
+    };
+    let lease = |kind: libc::c_int| {
+        // SAFETY: the descriptor is open, and the lease is a number.
+        unsafe { libc::fcntl(file.as_raw_fd(), libc::F_SETLEASE, kind) }
+    };
+    if lease(libc::F_RDLCK) == 0 {
+        lease(libc::F_UNLCK);
+        return false;
+    }
+    std::io::Error::last_os_error().kind() == std::io::ErrorKind::WouldBlock
+}
+
+/// Whether a file has been written since; one from the future has not, the clock has jumped.
+fn is_younger(file: &PathBuf, since: SystemTime) -> bool {
+    let changed = fs::metadata(file).and_then(|metadata| metadata.modified());
+    changed.is_ok_and(|changed| changed > since && changed <= SystemTime::now())
 }
 
 fn lock<T>(mutex: &Mutex<T>) -> std::sync::MutexGuard<'_, T> {

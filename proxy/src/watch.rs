@@ -1,10 +1,11 @@
 //! When to reload: a file changed (told by inotify on its directory, so that an editor's rename and a
 //! ConfigMap's swap are seen), SIGHUP, or a look now and then for what no event tells.
 
-use std::collections::{BTreeMap, BTreeSet, HashMap};
-use std::ffi::OsString;
+use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
+use std::ffi::{OsStr, OsString};
+use std::os::fd::{AsFd, OwnedFd};
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use anyhow::Context;
@@ -21,14 +22,37 @@ const QUIET: Duration = Duration::from_millis(20);
 const STORM: Duration = Duration::from_millis(200);
 /// How often the files are looked at without being told to.
 const LOOK: Duration = Duration::from_secs(10);
-/// Room for events; those that do not fit come with the next read.
+/// Room for events; those that do not fit come with the next read...
 const EVENTS: usize = 4096;
+/// ...of so many in a row: whoever makes more of them is not followed any further for now.
+const READS: usize = 1024;
 
 /// Watches the directories of the files that rules come from.
 pub(crate) struct Watch {
-    events: AsyncFd<Inotify>,
-    watched: HashMap<WatchDescriptor, Interest>,
+    eyes: Arc<Mutex<Eyes>>,
+    /// Tells that there are events; `eyes` read them.
+    ready: AsyncFd<OwnedFd>,
     hangup: Signal,
+}
+
+/// What the kernel tells of these directories, read by whoever wants to know: it is told as it happens.
+pub(crate) struct Eyes {
+    inotify: Inotify,
+    watched: HashMap<WatchDescriptor, Watched>,
+    /// Directories that cannot be watched, so that this is said once.
+    unwatched: BTreeSet<PathBuf>,
+    /// Files of ours that somebody writes, and has not closed yet.
+    written: HashSet<(WatchDescriptor, OsString)>,
+    /// Whether something has changed that nobody has looked at.
+    changed: bool,
+}
+
+/// One directory.
+#[derive(Debug, Default)]
+struct Watched {
+    interest: Interest,
+    /// The names of our files in it.
+    files: BTreeSet<OsString>,
 }
 
 /// What of a directory counts.
@@ -38,6 +62,12 @@ enum Interest {
     All,
     /// Only these: directories of ours, which another may take the place of.
     Named(BTreeSet<OsString>),
+}
+
+impl Default for Interest {
+    fn default() -> Self {
+        Interest::Named(BTreeSet::new())
+    }
 }
 
 impl Interest {
@@ -60,13 +90,14 @@ enum Followed {
 
 impl Watch {
     #[allow(unsafe_code, reason = "tokio cannot know that a descriptor stays open")]
-    pub(crate) fn new() -> anyhow::Result<Self> {
-        let inotify =
-            Inotify::init().context("cannot watch files: see fs.inotify.max_user_instances")?;
+    pub(crate) fn new(eyes: Arc<Mutex<Eyes>>) -> anyhow::Result<Self> {
+        // Who opens a file for writing while its lease is asked for makes the kernel send this, and it would end us.
+        drop(signal(SignalKind::io()).context("cannot leave SIGIO be")?);
+        let fd = lock(&eyes).inotify.as_fd().try_clone_to_owned()?;
         Ok(Watch {
-            // SAFETY: `Inotify` owns its descriptor and keeps it open as long as it lives.
-            events: unsafe { AsyncFd::register(inotify) }?,
-            watched: HashMap::new(),
+            eyes,
+            // SAFETY: `OwnedFd` keeps its descriptor open as long as it lives.
+            ready: unsafe { AsyncFd::register(fd) }?,
             hangup: signal(SignalKind::hangup()).context("cannot wait for SIGHUP")?,
         })
     }
@@ -75,9 +106,10 @@ impl Watch {
     pub(crate) async fn run(mut self, reloader: Arc<Reloader>) {
         loop {
             // What changed in a directory before it was watched is seen by looking right away.
-            if self.follow(&reloader.files()) == Followed::Known {
+            let fresh = lock(&self.eyes).follow(&reloader.files()) == Followed::Something;
+            if !fresh {
                 tokio::select! {
-                    () = changed(&mut self.events, &self.watched) => self.quiet().await,
+                    () = changed(&self.eyes, &mut self.ready) => self.quiet().await,
                     _ = self.hangup.recv() => {}
                     () = tokio::time::sleep(LOOK) => {}
                 }
@@ -95,10 +127,63 @@ impl Watch {
 
     /// Waits for the end of a storm: what counts is its last content.
     async fn quiet(&mut self) {
-        let storm = async {
-            while timeout(QUIET, changed(&mut self.events, &self.watched)).await.is_ok() {}
-        };
+        let Watch { eyes, ready, .. } = self;
+        let storm = async { while timeout(QUIET, changed(eyes, ready)).await.is_ok() {} };
         drop(timeout(STORM, storm).await); // one that goes on is looked at in between
+    }
+}
+
+/// Returns once the kernel has told of a change that counts.
+async fn changed(eyes: &Mutex<Eyes>, ready: &mut AsyncFd<OwnedFd>) {
+    loop {
+        if lock(eyes).take_changed() {
+            return;
+        }
+        let Ok(mut told) = ready.readable_mut().await else {
+            return std::future::pending().await; // the files are still looked at now and then
+        };
+        lock(eyes).read();
+        told.clear_ready();
+    }
+}
+
+fn lock(eyes: &Mutex<Eyes>) -> MutexGuard<'_, Eyes> {
+    eyes.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+impl Eyes {
+    pub(crate) fn open() -> anyhow::Result<Self> {
+        let inotify =
+            Inotify::init().context("cannot watch files: see fs.inotify.max_user_instances")?;
+        Ok(Eyes {
+            inotify,
+            watched: HashMap::new(),
+            unwatched: BTreeSet::new(),
+            written: HashSet::new(),
+            changed: false,
+        })
+    }
+
+    /// Whether somebody has begun to write a file of ours and has not closed it.
+    pub(crate) fn see_writers(&mut self) -> bool {
+        self.read();
+        !self.written.is_empty()
+    }
+
+    fn take_changed(&mut self) -> bool {
+        self.read();
+        std::mem::take(&mut self.changed)
+    }
+
+    /// Reads all that was told so far.
+    fn read(&mut self) {
+        let mut buffer = [0; EVENTS];
+        for _ in 0..READS {
+            let Ok(events) = self.inotify.read_events(&mut buffer) else { return };
+            for event in events {
+                self.changed |= note(&event, &self.watched, &mut self.written);
+            }
+        }
     }
 
     /// Watches what is to be watched, and nothing else. A directory that took another's place is a new one.
@@ -108,6 +193,7 @@ impl Watch {
             | WatchMask::CREATE
             | WatchMask::DELETE
             | WatchMask::DELETE_SELF
+            | WatchMask::MODIFY
             | WatchMask::MOVED_FROM
             | WatchMask::MOVED_TO
             | WatchMask::MOVE_SELF;
@@ -115,14 +201,29 @@ impl Watch {
         let mut followed = Followed::Known;
         for (dir, interest) in directories(files) {
             // One that is gone is watched again when it is back: its parent tells of that, or a look does.
-            let Ok(watch) = self.events.get_ref().watches().add(&dir, mask) else { continue };
+            let watch = match self.inotify.watches().add(&dir, mask) {
+                Ok(watch) => watch,
+                Err(error) => {
+                    let shown = dir.display().to_string();
+                    if self.unwatched.insert(dir) {
+                        tracing::warn!(%error, dir = shown, "not watched, only looked at now and then");
+                    }
+                    continue;
+                }
+            };
+            self.unwatched.remove(&dir);
             if before.remove(&watch).is_none() && !self.watched.contains_key(&watch) {
                 followed = Followed::Something;
             }
-            self.watched.entry(watch).or_insert(Interest::Named(BTreeSet::new())).widen(interest);
+            let ours = files.iter().filter(|file| parent(file).is_some_and(|own| own == dir));
+            let names = ours.filter_map(|file| file.file_name().map(ToOwned::to_owned));
+            let watched = self.watched.entry(watch).or_default();
+            watched.files.extend(names);
+            watched.interest.widen(interest);
         }
+        self.written.retain(|(watch, _)| self.watched.contains_key(watch));
         for watch in before.into_keys() {
-            drop(self.events.get_ref().watches().remove(watch)); // the kernel may have done so already
+            drop(self.inotify.watches().remove(watch)); // the kernel may have done so already
         }
         followed
     }
@@ -148,34 +249,30 @@ fn parent(path: &Path) -> Option<PathBuf> {
     Some(if dir.as_os_str().is_empty() { ".".into() } else { dir.to_owned() })
 }
 
-/// Returns once the kernel tells of a change that counts, with its events read.
-async fn changed(events: &mut AsyncFd<Inotify>, watched: &HashMap<WatchDescriptor, Interest>) {
-    loop {
-        let Ok(mut ready) = events.readable_mut().await else {
-            return std::future::pending().await;
-        };
-        let mut buffer = [0; EVENTS];
-        let read = ready.try_io(|inner| {
-            let mut events = inner.get_mut().read_events(&mut buffer)?;
-            Ok(events.any(|event| counts(&event, watched)))
-        });
-        match read {
-            Ok(Ok(false)) | Err(_) => {}
-            Ok(Ok(true)) => return,
-            Ok(Err(_)) => return tokio::time::sleep(QUIET).await,
-        }
-    }
-}
-
-/// Whether an event may be about our files. That some were lost is one, too.
-fn counts(event: &Event<&std::ffi::OsStr>, watched: &HashMap<WatchDescriptor, Interest>) -> bool {
+/// Whether an event may be about our files; that some were lost is one, too. Notes who writes and who is done.
+fn note(
+    event: &Event<&OsStr>,
+    watched: &HashMap<WatchDescriptor, Watched>,
+    written: &mut HashSet<(WatchDescriptor, OsString)>,
+) -> bool {
     if event.mask.contains(EventMask::Q_OVERFLOW) {
+        written.clear();
         return true;
     }
-    match (watched.get(&event.wd), event.name) {
-        (None, _) => false,
-        (Some(Interest::All), _) | (Some(Interest::Named(_)), None) => true,
-        (Some(Interest::Named(names)), Some(name)) => names.contains(name),
+    let Some(dir) = watched.get(&event.wd) else { return false };
+    let file = event.name.map(|name| (event.wd.clone(), name.to_owned()));
+    if event.mask.contains(EventMask::MODIFY) {
+        written.extend(file.filter(|(_, name)| dir.files.contains(name)));
+        return false; // whoever writes will close, and that counts
+    }
+    if !event.mask.contains(EventMask::ATTRIB)
+        && let Some(file) = file
+    {
+        written.remove(&file);
+    }
+    match (&dir.interest, event.name) {
+        (Interest::All, _) | (Interest::Named(_), None) => true,
+        (Interest::Named(names), Some(name)) => names.contains(name),
     }
 }
 

@@ -75,6 +75,9 @@ impl RuleSet {
             return Vec::new();
         };
         let Ok(attempt) = Attempt::new(sandbox, layers, facts, &host) else { return Vec::new() };
+        if self.is_closed() {
+            return Vec::new(); // no rule had a say
+        }
         let near = |matched: &Match<'_>| Near {
             rule: rule_ref(matched, Layer::Sandbox),
             pattern: matched.pattern(),

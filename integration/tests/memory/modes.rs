@@ -92,6 +92,30 @@ fn attack_77_a_reload_counts_at_once_and_a_broken_one_not_at_all() {
     assert_eq!(last.unwrap().reason(), Some("foreign_bank"));
 }
 
+/// A recall that is under way when its bank is taken away brings nothing back.
+#[test]
+fn attack_77_a_request_that_waits_for_the_service_is_cut_and_its_neighbour_is_not() {
+    let scene = Scene::new();
+    let policy = scene.dir.path().join("policies/mem-b.toml");
+    let good = fs::read_to_string(&policy).unwrap();
+    let slow = |bank: &str| {
+        Ask::post("/v1/recall", &format!(r#"{{"query":"strange:slow","bank_id":"{bank}"}}"#))
+    };
+    let (mut loser, mut neighbour) = (scene.client("sandbox-b"), scene.client("sandbox-d"));
+    let ask = slow("staging:team-b").with("Sandbox-Identity", &scene.token("sandbox-b"));
+    loser.say(&ask.bytes(&scene.host()));
+    neighbour.say(&slow("staging:team-d").bytes(&scene.host()));
+    wait("both are at the service", || scene.seen().len() == 2);
+    fs::write(&policy, good.replace("recall = [\"staging:team-b\", ", "recall = [")).unwrap();
+    assert!(loser.answer().is_none(), "it is cut, without an answer");
+    let revoked = |record: &Value| record["unmapped"]["sandbar"]["ending"] == "revoked";
+    wait("the record", || scene.records().iter().any(revoked));
+    let answer = neighbour.answer().expect("the neighbour is answered");
+    assert_eq!(answer.status, 200, "{}", answer.text());
+    let cut: Vec<Value> = scene.records().into_iter().filter(revoked).collect();
+    assert_eq!((cut.len(), &cut[0]["status_detail"]), (1, &"foreign_bank".into()), "{cut:#?}");
+}
+
 fn decoded(part: &str) -> Value {
     let digit = |byte: u8| match byte {
         b'A'..=b'Z' => byte - b'A',

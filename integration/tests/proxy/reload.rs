@@ -143,7 +143,13 @@ fn endless(dir: &Path) {
     put(dir, &(POLICY.to_owned() + LISTED));
 }
 
-const SPOILT: [Spoilt; 21] = [
+/// A pipe that nobody writes to: whoever opens it waits.
+fn pipe(dir: &Path) {
+    let made = std::process::Command::new("mkfifo").arg(dir.join("q.toml")).status().unwrap();
+    assert!(made.success());
+}
+
+const SPOILT: [Spoilt; 22] = [
     ("syntax", |dir| put(dir, "name = \"p\"\n[[allow\n"), "unclosed", "p.toml:2:8"),
     (
         "a slip",
@@ -200,6 +206,7 @@ const SPOILT: [Spoilt; 21] = [
         "symbolic links",
     ),
     ("a directory", |dir| fs::create_dir(dir.join("q.toml")).unwrap(), "not a regular", "q.toml"),
+    ("a pipe", pipe, "not a regular file", "q.toml"),
     ("none", |dir| fs::remove_file(dir.join("p.toml")).unwrap(), "holds no policy", "policies"),
     ("gone", |dir| fs::remove_dir_all(dir).unwrap(), "cannot read the directory", "policies"),
     (

@@ -253,29 +253,29 @@ fn compile_policy(
     let source = text_of(file, problems)?;
     let document: PolicyDocument = read::read(&source, problems)?;
     let named = source.place(document.name.span());
-    if let Some(policy) = before.and_then(|before| unchanged(before, &source, &document, sources)) {
-        let noted = before.and_then(|before| before.noted.get(&policy.name));
-        noted.into_iter().flatten().for_each(|warning| problems.note(warning.clone()));
+    let lists = lists_of(&source.file, &document);
+    let lists = lists.iter().filter_map(|path| sources.list(path));
+    let digest = digest_of([source.text.as_bytes()].into_iter().chain(lists));
+    if let Some((policy, noted)) = before.and_then(|before| unchanged(before, &source, digest)) {
+        noted.iter().for_each(|warning| problems.note(warning.clone()));
         return Some((policy, named));
     }
-    let policy = Arc::new(Builder::new(&source, sources, problems).policy(document)?);
+    let policy = Arc::new(Builder::new(&source, sources, problems).policy(document, digest)?);
     lint::policy(&policy, problems);
     Some((policy, named))
 }
 
-/// The policy of an earlier load, if its text and its lists are what they were. What is wrong with a file is
-/// never taken over: a policy that has errors was not loaded.
-fn unchanged(
-    before: &RuleSet,
+/// The policy of an earlier load and what was noted of it, if its text and its lists are what they were. What is
+/// wrong is never taken over: a policy that has errors was not loaded, and a list that is missing changes the digest.
+fn unchanged<'a>(
+    before: &'a RuleSet,
     source: &Source<'_>,
-    document: &PolicyDocument,
-    sources: &Sources,
-) -> Option<Arc<Policy>> {
-    let policy = before.policies.values().find(|policy| policy.file == source.file)?;
-    let lists = lists_of(&source.file, document);
-    let lists: Option<Vec<&[u8]>> = lists.iter().map(|path| sources.list(path)).collect();
-    let digest = digest_of([source.text.as_bytes()].into_iter().chain(lists?));
-    (policy.digest == digest).then(|| policy.clone())
+    digest: Digest,
+) -> Option<(Arc<Policy>, &'a [Problem])> {
+    let same = |policy: &&Arc<Policy>| policy.file == source.file && policy.digest == digest;
+    let policy = before.policies.values().find(same)?;
+    let noted = before.noted.get(&policy.name).map_or(&[][..], Vec::as_slice);
+    Some((policy.clone(), noted))
 }
 
 fn text_of<'a>(file: &'a SourceFile, problems: &mut Problems) -> Option<Source<'a>> {
