@@ -151,6 +151,7 @@ impl Filter {
         let id = request.record.as_ref().map(OpenRecord::id).unwrap_or_default();
         let answer = Answer::new(refusal, &rules, &id, Reader::of(accept));
         request.status = Some(answer.status);
+        tell_echo(request).await;
         if let Some(record) = request.record.take()
             && record.refused(record::refused(refusal, &rules)).await.is_err()
         {
@@ -217,7 +218,9 @@ fn has_messages(response: &ResponseHeader) -> bool {
 }
 
 /// An origin that sends a credential back is worth a look: somebody may have asked it to.
-async fn tell_echo(record: &OpenRecord, request: &Request) {
+async fn tell_echo(request: &Request) {
+    let found = request.scrubber.as_ref().is_some_and(|scrubber| scrubber.found() > 0);
+    let Some(record) = request.record.as_ref().filter(|_| found) else { return };
     let name = request.leave.as_ref().and_then(|(leave, _)| leave.permit().credential());
     let name = name.map(ToString::to_string).unwrap_or_default();
     let finding = Finding {
@@ -487,10 +490,8 @@ impl ProxyHttp for Filter {
     }
 
     async fn logging(&self, _: &mut Session, error: Option<&Error>, request: &mut Request) {
+        tell_echo(request).await;
         let Some(record) = request.record.take() else { return };
-        if request.scrubber.as_ref().is_some_and(|scrubber| scrubber.found() > 0) {
-            tell_echo(&record, request).await;
-        }
         let ending = match error {
             None => Ending::Completed,
             Some(_) => Ending::Failed(Code("client_gone")),

@@ -8,7 +8,7 @@ mod messages;
 use std::ops::Range;
 use std::sync::Arc;
 
-use aho_corasick::AhoCorasick;
+use aho_corasick::{AhoCorasick, AhoCorasickKind, MatchKind};
 use base64::Engine;
 use base64::engine::general_purpose::{STANDARD_NO_PAD, URL_SAFE_NO_PAD};
 use bytes::{Bytes, BytesMut};
@@ -37,7 +37,10 @@ impl Echoes {
         forms.extend(base64s(value.as_bytes()));
         forms.sort_unstable_by(|one, other| one.as_slice().cmp(other));
         forms.dedup();
-        let heads = AhoCorasick::new(forms.iter().map(|form| form.get(..HEAD).unwrap_or(form)));
+        let heads = AhoCorasick::builder()
+            .kind(Some(AhoCorasickKind::DFA))
+            .match_kind(MatchKind::LeftmostFirst)
+            .build(forms.iter().map(|form| form.get(..HEAD).unwrap_or(form)));
         let longest = forms.iter().map(|form| form.len()).max().unwrap_or_default();
         Echoes { forms, heads: heads.ok(), longest }
     }
