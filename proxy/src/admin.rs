@@ -164,6 +164,7 @@ async fn route(state: &State, uid: Option<u32>, method: &str, path: &str, body: 
         ("GET", ["metrics"]) => {
             Reply { status: 200, kind: "text/plain; version=0.0.4", body: state.metrics() }
         }
+        ("GET", ["jwks"]) => Reply::json(200, &state.jwks()),
         ("GET", ["status"]) => Reply::json(200, &state.status()),
         ("GET", ["connections"]) => Reply::json(200, &state.connections()),
         ("DELETE", ["connections", id]) => cut(state, id),
