@@ -312,6 +312,7 @@ pub enum LifecycleEvent {
     GrantMade,
     PolicyLoaded,
     PolicyRejected,
+    RunEnded,
     Started,
     Stopped,
 }

@@ -25,6 +25,7 @@ mod table;
 mod text;
 pub mod verify;
 pub mod view;
+mod witness;
 mod writer;
 
 pub use attempt::{
@@ -43,3 +44,4 @@ pub use record::{
 pub use recover::OpenError;
 pub use segment::segments;
 pub use text::Text;
+pub use witness::{Seen, Turn, Witness};

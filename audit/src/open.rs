@@ -9,6 +9,7 @@ use ulid::Ulid;
 
 use crate::attempt::{Attempt, Ending, Facts, Finding, Meter, Outcome, Subject, Verdict};
 use crate::compose::Stage;
+use crate::draft::{Draft, DraftError};
 use crate::log::{Log, LogDown, Receipt};
 use crate::record::Code;
 
@@ -82,7 +83,7 @@ impl OpenRecord {
     /// Returns [`LogDown`] when it is not written: the attempt must be refused.
     pub async fn decided(&mut self, verdict: Verdict) -> Result<Receipt, LogDown> {
         self.attempt.verdict = Some(verdict);
-        let draft = self.attempt.draft(Stage::Decision, self.log.config().query_strings);
+        let draft = self.draft(Stage::Decision);
         // From when it is queued, for a caller cancelled before owes nothing, and one after does.
         let result = self.log.submit(draft, || self.state = State::Decided).await;
         if result.as_ref().is_err_and(|down| !down.may_be_recorded()) {
@@ -109,7 +110,7 @@ impl OpenRecord {
             }
         };
         let before = self.state;
-        let draft = self.attempt.draft(stage, self.log.config().query_strings);
+        let draft = self.draft(stage);
         let result = self.log.submit(draft, || self.state = State::Closed).await;
         if result.as_ref().is_err_and(|down| !down.may_be_recorded()) {
             self.state = before; // written or counted when this is dropped, a moment from now
@@ -163,7 +164,15 @@ impl OpenRecord {
 
     fn post(&mut self, stage: Stage<'_>) {
         self.state = State::Closed;
-        self.log.post(self.attempt.draft(stage, self.log.config().query_strings));
+        self.log.post(self.draft(stage));
+    }
+
+    fn draft(&self, stage: Stage<'_>) -> Result<Draft, DraftError> {
+        let config = self.log.config();
+        if let Some(witness) = &config.witness {
+            witness.see(&self.attempt, &stage);
+        }
+        self.attempt.draft(stage, config.query_strings)
     }
 
     /// What was decided before the refusal does not count: nothing came of it.

@@ -297,7 +297,7 @@ async fn write_everything(log: &Log) {
 
 async fn write_events(log: &Log) {
     use LifecycleEvent::*;
-    for event in [GrantEnded, GrantMade, PolicyLoaded, PolicyRejected, Started, Stopped] {
+    for event in [GrantEnded, GrantMade, PolicyLoaded, PolicyRejected, RunEnded, Started, Stopped] {
         let policy = verdict("x").policy;
         let event = Lifecycle { event, message: Some("policies/build-agent.toml".into()), policy };
         log.lifecycle(&event).await.unwrap();

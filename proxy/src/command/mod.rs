@@ -10,6 +10,7 @@ mod log;
 mod manual;
 mod reference;
 mod reload;
+mod run;
 mod running;
 mod serve;
 mod status;
@@ -65,6 +66,7 @@ enum Command {
     Man(manual::ManArgs),
     Reasons(reference::ReasonsArgs),
     Reload(reload::ReloadArgs),
+    Run(run::RunArgs),
     Schema(reference::SchemaArgs),
     Serve(serve::ServeArgs),
     Status(status::StatusArgs),
@@ -92,6 +94,7 @@ pub fn run() -> ExitCode {
         Command::Man(args) => manual::man(&args),
         Command::Reasons(args) => reference::reasons(&args, output),
         Command::Reload(args) => reload::reload(&args, output),
+        Command::Run(args) => Ok(run::run(&args, output)),
         Command::Schema(args) => reference::schema(&args),
         Command::Serve(args) => serve::serve(&args),
         Command::Status(args) => status::status(&args, output),
