@@ -12,6 +12,7 @@ use std::process::Child;
 use anyhow::Context;
 use base64::Engine;
 use base64::engine::general_purpose::STANDARD;
+use nix::errno::Errno;
 use nix::fcntl::{OFlag, open};
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use nix::sys::prctl::{set_dumpable, set_pdeathsig};
@@ -55,12 +56,12 @@ pub(super) fn keep(plan: &Plan, channel: UnixStream, alive: OwnedFd) -> ! {
     };
     drop(channel);
     if watch(first, &alive).is_err() {
-        drop(kill(first, Signal::SIGKILL)); // one that cannot be watched is not left alone
+        kill(first, Signal::SIGKILL).unwrap_or_default(); // one that cannot be watched is not left alone
     }
-    drop(waitpid(first, None));
+    while waitpid(first, None) == Err(Errno::EINTR) {}
     let dead = poll(&mut [PollFd::new(alive.as_fd(), PollFlags::POLLIN)], PollTimeout::ZERO);
     if dead.is_ok_and(|dead| dead > 0) {
-        drop(unlinkat(&dir, plan.socket.1.as_c_str(), UnlinkatFlags::NoRemoveDir));
+        unlinkat(&dir, plan.socket.1.as_c_str(), UnlinkatFlags::NoRemoveDir).unwrap_or_default();
     }
     kernel::exit(0)
 }
@@ -206,8 +207,8 @@ fn bury(own: Pid, channel: &UnixStream) -> anyhow::Result<Option<Fate>> {
 /// Does what the proxy says. A command that has just gone needs it no more.
 fn obey(order: &Order, own: Pid, place: Place) {
     let signal = |signal: Signal| match place {
-        Place::Background | Place::Foreground => drop(killpg(own, signal)),
-        Place::Shared => drop(kill(own, signal)),
+        Place::Background | Place::Foreground => killpg(own, signal).unwrap_or_default(),
+        Place::Shared => kill(own, signal).unwrap_or_default(),
     };
     match order {
         Order::Go { .. } => {}

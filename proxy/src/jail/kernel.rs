@@ -31,6 +31,8 @@ const SECUREBITS: c_int = 0b1110_1111;
 pub(super) enum Restrict {
     /// Devices and privileged programs in it mean nothing, and it cannot be written.
     Everything,
+    /// Devices and privileged programs in it mean nothing.
+    Privileges,
     /// It cannot be written.
     Writing,
 }
@@ -74,6 +76,7 @@ pub(super) fn restrict(path: &Path, what: Restrict) -> io::Result<()> {
     }
     let set = match what {
         Restrict::Everything => MOUNT_ATTR_RDONLY | MOUNT_ATTR_NOSUID | MOUNT_ATTR_NODEV,
+        Restrict::Privileges => MOUNT_ATTR_NOSUID | MOUNT_ATTR_NODEV,
         Restrict::Writing => MOUNT_ATTR_RDONLY,
     };
     let attributes = Attributes { set, clear: 0, propagation: 0, user_namespace: 0 };

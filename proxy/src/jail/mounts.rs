@@ -39,7 +39,7 @@ pub(super) fn arrange(view: &View, terminal: Option<&Path>) -> anyhow::Result<()
     })?;
     processes()?;
     // The devices of the new network, not of the machine's; where it cannot be, the old stay, read-only.
-    drop(mount(Some("sysfs"), "/sys", Some("sysfs"), NOTHING | MsFlags::MS_RDONLY, none));
+    mount(Some("sysfs"), "/sys", Some("sysfs"), NOTHING | MsFlags::MS_RDONLY, none).unwrap_or_default();
     devices(&kept)?;
     for ((path, change), tree) in view.changes.iter().zip(&kept.trees) {
         let done = apply(path, change, tree.as_ref());
@@ -94,7 +94,11 @@ fn apply(path: &Path, change: &Change, tree: Option<&OwnedFd>) -> io::Result<()>
         Change::ReadOnly | Change::Writable => {
             let Some(tree) = tree else { return Ok(()) };
             place(path, tree)?;
-            if *change == Change::ReadOnly { kernel::restrict(path, Restrict::Writing) } else { Ok(()) }
+            let what = match change {
+                Change::ReadOnly => Restrict::Everything,
+                Change::Fresh | Change::Hide | Change::Writable => Restrict::Privileges,
+            };
+            kernel::restrict(path, what)
         }
     }
 }

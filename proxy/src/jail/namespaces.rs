@@ -36,7 +36,7 @@ pub(super) fn leave() -> Result<(), NamespaceError> {
     }
     unshare(PARTS).map_err(|errno| forbidden("network, mount or process", errno))?;
     // Hides where in the hierarchy the jail is; a kernel without them has nothing to hide.
-    drop(unshare(CloneFlags::CLONE_NEWCGROUP));
+    unshare(CloneFlags::CLONE_NEWCGROUP).unwrap_or_default();
     Ok(())
 }
 

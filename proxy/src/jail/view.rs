@@ -181,6 +181,7 @@ impl View {
             view.put(real(&own), Change::ReadOnly);
         }
         for path in hidden {
+            view.pin(&path); // or it would be moved away, and another put in its place
             view.put(Some(path), Change::Hide);
         }
         let exposed = view.guard(wishes.policies.iter().filter_map(real), &cwd);
@@ -241,6 +242,9 @@ impl Changes {
 
     /// Keeps a directory where it is: what is a mount of its own cannot be renamed from inside.
     fn pin(&mut self, dir: &Path) {
+        if self.of(dir) != Some(&Change::Writable) {
+            return;
+        }
         let between: Vec<PathBuf> = dir
             .ancestors()
             .skip(1)

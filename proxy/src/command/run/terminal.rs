@@ -62,11 +62,11 @@ impl Terminal {
         let input = std::io::stdin();
         // Only from the command that had it: whoever else has it by now keeps it.
         if self.place == Place::Foreground {
-            drop(tcsetpgrp(input.as_fd(), getpgrp()));
+            tcsetpgrp(input.as_fd(), getpgrp()).unwrap_or_default();
         }
         let ours = tcgetpgrp(input.as_fd()).is_ok_and(|group| group == getpgrp());
         if let (true, Some(modes)) = (ours, self.modes) {
-            drop(tcsetattr(input.as_fd(), SetArg::TCSADRAIN, &Termios::from(modes)));
+            tcsetattr(input.as_fd(), SetArg::TCSADRAIN, &Termios::from(modes)).unwrap_or_default();
         }
     }
 
@@ -96,7 +96,7 @@ impl Terminal {
 
 /// Stops until somebody lets us go on, of which SIGCONT tells.
 fn stop() {
-    drop(kill(getpid(), Signal::SIGSTOP));
+    kill(getpid(), Signal::SIGSTOP).unwrap_or_default();
 }
 
 /// Blocks the signals in this thread and all that come of it, to be waited for. Writing to the terminal from
