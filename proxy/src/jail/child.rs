@@ -22,6 +22,8 @@ pub(crate) struct Program {
     pub(crate) words: Vec<OsString>,
     pub(crate) environment: Vec<(OsString, OsString)>,
     pub(crate) place: Place,
+    /// The signals that the caller had blocked, and no others.
+    pub(crate) blocked: SigSet,
 }
 
 /// Where the command stands towards the terminal.
@@ -41,11 +43,11 @@ pub(super) fn start(program: &Program) -> Result<Child, (u8, io::Error)> {
     let Some((first, rest)) = program.words.split_first() else {
         return Err((NOT_FOUND, io::ErrorKind::NotFound.into()));
     };
-    let place = program.place;
+    let (place, blocked) = (program.place, program.blocked);
     let mut command = Command::new(first);
     command.args(rest).env_clear().envs(program.environment.iter().cloned());
     // SAFETY: the process that forks has one thread, so that nothing is locked.
-    unsafe { command.pre_exec(move || strip(place)) };
+    unsafe { command.pre_exec(move || strip(place, &blocked)) };
     command.spawn().map_err(|error| match error.kind() {
         io::ErrorKind::NotFound => (NOT_FOUND, error),
         _ => (NOT_RUN, error),
@@ -54,7 +56,7 @@ pub(super) fn start(program: &Program) -> Result<Child, (u8, io::Error)> {
 
 /// Takes everything away that the command shall not have. In this order: a filter of system calls would
 /// stand in the way of the rest, and needs that no privilege is gained afterwards.
-fn strip(place: Place) -> io::Result<()> {
+fn strip(place: Place, blocked: &SigSet) -> io::Result<()> {
     match place {
         Place::Background => setpgid(Pid::from_raw(0), Pid::from_raw(0))?,
         Place::Foreground => {
@@ -64,6 +66,7 @@ fn strip(place: Place) -> io::Result<()> {
         Place::Shared => {}
     }
     nix::sys::prctl::set_no_new_privs()?;
+    sigprocmask(SigmaskHow::SIG_SETMASK, Some(blocked), None)?;
     kernel::close_at_exec()?;
     kernel::drop_capabilities()?;
     seccomp::bind()

@@ -94,7 +94,7 @@ impl Denials {
 
     fn refused(&self, seen: &Seen<'_>, code: &'static str) {
         let (host, port) = destination(seen);
-        let shown = port.map_or_else(|| host.clone(), |port| format!("{host}:{port}"));
+        let shown = joined(&host, port);
         let mut inner = self.lock();
         let fresh =
             count(&mut inner.tally.refused, (shown.clone(), code), |others| (others.to_owned(), code));
@@ -134,6 +134,15 @@ impl Denials {
     }
 }
 
+/// A host and its port, as they are written.
+fn joined(host: &str, port: Option<u16>) -> String {
+    match (port, host.contains(':')) {
+        (None, _) => host.to_owned(),
+        (Some(port), false) => format!("{host}:{port}"),
+        (Some(port), true) => format!("[{host}]:{port}"),
+    }
+}
+
 /// Counts one more; true if it is the first.
 fn count<K: Ord>(counts: &mut BTreeMap<K, u64>, key: K, others: impl Fn(&str) -> K) -> bool {
     if let Some(count) = counts.get_mut(&key) {
@@ -164,10 +173,7 @@ impl Advice {
         if code != Reason::NotListed.code() {
             return seen.advice.map(audit::Text::shown).unwrap_or_default();
         }
-        let entry = match port {
-            None | Some(443) => host.to_owned(),
-            Some(port) => format!("{host}:{port}"),
-        };
+        let entry = joined(host, port.filter(|port| *port != 443));
         match self {
             Advice::Argument => format!("to allow it: --allow {entry}"),
             Advice::Policy(file) => {

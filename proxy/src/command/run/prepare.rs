@@ -11,6 +11,7 @@ use std::time::Instant;
 
 use anyhow::{Context, bail};
 use certs::variables;
+use nix::sys::signal::SigSet;
 use rules::word::SandboxId;
 use rules::{SourceFile, Sources, compile};
 use serde_json::json;
@@ -67,6 +68,7 @@ impl Prepared {
             words: args.command.clone(),
             environment: environment(std::env::vars_os(), variables(id)?),
             place: terminal.place,
+            blocked: SigSet::thread_get_mask()?,
         };
         let terminal = match terminal.place {
             Place::Background | Place::Shared => None,
