@@ -108,7 +108,7 @@ impl App {
             false => {
                 let authority = given.authority.map_or_else(|| authority(&places), Ok)?;
                 Some(Arc::new(gate(&shared, &operator, authority, base, stop.clone())?))
-            },
+            }
         };
         let admin = Admin::open(&places.socket)?;
         let last = std::sync::Mutex::new(Last::of(&rules.load()));

@@ -57,7 +57,9 @@ pub enum ListenError {
         "cannot listen on {address}: {source}; free the address or change `bind` of the listener"
     )]
     Bind { address: SocketAddr, source: io::Error },
-    #[error("a socket that was passed on cannot serve DNS: {source}; it must be bound to an address, for UDP or TCP")]
+    #[error(
+        "a socket that was passed on cannot serve DNS: {source}; it must be bound to an address, for UDP or TCP"
+    )]
     Given { source: io::Error },
     #[error(
         "the kernel does not tell the {what} of packets on {address}: {source}; it needs Linux 5.19 or `identify` of another kind"

@@ -57,7 +57,9 @@ pub(super) fn send(mut stream: &UnixStream, message: &impl Serialize) -> io::Res
 }
 
 /// Receives one message; none when the other side is gone.
-pub(super) fn receive<T: for<'a> Deserialize<'a>>(mut stream: &UnixStream) -> io::Result<Option<T>> {
+pub(super) fn receive<T: for<'a> Deserialize<'a>>(
+    mut stream: &UnixStream,
+) -> io::Result<Option<T>> {
     let mut length = [0; 4];
     match stream.read_exact(&mut length) {
         Err(error) if error.kind() == io::ErrorKind::UnexpectedEof => return Ok(None),
@@ -86,12 +88,8 @@ pub(super) fn take_over(stream: &UnixStream) -> io::Result<Vec<OwnedFd>> {
     let mut byte = [0];
     let mut data = [IoSliceMut::new(&mut byte)];
     let mut space = nix::cmsg_space!([RawFd; SOCKETS]);
-    let received = recvmsg::<()>(
-        stream.as_raw_fd(),
-        &mut data,
-        Some(&mut space),
-        MsgFlags::MSG_CMSG_CLOEXEC,
-    )?;
+    let received =
+        recvmsg::<()>(stream.as_raw_fd(), &mut data, Some(&mut space), MsgFlags::MSG_CMSG_CLOEXEC)?;
     let mut sockets = Vec::new();
     for message in received.cmsgs()? {
         if let ControlMessageOwned::ScmRights(numbers) = message {

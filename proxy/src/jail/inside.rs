@@ -139,7 +139,10 @@ fn arranged(plan: &Plan, channel: &UnixStream) -> anyhow::Result<Option<Child>> 
     let sockets = network::sockets(versions).context("cannot listen inside")?;
     let dns = sockets.dns.len();
     handover::send(channel, &Report::Ready { dns })?;
-    handover::hand_over(channel, &[sockets.dns, sockets.tcp].into_iter().flatten().collect::<Vec<_>>())?;
+    handover::hand_over(
+        channel,
+        &[sockets.dns, sockets.tcp].into_iter().flatten().collect::<Vec<_>>(),
+    )?;
     let Some(Order::Go { trust }) = handover::receive(channel)? else { return Ok(None) };
     let mut files = Vec::new();
     for (name, content) in trust {

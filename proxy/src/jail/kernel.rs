@@ -138,8 +138,7 @@ pub(super) fn drop_capabilities() -> io::Result<()> {
     let header = Header { version: CAPABILITY_VERSION_3, pid: 0 };
     let none = [0u32; 6];
     // SAFETY: both pointers are to live locals of the form that the version stands for.
-    let set =
-        unsafe { libc::syscall(libc::SYS_capset, &raw const header, none.as_ptr()) };
+    let set = unsafe { libc::syscall(libc::SYS_capset, &raw const header, none.as_ptr()) };
     done(set).map(drop)
 }
 
@@ -170,8 +169,7 @@ pub(super) fn wait_for_end(pid: Pid) -> io::Result<(c_int, Used)> {
         // SAFETY: numbers, for which zero is a value.
         let mut usage: libc::rusage = unsafe { std::mem::zeroed() };
         // SAFETY: both pointers are to live locals.
-        let ended =
-            unsafe { libc::wait4(pid.as_raw(), &raw mut status, 0, &raw mut usage) };
+        let ended = unsafe { libc::wait4(pid.as_raw(), &raw mut status, 0, &raw mut usage) };
         match done(ended.into()) {
             Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
             Err(error) => return Err(error),
@@ -182,7 +180,10 @@ pub(super) fn wait_for_end(pid: Pid) -> io::Result<(c_int, Used)> {
                     std::time::Duration::from_micros(seconds * 1_000_000 + micros)
                 };
                 let peak = u64::try_from(usage.ru_maxrss).unwrap_or_default() * 1024;
-                return Ok((status, Used { user: time(usage.ru_utime), system: time(usage.ru_stime), peak }));
+                return Ok((
+                    status,
+                    Used { user: time(usage.ru_utime), system: time(usage.ru_stime), peak },
+                ));
             }
         }
     }

@@ -78,7 +78,10 @@ pub(crate) struct Arrivals {
 pub(crate) enum News {
     Ended(Fate),
     /// The jail broke, or could not run the command, which has an exit status.
-    Failed { status: Option<u8>, why: String },
+    Failed {
+        status: Option<u8>,
+        why: String,
+    },
     Started,
     Stopped,
 }
@@ -135,9 +138,9 @@ impl Jail {
 
     /// Runs the command, whose tools trust what is signed by the authority of these files.
     pub(crate) fn go(&self, trust: &[(std::path::PathBuf, Vec<u8>)]) -> io::Result<()> {
-        let coded = trust.iter().map(|(path, content)| {
-            (path.to_string_lossy().into_owned(), STANDARD.encode(content))
-        });
+        let coded = trust
+            .iter()
+            .map(|(path, content)| (path.to_string_lossy().into_owned(), STANDARD.encode(content)));
         handover::send(&self.channel, &Order::Go { trust: coded.collect() })
     }
 

@@ -39,7 +39,8 @@ pub(super) fn arrange(view: &View, terminal: Option<&Path>) -> anyhow::Result<()
     })?;
     processes()?;
     // The devices of the new network, not of the machine's; where it cannot be, the old stay, read-only.
-    mount(Some("sysfs"), "/sys", Some("sysfs"), NOTHING | MsFlags::MS_RDONLY, none).unwrap_or_default();
+    mount(Some("sysfs"), "/sys", Some("sysfs"), NOTHING | MsFlags::MS_RDONLY, none)
+        .unwrap_or_default();
     devices(&kept)?;
     for ((path, change), tree) in view.changes.iter().zip(&kept.trees) {
         let done = apply(path, change, tree.as_ref());
@@ -106,7 +107,8 @@ fn apply(path: &Path, change: &Change, tree: Option<&OwnedFd>) -> io::Result<()>
 /// Mounts a copy where it was. In a directory that is new by now its place is made first.
 fn place(path: &Path, tree: &OwnedFd) -> io::Result<()> {
     if !path.exists() {
-        let below = fs::metadata(format!("/proc/self/fd/{}", std::os::fd::AsRawFd::as_raw_fd(tree)));
+        let below =
+            fs::metadata(format!("/proc/self/fd/{}", std::os::fd::AsRawFd::as_raw_fd(tree)));
         make_room(path, below.is_ok_and(|below| below.is_dir()))?;
     }
     kernel::mount_tree(tree.as_fd(), path)

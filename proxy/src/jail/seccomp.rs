@@ -25,12 +25,8 @@ const FIRST: u32 = 16;
 const SECOND: u32 = 24;
 
 /// Families of sockets that stay inside, or are led to the proxy.
-const FAMILIES: [u32; 4] = [
-    libc::AF_UNIX as u32,
-    libc::AF_INET as u32,
-    libc::AF_INET6 as u32,
-    libc::AF_NETLINK as u32,
-];
+const FAMILIES: [u32; 4] =
+    [libc::AF_UNIX as u32, libc::AF_INET as u32, libc::AF_INET6 as u32, libc::AF_NETLINK as u32];
 /// Ways to type into a terminal.
 const TYPING: [u32; 2] = [libc::TIOCSTI as u32, libc::TIOCLINUX as u32];
 /// Calls that are refused whatever they ask, and with what. A library that is told that there is no `io_uring`
@@ -51,7 +47,8 @@ pub(super) fn bind() -> io::Result<()> {
 
 /// The filter. Every block of it ends in a return, or falls through to the next with the number loaded.
 fn program() -> Vec<libc::sock_filter> {
-    let mut steps = vec![load(ARCHITECTURE), skip_if(MACHINE, 1), refuse(libc::ENOSYS), load(NUMBER)];
+    let mut steps =
+        vec![load(ARCHITECTURE), skip_if(MACHINE, 1), refuse(libc::ENOSYS), load(NUMBER)];
     steps.extend([skip_unless_from(FOREIGN, 1), refuse(libc::ENOSYS)]);
     for (call, error) in REFUSED {
         steps.extend([skip_unless(call as u32, 1), refuse(error)]);

@@ -14,8 +14,8 @@ use std::path::{Path, PathBuf};
 const FRESH: &[&str] = &["/run", "/tmp", "/var/run", "/var/tmp"];
 /// Below these nothing becomes writable by being worked in.
 const SYSTEM: &[&str] = &[
-    "/bin", "/boot", "/dev", "/etc", "/lib", "/lib32", "/lib64", "/libx32", "/nix", "/opt", "/proc",
-    "/sbin", "/snap", "/sys", "/usr",
+    "/bin", "/boot", "/dev", "/etc", "/lib", "/lib32", "/lib64", "/libx32", "/nix", "/opt",
+    "/proc", "/sbin", "/snap", "/sys", "/usr",
 ];
 /// In the home directory: what proves who the caller is.
 const CREDENTIALS: &[&str] = &[
@@ -288,10 +288,10 @@ pub(crate) fn environment(
 mod tests {
     use super::*;
 
-
     #[test]
     fn variables_that_lead_out_are_left_behind() {
-        let given = [("PATH", "/bin"), ("SSH_AUTH_SOCK", "/x"), ("https_proxy", "http://p"), ("A", "1")];
+        let given =
+            [("PATH", "/bin"), ("SSH_AUTH_SOCK", "/x"), ("https_proxy", "http://p"), ("A", "1")];
         let given = given.iter().map(|(name, value)| (name.into(), value.into()));
         let kept = environment(given, vec![("A".to_owned(), "2".to_owned())]);
         let wanted: Vec<(OsString, OsString)> =

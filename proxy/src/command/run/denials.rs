@@ -96,8 +96,9 @@ impl Denials {
         let (host, port) = destination(seen);
         let shown = joined(&host, port);
         let mut inner = self.lock();
-        let fresh =
-            count(&mut inner.tally.refused, (shown.clone(), code), |others| (others.to_owned(), code));
+        let fresh = count(&mut inner.tally.refused, (shown.clone(), code), |others| {
+            (others.to_owned(), code)
+        });
         if fresh && !self.quiet && inner.lines.len() < LINES {
             let advice = self.advice.line(&host, port, code, seen);
             inner.lines.push(format!("denied {shown} ({code}) - {advice}"));

@@ -122,9 +122,8 @@ fn sandbox(args: &RunArgs) -> anyhow::Result<SandboxId> {
 
 /// Where everything of ours is kept, for its owner alone.
 fn state(args: &RunArgs) -> anyhow::Result<PathBuf> {
-    let from = |name: &str| {
-        std::env::var_os(name).map(PathBuf::from).filter(|path| path.is_absolute())
-    };
+    let from =
+        |name: &str| std::env::var_os(name).map(PathBuf::from).filter(|path| path.is_absolute());
     let named = args.state.clone();
     let usual = || from("XDG_STATE_HOME").map(|dir| dir.join("sandbar"));
     let home = || from("HOME").map(|home| home.join(".local/state/sandbar"));
@@ -149,9 +148,8 @@ fn run_dir(state: &Path) -> anyhow::Result<PathBuf> {
 }
 
 fn view(args: &RunArgs, state: &Path, named: &Sources) -> anyhow::Result<View> {
-    let variable = |name: &str| {
-        std::env::var_os(name).map(PathBuf::from).filter(|path| path.is_absolute())
-    };
+    let variable =
+        |name: &str| std::env::var_os(name).map(PathBuf::from).filter(|path| path.is_absolute());
     let lists = named.lists.keys().map(PathBuf::from);
     for path in args.writable.iter().chain(&args.visible) {
         fs::metadata(path).with_context(|| format!("cannot show {}", path.display()))?;
@@ -190,10 +188,14 @@ fn files(
     // With policies they say what is allowed; without, no private address and no raw TCP is, whatever is asked for.
     let base = if args.policy.is_empty() { "user" } else { "system" };
     once.policies.push(command_line(&args.allow));
-    let resolvers = resolvers(args)?.iter().map(|address| quoted(&address.to_string())).collect::<Vec<_>>();
-    let roots: Result<Vec<String>, _> = args.roots.iter().map(std::path::absolute).map(|path| {
-        path.map(|path| quoted(&path.to_string_lossy()))
-    }).collect();
+    let resolvers =
+        resolvers(args)?.iter().map(|address| quoted(&address.to_string())).collect::<Vec<_>>();
+    let roots: Result<Vec<String>, _> = args
+        .roots
+        .iter()
+        .map(std::path::absolute)
+        .map(|path| path.map(|path| quoted(&path.to_string_lossy())))
+        .collect();
     let roots = roots.context("cannot find the roots")?;
     let mut settings = String::new();
     writeln!(settings, "[log]\ndir = \"log\"\n[admin]\nsocket = \"{SOCKET}\"")?;
@@ -209,7 +211,8 @@ fn files(
 /// The hosts of the command line as a policy like any other.
 fn command_line(hosts: &[String]) -> SourceFile {
     let hosts = json!(hosts);
-    let text = format!("name = \"{COMMAND_LINE}\"\n[[allow]]\nname = \"--allow\"\nhosts = {hosts}\n");
+    let text =
+        format!("name = \"{COMMAND_LINE}\"\n[[allow]]\nname = \"--allow\"\nhosts = {hosts}\n");
     SourceFile { path: COMMAND_LINE.to_owned(), bytes: text.into_bytes() }
 }
 

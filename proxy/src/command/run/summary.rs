@@ -53,9 +53,8 @@ impl Summary {
         anstream::eprintln!("{} exit status {status}", paint(HEAD, "sandbar:"));
         let hosts = reached.iter().map(|(host, count)| times(host, *count));
         line("reached", listed(hosts.collect()));
-        let hosts = refused
-            .iter()
-            .map(|((host, code), count)| times(&format!("{host} ({code})"), *count));
+        let hosts =
+            refused.iter().map(|((host, code), count)| times(&format!("{host} ({code})"), *count));
         line("refused", listed(hosts.collect()));
         line("bytes", format!("{} sent, {} received", bytes(*sent), bytes(*received)));
         line(
