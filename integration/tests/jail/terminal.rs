@@ -133,7 +133,11 @@ fn an_editor_and_an_interpreter_work_and_lines_of_ours_wait() {
             json!(["see", "out> "]),
             json!(["type", vim]),
             json!(["see", "New"]),
-            json!(["type", ":call system('curl -s https://denied.example/')\r"]),
+            json!([
+                "type",
+                ":call job_start(['sh', '-c', 'curl -s https://denied.example/; touch asked'])\r"
+            ]),
+            json!(["wait", "test -e asked"]),
             json!(["type", "ihello\u{1b}:wq\r"]),
             json!(["see", "written", "denied denied.example", "exit status 0", "out> "]),
             line(&scene, "/usr/bin/python3 -q"),

@@ -161,6 +161,7 @@ fn view(args: &RunArgs, state: &Path, named: &Sources) -> anyhow::Result<View> {
         writable: args.writable.clone(),
         visible: args.visible.clone(),
         hidden: vec![state.to_owned()],
+        trusted: args.roots.clone(),
         policies: args.policy.iter().cloned().chain(lists).collect(),
     })
 }
