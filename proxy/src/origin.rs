@@ -12,7 +12,7 @@ pub(crate) enum Origin {
     /// An operator's file and the policies it names.
     Operated(PathBuf),
     /// Settings made up for one run, and policies that were named on the command line.
-    Run(RunFiles),
+    Run(Box<RunFiles>),
 }
 
 /// What `sandbar run` is told instead of by an operator's file.

@@ -63,6 +63,9 @@ fn a_pipeline_is_one_job() {
             json!(["see", "out> "]),
             piped("sh -c 'echo one; echo two'"),
             json!(["see", "one\r\ntwo\r\n", "out> "]),
+            // The group is shared with the proxy and `cat`: who is inside does not signal it.
+            piped("sh -c 'kill -9 0; echo three'"),
+            json!(["see", "three\r\n", "out> "]),
             piped("sleep 4322"),
             state(&scene, "S[a-zA-Z]*\\+", "sleep 4322"),
             json!(["type", "\u{1a}"]),

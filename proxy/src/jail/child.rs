@@ -48,10 +48,11 @@ pub(super) fn start(program: &Program) -> Result<Child, (u8, io::Error)> {
     command.args(rest).env_clear().envs(program.environment.iter().cloned());
     // SAFETY: the process that forks has one thread, so that nothing is locked.
     unsafe { command.pre_exec(move || strip(place, &blocked)) };
-    command.spawn().map_err(|error| match error.kind() {
-        io::ErrorKind::NotFound => (NOT_FOUND, error),
-        _ => (NOT_RUN, error),
-    })
+    let why = |error: io::Error| {
+        let missing = error.kind() == io::ErrorKind::NotFound;
+        (if missing { NOT_FOUND } else { NOT_RUN }, error)
+    };
+    command.spawn().map_err(why)
 }
 
 /// Takes everything away that the command shall not have. In this order: a filter of system calls would
@@ -69,7 +70,7 @@ fn strip(place: Place, blocked: &SigSet) -> io::Result<()> {
     sigprocmask(SigmaskHow::SIG_SETMASK, Some(blocked), None)?;
     kernel::close_at_exec()?;
     kernel::drop_capabilities()?;
-    seccomp::bind()
+    seccomp::bind(place)
 }
 
 /// Makes a process group of the jail the terminal's foreground; whoever asks from behind would be stopped.
