@@ -25,7 +25,7 @@ mod table;
 mod text;
 pub mod verify;
 pub mod view;
-mod watch;
+mod witness;
 mod writer;
 
 pub use attempt::{
@@ -44,4 +44,4 @@ pub use record::{
 pub use recover::OpenError;
 pub use segment::segments;
 pub use text::Text;
-pub use watch::{Moment, Seen};
+pub use witness::{Seen, Turn};

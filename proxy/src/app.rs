@@ -9,7 +9,7 @@ use std::time::Instant;
 
 use anyhow::{Context, bail};
 use arc_swap::ArcSwap;
-use audit::{Lifecycle, LifecycleEvent, Log};
+use audit::{Lifecycle, LifecycleEvent, Log, Seen};
 use certs::trust::SystemStore;
 use certs::{Authority, AuthorityOptions, TrustSource, UnixTime};
 use dns_filter::server::{Identify, Listener, Server};
@@ -32,6 +32,7 @@ use crate::leaves::Leaves;
 use crate::ledger::Ledger;
 use crate::listen::{self, Open};
 use crate::memory::Guard;
+use crate::origin::Origin;
 use crate::pending::Pending;
 use crate::problems::{Severity, complain};
 use crate::reload::{Last, Reloader};
@@ -39,7 +40,7 @@ use crate::shared::Shared;
 use crate::status::State;
 use crate::trust::Roots;
 use crate::watch::{Eyes, Watch};
-use crate::{meters, policies, self_test};
+use crate::{meters, self_test};
 
 /// What budgets are kept in, beside the log.
 const BUDGETS: &str = "dns-budget.json";
@@ -53,6 +54,18 @@ pub(crate) struct Places {
     pub(crate) log: PathBuf,
     pub(crate) socket: PathBuf,
     pub(crate) ca: PathBuf,
+}
+
+/// Sees every attempt as it is recorded; traffic waits for it.
+pub(crate) type Witness = Box<dyn Fn(&Seen<'_>) + Send + Sync>;
+
+/// What an instance is given instead of looking for it in files.
+#[derive(Default)]
+pub(crate) struct Given {
+    /// Signs leaves; otherwise the one that is kept on disk does.
+    pub(crate) authority: Option<Arc<Authority>>,
+    /// Sees every attempt.
+    pub(crate) witness: Option<Witness>,
 }
 
 /// Everything that runs.
@@ -70,7 +83,17 @@ pub(crate) struct App {
 impl App {
     /// Reads the files, opens the log, then the listeners: nothing is served before all of it stands.
     pub(crate) fn build(config: &Path, stop: watch::Receiver<bool>) -> anyhow::Result<Self> {
-        let mut sources = policies::operated(config)?;
+        Self::from(Origin::Operated(config.to_owned()), Given::default(), stop)
+    }
+
+    /// The same from wherever the files come, with what is not to be found in files.
+    pub(crate) fn from(
+        origin: Origin,
+        given: Given,
+        stop: watch::Receiver<bool>,
+    ) -> anyhow::Result<Self> {
+        let config = origin.path();
+        let mut sources = origin.read()?;
         let operator = operator(&sources)?;
         let places = places(config, &operator)?;
         let base = config.parent().unwrap_or(Path::new(""));
@@ -88,7 +111,7 @@ impl App {
         let timely = timely.map_err(|_| anyhow::anyhow!("the grants cannot be made rules"))?;
         let rules = Arc::new(ArcSwap::from_pointee(timely));
         let pending = Arc::new(Pending::default());
-        look_on(&log, &rules, &ledger, &pending);
+        look_on(&log, &rules, &ledger, &pending, given.witness);
         let settings = resolvers(config, &operator)?;
         let budgets = Some(places.log.join(BUDGETS));
         let filter = Filter::new(rules.clone(), log.clone(), Config { settings, budgets })?;
@@ -97,12 +120,15 @@ impl App {
         let shared = shared(&rules, &log, &filter, &operator, base, (&ledger, &grants));
         let gate = match listeners.is_empty() {
             true => None,
-            false => Some(Arc::new(gate(&shared, &operator, &places, base, stop.clone())?)),
+            false => {
+                let authority = given.authority.map_or_else(|| authority(&places), Ok)?;
+                Some(Arc::new(gate(&shared, &operator, authority, base, stop.clone())?))
+            }
         };
         let admin = Admin::open(&places.socket)?;
         let last = std::sync::Mutex::new(Last::of(&sources));
         let reloader = Reloader {
-            config: config.to_owned(),
+            origin: origin.clone(),
             own: sources.own.clone(),
             rules: rules.clone(),
             identities,
@@ -175,6 +201,11 @@ impl App {
         told
     }
 
+    /// What is told of it while it runs.
+    pub(crate) fn state(&self) -> Arc<State> {
+        self.state.clone()
+    }
+
     /// Where it listens, for people.
     pub(crate) fn listeners(&self) -> &[String] {
         &self.state.listeners
@@ -182,10 +213,19 @@ impl App {
 }
 
 /// What is to be known of every attempt: what was refused, and whose life has begun.
-fn look_on(log: &Log, rules: &Arc<ArcSwap<RuleSet>>, ledger: &Arc<Ledger>, pending: &Arc<Pending>) {
+fn look_on(
+    log: &Log,
+    rules: &Arc<ArcSwap<RuleSet>>,
+    ledger: &Arc<Ledger>,
+    pending: &Arc<Pending>,
+    witness: Option<Witness>,
+) {
     let (rules, ledger, pending) = (rules.clone(), ledger.clone(), pending.clone());
     log.watch(move |seen| {
         pending.note(seen);
+        if let Some(witness) = &witness {
+            witness(seen);
+        }
         let subject = seen.subject.filter(|_| rules.load().has_lifetimes());
         let id = subject.and_then(|subject| SandboxId::parse(&subject.sandbox.0.shown()).ok());
         if let Some(id) = id {
@@ -245,16 +285,19 @@ fn shared(
     })
 }
 
+fn authority(places: &Places) -> anyhow::Result<Arc<Authority>> {
+    Authority::open_or_create(&places.ca, &AuthorityOptions::default(), UnixTime::now())
+        .map(Arc::new)
+        .context("cannot open the certificate authority")
+}
+
 fn gate(
     shared: &Arc<Shared>,
     operator: &Operator,
-    places: &Places,
+    authority: Arc<Authority>,
     base: &Path,
     stop: watch::Receiver<bool>,
 ) -> anyhow::Result<Gate> {
-    let options = AuthorityOptions::default();
-    let authority = Authority::open_or_create(&places.ca, &options, UnixTime::now())
-        .context("cannot open the certificate authority")?;
     let system = match operator.upstream.system_roots {
         SystemRoots::Believed => SystemStore::Included,
         SystemRoots::Ignored => SystemStore::Excluded,
@@ -263,7 +306,7 @@ fn gate(
     let roots = Roots::load(TrustSource { system, files, client: None })?;
     let guard = Guard::open(operator, shared, base, &roots)?;
     let engine = Engine::new(shared.clone(), guard.clone(), &roots);
-    let leaves = Leaves::new(Arc::new(authority));
+    let leaves = Leaves::new(authority);
     Ok(Gate { shared: shared.clone(), engine, guard, leaves, stop })
 }
 
@@ -321,20 +364,25 @@ fn listeners(operator: &Operator, base: &Path) -> anyhow::Result<Vec<Open>> {
 }
 
 fn dns_server(filter: &Arc<Filter>, operator: &Operator) -> anyhow::Result<Server> {
-    let mut listeners = Vec::new();
+    let (mut listeners, mut given) = (Vec::new(), Vec::new());
     for listener in operator.listeners.iter().filter(|listener| listener.mode == Mode::Dns) {
         let Some(whose) = Identify::of(&listener.whose) else {
             bail!("a dns listener cannot identify its sandboxes by unix socket");
         };
         for bind in &listener.bind {
-            let Some(bind) = bind.address() else {
-                bail!("a dns listener binds `address:port`");
-            };
-            listeners.push(Listener { bind, whose: whose.clone() });
+            match bind {
+                Bind::Inherited(name) => given.push((listen::passed(name)?, whose.clone())),
+                Bind::Tcp(bind) => listeners.push(Listener { bind: *bind, whose: whose.clone() }),
+                Bind::Unix(_) => bail!("a dns listener binds `address:port` or `inherited:NAME`"),
+            }
         }
     }
     let workers = std::thread::available_parallelism().map_or(1, usize::from);
-    Ok(Server::open(filter.clone(), &listeners, workers)?)
+    let mut server = Server::open(filter.clone(), &listeners, workers)?;
+    for (socket, whose) in given {
+        server.adopt(socket, whose)?;
+    }
+    Ok(server)
 }
 
 fn described(dns: &Server, listeners: &[Open]) -> Vec<String> {

@@ -20,9 +20,10 @@ use crate::grants::{self, Grants, Kept, Wish};
 use crate::identities::{Identities, Identity};
 use crate::ledger::Ledger;
 use crate::live::{Live, Open};
+use crate::origin::Origin;
 use crate::problems::{Severity, render};
 use crate::watch::Eyes;
-use crate::{meters, policies, record};
+use crate::{meters, record};
 
 /// How often the clocks are looked at.
 const TICK: Duration = Duration::from_millis(200);
@@ -37,7 +38,7 @@ const MISSES: usize = 3;
 
 /// What loads rules, and what they apply to.
 pub(crate) struct Reloader {
-    pub(crate) config: PathBuf,
+    pub(crate) origin: Origin,
     /// Where Sandbar itself listens.
     pub(crate) own: Vec<SocketAddr>,
     pub(crate) rules: Arc<ArcSwap<RuleSet>>,
@@ -92,7 +93,8 @@ impl Reloader {
 
     /// Every file that rules come from, as last read, to be watched.
     pub(crate) fn files(&self) -> Vec<PathBuf> {
-        lock(&self.last).files.clone()
+        let files = lock(&self.last).files.clone();
+        files.into_iter().filter(|file| self.origin.is_file(file)).collect()
     }
 
     /// Loads the files. Reads and compiles on the calling thread, which is none that carries traffic.
@@ -130,7 +132,7 @@ impl Reloader {
     fn read(&self) -> Result<Sources, String> {
         for at in 0..SETTLES {
             let (settled, before) = (SystemTime::now() - SETTLE, self.is_writing());
-            let read = policies::operated(&self.config);
+            let read = self.origin.read();
             let known = read.as_ref().map_or_else(|_| self.files(), files);
             let young =
                 before || self.is_writing() || known.iter().any(|file| is_younger(file, settled));
@@ -140,7 +142,7 @@ impl Reloader {
             drop(read);
             std::thread::sleep(SETTLE);
         }
-        policies::operated(&self.config).map_err(|error| format!("{error:#}"))
+        self.origin.read().map_err(|error| format!("{error:#}"))
     }
 
     /// Whether somebody writes one of the files that were read last.
