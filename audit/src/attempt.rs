@@ -324,6 +324,7 @@ pub enum LifecycleEvent {
     GrantUsed,
     PolicyLoaded,
     PolicyRejected,
+    RunEnded,
     Started,
     Stopped,
 }

@@ -519,6 +519,7 @@ pub(crate) fn lifecycle(event: &Lifecycle, uid: u128) -> Result<Draft, DraftErro
         LifecycleEvent::GrantUsed => ((99, "Other"), "grant_used"),
         LifecycleEvent::PolicyLoaded => ((99, "Other"), "policy_loaded"),
         LifecycleEvent::PolicyRejected => ((99, "Other"), "policy_rejected"),
+        LifecycleEvent::RunEnded => ((99, "Other"), "run_ended"),
         LifecycleEvent::Started => ((3, "Start"), "started"),
         LifecycleEvent::Stopped => ((4, "Stop"), "stopped"),
     };

@@ -26,6 +26,7 @@ mod text;
 pub mod verify;
 pub mod view;
 mod watch;
+mod witness;
 mod writer;
 
 pub use attempt::{
@@ -44,4 +45,5 @@ pub use record::{
 pub use recover::OpenError;
 pub use segment::segments;
 pub use text::Text;
-pub use watch::{Moment, Seen};
+pub use watch::{Moment, Noted};
+pub use witness::{Seen, Turn, Witness};

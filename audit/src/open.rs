@@ -169,7 +169,11 @@ impl OpenRecord {
 
     fn draft(&self, stage: Stage<'_>) -> Result<Draft, DraftError> {
         self.log.tell(&self.attempt, &stage);
-        self.attempt.draft(stage, self.log.config().query_strings)
+        let config = self.log.config();
+        if let Some(witness) = &config.witness {
+            witness.see(&self.attempt, &stage);
+        }
+        self.attempt.draft(stage, config.query_strings)
     }
 
     /// What was decided before the refusal does not count: nothing came of it.

@@ -7,7 +7,7 @@ use crate::compose::Stage;
 
 /// One moment of an attempt, as it is recorded.
 #[derive(Debug)]
-pub struct Seen<'a> {
+pub struct Noted<'a> {
     /// Whose attempt it is, where that is known.
     pub subject: Option<&'a Subject>,
     pub facts: &'a Facts,
@@ -29,7 +29,7 @@ pub enum Moment {
     Refused,
 }
 
-type Eye = Box<dyn Fn(&Seen<'_>) + Send + Sync>;
+type Eye = Box<dyn Fn(&Noted<'_>) + Send + Sync>;
 
 /// Who looks on. There is one, for the life of the log; it must be quick, for traffic waits for it.
 #[derive(Default)]
@@ -47,7 +47,7 @@ impl Onlooker {
         let (sent, received) = attempt.meter.read();
         let moment = moment(verdict, stage);
         let (subject, facts) = (attempt.subject.as_ref(), &attempt.facts);
-        eye(&Seen { subject, facts, verdict, moment, sent, received });
+        eye(&Noted { subject, facts, verdict, moment, sent, received });
     }
 }
 

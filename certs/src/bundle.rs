@@ -60,19 +60,10 @@ pub fn write(
     system: &[CertificateDer<'static>],
     others: Others,
 ) -> Result<Vec<PathBuf>, BundleError> {
-    let seen_at = variables::plain(seen_at)?;
+    let contents = contents(seen_at, authority, system)?;
     for dir in [dir.to_owned(), dir.join(PHP_DIR)] {
         make_public_dir(&dir)?;
     }
-    let roots = combined(authority, system);
-    let bundle = format!("{seen_at}/{BUNDLE_FILE}");
-    let contents: [(PathBuf, Vec<u8>); 5] = [
-        (CA_FILE.into(), authority.anchor_pem().into_bytes()),
-        (BUNDLE_FILE.into(), pem_of(&roots).into_bytes()),
-        (STORE_FILE.into(), pkcs12::trust_store(&roots)?),
-        (WGETRC_FILE.into(), format!("ca_certificate = {bundle}\n").into_bytes()),
-        (Path::new(PHP_DIR).join(PHP_FILE), php(&bundle).into_bytes()),
-    ];
     let known = written_before(dir)?;
     if others == Others::Keep {
         for (name, _) in &contents {
@@ -91,6 +82,28 @@ pub fn write(
     }
     files::write(&dir.join(SUMS_FILE), sums.as_bytes(), Readers::Everybody)?;
     Ok(written)
+}
+
+/// Every file by its name below the directory that the sandbox finds at `seen_at`.
+///
+/// # Errors
+///
+/// Returns [`BundleError`] for a path that some tool would misread.
+pub fn contents(
+    seen_at: &Path,
+    authority: &Authority,
+    system: &[CertificateDer<'static>],
+) -> Result<[(PathBuf, Vec<u8>); 5], BundleError> {
+    let seen_at = variables::plain(seen_at)?;
+    let roots = combined(authority, system);
+    let bundle = format!("{seen_at}/{BUNDLE_FILE}");
+    Ok([
+        (CA_FILE.into(), authority.anchor_pem().into_bytes()),
+        (BUNDLE_FILE.into(), pem_of(&roots).into_bytes()),
+        (STORE_FILE.into(), pkcs12::trust_store(&roots)?),
+        (WGETRC_FILE.into(), format!("ca_certificate = {bundle}\n").into_bytes()),
+        (Path::new(PHP_DIR).join(PHP_FILE), php(&bundle).into_bytes()),
+    ])
 }
 
 /// The lines of the sums in `dir`, none where nothing was written yet.

@@ -8,7 +8,7 @@ use std::time::Instant;
 
 use anyhow::{Context, bail};
 use arc_swap::ArcSwap;
-use audit::{Lifecycle, LifecycleEvent, Log};
+use audit::{Lifecycle, LifecycleEvent, Log, Witness};
 use certs::trust::SystemStore;
 use certs::{Authority, AuthorityOptions, TrustSource, UnixTime};
 use dns_filter::server::{Identify, Listener, Server};
@@ -31,6 +31,7 @@ use crate::leaves::Leaves;
 use crate::ledger::Ledger;
 use crate::listen::{self, Open};
 use crate::memory::Guard;
+use crate::origin::Origin;
 use crate::pending::Pending;
 use crate::problems::{Severity, complain};
 use crate::reload::{Last, Reloader};
@@ -38,7 +39,7 @@ use crate::shared::Shared;
 use crate::status::State;
 use crate::trust::Roots;
 use crate::watch::Watch;
-use crate::{meters, policies, self_test};
+use crate::{meters, self_test};
 
 /// What budgets are kept in, beside the log.
 const BUDGETS: &str = "dns-budget.json";
@@ -52,6 +53,15 @@ pub(crate) struct Places {
     pub(crate) log: PathBuf,
     pub(crate) socket: PathBuf,
     pub(crate) ca: PathBuf,
+}
+
+/// What an instance is given instead of looking for it in files.
+#[derive(Default)]
+pub(crate) struct Given {
+    /// Signs leaves; otherwise the one that is kept on disk does.
+    pub(crate) authority: Option<Arc<Authority>>,
+    /// Sees every attempt.
+    pub(crate) witness: Option<Witness>,
 }
 
 /// Everything that runs.
@@ -69,7 +79,17 @@ pub(crate) struct App {
 impl App {
     /// Reads the files, opens the log, then the listeners: nothing is served before all of it stands.
     pub(crate) fn build(config: &Path, stop: watch::Receiver<bool>) -> anyhow::Result<Self> {
-        let mut sources = policies::operated(config)?;
+        Self::from(Origin::Operated(config.to_owned()), Given::default(), stop)
+    }
+
+    /// The same from wherever the files come, with what is not to be found in files.
+    pub(crate) fn from(
+        origin: Origin,
+        given: Given,
+        stop: watch::Receiver<bool>,
+    ) -> anyhow::Result<Self> {
+        let config = origin.path();
+        let mut sources = origin.read()?;
         let operator = operator(&sources)?;
         let places = places(config, &operator)?;
         let base = config.parent().unwrap_or(Path::new(""));
@@ -77,7 +97,8 @@ impl App {
         sources.own = operator.listeners.iter().flat_map(own).collect();
         let rules = rules(&sources)?;
         let log =
-            Log::open(audit::Config::new(&places.log)).context("cannot open the access log")?;
+            Log::open(audit::Config { witness: given.witness, ..audit::Config::new(&places.log) })
+                .context("cannot open the access log")?;
         let identities = Identities::open(&places.log)?;
         let rules = identities.apply(rules)?;
         let ledger = Arc::new(Ledger::open(&places.log, &rules)?);
@@ -96,12 +117,15 @@ impl App {
         let shared = shared(&rules, &log, &filter, &operator, base, (&ledger, &grants));
         let gate = match listeners.is_empty() {
             true => None,
-            false => Some(Arc::new(gate(&shared, &operator, &places, base, stop.clone())?)),
+            false => {
+                let authority = given.authority.map_or_else(|| authority(&places), Ok)?;
+                Some(Arc::new(gate(&shared, &operator, authority, base, stop.clone())?))
+            }
         };
         let admin = Admin::open(&places.socket)?;
         let last = std::sync::Mutex::new(Last::of(&rules.load()));
         let reloader = Reloader {
-            config: config.to_owned(),
+            origin: origin.clone(),
             own: sources.own.clone(),
             rules: rules.clone(),
             identities,
@@ -163,6 +187,11 @@ impl App {
         log.close();
         served.context("a listener broke")?;
         told
+    }
+
+    /// What is told of it while it runs.
+    pub(crate) fn state(&self) -> Arc<State> {
+        self.state.clone()
     }
 
     /// Where it listens, for people.
@@ -235,16 +264,19 @@ fn shared(
     })
 }
 
+fn authority(places: &Places) -> anyhow::Result<Arc<Authority>> {
+    Authority::open_or_create(&places.ca, &AuthorityOptions::default(), UnixTime::now())
+        .map(Arc::new)
+        .context("cannot open the certificate authority")
+}
+
 fn gate(
     shared: &Arc<Shared>,
     operator: &Operator,
-    places: &Places,
+    authority: Arc<Authority>,
     base: &Path,
     stop: watch::Receiver<bool>,
 ) -> anyhow::Result<Gate> {
-    let options = AuthorityOptions::default();
-    let authority = Authority::open_or_create(&places.ca, &options, UnixTime::now())
-        .context("cannot open the certificate authority")?;
     let system = match operator.upstream.system_roots {
         SystemRoots::Believed => SystemStore::Included,
         SystemRoots::Ignored => SystemStore::Excluded,
@@ -253,7 +285,7 @@ fn gate(
     let roots = Roots::load(TrustSource { system, files, client: None })?;
     let guard = Guard::open(operator, shared, base, &roots)?;
     let engine = Engine::new(shared.clone(), guard.clone(), &roots);
-    let leaves = Leaves::new(Arc::new(authority));
+    let leaves = Leaves::new(authority);
     Ok(Gate { shared: shared.clone(), engine, guard, leaves, stop })
 }
 
@@ -311,20 +343,25 @@ fn listeners(operator: &Operator, base: &Path) -> anyhow::Result<Vec<Open>> {
 }
 
 fn dns_server(filter: &Arc<Filter>, operator: &Operator) -> anyhow::Result<Server> {
-    let mut listeners = Vec::new();
+    let (mut listeners, mut given) = (Vec::new(), Vec::new());
     for listener in operator.listeners.iter().filter(|listener| listener.mode == Mode::Dns) {
         let Some(whose) = Identify::of(&listener.whose) else {
             bail!("a dns listener cannot identify its sandboxes by unix socket");
         };
         for bind in &listener.bind {
-            let Some(bind) = bind.address() else {
-                bail!("a dns listener binds `address:port`");
-            };
-            listeners.push(Listener { bind, whose: whose.clone() });
+            match bind {
+                Bind::Inherited(name) => given.push((listen::passed(name)?, whose.clone())),
+                Bind::Tcp(bind) => listeners.push(Listener { bind: *bind, whose: whose.clone() }),
+                Bind::Unix(_) => bail!("a dns listener binds `address:port` or `inherited:NAME`"),
+            }
         }
     }
     let workers = std::thread::available_parallelism().map_or(1, usize::from);
-    Ok(Server::open(filter.clone(), &listeners, workers)?)
+    let mut server = Server::open(filter.clone(), &listeners, workers)?;
+    for (socket, whose) in given {
+        server.adopt(socket, whose)?;
+    }
+    Ok(server)
 }
 
 fn described(dns: &Server, listeners: &[Open]) -> Vec<String> {

@@ -136,15 +136,8 @@ fn unix(path: &Path) -> anyhow::Result<Source> {
 }
 
 fn inherited(name: &str) -> anyhow::Result<Source> {
-    let number = match name.parse::<RawFd>() {
-        Ok(number) => number,
-        Err(_) => *passed_on().get(name).with_context(|| {
-            format!("no socket named `{name}` was passed on: see FileDescriptorName= of the systemd socket")
-        })?,
-    };
-    let socket = adopt(number).with_context(|| format!("descriptor {number} is no socket"))?;
-    let address =
-        socket.local_addr().with_context(|| format!("descriptor {number} is no socket"))?;
+    let socket = passed(name)?;
+    let address = socket.local_addr().with_context(|| format!("`{name}` is no socket"))?;
     socket.set_nonblocking(true)?;
     if let Some(path) = address.as_pathname().map(Path::to_owned) {
         return Ok(Source::Unix(UnixListener::from_std(OwnedFd::from(socket).into())?, path));
@@ -153,6 +146,17 @@ fn inherited(name: &str) -> anyhow::Result<Source> {
         kernel::tell_destination(socket.as_fd(), address)?;
     }
     Ok(Source::Tcp(TcpListener::from_std(socket.into())?))
+}
+
+/// The socket that was passed on under this name or number.
+pub(crate) fn passed(name: &str) -> anyhow::Result<Socket> {
+    let number = match name.parse::<RawFd>() {
+        Ok(number) => number,
+        Err(_) => *passed_on().get(name).with_context(|| {
+            format!("no socket named `{name}` was passed on: see FileDescriptorName= of the systemd socket")
+        })?,
+    };
+    adopt(number).with_context(|| format!("descriptor {number} is no socket"))
 }
 
 /// The sockets that systemd says it passed on to this very process, by name.

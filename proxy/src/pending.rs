@@ -5,7 +5,7 @@ use std::collections::HashMap;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::SystemTime;
 
-use audit::{Facts, Moment, Seen};
+use audit::{Facts, Moment, Noted};
 use rules::Reason;
 use serde::Serialize;
 
@@ -43,7 +43,7 @@ struct Table {
 
 impl Pending {
     /// Notes what is seen, if it is a refusal that a grant could lift.
-    pub(crate) fn note(&self, seen: &Seen<'_>) {
+    pub(crate) fn note(&self, seen: &Noted<'_>) {
         let code = match (seen.moment, seen.verdict) {
             (Moment::Refused, Some(verdict)) => verdict.reason.0,
             _ => return,

@@ -15,8 +15,9 @@ use crate::grants::{self, Grants, Kept, Wish};
 use crate::identities::{Identities, Identity};
 use crate::ledger::Ledger;
 use crate::live::{Live, Open};
+use crate::origin::Origin;
 use crate::problems::{Severity, render};
-use crate::{meters, policies, record};
+use crate::{meters, record};
 
 /// How often the clocks are looked at.
 const TICK: Duration = Duration::from_millis(200);
@@ -25,7 +26,7 @@ const LEAVE: Duration = Duration::from_secs(5);
 
 /// What loads rules, and what they apply to.
 pub(crate) struct Reloader {
-    pub(crate) config: PathBuf,
+    pub(crate) origin: Origin,
     /// Where Sandbar itself listens.
     pub(crate) own: Vec<SocketAddr>,
     pub(crate) rules: Arc<ArcSwap<RuleSet>>,
@@ -71,12 +72,11 @@ impl Reloader {
 
     /// Every file that rules come from, to be watched.
     pub(crate) fn files(&self) -> Vec<PathBuf> {
-        let Ok(sources) = policies::operated(&self.config) else {
-            return vec![self.config.clone()];
-        };
+        let fixed = self.origin.files();
+        let Ok(sources) = self.origin.read() else { return fixed };
         let named = sources.policies.iter().map(|file| PathBuf::from(&file.path));
         let lists = sources.lists.keys().map(PathBuf::from);
-        [self.config.clone()].into_iter().chain(named).chain(lists).collect()
+        fixed.into_iter().chain(named).chain(lists).collect()
     }
 
     /// Loads the files. Reads and compiles on the calling thread, which is none that carries traffic.
@@ -112,7 +112,7 @@ impl Reloader {
 
     /// Reads, compiles and tries the files.
     fn compiled(&self, generation: u64) -> Result<RuleSet, String> {
-        let read = policies::operated(&self.config).map_err(|error| format!("{error:#}"))?;
+        let read = self.origin.read().map_err(|error| format!("{error:#}"))?;
         let sources = Sources { generation, own: self.own.clone(), ..read };
         let rules = compile(&sources, &[]).map_err(|problems| {
             let shown = problems.iter().map(|problem| render(problem, Severity::Error));

@@ -27,7 +27,8 @@ pub(crate) async fn see_a_denial(gate: &Gate, rules: &RuleSet) -> Result<(), Str
     let (mut client, server) = UnixStream::pair().map_err(|error| error.to_string())?;
     let socket = Socket::Unix(server);
     let accepted = Accepted { socket, mode: Mode::Explicit, channels, source: None, aimed: None };
-    let asked = async {
+    // The client goes with its answer, or the refusal would wait for it to say more.
+    let asked = async move {
         let request = format!("CONNECT {REFUSED} HTTP/1.1\r\nHost: {REFUSED}\r\n\r\n");
         client.write_all(request.as_bytes()).await?;
         let mut answer = String::new();

@@ -304,6 +304,7 @@ async fn write_events(log: &Log) {
         GrantUsed,
         PolicyLoaded,
         PolicyRejected,
+        RunEnded,
         Started,
         Stopped,
     ] {

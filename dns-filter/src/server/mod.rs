@@ -14,6 +14,7 @@ use std::sync::Arc;
 use rules::Channel;
 use rules::operator::Whose;
 use rules::word::SandboxId;
+use socket2::{Socket, Type};
 use tokio::sync::{Semaphore, watch};
 use tokio::task::JoinSet;
 
@@ -57,6 +58,10 @@ pub enum ListenError {
     )]
     Bind { address: SocketAddr, source: io::Error },
     #[error(
+        "a socket that was passed on cannot serve DNS: {source}; it must be bound to an address, for UDP or TCP"
+    )]
+    Given { source: io::Error },
+    #[error(
         "the kernel does not tell the {what} of packets on {address}: {source}; it needs Linux 5.19 or `identify` of another kind"
     )]
     Kernel { address: SocketAddr, what: &'static str, source: io::Error },
@@ -67,6 +72,7 @@ pub struct Server {
     filter: Arc<Filter>,
     udp: Vec<udp::Worker>,
     tcp: Vec<tcp::Acceptor>,
+    connections: tcp::Connections,
     /// Queries that wait for a resolver hold one each.
     waiting: Arc<Semaphore>,
 }
@@ -86,11 +92,11 @@ impl Server {
             filter,
             udp: Vec::new(),
             tcp: Vec::new(),
+            connections: tcp::Connections::default(),
             waiting: Arc::new(Semaphore::new(IN_FLIGHT)),
         };
-        let connections = tcp::Connections::default();
         for listener in listeners {
-            let acceptor = tcp::Acceptor::open(listener, connections.clone())?;
+            let acceptor = tcp::Acceptor::open(listener, server.connections.clone())?;
             let bind = acceptor.address(); // port 0 was drawn by the kernel: UDP takes the same
             for _ in 0..workers.max(1) {
                 server.udp.push(udp::Worker::open(&Listener { bind, ..listener.clone() })?);
@@ -98,6 +104,31 @@ impl Server {
             server.tcp.push(acceptor);
         }
         Ok(server)
+    }
+
+    /// Takes a socket that another has opened, for UDP or TCP as it is: answers go out by it, in whatever
+    /// network it was made.
+    ///
+    /// # Errors
+    ///
+    /// Returns [`ListenError`] when it is no bound socket of the internet.
+    pub fn adopt(&mut self, socket: Socket, whose: Identify) -> Result<(), ListenError> {
+        let given = |source| ListenError::Given { source };
+        let address = socket.local_addr().map_err(given)?;
+        let Some(bind) = address.as_socket() else {
+            return Err(given(io::ErrorKind::Unsupported.into()));
+        };
+        let listener = Listener { bind, whose };
+        socket.set_nonblocking(true).map_err(given)?;
+        match socket.r#type().map_err(given)? {
+            Type::DGRAM => self.udp.push(udp::Worker::serving(&listener, socket.into())?),
+            _ => self.tcp.push(tcp::Acceptor::serving(
+                &listener,
+                socket.into(),
+                self.connections.clone(),
+            )?),
+        }
+        Ok(())
     }
 
     /// Where it listens, in the order of the listeners.

@@ -61,6 +61,17 @@ impl Acceptor {
                 .map_err(|source| ListenError::Kernel { address, what: "interface", source })?;
         }
         kernel::take_foreign(socket.as_fd(), address);
+        Self::serving(listener, socket, connections)
+    }
+
+    /// Serves a socket that listens already.
+    pub(super) fn serving(
+        listener: &Listener,
+        socket: std::net::TcpListener,
+        connections: Connections,
+    ) -> Result<Self, ListenError> {
+        let address = listener.bind;
+        let bound = |source| ListenError::Bind { address, source };
         let listening = TcpListener::from_std(socket).map_err(bound)?;
         let address = listening.local_addr().map_err(bound)?;
         Ok(Acceptor { listener: listening, address, whose: listener.whose.clone(), connections })

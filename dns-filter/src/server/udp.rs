@@ -51,6 +51,16 @@ impl Worker {
             })?;
         }
         kernel::take_foreign(socket.as_fd(), address);
+        Self::serving(listener, socket)
+    }
+
+    /// Serves a socket that is bound already.
+    pub(super) fn serving(
+        listener: &Listener,
+        socket: std::net::UdpSocket,
+    ) -> Result<Self, ListenError> {
+        let address = listener.bind;
+        let bound = |source| ListenError::Bind { address, source };
         kernel::tell_destination(socket.as_fd(), address)
             .map_err(|source| ListenError::Kernel { address, what: "destination", source })?;
         let socket = UdpSocket::from_std(socket).map_err(bound)?;

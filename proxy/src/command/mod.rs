@@ -12,6 +12,7 @@ mod log;
 mod manual;
 mod reference;
 mod reload;
+mod run;
 mod running;
 mod serve;
 mod status;
@@ -72,6 +73,7 @@ enum Command {
     Reasons(reference::ReasonsArgs),
     Reload(reload::ReloadArgs),
     Revoke(grant::RevokeArgs),
+    Run(run::RunArgs),
     Schema(reference::SchemaArgs),
     Serve(serve::ServeArgs),
     Status(status::StatusArgs),
@@ -104,6 +106,7 @@ pub fn run() -> ExitCode {
         Command::Reasons(args) => reference::reasons(&args, output),
         Command::Reload(args) => reload::reload(&args, output),
         Command::Revoke(args) => grant::revoke(&args, output),
+        Command::Run(args) => Ok(run::run(&args, output)),
         Command::Schema(args) => reference::schema(&args),
         Command::Serve(args) => serve::serve(&args),
         Command::Status(args) => status::status(&args, output),

@@ -22,7 +22,7 @@ pub(crate) struct ServeArgs {
 
 /// Serves. Exit status: 0 stopped, 2 could not start or broke.
 pub(crate) fn serve(args: &ServeArgs) -> anyhow::Result<ExitCode> {
-    tell_operator();
+    tell_operator("warn,proxy=info,dns_filter=info");
     // One provider for everything, Pingora included, which would take another.
     drop(rustls::crypto::CryptoProvider::install_default(certs::provider().as_ref().clone()));
     let runtime = tokio::runtime::Builder::new_multi_thread()
@@ -41,9 +41,9 @@ pub(crate) fn serve(args: &ServeArgs) -> anyhow::Result<ExitCode> {
 }
 
 /// Operators read stderr; `SANDBAR_LOG=debug` tells each request.
-fn tell_operator() {
+pub(super) fn tell_operator(otherwise: &str) {
     let filter = tracing_subscriber::EnvFilter::try_from_env(TOLD)
-        .unwrap_or_else(|_| tracing_subscriber::EnvFilter::new("warn,proxy=info,dns_filter=info"));
+        .unwrap_or_else(|_| tracing_subscriber::EnvFilter::new(otherwise));
     let subscriber = tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr);
     drop(subscriber.try_init()); // another one is as good
 }

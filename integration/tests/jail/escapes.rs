@@ -1,0 +1,276 @@
+//! Every way out that is known, tried from inside by one program; what came of each, and what the world saw.
+
+use std::collections::BTreeMap;
+use std::fs;
+use std::io::Read;
+use std::os::linux::net::SocketAddrExt;
+use std::os::unix::fs::PermissionsExt;
+use std::os::unix::net::{SocketAddr, UnixListener};
+use std::path::Path;
+use std::process::{Command, Stdio};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+use serde_json::json;
+
+use super::scene::{Ran, Scene, Who};
+
+/// A shared memory segment of the outside.
+const SHM: i32 = 0x5a6d_ba12;
+/// Variables that lead to sockets.
+const VARIABLES: [&str; 6] = [
+    "SSH_AUTH_SOCK",
+    "DBUS_SESSION_BUS_ADDRESS",
+    "DOCKER_HOST",
+    "DISPLAY",
+    "WAYLAND_DISPLAY",
+    "https_proxy",
+];
+
+/// Sockets outside that count who comes.
+#[derive(Default, Clone)]
+struct Counter(Arc<AtomicUsize>);
+
+impl Counter {
+    fn listen(&self, scene: &Scene, path: &Path) -> String {
+        let listener = UnixListener::bind(path).unwrap();
+        fs::set_permissions(path, fs::Permissions::from_mode(0o777)).unwrap();
+        scene.give(path);
+        self.count(listener);
+        path.display().to_string()
+    }
+
+    fn listen_abstract(&self, scene: &Scene, name: &str) {
+        let address = SocketAddr::from_abstract_name(name).unwrap();
+        // Where the proxy is, which is not where the command is.
+        self.count(scene.net.gateway.enter(|| UnixListener::bind_addr(&address)).unwrap());
+    }
+
+    fn count(&self, listener: UnixListener) {
+        let count = self.0.clone();
+        std::thread::spawn(move || {
+            for mut stream in listener.incoming().flatten() {
+                count.fetch_add(1, Ordering::SeqCst);
+                drop(stream.read(&mut [0; 8]));
+            }
+        });
+    }
+
+    fn came(&self) -> usize {
+        self.0.load(Ordering::SeqCst)
+    }
+}
+
+/// Runs the program of escapes; what each came to.
+fn tried(scene: &Scene, counter: &Counter) -> BTreeMap<String, String> {
+    let home = scene.at("home");
+    scene.write("home/.bashrc", "# mine\n");
+    scene.write("home/.profile", "# mine\n");
+    scene.write("home/.ssh/id", "secret");
+    scene.write("home/.netrc", "secret");
+    scene.write(
+        "home/conf/own/policies/own.toml",
+        "name = \"own\"\n[[allow]]\nname = \"x\"\nhosts = [\"open.example\"]\n",
+    );
+    for dir in ["home/conf", "home/conf/own"] {
+        scene.give(&scene.at(dir));
+    }
+    fs::create_dir(scene.at("home/own-state")).unwrap();
+    scene.give(&scene.at("home/own-state"));
+    let suid = scene.at("id");
+    fs::copy("/usr/bin/id", &suid).unwrap();
+    fs::set_permissions(&suid, fs::Permissions::from_mode(0o4755)).unwrap();
+    let tmp = tempfile::Builder::new().prefix("sandbar-jail-").tempdir_in("/tmp").unwrap();
+    let run = tempfile::Builder::new().prefix("sandbar-jail-").tempdir_in("/run").unwrap();
+    for dir in [&tmp, &run] {
+        fs::set_permissions(dir.path(), fs::Permissions::from_mode(0o755)).unwrap();
+    }
+    let listening = scene.net.gateway.enter(|| std::net::TcpListener::bind("127.0.0.1:0")).unwrap();
+    let secret = scene.write("secret", "secret");
+    let name = format!("sandbar-jail-{}", std::process::id());
+    counter.listen_abstract(scene, &name);
+    let policy = scene.at("home/conf/own/policies/own.toml");
+    let prepared = json!({
+        "port": listening.local_addr().unwrap().port(),
+        "pid": std::process::id(),
+        "home": home, "state": scene.at("home/own-state/sandbar"),
+        "home_socket": counter.listen(scene, &home.join("agent.sock")),
+        "work_socket": counter.listen(scene, &scene.at("work/agent.sock")),
+        "tmp_socket": counter.listen(scene, &tmp.path().join("agent.sock")),
+        "run_socket": counter.listen(scene, &run.path().join("agent.sock")),
+        "abstract": name,
+        "policy": policy, "policies": policy.parent(), "above": scene.at("home/conf"),
+        "program": scene.at("sandbar"), "suid": suid, "disk": disk(),
+        "shm": SHM, "variables": VARIABLES,
+    });
+    fs::copy(
+        concat!(env!("CARGO_MANIFEST_DIR"), "/tests/jail/escapes.py"),
+        scene.at("work/escapes.py"),
+    )
+    .unwrap();
+    let words = scene.words();
+    let state = scene.at("home/own-state/sandbar").display().to_string();
+    let words: Vec<String> = words
+        .into_iter()
+        .map(|word| if word.ends_with("/state") { state.clone() } else { word })
+        .collect();
+    let mut command = scene.outside("sh");
+    command.args(["-c", "exec 9<\"$0\"; exec \"$@\""]).arg(&secret).args(&words);
+    command.args([
+        "--policy",
+        &policy.display().to_string(),
+        "--",
+        "/usr/bin/python3",
+        "escapes.py",
+    ]);
+    command.arg(prepared.to_string());
+    for variable in VARIABLES {
+        command.env(variable, "/somewhere");
+    }
+    let ran = Ran::of(&mut command);
+    assert_eq!(ran.status.code(), Some(0), "{ran}");
+    serde_json::from_str(ran.out.lines().last().unwrap_or_default())
+        .unwrap_or_else(|error| panic!("{error}: {ran}"))
+}
+
+/// A disk of this machine.
+fn disk() -> String {
+    let disks = fs::read_dir("/sys/block").unwrap().flatten();
+    let mut names = disks.map(|disk| format!("/dev/{}", disk.file_name().display()));
+    names.find(|name| Path::new(name).exists()).unwrap_or_else(|| "/dev/sda".to_owned())
+}
+
+/// What each attempt must come to, by what its name begins with. Several where kernels differ.
+const WANTED: &[(&str, &[&str])] = &[
+    ("add_key", &["EPERM"]),
+    ("address", &["failed"]),
+    ("admin socket", &["[]"]),
+    ("capabilities", &[""]),
+    ("core pattern", &["EROFS", "EACCES"]),
+    ("descriptors", &["[]"]),
+    ("devices", &["fd full null ptmx pts random shm stderr stdin stdout tty urandom zero"]),
+    ("disk", &["ENOENT"]),
+    ("family", &["EAFNOSUPPORT"]),
+    ("first: descriptors", &["EACCES", "EPERM"]),
+    ("first: environment", &["EACCES", "EPERM"]),
+    ("first: kill", &["still here"]),
+    ("first: memory", &["EACCES", "EPERM"]),
+    ("first: ptrace", &["EPERM"]),
+    ("first: root", &["EACCES", "EPERM"]),
+    ("flush the firewall", &["failed"]),
+    ("group", &["refused"]),
+    ("home", &["done"]),
+    ("icmp", &["EPERM", "EACCES"]),
+    ("interfaces", &["lo"]),
+    ("io_uring", &["ENOSYS"]),
+    ("keyctl", &["EPERM"]),
+    ("link", &["failed"]),
+    ("list the firewall", &["failed"]),
+    ("lo down", &["failed"]),
+    ("mark", &["EPERM"]),
+    ("mknod", &["EPERM"]),
+    ("netrc", &["empty"]),
+    ("no new privileges", &["1"]),
+    ("own user and net", &["failed"]),
+    ("policy: move", &["EBUSY"]),
+    ("policy: move above", &["EBUSY"]),
+    ("policy: remove", &["EROFS"]),
+    ("policy: replace", &["EROFS"]),
+    ("policy: write", &["EROFS"]),
+    ("processes", &["True"]),
+    ("program", &["EROFS", "EACCES", "ETXTBSY"]),
+    ("raw", &["EPERM"]),
+    ("remount", &["failed"]),
+    ("route", &["failed"]),
+    ("sctp", &["EPROTONOSUPPORT", "EPERM", "ESOCKTNOSUPPORT"]),
+    ("see the proxy", &["not there"]),
+    ("setns", &["EPERM", "EACCES", "EINVAL"]),
+    ("shared memory", &["ENOENT"]),
+    ("spoofed source", &["EPERM"]),
+    ("ssh key", &["ENOENT"]),
+    ("startup", &["EROFS"]),
+    ("startup: replace", &["EBUSY"]),
+    ("state", &["[]"]),
+    ("state: make", &["EROFS", "EACCES"]),
+    ("state: move", &["EBUSY"]),
+    ("tcp", &["nothing", "ConnectionResetError", "ECONNRESET", "EPIPE", "BrokenPipeError"]),
+    ("tcp outside's loopback", &["ECONNREFUSED", "ConnectionRefusedError"]),
+    ("tmp", &["done"]),
+    ("typing", &["EPERM"]),
+    ("udp", &["EPERM"]),
+    ("uid", &["EINVAL", "EPERM"]),
+    ("uncover", &["failed"]),
+    ("unix abstract", &["ECONNREFUSED"]),
+    ("unix in home", &["ECONNREFUSED", "ENOTSOCK"]),
+    ("unix in run", &["ENOENT"]),
+    ("unix in tmp", &["ENOENT"]),
+    ("unix in work", &["ECONNREFUSED", "ENOTSOCK"]),
+    ("unshare net", &["EPERM"]),
+    ("variables", &["[]"]),
+    ("work", &["done"]),
+    ("write", &["EROFS", "EACCES", "ENOENT"]),
+    ("write through nested", &["failed"]),
+];
+
+/// What is wanted of an attempt: by the longest beginning of its name.
+fn wanted(name: &str) -> &'static [&'static str] {
+    let fits = WANTED.iter().filter(|(begin, _)| name.starts_with(begin));
+    fits.max_by_key(|(begin, _)| begin.len())
+        .unwrap_or_else(|| panic!("`{name}` is not in the table"))
+        .1
+}
+
+#[test]
+fn no_way_out_leads_out() {
+    let made = Command::new("/usr/bin/python3")
+        .args([
+            "-c",
+            &format!("import ctypes; print(ctypes.CDLL(None).shmget({SHM}, 4096, 0o1666))"),
+        ])
+        .output()
+        .unwrap();
+    let shm = String::from_utf8_lossy(&made.stdout).trim().to_owned();
+    assert!(shm.parse::<i32>().is_ok_and(|id| id >= 0), "no shared memory outside: {shm}");
+    let mut troubles = Vec::new();
+    for who in Who::BOTH {
+        let (scene, counter) = (Scene::new(who), Counter::default());
+        let found = tried(&scene, &counter);
+        assert!(found.len() > 100, "{}", found.len());
+        for (name, came) in &found {
+            let own = who.uid().to_string();
+            let good = match name.as_str() {
+                "set-user-id" => *came == own,
+                _ => wanted(name).contains(&came.as_str()),
+            };
+            if !good {
+                troubles.push(format!("{who:?}: {name}: {came}"));
+            }
+        }
+        let arrived = scene.net.arrived();
+        assert!(arrived.is_empty(), "{who:?}: it arrived in the world: {arrived:?}");
+        assert!(scene.origin.requests().is_empty() && scene.origin.raw().is_empty());
+        assert_eq!(counter.came(), 0, "{who:?}: a socket outside was reached");
+        for path in ["/etc/escape", "/usr/bin/escape"] {
+            assert!(!Path::new(path).exists(), "{who:?}: {path}");
+        }
+    }
+    drop(Command::new("ipcrm").args(["-m", &shm]).stderr(Stdio::null()).status());
+    assert!(troubles.is_empty(), "{}", troubles.join("\n"));
+}
+
+#[test]
+fn names_are_resolved_by_the_proxy_whoever_is_asked() {
+    let scene = Scene::new(Who::User);
+    let script = "for at in @127.0.0.1 @8.8.8.8 @2001:4860:4860::8888 '@9.9.9.9 +tcp' @169.254.169.254; do\n\
+        dig +short +tries=1 +time=20 $at open.example A; dig +tries=1 +time=20 $at denied.example A | grep -o NXDOMAIN; done\n\
+        getent ahostsv4 open.example | head -1 | cut -d' ' -f1; getent hosts denied.example; true";
+    let out = scene.succeed(&["--allow", "open.example"], script);
+    assert_eq!(out, "93.184.216.34\nNXDOMAIN\n".repeat(5) + "93.184.216.34\n");
+    assert!(
+        scene.names.asked().iter().all(|name| name == "open.example"),
+        "{:?}",
+        scene.names.asked()
+    );
+    assert!(scene.refused("not_listed", "denied.example"));
+    assert!(scene.net.arrived().is_empty(), "the names alone were asked for");
+}

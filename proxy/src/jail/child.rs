@@ -1,0 +1,86 @@
+//! The command itself: what it is stripped of between the first process of the jail and its own first
+//! instruction.
+
+use std::ffi::OsString;
+use std::io;
+use std::os::fd::BorrowedFd;
+use std::os::unix::process::CommandExt;
+use std::process::{Child, Command};
+
+use nix::sys::signal::{SigSet, SigmaskHow, Signal, sigprocmask};
+use nix::unistd::{Pid, getpid, setpgid, tcsetpgrp};
+
+use super::{kernel, seccomp};
+
+/// Exit statuses of env(1): found but not run, and not found.
+const NOT_RUN: u8 = 126;
+const NOT_FOUND: u8 = 127;
+
+/// What is run.
+#[derive(Clone, Debug)]
+pub(crate) struct Program {
+    pub(crate) words: Vec<OsString>,
+    pub(crate) environment: Vec<(OsString, OsString)>,
+    pub(crate) place: Place,
+    /// The signals that the caller had blocked, and no others.
+    pub(crate) blocked: SigSet,
+}
+
+/// Where the command stands towards the terminal.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Place {
+    /// In a process group of its own, in the foreground of the terminal.
+    Foreground,
+    /// In a process group of its own, behind whoever has the terminal.
+    Background,
+    /// In the caller's process group: it is part of a pipeline, and the shell's signals reach it by themselves.
+    Shared,
+}
+
+/// Starts the command; otherwise the exit status that says why not.
+#[allow(unsafe_code, reason = "between fork and exec")]
+pub(super) fn start(program: &Program) -> Result<Child, (u8, io::Error)> {
+    let Some((first, rest)) = program.words.split_first() else {
+        return Err((NOT_FOUND, io::ErrorKind::NotFound.into()));
+    };
+    let (place, blocked) = (program.place, program.blocked);
+    let mut command = Command::new(first);
+    command.args(rest).env_clear().envs(program.environment.iter().cloned());
+    // SAFETY: the process that forks has one thread, so that nothing is locked.
+    unsafe { command.pre_exec(move || strip(place, &blocked)) };
+    command.spawn().map_err(|error| match error.kind() {
+        io::ErrorKind::NotFound => (NOT_FOUND, error),
+        _ => (NOT_RUN, error),
+    })
+}
+
+/// Takes everything away that the command shall not have. In this order: a filter of system calls would
+/// stand in the way of the rest, and needs that no privilege is gained afterwards.
+fn strip(place: Place, blocked: &SigSet) -> io::Result<()> {
+    match place {
+        Place::Background => setpgid(Pid::from_raw(0), Pid::from_raw(0))?,
+        Place::Foreground => {
+            setpgid(Pid::from_raw(0), Pid::from_raw(0))?;
+            take_terminal(getpid())?;
+        }
+        Place::Shared => {}
+    }
+    nix::sys::prctl::set_no_new_privs()?;
+    sigprocmask(SigmaskHow::SIG_SETMASK, Some(blocked), None)?;
+    kernel::close_at_exec()?;
+    kernel::drop_capabilities()?;
+    seccomp::bind()
+}
+
+/// Makes a process group of the jail the terminal's foreground; whoever asks from behind would be stopped.
+#[allow(unsafe_code, reason = "the descriptor of the standard error is always there")]
+pub(super) fn take_terminal(group: Pid) -> io::Result<()> {
+    let mut asking = SigSet::empty();
+    asking.add(Signal::SIGTTOU);
+    let mut before = SigSet::empty();
+    sigprocmask(SigmaskHow::SIG_BLOCK, Some(&asking), Some(&mut before))?;
+    // SAFETY: standard input is open as long as the process lives.
+    let taken = tcsetpgrp(unsafe { BorrowedFd::borrow_raw(0) }, group);
+    sigprocmask(SigmaskHow::SIG_SETMASK, Some(&before), None)?;
+    Ok(taken?)
+}

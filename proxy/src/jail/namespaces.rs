@@ -1,0 +1,149 @@
+//! Namespaces of the jail, and why there may be none.
+
+use std::fs;
+use std::io;
+
+use nix::errno::Errno;
+use nix::sched::{CloneFlags, unshare};
+use nix::unistd::{Gid, Uid};
+
+/// What a jail is made of besides a user namespace.
+const PARTS: CloneFlags = CloneFlags::CLONE_NEWNET
+    .union(CloneFlags::CLONE_NEWNS)
+    .union(CloneFlags::CLONE_NEWPID)
+    .union(CloneFlags::CLONE_NEWIPC);
+
+/// Why there is no jail.
+#[derive(Debug, thiserror::Error)]
+pub(super) enum NamespaceError {
+    #[error("cannot make a {what} namespace: {source}; {advice}")]
+    Forbidden { what: &'static str, source: io::Error, advice: String },
+    #[error("cannot be the same user inside ({file}): {source}; {advice}")]
+    Map { file: &'static str, source: io::Error, advice: String },
+}
+
+/// Leaves the caller's namespaces for new ones; the next process made is the first of the new ones.
+///
+/// Inside, the caller has its own uid and gid and none other. What root may do to the machine it may not do
+/// here, for its capabilities are those of the new namespace.
+pub(super) fn leave() -> Result<(), NamespaceError> {
+    let (uid, gid) = (Uid::effective(), Gid::effective());
+    match unshare(CloneFlags::CLONE_NEWUSER) {
+        Ok(()) => map(uid, gid)?,
+        // Root needs no user namespace for the others; it gives up its capabilities all the same.
+        Err(_) if uid.is_root() && unshare(PARTS).is_ok() => return Ok(()),
+        Err(errno) => return Err(forbidden("user", errno)),
+    }
+    unshare(PARTS).map_err(|errno| forbidden("network, mount or process", errno))?;
+    // Hides where in the hierarchy the jail is; a kernel without them has nothing to hide.
+    unshare(CloneFlags::CLONE_NEWCGROUP).unwrap_or_default();
+    Ok(())
+}
+
+fn map(uid: Uid, gid: Gid) -> Result<(), NamespaceError> {
+    let lines = [
+        ("/proc/self/setgroups", "deny".to_owned()),
+        ("/proc/self/uid_map", format!("{uid} {uid} 1")),
+        ("/proc/self/gid_map", format!("{gid} {gid} 1")),
+    ];
+    for (file, line) in lines {
+        fs::write(file, line).map_err(|source| NamespaceError::Map {
+            file,
+            source,
+            advice: advice(None),
+        })?;
+    }
+    Ok(())
+}
+
+fn forbidden(what: &'static str, errno: Errno) -> NamespaceError {
+    NamespaceError::Forbidden { what, source: errno.into(), advice: advice(Some(errno)) }
+}
+
+/// A setting that forbids user namespaces.
+struct Setting {
+    file: &'static str,
+    forbids: fn(&str) -> bool,
+    fix: &'static str,
+}
+
+const SETTINGS: &[Setting] = &[
+    Setting {
+        file: "/proc/sys/user/max_user_namespaces",
+        forbids: |value| value == "0",
+        fix: "sudo sysctl -w user.max_user_namespaces=10000",
+    },
+    Setting {
+        file: "/proc/sys/kernel/unprivileged_userns_clone",
+        forbids: |value| value == "0",
+        fix: "sudo sysctl -w kernel.unprivileged_userns_clone=1",
+    },
+    Setting {
+        file: "/proc/sys/kernel/apparmor_restrict_unprivileged_userns",
+        forbids: |value| value != "0",
+        fix: "sudo sysctl -w kernel.apparmor_restrict_unprivileged_userns=0, or give the binary an AppArmor profile with `userns,`",
+    },
+    Setting {
+        file: "/proc/sys/user/max_net_namespaces",
+        forbids: |value| value == "0",
+        fix: "sudo sysctl -w user.max_net_namespaces=10000",
+    },
+];
+
+/// Names the very setting that stands in the way, its value, and the command that changes it.
+pub(super) fn advice(errno: Option<Errno>) -> String {
+    let value = |file: &str| fs::read_to_string(file).map(|text| text.trim().to_owned()).ok();
+    let found: Vec<(&str, Option<String>)> =
+        SETTINGS.iter().map(|setting| (setting.file, value(setting.file))).collect();
+    let filtered = value("/proc/self/status").is_some_and(|status| {
+        status.lines().any(|line| line.starts_with("Seccomp:") && !line.trim_end().ends_with('0'))
+    });
+    diagnose(&found, filtered, errno)
+}
+
+fn diagnose(found: &[(&str, Option<String>)], filtered: bool, errno: Option<Errno>) -> String {
+    for (setting, (_, value)) in SETTINGS.iter().zip(found) {
+        if let Some(value) = value.as_deref().filter(|value| (setting.forbids)(value)) {
+            let name = setting.file.trim_start_matches("/proc/sys/").replace('/', ".");
+            return format!("{name} = {value} forbids it: {}", setting.fix);
+        }
+    }
+    if errno == Some(Errno::ENOSPC) {
+        return "too many namespaces exist already: see user.max_user_namespaces and user.max_net_namespaces".to_owned();
+    }
+    if filtered {
+        return "a seccomp filter is in force, as container runtimes set one: allow unshare(2) and mount(2), e.g. `docker run --security-opt seccomp=unconfined --security-opt systempaths=unconfined`".to_owned();
+    }
+    "no setting known to forbid it is set: ask whoever runs this machine for user namespaces, or run as root".to_owned()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_setting_that_forbids_is_named_with_what_changes_it() {
+        let found = |values: [Option<&str>; 4]| -> Vec<(&'static str, Option<String>)> {
+            let values = values.map(|value| value.map(str::to_owned));
+            SETTINGS.iter().map(|setting| setting.file).zip(values).collect()
+        };
+        let fine = [Some("96343"), None, None, Some("96343")];
+        for (values, filtered, errno, wanted) in [
+            ([Some("0"), None, None, None], false, None, "user.max_user_namespaces = 0"),
+            ([Some("9"), Some("0"), None, None], false, None, "kernel.unprivileged_userns_clone=1"),
+            (
+                [Some("9"), Some("1"), Some("1"), None],
+                true,
+                None,
+                "kernel.apparmor_restrict_unprivileged_userns = 1",
+            ),
+            ([Some("9"), None, Some("0"), Some("0")], false, None, "user.max_net_namespaces = 0"),
+            (fine, true, Some(Errno::EPERM), "seccomp"),
+            (fine, true, Some(Errno::ENOSPC), "too many"),
+            (fine, false, Some(Errno::EPERM), "run as root"),
+        ] {
+            let said = diagnose(&found(values), filtered, errno);
+            assert!(said.contains(wanted), "{values:?}: {said}");
+        }
+    }
+}

@@ -1,0 +1,308 @@
+//! What a jail sees of the machine's files: decided outside, before anything is mounted.
+//!
+//! Everything is read-only but the working directory, the home directory, and what is asked for. Temporary and
+//! runtime directories are new and empty. In the home directory what outlives the jail and is run or believed
+//! outside is read-only, and what proves who the caller is, is hidden.
+
+use std::collections::BTreeSet;
+use std::ffi::OsString;
+use std::fs;
+use std::path::{Path, PathBuf};
+
+/// Directories that are new and empty inside: sockets of daemons, agents and displays live there, and
+/// files that other programs of the caller trust.
+const FRESH: &[&str] = &["/run", "/tmp", "/var/run", "/var/tmp"];
+/// Below these nothing becomes writable by being worked in.
+const SYSTEM: &[&str] = &[
+    "/bin", "/boot", "/dev", "/etc", "/lib", "/lib32", "/lib64", "/libx32", "/nix", "/opt",
+    "/proc", "/sbin", "/snap", "/sys", "/usr",
+];
+/// In the home directory: what proves who the caller is.
+const CREDENTIALS: &[&str] = &[
+    ".aws",
+    ".azure",
+    ".config/gcloud",
+    ".config/gh",
+    ".config/sandbar",
+    ".docker",
+    ".git-credentials",
+    ".gnupg",
+    ".kube",
+    ".local/share/keyrings",
+    ".netrc",
+    ".password-store",
+    ".pki",
+    ".ssh",
+];
+/// In the home directory: what programs outside run or obey.
+const STARTUP: &[&str] = &[
+    ".bash_aliases",
+    ".bash_login",
+    ".bash_logout",
+    ".bash_profile",
+    ".bashrc",
+    ".config/autostart",
+    ".config/environment.d",
+    ".config/fish",
+    ".config/git",
+    ".config/nvim",
+    ".config/systemd",
+    ".gitconfig",
+    ".inputrc",
+    ".local/share/systemd",
+    ".pam_environment",
+    ".profile",
+    ".tmux.conf",
+    ".vim",
+    ".vimrc",
+    ".xinitrc",
+    ".xprofile",
+    ".xsession",
+    ".xsessionrc",
+    ".zlogin",
+    ".zlogout",
+    ".zprofile",
+    ".zshenv",
+    ".zshrc",
+];
+/// Variables that lead to sockets, or to proxies that cannot be reached from inside.
+const VARIABLES: &[&str] = &[
+    "ALL_PROXY",
+    "CONTAINERD_ADDRESS",
+    "CONTAINER_HOST",
+    "DBUS_SESSION_BUS_ADDRESS",
+    "DBUS_SYSTEM_BUS_ADDRESS",
+    "DISPLAY",
+    "DOCKER_HOST",
+    "FTP_PROXY",
+    "GNOME_KEYRING_CONTROL",
+    "GPG_AGENT_INFO",
+    "HTTPS_PROXY",
+    "HTTP_PROXY",
+    "I3SOCK",
+    "KITTY_LISTEN_ON",
+    "LISTEN_FDNAMES",
+    "LISTEN_FDS",
+    "LISTEN_PID",
+    "NOTIFY_SOCKET",
+    "NO_PROXY",
+    "PULSE_SERVER",
+    "SSH_AGENT_PID",
+    "SSH_AUTH_SOCK",
+    "STY",
+    "SWAYSOCK",
+    "TMPDIR",
+    "TMUX",
+    "TMUX_PANE",
+    "VSCODE_GIT_IPC_HANDLE",
+    "VSCODE_IPC_HOOK_CLI",
+    "WAYLAND_DISPLAY",
+    "WAYLAND_SOCKET",
+    "XAUTHORITY",
+];
+
+/// One thing that is done to a path, parents before children.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) enum Change {
+    /// Nothing is there any more.
+    Hide,
+    /// A new directory, empty and writable.
+    Fresh,
+    /// As outside, but never written.
+    ReadOnly,
+    /// As outside, and written as outside.
+    Writable,
+}
+
+/// What is asked for by whoever runs the command.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Wishes {
+    pub(crate) cwd: PathBuf,
+    pub(crate) home: Option<PathBuf>,
+    pub(crate) runtime: Option<PathBuf>,
+    /// Directories to be written.
+    pub(crate) writable: Vec<PathBuf>,
+    /// What would be hidden or new and shall be seen.
+    pub(crate) visible: Vec<PathBuf>,
+    /// Directories and files of ours, which nobody inside sees.
+    pub(crate) hidden: Vec<PathBuf>,
+    /// Files that rules come from.
+    pub(crate) policies: Vec<PathBuf>,
+}
+
+/// What the jail sees.
+#[derive(Clone, Debug)]
+pub(crate) struct View {
+    pub(super) cwd: PathBuf,
+    pub(super) changes: Vec<(PathBuf, Change)>,
+    /// Unix sockets that somebody outside listens on, wherever they are.
+    pub(super) sockets: Vec<PathBuf>,
+    /// Policies that the command can write: they are read once.
+    pub(crate) exposed: Vec<PathBuf>,
+}
+
+impl View {
+    /// Decides what is seen. Only paths that exist are changed: there is nothing to hide of others.
+    pub(crate) fn of(wishes: &Wishes) -> anyhow::Result<Self> {
+        let real = |path: &PathBuf| fs::canonicalize(path).ok();
+        let cwd = fs::canonicalize(&wishes.cwd)?;
+        let hidden: Vec<PathBuf> = wishes.hidden.iter().filter_map(real).collect();
+        if let Some(own) = hidden.iter().find(|own| cwd.starts_with(own)) {
+            anyhow::bail!("{} is Sandbar's own: run the command from elsewhere", own.display());
+        }
+        let home = wishes.home.iter().filter_map(real).find(|home| home.parent().is_some());
+        let visible: BTreeSet<PathBuf> = wishes.visible.iter().filter_map(real).collect();
+        let mut view = Changes::default();
+        for path in FRESH.iter().map(PathBuf::from).chain(wishes.runtime.clone()) {
+            view.put(real(&path).filter(|path| path.is_dir()), Change::Fresh);
+        }
+        let in_home = |names: &[&str]| -> Vec<PathBuf> {
+            let home = home.iter();
+            home.flat_map(|home| names.iter().map(move |name| home.join(name))).collect()
+        };
+        view.put(home.clone(), Change::Writable);
+        for path in in_home(STARTUP) {
+            view.put(real(&path), Change::ReadOnly);
+        }
+        for path in in_home(CREDENTIALS) {
+            view.put(real(&path), Change::Hide);
+        }
+        if is_for_work(&cwd) {
+            view.put(Some(cwd.clone()), Change::Writable);
+        }
+        // After everything that is so by itself: what is asked for by name counts.
+        for path in &visible {
+            view.put(Some(path.clone()), Change::ReadOnly);
+        }
+        for path in wishes.writable.iter().filter_map(real) {
+            view.put(Some(path), Change::Writable);
+        }
+        if let Ok(own) = std::env::current_exe() {
+            view.put(real(&own), Change::ReadOnly);
+        }
+        for path in hidden {
+            view.pin(&path); // or it would be moved away, and another put in its place
+            view.put(Some(path), Change::Hide);
+        }
+        let exposed = view.guard(wishes.policies.iter().filter_map(real), &cwd);
+        Ok(View { cwd, changes: view.0, sockets: sockets(), exposed })
+    }
+}
+
+/// Whether a directory becomes writable by being worked in.
+fn is_for_work(cwd: &Path) -> bool {
+    cwd.parent().is_some() && !SYSTEM.iter().any(|system| cwd.starts_with(system))
+}
+
+#[derive(Default)]
+struct Changes(Vec<(PathBuf, Change)>);
+
+impl Changes {
+    /// Later changes of a path take the place of earlier ones; parents stand before children.
+    fn put(&mut self, path: Option<PathBuf>, change: Change) {
+        let Some(path) = path else { return };
+        self.0.retain(|(known, _)| *known != path);
+        let at = self.0.partition_point(|(known, _)| *known < path);
+        self.0.insert(at, (path, change));
+    }
+
+    /// What becomes of a path: the change of its nearest changed ancestor, or of itself.
+    fn of(&self, path: &Path) -> Option<&Change> {
+        path.ancestors().find_map(|ancestor| {
+            self.0.iter().find(|(known, _)| known == ancestor).map(|(_, change)| change)
+        })
+    }
+
+    /// Makes the directories of policies read-only, for a file alone would be replaced by the next edit. Those
+    /// that lie in a directory that is worked in cannot be guarded so, and are told.
+    fn guard(&mut self, policies: impl Iterator<Item = PathBuf>, cwd: &Path) -> Vec<PathBuf> {
+        let mut exposed = Vec::new();
+        for policy in policies {
+            let dir = if policy.is_dir() { Some(policy.as_path()) } else { policy.parent() };
+            let Some(dir) = dir.map(Path::to_owned) else { continue };
+            match self.of(&policy) {
+                None | Some(Change::Fresh | Change::Hide) => {}
+                Some(Change::ReadOnly) => {}
+                Some(Change::Writable) => {
+                    let worked_in = self.0.iter().any(|(known, change)| {
+                        *change == Change::Writable && known.starts_with(&dir)
+                    });
+                    if worked_in || cwd.starts_with(&dir) {
+                        self.put(Some(policy.clone()), Change::ReadOnly);
+                        exposed.push(policy);
+                        continue;
+                    }
+                    self.pin(&dir);
+                    self.put(Some(dir), Change::ReadOnly);
+                }
+            }
+        }
+        exposed
+    }
+
+    /// Keeps a directory where it is: what is a mount of its own cannot be renamed from inside.
+    fn pin(&mut self, dir: &Path) {
+        if self.of(dir) != Some(&Change::Writable) {
+            return;
+        }
+        let between: Vec<PathBuf> = dir
+            .ancestors()
+            .skip(1)
+            .take_while(|ancestor| !self.0.iter().any(|(known, _)| known == ancestor))
+            .map(Path::to_owned)
+            .collect();
+        for ancestor in between {
+            self.put(Some(ancestor), Change::Writable);
+        }
+    }
+}
+
+/// The unix sockets that somebody listens on, by path. Those without one are the network namespace's.
+fn sockets() -> Vec<PathBuf> {
+    let listed = fs::read_to_string("/proc/net/unix").unwrap_or_default();
+    let paths = listed.lines().filter_map(|line| {
+        let path = line.split_whitespace().nth(7)?;
+        path.starts_with('/').then(|| PathBuf::from(path))
+    });
+    paths.collect::<BTreeSet<_>>().into_iter().collect()
+}
+
+/// The environment of the command: without what leads to what is hidden, with what makes tools trust us.
+pub(crate) fn environment(
+    given: impl Iterator<Item = (OsString, OsString)>,
+    added: Vec<(String, String)>,
+) -> Vec<(OsString, OsString)> {
+    let leads_out = |name: &OsString| {
+        let name = name.to_string_lossy().to_ascii_uppercase();
+        VARIABLES.contains(&name.as_str()) || name.starts_with("SANDBAR")
+    };
+    let mut kept: Vec<_> = given.filter(|(name, _)| !leads_out(name)).collect();
+    for (name, value) in added {
+        kept.retain(|(known, _)| *known != *name);
+        kept.push((name.into(), value.into()));
+    }
+    kept
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn variables_that_lead_out_are_left_behind() {
+        let given =
+            [("PATH", "/bin"), ("SSH_AUTH_SOCK", "/x"), ("https_proxy", "http://p"), ("A", "1")];
+        let given = given.iter().map(|(name, value)| (name.into(), value.into()));
+        let kept = environment(given, vec![("A".to_owned(), "2".to_owned())]);
+        let wanted: Vec<(OsString, OsString)> =
+            vec![("PATH".into(), "/bin".into()), ("A".into(), "2".into())];
+        assert_eq!(kept, wanted);
+    }
+
+    #[test]
+    fn lists_stand_in_order_and_once() {
+        for list in [CREDENTIALS, STARTUP, VARIABLES, FRESH, SYSTEM] {
+            assert!(list.is_sorted_by(|one, other| one < other), "{list:?}");
+        }
+    }
+}
