@@ -66,7 +66,7 @@ pub(crate) fn demo(args: &DemoArgs, output: Output) -> anyhow::Result<ExitCode> 
         }
         played.push(one);
     }
-    let kept = stage.end(args.keep);
+    let kept = stage.end(args.keep)?;
     if output.json {
         print_json(&played.iter().map(Played::json).collect::<Value>());
     } else {

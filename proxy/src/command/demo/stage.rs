@@ -12,6 +12,7 @@ use certs::identity::LocalIssuer;
 use certs::{Authority, AuthorityOptions, UnixTime, bundle};
 use serde_json::Value;
 use tokio::runtime::Runtime;
+use tokio::signal::unix::{SignalKind, signal};
 use tokio::sync::watch;
 use tokio::task::JoinHandle;
 
@@ -37,7 +38,8 @@ pub(super) struct Stage {
     pub(super) issuer: LocalIssuer,
     state: Arc<State>,
     stop: watch::Sender<bool>,
-    serving: JoinHandle<anyhow::Result<()>>,
+    /// None once it has ended.
+    serving: Option<JoinHandle<anyhow::Result<()>>>,
     runtime: Runtime,
     files: Files,
     mark: Mark,
@@ -59,6 +61,8 @@ pub(super) struct Wanted<'a> {
     pub(super) reason: &'a str,
     pub(super) host: &'a str,
     pub(super) event: &'a str,
+    /// Any where it is zero.
+    pub(super) class: u64,
 }
 
 impl Stage {
@@ -71,6 +75,7 @@ impl Stage {
         crate::command::serve::tell_operator("off");
         drop(rustls::crypto::CryptoProvider::install_default(certs::provider().as_ref().clone()));
         let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build()?;
+        leave_no_trace(&runtime, &hidden)?;
         let world = runtime.block_on(World::serve())?;
         let issuer = files.write(&world.root, &[(A, &a.arrivals), (B, &b.arrivals)])?;
         let authority = Authority::in_memory(&AuthorityOptions::default(), UnixTime::now())?;
@@ -83,6 +88,7 @@ impl Stage {
         let serving = runtime.spawn(app.run());
         drop(entered);
         ready(&state, &serving)?;
+        let serving = Some(serving);
         let (a, b) = (a.begin(&trust)?, b.begin(&trust)?);
         let mark = Mark::default();
         Ok(Stage { a, b, world, issuer, state, stop, serving, runtime, files, mark })
@@ -97,13 +103,20 @@ impl Stage {
         };
     }
 
+    /// Stops the proxy, which closes its log.
+    pub(super) fn stop(&mut self) -> anyhow::Result<()> {
+        let Some(serving) = self.serving.take() else { return Ok(()) };
+        self.stop.send_replace(true);
+        self.runtime.block_on(serving).context("the proxy broke")?
+    }
+
     /// Ends everything; where its files are, if they shall be kept.
-    pub(super) fn end(self, keep: bool) -> Option<PathBuf> {
-        let Stage { a, b, stop, serving, runtime, files, .. } = self;
+    pub(super) fn end(mut self, keep: bool) -> anyhow::Result<Option<PathBuf>> {
+        let stopped = self.stop();
+        let Stage { a, b, files, .. } = self;
         drop((a, b));
-        stop.send_replace(true);
-        drop(runtime.block_on(serving)); // the story is told
-        keep.then(|| files.keep())
+        let kept = keep.then(|| files.keep());
+        stopped.map(|()| kept)
     }
 
     /// What arrived in the world since the step began.
@@ -195,12 +208,29 @@ impl Wanted<'_> {
             "/query/hostname",
             "/dst_endpoint/ip",
         ];
-        same(self.sandbox, &["/src_endpoint/uid", "/actor/app_uid"])
+        let class = record.pointer("/class_uid").and_then(Value::as_u64);
+        (self.class == 0 || class == Some(self.class))
+            && same(self.sandbox, &["/src_endpoint/uid", "/actor/app_uid"])
             && same(self.stage, &["/unmapped/sandbar/stage"])
             && same(self.event, &["/unmapped/sandbar/event"])
             && same(self.reason, &["/status_detail"])
             && same(self.host, &hosts)
     }
+}
+
+/// Removes the files when somebody has seen enough; the jails end with this process anyway.
+fn leave_no_trace(runtime: &Runtime, dir: &Path) -> anyhow::Result<()> {
+    let _entered = runtime.enter();
+    let dir = dir.to_owned();
+    for kind in [SignalKind::hangup(), SignalKind::interrupt(), SignalKind::terminate()] {
+        let (mut told, dir) = (signal(kind)?, dir.clone());
+        runtime.spawn(async move {
+            told.recv().await;
+            drop(std::fs::remove_dir_all(&dir)); // there is nobody to tell
+            std::process::exit(128 + kind.as_raw_value());
+        });
+    }
+    Ok(())
 }
 
 /// Looks again and again until there is something, or it is too late.

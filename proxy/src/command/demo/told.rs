@@ -75,18 +75,14 @@ impl Played {
             None => paint(GOOD, "as promised"),
             Some(_) => paint(BAD, "MISBEHAVED"),
         };
-        anstream::println!("{number:>2}. {} {word} {took}", paint(HEAD, self.title));
+        anstream::println!("{number:>2}. {}: {word} {took}", paint(HEAD, self.title));
         for (kind, text) in &self.told.lines {
-            let (label, style) = match kind {
-                Kind::Happened => ("happened", anstyle::Style::new()),
-                Kind::Record => ("record", FAINT),
-                Kind::Tried => ("tried", anstyle::Style::new()),
+            let label = match kind {
+                Kind::Happened => "happened",
+                Kind::Record => "record",
+                Kind::Tried => "tried",
             };
-            anstream::println!(
-                "    {} {}",
-                paint(FAINT, format!("{label:<8}")),
-                paint(style, text)
-            );
+            anstream::println!("    {} {text}", paint(FAINT, format!("{label:<8}")));
         }
         if let Some(wrong) = &self.wrong {
             anstream::println!("    {} {wrong}", paint(BAD, "wrong   "));
@@ -126,26 +122,63 @@ fn essence(record: &Value) -> Value {
     })
 }
 
+/// Its class in a word, what became of it, who and where, by which rule of which generation, and its number.
 fn in_a_line(essence: &Value) -> String {
     let member = |name: &str| match essence.get(name) {
         None | Some(Value::Null) => None,
         Some(Value::String(text)) => Some(text.clone()),
         Some(other) => Some(other.to_string()),
     };
-    let number = member("sequence").unwrap_or_default();
-    let mut line = format!("#{number} {}", member("class").unwrap_or_default());
-    for (name, label) in [
-        ("sandbox", ""),
-        ("stage", ""),
-        ("event", ""),
-        ("reason", ""),
-        ("host", ""),
-        ("rule", "rule: "),
-        ("generation", "generation "),
-    ] {
-        if let Some(value) = member(name) {
-            line += &format!(" | {label}{value}");
-        }
+    let stage = member("stage").unwrap_or_default();
+    let style = if stage == "denied" { BAD } else { anstyle::Style::new() };
+    let head = [Some(class(essence)), Some(stage), member("event"), member("reason")];
+    let head = head.into_iter().flatten().collect::<Vec<_>>().join(" ");
+    let parts = [
+        Some(paint(style, head)),
+        [member("sandbox"), member("host")]
+            .into_iter()
+            .flatten()
+            .reduce(|from, to| format!("{from} to {to}")),
+        member("rule").map(|rule| format!("rule `{rule}`")),
+        member("generation").map(|number| format!("generation {number}")),
+        member("sequence").map(|number| format!("#{number}")),
+    ];
+    parts.into_iter().flatten().collect::<Vec<_>>().join(&paint(FAINT, ", "))
+}
+
+/// The class of a record, as people call it.
+fn class(essence: &Value) -> String {
+    let number = essence.get("class").and_then(Value::as_u64).unwrap_or_default();
+    let word = match number {
+        2004 => "finding",
+        4001 => "connection",
+        4002 => "http",
+        4003 => "dns",
+        6002 => "lifecycle",
+        6003 => "memory",
+        _ => "other",
+    };
+    format!("{number} {word}")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_record_is_told_in_a_line() {
+        let record = json!({
+            "class_uid": 4002,
+            "status_detail": "method_not_allowed",
+            "src_endpoint": { "uid": "sandbox-a" },
+            "dst_endpoint": { "hostname": "code.example", "ip": "93.184.216.10" },
+            "firewall_rule": { "name": "source code" },
+            "policy": { "version": "7" },
+            "metadata": { "sequence": 41 },
+            "unmapped": { "sandbar": { "stage": "denied" } },
+        });
+        let line = anstream::adapter::strip_str(&in_a_line(&essence(&record))).to_string();
+        let wanted = "4002 http denied method_not_allowed, sandbox-a to code.example, rule `source code`, generation 7, #41";
+        assert_eq!(line, wanted);
     }
-    line
 }

@@ -4,6 +4,7 @@ use super::Step;
 use crate::command::demo::agent::Fetch;
 use crate::command::demo::stage::{Stage, Wanted};
 use crate::command::demo::told::{Misbehaved, Told, promise};
+use crate::command::demo::world::Arrival;
 
 pub(super) const STEP: Step<Stage> =
     Step { name: "allowed", title: "What a rule names passes", play };
@@ -14,7 +15,7 @@ fn play(stage: &mut Stage, told: &mut Told) -> Result<(), Misbehaved> {
     promise(answer.status == 200, format!("the answer is {}", answer.status))?;
     promise(answer.body == "hello from code.example", &answer.body)?;
     let arrived = stage.arrived();
-    let asked = |arrival: &&crate::command::demo::world::Arrival| {
+    let asked = |arrival: &&Arrival| {
         arrival.request.as_ref().is_some_and(|request| request.line.starts_with("GET /readme "))
     };
     let Some(arrival) = arrived.iter().find(asked) else {

@@ -21,7 +21,7 @@ fn play(stage: &mut Stage, told: &mut Told) -> Result<(), Misbehaved> {
     let answer = stage.a.fetch(&upload)?.map_err(Misbehaved)?;
     promise(answer.status == 403, format!("the answer is {}", answer.status))?;
     promise(answer.body.contains("method_not_allowed"), &answer.body)?;
-    told.happened(format!("403: {}", explained(&answer.body)));
+    told.happened(format!("403 method_not_allowed: {}", explained(&answer.body)));
     let wanted = Wanted { sandbox: stage.a.id, host: "code.example", ..Wanted::default() };
     stage.record(Wanted { reason: "method_not_allowed", ..wanted }, told)?;
 
@@ -30,8 +30,9 @@ fn play(stage: &mut Stage, told: &mut Told) -> Result<(), Misbehaved> {
     promise(!asked.iter().any(|name| name.contains("paste")), format!("it asked: {asked:?}"))
 }
 
-/// The explanation of a refusal, in a line.
-pub(super) fn explained(body: &str) -> String {
-    let lines = body.lines().map(str::trim).filter(|line| !line.is_empty());
-    lines.collect::<Vec<_>>().join(" ")
+/// The explanation of a refusal, in a line: why, and what to do next.
+fn explained(body: &str) -> String {
+    let why = body.lines().nth(1).unwrap_or_default();
+    let next = body.lines().find_map(|line| line.strip_prefix("next:")).unwrap_or_default();
+    format!("{why} {}", next.trim())
 }

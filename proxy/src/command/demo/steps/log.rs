@@ -5,19 +5,22 @@ use std::path::Path;
 use serde_json::Value;
 
 use super::Step;
-use crate::command::demo::stage::{Stage, shown};
+use crate::command::demo::stage::{Stage, Wanted, shown};
 use crate::command::demo::told::{Misbehaved, Told, promise};
 
 pub(super) const STEP: Step<Stage> =
     Step { name: "log", title: "The log verifies; one byte flipped is found", play };
 
 fn play(stage: &mut Stage, told: &mut Told) -> Result<(), Misbehaved> {
-    told.tried("an auditor: sandbar log verify");
+    told.tried("the proxy stops, which signs its log; an auditor: sandbar log verify");
+    stage.stop()?;
+    stage.record(Wanted { event: "checkpoint", ..Wanted::default() }, told)?;
     let (status, report) = verify(stage, &stage.log())?;
     promise(status == Some(0), &report)?;
     let number = |name: &str| report.pointer(name).and_then(Value::as_u64).unwrap_or_default();
     let (records, agree) = (number("/records"), number("/checkpoints/agree"));
-    told.happened(format!("intact: {records} records, {agree} signed checkpoints agree"));
+    promise(records > 0 && agree > 0, format!("nothing is signed: {report}"))?;
+    told.happened(format!("intact: {records} records, and {agree} of its checkpoints agree"));
 
     told.tried("an intruder: flips one bit of one byte in a copy of it");
     let copy = stage.at("copy");

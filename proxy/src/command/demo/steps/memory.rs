@@ -1,7 +1,6 @@
 //! Memory belongs to the sandbox whose path a request came by, whatever token it shows.
 
 use super::Step;
-use super::denied::explained;
 use crate::command::demo::agent::Fetch;
 use crate::command::demo::files::token;
 use crate::command::demo::stage::{Stage, Wanted};
@@ -31,7 +30,7 @@ fn play(stage: &mut Stage, told: &mut Told) -> Result<(), Misbehaved> {
     let before = stage.arrived().len();
     told.tried("sandbox-b: the same request with the same token, which it has stolen");
     let answer = stage.b.fetch(&recall)?.map_err(Misbehaved)?;
-    promise(answer.body.contains("identity_mismatch"), explained(&answer.body))?;
+    promise(answer.body.contains("identity_mismatch"), &answer.body)?;
     promise(!answer.body.contains(MEMORY), "it was told the memory")?;
     promise(stage.arrived().len() == before, "the service was asked")?;
     told.happened(format!("{}: identity_mismatch; nothing reached the service", answer.status));

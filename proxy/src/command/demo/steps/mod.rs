@@ -25,7 +25,7 @@ pub(super) struct Step<S> {
     pub(super) play: fn(&mut S, &mut Told) -> Result<(), Misbehaved>,
 }
 
-/// In the order in which they are told. Each leaves the stage as it found it.
+/// In the order in which they are told. Each leaves the stage as it found it, but the last, which ends it.
 pub(super) const STEPS: &[Step<Stage>] = &[
     allowed::STEP,
     denied::STEP,

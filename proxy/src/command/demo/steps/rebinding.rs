@@ -6,7 +6,7 @@ use super::Step;
 use crate::command::demo::agent::Fetch;
 use crate::command::demo::stage::{Stage, Wanted};
 use crate::command::demo::told::{Misbehaved, Told, promise};
-use crate::command::demo::world::{METADATA, REBINDING};
+use crate::command::demo::world::{Arrival, METADATA, REBINDING};
 
 pub(super) const STEP: Step<Stage> =
     Step { name: "rebinding", title: "An allowed name that turns into the metadata address", play };
@@ -30,7 +30,6 @@ fn play(stage: &mut Stage, told: &mut Told) -> Result<(), Misbehaved> {
     told.happened("refused: what the name leads to is looked at each time it is dialled");
     let wanted = Wanted { sandbox: stage.b.id, reason: "private_address", ..Wanted::default() };
     stage.record(wanted, told)?;
-    let there =
-        |arrival: &crate::command::demo::world::Arrival| arrival.at.ip() == IpAddr::V4(METADATA);
+    let there = |arrival: &Arrival| arrival.at.ip() == IpAddr::V4(METADATA);
     promise(!stage.arrived().iter().any(there), "the metadata address was reached")
 }

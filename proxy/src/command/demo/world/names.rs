@@ -33,9 +33,7 @@ fn answer(query: &[u8], seen: &Seen) -> Option<Vec<u8>> {
     let name = question.name().to_ascii().trim_end_matches('.').to_ascii_lowercase();
     let found = address(&name, seen.rebound.load(Ordering::Relaxed));
     let wanted = question.query_type() == RecordType::A;
-    if wanted {
-        seen.asked().push(name);
-    }
+    seen.asked().push(name);
     let mut message = Message::response(query.metadata.id, query.metadata.op_code);
     message.metadata.recursion_desired = query.metadata.recursion_desired;
     message.metadata.recursion_available = true;
