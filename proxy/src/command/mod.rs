@@ -3,6 +3,7 @@
 mod budget;
 mod ca;
 mod check;
+mod demo;
 mod diff;
 mod dns;
 pub(crate) mod explain;
@@ -60,6 +61,9 @@ enum Command {
     Ca(ca::CaArgs),
     Check(check::CheckArgs),
     Completions(manual::CompletionsArgs),
+    Demo(demo::DemoArgs),
+    #[command(hide = true)]
+    DemoAgent(demo::agent::AgentArgs),
     Diff(diff::DiffArgs),
     Dns(dns::DnsArgs),
     Explain(explain::ExplainArgs),
@@ -93,6 +97,8 @@ pub fn run() -> ExitCode {
         Command::Ca(args) => ca::ca(&args, output),
         Command::Check(args) => check::check(&args, output),
         Command::Completions(args) => manual::completions(&args),
+        Command::Demo(args) => demo::demo(&args, output),
+        Command::DemoAgent(args) => demo::agent::agent(&args),
         Command::Diff(args) => diff::diff(&args, output),
         Command::Dns(args) => dns::dns(&args, output),
         Command::Explain(args) => explain::explain(&args, output),

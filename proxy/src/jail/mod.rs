@@ -48,7 +48,7 @@ use base64::Engine;
 use base64::engine::general_purpose::STANDARD;
 use nix::unistd::Pid;
 
-pub(crate) use child::{Place, Program};
+pub(crate) use child::{Place, Program, Streams};
 pub(crate) use handover::Fate;
 use handover::{Order, Report};
 pub(crate) use inside::{Plan, terminal_of};
@@ -92,6 +92,21 @@ pub(crate) struct Usage {
     pub(crate) cpu: Duration,
     /// The most memory that any one process held, in bytes.
     pub(crate) peak: u64,
+}
+
+/// Moves this process, which has one thread still, into a network of its own: nothing but `lo`, to which
+/// every address belongs. What is dialled from here arrives here, wherever it was meant to go.
+///
+/// # Errors
+///
+/// Says what forbids it, and what to change.
+pub(crate) fn leave_network() -> anyhow::Result<()> {
+    if !kernel::is_alone() {
+        bail!("a network is left before anything else runs");
+    }
+    namespaces::leave_network().context("there is no jail")?;
+    let denied = || namespaces::advice(None);
+    network::own_everything().with_context(|| format!("cannot set up `lo`; {}", denied()))
 }
 
 impl Jail {

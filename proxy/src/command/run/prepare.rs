@@ -20,7 +20,8 @@ use super::RunArgs;
 use super::denials::Advice;
 use super::terminal::Terminal;
 use crate::jail::{
-    Arrivals, Place, Plan, Program, TRUST, View, Wishes, environment, runtime_dir, terminal_of,
+    Arrivals, Place, Plan, Program, Streams, TRUST, View, Wishes, environment, runtime_dir,
+    terminal_of,
 };
 use crate::origin::{Origin, RunFiles};
 use crate::policies;
@@ -69,6 +70,7 @@ impl Prepared {
             environment: environment(std::env::vars_os(), variables(id)?),
             place: terminal.place,
             blocked: SigSet::thread_get_mask()?,
+            streams: Streams::Inherited,
         };
         let terminal = match terminal.place {
             Place::Background | Place::Shared => None,
