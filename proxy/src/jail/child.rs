@@ -3,7 +3,7 @@
 
 use std::ffi::OsString;
 use std::io;
-use std::os::fd::{BorrowedFd, OwnedFd};
+use std::os::fd::{AsRawFd, BorrowedFd, OwnedFd, RawFd};
 use std::os::unix::process::CommandExt;
 use std::process::{Child, Command, Stdio};
 use std::sync::Arc;
@@ -46,6 +46,16 @@ pub(crate) enum Place {
     Background,
     /// In the caller's process group: it is part of a pipeline, and the shell's signals reach it by themselves.
     Shared,
+}
+
+impl Streams {
+    /// What has to stay open for them.
+    pub(super) fn descriptors(&self) -> Vec<RawFd> {
+        match self {
+            Streams::Inherited => Vec::new(),
+            Streams::Pipes(pipes) => pipes.iter().map(AsRawFd::as_raw_fd).collect(),
+        }
+    }
 }
 
 /// Starts the command; otherwise the exit status that says why not.

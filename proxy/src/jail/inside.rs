@@ -69,7 +69,8 @@ pub(super) fn keep(plan: &Plan, channel: UnixStream, alive: OwnedFd) -> ! {
 /// Takes no signals: those of the terminal are for the command. Lets go of what was left open, and keeps hold
 /// of a directory that is soon out of sight.
 fn begin(plan: &Plan, own: &[RawFd]) -> anyhow::Result<OwnedFd> {
-    kernel::close_all_but(own).context("cannot close what was left open")?;
+    let kept = [own, &plan.program.streams.descriptors()].concat();
+    kernel::close_all_but(&kept).context("cannot close what was left open")?;
     sigprocmask(SigmaskHow::SIG_BLOCK, Some(&SigSet::all()), None)?;
     let flags = OFlag::O_PATH | OFlag::O_DIRECTORY | OFlag::O_CLOEXEC;
     open(&plan.socket.0, flags, Mode::empty())
