@@ -393,6 +393,10 @@ impl ProxyHttp for Filter {
         request: &mut Request,
     ) -> Result<()> {
         strip(upstream);
+        let leave = request.leave.as_ref();
+        if leave.is_some_and(|(leave, _)| leave.permit().is_credential_host()) {
+            upstream.remove_header("authorization"); // its account is ours to choose, by whichever rule
+        }
         if let Some(credential) = &request.credential {
             let refused = |_| Error::new(ErrorType::Custom(CREDENTIAL));
             credential.inject(upstream).map_err(refused)?;
