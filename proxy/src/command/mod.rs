@@ -6,7 +6,7 @@ mod check;
 mod demo;
 mod diff;
 mod dns;
-mod explain;
+pub(crate) mod explain;
 mod grant;
 mod identity;
 mod log;

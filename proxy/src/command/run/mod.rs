@@ -25,7 +25,7 @@ use self::prepare::Prepared;
 use self::summary::Summary;
 use self::terminal::Terminal;
 use super::Output;
-use crate::app::{App, Given};
+use crate::app::{App, Given, Witness};
 use crate::jail::{Fate, Jail, News, TRUST, Told};
 use crate::status::State;
 use crate::terminal::{BAD, paint};
@@ -116,7 +116,9 @@ fn jailed(args: &RunArgs, output: Output) -> anyhow::Result<u8> {
             Arc::new(Authority::in_memory(&AuthorityOptions::default(), UnixTime::now())?);
         let trust = bundle::contents(TRUST.as_ref(), &authority, &trust::system_roots())?;
         let (stop, stopped) = watch::channel(false);
-        let given = Given { authority: Some(authority), witness: Some(denials.witness()) };
+        let seeing = denials.clone();
+        let witness: Witness = Box::new(move |seen| seeing.see(seen));
+        let given = Given { authority: Some(authority), witness: Some(witness) };
         let app = App::from(prepared.origin(&arrivals), given, stopped)?;
         drop(arrivals); // the listeners have taken their own
         let run = Run {
