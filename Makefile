@@ -7,7 +7,7 @@ TEST_PACKAGES := $(DEMO_PACKAGES) bind9-dnsutils ca-certificates chromium curl d
 
 demo: needs-demo
 	$(CARGO) build --quiet --release -p proxy
-	deploy/demo.sh target/release/sandbar
+	$(or $(CARGO_TARGET_DIR),target)/release/sandbar demo
 
 # Building the tests of `proxy` builds the binary too, so the whole-program tests need not.
 test: export SANDBAR_BIN = $(or $(CARGO_TARGET_DIR),$(CURDIR)/target)/debug/sandbar

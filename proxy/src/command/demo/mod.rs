@@ -98,13 +98,21 @@ fn summary(played: &[Played], started: Instant) -> String {
     let count = played.len();
     match wrong.is_empty() {
         true => {
-            format!("{} in {seconds:.1} s", paint(GOOD, format!("{count} steps, all as promised,")))
+            format!(
+                "{} in {seconds:.1} s",
+                paint(GOOD, format!("{}, all as promised,", steps(count)))
+            )
         }
         false => {
-            let text = format!("{} of {count} steps misbehaved: {}", wrong.len(), wrong.join(", "));
+            let text =
+                format!("{} of {} misbehaved: {}", wrong.len(), steps(count), wrong.join(", "));
             format!("{}; {seconds:.1} s", paint(BAD, text))
         }
     }
+}
+
+fn steps(count: usize) -> String {
+    if count == 1 { "1 step".to_owned() } else { format!("{count} steps") }
 }
 
 /// The steps of these names, in the order of the story; all where none is named.

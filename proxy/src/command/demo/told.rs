@@ -115,6 +115,7 @@ fn essence(record: &Value) -> Value {
         "sandbox": text("/src_endpoint/uid"),
         "stage": text("/unmapped/sandbar/stage"),
         "event": text("/unmapped/sandbar/event"),
+        "ending": text("/unmapped/sandbar/ending"),
         "reason": text("/status_detail"),
         "rule": text("/firewall_rule/name"),
         "host": host.into_iter().find(|host| !host.is_null()),
@@ -131,7 +132,8 @@ fn in_a_line(essence: &Value) -> String {
     };
     let stage = member("stage").unwrap_or_default();
     let style = if stage == "denied" { BAD } else { anstyle::Style::new() };
-    let head = [Some(class(essence)), Some(stage), member("event"), member("reason")];
+    let stage = Some(stage).filter(|stage| stage != "lifecycle"); // its class says so
+    let head = [Some(class(essence)), stage, member("event"), member("ending"), member("reason")];
     let head = head.into_iter().flatten().collect::<Vec<_>>().join(" ");
     let parts = [
         Some(paint(style, head)),

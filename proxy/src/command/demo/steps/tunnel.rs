@@ -1,5 +1,7 @@
 //! A DNS tunnel: secrets in names, under a wildcard that is allowed.
 
+use dns_filter::budget::RULE_BURST;
+
 use super::Step;
 use crate::command::demo::stage::{Stage, Wanted};
 use crate::command::demo::told::{Misbehaved, Told, promise};
@@ -11,12 +13,12 @@ pub(super) const STEP: Step<Stage> =
 const TRIED: usize = 40;
 /// Octets of each that say something.
 const SAID: usize = 60;
-/// The most that may leave by one rule: what it has once, and a name's worth of what comes in the meantime.
-const MOST: usize = 4096 / 8 + SAID;
+/// Bits of one octet.
+const OCTET_BITS: f64 = 5.3;
 
 fn play(stage: &mut Stage, told: &mut Told) -> Result<(), Misbehaved> {
     told.tried(format!(
-        "sandbox-a: {TRIED} names of {SAID} letters each below metrics.example, to be read by its owner"
+        "sandbox-a: {TRIED} names of {SAID} letters below metrics.example, to be read by its owner"
     ));
     let mut answered = 0;
     for number in 0..TRIED {
@@ -25,24 +27,21 @@ fn play(stage: &mut Stage, told: &mut Told) -> Result<(), Misbehaved> {
     }
     let left = stage.asked();
     let left = left.iter().filter_map(|name| name.strip_suffix(".metrics.example"));
-    let (mut names, mut bits) = (0, 0.0);
-    for label in left {
-        (names, bits) = (names + 1, bits + 5.3 * label.len() as f64);
-    }
+    let said: Vec<f64> = left.map(|label| OCTET_BITS * label.len() as f64).collect();
+    let (queries, bits) = (said.len(), said.iter().sum::<f64>());
     promise(answered < TRIED, "all of them were answered")?;
-    promise(names > 0, "not even the first left")?;
-    let bytes = (bits / 8.0) as usize;
-    promise(bytes <= MOST, format!("{bytes} bytes left"))?;
+    promise(queries > 0, "not even the first left")?;
+    promise(bits <= RULE_BURST, format!("{bits:.0} bits left"))?;
     told.happened(format!(
-        "{names} left, worth {bits:.0} bits; then the rule's budget of 4096 was spent and none did"
+        "{queries} queries for {answered} of them left, worth {bits:.0} bits; the rule has {RULE_BURST}, so no more did"
     ));
-    stage
-        .record(Wanted { sandbox: stage.a.id, reason: "dns_budget", ..Wanted::default() }, told)?;
+    let wanted = Wanted { sandbox: stage.a.id, ..Wanted::default() };
+    stage.record(Wanted { reason: "dns_budget", ..wanted }, told)?;
     Ok(())
 }
 
 /// A label that is not like any other.
 fn letters(number: usize) -> String {
-    let letter = |at: usize| (b'a' + ((number * 7 + at * 11 + at * number) % 26) as u8) as char;
+    let letter = |at: usize| char::from(b'a' + ((number * 7 + at * 11 + at * number) % 26) as u8);
     format!("{}{number:02}", (2..SAID).map(letter).collect::<String>())
 }

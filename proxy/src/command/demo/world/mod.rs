@@ -69,7 +69,6 @@ pub(super) struct Request {
     pub(super) host: String,
     pub(super) line: String,
     pub(super) fields: Vec<(String, String)>,
-    pub(super) body: String,
 }
 
 impl World {

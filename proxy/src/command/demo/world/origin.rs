@@ -132,5 +132,5 @@ fn parsed(bytes: &[u8]) -> Option<Request> {
     let host = field("host").cloned().unwrap_or_default();
     let wanted = field("content-length").and_then(|length| length.parse().ok()).unwrap_or(0);
     let body = bytes.get(length..).unwrap_or_default();
-    (body.len() >= wanted).then(|| Request { host, line, body: text(body), fields })
+    (body.len() >= wanted).then_some(Request { host, line, fields })
 }
