@@ -367,6 +367,36 @@ fn a_directory_that_takes_anothers_place_is_watched_in_its_stead() {
 }
 
 #[test]
+fn p9_a_list_that_is_half_written_is_waited_for() {
+    let policy = "name = \"p\"\n[[allow]]\nname = \"list\"\nhosts_file = \"l.txt\"\ntcp = [5432]\n";
+    let mut scene = Scene::stopped(Setup { policy: policy.to_owned(), ..Setup::default() });
+    let path = scene.dir.path().join("policies/l.txt");
+    let names = |version: &str| -> String {
+        (0..1000).map(|at| format!("n{at}.{version}.example\n")).collect::<String>()
+            + "db.example\n"
+    };
+    fs::write(&path, names("one")).unwrap();
+    scene.start();
+    let mut open = echo(&scene, "db.example");
+    assert!(says(&mut open, b"hello"));
+    let text = names("two");
+    let (half, rest) = text.split_at(text.len() / 2);
+    let mut file = fs::File::create(&path).unwrap();
+    file.write_all(half.as_bytes()).unwrap();
+    let mut command = sandbar();
+    let mut asked = command.args(["reload", "-c"]).arg(scene.config()).spawn().unwrap();
+    scene.signal("-HUP");
+    std::thread::sleep(Duration::from_millis(300)); // so long it is half a list, and a good one
+    file.write_all(rest.as_bytes()).unwrap();
+    drop(file);
+    assert!(asked.wait().unwrap().success());
+    until("the whole list is in force", || (generation(&scene) == 2).then_some(()));
+    assert!(says(&mut open, b"still here"), "its name is at the end of the list");
+    let revoked = |record: &Value| record["unmapped"]["sandbar"]["ending"] == "revoked";
+    assert!(!scene.records().iter().any(revoked));
+}
+
+#[test]
 fn an_identity_given_during_a_load_is_not_lost() {
     const POOL: usize = 12;
     let pool: String = (0..POOL)
