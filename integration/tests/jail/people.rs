@@ -91,7 +91,8 @@ fn a_policy_is_followed_while_the_command_runs() {
         |hosts: &str| format!("name = \"own\"\n[[allow]]\nname = \"web\"\nhosts = [{hosts}]\n");
     let path = scene.write("policies/own.toml", &rule(""));
     let named = path.display().to_string();
-    let script = "touch waiting; while ! curl -sf https://open.example/later; do sleep 0.1; done";
+    let script = "curl -sf https://open.example/early; touch waiting\n\
+                  while ! curl -sf https://open.example/later; do sleep 0.1; done";
     let mut command = scene.run(&["--policy", &named, "--timeout", "60s"]);
     let child =
         command.args(["sh", "-c", script]).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn();
@@ -100,6 +101,7 @@ fn a_policy_is_followed_while_the_command_runs() {
     let ran = Ran::from(child.unwrap());
     assert_eq!(ran.status.code(), Some(0), "{ran}");
     assert!(ran.err.contains(&format!("in an [[allow]] of {named}")), "{ran}");
+    assert!(scene.reached("/later") && !scene.reached("/early"));
 }
 
 #[test]

@@ -216,6 +216,9 @@ fn obey(order: &Order, own: Pid, place: Place) {
         Place::Shared => kill(own, signal).unwrap_or_default(),
     };
     match order {
+        Order::Cover(sockets) => sockets.iter().for_each(|socket| {
+            mounts::hide_socket(socket).unwrap_or_default(); // what cannot be covered is looked at again
+        }),
         Order::Go { .. } => {}
         Order::Resume { foreground } => {
             if *foreground {

@@ -275,6 +275,23 @@ fn sockets() -> Vec<PathBuf> {
     lists.flat_map(|list| paths(&list)).collect::<BTreeSet<_>>().into_iter().collect()
 }
 
+/// The unix sockets of this process's own network, looked at again and again.
+#[derive(Debug, Default)]
+pub(crate) struct Sockets(String);
+
+impl Sockets {
+    /// The paths of all, if anything has changed since the last look: a socket that took the place of another
+    /// has its path.
+    pub(crate) fn changed(&mut self) -> Option<Vec<PathBuf>> {
+        let list = fs::read_to_string("/proc/self/net/unix").ok()?;
+        if list == self.0 {
+            return None;
+        }
+        self.0 = list;
+        Some(paths(&self.0))
+    }
+}
+
 /// The paths of a list as the kernel writes it: the eighth column, which may have spaces.
 fn paths(list: &str) -> Vec<PathBuf> {
     let path = |line: &str| line.find('/').and_then(|at| line.get(at..)).map(PathBuf::from);
