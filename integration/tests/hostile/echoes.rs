@@ -183,7 +183,10 @@ fn p11_each_request_of_a_connection_is_bound_by_itself() {
     let bound = format!("Bearer {SECRET}");
     let sent: Vec<Vec<String>> = scene.bound.requests().iter().map(authorizations).collect();
     let [first, second, third, fourth] = &sent[..] else { panic!("{sent:?}") };
-    assert_eq!((&first[..], &third[..]), (&["Bearer mine".to_owned()][..], &[][..]));
+    assert!(
+        first.is_empty() && third.is_empty(),
+        "by no rule does that host get the sandbox's own: {sent:?}"
+    );
     assert_eq!((second, fourth), (&vec![bound.clone()], &vec![bound]));
 }
 
