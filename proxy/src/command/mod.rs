@@ -5,6 +5,7 @@ mod ca;
 mod check;
 mod diff;
 mod dns;
+mod doctor;
 mod explain;
 mod grant;
 mod identity;
@@ -62,6 +63,7 @@ enum Command {
     Completions(manual::CompletionsArgs),
     Diff(diff::DiffArgs),
     Dns(dns::DnsArgs),
+    Doctor(doctor::DoctorArgs),
     Explain(explain::ExplainArgs),
     Grant(grant::GrantArgs),
     Grants(grant::GrantsArgs),
@@ -95,6 +97,7 @@ pub fn run() -> ExitCode {
         Command::Completions(args) => manual::completions(&args),
         Command::Diff(args) => diff::diff(&args, output),
         Command::Dns(args) => dns::dns(&args, output),
+        Command::Doctor(args) => doctor::doctor(&args, output),
         Command::Explain(args) => explain::explain(&args, output),
         Command::Grant(args) => grant::grant(&args, output),
         Command::Grants(args) => grant::grants(&args, output),
