@@ -69,7 +69,14 @@ impl Verdict {
             Verdict::Wrong(_) => 4,
             Verdict::Escaped(_) => 5,
         };
-        all.into_iter().max_by_key(badness).unwrap_or_else(|| Verdict::Blocked(none.to_owned()))
+        let all: Vec<Verdict> = all.into_iter().collect();
+        match (all.iter().max_by_key(|verdict| badness(verdict)), all.len()) {
+            (None, _) => Verdict::Blocked(none.to_owned()),
+            (Some(Verdict::Blocked(how)), 2..) => {
+                Verdict::Blocked(format!("{} tried, the last: {how}", all.len()))
+            }
+            (Some(worst), _) => worst.clone(),
+        }
     }
 }
 

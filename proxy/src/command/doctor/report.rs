@@ -30,6 +30,14 @@ pub(super) struct Evidence {
     pub(super) line: Option<Value>,
 }
 
+impl Evidence {
+    /// Whether the log says that it was allowed.
+    pub(super) fn is_allowed(&self) -> bool {
+        let action = self.line.as_ref().and_then(|line| line.get("action_id")?.as_u64());
+        action == Some(1)
+    }
+}
+
 /// How many came to what.
 #[derive(Clone, Copy, Debug, Default)]
 struct Count {

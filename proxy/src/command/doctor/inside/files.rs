@@ -12,6 +12,7 @@ use crate::command::doctor::probe::Verdict;
 const GROUP: &str = "files";
 const OWN_FIX: &str =
     "do not mount Sandbar's directories into the sandbox; `sandbar run` hides them by itself";
+const POLICY_FIX: &str = "mount the directory of the policies read-only, or not at all";
 /// Where Sandbar keeps its things, where nothing else is said.
 const OWN: [&str; 5] = [
     "/etc/sandbar",
@@ -67,8 +68,8 @@ const SYSTEM: [&str; 8] = [
     "/boot",
 ];
 
-pub(super) fn probes() -> Vec<Probe> {
-    vec![
+pub(super) fn probes(ground: &Ground) -> Vec<Probe> {
+    let mut probes = vec![
         Probe::new(
             GROUP,
             "files.own",
@@ -80,22 +81,6 @@ pub(super) fn probes() -> Vec<Probe> {
                     .map(|dir| PathBuf::from(dir).join("sandbar"));
                 let tried: Vec<Verdict> = usual.chain(state).map(|path| hidden(&path)).collect();
                 Verdict::worst(tried, "there is no home directory")
-            },
-        ),
-        Probe::new(GROUP, "files.named", "what --path names", OWN_FIX, |ground| {
-            Verdict::worst(
-                ground.hidden.iter().map(|path| hidden(path)).collect::<Vec<_>>(),
-                "nothing was named",
-            )
-        }),
-        Probe::new(
-            GROUP,
-            "files.policy",
-            "writing what --policy names",
-            "mount the directory of the policies read-only, or not at all",
-            |ground| {
-                let tried = ground.kept.iter().map(|path| written(path));
-                Verdict::worst(tried.collect::<Vec<_>>(), "nothing was named")
             },
         ),
         Probe::new(
@@ -159,7 +144,17 @@ pub(super) fn probes() -> Vec<Probe> {
                 )
             },
         ),
-    ]
+    ];
+    for path in ground.hidden.iter().cloned() {
+        let (name, what) = (format!("files.path.{}", path.display()), path.display().to_string());
+        probes.push(Probe::new(GROUP, name, what, OWN_FIX, move |_| hidden(&path)));
+    }
+    for path in ground.kept.iter().cloned() {
+        let name = format!("files.policy.{}", path.display());
+        let what = format!("writing {}", path.display());
+        probes.push(Probe::new(GROUP, name, what, POLICY_FIX, move |_| written(&path)));
+    }
+    probes
 }
 
 /// A name below the home directory, or a path as it is.

@@ -299,7 +299,9 @@ fn typing() -> Verdict {
         setsid()?;
         let own = fs::File::options().read(true).write(true).open(name)?;
         drop(calls::take_terminal(own.as_fd())); // by opening it, it may be this process's already
-        calls::type_into(own.as_fd())
+        let typed = calls::type_into(own.as_fd());
+        std::mem::forget(master); // its end would be the end of this process too
+        typed
     })();
     match typed {
         Ok(()) => Verdict::Escaped("a letter was typed".to_owned()),

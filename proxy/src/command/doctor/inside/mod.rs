@@ -91,7 +91,7 @@ fn probes(ground: &Ground) -> Vec<Probe> {
         control::probes(),
         namespaces::probes(),
         sockets::probes(),
-        files::probes(),
+        files::probes(ground),
         processes::probes(),
         machine::probes(),
         agreement::probes(),

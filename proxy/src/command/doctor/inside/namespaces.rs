@@ -8,6 +8,7 @@ use std::path::{Path, PathBuf};
 
 use nix::mount::{MntFlags, MsFlags, mount, umount2};
 use nix::sched::{CloneFlags, setns, unshare};
+use nix::sys::statvfs::{FsFlags, statvfs};
 use nix::unistd::{Gid, Uid};
 
 use super::control::remove_table;
@@ -126,13 +127,19 @@ fn entered(pid: &str, kind: &str) -> Verdict {
     }
 }
 
-/// Becomes root of a new user namespace, with further namespaces.
+/// Becomes root of a new user namespace, with further namespaces. Its capabilities there it has even where it
+/// is not let to call itself root.
 fn be_root(more: CloneFlags) -> io::Result<()> {
     let (uid, gid) = (Uid::effective(), Gid::effective());
     unshare(CloneFlags::CLONE_NEWUSER | more)?;
-    fs::write("/proc/self/setgroups", "deny")?;
-    fs::write("/proc/self/uid_map", format!("0 {uid} 1"))?;
-    fs::write("/proc/self/gid_map", format!("0 {gid} 1"))
+    for (file, line) in [
+        ("setgroups", "deny".to_owned()),
+        ("uid_map", format!("0 {uid} 1")),
+        ("gid_map", format!("0 {gid} 1")),
+    ] {
+        drop(fs::write(format!("/proc/self/{file}"), line));
+    }
+    Ok(())
 }
 
 /// A network of one's own leads nowhere.
@@ -185,15 +192,24 @@ fn remount(_: &Ground) -> Verdict {
     if let Err(error) = own_mounts() {
         return Verdict::Blocked(format!("no mount namespace: {error}"));
     }
-    let none = None::<&str>;
-    let tried = mounts().into_iter().filter(|mount| mount.read_only).map(|found| {
-        let flags = MsFlags::MS_REMOUNT | MsFlags::MS_BIND | found.others;
-        match mount(none, &found.at, none, flags, none) {
-            Ok(()) => Verdict::Escaped(format!("{} can be written then", found.at.display())),
-            Err(error) => Verdict::Blocked(error.to_string()),
-        }
-    });
-    Verdict::worst(tried.collect::<Vec<_>>(), "nothing is read-only by its mount")
+    // What lies below another mount is listed too, and its path leads elsewhere.
+    let seen = |mount: &Mount| mount.read_only && is_read_only(&mount.at);
+    let tried: Vec<Verdict> = mounts().iter().filter(|mount| seen(mount)).map(loosened).collect();
+    Verdict::worst(tried, "nothing is read-only by its mount")
+}
+
+fn loosened(found: &Mount) -> Verdict {
+    let (none, shown) = (None::<&str>, found.at.display());
+    let flags = MsFlags::MS_REMOUNT | MsFlags::MS_BIND | found.others;
+    match mount(none, &found.at, none, flags, none) {
+        Ok(()) if is_read_only(&found.at) => Verdict::Blocked(format!("{shown} stays read-only")),
+        Ok(()) => Verdict::Escaped(format!("{shown} can be written then")),
+        Err(error) => Verdict::Blocked(format!("{shown}: {error}")),
+    }
+}
+
+fn is_read_only(path: &Path) -> bool {
+    statvfs(path).is_ok_and(|found| found.flags().contains(FsFlags::ST_RDONLY))
 }
 
 fn uncover(_: &Ground) -> Verdict {

@@ -28,7 +28,10 @@ pub(super) fn probes() -> Vec<Probe> {
             fs::File::open(format!("/proc/{pid}/mem")).map(drop)
         }),
         each("processes.descriptors", "the open files of Sandbar's processes", |pid| {
-            fs::read_dir(format!("/proc/{pid}/fd")).map(drop)
+            let numbers = fs::read_dir(format!("/proc/{pid}/fd"))?.flatten();
+            // That there are some is no secret; what they are is.
+            let seen = numbers.map(|number| fs::read_link(number.path()).map(drop));
+            seen.reduce(Result::or).unwrap_or_else(|| Err(io::ErrorKind::NotFound.into()))
         }),
         each("processes.trace", "tracing Sandbar's processes", |pid| {
             Ok(ptrace::seize(pid, ptrace::Options::empty())?) // let go at this one's end
