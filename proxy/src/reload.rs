@@ -147,7 +147,7 @@ impl Reloader {
 
     /// Whether somebody writes one of the files that were read last.
     fn is_writing(&self) -> bool {
-        lock(&self.eyes).see_writers() || self.files().iter().any(|file| is_held(file))
+        lock(&self.eyes).see_writers() || self.files().iter().any(is_held)
     }
 
     /// Compiles and tries what was read.
