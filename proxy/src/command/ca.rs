@@ -17,7 +17,7 @@ use super::Output;
 use crate::terminal::{FAINT, GOOD, HEAD, WARN, paint};
 
 /// When `show` begins to warn about the end of an authority.
-const SOON: Duration = Duration::from_secs(30 * 24 * 3600);
+pub(crate) const SOON: Duration = Duration::from_secs(30 * 24 * 3600);
 /// What is added to the name of the authority's directory, which others cannot look into, for the directory of
 /// the trust files beside it.
 const TRUST_SUFFIX: &str = "-trust";
@@ -302,7 +302,7 @@ fn write_bundle(args: &BundleArgs, output: Output) -> anyhow::Result<()> {
 }
 
 /// Beside the authority's own directory, so that other users can read it.
-fn trust_dir(dir: &Path) -> anyhow::Result<PathBuf> {
+pub(crate) fn trust_dir(dir: &Path) -> anyhow::Result<PathBuf> {
     let dir = absolute(dir)?;
     let mut name =
         dir.file_name().context("give --out: there is nothing beside this directory")?.to_owned();

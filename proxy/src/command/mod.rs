@@ -6,6 +6,7 @@ mod check;
 mod demo;
 mod diff;
 mod dns;
+mod doctor;
 pub(crate) mod explain;
 mod grant;
 mod identity;
@@ -66,6 +67,7 @@ enum Command {
     DemoAgent(demo::agent::AgentArgs),
     Diff(diff::DiffArgs),
     Dns(dns::DnsArgs),
+    Doctor(doctor::DoctorArgs),
     Explain(explain::ExplainArgs),
     Grant(grant::GrantArgs),
     Grants(grant::GrantsArgs),
@@ -101,6 +103,7 @@ pub fn run() -> ExitCode {
         Command::DemoAgent(args) => demo::agent::agent(&args),
         Command::Diff(args) => diff::diff(&args, output),
         Command::Dns(args) => dns::dns(&args, output),
+        Command::Doctor(args) => doctor::doctor(&args, output),
         Command::Explain(args) => explain::explain(&args, output),
         Command::Grant(args) => grant::grant(&args, output),
         Command::Grants(args) => grant::grants(&args, output),

@@ -33,7 +33,7 @@ mod inside;
 mod kernel;
 mod mounts;
 mod namespaces;
-mod netlink;
+pub(crate) mod netlink;
 mod network;
 mod seccomp;
 mod view;
@@ -55,6 +55,7 @@ use handover::{Order, Report};
 pub(crate) use inside::{Plan, terminal_of};
 pub(crate) use kernel::{Told, next_signal};
 pub(crate) use mounts::{TRUST, runtime_dir};
+pub(crate) use namespaces::forbidden_by;
 pub(crate) use view::{Sockets, View, Wishes, environment};
 
 /// Longest time in which a jail must stand.

@@ -109,23 +109,38 @@ const SETTINGS: &[Setting] = &[
     },
 ];
 
+/// The setting that forbids jails, if one does, and the command that changes it.
+pub(crate) fn forbidden_by() -> Option<String> {
+    named(&found())
+}
+
+fn value(file: &str) -> Option<String> {
+    fs::read_to_string(file).map(|text| text.trim().to_owned()).ok()
+}
+
+fn found() -> Vec<(&'static str, Option<String>)> {
+    SETTINGS.iter().map(|setting| (setting.file, value(setting.file))).collect()
+}
+
 /// Names the very setting that stands in the way, its value, and the command that changes it.
 pub(super) fn advice(errno: Option<Errno>) -> String {
-    let value = |file: &str| fs::read_to_string(file).map(|text| text.trim().to_owned()).ok();
-    let found: Vec<(&str, Option<String>)> =
-        SETTINGS.iter().map(|setting| (setting.file, value(setting.file))).collect();
     let filtered = value("/proc/self/status").is_some_and(|status| {
         status.lines().any(|line| line.starts_with("Seccomp:") && !line.trim_end().ends_with('0'))
     });
-    diagnose(&found, filtered, errno)
+    diagnose(&found(), filtered, errno)
+}
+
+fn named(found: &[(&str, Option<String>)]) -> Option<String> {
+    SETTINGS.iter().zip(found).find_map(|(setting, (_, value))| {
+        let value = value.as_deref().filter(|value| (setting.forbids)(value))?;
+        let name = setting.file.trim_start_matches("/proc/sys/").replace('/', ".");
+        Some(format!("{name} = {value} forbids it: {}", setting.fix))
+    })
 }
 
 fn diagnose(found: &[(&str, Option<String>)], filtered: bool, errno: Option<Errno>) -> String {
-    for (setting, (_, value)) in SETTINGS.iter().zip(found) {
-        if let Some(value) = value.as_deref().filter(|value| (setting.forbids)(value)) {
-            let name = setting.file.trim_start_matches("/proc/sys/").replace('/', ".");
-            return format!("{name} = {value} forbids it: {}", setting.fix);
-        }
+    if let Some(named) = named(found) {
+        return named;
     }
     if errno == Some(Errno::ENOSPC) {
         return "too many namespaces exist already: see user.max_user_namespaces and user.max_net_namespaces".to_owned();

@@ -1,4 +1,4 @@
-//! Netlink, as much of it as a jail needs: messages with nested attributes, sent to the kernel, each
+//! Netlink, as much of it as a jail and its examination need: messages with nested attributes, sent to the kernel, each
 //! acknowledged or refused.
 
 use std::io::{self, Read, Write};
@@ -14,13 +14,13 @@ const PATIENCE: Duration = Duration::from_secs(10);
 const HEADER: usize = 16;
 
 /// Asks the kernel one thing after the other.
-pub(super) struct Netlink {
+pub(crate) struct Netlink {
     socket: Socket,
     sequence: u32,
 }
 
 impl Netlink {
-    pub(super) fn open(protocol: i32) -> io::Result<Self> {
+    pub(crate) fn open(protocol: i32) -> io::Result<Self> {
         let kind = Type::RAW.cloexec();
         let socket =
             Socket::new(Domain::from(libc::AF_NETLINK), kind, Some(Protocol::from(protocol)))?;
@@ -33,7 +33,7 @@ impl Netlink {
     /// # Errors
     ///
     /// Returns the first refusal.
-    pub(super) fn ask(&mut self, messages: Vec<Message>) -> io::Result<()> {
+    pub(crate) fn ask(&mut self, messages: Vec<Message>) -> io::Result<()> {
         let mut bytes = Vec::new();
         let mut owed = 0;
         for message in messages {
@@ -82,14 +82,14 @@ fn aligned(length: usize) -> usize {
 /// `NLM_F_REQUEST`.
 pub(super) const REQUEST: u16 = 1;
 /// `NLM_F_ACK`.
-pub(super) const ACKNOWLEDGE: u16 = 4;
+pub(crate) const ACKNOWLEDGE: u16 = 4;
 /// `NLM_F_CREATE | NLM_F_EXCL`.
 pub(super) const CREATE: u16 = 0x400 | 0x200;
 /// `NLM_F_CREATE | NLM_F_APPEND`.
 pub(super) const APPEND: u16 = 0x400 | 0x800;
 
 /// One message on its way to being sent.
-pub(super) struct Message {
+pub(crate) struct Message {
     kind: u16,
     flags: u16,
     body: Vec<u8>,
@@ -97,11 +97,11 @@ pub(super) struct Message {
 
 impl Message {
     /// `head` is the fixed part that every message of its family begins with.
-    pub(super) fn new(kind: u16, flags: u16, head: &[u8]) -> Self {
+    pub(crate) fn new(kind: u16, flags: u16, head: &[u8]) -> Self {
         Message { kind, flags: REQUEST | flags, body: head.to_vec() }
     }
 
-    pub(super) fn with(mut self, attribute: &Attribute) -> Self {
+    pub(crate) fn with(mut self, attribute: &Attribute) -> Self {
         attribute.write(&mut self.body);
         self
     }
@@ -123,13 +123,13 @@ impl Message {
 const NESTED: u16 = 0x8000;
 
 /// A typed value, or a list of such.
-pub(super) enum Attribute {
+pub(crate) enum Attribute {
     Bytes(u16, Vec<u8>),
     Nested(u16, Vec<Attribute>),
 }
 
 impl Attribute {
-    pub(super) fn text(kind: u16, text: &str) -> Self {
+    pub(crate) fn text(kind: u16, text: &str) -> Self {
         Attribute::Bytes(kind, text.bytes().chain([0]).collect())
     }
 
