@@ -1,13 +1,13 @@
 # Two commands do everything on a fresh machine: `make demo` and `make test`.
 CARGO ?= cargo
 DEMO_PACKAGES := cmake gcc libc6-dev make
-TEST_PACKAGES := $(DEMO_PACKAGES) bind9-dnsutils ca-certificates chromium curl dns2tcp git iodine iproute2 libfaketime libnss3-tools nftables nginx-light nodejs npm openssl python3 python3-aiohttp python3-grpcio python3-h2 python3-httpx python3-jsonschema python3-pip python3-requests python3-venv python3-websockets rsyslog unbound wget
+TEST_PACKAGES := $(DEMO_PACKAGES) bind9-dnsutils ca-certificates chromium curl dns2tcp gdb git iodine iproute2 libfaketime libnss3-tools nftables nginx-light nodejs npm openssl procps python3 python3-aiohttp python3-grpcio python3-h2 python3-httpx python3-jsonschema python3-pip python3-requests python3-venv python3-websockets rsyslog unbound vim wget
 
 .PHONY: demo test lint bench needs-demo needs-test
 
 demo: needs-demo
 	$(CARGO) build --quiet --release -p proxy
-	deploy/demo.sh target/release/sandbar
+	$(or $(CARGO_TARGET_DIR),target)/release/sandbar demo
 
 # Building the tests of `proxy` builds the binary too, so the whole-program tests need not.
 test: export SANDBAR_BIN = $(or $(CARGO_TARGET_DIR),$(CURDIR)/target)/debug/sandbar

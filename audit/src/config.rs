@@ -3,8 +3,6 @@
 use std::path::PathBuf;
 use std::time::Duration;
 
-use crate::witness::Witness;
-
 /// Where and how the log is written, and every bound of it.
 #[derive(Clone, Debug)]
 pub struct Config {
@@ -34,8 +32,6 @@ pub struct Config {
     /// The name in the key and on the first line of every checkpoint: no space, no plus.
     pub name: String,
     pub query_strings: QueryStrings,
-    /// Sees every attempt as its record is made.
-    pub witness: Option<Witness>,
 }
 
 impl Config {
@@ -56,7 +52,6 @@ impl Config {
             key: None,
             name: "sandbar.example/access".to_owned(),
             query_strings: QueryStrings::Drop,
-            witness: None,
         }
     }
 

@@ -25,7 +25,6 @@ mod table;
 mod text;
 pub mod verify;
 pub mod view;
-mod watch;
 mod witness;
 mod writer;
 
@@ -45,5 +44,4 @@ pub use record::{
 pub use recover::OpenError;
 pub use segment::segments;
 pub use text::Text;
-pub use watch::{Moment, Noted};
-pub use witness::{Seen, Turn, Witness};
+pub use witness::{Seen, Turn};

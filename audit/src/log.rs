@@ -19,7 +19,7 @@ use crate::health::{Counters, Health};
 use crate::open::OpenRecord;
 use crate::queue::{Bound, Enqueued, Shared};
 use crate::recover::{self, OpenError};
-use crate::watch::Noted;
+use crate::witness::Seen;
 use crate::writer::Entry;
 
 /// Why a record could not be written. The attempt it belongs to is refused.
@@ -102,12 +102,12 @@ impl Log {
     /// Lets somebody look on as attempts are recorded; false if somebody does already.
     ///
     /// Traffic waits for the one who looks on, so it must be quick.
-    pub fn watch(&self, eye: impl Fn(&Noted<'_>) + Send + Sync + 'static) -> bool {
-        self.shared.onlooker.seat(Box::new(eye))
+    pub fn watch(&self, eye: impl Fn(&Seen<'_>) + Send + Sync + 'static) -> bool {
+        self.shared.witness.seat(Box::new(eye))
     }
 
     pub(crate) fn tell(&self, attempt: &Attempt, stage: &Stage<'_>) {
-        self.shared.onlooker.tell(attempt, stage);
+        self.shared.witness.see(attempt, stage);
     }
 
     /// Opens the record of an attempt, at accept.

@@ -169,11 +169,7 @@ impl OpenRecord {
 
     fn draft(&self, stage: Stage<'_>) -> Result<Draft, DraftError> {
         self.log.tell(&self.attempt, &stage);
-        let config = self.log.config();
-        if let Some(witness) = &config.witness {
-            witness.see(&self.attempt, &stage);
-        }
-        self.attempt.draft(stage, config.query_strings)
+        self.attempt.draft(stage, self.log.config().query_strings)
     }
 
     /// What was decided before the refusal does not count: nothing came of it.

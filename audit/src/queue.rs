@@ -19,7 +19,7 @@ use crate::draft::{Draft, Role};
 use crate::health::{Counters, Health, read};
 use crate::id::Ids;
 use crate::log::LogDown;
-use crate::watch::Onlooker;
+use crate::witness::Witness;
 use crate::writer::{Entry, Writer};
 
 /// Most bytes that are taken into one write: few enough to be copied while the cache holds them...
@@ -45,7 +45,7 @@ pub(crate) struct Shared {
     /// Wakes callers that wait for room.
     pub(crate) room: Notify,
     writer: Mutex<Writer>,
-    pub(crate) onlooker: Onlooker,
+    pub(crate) witness: Witness,
 }
 
 #[derive(Default)]
@@ -190,7 +190,7 @@ impl Shared {
             wake: Condvar::new(),
             room: Notify::new(),
             writer: Mutex::new(writer),
-            onlooker: Onlooker::default(),
+            witness: Witness::default(),
         };
         shared.look(&shared.writer());
         shared

@@ -1,11 +1,10 @@
-//! Somebody who sees every attempt as its record is made: for a person who waits at a terminal. What is seen
-//! is not the log, and nothing waits for it.
+//! Somebody who sees every attempt as its record is made: the list of what is pending, a person at a terminal.
+//! What is seen is not the log.
 
-use std::fmt;
 use std::net::SocketAddr;
-use std::sync::Arc;
+use std::sync::OnceLock;
 
-use crate::attempt::{Attempt, Ending, Facts};
+use crate::attempt::{Attempt, Ending, Facts, Subject};
 use crate::compose::Stage;
 use crate::record::{Code, Host};
 
@@ -24,47 +23,60 @@ pub enum Turn {
 #[derive(Clone, Copy, Debug)]
 pub struct Seen<'a> {
     pub turn: Turn,
+    /// Whose attempt it is, where that is known.
+    pub subject: Option<&'a Subject>,
     pub facts: &'a Facts,
     /// Where the sandbox aimed.
     pub aimed: Option<SocketAddr>,
     /// What to do next, where somebody should.
     pub advice: Option<&'a crate::text::Text<512>>,
+    /// Further attempts like it that this one stands for.
+    pub folded: u64,
 }
 
-/// Called for every turn, on the thread of the attempt: it must not wait.
-#[derive(Clone)]
-pub struct Witness(Arc<dyn Fn(&Seen<'_>) + Send + Sync>);
+type Eye = Box<dyn Fn(&Seen<'_>) + Send + Sync>;
+
+/// Who sees. There is one, for the life of the log; it must be quick, for traffic waits for it.
+#[derive(Default)]
+pub(crate) struct Witness(OnceLock<Eye>);
 
 impl Witness {
-    pub fn new(see: impl Fn(&Seen<'_>) + Send + Sync + 'static) -> Self {
-        Witness(Arc::new(see))
+    /// Seats the one who sees; false if there is one already.
+    pub(crate) fn seat(&self, eye: Eye) -> bool {
+        self.0.set(eye).is_ok()
     }
 
     pub(crate) fn see(&self, attempt: &Attempt, stage: &Stage<'_>) {
+        let (Some(eye), Some(turn)) = (self.0.get(), turn(attempt, stage)) else { return };
         let verdict = attempt.verdict.as_ref();
-        let turn = match stage {
-            Stage::Answered(..) | Stage::Undecided(..) => return, // nothing was sent, nothing refused
-            Stage::Decision => Turn::Allowed,
-            Stage::Denied => {
-                let Some(verdict) = verdict else { return };
-                Turn::Refused(verdict.reason)
-            }
-            Stage::Outcome(outcome, _) => match outcome.ending {
-                Ending::Refused(reason) | Ending::Revoked(reason) => Turn::Refused(reason),
-                Ending::Abandoned | Ending::Completed | Ending::Failed(_) | Ending::Unknown => {
-                    let (sent, received) = attempt.meter.read();
-                    Turn::Ended { sent, received }
-                }
-            },
-        };
-        let advice = verdict.and_then(|verdict| verdict.message.as_ref());
-        (self.0)(&Seen { turn, facts: &attempt.facts, aimed: attempt.arrival.aimed, advice });
+        eye(&Seen {
+            turn,
+            subject: attempt.subject.as_ref(),
+            facts: &attempt.facts,
+            aimed: attempt.arrival.aimed,
+            advice: verdict.and_then(|verdict| verdict.message.as_ref()),
+            folded: verdict.map_or(0, |verdict| verdict.folded),
+        });
     }
 }
 
-impl fmt::Debug for Witness {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("Witness")
+fn turn(attempt: &Attempt, stage: &Stage<'_>) -> Option<Turn> {
+    let verdict = attempt.verdict.as_ref();
+    match stage {
+        Stage::Decision => Some(Turn::Allowed),
+        Stage::Denied => verdict.map(|verdict| Turn::Refused(verdict.reason)),
+        // A name is refused by an answer too.
+        Stage::Answered(..) => {
+            verdict.filter(|verdict| !verdict.allows()).map(|verdict| Turn::Refused(verdict.reason))
+        }
+        Stage::Outcome(outcome, _) => Some(match outcome.ending {
+            Ending::Refused(reason) | Ending::Revoked(reason) => Turn::Refused(reason),
+            Ending::Abandoned | Ending::Completed | Ending::Failed(_) | Ending::Unknown => {
+                let (sent, received) = attempt.meter.read();
+                Turn::Ended { sent, received }
+            }
+        }),
+        Stage::Undecided(..) => None, // nothing was sent, and nobody refused it
     }
 }
 

@@ -9,8 +9,6 @@ use std::time::Duration;
 use audit::{Code, Ending};
 use hickory_proto::op::Message;
 use rules::facts::{NameFacts, QueryType};
-use rules::pattern::Reach;
-use rules::set::Origin;
 use rules::{Decision, DomainName, Facts, Permit, RuleSet, SandboxRef, special_zone};
 use tokio::sync::Semaphore;
 use tokio::time::Instant;
@@ -190,15 +188,12 @@ impl Filter {
         let mut known = std::collections::HashSet::new();
         for sandbox in rules.sandboxes().iter() {
             for policy in rules.policies_of(sandbox) {
-                let exact = policy.hosts().filter(|(hit, rule)| {
-                    hit.reach == Reach::Exact && hit.origin != Origin::List && !rule.is_deny()
-                });
-                for (hit, _) in exact.take(AHEAD_POLICY) {
-                    let Ok(name) = DomainName::parse(hit.base) else { continue };
+                let exact = policy.literals().filter(|(_, rule)| !rule.is_deny());
+                for (name, _) in exact.take(AHEAD_POLICY) {
                     if literals.len() >= AHEAD_ALL || !known.insert(name.clone()) {
                         continue;
                     }
-                    literals.extend(self.kinds(rules, sandbox, &name));
+                    literals.extend(self.kinds(rules, sandbox, name));
                 }
             }
         }

@@ -228,7 +228,7 @@ fn form(reason: Reason) -> Form {
     match reason {
         Reason::ResolverUnreachable => Form::Failure(Ede::NETWORK),
         Reason::DnsAnswer => Form::Failure(Ede::UNREACHABLE),
-        Reason::DnsOverload | Reason::LogUnwritable | Reason::NoAddress => {
+        Reason::DnsOverload | Reason::LogUnwritable | Reason::NoAddress | Reason::PolicyInvalid => {
             Form::Failure(Ede::OTHER)
         }
         Reason::DnsOperation

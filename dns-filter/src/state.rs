@@ -136,7 +136,6 @@ impl Inner {
 }
 
 fn pattern_bits(rules: &RuleSet, sandbox: &SandboxRef) -> f64 {
-    let patterns: usize =
-        rules.policies_of(sandbox).iter().map(|policy| policy.hosts().count()).sum();
+    let patterns: usize = rules.policies_of(sandbox).iter().map(|policy| policy.patterns()).sum();
     (patterns.max(1) as f64).log2()
 }

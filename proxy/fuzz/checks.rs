@@ -1,8 +1,11 @@
 //! What must hold for any input, whoever makes it: the fuzzers here, and a bounded run inside the tests.
 #![allow(dead_code, reason = "each fuzz target uses one of these")]
 
-use bytes::BytesMut;
+use std::sync::Arc;
+
+use bytes::{Bytes, BytesMut};
 use proxy::chunks::Chunks;
+use proxy::scrub::{Echoes, Scrubber};
 use proxy::{classify, head};
 use rules::limits::Limits;
 
@@ -47,6 +50,32 @@ pub(super) fn chunks(data: &[u8]) {
     assert_eq!(parts.collect::<Result<Vec<_>, _>>().map(|_| ()), judged);
     let done = judged.is_ok() && whole.is_done();
     assert_eq!(done, plainly(data).is_some(), "{}", data.escape_ascii());
+}
+
+/// A credential that the checks know.
+pub(super) const SECRET: &str = "sk-a/b+c=d9";
+
+/// However an answer is cut, no echo is left in it, nothing but echoes is covered, and lengths stay.
+pub(super) fn scrub(data: &[u8]) {
+    let echoes = Arc::new(Echoes::of(SECRET));
+    let mut whole = data.to_vec();
+    let found = echoes.cover(&mut whole);
+    let size = data.first().map_or(1, |first| 1 + usize::from(*first) % 9);
+    let mut scrubber = Scrubber::new(echoes.clone());
+    let parts = data.chunks(size).map(Bytes::copy_from_slice);
+    let mut out: Vec<u8> = parts.flat_map(|part| scrubber.pass(Some(&part), false)).collect();
+    out.extend(scrubber.pass(None, true));
+    assert_eq!(
+        (scrubber.found() > 0, out.len()),
+        (found > 0, data.len()),
+        "{}",
+        data.escape_ascii()
+    );
+    for mut shown in [whole, out] {
+        let kept = |(one, other): (&u8, &u8)| one == other || *one == b'*';
+        assert!(shown.iter().zip(data).all(kept), "{}", data.escape_ascii());
+        assert_eq!(echoes.cover(&mut shown), 0, "{}", data.escape_ascii());
+    }
 }
 
 /// The body by the letter of RFC 9112, section 7.1, line by line; none where it is not whole and good.

@@ -19,6 +19,7 @@ use tokio::net::{UnixListener, UnixStream};
 use tokio::sync::Semaphore;
 use tokio::time::timeout;
 
+use crate::command::explain::Question;
 use crate::grants::Wish;
 use crate::status::{State, describe_grant};
 
@@ -163,18 +164,20 @@ async fn route(state: &State, uid: Option<u32>, method: &str, path: &str, body: 
         ("GET", ["metrics"]) => {
             Reply { status: 200, kind: "text/plain; version=0.0.4", body: state.metrics() }
         }
+        ("GET", ["jwks"]) => Reply::json(200, &state.jwks()),
         ("GET", ["status"]) => Reply::json(200, &state.status()),
         ("GET", ["connections"]) => Reply::json(200, &state.connections()),
         ("DELETE", ["connections", id]) => cut(state, id),
         ("POST", ["dns"]) => dns(state, body).await,
         ("POST", ["reload"]) => reload(state, body).await,
-        ("POST", ["identities"]) => identify(state, body),
         ("GET", ["budgets"]) => Reply::json(200, &state.budgets()),
         ("GET", ["grants"]) => Reply::json(200, &state.grants()),
         ("POST", ["grants"]) => grant(state, uid, body).await,
         ("DELETE", ["grants", id]) => revoke(state, uid, id).await,
         ("GET", ["pending"]) => Reply::json(200, &state.pending()),
         ("POST", ["pending", number]) => approve(state, uid, number, body).await,
+        ("POST", ["explain"]) => explain(state, body).await,
+        ("POST", ["identities"]) => identify(state, body).await,
         _ => Reply::bad(404, "there is no such thing here"),
     }
 }
@@ -211,8 +214,10 @@ async fn reload(state: &State, body: &[u8]) -> Reply {
             Reply::json(200, &json!({ "generation": generation, "cut": cut }))
         }
         Ok(Err(trouble)) => {
-            let generation = state.rules.load().generation();
-            Reply::json(200, &json!({ "generation": generation, "trouble": trouble }))
+            let rules = state.rules.load();
+            let (generation, closed) = (rules.generation(), rules.is_closed());
+            let told = json!({ "generation": generation, "closed": closed, "trouble": trouble });
+            Reply::json(200, &told)
         }
         Err(error) => Reply::bad(500, error),
     }
@@ -278,14 +283,34 @@ fn signed(by: &str, uid: Option<u32>) -> String {
 }
 
 /// Gives a sandbox of a warm pool its identity, once.
-fn identify(state: &State, body: &[u8]) -> Reply {
+async fn identify(state: &State, body: &[u8]) -> Reply {
     let identity = match serde_json::from_slice(body) {
         Ok(identity) => identity,
         Err(error) => return Reply::bad(400, format!("the request is not understood: {error}")),
     };
-    match state.reloader.identify(identity) {
-        Ok(generation) => Reply::json(200, &json!({ "generation": generation })),
-        Err(error) => Reply::bad(409, format!("{error:#}")),
+    let reloader = state.reloader.clone();
+    match tokio::task::spawn_blocking(move || reloader.identify(identity)).await {
+        Ok(Ok(generation)) => Reply::json(200, &json!({ "generation": generation })),
+        Ok(Err(error)) => Reply::bad(409, format!("{error:#}")),
+        Err(error) => Reply::bad(500, error),
+    }
+}
+
+/// Explains one attempt by the rules in force, whatever the files say.
+async fn explain(state: &State, body: &[u8]) -> Reply {
+    let question: Question = match serde_json::from_slice(body) {
+        Ok(question) => question,
+        Err(error) => return Reply::bad(400, format!("the request is not understood: {error}")),
+    };
+    let rules = state.rules.load_full();
+    let answered = tokio::task::spawn_blocking(move || question.answer(&rules)).await;
+    match answered {
+        Ok(Ok(answer)) => match serde_json::to_value(&answer) {
+            Ok(answer) => Reply::json(200, &answer),
+            Err(error) => Reply::bad(500, error),
+        },
+        Ok(Err(error)) => Reply::bad(400, format!("{error:#}")),
+        Err(error) => Reply::bad(500, error),
     }
 }
 

@@ -1,5 +1,6 @@
 //! Builds everything from the operator's file and hands it over; the only file that knows all crates.
 
+use std::io;
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -8,7 +9,7 @@ use std::time::Instant;
 
 use anyhow::{Context, bail};
 use arc_swap::ArcSwap;
-use audit::{Lifecycle, LifecycleEvent, Log, Witness};
+use audit::{Lifecycle, LifecycleEvent, Log, Seen};
 use certs::trust::SystemStore;
 use certs::{Authority, AuthorityOptions, TrustSource, UnixTime};
 use dns_filter::server::{Identify, Listener, Server};
@@ -38,7 +39,7 @@ use crate::reload::{Last, Reloader};
 use crate::shared::Shared;
 use crate::status::State;
 use crate::trust::Roots;
-use crate::watch::Watch;
+use crate::watch::{Eyes, Watch};
 use crate::{meters, self_test};
 
 /// What budgets are kept in, beside the log.
@@ -54,6 +55,9 @@ pub(crate) struct Places {
     pub(crate) socket: PathBuf,
     pub(crate) ca: PathBuf,
 }
+
+/// Sees every attempt as it is recorded; traffic waits for it.
+pub(crate) type Witness = Box<dyn Fn(&Seen<'_>) + Send + Sync>;
 
 /// What an instance is given instead of looking for it in files.
 #[derive(Default)]
@@ -97,8 +101,7 @@ impl App {
         sources.own = operator.listeners.iter().flat_map(own).collect();
         let rules = rules(&sources)?;
         let log =
-            Log::open(audit::Config { witness: given.witness, ..audit::Config::new(&places.log) })
-                .context("cannot open the access log")?;
+            Log::open(audit::Config::new(&places.log)).context("cannot open the access log")?;
         let identities = Identities::open(&places.log)?;
         let rules = identities.apply(rules)?;
         let ledger = Arc::new(Ledger::open(&places.log, &rules)?);
@@ -108,7 +111,7 @@ impl App {
         let timely = timely.map_err(|_| anyhow::anyhow!("the grants cannot be made rules"))?;
         let rules = Arc::new(ArcSwap::from_pointee(timely));
         let pending = Arc::new(Pending::default());
-        look_on(&log, &rules, &ledger, &pending);
+        look_on(&log, &rules, &ledger, &pending, given.witness);
         let settings = resolvers(config, &operator)?;
         let budgets = Some(places.log.join(BUDGETS));
         let filter = Filter::new(rules.clone(), log.clone(), Config { settings, budgets })?;
@@ -123,7 +126,7 @@ impl App {
             }
         };
         let admin = Admin::open(&places.socket)?;
-        let last = std::sync::Mutex::new(Last::of(&rules.load()));
+        let last = std::sync::Mutex::new(Last::of(&sources));
         let reloader = Reloader {
             origin: origin.clone(),
             own: sources.own.clone(),
@@ -133,6 +136,9 @@ impl App {
             log: log.clone(),
             ledger: ledger.clone(),
             grants,
+            on_invalid: operator.on_invalid,
+            loading: std::sync::Mutex::default(),
+            eyes: Arc::new(std::sync::Mutex::new(Eyes::open()?)),
             last,
             turn: std::sync::Mutex::new(timed),
         };
@@ -155,7 +161,7 @@ impl App {
     /// Serves until told to stop, then finishes what is in flight and closes the log.
     pub(crate) async fn run(self) -> anyhow::Result<()> {
         let App { filter, dns, listeners, gate, admin, state, log, stop } = self;
-        let watch = Watch::new()?;
+        let watch = Watch::new(state.reloader.eyes.clone())?;
         tell(&log, &state, LifecycleEvent::Started).await?;
         filter.prepare().await;
         let tasks = TaskTracker::new();
@@ -172,15 +178,21 @@ impl App {
             tokio::spawn(listener.serve(gate, tasks.clone(), stop.clone()));
         }
         state.ready.store(true, Ordering::Release);
+        // They go on while connections drain: permission ends when it ends, then too.
+        let mut watching = tokio::spawn(watch.run(state.reloader.clone()));
+        let mut timing = tokio::spawn(state.reloader.clone().tend());
+        let commands = tokio::spawn(admin.serve(state.clone()));
         let served = tokio::select! {
             served = serve(dns, stop) => served,
             () = filter.tend() => Ok(()),
-            () = watch.run(state.reloader.clone()) => Ok(()),
-            () = state.reloader.clone().tend() => Ok(()),
-            () = admin.serve(state.clone()) => Ok(()),
+            ended = &mut watching => Err(io::Error::other(format!("nobody watches the policies: {ended:?}"))),
+            ended = &mut timing => Err(io::Error::other(format!("nobody looks at the clocks: {ended:?}"))),
         };
         state.ready.store(false, Ordering::Release);
         drain(&tasks, gate.as_deref()).await;
+        watching.abort();
+        timing.abort();
+        commands.abort();
         state.reloader.ledger.settle();
         filter.stop();
         let told = tell(&log, &state, LifecycleEvent::Stopped).await;
@@ -201,10 +213,19 @@ impl App {
 }
 
 /// What is to be known of every attempt: what was refused, and whose life has begun.
-fn look_on(log: &Log, rules: &Arc<ArcSwap<RuleSet>>, ledger: &Arc<Ledger>, pending: &Arc<Pending>) {
+fn look_on(
+    log: &Log,
+    rules: &Arc<ArcSwap<RuleSet>>,
+    ledger: &Arc<Ledger>,
+    pending: &Arc<Pending>,
+    witness: Option<Witness>,
+) {
     let (rules, ledger, pending) = (rules.clone(), ledger.clone(), pending.clone());
     log.watch(move |seen| {
         pending.note(seen);
+        if let Some(witness) = &witness {
+            witness(seen);
+        }
         let subject = seen.subject.filter(|_| rules.load().has_lifetimes());
         let id = subject.and_then(|subject| SandboxId::parse(&subject.sandbox.0.shown()).ok());
         if let Some(id) = id {

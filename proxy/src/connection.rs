@@ -121,6 +121,7 @@ impl Gate {
         let Some((target, port)) = self.target(visit, &sandbox, deadline).await? else {
             return Ok(Next::Plain(Scope::Anywhere, HttpVersion::Http1));
         };
+        visit.rules = self.shared.rules.load_full(); // those of now: the client may have taken its time
         // A server may be the first to speak: where raw bytes are allowed nobody waits for the client's.
         if let Some(permit) = visit.ask_raw(&sandbox, &target, port) {
             return Ok(Next::Pass(permit));
@@ -131,6 +132,7 @@ impl Gate {
         }
         let spoken = classify(stream, limits, deadline).await;
         visit.tongue = tongue(stream, &spoken);
+        visit.rules = self.shared.rules.load_full();
         visit.ask(&sandbox, target, port, spoken?)
     }
 

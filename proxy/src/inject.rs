@@ -22,6 +22,15 @@ use crate::scrub::Echoes;
 const LENGTH: u64 = 8192;
 /// Shortest one: less would be found by chance in what an origin sends.
 const SHORTEST: usize = 8;
+/// Fields by which a sandbox could ask for an answer that cannot be searched: in pieces, or compressed inside.
+const UNSEARCHABLE: [&str; 6] = [
+    "a-im",
+    "connect-accept-encoding",
+    "grpc-accept-encoding",
+    "if-range",
+    "range",
+    "sec-websocket-extensions",
+];
 
 /// The credentials of the operator's file.
 pub(crate) struct Credentials {
@@ -129,9 +138,12 @@ impl Credential {
     }
 
     /// Puts the credential where the sandbox's own would be. Whatever it sent there is gone first, and
-    /// compressed answers, in which an echo could hide, are not asked for.
+    /// answers in which an echo could hide, compressed or in pieces, are not asked for.
     pub(crate) fn inject(&self, request: &mut RequestHeader) -> Result<(), Refusal> {
         request.remove_header("authorization");
+        for name in UNSEARCHABLE {
+            request.remove_header(name);
+        }
         let text = Zeroizing::new(format!("Bearer {}", self.value.expose_secret()));
         let mut value = HeaderValue::from_str(&text).map_err(|_| Reason::CredentialUnavailable)?;
         value.set_sensitive(true); // never in a table of HPACK's
@@ -199,10 +211,17 @@ mod tests {
         for value in ["Bearer mine", "Basic bWluZQ=="] {
             request.append_header("aUTHORIZATION", value).unwrap();
         }
+        for name in UNSEARCHABLE.into_iter().chain(["Accept-Encoding"]) {
+            request.append_header(name, "bytes=0-7").unwrap();
+        }
         credential.inject(&mut request).unwrap();
         let sent: Vec<_> = request.headers.get_all("authorization").iter().collect();
         assert_eq!(sent.len(), 1);
         assert_eq!(sent[0].as_bytes(), b"Bearer sk-0123456789");
         assert!(sent[0].is_sensitive());
+        let mut rest: Vec<_> = request.headers.keys().map(|name| name.as_str()).collect();
+        rest.sort_unstable();
+        assert_eq!(rest, ["accept-encoding", "authorization"]);
+        assert_eq!(request.headers["accept-encoding"], "identity");
     }
 }

@@ -31,7 +31,7 @@ mod problems;
 mod record;
 mod refusal;
 mod reload;
-mod scrub;
+pub mod scrub;
 mod seats;
 mod self_test;
 mod shared;

@@ -22,6 +22,10 @@ pub(crate) fn install() -> anyhow::Result<PrometheusHandle> {
         "Connections to origins, new or of the pool."
     );
     describe_counter!("sandbar_reloads_total", "Loads of the policies, by result.");
+    describe_histogram!(
+        "sandbar_reload_seconds",
+        "Time to read, compile and put in force policies that had changed."
+    );
     describe_counter!(
         "sandbar_revoked_total",
         "Connections and streams cut because they lost their permission."
@@ -84,6 +88,10 @@ pub(crate) fn connected_in(took: Duration) {
 
 pub(crate) fn reload(result: &'static str) {
     counter!("sandbar_reloads_total", "result" => result).increment(1);
+}
+
+pub(crate) fn reloaded_in(took: Duration) {
+    histogram!("sandbar_reload_seconds").record(took);
 }
 
 pub(crate) fn revoked(count: usize) {

@@ -12,7 +12,7 @@ pub(crate) enum Origin {
     /// An operator's file and the policies it names.
     Operated(PathBuf),
     /// Settings made up for one run, and policies that were named on the command line.
-    Run(RunFiles),
+    Run(Box<RunFiles>),
 }
 
 /// What `sandbar run` is told instead of by an operator's file.
@@ -48,11 +48,11 @@ impl Origin {
         }
     }
 
-    /// Files that are watched whatever they name.
-    pub(crate) fn files(&self) -> Vec<PathBuf> {
+    /// Whether there is such a file, or should be: settings that are made up are none.
+    pub(crate) fn is_file(&self, path: &Path) -> bool {
         match self {
-            Origin::Operated(config) => vec![config.clone()],
-            Origin::Run(run) => run.policies.clone(),
+            Origin::Operated(_) => true,
+            Origin::Run(run) => path != run.path,
         }
     }
 }

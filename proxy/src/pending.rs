@@ -5,7 +5,7 @@ use std::collections::HashMap;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::SystemTime;
 
-use audit::{Facts, Moment, Noted};
+use audit::{Facts, Seen, Turn};
 use rules::Reason;
 use serde::Serialize;
 
@@ -43,15 +43,12 @@ struct Table {
 
 impl Pending {
     /// Notes what is seen, if it is a refusal that a grant could lift.
-    pub(crate) fn note(&self, seen: &Noted<'_>) {
-        let code = match (seen.moment, seen.verdict) {
-            (Moment::Refused, Some(verdict)) => verdict.reason.0,
-            _ => return,
-        };
-        let (Some(subject), true) = (seen.subject, is_liftable(code)) else { return };
+    pub(crate) fn note(&self, seen: &Seen<'_>) {
+        let Turn::Refused(code) = seen.turn else { return };
+        let (Some(subject), true) = (seen.subject, is_liftable(code.0)) else { return };
         let Some((host, port, request)) = wanted(seen.facts) else { return };
-        let count = 1 + seen.verdict.map_or(0, |verdict| verdict.folded);
-        self.lock().add(&subject.sandbox.0.shown(), (host, port, request), code, count);
+        let count = seen.folded.saturating_add(1);
+        self.lock().add(&subject.sandbox.0.shown(), (host, port, request), code.0, count);
     }
 
     /// All of them, the newest first.

@@ -2,6 +2,7 @@
 
 use std::fs::{self, File};
 use std::io::Read;
+use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, bail};
@@ -42,6 +43,11 @@ impl PathArgs {
 }
 
 impl PolicyArgs {
+    /// The operator's file, named or usual.
+    pub(crate) fn config(&self) -> PathBuf {
+        self.config.clone().unwrap_or_else(|| PathBuf::from(OPERATOR_FILE))
+    }
+
     /// Reads what the arguments name, or what `sandbar.toml` here names.
     pub(crate) fn read(&self) -> anyhow::Result<Sources> {
         match (&self.config, self.policies.is_empty()) {
@@ -84,6 +90,11 @@ pub(crate) fn operated(config: &Path) -> anyhow::Result<Sources> {
     let mut sources = Sources { generation: 1, ..Sources::default() };
     add_operated(&mut sources, config)?;
     with_lists(sources)
+}
+
+/// Reads the operator's file alone: what it says of the instance holds whatever the policies are.
+pub(crate) fn operator_file(config: &Path) -> anyhow::Result<Sources> {
+    Ok(Sources { operator: Some(read_file(config, MAX_FILE)?), ..Sources::default() })
 }
 
 fn add_operated(sources: &mut Sources, config: &Path) -> anyhow::Result<()> {
@@ -134,12 +145,13 @@ fn with_lists(mut sources: Sources) -> anyhow::Result<Sources> {
 fn read_file(path: &Path, limit: usize) -> anyhow::Result<SourceFile> {
     let shown = path.display();
     let cannot = || format!("cannot read {shown}");
-    let metadata = fs::metadata(path).with_context(cannot)?;
-    if !metadata.is_file() {
+    // Opening a pipe would wait for whoever writes to it, and so would the next load.
+    let file = File::options().read(true).custom_flags(libc::O_NONBLOCK).open(path);
+    let file = file.with_context(cannot)?;
+    if !file.metadata().with_context(cannot)?.is_file() {
         bail!("{shown} is not a regular file");
     }
     let mut bytes = Vec::new();
-    let file = File::open(path).with_context(cannot)?;
     file.take(limit as u64 + 1).read_to_end(&mut bytes).with_context(cannot)?;
     Ok(SourceFile { path: shown.to_string(), bytes })
 }

@@ -1,15 +1,20 @@
 //! Reload: from files to rules, whole or not at all (P9), then every open connection is asked again and those
 //! that lost their permission are cut (P10).
 
+use std::fs;
 use std::net::SocketAddr;
+use std::os::fd::AsRawFd;
+use std::os::unix::fs::OpenOptionsExt;
 use std::path::PathBuf;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use std::time::{Duration, Instant};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::{Duration, Instant, SystemTime};
 
 use arc_swap::ArcSwap;
 use audit::{Lifecycle, LifecycleEvent, Log};
+use rules::operator::OnInvalid;
+use rules::policy::Digest;
 use rules::trial::Outcome;
-use rules::{Decision, RuleSet, Sources, Timed, compile};
+use rules::{Decision, RuleSet, Sources, Timed, recompile};
 
 use crate::grants::{self, Grants, Kept, Wish};
 use crate::identities::{Identities, Identity};
@@ -17,12 +22,19 @@ use crate::ledger::Ledger;
 use crate::live::{Live, Open};
 use crate::origin::Origin;
 use crate::problems::{Severity, render};
+use crate::watch::Eyes;
 use crate::{meters, record};
 
 /// How often the clocks are looked at.
 const TICK: Duration = Duration::from_millis(200);
 /// How long losers are waited for, where somebody waits.
 const LEAVE: Duration = Duration::from_secs(5);
+/// A file that changed within this time may still be being written...
+const SETTLE: Duration = Duration::from_millis(20);
+/// ...and is read again up to so many times; after that whoever writes is not waited for.
+const SETTLES: usize = 50;
+/// So often it is looked for a file that is not there: some editors take one away before they put its successor.
+const MISSES: usize = 3;
 
 /// What loads rules, and what they apply to.
 pub(crate) struct Reloader {
@@ -33,12 +45,17 @@ pub(crate) struct Reloader {
     pub(crate) identities: Identities,
     pub(crate) live: Arc<Live>,
     pub(crate) log: Log,
+    pub(crate) on_invalid: OnInvalid,
     pub(crate) ledger: Arc<Ledger>,
     pub(crate) grants: Arc<Grants>,
-    /// One load at a time, and how the last one went.
-    pub(crate) last: Mutex<Last>,
-    /// What time gave and took; whoever changes the rules in force holds it.
+    /// One load at a time.
+    pub(crate) loading: Mutex<()>,
+    /// What time gave and took; whoever changes the rules in force holds it, so that no generation is given twice.
     pub(crate) turn: Mutex<Timed>,
+    /// See who is writing the files.
+    pub(crate) eyes: Arc<Mutex<Eyes>>,
+    /// How the last load went. Locked only to look: whoever asks does not wait for a load.
+    pub(crate) last: Mutex<Last>,
 }
 
 /// How the last load went.
@@ -47,7 +64,10 @@ pub(crate) struct Last {
     pub(crate) at: Instant,
     /// Why the files are not what is in force; none if they are.
     pub(crate) trouble: Option<String>,
-    digest: String,
+    /// Of the files as they were read last; none if they could not be.
+    digest: Option<Digest>,
+    /// The files themselves, to be watched.
+    files: Vec<PathBuf>,
 }
 
 /// What a load came to.
@@ -60,61 +80,81 @@ pub(crate) enum Loaded {
 }
 
 impl Last {
-    pub(crate) fn of(rules: &RuleSet) -> Self {
-        Last { at: Instant::now(), trouble: None, digest: rules.files().to_string() }
+    pub(crate) fn of(sources: &Sources) -> Self {
+        let (digest, files) = (Some(sources.digest()), files(sources));
+        Last { at: Instant::now(), trouble: None, digest, files }
     }
 }
 
 impl Reloader {
     pub(crate) fn last(&self) -> Last {
-        self.last.lock().unwrap_or_else(PoisonError::into_inner).clone()
+        lock(&self.last).clone()
     }
 
-    /// Every file that rules come from, to be watched.
+    /// Every file that rules come from, as last read, to be watched.
     pub(crate) fn files(&self) -> Vec<PathBuf> {
-        let fixed = self.origin.files();
-        let Ok(sources) = self.origin.read() else { return fixed };
-        let named = sources.policies.iter().map(|file| PathBuf::from(&file.path));
-        let lists = sources.lists.keys().map(PathBuf::from);
-        fixed.into_iter().chain(named).chain(lists).collect()
+        let files = lock(&self.last).files.clone();
+        files.into_iter().filter(|file| self.origin.is_file(file)).collect()
     }
 
     /// Loads the files. Reads and compiles on the calling thread, which is none that carries traffic.
     ///
     /// # Errors
     ///
-    /// Says what is wrong, with its place. The rules in force stay.
+    /// Says what is wrong, with its place. The rules in force stay, unless the operator wants nothing to pass.
     pub(crate) fn reload(&self) -> Result<Loaded, String> {
-        let mut last = self.last.lock().unwrap_or_else(PoisonError::into_inner);
-        let generation = self.rules.load().generation();
-        match self.compiled(generation + 1) {
-            Ok(fresh) if fresh.files().to_string() == last.digest => {
-                last.trouble = None;
-                Ok(Loaded::Same { generation })
-            }
+        let _loading = lock(&self.loading);
+        let started = Instant::now();
+        let sources = match self.read() {
+            Ok(sources) => sources,
+            Err(trouble) => return Err(self.refuse(trouble, None)),
+        };
+        let (digest, files) = (sources.digest(), files(&sources));
+        let before = self.rules.load_full();
+        let last = self.last();
+        if last.digest == Some(digest) {
+            let same = Loaded::Same { generation: before.generation() };
+            return last.trouble.map_or(Ok(same), Err);
+        }
+        lock(&self.last).files = files;
+        let compiled = self.compiled(&before, sources);
+        match compiled {
             Ok(fresh) => {
-                *last = Last::of(&fresh);
-                Ok(self.take_over(fresh))
+                let loaded = self.take_over(before, fresh, digest);
+                meters::reloaded_in(started.elapsed());
+                Ok(loaded)
             }
-            Err(trouble) => {
-                if last.trouble.as_ref() != Some(&trouble) {
-                    tracing::error!(
-                        "the policies are not good, the rules in force stay:\n{trouble}"
-                    );
-                    self.tell(LifecycleEvent::PolicyRejected, Some(&trouble));
-                }
-                last.trouble = Some(trouble.clone());
-                meters::reload("refused");
-                Err(trouble)
-            }
+            Err(trouble) => Err(self.refuse(trouble, Some(digest))),
         }
     }
 
-    /// Reads, compiles and tries the files.
-    fn compiled(&self, generation: u64) -> Result<RuleSet, String> {
-        let read = self.origin.read().map_err(|error| format!("{error:#}"))?;
+    /// Reads the files, again while one of them is being written: half a list is a list too.
+    fn read(&self) -> Result<Sources, String> {
+        for at in 0..SETTLES {
+            let (settled, before) = (SystemTime::now() - SETTLE, self.is_writing());
+            let read = self.origin.read();
+            let known = read.as_ref().map_or_else(|_| self.files(), files);
+            let young =
+                before || self.is_writing() || known.iter().any(|file| is_younger(file, settled));
+            if !young && (read.is_ok() || at >= MISSES) {
+                return read.map_err(|error| format!("{error:#}"));
+            }
+            drop(read);
+            std::thread::sleep(SETTLE);
+        }
+        self.origin.read().map_err(|error| format!("{error:#}"))
+    }
+
+    /// Whether somebody writes one of the files that were read last.
+    fn is_writing(&self) -> bool {
+        lock(&self.eyes).see_writers() || self.files().iter().any(is_held)
+    }
+
+    /// Compiles and tries what was read.
+    fn compiled(&self, before: &RuleSet, read: Sources) -> Result<RuleSet, String> {
+        let generation = before.generation() + 1;
         let sources = Sources { generation, own: self.own.clone(), ..read };
-        let rules = compile(&sources, &[]).map_err(|problems| {
+        let rules = recompile(before, &sources, &[]).map_err(|problems| {
             let shown = problems.iter().map(|problem| render(problem, Severity::Error));
             let shown = shown.collect::<Vec<_>>().join("\n");
             anstream::adapter::strip_str(&shown).to_string() // it is read in logs too
@@ -125,11 +165,43 @@ impl Reloader {
         if failed.is_empty() { Ok(rules) } else { Err(failed.join("\n")) }
     }
 
-    fn take_over(&self, fresh: RuleSet) -> Loaded {
-        let loaded = self.put(fresh, &mut self.turn());
+    /// Puts fresh rules in force, unless they say what those in force say.
+    fn take_over(&self, before: Arc<RuleSet>, fresh: RuleSet, digest: Digest) -> Loaded {
+        let mut last = lock(&self.last);
+        (last.trouble, last.digest) = (None, Some(digest));
+        if fresh.files() == before.files() && !before.is_closed() {
+            return Loaded::Same { generation: before.generation() };
+        }
+        last.at = Instant::now();
+        drop(last);
+        let loaded = self.put(fresh, &mut lock(&self.turn));
         meters::reload("loaded");
         self.tell(LifecycleEvent::PolicyLoaded, None);
+        drop(before); // here, where nobody waits for a million names to be freed
         loaded
+    }
+
+    /// Says once what is wrong, and closes where that is wanted.
+    fn refuse(&self, trouble: String, digest: Option<Digest>) -> String {
+        let mut last = lock(&self.last);
+        let known = last.trouble.as_ref() == Some(&trouble);
+        (last.trouble, last.digest) = (Some(trouble.clone()), digest);
+        drop(last);
+        if known {
+            return trouble;
+        }
+        let what = match self.on_invalid {
+            OnInvalid::Deny => "nothing passes until they are",
+            OnInvalid::Keep => "the rules in force stay",
+        };
+        tracing::error!("the policies are not good, {what}:\n{trouble}");
+        self.tell(LifecycleEvent::PolicyRejected, Some(&trouble));
+        meters::reload("refused");
+        let rules = self.rules.load_full();
+        if self.on_invalid == OnInvalid::Deny && !rules.is_closed() {
+            self.put(rules.closed(), &mut lock(&self.turn));
+        }
+        trouble
     }
 
     /// Puts rules in force, with what time gives and takes, as the next generation.
@@ -197,8 +269,10 @@ impl Reloader {
 
     /// Gives a sandbox of a warm pool its identity.
     pub(crate) fn identify(&self, identity: Identity) -> anyhow::Result<u64> {
-        let _turn = self.turn();
-        self.identities.give(&self.rules, identity)
+        let _turn = lock(&self.turn);
+        let generation = self.identities.give(&self.rules, identity)?;
+        self.ask_again(&self.rules.load_full());
+        Ok(generation)
     }
 
     /// Looks at the clocks now and then, until it is dropped: grants end, and lives.
@@ -221,7 +295,7 @@ impl Reloader {
     fn pass_time(&self) {
         let over = self.grants.expire();
         let ended = self.ledger.ended(&self.rules.load());
-        if !over.is_empty() || ended != self.turn().ended {
+        if !over.is_empty() || ended != lock(&self.turn).ended {
             self.change();
         }
         over.iter().for_each(|kept| self.part(kept, "its time is over"));
@@ -229,7 +303,7 @@ impl Reloader {
 
     /// The same files with what time gives and takes now.
     fn change(&self) -> Loaded {
-        let mut turn = self.turn();
+        let mut turn = lock(&self.turn);
         let current = RuleSet::clone(&self.rules.load());
         self.put(current, &mut turn)
     }
@@ -240,10 +314,6 @@ impl Reloader {
         }
         let message = format!("{} has ended: {why}", grants::describe(kept));
         grants::tell(&self.log, LifecycleEvent::GrantEnded, message);
-    }
-
-    fn turn(&self) -> MutexGuard<'_, Timed> {
-        self.turn.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     fn tell(&self, event: LifecycleEvent, message: Option<&str>) {
@@ -260,9 +330,42 @@ impl Reloader {
 }
 
 fn failure(outcome: &Outcome) -> String {
-    let (file, line) = (outcome.policy.file(), outcome.trial.line);
     let (probe, expected) = (&outcome.trial.probe, outcome.expected());
-    format!("{file}:{line}: the test of {probe} fails: expected {expected}")
+    format!("{}: the test of {probe} fails: expected {expected}", outcome.trial.at)
+}
+
+/// Every file that was read, or should have been.
+fn files(sources: &Sources) -> Vec<PathBuf> {
+    let named = sources.operator.iter().chain(&sources.policies).map(|file| &file.path);
+    named.chain(sources.lists.keys()).map(PathBuf::from).collect()
+}
+
+/// Whether somebody has a file open for writing: the kernel gives no read lease of it then (fcntl(2), *Leases*). It
+/// gives none of other people's files either; of those only inotify tells, once they have been written to.
+#[allow(unsafe_code, reason = "a lease is asked for by fcntl")]
+fn is_held(path: &PathBuf) -> bool {
+    let Ok(file) = fs::File::options().read(true).custom_flags(libc::O_NONBLOCK).open(path) else {
+        return false;
+    };
+    let lease = |kind: libc::c_int| {
+        // SAFETY: the descriptor is open, and the lease is a number.
+        unsafe { libc::fcntl(file.as_raw_fd(), libc::F_SETLEASE, kind) }
+    };
+    if lease(libc::F_RDLCK) == 0 {
+        lease(libc::F_UNLCK);
+        return false;
+    }
+    std::io::Error::last_os_error().kind() == std::io::ErrorKind::WouldBlock
+}
+
+/// Whether a file has been written since; one from the future has not, the clock has jumped.
+fn is_younger(file: &PathBuf, since: SystemTime) -> bool {
+    let changed = fs::metadata(file).and_then(|metadata| metadata.modified());
+    changed.is_ok_and(|changed| changed > since && changed <= SystemTime::now())
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> std::sync::MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 impl Loaded {

@@ -39,6 +39,12 @@ pub(crate) struct State {
 }
 
 impl State {
+    /// The JWK Set by which memory services check the tokens that are signed for them.
+    pub(crate) fn jwks(&self) -> Value {
+        let nobody = || json!({ "keys": [] });
+        self.gate.as_ref().map_or_else(nobody, |gate| gate.guard.jwks())
+    }
+
     pub(crate) fn status(&self) -> Value {
         let rules = self.rules.load();
         let health = self.log.health();
@@ -53,6 +59,7 @@ impl State {
                 "digest": rules.digest().to_string(),
                 "sandboxes": rules.sandboxes().iter().count(),
                 "age_seconds": last.at.elapsed().as_secs(),
+                "closed": rules.is_closed(),
                 "policy_stale": last.trouble.is_some(),
                 "trouble": last.trouble,
             },

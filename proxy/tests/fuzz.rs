@@ -78,6 +78,40 @@ const CHUNK_WORDS: &[&str] = &[
     "fffffffffffffff",
 ];
 
+const ECHO_WORDS: &[&str] = &[
+    checks::SECRET,
+    "sk-",
+    "sk-a/b+c=d",
+    "9",
+    "sk-a%2Fb%2bc%3Dd9",
+    "%73k-a/b",
+    "%2Bc=d9",
+    "\\u002bc=d9",
+    "sk-a\\/b",
+    "+c&#61;d9",
+    "&#x73;k-a/",
+    "b&#43;c&#x3d;",
+    "d9",
+    "c2stYS9iK2M9ZDk",
+    "c2stYS9iK2",
+    "M9ZDk=",
+    "736b2d612f622b633d6439",
+    "736B2D612F62",
+    "2B633D6439",
+    "%",
+    "%7",
+    "\\",
+    "\\u00",
+    "&",
+    "&#",
+    "\\n",
+    "\n",
+    "\r\n",
+    "\n\n",
+    "x",
+    "é",
+];
+
 /// A hello, whole: what is changed in it comes from the strategy.
 fn hello() -> Vec<u8> {
     let config = rustls::ClientConfig::builder_with_provider(certs::provider())
@@ -109,6 +143,11 @@ proptest! {
     #[test]
     fn chunks(data in any_input(CHUNK_WORDS)) {
         checks::chunks(&data);
+    }
+
+    #[test]
+    fn scrub(data in any_input(ECHO_WORDS)) {
+        checks::scrub(&data);
     }
 
     #[test]

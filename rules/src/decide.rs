@@ -75,6 +75,9 @@ impl RuleSet {
             return Vec::new();
         };
         let Ok(attempt) = Attempt::new(sandbox, layers, facts, &host) else { return Vec::new() };
+        if self.is_closed() {
+            return Vec::new(); // no rule had a say
+        }
         let near = |matched: &Match<'_>| Near {
             rule: rule_ref(matched, Layer::Sandbox),
             pattern: matched.pattern(),
@@ -92,6 +95,9 @@ impl RuleSet {
     }
 
     fn judge(&self, sandbox: &SandboxRef, facts: &Facts) -> Result<Permit, Refused> {
+        if self.is_closed() {
+            return Err(Reason::PolicyInvalid.into());
+        }
         let layers = self.layers.get(&sandbox.id).ok_or(Reason::UnknownSandbox)?;
         let current = self.sandboxes.get(&sandbox.id).ok_or(Reason::UnknownSandbox)?;
         if self.ended.contains(&sandbox.id) {

@@ -40,6 +40,7 @@ pub(crate) struct Terms {
     pub(crate) sandbox_budgets: Budgets,
     pub(crate) rule_budgets: Budgets,
     pub(crate) credential: Option<CredentialName>,
+    pub(crate) is_credential_host: bool,
     pub(crate) may_receive_memory: bool,
     pub(crate) inspect: bool,
     pub(crate) facts: Facts,
@@ -166,6 +167,11 @@ impl Permit {
 
     pub fn credential(&self) -> Option<&CredentialName> {
         self.0.credential.as_ref()
+    }
+
+    /// Whether any rule of the sandbox injects a credential towards this host: it sends none of its own there.
+    pub fn is_credential_host(&self) -> bool {
+        self.0.is_credential_host
     }
 
     pub fn may_receive_memory(&self) -> bool {

@@ -35,7 +35,7 @@ pub mod word;
 pub use admit::MAX_ADDRESSES;
 pub use decision::{Decision, Denial, DialPermit, Permit};
 pub use facts::Facts;
-pub use load::{GRANTS, Grant, SourceFile, Sources, Timed, compile};
+pub use load::{GRANTS, Grant, SourceFile, Sources, Timed, compile, recompile};
 pub use name::{DomainName, Host};
 pub use reason::Reason;
 pub use ruleset::{RuleSet, Tier};

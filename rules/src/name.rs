@@ -163,13 +163,14 @@ fn normalise(text: &str, place: Place) -> Result<Cow<'_, str>, NameError> {
 /// Whether a text is beyond doubt a name in normal form: one pass, for the million lines of a list.
 ///
 /// What it does not take is not refused but looked at closely.
-fn is_plain(text: &str) -> bool {
+pub(crate) fn is_plain(text: &str) -> bool {
     let mut label = 0;
     let mut previous = b'.';
     for byte in text.bytes() {
         match byte {
+            b'x' if previous == b'0' => return false, // it may be a hexadecimal number
             b'a'..=b'z' | b'0'..=b'9' => label += 1,
-            b'-' if label != 0 => label += 1,
+            b'-' if label != 0 && previous != b'-' => label += 1, // two may be punycode
             b'.' if label != 0 && previous != b'-' => label = 0,
             _ => return false,
         }
@@ -178,9 +179,7 @@ fn is_plain(text: &str) -> bool {
         }
         previous = byte;
     }
-    // Ending in a letter, the last label is no number, unless it is hexadecimal.
-    let letter = previous.is_ascii_lowercase() && !text.contains("0x");
-    letter && text.len() <= MAX_NAME && !text.contains("xn--")
+    previous.is_ascii_lowercase() && text.len() <= MAX_NAME // ending in a letter it is no number
 }
 
 fn ascii(text: &str) -> Cow<'_, str> {

@@ -16,6 +16,7 @@ use crate::word::{CredentialName, Environment, SandboxId, Tenant};
 pub struct Operator {
     /// As written: relative to the file.
     pub log_dir: Option<String>,
+    pub on_invalid: OnInvalid,
     /// As written: relative to the file.
     pub admin_socket: Option<String>,
     /// The directory of the certificate authority, as written: relative to the file.
@@ -44,6 +45,16 @@ impl Default for GrantSettings {
         let (forbid_hosts, forbid_bases) = (Vec::new(), Vec::new());
         GrantSettings { forbid_hosts, forbid_bases, most_seconds: 86_400 }
     }
+}
+
+/// What happens while the files on disk are not good.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum OnInvalid {
+    /// Nothing passes, and what is open is cut.
+    Deny,
+    /// The rules in force stay.
+    #[default]
+    Keep,
 }
 
 /// Whose signed identities are believed.

@@ -4,7 +4,7 @@
 
 use std::fmt;
 
-use crate::name::{DomainName, NameError, normalise_host, split_port};
+use crate::name::{DomainName, MAX_NAME, NameError, is_plain, normalise_host, split_port};
 
 /// A set of names with one shape, as a policy writes it.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
@@ -144,6 +144,23 @@ pub(crate) struct RawPattern<'a> {
 
 impl<'a> RawPattern<'a> {
     pub(crate) fn parse(text: &'a str, width: Width) -> Result<Self, PatternError> {
+        match Self::plain(text) {
+            Some(plain) => plain.checked(width),
+            None => Self::closely(text, width),
+        }
+    }
+
+    /// The pattern, where beyond doubt it is one without a port in normal form: as most lines of a list are.
+    fn plain(text: &'a str) -> Option<Self> {
+        let (reach, base) = match (text.strip_prefix("*."), text.strip_prefix('.')) {
+            (Some(base), _) => (Reach::Below, base),
+            (None, Some(base)) => (Reach::Tree, base),
+            (None, None) => (Reach::Exact, text),
+        };
+        is_plain(base).then_some(RawPattern { reach, base: base.into(), port: None })
+    }
+
+    fn closely(text: &'a str, width: Width) -> Result<Self, PatternError> {
         if text.contains("://") {
             return Err(PatternError::Scheme);
         }
@@ -160,12 +177,15 @@ impl<'a> RawPattern<'a> {
         if base.contains('*') {
             return Err(PatternError::Wildcard);
         }
-        let base = normalise_host(base)?;
+        RawPattern { reach, base: normalise_host(base)?, port }.checked(width)
+    }
+
+    fn checked(self, width: Width) -> Result<Self, PatternError> {
         match width {
             Width::DangerouslyWide => {}
-            Width::Narrow => check_width(reach, &base)?,
+            Width::Narrow => check_width(self.reach, &self.base)?,
         }
-        Ok(RawPattern { reach, base, port })
+        Ok(self)
     }
 
     fn pattern(&self) -> Result<DomainPattern, NameError> {
@@ -193,11 +213,9 @@ fn any(port: Option<u16>, width: Width) -> Result<RawPattern<'static>, PatternEr
 /// A single label that the list does not know (`postgres`) may be named exactly, not by wildcard.
 fn check_width(reach: Reach, base: &str) -> Result<(), PatternError> {
     let wide = match reach {
-        Reach::Exact => is_suffix(base, true),
+        Reach::Exact => is_suffix(base.as_bytes(), true),
         // The list has wildcards of its own (`*.compute.amazonaws.com`): what stands below such a base is a suffix.
-        Reach::Below | Reach::Tree => {
-            is_suffix(base, false) || is_suffix(&format!("any.{base}"), true)
-        }
+        Reach::Below | Reach::Tree => is_suffix(base.as_bytes(), false) || is_below_suffixes(base),
     };
     if !wide {
         return Ok(());
@@ -207,9 +225,20 @@ fn check_width(reach: Reach, base: &str) -> Result<(), PatternError> {
     })
 }
 
-fn is_suffix(name: &str, known: bool) -> bool {
-    psl::suffix(name.as_bytes())
-        .is_some_and(|suffix| suffix.as_bytes() == name.as_bytes() && (suffix.is_known() || !known))
+/// Whether any name right below `base` is a suffix, whatever its first label.
+fn is_below_suffixes(base: &str) -> bool {
+    const ANY: &[u8] = b"any.";
+    let mut name = [0; ANY.len() + MAX_NAME];
+    let (front, rest) = name.split_at_mut(ANY.len());
+    front.copy_from_slice(ANY);
+    let Some(rest) = rest.get_mut(..base.len()) else { return false };
+    rest.copy_from_slice(base.as_bytes());
+    name.get(..ANY.len() + base.len()).is_some_and(|name| is_suffix(name, true))
+}
+
+fn is_suffix(name: &[u8], known: bool) -> bool {
+    psl::suffix(name)
+        .is_some_and(|suffix| suffix.as_bytes() == name && (suffix.is_known() || !known))
 }
 
 #[cfg(test)]

@@ -39,6 +39,7 @@ impl<'a> Attempt<'a> {
             credential: terms
                 .and_then(|terms| terms.credential.clone())
                 .filter(|_| how == How::Forward),
+            is_credential_host: self.own.iter().any(injects),
             how,
             admission: [standing.own.iter().map(admission).collect(), standing.base.admission()],
             lookup: self.lookup(own, either(|terms| terms.strict_cname)),
@@ -136,6 +137,10 @@ impl Floor<'_> {
             Floor::Tier(Tier::Untrusted | Tier::User) => [Admission::Public].into(),
         }
     }
+}
+
+fn injects(matched: &Match<'_>) -> bool {
+    matched.rule.allow().is_some_and(|terms| terms.credential.is_some())
 }
 
 fn admission(matched: &Match<'_>) -> Admission {

@@ -8,7 +8,7 @@ use ipnet::IpNet;
 use crate::budget::Budgets;
 use crate::facts::{Method, QueryType};
 use crate::load::problem::Place;
-use crate::name::Host;
+use crate::name::{DomainName, Host};
 use crate::path::PathPattern;
 use crate::pattern::Reach;
 use crate::set::{Hit, HostSet, Origin};
@@ -160,6 +160,17 @@ impl Policy {
     /// Every host pattern, with the rule it leads to.
     pub fn hosts(&self) -> impl Iterator<Item = (Hit<'_>, &Rule)> {
         self.hosts.iter().filter_map(|hit| self.rule(hit.rule).map(|rule| (hit, rule)))
+    }
+
+    /// How many host patterns there are.
+    pub fn patterns(&self) -> usize {
+        self.hosts.len()
+    }
+
+    /// The first exact names that stand in the policy itself, not in a list, with the rule each leads to.
+    pub fn literals(&self) -> impl Iterator<Item = (&DomainName, &Rule)> {
+        let literals = self.hosts.literals().iter();
+        literals.filter_map(|(name, at)| self.rule(*at).map(|rule| (name, rule)))
     }
 
     /// Every literal target, with the rule it leads to.

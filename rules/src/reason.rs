@@ -207,6 +207,9 @@ reasons! {
     PathNotAllowed "path_not_allowed"
         "A rule names the host and method but not this path."
         "Add the path to the rule's `paths`.";
+    PolicyInvalid "policy_invalid"
+        "The policies on disk are not good, and the operator's file says `on_invalid = \"deny\"`."
+        "Mend the file that `sandbar status` names; what was allowed before is allowed again then.";
     PortNotListed "port_not_listed"
         "A rule names the host but not this port."
         "Write the port with the host (`host:port`) or add it to the rule's `ports`.";

@@ -26,6 +26,17 @@ pub struct RuleSet {
     pub(crate) lifetimes: bool,
     pub(crate) own: Box<[SocketAddr]>,
     pub(crate) warnings: Vec<Problem>,
+    /// The warnings of each policy by itself, for the load that takes the policy over.
+    pub(crate) noted: BTreeMap<PolicyName, Vec<Problem>>,
+    pub(crate) mood: Mood,
+}
+
+/// Whether the rules are asked at all.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Mood {
+    /// Every attempt is refused: the files on disk are not good, and the operator wants nothing to pass then.
+    Closed,
+    Judging,
 }
 
 /// What a sandbox is judged by: every layer must allow, none may deny.
@@ -79,6 +90,15 @@ impl RuleSet {
         let mut rules = self.clone();
         rules.generation += 1;
         rules.sandboxes.give(given).then_some(rules)
+    }
+
+    /// The same sandboxes under the next generation, and nothing allowed to any of them.
+    pub fn closed(&self) -> RuleSet {
+        RuleSet { generation: self.generation + 1, mood: Mood::Closed, ..self.clone() }
+    }
+
+    pub fn is_closed(&self) -> bool {
+        self.mood == Mood::Closed
     }
 
     pub fn policies(&self) -> impl Iterator<Item = &Arc<Policy>> {

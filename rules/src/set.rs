@@ -8,7 +8,7 @@ use std::hash::BuildHasher;
 use std::mem::size_of;
 
 use foldhash::fast::FixedState;
-use hashbrown::HashTable;
+use hashbrown::{HashTable, hash_table};
 
 use crate::name::DomainName;
 use crate::pattern::{DomainPattern, HostPattern, RawPattern, Reach};
@@ -20,6 +20,9 @@ pub const MAX_TEXT: usize = 256 << 20;
 
 /// Most entries that share one base name: each costs every look-up of that name a step.
 pub const MAX_SHARED: usize = 256;
+
+/// Most exact names that are kept to be resolved ahead.
+const MAX_LITERALS: usize = 1024;
 
 const END: u32 = u32::MAX;
 /// The bit of a line number that says the line is a list's; no file of ours has two thousand million lines.
@@ -33,6 +36,8 @@ pub struct HostSet {
     entries: Vec<Entry>,
     index: HashTable<Slot>,
     hasher: FixedState,
+    /// The first exact names that came one by one, with their rules: those of policies themselves.
+    literals: Vec<(DomainName, u16)>,
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -51,6 +56,8 @@ struct Entry {
     rule: u16,
     port: u16,
     reach: Reach,
+    /// Whether it is the first with its base: their order is that of the text.
+    begins: bool,
 }
 
 /// A pattern of the set that covers the name asked for.
@@ -97,7 +104,18 @@ impl HostSet {
             DomainPattern::Exact(_) => Reach::Exact,
         };
         let raw = RawPattern { reach, base: base.into(), port: pattern.port };
-        self.insert_raw(&raw, rule, line, Origin::Policy)
+        self.insert_raw(&raw, rule, line, Origin::Policy)?;
+        if let DomainPattern::Exact(name) = &pattern.pattern
+            && self.literals.len() < MAX_LITERALS
+        {
+            self.literals.push((name.clone(), rule));
+        }
+        Ok(())
+    }
+
+    /// The first exact names that were not of lists, with their rules.
+    pub(crate) fn literals(&self) -> &[(DomainName, u16)] {
+        &self.literals
     }
 
     pub(crate) fn insert_raw(
@@ -114,11 +132,26 @@ impl HostSet {
             Origin::List => line | LISTED,
             Origin::Policy => line & !LISTED,
         };
-        let entry = Entry { line, next: END, rule, port: raw.port.unwrap_or(0), reach: raw.reach };
-        match self.slot(&raw.base) {
-            Some(slot) => self.append(slot.entry, entry),
-            None => {
-                self.begin(&raw.base, entry);
+        let (port, reach) = (raw.port.unwrap_or(0), raw.reach);
+        let entry = Entry { line, next: END, rule, port, reach, begins: false };
+        let base = raw.base.as_bytes();
+        let (text, hasher) = (&self.text, &self.hasher);
+        let place = self.index.entry(
+            hasher.hash_one(base),
+            |slot| base_at(text, slot.offset) == base,
+            |slot| hasher.hash_one(base_at(text, slot.offset)),
+        );
+        match place {
+            hash_table::Entry::Occupied(found) => {
+                let first = found.get().entry;
+                self.append(first, entry)
+            }
+            hash_table::Entry::Vacant(free) => {
+                let (offset, at) = (self.text.len() as u32, self.entries.len() as u32);
+                free.insert(Slot { offset, entry: at });
+                self.text.push(base.len() as u8);
+                self.text.extend_from_slice(base);
+                self.entries.push(Entry { begins: true, ..entry });
                 Ok(())
             }
         }
@@ -127,17 +160,6 @@ impl HostSet {
     fn slot(&self, base: &str) -> Option<Slot> {
         let hash = self.hasher.hash_one(base.as_bytes());
         self.index.find(hash, |slot| base_at(&self.text, slot.offset) == base.as_bytes()).copied()
-    }
-
-    /// The first entry of a base name.
-    fn begin(&mut self, base: &str, entry: Entry) {
-        let slot = Slot { offset: self.text.len() as u32, entry: self.entries.len() as u32 };
-        self.text.push(base.len() as u8);
-        self.text.extend_from_slice(base.as_bytes());
-        self.entries.push(entry);
-        let (text, hasher) = (&self.text, &self.hasher);
-        let hash = hasher.hash_one(base.as_bytes());
-        self.index.insert_unique(hash, slot, |slot| hasher.hash_one(base_at(text, slot.offset)));
     }
 
     /// One more entry of a base name, behind the others, so that their order is that of the file.
@@ -191,14 +213,17 @@ impl HostSet {
 
     /// The entries whose base is `base`, whatever their reach.
     fn chain(&self, base: &str) -> impl Iterator<Item = Hit<'_>> {
-        self.slot(base).into_iter().flat_map(|slot| self.entries_of(slot))
+        let slot = self.slot(base);
+        let first =
+            slot.and_then(|slot| Some((self.entries.get(slot.entry as usize)?, slot.offset)));
+        first.into_iter().flat_map(|(first, offset)| self.from(first, offset))
     }
 
-    fn entries_of(&self, slot: Slot) -> impl Iterator<Item = Hit<'_>> {
-        let base = str::from_utf8(base_at(&self.text, slot.offset)).unwrap_or("");
-        let first = self.entries.get(slot.entry as usize);
-        let chain = std::iter::successors(first, |entry| self.entries.get(entry.next as usize));
-        chain.map(move |entry| entry.hit(base))
+    /// An entry and those behind it with the same base, which stands at `offset`.
+    fn from<'a>(&'a self, first: &'a Entry, offset: u32) -> impl Iterator<Item = Hit<'a>> {
+        let base = str::from_utf8(base_at(&self.text, offset)).unwrap_or("");
+        let next = |entry: &&Entry| self.entries.get(entry.next as usize);
+        std::iter::successors(Some(first), next).map(move |entry| entry.hit(base))
     }
 
     /// The patterns with this very base, whatever their reach.
@@ -213,14 +238,13 @@ impl HostSet {
 
     /// Every pattern of the set, by base in the order first met.
     pub fn iter(&self) -> impl Iterator<Item = Hit<'_>> {
-        let mut slots: Vec<Slot> = self.index.iter().copied().collect();
-        slots.sort_unstable_by_key(|slot| slot.offset);
-        slots.into_iter().flat_map(|slot| self.entries_of(slot))
-    }
-
-    /// Every pattern of the set in no order, without sorting a million of them first.
-    pub(crate) fn unordered(&self) -> impl Iterator<Item = Hit<'_>> {
-        self.index.iter().flat_map(|slot| self.entries_of(*slot))
+        let begin = self.entries.iter().filter(|entry| entry.begins);
+        let placed = begin.scan(0, |end, entry| {
+            let offset = *end;
+            *end += 1 + base_at(&self.text, offset).len() as u32;
+            Some((entry, offset))
+        });
+        placed.flat_map(|(entry, offset)| self.from(entry, offset))
     }
 
     pub fn len(&self) -> usize {
@@ -238,6 +262,7 @@ impl HostSet {
         self.entries.capacity() * size_of::<Entry>()
             + self.index.allocation_size()
             + self.text.capacity()
+            + self.literals.capacity() * size_of::<(DomainName, u16)>()
             - names
     }
 }
@@ -348,6 +373,18 @@ mod tests {
         assert!(set.overhead() <= 40 * set.len(), "{} bytes a pattern", set.overhead() / set.len());
         assert_eq!(rules(&set, "h99999.d345.example"), [0]);
         assert_eq!(rules(&set, "h99999.d346.example"), [0u16; 0]);
+    }
+
+    #[test]
+    fn patterns_come_back_in_the_order_of_the_file() {
+        let set = set(&["b.com", "*.a.com", "b.com:80", "c.com", ".a.com", "*"]);
+        let all: Vec<(String, u16)> = set.iter().map(|hit| (hit.pattern(), hit.rule)).collect();
+        let all: Vec<(&str, u16)> = all.iter().map(|(text, rule)| (text.as_str(), *rule)).collect();
+        let grouped =
+            [("b.com", 0), ("b.com", 2), ("*.a.com", 1), (".a.com", 4), ("c.com", 3), ("*", 5)];
+        assert_eq!(all, grouped, "by base, as first met");
+        let literals: Vec<&str> = set.literals().iter().map(|(name, _)| name.as_str()).collect();
+        assert_eq!(literals, ["b.com", "b.com", "c.com"]);
     }
 
     proptest! {

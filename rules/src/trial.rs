@@ -17,7 +17,7 @@ pub struct Trial {
     pub name: Option<String>,
     pub line: u32,
     /// Where the test stands, for problems that are found after parsing.
-    pub(crate) at: Place,
+    pub at: Place,
     pub expect: Expect,
     pub probe: Probe,
     /// Only this sandbox; every one that has the policy otherwise.

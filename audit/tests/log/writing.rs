@@ -39,6 +39,40 @@ async fn an_attempt_has_a_decision_before_and_an_outcome_after() {
 }
 
 #[tokio::test]
+async fn a_witness_sees_what_became_of_each_attempt() {
+    let (_guard, config) = fresh();
+    let seen: Arc<std::sync::Mutex<Vec<String>>> = Arc::default();
+    let told = seen.clone();
+    let log = Log::open(config).unwrap();
+    let seated = log.watch(move |one| {
+        let (host, port) = one.facts.destination();
+        let host = host.map(audit::Text::shown).unwrap_or_default();
+        told.lock().unwrap().push(format!("{host} {port:?} {:?}", one.turn));
+    });
+    assert!(seated && !log.watch(|_| ()), "there is one witness");
+    let mut allowed = record(&log, tunnel("a.example"));
+    drop(allowed.decided(verdict("allowed")).await.unwrap());
+    allowed.meter().sent(3);
+    allowed.close(completed());
+    record(&log, tunnel("b.example")).refused(verdict("not_listed")).await.unwrap();
+    record(&log, tunnel("c.example")).denied(verdict("not_listed"));
+    let mut late = record(&log, tunnel("d.example"));
+    drop(late.decided(verdict("allowed")).await.unwrap());
+    late.refused(verdict("private_address")).await.unwrap();
+    drop(record(&log, tunnel("e.example"))); // nothing became of it
+    let port = "Some(443)";
+    let wanted = [
+        format!("a.example {port} Allowed"),
+        format!("a.example {port} Ended {{ sent: 3, received: 0 }}"),
+        format!("b.example {port} Refused(Code(\"not_listed\"))"),
+        format!("c.example {port} Refused(Code(\"not_listed\"))"),
+        format!("d.example {port} Allowed"),
+        format!("d.example {port} Refused(Code(\"private_address\"))"),
+    ];
+    assert_eq!(*seen.lock().unwrap(), wanted);
+}
+
+#[tokio::test]
 async fn every_way_out_leaves_the_right_records() {
     type Way = fn(audit::OpenRecord, &tokio::runtime::Handle);
     let ways: [(&str, Way, &[&str], &str); 9] = [

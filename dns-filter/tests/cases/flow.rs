@@ -6,6 +6,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 
 use hickory_proto::op::ResponseCode;
 use rules::facts::{ConnectFacts, Ech, Facts, Protocol, Target};
+use rules::operator::PreResolve;
 use rules::word::SandboxId;
 use rules::{Decision, DomainName, Host};
 
@@ -24,6 +25,35 @@ async fn case_54_what_a_reload_takes_away_is_gone_at_once() {
     let before = world.recorder.seen().len();
     assert_eq!(world.ask("github.com", A).await.addresses().len(), 1);
     assert_eq!(world.recorder.seen().len(), before + 1, "what was forgotten is asked anew");
+}
+
+#[tokio::test]
+async fn case_54_what_was_resolved_ahead_or_stands_for_a_name_is_gone_at_once_too() {
+    let policy = format!(
+        "{ALLOW}\n[[allow]]\nname = \"db\"\nhosts = [\"db.corp.example\"]\ntcp = [5432]\nresolves_to = [\"10.1.0.0/16\"]\n"
+    );
+    let world = World::with(&policy, plain, |settings| settings.pre_resolve = PreResolve::On).await;
+    world.filter.prepare().await;
+    let asked = world.recorder.seen().len();
+    assert!(asked > 0, "names were resolved ahead");
+    let stands = world.ask("db.corp.example", A).await.addresses();
+    assert_eq!(stands[0].to_string(), "198.18.0.1");
+    assert_eq!(world.ask("github.com", A).await.addresses().len(), 1);
+    let fewer = ALLOW.replace(", \"github.com\"", "");
+    for (generation, closed) in [(2, false), (3, true)] {
+        let fewer = rules(&fewer, generation);
+        world.rules.store(Arc::new(if closed { fewer.closed() } else { fewer }));
+        let reason = if closed { "policy_invalid" } else { "not_listed" };
+        for name in ["github.com", "db.corp.example"] {
+            let told = world.ask(name, A).await;
+            assert_eq!(told.ede.as_deref(), Some(reason), "{name}");
+            assert!(told.addresses().is_empty(), "{name}");
+        }
+    }
+    assert_eq!(world.recorder.seen().len(), asked, "and nobody was asked");
+    world.rules.store(Arc::new(rules(&policy, 5)));
+    assert_eq!(world.ask("github.com", A).await.addresses().len(), 1);
+    assert_eq!(world.ask("db.corp.example", A).await.addresses(), stands, "for the sandbox's life");
 }
 
 #[tokio::test]

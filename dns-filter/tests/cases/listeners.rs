@@ -67,6 +67,30 @@ async fn udp_answers_from_the_address_asked_over_both_families() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn sockets_that_others_opened_are_served() {
+    let world = World::new().await;
+    let whose = || Identify::Dedicated(SandboxId::parse("s").unwrap());
+    let udp = std::net::UdpSocket::bind("127.0.0.1:0").unwrap();
+    let tcp = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+    let (datagrams, connections) = (udp.local_addr().unwrap(), tcp.local_addr().unwrap());
+    let (stranger, _) = std::os::unix::net::UnixStream::pair().unwrap();
+    let mut server = Server::open(world.filter.clone(), &[], 1).unwrap();
+    server.adopt(udp.into(), whose()).unwrap();
+    server.adopt(tcp.into(), whose()).unwrap();
+    assert!(server.adopt(std::os::fd::OwnedFd::from(stranger).into(), whose()).is_err());
+    let (_stop, stopped) = watch::channel(false);
+    tokio::spawn(server.run(stopped));
+    let client = UdpSocket::bind("127.0.0.1:0").await.unwrap();
+    client.send_to(&query("github.com", A), datagrams).await.unwrap();
+    let mut buffer = [0; 2048];
+    let length = timeout(SOON, client.recv(&mut buffer)).await.unwrap().unwrap();
+    assert_eq!(Told::read(buffer[..length].to_vec()).addresses().len(), 1);
+    let mut stream = TcpStream::connect(connections).await.unwrap();
+    stream.write_all(&framed(&query("pastebin.com", A))).await.unwrap();
+    assert_eq!(read(&mut stream).await.addresses().len(), 0);
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn case_40_pipelined_queries_are_answered_as_they_are_ready() {
     let world = World::with(
         ALLOW,

@@ -2,7 +2,7 @@
 //! that verifies; whatever the sandbox sent in its place is gone, and what the origin sends back is covered.
 
 use std::fs;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
@@ -10,21 +10,21 @@ use tempfile::TempDir;
 
 use crate::handshake::{Root, client, shake};
 use crate::origin::{Act, Origin};
-use crate::wire::Answer;
+use crate::wire::{Answer, Wire};
 use crate::world::{Plan, World};
 
-const SECRET: &str = "sk-live/0123456789+abcdef==";
+pub(crate) const SECRET: &str = "sk-live/0123456789+abcdef==";
 
-/// An origin with a credential for `POST /v1/**`, and one without.
-struct Scene {
-    world: World,
-    bound: Origin,
+/// An origin with a credential for `POST /v1/**` and `GET /ws/**`, and one without.
+pub(crate) struct Scene {
+    pub(crate) world: World,
+    pub(crate) bound: Origin,
     other: Origin,
     secret: TempDir,
 }
 
 impl Scene {
-    fn new() -> Self {
+    pub(crate) fn new() -> Self {
         let root = Root::new();
         let (bound, other) =
             (Origin::tls(root.server("a.test")), Origin::tls(root.server("b.test")));
@@ -32,6 +32,8 @@ impl Scene {
         fs::write(secret.path().join("key"), format!("{SECRET}\n")).unwrap();
         let policy = format!(
             "[[allow]]\nname = \"model\"\nhosts = [\"a.test:{0}\"]\nmethods = [\"POST\"]\npaths = [\"/v1/**\"]\n\
+             credential = \"key\"\nresolves_to = [\"127.0.0.0/8\"]\n\
+             [[allow]]\nname = \"sockets\"\nhosts = [\"a.test:{0}\"]\nmethods = [\"GET\"]\npaths = [\"/ws/**\"]\n\
              credential = \"key\"\nresolves_to = [\"127.0.0.0/8\"]\n\
              [[allow]]\nname = \"open\"\nhosts = [\"a.test:{0}\", \"b.test:{1}\"]\nmethods = [\"GET\"]\n\
              resolves_to = [\"127.0.0.0/8\"]\n",
@@ -47,19 +49,34 @@ impl Scene {
     }
 
     fn ask(&self, host: &str, origin: &Origin, line: &str, fields: &str) -> Answer {
-        let config = client(&self.world, "http/1.1");
-        let mut wire = shake(self.world.tunnel(host, origin.port()), &config, host).unwrap();
+        let mut wire = self.connect(host, origin);
         let port = origin.port();
         wire.send(format!("{line} HTTP/1.1\r\nHost: {host}:{port}\r\n{fields}\r\n"));
         wire.answer("POST").unwrap()
     }
 
-    fn post(&self, fields: &str) -> Answer {
+    /// A connection of the sandbox to an origin, in TLS.
+    fn connect(&self, host: &str, origin: &Origin) -> Wire {
+        let config = client(&self.world, "http/1.1");
+        shake(self.world.tunnel(host, origin.port()), &config, host).unwrap()
+    }
+
+    /// A connection to the origin that has a credential.
+    pub(crate) fn bound(&self) -> Wire {
+        self.connect("a.test", &self.bound)
+    }
+
+    pub(crate) fn post(&self, fields: &str) -> Answer {
         self.ask("a.test", &self.bound, "POST /v1/chat", &format!("Content-Length: 0\r\n{fields}"))
     }
 
+    /// The file that holds the credential.
+    pub(crate) fn file(&self) -> PathBuf {
+        self.secret.path().join("key")
+    }
+
     /// What the origin got as `Authorization`, of its last request.
-    fn sent(origin: &Origin) -> Vec<String> {
+    pub(crate) fn sent(origin: &Origin) -> Vec<String> {
         let requests = origin.requests();
         let last = requests.last().unwrap();
         let named =
@@ -67,9 +84,9 @@ impl Scene {
         named.map(|(_, value)| value.clone()).collect()
     }
 
-    fn log(&self) -> String {
-        let dir = self.world.authority().parent().unwrap().parent().unwrap().join("log");
-        let segments = fs::read_dir(dir).unwrap().map(|entry| entry.unwrap().path());
+    pub(crate) fn log(&self) -> String {
+        let segments =
+            fs::read_dir(self.world.log_dir()).unwrap().map(|entry| entry.unwrap().path());
         let text = |path: &Path| fs::read_to_string(path).unwrap_or_default();
         segments
             .filter(|path| path.extension().is_some_and(|kind| kind == "jsonl"))
@@ -94,7 +111,12 @@ fn p11_it_goes_to_the_bound_host_method_and_path_and_nowhere_else() {
     }
     let mine = "Authorization: Bearer mine\r\n";
     assert_eq!(scene.ask("a.test", &scene.bound, "GET /v1/chat", mine).status, 200);
-    assert_eq!(Scene::sent(&scene.bound), ["Bearer mine"], "another rule has no credential");
+    let none: [String; 0] = [];
+    assert_eq!(
+        Scene::sent(&scene.bound),
+        none,
+        "another rule of that host has none, nor the sandbox's own"
+    );
     assert_eq!(scene.ask("b.test", &scene.other, "GET /v1/chat", mine).status, 200);
     assert_eq!(Scene::sent(&scene.other), ["Bearer mine"]);
     let answer = scene.ask("a.test", &scene.bound, "POST /v2/chat", "Content-Length: 0\r\n");
@@ -107,7 +129,7 @@ fn p11_it_goes_to_the_bound_host_method_and_path_and_nowhere_else() {
 fn p11_without_it_nothing_is_sent() {
     let scene = Scene::new();
     assert_eq!(scene.post("").status, 200);
-    let file = scene.secret.path().join("key");
+    let file = scene.file();
     for (what, content) in
         [("gone", None), ("two lines", Some("a-secret-of\nmany lines")), ("short", Some("x"))]
     {

@@ -34,6 +34,15 @@ impl Root {
         self.server_as(CertificateParams::new([name.to_owned()]).unwrap())
     }
 
+    /// The certificate and the key of a server that is `name`, as PEM.
+    pub(crate) fn leaf(&self, name: &str) -> (String, String) {
+        let key = KeyPair::generate().unwrap();
+        let params = CertificateParams::new([name.to_owned()]).unwrap();
+        let leaf = params.signed_by(&key, &self.0).unwrap();
+        let key = certs::pem::from_private_key(&key.serialize_der());
+        (certs::pem::from_certificate(leaf.der()), key.to_string())
+    }
+
     /// A server with a certificate of these properties.
     pub(crate) fn server_as(&self, params: CertificateParams) -> Arc<ServerConfig> {
         let key = KeyPair::generate().unwrap();

@@ -6,6 +6,7 @@
 mod agreement;
 mod answers;
 mod credentials;
+mod echoes;
 mod fields;
 mod framing;
 mod handshake;
@@ -14,6 +15,7 @@ mod http2;
 mod limits;
 mod names;
 mod origin;
+mod origin2;
 mod refusals;
 mod streams;
 mod strict;

@@ -125,12 +125,18 @@ fn serve(
         connections.connections.len() - 1
     };
     let raw = stream.try_clone().unwrap();
-    let mut carrier: Box<dyn Carrier> = match tls {
-        None => Box::new(stream),
-        Some(config) => Box::new(StreamOwned::new(ServerConnection::new(config).unwrap(), stream)),
-    };
-    read(&mut *carrier, connections, at, act);
-    drop(carrier.flush());
+    match tls {
+        None => {
+            let mut stream = stream;
+            read(&mut stream, connections, at, act);
+        }
+        Some(config) => {
+            let mut stream = StreamOwned::new(ServerConnection::new(config).unwrap(), stream);
+            read(&mut stream, connections, at, act);
+            stream.conn.send_close_notify(); // whoever reads to the end shall know that it is
+            drop(stream.flush());
+        }
+    }
     drop(raw.shutdown(Shutdown::Both)); // the other end has gone, or is to go
     connections.lock().unwrap().connections[at].over = true;
 }

@@ -12,10 +12,8 @@ use integration::sandbar;
 use serde_json::Value;
 use tempfile::TempDir;
 
+pub(crate) use crate::wire::DEADLINE;
 use crate::wire::{Answer, Wire};
-
-/// Nothing here takes as long on a machine that is merely busy.
-pub(crate) const DEADLINE: Duration = Duration::from_secs(30);
 
 /// What an instance is made of.
 #[derive(Default)]
@@ -163,6 +161,16 @@ impl World {
     /// The authority's certificate, which a sandbox is told to trust.
     pub(crate) fn authority(&self) -> PathBuf {
         self.dir.path().join("ca/ca.pem")
+    }
+
+    /// Where the log is, and the admin socket beside it.
+    pub(crate) fn log_dir(&self) -> PathBuf {
+        self.dir.path().join("log")
+    }
+
+    /// Everything the program has told its operator.
+    pub(crate) fn said(&self) -> String {
+        self.told.lock().unwrap().join("\n")
     }
 
     pub(crate) fn pid(&self) -> u32 {

@@ -111,3 +111,21 @@ fn what_the_command_leaves_running_ends_with_it() {
 fn inside(pid: u32) -> bool {
     fs::read_to_string(format!("/proc/{pid}/cmdline")).is_ok_and(|line| line.contains("late"))
 }
+
+#[test]
+fn nobody_of_the_same_user_looks_into_the_processes_around_the_command() {
+    let scene = Scene::new(Who::User);
+    let (mut proxy, keeper) = started(&scene);
+    let first = children_of(keeper)[0];
+    for pid in [proxy.id(), keeper, first] {
+        for file in ["environ", "maps", "mem"] {
+            let read = scene.outside("head").args(["-c1", &format!("/proc/{pid}/{file}")]).output();
+            assert!(!read.unwrap().status.success(), "{file} of {pid} is read");
+        }
+    }
+    let own = children_of(first)[0];
+    let read = scene.outside("head").args(["-c1", &format!("/proc/{own}/maps")]).output().unwrap();
+    assert!(read.status.success(), "the command itself is the caller's: the check can fail");
+    kill(proxy.id());
+    proxy.wait().unwrap();
+}

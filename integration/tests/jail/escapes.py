@@ -119,7 +119,7 @@ attempt("see the proxy", lambda: os.stat(f"/proc/{outside['pid']}/exe").st_ino i
 attempt("processes", lambda: max(int(name) for name in os.listdir("/proc") if name.isdigit()) < 1000)
 attempt("first: memory", lambda: open("/proc/1/mem", "rb").read(1))
 attempt("first: environment", lambda: open("/proc/1/environ", "rb").read(1))
-attempt("first: descriptors", lambda: os.listdir("/proc/1/fd"))
+attempt("first: descriptors", lambda: os.readlink("/proc/1/fd/0"))
 attempt("first: root", lambda: os.listdir("/proc/1/root/"))
 attempt("first: ptrace", lambda: call(101, 16, 1, 0, 0))
 attempt("first: kill", lambda: (os.kill(1, 9), time.sleep(0.2), "still here")[2])

@@ -2,8 +2,10 @@
 
 use std::fs;
 use std::os::unix::fs::PermissionsExt;
+use std::os::unix::net::UnixListener;
+use std::process::Stdio;
 
-use super::scene::{Ran, Scene, Who};
+use super::scene::{Ran, Scene, Who, until};
 
 #[test]
 fn work_and_home_are_written_and_the_rest_is_not() {
@@ -56,7 +58,7 @@ fn a_working_directory_in_tmp_is_seen_there() {
         let ran = Ran::of(command.current_dir(dir.path()).args([
             "sh",
             "-c",
-            "echo x > file; ls /tmp | wc -l; pwd",
+            "echo x > file; ls -A /tmp | wc -l; pwd",
         ]));
         assert_eq!(ran.out, format!("1\n{}\n", dir.path().display()), "{ran}");
         assert_eq!(fs::read_to_string(dir.path().join("file")).unwrap(), "x\n");
@@ -89,4 +91,46 @@ fn a_run_from_sandbars_own_directory_is_refused() {
     let ran = Ran::of(command.current_dir(scene.at("state")).args(["touch", "x"]));
     assert_eq!(ran.status.code(), Some(125), "{ran}");
     assert!(!scene.at("state/x").exists() && ran.err.contains("elsewhere"), "{ran}");
+}
+
+const KNOCK: &str = "
+import os, socket, time
+end = time.time() + 60
+for made in ['first', 'second']:
+    while not os.path.exists(made):
+        time.sleep(0.01)
+    while True:
+        try:
+            socket.socket(socket.AF_UNIX).connect('agent.sock')
+        except ConnectionRefusedError:
+            break
+        if time.time() > end:
+            raise SystemExit(made + ' is never covered')
+        time.sleep(0.05)
+    os.rename(made, made + '-covered')
+";
+
+#[test]
+fn a_socket_that_is_made_later_is_covered_and_so_is_the_next_in_its_place() {
+    for who in Who::BOTH {
+        let scene = Scene::new(who);
+        let path = scene.at("work/agent.sock");
+        let mut command = scene.run(&["-q"]);
+        command.args(["/usr/bin/python3", "-c", KNOCK]);
+        let child = command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
+        until("the jail stands", || {
+            scene.runs().first()?.join("admin.sock").exists().then_some(())
+        });
+        let mut listening = Vec::new();
+        for made in ["first", "second"] {
+            drop(fs::remove_file(&path)); // there is none at first
+            listening.push(scene.net.gateway.enter(|| UnixListener::bind(&path)).unwrap());
+            fs::set_permissions(&path, fs::Permissions::from_mode(0o777)).unwrap();
+            scene.write(&format!("work/{made}"), "");
+            let covered = scene.at(&format!("work/{made}-covered"));
+            until("it is covered", || covered.exists().then_some(()));
+        }
+        let ran = Ran::from(child);
+        assert_eq!(ran.status.code(), Some(0), "{who:?} {ran}");
+    }
 }

@@ -91,7 +91,8 @@ fn a_policy_is_followed_while_the_command_runs() {
         |hosts: &str| format!("name = \"own\"\n[[allow]]\nname = \"web\"\nhosts = [{hosts}]\n");
     let path = scene.write("policies/own.toml", &rule(""));
     let named = path.display().to_string();
-    let script = "touch waiting; while ! curl -sf https://open.example/later; do sleep 0.1; done";
+    let script = "curl -sf https://open.example/early; touch waiting\n\
+                  while ! curl -sf https://open.example/later; do sleep 0.1; done";
     let mut command = scene.run(&["--policy", &named, "--timeout", "60s"]);
     let child =
         command.args(["sh", "-c", script]).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn();
@@ -100,6 +101,7 @@ fn a_policy_is_followed_while_the_command_runs() {
     let ran = Ran::from(child.unwrap());
     assert_eq!(ran.status.code(), Some(0), "{ran}");
     assert!(ran.err.contains(&format!("in an [[allow]] of {named}")), "{ran}");
+    assert!(scene.reached("/later") && !scene.reached("/early"));
 }
 
 #[test]
@@ -231,4 +233,37 @@ fn ten_jails_do_not_touch_each_other() {
         .filter_map(|record| Some(record.pointer("/src_endpoint/uid")?.as_str()?.to_owned()))
         .collect();
     assert_eq!(sandboxes.len(), 10, "{sandboxes:?}");
+}
+
+/// The program where no user namespace may be made: with the capabilities of root over it, or without any.
+fn where_forbidden(scene: &Scene, capabilities: &str) -> Ran {
+    let words =
+        [&scene.words()[..], &["-q", "--allow", "open.example", "--"].map(str::to_owned)].concat();
+    let shell = "echo 0 > /proc/sys/user/max_user_namespaces; exec setpriv $0 \"$@\"";
+    let mut command = scene.outside("unshare");
+    command.args(["-Ur", "sh", "-c", shell, capabilities]).args(words);
+    let inside = "curl -sSf https://open.example/rooted; grep CapBnd /proc/self/status; ip link add x type dummy";
+    Ran::of(command.args(["sh", "-c", inside]))
+}
+
+#[test]
+fn where_namespaces_are_forbidden_the_setting_is_named() {
+    let scene = Scene::new(Who::Root);
+    let ran = where_forbidden(&scene, "--bounding-set=-all");
+    assert_eq!(ran.status.code(), Some(125), "{ran}");
+    for said in
+        ["user.max_user_namespaces = 0 forbids it", "sudo sysctl -w user.max_user_namespaces="]
+    {
+        assert!(ran.err.contains(said), "{said}: {ran}");
+    }
+    assert!(scene.origin.requests().is_empty() && scene.runs().is_empty(), "nothing is left of it");
+}
+
+#[test]
+fn root_needs_no_user_namespace_and_gives_its_capabilities_up() {
+    let scene = Scene::new(Who::Root);
+    let ran = where_forbidden(&scene, "--keep-groups");
+    assert!(scene.reached("/rooted"), "{ran}");
+    assert!(ran.out.contains("CapBnd:\t0000000000000000"), "{ran}");
+    assert_ne!(ran.status.code(), Some(0), "no link is made: {ran}");
 }

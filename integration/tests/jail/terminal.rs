@@ -63,6 +63,9 @@ fn a_pipeline_is_one_job() {
             json!(["see", "out> "]),
             piped("sh -c 'echo one; echo two'"),
             json!(["see", "one\r\ntwo\r\n", "out> "]),
+            // The group is shared with the proxy and `cat`: who is inside does not signal it.
+            piped("sh -c 'kill -9 0; echo three'"),
+            json!(["see", "three\r\n", "out> "]),
             piped("sleep 4322"),
             state(&scene, "S[a-zA-Z]*\\+", "sleep 4322"),
             json!(["type", "\u{1a}"]),
@@ -133,7 +136,11 @@ fn an_editor_and_an_interpreter_work_and_lines_of_ours_wait() {
             json!(["see", "out> "]),
             json!(["type", vim]),
             json!(["see", "New"]),
-            json!(["type", ":call system('curl -s https://denied.example/')\r"]),
+            json!([
+                "type",
+                ":call job_start(['sh', '-c', 'curl -s https://denied.example/; touch asked'])\r"
+            ]),
+            json!(["wait", "test -e asked"]),
             json!(["type", "ihello\u{1b}:wq\r"]),
             json!(["see", "written", "denied denied.example", "exit status 0", "out> "]),
             line(&scene, "/usr/bin/python3 -q"),

@@ -156,31 +156,29 @@ impl Client {
         host: &str,
         trust: &Arc<ClientConfig>,
     ) -> Self {
-        let mut socket = socket(proxy, from);
-        socket.set_read_timeout(Some(PATIENCE)).unwrap();
-        socket
-            .write_all(format!("CONNECT {host} HTTP/1.1\r\nHost: {host}\r\n\r\n").as_bytes())
-            .unwrap();
-        let mut said = Vec::new();
-        let mut byte = [0];
-        while !said.ends_with(b"\r\n\r\n") {
-            assert_eq!(socket.read(&mut byte).unwrap(), 1, "{}", String::from_utf8_lossy(&said));
-            said.extend(byte);
-        }
-        assert!(said.starts_with(b"HTTP/1.1 200"), "{}", String::from_utf8_lossy(&said));
-        Self::over(socket, host, trust)
+        Self::over(tunnel(proxy, from, host), host, host, trust)
+    }
+
+    /// Connects to `host` and then, in TLS, asks for another name.
+    pub(crate) fn connect_as(
+        proxy: SocketAddr,
+        host: &str,
+        name: &str,
+        trust: &Arc<ClientConfig>,
+    ) -> Self {
+        Self::over(tunnel(proxy, None, host), host, name, trust)
     }
 
     /// Connects without a proxy.
     pub(crate) fn direct(at: SocketAddr, host: &str, trust: &Arc<ClientConfig>) -> Self {
         let socket = TcpStream::connect(at).unwrap();
         socket.set_read_timeout(Some(PATIENCE)).unwrap();
-        Self::over(socket, host, trust)
+        Self::over(socket, host, host, trust)
     }
 
-    fn over(socket: TcpStream, host: &str, trust: &Arc<ClientConfig>) -> Self {
+    fn over(socket: TcpStream, host: &str, name: &str, trust: &Arc<ClientConfig>) -> Self {
         socket.set_nodelay(true).unwrap();
-        let name = host.split(':').next().unwrap().to_owned();
+        let name = name.split(':').next().unwrap().to_owned();
         let tls =
             ClientConnection::new(trust.clone(), ServerName::try_from(name).unwrap()).unwrap();
         Client { stream: StreamOwned::new(tls, socket), host: host.to_owned(), bodiless: false }
@@ -247,4 +245,21 @@ fn socket(to: SocketAddr, from: Option<&str>) -> TcpStream {
     socket.bind(&from.into()).unwrap();
     socket.connect(&to.into()).unwrap();
     socket.into()
+}
+
+/// A tunnel to `host`, granted.
+fn tunnel(proxy: SocketAddr, from: Option<&str>, host: &str) -> TcpStream {
+    let mut socket = socket(proxy, from);
+    socket.set_read_timeout(Some(PATIENCE)).unwrap();
+    socket
+        .write_all(format!("CONNECT {host} HTTP/1.1\r\nHost: {host}\r\n\r\n").as_bytes())
+        .unwrap();
+    let mut said = Vec::new();
+    let mut byte = [0];
+    while !said.ends_with(b"\r\n\r\n") {
+        assert_eq!(socket.read(&mut byte).unwrap(), 1, "{}", String::from_utf8_lossy(&said));
+        said.extend(byte);
+    }
+    assert!(said.starts_with(b"HTTP/1.1 200"), "{}", String::from_utf8_lossy(&said));
+    socket
 }

@@ -1,7 +1,11 @@
 //! Attacks 22 to 26 and 48 to 69: fields, paths and framing by which a request could be two things at once.
 
-use super::client::{Ask, Framing};
-use super::scene::Scene;
+use std::io::{Read, Write};
+use std::net::TcpStream;
+use std::sync::Arc;
+
+use super::client::{Ask, Client, Framing};
+use super::scene::{DEADLINE, Scene};
 
 const OWN: &str = "staging:team-b";
 
@@ -117,6 +121,63 @@ fn attacks_53_and_75_the_host_is_the_connections_own() {
             format!("GET /live HTTP/1.1\r\n{fields}Sandbox-Identity: {token}\r\n\r\n").as_bytes(),
         );
         scene.refused(row, &client.answer().expect(row), reason, 0);
+    }
+}
+
+/// Without TLS, or in TLS for nobody or for somebody else, there is no way to the service.
+#[test]
+fn attack_75_the_service_is_reached_in_tls_under_its_own_name_or_not_at_all() {
+    let scene = Scene::new();
+    let host = scene.host();
+    let body = r#"{"query":"x","bank_id":"staging:team-b"}"#;
+    let request = |target: &str| {
+        let (token, length) = (scene.token("sandbox-b"), body.len());
+        format!(
+            "POST {target} HTTP/1.1\r\nHost: {host}\r\nSandbox-Identity: {token}\r\n\
+             Content-Type: application/json\r\nContent-Length: {length}\r\nConnection: close\r\n\r\n{body}"
+        )
+    };
+    let connect = |to: &str| format!("CONNECT {to} HTTP/1.1\r\nHost: {to}\r\n\r\n");
+    let address = format!("127.0.0.1:{}", scene.service.port());
+    let mapped = format!("[::ffff:127.0.0.1]:{}", scene.service.port());
+    let decimal = format!("2130706433:{}", scene.service.port());
+    for (row, said) in [
+        ("75 in the clear", request(&format!("http://{host}/v1/recall"))),
+        ("75 in the clear, in a tunnel", connect(&host) + &request("/v1/recall")),
+        ("75 by its address", connect(&address) + &request("/v1/recall")),
+        ("75 by its address, in the clear", request(&format!("http://{address}/v1/recall"))),
+        ("76 by a mapped address", connect(&mapped) + &request("/v1/recall")),
+        ("76 by a number", connect(&decimal) + &request("/v1/recall")),
+    ] {
+        let mut socket = TcpStream::connect(scene.listener("sandbox-b")).unwrap();
+        socket.set_read_timeout(Some(DEADLINE)).unwrap();
+        socket.write_all(said.as_bytes()).unwrap();
+        let mut answer = Vec::new();
+        drop(socket.read_to_end(&mut answer)); // it may be reset
+        let answer = String::from_utf8_lossy(&answer).to_ascii_lowercase();
+        assert!(answer.contains("sandbar-reason:"), "{row}: {answer}");
+        assert_eq!(scene.seen().len(), 0, "{row}: something arrived");
+    }
+    let mut nameless = (*scene.trust).clone();
+    nameless.enable_sni = false;
+    for (row, client) in [
+        (
+            "75 no name in TLS",
+            Client::connect(scene.listener("sandbox-b"), None, &host, &Arc::new(nameless)),
+        ),
+        (
+            "75 another name in TLS",
+            Client::connect_as(scene.listener("sandbox-b"), &host, "other.example", &scene.trust),
+        ),
+    ] {
+        let mut client = client;
+        client.say(request("/v1/recall").as_bytes());
+        assert!(client.answer().is_none(), "{row}: it is answered");
+        assert_eq!(scene.seen().len(), 0, "{row}: something arrived");
+    }
+    let told = scene.records();
+    for reason in ["name_missing", "names_disagree"] {
+        assert!(told.iter().any(|record| record["status_detail"] == reason), "75 no {reason}");
     }
 }
 

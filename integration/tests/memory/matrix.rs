@@ -6,6 +6,8 @@ use super::scene::Scene;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Right {
+    /// Nobody's.
+    Administer,
     Forget,
     Recall,
     Retain,
@@ -21,7 +23,7 @@ const MAY: [(&str, &str, &[Right]); 6] = [
     ("sandbox-c", "production:shared", &[Right::Recall]),
 ];
 
-const OPERATIONS: [(&str, &str, Right); 16] = [
+const OPERATIONS: [(&str, &str, Right); 27] = [
     ("POST", "/v1/recall", Right::Recall),
     ("POST", "/v1/debug/recall", Right::Recall),
     ("POST", "/v1/reflect", Right::Recall),
@@ -38,6 +40,17 @@ const OPERATIONS: [(&str, &str, Right); 16] = [
     ("POST", "/v1/forget", Right::Forget),
     ("POST", "/v1/observations/invalidate", Right::Forget),
     ("DELETE", "/v1/mental-models/m1", Right::Forget),
+    ("POST", "/v1/dsar/forget_principal", Right::Administer),
+    ("POST", "/v1/export", Right::Administer),
+    ("POST", "/v1/import", Right::Administer),
+    ("POST", "/v1/ingest/webhook/s1", Right::Administer),
+    ("POST", "/v1/admin/lifecycle", Right::Administer),
+    ("GET", "/v1/admin/banks", Right::Administer),
+    ("GET", "/v1/admin/banks/health", Right::Administer),
+    ("POST", "/v1/admin/banks/m1/hold", Right::Administer),
+    ("DELETE", "/v1/admin/banks/m1/hold/h1", Right::Administer),
+    ("GET", "/v1/admin/sources", Right::Administer),
+    ("GET", "/v1/admin/tenants/acme/storage", Right::Administer),
 ];
 
 fn ask(method: &str, path: &str, bank: &str) -> Ask {
@@ -72,12 +85,11 @@ fn every_cell_of_the_matrix_is_right() {
                         assert_eq!(answer.status, 200, "{cell}: {}", answer.text());
                         assert_eq!(answer.reason(), None, "{cell}");
                     } else {
-                        assert_eq!(
-                            answer.reason(),
-                            Some("foreign_bank"),
-                            "{cell}: {}",
-                            answer.status
-                        );
+                        let reason = match right {
+                            Right::Administer => "memory_operation",
+                            Right::Forget | Right::Recall | Right::Retain => "foreign_bank",
+                        };
+                        assert_eq!(answer.reason(), Some(reason), "{cell}: {}", answer.status);
                     }
                     assert_eq!(scene.seen().len(), allowed, "{cell}");
                 }

@@ -4,9 +4,10 @@ use std::fs;
 use std::process::Command;
 
 use serde_json::Value;
+use tempfile::TempDir;
 
 use super::client::{Ask, Client};
-use super::scene::{AUDIENCE, Scene, Setup, wait};
+use super::scene::{AUDIENCE, SECRET, Scene, Setup, wait};
 
 #[test]
 fn a_sandbox_without_a_token_is_known_by_its_path() {
@@ -92,6 +93,30 @@ fn attack_77_a_reload_counts_at_once_and_a_broken_one_not_at_all() {
     assert_eq!(last.unwrap().reason(), Some("foreign_bank"));
 }
 
+/// A recall that is under way when its bank is taken away brings nothing back.
+#[test]
+fn attack_77_a_request_that_waits_for_the_service_is_cut_and_its_neighbour_is_not() {
+    let scene = Scene::new();
+    let policy = scene.dir.path().join("policies/mem-b.toml");
+    let good = fs::read_to_string(&policy).unwrap();
+    let slow = |bank: &str| {
+        Ask::post("/v1/recall", &format!(r#"{{"query":"strange:slow","bank_id":"{bank}"}}"#))
+    };
+    let (mut loser, mut neighbour) = (scene.client("sandbox-b"), scene.client("sandbox-d"));
+    let ask = slow("staging:team-b").with("Sandbox-Identity", &scene.token("sandbox-b"));
+    loser.say(&ask.bytes(&scene.host()));
+    neighbour.say(&slow("staging:team-d").bytes(&scene.host()));
+    wait("both are at the service", || scene.seen().len() == 2);
+    fs::write(&policy, good.replace("recall = [\"staging:team-b\", ", "recall = [")).unwrap();
+    assert!(loser.answer().is_none(), "it is cut, without an answer");
+    let revoked = |record: &Value| record["unmapped"]["sandbar"]["ending"] == "revoked";
+    wait("the record", || scene.records().iter().any(revoked));
+    let answer = neighbour.answer().expect("the neighbour is answered");
+    assert_eq!(answer.status, 200, "{}", answer.text());
+    let cut: Vec<Value> = scene.records().into_iter().filter(revoked).collect();
+    assert_eq!((cut.len(), &cut[0]["status_detail"]), (1, &"foreign_bank".into()), "{cut:#?}");
+}
+
 fn decoded(part: &str) -> Value {
     let digit = |byte: u8| match byte {
         b'A'..=b'Z' => byte - b'A',
@@ -109,9 +134,8 @@ fn decoded(part: &str) -> Value {
     serde_json::from_slice(&bytes).unwrap()
 }
 
-/// The service is told by a token of ours; the sandbox's own never gets there.
-#[test]
-fn a_token_is_signed_anew_for_the_service() {
+/// A scene in which the service is told by a token of ours; the key lies beside it.
+fn signed() -> (Scene, TempDir) {
     // The scene's directory is not there yet when the key is made, so it lies beside.
     let dir = tempfile::tempdir().unwrap();
     let key = dir.path().join("service.key");
@@ -133,10 +157,26 @@ fn a_token_is_signed_anew_for_the_service() {
         "mode = \"token\"\nkey = \"{}\"\nissuer = \"https://sandbar.acme.example\"\ntrust_domain = \"acme.example\"\n",
         key.display()
     );
-    let scene = Scene::with(Setup { mode: "dev", service: service.leak(), ..Setup::default() });
+    let setup = Setup { mode: "jwt_oidc", service: service.leak(), ..Setup::default() };
+    (Scene::with(setup), dir)
+}
+
+/// What `sandbar identity jwks` prints.
+fn jwks(scene: &Scene) -> String {
+    let mut command = integration::sandbar();
+    command.args(["identity", "jwks", "-c"]).arg(scene.dir.path().join("sandbar.toml"));
+    let told = command.output().unwrap();
+    assert!(told.status.success(), "{}", String::from_utf8_lossy(&told.stderr));
+    String::from_utf8(told.stdout).unwrap()
+}
+
+/// The service is told by a token of ours; the sandbox's own never gets there.
+#[test]
+fn a_token_is_signed_anew_for_the_service() {
+    let (scene, _key) = signed();
     let own = scene.token("sandbox-b");
     let ask = Ask::recall("staging:team-b").with("Authorization", &format!("Bearer {own}"));
-    scene.ask("sandbox-b", ask); // whom the service believes is not what this is about
+    assert_eq!(scene.ask("sandbox-b", ask).status, 401, "nothing is published to it yet");
     let seen = scene.seen().pop().expect("it arrived");
     let headers = seen["headers"].as_array().unwrap();
     let bearers: Vec<&str> = headers
@@ -158,4 +198,44 @@ fn a_token_is_signed_anew_for_the_service() {
     assert_eq!(claims["banks"], serde_json::json!(["staging:team-b"]));
     let life = claims["exp"].as_u64().unwrap() - claims["iat"].as_u64().unwrap();
     assert!(life <= 60, "{life}");
+}
+
+/// The service checks what is signed for it by the keys that are published, and by nothing else.
+#[test]
+fn the_service_checks_tokens_by_the_published_keys() {
+    let (scene, _key) = signed();
+    let file = scene.dir.path().join("jwks.json");
+    let set = jwks(&scene);
+    for private in ["\"d\"", "\"p\"", "\"q\"", "\"dp\"", "\"dq\"", "\"qi\""] {
+        assert!(!set.contains(private), "{private} is published: {set}");
+    }
+    let (other, _other_key) = signed();
+    fs::write(&file, jwks(&other)).unwrap();
+    let answer = scene.honest("sandbox-a", Ask::recall("staging:team-a"));
+    assert_eq!(answer.status, 401, "by another's keys: {}", answer.text());
+    fs::write(&file, set).unwrap();
+    scene.plant();
+    let answer = scene.honest("sandbox-a", Ask::recall("staging:team-a"));
+    assert_eq!(answer.status, 200, "{}", answer.text());
+    assert!(answer.text().contains(SECRET), "{}", answer.text());
+    let answer = scene.honest("sandbox-b", Ask::recall("staging:team-b"));
+    assert_eq!(answer.status, 200, "{}", answer.text());
+    let before = scene.seen().len();
+    let answer = scene.honest("sandbox-b", Ask::recall("staging:team-a"));
+    scene.refused("28 foreign", &answer, "foreign_bank", before);
+    // Around the program nobody is believed: a sandbox's own token is no token of the service's.
+    let own = format!("Bearer {}", scene.token("sandbox-a"));
+    let answer = scene.direct().ask(&Ask::recall("staging:team-a").with("Authorization", &own));
+    assert_eq!(answer.status, 401, "{}", answer.text());
+}
+
+/// A token that the service sends back is a credential like any other.
+#[test]
+fn a_token_of_ours_does_not_come_back() {
+    let (scene, _key) = signed();
+    fs::write(scene.dir.path().join("jwks.json"), jwks(&scene)).unwrap();
+    let body = r#"{"query":"strange:token","bank_id":"staging:team-b"}"#;
+    let answer = scene.honest("sandbox-b", Ask::post("/v1/recall", body));
+    scene.refused("a token echoed", &answer, "answer_unchecked", 1);
+    assert!(!answer.text().contains("eyJ"), "{}", answer.text());
 }

@@ -51,12 +51,21 @@ pub(crate) struct Setup {
     pub(crate) limits: &'static str,
     /// What `[[memory_service]]` says beside host and audience.
     pub(crate) service: &'static str,
+    pub(crate) room: Room,
+}
+
+/// How much room the log has.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Room {
+    Enough,
+    /// A megabyte, in a file system of its own that only the program sees.
+    Megabyte,
 }
 
 impl Default for Setup {
     fn default() -> Self {
         let service = "mode = \"api-key\"\ncredential = \"memory\"\n";
-        Setup { mode: "api_key", limits: "", service }
+        Setup { mode: "api_key", limits: "", service, room: Room::Enough }
     }
 }
 
@@ -83,7 +92,7 @@ impl Scene {
         let issuer = issuer(dir.path(), "issuer");
         let ports: Vec<u16> = free_ports(SANDBOXES.len() + 1);
         write_files(dir.path(), &setup, port, &ports);
-        serve(dir.path(), &mut children);
+        serve(dir.path(), setup.room, &mut children);
         let trust = trusting(&dir.path().join("ca/ca.pem"));
         let service = SocketAddr::from(([127, 0, 0, 1], port));
         Scene { dir, service, issuer, ports, children, trust, origin }
@@ -158,6 +167,20 @@ impl Scene {
             |record: &&Value| record["class_uid"] != 2004 && record["status_detail"] == reason;
         assert_eq!(told.iter().filter(denied).count(), 1, "{row}: {told:?}");
         assert_eq!(self.seen().len(), before, "{row}: something arrived");
+    }
+
+    /// The log's directory as the program sees it.
+    pub(crate) fn log_within(&self) -> PathBuf {
+        let log = self.dir.path().join("log");
+        let pid = self.children.last().unwrap().id();
+        PathBuf::from(format!("/proc/{pid}/root")).join(log.strip_prefix("/").unwrap())
+    }
+
+    /// Ends the program as a crash would.
+    pub(crate) fn crash(&mut self) {
+        let program = self.children.last_mut().unwrap();
+        program.kill().unwrap();
+        program.wait().unwrap();
     }
 
     /// Puts A's secret into A's bank.
@@ -250,8 +273,16 @@ fn service(dir: &Path, mode: &str, children: &mut Vec<Child>) -> u16 {
     said.rsplit(' ').next().unwrap().parse().unwrap()
 }
 
-fn serve(dir: &Path, children: &mut Vec<Child>) {
+fn serve(dir: &Path, room: Room, children: &mut Vec<Child>) {
     let mut command = sandbar();
+    if room == Room::Megabyte {
+        let log = dir.join("log");
+        fs::create_dir(&log).unwrap();
+        let mount = format!("mount -t tmpfs -o size=1m tmpfs {} && exec \"$@\"", log.display());
+        let program = command.get_program().to_owned();
+        command = Command::new("unshare");
+        command.args(["--mount", "sh", "-c", &mount, "sh"]).arg(program);
+    }
     command.arg("serve").arg("-c").arg(dir.join("sandbar.toml"));
     start(command, children, "listening: explicit");
 }

@@ -1,19 +1,24 @@
 """A memory service for the tests: the real Astrocyte engine, in memory and without a model, behind a small HTTP
-server with the gateway's documented routes and two of its ways to know a caller.
+server with the gateway's documented routes and three of its ways to know a caller.
 
 Like the gateway it believes whatever principal it is told: whom to believe is the business of whoever sits in front.
+Only as `jwt_oidc` does it look for a signature, by the key set in `jwks.json` beside the file it writes to.
 Every request that arrives is written down, one JSON line each; that is what the tests judge by.
 
-Arguments: the mode (`api_key` or `dev`), the certificate, its key, and the file to write to.
+Arguments: the mode (`api_key`, `dev` or `jwt_oidc`), the certificate, its key, and the file to write to.
 """
 
 import asyncio
+import base64
 import dataclasses
+import hashlib
 import json
+import os
 import re
 import ssl
 import sys
 import threading
+import time
 from datetime import datetime, timezone
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from urllib.parse import parse_qs, urlsplit
@@ -32,6 +37,12 @@ BANKS = {
     "agent:sandbox-d": ["staging:team-d"],
 }
 
+# Whom a token names, as the gateway reads it: its type and its subject.
+SPIFFE = "spiffe://acme.example/tenant/acme/env/staging/sandbox/"
+BANKS |= {who.replace(":", f":{SPIFFE}"): banks for who, banks in BANKS.items() if "-c" not in who}
+AUDIENCE = "spiffe://acme.example/memory"
+ISSUER = "https://sandbar.acme.example"
+
 engine = Astrocyte.from_config_dict({"access_control": {"enabled": True, "default_policy": "deny"}})
 engine.set_engine_provider(InMemoryEngineProvider())
 engine.set_access_grants(
@@ -41,6 +52,40 @@ engine.set_access_grants(
 loop = asyncio.new_event_loop()
 threading.Thread(target=loop.run_forever, daemon=True).start()
 written = threading.Lock()
+
+
+class Unknown(Exception):
+    pass
+
+
+def decoded(part):
+    return base64.urlsafe_b64decode(part + "=" * (-len(part) % 4))
+
+
+def verified(bearer):
+    """The claims of an RS256 token (RFC 7515, RFC 8017 section 8.2.2), by nothing but the published keys."""
+    try:
+        scheme, token = bearer.split(" ")
+        head, claims, signature = token.split(".")
+        with open(os.path.join(os.path.dirname(SEEN), "jwks.json"), encoding="utf-8") as file:
+            keys = {key["kid"]: key for key in json.load(file)["keys"]}
+        said = json.loads(decoded(head))
+        key = keys[said["kid"]]
+        if scheme != "Bearer" or said["alg"] != "RS256" or key["kty"] != "RSA":
+            raise Unknown("another algorithm")
+        modulus, exponent = (int.from_bytes(decoded(key[part]), "big") for part in "ne")
+        size = (modulus.bit_length() + 7) // 8
+        digest = bytes.fromhex("3031300d060960864801650304020105000420")
+        digest += hashlib.sha256(f"{head}.{claims}".encode()).digest()
+        meant = b"\0\1" + b"\xff" * (size - len(digest) - 3) + b"\0" + digest
+        if pow(int.from_bytes(decoded(signature), "big"), exponent, modulus).to_bytes(size, "big") != meant:
+            raise Unknown("the signature is not of that key")
+        claims = json.loads(decoded(claims))
+        if (claims["aud"], claims["iss"]) != (AUDIENCE, ISSUER) or not claims["nbf"] <= time.time() < claims["exp"]:
+            raise Unknown("not for here, or not for now")
+        return claims
+    except (KeyError, OSError, ValueError) as error:
+        raise Unknown(f"{type(error).__name__}: {error}") from error
 
 
 def plain(value):
@@ -110,6 +155,7 @@ async def strange(body, context):
         "nameless": {"hits": [{"text": "of which bank?", "score": 1.0}]},
         "key": {"hits": [], "note": API_KEY},
         "slow": {"hits": []},
+        "token": {"hits": [], "note": body.get("_bearer")},
         "hitless": {"results": ["of which bank?"]},
         "huge": {"hits": [], "note": "x" * 400_000},
     }[kind]
@@ -157,13 +203,21 @@ class Handler(BaseHTTPRequestHandler):
         if MODE == "api_key" and not target.path.startswith(("/live", "/health")):
             if self.headers.get("X-Api-Key") != API_KEY:
                 return self.say(401, {"detail": "invalid api key"})
+        principal = self.headers.get("X-Astrocyte-Principal") or "anonymous"
+        if MODE == "jwt_oidc":
+            try:
+                claims = verified(self.headers.get("Authorization") or "")
+                principal = f"{claims.get('astrocyte_actor_type', 'user')}:{claims['sub']}"
+            except Unknown as error:
+                return self.say(401, {"detail": str(error)})
         if route is None:
             return self.say(404, {"detail": "Not Found"})
         try:
             asked = json.loads(body) if body else {key: all[-1] for key, all in parse_qs(target.query).items()}
             if str(asked.get("query", "")).startswith("strange:"):
                 route = strange
-            context = AstrocyteContext(principal=self.headers.get("X-Astrocyte-Principal") or "anonymous")
+            context = AstrocyteContext(principal=principal)
+            asked["_bearer"] = self.headers.get("Authorization")
             result = asyncio.run_coroutine_threadsafe(route(asked, context), loop).result(30)
             self.say(200, plain(result))
         except AccessDenied as error:

@@ -390,6 +390,20 @@ fn a_websocket_is_carried_and_may_be_idle() {
     }
 }
 
+#[test]
+fn a_websocket_is_cut_when_its_budget_is_spent() {
+    let Some(python) = importing("websockets") else { return not_run("Python's websockets") };
+    let ports = "ports = [8444, 8445, 8446]";
+    let budget = format!("{ports}\n[allow.budget]\nupload_bytes_per_hour = 100000");
+    let policy = super::scene::POLICY.replace(ports, &budget);
+    let scene = Scene::with(Setup { policy, ..Setup::default() });
+    let _server = site::python(&scene, python, ECHO_SOCKETS, SOCKETS);
+    let told = finish(scene.inside(0, python).args(["-c", TALK]));
+    assert!(!told.status.success(), "its second message is longer than it may send");
+    let record = scene.record("the cut", |record| record["status_detail"] == "budget_spent");
+    assert!(record["traffic"]["bytes_out"].as_u64() <= Some(100_000), "{record}");
+}
+
 const COUNTING: &str = "
 import sys, concurrent.futures, grpc
 def count(request, context):

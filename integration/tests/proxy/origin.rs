@@ -203,6 +203,7 @@ impl Inner {
                     answer(stream, "application/octet-stream", &noise(count.unwrap_or_default()))?;
                 }
                 "steps" => self.steps(stream)?,
+                "upgrade" => return upgrade(stream),
                 _ => answer(stream, "text/plain", format!("hello from {at}\n").as_bytes())?,
             }
         }
@@ -245,6 +246,23 @@ impl Inner {
             self.raw.lock().unwrap()[slot].1.extend(&buffer[..read]);
             stream.write_all(&buffer[..read])?;
         }
+    }
+}
+
+/// Another protocol from here on: an echo.
+fn upgrade(stream: &mut (impl Read + Write)) -> io::Result<()> {
+    let head =
+        "HTTP/1.1 101 Switching Protocols\r\nUpgrade: websocket\r\nConnection: Upgrade\r\n\r\n";
+    stream.write_all(head.as_bytes())?;
+    stream.flush()?;
+    let mut buffer = [0; 4096];
+    loop {
+        let read = stream.read(&mut buffer)?;
+        if read == 0 {
+            return Ok(());
+        }
+        stream.write_all(&buffer[..read])?;
+        stream.flush()?;
     }
 }
 

@@ -97,6 +97,8 @@ identify = "unix"
 pub(crate) struct Setup {
     pub(crate) sandboxes: usize,
     pub(crate) policy: String,
+    /// Keys of the operator's file itself.
+    pub(crate) head: String,
     pub(crate) limits: String,
     pub(crate) listeners: String,
     /// `[[sandbox]]` tables; the usual ones where it is empty.
@@ -112,6 +114,7 @@ impl Default for Setup {
         Setup {
             sandboxes: 1,
             policy: POLICY.to_owned(),
+            head: String::new(),
             limits: String::new(),
             listeners: LISTENERS.to_owned(),
             identities: String::new(),
@@ -164,7 +167,7 @@ impl Scene {
     }
 
     fn write(&self) {
-        let Setup { sandboxes, policy, limits, listeners, identities, .. } = &self.setup;
+        let Setup { sandboxes, policy, head, limits, listeners, identities, .. } = &self.setup;
         let mut known = identities.clone();
         for at in (0..*sandboxes).filter(|_| identities.is_empty()) {
             let (uid, interface) = (4000 + at, interface(at));
@@ -177,7 +180,7 @@ impl Scene {
         }
         let log = self.log().display().to_string();
         let text = format!(
-            "policies = \"policies\"\n[log]\ndir = \"{log}\"\n[admin]\nsocket = \"admin.sock\"\n\
+            "policies = \"policies\"\n{head}\n[log]\ndir = \"{log}\"\n[admin]\nsocket = \"admin.sock\"\n\
              [dns]\nupstreams = [\"{RESOLVER}\"]\npre_resolve = false\ngrid_milliseconds = 0\nfold_seconds = 0\n\
              [upstream]\nroots = [\"origin.pem\"]\nsystem_roots = false\n\
              [limits]\n{limits}\n{listeners}\n{known}"
@@ -265,9 +268,16 @@ impl Scene {
 
     /// Asks over the admin socket; none where nobody answers.
     pub(crate) fn admin(&self, method: &str, path: &str) -> Option<(u16, String)> {
+        self.admin_with(method, path, "")
+    }
+
+    pub(crate) fn admin_with(&self, method: &str, path: &str, body: &str) -> Option<(u16, String)> {
         let mut socket = UnixStream::connect(self.dir.path().join("admin.sock")).ok()?;
         socket.set_read_timeout(Some(DEADLINE)).ok()?;
-        let request = format!("{method} {path} HTTP/1.1\r\nHost: sandbar\r\n\r\n");
+        let length = body.len();
+        let request = format!(
+            "{method} {path} HTTP/1.1\r\nHost: sandbar\r\nContent-Length: {length}\r\n\r\n{body}"
+        );
         socket.write_all(request.as_bytes()).ok()?;
         let mut answer = String::new();
         socket.read_to_string(&mut answer).ok()?;

@@ -1,16 +1,19 @@
 //! `sandbar explain`: one decision, the rule that made it, what came near, and what would change it.
 
+use std::path::PathBuf;
 use std::process::ExitCode;
 
-use anyhow::bail;
+use anyhow::{Context, bail};
 use rules::decision::{Denial, Layer, Permit, RuleRef};
 use rules::explain::{Change, Explanation, Near, Why};
 use rules::facts::{Method, Operation, QueryType};
 use rules::probe::{Probe, ProbeError, Special};
 use rules::word::BankId;
 use rules::{Decision, Host, Reason, RuleSet, SandboxRef, compile};
+use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 
+use super::running::Running;
 use super::{BAD_INPUT, NEGATIVE, Output, UsageError, check};
 use crate::policies::PolicyArgs;
 use crate::terminal::{BAD, FAINT, GOOD, HEAD, paint, print_json};
@@ -20,6 +23,20 @@ use crate::terminal::{BAD, FAINT, GOOD, HEAD, paint, print_json};
 pub(crate) struct ExplainArgs {
     #[command(flatten)]
     policy: PolicyArgs,
+    /// Ask the rules of the running instance rather than the files
+    #[arg(long, conflicts_with = "policies")]
+    live: bool,
+    /// The admin socket of the running instance, where it is not the one of the operator's file
+    #[arg(long, value_name = "PATH", requires = "live")]
+    socket: Option<PathBuf>,
+    #[command(flatten)]
+    question: Question,
+}
+
+/// One attempt to be explained, from the command line or over the admin socket.
+#[derive(clap::Args, Clone, Debug, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(crate) struct Question {
     /// The sandbox that tries; not needed where there is only one
     #[arg(long, short, value_name = "ID")]
     sandbox: Option<String>,
@@ -46,7 +63,8 @@ pub(crate) struct ExplainArgs {
 /// The reasons that say no rule names the host.
 const UNLISTED: [Reason; 3] = [Reason::AddressNotListed, Reason::NameMissing, Reason::NotListed];
 
-#[derive(Clone, Copy, Debug, Default, clap::ValueEnum)]
+#[derive(Clone, Copy, Debug, Default, clap::ValueEnum, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
 enum OperationArg {
     Forget,
     #[default]
@@ -54,36 +72,64 @@ enum OperationArg {
     Retain,
 }
 
-/// Explains one attempt. Exit status: 0 allowed, 1 denied, 2 not a good policy, 64 not a good question.
+/// What is said to a question, for people and for machines.
+#[derive(Debug, Serialize, Deserialize)]
+pub(crate) struct Told {
+    allowed: bool,
+    text: String,
+    json: Value,
+}
+
+/// Explains one attempt. Exit status: 0 allowed, 1 denied, 2 not a good policy or nobody to ask, 64 not a good
+/// question.
 pub(crate) fn explain(args: &ExplainArgs, output: Output) -> anyhow::Result<ExitCode> {
-    let rules = match compile(&args.policy.read()?, &[]) {
-        Ok(rules) => rules,
-        Err(problems) => {
-            check::refuse(&problems, output);
-            return Ok(ExitCode::from(BAD_INPUT));
-        }
-    };
-    let sandbox = choose(&rules, args.sandbox.as_deref())?;
-    let probe = match probe(args)? {
-        Ok(probe) => probe,
-        Err(error) => {
-            print_bad_name(args, &error, output);
-            return Ok(ExitCode::from(NEGATIVE));
-        }
-    };
-    let explanation = rules.explain(&sandbox, &probe);
-    if output.json {
-        print_json(&to_json(
-            &explanation,
-            &Asked { rules: &rules, sandbox: &sandbox, probe: &probe },
-        ));
+    let told = if args.live {
+        ask(args)?
     } else {
-        print(&explanation, &Asked { rules: &rules, sandbox: &sandbox, probe: &probe });
+        match compile(&args.policy.read()?, &[]) {
+            Ok(rules) => args.question.answer(&rules)?,
+            Err(problems) => {
+                check::refuse(&problems, output);
+                return Ok(ExitCode::from(BAD_INPUT));
+            }
+        }
+    };
+    match output.json {
+        true => print_json(&told.json),
+        false => anstream::print!("{}", told.text),
     }
-    Ok(match explanation.decision {
-        Decision::Allow(_) => ExitCode::SUCCESS,
-        Decision::Deny(_) => ExitCode::from(NEGATIVE),
-    })
+    Ok(if told.allowed { ExitCode::SUCCESS } else { ExitCode::from(NEGATIVE) })
+}
+
+/// Asks the running instance.
+fn ask(args: &ExplainArgs) -> anyhow::Result<Told> {
+    let question = serde_json::to_value(&args.question)?;
+    let running = Running::new(args.policy.config(), args.socket.clone());
+    let told = running.ask("POST", "/explain", &question)?;
+    serde_json::from_value(told).context("the running program gave no answer that is one")
+}
+
+impl Question {
+    /// Answers by `rules`.
+    ///
+    /// # Errors
+    ///
+    /// Returns [`UsageError`] where the question makes no sense under them.
+    pub(crate) fn answer(&self, rules: &RuleSet) -> anyhow::Result<Told> {
+        let sandbox = choose(rules, self.sandbox.as_deref())?;
+        let probe = match probe(self)? {
+            Ok(probe) => probe,
+            Err(error) => return Ok(bad_name(self, &error)),
+        };
+        let explanation = rules.explain(&sandbox, &probe);
+        let asked = Asked { rules, sandbox: &sandbox, probe: &probe };
+        let allowed = match explanation.decision {
+            Decision::Allow(_) => true,
+            Decision::Deny(_) => false,
+        };
+        let (text, json) = (in_words(&explanation, &asked), to_json(&explanation, &asked));
+        Ok(Told { allowed, text, json })
+    }
 }
 
 fn choose(rules: &RuleSet, wanted: Option<&str>) -> anyhow::Result<SandboxRef> {
@@ -109,7 +155,7 @@ fn choose(rules: &RuleSet, wanted: Option<&str>) -> anyhow::Result<SandboxRef> {
 }
 
 /// The attempt; an unusable host is an answer, every other slip an error.
-fn probe(args: &ExplainArgs) -> anyhow::Result<Result<Probe, ProbeError>> {
+fn probe(args: &Question) -> anyhow::Result<Result<Probe, ProbeError>> {
     let mut probe = match Probe::parse(&args.target) {
         Ok(probe) => probe,
         Err(error @ ProbeError::Host { .. }) => return Ok(Err(error)),
@@ -127,7 +173,7 @@ fn probe(args: &ExplainArgs) -> anyhow::Result<Result<Probe, ProbeError>> {
     Ok(Ok(probe))
 }
 
-fn special(args: &ExplainArgs) -> anyhow::Result<Special> {
+fn special(args: &Question) -> anyhow::Result<Special> {
     if let Some(name) = &args.dns {
         let query = QueryType::by_name(name).or_else(|| name.parse().ok().map(QueryType));
         let bad = || UsageError(format!("`{name}` is not a DNS query type, such as A or TXT"));
@@ -153,10 +199,11 @@ struct Asked<'a> {
     probe: &'a Probe,
 }
 
-fn print(explanation: &Explanation, asked: &Asked<'_>) {
+fn in_words(explanation: &Explanation, asked: &Asked<'_>) -> String {
+    let mut text = Text::default();
     match &explanation.decision {
-        Decision::Allow(permit) => print_permit(permit, asked),
-        Decision::Deny(denial) => print_denial(denial, explanation.never, asked),
+        Decision::Allow(permit) => text.permit(permit, asked),
+        Decision::Deny(denial) => text.denial(denial, explanation.never, asked),
     }
     for near in &explanation.near {
         let (rule, why, place) = (&near.rule.rule, why(near), place(&near.rule));
@@ -164,64 +211,79 @@ fn print(explanation: &Explanation, asked: &Asked<'_>) {
             Layer::Base => " of the base",
             Layer::Sandbox => "",
         };
-        field("near", format!("`{rule}`{of} {}: {why}  {place}", near.pattern));
+        text.field("near", &format!("`{rule}`{of} {}: {why}  {place}", near.pattern));
     }
     if let Some(change) = &explanation.change {
-        print_change(change);
+        text.change(change);
     }
+    text.0
 }
 
-fn print_change(change: &Change) {
-    match change {
-        Change::Add(lines) => {
-            field("to allow", "add to a policy of this sandbox:".to_owned());
-            lines.lines().for_each(|line| anstream::println!("             {}", paint(GOOD, line)));
-        }
-        Change::Extend { rule, key, entry } => {
-            let text = format!("add \"{entry}\" to `{key}` of rule `{}`", rule.rule);
-            field("to allow", format!("{text}  {}", place(rule)));
-        }
-        Change::Set { rule, key, entries, instead_of } => {
-            let entries: Vec<String> = entries.iter().map(|entry| format!("\"{entry}\"")).collect();
-            let written = format!("{key} = [{}]", entries.join(", "));
-            let instead = instead_of.map(|key| format!(", without `{key}`")).unwrap_or_default();
-            let text = format!("say `{written}` in rule `{}`{instead}", rule.rule);
-            field("to allow", format!("{text}  {}", place(rule)));
-        }
-    }
-}
+/// What people read, with colours that the terminal may leave out.
+#[derive(Default)]
+struct Text(String);
 
-fn print_permit(permit: &Permit, Asked { probe, sandbox, .. }: &Asked<'_>) {
-    anstream::println!(
-        "{} {probe} from sandbox {}",
-        paint(GOOD, "allowed"),
-        paint(HEAD, &sandbox.id)
-    );
-    let rule = permit.rule();
-    field("how", permit.how().word().to_owned());
-    field("rule", format!("`{}`, layer {}  {}", rule.rule, rule.layer, place(rule)));
-    if let Some(name) = permit.credential() {
-        field("credential", format!("{name} is injected; the sandbox never sees it"));
+impl Text {
+    fn line(&mut self, line: &str) {
+        self.0.push_str(line);
+        self.0.push('\n');
     }
-    for (key, limit) in permit.rule_budgets().min(permit.sandbox_budgets()).set() {
-        field("budget", format!("{key} = {limit}"));
-    }
-    let (generation, digest) = (permit.generation(), rule.digest.short());
-    field("policy", format!("{}, generation {generation}, digest {digest}", rule.policy));
-}
 
-fn print_denial(denial: &Denial, never: Option<&str>, asked: &Asked<'_>) {
-    anstream::println!(
-        "{} {} from sandbox {}",
-        paint(BAD, "denied"),
-        asked.probe,
-        paint(HEAD, &asked.sandbox.id)
-    );
-    let meaning = never.unwrap_or(denial.reason.meaning());
-    field("reason", format!("{}: {meaning}", paint(BAD, denial.reason)));
-    field("rule", decided_by(denial, asked));
-    field("next step", next_step(denial, never).to_owned());
-    field("policy", format!("generation {}, digest {}", denial.generation, denial.digest.short()));
+    fn field(&mut self, name: &str, text: &str) {
+        self.line(&format!("  {} {text}", paint(FAINT, format!("{name:<10}"))));
+    }
+
+    fn change(&mut self, change: &Change) {
+        match change {
+            Change::Add(lines) => {
+                self.field("to allow", "add to a policy of this sandbox:");
+                for line in lines.lines() {
+                    self.line(&format!("             {}", paint(GOOD, line)));
+                }
+            }
+            Change::Extend { rule, key, entry } => {
+                let text = format!("add \"{entry}\" to `{key}` of rule `{}`", rule.rule);
+                self.field("to allow", &format!("{text}  {}", place(rule)));
+            }
+            Change::Set { rule, key, entries, instead_of } => {
+                let entries: Vec<String> =
+                    entries.iter().map(|entry| format!("\"{entry}\"")).collect();
+                let written = format!("{key} = [{}]", entries.join(", "));
+                let instead =
+                    instead_of.map(|key| format!(", without `{key}`")).unwrap_or_default();
+                let text = format!("say `{written}` in rule `{}`{instead}", rule.rule);
+                self.field("to allow", &format!("{text}  {}", place(rule)));
+            }
+        }
+    }
+
+    fn permit(&mut self, permit: &Permit, Asked { probe, sandbox, .. }: &Asked<'_>) {
+        let (word, id) = (paint(GOOD, "allowed"), paint(HEAD, &sandbox.id));
+        self.line(&format!("{word} {probe} from sandbox {id}"));
+        let rule = permit.rule();
+        self.field("how", permit.how().word());
+        self.field("rule", &format!("`{}`, layer {}  {}", rule.rule, rule.layer, place(rule)));
+        if let Some(name) = permit.credential() {
+            self.field("credential", &format!("{name} is injected; the sandbox never sees it"));
+        }
+        for (key, limit) in permit.rule_budgets().min(permit.sandbox_budgets()).set() {
+            self.field("budget", &format!("{key} = {limit}"));
+        }
+        let (generation, digest) = (permit.generation(), rule.digest.short());
+        let policy = &rule.policy;
+        self.field("policy", &format!("{policy}, generation {generation}, digest {digest}"));
+    }
+
+    fn denial(&mut self, denial: &Denial, never: Option<&str>, asked: &Asked<'_>) {
+        let (word, id) = (paint(BAD, "denied"), paint(HEAD, &asked.sandbox.id));
+        self.line(&format!("{word} {} from sandbox {id}", asked.probe));
+        let meaning = never.unwrap_or(denial.reason.meaning());
+        self.field("reason", &format!("{}: {meaning}", paint(BAD, denial.reason)));
+        self.field("rule", &decided_by(denial, asked));
+        self.field("next step", next_step(denial, never));
+        let (generation, digest) = (denial.generation, denial.digest.short());
+        self.field("policy", &format!("generation {generation}, digest {digest}"));
+    }
 }
 
 fn next_step(denial: &Denial, never: Option<&str>) -> &'static str {
@@ -247,23 +309,15 @@ fn decided_by(denial: &Denial, asked: &Asked<'_>) -> String {
     }
 }
 
-fn print_bad_name(args: &ExplainArgs, error: &ProbeError, output: Output) {
-    let reason = Reason::BadName;
-    if output.json {
-        let text = error.to_string();
-        print_json(
-            &json!({ "decision": "deny", "reason": reason.code(), "meaning": text, "next_step": reason.next_step() }),
-        );
-        return;
-    }
-    let target = rules::load::problem::printable(&args.target);
-    anstream::println!("{} {target}", paint(BAD, "denied"));
-    field("reason", format!("{}: {error}", paint(BAD, reason)));
-    field("next step", reason.next_step().to_owned());
-}
-
-fn field(name: &str, text: String) {
-    anstream::println!("  {} {text}", paint(FAINT, format!("{name:<10}")));
+fn bad_name(question: &Question, error: &ProbeError) -> Told {
+    let (reason, meaning) = (Reason::BadName, error.to_string());
+    let mut text = Text::default();
+    let target = rules::load::problem::printable(&question.target);
+    text.line(&format!("{} {target}", paint(BAD, "denied")));
+    text.field("reason", &format!("{}: {meaning}", paint(BAD, reason)));
+    text.field("next step", reason.next_step());
+    let json = json!({ "decision": "deny", "reason": reason.code(), "meaning": meaning, "next_step": reason.next_step() });
+    Told { allowed: false, text: text.0, json }
 }
 
 fn place(rule: &RuleRef) -> String {

@@ -30,8 +30,7 @@ enum IdentityCommand {
     Init(InitArgs),
     Inspect(InspectArgs),
     Issue(IssueArgs),
-    /// Print the public keys of an issuer as a JWK Set
-    Jwks(DirArgs),
+    Jwks(JwksArgs),
     /// Give an issuer a new key, published at once and used a minute later
     Rotate(DirArgs),
     Verify(VerifyArgs),
@@ -165,6 +164,17 @@ struct DirArgs {
     dir: PathBuf,
 }
 
+/// Print public keys as a JWK Set: of the running instance, by which memory services check the tokens it signs
+/// for them (`mode = "token"`), or of an issuer
+#[derive(clap::Args)]
+struct JwksArgs {
+    /// The directory of an issuer
+    #[arg(long, conflicts_with_all = ["config", "socket"])]
+    dir: Option<PathBuf>,
+    #[command(flatten)]
+    running: Running,
+}
+
 /// Show what a token says, without verifying anything
 #[derive(clap::Args)]
 struct InspectArgs {
@@ -179,7 +189,7 @@ pub(crate) fn identity(args: &IdentityArgs, output: Output) -> anyhow::Result<Ex
         IdentityCommand::Init(args) => init(args, output),
         IdentityCommand::Inspect(args) => show(args, output),
         IdentityCommand::Issue(args) => issue(args, output),
-        IdentityCommand::Jwks(args) => jwks(&args.dir),
+        IdentityCommand::Jwks(args) => jwks(args),
         IdentityCommand::Rotate(args) => rotate(&args.dir, output),
         IdentityCommand::Verify(args) => verify(args, output),
     }
@@ -355,9 +365,12 @@ fn refuse(refused: IdentityError, output: Output) -> ExitCode {
     ExitCode::from(NEGATIVE)
 }
 
-fn jwks(dir: &Path) -> anyhow::Result<ExitCode> {
+fn jwks(args: &JwksArgs) -> anyhow::Result<ExitCode> {
     let now = UnixTime::now();
-    let set = LocalIssuer::open(dir, now)?.jwks(now)?;
+    let set = match &args.dir {
+        Some(dir) => LocalIssuer::open(dir, now)?.jwks(now)?,
+        None => args.running.ask("GET", "/jwks", &Value::Null)?,
+    };
     anstream::println!("{set:#}");
     Ok(ExitCode::SUCCESS)
 }

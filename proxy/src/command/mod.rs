@@ -3,10 +3,11 @@
 mod budget;
 mod ca;
 mod check;
+mod demo;
 mod diff;
 mod dns;
 mod doctor;
-mod explain;
+pub(crate) mod explain;
 mod grant;
 mod identity;
 mod log;
@@ -61,6 +62,9 @@ enum Command {
     Ca(ca::CaArgs),
     Check(check::CheckArgs),
     Completions(manual::CompletionsArgs),
+    Demo(demo::DemoArgs),
+    #[command(hide = true)]
+    DemoAgent(demo::agent::AgentArgs),
     Diff(diff::DiffArgs),
     Dns(dns::DnsArgs),
     Doctor(doctor::DoctorArgs),
@@ -95,6 +99,8 @@ pub fn run() -> ExitCode {
         Command::Ca(args) => ca::ca(&args, output),
         Command::Check(args) => check::check(&args, output),
         Command::Completions(args) => manual::completions(&args),
+        Command::Demo(args) => demo::demo(&args, output),
+        Command::DemoAgent(args) => demo::agent::agent(&args),
         Command::Diff(args) => diff::diff(&args, output),
         Command::Dns(args) => dns::dns(&args, output),
         Command::Doctor(args) => doctor::doctor(&args, output),

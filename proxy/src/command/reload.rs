@@ -27,11 +27,10 @@ pub(crate) fn reload(args: &ReloadArgs, output: Output) -> anyhow::Result<ExitCo
         (true, _) => print_json(&told),
         (false, Some(trouble)) => {
             anstream::eprintln!("{trouble}");
-            anstream::eprintln!(
-                "{} generation {} stays in force",
-                paint(BAD, "refused:"),
-                number("generation")
-            );
+            let closed = told.get("closed").and_then(Value::as_bool).unwrap_or_default();
+            let what = if closed { "lets nothing pass" } else { "stays in force" };
+            let (word, generation) = (paint(BAD, "refused:"), number("generation"));
+            anstream::eprintln!("{word} generation {generation} {what}");
         }
         (false, None) => anstream::println!(
             "{} generation {}, {} connections cut",

@@ -20,11 +20,23 @@ pub(crate) struct Running {
 }
 
 impl Running {
+    pub(crate) fn new(config: PathBuf, socket: Option<PathBuf>) -> Self {
+        Running { config, socket }
+    }
+
+    /// Where its socket is, by its operator's file; policies that are not good do not matter.
+    fn place(&self) -> anyhow::Result<PathBuf> {
+        let operator = policies::operator_file(&self.config).and_then(|read| operator(&read));
+        let operator =
+            operator.context("the file does not say where the instance is: say --socket")?;
+        Ok(places(&self.config, &operator)?.socket)
+    }
+
     /// Asks it.
     pub(crate) fn ask(&self, method: &str, path: &str, body: &Value) -> anyhow::Result<Value> {
         let socket = match &self.socket {
             Some(socket) => socket.clone(),
-            None => places(&self.config, &operator(&policies::operated(&self.config)?)?)?.socket,
+            None => self.place()?,
         };
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
         let told = runtime.block_on(admin::ask(&socket, method, path, body))?;

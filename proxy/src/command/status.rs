@@ -64,7 +64,9 @@ fn show(told: &Value) {
         ),
     );
     if let Some(trouble) = told.pointer("/policy/trouble").and_then(Value::as_str) {
-        line("stale", &format!("the policies on disk are not good:\n{trouble}"));
+        let closed = told.pointer("/policy/closed").and_then(Value::as_bool).unwrap_or_default();
+        let what = if closed { ", so nothing passes" } else { "" };
+        line("stale", &format!("the policies on disk are not good{what}:\n{trouble}"));
     }
     line(
         "open",

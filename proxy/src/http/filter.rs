@@ -35,6 +35,8 @@ const CREDENTIAL: &str = "credential";
 const ENCODED: &str = "encoded";
 const TOO_LARGE: &str = "too_large";
 const UNPAID: &str = "unpaid";
+/// Fields that say that a body, or the messages in it, is encoded.
+const ENCODINGS: [&str; 3] = ["connect-content-encoding", "content-encoding", "grpc-encoding"];
 
 /// Our filters.
 pub(super) struct Filter {
@@ -171,6 +173,7 @@ impl Filter {
         let id = request.record.as_ref().map(OpenRecord::id).unwrap_or_default();
         let answer = Answer::new(refusal, &rules, &id, Reader::of(accept));
         request.status = Some(answer.status);
+        tell_echo(request).await;
         if let Some(record) = request.record.take()
             && record.refused(record::refused(refusal, &rules)).await.is_err()
         {
@@ -204,10 +207,15 @@ async fn respond(session: &mut Session, answer: Answer) -> Result<()> {
 
 /// Covers echoes in the fields of an answer. One that is encoded cannot be searched, and is withheld.
 fn clean(response: &mut ResponseHeader, scrubber: &mut Scrubber) -> Result<()> {
-    let encoded = response.headers.get("content-encoding");
-    if encoded.is_some_and(|encoding| !encoding.as_bytes().eq_ignore_ascii_case(b"identity")) {
+    let encodings = ENCODINGS.iter().flat_map(|name| response.headers.get_all(*name));
+    let plain = |encoding: &HeaderValue| encoding.as_bytes().eq_ignore_ascii_case(b"identity");
+    if !encodings.into_iter().all(plain) {
         return Err(Error::new(ErrorType::Custom(ENCODED)));
     }
+    if has_messages(response) {
+        scrubber.expect_messages();
+    }
+    response.set_reason_phrase(None)?; // words of the origin's that nobody needs
     let names: Vec<_> = response.headers.keys().cloned().collect();
     for name in names {
         let values = response.headers.get_all(&name).iter();
@@ -223,8 +231,18 @@ fn clean(response: &mut ResponseHeader, scrubber: &mut Scrubber) -> Result<()> {
     Ok(())
 }
 
+/// Whether the body is messages of gRPC's, each with its length before it.
+fn has_messages(response: &ResponseHeader) -> bool {
+    let kind = response.headers.get("content-type").map(|kind| kind.as_bytes());
+    kind.is_some_and(|kind| {
+        kind.starts_with(b"application/grpc") && !kind.starts_with(b"application/grpc-web-text")
+    })
+}
+
 /// An origin that sends a credential back is worth a look: somebody may have asked it to.
-async fn tell_echo(record: &OpenRecord, request: &Request) {
+async fn tell_echo(request: &Request) {
+    let found = request.scrubber.as_ref().is_some_and(|scrubber| scrubber.found() > 0);
+    let Some(record) = request.record.as_ref().filter(|_| found) else { return };
     let name = request.leave.as_ref().and_then(|(leave, _)| leave.permit().credential());
     let name = name.map(ToString::to_string).unwrap_or_default();
     let finding = Finding {
@@ -375,6 +393,10 @@ impl ProxyHttp for Filter {
         request: &mut Request,
     ) -> Result<()> {
         strip(upstream);
+        let leave = request.leave.as_ref();
+        if leave.is_some_and(|(leave, _)| leave.permit().is_credential_host()) {
+            upstream.remove_header("authorization"); // its account is ours to choose, by whichever rule
+        }
         if let Some(credential) = &request.credential {
             let refused = |_| Error::new(ErrorType::Custom(CREDENTIAL));
             credential.inject(upstream).map_err(refused)?;
@@ -474,7 +496,8 @@ impl ProxyHttp for Filter {
                 *value = HeaderValue::from_bytes(&text).unwrap_or(HeaderValue::from_static(""));
             }
         }
-        Ok(None)
+        // A body that is whole is worth more than trailers, and Pingora takes only one of them from here.
+        Ok(Some(scrubber.pass(None, true)).filter(|rest| !rest.is_empty()))
     }
 
     async fn fail_to_proxy(
@@ -498,10 +521,8 @@ impl ProxyHttp for Filter {
     }
 
     async fn logging(&self, _: &mut Session, error: Option<&Error>, request: &mut Request) {
+        tell_echo(request).await;
         let Some(record) = request.record.take() else { return };
-        if request.scrubber.as_ref().is_some_and(|scrubber| scrubber.found() > 0) {
-            tell_echo(&record, request).await;
-        }
         let ending = match error {
             None => Ending::Completed,
             Some(_) => Ending::Failed(Code("client_gone")),

@@ -3,9 +3,10 @@
 
 use std::ffi::OsString;
 use std::io;
-use std::os::fd::BorrowedFd;
+use std::os::fd::{AsRawFd, BorrowedFd, OwnedFd, RawFd};
 use std::os::unix::process::CommandExt;
-use std::process::{Child, Command};
+use std::process::{Child, Command, Stdio};
+use std::sync::Arc;
 
 use nix::sys::signal::{SigSet, SigmaskHow, Signal, sigprocmask};
 use nix::unistd::{Pid, getpid, setpgid, tcsetpgrp};
@@ -24,6 +25,16 @@ pub(crate) struct Program {
     pub(crate) place: Place,
     /// The signals that the caller had blocked, and no others.
     pub(crate) blocked: SigSet,
+    pub(crate) streams: Streams,
+}
+
+/// What the command reads and writes.
+#[derive(Clone, Debug)]
+pub(crate) enum Streams {
+    /// The caller's own.
+    Inherited,
+    /// Pipes for input and output; complaints go nowhere.
+    Pipes(Arc<[OwnedFd; 2]>),
 }
 
 /// Where the command stands towards the terminal.
@@ -37,6 +48,16 @@ pub(crate) enum Place {
     Shared,
 }
 
+impl Streams {
+    /// What has to stay open for them.
+    pub(super) fn descriptors(&self) -> Vec<RawFd> {
+        match self {
+            Streams::Inherited => Vec::new(),
+            Streams::Pipes(pipes) => pipes.iter().map(AsRawFd::as_raw_fd).collect(),
+        }
+    }
+}
+
 /// Starts the command; otherwise the exit status that says why not.
 #[allow(unsafe_code, reason = "between fork and exec")]
 pub(super) fn start(program: &Program) -> Result<Child, (u8, io::Error)> {
@@ -46,12 +67,25 @@ pub(super) fn start(program: &Program) -> Result<Child, (u8, io::Error)> {
     let (place, blocked) = (program.place, program.blocked);
     let mut command = Command::new(first);
     command.args(rest).env_clear().envs(program.environment.iter().cloned());
+    connect(&mut command, &program.streams).map_err(|error| (NOT_RUN, error))?;
     // SAFETY: the process that forks has one thread, so that nothing is locked.
     unsafe { command.pre_exec(move || strip(place, &blocked)) };
-    command.spawn().map_err(|error| match error.kind() {
-        io::ErrorKind::NotFound => (NOT_FOUND, error),
-        _ => (NOT_RUN, error),
-    })
+    let why = |error: io::Error| {
+        let missing = error.kind() == io::ErrorKind::NotFound;
+        (if missing { NOT_FOUND } else { NOT_RUN }, error)
+    };
+    command.spawn().map_err(why)
+}
+
+fn connect(command: &mut Command, streams: &Streams) -> io::Result<()> {
+    match streams {
+        Streams::Inherited => {}
+        Streams::Pipes(pipes) => {
+            let [input, output] = &**pipes;
+            command.stdin(input.try_clone()?).stdout(output.try_clone()?).stderr(Stdio::null());
+        }
+    }
+    Ok(())
 }
 
 /// Takes everything away that the command shall not have. In this order: a filter of system calls would
@@ -69,7 +103,7 @@ fn strip(place: Place, blocked: &SigSet) -> io::Result<()> {
     sigprocmask(SigmaskHow::SIG_SETMASK, Some(blocked), None)?;
     kernel::close_at_exec()?;
     kernel::drop_capabilities()?;
-    seccomp::bind()
+    seccomp::bind(place)
 }
 
 /// Makes a process group of the jail the terminal's foreground; whoever asks from behind would be stopped.

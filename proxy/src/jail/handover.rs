@@ -4,6 +4,7 @@
 use std::io::{self, IoSlice, IoSliceMut, Read, Write};
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};
 use std::os::unix::net::UnixStream;
+use std::path::PathBuf;
 
 use nix::sys::socket::{ControlMessage, ControlMessageOwned, MsgFlags, recvmsg, sendmsg};
 use serde::{Deserialize, Serialize};
@@ -40,6 +41,8 @@ pub(crate) enum Fate {
 /// From the proxy to the jail.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) enum Order {
+    /// Cover these unix sockets, where they are seen inside.
+    Cover(Vec<PathBuf>),
     /// Run the command; these files make its tools trust the proxy, their content in base64.
     Go { trust: Vec<(String, String)> },
     /// Go on, in the foreground of the terminal or behind it.

@@ -4,7 +4,7 @@
 use std::ffi::CString;
 use std::fs;
 use std::io::IsTerminal;
-use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd, RawFd};
 use std::os::unix::net::UnixStream;
 use std::path::PathBuf;
 use std::process::Child;
@@ -41,7 +41,7 @@ pub(crate) struct Plan {
 /// Leaves the caller's namespaces, makes the first process of the new ones, and stays behind to see that it
 /// does not outlive the proxy. `alive` is closed by the proxy's death alone.
 pub(super) fn keep(plan: &Plan, channel: UnixStream, alive: OwnedFd) -> ! {
-    let kept = begin(plan);
+    let kept = begin(plan, &[channel.as_raw_fd(), alive.as_raw_fd()]);
     let made = kept.and_then(|dir| Ok((dir, leave()?)));
     let (dir, first) = match made {
         Ok((dir, Some(first))) => (dir, first),
@@ -66,9 +66,11 @@ pub(super) fn keep(plan: &Plan, channel: UnixStream, alive: OwnedFd) -> ! {
     kernel::exit(0)
 }
 
-/// Takes no signals: those of the terminal are for the command. Keeps hold of a directory that is soon
-/// out of sight.
-fn begin(plan: &Plan) -> anyhow::Result<OwnedFd> {
+/// Takes no signals: those of the terminal are for the command. Lets go of what was left open, and keeps hold
+/// of a directory that is soon out of sight.
+fn begin(plan: &Plan, own: &[RawFd]) -> anyhow::Result<OwnedFd> {
+    let kept = [own, &plan.program.streams.descriptors()].concat();
+    kernel::close_all_but(&kept).context("cannot close what was left open")?;
     sigprocmask(SigmaskHow::SIG_BLOCK, Some(&SigSet::all()), None)?;
     let flags = OFlag::O_PATH | OFlag::O_DIRECTORY | OFlag::O_CLOEXEC;
     open(&plan.socket.0, flags, Mode::empty())
@@ -214,6 +216,9 @@ fn obey(order: &Order, own: Pid, place: Place) {
         Place::Shared => kill(own, signal).unwrap_or_default(),
     };
     match order {
+        Order::Cover(sockets) => sockets.iter().for_each(|socket| {
+            mounts::hide_socket(socket).unwrap_or_default(); // what cannot be covered is looked at again
+        }),
         Order::Go { .. } => {}
         Order::Resume { foreground } => {
             if *foreground {

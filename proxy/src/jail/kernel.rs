@@ -4,7 +4,7 @@
 use std::ffi::{CString, c_int, c_long, c_uint};
 use std::io;
 use std::mem::size_of;
-use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
+use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd, RawFd};
 use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
 
@@ -102,6 +102,23 @@ pub(super) fn close_at_exec() -> io::Result<()> {
         libc::syscall(libc::SYS_close_range, 3 as c_uint, c_uint::MAX, CLOSE_RANGE_CLOEXEC)
     };
     done(closed).map(drop)
+}
+
+/// Closes every descriptor above the three of a terminal, but these.
+pub(super) fn close_all_but(kept: &[RawFd]) -> io::Result<()> {
+    let mut kept: Vec<c_uint> = kept.iter().filter_map(|fd| c_uint::try_from(*fd).ok()).collect();
+    kept.sort_unstable();
+    let mut first = 3;
+    for end in kept.into_iter().chain([c_uint::MAX]) {
+        if first < end {
+            // SAFETY: a call without pointers; whoever owned these descriptors is in another process.
+            let closed =
+                unsafe { libc::syscall(libc::SYS_close_range, first, end - 1, 0 as c_uint) };
+            done(closed)?;
+        }
+        first = end.saturating_add(1).max(first);
+    }
+    Ok(())
 }
 
 /// Leaves the keys of the caller's session behind. A kernel without keys has none to leave.

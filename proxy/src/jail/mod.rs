@@ -12,7 +12,7 @@
 //! | other addresses, routes, firewall rules; raw and packet sockets | no capabilities; an own network namespace | `child`, `namespaces` |
 //! | sockets of other kinds (vsock, bluetooth, packet, alg, xdp), `io_uring` | refused by the system call filter | `seccomp` |
 //! | abstract unix sockets | belong to the network namespace | `namespaces` |
-//! | unix sockets by path: containers, agents, D-Bus, X11, Wayland, admin | `/run`, `/tmp`, the runtime directory are new; those listened on elsewhere at the start are covered | `view`, `mounts` |
+//! | unix sockets by path: containers, agents, D-Bus, X11, Wayland, admin | `/run`, `/tmp`, the runtime directory are new; those elsewhere are covered, within a second if they are made later | `view`, `mounts` |
 //! | processes outside: `/proc`, `ptrace`, signals | an own process namespace; keeper and first process not dumpable | `namespaces`, `inside` |
 //! | shared memory, semaphores, message queues | an own IPC namespace; `/dev/shm` is new | `namespaces`, `mounts` |
 //! | policies, lists | read-only, or read once where they cannot be | `view` |
@@ -41,6 +41,7 @@ mod view;
 use std::io;
 use std::os::fd::OwnedFd;
 use std::os::unix::net::UnixStream;
+use std::path::PathBuf;
 use std::time::Duration;
 
 use anyhow::{Context, bail};
@@ -48,14 +49,14 @@ use base64::Engine;
 use base64::engine::general_purpose::STANDARD;
 use nix::unistd::Pid;
 
-pub(crate) use child::{Place, Program};
+pub(crate) use child::{Place, Program, Streams};
 pub(crate) use handover::Fate;
 use handover::{Order, Report};
 pub(crate) use inside::{Plan, terminal_of};
 pub(crate) use kernel::{Told, next_signal};
 pub(crate) use mounts::{TRUST, runtime_dir};
 pub(crate) use namespaces::forbidden_by;
-pub(crate) use view::{View, Wishes, environment};
+pub(crate) use view::{Sockets, View, Wishes, environment};
 
 /// Longest time in which a jail must stand.
 const PATIENCE: Duration = Duration::from_secs(30);
@@ -93,6 +94,21 @@ pub(crate) struct Usage {
     pub(crate) cpu: Duration,
     /// The most memory that any one process held, in bytes.
     pub(crate) peak: u64,
+}
+
+/// Moves this process, which has one thread still, into a network of its own: nothing but `lo`, to which
+/// every address belongs. What is dialled from here arrives here, wherever it was meant to go.
+///
+/// # Errors
+///
+/// Says what forbids it, and what to change.
+pub(crate) fn leave_network() -> anyhow::Result<()> {
+    if !kernel::is_alone() {
+        bail!("a network is left before anything else runs");
+    }
+    namespaces::leave_network().context("there is no jail")?;
+    let denied = || namespaces::advice(None);
+    network::own_everything().with_context(|| format!("cannot set up `lo`; {}", denied()))
 }
 
 impl Jail {
@@ -138,7 +154,7 @@ impl Jail {
     }
 
     /// Runs the command, whose tools trust what is signed by the authority of these files.
-    pub(crate) fn go(&self, trust: &[(std::path::PathBuf, Vec<u8>)]) -> io::Result<()> {
+    pub(crate) fn go(&self, trust: &[(PathBuf, Vec<u8>)]) -> io::Result<()> {
         let coded = trust
             .iter()
             .map(|(path, content)| (path.to_string_lossy().into_owned(), STANDARD.encode(content)));
@@ -160,6 +176,11 @@ impl Jail {
     /// Passes a signal on to the command. One that has ended needs it no more.
     pub(crate) fn signal(&self, number: i32) {
         drop(handover::send(&self.channel, &Order::Signal(number)));
+    }
+
+    /// Covers unix sockets that were made since. One that is not seen inside needs no cover.
+    pub(crate) fn cover(&self, sockets: Vec<PathBuf>) {
+        drop(handover::send(&self.channel, &Order::Cover(sockets)));
     }
 
     /// Lets a command that was stopped go on.

@@ -139,7 +139,7 @@ fn hide(path: &Path) -> io::Result<()> {
 }
 
 /// A socket that is still there after everything else is hidden by itself.
-fn hide_socket(path: &Path) -> io::Result<()> {
+pub(super) fn hide_socket(path: &Path) -> io::Result<()> {
     match fs::symlink_metadata(path) {
         Ok(found) if found.file_type().is_socket() => hide(path),
         Ok(_) | Err(_) => Ok(()),

@@ -27,17 +27,36 @@ pub(super) enum NamespaceError {
 /// Inside, the caller has its own uid and gid and none other. What root may do to the machine it may not do
 /// here, for its capabilities are those of the new namespace.
 pub(super) fn leave() -> Result<(), NamespaceError> {
+    let user = leave_for(PARTS, "network, mount or process")?;
+    if user == Whose::Own {
+        // Hides where in the hierarchy the jail is; a kernel without them has nothing to hide.
+        unshare(CloneFlags::CLONE_NEWCGROUP).unwrap_or_default();
+    }
+    Ok(())
+}
+
+/// Leaves the caller's network for a new one, and nothing else.
+pub(super) fn leave_network() -> Result<(), NamespaceError> {
+    leave_for(CloneFlags::CLONE_NEWNET, "network").map(drop)
+}
+
+/// Whose user namespace the new ones belong to.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Whose {
+    Callers,
+    Own,
+}
+
+fn leave_for(parts: CloneFlags, what: &'static str) -> Result<Whose, NamespaceError> {
     let (uid, gid) = (Uid::effective(), Gid::effective());
     match unshare(CloneFlags::CLONE_NEWUSER) {
         Ok(()) => map(uid, gid)?,
         // Root needs no user namespace for the others; it gives up its capabilities all the same.
-        Err(_) if uid.is_root() && unshare(PARTS).is_ok() => return Ok(()),
+        Err(_) if uid.is_root() && unshare(parts).is_ok() => return Ok(Whose::Callers),
         Err(errno) => return Err(forbidden("user", errno)),
     }
-    unshare(PARTS).map_err(|errno| forbidden("network, mount or process", errno))?;
-    // Hides where in the hierarchy the jail is; a kernel without them has nothing to hide.
-    unshare(CloneFlags::CLONE_NEWCGROUP).unwrap_or_default();
-    Ok(())
+    unshare(parts).map_err(|errno| forbidden(what, errno))?;
+    Ok(Whose::Own)
 }
 
 fn map(uid: Uid, gid: Gid) -> Result<(), NamespaceError> {

@@ -49,6 +49,13 @@ pub(super) fn raise() -> io::Result<Versions> {
     Ok(Versions::Both)
 }
 
+/// Brings `lo` up and makes every address of IPv4 one of its own: whatever is dialled is answered here or nowhere.
+pub(super) fn own_everything() -> io::Result<()> {
+    let mut netlink = Netlink::open(libc::NETLINK_ROUTE)?;
+    netlink.ask(vec![up()])?;
+    netlink.ask(vec![own()])
+}
+
 /// Makes the sockets at which everything arrives.
 pub(super) fn sockets(versions: Versions) -> io::Result<Sockets> {
     let loopback: &[IpAddr] = match versions {
@@ -106,6 +113,15 @@ fn lead_from(address: IpAddr) -> Message {
     Message::new(libc::RTM_NEWROUTE, ACKNOWLEDGE | CREATE, &head)
         .with(&Attribute::native(libc::RTA_OIF, LO))
         .with(&Attribute::Bytes(libc::RTA_PREFSRC, octets(address)))
+}
+
+/// `struct rtmsg`: every address is local.
+fn own() -> Message {
+    let (family, table, scope) = (libc::AF_INET as u8, libc::RT_TABLE_LOCAL, libc::RT_SCOPE_HOST);
+    let head = [&[family, 0, 0, 0, table, libc::RTPROT_BOOT, scope, libc::RTN_LOCAL][..], &[0; 4]]
+        .concat();
+    Message::new(libc::RTM_NEWROUTE, ACKNOWLEDGE | CREATE, &head)
+        .with(&Attribute::native(libc::RTA_OIF, LO))
 }
 
 fn family(address: IpAddr) -> (u8, u8) {

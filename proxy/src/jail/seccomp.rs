@@ -4,9 +4,13 @@
 //! namespace stands in its way. `io_uring`, which makes sockets without asking. Typing into the terminal
 //! (`TIOCSTI`, `TIOCLINUX`), which the caller's shell would read after us. Keys of the caller. What is made for
 //! another machine's calls is refused whole, as those have other numbers.
+//!
+//! A command in a pipeline shares the process group of its caller, to which process namespaces do not matter: it
+//! may not signal the group, for the proxy is in it.
 
 use std::io;
 
+use super::child::Place;
 use super::kernel;
 
 #[cfg(target_arch = "x86_64")]
@@ -23,6 +27,7 @@ const NUMBER: u32 = 0;
 const ARCHITECTURE: u32 = 4;
 const FIRST: u32 = 16;
 const SECOND: u32 = 24;
+const FOURTH: u32 = 40;
 
 /// Families of sockets that stay inside, or are led to the proxy.
 const FAMILIES: [u32; 4] =
@@ -41,12 +46,12 @@ const REFUSED: [(libc::c_long, i32); 6] = [
 ];
 
 /// Binds this thread, and all that comes of it.
-pub(super) fn bind() -> io::Result<()> {
-    kernel::filter(&program())
+pub(super) fn bind(place: Place) -> io::Result<()> {
+    kernel::filter(&program(place))
 }
 
 /// The filter. Every block of it ends in a return, or falls through to the next with the number loaded.
-fn program() -> Vec<libc::sock_filter> {
+fn program(place: Place) -> Vec<libc::sock_filter> {
     let mut steps =
         vec![load(ARCHITECTURE), skip_if(MACHINE, 1), refuse(libc::ENOSYS), load(NUMBER)];
     steps.extend([skip_unless_from(FOREIGN, 1), refuse(libc::ENOSYS)]);
@@ -62,6 +67,15 @@ fn program() -> Vec<libc::sock_filter> {
         block.extend([refuse(libc::EAFNOSUPPORT), allow()]);
         steps.push(skip_unless(call as u32, block.len() as u8));
         steps.extend(block);
+    }
+    if place == Place::Shared {
+        // The group of whoever calls is number 0; other groups outside have no number inside.
+        let group = [load(FIRST), skip_unless(0, 1), refuse(libc::EPERM), allow()];
+        steps.push(skip_unless(libc::SYS_kill as u32, group.len() as u8));
+        steps.extend(group);
+        let flagged = [load(FOURTH), skip_if(0, 1), refuse(libc::EPERM), allow()];
+        steps.push(skip_unless(libc::SYS_pidfd_send_signal as u32, flagged.len() as u8));
+        steps.extend(flagged);
     }
     let mut block = vec![load(SECOND)];
     for (at, request) in TYPING.iter().enumerate() {
@@ -108,7 +122,12 @@ mod tests {
 
     /// Runs the filter as the kernel would, on the few instructions that it has.
     fn verdict(machine: u32, call: libc::c_long, arguments: [u64; 2]) -> u32 {
-        let program = program();
+        verdict_in(Place::Background, machine, call, arguments)
+    }
+
+    /// The second argument stands for the fourth too.
+    fn verdict_in(place: Place, machine: u32, call: libc::c_long, arguments: [u64; 2]) -> u32 {
+        let program = program(place);
         let (mut at, mut loaded) = (0, 0);
         loop {
             let step = program[at];
@@ -119,7 +138,7 @@ mod tests {
                     NUMBER => call as u32,
                     ARCHITECTURE => machine,
                     FIRST => arguments[0] as u32,
-                    SECOND => arguments[1] as u32,
+                    SECOND | FOURTH => arguments[1] as u32,
                     other => panic!("offset {other}"),
                 };
             } else if code == libc::BPF_RET | libc::BPF_K {
@@ -129,6 +148,27 @@ mod tests {
                 let taken = if more { loaded >= step.k } else { loaded == step.k };
                 at += usize::from(if taken { step.jt } else { step.jf });
             }
+        }
+    }
+
+    #[test]
+    fn a_process_group_that_is_shared_is_not_signalled() {
+        let refused = libc::SECCOMP_RET_ERRNO | libc::EPERM as u32;
+        let allowed = libc::SECCOMP_RET_ALLOW;
+        for (place, call, arguments, wanted) in [
+            (Place::Shared, libc::SYS_kill, [0, 9], refused),
+            (Place::Shared, libc::SYS_kill, [1 << 32, 9], refused),
+            (Place::Shared, libc::SYS_kill, [2, 9], allowed),
+            (Place::Shared, libc::SYS_kill, [u64::MAX, 9], allowed),
+            (Place::Shared, libc::SYS_pidfd_send_signal, [3, 4], refused),
+            (Place::Shared, libc::SYS_pidfd_send_signal, [3, 0], allowed),
+            (Place::Shared, libc::SYS_ioctl, [0, libc::TIOCSTI], refused),
+            (Place::Shared, libc::SYS_read, [0, 0], allowed),
+            (Place::Background, libc::SYS_kill, [0, 9], allowed),
+            (Place::Foreground, libc::SYS_kill, [0, 9], allowed),
+        ] {
+            let found = verdict_in(place, MACHINE, call, arguments);
+            assert_eq!(found, wanted, "{place:?} {call} {arguments:?}");
         }
     }
 

@@ -126,6 +126,8 @@ pub(crate) struct Wishes {
     pub(crate) visible: Vec<PathBuf>,
     /// Directories and files of ours, which nobody inside sees.
     pub(crate) hidden: Vec<PathBuf>,
+    /// Files of trust: nobody inside changes them, if it can be helped.
+    pub(crate) trusted: Vec<PathBuf>,
     /// Files that rules come from.
     pub(crate) policies: Vec<PathBuf>,
 }
@@ -167,7 +169,8 @@ impl View {
         for path in in_home(CREDENTIALS) {
             view.put(real(&path), Change::Hide);
         }
-        if is_for_work(&cwd) {
+        // What is writable already is not mounted again: files could not be moved between the two.
+        if is_for_work(&cwd) && view.of(&cwd) != Some(&Change::Writable) {
             view.put(Some(cwd.clone()), Change::Writable);
         }
         // After everything that is so by itself: what is asked for by name counts.
@@ -184,6 +187,7 @@ impl View {
             view.pin(&path); // or it would be moved away, and another put in its place
             view.put(Some(path), Change::Hide);
         }
+        view.guard(wishes.trusted.iter().filter_map(real), &cwd);
         let exposed = view.guard(wishes.policies.iter().filter_map(real), &cwd);
         Ok(View { cwd, changes: view.0, sockets: sockets(), exposed })
     }
@@ -257,14 +261,41 @@ impl Changes {
     }
 }
 
-/// The unix sockets that somebody listens on, by path. Those without one are the network namespace's.
+/// The unix sockets that have a path, of every network that the caller can look into. Those without one are the
+/// network namespace's.
 fn sockets() -> Vec<PathBuf> {
-    let listed = fs::read_to_string("/proc/net/unix").unwrap_or_default();
-    let paths = listed.lines().filter_map(|line| {
-        let path = line.split_whitespace().nth(7)?;
-        path.starts_with('/').then(|| PathBuf::from(path))
+    let processes = fs::read_dir("/proc").into_iter().flatten().flatten();
+    let processes = processes.map(|entry| entry.path());
+    let mut networks = BTreeSet::new();
+    let each = processes.filter(|process| {
+        fs::read_link(process.join("ns/net")).is_ok_and(|network| networks.insert(network))
     });
-    paths.collect::<BTreeSet<_>>().into_iter().collect()
+    let lists = each.collect::<Vec<_>>().into_iter().chain([PathBuf::from("/proc/self")]);
+    let lists = lists.filter_map(|process| fs::read_to_string(process.join("net/unix")).ok());
+    lists.flat_map(|list| paths(&list)).collect::<BTreeSet<_>>().into_iter().collect()
+}
+
+/// The unix sockets of this process's own network, looked at again and again.
+#[derive(Debug, Default)]
+pub(crate) struct Sockets(String);
+
+impl Sockets {
+    /// The paths of all, if anything has changed since the last look: a socket that took the place of another
+    /// has its path.
+    pub(crate) fn changed(&mut self) -> Option<Vec<PathBuf>> {
+        let list = fs::read_to_string("/proc/self/net/unix").ok()?;
+        if list == self.0 {
+            return None;
+        }
+        self.0 = list;
+        Some(paths(&self.0))
+    }
+}
+
+/// The paths of a list as the kernel writes it: the eighth column, which may have spaces.
+fn paths(list: &str) -> Vec<PathBuf> {
+    let path = |line: &str| line.find('/').and_then(|at| line.get(at..)).map(PathBuf::from);
+    list.lines().filter(|line| !line.contains(" @")).filter_map(path).collect()
 }
 
 /// The environment of the command: without what leads to what is hidden, with what makes tools trust us.
@@ -297,6 +328,109 @@ mod tests {
         let wanted: Vec<(OsString, OsString)> =
             vec![("PATH".into(), "/bin".into()), ("A".into(), "2".into())];
         assert_eq!(kept, wanted);
+    }
+
+    /// A home with a few things in it, below a directory that is not new inside.
+    fn home() -> (tempfile::TempDir, PathBuf) {
+        let dir = tempfile::tempdir_in(env!("CARGO_MANIFEST_DIR")).unwrap();
+        let home = fs::canonicalize(dir.path()).unwrap();
+        for name in ["work/deep", "conf/policies", ".ssh", "state/own"] {
+            fs::create_dir_all(home.join(name)).unwrap();
+        }
+        for name in [".bashrc", "conf/policies/own.toml", "work/own.toml"] {
+            fs::write(home.join(name), "").unwrap();
+        }
+        (dir, home)
+    }
+
+    #[test]
+    fn each_path_has_the_change_it_needs() {
+        let (_dir, home) = home();
+        let view = View::of(&Wishes {
+            cwd: home.join("work"),
+            home: Some(home.clone()),
+            hidden: vec![home.join("state/own")],
+            policies: vec![home.join("conf/policies/own.toml")],
+            ..Wishes::default()
+        });
+        let view = view.unwrap();
+        assert!(view.exposed.is_empty());
+        let changes = Changes(view.changes);
+        for (path, wanted) in [
+            ("", Some(Change::Writable)),
+            ("work", Some(Change::Writable)),
+            ("other/file", Some(Change::Writable)),
+            (".bashrc", Some(Change::ReadOnly)),
+            (".ssh/id", Some(Change::Hide)),
+            ("state/own/log", Some(Change::Hide)),
+            ("conf/policies/own.toml", Some(Change::ReadOnly)),
+            ("conf/policies/new.toml", Some(Change::ReadOnly)),
+            ("..", None),
+        ] {
+            let path = if path == ".." { PathBuf::from("/etc/passwd") } else { home.join(path) };
+            assert_eq!(changes.of(&path), wanted.as_ref(), "{}", path.display());
+        }
+        // What could be renamed to bring another in its place is a mount of its own.
+        for pinned in ["conf", "state"] {
+            let pinned = home.join(pinned);
+            assert!(changes.0.iter().any(|(path, _)| *path == pinned), "{}", pinned.display());
+        }
+        assert!(changes.0.is_sorted_by(|one, other| one.0 < other.0), "parents before children");
+    }
+
+    #[test]
+    fn a_policy_that_the_command_can_replace_is_told() {
+        let (_dir, home) = home();
+        for (cwd, policy, exposed) in [
+            ("work", "work/own.toml", true),
+            ("work/deep", "work/own.toml", true),
+            ("work", "work", true),
+            ("work", "conf/policies", false),
+            ("conf/policies", "conf/policies/own.toml", true),
+            ("conf", "conf/policies/own.toml", false),
+        ] {
+            let policies = vec![home.join(policy)];
+            let home = Some(home.clone());
+            let cwd = home.as_ref().unwrap().join(cwd);
+            let view = View::of(&Wishes { cwd: cwd.clone(), home, policies, ..Wishes::default() });
+            assert_eq!(
+                !view.unwrap().exposed.is_empty(),
+                exposed,
+                "{policy} from {}",
+                cwd.display()
+            );
+        }
+    }
+
+    #[test]
+    fn nothing_of_the_system_is_written_by_being_worked_in() {
+        for (cwd, writable) in
+            [("/", false), ("/etc", false), ("/usr/share", false), ("/tmp", true)]
+        {
+            let view = View::of(&Wishes { cwd: cwd.into(), ..Wishes::default() }).unwrap();
+            let of = Changes(view.changes).of(Path::new(cwd)).cloned();
+            assert_eq!(of == Some(Change::Writable), writable, "{cwd}");
+        }
+    }
+
+    #[test]
+    fn nobody_works_in_what_is_ours() {
+        let (_dir, home) = home();
+        let (cwd, hidden) = (home.join("state/own"), vec![home.join("state/own")]);
+        assert!(View::of(&Wishes { cwd, hidden, ..Wishes::default() }).is_err());
+    }
+
+    #[test]
+    fn sockets_are_found_by_their_paths() {
+        let list = "Num       RefCount Protocol Flags    Type St Inode Path\n\
+            ffff8880: 00000002 00000000 00010000 0001 01 12345 /run/with space.sock\n\
+            ffff8881: 00000003 00000000 00000000 0001 03 12346\n\
+            ffff8882: 00000002 00000000 00010000 0001 01 12347 @/abstract\n";
+        assert_eq!(paths(list), [PathBuf::from("/run/with space.sock")]);
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("one.sock");
+        let _listening = std::os::unix::net::UnixListener::bind(&path).unwrap();
+        assert!(sockets().contains(&path));
     }
 
     #[test]

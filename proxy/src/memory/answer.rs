@@ -1,5 +1,7 @@
 //! The answer of a memory service, looked at before the sandbox sees it.
 
+use std::sync::Arc;
+
 use http::header::CONTENT_LENGTH;
 use pingora_http::ResponseHeader;
 use pingora_proxy::Session;
@@ -8,8 +10,8 @@ use rules::Reason;
 use super::client::Received;
 use super::json::{self, Json};
 use super::{Granted, Held, find, select};
-use crate::inject::Credential;
 use crate::refusal::Refusal;
+use crate::scrub::Echoes;
 
 /// Fields of an answer that belong to the connection it came on, or lead around us.
 const NOT_PASSED: [&str; 9] = [
@@ -27,11 +29,11 @@ const NOT_PASSED: [&str; 9] = [
 /// Withholds an answer that is not the sandbox's to see, and says so in the log.
 pub(super) async fn check(
     granted: &Granted<'_>,
-    key: Option<&Credential>,
+    secrets: &[Arc<Echoes>],
     received: &Received,
     held: &Held<'_>,
 ) -> Result<(), Refusal> {
-    let refusal = match judge(granted, key, received) {
+    let refusal = match judge(granted, secrets, received) {
         Ok(()) => return Ok(()),
         Err(refusal) => refusal,
     };
@@ -43,7 +45,7 @@ pub(super) async fn check(
 
 fn judge(
     granted: &Granted<'_>,
-    key: Option<&Credential>,
+    secrets: &[Arc<Echoes>],
     received: &Received,
 ) -> Result<(), Refusal> {
     let unchecked = |why: &str| Refusal::from(Reason::AnswerUnchecked).because(why);
@@ -52,11 +54,9 @@ fn judge(
     if fields.get_all("content-encoding").iter().any(|value| coded(value.as_bytes())) {
         return Err(unchecked("it is encoded, though that was not asked for"));
     }
-    let echoes = key.map(Credential::echoes);
-    let told =
-        |text: &[u8]| echoes.as_ref().is_some_and(|echoes| echoes.cover(&mut text.to_vec()) > 0);
+    let told = |text: &[u8]| secrets.iter().any(|echoes| echoes.cover(&mut text.to_vec()) > 0);
     if fields.values().any(|value| told(value.as_bytes())) || told(&received.body) {
-        return Err(unchecked("it repeats the key of the service"));
+        return Err(unchecked("it repeats the key of the service, or a token for it"));
     }
     let pointers = &granted.found.route.answer;
     if pointers.is_empty() || !received.head.status.is_success() {
@@ -88,7 +88,9 @@ pub(super) async fn pass(
             head.append_header(name, value.clone()).map_err(gone)?;
         }
     }
-    head.insert_header(CONTENT_LENGTH, received.body.len()).map_err(gone)?;
+    if !matches!(status, 204 | 304) {
+        head.insert_header(CONTENT_LENGTH, received.body.len()).map_err(gone)?; // RFC 9110, section 8.6
+    }
     held.record.meter().received(received.body.len() as u64);
     session.write_response_header(Box::new(head), false).await.map_err(gone)?;
     session.write_response_body(Some(received.body.clone()), true).await.map_err(gone)?;

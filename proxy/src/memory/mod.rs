@@ -33,6 +33,7 @@ use rules::operator::Operator;
 use rules::policy::IdentityMode;
 use rules::word::{BankId, ProfileName};
 use rules::{Decision, DialPermit, Host, Permit, Reason, RuleSet};
+use serde_json::Value;
 use tokio::sync::watch;
 use tokio::time::{sleep, timeout};
 
@@ -127,6 +128,11 @@ impl Guard {
         Ok(Arc::new(Guard { services, verifier, client }))
     }
 
+    /// The public keys of the tokens that are signed for services.
+    pub(crate) fn jwks(&self) -> Value {
+        self.services.jwks(UnixTime::now())
+    }
+
     /// Looks after the issuers' keys and revocations until it is time to stop.
     pub(crate) async fn tend(self: Arc<Self>, mut stop: watch::Receiver<bool>) {
         loop {
@@ -187,8 +193,9 @@ impl Guard {
         };
         let mut head = plain(session.req_header(), profile, &granted, &held)?;
         service.introduce(&mut head, profile, &whom)?;
+        let told = service::secrets(&head, key.as_deref());
         let received = self.send(head, &granted, &leave, &mut held).await?;
-        answer::check(&granted, key.as_deref(), &received, &held).await?;
+        answer::check(&granted, &told, &received, &held).await?;
         let spent = granted.tab.charge(Counted::Download, received.bytes());
         spent.map_err(|spent| spent.of(&granted.permit))?;
         answer::pass(session, &received, &held).await

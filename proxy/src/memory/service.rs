@@ -16,10 +16,12 @@ use rules::operator::{MemoryService, Operator, Proof};
 use rules::principal::PrincipalTemplate;
 use rules::word::{BankId, CredentialName};
 use rules::{Host, Reason, SandboxRef};
+use serde_json::{Value, json};
 
 use super::profile::Profile;
 use crate::inject::{Credential, Credentials};
 use crate::refusal::Refusal;
+use crate::scrub::Echoes;
 
 /// The services of the operator's file.
 #[derive(Debug)]
@@ -60,6 +62,20 @@ impl Services {
 
     pub(super) fn at(&self, host: &Host, port: u16) -> Option<&Service> {
         self.0.get(&(host.clone(), port))
+    }
+
+    /// The JWK Set by which services check the tokens that are signed for them: every public key, each once.
+    pub(super) fn jwks(&self, now: UnixTime) -> Value {
+        let mut keys: Vec<Value> = Vec::new();
+        for service in self.0.values() {
+            let Voice::Token { tokens, .. } = &service.voice else { continue };
+            let mut set = tokens.jwks(now);
+            let own = set.get_mut("keys").and_then(Value::as_array_mut);
+            keys.extend(own.map(std::mem::take).unwrap_or_default());
+        }
+        keys.sort_by_key(|key| key.get("kid").map(ToString::to_string));
+        keys.dedup();
+        json!({ "keys": keys })
     }
 }
 
@@ -129,6 +145,15 @@ pub(super) struct Whom<'a> {
     pub(super) sandbox: &'a SandboxRef,
     pub(super) banks: &'a [BankId],
     pub(super) key: Option<&'a Credential>,
+}
+
+/// What of a request must not come back: the key of the service, and the signature of a token for it, without
+/// which the rest is no token.
+pub(super) fn secrets(head: &RequestHeader, key: Option<&Credential>) -> Vec<Arc<Echoes>> {
+    let token = head.headers.get(AUTHORIZATION).and_then(|bearer| bearer.to_str().ok());
+    let signature = token.and_then(|token| token.rsplit('.').next());
+    let signature = signature.map(|signature| Arc::new(Echoes::of(signature)));
+    key.map(Credential::echoes).into_iter().chain(signature).collect()
 }
 
 fn field(text: &str) -> Result<HeaderValue, Refusal> {

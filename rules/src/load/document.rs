@@ -297,6 +297,8 @@ pub(crate) struct OperatorDocument {
     /// The directory of policy files, relative to this file.
     #[schemars(with = "Option<String>")]
     pub(crate) policies: Option<Spanned<String>>,
+    /// What happens while the files on disk are not good; `keep` unless written.
+    pub(crate) on_invalid: Option<OnInvalidDocument>,
     pub(crate) log: Option<LogDocument>,
     pub(crate) dns: Option<DnsDocument>,
     pub(crate) admin: Option<AdminDocument>,
@@ -317,6 +319,15 @@ pub(crate) struct OperatorDocument {
     #[serde(default)]
     #[schemars(with = "Vec<SandboxDocument>")]
     pub(crate) sandbox: Vec<Spanned<SandboxDocument>>,
+}
+
+#[derive(Clone, Copy, Debug, Deserialize, JsonSchema, PartialEq, Eq)]
+#[serde(rename_all = "kebab-case")]
+pub(crate) enum OnInvalidDocument {
+    /// Nothing passes, and what is open is cut.
+    Deny,
+    /// The rules in force stay.
+    Keep,
 }
 
 /// `[log]`: where the access log is written.

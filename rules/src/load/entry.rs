@@ -85,7 +85,6 @@ impl Builder<'_> {
         match text {
             Ok(text) => {
                 let source = Source::new(&path, text);
-                self.lists.push(path);
                 list::add(&source, terms, &mut self.hosts, self.problems);
             }
             Err(why) => {

@@ -7,8 +7,9 @@ use std::sync::Arc;
 use super::problem::{Fault, Problems, Source};
 use crate::name::DomainName;
 use crate::network::is_forbidden;
+use crate::operator::{IdentitySettings, MemoryService};
 use crate::pattern::{DomainPattern, HostPattern, Reach, Width};
-use crate::policy::{MemoryTerms, Policy, Ports, Rule};
+use crate::policy::{IdentityMode, MemoryTerms, Policy, Ports, Rule};
 use crate::ruleset::{Base, Layers, Tier};
 use crate::sandbox::Sandbox;
 use crate::set::Hit;
@@ -23,7 +24,8 @@ const MAX_SEARCHED: usize = 10_000;
 /// What is wrong within one file.
 pub(crate) fn policy(policy: &Arc<Policy>, problems: &mut Problems) {
     let mut fates = vec![Fate::default(); policy.rules.len()];
-    for hit in policy.hosts.unordered() {
+    let mut waiting = fates.len();
+    for hit in policy.hosts.iter() {
         let (Some(rule), Some(fate)) =
             (policy.rule(hit.rule), fates.get_mut(usize::from(hit.rule)))
         else {
@@ -34,7 +36,13 @@ pub(crate) fn policy(policy: &Arc<Policy>, problems: &mut Problems) {
             continue;
         }
         match killer(policy, rule, &hit) {
-            None => fate.acts = true,
+            None => {
+                fate.acts = true;
+                waiting -= 1;
+                if waiting == 0 {
+                    break;
+                }
+            }
             Some(why) => fate.why = Some(why),
         }
     }
@@ -165,7 +173,7 @@ fn ties(policies: &[Arc<Policy>], problems: &mut Problems) {
         if !policy.rules.iter().any(|rule| rule.credential().is_some()) {
             continue;
         }
-        for hit in policy.hosts.unordered() {
+        for hit in policy.hosts.iter() {
             let Some(rule) = policy.rule(hit.rule).filter(|rule| rule.credential().is_some())
             else {
                 continue;
@@ -315,7 +323,7 @@ fn check_environment(
 /// The first patterns of every rule, found in one walk over the policy.
 fn samples(policy: &Policy) -> Vec<Vec<DomainPattern>> {
     let mut samples = vec![Vec::new(); policy.rules.len()];
-    for hit in policy.hosts.unordered() {
+    for hit in policy.hosts.iter() {
         if let Some(sample) = samples.get_mut(usize::from(hit.rule))
             && sample.len() <= MAX_COMPARED
         {
@@ -375,7 +383,44 @@ fn meets(base: &Policy, pattern: &DomainPattern) -> bool {
         |hit: &Hit<'_>| allows(hit) && pattern_of(hit).is_some_and(|other| pattern.covers(&other));
     above.iter().filter(covering).any(allows)
         || (!pattern.is_exact()
-            && (base.hosts.len() > MAX_SEARCHED || base.hosts.unordered().any(|hit| below(&hit))))
+            && (base.hosts.len() > MAX_SEARCHED || base.hosts.iter().any(|hit| below(&hit))))
+}
+
+/// Memory rules whose requests are all refused, because the operator's file lacks what they need.
+pub(crate) fn unspoken(
+    layers: &HashMap<SandboxId, Layers>,
+    services: &[MemoryService],
+    identity: Option<&IdentitySettings>,
+    problems: &mut Problems,
+) {
+    let used: BTreeMap<&PolicyName, &Arc<Policy>> = layers
+        .values()
+        .flat_map(|stack| stack.policies().map(|policy| (&policy.name, policy)))
+        .filter(|(_, policy)| policy.rules.iter().any(|rule| rule.memory().is_some()))
+        .collect();
+    let believed = identity.is_some_and(|identity| !identity.issuers.is_empty());
+    for (hit, rule) in used.values().flat_map(|policy| policy.hosts()) {
+        let Some(terms) = rule.memory() else { continue };
+        let port = rule.ports().and_then(|ports| ports.first().copied());
+        let spoken = |service: &MemoryService| {
+            service.host.to_string() == hit.base && Some(service.port) == port
+        };
+        if !services.iter().any(spoken) {
+            let why = format!(
+                "`{}` has no `[[memory_service]]` in the operator's file, so every request of rule `{}` is refused",
+                hit.base, rule.name
+            );
+            problems.warning(rule.at.clone(), Fault::Pointless(why));
+        }
+        if terms.identity == IdentityMode::Required && !believed {
+            let why = format!(
+                "rule `{}` asks for a signed identity, and the operator's file has no `[[identity.issuer]]` \
+                 to believe, so every request is refused",
+                rule.name
+            );
+            problems.warning(rule.at.clone(), Fault::Pointless(why));
+        }
+    }
 }
 
 /// Policies no sandbox names: loaded, and without effect.

@@ -1,5 +1,7 @@
 //! List files: one host pattern a line, `#` begins a comment, up to millions of lines.
 
+use memchr::{memchr, memchr_iter};
+
 use super::problem::{Fault, Problems, Source};
 use crate::pattern::{RawPattern, Reach, Width};
 use crate::set::{HostSet, Origin};
@@ -18,26 +20,35 @@ pub(crate) struct Terms {
 
 /// Adds every pattern of a list to `hosts`.
 pub(crate) fn add(source: &Source<'_>, terms: Terms, hosts: &mut HostSet, problems: &mut Problems) {
-    let lines = source.text.bytes().filter(|byte| *byte == b'\n').count();
-    hosts.reserve(lines, source.text.len());
-    let mut offset = 0;
-    for (at, line) in source.text.split_inclusive('\n').enumerate() {
-        let entry = line.split_once('#').map_or(line, |(entry, _)| entry);
-        // Some editors put a byte-order mark in front of the first line.
-        let entry = entry.trim_start_matches('\u{feff}').trim();
+    let ends = || memchr_iter(b'\n', source.text.as_bytes());
+    hosts.reserve(ends().count(), source.text.len());
+    let mut start = 0;
+    for (at, end) in ends().chain([source.text.len()]).enumerate() {
+        let line = source.text.get(start..end).unwrap_or_default();
+        let entry = entry_of(line);
         if !entry.is_empty() {
             match parse(entry, terms).and_then(|raw| {
                 Ok(hosts.insert_raw(&raw, terms.rule, at as u32 + 1, Origin::List)?)
             }) {
                 Ok(()) => {}
-                Err(fault) => problems.error(source.place(span(line, entry, offset)), fault),
+                Err(fault) => problems.error(source.place(span(line, entry, start)), fault),
             }
             if problems.is_full() {
                 break;
             }
         }
-        offset += line.len();
+        start = end + 1;
     }
+}
+
+/// What of a line is the pattern; nothing of an empty one.
+fn entry_of(line: &str) -> &str {
+    let entry = match memchr(b'#', line.as_bytes()) {
+        Some(comment) => line.get(..comment).unwrap_or_default(),
+        None => line,
+    };
+    // Some editors put a byte-order mark in front of the first line.
+    entry.trim_start_matches('\u{feff}').trim()
 }
 
 fn parse(entry: &str, terms: Terms) -> Result<RawPattern<'_>, Fault> {

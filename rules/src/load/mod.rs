@@ -32,7 +32,7 @@ use crate::facts::Method;
 use crate::path::PathPattern;
 use crate::pattern::HostPattern;
 use crate::policy::{Digest, Policy};
-use crate::ruleset::RuleSet;
+use crate::ruleset::{Mood, RuleSet};
 use crate::word::{PolicyName, SandboxId};
 
 /// Largest policy or operator file.
@@ -52,6 +52,23 @@ pub struct Sources {
     pub generation: u64,
     /// Where Sandbar itself listens: never dialled, whatever a rule says.
     pub own: Vec<SocketAddr>,
+}
+
+impl Sources {
+    /// The digest of everything that is read from files, by which a load that would change nothing is known.
+    pub fn digest(&self) -> Digest {
+        let files = self.operator.iter().chain(&self.policies);
+        let files = files.flat_map(|file| [file.path.as_bytes(), &file.bytes]);
+        let lists = self.lists.iter().flat_map(|(path, list)| match list {
+            Ok(bytes) => [path.as_bytes(), b"read", bytes.as_slice()],
+            Err(why) => [path.as_bytes(), b"missing", why.as_bytes()],
+        });
+        digest_of(files.chain(lists))
+    }
+
+    fn list(&self, path: &str) -> Option<&[u8]> {
+        self.lists.get(path).and_then(|list| list.as_deref().ok())
+    }
 }
 
 /// One file, and what to call it in messages.
@@ -88,8 +105,30 @@ pub struct Timed {
 ///
 /// Returns every problem found, up to [`problem::MAX_PROBLEMS`]; nothing is loaded then.
 pub fn compile(sources: &Sources, grants: &[Grant]) -> Result<RuleSet, Vec<Problem>> {
+    compile_after(None, sources, grants)
+}
+
+/// As [`compile`], but policies whose bytes are those of `before` are taken over from there: a million names
+/// are not read again because another file changed.
+///
+/// # Errors
+///
+/// As [`compile`].
+pub fn recompile(
+    before: &RuleSet,
+    sources: &Sources,
+    grants: &[Grant],
+) -> Result<RuleSet, Vec<Problem>> {
+    compile_after(Some(before), sources, grants)
+}
+
+fn compile_after(
+    before: Option<&RuleSet>,
+    sources: &Sources,
+    grants: &[Grant],
+) -> Result<RuleSet, Vec<Problem>> {
     let mut problems = Problems::default();
-    let policies = compile_policies(sources, &mut problems);
+    let (policies, noted) = compile_policies(before, sources, &mut problems);
     let declared = match &sources.operator {
         Some(file) => sandboxes::declared(file, &policies, &mut problems),
         None => Some(sandboxes::lone(&policies)),
@@ -108,6 +147,8 @@ pub fn compile(sources: &Sources, grants: &[Grant]) -> Result<RuleSet, Vec<Probl
             ended: BTreeSet::new(),
             own: sources.own.clone().into(),
             warnings: problems.warnings,
+            noted,
+            mood: Mood::Judging,
         },
         _ => return Err(problems.errors),
     };
@@ -148,10 +189,14 @@ pub fn lists_named_by(policy: &SourceFile) -> Vec<String> {
     let Ok(text) = str::from_utf8(&policy.bytes) else { return Vec::new() };
     let source = Source::new(&policy.path, text);
     let document: Option<PolicyDocument> = read::read(&source, &mut Problems::default());
-    let Some(document) = document else { return Vec::new() };
+    document.map(|document| lists_of(&policy.path, &document)).unwrap_or_default()
+}
+
+/// The list files of a policy, in the order its rules are compiled in.
+fn lists_of(policy: &str, document: &PolicyDocument) -> Vec<String> {
     let allow = document.allow.iter().filter_map(|rule| rule.get_ref().hosts_file.as_ref());
     let deny = document.deny.iter().filter_map(|rule| rule.get_ref().hosts_file.as_ref());
-    allow.chain(deny).filter_map(|entry| list_path(&policy.path, entry.get_ref())).collect()
+    allow.chain(deny).filter_map(|entry| list_path(policy, entry.get_ref())).collect()
 }
 
 /// Where a list named in a policy lies: beside the policy or below, never elsewhere.
@@ -173,24 +218,34 @@ pub fn policy_dir(operator: &SourceFile) -> Option<String> {
     document.policies.map(toml::Spanned::into_inner)
 }
 
+type Compiled = (BTreeMap<PolicyName, Arc<Policy>>, BTreeMap<PolicyName, Vec<Problem>>);
+
 fn compile_policies(
+    before: Option<&RuleSet>,
     sources: &Sources,
     problems: &mut Problems,
-) -> BTreeMap<PolicyName, Arc<Policy>> {
+) -> Compiled {
     let mut compiled: BTreeMap<PolicyName, Arc<Policy>> = BTreeMap::new();
+    let mut noted = BTreeMap::new();
     for file in &sources.policies {
-        let Some((policy, named)) = compile_policy(file, sources, problems) else { continue };
+        let known = problems.warnings.len();
+        let Some((policy, named)) = compile_policy(before, file, sources, problems) else {
+            continue;
+        };
         if let Some(other) = compiled.get(&policy.name) {
             let name = format!("{} ({})", policy.name, other.file);
             problems.error(named, Fault::Twice { what: "policy", name, line: 1 });
             continue;
         }
+        let own = problems.warnings.iter().skip(known).cloned().collect();
+        noted.insert(policy.name.clone(), own);
         compiled.insert(policy.name.clone(), policy);
     }
-    compiled
+    (compiled, noted)
 }
 
 fn compile_policy(
+    before: Option<&RuleSet>,
     file: &SourceFile,
     sources: &Sources,
     problems: &mut Problems,
@@ -198,9 +253,29 @@ fn compile_policy(
     let source = text_of(file, problems)?;
     let document: PolicyDocument = read::read(&source, problems)?;
     let named = source.place(document.name.span());
-    let policy = Arc::new(Builder::new(&source, sources, problems).policy(document)?);
+    let lists = lists_of(&source.file, &document);
+    let lists = lists.iter().filter_map(|path| sources.list(path));
+    let digest = digest_of([source.text.as_bytes()].into_iter().chain(lists));
+    if let Some((policy, noted)) = before.and_then(|before| unchanged(before, &source, digest)) {
+        noted.iter().for_each(|warning| problems.note(warning.clone()));
+        return Some((policy, named));
+    }
+    let policy = Arc::new(Builder::new(&source, sources, problems).policy(document, digest)?);
     lint::policy(&policy, problems);
     Some((policy, named))
+}
+
+/// The policy of an earlier load and what was noted of it, if its text and its lists are what they were. What is
+/// wrong is never taken over: a policy that has errors was not loaded, and a list that is missing changes the digest.
+fn unchanged<'a>(
+    before: &'a RuleSet,
+    source: &Source<'_>,
+    digest: Digest,
+) -> Option<(Arc<Policy>, &'a [Problem])> {
+    let same = |policy: &&Arc<Policy>| policy.file == source.file && policy.digest == digest;
+    let policy = before.policies.values().find(same)?;
+    let noted = before.noted.get(&policy.name).map_or(&[][..], Vec::as_slice);
+    Some((policy.clone(), noted))
 }
 
 fn text_of<'a>(file: &'a SourceFile, problems: &mut Problems) -> Option<Source<'a>> {

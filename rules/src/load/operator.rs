@@ -8,7 +8,7 @@ use toml::Spanned;
 
 use super::document::{
     CredentialDocument, DenialDocument, DnsDocument, IdentifyDocument, ListenerDocument,
-    ModeDocument, OperatorDocument,
+    ModeDocument, OnInvalidDocument, OperatorDocument,
 };
 use super::problem::{Fault, Problem, Problems, Source, printable};
 use super::{SourceFile, memory, read, text_of};
@@ -16,7 +16,7 @@ use crate::limits::Limits;
 use crate::name::DomainName;
 use crate::operator::{
     Bind, CredentialFile, DenialForm, DnsSettings, GrantSettings, HostEntry, Listener, Mode,
-    Operator, PreResolve, Reverse, SystemRoots, UpstreamSettings, Whose, Zone,
+    OnInvalid, Operator, PreResolve, Reverse, SystemRoots, UpstreamSettings, Whose, Zone,
 };
 use crate::pattern::{HostPattern, Width};
 use crate::word::{CredentialName, SandboxId};
@@ -52,6 +52,10 @@ fn settings(file: &SourceFile, problems: &mut Problems) -> Option<Operator> {
         grants: grants(&source, &document, problems),
         limits: limits(&source, &document, problems),
         upstream: upstream(&document),
+        on_invalid: match document.on_invalid {
+            Some(OnInvalidDocument::Deny) => OnInvalid::Deny,
+            Some(OnInvalidDocument::Keep) | None => OnInvalid::Keep,
+        },
         identity: memory::issuers(&source, &document, problems),
         memory_services: memory::services(&source, &document, problems),
         credentials: document

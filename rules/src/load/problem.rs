@@ -1,5 +1,6 @@
 //! What is wrong with a file: where, what, and what to change.
 
+use std::cell::OnceCell;
 use std::fmt;
 use std::ops::Range;
 use std::sync::Arc;
@@ -129,27 +130,33 @@ impl fmt::Display for Place {
 pub(crate) struct Source<'a> {
     pub(crate) file: Arc<str>,
     pub(crate) text: &'a str,
-    /// Where each line begins, so that a place is found by search and not by counting anew.
-    starts: Vec<usize>,
+    /// Where each line begins, so that a place is found by search and not by counting anew; of a good list
+    /// nobody asks.
+    starts: OnceCell<Vec<usize>>,
 }
 
 impl<'a> Source<'a> {
     pub(crate) fn new(file: &str, text: &'a str) -> Self {
-        let ends = text.bytes().enumerate().filter(|(_, byte)| *byte == b'\n');
-        let starts = std::iter::once(0).chain(ends.map(|(at, _)| at + 1)).collect();
-        Source { file: file.into(), text, starts }
+        Source { file: file.into(), text, starts: OnceCell::new() }
+    }
+
+    fn starts(&self) -> &[usize] {
+        self.starts.get_or_init(|| {
+            let ends = self.text.bytes().enumerate().filter(|(_, byte)| *byte == b'\n');
+            std::iter::once(0).chain(ends.map(|(at, _)| at + 1)).collect()
+        })
     }
 
     /// The line a byte offset lies on, from 1.
     pub(crate) fn line(&self, offset: usize) -> u32 {
-        self.starts.partition_point(|start| *start <= offset) as u32
+        self.starts().partition_point(|start| *start <= offset) as u32
     }
 
     pub(crate) fn place(&self, span: Range<usize>) -> Place {
         let end = span.start.min(self.text.len());
         let start = (0..=end).rev().find(|at| self.text.is_char_boundary(*at)).unwrap_or(0);
         let line = self.line(start);
-        let line_start = self.starts.get(line as usize - 1).copied().unwrap_or(0);
+        let line_start = self.starts().get(line as usize - 1).copied().unwrap_or(0);
         let text = self.text.get(line_start..).and_then(|rest| rest.lines().next()).unwrap_or("");
         let front = self.text.get(line_start..start).map_or(0, |front| front.chars().count());
         let meant =
@@ -224,8 +231,13 @@ impl Problems {
     }
 
     pub(crate) fn warning(&mut self, at: Place, fault: Fault) {
+        self.note(Problem { at, fault, help: None });
+    }
+
+    /// Takes a warning as it was found before.
+    pub(crate) fn note(&mut self, warning: Problem) {
         if self.warnings.len() < MAX_PROBLEMS {
-            self.warnings.push(Problem { at, fault, help: None });
+            self.warnings.push(warning);
         }
     }
 

@@ -13,12 +13,12 @@ use super::document::{
 use super::entry::DEFAULT_PORT;
 use super::list::Terms;
 use super::problem::{Fault, Problems, Source, looks_secret, nearest};
-use super::{GRANTS, Sources, digest_of, list_path};
+use super::{GRANTS, Sources, list_path};
 use crate::budget::{Budget, Budgets};
 use crate::pattern::Width;
 use crate::policy::{
-    AddressEntry, AllowTerms, IdentityMode, MAX_RULES, MemoryTerms, Policy, Ports, Rule, Tls,
-    Verdict,
+    AddressEntry, AllowTerms, Digest, IdentityMode, MAX_RULES, MemoryTerms, Policy, Ports, Rule,
+    Tls, Verdict,
 };
 use crate::ruleset::Tier;
 use crate::set::HostSet;
@@ -40,7 +40,6 @@ pub(crate) struct Builder<'a> {
     names: HashMap<String, u32>,
     pub(super) hosts: HostSet,
     pub(super) addresses: Vec<AddressEntry>,
-    pub(super) lists: Vec<String>,
     tls: Tls,
 }
 
@@ -50,7 +49,7 @@ impl<'a> Builder<'a> {
         sources: &'a Sources,
         problems: &'a mut Problems,
     ) -> Self {
-        let (rules, addresses, lists) = (Vec::new(), Vec::new(), Vec::new());
+        let (rules, addresses) = (Vec::new(), Vec::new());
         Builder {
             source,
             sources,
@@ -59,13 +58,12 @@ impl<'a> Builder<'a> {
             names: HashMap::new(),
             hosts: HostSet::default(),
             addresses,
-            lists,
             tls: Tls::default(),
         }
     }
 
     /// The policy, or `None` without a name; faults elsewhere are noted and the rest goes on.
-    pub(crate) fn policy(mut self, document: PolicyDocument) -> Option<Policy> {
+    pub(crate) fn policy(mut self, document: PolicyDocument, digest: Digest) -> Option<Policy> {
         let name = self.policy_name(&document.name)?;
         self.tls = document.tls.as_ref().map_or(Tls::default(), |tls| tls_of(*tls.get_ref()));
         document.allow.iter().for_each(|rule| self.allow(rule));
@@ -76,7 +74,7 @@ impl<'a> Builder<'a> {
         Some(Policy {
             name,
             file: self.source.file.clone(),
-            digest: self.digest(),
+            digest,
             rules: self.rules,
             hosts: self.hosts,
             addresses: self.addresses,
@@ -405,13 +403,6 @@ impl<'a> Builder<'a> {
     pub(super) fn refuse<T>(&mut self, span: Range<usize>, fault: Fault) -> Option<T> {
         self.fault(span, fault);
         None
-    }
-
-    fn digest(&self) -> crate::policy::Digest {
-        let list =
-            |path: &String| self.sources.lists.get(path).and_then(|list| list.as_deref().ok());
-        let lists = self.lists.iter().filter_map(list);
-        digest_of([self.source.text.as_bytes()].into_iter().chain(lists))
     }
 }
 

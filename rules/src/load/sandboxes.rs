@@ -71,8 +71,9 @@ pub(crate) fn declared(
     operator::dns(&source, &document, problems);
     operator::grants(&source, &document, problems);
     operator::limits(&source, &document, problems);
-    memory::services(&source, &document, problems);
-    memory::issuers(&source, &document, problems);
+    let services = memory::services(&source, &document, problems);
+    let identity = memory::issuers(&source, &document, problems);
+    lint::unspoken(&layers, &services, identity.as_ref(), problems);
     trials(policies, &sandboxes, problems);
     lint::unused(policies, &layers, problems);
     Some((sandboxes, layers))

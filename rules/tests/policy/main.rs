@@ -8,6 +8,7 @@ mod fuzz;
 mod layers;
 mod load;
 mod memory;
+mod reload;
 mod report;
 
 use std::collections::BTreeMap;

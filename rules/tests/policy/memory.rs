@@ -6,7 +6,7 @@ use rules::name::Host;
 use rules::word::{BankId, Environment, SandboxId, Tenant};
 use rules::{Decision, Facts, Reason, RuleSet};
 
-use super::{errors, good, lone, operated, sandbox};
+use super::{errors, good, lone, operated, sandbox, shown};
 
 const POLICY: &str = r#"
 name = "team"
@@ -255,4 +255,38 @@ fn a_memory_service_is_reached_through_its_guard_or_not_at_all() {
     }
     let Decision::Allow(held) = probe("m.example:8443", false) else { panic!("held") };
     assert!(rules.admit(&held, &address).is_ok());
+}
+
+/// What would be refused at every request is said when the files are loaded.
+#[test]
+fn a_service_that_nobody_speaks_to_is_noticed() {
+    let service = |host: &str| {
+        format!(
+            "[[memory_service]]\nhost = \"{host}\"\naudience = \"spiffe://a/memory\"\nmode = \"principal\"\n"
+        )
+    };
+    let issuer = "[[identity.issuer]]\nname = \"i\"\ntrust_domain = \"a.example\"\nkeys = \"k\"\n";
+    let both = service("memory.corp.example:8443") + &service("given.corp.example");
+    for (more, noticed) in [
+        (format!("{both}{issuer}"), &[][..]),
+        (both.clone(), &["rule `team memory` asks for a signed identity"]),
+        (
+            service("memory.corp.example") + &service("given.corp.example:443") + issuer,
+            &["`memory.corp.example` has no `[[memory_service]]`"],
+        ),
+        (
+            issuer.to_owned(),
+            &[
+                "`memory.corp.example` has no `[[memory_service]]`",
+                "`given.corp.example` has no `[[memory_service]]`",
+            ],
+        ),
+    ] {
+        let rules = good(operated(&format!("{OPERATOR}{more}"), &[POLICY]));
+        let warnings = shown(rules.warnings());
+        assert_eq!(warnings.len(), noticed.len(), "{more}: {warnings:?}");
+        for part in noticed {
+            assert!(warnings.iter().any(|one| one.contains(part)), "{part}: {warnings:?}");
+        }
+    }
 }

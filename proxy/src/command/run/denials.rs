@@ -3,10 +3,10 @@
 use std::collections::BTreeMap;
 use std::net::SocketAddr;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-use audit::{Facts, Seen, Turn, Witness};
+use audit::{Facts, Seen, Turn};
 use rules::Reason;
 use tokio::sync::Notify;
 
@@ -69,12 +69,7 @@ impl Denials {
         self.armed.store(true, Ordering::Release);
     }
 
-    pub(super) fn witness(self: &Arc<Self>) -> Witness {
-        let denials = self.clone();
-        Witness::new(move |seen| denials.see(seen))
-    }
-
-    fn see(&self, seen: &Seen<'_>) {
+    pub(super) fn see(&self, seen: &Seen<'_>) {
         if !self.armed.load(Ordering::Acquire) {
             return;
         }

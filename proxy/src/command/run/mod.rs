@@ -25,8 +25,8 @@ use self::prepare::Prepared;
 use self::summary::Summary;
 use self::terminal::Terminal;
 use super::Output;
-use crate::app::{App, Given};
-use crate::jail::{Fate, Jail, News, TRUST, Told};
+use crate::app::{App, Given, Witness};
+use crate::jail::{Fate, Jail, News, Sockets, TRUST, Told};
 use crate::status::State;
 use crate::terminal::{BAD, paint};
 
@@ -38,6 +38,8 @@ const TIMED_OUT: u8 = 124;
 const GRACE: Duration = Duration::from_secs(5);
 /// How long the last connections have for their end, once everything inside is gone.
 const SETTLE: Duration = Duration::from_secs(2);
+/// How often it is looked for unix sockets that were made since.
+const COVER: Duration = Duration::from_secs(1);
 /// News and signals that wait to be looked at.
 const WAITING: usize = 64;
 /// How often something is looked at of which nobody tells.
@@ -116,7 +118,9 @@ fn jailed(args: &RunArgs, output: Output) -> anyhow::Result<u8> {
             Arc::new(Authority::in_memory(&AuthorityOptions::default(), UnixTime::now())?);
         let trust = bundle::contents(TRUST.as_ref(), &authority, &trust::system_roots())?;
         let (stop, stopped) = watch::channel(false);
-        let given = Given { authority: Some(authority), witness: Some(denials.witness()) };
+        let seeing = denials.clone();
+        let witness: Witness = Box::new(move |seen| seeing.see(seen));
+        let given = Given { authority: Some(authority), witness: Some(witness) };
         let app = App::from(prepared.origin(&arrivals), given, stopped)?;
         drop(arrivals); // the listeners have taken their own
         let run = Run {
@@ -171,6 +175,7 @@ impl Run {
         let mut news = news(&self.jail);
         let mut told = told(signals);
         let mut ending = None;
+        let (mut sockets, mut again) = (Sockets::default(), tokio::time::interval(COVER));
         loop {
             let due = ending.or_else(|| self.limit.map(|limit| started + limit));
             tokio::select! {
@@ -193,6 +198,11 @@ impl Run {
                     self.jail.signal(last as i32);
                     self.jail.signal(Signal::SIGCONT as i32); // one that is stopped could not end
                     ending = Some(Instant::now() + GRACE);
+                }
+                _ = again.tick() => {
+                    if let Some(found) = sockets.changed() {
+                        self.jail.cover(found);
+                    }
                 }
                 () = self.denials.tell() => {}
             }

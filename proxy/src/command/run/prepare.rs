@@ -20,7 +20,8 @@ use super::RunArgs;
 use super::denials::Advice;
 use super::terminal::Terminal;
 use crate::jail::{
-    Arrivals, Place, Plan, Program, TRUST, View, Wishes, environment, runtime_dir, terminal_of,
+    Arrivals, Place, Plan, Program, Streams, TRUST, View, Wishes, environment, runtime_dir,
+    terminal_of,
 };
 use crate::origin::{Origin, RunFiles};
 use crate::policies;
@@ -69,6 +70,7 @@ impl Prepared {
             environment: environment(std::env::vars_os(), variables(id)?),
             place: terminal.place,
             blocked: SigSet::thread_get_mask()?,
+            streams: Streams::Inherited,
         };
         let terminal = match terminal.place {
             Place::Background | Place::Shared => None,
@@ -90,7 +92,7 @@ impl Prepared {
                 files.id
             );
         }
-        Origin::Run(files)
+        Origin::Run(Box::new(files))
     }
 
     pub(super) fn advice(&self) -> Advice {
@@ -161,6 +163,7 @@ fn view(args: &RunArgs, state: &Path, named: &Sources) -> anyhow::Result<View> {
         writable: args.writable.clone(),
         visible: args.visible.clone(),
         hidden: vec![state.to_owned()],
+        trusted: args.roots.clone(),
         policies: args.policy.iter().cloned().chain(lists).collect(),
     })
 }
@@ -218,7 +221,7 @@ fn command_line(hosts: &[String]) -> SourceFile {
 
 /// What is wrong with the policies is said before anything is made.
 fn check(files: &RunFiles) -> anyhow::Result<()> {
-    let sources = Origin::Run(files.clone()).read()?;
+    let sources = Origin::Run(Box::new(files.clone())).read()?;
     compile(&sources, &[]).map(drop).map_err(|problems| {
         complain(&problems, Severity::Error);
         anyhow::anyhow!("the policies are not good: nothing is run")

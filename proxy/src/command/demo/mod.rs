@@ -1,0 +1,200 @@
+//! `sandbar demo`: the story in one command. Two jails, one proxy, and a little world that sees everything that
+//! leaves them; loopback only, no root. Every step is judged, so it is a test too.
+//!
+//! A step is a file in `steps`, and a line in its list.
+
+pub(crate) mod agent;
+mod files;
+mod sandbox;
+mod stage;
+mod steps;
+mod told;
+mod world;
+
+use std::process::ExitCode;
+use std::time::Instant;
+
+use serde_json::{Value, json};
+
+use self::stage::Stage;
+use self::steps::{STEPS, Step};
+use self::told::{Played, Told};
+use super::{NEGATIVE, Output, UsageError};
+use crate::terminal::{BAD, FAINT, GOOD, paint, print_json};
+
+/// Tell the story: what passes, what does not, and why
+///
+/// A little world and two sandboxes, on this machine alone: nothing is needed, nothing leaves, nothing stays. Exit
+/// status: 0 if every step went as promised, 1 if one did not or there can be no jail.
+#[derive(clap::Args, Debug)]
+pub(crate) struct DemoArgs {
+    /// Play this step only; may be repeated
+    #[arg(long, value_name = "NAME")]
+    step: Vec<String>,
+    /// Name the steps
+    #[arg(long)]
+    list: bool,
+    /// Keep policies, keys and log, and say where
+    #[arg(long)]
+    keep: bool,
+}
+
+/// Plays. Exit status: see above.
+pub(crate) fn demo(args: &DemoArgs, output: Output) -> anyhow::Result<ExitCode> {
+    if args.list {
+        list(output);
+        return Ok(ExitCode::SUCCESS);
+    }
+    let steps = wanted(&args.step)?;
+    let started = Instant::now();
+    let mut stage = match Stage::set() {
+        Ok(stage) => stage,
+        Err(error) => {
+            anstream::eprintln!("{} {error:#}", paint(BAD, "sandbar:"));
+            if output.json {
+                print_json(&json!({ "ok": false, "error": format!("{error:#}") }));
+            }
+            return Ok(ExitCode::from(NEGATIVE));
+        }
+    };
+    let mut played = Vec::new();
+    for step in steps {
+        stage.begin();
+        let one = play(step, &mut stage);
+        if !output.json {
+            one.print(played.len() + 1);
+        }
+        played.push(one);
+    }
+    let kept = stage.end(args.keep)?;
+    if output.json {
+        print_json(&played.iter().map(Played::json).collect::<Value>());
+    } else {
+        println(&summary(&played, started));
+    }
+    if let Some(dir) = kept {
+        anstream::eprintln!("{}", paint(FAINT, format!("kept: {}", dir.display())));
+    }
+    Ok(ExitCode::from(status(&played)))
+}
+
+/// Plays one step and judges it.
+fn play<S>(step: &Step<S>, stage: &mut S) -> Played {
+    let (mut told, started) = (Told::default(), Instant::now());
+    let wrong = (step.play)(stage, &mut told).err().map(|wrong| wrong.0);
+    Played { name: step.name, title: step.title, told, wrong, took: started.elapsed() }
+}
+
+/// One step that misbehaves is one too many; so is a story without steps.
+fn status(played: &[Played]) -> u8 {
+    let good = !played.is_empty() && played.iter().all(|step| step.wrong.is_none());
+    if good { 0 } else { NEGATIVE }
+}
+
+fn summary(played: &[Played], started: Instant) -> String {
+    let seconds = started.elapsed().as_secs_f64();
+    let wrong: Vec<&str> =
+        played.iter().filter(|step| step.wrong.is_some()).map(|step| step.name).collect();
+    let count = played.len();
+    match wrong.is_empty() {
+        true => {
+            format!(
+                "{} in {seconds:.1} s",
+                paint(GOOD, format!("{}, all as promised,", steps(count)))
+            )
+        }
+        false => {
+            let text =
+                format!("{} of {} misbehaved: {}", wrong.len(), steps(count), wrong.join(", "));
+            format!("{}; {seconds:.1} s", paint(BAD, text))
+        }
+    }
+}
+
+fn steps(count: usize) -> String {
+    if count == 1 { "1 step".to_owned() } else { format!("{count} steps") }
+}
+
+/// The steps of these names, in the order of the story; all where none is named.
+fn wanted(names: &[String]) -> anyhow::Result<Vec<&'static Step<Stage>>> {
+    if let Some(name) = names.iter().find(|name| !STEPS.iter().any(|step| step.name == **name)) {
+        return Err(
+            UsageError(format!("there is no step `{name}`: see `sandbar demo --list`")).into()
+        );
+    }
+    let wanted =
+        |step: &&Step<Stage>| names.is_empty() || names.iter().any(|name| name == step.name);
+    Ok(STEPS.iter().filter(wanted).collect())
+}
+
+fn list(output: Output) {
+    if output.json {
+        let steps = STEPS.iter().map(|step| json!({ "step": step.name, "title": step.title }));
+        return print_json(&steps.collect::<Value>());
+    }
+    for step in STEPS {
+        println(&format!("{:<11} {}", step.name, paint(FAINT, step.title)));
+    }
+}
+
+fn println(text: &str) {
+    anstream::println!("{text}");
+}
+
+#[cfg(test)]
+mod tests {
+    use super::told::Misbehaved;
+    use super::*;
+
+    const GOOD: Step<u32> = Step {
+        name: "good",
+        title: "Goes well",
+        play: |stage, told| {
+            *stage += 1;
+            told.tried("something");
+            Ok(())
+        },
+    };
+    const BAD: Step<u32> = Step {
+        name: "bad",
+        title: "Goes wrong",
+        play: |_, told| {
+            told.tried("something else");
+            Err(Misbehaved("something arrived".to_owned()))
+        },
+    };
+
+    #[test]
+    fn one_step_that_misbehaves_is_one_too_many() {
+        let mut stage = 0;
+        for (steps, wanted, said) in [
+            (&[][..], 1, "0 steps"),
+            (&[&GOOD, &GOOD], 0, "2 steps, all as promised"),
+            (&[&GOOD, &BAD], 1, "1 of 2 steps misbehaved: bad"),
+        ] {
+            let played: Vec<Played> = steps.iter().map(|step| play(step, &mut stage)).collect();
+            assert_eq!(status(&played), wanted, "{said}");
+            let summary = summary(&played, Instant::now());
+            assert!(summary.contains(said), "{summary}");
+        }
+        assert_eq!(stage, 3);
+    }
+
+    #[test]
+    fn what_was_tried_is_told_of_a_step_that_misbehaves_too() {
+        let told = play(&BAD, &mut 0).json();
+        assert_eq!(told["good"], false);
+        assert_eq!(told["wrong"], "something arrived");
+        assert_eq!(told["tried"][0], "something else");
+    }
+
+    #[test]
+    fn steps_are_named_once() {
+        let mut names: Vec<&str> = STEPS.iter().map(|step| step.name).collect();
+        names.sort_unstable();
+        names.dedup();
+        assert_eq!(names.len(), STEPS.len());
+        assert!(wanted(&["nothing".to_owned()]).is_err());
+        assert_eq!(wanted(&["log".to_owned(), "allowed".to_owned()]).unwrap().len(), 2);
+    }
+}
