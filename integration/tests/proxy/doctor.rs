@@ -132,7 +132,7 @@ fn four_alone(scene: &mut Scene) {
 
 fn exempt(scene: &mut Scene) {
     scene.net.gateway.nft(
-        "table inet gate { chain own { type filter hook output priority 0; meta skuid 0 accept\n } }\n",
+        "table inet gate {\nchain own { type filter hook output priority 0;\nmeta skuid 0 accept\n}\n}\n",
     );
 }
 
