@@ -61,12 +61,35 @@ fn verdicts(report: &Value) -> BTreeMap<String, (String, String)> {
         .collect()
 }
 
-/// A socket that somebody outside listens on, wherever it is.
+/// A socket that somebody outside listens on, in the network of whoever runs the jail.
 fn listen(scene: &Scene, path: PathBuf) -> UnixListener {
-    let listener = UnixListener::bind(&path).unwrap();
+    let listener = scene.net.gateway.enter(|| UnixListener::bind(&path)).unwrap();
     fs::set_permissions(&path, fs::Permissions::from_mode(0o777)).unwrap();
     scene.give(&path);
     listener
+}
+
+/// Leaves only the scene to be seen of where sockets are: those of other tests are not to be reached by a doctor
+/// that nothing holds, nor found by one in a jail.
+const ALONE: &str = "set -e; dir=$0; uid=$1; shift; mount --bind \"$dir\" /mnt; \
+    mount -t tmpfs none /var/lib; mkdir -p \"$dir\"; mount --move /mnt \"$dir\"; \
+    for at in /run /tmp /var/tmp; do mount -t tmpfs -o mode=1777 none $at; done; cd \"$dir/work\"; \
+    exec setpriv --reuid $uid --regid $uid --clear-groups -- \"$@\"";
+
+/// A program as the caller, outside of any jail, alone with its scene.
+fn alone(scene: &Scene) -> Command {
+    let mut command = scene.net.gateway.command("sh");
+    command.args(["-c", ALONE]).arg(scene.dir.path()).arg(scene.who.uid().to_string());
+    command.env_clear().env("HOME", scene.at("home")).env("LC_ALL", "C.UTF-8");
+    command.env("PATH", "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin");
+    command
+}
+
+/// The doctor, outside of any jail.
+fn unguarded(scene: &Scene) -> Command {
+    let mut command = alone(scene);
+    command.arg(scene.at("sandbar"));
+    command
 }
 
 /// A machine with what a sandbox would like to have.
@@ -96,7 +119,8 @@ fn a_jail_withstands_everything_the_doctor_tries() {
             "name = \"own\"\n[[allow]]\nname = \"web\"\nhosts = [\"open.example\", \"open.example:80\"]\n",
         );
         let named = policy.display().to_string();
-        let mut command = scene.run(&["-q", "--policy", &named]);
+        let mut command = alone(&scene);
+        command.args(scene.words()).args(["-q", "--policy", &named, "--"]);
         command.env("SSH_AUTH_SOCK", scene.at("home/agent.sock")).arg(scene.at("sandbar"));
         command.args(["doctor", "--json", "--allowed", "open.example", "--policy", &named]);
         command.arg("--path").arg(scene.at("state"));
@@ -157,7 +181,7 @@ fn evident(scene: &Scene, report: &Value) {
 #[test]
 fn without_a_jail_it_says_so() {
     let (scene, _open) = tempting(Who::User);
-    let mut command = scene.outside(scene.at("sandbar"));
+    let mut command = unguarded(&scene);
     command.env("SSH_AUTH_SOCK", scene.at("home/agent.sock"));
     command.args(["doctor", "--inside", "--json", "--path"]).arg(scene.at("secret"));
     let ran = Ran::of(&mut command);
@@ -190,7 +214,7 @@ fn without_a_jail_it_says_so() {
     let arrived = scene.net.arrived();
     let there = ("tcp".to_owned(), "1.1.1.1".parse::<IpAddr>().unwrap(), 80);
     assert!(arrived.contains(&there), "it told the truth: {arrived:?}");
-    let human = Ran::of(scene.outside(scene.at("sandbar")).args(["doctor", "--inside"]));
+    let human = Ran::of(unguarded(&scene).args(["doctor", "--inside"]));
     assert_eq!(human.status.code(), Some(1), "{human}");
     assert!(human.out.contains("ESCAPED") && human.out.contains("fix:"), "{human}");
     assert!(human.out.lines().last().unwrap().starts_with("not good:"), "{human}");
@@ -245,13 +269,13 @@ fn every_kind_of_way_around_can_be_found() {
         "machine.mount",
         "machine.settings",
     ] {
-        let verdict = probe(&mut scene.outside(scene.at("sandbar")), name);
+        let verdict = probe(&mut unguarded(&scene), name);
         assert_eq!(verdict, "escaped", "{name}");
     }
     // In a process namespace of its own, to which everybody else is outside.
     for name in ["unix.abstract", "unix.anywhere"] {
-        let mut command = scene.outside("unshare");
-        command.args(["--pid", "--fork", "--mount-proc"]).arg(scene.at("sandbar"));
+        let mut command = alone(&scene);
+        command.args(["unshare", "--pid", "--fork", "--mount-proc"]).arg(scene.at("sandbar"));
         assert_eq!(probe(&mut command, name), "escaped", "{name}");
     }
     // With a file open that is gone.

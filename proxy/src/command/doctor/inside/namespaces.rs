@@ -12,6 +12,7 @@ use nix::sys::statvfs::{FsFlags, statvfs};
 use nix::unistd::{Gid, Uid};
 
 use super::control::remove_table;
+use super::processes::pids;
 use super::{Ground, Presence, Probe, privileged, streams};
 use crate::command::doctor::probe::Verdict;
 
@@ -94,11 +95,8 @@ fn number(pid: &str, kind: &str) -> Option<u64> {
 
 /// Enters every namespace that can be seen and is not this process's own.
 fn enter(_: &Ground) -> Verdict {
-    let pids = fs::read_dir("/proc").into_iter().flatten().flatten();
-    let pids = pids.filter_map(|entry| entry.file_name().into_string().ok());
-    let pids = pids.filter(|name| name.bytes().all(|byte| byte.is_ascii_digit()));
     let mut tried = Vec::new();
-    for pid in pids {
+    for pid in pids().iter().map(ToString::to_string) {
         for kind in KINDS {
             let theirs = number(&pid, kind);
             if theirs.is_some() && theirs != number("self", kind) {

@@ -84,7 +84,7 @@ fn each(
 }
 
 /// Every process but this one, the one that began it, and those that one began besides.
-fn pids() -> Vec<Pid> {
+pub(super) fn pids() -> Vec<Pid> {
     let names = fs::read_dir("/proc").into_iter().flatten().flatten();
     let pids = names.filter_map(|entry| entry.file_name().to_str()?.parse().ok());
     let (own, parent) = (getpid(), getppid());

@@ -106,8 +106,16 @@ fn authority(site: &Site) -> Verdict {
     }
 }
 
+/// The same for what makes no sense without it; that it is not good is said once.
+fn usable(site: &Site) -> Result<(&Files, Authority), Verdict> {
+    opened(site).map_err(|verdict| match verdict {
+        Verdict::Wrong(_) => Verdict::Unknown("the authority cannot be opened".to_owned()),
+        other => other,
+    })
+}
+
 fn bundle(site: &Site) -> Verdict {
-    let (files, authority) = match opened(site) {
+    let (files, authority) = match usable(site) {
         Ok(found) => found,
         Err(verdict) => return verdict,
     };
@@ -134,7 +142,7 @@ fn squeezed(text: &str) -> String {
 
 /// For every program here that reads one of our variables, whether what it names is there.
 fn tools(site: &Site) -> Verdict {
-    let (files, _) = match opened(site) {
+    let (files, _) = match usable(site) {
         Ok(found) => found,
         Err(verdict) => return verdict,
     };
