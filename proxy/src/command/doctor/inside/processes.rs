@@ -83,13 +83,21 @@ fn each(
     })
 }
 
-/// Every process but this one, the one that began it, and those that one began besides.
+/// Most ancestors that are looked at.
+const GENERATIONS: usize = 64;
+
+/// Every process but this one, the one that began it, and all that came of that one besides.
 pub(super) fn pids() -> Vec<Pid> {
     let names = fs::read_dir("/proc").into_iter().flatten().flatten();
     let pids = names.filter_map(|entry| entry.file_name().to_str()?.parse().ok());
     let (own, parent) = (getpid(), getppid());
-    let strange = |pid: &Pid| *pid != own && *pid != parent && parent_of(*pid) != Some(parent);
+    let strange = |pid: &Pid| *pid != own && *pid != parent && !comes_of(*pid, parent);
     pids.map(Pid::from_raw).filter(strange).collect()
+}
+
+fn comes_of(pid: Pid, ancestor: Pid) -> bool {
+    let line = std::iter::successors(Some(pid), |pid| parent_of(*pid)).take(GENERATIONS);
+    line.skip(1).any(|one| one == ancestor)
 }
 
 fn parent_of(pid: Pid) -> Option<Pid> {
