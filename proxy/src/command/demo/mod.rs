@@ -45,18 +45,21 @@ pub(crate) fn demo(args: &DemoArgs, output: Output) -> anyhow::Result<ExitCode> 
         list(output);
         return Ok(ExitCode::SUCCESS);
     }
-    let steps = wanted(&args.step)?;
+    let status = story(&wanted(&args.step)?, args.keep, output).unwrap_or_else(|error| {
+        anstream::eprintln!("{} {error:#}", paint(BAD, "sandbar:"));
+        NEGATIVE
+    });
+    Ok(ExitCode::from(status))
+}
+
+/// Sets the stage, plays the steps and tells how they went; the exit status.
+fn story(steps: &[&Step<Stage>], keep: bool, output: Output) -> anyhow::Result<u8> {
     let started = Instant::now();
-    let mut stage = match Stage::set() {
-        Ok(stage) => stage,
-        Err(error) => {
-            anstream::eprintln!("{} {error:#}", paint(BAD, "sandbar:"));
-            if output.json {
-                print_json(&json!({ "ok": false, "error": format!("{error:#}") }));
-            }
-            return Ok(ExitCode::from(NEGATIVE));
+    let mut stage = Stage::set().inspect_err(|error| {
+        if output.json {
+            print_json(&json!({ "ok": false, "error": format!("{error:#}") }));
         }
-    };
+    })?;
     let mut played = Vec::new();
     for step in steps {
         stage.begin();
@@ -66,16 +69,15 @@ pub(crate) fn demo(args: &DemoArgs, output: Output) -> anyhow::Result<ExitCode> 
         }
         played.push(one);
     }
-    let kept = stage.end(args.keep)?;
-    if output.json {
-        print_json(&played.iter().map(Played::json).collect::<Value>());
-    } else {
-        println(&summary(&played, started));
+    let ended = stage.end(keep);
+    match output.json {
+        true => print_json(&played.iter().map(Played::json).collect::<Value>()),
+        false => println(&summary(&played, started)),
     }
-    if let Some(dir) = kept {
+    if let Some(dir) = ended? {
         anstream::eprintln!("{}", paint(FAINT, format!("kept: {}", dir.display())));
     }
-    Ok(ExitCode::from(status(&played)))
+    Ok(status(&played))
 }
 
 /// Plays one step and judges it.
