@@ -134,11 +134,19 @@ fn read_dir(dir: &Path) -> anyhow::Result<Vec<SourceFile>> {
 fn with_lists(mut sources: Sources) -> anyhow::Result<Sources> {
     let named: Vec<String> = sources.policies.iter().flat_map(lists_named_by).collect();
     for path in named {
-        let read = read_file(Path::new(&path), MAX_LIST).map(|file| file.bytes);
-        let read = read.map_err(|error| error.root_cause().to_string());
+        let read = read_list(Path::new(&path));
         sources.lists.insert(path, read);
     }
     Ok(sources)
+}
+
+/// Reads a list; one that is too long is not read only to be refused.
+fn read_list(path: &Path) -> Result<Vec<u8>, String> {
+    if fs::metadata(path).is_ok_and(|found| found.len() > MAX_LIST as u64) {
+        return Err(format!("it is larger than {MAX_LIST} bytes"));
+    }
+    let read = read_file(path, MAX_LIST).map(|file| file.bytes);
+    read.map_err(|error| error.root_cause().to_string())
 }
 
 /// Reads a regular file up to `limit`; one byte more tells the compiler that it is too large.
