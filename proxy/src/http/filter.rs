@@ -536,9 +536,10 @@ impl ProxyHttp for Filter {
     async fn logging(&self, _: &mut Session, error: Option<&Error>, request: &mut Request) {
         tell_echo(request).await;
         let Some(record) = request.record.take() else { return };
-        let ending = match error {
-            None => Ending::Completed,
-            Some(_) => Ending::Failed(Code("client_gone")),
+        let ending = match (error, request.unpaid.take()) {
+            (_, Some(unpaid)) => record::cut(unpaid.reason), // its trailers were held back
+            (None, None) => Ending::Completed,
+            (Some(_), None) => Ending::Failed(Code("client_gone")),
         };
         meters::bytes(&record.meter());
         record.close(Outcome { status: request.status, ..Outcome::new(ending) });
