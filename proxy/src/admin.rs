@@ -134,7 +134,7 @@ async fn read(stream: &mut UnixStream) -> Result<(String, String, Vec<u8>), &'st
         match request.parse(&bytes) {
             Ok(httparse::Status::Complete(length)) => {
                 let announced = announced(request.headers);
-                if bytes.len() >= length + announced {
+                if bytes.len().saturating_sub(length) >= announced {
                     let (method, path) = (request.method.unwrap_or(""), request.path.unwrap_or(""));
                     let body = bytes.get(length..length + announced).unwrap_or_default().to_vec();
                     return Ok((method.to_owned(), path.to_owned(), body));
@@ -233,7 +233,9 @@ async fn grant(state: &State, uid: Option<u32>, body: &[u8]) -> Reply {
 
 async fn make(state: &State, uid: Option<u32>, wish: Wish) -> Result<Reply, Reply> {
     let wish = Wish { by: signed(&wish.by, uid), ..wish };
-    let made = state.reloader.grant(wish).await;
+    // In a task of its own: whoever stops waiting for it does not stop it halfway.
+    let made = tokio::spawn(state.reloader.clone().grant(wish)).await;
+    let made = made.unwrap_or_else(|error| Err(error.into()));
     let (kept, generation) = made.map_err(|error| Reply::bad(409, format!("{error:#}")))?;
     let mut told = describe_grant(&kept);
     told["generation"] = generation.into();

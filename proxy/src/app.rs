@@ -106,7 +106,7 @@ impl App {
         let rules = identities.apply(rules)?;
         let ledger = Arc::new(Ledger::open(&places.log, &rules)?);
         let grants = Arc::new(Grants::open(&places.log, operator.grants.clone())?);
-        let timed = Timed { grants: grants.in_force(), ended: ledger.ended(&rules) };
+        let timed = Timed { grants: grants.in_force(&rules), ended: ledger.ended(&rules) };
         let timely = rules.timed(&timed, rules.generation());
         let timely = timely.map_err(|_| anyhow::anyhow!("the grants cannot be made rules"))?;
         let rules = Arc::new(ArcSwap::from_pointee(timely));

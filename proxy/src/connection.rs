@@ -181,7 +181,7 @@ impl Gate {
         let (meter, cut) = (record.meter(), Arc::new(Cut::default()));
         let _place =
             shared.live.enter(&permit, Some(address.ip()), meter.clone(), cut.clone(), tab.clone());
-        shared.still_allows(&permit, address.ip())?;
+        shared.still_allows(&permit, address.ip(), &tab)?;
         let Stream { ahead, socket } = visit.stream.take().ok_or(Reason::FirstBytesLate)?;
         let upstream = Socket::from(upstream);
         meter.sent(ahead.len() as u64);

@@ -27,6 +27,8 @@ const FILE: &str = "grants.json";
 const MOST: usize = 1000;
 /// Longest reason and longest name of who grants, in bytes.
 const WORDS: usize = 200;
+/// What comes before its number in the name of its rule.
+const RULE: &str = "grant ";
 /// The port of a host written without one.
 const PORT: u16 = 443;
 
@@ -102,12 +104,18 @@ impl Grants {
         Ok(Grants { path, settings, book: Mutex::new(book) })
     }
 
-    /// Those in force, for the rules. One of a sandbox that has left waits for it to come back, or for its end.
-    pub(crate) fn in_force(&self) -> Vec<Grant> {
-        let (book, now) = (self.lock(), Now::read().ok());
+    /// Those in force, for the rules. One of a sandbox that has left waits for it to come back, or for its end;
+    /// and so does one that the operator has forbidden since.
+    pub(crate) fn in_force(&self, rules: &RuleSet) -> Vec<Grant> {
+        self.lasting(&self.lock(), rules)
+    }
+
+    fn lasting(&self, book: &Book, rules: &RuleSet) -> Vec<Grant> {
+        let now = Now::read().ok();
         let lasts = |kept: &&Kept| now.as_ref().is_some_and(|now| !kept.is_over(now));
         let lasting = book.grants.iter().filter(lasts);
-        lasting.filter_map(|kept| parsed(kept.id, &kept.wish).ok()).collect()
+        let grants = lasting.filter_map(|kept| parsed(kept.id, &kept.wish).ok());
+        grants.filter(|grant| self.forbidden(grant, rules).is_none()).collect()
     }
 
     pub(crate) fn is_empty(&self) -> bool {
@@ -118,20 +126,22 @@ impl Grants {
         self.lock().grants.clone()
     }
 
-    /// Makes a grant: on disk first. The rules are the caller's to change.
+    /// Draws up a grant and takes its number, on disk. It is not in force before it is kept.
     ///
     /// # Errors
     ///
     /// Says why there will be none.
-    pub(crate) fn make(&self, wish: Wish, rules: &RuleSet) -> anyhow::Result<Kept> {
+    pub(crate) fn draw_up(&self, wish: Wish, rules: &RuleSet) -> anyhow::Result<Kept> {
         let mut book = self.lock();
         let id = book.made + 1;
         let grant = parsed(id, &wish)?;
-        ensure!(book.grants.len() < MOST, "{MOST} grants are in force: revoke some first");
         self.permitted(&wish, &grant, rules)?;
+        self.has_room(&book, grant, rules)?;
         let now = Now::read()?;
         let length = wish.seconds * 1000;
-        let kept = Kept {
+        let grants = book.grants.clone();
+        self.write(&mut book, Book { made: id, grants })?;
+        Ok(Kept {
             id,
             wish,
             made: now.wall,
@@ -139,22 +149,29 @@ impl Grants {
             boot: now.boot,
             boot_until: now.since_boot + length,
             used: false,
-        };
-        let grants = book.grants.iter().cloned().chain([kept.clone()]).collect();
-        self.write(&mut book, Book { made: id, grants })?;
-        Ok(kept)
+        })
     }
 
-    /// Takes a grant back before its time.
-    pub(crate) fn revoke(&self, id: u64) -> anyhow::Result<Kept> {
+    /// Keeps a grant that is recorded: on disk first. The rules are the caller's to change.
+    pub(crate) fn keep(&self, kept: Kept, rules: &RuleSet) -> anyhow::Result<()> {
+        let mut book = self.lock();
+        self.has_room(&book, parsed(kept.id, &kept.wish)?, rules)?; // others may have come first
+        let grants = book.grants.iter().cloned().chain([kept]).collect();
+        let made = book.made;
+        self.write(&mut book, Book { made, grants })
+    }
+
+    /// Takes a grant back before its time. What cannot be written is taken back all the same, and told.
+    pub(crate) fn revoke(&self, id: u64) -> anyhow::Result<(Kept, anyhow::Result<()>)> {
         let mut book = self.lock();
         let Some(gone) = book.grants.iter().find(|kept| kept.id == id).cloned() else {
             bail!("no grant {id} is in force: see `sandbar grants`");
         };
         let grants = book.grants.iter().filter(|kept| kept.id != id).cloned().collect();
         let made = book.made;
-        self.write(&mut book, Book { made, grants })?;
-        Ok(gone)
+        let written = self.write(&mut book, Book { made, grants });
+        book.grants.retain(|kept| kept.id != id);
+        Ok((gone, written.context("it is over, but a restart brings it back")))
     }
 
     /// Takes out those whose time is over.
@@ -180,8 +197,9 @@ impl Grants {
 
     /// Notes that a grant was used; its first use is recorded.
     pub(crate) fn use_of(&self, permit: &Permit, log: &Log) {
+        let id = permit.rule().rule.strip_prefix(RULE).and_then(|id| id.parse().ok());
         let mut book = self.lock();
-        let named = |kept: &&mut Kept| *rule_name(kept.id) == *permit.rule().rule;
+        let named = |kept: &&mut Kept| Some(kept.id) == id;
         let Some(kept) = book.grants.iter_mut().find(named).filter(|kept| !kept.used) else {
             return;
         };
@@ -194,22 +212,31 @@ impl Grants {
         tell(log, LifecycleEvent::GrantUsed, message);
     }
 
+    /// Whether all can be rules together with one more: what cannot would take the others along.
+    fn has_room(&self, book: &Book, grant: Grant, rules: &RuleSet) -> anyhow::Result<()> {
+        ensure!(book.grants.len() < MOST, "{MOST} grants are in force: revoke some first");
+        let mut grants = self.lasting(book, rules);
+        grants.push(grant);
+        let all = rules::Timed { grants, ..rules::Timed::default() };
+        match rules.timed(&all, rules.generation()) {
+            Ok(_) => Ok(()),
+            Err(_) => {
+                bail!("too many grants for one host or sandbox are in force: revoke some first")
+            }
+        }
+    }
+
     /// Whether the operator lets it be granted, and whether it would act at all.
     fn permitted(&self, wish: &Wish, grant: &Grant, rules: &RuleSet) -> anyhow::Result<()> {
         let most = self.settings.most_seconds;
         ensure!(wish.seconds > 0, "say for how long");
         ensure!(wish.seconds <= most, "no grant lasts longer than {most} s (`most_seconds`)");
-        let forbidden = self.settings.forbid_hosts.iter().find(|host| meets(host, &grant.host));
-        if let Some(host) = forbidden {
-            bail!("the operator forbids grants for `{host}` (`forbid_hosts` of `[grants]`)");
+        if let Some(why) = self.forbidden(grant, rules) {
+            bail!(why);
         }
         let Some(sandbox) = rules.sandboxes().get(&grant.sandbox) else {
             bail!("there is no sandbox `{}`", grant.sandbox);
         };
-        let base = rules.base_of(sandbox).unwrap_or_default();
-        if self.settings.forbid_bases.iter().any(|name| name == base) {
-            bail!("the operator forbids grants over base `{base}` (`forbid_bases` of `[grants]`)");
-        }
         let timed = rules::Timed { grants: vec![grant.clone()], ..rules::Timed::default() };
         let tried = rules.timed(&timed, rules.generation());
         let tried = tried.map_err(|_| anyhow::anyhow!("the grant cannot be made a rule"))?;
@@ -221,6 +248,19 @@ impl Grants {
                 bail!("it would stay refused: {reason}{rule}. {}", reason.next_step())
             }
         }
+    }
+
+    /// Why the operator forbids it, if so: also one that was made before that was said.
+    fn forbidden(&self, grant: &Grant, rules: &RuleSet) -> Option<String> {
+        let GrantSettings { forbid_hosts, forbid_bases, .. } = &self.settings;
+        if let Some(host) = forbid_hosts.iter().find(|host| meets(host, &grant.host)) {
+            let why = format!("the operator forbids grants for `{host}`");
+            return Some(format!("{why} (`forbid_hosts` of `[grants]`)"));
+        }
+        let base = rules.base_of(rules.sandboxes().get(&grant.sandbox)?).unwrap_or_default();
+        forbid_bases.iter().any(|name| name == base).then(|| {
+            format!("the operator forbids grants over base `{base}` (`forbid_bases` of `[grants]`)")
+        })
     }
 
     fn write(&self, book: &mut Book, fresh: Book) -> anyhow::Result<()> {
@@ -271,7 +311,7 @@ impl Now {
 
 /// What a grant is called among the rules.
 pub(crate) fn rule_name(id: u64) -> String {
-    format!("grant {id}")
+    format!("{RULE}{id}")
 }
 
 /// A grant in one line, for records and people.
@@ -312,6 +352,8 @@ fn parsed(id: u64, wish: &Wish) -> anyhow::Result<Grant> {
             .collect()
     });
     ensure!(!wish.why.trim().is_empty(), "say why: it is recorded");
+    let odd = |text: &str| text.chars().any(char::is_control);
+    ensure!(!odd(&wish.why) && !odd(&wish.by), "say it in one line, without control characters");
     ensure!(wish.why.len() <= WORDS && wish.by.len() <= WORDS, "say it in {WORDS} bytes");
     Ok(Grant {
         id: id.to_string(),
@@ -351,4 +393,62 @@ fn example(grant: &Grant) -> Facts {
 fn wall() -> u64 {
     let since = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
     u64::try_from(since.as_millis()).unwrap_or_default()
+}
+
+#[cfg(test)]
+mod tests {
+    use rules::{SourceFile, Sources, compile};
+
+    use super::*;
+
+    fn rules() -> RuleSet {
+        let text = "name = \"p\"\n[[allow]]\nname = \"r\"\nhosts = [\"x.example\"]\n";
+        let policy = SourceFile { path: "p.toml".into(), bytes: text.into() };
+        compile(&Sources { policies: vec![policy], ..Sources::default() }, &[]).unwrap()
+    }
+
+    fn wish() -> Wish {
+        let (why, by) = ("a test".to_owned(), "somebody".to_owned());
+        let (sandbox, host) = ("p".to_owned(), "y.example".to_owned());
+        Wish { sandbox, host, methods: None, paths: None, bytes: None, seconds: 60, why, by }
+    }
+
+    #[test]
+    fn what_is_drawn_up_is_not_in_force_and_its_number_is_taken() {
+        let (dir, rules) = (tempfile::tempdir().unwrap(), rules());
+        let grants = Grants::open(dir.path(), GrantSettings::default()).unwrap();
+        let kept = grants.draw_up(wish(), &rules).unwrap();
+        assert!(grants.in_force(&rules).is_empty(), "it may not be recorded yet");
+        let again = Grants::open(dir.path(), GrantSettings::default()).unwrap();
+        assert_eq!(again.draw_up(wish(), &rules).unwrap().id, kept.id + 1);
+        grants.keep(kept, &rules).unwrap();
+        assert_eq!(grants.in_force(&rules).len(), 1);
+    }
+
+    #[test]
+    fn one_too_many_is_refused_and_takes_none_along() {
+        let (dir, rules) = (tempfile::tempdir().unwrap(), rules());
+        let grants = Grants::open(dir.path(), GrantSettings::default()).unwrap();
+        let kept = grants.draw_up(wish(), &rules).unwrap();
+        let crowd = |most: u64| (1..=most).map(|id| Kept { id, ..kept.clone() }).collect();
+        grants.lock().grants = crowd(255);
+        grants.keep(Kept { id: 256, ..kept.clone() }, &rules).unwrap();
+        let refused = grants.draw_up(wish(), &rules).unwrap_err().to_string();
+        assert!(refused.contains("revoke some first"), "{refused}");
+        assert!(grants.keep(Kept { id: 257, ..kept.clone() }, &rules).is_err());
+        let timed = rules::Timed { grants: grants.in_force(&rules), ..rules::Timed::default() };
+        assert_eq!((timed.grants.len(), rules.timed(&timed, 2).is_ok()), (256, true));
+    }
+
+    #[test]
+    fn a_grant_is_revoked_although_that_cannot_be_written() {
+        let (dir, rules) = (tempfile::tempdir().unwrap(), rules());
+        let grants = Grants::open(dir.path(), GrantSettings::default()).unwrap();
+        let kept = grants.draw_up(wish(), &rules).unwrap();
+        grants.keep(kept.clone(), &rules).unwrap();
+        std::fs::remove_dir_all(dir.path()).unwrap();
+        let (_, written) = grants.revoke(kept.id).unwrap();
+        assert!(format!("{:#}", written.unwrap_err()).contains("a restart brings it back"));
+        assert!(grants.in_force(&rules).is_empty());
+    }
 }

@@ -6,7 +6,7 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::SystemTime;
 
 use audit::{Facts, Seen, Turn};
-use rules::Reason;
+use rules::{DomainName, Reason};
 use serde::Serialize;
 
 /// Most that is kept of one sandbox, and of all.
@@ -119,20 +119,49 @@ fn is_liftable(code: &str) -> bool {
 }
 
 fn wanted(facts: &Facts) -> Option<(String, Option<u16>, Option<String>)> {
-    match facts {
-        Facts::Connection(facts) => Some((facts.host.as_ref()?.shown(), facts.port, None)),
-        Facts::Memory(_) => None, // memory is opened by a rule that names its banks
-        Facts::Query(facts) => Some((facts.name.shown(), None, None)),
+    let (host, port, request) = match facts {
+        Facts::Connection(facts) => (facts.host.as_ref()?.shown(), facts.port, None),
+        Facts::Memory(_) => return None, // memory is opened by a rule that names its banks
+        Facts::Query(facts) => (facts.name.shown(), None, None),
         Facts::Request(facts) => {
             let request = format!("{} {}", facts.method.shown(), facts.shown_path());
-            Some((facts.host.shown(), Some(facts.port), Some(request)))
+            (facts.host.shown(), Some(facts.port), Some(printable(&request)))
         }
-    }
+    };
+    Some((name(&host)?, port, request))
+}
+
+/// The one form of a name that a grant could open. Whatever else was asked for, such as what would be a pattern
+/// in a grant, is nothing to approve.
+fn name(host: &str) -> Option<String> {
+    DomainName::parse(host).ok().map(|name| name.as_str().to_owned())
+}
+
+/// A sandbox's words, for a terminal.
+fn printable(text: &str) -> String {
+    text.chars().flat_map(char::escape_default).collect()
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn only_a_plain_name_can_be_approved() {
+        for (host, shown) in [
+            ("x.example", Some("x.example")),
+            ("X.Example.", Some("x.example")),
+            ("*.example", None),
+            (".x.example", None),
+            ("x.example:80", None),
+            ("10.0.0.1", None),
+            ("x.example\u{1b}[2J", None),
+            ("", None),
+        ] {
+            assert_eq!(name(host).as_deref(), shown, "{host}");
+        }
+        assert_eq!(printable("GET /\u{1b}[2J"), "GET /\\u{1b}[2J");
+    }
 
     #[test]
     fn a_flood_pushes_out_its_own_and_nobody_elses() {

@@ -216,11 +216,12 @@ impl Reloader {
         let fresh = self.identities.apply(fresh.clone()).unwrap_or(fresh);
         let generation = self.rules.load().generation() + 1;
         let ended = self.ledger.ended(&fresh);
-        let timed = Timed { grants: self.grants.in_force(), ended };
-        let rules = fresh.timed(&timed, generation).unwrap_or_else(|_| {
+        let timed = Timed { grants: self.grants.in_force(&fresh), ended };
+        let rules = fresh.timed(&timed, generation).or_else(|_| {
             tracing::error!("the grants cannot be made rules: none is in force");
-            RuleSet::clone(&fresh)
+            fresh.timed(&Timed { grants: Vec::new(), ended: timed.ended.clone() }, generation)
         });
+        let rules = rules.unwrap_or_else(|_| fresh.closed()); // without grants there is nothing to be wrong
         *turn = timed;
         let rules = Arc::new(rules);
         self.rules.store(rules.clone());
@@ -249,17 +250,26 @@ impl Reloader {
     /// # Errors
     ///
     /// Says why there is none; that is recorded too.
-    pub(crate) async fn grant(&self, wish: Wish) -> anyhow::Result<(Kept, u64)> {
+    pub(crate) async fn grant(self: Arc<Self>, wish: Wish) -> anyhow::Result<(Kept, u64)> {
         let asked = format!("{} for {}, by {}: {}", wish.sandbox, wish.host, wish.by, wish.why);
-        let rules = self.rules.load_full();
-        let kept = self.grants.make(wish, &rules).inspect_err(|error| {
+        let reloader = self.clone();
+        let draw_up = move || reloader.grants.draw_up(wish, &reloader.rules.load_full());
+        let kept = tokio::task::spawn_blocking(draw_up).await?.inspect_err(|error| {
             grants::tell(&self.log, LifecycleEvent::GrantRefused, format!("{asked}: {error:#}"));
         })?;
         let message = Some(grants::describe(&kept).into());
         let event = Lifecycle { event: LifecycleEvent::GrantMade, message, policy: None };
         if let Err(down) = self.log.lifecycle(&event).await {
-            self.grants.revoke(kept.id)?; // no record, no grant
             anyhow::bail!("it cannot be recorded, so it is not made: {down}");
+        }
+        tokio::task::spawn_blocking(move || self.open(kept)).await?
+    }
+
+    /// Puts a grant in force that is recorded: no record, no grant.
+    fn open(&self, kept: Kept) -> anyhow::Result<(Kept, u64)> {
+        if let Err(error) = self.grants.keep(kept.clone(), &self.rules.load_full()) {
+            self.part(&kept, &format!("{error:#}"));
+            return Err(error);
         }
         let generation = self.change().generation();
         Ok((kept, generation))
@@ -267,10 +277,10 @@ impl Reloader {
 
     /// Takes a grant back, and what is open by it.
     pub(crate) fn revoke(&self, id: u64, by: &str) -> anyhow::Result<Loaded> {
-        let gone = self.grants.revoke(id)?;
+        let (gone, written) = self.grants.revoke(id)?;
         let loaded = self.change();
         self.part(&gone, &format!("revoked by {by}"));
-        Ok(loaded)
+        written.map(|()| loaded)
     }
 
     /// Gives a sandbox of a warm pool its identity.

@@ -47,14 +47,23 @@ impl Shared {
         Ok(tab)
     }
 
-    /// Whether what was permitted under earlier rules still is: they may have changed on the way here.
-    pub(crate) fn still_allows(&self, permit: &Permit, dialled: IpAddr) -> Result<(), Reason> {
+    /// Whether what was permitted under earlier rules still is: they may have changed on the way here. It goes on
+    /// by their budgets then.
+    pub(crate) fn still_allows(
+        &self,
+        permit: &Permit,
+        dialled: IpAddr,
+        tab: &Tab,
+    ) -> Result<(), Reason> {
         let rules = self.rules.load();
         if rules.generation() == permit.generation() {
             return Ok(());
         }
         match rules.decide_again(permit, Some(dialled)) {
-            Decision::Allow(_) => Ok(()),
+            Decision::Allow(fresh) => {
+                tab.retune(&fresh);
+                Ok(())
+            }
             Decision::Deny(denial) => Err(denial.reason),
         }
     }

@@ -9,6 +9,7 @@ use rules::Reason;
 use rules::budget::Counted;
 use rules::limits::Limits;
 use tokio::io::Interest;
+use tokio::task::coop::consume_budget;
 
 use crate::ledger::Tab;
 use crate::live::Cut;
@@ -109,6 +110,7 @@ async fn splice_burst(
     way: Way,
 ) -> io::Result<bool> {
     loop {
+        consume_budget().await; // two fast sides must not keep a thread, nor a cut waiting
         match passage.read(from, way, |most| pipe.fill(from.as_fd(), most)) {
             Ok(0) => return Ok(true),
             Ok(_) => {}
@@ -134,6 +136,7 @@ async fn copy_burst(
 ) -> io::Result<bool> {
     let mut buffer = vec![0; COPY_BYTES];
     loop {
+        consume_budget().await;
         let receive = |most: usize| {
             let room = buffer.get_mut(..most.min(COPY_BYTES)).unwrap_or_default();
             (&*socket2::SockRef::from(from)).read(room)
@@ -160,7 +163,13 @@ impl Passage<'_> {
             Way::Down => Counted::Download,
             Way::Up => Counted::Upload,
         };
-        let Ok(lease) = self.tab.lease(what) else { return self.spent(from) };
+        if self.cut.why().is_some() {
+            return Err(io::ErrorKind::ConnectionAborted.into()); // whoever waits for it has not run yet
+        }
+        let lease = match self.tab.lease(what) {
+            Ok(lease) => lease,
+            Err(spent) => return self.spent(from, spent.reason()),
+        };
         let most = usize::try_from(lease.bytes).unwrap_or(usize::MAX);
         let read = from.try_io(Interest::READABLE, || receive(most));
         let moved = *read.as_ref().unwrap_or(&0) as u64;
@@ -173,13 +182,13 @@ impl Passage<'_> {
     }
 
     /// Nothing more may pass: the tunnel is cut if there is more, and not if this was the end of it.
-    fn spent(&self, from: &Socket) -> io::Result<usize> {
+    fn spent(&self, from: &Socket, reason: Reason) -> io::Result<usize> {
         let mut next = [std::mem::MaybeUninit::uninit()];
         let socket = socket2::SockRef::from(from);
         match from.try_io(Interest::READABLE, || socket.peek(&mut next))? {
             0 => Ok(0),
             _ => {
-                self.cut.now(Reason::BudgetSpent);
+                self.cut.now(reason);
                 Err(io::ErrorKind::QuotaExceeded.into())
             }
         }

@@ -426,17 +426,21 @@ impl<'a> Ask<'a> {
     }
 }
 
-/// What settles which of several rules acts: memory holds its host, then the most specific host, then path.
+/// What settles which of several rules acts: memory holds its host, then the most specific host, then path. A grant
+/// acts only where no rule of a policy does: a rule's budgets, credential and inspection hold whatever is granted.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 struct Rank {
     memory: bool,
+    lasting: bool,
     host: (usize, bool, bool),
     path: Specificity,
 }
 
 impl Rank {
     fn of(matched: &Match<'_>, path: Specificity) -> Self {
-        Rank { memory: matched.rule.memory().is_some(), host: matched.specificity(), path }
+        let (rule, policy) = (matched.rule, matched.policy);
+        let (memory, lasting) = (rule.memory().is_some(), policy.name.as_str() != GRANTS);
+        Rank { memory, lasting, host: matched.specificity(), path }
     }
 }
 

@@ -39,6 +39,8 @@ pub(crate) struct Terms {
     pub(crate) lookup: Lookup,
     pub(crate) sandbox_budgets: Budgets,
     pub(crate) rule_budgets: Budgets,
+    /// The base's rule that lets it pass, with what may be used by that one in all.
+    pub(crate) base_budgets: Option<(RuleRef, Budgets)>,
     pub(crate) credential: Option<CredentialName>,
     pub(crate) is_credential_host: bool,
     pub(crate) may_receive_memory: bool,
@@ -163,6 +165,11 @@ impl Permit {
     /// What the sandbox may use by this rule.
     pub fn rule_budgets(&self) -> Budgets {
         self.0.rule_budgets
+    }
+
+    /// What the sandbox may use by the rule of its base that lets this pass too, under whichever rules of its own.
+    pub fn base_budgets(&self) -> Option<(&RuleRef, Budgets)> {
+        self.0.base_budgets.as_ref().map(|(rule, budgets)| (rule, *budgets))
     }
 
     pub fn credential(&self) -> Option<&CredentialName> {

@@ -33,7 +33,7 @@ pub mod trial;
 pub mod word;
 
 pub use admit::MAX_ADDRESSES;
-pub use decision::{Decision, Denial, DialPermit, Permit};
+pub use decision::{Decision, Denial, DialPermit, Permit, RuleRef};
 pub use facts::Facts;
 pub use load::{GRANTS, Grant, SourceFile, Sources, Timed, compile, recompile};
 pub use name::{DomainName, Host};

@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use crate::budget::Budgets;
 use crate::decide::{Ask, Attempt, Floor, Refused, Standing, rule_ref};
-use crate::decision::{Admission, How, Layer, Lookup, Permit, Terms};
+use crate::decision::{Admission, How, Layer, Lookup, Permit, RuleRef, Terms};
 use crate::facts::{Ech, Protocol, QueryType, Scheme};
 use crate::name::Host;
 use crate::pattern::Reach;
@@ -45,6 +45,7 @@ impl<'a> Attempt<'a> {
             lookup: self.lookup(own, either(|terms| terms.strict_cname)),
             sandbox_budgets: self.layers.budgets(),
             rule_budgets: budgets(terms).min(budgets(floor)),
+            base_budgets: standing.base_budgets(),
             may_receive_memory: both(|terms| terms.may_receive_memory),
             inspect: either(|terms| terms.inspect),
             facts: self.facts.clone(),
@@ -120,6 +121,15 @@ impl<'a> Attempt<'a> {
 }
 
 impl Standing<'_> {
+    /// The rule of the base that acts, where it sets budgets.
+    fn base_budgets(&self) -> Option<(RuleRef, Budgets)> {
+        let Floor::Rules(rules) = &self.base else { return None };
+        let matched = rules.first()?;
+        let budgets = matched.rule.budgets();
+        budgets.set().next()?;
+        Some((rule_ref(matched, Layer::Base), budgets))
+    }
+
     /// The terms of the base's own rule; a tier has none, and a memory rule sets none.
     fn floor_terms(&self) -> Option<&AllowTerms> {
         match &self.base {

@@ -242,13 +242,18 @@ struct Scene2 {
 
 impl Scene2 {
     fn new() -> Self {
+        Scene2::with("")
+    }
+
+    /// One whose rule says more.
+    fn with(more: &str) -> Self {
         let root = Root::new();
         let origin = Origin2::start(&root, "a.test");
         let secret = tempfile::tempdir().unwrap();
         fs::write(secret.path().join("key"), format!("{SECRET}\n")).unwrap();
         let policy = format!(
             "[[allow]]\nname = \"model\"\nhosts = [\"a.test:{}\"]\npaths = [\"/v1/**\"]\ncredential = \"key\"\n\
-             resolves_to = [\"127.0.0.0/8\"]\n",
+             resolves_to = [\"127.0.0.0/8\"]\n{more}",
             origin.port
         );
         let file = secret.path().join("key").display().to_string();
@@ -259,17 +264,33 @@ impl Scene2 {
 
     /// What curl is answered, heads and trailers and all.
     fn ask(&self, version: &str, path: &str, fields: &[&str]) -> String {
+        let done = self.curl(version, path, fields);
+        let said = String::from_utf8_lossy(&done.stderr);
+        assert!(done.status.success(), "{version} {path}: {said}");
+        String::from_utf8_lossy(&done.stdout).into_owned()
+    }
+
+    fn curl(&self, version: &str, path: &str, fields: &[&str]) -> std::process::Output {
         let mut curl = Command::new("curl");
         curl.args(["--silent", "--show-error", "--max-time", "30", "--dump-header", "-", version]);
         curl.arg("--proxy").arg(format!("http://{}", self.world.listeners[0]));
         curl.arg("--cacert").arg(self.world.authority());
         curl.args(fields.iter().flat_map(|field| ["--header", field]));
         curl.arg(format!("https://a.test:{}{path}", self.origin.port));
-        let done = curl.env_remove("NO_PROXY").env_remove("no_proxy").output().expect("curl");
-        let said = String::from_utf8_lossy(&done.stderr);
-        assert!(done.status.success(), "{version} {path}: {said}");
-        String::from_utf8_lossy(&done.stdout).into_owned()
+        curl.env_remove("NO_PROXY").env_remove("no_proxy").output().expect("curl")
     }
+}
+
+#[test]
+fn trailers_are_counted_as_bodies_are() {
+    let scene = Scene2::new();
+    assert!(scene.ask("--http2", "/v1/long-trailers", &[]).contains("x-long: yyyy"));
+    let scene = Scene2::with("[allow.budget]\ndownload_bytes_per_hour = 3000\n");
+    let done = scene.curl("--http2", "/v1/long-trailers", &[]);
+    let shown = String::from_utf8_lossy(&done.stdout);
+    assert!(!shown.contains("x-long"), "{shown}");
+    let cut = |record: &Value| record["status_detail"] == "budget_spent";
+    scene.world.find(0, "the cut", cut);
 }
 
 #[test]

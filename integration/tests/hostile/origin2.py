@@ -44,6 +44,8 @@ def answer(connection, stream, headers):
             connection.send_headers(stream, [(":status", "103"), ("link", f"</{secret}>; rel=preload")])
         case "/v1/trailers":
             trailers = [("x-echo", secret), ("x-end", "yes")]
+        case "/v1/long-trailers":
+            trailers = [("x-long", "y" * 8000)]
         case "/v1/ends-like-it":
             pieces, trailers = ["all of this is " + secret[:3]], [("x-end", "yes")]
         case "/v1/grpc":

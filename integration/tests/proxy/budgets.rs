@@ -130,6 +130,33 @@ fn a_download_is_cut_at_the_limit_over_both_versions_of_http() {
 }
 
 #[test]
+fn what_is_said_before_an_answer_is_counted_too() {
+    let scene = scene("", "download_bytes_per_hour = 20000");
+    let args = ["--http1.1", "-i"];
+    let got = scene.curl(&[&args[..], &["https://other.example/interim"]].concat());
+    assert_eq!(got.status, 200, "where there is no budget it passes: {}", got.said);
+    let got = scene.curl(&[&args[..], &["https://open.example/interim"]].concat());
+    assert_ne!(got.status, 200, "{}", got.said);
+    assert!(got.body.len() <= 20_000 + 2000, "with our own refusal: {}", got.body.len());
+    scene.refusal("budget_spent", "open.example");
+}
+
+#[test]
+fn an_upgraded_connection_is_counted_both_ways() {
+    let scene = scene("", "upload_bytes_per_hour = 5000");
+    let upgrade = ["-N", "--http1.1", "-H", "Connection: Upgrade", "-H", "Upgrade: websocket"];
+    let body = "x".repeat(20_000);
+    let more = ["-T", "-", "--max-time", "20", "https://open.example/upgrade"];
+    let mut curl = scene.inside(0, "curl");
+    curl.args(upgrade).args(more).stdin(std::process::Stdio::piped());
+    let mut curl = curl.stdout(std::process::Stdio::piped()).spawn().unwrap();
+    drop(curl.stdin.take().unwrap().write_all(body.as_bytes())); // it may be cut meanwhile
+    let back = curl.wait_with_output().unwrap().stdout;
+    assert!(back.len() <= 5000, "{}", back.len());
+    scene.record("the cut", |record| record["status_detail"] == "budget_spent");
+}
+
+#[test]
 fn a_raw_connection_passes_exactly_its_bytes_and_is_cut_when_there_are_more() {
     let scene = scene("upload_bytes_per_hour = 10000", "");
     let mut stream = echo(&scene);

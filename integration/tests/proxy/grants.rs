@@ -139,6 +139,39 @@ fn a_grant_outlives_a_restart_and_ends_while_nobody_runs() {
 }
 
 #[test]
+fn a_grant_that_is_forbidden_since_it_was_made_is_in_force_no_more() {
+    let mut scene = scene();
+    assert!(grant(&scene, "other.example", "1h", &[]).0);
+    assert!(grant(&scene, "six.example", "1h", &[]).0);
+    assert!(reaches(&scene, "other.example"));
+    scene.stop();
+    let text = fs::read_to_string(scene.config()).unwrap();
+    let text = format!("{text}[grants]\nforbid_hosts = [\"other.example\"]\n");
+    fs::write(scene.config(), text).unwrap();
+    scene.start();
+    assert!(!reaches(&scene, "other.example"));
+    let before = scene.origin.requests().len();
+    assert_ne!(scene.curl(&["https://other.example/secret"]).status, 200);
+    assert_eq!(scene.origin.requests().len(), before, "nothing left");
+    scene.refusal("not_listed", "other.example");
+}
+
+#[test]
+fn words_that_would_write_another_line_are_refused() {
+    let scene = scene();
+    for (option, value) in [("--why", "fine\nsandbar: revoked"), ("--by", "al\u{1b}[2Jice")] {
+        let mut args = ["--sandbox", "box-0", "--host", "other.example", "--for", "5m"].to_vec();
+        args.extend([option, value]);
+        if option == "--by" {
+            args.extend(["--why", "fine"]);
+        }
+        let (good, said) = run(&scene, &[&["grant"], &args[..]].concat());
+        assert!(!good && said.contains("in one line"), "{option}: {said}");
+    }
+    assert!(!reaches(&scene, "other.example"));
+}
+
+#[test]
 fn a_grant_that_must_not_be_is_refused_and_that_is_recorded() {
     let scene = ruled(
         "[grants]\nforbid_hosts = [\"*.corp.example\", \"pastebin.example\"]\nmost_seconds = 3600\n",
@@ -198,10 +231,17 @@ fn what_was_refused_is_pending_and_can_be_approved() {
         let told: Value = serde_json::from_slice(&output.stdout).unwrap();
         told["pending"].as_array().unwrap().clone()
     };
+    // A port of the request's own is the one that is shown, and each spelling of a name is the same name.
+    let url = "http://OTHER.example:8080/x";
+    assert_eq!(scene.curl(&["-x", "http://10.77.0.1:3128", url]).status, 403);
+    let own = told(&scene);
+    assert_eq!((&own[0]["host"], &own[0]["port"]), (&"other.example".into(), &8080.into()));
+    assert_eq!(scene.curl(&proxied).status, 403);
     let pending = told(&scene);
     assert_eq!(pending[0]["host"], "six.example", "the newest first: {pending:#?}");
     assert!(!pending.iter().any(|one| one["host"] == "denied.example"), "{pending:#?}");
-    let other = pending.iter().find(|one| one["host"] == "other.example").unwrap();
+    let is_other = |one: &&Value| one["host"] == "other.example" && one["port"] != 8080;
+    let other = pending.iter().find(is_other).unwrap();
     assert!(other["count"].as_u64().unwrap() >= 3, "folded: {other}");
     let number = other["number"].to_string();
     let (good, said) =

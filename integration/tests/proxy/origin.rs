@@ -202,6 +202,10 @@ impl Inner {
                     let count = path.rsplit('/').next().unwrap_or_default().parse();
                     answer(stream, "application/octet-stream", &noise(count.unwrap_or_default()))?;
                 }
+                "interim" => {
+                    interim(stream)?;
+                    answer(stream, "text/plain", b"done")?;
+                }
                 "steps" => self.steps(stream)?,
                 "upgrade" => return upgrade(stream),
                 _ => answer(stream, "text/plain", format!("hello from {at}\n").as_bytes())?,
@@ -247,6 +251,14 @@ impl Inner {
             stream.write_all(&buffer[..read])?;
         }
     }
+}
+
+/// Says a lot before it answers, in the one place of a head that is no field.
+fn interim(stream: &mut impl Write) -> io::Result<()> {
+    for _ in 0..100 {
+        write!(stream, "HTTP/1.1 103 {}\r\n\r\n", "y".repeat(1000))?;
+    }
+    stream.flush()
 }
 
 /// Another protocol from here on: an echo.

@@ -211,7 +211,8 @@ fn list(told: &Value, output: Output) {
     match all.is_empty() {
         true => anstream::println!("nothing is pending"),
         false => anstream::println!(
-            "approve one: sandbar pending approve NUMBER --for 30m --why \"...\""
+            "approve one: sandbar pending approve NUMBER --for 30m --why \"...\"\n\
+             that opens the host and port, with every method and path; for less see `sandbar grant`"
         ),
     }
 }

@@ -122,7 +122,7 @@ impl Filter {
         let credential = permit.credential().map(|name| self.shared.credentials.current(name));
         request.credential = credential.transpose()?;
         let tab = self.shared.charge(&permit)?;
-        let head = head_bytes(&session.req_header().headers) + target_bytes(session.req_header());
+        let head = request_bytes(session.req_header());
         tab.charge(Counted::Upload, head).map_err(|spent| spent.of(&permit))?;
         request.tab = Some(tab);
         let record = request.record.as_mut().ok_or(Reason::LogUnwritable)?;
@@ -151,8 +151,8 @@ impl Filter {
         let record = request.record.as_ref().ok_or(Reason::LogUnwritable)?;
         let (live, cut) = (&self.shared.live, exchange.cut.clone());
         let tab = request.tab.clone().ok_or(Reason::BudgetUnkept)?;
-        request.place = Some(live.enter(permit, first, record.meter(), cut, tab));
-        first.map_or(Ok(()), |address| self.shared.still_allows(permit, address))?;
+        request.place = Some(live.enter(permit, first, record.meter(), cut, tab.clone()));
+        first.map_or(Ok(()), |address| self.shared.still_allows(permit, address, &tab))?;
         Ok(())
     }
 
@@ -229,6 +229,17 @@ fn clean(response: &mut ResponseHeader, scrubber: &mut Scrubber) -> Result<()> {
         }
     }
     Ok(())
+}
+
+/// Covers echoes in trailers, and ends the body before them: what is left of it.
+fn cover(trailers: &mut HeaderMap, scrubber: &mut Scrubber) -> Bytes {
+    for value in trailers.values_mut() {
+        let mut text = value.as_bytes().to_vec();
+        if scrubber.cover(&mut text) > 0 {
+            *value = HeaderValue::from_bytes(&text).unwrap_or(HeaderValue::from_static(""));
+        }
+    }
+    scrubber.pass(None, true)
 }
 
 /// Whether the body is messages of gRPC's, each with its length before it.
@@ -449,7 +460,7 @@ impl ProxyHttp for Filter {
         if let Some(scrubber) = &mut request.scrubber {
             clean(response, scrubber)?;
         }
-        request.pay(Counted::Download, head_bytes(&response.headers))?;
+        request.pay(Counted::Download, head_bytes(&response.headers) + status_bytes(response))?;
         let switched = response.status == ::http::StatusCode::SWITCHING_PROTOCOLS; // the last of its answers
         if !switched {
             strip_hops(response);
@@ -489,15 +500,17 @@ impl ProxyHttp for Filter {
         trailers: &mut HeaderMap,
         request: &mut Request,
     ) -> Result<Option<Bytes>> {
-        let Some(scrubber) = &mut request.scrubber else { return Ok(None) };
-        for value in trailers.values_mut() {
-            let mut text = value.as_bytes().to_vec();
-            if scrubber.cover(&mut text) > 0 {
-                *value = HeaderValue::from_bytes(&text).unwrap_or(HeaderValue::from_static(""));
+        let rest = request.scrubber.as_mut().map(|scrubber| cover(trailers, scrubber));
+        let bytes = head_bytes(trailers) + rest.as_ref().map_or(0, Bytes::len) as u64;
+        if request.pay(Counted::Download, bytes).is_err() {
+            trailers.clear(); // Pingora passes them on whatever is answered here
+            if let (Some(exchange), Some(unpaid)) = (&request.exchange, &request.unpaid) {
+                exchange.cut.now(unpaid.reason);
             }
+            return Ok(None);
         }
         // A body that is whole is worth more than trailers, and Pingora takes only one of them from here.
-        Ok(Some(scrubber.pass(None, true)).filter(|rest| !rest.is_empty()))
+        Ok(rest.filter(|rest| !rest.is_empty()))
     }
 
     async fn fail_to_proxy(
@@ -523,9 +536,10 @@ impl ProxyHttp for Filter {
     async fn logging(&self, _: &mut Session, error: Option<&Error>, request: &mut Request) {
         tell_echo(request).await;
         let Some(record) = request.record.take() else { return };
-        let ending = match error {
-            None => Ending::Completed,
-            Some(_) => Ending::Failed(Code("client_gone")),
+        let ending = match (error, request.unpaid.take()) {
+            (_, Some(unpaid)) => record::cut(unpaid.reason), // its trailers were held back
+            (None, None) => Ending::Completed,
+            (Some(_), None) => Ending::Failed(Code("client_gone")),
         };
         meters::bytes(&record.meter());
         record.close(Outcome { status: request.status, ..Outcome::new(ending) });
@@ -570,9 +584,18 @@ pub(crate) fn head_bytes(fields: &HeaderMap) -> u64 {
     fields.iter().map(|(name, value)| (name.as_str().len() + value.len() + 4) as u64).sum()
 }
 
-fn target_bytes(head: &RequestHeader) -> u64 {
+/// Bytes of a request's head, its target included: `:authority` says in HTTP/2 what a field says in HTTP/1.
+pub(crate) fn request_bytes(head: &RequestHeader) -> u64 {
     let target = head.uri.path_and_query().map_or(0, |target| target.as_str().len());
-    (head.method.as_str().len() + target) as u64
+    let authority = head.uri.authority().map_or(0, |authority| authority.as_str().len());
+    head_bytes(&head.headers) + (head.method.as_str().len() + target + authority) as u64
+}
+
+/// Bytes of the line an answer begins with: the words in it are the origin's to choose, and so is how many interim
+/// answers there are.
+fn status_bytes(head: &ResponseHeader) -> u64 {
+    const CODE: usize = "HTTP/1.1 200 \r\n".len();
+    (CODE + head.get_reason_phrase().map_or(0, str::len)) as u64
 }
 
 /// Bytes of body the request announces: none where it is chunked.

@@ -24,7 +24,7 @@ use rules::{Host, Reason, SandboxRef};
 use tokio::sync::watch;
 
 pub(crate) use carrier::Carrier;
-pub(crate) use filter::{failure, head_bytes};
+pub(crate) use filter::{failure, head_bytes, request_bytes};
 pub(crate) use peer::{Manner, peer};
 
 use crate::chunks::ChunkFault;

@@ -94,6 +94,16 @@ fn authorities(head: &RequestHeader) -> Result<Vec<Authority>, Refusal> {
     Ok(all)
 }
 
+/// The port it goes to: it says so itself where the connection does not.
+fn port(head: &RequestHeader, exchange: &Exchange) -> u16 {
+    let connection = &exchange.connection;
+    let named = match connection.scope {
+        Scope::Anywhere => authorities(head).ok().and_then(|all| all.first()?.port),
+        Scope::Host(..) | Scope::Target(..) => None,
+    };
+    named.unwrap_or(connection.port())
+}
+
 /// The request in the log's words, whether it could be read or not.
 pub(super) fn told(head: &RequestHeader, exchange: &Exchange) -> audit::Request {
     let connection = &exchange.connection;
@@ -111,7 +121,7 @@ pub(super) fn told(head: &RequestHeader, exchange: &Exchange) -> audit::Request 
         Scheme::Https => audit::Scheme::Https,
     };
     let (method, target) = (head.method.as_str().as_bytes(), head.raw_path());
-    let mut told = audit::Request::new(method, scheme, host, connection.port(), target);
+    let mut told = audit::Request::new(method, scheme, host, port(head, exchange), target);
     told.version = Some(if head.version == Version::HTTP_2 { "2" } else { "1.1" }.into());
     told.user_agent = field("user-agent").map(audit::Text::from_bytes);
     told.length = field("content-length")

@@ -10,7 +10,7 @@ use std::time::Duration;
 use rules::budget::{Budget, Counted};
 use serde::{Deserialize, Serialize};
 
-use super::window::Window;
+use super::window::{self, Window};
 
 /// One budget that an attempt counts against.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -90,10 +90,13 @@ impl Account {
     pub(super) fn restore(&mut self, now: u64) {
         for windows in self.kept.rules.values_mut().chain([&mut self.kept.sandbox]) {
             windows.retain(|key, _| Budget::by_key(key).is_some()); // of another version
-            for (key, window) in windows {
-                window.restore(now, Budget::by_key(key).and_then(Budget::window));
-            }
+            windows.retain(|key, window| {
+                let length = Budget::by_key(key).and_then(Budget::window);
+                window.restore(now, length);
+                window.used(now, length) > 0
+            });
         }
+        self.kept.rules.retain(|_, windows| !windows.is_empty()); // of rules that are no more, too
     }
 
     /// When the sandbox's life began, if it has.
@@ -128,7 +131,7 @@ impl Account {
                 let free_at = account.free_at(window, line.limit, least);
                 return Err(Bar::Spent { line: (*line).clone(), free_at });
             }
-            amount = amount.min(left);
+            amount = amount.min(left).min(window::lease(line.limit).max(least));
         }
         let mut unkept = false;
         self.is_changed = true;

@@ -15,7 +15,7 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 use anyhow::Context;
 use rules::budget::{Budget, Budgets, Counted};
 use rules::word::SandboxId;
-use rules::{Permit, Reason, RuleSet};
+use rules::{Permit, Reason, RuleRef, RuleSet};
 use serde_json::{Value, json};
 use tokio::time::Instant;
 
@@ -42,7 +42,8 @@ pub(crate) struct Ledger {
 #[derive(Debug)]
 pub(crate) struct Tab {
     account: Arc<Mutex<Account>>,
-    lines: Mutex<Arc<[Line]>>,
+    /// What is charged, and the generation of the rules that say so.
+    lines: Mutex<(u64, Arc<[Line]>)>,
     /// What was entered under: it is left as it was entered.
     entered: Arc<[Line]>,
     begun: (u64, Instant),
@@ -54,6 +55,8 @@ pub(crate) struct Lease {
     what: Counted,
     pub(crate) bytes: u64,
     at: u64,
+    /// What it was charged to: the rules may change before it is given back.
+    lines: Arc<[Line]>,
 }
 
 /// Which budget is spent, and when it refills.
@@ -95,7 +98,8 @@ impl Ledger {
     pub(crate) fn tab(&self, permit: &Permit) -> Result<Tab, Spent> {
         let (lines, account, begun) = (lines(permit), self.account(permit.sandbox()), self.begun);
         lock(&account).enter(&lines).map_err(|bar| spent(bar, self.now()))?;
-        Ok(Tab { account, lines: Mutex::new(lines.clone()), entered: lines, begun })
+        let charged = Mutex::new((permit.generation(), lines.clone()));
+        Ok(Tab { account, lines: charged, entered: lines, begun })
     }
 
     /// Begins the life of a sandbox, if this is the first that is seen of it.
@@ -215,16 +219,19 @@ impl Tab {
 
     /// Gives back what was leased and not moved.
     pub(crate) fn give_back(&self, lease: &Lease, moved: u64) {
-        let (lines, rest) = (self.lines(), lease.bytes.saturating_sub(moved));
-        if !lines.is_empty() {
-            lock(&self.account).give_back(&lines, lease.what, rest, lease.at);
+        let rest = lease.bytes.saturating_sub(moved);
+        if !lease.lines.is_empty() {
+            lock(&self.account).give_back(&lease.lines, lease.what, rest, lease.at);
         }
     }
 
-    /// Counts by the budgets of later rules from now on.
+    /// Counts by the budgets of later rules from now on; of two changes that meet here the later stands.
     pub(crate) fn retune(&self, permit: &Permit) {
-        let fresh = lines(permit);
-        *self.lines.lock().unwrap_or_else(PoisonError::into_inner) = fresh;
+        let (generation, fresh) = (permit.generation(), lines(permit));
+        let mut charged = self.lines.lock().unwrap_or_else(PoisonError::into_inner);
+        if charged.0 <= generation {
+            *charged = (generation, fresh);
+        }
     }
 
     fn take(&self, what: Counted, range: (u64, u64)) -> Result<Lease, Spent> {
@@ -236,11 +243,11 @@ impl Tab {
                 charged.map_err(|bar| spent(bar, at))?
             }
         };
-        Ok(Lease { what, bytes, at })
+        Ok(Lease { what, bytes, at, lines })
     }
 
     fn lines(&self) -> Arc<[Line]> {
-        self.lines.lock().unwrap_or_else(PoisonError::into_inner).clone()
+        self.lines.lock().unwrap_or_else(PoisonError::into_inner).1.clone()
     }
 }
 
@@ -253,6 +260,14 @@ impl Drop for Tab {
 }
 
 impl Spent {
+    /// Why what is open is cut.
+    pub(crate) fn reason(&self) -> Reason {
+        match self {
+            Spent::Budget { .. } => Reason::BudgetSpent,
+            Spent::Unkept => Reason::BudgetUnkept,
+        }
+    }
+
     /// The refusal of what `permit` would have allowed.
     pub(crate) fn of(self, permit: &Permit) -> Refusal {
         Refusal { rule: Some(permit.rule().clone()), ..self.into() }
@@ -291,10 +306,14 @@ fn lines(permit: &Permit) -> Arc<[Line]> {
             kept.then(|| Line { purse: purse.clone(), budget, limit })
         })
     };
-    let rule = permit.rule();
-    let named = Purse::Rule(format!("{}/{}", rule.policy, rule.rule).into());
+    let named = |rule: &RuleRef| Purse::Rule(format!("{}/{}", rule.policy, rule.rule).into());
+    // A rule of the base bounds all that passes by it, under however many rules of the sandbox's own.
+    let own = permit.rule();
+    let base = permit.base_budgets().filter(|(rule, _)| named(rule) != named(own));
+    let base = base.map(|(rule, budgets)| here(budgets, named(rule)));
     here(permit.sandbox_budgets(), Purse::Sandbox)
-        .chain(here(permit.rule_budgets(), named))
+        .chain(here(permit.rule_budgets(), named(own)))
+        .chain(base.into_iter().flatten())
         .collect()
 }
 
@@ -354,7 +373,11 @@ mod tests {
     }
 
     fn permit(rules: &RuleSet) -> Permit {
-        let host = Host::Name(DomainName::parse("x.example").unwrap());
+        permit_to(rules, "x.example")
+    }
+
+    fn permit_to(rules: &RuleSet, host: &str) -> Permit {
+        let host = Host::Name(DomainName::parse(host).unwrap());
         let protocol = Protocol::Tls { sni: Some(host.clone()), ech: Ech::Absent };
         let facts = ConnectFacts { target: Target::Named(host), port: 443, protocol };
         match rules.decide(rules.sandboxes().iter().next().unwrap(), &Facts::Connect(facts)) {
@@ -420,6 +443,72 @@ mod tests {
             assert_eq!((budget, limit, rule), (Budget::RequestsPerHour, 160, None));
             assert!(refills.is_some_and(|time| time > Duration::from_secs(3500)), "{refills:?}");
         }
+    }
+
+    #[test]
+    fn a_lease_is_given_back_to_what_it_was_taken_from() {
+        let dir = tempfile::tempdir().unwrap();
+        let free = rules("");
+        let ledger = Ledger::open(dir.path(), &free).unwrap();
+        let bound = rules("upload_bytes_per_hour = 1000");
+        let (other, tab) =
+            (ledger.tab(&permit(&bound)).unwrap(), ledger.tab(&permit(&free)).unwrap());
+        other.charge(Counted::Upload, 1000).unwrap();
+        let lease = tab.lease(Counted::Upload).unwrap();
+        tab.retune(&permit(&bound)); // a reload, while bytes are on their way
+        tab.give_back(&lease, 0);
+        assert!(other.charge(Counted::Upload, 1).is_err(), "what another used is not given back");
+    }
+
+    #[test]
+    fn the_later_of_two_changes_stands() {
+        let dir = tempfile::tempdir().unwrap();
+        let free = rules("");
+        let ledger = Ledger::open(dir.path(), &free).unwrap();
+        let tab = ledger.tab(&permit(&free)).unwrap();
+        let later = rules("upload_bytes_per_hour = 5").timed(&rules::Timed::default(), 9).unwrap();
+        tab.retune(&permit(&later));
+        tab.retune(&permit(&rules("").timed(&rules::Timed::default(), 8).unwrap()));
+        assert!(tab.charge(Counted::Upload, 6).is_err());
+    }
+
+    #[test]
+    fn a_drip_does_not_write_the_file_for_every_byte() {
+        let (dir, rules) = (tempfile::tempdir().unwrap(), rules("upload_bytes_per_hour = 1000000"));
+        let ledger = Ledger::open(dir.path(), &rules).unwrap();
+        let tab = ledger.tab(&permit(&rules)).unwrap();
+        let drip = || {
+            let lease = tab.lease(Counted::Upload)?;
+            tab.give_back(&lease, 1);
+            Ok::<(), Spent>(())
+        };
+        drip().unwrap();
+        std::fs::remove_dir_all(dir.path().join(DIR)).unwrap(); // who writes now cannot
+        (0..1000).for_each(|at| assert_eq!(drip(), Ok(()), "byte {at}"));
+    }
+
+    #[test]
+    fn a_rule_of_the_base_bounds_all_that_passes_by_it() {
+        let file = |path: &str, text: &str| SourceFile { path: path.into(), bytes: text.into() };
+        let operator = "[[sandbox]]\nid = \"s\"\nbase = \"b\"\npolicies = [\"p\"]\n";
+        let own = "name = \"p\"\n[[allow]]\nname = \"one\"\nhosts = [\"x.example\"]\ntls = \"tunnel\"\n\
+                   [[allow]]\nname = \"two\"\nhosts = [\"y.example\"]\ntls = \"tunnel\"\n";
+        let base = "name = \"b\"\n[[allow]]\nname = \"all\"\nhosts = [\".example\"]\ndangerously_wide = true\n\
+                    tls = \"tunnel\"\n[allow.budget]\nupload_bytes_per_hour = 10\n";
+        let sources = Sources {
+            operator: Some(file("sandbar.toml", operator)),
+            policies: vec![file("p.toml", own), file("b.toml", base)],
+            ..Sources::default()
+        };
+        let rules = compile(&sources, &[]).unwrap();
+        let dir = tempfile::tempdir().unwrap();
+        let ledger = Ledger::open(dir.path(), &rules).unwrap();
+        let tab = |host| ledger.tab(&permit_to(&rules, host)).unwrap();
+        tab("x.example").charge(Counted::Upload, 6).unwrap();
+        let spent = tab("y.example").charge(Counted::Upload, 6).unwrap_err();
+        let Spent::Budget { rule, .. } = spent else { panic!("{spent:?}") };
+        assert_eq!(rule.as_deref(), Some("b/all"));
+        tab("y.example").charge(Counted::Upload, 4).unwrap();
     }
 
     #[test]

@@ -24,9 +24,20 @@ pub(super) struct Window {
     unwritten: u64,
 }
 
+/// The most that is leased of a limit at a time: half of what may be used without being written, so that a lease
+/// that is hardly used writes nothing.
+pub(super) fn lease(limit: u64) -> u64 {
+    limit / AHEAD / 2
+}
+
 /// The length of a part in milliseconds; one endless part where nothing is ever given back.
 fn part(window: Option<Duration>) -> u64 {
     window.map_or(u64::MAX, |window| (window.as_millis() as u64 / PARTS).max(1))
+}
+
+/// When a part has left the window. A file may say anything of when it was.
+fn end(at: u64, length: u64) -> u64 {
+    at.saturating_add(PARTS + 1).saturating_mul(length)
 }
 
 impl Window {
@@ -58,7 +69,7 @@ impl Window {
         if let Some((_, used)) = self.parts.iter_mut().find(|(part, _)| *part == at) {
             let back = amount.min(*used);
             *used -= back;
-            self.used -= back;
+            self.used = self.used.saturating_sub(back);
             self.unwritten = self.unwritten.saturating_sub(back);
         }
     }
@@ -68,9 +79,9 @@ impl Window {
         let length = window.map(|_| part(window))?;
         let mut used = self.used;
         for (at, gone) in &self.parts {
-            used -= gone;
+            used = used.saturating_sub(*gone);
             if used.saturating_add(amount.min(limit)) <= limit && limit > 0 {
-                return Some((at + PARTS + 1) * length);
+                return Some(end(*at, length));
             }
         }
         None
@@ -94,7 +105,7 @@ impl Window {
     /// When the first of what was used comes back.
     pub(super) fn first_back(&self, window: Option<Duration>) -> Option<u64> {
         let length = window.map(|_| part(window))?;
-        self.parts.front().map(|(at, _)| (at + PARTS + 1) * length)
+        self.parts.front().map(|(at, _)| end(*at, length))
     }
 
     /// As it is to be written last: nothing more will be used.

@@ -242,7 +242,7 @@ impl Guard {
             Err(refusal) => return Err(explained(refusal, presented, held).await),
         };
         let tab = held.shared.charge(&permit)?;
-        let sent = crate::http::head_bytes(&session.req_header().headers) + body.len() as u64;
+        let sent = crate::http::request_bytes(session.req_header()) + body.len() as u64;
         tab.charge(Counted::Upload, sent).map_err(|spent| spent.of(&permit))?;
         let receipt = decided(held, &permit, service).await?;
         Ok(Granted { found, query, body, banks, permit, receipt, tab })
@@ -458,7 +458,7 @@ fn enter(
     let first = leave.addresses().first().copied();
     let (meter, cut) = (held.record.meter(), held.exchange.cut.clone());
     let place = held.shared.live.enter(permit, first, meter, cut, tab);
-    first.map_or(Ok(()), |address| held.shared.still_allows(permit, address))?;
+    first.map_or(Ok(()), |address| held.shared.still_allows(permit, address, &granted.tab))?;
     Ok(place)
 }
 

@@ -1,5 +1,5 @@
 //! Grants as one more policy of the sandbox's own layer: deny rules and the base still win, and a rule of the
-//! sandbox's own policies acts before a grant for the same host.
+//! sandbox's own policies that allows an attempt acts before a grant, however closely that names the host.
 
 use std::sync::Arc;
 

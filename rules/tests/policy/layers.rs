@@ -360,6 +360,29 @@ fn every_grant_keeps_to_its_own_rule() {
 }
 
 #[test]
+fn a_rule_that_allows_acts_before_a_grant_that_names_the_host_more_closely() {
+    let own = "name = \"p\"\n[[allow]]\nname = \"wild\"\nhosts = [\"*.x.example\"]\nmethods = [\"GET\"]\ninspect = true\n\
+               [allow.budget]\nrequests_per_hour = 3";
+    let sources = Sources { policies: vec![file("p.toml", own)], ..Sources::default() };
+    let grant = Grant {
+        id: "1".into(),
+        sandbox: SandboxId::parse("p").unwrap(),
+        host: HostPattern::parse("a.x.example", Width::Narrow).unwrap(),
+        methods: None,
+        paths: None,
+        budgets: rules::budget::Budgets::default(),
+    };
+    let rules = good(compile(&sources, &[grant]));
+    for (text, rule) in [
+        ("GET https://a.x.example/", "wild"), // its budget and its inspection hold
+        ("POST https://a.x.example/", "grant 1"),
+        ("GET https://b.x.example/", "wild"),
+    ] {
+        assert_eq!(attempt(&rules, "p", text), Ok(rule.to_owned()), "{text}");
+    }
+}
+
+#[test]
 fn thousands_of_sandboxes_and_rules_load_in_good_time() {
     let sandboxes: String = (0..20_000)
         .map(|n| {
