@@ -67,6 +67,10 @@ fn tried(scene: &Scene, counter: &Counter) -> BTreeMap<String, String> {
     let home = scene.at("home");
     scene.write("home/.bashrc", "# mine\n");
     scene.write("home/.profile", "# mine\n");
+    scene.write("home/.config/fish/config.fish", "# mine\n");
+    scene.write("home/dots/zshrc", "# mine\n");
+    std::os::unix::fs::symlink("dots/zshrc", home.join(".zshrc")).unwrap();
+    scene.give(&scene.at("home/.config"));
     scene.write("home/.ssh/id", "secret");
     scene.write("home/.netrc", "secret");
     scene.write(
@@ -147,6 +151,7 @@ const WANTED: &[(&str, &[&str])] = &[
     ("address", &["failed"]),
     ("admin socket", &["[]"]),
     ("capabilities", &[""]),
+    ("cgroup namespace", &["failed"]),
     ("core pattern", &["EROFS", "EACCES"]),
     ("descriptors", &["[]"]),
     ("devices", &["fd full null ptmx pts random shm stderr stdin stdout tty urandom zero"]),
@@ -170,11 +175,13 @@ const WANTED: &[(&str, &[&str])] = &[
     ("lo down", &["failed"]),
     ("mark", &["EPERM"]),
     ("mknod", &["EPERM"]),
+    ("mount namespace", &["failed"]),
     ("netrc", &["empty"]),
     ("no new privileges", &["1"]),
     ("own user and net", &["failed"]),
     ("policy: move", &["EBUSY"]),
     ("policy: move above", &["EBUSY"]),
+    ("policy: move from elsewhere", &["there"]),
     ("policy: remove", &["EROFS"]),
     ("policy: replace", &["EROFS"]),
     ("policy: write", &["EROFS"]),
@@ -190,6 +197,9 @@ const WANTED: &[(&str, &[&str])] = &[
     ("spoofed source", &["EPERM"]),
     ("ssh key", &["ENOENT"]),
     ("startup", &["EROFS"]),
+    ("startup: above", &["EBUSY"]),
+    ("startup: link removed", &["EBUSY"]),
+    ("startup: link replaced", &["EBUSY", "EXDEV"]),
     ("startup: replace", &["EBUSY"]),
     ("state", &["[]"]),
     ("state: make", &["EROFS", "EACCES"]),
@@ -207,6 +217,7 @@ const WANTED: &[(&str, &[&str])] = &[
     ("unix in tmp", &["ENOENT"]),
     ("unix in work", &["ECONNREFUSED", "ENOTSOCK"]),
     ("unshare net", &["EPERM"]),
+    ("user namespace", &["done"]),
     ("variables", &["[]"]),
     ("work", &["done"]),
     ("write", &["EROFS", "EACCES", "ENOENT"]),
