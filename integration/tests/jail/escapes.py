@@ -135,6 +135,8 @@ def unix(path):
 
 
 attempt("unix in home", unix(outside["home_socket"]))
+attempt("unix by a name alone", unix(outside["named_socket"]))
+attempt("unix: move above", lambda: os.rename(outside["home"] + "/agents", outside["home"] + "/moved"))
 attempt("unix in work", unix(outside["work_socket"]))
 attempt("unix in tmp", unix(outside["tmp_socket"]))
 attempt("unix in run", unix(outside["run_socket"]))

@@ -201,6 +201,9 @@ impl View {
         let mounts = Mounts::read();
         view.hide_again(&mounts);
         let sockets = sockets();
+        for socket in sockets.iter().filter_map(real) {
+            view.pin(&socket); // or the next jail would not find it where it was made
+        }
         let again: Vec<PathBuf> = sockets.iter().flat_map(|path| mounts.aliases(path)).collect();
         let sockets = sockets.into_iter().chain(again).collect();
         Ok(View { cwd, changes: view.0, sockets, exposed })
@@ -341,10 +344,38 @@ impl Sockets {
     }
 }
 
-/// The paths of a list as the kernel writes it: the eighth column, which may have spaces.
+/// The paths of a list as the kernel writes it. Of a socket that was made in the directory where its process was,
+/// the list has the name alone.
 fn paths(list: &str) -> Vec<PathBuf> {
-    let path = |line: &str| line.find('/').and_then(|at| line.get(at..)).map(PathBuf::from);
-    list.lines().filter(|line| !line.contains(" @")).filter_map(path).collect()
+    let named = list.lines().filter_map(entry).filter(|(_, name)| !name.starts_with('@'));
+    let (whole, parts): (Vec<_>, Vec<_>) = named.partition(|(_, name)| name.starts_with('/'));
+    let whole = whole.into_iter().map(|(_, name)| PathBuf::from(name));
+    whole
+        .chain(parts.into_iter().flat_map(|(inode, name)| beside_its_process(inode, name)))
+        .collect()
+}
+
+/// The number of a socket and its name: the seventh column, and the eighth, which may have spaces.
+fn entry(line: &str) -> Option<(&str, &str)> {
+    let (mut inode, mut rest) = ("", line);
+    for _ in 0..7 {
+        (inode, rest) = rest.trim_start().split_once(' ')?;
+    }
+    Some((inode, rest))
+}
+
+/// Where a socket is, if one of the processes that have it is still where it was made.
+fn beside_its_process(inode: &str, name: &str) -> Vec<PathBuf> {
+    let wanted = PathBuf::from(format!("socket:[{inode}]"));
+    let processes = fs::read_dir("/proc").into_iter().flatten().flatten();
+    let has_it = |process: &PathBuf| {
+        let mut open = fs::read_dir(process.join("fd")).into_iter().flatten().flatten();
+        open.any(|open| fs::read_link(open.path()).is_ok_and(|link| link == wanted))
+    };
+    let holders = processes.map(|entry| entry.path()).filter(has_it);
+    holders
+        .filter_map(|process| Some(fs::read_link(process.join("cwd")).ok()?.join(name)))
+        .collect()
 }
 
 /// The environment of the command: without what leads to what is hidden, with what makes tools trust us.
@@ -509,6 +540,8 @@ mod tests {
             ffff8881: 00000003 00000000 00000000 0001 03 12346\n\
             ffff8882: 00000002 00000000 00010000 0001 01 12347 @/abstract\n";
         assert_eq!(paths(list), [PathBuf::from("/run/with space.sock")]);
+        let part = "0000000000000000: 00000002 00000000 00010000 0001 01   317 part/of.sock";
+        assert_eq!(entry(part), Some(("317", "part/of.sock")));
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("one.sock");
         let _listening = std::os::unix::net::UnixListener::bind(&path).unwrap();
