@@ -135,6 +135,8 @@ def unix(path):
 
 
 attempt("unix in home", unix(outside["home_socket"]))
+attempt("unix by a name alone", unix(outside["named_socket"]))
+attempt("unix: move above", lambda: os.rename(outside["home"] + "/agents", outside["home"] + "/moved"))
 attempt("unix in work", unix(outside["work_socket"]))
 attempt("unix in tmp", unix(outside["tmp_socket"]))
 attempt("unix in run", unix(outside["run_socket"]))
@@ -160,6 +162,35 @@ attempt("policy: move", lambda: os.rename(outside["policies"], outside["policies
 attempt("policy: move above", lambda: os.rename(outside["above"], outside["above"] + "-moved"))
 attempt("startup", write(outside["home"] + "/.bashrc"))
 attempt("startup: replace", lambda: os.rename(outside["home"] + "/.profile", outside["home"] + "/.bashrc"))
+attempt("startup: link removed", lambda: os.unlink(outside["home"] + "/.zshrc"))
+write(outside["home"] + "/spare")()
+attempt("startup: link replaced", lambda: os.rename(outside["home"] + "/spare", outside["home"] + "/.zshrc"))
+attempt("startup: linked", write(outside["home"] + "/.zshrc"))
+attempt("startup: above", lambda: os.rename(outside["home"] + "/.config", outside["home"] + "/moved"))
+attempt("startup: above link", lambda: os.rename(outside["home"] + "/dots", outside["home"] + "/moved"))
+
+
+# From a mount namespace in which nothing of ours is mounted, by a directory that was opened before.
+def from_elsewhere():
+    home = os.open(outside["home"], os.O_RDONLY)
+    if os.fork() == 0:
+        try:
+            call(272, 0x10000000 | 0x20000)
+            os.mkdir("/tmp/elsewhere")
+            if libc.mount(b"/tmp", b"/tmp/elsewhere", None, 0x1000, None) == 0:
+                call(155, b"/tmp/elsewhere", b"/tmp/elsewhere")
+                libc.umount2(b"/", 2)
+            os.rename("conf", "conf-moved", src_dir_fd=home, dst_dir_fd=home)
+        finally:
+            os._exit(0)
+    os.wait()
+    return "moved" if os.path.exists(outside["home"] + "/conf-moved") else "there"
+
+
+attempt("policy: move from elsewhere", from_elsewhere)
+attempt("mount namespace", ran("unshare", "-Um", "true"))
+attempt("cgroup namespace", ran("unshare", "-UC", "true"))
+attempt("user namespace", ran("unshare", "-U", "true"))
 attempt("ssh key", lambda: open(outside["home"] + "/.ssh/id").read())
 attempt("netrc", lambda: open(outside["home"] + "/.netrc").read() or "empty")
 attempt("program", write(outside["program"]))

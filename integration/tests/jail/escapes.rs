@@ -5,15 +5,15 @@ use std::fs;
 use std::io::Read;
 use std::os::linux::net::SocketAddrExt;
 use std::os::unix::fs::PermissionsExt;
-use std::os::unix::net::{SocketAddr, UnixListener};
-use std::path::Path;
-use std::process::{Command, Stdio};
+use std::os::unix::net::{SocketAddr, UnixListener, UnixStream};
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 use serde_json::json;
 
-use super::scene::{Ran, Scene, Who};
+use super::scene::{Ran, Scene, Who, until};
 
 /// A shared memory segment of the outside.
 const SHM: i32 = 0x5a6d_ba12;
@@ -62,11 +62,40 @@ impl Counter {
     }
 }
 
+/// A process of the caller's that listens at a name in the directory where it is.
+struct Named {
+    process: Child,
+    path: PathBuf,
+}
+
+impl Named {
+    fn listen(scene: &Scene) -> Self {
+        let path = scene.at("home/agents/named.sock");
+        let script = "import socket, sys; s = socket.socket(socket.AF_UNIX); s.bind('named.sock'); s.listen(); sys.stdin.read()";
+        let mut command = scene.outside("/usr/bin/python3");
+        command.args(["-c", script]).current_dir(scene.at("home/agents")).stdin(Stdio::piped());
+        let process = command.spawn().unwrap();
+        until("somebody listens", || UnixStream::connect(&path).ok());
+        Named { process, path }
+    }
+}
+
+impl Drop for Named {
+    fn drop(&mut self) {
+        drop(self.process.stdin.take());
+        drop(self.process.wait());
+    }
+}
+
 /// Runs the program of escapes; what each came to.
 fn tried(scene: &Scene, counter: &Counter) -> BTreeMap<String, String> {
     let home = scene.at("home");
     scene.write("home/.bashrc", "# mine\n");
     scene.write("home/.profile", "# mine\n");
+    scene.write("home/.config/fish/config.fish", "# mine\n");
+    scene.write("home/dots/zshrc", "# mine\n");
+    std::os::unix::fs::symlink("dots/zshrc", home.join(".zshrc")).unwrap();
+    scene.give(&scene.at("home/.config"));
     scene.write("home/.ssh/id", "secret");
     scene.write("home/.netrc", "secret");
     scene.write(
@@ -90,6 +119,9 @@ fn tried(scene: &Scene, counter: &Counter) -> BTreeMap<String, String> {
     let secret = scene.write("secret", "secret");
     let name = format!("sandbar-jail-{}", std::process::id());
     counter.listen_abstract(scene, &name);
+    fs::create_dir(scene.at("home/agents")).unwrap();
+    scene.give(&scene.at("home/agents"));
+    let named = Named::listen(scene);
     let policy = scene.at("home/conf/own/policies/own.toml");
     let prepared = json!({
         "port": listening.local_addr().unwrap().port(),
@@ -99,6 +131,7 @@ fn tried(scene: &Scene, counter: &Counter) -> BTreeMap<String, String> {
         "work_socket": counter.listen(scene, &scene.at("work/agent.sock")),
         "tmp_socket": counter.listen(scene, &tmp.path().join("agent.sock")),
         "run_socket": counter.listen(scene, &run.path().join("agent.sock")),
+        "named_socket": named.path,
         "abstract": name,
         "policy": policy, "policies": policy.parent(), "above": scene.at("home/conf"),
         "program": scene.at("sandbar"), "suid": suid, "disk": disk(),
@@ -147,6 +180,7 @@ const WANTED: &[(&str, &[&str])] = &[
     ("address", &["failed"]),
     ("admin socket", &["[]"]),
     ("capabilities", &[""]),
+    ("cgroup namespace", &["failed"]),
     ("core pattern", &["EROFS", "EACCES"]),
     ("descriptors", &["[]"]),
     ("devices", &["fd full null ptmx pts random shm stderr stdin stdout tty urandom zero"]),
@@ -170,11 +204,13 @@ const WANTED: &[(&str, &[&str])] = &[
     ("lo down", &["failed"]),
     ("mark", &["EPERM"]),
     ("mknod", &["EPERM"]),
+    ("mount namespace", &["failed"]),
     ("netrc", &["empty"]),
     ("no new privileges", &["1"]),
     ("own user and net", &["failed"]),
     ("policy: move", &["EBUSY"]),
     ("policy: move above", &["EBUSY"]),
+    ("policy: move from elsewhere", &["there"]),
     ("policy: remove", &["EROFS"]),
     ("policy: replace", &["EROFS"]),
     ("policy: write", &["EROFS"]),
@@ -190,6 +226,9 @@ const WANTED: &[(&str, &[&str])] = &[
     ("spoofed source", &["EPERM"]),
     ("ssh key", &["ENOENT"]),
     ("startup", &["EROFS"]),
+    ("startup: above", &["EBUSY"]),
+    ("startup: link removed", &["EBUSY"]),
+    ("startup: link replaced", &["EBUSY", "EXDEV"]),
     ("startup: replace", &["EBUSY"]),
     ("state", &["[]"]),
     ("state: make", &["EROFS", "EACCES"]),
@@ -202,11 +241,14 @@ const WANTED: &[(&str, &[&str])] = &[
     ("uid", &["EINVAL", "EPERM"]),
     ("uncover", &["failed"]),
     ("unix abstract", &["ECONNREFUSED"]),
+    ("unix by a name alone", &["ECONNREFUSED", "ENOTSOCK"]),
     ("unix in home", &["ECONNREFUSED", "ENOTSOCK"]),
     ("unix in run", &["ENOENT"]),
     ("unix in tmp", &["ENOENT"]),
     ("unix in work", &["ECONNREFUSED", "ENOTSOCK"]),
+    ("unix: move above", &["EBUSY"]),
     ("unshare net", &["EPERM"]),
+    ("user namespace", &["done"]),
     ("variables", &["[]"]),
     ("work", &["done"]),
     ("write", &["EROFS", "EACCES", "ENOENT"]),

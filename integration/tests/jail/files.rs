@@ -84,6 +84,63 @@ fn a_policy_beside_the_work_is_read_once_and_cannot_be_written() {
     assert!(fs::read_to_string(&policy).unwrap().contains("hosts = []"));
 }
 
+/// What the command does to have a policy that allows more; then it asks, again and again.
+fn replaced(scene: &Scene, policy: &str, how: &str) -> Ran {
+    let wide =
+        "printf 'name = \"own\"\\n[[allow]]\\nname = \"web\"\\nhosts = [\"open.example\"]\\n'";
+    let script = format!(
+        "wide() {{ {wide} > \"$1\"; }}; cd ~; {how}\n\
+         for at in 1 2 3 4 5 6 7 8; do curl -sf https://open.example/ && exit 1; sleep 0.1; done; exit 0"
+    );
+    let policy = scene.at(policy).display().to_string();
+    scene.shell(&["--policy", &policy], &script)
+}
+
+#[test]
+fn a_policy_is_not_replaced_by_what_leads_to_it() {
+    let narrow = "name = \"own\"\n[[allow]]\nname = \"web\"\nhosts = []\n";
+    for who in Who::BOTH {
+        let scene = Scene::new(who);
+        scene.write("home/.config/sandbar/own.toml", narrow);
+        scene.write("home/real/own.toml", narrow);
+        scene.give(&scene.at("home/.config"));
+        std::os::unix::fs::symlink("real", scene.at("home/linked")).unwrap();
+        scene.write("home/many/note", "");
+        std::os::unix::fs::symlink("../real/own.toml", scene.at("home/many/own.toml")).unwrap();
+        for (policy, how) in [
+            (
+                "home/.config/sandbar/own.toml",
+                "mv .config old; mkdir -p .config/sandbar; wide .config/sandbar/own.toml",
+            ),
+            ("home/linked/own.toml", "rm linked; mkdir linked; wide linked/own.toml"),
+            ("home/many", "wide real/own.toml; mv real old; mkdir real; wide real/own.toml"),
+        ] {
+            let ran = replaced(&scene, policy, how);
+            assert_eq!(ran.status.code(), Some(0), "{who:?} {policy}: {ran}");
+            assert!(scene.net.arrived().is_empty() && scene.names.asked().is_empty(), "{policy}");
+        }
+        assert!(scene.refused("not_listed", "open.example"));
+    }
+}
+
+#[test]
+fn what_is_hidden_is_hidden_wherever_it_is_mounted() {
+    let scene = Scene::new(Who::User);
+    scene.write("home/.ssh/id", "secret\n");
+    fs::create_dir(scene.at("again")).unwrap();
+    let uid = scene.who.uid().to_string();
+    let again = scene.at("again").display().to_string();
+    let home = scene.at("home").display().to_string();
+    let mut command = scene.net.gateway.command("unshare");
+    command.args(["-m", "sh", "-c", "mount --bind \"$0\" \"$1\" && shift && exec \"$@\""]);
+    command.args([&home, &again]).args(["setpriv", "--reuid", &uid, "--regid", &uid]);
+    command.args(["--clear-groups", "--"]).args(scene.words()).args(["-q", "--", "sh", "-c"]);
+    command.arg(format!("ls -A {again}; cat {again}/.ssh/id"));
+    let ran = Ran::of(command.env("HOME", &home).current_dir(scene.at("work")));
+    assert!(ran.out.contains(".ssh"), "it is mounted there too: {ran}");
+    assert!(!ran.out.contains("secret"), "{ran}");
+}
+
 #[test]
 fn a_run_from_sandbars_own_directory_is_refused() {
     let scene = Scene::new(Who::User);

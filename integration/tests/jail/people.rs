@@ -138,6 +138,38 @@ fn what_takes_too_long_is_ended() {
     assert!(started.elapsed() < Duration::from_secs(60));
 }
 
+/// Leaves the process group that it was put in for another.
+const DESERTER: &str = "
+import os, time
+other = os.fork()
+if other == 0:
+    time.sleep(300)
+os.setpgid(other, other)
+os.setpgid(0, other)
+time.sleep(300)
+";
+
+#[test]
+fn nobody_hides_from_the_end_of_its_time() {
+    let scene = Scene::new(Who::User);
+    for (what, words) in [
+        ("another group", ["/usr/bin/python3", "-c", DESERTER]),
+        ("stopped", ["sh", "-c", "kill -STOP $$"]),
+        (
+            "stopped and deaf",
+            ["sh", "-c", "trap '' TERM; kill -STOP $$; while :; do sleep 1; done"],
+        ),
+    ] {
+        let started = Instant::now();
+        // Without a terminal, as cron runs it.
+        let words_before = [scene.words(), vec!["--timeout".into(), "1s".into(), "--".into()]];
+        let mut command = scene.outside("setsid");
+        let ran = Ran::of(command.arg("-w").args(words_before.concat()).args(words));
+        assert_eq!(ran.status.code(), Some(124), "{what}: {ran}");
+        assert!(started.elapsed() < Duration::from_secs(60), "{what}");
+    }
+}
+
 #[test]
 fn signals_are_passed_on() {
     let scene = Scene::new(Who::User);

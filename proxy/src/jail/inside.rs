@@ -20,12 +20,13 @@ use nix::sys::signal::{SigSet, SigmaskHow, Signal, kill, killpg, sigprocmask};
 use nix::sys::signalfd::{SfdFlags, SignalFd};
 use nix::sys::stat::Mode;
 use nix::sys::wait::{WaitPidFlag, WaitStatus, waitpid};
-use nix::unistd::{Pid, UnlinkatFlags, unlinkat};
+use nix::unistd::{Pid, UnlinkatFlags, getpgid, unlinkat};
 
 use super::child::{self, Place, Program};
 use super::handover::{self, Fate, Order, Report};
+use super::namespaces::{self, Whose};
 use super::view::View;
-use super::{firewall, kernel, mounts, namespaces, network};
+use super::{firewall, kernel, mounts, network};
 
 /// Everything that the jail is made from.
 #[derive(Clone, Debug)]
@@ -44,10 +45,10 @@ pub(super) fn keep(plan: &Plan, channel: UnixStream, alive: OwnedFd) -> ! {
     let kept = begin(plan, &[channel.as_raw_fd(), alive.as_raw_fd()]);
     let made = kept.and_then(|dir| Ok((dir, leave()?)));
     let (dir, first) = match made {
-        Ok((dir, Some(first))) => (dir, first),
-        Ok((_, None)) => {
+        Ok((dir, (_, Some(first)))) => (dir, first),
+        Ok((_, (users, None))) => {
             drop(alive);
-            be_first(plan, &channel)
+            be_first(plan, &channel, users)
         }
         Err(error) => {
             drop(handover::send(&channel, &Report::Failed(format!("{error:#}"))));
@@ -77,10 +78,10 @@ fn begin(plan: &Plan, own: &[RawFd]) -> anyhow::Result<OwnedFd> {
         .with_context(|| format!("cannot open {}", plan.socket.0.display()))
 }
 
-fn leave() -> anyhow::Result<Option<Pid>> {
-    namespaces::leave()?;
+fn leave() -> anyhow::Result<(Whose, Option<Pid>)> {
+    let users = namespaces::leave()?;
     set_dumpable(false)?; // from here on nobody looks into it
-    kernel::fork().context("cannot make a process")
+    Ok((users, kernel::fork().context("cannot make a process")?))
 }
 
 /// Waits until the first process has ended, or ends it when the proxy is gone.
@@ -114,8 +115,8 @@ fn children() -> nix::Result<SignalFd> {
 }
 
 /// The life of the first process: arrange everything, run the command, see to its end.
-fn be_first(plan: &Plan, channel: &UnixStream) -> ! {
-    let report = match arranged(plan, channel) {
+fn be_first(plan: &Plan, channel: &UnixStream, users: Whose) -> ! {
+    let report = match arranged(plan, channel, users) {
         Ok(Some(mut command)) => match follow(&mut command, plan.program.place, channel) {
             Ok(Some(fate)) => Report::Ended(fate),
             Ok(None) => kernel::exit(0), // the proxy is gone, and everything with it
@@ -129,10 +130,10 @@ fn be_first(plan: &Plan, channel: &UnixStream) -> ! {
 }
 
 /// Makes the jail, and starts the command once the proxy is ready.
-fn arranged(plan: &Plan, channel: &UnixStream) -> anyhow::Result<Option<Child>> {
+fn arranged(plan: &Plan, channel: &UnixStream, users: Whose) -> anyhow::Result<Option<Child>> {
     set_pdeathsig(Signal::SIGKILL)?;
     kernel::leave_keyring().context("cannot leave the session's keys")?;
-    mounts::arrange(&plan.view, plan.terminal.as_deref())?;
+    mounts::arrange(&plan.view, plan.terminal.as_deref(), users)?;
     let denied = || namespaces::advice(None);
     let versions = network::raise().with_context(|| format!("cannot set up `lo`; {}", denied()))?;
     firewall::load().context(
@@ -211,9 +212,17 @@ fn bury(own: Pid, channel: &UnixStream) -> anyhow::Result<Option<Fate>> {
 
 /// Does what the proxy says. A command that has just gone needs it no more.
 fn obey(order: &Order, own: Pid, place: Place) {
-    let signal = |signal: Signal| match place {
-        Place::Background | Place::Foreground => killpg(own, signal).unwrap_or_default(),
-        Place::Shared => kill(own, signal).unwrap_or_default(),
+    let signal = |signal: Signal| {
+        if signal == Signal::SIGKILL {
+            // Everything inside but this process: none of it may have hidden from its end.
+            return kill(Pid::from_raw(-1), signal).unwrap_or_default();
+        }
+        let in_group = getpgid(Some(own)) == Ok(own); // or it has joined another
+        match place {
+            Place::Background | Place::Foreground if in_group => killpg(own, signal),
+            Place::Background | Place::Foreground | Place::Shared => kill(own, signal),
+        }
+        .unwrap_or_default();
     };
     match order {
         Order::Cover(sockets) => sockets.iter().for_each(|socket| {

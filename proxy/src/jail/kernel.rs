@@ -39,8 +39,17 @@ pub(super) enum Restrict {
 
 /// Takes a copy of what is mounted at and below `path`, not mounted anywhere yet.
 pub(super) fn copy_tree(path: &Path) -> io::Result<OwnedFd> {
+    open_tree(path, libc::AT_RECURSIVE as c_uint)
+}
+
+/// Takes a copy of a symbolic link itself.
+pub(super) fn copy_link(path: &Path) -> io::Result<OwnedFd> {
+    open_tree(path, libc::AT_SYMLINK_NOFOLLOW as c_uint)
+}
+
+fn open_tree(path: &Path, how: c_uint) -> io::Result<OwnedFd> {
     let path = text(path)?;
-    let flags = OPEN_TREE_CLONE | libc::O_CLOEXEC as c_uint | libc::AT_RECURSIVE as c_uint;
+    let flags = OPEN_TREE_CLONE | libc::O_CLOEXEC as c_uint | how;
     // SAFETY: the path is a string that ends, and lives until the call returns.
     let tree = unsafe { libc::syscall(libc::SYS_open_tree, libc::AT_FDCWD, path.as_ptr(), flags) };
     let tree = c_int::try_from(done(tree)?).map_err(io::Error::other)?;
@@ -48,7 +57,7 @@ pub(super) fn copy_tree(path: &Path) -> io::Result<OwnedFd> {
     Ok(unsafe { OwnedFd::from_raw_fd(tree) })
 }
 
-/// Mounts a copy at `path`.
+/// Mounts a copy at `path`, which is not followed if it is a symbolic link.
 pub(super) fn mount_tree(tree: BorrowedFd<'_>, path: &Path) -> io::Result<()> {
     let path = text(path)?;
     // SAFETY: both paths are strings that end, and live until the call returns.

@@ -18,13 +18,15 @@
 //! | policies, lists | read-only, or read once where they cannot be | `view` |
 //! | log, state, keys of Sandbar | hidden; the authority's key is in the proxy's memory only, and that not dumpable | `view` |
 //! | credentials in the home directory | hidden | `view` |
+//! | moving what is hidden or read-only away, from a mount namespace without it | no further mount namespaces | `namespaces` |
+//! | the caller's cgroup | no further cgroup namespaces, `/sys` read-only | `namespaces`, `mounts` |
 //! | files that the caller's programs run or obey later | read-only, as is everything but home and working directory | `view`, `mounts` |
 //! | `/proc/sys`, `/sys`, `sysrq-trigger`, devices (by root) | read-only; a `/dev` of six devices; `nodev` elsewhere | `mounts` |
 //! | typing into the terminal (`TIOCSTI`, `TIOCLINUX`), other terminals | refused by the system call filter; an own `devpts` | `seccomp`, `mounts` |
 //! | keys of the session | an own session keyring; no key calls | `inside`, `seccomp` |
 //! | set-user-id programs, file capabilities | no new privileges, no bounding set, `nosuid` | `child`, `mounts` |
 //! | descriptors that were left open | closed | `child` |
-//! | outliving the proxy | killed with it | `inside` |
+//! | outliving the proxy, or its time | killed with it, whatever group it is in | `inside` |
 
 mod child;
 mod firewall;
@@ -35,6 +37,7 @@ mod mounts;
 mod namespaces;
 pub(crate) mod netlink;
 mod network;
+mod paths;
 mod seccomp;
 mod view;
 

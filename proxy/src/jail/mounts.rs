@@ -10,6 +10,7 @@ use anyhow::Context;
 use nix::mount::{MsFlags, mount};
 
 use super::kernel::{self, Restrict};
+use super::namespaces::{self, Whose};
 use super::view::{Change, View};
 
 /// Where the jail finds what is made for it.
@@ -25,7 +26,7 @@ const MACHINE: &[&str] = &["acpi", "bus", "fs", "irq", "sys", "sysrq-trigger", "
 const NOTHING: MsFlags = MsFlags::MS_NOSUID.union(MsFlags::MS_NODEV).union(MsFlags::MS_NOEXEC);
 
 /// Arranges everything that is seen inside; `terminal` is the caller's, if it has one.
-pub(super) fn arrange(view: &View, terminal: Option<&Path>) -> anyhow::Result<()> {
+pub(super) fn arrange(view: &View, terminal: Option<&Path>, users: Whose) -> anyhow::Result<()> {
     let none = None::<&str>;
     mount(none, "/", none, MsFlags::MS_REC | MsFlags::MS_PRIVATE, none)
         .context("cannot make mounts private")?;
@@ -37,7 +38,7 @@ pub(super) fn arrange(view: &View, terminal: Option<&Path>) -> anyhow::Result<()
             _ => anyhow::Error::new(error).context("cannot make the file system read-only"),
         }
     })?;
-    processes()?;
+    processes(users)?;
     // The devices of the new network, not of the machine's; where it cannot be, the old stay, read-only.
     mount(Some("sysfs"), "/sys", Some("sysfs"), NOTHING | MsFlags::MS_RDONLY, none)
         .unwrap_or_default();
@@ -68,12 +69,11 @@ impl Kept {
         for (path, change) in &view.changes {
             let tree = match change {
                 Change::Fresh | Change::Hide => None,
-                Change::ReadOnly | Change::Writable => {
-                    let tree = kernel::copy_tree(path);
-                    Some(tree.with_context(|| format!("cannot show {}", path.display()))?)
-                }
+                Change::Link => Some(kernel::copy_link(path)),
+                Change::ReadOnly | Change::Writable => Some(kernel::copy_tree(path)),
             };
-            trees.push(tree);
+            let tree = tree.transpose();
+            trees.push(tree.with_context(|| format!("cannot show {}", path.display()))?);
         }
         let mut devices = Vec::new();
         for name in DEVICES {
@@ -92,12 +92,15 @@ fn apply(path: &Path, change: &Change, tree: Option<&OwnedFd>) -> io::Result<()>
     match change {
         Change::Fresh => fresh(path, "mode=1777"),
         Change::Hide => hide(path),
+        Change::Link => tree.map_or(Ok(()), |tree| kernel::mount_tree(tree.as_fd(), path)),
         Change::ReadOnly | Change::Writable => {
             let Some(tree) = tree else { return Ok(()) };
             place(path, tree)?;
             let what = match change {
                 Change::ReadOnly => Restrict::Everything,
-                Change::Fresh | Change::Hide | Change::Writable => Restrict::Privileges,
+                Change::Fresh | Change::Hide | Change::Link | Change::Writable => {
+                    Restrict::Privileges
+                }
             };
             kernel::restrict(path, what)
         }
@@ -147,11 +150,12 @@ pub(super) fn hide_socket(path: &Path) -> io::Result<()> {
 }
 
 /// The processes of the jail instead of the machine's.
-fn processes() -> anyhow::Result<()> {
+fn processes(users: Whose) -> anyhow::Result<()> {
     let none = None::<&str>;
     mount(Some("proc"), "/proc", Some("proc"), NOTHING, none).context(
         "cannot mount /proc: where a container runtime has covered parts of it, start the container with `--security-opt systempaths=unconfined`",
     )?;
+    namespaces::forbid_more(users).context("cannot forbid further mount namespaces")?;
     if !nix::unistd::Uid::effective().is_root() {
         return Ok(()); // who is not root cannot write them anyway
     }

@@ -13,6 +13,11 @@ const PARTS: CloneFlags = CloneFlags::CLONE_NEWNET
     .union(CloneFlags::CLONE_NEWPID)
     .union(CloneFlags::CLONE_NEWIPC);
 
+/// What nobody inside makes another of. In a mount namespace without our mounts what is hidden or read-only
+/// could be moved away and replaced; a further cgroup namespace shows the caller's own cgroup, to be killed whole.
+const FORBIDDEN: [&str; 2] =
+    ["/proc/sys/user/max_cgroup_namespaces", "/proc/sys/user/max_mnt_namespaces"];
+
 /// Why there is no jail.
 #[derive(Debug, thiserror::Error)]
 pub(super) enum NamespaceError {
@@ -26,13 +31,22 @@ pub(super) enum NamespaceError {
 ///
 /// Inside, the caller has its own uid and gid and none other. What root may do to the machine it may not do
 /// here, for its capabilities are those of the new namespace.
-pub(super) fn leave() -> Result<(), NamespaceError> {
+pub(super) fn leave() -> Result<Whose, NamespaceError> {
     let user = leave_for(PARTS, "network, mount or process")?;
     if user == Whose::Own {
         // Hides where in the hierarchy the jail is; a kernel without them has nothing to hide.
         unshare(CloneFlags::CLONE_NEWCGROUP).unwrap_or_default();
     }
-    Ok(())
+    Ok(user)
+}
+
+/// Forbids further namespaces of the kinds that lead around the jail, to this user namespace and all below it.
+/// Where the namespaces belong to the caller's, that one allows no user namespace, and so none of these.
+pub(super) fn forbid_more(user: Whose) -> io::Result<()> {
+    match user {
+        Whose::Callers => Ok(()),
+        Whose::Own => FORBIDDEN.iter().try_for_each(|file| fs::write(file, "0")),
+    }
 }
 
 /// Leaves the caller's network for a new one, and nothing else.
@@ -42,7 +56,7 @@ pub(super) fn leave_network() -> Result<(), NamespaceError> {
 
 /// Whose user namespace the new ones belong to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Whose {
+pub(super) enum Whose {
     Callers,
     Own,
 }
@@ -107,6 +121,11 @@ const SETTINGS: &[Setting] = &[
         forbids: |value| value == "0",
         fix: "sudo sysctl -w user.max_net_namespaces=10000",
     },
+    Setting {
+        file: "/proc/sys/user/max_mnt_namespaces",
+        forbids: |value| value == "0",
+        fix: "sudo sysctl -w user.max_mnt_namespaces=10000",
+    },
 ];
 
 /// The setting that forbids jails, if one does, and the command that changes it.
@@ -143,7 +162,7 @@ fn diagnose(found: &[(&str, Option<String>)], filtered: bool, errno: Option<Errn
         return named;
     }
     if errno == Some(Errno::ENOSPC) {
-        return "too many namespaces exist already: see user.max_user_namespaces and user.max_net_namespaces".to_owned();
+        return "this is a jail already, and there is none in another, or too many namespaces exist: see user.max_user_namespaces, user.max_net_namespaces and user.max_mnt_namespaces".to_owned();
     }
     if filtered {
         return "a seccomp filter is in force, as container runtimes set one: allow unshare(2) and mount(2), e.g. `docker run --security-opt seccomp=unconfined --security-opt systempaths=unconfined`".to_owned();
@@ -157,21 +176,32 @@ mod tests {
 
     #[test]
     fn the_setting_that_forbids_is_named_with_what_changes_it() {
-        let found = |values: [Option<&str>; 4]| -> Vec<(&'static str, Option<String>)> {
+        let found = |values: [Option<&str>; 5]| -> Vec<(&'static str, Option<String>)> {
             let values = values.map(|value| value.map(str::to_owned));
             SETTINGS.iter().map(|setting| setting.file).zip(values).collect()
         };
-        let fine = [Some("96343"), None, None, Some("96343")];
+        let fine = [Some("96343"), None, None, Some("96343"), Some("96343")];
         for (values, filtered, errno, wanted) in [
-            ([Some("0"), None, None, None], false, None, "user.max_user_namespaces = 0"),
-            ([Some("9"), Some("0"), None, None], false, None, "kernel.unprivileged_userns_clone=1"),
+            ([Some("0"), None, None, None, None], false, None, "user.max_user_namespaces = 0"),
             (
-                [Some("9"), Some("1"), Some("1"), None],
+                [Some("9"), Some("0"), None, None, None],
+                false,
+                None,
+                "kernel.unprivileged_userns_clone=1",
+            ),
+            (
+                [Some("9"), Some("1"), Some("1"), None, None],
                 true,
                 None,
                 "kernel.apparmor_restrict_unprivileged_userns = 1",
             ),
-            ([Some("9"), None, Some("0"), Some("0")], false, None, "user.max_net_namespaces = 0"),
+            (
+                [Some("9"), None, Some("0"), Some("0"), None],
+                false,
+                None,
+                "user.max_net_namespaces = 0",
+            ),
+            ([Some("9"), None, None, None, Some("0")], false, None, "user.max_mnt_namespaces = 0"),
             (fine, true, Some(Errno::EPERM), "seccomp"),
             (fine, true, Some(Errno::ENOSPC), "too many"),
             (fine, false, Some(Errno::EPERM), "run as root"),

@@ -2,12 +2,15 @@
 //!
 //! Everything is read-only but the working directory, the home directory, and what is asked for. Temporary and
 //! runtime directories are new and empty. In the home directory what outlives the jail and is run or believed
-//! outside is read-only, and what proves who the caller is, is hidden.
+//! outside is read-only, and what proves who the caller is, is hidden. Nothing of this is moved away from inside,
+//! nor is a directory or a symbolic link on the way to it.
 
 use std::collections::BTreeSet;
 use std::ffi::OsString;
 use std::fs;
 use std::path::{Path, PathBuf};
+
+use super::paths::{Mounts, links};
 
 /// Directories that are new and empty inside: sockets of daemons, agents and displays live there, and
 /// files that other programs of the caller trust.
@@ -108,6 +111,8 @@ pub(super) enum Change {
     Hide,
     /// A new directory, empty and writable.
     Fresh,
+    /// A symbolic link, which leads where it did.
+    Link,
     /// As outside, but never written.
     ReadOnly,
     /// As outside, and written as outside.
@@ -119,6 +124,8 @@ pub(super) enum Change {
 pub(crate) struct Wishes {
     pub(crate) cwd: PathBuf,
     pub(crate) home: Option<PathBuf>,
+    /// The home directory of the account, which `HOME` need not be.
+    pub(crate) account: Option<PathBuf>,
     pub(crate) runtime: Option<PathBuf>,
     /// Directories to be written.
     pub(crate) writable: Vec<PathBuf>,
@@ -140,7 +147,7 @@ pub(crate) struct View {
     /// Unix sockets that somebody outside listens on, wherever they are.
     pub(super) sockets: Vec<PathBuf>,
     /// Policies that the command can write: they are read once.
-    pub(crate) exposed: Vec<PathBuf>,
+    pub(crate) exposed: BTreeSet<PathBuf>,
 }
 
 impl View {
@@ -152,27 +159,30 @@ impl View {
         if let Some(own) = hidden.iter().find(|own| cwd.starts_with(own)) {
             anyhow::bail!("{} is Sandbar's own: run the command from elsewhere", own.display());
         }
-        let home = wishes.home.iter().filter_map(real).find(|home| home.parent().is_some());
+        let home_of = |path: &Option<PathBuf>| {
+            path.iter().filter_map(real).find(|home| home.parent().is_some())
+        };
+        let home = home_of(&wishes.home);
+        let homes: BTreeSet<PathBuf> =
+            home_of(&wishes.account).into_iter().chain(home.clone()).collect();
         let visible: BTreeSet<PathBuf> = wishes.visible.iter().filter_map(real).collect();
         let mut view = Changes::default();
         for path in FRESH.iter().map(PathBuf::from).chain(wishes.runtime.clone()) {
             view.put(real(&path).filter(|path| path.is_dir()), Change::Fresh);
         }
         let in_home = |names: &[&str]| -> Vec<PathBuf> {
-            let home = home.iter();
-            home.flat_map(|home| names.iter().map(move |name| home.join(name))).collect()
+            let homes = homes.iter();
+            homes.flat_map(|home| names.iter().map(move |name| home.join(name))).collect()
         };
-        view.put(home.clone(), Change::Writable);
+        view.put(home, Change::Writable);
+        view.work_in(&cwd);
         for path in in_home(STARTUP) {
-            view.put(real(&path), Change::ReadOnly);
+            view.keep(&path, Change::ReadOnly);
         }
         for path in in_home(CREDENTIALS) {
-            view.put(real(&path), Change::Hide);
+            view.keep(&path, Change::Hide);
         }
-        // What is writable already is not mounted again: files could not be moved between the two.
-        if is_for_work(&cwd) && view.of(&cwd) != Some(&Change::Writable) {
-            view.put(Some(cwd.clone()), Change::Writable);
-        }
+        view.work_in(&cwd); // whoever works in one of those means it
         // After everything that is so by itself: what is asked for by name counts.
         for path in &visible {
             view.put(Some(path.clone()), Change::ReadOnly);
@@ -181,15 +191,22 @@ impl View {
             view.put(Some(path), Change::Writable);
         }
         if let Ok(own) = std::env::current_exe() {
-            view.put(real(&own), Change::ReadOnly);
+            view.keep(&own, Change::ReadOnly);
         }
         for path in hidden {
-            view.pin(&path); // or it would be moved away, and another put in its place
-            view.put(Some(path), Change::Hide);
+            view.keep(&path, Change::Hide);
         }
-        view.guard(wishes.trusted.iter().filter_map(real), &cwd);
-        let exposed = view.guard(wishes.policies.iter().filter_map(real), &cwd);
-        Ok(View { cwd, changes: view.0, sockets: sockets(), exposed })
+        view.guard(&wishes.trusted, &cwd);
+        let exposed = view.guard(&wishes.policies, &cwd);
+        let mounts = Mounts::read();
+        view.hide_again(&mounts);
+        let sockets = sockets();
+        for socket in sockets.iter().filter_map(real) {
+            view.pin(&socket); // or the next jail would not find it where it was made
+        }
+        let again: Vec<PathBuf> = sockets.iter().flat_map(|path| mounts.aliases(path)).collect();
+        let sockets = sockets.into_iter().chain(again).collect();
+        Ok(View { cwd, changes: view.0, sockets, exposed })
     }
 }
 
@@ -217,23 +234,58 @@ impl Changes {
         })
     }
 
+    /// Makes the directory that is worked in writable. What is so already is not mounted again: files could
+    /// not be moved between the two.
+    fn work_in(&mut self, cwd: &Path) {
+        if is_for_work(cwd) && self.of(cwd) != Some(&Change::Writable) {
+            self.put(Some(cwd.to_owned()), Change::Writable);
+        }
+    }
+
+    /// Changes what a path leads to, for good: were it moved away, or a directory or a link on the way to it,
+    /// another could be put in its place.
+    fn keep(&mut self, path: &Path, change: Change) {
+        let Ok(real) = fs::canonicalize(path) else { return };
+        for link in links(path) {
+            if self.of(&link) == Some(&Change::Writable) {
+                self.pin(&link);
+                self.put(Some(link), Change::Link);
+            }
+        }
+        self.pin(&real);
+        self.put(Some(real), change);
+    }
+
+    /// Hides what is hidden in every other place too where its file system is mounted.
+    fn hide_again(&mut self, mounts: &Mounts) {
+        let hidden = self.0.iter().filter(|(_, change)| *change == Change::Hide);
+        let again: Vec<PathBuf> = hidden.flat_map(|(path, _)| mounts.aliases(path)).collect();
+        for path in again {
+            self.keep(&path, Change::Hide);
+        }
+    }
+
     /// Makes the directories of policies read-only, for a file alone would be replaced by the next edit. Those
-    /// that lie in a directory that is worked in cannot be guarded so, and are told.
-    fn guard(&mut self, policies: impl Iterator<Item = PathBuf>, cwd: &Path) -> Vec<PathBuf> {
-        let mut exposed = Vec::new();
-        for policy in policies {
+    /// that lie in a directory that is worked in cannot be guarded so, nor those that a link leads to which can be
+    /// replaced; they are told.
+    fn guard(&mut self, policies: &[PathBuf], cwd: &Path) -> BTreeSet<PathBuf> {
+        let mut exposed = BTreeSet::new();
+        for named in policies {
+            let Ok(policy) = fs::canonicalize(named) else { continue };
+            if links(named).iter().any(|link| self.of(link) == Some(&Change::Writable)) {
+                exposed.insert(named.clone());
+            }
             let dir = if policy.is_dir() { Some(policy.as_path()) } else { policy.parent() };
             let Some(dir) = dir.map(Path::to_owned) else { continue };
             match self.of(&policy) {
-                None | Some(Change::Fresh | Change::Hide) => {}
-                Some(Change::ReadOnly) => {}
+                None | Some(Change::Fresh | Change::Hide | Change::Link | Change::ReadOnly) => {}
                 Some(Change::Writable) => {
                     let worked_in = self.0.iter().any(|(known, change)| {
                         *change == Change::Writable && known.starts_with(&dir)
                     });
                     if worked_in || cwd.starts_with(&dir) {
                         self.put(Some(policy.clone()), Change::ReadOnly);
-                        exposed.push(policy);
+                        exposed.insert(policy);
                         continue;
                     }
                     self.pin(&dir);
@@ -292,10 +344,38 @@ impl Sockets {
     }
 }
 
-/// The paths of a list as the kernel writes it: the eighth column, which may have spaces.
+/// The paths of a list as the kernel writes it. Of a socket that was made in the directory where its process was,
+/// the list has the name alone.
 fn paths(list: &str) -> Vec<PathBuf> {
-    let path = |line: &str| line.find('/').and_then(|at| line.get(at..)).map(PathBuf::from);
-    list.lines().filter(|line| !line.contains(" @")).filter_map(path).collect()
+    let named = list.lines().filter_map(entry).filter(|(_, name)| !name.starts_with('@'));
+    let (whole, parts): (Vec<_>, Vec<_>) = named.partition(|(_, name)| name.starts_with('/'));
+    let whole = whole.into_iter().map(|(_, name)| PathBuf::from(name));
+    whole
+        .chain(parts.into_iter().flat_map(|(inode, name)| beside_its_process(inode, name)))
+        .collect()
+}
+
+/// The number of a socket and its name: the seventh column, and the eighth, which may have spaces.
+fn entry(line: &str) -> Option<(&str, &str)> {
+    let (mut inode, mut rest) = ("", line);
+    for _ in 0..7 {
+        (inode, rest) = rest.trim_start().split_once(' ')?;
+    }
+    Some((inode, rest))
+}
+
+/// Where a socket is, if one of the processes that have it is still where it was made.
+fn beside_its_process(inode: &str, name: &str) -> Vec<PathBuf> {
+    let wanted = PathBuf::from(format!("socket:[{inode}]"));
+    let processes = fs::read_dir("/proc").into_iter().flatten().flatten();
+    let has_it = |process: &PathBuf| {
+        let mut open = fs::read_dir(process.join("fd")).into_iter().flatten().flatten();
+        open.any(|open| fs::read_link(open.path()).is_ok_and(|link| link == wanted))
+    };
+    let holders = processes.map(|entry| entry.path()).filter(has_it);
+    holders
+        .filter_map(|process| Some(fs::read_link(process.join("cwd")).ok()?.join(name)))
+        .collect()
 }
 
 /// The environment of the command: without what leads to what is hidden, with what makes tools trust us.
@@ -317,6 +397,8 @@ pub(crate) fn environment(
 
 #[cfg(test)]
 mod tests {
+    use std::os::unix::fs::symlink;
+
     use super::*;
 
     #[test]
@@ -334,12 +416,14 @@ mod tests {
     fn home() -> (tempfile::TempDir, PathBuf) {
         let dir = tempfile::tempdir_in(env!("CARGO_MANIFEST_DIR")).unwrap();
         let home = fs::canonicalize(dir.path()).unwrap();
-        for name in ["work/deep", "conf/policies", ".ssh", "state/own"] {
+        for name in ["work/deep", "conf/policies", ".config/gh", ".ssh", "dots", "state/own"] {
             fs::create_dir_all(home.join(name)).unwrap();
         }
-        for name in [".bashrc", "conf/policies/own.toml", "work/own.toml"] {
+        for name in [".bashrc", "conf/policies/own.toml", "dots/zshrc", "work/own.toml"] {
             fs::write(home.join(name), "").unwrap();
         }
+        symlink("dots/zshrc", home.join(".zshrc")).unwrap();
+        symlink("conf/policies", home.join("linked")).unwrap();
         (dir, home)
     }
 
@@ -361,7 +445,12 @@ mod tests {
             ("work", Some(Change::Writable)),
             ("other/file", Some(Change::Writable)),
             (".bashrc", Some(Change::ReadOnly)),
+            (".config/gh", Some(Change::Hide)),
+            (".config/other", Some(Change::Writable)),
             (".ssh/id", Some(Change::Hide)),
+            (".zshrc", Some(Change::Link)),
+            ("dots/zshrc", Some(Change::ReadOnly)),
+            ("dots/other", Some(Change::Writable)),
             ("state/own/log", Some(Change::Hide)),
             ("conf/policies/own.toml", Some(Change::ReadOnly)),
             ("conf/policies/new.toml", Some(Change::ReadOnly)),
@@ -371,11 +460,33 @@ mod tests {
             assert_eq!(changes.of(&path), wanted.as_ref(), "{}", path.display());
         }
         // What could be renamed to bring another in its place is a mount of its own.
-        for pinned in ["conf", "state"] {
+        for pinned in [".config", ".zshrc", "conf", "dots", "state"] {
             let pinned = home.join(pinned);
             assert!(changes.0.iter().any(|(path, _)| *path == pinned), "{}", pinned.display());
         }
         assert!(changes.0.is_sorted_by(|one, other| one.0 < other.0), "parents before children");
+    }
+
+    #[test]
+    fn credentials_of_the_account_are_hidden_wherever_home_is() {
+        let (_dir, account) = home();
+        for home in [None, Some(account.join("work"))] {
+            let view = View::of(&Wishes {
+                cwd: account.join("work"),
+                home,
+                account: Some(account.clone()),
+                ..Wishes::default()
+            });
+            let changes = Changes(view.unwrap().changes);
+            for (path, wanted) in [
+                (".ssh/id", Some(Change::Hide)),
+                (".config/gh", Some(Change::Hide)),
+                ("other", None),
+                ("work/file", Some(Change::Writable)),
+            ] {
+                assert_eq!(changes.of(&account.join(path)), wanted.as_ref(), "{path}");
+            }
+        }
     }
 
     #[test]
@@ -388,6 +499,8 @@ mod tests {
             ("work", "conf/policies", false),
             ("conf/policies", "conf/policies/own.toml", true),
             ("conf", "conf/policies/own.toml", false),
+            ("work", "linked/own.toml", true),
+            ("work", "linked", true),
         ] {
             let policies = vec![home.join(policy)];
             let home = Some(home.clone());
@@ -427,6 +540,8 @@ mod tests {
             ffff8881: 00000003 00000000 00000000 0001 03 12346\n\
             ffff8882: 00000002 00000000 00010000 0001 01 12347 @/abstract\n";
         assert_eq!(paths(list), [PathBuf::from("/run/with space.sock")]);
+        let part = "0000000000000000: 00000002 00000000 00010000 0001 01   317 part/of.sock";
+        assert_eq!(entry(part), Some(("317", "part/of.sock")));
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("one.sock");
         let _listening = std::os::unix::net::UnixListener::bind(&path).unwrap();

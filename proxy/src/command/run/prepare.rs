@@ -12,6 +12,7 @@ use std::time::Instant;
 use anyhow::{Context, bail};
 use certs::variables;
 use nix::sys::signal::SigSet;
+use nix::unistd::{Uid, User};
 use rules::word::SandboxId;
 use rules::{SourceFile, Sources, compile};
 use serde_json::json;
@@ -152,6 +153,8 @@ fn run_dir(state: &Path) -> anyhow::Result<PathBuf> {
 fn view(args: &RunArgs, state: &Path, named: &Sources) -> anyhow::Result<View> {
     let variable =
         |name: &str| std::env::var_os(name).map(PathBuf::from).filter(|path| path.is_absolute());
+    // Those in a directory too: what is in there may be links that lead elsewhere.
+    let policies = named.policies.iter().map(|file| PathBuf::from(&file.path));
     let lists = named.lists.keys().map(PathBuf::from);
     for path in args.writable.iter().chain(&args.visible) {
         fs::metadata(path).with_context(|| format!("cannot show {}", path.display()))?;
@@ -159,13 +162,19 @@ fn view(args: &RunArgs, state: &Path, named: &Sources) -> anyhow::Result<View> {
     View::of(&Wishes {
         cwd: std::env::current_dir().context("the working directory is gone")?,
         home: variable("HOME"),
+        account: account(),
         runtime: variable("XDG_RUNTIME_DIR"),
         writable: args.writable.clone(),
         visible: args.visible.clone(),
         hidden: vec![state.to_owned()],
         trusted: args.roots.clone(),
-        policies: args.policy.iter().cloned().chain(lists).collect(),
+        policies: args.policy.iter().cloned().chain(policies).chain(lists).collect(),
     })
+}
+
+/// Where the account's own home directory is: its credentials lie there, whatever `HOME` says.
+fn account() -> Option<PathBuf> {
+    User::from_uid(Uid::effective()).ok().flatten().map(|user| user.dir)
 }
 
 fn files(

@@ -5,7 +5,7 @@ use std::os::fd::AsFd;
 
 use nix::sys::signal::{SigSet, SigmaskHow, Signal, kill, sigprocmask};
 use nix::sys::termios::{LocalFlags, SetArg, Termios, tcgetattr, tcsetattr};
-use nix::unistd::{getpgrp, getpid, tcgetpgrp, tcsetpgrp};
+use nix::unistd::{getpgid, getpgrp, getpid, getppid, getsid, tcgetpgrp, tcsetpgrp};
 
 use crate::jail::{Jail, Place, Told};
 
@@ -86,12 +86,21 @@ impl Terminal {
         }
     }
 
-    /// The command was stopped, so we stop: the shell sees one job.
+    /// The command was stopped, so we stop: the shell sees one job. Where no shell would let us go on, a command
+    /// that stops itself must not stop the clock.
     pub(super) fn stop_with(&self, _jail: &Jail) {
-        if self.place != Place::Shared {
+        if self.place != Place::Shared && is_job() {
             stop();
         }
     }
+}
+
+/// Whether somebody controls this process as a job: the parent, from another group of the same session of a terminal.
+fn is_job() -> bool {
+    let parent = getppid();
+    let beside = getsid(Some(parent)).is_ok_and(|session| getsid(None) == Ok(session));
+    let apart = getpgid(Some(parent)).is_ok_and(|group| group != getpgrp());
+    parent.as_raw() > 0 && beside && apart && std::fs::File::open("/dev/tty").is_ok()
 }
 
 /// Stops until somebody lets us go on, of which SIGCONT tells.

@@ -1,0 +1,162 @@
+//! Where a path leads: the symbolic links on its way, and the other places where the same thing is mounted.
+
+use std::ffi::OsString;
+use std::fs;
+use std::os::unix::ffi::OsStringExt;
+use std::os::unix::fs::MetadataExt;
+use std::path::{Path, PathBuf};
+
+/// Most links that the kernel follows in one path.
+const MOST_LINKS: usize = 40;
+
+/// The symbolic links on the way to `path`, each where it really lies.
+pub(super) fn links(path: &Path) -> Vec<PathBuf> {
+    let mut found = Vec::new();
+    let Ok(path) = std::path::absolute(path) else { return found };
+    let mut ahead = reversed(&path);
+    let mut at = PathBuf::from("/");
+    while let Some(next) = ahead.pop() {
+        if next == ".." {
+            at.pop();
+            continue;
+        }
+        let here = at.join(&next);
+        match fs::read_link(&here) {
+            Ok(target) if found.len() < MOST_LINKS => {
+                if target.is_absolute() {
+                    at = PathBuf::from("/");
+                }
+                ahead.extend(reversed(&target));
+                found.push(here);
+            }
+            Ok(_) | Err(_) => at = here,
+        }
+    }
+    found
+}
+
+/// The names of a path, the last first.
+fn reversed(path: &Path) -> Vec<OsString> {
+    let names = path.iter().filter(|name| *name != "/" && *name != ".");
+    names.map(OsString::from).rev().collect()
+}
+
+/// Everything that is mounted.
+pub(super) struct Mounts(Vec<Mount>);
+
+struct Mount {
+    device: String,
+    /// What of the file system is mounted.
+    root: PathBuf,
+    at: PathBuf,
+}
+
+impl Mounts {
+    /// What this process sees; nothing where that cannot be known.
+    pub(super) fn read() -> Self {
+        Self::parse(&fs::read("/proc/self/mountinfo").unwrap_or_default())
+    }
+
+    fn parse(text: &[u8]) -> Self {
+        Mounts(text.split(|byte| *byte == b'\n').filter_map(Mount::parse).collect())
+    }
+
+    /// The other paths by which the very thing at `path` is found.
+    pub(super) fn aliases(&self, path: &Path) -> Vec<PathBuf> {
+        let Ok(own) = fs::symlink_metadata(path) else { return Vec::new() };
+        let same = |other: &PathBuf| {
+            fs::symlink_metadata(other)
+                .is_ok_and(|other| (other.dev(), other.ino()) == (own.dev(), own.ino()))
+        };
+        self.candidates(path).into_iter().filter(same).collect()
+    }
+
+    fn candidates(&self, path: &Path) -> Vec<PathBuf> {
+        let over = self.0.iter().filter(|mount| path.starts_with(&mount.at));
+        // The last of several at one place covers the others.
+        let Some(own) = over.max_by_key(|mount| mount.at.as_os_str().len()) else {
+            return Vec::new();
+        };
+        let Ok(below) = path.strip_prefix(&own.at) else { return Vec::new() };
+        let inner = own.root.join(below);
+        let others = self.0.iter().filter(|mount| mount.device == own.device);
+        let others =
+            others.filter_map(|mount| Some(mount.at.join(inner.strip_prefix(&mount.root).ok()?)));
+        others.filter(|other| other != path).collect()
+    }
+}
+
+impl Mount {
+    /// One line of proc_pid_mountinfo(5): the third to the fifth field.
+    fn parse(line: &[u8]) -> Option<Self> {
+        let mut fields = line.split(|byte| *byte == b' ').skip(2);
+        let device = String::from_utf8(fields.next()?.to_vec()).ok()?;
+        let (root, at) = (unescaped(fields.next()?), unescaped(fields.next()?));
+        Some(Mount { device, root, at })
+    }
+}
+
+/// Spaces and the like are written as a backslash and three octal digits.
+fn unescaped(field: &[u8]) -> PathBuf {
+    let mut bytes = Vec::with_capacity(field.len());
+    let mut rest = field;
+    while let Some((first, after)) = rest.split_first() {
+        let digits = after.get(..3).filter(|_| *first == b'\\');
+        let digits = digits.and_then(|digits| std::str::from_utf8(digits).ok());
+        match digits.and_then(|digits| u8::from_str_radix(digits, 8).ok()) {
+            Some(byte) => {
+                bytes.push(byte);
+                rest = after.get(3..).unwrap_or_default();
+            }
+            None => {
+                bytes.push(*first);
+                rest = after;
+            }
+        }
+    }
+    PathBuf::from(OsString::from_vec(bytes))
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::unix::fs::symlink;
+
+    use super::*;
+
+    #[test]
+    fn every_link_on_the_way_is_found_where_it_lies() {
+        let dir = tempfile::tempdir().unwrap();
+        let dir = fs::canonicalize(dir.path()).unwrap();
+        fs::create_dir_all(dir.join("real/deep")).unwrap();
+        symlink("real", dir.join("one")).unwrap();
+        symlink(dir.join("one/deep"), dir.join("two")).unwrap();
+        symlink("../../two", dir.join("real/deep/back")).unwrap();
+        symlink("round", dir.join("round")).unwrap();
+        for (path, wanted) in [
+            ("real/deep", &[][..]),
+            ("one/deep", &["one"]),
+            ("two/x", &["two", "one"]),
+            ("real/deep/back/x", &["real/deep/back", "two", "one"]),
+            ("one/../missing", &["one"]),
+        ] {
+            let wanted: Vec<PathBuf> = wanted.iter().map(|name| dir.join(name)).collect();
+            assert_eq!(links(&dir.join(path)), wanted, "{path}");
+        }
+        assert_eq!(links(&dir.join("round")).len(), MOST_LINKS, "it ends");
+    }
+
+    #[test]
+    fn a_path_is_found_wherever_its_file_system_is_mounted() {
+        let mounts = Mounts::parse(
+            b"20 1 8:1 / / rw - ext4 /dev/sda1 rw\n\
+              21 20 8:2 / /persist rw - ext4 /dev/sda2 rw\n\
+              22 20 8:2 /home /home rw - ext4 /dev/sda2 rw\n\
+              23 20 8:2 /home/ann /mnt/with\\040space rw - ext4 /dev/sda2 rw\n\
+              24 20 8:2 /home/ben /mnt/ben rw - ext4 /dev/sda2 rw\n",
+        );
+        let found = mounts.candidates(Path::new("/home/ann/.ssh"));
+        let wanted = ["/persist/home/ann/.ssh", "/mnt/with space/.ssh"].map(PathBuf::from);
+        assert_eq!(found, wanted);
+        assert!(mounts.candidates(Path::new("/etc/passwd")).is_empty());
+    }
+}
