@@ -430,8 +430,7 @@ mod tests {
         let (dir, rules) = (tempfile::tempdir().unwrap(), rules());
         let grants = Grants::open(dir.path(), GrantSettings::default()).unwrap();
         let kept = grants.draw_up(wish(), &rules).unwrap();
-        let crowd = |most: u64| (1..=most).map(|id| Kept { id, ..kept.clone() }).collect();
-        grants.lock().grants = crowd(255);
+        grants.lock().grants = (1..=255).map(|id| Kept { id, ..kept.clone() }).collect();
         grants.keep(Kept { id: 256, ..kept.clone() }, &rules).unwrap();
         let refused = grants.draw_up(wish(), &rules).unwrap_err().to_string();
         assert!(refused.contains("revoke some first"), "{refused}");
