@@ -144,7 +144,7 @@ pub(super) fn try_apart<G>(probes: &[Probe<G>]) -> anyhow::Result<Vec<Finding>> 
         }
     };
     // No closure of the probes is called here: they are told by name what to do.
-    std::thread::scope(|scope| (0..AT_ONCE).for_each(|_| drop(scope.spawn(&work))));
+    std::thread::scope(|scope| (0..AT_ONCE).for_each(|_| drop(scope.spawn(work))));
     let mut found = found.into_inner().unwrap_or_else(PoisonError::into_inner);
     found.sort_by_key(|(at, _)| *at);
     Ok(found.into_iter().map(|(_, finding)| finding).collect())

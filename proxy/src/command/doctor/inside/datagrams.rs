@@ -14,12 +14,15 @@ const FIX: &str = "reject UDP of the sandbox other than port 53, IPv4 and IPv6, 
 /// Datagrams that are smaller are not answered (RFC 9000, section 14.1).
 const QUIC: usize = 1200;
 
+/// Name, what it is, whereto, what is sent, and whether somebody is there for sure.
+type Row = (&'static str, &'static str, IpAddr, u16, Vec<u8>, Presence);
+
 pub(super) fn probes(ground: &Ground) -> Vec<Probe> {
     let (four, six): (IpAddr, IpAddr) = (ground.four.into(), ground.six.into());
     let metadata: IpAddr = Ipv4Addr::new(169, 254, 169, 254).into();
     let mdns6: IpAddr = Ipv6Addr::new(0xff02, 0, 0, 0, 0, 0, 0, 0xfb).into();
     let (mdns, ssdp) = (Ipv4Addr::new(224, 0, 0, 251), Ipv4Addr::new(239, 255, 255, 250));
-    let table: [(&str, &str, IpAddr, u16, Vec<u8>, Presence); 13] = [
+    let table: [Row; 13] = [
         ("udp.quic", "QUIC", four, 443, quic(), Presence::Answers),
         ("udp.quic.six", "QUIC over IPv6", six, 443, quic(), Presence::Answers),
         ("udp.doq", "DNS over QUIC", ground.resolver.into(), 853, quic(), Presence::Perhaps),

@@ -145,11 +145,13 @@ pub(super) fn probes(ground: &Ground) -> Vec<Probe> {
             },
         ),
     ];
-    for path in ground.hidden.iter().cloned() {
+    for path in &ground.hidden {
+        let path = path.clone();
         let (name, what) = (format!("files.path.{}", path.display()), path.display().to_string());
         probes.push(Probe::new(GROUP, name, what, OWN_FIX, move |_| hidden(&path)));
     }
-    for path in ground.kept.iter().cloned() {
+    for path in &ground.kept {
+        let path = path.clone();
         let name = format!("files.policy.{}", path.display());
         let what = format!("writing {}", path.display());
         probes.push(Probe::new(GROUP, name, what, POLICY_FIX, move |_| written(&path)));
@@ -171,10 +173,8 @@ fn hidden(path: &Path) -> Verdict {
     if read.is_bad() {
         return read;
     }
-    match written(path) {
-        bad @ Verdict::Escaped(_) => bad,
-        _ => read,
-    }
+    let write = written(path);
+    if write.is_bad() { write } else { read }
 }
 
 /// Whether there is anything to be read.
@@ -218,9 +218,10 @@ fn is_null(path: &Path) -> bool {
 /// Writing is bad in a jail, whose files are the caller's. In a container they may be nobody else's.
 fn lasting(ground: &Ground, paths: Vec<PathBuf>, unclear: &str) -> Verdict {
     let tried = paths.iter().map(|path| written(path));
-    match Verdict::worst(tried.collect::<Vec<_>>(), "there are none") {
-        Verdict::Escaped(how) if !ground.jail => Verdict::Unknown(format!("{how}; {unclear}")),
-        other => other,
+    let worst = Verdict::worst(tried.collect::<Vec<_>>(), "there are none");
+    match worst.is_bad() && !ground.jail {
+        true => Verdict::Unknown(format!("{}; {unclear}", worst.how())),
+        false => worst,
     }
 }
 

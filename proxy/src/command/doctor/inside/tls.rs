@@ -94,10 +94,8 @@ pub(super) fn handshake(
 }
 
 fn alert(error: &std::io::Error) -> Option<AlertDescription> {
-    match error.get_ref()?.downcast_ref::<Error>()? {
-        Error::AlertReceived(alert) => Some(*alert),
-        _ => None,
-    }
+    let Error::AlertReceived(alert) = error.get_ref()?.downcast_ref()? else { return None };
+    Some(*alert)
 }
 
 /// Believes everybody: here it is asked who is there, and nothing is told.

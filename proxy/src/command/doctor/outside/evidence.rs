@@ -2,7 +2,7 @@
 //! listener, if there is one here, or else the last ones of the log.
 
 use std::io::{self, Write};
-use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr, TcpStream};
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, TcpStream};
 use std::path::Path;
 use std::time::{Duration, Instant};
 
@@ -42,15 +42,12 @@ pub(super) fn collect(files: &Files, args: &DoctorArgs) -> Vec<Evidence> {
 
 /// Where a listener on every address is to be found from here.
 fn near(bound: SocketAddr) -> SocketAddr {
-    match bound {
-        SocketAddr::V4(four) if four.ip().is_unspecified() => {
-            SocketAddr::new(Ipv4Addr::LOCALHOST.into(), four.port())
-        }
-        SocketAddr::V6(six) if six.ip().is_unspecified() => {
-            SocketAddr::new(Ipv6Addr::LOCALHOST.into(), six.port())
-        }
-        other => other,
-    }
+    let here: IpAddr = match bound.ip() {
+        IpAddr::V4(_) => Ipv4Addr::LOCALHOST.into(),
+        IpAddr::V6(_) => Ipv6Addr::LOCALHOST.into(),
+    };
+    let ip = if bound.ip().is_unspecified() { here } else { bound.ip() };
+    SocketAddr::new(ip, bound.port())
 }
 
 fn asked(listener: SocketAddr, wanted: &'static str, host: &str, log: &Path) -> Evidence {

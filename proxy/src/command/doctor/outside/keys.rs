@@ -108,9 +108,9 @@ fn authority(site: &Site) -> Verdict {
 
 /// The same for what makes no sense without it; that it is not good is said once.
 fn usable(site: &Site) -> Result<(&Files, Authority), Verdict> {
-    opened(site).map_err(|verdict| match verdict {
-        Verdict::Wrong(_) => Verdict::Unknown("the authority cannot be opened".to_owned()),
-        other => other,
+    opened(site).map_err(|verdict| match verdict.is_bad() {
+        true => Verdict::Unknown("the authority cannot be opened".to_owned()),
+        false => verdict,
     })
 }
 
