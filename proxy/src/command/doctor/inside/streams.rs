@@ -17,7 +17,7 @@ use crate::command::doctor::probe::Verdict;
 /// Longest wait for a connection, and for each piece of an answer.
 pub(super) const PATIENCE: Duration = Duration::from_millis(2500);
 const GROUP: &str = "TCP";
-const FIX: &str = "redirect all TCP of the sandbox to Sandbar, IPv4 and IPv6, and drop what is forwarded: see `sandbar netfilter`, or use `sandbar run`";
+const FIX: &str = "redirect all TCP of the sandbox to Sandbar, IPv4 and IPv6, and drop what is forwarded (nftables: a chain on the prerouting hook with `meta l4proto tcp redirect to :PORT`), or use `sandbar run`";
 /// Ports that firewalls forget.
 const PORTS: [u16; 7] = [22, 25, 80, 443, 853, 5432, 8080];
 /// Ports of a gateway or a node that give more than a network.

@@ -17,7 +17,7 @@ pub(super) fn probes() -> Vec<Probe> {
             GROUP,
             "firewall.streams",
             "TCP is brought to the listeners, IPv4 and IPv6",
-            "load rules that redirect all TCP of the sandboxes to the port of a transparent listener, in a table of family inet: see `sandbar netfilter`",
+            "load rules that redirect all TCP of the sandboxes to the port of a transparent listener, in a table of family inet: `meta l4proto tcp redirect to :PORT` on the prerouting hook",
             |site| {
                 with_rules(site, |rules, files| {
                     brought(rules, &Files::ports(files.transparent()), "TCP")
