@@ -4,8 +4,7 @@
 //! A grant ends at the earlier of two clocks: the wall's, which may be set back, and the time since boot, which
 //! may not, but which a reboot forgets.
 
-use std::fs::File;
-use std::io::{ErrorKind, Write};
+use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
@@ -20,6 +19,8 @@ use rules::pattern::{DomainPattern, HostPattern, Width};
 use rules::word::SandboxId;
 use rules::{Decision, DomainName, Facts, Grant, Host, Permit, RuleSet};
 use serde::{Deserialize, Serialize};
+
+use crate::keep::{Outlives, replace};
 
 /// What they are kept in, beside the log.
 const FILE: &str = "grants.json";
@@ -264,14 +265,8 @@ impl Grants {
     }
 
     fn write(&self, book: &mut Book, fresh: Book) -> anyhow::Result<()> {
-        let path = self.path.with_extension("new");
-        let write = || -> std::io::Result<()> {
-            let mut file = File::create(&path)?;
-            file.write_all(&serde_json::to_vec_pretty(&fresh)?)?;
-            file.sync_all()?;
-            std::fs::rename(&path, &self.path)
-        };
-        write().with_context(|| format!("cannot write {}", self.path.display()))?;
+        replace(&self.path, &fresh, Outlives::Power)
+            .with_context(|| format!("cannot write {}", self.path.display()))?;
         *book = fresh;
         Ok(())
     }

@@ -1,7 +1,6 @@
 //! Identities given to sandboxes that waited in a pool: once, and then fixed, also over a restart.
 
-use std::fs::File;
-use std::io::{ErrorKind, Write};
+use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
 use std::sync::{Mutex, PoisonError};
 
@@ -10,6 +9,8 @@ use arc_swap::ArcSwap;
 use rules::word::{AgentCard, Environment, SandboxId, Tenant};
 use rules::{Given, RuleSet};
 use serde::{Deserialize, Serialize};
+
+use crate::keep::{Outlives, replace};
 
 /// What they are kept in, beside the log.
 const FILE: &str = "identities.json";
@@ -69,14 +70,8 @@ impl Identities {
     }
 
     fn keep(&self, all: &[Identity]) -> anyhow::Result<()> {
-        let fresh = self.path.with_extension("new");
-        let write = || -> std::io::Result<()> {
-            let mut file = File::create(&fresh)?;
-            file.write_all(&serde_json::to_vec_pretty(all)?)?;
-            file.sync_all()?;
-            std::fs::rename(&fresh, &self.path)
-        };
-        write().with_context(|| format!("cannot write {}", self.path.display()))
+        replace(&self.path, &all, Outlives::Power)
+            .with_context(|| format!("cannot write {}", self.path.display()))
     }
 }
 

@@ -18,6 +18,7 @@ mod http;
 mod identities;
 mod inject;
 mod jail;
+mod keep;
 mod leaves;
 mod ledger;
 mod listen;

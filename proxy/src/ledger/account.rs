@@ -1,8 +1,8 @@
 //! What one sandbox has used, of its own budgets and of each rule's, and the file in which that outlives us.
 
 use std::collections::BTreeMap;
-use std::fs::{self, File};
-use std::io::{self, Write};
+use std::fs;
+use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
@@ -11,6 +11,7 @@ use rules::budget::{Budget, Counted};
 use serde::{Deserialize, Serialize};
 
 use super::window::{self, Window};
+use crate::keep::{Outlives, replace};
 
 /// One budget that an attempt counts against.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -218,13 +219,9 @@ impl Account {
         })
     }
 
-    /// To a new file that takes the old one's place: a reader, or a crash, finds one of them whole.
     fn write(&mut self, now: u64) -> io::Result<()> {
         self.kept.at = now;
-        let fresh = self.path.with_extension("new");
-        let mut file = File::create(&fresh)?;
-        file.write_all(&serde_json::to_vec(&self.kept)?)?;
-        fs::rename(&fresh, &self.path)
+        replace(&self.path, &self.kept, Outlives::Process)
     }
 
     fn window(&mut self, line: &Line) -> &mut Window {
