@@ -6,10 +6,10 @@ TEST_PACKAGES := $(DEMO_PACKAGES) bind9-dnsutils ca-certificates chromium curl d
 .PHONY: demo test lint bench needs-demo needs-test
 
 demo: needs-demo
-	$(CARGO) build --quiet --release -p proxy
+	$(CARGO) build --quiet --release -p cli
 	$(or $(CARGO_TARGET_DIR),target)/release/sandbar demo
 
-# Building the tests of `proxy` builds the binary too, so the whole-program tests need not.
+# Building the tests of `cli` builds the binary too, so the whole-program tests need not.
 test: export SANDBAR_BIN = $(or $(CARGO_TARGET_DIR),$(CURDIR)/target)/debug/sandbar
 test: needs-test lint
 	@if $(CARGO) nextest --version >/dev/null 2>&1; then \
@@ -24,7 +24,7 @@ lint:
 	$(CARGO) clippy --workspace --all-targets -- -D warnings
 
 bench: needs-demo
-	$(CARGO) build --quiet --release -p proxy
+	$(CARGO) build --quiet --release -p cli
 	integration/benches/dns.sh target/release/sandbar
 	integration/benches/proxy.sh target/release/sandbar
 	$(CARGO) bench --workspace

@@ -26,6 +26,7 @@ mod text;
 pub mod verify;
 pub mod view;
 mod witness;
+pub mod words;
 mod writer;
 
 pub use attempt::{

@@ -32,7 +32,6 @@ pub use explain::Explanation;
 pub use filter::{Config, Filter, StartError};
 pub use query::{Arrived, Pending, Step, Toward};
 pub use resolver::{Refusal, Resolver};
-pub use server::kernel;
 
 /// A panic while holding one of our locks leaves data that is whole: each is changed in one step.
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {

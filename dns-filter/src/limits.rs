@@ -7,12 +7,12 @@ pub const UDP_PLAIN: usize = 512;
 /// Largest answer over UDP at all: what no path fragments.
 pub const UDP_MOST: usize = 1232;
 /// Largest query that is read over UDP; a question with its OPT has no need of more.
-pub const QUERY_BYTES: usize = 1232;
+pub const QUERY_BYTES: usize = sys::datagrams::DATAGRAM_BYTES;
 /// Largest answer that a resolver may give.
 pub const ANSWER_BYTES: usize = 65_535;
 
 /// Datagrams taken from the kernel, and handed to it, at a time.
-pub const BATCH: usize = 32;
+pub const BATCH: usize = sys::datagrams::BATCH;
 /// Queries that wait for a resolver, in all.
 pub const IN_FLIGHT: usize = 8192;
 /// Queries that wait for a resolver, of one sandbox.

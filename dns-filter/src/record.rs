@@ -1,11 +1,10 @@
 //! What the filter says to the log: one 4003 record before anything leaves, one for what was answered
 //! or refused here, findings for what somebody should look at.
 
-use audit::{
-    Attention, Code, Facts, Feature, Finding, OpenRecord, Severity, Subject, Transport, Verdict,
-};
+pub(crate) use audit::words::{channel, policy, subject};
+use audit::{Attention, Code, Facts, Feature, Finding, OpenRecord, Severity, Transport, Verdict};
 use rules::facts::QueryType;
-use rules::{Channel, Denial, Host, Permit, Reason, RuleSet, SandboxRef};
+use rules::{Denial, Host, Permit, Reason};
 
 use crate::message::Carrier;
 use crate::query::{Arrived, Toward};
@@ -22,18 +21,6 @@ pub(crate) const BYPASS: Code = Code("dns_bypass_attempt");
 pub(crate) const LOOP: Code = Code("dns_forwarding_loop");
 /// Asked by a timer of ours, whatever sandboxes do.
 pub(crate) const AHEAD: Code = Code("pre_resolve");
-
-/// How a channel is called in records.
-pub fn channel(channel: &Channel) -> audit::Channel {
-    let (kind, detail) = match channel {
-        Channel::Dedicated(id) => ("dedicated", id.to_string()),
-        Channel::Interface(name) => ("interface", name.clone()),
-        Channel::Mark(mark) => ("mark", format!("{mark:#x}")),
-        Channel::SourceAddress(address) => ("source_address", address.to_string()),
-        Channel::UnixUser(uid) => ("unix", uid.to_string()),
-    };
-    audit::Channel { kind: Code(kind), detail: Some(detail.into()) }
-}
 
 /// How a query came to us.
 pub(crate) fn arrival(arrived: &Arrived) -> audit::Arrival {
@@ -59,25 +46,8 @@ pub(crate) fn own_arrival(kind: &'static str) -> audit::Arrival {
     }
 }
 
-/// Whose attempt it is.
-pub fn subject(sandbox: &SandboxRef) -> Subject {
-    let unset = "unset";
-    let tenant = sandbox.tenant.as_ref().map_or(unset, |tenant| tenant.as_str());
-    let environment = sandbox.environment.as_ref().map_or(unset, |name| name.as_str());
-    Subject {
-        sandbox: audit::SandboxId(sandbox.id.as_str().into()),
-        tenant: audit::TenantId(tenant.into()),
-        environment: audit::Environment(environment.into()),
-    }
-}
-
 pub(crate) fn facts(name: &str, kind: QueryType) -> Facts {
     Facts::Query(audit::Query { name: name.into(), kind: kind.to_string().into() })
-}
-
-/// The rules in force.
-pub fn policy(rules: &RuleSet) -> audit::Policy {
-    audit::Policy { digest: rules.digest().to_string().into(), generation: rules.generation() }
 }
 
 pub(crate) fn allowed(permit: &Permit, policy: audit::Policy, carried: Code) -> Verdict {

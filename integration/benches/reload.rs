@@ -6,6 +6,7 @@
 
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::print_stdout)] // a bench speaks, and fails where it cannot go on
 
+use nix::sys::resource::{Resource, getrlimit, setrlimit};
 use std::fmt::Write as _;
 use std::fs;
 use std::io::{BufRead, BufReader, Read, Write};
@@ -54,15 +55,10 @@ fn main() {
 }
 
 /// Opens as many files as the kernel lets us and the program, which inherits it; how many that are.
-#[allow(unsafe_code, reason = "the limit is the kernel's")]
 fn raise_files() -> usize {
-    let mut limit = libc::rlimit { rlim_cur: 0, rlim_max: 0 };
-    // SAFETY: the kernel writes one structure that outlives the call.
-    assert_eq!(unsafe { libc::getrlimit(libc::RLIMIT_NOFILE, &raw mut limit) }, 0);
-    limit.rlim_cur = limit.rlim_max;
-    // SAFETY: the kernel reads one structure that outlives the call.
-    assert_eq!(unsafe { libc::setrlimit(libc::RLIMIT_NOFILE, &raw const limit) }, 0);
-    usize::try_from(limit.rlim_max).unwrap_or(usize::MAX)
+    let (_, most) = getrlimit(Resource::RLIMIT_NOFILE).expect("a limit");
+    setrlimit(Resource::RLIMIT_NOFILE, most, most).expect("the hard limit is allowed");
+    usize::try_from(most).unwrap_or(usize::MAX)
 }
 
 /// The program with its files.

@@ -19,7 +19,7 @@ static SANDBAR: LazyLock<PathBuf> = LazyLock::new(|| {
     let test = std::env::current_exe().expect("a test knows where it lies");
     let profile = test.parent().and_then(Path::parent).expect("below target").to_owned();
     let mut cargo = Command::new(env!("CARGO"));
-    cargo.args(["build", "--quiet", "--package", "proxy", "--bin", "sandbar"]);
+    cargo.args(["build", "--quiet", "--package", "cli", "--bin", "sandbar"]);
     if profile.ends_with("release") {
         cargo.arg("--release");
     }

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use bytes::{Bytes, BytesMut};
 use proxy::chunks::Chunks;
 use proxy::scrub::{Echoes, Scrubber};
-use proxy::{classify, head};
+use proxy::{detect, head};
 use rules::limits::Limits;
 
 /// A head is refused, or can be read in one way only, also after it is written anew for an origin.
@@ -119,10 +119,10 @@ fn line<'a>(data: &mut &'a [u8]) -> Option<&'a [u8]> {
 /// What the first bytes are stays so when more of them come; of TLS only that nothing panics.
 pub(super) fn first_bytes(data: &[u8]) {
     let limits = Limits::default();
-    let whole = classify::kind(data, &limits);
+    let whole = detect::kind(data, &limits);
     for cut in [1, data.len() / 2, data.len().saturating_sub(1)] {
         let part = data.get(..cut).unwrap_or(data);
-        match classify::kind(part, &limits) {
+        match detect::kind(part, &limits) {
             _ if data.first() == Some(&22) => {}
             Ok("more") => {}
             Ok(kind) => assert_eq!(whole, Ok(kind), "{}", data.escape_ascii()),

@@ -22,25 +22,26 @@ use tokio::sync::watch;
 use tokio::time::timeout;
 use tokio_util::task::TaskTracker;
 
-use crate::admin::Admin;
-use crate::connection::Gate;
-use crate::grants::Grants;
+use crate::accept::Gate;
+use crate::accept::leaf_certs::Leaves;
+use crate::accept::listen::{self, Open};
+use crate::admin::pending::Pending;
+use crate::admin::server::Admin;
+use crate::admin::status::State;
+use crate::budget::ledger::Ledger;
+use crate::credential::Credentials;
+use crate::egress::roots::Roots;
+use crate::egress::shared::Shared;
 use crate::http::Engine;
-use crate::identities::Identities;
-use crate::inject::Credentials;
-use crate::leaves::Leaves;
-use crate::ledger::Ledger;
-use crate::listen::{self, Open};
 use crate::memory::Guard;
-use crate::origin::Origin;
-use crate::pending::Pending;
-use crate::problems::{Severity, complain};
-use crate::reload::{Last, Reloader};
-use crate::shared::Shared;
-use crate::status::State;
-use crate::trust::Roots;
-use crate::watch::{Eyes, Watch};
-use crate::{meters, self_test};
+use crate::policy::grants::Grants;
+use crate::policy::identities::Identities;
+use crate::policy::source::Origin;
+use crate::policy::store::{Last, Reloader};
+use crate::policy::watch::{Eyes, Watch};
+use crate::report::diagnostics::{Severity, complain};
+use crate::report::metrics;
+use crate::self_test;
 
 /// What budgets are kept in, beside the log.
 const BUDGETS: &str = "dns-budget.json";
@@ -50,26 +51,26 @@ const SOCKET: &str = "admin.sock";
 const AUTHORITY: &str = "ca";
 
 /// Where an instance keeps its things.
-pub(crate) struct Places {
-    pub(crate) log: PathBuf,
-    pub(crate) socket: PathBuf,
-    pub(crate) ca: PathBuf,
+pub struct Places {
+    pub log: PathBuf,
+    pub socket: PathBuf,
+    pub ca: PathBuf,
 }
 
 /// Sees every attempt as it is recorded; traffic waits for it.
-pub(crate) type Witness = Box<dyn Fn(&Seen<'_>) + Send + Sync>;
+pub type Witness = Box<dyn Fn(&Seen<'_>) + Send + Sync>;
 
 /// What an instance is given instead of looking for it in files.
 #[derive(Default)]
-pub(crate) struct Given {
+pub struct Given {
     /// Signs leaves; otherwise the one that is kept on disk does.
-    pub(crate) authority: Option<Arc<Authority>>,
+    pub authority: Option<Arc<Authority>>,
     /// Sees every attempt.
-    pub(crate) witness: Option<Witness>,
+    pub witness: Option<Witness>,
 }
 
 /// Everything that runs.
-pub(crate) struct App {
+pub struct App {
     filter: Arc<Filter>,
     dns: Server,
     listeners: Vec<Open>,
@@ -82,22 +83,18 @@ pub(crate) struct App {
 
 impl App {
     /// Reads the files, opens the log, then the listeners: nothing is served before all of it stands.
-    pub(crate) fn build(config: &Path, stop: watch::Receiver<bool>) -> anyhow::Result<Self> {
+    pub fn build(config: &Path, stop: watch::Receiver<bool>) -> anyhow::Result<Self> {
         Self::from(Origin::Operated(config.to_owned()), Given::default(), stop)
     }
 
     /// The same from wherever the files come, with what is not to be found in files.
-    pub(crate) fn from(
-        origin: Origin,
-        given: Given,
-        stop: watch::Receiver<bool>,
-    ) -> anyhow::Result<Self> {
+    pub fn from(origin: Origin, given: Given, stop: watch::Receiver<bool>) -> anyhow::Result<Self> {
         let config = origin.path();
         let mut sources = origin.read()?;
         let operator = operator(&sources)?;
         let places = places(config, &operator)?;
         let base = config.parent().unwrap_or(Path::new(""));
-        let prometheus = meters::install()?;
+        let prometheus = metrics::install()?;
         sources.own = operator.listeners.iter().flat_map(own).collect();
         let rules = rules(&sources)?;
         let log =
@@ -159,7 +156,7 @@ impl App {
     }
 
     /// Serves until told to stop, then finishes what is in flight and closes the log.
-    pub(crate) async fn run(self) -> anyhow::Result<()> {
+    pub async fn run(self) -> anyhow::Result<()> {
         let App { filter, dns, listeners, gate, admin, state, log, stop } = self;
         let watch = Watch::new(state.reloader.eyes.clone())?;
         tell(&log, &state, LifecycleEvent::Started).await?;
@@ -202,12 +199,12 @@ impl App {
     }
 
     /// What is told of it while it runs.
-    pub(crate) fn state(&self) -> Arc<State> {
+    pub fn state(&self) -> Arc<State> {
         self.state.clone()
     }
 
     /// Where it listens, for people.
-    pub(crate) fn listeners(&self) -> &[String] {
+    pub fn listeners(&self) -> &[String] {
         &self.state.listeners
     }
 }
@@ -256,7 +253,7 @@ async fn drain(tasks: &TaskTracker, gate: Option<&Gate>) {
 }
 
 async fn tell(log: &Log, state: &State, event: LifecycleEvent) -> anyhow::Result<()> {
-    let policy = Some(crate::record::policy(&state.rules.load()));
+    let policy = Some(crate::report::record::policy(&state.rules.load()));
     let event = Lifecycle { event, message: None, policy };
     log.lifecycle(&event).await.map(drop).context("cannot write to the access log")
 }
@@ -311,7 +308,7 @@ fn gate(
 }
 
 /// The settings of the operator's file.
-pub(crate) fn operator(sources: &Sources) -> anyhow::Result<Operator> {
+pub fn operator(sources: &Sources) -> anyhow::Result<Operator> {
     let Some(file) = &sources.operator else { bail!("there is no operator's file") };
     load::operator(file).map_err(|problems| {
         complain(&problems, Severity::Error);
@@ -320,7 +317,7 @@ pub(crate) fn operator(sources: &Sources) -> anyhow::Result<Operator> {
 }
 
 /// Where an instance keeps its things, by its operator's file.
-pub(crate) fn places(config: &Path, operator: &Operator) -> anyhow::Result<Places> {
+pub fn places(config: &Path, operator: &Operator) -> anyhow::Result<Places> {
     let base = config.parent().unwrap_or(Path::new(""));
     let Some(dir) = &operator.log_dir else {
         bail!("{}: say where the access log is: `[log]` with `dir`", config.display());

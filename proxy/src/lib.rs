@@ -1,47 +1,22 @@
-//! The program behind `sandbar`: listeners, one connection's life, the HTTP engine, the command line.
+//! The proxy: listeners, the life of a connection, egress, HTTP, the memory guard, credentials, budgets, admin.
 //!
-//! A connection is followed through `listen` (accept), `channel` (whose is it), `connection` (its life),
-//! `classify` (what does it speak), `dial` and `tunnel` or `http` (act), and its record in between.
+//! A connection is followed through `accept` (whose is it, what does it speak), `egress` (charge, record, resolve,
+//! dial) and `http` or `memory` (act). Dependencies between the folders run one way: `app`, `admin`, `accept`, `http`,
+//! `memory`, `egress`, `policy`, `budget`, `credential`, `report`, `state_file`.
 
-mod admin;
-mod app;
-mod channel;
-pub mod chunks;
-pub mod classify;
-mod command;
-mod connection;
-mod dial;
-mod explicit;
-mod grants;
-pub mod head;
+mod accept;
+pub mod admin;
+pub mod app;
+mod budget;
+mod credential;
+mod egress;
 mod http;
-mod identities;
-mod inject;
-mod jail;
-mod keep;
-mod leaves;
-mod ledger;
-mod listen;
-mod live;
 mod memory;
-mod meters;
-mod origin;
-mod pending;
-mod policies;
-mod problems;
-mod record;
-mod refusal;
-mod reload;
-pub mod scrub;
-mod seats;
+pub mod policy;
+pub mod report;
 mod self_test;
-mod shared;
-mod splice;
-mod status;
-mod stream;
-mod terminal;
-mod trust;
-mod tunnel;
-mod watch;
+mod state_file;
 
-pub use command::run;
+pub use accept::detect;
+pub use credential::scrub;
+pub use http::{chunks, head};

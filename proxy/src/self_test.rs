@@ -6,8 +6,8 @@ use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::UnixStream;
 use tokio::time::{Duration, timeout};
 
-use crate::connection::{Accepted, Gate};
-use crate::stream::Socket;
+use crate::accept::{Accepted, Gate};
+use crate::egress::stream::Socket;
 
 /// No policy opens it: the zone is reserved (RFC 6761, section 6.4).
 const REFUSED: &str = "self-test.sandbar.invalid:443";

@@ -163,7 +163,7 @@ mod tests {
         assert_eq!(
             include_str!("../../proxy/LIMITS.md"),
             super::table(),
-            "write proxy/LIMITS.md anew: cargo run -p proxy -- limits --markdown"
+            "write proxy/LIMITS.md anew: cargo run -p cli -- limits --markdown"
         );
     }
 }

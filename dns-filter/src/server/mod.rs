@@ -1,8 +1,6 @@
 //! The listeners: UDP workers that share a port, TCP beside them, both for IPv4 and IPv6. What the
 //! kernel says of a packet names its channel; nothing in the packet does (P2).
 
-mod batch;
-pub mod kernel;
 mod local;
 mod tcp;
 mod udp;
@@ -179,4 +177,11 @@ fn unnamed(index: Option<u32>) -> Channel {
 /// Resolves once `stop` is true.
 async fn stopped(stop: &mut watch::Receiver<bool>) {
     drop(stop.wait_for(|stop| *stop).await); // a dropped sender stops too
+}
+
+/// Lets a socket take queries that TPROXY brings from their way to another resolver. Only that needs the privilege.
+fn take_foreign(socket: std::os::fd::BorrowedFd<'_>, address: SocketAddr) {
+    if let Err(error) = sys::socket::take_foreign(socket, address) {
+        tracing::debug!(%error, %address, "queries on their way to others cannot be taken by TPROXY");
+    }
 }

@@ -6,6 +6,7 @@ use std::net::SocketAddr;
 use std::os::fd::AsFd;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
+use sys::socket as kernel;
 
 use rules::word::SandboxId;
 use rules::{Channel, Reason};
@@ -18,7 +19,7 @@ use tokio::task::JoinSet;
 use tokio::time::timeout;
 
 use super::local::Local;
-use super::{Identify, ListenError, Listener, kernel, stopped, unnamed};
+use super::{Identify, ListenError, Listener, stopped, unnamed};
 use crate::filter::Filter;
 use crate::limits::{
     DRAIN, QUERY_BYTES, TCP_CONNECTIONS, TCP_CONNECTIONS_SANDBOX, TCP_IDLE, TCP_MESSAGE,
@@ -60,7 +61,7 @@ impl Acceptor {
             kernel::tell_destination(socket.as_fd(), address)
                 .map_err(|source| ListenError::Kernel { address, what: "interface", source })?;
         }
-        kernel::take_foreign(socket.as_fd(), address);
+        super::take_foreign(socket.as_fd(), address);
         Self::serving(listener, socket, connections)
     }
 

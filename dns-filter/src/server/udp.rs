@@ -14,13 +14,14 @@ use tokio::net::UdpSocket;
 use tokio::sync::{Semaphore, watch};
 use tokio::time::Instant;
 
-use super::batch::{Batch, Datagram, Outgoing, send};
 use super::local::Local;
-use super::{Identify, ListenError, Listener, kernel, stopped, unnamed};
+use super::{Identify, ListenError, Listener, stopped, unnamed};
 use crate::filter::Filter;
 use crate::limits::BATCH;
 use crate::message::Carrier;
 use crate::query::{Arrived, Step};
+use sys::datagrams::{Batch, Datagram, Outgoing, send};
+use sys::socket as kernel;
 
 /// Octets of datagrams that wait in the kernel.
 const RECEIVE_BUFFER: usize = 4 << 20;
@@ -50,7 +51,7 @@ impl Worker {
                 source,
             })?;
         }
-        kernel::take_foreign(socket.as_fd(), address);
+        super::take_foreign(socket.as_fd(), address);
         Self::serving(listener, socket)
     }
 

@@ -29,10 +29,8 @@ const SOON: Duration = Duration::from_secs(10);
 /// Runs a test in a network namespace that has nothing but its loopback.
 fn apart<F: Future<Output = ()>>(test: impl FnOnce() -> F + Send + 'static) {
     let body = move || {
-        #[allow(unsafe_code, reason = "no safe wrapper offers it")]
-        // SAFETY: it takes no pointer, and concerns this thread alone.
-        let result = unsafe { libc::unshare(libc::CLONE_NEWNET) };
-        assert_eq!(result, 0, "this test makes a network namespace: run it as root");
+        nix::sched::unshare(nix::sched::CloneFlags::CLONE_NEWNET)
+            .expect("this test makes a network namespace: run it as root");
         run("ip", &["link", "set", "lo", "up"]);
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
         runtime.block_on(test());

@@ -5,7 +5,6 @@ use std::collections::BTreeSet;
 use std::fs::{self, File};
 use std::io::Write;
 use std::net::IpAddr;
-use std::os::fd::AsRawFd;
 use std::path::PathBuf;
 use std::process::{Command, Output, Stdio};
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -96,11 +95,9 @@ impl Drop for Namespace {
     }
 }
 
-#[allow(unsafe_code, reason = "setns has no safe wrapper here")]
 fn move_into(namespace: &File) {
-    // SAFETY: a call without pointers; it concerns this thread alone.
-    let moved = unsafe { libc::setns(namespace.as_raw_fd(), libc::CLONE_NEWNET) };
-    assert_eq!(moved, 0, "cannot enter a namespace: {}", std::io::Error::last_os_error());
+    let moved = nix::sched::setns(namespace, nix::sched::CloneFlags::CLONE_NEWNET);
+    moved.expect("cannot enter a namespace");
 }
 
 fn ip(args: &[&str], lines: &str) {

@@ -18,8 +18,8 @@ use tokio::io::{AsyncRead, AsyncWrite, AsyncWriteExt, ReadBuf};
 use tokio_rustls::server::TlsStream;
 
 use super::Exchange;
-use crate::chunks::Chunks;
-use crate::stream::{Stream, take};
+use crate::egress::stream::{Stream, take};
+use crate::http::chunks::Chunks;
 
 /// Bytes held back so that head and body of a small answer leave in one write.
 const WRITE_BYTES: usize = 4096;

@@ -18,17 +18,17 @@ use rules::{Decision, DialPermit, Facts, Host, Permit, Reason, RuleSet};
 
 use super::Exchange;
 use super::fields::{strip, strip_hops};
-use super::peer::{Manner, peer};
 use super::request::{said, told};
-use crate::inject::Credential;
-use crate::ledger::Tab;
-use crate::live::Place;
+use crate::budget::ledger::Tab;
+use crate::budget::live::Place;
+use crate::credential::Credential;
+use crate::credential::scrub::Scrubber;
+use crate::egress::shared::Shared;
+use crate::egress::upstream::{Manner, peer};
 use crate::memory::{self, Guard, Held, Hold};
-use crate::meters;
-use crate::record;
-use crate::refusal::{Answer, Reader, Refusal};
-use crate::scrub::Scrubber;
-use crate::shared::Shared;
+use crate::report::metrics;
+use crate::report::record;
+use crate::report::refusal::{Answer, Reader, Refusal};
 
 /// How our own reasons travel through Pingora.
 const CREDENTIAL: &str = "credential";
@@ -129,11 +129,11 @@ impl Filter {
         exchange.count_with(record.meter());
         let started = Instant::now();
         let receipt = record.decided(record::allowed(&permit, &rules)).await?;
-        meters::recorded_in(started.elapsed());
-        meters::decision("allowed", permit.how().word());
+        metrics::recorded_in(started.elapsed());
+        metrics::decision("allowed", permit.how().word());
         let started = Instant::now();
         let found = self.shared.resolver.resolve(&permit).await?;
-        meters::resolved_in(started.elapsed());
+        metrics::resolved_in(started.elapsed());
         let leave = rules.admit(&permit, &found)?;
         self.enter(request, &exchange, &permit, &leave)?;
         request.leave = Some((leave, receipt));
@@ -167,7 +167,7 @@ impl Filter {
     }
 
     async fn note(&self, session: &Session, request: &mut Request, refusal: &Refusal) -> Answer {
-        meters::decision(refusal.reason.code(), "refused");
+        metrics::decision(refusal.reason.code(), "refused");
         let rules = request.rules.clone().unwrap_or_else(|| self.shared.rules.load_full());
         let accept = session.req_header().headers.get("accept").map(|value| value.as_bytes());
         let id = request.record.as_ref().map(OpenRecord::id).unwrap_or_default();
@@ -186,7 +186,7 @@ impl Filter {
 fn decide(rules: &RuleSet, exchange: &Exchange, facts: &Facts) -> Result<Permit, Refusal> {
     let started = Instant::now();
     let decision = rules.decide(&exchange.connection.sandbox, facts);
-    meters::decided_in(started.elapsed());
+    metrics::decided_in(started.elapsed());
     match decision {
         Decision::Allow(permit) => Ok(permit),
         Decision::Deny(denial) => Err(denial.into()),
@@ -393,7 +393,7 @@ impl ProxyHttp for Filter {
     ) -> Result<()> {
         let layers = digest.map(|digest| digest.timing_digest.as_slice()).unwrap_or_default();
         let took = layers.iter().flatten().filter_map(|layer| layer.establishment_duration).sum();
-        meters::upstream(reused, took);
+        metrics::upstream(reused, took);
         Ok(())
     }
 
@@ -541,7 +541,7 @@ impl ProxyHttp for Filter {
             (None, None) => Ending::Completed,
             (Some(_), None) => Ending::Failed(Code("client_gone")),
         };
-        meters::bytes(&record.meter());
+        metrics::bytes(&record.meter());
         record.close(Outcome { status: request.status, ..Outcome::new(ending) });
         request.place = None;
     }

@@ -15,10 +15,10 @@ use tokio::time::{timeout, timeout_at};
 
 use super::carrier::{Carrier, Down};
 use super::{Connection, Engine, Exchange, Scope};
-use crate::head::{self, Head};
-use crate::meters;
-use crate::record;
-use crate::refusal::{Answer, Reader, Refusal};
+use crate::http::head::{self, Head};
+use crate::report::metrics;
+use crate::report::record;
+use crate::report::refusal::{Answer, Reader, Refusal};
 
 /// How long a client that was refused is read on, so that it gets to see why.
 const LINGER: Duration = Duration::from_secs(1);
@@ -156,7 +156,7 @@ impl Engine {
     /// Records that a head was refused, and says why.
     async fn turn_down(&self, mut carrier: Carrier, connection: &Connection, refusal: &Refusal) {
         let rules = self.shared.rules.load_full();
-        meters::decision(refusal.reason.code(), "refused");
+        metrics::decision(refusal.reason.code(), "refused");
         let record = connection.record().request(connection.told());
         let answer = Answer::new(refusal, &rules, &record.id(), Reader::Person);
         if record.refused(record::refused(refusal, &rules)).await.is_err() {

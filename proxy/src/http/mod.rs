@@ -2,11 +2,12 @@
 //! carried by Pingora. The engine sits behind `serve_http1` and `serve_http2`, so that it stays replaceable.
 
 mod carrier;
+pub mod chunks;
 mod fields;
 mod filter;
+pub mod head;
 mod http1;
 mod http2;
-mod peer;
 mod request;
 
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -25,14 +26,14 @@ use tokio::sync::watch;
 
 pub(crate) use carrier::Carrier;
 pub(crate) use filter::{failure, head_bytes, request_bytes};
-pub(crate) use peer::{Manner, peer};
 
-use crate::chunks::ChunkFault;
-use crate::live::Cut;
+use crate::budget::live::Cut;
+use crate::egress::shared::Shared;
+use crate::http::chunks::ChunkFault;
 use crate::memory::Guard;
-use crate::refusal::Refusal;
-use crate::shared::Shared;
-use crate::{meters, record};
+use crate::report::metrics;
+use crate::report::record;
+use crate::report::refusal::Refusal;
 use filter::Filter;
 
 /// Pingora's own time-outs, which can still be explained to the client, come first by so much.
@@ -83,12 +84,16 @@ pub(crate) struct Exchange {
 }
 
 impl Engine {
-    pub(crate) fn new(shared: Arc<Shared>, guard: Arc<Guard>, trust: &crate::trust::Roots) -> Self {
+    pub(crate) fn new(
+        shared: Arc<Shared>,
+        guard: Arc<Guard>,
+        trust: &crate::egress::roots::Roots,
+    ) -> Self {
         let conf = Arc::new(ServerConf {
             ca_file: Some(trust.path()),
             upstream_keepalive_pool_size: usize::try_from(shared.limits.pool_connections)
                 .unwrap_or(usize::MAX),
-            max_retries: crate::dial::ATTEMPTS,
+            max_retries: crate::egress::dial::ATTEMPTS,
             ..ServerConf::default()
         });
         let mut proxy = HttpProxy::new(Filter::new(shared.clone(), guard), conf);
@@ -169,7 +174,7 @@ impl Connection {
     /// Records what was refused without a request that could be told of.
     async fn note(&self, shared: &Shared, refusal: &Refusal) {
         let rules = shared.rules.load_full();
-        meters::decision(refusal.reason.code(), "refused");
+        metrics::decision(refusal.reason.code(), "refused");
         let record = self.record().request(self.told());
         if record.refused(record::refused(refusal, &rules)).await.is_err() {
             tracing::warn!(reason = %refusal.reason, "a refusal could not be recorded");

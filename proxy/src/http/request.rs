@@ -8,8 +8,8 @@ use rules::limits::Limits;
 use rules::{Host, Reason};
 
 use super::{Exchange, Scope};
-use crate::record;
-use crate::refusal::Refusal;
+use crate::report::record;
+use crate::report::refusal::Refusal;
 
 /// What a request says of itself.
 pub(super) struct Said {

@@ -10,8 +10,8 @@ use rules::Reason;
 use super::client::Received;
 use super::json::{self, Json};
 use super::{Granted, Held, find, select};
-use crate::refusal::Refusal;
-use crate::scrub::Echoes;
+use crate::credential::scrub::Echoes;
+use crate::report::refusal::Refusal;
 
 /// Fields of an answer that belong to the connection it came on, or lead around us.
 const NOT_PASSED: [&str; 9] = [

@@ -14,10 +14,10 @@ use rules::Reason;
 use rules::limits::Limits;
 use tokio::time::timeout;
 
+use crate::egress::roots::Roots;
 use crate::http::failure;
-use crate::meters;
-use crate::refusal::Refusal;
-use crate::trust::Roots;
+use crate::report::metrics;
+use crate::report::refusal::Refusal;
 
 /// Interim answers (100, 103) that are read over before the real one.
 const MAX_INTERIM: usize = 8;
@@ -99,7 +99,7 @@ impl Client {
                     continue;
                 }
             };
-            meters::upstream(reused, started.elapsed());
+            metrics::upstream(reused, started.elapsed());
             match self.ask(session, peer, request, reused).await {
                 Ok(received) => return Ok(received),
                 Err(Failed::Stale(_)) if request.repeat == Repeat::Once => {

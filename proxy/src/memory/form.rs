@@ -6,7 +6,7 @@ use rules::Reason;
 use rules::path::CanonicalPath;
 
 use super::profile::{Found, Route, Selector};
-use crate::refusal::Refusal;
+use crate::report::refusal::Refusal;
 
 /// Fields by which a request asks to become another protocol; some servers then take its body for a request.
 const UPGRADES: [&str; 2] = ["http2-settings", "upgrade"];

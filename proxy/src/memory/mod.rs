@@ -37,12 +37,14 @@ use serde_json::Value;
 use tokio::sync::watch;
 use tokio::time::{sleep, timeout};
 
-use crate::http::{Exchange, Manner, Scope, peer};
-use crate::ledger::Tab;
-use crate::refusal::Refusal;
-use crate::shared::Shared;
-use crate::trust::Roots;
-use crate::{meters, record};
+use crate::budget::ledger::Tab;
+use crate::egress::roots::Roots;
+use crate::egress::shared::Shared;
+use crate::egress::upstream::{Manner, peer};
+use crate::http::{Exchange, Scope};
+use crate::report::metrics;
+use crate::report::record;
+use crate::report::refusal::Refusal;
 use client::{Client, Outgoing, Received, Repeat};
 use form::Query;
 use identity::Presented;
@@ -262,7 +264,8 @@ impl Guard {
         let request = Outgoing { head, body: granted.body.clone(), repeat };
         let manner = Manner { upgrade: false, body: Some(request.body.len() as u64) };
         let peer = |at| peer(held.shared, held.exchange, leave, &granted.receipt, at, manner);
-        let peers = (0..leave.addresses().len().min(crate::dial::ATTEMPTS)).filter_map(peer);
+        let peers =
+            (0..leave.addresses().len().min(crate::egress::dial::ATTEMPTS)).filter_map(peer);
         let peers: Vec<HttpPeer> = peers.map(|peer| http1(*peer)).collect();
         if let (Some(address), Some(port)) = (leave.addresses().first(), granted.permit.port()) {
             held.record.dialled((*address, port).into());
@@ -378,7 +381,7 @@ fn decide(
     let facts = Facts::Memory(MemoryFacts { request, operation, banks, identity });
     let started = Instant::now();
     let decision = held.rules.decide(&held.exchange.connection.sandbox, &facts);
-    meters::decided_in(started.elapsed());
+    metrics::decided_in(started.elapsed());
     match decision {
         Decision::Allow(permit) => Ok(permit),
         Decision::Deny(denial) => Err(denial.into()),
@@ -436,15 +439,15 @@ async fn decided(
     verdict.credential = service.credential().map(|name| name.as_str().into());
     let started = Instant::now();
     let receipt = held.record.decided(verdict).await?;
-    meters::recorded_in(started.elapsed());
-    meters::decision("allowed", "hold");
+    metrics::recorded_in(started.elapsed());
+    metrics::decision("allowed", "hold");
     Ok(receipt)
 }
 
 async fn admit(held: &Held<'_>, permit: &Permit) -> Result<DialPermit, Refusal> {
     let started = Instant::now();
     let found = held.shared.resolver.resolve(permit).await?;
-    meters::resolved_in(started.elapsed());
+    metrics::resolved_in(started.elapsed());
     Ok(held.rules.admit(permit, &found)?)
 }
 
@@ -453,7 +456,7 @@ fn enter(
     held: &Held<'_>,
     granted: &Granted<'_>,
     leave: &DialPermit,
-) -> Result<crate::live::Place, Refusal> {
+) -> Result<crate::budget::live::Place, Refusal> {
     let (permit, tab) = (&granted.permit, granted.tab.clone());
     let first = leave.addresses().first().copied();
     let (meter, cut) = (held.record.meter(), held.exchange.cut.clone());

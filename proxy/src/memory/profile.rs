@@ -11,7 +11,7 @@ use serde::Deserialize;
 
 /// The profiles that come with Sandbar.
 static PROFILES: LazyLock<HashMap<String, Profile>> = LazyLock::new(|| {
-    let texts = [include_str!("../../profiles/astrocyte.toml")];
+    let texts = [include_str!("profiles/astrocyte.toml")];
     // One that cannot be read is not there, and its services are refused; a test reads every one of them.
     let profiles = texts.into_iter().filter_map(|text| Profile::parse(text).ok());
     profiles.map(|profile| (profile.name.clone(), profile)).collect()
@@ -256,7 +256,7 @@ mod tests {
     #[test]
     fn every_route_of_astrocyte_is_known_for_what_it_is() {
         use Operation::{Admin, Delete, None as Harmless, Read, Write};
-        let profile = Profile::parse(include_str!("../../profiles/astrocyte.toml")).unwrap();
+        let profile = Profile::parse(include_str!("profiles/astrocyte.toml")).unwrap();
         for (method, path, operation) in [
             ("POST", "/v1/retain", Some(Write)),
             ("POST", "/v1/recall", Some(Read)),

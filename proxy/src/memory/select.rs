@@ -7,7 +7,7 @@ use rules::word::BankId;
 use super::form::Query;
 use super::json::Json;
 use super::profile::{Found, Pointer, Selector, Step};
-use crate::refusal::Refusal;
+use crate::report::refusal::Refusal;
 
 /// Most banks in one request.
 pub(super) const MAX_BANKS: usize = 64;

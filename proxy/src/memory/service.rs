@@ -19,9 +19,9 @@ use rules::{Host, Reason, SandboxRef};
 use serde_json::{Value, json};
 
 use super::profile::Profile;
-use crate::inject::{Credential, Credentials};
-use crate::refusal::Refusal;
-use crate::scrub::Echoes;
+use crate::credential::scrub::Echoes;
+use crate::credential::{Credential, Credentials};
+use crate::report::refusal::Refusal;
 
 /// The services of the operator's file.
 #[derive(Debug)]

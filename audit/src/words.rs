@@ -1,0 +1,43 @@
+//! The types of `rules` in the words of the log, for every crate that records.
+
+use rules::{Channel, Host, RuleSet, SandboxRef};
+
+use crate::attempt::{Policy, Subject};
+use crate::record::{self, Code, Environment, SandboxId, TenantId};
+
+/// How a channel is called in records.
+pub fn channel(channel: &Channel) -> record::Channel {
+    let (kind, detail) = match channel {
+        Channel::Dedicated(id) => ("dedicated", id.to_string()),
+        Channel::Interface(name) => ("interface", name.clone()),
+        Channel::Mark(mark) => ("mark", format!("{mark:#x}")),
+        Channel::SourceAddress(address) => ("source_address", address.to_string()),
+        Channel::UnixUser(uid) => ("unix", uid.to_string()),
+    };
+    record::Channel { kind: Code(kind), detail: Some(detail.into()) }
+}
+
+/// Whose attempt it is.
+pub fn subject(sandbox: &SandboxRef) -> Subject {
+    let unset = "unset";
+    let tenant = sandbox.tenant.as_ref().map_or(unset, |tenant| tenant.as_str());
+    let environment = sandbox.environment.as_ref().map_or(unset, |name| name.as_str());
+    Subject {
+        sandbox: SandboxId(sandbox.id.as_str().into()),
+        tenant: TenantId(tenant.into()),
+        environment: Environment(environment.into()),
+    }
+}
+
+/// The rules in force.
+pub fn policy(rules: &RuleSet) -> Policy {
+    Policy { digest: rules.digest().to_string().into(), generation: rules.generation() }
+}
+
+/// The host of an attempt.
+pub fn host(host: &Host) -> record::Host {
+    match host {
+        Host::Address(address) => address.to_string().as_str().into(),
+        Host::Name(name) => name.as_str().into(),
+    }
+}

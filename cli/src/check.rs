@@ -1,0 +1,281 @@
+//! `sandbar check`: parses, compiles, runs the tests, and prints what is really in effect.
+
+use std::collections::BTreeMap;
+use std::process::ExitCode;
+
+use proxy::admin::explain::budget_json;
+use rules::policy::{Policy, Rule};
+use rules::set::Hit;
+use rules::terms::Value as Said;
+use rules::{RuleSet, Sources, compile};
+use serde_json::{Value, json};
+
+use super::{BAD_INPUT, NEGATIVE, Output, test};
+use crate::policy_args::PathArgs;
+use crate::terminal::{FAINT, GOOD, HEAD, paint, print_json};
+use proxy::report::diagnostics::{Severity, complain, to_json};
+
+/// Most patterns of one rule that are printed; `--all` prints every one.
+const SHOWN_PATTERNS: usize = 8;
+
+/// Check policies: parse, compile, run their tests, and print what is in effect
+#[derive(clap::Args)]
+pub(crate) struct CheckArgs {
+    #[command(flatten)]
+    paths: PathArgs,
+    /// Print every pattern, long lists too
+    #[arg(long)]
+    all: bool,
+    /// Print problems and the verdict only
+    #[arg(long, short)]
+    quiet: bool,
+}
+
+/// Checks policies. Exit status: 0 good, 1 a test failed, 2 not good.
+pub(crate) fn check(args: &CheckArgs, output: Output) -> anyhow::Result<ExitCode> {
+    let sources = args.paths.read()?;
+    let rules = match compile(&sources, &[]) {
+        Ok(rules) => rules,
+        Err(problems) => {
+            refuse(&problems, output);
+            return Ok(ExitCode::from(BAD_INPUT));
+        }
+    };
+    let outcomes = rules.run_trials();
+    let failed = outcomes.iter().filter(|outcome| !outcome.passed()).count();
+    if output.json {
+        print_json(&describe(&rules, &sources, &outcomes));
+    } else {
+        complain(rules.warnings(), Severity::Warning);
+        if !args.quiet {
+            print_rules(&rules, args);
+        }
+        test::print_failed(&outcomes);
+        print_verdict(&rules, &sources, outcomes.len(), failed);
+    }
+    Ok(if failed == 0 { ExitCode::SUCCESS } else { ExitCode::from(NEGATIVE) })
+}
+
+/// Prints what keeps a policy from loading, for every command that loads one.
+pub(crate) fn refuse(problems: &[rules::load::problem::Problem], output: Output) {
+    if output.json {
+        let all: Vec<Value> =
+            problems.iter().map(|problem| to_json(problem, Severity::Error)).collect();
+        print_json(&json!({ "ok": false, "problems": all }));
+    } else {
+        complain(problems, Severity::Error);
+        let plural = if problems.len() == 1 { "error" } else { "errors" };
+        anstream::eprintln!("sandbar: {} {plural}; nothing was loaded", problems.len());
+    }
+}
+
+/// The targets of one rule.
+#[derive(Default)]
+struct Targets<'a> {
+    hosts: Vec<Hit<'a>>,
+    addresses: Vec<String>,
+    /// Patterns that are not shown.
+    more: usize,
+}
+
+/// The targets of every rule of a policy, gathered in one walk: a list may hold a million.
+fn targets(policy: &Policy, shown: usize) -> Vec<Targets<'_>> {
+    let mut all: Vec<Targets<'_>> = policy.rules().iter().map(|_| Targets::default()).collect();
+    for (hit, _) in policy.hosts() {
+        match all.get_mut(usize::from(hit.rule)) {
+            Some(own) if own.hosts.len() < shown => own.hosts.push(hit),
+            Some(own) => own.more += 1,
+            None => {}
+        }
+    }
+    let numbers: BTreeMap<&str, usize> =
+        policy.rules().iter().enumerate().map(|(at, rule)| (rule.name(), at)).collect();
+    for (net, rule) in policy.addresses() {
+        if let Some(own) = numbers.get(rule.name()).and_then(|at| all.get_mut(*at)) {
+            own.addresses.push(net.to_string());
+        }
+    }
+    all
+}
+
+fn print_rules(rules: &RuleSet, args: &CheckArgs) {
+    let shown = if args.all { usize::MAX } else { SHOWN_PATTERNS };
+    for policy in rules.policies() {
+        let digest = paint(FAINT, format!("digest {}", policy.digest().short()));
+        anstream::println!("{} {}  {digest}", paint(HEAD, policy.name()), policy.file());
+        for (rule, targets) in policy.rules().iter().zip(targets(policy, shown)) {
+            print_rule(policy, rule, &targets);
+        }
+        for (key, limit) in policy.budgets().set() {
+            anstream::println!("  budget: {key} = {limit}");
+        }
+    }
+    for sandbox in rules.sandboxes().iter() {
+        print_sandbox(rules, sandbox);
+    }
+}
+
+fn print_rule(policy: &Policy, rule: &Rule, targets: &Targets<'_>) {
+    let origin = paint(FAINT, format!("{}:{}", policy.file(), rule.line()));
+    let terms = paint(FAINT, format!("({})", terms(rule)));
+    anstream::println!("  {} {terms}  {origin}", rule.name());
+    for hit in &targets.hosts {
+        let (file, line) = policy.origin(rule, hit);
+        anstream::println!(
+            "    {:<32} {}  {}",
+            hit.pattern(),
+            covers(hit, rule),
+            paint(FAINT, format!("{file}:{line}"))
+        );
+    }
+    match targets.more {
+        0 => {}
+        more => anstream::println!("    ... and {more} more (--all prints them)"),
+    }
+    for net in &targets.addresses {
+        anstream::println!("    {net:<32} this address range, {}", ports(None, rule));
+    }
+}
+
+fn print_sandbox(rules: &RuleSet, sandbox: &rules::SandboxRef) {
+    let names = policy_names(rules, sandbox);
+    let base = rules.base_of(sandbox).unwrap_or("none");
+    let environment =
+        sandbox.environment.as_ref().map_or("unset", |environment| environment.as_str());
+    let tenant = sandbox.tenant.as_ref().map_or("unset", |tenant| tenant.as_str());
+    anstream::println!(
+        "sandbox {}  tenant {tenant}, environment {environment}, base {base}, policies {}",
+        paint(HEAD, &sandbox.id),
+        if names.is_empty() { "none: nothing is allowed".to_owned() } else { names.join(", ") }
+    );
+}
+
+/// The sandbox's own policies; its base is told apart.
+fn policy_names<'a>(rules: &'a RuleSet, sandbox: &rules::SandboxRef) -> Vec<&'a str> {
+    rules.own_policies_of(sandbox).iter().map(|policy| policy.name().as_str()).collect()
+}
+
+fn print_verdict(rules: &RuleSet, sources: &Sources, tests: usize, failed: usize) {
+    let patterns: usize = rules.policies().map(|policy| policy.hosts().count()).sum();
+    let count: usize = rules.policies().map(|policy| policy.rules().len()).sum();
+    if sources.operator.is_none() {
+        anstream::println!(
+            "{}",
+            paint(
+                FAINT,
+                "not judged without a sandbar.toml: sandboxes, bases, banks and environments, credentials"
+            )
+        );
+    }
+    let verdict =
+        if failed == 0 { paint(GOOD, "ok") } else { paint(crate::terminal::BAD, "tests failed") };
+    anstream::println!(
+        "{verdict}: {} policies, {count} rules, {patterns} patterns, {} of {tests} tests passed, digest {}",
+        rules.policies().count(),
+        tests - failed,
+        rules.digest().short(),
+    );
+}
+
+/// What a pattern covers, in words.
+fn covers(hit: &Hit<'_>, rule: &Rule) -> String {
+    format!("{}, {}", hit.in_words(), ports(hit.port, rule))
+}
+
+fn ports(written: Option<u16>, rule: &Rule) -> String {
+    match (written, rule.ports()) {
+        (Some(port), _) => format!("port {port}"),
+        (None, None) => "every port".to_owned(),
+        (None, Some([])) => "no port".to_owned(),
+        (None, Some([port])) => format!("port {port}"),
+        (None, Some(ports)) => format!("ports {}", join(ports)),
+    }
+}
+
+/// What a rule does and on which terms, in a few words.
+fn terms(rule: &Rule) -> String {
+    let mut words = vec![rule.in_words().to_owned()];
+    words.extend(
+        rule.methods().map(
+            |methods| {
+                if methods.is_empty() { "no method".to_owned() } else { join(methods) }
+            },
+        ),
+    );
+    words.extend(
+        rule.paths().map(|paths| if paths.is_empty() { "no path".to_owned() } else { join(paths) }),
+    );
+    words.extend(rule.credential().map(|name| format!("credential {name}")));
+    words.extend(rule.resolves_to().map(|nets| format!("resolves to {}", join(nets))));
+    // How TLS is treated is the first word already.
+    for term in rule.terms().into_iter().filter(|term| term.key != "tls") {
+        words.push(match term.value {
+            Said::List(items) => format!("{} {}", term.key, items.join(" ")),
+            Said::Word(word) => format!("{} {word}", term.key),
+        });
+    }
+    words.extend(rule.budgets().set().map(|(key, limit)| format!("{key} = {limit}")));
+    words.join("; ")
+}
+
+fn join<T: ToString>(items: &[T]) -> String {
+    items.iter().map(ToString::to_string).collect::<Vec<_>>().join(" ")
+}
+
+fn describe(rules: &RuleSet, sources: &Sources, outcomes: &[rules::trial::Outcome]) -> Value {
+    let warnings: Vec<Value> =
+        rules.warnings().iter().map(|problem| to_json(problem, Severity::Warning)).collect();
+    json!({
+        "ok": outcomes.iter().all(rules::trial::Outcome::passed),
+        "digest": rules.digest().to_string(),
+        "judged": { "sandboxes": sources.operator.is_some() },
+        "policies": rules.policies().map(|policy| policy_json(policy)).collect::<Vec<_>>(),
+        "sandboxes": rules.sandboxes().iter().map(|sandbox| json!({
+            "id": sandbox.id.as_str(),
+            "tenant": sandbox.tenant.as_ref().map(|tenant| tenant.as_str()),
+            "environment": sandbox.environment.as_ref().map(|environment| environment.as_str()),
+            "base": rules.base_of(sandbox),
+            "policies": policy_names(rules, sandbox),
+        })).collect::<Vec<_>>(),
+        "problems": warnings,
+        "tests": outcomes.iter().map(test::to_json).collect::<Vec<_>>(),
+    })
+}
+
+fn policy_json(policy: &Policy) -> Value {
+    let rules = policy.rules().iter().zip(targets(policy, usize::MAX));
+    json!({
+        "name": policy.name().as_str(),
+        "file": policy.file(),
+        "digest": policy.digest().to_string(),
+        "budget": budget_json(policy.budgets()),
+        "rules": rules.map(|(rule, targets)| rule_json(policy, rule, &targets)).collect::<Vec<_>>(),
+    })
+}
+
+fn rule_json(policy: &Policy, rule: &Rule, targets: &Targets<'_>) -> Value {
+    let host = |hit: &Hit<'_>| {
+        let (file, line) = policy.origin(rule, hit);
+        json!({ "pattern": hit.pattern(), "covers": covers(hit, rule), "port": hit.port, "file": *file, "line": line })
+    };
+    let mut value = json!({
+        "name": rule.name(),
+        "does": rule.in_words(),
+        "line": rule.line(),
+        "hosts": targets.hosts.iter().map(host).collect::<Vec<_>>(),
+        "addresses": targets.addresses,
+        "ports": rule.ports(),
+        "methods": rule.methods().map(|methods| methods.iter().map(ToString::to_string).collect::<Vec<_>>()),
+        "paths": rule.paths().map(|paths| paths.iter().map(ToString::to_string).collect::<Vec<_>>()),
+        "credential": rule.credential().map(|name| name.as_str()),
+        "resolves_to": rule.resolves_to().map(|nets| nets.iter().map(ToString::to_string).collect::<Vec<_>>()),
+        "budget": budget_json(rule.budgets()),
+    });
+    for term in rule.terms() {
+        value[term.key] = match term.value {
+            Said::List(items) => json!(items),
+            Said::Word(word) => json!(word),
+        };
+    }
+    value
+}

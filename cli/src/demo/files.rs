@@ -1,0 +1,215 @@
+//! The files of the story, as an operator and a network team would write them, in a directory of their own.
+
+use std::fs;
+use std::io::Write;
+use std::os::fd::{AsRawFd, OwnedFd};
+use std::os::unix::fs::OpenOptionsExt;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use anyhow::Context;
+use certs::UnixTime;
+use certs::identity::{Algorithm, IssueRequest, IssuerOptions, LocalIssuer, TrustDomain};
+use tempfile::TempDir;
+
+use super::world::RESOLVER;
+use jail::Arrivals;
+
+/// The sandboxes of the story.
+pub(super) const A: &str = "sandbox-a";
+pub(super) const B: &str = "sandbox-b";
+/// What the model's host takes for its customer. It is made up.
+pub(super) const SECRET: &str = "sk-demo-7f3a9c41e6b2";
+/// What the memory service takes for the proxy.
+const KEY: &str = "the-key-of-the-memory-service";
+const AUDIENCE: &str = "spiffe://acme.example/memory";
+const ISSUER: &str = "https://issuer.acme.example";
+/// How long a token of the story lives.
+const LIFE: Duration = Duration::from_secs(300);
+
+/// What the first sandbox may do.
+pub(super) const POLICY_A: &str = r#"name = "agent-a"
+
+[[allow]]
+name    = "source code"
+hosts   = ["code.example"]
+methods = ["GET", "HEAD"]
+
+[[allow]]
+name       = "model"
+hosts      = ["model.example"]
+paths      = ["/v1/**"]
+credential = "model"
+
+[[allow]]
+name  = "assets"
+hosts = ["*.cdn.example"]
+
+[[allow]]
+name  = "metrics"
+hosts = ["*.metrics.example"]
+
+[[allow]]
+name  = "downloads"
+hosts = ["downloads.example"]
+
+[[allow]]
+name  = "mirror"
+hosts = ["mirror.example"]
+
+[[memory]]
+name    = "team memory"
+host    = "memory.example"
+profile = "astrocyte"
+recall  = ["staging:team-a"]
+"#;
+
+/// What the second sandbox may do.
+const POLICY_B: &str = r#"name = "agent-b"
+
+[[allow]]
+name  = "assets"
+hosts = ["*.cdn.example"]
+
+[[memory]]
+name    = "team memory"
+host    = "memory.example"
+profile = "astrocyte"
+recall  = ["staging:team-b"]
+"#;
+
+/// The directory with everything in it.
+pub(super) struct Files {
+    dir: TempDir,
+}
+
+impl Files {
+    pub(super) fn new() -> anyhow::Result<Self> {
+        let dir = tempfile::Builder::new().prefix("sandbar-demo-").tempdir();
+        Ok(Files { dir: dir.context("there is no place for the files of the story")? })
+    }
+
+    pub(super) fn at(&self, name: &str) -> PathBuf {
+        self.dir.path().join(name)
+    }
+
+    /// Leaves the directory behind.
+    pub(super) fn keep(self) -> PathBuf {
+        self.dir.keep()
+    }
+
+    /// Writes everything, with the sockets at which each sandbox arrives.
+    pub(super) fn write(
+        &self,
+        root: &str,
+        arrivals: &[(&str, &Arrivals)],
+    ) -> anyhow::Result<LocalIssuer> {
+        fs::create_dir(self.at("policies"))?;
+        fs::write(self.at("policies/agent-a.toml"), POLICY_A)?;
+        fs::write(self.at("policies/agent-b.toml"), POLICY_B)?;
+        fs::write(self.at("world.pem"), root)?;
+        secret(&self.at("model.key"), SECRET)?;
+        secret(&self.at("memory.key"), KEY)?;
+        let options = IssuerOptions {
+            issuer: ISSUER.to_owned(),
+            trust_domain: TrustDomain::parse("acme.example")?,
+            environments: None,
+            algorithm: Algorithm::Es256,
+        };
+        let issuer = LocalIssuer::init(&self.at("issuer"), &options, UnixTime::now())?;
+        fs::write(self.config(), operator(arrivals))?;
+        Ok(issuer)
+    }
+
+    pub(super) fn config(&self) -> PathBuf {
+        self.at("sandbar.toml")
+    }
+}
+
+/// A token that names a sandbox.
+pub(super) fn token(issuer: &LocalIssuer, sandbox: &str) -> anyhow::Result<String> {
+    let request = IssueRequest {
+        tenant: "acme",
+        environment: "staging",
+        sandbox,
+        audience: AUDIENCE,
+        life: LIFE,
+        generation: None,
+    };
+    Ok(issuer.issue(&request, UnixTime::now())?.expose().to_owned())
+}
+
+fn secret(path: &Path, text: &str) -> anyhow::Result<()> {
+    let mut file = fs::OpenOptions::new().write(true).create_new(true).mode(0o600).open(path)?;
+    Ok(writeln!(file, "{text}")?)
+}
+
+fn operator(arrivals: &[(&str, &Arrivals)]) -> String {
+    let mut text = format!(
+        r#"policies = "policies"
+
+[log]
+dir = "log"
+
+[dns]
+upstreams = ["{RESOLVER}"]
+
+[upstream]
+roots        = ["world.pem"]
+system_roots = false
+
+[[credential]]
+name = "model"
+file = "model.key"
+
+[[credential]]
+name = "memory"
+file = "memory.key"
+
+[[identity.issuer]]
+name         = "{ISSUER}"
+trust_domain = "acme.example"
+keys         = "issuer/jwks.json"
+
+[[memory_service]]
+host       = "memory.example"
+audience   = "{AUDIENCE}"
+mode       = "api-key"
+credential = "memory"
+"#
+    );
+    for (sandbox, arrivals) in arrivals {
+        text += &channel(sandbox, arrivals);
+    }
+    text
+}
+
+/// One sandbox, and the sockets that are its alone.
+fn channel(sandbox: &str, arrivals: &Arrivals) -> String {
+    let bind = |sockets: &[OwnedFd]| {
+        let number = |socket: &OwnedFd| format!("\"inherited:{}\"", socket.as_raw_fd());
+        sockets.iter().map(number).collect::<Vec<_>>().join(", ")
+    };
+    let (dns, tcp) = (bind(&arrivals.dns), bind(&arrivals.tcp));
+    let policy = sandbox.replace("sandbox", "agent");
+    format!(
+        r#"
+[[listener]]
+mode    = "dns"
+bind    = [{dns}]
+sandbox = "{sandbox}"
+
+[[listener]]
+mode    = "redirect"
+bind    = [{tcp}]
+sandbox = "{sandbox}"
+
+[[sandbox]]
+id          = "{sandbox}"
+tenant      = "acme"
+environment = "staging"
+base        = "user"
+policies    = ["{policy}"]
+"#
+    )
+}

@@ -1,0 +1,244 @@
+//! Files: what Sandbar keeps, what proves who the caller is, and what is run or obeyed outside later.
+
+use std::fs;
+use std::io::{self, Read};
+use std::path::{Path, PathBuf};
+
+use nix::unistd::{AccessFlags, access};
+
+use super::{Ground, Probe};
+use crate::doctor::probe::Verdict;
+
+const GROUP: &str = "files";
+const OWN_FIX: &str =
+    "do not mount Sandbar's directories into the sandbox; `sandbar run` hides them by itself";
+const POLICY_FIX: &str = "mount the directory of the policies read-only, or not at all";
+/// Where Sandbar keeps its things, where nothing else is said.
+const OWN: [&str; 5] = [
+    "/etc/sandbar",
+    "/var/lib/sandbar",
+    "/var/log/sandbar",
+    ".config/sandbar",
+    ".local/state/sandbar",
+];
+/// In the home directory: what proves who somebody is.
+const CREDENTIALS: [&str; 14] = [
+    ".aws/credentials",
+    ".azure",
+    ".config/gcloud",
+    ".config/gh",
+    ".docker/config.json",
+    ".git-credentials",
+    ".gnupg",
+    ".kube/config",
+    ".local/share/keyrings",
+    ".netrc",
+    ".password-store",
+    ".pki",
+    ".ssh",
+    ".vault-token",
+];
+/// In the home directory: what programs outside run or obey.
+const STARTUP: [&str; 10] = [
+    ".bash_profile",
+    ".bashrc",
+    ".config/autostart",
+    ".config/git",
+    ".config/systemd",
+    ".gitconfig",
+    ".profile",
+    ".ssh",
+    ".vimrc",
+    ".zshrc",
+];
+/// What a cluster mounts into every container.
+const TOKENS: [&str; 2] = [
+    "/var/run/secrets/kubernetes.io/serviceaccount/token",
+    "/var/run/secrets/eks.amazonaws.com/serviceaccount/token",
+];
+/// What the machine runs or obeys.
+const SYSTEM: [&str; 8] = [
+    "/etc",
+    "/etc/ld.so.preload",
+    "/etc/passwd",
+    "/etc/sudoers.d",
+    "/usr/bin",
+    "/usr/lib",
+    "/var/spool/cron",
+    "/boot",
+];
+
+pub(super) fn probes(ground: &Ground) -> Vec<Probe> {
+    let mut probes = vec![
+        Probe::new(
+            GROUP,
+            "files.own",
+            "Sandbar's policies, log, state and keys",
+            OWN_FIX,
+            |ground| {
+                let usual = OWN.map(|name| at(ground, name)).into_iter().flatten();
+                let state = std::env::var_os("XDG_STATE_HOME")
+                    .map(|dir| PathBuf::from(dir).join("sandbar"));
+                let tried: Vec<Verdict> = usual.chain(state).map(|path| hidden(&path)).collect();
+                Verdict::worst(tried, "there is no home directory")
+            },
+        ),
+        Probe::new(
+            GROUP,
+            "files.credentials",
+            "credentials in the home directory",
+            "hide these from the sandbox, and let Sandbar add credentials to requests (`[[credential]]`)",
+            |ground| {
+                let tried = CREDENTIALS
+                    .iter()
+                    .filter_map(|name| at(ground, name))
+                    .map(|path| secret(&path));
+                Verdict::worst(tried.collect::<Vec<_>>(), "there is no home directory")
+            },
+        ),
+        Probe::new(
+            GROUP,
+            "files.token",
+            "the cluster's token",
+            "set `automountServiceAccountToken: false` in the pod",
+            |_| Verdict::worst(TOKENS.map(|path| secret(Path::new(path))), "none"),
+        ),
+        Probe::new(
+            GROUP,
+            "files.startup",
+            "writing what is run outside later",
+            "make these read-only for the sandbox",
+            |ground| {
+                let paths = STARTUP.iter().filter_map(|name| at(ground, name));
+                lasting(
+                    ground,
+                    paths.collect(),
+                    "whether anybody outside obeys the files of this home directory cannot be seen from here",
+                )
+            },
+        ),
+        Probe::new(
+            GROUP,
+            "files.system",
+            "writing the system's files",
+            "make the file system of the sandbox read-only",
+            |ground| {
+                lasting(
+                    ground,
+                    SYSTEM.map(PathBuf::from).to_vec(),
+                    "whether these files are anybody else's cannot be seen from here",
+                )
+            },
+        ),
+        Probe::new(
+            GROUP,
+            "files.program",
+            "writing this program, which is run outside too",
+            "make the program read-only for the sandbox",
+            |ground| {
+                let own = std::env::current_exe().ok();
+                lasting(
+                    ground,
+                    own.into_iter().collect(),
+                    "whether this program is run outside too cannot be seen from here",
+                )
+            },
+        ),
+    ];
+    for path in &ground.hidden {
+        let path = path.clone();
+        let (name, what) = (format!("files.path.{}", path.display()), path.display().to_string());
+        probes.push(Probe::new(GROUP, name, what, OWN_FIX, move |_| hidden(&path)));
+    }
+    for path in &ground.kept {
+        let path = path.clone();
+        let name = format!("files.policy.{}", path.display());
+        let what = format!("writing {}", path.display());
+        probes.push(Probe::new(GROUP, name, what, POLICY_FIX, move |_| written(&path)));
+    }
+    probes
+}
+
+/// A name below the home directory, or a path as it is.
+fn at(ground: &Ground, name: &str) -> Option<PathBuf> {
+    match name.starts_with('/') {
+        true => Some(PathBuf::from(name)),
+        false => ground.home.as_ref().map(|home| home.join(name)),
+    }
+}
+
+/// Neither to be read nor to be written.
+fn hidden(path: &Path) -> Verdict {
+    let read = secret(path);
+    if read.is_bad() {
+        return read;
+    }
+    let write = written(path);
+    if write.is_bad() { write } else { read }
+}
+
+/// Whether there is anything to be read.
+fn secret(path: &Path) -> Verdict {
+    let shown = path.display();
+    match holds_anything(path) {
+        Ok(true) => Verdict::Escaped(format!("{shown} can be read")),
+        Ok(false) => Verdict::Blocked(format!("{shown} is empty")),
+        Err(error) => Verdict::Blocked(format!("{shown}: {error}")),
+    }
+}
+
+/// Whether a directory has an entry, or a file a byte. Nothing else is looked at.
+fn holds_anything(path: &Path) -> io::Result<bool> {
+    let found = fs::metadata(path)?;
+    if found.is_dir() {
+        return Ok(fs::read_dir(path)?.next().is_some());
+    }
+    if !found.is_file() {
+        return Ok(false); // a device is no file with anything in it
+    }
+    Ok(fs::File::open(path)?.read(&mut [0])? > 0)
+}
+
+/// Whether it could be written. It is not.
+fn written(path: &Path) -> Verdict {
+    let shown = path.display();
+    match access(path, AccessFlags::W_OK) {
+        Ok(()) if is_null(path) => Verdict::Blocked(format!("{shown} is covered")),
+        Ok(()) => Verdict::Escaped(format!("{shown} can be written")),
+        Err(error) => Verdict::Blocked(format!("{shown}: {error}")),
+    }
+}
+
+/// Whether it is a device that keeps nothing, as is put over what is hidden.
+fn is_null(path: &Path) -> bool {
+    use std::os::unix::fs::FileTypeExt;
+    fs::metadata(path).is_ok_and(|found| found.file_type().is_char_device())
+}
+
+/// Writing is bad in a jail, whose files are the caller's. In a container they may be nobody else's.
+fn lasting(ground: &Ground, paths: Vec<PathBuf>, unclear: &str) -> Verdict {
+    let tried = paths.iter().map(|path| written(path));
+    let worst = Verdict::worst(tried.collect::<Vec<_>>(), "there are none");
+    match worst.is_bad() && !ground.jail {
+        true => Verdict::Unknown(format!("{}; {unclear}", worst.how())),
+        false => worst,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_can_be_read_or_written_is_found() {
+        let dir = tempfile::tempdir().unwrap();
+        let (file, empty) = (dir.path().join("file"), dir.path().join("empty"));
+        fs::write(&file, "x").unwrap();
+        fs::create_dir(&empty).unwrap();
+        assert!(secret(&file).is_bad() && hidden(&file).is_bad() && secret(dir.path()).is_bad());
+        assert!(!secret(&empty).is_bad(), "there is nothing in it");
+        assert!(hidden(&empty).is_bad(), "something could be put into it");
+        assert!(!hidden(&dir.path().join("none")).is_bad());
+        assert!(!hidden(Path::new("/dev/null")).is_bad(), "as a jail covers files");
+    }
+}

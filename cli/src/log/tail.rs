@@ -1,0 +1,110 @@
+//! `sandbar log tail`: the log as it grows, a line a record, across rotations.
+
+use std::collections::VecDeque;
+use std::io::{self, Write};
+use std::path::PathBuf;
+use std::process::ExitCode;
+use std::thread;
+use std::time::Duration;
+
+use anyhow::Context;
+use audit::view::{Filter, Follower, View};
+
+use super::filter::FilterArgs;
+use super::shown::{json, shown};
+use crate::Output;
+
+/// How often a log that does not grow is looked at.
+const POLL: Duration = Duration::from_millis(100);
+/// Most records shown before following.
+const LAST_MAX: usize = 100_000;
+
+/// Show the last records, and with `--follow` every new one
+#[derive(clap::Args)]
+pub(crate) struct TailArgs {
+    /// The log's directory
+    #[arg(default_value = "log", value_name = "DIR")]
+    dir: PathBuf,
+    /// Go on with every new record
+    #[arg(long, short)]
+    follow: bool,
+    /// Show this many of the last records that are wanted
+    #[arg(long, short = 'n', default_value_t = 20, value_name = "COUNT")]
+    last: usize,
+    #[command(flatten)]
+    filter: FilterArgs,
+}
+
+/// Shows records. Exit status: 0, or 2 when the log cannot be read.
+pub(crate) fn tail(args: &TailArgs, output: Output) -> anyhow::Result<ExitCode> {
+    let cannot_read = || format!("cannot read {}", args.dir.display());
+    let filter = args.filter.filter();
+    let (mut follower, last) = last(args, &filter, output).with_context(cannot_read)?;
+    for text in last {
+        if say(&text).is_err() {
+            return Ok(ExitCode::SUCCESS);
+        }
+    }
+    if args.follow {
+        follow(&mut follower, &filter, output).with_context(cannot_read)?;
+    }
+    Ok(ExitCode::SUCCESS)
+}
+
+/// The last records that are wanted, and a follower that stands behind them. Begins with the
+/// newest segment and goes back as far as it must.
+fn last(
+    args: &TailArgs,
+    filter: &Filter,
+    output: Output,
+) -> io::Result<(Follower, VecDeque<String>)> {
+    let (segments, keep) = (audit::segments(&args.dir)?.len(), args.last.min(LAST_MAX));
+    let mut back = 0;
+    loop {
+        let mut follower = Follower::newest(&args.dir, back)?;
+        let mut last = VecDeque::new();
+        follower.poll(|line| {
+            last.extend(wanted(line, filter, output));
+            if last.len() > keep {
+                last.pop_front();
+            }
+        })?;
+        if last.len() >= keep || back >= segments {
+            return Ok((follower, last));
+        }
+        back = back * 2 + 1;
+    }
+}
+
+/// Shows every new record until whoever reads us has gone.
+fn follow(follower: &mut Follower, filter: &Filter, output: Output) -> io::Result<()> {
+    loop {
+        let mut said = Ok(());
+        let grew = follower.poll(|line| {
+            if let (Some(text), Ok(())) = (wanted(line, filter, output), &said) {
+                said = say(&text);
+            }
+        })?;
+        if said.is_err() {
+            return Ok(());
+        }
+        if !grew {
+            thread::sleep(POLL);
+        }
+    }
+}
+
+/// The line to show for a record, if it is wanted.
+fn wanted(line: &[u8], filter: &Filter, output: Output) -> Option<String> {
+    let view = View::parse(line).filter(|view| filter.wants(view))?;
+    match output.json {
+        true => Some(json(line)),
+        false => Some(shown(&view)),
+    }
+}
+
+fn say(text: &str) -> io::Result<()> {
+    let mut out = anstream::stdout().lock();
+    writeln!(out, "{text}")?;
+    out.flush()
+}

@@ -1,0 +1,202 @@
+//! `sandbar log verify`: whether a log is what was written, said by exit status and in words.
+
+use std::path::{Path, PathBuf};
+use std::process::ExitCode;
+use std::sync::atomic::Ordering;
+use std::sync::mpsc::{RecvTimeoutError, channel};
+use std::thread;
+use std::time::Duration;
+
+use anyhow::Context;
+use audit::checkpoint::{self, Checkpoint, Keys, Notes, Signature};
+use audit::verify::{Gap, Progress, Report, Verified};
+use indicatif::{ProgressBar, ProgressStyle};
+
+use crate::terminal::{BAD, GOOD, WARN, paint};
+use crate::{BAD_INPUT, Output};
+
+/// Exit status for a log that was changed.
+const CHANGED: u8 = 1;
+
+/// Verify that nothing in a log was changed, removed, moved or added
+#[derive(clap::Args)]
+pub(crate) struct VerifyArgs {
+    /// Segments, or directories of segments
+    #[arg(required = true, value_name = "FILES")]
+    files: Vec<PathBuf>,
+    /// A file of checkpoints held elsewhere; those beside the log are read anyway
+    #[arg(long, value_name = "FILE")]
+    checkpoint: Vec<PathBuf>,
+    /// The public key of the checkpoints; without it the one beside the log is used
+    #[arg(long, value_name = "FILE")]
+    key: Option<PathBuf>,
+}
+
+/// Verifies a log. Exit status: 0 intact, 1 changed, 2 incomplete or not readable.
+pub(crate) fn verify(args: &VerifyArgs, output: Output) -> anyhow::Result<ExitCode> {
+    let keys = keys(args)?;
+    // Before the segments are listed: those of a log that grows must not be behind its notes.
+    let notes = checkpoints(args, keys.as_ref())?;
+    let files = super::segments(&args.files)?;
+    let mut report = watched(&files, &notes.checkpoints)?;
+    if args.key.is_some() && report.attested.is_none() {
+        report.gaps.push(Gap::Unattested); // whoever gives a key wants to know by it
+    }
+    match output.json {
+        true => anstream::println!("{}", as_json(&report, &notes)),
+        false => say(&report, &notes),
+    }
+    Ok(match report.verified() {
+        Verified::Changed => ExitCode::from(CHANGED),
+        Verified::Incomplete => ExitCode::from(BAD_INPUT),
+        Verified::Intact => ExitCode::SUCCESS,
+    })
+}
+
+fn keys(args: &VerifyArgs) -> anyhow::Result<Option<Keys>> {
+    let beside = || beside(&args.files, checkpoint::PUBLIC).into_iter().next();
+    let Some(path) = args.key.clone().or_else(beside) else { return Ok(None) };
+    let shown = path.display();
+    let text = std::fs::read_to_string(&path).with_context(|| format!("cannot read {shown}"))?;
+    Keys::parse(&text).map(Some).with_context(|| format!("{shown} is not a key"))
+}
+
+fn checkpoints(args: &VerifyArgs, keys: Option<&Keys>) -> anyhow::Result<Notes> {
+    let mut notes = Notes::default();
+    let given = args.checkpoint.iter().cloned();
+    let files = given.chain(beside(&args.files, checkpoint::FILE)).collect();
+    for path in super::distinct(files) {
+        checkpoint::read(&path, keys, &mut notes)?;
+    }
+    Ok(notes)
+}
+
+/// The files called `name` beside the segments meant.
+fn beside(paths: &[PathBuf], name: &str) -> Vec<PathBuf> {
+    let dir = |path: &PathBuf| match path.is_dir() {
+        true => Some(path.clone()),
+        false => path.parent().map(Path::to_owned),
+    };
+    let beside = paths.iter().filter_map(dir).map(|dir| dir.join(name));
+    beside.filter(|path| path.exists()).collect()
+}
+
+/// Verifies, with a bar on a terminal.
+fn watched(files: &[PathBuf], notes: &[Checkpoint]) -> anyhow::Result<Report> {
+    let size = files.iter().filter_map(|file| file.metadata().ok()).map(|m| m.len()).sum();
+    let bar = ProgressBar::new(size);
+    let style =
+        ProgressStyle::with_template("{bar:40} {bytes}/{total_bytes} {bytes_per_sec} {eta}");
+    bar.set_style(style.unwrap_or_else(|_| ProgressStyle::default_bar()));
+    let progress = Progress::default();
+    let (done, over) = channel::<()>();
+    let result = thread::scope(|scope| {
+        let (bar, progress) = (&bar, &progress);
+        scope.spawn(move || {
+            while over.recv_timeout(Duration::from_millis(100)) == Err(RecvTimeoutError::Timeout) {
+                bar.set_position(progress.bytes.load(Ordering::Relaxed));
+            }
+        });
+        let result = audit::verify::verify(files, notes, progress);
+        drop(done);
+        result
+    });
+    bar.finish_and_clear();
+    result.map_err(|(path, error)| {
+        anyhow::Error::new(error).context(format!("cannot read {}", path.display()))
+    })
+}
+
+/// What the signatures of the notes are worth, in a word.
+fn signatures(report: &Report, notes: &Notes) -> &'static str {
+    let unchecked = |note: &Checkpoint| note.signature == Signature::Unchecked;
+    match (report.attested, notes.checkpoints.iter().any(unchecked)) {
+        (Some(_), _) => "good",
+        (None, true) => "unchecked",
+        (None, false) => "none",
+    }
+}
+
+/// Records that no note covers: whoever holds the files could have cut or forged them.
+fn uncovered(report: &Report) -> u64 {
+    let last = report.last.map_or(0, |last| last.sequence);
+    let before = report.first.map_or(0, |first| first.saturating_sub(1));
+    last.saturating_sub(report.covered.unwrap_or(before))
+}
+
+fn hints(report: &Report, notes: &Notes) {
+    let hint = |text: String| anstream::println!("{} {text}", paint(WARN, "note:"));
+    for place in &notes.unreadable {
+        hint(format!("{}:{}: not a checkpoint", place.file.display(), place.line));
+    }
+    if signatures(report, notes) == "unchecked" {
+        hint("the checkpoints' signatures are not checked: give their key with --key".to_owned());
+    }
+    match uncovered(report) {
+        0 => {}
+        count => hint(format!("{count} records are covered by no checkpoint")),
+    }
+}
+
+fn say(report: &Report, notes: &Notes) {
+    for fault in &report.faults {
+        let place = format!("{}:{}", fault.file.display(), fault.line);
+        anstream::println!("{} {place}: {}", paint(BAD, "changed:"), fault.kind);
+    }
+    for gap in &report.gaps {
+        anstream::println!("{} {gap}", paint(WARN, "incomplete:"));
+    }
+    hints(report, notes);
+    let (word, style) = match report.verified() {
+        Verified::Changed => ("changed", BAD),
+        Verified::Incomplete => ("incomplete", WARN),
+        Verified::Intact => ("intact", GOOD),
+    };
+    anstream::println!(
+        "{}: {} records, {} bytes, {} of {} checkpoints agree{}",
+        paint(style, word),
+        report.records,
+        report.bytes,
+        report.checkpoints,
+        notes.checkpoints.len(),
+        head(report),
+    );
+}
+
+fn head(report: &Report) -> String {
+    let ends = |last: audit::Head| format!("; ends with {} {}", last.sequence, last.hash.as_str());
+    report.last.map(ends).unwrap_or_default()
+}
+
+fn as_json(report: &Report, notes: &Notes) -> serde_json::Value {
+    let shown = |path: &Path| path.display().to_string();
+    let faults = report.faults.iter().map(|fault| {
+        serde_json::json!({
+            "file": shown(&fault.file),
+            "line": fault.line,
+            "what": fault.kind.to_string(),
+        })
+    });
+    let unreadable = notes.unreadable.iter();
+    let unreadable = unreadable
+        .map(|place| serde_json::json!({ "file": shown(&place.file), "line": place.line }));
+    serde_json::json!({
+        "verified": match report.verified() {
+            Verified::Changed => "changed",
+            Verified::Incomplete => "incomplete",
+            Verified::Intact => "intact",
+        },
+        "records": report.records,
+        "bytes": report.bytes,
+        "first": report.first,
+        "last": report.last.map(|last| last.sequence),
+        "head": report.last.map(|last| last.hash.as_str().to_owned()),
+        "checkpoints": { "agree": report.checkpoints, "read": notes.checkpoints.len() },
+        "signatures": signatures(report, notes),
+        "attested_through": report.covered,
+        "uncovered": uncovered(report),
+        "unreadable_checkpoints": unreadable.collect::<Vec<_>>(),
+        "faults": faults.collect::<Vec<_>>(),
+        "gaps": report.gaps.iter().map(ToString::to_string).collect::<Vec<_>>(),
+    })
+}

@@ -1,0 +1,270 @@
+//! From the command line to a plan: where things are kept, what is seen inside, which rules hold.
+
+use std::ffi::CString;
+use std::fmt::Write as _;
+use std::fs;
+use std::net::{IpAddr, SocketAddr};
+use std::os::fd::{AsFd, AsRawFd, OwnedFd};
+use std::os::unix::fs::DirBuilderExt;
+use std::path::{Path, PathBuf};
+use std::time::Instant;
+
+use anyhow::{Context, bail};
+use certs::variables;
+use nix::sys::signal::SigSet;
+use nix::unistd::{Uid, User};
+use rules::word::SandboxId;
+use rules::{SourceFile, Sources, compile};
+use serde_json::json;
+
+use super::RunArgs;
+use super::denials::Advice;
+use super::terminal::Terminal;
+use jail::{
+    Arrivals, Place, Plan, Program, Streams, TRUST, View, Wishes, environment, runtime_dir,
+    terminal_of,
+};
+use proxy::policy::files;
+use proxy::policy::source::{Origin, RunFiles};
+use proxy::report::diagnostics::{Severity, complain};
+
+/// The socket for commands such as `sandbar status`, beside the log.
+const SOCKET: &str = "admin.sock";
+/// What the policy of the command line is called.
+const COMMAND_LINE: &str = "command-line";
+
+/// Everything that is known before there is a jail.
+pub(super) struct Prepared {
+    pub(super) plan: Plan,
+    pub(super) started: Instant,
+    dir: PathBuf,
+    files: RunFiles,
+}
+
+impl Prepared {
+    pub(super) fn of(args: &RunArgs, terminal: &Terminal) -> anyhow::Result<Self> {
+        let started = Instant::now();
+        let id = sandbox(args)?;
+        let state = state(args)?;
+        let dir = run_dir(&state)?;
+        let made = Self::within(args, terminal, &id, &state, &dir);
+        let (plan, files) = made.inspect_err(|_| drop(fs::remove_dir_all(&dir)))?;
+        Ok(Prepared { plan, started, dir, files })
+    }
+
+    fn within(
+        args: &RunArgs,
+        terminal: &Terminal,
+        id: &SandboxId,
+        state: &Path,
+        dir: &Path,
+    ) -> anyhow::Result<(Plan, RunFiles)> {
+        let named = files::read(&args.policy)?;
+        if named.operator.is_some() {
+            bail!("--policy takes policies; an operator's file is for `sandbar serve`");
+        }
+        let view = view(args, state, &named)?;
+        let files = files(args, id, dir, named, &view)?;
+        check(&files)?;
+        let program = Program {
+            words: args.command.clone(),
+            environment: environment(std::env::vars_os(), variables(id)?),
+            place: terminal.place,
+            blocked: SigSet::thread_get_mask()?,
+            streams: Streams::Inherited,
+        };
+        let terminal = match terminal.place {
+            Place::Background | Place::Shared => None,
+            Place::Foreground => terminal_of(std::io::stdin().as_fd()),
+        };
+        let socket = (dir.to_owned(), CString::new(SOCKET)?);
+        Ok((Plan { view, program, terminal, socket }, files))
+    }
+
+    /// Where rules come from, and connections.
+    pub(super) fn origin(&self, arrivals: &Arrivals) -> Origin {
+        let mut files = self.files.clone();
+        for (mode, sockets) in [("dns", &arrivals.dns), ("redirect", &arrivals.tcp)] {
+            let number = |socket: &OwnedFd| format!("\"inherited:{}\"", socket.as_raw_fd());
+            let bind: Vec<String> = sockets.iter().map(number).collect();
+            files.settings += &format!(
+                "[[listener]]\nmode = \"{mode}\"\nbind = [{}]\nsandbox = {}\n",
+                bind.join(", "),
+                files.id
+            );
+        }
+        Origin::Run(Box::new(files))
+    }
+
+    pub(super) fn advice(&self) -> Advice {
+        let first = self.files.policies.first().map(|path| path.display().to_string());
+        let once = self.files.once.policies.iter().map(|file| file.path.clone());
+        let first = first.or_else(|| once.clone().find(|path| path != COMMAND_LINE));
+        first.map_or(Advice::Argument, Advice::Policy)
+    }
+
+    pub(super) fn log(&self) -> PathBuf {
+        self.dir.join("log")
+    }
+
+    /// Removes what is of no use without the proxy.
+    pub(super) fn clean(&self) {
+        drop(fs::remove_file(self.dir.join(SOCKET)));
+    }
+
+    /// Removes everything: nothing came of it.
+    pub(super) fn forget(&self) {
+        drop(fs::remove_dir_all(&self.dir));
+    }
+}
+
+fn sandbox(args: &RunArgs) -> anyhow::Result<SandboxId> {
+    let name = args.sandbox.clone().unwrap_or_else(|| format!("run-{}", std::process::id()));
+    SandboxId::parse(&name).map_err(|error| anyhow::anyhow!("--sandbox `{name}`: {error}"))
+}
+
+/// Where everything of ours is kept, for its owner alone.
+fn state(args: &RunArgs) -> anyhow::Result<PathBuf> {
+    let from =
+        |name: &str| std::env::var_os(name).map(PathBuf::from).filter(|path| path.is_absolute());
+    let named = args.state.clone();
+    let usual = || from("XDG_STATE_HOME").map(|dir| dir.join("sandbar"));
+    let home = || from("HOME").map(|home| home.join(".local/state/sandbar"));
+    let Some(dir) = named.or_else(usual).or_else(home) else {
+        bail!("there is no place for the log: set HOME, or give --state DIR");
+    };
+    make_private(&dir)?;
+    fs::canonicalize(&dir).with_context(|| format!("cannot find {}", dir.display()))
+}
+
+fn make_private(dir: &Path) -> anyhow::Result<()> {
+    let made = fs::DirBuilder::new().recursive(true).mode(0o700).create(dir);
+    made.with_context(|| format!("cannot make {}: give --state DIR", dir.display()))
+}
+
+/// A directory of this run's own.
+fn run_dir(state: &Path) -> anyhow::Result<PathBuf> {
+    let now = jiff::Timestamp::now().strftime("%Y%m%d-%H%M%S").to_string();
+    let dir = state.join("runs").join(format!("{now}-{}", std::process::id()));
+    make_private(&dir)?;
+    Ok(dir)
+}
+
+fn view(args: &RunArgs, state: &Path, named: &Sources) -> anyhow::Result<View> {
+    let variable =
+        |name: &str| std::env::var_os(name).map(PathBuf::from).filter(|path| path.is_absolute());
+    // Those in a directory too: what is in there may be links that lead elsewhere.
+    let policies = named.policies.iter().map(|file| PathBuf::from(&file.path));
+    let lists = named.lists.keys().map(PathBuf::from);
+    for path in args.writable.iter().chain(&args.visible) {
+        fs::metadata(path).with_context(|| format!("cannot show {}", path.display()))?;
+    }
+    View::of(&Wishes {
+        cwd: std::env::current_dir().context("the working directory is gone")?,
+        home: variable("HOME"),
+        account: account(),
+        runtime: variable("XDG_RUNTIME_DIR"),
+        writable: args.writable.clone(),
+        visible: args.visible.clone(),
+        hidden: vec![state.to_owned()],
+        trusted: args.roots.clone(),
+        policies: args.policy.iter().cloned().chain(policies).chain(lists).collect(),
+    })
+}
+
+/// Where the account's own home directory is: its credentials lie there, whatever `HOME` says.
+fn account() -> Option<PathBuf> {
+    User::from_uid(Uid::effective()).ok().flatten().map(|user| user.dir)
+}
+
+fn files(
+    args: &RunArgs,
+    id: &SandboxId,
+    dir: &Path,
+    named: Sources,
+    view: &View,
+) -> anyhow::Result<RunFiles> {
+    let quoted = |text: &str| json!(text).to_string(); // a string of JSON is one of TOML
+    let mut once = Sources { generation: 1, ..Sources::default() };
+    let mut policies = args.policy.clone();
+    if !view.exposed.is_empty() {
+        for path in view.exposed.iter().filter(|_| !args.quiet) {
+            let shown = path.display();
+            anstream::eprintln!(
+                "sandbar: {shown} lies where the command writes, so it is read once; elsewhere its changes would count at once"
+            );
+        }
+        once = named;
+        policies.clear();
+    }
+    // With policies they say what is allowed; without, no private address and no raw TCP is, whatever is asked for.
+    let base = if args.policy.is_empty() { "user" } else { "system" };
+    once.policies.push(command_line(&args.allow));
+    let resolvers =
+        resolvers(args)?.iter().map(|address| quoted(&address.to_string())).collect::<Vec<_>>();
+    let roots: Result<Vec<String>, _> = args
+        .roots
+        .iter()
+        .map(std::path::absolute)
+        .map(|path| path.map(|path| quoted(&path.to_string_lossy())))
+        .collect();
+    let roots = roots.context("cannot find the roots")?;
+    let mut settings = String::new();
+    writeln!(settings, "[log]\ndir = \"log\"\n[admin]\nsocket = \"{SOCKET}\"")?;
+    writeln!(settings, "[dns]\nupstreams = [{}]", resolvers.join(", "))?;
+    writeln!(settings, "[upstream]\nroots = [{}]", roots.join(", "))?;
+    let id = quoted(id.as_str());
+    let sandbox = format!(
+        "[[sandbox]]\nid = {id}\ntenant = \"local\"\nenvironment = \"local\"\nbase = \"{base}\"\n"
+    );
+    Ok(RunFiles { path: dir.join("run.toml"), id, settings, sandbox, policies, once })
+}
+
+/// The hosts of the command line as a policy like any other.
+fn command_line(hosts: &[String]) -> SourceFile {
+    let hosts = json!(hosts);
+    let text =
+        format!("name = \"{COMMAND_LINE}\"\n[[allow]]\nname = \"--allow\"\nhosts = {hosts}\n");
+    SourceFile { path: COMMAND_LINE.to_owned(), bytes: text.into_bytes() }
+}
+
+/// What is wrong with the policies is said before anything is made.
+fn check(files: &RunFiles) -> anyhow::Result<()> {
+    let sources = Origin::Run(Box::new(files.clone())).read()?;
+    compile(&sources, &[]).map(drop).map_err(|problems| {
+        complain(&problems, Severity::Error);
+        anyhow::anyhow!("the policies are not good: nothing is run")
+    })
+}
+
+fn resolvers(args: &RunArgs) -> anyhow::Result<Vec<SocketAddr>> {
+    const FILE: &str = "/etc/resolv.conf";
+    if !args.resolver.is_empty() {
+        return Ok(args.resolver.clone());
+    }
+    let text = fs::read_to_string(FILE).unwrap_or_default();
+    let found: Vec<SocketAddr> = text.lines().filter_map(nameserver).collect();
+    if found.is_empty() {
+        bail!("{FILE} names no resolver: give --resolver ADDRESS:PORT");
+    }
+    Ok(found)
+}
+
+fn nameserver(line: &str) -> Option<SocketAddr> {
+    let mut words = line.split_whitespace();
+    if words.next()? != "nameserver" {
+        return None;
+    }
+    let address: IpAddr = words.next()?.parse().ok()?;
+    Some(SocketAddr::new(address, 53))
+}
+
+/// What the command finds in its environment besides what it was given.
+fn variables(id: &SandboxId) -> anyhow::Result<Vec<(String, String)>> {
+    let trust = variables::variables(Path::new(TRUST))?;
+    let mut all: Vec<(String, String)> =
+        trust.into_iter().map(|(name, value)| (name.to_owned(), value)).collect();
+    all.push(("SANDBAR_SANDBOX".to_owned(), id.to_string()));
+    all.push(("XDG_RUNTIME_DIR".to_owned(), runtime_dir().to_string_lossy().into_owned()));
+    Ok(all)
+}

@@ -1,0 +1,64 @@
+//! `sandbar serve`: runs what the operator's file describes until it is told to stop.
+
+use std::path::PathBuf;
+use std::process::ExitCode;
+
+use anyhow::Context;
+use tokio::signal::unix::{SignalKind, signal};
+use tokio::sync::watch;
+
+use proxy::app::App;
+
+/// What is told of the program's own running: by default warnings and what an operator should know.
+const TOLD: &str = "SANDBAR_LOG";
+
+/// Serve what the operator's file describes, until SIGTERM
+#[derive(clap::Args, Debug)]
+pub(crate) struct ServeArgs {
+    /// The operator's file
+    #[arg(long, short = 'c', value_name = "FILE", default_value = "sandbar.toml")]
+    config: PathBuf,
+}
+
+/// Serves. Exit status: 0 stopped, 2 could not start or broke.
+pub(crate) fn serve(args: &ServeArgs) -> anyhow::Result<ExitCode> {
+    tell_operator("warn,proxy=info,dns_filter=info");
+    // One provider for everything, Pingora included, which would take another.
+    drop(rustls::crypto::CryptoProvider::install_default(certs::provider().as_ref().clone()));
+    let runtime = tokio::runtime::Builder::new_multi_thread()
+        .enable_all()
+        .build()
+        .context("cannot start the runtime")?;
+    runtime.block_on(async {
+        let stop = stop_on_signal()?;
+        let app = App::build(&args.config, stop)?;
+        for listener in app.listeners() {
+            anstream::eprintln!("sandbar: listening: {listener}");
+        }
+        app.run().await
+    })?;
+    Ok(ExitCode::SUCCESS)
+}
+
+/// Operators read stderr; `SANDBAR_LOG=debug` tells each request.
+pub(super) fn tell_operator(otherwise: &str) {
+    let filter = tracing_subscriber::EnvFilter::try_from_env(TOLD)
+        .unwrap_or_else(|_| tracing_subscriber::EnvFilter::new(otherwise));
+    let subscriber = tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr);
+    drop(subscriber.try_init()); // another one is as good
+}
+
+/// Turns true at the first SIGTERM or SIGINT.
+fn stop_on_signal() -> anyhow::Result<watch::Receiver<bool>> {
+    let mut terminate = signal(SignalKind::terminate()).context("cannot wait for SIGTERM")?;
+    let mut interrupt = signal(SignalKind::interrupt()).context("cannot wait for SIGINT")?;
+    let (stop, stopped) = watch::channel(false);
+    tokio::spawn(async move {
+        tokio::select! {
+            _ = terminate.recv() => {}
+            _ = interrupt.recv() => {}
+        }
+        stop.send_replace(true);
+    });
+    Ok(stopped)
+}

@@ -1,0 +1,206 @@
+//! System calls that lead around the namespaces, refused.
+//!
+//! Sockets other than of the internet, unix and netlink: `AF_VSOCK` reaches the machine's host, and no network
+//! namespace stands in its way. `io_uring`, which makes sockets without asking. Typing into the terminal
+//! (`TIOCSTI`, `TIOCLINUX`), which the caller's shell would read after us. Keys of the caller. What is made for
+//! another machine's calls is refused whole, as those have other numbers.
+//!
+//! A command in a pipeline shares the process group of its caller, to which process namespaces do not matter: it
+//! may not signal the group, for the proxy is in it.
+
+use std::io;
+
+use super::child::Place;
+use sys::process as kernel;
+
+#[cfg(target_arch = "x86_64")]
+const MACHINE: u32 = 0xc000_003e;
+#[cfg(target_arch = "aarch64")]
+const MACHINE: u32 = 0xc000_00b7;
+/// Calls of x32, which share the machine and not the numbers.
+#[cfg(target_arch = "x86_64")]
+const FOREIGN: u32 = 0x4000_0000;
+#[cfg(target_arch = "aarch64")]
+const FOREIGN: u32 = u32::MAX;
+/// Where `struct seccomp_data` has the call's number, the machine, and the arguments.
+const NUMBER: u32 = 0;
+const ARCHITECTURE: u32 = 4;
+const FIRST: u32 = 16;
+const SECOND: u32 = 24;
+const FOURTH: u32 = 40;
+
+/// Families of sockets that stay inside, or are led to the proxy.
+const FAMILIES: [u32; 4] =
+    [libc::AF_UNIX as u32, libc::AF_INET as u32, libc::AF_INET6 as u32, libc::AF_NETLINK as u32];
+/// Ways to type into a terminal.
+const TYPING: [u32; 2] = [libc::TIOCSTI as u32, libc::TIOCLINUX as u32];
+/// Calls that are refused whatever they ask, and with what. A library that is told that there is no `io_uring`
+/// does without.
+const REFUSED: [(libc::c_long, i32); 6] = [
+    (libc::SYS_io_uring_setup, libc::ENOSYS),
+    (libc::SYS_io_uring_enter, libc::ENOSYS),
+    (libc::SYS_io_uring_register, libc::ENOSYS),
+    (libc::SYS_add_key, libc::EPERM),
+    (libc::SYS_keyctl, libc::EPERM),
+    (libc::SYS_request_key, libc::EPERM),
+];
+
+/// Binds this thread, and all that comes of it.
+pub(super) fn bind(place: Place) -> io::Result<()> {
+    kernel::filter(&program(place))
+}
+
+/// The filter. Every block of it ends in a return, or falls through to the next with the number loaded.
+fn program(place: Place) -> Vec<libc::sock_filter> {
+    let mut steps =
+        vec![load(ARCHITECTURE), skip_if(MACHINE, 1), refuse(libc::ENOSYS), load(NUMBER)];
+    steps.extend([skip_unless_from(FOREIGN, 1), refuse(libc::ENOSYS)]);
+    for (call, error) in REFUSED {
+        steps.extend([skip_unless(call as u32, 1), refuse(error)]);
+    }
+    // One call makes a socket, the other a pair of them.
+    for call in [libc::SYS_socket, libc::SYS_socketpair] {
+        let mut block = vec![load(FIRST)];
+        for (at, family) in FAMILIES.iter().enumerate() {
+            block.push(skip_if(*family, (FAMILIES.len() - at) as u8));
+        }
+        block.extend([refuse(libc::EAFNOSUPPORT), allow()]);
+        steps.push(skip_unless(call as u32, block.len() as u8));
+        steps.extend(block);
+    }
+    if place == Place::Shared {
+        // The group of whoever calls is number 0; other groups outside have no number inside.
+        let group = [load(FIRST), skip_unless(0, 1), refuse(libc::EPERM), allow()];
+        steps.push(skip_unless(libc::SYS_kill as u32, group.len() as u8));
+        steps.extend(group);
+        let flagged = [load(FOURTH), skip_if(0, 1), refuse(libc::EPERM), allow()];
+        steps.push(skip_unless(libc::SYS_pidfd_send_signal as u32, flagged.len() as u8));
+        steps.extend(flagged);
+    }
+    let mut block = vec![load(SECOND)];
+    for (at, request) in TYPING.iter().enumerate() {
+        block.push(skip_if(*request, (TYPING.len() - at) as u8));
+    }
+    block.extend([allow(), refuse(libc::EPERM)]);
+    steps.push(skip_unless(libc::SYS_ioctl as u32, block.len() as u8));
+    steps.extend(block);
+    steps.push(allow());
+    steps
+}
+
+fn step(code: u32, k: u32, jt: u8, jf: u8) -> libc::sock_filter {
+    libc::sock_filter { code: code as u16, jt, jf, k }
+}
+
+fn load(offset: u32) -> libc::sock_filter {
+    step(libc::BPF_LD | libc::BPF_W | libc::BPF_ABS, offset, 0, 0)
+}
+
+fn skip_if(value: u32, steps: u8) -> libc::sock_filter {
+    step(libc::BPF_JMP | libc::BPF_JEQ | libc::BPF_K, value, steps, 0)
+}
+
+fn skip_unless(value: u32, steps: u8) -> libc::sock_filter {
+    step(libc::BPF_JMP | libc::BPF_JEQ | libc::BPF_K, value, 0, steps)
+}
+
+fn skip_unless_from(value: u32, steps: u8) -> libc::sock_filter {
+    step(libc::BPF_JMP | libc::BPF_JGE | libc::BPF_K, value, 0, steps)
+}
+
+fn refuse(error: i32) -> libc::sock_filter {
+    step(libc::BPF_RET | libc::BPF_K, libc::SECCOMP_RET_ERRNO | error as u32, 0, 0)
+}
+
+fn allow() -> libc::sock_filter {
+    step(libc::BPF_RET | libc::BPF_K, libc::SECCOMP_RET_ALLOW, 0, 0)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Runs the filter as the kernel would, on the few instructions that it has.
+    fn verdict(machine: u32, call: libc::c_long, arguments: [u64; 2]) -> u32 {
+        verdict_in(Place::Background, machine, call, arguments)
+    }
+
+    /// The second argument stands for the fourth too.
+    fn verdict_in(place: Place, machine: u32, call: libc::c_long, arguments: [u64; 2]) -> u32 {
+        let program = program(place);
+        let (mut at, mut loaded) = (0, 0);
+        loop {
+            let step = program[at];
+            at += 1;
+            let code = u32::from(step.code);
+            if code == libc::BPF_LD | libc::BPF_W | libc::BPF_ABS {
+                loaded = match step.k {
+                    NUMBER => call as u32,
+                    ARCHITECTURE => machine,
+                    FIRST => arguments[0] as u32,
+                    SECOND | FOURTH => arguments[1] as u32,
+                    other => panic!("offset {other}"),
+                };
+            } else if code == libc::BPF_RET | libc::BPF_K {
+                return step.k;
+            } else {
+                let more = code == libc::BPF_JMP | libc::BPF_JGE | libc::BPF_K;
+                let taken = if more { loaded >= step.k } else { loaded == step.k };
+                at += usize::from(if taken { step.jt } else { step.jf });
+            }
+        }
+    }
+
+    #[test]
+    fn a_process_group_that_is_shared_is_not_signalled() {
+        let refused = libc::SECCOMP_RET_ERRNO | libc::EPERM as u32;
+        let allowed = libc::SECCOMP_RET_ALLOW;
+        for (place, call, arguments, wanted) in [
+            (Place::Shared, libc::SYS_kill, [0, 9], refused),
+            (Place::Shared, libc::SYS_kill, [1 << 32, 9], refused),
+            (Place::Shared, libc::SYS_kill, [2, 9], allowed),
+            (Place::Shared, libc::SYS_kill, [u64::MAX, 9], allowed),
+            (Place::Shared, libc::SYS_pidfd_send_signal, [3, 4], refused),
+            (Place::Shared, libc::SYS_pidfd_send_signal, [3, 0], allowed),
+            (Place::Shared, libc::SYS_ioctl, [0, libc::TIOCSTI], refused),
+            (Place::Shared, libc::SYS_read, [0, 0], allowed),
+            (Place::Background, libc::SYS_kill, [0, 9], allowed),
+            (Place::Foreground, libc::SYS_kill, [0, 9], allowed),
+        ] {
+            let found = verdict_in(place, MACHINE, call, arguments);
+            assert_eq!(found, wanted, "{place:?} {call} {arguments:?}");
+        }
+    }
+
+    #[test]
+    fn what_leads_around_is_refused_and_nothing_else() {
+        let refused = |error: i32| libc::SECCOMP_RET_ERRNO | error as u32;
+        let allowed = libc::SECCOMP_RET_ALLOW;
+        for (call, arguments, wanted) in [
+            (libc::SYS_read, [0, 0], allowed),
+            (libc::SYS_socket, [libc::AF_INET as u64, 0], allowed),
+            (libc::SYS_socket, [libc::AF_INET6 as u64, 0], allowed),
+            (libc::SYS_socket, [libc::AF_UNIX as u64, 0], allowed),
+            (libc::SYS_socket, [libc::AF_NETLINK as u64, 0], allowed),
+            (libc::SYS_socketpair, [libc::AF_UNIX as u64, 0], allowed),
+            (libc::SYS_socket, [libc::AF_VSOCK as u64, 0], refused(libc::EAFNOSUPPORT)),
+            (libc::SYS_socket, [libc::AF_PACKET as u64, 0], refused(libc::EAFNOSUPPORT)),
+            (libc::SYS_socket, [libc::AF_ALG as u64, 0], refused(libc::EAFNOSUPPORT)),
+            // The kernel looks at half of the argument, and so does the filter.
+            (libc::SYS_socket, [1 << 32 | libc::AF_VSOCK as u64, 0], refused(libc::EAFNOSUPPORT)),
+            (libc::SYS_socketpair, [libc::AF_VSOCK as u64, 0], refused(libc::EAFNOSUPPORT)),
+            (libc::SYS_io_uring_setup, [0, 0], refused(libc::ENOSYS)),
+            (libc::SYS_keyctl, [0, 0], refused(libc::EPERM)),
+            (libc::SYS_ioctl, [0, libc::TIOCSTI], refused(libc::EPERM)),
+            (libc::SYS_ioctl, [0, 1 << 32 | libc::TIOCSTI], refused(libc::EPERM)),
+            (libc::SYS_ioctl, [0, libc::TIOCLINUX], refused(libc::EPERM)),
+            (libc::SYS_ioctl, [0, libc::TIOCGWINSZ], allowed),
+            (libc::SYS_ptrace, [0, 0], allowed),
+        ] {
+            assert_eq!(verdict(MACHINE, call, arguments), wanted, "{call} {arguments:?}");
+        }
+        assert_eq!(verdict(0x4000_0003, 102, [0, 0]), refused(libc::ENOSYS), "another machine");
+        #[cfg(target_arch = "x86_64")]
+        assert_eq!(verdict(MACHINE, 0x4000_0029, [0, 0]), refused(libc::ENOSYS), "x32");
+    }
+}

@@ -1,0 +1,53 @@
+//! The certificates sandboxes see: a cache each, so that none can push out what another needs.
+
+use std::collections::HashMap;
+use std::sync::{Arc, Mutex, PoisonError};
+
+use certs::{Authority, HostName, LeafCache, UnixTime};
+use rules::word::SandboxId;
+use rules::{Host, Reason};
+use rustls::ServerConfig;
+
+use crate::report::refusal::Refusal;
+
+/// The leaves of every sandbox.
+pub(crate) struct Leaves {
+    authority: Arc<Authority>,
+    by: Mutex<HashMap<SandboxId, Arc<LeafCache>>>,
+}
+
+impl Leaves {
+    pub(crate) fn new(authority: Arc<Authority>) -> Self {
+        Leaves { authority, by: Mutex::default() }
+    }
+
+    /// A TLS server that is `host`, for one sandbox.
+    pub(crate) fn server(
+        &self,
+        sandbox: &SandboxId,
+        host: &Host,
+    ) -> Result<Arc<ServerConfig>, Refusal> {
+        let refused =
+            |error: &dyn std::fmt::Display| Refusal::from(Reason::LeafRefused).because(error);
+        let host = HostName::try_from(host.clone()).map_err(|error| refused(&error))?;
+        let cache = self.cache(sandbox).map_err(|error| refused(&error))?;
+        let leaf = cache.leaf(&host, UnixTime::now()).map_err(|error| refused(&error))?;
+        Ok(leaf.server_config().clone())
+    }
+
+    /// Leaves kept, of all sandboxes.
+    pub(crate) fn len(&self) -> usize {
+        let by = self.by.lock().unwrap_or_else(PoisonError::into_inner);
+        by.values().map(|cache| cache.len()).sum()
+    }
+
+    fn cache(&self, sandbox: &SandboxId) -> Result<Arc<LeafCache>, rustls::Error> {
+        let mut by = self.by.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(cache) = by.get(sandbox) {
+            return Ok(cache.clone());
+        }
+        let cache = Arc::new(LeafCache::new(self.authority.clone())?);
+        by.insert(sandbox.clone(), cache.clone());
+        Ok(cache)
+    }
+}

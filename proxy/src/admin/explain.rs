@@ -1,0 +1,350 @@
+//! The answer to `sandbar explain`: one decision, the rule that made it, what came near, and what would change it.
+
+use std::collections::BTreeMap;
+
+use anyhow::bail;
+use rules::budget::Budgets;
+use rules::decision::{Denial, Layer, Permit, RuleRef};
+use rules::explain::{Change, Explanation, Near, Why};
+use rules::facts::{Method, Operation, QueryType};
+use rules::probe::{Probe, ProbeError, Special};
+use rules::word::BankId;
+use rules::{Decision, Host, Reason, RuleSet, SandboxRef};
+use serde::{Deserialize, Serialize};
+use serde_json::{Value, json};
+
+use crate::report::UsageError;
+use crate::report::terminal::{BAD, FAINT, GOOD, HEAD, paint};
+
+/// One attempt to be explained, from the command line or over the admin socket.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Question {
+    /// The sandbox that tries; not needed where there is only one.
+    pub sandbox: Option<String>,
+    pub method: Option<String>,
+    /// A DNS look-up of this type instead of a connection.
+    pub dns: Option<String>,
+    /// Raw TCP instead of TLS or HTTP.
+    pub tcp: bool,
+    /// A memory request for this bank.
+    pub bank: Option<String>,
+    /// What the memory request does.
+    pub operation: MemoryVerb,
+    /// A URL, or a host with its port if not 443.
+    pub target: String,
+}
+
+/// The reasons that say no rule names the host.
+const UNLISTED: [Reason; 3] = [Reason::AddressNotListed, Reason::NameMissing, Reason::NotListed];
+
+/// What a memory request does, in the words of policies.
+#[derive(Clone, Copy, Debug, Default, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum MemoryVerb {
+    Forget,
+    #[default]
+    Recall,
+    Retain,
+}
+
+/// What is said to a question, for people and for machines.
+#[derive(Debug, Serialize, Deserialize)]
+pub struct Told {
+    pub allowed: bool,
+    pub text: String,
+    pub json: Value,
+}
+
+impl Question {
+    /// Answers by `rules`.
+    ///
+    /// # Errors
+    ///
+    /// Returns [`UsageError`] where the question makes no sense under them.
+    pub fn answer(&self, rules: &RuleSet) -> anyhow::Result<Told> {
+        let sandbox = choose(rules, self.sandbox.as_deref())?;
+        let probe = match probe(self)? {
+            Ok(probe) => probe,
+            Err(error) => return Ok(bad_name(self, &error)),
+        };
+        let explanation = rules.explain(&sandbox, &probe);
+        let asked = Asked { rules, sandbox: &sandbox, probe: &probe };
+        let allowed = match explanation.decision {
+            Decision::Allow(_) => true,
+            Decision::Deny(_) => false,
+        };
+        let (text, json) = (in_words(&explanation, &asked), to_json(&explanation, &asked));
+        Ok(Told { allowed, text, json })
+    }
+}
+
+fn choose(rules: &RuleSet, wanted: Option<&str>) -> anyhow::Result<SandboxRef> {
+    let known = || {
+        rules.sandboxes().iter().map(|sandbox| sandbox.id.as_str()).collect::<Vec<_>>().join(", ")
+    };
+    let mut all = rules.sandboxes().iter();
+    match (wanted, all.next(), all.next()) {
+        (Some(id), ..) => {
+            let found = rules.sandboxes().iter().find(|sandbox| sandbox.id.as_str() == id);
+            let unknown = || format!("there is no sandbox `{id}`; there are: {}", known());
+            Ok(found.cloned().ok_or_else(|| UsageError(unknown()))?)
+        }
+        (None, Some(only), None) => Ok(only.clone()),
+        (None, None, _) => {
+            bail!("there is no sandbox in the operator's file: every attempt is refused")
+        }
+        (None, Some(_), Some(_)) => {
+            let text = format!("say which sandbox with --sandbox; there are: {}", known());
+            bail!(UsageError(text))
+        }
+    }
+}
+
+/// The attempt; an unusable host is an answer, every other slip an error.
+fn probe(args: &Question) -> anyhow::Result<Result<Probe, ProbeError>> {
+    let mut probe = match Probe::parse(&args.target) {
+        Ok(probe) => probe,
+        Err(error @ ProbeError::Host { .. }) => return Ok(Err(error)),
+        Err(error @ ProbeError::Scheme(_)) => bail!(UsageError(error.to_string())),
+    };
+    if let Some(method) = &args.method {
+        let parsed = Method::parse(method);
+        let bad = |error| UsageError(format!("`{method}` is not a method: {error}"));
+        probe.method = Some(parsed.map_err(bad)?);
+    }
+    probe.special = special(args)?;
+    if let (Special::Lookup(_), Host::Address(address)) = (&probe.special, &probe.host) {
+        bail!(UsageError(format!("{address} is an address; a DNS look-up is for a name")));
+    }
+    Ok(Ok(probe))
+}
+
+fn special(args: &Question) -> anyhow::Result<Special> {
+    if let Some(name) = &args.dns {
+        let query = QueryType::by_name(name).or_else(|| name.parse().ok().map(QueryType));
+        let bad = || UsageError(format!("`{name}` is not a DNS query type, such as A or TXT"));
+        return Ok(Special::Lookup(query.ok_or_else(bad)?));
+    }
+    if let Some(bank) = &args.bank {
+        let operation = match args.operation {
+            MemoryVerb::Forget => Operation::Delete,
+            MemoryVerb::Recall => Operation::Read,
+            MemoryVerb::Retain => Operation::Write,
+        };
+        let bad = |error| UsageError(format!("`{bank}` is not a bank: {error}"));
+        let bank = BankId::parse(bank).map_err(bad)?;
+        return Ok(Special::Memory { operation, bank });
+    }
+    Ok(if args.tcp { Special::Raw } else { Special::Connection })
+}
+
+/// Who asked for what, and of which rules.
+struct Asked<'a> {
+    rules: &'a RuleSet,
+    sandbox: &'a SandboxRef,
+    probe: &'a Probe,
+}
+
+fn in_words(explanation: &Explanation, asked: &Asked<'_>) -> String {
+    let mut text = Text::default();
+    match &explanation.decision {
+        Decision::Allow(permit) => text.permit(permit, asked),
+        Decision::Deny(denial) => text.denial(denial, explanation.never, asked),
+    }
+    for near in &explanation.near {
+        let (rule, why, place) = (&near.rule.rule, why(near), place(&near.rule));
+        let of = match near.rule.layer {
+            Layer::Base => " of the base",
+            Layer::Sandbox => "",
+        };
+        text.field("near", &format!("`{rule}`{of} {}: {why}  {place}", near.pattern));
+    }
+    if let Some(change) = &explanation.change {
+        text.change(change);
+    }
+    text.0
+}
+
+/// What people read, with colours that the terminal may leave out.
+#[derive(Default)]
+struct Text(String);
+
+impl Text {
+    fn line(&mut self, line: &str) {
+        self.0.push_str(line);
+        self.0.push('\n');
+    }
+
+    fn field(&mut self, name: &str, text: &str) {
+        self.line(&format!("  {} {text}", paint(FAINT, format!("{name:<10}"))));
+    }
+
+    fn change(&mut self, change: &Change) {
+        match change {
+            Change::Add(lines) => {
+                self.field("to allow", "add to a policy of this sandbox:");
+                for line in lines.lines() {
+                    self.line(&format!("             {}", paint(GOOD, line)));
+                }
+            }
+            Change::Extend { rule, key, entry } => {
+                let text = format!("add \"{entry}\" to `{key}` of rule `{}`", rule.rule);
+                self.field("to allow", &format!("{text}  {}", place(rule)));
+            }
+            Change::Set { rule, key, entries, instead_of } => {
+                let entries: Vec<String> =
+                    entries.iter().map(|entry| format!("\"{entry}\"")).collect();
+                let written = format!("{key} = [{}]", entries.join(", "));
+                let instead =
+                    instead_of.map(|key| format!(", without `{key}`")).unwrap_or_default();
+                let text = format!("say `{written}` in rule `{}`{instead}", rule.rule);
+                self.field("to allow", &format!("{text}  {}", place(rule)));
+            }
+        }
+    }
+
+    fn permit(&mut self, permit: &Permit, Asked { probe, sandbox, .. }: &Asked<'_>) {
+        let (word, id) = (paint(GOOD, "allowed"), paint(HEAD, &sandbox.id));
+        self.line(&format!("{word} {probe} from sandbox {id}"));
+        let rule = permit.rule();
+        self.field("how", permit.how().word());
+        self.field("rule", &format!("`{}`, layer {}  {}", rule.rule, rule.layer, place(rule)));
+        if let Some(name) = permit.credential() {
+            self.field("credential", &format!("{name} is injected; the sandbox never sees it"));
+        }
+        for (key, limit) in permit.rule_budgets().min(permit.sandbox_budgets()).set() {
+            self.field("budget", &format!("{key} = {limit}"));
+        }
+        let (generation, digest) = (permit.generation(), rule.digest.short());
+        let policy = &rule.policy;
+        self.field("policy", &format!("{policy}, generation {generation}, digest {digest}"));
+    }
+
+    fn denial(&mut self, denial: &Denial, never: Option<&str>, asked: &Asked<'_>) {
+        let (word, id) = (paint(BAD, "denied"), paint(HEAD, &asked.sandbox.id));
+        self.line(&format!("{word} {} from sandbox {id}", asked.probe));
+        let meaning = never.unwrap_or(denial.reason.meaning());
+        self.field("reason", &format!("{}: {meaning}", paint(BAD, denial.reason)));
+        self.field("rule", &decided_by(denial, asked));
+        self.field("next step", next_step(denial, never));
+        let (generation, digest) = (denial.generation, denial.digest.short());
+        self.field("policy", &format!("generation {generation}, digest {digest}"));
+    }
+}
+
+fn next_step(denial: &Denial, never: Option<&str>) -> &'static str {
+    never.map_or(denial.reason.next_step(), |_| "Use another method.")
+}
+
+/// The rule behind a denial, and whose it is: the base's refusals are not for the sandbox to mend.
+fn decided_by(denial: &Denial, asked: &Asked<'_>) -> String {
+    let base = asked.rules.base_of(asked.sandbox).unwrap_or("none");
+    match (&denial.rule, denial.layer) {
+        (Some(rule), Layer::Sandbox) => format!("`{}`, layer sandbox  {}", rule.rule, place(rule)),
+        (Some(rule), Layer::Base) if rule.policy.as_str() == base => {
+            format!("`{}`, layer base `{base}`  {}", rule.rule, place(rule))
+        }
+        (Some(rule), Layer::Base) => {
+            format!("`{}` would allow it; base `{base}` refuses  {}", rule.rule, place(rule))
+        }
+        (None, Layer::Base) => format!("none of base `{base}` allows it"),
+        (None, Layer::Sandbox) if UNLISTED.contains(&denial.reason) => {
+            "none names this host".to_owned()
+        }
+        (None, Layer::Sandbox) => "none: this is refused whatever the rules say".to_owned(),
+    }
+}
+
+fn bad_name(question: &Question, error: &ProbeError) -> Told {
+    let (reason, meaning) = (Reason::BadName, error.to_string());
+    let mut text = Text::default();
+    let target = rules::load::problem::printable(&question.target);
+    text.line(&format!("{} {target}", paint(BAD, "denied")));
+    text.field("reason", &format!("{}: {meaning}", paint(BAD, reason)));
+    text.field("next step", reason.next_step());
+    let json = json!({ "decision": "deny", "reason": reason.code(), "meaning": meaning, "next_step": reason.next_step() });
+    Told { allowed: false, text: text.0, json }
+}
+
+fn place(rule: &RuleRef) -> String {
+    paint(FAINT, format!("{}:{}", rule.file, rule.line))
+}
+
+fn why(near: &Near) -> String {
+    match near.why {
+        Why::BaseRefuses => "would allow it; the base refuses".to_owned(),
+        Why::DenyWins => "would allow it; deny always wins".to_owned(),
+        Why::LessSpecific => "would allow it too, but is less specific".to_owned(),
+        Why::Misses(reason) => reason.code().to_owned(),
+        Why::OtherName => "another name".to_owned(),
+    }
+}
+
+fn to_json(explanation: &Explanation, asked: &Asked<'_>) -> Value {
+    let mut value = match &explanation.decision {
+        Decision::Allow(permit) => permit_json(permit),
+        Decision::Deny(denial) => denial_json(denial, explanation.never, asked),
+    };
+    value["attempt"] = json!(asked.probe.to_string());
+    value["sandbox"] = json!(asked.sandbox.id.as_str());
+    let near = |near: &Near| json!({ "rule": rule_json(&near.rule), "pattern": near.pattern, "why": why(near) });
+    value["near"] = explanation.near.iter().map(near).collect();
+    value["change"] = explanation.change.as_ref().map_or(Value::Null, change_json);
+    value
+}
+
+fn permit_json(permit: &Permit) -> Value {
+    json!({
+        "decision": "allow",
+        "how": permit.how().word(),
+        "rule": rule_json(permit.rule()),
+        "credential": permit.credential().map(|name| name.as_str()),
+        "budget": budget_json(permit.rule_budgets().min(permit.sandbox_budgets())),
+        "generation": permit.generation(),
+        "digest": permit.rule().digest.to_string(),
+    })
+}
+
+fn denial_json(denial: &Denial, never: Option<&str>, asked: &Asked<'_>) -> Value {
+    let base = asked.rules.base_of(asked.sandbox).filter(|_| denial.layer == Layer::Base);
+    json!({
+        "decision": "deny",
+        "reason": denial.reason.code(),
+        "meaning": never.unwrap_or(denial.reason.meaning()),
+        "next_step": next_step(denial, never),
+        "rule": denial.rule.as_ref().map(rule_json),
+        "layer": denial.layer.to_string(),
+        "base": base,
+        "generation": denial.generation,
+        "digest": denial.digest.to_string(),
+    })
+}
+
+fn change_json(change: &Change) -> Value {
+    match change {
+        Change::Add(lines) => json!({ "add": lines }),
+        Change::Extend { rule, key, entry } => {
+            json!({ "rule": rule_json(rule), "key": key, "entry": entry })
+        }
+        Change::Set { rule, key, entries, instead_of } => {
+            json!({ "rule": rule_json(rule), "key": key, "entries": entries, "instead_of": instead_of })
+        }
+    }
+}
+
+fn rule_json(rule: &RuleRef) -> Value {
+    json!({
+        "policy": rule.policy.as_str(),
+        "rule": *rule.rule,
+        "layer": rule.layer.to_string(),
+        "digest": rule.digest.to_string(),
+        "file": *rule.file,
+        "line": rule.line,
+    })
+}
+
+/// Limits by their keys, for every command that tells them.
+pub fn budget_json(budgets: Budgets) -> Value {
+    json!(budgets.set().map(|(budget, limit)| (budget.key(), limit)).collect::<BTreeMap<_, _>>())
+}

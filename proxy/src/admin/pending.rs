@@ -1,0 +1,183 @@
+//! Refusals that a grant could lift, for a person to look at: newest first, folded by host, and never more than
+//! fit, however much a sandbox asks for.
+
+use std::collections::HashMap;
+use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::time::SystemTime;
+
+use audit::{Facts, Seen, Turn};
+use rules::{DomainName, Reason};
+use serde::Serialize;
+
+/// Most that is kept of one sandbox, and of all.
+const PER_SANDBOX: usize = 64;
+const ALL: usize = 4096;
+
+/// What was refused, how often, and since when.
+#[derive(Clone, Debug, Serialize)]
+pub struct Refused {
+    pub number: u64,
+    pub sandbox: String,
+    pub host: String,
+    /// None where only the name was asked for.
+    pub port: Option<u16>,
+    /// The last one's.
+    pub reason: &'static str,
+    /// The last one's method and path, where there was a request.
+    pub request: Option<String>,
+    pub count: u64,
+    #[serde(skip)]
+    pub last: SystemTime,
+}
+
+/// The list.
+#[derive(Debug, Default)]
+pub struct Pending(Mutex<Table>);
+
+#[derive(Debug, Default)]
+struct Table {
+    numbered: u64,
+    all: usize,
+    by: HashMap<String, Vec<Refused>>,
+}
+
+impl Pending {
+    /// Notes what is seen, if it is a refusal that a grant could lift.
+    pub fn note(&self, seen: &Seen<'_>) {
+        let Turn::Refused(code) = seen.turn else { return };
+        let (Some(subject), true) = (seen.subject, is_liftable(code.0)) else { return };
+        let Some((host, port, request)) = wanted(seen.facts) else { return };
+        let count = seen.folded.saturating_add(1);
+        self.lock().add(&subject.sandbox.0.shown(), (host, port, request), code.0, count);
+    }
+
+    /// All of them, the newest first.
+    pub fn all(&self) -> Vec<Refused> {
+        let mut all: Vec<Refused> = self.lock().by.values().flatten().cloned().collect();
+        all.sort_by_key(|refused| std::cmp::Reverse(refused.last));
+        all
+    }
+
+    pub fn numbered(&self, number: u64) -> Option<Refused> {
+        self.lock().by.values().flatten().find(|refused| refused.number == number).cloned()
+    }
+
+    /// Takes one off the list: it was approved.
+    pub fn settle(&self, number: u64) {
+        let mut table = self.lock();
+        for refused in table.by.values_mut() {
+            refused.retain(|refused| refused.number != number);
+        }
+        table.by.retain(|_, refused| !refused.is_empty());
+        table.all = table.by.values().map(Vec::len).sum();
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Table> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Table {
+    fn add(
+        &mut self,
+        sandbox: &str,
+        (host, port, request): (String, Option<u16>, Option<String>),
+        reason: &'static str,
+        count: u64,
+    ) {
+        let now = SystemTime::now();
+        let full = self.all >= ALL;
+        if full && !self.by.contains_key(sandbox) {
+            return;
+        }
+        let own = self.by.entry(sandbox.to_owned()).or_default();
+        let same = own.iter_mut().find(|one| one.host == host && one.port == port);
+        if let Some(same) = same {
+            (same.count, same.last) = (same.count.saturating_add(count), now);
+            (same.reason, same.request) = (reason, request);
+            return;
+        }
+        // A sandbox that floods pushes out its own, and nobody else's.
+        if own.len() >= PER_SANDBOX || full {
+            let oldest = own.iter().enumerate().min_by_key(|(_, one)| one.last).map(|(at, _)| at);
+            let Some(oldest) = oldest else { return };
+            own.swap_remove(oldest);
+            self.all -= 1;
+        }
+        self.numbered += 1;
+        self.all += 1;
+        let (number, sandbox) = (self.numbered, sandbox.to_owned());
+        own.push(Refused { number, sandbox, host, port, reason, request, count, last: now });
+    }
+}
+
+/// Whether a rule that is not there, or is too narrow, is all that stands in the way.
+fn is_liftable(code: &str) -> bool {
+    [Reason::NotListed, Reason::PortNotListed, Reason::MethodNotAllowed, Reason::PathNotAllowed]
+        .iter()
+        .any(|reason| reason.code() == code)
+}
+
+fn wanted(facts: &Facts) -> Option<(String, Option<u16>, Option<String>)> {
+    let (host, port, request) = match facts {
+        Facts::Connection(facts) => (facts.host.as_ref()?.shown(), facts.port, None),
+        Facts::Memory(_) => return None, // memory is opened by a rule that names its banks
+        Facts::Query(facts) => (facts.name.shown(), None, None),
+        Facts::Request(facts) => {
+            let request = format!("{} {}", facts.method.shown(), facts.shown_path());
+            (facts.host.shown(), Some(facts.port), Some(printable(&request)))
+        }
+    };
+    Some((name(&host)?, port, request))
+}
+
+/// The one form of a name that a grant could open. Whatever else was asked for, such as what would be a pattern
+/// in a grant, is nothing to approve.
+fn name(host: &str) -> Option<String> {
+    DomainName::parse(host).ok().map(|name| name.as_str().to_owned())
+}
+
+/// A sandbox's words, for a terminal.
+fn printable(text: &str) -> String {
+    text.chars().flat_map(char::escape_default).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_a_plain_name_can_be_approved() {
+        for (host, shown) in [
+            ("x.example", Some("x.example")),
+            ("X.Example.", Some("x.example")),
+            ("*.example", None),
+            (".x.example", None),
+            ("x.example:80", None),
+            ("10.0.0.1", None),
+            ("x.example\u{1b}[2J", None),
+            ("", None),
+        ] {
+            assert_eq!(name(host).as_deref(), shown, "{host}");
+        }
+        assert_eq!(printable("GET /\u{1b}[2J"), "GET /\\u{1b}[2J");
+    }
+
+    #[test]
+    fn a_flood_pushes_out_its_own_and_nobody_elses() {
+        let mut table = Table::default();
+        table.add("b", ("kept.example".into(), Some(443), None), "not_listed", 1);
+        for at in 0..10 * PER_SANDBOX {
+            table.add("a", (format!("n{at}.example"), Some(443), None), "not_listed", 1);
+            table.add("a", (format!("n{at}.example"), Some(443), None), "not_listed", 1);
+        }
+        assert_eq!(table.by["a"].len(), PER_SANDBOX);
+        assert!(table.by["a"].iter().all(|one| one.count == 2));
+        assert_eq!(table.by["b"].len(), 1);
+        for at in 0..2 * ALL {
+            table.add(&format!("s{at}"), ("x.example".into(), None, None), "not_listed", 1);
+        }
+        assert_eq!(table.all, ALL);
+        assert_eq!(table.by.values().map(Vec::len).sum::<usize>(), ALL);
+    }
+}

@@ -1,0 +1,177 @@
+//! What the running program says of itself: status, open connections, metrics.
+
+use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
+use std::time::Instant;
+
+use arc_swap::ArcSwap;
+use audit::Log;
+use dns_filter::Filter;
+use metrics::gauge;
+use metrics_exporter_prometheus::PrometheusHandle;
+use rules::RuleSet;
+use rules::facts::Facts;
+use serde_json::{Value, json};
+
+use crate::accept::Gate;
+use crate::admin::pending::Pending;
+use crate::budget::live::{Live, Open};
+use crate::policy::grants::{Kept, Wish};
+use crate::policy::store::Reloader;
+
+/// Most connections that are listed at once.
+const LISTED: usize = 10_000;
+
+/// Everything the admin socket can be asked about.
+pub struct State {
+    pub filter: Arc<Filter>,
+    pub log: Log,
+    pub(crate) live: Arc<Live>,
+    pub rules: Arc<ArcSwap<RuleSet>>,
+    pub pending: Arc<Pending>,
+    pub(crate) reloader: Arc<Reloader>,
+    /// Set once the self-test has seen a denial.
+    pub ready: AtomicBool,
+    pub(crate) gate: Option<Arc<Gate>>,
+    pub listeners: Vec<String>,
+    pub started: Instant,
+    pub prometheus: PrometheusHandle,
+}
+
+impl State {
+    /// How many tunnels and requests are open.
+    pub fn open_connections(&self) -> usize {
+        self.live.len()
+    }
+
+    /// Loads the policies now.
+    ///
+    /// # Errors
+    ///
+    /// Says what is wrong with them; the rules in force stay.
+    pub fn reload(&self) -> Result<(), String> {
+        self.reloader.reload().map(drop)
+    }
+
+    /// The JWK Set by which memory services check the tokens that are signed for them.
+    pub fn jwks(&self) -> Value {
+        let nobody = || json!({ "keys": [] });
+        self.gate.as_ref().map_or_else(nobody, |gate| gate.guard.jwks())
+    }
+
+    pub fn status(&self) -> Value {
+        let rules = self.rules.load();
+        let health = self.log.health();
+        let last = self.reloader.last();
+        json!({
+            "version": env!("CARGO_PKG_VERSION"),
+            "uptime_seconds": self.started.elapsed().as_secs(),
+            "ready": self.ready.load(std::sync::atomic::Ordering::Acquire) && health.ready,
+            "listeners": self.listeners,
+            "policy": {
+                "generation": rules.generation(),
+                "digest": rules.digest().to_string(),
+                "sandboxes": rules.sandboxes().iter().count(),
+                "age_seconds": last.at.elapsed().as_secs(),
+                "closed": rules.is_closed(),
+                "policy_stale": last.trouble.is_some(),
+                "trouble": last.trouble,
+            },
+            "connections": self.gate.as_ref().map_or(0, |gate| gate.shared.seats.taken()),
+            "open": self.live.len(),
+            "log": {
+                "ready": health.ready,
+                "trouble": health.trouble,
+                "written": health.written,
+                "lost": health.lost,
+                "refused": health.refused,
+                "queued": health.queued,
+            },
+        })
+    }
+
+    pub fn connections(&self) -> Value {
+        let all = self.live.all();
+        let listed: Vec<Value> = all.iter().take(LISTED).map(|open| describe(open)).collect();
+        json!({ "open": all.len(), "connections": listed })
+    }
+
+    pub fn budgets(&self) -> Value {
+        json!({ "sandboxes": self.reloader.ledger.describe(&self.rules.load()) })
+    }
+
+    pub fn grants(&self) -> Value {
+        let all = self.reloader.grants.all();
+        json!({ "grants": all.iter().map(describe_grant).collect::<Vec<_>>() })
+    }
+
+    pub fn pending(&self) -> Value {
+        let listed = self.pending.all().into_iter().map(|refused| {
+            let seconds = refused.last.elapsed().unwrap_or_default().as_secs();
+            let mut told = json!(refused);
+            told["seconds_ago"] = seconds.into();
+            told
+        });
+        json!({ "pending": listed.collect::<Vec<_>>() })
+    }
+
+    /// Prometheus text, with what is only looked at when somebody asks.
+    pub fn metrics(&self) -> String {
+        let (rules, health) = (self.rules.load(), self.log.health());
+        gauge!("sandbar_open").set(self.live.len() as f64);
+        gauge!("sandbar_policy_generation").set(rules.generation() as f64);
+        let last = self.reloader.last();
+        gauge!("sandbar_policy_age_seconds").set(last.at.elapsed().as_secs_f64());
+        gauge!("sandbar_policy_stale").set(if last.trouble.is_some() { 1.0 } else { 0.0 });
+        gauge!("sandbar_grants").set(self.reloader.grants.all().len() as f64);
+        gauge!("sandbar_pending").set(self.pending.all().len() as f64);
+        gauge!("sandbar_log_queued").set(health.queued as f64);
+        gauge!("sandbar_log_lost").set(health.lost as f64);
+        gauge!("sandbar_log_refused").set(health.refused as f64);
+        if let Some(gate) = &self.gate {
+            gauge!("sandbar_connections").set(gate.shared.seats.taken() as f64);
+            gauge!("sandbar_leaves").set(gate.leaves.len() as f64);
+        }
+        self.prometheus.render()
+    }
+}
+
+pub fn describe_grant(kept: &Kept) -> Value {
+    let Wish { sandbox, host, methods, paths, bytes, seconds, why, by } = &kept.wish;
+    json!({
+        "id": kept.id,
+        "sandbox": sandbox,
+        "host": host,
+        "methods": methods,
+        "paths": paths,
+        "bytes": bytes,
+        "seconds": seconds,
+        "left_seconds": kept.left().as_secs(),
+        "why": why,
+        "by": by,
+        "used": kept.used,
+    })
+}
+
+fn describe(open: &Open) -> Value {
+    let (sent, received) = open.meter.read();
+    let permit = &open.permit;
+    let request = match permit.facts() {
+        Facts::Request(facts) => Some(format!("{} {}", facts.method, facts.path)),
+        Facts::Connect(_) | Facts::Memory(_) | Facts::Name(_) => None,
+    };
+    json!({
+        "id": open.id,
+        "sandbox": permit.sandbox().as_str(),
+        "host": permit.host().to_string(),
+        "port": permit.port(),
+        "how": permit.how().word(),
+        "request": request,
+        "rule": &*permit.rule().rule,
+        "generation": permit.generation(),
+        "dialled": open.dialled,
+        "seconds": open.since.elapsed().as_secs(),
+        "sent": sent,
+        "received": received,
+    })
+}

@@ -1,0 +1,116 @@
+//! The open connections and streams: who they are, what they were permitted, and how to end each of them.
+
+use std::collections::HashMap;
+use std::net::IpAddr;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
+use std::time::Instant;
+
+use audit::Meter;
+use rules::{Permit, Reason};
+use tokio_util::sync::CancellationToken;
+
+use crate::budget::ledger::Tab;
+
+/// Ends one connection or stream, and remembers why.
+#[derive(Debug, Default)]
+pub(crate) struct Cut {
+    token: CancellationToken,
+    why: OnceLock<Reason>,
+}
+
+impl Cut {
+    /// Ends it, for the first reason that is given.
+    pub(crate) fn now(&self, reason: Reason) {
+        self.why.get_or_init(|| reason); // the first reason stands
+        self.token.cancel();
+    }
+
+    /// Waits until it is to end.
+    pub(crate) async fn cut(&self) -> Reason {
+        self.token.cancelled().await;
+        self.why().unwrap_or(Reason::CutByOperator)
+    }
+
+    /// Why it ended, if it was made to.
+    pub(crate) fn why(&self) -> Option<Reason> {
+        self.why.get().copied()
+    }
+}
+
+/// Everything that is open.
+#[derive(Debug, Default)]
+pub(crate) struct Live {
+    next: AtomicU64,
+    open: Mutex<HashMap<u64, Arc<Open>>>,
+}
+
+/// One open connection or stream.
+#[derive(Debug)]
+pub(crate) struct Open {
+    pub(crate) id: u64,
+    pub(crate) permit: Permit,
+    pub(crate) dialled: Option<IpAddr>,
+    pub(crate) since: Instant,
+    pub(crate) meter: Arc<Meter>,
+    pub(crate) cut: Arc<Cut>,
+    pub(crate) tab: Arc<Tab>,
+}
+
+/// Its place among the open ones, given up when this is dropped.
+#[derive(Debug)]
+#[must_use = "what is not held is not known to be open"]
+pub(crate) struct Place {
+    live: Arc<Live>,
+    id: u64,
+}
+
+impl Live {
+    pub(crate) fn enter(
+        self: &Arc<Self>,
+        permit: &Permit,
+        dialled: Option<IpAddr>,
+        meter: Arc<Meter>,
+        cut: Arc<Cut>,
+        tab: Arc<Tab>,
+    ) -> Place {
+        let id = self.next.fetch_add(1, Ordering::Relaxed);
+        let open =
+            Open { id, permit: permit.clone(), dialled, since: Instant::now(), meter, cut, tab };
+        self.lock().insert(id, Arc::new(open));
+        Place { live: self.clone(), id }
+    }
+
+    pub(crate) fn all(&self) -> Vec<Arc<Open>> {
+        let mut all: Vec<_> = self.lock().values().cloned().collect();
+        all.sort_by_key(|open| open.id);
+        all
+    }
+
+    pub(crate) fn is_open(&self, id: u64) -> bool {
+        self.lock().contains_key(&id)
+    }
+
+    pub(crate) fn len(&self) -> usize {
+        self.lock().len()
+    }
+
+    /// Ends one of them; false if it is not open.
+    pub(crate) fn cut(&self, id: u64, reason: Reason) -> bool {
+        let open = self.lock().get(&id).cloned();
+        open.is_some_and(|open| {
+            open.cut.now(reason);
+            true
+        })
+    }
+
+    fn lock(&self) -> MutexGuard<'_, HashMap<u64, Arc<Open>>> {
+        self.open.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Drop for Place {
+    fn drop(&mut self) {
+        self.live.lock().remove(&self.id);
+    }
+}

@@ -1,0 +1,5 @@
+//! What one sandbox may use: bytes, requests, open connections.
+
+pub(crate) mod ledger;
+pub(crate) mod live;
+pub(crate) mod slots;

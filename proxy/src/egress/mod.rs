@@ -1,0 +1,8 @@
+//! From a permit to the first byte upstream, and the bytes after it.
+
+pub(crate) mod dial;
+pub(crate) mod roots;
+pub(crate) mod shared;
+pub(crate) mod stream;
+pub(crate) mod tunnel;
+pub(crate) mod upstream;

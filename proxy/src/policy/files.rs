@@ -1,0 +1,111 @@
+//! Files to `rules::Sources`: the only place that reads policies from disk.
+
+use std::fs::{self, File};
+use std::io::Read;
+use std::os::unix::fs::OpenOptionsExt;
+use std::path::{Path, PathBuf};
+
+use anyhow::{Context, bail};
+use rules::load::{MAX_FILE, MAX_LIST, lists_named_by, policy_dir};
+use rules::{SourceFile, Sources};
+
+use crate::report::UsageError;
+
+/// The operator's file, where nothing else is said.
+pub const OPERATOR_FILE: &str = "sandbar.toml";
+
+/// Reads policy files, directories of them, or an operator's file with the policies it names.
+pub fn read(paths: &[PathBuf]) -> anyhow::Result<Sources> {
+    let mut sources = Sources { generation: 1, ..Sources::default() };
+    for path in paths {
+        if path.file_name().is_some_and(|name| name == OPERATOR_FILE) {
+            add_operated(&mut sources, path)?;
+        } else if path.is_dir() && path.join(OPERATOR_FILE).is_file() {
+            add_operated(&mut sources, &path.join(OPERATOR_FILE))?;
+        } else if path.is_dir() {
+            sources.policies.extend(read_dir(path)?);
+        } else {
+            sources.policies.push(read_file(path, MAX_FILE)?);
+        }
+    }
+    with_lists(sources)
+}
+
+/// Reads the operator's file and the policies it names.
+pub fn operated(config: &Path) -> anyhow::Result<Sources> {
+    let mut sources = Sources { generation: 1, ..Sources::default() };
+    add_operated(&mut sources, config)?;
+    with_lists(sources)
+}
+
+/// Reads the operator's file alone: what it says of the instance holds whatever the policies are.
+pub fn operator_file(config: &Path) -> anyhow::Result<Sources> {
+    Ok(Sources { operator: Some(read_file(config, MAX_FILE)?), ..Sources::default() })
+}
+
+fn add_operated(sources: &mut Sources, config: &Path) -> anyhow::Result<()> {
+    if sources.operator.is_some() {
+        let shown = config.display();
+        bail!(UsageError(format!("{shown}: there is one operator's file, and another was given")));
+    }
+    let operator = read_file(config, MAX_FILE)?;
+    if let Some(named) = policy_dir(&operator) {
+        let dir = config.parent().unwrap_or(Path::new("")).join(named);
+        sources.policies.extend(read_dir(&dir)?);
+    }
+    sources.operator = Some(operator);
+    Ok(())
+}
+
+/// Every `*.toml` of a directory by name; hidden entries are an editor's or a ConfigMap's own.
+fn read_dir(dir: &Path) -> anyhow::Result<Vec<SourceFile>> {
+    let shown = dir.display();
+    let entries =
+        fs::read_dir(dir).with_context(|| format!("cannot read the directory {shown}"))?;
+    let mut paths = Vec::new();
+    for entry in entries {
+        let path = entry.with_context(|| format!("cannot read the directory {shown}"))?.path();
+        let hidden = path.file_name().is_some_and(|name| name.to_string_lossy().starts_with('.'));
+        if !hidden && path.extension().is_some_and(|extension| extension == "toml") {
+            paths.push(path);
+        }
+    }
+    if paths.is_empty() {
+        bail!("{shown} holds no policy: there is no *.toml in it");
+    }
+    paths.sort();
+    paths.iter().map(|path| read_file(path, MAX_FILE)).collect()
+}
+
+pub fn with_lists(mut sources: Sources) -> anyhow::Result<Sources> {
+    let named: Vec<String> = sources.policies.iter().flat_map(lists_named_by).collect();
+    for path in named {
+        let read = read_list(Path::new(&path));
+        sources.lists.insert(path, read);
+    }
+    Ok(sources)
+}
+
+/// Reads a list; one that is too long is not read only to be refused.
+fn read_list(path: &Path) -> Result<Vec<u8>, String> {
+    if fs::metadata(path).is_ok_and(|found| found.len() > MAX_LIST as u64) {
+        return Err(format!("it is larger than {MAX_LIST} bytes"));
+    }
+    let read = read_file(path, MAX_LIST).map(|file| file.bytes);
+    read.map_err(|error| error.root_cause().to_string())
+}
+
+/// Reads a regular file up to `limit`; one byte more tells the compiler that it is too large.
+pub fn read_file(path: &Path, limit: usize) -> anyhow::Result<SourceFile> {
+    let shown = path.display();
+    let cannot = || format!("cannot read {shown}");
+    // Opening a pipe would wait for whoever writes to it, and so would the next load.
+    let file = File::options().read(true).custom_flags(libc::O_NONBLOCK).open(path);
+    let file = file.with_context(cannot)?;
+    if !file.metadata().with_context(cannot)?.is_file() {
+        bail!("{shown} is not a regular file");
+    }
+    let mut bytes = Vec::new();
+    file.take(limit as u64 + 1).read_to_end(&mut bytes).with_context(cannot)?;
+    Ok(SourceFile { path: shown.to_string(), bytes })
+}

@@ -1,0 +1,88 @@
+//! Identities given to sandboxes that waited in a pool: once, and then fixed, also over a restart.
+
+use std::io::ErrorKind;
+use std::path::{Path, PathBuf};
+use std::sync::{Mutex, PoisonError};
+
+use anyhow::{Context, bail};
+use arc_swap::ArcSwap;
+use rules::word::{AgentCard, Environment, SandboxId, Tenant};
+use rules::{Given, RuleSet};
+use serde::{Deserialize, Serialize};
+
+use crate::state_file::{Outlives, replace};
+
+/// What they are kept in, beside the log.
+const FILE: &str = "identities.json";
+
+/// One identity, as it is sent to the admin socket and kept on disk.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(crate) struct Identity {
+    pub(crate) sandbox: String,
+    pub(crate) tenant: String,
+    pub(crate) environment: String,
+    #[serde(default)]
+    pub(crate) agent_card: Option<String>,
+}
+
+/// All that were given.
+pub(crate) struct Identities {
+    path: PathBuf,
+    given: Mutex<Vec<Identity>>,
+}
+
+impl Identities {
+    /// Reads what earlier processes were told.
+    pub(crate) fn open(dir: &Path) -> anyhow::Result<Self> {
+        let path = dir.join(FILE);
+        let shown = path.display();
+        let given = match std::fs::read(&path) {
+            Ok(bytes) => serde_json::from_slice(&bytes)
+                .with_context(|| format!("{shown} is broken: mend or remove it"))?,
+            Err(error) if error.kind() == ErrorKind::NotFound => Vec::new(),
+            Err(error) => return Err(error).with_context(|| format!("cannot read {shown}")),
+        };
+        Ok(Identities { path, given: Mutex::new(given) })
+    }
+
+    /// The rules with everything that was given; of a sandbox that has left nothing is kept.
+    pub(crate) fn apply(&self, rules: RuleSet) -> anyhow::Result<RuleSet> {
+        let given = self.given.lock().unwrap_or_else(PoisonError::into_inner);
+        given
+            .iter()
+            .try_fold(rules, |rules, one| Ok(rules.identified(&parsed(one)?).unwrap_or(rules)))
+    }
+
+    /// Gives a waiting sandbox its identity: on disk first, then in the rules.
+    pub(crate) fn give(&self, rules: &ArcSwap<RuleSet>, identity: Identity) -> anyhow::Result<u64> {
+        let parsed = parsed(&identity)?;
+        let mut given = self.given.lock().unwrap_or_else(PoisonError::into_inner);
+        let Some(fresh) = rules.load().identified(&parsed) else {
+            bail!("sandbox `{}` is unknown, or has its identity already", identity.sandbox);
+        };
+        let all: Vec<Identity> = given.iter().cloned().chain([identity]).collect();
+        self.keep(&all)?;
+        *given = all;
+        let generation = fresh.generation();
+        rules.store(std::sync::Arc::new(fresh));
+        Ok(generation)
+    }
+
+    fn keep(&self, all: &[Identity]) -> anyhow::Result<()> {
+        replace(&self.path, &all, Outlives::Power)
+            .with_context(|| format!("cannot write {}", self.path.display()))
+    }
+}
+
+fn parsed(identity: &Identity) -> anyhow::Result<Given> {
+    let bad = |what: &str, error: rules::word::WordError| anyhow::anyhow!("{what}: {error}");
+    let card = identity.agent_card.as_deref().map(AgentCard::parse).transpose();
+    Ok(Given {
+        sandbox: SandboxId::parse(&identity.sandbox).map_err(|error| bad("sandbox", error))?,
+        tenant: Tenant::parse(&identity.tenant).map_err(|error| bad("tenant", error))?,
+        environment: Environment::parse(&identity.environment)
+            .map_err(|error| bad("environment", error))?,
+        agent_card: card.map_err(|error| bad("agent card", error))?,
+    })
+}

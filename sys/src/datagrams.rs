@@ -1,0 +1,234 @@
+//! Datagrams by the batch: one system call for many, with what the kernel says of each.
+
+use std::io;
+use std::mem::size_of;
+use std::net::{IpAddr, SocketAddr};
+use std::os::fd::{AsRawFd, BorrowedFd};
+
+use socket2::SockAddr;
+
+use crate::socket::{Seen, empty_header, seen};
+
+/// Datagrams per system call.
+pub const BATCH: usize = 32;
+/// Longest datagram that is received; a longer one arrives as an empty one.
+pub const DATAGRAM_BYTES: usize = 1232;
+
+/// Room for the control messages of one datagram, aligned like their header.
+type Control = [u64; 16];
+
+/// Buffers for one batch, used again and again.
+pub struct Batch {
+    buffers: Vec<[u8; DATAGRAM_BYTES]>,
+    controls: Vec<Control>,
+    sources: Vec<libc::sockaddr_storage>,
+    slices: Vec<libc::iovec>,
+    headers: Vec<libc::mmsghdr>,
+    received: usize,
+}
+
+// SAFETY: the pointers in `headers` and `slices` are to what the other members own, which goes with them.
+unsafe impl Send for Batch {}
+
+/// One datagram of a batch.
+pub struct Datagram<'a> {
+    pub bytes: &'a [u8],
+    pub source: SocketAddr,
+    pub seen: Seen,
+}
+
+/// One datagram to be sent, from the address that was asked.
+pub struct Outgoing {
+    pub bytes: Vec<u8>,
+    pub to: SocketAddr,
+    pub from: Option<IpAddr>,
+    pub interface: Option<u32>,
+}
+
+impl Batch {
+    pub fn new() -> Self {
+        let mut batch = Batch {
+            buffers: vec![[0; DATAGRAM_BYTES]; BATCH],
+            controls: vec![[0; 16]; BATCH],
+            sources: vec![empty_address(); BATCH],
+            slices: Vec::with_capacity(BATCH),
+            headers: Vec::with_capacity(BATCH),
+            received: BATCH, // all headers are to be made
+        };
+        let slice = |buffer: &mut [u8; DATAGRAM_BYTES]| libc::iovec {
+            iov_base: buffer.as_mut_ptr().cast(),
+            iov_len: DATAGRAM_BYTES,
+        };
+        batch.slices.extend(batch.buffers.iter_mut().map(slice));
+        let none = libc::mmsghdr { msg_hdr: empty_header(), msg_len: 0 };
+        batch.headers.resize(BATCH, none);
+        batch
+    }
+
+    /// Takes what is there, without waiting. A batch that is not full took all there was, and says so
+    /// as [`io::ErrorKind::WouldBlock`]: asking the kernel again would only hear the same.
+    pub fn drain(&mut self, socket: BorrowedFd<'_>) -> io::Result<()> {
+        match self.receive(socket)? {
+            BATCH => Ok(()),
+            _ => Err(io::ErrorKind::WouldBlock.into()),
+        }
+    }
+
+    fn receive(&mut self, socket: BorrowedFd<'_>) -> io::Result<usize> {
+        self.renew();
+        // SAFETY: every header points at a slice, a buffer, a source and a control buffer of this
+        // batch, none of which moves while it lives, with their true lengths.
+        let count = unsafe {
+            libc::recvmmsg(
+                socket.as_raw_fd(),
+                self.headers.as_mut_ptr(),
+                self.headers.len() as libc::c_uint,
+                libc::MSG_DONTWAIT,
+                std::ptr::null_mut(),
+            )
+        };
+        self.received = usize::try_from(count).map_err(|_| io::Error::last_os_error())?;
+        Ok(self.received)
+    }
+
+    /// Makes the headers anew that the kernel wrote to.
+    fn renew(&mut self) {
+        let rooms = self.controls.iter_mut().zip(&mut self.sources).zip(&mut self.slices);
+        let written = self.headers.iter_mut().zip(rooms).take(self.received);
+        for (header, ((control, source), slice)) in written {
+            let header = &mut header.msg_hdr;
+            header.msg_name = (&raw mut *source).cast();
+            header.msg_namelen = size_of::<libc::sockaddr_storage>() as libc::socklen_t;
+            header.msg_iov = slice;
+            header.msg_iovlen = 1;
+            header.msg_control = control.as_mut_ptr().cast();
+            header.msg_controllen = size_of::<Control>();
+            header.msg_flags = 0;
+        }
+        self.received = 0;
+    }
+
+    /// The datagrams of the last batch; what did not fit a buffer is no query and comes as nothing.
+    pub fn datagrams(&self) -> impl Iterator<Item = Datagram<'_>> {
+        let parts = self.headers.iter().zip(&self.buffers).zip(&self.sources).take(self.received);
+        parts.filter_map(|((header, buffer), source)| {
+            let cut = header.msg_hdr.msg_flags & (libc::MSG_TRUNC | libc::MSG_CTRUNC) != 0;
+            let bytes = buffer.get(..header.msg_len as usize).filter(|_| !cut).unwrap_or_default();
+            let source = address(source)?;
+            Some(Datagram { bytes, source, seen: seen(&header.msg_hdr) })
+        })
+    }
+}
+
+fn empty_address() -> libc::sockaddr_storage {
+    // SAFETY: an address is numbers, for all of which zero is a value.
+    unsafe { std::mem::zeroed() }
+}
+
+fn address(storage: &libc::sockaddr_storage) -> Option<SocketAddr> {
+    let from = (&raw const *storage).cast::<libc::sockaddr_in6>();
+    match i32::from(storage.ss_family) {
+        libc::AF_INET => {
+            // SAFETY: the family says which of its forms the storage holds, and it has room for any.
+            let v4 = unsafe { from.cast::<libc::sockaddr_in>().read_unaligned() };
+            let octets = v4.sin_addr.s_addr.to_ne_bytes();
+            Some(SocketAddr::from((octets, u16::from_be(v4.sin_port))))
+        }
+        libc::AF_INET6 => {
+            // SAFETY: as above.
+            let v6 = unsafe { from.read_unaligned() };
+            let (ip, port) = (v6.sin6_addr.s6_addr.into(), u16::from_be(v6.sin6_port));
+            let scope = v6.sin6_scope_id; // an answer to a link-local address needs it
+            Some(SocketAddr::V6(std::net::SocketAddrV6::new(ip, port, 0, scope)))
+        }
+        _ => None,
+    }
+}
+
+/// Sends all that the kernel takes now; what it does not take is lost, as datagrams are.
+pub fn send(socket: BorrowedFd<'_>, all: &[Outgoing]) {
+    for some in all.chunks(BATCH) {
+        let mut rest = some;
+        while !rest.is_empty() {
+            match send_some(socket, rest) {
+                Ok(0) | Err(_) => rest = rest.get(1..).unwrap_or_default(), // one that cannot be sent
+                Ok(sent) => rest = rest.get(sent..).unwrap_or_default(),
+            }
+        }
+    }
+}
+
+fn send_some(socket: BorrowedFd<'_>, some: &[Outgoing]) -> io::Result<usize> {
+    let targets: Vec<SockAddr> = some.iter().map(|one| SockAddr::from(one.to)).collect();
+    let mut controls = vec![[0u64; 8]; some.len()];
+    let mut slices: Vec<libc::iovec> = some
+        .iter()
+        .map(|one| libc::iovec {
+            iov_base: one.bytes.as_ptr().cast_mut().cast(),
+            iov_len: one.bytes.len(),
+        })
+        .collect();
+    let parts = some.iter().zip(&targets).zip(&mut controls).zip(&mut slices);
+    let mut headers: Vec<libc::mmsghdr> = parts
+        .map(|(((one, target), control), slice)| {
+            let mut header = empty_header();
+            header.msg_name = target.as_ptr().cast_mut().cast();
+            header.msg_namelen = target.len();
+            header.msg_iov = slice;
+            header.msg_iovlen = 1;
+            put_source(&mut header, control, one);
+            libc::mmsghdr { msg_hdr: header, msg_len: 0 }
+        })
+        .collect();
+    // SAFETY: every header points at an address, a slice and a control buffer that live through
+    // the call, with their true lengths; none of them is written to.
+    let count = unsafe {
+        libc::sendmmsg(
+            socket.as_raw_fd(),
+            headers.as_mut_ptr(),
+            headers.len() as libc::c_uint,
+            libc::MSG_DONTWAIT | libc::MSG_NOSIGNAL,
+        )
+    };
+    usize::try_from(count).map_err(|_| io::Error::last_os_error())
+}
+
+/// Says from which address a datagram leaves.
+fn put_source(header: &mut libc::msghdr, control: &mut [u64; 8], one: &Outgoing) {
+    let Some(from) = one.from else { return };
+    let index = one.interface.unwrap_or_default();
+    header.msg_control = control.as_mut_ptr().cast();
+    match from {
+        IpAddr::V4(address) => {
+            let address = libc::in_addr { s_addr: u32::from_ne_bytes(address.octets()) };
+            // The interface is the routing table's to choose, as for any answer.
+            let info =
+                libc::in_pktinfo { ipi_ifindex: 0, ipi_spec_dst: address, ipi_addr: address };
+            put(header, libc::IPPROTO_IP, libc::IP_PKTINFO, info);
+        }
+        IpAddr::V6(address) => {
+            let scoped = address.is_unicast_link_local();
+            let info = libc::in6_pktinfo {
+                ipi6_addr: libc::in6_addr { s6_addr: address.octets() },
+                ipi6_ifindex: if scoped { index } else { 0 },
+            };
+            put(header, libc::IPPROTO_IPV6, libc::IPV6_PKTINFO, info);
+        }
+    }
+}
+
+fn put<T>(header: &mut libc::msghdr, level: i32, kind: i32, data: T) {
+    let length = size_of::<T>() as libc::c_uint;
+    // SAFETY: the control buffer has 64 octets, which is more than the space of either kind.
+    unsafe {
+        header.msg_controllen = libc::CMSG_SPACE(length) as usize;
+        let message = libc::CMSG_FIRSTHDR(header);
+        if message.is_null() {
+            return;
+        }
+        (*message).cmsg_level = level;
+        (*message).cmsg_type = kind;
+        (*message).cmsg_len = libc::CMSG_LEN(length) as usize;
+        libc::CMSG_DATA(message).cast::<T>().write_unaligned(data);
+    }
+}

@@ -1,0 +1,177 @@
+//! What only the kernel can tell: interface and mark of a packet or connection.
+
+use std::ffi::{CStr, c_int};
+use std::io;
+use std::mem::{size_of, size_of_val};
+use std::net::SocketAddr;
+use std::os::fd::{AsRawFd, BorrowedFd};
+
+/// Linux 5.19; not in every libc.
+const SO_RCVMARK: c_int = 75;
+/// RFC 2292's ancestor of packet information, which also works for accepted TCP connections.
+const IPV6_2292PKTOPTIONS: c_int = 6;
+
+/// Asks for the address and interface each packet came to.
+pub fn tell_destination(socket: BorrowedFd<'_>, address: SocketAddr) -> io::Result<()> {
+    match address {
+        SocketAddr::V4(_) => set(socket, libc::IPPROTO_IP, libc::IP_PKTINFO),
+        SocketAddr::V6(_) => set(socket, libc::IPPROTO_IPV6, libc::IPV6_RECVPKTINFO),
+    }
+}
+
+/// Asks for the firewall mark of each packet.
+pub fn tell_mark(socket: BorrowedFd<'_>) -> io::Result<()> {
+    set(socket, libc::SOL_SOCKET, SO_RCVMARK)
+}
+
+/// Takes what the firewall brings from its way to another address, and answers from that address.
+/// Only a redirection by TPROXY needs it, and that needs the privilege anyway.
+pub fn take_foreign(socket: BorrowedFd<'_>, address: SocketAddr) -> io::Result<()> {
+    let (level, option) = match address {
+        SocketAddr::V4(_) => (libc::IPPROTO_IP, libc::IP_TRANSPARENT),
+        SocketAddr::V6(_) => (libc::IPPROTO_IPV6, libc::IPV6_TRANSPARENT),
+    };
+    set(socket, level, option)
+}
+
+/// Where an accepted connection was sent before the firewall redirected it.
+pub fn original_of(socket: BorrowedFd<'_>, local: SocketAddr) -> io::Result<SocketAddr> {
+    let level = match local {
+        SocketAddr::V4(_) => libc::SOL_IP,
+        SocketAddr::V6(_) => libc::SOL_IPV6,
+    };
+    let fill = |storage: *mut socket2::SockAddrStorage, length: *mut _| {
+        // SAFETY: `try_init` hands out a storage for any address, and its true length.
+        let result = unsafe {
+            libc::getsockopt(
+                socket.as_raw_fd(),
+                level,
+                libc::SO_ORIGINAL_DST, // the same number for both families
+                storage.cast(),
+                length,
+            )
+        };
+        if result == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
+    };
+    // SAFETY: the kernel fills the storage with an address of the family of the socket.
+    let ((), address) = unsafe { socket2::SockAddr::try_init(fill)? };
+    address.as_socket().ok_or_else(|| io::Error::other("an address of another kind"))
+}
+
+/// The firewall mark of an accepted connection (`tcp_fwmark_accept`).
+pub fn mark_of(socket: BorrowedFd<'_>) -> io::Result<u32> {
+    let mut mark = 0u32;
+    let mut length = size_of::<u32>() as libc::socklen_t;
+    // SAFETY: both pointers are to live locals, and `length` is the size of the first.
+    let result = unsafe {
+        libc::getsockopt(
+            socket.as_raw_fd(),
+            libc::SOL_SOCKET,
+            libc::SO_MARK,
+            (&raw mut mark).cast(),
+            &raw mut length,
+        )
+    };
+    if result == 0 { Ok(mark) } else { Err(io::Error::last_os_error()) }
+}
+
+/// The interface by which an accepted connection came.
+pub fn interface_of(socket: BorrowedFd<'_>, local: SocketAddr) -> io::Result<u32> {
+    let mut control = [0u64; 32]; // aligned like a control message header
+    let mut length = size_of_val(&control) as libc::socklen_t;
+    let (level, option) = match local {
+        SocketAddr::V4(_) => (libc::IPPROTO_IP, libc::IP_PKTOPTIONS),
+        SocketAddr::V6(_) => (libc::IPPROTO_IPV6, IPV6_2292PKTOPTIONS),
+    };
+    // SAFETY: both pointers are to live locals, and `length` is the size of the first.
+    let result = unsafe {
+        libc::getsockopt(
+            socket.as_raw_fd(),
+            level,
+            option,
+            control.as_mut_ptr().cast(),
+            &raw mut length,
+        )
+    };
+    if result != 0 {
+        return Err(io::Error::last_os_error());
+    }
+    let mut header = empty_header();
+    header.msg_control = control.as_mut_ptr().cast();
+    header.msg_controllen = length as usize;
+    let seen = seen(&header);
+    seen.interface.ok_or_else(|| io::Error::other("the kernel does not tell the interface"))
+}
+
+/// The name of an interface.
+pub fn interface_name(index: u32) -> io::Result<String> {
+    let mut name = [0; libc::IF_NAMESIZE];
+    // SAFETY: `name` has the IF_NAMESIZE octets that the call may write.
+    let found = unsafe { libc::if_indextoname(index, name.as_mut_ptr()) };
+    if found.is_null() {
+        return Err(io::Error::last_os_error());
+    }
+    // SAFETY: the call succeeded, so `name` holds a string that ends within it.
+    Ok(unsafe { CStr::from_ptr(name.as_ptr()) }.to_string_lossy().into_owned())
+}
+
+/// What the control messages of a packet say.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Seen {
+    /// Where the packet was sent.
+    pub to: Option<std::net::IpAddr>,
+    pub interface: Option<u32>,
+    pub mark: Option<u32>,
+}
+
+/// Reads the control messages that the kernel wrote behind `header`.
+pub(crate) fn seen(header: &libc::msghdr) -> Seen {
+    let mut seen = Seen::default();
+    // SAFETY: `header` describes a control buffer that lives and was filled by the kernel, so every
+    // message lies within it, and each type below has the data that the kernel defines for it.
+    unsafe {
+        let mut message = libc::CMSG_FIRSTHDR(header);
+        while !message.is_null() {
+            let data = libc::CMSG_DATA(message);
+            match ((*message).cmsg_level, (*message).cmsg_type) {
+                (libc::IPPROTO_IP, libc::IP_PKTINFO) => {
+                    let info: libc::in_pktinfo = data.cast::<libc::in_pktinfo>().read_unaligned();
+                    seen.interface = u32::try_from(info.ipi_ifindex).ok();
+                    let octets = info.ipi_addr.s_addr.to_ne_bytes();
+                    seen.to = Some(std::net::Ipv4Addr::from(octets).into());
+                }
+                (libc::IPPROTO_IPV6, libc::IPV6_PKTINFO | 2) => {
+                    let info = data.cast::<libc::in6_pktinfo>().read_unaligned();
+                    seen.interface = Some(info.ipi6_ifindex);
+                    seen.to = Some(std::net::Ipv6Addr::from(info.ipi6_addr.s6_addr).into());
+                }
+                (libc::SOL_SOCKET, libc::SO_MARK) => {
+                    seen.mark = Some(data.cast::<u32>().read_unaligned());
+                }
+                _ => {}
+            }
+            message = libc::CMSG_NXTHDR(header, message);
+        }
+    }
+    seen
+}
+
+pub(crate) fn empty_header() -> libc::msghdr {
+    // SAFETY: a message header is numbers and pointers, for all of which zero is a value.
+    unsafe { std::mem::zeroed() }
+}
+
+fn set(socket: BorrowedFd<'_>, level: c_int, option: c_int) -> io::Result<()> {
+    let on: c_int = 1;
+    // SAFETY: the pointer is to a live local of the size that is given.
+    let result = unsafe {
+        libc::setsockopt(
+            socket.as_raw_fd(),
+            level,
+            option,
+            (&raw const on).cast(),
+            size_of::<c_int>() as libc::socklen_t,
+        )
+    };
+    if result == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
+}
