@@ -9,10 +9,11 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
-use audit::verify::{Progress, Verified, verify};
+use audit::verify::{LogIntegrity, VerifyProgress, verify};
 use audit::{
-    Arrival, Channel, Code, Config, Durability, Ending, Environment, Facts, Log, Outcome, Policy,
-    Request, SandboxId, Scheme, Subject, TenantId, Transport, Verdict,
+    AttemptOutcome, DecisionDetails, Ending, Environment, HttpScheme, Log, LogConfig,
+    LogDurability, RecordedArrival, RecordedChannel, RecordedFacts, RecordedPolicy,
+    RecordedRequest, RecordedSandbox, SandboxId, StableCode, TenantId, Transport,
 };
 
 const RUN: Duration = Duration::from_secs(3);
@@ -24,7 +25,7 @@ fn main() {
     println!("durability  threads  callers   records/s   p50 us   p99 us   CPU us/record  batch");
     let wanted =
         |part: &str| std::env::args().skip(1).all(|arg| arg == part || arg.starts_with('-'));
-    for (part, durability) in [("process", Durability::Process), ("disk", Durability::Disk)] {
+    for (part, durability) in [("process", LogDurability::Process), ("disk", LogDurability::Disk)] {
         if !wanted(part) {
             continue;
         }
@@ -40,13 +41,13 @@ fn main() {
     }
 }
 
-fn config(dir: &Path, durability: Durability) -> Config {
-    let mut config = Config::new(dir.join("log"));
+fn config(dir: &Path, durability: LogDurability) -> LogConfig {
+    let mut config = LogConfig::new(dir.join("log"));
     config.durability = durability;
     config
 }
 
-fn measure(durability: Durability, threads: usize, callers: usize) -> String {
+fn measure(durability: LogDurability, threads: usize, callers: usize) -> String {
     let dir = tempfile::tempdir().unwrap();
     let log = Log::open(config(dir.path(), durability)).unwrap();
     let mut builder = tokio::runtime::Builder::new_multi_thread();
@@ -54,7 +55,7 @@ fn measure(durability: Durability, threads: usize, callers: usize) -> String {
     let stop = Arc::new(AtomicBool::new(false));
     let (began, cpu) = (Instant::now(), cpu_seconds());
     let mut waits = runtime.block_on(async {
-        let load = |_| tokio::spawn(load(log.clone(), Arc::clone(&stop)));
+        let load = |_| tokio::spawn(run_load(log.clone(), Arc::clone(&stop)));
         let tasks: Vec<_> = (0..callers).map(load).collect();
         tokio::time::sleep(RUN).await;
         stop.store(true, Ordering::Relaxed);
@@ -84,19 +85,19 @@ fn percentile(waits: &[u64], percent: usize) -> f64 {
 }
 
 /// Attempts, one after the other: a decision that is waited for, an outcome that is not.
-async fn load(log: Log, stop: Arc<AtomicBool>) -> Vec<u64> {
+async fn run_load(log: Log, stop: Arc<AtomicBool>) -> Vec<u64> {
     let (arrival, subject, verdict) = (arrival(), subject(), verdict());
     let mut waits = Vec::with_capacity(1 << 16);
     while !stop.load(Ordering::Relaxed) {
         let mut record = log.open_record(arrival.clone());
-        record.sandbox(subject.clone());
-        record.facts(Facts::Request(request()));
+        record.set_sandbox(subject.clone());
+        record.set_facts(RecordedFacts::Request(request()));
         let asked = Instant::now();
-        let _receipt = record.decided(verdict.clone()).await.unwrap();
+        let _receipt = record.record_decision(verdict.clone()).await.unwrap();
         waits.push(asked.elapsed().as_nanos() as u64);
-        record.meter().sent(512);
-        record.meter().received(2048);
-        let mut outcome = Outcome::new(Ending::Completed);
+        record.byte_count().add_sent(512);
+        record.byte_count().add_received(2048);
+        let mut outcome = AttemptOutcome::new(Ending::Completed);
         outcome.status = Some(200);
         record.close(outcome);
         // The work of an exchange lies between two attempts: others get their turn.
@@ -105,38 +106,42 @@ async fn load(log: Log, stop: Arc<AtomicBool>) -> Vec<u64> {
     waits
 }
 
-fn arrival() -> Arrival {
-    Arrival {
-        channel: Channel { kind: Code("dedicated"), detail: Some("redirect 0.0.0.0:15001".into()) },
+fn arrival() -> RecordedArrival {
+    RecordedArrival {
+        channel: RecordedChannel {
+            kind: StableCode("dedicated"),
+            detail: Some("redirect 0.0.0.0:15001".into()),
+        },
         transport: Transport::TCP,
         source: Some("10.0.0.7:40000".parse().unwrap()),
-        aimed: Some("203.0.113.9:443".parse().unwrap()),
+        original_dst: Some("203.0.113.9:443".parse().unwrap()),
     }
 }
 
-fn subject() -> Subject {
-    Subject {
+fn subject() -> RecordedSandbox {
+    RecordedSandbox {
         sandbox: SandboxId("build-7".into()),
         tenant: TenantId("acme".into()),
         environment: Environment("staging".into()),
     }
 }
 
-fn request() -> Request {
+fn request() -> RecordedRequest {
     let host = "api.openai.com".into();
-    let mut request = Request::new(b"POST", Scheme::Https, host, 443, b"/v1/chat/completions");
+    let mut request =
+        RecordedRequest::new(b"POST", HttpScheme::Https, host, 443, b"/v1/chat/completions");
     request.version = Some("2".into());
     request.user_agent = Some("python-httpx/0.28.1".into());
     request.length = Some(512);
     request
 }
 
-fn verdict() -> Verdict {
-    let mut verdict = Verdict::new(Code("allowed"));
+fn verdict() -> DecisionDetails {
+    let mut verdict = DecisionDetails::new(StableCode("allowed"));
     verdict.rule = Some("model".into());
     let digest = "sha256:9f86d081884c7d659a2feaa0c55ad015a3bf4f1b2b0b822cd15d6c15b0f00a08";
-    verdict.policy = Some(Policy { digest: digest.into(), generation: 3 });
-    verdict.carried = Some(Code("intercept"));
+    verdict.policy = Some(RecordedPolicy { digest: digest.into(), generation: 3 });
+    verdict.treatment = Some(StableCode("intercept"));
     verdict
 }
 
@@ -150,18 +155,19 @@ fn cpu_seconds() -> f64 {
 
 fn measure_verify() {
     let dir = tempfile::tempdir().unwrap();
-    let config = config(dir.path(), Durability::Process);
+    let config = config(dir.path(), LogDurability::Process);
     let runtime = tokio::runtime::Builder::new_current_thread().enable_time().build().unwrap();
     let log = Log::open(config.clone()).unwrap();
     while log.health().bytes < VERIFY_BYTES {
-        runtime.block_on(write_some(&log));
+        runtime.block_on(write_attempts(&log));
     }
     log.close();
-    let files: Vec<_> = audit::segments(&config.dir).unwrap().into_iter().map(|(_, p)| p).collect();
+    let files: Vec<_> =
+        audit::list_segments(&config.dir).unwrap().into_iter().map(|(_, p)| p).collect();
     let (began, cpu) = (Instant::now(), cpu_seconds());
-    let report = verify(&files, &[], &Progress::default()).unwrap();
+    let report = verify(&files, &[], &VerifyProgress::default()).unwrap();
     let (took, cpu) = (began.elapsed().as_secs_f64(), cpu_seconds() - cpu);
-    assert_eq!(report.verified(), Verified::Intact);
+    assert_eq!(report.integrity(), LogIntegrity::Intact);
     let megabytes = report.bytes as f64 / 1e6;
     println!(
         "verify: {megabytes:.0} MB, {} records of {} bytes in {took:.2} s: {:.0} MB/s, {:.0} MB per CPU second",
@@ -172,12 +178,12 @@ fn measure_verify() {
     );
 }
 
-async fn write_some(log: &Log) {
+async fn write_attempts(log: &Log) {
     for _ in 0..1000 {
         let mut record = log.open_record(arrival());
-        record.sandbox(subject());
-        record.facts(Facts::Request(request()));
-        let _receipt = record.decided(verdict()).await.unwrap();
-        record.close(Outcome::new(Ending::Completed));
+        record.set_sandbox(subject());
+        record.set_facts(RecordedFacts::Request(request()));
+        let _receipt = record.record_decision(verdict()).await.unwrap();
+        record.close(AttemptOutcome::new(Ending::Completed));
     }
 }

@@ -6,24 +6,25 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use crate::record::{
-    Answer, Channel, Code, Environment, Feature, Host, SandboxId, TenantId, Tls, Transport,
+    Environment, HostText, RecordedAnswer, RecordedChannel, RecordedTls, SandboxId, ScoreFeature,
+    StableCode, TenantId, Transport,
 };
 use crate::text::Text;
 
 /// How a connection or a query came to us. Known at accept.
 #[derive(Clone, Debug)]
-pub struct Arrival {
-    pub channel: Channel,
+pub struct RecordedArrival {
+    pub channel: RecordedChannel,
     pub transport: Transport,
     /// The peer's address, which proves nothing by itself.
     pub source: Option<SocketAddr>,
     /// Where the sandbox aimed; never trusted, only told until something is dialled.
-    pub aimed: Option<SocketAddr>,
+    pub original_dst: Option<SocketAddr>,
 }
 
 /// Whose attempt it is.
 #[derive(Clone, Debug)]
-pub struct Subject {
+pub struct RecordedSandbox {
     pub sandbox: SandboxId,
     pub tenant: TenantId,
     pub environment: Environment,
@@ -31,39 +32,39 @@ pub struct Subject {
 
 /// What the attempt wants: decides the class of its records.
 #[derive(Clone, Debug)]
-pub enum Facts {
+pub enum RecordedFacts {
     /// 4001: a tunnel, or a connection that never made a request.
-    Connection(Connection),
+    Connection(RecordedConnection),
     /// 6003: a call of a memory service.
     Memory(MemoryCall),
     /// 4003: a DNS query.
-    Query(Query),
+    Query(RecordedQuery),
     /// 4002: an intercepted HTTP request.
-    Request(Request),
+    Request(RecordedRequest),
 }
 
 /// A connection of which no request is seen.
 #[derive(Clone, Debug, Default)]
-pub struct Connection {
-    pub host: Option<Host>,
+pub struct RecordedConnection {
+    pub host: Option<HostText>,
     pub port: Option<u16>,
-    pub tls: Option<Tls>,
+    pub tls: Option<RecordedTls>,
 }
 
 /// A DNS query.
 #[derive(Clone, Debug)]
-pub struct Query {
-    pub name: Host,
+pub struct RecordedQuery {
+    pub name: HostText,
     /// The type, as `AAAA`.
     pub kind: Text<16>,
 }
 
 /// An intercepted HTTP request. Bodies and headers have no place here.
 #[derive(Clone, Debug)]
-pub struct Request {
+pub struct RecordedRequest {
     pub method: Text<32>,
-    pub scheme: Scheme,
-    pub host: Host,
+    pub scheme: HttpScheme,
+    pub host: HostText,
     pub port: u16,
     pub version: Option<Text<16>>,
     pub user_agent: Option<Text<256>>,
@@ -75,15 +76,21 @@ pub struct Request {
 
 /// Whether the request came in TLS.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Scheme {
+pub enum HttpScheme {
     Http,
     Https,
 }
 
-impl Request {
+impl RecordedRequest {
     /// Takes the target as it was sent; its query is kept apart, so that it is not logged by
     /// accident, and an authority, which may carry a password, is left out.
-    pub fn new(method: &[u8], scheme: Scheme, host: Host, port: u16, target: &[u8]) -> Self {
+    pub fn new(
+        method: &[u8],
+        scheme: HttpScheme,
+        host: HostText,
+        port: u16,
+        target: &[u8],
+    ) -> Self {
         let target = target.split(|byte| *byte == b'#').next().unwrap_or_default();
         let mut parts = target.splitn(2, |byte| *byte == b'?');
         let path = Text::from_bytes(without_authority(parts.next().unwrap_or_default()));
@@ -94,8 +101,8 @@ impl Request {
     }
 
     /// The path as a reader of the record will see it, without its query.
-    pub fn shown_path(&self) -> String {
-        self.path.shown()
+    pub fn display_path(&self) -> String {
+        self.path.to_display()
     }
 
     pub(crate) fn path(&self) -> &Text<2048> {
@@ -127,23 +134,23 @@ fn without_authority(target: &[u8]) -> &[u8] {
 /// A call of a memory service.
 #[derive(Clone, Debug)]
 pub struct MemoryCall {
-    pub request: Request,
+    pub request: RecordedRequest,
     /// The profile by which it was read, as `astrocyte`.
     pub service: Text<64>,
     /// The operation in the profile's words, as `recall`.
     pub operation: Text<64>,
-    pub effect: Effect,
+    pub effect: MemoryEffect,
     /// Every bank that was selected.
     pub banks: Vec<Text<256>>,
     /// The signed identity, after its signature was checked.
     pub identity: Option<Text<300>>,
     /// What became of checking it: `verified`, `from_path`, `absent`, `not_looked_at`, or the check that failed.
-    pub checked: Code,
+    pub checked: StableCode,
 }
 
 /// What a memory operation does to a bank.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Effect {
+pub enum MemoryEffect {
     Admin,
     Delete,
     Read,
@@ -152,58 +159,58 @@ pub enum Effect {
 
 /// Why an attempt was allowed or refused, and by what.
 #[derive(Clone, Debug)]
-pub struct Verdict {
-    pub reason: Code,
+pub struct DecisionDetails {
+    pub reason: StableCode,
     /// The rule; absent when none names the destination.
     pub rule: Option<Text<256>>,
-    pub policy: Option<Policy>,
+    pub policy: Option<RecordedPolicy>,
     /// How it is carried: `tunnel`, `intercept`, `hold`, `raw`, `answer`.
-    pub carried: Option<Code>,
+    pub treatment: Option<StableCode>,
     /// Name of the credential that is injected.
     pub credential: Option<Text<128>>,
     /// The exfiltration score, when one was made.
     pub score: Option<u32>,
-    pub features: Vec<Feature>,
+    pub features: Vec<ScoreFeature>,
     /// A sentence for people: what to do next.
     pub message: Option<Text<512>>,
-    pub attention: Attention,
+    pub attention: AlertFlag,
     /// Further attempts like it that sent nothing and have no record but this one.
     pub folded: u64,
 }
 
 /// Whether somebody should look.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Attention {
+pub enum AlertFlag {
     Alert,
     None,
 }
 
-impl Verdict {
+impl DecisionDetails {
     /// A verdict with a reason and nothing else.
-    pub fn new(reason: Code) -> Self {
+    pub fn new(reason: StableCode) -> Self {
         Self {
             reason,
             rule: None,
             policy: None,
-            carried: None,
+            treatment: None,
             credential: None,
             score: None,
             features: Vec::new(),
             message: None,
-            attention: Attention::None,
+            attention: AlertFlag::None,
             folded: 0,
         }
     }
 
     /// Whether it lets the attempt pass.
     pub(crate) fn allows(&self) -> bool {
-        self.reason == Code::ALLOWED
+        self.reason == StableCode::ALLOWED
     }
 }
 
 /// The rules in force.
 #[derive(Clone, Debug)]
-pub struct Policy {
+pub struct RecordedPolicy {
     /// SHA-256 of their sources.
     pub digest: Text<80>,
     pub generation: u64,
@@ -211,17 +218,17 @@ pub struct Policy {
 
 /// What became of an attempt.
 #[derive(Clone, Debug)]
-pub struct Outcome {
+pub struct AttemptOutcome {
     pub ending: Ending,
     /// The HTTP status the sandbox was given.
     pub status: Option<u16>,
     /// The DNS response code the sandbox was given.
     pub rcode: Option<u8>,
     /// The DNS answers the sandbox was given.
-    pub answers: Vec<Answer>,
+    pub answers: Vec<RecordedAnswer>,
 }
 
-impl Outcome {
+impl AttemptOutcome {
     /// An outcome of which only the ending is told.
     pub fn new(ending: Ending) -> Self {
         Self { ending, status: None, rcode: None, answers: Vec::new() }
@@ -235,72 +242,72 @@ pub enum Ending {
     Abandoned,
     Completed,
     /// Something between us and the destination failed.
-    Failed(Code),
+    Failed(StableCode),
     /// Refused after the decision, as by the address rules.
-    Refused(Code),
+    Refused(StableCode),
     /// Cut because the permission ended.
-    Revoked(Code),
+    Revoked(StableCode),
     /// The process that decided it died.
     Unknown,
 }
 
 /// Bytes of an attempt, counted by whoever carries them.
 #[derive(Debug, Default)]
-pub struct Meter {
+pub struct ByteCount {
     sent: AtomicU64,
     received: AtomicU64,
 }
 
-impl Meter {
+impl ByteCount {
     /// Bytes both ways.
     pub fn total(&self) -> u64 {
-        let (sent, received) = self.read();
+        let (sent, received) = self.sent_and_received();
         sent + received
     }
 
     /// Counts bytes from the sandbox.
-    pub fn sent(&self, bytes: u64) {
+    pub fn add_sent(&self, bytes: u64) {
         self.sent.fetch_add(bytes, Ordering::Relaxed);
     }
 
     /// Counts bytes towards the sandbox.
-    pub fn received(&self, bytes: u64) {
+    pub fn add_received(&self, bytes: u64) {
         self.received.fetch_add(bytes, Ordering::Relaxed);
     }
 
     /// Bytes from the sandbox, and towards it.
-    pub fn read(&self) -> (u64, u64) {
+    pub fn sent_and_received(&self) -> (u64, u64) {
         (self.sent.load(Ordering::Relaxed), self.received.load(Ordering::Relaxed))
     }
 }
 
 /// Everything known of one attempt so far.
 #[derive(Clone, Debug)]
-pub(crate) struct Attempt {
+pub(crate) struct AttemptState {
     pub(crate) id: u128,
-    pub(crate) arrival: Arrival,
-    pub(crate) subject: Option<Subject>,
-    pub(crate) facts: Facts,
-    pub(crate) verdict: Option<Verdict>,
+    pub(crate) arrival: RecordedArrival,
+    pub(crate) subject: Option<RecordedSandbox>,
+    pub(crate) facts: RecordedFacts,
+    pub(crate) verdict: Option<DecisionDetails>,
     pub(crate) dialled: Option<SocketAddr>,
-    pub(crate) meter: Arc<Meter>,
+    pub(crate) meter: Arc<ByteCount>,
 }
 
 /// A detection that is worth a record of its own.
 #[derive(Clone, Debug)]
-pub struct Finding {
+pub struct DetectionFinding {
     /// Stable code of what was found.
-    pub code: Code,
+    pub code: StableCode,
     pub title: Text<256>,
-    pub severity: Severity,
+    pub severity: FindingSeverity,
     pub message: Option<Text<512>>,
     pub score: Option<u32>,
-    pub features: Vec<Feature>,
+    pub features: Vec<ScoreFeature>,
 }
 
 /// How much a finding matters.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Severity {
+pub enum FindingSeverity {
     Critical,
     High,
     Low,
@@ -312,7 +319,7 @@ pub enum Severity {
 pub struct Lifecycle {
     pub event: LifecycleEvent,
     pub message: Option<Text<512>>,
-    pub policy: Option<Policy>,
+    pub policy: Option<RecordedPolicy>,
 }
 
 /// What happened to Sandbar itself. The log adds events of its own.
@@ -348,8 +355,8 @@ mod tests {
             (b"/a@b://c", "/a@b://c", None),
             (b"", "", None),
         ] {
-            let request = Request::new(b"GET", Scheme::Http, "h".into(), 80, target);
-            let found = (request.path().shown(), request.query().map(Text::shown));
+            let request = RecordedRequest::new(b"GET", HttpScheme::Http, "h".into(), 80, target);
+            let found = (request.path().to_display(), request.query().map(Text::to_display));
             assert_eq!(found, (path.to_owned(), query.map(str::to_owned)), "{target:?}");
         }
     }

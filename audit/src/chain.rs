@@ -15,18 +15,18 @@ const SEQUENCE: &[u8] = br#","sequence":"#;
 const HEX: usize = 64;
 /// Bytes of a line, newline not counted, that its hash does not cover. The quote that closes
 /// `previous` is covered.
-const UNCOVERED: usize = HASH.len() - 1 + HEX + END.len();
+const UNHASHED_BYTES: usize = HASH.len() - 1 + HEX + END.len();
 
 /// A SHA-256 in lower-case hex, as it stands in the line.
 #[derive(Clone, Copy, PartialEq, Eq)]
-pub struct Hash([u8; HEX]);
+pub struct ChainHash([u8; HEX]);
 
-impl Hash {
+impl ChainHash {
     /// What the first record of all names as the one before it.
     pub const NONE: Self = Self([b'0'; HEX]);
 
     /// Hashes `bytes`.
-    pub fn of(bytes: &[u8]) -> Self {
+    pub fn digest(bytes: &[u8]) -> Self {
         Self::from_bytes(&Sha256::digest(bytes).into())
     }
 
@@ -34,7 +34,7 @@ impl Hash {
     pub fn from_bytes(bytes: &[u8; 32]) -> Self {
         let mut hex = [0; HEX];
         for (pair, byte) in hex.chunks_exact_mut(2).zip(bytes) {
-            pair.copy_from_slice(&[digit(byte >> 4), digit(byte & 15)]);
+            pair.copy_from_slice(&[hex_digit(byte >> 4), hex_digit(byte & 15)]);
         }
         Self(hex)
     }
@@ -54,23 +54,23 @@ impl Hash {
     pub fn bytes(&self) -> [u8; 32] {
         let mut bytes = [0; 32];
         for (byte, pair) in bytes.iter_mut().zip(self.0.chunks_exact(2)) {
-            *byte = pair.iter().fold(0, |sum, digit| sum << 4 | value(*digit));
+            *byte = pair.iter().fold(0, |sum, digit| sum << 4 | hex_value(*digit));
         }
         bytes
     }
 }
 
-impl std::fmt::Debug for Hash {
+impl std::fmt::Debug for ChainHash {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.write_str(self.as_str())
     }
 }
 
-fn digit(nibble: u8) -> u8 {
+fn hex_digit(nibble: u8) -> u8 {
     b"0123456789abcdef".get(usize::from(nibble)).copied().unwrap_or(b'0')
 }
 
-fn value(digit: u8) -> u8 {
+fn hex_value(digit: u8) -> u8 {
     match digit {
         b'0'..=b'9' => digit - b'0',
         _ => digit.wrapping_sub(b'a').wrapping_add(10) & 15,
@@ -79,16 +79,16 @@ fn value(digit: u8) -> u8 {
 
 /// The end of the chain: the number and the hash of the last record.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Head {
+pub struct ChainHead {
     /// Number of the last record; the first is 1.
     pub sequence: u64,
     /// Its hash.
-    pub hash: Hash,
+    pub hash: ChainHash,
 }
 
-impl Head {
+impl ChainHead {
     /// Before the first record.
-    pub const START: Self = Self { sequence: 0, hash: Hash::NONE };
+    pub const START: Self = Self { sequence: 0, hash: ChainHash::NONE };
 
     /// Gives `draft` its place: appends the finished line to `out` and moves the head onto it.
     pub(crate) fn seal(&mut self, draft: &Draft, out: &mut Vec<u8>) {
@@ -102,7 +102,7 @@ impl Head {
         out.extend_from_slice(PREVIOUS);
         out.extend_from_slice(&self.hash.0);
         out.push(b'"');
-        self.hash = Hash::of(out.get(start..).unwrap_or_default());
+        self.hash = ChainHash::digest(out.get(start..).unwrap_or_default());
         out.extend_from_slice(HASH.get(1..).unwrap_or_default());
         out.extend_from_slice(&self.hash.0);
         out.extend_from_slice(END);
@@ -112,36 +112,40 @@ impl Head {
 
 /// What a line says of its place in the chain, and whether its own hash is right.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Link {
-    pub(crate) previous: Hash,
-    pub(crate) head: Head,
-    pub(crate) content: Content,
+pub(crate) struct ChainLink {
+    pub(crate) previous: ChainHash,
+    pub(crate) head: ChainHead,
+    pub(crate) content: LineIntegrity,
 }
 
 /// Whether the bytes of a line are those that were hashed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Content {
+pub(crate) enum LineIntegrity {
     Changed,
     Intact,
 }
 
-impl Link {
+impl ChainLink {
     /// Reads the link of a line without its newline; `None` when it is no record of ours.
-    pub(crate) fn read(line: &[u8]) -> Option<Self> {
-        let (covered, rest) = line.split_at_checked(line.len().checked_sub(UNCOVERED)?)?;
+    pub(crate) fn parse(line: &[u8]) -> Option<Self> {
+        let (covered, rest) = line.split_at_checked(line.len().checked_sub(UNHASHED_BYTES)?)?;
         let hash = rest.strip_prefix(HASH.get(1..)?)?.strip_suffix(END)?;
-        let hash = Hash::parse(hash)?;
+        let hash = ChainHash::parse(hash)?;
         let (members, previous) = covered.split_at_checked(covered.len().checked_sub(HEX + 1)?)?;
-        let previous = Hash::parse(previous.strip_suffix(b"\"")?)?;
+        let previous = ChainHash::parse(previous.strip_suffix(b"\"")?)?;
         let members = members.strip_suffix(PREVIOUS)?;
-        let sequence = sequence(members)?;
-        let content = if Hash::of(covered) == hash { Content::Intact } else { Content::Changed };
-        Some(Self { previous, head: Head { sequence, hash }, content })
+        let sequence = find_sequence(members)?;
+        let content = if ChainHash::digest(covered) == hash {
+            LineIntegrity::Intact
+        } else {
+            LineIntegrity::Changed
+        };
+        Some(Self { previous, head: ChainHead { sequence, hash }, content })
     }
 }
 
 /// The number in `metadata`. No text can contain the key, for its quotes would be escaped.
-fn sequence(members: &[u8]) -> Option<u64> {
+fn find_sequence(members: &[u8]) -> Option<u64> {
     let at = memchr::memmem::rfind(members, SEQUENCE)? + SEQUENCE.len();
     let rest = members.get(at..)?;
     let digits = rest.get(..rest.iter().position(|byte| !byte.is_ascii_digit())?)?;

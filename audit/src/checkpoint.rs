@@ -15,18 +15,18 @@ use base64::engine::general_purpose::STANDARD;
 use rand_core::{CryptoRng, OsRng, RngCore};
 use signed_note::{Note, Signer, StandardSigner, StandardVerifier, Verifier, VerifierList};
 
-use crate::chain::{Hash, Head};
+use crate::chain::{ChainHash, ChainHead};
 
 /// File name of the checkpoints, beside the segments.
 pub const FILE: &str = "access.checkpoints";
 /// File name of the public keys, beside the segments.
-pub const PUBLIC: &str = "checkpoint.pub";
+pub const PUBLIC_KEY_FILE: &str = "checkpoint.pub";
 /// Longest checkpoint that is read.
 const NOTE_MAX: usize = 4096;
 /// Largest file of checkpoints that is read: a note a minute for more than thirty years.
 const FILE_MAX: u64 = 4 << 30;
 /// Bytes of an Ed25519 signature and the id of its key. What is shorter was torn.
-const SIGNATURE: usize = 4 + 64;
+const SIGNATURE_BYTES: usize = 4 + 64;
 
 /// Why checkpoints cannot be signed or read.
 #[derive(Debug, thiserror::Error)]
@@ -46,11 +46,11 @@ pub enum CheckpointError {
 }
 
 /// Signs checkpoints.
-pub(crate) struct Notary {
+pub(crate) struct CheckpointSigner {
     signer: StandardSigner,
 }
 
-impl Notary {
+impl CheckpointSigner {
     /// Reads the key, or makes one, and adds its public half to those beside the log in `dir`.
     /// Keys that signed before stay there, so that their notes are still believed.
     pub(crate) fn open(path: &Path, name: &str, dir: &Path) -> Result<Self, CheckpointError> {
@@ -58,22 +58,22 @@ impl Notary {
         let key = || CheckpointError::Key { path: path.to_owned() };
         let secret = match fs::read_to_string(path) {
             Ok(secret) => secret,
-            Err(error) if error.kind() == io::ErrorKind::NotFound => generate(path, name)?,
+            Err(error) if error.kind() == io::ErrorKind::NotFound => generate_key(path, name)?,
             Err(error) => return Err(file(error)),
         };
         if fs::metadata(path).map_err(file)?.permissions().mode() & 0o077 != 0 {
             return Err(CheckpointError::KeyMode { path: path.to_owned() });
         }
         let signer = StandardSigner::new(secret.trim()).map_err(|_| key())?;
-        let public = public(secret.trim(), signer.name()).ok_or_else(key)?;
-        let beside = dir.join(PUBLIC);
-        publish(&beside, &public)
+        let public = public_key(secret.trim(), signer.name()).ok_or_else(key)?;
+        let beside = dir.join(PUBLIC_KEY_FILE);
+        publish_key(&beside, &public)
             .map_err(|source| CheckpointError::File { path: beside.clone(), source })?;
         Ok(Self { signer })
     }
 
     /// The signed note of `head`.
-    pub(crate) fn sign(&self, head: Head) -> Option<String> {
+    pub(crate) fn sign(&self, head: ChainHead) -> Option<String> {
         let text = format!(
             "{}\n{}\n{}\n",
             self.signer.name(),
@@ -86,31 +86,31 @@ impl Notary {
     }
 }
 
-fn generate(path: &Path, name: &str) -> Result<String, CheckpointError> {
+fn generate_key(path: &Path, name: &str) -> Result<String, CheckpointError> {
     if !signed_note::is_key_name_valid(name) {
         return Err(CheckpointError::Name(name.to_owned()));
     }
     let (secret, public) = signed_note::generate_key(&mut OsRng, name);
     let file = |source| CheckpointError::File { path: path.to_owned(), source };
-    replace(path, 0o600, &format!("{secret}\n")).map_err(file)?;
-    publish(&path.with_extension("pub"), &public).map_err(file)?;
+    replace_file(path, 0o600, &format!("{secret}\n")).map_err(file)?;
+    publish_key(&path.with_extension("pub"), &public).map_err(file)?;
     Ok(secret)
 }
 
 /// The public half of a secret key: keys are made from the 32 bytes that stand in it.
-fn public(secret: &str, name: &str) -> Option<String> {
+fn public_key(secret: &str, name: &str) -> Option<String> {
     let bytes = STANDARD.decode(secret.splitn(5, '+').last()?).ok()?; // which may have a plus, too
-    let seed = Seed(bytes.get(1..)?.try_into().ok()?);
+    let seed = SeedRng(bytes.get(1..)?.try_into().ok()?);
     let (same, public) = signed_note::generate_key(&mut { seed }, name);
     (same == secret).then_some(public)
 }
 
 /// Chance that has been: gives the bytes a key was made from.
-struct Seed([u8; 32]);
+struct SeedRng([u8; 32]);
 
-impl CryptoRng for Seed {}
+impl CryptoRng for SeedRng {}
 
-impl RngCore for Seed {
+impl RngCore for SeedRng {
     fn next_u32(&mut self) -> u32 {
         rand_core::impls::next_u32_via_fill(self)
     }
@@ -130,7 +130,7 @@ impl RngCore for Seed {
 }
 
 /// Adds a public key to a file of them.
-fn publish(path: &Path, public: &str) -> io::Result<()> {
+fn publish_key(path: &Path, public: &str) -> io::Result<()> {
     let known = match fs::read(path) {
         Ok(known) => String::from_utf8_lossy(&known).into_owned(),
         Err(error) if error.kind() == io::ErrorKind::NotFound => String::new(),
@@ -141,11 +141,11 @@ fn publish(path: &Path, public: &str) -> io::Result<()> {
     }
     let good = known.lines().filter(|line| StandardVerifier::new(line).is_ok()); // none half written
     let all: String = good.chain([public]).map(|line| format!("{line}\n")).collect();
-    replace(path, 0o644, &all)
+    replace_file(path, 0o644, &all)
 }
 
 /// Puts a file in its place whole or not at all.
-fn replace(path: &Path, mode: u32, text: &str) -> io::Result<()> {
+fn replace_file(path: &Path, mode: u32, text: &str) -> io::Result<()> {
     let mut name = path.file_name().unwrap_or_default().to_owned();
     name.push(".new");
     let new = path.with_file_name(name);
@@ -162,7 +162,7 @@ fn replace(path: &Path, mode: u32, text: &str) -> io::Result<()> {
 
 /// Appends a note to the file beside the segments. One that is torn is taken back, and if that
 /// cannot be, parted from the next.
-pub(crate) fn keep(dir: &Path, note: &str) -> io::Result<()> {
+pub(crate) fn append_note(dir: &Path, note: &str) -> io::Result<()> {
     let mut options = OpenOptions::new();
     let options = options.read(true).append(true).create(true).mode(0o640);
     let mut file = options.open(dir.join(FILE))?;
@@ -170,7 +170,7 @@ pub(crate) fn keep(dir: &Path, note: &str) -> io::Result<()> {
     if size == 0 {
         file.set_permissions(Permissions::from_mode(0o640))?; // whatever the umask says
     }
-    let part = if parted(&file, size)? { "" } else { "\n\n" };
+    let part = if ends_with_blank_line(&file, size)? { "" } else { "\n\n" };
     let written = file.write_all(format!("{part}{note}\n").as_bytes()); // an empty line parts them
     if written.is_err() {
         file.set_len(size).unwrap_or_default();
@@ -179,7 +179,7 @@ pub(crate) fn keep(dir: &Path, note: &str) -> io::Result<()> {
 }
 
 /// Whether a file is empty or ends with an empty line.
-fn parted(file: &File, size: u64) -> io::Result<bool> {
+fn ends_with_blank_line(file: &File, size: u64) -> io::Result<bool> {
     let mut end = [b'\n'; 2];
     let known = size.min(2) as usize;
     file.read_exact_at(end.get_mut(..known).unwrap_or_default(), size - known as u64)?;
@@ -187,18 +187,18 @@ fn parted(file: &File, size: u64) -> io::Result<bool> {
 }
 
 /// The keys by which checkpoints are believed.
-pub struct Keys {
+pub struct CheckpointKeys {
     verifiers: VerifierList,
     names: Vec<String>,
 }
 
-impl std::fmt::Debug for Keys {
+impl std::fmt::Debug for CheckpointKeys {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.write_str("Keys")
     }
 }
 
-impl Keys {
+impl CheckpointKeys {
     /// Reads public keys, one a line.
     ///
     /// # Errors
@@ -224,15 +224,15 @@ impl Keys {
 /// A note, and whether it can be believed.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Checkpoint {
-    pub head: Head,
-    pub signature: Signature,
+    pub head: ChainHead,
+    pub signature: SignatureStatus,
     /// Where it stands.
-    pub place: Place,
+    pub place: CheckpointPosition,
 }
 
 /// A line of a file of checkpoints.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Place {
+pub struct CheckpointPosition {
     pub file: PathBuf,
     /// From 1.
     pub line: u64,
@@ -240,15 +240,15 @@ pub struct Place {
 
 /// What is in files of checkpoints.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Notes {
+pub struct CheckpointNotes {
     pub checkpoints: Vec<Checkpoint>,
     /// What is no note, as one that was torn. It proves nothing, for or against the log.
-    pub unreadable: Vec<Place>,
+    pub unreadable: Vec<CheckpointPosition>,
 }
 
 /// What the signature of a checkpoint is worth.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Signature {
+pub enum SignatureStatus {
     /// Wrong, or by no key that was given.
     Bad,
     /// By a key that was given.
@@ -261,16 +261,20 @@ pub enum Signature {
 ///
 /// # Errors
 ///
-/// Returns the error of reading. What is no note is told in [`Notes::unreadable`].
-pub fn read(path: &Path, keys: Option<&Keys>, notes: &mut Notes) -> Result<(), CheckpointError> {
+/// Returns the error of reading. What is no note is told in [`CheckpointNotes::unreadable`].
+pub fn read_notes(
+    path: &Path,
+    keys: Option<&CheckpointKeys>,
+    notes: &mut CheckpointNotes,
+) -> Result<(), CheckpointError> {
     let file = |source| CheckpointError::File { path: path.to_owned(), source };
     if fs::metadata(path).map_err(file)?.len() > FILE_MAX {
         return Err(file(io::Error::new(io::ErrorKind::FileTooLarge, "too many checkpoints")));
     }
     let bytes = fs::read(path).map_err(file)?;
-    for (line, text) in pieces(&String::from_utf8_lossy(&bytes)) {
-        let place = Place { file: path.to_owned(), line };
-        match parse(&text, keys) {
+    for (line, text) in split_notes(&String::from_utf8_lossy(&bytes)) {
+        let place = CheckpointPosition { file: path.to_owned(), line };
+        match parse_note(&text, keys) {
             Some((head, signature)) => {
                 notes.checkpoints.push(Checkpoint { head, signature, place });
             }
@@ -281,26 +285,26 @@ pub fn read(path: &Path, keys: Option<&Keys>, notes: &mut Notes) -> Result<(), C
 }
 
 /// The head in the newest checkpoint beside the segments of `dir`, read from the end of the file.
-pub(crate) fn newest(dir: &Path) -> Option<Head> {
+pub(crate) fn newest_head(dir: &Path) -> Option<ChainHead> {
     let mut file = fs::File::open(dir.join(FILE)).ok()?;
     let size = file.metadata().ok()?.len();
     file.seek(io::SeekFrom::Start(size.saturating_sub(2 * NOTE_MAX as u64))).ok()?;
     let mut tail = Vec::new();
     file.read_to_end(&mut tail).ok()?;
     // The first note of the tail may be cut; the newest is whole.
-    let pieces = pieces(&String::from_utf8_lossy(&tail));
-    pieces.iter().rev().find_map(|(_, text)| parse(text, None)).map(|(head, _)| head)
+    let pieces = split_notes(&String::from_utf8_lossy(&tail));
+    pieces.iter().rev().find_map(|(_, text)| parse_note(text, None)).map(|(head, _)| head)
 }
 
 /// Parts a file into notes and what is none, each with its line. A note is a text, an empty line
 /// and its signatures; an empty line ends it.
-fn pieces(text: &str) -> Vec<(u64, String)> {
+fn split_notes(text: &str) -> Vec<(u64, String)> {
     let mut pieces: Vec<(u64, String)> = Vec::new();
-    let mut before = Paragraph::Signatures;
-    for (line, paragraph) in paragraphs(text) {
+    let mut before = NoteParagraph::Signatures;
+    for (line, paragraph) in split_paragraphs(text) {
         let signs = paragraph.lines().all(|line| line.starts_with('\u{2014}'));
-        let kind = if signs { Paragraph::Signatures } else { Paragraph::Text };
-        match pieces.last_mut().filter(|_| before == Paragraph::Text && signs) {
+        let kind = if signs { NoteParagraph::Signatures } else { NoteParagraph::Text };
+        match pieces.last_mut().filter(|_| before == NoteParagraph::Text && signs) {
             Some((_, note)) => *note = format!("{note}\n{paragraph}"),
             None => pieces.push((line, paragraph)),
         }
@@ -310,13 +314,13 @@ fn pieces(text: &str) -> Vec<(u64, String)> {
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Paragraph {
+enum NoteParagraph {
     Signatures,
     Text,
 }
 
 /// What stands between empty lines, each with the number of its first line.
-fn paragraphs(text: &str) -> Vec<(u64, String)> {
+fn split_paragraphs(text: &str) -> Vec<(u64, String)> {
     let mut paragraphs: Vec<(u64, String)> = Vec::new();
     let mut apart = true;
     for (line, number) in text.lines().zip(1..) {
@@ -331,34 +335,34 @@ fn paragraphs(text: &str) -> Vec<(u64, String)> {
 }
 
 /// Reads one note.
-fn parse(text: &str, keys: Option<&Keys>) -> Option<(Head, Signature)> {
+fn parse_note(text: &str, keys: Option<&CheckpointKeys>) -> Option<(ChainHead, SignatureStatus)> {
     let note = Note::from_bytes(text.as_bytes()).ok().filter(|_| text.len() <= NOTE_MAX)?;
     let (_, signatures) = text.rsplit_once("\n\n")?;
-    if !signatures.lines().all(whole) {
+    if !signatures.lines().all(is_complete_signature) {
         return None;
     }
     let body = str::from_utf8(note.text()).ok()?;
     let mut lines = body.lines();
     let (name, size, hash) = (lines.next()?, lines.next()?, lines.next()?);
-    let head = Head { sequence: size.parse().ok()?, hash: unbase64(hash)? };
+    let head = ChainHead { sequence: size.parse().ok()?, hash: decode_hash(hash)? };
     let signature = match keys {
-        None => Signature::Unchecked,
+        None => SignatureStatus::Unchecked,
         Some(keys) => {
             let named = keys.names.iter().any(|known| known == name);
             let good = named && note.verify(&keys.verifiers).is_ok();
-            if good { Signature::Good } else { Signature::Bad }
+            if good { SignatureStatus::Good } else { SignatureStatus::Bad }
         }
     };
     Some((head, signature))
 }
 
 /// Whether a line of a signature has all its bytes.
-fn whole(line: &str) -> bool {
+fn is_complete_signature(line: &str) -> bool {
     let encoded = line.rsplit(' ').next().unwrap_or_default();
-    STANDARD.decode(encoded).is_ok_and(|bytes| bytes.len() >= SIGNATURE)
+    STANDARD.decode(encoded).is_ok_and(|bytes| bytes.len() >= SIGNATURE_BYTES)
 }
 
-fn unbase64(text: &str) -> Option<Hash> {
+fn decode_hash(text: &str) -> Option<ChainHash> {
     let bytes: [u8; 32] = STANDARD.decode(text).ok()?.try_into().ok()?;
-    Some(Hash::from_bytes(&bytes))
+    Some(ChainHash::from_bytes(&bytes))
 }

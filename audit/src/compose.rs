@@ -5,17 +5,18 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 use ulid::Ulid;
 
 use crate::attempt::{
-    Attempt, Attention, Effect, Ending, Facts, Finding, Lifecycle, LifecycleEvent, MemoryCall,
-    Outcome, Request, Scheme, Severity,
+    AlertFlag, AttemptOutcome, AttemptState, DetectionFinding, Ending, FindingSeverity, HttpScheme,
+    Lifecycle, LifecycleEvent, MemoryCall, MemoryEffect, RecordedFacts, RecordedRequest,
 };
 use crate::config::QueryStrings;
-use crate::draft::{Draft, DraftError, Owed, Role};
+use crate::draft::{Draft, DraftError, DraftRole, OpenDecision};
 use crate::record::{
-    Actor, Api, Destination, DnsQuestion, Evidence, FindingInfo, HttpRequest, HttpResponse,
-    LIST_MAX, Members, Metadata, OCSF_VERSION, PolicyInForce, Product, RelatedEvent, Resource,
-    RuleName, Sandbar, Service, Source, Stamp, Traffic, Url, parts,
+    Actor, ApiCall, ApiService, DestinationEndpoint, DnsQuestion, FindingEvidence, FindingInfo,
+    HttpRequest, HttpResponse, LIST_MAX, Metadata, OCSF_VERSION, PolicyInForce, Product,
+    RecordMembers, RelatedEvent, Resource, Rfc3339Time, RuleName, SandbarExtension, SourceEndpoint,
+    Traffic, Url, split_address,
 };
-use crate::record::{Digits, SandboxId, TenantId};
+use crate::record::{DecimalText, SandboxId, TenantId};
 use crate::text::Text;
 
 const PROFILES: &[&str] = &["security_control", "datetime"];
@@ -24,7 +25,7 @@ const PROFILES_HOST: &[&str] = &["security_control", "datetime", "host"];
 
 /// A class of OCSF, with the number and the names it has there.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Class {
+pub(crate) enum EventClass {
     Dns,
     Finding,
     Http,
@@ -33,98 +34,100 @@ pub(crate) enum Class {
     Network,
 }
 
-impl Class {
+impl EventClass {
     pub(crate) fn uid(self) -> u16 {
         match self {
-            Class::Dns => 4003,
-            Class::Finding => 2004,
-            Class::Http => 4002,
-            Class::Lifecycle => 6002,
-            Class::Memory => 6003,
-            Class::Network => 4001,
+            EventClass::Dns => 4003,
+            EventClass::Finding => 2004,
+            EventClass::Http => 4002,
+            EventClass::Lifecycle => 6002,
+            EventClass::Memory => 6003,
+            EventClass::Network => 4001,
         }
     }
 
-    pub(crate) fn of(uid: u16) -> Self {
+    pub(crate) fn from_uid(uid: u16) -> Self {
         match uid {
-            4002 => Class::Http,
-            4003 => Class::Dns,
-            6003 => Class::Memory,
-            _ => Class::Network,
+            4002 => EventClass::Http,
+            4003 => EventClass::Dns,
+            6003 => EventClass::Memory,
+            _ => EventClass::Network,
         }
     }
 
     fn profiles(self) -> &'static [&'static str] {
         match self {
-            Class::Dns | Class::Finding | Class::Http | Class::Network => PROFILES_HOST,
-            Class::Lifecycle | Class::Memory => PROFILES,
+            EventClass::Dns | EventClass::Finding | EventClass::Http | EventClass::Network => {
+                PROFILES_HOST
+            }
+            EventClass::Lifecycle | EventClass::Memory => PROFILES,
         }
     }
 
     fn names(self) -> (&'static str, &'static str) {
         match self {
-            Class::Dns => ("DNS Activity", "Network Activity"),
-            Class::Finding => ("Detection Finding", "Findings"),
-            Class::Http => ("HTTP Activity", "Network Activity"),
-            Class::Lifecycle => ("Application Lifecycle", "Application Activity"),
-            Class::Memory => ("API Activity", "Application Activity"),
-            Class::Network => ("Network Activity", "Network Activity"),
+            EventClass::Dns => ("DNS Activity", "Network Activity"),
+            EventClass::Finding => ("Detection Finding", "Findings"),
+            EventClass::Http => ("HTTP Activity", "Network Activity"),
+            EventClass::Lifecycle => ("Application Lifecycle", "Application Activity"),
+            EventClass::Memory => ("API Activity", "Application Activity"),
+            EventClass::Network => ("Network Activity", "Network Activity"),
         }
     }
 }
 
 /// Which of an attempt's records it is.
 #[derive(Clone, Copy, Debug)]
-pub(crate) enum Stage<'a> {
+pub(crate) enum DraftStage<'a> {
     /// Answered here: nothing was sent, and no decision stands before it.
-    Answered(&'a Outcome, Duration),
+    Answered(&'a AttemptOutcome, Duration),
     Decision,
     Denied,
-    Outcome(&'a Outcome, Duration),
+    Outcome(&'a AttemptOutcome, Duration),
     /// Ended before anything was decided: nothing was sent, and nobody refused it.
-    Undecided(&'a Outcome, Duration),
+    Undecided(&'a AttemptOutcome, Duration),
 }
 
-type Named = (u8, &'static str);
+type NamedId = (u8, &'static str);
 
-const SUCCESS: Named = (1, "Success");
-const FAILURE: Named = (2, "Failure");
-const UNKNOWN: Named = (0, "Unknown");
-const ALLOWED: Named = (1, "Allowed");
-const DENIED: Named = (2, "Denied");
-const BLOCKED: Named = (2, "Blocked");
-const DETECTED: Named = (15, "Detected");
-const NO_ACTION: Named = (16, "No Action");
-const REVOKED: Named = (24, "Access Revoked");
-const ERROR: Named = (27, "Error");
+const SUCCESS: NamedId = (1, "Success");
+const FAILURE: NamedId = (2, "Failure");
+const UNKNOWN: NamedId = (0, "Unknown");
+const ALLOWED: NamedId = (1, "Allowed");
+const DENIED: NamedId = (2, "Denied");
+const BLOCKED: NamedId = (2, "Blocked");
+const DETECTED: NamedId = (15, "Detected");
+const NO_ACTION: NamedId = (16, "No Action");
+const REVOKED: NamedId = (24, "Access Revoked");
+const ERROR: NamedId = (27, "Error");
 
-impl<'a> Stage<'a> {
+impl<'a> DraftStage<'a> {
     fn name(self) -> &'static str {
         match self {
-            Stage::Answered(..) => "answered",
-            Stage::Decision => "decision",
-            Stage::Denied => "denied",
-            Stage::Outcome(..) | Stage::Undecided(..) => "outcome",
+            DraftStage::Answered(..) => "answered",
+            DraftStage::Decision => "decision",
+            DraftStage::Denied => "denied",
+            DraftStage::Outcome(..) | DraftStage::Undecided(..) => "outcome",
         }
     }
 
     /// The outcome, for as long as the stage lives.
-    fn outcome(self) -> Option<(&'a Outcome, Duration)> {
+    fn outcome(self) -> Option<(&'a AttemptOutcome, Duration)> {
         match self {
-            Stage::Decision | Stage::Denied => None,
-            Stage::Answered(outcome, took)
-            | Stage::Outcome(outcome, took)
-            | Stage::Undecided(outcome, took) => Some((outcome, took)),
+            DraftStage::Decision | DraftStage::Denied => None,
+            DraftStage::Answered(outcome, took)
+            | DraftStage::Outcome(outcome, took)
+            | DraftStage::Undecided(outcome, took) => Some((outcome, took)),
         }
     }
 
     /// Status, action and disposition.
-    fn result(self) -> (Named, Named, Named) {
+    fn result(self) -> (NamedId, NamedId, NamedId) {
         match self {
-            Stage::Answered(..) | Stage::Decision => (SUCCESS, ALLOWED, ALLOWED),
-            Stage::Denied => (FAILURE, DENIED, BLOCKED),
-            Stage::Undecided(..) => (UNKNOWN, UNKNOWN, NO_ACTION),
-            Stage::Outcome(outcome, _) => match outcome.ending {
+            DraftStage::Answered(..) | DraftStage::Decision => (SUCCESS, ALLOWED, ALLOWED),
+            DraftStage::Denied => (FAILURE, DENIED, BLOCKED),
+            DraftStage::Undecided(..) => (UNKNOWN, UNKNOWN, NO_ACTION),
+            DraftStage::Outcome(outcome, _) => match outcome.ending {
                 Ending::Abandoned => (UNKNOWN, ALLOWED, ALLOWED),
                 Ending::Completed => (SUCCESS, ALLOWED, ALLOWED),
                 Ending::Failed(_) => (FAILURE, ALLOWED, ERROR),
@@ -136,7 +139,7 @@ impl<'a> Stage<'a> {
     }
 }
 
-fn ending(ending: Ending) -> (&'static str, Option<crate::record::Code>) {
+fn describe_ending(ending: Ending) -> (&'static str, Option<crate::record::StableCode>) {
     match ending {
         Ending::Abandoned => ("abandoned", None),
         Ending::Completed => ("completed", None),
@@ -147,29 +150,29 @@ fn ending(ending: Ending) -> (&'static str, Option<crate::record::Code>) {
     }
 }
 
-impl Attempt {
-    pub(crate) fn class(&self) -> Class {
+impl AttemptState {
+    pub(crate) fn class(&self) -> EventClass {
         match self.facts {
-            Facts::Connection(_) => Class::Network,
-            Facts::Memory(_) => Class::Memory,
-            Facts::Query(_) => Class::Dns,
-            Facts::Request(_) => Class::Http,
+            RecordedFacts::Connection(_) => EventClass::Network,
+            RecordedFacts::Memory(_) => EventClass::Memory,
+            RecordedFacts::Query(_) => EventClass::Dns,
+            RecordedFacts::Request(_) => EventClass::Http,
         }
     }
 
     /// Writes the attempt down as it stands at `stage`.
     pub(crate) fn draft(
         &self,
-        stage: Stage<'_>,
+        stage: DraftStage<'_>,
         queries: QueryStrings,
     ) -> Result<Draft, DraftError> {
         let mut members = header(self.class(), self.activity(stage));
-        self.judge(stage, &mut members);
-        self.locate(&mut members);
-        self.tell(queries, &mut members);
-        conclude(self, stage, &mut members);
-        let sandbar = self.sandbar(stage);
-        let suffix = if matches!(stage, Stage::Outcome(..)) { "-2" } else { "-1" };
+        self.add_decision(stage, &mut members);
+        self.add_endpoints(&mut members);
+        self.add_facts(queries, &mut members);
+        add_outcome(self, stage, &mut members);
+        let sandbar = self.extension(stage);
+        let suffix = if matches!(stage, DraftStage::Outcome(..)) { "-2" } else { "-1" };
         let attempt = Ulid::from(self.id).to_string();
         let uid = [attempt.as_str(), suffix].concat();
         let tenant = self.subject.as_ref().map(|subject| &subject.tenant);
@@ -177,66 +180,70 @@ impl Attempt {
         Draft::new(&members, metadata, &sandbar, self.role(stage))
     }
 
-    fn role(&self, stage: Stage<'_>) -> Role {
+    fn role(&self, stage: DraftStage<'_>) -> DraftRole {
         match stage {
-            Stage::Decision => Role::Decision(self.owed()),
-            Stage::Answered(..) | Stage::Denied | Stage::Undecided(..) => Role::Event,
-            Stage::Outcome(..) => Role::Outcome(self.id),
+            DraftStage::Decision => DraftRole::Decision(self.open_decision()),
+            DraftStage::Answered(..) | DraftStage::Denied | DraftStage::Undecided(..) => {
+                DraftRole::Event
+            }
+            DraftStage::Outcome(..) => DraftRole::Outcome(self.id),
         }
     }
 
-    fn owed(&self) -> Owed {
-        let none = || Text::<0>::default().shared();
+    fn open_decision(&self) -> OpenDecision {
+        let none = || Text::<0>::default().to_arc();
         let subject = self.subject.as_ref();
-        Owed {
+        OpenDecision {
             attempt: self.id,
             class_uid: self.class().uid(),
-            sandbox: subject.map_or_else(none, |subject| subject.sandbox.0.shared()),
-            tenant: subject.map_or_else(none, |subject| subject.tenant.0.shared()),
-            host: self.host().map_or_else(none, Text::shared),
+            sandbox: subject.map_or_else(none, |subject| subject.sandbox.0.to_arc()),
+            tenant: subject.map_or_else(none, |subject| subject.tenant.0.to_arc()),
+            host: self.host().map_or_else(none, Text::to_arc),
         }
     }
 
     fn host(&self) -> Option<&Text<512>> {
         match &self.facts {
-            Facts::Connection(connection) => connection.host.as_ref(),
-            Facts::Memory(call) => Some(&call.request.host),
-            Facts::Query(query) => Some(&query.name),
-            Facts::Request(request) => Some(&request.host),
+            RecordedFacts::Connection(connection) => connection.host.as_ref(),
+            RecordedFacts::Memory(call) => Some(&call.request.host),
+            RecordedFacts::Query(query) => Some(&query.name),
+            RecordedFacts::Request(request) => Some(&request.host),
         }
     }
 
     fn port(&self) -> Option<u16> {
         match &self.facts {
-            Facts::Connection(connection) => connection.port,
-            Facts::Memory(call) => Some(call.request.port),
-            Facts::Query(_) => None,
-            Facts::Request(request) => Some(request.port),
+            RecordedFacts::Connection(connection) => connection.port,
+            RecordedFacts::Memory(call) => Some(call.request.port),
+            RecordedFacts::Query(_) => None,
+            RecordedFacts::Request(request) => Some(request.port),
         }
     }
 
-    fn activity(&self, stage: Stage<'_>) -> Named {
+    fn activity(&self, stage: DraftStage<'_>) -> NamedId {
         match &self.facts {
-            Facts::Connection(_) => connection_activity(stage),
-            Facts::Memory(call) => memory_activity(call.effect),
-            Facts::Query(_) => match stage {
-                Stage::Decision | Stage::Denied => (1, "Query"),
-                Stage::Answered(..) | Stage::Outcome(..) | Stage::Undecided(..) => (2, "Response"),
+            RecordedFacts::Connection(_) => connection_activity(stage),
+            RecordedFacts::Memory(call) => memory_activity(call.effect),
+            RecordedFacts::Query(_) => match stage {
+                DraftStage::Decision | DraftStage::Denied => (1, "Query"),
+                DraftStage::Answered(..) | DraftStage::Outcome(..) | DraftStage::Undecided(..) => {
+                    (2, "Response")
+                }
             },
-            Facts::Request(request) => method_activity(&request.method.shared()),
+            RecordedFacts::Request(request) => method_activity(&request.method.to_arc()),
         }
     }
 
-    fn judge<'a>(&'a self, stage: Stage<'_>, members: &mut Members<'a>) {
+    fn add_decision<'a>(&'a self, stage: DraftStage<'_>, members: &mut RecordMembers<'a>) {
         let verdict = self.verdict.as_ref();
         let (status, action, disposition) = stage.result();
         (members.status_id, members.status) = status;
         (members.action_id, members.action) = (Some(action.0), Some(action.1));
         (members.disposition_id, members.disposition) = (Some(disposition.0), Some(disposition.1));
-        let ended = stage.outcome().and_then(|(outcome, _)| ending(outcome.ending).1);
+        let ended = stage.outcome().and_then(|(outcome, _)| describe_ending(outcome.ending).1);
         members.status_detail = ended.or(verdict.map(|verdict| verdict.reason));
         members.message = verdict.and_then(|verdict| verdict.message.as_ref());
-        let alert = verdict.is_some_and(|verdict| verdict.attention == Attention::Alert);
+        let alert = verdict.is_some_and(|verdict| verdict.attention == AlertFlag::Alert);
         members.is_alert = alert.then_some(true);
         (members.severity_id, members.severity) = match (alert, action == DENIED) {
             (true, _) => (3, "Medium"),
@@ -246,17 +253,19 @@ impl Attempt {
         let rule = verdict.and_then(|verdict| verdict.rule.as_ref());
         members.firewall_rule = rule.map(|name| RuleName { name });
         let policy = verdict.and_then(|verdict| verdict.policy.as_ref());
-        members.policy = policy.map(in_force);
+        members.policy = policy.map(policy_in_force);
     }
 
-    fn locate<'a>(&'a self, members: &mut Members<'a>) {
+    fn add_endpoints<'a>(&'a self, members: &mut RecordMembers<'a>) {
         let sandbox = self.subject.as_ref().map(|subject| &subject.sandbox);
-        let (ip, port) = parts(self.arrival.source);
+        let (ip, port) = split_address(self.arrival.source);
         let name = (sandbox.is_none() && ip.is_none()).then_some(self.arrival.channel.kind.0);
-        members.src_endpoint = Some(Source { uid: sandbox, name, ip, port });
+        members.src_endpoint = Some(SourceEndpoint { uid: sandbox, name, ip, port });
         let identity = match &self.facts {
-            Facts::Memory(call) => call.identity.as_ref(),
-            Facts::Connection(_) | Facts::Query(_) | Facts::Request(_) => None,
+            RecordedFacts::Memory(call) => call.identity.as_ref(),
+            RecordedFacts::Connection(_) | RecordedFacts::Query(_) | RecordedFacts::Request(_) => {
+                None
+            }
         };
         let user = identity.map(|uid| crate::record::User { uid });
         members.actor = sandbox.map(|app_uid| Actor { app_uid, user });
@@ -264,67 +273,73 @@ impl Attempt {
         members.connection_info = Some(self.arrival.transport);
     }
 
-    fn tell<'a>(&'a self, queries: QueryStrings, members: &mut Members<'a>) {
+    fn add_facts<'a>(&'a self, queries: QueryStrings, members: &mut RecordMembers<'a>) {
         match &self.facts {
-            Facts::Connection(connection) => members.tls = connection.tls.as_ref(),
-            Facts::Memory(call) => {
+            RecordedFacts::Connection(connection) => members.tls = connection.tls.as_ref(),
+            RecordedFacts::Memory(call) => {
                 members.connection_info = None; // 6003 has none
                 members.http_request = Some(http_request(&call.request, queries));
                 members.api = Some(api(call));
                 members.resources = call.banks.iter().take(LIST_MAX).map(bank).collect();
-                members.actor.get_or_insert(Actor { app_uid: nobody(), user: None });
+                members.actor.get_or_insert(Actor { app_uid: unknown_sandbox(), user: None });
             }
-            Facts::Query(query) => {
+            RecordedFacts::Query(query) => {
                 let (hostname, kind) = (&query.name, Some(&query.kind));
                 members.query = Some(DnsQuestion { hostname, kind });
             }
-            Facts::Request(request) => members.http_request = Some(http_request(request, queries)),
+            RecordedFacts::Request(request) => {
+                members.http_request = Some(http_request(request, queries))
+            }
         }
     }
 
-    fn sandbar<'a>(&'a self, stage: Stage<'a>) -> Sandbar<'a> {
+    fn extension<'a>(&'a self, stage: DraftStage<'a>) -> SandbarExtension<'a> {
         let verdict = self.verdict.as_ref();
         let features = verdict.map_or(&[][..], |verdict| verdict.features.as_slice());
-        Sandbar {
+        SandbarExtension {
             stage: stage.name(),
             environment: self.subject.as_ref().map(|subject| &subject.environment),
             channel: Some(&self.arrival.channel),
-            carried: verdict.and_then(|verdict| verdict.carried),
+            carried: verdict.and_then(|verdict| verdict.treatment),
             credential: verdict.and_then(|verdict| verdict.credential.as_ref()),
             identity: match &self.facts {
-                Facts::Memory(call) => Some(call.checked),
-                Facts::Connection(_) | Facts::Query(_) | Facts::Request(_) => None,
+                RecordedFacts::Memory(call) => Some(call.checked),
+                RecordedFacts::Connection(_)
+                | RecordedFacts::Query(_)
+                | RecordedFacts::Request(_) => None,
             },
             score: verdict.and_then(|verdict| verdict.score),
             features: features.get(..LIST_MAX).unwrap_or(features),
-            unlisted: self.unlisted(&stage, features.len()),
-            ending: stage.outcome().map(|(outcome, _)| ending(outcome.ending).0),
+            unlisted: self.count_unlisted(&stage, features.len()),
+            ending: stage.outcome().map(|(outcome, _)| describe_ending(outcome.ending).0),
             traffic: match self.facts {
-                Facts::Memory(_) => stage.outcome().map(|_| self.traffic()),
-                Facts::Connection(_) | Facts::Query(_) | Facts::Request(_) => None,
+                RecordedFacts::Memory(_) => stage.outcome().map(|_| self.traffic()),
+                RecordedFacts::Connection(_)
+                | RecordedFacts::Query(_)
+                | RecordedFacts::Request(_) => None,
             },
             folded: verdict.map(|verdict| verdict.folded).filter(|folded| *folded > 0),
-            ..Sandbar::default()
+            ..SandbarExtension::default()
         }
     }
 
     fn traffic(&self) -> Traffic {
-        let (bytes_out, bytes_in) = self.meter.read();
+        let (bytes_out, bytes_in) = self.meter.sent_and_received();
         Traffic { bytes_in, bytes_out }
     }
 
-    fn destination(&self) -> Option<Destination<'_>> {
-        let (ip, port) = parts(self.dialled.or(self.arrival.aimed));
+    fn destination(&self) -> Option<DestinationEndpoint<'_>> {
+        let (ip, port) = split_address(self.dialled.or(self.arrival.original_dst));
         let (hostname, port) = (self.host(), self.port().or(port));
         let known = hostname.is_some() || ip.is_some();
-        known.then_some(Destination { hostname, ip, port })
+        known.then_some(DestinationEndpoint { hostname, ip, port })
     }
 
-    fn unlisted(&self, stage: &Stage<'_>, features: usize) -> Option<u64> {
+    fn count_unlisted(&self, stage: &DraftStage<'_>, features: usize) -> Option<u64> {
         let answers = stage.outcome().map_or(0, |(outcome, _)| outcome.answers.len());
         let banks = match &self.facts {
-            Facts::Memory(call) => call.banks.len(),
-            Facts::Connection(_) | Facts::Query(_) | Facts::Request(_) => 0,
+            RecordedFacts::Memory(call) => call.banks.len(),
+            RecordedFacts::Connection(_) | RecordedFacts::Query(_) | RecordedFacts::Request(_) => 0,
         };
         let over: usize =
             [answers, banks, features].map(|n| n.saturating_sub(LIST_MAX)).iter().sum();
@@ -332,48 +347,48 @@ impl Attempt {
     }
 }
 
-fn conclude<'a>(attempt: &Attempt, stage: Stage<'a>, members: &mut Members<'a>) {
+fn add_outcome<'a>(attempt: &AttemptState, stage: DraftStage<'a>, members: &mut RecordMembers<'a>) {
     let Some((outcome, took)) = stage.outcome() else { return };
     members.duration = Some(took.as_millis() as u64);
     let traffic = Some(attempt.traffic());
     let response = outcome.status.map(|code| HttpResponse { code });
     match &attempt.facts {
-        Facts::Connection(_) => members.traffic = traffic,
-        Facts::Memory(_) => members.http_response = response, // 6003 has no traffic, see `sandbar`
-        Facts::Query(_) => {
+        RecordedFacts::Connection(_) => members.traffic = traffic,
+        RecordedFacts::Memory(_) => members.http_response = response, // 6003 has no traffic, see `sandbar`
+        RecordedFacts::Query(_) => {
             (members.traffic, members.rcode_id) = (traffic, outcome.rcode);
             members.answers = outcome.answers.get(..LIST_MAX).unwrap_or(&outcome.answers);
         }
-        Facts::Request(_) => (members.traffic, members.http_response) = (traffic, response),
+        RecordedFacts::Request(_) => (members.traffic, members.http_response) = (traffic, response),
     }
 }
 
-fn connection_activity(stage: Stage<'_>) -> Named {
+fn connection_activity(stage: DraftStage<'_>) -> NamedId {
     match stage {
-        Stage::Decision => (1, "Open"),
-        Stage::Denied => (5, "Refuse"),
-        Stage::Answered(outcome, _) | Stage::Outcome(outcome, _) | Stage::Undecided(outcome, _) => {
-            match outcome.ending {
-                Ending::Completed => (2, "Close"),
-                Ending::Abandoned | Ending::Revoked(_) => (3, "Reset"),
-                Ending::Failed(_) => (4, "Fail"),
-                Ending::Refused(_) => (5, "Refuse"),
-                Ending::Unknown => UNKNOWN,
-            }
-        }
+        DraftStage::Decision => (1, "Open"),
+        DraftStage::Denied => (5, "Refuse"),
+        DraftStage::Answered(outcome, _)
+        | DraftStage::Outcome(outcome, _)
+        | DraftStage::Undecided(outcome, _) => match outcome.ending {
+            Ending::Completed => (2, "Close"),
+            Ending::Abandoned | Ending::Revoked(_) => (3, "Reset"),
+            Ending::Failed(_) => (4, "Fail"),
+            Ending::Refused(_) => (5, "Refuse"),
+            Ending::Unknown => UNKNOWN,
+        },
     }
 }
 
-fn memory_activity(effect: Effect) -> Named {
+fn memory_activity(effect: MemoryEffect) -> NamedId {
     match effect {
-        Effect::Admin => (99, "Other"),
-        Effect::Delete => (4, "Delete"),
-        Effect::Read => (2, "Read"),
-        Effect::Write => (3, "Update"),
+        MemoryEffect::Admin => (99, "Other"),
+        MemoryEffect::Delete => (4, "Delete"),
+        MemoryEffect::Read => (2, "Read"),
+        MemoryEffect::Write => (3, "Update"),
     }
 }
 
-fn method_activity(method: &str) -> Named {
+fn method_activity(method: &str) -> NamedId {
     match method {
         "CONNECT" => (1, "Connect"),
         "DELETE" => (2, "Delete"),
@@ -388,14 +403,14 @@ fn method_activity(method: &str) -> Named {
     }
 }
 
-fn http_request(request: &Request, queries: QueryStrings) -> HttpRequest<'_> {
+fn http_request(request: &RecordedRequest, queries: QueryStrings) -> HttpRequest<'_> {
     let query_string = match queries {
         QueryStrings::Drop => None,
         QueryStrings::Keep => request.query(),
     };
     let scheme = match request.scheme {
-        Scheme::Http => "http",
-        Scheme::Https => "https",
+        HttpScheme::Http => "http",
+        HttpScheme::Https => "https",
     };
     let (hostname, port, path) = (&request.host, request.port, request.path());
     HttpRequest {
@@ -407,8 +422,8 @@ fn http_request(request: &Request, queries: QueryStrings) -> HttpRequest<'_> {
     }
 }
 
-fn api(call: &MemoryCall) -> Api<'_> {
-    Api { operation: &call.operation, service: Service { name: &call.service } }
+fn api(call: &MemoryCall) -> ApiCall<'_> {
+    ApiCall { operation: &call.operation, service: ApiService { name: &call.service } }
 }
 
 fn bank(uid: &Text<256>) -> Resource<'_> {
@@ -416,22 +431,22 @@ fn bank(uid: &Text<256>) -> Resource<'_> {
 }
 
 /// 6003 demands an actor even of a call that arrived on nobody's channel.
-fn nobody() -> &'static crate::record::SandboxId {
+fn unknown_sandbox() -> &'static crate::record::SandboxId {
     static NOBODY: std::sync::LazyLock<crate::record::SandboxId> =
         std::sync::LazyLock::new(|| crate::record::SandboxId("unknown".into()));
     &NOBODY
 }
 
-fn in_force(policy: &crate::attempt::Policy) -> PolicyInForce<'_> {
-    PolicyInForce { uid: &policy.digest, version: Digits(policy.generation) }
+fn policy_in_force(policy: &crate::attempt::RecordedPolicy) -> PolicyInForce<'_> {
+    PolicyInForce { uid: &policy.digest, version: DecimalText(policy.generation) }
 }
 
 /// Writes down that nobody knows how an attempt ended, for the process that decided it died. What
 /// its decision does not tell is left out, not guessed.
-pub(crate) fn unknown(owed: &Owed) -> Result<Draft, DraftError> {
-    let class = Class::of(owed.class_uid);
-    let outcome = Outcome::new(Ending::Unknown);
-    let stage = Stage::Outcome(&outcome, Duration::ZERO);
+pub(crate) fn draft_unknown_outcome(owed: &OpenDecision) -> Result<Draft, DraftError> {
+    let class = EventClass::from_uid(owed.class_uid);
+    let outcome = AttemptOutcome::new(Ending::Unknown);
+    let stage = DraftStage::Outcome(&outcome, Duration::ZERO);
     let (status, action, disposition) = stage.result();
     let mut members = header(class, UNKNOWN);
     (members.status_id, members.status) = status;
@@ -441,45 +456,48 @@ pub(crate) fn unknown(owed: &Owed) -> Result<Draft, DraftError> {
     let sandbox = Some(SandboxId(Text::from(&*owed.sandbox))).filter(|id| !id.0.is_empty());
     let name = sandbox.is_none().then_some("unknown");
     let (ip, port) = (None, None);
-    members.src_endpoint = Some(Source { uid: sandbox.as_ref(), name, ip, port });
+    members.src_endpoint = Some(SourceEndpoint { uid: sandbox.as_ref(), name, ip, port });
     members.actor = sandbox.as_ref().map(|app_uid| Actor { app_uid, user: None });
     let hostname = Some(&host).filter(|host| !host.is_empty());
-    members.dst_endpoint = hostname.map(|host| Destination { hostname: Some(host), ip, port });
+    members.dst_endpoint =
+        hostname.map(|host| DestinationEndpoint { hostname: Some(host), ip, port });
     let (method, word) = (Text::from("UNKNOWN"), Text::from("unknown"));
     let (version, url, user_agent, length) = (None, None, None, None);
     let asked = HttpRequest { http_method: &method, version, url, user_agent, length };
     match class {
-        Class::Dns => members.query = hostname.map(|hostname| DnsQuestion { hostname, kind: None }),
-        Class::Http => members.http_request = Some(asked), // 4002 demands one
-        Class::Memory => {
-            members.api = Some(Api { operation: &word, service: Service { name: &word } });
-            members.actor.get_or_insert(Actor { app_uid: nobody(), user: None });
+        EventClass::Dns => {
+            members.query = hostname.map(|hostname| DnsQuestion { hostname, kind: None })
         }
-        Class::Finding | Class::Lifecycle | Class::Network => {}
+        EventClass::Http => members.http_request = Some(asked), // 4002 demands one
+        EventClass::Memory => {
+            members.api = Some(ApiCall { operation: &word, service: ApiService { name: &word } });
+            members.actor.get_or_insert(Actor { app_uid: unknown_sandbox(), user: None });
+        }
+        EventClass::Finding | EventClass::Lifecycle | EventClass::Network => {}
     }
-    let ending = Some(ending(outcome.ending).0);
-    let sandbar = Sandbar { stage: stage.name(), ending, ..Sandbar::default() };
+    let ending = Some(describe_ending(outcome.ending).0);
+    let sandbar = SandbarExtension { stage: stage.name(), ending, ..SandbarExtension::default() };
     let attempt = Ulid::from(owed.attempt).to_string();
     let uid = [attempt.as_str(), "-2"].concat();
     let tenant = Some(TenantId(Text::from(&*owed.tenant))).filter(|id| !id.0.is_empty());
     let metadata = metadata(class, &uid, &attempt, tenant.as_ref());
-    Draft::new(&members, metadata, &sandbar, Role::Outcome(owed.attempt))
+    Draft::new(&members, metadata, &sandbar, DraftRole::Outcome(owed.attempt))
 }
 
 /// Writes a finding down, as of `attempt` when there is one.
-pub(crate) fn finding(
-    finding: &Finding,
+pub(crate) fn draft_finding(
+    finding: &DetectionFinding,
     uid: u128,
-    attempt: Option<&Attempt>,
+    attempt: Option<&AttemptState>,
 ) -> Result<Draft, DraftError> {
     let uid = Ulid::from(uid).to_string();
     let about = attempt.map(|attempt| Ulid::from(attempt.id).to_string());
-    let mut members = header(Class::Finding, (1, "Create"));
+    let mut members = header(EventClass::Finding, (1, "Create"));
     (members.severity_id, members.severity) = match finding.severity {
-        Severity::Critical => (5, "Critical"),
-        Severity::High => (4, "High"),
-        Severity::Low => (2, "Low"),
-        Severity::Medium => (3, "Medium"),
+        FindingSeverity::Critical => (5, "Critical"),
+        FindingSeverity::High => (4, "High"),
+        FindingSeverity::Low => (2, "Low"),
+        FindingSeverity::Medium => (3, "Medium"),
     };
     (members.status_id, members.status) = (1, "New");
     members.status_detail = Some(finding.code);
@@ -492,26 +510,26 @@ pub(crate) fn finding(
         Some(FindingInfo { uid: &uid, title: &finding.title, types, related_events });
     let subject = attempt.and_then(|attempt| attempt.subject.as_ref());
     members.actor = subject.map(|subject| Actor { app_uid: &subject.sandbox, user: None });
-    let destination = attempt.and_then(Attempt::destination);
-    members.evidences = destination.map(|dst_endpoint| [Evidence { dst_endpoint }]);
+    let destination = attempt.and_then(AttemptState::destination);
+    members.evidences = destination.map(|dst_endpoint| [FindingEvidence { dst_endpoint }]);
     let verdict = attempt.and_then(|attempt| attempt.verdict.as_ref());
-    members.policy = verdict.and_then(|verdict| verdict.policy.as_ref()).map(in_force);
-    let sandbar = Sandbar {
+    members.policy = verdict.and_then(|verdict| verdict.policy.as_ref()).map(policy_in_force);
+    let sandbar = SandbarExtension {
         stage: "finding",
         channel: attempt.map(|attempt| &attempt.arrival.channel),
         environment: subject.map(|subject| &subject.environment),
         score: finding.score,
         features: finding.features.get(..LIST_MAX).unwrap_or(&finding.features),
-        ..Sandbar::default()
+        ..SandbarExtension::default()
     };
     let correlation = about.as_deref().unwrap_or(&uid);
     let tenant = subject.map(|subject| &subject.tenant);
-    let metadata = metadata(Class::Finding, &uid, correlation, tenant);
-    Draft::new(&members, metadata, &sandbar, Role::Event)
+    let metadata = metadata(EventClass::Finding, &uid, correlation, tenant);
+    Draft::new(&members, metadata, &sandbar, DraftRole::Event)
 }
 
 /// Writes an event of Sandbar's own life down.
-pub(crate) fn lifecycle(event: &Lifecycle, uid: u128) -> Result<Draft, DraftError> {
+pub(crate) fn draft_lifecycle(event: &Lifecycle, uid: u128) -> Result<Draft, DraftError> {
     let (activity, name) = match event.event {
         LifecycleEvent::GrantEnded => ((99, "Other"), "grant_ended"),
         LifecycleEvent::GrantMade => ((99, "Other"), "grant_made"),
@@ -524,51 +542,56 @@ pub(crate) fn lifecycle(event: &Lifecycle, uid: u128) -> Result<Draft, DraftErro
         LifecycleEvent::Stopped => ((4, "Stop"), "stopped"),
     };
     let bad = matches!(event.event, LifecycleEvent::GrantRefused | LifecycleEvent::PolicyRejected);
-    let mut members = header(Class::Lifecycle, activity);
+    let mut members = header(EventClass::Lifecycle, activity);
     (members.status_id, members.status) = if bad { FAILURE } else { SUCCESS };
     members.message = event.message.as_ref();
-    members.policy = event.policy.as_ref().map(in_force);
-    let sandbar = Sandbar { event: Some(name), ..Sandbar::default() };
-    log_event(members, uid, sandbar)
+    members.policy = event.policy.as_ref().map(policy_in_force);
+    let sandbar = SandbarExtension { event: Some(name), ..SandbarExtension::default() };
+    lifecycle_draft(members, uid, sandbar)
 }
 
 /// Writes an event of the log itself down: a segment, a recovery, a checkpoint.
-pub(crate) fn own(
+pub(crate) fn draft_log_event(
     event: &'static str,
     uid: u128,
     message: Option<&Text<512>>,
-    sandbar: Sandbar<'_>,
+    sandbar: SandbarExtension<'_>,
 ) -> Result<Draft, DraftError> {
     let activity = match event {
         "log_stopped" => (4, "Stop"),
         "log_started" => (3, "Start"),
         _ => (99, "Other"),
     };
-    let mut members = header(Class::Lifecycle, activity);
+    let mut members = header(EventClass::Lifecycle, activity);
     let bad = event == "log_behind_checkpoint";
     (members.status_id, members.status) = if bad { FAILURE } else { SUCCESS };
     members.is_alert = bad.then_some(true);
     members.message = message;
-    log_event(members, uid, Sandbar { event: Some(event), ..sandbar })
+    lifecycle_draft(members, uid, SandbarExtension { event: Some(event), ..sandbar })
 }
 
-fn log_event(
-    mut members: Members<'_>,
+fn lifecycle_draft(
+    mut members: RecordMembers<'_>,
     uid: u128,
-    sandbar: Sandbar<'_>,
+    sandbar: SandbarExtension<'_>,
 ) -> Result<Draft, DraftError> {
     members.app = Some(Product::SELF);
     let uid = Ulid::from(uid).to_string();
-    let sandbar = Sandbar { stage: "lifecycle", ..sandbar };
-    Draft::new(&members, metadata(Class::Lifecycle, &uid, &uid, None), &sandbar, Role::Event)
+    let sandbar = SandbarExtension { stage: "lifecycle", ..sandbar };
+    Draft::new(
+        &members,
+        metadata(EventClass::Lifecycle, &uid, &uid, None),
+        &sandbar,
+        DraftRole::Event,
+    )
 }
 
-fn header(class: Class, activity: Named) -> Members<'static> {
+fn header(class: EventClass, activity: NamedId) -> RecordMembers<'static> {
     let (class_name, category_name) = class.names();
-    let time = now();
-    Members {
+    let time = unix_millis();
+    RecordMembers {
         time,
-        time_dt: Stamp(time),
+        time_dt: Rfc3339Time(time),
         class_uid: class.uid(),
         class_name,
         category_uid: class.uid() / 1000,
@@ -578,12 +601,12 @@ fn header(class: Class, activity: Named) -> Members<'static> {
         type_uid: u32::from(class.uid()) * 100 + u32::from(activity.0),
         severity_id: 1,
         severity: "Informational",
-        ..Members::default()
+        ..RecordMembers::default()
     }
 }
 
 fn metadata<'a>(
-    class: Class,
+    class: EventClass,
     uid: &'a str,
     correlation_uid: &'a str,
     tenant_uid: Option<&'a TenantId>,
@@ -602,6 +625,6 @@ fn metadata<'a>(
 }
 
 /// Milliseconds since 1970.
-pub(crate) fn now() -> u64 {
+pub(crate) fn unix_millis() -> u64 {
     SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_millis() as u64
 }

@@ -5,10 +5,10 @@ use std::time::Duration;
 
 /// Where and how the log is written, and every bound of it.
 #[derive(Clone, Debug)]
-pub struct Config {
+pub struct LogConfig {
     /// The directory of the segments. It is locked: one writer a directory.
     pub dir: PathBuf,
-    pub durability: Durability,
+    pub durability: LogDurability,
     /// How long a caller waits for room and for its receipt before it is refused.
     pub patience: Duration,
     /// Most records that wait to be written.
@@ -34,12 +34,12 @@ pub struct Config {
     pub query_strings: QueryStrings,
 }
 
-impl Config {
+impl LogConfig {
     /// The defaults, for a log in `dir`.
     pub fn new(dir: impl Into<PathBuf>) -> Self {
         Self {
             dir: dir.into(),
-            durability: Durability::Process,
+            durability: LogDurability::Process,
             patience: Duration::from_secs(5),
             queue_records: 8192,
             queue_bytes: 16 << 20,
@@ -62,7 +62,7 @@ impl Config {
 
 /// What a record has survived when its caller is released.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Durability {
+pub enum LogDurability {
     /// A power loss: `fdatasync` has returned.
     Disk,
     /// The death of this process: `write` has returned.

@@ -8,7 +8,7 @@ use std::sync::Arc;
 use serde::Serialize;
 
 use crate::encode::{EncodeError, Encoder};
-use crate::record::{LINE_MAX, Members, Metadata, Sandbar};
+use crate::record::{LINE_MAX, Metadata, RecordMembers, SandbarExtension};
 
 /// Room for most lines, and for what most have under `unmapped`.
 const LINE_USUAL: usize = 2048;
@@ -22,14 +22,14 @@ pub(crate) struct Draft {
     pub(crate) bytes: Vec<u8>,
     /// Where the number goes.
     pub(crate) split: usize,
-    pub(crate) role: Role,
+    pub(crate) role: DraftRole,
 }
 
 /// What the record means to the attempt it belongs to.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) enum Role {
+pub(crate) enum DraftRole {
     /// Something may leave: an outcome has to follow.
-    Decision(Owed),
+    Decision(OpenDecision),
     /// Stands by itself: a refusal, a finding, a lifecycle event.
     Event,
     /// What became of a decision. Never refused, for the traffic has already been.
@@ -38,7 +38,7 @@ pub(crate) enum Role {
 
 /// A decision whose outcome is still to come: enough to close it as `unknown` after a crash.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct Owed {
+pub(crate) struct OpenDecision {
     pub(crate) attempt: u128,
     pub(crate) class_uid: u16,
     pub(crate) sandbox: Arc<str>,
@@ -57,10 +57,10 @@ pub(crate) enum DraftError {
 
 impl Draft {
     pub(crate) fn new(
-        members: &Members<'_>,
+        members: &RecordMembers<'_>,
         mut metadata: Metadata<'_>,
-        sandbar: &Sandbar<'_>,
-        role: Role,
+        sandbar: &SandbarExtension<'_>,
+        role: DraftRole,
     ) -> Result<Self, DraftError> {
         let mut tail = Encoder { bytes: Vec::with_capacity(TAIL_USUAL), cut: 0 };
         sandbar.serialize(&mut tail)?;

@@ -8,7 +8,7 @@ use std::fmt::Display;
 
 use serde::ser::{Error as _, Impossible, Serialize, SerializeSeq, SerializeStruct, Serializer};
 
-use crate::text::CUT;
+use crate::text::TRUNCATION_MARK;
 
 /// A line in the making.
 #[derive(Debug, Default)]
@@ -30,38 +30,41 @@ impl serde::ser::Error for EncodeError {
 }
 
 impl Encoder {
-    fn text(&mut self, text: &str) {
+    fn write_text(&mut self, text: &str) {
         self.bytes.push(b'"');
-        if text.bytes().all(stands_as_it_is) {
+        if text.bytes().all(needs_no_escape) {
             self.bytes.extend_from_slice(text.as_bytes());
         } else {
-            self.escape(text);
+            self.write_escaped(text);
         }
         self.bytes.push(b'"');
     }
 
-    fn escape(&mut self, text: &str) {
+    fn write_escaped(&mut self, text: &str) {
         let mut letters = text.chars();
         while let Some(letter) = letters.next() {
             match letter {
                 '"' => self.bytes.extend_from_slice(b"\\\""),
                 '\\' => self.bytes.extend_from_slice(b"\\\\"),
                 ' '..='~' => self.bytes.push(letter as u8),
-                CUT => {
+                TRUNCATION_MARK => {
                     self.cut += letters.as_str().parse().unwrap_or(0);
                     self.bytes.extend_from_slice(b"\\u2026+");
                 }
-                other => other.encode_utf16(&mut [0; 2]).iter().for_each(|unit| self.unit(*unit)),
+                other => other
+                    .encode_utf16(&mut [0; 2])
+                    .iter()
+                    .for_each(|unit| self.write_utf16_escape(*unit)),
             }
         }
     }
 
-    fn unit(&mut self, unit: u16) {
+    fn write_utf16_escape(&mut self, unit: u16) {
         self.bytes.extend_from_slice(b"\\u");
         self.bytes.extend_from_slice(format!("{unit:04x}").as_bytes());
     }
 
-    fn number(&mut self, mut number: u64) {
+    fn write_number(&mut self, mut number: u64) {
         let mut digits = [0; 20];
         let mut at = digits.len();
         for digit in digits.iter_mut().rev() {
@@ -77,7 +80,7 @@ impl Encoder {
 }
 
 /// Whether a byte needs no escape.
-pub(crate) fn stands_as_it_is(byte: u8) -> bool {
+pub(crate) fn needs_no_escape(byte: u8) -> bool {
     PLAIN[usize::from(byte)]
 }
 
@@ -93,21 +96,21 @@ const PLAIN: [bool; 256] = {
 };
 
 /// An object or a list that is being written.
-pub(crate) struct Open<'a> {
+pub(crate) struct CompoundEncoder<'a> {
     encoder: &'a mut Encoder,
     first: bool,
     end: u8,
 }
 
-impl Open<'_> {
-    fn separate(&mut self) {
+impl CompoundEncoder<'_> {
+    fn write_separator(&mut self) {
         if !std::mem::replace(&mut self.first, false) {
             self.encoder.bytes.push(b',');
         }
     }
 }
 
-impl SerializeStruct for Open<'_> {
+impl SerializeStruct for CompoundEncoder<'_> {
     type Ok = ();
     type Error = EncodeError;
 
@@ -116,7 +119,7 @@ impl SerializeStruct for Open<'_> {
         key: &'static str,
         value: &T,
     ) -> Result<(), EncodeError> {
-        self.separate();
+        self.write_separator();
         self.encoder.bytes.push(b'"');
         self.encoder.bytes.extend_from_slice(key.as_bytes()); // ours, so there is nothing to escape
         self.encoder.bytes.extend_from_slice(b"\":");
@@ -129,12 +132,12 @@ impl SerializeStruct for Open<'_> {
     }
 }
 
-impl SerializeSeq for Open<'_> {
+impl SerializeSeq for CompoundEncoder<'_> {
     type Ok = ();
     type Error = EncodeError;
 
     fn serialize_element<T: ?Sized + Serialize>(&mut self, value: &T) -> Result<(), EncodeError> {
-        self.separate();
+        self.write_separator();
         value.serialize(&mut *self.encoder)
     }
 
@@ -144,7 +147,7 @@ impl SerializeSeq for Open<'_> {
     }
 }
 
-impl serde::ser::SerializeTuple for Open<'_> {
+impl serde::ser::SerializeTuple for CompoundEncoder<'_> {
     type Ok = ();
     type Error = EncodeError;
 
@@ -157,22 +160,22 @@ impl serde::ser::SerializeTuple for Open<'_> {
     }
 }
 
-type Never = Impossible<(), EncodeError>;
+type UnsupportedShape = Impossible<(), EncodeError>;
 
-fn never<T>(shape: &str) -> Result<T, EncodeError> {
+fn reject_shape<T>(shape: &str) -> Result<T, EncodeError> {
     Err(EncodeError::custom(format!("a record has no {shape}")))
 }
 
 impl<'a> Serializer for &'a mut Encoder {
     type Ok = ();
     type Error = EncodeError;
-    type SerializeSeq = Open<'a>;
-    type SerializeTuple = Open<'a>;
-    type SerializeTupleStruct = Never;
-    type SerializeTupleVariant = Never;
-    type SerializeMap = Never;
-    type SerializeStruct = Open<'a>;
-    type SerializeStructVariant = Never;
+    type SerializeSeq = CompoundEncoder<'a>;
+    type SerializeTuple = CompoundEncoder<'a>;
+    type SerializeTupleStruct = UnsupportedShape;
+    type SerializeTupleVariant = UnsupportedShape;
+    type SerializeMap = UnsupportedShape;
+    type SerializeStruct = CompoundEncoder<'a>;
+    type SerializeStructVariant = UnsupportedShape;
 
     fn serialize_bool(self, value: bool) -> Result<(), EncodeError> {
         self.bytes.extend_from_slice(if value { b"true" } else { b"false" });
@@ -188,11 +191,11 @@ impl<'a> Serializer for &'a mut Encoder {
         self.serialize_u64(value.into())
     }
     fn serialize_u64(self, value: u64) -> Result<(), EncodeError> {
-        self.number(value);
+        self.write_number(value);
         Ok(())
     }
     fn serialize_str(self, text: &str) -> Result<(), EncodeError> {
-        self.text(text);
+        self.write_text(text);
         Ok(())
     }
     fn serialize_some<T: ?Sized + Serialize>(self, value: &T) -> Result<(), EncodeError> {
@@ -205,51 +208,55 @@ impl<'a> Serializer for &'a mut Encoder {
     ) -> Result<(), EncodeError> {
         value.serialize(self)
     }
-    fn serialize_seq(self, _: Option<usize>) -> Result<Open<'a>, EncodeError> {
+    fn serialize_seq(self, _: Option<usize>) -> Result<CompoundEncoder<'a>, EncodeError> {
         self.bytes.push(b'[');
-        Ok(Open { encoder: self, first: true, end: b']' })
+        Ok(CompoundEncoder { encoder: self, first: true, end: b']' })
     }
-    fn serialize_tuple(self, length: usize) -> Result<Open<'a>, EncodeError> {
+    fn serialize_tuple(self, length: usize) -> Result<CompoundEncoder<'a>, EncodeError> {
         self.serialize_seq(Some(length))
     }
-    fn serialize_struct(self, _: &'static str, _: usize) -> Result<Open<'a>, EncodeError> {
+    fn serialize_struct(
+        self,
+        _: &'static str,
+        _: usize,
+    ) -> Result<CompoundEncoder<'a>, EncodeError> {
         self.bytes.push(b'{');
-        Ok(Open { encoder: self, first: true, end: b'}' })
+        Ok(CompoundEncoder { encoder: self, first: true, end: b'}' })
     }
 
     // What follows no record has.
     fn serialize_i8(self, _: i8) -> Result<(), EncodeError> {
-        never("signed number")
+        reject_shape("signed number")
     }
     fn serialize_i16(self, _: i16) -> Result<(), EncodeError> {
-        never("signed number")
+        reject_shape("signed number")
     }
     fn serialize_i32(self, _: i32) -> Result<(), EncodeError> {
-        never("signed number")
+        reject_shape("signed number")
     }
     fn serialize_i64(self, _: i64) -> Result<(), EncodeError> {
-        never("signed number")
+        reject_shape("signed number")
     }
     fn serialize_f32(self, _: f32) -> Result<(), EncodeError> {
-        never("fraction")
+        reject_shape("fraction")
     }
     fn serialize_f64(self, _: f64) -> Result<(), EncodeError> {
-        never("fraction")
+        reject_shape("fraction")
     }
     fn serialize_char(self, _: char) -> Result<(), EncodeError> {
-        never("character")
+        reject_shape("character")
     }
     fn serialize_bytes(self, _: &[u8]) -> Result<(), EncodeError> {
-        never("bytes")
+        reject_shape("bytes")
     }
     fn serialize_none(self) -> Result<(), EncodeError> {
-        never("null")
+        reject_shape("null")
     }
     fn serialize_unit(self) -> Result<(), EncodeError> {
-        never("unit")
+        reject_shape("unit")
     }
     fn serialize_unit_struct(self, _: &'static str) -> Result<(), EncodeError> {
-        never("unit")
+        reject_shape("unit")
     }
     fn serialize_unit_variant(
         self,
@@ -257,7 +264,7 @@ impl<'a> Serializer for &'a mut Encoder {
         _: u32,
         _: &'static str,
     ) -> Result<(), EncodeError> {
-        never("variant")
+        reject_shape("variant")
     }
     fn serialize_newtype_variant<T: ?Sized + Serialize>(
         self,
@@ -266,10 +273,14 @@ impl<'a> Serializer for &'a mut Encoder {
         _: &'static str,
         _: &T,
     ) -> Result<(), EncodeError> {
-        never("variant")
+        reject_shape("variant")
     }
-    fn serialize_tuple_struct(self, _: &'static str, _: usize) -> Result<Never, EncodeError> {
-        never("tuple")
+    fn serialize_tuple_struct(
+        self,
+        _: &'static str,
+        _: usize,
+    ) -> Result<UnsupportedShape, EncodeError> {
+        reject_shape("tuple")
     }
     fn serialize_tuple_variant(
         self,
@@ -277,11 +288,11 @@ impl<'a> Serializer for &'a mut Encoder {
         _: u32,
         _: &'static str,
         _: usize,
-    ) -> Result<Never, EncodeError> {
-        never("variant")
+    ) -> Result<UnsupportedShape, EncodeError> {
+        reject_shape("variant")
     }
-    fn serialize_map(self, _: Option<usize>) -> Result<Never, EncodeError> {
-        never("map")
+    fn serialize_map(self, _: Option<usize>) -> Result<UnsupportedShape, EncodeError> {
+        reject_shape("map")
     }
     fn serialize_struct_variant(
         self,
@@ -289,7 +300,7 @@ impl<'a> Serializer for &'a mut Encoder {
         _: u32,
         _: &'static str,
         _: usize,
-    ) -> Result<Never, EncodeError> {
-        never("variant")
+    ) -> Result<UnsupportedShape, EncodeError> {
+        reject_shape("variant")
     }
 }

@@ -24,7 +24,7 @@ impl Counters {
     }
 
     /// Counts an attempt that sent nothing and has no record of its own.
-    pub(crate) fn fold(&self, count: u64) {
+    pub(crate) fn count_folded(&self, count: u64) {
         Self::add(&self.folded, count);
         Self::add(&self.folded_total, count);
     }
@@ -32,7 +32,7 @@ impl Counters {
 
 /// How the log is doing.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Health {
+pub struct LogHealth {
     /// Whether a record written now would be taken. False means that every attempt is refused.
     pub ready: bool,
     /// Why not, for people.
@@ -63,6 +63,6 @@ pub struct Health {
     pub segment: Option<String>,
 }
 
-pub(crate) fn read(counter: &AtomicU64) -> u64 {
+pub(crate) fn load_counter(counter: &AtomicU64) -> u64 {
     counter.load(Ordering::Relaxed)
 }

@@ -8,18 +8,18 @@ use crate::compose;
 
 /// Makes ids that no two attempts share: 48 random bits a process, then a counter.
 #[derive(Debug)]
-pub(crate) struct Ids {
+pub(crate) struct IdGenerator {
     process: u128,
     counter: AtomicU32,
 }
 
-impl Ids {
+impl IdGenerator {
     pub(crate) fn new() -> Self {
         Self { process: u128::from(OsRng.next_u64() >> 16) << 32, counter: AtomicU32::new(0) }
     }
 
     pub(crate) fn next(&self) -> u128 {
         let counter = u128::from(self.counter.fetch_add(1, Ordering::Relaxed));
-        u128::from(compose::now()) << 80 | self.process | counter
+        u128::from(compose::unix_millis()) << 80 | self.process | counter
     }
 }

@@ -13,36 +13,38 @@ mod draft;
 mod encode;
 mod health;
 mod id;
+mod line_reader;
 mod log;
-mod open;
+mod observer;
+mod open_record;
 mod queue;
-mod read;
+#[cfg(test)]
+mod readme_table;
 mod record;
 mod recover;
 mod segment;
-#[cfg(test)]
-mod table;
 mod text;
 pub mod verify;
 pub mod view;
-mod witness;
 pub mod words;
 mod writer;
 
 pub use attempt::{
-    Arrival, Attention, Connection, Effect, Ending, Facts, Finding, Lifecycle, LifecycleEvent,
-    MemoryCall, Meter, Outcome, Policy, Query, Request, Scheme, Severity, Subject, Verdict,
+    AlertFlag, AttemptOutcome, ByteCount, DecisionDetails, DetectionFinding, Ending,
+    FindingSeverity, HttpScheme, Lifecycle, LifecycleEvent, MemoryCall, MemoryEffect,
+    RecordedArrival, RecordedConnection, RecordedFacts, RecordedPolicy, RecordedQuery,
+    RecordedRequest, RecordedSandbox,
 };
-pub use chain::{Hash, Head};
-pub use config::{Config, Durability, QueryStrings, Retention};
-pub use health::Health;
+pub use chain::{ChainHash, ChainHead};
+pub use config::{LogConfig, LogDurability, QueryStrings, Retention};
+pub use health::LogHealth;
 pub use log::{Log, LogDown, Receipt};
-pub use open::OpenRecord;
+pub use observer::{AttemptEvent, AttemptStatus};
+pub use open_record::OpenRecord;
 pub use record::{
-    Answer, Channel, Code, Environment, Feature, Host, LINE_MAX, LIST_MAX, OCSF_VERSION, SandboxId,
-    TenantId, Tls, Transport,
+    Environment, HostText, LINE_MAX, LIST_MAX, OCSF_VERSION, RecordedAnswer, RecordedChannel,
+    RecordedTls, SandboxId, ScoreFeature, StableCode, TenantId, Transport,
 };
 pub use recover::OpenError;
-pub use segment::segments;
+pub use segment::list_segments;
 pub use text::Text;
-pub use witness::{Seen, Turn};

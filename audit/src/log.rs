@@ -10,17 +10,20 @@ use std::time::Duration;
 use tokio::sync::oneshot;
 use tokio::time::timeout_at;
 
-use crate::attempt::{Arrival, Attempt, Connection, Facts, Finding, Lifecycle, Meter};
-use crate::chain::Head;
-use crate::compose::{self, Stage};
-use crate::config::Config;
-use crate::draft::{Draft, DraftError, Role};
-use crate::health::{Counters, Health};
-use crate::open::OpenRecord;
-use crate::queue::{Bound, Enqueued, Shared};
+use crate::attempt::{
+    AttemptState, ByteCount, DetectionFinding, Lifecycle, RecordedArrival, RecordedConnection,
+    RecordedFacts,
+};
+use crate::chain::ChainHead;
+use crate::compose::{self, DraftStage};
+use crate::config::LogConfig;
+use crate::draft::{Draft, DraftError, DraftRole};
+use crate::health::{Counters, LogHealth};
+use crate::observer::AttemptEvent;
+use crate::open_record::OpenRecord;
+use crate::queue::{EnqueueOutcome, LogCore, QueueBound};
 use crate::recover::{self, OpenError};
-use crate::witness::Seen;
-use crate::writer::Entry;
+use crate::writer::QueuedRecord;
 
 /// Why a record could not be written. The attempt it belongs to is refused.
 #[derive(Clone, Debug, thiserror::Error)]
@@ -68,8 +71,8 @@ impl From<DraftError> for LogDown {
 /// The access log. Cheap to clone; the last clone closes it.
 #[derive(Clone)]
 pub struct Log {
-    shared: Arc<Shared>,
-    _closer: Arc<Closer>,
+    shared: Arc<LogCore>,
+    _closer: Arc<LogCloser>,
 }
 
 impl std::fmt::Debug for Log {
@@ -86,44 +89,44 @@ impl Log {
     ///
     /// Returns [`OpenError`] when the tail does not verify or the directory cannot be written:
     /// nothing may be served then.
-    pub fn open(config: Config) -> Result<Self, OpenError> {
+    pub fn open(config: LogConfig) -> Result<Self, OpenError> {
         let config = Arc::new(config);
         let writer = recover::open(Arc::clone(&config))?;
-        let shared = Arc::new(Shared::new(config, writer));
+        let shared = Arc::new(LogCore::new(config, writer));
         let keeper = Arc::clone(&shared);
         let thread = std::thread::Builder::new()
             .name("access-log".to_owned())
-            .spawn(move || keeper.keep())
+            .spawn(move || keeper.run_keeper())
             .map_err(OpenError::Thread)?;
-        let closer = Closer { shared: Arc::clone(&shared), keeper: Mutex::new(Some(thread)) };
+        let closer = LogCloser { shared: Arc::clone(&shared), keeper: Mutex::new(Some(thread)) };
         Ok(Self { shared, _closer: Arc::new(closer) })
     }
 
     /// Lets somebody look on as attempts are recorded; false if somebody does already.
     ///
     /// Traffic waits for the one who looks on, so it must be quick.
-    pub fn watch(&self, eye: impl Fn(&Seen<'_>) + Send + Sync + 'static) -> bool {
-        self.shared.witness.seat(Box::new(eye))
+    pub fn subscribe(&self, eye: impl Fn(&AttemptEvent<'_>) + Send + Sync + 'static) -> bool {
+        self.shared.witness.subscribe(Box::new(eye))
     }
 
-    pub(crate) fn tell(&self, attempt: &Attempt, stage: &Stage<'_>) {
-        self.shared.witness.see(attempt, stage);
+    pub(crate) fn notify_observer(&self, attempt: &AttemptState, stage: &DraftStage<'_>) {
+        self.shared.witness.notify(attempt, stage);
     }
 
     /// Opens the record of an attempt, at accept.
-    pub fn open_record(&self, arrival: Arrival) -> OpenRecord {
-        OpenRecord::new(self.clone(), self.attempt(arrival))
+    pub fn open_record(&self, arrival: RecordedArrival) -> OpenRecord {
+        OpenRecord::new(self.clone(), self.new_attempt(arrival))
     }
 
-    pub(crate) fn attempt(&self, arrival: Arrival) -> Attempt {
-        Attempt {
+    pub(crate) fn new_attempt(&self, arrival: RecordedArrival) -> AttemptState {
+        AttemptState {
             id: self.shared.ids.next(),
             arrival,
             subject: None,
-            facts: Facts::Connection(Connection::default()),
+            facts: RecordedFacts::Connection(RecordedConnection::default()),
             verdict: None,
             dialled: None,
-            meter: Arc::new(Meter::default()),
+            meter: Arc::new(ByteCount::default()),
         }
     }
 
@@ -132,17 +135,17 @@ impl Log {
     /// # Errors
     ///
     /// Returns [`LogDown`] when it could not be written.
-    pub async fn lifecycle(&self, event: &Lifecycle) -> Result<(), LogDown> {
-        let draft = compose::lifecycle(event, self.shared.ids.next());
+    pub async fn record_lifecycle(&self, event: &Lifecycle) -> Result<(), LogDown> {
+        let draft = compose::draft_lifecycle(event, self.shared.ids.next());
         self.submit(draft, || ()).await.map(drop)
     }
 
-    pub(crate) async fn finding(
+    pub(crate) async fn record_finding(
         &self,
-        finding: &Finding,
-        attempt: &Attempt,
+        finding: &DetectionFinding,
+        attempt: &AttemptState,
     ) -> Result<(), LogDown> {
-        let draft = compose::finding(finding, self.shared.ids.next(), Some(attempt));
+        let draft = compose::draft_finding(finding, self.shared.ids.next(), Some(attempt));
         self.submit(draft, || ()).await.map(drop)
     }
 
@@ -152,19 +155,19 @@ impl Log {
     ///
     /// Returns [`LogDown`] when the next cannot be made; nothing is written until it can.
     pub fn reopen(&self) -> Result<(), LogDown> {
-        let mut writer = self.shared.writer();
+        let mut writer = self.shared.lock_writer();
         let result = writer.rotate();
-        self.shared.look(&writer);
+        self.shared.update_status(&writer);
         result
     }
 
     /// Where the chain ends.
-    pub fn head(&self) -> Head {
-        self.shared.writer().head
+    pub fn head(&self) -> ChainHead {
+        self.shared.lock_writer().head
     }
 
     /// How the log is doing. Never waits for a disk.
-    pub fn health(&self) -> Health {
+    pub fn health(&self) -> LogHealth {
         self.shared.health()
     }
 
@@ -173,7 +176,7 @@ impl Log {
         self._closer.close();
     }
 
-    pub(crate) fn config(&self) -> &Config {
+    pub(crate) fn config(&self) -> &LogConfig {
         &self.shared.config
     }
 
@@ -185,7 +188,7 @@ impl Log {
         queued: impl FnOnce(),
     ) -> Result<u64, LogDown> {
         let result = match draft {
-            Ok(draft) => self.wait_for(draft, queued).await,
+            Ok(draft) => self.enqueue_and_wait(draft, queued).await,
             Err(error) => Err(error.into()),
         };
         if result.is_err() {
@@ -194,24 +197,24 @@ impl Log {
         result
     }
 
-    async fn wait_for(&self, draft: Draft, queued: impl FnOnce()) -> Result<u64, LogDown> {
-        let bound = bound(&draft);
+    async fn enqueue_and_wait(&self, draft: Draft, queued: impl FnOnce()) -> Result<u64, LogDown> {
+        let bound = queue_bound(&draft);
         let patience = self.shared.config.patience;
         let deadline = tokio::time::Instant::now() + patience;
         let (sender, mut receiver) = oneshot::channel();
-        let mut entry = Entry { draft, waiter: Some(sender) };
+        let mut entry = QueuedRecord { draft, waiter: Some(sender) };
         loop {
             let mut room = std::pin::pin!(self.shared.room.notified());
             room.as_mut().enable(); // before looking, or the wake-up could be missed
             match self.shared.enqueue(entry, bound) {
-                Enqueued::Lead(lead) => {
+                EnqueueOutcome::Lead(lead) => {
                     queued();
                     tokio::task::yield_now().await;
                     break lead.write();
                 }
-                Enqueued::Taken => break queued(),
-                Enqueued::Refused(down) => return Err(down),
-                Enqueued::Full(back) => entry = back,
+                EnqueueOutcome::Taken => break queued(),
+                EnqueueOutcome::Refused(down) => return Err(down),
+                EnqueueOutcome::Full(back) => entry = back,
             }
             timeout_at(deadline, room).await.map_err(|_| LogDown::Full(patience))?;
         }
@@ -227,21 +230,23 @@ impl Log {
     pub(crate) fn post(&self, draft: Result<Draft, DraftError>) {
         let counters = &self.shared.counters;
         let Ok(draft) = draft else { return Counters::add(&counters.lost, 1) };
-        let bound = bound(&draft);
-        let outcome = bound == Bound::Owed;
-        match self.shared.enqueue(Entry { draft, waiter: None }, bound) {
-            Enqueued::Lead(_) | Enqueued::Taken => {}
-            Enqueued::Full(_) | Enqueued::Refused(_) if outcome => Counters::add(&counters.lost, 1),
-            Enqueued::Full(_) | Enqueued::Refused(_) => counters.fold(1),
+        let bound = queue_bound(&draft);
+        let outcome = bound == QueueBound::Owed;
+        match self.shared.enqueue(QueuedRecord { draft, waiter: None }, bound) {
+            EnqueueOutcome::Lead(_) | EnqueueOutcome::Taken => {}
+            EnqueueOutcome::Full(_) | EnqueueOutcome::Refused(_) if outcome => {
+                Counters::add(&counters.lost, 1)
+            }
+            EnqueueOutcome::Full(_) | EnqueueOutcome::Refused(_) => counters.count_folded(1),
         }
     }
 }
 
 /// An outcome is held to the bound of the decision it belongs to.
-fn bound(draft: &Draft) -> Bound {
+fn queue_bound(draft: &Draft) -> QueueBound {
     match draft.role {
-        Role::Outcome(_) => Bound::Owed,
-        Role::Decision(_) | Role::Event => Bound::Queue,
+        DraftRole::Outcome(_) => QueueBound::Owed,
+        DraftRole::Decision(_) | DraftRole::Event => QueueBound::Queue,
     }
 }
 
@@ -265,22 +270,22 @@ impl Receipt {
 }
 
 /// Closes the log when its last user is gone.
-struct Closer {
-    shared: Arc<Shared>,
+struct LogCloser {
+    shared: Arc<LogCore>,
     keeper: Mutex<Option<JoinHandle<()>>>,
 }
 
-impl Closer {
+impl LogCloser {
     fn close(&self) {
         let keeper = self.keeper.lock().unwrap_or_else(PoisonError::into_inner).take();
         let Some(keeper) = keeper else { return };
-        self.shared.shut();
+        self.shared.stop_accepting();
         keeper.join().unwrap_or_default(); // a keeper that panicked writes no more either way
-        self.shared.finish();
+        self.shared.write_remaining();
     }
 }
 
-impl Drop for Closer {
+impl Drop for LogCloser {
     fn drop(&mut self) {
         self.close();
     }

@@ -35,23 +35,23 @@ pub struct Environment(pub Text<64>);
 /// A reason code: lower case, stable, never renamed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(transparent)]
-pub struct Code(pub &'static str);
+pub struct StableCode(pub &'static str);
 
-impl Code {
+impl StableCode {
     /// Why something was allowed: the one code that is no refusal.
-    pub const ALLOWED: Code = Code("allowed");
+    pub const ALLOWED: StableCode = StableCode("allowed");
 }
 
 /// A host name as it was decided upon, or as it was sent when nothing could be made of it.
-pub type Host = Text<512>;
+pub type HostText = Text<512>;
 
 /// The members of a record up to its metadata.
 #[derive(Debug, Default, Serialize)]
-pub(crate) struct Members<'a> {
+pub(crate) struct RecordMembers<'a> {
     /// When the record was made, in milliseconds since 1970 UTC. Order is told by `metadata.sequence`, not by this.
     pub(crate) time: u64,
     /// The same as text (RFC 3339, UTC).
-    pub(crate) time_dt: Stamp,
+    pub(crate) time_dt: Rfc3339Time,
     /// 4001 connection, 4002 HTTP request, 4003 DNS query, 6003 memory call, 2004 finding, 6002 lifecycle.
     pub(crate) class_uid: u16,
     /// Name of the class.
@@ -76,7 +76,7 @@ pub(crate) struct Members<'a> {
     pub(crate) status: &'static str,
     /// The reason code: why it was allowed or denied, or how it ended.
     #[serde(skip_serializing_if = "Option::is_none")]
-    pub(crate) status_detail: Option<Code>,
+    pub(crate) status_detail: Option<StableCode>,
     /// 1 allowed, 2 denied.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) action_id: Option<u8>,
@@ -103,16 +103,16 @@ pub(crate) struct Members<'a> {
     pub(crate) actor: Option<Actor<'a>>,
     /// Where it came from.
     #[serde(skip_serializing_if = "Option::is_none")]
-    pub(crate) src_endpoint: Option<Source<'a>>,
+    pub(crate) src_endpoint: Option<SourceEndpoint<'a>>,
     /// Where it wanted to go, and the address that was dialled.
     #[serde(skip_serializing_if = "Option::is_none")]
-    pub(crate) dst_endpoint: Option<Destination<'a>>,
+    pub(crate) dst_endpoint: Option<DestinationEndpoint<'a>>,
     /// How it travelled.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) connection_info: Option<Transport>,
     /// TLS as far as it was seen.
     #[serde(skip_serializing_if = "Option::is_none")]
-    pub(crate) tls: Option<&'a Tls>,
+    pub(crate) tls: Option<&'a RecordedTls>,
     /// The HTTP request.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) http_request: Option<HttpRequest<'a>>,
@@ -123,14 +123,14 @@ pub(crate) struct Members<'a> {
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) query: Option<DnsQuestion<'a>>,
     /// The DNS answers; at most 16.
-    #[serde(skip_serializing_if = "<[Answer]>::is_empty")]
-    pub(crate) answers: &'a [Answer],
+    #[serde(skip_serializing_if = "<[RecordedAnswer]>::is_empty")]
+    pub(crate) answers: &'a [RecordedAnswer],
     /// The DNS response code.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) rcode_id: Option<u8>,
     /// The memory operation.
     #[serde(skip_serializing_if = "Option::is_none")]
-    pub(crate) api: Option<Api<'a>>,
+    pub(crate) api: Option<ApiCall<'a>>,
     /// The banks that were selected; at most 16.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub(crate) resources: Vec<Resource<'a>>,
@@ -142,7 +142,7 @@ pub(crate) struct Members<'a> {
     pub(crate) finding_info: Option<FindingInfo<'a>>,
     /// What a finding is about.
     #[serde(skip_serializing_if = "Option::is_none")]
-    pub(crate) evidences: Option<[Evidence<'a>; 1]>,
+    pub(crate) evidences: Option<[FindingEvidence<'a>; 1]>,
     /// Bytes as counted at the sandbox's side; on outcomes.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) traffic: Option<Traffic>,
@@ -156,9 +156,9 @@ pub(crate) struct Members<'a> {
 
 /// A moment as RFC 3339 text, to the millisecond.
 #[derive(Clone, Copy, Debug, Default)]
-pub(crate) struct Stamp(pub(crate) u64);
+pub(crate) struct Rfc3339Time(pub(crate) u64);
 
-impl Serialize for Stamp {
+impl Serialize for Rfc3339Time {
     fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
         let millis = i64::try_from(self.0).unwrap_or(i64::MAX);
         let moment = jiff::Timestamp::from_millisecond(millis).unwrap_or(jiff::Timestamp::MAX);
@@ -182,7 +182,7 @@ pub(crate) struct User<'a> {
 }
 
 #[derive(Debug, Serialize)]
-pub(crate) struct Source<'a> {
+pub(crate) struct SourceEndpoint<'a> {
     /// The sandbox; absent when the channel is nobody's.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) uid: Option<&'a SandboxId>,
@@ -198,10 +198,10 @@ pub(crate) struct Source<'a> {
 }
 
 #[derive(Debug, Serialize)]
-pub(crate) struct Destination<'a> {
+pub(crate) struct DestinationEndpoint<'a> {
     /// The name that was decided upon.
     #[serde(skip_serializing_if = "Option::is_none")]
-    pub(crate) hostname: Option<&'a Host>,
+    pub(crate) hostname: Option<&'a HostText>,
     /// The address that was dialled; before dialling the one the sandbox aimed at.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) ip: Option<IpAddr>,
@@ -230,12 +230,12 @@ impl Transport {
 
 /// TLS as far as it was seen.
 #[derive(Clone, Debug, Serialize)]
-pub struct Tls {
+pub struct RecordedTls {
     /// The version, as `1.3`; of a tunnel the highest one offered.
     pub version: Text<16>,
     /// The name the client asked for.
     #[serde(skip_serializing_if = "Option::is_none")]
-    pub sni: Option<Host>,
+    pub sni: Option<HostText>,
 }
 
 #[derive(Debug, Serialize)]
@@ -261,7 +261,7 @@ pub(crate) struct Url<'a> {
     /// `http` or `https`.
     pub(crate) scheme: &'static str,
     /// The host that was decided upon.
-    pub(crate) hostname: &'a Host,
+    pub(crate) hostname: &'a HostText,
     /// The port.
     pub(crate) port: u16,
     /// The path, without the query.
@@ -280,7 +280,7 @@ pub(crate) struct HttpResponse {
 #[derive(Debug, Serialize)]
 pub(crate) struct DnsQuestion<'a> {
     /// The name asked for.
-    pub(crate) hostname: &'a Host,
+    pub(crate) hostname: &'a HostText,
     /// The type, as `AAAA`.
     #[serde(rename = "type", skip_serializing_if = "Option::is_none")]
     pub(crate) kind: Option<&'a Text<16>>,
@@ -288,7 +288,7 @@ pub(crate) struct DnsQuestion<'a> {
 
 /// One DNS answer that the sandbox was given.
 #[derive(Clone, Debug, Serialize)]
-pub struct Answer {
+pub struct RecordedAnswer {
     /// The type, as `AAAA`.
     #[serde(rename = "type")]
     pub kind: Text<16>,
@@ -299,15 +299,15 @@ pub struct Answer {
 }
 
 #[derive(Debug, Serialize)]
-pub(crate) struct Api<'a> {
+pub(crate) struct ApiCall<'a> {
     /// The operation, as the service's profile names it: `recall`, `retain`.
     pub(crate) operation: &'a Text<64>,
     /// The memory service.
-    pub(crate) service: Service<'a>,
+    pub(crate) service: ApiService<'a>,
 }
 
 #[derive(Debug, Serialize)]
-pub(crate) struct Service<'a> {
+pub(crate) struct ApiService<'a> {
     /// The profile by which it was read.
     pub(crate) name: &'a Text<64>,
 }
@@ -343,7 +343,7 @@ pub(crate) struct FindingInfo<'a> {
     /// What was found, in a phrase.
     pub(crate) title: &'a Text<256>,
     /// The kind of finding: its stable code.
-    pub(crate) types: [Code; 1],
+    pub(crate) types: [StableCode; 1],
     /// The attempt it is about.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) related_events: Option<[RelatedEvent<'a>; 1]>,
@@ -356,9 +356,9 @@ pub(crate) struct RelatedEvent<'a> {
 }
 
 #[derive(Debug, Serialize)]
-pub(crate) struct Evidence<'a> {
+pub(crate) struct FindingEvidence<'a> {
     /// Where the attempt wanted to go.
-    pub(crate) dst_endpoint: Destination<'a>,
+    pub(crate) dst_endpoint: DestinationEndpoint<'a>,
 }
 
 #[derive(Debug, Serialize)]
@@ -380,14 +380,14 @@ pub(crate) struct PolicyInForce<'a> {
     /// SHA-256 of the compiled rules' sources.
     pub(crate) uid: &'a Text<80>,
     /// The generation: counts reloads and grants since the start.
-    pub(crate) version: Digits,
+    pub(crate) version: DecimalText,
 }
 
 /// A number that OCSF wants as a string.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Digits(pub(crate) u64);
+pub(crate) struct DecimalText(pub(crate) u64);
 
-impl Serialize for Digits {
+impl Serialize for DecimalText {
     fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
         serializer.collect_str(&self.0)
     }
@@ -421,7 +421,7 @@ pub(crate) struct Metadata<'a> {
 
 /// What OCSF has no place for; `chain` follows last.
 #[derive(Debug, Default, Serialize)]
-pub(crate) struct Sandbar<'a> {
+pub(crate) struct SandbarExtension<'a> {
     /// `decision` (before anything leaves), `outcome` (after), `answered` and `denied` (the only one: nothing was sent), `finding`, `lifecycle`.
     pub(crate) stage: &'static str,
     /// The environment of the sandbox.
@@ -429,22 +429,22 @@ pub(crate) struct Sandbar<'a> {
     pub(crate) environment: Option<&'a Environment>,
     /// How the sandbox was recognised.
     #[serde(skip_serializing_if = "Option::is_none")]
-    pub(crate) channel: Option<&'a Channel>,
+    pub(crate) channel: Option<&'a RecordedChannel>,
     /// How it was carried: `tunnel`, `intercept`, `hold`, `raw`, `answer`.
     #[serde(skip_serializing_if = "Option::is_none")]
-    pub(crate) carried: Option<Code>,
+    pub(crate) carried: Option<StableCode>,
     /// Name of the credential that was injected, never its value.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) credential: Option<&'a Text<128>>,
     /// What became of checking the signed identity of a memory call: `verified`, `from_path`, `absent`, `not_looked_at`, or the check that failed.
     #[serde(skip_serializing_if = "Option::is_none")]
-    pub(crate) identity: Option<Code>,
+    pub(crate) identity: Option<StableCode>,
     /// The exfiltration score.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) score: Option<u32>,
     /// What the score is made of; at most 16.
-    #[serde(skip_serializing_if = "<[Feature]>::is_empty")]
-    pub(crate) features: &'a [Feature],
+    #[serde(skip_serializing_if = "<[ScoreFeature]>::is_empty")]
+    pub(crate) features: &'a [ScoreFeature],
     /// Banks, answers or features beyond the 16 that are listed.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) unlisted: Option<u64>,
@@ -468,10 +468,10 @@ pub(crate) struct Sandbar<'a> {
     pub(crate) open: Vec<OpenAttempt<'a>>,
     /// Segments that were removed, as the operator's retention asks.
     #[serde(skip_serializing_if = "Option::is_none")]
-    pub(crate) removed: Option<Removed>,
+    pub(crate) removed: Option<RemovedSegments>,
     /// A file without a whole line that stood where a segment should, moved aside.
     #[serde(skip_serializing_if = "Option::is_none")]
-    pub(crate) aside: Option<Aside>,
+    pub(crate) aside: Option<MovedFile>,
     /// A signed note of the chain's head.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) checkpoint: Option<&'a str>,
@@ -479,9 +479,9 @@ pub(crate) struct Sandbar<'a> {
 
 /// How the sandbox was recognised.
 #[derive(Clone, Debug, Serialize)]
-pub struct Channel {
+pub struct RecordedChannel {
     /// The kind: `jail`, `dedicated`, `unix`, `interface`, `mark`, `certificate`, `proxy_protocol`, `source_address`.
-    pub kind: Code,
+    pub kind: StableCode,
     /// Which one: a listener, an interface, a mark.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub detail: Option<Text<256>>,
@@ -489,9 +489,9 @@ pub struct Channel {
 
 /// One named part of an exfiltration score.
 #[derive(Clone, Debug, Serialize)]
-pub struct Feature {
+pub struct ScoreFeature {
     /// The detector's code.
-    pub name: Code,
+    pub name: StableCode,
     /// What it added.
     pub score: u32,
 }
@@ -506,12 +506,12 @@ pub(crate) struct SegmentStart {
     pub(crate) after: Option<String>,
     /// An unfinished line at the end of the one before, which is not a record.
     #[serde(skip_serializing_if = "Option::is_none")]
-    pub(crate) torn: Option<Torn>,
+    pub(crate) torn: Option<TornLine>,
 }
 
 /// An unfinished line, left where it is.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, serde::Deserialize)]
-pub(crate) struct Torn {
+pub(crate) struct TornLine {
     /// Its length.
     pub(crate) bytes: u64,
     /// Its SHA-256.
@@ -519,7 +519,7 @@ pub(crate) struct Torn {
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
-pub(crate) struct Aside {
+pub(crate) struct MovedFile {
     /// The name it has now.
     pub(crate) name: String,
     /// Its length.
@@ -547,7 +547,7 @@ pub(crate) struct OpenAttempt<'a> {
 
 /// What retention removed.
 #[derive(Clone, Debug, Serialize, serde::Deserialize)]
-pub(crate) struct Removed {
+pub(crate) struct RemovedSegments {
     /// The last record that was removed.
     pub(crate) through: u64,
     /// Its hash.
@@ -555,6 +555,6 @@ pub(crate) struct Removed {
 }
 
 /// Splits an address for the two endpoint objects.
-pub(crate) fn parts(address: Option<SocketAddr>) -> (Option<IpAddr>, Option<u16>) {
+pub(crate) fn split_address(address: Option<SocketAddr>) -> (Option<IpAddr>, Option<u16>) {
     (address.map(|a| a.ip()), address.map(|a| a.port()))
 }

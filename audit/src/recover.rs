@@ -12,18 +12,18 @@ use std::time::Instant;
 use serde::Deserialize;
 use ulid::Ulid;
 
-use crate::chain::{Content, Head, Link};
-use crate::checkpoint::{self, CheckpointError, Notary};
-use crate::config::Config;
-use crate::draft::Owed;
+use crate::chain::{ChainHead, ChainLink, LineIntegrity};
+use crate::checkpoint::{self, CheckpointError, CheckpointSigner};
+use crate::config::LogConfig;
+use crate::draft::OpenDecision;
 use crate::health::Counters;
-use crate::id::Ids;
+use crate::id::IdGenerator;
+use crate::line_reader::{LineReader, RawLine};
 use crate::log::LogDown;
-use crate::read::{Lines, Piece};
-use crate::record::{Aside, Torn};
-use crate::segment::{self, Segment};
+use crate::record::{MovedFile, TornLine};
+use crate::segment::{self, LogSegment};
 use crate::text::Text;
-use crate::writer::{self, Kept, Noted, Writer};
+use crate::writer::{self, LastCheckpoint, LogWriter, NoteStored};
 
 /// Why a log could not be opened. Nothing may be served without it.
 #[derive(Debug, thiserror::Error)]
@@ -41,46 +41,51 @@ pub enum OpenError {
 }
 
 /// How a segment ends.
-struct Tail {
-    head: Head,
-    torn: Option<Torn>,
-    owed: HashMap<u128, Owed>,
+struct SegmentTail {
+    head: ChainHead,
+    torn: Option<TornLine>,
+    owed: HashMap<u128, OpenDecision>,
 }
 
 /// Opens the log of `config.dir` and writes that it was.
-pub(crate) fn open(config: Arc<Config>) -> Result<Writer, OpenError> {
+pub(crate) fn open(config: Arc<LogConfig>) -> Result<LogWriter, OpenError> {
     let fail = |source| OpenError::Dir { dir: config.dir.clone(), source };
     DirBuilder::new().recursive(true).mode(0o750).create(&config.dir).map_err(fail)?;
-    let lock = writer::lock(&config.dir).map_err(fail)?;
-    let notary = Notary::open(&config.key_path(), &config.name, &config.dir)?;
+    let lock = writer::lock_dir(&config.dir).map_err(fail)?;
+    let notary = CheckpointSigner::open(&config.key_path(), &config.name, &config.dir)?;
     let mut aside = Vec::new();
-    let newest = newest(&config.dir, &mut aside).map_err(fail)?;
+    let newest = newest_segment(&config.dir, &mut aside).map_err(fail)?;
     let tail = newest.as_ref().map(|(first, path)| read_tail(*first, path)).transpose()?;
-    let tail = tail.unwrap_or(Tail { head: Head::START, torn: None, owed: HashMap::new() });
-    let behind = behind(&config.dir, tail.head);
-    let mut writer = Writer {
+    let tail =
+        tail.unwrap_or(SegmentTail { head: ChainHead::START, torn: None, owed: HashMap::new() });
+    let behind = missing_tail_message(&config.dir, tail.head);
+    let mut writer = LogWriter {
         counters: Arc::new(Counters::default()),
-        ids: Arc::new(Ids::new()),
+        ids: Arc::new(IdGenerator::new()),
         notary,
         lock: Some(lock),
         head: tail.head,
         segment: None,
-        last: newest.as_ref().map(|(first, _)| segment::name(*first)),
+        last: newest.as_ref().map(|(first, _)| segment::segment_name(*first)),
         torn: tail.torn,
         owed: tail.owed,
         trouble: None,
-        noted: Noted { sequence: tail.head.sequence, at: Instant::now(), kept: Kept::Yes },
+        noted: LastCheckpoint {
+            sequence: tail.head.sequence,
+            at: Instant::now(),
+            kept: NoteStored::Yes,
+        },
         buffer: Vec::new(),
         marks: Vec::new(),
         config,
     };
     resume(&mut writer, newest.map(|(first, _)| first))?;
-    writer.tell("log_started", None)?;
+    writer.record_event("log_started", None)?;
     for aside in aside {
-        writer.tell_aside(aside)?;
+        writer.record_moved_file(aside)?;
     }
     if let Some(message) = behind {
-        writer.tell("log_behind_checkpoint", Some(&message))?;
+        writer.record_event("log_behind_checkpoint", Some(&message))?;
     }
     writer.close_unknown()?;
     Ok(writer)
@@ -89,18 +94,18 @@ pub(crate) fn open(config: Arc<Config>) -> Result<Writer, OpenError> {
 /// What to say where the newest checkpoint tells of records that are not here: somebody cut off
 /// the tail, or the power failed before it was on disk. Verification will find it; the record
 /// tells it at once.
-fn behind(dir: &Path, head: Head) -> Option<Text<512>> {
-    let noted = checkpoint::newest(dir)?;
+fn missing_tail_message(dir: &Path, head: ChainHead) -> Option<Text<512>> {
+    let noted = checkpoint::newest_head(dir)?;
     let (size, have) = (noted.sequence, head.sequence);
     (size > have).then(|| format!("a checkpoint tells of {size} records, {have} are here").into())
 }
 
 /// Goes on in the newest segment, or in a new one where that has ended or is torn.
-fn resume(writer: &mut Writer, newest: Option<u64>) -> Result<(), OpenError> {
+fn resume(writer: &mut LogWriter, newest: Option<u64>) -> Result<(), OpenError> {
     let config = Arc::clone(&writer.config);
     if let Some(first) = newest.filter(|_| writer.torn.is_none()) {
         let fail = |source| OpenError::Dir { dir: config.dir.clone(), source };
-        let segment = Segment::resume(&config.dir, first).map_err(fail)?;
+        let segment = LogSegment::resume(&config.dir, first).map_err(fail)?;
         if segment.size < config.segment_bytes && segment.age() < config.segment_age {
             writer.segment = Some(segment);
             return Ok(());
@@ -111,10 +116,10 @@ fn resume(writer: &mut Writer, newest: Option<u64>) -> Result<(), OpenError> {
 
 /// The newest segment that holds a record. One that holds none was being made when its maker
 /// died; its name is needed, so it is removed where it is empty and moved aside where it is not.
-fn newest(dir: &Path, aside: &mut Vec<Aside>) -> io::Result<Option<(u64, PathBuf)>> {
-    let mut found = segment::segments(dir)?;
+fn newest_segment(dir: &Path, aside: &mut Vec<MovedFile>) -> io::Result<Option<(u64, PathBuf)>> {
+    let mut found = segment::list_segments(dir)?;
     while let Some((first, path)) = found.pop() {
-        match segment::set_aside(&path) {
+        match segment::move_aside(&path) {
             Ok(Some(moved)) => aside.push(moved),
             Ok(None) => fs::remove_file(path)?,
             Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {
@@ -127,60 +132,60 @@ fn newest(dir: &Path, aside: &mut Vec<Aside>) -> io::Result<Option<(u64, PathBuf
 }
 
 /// Verifies a segment and gathers the decisions that have no outcome in it.
-fn read_tail(first: u64, path: &Path) -> Result<Tail, OpenError> {
+fn read_tail(first: u64, path: &Path) -> Result<SegmentTail, OpenError> {
     let fail = |source| OpenError::Dir { dir: path.to_owned(), source };
     let broken = |line, what| OpenError::Tail { file: path.to_owned(), line, what };
-    let mut lines = Lines::new(File::open(path).map_err(fail)?);
-    let mut tail = Tail { head: Head::START, torn: None, owed: HashMap::new() };
+    let mut lines = LineReader::new(File::open(path).map_err(fail)?);
+    let mut tail = SegmentTail { head: ChainHead::START, torn: None, owed: HashMap::new() };
     let mut number = 0;
     while let Some(piece) = lines.next().map_err(fail)? {
         number += 1;
         match piece {
-            Piece::Line(line) => {
+            RawLine::Line(line) => {
                 let last = (number > 1).then_some(tail.head);
-                tail.head = follow(last, line).map_err(|what| broken(number, what))?;
+                tail.head = check_link(last, line).map_err(|what| broken(number, what))?;
                 if number == 1 && tail.head.sequence != first {
                     return Err(broken(number, "a file named after another record"));
                 }
-                note_owed(line, &mut tail.owed);
+                track_open_decisions(line, &mut tail.owed);
             }
-            Piece::Long => return Err(broken(number, "a line longer than a record")),
-            Piece::Torn(torn) => tail.torn = Some(torn),
+            RawLine::Long => return Err(broken(number, "a line longer than a record")),
+            RawLine::Torn(torn) => tail.torn = Some(torn),
         }
     }
     Ok(tail)
 }
 
-fn follow(last: Option<Head>, line: &[u8]) -> Result<Head, &'static str> {
-    let link = Link::read(line).ok_or("a line that is no record")?;
+fn check_link(last: Option<ChainHead>, line: &[u8]) -> Result<ChainHead, &'static str> {
+    let link = ChainLink::parse(line).ok_or("a line that is no record")?;
     match (link.content, last) {
-        (Content::Changed, _) => Err("a record that was changed"),
-        (Content::Intact, Some(last)) if link.previous != last.hash => {
+        (LineIntegrity::Changed, _) => Err("a record that was changed"),
+        (LineIntegrity::Intact, Some(last)) if link.previous != last.hash => {
             Err("a record that does not follow the one before it")
         }
-        (Content::Intact, Some(last)) if link.head.sequence != last.sequence + 1 => {
+        (LineIntegrity::Intact, Some(last)) if link.head.sequence != last.sequence + 1 => {
             Err("a record out of its turn")
         }
-        (Content::Intact, _) => Ok(link.head),
+        (LineIntegrity::Intact, _) => Ok(link.head),
     }
 }
 
 /// As much of a record as tells whether something is owed.
 #[derive(Deserialize)]
-struct Seen {
+struct PartialRecord {
     class_uid: u16,
     #[serde(default)]
-    src_endpoint: Named,
+    src_endpoint: PartialEndpoint,
     #[serde(default)]
-    dst_endpoint: Named,
+    dst_endpoint: PartialEndpoint,
     #[serde(default)]
-    query: Named,
-    metadata: SeenMetadata,
-    unmapped: Unmapped,
+    query: PartialEndpoint,
+    metadata: PartialMetadata,
+    unmapped: PartialUnmapped,
 }
 
 #[derive(Default, Deserialize)]
-struct Named {
+struct PartialEndpoint {
     #[serde(default)]
     uid: String,
     #[serde(default)]
@@ -188,26 +193,26 @@ struct Named {
 }
 
 #[derive(Deserialize)]
-struct SeenMetadata {
+struct PartialMetadata {
     correlation_uid: String,
     #[serde(default)]
     tenant_uid: String,
 }
 
 #[derive(Deserialize)]
-struct Unmapped {
-    sandbar: SeenSandbar,
+struct PartialUnmapped {
+    sandbar: PartialExtension,
 }
 
 #[derive(Deserialize)]
-struct SeenSandbar {
+struct PartialExtension {
     stage: String,
     #[serde(default)]
-    open: Vec<SeenOpen>,
+    open: Vec<PartialAttempt>,
 }
 
 #[derive(Deserialize)]
-struct SeenOpen {
+struct PartialAttempt {
     uid: String,
     class_uid: u16,
     #[serde(default)]
@@ -218,22 +223,22 @@ struct SeenOpen {
     host: String,
 }
 
-fn note_owed(line: &[u8], owed: &mut HashMap<u128, Owed>) {
-    let Ok(seen) = serde_json::from_slice::<Seen>(line) else { return };
+fn track_open_decisions(line: &[u8], owed: &mut HashMap<u128, OpenDecision>) {
+    let Ok(seen) = serde_json::from_slice::<PartialRecord>(line) else { return };
     let attempt = |uid: &str| Ulid::from_string(uid).ok().map(u128::from);
     match seen.unmapped.sandbar.stage.as_str() {
         "decision" => {
             let Some(attempt) = attempt(&seen.metadata.correlation_uid) else { return };
             let names = [seen.dst_endpoint.hostname, seen.query.hostname];
             let host = names.into_iter().find(|name| !name.is_empty()).unwrap_or_default();
-            let open = SeenOpen {
+            let open = PartialAttempt {
                 uid: String::new(),
                 class_uid: seen.class_uid,
                 sandbox: seen.src_endpoint.uid,
                 tenant: seen.metadata.tenant_uid,
                 host,
             };
-            owed.insert(attempt, owe(attempt, open));
+            owed.insert(attempt, open_decision(attempt, open));
         }
         "outcome" => {
             attempt(&seen.metadata.correlation_uid).map(|attempt| owed.remove(&attempt));
@@ -241,15 +246,15 @@ fn note_owed(line: &[u8], owed: &mut HashMap<u128, Owed>) {
         _ => {
             for open in seen.unmapped.sandbar.open {
                 if let Some(attempt) = attempt(&open.uid) {
-                    owed.insert(attempt, owe(attempt, open));
+                    owed.insert(attempt, open_decision(attempt, open));
                 }
             }
         }
     }
 }
 
-fn owe(attempt: u128, open: SeenOpen) -> Owed {
-    Owed {
+fn open_decision(attempt: u128, open: PartialAttempt) -> OpenDecision {
+    OpenDecision {
         attempt,
         class_uid: open.class_uid,
         sandbox: open.sandbox.into(),

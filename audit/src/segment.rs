@@ -10,8 +10,8 @@ use std::os::unix::fs::{MetadataExt, OpenOptionsExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 use std::time::{Duration, SystemTime};
 
-use crate::read::{Lines, Piece};
-use crate::record::Aside;
+use crate::line_reader::{LineReader, RawLine};
+use crate::record::MovedFile;
 
 /// Owner writes, group reads (the shipper), others nothing.
 const MODE: u32 = 0o640;
@@ -20,7 +20,7 @@ const SUFFIX: &str = ".jsonl";
 
 /// The segment that is being written.
 #[derive(Debug)]
-pub(crate) struct Segment {
+pub(crate) struct LogSegment {
     file: File,
     pub(crate) path: PathBuf,
     pub(crate) name: String,
@@ -30,18 +30,18 @@ pub(crate) struct Segment {
 
 /// A write that failed after `written` bytes.
 #[derive(Debug)]
-pub(crate) struct Short {
+pub(crate) struct ShortWrite {
     pub(crate) written: usize,
     pub(crate) error: io::Error,
 }
 
-impl Segment {
+impl LogSegment {
     /// Makes the segment whose first record will have the number `first`. An empty file of that
     /// name is what an earlier try left, and is taken.
     pub(crate) fn create(dir: &Path, first: u64) -> io::Result<Self> {
         let directory = File::open(dir)?; // first: who runs out of descriptors leaves no file
-        let path = dir.join(name(first));
-        set_aside(&path)?;
+        let path = dir.join(segment_name(first));
+        move_aside(&path)?;
         let made = Self::open(dir, first, OpenOptions::new().create(true)).and_then(|segment| {
             segment.file.set_permissions(Permissions::from_mode(MODE))?; // whatever the umask says
             directory.sync_all()?; // or the name could be lost with the power
@@ -56,7 +56,7 @@ impl Segment {
     }
 
     fn open(dir: &Path, first: u64, options: &mut OpenOptions) -> io::Result<Self> {
-        let name = name(first);
+        let name = segment_name(first);
         let path = dir.join(&name);
         let file = options.append(true).mode(MODE).open(&path)?;
         let metadata = file.metadata()?;
@@ -67,20 +67,22 @@ impl Segment {
 
     /// A segment over whatever a test has at hand.
     #[cfg(test)]
-    pub(crate) fn over(path: &Path, file: File) -> Self {
-        let (path, name) = (path.to_owned(), name(1));
+    pub(crate) fn from_file(path: &Path, file: File) -> Self {
+        let (path, name) = (path.to_owned(), segment_name(1));
         Self { file, path, name, size: 0, born: SystemTime::now() }
     }
 
     /// Appends whole lines, in one `write` unless the kernel takes less.
-    pub(crate) fn append(&mut self, bytes: &[u8]) -> Result<(), Short> {
+    pub(crate) fn append(&mut self, bytes: &[u8]) -> Result<(), ShortWrite> {
         let mut written = 0;
         while let Some(rest) = bytes.get(written..).filter(|rest| !rest.is_empty()) {
             match self.file.write(rest) {
-                Ok(0) => return Err(Short { written, error: io::ErrorKind::WriteZero.into() }),
+                Ok(0) => {
+                    return Err(ShortWrite { written, error: io::ErrorKind::WriteZero.into() });
+                }
                 Ok(count) => written += count,
                 Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
-                Err(error) => return Err(Short { written, error }),
+                Err(error) => return Err(ShortWrite { written, error }),
             }
         }
         self.size += bytes.len() as u64;
@@ -93,7 +95,7 @@ impl Segment {
 
     /// Fails when the file has no name any more: what is written to it is lost. Cheap enough to be
     /// asked before anybody is released.
-    pub(crate) fn named(&self) -> io::Result<()> {
+    pub(crate) fn check_linked(&self) -> io::Result<()> {
         match self.file.metadata()?.nlink() {
             0 => Err(io::Error::new(io::ErrorKind::NotFound, "the segment was removed")),
             _ => Ok(()),
@@ -102,8 +104,8 @@ impl Segment {
 
     /// Fails when the file does not stand where it was made, as when the directory was renamed:
     /// nobody would look for it there.
-    pub(crate) fn attached(&self) -> io::Result<()> {
-        self.named()?;
+    pub(crate) fn check_attached(&self) -> io::Result<()> {
+        self.check_linked()?;
         let place = |metadata: fs::Metadata| (metadata.dev(), metadata.ino());
         let there = fs::symlink_metadata(&self.path).map(place).ok();
         if there == Some(place(self.file.metadata()?)) {
@@ -123,16 +125,16 @@ impl Segment {
 /// # Errors
 ///
 /// Returns `AlreadyExists` for a file with a whole line: that is a segment.
-pub(crate) fn set_aside(path: &Path) -> io::Result<Option<Aside>> {
+pub(crate) fn move_aside(path: &Path) -> io::Result<Option<MovedFile>> {
     let file = match File::open(path) {
         Ok(file) => file,
         Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
         Err(error) => return Err(error),
     };
-    let torn = match Lines::new(file).next()? {
+    let torn = match LineReader::new(file).next()? {
         None => return Ok(None),
-        Some(Piece::Torn(torn)) => torn,
-        Some(Piece::Line(_) | Piece::Long) => return Err(io::ErrorKind::AlreadyExists.into()),
+        Some(RawLine::Torn(torn)) => torn,
+        Some(RawLine::Line(_) | RawLine::Long) => return Err(io::ErrorKind::AlreadyExists.into()),
     };
     let names = (0..).map(|nth| match nth {
         0 => path.with_extension("jsonl.torn"),
@@ -141,16 +143,16 @@ pub(crate) fn set_aside(path: &Path) -> io::Result<Option<Aside>> {
     let free = names.into_iter().find(|name| !name.exists()).unwrap_or_default();
     fs::rename(path, &free)?;
     let name = free.file_name().unwrap_or_default().to_string_lossy().into_owned();
-    Ok(Some(Aside { name, bytes: torn.bytes, sha256: torn.sha256 }))
+    Ok(Some(MovedFile { name, bytes: torn.bytes, sha256: torn.sha256 }))
 }
 
 /// The name of the segment that begins with the record `first`.
-pub(crate) fn name(first: u64) -> String {
+pub(crate) fn segment_name(first: u64) -> String {
     format!("{PREFIX}{first:020}{SUFFIX}")
 }
 
 /// The number of the first record, from the file's name.
-pub(crate) fn first(name: &str) -> Option<u64> {
+pub(crate) fn first_sequence(name: &str) -> Option<u64> {
     let digits = name.strip_prefix(PREFIX)?.strip_suffix(SUFFIX)?;
     (digits.len() == 20).then(|| digits.parse().ok())?
 }
@@ -160,12 +162,13 @@ pub(crate) fn first(name: &str) -> Option<u64> {
 /// # Errors
 ///
 /// Returns the error of reading the directory.
-pub fn segments(dir: &Path) -> io::Result<Vec<(u64, PathBuf)>> {
+pub fn list_segments(dir: &Path) -> io::Result<Vec<(u64, PathBuf)>> {
     let mut found = Vec::new();
     for entry in fs::read_dir(dir)? {
         let entry = entry?;
         let regular = entry.file_type()?.is_file(); // a link or a pipe is none of ours
-        if let Some(first) = entry.file_name().to_str().and_then(first).filter(|_| regular) {
+        if let Some(first) = entry.file_name().to_str().and_then(first_sequence).filter(|_| regular)
+        {
             found.push((first, entry.path()));
         }
     }

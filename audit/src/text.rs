@@ -5,16 +5,16 @@ use std::sync::Arc;
 
 use serde::{Serialize, Serializer};
 
-use crate::encode::stands_as_it_is;
+use crate::encode::needs_no_escape;
 
 /// What a cut text ends with, followed by the number of bytes that were cut.
 ///
-/// A noncharacter, which inputs lose in [`Text`], so that none can make a record say that it was
+/// A noncharacter, which inputs lose in [`ExplainText`], so that none can make a record say that it was
 /// cut. In the line it is written as an ellipsis, which an input may have, too: only
 /// `metadata.is_truncated` tells.
-pub(crate) const CUT: char = '\u{fdd0}';
+pub(crate) const TRUNCATION_MARK: char = '\u{fdd0}';
 /// Room for the mark: `\u2026+` and the digits of a 64-bit number.
-const MARK: usize = 27;
+const MARK_BYTES: usize = 27;
 
 /// A string of at most `CAP` bytes once escaped. Longer input is cut and marked.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
@@ -25,23 +25,23 @@ impl<const CAP: usize> Text<CAP> {
     pub fn from_bytes(bytes: &[u8]) -> Self {
         // What is cut anyway need not be looked at; no character is longer than four bytes.
         let near = bytes.get(..CAP + 4).unwrap_or(bytes);
-        if near.iter().copied().all(stands_as_it_is) && bytes.len() <= CAP {
+        if near.iter().copied().all(needs_no_escape) && bytes.len() <= CAP {
             return Self(String::from_utf8_lossy(bytes).into());
         }
         let letters = near.utf8_chunks().flat_map(|chunk| {
-            let valid = chunk.valid().chars().map(whole);
-            valid.chain(chunk.invalid().iter().flat_map(|byte| spelt(*byte)))
+            let valid = chunk.valid().chars().map(letter_with_size);
+            valid.chain(chunk.invalid().iter().flat_map(|byte| hex_letters(*byte)))
         });
-        Self::cut(letters, bytes.len())
+        Self::from_letters(letters, bytes.len())
     }
 
     /// What a reader of the record will see.
-    pub fn shown(&self) -> String {
-        self.0.replace(CUT, "\u{2026}+")
+    pub fn to_display(&self) -> String {
+        self.0.replace(TRUNCATION_MARK, "\u{2026}+")
     }
 
     /// The text with its mark as it is kept, for records that repeat it.
-    pub(crate) fn shared(&self) -> Arc<str> {
+    pub(crate) fn to_arc(&self) -> Arc<str> {
         Arc::clone(&self.0)
     }
 
@@ -51,17 +51,19 @@ impl<const CAP: usize> Text<CAP> {
     }
 
     /// Takes letters, each with the bytes of input that end with it, as far as they fit.
-    fn cut(letters: impl Iterator<Item = (char, usize)> + Clone, size: usize) -> Self {
-        let safe = |letter| if letter == CUT { '\u{fffd}' } else { letter };
+    fn from_letters(letters: impl Iterator<Item = (char, usize)> + Clone, size: usize) -> Self {
+        let safe = |letter| if letter == TRUNCATION_MARK { '\u{fffd}' } else { letter };
         let mut room = CAP;
         let (mut fits, mut taken) = (0, 0); // letters that leave room for the mark, and their bytes
         for (letter, bytes) in letters.clone() {
-            let Some(left) = room.checked_sub(escaped(safe(letter))) else {
+            let Some(left) = room.checked_sub(escaped_len(safe(letter))) else {
                 let kept: String = letters.take(fits).map(|(letter, _)| safe(letter)).collect();
-                return Self(format!("{kept}{CUT}{}", size.saturating_sub(taken)).into());
+                return Self(
+                    format!("{kept}{TRUNCATION_MARK}{}", size.saturating_sub(taken)).into(),
+                );
             };
             room = left;
-            if room >= MARK {
+            if room >= MARK_BYTES {
                 (fits, taken) = (fits + 1, taken + bytes);
             }
         }
@@ -70,22 +72,22 @@ impl<const CAP: usize> Text<CAP> {
 }
 
 /// A letter with the bytes it has in the input.
-fn whole(letter: char) -> (char, usize) {
+fn letter_with_size(letter: char) -> (char, usize) {
     (letter, letter.len_utf8())
 }
 
 /// A byte that is no UTF-8, as three letters.
-fn spelt(byte: u8) -> [(char, usize); 3] {
+fn hex_letters(byte: u8) -> [(char, usize); 3] {
     let digit = |nibble: u8| char::from_digit(nibble.into(), 16).unwrap_or('0');
     [('\u{fffd}', 0), (digit(byte >> 4), 0), (digit(byte & 15), 1)]
 }
 
 impl<const CAP: usize> From<&str> for Text<CAP> {
     fn from(text: &str) -> Self {
-        if text.len() <= CAP && text.bytes().all(stands_as_it_is) {
+        if text.len() <= CAP && text.bytes().all(needs_no_escape) {
             return Self(text.into());
         }
-        Self::cut(text.chars().map(whole), text.len())
+        Self::from_letters(text.chars().map(letter_with_size), text.len())
     }
 }
 
@@ -108,7 +110,7 @@ impl<const CAP: usize> Serialize for Text<CAP> {
 }
 
 /// How many bytes a character takes in a line.
-fn escaped(letter: char) -> usize {
+fn escaped_len(letter: char) -> usize {
     match letter {
         '"' | '\\' => 2,
         ' '..='~' => 1,
@@ -130,7 +132,7 @@ mod tests {
     }
 
     #[test]
-    fn no_input_forges_splits_or_colours_a_line() {
+    fn p8_no_input_forges_splits_or_colours_a_line() {
         for (input, expected) in [
             (&b"api.example.com"[..], r#""api.example.com""#),
             (b"a\",\"action_id\":1,\"x\":\"", r#""a\",\"action_id\":1,\"x\":\"""#),
@@ -151,7 +153,7 @@ mod tests {
     }
 
     #[test]
-    fn over_long_text_is_cut_and_marked() {
+    fn p17_over_long_text_is_cut_and_marked() {
         let (line, cut) = line(&Text::<64>::from("a".repeat(1000)));
         assert_eq!(cut, 1000 - 37);
         assert!(line.ends_with("a\\u2026+963\""), "{line}");
@@ -174,7 +176,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn every_text_is_bounded_printable_and_reads_back(bytes in prop::collection::vec(any::<u8>(), 0..300)) {
+        fn p17_every_text_is_bounded_printable_and_reads_back(bytes in prop::collection::vec(any::<u8>(), 0..300)) {
             let (line, _) = line(&Text::<100>::from_bytes(&bytes));
             prop_assert!(line.len() <= 100 + 2, "{line}");
             prop_assert!(line.bytes().all(|byte| (b' '..=b'~').contains(&byte)), "{line}");

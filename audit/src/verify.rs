@@ -13,14 +13,14 @@ use std::thread;
 
 use serde::Deserialize;
 
-use crate::chain::{Content, Hash, Head, Link};
-use crate::checkpoint::{Checkpoint, Signature};
-use crate::read::{Lines, Piece};
-use crate::record::{Removed, Torn};
+use crate::chain::{ChainHash, ChainHead, ChainLink, LineIntegrity};
+use crate::checkpoint::{Checkpoint, SignatureStatus};
+use crate::line_reader::{LineReader, RawLine};
+use crate::record::{RemovedSegments, TornLine};
 use crate::segment;
 
 /// Bytes of a file that one thread checks at a time.
-const PIECE: u64 = 4 << 20;
+const SPAN_BYTES: u64 = 4 << 20;
 /// Most faults that a report lists; one is enough to know.
 const FAULTS_MAX: usize = 100;
 /// Most threads: a disk gives no more than a few can hash.
@@ -30,45 +30,45 @@ const REMOVED_MAX: usize = 4096;
 
 /// What was found.
 #[derive(Debug)]
-pub struct Report {
+pub struct VerifyReport {
     pub records: u64,
     pub bytes: u64,
     /// Number of the first record.
     pub first: Option<u64>,
     /// The end of the chain.
-    pub last: Option<Head>,
+    pub last: Option<ChainHead>,
     /// Checkpoints that agree with the log.
     pub checkpoints: u64,
     /// The newest record that a checkpoint agrees with.
     pub covered: Option<u64>,
     /// The newest record that a checkpoint with a good signature agrees with.
     pub attested: Option<u64>,
-    pub faults: Vec<Fault>,
+    pub faults: Vec<LogFault>,
     pub gaps: Vec<Gap>,
 }
 
 /// The answer in one word.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Verified {
+pub enum LogIntegrity {
     Changed,
     Incomplete,
     Intact,
 }
 
-impl Report {
+impl VerifyReport {
     /// The answer in one word.
-    pub fn verified(&self) -> Verified {
+    pub fn integrity(&self) -> LogIntegrity {
         match (self.faults.is_empty(), self.gaps.is_empty()) {
-            (false, _) => Verified::Changed,
-            (true, false) => Verified::Incomplete,
-            (true, true) => Verified::Intact,
+            (false, _) => LogIntegrity::Changed,
+            (true, false) => LogIntegrity::Incomplete,
+            (true, true) => LogIntegrity::Intact,
         }
     }
 }
 
 /// A place where the log is not what was written.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Fault {
+pub struct LogFault {
     pub file: PathBuf,
     /// From 1.
     pub line: u64,
@@ -117,7 +117,7 @@ pub enum Gap {
 
 /// How far a verification has come; to be watched from another thread.
 #[derive(Debug, Default)]
-pub struct Progress {
+pub struct VerifyProgress {
     pub bytes: AtomicU64,
 }
 
@@ -129,51 +129,56 @@ pub struct Progress {
 pub fn verify(
     files: &[PathBuf],
     checkpoints: &[Checkpoint],
-    progress: &Progress,
-) -> Result<Report, (PathBuf, io::Error)> {
+    progress: &VerifyProgress,
+) -> Result<VerifyReport, (PathBuf, io::Error)> {
     let mut notes: Vec<&Checkpoint> = checkpoints.iter().collect();
     notes.sort_by_key(|note| note.head.sequence);
-    let pieces = plan(files)?;
-    let checked = check_all(&pieces, &notes, progress)?;
-    let mut segments = join(files, checked);
+    let pieces = plan_spans(files)?;
+    let checked = check_spans(&pieces, &notes, progress)?;
+    let mut segments = join_spans(files, checked);
     segments.sort_by_key(|segment| segment.first.map_or(u64::MAX, |(_, first)| first));
-    Ok(report(segments, checkpoints, &notes))
+    Ok(build_report(segments, checkpoints, &notes))
 }
 
 /// A piece of a file: the lines that begin in it.
-struct Span<'a> {
+struct FileSpan<'a> {
     file: usize,
     path: &'a Path,
     from: u64,
     to: u64,
 }
 
-fn plan(files: &[PathBuf]) -> Result<Vec<Span<'_>>, (PathBuf, io::Error)> {
+fn plan_spans(files: &[PathBuf]) -> Result<Vec<FileSpan<'_>>, (PathBuf, io::Error)> {
     let mut spans = Vec::new();
     for (file, path) in files.iter().enumerate() {
         let size = std::fs::metadata(path).map_err(|error| (path.clone(), error))?.len();
-        let starts = (0..size).step_by(PIECE as usize);
-        spans.extend(starts.map(|from| Span { file, path, from, to: (from + PIECE).min(size) }));
+        let starts = (0..size).step_by(SPAN_BYTES as usize);
+        spans.extend(starts.map(|from| FileSpan {
+            file,
+            path,
+            from,
+            to: (from + SPAN_BYTES).min(size),
+        }));
     }
     Ok(spans)
 }
 
 /// What one piece, or one file once joined, looks like from outside.
 #[derive(Default)]
-struct Checked {
+struct CheckedSpan {
     file: usize,
     lines: u64,
     records: u64,
     bytes: u64,
     /// What the first record names as the one before it, and its own number.
-    first: Option<(Hash, u64)>,
-    last: Option<Head>,
+    first: Option<(ChainHash, u64)>,
+    last: Option<ChainHead>,
     /// Line within the piece, and what is wrong there.
     faults: Vec<(u64, FaultKind)>,
-    torn: Option<Torn>,
-    opening: Option<Opening>,
+    torn: Option<TornLine>,
+    opening: Option<SegmentOpening>,
     /// What records say was removed, with their numbers.
-    removed: Vec<(u64, Removed)>,
+    removed: Vec<(u64, RemovedSegments)>,
     noted: u64,
     covered: Option<u64>,
     attested: Option<u64>,
@@ -181,25 +186,25 @@ struct Checked {
 
 /// The first record of a segment, as far as it tells of the one before.
 #[derive(Clone, Debug, Default, Deserialize)]
-struct Opening {
+struct SegmentOpening {
     #[serde(default)]
     after: Option<String>,
     #[serde(default)]
-    torn: Option<Torn>,
+    torn: Option<TornLine>,
 }
 
-fn check_all(
-    spans: &[Span<'_>],
+fn check_spans(
+    spans: &[FileSpan<'_>],
     notes: &[&Checkpoint],
-    progress: &Progress,
-) -> Result<Vec<Checked>, (PathBuf, io::Error)> {
+    progress: &VerifyProgress,
+) -> Result<Vec<CheckedSpan>, (PathBuf, io::Error)> {
     let next = AtomicUsize::new(0);
     let done = Mutex::new(Vec::new());
     let work = || {
         loop {
             let at = next.fetch_add(1, Ordering::Relaxed);
             let Some(span) = spans.get(at) else { return };
-            let result = check(span, notes).map_err(|error| (span.path.to_owned(), error));
+            let result = check_span(span, notes).map_err(|error| (span.path.to_owned(), error));
             progress.bytes.fetch_add(span.to - span.from, Ordering::Relaxed);
             done.lock().unwrap_or_else(PoisonError::into_inner).push((at, result));
         }
@@ -216,13 +221,13 @@ fn check_all(
     done.into_iter().map(|(_, result)| result).collect()
 }
 
-fn check(span: &Span<'_>, notes: &[&Checkpoint]) -> io::Result<Checked> {
+fn check_span(span: &FileSpan<'_>, notes: &[&Checkpoint]) -> io::Result<CheckedSpan> {
     let mut file = File::open(span.path)?;
     // The line that runs into this piece belongs to the one before: begin after its newline.
     let skip = span.from > 0;
     file.seek(SeekFrom::Start(span.from - u64::from(skip)))?;
-    let mut lines = Lines::new(file);
-    let mut checked = Checked { file: span.file, ..Checked::default() };
+    let mut lines = LineReader::new(file);
+    let mut checked = CheckedSpan { file: span.file, ..CheckedSpan::default() };
     let base = span.from - u64::from(skip);
     if skip {
         lines.skip_line(span.to - base)?;
@@ -231,72 +236,74 @@ fn check(span: &Span<'_>, notes: &[&Checkpoint]) -> io::Result<Checked> {
     while base + lines.offset < span.to {
         let Some(piece) = lines.next()? else { break };
         match piece {
-            Piece::Line(line) => {
+            RawLine::Line(line) => {
                 checked.bytes += line.len() as u64 + 1;
-                checked.line(line, notes, &mut note);
+                checked.check_line(line, notes, &mut note);
             }
-            Piece::Long => checked.fault(FaultKind::NotARecord),
-            Piece::Torn(torn) => checked.torn = Some(torn),
+            RawLine::Long => checked.add_line_fault(FaultKind::NotARecord),
+            RawLine::Torn(torn) => checked.torn = Some(torn),
         }
     }
     Ok(checked)
 }
 
-impl Checked {
-    fn line(&mut self, line: &[u8], notes: &[&Checkpoint], note: &mut usize) {
-        let Some(link) = Link::read(line) else { return self.fault(FaultKind::NotARecord) };
+impl CheckedSpan {
+    fn check_line(&mut self, line: &[u8], notes: &[&Checkpoint], note: &mut usize) {
+        let Some(link) = ChainLink::parse(line) else {
+            return self.add_line_fault(FaultKind::NotARecord);
+        };
         self.lines += 1;
         self.records += 1;
-        if link.content == Content::Changed {
-            self.wrong(FaultKind::Changed);
+        if link.content == LineIntegrity::Changed {
+            self.add_fault(FaultKind::Changed);
         }
         match self.last {
             None => self.first = Some((link.previous, link.head.sequence)),
-            Some(last) => self.joint(last, link.previous, link.head.sequence),
+            Some(last) => self.check_link(last, link.previous, link.head.sequence),
         }
         self.last = Some(link.head);
-        self.compare(link.head, notes, note);
+        self.check_checkpoints(link.head, notes, note);
         if memchr::memmem::find(line.get(..128).unwrap_or(line), LIFECYCLE).is_some() {
-            self.lifecycle(line);
+            self.read_lifecycle(line);
         }
     }
 
     /// Compares the ends of two neighbours: the record before, and what this one says of it.
-    fn joint(&mut self, last: Head, previous: Hash, sequence: u64) {
+    fn check_link(&mut self, last: ChainHead, previous: ChainHash, sequence: u64) {
         let expected = last.sequence + 1;
         if previous != last.hash {
-            self.wrong(FaultKind::Link);
+            self.add_fault(FaultKind::Link);
         } else if sequence != expected {
-            self.wrong(FaultKind::Sequence { expected, found: sequence });
+            self.add_fault(FaultKind::Sequence { expected, found: sequence });
         }
     }
 
-    fn compare(&mut self, head: Head, notes: &[&Checkpoint], note: &mut usize) {
+    fn check_checkpoints(&mut self, head: ChainHead, notes: &[&Checkpoint], note: &mut usize) {
         while notes.get(*note).is_some_and(|noted| noted.head.sequence < head.sequence) {
             *note += 1;
         }
         for noted in notes.get(*note..).unwrap_or_default() {
             match noted.head.sequence == head.sequence {
-                true if noted.head.hash == head.hash => self.agree(noted),
-                true => self.wrong(FaultKind::Checkpoint),
+                true if noted.head.hash == head.hash => self.count_checkpoint(noted),
+                true => self.add_fault(FaultKind::Checkpoint),
                 false => break,
             }
         }
     }
 
-    fn agree(&mut self, note: &Checkpoint) {
+    fn count_checkpoint(&mut self, note: &Checkpoint) {
         let through = Some(note.head.sequence);
         match note.signature {
-            Signature::Bad => return,
-            Signature::Good => self.attested = self.attested.max(through),
-            Signature::Unchecked => {}
+            SignatureStatus::Bad => return,
+            SignatureStatus::Good => self.attested = self.attested.max(through),
+            SignatureStatus::Unchecked => {}
         }
         self.covered = self.covered.max(through);
         self.noted += 1;
     }
 
-    fn lifecycle(&mut self, line: &[u8]) {
-        let Ok(told) = serde_json::from_slice::<Told>(line) else { return };
+    fn read_lifecycle(&mut self, line: &[u8]) {
+        let Ok(told) = serde_json::from_slice::<LifecycleLine>(line) else { return };
         let sandbar = told.unmapped.sandbar;
         if self.records == 1 {
             self.opening = sandbar.segment;
@@ -308,26 +315,26 @@ impl Checked {
     }
 
     /// Notes a fault of a line that is none of ours.
-    fn fault(&mut self, kind: FaultKind) {
+    fn add_line_fault(&mut self, kind: FaultKind) {
         self.lines += 1;
-        self.wrong(kind);
+        self.add_fault(kind);
     }
 
     /// Notes a fault of the line just counted.
-    fn wrong(&mut self, kind: FaultKind) {
+    fn add_fault(&mut self, kind: FaultKind) {
         if self.faults.len() < FAULTS_MAX {
             self.faults.push((self.lines, kind));
         }
     }
 
     /// Joins the next piece of the same file.
-    fn extend(&mut self, next: Checked) {
+    fn extend(&mut self, next: CheckedSpan) {
         for (line, kind) in next.faults {
             self.faults.push((self.lines + line, kind));
         }
         if let (Some(last), Some((previous, sequence))) = (self.last, next.first) {
             self.lines += 1; // the fault, if any, is the next line's
-            self.joint(last, previous, sequence);
+            self.check_link(last, previous, sequence);
             self.lines -= 1;
         }
         if self.records == 0 {
@@ -349,40 +356,40 @@ impl Checked {
 const LIFECYCLE: &[u8] = br#""class_uid":6002,"#;
 
 #[derive(Deserialize)]
-struct Told {
-    unmapped: ToldUnmapped,
+struct LifecycleLine {
+    unmapped: LifecycleUnmapped,
 }
 
 #[derive(Deserialize)]
-struct ToldUnmapped {
-    sandbar: ToldSandbar,
+struct LifecycleUnmapped {
+    sandbar: LifecycleExtension,
 }
 
 #[derive(Deserialize)]
-struct ToldSandbar {
+struct LifecycleExtension {
     #[serde(default)]
-    segment: Option<Opening>,
+    segment: Option<SegmentOpening>,
     #[serde(default)]
-    removed: Option<Removed>,
+    removed: Option<RemovedSegments>,
 }
 
 /// One file, with its path and all that was found in it.
-struct Whole {
+struct CheckedFile {
     path: PathBuf,
-    checked: Checked,
+    checked: CheckedSpan,
 }
 
-impl std::ops::Deref for Whole {
-    type Target = Checked;
-    fn deref(&self) -> &Checked {
+impl std::ops::Deref for CheckedFile {
+    type Target = CheckedSpan;
+    fn deref(&self) -> &CheckedSpan {
         &self.checked
     }
 }
 
-fn join(files: &[PathBuf], pieces: Vec<Checked>) -> Vec<Whole> {
-    let mut whole: Vec<Whole> = files
+fn join_spans(files: &[PathBuf], pieces: Vec<CheckedSpan>) -> Vec<CheckedFile> {
+    let mut whole: Vec<CheckedFile> = files
         .iter()
-        .map(|path| Whole { path: path.clone(), checked: Checked::default() })
+        .map(|path| CheckedFile { path: path.clone(), checked: CheckedSpan::default() })
         .collect();
     for piece in pieces {
         if let Some(file) = whole.get_mut(piece.file) {
@@ -392,8 +399,12 @@ fn join(files: &[PathBuf], pieces: Vec<Checked>) -> Vec<Whole> {
     whole
 }
 
-fn report(segments: Vec<Whole>, checkpoints: &[Checkpoint], notes: &[&Checkpoint]) -> Report {
-    let mut report = Report {
+fn build_report(
+    segments: Vec<CheckedFile>,
+    checkpoints: &[Checkpoint],
+    notes: &[&Checkpoint],
+) -> VerifyReport {
+    let mut report = VerifyReport {
         records: segments.iter().map(|segment| segment.records).sum(),
         bytes: segments.iter().map(|segment| segment.bytes).sum(),
         first: segments.iter().find_map(|segment| segment.first).map(|(_, first)| first),
@@ -406,25 +417,29 @@ fn report(segments: Vec<Whole>, checkpoints: &[Checkpoint], notes: &[&Checkpoint
     };
     for segment in &segments {
         let faults = segment.faults.iter();
-        report.faults.extend(faults.map(|(line, kind)| fault(segment, *line, *kind)));
+        report.faults.extend(faults.map(|(line, kind)| file_fault(segment, *line, *kind)));
     }
     // What holds no record has no place in the chain: it neither follows nor ends it.
-    let (chain, rest): (Vec<&Whole>, Vec<&Whole>) =
+    let (chain, rest): (Vec<&CheckedFile>, Vec<&CheckedFile>) =
         segments.iter().partition(|segment| segment.first.is_some());
-    chain.iter().for_each(|segment| name(segment, &mut report));
-    beginning(&chain, &mut report);
+    chain.iter().for_each(|segment| check_name(segment, &mut report));
+    check_beginning(&chain, &mut report);
     for pair in chain.windows(2) {
         if let [one, next] = pair {
-            between(one, next, &mut report);
+            check_succession(one, next, &mut report);
         }
     }
-    chain.last().into_iter().chain(&rest).for_each(|segment| unfinished(segment, &mut report));
+    chain
+        .last()
+        .into_iter()
+        .chain(&rest)
+        .for_each(|segment| report_torn_line(segment, &mut report));
     let have = report.last.map_or(0, |last| last.sequence);
     if let Some(size) = notes.last().map(|note| note.head.sequence).filter(|size| *size > have) {
         report.gaps.push(Gap::Tail { size, have });
     }
-    let bad = checkpoints.iter().filter(|note| note.signature == Signature::Bad);
-    report.faults.extend(bad.map(|note| Fault {
+    let bad = checkpoints.iter().filter(|note| note.signature == SignatureStatus::Bad);
+    report.faults.extend(bad.map(|note| LogFault {
         file: note.place.file.clone(),
         line: note.place.line,
         kind: FaultKind::Signature,
@@ -434,30 +449,30 @@ fn report(segments: Vec<Whole>, checkpoints: &[Checkpoint], notes: &[&Checkpoint
 }
 
 /// A file that has a segment's name has the one of its first record.
-fn name(segment: &Whole, report: &mut Report) {
+fn check_name(segment: &CheckedFile, report: &mut VerifyReport) {
     let file = segment.path.file_name().and_then(|name| name.to_str());
-    let named = file.and_then(segment::first);
+    let named = file.and_then(segment::first_sequence);
     if let (Some(named), Some((_, found))) = (named, segment.first)
         && named != found
     {
-        report.faults.push(fault(segment, 1, FaultKind::Name { named, found }));
+        report.faults.push(file_fault(segment, 1, FaultKind::Name { named, found }));
     }
 }
 
 /// Tells of an unfinished line that no later segment names.
-fn unfinished(segment: &Whole, report: &mut Report) {
+fn report_torn_line(segment: &CheckedFile, report: &mut VerifyReport) {
     if let Some(torn) = &segment.torn {
         report.gaps.push(Gap::Torn { file: segment.path.clone(), bytes: torn.bytes });
     }
 }
 
-fn fault(segment: &Whole, line: u64, kind: FaultKind) -> Fault {
-    Fault { file: segment.path.clone(), line, kind }
+fn file_fault(segment: &CheckedFile, line: u64, kind: FaultKind) -> LogFault {
+    LogFault { file: segment.path.clone(), line, kind }
 }
 
 /// The first record is number 1, or what retention removed reaches up to it. A removal is believed
 /// where a signed checkpoint covers it: after the last one anybody could have written it.
-fn beginning(segments: &[&Whole], report: &mut Report) {
+fn check_beginning(segments: &[&CheckedFile], report: &mut VerifyReport) {
     let Some((segment, (previous, first))) =
         segments.iter().find_map(|segment| segment.first.map(|first| (*segment, first)))
     else {
@@ -466,14 +481,14 @@ fn beginning(segments: &[&Whole], report: &mut Report) {
     let attested = report.attested;
     let removed = segments.iter().flat_map(|segment| &segment.removed);
     // Where the removing was cut short, some of what may be gone is there, and chained.
-    let retained = |(sequence, removed): &(u64, Removed)| {
+    let retained = |(sequence, removed): &(u64, RemovedSegments)| {
         let last = removed.through.checked_add(1) == Some(first);
-        let follows = last && Hash::parse(removed.hash.as_bytes()) == Some(previous);
+        let follows = last && ChainHash::parse(removed.hash.as_bytes()) == Some(previous);
         attested >= Some(*sequence) && (follows || removed.through >= first)
     };
     if first == 1 {
-        if previous != Hash::NONE {
-            report.faults.push(fault(segment, 1, FaultKind::Link));
+        if previous != ChainHash::NONE {
+            report.faults.push(file_fault(segment, 1, FaultKind::Link));
         }
     } else if !removed.into_iter().any(retained) {
         report.gaps.push(Gap::Missing { from: 1, to: first - 1 });
@@ -481,24 +496,24 @@ fn beginning(segments: &[&Whole], report: &mut Report) {
 }
 
 /// A segment follows the one before it, whose unfinished line it names.
-fn between(one: &Whole, next: &Whole, report: &mut Report) {
+fn check_succession(one: &CheckedFile, next: &CheckedFile, report: &mut VerifyReport) {
     let (Some(last), Some((previous, first))) = (one.last, next.first) else { return };
     let opening = next.opening.clone().unwrap_or_default();
     let named = one.path.file_name().and_then(|name| name.to_str()).map(str::to_owned);
     let expected = last.sequence + 1;
     if first > expected {
         if opening.after.is_some() && opening.after == named {
-            report.faults.push(fault(one, one.lines + 1, FaultKind::CutOff));
+            report.faults.push(file_fault(one, one.lines + 1, FaultKind::CutOff));
         } else {
             report.gaps.push(Gap::Missing { from: expected, to: first - 1 });
-            unfinished(one, report);
+            report_torn_line(one, report);
         }
     } else if previous != last.hash {
-        report.faults.push(fault(next, 1, FaultKind::Link));
+        report.faults.push(file_fault(next, 1, FaultKind::Link));
     } else if first != expected {
         let kind = FaultKind::Sequence { expected, found: first };
-        report.faults.push(fault(next, 1, kind));
+        report.faults.push(file_fault(next, 1, kind));
     } else if one.torn != opening.torn {
-        report.faults.push(fault(one, one.lines + 1, FaultKind::Torn));
+        report.faults.push(file_fault(one, one.lines + 1, FaultKind::Torn));
     }
 }

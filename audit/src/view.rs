@@ -8,16 +8,16 @@ use std::path::{Path, PathBuf};
 
 use serde::Deserialize;
 
-use crate::read::{Lines, Piece};
+use crate::line_reader::{LineReader, RawLine};
 use crate::record::LINE_MAX;
-use crate::segment::segments;
+use crate::segment::list_segments;
 
 /// Bytes that a follower reads at a time.
 const CHUNK: usize = 64 * 1024;
 
 /// As much of a record as people ask for.
 #[derive(Clone, Debug, Deserialize)]
-pub struct View<'a> {
+pub struct RecordView<'a> {
     pub time: u64,
     #[serde(borrow)]
     pub time_dt: Cow<'a, str>,
@@ -33,9 +33,9 @@ pub struct View<'a> {
     #[serde(borrow, default)]
     actor: ActorView<'a>,
     #[serde(borrow, default)]
-    src_endpoint: Endpoint<'a>,
+    src_endpoint: EndpointView<'a>,
     #[serde(borrow, default)]
-    dst_endpoint: Endpoint<'a>,
+    dst_endpoint: EndpointView<'a>,
     #[serde(borrow, default)]
     pub http_request: Option<HttpView<'a>>,
     #[serde(default)]
@@ -67,11 +67,11 @@ struct ActorView<'a> {
 #[derive(Clone, Debug, Deserialize)]
 struct EvidenceView<'a> {
     #[serde(borrow, default)]
-    dst_endpoint: Endpoint<'a>,
+    dst_endpoint: EndpointView<'a>,
 }
 
 #[derive(Clone, Debug, Default, Deserialize)]
-struct Endpoint<'a> {
+struct EndpointView<'a> {
     #[serde(borrow, default)]
     uid: Option<Cow<'a, str>>,
     #[serde(borrow, default)]
@@ -169,14 +169,14 @@ struct SandbarView<'a> {
 
 /// What was decided.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Decision {
+pub enum DecisionKind {
     Allowed,
     Denied,
 }
 
 /// Which record of an attempt it is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Stage {
+pub enum RecordStage {
     /// Answered here: nothing was sent.
     Answered,
     Decision,
@@ -186,27 +186,27 @@ pub enum Stage {
     Outcome,
 }
 
-impl<'a> View<'a> {
+impl<'a> RecordView<'a> {
     /// Reads a line; `None` when it is no record.
     pub fn parse(line: &'a [u8]) -> Option<Self> {
         serde_json::from_slice(line).ok()
     }
 
-    pub fn stage(&self) -> Stage {
+    pub fn stage(&self) -> RecordStage {
         match &*self.unmapped.sandbar.stage {
-            "answered" => Stage::Answered,
-            "decision" => Stage::Decision,
-            "denied" => Stage::Denied,
-            "finding" => Stage::Finding,
-            "outcome" => Stage::Outcome,
-            _ => Stage::Lifecycle,
+            "answered" => RecordStage::Answered,
+            "decision" => RecordStage::Decision,
+            "denied" => RecordStage::Denied,
+            "finding" => RecordStage::Finding,
+            "outcome" => RecordStage::Outcome,
+            _ => RecordStage::Lifecycle,
         }
     }
 
-    pub fn decision(&self) -> Option<Decision> {
+    pub fn decision(&self) -> Option<DecisionKind> {
         match self.action_id {
-            1 => Some(Decision::Allowed),
-            2 => Some(Decision::Denied),
+            1 => Some(DecisionKind::Allowed),
+            2 => Some(DecisionKind::Denied),
             _ => None,
         }
     }
@@ -216,7 +216,7 @@ impl<'a> View<'a> {
     }
 
     /// Where it wanted to go; of a finding, where its attempt wanted to.
-    fn destination(&self) -> &Endpoint<'a> {
+    fn destination(&self) -> &EndpointView<'a> {
         self.evidences.first().map_or(&self.dst_endpoint, |evidence| &evidence.dst_endpoint)
     }
 
@@ -265,10 +265,10 @@ impl<'a> View<'a> {
 
 /// Which records are wanted. What is not said does not filter.
 #[derive(Clone, Debug, Default)]
-pub struct Filter {
+pub struct RecordFilter {
     pub sandbox: Option<String>,
     pub host: Option<HostFilter>,
-    pub decision: Option<Decision>,
+    pub decision: Option<DecisionKind>,
     pub reason: Option<String>,
     /// Milliseconds since 1970.
     pub since: Option<u64>,
@@ -276,8 +276,8 @@ pub struct Filter {
     pub until: Option<u64>,
 }
 
-impl Filter {
-    pub fn wants(&self, view: &View<'_>) -> bool {
+impl RecordFilter {
+    pub fn matches(&self, view: &RecordView<'_>) -> bool {
         let is = |wanted: &Option<String>, found: Option<&str>| {
             wanted.as_ref().is_none_or(|wanted| found == Some(wanted))
         };
@@ -294,11 +294,11 @@ impl Filter {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct HostFilter {
     name: String,
-    reach: Reach,
+    reach: HostMatch,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Reach {
+enum HostMatch {
     Below,
     Both,
     Exact,
@@ -308,9 +308,9 @@ impl HostFilter {
     pub fn parse(text: &str) -> Self {
         let text = text.to_ascii_lowercase();
         let (reach, name) = match (text.strip_prefix("*."), text.strip_prefix('.')) {
-            (Some(name), _) => (Reach::Below, name),
-            (None, Some(name)) => (Reach::Both, name),
-            (None, None) => (Reach::Exact, text.as_str()),
+            (Some(name), _) => (HostMatch::Below, name),
+            (None, Some(name)) => (HostMatch::Both, name),
+            (None, None) => (HostMatch::Exact, text.as_str()),
         };
         Self { name: name.trim_end_matches('.').to_owned(), reach }
     }
@@ -320,9 +320,9 @@ impl HostFilter {
         let exact = host == self.name;
         let below = host.strip_suffix(&self.name).is_some_and(|rest| rest.ends_with('.'));
         match self.reach {
-            Reach::Below => below,
-            Reach::Both => exact || below,
-            Reach::Exact => exact,
+            HostMatch::Below => below,
+            HostMatch::Both => exact || below,
+            HostMatch::Exact => exact,
         }
     }
 }
@@ -332,10 +332,10 @@ impl HostFilter {
 /// # Errors
 ///
 /// Returns the error of reading.
-pub fn each_line(path: &Path, mut each: impl FnMut(&[u8])) -> io::Result<()> {
-    let mut lines = Lines::new(File::open(path)?);
+pub fn for_each_line(path: &Path, mut each: impl FnMut(&[u8])) -> io::Result<()> {
+    let mut lines = LineReader::new(File::open(path)?);
     while let Some(piece) = lines.next()? {
-        if let Piece::Line(line) = piece {
+        if let RawLine::Line(line) = piece {
             each(line);
         }
     }
@@ -362,12 +362,12 @@ impl Follower {
     /// # Errors
     ///
     /// Returns the error of reading the directory.
-    pub fn newest(dir: impl Into<PathBuf>, back: usize) -> io::Result<Self> {
+    pub fn from_newest(dir: impl Into<PathBuf>, back: usize) -> io::Result<Self> {
         let mut follower = Self::new(dir);
-        let found = segments(&follower.dir)?;
+        let found = list_segments(&follower.dir)?;
         let at = found.len().saturating_sub(1 + back);
         if let Some((first, path)) = found.get(at) {
-            follower.open(*first, path)?;
+            follower.open_segment(*first, path)?;
         }
         Ok(follower)
     }
@@ -388,10 +388,10 @@ impl Follower {
             };
             if count > 0 {
                 any = true;
-                self.split(chunk.get(..count).unwrap_or_default(), &mut each);
-            } else if let Some((first, path)) = self.made_again()?.or(next) {
+                self.split_lines(chunk.get(..count).unwrap_or_default(), &mut each);
+            } else if let Some((first, path)) = self.replaced_segment()?.or(next) {
                 self.rest.clear(); // an unfinished line is named by the next segment
-                self.open(first, &path)?;
+                self.open_segment(first, &path)?;
             } else {
                 return Ok(any);
             }
@@ -399,7 +399,7 @@ impl Follower {
     }
 
     /// Goes on with another segment, unless that was removed meanwhile.
-    fn open(&mut self, first: u64, path: &Path) -> io::Result<()> {
+    fn open_segment(&mut self, first: u64, path: &Path) -> io::Result<()> {
         match File::open(path) {
             Ok(file) => self.current = Some((first, file)),
             Err(error) if error.kind() == io::ErrorKind::NotFound => {}
@@ -410,20 +410,20 @@ impl Follower {
 
     /// The segment being read, where it was removed and another made under its name, as after a
     /// full disk.
-    fn made_again(&self) -> io::Result<Option<(u64, PathBuf)>> {
+    fn replaced_segment(&self) -> io::Result<Option<(u64, PathBuf)>> {
         let Some((first, file)) = &self.current else { return Ok(None) };
-        let path = self.dir.join(crate::segment::name(*first));
+        let path = self.dir.join(crate::segment::segment_name(*first));
         let removed = file.metadata()?.nlink() == 0;
         Ok((removed && path.exists()).then_some((*first, path)))
     }
 
     fn next_segment(&self) -> io::Result<Option<(u64, PathBuf)>> {
         let current = self.current.as_ref().map(|(first, _)| *first);
-        let mut found = segments(&self.dir)?.into_iter();
+        let mut found = list_segments(&self.dir)?.into_iter();
         Ok(found.find(|(first, _)| current.is_none_or(|current| *first > current)))
     }
 
-    fn split(&mut self, chunk: &[u8], each: &mut impl FnMut(&[u8])) {
+    fn split_lines(&mut self, chunk: &[u8], each: &mut impl FnMut(&[u8])) {
         for piece in chunk.split_inclusive(|byte| *byte == b'\n') {
             let Some(end) = piece.strip_suffix(b"\n") else {
                 if self.rest.len() < LINE_MAX {
@@ -466,7 +466,7 @@ mod tests {
     #[test]
     fn a_follower_misses_nothing_across_segments() {
         let dir = tempfile::tempdir().unwrap();
-        let name = |first: u64| dir.path().join(crate::segment::name(first));
+        let name = |first: u64| dir.path().join(crate::segment::segment_name(first));
         let mut follower = Follower::new(dir.path());
         let mut seen = Vec::new();
         let mut poll = |seen: &mut Vec<String>| {
@@ -486,7 +486,7 @@ mod tests {
     #[test]
     fn a_follower_reads_what_was_made_again_and_passes_over_what_is_gone() {
         let dir = tempfile::tempdir().unwrap();
-        let name = |first: u64| dir.path().join(crate::segment::name(first));
+        let name = |first: u64| dir.path().join(crate::segment::segment_name(first));
         let mut follower = Follower::new(dir.path());
         let mut seen = Vec::new();
         let mut poll = |seen: &mut Vec<String>| {
@@ -502,6 +502,6 @@ mod tests {
         assert_eq!(seen, ["a", "b", "c", "d"], "and no line longer than a record");
         fs::remove_file(name(4)).unwrap();
         assert!(!poll(&mut seen), "the last one is gone and none came");
-        follower.open(9, &name(9)).unwrap();
+        follower.open_segment(9, &name(9)).unwrap();
     }
 }

@@ -2,11 +2,11 @@
 
 use rules::{Channel, Host, RuleSet, SandboxRef};
 
-use crate::attempt::{Policy, Subject};
-use crate::record::{self, Code, Environment, SandboxId, TenantId};
+use crate::attempt::{RecordedPolicy, RecordedSandbox};
+use crate::record::{self, Environment, SandboxId, StableCode, TenantId};
 
 /// How a channel is called in records.
-pub fn channel(channel: &Channel) -> record::Channel {
+pub fn channel(channel: &Channel) -> record::RecordedChannel {
     let (kind, detail) = match channel {
         Channel::Dedicated(id) => ("dedicated", id.to_string()),
         Channel::Interface(name) => ("interface", name.clone()),
@@ -14,15 +14,15 @@ pub fn channel(channel: &Channel) -> record::Channel {
         Channel::SourceAddress(address) => ("source_address", address.to_string()),
         Channel::UnixUser(uid) => ("unix", uid.to_string()),
     };
-    record::Channel { kind: Code(kind), detail: Some(detail.into()) }
+    record::RecordedChannel { kind: StableCode(kind), detail: Some(detail.into()) }
 }
 
 /// Whose attempt it is.
-pub fn subject(sandbox: &SandboxRef) -> Subject {
+pub fn subject(sandbox: &SandboxRef) -> RecordedSandbox {
     let unset = "unset";
     let tenant = sandbox.tenant.as_ref().map_or(unset, |tenant| tenant.as_str());
     let environment = sandbox.environment.as_ref().map_or(unset, |name| name.as_str());
-    Subject {
+    RecordedSandbox {
         sandbox: SandboxId(sandbox.id.as_str().into()),
         tenant: TenantId(tenant.into()),
         environment: Environment(environment.into()),
@@ -30,12 +30,12 @@ pub fn subject(sandbox: &SandboxRef) -> Subject {
 }
 
 /// The rules in force.
-pub fn policy(rules: &RuleSet) -> Policy {
-    Policy { digest: rules.digest().to_string().into(), generation: rules.generation() }
+pub fn policy(rules: &RuleSet) -> RecordedPolicy {
+    RecordedPolicy { digest: rules.digest().to_string().into(), generation: rules.generation() }
 }
 
 /// The host of an attempt.
-pub fn host(host: &Host) -> record::Host {
+pub fn host(host: &Host) -> record::HostText {
     match host {
         Host::Address(address) => address.to_string().as_str().into(),
         Host::Name(name) => name.as_str().into(),

@@ -15,91 +15,93 @@ use std::time::Instant;
 
 use tokio::sync::oneshot;
 
-use crate::chain::{Hash, Head};
-use crate::checkpoint::{self, Notary};
+use crate::chain::{ChainHash, ChainHead};
+use crate::checkpoint::{self, CheckpointSigner};
 use crate::compose;
-use crate::config::{Config, Durability, Retention};
-use crate::draft::{Draft, Owed, Role};
+use crate::config::{LogConfig, LogDurability, Retention};
+use crate::draft::{Draft, DraftRole, OpenDecision};
 use crate::health::Counters;
-use crate::id::Ids;
+use crate::id::IdGenerator;
 use crate::log::LogDown;
-use crate::record::{Aside, LIST_MAX, OpenAttempt, Removed, Sandbar, SegmentStart, Torn};
-use crate::segment::{self, Segment};
+use crate::record::{
+    LIST_MAX, MovedFile, OpenAttempt, RemovedSegments, SandbarExtension, SegmentStart, TornLine,
+};
+use crate::segment::{self, LogSegment};
 use crate::text::Text;
 
 /// A record that waits to be written, and whoever waits for it.
 #[derive(Debug)]
-pub(crate) struct Entry {
+pub(crate) struct QueuedRecord {
     pub(crate) draft: Draft,
     pub(crate) waiter: Option<oneshot::Sender<Result<u64, LogDown>>>,
 }
 
 /// The end of the log, and all that is needed to move it on.
-pub(crate) struct Writer {
-    pub(crate) config: Arc<Config>,
+pub(crate) struct LogWriter {
+    pub(crate) config: Arc<LogConfig>,
     pub(crate) counters: Arc<Counters>,
-    pub(crate) ids: Arc<Ids>,
-    pub(crate) notary: Notary,
+    pub(crate) ids: Arc<IdGenerator>,
+    pub(crate) notary: CheckpointSigner,
     /// Keeps other writers out of the directory.
     pub(crate) lock: Option<File>,
-    pub(crate) head: Head,
-    pub(crate) segment: Option<Segment>,
+    pub(crate) head: ChainHead,
+    pub(crate) segment: Option<LogSegment>,
     /// Name of the newest segment, and the unfinished line at its end.
     pub(crate) last: Option<String>,
-    pub(crate) torn: Option<Torn>,
+    pub(crate) torn: Option<TornLine>,
     /// Decisions without outcome.
-    pub(crate) owed: HashMap<u128, Owed>,
+    pub(crate) owed: HashMap<u128, OpenDecision>,
     /// Why there is no segment.
     pub(crate) trouble: Option<LogDown>,
-    pub(crate) noted: Noted,
+    pub(crate) noted: LastCheckpoint,
     pub(crate) buffer: Vec<u8>,
-    pub(crate) marks: Vec<Mark>,
+    pub(crate) marks: Vec<SealedLine>,
 }
 
 /// What the last checkpoint covers.
-pub(crate) struct Noted {
+pub(crate) struct LastCheckpoint {
     pub(crate) sequence: u64,
     pub(crate) at: Instant,
-    pub(crate) kept: Kept,
+    pub(crate) kept: NoteStored,
 }
 
 /// Whether the last note could be kept. If not, the next is tried when its time has come.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Kept {
+pub(crate) enum NoteStored {
     No,
     Yes,
 }
 
 /// Where a line ends in the buffer, and the head once it is written.
-pub(crate) struct Mark {
+pub(crate) struct SealedLine {
     end: usize,
-    head: Head,
+    head: ChainHead,
 }
 
-impl Writer {
+impl LogWriter {
     /// Writes a batch and releases its callers. Returns what has to be tried again later:
     /// outcomes, which are never refused.
-    pub(crate) fn write(&mut self, batch: Vec<Entry>) -> Vec<Entry> {
+    pub(crate) fn write(&mut self, batch: Vec<QueuedRecord>) -> Vec<QueuedRecord> {
         let batch = self.drop_orphans(batch);
-        if let Err(down) = self.ready() {
-            return self.refuse(batch, &down);
+        if let Err(down) = self.prepare_segment() {
+            return self.refuse_batch(batch, &down);
         }
         let result = self.append(batch.iter().map(|entry| &entry.draft));
         let Err(failed) = result else {
-            self.release(batch, None);
+            self.release_callers(batch, None);
             return Vec::new();
         };
         let mut batch = batch;
         let rest = batch.split_off(failed.written);
-        self.release(batch, failed.unsynced.as_ref());
-        self.refuse(rest, &failed.down)
+        self.release_callers(batch, failed.unsynced.as_ref());
+        self.refuse_batch(rest, &failed.down)
     }
 
     /// Opens the segment anew after a failure. Called from time to time while there is none.
     pub(crate) fn recover(&mut self) {
         let Some(down) = self.trouble.clone() else { return };
         let message = Text::from(format!("written again after: {down}"));
-        let start = self.own("log_recovered", Some(&message), Sandbar::default());
+        let start = self.draft_event("log_recovered", Some(&message), SandbarExtension::default());
         if self.relock().and_then(|()| self.open_segment()).is_ok()
             && start.is_some_and(|draft| self.append([&draft]).is_ok())
         {
@@ -110,91 +112,92 @@ impl Writer {
     /// Ends the segment and begins the next.
     pub(crate) fn rotate(&mut self) -> Result<(), LogDown> {
         if self.trouble.is_none() {
-            self.checkpoint();
+            self.write_checkpoint();
         }
         if let Some(down) = &self.trouble {
             return Err(down.clone());
         }
         self.segment = None;
         self.open_segment()?;
-        self.retain();
+        self.apply_retention();
         Ok(())
     }
 
     /// Does what time demands: a checkpoint, a rotation.
-    pub(crate) fn tend(&mut self) {
+    pub(crate) fn run_periodic(&mut self) {
         if self.trouble.is_some() {
             return self.recover();
         }
-        if let Some(Err(error)) = self.segment.as_ref().map(Segment::attached) {
-            self.fail(LogDown::unwritable(error));
+        if let Some(Err(error)) = self.segment.as_ref().map(LogSegment::check_attached) {
+            self.set_trouble(LogDown::unwritable(error));
         } else if self.segment.as_ref().is_some_and(|s| s.age() >= self.config.segment_age) {
             self.rotate().unwrap_or_default(); // a failure shows in `trouble`
         } else if self.checkpoint_due() {
-            self.checkpoint();
+            self.write_checkpoint();
         }
     }
 
     /// Signs the head, keeps the note beside the log and tells it in the log.
-    pub(crate) fn checkpoint(&mut self) {
+    pub(crate) fn write_checkpoint(&mut self) {
         if self.head.sequence == self.noted.sequence {
             return;
         }
-        let Some(note) = self.sign() else { return };
-        let told = Sandbar { checkpoint: Some(&note), ..Sandbar::default() };
-        if let Some(draft) = self.own("checkpoint", None, told) {
+        let Some(note) = self.sign_checkpoint() else { return };
+        let told = SandbarExtension { checkpoint: Some(&note), ..SandbarExtension::default() };
+        if let Some(draft) = self.draft_event("checkpoint", None, told) {
             // A failure shows in `trouble` and is dealt with there.
             self.append([&draft]).unwrap_or_default();
         }
-        if self.noted.kept == Kept::Yes {
+        if self.noted.kept == NoteStored::Yes {
             self.noted.sequence = self.head.sequence; // the record of the note needs no note
         }
     }
 
     /// Signs the head and keeps the note beside the log. What it tells of is on disk before: a
     /// note that outlives its records would call an honest log changed for ever.
-    fn sign(&mut self) -> Option<String> {
-        if let Some(Err(error)) = self.segment.as_ref().map(Segment::sync) {
+    fn sign_checkpoint(&mut self) -> Option<String> {
+        if let Some(Err(error)) = self.segment.as_ref().map(LogSegment::sync) {
             Counters::add(&self.counters.checkpoint_failures, 1);
-            self.fail(LogDown::Unsynced(Arc::new(error)));
+            self.set_trouble(LogDown::Unsynced(Arc::new(error)));
             return None;
         }
         let note = self.notary.sign(self.head);
         let dir = &self.config.dir;
-        let kept = note.as_ref().is_some_and(|note| checkpoint::keep(dir, note).is_ok());
+        let kept = note.as_ref().is_some_and(|note| checkpoint::append_note(dir, note).is_ok());
         let counters = &self.counters;
         let counter = if kept { &counters.checkpoints } else { &counters.checkpoint_failures };
         Counters::add(counter, 1);
         self.noted.at = Instant::now();
-        self.noted.kept = if kept { Kept::Yes } else { Kept::No };
+        self.noted.kept = if kept { NoteStored::Yes } else { NoteStored::No };
         note
     }
 
     /// Says goodbye: a last record and a last checkpoint.
     pub(crate) fn stop(&mut self) {
-        self.checkpoint();
-        if let Some(draft) = self.own("log_stopped", None, Sandbar::default()) {
+        self.write_checkpoint();
+        if let Some(draft) = self.draft_event("log_stopped", None, SandbarExtension::default()) {
             self.append([&draft]).unwrap_or_default();
         }
         // The last note covers the last record, so that nothing after it can be cut off unseen.
-        self.sign();
-        self.fail(LogDown::Closed);
+        self.sign_checkpoint();
+        self.set_trouble(LogDown::Closed);
         self.lock = None;
     }
 
     /// Whether enough was written, or long enough ago, that a checkpoint is due.
     pub(crate) fn checkpoint_due(&self) -> bool {
         let new = self.head.sequence.saturating_sub(self.noted.sequence);
-        (new >= self.config.checkpoint_records && self.noted.kept == Kept::Yes)
+        (new >= self.config.checkpoint_records && self.noted.kept == NoteStored::Yes)
             || (new > 0 && self.noted.at.elapsed() >= self.config.checkpoint_age)
     }
 
     /// Closes every decision of an earlier process as `unknown`.
     pub(crate) fn close_unknown(&mut self) -> Result<(), LogDown> {
-        let mut left: Vec<Owed> = self.owed.values().cloned().collect();
+        let mut left: Vec<OpenDecision> = self.owed.values().cloned().collect();
         left.sort_by_key(|owed| owed.attempt);
         for some in left.chunks(1024) {
-            let drafts: Result<Vec<Draft>, _> = some.iter().map(compose::unknown).collect();
+            let drafts: Result<Vec<Draft>, _> =
+                some.iter().map(compose::draft_unknown_outcome).collect();
             let drafts = drafts.map_err(|error| LogDown::Encode(error.to_string()))?;
             self.append(&drafts).map_err(|failed| failed.down)?;
         }
@@ -205,12 +208,12 @@ impl Writer {
     /// the decisions without outcome, so that a restart need read no other segment.
     pub(crate) fn open_segment(&mut self) -> Result<(), LogDown> {
         let before = self.head;
-        let segment = Segment::create(&self.config.dir, before.sequence + 1);
-        let segment = segment.map_err(|error| self.fail(LogDown::unwritable(error)))?;
+        let segment = LogSegment::create(&self.config.dir, before.sequence + 1);
+        let segment = segment.map_err(|error| self.set_trouble(LogDown::unwritable(error)))?;
         let (name, path) = (segment.name.clone(), segment.path.clone());
         let start =
             SegmentStart { name: name.clone(), after: self.last.clone(), torn: self.torn.clone() };
-        let (drafts, torn) = (self.opening(start), self.torn.clone());
+        let (drafts, torn) = (self.opening_drafts(start), self.torn.clone());
         self.segment = Some(segment);
         if let Err(failed) = self.append(&drafts) {
             // It holds no record that anybody relies upon, and its name is needed again.
@@ -223,39 +226,43 @@ impl Writer {
         Ok(())
     }
 
-    fn opening(&self, start: SegmentStart) -> Vec<Draft> {
-        let began = Sandbar { segment: Some(start), ..Sandbar::default() };
-        let mut owed: Vec<&Owed> = self.owed.values().collect();
+    fn opening_drafts(&self, start: SegmentStart) -> Vec<Draft> {
+        let began = SandbarExtension { segment: Some(start), ..SandbarExtension::default() };
+        let mut owed: Vec<&OpenDecision> = self.owed.values().collect();
         owed.sort_by_key(|owed| owed.attempt);
         let carried = owed.chunks(LIST_MAX).filter_map(|some| {
             let open = some.iter().map(|owed| open_attempt(owed)).collect();
-            self.own("attempts_open", None, Sandbar { open, ..Sandbar::default() })
+            self.draft_event(
+                "attempts_open",
+                None,
+                SandbarExtension { open, ..SandbarExtension::default() },
+            )
         });
-        self.own("segment_started", None, began).into_iter().chain(carried).collect()
+        self.draft_event("segment_started", None, began).into_iter().chain(carried).collect()
     }
 
     /// Removes the oldest segments, if the operator asked for it, and says so in the chain.
-    fn retain(&mut self) {
+    fn apply_retention(&mut self) {
         let Retention::Segments(keep) = self.config.retention else { return };
-        let Ok(found) = segment::segments(&self.config.dir) else { return };
+        let Ok(found) = segment::list_segments(&self.config.dir) else { return };
         let Some(surplus) = found.len().checked_sub(keep.max(1)).filter(|n| *n > 0) else { return };
         let Some((first_kept, path)) = found.get(surplus) else { return };
         let Some(hash) = first_previous(path) else { return };
-        let removed = Removed { through: first_kept - 1, hash: hash.as_str().to_owned() };
-        let told = Sandbar { removed: Some(removed), ..Sandbar::default() };
-        let Some(draft) = self.own("segments_removed", None, told) else { return };
+        let removed = RemovedSegments { through: first_kept - 1, hash: hash.as_str().to_owned() };
+        let told = SandbarExtension { removed: Some(removed), ..SandbarExtension::default() };
+        let Some(draft) = self.draft_event("segments_removed", None, told) else { return };
         if self.append([&draft]).is_err() {
             return;
         }
-        self.checkpoint(); // nobody believes a removal that no note covers
-        if self.noted.kept == Kept::Yes && self.trouble.is_none() {
+        self.write_checkpoint(); // nobody believes a removal that no note covers
+        if self.noted.kept == NoteStored::Yes && self.trouble.is_none() {
             for (_, path) in found.iter().take(surplus) {
                 fs::remove_file(path).unwrap_or_default(); // tried again at the next rotation
             }
         }
     }
 
-    fn ready(&mut self) -> Result<(), LogDown> {
+    fn prepare_segment(&mut self) -> Result<(), LogDown> {
         if let Some(down) = &self.trouble {
             return Err(down.clone());
         }
@@ -264,17 +271,17 @@ impl Writer {
         if full || segment.is_some_and(|segment| segment.age() >= self.config.segment_age) {
             self.rotate()?;
         }
-        self.tell_folded()
+        self.record_folded()
     }
 
     /// Attempts that could not be recorded one by one are told as a count, once that works.
-    fn tell_folded(&mut self) -> Result<(), LogDown> {
+    fn record_folded(&mut self) -> Result<(), LogDown> {
         let folded = self.counters.folded.swap(0, Ordering::Relaxed);
         if folded == 0 {
             return Ok(());
         }
-        let told = Sandbar { folded: Some(folded), ..Sandbar::default() };
-        let Some(draft) = self.own("attempts_folded", None, told) else { return Ok(()) };
+        let told = SandbarExtension { folded: Some(folded), ..SandbarExtension::default() };
+        let Some(draft) = self.draft_event("attempts_folded", None, told) else { return Ok(()) };
         self.append([&draft]).map_err(|failed| {
             self.counters.folded.fetch_add(folded, Ordering::Relaxed);
             failed.down
@@ -282,11 +289,12 @@ impl Writer {
     }
 
     /// An outcome whose decision was refused would tell of traffic that never was.
-    fn drop_orphans(&self, batch: Vec<Entry>) -> Vec<Entry> {
-        let orphan = |entry: &Entry| match entry.draft.role {
-            Role::Decision(_) | Role::Event => false,
-            Role::Outcome(attempt) => {
-                !self.owed.contains_key(&attempt) && !batch.iter().any(|e| decides(e, attempt))
+    fn drop_orphans(&self, batch: Vec<QueuedRecord>) -> Vec<QueuedRecord> {
+        let orphan = |entry: &QueuedRecord| match entry.draft.role {
+            DraftRole::Decision(_) | DraftRole::Event => false,
+            DraftRole::Outcome(attempt) => {
+                !self.owed.contains_key(&attempt)
+                    && !batch.iter().any(|e| is_decision_of(e, attempt))
             }
         };
         if !batch.iter().any(orphan) {
@@ -297,23 +305,26 @@ impl Writer {
     }
 
     /// Seals and appends drafts. On failure tells how many are whole in the file.
-    fn append<'a>(&mut self, drafts: impl IntoIterator<Item = &'a Draft>) -> Result<(), Failed> {
+    fn append<'a>(
+        &mut self,
+        drafts: impl IntoIterator<Item = &'a Draft>,
+    ) -> Result<(), WriteFailure> {
         let before = self.head;
         self.buffer.clear();
         self.marks.clear();
         let mut roles = Vec::new();
         for draft in drafts {
             self.head.seal(draft, &mut self.buffer);
-            self.marks.push(Mark { end: self.buffer.len(), head: self.head });
+            self.marks.push(SealedLine { end: self.buffer.len(), head: self.head });
             roles.push(&draft.role);
         }
-        let result = self.put(before);
+        let result = self.write_buffer(before);
         let written = match &result {
             Ok(()) => roles.len(),
             Err(failed) => failed.written,
         };
         for role in roles.into_iter().take(written) {
-            self.settle(role);
+            self.track_open_decision(role);
         }
         Counters::add(&self.counters.written, written as u64);
         Counters::add(&self.counters.batches, 1);
@@ -322,32 +333,32 @@ impl Writer {
     }
 
     /// Puts the buffer into the file.
-    fn put(&mut self, before: Head) -> Result<(), Failed> {
+    fn write_buffer(&mut self, before: ChainHead) -> Result<(), WriteFailure> {
         let Some(segment) = &mut self.segment else {
             self.head = before;
             let down = self.trouble.clone().unwrap_or(LogDown::Closed);
-            return Err(Failed { written: 0, unsynced: None, down });
+            return Err(WriteFailure { written: 0, unsynced: None, down });
         };
         let put = segment.append(&self.buffer);
-        if let Err(error) = segment.named() {
+        if let Err(error) = segment.check_linked() {
             self.head = before; // the whole file is gone: these lines are nowhere
-            let down = self.fail(LogDown::unwritable(error));
-            return Err(Failed { written: 0, unsynced: None, down });
+            let down = self.set_trouble(LogDown::unwritable(error));
+            return Err(WriteFailure { written: 0, unsynced: None, down });
         }
         // Lines before a tear are released like any other, so they are synced like any other.
         let synced = match self.config.durability {
-            Durability::Disk => segment.sync(),
-            Durability::Process => Ok(()),
+            LogDurability::Disk => segment.sync(),
+            LogDurability::Process => Ok(()),
         };
         let unsynced = synced.err().map(|error| LogDown::Unsynced(Arc::new(error)));
         match (put, unsynced) {
             (Err(short), unsynced) => {
-                let failed = self.tear(before, short.written, short.error);
-                Err(Failed { unsynced, ..failed })
+                let failed = self.handle_short_write(before, short.written, short.error);
+                Err(WriteFailure { unsynced, ..failed })
             }
             (Ok(()), Some(unsynced)) => {
-                let (written, down) = (self.marks.len(), self.fail(unsynced.clone()));
-                Err(Failed { written, unsynced: Some(unsynced), down })
+                let (written, down) = (self.marks.len(), self.set_trouble(unsynced.clone()));
+                Err(WriteFailure { written, unsynced: Some(unsynced), down })
             }
             (Ok(()), None) => {
                 Counters::add(&self.counters.bytes, self.buffer.len() as u64);
@@ -357,17 +368,22 @@ impl Writer {
     }
 
     /// Some lines are whole in the file, perhaps one is not: the chain goes on after the former.
-    fn tear(&mut self, before: Head, bytes: usize, error: io::Error) -> Failed {
+    fn handle_short_write(
+        &mut self,
+        before: ChainHead,
+        bytes: usize,
+        error: io::Error,
+    ) -> WriteFailure {
         let written = self.marks.partition_point(|mark| mark.end <= bytes);
         let last = written.checked_sub(1).and_then(|at| self.marks.get(at));
         let (whole, head) = last.map_or((0, before), |mark| (mark.end, mark.head));
         self.head = head;
         let fragment = self.buffer.get(whole..bytes).unwrap_or_default();
-        self.torn = torn(fragment);
-        Failed { written, unsynced: None, down: self.fail(LogDown::unwritable(error)) }
+        self.torn = describe_torn_line(fragment);
+        WriteFailure { written, unsynced: None, down: self.set_trouble(LogDown::unwritable(error)) }
     }
 
-    fn fail(&mut self, down: LogDown) -> LogDown {
+    fn set_trouble(&mut self, down: LogDown) -> LogDown {
         self.segment = None;
         self.trouble = Some(down.clone());
         down
@@ -379,24 +395,24 @@ impl Writer {
         let now = fs::metadata(&self.config.dir).map(place).map_err(LogDown::unwritable)?;
         let held = self.lock.as_ref().and_then(|lock| lock.metadata().ok()).map(place);
         if held != Some(now) {
-            self.lock = Some(lock(&self.config.dir).map_err(LogDown::unwritable)?);
+            self.lock = Some(lock_dir(&self.config.dir).map_err(LogDown::unwritable)?);
         }
         Ok(())
     }
 
-    fn settle(&mut self, role: &Role) {
+    fn track_open_decision(&mut self, role: &DraftRole) {
         match role {
-            Role::Decision(owed) => {
+            DraftRole::Decision(owed) => {
                 self.owed.insert(owed.attempt, owed.clone());
             }
-            Role::Event => {}
-            Role::Outcome(attempt) => {
+            DraftRole::Event => {}
+            DraftRole::Outcome(attempt) => {
                 self.owed.remove(attempt);
             }
         }
     }
 
-    fn release(&self, batch: Vec<Entry>, unsynced: Option<&LogDown>) {
+    fn release_callers(&self, batch: Vec<QueuedRecord>, unsynced: Option<&LogDown>) {
         let last = self.head.sequence;
         let first = (last + 1).saturating_sub(batch.len() as u64);
         for (sequence, entry) in (first..).zip(batch) {
@@ -407,48 +423,50 @@ impl Writer {
         }
     }
 
-    fn refuse(&self, batch: Vec<Entry>, down: &LogDown) -> Vec<Entry> {
+    fn refuse_batch(&self, batch: Vec<QueuedRecord>, down: &LogDown) -> Vec<QueuedRecord> {
         let mut keep = Vec::new();
         for entry in batch {
             match (&entry.draft.role, entry.waiter) {
-                (Role::Outcome(_), waiter) => keep.push(Entry { draft: entry.draft, waiter }),
-                (Role::Decision(_) | Role::Event, Some(waiter)) => {
+                (DraftRole::Outcome(_), waiter) => {
+                    keep.push(QueuedRecord { draft: entry.draft, waiter })
+                }
+                (DraftRole::Decision(_) | DraftRole::Event, Some(waiter)) => {
                     if waiter.send(Err(down.clone())).is_err() {
-                        self.counters.fold(1); // nobody is left who would tell of it
+                        self.counters.count_folded(1); // nobody is left who would tell of it
                     }
                 }
-                (Role::Decision(_) | Role::Event, None) => self.counters.fold(1),
+                (DraftRole::Decision(_) | DraftRole::Event, None) => self.counters.count_folded(1),
             }
         }
         keep
     }
 
     /// A record of the log's own; the empty case cannot happen and costs only the record.
-    pub(crate) fn own(
+    pub(crate) fn draft_event(
         &self,
         event: &'static str,
         message: Option<&Text<512>>,
-        sandbar: Sandbar<'_>,
+        sandbar: SandbarExtension<'_>,
     ) -> Option<Draft> {
-        compose::own(event, self.ids.next(), message, sandbar).ok()
+        compose::draft_log_event(event, self.ids.next(), message, sandbar).ok()
     }
 
     /// Says that a file was moved aside.
-    pub(crate) fn tell_aside(&mut self, aside: Aside) -> Result<(), LogDown> {
-        let told = Sandbar { aside: Some(aside), ..Sandbar::default() };
-        match self.own("segment_set_aside", None, told) {
+    pub(crate) fn record_moved_file(&mut self, aside: MovedFile) -> Result<(), LogDown> {
+        let told = SandbarExtension { aside: Some(aside), ..SandbarExtension::default() };
+        match self.draft_event("segment_set_aside", None, told) {
             Some(draft) => self.append([&draft]).map_err(|failed| failed.down),
             None => Ok(()),
         }
     }
 
     /// Appends one record of the log's own.
-    pub(crate) fn tell(
+    pub(crate) fn record_event(
         &mut self,
         event: &'static str,
         message: Option<&Text<512>>,
     ) -> Result<(), LogDown> {
-        match self.own(event, message, Sandbar::default()) {
+        match self.draft_event(event, message, SandbarExtension::default()) {
             Some(draft) => self.append([&draft]).map_err(|failed| failed.down),
             None => Ok(()),
         }
@@ -456,7 +474,7 @@ impl Writer {
 }
 
 /// A write that did not succeed: how many records are whole in the file all the same.
-struct Failed {
+struct WriteFailure {
     written: usize,
     /// Why those may not be on disk, where that was asked for.
     unsynced: Option<LogDown>,
@@ -464,18 +482,18 @@ struct Failed {
     down: LogDown,
 }
 
-fn decides(entry: &Entry, attempt: u128) -> bool {
-    matches!(&entry.draft.role, Role::Decision(owed) if owed.attempt == attempt)
+fn is_decision_of(entry: &QueuedRecord, attempt: u128) -> bool {
+    matches!(&entry.draft.role, DraftRole::Decision(owed) if owed.attempt == attempt)
 }
 
 /// Describes an unfinished line.
-pub(crate) fn torn(fragment: &[u8]) -> Option<Torn> {
-    let sha256 = Hash::of(fragment).as_str().to_owned();
-    (!fragment.is_empty()).then_some(Torn { bytes: fragment.len() as u64, sha256 })
+pub(crate) fn describe_torn_line(fragment: &[u8]) -> Option<TornLine> {
+    let sha256 = ChainHash::digest(fragment).as_str().to_owned();
+    (!fragment.is_empty()).then_some(TornLine { bytes: fragment.len() as u64, sha256 })
 }
 
 /// Keeps other writers out of `dir`, as long as the file is open.
-pub(crate) fn lock(dir: &std::path::Path) -> io::Result<File> {
+pub(crate) fn lock_dir(dir: &std::path::Path) -> io::Result<File> {
     let handle = File::open(dir)?;
     handle.try_lock().map_err(|error| match error {
         fs::TryLockError::Error(error) => error,
@@ -488,12 +506,12 @@ pub(crate) fn lock(dir: &std::path::Path) -> io::Result<File> {
 }
 
 /// The hash that the first record of a segment names.
-fn first_previous(path: &std::path::Path) -> Option<Hash> {
-    let line = crate::read::first_line(path)?;
-    crate::chain::Link::read(&line).map(|link| link.previous)
+fn first_previous(path: &std::path::Path) -> Option<ChainHash> {
+    let line = crate::line_reader::first_line(path)?;
+    crate::chain::ChainLink::parse(&line).map(|link| link.previous)
 }
 
-fn open_attempt(owed: &Owed) -> OpenAttempt<'_> {
+fn open_attempt(owed: &OpenDecision) -> OpenAttempt<'_> {
     OpenAttempt {
         uid: ulid::Ulid::from(owed.attempt).to_string(),
         class_uid: owed.class_uid,
@@ -515,37 +533,38 @@ mod tests {
 
     /// A writer whose segment takes some 64 KiB and then no more, and that no `fdatasync` can
     /// bring to a disk: a pipe that nobody reads.
-    fn over_a_pipe(dir: &Path, durability: Durability) -> Writer {
+    fn writer_over_pipe(dir: &Path, durability: LogDurability) -> LogWriter {
         const O_NONBLOCK: i32 = 0o4000;
-        let config = Config { durability, ..Config::new(dir.join("log")) };
+        let config = LogConfig { durability, ..LogConfig::new(dir.join("log")) };
         let mut writer = recover::open(Arc::new(config)).unwrap();
         let pipe = dir.join("pipe");
         let made = std::process::Command::new("mkfifo").arg(&pipe).status().unwrap();
         assert!(made.success());
         let mut options = OpenOptions::new();
         let file = options.read(true).write(true).custom_flags(O_NONBLOCK).open(&pipe).unwrap();
-        writer.segment = Some(Segment::over(&pipe, file));
+        writer.segment = Some(LogSegment::from_file(&pipe, file));
         writer
     }
 
-    type Answer = oneshot::Receiver<Result<u64, LogDown>>;
+    type ReceiptReceiver = oneshot::Receiver<Result<u64, LogDown>>;
 
-    fn entry(writer: &Writer) -> (Entry, Answer) {
+    fn queued_record(writer: &LogWriter) -> (QueuedRecord, ReceiptReceiver) {
         let (sender, receiver) = oneshot::channel();
-        let draft = writer.own("checkpoint", None, Sandbar::default()).unwrap();
-        (Entry { draft, waiter: Some(sender) }, receiver)
+        let draft = writer.draft_event("checkpoint", None, SandbarExtension::default()).unwrap();
+        (QueuedRecord { draft, waiter: Some(sender) }, receiver)
     }
 
     #[test]
-    fn lines_before_a_tear_are_released_only_as_durable_as_promised() {
-        for durability in [Durability::Disk, Durability::Process] {
+    fn p7_lines_before_a_tear_are_released_only_as_durable_as_promised() {
+        for durability in [LogDurability::Disk, LogDurability::Process] {
             let dir = tempfile::tempdir().unwrap();
-            let mut writer = over_a_pipe(dir.path(), durability);
-            let (batch, answers): (Vec<_>, Vec<_>) = (0..500).map(|_| entry(&writer)).unzip();
+            let mut writer = writer_over_pipe(dir.path(), durability);
+            let (batch, answers): (Vec<_>, Vec<_>) =
+                (0..500).map(|_| queued_record(&writer)).unzip();
             assert!(writer.write(batch).is_empty());
             let answers: Vec<_> = answers.into_iter().map(|mut a| a.try_recv().unwrap()).collect();
             let whole = answers.iter().filter(|a| match a {
-                Ok(_) => durability == Durability::Process,
+                Ok(_) => durability == LogDurability::Process,
                 Err(down) => matches!(down, LogDown::Unsynced(_)),
             });
             let torn = answers.iter().filter(|a| matches!(a, Err(LogDown::Unwritable(_))));
@@ -556,10 +575,10 @@ mod tests {
     }
 
     #[test]
-    fn nothing_is_signed_that_is_not_on_disk() {
+    fn p8_nothing_is_signed_that_is_not_on_disk() {
         let dir = tempfile::tempdir().unwrap();
-        let mut writer = over_a_pipe(dir.path(), Durability::Process);
-        writer.checkpoint();
+        let mut writer = writer_over_pipe(dir.path(), LogDurability::Process);
+        writer.write_checkpoint();
         assert!(!dir.path().join("log").join(FILE).exists());
         assert!(matches!(writer.trouble, Some(LogDown::Unsynced(_))), "{:?}", writer.trouble);
         assert_eq!(writer.counters.checkpoint_failures.load(Ordering::Relaxed), 1);
@@ -568,14 +587,14 @@ mod tests {
     #[test]
     fn a_note_that_could_not_be_kept_is_due_again() {
         let dir = tempfile::tempdir().unwrap();
-        let mut writer = recover::open(Arc::new(Config::new(dir.path()))).unwrap();
+        let mut writer = recover::open(Arc::new(LogConfig::new(dir.path()))).unwrap();
         let file = dir.path().join(FILE);
         fs::create_dir(&file).unwrap();
-        writer.checkpoint();
+        writer.write_checkpoint();
         assert_eq!(writer.noted.sequence, 0);
         assert!(!writer.checkpoint_due(), "not at once");
         fs::remove_dir(&file).unwrap();
-        writer.checkpoint();
+        writer.write_checkpoint();
         assert_eq!(writer.noted.sequence, writer.head.sequence);
     }
 }

@@ -6,11 +6,11 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use certs::identity::{
-    Algorithm, Expected, IssueRequest, IssuerOptions, LocalIssuer, SigningKey, Subject,
-    TrustDomain, Verifier,
+    IssueRequest, IssuerOptions, LocalIssuer, SigningAlgorithm, SigningKey, Subject, TrustDomain,
+    Verifier, VerifyContext,
 };
 use certs::service_token::{ServiceClaims, ServiceProfile, ServiceTokens};
-use certs::{Authority, AuthorityOptions, HostName, LeafCache, UnixTime};
+use certs::{AuthorityOptions, CertificateAuthority, HostName, LeafCache, UnixTime};
 use criterion::{BatchSize, Criterion, criterion_group, criterion_main};
 
 const NOW: u64 = 1_800_000_000;
@@ -19,8 +19,9 @@ fn now() -> UnixTime {
     UnixTime::since_unix_epoch(Duration::from_secs(NOW))
 }
 
-fn leaves(criterion: &mut Criterion) {
-    let authority = Arc::new(Authority::in_memory(&AuthorityOptions::default(), now()).unwrap());
+fn bench_leaves(criterion: &mut Criterion) {
+    let authority =
+        Arc::new(CertificateAuthority::in_memory(&AuthorityOptions::default(), now()).unwrap());
     let cache = LeafCache::new(authority).unwrap();
     let known = HostName::parse("api.openai.com").unwrap();
     cache.leaf(&known, now()).unwrap();
@@ -53,8 +54,8 @@ fn request<'a>() -> IssueRequest<'a> {
     }
 }
 
-fn identities(criterion: &mut Criterion) {
-    for algorithm in [Algorithm::Es256, Algorithm::EdDsa, Algorithm::Rs256] {
+fn bench_identities(criterion: &mut Criterion) {
+    for algorithm in [SigningAlgorithm::Es256, SigningAlgorithm::EdDsa, SigningAlgorithm::Rs256] {
         let dir = tempfile::tempdir().unwrap();
         let trust_domain = TrustDomain::parse("acme.example").unwrap();
         let options = IssuerOptions {
@@ -64,8 +65,8 @@ fn identities(criterion: &mut Criterion) {
             algorithm,
         };
         let issuer = LocalIssuer::init(dir.path(), &options, now()).unwrap();
-        let verifier = Verifier::new(vec![issuer.trusted().unwrap()], None, now()).unwrap();
-        let expected = Expected::audience("memory");
+        let verifier = Verifier::new(vec![issuer.trusted_issuer().unwrap()], None, now()).unwrap();
+        let expected = VerifyContext::for_audience("memory");
         let issue = || issuer.issue(&request(), now()).unwrap();
         let (name, token) = (algorithm.name(), issue());
         verifier.verify(token.expose(), &expected, now()).unwrap();
@@ -83,17 +84,17 @@ fn identities(criterion: &mut Criterion) {
 }
 
 /// What a flood of bad tokens costs us each.
-fn refusals(criterion: &mut Criterion) {
+fn bench_refusals(criterion: &mut Criterion) {
     let dir = tempfile::tempdir().unwrap();
     let trust_domain = TrustDomain::parse("acme.example").unwrap();
     let options = IssuerOptions {
         issuer: "i".to_owned(),
         trust_domain,
         environments: None,
-        algorithm: Algorithm::Es256,
+        algorithm: SigningAlgorithm::Es256,
     };
     let issuer = LocalIssuer::init(dir.path(), &options, now()).unwrap();
-    let verifier = Verifier::new(vec![issuer.trusted().unwrap()], None, now()).unwrap();
+    let verifier = Verifier::new(vec![issuer.trusted_issuer().unwrap()], None, now()).unwrap();
     let [token, other] =
         [(); 2].map(|()| issuer.issue(&request(), now()).unwrap().expose().to_owned());
     let (message, signature) =
@@ -106,18 +107,20 @@ fn refusals(criterion: &mut Criterion) {
     ] {
         criterion.bench_function(what, |bencher| {
             bencher.iter(|| {
-                verifier.verify(black_box(token), &Expected::audience(audience), now()).unwrap_err()
+                verifier
+                    .verify(black_box(token), &VerifyContext::for_audience(audience), now())
+                    .unwrap_err()
             });
         });
     }
 }
 
-fn service(criterion: &mut Criterion) {
+fn bench_service(criterion: &mut Criterion) {
     let subject = Subject::new("acme.example", "acme", "staging", "build-7").unwrap();
     let banks = ["staging:team-a".to_owned()];
     let claims =
         ServiceClaims { subject: &subject, audience: "memory", banks: &banks, certificate: None };
-    let key = SigningKey::generate(Algorithm::Es256).unwrap();
+    let key = SigningKey::generate(SigningAlgorithm::Es256).unwrap();
     let tokens =
         ServiceTokens::new(key, "sandbar", ServiceProfile::Generic, Duration::from_secs(60))
             .unwrap();
@@ -133,5 +136,5 @@ fn service(criterion: &mut Criterion) {
     });
 }
 
-criterion_group!(benches, leaves, identities, refusals, service);
+criterion_group!(benches, bench_leaves, bench_identities, bench_refusals, bench_service);
 criterion_main!(benches);

@@ -7,14 +7,15 @@ use base64::Engine;
 use base64::engine::general_purpose::URL_SAFE_NO_PAD;
 use certs::UnixTime;
 use certs::identity::{
-    Algorithm, Expected, IssueRequest, IssuerOptions, LocalIssuer, TrustDomain, Verifier, inspect,
+    IssueRequest, IssuerOptions, LocalIssuer, SigningAlgorithm, TrustDomain, Verifier,
+    VerifyContext, inspect,
 };
 use serde_json::Value;
 
 const AUDIENCE: &str = "memory";
 
 /// An issuer, a verifier that believes it, and a token of its own.
-struct World {
+struct TokenFuzzFixture {
     verifier: Verifier,
     token: String,
 }
@@ -24,13 +25,13 @@ fn now() -> UnixTime {
 }
 
 /// Nobody but the issuer makes a token that is believed, and nothing makes the parser panic.
-pub(crate) fn check(input: &[u8]) {
-    static WORLD: OnceLock<Option<World>> = OnceLock::new();
-    let Some(world) = WORLD.get_or_init(make) else {
+pub(crate) fn check_token(input: &[u8]) {
+    static WORLD: OnceLock<Option<TokenFuzzFixture>> = OnceLock::new();
+    let Some(world) = WORLD.get_or_init(make_fixture) else {
         panic!("no issuer to check against");
     };
     let text = String::from_utf8_lossy(input);
-    refused(world, &text);
+    assert_refused(world, &text);
     // The fuzzer rarely finds base64 by itself, so its bytes also stand for each part.
     let part = URL_SAFE_NO_PAD.encode(input);
     let mut honest = world.token.split('.');
@@ -44,15 +45,15 @@ pub(crate) fn check(input: &[u8]) {
         format!("{header}.{claims}.{part}"),
         format!("{part}.{part}.{part}"),
     ] {
-        refused(world, &token);
+        assert_refused(world, &token);
     }
 }
 
 /// The other signature that everybody can make of an honest ECDSA one: (r, n - s) for (r, s).
 #[allow(dead_code, reason = "the fuzzer has no single input to try")]
-pub(crate) fn check_twin() {
+pub(crate) fn check_twin_signature() {
     const ORDER: &str = "ffffffff00000000ffffffffffffffffbce6faada7179e84f3b9cac2fc632551";
-    let Some(world) = make() else {
+    let Some(world) = make_fixture() else {
         panic!("no issuer to check against");
     };
     let Some((message, signature)) = world.token.rsplit_once('.') else {
@@ -71,11 +72,11 @@ pub(crate) fn check_twin() {
     }
     let twin = format!("{message}.{}", URL_SAFE_NO_PAD.encode(octets));
     assert_ne!(twin, world.token);
-    refused(&world, &twin);
+    assert_refused(&world, &twin);
 }
 
-fn refused(world: &World, token: &str) {
-    let verdict = world.verifier.verify(token, &Expected::audience(AUDIENCE), now());
+fn assert_refused(world: &TokenFuzzFixture, token: &str) {
+    let verdict = world.verifier.verify(token, &VerifyContext::for_audience(AUDIENCE), now());
     // The message and not the token: whoever has an ECDSA signature (r, s) also has (r, n - s).
     let message = |token: &str| token.rsplit_once('.').map(|(message, _)| message.to_owned());
     let honest = message(token) == message(&world.token);
@@ -85,30 +86,35 @@ fn refused(world: &World, token: &str) {
         // What was read once reads the same again: there are no two ways to take it.
         let again = serde_json::to_string(&said.claims).ok();
         let again = again.and_then(|text| serde_json::from_str::<Value>(&text).ok());
-        let said = whole(Value::Object(said.claims));
-        assert!(again.is_some_and(|again| whole(again) == said), "two readings: {token:?}");
+        let said = drop_fractions(Value::Object(said.claims));
+        assert!(
+            again.is_some_and(|again| drop_fractions(again) == said),
+            "two readings: {token:?}"
+        );
     }
 }
 
 /// Without the numbers that are not whole, or too large to be: their last digit is nobody's claim, and reading
 /// does not keep it.
-fn whole(value: Value) -> Value {
+fn drop_fractions(value: Value) -> Value {
     match value {
         Value::Number(number) if number.is_f64() => Value::Null,
-        Value::Array(list) => list.into_iter().map(whole).collect(),
-        Value::Object(map) => map.into_iter().map(|(name, value)| (name, whole(value))).collect(),
+        Value::Array(list) => list.into_iter().map(drop_fractions).collect(),
+        Value::Object(map) => {
+            map.into_iter().map(|(name, value)| (name, drop_fractions(value))).collect()
+        }
         Value::Null | Value::Bool(_) | Value::Number(_) | Value::String(_) => value,
     }
 }
 
-fn make() -> Option<World> {
+fn make_fixture() -> Option<TokenFuzzFixture> {
     let dir = tempfile::tempdir().ok()?;
     let trust_domain = TrustDomain::parse("acme.example").ok()?;
     let options = IssuerOptions {
         issuer: "issuer".to_owned(),
         trust_domain,
         environments: None,
-        algorithm: Algorithm::Es256,
+        algorithm: SigningAlgorithm::Es256,
     };
     let issuer = LocalIssuer::init(dir.path(), &options, now()).ok()?;
     let request = IssueRequest {
@@ -120,6 +126,6 @@ fn make() -> Option<World> {
         generation: None,
     };
     let token = issuer.issue(&request, now()).ok()?.expose().to_owned();
-    let verifier = Verifier::new(vec![issuer.trusted().ok()?], None, now()).ok()?;
-    Some(World { verifier, token })
+    let verifier = Verifier::new(vec![issuer.trusted_issuer().ok()?], None, now()).ok()?;
+    Some(TokenFuzzFixture { verifier, token })
 }

@@ -18,13 +18,13 @@ use rustls::client::danger::ServerCertVerifier;
 use rustls_pki_types::{CertificateDer, PrivateKeyDer, PrivatePkcs8KeyDer, UnixTime};
 use zeroize::{Zeroize, Zeroizing};
 
-use crate::chain::{self, Checked, Valid, date, moment};
-use crate::constraints::{Limits, NameConstraints};
-use crate::files::{self, FileError, Readers};
+use crate::chain::{self, CheckedChain, ValidityPeriod, format_date, to_datetime};
+use crate::constraints::{NameConstraints, NameLimits};
+use crate::exact_issuer::{self, PlaceholderSigner};
+use crate::files::{self, FileError, FileReaders};
 use crate::host::HostName;
-use crate::issued::{self, Blank};
 use crate::pem::{self, PemError};
-use crate::{NoRandomness, hex, random, sha256};
+use crate::{NoRandomness, hex, random_bytes, sha256};
 
 /// How far before its making an authority is valid already, for sandboxes whose clock is behind.
 pub const BACKDATED: Duration = Duration::from_secs(24 * 3600);
@@ -109,21 +109,21 @@ pub enum AuthorityError {
 }
 
 /// Signs leaves. Its key never leaves it and is wiped with it.
-pub struct Authority {
-    pair: Pair,
-    issuer: Issuer<'static, Blank>,
+pub struct CertificateAuthority {
+    pair: ZeroizingKeyPair,
+    issuer: Issuer<'static, PlaceholderSigner>,
     /// The name of the signing certificate, octet by octet.
     subject: Vec<u8>,
     leaf_key: LeafKey,
     served: Vec<CertificateDer<'static>>,
     anchor: CertificateDer<'static>,
-    limits: Vec<Limits>,
-    valid: Valid,
+    limits: Vec<NameLimits>,
+    valid: ValidityPeriod,
 }
 
 /// What can be said of an authority in public.
 #[derive(Clone, Debug, PartialEq, Eq, serde::Serialize)]
-pub struct Description {
+pub struct AuthorityInfo {
     pub subject: String,
     pub key: &'static str,
     pub valid_from: String,
@@ -139,10 +139,10 @@ pub struct Description {
     pub excluded: Vec<String>,
 }
 
-impl Authority {
+impl CertificateAuthority {
     /// Makes an authority that lives in memory only and dies with the process.
     pub fn in_memory(options: &AuthorityOptions, now: UnixTime) -> Result<Self, AuthorityError> {
-        let (pair, certificate) = make(options, now)?;
+        let (pair, certificate) = generate_root(options, now)?;
         Self::assemble(pair, vec![certificate], now)
     }
 
@@ -153,7 +153,7 @@ impl Authority {
         now: UnixTime,
     ) -> Result<Self, AuthorityError> {
         files::make_private_dir(dir)?;
-        let _lock = files::lock(dir)?;
+        let _lock = files::lock_dir(dir)?;
         create_locked(dir, options, now)
     }
 
@@ -172,13 +172,13 @@ impl Authority {
         now: UnixTime,
     ) -> Result<Self, AuthorityError> {
         files::make_private_dir(dir)?;
-        let _lock = files::lock(dir)?;
+        let _lock = files::lock_dir(dir)?;
         if exists(dir)? { Self::open(dir, now) } else { create_locked(dir, options, now) }
     }
 
     /// Loads an operator's key and chain: the signing certificate first, then upwards.
     pub fn load(key: &Path, chain: &Path, now: UnixTime) -> Result<Self, AuthorityError> {
-        Given::read(key, chain)?.authority(now)
+        AuthorityFiles::read(key, chain)?.load_authority(now)
     }
 
     /// Checks an operator's key and chain and keeps a copy in `dir`.
@@ -188,49 +188,57 @@ impl Authority {
         chain: &Path,
         now: UnixTime,
     ) -> Result<Self, AuthorityError> {
-        let given = Given::read(key, chain)?;
-        let authority = given.authority(now)?;
+        let given = AuthorityFiles::read(key, chain)?;
+        let authority = given.load_authority(now)?;
         files::make_private_dir(dir)?;
-        let _lock = files::lock(dir)?;
+        let _lock = files::lock_dir(dir)?;
         if exists(dir)? {
             return Err(AuthorityError::Exists(dir.to_owned()));
         }
-        keep(dir, &given.key_text, &given.chain_text)?;
+        save_files(dir, &given.key_text, &given.chain_text)?;
         Ok(authority)
     }
 
     fn assemble(
-        pair: Pair,
+        pair: ZeroizingKeyPair,
         mut chain: Vec<CertificateDer<'static>>,
         now: UnixTime,
     ) -> Result<Self, AuthorityError> {
-        let checked = chain::check(pair.der_bytes(), &chain, now)?;
+        let checked = chain::check_chain(pair.der_bytes(), &chain, now)?;
         let (Some(signing), Some(anchor)) = (chain.first().cloned(), chain.pop()) else {
             return Err(AuthorityError::Certificate(1));
         };
         let served = chain;
-        let blank = Blank { public_key: pair.der_bytes().to_vec(), algorithm: pair.algorithm() };
+        let blank = PlaceholderSigner {
+            public_key: pair.der_bytes().to_vec(),
+            algorithm: pair.algorithm(),
+        };
         let issuer = Issuer::from_ca_cert_der(&signing, blank).map_err(AuthorityError::Signing)?;
         let (subject, leaf_key) = (chain::raw_subject(&signing), LeafKey::generate()?);
-        let Checked { limits, valid } = checked;
+        let CheckedChain { limits, valid } = checked;
         let authority = Self { pair, issuer, subject, leaf_key, served, anchor, limits, valid };
-        authority.try_out(now)?;
+        authority.verify_sample_leaf(now)?;
         Ok(authority)
     }
 
     /// Mints a leaf as any sandbox would see it and verifies it as any client would.
-    fn try_out(&self, now: UnixTime) -> Result<(), AuthorityError> {
-        let mut names =
-            self.limits.iter().flat_map(Limits::examples).chain(HostName::parse("sandbar.example"));
+    fn verify_sample_leaf(&self, now: UnixTime) -> Result<(), AuthorityError> {
+        let mut names = self
+            .limits
+            .iter()
+            .flat_map(NameLimits::examples)
+            .chain(HostName::parse("sandbar.example"));
         let Some(name) = names.find(|name| self.permits(name)) else {
             return Err(AuthorityError::Constraints(1)); // it can speak for nobody
         };
-        let valid =
-            Valid { from: now.as_secs().saturating_sub(60), to: now.as_secs().saturating_add(60) };
+        let valid = ValidityPeriod {
+            from: now.as_secs().saturating_sub(60),
+            to: now.as_secs().saturating_add(60),
+        };
         let leaf = self.sign(&name, valid).map_err(AuthorityError::Signing)?;
         let mut roots = RootCertStore::empty();
         roots.add(self.anchor.clone()).map_err(AuthorityError::Refused)?;
-        WebPkiServerVerifier::builder_with_provider(Arc::new(roots), crate::provider())
+        WebPkiServerVerifier::builder_with_provider(Arc::new(roots), crate::crypto_provider())
             .build()
             .map_err(|error| AuthorityError::Refused(rustls::Error::General(error.to_string())))?
             .verify_server_cert(&leaf, &self.served, name.server_name(), &[], now)
@@ -240,17 +248,17 @@ impl Authority {
 
     /// Whether clients would believe a leaf of this authority for `host`.
     pub fn permits(&self, host: &HostName) -> bool {
-        self.limits.iter().all(|limits| limits.permit(host))
+        self.limits.iter().all(|limits| limits.permits(host))
     }
 
     /// From when to when the whole chain is valid.
-    pub fn valid(&self) -> Valid {
+    pub fn valid(&self) -> ValidityPeriod {
         self.valid
     }
 
     /// The certificate clients must trust, as PEM.
     pub fn anchor_pem(&self) -> String {
-        pem::from_certificate(&self.anchor)
+        pem::encode_certificate(&self.anchor)
     }
 
     /// The certificate clients must trust.
@@ -259,7 +267,7 @@ impl Authority {
     }
 
     /// What goes out after the leaf: the chain without its root, which a client has or must not accept.
-    pub(crate) fn served(&self) -> &[CertificateDer<'static>] {
+    pub(crate) fn intermediates(&self) -> &[CertificateDer<'static>] {
         &self.served
     }
 
@@ -267,17 +275,17 @@ impl Authority {
         self.leaf_key.signer.clone()
     }
 
-    pub fn describe(&self) -> Description {
-        Description {
+    pub fn describe(&self) -> AuthorityInfo {
+        AuthorityInfo {
             subject: chain::subject(self.served.first().unwrap_or(&self.anchor)),
             key: key_name(self.pair.algorithm()),
-            valid_from: date(self.valid.from),
-            valid_to: date(self.valid.to),
+            valid_from: format_date(self.valid.from),
+            valid_to: format_date(self.valid.to),
             valid_to_unix: self.valid.to,
             anchor_sha256: hex(&sha256(&self.anchor)),
             intermediates: self.served.len(),
-            permitted: self.limits.iter().flat_map(Limits::describe_permitted).collect(),
-            excluded: self.limits.iter().flat_map(Limits::describe_excluded).collect(),
+            permitted: self.limits.iter().flat_map(NameLimits::describe_permitted).collect(),
+            excluded: self.limits.iter().flat_map(NameLimits::describe_excluded).collect(),
         }
     }
 
@@ -285,30 +293,30 @@ impl Authority {
     pub(crate) fn sign(
         &self,
         host: &HostName,
-        valid: Valid,
+        valid: ValidityPeriod,
     ) -> Result<CertificateDer<'static>, rcgen::Error> {
-        let params = crate::leaf::params(host, valid)?;
+        let params = crate::leaf::leaf_params(host, valid)?;
         let blank = params.signed_by(&self.leaf_key.pair, &self.issuer)?;
-        issued::issue(blank.der(), &self.subject, &self.pair)
+        exact_issuer::issue_certificate(blank.der(), &self.subject, &self.pair)
     }
 }
 
 /// An operator's files, read once, so that what was checked is what is kept.
-struct Given<'a> {
+struct AuthorityFiles<'a> {
     key: &'a Path,
     key_text: Zeroizing<Vec<u8>>,
     chain: &'a Path,
     chain_text: Vec<u8>,
 }
 
-impl<'a> Given<'a> {
+impl<'a> AuthorityFiles<'a> {
     fn read(key: &'a Path, chain: &'a Path) -> Result<Self, AuthorityError> {
         let (key_text, chain_text) =
-            (files::read_secret(key)?, files::read(chain, files::MAX_PEM)?);
+            (files::read_secret(key)?, files::read_bounded(chain, files::MAX_PEM)?);
         Ok(Self { key, key_text, chain, chain_text })
     }
 
-    fn authority(&self, now: UnixTime) -> Result<Authority, AuthorityError> {
+    fn load_authority(&self, now: UnixTime) -> Result<CertificateAuthority, AuthorityError> {
         let at = |path: &Path| {
             let path = path.to_owned();
             move |source| AuthorityError::Pem { path, source }
@@ -316,26 +324,26 @@ impl<'a> Given<'a> {
         let der = pem::private_key(&self.key_text).map_err(at(self.key))?;
         let certificates = pem::certificates(&self.chain_text).map_err(at(self.chain))?;
         let pair = KeyPair::try_from(&*der).map_err(|_| AuthorityError::UnsupportedKey)?;
-        Authority::assemble(Pair(pair), certificates, now)
+        CertificateAuthority::assemble(ZeroizingKeyPair(pair), certificates, now)
     }
 }
 
-impl fmt::Debug for Authority {
+impl fmt::Debug for CertificateAuthority {
     fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
-        formatter.debug_tuple("Authority").field(&self.describe()).finish()
+        formatter.debug_tuple("CertificateAuthority").field(&self.describe()).finish()
     }
 }
 
 /// An rcgen key pair that wipes the copy of the key rcgen keeps; aws-lc wipes its own.
-struct Pair(KeyPair);
+struct ZeroizingKeyPair(KeyPair);
 
-impl Drop for Pair {
+impl Drop for ZeroizingKeyPair {
     fn drop(&mut self) {
         self.0.zeroize();
     }
 }
 
-impl PublicKeyData for Pair {
+impl PublicKeyData for ZeroizingKeyPair {
     fn der_bytes(&self) -> &[u8] {
         self.0.der_bytes()
     }
@@ -345,7 +353,7 @@ impl PublicKeyData for Pair {
     }
 }
 
-impl SigningKey for Pair {
+impl SigningKey for ZeroizingKeyPair {
     fn sign(&self, message: &[u8]) -> Result<Vec<u8>, rcgen::Error> {
         self.0.sign(message)
     }
@@ -353,7 +361,7 @@ impl SigningKey for Pair {
 
 /// The one key of all leaves, new at every start: generating one a name would cost more than it buys.
 struct LeafKey {
-    pair: Pair,
+    pair: ZeroizingKeyPair,
     signer: Arc<dyn rustls::sign::SigningKey>,
 }
 
@@ -364,7 +372,7 @@ impl LeafKey {
         let der =
             Zeroizing::new(PrivateKeyDer::Pkcs8(PrivatePkcs8KeyDer::from(pair.serialize_der())));
         let signer = rustls::crypto::aws_lc_rs::sign::any_ecdsa_type(&der);
-        Ok(Self { pair: Pair(pair), signer: signer.map_err(AuthorityError::Refused)? })
+        Ok(Self { pair: ZeroizingKeyPair(pair), signer: signer.map_err(AuthorityError::Refused)? })
     }
 }
 
@@ -380,37 +388,37 @@ fn exists(dir: &Path) -> Result<bool, AuthorityError> {
 }
 
 /// The chain first: a key alone could not be told from one that somebody still needs.
-fn keep(dir: &Path, key: &[u8], chain: &[u8]) -> Result<(), FileError> {
-    files::write(&dir.join(CHAIN_FILE), chain, Readers::Everybody)?;
-    files::write(&dir.join(KEY_FILE), key, Readers::Owner)
+fn save_files(dir: &Path, key: &[u8], chain: &[u8]) -> Result<(), FileError> {
+    files::write_atomic(&dir.join(CHAIN_FILE), chain, FileReaders::Everybody)?;
+    files::write_atomic(&dir.join(KEY_FILE), key, FileReaders::Owner)
 }
 
 fn create_locked(
     dir: &Path,
     options: &AuthorityOptions,
     now: UnixTime,
-) -> Result<Authority, AuthorityError> {
+) -> Result<CertificateAuthority, AuthorityError> {
     if exists(dir)? {
         return Err(AuthorityError::Exists(dir.to_owned()));
     }
-    let (pair, certificate) = make(options, now)?;
-    let key = pem::from_private_key(pair.0.serialized_der());
-    let chain = pem::from_certificate(&certificate);
+    let (pair, certificate) = generate_root(options, now)?;
+    let key = pem::encode_private_key(pair.0.serialized_der());
+    let chain = pem::encode_certificate(&certificate);
     // Tried out before anything is written, so that a failure leaves nothing behind.
-    let authority = Authority::assemble(pair, vec![certificate], now)?;
-    keep(dir, key.as_bytes(), chain.as_bytes())?;
+    let authority = CertificateAuthority::assemble(pair, vec![certificate], now)?;
+    save_files(dir, key.as_bytes(), chain.as_bytes())?;
     Ok(authority)
 }
 
-fn make(
+fn generate_root(
     options: &AuthorityOptions,
     now: UnixTime,
-) -> Result<(Pair, CertificateDer<'static>), AuthorityError> {
+) -> Result<(ZeroizingKeyPair, CertificateDer<'static>), AuthorityError> {
     if options.life > MAX_LIFE || options.life < Duration::from_secs(3600) {
         return Err(AuthorityError::Life);
     }
     let pair = KeyPair::generate_for(&PKCS_ECDSA_P256_SHA256).map_err(AuthorityError::Signing)?;
-    let pair = Pair(pair);
+    let pair = ZeroizingKeyPair(pair);
     let certificate = authority_params(options, now)?.self_signed(&pair);
     Ok((pair, certificate.map_err(AuthorityError::Signing)?.der().clone()))
 }
@@ -420,13 +428,13 @@ fn authority_params(
     now: UnixTime,
 ) -> Result<CertificateParams, AuthorityError> {
     let mut params = CertificateParams::default();
-    let name = format!("{} {}", options.name, hex(&random::<3>()?));
+    let name = format!("{} {}", options.name, hex(&random_bytes::<3>()?));
     params.distinguished_name = rcgen::DistinguishedName::new();
     params.distinguished_name.push(DnType::OrganizationName, "Sandbar");
     params.distinguished_name.push(DnType::CommonName, name);
-    params.serial_number = Some(serial()?);
-    params.not_before = moment(now.as_secs().saturating_sub(BACKDATED.as_secs()));
-    params.not_after = moment(now.as_secs().saturating_add(options.life.as_secs()));
+    params.serial_number = Some(random_serial()?);
+    params.not_before = to_datetime(now.as_secs().saturating_sub(BACKDATED.as_secs()));
+    params.not_after = to_datetime(now.as_secs().saturating_add(options.life.as_secs()));
     // It signs leaves, never another authority, and leaves for servers only.
     params.is_ca = IsCa::Ca(BasicConstraints::Constrained(0));
     params.key_usages = vec![KeyUsagePurpose::KeyCertSign, KeyUsagePurpose::CrlSign];
@@ -446,8 +454,8 @@ fn key_name(algorithm: &SignatureAlgorithm) -> &'static str {
 }
 
 /// A positive serial number of 127 random bits, as RFC 5280 (4.1.2.2) and strict clients want it.
-pub(crate) fn serial() -> Result<rcgen::SerialNumber, NoRandomness> {
-    let mut bytes = random::<16>()?;
+pub(crate) fn random_serial() -> Result<rcgen::SerialNumber, NoRandomness> {
+    let mut bytes = random_bytes::<16>()?;
     bytes[0] = bytes[0] & 0x7f | 0x40; // positive, and never shorter than 16 octets
     Ok(rcgen::SerialNumber::from_slice(&bytes))
 }

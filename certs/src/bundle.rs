@@ -11,9 +11,9 @@ use std::path::{Path, PathBuf};
 
 use rustls_pki_types::CertificateDer;
 
-use crate::authority::Authority;
-use crate::files::{self, FileError, Readers};
-use crate::variables::{self, PathError};
+use crate::authority::CertificateAuthority;
+use crate::files::{self, FileError, FileReaders};
+use crate::variables::{self, BundlePathError};
 use crate::{NoRandomness, hex, pem, pkcs12, sha256};
 
 /// The authority's anchor alone.
@@ -34,7 +34,7 @@ const MAX_FILE: u64 = 16 * 1024 * 1024;
 
 /// What becomes of files that are there already and were not written by us.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Others {
+pub enum ForeignFiles {
     Keep,
     Replace,
 }
@@ -47,7 +47,7 @@ pub enum BundleError {
     #[error("{}: it is not as `bundle` wrote it; choose another directory, remove it, or use --force", .0.display())]
     Foreign(PathBuf),
     #[error(transparent)]
-    Path(#[from] PathError),
+    Path(#[from] BundlePathError),
     #[error(transparent)]
     Randomness(#[from] NoRandomness),
 }
@@ -56,31 +56,32 @@ pub enum BundleError {
 pub fn write(
     dir: &Path,
     seen_at: &Path,
-    authority: &Authority,
+    authority: &CertificateAuthority,
     system: &[CertificateDer<'static>],
-    others: Others,
+    others: ForeignFiles,
 ) -> Result<Vec<PathBuf>, BundleError> {
     let contents = contents(seen_at, authority, system)?;
     for dir in [dir.to_owned(), dir.join(PHP_DIR)] {
         make_public_dir(&dir)?;
     }
-    let known = written_before(dir)?;
-    if others == Others::Keep {
+    let known = read_sums(dir)?;
+    if others == ForeignFiles::Keep {
         for (name, _) in &contents {
             check_ours(dir, name, &known)?;
         }
     }
-    let sums: String = contents.iter().map(|(name, content)| sum(name, content) + "\n").collect();
+    let sums: String =
+        contents.iter().map(|(name, content)| sum_line(name, content) + "\n").collect();
     // What is there and what comes, so that whatever an interruption leaves is known as ours.
     let both: String = known.iter().map(|line| format!("{line}\n")).chain([sums.clone()]).collect();
-    files::write(&dir.join(SUMS_FILE), both.as_bytes(), Readers::Everybody)?;
+    files::write_atomic(&dir.join(SUMS_FILE), both.as_bytes(), FileReaders::Everybody)?;
     let mut written = Vec::new();
     for (name, content) in contents {
         let path: PathBuf = dir.join::<PathBuf>(name);
-        files::write(&path, &content, Readers::Everybody)?;
+        files::write_atomic(&path, &content, FileReaders::Everybody)?;
         written.push(path);
     }
-    files::write(&dir.join(SUMS_FILE), sums.as_bytes(), Readers::Everybody)?;
+    files::write_atomic(&dir.join(SUMS_FILE), sums.as_bytes(), FileReaders::Everybody)?;
     Ok(written)
 }
 
@@ -91,24 +92,24 @@ pub fn write(
 /// Returns [`BundleError`] for a path that some tool would misread.
 pub fn contents(
     seen_at: &Path,
-    authority: &Authority,
+    authority: &CertificateAuthority,
     system: &[CertificateDer<'static>],
 ) -> Result<[(PathBuf, Vec<u8>); 5], BundleError> {
-    let seen_at = variables::plain(seen_at)?;
-    let roots = combined(authority, system);
+    let seen_at = variables::check_path(seen_at)?;
+    let roots = combine_roots(authority, system);
     let bundle = format!("{seen_at}/{BUNDLE_FILE}");
     Ok([
         (CA_FILE.into(), authority.anchor_pem().into_bytes()),
-        (BUNDLE_FILE.into(), pem_of(&roots).into_bytes()),
+        (BUNDLE_FILE.into(), roots_to_pem(&roots).into_bytes()),
         (STORE_FILE.into(), pkcs12::trust_store(&roots)?),
         (WGETRC_FILE.into(), format!("ca_certificate = {bundle}\n").into_bytes()),
-        (Path::new(PHP_DIR).join(PHP_FILE), php(&bundle).into_bytes()),
+        (Path::new(PHP_DIR).join(PHP_FILE), php_ini(&bundle).into_bytes()),
     ])
 }
 
 /// The lines of the sums in `dir`, none where nothing was written yet.
-fn written_before(dir: &Path) -> Result<HashSet<String>, FileError> {
-    match files::read(&dir.join(SUMS_FILE), files::MAX_PEM) {
+fn read_sums(dir: &Path) -> Result<HashSet<String>, FileError> {
+    match files::read_bounded(&dir.join(SUMS_FILE), files::MAX_PEM) {
         Ok(text) => Ok(String::from_utf8_lossy(&text).lines().map(str::to_owned).collect()),
         Err(FileError::Io { source, .. }) if source.kind() == ErrorKind::NotFound => {
             Ok(HashSet::new())
@@ -119,21 +120,21 @@ fn written_before(dir: &Path) -> Result<HashSet<String>, FileError> {
 
 fn check_ours(dir: &Path, name: &Path, known: &HashSet<String>) -> Result<(), BundleError> {
     let path = dir.join(name);
-    match files::read(&path, MAX_FILE) {
-        Ok(content) if known.contains(&sum(name, &content)) => Ok(()),
+    match files::read_bounded(&path, MAX_FILE) {
+        Ok(content) if known.contains(&sum_line(name, &content)) => Ok(()),
         Ok(_) => Err(BundleError::Foreign(path)),
         Err(FileError::Io { source, .. }) if source.kind() == ErrorKind::NotFound => Ok(()),
         Err(error) => Err(error.into()),
     }
 }
 
-fn sum(name: &Path, content: &[u8]) -> String {
+fn sum_line(name: &Path, content: &[u8]) -> String {
     format!("{}  {}", hex(&sha256(content)), name.display())
 }
 
 /// Ours first, then the system's, each once and with an alias of its own.
-fn combined(
-    authority: &Authority,
+fn combine_roots(
+    authority: &CertificateAuthority,
     system: &[CertificateDer<'static>],
 ) -> Vec<(String, CertificateDer<'static>)> {
     let mut roots = vec![("sandbar".to_owned(), authority.anchor().clone())];
@@ -145,11 +146,11 @@ fn combined(
     roots
 }
 
-fn pem_of(roots: &[(String, CertificateDer<'static>)]) -> String {
-    roots.iter().map(|(_, root)| pem::from_certificate(root)).collect()
+fn roots_to_pem(roots: &[(String, CertificateDer<'static>)]) -> String {
+    roots.iter().map(|(_, root)| pem::encode_certificate(root)).collect()
 }
 
-fn php(bundle: &str) -> String {
+fn php_ini(bundle: &str) -> String {
     format!("openssl.cafile = {bundle}\ncurl.cainfo = {bundle}\n")
 }
 

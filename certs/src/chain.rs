@@ -5,27 +5,27 @@ use time::OffsetDateTime;
 use x509_parser::prelude::{FromDer, X509Certificate};
 
 use crate::authority::{AuthorityError, MAX_CHAIN};
-use crate::constraints::Limits;
+use crate::constraints::NameLimits;
 
 /// From when to when every certificate of a chain is valid, in Unix seconds.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Valid {
+pub struct ValidityPeriod {
     pub from: u64,
     pub to: u64,
 }
 
 /// What a chain lets its holder do.
-pub(crate) struct Checked {
-    pub(crate) limits: Vec<Limits>,
-    pub(crate) valid: Valid,
+pub(crate) struct CheckedChain {
+    pub(crate) limits: Vec<NameLimits>,
+    pub(crate) valid: ValidityPeriod,
 }
 
 /// Checks `chain`, the signing certificate first, against the key that is to sign.
-pub(crate) fn check(
+pub(crate) fn check_chain(
     public_key: &[u8],
     chain: &[CertificateDer<'static>],
     now: UnixTime,
-) -> Result<Checked, AuthorityError> {
+) -> Result<CheckedChain, AuthorityError> {
     if chain.len() > MAX_CHAIN {
         return Err(AuthorityError::LongChain);
     }
@@ -34,11 +34,12 @@ pub(crate) fn check(
         Some(first) if first.public_key().subject_public_key.data == public_key => {}
         Some(_) | None => return Err(AuthorityError::KeyMismatch),
     }
-    let mut checked = Checked { limits: Vec::new(), valid: Valid { from: 0, to: u64::MAX } };
+    let mut checked =
+        CheckedChain { limits: Vec::new(), valid: ValidityPeriod { from: 0, to: u64::MAX } };
     for (index, certificate) in parsed.iter().enumerate() {
-        check_one(index + 1, certificate, parsed.get(index + 1), now, &mut checked)?;
+        check_certificate(index + 1, certificate, parsed.get(index + 1), now, &mut checked)?;
     }
-    check_lengths(&parsed)?;
+    check_path_lengths(&parsed)?;
     match parsed.last() {
         Some(last) if last.verify_signature(None).is_ok() => Ok(checked),
         Some(_) | None => Err(AuthorityError::NoRoot),
@@ -47,7 +48,7 @@ pub(crate) fn check(
 
 /// No authority may have more authorities below it than it says (RFC 5280, 4.2.1.9); those that issued
 /// themselves do not count. Not every client looks at the root's own, so a try with one says nothing.
-fn check_lengths(chain: &[X509Certificate<'_>]) -> Result<(), AuthorityError> {
+fn check_path_lengths(chain: &[X509Certificate<'_>]) -> Result<(), AuthorityError> {
     let mut below = 0;
     for (index, certificate) in chain.iter().enumerate() {
         let Ok(constraints) = certificate.basic_constraints() else {
@@ -73,12 +74,12 @@ fn parse_chain<'a>(
     chain.iter().enumerate().map(parse).collect()
 }
 
-fn check_one(
+fn check_certificate(
     index: usize,
     certificate: &X509Certificate<'_>,
     above: Option<&X509Certificate<'_>>,
     now: UnixTime,
-    checked: &mut Checked,
+    checked: &mut CheckedChain,
 ) -> Result<(), AuthorityError> {
     if !may_sign(certificate) {
         return Err(AuthorityError::NotAuthority(index));
@@ -91,9 +92,15 @@ fn check_one(
     }
     let valid = validity(certificate);
     if now.as_secs() < valid.from || now.as_secs() >= valid.to {
-        return Err(AuthorityError::Expired { index, from: date(valid.from), to: date(valid.to) });
+        return Err(AuthorityError::Expired {
+            index,
+            from: format_date(valid.from),
+            to: format_date(valid.to),
+        });
     }
-    checked.limits.push(Limits::of(certificate).ok_or(AuthorityError::Constraints(index))?);
+    checked
+        .limits
+        .push(NameLimits::from_certificate(certificate).ok_or(AuthorityError::Constraints(index))?);
     checked.valid.from = checked.valid.from.max(valid.from);
     checked.valid.to = checked.valid.to.min(valid.to);
     Ok(())
@@ -117,10 +124,10 @@ fn is_for_servers(certificate: &X509Certificate<'_>) -> bool {
     }
 }
 
-fn validity(certificate: &X509Certificate<'_>) -> Valid {
+fn validity(certificate: &X509Certificate<'_>) -> ValidityPeriod {
     let of = |moment: i64| u64::try_from(moment).unwrap_or(0);
     let found = certificate.validity();
-    Valid { from: of(found.not_before.timestamp()), to: of(found.not_after.timestamp()) }
+    ValidityPeriod { from: of(found.not_before.timestamp()), to: of(found.not_after.timestamp()) }
 }
 
 /// The subject as it stands in the certificate, octet by octet.
@@ -135,15 +142,15 @@ pub(crate) fn subject(der: &CertificateDer<'_>) -> String {
 }
 
 /// Unix seconds as rcgen takes them; beyond the year 9999 a certificate has no date.
-pub(crate) fn moment(seconds: u64) -> OffsetDateTime {
+pub(crate) fn to_datetime(seconds: u64) -> OffsetDateTime {
     const LAST: i64 = 253_402_300_799;
     let seconds = i64::try_from(seconds).unwrap_or(LAST).min(LAST);
     OffsetDateTime::from_unix_timestamp(seconds).unwrap_or(OffsetDateTime::UNIX_EPOCH)
 }
 
 /// Unix seconds for people and for JSON, in UTC.
-pub fn date(seconds: u64) -> String {
-    let at = moment(seconds);
+pub fn format_date(seconds: u64) -> String {
+    let at = to_datetime(seconds);
     let (day, clock) = (at.date(), at.time());
     format!(
         "{:04}-{:02}-{:02}T{:02}:{:02}:{:02}Z",

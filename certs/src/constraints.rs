@@ -29,7 +29,7 @@ impl NameConstraints {
     /// `None` when there is nothing to cover, when a pattern covers everything (`*`) or is not one of these
     /// forms, or when there are more than [`MAX_SUBTREES`]: the authority is then not limited. A name
     /// covers what is below it too, as the standard has no way to say less.
-    pub fn covering<'a>(patterns: impl IntoIterator<Item = &'a str>) -> Option<Self> {
+    pub fn from_patterns<'a>(patterns: impl IntoIterator<Item = &'a str>) -> Option<Self> {
         let mut found = Self::default();
         for pattern in patterns {
             found.add(pattern)?;
@@ -39,7 +39,7 @@ impl NameConstraints {
     }
 
     fn add(&mut self, pattern: &str) -> Option<()> {
-        if let Some(network) = network(pattern) {
+        if let Some(network) = parse_network(pattern) {
             self.networks.push(network);
             return Some(());
         }
@@ -56,20 +56,20 @@ impl NameConstraints {
     /// As the extension has it. A kind that is not mentioned would be free, so it is excluded whole.
     pub(crate) fn to_extension(&self) -> rcgen::NameConstraints {
         let names = self.names.iter().cloned().map(GeneralSubtree::DnsName);
-        let networks = self.networks.iter().map(|network| subtree(*network));
+        let networks = self.networks.iter().map(|network| to_general_subtree(*network));
         rcgen::NameConstraints {
             permitted_subtrees: names.chain(networks).collect(),
-            excluded_subtrees: self.excluded(),
+            excluded_subtrees: self.excluded_subtrees(),
         }
     }
 
-    fn excluded(&self) -> Vec<GeneralSubtree> {
+    fn excluded_subtrees(&self) -> Vec<GeneralSubtree> {
         let mut excluded = Vec::new();
         if !self.networks.iter().any(|network| network.addr().is_ipv4()) {
-            excluded.push(subtree(IpNet::V4(Ipv4Net::default())));
+            excluded.push(to_general_subtree(IpNet::V4(Ipv4Net::default())));
         }
         if !self.networks.iter().any(|network| network.addr().is_ipv6()) {
-            excluded.push(subtree(IpNet::V6(Ipv6Net::default())));
+            excluded.push(to_general_subtree(IpNet::V6(Ipv6Net::default())));
         }
         if self.names.is_empty() {
             excluded.push(GeneralSubtree::DnsName(String::new()));
@@ -88,7 +88,7 @@ impl fmt::Display for NameConstraints {
 
 /// What a certificate, ours or an operator's, lets its holder speak for.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub(crate) struct Limits {
+pub(crate) struct NameLimits {
     permitted: Vec<Subtree>,
     excluded: Vec<Subtree>,
 }
@@ -100,20 +100,20 @@ enum Subtree {
     Network(IpNet),
 }
 
-impl Limits {
+impl NameLimits {
     /// Reads the extension; `None` when it cannot be understood and so cannot be kept.
-    pub(crate) fn of(certificate: &X509Certificate<'_>) -> Option<Self> {
+    pub(crate) fn from_certificate(certificate: &X509Certificate<'_>) -> Option<Self> {
         let Some(extension) = certificate.name_constraints().ok()? else {
             return Some(Self::default());
         };
         Some(Self {
-            permitted: parse_all(extension.value.permitted_subtrees.as_deref())?,
-            excluded: parse_all(extension.value.excluded_subtrees.as_deref())?,
+            permitted: parse_subtrees(extension.value.permitted_subtrees.as_deref())?,
+            excluded: parse_subtrees(extension.value.excluded_subtrees.as_deref())?,
         })
     }
 
     /// Whether a certificate for `host` would be believed under these limits.
-    pub(crate) fn permit(&self, host: &HostName) -> bool {
+    pub(crate) fn permits(&self, host: &HostName) -> bool {
         let mut same_kind = self.permitted.iter().filter(|tree| tree.is_kind_of(host)).peekable();
         let permitted = same_kind.peek().is_none() || same_kind.any(|tree| tree.contains(host));
         permitted && !self.excluded.iter().any(|tree| tree.contains(host))
@@ -164,26 +164,26 @@ impl fmt::Display for Subtree {
     }
 }
 
-fn parse_all(subtrees: Option<&[ParsedSubtree<'_>]>) -> Option<Vec<Subtree>> {
+fn parse_subtrees(subtrees: Option<&[ParsedSubtree<'_>]>) -> Option<Vec<Subtree>> {
     // A leaf has no mail address and no URI. It does have a directory name, its subject, so a limit of that
     // kind would have to be kept and is not understood here.
     let of_a_leaf = |tree: &&ParsedSubtree<'_>| {
         !matches!(tree.base, GeneralName::RFC822Name(_) | GeneralName::URI(_))
     };
-    subtrees.unwrap_or_default().iter().filter(of_a_leaf).map(parse_one).collect()
+    subtrees.unwrap_or_default().iter().filter(of_a_leaf).map(parse_subtree).collect()
 }
 
-fn parse_one(subtree: &ParsedSubtree<'_>) -> Option<Subtree> {
+fn parse_subtree(subtree: &ParsedSubtree<'_>) -> Option<Subtree> {
     if let GeneralName::DNSName(name) = subtree.base {
         return Some(Subtree::Name(name.to_ascii_lowercase()));
     }
     let GeneralName::IPAddress(bytes) = subtree.base else {
         return None;
     };
-    address_and_mask(bytes).map(Subtree::Network)
+    parse_masked_address(bytes).map(Subtree::Network)
 }
 
-fn address_and_mask(bytes: &[u8]) -> Option<IpNet> {
+fn parse_masked_address(bytes: &[u8]) -> Option<IpNet> {
     let (address, mask) = bytes.split_at_checked(bytes.len() / 2)?;
     let of = |half: &[u8]| match half.len() {
         4 => <[u8; 4]>::try_from(half).ok().map(IpAddr::from),
@@ -194,7 +194,7 @@ fn address_and_mask(bytes: &[u8]) -> Option<IpNet> {
 }
 
 /// `pattern` as a network, bare addresses included; mapped IPv4 is IPv4, as in a [`HostName`].
-fn network(pattern: &str) -> Option<IpNet> {
+fn parse_network(pattern: &str) -> Option<IpNet> {
     let found = pattern.parse().ok().or_else(|| pattern.parse::<IpAddr>().ok().map(IpNet::from))?;
     match (found.addr().to_canonical(), found.prefix_len().checked_sub(96)) {
         (IpAddr::V4(address), Some(length)) if found.addr().is_ipv6() => {
@@ -212,7 +212,7 @@ fn without_port(pattern: &str) -> &str {
     }
 }
 
-fn subtree(network: IpNet) -> GeneralSubtree {
+fn to_general_subtree(network: IpNet) -> GeneralSubtree {
     GeneralSubtree::IpAddress(CidrSubnet::from_addr_prefix(network.network(), network.prefix_len()))
 }
 
@@ -252,7 +252,7 @@ mod tests {
             (&[], None),
             (&too_many, None),
         ] {
-            let found = NameConstraints::covering(patterns.iter().copied());
+            let found = NameConstraints::from_patterns(patterns.iter().copied());
             assert_eq!(found.map(|found| found.to_string()).as_deref(), covered, "{patterns:?}");
         }
     }
@@ -272,9 +272,9 @@ mod tests {
             assert_eq!(is_below(name, base), below, "{name} below {base:?}");
         }
         let limits =
-            Limits { permitted: vec![Subtree::Name(".example.com".into())], excluded: vec![] };
+            NameLimits { permitted: vec![Subtree::Name(".example.com".into())], excluded: vec![] };
         let example = limits.examples().next().unwrap();
-        assert!(example.as_str() == "x.example.com" && limits.permit(&example));
-        assert!(!limits.permit(&HostName::parse("example.com").unwrap()));
+        assert!(example.as_str() == "x.example.com" && limits.permits(&example));
+        assert!(!limits.permits(&HostName::parse("example.com").unwrap()));
     }
 }

@@ -9,7 +9,7 @@ use std::time::{Duration, Instant, SystemTime};
 
 use zeroize::Zeroizing;
 
-use crate::{hex, random};
+use crate::{hex, random_bytes};
 
 /// Largest PEM file read: a full system store is about a quarter of it.
 pub(crate) const MAX_PEM: u64 = 1024 * 1024;
@@ -23,7 +23,7 @@ const LOCK_PAUSE: Duration = Duration::from_millis(20);
 
 /// A file changed again within one tick of a coarse file system clock looks unchanged; younger than
 /// this, its content is compared instead.
-const YOUNG: Duration = Duration::from_secs(2);
+const YOUNG_FILE_AGE: Duration = Duration::from_secs(2);
 
 /// Most entries of watched directories that are looked at; a system's store has some 300.
 const MAX_ENTRIES: usize = 4096;
@@ -54,9 +54,9 @@ impl FileError {
 }
 
 /// Reads `path`, at most `limit` bytes.
-pub(crate) fn read(path: &Path, limit: u64) -> Result<Vec<u8>, FileError> {
+pub(crate) fn read_bounded(path: &Path, limit: u64) -> Result<Vec<u8>, FileError> {
     let file = File::open(path).map_err(|source| FileError::io(path, source))?;
-    read_open(path, &file, limit)
+    read_handle(path, &file, limit)
 }
 
 /// Reads a private key, refusing one that other users may read or that the group may write.
@@ -64,15 +64,15 @@ pub(crate) fn read_secret(path: &Path) -> Result<Zeroizing<Vec<u8>>, FileError> 
     let file = File::open(path).map_err(|source| FileError::io(path, source))?;
     let found = file.metadata().map_err(|source| FileError::io(path, source))?;
     let mode = found.mode() & 0o777;
-    if !is_trusted(found.uid(), user()?) {
+    if !is_trusted(found.uid(), current_user()?) {
         return Err(FileError::Foreign { path: path.to_owned(), owner: found.uid() });
     }
-    check_surroundings(path)?;
+    check_parent_dir(path)?;
     // Group reading is how orchestrators hand a secret to a non-root process.
     if mode & 0o037 != 0 {
         return Err(FileError::Exposed { path: path.to_owned(), mode });
     }
-    read_open(path, &file, MAX_KEY).map(Zeroizing::new)
+    read_handle(path, &file, MAX_KEY).map(Zeroizing::new)
 }
 
 /// Who owns a file can change it, so it must be us or one who can do so anyway.
@@ -81,7 +81,7 @@ fn is_trusted(owner: u32, user: u32) -> bool {
 }
 
 /// The user this process acts as.
-fn user() -> Result<u32, FileError> {
+fn current_user() -> Result<u32, FileError> {
     let path = Path::new("/proc/self/status");
     let status = fs::read_to_string(path).map_err(|source| FileError::io(path, source))?;
     // Uid: real, effective, saved, file system; see proc(5).
@@ -92,7 +92,7 @@ fn user() -> Result<u32, FileError> {
 
 /// Refuses a key in a directory where others could put another in its place. A sticky one, as orchestrators
 /// make them for secrets, lets nobody replace what is not his own.
-fn check_surroundings(path: &Path) -> Result<(), FileError> {
+fn check_parent_dir(path: &Path) -> Result<(), FileError> {
     let real = fs::canonicalize(path).map_err(|source| FileError::io(path, source))?;
     let Some(dir) = real.parent() else {
         return Ok(());
@@ -104,7 +104,7 @@ fn check_surroundings(path: &Path) -> Result<(), FileError> {
     Ok(())
 }
 
-fn read_open(path: &Path, file: &File, limit: u64) -> Result<Vec<u8>, FileError> {
+fn read_handle(path: &Path, file: &File, limit: u64) -> Result<Vec<u8>, FileError> {
     let size = file.metadata().map_err(|source| FileError::io(path, source))?.len();
     // Sized beforehand, so that a key leaves no copy in a buffer that grew.
     let mut content = Vec::with_capacity(usize::try_from(size.min(limit)).unwrap_or(0) + 1);
@@ -118,14 +118,18 @@ fn read_open(path: &Path, file: &File, limit: u64) -> Result<Vec<u8>, FileError>
 
 /// Who may read a file that is written.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Readers {
+pub(crate) enum FileReaders {
     Everybody,
     Owner,
 }
 
 /// Replaces `path` by `content`, whole or not at all, and durably.
-pub(crate) fn write(path: &Path, content: &[u8], readers: Readers) -> Result<(), FileError> {
-    let temporary = temporary_beside(path)?;
+pub(crate) fn write_atomic(
+    path: &Path,
+    content: &[u8],
+    readers: FileReaders,
+) -> Result<(), FileError> {
+    let temporary = temporary_path(path)?;
     let written = write_new(&temporary, content, readers)
         .and_then(|()| fs::rename(&temporary, path))
         .and_then(|()| sync_directory(path));
@@ -136,10 +140,10 @@ pub(crate) fn write(path: &Path, content: &[u8], readers: Readers) -> Result<(),
     written.map_err(|source| FileError::io(path, source))
 }
 
-fn write_new(path: &Path, content: &[u8], readers: Readers) -> io::Result<()> {
+fn write_new(path: &Path, content: &[u8], readers: FileReaders) -> io::Result<()> {
     let mode = match readers {
-        Readers::Everybody => 0o644,
-        Readers::Owner => 0o600,
+        FileReaders::Everybody => 0o644,
+        FileReaders::Owner => 0o600,
     };
     let mut file = OpenOptions::new().write(true).create_new(true).mode(mode).open(path)?;
     // The umask may have taken more away than wanted from a file everybody should read.
@@ -157,8 +161,9 @@ fn sync_directory(path: &Path) -> io::Result<()> {
 }
 
 /// Random, so that what an interrupted start left behind is in nobody's way.
-fn temporary_beside(path: &Path) -> Result<PathBuf, FileError> {
-    let random = random::<8>().map_err(|error| FileError::io(path, io::Error::other(error)))?;
+fn temporary_path(path: &Path) -> Result<PathBuf, FileError> {
+    let random =
+        random_bytes::<8>().map_err(|error| FileError::io(path, io::Error::other(error)))?;
     let mut name = path.file_name().unwrap_or_default().to_owned();
     name.push(format!(".{}.new", hex(&random)));
     Ok(path.with_file_name(name))
@@ -178,7 +183,7 @@ pub(crate) fn make_private_dir(dir: &Path) -> Result<(), FileError> {
 
 fn check_private_dir(dir: &Path) -> Result<(), FileError> {
     let found = fs::metadata(dir).map_err(|source| FileError::io(dir, source))?;
-    if !is_trusted(found.uid(), user()?) {
+    if !is_trusted(found.uid(), current_user()?) {
         return Err(FileError::Foreign { path: dir.to_owned(), owner: found.uid() });
     }
     match found.mode() & 0o7777 {
@@ -188,7 +193,7 @@ fn check_private_dir(dir: &Path) -> Result<(), FileError> {
 }
 
 /// Holds the lock of `dir` until dropped, so that two starts do not make two sets of keys.
-pub(crate) fn lock(dir: &Path) -> Result<File, FileError> {
+pub(crate) fn lock_dir(dir: &Path) -> Result<File, FileError> {
     // Nobody else can write here, so nobody swaps the lock between the look at it and its opening.
     check_private_dir(dir)?;
     let path = dir.join(".lock");
@@ -217,7 +222,7 @@ fn wait_for_lock(path: &Path, file: &File, patience: Duration) -> Result<(), Fil
 
 /// What a file looked like when it was last read.
 #[derive(Clone, Debug, PartialEq, Eq)]
-struct Stamp {
+struct FileStamp {
     device: u64,
     inode: u64,
     size: u64,
@@ -225,9 +230,9 @@ struct Stamp {
     changed: (i64, i64),
 }
 
-impl Stamp {
+impl FileStamp {
     /// Symbolic links are followed, so that a swapped link is a change.
-    fn of(path: &Path) -> io::Result<Self> {
+    fn read(path: &Path) -> io::Result<Self> {
         let found = fs::metadata(path)?;
         Ok(Self {
             device: found.dev(),
@@ -241,7 +246,7 @@ impl Stamp {
     fn is_young(&self) -> bool {
         let now = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
         let changed = Duration::from_secs(u64::try_from(self.changed.0).unwrap_or(0));
-        now.saturating_sub(changed) < YOUNG
+        now.saturating_sub(changed) < YOUNG_FILE_AGE
     }
 }
 
@@ -250,29 +255,30 @@ impl Stamp {
 /// Unchanged costs one `stat` a path and one an entry of a directory, whose own stamp does not tell when an
 /// entry is written over or what a link leads to. Who finds a change reads the files itself.
 #[derive(Debug)]
-pub(crate) struct Watch {
+pub(crate) struct FilePoller {
     paths: Vec<PathBuf>,
-    stamps: Vec<(Option<Stamp>, PathBuf)>,
+    stamps: Vec<(Option<FileStamp>, PathBuf)>,
     young: bool,
 }
 
-impl Watch {
+impl FilePoller {
     /// Begins with everything changed, so that the first look reads.
     pub(crate) fn new(paths: Vec<PathBuf>) -> Self {
         Self { paths, stamps: Vec::new(), young: true }
     }
 
     /// Whether to read again. Taken before reading, so that a change during it is seen next time.
-    pub(crate) fn changed(&mut self) -> bool {
-        let entries = self.paths.iter().flat_map(|path| entries(path));
+    pub(crate) fn poll_changed(&mut self) -> bool {
+        let entries = self.paths.iter().flat_map(|path| list_entries(path));
         let seen: Vec<PathBuf> = self.paths.iter().cloned().chain(entries).collect();
         let too_many = seen.len() > self.paths.len() + MAX_ENTRIES;
-        let stamp = |path: PathBuf| (Stamp::of(&path).ok(), path);
+        let stamp = |path: PathBuf| (FileStamp::read(&path).ok(), path);
         let stamps: Vec<_> =
             seen.into_iter().take(self.paths.len() + MAX_ENTRIES).map(stamp).collect();
         let changed = self.young || stamps != self.stamps;
-        let young =
-            |(stamp, _): &(Option<Stamp>, PathBuf)| stamp.as_ref().is_some_and(Stamp::is_young);
+        let young = |(stamp, _): &(Option<FileStamp>, PathBuf)| {
+            stamp.as_ref().is_some_and(FileStamp::is_young)
+        };
         // What is beyond the bound is not looked at, so it is read every time.
         self.young = too_many || stamps.iter().any(young);
         self.stamps = stamps;
@@ -280,13 +286,13 @@ impl Watch {
     }
 
     /// Makes the next look read again, because this one came to nothing.
-    pub(crate) fn look_again(&mut self) {
+    pub(crate) fn mark_changed(&mut self) {
         self.young = true;
     }
 }
 
 /// What is in `path`, if that is a directory, in an order of its own.
-fn entries(path: &Path) -> Vec<PathBuf> {
+fn list_entries(path: &Path) -> Vec<PathBuf> {
     let found = fs::read_dir(path).into_iter().flatten().flatten();
     let mut entries: Vec<PathBuf> = found.map(|entry| entry.path()).take(MAX_ENTRIES + 1).collect();
     entries.sort_unstable();
@@ -301,7 +307,7 @@ mod tests {
     fn key_files_are_written_for_the_owner_and_refused_when_exposed() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("key");
-        write(&path, b"secret", Readers::Owner).unwrap();
+        write_atomic(&path, b"secret", FileReaders::Owner).unwrap();
         assert_eq!(fs::metadata(&path).unwrap().mode() & 0o777, 0o600);
         for (mode, read) in [
             (0o600, true),
@@ -332,9 +338,9 @@ mod tests {
             assert_eq!(is_trusted(owner, user), trusted, "{owner} for {user}");
         }
         let dir = tempfile::tempdir().unwrap();
-        assert_eq!(user().unwrap(), fs::metadata(dir.path()).unwrap().uid());
+        assert_eq!(current_user().unwrap(), fs::metadata(dir.path()).unwrap().uid());
         let path = dir.path().join("key");
-        write(&path, b"secret", Readers::Owner).unwrap();
+        write_atomic(&path, b"secret", FileReaders::Owner).unwrap();
         if std::os::unix::fs::chown(&path, Some(65534), None).is_ok() {
             assert!(matches!(read_secret(&path), Err(FileError::Foreign { owner: 65534, .. })));
         }
@@ -347,7 +353,7 @@ mod tests {
         make_private_dir(&inner).unwrap();
         assert_eq!(fs::metadata(&inner).unwrap().mode() & 0o777, 0o700);
         let path = inner.join("key");
-        write(&path, b"secret", Readers::Owner).unwrap();
+        write_atomic(&path, b"secret", FileReaders::Owner).unwrap();
         for (mode, reads, made) in [
             (0o700, true, true),
             (0o755, true, true),
@@ -358,23 +364,23 @@ mod tests {
             fs::set_permissions(&inner, Permissions::from_mode(mode)).unwrap();
             assert_eq!(read_secret(&path).is_ok(), reads, "{mode:o}");
             assert_eq!(make_private_dir(&inner).is_ok(), made, "{mode:o}");
-            assert_eq!(lock(&inner).is_ok(), made, "{mode:o}");
+            assert_eq!(lock_dir(&inner).is_ok(), made, "{mode:o}");
         }
         fs::set_permissions(&inner, Permissions::from_mode(0o700)).unwrap();
         fs::remove_file(inner.join(".lock")).unwrap();
         std::os::unix::fs::symlink(dir.path().join("elsewhere"), inner.join(".lock")).unwrap();
-        assert!(matches!(lock(&inner), Err(FileError::Link { .. })));
+        assert!(matches!(lock_dir(&inner), Err(FileError::Link { .. })));
         assert!(!dir.path().join("elsewhere").exists());
     }
 
     #[test]
-    fn reading_is_bounded() {
+    fn p17_reading_is_bounded() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("file");
-        write(&path, &[0; 100], Readers::Everybody).unwrap();
-        assert_eq!(read(&path, 100).unwrap().len(), 100);
-        assert!(matches!(read(&path, 99), Err(FileError::Large { limit: 99, .. })));
-        assert!(matches!(read(Path::new("/dev/zero"), 10), Err(FileError::Large { .. })));
+        write_atomic(&path, &[0; 100], FileReaders::Everybody).unwrap();
+        assert_eq!(read_bounded(&path, 100).unwrap().len(), 100);
+        assert!(matches!(read_bounded(&path, 99), Err(FileError::Large { limit: 99, .. })));
+        assert!(matches!(read_bounded(Path::new("/dev/zero"), 10), Err(FileError::Large { .. })));
     }
 
     #[test]
@@ -384,20 +390,20 @@ mod tests {
             (dir.path().join("1"), dir.path().join("2"), dir.path().join("link"));
         for path in [&one, &two] {
             fs::write(path, "same").unwrap();
-            age(path);
+            make_old(path);
         }
         std::os::unix::fs::symlink(&one, &link).unwrap();
-        let mut watch = Watch::new(vec![link.clone()]);
-        assert!(watch.changed(), "the first look reads");
+        let mut watch = FilePoller::new(vec![link.clone()]);
+        assert!(watch.poll_changed(), "the first look reads");
         watch.young = false;
-        assert!(!watch.changed());
+        assert!(!watch.poll_changed());
 
         fs::remove_file(&link).unwrap();
         std::os::unix::fs::symlink(&two, &link).unwrap();
-        assert!(watch.changed(), "link swapped to a file of the same size and time");
+        assert!(watch.poll_changed(), "link swapped to a file of the same size and time");
         watch.young = false;
         fs::remove_file(&two).unwrap();
-        assert!(watch.changed(), "removed");
+        assert!(watch.poll_changed(), "removed");
     }
 
     #[test]
@@ -408,9 +414,9 @@ mod tests {
             fs::write(path, "two roots").unwrap();
         }
         std::os::unix::fs::symlink(&target, dir.path().join("87654321.0")).unwrap();
-        let mut watch = Watch::new(vec![dir.path().to_owned()]);
+        let mut watch = FilePoller::new(vec![dir.path().to_owned()]);
         let mut changed = || {
-            let changed = watch.changed();
+            let changed = watch.poll_changed();
             watch.young = false;
             changed
         };
@@ -430,22 +436,22 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("file");
         fs::write(&path, "a").unwrap();
-        let mut watch = Watch::new(vec![path]);
-        assert!(watch.changed());
-        assert!(watch.changed(), "it may have changed within one tick");
+        let mut watch = FilePoller::new(vec![path]);
+        assert!(watch.poll_changed());
+        assert!(watch.poll_changed(), "it may have changed within one tick");
     }
 
     #[test]
-    fn a_lock_that_is_held_is_waited_for_within_bounds() {
+    fn p17_a_lock_that_is_held_is_waited_for_within_bounds() {
         let dir = tempfile::tempdir().unwrap();
-        let _held = lock(dir.path()).unwrap();
+        let _held = lock_dir(dir.path()).unwrap();
         let path = dir.path().join(".lock");
         let again = File::options().write(true).open(&path).unwrap();
         let refused = wait_for_lock(&path, &again, Duration::from_millis(50));
         assert!(matches!(refused, Err(FileError::Locked { .. })));
     }
 
-    fn age(path: &Path) {
+    fn make_old(path: &Path) {
         let long_ago = SystemTime::now() - Duration::from_secs(3600);
         File::options().write(true).open(path).unwrap().set_modified(long_ago).unwrap();
     }

@@ -19,9 +19,9 @@ use rustls::server::{
 use rustls::sign::CertifiedKey;
 use rustls_pki_types::UnixTime;
 
-use crate::authority::{Authority, serial};
-use crate::bounded::{Bound, Bounded};
-use crate::chain::{Valid, moment};
+use crate::authority::{CertificateAuthority, random_serial};
+use crate::bounded_cache::{BoundedCache, CacheBound};
+use crate::chain::{ValidityPeriod, to_datetime};
 use crate::host::HostName;
 
 /// How long before its minting a leaf is valid already, for sandboxes whose clock is behind.
@@ -68,13 +68,13 @@ impl LeafError {
 pub struct Leaf {
     certified: Arc<CertifiedKey>,
     config: Arc<ServerConfig>,
-    valid: Valid,
+    valid: ValidityPeriod,
     minted: u64,
 }
 
 impl Leaf {
     /// The chain and the key, for a resolver of one's own.
-    pub fn certified(&self) -> &Arc<CertifiedKey> {
+    pub fn certified_key(&self) -> &Arc<CertifiedKey> {
         &self.certified
     }
 
@@ -83,7 +83,7 @@ impl Leaf {
         &self.config
     }
 
-    pub fn valid(&self) -> Valid {
+    pub fn valid(&self) -> ValidityPeriod {
         self.valid
     }
 
@@ -102,9 +102,9 @@ impl fmt::Debug for Leaf {
 
 /// The leaves of one sandbox.
 pub struct LeafCache {
-    authority: Arc<Authority>,
+    authority: Arc<CertificateAuthority>,
     template: ServerConfig,
-    leaves: Mutex<Bounded<HostName, Leaf>>,
+    leaves: Mutex<BoundedCache<HostName, Leaf>>,
 }
 
 impl LeafCache {
@@ -113,20 +113,20 @@ impl LeafCache {
     /// # Errors
     ///
     /// Only if this build of rustls offers no TLS version.
-    pub fn new(authority: Arc<Authority>) -> Result<Self, rustls::Error> {
-        let mut template = ServerConfig::builder_with_provider(crate::provider())
+    pub fn new(authority: Arc<CertificateAuthority>) -> Result<Self, rustls::Error> {
+        let mut template = ServerConfig::builder_with_provider(crate::crypto_provider())
             .with_safe_default_protocol_versions()?
             .with_no_client_auth()
-            .with_cert_resolver(Arc::new(Nobody));
+            .with_cert_resolver(Arc::new(NoCertResolver));
         template.alpn_protocols = vec![b"h2".to_vec(), b"http/1.1".to_vec()];
         template.session_storage = ServerSessionMemoryCache::new(MAX_SESSIONS);
-        let leaves = Mutex::new(Bounded::new(Bound::twice(HALF_OF_LEAVES)));
+        let leaves = Mutex::new(BoundedCache::new(CacheBound::from_half(HALF_OF_LEAVES)));
         Ok(Self { authority, template, leaves })
     }
 
     /// The leaf for `host`: from the cache, or minted now.
     pub fn leaf(&self, host: &HostName, now: UnixTime) -> Result<Leaf, LeafError> {
-        let kept = self.lock().ask(host).cloned();
+        let kept = self.lock_leaves().get(host).cloned();
         if let Some(leaf) = kept
             && leaf.is_fresh(now.as_secs())
         {
@@ -134,51 +134,51 @@ impl LeafCache {
         }
         // Minted without the lock: two at once for one name cost a signature, not a wait for everybody.
         let leaf = self.mint(host, now)?;
-        self.lock().keep(host.clone(), leaf.clone());
+        self.lock_leaves().insert(host.clone(), leaf.clone());
         Ok(leaf)
     }
 
     /// How many leaves are kept.
     pub fn len(&self) -> usize {
-        self.lock().len()
+        self.lock_leaves().len()
     }
 
     pub fn is_empty(&self) -> bool {
         self.len() == 0
     }
 
-    pub fn authority(&self) -> &Arc<Authority> {
+    pub fn authority(&self) -> &Arc<CertificateAuthority> {
         &self.authority
     }
 
     fn mint(&self, host: &HostName, now: UnixTime) -> Result<Leaf, LeafError> {
-        let valid = self.life(now.as_secs())?;
+        let valid = self.leaf_validity(now.as_secs())?;
         if !self.authority.permits(host) {
             return Err(LeafError::OutsideConstraints(host.clone()));
         }
         let mut chain = vec![self.authority.sign(host, valid).map_err(LeafError::Signing)?];
-        chain.extend_from_slice(self.authority.served());
+        chain.extend_from_slice(self.authority.intermediates());
         let certified = Arc::new(CertifiedKey::new(chain, self.authority.leaf_signer()));
         let mut config = self.template.clone();
-        config.cert_resolver = Arc::new(Only(certified.clone()));
+        config.cert_resolver = Arc::new(FixedCertResolver(certified.clone()));
         let all = self.template.session_storage.clone();
-        config.session_storage = Arc::new(SessionsOf { host: host.clone(), all });
+        config.session_storage = Arc::new(HostSessions { host: host.clone(), all });
         Ok(Leaf { certified, config: Arc::new(config), valid, minted: now.as_secs() })
     }
 
     /// Within the life of the authority, so that the chain is never valid in parts.
-    fn life(&self, now: u64) -> Result<Valid, LeafError> {
+    fn leaf_validity(&self, now: u64) -> Result<ValidityPeriod, LeafError> {
         let authority = self.authority.valid();
         if now < authority.from || now >= authority.to {
             return Err(LeafError::AuthorityExpired);
         }
-        Ok(Valid {
+        Ok(ValidityPeriod {
             from: now.saturating_sub(BACKDATED.as_secs()).max(authority.from),
             to: now.saturating_add(LIFE.as_secs()).min(authority.to),
         })
     }
 
-    fn lock(&self) -> std::sync::MutexGuard<'_, Bounded<HostName, Leaf>> {
+    fn lock_leaves(&self) -> std::sync::MutexGuard<'_, BoundedCache<HostName, Leaf>> {
         // A panic elsewhere leaves whole entries behind, so a poisoned cache is still a cache.
         self.leaves.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -191,14 +191,17 @@ impl fmt::Debug for LeafCache {
 }
 
 /// What a leaf for `host` says.
-pub(crate) fn params(host: &HostName, valid: Valid) -> Result<CertificateParams, rcgen::Error> {
+pub(crate) fn leaf_params(
+    host: &HostName,
+    valid: ValidityPeriod,
+) -> Result<CertificateParams, rcgen::Error> {
     let mut params = CertificateParams::default();
     params.subject_alt_names = alternative_names(host)?;
     params.distinguished_name = DistinguishedName::new();
     params.distinguished_name.push(DnType::CommonName, common_name(host));
-    params.serial_number = Some(serial().map_err(|_| rcgen::Error::RingUnspecified)?);
-    params.not_before = moment(valid.from);
-    params.not_after = moment(valid.to);
+    params.serial_number = Some(random_serial().map_err(|_| rcgen::Error::RingUnspecified)?);
+    params.not_before = to_datetime(valid.from);
+    params.not_after = to_datetime(valid.to);
     params.key_usages = vec![KeyUsagePurpose::DigitalSignature];
     params.extended_key_usages = vec![ExtendedKeyUsagePurpose::ServerAuth];
     params.use_authority_key_identifier_extension = true;
@@ -221,15 +224,15 @@ fn common_name(host: &HostName) -> &str {
 }
 
 /// Presents one leaf, whatever is asked for.
-struct Only(Arc<CertifiedKey>);
+struct FixedCertResolver(Arc<CertifiedKey>);
 
-impl ResolvesServerCert for Only {
+impl ResolvesServerCert for FixedCertResolver {
     fn resolve(&self, _: ClientHello<'_>) -> Option<Arc<CertifiedKey>> {
         Some(self.0.clone())
     }
 }
 
-impl fmt::Debug for Only {
+impl fmt::Debug for FixedCertResolver {
     fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
         formatter.write_str("Only")
     }
@@ -238,28 +241,28 @@ impl fmt::Debug for Only {
 /// The sessions of one name within the store of all, so that none is resumed under another name, where the
 /// client would not see the certificate that belongs to it.
 #[derive(Debug)]
-struct SessionsOf {
+struct HostSessions {
     host: HostName,
     all: Arc<dyn StoresServerSessions>,
 }
 
-impl SessionsOf {
-    fn key(&self, key: &[u8]) -> Vec<u8> {
+impl HostSessions {
+    fn scoped_key(&self, key: &[u8]) -> Vec<u8> {
         [self.host.as_str().as_bytes(), &[0], key].concat()
     }
 }
 
-impl StoresServerSessions for SessionsOf {
+impl StoresServerSessions for HostSessions {
     fn put(&self, key: Vec<u8>, value: Vec<u8>) -> bool {
-        self.all.put(self.key(&key), value)
+        self.all.put(self.scoped_key(&key), value)
     }
 
     fn get(&self, key: &[u8]) -> Option<Vec<u8>> {
-        self.all.get(&self.key(key))
+        self.all.get(&self.scoped_key(key))
     }
 
     fn take(&self, key: &[u8]) -> Option<Vec<u8>> {
-        self.all.take(&self.key(key))
+        self.all.take(&self.scoped_key(key))
     }
 
     fn can_cache(&self) -> bool {
@@ -269,9 +272,9 @@ impl StoresServerSessions for SessionsOf {
 
 /// Presents nothing: the template itself must never serve.
 #[derive(Debug)]
-struct Nobody;
+struct NoCertResolver;
 
-impl ResolvesServerCert for Nobody {
+impl ResolvesServerCert for NoCertResolver {
     fn resolve(&self, _: ClientHello<'_>) -> Option<Arc<CertifiedKey>> {
         None
     }

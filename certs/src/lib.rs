@@ -13,14 +13,14 @@
 //! in here. aws-lc-rs is the only provider of cryptography.
 
 pub mod authority;
-mod bounded;
+mod bounded_cache;
 pub mod bundle;
 mod chain;
 pub mod constraints;
+mod exact_issuer;
 pub mod files;
 pub mod host;
 pub mod identity;
-mod issued;
 pub mod leaf;
 pub mod pem;
 mod pkcs12;
@@ -28,20 +28,20 @@ pub mod service_token;
 pub mod trust;
 pub mod variables;
 
-pub use authority::{Authority, AuthorityError, AuthorityOptions};
-pub use chain::{Valid, date};
+pub use authority::{AuthorityError, AuthorityOptions, CertificateAuthority};
+pub use chain::{ValidityPeriod, format_date};
 pub use constraints::NameConstraints;
 pub use host::{HostName, HostNameError};
 pub use leaf::{LeafCache, LeafError};
 pub use rustls_pki_types::UnixTime;
-pub use trust::{Peer, Trust, TrustError, TrustSource};
+pub use trust::{TlsPeer, TrustError, TrustSource, TrustStore};
 
 use std::sync::{Arc, OnceLock};
 
 use rustls::crypto::CryptoProvider;
 
 /// The one provider of cryptography, shared so that nobody takes the process-wide default.
-pub fn provider() -> Arc<CryptoProvider> {
+pub fn crypto_provider() -> Arc<CryptoProvider> {
     static PROVIDER: OnceLock<Arc<CryptoProvider>> = OnceLock::new();
     PROVIDER.get_or_init(|| Arc::new(rustls::crypto::aws_lc_rs::default_provider())).clone()
 }
@@ -54,7 +54,7 @@ pub(crate) fn sha256(bytes: &[u8]) -> [u8; 32] {
 }
 
 /// `N` bytes from the operating system's generator.
-pub(crate) fn random<const N: usize>() -> Result<[u8; N], NoRandomness> {
+pub(crate) fn random_bytes<const N: usize>() -> Result<[u8; N], NoRandomness> {
     let mut bytes = [0; N];
     aws_lc_rs::rand::fill(&mut bytes).map_err(|_| NoRandomness)?;
     Ok(bytes)

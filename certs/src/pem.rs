@@ -43,44 +43,44 @@ pub fn private_key(text: &[u8]) -> Result<Zeroizing<PrivateKeyDer<'static>>, Pem
         return Err(PemError::EncryptedKey);
     }
     let (kind, body) = first_key(text).ok_or(PemError::NoKey)?;
-    let der = decode(body).ok_or(PemError::NoKey)?.to_vec();
+    let der = decode_base64(body).ok_or(PemError::NoKey)?.to_vec();
     Ok(Zeroizing::new(match kind {
-        Kind::Pkcs1 => PrivateKeyDer::Pkcs1(der.into()),
-        Kind::Pkcs8 => PrivateKeyDer::Pkcs8(der.into()),
-        Kind::Sec1 => PrivateKeyDer::Sec1(der.into()),
+        KeyFormat::Pkcs1 => PrivateKeyDer::Pkcs1(der.into()),
+        KeyFormat::Pkcs8 => PrivateKeyDer::Pkcs8(der.into()),
+        KeyFormat::Sec1 => PrivateKeyDer::Sec1(der.into()),
     }))
 }
 
 #[derive(Clone, Copy)]
-enum Kind {
+enum KeyFormat {
     Pkcs1,
     Pkcs8,
     Sec1,
 }
 
 /// The kind and the base64 of the key that stands first.
-fn first_key(text: &[u8]) -> Option<(Kind, &[u8])> {
+fn first_key(text: &[u8]) -> Option<(KeyFormat, &[u8])> {
     let kinds = [
-        (Kind::Pkcs1, "RSA PRIVATE KEY"),
-        (Kind::Pkcs8, "PRIVATE KEY"),
-        (Kind::Sec1, "EC PRIVATE KEY"),
+        (KeyFormat::Pkcs1, "RSA PRIVATE KEY"),
+        (KeyFormat::Pkcs8, "PRIVATE KEY"),
+        (KeyFormat::Sec1, "EC PRIVATE KEY"),
     ];
     let found = kinds.into_iter().filter_map(|(kind, label)| {
-        let (start, after) = after(text, format!("-----BEGIN {label}-----").as_bytes())?;
-        let (length, _) = self::after(after, format!("-----END {label}-----").as_bytes())?;
+        let (start, after) = find_after(text, format!("-----BEGIN {label}-----").as_bytes())?;
+        let (length, _) = self::find_after(after, format!("-----END {label}-----").as_bytes())?;
         Some((start, kind, after.get(..length)?))
     });
     found.min_by_key(|(start, _, _)| *start).map(|(_, kind, body)| (kind, body))
 }
 
 /// Where `mark` begins in `text`, and what comes after it.
-fn after<'a>(text: &'a [u8], mark: &[u8]) -> Option<(usize, &'a [u8])> {
+fn find_after<'a>(text: &'a [u8], mark: &[u8]) -> Option<(usize, &'a [u8])> {
     let start = text.windows(mark.len()).position(|window| window == mark)?;
     Some((start, text.get(start + mark.len()..)?))
 }
 
 /// Every buffer on the way is sized beforehand and wiped, so that no copy of a key stays behind.
-fn decode(body: &[u8]) -> Option<Zeroizing<Vec<u8>>> {
+fn decode_base64(body: &[u8]) -> Option<Zeroizing<Vec<u8>>> {
     let mut plain = Zeroizing::new(Vec::with_capacity(body.len()));
     plain.extend(body.iter().copied().filter(|byte| !byte.is_ascii_whitespace()));
     let mut der = Zeroizing::new(vec![0; base64::decoded_len_estimate(plain.len())]);
@@ -90,16 +90,16 @@ fn decode(body: &[u8]) -> Option<Zeroizing<Vec<u8>>> {
 }
 
 /// `der` as a `CERTIFICATE`.
-pub fn from_certificate(der: &CertificateDer<'_>) -> String {
-    encode("CERTIFICATE", der).to_string()
+pub fn encode_certificate(der: &CertificateDer<'_>) -> String {
+    encode_block("CERTIFICATE", der).to_string()
 }
 
 /// `der` (PKCS#8) as a `PRIVATE KEY`, wiped when dropped.
-pub fn from_private_key(der: &[u8]) -> Zeroizing<String> {
-    encode("PRIVATE KEY", der)
+pub fn encode_private_key(der: &[u8]) -> Zeroizing<String> {
+    encode_block("PRIVATE KEY", der)
 }
 
-fn encode(label: &str, der: &[u8]) -> Zeroizing<String> {
+fn encode_block(label: &str, der: &[u8]) -> Zeroizing<String> {
     let mut body = STANDARD.encode(der).into_bytes();
     // One allocation, so that a key leaves no copy behind in a buffer that grew.
     let mut text = String::with_capacity(body.len() + body.len() / LINE + 2 * label.len() + 40);
@@ -121,7 +121,7 @@ mod tests {
     fn what_was_written_is_read_back() {
         for length in [1, 47, 48, 49, 96, 1000] {
             let der = CertificateDer::from(vec![0x30; length]);
-            let text = from_certificate(&der);
+            let text = encode_certificate(&der);
             assert!(text.lines().all(|line| line.len() <= LINE), "{length}");
             assert_eq!(certificates(text.as_bytes()).unwrap(), [der], "{length}");
         }

@@ -8,7 +8,7 @@ use rustls_pki_types::CertificateDer;
 use yasna::models::ObjectIdentifier;
 use yasna::{DERWriter, construct_der};
 
-use crate::{NoRandomness, random};
+use crate::{NoRandomness, random_bytes};
 
 /// What Java itself uses for a store of public certificates.
 pub(crate) const PASSWORD: &str = "changeit";
@@ -32,7 +32,7 @@ const SHA256: &[u64] = &[2, 16, 840, 1, 101, 3, 4, 2, 1];
 pub(crate) fn trust_store(
     certificates: &[(String, CertificateDer<'_>)],
 ) -> Result<Vec<u8>, NoRandomness> {
-    let salt = random::<16>()?;
+    let salt = random_bytes::<16>()?;
     let bags = construct_der(|writer| {
         writer.write_sequence_of(|writer| {
             for (alias, certificate) in certificates {
@@ -47,7 +47,7 @@ pub(crate) fn trust_store(
         writer.write_sequence(|writer| {
             writer.next().write_u8(3);
             write_data(writer.next(), &safe);
-            write_code(writer.next(), code.as_ref(), &salt);
+            write_mac(writer.next(), code.as_ref(), &salt);
         });
     }))
 }
@@ -89,7 +89,7 @@ fn write_attribute(writer: DERWriter<'_>, kind: &[u64], value: impl FnOnce(DERWr
 }
 
 /// `MacData`.
-fn write_code(writer: DERWriter<'_>, code: &[u8], salt: &[u8]) {
+fn write_mac(writer: DERWriter<'_>, code: &[u8], salt: &[u8]) {
     writer.write_sequence(|writer| {
         writer.next().write_sequence(|writer| {
             writer.next().write_sequence(|writer| {
@@ -108,8 +108,8 @@ fn integrity_key(salt: &[u8]) -> [u8; 32] {
     let password: Vec<u8> = PASSWORD.encode_utf16().chain([0]).flat_map(u16::to_be_bytes).collect();
     let mut hash = digest::Context::new(&digest::SHA256);
     hash.update(&[FOR_INTEGRITY; BLOCK]);
-    hash.update(&filled(salt));
-    hash.update(&filled(&password));
+    hash.update(&fill_blocks(salt));
+    hash.update(&fill_blocks(&password));
     let mut key = hash.finish();
     for _ in 1..ITERATIONS {
         key = digest::digest(&digest::SHA256, key.as_ref());
@@ -120,7 +120,7 @@ fn integrity_key(salt: &[u8]) -> [u8; 32] {
 }
 
 /// `part` repeated until it fills whole blocks.
-fn filled(part: &[u8]) -> Vec<u8> {
+fn fill_blocks(part: &[u8]) -> Vec<u8> {
     let length = part.len().next_multiple_of(BLOCK);
     part.iter().copied().cycle().take(length).collect()
 }

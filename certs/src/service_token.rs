@@ -13,9 +13,11 @@ use base64::engine::general_purpose::URL_SAFE_NO_PAD;
 use rustls_pki_types::UnixTime;
 use serde_json::{Value, json};
 
-use crate::bounded::{Bound, Bounded};
-use crate::identity::{Algorithm, KeyError, MAX_SKEW, SigningKey, Subject, Token, is_plain};
-use crate::{NoRandomness, hex, random, sha256};
+use crate::bounded_cache::{BoundedCache, CacheBound};
+use crate::identity::{
+    KeyError, MAX_SKEW, SignedToken, SigningAlgorithm, SigningKey, Subject, is_plain,
+};
+use crate::{NoRandomness, hex, random_bytes, sha256};
 
 /// Longest life of a token towards a service.
 pub const MAX_LIFE: Duration = Duration::from_secs(60);
@@ -79,24 +81,24 @@ pub struct ServiceClaims<'a> {
 /// Signs tokens towards services and keeps each for half its life.
 pub struct ServiceTokens {
     key: SigningKey,
-    previous: Option<Previous>,
+    previous: Option<PreviousKey>,
     issuer: String,
     actor: String,
     profile: ServiceProfile,
     life: Duration,
-    kept: Mutex<Bounded<[u8; 32], Kept>>,
+    kept: Mutex<BoundedCache<[u8; 32], CachedServiceToken>>,
 }
 
 /// The public half of a key that signs no more.
-struct Previous {
+struct PreviousKey {
     jwk: Value,
     /// Unix seconds at which the last token it signed has ended everywhere.
     ends: u64,
 }
 
 #[derive(Clone)]
-struct Kept {
-    token: Arc<Token>,
+struct CachedServiceToken {
+    token: Arc<SignedToken>,
     issued_at: u64,
 }
 
@@ -109,11 +111,11 @@ impl ServiceTokens {
         life: Duration,
     ) -> Result<Self, ServiceTokenError> {
         match (key.algorithm(), profile) {
-            (Algorithm::EdDsa, _) => return Err(ServiceTokenError::KeyKind),
-            (Algorithm::Es256, ServiceProfile::Astrocyte) => {
+            (SigningAlgorithm::EdDsa, _) => return Err(ServiceTokenError::KeyKind),
+            (SigningAlgorithm::Es256, ServiceProfile::Astrocyte) => {
                 return Err(ServiceTokenError::Algorithm);
             }
-            (Algorithm::Es256, ServiceProfile::Generic) | (Algorithm::Rs256, _) => {}
+            (SigningAlgorithm::Es256, ServiceProfile::Generic) | (SigningAlgorithm::Rs256, _) => {}
         }
         if !(MIN_LIFE..=MAX_LIFE).contains(&life) {
             return Err(ServiceTokenError::Life);
@@ -121,13 +123,13 @@ impl ServiceTokens {
         if !is_plain(issuer, MAX_NAME) {
             return Err(ServiceTokenError::Characters("issuer"));
         }
-        let kept = Mutex::new(Bounded::new(Bound::twice(HALF_OF_TOKENS)));
+        let kept = Mutex::new(BoundedCache::new(CacheBound::from_half(HALF_OF_TOKENS)));
         let (issuer, actor) = (issuer.to_owned(), issuer.to_owned());
         Ok(Self { key, previous: None, issuer, actor, profile, life, kept })
     }
 
     /// Names the proxy itself as the actor (`act.sub`), where several sign as one issuer.
-    pub fn acting_as(mut self, actor: &str) -> Result<Self, ServiceTokenError> {
+    pub fn with_actor(mut self, actor: &str) -> Result<Self, ServiceTokenError> {
         if !is_plain(actor, MAX_NAME) {
             return Err(ServiceTokenError::Characters("actor"));
         }
@@ -136,11 +138,11 @@ impl ServiceTokens {
     }
 
     /// Takes over from `previous`, whose key stays published until the tokens it signed have ended.
-    pub fn following(mut self, previous: &Self, now: UnixTime) -> Self {
+    pub fn with_previous(mut self, previous: &Self, now: UnixTime) -> Self {
         let ends = now.as_secs().saturating_add((previous.life + MAX_SKEW).as_secs());
         let mut jwk = previous.key.jwk().clone();
         jwk["exp"] = ends.into();
-        self.previous = Some(Previous { jwk, ends });
+        self.previous = Some(PreviousKey { jwk, ends });
         self
     }
 
@@ -149,20 +151,22 @@ impl ServiceTokens {
         &self,
         claims: &ServiceClaims<'_>,
         now: UnixTime,
-    ) -> Result<Arc<Token>, ServiceTokenError> {
-        check(claims)?;
+    ) -> Result<Arc<SignedToken>, ServiceTokenError> {
+        check_claims(claims)?;
         let now = now.as_secs();
-        let said = self.said(claims);
+        let said = self.build_claims(claims);
         let hash = sha256(said.to_string().as_bytes());
-        let kept = self.lock().ask(&hash).cloned();
+        let kept = self.lock_cache().get(&hash).cloned();
         // A clock set back makes the kept one a token of the future.
         let half = self.life.as_secs() / 2;
-        let fresh = |kept: &Kept| now.checked_sub(kept.issued_at).is_some_and(|age| age < half);
+        let fresh = |kept: &CachedServiceToken| {
+            now.checked_sub(kept.issued_at).is_some_and(|age| age < half)
+        };
         if let Some(kept) = kept.filter(fresh) {
             return Ok(kept.token);
         }
         let token = Arc::new(self.sign(said, now)?);
-        self.lock().keep(hash, Kept { token: token.clone(), issued_at: now });
+        self.lock_cache().insert(hash, CachedServiceToken { token: token.clone(), issued_at: now });
         Ok(token)
     }
 
@@ -176,7 +180,7 @@ impl ServiceTokens {
 
     /// How many tokens are kept.
     pub fn len(&self) -> usize {
-        self.lock().len()
+        self.lock_cache().len()
     }
 
     pub fn is_empty(&self) -> bool {
@@ -184,7 +188,7 @@ impl ServiceTokens {
     }
 
     /// Everything but the times, so that it tells tokens apart.
-    fn said(&self, claims: &ServiceClaims<'_>) -> Value {
+    fn build_claims(&self, claims: &ServiceClaims<'_>) -> Value {
         let Subject { tenant, environment, sandbox, .. } = claims.subject;
         let mut said = json!({
             "iss": self.issuer,
@@ -205,16 +209,16 @@ impl ServiceTokens {
         said
     }
 
-    fn sign(&self, mut claims: Value, now: u64) -> Result<Token, ServiceTokenError> {
+    fn sign(&self, mut claims: Value, now: u64) -> Result<SignedToken, ServiceTokenError> {
         claims["iat"] = now.into();
         claims["nbf"] = now.into();
         claims["exp"] = now.saturating_add(self.life.as_secs()).into();
-        claims["jti"] = hex(&random::<16>()?).into();
+        claims["jti"] = hex(&random_bytes::<16>()?).into();
         let token = self.key.sign(&claims)?;
         if token.expose().len() > MAX_BYTES { Err(ServiceTokenError::TooLarge) } else { Ok(token) }
     }
 
-    fn lock(&self) -> std::sync::MutexGuard<'_, Bounded<[u8; 32], Kept>> {
+    fn lock_cache(&self) -> std::sync::MutexGuard<'_, BoundedCache<[u8; 32], CachedServiceToken>> {
         // A panic elsewhere leaves whole entries behind, so a poisoned cache is still a cache.
         self.kept.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -226,7 +230,7 @@ impl fmt::Debug for ServiceTokens {
     }
 }
 
-fn check(claims: &ServiceClaims<'_>) -> Result<(), ServiceTokenError> {
+fn check_claims(claims: &ServiceClaims<'_>) -> Result<(), ServiceTokenError> {
     if !is_plain(claims.audience, MAX_NAME) {
         return Err(ServiceTokenError::Characters("audience"));
     }

@@ -1,6 +1,6 @@
 //! Whom we believe upstream: roots, and the certificate we present ourselves with.
 //!
-//! Never an unverified connection: the only way to a client configuration is a [`Peer`], a [`Peer`] has a
+//! Never an unverified connection: the only way to a client configuration is a [`TlsPeer`], a [`TlsPeer`] has a
 //! [`HostName`], and a [`HostName`] is never empty. (An HTTP engine that is handed an empty server name may
 //! take it as a wish to verify nothing.)
 
@@ -16,7 +16,7 @@ use rustls_native_certs::CertificateResult;
 use rustls_pki_types::{CertificateDer, PrivateKeyDer, ServerName};
 use zeroize::Zeroizing;
 
-use crate::files::{self, FileError, Watch};
+use crate::files::{self, FileError, FilePoller};
 use crate::host::HostName;
 use crate::pem::{self, PemError};
 use crate::sha256;
@@ -80,68 +80,68 @@ pub enum TrustError {
 
 /// What a look at the files came to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Refreshed {
+pub enum RefreshStatus {
     Changed,
     Unchanged,
 }
 
 /// A set of trust that follows its files.
-pub struct Trust {
+pub struct TrustStore {
     source: TrustSource,
-    watch: Mutex<Watch>,
+    watch: Mutex<FilePoller>,
     current: ArcSwap<TrustSet>,
 }
 
-impl Trust {
+impl TrustStore {
     /// Loads everything that `source` names.
     pub fn load(source: TrustSource) -> Result<Self, TrustError> {
-        let mut watch = Watch::new(watched(&source));
-        watch.changed(); // before reading, so that a change meanwhile is seen later
+        let mut watch = FilePoller::new(watched_paths(&source));
+        watch.poll_changed(); // before reading, so that a change meanwhile is seen later
         let current = ArcSwap::from_pointee(TrustSet::load(&source, None)?);
         Ok(Self { source, watch: Mutex::new(watch), current })
     }
 
     /// Looks at the files and takes over what changed, whole or not at all. For a timer; it blocks.
-    pub fn refresh(&self) -> Result<Refreshed, TrustError> {
+    pub fn refresh(&self) -> Result<RefreshStatus, TrustError> {
         let mut watch = self.watch.lock().unwrap_or_else(PoisonError::into_inner);
-        if !watch.changed() {
-            return Ok(Refreshed::Unchanged);
+        if !watch.poll_changed() {
+            return Ok(RefreshStatus::Unchanged);
         }
         let before = self.current.load().system;
         let loaded = TrustSet::load(&self.source, Some(before));
-        let loaded = loaded.inspect_err(|_| watch.look_again())?;
+        let loaded = loaded.inspect_err(|_| watch.mark_changed())?;
         if loaded.digest == self.current.load().digest {
-            return Ok(Refreshed::Unchanged);
+            return Ok(RefreshStatus::Unchanged);
         }
         self.current.store(Arc::new(loaded));
-        Ok(Refreshed::Changed)
+        Ok(RefreshStatus::Changed)
     }
 
     /// The upstream that must prove to be `host`.
-    pub fn towards(&self, host: HostName) -> Peer {
-        Peer { host, set: self.current.load_full() }
+    pub fn peer_for(&self, host: HostName) -> TlsPeer {
+        TlsPeer { host, set: self.current.load_full() }
     }
 
     /// How many roots are believed.
-    pub fn roots(&self) -> usize {
+    pub fn root_count(&self) -> usize {
         self.current.load().roots.len()
     }
 }
 
-impl fmt::Debug for Trust {
+impl fmt::Debug for TrustStore {
     fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
-        formatter.debug_struct("Trust").field("source", &self.source).finish_non_exhaustive()
+        formatter.debug_struct("TrustStore").field("source", &self.source).finish_non_exhaustive()
     }
 }
 
 /// An upstream with everything needed to verify it. There is no way to have one without a name.
 #[derive(Clone)]
-pub struct Peer {
+pub struct TlsPeer {
     host: HostName,
     set: Arc<TrustSet>,
 }
 
-impl Peer {
+impl TlsPeer {
     pub fn host(&self) -> &HostName {
         &self.host
     }
@@ -183,9 +183,9 @@ impl Peer {
     }
 }
 
-impl fmt::Debug for Peer {
+impl fmt::Debug for TlsPeer {
     fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
-        formatter.debug_struct("Peer").field("host", &self.host).finish_non_exhaustive()
+        formatter.debug_struct("TlsPeer").field("host", &self.host).finish_non_exhaustive()
     }
 }
 
@@ -211,9 +211,10 @@ impl ClientCertificate {
     }
 
     fn load(source: &ClientFiles) -> Result<(Self, CertifiedKey), TrustError> {
-        let key = pem::private_key(&files::read_secret(&source.key)?).map_err(at(&source.key))?;
-        let chain_text = files::read(&source.chain, files::MAX_PEM)?;
-        let chain = pem::certificates(&chain_text).map_err(at(&source.chain))?;
+        let key = pem::private_key(&files::read_secret(&source.key)?)
+            .map_err(pem_error_at(&source.key))?;
+        let chain_text = files::read_bounded(&source.chain, files::MAX_PEM)?;
+        let chain = pem::certificates(&chain_text).map_err(pem_error_at(&source.chain))?;
         let signer = rustls::crypto::aws_lc_rs::sign::any_supported_type(&key)
             .map_err(|_| TrustError::ClientKey(source.key.clone()))?;
         let certified = CertifiedKey::new(chain.clone(), signer);
@@ -234,18 +235,18 @@ impl fmt::Debug for ClientCertificate {
 struct TrustSet {
     config: Arc<ClientConfig>,
     roots: Vec<CertificateDer<'static>>,
-    system: SystemRoots,
+    system: SystemRootCount,
     client: Option<ClientCertificate>,
     digest: [u8; 32],
 }
 
 impl TrustSet {
-    fn load(source: &TrustSource, before: Option<SystemRoots>) -> Result<Self, TrustError> {
+    fn load(source: &TrustSource, before: Option<SystemRootCount>) -> Result<Self, TrustError> {
         let found = match source.system {
             SystemStore::Excluded => CertificateResult::default(),
             SystemStore::Included => rustls_native_certs::load_native_certs(),
         };
-        let system = SystemRoots { roots: found.certs.len(), errors: found.errors.len() };
+        let system = SystemRootCount { roots: found.certs.len(), errors: found.errors.len() };
         system.check(before)?;
         let (store, roots) = load_roots(source, found.certs)?;
         let client = source.client.as_ref().map(ClientCertificate::load).transpose()?;
@@ -258,12 +259,12 @@ impl TrustSet {
 
 /// What the system's store came to.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-struct SystemRoots {
+struct SystemRootCount {
     roots: usize,
     errors: usize,
 }
 
-impl SystemRoots {
+impl SystemRootCount {
     /// A store that is lost or half written is not a store with fewer roots. What could not be read from the
     /// start is no news: a system may hold a stray file for years.
     fn check(self, before: Option<Self>) -> Result<(), TrustError> {
@@ -278,7 +279,7 @@ fn client_config(
     store: RootCertStore,
     client: Option<CertifiedKey>,
 ) -> Result<ClientConfig, TrustError> {
-    let verified = ClientConfig::builder_with_provider(crate::provider())
+    let verified = ClientConfig::builder_with_provider(crate::crypto_provider())
         .with_safe_default_protocol_versions()
         .map_err(TrustError::Versions)?
         .with_root_certificates(store);
@@ -298,12 +299,12 @@ pub fn system_roots() -> Vec<CertificateDer<'static>> {
     rustls_native_certs::load_native_certs().certs
 }
 
-type Roots = (RootCertStore, Vec<CertificateDer<'static>>);
+type LoadedRoots = (RootCertStore, Vec<CertificateDer<'static>>);
 
 fn load_roots(
     source: &TrustSource,
     system: Vec<CertificateDer<'static>>,
-) -> Result<Roots, TrustError> {
+) -> Result<LoadedRoots, TrustError> {
     let (mut store, mut roots) = (RootCertStore::empty(), Vec::new());
     for root in system {
         if store.add(root.clone()).is_ok() {
@@ -311,7 +312,7 @@ fn load_roots(
         }
     }
     for path in &source.files {
-        add_file(path, &mut store, &mut roots)?;
+        add_root_file(path, &mut store, &mut roots)?;
     }
     match roots.len() {
         0 => Err(TrustError::NoRoots),
@@ -321,13 +322,15 @@ fn load_roots(
 }
 
 /// In an operator's file every certificate counts, so one that cannot be used is an error.
-fn add_file(
+fn add_root_file(
     path: &Path,
     store: &mut RootCertStore,
     roots: &mut Vec<CertificateDer<'static>>,
 ) -> Result<(), TrustError> {
-    let text = files::read(path, files::MAX_PEM)?;
-    for (index, root) in pem::certificates(&text).map_err(at(path))?.into_iter().enumerate() {
+    let text = files::read_bounded(path, files::MAX_PEM)?;
+    for (index, root) in
+        pem::certificates(&text).map_err(pem_error_at(path))?.into_iter().enumerate()
+    {
         let refused = |_| TrustError::Root { path: path.to_owned(), index: index + 1 };
         store.add(root.clone()).map_err(refused)?;
         roots.push(root);
@@ -347,7 +350,7 @@ fn digest(roots: &[CertificateDer<'_>], client: Option<&ClientCertificate>) -> [
 }
 
 /// Every path whose change may change the set.
-fn watched(source: &TrustSource) -> Vec<PathBuf> {
+fn watched_paths(source: &TrustSource) -> Vec<PathBuf> {
     let mut paths = source.files.clone();
     if let Some(client) = &source.client {
         paths.extend([client.chain.clone(), client.key.clone()]);
@@ -370,7 +373,7 @@ fn system_paths() -> Vec<PathBuf> {
     found.cert_file.into_iter().chain(found.cert_dir).collect()
 }
 
-fn at(path: &Path) -> impl FnOnce(PemError) -> TrustError {
+fn pem_error_at(path: &Path) -> impl FnOnce(PemError) -> TrustError {
     let path = path.to_owned();
     move |source| TrustError::Pem { path, source }
 }
@@ -378,11 +381,11 @@ fn at(path: &Path) -> impl FnOnce(PemError) -> TrustError {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::{Authority, AuthorityOptions, UnixTime};
+    use crate::{AuthorityOptions, CertificateAuthority, UnixTime};
 
     #[test]
     fn a_store_that_is_lost_or_half_written_is_not_taken_over() {
-        let of = |roots, errors| SystemRoots { roots, errors };
+        let of = |roots, errors| SystemRootCount { roots, errors };
         for (before, found, good) in [
             (None, of(140, 0), true),
             (None, of(140, 3), true),
@@ -402,7 +405,8 @@ mod tests {
     fn half_a_file_of_roots_counts_as_an_error() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("roots.pem");
-        let anchor = || Authority::in_memory(&AuthorityOptions::default(), UnixTime::now());
+        let anchor =
+            || CertificateAuthority::in_memory(&AuthorityOptions::default(), UnixTime::now());
         let text = anchor().unwrap().anchor_pem() + &anchor().unwrap().anchor_pem();
         for (length, errors) in [(text.len(), false), (text.len() * 3 / 4, true)] {
             std::fs::write(&path, &text.as_bytes()[..length]).unwrap();

@@ -10,11 +10,11 @@ use crate::pkcs12;
 /// A path that some tool would misread.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{}: the path must be absolute and have letters, digits, `/`, `.`, `-` and `_` only, because tools split it at others", .0.display())]
-pub struct PathError(PathBuf);
+pub struct BundlePathError(PathBuf);
 
 /// What a variable points at.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Target {
+enum VariableTarget {
     /// For tools that add to their own store.
     AuthorityOnly,
     /// For tools that replace their own store.
@@ -25,35 +25,43 @@ enum Target {
 }
 
 /// The variable, what it points at, and who reads it.
-const VARIABLES: [(&str, Target, &str); 23] = [
-    ("AWS_CA_BUNDLE", Target::Everything, "AWS command line, botocore"),
-    ("BUNDLE_SSL_CA_CERT", Target::Everything, "Ruby's Bundler"),
-    ("CARGO_HTTP_CAINFO", Target::Everything, "cargo"),
-    ("CLOUDSDK_CORE_CUSTOM_CA_CERTS_FILE", Target::Everything, "Google Cloud command line"),
-    ("COMPOSER_CAFILE", Target::Everything, "PHP's Composer"),
-    ("CURL_CA_BUNDLE", Target::Everything, "curl, Python requests"),
-    ("DENO_CERT", Target::AuthorityOnly, "Deno"),
-    ("GIT_SSL_CAINFO", Target::Everything, "git"),
-    ("GRPC_DEFAULT_SSL_ROOTS_FILE_PATH", Target::Everything, "gRPC (C core: Python, Ruby, PHP)"),
-    ("HEX_CACERTS_PATH", Target::Everything, "Elixir's Hex"),
-    ("HTTPLIB2_CA_CERTS", Target::Everything, "Python httplib2"),
-    ("JAVA_TOOL_OPTIONS", Target::Java, "Java, Maven, Gradle"),
-    ("JULIA_SSL_CA_ROOTS_PATH", Target::Everything, "Julia"),
-    ("NIX_SSL_CERT_FILE", Target::Everything, "Nix"),
-    ("NODE_EXTRA_CA_CERTS", Target::AuthorityOnly, "Node, npm, Yarn, Bun"),
-    ("npm_config_cafile", Target::Everything, "npm, where its settings name a `cafile`"),
-    ("PERL_LWP_SSL_CA_FILE", Target::Everything, "Perl's LWP"),
-    ("PHP_INI_SCAN_DIR", Target::Php, "PHP"),
-    ("PIP_CERT", Target::Everything, "pip"),
-    ("REQUESTS_CA_BUNDLE", Target::Everything, "Python requests, pip, conda, Poetry"),
-    ("SSL_CERT_FILE", Target::Everything, "OpenSSL, Go, Rust, Ruby, Python ssl and httpx, uv"),
-    ("WGETRC", Target::Wget, "GNU Wget, also where it is built with GnuTLS"),
-    ("YARN_HTTPS_CA_FILE_PATH", Target::Everything, "Yarn 2 and newer"),
+const VARIABLES: [(&str, VariableTarget, &str); 23] = [
+    ("AWS_CA_BUNDLE", VariableTarget::Everything, "AWS command line, botocore"),
+    ("BUNDLE_SSL_CA_CERT", VariableTarget::Everything, "Ruby's Bundler"),
+    ("CARGO_HTTP_CAINFO", VariableTarget::Everything, "cargo"),
+    ("CLOUDSDK_CORE_CUSTOM_CA_CERTS_FILE", VariableTarget::Everything, "Google Cloud command line"),
+    ("COMPOSER_CAFILE", VariableTarget::Everything, "PHP's Composer"),
+    ("CURL_CA_BUNDLE", VariableTarget::Everything, "curl, Python requests"),
+    ("DENO_CERT", VariableTarget::AuthorityOnly, "Deno"),
+    ("GIT_SSL_CAINFO", VariableTarget::Everything, "git"),
+    (
+        "GRPC_DEFAULT_SSL_ROOTS_FILE_PATH",
+        VariableTarget::Everything,
+        "gRPC (C core: Python, Ruby, PHP)",
+    ),
+    ("HEX_CACERTS_PATH", VariableTarget::Everything, "Elixir's Hex"),
+    ("HTTPLIB2_CA_CERTS", VariableTarget::Everything, "Python httplib2"),
+    ("JAVA_TOOL_OPTIONS", VariableTarget::Java, "Java, Maven, Gradle"),
+    ("JULIA_SSL_CA_ROOTS_PATH", VariableTarget::Everything, "Julia"),
+    ("NIX_SSL_CERT_FILE", VariableTarget::Everything, "Nix"),
+    ("NODE_EXTRA_CA_CERTS", VariableTarget::AuthorityOnly, "Node, npm, Yarn, Bun"),
+    ("npm_config_cafile", VariableTarget::Everything, "npm, where its settings name a `cafile`"),
+    ("PERL_LWP_SSL_CA_FILE", VariableTarget::Everything, "Perl's LWP"),
+    ("PHP_INI_SCAN_DIR", VariableTarget::Php, "PHP"),
+    ("PIP_CERT", VariableTarget::Everything, "pip"),
+    ("REQUESTS_CA_BUNDLE", VariableTarget::Everything, "Python requests, pip, conda, Poetry"),
+    (
+        "SSL_CERT_FILE",
+        VariableTarget::Everything,
+        "OpenSSL, Go, Rust, Ruby, Python ssl and httpx, uv",
+    ),
+    ("WGETRC", VariableTarget::Wget, "GNU Wget, also where it is built with GnuTLS"),
+    ("YARN_HTTPS_CA_FILE_PATH", VariableTarget::Everything, "Yarn 2 and newer"),
 ];
 
 /// How to write variables down.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Format {
+pub enum VariableFormat {
     /// Lines for `docker run --env-file`, which takes quotes literally.
     Docker,
     /// Lines for a `.env` file.
@@ -65,22 +73,22 @@ pub enum Format {
 }
 
 /// Every variable and its value, for a sandbox that sees the files of a bundle in `dir`.
-pub fn variables(dir: &Path) -> Result<Vec<(&'static str, String)>, PathError> {
-    let dir = plain(dir)?;
+pub fn variables(dir: &Path) -> Result<Vec<(&'static str, String)>, BundlePathError> {
+    let dir = check_path(dir)?;
     Ok(VARIABLES.iter().map(|(name, target, _)| (*name, target.value(dir))).collect())
 }
 
 /// Which tools read the variable `name`.
-pub fn readers(name: &str) -> Option<&'static str> {
+pub fn variable_readers(name: &str) -> Option<&'static str> {
     VARIABLES.iter().find(|(known, _, _)| *known == name).map(|(_, _, readers)| *readers)
 }
 
 /// `variables` as text.
-pub fn render(variables: &[(&'static str, String)], format: Format) -> String {
-    variables.iter().map(|(name, value)| line(name, value, format)).collect()
+pub fn render(variables: &[(&'static str, String)], format: VariableFormat) -> String {
+    variables.iter().map(|(name, value)| format_line(name, value, format)).collect()
 }
 
-impl Target {
+impl VariableTarget {
     fn value(self, dir: &str) -> String {
         match self {
             Self::AuthorityOnly => format!("{dir}/{CA_FILE}"),
@@ -98,20 +106,20 @@ impl Target {
 }
 
 /// No value has a quote, a dollar sign or a newline in it, because no path has.
-fn line(name: &str, value: &str, format: Format) -> String {
+fn format_line(name: &str, value: &str, format: VariableFormat) -> String {
     match format {
-        Format::Docker => format!("{name}={value}\n"),
-        Format::Dotenv => format!("{name}=\"{value}\"\n"),
-        Format::Kubernetes => format!("- name: {name}\n  value: \"{value}\"\n"),
-        Format::Shell => format!("export {name}='{value}'\n"),
+        VariableFormat::Docker => format!("{name}={value}\n"),
+        VariableFormat::Dotenv => format!("{name}=\"{value}\"\n"),
+        VariableFormat::Kubernetes => format!("- name: {name}\n  value: \"{value}\"\n"),
+        VariableFormat::Shell => format!("export {name}='{value}'\n"),
     }
 }
 
 /// `path` as text that no tool splits or expands.
-pub(crate) fn plain(path: &Path) -> Result<&str, PathError> {
+pub(crate) fn check_path(path: &Path) -> Result<&str, BundlePathError> {
     let allowed = |b: u8| b.is_ascii_alphanumeric() || b"/.-_".contains(&b);
     let text = path.to_str().filter(|text| text.starts_with('/') && text.bytes().all(allowed));
-    text.map(|text| text.trim_end_matches('/')).ok_or_else(|| PathError(path.to_owned()))
+    text.map(|text| text.trim_end_matches('/')).ok_or_else(|| BundlePathError(path.to_owned()))
 }
 
 #[cfg(test)]
@@ -151,10 +159,10 @@ mod tests {
     fn every_form_is_what_its_reader_takes() {
         let one = [("PIP_CERT", "/t/bundle.pem".to_owned())];
         for (format, text) in [
-            (Format::Docker, "PIP_CERT=/t/bundle.pem\n"),
-            (Format::Dotenv, "PIP_CERT=\"/t/bundle.pem\"\n"),
-            (Format::Kubernetes, "- name: PIP_CERT\n  value: \"/t/bundle.pem\"\n"),
-            (Format::Shell, "export PIP_CERT='/t/bundle.pem'\n"),
+            (VariableFormat::Docker, "PIP_CERT=/t/bundle.pem\n"),
+            (VariableFormat::Dotenv, "PIP_CERT=\"/t/bundle.pem\"\n"),
+            (VariableFormat::Kubernetes, "- name: PIP_CERT\n  value: \"/t/bundle.pem\"\n"),
+            (VariableFormat::Shell, "export PIP_CERT='/t/bundle.pem'\n"),
         ] {
             assert_eq!(render(&one, format), text, "{format:?}");
         }

@@ -6,26 +6,28 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
-use certs::{Authority, AuthorityError, AuthorityOptions, HostName, LeafCache, NameConstraints};
+use certs::{
+    AuthorityError, AuthorityOptions, CertificateAuthority, HostName, LeafCache, NameConstraints,
+};
 use rcgen::{
     BasicConstraints, CertificateParams, CertifiedIssuer, DnType, ExtendedKeyUsagePurpose, IsCa,
     KeyPair, KeyUsagePurpose,
 };
 
-use crate::handshake::{client_at, shake};
-use crate::{DAY, HOUR, NOW, at};
+use crate::handshake::{client_at, handshake};
+use crate::{DAY, HOUR, NOW, unix_time};
 
 fn host(text: &str) -> HostName {
     HostName::parse(text).unwrap()
 }
 
 /// Whether a client that believes the authority's anchor accepts its leaf for `name`.
-fn believed(authority: Authority, name: &str) -> Result<(), String> {
+fn check_trusted(authority: CertificateAuthority, name: &str) -> Result<(), String> {
     let (anchor, name) = (authority.anchor().clone(), host(name));
     let cache = LeafCache::new(Arc::new(authority)).unwrap();
-    let leaf = cache.leaf(&name, at(NOW)).map_err(|error| error.code().to_owned())?;
-    let client = client_at(&anchor, at(NOW));
-    shake(client, name.server_name().clone(), leaf.server_config().clone())
+    let leaf = cache.leaf(&name, unix_time(NOW)).map_err(|error| error.code().to_owned())?;
+    let client = client_at(&anchor, unix_time(NOW));
+    handshake(client, name.server_name().clone(), leaf.server_config().clone())
         .map_err(|error| error.to_string())
 }
 
@@ -34,13 +36,18 @@ fn made_at_first_start_and_found_at_the_second() {
     let dir = tempfile::tempdir().unwrap();
     let keep = dir.path().join("ca");
     let options = AuthorityOptions::default();
-    let first = Authority::open_or_create(&keep, &options, at(NOW)).unwrap().describe();
-    let second = Authority::open_or_create(&keep, &options, at(NOW + DAY)).unwrap();
+    let first =
+        CertificateAuthority::open_or_create(&keep, &options, unix_time(NOW)).unwrap().describe();
+    let second =
+        CertificateAuthority::open_or_create(&keep, &options, unix_time(NOW + DAY)).unwrap();
     assert_eq!(first, second.describe());
-    assert_eq!(believed(second, "api.openai.com"), Ok(()));
-    assert_eq!(mode(&keep.join("ca.key")), 0o600);
-    assert_eq!(mode(&keep), 0o700);
-    assert!(matches!(Authority::create(&keep, &options, at(NOW)), Err(AuthorityError::Exists(_))));
+    assert_eq!(check_trusted(second, "api.openai.com"), Ok(()));
+    assert_eq!(file_mode(&keep.join("ca.key")), 0o600);
+    assert_eq!(file_mode(&keep), 0o700);
+    assert!(matches!(
+        CertificateAuthority::create(&keep, &options, unix_time(NOW)),
+        Err(AuthorityError::Exists(_))
+    ));
 }
 
 #[test]
@@ -48,7 +55,11 @@ fn two_starts_at_once_make_one_authority() {
     let dir = tempfile::tempdir().unwrap();
     let options = AuthorityOptions::default();
     let starts: Vec<_> = std::thread::scope(|scope| {
-        let start = || Authority::open_or_create(dir.path(), &options, at(NOW)).unwrap().describe();
+        let start = || {
+            CertificateAuthority::open_or_create(dir.path(), &options, unix_time(NOW))
+                .unwrap()
+                .describe()
+        };
         let threads: Vec<_> = (0..8).map(|_| scope.spawn(start)).collect();
         threads.into_iter().map(|thread| thread.join().unwrap()).collect()
     });
@@ -58,11 +69,16 @@ fn two_starts_at_once_make_one_authority() {
 #[test]
 fn half_an_authority_is_not_replaced_silently() {
     let dir = tempfile::tempdir().unwrap();
-    Authority::create(dir.path(), &AuthorityOptions::default(), at(NOW)).unwrap();
+    CertificateAuthority::create(dir.path(), &AuthorityOptions::default(), unix_time(NOW)).unwrap();
     fs::remove_file(dir.path().join("ca.pem")).unwrap();
-    let again = Authority::open_or_create(dir.path(), &AuthorityOptions::default(), at(NOW));
+    let again = CertificateAuthority::open_or_create(
+        dir.path(),
+        &AuthorityOptions::default(),
+        unix_time(NOW),
+    );
     assert!(matches!(again, Err(AuthorityError::Half { missing: "ca.pem", .. })));
-    let again = Authority::create(dir.path(), &AuthorityOptions::default(), at(NOW));
+    let again =
+        CertificateAuthority::create(dir.path(), &AuthorityOptions::default(), unix_time(NOW));
     assert!(again.unwrap_err().to_string().contains("remove ca.key"));
 }
 
@@ -71,17 +87,21 @@ fn what_cannot_be_made_leaves_nothing_behind() {
     let dir = tempfile::tempdir().unwrap();
     fs::write(dir.path().join("ca.key.1.new"), "left by an interrupted start").unwrap();
     // No certificate is valid after the year 9999, so that one is found out when it is tried.
-    let never = Authority::create(dir.path(), &AuthorityOptions::default(), at(u64::MAX));
+    let never =
+        CertificateAuthority::create(dir.path(), &AuthorityOptions::default(), unix_time(u64::MAX));
     assert!(matches!(never, Err(AuthorityError::Expired { .. })));
     assert!(!dir.path().join("ca.key").exists() && !dir.path().join("ca.pem").exists());
-    assert!(Authority::create(dir.path(), &AuthorityOptions::default(), at(NOW)).is_ok());
+    assert!(
+        CertificateAuthority::create(dir.path(), &AuthorityOptions::default(), unix_time(NOW))
+            .is_ok()
+    );
 }
 
 #[test]
 fn an_exposed_key_an_expired_chain_and_a_clock_before_it_are_refused() {
     let dir = tempfile::tempdir().unwrap();
     let options = AuthorityOptions { life: Duration::from_secs(DAY), ..Default::default() };
-    Authority::create(dir.path(), &options, at(NOW)).unwrap();
+    CertificateAuthority::create(dir.path(), &options, unix_time(NOW)).unwrap();
     for (when, opens) in [
         (NOW - DAY - 1, false),
         (NOW - DAY, true),
@@ -90,10 +110,14 @@ fn an_exposed_key_an_expired_chain_and_a_clock_before_it_are_refused() {
         (NOW + DAY, false),
         (0, false),
     ] {
-        assert_eq!(Authority::open(dir.path(), at(when)).is_ok(), opens, "{when}");
+        assert_eq!(
+            CertificateAuthority::open(dir.path(), unix_time(when)).is_ok(),
+            opens,
+            "{when}"
+        );
     }
     fs::set_permissions(dir.path().join("ca.key"), fs::Permissions::from_mode(0o644)).unwrap();
-    let complaint = Authority::open(dir.path(), at(NOW)).unwrap_err().to_string();
+    let complaint = CertificateAuthority::open(dir.path(), unix_time(NOW)).unwrap_err().to_string();
     assert!(complaint.contains("chmod 600"), "{complaint}");
 }
 
@@ -101,14 +125,14 @@ fn an_exposed_key_an_expired_chain_and_a_clock_before_it_are_refused() {
 fn lives_out_of_bounds_are_refused() {
     for life in [0, HOUR - 1, 11 * 365 * DAY, u64::MAX] {
         let options = AuthorityOptions { life: Duration::from_secs(life), ..Default::default() };
-        let refused = Authority::in_memory(&options, at(NOW));
+        let refused = CertificateAuthority::in_memory(&options, unix_time(NOW));
         assert!(matches!(refused, Err(AuthorityError::Life)), "{life}");
     }
 }
 
 #[test]
 fn constraints_are_in_the_certificate_and_kept_by_the_mint() {
-    let permitted = NameConstraints::covering(["github.com", "*.openai.com", "10.0.0.0/8"]);
+    let permitted = NameConstraints::from_patterns(["github.com", "*.openai.com", "10.0.0.0/8"]);
     for (name, expected) in [
         ("github.com", Ok(())),
         ("codeload.GITHUB.com.", Ok(())),
@@ -123,8 +147,8 @@ fn constraints_are_in_the_certificate_and_kept_by_the_mint() {
         ("::ffff:11.1.2.3", Err("authority_constrained")),
     ] {
         let options = AuthorityOptions { permitted: permitted.clone(), ..Default::default() };
-        let authority = Authority::in_memory(&options, at(NOW)).unwrap();
-        assert_eq!(believed(authority, name), expected.map_err(str::to_owned), "{name}");
+        let authority = CertificateAuthority::in_memory(&options, unix_time(NOW)).unwrap();
+        assert_eq!(check_trusted(authority, name), expected.map_err(str::to_owned), "{name}");
     }
 }
 
@@ -137,15 +161,15 @@ fn only_names_or_only_addresses_exclude_the_other_kind() {
         (["192.0.2.0/24"], "192.0.2.1", true),
         (["192.0.2.0/24"], "github.com", false),
     ] {
-        let permitted = NameConstraints::covering(patterns);
+        let permitted = NameConstraints::from_patterns(patterns);
         let options = AuthorityOptions { permitted, ..Default::default() };
-        let authority = Authority::in_memory(&options, at(NOW)).unwrap();
+        let authority = CertificateAuthority::in_memory(&options, unix_time(NOW)).unwrap();
         assert_eq!(authority.permits(&host(name)), inside, "{patterns:?} {name}");
-        assert_eq!(believed(authority, name).is_ok(), inside, "{patterns:?} {name}");
+        assert_eq!(check_trusted(authority, name).is_ok(), inside, "{patterns:?} {name}");
     }
 }
 
-type Signer<'a> = CertifiedIssuer<'a, KeyPair>;
+type OperatorIssuer<'a> = CertifiedIssuer<'a, KeyPair>;
 
 /// An operator's certificate, made with another hand than the product's.
 fn params(name: &str, ca: IsCa) -> CertificateParams {
@@ -159,28 +183,34 @@ fn params(name: &str, ca: IsCa) -> CertificateParams {
     params
 }
 
-fn root<'a>() -> Signer<'a> {
-    rooted(|_| ())
+fn root<'a>() -> OperatorIssuer<'a> {
+    root_with(|_| ())
 }
 
 /// A root that differs in something.
-fn rooted<'a>(alter: impl FnOnce(&mut CertificateParams)) -> Signer<'a> {
+fn root_with<'a>(alter: impl FnOnce(&mut CertificateParams)) -> OperatorIssuer<'a> {
     let mut params = params("root", IsCa::Ca(BasicConstraints::Unconstrained));
     alter(&mut params);
-    Signer::self_signed(params, KeyPair::generate_for(&rcgen::PKCS_RSA_SHA256).unwrap()).unwrap()
+    OperatorIssuer::self_signed(params, KeyPair::generate_for(&rcgen::PKCS_RSA_SHA256).unwrap())
+        .unwrap()
 }
 
-fn below<'a>(root: &Signer<'_>, key: &'static rcgen::SignatureAlgorithm, ca: IsCa) -> Signer<'a> {
-    Signer::signed_by(params("below", ca), KeyPair::generate_for(key).unwrap(), root).unwrap()
+fn issue_below<'a>(
+    root: &OperatorIssuer<'_>,
+    key: &'static rcgen::SignatureAlgorithm,
+    ca: IsCa,
+) -> OperatorIssuer<'a> {
+    OperatorIssuer::signed_by(params("below", ca), KeyPair::generate_for(key).unwrap(), root)
+        .unwrap()
 }
 
 /// Writes a key and a chain as an operator would.
-fn files(dir: &Path, key: &KeyPair, chain: &[&Signer<'_>]) -> (PathBuf, PathBuf) {
+fn write_files(dir: &Path, key: &KeyPair, chain: &[&OperatorIssuer<'_>]) -> (PathBuf, PathBuf) {
     let (key_path, chain_path) = (dir.join("op.key"), dir.join("op.pem"));
-    fs::write(&key_path, certs::pem::from_private_key(key.serialized_der()).as_bytes()).unwrap();
+    fs::write(&key_path, certs::pem::encode_private_key(key.serialized_der()).as_bytes()).unwrap();
     fs::set_permissions(&key_path, fs::Permissions::from_mode(0o600)).unwrap();
     let text: String =
-        chain.iter().map(|signer| certs::pem::from_certificate(signer.der())).collect();
+        chain.iter().map(|signer| certs::pem::encode_certificate(signer.der())).collect();
     fs::write(&chain_path, text).unwrap();
     (key_path, chain_path)
 }
@@ -197,12 +227,13 @@ fn an_operators_intermediate_of_any_key_kind_is_believed_through_its_root() {
         &rcgen::PKCS_ED25519,
         &rcgen::PKCS_RSA_SHA256,
     ] {
-        let intermediate = below(&root, key, CA);
-        let (key_path, chain_path) = files(dir.path(), intermediate.key(), &[&intermediate, &root]);
-        let authority = Authority::load(&key_path, &chain_path, at(NOW)).unwrap();
+        let intermediate = issue_below(&root, key, CA);
+        let (key_path, chain_path) =
+            write_files(dir.path(), intermediate.key(), &[&intermediate, &root]);
+        let authority = CertificateAuthority::load(&key_path, &chain_path, unix_time(NOW)).unwrap();
         assert_eq!(authority.anchor(), root.der(), "{key:?}");
         assert_eq!(authority.describe().intermediates, 1, "{key:?}");
-        assert_eq!(believed(authority, "api.openai.com"), Ok(()), "{key:?}");
+        assert_eq!(check_trusted(authority, "api.openai.com"), Ok(()), "{key:?}");
     }
 }
 
@@ -210,19 +241,19 @@ fn an_operators_intermediate_of_any_key_kind_is_believed_through_its_root() {
 fn an_operators_mistakes_are_named() {
     let dir = tempfile::tempdir().unwrap();
     let (root, p256) = (root(), &rcgen::PKCS_ECDSA_P256_SHA256);
-    let good = below(&root, p256, CA);
-    let not_ca = below(&root, p256, IsCa::ExplicitNoCa);
-    let tight = below(&root, p256, IsCa::Ca(BasicConstraints::Constrained(0)));
+    let good = issue_below(&root, p256, CA);
+    let not_ca = issue_below(&root, p256, IsCa::ExplicitNoCa);
+    let tight = issue_below(&root, p256, IsCa::Ca(BasicConstraints::Constrained(0)));
     let too_deep = KeyPair::generate_for(p256).unwrap();
-    let too_deep = Signer::signed_by(params("below that", CA), too_deep, &tight).unwrap();
+    let too_deep = OperatorIssuer::signed_by(params("below that", CA), too_deep, &tight).unwrap();
     let other = self::root();
-    let shallow = rooted(|root| root.is_ca = IsCa::Ca(BasicConstraints::Constrained(0)));
-    let below_shallow = below(&shallow, p256, CA);
+    let shallow = root_with(|root| root.is_ca = IsCa::Ca(BasicConstraints::Constrained(0)));
+    let below_shallow = issue_below(&shallow, p256, CA);
     let for_clients =
-        rooted(|root| root.extended_key_usages = vec![ExtendedKeyUsagePurpose::ClientAuth]);
-    let below_for_clients = below(&for_clients, p256, CA);
-    let for_any = rooted(|root| root.extended_key_usages = vec![ExtendedKeyUsagePurpose::Any]);
-    let below_for_any = below(&for_any, p256, CA);
+        root_with(|root| root.extended_key_usages = vec![ExtendedKeyUsagePurpose::ClientAuth]);
+    let below_for_clients = issue_below(&for_clients, p256, CA);
+    let for_any = root_with(|root| root.extended_key_usages = vec![ExtendedKeyUsagePurpose::Any]);
+    let below_for_any = issue_below(&for_any, p256, CA);
     for (what, key, chain, expected) in [
         ("good", good.key(), &[&good, &root][..], ""),
         ("a root for everything", below_for_any.key(), &[&below_for_any, &for_any], ""),
@@ -251,8 +282,8 @@ fn an_operators_mistakes_are_named() {
         ),
         ("too many", good.key(), &[&good; 9], "more than 8"),
     ] {
-        let (key_path, chain_path) = files(dir.path(), key, chain);
-        let loaded = Authority::load(&key_path, &chain_path, at(NOW));
+        let (key_path, chain_path) = write_files(dir.path(), key, chain);
+        let loaded = CertificateAuthority::load(&key_path, &chain_path, unix_time(NOW));
         let complaint = loaded.err().map(|error| error.to_string()).unwrap_or_default();
         assert_eq!(complaint.is_empty(), expected.is_empty(), "{what}: {complaint}");
         assert!(complaint.contains(expected), "{what}: {complaint}");
@@ -263,25 +294,31 @@ fn an_operators_mistakes_are_named() {
 fn an_operators_authority_is_checked_before_it_is_copied() {
     let dir = tempfile::tempdir().unwrap();
     let root = root();
-    let (key, chain) = files(dir.path(), root.key(), &[&root]);
+    let (key, chain) = write_files(dir.path(), root.key(), &[&root]);
     let keep = dir.path().join("keep");
-    let imported = Authority::import(&keep, &key, &chain, at(NOW)).unwrap().describe();
-    assert_eq!(Authority::open(&keep, at(NOW)).unwrap().describe(), imported);
-    assert_eq!(mode(&keep.join("ca.key")), 0o600);
+    let imported =
+        CertificateAuthority::import(&keep, &key, &chain, unix_time(NOW)).unwrap().describe();
+    assert_eq!(CertificateAuthority::open(&keep, unix_time(NOW)).unwrap().describe(), imported);
+    assert_eq!(file_mode(&keep.join("ca.key")), 0o600);
     fs::write(&chain, "nonsense").unwrap();
-    assert!(Authority::import(&dir.path().join("other"), &key, &chain, at(NOW)).is_err());
+    assert!(
+        CertificateAuthority::import(&dir.path().join("other"), &key, &chain, unix_time(NOW))
+            .is_err()
+    );
     assert!(!dir.path().join("other").exists());
 }
 
 #[test]
 fn nothing_of_a_key_is_shown() {
     let dir = tempfile::tempdir().unwrap();
-    let authority = Authority::create(dir.path(), &AuthorityOptions::default(), at(NOW)).unwrap();
+    let authority =
+        CertificateAuthority::create(dir.path(), &AuthorityOptions::default(), unix_time(NOW))
+            .unwrap();
     let key = fs::read_to_string(dir.path().join("ca.key")).unwrap();
     let line = key.lines().nth(1).unwrap();
     assert!(!format!("{authority:?} {authority:#?}").contains(line));
 }
 
-fn mode(path: &Path) -> u32 {
+fn file_mode(path: &Path) -> u32 {
     fs::metadata(path).unwrap().permissions().mode() & 0o777
 }

@@ -11,7 +11,7 @@ use rustls::{
 use rustls_pki_types::{CertificateDer, ServerName, UnixTime};
 
 /// Shakes hands and says what the client, or else the server, complained about.
-pub(crate) fn shake(
+pub(crate) fn handshake(
     client: Arc<ClientConfig>,
     name: ServerName<'static>,
     server: Arc<ServerConfig>,
@@ -39,9 +39,10 @@ pub(crate) fn shake(
 pub(crate) fn client_at(anchor: &CertificateDer<'static>, now: UnixTime) -> Arc<ClientConfig> {
     let mut roots = RootCertStore::empty();
     roots.add(anchor.clone()).unwrap();
-    let verifier = WebPkiServerVerifier::builder_with_provider(Arc::new(roots), certs::provider());
-    let verifier = Arc::new(At { verifier: verifier.build().unwrap(), now });
-    let config = ClientConfig::builder_with_provider(certs::provider())
+    let verifier =
+        WebPkiServerVerifier::builder_with_provider(Arc::new(roots), certs::crypto_provider());
+    let verifier = Arc::new(FixedTimeVerifier { verifier: verifier.build().unwrap(), now });
+    let config = ClientConfig::builder_with_provider(certs::crypto_provider())
         .with_safe_default_protocol_versions()
         .unwrap()
         .dangerous()
@@ -52,12 +53,12 @@ pub(crate) fn client_at(anchor: &CertificateDer<'static>, now: UnixTime) -> Arc<
 
 /// The ordinary verifier, with the test's clock instead of the machine's.
 #[derive(Debug)]
-struct At {
+struct FixedTimeVerifier {
     verifier: Arc<WebPkiServerVerifier>,
     now: UnixTime,
 }
 
-impl ServerCertVerifier for At {
+impl ServerCertVerifier for FixedTimeVerifier {
     fn verify_server_cert(
         &self,
         leaf: &CertificateDer<'_>,

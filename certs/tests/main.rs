@@ -16,7 +16,7 @@ use certs::UnixTime;
 /// A moment to test at; no test looks at the machine's clock.
 const NOW: u64 = 1_800_000_000;
 
-fn at(seconds: u64) -> UnixTime {
+fn unix_time(seconds: u64) -> UnixTime {
     UnixTime::since_unix_epoch(Duration::from_secs(seconds))
 }
 

@@ -5,23 +5,23 @@ use std::time::Duration;
 
 use serde_json::Value;
 
-use super::Output;
-use super::running::Running;
+use super::OutputOptions;
+use super::instance::RunningInstance;
 use crate::terminal::{BAD, FAINT, paint, print_json};
 
 /// Show what is used of every budget, and when it comes back
 #[derive(clap::Args, Debug)]
 pub(crate) struct BudgetArgs {
     #[command(flatten)]
-    running: Running,
+    running: RunningInstance,
     /// Only this sandbox
     #[arg(long, value_name = "ID")]
     sandbox: Option<String>,
 }
 
 /// Asks. Exit status: 0, 2 nobody to ask.
-pub(crate) fn budget(args: &BudgetArgs, output: Output) -> anyhow::Result<ExitCode> {
-    let told = args.running.ask("GET", "/budgets", &Value::Null)?;
+pub(crate) fn budget(args: &BudgetArgs, output: OutputOptions) -> anyhow::Result<ExitCode> {
+    let told = args.running.request("GET", "/budgets", &Value::Null)?;
     let named = |one: &&Value| {
         args.sandbox
             .as_deref()
@@ -34,11 +34,15 @@ pub(crate) fn budget(args: &BudgetArgs, output: Output) -> anyhow::Result<ExitCo
         return Ok(ExitCode::SUCCESS);
     }
     for sandbox in &all {
-        anstream::println!("{}", text(sandbox, "sandbox"));
-        lines(sandbox);
+        anstream::println!("{}", text_field(sandbox, "sandbox"));
+        print_budgets(sandbox);
         for rule in sandbox.get("rules").and_then(Value::as_array).into_iter().flatten() {
-            anstream::println!("  rule {} of {}", text(rule, "rule"), text(rule, "policy"));
-            lines(rule);
+            anstream::println!(
+                "  rule {} of {}",
+                text_field(rule, "rule"),
+                text_field(rule, "policy")
+            );
+            print_budgets(rule);
         }
     }
     if all.is_empty() {
@@ -47,7 +51,7 @@ pub(crate) fn budget(args: &BudgetArgs, output: Output) -> anyhow::Result<ExitCo
     Ok(ExitCode::SUCCESS)
 }
 
-fn lines(holder: &Value) {
+fn print_budgets(holder: &Value) {
     for one in holder.get("budgets").and_then(Value::as_array).into_iter().flatten() {
         let number = |name: &str| one.get(name).and_then(Value::as_u64);
         let (used, limit) =
@@ -57,11 +61,11 @@ fn lines(holder: &Value) {
             let time = humantime::format_duration(Duration::from_secs(seconds));
             paint(FAINT, format!("some of it comes back in {time}")).to_string()
         });
-        let key = text(one, "budget");
+        let key = text_field(one, "budget");
         anstream::println!("    {key:<26} {used} of {limit} {}", back.unwrap_or_default());
     }
 }
 
-fn text<'a>(value: &'a Value, name: &str) -> &'a str {
+fn text_field<'a>(value: &'a Value, name: &str) -> &'a str {
     value.get(name).and_then(Value::as_str).unwrap_or_default()
 }

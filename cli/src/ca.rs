@@ -7,17 +7,17 @@ use std::process::ExitCode;
 use std::time::Duration;
 
 use anyhow::Context;
-use certs::authority::Description;
-use certs::bundle::Others;
-use certs::variables::{self, Format};
-use certs::{Authority, AuthorityOptions, NameConstraints, UnixTime, bundle, trust};
+use certs::authority::AuthorityInfo;
+use certs::bundle::ForeignFiles;
+use certs::variables::{self, VariableFormat};
+use certs::{AuthorityOptions, CertificateAuthority, NameConstraints, UnixTime, bundle, trust};
 use serde_json::json;
 
-use super::Output;
+use super::OutputOptions;
 use crate::terminal::{FAINT, GOOD, HEAD, WARN, paint};
 
 /// When `show` begins to warn about the end of an authority.
-pub(crate) const SOON: Duration = Duration::from_secs(30 * 24 * 3600);
+pub(crate) const EXPIRY_WARNING: Duration = Duration::from_secs(30 * 24 * 3600);
 /// What is added to the name of the authority's directory, which others cannot look into, for the directory of
 /// the trust files beside it.
 const TRUST_SUFFIX: &str = "-trust";
@@ -34,13 +34,13 @@ enum CaCommand {
     Bundle(BundleArgs),
     Env(EnvArgs),
     Export(ExportArgs),
-    Init(InitArgs),
-    Show(ShowArgs),
+    Init(CaInitArgs),
+    Show(CaShowArgs),
 }
 
 /// Make an authority, or take over one of your own
 #[derive(clap::Args)]
-struct InitArgs {
+struct CaInitArgs {
     /// The directory to keep it in; the key file is readable by its owner only
     #[arg(long)]
     dir: PathBuf,
@@ -63,7 +63,7 @@ struct InitArgs {
 
 /// Show an authority: its name, life, fingerprint, and what it may speak for
 #[derive(clap::Args)]
-struct ShowArgs {
+struct CaShowArgs {
     /// The directory it is kept in
     #[arg(long)]
     dir: PathBuf,
@@ -141,10 +141,10 @@ struct BundleArgs {
 }
 
 /// Runs one of the subcommands. Exit status: 0, or 2 when a file or an argument is not good.
-pub(crate) fn ca(args: &CaArgs, output: Output) -> anyhow::Result<ExitCode> {
+pub(crate) fn ca(args: &CaArgs, output: OutputOptions) -> anyhow::Result<ExitCode> {
     match &args.command {
         CaCommand::Bundle(args) => write_bundle(args, output)?,
-        CaCommand::Env(args) => env(args, output)?,
+        CaCommand::Env(args) => print_env(args, output)?,
         CaCommand::Export(args) => export(args, output)?,
         CaCommand::Init(args) => init(args, output)?,
         CaCommand::Show(args) => show(args, output)?,
@@ -152,36 +152,36 @@ pub(crate) fn ca(args: &CaArgs, output: Output) -> anyhow::Result<ExitCode> {
     Ok(ExitCode::SUCCESS)
 }
 
-fn init(args: &InitArgs, output: Output) -> anyhow::Result<()> {
+fn init(args: &CaInitArgs, output: OutputOptions) -> anyhow::Result<()> {
     let now = UnixTime::now();
     let authority = match (&args.key, &args.chain) {
-        (Some(key), Some(chain)) => Authority::import(&args.dir, key, chain, now)?,
-        _ => Authority::create(&args.dir, &options(args)?, now)?,
+        (Some(key), Some(chain)) => CertificateAuthority::import(&args.dir, key, chain, now)?,
+        _ => CertificateAuthority::create(&args.dir, &authority_options(args)?, now)?,
     };
-    describe(&authority.describe(), output)
+    print_authority(&authority.describe(), output)
 }
 
-fn options(args: &InitArgs) -> anyhow::Result<AuthorityOptions> {
+fn authority_options(args: &CaInitArgs) -> anyhow::Result<AuthorityOptions> {
     let permitted = match args.permit.as_slice() {
         [] => None,
-        patterns => Some(constraints(patterns)?),
+        patterns => Some(name_constraints(patterns)?),
     };
     Ok(AuthorityOptions { name: args.name.clone(), life: args.life, permitted })
 }
 
 /// Who asks for a limit gets it or an error, never an authority without one.
-fn constraints(patterns: &[String]) -> anyhow::Result<NameConstraints> {
-    NameConstraints::covering(patterns.iter().map(String::as_str)).with_context(|| {
+fn name_constraints(patterns: &[String]) -> anyhow::Result<NameConstraints> {
+    NameConstraints::from_patterns(patterns.iter().map(String::as_str)).with_context(|| {
         let most = certs::constraints::MAX_SUBTREES;
         format!("--permit takes 1 to {most} names (`x.com`, `*.x.com`) or networks (`10.0.0.0/8`), not `*`")
     })
 }
 
-fn show(args: &ShowArgs, output: Output) -> anyhow::Result<()> {
-    describe(&Authority::open(&args.dir, UnixTime::now())?.describe(), output)
+fn show(args: &CaShowArgs, output: OutputOptions) -> anyhow::Result<()> {
+    print_authority(&CertificateAuthority::open(&args.dir, UnixTime::now())?.describe(), output)
 }
 
-fn describe(found: &Description, output: Output) -> anyhow::Result<()> {
+fn print_authority(found: &AuthorityInfo, output: OutputOptions) -> anyhow::Result<()> {
     if output.json {
         anstream::println!("{}", serde_json::to_string_pretty(found)?);
         return Ok(());
@@ -201,14 +201,14 @@ fn describe(found: &Description, output: Output) -> anyhow::Result<()> {
     ] {
         anstream::println!("  {} {value}", paint(FAINT, format!("{name:<10}")));
     }
-    if found.valid_to_unix < UnixTime::now().as_secs() + SOON.as_secs() {
+    if found.valid_to_unix < UnixTime::now().as_secs() + EXPIRY_WARNING.as_secs() {
         anstream::println!("{}", paint(WARN, "It ends within 30 days: make a new one in time."));
     }
     Ok(())
 }
 
-fn export(args: &ExportArgs, output: Output) -> anyhow::Result<()> {
-    let authority = Authority::open(&args.dir, UnixTime::now())?;
+fn export(args: &ExportArgs, output: OutputOptions) -> anyhow::Result<()> {
+    let authority = CertificateAuthority::open(&args.dir, UnixTime::now())?;
     let content = match args.format {
         CertificateFormat::Der => authority.anchor().to_vec(),
         CertificateFormat::Pem => authority.anchor_pem().into_bytes(),
@@ -221,7 +221,7 @@ fn export(args: &ExportArgs, output: Output) -> anyhow::Result<()> {
         }
         None => std::io::stdout().write_all(&content)?,
         Some(path) => {
-            write_out(path, &content, args.force)?;
+            write_file(path, &content, args.force)?;
             if output.json {
                 let object = json!({ "file": path.display().to_string(), "sha256": sha256 });
                 anstream::println!("{object}");
@@ -232,7 +232,7 @@ fn export(args: &ExportArgs, output: Output) -> anyhow::Result<()> {
 }
 
 /// Somebody's file is not written over by accident.
-fn write_out(path: &Path, content: &[u8], force: bool) -> anyhow::Result<()> {
+fn write_file(path: &Path, content: &[u8], force: bool) -> anyhow::Result<()> {
     let mut options = fs::OpenOptions::new();
     options.write(true).truncate(true);
     let opened =
@@ -243,12 +243,12 @@ fn write_out(path: &Path, content: &[u8], force: bool) -> anyhow::Result<()> {
         .with_context(|| format!("cannot write {}{hint}", path.display()))
 }
 
-fn env(args: &EnvArgs, output: Output) -> anyhow::Result<()> {
+fn print_env(args: &EnvArgs, output: OutputOptions) -> anyhow::Result<()> {
     // Variables for an authority that is not there would leave every tool without any trust at all.
-    Authority::open(&args.dir, UnixTime::now())?;
+    CertificateAuthority::open(&args.dir, UnixTime::now())?;
     let dir = match &args.at {
         Some(path) => path.clone(),
-        None => written_bundle(&args.dir)?,
+        None => find_bundle(&args.dir)?,
     };
     let variables = variables::variables(&dir)?;
     if output.json {
@@ -258,17 +258,17 @@ fn env(args: &EnvArgs, output: Output) -> anyhow::Result<()> {
         return Ok(());
     }
     let format = match args.format {
-        EnvFormat::Docker => Format::Docker,
-        EnvFormat::Dotenv => Format::Dotenv,
-        EnvFormat::K8s => Format::Kubernetes,
-        EnvFormat::Sh => Format::Shell,
+        EnvFormat::Docker => VariableFormat::Docker,
+        EnvFormat::Dotenv => VariableFormat::Dotenv,
+        EnvFormat::K8s => VariableFormat::Kubernetes,
+        EnvFormat::Sh => VariableFormat::Shell,
     };
     anstream::print!("{}", variables::render(&variables, format));
     Ok(())
 }
 
 /// Variables that point at nothing would do the same.
-fn written_bundle(dir: &Path) -> anyhow::Result<PathBuf> {
+fn find_bundle(dir: &Path) -> anyhow::Result<PathBuf> {
     let trust = trust_dir(dir)?;
     let shown = dir.display();
     let missing =
@@ -277,12 +277,12 @@ fn written_bundle(dir: &Path) -> anyhow::Result<PathBuf> {
     Ok(trust)
 }
 
-fn write_bundle(args: &BundleArgs, output: Output) -> anyhow::Result<()> {
-    let authority = Authority::open(&args.dir, UnixTime::now())?;
+fn write_bundle(args: &BundleArgs, output: OutputOptions) -> anyhow::Result<()> {
+    let authority = CertificateAuthority::open(&args.dir, UnixTime::now())?;
     let out = args.out.clone().map_or_else(|| trust_dir(&args.dir), Ok)?;
     let seen_at = args.at.clone().map_or_else(|| absolute(&out), Ok)?;
     let system = if args.without_system { Vec::new() } else { trust::system_roots() };
-    let others = if args.force { Others::Replace } else { Others::Keep };
+    let others = if args.force { ForeignFiles::Replace } else { ForeignFiles::Keep };
     let written = bundle::write(&out, &seen_at, &authority, &system, others)?;
     if output.json {
         let files: Vec<_> = written.iter().map(|path| path.display().to_string()).collect();

@@ -4,16 +4,16 @@ use std::collections::BTreeMap;
 use std::process::ExitCode;
 
 use proxy::admin::explain::budget_json;
+use rules::host_set::PatternHit;
 use rules::policy::{Policy, Rule};
-use rules::set::Hit;
-use rules::terms::Value as Said;
-use rules::{RuleSet, Sources, compile};
+use rules::terms::TermValue as Said;
+use rules::{LoadSources, RuleSet, compile};
 use serde_json::{Value, json};
 
-use super::{BAD_INPUT, NEGATIVE, Output, test};
+use super::{EXIT_BAD_INPUT, EXIT_NEGATIVE, OutputOptions, test};
 use crate::policy_args::PathArgs;
 use crate::terminal::{FAINT, GOOD, HEAD, paint, print_json};
-use proxy::report::diagnostics::{Severity, complain, to_json};
+use proxy::report::diagnostics::{DiagnosticLevel, print_problems, to_json};
 
 /// Most patterns of one rule that are printed; `--all` prints every one.
 const SHOWN_PATTERNS: usize = 8;
@@ -32,38 +32,38 @@ pub(crate) struct CheckArgs {
 }
 
 /// Checks policies. Exit status: 0 good, 1 a test failed, 2 not good.
-pub(crate) fn check(args: &CheckArgs, output: Output) -> anyhow::Result<ExitCode> {
+pub(crate) fn check(args: &CheckArgs, output: OutputOptions) -> anyhow::Result<ExitCode> {
     let sources = args.paths.read()?;
     let rules = match compile(&sources, &[]) {
         Ok(rules) => rules,
         Err(problems) => {
-            refuse(&problems, output);
-            return Ok(ExitCode::from(BAD_INPUT));
+            print_load_errors(&problems, output);
+            return Ok(ExitCode::from(EXIT_BAD_INPUT));
         }
     };
-    let outcomes = rules.run_trials();
-    let failed = outcomes.iter().filter(|outcome| !outcome.passed()).count();
+    let outcomes = rules.run_tests();
+    let failed = outcomes.iter().filter(|outcome| !outcome.has_passed()).count();
     if output.json {
-        print_json(&describe(&rules, &sources, &outcomes));
+        print_json(&rules_json(&rules, &sources, &outcomes));
     } else {
-        complain(rules.warnings(), Severity::Warning);
+        print_problems(rules.warnings(), DiagnosticLevel::Warning);
         if !args.quiet {
             print_rules(&rules, args);
         }
         test::print_failed(&outcomes);
-        print_verdict(&rules, &sources, outcomes.len(), failed);
+        print_result(&rules, &sources, outcomes.len(), failed);
     }
-    Ok(if failed == 0 { ExitCode::SUCCESS } else { ExitCode::from(NEGATIVE) })
+    Ok(if failed == 0 { ExitCode::SUCCESS } else { ExitCode::from(EXIT_NEGATIVE) })
 }
 
 /// Prints what keeps a policy from loading, for every command that loads one.
-pub(crate) fn refuse(problems: &[rules::load::problem::Problem], output: Output) {
+pub(crate) fn print_load_errors(problems: &[rules::load::problem::Problem], output: OutputOptions) {
     if output.json {
         let all: Vec<Value> =
-            problems.iter().map(|problem| to_json(problem, Severity::Error)).collect();
+            problems.iter().map(|problem| to_json(problem, DiagnosticLevel::Error)).collect();
         print_json(&json!({ "ok": false, "problems": all }));
     } else {
-        complain(problems, Severity::Error);
+        print_problems(problems, DiagnosticLevel::Error);
         let plural = if problems.len() == 1 { "error" } else { "errors" };
         anstream::eprintln!("sandbar: {} {plural}; nothing was loaded", problems.len());
     }
@@ -71,16 +71,17 @@ pub(crate) fn refuse(problems: &[rules::load::problem::Problem], output: Output)
 
 /// The targets of one rule.
 #[derive(Default)]
-struct Targets<'a> {
-    hosts: Vec<Hit<'a>>,
+struct RuleTargets<'a> {
+    hosts: Vec<PatternHit<'a>>,
     addresses: Vec<String>,
     /// Patterns that are not shown.
     more: usize,
 }
 
 /// The targets of every rule of a policy, gathered in one walk: a list may hold a million.
-fn targets(policy: &Policy, shown: usize) -> Vec<Targets<'_>> {
-    let mut all: Vec<Targets<'_>> = policy.rules().iter().map(|_| Targets::default()).collect();
+fn collect_targets(policy: &Policy, shown: usize) -> Vec<RuleTargets<'_>> {
+    let mut all: Vec<RuleTargets<'_>> =
+        policy.rules().iter().map(|_| RuleTargets::default()).collect();
     for (hit, _) in policy.hosts() {
         match all.get_mut(usize::from(hit.rule)) {
             Some(own) if own.hosts.len() < shown => own.hosts.push(hit),
@@ -103,10 +104,10 @@ fn print_rules(rules: &RuleSet, args: &CheckArgs) {
     for policy in rules.policies() {
         let digest = paint(FAINT, format!("digest {}", policy.digest().short()));
         anstream::println!("{} {}  {digest}", paint(HEAD, policy.name()), policy.file());
-        for (rule, targets) in policy.rules().iter().zip(targets(policy, shown)) {
+        for (rule, targets) in policy.rules().iter().zip(collect_targets(policy, shown)) {
             print_rule(policy, rule, &targets);
         }
-        for (key, limit) in policy.budgets().set() {
+        for (key, limit) in policy.budgets().limits() {
             anstream::println!("  budget: {key} = {limit}");
         }
     }
@@ -115,16 +116,16 @@ fn print_rules(rules: &RuleSet, args: &CheckArgs) {
     }
 }
 
-fn print_rule(policy: &Policy, rule: &Rule, targets: &Targets<'_>) {
+fn print_rule(policy: &Policy, rule: &Rule, targets: &RuleTargets<'_>) {
     let origin = paint(FAINT, format!("{}:{}", policy.file(), rule.line()));
-    let terms = paint(FAINT, format!("({})", terms(rule)));
+    let terms = paint(FAINT, format!("({})", describe_terms(rule)));
     anstream::println!("  {} {terms}  {origin}", rule.name());
     for hit in &targets.hosts {
-        let (file, line) = policy.origin(rule, hit);
+        let (file, line) = policy.pattern_location(rule, hit);
         anstream::println!(
             "    {:<32} {}  {}",
             hit.pattern(),
-            covers(hit, rule),
+            describe_pattern(hit, rule),
             paint(FAINT, format!("{file}:{line}"))
         );
     }
@@ -133,7 +134,7 @@ fn print_rule(policy: &Policy, rule: &Rule, targets: &Targets<'_>) {
         more => anstream::println!("    ... and {more} more (--all prints them)"),
     }
     for net in &targets.addresses {
-        anstream::println!("    {net:<32} this address range, {}", ports(None, rule));
+        anstream::println!("    {net:<32} this address range, {}", describe_ports(None, rule));
     }
 }
 
@@ -155,7 +156,7 @@ fn policy_names<'a>(rules: &'a RuleSet, sandbox: &rules::SandboxRef) -> Vec<&'a 
     rules.own_policies_of(sandbox).iter().map(|policy| policy.name().as_str()).collect()
 }
 
-fn print_verdict(rules: &RuleSet, sources: &Sources, tests: usize, failed: usize) {
+fn print_result(rules: &RuleSet, sources: &LoadSources, tests: usize, failed: usize) {
     let patterns: usize = rules.policies().map(|policy| policy.hosts().count()).sum();
     let count: usize = rules.policies().map(|policy| policy.rules().len()).sum();
     if sources.operator.is_none() {
@@ -178,11 +179,11 @@ fn print_verdict(rules: &RuleSet, sources: &Sources, tests: usize, failed: usize
 }
 
 /// What a pattern covers, in words.
-fn covers(hit: &Hit<'_>, rule: &Rule) -> String {
-    format!("{}, {}", hit.in_words(), ports(hit.port, rule))
+fn describe_pattern(hit: &PatternHit<'_>, rule: &Rule) -> String {
+    format!("{}, {}", hit.describe(), describe_ports(hit.port, rule))
 }
 
-fn ports(written: Option<u16>, rule: &Rule) -> String {
+fn describe_ports(written: Option<u16>, rule: &Rule) -> String {
     match (written, rule.ports()) {
         (Some(port), _) => format!("port {port}"),
         (None, None) => "every port".to_owned(),
@@ -193,8 +194,8 @@ fn ports(written: Option<u16>, rule: &Rule) -> String {
 }
 
 /// What a rule does and on which terms, in a few words.
-fn terms(rule: &Rule) -> String {
-    let mut words = vec![rule.in_words().to_owned()];
+fn describe_terms(rule: &Rule) -> String {
+    let mut words = vec![rule.describe().to_owned()];
     words.extend(
         rule.methods().map(
             |methods| {
@@ -214,7 +215,7 @@ fn terms(rule: &Rule) -> String {
             Said::Word(word) => format!("{} {word}", term.key),
         });
     }
-    words.extend(rule.budgets().set().map(|(key, limit)| format!("{key} = {limit}")));
+    words.extend(rule.budgets().limits().map(|(key, limit)| format!("{key} = {limit}")));
     words.join("; ")
 }
 
@@ -222,11 +223,15 @@ fn join<T: ToString>(items: &[T]) -> String {
     items.iter().map(ToString::to_string).collect::<Vec<_>>().join(" ")
 }
 
-fn describe(rules: &RuleSet, sources: &Sources, outcomes: &[rules::trial::Outcome]) -> Value {
+fn rules_json(
+    rules: &RuleSet,
+    sources: &LoadSources,
+    outcomes: &[rules::policy_test::TestOutcome],
+) -> Value {
     let warnings: Vec<Value> =
-        rules.warnings().iter().map(|problem| to_json(problem, Severity::Warning)).collect();
+        rules.warnings().iter().map(|problem| to_json(problem, DiagnosticLevel::Warning)).collect();
     json!({
-        "ok": outcomes.iter().all(rules::trial::Outcome::passed),
+        "ok": outcomes.iter().all(rules::policy_test::TestOutcome::has_passed),
         "digest": rules.digest().to_string(),
         "judged": { "sandboxes": sources.operator.is_some() },
         "policies": rules.policies().map(|policy| policy_json(policy)).collect::<Vec<_>>(),
@@ -238,12 +243,12 @@ fn describe(rules: &RuleSet, sources: &Sources, outcomes: &[rules::trial::Outcom
             "policies": policy_names(rules, sandbox),
         })).collect::<Vec<_>>(),
         "problems": warnings,
-        "tests": outcomes.iter().map(test::to_json).collect::<Vec<_>>(),
+        "tests": outcomes.iter().map(test::outcome_json).collect::<Vec<_>>(),
     })
 }
 
 fn policy_json(policy: &Policy) -> Value {
-    let rules = policy.rules().iter().zip(targets(policy, usize::MAX));
+    let rules = policy.rules().iter().zip(collect_targets(policy, usize::MAX));
     json!({
         "name": policy.name().as_str(),
         "file": policy.file(),
@@ -253,14 +258,14 @@ fn policy_json(policy: &Policy) -> Value {
     })
 }
 
-fn rule_json(policy: &Policy, rule: &Rule, targets: &Targets<'_>) -> Value {
-    let host = |hit: &Hit<'_>| {
-        let (file, line) = policy.origin(rule, hit);
-        json!({ "pattern": hit.pattern(), "covers": covers(hit, rule), "port": hit.port, "file": *file, "line": line })
+fn rule_json(policy: &Policy, rule: &Rule, targets: &RuleTargets<'_>) -> Value {
+    let host = |hit: &PatternHit<'_>| {
+        let (file, line) = policy.pattern_location(rule, hit);
+        json!({ "pattern": hit.pattern(), "covers": describe_pattern(hit, rule), "port": hit.port, "file": *file, "line": line })
     };
     let mut value = json!({
         "name": rule.name(),
-        "does": rule.in_words(),
+        "does": rule.describe(),
         "line": rule.line(),
         "hosts": targets.hosts.iter().map(host).collect::<Vec<_>>(),
         "addresses": targets.addresses,

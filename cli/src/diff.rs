@@ -4,11 +4,11 @@ use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
-use rules::diff::{Change, Difference, diff as compare};
+use rules::diff::{Difference, ReachabilityChange, diff as compare};
 use rules::{RuleSet, SandboxRef, compile};
 use serde_json::{Value, json};
 
-use super::{BAD_INPUT, NEGATIVE, Output, check};
+use super::{EXIT_BAD_INPUT, EXIT_NEGATIVE, OutputOptions, check};
 use crate::terminal::{BAD, FAINT, GOOD, HEAD, WARN, paint, print_json};
 use proxy::policy::files;
 
@@ -25,53 +25,56 @@ pub(crate) struct DiffArgs {
 }
 
 /// The differences of one sandbox.
-struct Section {
+struct SandboxDiff {
     name: String,
     differences: Vec<Difference>,
 }
 
 /// Compares policies. Exit status: 0, or 1 with --exit-code and a difference, 2 not a good policy.
-pub(crate) fn diff(args: &DiffArgs, output: Output) -> anyhow::Result<ExitCode> {
-    let (Some(old), Some(new)) = (load(&args.old, output)?, load(&args.new, output)?) else {
-        return Ok(ExitCode::from(BAD_INPUT));
+pub(crate) fn diff(args: &DiffArgs, output: OutputOptions) -> anyhow::Result<ExitCode> {
+    let (Some(old), Some(new)) = (load_rules(&args.old, output)?, load_rules(&args.new, output)?)
+    else {
+        return Ok(ExitCode::from(EXIT_BAD_INPUT));
     };
-    let sections: Vec<Section> =
-        pairs(&old, &new).into_iter().map(|pair| section(&old.rules, &new.rules, pair)).collect();
+    let sections: Vec<SandboxDiff> = pair_sandboxes(&old, &new)
+        .into_iter()
+        .map(|pair| diff_sandbox(&old.rules, &new.rules, pair))
+        .collect();
     let differs = sections.iter().any(|section| !section.differences.is_empty());
     if output.json {
-        print_json(&to_json(&sections));
+        print_json(&diffs_json(&sections));
     } else {
-        sections.iter().for_each(print);
+        sections.iter().for_each(print_diff);
         if !differs {
             anstream::println!("no difference in what is reachable");
         }
     }
-    Ok(if differs && args.exit_code { ExitCode::from(NEGATIVE) } else { ExitCode::SUCCESS })
+    Ok(if differs && args.exit_code { ExitCode::from(EXIT_NEGATIVE) } else { ExitCode::SUCCESS })
 }
 
 /// One side of the comparison.
-struct Loaded {
+struct LoadedRules {
     rules: RuleSet,
     /// Whether an operator's file says which sandboxes there are.
     operated: bool,
 }
 
-fn load(path: &Path, output: Output) -> anyhow::Result<Option<Loaded>> {
-    let sources = files::read(&[path.to_owned()])?;
+fn load_rules(path: &Path, output: OutputOptions) -> anyhow::Result<Option<LoadedRules>> {
+    let sources = files::read_paths(&[path.to_owned()])?;
     let operated = sources.operator.is_some();
     match compile(&sources, &[]) {
-        Ok(rules) => Ok(Some(Loaded { rules, operated })),
+        Ok(rules) => Ok(Some(LoadedRules { rules, operated })),
         Err(problems) => {
-            check::refuse(&problems, output);
+            check::print_load_errors(&problems, output);
             Ok(None)
         }
     }
 }
 
-type Pair<'a> = (Option<&'a SandboxRef>, Option<&'a SandboxRef>);
+type SandboxPair<'a> = (Option<&'a SandboxRef>, Option<&'a SandboxRef>);
 
 /// Sandboxes by id; two lone policies are compared whatever their names.
-fn pairs<'a>(old: &'a Loaded, new: &'a Loaded) -> Vec<Pair<'a>> {
+fn pair_sandboxes<'a>(old: &'a LoadedRules, new: &'a LoadedRules) -> Vec<SandboxPair<'a>> {
     let (old_all, new_all) = (old.rules.sandboxes(), new.rules.sandboxes());
     let (before, after): (Vec<_>, Vec<_>) = (old_all.iter().collect(), new_all.iter().collect());
     if let ([one], [other], false, false) = (&before[..], &after[..], old.operated, new.operated) {
@@ -81,31 +84,31 @@ fn pairs<'a>(old: &'a Loaded, new: &'a Loaded) -> Vec<Pair<'a>> {
     ids.into_iter().map(|id| (old_all.get(id), new_all.get(id))).collect()
 }
 
-fn section(old: &RuleSet, new: &RuleSet, (before, after): Pair<'_>) -> Section {
+fn diff_sandbox(old: &RuleSet, new: &RuleSet, (before, after): SandboxPair<'_>) -> SandboxDiff {
     // A sandbox that is on one side only is compared with one that may do nothing.
     let (old_sandbox, new_sandbox) = match (before, after) {
         (Some(before), Some(after)) => (before, after),
         (Some(only), None) | (None, Some(only)) => (only, only),
-        (None, None) => return Section { name: String::new(), differences: Vec::new() },
+        (None, None) => return SandboxDiff { name: String::new(), differences: Vec::new() },
     };
     let name = match (before, after) {
         (Some(_), None) => format!("{} (removed)", old_sandbox.id),
         (None, Some(_)) => format!("{} (added)", new_sandbox.id),
         _ => new_sandbox.id.to_string(),
     };
-    Section { name, differences: compare((old, old_sandbox), (new, new_sandbox)) }
+    SandboxDiff { name, differences: compare((old, old_sandbox), (new, new_sandbox)) }
 }
 
-fn print(section: &Section) {
+fn print_diff(section: &SandboxDiff) {
     if section.differences.is_empty() {
         return;
     }
     anstream::println!("sandbox {}", paint(HEAD, &section.name));
     for difference in &section.differences {
         let (sign, style) = match difference.change {
-            Change::BecomesReachable => ("+", GOOD),
-            Change::IsTreatedOtherwise { .. } => ("~", WARN),
-            Change::StopsBeingReachable => ("-", BAD),
+            ReachabilityChange::BecomesReachable => ("+", GOOD),
+            ReachabilityChange::IsTreatedOtherwise { .. } => ("~", WARN),
+            ReachabilityChange::StopsBeingReachable => ("-", BAD),
         };
         let by = match difference.rule.as_str() {
             "" => String::new(),
@@ -116,16 +119,16 @@ fn print(section: &Section) {
     }
 }
 
-fn to_json(sections: &[Section]) -> Value {
+fn diffs_json(sections: &[SandboxDiff]) -> Value {
     let one = |difference: &Difference| {
         let change = match &difference.change {
-            Change::BecomesReachable => "becomes_reachable",
-            Change::IsTreatedOtherwise { .. } => "is_treated_otherwise",
-            Change::StopsBeingReachable => "stops_being_reachable",
+            ReachabilityChange::BecomesReachable => "becomes_reachable",
+            ReachabilityChange::IsTreatedOtherwise { .. } => "is_treated_otherwise",
+            ReachabilityChange::StopsBeingReachable => "stops_being_reachable",
         };
         let text = difference.change.to_string();
         json!({ "change": change, "text": text, "what": difference.what, "rule": difference.rule })
     };
-    let section = |section: &Section| json!({ "sandbox": section.name, "differences": section.differences.iter().map(one).collect::<Vec<_>>() });
+    let section = |section: &SandboxDiff| json!({ "sandbox": section.name, "differences": section.differences.iter().map(one).collect::<Vec<_>>() });
     json!({ "sandboxes": sections.iter().map(section).collect::<Vec<_>>() })
 }

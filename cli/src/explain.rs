@@ -4,12 +4,12 @@ use std::path::PathBuf;
 use std::process::ExitCode;
 
 use anyhow::Context;
-use proxy::admin::explain::{MemoryVerb, Question, Told};
+use proxy::admin::explain::{ExplainReply, ExplainRequest, MemoryVerb};
 use rules::compile;
 
+use super::instance::RunningInstance;
 use super::policy_args::PolicyArgs;
-use super::running::Running;
-use super::{BAD_INPUT, NEGATIVE, Output, check, print_json};
+use super::{EXIT_BAD_INPUT, EXIT_NEGATIVE, OutputOptions, check, print_json};
 
 /// Say what would become of an attempt, why, and what would change it
 #[derive(clap::Args)]
@@ -62,15 +62,15 @@ enum VerbArg {
 
 /// Explains one attempt. Exit status: 0 allowed, 1 denied, 2 not a good policy or nobody to ask, 64 not a good
 /// question.
-pub(crate) fn explain(args: &ExplainArgs, output: Output) -> anyhow::Result<ExitCode> {
+pub(crate) fn explain(args: &ExplainArgs, output: OutputOptions) -> anyhow::Result<ExitCode> {
     let told = if args.live {
-        ask(args)?
+        ask_instance(args)?
     } else {
         match compile(&args.policy.read()?, &[]) {
             Ok(rules) => args.attempt.question().answer(&rules)?,
             Err(problems) => {
-                check::refuse(&problems, output);
-                return Ok(ExitCode::from(BAD_INPUT));
+                check::print_load_errors(&problems, output);
+                return Ok(ExitCode::from(EXIT_BAD_INPUT));
             }
         }
     };
@@ -78,25 +78,25 @@ pub(crate) fn explain(args: &ExplainArgs, output: Output) -> anyhow::Result<Exit
         true => print_json(&told.json),
         false => anstream::print!("{}", told.text),
     }
-    Ok(if told.allowed { ExitCode::SUCCESS } else { ExitCode::from(NEGATIVE) })
+    Ok(if told.allowed { ExitCode::SUCCESS } else { ExitCode::from(EXIT_NEGATIVE) })
 }
 
 /// Asks the running instance.
-fn ask(args: &ExplainArgs) -> anyhow::Result<Told> {
-    let question = serde_json::to_value(&args.attempt.question())?;
-    let running = Running::new(args.policy.config(), args.socket.clone());
-    let told = running.ask("POST", "/explain", &question)?;
+fn ask_instance(args: &ExplainArgs) -> anyhow::Result<ExplainReply> {
+    let question = serde_json::to_value(args.attempt.question())?;
+    let running = RunningInstance::new(args.policy.config(), args.socket.clone());
+    let told = running.request("POST", "/explain", &question)?;
     serde_json::from_value(told).context("the running program gave no answer that is one")
 }
 
 impl AttemptArgs {
-    fn question(&self) -> Question {
+    fn question(&self) -> ExplainRequest {
         let operation = match self.operation {
             VerbArg::Forget => MemoryVerb::Forget,
             VerbArg::Recall => MemoryVerb::Recall,
             VerbArg::Retain => MemoryVerb::Retain,
         };
         let AttemptArgs { sandbox, method, dns, tcp, bank, target, .. } = self.clone();
-        Question { sandbox, method, dns, tcp, bank, operation, target }
+        ExplainRequest { sandbox, method, dns, tcp, bank, operation, target }
     }
 }

@@ -5,16 +5,16 @@ use std::time::Duration;
 
 use serde_json::{Value, json};
 
-use super::Output;
-use super::running::Running;
+use super::OutputOptions;
+use super::instance::RunningInstance;
 use crate::terminal::{BAD, FAINT, GOOD, paint, print_json};
-use proxy::policy::grants::Wish;
+use proxy::policy::grants::GrantRequest;
 
 /// Let a sandbox reach a host for a while; it is recorded, and ends by itself
 #[derive(clap::Args, Debug)]
 pub(crate) struct GrantArgs {
     #[command(flatten)]
-    running: Running,
+    running: RunningInstance,
     /// The sandbox
     #[arg(long, value_name = "ID")]
     sandbox: String,
@@ -31,12 +31,12 @@ pub(crate) struct GrantArgs {
     #[arg(long, value_name = "BYTES")]
     bytes: Option<u64>,
     #[command(flatten)]
-    terms: Terms,
+    terms: GrantTerms,
 }
 
 /// For how long, why, and by whom.
 #[derive(clap::Args, Debug)]
-struct Terms {
+struct GrantTerms {
     /// For how long, such as 30m or 2h
     #[arg(long = "for", value_name = "TIME", value_parser = humantime::parse_duration)]
     time: Duration,
@@ -52,14 +52,14 @@ struct Terms {
 #[derive(clap::Args, Debug)]
 pub(crate) struct GrantsArgs {
     #[command(flatten)]
-    running: Running,
+    running: RunningInstance,
 }
 
 /// End a grant before its time, and what is open by it
 #[derive(clap::Args, Debug)]
 pub(crate) struct RevokeArgs {
     #[command(flatten)]
-    running: Running,
+    running: RunningInstance,
     /// The grant's number, as `sandbar grants` shows it
     #[arg(value_name = "NUMBER")]
     id: u64,
@@ -70,36 +70,36 @@ pub(crate) struct RevokeArgs {
 #[command(args_conflicts_with_subcommands = true)]
 pub(crate) struct PendingArgs {
     #[command(flatten)]
-    running: Running,
+    running: RunningInstance,
     #[command(subcommand)]
-    approve: Option<Approve>,
+    approve: Option<PendingCommand>,
 }
 
 #[derive(clap::Subcommand, Debug)]
-enum Approve {
+enum PendingCommand {
     /// Grant what was refused, for a while
     Approve {
         #[command(flatten)]
-        running: Running,
+        running: RunningInstance,
         /// The number that `sandbar pending` shows
         #[arg(value_name = "NUMBER")]
         number: u64,
         #[command(flatten)]
-        terms: Terms,
+        terms: GrantTerms,
     },
 }
 
-impl Terms {
-    fn by(&self) -> String {
+impl GrantTerms {
+    fn grantor(&self) -> String {
         let user = || std::env::var("SUDO_USER").or_else(|_| std::env::var("USER")).ok();
         self.by.clone().or_else(user).unwrap_or_else(|| "somebody".to_owned())
     }
 }
 
 /// Grants. Exit status: 0 granted, 2 refused or nobody to ask.
-pub(crate) fn grant(args: &GrantArgs, output: Output) -> anyhow::Result<ExitCode> {
+pub(crate) fn grant(args: &GrantArgs, output: OutputOptions) -> anyhow::Result<ExitCode> {
     let some = |all: &[String]| (!all.is_empty()).then(|| all.to_vec());
-    let wish = Wish {
+    let wish = GrantRequest {
         sandbox: args.sandbox.clone(),
         host: args.host.clone(),
         methods: some(&args.method),
@@ -107,22 +107,22 @@ pub(crate) fn grant(args: &GrantArgs, output: Output) -> anyhow::Result<ExitCode
         bytes: args.bytes,
         seconds: args.terms.time.as_secs(),
         why: args.terms.why.clone(),
-        by: args.terms.by(),
+        by: args.terms.grantor(),
     };
-    let told = args.running.ask("POST", "/grants", &json!(wish))?;
-    made(&told, output);
+    let told = args.running.request("POST", "/grants", &json!(wish))?;
+    print_granted(&told, output);
     Ok(ExitCode::SUCCESS)
 }
 
 /// Lists. Exit status: 0, 2 nobody to ask.
-pub(crate) fn grants(args: &GrantsArgs, output: Output) -> anyhow::Result<ExitCode> {
-    let told = args.running.ask("GET", "/grants", &Value::Null)?;
+pub(crate) fn grants(args: &GrantsArgs, output: OutputOptions) -> anyhow::Result<ExitCode> {
+    let told = args.running.request("GET", "/grants", &Value::Null)?;
     if output.json {
         print_json(&told);
         return Ok(ExitCode::SUCCESS);
     }
     let all = told.get("grants").and_then(Value::as_array).map(Vec::as_slice).unwrap_or_default();
-    all.iter().for_each(line);
+    all.iter().for_each(print_grant);
     if all.is_empty() {
         anstream::println!("no grant is in force");
     }
@@ -130,12 +130,12 @@ pub(crate) fn grants(args: &GrantsArgs, output: Output) -> anyhow::Result<ExitCo
 }
 
 /// Revokes. Exit status: 0 revoked, 2 no such grant or nobody to ask.
-pub(crate) fn revoke(args: &RevokeArgs, output: Output) -> anyhow::Result<ExitCode> {
-    let told = args.running.ask("DELETE", &format!("/grants/{}", args.id), &Value::Null)?;
+pub(crate) fn revoke(args: &RevokeArgs, output: OutputOptions) -> anyhow::Result<ExitCode> {
+    let told = args.running.request("DELETE", &format!("/grants/{}", args.id), &Value::Null)?;
     if output.json {
         print_json(&told);
     } else {
-        let (generation, cut) = (at(&told, "generation"), at(&told, "cut"));
+        let (generation, cut) = (field_text(&told, "generation"), field_text(&told, "cut"));
         let word = paint(GOOD, "revoked:");
         anstream::println!(
             "{word} grant {}; generation {generation}, {cut} connections cut",
@@ -146,28 +146,28 @@ pub(crate) fn revoke(args: &RevokeArgs, output: Output) -> anyhow::Result<ExitCo
 }
 
 /// Lists or approves. Exit status: 0, 2 refused or nobody to ask.
-pub(crate) fn pending(args: &PendingArgs, output: Output) -> anyhow::Result<ExitCode> {
+pub(crate) fn pending(args: &PendingArgs, output: OutputOptions) -> anyhow::Result<ExitCode> {
     match &args.approve {
-        Some(Approve::Approve { running, number, terms }) => {
+        Some(PendingCommand::Approve { running, number, terms }) => {
             let body =
-                json!({ "seconds": terms.time.as_secs(), "why": terms.why, "by": terms.by() });
-            let told = running.ask("POST", &format!("/pending/{number}"), &body)?;
-            made(&told, output);
+                json!({ "seconds": terms.time.as_secs(), "why": terms.why, "by": terms.grantor() });
+            let told = running.request("POST", &format!("/pending/{number}"), &body)?;
+            print_granted(&told, output);
         }
-        None => list(&args.running.ask("GET", "/pending", &Value::Null)?, output),
+        None => print_pending(&args.running.request("GET", "/pending", &Value::Null)?, output),
     }
     Ok(ExitCode::SUCCESS)
 }
 
-fn made(told: &Value, output: Output) {
+fn print_granted(told: &Value, output: OutputOptions) {
     if output.json {
         return print_json(told);
     }
     anstream::print!("{} ", paint(GOOD, "granted:"));
-    line(told);
+    print_grant(told);
 }
 
-fn line(grant: &Value) {
+fn print_grant(grant: &Value) {
     let list = |name: &str| {
         let all = grant.get(name).and_then(Value::as_array).into_iter().flatten();
         all.filter_map(Value::as_str).fold(String::new(), |text, one| format!("{text} {one}"))
@@ -179,17 +179,17 @@ fn line(grant: &Value) {
     let unused = grant.get("used").and_then(Value::as_bool) == Some(false);
     anstream::println!(
         "{} {} may reach {}{}{}, {left} left{bytes}{} {}",
-        at(grant, "id"),
-        at(grant, "sandbox"),
-        at(grant, "host"),
+        field_text(grant, "id"),
+        field_text(grant, "sandbox"),
+        field_text(grant, "host"),
         list("methods"),
         list("paths"),
         if unused { ", not used yet" } else { "" },
-        paint(FAINT, format!("by {}: {}", at(grant, "by"), at(grant, "why"))),
+        paint(FAINT, format!("by {}: {}", field_text(grant, "by"), field_text(grant, "why"))),
     );
 }
 
-fn list(told: &Value, output: Output) {
+fn print_pending(told: &Value, output: OutputOptions) {
     if output.json {
         return print_json(told);
     }
@@ -201,11 +201,11 @@ fn list(told: &Value, output: Output) {
         let request = refused.get("request").and_then(Value::as_str).unwrap_or_default();
         anstream::println!(
             "{:>4} {} {}{port} {} {request} {}",
-            at(refused, "number"),
-            at(refused, "sandbox"),
-            at(refused, "host"),
-            paint(BAD, at(refused, "reason")),
-            paint(FAINT, format!("{} times, last {ago} s ago", at(refused, "count"))),
+            field_text(refused, "number"),
+            field_text(refused, "sandbox"),
+            field_text(refused, "host"),
+            paint(BAD, field_text(refused, "reason")),
+            paint(FAINT, format!("{} times, last {ago} s ago", field_text(refused, "count"))),
         );
     }
     match all.is_empty() {
@@ -217,7 +217,7 @@ fn list(told: &Value, output: Output) {
     }
 }
 
-fn at(value: &Value, name: &str) -> String {
+fn field_text(value: &Value, name: &str) -> String {
     match value.get(name) {
         Some(Value::String(text)) => text.clone(),
         Some(other) => other.to_string(),

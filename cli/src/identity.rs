@@ -7,14 +7,15 @@ use std::time::Duration;
 
 use anyhow::{Context, bail};
 use certs::identity::{
-    Algorithm, Claims, Environment, Expected, Identity, IdentityError, IssueRequest, IssuerOptions,
-    LocalIssuer, MAX_TOKEN, SubjectTemplate, Tenant, TrustDomain, TrustedIssuer, Verifier, inspect,
+    Environment, IdentityError, IssueRequest, IssuerOptions, LocalIssuer, MAX_TOKEN,
+    RequiredClaims, SigningAlgorithm, SubjectTemplate, Tenant, TrustDomain, TrustedIssuer,
+    VerifiedIdentity, Verifier, VerifyContext, inspect,
 };
-use certs::{UnixTime, date};
+use certs::{UnixTime, format_date};
 use serde_json::{Value, json};
 
-use super::running::Running;
-use super::{NEGATIVE, Output};
+use super::instance::RunningInstance;
+use super::{EXIT_NEGATIVE, OutputOptions};
 use crate::terminal::{BAD, FAINT, GOOD, HEAD, WARN, paint, print_json};
 
 /// Issue, verify and inspect the signed identity of a sandbox
@@ -27,13 +28,13 @@ pub(crate) struct IdentityArgs {
 #[derive(clap::Subcommand)]
 enum IdentityCommand {
     Assign(AssignArgs),
-    Init(InitArgs),
+    Init(IssuerInitArgs),
     Inspect(InspectArgs),
     Issue(IssueArgs),
     Jwks(JwksArgs),
     /// Give an issuer a new key, published at once and used a minute later
-    Rotate(DirArgs),
-    Verify(VerifyArgs),
+    Rotate(RotateArgs),
+    Verify(VerifyTokenArgs),
 }
 
 /// Give a sandbox that was declared without one its identity, once; it is fixed then, also over restarts
@@ -48,12 +49,12 @@ struct AssignArgs {
     #[arg(long)]
     agent_card: Option<String>,
     #[command(flatten)]
-    running: Running,
+    running: RunningInstance,
 }
 
 /// Make an issuer: a key, its public half as a JWK Set, and a description
 #[derive(clap::Args)]
-struct InitArgs {
+struct IssuerInitArgs {
     /// The directory to keep it in; the key file is readable by its owner only
     #[arg(long)]
     dir: PathBuf,
@@ -62,7 +63,7 @@ struct InitArgs {
     trust_domain: String,
     /// An environment it may name, so that staging cannot name production; repeat for more.
     /// Without it the issuer may name every environment
-    #[arg(long, value_name = "ENVIRONMENT", value_parser = environment)]
+    #[arg(long, value_name = "ENVIRONMENT", value_parser = parse_environment)]
     environment: Vec<Environment>,
     /// The `iss` of its tokens [default: spiffe://DOMAIN/issuer]
     #[arg(long, value_name = "NAME")]
@@ -112,7 +113,7 @@ struct IssueArgs {
 /// Verify a token: print whom it names, or why it is refused
 #[derive(clap::Args)]
 #[group(id = "keys", required = true, multiple = false, args = ["dir", "jwks"])]
-struct VerifyArgs {
+struct VerifyTokenArgs {
     /// The directory of the issuer
     #[arg(long)]
     dir: Option<PathBuf>,
@@ -158,7 +159,7 @@ struct OtherIssuer {
 }
 
 #[derive(clap::Args)]
-struct DirArgs {
+struct RotateArgs {
     /// The directory of the issuer
     #[arg(long)]
     dir: PathBuf,
@@ -172,7 +173,7 @@ struct JwksArgs {
     #[arg(long, conflicts_with_all = ["config", "socket"])]
     dir: Option<PathBuf>,
     #[command(flatten)]
-    running: Running,
+    running: RunningInstance,
 }
 
 /// Show what a token says, without verifying anything
@@ -183,11 +184,11 @@ struct InspectArgs {
 }
 
 /// Runs one of the subcommands. Exit status: 0, 1 for a token that is refused, 2 for a bad file or argument.
-pub(crate) fn identity(args: &IdentityArgs, output: Output) -> anyhow::Result<ExitCode> {
+pub(crate) fn identity(args: &IdentityArgs, output: OutputOptions) -> anyhow::Result<ExitCode> {
     match &args.command {
         IdentityCommand::Assign(args) => assign(args, output),
         IdentityCommand::Init(args) => init(args, output),
-        IdentityCommand::Inspect(args) => show(args, output),
+        IdentityCommand::Inspect(args) => inspect_token(args, output),
         IdentityCommand::Issue(args) => issue(args, output),
         IdentityCommand::Jwks(args) => jwks(args),
         IdentityCommand::Rotate(args) => rotate(&args.dir, output),
@@ -195,12 +196,12 @@ pub(crate) fn identity(args: &IdentityArgs, output: Output) -> anyhow::Result<Ex
     }
 }
 
-fn assign(args: &AssignArgs, output: Output) -> anyhow::Result<ExitCode> {
+fn assign(args: &AssignArgs, output: OutputOptions) -> anyhow::Result<ExitCode> {
     let AssignArgs { sandbox, tenant, environment, agent_card, running } = args;
     let identity = json!({
         "sandbox": sandbox, "tenant": tenant, "environment": environment, "agent_card": agent_card,
     });
-    let told = running.ask("POST", "/identities", &identity)?;
+    let told = running.request("POST", "/identities", &identity)?;
     match output.json {
         true => print_json(&told),
         false => anstream::println!("{sandbox} is of {tenant}, in {environment}"),
@@ -208,27 +209,27 @@ fn assign(args: &AssignArgs, output: Output) -> anyhow::Result<ExitCode> {
     Ok(ExitCode::SUCCESS)
 }
 
-fn init(args: &InitArgs, output: Output) -> anyhow::Result<ExitCode> {
+fn init(args: &IssuerInitArgs, output: OutputOptions) -> anyhow::Result<ExitCode> {
     let trust_domain = TrustDomain::parse(&args.trust_domain)?;
     let issuer =
         args.issuer.clone().unwrap_or_else(|| format!("spiffe://{}/issuer", args.trust_domain));
     let environments = Some(args.environment.clone()).filter(|all| !all.is_empty());
     let algorithm = args.algorithm.into();
     let options = IssuerOptions { issuer, trust_domain, environments, algorithm };
-    describe(&LocalIssuer::init(&args.dir, &options, UnixTime::now())?, output);
+    print_issuer(&LocalIssuer::init(&args.dir, &options, UnixTime::now())?, output);
     Ok(ExitCode::SUCCESS)
 }
 
-fn environment(text: &str) -> Result<Environment, String> {
+fn parse_environment(text: &str) -> Result<Environment, String> {
     Environment::parse(text).map_err(|error| error.to_string())
 }
 
-fn rotate(dir: &Path, output: Output) -> anyhow::Result<ExitCode> {
-    describe(&LocalIssuer::rotate(dir, UnixTime::now())?, output);
+fn rotate(dir: &Path, output: OutputOptions) -> anyhow::Result<ExitCode> {
+    print_issuer(&LocalIssuer::rotate(dir, UnixTime::now())?, output);
     Ok(ExitCode::SUCCESS)
 }
 
-fn describe(issuer: &LocalIssuer, output: Output) {
+fn print_issuer(issuer: &LocalIssuer, output: OutputOptions) {
     let keys: Vec<&str> = issuer.key_ids().collect();
     let (domain, path) = (issuer.trust_domain(), issuer.jwks_path().display().to_string());
     if output.json {
@@ -256,7 +257,7 @@ fn describe(issuer: &LocalIssuer, output: Output) {
     }
 }
 
-fn issue(args: &IssueArgs, output: Output) -> anyhow::Result<ExitCode> {
+fn issue(args: &IssueArgs, output: OutputOptions) -> anyhow::Result<ExitCode> {
     let now = UnixTime::now();
     let request = IssueRequest {
         tenant: &args.tenant,
@@ -275,28 +276,28 @@ fn issue(args: &IssueArgs, output: Output) -> anyhow::Result<ExitCode> {
     Ok(ExitCode::SUCCESS)
 }
 
-fn verify(args: &VerifyArgs, output: Output) -> anyhow::Result<ExitCode> {
-    let token = token(&args.token)?;
+fn verify(args: &VerifyTokenArgs, output: OutputOptions) -> anyhow::Result<ExitCode> {
+    let token = read_token(&args.token)?;
     let now = UnixTime::now();
     let issuer = match (&args.dir, &args.jwks) {
-        (Some(dir), _) => LocalIssuer::open(dir, now)?.trusted()?,
-        (None, Some(keys)) => match args.other.trusted(keys, &token)? {
+        (Some(dir), _) => LocalIssuer::open(dir, now)?.trusted_issuer()?,
+        (None, Some(keys)) => match args.other.trusted_issuer(keys, &token)? {
             Ok(issuer) => issuer,
-            Err(refused) => return Ok(refuse(refused, output)),
+            Err(refused) => return Ok(print_refused(refused, output)),
         },
         (None, None) => bail!("give --dir or --jwks"),
     };
     let verifier = Verifier::new(vec![issuer], args.revocations.clone(), now)?;
-    Ok(match verifier.verify(&token, &Expected::audience(&args.audience), now) {
-        Ok(identity) => accept(&identity, output),
-        Err(refused) => refuse(refused, output),
+    Ok(match verifier.verify(&token, &VerifyContext::for_audience(&args.audience), now) {
+        Ok(identity) => print_accepted(&identity, output),
+        Err(refused) => print_refused(refused, output),
     })
 }
 
 impl OtherIssuer {
     /// The issuer that the token names, with the keys and the trust domain the caller chose: here the caller is
     /// the one who trusts.
-    fn trusted(
+    fn trusted_issuer(
         &self,
         keys: &Path,
         token: &str,
@@ -310,17 +311,17 @@ impl OtherIssuer {
         let trust_domain = TrustDomain::parse(domain)?;
         let issuer = self.issuer.clone().or_else(|| text("iss").map(str::to_owned));
         let mut trusted = TrustedIssuer::new("", trust_domain, keys.to_owned());
-        trusted.claims = if self.jwt_svid { Claims::JwtSvid } else { Claims::Ours };
+        trusted.claims = if self.jwt_svid { RequiredClaims::JwtSvid } else { RequiredClaims::Ours };
         if issuer.is_none() && !self.jwt_svid {
             return Ok(Err(IdentityError::ClaimMissing("iss")));
         }
         trusted.issuer = issuer;
-        trusted.algorithms = self.algorithm.iter().copied().map(Algorithm::from).collect();
-        trusted.subject = self.template()?;
+        trusted.algorithms = self.algorithm.iter().copied().map(SigningAlgorithm::from).collect();
+        trusted.subject = self.subject_template()?;
         Ok(Ok(trusted))
     }
 
-    fn template(&self) -> anyhow::Result<SubjectTemplate> {
+    fn subject_template(&self) -> anyhow::Result<SubjectTemplate> {
         let tenant = self.tenant.as_deref().map(Tenant::parse).transpose();
         let environment = self.environment.as_deref().map(Environment::parse).transpose();
         let template = SubjectTemplate::parse(
@@ -332,10 +333,10 @@ impl OtherIssuer {
     }
 }
 
-fn accept(identity: &Identity, output: Output) -> ExitCode {
+fn print_accepted(identity: &VerifiedIdentity, output: OutputOptions) -> ExitCode {
     let subject = identity.subject();
     let (sandbox, tenant, environment) = (&subject.sandbox, &subject.tenant, &subject.environment);
-    let until = date(identity.expires_at());
+    let until = format_date(identity.expires_at());
     if output.json {
         anstream::println!(
             "{}",
@@ -354,7 +355,7 @@ fn accept(identity: &Identity, output: Output) -> ExitCode {
     ExitCode::SUCCESS
 }
 
-fn refuse(refused: IdentityError, output: Output) -> ExitCode {
+fn print_refused(refused: IdentityError, output: OutputOptions) -> ExitCode {
     let code = refused.code();
     if output.json {
         let detail = refused.to_string();
@@ -362,23 +363,23 @@ fn refuse(refused: IdentityError, output: Output) -> ExitCode {
     } else {
         anstream::println!("{} {code}: {refused}", paint(BAD, "refused:"));
     }
-    ExitCode::from(NEGATIVE)
+    ExitCode::from(EXIT_NEGATIVE)
 }
 
 fn jwks(args: &JwksArgs) -> anyhow::Result<ExitCode> {
     let now = UnixTime::now();
     let set = match &args.dir {
         Some(dir) => LocalIssuer::open(dir, now)?.jwks(now)?,
-        None => args.running.ask("GET", "/jwks", &Value::Null)?,
+        None => args.running.request("GET", "/jwks", &Value::Null)?,
     };
     anstream::println!("{set:#}");
     Ok(ExitCode::SUCCESS)
 }
 
-fn show(args: &InspectArgs, output: Output) -> anyhow::Result<ExitCode> {
-    let said = match inspect(&token(&args.token)?) {
+fn inspect_token(args: &InspectArgs, output: OutputOptions) -> anyhow::Result<ExitCode> {
+    let said = match inspect(&read_token(&args.token)?) {
         Ok(said) => said,
-        Err(refused) => return Ok(refuse(refused, output)),
+        Err(refused) => return Ok(print_refused(refused, output)),
     };
     if output.json {
         anstream::println!(
@@ -391,11 +392,11 @@ fn show(args: &InspectArgs, output: Output) -> anyhow::Result<ExitCode> {
     for (name, part) in [("header", said.header), ("claims", said.claims)] {
         anstream::println!("{}", paint(HEAD, name));
         for (member, value) in part {
-            let (name, text) = (printable(&member), printable(&value.to_string()));
+            let (name, text) = (escape_terminal(&member), escape_terminal(&value.to_string()));
             anstream::println!(
                 "  {} {text}{}",
                 paint(FAINT, format!("{name:<6}")),
-                when(&member, &value)
+                date_suffix(&member, &value)
             );
         }
     }
@@ -403,7 +404,7 @@ fn show(args: &InspectArgs, output: Output) -> anyhow::Result<ExitCode> {
 }
 
 /// A stranger's text without the characters that would steer a terminal.
-fn printable(text: &str) -> String {
+fn escape_terminal(text: &str) -> String {
     let escaped = |c: char| {
         if matches!(c, ' '..='~') { c.to_string() } else { c.escape_unicode().to_string() }
     };
@@ -411,15 +412,15 @@ fn printable(text: &str) -> String {
 }
 
 /// A date beside the numbers that are moments.
-fn when(member: &str, value: &Value) -> String {
+fn date_suffix(member: &str, value: &Value) -> String {
     match (member, value.as_u64()) {
-        ("exp" | "iat" | "nbf", Some(moment)) => paint(FAINT, format!("  {}", date(moment))),
+        ("exp" | "iat" | "nbf", Some(moment)) => paint(FAINT, format!("  {}", format_date(moment))),
         _ => String::new(),
     }
 }
 
 /// The argument, or standard input, which is cut off just after a token would be too large.
-fn token(argument: &str) -> anyhow::Result<String> {
+fn read_token(argument: &str) -> anyhow::Result<String> {
     if argument != "-" {
         return Ok(argument.to_owned());
     }
@@ -432,7 +433,7 @@ fn token(argument: &str) -> anyhow::Result<String> {
     Ok(text.trim_end_matches(['\r', '\n']).to_owned())
 }
 
-impl From<AlgorithmName> for Algorithm {
+impl From<AlgorithmName> for SigningAlgorithm {
     fn from(name: AlgorithmName) -> Self {
         match name {
             AlgorithmName::EdDsa => Self::EdDsa,

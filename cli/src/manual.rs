@@ -8,7 +8,7 @@ use std::process::ExitCode;
 use anyhow::Context;
 use clap::{Arg, Command, CommandFactory};
 
-use super::Arguments;
+use super::CliArguments;
 
 /// Print the completion script of a shell
 #[derive(clap::Args)]
@@ -30,15 +30,15 @@ pub(crate) struct ManArgs {
 
 /// Prints a completion script. Exit status: 0.
 pub(crate) fn completions(args: &CompletionsArgs) -> anyhow::Result<ExitCode> {
-    clap_complete::generate(args.shell, &mut Arguments::command(), "sandbar", &mut io::stdout());
+    clap_complete::generate(args.shell, &mut CliArguments::command(), "sandbar", &mut io::stdout());
     Ok(ExitCode::SUCCESS)
 }
 
 /// Prints the manual, or writes it. Exit status: 0, or 2 when it cannot be written.
 pub(crate) fn man(args: &ManArgs) -> anyhow::Result<ExitCode> {
-    let command = Arguments::command();
+    let command = CliArguments::command();
     if args.markdown {
-        anstream::print!("{}", reference(command));
+        anstream::print!("{}", markdown_reference(command));
         return Ok(ExitCode::SUCCESS);
     }
     match &args.dir {
@@ -54,30 +54,30 @@ pub(crate) fn man(args: &ManArgs) -> anyhow::Result<ExitCode> {
 }
 
 /// The reference of every subcommand, as it stands in `cli/COMMANDS.md`.
-fn reference(mut command: Command) -> String {
+fn markdown_reference(mut command: Command) -> String {
     command.build();
     let mut text = String::from(
         "# Commands\n\nMade by `sandbar man --markdown`. `--json` prints JSON and `--color auto|always|never` says when to use \
          colours, everywhere. Exit status, unless a command says otherwise: 0 good; 1 it ran and says no; 2 a file or \
          a running program is not good; 64 usage.\n",
     );
-    tell(&command, &mut text);
+    append_subcommands(&command, &mut text);
     text
 }
 
-fn tell(command: &Command, text: &mut String) {
+fn append_subcommands(command: &Command, text: &mut String) {
     for inner in command.get_subcommands().filter(|inner| !inner.is_hide_set()) {
         if inner.get_name() == "help" {
             continue;
         }
         if !inner.has_subcommands() || inner.get_about().is_some() {
-            describe(inner, text);
+            append_command(inner, text);
         }
-        tell(inner, text);
+        append_subcommands(inner, text);
     }
 }
 
-fn describe(command: &Command, text: &mut String) {
+fn append_command(command: &Command, text: &mut String) {
     let name = command.get_bin_name().unwrap_or(command.get_name());
     let about = command.get_about().map(ToString::to_string).unwrap_or_default();
     let usage = command.clone().render_usage().to_string();
@@ -86,12 +86,12 @@ fn describe(command: &Command, text: &mut String) {
     let told = |arg: &&Arg| !arg.is_hide_set() && !arg.is_global_set() && arg.get_id() != "help";
     for arg in command.get_arguments().filter(told) {
         let help = arg.get_help().map(ToString::to_string).unwrap_or_default();
-        *text += &format!("- `{}`: {help}{}\n", shown(arg), usual(arg));
+        *text += &format!("- `{}`: {help}{}\n", argument_usage(arg), default_text(arg));
     }
 }
 
 /// The argument as it is written on a command line.
-fn shown(arg: &Arg) -> String {
+fn argument_usage(arg: &Arg) -> String {
     let names = arg.get_value_names().unwrap_or_default();
     let values = match arg.get_action().takes_values() {
         true => names.iter().map(|name| format!(" {name}")).collect(),
@@ -105,7 +105,7 @@ fn shown(arg: &Arg) -> String {
     }
 }
 
-fn usual(arg: &Arg) -> String {
+fn default_text(arg: &Arg) -> String {
     let values: Vec<String> =
         arg.get_default_values().iter().map(|value| value.to_string_lossy().into_owned()).collect();
     match arg.get_action().takes_values() && !values.is_empty() {
@@ -122,7 +122,7 @@ mod tests {
     fn the_documented_reference_is_the_code() {
         assert_eq!(
             include_str!("../COMMANDS.md"),
-            reference(Arguments::command()),
+            markdown_reference(CliArguments::command()),
             "write cli/COMMANDS.md anew: cargo run -p cli -- man --markdown"
         );
     }

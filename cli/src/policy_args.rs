@@ -3,8 +3,8 @@
 use std::path::{Path, PathBuf};
 
 use anyhow::bail;
-use proxy::policy::files::{self, OPERATOR_FILE};
-use rules::Sources;
+use proxy::policy::files::{self, CONFIG_FILE};
+use rules::LoadSources;
 use rules::load::MAX_FILE;
 
 use super::UsageError;
@@ -31,7 +31,7 @@ pub(crate) struct PathArgs {
 }
 
 impl PathArgs {
-    pub(crate) fn read(&self) -> anyhow::Result<Sources> {
+    pub(crate) fn read(&self) -> anyhow::Result<LoadSources> {
         let named: Vec<PathBuf> = self.paths.iter().chain(&self.policy.policies).cloned().collect();
         PolicyArgs { policies: named, config: self.policy.config.clone() }.read()
     }
@@ -40,24 +40,24 @@ impl PathArgs {
 impl PolicyArgs {
     /// The operator's file, named or usual.
     pub(crate) fn config(&self) -> PathBuf {
-        self.config.clone().unwrap_or_else(|| PathBuf::from(OPERATOR_FILE))
+        self.config.clone().unwrap_or_else(|| PathBuf::from(CONFIG_FILE))
     }
 
     /// Reads what the arguments name, or what `sandbar.toml` here names.
-    pub(crate) fn read(&self) -> anyhow::Result<Sources> {
+    pub(crate) fn read(&self) -> anyhow::Result<LoadSources> {
         match (&self.config, self.policies.is_empty()) {
-            (None, false) => files::read(&self.policies),
+            (None, false) => files::read_paths(&self.policies),
             (Some(config), false) => {
                 let operator = Some(files::read_file(config, MAX_FILE)?);
-                files::with_lists(Sources { operator, ..files::read(&self.policies)? })
+                files::with_lists(LoadSources { operator, ..files::read_paths(&self.policies)? })
             }
-            (Some(config), true) => files::operated(config),
-            (None, true) if Path::new(OPERATOR_FILE).is_file() => {
-                files::operated(Path::new(OPERATOR_FILE))
+            (Some(config), true) => files::read_config(config),
+            (None, true) if Path::new(CONFIG_FILE).is_file() => {
+                files::read_config(Path::new(CONFIG_FILE))
             }
             (None, true) => {
                 let why = "no policy given: say --policy PATH, or run where";
-                bail!(UsageError(format!("{why} {OPERATOR_FILE} is")))
+                bail!(UsageError(format!("{why} {CONFIG_FILE} is")))
             }
         }
     }

@@ -3,12 +3,12 @@
 use std::process::ExitCode;
 
 use rules::Reason;
-use rules::limits::Limits;
+use rules::limits::TrafficLimits;
 use rules::load::problem::nearest;
-use rules::load::{operator_schema, policy_schema};
+use rules::load::{configuration_schema, policy_schema};
 use serde_json::{Value, json};
 
-use super::{Output, UsageError};
+use super::{OutputOptions, UsageError};
 use crate::terminal::{HEAD, paint, print_json};
 
 /// Print the JSON Schema of a file, for editors
@@ -49,7 +49,7 @@ pub(crate) struct LimitsArgs {
 /// Prints a schema. Exit status: 0.
 pub(crate) fn schema(args: &SchemaArgs) -> anyhow::Result<ExitCode> {
     let schema = match args.file {
-        FileArg::Operator => operator_schema(),
+        FileArg::Operator => configuration_schema(),
         FileArg::Policy => policy_schema(),
     };
     print_json(&serde_json::to_value(schema)?);
@@ -57,41 +57,41 @@ pub(crate) fn schema(args: &SchemaArgs) -> anyhow::Result<ExitCode> {
 }
 
 /// Prints reasons. Exit status: 0, or 64 for a code that does not exist.
-pub(crate) fn reasons(args: &ReasonsArgs, output: Output) -> anyhow::Result<ExitCode> {
+pub(crate) fn reasons(args: &ReasonsArgs, output: OutputOptions) -> anyhow::Result<ExitCode> {
     if args.markdown {
-        anstream::print!("{}", rules::reason::table());
+        anstream::print!("{}", rules::reason::markdown_table());
         return Ok(ExitCode::SUCCESS);
     }
     let chosen = match &args.code {
         None => Reason::ALL.to_vec(),
-        Some(code) => vec![by_code(code)?],
+        Some(code) => vec![find_reason(code)?],
     };
     if output.json {
-        print_json(&chosen.iter().map(to_json).collect());
+        print_json(&chosen.iter().map(reason_json).collect());
     } else {
-        chosen.iter().for_each(print);
+        chosen.iter().for_each(print_reason);
     }
     Ok(ExitCode::SUCCESS)
 }
 
 /// Prints the bounds. Exit status: 0.
-pub(crate) fn limits(args: &LimitsArgs, output: Output) -> anyhow::Result<ExitCode> {
+pub(crate) fn limits(args: &LimitsArgs, output: OutputOptions) -> anyhow::Result<ExitCode> {
     if args.markdown {
-        anstream::print!("{}", rules::limits::table());
+        anstream::print!("{}", rules::limits::markdown_table());
     } else if output.json {
-        let all = Limits::TABLE.iter().map(|(name, usual, most, meaning)| {
+        let all = TrafficLimits::TABLE.iter().map(|(name, usual, most, meaning)| {
             json!({ "name": name, "default": usual, "most": most, "meaning": meaning })
         });
         print_json(&all.collect());
     } else {
-        for (name, usual, most, meaning) in Limits::TABLE {
+        for (name, usual, most, meaning) in TrafficLimits::TABLE {
             anstream::println!("{} = {usual} (1 to {most})\n  {meaning}", paint(HEAD, name));
         }
     }
     Ok(ExitCode::SUCCESS)
 }
 
-fn by_code(code: &str) -> anyhow::Result<Reason> {
+fn find_reason(code: &str) -> anyhow::Result<Reason> {
     let found = Reason::ALL.iter().copied().find(|reason| reason.code() == code);
     let near = nearest(code, Reason::ALL.iter().map(|reason| reason.code()));
     let help = near.map_or("`sandbar reasons` lists them all".to_owned(), |near| {
@@ -100,10 +100,10 @@ fn by_code(code: &str) -> anyhow::Result<Reason> {
     Ok(found.ok_or_else(|| UsageError(format!("there is no reason `{code}`; {help}")))?)
 }
 
-fn print(reason: &Reason) {
+fn print_reason(reason: &Reason) {
     anstream::println!("{}\n  {}\n  {}", paint(HEAD, reason), reason.meaning(), reason.next_step());
 }
 
-fn to_json(reason: &Reason) -> Value {
+fn reason_json(reason: &Reason) -> Value {
     json!({ "code": reason.code(), "meaning": reason.meaning(), "next_step": reason.next_step() })
 }

@@ -4,23 +4,23 @@ use std::process::ExitCode;
 
 use serde_json::{Value, json};
 
-use super::running::Running;
-use super::{NEGATIVE, Output};
+use super::instance::RunningInstance;
+use super::{EXIT_NEGATIVE, OutputOptions};
 use crate::terminal::{BAD, GOOD, paint, print_json};
 
 /// Load the policies now; a bad one changes nothing and is shown with its place
 #[derive(clap::Args, Debug)]
 pub(crate) struct ReloadArgs {
     #[command(flatten)]
-    running: Running,
+    running: RunningInstance,
     /// Wait until every connection that lost its permission has gone
     #[arg(long)]
     wait: bool,
 }
 
 /// Reloads. Exit status: 0 in force, 1 refused, 2 nobody to ask.
-pub(crate) fn reload(args: &ReloadArgs, output: Output) -> anyhow::Result<ExitCode> {
-    let told = args.running.ask("POST", "/reload", &json!({ "wait": args.wait }))?;
+pub(crate) fn reload(args: &ReloadArgs, output: OutputOptions) -> anyhow::Result<ExitCode> {
+    let told = args.running.request("POST", "/reload", &json!({ "wait": args.wait }))?;
     let trouble = told.get("trouble").and_then(Value::as_str);
     let number = |name: &str| told.get(name).and_then(Value::as_u64).unwrap_or_default();
     match (output.json, trouble) {
@@ -39,5 +39,5 @@ pub(crate) fn reload(args: &ReloadArgs, output: Output) -> anyhow::Result<ExitCo
             number("cut")
         ),
     }
-    Ok(if trouble.is_none() { ExitCode::SUCCESS } else { ExitCode::from(NEGATIVE) })
+    Ok(if trouble.is_none() { ExitCode::SUCCESS } else { ExitCode::from(EXIT_NEGATIVE) })
 }

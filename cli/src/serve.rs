@@ -10,7 +10,7 @@ use tokio::sync::watch;
 use proxy::app::App;
 
 /// What is told of the program's own running: by default warnings and what an operator should know.
-const TOLD: &str = "SANDBAR_LOG";
+const LOG_VARIABLE: &str = "SANDBAR_LOG";
 
 /// Serve what the operator's file describes, until SIGTERM
 #[derive(clap::Args, Debug)]
@@ -22,9 +22,11 @@ pub(crate) struct ServeArgs {
 
 /// Serves. Exit status: 0 stopped, 2 could not start or broke.
 pub(crate) fn serve(args: &ServeArgs) -> anyhow::Result<ExitCode> {
-    tell_operator("warn,proxy=info,dns_filter=info");
+    init_tracing("warn,proxy=info,dns_filter=info");
     // One provider for everything, Pingora included, which would take another.
-    drop(rustls::crypto::CryptoProvider::install_default(certs::provider().as_ref().clone()));
+    drop(rustls::crypto::CryptoProvider::install_default(
+        certs::crypto_provider().as_ref().clone(),
+    ));
     let runtime = tokio::runtime::Builder::new_multi_thread()
         .enable_all()
         .build()
@@ -41,8 +43,8 @@ pub(crate) fn serve(args: &ServeArgs) -> anyhow::Result<ExitCode> {
 }
 
 /// Operators read stderr; `SANDBAR_LOG=debug` tells each request.
-pub(super) fn tell_operator(otherwise: &str) {
-    let filter = tracing_subscriber::EnvFilter::try_from_env(TOLD)
+pub(super) fn init_tracing(otherwise: &str) {
+    let filter = tracing_subscriber::EnvFilter::try_from_env(LOG_VARIABLE)
         .unwrap_or_else(|_| tracing_subscriber::EnvFilter::new(otherwise));
     let subscriber = tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr);
     drop(subscriber.try_init()); // another one is as good

@@ -4,15 +4,15 @@ use std::process::ExitCode;
 
 use serde_json::Value;
 
-use super::running::Running;
-use super::{NEGATIVE, Output};
+use super::instance::RunningInstance;
+use super::{EXIT_NEGATIVE, OutputOptions};
 use crate::terminal::{BAD, FAINT, GOOD, paint, print_json};
 
 /// Ask the running program how it is doing
 #[derive(clap::Args, Debug)]
 pub(crate) struct StatusArgs {
     #[command(flatten)]
-    running: Running,
+    running: RunningInstance,
     /// List what is open
     #[arg(long, conflicts_with = "cut")]
     connections: bool,
@@ -22,25 +22,25 @@ pub(crate) struct StatusArgs {
 }
 
 /// Asks. Exit status: 0 ready, 1 not ready, 2 nobody to ask.
-pub(crate) fn status(args: &StatusArgs, output: Output) -> anyhow::Result<ExitCode> {
+pub(crate) fn status(args: &StatusArgs, output: OutputOptions) -> anyhow::Result<ExitCode> {
     let (method, path) = match (args.cut, args.connections) {
         (Some(id), _) => ("DELETE", format!("/connections/{id}")),
         (None, true) => ("GET", "/connections".to_owned()),
         (None, false) => ("GET", "/status".to_owned()),
     };
-    let told = args.running.ask(method, &path, &Value::Null)?;
+    let told = args.running.request(method, &path, &Value::Null)?;
     match (output.json, args.cut, args.connections) {
         (true, ..) => print_json(&told),
         (false, Some(id), _) => anstream::println!("cut {id}"),
-        (false, None, true) => connections(&told),
-        (false, None, false) => show(&told),
+        (false, None, true) => print_connections(&told),
+        (false, None, false) => print_status(&told),
     }
     let ready = told.get("ready").and_then(Value::as_bool).unwrap_or(true);
-    Ok(if ready { ExitCode::SUCCESS } else { ExitCode::from(NEGATIVE) })
+    Ok(if ready { ExitCode::SUCCESS } else { ExitCode::from(EXIT_NEGATIVE) })
 }
 
-fn show(told: &Value) {
-    let at = |pointer: &str| told.pointer(pointer).map(plain).unwrap_or_default();
+fn print_status(told: &Value) {
+    let at = |pointer: &str| told.pointer(pointer).map(value_text).unwrap_or_default();
     let (style, word) = match told.get("ready").and_then(Value::as_bool) {
         Some(true) => (GOOD, "ready"),
         _ => (BAD, "not ready"),
@@ -52,9 +52,9 @@ fn show(told: &Value) {
         at("/uptime_seconds")
     );
     for listener in told.get("listeners").and_then(Value::as_array).into_iter().flatten() {
-        line("listens", &plain(listener));
+        print_field("listens", &value_text(listener));
     }
-    line(
+    print_field(
         "policy",
         &format!(
             "generation {}, {} sandboxes, {}",
@@ -66,13 +66,13 @@ fn show(told: &Value) {
     if let Some(trouble) = told.pointer("/policy/trouble").and_then(Value::as_str) {
         let closed = told.pointer("/policy/closed").and_then(Value::as_bool).unwrap_or_default();
         let what = if closed { ", so nothing passes" } else { "" };
-        line("stale", &format!("the policies on disk are not good{what}:\n{trouble}"));
+        print_field("stale", &format!("the policies on disk are not good{what}:\n{trouble}"));
     }
-    line(
+    print_field(
         "open",
         &format!("{} connections, {} tunnels and requests", at("/connections"), at("/open")),
     );
-    line(
+    print_field(
         "log",
         &format!(
             "{} records written, {} lost, {} attempts refused for want of it",
@@ -82,13 +82,13 @@ fn show(told: &Value) {
         ),
     );
     if let Some(trouble) = told.pointer("/log/trouble").and_then(Value::as_str) {
-        line("trouble", trouble);
+        print_field("trouble", trouble);
     }
 }
 
-fn connections(told: &Value) {
+fn print_connections(told: &Value) {
     for open in told.get("connections").and_then(Value::as_array).into_iter().flatten() {
-        let at = |name: &str| open.get(name).map(plain).unwrap_or_default();
+        let at = |name: &str| open.get(name).map(value_text).unwrap_or_default();
         anstream::println!(
             "{:>6} {} {} {}:{} {} {} s, {} B up, {} B down",
             at("id"),
@@ -102,10 +102,10 @@ fn connections(told: &Value) {
             at("received")
         );
     }
-    anstream::println!("{} open", told.get("open").map(plain).unwrap_or_default());
+    anstream::println!("{} open", told.get("open").map(value_text).unwrap_or_default());
 }
 
-fn plain(value: &Value) -> String {
+fn value_text(value: &Value) -> String {
     match value.as_str() {
         Some(text) => text.to_owned(),
         None if value.is_null() => "-".to_owned(),
@@ -113,6 +113,6 @@ fn plain(value: &Value) -> String {
     }
 }
 
-fn line(head: &str, text: &str) {
+fn print_field(head: &str, text: &str) {
     anstream::println!("  {} {text}", paint(FAINT, format!("{head:<7}")));
 }

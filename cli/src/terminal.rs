@@ -6,19 +6,19 @@ pub(crate) use proxy::report::terminal::{BAD, FAINT, GOOD, HEAD, WARN, paint};
 
 /// When to colour, as `--color` says; `anstream` adds `NO_COLOR` and the terminal check.
 #[derive(Clone, Copy, Debug, Default, clap::ValueEnum)]
-pub(crate) enum Color {
+pub(crate) enum ColorMode {
     Always,
     #[default]
     Auto,
     Never,
 }
 
-impl Color {
+impl ColorMode {
     pub(crate) fn apply(self) {
         let choice = match self {
-            Color::Always => anstream::ColorChoice::Always,
-            Color::Auto => anstream::ColorChoice::Auto,
-            Color::Never => anstream::ColorChoice::Never,
+            ColorMode::Always => anstream::ColorChoice::Always,
+            ColorMode::Auto => anstream::ColorChoice::Auto,
+            ColorMode::Never => anstream::ColorChoice::Never,
         };
         choice.write_global();
     }

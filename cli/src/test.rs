@@ -2,11 +2,11 @@
 
 use std::process::ExitCode;
 
-use rules::trial::Outcome;
+use rules::policy_test::TestOutcome;
 use rules::{Decision, compile};
 use serde_json::{Value, json};
 
-use super::{BAD_INPUT, NEGATIVE, Output, check};
+use super::{EXIT_BAD_INPUT, EXIT_NEGATIVE, OutputOptions, check};
 use crate::policy_args::PathArgs;
 use crate::terminal::{BAD, FAINT, GOOD, WARN, paint, print_json};
 
@@ -18,45 +18,45 @@ pub(crate) struct TestArgs {
 }
 
 /// Runs policy tests. Exit status: 0 all passed, 1 one failed, 2 not a good policy.
-pub(crate) fn test(args: &TestArgs, output: Output) -> anyhow::Result<ExitCode> {
+pub(crate) fn test(args: &TestArgs, output: OutputOptions) -> anyhow::Result<ExitCode> {
     let rules = match compile(&args.paths.read()?, &[]) {
         Ok(rules) => rules,
         Err(problems) => {
-            check::refuse(&problems, output);
-            return Ok(ExitCode::from(BAD_INPUT));
+            check::print_load_errors(&problems, output);
+            return Ok(ExitCode::from(EXIT_BAD_INPUT));
         }
     };
-    let outcomes = rules.run_trials();
-    let failed = outcomes.iter().filter(|outcome| !outcome.passed()).count();
+    let outcomes = rules.run_tests();
+    let failed = outcomes.iter().filter(|outcome| !outcome.has_passed()).count();
     if output.json {
-        let all: Vec<Value> = outcomes.iter().map(to_json).collect();
+        let all: Vec<Value> = outcomes.iter().map(outcome_json).collect();
         print_json(
             &json!({ "ok": failed == 0, "passed": outcomes.len() - failed, "failed": failed, "tests": all }),
         );
     } else {
-        outcomes.iter().for_each(print);
+        outcomes.iter().for_each(print_outcome);
         if outcomes.is_empty() {
             anstream::println!("{}", paint(WARN, "these policies have no [[test]]"));
         }
         anstream::println!("{} passed, {failed} failed", outcomes.len() - failed);
     }
-    Ok(if failed == 0 { ExitCode::SUCCESS } else { ExitCode::from(NEGATIVE) })
+    Ok(if failed == 0 { ExitCode::SUCCESS } else { ExitCode::from(EXIT_NEGATIVE) })
 }
 
 /// Prints the tests that failed, and nothing when none did.
-pub(crate) fn print_failed(outcomes: &[Outcome]) {
-    outcomes.iter().filter(|outcome| !outcome.passed()).for_each(print);
+pub(crate) fn print_failed(outcomes: &[TestOutcome]) {
+    outcomes.iter().filter(|outcome| !outcome.has_passed()).for_each(print_outcome);
 }
 
-fn print(outcome: &Outcome) {
+fn print_outcome(outcome: &TestOutcome) {
     let trial = &outcome.trial;
-    let word = if outcome.passed() { paint(GOOD, "pass") } else { paint(BAD, "FAIL") };
+    let word = if outcome.has_passed() { paint(GOOD, "pass") } else { paint(BAD, "FAIL") };
     let place = paint(FAINT, format!("{}:{}", outcome.policy.file(), trial.line));
     let name = trial.name.as_ref().map(|name| format!("  {name}")).unwrap_or_default();
-    let got = if outcome.passed() {
-        found(outcome)
+    let got = if outcome.has_passed() {
+        decision_text(outcome)
     } else {
-        format!("expected {}, got {}", outcome.expected(), found(outcome))
+        format!("expected {}, got {}", outcome.describe_expected(), decision_text(outcome))
     };
     anstream::println!(
         "{word}  {:<40}  {got}{name}  [{}]  {place}",
@@ -65,22 +65,22 @@ fn print(outcome: &Outcome) {
     );
 }
 
-fn found(outcome: &Outcome) -> String {
+fn decision_text(outcome: &TestOutcome) -> String {
     match &outcome.decision {
         Decision::Allow(permit) => format!("allow by `{}`", permit.rule().rule),
         Decision::Deny(denial) => format!("deny {}", denial.reason),
     }
 }
 
-pub(crate) fn to_json(outcome: &Outcome) -> Value {
+pub(crate) fn outcome_json(outcome: &TestOutcome) -> Value {
     json!({
         "file": outcome.policy.file(),
         "line": outcome.trial.line,
         "name": outcome.trial.name,
         "sandbox": outcome.sandbox.id.as_str(),
         "attempt": outcome.trial.probe.to_string(),
-        "expected": outcome.expected(),
-        "found": found(outcome),
-        "passed": outcome.passed(),
+        "expected": outcome.describe_expected(),
+        "found": decision_text(outcome),
+        "passed": outcome.has_passed(),
     })
 }

@@ -6,78 +6,86 @@ use std::sync::{Arc, OnceLock};
 
 use arc_swap::ArcSwap;
 use audit::Log;
-use dns_filter::clean::{Asked, clean};
+use dns_filter::clean::{PermittedQuery, clean};
 use dns_filter::limits::{
-    ADDRESSES, RECORDS, TTL_CEILING, TTL_FLOOR, TTL_FLOOR_CHARGED, TTL_NEGATIVE, UDP_MOST,
-    UDP_PLAIN,
+    ADDRESSES, RECORDS, TTL_CEILING, TTL_FLOOR, TTL_FLOOR_CHARGED, TTL_NEGATIVE, UDP_MAX, UDP_PLAIN,
 };
-use dns_filter::message::{Carrier, Query, Rcode};
-use dns_filter::{Arrived, Config, Filter, Step, Toward};
+use dns_filter::message::{DnsQuery, DnsTransport, Rcode};
+use dns_filter::{DnsConfig, DnsFilter, QueryArrival, QueryStep, QueryTarget};
 use hickory_proto::op::Message;
+use rules::configuration::{DnsSettings, PreResolve};
 use rules::facts::{Facts, NameFacts, QueryType};
-use rules::operator::{DnsSettings, PreResolve};
-use rules::word::SandboxId;
-use rules::{Channel, Decision, DomainName, RuleSet, SourceFile, Sources, compile};
+use rules::ids::SandboxId;
+use rules::{Channel, Decision, DomainName, LoadSources, RuleSet, SourceFile, compile};
 use tokio::runtime::Runtime;
 
 /// More than any answer of ours adds to its question: OPT, reason and one address.
-const ADDED: usize = 96;
-const ALLOWED: &str = "name = \"p\"\n[[allow]]\nname = \"r\"\nhosts = [\"a.example\", \"*.b.example\"]\ndns_types = [\"A\", \"AAAA\", \"HTTPS\", \"TXT\", \"CNAME\", \"MX\", \"SRV\"]\n";
+const MAX_ADDED_BYTES: usize = 96;
+const POLICY: &str = "name = \"p\"\n[[allow]]\nname = \"r\"\nhosts = [\"a.example\", \"*.b.example\"]\ndns_types = [\"A\", \"AAAA\", \"HTTPS\", \"TXT\", \"CNAME\", \"MX\", \"SRV\"]\n";
 
 /// Nothing is ever asked: what may leave is looked at before it does.
-struct World {
-    filter: Arc<Filter>,
+struct DnsFuzzFixture {
+    filter: Arc<DnsFilter>,
     rules: Arc<ArcSwap<RuleSet>>,
     runtime: Runtime,
     _dir: tempfile::TempDir,
 }
 
-fn world() -> &'static World {
-    static WORLD: OnceLock<World> = OnceLock::new();
-    WORLD.get_or_init(|| {
-        let policy = SourceFile { path: "p.toml".into(), bytes: ALLOWED.into() };
+fn fixture() -> &'static DnsFuzzFixture {
+    static FIXTURE: OnceLock<DnsFuzzFixture> = OnceLock::new();
+    FIXTURE.get_or_init(|| {
+        let policy = SourceFile { path: "p.toml".into(), bytes: POLICY.into() };
         let operator = b"[[sandbox]]\nid = \"s\"\nbase = \"system\"\npolicies = [\"p\"]\n".to_vec();
         let operator = SourceFile { path: "sandbar.toml".into(), bytes: operator };
-        let sources =
-            Sources { operator: Some(operator), policies: vec![policy], ..Sources::default() };
+        let sources = LoadSources {
+            operator: Some(operator),
+            policies: vec![policy],
+            ..LoadSources::default()
+        };
         let rules = Arc::new(ArcSwap::from_pointee(compile(&sources, &[]).unwrap()));
         let dir = tempfile::tempdir().unwrap();
-        let log = Log::open(audit::Config::new(dir.path())).unwrap();
+        let log = Log::open(audit::LogConfig::new(dir.path())).unwrap();
         let mut settings = DnsSettings::new(Vec::new());
         settings.pre_resolve = PreResolve::Off;
-        let config = Config { settings, budgets: None };
-        let filter = Filter::new(rules.clone(), log, config).unwrap();
-        World { filter, rules, runtime: Runtime::new().unwrap(), _dir: dir }
+        let config = DnsConfig { settings, budgets: None };
+        let filter = DnsFilter::new(rules.clone(), log, config).unwrap();
+        DnsFuzzFixture { filter, rules, runtime: Runtime::new().unwrap(), _dir: dir }
     })
 }
 
 /// A packet is dropped, answered with little more than it said, or asks for what is allowed.
 pub(super) fn query(data: &[u8]) {
-    let world = world();
+    let world = fixture();
     let _entered = world.runtime.enter(); // findings are written beside the queries
-    for carrier in [Carrier::Tcp, Carrier::Udp] {
+    for carrier in [DnsTransport::Tcp, DnsTransport::Udp] {
         let channel = Channel::Dedicated(SandboxId::parse("s").unwrap());
-        let arrived = Arrived { channel, carrier, source: None, aimed: None, toward: Toward::Us };
-        match world.filter.begin(data, &arrived) {
-            Step::Answer(answer) => answered(data, &answer),
-            Step::Drop => assert!(Query::read(data).is_err(), "a query without an answer"),
-            Step::Wait(_) => forwarded(data),
+        let arrived = QueryArrival {
+            channel,
+            carrier,
+            source: None,
+            original_dst: None,
+            toward: QueryTarget::Us,
+        };
+        match world.filter.start_query(data, &arrived) {
+            QueryStep::Answer(answer) => check_local_answer(data, &answer),
+            QueryStep::Drop => assert!(DnsQuery::parse(data).is_err(), "a query without an answer"),
+            QueryStep::Wait(_) => check_forwarded(data),
         }
     }
 }
 
-fn answered(data: &[u8], answer: &[u8]) {
+fn check_local_answer(data: &[u8], answer: &[u8]) {
     assert_eq!(answer.get(..2), data.get(..2), "the id");
     assert_eq!(answer[2] & 0x80, 0x80, "an answer");
     assert_eq!(answer[3] & 0x30, 0, "neither authentic nor unchecked");
-    assert!(answer.len() <= data.len() + ADDED, "{} for {}", answer.len(), data.len());
-    assert!(answer.len() <= UDP_MOST.max(UDP_PLAIN));
+    assert!(answer.len() <= data.len() + MAX_ADDED_BYTES, "{} for {}", answer.len(), data.len());
+    assert!(answer.len() <= UDP_MAX.max(UDP_PLAIN));
     Message::from_vec(answer).expect("what we say can be read");
 }
 
 /// What leaves is a name of the policy, by a rule of thumb that shares no code with the rules.
-fn forwarded(data: &[u8]) {
-    let query = Query::read(data).expect("it was read before");
+fn check_forwarded(data: &[u8]) {
+    let query = DnsQuery::parse(data).expect("it was read before");
     let labels: Vec<String> = query
         .labels()
         .map(|label| String::from_utf8(label.to_ascii_lowercase()).expect("only ASCII leaves"))
@@ -96,20 +104,21 @@ fn forwarded(data: &[u8]) {
 /// A resolver's answer is refused, or little of it is told and none of that is forbidden.
 pub(super) fn answer(data: &[u8]) {
     let Ok(message) = Message::from_vec(data) else { return };
-    let rules = world().rules.load();
+    let rules = fixture().rules.load();
     let sandbox = rules.sandboxes().iter().next().unwrap();
     for kind in [1, 28, 65, 16, 5, 15, 33].map(QueryType) {
         for name in ["a.example", "x.b.example"] {
             let name = DomainName::parse(name).unwrap();
             let facts = Facts::Name(NameFacts { name: name.clone(), query: kind });
             let Decision::Allow(permit) = rules.decide(sandbox, &facts) else { continue };
-            let asked = Asked { rules: &rules, sandbox, permit: &permit, name: &name, kind };
-            cleaned(&asked, &message);
+            let asked =
+                PermittedQuery { rules: &rules, sandbox, permit: &permit, name: &name, kind };
+            check_clean_answer(&asked, &message);
         }
     }
 }
 
-fn cleaned(asked: &Asked<'_>, message: &Message) {
+fn check_clean_answer(asked: &PermittedQuery<'_>, message: &Message) {
     let Ok(cleaned) = clean(asked, message) else { return };
     assert!(cleaned.found.len() <= ADDRESSES);
     assert!(usize::from(cleaned.section.count()) <= RECORDS.max(ADDRESSES));
@@ -122,13 +131,13 @@ fn cleaned(asked: &Asked<'_>, message: &Message) {
     assert!(lives.contains(&cleaned.ttl), "{} of {lives:?}", cleaned.ttl);
     assert!(matches!(cleaned.rcode, Rcode::NOERROR | Rcode::NXDOMAIN));
     for told in &cleaned.told {
-        let Ok(address) = told.rdata.shown().parse::<IpAddr>() else { continue };
-        assert!(!is_inside(address), "{address} was told");
+        let Ok(address) = told.rdata.to_display().parse::<IpAddr>() else { continue };
+        assert!(!is_internal(address), "{address} was told");
     }
 }
 
 /// Addresses no public name has, by a rule of thumb that shares no code with the rules.
-fn is_inside(address: IpAddr) -> bool {
+fn is_internal(address: IpAddr) -> bool {
     match address.to_canonical() {
         IpAddr::V4(v4) => v4.is_private() || v4.is_loopback() || v4.is_link_local(),
         IpAddr::V6(v6) => v6.is_loopback() || v6.is_unique_local() || v6.is_unicast_link_local(),

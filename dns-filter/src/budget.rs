@@ -10,11 +10,11 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use rules::Permit;
-use rules::budget::Budget::DnsBitsPerHour;
-use rules::word::PolicyName;
+use rules::budget::BudgetKind::DnsBitsPerHour;
+use rules::ids::PolicyName;
 use tokio::time::Instant;
 
-use crate::limits::{BUDGET_RULES, BUDGET_SEEN};
+use crate::limits::{BUDGET_NAMES, BUDGET_RULES};
 
 /// What is there after a restart, however it came about: a few names, or nothing would resolve for minutes.
 const FORWARDS_AFTER_CRASH: f64 = 30.0;
@@ -43,23 +43,23 @@ pub struct RuleKey {
 }
 
 impl RuleKey {
-    pub fn of(permit: &Permit) -> Self {
+    pub fn from_permit(permit: &Permit) -> Self {
         RuleKey { policy: permit.rule().policy.clone(), rule: permit.rule().rule.clone() }
     }
 }
 
 /// What fills at a rate and is drawn from.
 #[derive(Clone, Copy, Debug)]
-pub struct Bucket {
+pub struct TokenBucket {
     level: f64,
     burst: f64,
     per_hour: f64,
     filled: Instant,
 }
 
-impl Bucket {
+impl TokenBucket {
     pub fn new(burst: f64, per_hour: f64, now: Instant) -> Self {
-        Bucket { level: burst, burst, per_hour, filled: now }
+        TokenBucket { level: burst, burst, per_hour, filled: now }
     }
 
     /// What is there now.
@@ -73,7 +73,7 @@ impl Bucket {
     }
 
     /// A new rate counts from now on; the burst is given once in a life, not with each rate.
-    fn retune(&mut self, burst: f64, per_hour: f64, now: Instant) {
+    fn set_rate(&mut self, burst: f64, per_hour: f64, now: Instant) {
         if (self.burst, self.per_hour) != (burst, per_hour) {
             (self.level, self.filled) = (self.level(now).min(burst), now);
             (self.burst, self.per_hour) = (burst, per_hour);
@@ -83,7 +83,7 @@ impl Bucket {
 
 /// What one query may choose from.
 #[derive(Clone, Copy, Debug)]
-pub struct Choice<'a> {
+pub struct QueryChoice<'a> {
     /// Name and type, in wire form.
     pub key: &'a [u8],
     /// Octets of the name that the sandbox could choose.
@@ -96,26 +96,26 @@ pub struct Choice<'a> {
 
 /// Which bucket is empty.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Spent {
+pub enum ExhaustedBudget {
     Forwards,
     Rule,
     Sandbox,
 }
 
-impl Spent {
+impl ExhaustedBudget {
     /// What it means, for people.
     pub fn meaning(self) -> &'static str {
         match self {
-            Spent::Forwards => "The queries of this hour are used up.",
-            Spent::Rule => "The bits of this rule are used up.",
-            Spent::Sandbox => "The bits of this sandbox are used up.",
+            ExhaustedBudget::Forwards => "The queries of this hour are used up.",
+            ExhaustedBudget::Rule => "The bits of this rule are used up.",
+            ExhaustedBudget::Sandbox => "The bits of this sandbox are used up.",
         }
     }
 }
 
 /// What is left, for people.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub struct Left {
+pub struct RemainingBudget {
     pub rule_bits: f64,
     pub sandbox_bits: f64,
     pub forwards: f64,
@@ -123,35 +123,35 @@ pub struct Left {
 
 /// The budgets of one sandbox.
 #[derive(Debug)]
-pub struct Budget {
-    bits: Bucket,
-    forwards: Bucket,
+pub struct DnsBudget {
+    bits: TokenBucket,
+    forwards: TokenBucket,
     rules: HashMap<RuleKey, RuleBudget>,
     hasher: RandomState,
 }
 
 #[derive(Debug)]
 struct RuleBudget {
-    bits: Bucket,
+    bits: TokenBucket,
     /// Hashes of names and types that were paid for.
     seen: HashSet<u64>,
 }
 
 /// The levels that a restart must not lose, or the burst would be given twice.
 #[derive(Clone, Debug, Default, PartialEq, serde::Serialize, serde::Deserialize)]
-pub struct Saved {
+pub struct BudgetLevels {
     pub bits: f64,
     pub forwards: f64,
     /// By policy and rule.
     pub rules: Vec<(String, String, f64)>,
 }
 
-impl Budget {
+impl DnsBudget {
     pub fn new(forwards_per_hour: u64, now: Instant) -> Self {
         let forwards = forwards_per_hour as f64;
-        Budget {
-            bits: Bucket::new(SANDBOX_BURST, SANDBOX_RATE, now),
-            forwards: Bucket::new(forwards, forwards, now),
+        DnsBudget {
+            bits: TokenBucket::new(SANDBOX_BURST, SANDBOX_RATE, now),
+            forwards: TokenBucket::new(forwards, forwards, now),
             rules: HashMap::new(),
             hasher: RandomState::new(),
         }
@@ -161,33 +161,33 @@ impl Budget {
     ///
     /// # Errors
     ///
-    /// Returns [`Spent`]: the query must not leave.
+    /// Returns [`ExhaustedBudget`]: the query must not leave.
     pub fn charge(
         &mut self,
         permit: &Permit,
-        choice: &Choice<'_>,
+        choice: &QueryChoice<'_>,
         now: Instant,
-    ) -> Result<f64, Spent> {
-        let key = RuleKey::of(permit);
+    ) -> Result<f64, ExhaustedBudget> {
+        let key = RuleKey::from_permit(permit);
         let hash = self.hasher.hash_one(choice.key);
-        self.retune(permit, now);
-        let rule = self.rule(&key, permit, now).ok_or(Spent::Rule)?;
+        self.adopt_budgets(permit, now);
+        let rule = self.rule_budget(&key, permit, now).ok_or(ExhaustedBudget::Rule)?;
         let price = price(choice, rule.seen.contains(&hash).then_some(rule.seen.len()));
         let short = rule.bits.level(now) < price;
         if self.forwards.level(now) < 1.0 {
-            return Err(Spent::Forwards);
+            return Err(ExhaustedBudget::Forwards);
         }
         if short {
-            return Err(Spent::Rule);
+            return Err(ExhaustedBudget::Rule);
         }
         if self.bits.level(now) < price {
-            return Err(Spent::Sandbox);
+            return Err(ExhaustedBudget::Sandbox);
         }
         self.forwards.draw(1.0, now);
         self.bits.draw(price, now);
         if let Some(rule) = self.rules.get_mut(&key) {
             rule.bits.draw(price, now);
-            if rule.seen.len() < BUDGET_SEEN {
+            if rule.seen.len() < BUDGET_NAMES {
                 rule.seen.insert(hash);
             }
         }
@@ -195,10 +195,10 @@ impl Budget {
     }
 
     /// What is left for a rule.
-    pub fn left(&self, permit: &Permit, now: Instant) -> Left {
-        let known = self.rules.get(&RuleKey::of(permit)).map(|rule| rule.bits.level(now));
+    pub fn remaining(&self, permit: &Permit, now: Instant) -> RemainingBudget {
+        let known = self.rules.get(&RuleKey::from_permit(permit)).map(|rule| rule.bits.level(now));
         let (burst, _) = rule_terms(permit);
-        Left {
+        RemainingBudget {
             rule_bits: known.unwrap_or(burst),
             sandbox_bits: self.bits.level(now),
             forwards: self.forwards.level(now),
@@ -206,16 +206,16 @@ impl Budget {
     }
 
     /// Whether a rule has a bucket yet; the first query of one that has not is noted on disk first.
-    pub fn knows(&self, key: &RuleKey) -> bool {
+    pub fn has_rule(&self, key: &RuleKey) -> bool {
         self.rules.contains_key(key)
     }
 
     /// The levels at `now`.
-    pub fn save(&self, now: Instant) -> Saved {
+    pub fn save(&self, now: Instant) -> BudgetLevels {
         let rule = |(key, rule): (&RuleKey, &RuleBudget)| {
             (key.policy.to_string(), key.rule.to_string(), rule.bits.level(now).max(0.0))
         };
-        Saved {
+        BudgetLevels {
             bits: self.bits.level(now).max(0.0),
             forwards: self.forwards.level(now).max(0.0),
             rules: self.rules.iter().map(rule).collect(),
@@ -223,52 +223,53 @@ impl Budget {
     }
 
     /// Goes on where an earlier process stopped: no burst is given again.
-    pub fn restore(&mut self, saved: &Saved, now: Instant) {
+    pub fn restore(&mut self, saved: &BudgetLevels, now: Instant) {
         self.bits.level =
             saved.bits.clamp(SANDBOX_AFTER_CRASH, self.bits.burst.max(SANDBOX_AFTER_CRASH));
         let few = FORWARDS_AFTER_CRASH.min(self.forwards.burst); // else nothing would resolve for minutes
         self.forwards.level = saved.forwards.clamp(few, self.forwards.burst);
         for (policy, rule, level) in saved.rules.iter().take(BUDGET_RULES) {
             let Ok(policy) = PolicyName::parse(policy) else { continue };
-            let mut bits = Bucket::new(RULE_BURST, RULE_RATE, now);
+            let mut bits = TokenBucket::new(RULE_BURST, RULE_RATE, now);
             bits.level = level.clamp(RULE_AFTER_CRASH, RULE_BURST);
             let key = RuleKey { policy, rule: rule.as_str().into() };
             self.rules.insert(key, RuleBudget { bits, seen: HashSet::new() });
         }
     }
 
-    fn retune(&mut self, permit: &Permit, now: Instant) {
-        if let Some(rate) = permit.sandbox_budgets().of(DnsBitsPerHour) {
+    fn adopt_budgets(&mut self, permit: &Permit, now: Instant) {
+        if let Some(rate) = permit.sandbox_budgets().limit(DnsBitsPerHour) {
             let rate = rate as f64;
-            self.bits.retune(rate.max(SANDBOX_BURST).min(rate * 2.0), rate, now);
+            self.bits.set_rate(rate.max(SANDBOX_BURST).min(rate * 2.0), rate, now);
         }
     }
 
-    fn rule(&mut self, key: &RuleKey, permit: &Permit, now: Instant) -> Option<&RuleBudget> {
+    fn rule_budget(&mut self, key: &RuleKey, permit: &Permit, now: Instant) -> Option<&RuleBudget> {
         let (burst, rate) = rule_terms(permit);
         if !self.rules.contains_key(key) {
             if self.rules.len() >= BUDGET_RULES {
                 return None;
             }
-            let fresh = RuleBudget { bits: Bucket::new(burst, rate, now), seen: HashSet::new() };
+            let fresh =
+                RuleBudget { bits: TokenBucket::new(burst, rate, now), seen: HashSet::new() };
             self.rules.insert(key.clone(), fresh);
         }
         let rule = self.rules.get_mut(key)?;
-        rule.bits.retune(burst, rate, now);
+        rule.bits.set_rate(burst, rate, now);
         Some(rule)
     }
 }
 
 /// Burst and rate of the rule that gave a permit.
 fn rule_terms(permit: &Permit) -> (f64, f64) {
-    match permit.rule_budgets().of(DnsBitsPerHour) {
+    match permit.rule_budgets().limit(DnsBitsPerHour) {
         None => (RULE_BURST, RULE_RATE),
         Some(rate) => (rate as f64 * (RULE_BURST / RULE_RATE), rate as f64),
     }
 }
 
 /// What a query costs, in bits; `seen` is how many names could be repeated, when it repeats one.
-pub fn price(choice: &Choice<'_>, seen: Option<usize>) -> f64 {
+pub fn price(choice: &QueryChoice<'_>, seen: Option<usize>) -> f64 {
     let types = (choice.types.max(1) as f64).log2();
     match seen {
         Some(count) => SEEN_BITS + ((count + 1) as f64).log2() + choice.pattern_bits,
@@ -292,10 +293,10 @@ pub fn timing_bits(forwards: f64, time: Duration, grid: Duration) -> f64 {
 mod tests {
     use proptest::prelude::*;
     use rules::facts::{Facts, NameFacts, QueryType};
-    use rules::{Decision, DomainName, RuleSet, SourceFile, Sources, compile};
+    use rules::{Decision, DomainName, LoadSources, RuleSet, SourceFile, compile};
 
     use super::*;
-    use crate::message::key_of;
+    use crate::message::wire_key;
 
     const POLICY: &str = "name = \"p\"\n\
         [[allow]]\nname = \"wide\"\nhosts = [\"*.a.example\", \"*.b.example\"]\n\
@@ -303,7 +304,7 @@ mod tests {
 
     fn rules() -> RuleSet {
         let policy = SourceFile { path: "p.toml".into(), bytes: POLICY.into() };
-        compile(&Sources { policies: vec![policy], ..Sources::default() }, &[]).unwrap()
+        compile(&LoadSources { policies: vec![policy], ..LoadSources::default() }, &[]).unwrap()
     }
 
     fn permit(rules: &RuleSet, name: &str, query: QueryType) -> Permit {
@@ -334,10 +335,10 @@ mod tests {
     }
 
     #[test]
-    fn the_price_is_that_of_a_prefix_code() {
-        let choice = Choice { key: b"", octets: 0, types: 1, pattern_bits: 0.0 };
+    fn p14_the_price_is_that_of_a_prefix_code() {
+        let choice = QueryChoice { key: b"", octets: 0, types: 1, pattern_bits: 0.0 };
         let fresh = weights(250).iter().sum::<f64>() * (-price(&choice, None)).exp2();
-        for seen in [1, 2, 100, BUDGET_SEEN] {
+        for seen in [1, 2, 100, BUDGET_NAMES] {
             let repeats = seen as f64 * (-price(&choice, Some(seen))).exp2();
             assert!(fresh + repeats <= 1.0, "{fresh} + {repeats}");
         }
@@ -348,14 +349,14 @@ mod tests {
 
         /// Whatever is asked and whenever: what leaves costs no more than S + B·t, by rule and in all.
         #[test]
-        fn no_stream_sends_more_than_the_burst_and_the_rate(
+        fn p14_no_stream_sends_more_than_the_burst_and_the_rate(
             stream in proptest::collection::vec(
                 (0u64..2_000_000, 0usize..3, 1usize..120, 0usize..3, 0u32..8), 1..300)
         ) {
             let rules = rules();
             let begun = Instant::now();
             let mut now = begun;
-            let mut budget = Budget::new(1200, begun);
+            let mut budget = DnsBudget::new(1200, begun);
             let mut sent: HashMap<RuleKey, f64> = HashMap::new();
             let (mut all, mut forwards) = (0.0, 0.0);
             for (pause, base, length, kind, letter) in stream {
@@ -366,15 +367,15 @@ mod tests {
                 let text = format!("{}.{base}", labels.trim_end_matches('.'));
                 let kind = QueryType::DEFAULT[kind];
                 let permit = permit(&rules, &text, kind);
-                let key = key_of(&DomainName::parse(&text).unwrap(), kind);
-                let choice = Choice {
+                let key = wire_key(&DomainName::parse(&text).unwrap(), kind);
+                let choice = QueryChoice {
                     key: &key,
                     octets: permit.lookup().chosen_octets,
                     types: permit.lookup().types.len(),
                     pattern_bits: 3f64.log2(),
                 };
                 let Ok(bits) = budget.charge(&permit, &choice, now) else { continue };
-                let rule = RuleKey::of(&permit);
+                let rule = RuleKey::from_permit(&permit);
                 let rate = if &*rule.rule == "poor" { 512.0 } else { RULE_RATE };
                 let spent = sent.entry(rule).or_default();
                 *spent += bits;
@@ -389,7 +390,7 @@ mod tests {
     }
 
     #[test]
-    fn the_timing_term_counts_every_way_to_spread_queries_over_lines() {
+    fn p14_the_timing_term_counts_every_way_to_spread_queries_over_lines() {
         let ways = |lines: u32, forwards: u32| -> f64 {
             (1..=forwards).map(|at| (f64::from(lines + at - 1) / f64::from(at)).log2()).sum()
         };
@@ -404,40 +405,48 @@ mod tests {
     }
 
     #[test]
-    fn no_more_rules_have_a_budget_and_no_more_names_are_remembered_than_there_is_room_for() {
+    fn p17_no_more_rules_have_a_budget_and_no_more_names_are_remembered_than_there_is_room_for() {
         let (rules, now) = (rules(), Instant::now());
-        let mut budget = Budget::new(u64::from(u32::MAX), now);
+        let mut budget = DnsBudget::new(u64::from(u32::MAX), now);
         let saved = (0..BUDGET_RULES + 10).map(|at| ("p".to_owned(), format!("r{at}"), 9.0));
-        budget.restore(&Saved { bits: 1e6, forwards: 1e6, rules: saved.collect() }, now);
+        budget.restore(&BudgetLevels { bits: 1e6, forwards: 1e6, rules: saved.collect() }, now);
         assert_eq!(budget.rules.len(), BUDGET_RULES);
         let permit = permit(&rules, "x.a.example", QueryType::A);
-        let choice = Choice { key: b"k", octets: 0, types: 1, pattern_bits: 0.0 };
-        assert_eq!(budget.charge(&permit, &choice, now), Err(Spent::Rule), "it has none to spend");
-        let mut budget = Budget::new(u64::from(u32::MAX), now);
-        for at in 0..BUDGET_SEEN + 10 {
+        let choice = QueryChoice { key: b"k", octets: 0, types: 1, pattern_bits: 0.0 };
+        assert_eq!(
+            budget.charge(&permit, &choice, now),
+            Err(ExhaustedBudget::Rule),
+            "it has none to spend"
+        );
+        let mut budget = DnsBudget::new(u64::from(u32::MAX), now);
+        for at in 0..BUDGET_NAMES + 10 {
             let later = now + Duration::from_secs(3600 * at as u64);
             let key = at.to_be_bytes();
-            budget.charge(&permit, &Choice { key: &key, ..choice }, later).unwrap();
+            budget.charge(&permit, &QueryChoice { key: &key, ..choice }, later).unwrap();
         }
-        assert_eq!(budget.rules[&RuleKey::of(&permit)].seen.len(), BUDGET_SEEN);
+        assert_eq!(budget.rules[&RuleKey::from_permit(&permit)].seen.len(), BUDGET_NAMES);
     }
 
     #[test]
-    fn a_restart_gives_no_burst_again() {
+    fn p14_a_restart_gives_no_burst_again() {
         let (rules, now) = (rules(), Instant::now());
-        let mut first = Budget::new(240, now);
+        let mut first = DnsBudget::new(240, now);
         let permit = permit(&rules, "aaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaa.a.example", QueryType::A);
         let lookup = permit.lookup();
-        let spend = |budget: &mut Budget| {
+        let spend = |budget: &mut DnsBudget| {
             (0u32..).find(|at| {
                 let key = at.to_be_bytes();
-                let choice =
-                    Choice { key: &key, octets: lookup.chosen_octets, types: 3, pattern_bits: 0.0 };
+                let choice = QueryChoice {
+                    key: &key,
+                    octets: lookup.chosen_octets,
+                    types: 3,
+                    pattern_bits: 0.0,
+                };
                 budget.charge(&permit, &choice, now).is_err()
             })
         };
         assert!(spend(&mut first).unwrap() > 10);
-        let mut second = Budget::new(240, now);
+        let mut second = DnsBudget::new(240, now);
         second.restore(&first.save(now), now);
         assert_eq!(spend(&mut second), Some(0));
     }

@@ -7,23 +7,23 @@
 
 use std::net::{IpAddr, SocketAddr};
 
-use audit::Answer;
+use audit::RecordedAnswer;
 use hickory_proto::op::{Message, ResponseCode};
 use hickory_proto::rr::rdata::svcb::{Alpn, IpHint, Mandatory, SvcParamKey, SvcParamValue};
 use hickory_proto::rr::rdata::{A, AAAA, SVCB};
 use hickory_proto::rr::{Name, RData, Record, RecordType};
 use hickory_proto::serialize::binary::BinEncodable;
-use rules::facts::{ConnectFacts, Ech, NameFacts, Protocol, QueryType, Target};
+use rules::facts::{ConnectFacts, ConnectTarget, EchPresence, NameFacts, Protocol, QueryType};
 use rules::{Decision, DomainName, Facts, Host, Permit, Reason, RuleSet, SandboxRef};
 
 use crate::limits::{
     ADDRESSES, CNAME_HOPS, RECORDS, TTL_CEILING, TTL_FLOOR, TTL_FLOOR_CHARGED, TTL_NEGATIVE,
 };
-use crate::message::{Rcode, Section};
+use crate::message::{AnswerSection, Rcode};
 
 /// What was asked, by whom, on which terms.
 #[derive(Clone, Copy, Debug)]
-pub struct Asked<'a> {
+pub struct PermittedQuery<'a> {
     pub rules: &'a RuleSet,
     pub sandbox: &'a SandboxRef,
     pub permit: &'a Permit,
@@ -31,9 +31,9 @@ pub struct Asked<'a> {
     pub kind: QueryType,
 }
 
-impl Asked<'_> {
+impl PermittedQuery<'_> {
     /// A name below a wildcard pays for each time it is asked for, so its answer is kept for longer.
-    fn floor(&self) -> u32 {
+    fn ttl_floor(&self) -> u32 {
         match self.permit.lookup().chosen_octets {
             0 => TTL_FLOOR,
             _ => TTL_FLOOR_CHARGED,
@@ -43,9 +43,9 @@ impl Asked<'_> {
 
 /// An answer that may be given.
 #[derive(Clone, Debug)]
-pub struct Cleaned {
+pub struct CleanAnswer {
     pub rcode: Rcode,
-    pub section: Section,
+    pub section: AnswerSection,
     /// Seconds it may be kept.
     pub ttl: u32,
     /// Every address of the name, also those the sandbox is not told.
@@ -53,7 +53,7 @@ pub struct Cleaned {
     /// Why something was left out, when nothing else was left.
     pub withheld: Option<Reason>,
     /// What is told, for the record.
-    pub told: Vec<Answer>,
+    pub told: Vec<RecordedAnswer>,
 }
 
 /// Cleans the answer to what was asked.
@@ -62,15 +62,15 @@ pub struct Cleaned {
 ///
 /// Returns [`Reason::DnsAnswer`] for one that cannot be told at all, and
 /// [`Reason::ResolverUnreachable`] where the resolver itself failed.
-pub fn clean(asked: &Asked<'_>, message: &Message) -> Result<Cleaned, Reason> {
+pub fn clean(asked: &PermittedQuery<'_>, message: &Message) -> Result<CleanAnswer, Reason> {
     match message.metadata.response_code {
         ResponseCode::NoError => {}
-        ResponseCode::NXDomain => return Ok(negative(asked, Rcode::NXDOMAIN, message)),
+        ResponseCode::NXDomain => return Ok(negative_answer(asked, Rcode::NXDOMAIN, message)),
         _ => return Err(Reason::ResolverUnreachable),
     }
-    let (owner, hops) = follow(asked, message)?;
+    let (owner, hops) = follow_cnames(asked, message)?;
     let kind = RecordType::from(asked.kind.0);
-    let mut answer = Cleaned { ttl: TTL_CEILING, ..empty(Rcode::NOERROR) };
+    let mut answer = CleanAnswer { ttl: TTL_CEILING, ..empty_answer(Rcode::NOERROR) };
     let mut seen = false;
     for record in message.answers.iter().filter(|record| record.record_type() == kind) {
         if record.name != owner {
@@ -78,18 +78,18 @@ pub fn clean(asked: &Asked<'_>, message: &Message) -> Result<Cleaned, Reason> {
         }
         seen = true;
         if usize::from(answer.section.count()) < RECORDS {
-            answer.add(asked, record);
+            answer.add_record(asked, record);
         }
     }
     if !seen {
-        return absent(asked, message, hops);
+        return no_data_answer(asked, message, hops);
     }
-    answer.ttl = answer.ttl.clamp(asked.floor(), TTL_CEILING);
+    answer.ttl = answer.ttl.clamp(asked.ttl_floor(), TTL_CEILING);
     Ok(answer)
 }
 
 /// The name at the end of the chain of CNAMEs, and its length.
-fn follow(asked: &Asked<'_>, message: &Message) -> Result<(Name, usize), Reason> {
+fn follow_cnames(asked: &PermittedQuery<'_>, message: &Message) -> Result<(Name, usize), Reason> {
     let mut owner = Name::from_ascii(format!("{}.", asked.name)).map_err(|_| Reason::DnsAnswer)?;
     if asked.kind.0 == u16::from(RecordType::CNAME) {
         return Ok((owner, 0));
@@ -100,9 +100,9 @@ fn follow(asked: &Asked<'_>, message: &Message) -> Result<(Name, usize), Reason>
             _ => None,
         });
         let Some(target) = next else { return Ok((owner, hops)) };
-        let name = host(target).ok_or(Reason::DnsAnswer)?;
+        let name = host_name(target).ok_or(Reason::DnsAnswer)?;
         if asked.permit.lookup().strict_cname {
-            asked.is_allowed(&name)?;
+            asked.check_target(&name)?;
         }
         owner = target.clone();
     }
@@ -110,35 +110,39 @@ fn follow(asked: &Asked<'_>, message: &Message) -> Result<(Name, usize), Reason>
 }
 
 /// No record of the kind. A chain that leads nowhere was not followed by the resolver, and is not by us.
-fn absent(asked: &Asked<'_>, message: &Message, hops: usize) -> Result<Cleaned, Reason> {
+fn no_data_answer(
+    asked: &PermittedQuery<'_>,
+    message: &Message,
+    hops: usize,
+) -> Result<CleanAnswer, Reason> {
     let vouched = message.authorities.iter().any(|record| record.record_type() == RecordType::SOA);
     // Some forwarders answer from their cache without SOA, and few names have every kind of record.
     if hops > 0 && !vouched && asked.kind == QueryType::A {
         return Err(Reason::DnsAnswer);
     }
-    Ok(negative(asked, Rcode::NOERROR, message))
+    Ok(negative_answer(asked, Rcode::NOERROR, message))
 }
 
-fn negative(asked: &Asked<'_>, rcode: Rcode, message: &Message) -> Cleaned {
+fn negative_answer(asked: &PermittedQuery<'_>, rcode: Rcode, message: &Message) -> CleanAnswer {
     let soa = message.authorities.iter().find_map(|record| match &record.data {
         RData::SOA(soa) => Some(record.ttl.min(soa.minimum)),
         _ => None,
     });
     let ttl = soa.unwrap_or(TTL_FLOOR).clamp(1, TTL_NEGATIVE);
     // What is charged is kept as long as an answer that is there.
-    let ttl = if asked.floor() > TTL_FLOOR { asked.floor() } else { ttl };
-    Cleaned { ttl, ..empty(rcode) }
+    let ttl = if asked.ttl_floor() > TTL_FLOOR { asked.ttl_floor() } else { ttl };
+    CleanAnswer { ttl, ..empty_answer(rcode) }
 }
 
-fn empty(rcode: Rcode) -> Cleaned {
-    let (section, found, told) = (Section::default(), Vec::new(), Vec::new());
-    Cleaned { rcode, section, ttl: 0, found, withheld: None, told }
+fn empty_answer(rcode: Rcode) -> CleanAnswer {
+    let (section, found, told) = (AnswerSection::default(), Vec::new(), Vec::new());
+    CleanAnswer { rcode, section, ttl: 0, found, withheld: None, told }
 }
 
-impl Cleaned {
+impl CleanAnswer {
     /// The operator's own word on a name's addresses, judged as any other.
-    pub fn of_addresses(asked: &Asked<'_>, addresses: &[IpAddr], ttl: u32) -> Self {
-        let mut answer = Cleaned { ttl, ..empty(Rcode::NOERROR) };
+    pub fn from_addresses(asked: &PermittedQuery<'_>, addresses: &[IpAddr], ttl: u32) -> Self {
+        let mut answer = CleanAnswer { ttl, ..empty_answer(Rcode::NOERROR) };
         for address in addresses.iter().take(ADDRESSES) {
             answer.add_address(asked, *address, ttl);
         }
@@ -146,16 +150,16 @@ impl Cleaned {
     }
 
     /// Addresses that no rule need admit: ours, or the sandbox's own loopback.
-    pub fn of_own(kind: QueryType, addresses: &[IpAddr], ttl: u32) -> Self {
-        let mut answer = Cleaned { ttl, ..empty(Rcode::NOERROR) };
-        addresses.iter().filter(|address| is_kind(address, kind)).for_each(|address| {
-            answer.tell(kind, ttl, &octets(*address), address.to_string());
+    pub fn from_own_addresses(kind: QueryType, addresses: &[IpAddr], ttl: u32) -> Self {
+        let mut answer = CleanAnswer { ttl, ..empty_answer(Rcode::NOERROR) };
+        addresses.iter().filter(|address| matches_type(address, kind)).for_each(|address| {
+            answer.push_answer(kind, ttl, &address_octets(*address), address.to_string());
         });
         answer
     }
 
-    fn add(&mut self, asked: &Asked<'_>, record: &Record) {
-        let ttl = record.ttl.clamp(asked.floor(), TTL_CEILING);
+    fn add_record(&mut self, asked: &PermittedQuery<'_>, record: &Record) {
+        let ttl = record.ttl.clamp(asked.ttl_floor(), TTL_CEILING);
         self.ttl = self.ttl.min(ttl);
         match &record.data {
             RData::A(address) => self.add_address(asked, IpAddr::V4(address.0), ttl),
@@ -170,50 +174,54 @@ impl Cleaned {
         }
     }
 
-    fn add_address(&mut self, asked: &Asked<'_>, address: IpAddr, ttl: u32) {
-        if self.found.len() >= ADDRESSES || !is_kind(&address, asked.kind) {
+    fn add_address(&mut self, asked: &PermittedQuery<'_>, address: IpAddr, ttl: u32) {
+        if self.found.len() >= ADDRESSES || !matches_type(&address, asked.kind) {
             return;
         }
         self.found.push(address);
         match asked.rules.admit(asked.permit, &[address]) {
-            Ok(_) => self.tell(asked.kind, ttl, &octets(address), address.to_string()),
+            Ok(_) => {
+                self.push_answer(asked.kind, ttl, &address_octets(address), address.to_string())
+            }
             Err(denial) => self.withheld = Some(denial.reason),
         }
     }
 
     /// A target is judged like that of a CNAME; one that no host has is left out.
-    fn add_target(&mut self, asked: &Asked<'_>, target: &Name, data: &RData, ttl: u32) {
-        let Some(name) = host(target) else {
+    fn add_target(&mut self, asked: &PermittedQuery<'_>, target: &Name, data: &RData, ttl: u32) {
+        let Some(name) = host_name(target) else {
             self.withheld = Some(Reason::DnsAnswer);
             return;
         };
-        match asked.permit.lookup().strict_cname.then(|| asked.is_allowed(&name)) {
+        match asked.permit.lookup().strict_cname.then(|| asked.check_target(&name)) {
             Some(Err(reason)) => self.withheld = Some(reason),
             Some(Ok(())) | None => self.add_data(asked, data, ttl),
         }
     }
 
-    fn add_data(&mut self, asked: &Asked<'_>, data: &RData, ttl: u32) {
+    fn add_data(&mut self, asked: &PermittedQuery<'_>, data: &RData, ttl: u32) {
         if let Ok(bytes) = data.to_bytes() {
-            self.tell(asked.kind, ttl, &bytes, data.to_string());
+            self.push_answer(asked.kind, ttl, &bytes, data.to_string());
         }
     }
 
-    fn add_service(&mut self, asked: &Asked<'_>, service: &SVCB, ttl: u32) {
-        match asked.service(service).map(|service| (service.to_bytes(), service)) {
-            Some((Ok(bytes), service)) => self.tell(asked.kind, ttl, &bytes, service.to_string()),
+    fn add_service(&mut self, asked: &PermittedQuery<'_>, service: &SVCB, ttl: u32) {
+        match asked.clean_service(service).map(|service| (service.to_bytes(), service)) {
+            Some((Ok(bytes), service)) => {
+                self.push_answer(asked.kind, ttl, &bytes, service.to_string())
+            }
             Some((Err(_), _)) | None => self.withheld = Some(Reason::DnsAnswer),
         }
     }
 
-    fn tell(&mut self, kind: QueryType, ttl: u32, data: &[u8], shown: String) {
+    fn push_answer(&mut self, kind: QueryType, ttl: u32, data: &[u8], shown: String) {
         self.section.push(kind, ttl, data);
-        self.told.push(Answer { kind: kind.to_string().into(), rdata: shown.into(), ttl });
+        self.told.push(RecordedAnswer { kind: kind.to_string().into(), rdata: shown.into(), ttl });
     }
 }
 
-impl Asked<'_> {
-    fn is_allowed(&self, target: &DomainName) -> Result<(), Reason> {
+impl PermittedQuery<'_> {
+    fn check_target(&self, target: &DomainName) -> Result<(), Reason> {
         let facts = Facts::Name(NameFacts { name: target.clone(), query: self.kind });
         match self.rules.decide(self.sandbox, &facts) {
             Decision::Allow(_) => Ok(()),
@@ -222,14 +230,17 @@ impl Asked<'_> {
     }
 
     /// An HTTPS or SVCB record without what would lead around us; none when little of it is left.
-    fn service(&self, service: &SVCB) -> Option<SVCB> {
+    fn clean_service(&self, service: &SVCB) -> Option<SVCB> {
         let own = service.target_name.is_root()
-            || host(&service.target_name).is_some_and(|target| target == *self.name);
+            || host_name(&service.target_name).is_some_and(|target| target == *self.name);
         if service.svc_priority == 0 || !own {
             return None; // an alias elsewhere: the client falls back to the addresses of the name
         }
-        let kept: Vec<_> =
-            service.svc_params.iter().filter_map(|(key, value)| self.param(*key, value)).collect();
+        let kept: Vec<_> = service
+            .svc_params
+            .iter()
+            .filter_map(|(key, value)| self.clean_param(*key, value))
+            .collect();
         let mandatory = service.svc_params.iter().find_map(|(_, value)| match value {
             SvcParamValue::Mandatory(Mandatory(keys)) => Some(keys),
             _ => None,
@@ -240,11 +251,11 @@ impl Asked<'_> {
             SvcParamValue::Port(port) => Some(*port),
             _ => None,
         });
-        let reachable = port.is_none_or(|port| self.reaches(port));
+        let reachable = port.is_none_or(|port| self.may_reach_port(port));
         (whole && reachable).then(|| SVCB::new(service.svc_priority, Name::root(), kept))
     }
 
-    fn param(
+    fn clean_param(
         &self,
         key: SvcParamKey,
         value: &SvcParamValue,
@@ -281,31 +292,31 @@ impl Asked<'_> {
     }
 
     /// Whether the sandbox may reach the name on another port than the usual one.
-    fn reaches(&self, port: u16) -> bool {
+    fn may_reach_port(&self, port: u16) -> bool {
         let host = Host::Name(self.name.clone());
-        let protocol = Protocol::Tls { sni: Some(host.clone()), ech: Ech::Absent };
-        let facts = ConnectFacts { target: Target::Named(host), port, protocol };
+        let protocol = Protocol::Tls { sni: Some(host.clone()), ech: EchPresence::Absent };
+        let facts = ConnectFacts { target: ConnectTarget::Named(host), port, protocol };
         port == 443
             || matches!(self.rules.decide(self.sandbox, &Facts::Connect(facts)), Decision::Allow(_))
     }
 }
 
 /// A name of an answer as a host name; none when it has octets that no host name has.
-fn host(name: &Name) -> Option<DomainName> {
+fn host_name(name: &Name) -> Option<DomainName> {
     match name.iter().all(<[u8]>::is_ascii) {
         true => DomainName::from_labels(name.iter()).ok(),
         false => None,
     }
 }
 
-fn is_kind(address: &IpAddr, kind: QueryType) -> bool {
+fn matches_type(address: &IpAddr, kind: QueryType) -> bool {
     match address {
         IpAddr::V4(_) => kind == QueryType::A,
         IpAddr::V6(_) => kind == QueryType::AAAA,
     }
 }
 
-fn octets(address: IpAddr) -> Vec<u8> {
+fn address_octets(address: IpAddr) -> Vec<u8> {
     match address {
         IpAddr::V4(address) => address.octets().to_vec(),
         IpAddr::V6(address) => address.octets().to_vec(),
@@ -313,12 +324,16 @@ fn octets(address: IpAddr) -> Vec<u8> {
 }
 
 /// What the record says of an answer.
-pub(crate) fn outcome(rcode: Rcode, told: &[Answer], ending: audit::Ending) -> audit::Outcome {
+pub(crate) fn answer_outcome(
+    rcode: Rcode,
+    told: &[RecordedAnswer],
+    ending: audit::Ending,
+) -> audit::AttemptOutcome {
     let rcode = u8::try_from(rcode.0).ok();
-    audit::Outcome { ending, status: None, rcode, answers: told.to_vec() }
+    audit::AttemptOutcome { ending, status: None, rcode, answers: told.to_vec() }
 }
 
 /// The resolver's address, for people.
-pub(crate) fn shown(from: Option<SocketAddr>) -> Option<String> {
+pub(crate) fn display_resolver(from: Option<SocketAddr>) -> Option<String> {
     from.map(|address| address.to_string())
 }

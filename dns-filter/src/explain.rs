@@ -3,19 +3,19 @@
 use std::sync::Arc;
 
 use rules::facts::{NameFacts, QueryType};
-use rules::word::SandboxId;
+use rules::ids::SandboxId;
 use rules::{Channel, Decision, DomainName, Facts, special_zone};
 use serde::{Deserialize, Serialize};
 use tokio::time::Instant;
 
-use crate::clean::Asked;
-use crate::filter::Filter;
-use crate::message::{Carrier, Query, Rcode, key_of};
-use crate::query::{Arrived, Toward};
+use crate::clean::PermittedQuery;
+use crate::filter::DnsFilter;
+use crate::message::{DnsQuery, DnsTransport, Rcode, wire_key};
+use crate::query::{QueryArrival, QueryTarget};
 
 /// What became of a question, for people.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
-pub struct Explanation {
+pub struct DnsExplanation {
     pub sandbox: String,
     pub name: String,
     pub kind: String,
@@ -40,40 +40,45 @@ pub struct Explanation {
     pub forwards_left: Option<f64>,
 }
 
-impl Filter {
+impl DnsFilter {
     /// Asks for a name on behalf of a sandbox: charged and recorded like any query of its own.
     pub async fn explain(
         self: &Arc<Self>,
         sandbox: &SandboxId,
         name: &DomainName,
         kind: QueryType,
-    ) -> Explanation {
-        let mut told = self.judged(sandbox, name, kind);
-        let arrived = Arrived {
+    ) -> DnsExplanation {
+        let mut told = self.explain_decision(sandbox, name, kind);
+        let arrived = QueryArrival {
             channel: Channel::Dedicated(sandbox.clone()),
-            carrier: Carrier::Tcp,
+            carrier: DnsTransport::Tcp,
             source: None,
-            aimed: None,
-            toward: Toward::Us,
+            original_dst: None,
+            toward: QueryTarget::Us,
         };
-        let packet = packet(name, kind);
+        let packet = stub_query(name, kind);
         let answer = self.answer(&packet, &arrived).await.unwrap_or_default();
         told.rcode = Rcode(u16::from(answer.get(3).copied().unwrap_or(2) & 0xf)).name();
-        told.reason = told.reason.or_else(|| ede_of(&answer));
-        self.add_kept(sandbox, name, kind, &mut told);
+        told.reason = told.reason.or_else(|| extended_error(&answer));
+        self.add_cached(sandbox, name, kind, &mut told);
         told
     }
 
-    fn judged(&self, sandbox: &SandboxId, name: &DomainName, kind: QueryType) -> Explanation {
+    fn explain_decision(
+        &self,
+        sandbox: &SandboxId,
+        name: &DomainName,
+        kind: QueryType,
+    ) -> DnsExplanation {
         let rules = self.rules.load_full();
-        let mut told = Explanation {
+        let mut told = DnsExplanation {
             sandbox: sandbox.to_string(),
             name: name.to_string(),
             kind: kind.to_string(),
             generation: rules.generation(),
             decision: "deny".to_owned(),
             source: "here".to_owned(),
-            ..Explanation::default()
+            ..DnsExplanation::default()
         };
         let Some(known) = rules.sandboxes().get(sandbox) else {
             told.reason = Some(rules::Reason::UnknownSandbox.code().to_owned());
@@ -83,8 +88,9 @@ impl Filter {
         let rule = match rules.decide(known, &facts) {
             Decision::Allow(permit) => {
                 told.decision = "allow".to_owned();
-                let asked = Asked { rules: &rules, sandbox: known, permit: &permit, name, kind };
-                told.source = self.source(&asked).to_owned();
+                let asked =
+                    PermittedQuery { rules: &rules, sandbox: known, permit: &permit, name, kind };
+                told.source = self.answer_source(&asked).to_owned();
                 Some(permit.rule().clone())
             }
             Decision::Deny(denial) => {
@@ -102,11 +108,11 @@ impl Filter {
     }
 
     /// Where an answer will come from.
-    fn source(&self, asked: &Asked<'_>) -> &'static str {
+    fn answer_source(&self, asked: &PermittedQuery<'_>) -> &'static str {
         let now = Instant::now();
-        let key = key_of(asked.name, asked.kind);
+        let key = wire_key(asked.name, asked.kind);
         let kept = self
-            .known(&asked.sandbox.id)
+            .find_state(&asked.sandbox.id)
             .is_some_and(|state| state.lock().cache.find(&key, now).is_some());
         let nowhere = special_zone(asked.name).is_some() && !self.upstreams.has_zone(asked.name);
         match () {
@@ -114,31 +120,31 @@ impl Filter {
             () if self.hosts.contains_key(asked.name) => "hosts",
             () if kept => "cache",
             () if nowhere => "here",
-            () if self.ahead.find(asked, now).is_some() => "ahead",
+            () if self.pre_resolved.find(asked, now).is_some() => "ahead",
             () => "resolver",
         }
     }
 
-    fn add_kept(
+    fn add_cached(
         &self,
         sandbox: &SandboxId,
         name: &DomainName,
         kind: QueryType,
-        told: &mut Explanation,
+        told: &mut DnsExplanation,
     ) {
         let now = Instant::now();
-        let Some(state) = self.known(sandbox) else { return };
+        let Some(state) = self.find_state(sandbox) else { return };
         let mut inner = state.lock();
-        let key = key_of(name, kind);
+        let key = wire_key(name, kind);
         let kept = inner.cache.find(&key, now).map(|kept| kept.entry.clone());
         let Some(entry) = kept else { return };
-        told.resolver = crate::clean::shown(entry.from);
+        told.resolver = crate::clean::display_resolver(entry.from);
         told.answers = entry
             .told
             .iter()
-            .map(|answer| format!("{} {}", answer.kind.shown(), answer.rdata.shown()))
+            .map(|answer| format!("{} {}", answer.kind.to_display(), answer.rdata.to_display()))
             .collect();
-        let left = inner.budget.left(&entry.permit, now);
+        let left = inner.budget.remaining(&entry.permit, now);
         told.rule_bits_left = Some(left.rule_bits.floor());
         told.sandbox_bits_left = Some(left.sandbox_bits.floor());
         told.forwards_left = Some(left.forwards.floor());
@@ -146,16 +152,16 @@ impl Filter {
 }
 
 /// A query as a stub resolver sends it.
-fn packet(name: &DomainName, kind: QueryType) -> Vec<u8> {
+fn stub_query(name: &DomainName, kind: QueryType) -> Vec<u8> {
     let mut packet = vec![0, 0, 1, 0, 0, 1, 0, 0, 0, 0, 0, 1];
-    packet.extend_from_slice(&key_of(name, kind));
+    packet.extend_from_slice(&wire_key(name, kind));
     packet.extend_from_slice(&[0, 1, 0, 0, 41, 4, 208, 0, 0, 0, 0, 0, 0]);
     packet
 }
 
 /// The reason that stands in the extended error of an answer.
-fn ede_of(answer: &[u8]) -> Option<String> {
-    Query::read(answer).err()?; // an answer is no query: its OPT is looked for from the end
+fn extended_error(answer: &[u8]) -> Option<String> {
+    DnsQuery::parse(answer).err()?; // an answer is no query: its OPT is looked for from the end
     let text: Vec<u8> =
         answer.iter().rev().copied().take_while(|b| b.is_ascii_lowercase() || *b == b'_').collect();
     let text: String = text.into_iter().rev().map(char::from).collect();

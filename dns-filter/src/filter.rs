@@ -9,28 +9,28 @@ use std::sync::{Arc, Mutex, PoisonError, RwLock};
 use std::time::Duration;
 
 use arc_swap::ArcSwap;
-use audit::{Log, OpenRecord, Outcome, Verdict};
-use rules::operator::{DenialForm, DnsSettings, PreResolve, Reverse};
-use rules::word::SandboxId;
+use audit::{AttemptOutcome, DecisionDetails, Log, OpenRecord};
+use rules::configuration::{DenialForm, DnsSettings, PreResolve, ReverseLookups};
+use rules::ids::SandboxId;
 use rules::{DomainName, RuleSet, SandboxRef};
 use tokio::time::Instant;
 
-use crate::ahead::Ahead;
-use crate::budget::Budget;
-use crate::cache::Entry;
+use crate::budget::DnsBudget;
+use crate::budget_store::BudgetStore;
+use crate::cache::CachedAnswer;
 use crate::limits::MALFORMED_RECORDS;
 use crate::lock;
 use crate::message::Rcode;
-use crate::meter::{Fate, Meter, Rest};
+use crate::pre_resolve::PreResolvedNames;
+use crate::query_metrics::DnsMetrics;
 use crate::record;
-use crate::state::State;
-use crate::store::Store;
-use crate::tally::Tally;
-use crate::upstream::{Exchange, Upstreams};
+use crate::record_rate::{CountedOutcome, RecordRate, UnrecordedQueries};
+use crate::state::SandboxState;
+use crate::upstream::{ResolverPool, UpstreamClient};
 
 /// What the filter is built from.
 #[derive(Clone, Debug)]
-pub struct Config {
+pub struct DnsConfig {
     pub settings: DnsSettings,
     /// Where budgets outlive the process; nowhere, if it is none.
     pub budgets: Option<PathBuf>,
@@ -44,28 +44,29 @@ pub enum StartError {
 }
 
 /// The sandbox's resolver.
-pub struct Filter {
+pub struct DnsFilter {
     pub(crate) rules: Arc<ArcSwap<RuleSet>>,
     pub(crate) log: Log,
-    pub(crate) upstreams: Arc<dyn Exchange>,
+    pub(crate) upstreams: Arc<dyn UpstreamClient>,
     pub(crate) denial: DenialForm,
     pub(crate) hosts: HashMap<DomainName, Vec<IpAddr>>,
     pub(crate) fold: Duration,
-    pub(crate) reverse: Reverse,
-    pub(crate) ahead: Ahead,
+    pub(crate) reverse: ReverseLookups,
+    pub(crate) pre_resolved: PreResolvedNames,
     pub(crate) in_flight: AtomicUsize,
-    pub(crate) tally: Tally,
-    pub(crate) malformed: Mutex<Meter>,
-    pub(crate) store: Arc<Store>,
+    pub(crate) metrics: DnsMetrics,
+    pub(crate) malformed: Mutex<RecordRate>,
+    pub(crate) store: Arc<BudgetStore>,
     settings: DnsSettings,
-    states: RwLock<hashbrown::HashMap<SandboxId, Arc<State>, foldhash::quality::RandomState>>,
+    states:
+        RwLock<hashbrown::HashMap<SandboxId, Arc<SandboxState>, foldhash::quality::RandomState>>,
     cached: Arc<AtomicUsize>,
     /// The grid's first line.
     epoch: Instant,
-    policy: Mutex<Option<audit::Policy>>,
+    policy: Mutex<Option<audit::RecordedPolicy>>,
 }
 
-impl Filter {
+impl DnsFilter {
     /// Builds the filter that asks the resolvers of `config`.
     ///
     /// # Errors
@@ -75,9 +76,9 @@ impl Filter {
     pub fn new(
         rules: Arc<ArcSwap<RuleSet>>,
         log: Log,
-        config: Config,
+        config: DnsConfig,
     ) -> Result<Arc<Self>, StartError> {
-        let upstreams = Arc::new(Upstreams::new(&config.settings));
+        let upstreams = Arc::new(ResolverPool::new(&config.settings));
         Self::with_upstreams(rules, log, config, upstreams)
     }
 
@@ -85,18 +86,18 @@ impl Filter {
     ///
     /// # Errors
     ///
-    /// As [`Filter::new`].
+    /// As [`DnsFilter::new`].
     pub fn with_upstreams(
         rules: Arc<ArcSwap<RuleSet>>,
         log: Log,
-        config: Config,
-        upstreams: Arc<dyn Exchange>,
+        config: DnsConfig,
+        upstreams: Arc<dyn UpstreamClient>,
     ) -> Result<Arc<Self>, StartError> {
-        let Config { settings, budgets } = config;
+        let DnsConfig { settings, budgets } = config;
         let shown = budgets.as_ref().map(|path| path.display().to_string()).unwrap_or_default();
-        let store =
-            Store::open(budgets).map_err(|source| StartError::Budgets { path: shown, source })?;
-        Ok(Arc::new(Filter {
+        let store = BudgetStore::open(budgets)
+            .map_err(|source| StartError::Budgets { path: shown, source })?;
+        Ok(Arc::new(DnsFilter {
             rules,
             log,
             upstreams,
@@ -108,10 +109,10 @@ impl Filter {
                 .collect(),
             fold: Duration::from_secs(settings.fold_seconds),
             reverse: settings.reverse,
-            ahead: Ahead::default(),
+            pre_resolved: PreResolvedNames::default(),
             in_flight: AtomicUsize::new(0),
-            tally: Tally::new(),
-            malformed: Mutex::new(Meter::new(MALFORMED_RECORDS)),
+            metrics: DnsMetrics::new(),
+            malformed: Mutex::new(RecordRate::new(MALFORMED_RECORDS)),
             store: Arc::new(store),
             states: RwLock::default(),
             cached: Arc::default(),
@@ -124,19 +125,19 @@ impl Filter {
     /// What runs beside the queries: names resolved ahead, and counts that wait to be told.
     ///
     /// Runs until it is dropped.
-    pub async fn tend(self: &Arc<Self>) {
+    pub async fn run_periodic(self: &Arc<Self>) {
         let ahead = async {
-            match self.is_ahead() {
+            match self.is_pre_resolving() {
                 false => std::future::pending().await,
-                true => self.resolve_ahead().await,
+                true => self.run_pre_resolve().await,
             }
         };
-        tokio::join!(ahead, self.tell_counts());
+        tokio::join!(ahead, self.flush_periodically());
     }
 
     /// Keeps the budgets and tells what was only counted, at a clean stop.
     pub fn stop(&self) {
-        self.tell_untold(None);
+        self.flush_counts(None);
         let states = self.states.read().unwrap_or_else(PoisonError::into_inner);
         let now = Instant::now();
         let levels: BTreeMap<_, _> = states
@@ -153,12 +154,12 @@ impl Filter {
         self.in_flight.load(Ordering::Relaxed)
     }
 
-    pub(crate) fn is_ahead(&self) -> bool {
+    pub(crate) fn is_pre_resolving(&self) -> bool {
         self.settings.pre_resolve == PreResolve::On
     }
 
     /// The sandbox's own part.
-    pub(crate) fn state(&self, rules: &RuleSet, sandbox: &SandboxRef) -> Arc<State> {
+    pub(crate) fn sandbox_state(&self, rules: &RuleSet, sandbox: &SandboxRef) -> Arc<SandboxState> {
         let states = self.states.read().unwrap_or_else(PoisonError::into_inner);
         if let Some(state) = states.get(&sandbox.id) {
             return state.clone();
@@ -167,11 +168,11 @@ impl Filter {
         let mut states = self.states.write().unwrap_or_else(PoisonError::into_inner);
         let fresh = || {
             let now = Instant::now();
-            let mut budget = Budget::new(self.settings.forwards_per_hour, now);
-            if let Some(saved) = self.store.restored(sandbox.id.as_str()) {
+            let mut budget = DnsBudget::new(self.settings.forwards_per_hour, now);
+            if let Some(saved) = self.store.restored_levels(sandbox.id.as_str()) {
                 budget.restore(saved, now);
             }
-            Arc::new(State::new(
+            Arc::new(SandboxState::new(
                 rules,
                 sandbox,
                 budget,
@@ -182,12 +183,12 @@ impl Filter {
         states.entry(sandbox.id.clone()).or_insert_with(fresh).clone()
     }
 
-    pub(crate) fn known(&self, sandbox: &SandboxId) -> Option<Arc<State>> {
+    pub(crate) fn find_state(&self, sandbox: &SandboxId) -> Option<Arc<SandboxState>> {
         self.states.read().unwrap_or_else(PoisonError::into_inner).get(sandbox).cloned()
     }
 
     /// The rules in force, in the log's words.
-    pub(crate) fn policy(&self, rules: &RuleSet) -> audit::Policy {
+    pub(crate) fn policy(&self, rules: &RuleSet) -> audit::RecordedPolicy {
         let mut kept = lock(&self.policy);
         match &*kept {
             Some(policy) if policy.generation == rules.generation() => policy.clone(),
@@ -196,7 +197,7 @@ impl Filter {
     }
 
     /// Waits for the next line of the grid, so that the moment of a query says little.
-    pub(crate) async fn grid(&self) {
+    pub(crate) async fn wait_for_grid(&self) {
         let grid = self.settings.grid_milliseconds;
         let since = self.epoch.elapsed().as_millis() as u64;
         if let Some(line) = since.checked_div(grid) {
@@ -206,67 +207,74 @@ impl Filter {
     }
 
     /// Tells now and then what was folded.
-    async fn tell_counts(&self) {
+    async fn flush_periodically(&self) {
         let every = (self.fold / 2).clamp(Duration::from_secs(1), Duration::from_secs(30));
         loop {
             tokio::time::sleep(every).await;
-            self.tell_untold(Some(Instant::now()));
+            self.flush_counts(Some(Instant::now()));
         }
     }
 
     /// Tells what waits; at a stop, when there is no `now`, all of it.
-    fn tell_untold(&self, now: Option<Instant>) {
+    fn flush_counts(&self, now: Option<Instant>) {
         let rules = self.rules.load_full();
-        for rest in lock(&self.malformed).untold(now) {
-            self.tell_rest(&rules, rest);
+        for rest in lock(&self.malformed).take_unrecorded(now) {
+            self.record_summary(&rules, rest);
         }
-        let states: Vec<Arc<State>> = {
+        let states: Vec<Arc<SandboxState>> = {
             let states = self.states.read().unwrap_or_else(PoisonError::into_inner);
             states.values().cloned().collect()
         };
         for state in states {
-            self.tell_state(&rules, &state, now);
+            self.flush_sandbox(&rules, &state, now);
         }
     }
 
-    fn tell_state(&self, rules: &RuleSet, state: &State, now: Option<Instant>) {
+    fn flush_sandbox(&self, rules: &RuleSet, state: &SandboxState, now: Option<Instant>) {
         let mut inner = state.lock();
         let answers = match now {
-            None => inner.cache.untold(None),
+            None => inner.cache.take_unrecorded(None),
             Some(now) => {
                 let before = now.checked_sub(self.fold);
-                before.map(|before| inner.cache.untold(Some(before))).unwrap_or_default()
+                before.map(|before| inner.cache.take_unrecorded(Some(before))).unwrap_or_default()
             }
         };
-        let rest = inner.metered.untold(now);
+        let rest = inner.record_rate.take_unrecorded(now);
         let subject = inner.subject.clone();
         drop(inner);
         for (entry, count) in answers {
             let mut record = self.log.open_record(record::own_arrival("folded"));
-            record.sandbox(subject.clone());
+            record.set_sandbox(subject.clone());
             self.record_answer(record, rules, &entry, count.saturating_sub(1));
         }
         for rest in rest {
-            self.tell_rest(rules, Rest { subject: Some(subject.clone()), ..rest });
+            self.record_summary(
+                rules,
+                UnrecordedQueries { subject: Some(subject.clone()), ..rest },
+            );
         }
     }
 
     /// Writes one record for queries that were only counted, under their own reason.
-    fn tell_rest(&self, rules: &RuleSet, rest: Rest) {
+    fn record_summary(&self, rules: &RuleSet, rest: UnrecordedQueries) {
         let mut record = self.log.open_record(record::own_arrival("folded"));
         if let Some(subject) = rest.subject {
-            record.sandbox(subject);
+            record.set_sandbox(subject);
         }
-        record.facts(record::facts(&rest.name, rest.kind));
+        record.set_facts(record::facts(&rest.name, rest.kind));
         let policy = self.policy(rules);
         match rest.fate {
-            Fate::Answered => {
-                let verdict = record::summary(record::answered_here(policy), rest.count);
-                let outcome = crate::clean::outcome(Rcode::NOERROR, &[], audit::Ending::Completed);
-                record.answered(verdict, &outcome);
+            CountedOutcome::Answered => {
+                let verdict = record::summary_details(record::local_details(policy), rest.count);
+                let outcome =
+                    crate::clean::answer_outcome(Rcode::NOERROR, &[], audit::Ending::Completed);
+                record.post_answer(verdict, &outcome);
             }
-            Fate::Refused(reason) => {
-                record.denied(record::summary(record::refused(reason, None, policy), rest.count));
+            CountedOutcome::Refused(reason) => {
+                record.post_denial(record::summary_details(
+                    record::refusal_details(reason, None, policy),
+                    rest.count,
+                ));
             }
         }
     }
@@ -276,24 +284,30 @@ impl Filter {
         &self,
         mut record: OpenRecord,
         rules: &RuleSet,
-        entry: &Entry,
+        entry: &CachedAnswer,
         folded: u64,
     ) {
-        record.facts(record::facts(entry.name.as_str(), entry.kind));
-        let (verdict, outcome) = self.told(rules, entry, folded);
-        record.answered(verdict, &outcome);
+        record.set_facts(record::facts(entry.name.as_str(), entry.kind));
+        let (verdict, outcome) = self.answer_details(rules, entry, folded);
+        record.post_answer(verdict, &outcome);
     }
 
     /// What the record of a kept answer says.
-    pub(crate) fn told(&self, rules: &RuleSet, entry: &Entry, folded: u64) -> (Verdict, Outcome) {
-        let verdict = record::allowed(&entry.permit, self.policy(rules), record::ANSWERED);
-        let outcome = crate::clean::outcome(entry.rcode, &entry.told, audit::Ending::Completed);
-        (Verdict { folded, ..verdict }, outcome)
+    pub(crate) fn answer_details(
+        &self,
+        rules: &RuleSet,
+        entry: &CachedAnswer,
+        folded: u64,
+    ) -> (DecisionDetails, AttemptOutcome) {
+        let verdict = record::allow_details(&entry.permit, self.policy(rules), record::ANSWERED);
+        let outcome =
+            crate::clean::answer_outcome(entry.rcode, &entry.told, audit::Ending::Completed);
+        (DecisionDetails { folded, ..verdict }, outcome)
     }
 }
 
-impl std::fmt::Debug for Filter {
+impl std::fmt::Debug for DnsFilter {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Filter").finish_non_exhaustive()
+        f.debug_struct("DnsFilter").finish_non_exhaustive()
     }
 }

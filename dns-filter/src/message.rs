@@ -5,7 +5,7 @@ use rules::DomainName;
 use rules::facts::QueryType;
 use rules::name::NameError;
 
-use crate::limits::{UDP_MOST, UDP_PLAIN};
+use crate::limits::{UDP_MAX, UDP_PLAIN};
 
 const HEADER: usize = 12;
 /// RFC 1035, 2.3.4.
@@ -63,8 +63,8 @@ impl Ede {
 
 /// One query, as far as it is read; it borrows the packet.
 #[derive(Clone, Copy, Debug)]
-pub struct Query<'a> {
-    head: Head,
+pub struct DnsQuery<'a> {
+    head: QueryHeader,
     /// Name, type and class, as sent.
     question: &'a [u8],
     pub kind: QueryType,
@@ -73,72 +73,72 @@ pub struct Query<'a> {
 
 /// What the answer to a packet needs of it, even when its question cannot be read.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Head {
+pub struct QueryHeader {
     id: u16,
     opcode: u8,
     recursion: bool,
-    edns: Option<Edns>,
+    edns: Option<QueryEdns>,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-struct Edns {
+struct QueryEdns {
     payload: u16,
     version: u8,
 }
 
 /// Why a packet is no query.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Unfit {
+pub enum QueryError {
     /// Nothing is answered: too short to have an id, or itself an answer, which would make a loop.
     Drop,
     /// Answered with nothing but a code.
-    Malformed(Head, Rcode),
+    Malformed(QueryHeader, Rcode),
     /// Another operation than a query.
-    Operation(Head, Rcode),
+    Operation(QueryHeader, Rcode),
 }
 
 /// How the answer travels.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Carrier {
+pub enum DnsTransport {
     Tcp,
     Udp,
 }
 
-impl<'a> Query<'a> {
+impl<'a> DnsQuery<'a> {
     /// Reads a packet.
     ///
     /// # Errors
     ///
-    /// Returns [`Unfit`] for everything but one well-formed question with at most one OPT record.
-    pub fn read(packet: &'a [u8]) -> Result<Self, Unfit> {
-        let mut reader = Reader { bytes: packet, at: 0 };
+    /// Returns [`QueryError`] for everything but one well-formed question with at most one OPT record.
+    pub fn parse(packet: &'a [u8]) -> Result<Self, QueryError> {
+        let mut reader = WireReader { bytes: packet, at: 0 };
         let (id, flags) = (reader.u16(), reader.u16());
-        let (Some(id), Some(flags)) = (id, flags) else { return Err(Unfit::Drop) };
+        let (Some(id), Some(flags)) = (id, flags) else { return Err(QueryError::Drop) };
         let counts = [(); 4].map(|()| reader.u16());
         let [Some(questions), Some(answers), Some(authority), Some(additional)] = counts else {
-            return Err(Unfit::Drop);
+            return Err(QueryError::Drop);
         };
         if flags & 0x8000 != 0 {
-            return Err(Unfit::Drop);
+            return Err(QueryError::Drop);
         }
         let opcode = (flags >> 11 & 0xf) as u8;
-        let mut head = Head { id, opcode, recursion: flags & 0x0100 != 0, edns: None };
+        let mut head = QueryHeader { id, opcode, recursion: flags & 0x0100 != 0, edns: None };
         match opcode {
             0 => {}
-            5 => return Err(Unfit::Operation(head, Rcode::REFUSED)), // RFC 2136: UPDATE
-            _ => return Err(Unfit::Operation(head, Rcode::NOTIMP)),
+            5 => return Err(QueryError::Operation(head, Rcode::REFUSED)), // RFC 2136: UPDATE
+            _ => return Err(QueryError::Operation(head, Rcode::NOTIMP)),
         }
-        let malformed = Unfit::Malformed(head, Rcode::FORMERR);
+        let malformed = QueryError::Malformed(head, Rcode::FORMERR);
         if questions != 1 {
             return Err(malformed); // RFC 9619
         }
-        let (question, kind, class) = reader.question().ok_or(malformed)?;
+        let (question, kind, class) = reader.read_question().ok_or(malformed)?;
         let others = u32::from(answers) + u32::from(authority);
-        head.edns = reader.records(others, u32::from(additional)).ok_or(malformed)?;
+        head.edns = reader.find_edns(others, u32::from(additional)).ok_or(malformed)?;
         if head.edns.is_some_and(|edns| edns.version != 0) {
-            return Err(Unfit::Malformed(head, Rcode::BADVERS));
+            return Err(QueryError::Malformed(head, Rcode::BADVERS));
         }
-        Ok(Query { head, question, kind: QueryType(kind), class })
+        Ok(DnsQuery { head, question, kind: QueryType(kind), class })
     }
 
     pub fn id(&self) -> u16 {
@@ -179,14 +179,14 @@ impl<'a> Query<'a> {
     }
 
     /// The name as it was sent, with what is no plain letter escaped, for the record.
-    pub fn shown(&self) -> String {
+    pub fn display_name(&self) -> String {
         let labels: Vec<String> =
             self.labels().map(|label| label.escape_ascii().to_string()).collect();
         if labels.is_empty() { ".".to_owned() } else { labels.join(".") }
     }
 
     /// What the answer is kept under: name in lower case and type, in wire form.
-    pub fn key<'b>(&self, buffer: &'b mut [u8; NAME_MAX + 2]) -> &'b [u8] {
+    pub fn wire_key<'b>(&self, buffer: &'b mut [u8; NAME_MAX + 2]) -> &'b [u8] {
         let length = self.question.len().saturating_sub(2).min(buffer.len());
         let key = buffer.get_mut(..length).unwrap_or_default();
         if let Some(asked) = self.question.get(..length) {
@@ -197,48 +197,50 @@ impl<'a> Query<'a> {
     }
 
     /// The answer, with TTLs `age` seconds lower than when `section` was made.
-    pub fn answer(
+    pub fn build_answer(
         &self,
         rcode: Rcode,
-        section: &Section,
+        section: &AnswerSection,
         age: u32,
         ede: Option<Ede>,
-        carrier: Carrier,
+        carrier: DnsTransport,
     ) -> Vec<u8> {
         let mut packet = Vec::with_capacity(HEADER + self.question.len() + section.len() + 48);
-        self.head.begin(&mut packet, rcode, 1, section.count());
+        self.head.write_header(&mut packet, rcode, 1, section.count());
         packet.extend_from_slice(self.question);
-        section.put(&mut packet, age);
-        self.head.finish(&mut packet, rcode, ede);
+        section.write_to(&mut packet, age);
+        self.head.write_opt(&mut packet, rcode, ede);
         match carrier {
-            Carrier::Udp if packet.len() > self.head.most() => self.truncated(rcode),
-            Carrier::Tcp | Carrier::Udp => packet,
+            DnsTransport::Udp if packet.len() > self.head.max_payload() => {
+                self.build_truncated(rcode)
+            }
+            DnsTransport::Tcp | DnsTransport::Udp => packet,
         }
     }
 
     /// Whole sets are left out, so the client repeats over TCP (RFC 2181, 9).
-    fn truncated(&self, rcode: Rcode) -> Vec<u8> {
+    fn build_truncated(&self, rcode: Rcode) -> Vec<u8> {
         let mut packet = Vec::with_capacity(HEADER + self.question.len() + 16);
-        self.head.begin(&mut packet, rcode, 1, 0);
+        self.head.write_header(&mut packet, rcode, 1, 0);
         if let Some(flags) = packet.get_mut(2) {
             *flags |= 0x02;
         }
         packet.extend_from_slice(self.question);
-        self.head.finish(&mut packet, rcode, None);
+        self.head.write_opt(&mut packet, rcode, None);
         packet
     }
 }
 
-impl Head {
+impl QueryHeader {
     /// An answer without a question, to a packet whose question could not be read.
-    pub fn bare(&self, rcode: Rcode) -> Vec<u8> {
+    pub fn bare_answer(&self, rcode: Rcode) -> Vec<u8> {
         let mut packet = Vec::with_capacity(HEADER + 16);
-        self.begin(&mut packet, rcode, 0, 0);
-        self.finish(&mut packet, rcode, None);
+        self.write_header(&mut packet, rcode, 0, 0);
+        self.write_opt(&mut packet, rcode, None);
         packet
     }
 
-    fn begin(&self, packet: &mut Vec<u8>, rcode: Rcode, questions: u16, answers: u16) {
+    fn write_header(&self, packet: &mut Vec<u8>, rcode: Rcode, questions: u16, answers: u16) {
         // QR and RA; RD as it was sent; AD and CD never.
         let flags =
             0x8080 | u16::from(self.opcode) << 11 | u16::from(self.recursion) << 8 | rcode.0 & 0xf;
@@ -248,7 +250,7 @@ impl Head {
         }
     }
 
-    fn finish(&self, packet: &mut Vec<u8>, rcode: Rcode, ede: Option<Ede>) {
+    fn write_opt(&self, packet: &mut Vec<u8>, rcode: Rcode, ede: Option<Ede>) {
         if self.edns.is_none() {
             return;
         }
@@ -256,7 +258,7 @@ impl Head {
         let option = if ede.is_some() { 6 + text.len() as u16 } else { 0 };
         packet.push(0);
         packet.extend_from_slice(&OPT.to_be_bytes());
-        packet.extend_from_slice(&(UDP_MOST as u16).to_be_bytes());
+        packet.extend_from_slice(&(UDP_MAX as u16).to_be_bytes());
         packet.extend_from_slice(&[(rcode.0 >> 4) as u8, 0, 0, 0]);
         packet.extend_from_slice(&option.to_be_bytes());
         if let Some(ede) = ede {
@@ -267,23 +269,23 @@ impl Head {
         }
     }
 
-    fn most(&self) -> usize {
+    fn max_payload(&self) -> usize {
         match self.edns {
             None => UDP_PLAIN,
-            Some(edns) => usize::from(edns.payload).clamp(UDP_PLAIN, UDP_MOST),
+            Some(edns) => usize::from(edns.payload).clamp(UDP_PLAIN, UDP_MAX),
         }
     }
 }
 
 /// The answer section in wire form: every owner is the question's name, by pointer.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Section {
+pub struct AnswerSection {
     bytes: Vec<u8>,
     /// Where the TTLs are.
     ttls: Vec<u16>,
 }
 
-impl Section {
+impl AnswerSection {
     /// Adds a record; one that does not fit a message is left out.
     pub fn push(&mut self, kind: QueryType, ttl: u32, data: &[u8]) {
         let Ok(length) = u16::try_from(data.len()) else { return };
@@ -312,7 +314,7 @@ impl Section {
         self.bytes.len()
     }
 
-    fn put(&self, packet: &mut Vec<u8>, age: u32) {
+    fn write_to(&self, packet: &mut Vec<u8>, age: u32) {
         let start = packet.len();
         packet.extend_from_slice(&self.bytes);
         for at in self.ttls.iter().filter(|_| age > 0) {
@@ -324,33 +326,33 @@ impl Section {
     }
 }
 
-struct Reader<'a> {
+struct WireReader<'a> {
     bytes: &'a [u8],
     at: usize,
 }
 
-impl<'a> Reader<'a> {
-    fn take(&mut self, count: usize) -> Option<&'a [u8]> {
+impl<'a> WireReader<'a> {
+    fn read_bytes(&mut self, count: usize) -> Option<&'a [u8]> {
         let taken = self.bytes.get(self.at..self.at.checked_add(count)?)?;
         self.at += count;
         Some(taken)
     }
 
     fn u8(&mut self) -> Option<u8> {
-        self.take(1).and_then(|bytes| bytes.first().copied())
+        self.read_bytes(1).and_then(|bytes| bytes.first().copied())
     }
 
     fn u16(&mut self) -> Option<u16> {
-        self.take(2).and_then(|bytes| bytes.try_into().ok()).map(u16::from_be_bytes)
+        self.read_bytes(2).and_then(|bytes| bytes.try_into().ok()).map(u16::from_be_bytes)
     }
 
     /// Name, type and class. A pointer has nothing to point at here and is refused.
-    fn question(&mut self) -> Option<(&'a [u8], u16, u16)> {
+    fn read_question(&mut self) -> Option<(&'a [u8], u16, u16)> {
         let start = self.at;
         loop {
             match self.u8()? {
                 0 => break,
-                length @ 1..=LABEL_MAX => self.take(usize::from(length))?,
+                length @ 1..=LABEL_MAX => self.read_bytes(usize::from(length))?,
                 _ => return None,
             };
         }
@@ -362,13 +364,13 @@ impl<'a> Reader<'a> {
     }
 
     /// Walks over all other records: they are looked at for EDNS and for nothing else.
-    fn records(&mut self, others: u32, additional: u32) -> Option<Option<Edns>> {
+    fn find_edns(&mut self, others: u32, additional: u32) -> Option<Option<QueryEdns>> {
         for _ in 0..others {
-            self.record()?;
+            self.skip_record()?;
         }
         let mut found = None;
         for _ in 0..additional {
-            let (kind, edns, root) = self.record()?;
+            let (kind, edns, root) = self.skip_record()?;
             match kind {
                 OPT if found.is_some() || !root => return None, // RFC 6891, 6.1.1
                 OPT => found = Some(edns),
@@ -378,13 +380,13 @@ impl<'a> Reader<'a> {
         Some(found)
     }
 
-    fn record(&mut self) -> Option<(u16, Edns, bool)> {
+    fn skip_record(&mut self) -> Option<(u16, QueryEdns, bool)> {
         let start = self.at;
         loop {
             match self.u8()? {
                 0 => break,
                 length @ 1..=LABEL_MAX => {
-                    self.take(usize::from(length))?;
+                    self.read_bytes(usize::from(length))?;
                 }
                 0xc0.. => {
                     self.u8()?; // not followed: nobody asks what it says
@@ -397,13 +399,13 @@ impl<'a> Reader<'a> {
         let (kind, payload) = (self.u16()?, self.u16()?);
         let (_, version, _) = (self.u8()?, self.u8()?, self.u16()?);
         let length = self.u16()?;
-        self.take(usize::from(length))?;
-        Some((kind, Edns { payload, version }, root))
+        self.read_bytes(usize::from(length))?;
+        Some((kind, QueryEdns { payload, version }, root))
     }
 }
 
-/// The key of a name and type, as [`Query::key`] makes it.
-pub fn key_of(name: &DomainName, kind: QueryType) -> Vec<u8> {
+/// The key of a name and type, as [`DnsQuery::wire_key`] makes it.
+pub fn wire_key(name: &DomainName, kind: QueryType) -> Vec<u8> {
     let mut key = Vec::with_capacity(name.as_str().len() + 4);
     for label in name.as_str().split('.') {
         key.push(label.len() as u8);
@@ -452,10 +454,10 @@ mod tests {
             ("cut", 0x0100, [1, 0, 0, 0], &question[..7], false),
         ] {
             let packet = packet(flags, counts, rest);
-            assert_eq!(Query::read(&packet).is_ok(), good, "{what}");
+            assert_eq!(DnsQuery::parse(&packet).is_ok(), good, "{what}");
         }
         for length in 0..12 {
-            assert_eq!(Query::read(&vec![0; length]).err(), Some(Unfit::Drop), "{length}");
+            assert_eq!(DnsQuery::parse(&vec![0; length]).err(), Some(QueryError::Drop), "{length}");
         }
     }
 
@@ -463,19 +465,19 @@ mod tests {
     fn the_question_goes_back_as_it_came_and_the_key_is_lower_case() {
         let question: &[u8] = b"\x01A\x02Bc\x00\x00\x01\x00\x01";
         let packet = packet(0x0100, [1, 0, 0, 0], question);
-        let query = Query::read(&packet).unwrap();
-        let mut section = Section::default();
+        let query = DnsQuery::parse(&packet).unwrap();
+        let mut section = AnswerSection::default();
         section.push(QueryType::A, 100, &[1, 2, 3, 4]);
-        let answer = query.answer(Rcode::NOERROR, &section, 40, None, Carrier::Udp);
+        let answer = query.build_answer(Rcode::NOERROR, &section, 40, None, DnsTransport::Udp);
         assert_eq!(&answer[12..12 + question.len()], question);
         assert_eq!(answer[..4], [0xab, 0xcd, 0x81, 0x80]);
         let record = &answer[12 + question.len()..];
         assert_eq!(record, b"\xc0\x0c\x00\x01\x00\x01\x00\x00\x00\x3c\x00\x04\x01\x02\x03\x04");
         let mut buffer = [0; 257];
-        assert_eq!(query.key(&mut buffer), b"\x01a\x02bc\x00\x00\x01");
+        assert_eq!(query.wire_key(&mut buffer), b"\x01a\x02bc\x00\x00\x01");
         assert_eq!(
-            key_of(&DomainName::parse("a.bc").unwrap(), QueryType::A),
-            query.key(&mut buffer)
+            wire_key(&DomainName::parse("a.bc").unwrap(), QueryType::A),
+            query.wire_key(&mut buffer)
         );
     }
 }

@@ -4,21 +4,21 @@
 use std::collections::HashSet;
 use std::hash::{BuildHasher, RandomState};
 
-use audit::{Code, Feature};
+use audit::{ScoreFeature, StableCode};
 use tokio::time::Instant;
 
 /// Time in which what was seen loses half its weight, in seconds.
 const HALF_LIFE: f64 = 600.0;
 /// Names remembered to tell new from repeated.
-const NAMES: usize = 4096;
+const MAX_NAMES: usize = 4096;
 /// A finding is made at this score.
-pub(crate) const ALARM: u32 = 60;
+pub(crate) const ALARM_SCORE: u32 = 60;
 /// Below so many names nothing is said: a start-up asks for a dozen new names too.
-const ENOUGH: f64 = 6.0;
+const MIN_NAMES: f64 = 6.0;
 
 /// What was seen of one sandbox, fading.
 #[derive(Debug)]
-pub(crate) struct Watch {
+pub(crate) struct TunnelScore {
     names: HashSet<u64>,
     hasher: RandomState,
     at: Instant,
@@ -38,9 +38,9 @@ pub(crate) struct Watch {
     denied: f64,
 }
 
-impl Watch {
+impl TunnelScore {
     pub(crate) fn new(now: Instant) -> Self {
-        Watch {
+        TunnelScore {
             names: HashSet::new(),
             hasher: RandomState::new(),
             at: now,
@@ -57,73 +57,73 @@ impl Watch {
     }
 
     /// Notes a name that a wildcard lets pass; `chosen` is the part the sandbox chose.
-    pub(crate) fn sent(&mut self, chosen: &str, now: Instant) {
-        self.fade(now);
+    pub(crate) fn note_sent(&mut self, chosen: &str, now: Instant) {
+        self.decay(now);
         self.asked += 1.0;
         if self.is_new(chosen) {
             self.fresh += 1.0;
             self.octets += chosen.len() as f64;
             self.longest += longest_label(chosen);
-            self.bits += information(chosen);
+            self.bits += name_bits(chosen);
         }
     }
 
     /// Notes a name that was refused.
-    pub(crate) fn denied(&mut self, name: &str, now: Instant) {
-        self.fade(now);
+    pub(crate) fn note_denied(&mut self, name: &str, now: Instant) {
+        self.decay(now);
         if self.is_new(name) {
-            self.denied += information(name);
+            self.denied += name_bits(name);
         }
     }
 
     /// Notes a type that no stub resolver asks for by itself.
-    pub(crate) fn odd_type(&mut self, now: Instant) {
-        self.fade(now);
+    pub(crate) fn note_odd_type(&mut self, now: Instant) {
+        self.decay(now);
         self.odd += 1.0;
     }
 
     /// Notes whether a name that was sent exists.
-    pub(crate) fn answered(&mut self, exists: bool, now: Instant) {
-        self.fade(now);
+    pub(crate) fn note_answer(&mut self, exists: bool, now: Instant) {
+        self.decay(now);
         self.answers += 1.0;
         self.absent += f64::from(u8::from(!exists));
     }
 
     /// The score and what it is made of.
-    pub(crate) fn score(&self) -> (u32, Vec<Feature>) {
+    pub(crate) fn score(&self) -> (u32, Vec<ScoreFeature>) {
         let of = |part: f64, whole: f64| if whole > 0.0 { part / whole } else { 0.0 };
-        let many = self.fresh >= ENOUGH;
+        let many = self.fresh >= MIN_NAMES;
         let ratio = of(self.fresh, self.asked);
         let entropy = of(self.bits, self.octets);
         let parts = [
-            ("new_name_bits", scaled(self.bits, 1500.0, 6000.0, 40.0), true),
-            ("distinct_names", scaled(ratio, 0.8, 1.0, 10.0), many),
-            ("label_length", scaled(of(self.longest, self.fresh), 24.0, 52.0, 25.0), many),
-            ("name_entropy", scaled(entropy, 3.2, 4.4, 25.0), many),
+            ("new_name_bits", scale(self.bits, 1500.0, 6000.0, 40.0), true),
+            ("distinct_names", scale(ratio, 0.8, 1.0, 10.0), many),
+            ("label_length", scale(of(self.longest, self.fresh), 24.0, 52.0, 25.0), many),
+            ("name_entropy", scale(entropy, 3.2, 4.4, 25.0), many),
             (
                 "absent_names",
-                scaled(of(self.absent, self.answers), 0.5, 1.0, 15.0),
+                scale(of(self.absent, self.answers), 0.5, 1.0, 15.0),
                 self.answers >= 20.0,
             ),
-            ("odd_types", scaled(self.odd, 10.0, 60.0, 30.0), true),
-            ("denied_name_bits", scaled(self.denied, 12_000.0, 40_000.0, 60.0), true),
+            ("odd_types", scale(self.odd, 10.0, 60.0, 30.0), true),
+            ("denied_name_bits", scale(self.denied, 12_000.0, 40_000.0, 60.0), true),
         ];
-        let features: Vec<Feature> = parts
+        let features: Vec<ScoreFeature> = parts
             .into_iter()
             .filter(|(_, score, counts)| *counts && *score > 0)
-            .map(|(name, score, _)| Feature { name: Code(name), score })
+            .map(|(name, score, _)| ScoreFeature { name: StableCode(name), score })
             .collect();
         (features.iter().map(|feature| feature.score).sum(), features)
     }
 
     fn is_new(&mut self, name: &str) -> bool {
-        if self.names.len() >= NAMES {
+        if self.names.len() >= MAX_NAMES {
             self.names.clear(); // counts too much then, never too little
         }
         self.names.insert(self.hasher.hash_one(name))
     }
 
-    fn fade(&mut self, now: Instant) {
+    fn decay(&mut self, now: Instant) {
         let seconds = now.saturating_duration_since(self.at).as_secs_f64();
         let keep = (-seconds / HALF_LIFE).exp2();
         self.at = now;
@@ -144,7 +144,7 @@ impl Watch {
 }
 
 /// From 0 at `low` to `most` at `high`.
-fn scaled(value: f64, low: f64, high: f64, most: f64) -> u32 {
+fn scale(value: f64, low: f64, high: f64, most: f64) -> u32 {
     (((value - low) / (high - low)).clamp(0.0, 1.0) * most) as u32
 }
 
@@ -153,7 +153,7 @@ fn longest_label(name: &str) -> f64 {
 }
 
 /// Bits of a name by the classes of its labels: words say little, digits and mixtures much.
-fn information(name: &str) -> f64 {
+fn name_bits(name: &str) -> f64 {
     name.split('.').filter(|label| !label.is_empty()).map(label_bits).sum()
 }
 
@@ -198,29 +198,29 @@ mod tests {
             ("shards", false, (0..12).map(|at| format!("s{at}.")).collect()),
         ] {
             let now = Instant::now();
-            let mut watch = Watch::new(now);
+            let mut watch = TunnelScore::new(now);
             for name in names {
-                watch.sent(&name, now);
+                watch.note_sent(&name, now);
             }
             let (score, features) = watch.score();
-            assert_eq!(score >= ALARM, alarm, "{what}: {score} {features:?}");
+            assert_eq!(score >= ALARM_SCORE, alarm, "{what}: {score} {features:?}");
         }
     }
 
     #[test]
-    fn no_more_names_are_remembered_than_there_is_room_for() {
+    fn p17_no_more_names_are_remembered_than_there_is_room_for() {
         let now = Instant::now();
-        let mut watch = Watch::new(now);
-        for at in 0..NAMES * 3 {
-            watch.denied(&format!("n{at}"), now);
-            assert!(watch.names.len() <= NAMES);
+        let mut watch = TunnelScore::new(now);
+        for at in 0..MAX_NAMES * 3 {
+            watch.note_denied(&format!("n{at}"), now);
+            assert!(watch.names.len() <= MAX_NAMES);
         }
     }
 
     #[test]
     fn a_search_list_and_a_browser_raise_nothing() {
         let now = Instant::now();
-        let mut watch = Watch::new(now);
+        let mut watch = TunnelScore::new(now);
         for host in
             ["api.openai.com", "github.com", "files.example", "objects.example", "auth.example"]
         {
@@ -231,11 +231,11 @@ mod tests {
                 "corp.example",
                 "example",
             ] {
-                watch.denied(&format!("{host}.{suffix}"), now);
+                watch.note_denied(&format!("{host}.{suffix}"), now);
             }
         }
         for probe in ["kdjfhgweru", "qpwoeirutyals", "zmxncbvlaksj"] {
-            watch.denied(probe, now);
+            watch.note_denied(probe, now);
         }
         assert_eq!(watch.score().0, 0);
     }

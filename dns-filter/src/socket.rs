@@ -16,18 +16,18 @@ use crate::limits::{
     UPSTREAM_SOCKET_PENDING, UPSTREAM_SOCKET_USES, UPSTREAM_SOCKETS, UPSTREAM_STRAYS,
 };
 use crate::lock;
-use crate::upstream::fits;
+use crate::upstream::answers_question;
 
 /// Ports below are other programs'.
 const FIRST_PORT: u16 = 1024;
 /// Room for one answer: more than we say we take.
-const DATAGRAM: usize = 4096;
+const REPLY_BUFFER: usize = 4096;
 /// Draws of a port that may be taken already.
-const DRAWS: usize = 16;
+const PORT_ATTEMPTS: usize = 16;
 
 /// What came of a query by UDP.
 #[derive(Debug)]
-pub(crate) enum Reply {
+pub(crate) enum UdpReply {
     /// Somebody sends answers that fit nothing: TCP cannot be guessed at.
     Contested,
     Fits(Box<Message>),
@@ -35,27 +35,27 @@ pub(crate) enum Reply {
 }
 
 /// The sockets towards one resolver.
-pub(crate) struct Sockets {
+pub(crate) struct UpstreamSockets {
     resolver: SocketAddr,
-    open: Mutex<Vec<Arc<Port>>>,
+    open: Mutex<Vec<Arc<UpstreamSocket>>>,
 }
 
 /// One socket and those who wait at it.
-struct Port {
+struct UpstreamSocket {
     socket: UdpSocket,
     uses: AtomicU32,
-    waiting: Mutex<HashMap<u16, Waiter>>,
+    waiting: Mutex<HashMap<u16, ReplyWaiter>>,
 }
 
-struct Waiter {
+struct ReplyWaiter {
     question: Query,
     strays: u32,
-    reply: oneshot::Sender<Reply>,
+    reply: oneshot::Sender<UdpReply>,
 }
 
-impl Sockets {
+impl UpstreamSockets {
     pub(crate) fn new(resolver: SocketAddr) -> Self {
-        Sockets { resolver, open: Mutex::default() }
+        UpstreamSockets { resolver, open: Mutex::default() }
     }
 
     /// Sends a query by a random socket under a random id and waits for what fits.
@@ -64,51 +64,56 @@ impl Sockets {
         question: &Query,
         build: impl FnOnce(u16) -> Option<Vec<u8>>,
         strays: &AtomicU64,
-    ) -> Reply {
-        let Ok(port) = self.draw() else { return Reply::Unreachable };
+    ) -> UdpReply {
+        let Ok(port) = self.pick_socket() else { return UdpReply::Unreachable };
         let (sender, receiver) = oneshot::channel();
-        let Some(ticket) = port.enter(question, sender) else { return Reply::Unreachable };
-        let Some(packet) = build(ticket.id) else { return Reply::Unreachable };
+        let Some(ticket) = port.register(question, sender) else { return UdpReply::Unreachable };
+        let Some(packet) = build(ticket.id) else { return UdpReply::Unreachable };
         if port.socket.send(&packet).await.is_err() {
-            return Reply::Unreachable;
+            return UdpReply::Unreachable;
         }
-        let reply = receiver.await.unwrap_or(Reply::Unreachable);
-        if matches!(reply, Reply::Contested) {
+        let reply = receiver.await.unwrap_or(UdpReply::Unreachable);
+        if matches!(reply, UdpReply::Contested) {
             strays.fetch_add(u64::from(UPSTREAM_STRAYS), Ordering::Relaxed);
         }
         reply
     }
 
     /// A socket at random; a new one while there are few, or when the one drawn is worn.
-    fn draw(&self) -> io::Result<Arc<Port>> {
+    fn pick_socket(&self) -> io::Result<Arc<UpstreamSocket>> {
         let mut open = lock(&self.open);
         let at = rand::rng().random_range(0..UPSTREAM_SOCKETS);
         if let Some(port) = open.get(at) {
             if port.uses.fetch_add(1, Ordering::Relaxed) < UPSTREAM_SOCKET_USES {
                 return Ok(port.clone());
             }
-            let fresh = Port::open(self.resolver)?;
+            let fresh = UpstreamSocket::open(self.resolver)?;
             if let Some(place) = open.get_mut(at) {
                 *place = fresh.clone(); // the old one lives until its last waiter has gone
             }
             return Ok(fresh);
         }
-        let fresh = Port::open(self.resolver)?;
+        let fresh = UpstreamSocket::open(self.resolver)?;
         open.push(fresh.clone());
         Ok(fresh)
     }
 }
 
-impl Port {
+impl UpstreamSocket {
     fn open(resolver: SocketAddr) -> io::Result<Arc<Self>> {
-        let socket = UdpSocket::from_std(bind(resolver)?)?;
-        let port = Arc::new(Port { socket, uses: AtomicU32::new(1), waiting: Mutex::default() });
-        tokio::spawn(listen(Arc::downgrade(&port)));
+        let socket = UdpSocket::from_std(bind_random_port(resolver)?)?;
+        let port =
+            Arc::new(UpstreamSocket { socket, uses: AtomicU32::new(1), waiting: Mutex::default() });
+        tokio::spawn(read_replies(Arc::downgrade(&port)));
         Ok(port)
     }
 
     /// Takes a free random id.
-    fn enter(self: &Arc<Self>, question: &Query, reply: oneshot::Sender<Reply>) -> Option<Ticket> {
+    fn register(
+        self: &Arc<Self>,
+        question: &Query,
+        reply: oneshot::Sender<UdpReply>,
+    ) -> Option<QueryIdGuard> {
         let mut waiting = lock(&self.waiting);
         if waiting.len() >= UPSTREAM_SOCKET_PENDING {
             return None;
@@ -117,34 +122,34 @@ impl Port {
         while waiting.contains_key(&id) {
             id = rand::random();
         }
-        waiting.insert(id, Waiter { question: question.clone(), strays: 0, reply });
-        Some(Ticket { port: self.clone(), id })
+        waiting.insert(id, ReplyWaiter { question: question.clone(), strays: 0, reply });
+        Some(QueryIdGuard { port: self.clone(), id })
     }
 
-    fn take(&self, packet: &[u8]) {
+    fn deliver(&self, packet: &[u8]) {
         let message = Message::from_vec(packet).ok();
         let mut waiting = lock(&self.waiting);
         if let Some(message) = message {
             let id = message.metadata.id;
-            if waiting.get(&id).is_some_and(|waiter| fits(&waiter.question, &message)) {
+            if waiting.get(&id).is_some_and(|waiter| answers_question(&waiter.question, &message)) {
                 if let Some(waiter) = waiting.remove(&id) {
-                    drop(waiter.reply.send(Reply::Fits(Box::new(message))));
+                    drop(waiter.reply.send(UdpReply::Fits(Box::new(message))));
                 }
                 return;
             }
         }
-        stray(&mut waiting);
+        count_stray(&mut waiting);
     }
 
-    fn fail(&self) {
+    fn fail_waiters(&self) {
         for (_, waiter) in lock(&self.waiting).drain() {
-            drop(waiter.reply.send(Reply::Unreachable));
+            drop(waiter.reply.send(UdpReply::Unreachable));
         }
     }
 }
 
 /// Counts an answer that fits nothing against everybody who waits here.
-fn stray(waiting: &mut HashMap<u16, Waiter>) {
+fn count_stray(waiting: &mut HashMap<u16, ReplyWaiter>) {
     for waiter in waiting.values_mut() {
         waiter.strays += 1;
     }
@@ -155,26 +160,26 @@ fn stray(waiting: &mut HashMap<u16, Waiter>) {
         .collect();
     for id in contested {
         if let Some(waiter) = waiting.remove(&id) {
-            drop(waiter.reply.send(Reply::Contested));
+            drop(waiter.reply.send(UdpReply::Contested));
         }
     }
 }
 
 /// A place among those who wait; given up when whoever waits goes away.
-struct Ticket {
-    port: Arc<Port>,
+struct QueryIdGuard {
+    port: Arc<UpstreamSocket>,
     id: u16,
 }
 
-impl Drop for Ticket {
+impl Drop for QueryIdGuard {
     fn drop(&mut self) {
         lock(&self.port.waiting).remove(&self.id);
     }
 }
 
 /// Reads a socket until nobody holds it any more.
-async fn listen(port: Weak<Port>) {
-    let mut buffer = vec![0; DATAGRAM];
+async fn read_replies(port: Weak<UpstreamSocket>) {
+    let mut buffer = vec![0; REPLY_BUFFER];
     loop {
         let Some(port) = port.upgrade() else { return };
         let wait = port.socket.readable();
@@ -185,10 +190,10 @@ async fn listen(port: Weak<Port>) {
         }
         loop {
             match port.socket.try_recv(&mut buffer) {
-                Ok(length) => port.take(buffer.get(..length).unwrap_or_default()),
+                Ok(length) => port.deliver(buffer.get(..length).unwrap_or_default()),
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => break,
                 Err(_) => {
-                    port.fail(); // the kernel says that nobody is there
+                    port.fail_waiters(); // the kernel says that nobody is there
                     break;
                 }
             }
@@ -197,12 +202,12 @@ async fn listen(port: Weak<Port>) {
 }
 
 /// A connected socket on a random port: answers from elsewhere never arrive.
-fn bind(resolver: SocketAddr) -> io::Result<std::net::UdpSocket> {
+fn bind_random_port(resolver: SocketAddr) -> io::Result<std::net::UdpSocket> {
     let any = |port| match resolver {
         SocketAddr::V4(_) => SocketAddr::from((Ipv4Addr::UNSPECIFIED, port)),
         SocketAddr::V6(_) => SocketAddr::from((Ipv6Addr::UNSPECIFIED, port)),
     };
-    let mut drawn = (0..DRAWS).map(|_| rand::rng().random_range(FIRST_PORT..=u16::MAX));
+    let mut drawn = (0..PORT_ATTEMPTS).map(|_| rand::rng().random_range(FIRST_PORT..=u16::MAX));
     let socket = drawn
         .find_map(|port| std::net::UdpSocket::bind(any(port)).ok())
         .map_or_else(|| std::net::UdpSocket::bind(any(0)), Ok)?;
@@ -222,12 +227,12 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn sockets_are_so_many_and_each_is_used_so_often() {
+    async fn p17_sockets_are_so_many_and_each_is_used_so_often() {
         let resolver = std::net::UdpSocket::bind("127.0.0.1:0").unwrap();
-        let sockets = Sockets::new(resolver.local_addr().unwrap());
+        let sockets = UpstreamSockets::new(resolver.local_addr().unwrap());
         let mut ports = std::collections::HashSet::new();
         for _ in 0..UPSTREAM_SOCKETS * 40 {
-            let port = sockets.draw().unwrap();
+            let port = sockets.pick_socket().unwrap();
             ports.insert(port.socket.local_addr().unwrap().port());
             assert!(lock(&sockets.open).len() <= UPSTREAM_SOCKETS);
         }
@@ -235,16 +240,16 @@ mod tests {
         let first = lock(&sockets.open)[0].clone();
         first.uses.store(UPSTREAM_SOCKET_USES, Ordering::Relaxed);
         while Arc::ptr_eq(&lock(&sockets.open)[0], &first) {
-            sockets.draw().unwrap(); // until chance takes the worn one, which is then replaced
+            sockets.pick_socket().unwrap(); // until chance takes the worn one, which is then replaced
         }
     }
 
     #[tokio::test]
-    async fn no_more_wait_at_a_socket_than_there_is_room_for() {
+    async fn p17_no_more_wait_at_a_socket_than_there_is_room_for() {
         let resolver = std::net::UdpSocket::bind("127.0.0.1:0").unwrap();
-        let port = Port::open(resolver.local_addr().unwrap()).unwrap();
-        let enter = || port.enter(&question(), oneshot::channel().0);
-        let mut tickets: Vec<Ticket> =
+        let port = UpstreamSocket::open(resolver.local_addr().unwrap()).unwrap();
+        let enter = || port.register(&question(), oneshot::channel().0);
+        let mut tickets: Vec<QueryIdGuard> =
             (0..UPSTREAM_SOCKET_PENDING).filter_map(|_| enter()).collect();
         assert_eq!(tickets.len(), UPSTREAM_SOCKET_PENDING);
         assert!(enter().is_none(), "one too many");

@@ -7,103 +7,103 @@ use std::sync::atomic::AtomicUsize;
 use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::Duration;
 
-use audit::Subject;
+use audit::RecordedSandbox;
 use ipnet::Ipv4Net;
+use rules::configuration::ReverseLookups;
 use rules::facts::QueryType;
-use rules::operator::Reverse;
 use rules::{DomainName, RuleSet, SandboxRef};
 use tokio::sync::watch;
 use tokio::time::Instant;
 
-use crate::budget::Budget;
-use crate::cache::{Cache, Entry};
-use crate::learned::Learned;
-use crate::limits::{DENIED_RECORDS, FINDING_PAUSE};
+use crate::budget::DnsBudget;
+use crate::cache::{AnswerCache, CachedAnswer};
+use crate::limits::{DENIED_RECORDS, FINDING_INTERVAL};
 use crate::lock;
-use crate::meter::{Fate, Meter};
 use crate::record;
-use crate::resolver::Refusal;
-use crate::score::Watch;
-use crate::synthetic::Synthetic;
+use crate::record_rate::{CountedOutcome, RecordRate};
+use crate::resolver::ResolveError;
+use crate::reverse_names::ReverseNames;
+use crate::score::TunnelScore;
+use crate::synthetic::SyntheticAddresses;
 
 /// What a flight brings back.
-pub(crate) type Landing = Option<Result<Arc<Entry>, Refusal>>;
+pub(crate) type FlightResult = Option<Result<Arc<CachedAnswer>, ResolveError>>;
 
 /// One sandbox's part of the filter.
 #[derive(Debug)]
-pub(crate) struct State {
-    inner: Mutex<Inner>,
+pub(crate) struct SandboxState {
+    inner: Mutex<LockedState>,
 }
 
 #[derive(Debug)]
-pub(crate) struct Inner {
+pub(crate) struct LockedState {
     /// The rules that `subject` and `pattern_bits` were taken from.
     generation: u64,
-    pub(crate) subject: Subject,
+    pub(crate) subject: RecordedSandbox,
     /// log2 of the patterns the sandbox can choose from.
     pub(crate) pattern_bits: f64,
-    pub(crate) cache: Cache,
-    pub(crate) flights: HashMap<Box<[u8]>, watch::Sender<Landing>>,
-    pub(crate) budget: Budget,
-    pub(crate) watch: Watch,
-    pub(crate) synthetic: Synthetic,
-    pub(crate) learned: Learned,
-    pub(crate) metered: Meter,
-    told: HashMap<&'static str, Instant>,
+    pub(crate) cache: AnswerCache,
+    pub(crate) flights: HashMap<Box<[u8]>, watch::Sender<FlightResult>>,
+    pub(crate) budget: DnsBudget,
+    pub(crate) tunnel_score: TunnelScore,
+    pub(crate) synthetic: SyntheticAddresses,
+    pub(crate) reverse_names: ReverseNames,
+    pub(crate) record_rate: RecordRate,
+    last_findings: HashMap<&'static str, Instant>,
 }
 
-impl State {
+impl SandboxState {
     pub(crate) fn new(
         rules: &RuleSet,
         sandbox: &SandboxRef,
-        budget: Budget,
+        budget: DnsBudget,
         range: Ipv4Net,
         cached: Arc<AtomicUsize>,
     ) -> Self {
         let now = Instant::now();
-        State {
-            inner: Mutex::new(Inner {
+        SandboxState {
+            inner: Mutex::new(LockedState {
                 generation: rules.generation(),
                 subject: record::subject(sandbox),
                 pattern_bits: pattern_bits(rules, sandbox),
-                cache: Cache::new(cached),
+                cache: AnswerCache::new(cached),
                 flights: HashMap::new(),
                 budget,
-                watch: Watch::new(now),
-                synthetic: Synthetic::new(range),
-                learned: Learned::default(),
-                metered: Meter::new(DENIED_RECORDS),
-                told: HashMap::new(),
+                tunnel_score: TunnelScore::new(now),
+                synthetic: SyntheticAddresses::new(range),
+                reverse_names: ReverseNames::default(),
+                record_rate: RecordRate::new(DENIED_RECORDS),
+                last_findings: HashMap::new(),
             }),
         }
     }
 
-    pub(crate) fn lock(&self) -> MutexGuard<'_, Inner> {
+    pub(crate) fn lock(&self) -> MutexGuard<'_, LockedState> {
         lock(&self.inner)
     }
 }
 
-impl Inner {
+impl LockedState {
     /// Brings what was taken from the rules up to date.
     pub(crate) fn refresh(&mut self, rules: &RuleSet, sandbox: &SandboxRef) {
         if self.generation != rules.generation() {
             self.generation = rules.generation();
             self.subject = record::subject(sandbox);
             self.pattern_bits = pattern_bits(rules, sandbox);
-            self.learned.clear();
+            self.reverse_names.clear();
         }
     }
 
     /// Whether what sent nothing gets a record of its own; it is counted if not.
-    pub(crate) fn records(
+    pub(crate) fn admit_or_count(
         &mut self,
         fold: Duration,
-        fate: Fate,
+        fate: CountedOutcome,
         asked: impl FnOnce() -> (String, QueryType),
     ) -> bool {
-        let own = fold.is_zero() || self.metered.admits(Instant::now());
+        let own = fold.is_zero() || self.record_rate.admits(Instant::now());
         if !own {
-            self.metered.count(fate, None, asked);
+            self.record_rate.count_query(fate, None, asked);
         }
         own
     }
@@ -114,28 +114,35 @@ impl Inner {
             IpAddr::V4(v4) => self.synthetic.name_of(v4),
             IpAddr::V6(_) => None,
         };
-        synthetic.or_else(|| self.learned.name_of(address)).cloned()
+        synthetic.or_else(|| self.reverse_names.name_of(address)).cloned()
     }
 
     /// Keeps an answer, and what it teaches where that is wanted.
-    pub(crate) fn keep(&mut self, key: &[u8], entry: &Arc<Entry>, reverse: Reverse, now: Instant) {
+    pub(crate) fn store_answer(
+        &mut self,
+        key: &[u8],
+        entry: &Arc<CachedAnswer>,
+        reverse: ReverseLookups,
+        now: Instant,
+    ) {
         self.cache.insert(key, entry.clone(), now);
-        if reverse == Reverse::Known {
-            entry.addresses().for_each(|address| self.learned.learn(address, &entry.name));
+        if reverse == ReverseLookups::Known {
+            entry.addresses().for_each(|address| self.reverse_names.insert(address, &entry.name));
         }
     }
 
     /// Whether a finding of this kind is due; at most one in a while.
-    pub(crate) fn is_due(&mut self, code: &'static str, now: Instant) -> bool {
-        let due = self.told.get(code).is_none_or(|at| now >= *at + FINDING_PAUSE);
+    pub(crate) fn is_finding_due(&mut self, code: &'static str, now: Instant) -> bool {
+        let due = self.last_findings.get(code).is_none_or(|at| now >= *at + FINDING_INTERVAL);
         if due {
-            self.told.insert(code, now);
+            self.last_findings.insert(code, now);
         }
         due
     }
 }
 
 fn pattern_bits(rules: &RuleSet, sandbox: &SandboxRef) -> f64 {
-    let patterns: usize = rules.policies_of(sandbox).iter().map(|policy| policy.patterns()).sum();
+    let patterns: usize =
+        rules.policies_of(sandbox).iter().map(|policy| policy.pattern_count()).sum();
     (patterns.max(1) as f64).log2()
 }

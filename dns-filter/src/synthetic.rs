@@ -7,19 +7,19 @@ use std::net::Ipv4Addr;
 use ipnet::Ipv4Net;
 use rules::DomainName;
 
-use crate::limits::SYNTHETIC;
+use crate::limits::SYNTHETIC_ADDRESSES;
 
 /// The synthetic addresses of one sandbox, in the order in which it asked.
 #[derive(Debug)]
-pub(crate) struct Synthetic {
+pub(crate) struct SyntheticAddresses {
     range: Ipv4Net,
     by_name: HashMap<DomainName, Ipv4Addr>,
     names: Vec<DomainName>,
 }
 
-impl Synthetic {
+impl SyntheticAddresses {
     pub(crate) fn new(range: Ipv4Net) -> Self {
-        Synthetic { range, by_name: HashMap::new(), names: Vec::new() }
+        SyntheticAddresses { range, by_name: HashMap::new(), names: Vec::new() }
     }
 
     /// The address of a name, for the life of the sandbox; none when the range is used up.
@@ -27,7 +27,7 @@ impl Synthetic {
         if let Some(address) = self.by_name.get(name) {
             return Some(*address);
         }
-        let address = self.nth(self.names.len())?;
+        let address = self.nth_address(self.names.len())?;
         self.by_name.insert(name.clone(), address);
         self.names.push(name.clone());
         Some(address)
@@ -41,9 +41,9 @@ impl Synthetic {
     }
 
     /// The network's own address and its broadcast are nobody's.
-    fn nth(&self, at: usize) -> Option<Ipv4Addr> {
+    fn nth_address(&self, at: usize) -> Option<Ipv4Addr> {
         let room = 2usize.pow(32 - u32::from(self.range.prefix_len())) - 2;
-        let at = u32::try_from(at).ok().filter(|_| at < room.min(SYNTHETIC))?;
+        let at = u32::try_from(at).ok().filter(|_| at < room.min(SYNTHETIC_ADDRESSES))?;
         Some(Ipv4Addr::from(u32::from(self.range.network()) + 1 + at))
     }
 }
@@ -53,18 +53,21 @@ mod tests {
     use super::*;
 
     #[test]
-    fn case_67_no_more_names_have_an_address_than_there_is_room_for() {
-        let mut table = Synthetic::new("198.18.0.0/15".parse().unwrap());
-        for at in 0..SYNTHETIC + 10 {
+    fn p17_case_67_no_more_names_have_an_address_than_there_is_room_for() {
+        let mut table = SyntheticAddresses::new("198.18.0.0/15".parse().unwrap());
+        for at in 0..SYNTHETIC_ADDRESSES + 10 {
             let name = DomainName::parse(&format!("db{at}.corp.example")).unwrap();
-            assert_eq!(table.address_of(&name).is_some(), at < SYNTHETIC, "{at}");
+            assert_eq!(table.address_of(&name).is_some(), at < SYNTHETIC_ADDRESSES, "{at}");
         }
-        assert_eq!((table.names.len(), table.by_name.len()), (SYNTHETIC, SYNTHETIC));
+        assert_eq!(
+            (table.names.len(), table.by_name.len()),
+            (SYNTHETIC_ADDRESSES, SYNTHETIC_ADDRESSES)
+        );
     }
 
     #[test]
     fn a_name_keeps_its_address_and_the_range_ends() {
-        let mut table = Synthetic::new("198.18.0.0/24".parse().unwrap());
+        let mut table = SyntheticAddresses::new("198.18.0.0/24".parse().unwrap());
         let name = |at: usize| DomainName::parse(&format!("db{at}.corp.example")).unwrap();
         let first = table.address_of(&name(0));
         assert_eq!(first, Some(Ipv4Addr::new(198, 18, 0, 1)));

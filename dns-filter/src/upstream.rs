@@ -15,27 +15,28 @@ use hickory_proto::op::{
 use hickory_proto::rr::rdata::opt::{ClientSubnet, EdnsOption};
 use hickory_proto::rr::{Name, RecordType};
 use rules::DomainName;
+use rules::configuration::DnsSettings;
 use rules::facts::QueryType;
-use rules::operator::DnsSettings;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
 use tokio::time::{Instant, timeout_at};
 
 use crate::limits::{
-    ANSWER_BYTES, UDP_MOST, UPSTREAM_DEADLINE, UPSTREAM_REST, UPSTREAM_TRIES, UPSTREAM_TRY,
+    ANSWER_BYTES, UDP_MAX, UPSTREAM_BACKOFF, UPSTREAM_DEADLINE, UPSTREAM_TRIES,
+    UPSTREAM_TRY_TIMEOUT,
 };
 use crate::lock;
-use crate::socket::{Reply, Sockets};
+use crate::socket::{UdpReply, UpstreamSockets};
 
 /// Asks somebody; the recording upstream of a test is another.
-pub trait Exchange: Send + Sync + 'static {
+pub trait UpstreamClient: Send + Sync + 'static {
     /// Asks for a name and a type. The receipt is proof that the query stands in the log.
     fn ask<'a>(
         &'a self,
         name: &'a DomainName,
         kind: QueryType,
         receipt: &'a Receipt,
-    ) -> std::pin::Pin<Box<dyn Future<Output = Result<Told, AskError>> + Send + 'a>>;
+    ) -> std::pin::Pin<Box<dyn Future<Output = Result<UpstreamAnswer, UpstreamError>> + Send + 'a>>;
 
     /// Whether a zone of the operator's own holds the name.
     fn has_zone(&self, name: &DomainName) -> bool;
@@ -48,14 +49,14 @@ pub trait Exchange: Send + Sync + 'static {
 
 /// What a resolver said, and which.
 #[derive(Clone, Debug)]
-pub struct Told {
+pub struct UpstreamAnswer {
     pub message: Message,
     pub from: SocketAddr,
 }
 
 /// Why there is no answer.
 #[derive(Clone, Debug, thiserror::Error)]
-pub enum AskError {
+pub enum UpstreamError {
     #[error("no resolver is named for it: add one to `upstreams` under `[dns]`")]
     NoResolver,
     #[error("no resolver answered within {0:?}")]
@@ -67,72 +68,74 @@ pub enum AskError {
 }
 
 /// All resolvers, by zone.
-pub struct Upstreams {
+pub struct ResolverPool {
     /// Longest name first; the last has none and holds everything else.
-    zones: Vec<(Option<DomainName>, Vec<Upstream>)>,
+    zones: Vec<(Option<DomainName>, Vec<UpstreamResolver>)>,
     strays: AtomicU64,
-    waiting: Waiting,
+    waiting: SentQueries,
 }
 
 /// The queries that wait for their answer, by id and question. Both are random, letter case included,
 /// so no sandbox can send one of them; only a resolver that points back at us does.
 #[derive(Default)]
-struct Waiting {
+struct SentQueries {
     queries: Mutex<HashSet<(u16, Box<[u8]>)>>,
     count: AtomicUsize,
 }
 
 /// One of them, until its answer is there or is no longer waited for.
-struct Own<'a> {
-    waiting: &'a Waiting,
+struct SentQuery<'a> {
+    waiting: &'a SentQueries,
     query: (u16, Box<[u8]>),
 }
 
-impl Waiting {
-    fn enter(&self, packet: &[u8]) -> Option<Own<'_>> {
-        let query = crate::message::Query::read(packet).ok()?;
+impl SentQueries {
+    fn register(&self, packet: &[u8]) -> Option<SentQuery<'_>> {
+        let query = crate::message::DnsQuery::parse(packet).ok()?;
         let query = (query.id(), query.question().into());
         self.count.fetch_add(1, Ordering::Relaxed);
         lock(&self.queries).insert(query.clone());
-        Some(Own { waiting: self, query })
+        Some(SentQuery { waiting: self, query })
     }
 
-    fn holds(&self, id: u16, question: &[u8]) -> bool {
+    fn contains(&self, id: u16, question: &[u8]) -> bool {
         self.count.load(Ordering::Relaxed) > 0
             && lock(&self.queries).contains(&(id, Box::from(question)))
     }
 }
 
-impl Drop for Own<'_> {
+impl Drop for SentQuery<'_> {
     fn drop(&mut self) {
         lock(&self.waiting.queries).remove(&self.query);
         self.waiting.count.fetch_sub(1, Ordering::Relaxed);
     }
 }
 
-struct Upstream {
+struct UpstreamResolver {
     address: SocketAddr,
-    sockets: Sockets,
-    health: Mutex<Health>,
+    sockets: UpstreamSockets,
+    health: Mutex<UpstreamHealth>,
 }
 
 #[derive(Debug, Default)]
-struct Health {
+struct UpstreamHealth {
     rests_until: Option<Instant>,
     plain: bool,
 }
 
-impl Upstreams {
+impl ResolverPool {
     pub fn new(settings: &DnsSettings) -> Self {
-        let pool = |addresses: &[SocketAddr]| addresses.iter().map(|a| Upstream::new(*a)).collect();
-        let mut zones: Vec<(Option<DomainName>, Vec<Upstream>)> = settings
+        let pool = |addresses: &[SocketAddr]| {
+            addresses.iter().map(|a| UpstreamResolver::new(*a)).collect()
+        };
+        let mut zones: Vec<(Option<DomainName>, Vec<UpstreamResolver>)> = settings
             .zones
             .iter()
             .map(|zone| (Some(zone.name.clone()), pool(&zone.upstreams)))
             .collect();
         zones.sort_by_key(|(name, _)| std::cmp::Reverse(name.as_ref().map(|n| n.as_str().len())));
         zones.push((None, pool(&settings.upstreams)));
-        Upstreams { zones, strays: AtomicU64::new(0), waiting: Waiting::default() }
+        ResolverPool { zones, strays: AtomicU64::new(0), waiting: SentQueries::default() }
     }
 
     /// Answers that fitted nothing asked.
@@ -140,28 +143,32 @@ impl Upstreams {
         self.strays.load(Ordering::Relaxed)
     }
 
-    fn pool(&self, name: &DomainName) -> &[Upstream] {
+    fn resolvers_for(&self, name: &DomainName) -> &[UpstreamResolver] {
         let holds = |zone: &Option<DomainName>| {
             zone.as_ref().is_none_or(|zone| name.is_within(zone.as_str()))
         };
         self.zones.iter().find(|(zone, _)| holds(zone)).map_or(&[], |(_, pool)| pool)
     }
 
-    async fn ask_in_turn(&self, name: &DomainName, kind: QueryType) -> Result<Told, AskError> {
-        let pool = self.pool(name);
+    async fn ask_with_retries(
+        &self,
+        name: &DomainName,
+        kind: QueryType,
+    ) -> Result<UpstreamAnswer, UpstreamError> {
+        let pool = self.resolvers_for(name);
         let deadline = Instant::now() + UPSTREAM_DEADLINE;
-        let mut last = Err(AskError::NoResolver);
+        let mut last = Err(UpstreamError::NoResolver);
         for turn in 0..UPSTREAM_TRIES {
-            let Some(upstream) = choose(pool, turn) else { break };
-            let until = deadline.min(Instant::now() + UPSTREAM_TRY);
+            let Some(upstream) = choose_resolver(pool, turn) else { break };
+            let until = deadline.min(Instant::now() + UPSTREAM_TRY_TIMEOUT);
             last = upstream.ask(name, kind, until, self).await;
             match &last {
                 Ok(told) if !is_failure(&told.message) => {
-                    upstream.works();
+                    upstream.mark_healthy();
                     return last;
                 }
                 Ok(_) if pool.len() == 1 => return last, // asking again says the same
-                Ok(_) | Err(_) => upstream.fails(),
+                Ok(_) | Err(_) => upstream.mark_failed(),
             }
             if Instant::now() >= deadline {
                 break;
@@ -171,18 +178,19 @@ impl Upstreams {
     }
 }
 
-impl Exchange for Upstreams {
+impl UpstreamClient for ResolverPool {
     fn ask<'a>(
         &'a self,
         name: &'a DomainName,
         kind: QueryType,
         _receipt: &'a Receipt,
-    ) -> std::pin::Pin<Box<dyn Future<Output = Result<Told, AskError>> + Send + 'a>> {
-        Box::pin(self.ask_in_turn(name, kind))
+    ) -> std::pin::Pin<Box<dyn Future<Output = Result<UpstreamAnswer, UpstreamError>> + Send + 'a>>
+    {
+        Box::pin(self.ask_with_retries(name, kind))
     }
 
     fn is_own(&self, id: u16, question: &[u8]) -> bool {
-        self.waiting.holds(id, question)
+        self.waiting.contains(id, question)
     }
 
     fn has_zone(&self, name: &DomainName) -> bool {
@@ -197,28 +205,33 @@ fn is_failure(message: &Message) -> bool {
 }
 
 /// Those that work first, in a random order to begin with, then whoever is left.
-fn choose(pool: &[Upstream], turn: usize) -> Option<&Upstream> {
+fn choose_resolver(pool: &[UpstreamResolver], turn: usize) -> Option<&UpstreamResolver> {
     let now = Instant::now();
-    let well: Vec<&Upstream> = pool.iter().filter(|upstream| upstream.is_well(now)).collect();
+    let well: Vec<&UpstreamResolver> =
+        pool.iter().filter(|upstream| upstream.is_healthy(now)).collect();
     let from = if well.is_empty() { pool.iter().collect() } else { well };
     from.get(turn % from.len().max(1)).copied()
 }
 
-impl Upstream {
+impl UpstreamResolver {
     fn new(address: SocketAddr) -> Self {
-        Upstream { address, sockets: Sockets::new(address), health: Mutex::default() }
+        UpstreamResolver {
+            address,
+            sockets: UpstreamSockets::new(address),
+            health: Mutex::default(),
+        }
     }
 
-    fn is_well(&self, now: Instant) -> bool {
+    fn is_healthy(&self, now: Instant) -> bool {
         lock(&self.health).rests_until.is_none_or(|until| until <= now)
     }
 
-    fn works(&self) {
+    fn mark_healthy(&self) {
         lock(&self.health).rests_until = None;
     }
 
-    fn fails(&self) {
-        lock(&self.health).rests_until = Some(Instant::now() + UPSTREAM_REST);
+    fn mark_failed(&self) {
+        lock(&self.health).rests_until = Some(Instant::now() + UPSTREAM_BACKOFF);
     }
 
     async fn ask(
@@ -226,61 +239,61 @@ impl Upstream {
         name: &DomainName,
         kind: QueryType,
         until: Instant,
-        all: &Upstreams,
-    ) -> Result<Told, AskError> {
+        all: &ResolverPool,
+    ) -> Result<UpstreamAnswer, UpstreamError> {
         let plain = lock(&self.health).plain;
-        let told = self.once(name, kind, until, plain, all).await?;
+        let told = self.ask_once(name, kind, until, plain, all).await?;
         if told.message.metadata.response_code == ResponseCode::FormErr && !plain {
-            let told = self.once(name, kind, until, true, all).await?; // RFC 6891, 7
+            let told = self.ask_once(name, kind, until, true, all).await?; // RFC 6891, 7
             lock(&self.health).plain = !is_failure(&told.message);
             return Ok(told);
         }
         Ok(told)
     }
 
-    async fn once(
+    async fn ask_once(
         &self,
         name: &DomainName,
         kind: QueryType,
         until: Instant,
         plain: bool,
-        all: &Upstreams,
-    ) -> Result<Told, AskError> {
+        all: &ResolverPool,
+    ) -> Result<UpstreamAnswer, UpstreamError> {
         let from = self.address;
-        let timed_out = |_| AskError::TimedOut(UPSTREAM_TRY);
-        let question = question(name, kind).ok_or(AskError::Nonsense(from))?;
+        let timed_out = |_| UpstreamError::TimedOut(UPSTREAM_TRY_TIMEOUT);
+        let question = build_question(name, kind).ok_or(UpstreamError::Nonsense(from))?;
         let mut own = None;
         let packet = |id| {
-            let packet = build(&question, id, plain)?;
-            own = all.waiting.enter(&packet);
+            let packet = build_query(&question, id, plain)?;
+            own = all.waiting.register(&packet);
             Some(packet)
         };
         let asked = self.sockets.ask(&question, packet, &all.strays);
         match timeout_at(until, asked).await.map_err(timed_out)? {
-            Reply::Fits(message) if !message.metadata.truncation => {
-                Ok(Told { message: *message, from })
+            UdpReply::Fits(message) if !message.metadata.truncation => {
+                Ok(UpstreamAnswer { message: *message, from })
             }
-            Reply::Fits(_) | Reply::Contested => {
-                let message = timeout_at(until, self.by_tcp(&question, plain, all))
+            UdpReply::Fits(_) | UdpReply::Contested => {
+                let message = timeout_at(until, self.ask_tcp(&question, plain, all))
                     .await
                     .map_err(timed_out)??;
-                Ok(Told { message, from })
+                Ok(UpstreamAnswer { message, from })
             }
-            Reply::Unreachable => Err(AskError::Unreachable(from)),
+            UdpReply::Unreachable => Err(UpstreamError::Unreachable(from)),
         }
     }
 
-    async fn by_tcp(
+    async fn ask_tcp(
         &self,
         question: &Query,
         plain: bool,
-        all: &Upstreams,
-    ) -> Result<Message, AskError> {
-        let unreachable = |_| AskError::Unreachable(self.address);
-        let nonsense = AskError::Nonsense(self.address);
+        all: &ResolverPool,
+    ) -> Result<Message, UpstreamError> {
+        let unreachable = |_| UpstreamError::Unreachable(self.address);
+        let nonsense = UpstreamError::Nonsense(self.address);
         let id = rand::random();
-        let query = build(question, id, plain).ok_or(nonsense.clone())?;
-        let _own = all.waiting.enter(&query);
+        let query = build_query(question, id, plain).ok_or(nonsense.clone())?;
+        let _own = all.waiting.register(&query);
         let mut framed = (query.len() as u16).to_be_bytes().to_vec();
         framed.extend_from_slice(&query);
         let mut stream = TcpStream::connect(self.address).await.map_err(unreachable)?;
@@ -289,7 +302,7 @@ impl Upstream {
         let mut answer = vec![0; usize::from(length).min(ANSWER_BYTES)];
         stream.read_exact(&mut answer).await.map_err(unreachable)?;
         let message = Message::from_vec(&answer).map_err(|_| nonsense.clone())?;
-        match message.metadata.id == id && fits(question, &message) {
+        match message.metadata.id == id && answers_question(question, &message) {
             true => Ok(message),
             false => Err(nonsense),
         }
@@ -297,20 +310,20 @@ impl Upstream {
 }
 
 /// The question as it leaves: lower case, then every letter's case drawn by us.
-fn question(name: &DomainName, kind: QueryType) -> Option<Query> {
+fn build_question(name: &DomainName, kind: QueryType) -> Option<Query> {
     let mut name = Name::from_ascii(format!("{name}.")).ok()?;
     name.randomize_label_case();
     Some(Query::query(name, RecordType::from(kind.0)))
 }
 
 /// A query of nothing but the question: our flags, our EDNS, and no word of who asks.
-fn build(question: &Query, id: u16, plain: bool) -> Option<Vec<u8>> {
+fn build_query(question: &Query, id: u16, plain: bool) -> Option<Vec<u8>> {
     let mut message = Message::new(id, MessageType::Query, OpCode::Query);
     message.metadata.recursion_desired = true;
     message.add_query(question.clone());
     if !plain {
         let mut edns = Edns::new();
-        edns.set_max_payload((UDP_MOST as u16).min(DEFAULT_MAX_PAYLOAD_LEN)).set_version(0);
+        edns.set_max_payload((UDP_MAX as u16).min(DEFAULT_MAX_PAYLOAD_LEN)).set_version(0);
         // RFC 7871, 7.1.2: nobody on the way may add where the question came from.
         let nobody = ClientSubnet::new(std::net::Ipv4Addr::UNSPECIFIED.into(), 0, 0);
         edns.options_mut().insert(EdnsOption::Subnet(nobody));
@@ -320,7 +333,7 @@ fn build(question: &Query, id: u16, plain: bool) -> Option<Vec<u8>> {
 }
 
 /// Whether a message answers the question, letter case included.
-pub(crate) fn fits(question: &Query, message: &Message) -> bool {
+pub(crate) fn answers_question(question: &Query, message: &Message) -> bool {
     let [echoed] = message.queries.as_slice() else { return false };
     message.metadata.message_type == MessageType::Response
         && message.metadata.op_code == OpCode::Query

@@ -19,12 +19,12 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use certs::UnixTime;
-use certs::identity::{Algorithm, IssueRequest, IssuerOptions, LocalIssuer, TrustDomain};
+use certs::identity::{IssueRequest, IssuerOptions, LocalIssuer, SigningAlgorithm, TrustDomain};
 use rustls::pki_types::pem::PemObject;
 use rustls::pki_types::{CertificateDer, PrivateKeyDer};
 use rustls::{ClientConfig, RootCertStore, ServerConfig, ServerConnection, StreamOwned};
 
-use client::{Ask, Client};
+use client::{ClientRequest, SandboxClient};
 
 const GUARDED: &str = "memory.corp.example";
 const PLAIN: &str = "plain.corp.example";
@@ -34,12 +34,12 @@ const WARM_UP: usize = 500;
 
 fn main() {
     let dir = tempfile::tempdir().unwrap();
-    let service = service(dir.path());
-    let issuer = issuer(dir.path());
+    let service = start_service(dir.path());
+    let issuer = create_issuer(dir.path());
     let proxies = [free_port(), free_port()].map(|port| SocketAddr::from(([127, 0, 0, 1], port)));
     write_files(dir.path(), service, proxies);
-    let mut program = start(dir.path());
-    let trust = trusting(&dir.path().join("ca/ca.pem"));
+    let mut program = start_sandbar(dir.path());
+    let trust = client_config(&dir.path().join("ca/ca.pem"));
     let measured = measure(&trust, proxies, service, &issuer);
     program.kill().unwrap();
     program.wait().unwrap();
@@ -67,16 +67,16 @@ fn measure(
     let token = issuer.issue(&request, UnixTime::now()).unwrap().expose().to_owned();
     let query = "launch code ".repeat(168);
     let body = format!(r#"{{"query":"{query}","bank_id":"staging:team-a"}}"#);
-    let ask = Ask::post("/v1/recall", &body).with("Sandbox-Identity", &token);
+    let ask = ClientRequest::post("/v1/recall", &body).with_field("Sandbox-Identity", &token);
     let [guarded, plain] = [GUARDED, PLAIN].map(|host| format!("{host}:{service}"));
     let mut through = [
-        ("guarded", Client::connect(proxies[0], None, &guarded, trust), Vec::new()),
-        ("unguarded", Client::connect(proxies[1], None, &plain, trust), Vec::new()),
+        ("guarded", SandboxClient::connect(proxies[0], None, &guarded, trust), Vec::new()),
+        ("unguarded", SandboxClient::connect(proxies[1], None, &plain, trust), Vec::new()),
     ];
     for round in 0..WARM_UP + ROUNDS {
         for (name, client, times) in &mut through {
             let started = Instant::now();
-            let answer = client.ask(&ask);
+            let answer = client.send(&ask);
             let took = started.elapsed();
             assert_eq!(answer.status, 200, "{name}: {}", answer.text());
             if round >= WARM_UP {
@@ -91,12 +91,12 @@ fn measure(
 }
 
 /// A service that answers every request alike, so that what is measured is what lies before it.
-fn service(dir: &Path) -> u16 {
+fn start_service(dir: &Path) -> u16 {
     let made =
         rcgen::generate_simple_self_signed(vec![GUARDED.to_owned(), PLAIN.to_owned()]).unwrap();
-    fs::write(dir.join("origin.pem"), certs::pem::from_certificate(made.cert.der())).unwrap();
+    fs::write(dir.join("origin.pem"), certs::pem::encode_certificate(made.cert.der())).unwrap();
     let key = PrivateKeyDer::try_from(made.signing_key.serialize_der()).unwrap();
-    let config = ServerConfig::builder_with_provider(certs::provider());
+    let config = ServerConfig::builder_with_provider(certs::crypto_provider());
     let config = config.with_safe_default_protocol_versions().unwrap().with_no_client_auth();
     let config = Arc::new(config.with_single_cert(vec![made.cert.der().clone()], key).unwrap());
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
@@ -104,13 +104,13 @@ fn service(dir: &Path) -> u16 {
     std::thread::spawn(move || {
         for stream in listener.incoming().flatten() {
             let config = config.clone();
-            std::thread::spawn(move || answer(stream, config));
+            std::thread::spawn(move || serve_connection(stream, config));
         }
     });
     port
 }
 
-fn answer(stream: TcpStream, config: Arc<ServerConfig>) -> Option<()> {
+fn serve_connection(stream: TcpStream, config: Arc<ServerConfig>) -> Option<()> {
     stream.set_nodelay(true).ok()?;
     let tls = StreamOwned::new(ServerConnection::new(config).ok()?, stream);
     let mut tls = BufReader::new(tls);
@@ -139,12 +139,12 @@ fn answer(stream: TcpStream, config: Arc<ServerConfig>) -> Option<()> {
     }
 }
 
-fn issuer(dir: &Path) -> LocalIssuer {
+fn create_issuer(dir: &Path) -> LocalIssuer {
     let options = IssuerOptions {
         issuer: "https://issuer.acme.example".to_owned(),
         trust_domain: TrustDomain::parse("acme.example").unwrap(),
         environments: None,
-        algorithm: Algorithm::Es256,
+        algorithm: SigningAlgorithm::Es256,
     };
     LocalIssuer::init(&dir.join("issuer"), &options, UnixTime::now()).unwrap()
 }
@@ -232,7 +232,7 @@ policies = ["q"]
     fs::write(dir.join("sandbar.toml"), operator).unwrap();
 }
 
-fn start(dir: &Path) -> std::process::Child {
+fn start_sandbar(dir: &Path) -> std::process::Child {
     let mut command = integration::sandbar();
     command.arg("serve").arg("-c").arg(dir.join("sandbar.toml")).stderr(Stdio::piped());
     let mut child = command.spawn().unwrap();
@@ -242,12 +242,12 @@ fn start(dir: &Path) -> std::process::Child {
     child
 }
 
-fn trusting(pem: &Path) -> Arc<ClientConfig> {
+fn client_config(pem: &Path) -> Arc<ClientConfig> {
     let mut roots = RootCertStore::empty();
     for root in CertificateDer::pem_file_iter(pem).unwrap() {
         roots.add(root.unwrap()).unwrap();
     }
-    let builder = ClientConfig::builder_with_provider(certs::provider());
+    let builder = ClientConfig::builder_with_provider(certs::crypto_provider());
     let builder = builder.with_safe_default_protocol_versions().unwrap();
     Arc::new(builder.with_root_certificates(roots).with_no_client_auth())
 }

@@ -8,7 +8,7 @@ use std::sync::LazyLock;
 
 mod program;
 
-pub use program::{installed, not_run};
+pub use program::{is_installed, report_skipped};
 
 /// The binary under test: `SANDBAR_BIN`, as `make test` sets it after building everything at once. Without it
 /// cargo is asked, because another package's binary is not built for a test.
@@ -23,7 +23,7 @@ static SANDBAR: LazyLock<PathBuf> = LazyLock::new(|| {
     if profile.ends_with("release") {
         cargo.arg("--release");
     }
-    let built = cargo.current_dir(root()).status();
+    let built = cargo.current_dir(repository_root()).status();
     assert!(built.is_ok_and(|status| status.success()), "sandbar does not build");
     profile.join("sandbar")
 });
@@ -31,17 +31,17 @@ static SANDBAR: LazyLock<PathBuf> = LazyLock::new(|| {
 /// `sandbar`, run where the repository begins.
 pub fn sandbar() -> Command {
     let mut command = Command::new(&*SANDBAR);
-    command.current_dir(root()).env_remove("NO_COLOR").env_remove("CLICOLOR_FORCE");
+    command.current_dir(repository_root()).env_remove("NO_COLOR").env_remove("CLICOLOR_FORCE");
     command
 }
 
 /// Runs `sandbar` with arguments separated by spaces.
-pub fn run(arguments: &str) -> Output {
+pub fn run_sandbar(arguments: &str) -> Output {
     sandbar().args(arguments.split_whitespace()).output().expect("sandbar runs")
 }
 
 /// The repository.
-pub fn root() -> &'static Path {
+pub fn repository_root() -> &'static Path {
     Path::new(env!("CARGO_MANIFEST_DIR")).parent().expect("a crate of the workspace")
 }
 

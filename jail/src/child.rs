@@ -15,23 +15,23 @@ use sys::process as kernel;
 use super::seccomp;
 
 /// Exit statuses of env(1): found but not run, and not found.
-const NOT_RUN: u8 = 126;
-const NOT_FOUND: u8 = 127;
+const EXIT_CANNOT_RUN: u8 = 126;
+const EXIT_NOT_FOUND: u8 = 127;
 
 /// What is run.
 #[derive(Clone, Debug)]
-pub struct Program {
+pub struct CommandSpec {
     pub words: Vec<OsString>,
     pub environment: Vec<(OsString, OsString)>,
-    pub place: Place,
+    pub place: JobPlacement,
     /// The signals that the caller had blocked, and no others.
     pub blocked: SigSet,
-    pub streams: Streams,
+    pub streams: CommandStdio,
 }
 
 /// What the command reads and writes.
 #[derive(Clone, Debug)]
-pub enum Streams {
+pub enum CommandStdio {
     /// The caller's own.
     Inherited,
     /// Pipes for input and output; complaints go nowhere.
@@ -40,7 +40,7 @@ pub enum Streams {
 
 /// Where the command stands towards the terminal.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Place {
+pub enum JobPlacement {
     /// In a process group of its own, in the foreground of the terminal.
     Foreground,
     /// In a process group of its own, behind whoever has the terminal.
@@ -49,38 +49,38 @@ pub enum Place {
     Shared,
 }
 
-impl Streams {
+impl CommandStdio {
     /// What has to stay open for them.
     pub(super) fn descriptors(&self) -> Vec<RawFd> {
         match self {
-            Streams::Inherited => Vec::new(),
-            Streams::Pipes(pipes) => pipes.iter().map(AsRawFd::as_raw_fd).collect(),
+            CommandStdio::Inherited => Vec::new(),
+            CommandStdio::Pipes(pipes) => pipes.iter().map(AsRawFd::as_raw_fd).collect(),
         }
     }
 }
 
 /// Starts the command; otherwise the exit status that says why not.
-pub(super) fn start(program: &Program) -> Result<Child, (u8, io::Error)> {
+pub(super) fn spawn_command(program: &CommandSpec) -> Result<Child, (u8, io::Error)> {
     let Some((first, rest)) = program.words.split_first() else {
-        return Err((NOT_FOUND, io::ErrorKind::NotFound.into()));
+        return Err((EXIT_NOT_FOUND, io::ErrorKind::NotFound.into()));
     };
     let (place, blocked) = (program.place, program.blocked);
     let mut command = Command::new(first);
     command.args(rest).env_clear().envs(program.environment.iter().cloned());
-    connect(&mut command, &program.streams).map_err(|error| (NOT_RUN, error))?;
-    let hooked = kernel::before_exec(&mut command, move || strip(place, &blocked));
-    hooked.map_err(|error| (NOT_RUN, error))?;
+    set_stdio(&mut command, &program.streams).map_err(|error| (EXIT_CANNOT_RUN, error))?;
+    let hooked = kernel::before_exec(&mut command, move || drop_privileges(place, &blocked));
+    hooked.map_err(|error| (EXIT_CANNOT_RUN, error))?;
     let why = |error: io::Error| {
         let missing = error.kind() == io::ErrorKind::NotFound;
-        (if missing { NOT_FOUND } else { NOT_RUN }, error)
+        (if missing { EXIT_NOT_FOUND } else { EXIT_CANNOT_RUN }, error)
     };
     command.spawn().map_err(why)
 }
 
-fn connect(command: &mut Command, streams: &Streams) -> io::Result<()> {
+fn set_stdio(command: &mut Command, streams: &CommandStdio) -> io::Result<()> {
     match streams {
-        Streams::Inherited => {}
-        Streams::Pipes(pipes) => {
+        CommandStdio::Inherited => {}
+        CommandStdio::Pipes(pipes) => {
             let [input, output] = &**pipes;
             command.stdin(input.try_clone()?).stdout(output.try_clone()?).stderr(Stdio::null());
         }
@@ -90,20 +90,20 @@ fn connect(command: &mut Command, streams: &Streams) -> io::Result<()> {
 
 /// Takes everything away that the command shall not have. In this order: a filter of system calls would
 /// stand in the way of the rest, and needs that no privilege is gained afterwards.
-fn strip(place: Place, blocked: &SigSet) -> io::Result<()> {
+fn drop_privileges(place: JobPlacement, blocked: &SigSet) -> io::Result<()> {
     match place {
-        Place::Background => setpgid(Pid::from_raw(0), Pid::from_raw(0))?,
-        Place::Foreground => {
+        JobPlacement::Background => setpgid(Pid::from_raw(0), Pid::from_raw(0))?,
+        JobPlacement::Foreground => {
             setpgid(Pid::from_raw(0), Pid::from_raw(0))?;
             take_terminal(getpid())?;
         }
-        Place::Shared => {}
+        JobPlacement::Shared => {}
     }
     nix::sys::prctl::set_no_new_privs()?;
     sigprocmask(SigmaskHow::SIG_SETMASK, Some(blocked), None)?;
-    kernel::close_at_exec()?;
+    kernel::close_on_exec()?;
     kernel::drop_capabilities()?;
-    seccomp::bind(place)
+    seccomp::install_filter(place)
 }
 
 /// Makes a process group of the jail the terminal's foreground; whoever asks from behind would be stopped.

@@ -21,73 +21,80 @@
 use std::io;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
-use super::netlink::{ACKNOWLEDGE, APPEND, Attribute, CREATE, Message, Netlink};
-use super::network::{DNS_PORT, OWN, OWN6, TCP_PORT};
+use super::netlink::{
+    FLAG_ACK, FLAG_APPEND, FLAG_CREATE, NetlinkAttribute, NetlinkMessage, NetlinkSocket,
+};
+use super::network::{DNS_PORT, JAIL_ADDRESS, JAIL_ADDRESS6, TCP_PORT};
 
 const TABLE: &str = "sandbar";
 /// `NFPROTO_INET`, `NFPROTO_IPV4`, `NFPROTO_IPV6`.
-const INET: u8 = 1;
-const FOUR: u8 = 2;
-const SIX: u8 = 10;
+const NFPROTO_INET: u8 = 1;
+const NFPROTO_IPV4: u8 = 2;
+const NFPROTO_IPV6: u8 = 10;
 /// `NF_INET_LOCAL_OUT`.
-const OUTPUT: u32 = 3;
+const HOOK_OUTPUT: u32 = 3;
 /// `NF_DROP`, `NF_ACCEPT`.
-const DROP: u32 = 0;
-const ACCEPT: u32 = 1;
+const NF_DROP: u32 = 0;
+const NF_ACCEPT: u32 = 1;
 /// `NFNL_SUBSYS_NFTABLES`, and the types of its messages.
-const NFTABLES: u16 = 10;
-const NEW_TABLE: u16 = NFTABLES << 8;
-const NEW_CHAIN: u16 = NFTABLES << 8 | 3;
-const NEW_RULE: u16 = NFTABLES << 8 | 6;
+const SUBSYS_NFTABLES: u16 = 10;
+const NEW_TABLE: u16 = SUBSYS_NFTABLES << 8;
+const NEW_CHAIN: u16 = SUBSYS_NFTABLES << 8 | 3;
+const NEW_RULE: u16 = SUBSYS_NFTABLES << 8 | 6;
 /// `NFNL_MSG_BATCH_BEGIN`, `NFNL_MSG_BATCH_END`.
 const BATCH_BEGIN: u16 = 16;
 const BATCH_END: u16 = 17;
 /// The register that every rule here uses, and the one that holds verdicts.
 const REGISTER: u32 = 1;
-const VERDICT: u32 = 0;
+const VERDICT_REGISTER: u32 = 0;
 
 /// Loads the rules, all or none.
-pub(super) fn load() -> io::Result<()> {
-    let mut netlink = Netlink::open(libc::NETLINK_NETFILTER)?;
-    let table = message(NEW_TABLE, CREATE).with(&Attribute::text(1, TABLE));
-    let mut batch = vec![frame(BATCH_BEGIN), table];
-    batch.push(chain("redirect", "nat", -100, ACCEPT));
+pub(super) fn load_ruleset() -> io::Result<()> {
+    let mut netlink = NetlinkSocket::open(libc::NETLINK_NETFILTER)?;
+    let table = nft_message(NEW_TABLE, FLAG_CREATE).with(&NetlinkAttribute::string(1, TABLE));
+    let mut batch = vec![batch_frame(BATCH_BEGIN), table];
+    batch.push(new_chain("redirect", "nat", -100, NF_ACCEPT));
     for protocol in [libc::IPPROTO_UDP, libc::IPPROTO_TCP] {
-        let to_dns = [&carried_by(protocol)[..], &port_is(DNS_PORT), &redirect(DNS_PORT)].concat();
-        batch.push(rule("redirect", to_dns));
+        let to_dns =
+            [&match_protocol(protocol)[..], &match_port(DNS_PORT), &redirect_to(DNS_PORT)].concat();
+        batch.push(new_rule("redirect", to_dns));
     }
-    batch.extend(local().map(|rest| rule("redirect", rest)));
-    batch.push(rule("redirect", [carried_by(libc::IPPROTO_TCP), redirect(TCP_PORT)].concat()));
-    batch.push(chain("leave", "filter", 0, DROP));
-    batch.extend(local().map(|rest| rule("leave", rest)));
-    batch.push(rule("leave", vec![reject()]));
-    batch.push(frame(BATCH_END));
-    netlink.ask(batch)
+    batch.extend(accept_local_rules().map(|rest| new_rule("redirect", rest)));
+    batch.push(new_rule(
+        "redirect",
+        [match_protocol(libc::IPPROTO_TCP), redirect_to(TCP_PORT)].concat(),
+    ));
+    batch.push(new_chain("leave", "filter", 0, NF_DROP));
+    batch.extend(accept_local_rules().map(|rest| new_rule("leave", rest)));
+    batch.push(new_rule("leave", vec![reject_prohibited()]));
+    batch.push(batch_frame(BATCH_END));
+    netlink.request(batch)
 }
 
 /// What stays inside is nobody's business but the jail's.
-fn local() -> impl Iterator<Item = Vec<Expression>> {
-    let four = |address: Ipv4Addr, mask: Ipv4Addr| sent_to(address.into(), &mask.octets());
-    let six = |address: Ipv6Addr| sent_to(address.into(), &[0xff; 16]);
+fn accept_local_rules() -> impl Iterator<Item = Vec<NftExpression>> {
+    let four =
+        |address: Ipv4Addr, mask: Ipv4Addr| match_destination(address.into(), &mask.octets());
+    let six = |address: Ipv6Addr| match_destination(address.into(), &[0xff; 16]);
     let every = Ipv4Addr::BROADCAST;
     [
         four(Ipv4Addr::new(127, 0, 0, 0), Ipv4Addr::new(255, 0, 0, 0)),
-        four(OWN, every),
+        four(JAIL_ADDRESS, every),
         six(Ipv6Addr::LOCALHOST),
-        six(OWN6),
+        six(JAIL_ADDRESS6),
     ]
     .into_iter()
     .map(|mut rule| {
-        rule.push(accept());
+        rule.push(accept_verdict());
         rule
     })
 }
 
 /// A step of a rule: its name and what it is told.
-type Expression = (&'static str, Vec<(u16, Value)>);
+type NftExpression = (&'static str, Vec<(u16, NftValue)>);
 
 #[derive(Clone)]
-enum Value {
+enum NftValue {
     /// `NFTA_DATA_VALUE` in a nest.
     Data(Vec<u8>),
     Number(u32),
@@ -96,112 +103,127 @@ enum Value {
     Verdict(u32),
 }
 
-fn carried_by(protocol: i32) -> Vec<Expression> {
+fn match_protocol(protocol: i32) -> Vec<NftExpression> {
     const L4PROTO: u32 = 16;
-    vec![meta(L4PROTO), is(vec![protocol as u8])]
+    vec![load_meta(L4PROTO), compare_equal(vec![protocol as u8])]
 }
 
-fn port_is(port: u16) -> Vec<Expression> {
+fn match_port(port: u16) -> Vec<NftExpression> {
     const TRANSPORT: u32 = 2;
-    vec![payload(TRANSPORT, 2, 2), is(port.to_be_bytes().to_vec())]
+    vec![load_payload(TRANSPORT, 2, 2), compare_equal(port.to_be_bytes().to_vec())]
 }
 
-fn sent_to(address: IpAddr, mask: &[u8]) -> Vec<Expression> {
+fn match_destination(address: IpAddr, mask: &[u8]) -> Vec<NftExpression> {
     const NFPROTO: u32 = 15;
     const NETWORK: u32 = 1;
     let (family, offset, octets) = match address {
-        IpAddr::V4(address) => (FOUR, 16, address.octets().to_vec()),
-        IpAddr::V6(address) => (SIX, 24, address.octets().to_vec()),
+        IpAddr::V4(address) => (NFPROTO_IPV4, 16, address.octets().to_vec()),
+        IpAddr::V6(address) => (NFPROTO_IPV6, 24, address.octets().to_vec()),
     };
     let length = octets.len() as u32;
     let bitwise = vec![
-        (1, Value::Number(REGISTER)),
-        (2, Value::Number(REGISTER)),
-        (3, Value::Number(length)),
-        (4, Value::Data(mask.to_vec())),
-        (5, Value::Data(vec![0; octets.len()])),
+        (1, NftValue::Number(REGISTER)),
+        (2, NftValue::Number(REGISTER)),
+        (3, NftValue::Number(length)),
+        (4, NftValue::Data(mask.to_vec())),
+        (5, NftValue::Data(vec![0; octets.len()])),
     ];
     vec![
-        meta(NFPROTO),
-        is(vec![family]),
-        payload(NETWORK, offset, length),
+        load_meta(NFPROTO),
+        compare_equal(vec![family]),
+        load_payload(NETWORK, offset, length),
         ("bitwise", bitwise),
-        is(octets),
+        compare_equal(octets),
     ]
 }
 
-fn meta(key: u32) -> Expression {
-    ("meta", vec![(1, Value::Number(REGISTER)), (2, Value::Number(key))])
+fn load_meta(key: u32) -> NftExpression {
+    ("meta", vec![(1, NftValue::Number(REGISTER)), (2, NftValue::Number(key))])
 }
 
-fn payload(base: u32, offset: u32, length: u32) -> Expression {
-    let fields = [REGISTER, base, offset, length].map(Value::Number);
+fn load_payload(base: u32, offset: u32, length: u32) -> NftExpression {
+    let fields = [REGISTER, base, offset, length].map(NftValue::Number);
     ("payload", (1..).zip(fields).collect())
 }
 
-fn is(value: Vec<u8>) -> Expression {
+fn compare_equal(value: Vec<u8>) -> NftExpression {
     const EQUAL: u32 = 0;
-    ("cmp", vec![(1, Value::Number(REGISTER)), (2, Value::Number(EQUAL)), (3, Value::Data(value))])
+    (
+        "cmp",
+        vec![
+            (1, NftValue::Number(REGISTER)),
+            (2, NftValue::Number(EQUAL)),
+            (3, NftValue::Data(value)),
+        ],
+    )
 }
 
-fn redirect(port: u16) -> Vec<Expression> {
-    let port = Value::Data(port.to_be_bytes().to_vec());
-    let load = ("immediate", vec![(1, Value::Number(REGISTER)), (2, port)]);
-    vec![load, ("redir", vec![(1, Value::Number(REGISTER))])]
+fn redirect_to(port: u16) -> Vec<NftExpression> {
+    let port = NftValue::Data(port.to_be_bytes().to_vec());
+    let load = ("immediate", vec![(1, NftValue::Number(REGISTER)), (2, port)]);
+    vec![load, ("redir", vec![(1, NftValue::Number(REGISTER))])]
 }
 
-fn accept() -> Expression {
-    ("immediate", vec![(1, Value::Number(VERDICT)), (2, Value::Verdict(ACCEPT))])
+fn accept_verdict() -> NftExpression {
+    ("immediate", vec![(1, NftValue::Number(VERDICT_REGISTER)), (2, NftValue::Verdict(NF_ACCEPT))])
 }
 
 /// Whoever sends is told at once, so that a client of QUIC falls back without waiting.
-fn reject() -> Expression {
+fn reject_prohibited() -> NftExpression {
     const ICMPX: u32 = 2;
     const ADMIN_PROHIBITED: u8 = 3;
-    ("reject", vec![(1, Value::Number(ICMPX)), (2, Value::Octet(ADMIN_PROHIBITED))])
+    ("reject", vec![(1, NftValue::Number(ICMPX)), (2, NftValue::Octet(ADMIN_PROHIBITED))])
 }
 
-fn chain(name: &str, kind: &str, priority: i32, policy: u32) -> Message {
-    let hook = vec![Attribute::number(1, OUTPUT), Attribute::number(2, priority.cast_unsigned())];
-    message(NEW_CHAIN, CREATE)
-        .with(&Attribute::text(1, TABLE))
-        .with(&Attribute::text(3, name))
-        .with(&Attribute::Nested(4, hook))
-        .with(&Attribute::number(5, policy))
-        .with(&Attribute::text(7, kind))
+fn new_chain(name: &str, kind: &str, priority: i32, policy: u32) -> NetlinkMessage {
+    let hook = vec![
+        NetlinkAttribute::u32_be(1, HOOK_OUTPUT),
+        NetlinkAttribute::u32_be(2, priority.cast_unsigned()),
+    ];
+    nft_message(NEW_CHAIN, FLAG_CREATE)
+        .with(&NetlinkAttribute::string(1, TABLE))
+        .with(&NetlinkAttribute::string(3, name))
+        .with(&NetlinkAttribute::Nested(4, hook))
+        .with(&NetlinkAttribute::u32_be(5, policy))
+        .with(&NetlinkAttribute::string(7, kind))
 }
 
-fn rule(chain: &str, expressions: Vec<Expression>) -> Message {
+fn new_rule(chain: &str, expressions: Vec<NftExpression>) -> NetlinkMessage {
     let expressions = expressions.into_iter().map(|(name, fields)| {
-        let fields = fields.into_iter().map(|(kind, value)| value.attribute(kind)).collect();
-        Attribute::Nested(1, vec![Attribute::text(1, name), Attribute::Nested(2, fields)])
+        let fields = fields.into_iter().map(|(kind, value)| value.into_attribute(kind)).collect();
+        NetlinkAttribute::Nested(
+            1,
+            vec![NetlinkAttribute::string(1, name), NetlinkAttribute::Nested(2, fields)],
+        )
     });
-    message(NEW_RULE, APPEND)
-        .with(&Attribute::text(1, TABLE))
-        .with(&Attribute::text(2, chain))
-        .with(&Attribute::Nested(4, expressions.collect()))
+    nft_message(NEW_RULE, FLAG_APPEND)
+        .with(&NetlinkAttribute::string(1, TABLE))
+        .with(&NetlinkAttribute::string(2, chain))
+        .with(&NetlinkAttribute::Nested(4, expressions.collect()))
 }
 
-impl Value {
-    fn attribute(self, kind: u16) -> Attribute {
+impl NftValue {
+    fn into_attribute(self, kind: u16) -> NetlinkAttribute {
         match self {
-            Value::Data(bytes) => Attribute::Nested(kind, vec![Attribute::Bytes(1, bytes)]),
-            Value::Number(number) => Attribute::number(kind, number),
-            Value::Octet(octet) => Attribute::Bytes(kind, vec![octet]),
-            Value::Verdict(code) => {
-                let code = Attribute::Nested(2, vec![Attribute::number(1, code)]);
-                Attribute::Nested(kind, vec![code])
+            NftValue::Data(bytes) => {
+                NetlinkAttribute::Nested(kind, vec![NetlinkAttribute::Bytes(1, bytes)])
+            }
+            NftValue::Number(number) => NetlinkAttribute::u32_be(kind, number),
+            NftValue::Octet(octet) => NetlinkAttribute::Bytes(kind, vec![octet]),
+            NftValue::Verdict(code) => {
+                let code = NetlinkAttribute::Nested(2, vec![NetlinkAttribute::u32_be(1, code)]);
+                NetlinkAttribute::Nested(kind, vec![code])
             }
         }
     }
 }
 
-fn message(kind: u16, flags: u16) -> Message {
-    Message::new(kind, flags | ACKNOWLEDGE, &[INET, 0, 0, 0])
+fn nft_message(kind: u16, flags: u16) -> NetlinkMessage {
+    NetlinkMessage::new(kind, flags | FLAG_ACK, &[NFPROTO_INET, 0, 0, 0])
 }
 
 /// What a batch begins and ends with: the subsystem that it is for.
-fn frame(kind: u16) -> Message {
-    let [high, low] = NFTABLES.to_be_bytes();
-    Message::new(kind, 0, &[0, 0, high, low])
+fn batch_frame(kind: u16) -> NetlinkMessage {
+    let [high, low] = SUBSYS_NFTABLES.to_be_bytes();
+    NetlinkMessage::new(kind, 0, &[0, 0, high, low])
 }

@@ -29,16 +29,16 @@
 //! | outliving the proxy, or its time | killed with it, whatever group it is in | `inside` |
 
 mod child;
+mod control_channel;
+mod filesystem_view;
 mod firewall;
-mod handover;
-mod inside;
+mod init;
 mod mounts;
 mod namespaces;
 pub mod netlink;
 mod network;
 mod paths;
 mod seccomp;
-mod view;
 
 use std::io;
 use std::os::fd::OwnedFd;
@@ -51,18 +51,18 @@ use base64::Engine;
 use base64::engine::general_purpose::STANDARD;
 use nix::unistd::Pid;
 
-pub use child::{Place, Program, Streams};
-pub use handover::Fate;
-use handover::{Order, Report};
-pub use inside::{Plan, terminal_of};
-pub use mounts::{TRUST, runtime_dir};
-pub use namespaces::forbidden_by;
+pub use child::{CommandSpec, CommandStdio, JobPlacement};
+pub use control_channel::CommandExit;
+use control_channel::{JailReport, JailRequest};
+pub use filesystem_view::{FilesystemView, UnixSocketWatcher, ViewOptions, command_environment};
+pub use init::{JailPlan, terminal_device};
+pub use mounts::{TRUST_DIR, runtime_dir};
+pub use namespaces::blocking_setting;
 use sys::process as kernel;
-pub use sys::process::{Told, next_signal};
-pub use view::{Sockets, View, Wishes, environment};
+pub use sys::process::{ReceivedSignal, next_signal};
 
 /// Longest time in which a jail must stand.
-const PATIENCE: Duration = Duration::from_secs(30);
+const READY_TIMEOUT: Duration = Duration::from_secs(30);
 
 /// A jail in which nothing runs yet, or a command does. It ends when this is dropped.
 pub struct Jail {
@@ -73,15 +73,15 @@ pub struct Jail {
 }
 
 /// The sockets at which everything that leaves the jail arrives.
-pub struct Arrivals {
+pub struct JailListeners {
     pub dns: Vec<OwnedFd>,
     pub tcp: Vec<OwnedFd>,
 }
 
 /// What the jail tells.
 #[derive(Clone, Debug)]
-pub enum News {
-    Ended(Fate),
+pub enum JailEvent {
+    Ended(CommandExit),
     /// The jail broke, or could not run the command, which has an exit status.
     Failed {
         status: Option<u8>,
@@ -93,7 +93,7 @@ pub enum News {
 
 /// What the command and everything it started have used.
 #[derive(Clone, Copy, Debug, Default)]
-pub struct Usage {
+pub struct ResourceUsage {
     pub cpu: Duration,
     /// The most memory that any one process held, in bytes.
     pub peak: u64,
@@ -105,13 +105,13 @@ pub struct Usage {
 /// # Errors
 ///
 /// Says what forbids it, and what to change.
-pub fn leave_network() -> anyhow::Result<()> {
-    if !kernel::is_alone() {
+pub fn unshare_network() -> anyhow::Result<()> {
+    if !kernel::is_single_threaded() {
         bail!("a network is left before anything else runs");
     }
-    namespaces::leave_network().context("there is no jail")?;
-    let denied = || namespaces::advice(None);
-    network::own_everything().with_context(|| format!("cannot set up `lo`; {}", denied()))
+    namespaces::unshare_network().context("there is no jail")?;
+    let denied = || namespaces::explain_failure(None);
+    network::claim_all_addresses().with_context(|| format!("cannot set up `lo`; {}", denied()))
 }
 
 impl Jail {
@@ -120,82 +120,89 @@ impl Jail {
     /// # Errors
     ///
     /// Says what forbids it, and what to change.
-    pub fn make(plan: &Plan) -> anyhow::Result<(Self, Arrivals)> {
-        if !kernel::is_alone() {
+    pub fn create(plan: &JailPlan) -> anyhow::Result<(Self, JailListeners)> {
+        if !kernel::is_single_threaded() {
             bail!("a jail is made before anything else runs");
         }
         let (ours, theirs) = UnixStream::pair().context("cannot make a socket pair")?;
         let (dead, alive) = nix::unistd::pipe2(nix::fcntl::OFlag::O_CLOEXEC)?;
         let Some(keeper) = kernel::fork().context("cannot make a process")? else {
             drop((ours, alive));
-            inside::keep(plan, theirs, dead);
+            init::run_keeper(plan, theirs, dead);
         };
         // From here on nobody of the same user looks into this process.
         nix::sys::prctl::set_dumpable(false)?;
         drop((theirs, dead));
         let jail = Jail { keeper, channel: ours, _alive: alive };
-        let arrivals = jail.arrivals()?;
+        let arrivals = jail.receive_listeners()?;
         Ok((jail, arrivals))
     }
 
-    fn arrivals(&self) -> anyhow::Result<Arrivals> {
-        self.channel.set_read_timeout(Some(PATIENCE))?;
-        let report = handover::receive(&self.channel).context("the jail was not ready in time")?;
+    fn receive_listeners(&self) -> anyhow::Result<JailListeners> {
+        self.channel.set_read_timeout(Some(READY_TIMEOUT))?;
+        let report =
+            control_channel::receive(&self.channel).context("the jail was not ready in time")?;
         let count = match report {
-            Some(Report::Ready { dns }) => dns,
-            Some(Report::Failed(why)) => bail!("there is no jail: {why}"),
-            Some(Report::Ended(_) | Report::Refused { .. } | Report::Started | Report::Stopped)
+            Some(JailReport::Ready { dns }) => dns,
+            Some(JailReport::Failed(why)) => bail!("there is no jail: {why}"),
+            Some(
+                JailReport::Ended(_)
+                | JailReport::Refused { .. }
+                | JailReport::Started
+                | JailReport::Stopped,
+            )
             | None => bail!("there is no jail: it ended before it was ready"),
         };
-        let mut dns = handover::take_over(&self.channel).context("no socket was handed over")?;
+        let mut dns =
+            control_channel::receive_sockets(&self.channel).context("no socket was handed over")?;
         self.channel.set_read_timeout(None)?;
         if dns.len() <= count {
             bail!("there is no jail: a socket is missing");
         }
         let tcp = dns.split_off(count);
-        Ok(Arrivals { dns, tcp })
+        Ok(JailListeners { dns, tcp })
     }
 
     /// Runs the command, whose tools trust what is signed by the authority of these files.
-    pub fn go(&self, trust: &[(PathBuf, Vec<u8>)]) -> io::Result<()> {
+    pub fn start_command(&self, trust: &[(PathBuf, Vec<u8>)]) -> io::Result<()> {
         let coded = trust
             .iter()
             .map(|(path, content)| (path.to_string_lossy().into_owned(), STANDARD.encode(content)));
-        handover::send(&self.channel, &Order::Go { trust: coded.collect() })
+        control_channel::send(&self.channel, &JailRequest::Go { trust: coded.collect() })
     }
 
     /// Waits for the next news; none when the jail is gone.
-    pub fn news(&self) -> Option<News> {
-        let report = handover::receive(&self.channel).ok()??;
+    pub fn next_event(&self) -> Option<JailEvent> {
+        let report = control_channel::receive(&self.channel).ok()??;
         Some(match report {
-            Report::Ended(fate) => News::Ended(fate),
-            Report::Failed(why) => News::Failed { status: None, why },
-            Report::Ready { .. } | Report::Started => News::Started,
-            Report::Refused { status, why } => News::Failed { status: Some(status), why },
-            Report::Stopped => News::Stopped,
+            JailReport::Ended(fate) => JailEvent::Ended(fate),
+            JailReport::Failed(why) => JailEvent::Failed { status: None, why },
+            JailReport::Ready { .. } | JailReport::Started => JailEvent::Started,
+            JailReport::Refused { status, why } => JailEvent::Failed { status: Some(status), why },
+            JailReport::Stopped => JailEvent::Stopped,
         })
     }
 
     /// Passes a signal on to the command. One that has ended needs it no more.
     pub fn signal(&self, number: i32) {
-        drop(handover::send(&self.channel, &Order::Signal(number)));
+        drop(control_channel::send(&self.channel, &JailRequest::Signal(number)));
     }
 
     /// Covers unix sockets that were made since. One that is not seen inside needs no cover.
-    pub fn cover(&self, sockets: Vec<PathBuf>) {
-        drop(handover::send(&self.channel, &Order::Cover(sockets)));
+    pub fn hide_sockets(&self, sockets: Vec<PathBuf>) {
+        drop(control_channel::send(&self.channel, &JailRequest::Cover(sockets)));
     }
 
     /// Lets a command that was stopped go on.
     pub fn resume(&self, foreground: bool) {
-        drop(handover::send(&self.channel, &Order::Resume { foreground }));
+        drop(control_channel::send(&self.channel, &JailRequest::Resume { foreground }));
     }
 
     /// Waits until everything inside has ended; what it used.
-    pub fn wait(&self) -> Usage {
-        match kernel::wait_for_end(self.keeper) {
-            Ok((_, used)) => Usage { cpu: used.user + used.system, peak: used.peak },
-            Err(_) => Usage::default(),
+    pub fn wait(&self) -> ResourceUsage {
+        match kernel::wait_child(self.keeper) {
+            Ok((_, used)) => ResourceUsage { cpu: used.user + used.system, peak: used.peak },
+            Err(_) => ResourceUsage::default(),
         }
     }
 }

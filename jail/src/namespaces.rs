@@ -8,14 +8,14 @@ use nix::sched::{CloneFlags, unshare};
 use nix::unistd::{Gid, Uid};
 
 /// What a jail is made of besides a user namespace.
-const PARTS: CloneFlags = CloneFlags::CLONE_NEWNET
+const JAIL_NAMESPACES: CloneFlags = CloneFlags::CLONE_NEWNET
     .union(CloneFlags::CLONE_NEWNS)
     .union(CloneFlags::CLONE_NEWPID)
     .union(CloneFlags::CLONE_NEWIPC);
 
 /// What nobody inside makes another of. In a mount namespace without our mounts what is hidden or read-only
 /// could be moved away and replaced; a further cgroup namespace shows the caller's own cgroup, to be killed whole.
-const FORBIDDEN: [&str; 2] =
+const NAMESPACE_LIMITS: [&str; 2] =
     ["/proc/sys/user/max_cgroup_namespaces", "/proc/sys/user/max_mnt_namespaces"];
 
 /// Why there is no jail.
@@ -31,9 +31,9 @@ pub(super) enum NamespaceError {
 ///
 /// Inside, the caller has its own uid and gid and none other. What root may do to the machine it may not do
 /// here, for its capabilities are those of the new namespace.
-pub(super) fn leave() -> Result<Whose, NamespaceError> {
-    let user = leave_for(PARTS, "network, mount or process")?;
-    if user == Whose::Own {
+pub(super) fn unshare_namespaces() -> Result<NamespaceOwner, NamespaceError> {
+    let user = unshare_with_user(JAIL_NAMESPACES, "network, mount or process")?;
+    if user == NamespaceOwner::Own {
         // Hides where in the hierarchy the jail is; a kernel without them has nothing to hide.
         unshare(CloneFlags::CLONE_NEWCGROUP).unwrap_or_default();
     }
@@ -42,38 +42,41 @@ pub(super) fn leave() -> Result<Whose, NamespaceError> {
 
 /// Forbids further namespaces of the kinds that lead around the jail, to this user namespace and all below it.
 /// Where the namespaces belong to the caller's, that one allows no user namespace, and so none of these.
-pub(super) fn forbid_more(user: Whose) -> io::Result<()> {
+pub(super) fn forbid_namespaces(user: NamespaceOwner) -> io::Result<()> {
     match user {
-        Whose::Callers => Ok(()),
-        Whose::Own => FORBIDDEN.iter().try_for_each(|file| fs::write(file, "0")),
+        NamespaceOwner::Callers => Ok(()),
+        NamespaceOwner::Own => NAMESPACE_LIMITS.iter().try_for_each(|file| fs::write(file, "0")),
     }
 }
 
 /// Leaves the caller's network for a new one, and nothing else.
-pub(super) fn leave_network() -> Result<(), NamespaceError> {
-    leave_for(CloneFlags::CLONE_NEWNET, "network").map(drop)
+pub(super) fn unshare_network() -> Result<(), NamespaceError> {
+    unshare_with_user(CloneFlags::CLONE_NEWNET, "network").map(drop)
 }
 
 /// Whose user namespace the new ones belong to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Whose {
+pub(super) enum NamespaceOwner {
     Callers,
     Own,
 }
 
-fn leave_for(parts: CloneFlags, what: &'static str) -> Result<Whose, NamespaceError> {
+fn unshare_with_user(
+    parts: CloneFlags,
+    what: &'static str,
+) -> Result<NamespaceOwner, NamespaceError> {
     let (uid, gid) = (Uid::effective(), Gid::effective());
     match unshare(CloneFlags::CLONE_NEWUSER) {
-        Ok(()) => map(uid, gid)?,
+        Ok(()) => write_id_maps(uid, gid)?,
         // Root needs no user namespace for the others; it gives up its capabilities all the same.
-        Err(_) if uid.is_root() && unshare(parts).is_ok() => return Ok(Whose::Callers),
-        Err(errno) => return Err(forbidden("user", errno)),
+        Err(_) if uid.is_root() && unshare(parts).is_ok() => return Ok(NamespaceOwner::Callers),
+        Err(errno) => return Err(unshare_error("user", errno)),
     }
-    unshare(parts).map_err(|errno| forbidden(what, errno))?;
-    Ok(Whose::Own)
+    unshare(parts).map_err(|errno| unshare_error(what, errno))?;
+    Ok(NamespaceOwner::Own)
 }
 
-fn map(uid: Uid, gid: Gid) -> Result<(), NamespaceError> {
+fn write_id_maps(uid: Uid, gid: Gid) -> Result<(), NamespaceError> {
     let lines = [
         ("/proc/self/setgroups", "deny".to_owned()),
         ("/proc/self/uid_map", format!("{uid} {uid} 1")),
@@ -83,45 +86,45 @@ fn map(uid: Uid, gid: Gid) -> Result<(), NamespaceError> {
         fs::write(file, line).map_err(|source| NamespaceError::Map {
             file,
             source,
-            advice: advice(None),
+            advice: explain_failure(None),
         })?;
     }
     Ok(())
 }
 
-fn forbidden(what: &'static str, errno: Errno) -> NamespaceError {
-    NamespaceError::Forbidden { what, source: errno.into(), advice: advice(Some(errno)) }
+fn unshare_error(what: &'static str, errno: Errno) -> NamespaceError {
+    NamespaceError::Forbidden { what, source: errno.into(), advice: explain_failure(Some(errno)) }
 }
 
 /// A setting that forbids user namespaces.
-struct Setting {
+struct KernelSetting {
     file: &'static str,
     forbids: fn(&str) -> bool,
     fix: &'static str,
 }
 
-const SETTINGS: &[Setting] = &[
-    Setting {
+const SETTINGS: &[KernelSetting] = &[
+    KernelSetting {
         file: "/proc/sys/user/max_user_namespaces",
         forbids: |value| value == "0",
         fix: "sudo sysctl -w user.max_user_namespaces=10000",
     },
-    Setting {
+    KernelSetting {
         file: "/proc/sys/kernel/unprivileged_userns_clone",
         forbids: |value| value == "0",
         fix: "sudo sysctl -w kernel.unprivileged_userns_clone=1",
     },
-    Setting {
+    KernelSetting {
         file: "/proc/sys/kernel/apparmor_restrict_unprivileged_userns",
         forbids: |value| value != "0",
         fix: "sudo sysctl -w kernel.apparmor_restrict_unprivileged_userns=0, or give the binary an AppArmor profile with `userns,`",
     },
-    Setting {
+    KernelSetting {
         file: "/proc/sys/user/max_net_namespaces",
         forbids: |value| value == "0",
         fix: "sudo sysctl -w user.max_net_namespaces=10000",
     },
-    Setting {
+    KernelSetting {
         file: "/proc/sys/user/max_mnt_namespaces",
         forbids: |value| value == "0",
         fix: "sudo sysctl -w user.max_mnt_namespaces=10000",
@@ -129,27 +132,27 @@ const SETTINGS: &[Setting] = &[
 ];
 
 /// The setting that forbids jails, if one does, and the command that changes it.
-pub fn forbidden_by() -> Option<String> {
-    named(&found())
+pub fn blocking_setting() -> Option<String> {
+    find_blocking(&read_settings())
 }
 
-fn value(file: &str) -> Option<String> {
+fn read_setting(file: &str) -> Option<String> {
     fs::read_to_string(file).map(|text| text.trim().to_owned()).ok()
 }
 
-fn found() -> Vec<(&'static str, Option<String>)> {
-    SETTINGS.iter().map(|setting| (setting.file, value(setting.file))).collect()
+fn read_settings() -> Vec<(&'static str, Option<String>)> {
+    SETTINGS.iter().map(|setting| (setting.file, read_setting(setting.file))).collect()
 }
 
 /// Names the very setting that stands in the way, its value, and the command that changes it.
-pub(super) fn advice(errno: Option<Errno>) -> String {
-    let filtered = value("/proc/self/status").is_some_and(|status| {
+pub(super) fn explain_failure(errno: Option<Errno>) -> String {
+    let filtered = read_setting("/proc/self/status").is_some_and(|status| {
         status.lines().any(|line| line.starts_with("Seccomp:") && !line.trim_end().ends_with('0'))
     });
-    diagnose(&found(), filtered, errno)
+    diagnose(&read_settings(), filtered, errno)
 }
 
-fn named(found: &[(&str, Option<String>)]) -> Option<String> {
+fn find_blocking(found: &[(&str, Option<String>)]) -> Option<String> {
     SETTINGS.iter().zip(found).find_map(|(setting, (_, value))| {
         let value = value.as_deref().filter(|value| (setting.forbids)(value))?;
         let name = setting.file.trim_start_matches("/proc/sys/").replace('/', ".");
@@ -158,7 +161,7 @@ fn named(found: &[(&str, Option<String>)]) -> Option<String> {
 }
 
 fn diagnose(found: &[(&str, Option<String>)], filtered: bool, errno: Option<Errno>) -> String {
-    if let Some(named) = named(found) {
+    if let Some(named) = find_blocking(found) {
         return named;
     }
     if errno == Some(Errno::ENOSPC) {

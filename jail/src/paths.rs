@@ -7,13 +7,13 @@ use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
 /// Most links that the kernel follows in one path.
-const MOST_LINKS: usize = 40;
+const MAX_SYMLINKS: usize = 40;
 
 /// The symbolic links on the way to `path`, each where it really lies.
-pub(super) fn links(path: &Path) -> Vec<PathBuf> {
+pub(super) fn find_symlinks(path: &Path) -> Vec<PathBuf> {
     let mut found = Vec::new();
     let Ok(path) = std::path::absolute(path) else { return found };
-    let mut ahead = reversed(&path);
+    let mut ahead = reverse_components(&path);
     let mut at = PathBuf::from("/");
     while let Some(next) = ahead.pop() {
         if next == ".." {
@@ -22,11 +22,11 @@ pub(super) fn links(path: &Path) -> Vec<PathBuf> {
         }
         let here = at.join(&next);
         match fs::read_link(&here) {
-            Ok(target) if found.len() < MOST_LINKS => {
+            Ok(target) if found.len() < MAX_SYMLINKS => {
                 if target.is_absolute() {
                     at = PathBuf::from("/");
                 }
-                ahead.extend(reversed(&target));
+                ahead.extend(reverse_components(&target));
                 found.push(here);
             }
             Ok(_) | Err(_) => at = here,
@@ -36,29 +36,29 @@ pub(super) fn links(path: &Path) -> Vec<PathBuf> {
 }
 
 /// The names of a path, the last first.
-fn reversed(path: &Path) -> Vec<OsString> {
+fn reverse_components(path: &Path) -> Vec<OsString> {
     let names = path.iter().filter(|name| *name != "/" && *name != ".");
     names.map(OsString::from).rev().collect()
 }
 
 /// Everything that is mounted.
-pub(super) struct Mounts(Vec<Mount>);
+pub(super) struct MountTable(Vec<MountEntry>);
 
-struct Mount {
+struct MountEntry {
     device: String,
     /// What of the file system is mounted.
     root: PathBuf,
     at: PathBuf,
 }
 
-impl Mounts {
+impl MountTable {
     /// What this process sees; nothing where that cannot be known.
     pub(super) fn read() -> Self {
         Self::parse(&fs::read("/proc/self/mountinfo").unwrap_or_default())
     }
 
     fn parse(text: &[u8]) -> Self {
-        Mounts(text.split(|byte| *byte == b'\n').filter_map(Mount::parse).collect())
+        MountTable(text.split(|byte| *byte == b'\n').filter_map(MountEntry::parse).collect())
     }
 
     /// The other paths by which the very thing at `path` is found.
@@ -86,18 +86,18 @@ impl Mounts {
     }
 }
 
-impl Mount {
+impl MountEntry {
     /// One line of proc_pid_mountinfo(5): the third to the fifth field.
     fn parse(line: &[u8]) -> Option<Self> {
         let mut fields = line.split(|byte| *byte == b' ').skip(2);
         let device = String::from_utf8(fields.next()?.to_vec()).ok()?;
-        let (root, at) = (unescaped(fields.next()?), unescaped(fields.next()?));
-        Some(Mount { device, root, at })
+        let (root, at) = (unescape_octal(fields.next()?), unescape_octal(fields.next()?));
+        Some(MountEntry { device, root, at })
     }
 }
 
 /// Spaces and the like are written as a backslash and three octal digits.
-fn unescaped(field: &[u8]) -> PathBuf {
+fn unescape_octal(field: &[u8]) -> PathBuf {
     let mut bytes = Vec::with_capacity(field.len());
     let mut rest = field;
     while let Some((first, after)) = rest.split_first() {
@@ -140,14 +140,14 @@ mod tests {
             ("one/../missing", &["one"]),
         ] {
             let wanted: Vec<PathBuf> = wanted.iter().map(|name| dir.join(name)).collect();
-            assert_eq!(links(&dir.join(path)), wanted, "{path}");
+            assert_eq!(find_symlinks(&dir.join(path)), wanted, "{path}");
         }
-        assert_eq!(links(&dir.join("round")).len(), MOST_LINKS, "it ends");
+        assert_eq!(find_symlinks(&dir.join("round")).len(), MAX_SYMLINKS, "it ends");
     }
 
     #[test]
     fn a_path_is_found_wherever_its_file_system_is_mounted() {
-        let mounts = Mounts::parse(
+        let mounts = MountTable::parse(
             b"20 1 8:1 / / rw - ext4 /dev/sda1 rw\n\
               21 20 8:2 / /persist rw - ext4 /dev/sda2 rw\n\
               22 20 8:2 /home /home rw - ext4 /dev/sda2 rw\n\

@@ -10,7 +10,7 @@
 
 use std::io;
 
-use super::child::Place;
+use super::child::JobPlacement;
 use sys::process as kernel;
 
 #[cfg(target_arch = "x86_64")]
@@ -30,13 +30,13 @@ const SECOND: u32 = 24;
 const FOURTH: u32 = 40;
 
 /// Families of sockets that stay inside, or are led to the proxy.
-const FAMILIES: [u32; 4] =
+const ALLOWED_FAMILIES: [u32; 4] =
     [libc::AF_UNIX as u32, libc::AF_INET as u32, libc::AF_INET6 as u32, libc::AF_NETLINK as u32];
 /// Ways to type into a terminal.
-const TYPING: [u32; 2] = [libc::TIOCSTI as u32, libc::TIOCLINUX as u32];
+const TERMINAL_IOCTLS: [u32; 2] = [libc::TIOCSTI as u32, libc::TIOCLINUX as u32];
 /// Calls that are refused whatever they ask, and with what. A library that is told that there is no `io_uring`
 /// does without.
-const REFUSED: [(libc::c_long, i32); 6] = [
+const REFUSED_SYSCALLS: [(libc::c_long, i32); 6] = [
     (libc::SYS_io_uring_setup, libc::ENOSYS),
     (libc::SYS_io_uring_enter, libc::ENOSYS),
     (libc::SYS_io_uring_register, libc::ENOSYS),
@@ -46,74 +46,74 @@ const REFUSED: [(libc::c_long, i32); 6] = [
 ];
 
 /// Binds this thread, and all that comes of it.
-pub(super) fn bind(place: Place) -> io::Result<()> {
-    kernel::filter(&program(place))
+pub(super) fn install_filter(place: JobPlacement) -> io::Result<()> {
+    kernel::install_seccomp(&build_filter(place))
 }
 
 /// The filter. Every block of it ends in a return, or falls through to the next with the number loaded.
-fn program(place: Place) -> Vec<libc::sock_filter> {
+fn build_filter(place: JobPlacement) -> Vec<libc::sock_filter> {
     let mut steps =
-        vec![load(ARCHITECTURE), skip_if(MACHINE, 1), refuse(libc::ENOSYS), load(NUMBER)];
-    steps.extend([skip_unless_from(FOREIGN, 1), refuse(libc::ENOSYS)]);
-    for (call, error) in REFUSED {
-        steps.extend([skip_unless(call as u32, 1), refuse(error)]);
+        vec![load(ARCHITECTURE), skip_if(MACHINE, 1), return_errno(libc::ENOSYS), load(NUMBER)];
+    steps.extend([skip_unless_from(FOREIGN, 1), return_errno(libc::ENOSYS)]);
+    for (call, error) in REFUSED_SYSCALLS {
+        steps.extend([skip_unless(call as u32, 1), return_errno(error)]);
     }
     // One call makes a socket, the other a pair of them.
     for call in [libc::SYS_socket, libc::SYS_socketpair] {
         let mut block = vec![load(FIRST)];
-        for (at, family) in FAMILIES.iter().enumerate() {
-            block.push(skip_if(*family, (FAMILIES.len() - at) as u8));
+        for (at, family) in ALLOWED_FAMILIES.iter().enumerate() {
+            block.push(skip_if(*family, (ALLOWED_FAMILIES.len() - at) as u8));
         }
-        block.extend([refuse(libc::EAFNOSUPPORT), allow()]);
+        block.extend([return_errno(libc::EAFNOSUPPORT), return_allow()]);
         steps.push(skip_unless(call as u32, block.len() as u8));
         steps.extend(block);
     }
-    if place == Place::Shared {
+    if place == JobPlacement::Shared {
         // The group of whoever calls is number 0; other groups outside have no number inside.
-        let group = [load(FIRST), skip_unless(0, 1), refuse(libc::EPERM), allow()];
+        let group = [load(FIRST), skip_unless(0, 1), return_errno(libc::EPERM), return_allow()];
         steps.push(skip_unless(libc::SYS_kill as u32, group.len() as u8));
         steps.extend(group);
-        let flagged = [load(FOURTH), skip_if(0, 1), refuse(libc::EPERM), allow()];
+        let flagged = [load(FOURTH), skip_if(0, 1), return_errno(libc::EPERM), return_allow()];
         steps.push(skip_unless(libc::SYS_pidfd_send_signal as u32, flagged.len() as u8));
         steps.extend(flagged);
     }
     let mut block = vec![load(SECOND)];
-    for (at, request) in TYPING.iter().enumerate() {
-        block.push(skip_if(*request, (TYPING.len() - at) as u8));
+    for (at, request) in TERMINAL_IOCTLS.iter().enumerate() {
+        block.push(skip_if(*request, (TERMINAL_IOCTLS.len() - at) as u8));
     }
-    block.extend([allow(), refuse(libc::EPERM)]);
+    block.extend([return_allow(), return_errno(libc::EPERM)]);
     steps.push(skip_unless(libc::SYS_ioctl as u32, block.len() as u8));
     steps.extend(block);
-    steps.push(allow());
+    steps.push(return_allow());
     steps
 }
 
-fn step(code: u32, k: u32, jt: u8, jf: u8) -> libc::sock_filter {
+fn instruction(code: u32, k: u32, jt: u8, jf: u8) -> libc::sock_filter {
     libc::sock_filter { code: code as u16, jt, jf, k }
 }
 
 fn load(offset: u32) -> libc::sock_filter {
-    step(libc::BPF_LD | libc::BPF_W | libc::BPF_ABS, offset, 0, 0)
+    instruction(libc::BPF_LD | libc::BPF_W | libc::BPF_ABS, offset, 0, 0)
 }
 
 fn skip_if(value: u32, steps: u8) -> libc::sock_filter {
-    step(libc::BPF_JMP | libc::BPF_JEQ | libc::BPF_K, value, steps, 0)
+    instruction(libc::BPF_JMP | libc::BPF_JEQ | libc::BPF_K, value, steps, 0)
 }
 
 fn skip_unless(value: u32, steps: u8) -> libc::sock_filter {
-    step(libc::BPF_JMP | libc::BPF_JEQ | libc::BPF_K, value, 0, steps)
+    instruction(libc::BPF_JMP | libc::BPF_JEQ | libc::BPF_K, value, 0, steps)
 }
 
 fn skip_unless_from(value: u32, steps: u8) -> libc::sock_filter {
-    step(libc::BPF_JMP | libc::BPF_JGE | libc::BPF_K, value, 0, steps)
+    instruction(libc::BPF_JMP | libc::BPF_JGE | libc::BPF_K, value, 0, steps)
 }
 
-fn refuse(error: i32) -> libc::sock_filter {
-    step(libc::BPF_RET | libc::BPF_K, libc::SECCOMP_RET_ERRNO | error as u32, 0, 0)
+fn return_errno(error: i32) -> libc::sock_filter {
+    instruction(libc::BPF_RET | libc::BPF_K, libc::SECCOMP_RET_ERRNO | error as u32, 0, 0)
 }
 
-fn allow() -> libc::sock_filter {
-    step(libc::BPF_RET | libc::BPF_K, libc::SECCOMP_RET_ALLOW, 0, 0)
+fn return_allow() -> libc::sock_filter {
+    instruction(libc::BPF_RET | libc::BPF_K, libc::SECCOMP_RET_ALLOW, 0, 0)
 }
 
 #[cfg(test)]
@@ -121,13 +121,18 @@ mod tests {
     use super::*;
 
     /// Runs the filter as the kernel would, on the few instructions that it has.
-    fn verdict(machine: u32, call: libc::c_long, arguments: [u64; 2]) -> u32 {
-        verdict_in(Place::Background, machine, call, arguments)
+    fn run_filter(machine: u32, call: libc::c_long, arguments: [u64; 2]) -> u32 {
+        run_filter_in(JobPlacement::Background, machine, call, arguments)
     }
 
     /// The second argument stands for the fourth too.
-    fn verdict_in(place: Place, machine: u32, call: libc::c_long, arguments: [u64; 2]) -> u32 {
-        let program = program(place);
+    fn run_filter_in(
+        place: JobPlacement,
+        machine: u32,
+        call: libc::c_long,
+        arguments: [u64; 2],
+    ) -> u32 {
+        let program = build_filter(place);
         let (mut at, mut loaded) = (0, 0);
         loop {
             let step = program[at];
@@ -156,18 +161,18 @@ mod tests {
         let refused = libc::SECCOMP_RET_ERRNO | libc::EPERM as u32;
         let allowed = libc::SECCOMP_RET_ALLOW;
         for (place, call, arguments, wanted) in [
-            (Place::Shared, libc::SYS_kill, [0, 9], refused),
-            (Place::Shared, libc::SYS_kill, [1 << 32, 9], refused),
-            (Place::Shared, libc::SYS_kill, [2, 9], allowed),
-            (Place::Shared, libc::SYS_kill, [u64::MAX, 9], allowed),
-            (Place::Shared, libc::SYS_pidfd_send_signal, [3, 4], refused),
-            (Place::Shared, libc::SYS_pidfd_send_signal, [3, 0], allowed),
-            (Place::Shared, libc::SYS_ioctl, [0, libc::TIOCSTI], refused),
-            (Place::Shared, libc::SYS_read, [0, 0], allowed),
-            (Place::Background, libc::SYS_kill, [0, 9], allowed),
-            (Place::Foreground, libc::SYS_kill, [0, 9], allowed),
+            (JobPlacement::Shared, libc::SYS_kill, [0, 9], refused),
+            (JobPlacement::Shared, libc::SYS_kill, [1 << 32, 9], refused),
+            (JobPlacement::Shared, libc::SYS_kill, [2, 9], allowed),
+            (JobPlacement::Shared, libc::SYS_kill, [u64::MAX, 9], allowed),
+            (JobPlacement::Shared, libc::SYS_pidfd_send_signal, [3, 4], refused),
+            (JobPlacement::Shared, libc::SYS_pidfd_send_signal, [3, 0], allowed),
+            (JobPlacement::Shared, libc::SYS_ioctl, [0, libc::TIOCSTI], refused),
+            (JobPlacement::Shared, libc::SYS_read, [0, 0], allowed),
+            (JobPlacement::Background, libc::SYS_kill, [0, 9], allowed),
+            (JobPlacement::Foreground, libc::SYS_kill, [0, 9], allowed),
         ] {
-            let found = verdict_in(place, MACHINE, call, arguments);
+            let found = run_filter_in(place, MACHINE, call, arguments);
             assert_eq!(found, wanted, "{place:?} {call} {arguments:?}");
         }
     }
@@ -197,10 +202,10 @@ mod tests {
             (libc::SYS_ioctl, [0, libc::TIOCGWINSZ], allowed),
             (libc::SYS_ptrace, [0, 0], allowed),
         ] {
-            assert_eq!(verdict(MACHINE, call, arguments), wanted, "{call} {arguments:?}");
+            assert_eq!(run_filter(MACHINE, call, arguments), wanted, "{call} {arguments:?}");
         }
-        assert_eq!(verdict(0x4000_0003, 102, [0, 0]), refused(libc::ENOSYS), "another machine");
+        assert_eq!(run_filter(0x4000_0003, 102, [0, 0]), refused(libc::ENOSYS), "another machine");
         #[cfg(target_arch = "x86_64")]
-        assert_eq!(verdict(MACHINE, 0x4000_0029, [0, 0]), refused(libc::ENOSYS), "x32");
+        assert_eq!(run_filter(MACHINE, 0x4000_0029, [0, 0]), refused(libc::ENOSYS), "x32");
     }
 }

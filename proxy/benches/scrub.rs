@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use bytes::Bytes;
 use criterion::{Criterion, Throughput, criterion_group, criterion_main};
-use proxy::scrub::{Echoes, Scrubber};
+use proxy::scrub::{EchoPatterns, ResponseScrubber};
 
 /// As long as the keys of model services are.
 const SECRET: &str =
@@ -15,7 +15,7 @@ const PIECE: usize = 16 << 10;
 const PIECES: usize = 64;
 
 fn bench(criterion: &mut Criterion) {
-    let echoes = Arc::new(Echoes::of(SECRET));
+    let echoes = Arc::new(EchoPatterns::new(SECRET));
     let mut group = criterion.benchmark_group("scrub");
     group.throughput(Throughput::Bytes((PIECE * PIECES) as u64));
     for (name, text) in [
@@ -35,11 +35,11 @@ fn bench(criterion: &mut Criterion) {
         let piece = Bytes::from_iter(text.into_iter().cycle().take(PIECE));
         group.bench_function(name, |bencher| {
             bencher.iter(|| {
-                let mut scrubber = Scrubber::new(echoes.clone());
+                let mut scrubber = ResponseScrubber::new(echoes.clone());
                 for _ in 0..PIECES {
-                    black_box(scrubber.pass(Some(&piece), false));
+                    black_box(scrubber.scrub(Some(&piece), false));
                 }
-                scrubber.found()
+                scrubber.echo_count()
             });
         });
     }

@@ -4,33 +4,33 @@
 use std::sync::Arc;
 
 use bytes::{Bytes, BytesMut};
-use proxy::chunks::Chunks;
-use proxy::scrub::{Echoes, Scrubber};
+use proxy::chunks::ChunkValidator;
+use proxy::scrub::{EchoPatterns, ResponseScrubber};
 use proxy::{detect, head};
-use rules::limits::Limits;
+use rules::limits::TrafficLimits;
 
 /// A head is refused, or can be read in one way only, also after it is written anew for an origin.
 pub(super) fn head(data: &[u8]) {
-    let limits = Limits::default();
+    let limits = TrafficLimits::default();
     for cut in [data.len() / 3, data.len() / 2] {
-        if head::end(&data[..cut], &limits).is_err() {
-            assert!(head::end(data, &limits).is_err(), "a fault went away when more came");
+        if head::find_end(&data[..cut], &limits).is_err() {
+            assert!(head::find_end(data, &limits).is_err(), "a fault went away when more came");
         }
     }
-    let Ok(Some(length)) = head::end(data, &limits) else { return };
+    let Ok(Some(length)) = head::find_end(data, &limits) else { return };
     let text = &data[..length];
     assert!(text.ends_with(b"\r\n\r\n"));
     let bare = |pair: &[u8]| (pair[0] == b'\r') != (pair[1] == b'\n');
     assert!(!text.windows(2).any(bare), "a bare line end");
-    let Ok(read) = head::read(text, &limits) else { return };
+    let Ok(read) = head::parse(text, &limits) else { return };
     assert!(read.method.bytes().all(|byte| byte.is_ascii_graphic()), "{read:?}");
     assert!(read.target.bytes().all(|byte| byte > b' ' && byte != 0x7f), "{read:?}");
     if read.is_absolute() {
         let mut bytes = BytesMut::from(data);
         read.to_origin_form(&mut bytes, length);
-        let fresh = head::end(&bytes, &limits).ok().flatten().map(|end| {
+        let fresh = head::find_end(&bytes, &limits).ok().flatten().map(|end| {
             assert_eq!(bytes[end..], data[length..], "the body has changed");
-            head::read(&bytes[..end], &limits)
+            head::parse(&bytes[..end], &limits)
         });
         let Some(Ok(fresh)) = fresh else {
             panic!("what was written anew cannot be read: {bytes:?}");
@@ -42,14 +42,14 @@ pub(super) fn head(data: &[u8]) {
 
 /// A chunked body has one reading, however it is cut, and it is the plain one.
 pub(super) fn chunks(data: &[u8]) {
-    let mut whole = Chunks::default();
-    let judged = whole.pass(data);
-    let mut cut = Chunks::default();
+    let mut whole = ChunkValidator::default();
+    let judged = whole.validate(data);
+    let mut cut = ChunkValidator::default();
     let at = data.first().map_or(0, |first| usize::from(*first) % data.len());
-    let parts = data[..at].chunks(1).chain([&data[at..]]).map(|part| cut.pass(part));
+    let parts = data[..at].chunks(1).chain([&data[at..]]).map(|part| cut.validate(part));
     assert_eq!(parts.collect::<Result<Vec<_>, _>>().map(|_| ()), judged);
     let done = judged.is_ok() && whole.is_done();
-    assert_eq!(done, plainly(data).is_some(), "{}", data.escape_ascii());
+    assert_eq!(done, parse_chunked(data).is_some(), "{}", data.escape_ascii());
 }
 
 /// A credential that the checks know.
@@ -57,16 +57,16 @@ pub(super) const SECRET: &str = "sk-a/b+c=d9";
 
 /// However an answer is cut, no echo is left in it, nothing but echoes is covered, and lengths stay.
 pub(super) fn scrub(data: &[u8]) {
-    let echoes = Arc::new(Echoes::of(SECRET));
+    let echoes = Arc::new(EchoPatterns::new(SECRET));
     let mut whole = data.to_vec();
-    let found = echoes.cover(&mut whole);
+    let found = echoes.mask(&mut whole);
     let size = data.first().map_or(1, |first| 1 + usize::from(*first) % 9);
-    let mut scrubber = Scrubber::new(echoes.clone());
+    let mut scrubber = ResponseScrubber::new(echoes.clone());
     let parts = data.chunks(size).map(Bytes::copy_from_slice);
-    let mut out: Vec<u8> = parts.flat_map(|part| scrubber.pass(Some(&part), false)).collect();
-    out.extend(scrubber.pass(None, true));
+    let mut out: Vec<u8> = parts.flat_map(|part| scrubber.scrub(Some(&part), false)).collect();
+    out.extend(scrubber.scrub(None, true));
     assert_eq!(
-        (scrubber.found() > 0, out.len()),
+        (scrubber.echo_count() > 0, out.len()),
         (found > 0, data.len()),
         "{}",
         data.escape_ascii()
@@ -74,14 +74,14 @@ pub(super) fn scrub(data: &[u8]) {
     for mut shown in [whole, out] {
         let kept = |(one, other): (&u8, &u8)| one == other || *one == b'*';
         assert!(shown.iter().zip(data).all(kept), "{}", data.escape_ascii());
-        assert_eq!(echoes.cover(&mut shown), 0, "{}", data.escape_ascii());
+        assert_eq!(echoes.mask(&mut shown), 0, "{}", data.escape_ascii());
     }
 }
 
 /// The body by the letter of RFC 9112, section 7.1, line by line; none where it is not whole and good.
-fn plainly(mut data: &[u8]) -> Option<()> {
+fn parse_chunked(mut data: &[u8]) -> Option<()> {
     loop {
-        let line = line(&mut data)?;
+        let line = take_line(&mut data)?;
         let digits = line.iter().take_while(|byte| byte.is_ascii_hexdigit()).count();
         let (digits, spare) = line.split_at(digits);
         if digits.is_empty() || digits.len() > 15 || spare.len() > 4097 {
@@ -98,7 +98,7 @@ fn plainly(mut data: &[u8]) -> Option<()> {
     }
     let mut spare = 0;
     loop {
-        match line(&mut data)? {
+        match take_line(&mut data)? {
             b"" => return Some(()),
             trailer => spare += trailer.len(),
         }
@@ -108,7 +108,7 @@ fn plainly(mut data: &[u8]) -> Option<()> {
     }
 }
 
-fn line<'a>(data: &mut &'a [u8]) -> Option<&'a [u8]> {
+fn take_line<'a>(data: &mut &'a [u8]) -> Option<&'a [u8]> {
     let end = data.windows(2).position(|pair| pair == b"\r\n")?;
     let (line, rest) = data.split_at(end);
     *data = rest.get(2..)?;
@@ -118,11 +118,11 @@ fn line<'a>(data: &mut &'a [u8]) -> Option<&'a [u8]> {
 
 /// What the first bytes are stays so when more of them come; of TLS only that nothing panics.
 pub(super) fn first_bytes(data: &[u8]) {
-    let limits = Limits::default();
-    let whole = detect::kind(data, &limits);
+    let limits = TrafficLimits::default();
+    let whole = detect::protocol_name(data, &limits);
     for cut in [1, data.len() / 2, data.len().saturating_sub(1)] {
         let part = data.get(..cut).unwrap_or(data);
-        match detect::kind(part, &limits) {
+        match detect::protocol_name(part, &limits) {
             _ if data.first() == Some(&22) => {}
             Ok("more") => {}
             Ok(kind) => assert_eq!(whole, Ok(kind), "{}", data.escape_ascii()),

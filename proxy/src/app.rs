@@ -9,74 +9,76 @@ use std::time::Instant;
 
 use anyhow::{Context, bail};
 use arc_swap::ArcSwap;
-use audit::{Lifecycle, LifecycleEvent, Log, Seen};
+use audit::{AttemptEvent, Lifecycle, LifecycleEvent, Log};
 use certs::trust::SystemStore;
-use certs::{Authority, AuthorityOptions, TrustSource, UnixTime};
-use dns_filter::server::{Identify, Listener, Server};
-use dns_filter::{Config, Filter, Resolver};
+use certs::{AuthorityOptions, CertificateAuthority, TrustSource, UnixTime};
+use dns_filter::server::{DnsAttribution, DnsListener, DnsServer};
+use dns_filter::{DnsConfig, DnsFilter, Resolver};
+use rules::configuration::{
+    BindTarget, Configuration, DnsSettings, ListenerMode, SystemRootsSetting,
+};
+use rules::ids::SandboxId;
 use rules::load;
-use rules::operator::{Bind, DnsSettings, Mode, Operator, SystemRoots};
-use rules::word::SandboxId;
-use rules::{RuleSet, Sources, Timed, compile};
+use rules::{LoadSources, RuleSet, TimedState, compile};
 use tokio::sync::watch;
 use tokio::time::timeout;
 use tokio_util::task::TaskTracker;
 
-use crate::accept::Gate;
-use crate::accept::leaf_certs::Leaves;
-use crate::accept::listen::{self, Open};
-use crate::admin::pending::Pending;
-use crate::admin::server::Admin;
-use crate::admin::status::State;
+use crate::accept::ConnectionHandler;
+use crate::accept::leaf_certs::LeafCerts;
+use crate::accept::listen::{self, BoundListener};
+use crate::admin::pending::PendingList;
+use crate::admin::server::AdminServer;
+use crate::admin::status::AdminState;
 use crate::budget::ledger::Ledger;
-use crate::credential::Credentials;
-use crate::egress::roots::Roots;
+use crate::credential::CredentialStore;
+use crate::egress::roots::UpstreamRoots;
 use crate::egress::shared::Shared;
-use crate::http::Engine;
-use crate::memory::Guard;
-use crate::policy::grants::Grants;
-use crate::policy::identities::Identities;
-use crate::policy::source::Origin;
-use crate::policy::store::{Last, Reloader};
-use crate::policy::watch::{Eyes, Watch};
-use crate::report::diagnostics::{Severity, complain};
+use crate::http::HttpEngine;
+use crate::memory::MemoryGuard;
+use crate::policy::grants::GrantStore;
+use crate::policy::identities::IdentityStore;
+use crate::policy::source::PolicySource;
+use crate::policy::store::{LoadStatus, PolicyStore};
+use crate::policy::watch::{FileWatcher, ReloadTrigger};
+use crate::report::diagnostics::{DiagnosticLevel, print_problems};
 use crate::report::metrics;
 use crate::self_test;
 
 /// What budgets are kept in, beside the log.
-const BUDGETS: &str = "dns-budget.json";
+const DNS_BUDGET_FILE: &str = "dns-budget.json";
 /// Where commands reach the running program, beside the log.
-const SOCKET: &str = "admin.sock";
+const ADMIN_SOCKET: &str = "admin.sock";
 /// Where the certificate authority is, beside the operator's file.
-const AUTHORITY: &str = "ca";
+const CA_DIR: &str = "ca";
 
 /// Where an instance keeps its things.
-pub struct Places {
+pub struct InstancePaths {
     pub log: PathBuf,
     pub socket: PathBuf,
     pub ca: PathBuf,
 }
 
 /// Sees every attempt as it is recorded; traffic waits for it.
-pub type Witness = Box<dyn Fn(&Seen<'_>) + Send + Sync>;
+pub type RecordObserver = Box<dyn Fn(&AttemptEvent<'_>) + Send + Sync>;
 
 /// What an instance is given instead of looking for it in files.
 #[derive(Default)]
-pub struct Given {
+pub struct AppOverrides {
     /// Signs leaves; otherwise the one that is kept on disk does.
-    pub authority: Option<Arc<Authority>>,
+    pub authority: Option<Arc<CertificateAuthority>>,
     /// Sees every attempt.
-    pub witness: Option<Witness>,
+    pub witness: Option<RecordObserver>,
 }
 
 /// Everything that runs.
 pub struct App {
-    filter: Arc<Filter>,
-    dns: Server,
-    listeners: Vec<Open>,
-    gate: Option<Arc<Gate>>,
-    admin: Admin,
-    state: Arc<State>,
+    filter: Arc<DnsFilter>,
+    dns: DnsServer,
+    listeners: Vec<BoundListener>,
+    gate: Option<Arc<ConnectionHandler>>,
+    admin: AdminServer,
+    state: Arc<AdminState>,
     log: Log,
     stop: watch::Receiver<bool>,
 }
@@ -84,48 +86,55 @@ pub struct App {
 impl App {
     /// Reads the files, opens the log, then the listeners: nothing is served before all of it stands.
     pub fn build(config: &Path, stop: watch::Receiver<bool>) -> anyhow::Result<Self> {
-        Self::from(Origin::Operated(config.to_owned()), Given::default(), stop)
+        Self::from(PolicySource::ConfigFile(config.to_owned()), AppOverrides::default(), stop)
     }
 
     /// The same from wherever the files come, with what is not to be found in files.
-    pub fn from(origin: Origin, given: Given, stop: watch::Receiver<bool>) -> anyhow::Result<Self> {
+    pub fn from(
+        origin: PolicySource,
+        given: AppOverrides,
+        stop: watch::Receiver<bool>,
+    ) -> anyhow::Result<Self> {
         let config = origin.path();
         let mut sources = origin.read()?;
-        let operator = operator(&sources)?;
-        let places = places(config, &operator)?;
+        let operator = load_config(&sources)?;
+        let places = instance_paths(config, &operator)?;
         let base = config.parent().unwrap_or(Path::new(""));
         let prometheus = metrics::install()?;
-        sources.own = operator.listeners.iter().flat_map(own).collect();
-        let rules = rules(&sources)?;
+        sources.own = operator.listeners.iter().flat_map(listener_addresses).collect();
+        let rules = compile_rules(&sources)?;
         let log =
-            Log::open(audit::Config::new(&places.log)).context("cannot open the access log")?;
-        let identities = Identities::open(&places.log)?;
+            Log::open(audit::LogConfig::new(&places.log)).context("cannot open the access log")?;
+        let identities = IdentityStore::open(&places.log)?;
         let rules = identities.apply(rules)?;
         let ledger = Arc::new(Ledger::open(&places.log, &rules)?);
-        let grants = Arc::new(Grants::open(&places.log, operator.grants.clone())?);
-        let timed = Timed { grants: grants.in_force(&rules), ended: ledger.ended(&rules) };
-        let timely = rules.timed(&timed, rules.generation());
+        let grants = Arc::new(GrantStore::open(&places.log, operator.grants.clone())?);
+        let timed = TimedState {
+            grants: grants.active_grants(&rules),
+            ended: ledger.expired_sandboxes(&rules),
+        };
+        let timely = rules.with_timed_state(&timed, rules.generation());
         let timely = timely.map_err(|_| anyhow::anyhow!("the grants cannot be made rules"))?;
         let rules = Arc::new(ArcSwap::from_pointee(timely));
-        let pending = Arc::new(Pending::default());
-        look_on(&log, &rules, &ledger, &pending, given.witness);
-        let settings = resolvers(config, &operator)?;
-        let budgets = Some(places.log.join(BUDGETS));
-        let filter = Filter::new(rules.clone(), log.clone(), Config { settings, budgets })?;
-        let dns = dns_server(&filter, &operator)?;
-        let listeners = listeners(&operator, base)?;
-        let shared = shared(&rules, &log, &filter, &operator, base, (&ledger, &grants));
+        let pending = Arc::new(PendingList::default());
+        subscribe(&log, &rules, &ledger, &pending, given.witness);
+        let settings = dns_settings(config, &operator)?;
+        let budgets = Some(places.log.join(DNS_BUDGET_FILE));
+        let filter = DnsFilter::new(rules.clone(), log.clone(), DnsConfig { settings, budgets })?;
+        let dns = open_dns_server(&filter, &operator)?;
+        let listeners = open_listeners(&operator, base)?;
+        let shared = build_shared(&rules, &log, &filter, &operator, base, (&ledger, &grants));
         let gate = match listeners.is_empty() {
             true => None,
             false => {
-                let authority = given.authority.map_or_else(|| authority(&places), Ok)?;
-                Some(Arc::new(gate(&shared, &operator, authority, base, stop.clone())?))
+                let authority = given.authority.map_or_else(|| open_authority(&places), Ok)?;
+                Some(Arc::new(build_handler(&shared, &operator, authority, base, stop.clone())?))
             }
         };
-        let admin = Admin::open(&places.socket)?;
-        let last = std::sync::Mutex::new(Last::of(&sources));
-        let reloader = Reloader {
-            origin: origin.clone(),
+        let admin = AdminServer::open(&places.socket)?;
+        let last = std::sync::Mutex::new(LoadStatus::from_sources(&sources));
+        let reloader = PolicyStore {
+            source: origin.clone(),
             own: sources.own.clone(),
             rules: rules.clone(),
             identities,
@@ -135,11 +144,11 @@ impl App {
             grants,
             on_invalid: operator.on_invalid,
             loading: std::sync::Mutex::default(),
-            eyes: Arc::new(std::sync::Mutex::new(Eyes::open()?)),
+            watcher: Arc::new(std::sync::Mutex::new(FileWatcher::open()?)),
             last,
-            turn: std::sync::Mutex::new(timed),
+            timed: std::sync::Mutex::new(timed),
         };
-        let state = Arc::new(State {
+        let state = Arc::new(AdminState {
             filter: filter.clone(),
             log: log.clone(),
             live: shared.live.clone(),
@@ -148,7 +157,7 @@ impl App {
             reloader: Arc::new(reloader),
             ready: AtomicBool::new(false),
             gate: gate.clone(),
-            listeners: described(&dns, &listeners),
+            listeners: describe_listeners(&dns, &listeners),
             started: Instant::now(),
             prometheus,
         });
@@ -158,15 +167,15 @@ impl App {
     /// Serves until told to stop, then finishes what is in flight and closes the log.
     pub async fn run(self) -> anyhow::Result<()> {
         let App { filter, dns, listeners, gate, admin, state, log, stop } = self;
-        let watch = Watch::new(state.reloader.eyes.clone())?;
-        tell(&log, &state, LifecycleEvent::Started).await?;
-        filter.prepare().await;
+        let watch = ReloadTrigger::new(state.reloader.watcher.clone())?;
+        record_event(&log, &state, LifecycleEvent::Started).await?;
+        filter.pre_resolve_once().await;
         let tasks = TaskTracker::new();
         // Before anybody is served: a sandbox that takes every place must not make this fail.
         if let Some(gate) = &gate {
-            tokio::spawn(gate.guard.clone().tend(stop.clone()));
+            tokio::spawn(gate.guard.clone().run_periodic(stop.clone()));
             let rules = state.rules.load_full();
-            self_test::see_a_denial(gate, &rules).await.map_err(|error| {
+            self_test::expect_denial(gate, &rules).await.map_err(|error| {
                 anyhow::anyhow!("the self-test failed, so nothing is guarded: {error}")
             })?;
         }
@@ -177,11 +186,11 @@ impl App {
         state.ready.store(true, Ordering::Release);
         // They go on while connections drain: permission ends when it ends, then too.
         let mut watching = tokio::spawn(watch.run(state.reloader.clone()));
-        let mut timing = tokio::spawn(state.reloader.clone().tend());
+        let mut timing = tokio::spawn(state.reloader.clone().run_periodic());
         let commands = tokio::spawn(admin.serve(state.clone()));
         let served = tokio::select! {
-            served = serve(dns, stop) => served,
-            () = filter.tend() => Ok(()),
+            served = serve_dns(dns, stop) => served,
+            () = filter.run_periodic() => Ok(()),
             ended = &mut watching => Err(io::Error::other(format!("nobody watches the policies: {ended:?}"))),
             ended = &mut timing => Err(io::Error::other(format!("nobody looks at the clocks: {ended:?}"))),
         };
@@ -190,16 +199,16 @@ impl App {
         watching.abort();
         timing.abort();
         commands.abort();
-        state.reloader.ledger.settle();
+        state.reloader.ledger.flush();
         filter.stop();
-        let told = tell(&log, &state, LifecycleEvent::Stopped).await;
+        let told = record_event(&log, &state, LifecycleEvent::Stopped).await;
         log.close();
         served.context("a listener broke")?;
         told
     }
 
     /// What is told of it while it runs.
-    pub fn state(&self) -> Arc<State> {
+    pub fn state(&self) -> Arc<AdminState> {
         self.state.clone()
     }
 
@@ -210,29 +219,29 @@ impl App {
 }
 
 /// What is to be known of every attempt: what was refused, and whose life has begun.
-fn look_on(
+fn subscribe(
     log: &Log,
     rules: &Arc<ArcSwap<RuleSet>>,
     ledger: &Arc<Ledger>,
-    pending: &Arc<Pending>,
-    witness: Option<Witness>,
+    pending: &Arc<PendingList>,
+    witness: Option<RecordObserver>,
 ) {
     let (rules, ledger, pending) = (rules.clone(), ledger.clone(), pending.clone());
-    log.watch(move |seen| {
-        pending.note(seen);
+    log.subscribe(move |seen| {
+        pending.observe(seen);
         if let Some(witness) = &witness {
             witness(seen);
         }
         let subject = seen.subject.filter(|_| rules.load().has_lifetimes());
-        let id = subject.and_then(|subject| SandboxId::parse(&subject.sandbox.0.shown()).ok());
+        let id = subject.and_then(|subject| SandboxId::parse(&subject.sandbox.0.to_display()).ok());
         if let Some(id) = id {
-            ledger.begin(&id);
+            ledger.start_lifetime(&id);
         }
     });
 }
 
 /// Serves DNS, if there is any to serve, until it is time to stop.
-async fn serve(dns: Server, mut stop: watch::Receiver<bool>) -> std::io::Result<()> {
+async fn serve_dns(dns: DnsServer, mut stop: watch::Receiver<bool>) -> std::io::Result<()> {
     if dns.addresses().is_empty() {
         drop(stop.wait_for(|stop| *stop).await); // a sender that is gone stops us too
         return Ok(());
@@ -241,30 +250,30 @@ async fn serve(dns: Server, mut stop: watch::Receiver<bool>) -> std::io::Result<
 }
 
 /// Gives what is open time to finish, then ends it.
-async fn drain(tasks: &TaskTracker, gate: Option<&Gate>) {
+async fn drain(tasks: &TaskTracker, gate: Option<&ConnectionHandler>) {
     let Some(gate) = gate else { return };
     tasks.close();
     if timeout(gate.shared.limits.drain(), tasks.wait()).await.is_err() {
-        let open = gate.shared.live.all();
+        let open = gate.shared.live.list();
         tracing::warn!(open = open.len(), "connections are cut: they did not finish in time");
-        open.iter().for_each(|open| open.cut.now(rules::Reason::CutByOperator));
+        open.iter().for_each(|open| open.cut.trigger(rules::Reason::CutByOperator));
         drop(timeout(std::time::Duration::from_secs(1), tasks.wait()).await); // their records close
     }
 }
 
-async fn tell(log: &Log, state: &State, event: LifecycleEvent) -> anyhow::Result<()> {
+async fn record_event(log: &Log, state: &AdminState, event: LifecycleEvent) -> anyhow::Result<()> {
     let policy = Some(crate::report::record::policy(&state.rules.load()));
     let event = Lifecycle { event, message: None, policy };
-    log.lifecycle(&event).await.map(drop).context("cannot write to the access log")
+    log.record_lifecycle(&event).await.map(drop).context("cannot write to the access log")
 }
 
-fn shared(
+fn build_shared(
     rules: &Arc<ArcSwap<RuleSet>>,
     log: &Log,
-    filter: &Arc<Filter>,
-    operator: &Operator,
+    filter: &Arc<DnsFilter>,
+    operator: &Configuration,
     base: &Path,
-    (ledger, grants): (&Arc<Ledger>, &Arc<Grants>),
+    (ledger, grants): (&Arc<Ledger>, &Arc<GrantStore>),
 ) -> Arc<Shared> {
     let credentials = operator.credentials.iter();
     let credentials = credentials.map(|one| (one.name.clone(), base.join(&one.file)));
@@ -273,69 +282,70 @@ fn shared(
         log: log.clone(),
         resolver: Resolver::new(filter.clone()),
         limits: operator.limits,
-        credentials: Credentials::new(credentials),
+        credentials: CredentialStore::new(credentials),
         ledger: ledger.clone(),
         grants: grants.clone(),
         live: Arc::default(),
-        seats: Arc::default(),
+        connection_limit: Arc::default(),
         mark: operator.upstream.mark,
     })
 }
 
-fn authority(places: &Places) -> anyhow::Result<Arc<Authority>> {
-    Authority::open_or_create(&places.ca, &AuthorityOptions::default(), UnixTime::now())
+fn open_authority(places: &InstancePaths) -> anyhow::Result<Arc<CertificateAuthority>> {
+    CertificateAuthority::open_or_create(&places.ca, &AuthorityOptions::default(), UnixTime::now())
         .map(Arc::new)
         .context("cannot open the certificate authority")
 }
 
-fn gate(
+fn build_handler(
     shared: &Arc<Shared>,
-    operator: &Operator,
-    authority: Arc<Authority>,
+    operator: &Configuration,
+    authority: Arc<CertificateAuthority>,
     base: &Path,
     stop: watch::Receiver<bool>,
-) -> anyhow::Result<Gate> {
+) -> anyhow::Result<ConnectionHandler> {
     let system = match operator.upstream.system_roots {
-        SystemRoots::Believed => SystemStore::Included,
-        SystemRoots::Ignored => SystemStore::Excluded,
+        SystemRootsSetting::Trusted => SystemStore::Included,
+        SystemRootsSetting::Ignored => SystemStore::Excluded,
     };
     let files = operator.upstream.roots.iter().map(|root| base.join(root)).collect();
-    let roots = Roots::load(TrustSource { system, files, client: None })?;
-    let guard = Guard::open(operator, shared, base, &roots)?;
-    let engine = Engine::new(shared.clone(), guard.clone(), &roots);
-    let leaves = Leaves::new(authority);
-    Ok(Gate { shared: shared.clone(), engine, guard, leaves, stop })
+    let roots = UpstreamRoots::load(TrustSource { system, files, client: None })?;
+    let guard = MemoryGuard::open(operator, shared, base, &roots)?;
+    let engine = HttpEngine::new(shared.clone(), guard.clone(), &roots);
+    let leaves = LeafCerts::new(authority);
+    Ok(ConnectionHandler { shared: shared.clone(), engine, guard, leaf_certs: leaves, stop })
 }
 
 /// The settings of the operator's file.
-pub fn operator(sources: &Sources) -> anyhow::Result<Operator> {
+pub fn load_config(sources: &LoadSources) -> anyhow::Result<Configuration> {
     let Some(file) = &sources.operator else { bail!("there is no operator's file") };
-    load::operator(file).map_err(|problems| {
-        complain(&problems, Severity::Error);
+    load::read_configuration(file).map_err(|problems| {
+        print_problems(&problems, DiagnosticLevel::Error);
         anyhow::anyhow!("{} is not good", file.path)
     })
 }
 
 /// Where an instance keeps its things, by its operator's file.
-pub fn places(config: &Path, operator: &Operator) -> anyhow::Result<Places> {
+pub fn instance_paths(config: &Path, operator: &Configuration) -> anyhow::Result<InstancePaths> {
     let base = config.parent().unwrap_or(Path::new(""));
     let Some(dir) = &operator.log_dir else {
         bail!("{}: say where the access log is: `[log]` with `dir`", config.display());
     };
     let log = base.join(dir);
-    let socket = operator.admin_socket.as_ref().map_or(log.join(SOCKET), |path| base.join(path));
-    let ca = base.join(operator.ca_dir.as_deref().unwrap_or(AUTHORITY));
-    Ok(Places { log, socket, ca })
+    let socket =
+        operator.admin_socket.as_ref().map_or(log.join(ADMIN_SOCKET), |path| base.join(path));
+    let ca = base.join(operator.ca_dir.as_deref().unwrap_or(CA_DIR));
+    Ok(InstancePaths { log, socket, ca })
 }
 
-fn rules(sources: &Sources) -> anyhow::Result<RuleSet> {
+fn compile_rules(sources: &LoadSources) -> anyhow::Result<RuleSet> {
     compile(sources, &[]).map_err(|problems| {
-        complain(&problems, Severity::Error);
+        print_problems(&problems, DiagnosticLevel::Error);
         anyhow::anyhow!("the policies are not good: nothing is served")
     })
 }
 
-fn resolvers(config: &Path, operator: &Operator) -> anyhow::Result<DnsSettings> {
+fn dns_settings(config: &Path, operator: &Configuration) -> anyhow::Result<DnsSettings> {
     match &operator.dns {
         Some(settings) => Ok(settings.clone()),
         None => {
@@ -345,13 +355,14 @@ fn resolvers(config: &Path, operator: &Operator) -> anyhow::Result<DnsSettings> 
 }
 
 /// The addresses of a listener: no name may lead there.
-fn own(listener: &rules::operator::Listener) -> Vec<SocketAddr> {
-    listener.bind.iter().filter_map(Bind::address).collect()
+fn listener_addresses(listener: &rules::configuration::ListenerSettings) -> Vec<SocketAddr> {
+    listener.bind.iter().filter_map(BindTarget::address).collect()
 }
 
-fn listeners(operator: &Operator, base: &Path) -> anyhow::Result<Vec<Open>> {
+fn open_listeners(operator: &Configuration, base: &Path) -> anyhow::Result<Vec<BoundListener>> {
     let mut open = Vec::new();
-    for listener in operator.listeners.iter().filter(|listener| listener.mode != Mode::Dns) {
+    for listener in operator.listeners.iter().filter(|listener| listener.mode != ListenerMode::Dns)
+    {
         open.extend(listen::open(listener, base)?);
     }
     if operator.listeners.is_empty() {
@@ -360,29 +371,36 @@ fn listeners(operator: &Operator, base: &Path) -> anyhow::Result<Vec<Open>> {
     Ok(open)
 }
 
-fn dns_server(filter: &Arc<Filter>, operator: &Operator) -> anyhow::Result<Server> {
+fn open_dns_server(filter: &Arc<DnsFilter>, operator: &Configuration) -> anyhow::Result<DnsServer> {
     let (mut listeners, mut given) = (Vec::new(), Vec::new());
-    for listener in operator.listeners.iter().filter(|listener| listener.mode == Mode::Dns) {
-        let Some(whose) = Identify::of(&listener.whose) else {
+    for listener in operator.listeners.iter().filter(|listener| listener.mode == ListenerMode::Dns)
+    {
+        let Some(whose) = DnsAttribution::from_rules(&listener.attribution) else {
             bail!("a dns listener cannot identify its sandboxes by unix socket");
         };
         for bind in &listener.bind {
             match bind {
-                Bind::Inherited(name) => given.push((listen::passed(name)?, whose.clone())),
-                Bind::Tcp(bind) => listeners.push(Listener { bind: *bind, whose: whose.clone() }),
-                Bind::Unix(_) => bail!("a dns listener binds `address:port` or `inherited:NAME`"),
+                BindTarget::Inherited(name) => {
+                    given.push((listen::inherited_socket(name)?, whose.clone()))
+                }
+                BindTarget::Tcp(bind) => {
+                    listeners.push(DnsListener { bind: *bind, whose: whose.clone() })
+                }
+                BindTarget::Unix(_) => {
+                    bail!("a dns listener binds `address:port` or `inherited:NAME`")
+                }
             }
         }
     }
     let workers = std::thread::available_parallelism().map_or(1, usize::from);
-    let mut server = Server::open(filter.clone(), &listeners, workers)?;
+    let mut server = DnsServer::open(filter.clone(), &listeners, workers)?;
     for (socket, whose) in given {
         server.adopt(socket, whose)?;
     }
     Ok(server)
 }
 
-fn described(dns: &Server, listeners: &[Open]) -> Vec<String> {
+fn describe_listeners(dns: &DnsServer, listeners: &[BoundListener]) -> Vec<String> {
     let dns = dns.addresses().into_iter().map(|address| format!("dns {address}"));
-    dns.chain(listeners.iter().map(Open::describe)).collect()
+    dns.chain(listeners.iter().map(BoundListener::describe)).collect()
 }

@@ -8,19 +8,23 @@ use serde::Serialize;
 
 /// What a file outlives.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Outlives {
+pub(crate) enum Durability {
     /// The machine too: it is waited for.
-    Power,
+    Disk,
     /// This process.
     Process,
 }
 
 /// Puts `value` into the place of what the file held.
-pub(crate) fn replace(path: &Path, value: &impl Serialize, outlives: Outlives) -> io::Result<()> {
+pub(crate) fn write_atomic(
+    path: &Path,
+    value: &impl Serialize,
+    outlives: Durability,
+) -> io::Result<()> {
     let fresh = path.with_extension("new");
     let mut file = File::create(&fresh)?;
     file.write_all(&serde_json::to_vec(value)?)?;
-    if outlives == Outlives::Power {
+    if outlives == Durability::Disk {
         file.sync_all()?;
     }
     fs::rename(&fresh, path)

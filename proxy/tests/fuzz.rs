@@ -113,8 +113,8 @@ const ECHO_WORDS: &[&str] = &[
 ];
 
 /// A hello, whole: what is changed in it comes from the strategy.
-fn hello() -> Vec<u8> {
-    let config = rustls::ClientConfig::builder_with_provider(certs::provider())
+fn client_hello() -> Vec<u8> {
+    let config = rustls::ClientConfig::builder_with_provider(certs::crypto_provider())
         .with_safe_default_protocol_versions()
         .unwrap()
         .with_root_certificates(rustls::RootCertStore::empty())
@@ -146,7 +146,7 @@ proptest! {
     }
 
     #[test]
-    fn scrub(data in any_input(ECHO_WORDS)) {
+    fn p11_scrub(data in any_input(ECHO_WORDS)) {
         checks::scrub(&data);
     }
 
@@ -157,7 +157,7 @@ proptest! {
 
     #[test]
     fn hellos(changes in proptest::collection::vec((any::<usize>(), any::<u8>()), 0..4), cut in any::<usize>()) {
-        let mut data = hello();
+        let mut data = client_hello();
         for (at, byte) in changes {
             let length = data.len();
             data[at % length] = byte;

@@ -7,10 +7,10 @@ use std::time::{Duration, Instant};
 
 use criterion::{BatchSize, Criterion};
 use rules::facts::{NameFacts, QueryType};
-use rules::pattern::{HostPattern, Width};
-use rules::set::HostSet;
-use rules::word::SandboxId;
-use rules::{DomainName, Facts, RuleSet, SourceFile, Sources, compile};
+use rules::host_set::HostSet;
+use rules::ids::SandboxId;
+use rules::pattern::{HostPattern, PatternWidth};
+use rules::{DomainName, Facts, LoadSources, RuleSet, SourceFile, compile};
 
 const SIZES: [usize; 3] = [10, 10_000, 1_000_000];
 const POLICY: &str = "name = \"p\"\n[[allow]]\nname = \"list\"\nhosts_file = \"list.txt\"\n";
@@ -19,10 +19,10 @@ fn main() {
     let mut criterion = Criterion::default().configure_from_args().without_plots();
     for size in SIZES {
         let sources = sources(size);
-        memory(size, &sources);
-        look_up(&mut criterion, size);
-        decide(&mut criterion, size, &load(&sources));
-        compiling(&mut criterion, size, &sources);
+        report_memory(size, &sources);
+        bench_lookup(&mut criterion, size);
+        bench_decide(&mut criterion, size, &load(&sources));
+        bench_compile(&mut criterion, size, &sources);
     }
     criterion.final_summary();
 }
@@ -37,23 +37,23 @@ fn pattern(at: usize) -> String {
     )
 }
 
-fn sources(size: usize) -> Sources {
+fn sources(size: usize) -> LoadSources {
     let list: String = (0..size).map(|at| pattern(at) + "\n").collect();
-    Sources {
+    LoadSources {
         policies: vec![SourceFile { path: "p.toml".to_owned(), bytes: POLICY.into() }],
         lists: BTreeMap::from([("list.txt".to_owned(), Ok(list.into_bytes()))]),
-        ..Sources::default()
+        ..LoadSources::default()
     }
 }
 
-fn load(sources: &Sources) -> RuleSet {
+fn load(sources: &LoadSources) -> RuleSet {
     compile(sources, &[]).unwrap_or_else(|problems| panic!("{problems:?}"))
 }
 
-fn set(size: usize) -> HostSet {
+fn host_set(size: usize) -> HostSet {
     let mut set = HostSet::default();
     for at in 0..size {
-        let parsed = HostPattern::parse(&pattern(at), Width::Narrow)
+        let parsed = HostPattern::parse(&pattern(at), PatternWidth::Narrow)
             .unwrap_or_else(|error| panic!("{error}"));
         set.insert(&parsed, 0, 1).unwrap_or_else(|error| panic!("{error}"));
     }
@@ -63,15 +63,15 @@ fn set(size: usize) -> HostSet {
 
 /// Bytes a pattern beyond its text, by count and by what the process grew.
 #[allow(clippy::print_stdout, reason = "a bench prints its figures")]
-fn memory(size: usize, sources: &Sources) {
-    let counted = set(size);
+fn report_memory(size: usize, sources: &LoadSources) {
+    let counted = host_set(size);
     let per_pattern = counted.overhead() as f64 / size as f64;
     drop(counted);
-    let before = resident();
+    let before = resident_bytes();
     let started = Instant::now();
     let rules = load(sources);
     let took = started.elapsed();
-    let grown = resident().saturating_sub(before);
+    let grown = resident_bytes().saturating_sub(before);
     println!(
         "{size} patterns: compiled once in {took:.1?}, {per_pattern:.1} bytes a pattern beyond its text, resident memory grew by {} KiB",
         grown / 1024
@@ -79,24 +79,24 @@ fn memory(size: usize, sources: &Sources) {
     drop(rules);
 }
 
-fn resident() -> u64 {
+fn resident_bytes() -> u64 {
     let status = fs::read_to_string("/proc/self/status").unwrap_or_default();
     let line = status.lines().find(|line| line.starts_with("VmRSS:")).unwrap_or("");
     line.split_whitespace().nth(1).and_then(|kib| kib.parse::<u64>().ok()).unwrap_or(0) * 1024
 }
 
 /// Names spread over the set, so that the cache is met as it would be in life.
-fn names(size: usize, made: impl Fn(usize) -> String) -> Vec<DomainName> {
+fn sample_names(size: usize, made: impl Fn(usize) -> String) -> Vec<DomainName> {
     let spread = (0..4096).map(|at| made(at * 7919 % size));
     spread
         .map(|name| DomainName::parse(&name).unwrap_or_else(|error| panic!("{name}: {error}")))
         .collect()
 }
 
-fn look_up(criterion: &mut Criterion, size: usize) {
-    let set = set(size);
-    let present = names(size, |at| pattern(at).replace("*.", "below."));
-    let absent = names(size, |at| format!("not-there-{at}.team-1.cdn.example"));
+fn bench_lookup(criterion: &mut Criterion, size: usize) {
+    let set = host_set(size);
+    let present = sample_names(size, |at| pattern(at).replace("*.", "below."));
+    let absent = sample_names(size, |at| format!("not-there-{at}.team-1.cdn.example"));
     for (kind, names) in [("present", present), ("absent", absent)] {
         let mut next = names.iter().cycle();
         criterion.bench_function(&format!("look-up/{kind}/{size}"), |bench| {
@@ -105,14 +105,18 @@ fn look_up(criterion: &mut Criterion, size: usize) {
     }
 }
 
-fn decide(criterion: &mut Criterion, size: usize, rules: &RuleSet) {
+fn bench_decide(criterion: &mut Criterion, size: usize, rules: &RuleSet) {
     let sandbox = SandboxId::parse("p").ok().and_then(|id| rules.sandboxes().get(&id).cloned());
     let Some(sandbox) = sandbox else { panic!("the policy's own sandbox") };
     let question = |name: DomainName| Facts::Name(NameFacts { name, query: QueryType::A });
-    let allowed: Vec<Facts> =
-        names(size, |at| pattern(at).replace("*.", "below.")).into_iter().map(question).collect();
-    let denied: Vec<Facts> =
-        names(size, |at| format!("not-there-{at}.example")).into_iter().map(question).collect();
+    let allowed: Vec<Facts> = sample_names(size, |at| pattern(at).replace("*.", "below."))
+        .into_iter()
+        .map(question)
+        .collect();
+    let denied: Vec<Facts> = sample_names(size, |at| format!("not-there-{at}.example"))
+        .into_iter()
+        .map(question)
+        .collect();
     for (kind, facts) in [("allowed", allowed), ("denied", denied)] {
         let mut next = facts.iter().cycle();
         criterion.bench_function(&format!("decide/{kind}/{size}"), |bench| {
@@ -121,7 +125,7 @@ fn decide(criterion: &mut Criterion, size: usize, rules: &RuleSet) {
     }
 }
 
-fn compiling(criterion: &mut Criterion, size: usize, sources: &Sources) {
+fn bench_compile(criterion: &mut Criterion, size: usize, sources: &LoadSources) {
     let mut group = criterion.benchmark_group("compile");
     group
         .sample_size(10)

@@ -4,11 +4,11 @@
 use std::collections::BTreeMap;
 
 use rules::load::problem::Problem;
-use rules::load::{lists_named_by, policy_dir};
-use rules::path::{CanonicalPath, PathPattern};
-use rules::pattern::{HostPattern, Width};
-use rules::probe::Probe;
-use rules::{DomainName, Host, RuleSet, SourceFile, Sources, compile};
+use rules::load::{list_files, policy_dir};
+use rules::pattern::{HostPattern, PatternWidth};
+use rules::probe::PolicyProbe;
+use rules::url_path::{CanonicalPath, PathPattern};
+use rules::{DomainName, Host, LoadSources, RuleSet, SourceFile, compile};
 
 /// A name is refused, or has one normal form that is its own.
 pub(super) fn name(data: &[u8]) {
@@ -24,11 +24,17 @@ pub(super) fn name(data: &[u8]) {
 /// A pattern is refused, or prints as a pattern that means the same.
 pub(super) fn pattern(data: &[u8]) {
     let Ok(text) = str::from_utf8(data) else { return };
-    let Ok(wide) = HostPattern::parse(text, Width::DangerouslyWide) else {
-        assert!(HostPattern::parse(text, Width::Narrow).is_err(), "narrow takes less, not more");
+    let Ok(wide) = HostPattern::parse(text, PatternWidth::DangerouslyWide) else {
+        assert!(
+            HostPattern::parse(text, PatternWidth::Narrow).is_err(),
+            "narrow takes less, not more"
+        );
         return;
     };
-    assert_eq!(HostPattern::parse(&wide.to_string(), Width::DangerouslyWide).as_ref(), Ok(&wide));
+    assert_eq!(
+        HostPattern::parse(&wide.to_string(), PatternWidth::DangerouslyWide).as_ref(),
+        Ok(&wide)
+    );
     if let Some(base) = wide.pattern.base() {
         let below = DomainName::parse(&format!("a.{base}"));
         let covers = |name: &DomainName| wide.pattern.matches(name);
@@ -53,16 +59,23 @@ pub(super) fn path(data: &[u8]) {
 pub(super) fn list(data: &[u8]) {
     let policy = "name = \"p\"\n[[allow]]\nname = \"r\"\nhosts_file = \"l.txt\"\n";
     let lists = BTreeMap::from([("l.txt".to_owned(), Ok(data.to_vec()))]);
-    let sources =
-        Sources { policies: vec![file("p.toml", policy.as_bytes())], lists, ..Sources::default() };
-    check(compile(&sources, &[]), "l.txt", data);
+    let sources = LoadSources {
+        policies: vec![file("p.toml", policy.as_bytes())],
+        lists,
+        ..LoadSources::default()
+    };
+    check_load(compile(&sources, &[]), "l.txt", data);
 }
 
 /// A policy loads whole and decides without panic, or every error has its place in it.
 pub(super) fn policy(data: &[u8]) {
     let policy = file("p.toml", data);
-    drop(lists_named_by(&policy));
-    check(compile(&Sources { policies: vec![policy], ..Sources::default() }, &[]), "p.toml", data);
+    drop(list_files(&policy));
+    check_load(
+        compile(&LoadSources { policies: vec![policy], ..LoadSources::default() }, &[]),
+        "p.toml",
+        data,
+    );
 }
 
 /// The same for the operator's file.
@@ -71,8 +84,8 @@ pub(super) fn operator(data: &[u8]) {
     drop(policy_dir(&operator));
     let policies =
         vec![file("p.toml", b"name = \"p\"\n[[allow]]\nname = \"r\"\nhosts = [\"x.example\"]\n")];
-    check(
-        compile(&Sources { operator: Some(operator), policies, ..Sources::default() }, &[]),
+    check_load(
+        compile(&LoadSources { operator: Some(operator), policies, ..LoadSources::default() }, &[]),
         "sandbar.toml",
         data,
     );
@@ -82,7 +95,7 @@ fn file(path: &str, bytes: &[u8]) -> SourceFile {
     SourceFile { path: path.to_owned(), bytes: bytes.to_vec() }
 }
 
-fn check(loaded: Result<RuleSet, Vec<Problem>>, file: &str, data: &[u8]) {
+fn check_load(loaded: Result<RuleSet, Vec<Problem>>, file: &str, data: &[u8]) {
     let lines = data.iter().filter(|byte| **byte == b'\n').count() as u32 + 1;
     match loaded {
         Err(problems) => {
@@ -98,12 +111,12 @@ fn check(loaded: Result<RuleSet, Vec<Problem>>, file: &str, data: &[u8]) {
             }
         }
         Ok(rules) => {
-            drop(rules.run_trials());
+            drop(rules.run_tests());
             for sandbox in rules.sandboxes().iter() {
                 for target in
                     ["x.example", "https://a.x.example/v1/..", "http://x.example", "10.0.0.1:22"]
                 {
-                    let Ok(probe) = Probe::parse(target) else { continue };
+                    let Ok(probe) = PolicyProbe::parse(target) else { continue };
                     drop(rules.explain(sandbox, &probe));
                 }
             }

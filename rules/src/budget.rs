@@ -4,7 +4,7 @@ use std::time::Duration;
 
 /// One limit that can be set, by its key in a policy.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub enum Budget {
+pub enum BudgetKind {
     /// Bytes both ways, for as long as there is the rule: what a grant may let pass.
     Bytes,
     Connections,
@@ -21,7 +21,7 @@ pub enum Budget {
 
 /// What is counted as it happens.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Counted {
+pub enum UsageKind {
     Download,
     Requests,
     Upload,
@@ -29,40 +29,40 @@ pub enum Counted {
 
 /// Limits over time; an absent one does not limit, zero lets nothing pass.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Budgets([Option<u64>; Budget::ALL.len()]);
+pub struct Budgets([Option<u64>; BudgetKind::ALL.len()]);
 
 const MINUTE: Duration = Duration::from_secs(60);
 const HOUR: Duration = Duration::from_secs(3600);
 const DAY: Duration = Duration::from_secs(86_400);
 
-impl Budget {
-    pub const ALL: [Budget; 11] = [
-        Budget::Bytes,
-        Budget::Connections,
-        Budget::DnsBitsPerHour,
-        Budget::DownloadBytesPerDay,
-        Budget::DownloadBytesPerHour,
-        Budget::LifetimeSeconds,
-        Budget::RequestsPerDay,
-        Budget::RequestsPerHour,
-        Budget::RequestsPerMinute,
-        Budget::UploadBytesPerDay,
-        Budget::UploadBytesPerHour,
+impl BudgetKind {
+    pub const ALL: [BudgetKind; 11] = [
+        BudgetKind::Bytes,
+        BudgetKind::Connections,
+        BudgetKind::DnsBitsPerHour,
+        BudgetKind::DownloadBytesPerDay,
+        BudgetKind::DownloadBytesPerHour,
+        BudgetKind::LifetimeSeconds,
+        BudgetKind::RequestsPerDay,
+        BudgetKind::RequestsPerHour,
+        BudgetKind::RequestsPerMinute,
+        BudgetKind::UploadBytesPerDay,
+        BudgetKind::UploadBytesPerHour,
     ];
 
     pub fn key(self) -> &'static str {
         match self {
-            Budget::Bytes => "bytes",
-            Budget::Connections => "connections",
-            Budget::DnsBitsPerHour => "dns_bits_per_hour",
-            Budget::DownloadBytesPerDay => "download_bytes_per_day",
-            Budget::DownloadBytesPerHour => "download_bytes_per_hour",
-            Budget::LifetimeSeconds => "lifetime_seconds",
-            Budget::RequestsPerDay => "requests_per_day",
-            Budget::RequestsPerHour => "requests_per_hour",
-            Budget::RequestsPerMinute => "requests_per_minute",
-            Budget::UploadBytesPerDay => "upload_bytes_per_day",
-            Budget::UploadBytesPerHour => "upload_bytes_per_hour",
+            BudgetKind::Bytes => "bytes",
+            BudgetKind::Connections => "connections",
+            BudgetKind::DnsBitsPerHour => "dns_bits_per_hour",
+            BudgetKind::DownloadBytesPerDay => "download_bytes_per_day",
+            BudgetKind::DownloadBytesPerHour => "download_bytes_per_hour",
+            BudgetKind::LifetimeSeconds => "lifetime_seconds",
+            BudgetKind::RequestsPerDay => "requests_per_day",
+            BudgetKind::RequestsPerHour => "requests_per_hour",
+            BudgetKind::RequestsPerMinute => "requests_per_minute",
+            BudgetKind::UploadBytesPerDay => "upload_bytes_per_day",
+            BudgetKind::UploadBytesPerHour => "upload_bytes_per_hour",
         }
     }
 
@@ -71,21 +71,27 @@ impl Budget {
     }
 
     /// Whether what happens counts against it.
-    pub fn counts(self, what: Counted) -> bool {
+    pub fn counts(self, what: UsageKind) -> bool {
         match self {
-            Budget::Bytes => matches!(what, Counted::Download | Counted::Upload),
-            Budget::Connections | Budget::DnsBitsPerHour | Budget::LifetimeSeconds => false,
-            Budget::DownloadBytesPerDay | Budget::DownloadBytesPerHour => what == Counted::Download,
-            Budget::RequestsPerDay | Budget::RequestsPerHour | Budget::RequestsPerMinute => {
-                what == Counted::Requests
+            BudgetKind::Bytes => matches!(what, UsageKind::Download | UsageKind::Upload),
+            BudgetKind::Connections | BudgetKind::DnsBitsPerHour | BudgetKind::LifetimeSeconds => {
+                false
             }
-            Budget::UploadBytesPerDay | Budget::UploadBytesPerHour => what == Counted::Upload,
+            BudgetKind::DownloadBytesPerDay | BudgetKind::DownloadBytesPerHour => {
+                what == UsageKind::Download
+            }
+            BudgetKind::RequestsPerDay
+            | BudgetKind::RequestsPerHour
+            | BudgetKind::RequestsPerMinute => what == UsageKind::Requests,
+            BudgetKind::UploadBytesPerDay | BudgetKind::UploadBytesPerHour => {
+                what == UsageKind::Upload
+            }
         }
     }
 
     /// Whether anything that happens counts against it.
     pub fn is_counted(self) -> bool {
-        [Counted::Download, Counted::Requests, Counted::Upload]
+        [UsageKind::Download, UsageKind::Requests, UsageKind::Upload]
             .iter()
             .any(|what| self.counts(*what))
     }
@@ -93,28 +99,28 @@ impl Budget {
     /// The time over which it is counted; none where nothing is ever given back.
     pub fn window(self) -> Option<Duration> {
         match self {
-            Budget::Bytes | Budget::Connections | Budget::LifetimeSeconds => None,
-            Budget::DnsBitsPerHour
-            | Budget::DownloadBytesPerHour
-            | Budget::RequestsPerHour
-            | Budget::UploadBytesPerHour => Some(HOUR),
-            Budget::DownloadBytesPerDay | Budget::RequestsPerDay | Budget::UploadBytesPerDay => {
-                Some(DAY)
-            }
-            Budget::RequestsPerMinute => Some(MINUTE),
+            BudgetKind::Bytes | BudgetKind::Connections | BudgetKind::LifetimeSeconds => None,
+            BudgetKind::DnsBitsPerHour
+            | BudgetKind::DownloadBytesPerHour
+            | BudgetKind::RequestsPerHour
+            | BudgetKind::UploadBytesPerHour => Some(HOUR),
+            BudgetKind::DownloadBytesPerDay
+            | BudgetKind::RequestsPerDay
+            | BudgetKind::UploadBytesPerDay => Some(DAY),
+            BudgetKind::RequestsPerMinute => Some(MINUTE),
         }
     }
 }
 
 impl Budgets {
     /// The limit, if it is set.
-    pub fn of(&self, budget: Budget) -> Option<u64> {
+    pub fn limit(&self, budget: BudgetKind) -> Option<u64> {
         self.0.get(budget as usize).copied().flatten()
     }
 
     /// The same with a limit set or left out.
     #[must_use]
-    pub fn with(mut self, budget: Budget, limit: Option<u64>) -> Budgets {
+    pub fn with(mut self, budget: BudgetKind, limit: Option<u64>) -> Budgets {
         if let Some(slot) = self.0.get_mut(budget as usize) {
             *slot = limit;
         }
@@ -124,19 +130,19 @@ impl Budgets {
     /// The smaller of each.
     #[must_use]
     pub fn min(self, other: Budgets) -> Budgets {
-        Budget::ALL.into_iter().fold(Budgets::default(), |least, budget| {
-            least.with(budget, self.of(budget).into_iter().chain(other.of(budget)).min())
+        BudgetKind::ALL.into_iter().fold(Budgets::default(), |least, budget| {
+            least.with(budget, self.limit(budget).into_iter().chain(other.limit(budget)).min())
         })
     }
 
     /// The limits that are set.
-    pub fn set(&self) -> impl Iterator<Item = (Budget, u64)> + use<> {
+    pub fn limits(&self) -> impl Iterator<Item = (BudgetKind, u64)> + use<> {
         let all = *self;
-        Budget::ALL.into_iter().filter_map(move |budget| Some((budget, all.of(budget)?)))
+        BudgetKind::ALL.into_iter().filter_map(move |budget| Some((budget, all.limit(budget)?)))
     }
 }
 
-impl std::fmt::Display for Budget {
+impl std::fmt::Display for BudgetKind {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.write_str(self.key())
     }
@@ -148,22 +154,22 @@ mod tests {
 
     #[test]
     fn each_budget_has_its_place_and_its_key() {
-        for (at, budget) in Budget::ALL.into_iter().enumerate() {
+        for (at, budget) in BudgetKind::ALL.into_iter().enumerate() {
             assert_eq!(budget as usize, at, "{budget}");
-            assert_eq!(Budget::by_key(budget.key()), Some(budget));
+            assert_eq!(BudgetKind::by_key(budget.key()), Some(budget));
         }
     }
 
     #[test]
     fn the_smallest_budget_counts() {
         let one = Budgets::default()
-            .with(Budget::RequestsPerHour, Some(10))
-            .with(Budget::UploadBytesPerHour, Some(0));
+            .with(BudgetKind::RequestsPerHour, Some(10))
+            .with(BudgetKind::UploadBytesPerHour, Some(0));
         let two = Budgets::default()
-            .with(Budget::RequestsPerHour, Some(3))
-            .with(Budget::Connections, Some(7));
+            .with(BudgetKind::RequestsPerHour, Some(3))
+            .with(BudgetKind::Connections, Some(7));
         let both: Vec<_> =
-            one.min(two).set().map(|(budget, limit)| (budget.key(), limit)).collect();
+            one.min(two).limits().map(|(budget, limit)| (budget.key(), limit)).collect();
         assert_eq!(
             both,
             [("connections", 7), ("requests_per_hour", 3), ("upload_bytes_per_hour", 0)]

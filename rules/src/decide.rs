@@ -6,30 +6,30 @@
 use std::cmp::Reverse;
 use std::net::IpAddr;
 
-use crate::agree::agreed_host;
-use crate::decision::{Decision, Denial, Layer, Permit, RuleRef};
-use crate::explain::{Near, Why};
-use crate::facts::{Facts, MemoryFacts, Protocol, QueryType, RequestFacts, Scheme};
-use crate::load::GRANTS;
+use crate::decision::{Decision, Denial, Permit, PolicyLayer, RuleRef};
+use crate::explain::{MissCause, NearMiss};
+use crate::facts::{Facts, MemoryFacts, Protocol, QueryType, RequestFacts, UrlScheme};
+use crate::host_agreement::agreed_host;
+use crate::load::GRANTS_POLICY;
 use crate::memory;
 use crate::name::Host;
-use crate::network::{forbidden, forms};
-use crate::path::{CanonicalPath, Specificity};
-use crate::policy::{By, Match, Policy, Rule, Verdict, matching};
+use crate::network::{address_forms, forbidden_range};
+use crate::policy::{MatchedEntry, Policy, Rule, RuleAction, RuleMatch, matching_rules};
 use crate::reason::Reason;
-use crate::ruleset::{Base, Layers, RuleSet, Tier};
+use crate::ruleset::{BaseLayer, RuleSet, SandboxLayers, Tier};
 use crate::sandbox::{Sandbox, SandboxRef};
-use crate::special;
+use crate::special_names;
+use crate::url_path::{CanonicalPath, PathSpecificity};
 
 impl RuleSet {
     /// Decides one attempt of `sandbox`.
     ///
     /// The sandbox is looked up anew, so that one that has left the operator's file may do nothing.
     pub fn decide(&self, sandbox: &SandboxRef, facts: &Facts) -> Decision {
-        match self.judge(sandbox, facts) {
+        match self.evaluate(sandbox, facts) {
             Ok(permit) => Decision::Allow(permit),
-            Err(Refused { reason, rule, layer }) => {
-                Decision::Deny(Box::new(Denial { rule, layer, ..self.plain(reason) }))
+            Err(PartialDenial { reason, rule, layer }) => {
+                Decision::Deny(Box::new(Denial { rule, layer, ..self.build_denial(reason) }))
             }
         }
     }
@@ -38,18 +38,20 @@ impl RuleSet {
     /// treated alike, and lead to where it was dialled.
     pub fn decide_again(&self, permit: &Permit, dialled: Option<IpAddr>) -> Decision {
         let Some(sandbox) = self.sandboxes.get(permit.sandbox()) else {
-            return Decision::Deny(Box::new(self.plain(Reason::UnknownSandbox)));
+            return Decision::Deny(Box::new(self.build_denial(Reason::UnknownSandbox)));
         };
         let fresh = match self.decide(sandbox, permit.facts()) {
             Decision::Allow(fresh) => fresh,
-            Decision::Deny(denial) if self.has_ended(permit) => {
+            Decision::Deny(denial) if self.is_grant_ended(permit) => {
                 return Decision::Deny(Box::new(Denial { reason: Reason::GrantEnded, ..*denial }));
             }
             denied @ Decision::Deny(_) => return denied,
         };
-        if fresh.how() != permit.how() {
-            let denial =
-                Denial { rule: Some(fresh.rule().clone()), ..self.plain(Reason::TreatmentChanged) };
+        if fresh.treatment() != permit.treatment() {
+            let denial = Denial {
+                rule: Some(fresh.rule().clone()),
+                ..self.build_denial(Reason::TreatmentChanged)
+            };
             return Decision::Deny(Box::new(denial));
         }
         match dialled.map(|address| self.admit(&fresh, &[address])) {
@@ -59,42 +61,51 @@ impl RuleSet {
     }
 
     /// Whether a permit was given by a grant that is no more.
-    fn has_ended(&self, permit: &Permit) -> bool {
+    fn is_grant_ended(&self, permit: &Permit) -> bool {
         let rule = permit.rule();
         let granted =
             self.layers.get(permit.sandbox()).into_iter().flat_map(|layers| {
                 layers.sandbox.iter().filter(|policy| policy.name == rule.policy)
             });
-        rule.policy.as_str() == GRANTS
+        rule.policy.as_str() == GRANTS_POLICY
             && !granted.flat_map(|policy| &policy.rules).any(|one| one.name == rule.rule)
     }
 
     /// Every allow and memory rule of the sandbox's own layer that names the host, and why each does not decide.
-    pub(crate) fn considered(&self, sandbox: &SandboxRef, facts: &Facts) -> Vec<Near> {
+    pub(crate) fn candidate_rules(&self, sandbox: &SandboxRef, facts: &Facts) -> Vec<NearMiss> {
         let (Some(layers), Ok(host)) = (self.layers.get(&sandbox.id), agreed_host(facts)) else {
             return Vec::new();
         };
-        let Ok(attempt) = Attempt::new(sandbox, layers, facts, &host) else { return Vec::new() };
+        let Ok(attempt) = AttemptContext::new(sandbox, layers, facts, &host) else {
+            return Vec::new();
+        };
         if self.is_closed() {
             return Vec::new(); // no rule had a say
         }
-        let near = |matched: &Match<'_>| Near {
-            rule: rule_ref(matched, Layer::Sandbox),
+        let near = |matched: &RuleMatch<'_>| NearMiss {
+            rule: rule_ref(matched, PolicyLayer::Sandbox),
             pattern: matched.pattern(),
-            why: match attempt.fits(matched, Layer::Sandbox) {
-                Ok(_) => Why::LessSpecific,
-                Err(miss) => Why::Misses(miss.reason),
+            why: match attempt.check_rule(matched, PolicyLayer::Sandbox) {
+                Ok(_) => MissCause::LessSpecific,
+                Err(miss) => MissCause::Misses(miss.reason),
             },
         };
         attempt.own.iter().filter(|matched| !matched.rule.is_deny()).map(near).collect()
     }
 
-    pub(crate) fn plain(&self, reason: Reason) -> Denial {
+    pub(crate) fn build_denial(&self, reason: Reason) -> Denial {
         let (generation, digest) = (self.generation, self.digest);
-        Denial { reason, rule: None, layer: Layer::Sandbox, generation, digest, address: None }
+        Denial {
+            reason,
+            rule: None,
+            layer: PolicyLayer::Sandbox,
+            generation,
+            digest,
+            address: None,
+        }
     }
 
-    fn judge(&self, sandbox: &SandboxRef, facts: &Facts) -> Result<Permit, Refused> {
+    fn evaluate(&self, sandbox: &SandboxRef, facts: &Facts) -> Result<Permit, PartialDenial> {
         if self.is_closed() {
             return Err(Reason::PolicyInvalid.into());
         }
@@ -104,52 +115,52 @@ impl RuleSet {
             return Err(Reason::SandboxEnded.into());
         }
         let host = agreed_host(facts)?;
-        let attempt = Attempt::new(current, layers, facts, &host)?;
+        let attempt = AttemptContext::new(current, layers, facts, &host)?;
         attempt.refuse_denied()?;
         attempt.refuse_unguarded()?;
-        attempt.permit(self.generation, &attempt.standing()?)
+        attempt.build_permit(self.generation, &attempt.allowing_rules()?)
     }
 }
 
 /// A refusal on its way up, before it is told which rule set it was.
 #[derive(Debug)]
-pub(crate) struct Refused {
+pub(crate) struct PartialDenial {
     reason: Reason,
     rule: Option<RuleRef>,
-    layer: Layer,
+    layer: PolicyLayer,
 }
 
-impl From<Reason> for Refused {
+impl From<Reason> for PartialDenial {
     fn from(reason: Reason) -> Self {
-        Refused { reason, rule: None, layer: Layer::Sandbox }
+        PartialDenial { reason, rule: None, layer: PolicyLayer::Sandbox }
     }
 }
 
-impl Refused {
-    pub(crate) fn by(reason: Reason, layer: Layer, matched: &Match<'_>) -> Self {
-        Refused { reason, rule: Some(rule_ref(matched, layer)), layer }
+impl PartialDenial {
+    pub(crate) fn from_rule(reason: Reason, layer: PolicyLayer, matched: &RuleMatch<'_>) -> Self {
+        PartialDenial { reason, rule: Some(rule_ref(matched, layer)), layer }
     }
 }
 
 /// One attempt, and everything it is judged by.
-pub(crate) struct Attempt<'a> {
+pub(crate) struct AttemptContext<'a> {
     pub(crate) sandbox: &'a Sandbox,
-    pub(crate) layers: &'a Layers,
+    pub(crate) layers: &'a SandboxLayers,
     pub(crate) facts: &'a Facts,
     pub(crate) host: &'a Host,
     pub(crate) port: Option<u16>,
-    pub(crate) ask: Ask<'a>,
+    pub(crate) ask: DecisionStage<'a>,
     /// The special-use zone the host lies in: only a pattern within it counts.
     zone: Option<&'static str>,
     /// The rules of the sandbox's own layer that name the host.
-    pub(crate) own: Vec<Match<'a>>,
+    pub(crate) own: Vec<RuleMatch<'a>>,
     /// The rules of the base that name the host.
-    pub(crate) floor: Vec<Match<'a>>,
+    pub(crate) floor: Vec<RuleMatch<'a>>,
 }
 
 /// What is asked, stage by stage; a later stage knows more.
 #[derive(Clone, Copy)]
-pub(crate) enum Ask<'a> {
+pub(crate) enum DecisionStage<'a> {
     Connect(&'a Protocol),
     Memory(&'a MemoryFacts),
     Name(QueryType),
@@ -157,73 +168,73 @@ pub(crate) enum Ask<'a> {
 }
 
 /// The rules that let an attempt pass, the most specific of each layer first.
-pub(crate) struct Standing<'a> {
-    pub(crate) own: Vec<Match<'a>>,
-    pub(crate) base: Floor<'a>,
+pub(crate) struct AllowingRules<'a> {
+    pub(crate) own: Vec<RuleMatch<'a>>,
+    pub(crate) base: BaseAllowance<'a>,
 }
 
 /// What of the base lets an attempt pass.
-pub(crate) enum Floor<'a> {
-    Rules(Vec<Match<'a>>),
+pub(crate) enum BaseAllowance<'a> {
+    Rules(Vec<RuleMatch<'a>>),
     Tier(Tier),
 }
 
 /// Why a rule that names the host does not allow the attempt, and how near it came.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub(crate) struct Miss {
+pub(crate) struct RuleMiss {
     depth: u8,
     pub(crate) reason: Reason,
 }
 
-const fn miss(depth: u8, reason: Reason) -> Miss {
-    Miss { depth, reason }
+const fn rule_miss(depth: u8, reason: Reason) -> RuleMiss {
+    RuleMiss { depth, reason }
 }
 
-impl<'a> Attempt<'a> {
+impl<'a> AttemptContext<'a> {
     fn new(
         sandbox: &'a Sandbox,
-        layers: &'a Layers,
+        layers: &'a SandboxLayers,
         facts: &'a Facts,
         host: &'a Host,
     ) -> Result<Self, Reason> {
         let (port, ask) = match facts {
-            Facts::Connect(facts) => (Some(facts.port), Ask::Connect(&facts.protocol)),
-            Facts::Memory(facts) => (Some(facts.request.port), Ask::Memory(facts)),
-            Facts::Name(facts) => (None, Ask::Name(facts.query)),
-            Facts::Request(facts) => (Some(facts.port), Ask::Request(facts)),
+            Facts::Connect(facts) => (Some(facts.port), DecisionStage::Connect(&facts.protocol)),
+            Facts::Memory(facts) => (Some(facts.request.port), DecisionStage::Memory(facts)),
+            Facts::Name(facts) => (None, DecisionStage::Name(facts.query)),
+            Facts::Request(facts) => (Some(facts.port), DecisionStage::Request(facts)),
         };
-        if host.name().is_some_and(special::is_resolver_discovery) {
+        if host.name().is_some_and(special_names::is_resolver_discovery) {
             return Err(Reason::ResolverDiscovery);
         }
         if ask.request().is_some_and(|request| !request.method.is_forwardable()) {
             return Err(Reason::MethodNotAllowed);
         }
-        let zone = host.name().and_then(special::zone);
-        let own = layers.sandbox.iter().flat_map(|policy| matching(policy, host)).collect();
+        let zone = host.name().and_then(special_names::special_zone);
+        let own = layers.sandbox.iter().flat_map(|policy| matching_rules(policy, host)).collect();
         let floor =
-            layers.base_policies().iter().flat_map(|policy| matching(policy, host)).collect();
-        Ok(Attempt { sandbox, layers, facts, host, port, ask, zone, own, floor })
+            layers.base_policies().iter().flat_map(|policy| matching_rules(policy, host)).collect();
+        Ok(AttemptContext { sandbox, layers, facts, host, port, ask, zone, own, floor })
     }
 
-    fn named_by(&self, layer: Layer) -> &[Match<'a>] {
+    fn matches_in(&self, layer: PolicyLayer) -> &[RuleMatch<'a>] {
         match layer {
-            Layer::Base => &self.floor,
-            Layer::Sandbox => &self.own,
+            PolicyLayer::Base => &self.floor,
+            PolicyLayer::Sandbox => &self.own,
         }
     }
 
     /// Deny always wins, in whichever layer it stands.
-    fn refuse_denied(&self) -> Result<(), Refused> {
-        for layer in [Layer::Base, Layer::Sandbox] {
-            for matched in self.named_by(layer) {
-                if let Some(reason) = self.denied_by(matched) {
-                    return Err(Refused::by(reason, layer, matched));
+    fn refuse_denied(&self) -> Result<(), PartialDenial> {
+        for layer in [PolicyLayer::Base, PolicyLayer::Sandbox] {
+            for matched in self.matches_in(layer) {
+                if let Some(reason) = self.denial_reason(matched) {
+                    return Err(PartialDenial::from_rule(reason, layer, matched));
                 }
             }
         }
         match (self.host, self.ask.request()) {
             (Host::Address(address), _)
-                if denies_address(self.layers, *address, self.port).is_some() =>
+                if find_address_deny(self.layers, *address, self.port).is_some() =>
             {
                 Err(Reason::DeniedByRule.into())
             }
@@ -231,7 +242,7 @@ impl<'a> Attempt<'a> {
         }
     }
 
-    fn denied_by(&self, matched: &Match<'_>) -> Option<Reason> {
+    fn denial_reason(&self, matched: &RuleMatch<'_>) -> Option<Reason> {
         let rule = matched.rule;
         let here =
             self.port.map_or_else(|| matched.is_on_every_port(), |port| matched.has_port(port));
@@ -240,40 +251,41 @@ impl<'a> Attempt<'a> {
         }
         match self.ask.request() {
             None => (!rule.filters_requests()).then_some(Reason::DeniedByRule),
-            Some(request) => denies(rule, request),
+            Some(request) => deny_reason(rule, request),
         }
     }
 
     /// A memory service is only spoken to through its guard, whatever else names its host and port.
-    fn refuse_unguarded(&self) -> Result<(), Refused> {
-        let guarded = self.guard().filter(|_| matches!(self.ask, Ask::Request(_)));
+    fn refuse_unguarded(&self) -> Result<(), PartialDenial> {
+        let guarded = self.memory_guard().filter(|_| matches!(self.ask, DecisionStage::Request(_)));
         guarded.map_or(Ok(()), |matched| {
-            Err(Refused::by(Reason::MemoryOperation, Layer::Sandbox, matched))
+            Err(PartialDenial::from_rule(Reason::MemoryOperation, PolicyLayer::Sandbox, matched))
         })
     }
 
     /// The memory rule, of whichever layer, that holds the host and port.
-    fn guard(&self) -> Option<&Match<'a>> {
-        let guards =
-            |matched: &&Match<'_>| matched.rule.memory().is_some() && self.is_here(matched);
+    fn memory_guard(&self) -> Option<&RuleMatch<'a>> {
+        let guards = |matched: &&RuleMatch<'_>| {
+            matched.rule.memory_terms().is_some() && self.is_on_port(matched)
+        };
         self.own.iter().chain(&self.floor).find(guards)
     }
 
     /// Whether a rule is for the port of this attempt.
-    pub(crate) fn is_here(&self, matched: &Match<'_>) -> bool {
+    pub(crate) fn is_on_port(&self, matched: &RuleMatch<'_>) -> bool {
         self.port.is_some_and(|port| matched.has_port(port))
     }
 
     /// The rules of both layers that allow the attempt. For a look-up the rules of a layer add up; otherwise
     /// the most specific acts, and the base must let that very rule pass.
-    fn standing(&self) -> Result<Standing<'a>, Refused> {
-        let mut own = self.fitting(Layer::Sandbox)?;
-        if !matches!(self.ask, Ask::Name(_)) {
+    fn allowing_rules(&self) -> Result<AllowingRules<'a>, PartialDenial> {
+        let mut own = self.fitting_rules(PolicyLayer::Sandbox)?;
+        if !matches!(self.ask, DecisionStage::Name(_)) {
             own.truncate(1);
         }
         let mut refused = None;
         let mut base = None;
-        own.retain(|matched| match self.floor(matched) {
+        own.retain(|matched| match self.check_base(matched) {
             Ok(floor) => {
                 base.get_or_insert(floor);
                 true
@@ -284,20 +296,20 @@ impl<'a> Attempt<'a> {
             }
         });
         match base {
-            Some(base) => Ok(Standing { own, base }),
+            Some(base) => Ok(AllowingRules { own, base }),
             None => Err(refused.unwrap_or_else(|| Reason::BaseForbids.into())),
         }
     }
 
     /// The rules of a layer that allow the attempt, the most specific first; or the nearest that does not.
-    fn fitting(&self, layer: Layer) -> Result<Vec<Match<'a>>, Refused> {
-        let mut fitting: Vec<(Rank, Match<'a>)> = Vec::new();
-        let mut nearest: Option<(Miss, Match<'a>)> = None;
+    fn fitting_rules(&self, layer: PolicyLayer) -> Result<Vec<RuleMatch<'a>>, PartialDenial> {
+        let mut fitting: Vec<(RuleRank, RuleMatch<'a>)> = Vec::new();
+        let mut nearest: Option<(RuleMiss, RuleMatch<'a>)> = None;
         for matched in
-            self.named_by(layer).iter().filter(|matched| !matched.rule.is_deny()).copied()
+            self.matches_in(layer).iter().filter(|matched| !matched.rule.is_deny()).copied()
         {
-            match self.fits(&matched, layer) {
-                Ok(path) => fitting.push((Rank::of(&matched, path), matched)),
+            match self.check_rule(&matched, layer) {
+                Ok(path) => fitting.push((RuleRank::new(&matched, path), matched)),
                 Err(miss) if nearest.as_ref().is_none_or(|(other, _)| miss > *other) => {
                     nearest = Some((miss, matched));
                 }
@@ -308,12 +320,14 @@ impl<'a> Attempt<'a> {
         fitting.sort_by_key(|(rank, _)| Reverse(*rank));
         match (fitting.is_empty(), nearest) {
             (false, _) => Ok(fitting.into_iter().map(|(_, matched)| matched).collect()),
-            (true, Some((miss, matched))) => Err(Refused::by(miss.reason, layer, &matched)),
-            (true, None) => Err(self.unlisted().into()),
+            (true, Some((miss, matched))) => {
+                Err(PartialDenial::from_rule(miss.reason, layer, &matched))
+            }
+            (true, None) => Err(self.unlisted_reason().into()),
         }
     }
 
-    fn unlisted(&self) -> Reason {
+    fn unlisted_reason(&self) -> Reason {
         match (self.host, self.facts) {
             (Host::Address(_), Facts::Connect(facts)) if facts.is_nameless() => Reason::NameMissing,
             (Host::Address(_), _) => Reason::AddressNotListed,
@@ -322,90 +336,109 @@ impl<'a> Attempt<'a> {
     }
 
     /// Whether a rule that names the host allows this attempt; if so, how closely its paths describe it.
-    fn fits(&self, matched: &Match<'_>, layer: Layer) -> Result<Specificity, Miss> {
-        self.reaches(matched)?;
-        if self.port.is_some() && !self.is_here(matched) {
-            return Err(miss(3, Reason::PortNotListed));
+    fn check_rule(
+        &self,
+        matched: &RuleMatch<'_>,
+        layer: PolicyLayer,
+    ) -> Result<PathSpecificity, RuleMiss> {
+        self.check_reach(matched)?;
+        if self.port.is_some() && !self.is_on_port(matched) {
+            return Err(rule_miss(3, Reason::PortNotListed));
         }
-        let nothing = |()| Specificity::default();
+        let nothing = |()| PathSpecificity::default();
         match self.ask {
-            Ask::Connect(protocol) => self.speaks(matched.rule, protocol, layer).map(nothing),
-            Ask::Name(query) => asks(matched.rule, query).map(nothing),
-            Ask::Request(request) => serves(matched.rule, request, layer),
-            Ask::Memory(facts) => self.remembers(matched.rule, facts, layer),
+            DecisionStage::Connect(protocol) => {
+                self.check_protocol(matched.rule, protocol, layer).map(nothing)
+            }
+            DecisionStage::Name(query) => check_query_type(matched.rule, query).map(nothing),
+            DecisionStage::Request(request) => check_request(matched.rule, request, layer),
+            DecisionStage::Memory(facts) => self.check_memory(matched.rule, facts, layer),
         }
     }
 
     /// Special-use zones and public resolvers are not opened by a pattern that merely happens to cover them.
-    fn reaches(&self, matched: &Match<'_>) -> Result<(), Miss> {
-        let (By::Host(hit), Host::Name(name)) = (matched.by, self.host) else { return Ok(()) };
-        if self.zone.is_some_and(|zone| !special::opens(hit.base, zone)) {
-            return Err(miss(1, Reason::SpecialName));
+    fn check_reach(&self, matched: &RuleMatch<'_>) -> Result<(), RuleMiss> {
+        let (MatchedEntry::Host(hit), Host::Name(name)) = (matched.by, self.host) else {
+            return Ok(());
+        };
+        if self.zone.is_some_and(|zone| !special_names::is_within_zone(hit.base, zone)) {
+            return Err(rule_miss(1, Reason::SpecialName));
         }
-        if special::is_hidden_resolver(name, &hit) {
-            return Err(miss(1, Reason::EncryptedResolver));
+        if special_names::is_hidden_resolver(name, &hit) {
+            return Err(rule_miss(1, Reason::EncryptedResolver));
         }
         Ok(())
     }
 
     /// Where a memory rule holds the host only such a rule opens it, and only to TLS.
-    fn speaks(&self, rule: &Rule, protocol: &Protocol, layer: Layer) -> Result<(), Miss> {
-        let unguarded =
-            rule.memory().is_none() && layer == Layer::Sandbox && self.guard().is_some();
+    fn check_protocol(
+        &self,
+        rule: &Rule,
+        protocol: &Protocol,
+        layer: PolicyLayer,
+    ) -> Result<(), RuleMiss> {
+        let unguarded = rule.memory_terms().is_none()
+            && layer == PolicyLayer::Sandbox
+            && self.memory_guard().is_some();
         match (protocol, self.port) {
-            _ if unguarded => Err(miss(4, Reason::MemoryOperation)),
-            (Protocol::Http { .. } | Protocol::Raw, _) if rule.memory().is_some() => {
-                Err(miss(4, Reason::WrongProtocol))
+            _ if unguarded => Err(rule_miss(4, Reason::MemoryOperation)),
+            (Protocol::Http { .. } | Protocol::Raw, _) if rule.memory_terms().is_some() => {
+                Err(rule_miss(4, Reason::WrongProtocol))
             }
             _ if rule.is_raw() => Ok(()),
-            (Protocol::Raw, _) => Err(miss(4, Reason::RawTcpNotAllowed)),
+            (Protocol::Raw, _) => Err(rule_miss(4, Reason::RawTcpNotAllowed)),
             (Protocol::Http { .. }, Some(443)) | (Protocol::Tls { .. }, Some(80)) => {
-                Err(miss(4, Reason::WrongProtocol))
+                Err(rule_miss(4, Reason::WrongProtocol))
             }
             (Protocol::Http { .. } | Protocol::Tls { .. }, _) => Ok(()),
         }
     }
 
     /// In the sandbox's layer only a memory rule opens a memory service; a base may do with a plain one.
-    fn remembers(
+    fn check_memory(
         &self,
         rule: &Rule,
         facts: &MemoryFacts,
-        layer: Layer,
-    ) -> Result<Specificity, Miss> {
+        layer: PolicyLayer,
+    ) -> Result<PathSpecificity, RuleMiss> {
         match (&rule.verdict, layer, facts.request.scheme) {
-            (_, _, Scheme::Http) => Err(miss(4, Reason::WrongProtocol)),
-            (Verdict::Memory(terms), ..) => memory::judge(self.sandbox, terms, facts)
-                .map(|()| Specificity::default())
-                .map_err(|reason| miss(7, reason)),
-            (Verdict::Allow(_), Layer::Base, _) => serves(rule, &facts.request, layer),
-            (Verdict::Allow(_) | Verdict::Deny, ..) => Err(miss(4, Reason::MemoryOperation)),
+            (_, _, UrlScheme::Http) => Err(rule_miss(4, Reason::WrongProtocol)),
+            (RuleAction::Memory(terms), ..) => memory::authorize(self.sandbox, terms, facts)
+                .map(|()| PathSpecificity::default())
+                .map_err(|reason| rule_miss(7, reason)),
+            (RuleAction::Allow(_), PolicyLayer::Base, _) => {
+                check_request(rule, &facts.request, layer)
+            }
+            (RuleAction::Allow(_) | RuleAction::Deny, ..) => {
+                Err(rule_miss(4, Reason::MemoryOperation))
+            }
         }
     }
 
     /// What of the base lets `own` pass.
-    fn floor(&self, own: &Match<'_>) -> Result<Floor<'a>, Refused> {
-        let forbids = || Refused::by(Reason::BaseForbids, Layer::Base, own);
+    fn check_base(&self, own: &RuleMatch<'_>) -> Result<BaseAllowance<'a>, PartialDenial> {
+        let forbids = || PartialDenial::from_rule(Reason::BaseForbids, PolicyLayer::Base, own);
         match &self.layers.base {
-            Base::Tier(tier) => {
-                self.tier_allows(*tier, own).then_some(Floor::Tier(*tier)).ok_or_else(forbids)
-            }
-            Base::Policy(_) => {
-                let rules = self.fitting(Layer::Base).map_err(in_base)?;
-                let raw = matches!(self.ask, Ask::Connect(_)) && own.rule.is_raw();
+            BaseLayer::Tier(tier) => self
+                .tier_allows(*tier, own)
+                .then_some(BaseAllowance::Tier(*tier))
+                .ok_or_else(forbids),
+            BaseLayer::Policy(_) => {
+                let rules = self.fitting_rules(PolicyLayer::Base).map_err(as_base_denial)?;
+                let raw = matches!(self.ask, DecisionStage::Connect(_)) && own.rule.is_raw();
                 match rules.first() {
                     Some(first) if raw && !first.rule.is_raw() => {
-                        Err(Refused::by(Reason::BaseForbids, Layer::Base, first))
+                        Err(PartialDenial::from_rule(Reason::BaseForbids, PolicyLayer::Base, first))
                     }
-                    _ => Ok(Floor::Rules(rules)),
+                    _ => Ok(BaseAllowance::Rules(rules)),
                 }
             }
         }
     }
 
-    fn tier_allows(&self, tier: Tier, own: &Match<'_>) -> bool {
+    fn tier_allows(&self, tier: Tier, own: &RuleMatch<'_>) -> bool {
         let public = match self.host {
-            Host::Address(address) => forbidden(*address).is_none(),
+            Host::Address(address) => forbidden_range(*address).is_none(),
             Host::Name(_) => self.zone.is_none(),
         };
         match tier {
@@ -416,12 +449,12 @@ impl<'a> Attempt<'a> {
     }
 }
 
-impl<'a> Ask<'a> {
+impl<'a> DecisionStage<'a> {
     fn request(&self) -> Option<&'a RequestFacts> {
         match self {
-            Ask::Connect(_) | Ask::Name(_) => None,
-            Ask::Memory(facts) => Some(&facts.request),
-            Ask::Request(request) => Some(request),
+            DecisionStage::Connect(_) | DecisionStage::Name(_) => None,
+            DecisionStage::Memory(facts) => Some(&facts.request),
+            DecisionStage::Request(request) => Some(request),
         }
     }
 }
@@ -429,23 +462,24 @@ impl<'a> Ask<'a> {
 /// What settles which of several rules acts: memory holds its host, then the most specific host, then path. A grant
 /// acts only where no rule of a policy does: a rule's budgets, credential and inspection hold whatever is granted.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-struct Rank {
+struct RuleRank {
     memory: bool,
     lasting: bool,
     host: (usize, bool, bool),
-    path: Specificity,
+    path: PathSpecificity,
 }
 
-impl Rank {
-    fn of(matched: &Match<'_>, path: Specificity) -> Self {
+impl RuleRank {
+    fn new(matched: &RuleMatch<'_>, path: PathSpecificity) -> Self {
         let (rule, policy) = (matched.rule, matched.policy);
-        let (memory, lasting) = (rule.memory().is_some(), policy.name.as_str() != GRANTS);
-        Rank { memory, lasting, host: matched.specificity(), path }
+        let (memory, lasting) =
+            (rule.memory_terms().is_some(), policy.name.as_str() != GRANTS_POLICY);
+        RuleRank { memory, lasting, host: matched.specificity(), path }
     }
 }
 
 /// What is merely not in the base's rules is the base's refusal: no edit of the sandbox's policies helps.
-fn in_base(refused: Refused) -> Refused {
+fn as_base_denial(refused: PartialDenial) -> PartialDenial {
     let own_fault = matches!(
         refused.reason,
         Reason::AmbiguousPath
@@ -459,43 +493,52 @@ fn in_base(refused: Refused) -> Refused {
             | Reason::IdentityUnset
     );
     let reason = if own_fault { refused.reason } else { Reason::BaseForbids };
-    Refused { reason, layer: Layer::Base, ..refused }
+    PartialDenial { reason, layer: PolicyLayer::Base, ..refused }
 }
 
-fn asks(rule: &Rule, query: QueryType) -> Result<(), Miss> {
-    let allowed = rule.allow().map_or(&QueryType::DEFAULT[..], |terms| &terms.dns_types);
-    if allowed.contains(&query) { Ok(()) } else { Err(miss(2, Reason::DnsTypeNotAllowed)) }
+fn check_query_type(rule: &Rule, query: QueryType) -> Result<(), RuleMiss> {
+    let allowed = rule.allow_terms().map_or(&QueryType::DEFAULT[..], |terms| &terms.dns_types);
+    if allowed.contains(&query) { Ok(()) } else { Err(rule_miss(2, Reason::DnsTypeNotAllowed)) }
 }
 
 /// Raw TCP carries no requests to judge, but a base that allows any bytes allows these.
-fn serves(rule: &Rule, request: &RequestFacts, layer: Layer) -> Result<Specificity, Miss> {
+fn check_request(
+    rule: &Rule,
+    request: &RequestFacts,
+    layer: PolicyLayer,
+) -> Result<PathSpecificity, RuleMiss> {
     match (request.scheme, request.port, layer) {
-        _ if rule.memory().is_some() => Err(miss(4, Reason::MemoryOperation)),
-        (Scheme::Http, 443, _) | (Scheme::Https, 80, _) => Err(miss(4, Reason::WrongProtocol)),
-        (.., Layer::Sandbox) if rule.is_raw() => Err(miss(4, Reason::WrongProtocol)),
-        _ => filter(rule, request),
+        _ if rule.memory_terms().is_some() => Err(rule_miss(4, Reason::MemoryOperation)),
+        (UrlScheme::Http, 443, _) | (UrlScheme::Https, 80, _) => {
+            Err(rule_miss(4, Reason::WrongProtocol))
+        }
+        (.., PolicyLayer::Sandbox) if rule.is_raw() => Err(rule_miss(4, Reason::WrongProtocol)),
+        _ => check_filters(rule, request),
     }
 }
 
 /// The method and path of a request against a rule's filters; an absent filter does not filter.
-pub(crate) fn filter(rule: &Rule, request: &RequestFacts) -> Result<Specificity, Miss> {
+pub(crate) fn check_filters(
+    rule: &Rule,
+    request: &RequestFacts,
+) -> Result<PathSpecificity, RuleMiss> {
     if rule.methods().is_some_and(|methods| !methods.contains(&request.method)) {
-        return Err(miss(5, Reason::MethodNotAllowed));
+        return Err(rule_miss(5, Reason::MethodNotAllowed));
     }
-    let Some(paths) = rule.paths() else { return Ok(Specificity::default()) };
+    let Some(paths) = rule.paths() else { return Ok(PathSpecificity::default()) };
     let everything = paths.iter().any(|pattern| pattern.is_everything());
     let Ok(path) = CanonicalPath::parse(&request.path) else {
-        let ambiguous = miss(6, Reason::AmbiguousPath);
-        return everything.then(Specificity::default).ok_or(ambiguous);
+        let ambiguous = rule_miss(6, Reason::AmbiguousPath);
+        return everything.then(PathSpecificity::default).ok_or(ambiguous);
     };
     let matching = paths.iter().filter(|pattern| pattern.matches(&path));
-    matching.map(|pattern| pattern.specificity()).max().ok_or(miss(6, Reason::PathNotAllowed))
+    matching.map(|pattern| pattern.specificity()).max().ok_or(rule_miss(6, Reason::PathNotAllowed))
 }
 
 /// Why a deny rule refuses a request, if it does. A path with a slash at its end is denied with the one without.
-fn denies(rule: &Rule, request: &RequestFacts) -> Option<Reason> {
+fn deny_reason(rule: &Rule, request: &RequestFacts) -> Option<Reason> {
     let trimmed = || CanonicalPath::parse(&request.path).ok().and_then(|path| path.without_slash());
-    match filter(rule, request).map_err(|miss| miss.reason) {
+    match check_filters(rule, request).map_err(|miss| miss.reason) {
         Ok(_) => Some(Reason::DeniedByRule),
         Err(Reason::AmbiguousPath) => Some(Reason::AmbiguousPath),
         Err(Reason::PathNotAllowed) => {
@@ -508,24 +551,25 @@ fn denies(rule: &Rule, request: &RequestFacts) -> Option<Reason> {
 }
 
 /// The policy that denies an address whole, also when it hides inside another; whatever name led to it.
-pub(crate) fn denies_address(
-    layers: &Layers,
+pub(crate) fn find_address_deny(
+    layers: &SandboxLayers,
     address: IpAddr,
     port: Option<u16>,
 ) -> Option<&Policy> {
     let denied = |form: IpAddr, policy: &std::sync::Arc<Policy>| {
-        matching(policy, &Host::Address(form)).any(|matched| {
+        matching_rules(policy, &Host::Address(form)).any(|matched| {
             let here =
                 port.map_or_else(|| matched.is_on_every_port(), |port| matched.has_port(port));
             matched.rule.is_deny() && !matched.rule.filters_requests() && here
         })
     };
-    let policy = layers.policies().find(|policy| forms(address).any(|form| denied(form, policy)));
+    let policy =
+        layers.policies().find(|policy| address_forms(address).any(|form| denied(form, policy)));
     policy.map(|policy| &**policy)
 }
 
-pub(crate) fn rule_ref(matched: &Match<'_>, layer: Layer) -> RuleRef {
-    let (file, line) = matched.origin();
+pub(crate) fn rule_ref(matched: &RuleMatch<'_>, layer: PolicyLayer) -> RuleRef {
+    let (file, line) = matched.location();
     RuleRef {
         policy: matched.policy.name.clone(),
         rule: matched.rule.name.clone(),

@@ -8,10 +8,10 @@ use ipnet::IpNet;
 
 use crate::budget::Budgets;
 use crate::facts::{Facts, QueryType};
+use crate::ids::{CredentialName, PolicyName, ProfileName, SandboxId};
 use crate::name::Host;
-use crate::policy::{Digest, IdentityMode};
+use crate::policy::{IdentityMode, PolicyDigest};
 use crate::reason::Reason;
-use crate::word::{CredentialName, PolicyName, ProfileName, SandboxId};
 
 /// What becomes of one attempt to leave the sandbox.
 #[must_use = "an attempt nobody decided must not proceed"]
@@ -23,20 +23,20 @@ pub enum Decision {
 
 /// Leave to do one thing. Resolver and dialler ask for it, and only `decide` makes one.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Permit(pub(crate) Arc<Terms>);
+pub struct Permit(pub(crate) Arc<PermitTerms>);
 
 /// What a permit says; shared, because it is kept by connection, record and ledger alike.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct Terms {
+pub(crate) struct PermitTerms {
     pub(crate) sandbox: SandboxId,
     pub(crate) host: Host,
     pub(crate) port: Option<u16>,
     pub(crate) rule: RuleRef,
     pub(crate) generation: u64,
-    pub(crate) how: How,
+    pub(crate) treatment: Treatment,
     /// For each layer the rules that let the name pass: an address needs one of each.
-    pub(crate) admission: [Box<[Admission]>; 2],
-    pub(crate) lookup: Lookup,
+    pub(crate) admission: [Box<[AddressAdmission]>; 2],
+    pub(crate) lookup: LookupTerms,
     pub(crate) sandbox_budgets: Budgets,
     pub(crate) rule_budgets: Budgets,
     /// The base's rule that lets it pass, with what may be used by that one in all.
@@ -50,7 +50,7 @@ pub(crate) struct Terms {
 
 /// What a permit is for.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum How {
+pub enum Treatment {
     /// Send this request on.
     Forward,
     /// Read memory requests whole, and ask again with what they say.
@@ -67,7 +67,7 @@ pub enum How {
 
 /// On which terms a name may be looked up.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Lookup {
+pub struct LookupTerms {
     /// Octets of the name the sandbox could choose, which the bit budget charges; 0 for an exact pattern.
     pub chosen_octets: usize,
     /// The query types the rule allows.
@@ -80,7 +80,7 @@ pub struct Lookup {
 
 /// Which addresses one layer lets a name lead to.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) enum Admission {
+pub(crate) enum AddressAdmission {
     Any,
     /// Only these: they open forbidden ranges and shut out everything else.
     Only(Box<[IpNet]>),
@@ -92,8 +92,8 @@ pub(crate) enum Admission {
 pub struct RuleRef {
     pub policy: PolicyName,
     pub rule: Arc<str>,
-    pub layer: Layer,
-    pub digest: Digest,
+    pub layer: PolicyLayer,
+    pub digest: PolicyDigest,
     /// The file that names the host: the policy, or its list.
     pub file: Arc<str>,
     pub line: u32,
@@ -101,7 +101,7 @@ pub struct RuleRef {
 
 /// The operator's floor, or the sandbox's own policies.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Layer {
+pub enum PolicyLayer {
     Base,
     Sandbox,
 }
@@ -112,10 +112,10 @@ pub struct Denial {
     pub reason: Reason,
     /// The deny rule, or the allow rule that came closest; none when no rule names the host.
     pub rule: Option<RuleRef>,
-    pub layer: Layer,
+    pub layer: PolicyLayer,
     pub generation: u64,
     /// The digest of everything that was loaded.
-    pub digest: Digest,
+    pub digest: PolicyDigest,
     /// The address that was refused, for reasons about addresses.
     pub address: Option<IpAddr>,
 }
@@ -149,11 +149,11 @@ impl Permit {
         self.0.generation
     }
 
-    pub fn how(&self) -> &How {
-        &self.0.how
+    pub fn treatment(&self) -> &Treatment {
+        &self.0.treatment
     }
 
-    pub fn lookup(&self) -> &Lookup {
+    pub fn lookup(&self) -> &LookupTerms {
         &self.0.lookup
     }
 
@@ -190,10 +190,11 @@ impl Permit {
     }
 
     /// Whether `other` was given on the same terms, be it by another generation of the rules.
-    pub fn same_terms(&self, other: &Permit) -> bool {
+    pub fn has_same_terms(&self, other: &Permit) -> bool {
         let generation = other.generation();
         let (one, two) = (&*self.0, &*other.0);
-        one.generation == generation && one == two || Terms { generation, ..one.clone() } == *two
+        one.generation == generation && one == two
+            || PermitTerms { generation, ..one.clone() } == *two
     }
 
     /// What it was given for, to be asked again when the rules change.
@@ -223,25 +224,25 @@ impl Decision {
     }
 }
 
-impl How {
+impl Treatment {
     /// The word for it in records and on the terminal.
-    pub fn word(&self) -> &'static str {
+    pub fn as_str(&self) -> &'static str {
         match self {
-            How::Forward => "forward",
-            How::Hold { .. } => "hold",
-            How::Intercept => "intercept",
-            How::Raw => "raw",
-            How::Resolve => "resolve",
-            How::Tunnel => "tunnel",
+            Treatment::Forward => "forward",
+            Treatment::Hold { .. } => "hold",
+            Treatment::Intercept => "intercept",
+            Treatment::Raw => "raw",
+            Treatment::Resolve => "resolve",
+            Treatment::Tunnel => "tunnel",
         }
     }
 }
 
-impl fmt::Display for Layer {
+impl fmt::Display for PolicyLayer {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
-            Layer::Base => "base",
-            Layer::Sandbox => "sandbox",
+            PolicyLayer::Base => "base",
+            PolicyLayer::Sandbox => "sandbox",
         })
     }
 }

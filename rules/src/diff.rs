@@ -13,18 +13,20 @@ mod view;
 use std::collections::{BTreeSet, HashSet};
 use std::fmt;
 
-use self::targets::{Target, matches, ports, probe, signature, with_port};
-use self::view::{Pass, Question, View, budget, lookup};
-use crate::decision::How;
-use crate::policy::Match;
-use crate::probe::{Probe, Special};
-use crate::ruleset::{Base, RuleSet};
+use self::targets::{
+    SampleHost, all_matches, connection_probe, host_signature, rule_ports, with_port,
+};
+use self::view::{AllowedProbe, AllowedTraffic, SampleConnection, decide_lookup, describe_budget};
+use crate::decision::Treatment;
+use crate::policy::RuleMatch;
+use crate::probe::{PolicyProbe, ProbeKind};
+use crate::ruleset::{BaseLayer, RuleSet};
 use crate::sandbox::SandboxRef;
 
 /// One difference for one sandbox.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Difference {
-    pub change: Change,
+    pub change: ReachabilityChange,
     /// What it is about: a pattern with its port, and the request if only some are concerned.
     pub what: String,
     /// The rule on the side where it is reachable; empty where none is concerned.
@@ -32,7 +34,7 @@ pub struct Difference {
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub enum Change {
+pub enum ReachabilityChange {
     BecomesReachable,
     /// Reachable before and after, but on other terms: interception, credential, addresses, budgets...
     IsTreatedOtherwise {
@@ -43,21 +45,21 @@ pub enum Change {
 }
 
 /// A rule set and the sandbox that is asked about.
-pub type Side<'a> = (&'a RuleSet, &'a SandboxRef);
+pub type DiffSide<'a> = (&'a RuleSet, &'a SandboxRef);
 
 /// What `new` opens, closes and treats otherwise for a sandbox compared with `old`.
-pub fn diff(old: Side<'_>, new: Side<'_>) -> Vec<Difference> {
-    if is_same(old, new) {
+pub fn diff(old: DiffSide<'_>, new: DiffSide<'_>) -> Vec<Difference> {
+    if is_identical(old, new) {
         return Vec::new();
     }
-    let mut found = Found::default();
-    let sandbox_budget = |side: Side<'_>| budget(side.0.budgets_of(side.1));
-    if exists(old) && exists(new) {
-        found.otherwise("the sandbox", &sandbox_budget(old), &sandbox_budget(new), "");
+    let mut found = DifferenceSet::default();
+    let sandbox_budget = |side: DiffSide<'_>| describe_budget(side.0.budgets_of(side.1));
+    if has_sandbox(old) && has_sandbox(new) {
+        found.add_treatment_change("the sandbox", &sandbox_budget(old), &sandbox_budget(new), "");
     }
     let mut alike = HashSet::new();
-    for target in targets::targets([old, new]) {
-        let signature = signature([old, new], &target.host);
+    for target in targets::sample_hosts([old, new]) {
+        let signature = host_signature([old, new], &target.host);
         if signature.as_ref().is_some_and(|signature| alike.contains(signature)) {
             continue;
         }
@@ -71,12 +73,12 @@ pub fn diff(old: Side<'_>, new: Side<'_>) -> Vec<Difference> {
 }
 
 /// Whether both sides are the same text under the same base, which needs no questions.
-fn is_same(old: Side<'_>, new: Side<'_>) -> bool {
-    let layers = |(rules, sandbox): Side<'_>| {
+fn is_identical(old: DiffSide<'_>, new: DiffSide<'_>) -> bool {
+    let layers = |(rules, sandbox): DiffSide<'_>| {
         let layers = rules.layers.get(&sandbox.id)?;
         let tier = match &layers.base {
-            Base::Policy(_) => None,
-            Base::Tier(tier) => Some(*tier),
+            BaseLayer::Policy(_) => None,
+            BaseLayer::Tier(tier) => Some(*tier),
         };
         let digests: Vec<_> = layers.policies().map(|policy| policy.digest).collect();
         let identity = (sandbox.tenant.clone(), sandbox.environment.clone());
@@ -85,111 +87,138 @@ fn is_same(old: Side<'_>, new: Side<'_>) -> bool {
     layers(old) == layers(new)
 }
 
-fn exists((rules, sandbox): Side<'_>) -> bool {
+fn has_sandbox((rules, sandbox): DiffSide<'_>) -> bool {
     rules.layers.contains_key(&sandbox.id)
 }
 
 /// The differences found so far, each once and in order.
 #[derive(Default)]
-struct Found(BTreeSet<Difference>);
+struct DifferenceSet(BTreeSet<Difference>);
 
-impl Found {
-    fn note(&mut self, change: Change, what: &str, rule: &str) {
+impl DifferenceSet {
+    fn add(&mut self, change: ReachabilityChange, what: &str, rule: &str) {
         self.0.insert(Difference { change, what: what.to_owned(), rule: rule.to_owned() });
     }
 
-    fn otherwise(&mut self, what: &str, from: &str, to: &str, rule: &str) {
+    fn add_treatment_change(&mut self, what: &str, from: &str, to: &str, rule: &str) {
         if from != to {
-            let change = Change::IsTreatedOtherwise { from: from.to_owned(), to: to.to_owned() };
-            self.note(change, what, rule);
+            let change =
+                ReachabilityChange::IsTreatedOtherwise { from: from.to_owned(), to: to.to_owned() };
+            self.add(change, what, rule);
         }
     }
 }
 
-fn compare_host(old: Side<'_>, new: Side<'_>, target: &Target, found: &mut Found) {
-    let matches = matches([old, new], &target.host);
+fn compare_host(
+    old: DiffSide<'_>,
+    new: DiffSide<'_>,
+    target: &SampleHost,
+    found: &mut DifferenceSet,
+) {
+    let matches = all_matches([old, new], &target.host);
     let (mut opened, mut closed) = (false, false);
-    for port in ports(&matches) {
+    for port in rule_ports(&matches) {
         let what = with_port(&target.shown, port);
-        let probe = probe(&target.host, port);
-        let question = Question { probe, what, matches: &matches };
-        let (before, after) = views(old, new, &question);
+        let probe = connection_probe(&target.host, port);
+        let question = SampleConnection { probe, what, matches: &matches };
+        let (before, after) = ask_both_sides(old, new, &question);
         opened |= before.connection.is_none() && after.connection.is_some();
         closed |= before.connection.is_some() && after.connection.is_none();
         compare_raw(old, new, &question, found);
-        if !only_raw(&before) || !only_raw(&after) {
-            compare(&question.what, &before, &after, found);
+        if !is_only_raw(&before) || !is_only_raw(&after) {
+            compare_connections(&question.what, &before, &after, found);
         }
-        if holds(&before) || holds(&after) {
+        if is_memory_service(&before) || is_memory_service(&after) {
             compare_banks(old, new, &question, found);
         }
     }
     compare_lookups((old, closed), (new, opened), target, &matches, found);
 }
 
-fn views(old: Side<'_>, new: Side<'_>, question: &Question<'_>) -> (View, View) {
-    let tries = question.tries();
-    (View::of(old, question, &tries), View::of(new, question, &tries))
+fn ask_both_sides(
+    old: DiffSide<'_>,
+    new: DiffSide<'_>,
+    question: &SampleConnection<'_>,
+) -> (AllowedTraffic, AllowedTraffic) {
+    let tries = question.sample_requests();
+    (AllowedTraffic::new(old, question, &tries), AllowedTraffic::new(new, question, &tries))
 }
 
-fn holds(view: &View) -> bool {
-    view.connection.as_ref().is_some_and(|pass| matches!(pass.how, How::Hold { .. }))
+fn is_memory_service(view: &AllowedTraffic) -> bool {
+    view.connection.as_ref().is_some_and(|pass| matches!(pass.treatment, Treatment::Hold { .. }))
 }
 
 /// Whether nothing passes but what raw TCP lets pass, of which raw TCP itself tells.
-fn only_raw(view: &View) -> bool {
-    view.connection.as_ref().is_none_or(|pass| pass.how == How::Raw)
+fn is_only_raw(view: &AllowedTraffic) -> bool {
+    view.connection.as_ref().is_none_or(|pass| pass.treatment == Treatment::Raw)
 }
 
-fn compare_raw(old: Side<'_>, new: Side<'_>, question: &Question<'_>, found: &mut Found) {
-    let raw = |matched: &Match<'_>| {
-        matched.rule.allow().is_some_and(|terms| terms.raw_tcp)
+fn compare_raw(
+    old: DiffSide<'_>,
+    new: DiffSide<'_>,
+    question: &SampleConnection<'_>,
+    found: &mut DifferenceSet,
+) {
+    let raw = |matched: &RuleMatch<'_>| {
+        matched.rule.allow_terms().is_some_and(|terms| terms.raw_tcp)
             && matched.has_port(question.probe.port)
     };
     if !question.matches.iter().any(raw) {
         return;
     }
-    let probe = Probe { special: Special::Raw, ..question.probe.clone() };
+    let probe = PolicyProbe { special: ProbeKind::Raw, ..question.probe.clone() };
     let what = format!("{} (raw TCP)", question.what);
-    let question = Question { probe, what, matches: question.matches };
-    let (before, after) = views(old, new, &question);
-    compare(&question.what, &before, &after, found);
+    let question = SampleConnection { probe, what, matches: question.matches };
+    let (before, after) = ask_both_sides(old, new, &question);
+    compare_connections(&question.what, &before, &after, found);
 }
 
-fn compare_banks(old: Side<'_>, new: Side<'_>, question: &Question<'_>, found: &mut Found) {
-    let (before, after) = (banks::banks(old, question), banks::banks(new, question));
-    for (what, rule) in banks::missing(&after, &before) {
-        found.note(Change::BecomesReachable, what, rule);
+fn compare_banks(
+    old: DiffSide<'_>,
+    new: DiffSide<'_>,
+    question: &SampleConnection<'_>,
+    found: &mut DifferenceSet,
+) {
+    let (before, after) = (banks::open_banks(old, question), banks::open_banks(new, question));
+    for (what, rule) in banks::missing_banks(&after, &before) {
+        found.add(ReachabilityChange::BecomesReachable, what, rule);
     }
-    for (what, rule) in banks::missing(&before, &after) {
-        found.note(Change::StopsBeingReachable, what, rule);
+    for (what, rule) in banks::missing_banks(&before, &after) {
+        found.add(ReachabilityChange::StopsBeingReachable, what, rule);
     }
 }
 
 /// Look-ups that come or go with a connection are told by it.
 fn compare_lookups(
-    (old, closed): (Side<'_>, bool),
-    (new, opened): (Side<'_>, bool),
-    target: &Target,
-    matches: &[Match<'_>],
-    found: &mut Found,
+    (old, closed): (DiffSide<'_>, bool),
+    (new, opened): (DiffSide<'_>, bool),
+    target: &SampleHost,
+    matches: &[RuleMatch<'_>],
+    found: &mut DifferenceSet,
 ) {
     let what = format!("DNS {}", target.shown);
-    match (lookup(old, &target.host, matches), lookup(new, &target.host, matches)) {
+    match (decide_lookup(old, &target.host, matches), decide_lookup(new, &target.host, matches)) {
         (Some(before), Some(after)) => compare_terms(&target.shown, &before, &after, found),
-        (None, Some(after)) if !opened => found.note(Change::BecomesReachable, &what, &after.rule),
+        (None, Some(after)) if !opened => {
+            found.add(ReachabilityChange::BecomesReachable, &what, &after.rule)
+        }
         (Some(before), None) if !closed => {
-            found.note(Change::StopsBeingReachable, &what, &before.rule);
+            found.add(ReachabilityChange::StopsBeingReachable, &what, &before.rule);
         }
         (None, None | Some(_)) | (Some(_), None) => {}
     }
 }
 
-fn compare(what: &str, before: &View, after: &View, found: &mut Found) {
+fn compare_connections(
+    what: &str,
+    before: &AllowedTraffic,
+    after: &AllowedTraffic,
+    found: &mut DifferenceSet,
+) {
     match (&before.connection, &after.connection) {
         (None, None) => {}
-        (None, Some(pass)) => found.note(Change::BecomesReachable, what, &pass.rule),
-        (Some(pass), None) => found.note(Change::StopsBeingReachable, what, &pass.rule),
+        (None, Some(pass)) => found.add(ReachabilityChange::BecomesReachable, what, &pass.rule),
+        (Some(pass), None) => found.add(ReachabilityChange::StopsBeingReachable, what, &pass.rule),
         (Some(from), Some(to)) => {
             compare_terms(what, from, to, found);
             compare_requests(what, before, after, found);
@@ -197,23 +226,33 @@ fn compare(what: &str, before: &View, after: &View, found: &mut Found) {
     }
 }
 
-fn compare_terms(what: &str, before: &Pass, after: &Pass, found: &mut Found) {
+fn compare_terms(
+    what: &str,
+    before: &AllowedProbe,
+    after: &AllowedProbe,
+    found: &mut DifferenceSet,
+) {
     for (about, to) in &after.terms {
         if let Some(from) = before.terms.get(about) {
-            found.otherwise(what, from, to, &after.rule);
+            found.add_treatment_change(what, from, to, &after.rule);
         }
     }
 }
 
-fn compare_requests(what: &str, before: &View, after: &View, found: &mut Found) {
+fn compare_requests(
+    what: &str,
+    before: &AllowedTraffic,
+    after: &AllowedTraffic,
+    found: &mut DifferenceSet,
+) {
     for (request, pass) in &after.requests {
         if !before.requests.contains_key(request) {
-            found.note(Change::BecomesReachable, request, &pass.rule);
+            found.add(ReachabilityChange::BecomesReachable, request, &pass.rule);
         }
     }
     for (request, pass) in &before.requests {
         if !after.requests.contains_key(request) {
-            found.note(Change::StopsBeingReachable, request, &pass.rule);
+            found.add(ReachabilityChange::StopsBeingReachable, request, &pass.rule);
         }
     }
     let both: Vec<_> = after
@@ -231,10 +270,10 @@ fn compare_requests(what: &str, before: &View, after: &View, found: &mut Found) 
 fn compare_term(
     what: &str,
     about: &'static str,
-    both: &[(&String, &Pass, &Pass)],
-    found: &mut Found,
+    both: &[(&String, &AllowedProbe, &AllowedProbe)],
+    found: &mut DifferenceSet,
 ) {
-    let term = |(request, from, to): &(&String, &Pass, &Pass)| {
+    let term = |(request, from, to): &(&String, &AllowedProbe, &AllowedProbe)| {
         let change = (from.terms.get(about)?.clone(), to.terms.get(about)?.clone());
         Some(((*request).clone(), change, to.rule.clone()))
     };
@@ -242,16 +281,18 @@ fn compare_term(
     let alike: BTreeSet<_> = changes.iter().map(|(_, change, _)| change).collect();
     for (request, (from, to), rule) in &changes {
         let what = if alike.len() == 1 { what } else { request };
-        found.otherwise(what, from, to, rule);
+        found.add_treatment_change(what, from, to, rule);
     }
 }
 
-impl fmt::Display for Change {
+impl fmt::Display for ReachabilityChange {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Change::BecomesReachable => f.write_str("becomes reachable"),
-            Change::IsTreatedOtherwise { from, to } => write!(f, "changes from {from} to {to}"),
-            Change::StopsBeingReachable => f.write_str("stops being reachable"),
+            ReachabilityChange::BecomesReachable => f.write_str("becomes reachable"),
+            ReachabilityChange::IsTreatedOtherwise { from, to } => {
+                write!(f, "changes from {from} to {to}")
+            }
+            ReachabilityChange::StopsBeingReachable => f.write_str("stops being reachable"),
         }
     }
 }

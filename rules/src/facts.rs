@@ -5,8 +5,8 @@ use std::fmt;
 use std::net::IpAddr;
 use std::sync::Arc;
 
+use crate::ids::{BankId, Environment, SandboxId, Tenant};
 use crate::name::{DomainName, Host, NameError, split_port};
-use crate::word::{BankId, Environment, SandboxId, Tenant};
 
 /// Longest request method.
 pub const MAX_METHOD: usize = 24;
@@ -34,14 +34,14 @@ pub struct QueryType(pub u16);
 /// A connection: who it is for, and what it speaks.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ConnectFacts {
-    pub target: Target,
+    pub target: ConnectTarget,
     pub port: u16,
     pub protocol: Protocol,
 }
 
 /// Where a connection says it goes.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Target {
+pub enum ConnectTarget {
     /// The address a transparent connection was sent to; a hint, never trusted as a name.
     Dialled(IpAddr),
     /// Named by CONNECT, SOCKS or a synthetic address.
@@ -53,12 +53,12 @@ pub enum Target {
 pub enum Protocol {
     Http { host: Option<Host> },
     Raw,
-    Tls { sni: Option<Host>, ech: Ech },
+    Tls { sni: Option<Host>, ech: EchPresence },
 }
 
 /// Whether the TLS hello carries encrypted-client-hello data; grease cannot be told from the real thing.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Ech {
+pub enum EchPresence {
     Absent,
     Present,
 }
@@ -69,11 +69,11 @@ pub struct RequestFacts {
     /// The host the connection was decided for; none on a plain explicit proxy connection.
     pub connection: Option<Host>,
     /// Every authority the request itself names: absolute target, `Host`, `:authority`.
-    pub authorities: Vec<Authority>,
+    pub authorities: Vec<RequestAuthority>,
     pub port: u16,
-    pub scheme: Scheme,
+    pub scheme: UrlScheme,
     pub version: HttpVersion,
-    pub method: Method,
+    pub method: HttpMethod,
     /// The path as sent, without the query: canonical only where a rule needs it to be.
     pub path: String,
 }
@@ -85,14 +85,14 @@ pub enum HttpVersion {
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Scheme {
+pub enum UrlScheme {
     Http,
     Https,
 }
 
 /// A host with the port it was written with.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Authority {
+pub struct RequestAuthority {
     pub host: Host,
     pub port: Option<u16>,
 }
@@ -101,7 +101,7 @@ pub struct Authority {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct MemoryFacts {
     pub request: RequestFacts,
-    pub operation: Operation,
+    pub operation: BankOperation,
     /// Every value of every bank selector; each must be allowed.
     pub banks: Vec<BankId>,
     pub identity: IdentityClaim,
@@ -109,7 +109,7 @@ pub struct MemoryFacts {
 
 /// What a memory request does.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Operation {
+pub enum BankOperation {
     /// Administration, and every route the profile does not know: always refused.
     Admin,
     Delete,
@@ -125,12 +125,12 @@ pub enum IdentityClaim {
     Absent,
     /// Carried but not verified; the code of the failed check goes into the record.
     Invalid(&'static str),
-    Verified(Identity),
+    Verified(TokenIdentity),
 }
 
 /// Who a verified token names.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Identity {
+pub struct TokenIdentity {
     pub sandbox: SandboxId,
     pub tenant: Tenant,
     pub environment: Environment,
@@ -139,14 +139,14 @@ pub struct Identity {
 
 /// A request method: upper-case letters and hyphens, compared octet by octet (RFC 9110, 9.1).
 #[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub struct Method(Arc<str>);
+pub struct HttpMethod(Arc<str>);
 
 /// The text is not a request method.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("a method is a word in upper-case letters, such as `GET`")]
 pub struct MethodError;
 
-impl Method {
+impl HttpMethod {
     /// Parses a request method.
     ///
     /// # Errors
@@ -155,14 +155,14 @@ impl Method {
     pub fn parse(text: &str) -> Result<Self, MethodError> {
         let plain = text.bytes().all(|byte| byte.is_ascii_uppercase() || byte == b'-');
         match text.len() {
-            1..=MAX_METHOD if plain => Ok(Method(Arc::from(text))),
+            1..=MAX_METHOD if plain => Ok(HttpMethod(Arc::from(text))),
             _ => Err(MethodError),
         }
     }
 
     /// The method of a plain look.
     pub fn get() -> Self {
-        Method(Arc::from("GET"))
+        HttpMethod(Arc::from("GET"))
     }
 
     pub fn as_str(&self) -> &str {
@@ -175,26 +175,26 @@ impl Method {
     }
 }
 
-impl fmt::Display for Method {
+impl fmt::Display for HttpMethod {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(&self.0)
     }
 }
 
-impl Operation {
+impl BankOperation {
     /// The word for it in policies, records and on the terminal.
-    pub fn word(self) -> &'static str {
+    pub fn as_str(self) -> &'static str {
         match self {
-            Operation::Admin => "administer",
-            Operation::Delete => "forget",
-            Operation::None => "none",
-            Operation::Read => "recall",
-            Operation::Write => "retain",
+            BankOperation::Admin => "administer",
+            BankOperation::Delete => "forget",
+            BankOperation::None => "none",
+            BankOperation::Read => "recall",
+            BankOperation::Write => "retain",
         }
     }
 }
 
-impl Authority {
+impl RequestAuthority {
     /// Parses `host`, `host:port`, or the bracketed form of an IPv6 address.
     ///
     /// # Errors
@@ -202,7 +202,7 @@ impl Authority {
     /// Returns [`NameError`]; userinfo is refused like any other stray character.
     pub fn parse(text: &str) -> Result<Self, NameError> {
         let (host, port) = split_port(text)?;
-        Ok(Authority { host: Host::parse(host)?, port })
+        Ok(RequestAuthority { host: Host::parse(host)?, port })
     }
 }
 
@@ -263,7 +263,7 @@ mod tests {
             ("A_B", false),
             ("AAAAAAAAAAAAAAAAAAAAAAAAA", false),
         ] {
-            assert_eq!(Method::parse(text).is_ok(), good, "{text:?}");
+            assert_eq!(HttpMethod::parse(text).is_ok(), good, "{text:?}");
         }
     }
 
@@ -279,7 +279,7 @@ mod tests {
             ("[x.com]:443", false),
             ("", false),
         ] {
-            assert_eq!(Authority::parse(text).is_ok(), good, "{text:?}");
+            assert_eq!(RequestAuthority::parse(text).is_ok(), good, "{text:?}");
         }
     }
 }

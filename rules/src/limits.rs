@@ -11,13 +11,13 @@ macro_rules! limits {
     ($($(#[doc = $doc:literal])+ $name:ident = $usual:literal, at most $most:literal;)*) => {
         /// The bounds of one instance.
         #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-        pub struct Limits {
+        pub struct TrafficLimits {
             $($(#[doc = $doc])+ pub $name: u64,)*
         }
 
-        impl Default for Limits {
+        impl Default for TrafficLimits {
             fn default() -> Self {
-                Limits { $($name: $usual,)* }
+                TrafficLimits { $($name: $usual,)* }
             }
         }
 
@@ -32,8 +32,8 @@ macro_rules! limits {
 
         impl LimitsDocument {
             /// The limits it sets; `complain` hears of each entry that is 0 or more than can be.
-            pub(crate) fn read(&self, mut complain: impl FnMut(&Spanned<u64>, u64)) -> Limits {
-                let mut limits = Limits::default();
+            pub(crate) fn to_limits(&self, mut complain: impl FnMut(&Spanned<u64>, u64)) -> TrafficLimits {
+                let mut limits = TrafficLimits::default();
                 $(match &self.$name {
                     Some(entry) if (1..=$most).contains(entry.get_ref()) => limits.$name = *entry.get_ref(),
                     Some(entry) => complain(entry, $most),
@@ -43,7 +43,7 @@ macro_rules! limits {
             }
         }
 
-        impl Limits {
+        impl TrafficLimits {
             /// Name, default, greatest value and meaning of each, for the documentation.
             pub const TABLE: &[(&str, u64, u64, &str)] =
                 &[$((stringify!($name), $usual, $most, concat!($($doc),+).trim_ascii_start()),)*];
@@ -98,7 +98,7 @@ limits! {
     drain_seconds = 20, at most 600;
 }
 
-impl Limits {
+impl TrafficLimits {
     pub fn first_bytes(&self) -> Duration {
         Duration::from_secs(self.first_bytes_seconds)
     }
@@ -145,12 +145,12 @@ impl Limits {
 }
 
 /// The documentation of every bound, as it stands in `proxy/LIMITS.md`.
-pub fn table() -> String {
+pub fn markdown_table() -> String {
     let mut text = String::from(
         "# Limits\n\nWhat `[limits]` of the operator's file can set. What is not written has its default.\n\n\
          | name | default | most | bounds |\n| --- | --- | --- | --- |\n",
     );
-    for (name, usual, most, meaning) in Limits::TABLE {
+    for (name, usual, most, meaning) in TrafficLimits::TABLE {
         text += &format!("| `{name}` | {usual} | {most} | {meaning} |\n");
     }
     text
@@ -159,10 +159,10 @@ pub fn table() -> String {
 #[cfg(test)]
 mod tests {
     #[test]
-    fn the_documented_table_is_the_code() {
+    fn p17_the_documented_table_is_the_code() {
         assert_eq!(
             include_str!("../../proxy/LIMITS.md"),
-            super::table(),
+            super::markdown_table(),
             "write proxy/LIMITS.md anew: cargo run -p cli -- limits --markdown"
         );
     }

@@ -1,23 +1,23 @@
 //! Whether a memory request is its sandbox's own: identity against channel, banks against rules,
 //! environment always (P12).
 
-use crate::facts::{Identity, IdentityClaim, MemoryFacts, Operation};
+use crate::facts::{BankOperation, IdentityClaim, MemoryFacts, TokenIdentity};
+use crate::ids::{BankId, BankPattern, Environment};
 use crate::policy::{IdentityMode, MemoryTerms};
 use crate::reason::Reason;
 use crate::sandbox::Sandbox;
-use crate::word::{BankId, BankPattern, Environment};
 
-pub(crate) fn judge(
+pub(crate) fn authorize(
     sandbox: &Sandbox,
     terms: &MemoryTerms,
     facts: &MemoryFacts,
 ) -> Result<(), Reason> {
     let opened = match facts.operation {
-        Operation::Admin => return Err(Reason::MemoryOperation),
-        Operation::None => return check_harmless(sandbox, facts),
-        Operation::Delete => &terms.forget,
-        Operation::Read => &terms.recall,
-        Operation::Write => &terms.retain,
+        BankOperation::Admin => return Err(Reason::MemoryOperation),
+        BankOperation::None => return check_bankless(sandbox, facts),
+        BankOperation::Delete => &terms.forget,
+        BankOperation::Read => &terms.recall,
+        BankOperation::Write => &terms.retain,
     };
     let environment = check_identity(sandbox, terms.identity, &facts.identity)?;
     if facts.banks.is_empty() {
@@ -27,12 +27,12 @@ pub(crate) fn judge(
 }
 
 /// A request that touches no bank needs no identity; one that claims a foreign one is refused all the same.
-fn check_harmless(sandbox: &Sandbox, facts: &MemoryFacts) -> Result<(), Reason> {
+fn check_bankless(sandbox: &Sandbox, facts: &MemoryFacts) -> Result<(), Reason> {
     match &facts.identity {
         _ if !facts.banks.is_empty() => Err(Reason::MemoryOperation),
         IdentityClaim::Absent => Ok(()),
         IdentityClaim::Invalid(_) => Err(Reason::IdentityInvalid),
-        IdentityClaim::Verified(identity) => same(sandbox, identity),
+        IdentityClaim::Verified(identity) => check_claims(sandbox, identity),
     }
 }
 
@@ -48,12 +48,14 @@ fn check_identity<'a>(
     match (claim, mode) {
         (IdentityClaim::Invalid(_), _) => Err(Reason::IdentityInvalid),
         (IdentityClaim::Absent, IdentityMode::Required) => Err(Reason::IdentityAbsent),
-        (IdentityClaim::Absent, IdentityMode::FromPath) => Ok(environment),
-        (IdentityClaim::Verified(identity), _) => same(sandbox, identity).map(|()| environment),
+        (IdentityClaim::Absent, IdentityMode::FromChannel) => Ok(environment),
+        (IdentityClaim::Verified(identity), _) => {
+            check_claims(sandbox, identity).map(|()| environment)
+        }
     }
 }
 
-fn same(sandbox: &Sandbox, identity: &Identity) -> Result<(), Reason> {
+fn check_claims(sandbox: &Sandbox, identity: &TokenIdentity) -> Result<(), Reason> {
     let agrees = identity.sandbox == sandbox.id
         && Some(&identity.tenant) == sandbox.tenant.as_ref()
         && Some(&identity.environment) == sandbox.environment.as_ref();

@@ -24,7 +24,7 @@ pub struct DomainName(Arc<str>);
 pub enum NameError {
     #[error("it is an address or is read as one by some programs; addresses go under `addresses`")]
     Address,
-    #[error("{} is not allowed in a host name", shown(*.0))]
+    #[error("{} is not allowed in a host name", describe_character(*.0))]
     Character(char),
     #[error("it is empty")]
     Empty,
@@ -44,7 +44,7 @@ pub enum NameError {
 
 /// Where a name stands, which settles whether a label may begin with `_`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Place {
+enum NameUse {
     Host,
     Question,
 }
@@ -56,7 +56,7 @@ impl DomainName {
     ///
     /// Returns [`NameError`] for an address too: those are matched by network, not by name.
     pub fn parse(text: &str) -> Result<Self, NameError> {
-        normalise(text, Place::Host).map(Self::from_normal)
+        normalise(text, NameUse::Host).map(Self::from_normal)
     }
 
     /// Parses bytes off the wire (SNI, SOCKS).
@@ -78,7 +78,7 @@ impl DomainName {
     pub fn from_labels<'a>(labels: impl IntoIterator<Item = &'a [u8]>) -> Result<Self, NameError> {
         let mut text = String::new();
         for label in labels {
-            let label = on_the_wire(label)?;
+            let label = parse_wire_label(label)?;
             match label {
                 "" => return Err(NameError::EmptyLabel),
                 dotted if dotted.contains('.') => return Err(NameError::Character('.')),
@@ -98,7 +98,7 @@ impl DomainName {
     ///
     /// As [`DomainName::parse`].
     pub fn parse_question(text: &str) -> Result<Self, NameError> {
-        normalise(text, Place::Question).map(Self::from_normal)
+        normalise(text, NameUse::Question).map(Self::from_normal)
     }
 
     fn from_normal(text: Cow<'_, str>) -> Self {
@@ -134,26 +134,27 @@ impl fmt::Debug for DomainName {
     }
 }
 
-fn on_the_wire(bytes: &[u8]) -> Result<&str, NameError> {
+fn parse_wire_label(bytes: &[u8]) -> Result<&str, NameError> {
     let text = str::from_utf8(bytes).ok().filter(|text| text.is_ascii());
     text.ok_or(NameError::Character(char::REPLACEMENT_CHARACTER))
 }
 
 /// Brings a host name into its normal form without allocating when it already is in it.
 pub(crate) fn normalise_host(text: &str) -> Result<Cow<'_, str>, NameError> {
-    normalise(text, Place::Host)
+    normalise(text, NameUse::Host)
 }
 
-fn normalise(text: &str, place: Place) -> Result<Cow<'_, str>, NameError> {
-    if is_plain(text) {
+fn normalise(text: &str, place: NameUse) -> Result<Cow<'_, str>, NameError> {
+    if is_normal_form(text) {
         return Ok(Cow::Borrowed(text));
     }
     let text = text.strip_suffix('.').unwrap_or(text);
     if text.is_empty() {
         return Err(NameError::Empty);
     }
-    let name = if text.is_ascii() { ascii(text) } else { Cow::Owned(international(text)?) };
-    check(&name, place)?;
+    let name =
+        if text.is_ascii() { lowercase_ascii(text) } else { Cow::Owned(map_international(text)?) };
+    check_name(&name, place)?;
     if has_punycode(&name) {
         check_punycode(&name)?;
     }
@@ -163,7 +164,7 @@ fn normalise(text: &str, place: Place) -> Result<Cow<'_, str>, NameError> {
 /// Whether a text is beyond doubt a name in normal form: one pass, for the million lines of a list.
 ///
 /// What it does not take is not refused but looked at closely.
-pub(crate) fn is_plain(text: &str) -> bool {
+pub(crate) fn is_normal_form(text: &str) -> bool {
     let mut label = 0;
     let mut previous = b'.';
     for byte in text.bytes() {
@@ -182,7 +183,7 @@ pub(crate) fn is_plain(text: &str) -> bool {
     previous.is_ascii_lowercase() && text.len() <= MAX_NAME // ending in a letter it is no number
 }
 
-fn ascii(text: &str) -> Cow<'_, str> {
+fn lowercase_ascii(text: &str) -> Cow<'_, str> {
     if text.bytes().any(|byte| byte.is_ascii_uppercase()) {
         return Cow::Owned(text.to_ascii_lowercase());
     }
@@ -191,7 +192,7 @@ fn ascii(text: &str) -> Cow<'_, str> {
 
 /// Maps a name with non-ASCII labels by UTS-46, but only from its own lower-case form: full-width letters,
 /// soft hyphens and other dots would give one host many spellings.
-fn international(text: &str) -> Result<String, NameError> {
+fn map_international(text: &str) -> Result<String, NameError> {
     if let Some(dot) = text.chars().find(|c| matches!(c, '\u{3002}' | '\u{ff0e}' | '\u{ff61}')) {
         return Err(NameError::Character(dot));
     }
@@ -225,7 +226,7 @@ fn has_punycode(name: &str) -> bool {
     name.split('.').any(|label| label.trim_start_matches('_').starts_with("xn--"))
 }
 
-fn check(name: &str, place: Place) -> Result<(), NameError> {
+fn check_name(name: &str, place: NameUse) -> Result<(), NameError> {
     let mut last = "";
     for label in name.split('.') {
         check_label(label, place)?;
@@ -238,10 +239,10 @@ fn check(name: &str, place: Place) -> Result<(), NameError> {
     if is_number(last) { Err(NameError::Address) } else { Ok(()) }
 }
 
-fn check_label(label: &str, place: Place) -> Result<(), NameError> {
+fn check_label(label: &str, place: NameUse) -> Result<(), NameError> {
     let letters = match place {
-        Place::Host => label,
-        Place::Question => label.strip_prefix('_').unwrap_or(label),
+        NameUse::Host => label,
+        NameUse::Question => label.strip_prefix('_').unwrap_or(label),
     };
     if let Some(bad) = letters.chars().find(|c| !matches!(c, 'a'..='z' | '0'..='9' | '-')) {
         return Err(NameError::Character(bad));
@@ -264,7 +265,7 @@ fn is_number(label: &str) -> bool {
     decimal || hex
 }
 
-fn shown(character: char) -> String {
+fn describe_character(character: char) -> String {
     match character {
         '.' => "a dot inside a label".to_owned(),
         ' '..='~' => format!("`{character}`"),
@@ -338,7 +339,7 @@ pub fn split_port(text: &str) -> Result<(&str, Option<u16>), NameError> {
     match text.rsplit_once(':') {
         Some((host, _)) if host.starts_with('[') && !host.ends_with(']') => Ok((text, None)),
         None => Ok((text, None)),
-        Some((host, digits)) => match port(digits) {
+        Some((host, digits)) => match parse_port(digits) {
             Some(port) => Ok((host, Some(port))),
             None => Err(NameError::Character(':')),
         },
@@ -346,7 +347,7 @@ pub fn split_port(text: &str) -> Result<(&str, Option<u16>), NameError> {
 }
 
 /// A port as digits only: Rust's own parser would take `+443`.
-fn port(digits: &str) -> Option<u16> {
+fn parse_port(digits: &str) -> Option<u16> {
     let plain = digits.bytes().all(|byte| byte.is_ascii_digit()) && !digits.starts_with('0');
     digits.parse().ok().filter(|port| plain && *port != 0)
 }
@@ -358,7 +359,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn one_host_has_one_form() {
+    fn p6_one_host_has_one_form() {
         for (text, normal) in [
             ("api.example.com", "api.example.com"),
             ("API.Example.COM", "api.example.com"),
@@ -383,7 +384,7 @@ mod tests {
     }
 
     #[test]
-    fn tricks_are_refused() {
+    fn p6_tricks_are_refused() {
         use NameError::*;
         for (text, why) in [
             ("", Empty),
@@ -535,8 +536,8 @@ mod tests {
 
         #[test]
         fn the_quick_look_agrees_with_the_close_one(text in "[a-c0x.-]{1,20}|[a-z0-9-]{1,70}\\.[a-z0-9]{1,4}|(xn--)?[a-z.]{1,9}") {
-            if is_plain(&text) {
-                prop_assert!(check(&text, Place::Host).is_ok() && !has_punycode(&text), "{}", text);
+            if is_normal_form(&text) {
+                prop_assert!(check_name(&text, NameUse::Host).is_ok() && !has_punycode(&text), "{}", text);
             }
         }
 

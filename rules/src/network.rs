@@ -7,13 +7,13 @@ use ipnet::{IpNet, Ipv4Net, Ipv6Net};
 
 /// A range no name may lead into, and what it is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Forbidden {
+pub struct ForbiddenRange {
     pub range: IpNet,
     pub what: &'static str,
 }
 
 /// The range that forbids `address`, also when an IPv4 address hides inside an IPv6 one.
-pub fn forbidden(address: IpAddr) -> Option<Forbidden> {
+pub fn forbidden_range(address: IpAddr) -> Option<ForbiddenRange> {
     match address.to_canonical() {
         IpAddr::V4(address) => forbidden_v4(address),
         IpAddr::V6(address) => forbidden_v6(address),
@@ -21,17 +21,17 @@ pub fn forbidden(address: IpAddr) -> Option<Forbidden> {
 }
 
 /// The address and every IPv4 address that hides inside it: a rule against one holds against all.
-pub fn forms(address: IpAddr) -> impl Iterator<Item = IpAddr> {
+pub fn address_forms(address: IpAddr) -> impl Iterator<Item = IpAddr> {
     let address = address.to_canonical();
     let hidden = match address {
         IpAddr::V4(_) => [None, None],
-        IpAddr::V6(address) => inner(address),
+        IpAddr::V6(address) => embedded_ipv4(address),
     };
     std::iter::once(address).chain(hidden.into_iter().flatten().map(IpAddr::V4))
 }
 
 /// Whether nothing can answer over TCP there, so that opening it would be a rule that never acts.
-pub fn undialable(range: &IpNet) -> bool {
+pub fn is_undialable(range: &IpNet) -> bool {
     match range {
         IpNet::V4(net) => {
             MULTICAST_V4.contains(net) || UNSPECIFIED_V4.contains(net) || net.addr().is_broadcast()
@@ -44,39 +44,39 @@ pub fn undialable(range: &IpNet) -> bool {
 
 /// Whether `range` lies within one forbidden range.
 pub fn is_forbidden(range: &IpNet) -> bool {
-    tables().any(|net| net.contains(range))
+    forbidden_ranges().any(|net| net.contains(range))
 }
 
 /// Whether `range` is wider than a forbidden range it takes in, which hardly anybody means.
-pub fn is_wide(range: &IpNet) -> bool {
-    tables().any(|net| range.contains(&net) && net != *range) && !is_forbidden(range)
+pub fn spans_forbidden(range: &IpNet) -> bool {
+    forbidden_ranges().any(|net| range.contains(&net) && net != *range) && !is_forbidden(range)
 }
 
-fn tables() -> impl Iterator<Item = IpNet> {
-    let v4 = V4.iter().map(|(net, _)| IpNet::V4(*net));
-    v4.chain(V6.iter().map(|(net, _)| IpNet::V6(*net)))
+fn forbidden_ranges() -> impl Iterator<Item = IpNet> {
+    let v4 = FORBIDDEN_V4.iter().map(|(net, _)| IpNet::V4(*net));
+    v4.chain(FORBIDDEN_V6.iter().map(|(net, _)| IpNet::V6(*net)))
 }
 
-fn forbidden_v4(address: Ipv4Addr) -> Option<Forbidden> {
-    let (net, what) = V4.iter().find(|(net, _)| net.contains(&address))?;
-    Some(Forbidden { range: IpNet::V4(*net), what })
+fn forbidden_v4(address: Ipv4Addr) -> Option<ForbiddenRange> {
+    let (net, what) = FORBIDDEN_V4.iter().find(|(net, _)| net.contains(&address))?;
+    Some(ForbiddenRange { range: IpNet::V4(*net), what })
 }
 
-fn forbidden_v6(address: Ipv6Addr) -> Option<Forbidden> {
-    let own = V6.iter().find(|(net, _)| net.contains(&address));
-    own.map(|(net, what)| Forbidden { range: IpNet::V6(*net), what })
-        .or_else(|| inner(address).into_iter().flatten().find_map(forbidden_v4))
+fn forbidden_v6(address: Ipv6Addr) -> Option<ForbiddenRange> {
+    let own = FORBIDDEN_V6.iter().find(|(net, _)| net.contains(&address));
+    own.map(|(net, what)| ForbiddenRange { range: IpNet::V6(*net), what })
+        .or_else(|| embedded_ipv4(address).into_iter().flatten().find_map(forbidden_v4))
 }
 
 /// The IPv4 addresses an IPv6 address leads to through a translator or a tunnel.
-fn inner(address: Ipv6Addr) -> [Option<Ipv4Addr>; 2] {
+fn embedded_ipv4(address: Ipv6Addr) -> [Option<Ipv4Addr>; 2] {
     let bits = address.to_bits();
     let last = Ipv4Addr::from_bits(bits as u32);
     // RFC 5214, 6.1: an interface identifier of ::[02]00:5efe:a.b.c.d, under any prefix.
     let isatap = matches!((bits >> 32) as u32, 0x0000_5efe | 0x0200_5efe);
     if NAT64.contains(&address)
-        || COMPATIBLE.contains(&address)
-        || TRANSLATED.contains(&address)
+        || IPV4_COMPATIBLE.contains(&address)
+        || IPV4_TRANSLATED.contains(&address)
         || isatap
     {
         return [Some(last), None];
@@ -94,57 +94,58 @@ fn inner(address: Ipv6Addr) -> [Option<Ipv4Addr>; 2] {
     [None, None]
 }
 
-const fn v4(a: u8, b: u8, c: u8, d: u8, length: u8) -> Ipv4Net {
+const fn ipv4_net(a: u8, b: u8, c: u8, d: u8, length: u8) -> Ipv4Net {
     Ipv4Net::new_assert(Ipv4Addr::new(a, b, c, d), length)
 }
 
-const fn v6(a: u16, b: u16, c: u16, d: u16, length: u8) -> Ipv6Net {
+const fn ipv6_net(a: u16, b: u16, c: u16, d: u16, length: u8) -> Ipv6Net {
     Ipv6Net::new_assert(Ipv6Addr::new(a, b, c, d, 0, 0, 0, 0), length)
 }
 
-const MULTICAST_V4: Ipv4Net = v4(224, 0, 0, 0, 4);
-const UNSPECIFIED_V4: Ipv4Net = v4(0, 0, 0, 0, 8);
-const MULTICAST_V6: Ipv6Net = v6(0xff00, 0, 0, 0, 8);
-const COMPATIBLE: Ipv6Net = v6(0, 0, 0, 0, 96); // RFC 4291, 2.5.5.1
-const TRANSLATED: Ipv6Net = Ipv6Net::new_assert(Ipv6Addr::new(0, 0, 0, 0, 0xffff, 0, 0, 0), 96); // RFC 2765
-const NAT64: Ipv6Net = v6(0x64, 0xff9b, 0, 0, 96); // RFC 6052
-const SIX_TO_FOUR: Ipv6Net = v6(0x2002, 0, 0, 0, 16); // RFC 3056
-const TEREDO: Ipv6Net = v6(0x2001, 0, 0, 0, 32); // RFC 4380
+const MULTICAST_V4: Ipv4Net = ipv4_net(224, 0, 0, 0, 4);
+const UNSPECIFIED_V4: Ipv4Net = ipv4_net(0, 0, 0, 0, 8);
+const MULTICAST_V6: Ipv6Net = ipv6_net(0xff00, 0, 0, 0, 8);
+const IPV4_COMPATIBLE: Ipv6Net = ipv6_net(0, 0, 0, 0, 96); // RFC 4291, 2.5.5.1
+const IPV4_TRANSLATED: Ipv6Net =
+    Ipv6Net::new_assert(Ipv6Addr::new(0, 0, 0, 0, 0xffff, 0, 0, 0), 96); // RFC 2765
+const NAT64: Ipv6Net = ipv6_net(0x64, 0xff9b, 0, 0, 96); // RFC 6052
+const SIX_TO_FOUR: Ipv6Net = ipv6_net(0x2002, 0, 0, 0, 16); // RFC 3056
+const TEREDO: Ipv6Net = ipv6_net(0x2001, 0, 0, 0, 32); // RFC 4380
 
 // The special-purpose registries of RFC 6890, and where clouds keep their metadata services.
-const V4: [(Ipv4Net, &str); 16] = [
+const FORBIDDEN_V4: [(Ipv4Net, &str); 16] = [
     (UNSPECIFIED_V4, "this network"),
-    (v4(10, 0, 0, 0, 8), "private"),
-    (v4(100, 64, 0, 0, 10), "carrier-grade NAT"),
-    (v4(127, 0, 0, 0, 8), "loopback"),
-    (v4(168, 63, 129, 16, 32), "cloud metadata"),
-    (v4(169, 254, 0, 0, 16), "link-local and cloud metadata"),
-    (v4(172, 16, 0, 0, 12), "private"),
-    (v4(192, 0, 0, 0, 24), "protocol assignments"),
-    (v4(192, 0, 2, 0, 24), "documentation"),
-    (v4(192, 88, 99, 0, 24), "6to4 relay"),
-    (v4(192, 168, 0, 0, 16), "private"),
-    (v4(198, 18, 0, 0, 15), "benchmarking"),
-    (v4(198, 51, 100, 0, 24), "documentation"),
-    (v4(203, 0, 113, 0, 24), "documentation"),
+    (ipv4_net(10, 0, 0, 0, 8), "private"),
+    (ipv4_net(100, 64, 0, 0, 10), "carrier-grade NAT"),
+    (ipv4_net(127, 0, 0, 0, 8), "loopback"),
+    (ipv4_net(168, 63, 129, 16, 32), "cloud metadata"),
+    (ipv4_net(169, 254, 0, 0, 16), "link-local and cloud metadata"),
+    (ipv4_net(172, 16, 0, 0, 12), "private"),
+    (ipv4_net(192, 0, 0, 0, 24), "protocol assignments"),
+    (ipv4_net(192, 0, 2, 0, 24), "documentation"),
+    (ipv4_net(192, 88, 99, 0, 24), "6to4 relay"),
+    (ipv4_net(192, 168, 0, 0, 16), "private"),
+    (ipv4_net(198, 18, 0, 0, 15), "benchmarking"),
+    (ipv4_net(198, 51, 100, 0, 24), "documentation"),
+    (ipv4_net(203, 0, 113, 0, 24), "documentation"),
     (MULTICAST_V4, "multicast"),
-    (v4(240, 0, 0, 0, 4), "reserved and broadcast"),
+    (ipv4_net(240, 0, 0, 0, 4), "reserved and broadcast"),
 ];
 
-const V6: [(Ipv6Net, &str); 14] = [
+const FORBIDDEN_V6: [(Ipv6Net, &str); 14] = [
     (Ipv6Net::new_assert(Ipv6Addr::UNSPECIFIED, 128), "unspecified"),
     (Ipv6Net::new_assert(Ipv6Addr::LOCALHOST, 128), "loopback"),
-    (v6(0x64, 0xff9b, 1, 0, 48), "local-use NAT64"),
-    (v6(0x100, 0, 0, 0, 64), "discard"),
-    (v6(0x2001, 2, 0, 0, 48), "benchmarking"),
-    (v6(0x2001, 0x10, 0, 0, 28), "ORCHID"),
-    (v6(0x2001, 0x20, 0, 0, 28), "ORCHID"),
-    (v6(0x2001, 0xdb8, 0, 0, 32), "documentation"),
-    (v6(0x3fff, 0, 0, 0, 20), "documentation"),
-    (v6(0x5f00, 0, 0, 0, 16), "segment routing"),
-    (v6(0xfc00, 0, 0, 0, 7), "unique local"),
-    (v6(0xfe80, 0, 0, 0, 10), "link-local"),
-    (v6(0xfec0, 0, 0, 0, 10), "site-local"),
+    (ipv6_net(0x64, 0xff9b, 1, 0, 48), "local-use NAT64"),
+    (ipv6_net(0x100, 0, 0, 0, 64), "discard"),
+    (ipv6_net(0x2001, 2, 0, 0, 48), "benchmarking"),
+    (ipv6_net(0x2001, 0x10, 0, 0, 28), "ORCHID"),
+    (ipv6_net(0x2001, 0x20, 0, 0, 28), "ORCHID"),
+    (ipv6_net(0x2001, 0xdb8, 0, 0, 32), "documentation"),
+    (ipv6_net(0x3fff, 0, 0, 0, 20), "documentation"),
+    (ipv6_net(0x5f00, 0, 0, 0, 16), "segment routing"),
+    (ipv6_net(0xfc00, 0, 0, 0, 7), "unique local"),
+    (ipv6_net(0xfe80, 0, 0, 0, 10), "link-local"),
+    (ipv6_net(0xfec0, 0, 0, 0, 10), "site-local"),
     (MULTICAST_V6, "multicast"),
 ];
 
@@ -153,7 +154,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn only_public_addresses_are_free() {
+    fn p4_only_public_addresses_are_free() {
         for (address, what) in [
             ("1.1.1.1", None),
             ("172.15.255.255", None),
@@ -204,7 +205,7 @@ mod tests {
             ("fec0::1", Some("site-local")),
             ("ff02::1", Some("multicast")),
         ] {
-            let found = forbidden(address.parse().unwrap()).map(|forbidden| forbidden.what);
+            let found = forbidden_range(address.parse().unwrap()).map(|forbidden| forbidden.what);
             assert_eq!(found, what, "{address}");
         }
     }
@@ -226,7 +227,7 @@ mod tests {
             ("127.0.0.1/32", true, false, false),
         ] {
             let range: IpNet = range.parse().unwrap();
-            let found = (is_forbidden(&range), is_wide(&range), undialable(&range));
+            let found = (is_forbidden(&range), spans_forbidden(&range), is_undialable(&range));
             assert_eq!(found, (forbidden, wide, undial), "{range}");
         }
     }

@@ -4,7 +4,7 @@
 
 use std::fmt;
 
-use crate::name::{DomainName, MAX_NAME, NameError, is_plain, normalise_host, split_port};
+use crate::name::{DomainName, MAX_NAME, NameError, is_normal_form, normalise_host, split_port};
 
 /// A set of names with one shape, as a policy writes it.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
@@ -41,7 +41,7 @@ pub enum PatternError {
 
 /// Whether a rule said `dangerously_wide = true`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Width {
+pub enum PatternWidth {
     DangerouslyWide,
     Narrow,
 }
@@ -49,7 +49,7 @@ pub enum Width {
 /// The shape of a pattern apart from its base name.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u8)]
-pub enum Reach {
+pub enum PatternReach {
     Below,
     Exact,
     Tree,
@@ -61,9 +61,9 @@ impl HostPattern {
     /// # Errors
     ///
     /// Returns [`PatternError`]; a public suffix is refused unless `width` allows it.
-    pub fn parse(text: &str, width: Width) -> Result<Self, PatternError> {
+    pub fn parse(text: &str, width: PatternWidth) -> Result<Self, PatternError> {
         let raw = RawPattern::parse(text, width)?;
-        Ok(HostPattern { pattern: raw.pattern()?, port: raw.port })
+        Ok(HostPattern { pattern: raw.to_pattern()?, port: raw.port })
     }
 }
 
@@ -104,7 +104,7 @@ impl DomainPattern {
     }
 
     /// What the pattern covers, in words: `check` prints it, because no choice here is self-evident.
-    pub fn in_words(&self) -> String {
+    pub fn describe(&self) -> String {
         match self {
             DomainPattern::Any => "every name".to_owned(),
             DomainPattern::Below(base) => format!("every name below {base}, not {base} itself"),
@@ -136,40 +136,40 @@ impl fmt::Display for HostPattern {
 
 /// A parsed pattern that still borrows its text, so that a list of a million costs no allocation a line.
 pub(crate) struct RawPattern<'a> {
-    pub(crate) reach: Reach,
+    pub(crate) reach: PatternReach,
     /// The base name in normal form; empty for `*`.
     pub(crate) base: std::borrow::Cow<'a, str>,
     pub(crate) port: Option<u16>,
 }
 
 impl<'a> RawPattern<'a> {
-    pub(crate) fn parse(text: &'a str, width: Width) -> Result<Self, PatternError> {
-        match Self::plain(text) {
-            Some(plain) => plain.checked(width),
-            None => Self::closely(text, width),
+    pub(crate) fn parse(text: &'a str, width: PatternWidth) -> Result<Self, PatternError> {
+        match Self::parse_plain(text) {
+            Some(plain) => plain.validate(width),
+            None => Self::parse_strict(text, width),
         }
     }
 
     /// The pattern, where beyond doubt it is one without a port in normal form: as most lines of a list are.
-    fn plain(text: &'a str) -> Option<Self> {
+    fn parse_plain(text: &'a str) -> Option<Self> {
         let (reach, base) = match (text.strip_prefix("*."), text.strip_prefix('.')) {
-            (Some(base), _) => (Reach::Below, base),
-            (None, Some(base)) => (Reach::Tree, base),
-            (None, None) => (Reach::Exact, text),
+            (Some(base), _) => (PatternReach::Below, base),
+            (None, Some(base)) => (PatternReach::Tree, base),
+            (None, None) => (PatternReach::Exact, text),
         };
-        is_plain(base).then_some(RawPattern { reach, base: base.into(), port: None })
+        is_normal_form(base).then_some(RawPattern { reach, base: base.into(), port: None })
     }
 
-    fn closely(text: &'a str, width: Width) -> Result<Self, PatternError> {
+    fn parse_strict(text: &'a str, width: PatternWidth) -> Result<Self, PatternError> {
         if text.contains("://") {
             return Err(PatternError::Scheme);
         }
         let (host, port) = split_port(text)?;
         let (reach, base) = match host.strip_prefix("*.").or_else(|| host.strip_prefix('.')) {
-            _ if host == "*" => return any(port, width),
-            Some(base) if host.starts_with('*') => (Reach::Below, base),
-            Some(base) => (Reach::Tree, base),
-            None => (Reach::Exact, host),
+            _ if host == "*" => return parse_any(port, width),
+            Some(base) if host.starts_with('*') => (PatternReach::Below, base),
+            Some(base) => (PatternReach::Tree, base),
+            None => (PatternReach::Exact, host),
         };
         if let Some(base) = host.strip_prefix("**.") {
             return Err(PatternError::TwoStars { base: base.to_owned() });
@@ -177,45 +177,51 @@ impl<'a> RawPattern<'a> {
         if base.contains('*') {
             return Err(PatternError::Wildcard);
         }
-        RawPattern { reach, base: normalise_host(base)?, port }.checked(width)
+        RawPattern { reach, base: normalise_host(base)?, port }.validate(width)
     }
 
-    fn checked(self, width: Width) -> Result<Self, PatternError> {
+    fn validate(self, width: PatternWidth) -> Result<Self, PatternError> {
         match width {
-            Width::DangerouslyWide => {}
-            Width::Narrow => check_width(self.reach, &self.base)?,
+            PatternWidth::DangerouslyWide => {}
+            PatternWidth::Narrow => check_width(self.reach, &self.base)?,
         }
         Ok(self)
     }
 
-    fn pattern(&self) -> Result<DomainPattern, NameError> {
+    fn to_pattern(&self) -> Result<DomainPattern, NameError> {
         if self.base.is_empty() {
             return Ok(DomainPattern::Any);
         }
         let base = DomainName::parse(&self.base)?;
         Ok(match self.reach {
-            Reach::Below => DomainPattern::Below(base),
-            Reach::Exact => DomainPattern::Exact(base),
-            Reach::Tree => DomainPattern::Tree(base),
+            PatternReach::Below => DomainPattern::Below(base),
+            PatternReach::Exact => DomainPattern::Exact(base),
+            PatternReach::Tree => DomainPattern::Tree(base),
         })
     }
 }
 
-fn any(port: Option<u16>, width: Width) -> Result<RawPattern<'static>, PatternError> {
+fn parse_any(port: Option<u16>, width: PatternWidth) -> Result<RawPattern<'static>, PatternError> {
     match width {
-        Width::DangerouslyWide => Ok(RawPattern { reach: Reach::Tree, base: "".into(), port }),
-        Width::Narrow => Err(PatternError::Wide { covers: "every name there is".to_owned() }),
+        PatternWidth::DangerouslyWide => {
+            Ok(RawPattern { reach: PatternReach::Tree, base: "".into(), port })
+        }
+        PatternWidth::Narrow => {
+            Err(PatternError::Wide { covers: "every name there is".to_owned() })
+        }
     }
 }
 
 /// A public suffix belongs to nobody: whoever registers below it would be let in.
 ///
 /// A single label that the list does not know (`postgres`) may be named exactly, not by wildcard.
-fn check_width(reach: Reach, base: &str) -> Result<(), PatternError> {
+fn check_width(reach: PatternReach, base: &str) -> Result<(), PatternError> {
     let wide = match reach {
-        Reach::Exact => is_suffix(base.as_bytes(), true),
+        PatternReach::Exact => is_public_suffix(base.as_bytes(), true),
         // The list has wildcards of its own (`*.compute.amazonaws.com`): what stands below such a base is a suffix.
-        Reach::Below | Reach::Tree => is_suffix(base.as_bytes(), false) || is_below_suffixes(base),
+        PatternReach::Below | PatternReach::Tree => {
+            is_public_suffix(base.as_bytes(), false) || covers_public_suffixes(base)
+        }
     };
     if !wide {
         return Ok(());
@@ -226,17 +232,17 @@ fn check_width(reach: Reach, base: &str) -> Result<(), PatternError> {
 }
 
 /// Whether any name right below `base` is a suffix, whatever its first label.
-fn is_below_suffixes(base: &str) -> bool {
+fn covers_public_suffixes(base: &str) -> bool {
     const ANY: &[u8] = b"any.";
     let mut name = [0; ANY.len() + MAX_NAME];
     let (front, rest) = name.split_at_mut(ANY.len());
     front.copy_from_slice(ANY);
     let Some(rest) = rest.get_mut(..base.len()) else { return false };
     rest.copy_from_slice(base.as_bytes());
-    name.get(..ANY.len() + base.len()).is_some_and(|name| is_suffix(name, true))
+    name.get(..ANY.len() + base.len()).is_some_and(|name| is_public_suffix(name, true))
 }
 
-fn is_suffix(name: &[u8], known: bool) -> bool {
+fn is_public_suffix(name: &[u8], known: bool) -> bool {
     psl::suffix(name)
         .is_some_and(|suffix| suffix.as_bytes() == name && (suffix.is_known() || !known))
 }
@@ -248,7 +254,7 @@ mod tests {
     use super::*;
 
     fn pattern(text: &str) -> DomainPattern {
-        HostPattern::parse(text, Width::DangerouslyWide).unwrap().pattern
+        HostPattern::parse(text, PatternWidth::DangerouslyWide).unwrap().pattern
     }
 
     #[test]
@@ -275,7 +281,7 @@ mod tests {
 
     #[test]
     fn ports_belong_to_the_pattern() {
-        let with = HostPattern::parse("*.x.com:8443", Width::Narrow).unwrap();
+        let with = HostPattern::parse("*.x.com:8443", PatternWidth::Narrow).unwrap();
         assert_eq!((with.port, with.to_string().as_str()), (Some(8443), "*.x.com:8443"));
     }
 
@@ -296,9 +302,9 @@ mod tests {
             "*.internal",
             ".postgres",
         ] {
-            let error = HostPattern::parse(text, Width::Narrow).unwrap_err();
+            let error = HostPattern::parse(text, PatternWidth::Narrow).unwrap_err();
             assert!(matches!(error, PatternError::Wide { .. }), "{text}: {error}");
-            assert!(HostPattern::parse(text, Width::DangerouslyWide).is_ok(), "{text}");
+            assert!(HostPattern::parse(text, PatternWidth::DangerouslyWide).is_ok(), "{text}");
         }
         for text in [
             "",
@@ -317,12 +323,12 @@ mod tests {
             "*.0.0.1",
             "a b",
         ] {
-            assert!(HostPattern::parse(text, Width::DangerouslyWide).is_err(), "{text}");
+            assert!(HostPattern::parse(text, PatternWidth::DangerouslyWide).is_err(), "{text}");
         }
         for text in
             ["postgres", "x.com", "*.x.co.uk", "*.bucket.s3.amazonaws.com", "*.svc.cluster.local"]
         {
-            assert!(HostPattern::parse(text, Width::Narrow).is_ok(), "{text}");
+            assert!(HostPattern::parse(text, PatternWidth::Narrow).is_ok(), "{text}");
         }
     }
 
@@ -347,8 +353,8 @@ mod tests {
     proptest! {
         #[test]
         fn what_is_printed_parses_back(text in "(\\*\\.|\\.)?[a-c]{1,2}(\\.[a-c]{1,2}){0,3}(:[1-9][0-9]{0,3})?") {
-            let parsed = HostPattern::parse(&text, Width::DangerouslyWide).unwrap();
-            prop_assert_eq!(HostPattern::parse(&parsed.to_string(), Width::DangerouslyWide), Ok(parsed));
+            let parsed = HostPattern::parse(&text, PatternWidth::DangerouslyWide).unwrap();
+            prop_assert_eq!(HostPattern::parse(&parsed.to_string(), PatternWidth::DangerouslyWide), Ok(parsed));
         }
 
         #[test]

@@ -4,45 +4,53 @@
 use std::sync::Arc;
 
 use crate::budget::Budgets;
-use crate::decide::{Ask, Attempt, Floor, Refused, Standing, rule_ref};
-use crate::decision::{Admission, How, Layer, Lookup, Permit, RuleRef, Terms};
-use crate::facts::{Ech, Protocol, QueryType, Scheme};
+use crate::decide::{
+    AllowingRules, AttemptContext, BaseAllowance, DecisionStage, PartialDenial, rule_ref,
+};
+use crate::decision::{
+    AddressAdmission, LookupTerms, Permit, PermitTerms, PolicyLayer, RuleRef, Treatment,
+};
+use crate::facts::{EchPresence, Protocol, QueryType, UrlScheme};
 use crate::name::Host;
-use crate::pattern::Reach;
-use crate::policy::{AllowTerms, By, Match, Tls, Verdict};
+use crate::pattern::PatternReach;
+use crate::policy::{AllowTerms, MatchedEntry, RuleAction, RuleMatch, TlsMode};
 use crate::reason::Reason;
 use crate::ruleset::Tier;
 
-impl<'a> Attempt<'a> {
-    pub(crate) fn permit(
+impl<'a> AttemptContext<'a> {
+    pub(crate) fn build_permit(
         &self,
         generation: u64,
-        standing: &Standing<'a>,
-    ) -> Result<Permit, Refused> {
+        standing: &AllowingRules<'a>,
+    ) -> Result<Permit, PartialDenial> {
         let own = standing.own.first().ok_or(Reason::NotListed)?;
-        let how =
-            self.how(own, standing).map_err(|reason| Refused::by(reason, Layer::Sandbox, own))?;
-        let terms = own.rule.allow();
-        let floor = standing.floor_terms();
+        let how = self
+            .treatment(own, standing)
+            .map_err(|reason| PartialDenial::from_rule(reason, PolicyLayer::Sandbox, own))?;
+        let terms = own.rule.allow_terms();
+        let floor = standing.base_terms();
         let both =
             |said: fn(&AllowTerms) -> bool| terms.is_some_and(said) && floor.is_none_or(said);
         let either =
             |said: fn(&AllowTerms) -> bool| terms.is_some_and(said) || floor.is_some_and(said);
         let budgets =
             |terms: Option<&AllowTerms>| terms.map_or_else(Budgets::default, |terms| terms.budgets);
-        Ok(Permit(Arc::new(Terms {
+        Ok(Permit(Arc::new(PermitTerms {
             sandbox: self.sandbox.id.clone(),
             host: self.host.clone(),
             port: self.port,
-            rule: rule_ref(own, Layer::Sandbox),
+            rule: rule_ref(own, PolicyLayer::Sandbox),
             generation,
             credential: terms
                 .and_then(|terms| terms.credential.clone())
-                .filter(|_| how == How::Forward),
-            is_credential_host: self.own.iter().any(injects),
-            how,
-            admission: [standing.own.iter().map(admission).collect(), standing.base.admission()],
-            lookup: self.lookup(own, either(|terms| terms.strict_cname)),
+                .filter(|_| how == Treatment::Forward),
+            is_credential_host: self.own.iter().any(injects_credential),
+            treatment: how,
+            admission: [
+                standing.own.iter().map(rule_admission).collect(),
+                standing.base.admissions(),
+            ],
+            lookup: self.lookup_terms(own, either(|terms| terms.strict_cname)),
             sandbox_budgets: self.layers.budgets(),
             rule_budgets: budgets(terms).min(budgets(floor)),
             base_budgets: standing.base_budgets(),
@@ -52,67 +60,74 @@ impl<'a> Attempt<'a> {
         })))
     }
 
-    fn how(&self, own: &Match<'_>, standing: &Standing<'_>) -> Result<How, Reason> {
+    fn treatment(
+        &self,
+        own: &RuleMatch<'_>,
+        standing: &AllowingRules<'_>,
+    ) -> Result<Treatment, Reason> {
         match (self.ask, &own.rule.verdict) {
-            (Ask::Name(_), _) => Ok(How::Resolve),
-            (Ask::Connect(_), Verdict::Memory(terms)) => {
-                Ok(How::Hold { profile: terms.profile.clone(), identity: terms.identity })
+            (DecisionStage::Name(_), _) => Ok(Treatment::Resolve),
+            (DecisionStage::Connect(_), RuleAction::Memory(terms)) => {
+                Ok(Treatment::Hold { profile: terms.profile.clone(), identity: terms.identity })
             }
-            (Ask::Connect(_), _) if own.rule.is_raw() && self.must_see_requests() => {
+            (DecisionStage::Connect(_), _) if own.rule.is_raw() && self.must_see_requests() => {
                 Err(Reason::RawTcpNotAllowed)
             }
-            (Ask::Connect(_), _) if own.rule.is_raw() => Ok(How::Raw),
-            (Ask::Connect(protocol), _) => self.opened(own, standing, protocol),
-            (Ask::Request(request), Verdict::Allow(AllowTerms { credential: Some(_), .. })) => {
-                match request.scheme {
-                    Scheme::Http => Err(Reason::CredentialNeedsTls),
-                    Scheme::Https => Ok(How::Forward),
-                }
-            }
-            (Ask::Memory(_) | Ask::Request(_), _) => Ok(How::Forward),
+            (DecisionStage::Connect(_), _) if own.rule.is_raw() => Ok(Treatment::Raw),
+            (DecisionStage::Connect(protocol), _) => self.tls_treatment(own, standing, protocol),
+            (
+                DecisionStage::Request(request),
+                RuleAction::Allow(AllowTerms { credential: Some(_), .. }),
+            ) => match request.scheme {
+                UrlScheme::Http => Err(Reason::CredentialNeedsTls),
+                UrlScheme::Https => Ok(Treatment::Forward),
+            },
+            (DecisionStage::Memory(_) | DecisionStage::Request(_), _) => Ok(Treatment::Forward),
         }
     }
 
     /// A connection that is neither raw nor memory: looked into unless both layers tunnel and no rule needs
     /// requests.
-    fn opened(
+    fn tls_treatment(
         &self,
-        own: &Match<'_>,
-        standing: &Standing<'_>,
+        own: &RuleMatch<'_>,
+        standing: &AllowingRules<'_>,
         protocol: &Protocol,
-    ) -> Result<How, Reason> {
-        let Protocol::Tls { ech, .. } = protocol else { return Ok(How::Intercept) };
-        let floor = standing.floor_terms();
-        let tunnels =
-            own.rule.tls() == Tls::Tunnel && floor.is_none_or(|terms| terms.tls == Tls::Tunnel);
+    ) -> Result<Treatment, Reason> {
+        let Protocol::Tls { ech, .. } = protocol else { return Ok(Treatment::Intercept) };
+        let floor = standing.base_terms();
+        let tunnels = own.rule.tls() == TlsMode::Tunnel
+            && floor.is_none_or(|terms| terms.tls == TlsMode::Tunnel);
         if !tunnels || self.must_see_requests() {
-            return Ok(How::Intercept);
+            return Ok(Treatment::Intercept);
         }
         let tolerates = |terms: &AllowTerms| terms.tolerate_ech;
-        let tolerated = own.rule.allow().is_some_and(tolerates) && floor.is_none_or(tolerates);
+        let tolerated =
+            own.rule.allow_terms().is_some_and(tolerates) && floor.is_none_or(tolerates);
         match ech {
-            Ech::Present if !tolerated => Err(Reason::EchHiddenName),
-            Ech::Absent | Ech::Present => Ok(How::Tunnel),
+            EchPresence::Present if !tolerated => Err(Reason::EchHiddenName),
+            EchPresence::Absent | EchPresence::Present => Ok(Treatment::Tunnel),
         }
     }
 
     fn must_see_requests(&self) -> bool {
-        let needs = |matched: &Match<'_>| self.is_here(matched) && matched.rule.needs_requests();
+        let needs =
+            |matched: &RuleMatch<'_>| self.is_on_port(matched) && matched.rule.needs_requests();
         self.own.iter().chain(&self.floor).any(needs)
     }
 
-    fn lookup(&self, own: &Match<'_>, strict_cname: bool) -> Lookup {
+    fn lookup_terms(&self, own: &RuleMatch<'_>, strict_cname: bool) -> LookupTerms {
         let chosen_octets = match (self.host, own.by) {
-            (Host::Name(name), By::Host(hit)) if hit.reach != Reach::Exact => {
+            (Host::Name(name), MatchedEntry::Host(hit)) if hit.reach != PatternReach::Exact => {
                 name.as_str().len() - hit.base.len()
             }
             _ => 0,
         };
-        Lookup {
+        LookupTerms {
             chosen_octets,
             types: own
                 .rule
-                .allow()
+                .allow_terms()
                 .map_or_else(|| QueryType::DEFAULT.into(), |terms| terms.dns_types.clone()),
             synthetic: self.own.iter().any(|matched| matched.rule.is_raw()),
             strict_cname,
@@ -120,43 +135,45 @@ impl<'a> Attempt<'a> {
     }
 }
 
-impl Standing<'_> {
+impl AllowingRules<'_> {
     /// The rule of the base that acts, where it sets budgets.
     fn base_budgets(&self) -> Option<(RuleRef, Budgets)> {
-        let Floor::Rules(rules) = &self.base else { return None };
+        let BaseAllowance::Rules(rules) = &self.base else { return None };
         let matched = rules.first()?;
         let budgets = matched.rule.budgets();
-        budgets.set().next()?;
-        Some((rule_ref(matched, Layer::Base), budgets))
+        budgets.limits().next()?;
+        Some((rule_ref(matched, PolicyLayer::Base), budgets))
     }
 
     /// The terms of the base's own rule; a tier has none, and a memory rule sets none.
-    fn floor_terms(&self) -> Option<&AllowTerms> {
+    fn base_terms(&self) -> Option<&AllowTerms> {
         match &self.base {
-            Floor::Rules(rules) => rules.first().and_then(|matched| matched.rule.allow()),
-            Floor::Tier(_) => None,
+            BaseAllowance::Rules(rules) => {
+                rules.first().and_then(|matched| matched.rule.allow_terms())
+            }
+            BaseAllowance::Tier(_) => None,
         }
     }
 }
 
-impl Floor<'_> {
-    fn admission(&self) -> Box<[Admission]> {
+impl BaseAllowance<'_> {
+    fn admissions(&self) -> Box<[AddressAdmission]> {
         match self {
-            Floor::Rules(rules) => rules.iter().map(admission).collect(),
-            Floor::Tier(Tier::System) => [Admission::Any].into(),
-            Floor::Tier(Tier::Untrusted | Tier::User) => [Admission::Public].into(),
+            BaseAllowance::Rules(rules) => rules.iter().map(rule_admission).collect(),
+            BaseAllowance::Tier(Tier::System) => [AddressAdmission::Any].into(),
+            BaseAllowance::Tier(Tier::Untrusted | Tier::User) => [AddressAdmission::Public].into(),
         }
     }
 }
 
-fn injects(matched: &Match<'_>) -> bool {
-    matched.rule.allow().is_some_and(|terms| terms.credential.is_some())
+fn injects_credential(matched: &RuleMatch<'_>) -> bool {
+    matched.rule.allow_terms().is_some_and(|terms| terms.credential.is_some())
 }
 
-fn admission(matched: &Match<'_>) -> Admission {
+fn rule_admission(matched: &RuleMatch<'_>) -> AddressAdmission {
     match (matched.by, matched.rule.resolves_to()) {
-        (By::Address(net), _) => Admission::Only([net].into()),
-        (By::Host(_), None) => Admission::Public,
-        (By::Host(_), Some(nets)) => Admission::Only(nets.into()),
+        (MatchedEntry::Address(net), _) => AddressAdmission::Only([net].into()),
+        (MatchedEntry::Host(_), None) => AddressAdmission::Public,
+        (MatchedEntry::Host(_), Some(nets)) => AddressAdmission::Only(nets.into()),
     }
 }

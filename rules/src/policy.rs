@@ -6,14 +6,14 @@ use std::sync::Arc;
 use ipnet::IpNet;
 
 use crate::budget::Budgets;
-use crate::facts::{Method, QueryType};
-use crate::load::problem::Place;
+use crate::facts::{HttpMethod, QueryType};
+use crate::host_set::{HostSet, PatternHit, PatternOrigin};
+use crate::ids::{BankPattern, CredentialName, Environment, PolicyName, ProfileName};
+use crate::load::problem::SourceLocation;
 use crate::name::{DomainName, Host};
-use crate::path::PathPattern;
-use crate::pattern::Reach;
-use crate::set::{Hit, HostSet, Origin};
-use crate::trial::Trial;
-use crate::word::{BankPattern, CredentialName, Environment, PolicyName, ProfileName};
+use crate::pattern::PatternReach;
+use crate::policy_test::PolicyTest;
+use crate::url_path::PathPattern;
 
 /// Most rules in one policy.
 pub const MAX_RULES: usize = 10_000;
@@ -23,12 +23,12 @@ pub const MAX_RULES: usize = 10_000;
 pub struct Policy {
     pub(crate) name: PolicyName,
     pub(crate) file: Arc<str>,
-    pub(crate) digest: Digest,
+    pub(crate) digest: PolicyDigest,
     pub(crate) rules: Vec<Rule>,
     pub(crate) hosts: HostSet,
     pub(crate) addresses: Vec<AddressEntry>,
     pub(crate) budgets: Budgets,
-    pub(crate) trials: Vec<Trial>,
+    pub(crate) trials: Vec<PolicyTest>,
 }
 
 /// A literal target of a rule.
@@ -44,18 +44,18 @@ pub struct Rule {
     pub(crate) name: Arc<str>,
     pub(crate) line: u32,
     /// Where its name stands, for problems that are found after parsing.
-    pub(crate) at: Place,
+    pub(crate) at: SourceLocation,
     /// The file of its list, if it has one.
     pub(crate) list: Option<Arc<str>>,
-    pub(crate) ports: Ports,
-    pub(crate) methods: Option<Box<[Method]>>,
+    pub(crate) ports: PortSet,
+    pub(crate) methods: Option<Box<[HttpMethod]>>,
     pub(crate) paths: Option<Box<[PathPattern]>>,
-    pub(crate) verdict: Verdict,
+    pub(crate) verdict: RuleAction,
 }
 
 /// What a rule does with what it names.
 #[derive(Debug)]
-pub(crate) enum Verdict {
+pub(crate) enum RuleAction {
     Allow(AllowTerms),
     Deny,
     Memory(MemoryTerms),
@@ -67,7 +67,7 @@ pub(crate) struct AllowTerms {
     /// The only networks the hosts may lead to; none means every public one, an empty list none at all.
     pub(crate) resolves_to: Option<Box<[IpNet]>>,
     pub(crate) raw_tcp: bool,
-    pub(crate) tls: Tls,
+    pub(crate) tls: TlsMode,
     pub(crate) tolerate_ech: bool,
     pub(crate) credential: Option<CredentialName>,
     pub(crate) may_receive_memory: bool,
@@ -93,13 +93,13 @@ pub(crate) struct MemoryTerms {
 /// Whether a memory request must carry its identity or is given it by its path.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum IdentityMode {
-    FromPath,
+    FromChannel,
     Required,
 }
 
 /// What happens to TLS that a rule lets pass.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum Tls {
+pub enum TlsMode {
     #[default]
     Intercept,
     Tunnel,
@@ -107,28 +107,28 @@ pub enum Tls {
 
 /// The ports a rule is for.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) enum Ports {
+pub(crate) enum PortSet {
     All,
     Listed(Box<[u16]>),
 }
 
 /// SHA-256 of what was loaded: it stands in every record.
 #[derive(Clone, Copy, PartialEq, Eq, Hash)]
-pub struct Digest(pub [u8; 32]);
+pub struct PolicyDigest(pub [u8; 32]);
 
 /// A rule that names the host asked for.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Match<'p> {
+pub(crate) struct RuleMatch<'p> {
     pub(crate) policy: &'p Arc<Policy>,
     pub(crate) rule: &'p Rule,
-    pub(crate) by: By<'p>,
+    pub(crate) by: MatchedEntry<'p>,
 }
 
 /// How a rule came to name the host.
 #[derive(Clone, Copy, Debug)]
-pub(crate) enum By<'p> {
+pub(crate) enum MatchedEntry<'p> {
     Address(IpNet),
-    Host(Hit<'p>),
+    Host(PatternHit<'p>),
 }
 
 impl Policy {
@@ -140,7 +140,7 @@ impl Policy {
         &self.file
     }
 
-    pub fn digest(&self) -> Digest {
+    pub fn digest(&self) -> PolicyDigest {
         self.digest
     }
 
@@ -153,100 +153,106 @@ impl Policy {
     }
 
     /// The file and line a pattern of `rule` stands on.
-    pub fn origin(&self, rule: &Rule, hit: &Hit<'_>) -> (Arc<str>, u32) {
-        origin(self, rule, hit)
+    pub fn pattern_location(&self, rule: &Rule, hit: &PatternHit<'_>) -> (Arc<str>, u32) {
+        pattern_location(self, rule, hit)
     }
 
     /// Every host pattern, with the rule it leads to.
-    pub fn hosts(&self) -> impl Iterator<Item = (Hit<'_>, &Rule)> {
-        self.hosts.iter().filter_map(|hit| self.rule(hit.rule).map(|rule| (hit, rule)))
+    pub fn hosts(&self) -> impl Iterator<Item = (PatternHit<'_>, &Rule)> {
+        self.hosts.iter().filter_map(|hit| self.rule_at(hit.rule).map(|rule| (hit, rule)))
     }
 
     /// How many host patterns there are.
-    pub fn patterns(&self) -> usize {
+    pub fn pattern_count(&self) -> usize {
         self.hosts.len()
     }
 
     /// The first exact names that stand in the policy itself, not in a list, with the rule each leads to.
     pub fn literals(&self) -> impl Iterator<Item = (&DomainName, &Rule)> {
         let literals = self.hosts.literals().iter();
-        literals.filter_map(|(name, at)| self.rule(*at).map(|rule| (name, rule)))
+        literals.filter_map(|(name, at)| self.rule_at(*at).map(|rule| (name, rule)))
     }
 
     /// Every literal target, with the rule it leads to.
     pub fn addresses(&self) -> impl Iterator<Item = (IpNet, &Rule)> {
         self.addresses
             .iter()
-            .filter_map(|entry| self.rule(entry.rule).map(|rule| (entry.net, rule)))
+            .filter_map(|entry| self.rule_at(entry.rule).map(|rule| (entry.net, rule)))
     }
 
-    pub(crate) fn rule(&self, at: u16) -> Option<&Rule> {
+    pub(crate) fn rule_at(&self, at: u16) -> Option<&Rule> {
         self.rules.get(usize::from(at))
     }
 }
 
 /// Every rule of `policy` that names `host`, the most specific first.
-pub(crate) fn matching<'p>(
+pub(crate) fn matching_rules<'p>(
     policy: &'p Arc<Policy>,
     host: &'p Host,
-) -> impl Iterator<Item = Match<'p>> {
+) -> impl Iterator<Item = RuleMatch<'p>> {
     let named = host
         .name()
         .into_iter()
         .flat_map(|name| policy.hosts.hits(name))
-        .map(|hit| (hit.rule, By::Host(hit)));
+        .map(|hit| (hit.rule, MatchedEntry::Host(hit)));
     let listed = policy.addresses.iter().filter_map(move |entry| match host {
         Host::Address(address) if entry.net.contains(address) => {
-            Some((entry.rule, By::Address(entry.net)))
+            Some((entry.rule, MatchedEntry::Address(entry.net)))
         }
         Host::Address(_) | Host::Name(_) => None,
     });
     named
         .chain(listed)
-        .filter_map(move |(at, by)| policy.rule(at).map(|rule| Match { policy, rule, by }))
+        .filter_map(move |(at, by)| policy.rule_at(at).map(|rule| RuleMatch { policy, rule, by }))
 }
 
 /// Where a pattern of a rule stands.
-pub(crate) fn origin(policy: &Policy, rule: &Rule, hit: &Hit<'_>) -> (Arc<str>, u32) {
-    let list = rule.list.as_ref().filter(|_| hit.origin == Origin::List);
+pub(crate) fn pattern_location(
+    policy: &Policy,
+    rule: &Rule,
+    hit: &PatternHit<'_>,
+) -> (Arc<str>, u32) {
+    let list = rule.list.as_ref().filter(|_| hit.origin == PatternOrigin::List);
     (list.unwrap_or(&policy.file).clone(), hit.line)
 }
 
-impl Match<'_> {
+impl RuleMatch<'_> {
     /// The file and line that led to the rule.
-    pub(crate) fn origin(&self) -> (Arc<str>, u32) {
+    pub(crate) fn location(&self) -> (Arc<str>, u32) {
         match self.by {
-            By::Address(_) => (self.policy.file.clone(), self.rule.line),
-            By::Host(hit) => origin(self.policy, self.rule, &hit),
+            MatchedEntry::Address(_) => (self.policy.file.clone(), self.rule.line),
+            MatchedEntry::Host(hit) => pattern_location(self.policy, self.rule, &hit),
         }
     }
 
     /// Whether the rule is for `port`, by the port written with the pattern or by its own.
     pub(crate) fn has_port(&self, port: u16) -> bool {
         match self.by {
-            By::Host(Hit { port: Some(written), .. }) => written == port,
-            By::Host(_) | By::Address(_) => self.rule.ports.contains(port),
+            MatchedEntry::Host(PatternHit { port: Some(written), .. }) => written == port,
+            MatchedEntry::Host(_) | MatchedEntry::Address(_) => self.rule.ports.contains(port),
         }
     }
 
     pub(crate) fn is_on_every_port(&self) -> bool {
-        let written = matches!(self.by, By::Host(Hit { port: Some(_), .. }));
-        !written && self.rule.ports == Ports::All
+        let written = matches!(self.by, MatchedEntry::Host(PatternHit { port: Some(_), .. }));
+        !written && self.rule.ports == PortSet::All
     }
 
     /// The pattern that names the host, for people.
     pub(crate) fn pattern(&self) -> String {
         match self.by {
-            By::Address(net) => net.to_string(),
-            By::Host(hit) => hit.pattern(),
+            MatchedEntry::Address(net) => net.to_string(),
+            MatchedEntry::Host(hit) => hit.pattern(),
         }
     }
 
     /// More is more specific: the longer base first, then the exact name, then the one written with its port.
     pub(crate) fn specificity(&self) -> (usize, bool, bool) {
         match self.by {
-            By::Address(net) => (usize::from(net.prefix_len()), true, false),
-            By::Host(hit) => (hit.base.len(), hit.reach == Reach::Exact, hit.port.is_some()),
+            MatchedEntry::Address(net) => (usize::from(net.prefix_len()), true, false),
+            MatchedEntry::Host(hit) => {
+                (hit.base.len(), hit.reach == PatternReach::Exact, hit.port.is_some())
+            }
         }
     }
 }
@@ -262,11 +268,11 @@ impl Rule {
     }
 
     /// The file its list is in.
-    pub fn list(&self) -> Option<&str> {
+    pub fn list_file(&self) -> Option<&str> {
         self.list.as_deref()
     }
 
-    pub fn methods(&self) -> Option<&[Method]> {
+    pub fn methods(&self) -> Option<&[HttpMethod]> {
         self.methods.as_deref()
     }
 
@@ -277,65 +283,66 @@ impl Rule {
     /// The ports for patterns written without one; none means every port.
     pub fn ports(&self) -> Option<&[u16]> {
         match &self.ports {
-            Ports::All => None,
-            Ports::Listed(ports) => Some(ports),
+            PortSet::All => None,
+            PortSet::Listed(ports) => Some(ports),
         }
     }
 
     pub fn credential(&self) -> Option<&CredentialName> {
-        self.allow().and_then(|terms| terms.credential.as_ref())
+        self.allow_terms().and_then(|terms| terms.credential.as_ref())
     }
 
     /// The only networks its hosts may lead to.
     pub fn resolves_to(&self) -> Option<&[IpNet]> {
         match &self.verdict {
-            Verdict::Allow(terms) => terms.resolves_to.as_deref(),
-            Verdict::Deny => None,
-            Verdict::Memory(terms) => terms.resolves_to.as_deref(),
+            RuleAction::Allow(terms) => terms.resolves_to.as_deref(),
+            RuleAction::Deny => None,
+            RuleAction::Memory(terms) => terms.resolves_to.as_deref(),
         }
     }
 
     pub fn is_deny(&self) -> bool {
-        matches!(self.verdict, Verdict::Deny)
+        matches!(self.verdict, RuleAction::Deny)
     }
 
     /// What the rule does, in a few words.
-    pub fn in_words(&self) -> &'static str {
+    pub fn describe(&self) -> &'static str {
         match &self.verdict {
-            Verdict::Allow(terms) if terms.raw_tcp => "raw TCP",
-            Verdict::Allow(_) if self.tls() == Tls::Tunnel => "tunnel",
-            Verdict::Allow(_) => "intercept",
-            Verdict::Deny => "deny",
-            Verdict::Memory(_) => "memory",
+            RuleAction::Allow(terms) if terms.raw_tcp => "raw TCP",
+            RuleAction::Allow(_) if self.tls() == TlsMode::Tunnel => "tunnel",
+            RuleAction::Allow(_) => "intercept",
+            RuleAction::Deny => "deny",
+            RuleAction::Memory(_) => "memory",
         }
     }
 
-    pub(crate) fn allow(&self) -> Option<&AllowTerms> {
+    pub(crate) fn allow_terms(&self) -> Option<&AllowTerms> {
         match &self.verdict {
-            Verdict::Allow(terms) => Some(terms),
-            Verdict::Deny | Verdict::Memory(_) => None,
+            RuleAction::Allow(terms) => Some(terms),
+            RuleAction::Deny | RuleAction::Memory(_) => None,
         }
     }
 
-    pub(crate) fn memory(&self) -> Option<&MemoryTerms> {
+    pub(crate) fn memory_terms(&self) -> Option<&MemoryTerms> {
         match &self.verdict {
-            Verdict::Memory(terms) => Some(terms),
-            Verdict::Allow(_) | Verdict::Deny => None,
+            RuleAction::Memory(terms) => Some(terms),
+            RuleAction::Allow(_) | RuleAction::Deny => None,
         }
     }
 
     pub(crate) fn is_raw(&self) -> bool {
-        self.allow().is_some_and(|terms| terms.raw_tcp)
+        self.allow_terms().is_some_and(|terms| terms.raw_tcp)
     }
 
-    pub(crate) fn tls(&self) -> Tls {
-        self.allow().map_or(Tls::Intercept, |terms| terms.tls)
+    pub(crate) fn tls(&self) -> TlsMode {
+        self.allow_terms().map_or(TlsMode::Intercept, |terms| terms.tls)
     }
 
     /// Whether the rule can only act on requests, which forces interception of its hosts and ports.
     pub(crate) fn needs_requests(&self) -> bool {
-        let terms = self.allow().is_some_and(|terms| terms.credential.is_some() || terms.inspect);
-        self.methods.is_some() || self.paths.is_some() || terms || self.memory().is_some()
+        let terms =
+            self.allow_terms().is_some_and(|terms| terms.credential.is_some() || terms.inspect);
+        self.methods.is_some() || self.paths.is_some() || terms || self.memory_terms().is_some()
     }
 
     /// Whether the rule filters requests further than by host and port.
@@ -345,33 +352,33 @@ impl Rule {
 
     /// Whether bytes pass unseen: tunnelled TLS and raw TCP.
     pub(crate) fn is_opaque(&self) -> bool {
-        self.allow().is_some_and(|terms| terms.raw_tcp || terms.tls == Tls::Tunnel)
+        self.allow_terms().is_some_and(|terms| terms.raw_tcp || terms.tls == TlsMode::Tunnel)
     }
 }
 
-impl Ports {
+impl PortSet {
     pub(crate) fn contains(&self, port: u16) -> bool {
         match self {
-            Ports::All => true,
-            Ports::Listed(ports) => ports.contains(&port),
+            PortSet::All => true,
+            PortSet::Listed(ports) => ports.contains(&port),
         }
     }
 }
 
-impl Digest {
+impl PolicyDigest {
     /// The first twelve hex digits, for people.
     pub fn short(&self) -> String {
         self.to_string().chars().take(12).collect()
     }
 }
 
-impl fmt::Display for Digest {
+impl fmt::Display for PolicyDigest {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         self.0.iter().try_for_each(|octet| write!(f, "{octet:02x}"))
     }
 }
 
-impl fmt::Debug for Digest {
+impl fmt::Debug for PolicyDigest {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{self}")
     }

@@ -8,10 +8,10 @@ pub const MAX_TEMPLATE: usize = 255;
 
 /// A text with `{agent_card}`, `{environment}`, `{sandbox}` and `{tenant}` in it.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct PrincipalTemplate(Vec<Part>);
+pub struct PrincipalTemplate(Vec<PrincipalPart>);
 
 #[derive(Clone, Debug, PartialEq, Eq)]
-enum Part {
+enum PrincipalPart {
     AgentCard,
     Environment,
     Literal(String),
@@ -28,7 +28,7 @@ pub struct TemplateError;
 
 impl PrincipalTemplate {
     /// What is used where the operator says nothing.
-    pub const USUAL: &str = "agent:{sandbox}";
+    pub const DEFAULT: &str = "agent:{sandbox}";
 
     /// Parses a template.
     ///
@@ -44,42 +44,42 @@ impl PrincipalTemplate {
         let mut rest = text;
         while let Some((literal, from)) = rest.split_once('{') {
             let (name, after) = from.split_once('}').ok_or(TemplateError)?;
-            parts.push(Part::Literal(literal.to_owned()));
-            parts.push(Part::named(name).ok_or(TemplateError)?);
+            parts.push(PrincipalPart::Literal(literal.to_owned()));
+            parts.push(PrincipalPart::from_name(name).ok_or(TemplateError)?);
             rest = after;
         }
-        parts.push(Part::Literal(rest.to_owned()));
-        let stray = |part: &Part| matches!(part, Part::Literal(text) if text.contains('}'));
-        if parts.iter().any(stray) || !parts.contains(&Part::Sandbox) {
+        parts.push(PrincipalPart::Literal(rest.to_owned()));
+        let stray = |part: &PrincipalPart| matches!(part, PrincipalPart::Literal(text) if text.contains('}'));
+        if parts.iter().any(stray) || !parts.contains(&PrincipalPart::Sandbox) {
             return Err(TemplateError);
         }
         Ok(PrincipalTemplate(parts))
     }
 
     /// The principal of `sandbox`; none while the sandbox lacks something the template names.
-    pub fn of(&self, sandbox: &Sandbox) -> Option<String> {
-        self.0.iter().map(|part| part.of(sandbox)).collect()
+    pub fn render(&self, sandbox: &Sandbox) -> Option<String> {
+        self.0.iter().map(|part| part.render(sandbox)).collect()
     }
 }
 
-impl Part {
-    fn named(name: &str) -> Option<Self> {
+impl PrincipalPart {
+    fn from_name(name: &str) -> Option<Self> {
         match name {
-            "agent_card" => Some(Part::AgentCard),
-            "environment" => Some(Part::Environment),
-            "sandbox" => Some(Part::Sandbox),
-            "tenant" => Some(Part::Tenant),
+            "agent_card" => Some(PrincipalPart::AgentCard),
+            "environment" => Some(PrincipalPart::Environment),
+            "sandbox" => Some(PrincipalPart::Sandbox),
+            "tenant" => Some(PrincipalPart::Tenant),
             _ => None,
         }
     }
 
-    fn of<'a>(&'a self, sandbox: &'a Sandbox) -> Option<&'a str> {
+    fn render<'a>(&'a self, sandbox: &'a Sandbox) -> Option<&'a str> {
         match self {
-            Part::AgentCard => sandbox.agent_card.as_ref().map(|card| card.as_str()),
-            Part::Environment => sandbox.environment.as_ref().map(|name| name.as_str()),
-            Part::Literal(text) => Some(text),
-            Part::Sandbox => Some(sandbox.id.as_str()),
-            Part::Tenant => sandbox.tenant.as_ref().map(|tenant| tenant.as_str()),
+            PrincipalPart::AgentCard => sandbox.agent_card.as_ref().map(|card| card.as_str()),
+            PrincipalPart::Environment => sandbox.environment.as_ref().map(|name| name.as_str()),
+            PrincipalPart::Literal(text) => Some(text),
+            PrincipalPart::Sandbox => Some(sandbox.id.as_str()),
+            PrincipalPart::Tenant => sandbox.tenant.as_ref().map(|tenant| tenant.as_str()),
         }
     }
 }
@@ -87,7 +87,7 @@ impl Part {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::word::{Environment, SandboxId, Tenant};
+    use crate::ids::{Environment, SandboxId, Tenant};
 
     #[test]
     fn a_principal_names_its_sandbox() {
@@ -114,7 +114,7 @@ mod tests {
             ("", None),
         ] {
             let parsed = PrincipalTemplate::parse(template).ok();
-            let found = parsed.map(|parsed| parsed.of(&sandbox));
+            let found = parsed.map(|parsed| parsed.render(&sandbox));
             assert_eq!(found, principal.map(|one| one.map(str::to_owned)), "{template:?}");
         }
     }

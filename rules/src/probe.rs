@@ -1,38 +1,39 @@
 //! A `Probe`: one attempt as a person would describe it (`https://host/path`), turned into the facts
 //! the data path would gather. `explain`, `[[test]]` and `diff` ask with it, so they ask what is enforced.
 
-use crate::decision::{Decision, How};
+use crate::decision::{Decision, Treatment};
 use crate::facts::{
-    Authority, ConnectFacts, Ech, Facts, HttpVersion, Identity, IdentityClaim, MemoryFacts, Method,
-    NameFacts, Operation, Protocol, QueryType, RequestFacts, Scheme, Target,
+    BankOperation, ConnectFacts, ConnectTarget, EchPresence, Facts, HttpMethod, HttpVersion,
+    IdentityClaim, MemoryFacts, NameFacts, Protocol, QueryType, RequestAuthority, RequestFacts,
+    TokenIdentity, UrlScheme,
 };
+use crate::ids::BankId;
 use crate::name::{Host, NameError};
 use crate::reason::Reason;
 use crate::ruleset::RuleSet;
 use crate::sandbox::SandboxRef;
-use crate::word::BankId;
 
 /// An attempt to try a policy with.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Probe {
+pub struct PolicyProbe {
     pub host: Host,
     pub port: u16,
-    pub scheme: Scheme,
+    pub scheme: UrlScheme,
     /// Without method and path only the connection is tried.
-    pub method: Option<Method>,
+    pub method: Option<HttpMethod>,
     pub path: Option<String>,
-    pub special: Special,
+    pub special: ProbeKind,
 }
 
 /// What is tried in place of an ordinary connection.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Special {
+pub enum ProbeKind {
     /// Nothing special: TLS or HTTP, as the scheme says.
     Connection,
     /// A DNS look-up alone.
     Lookup(QueryType),
     /// A memory request.
-    Memory { operation: Operation, bank: BankId },
+    Memory { operation: BankOperation, bank: BankId },
     /// Raw TCP.
     Raw,
 }
@@ -46,7 +47,7 @@ pub enum ProbeError {
     Scheme(String),
 }
 
-impl Probe {
+impl PolicyProbe {
     /// Parses `https://host[:port]/path`, `host[:port]` or `host[:port]/path`; a query is left out.
     ///
     /// # Errors
@@ -54,9 +55,9 @@ impl Probe {
     /// Returns [`ProbeError`] when the host is not one, or the scheme is neither http nor https.
     pub fn parse(text: &str) -> Result<Self, ProbeError> {
         let (scheme, rest) = match text.split_once("://") {
-            None => (Scheme::Https, text),
-            Some(("https", rest)) => (Scheme::Https, rest),
-            Some(("http", rest)) => (Scheme::Http, rest),
+            None => (UrlScheme::Https, text),
+            Some(("https", rest)) => (UrlScheme::Https, rest),
+            Some(("http", rest)) => (UrlScheme::Http, rest),
             Some((other, _)) => return Err(ProbeError::Scheme(other.to_owned())),
         };
         let (authority, path) = match rest.find('/') {
@@ -65,40 +66,42 @@ impl Probe {
                 rest.split_at_checked(at).map_or((rest, None), |(host, path)| (host, Some(path)))
             }
         };
-        let Authority { host, port } = Authority::parse(authority).map_err(|source| {
-            ProbeError::Host { host: crate::load::problem::printable(authority), source }
-        })?;
+        let RequestAuthority { host, port } =
+            RequestAuthority::parse(authority).map_err(|source| ProbeError::Host {
+                host: crate::load::problem::printable(authority),
+                source,
+            })?;
         let path = path.and_then(|path| path.split(['?', '#']).next()).map(str::to_owned);
         let default = match scheme {
-            Scheme::Http => 80,
-            Scheme::Https => 443,
+            UrlScheme::Http => 80,
+            UrlScheme::Https => 443,
         };
         let port = port.unwrap_or(default);
         // `host:80` without a scheme means what a browser would make of it.
-        let scheme = if port == 80 && !text.contains("://") { Scheme::Http } else { scheme };
-        Ok(Probe { host, port, scheme, method: None, path, special: Special::Connection })
+        let scheme = if port == 80 && !text.contains("://") { UrlScheme::Http } else { scheme };
+        Ok(PolicyProbe { host, port, scheme, method: None, path, special: ProbeKind::Connection })
     }
 
     /// The facts of each step, in the order the data path would gather them.
     pub fn facts(&self, sandbox: &SandboxRef) -> Vec<Facts> {
         match &self.special {
-            Special::Connection if self.method.is_some() || self.path.is_some() => {
-                vec![self.connect(), Facts::Request(self.request())]
+            ProbeKind::Connection if self.method.is_some() || self.path.is_some() => {
+                vec![self.connect_facts(), Facts::Request(self.request_facts())]
             }
-            Special::Connection | Special::Raw => vec![self.connect()],
-            Special::Lookup(query) => self.lookup(*query).into_iter().collect(),
-            Special::Memory { operation, bank } => {
-                vec![self.connect(), self.memory(sandbox, *operation, bank)]
+            ProbeKind::Connection | ProbeKind::Raw => vec![self.connect_facts()],
+            ProbeKind::Lookup(query) => self.lookup_facts(*query).into_iter().collect(),
+            ProbeKind::Memory { operation, bank } => {
+                vec![self.connect_facts(), self.memory_facts(sandbox, *operation, bank)]
             }
         }
     }
 
     /// Decides every step; the first refusal is the answer, else the last permit.
     pub fn decide(&self, rules: &RuleSet, sandbox: &SandboxRef) -> Decision {
-        let mut answer = Decision::Deny(Box::new(rules.plain(Reason::NameMissing)));
+        let mut answer = Decision::Deny(Box::new(rules.build_denial(Reason::NameMissing)));
         for facts in self.facts(sandbox) {
             answer = rules.decide(sandbox, &facts);
-            if !self.goes_on(&answer) {
+            if !self.continues_after(&answer) {
                 break;
             }
         }
@@ -107,51 +110,51 @@ impl Probe {
 
     /// Whether another step would be asked: nothing is after a refusal, nor where bytes pass unseen, and what
     /// a plain request to a memory service says is for its profile to read.
-    fn goes_on(&self, answer: &Decision) -> bool {
+    fn continues_after(&self, answer: &Decision) -> bool {
         match answer {
             Decision::Deny(_) => false,
-            Decision::Allow(permit) => match permit.how() {
-                How::Raw | How::Tunnel => false,
-                How::Hold { .. } => self.special != Special::Connection,
-                How::Forward | How::Intercept | How::Resolve => true,
+            Decision::Allow(permit) => match permit.treatment() {
+                Treatment::Raw | Treatment::Tunnel => false,
+                Treatment::Hold { .. } => self.special != ProbeKind::Connection,
+                Treatment::Forward | Treatment::Intercept | Treatment::Resolve => true,
             },
         }
     }
 
-    fn lookup(&self, query: QueryType) -> Option<Facts> {
+    fn lookup_facts(&self, query: QueryType) -> Option<Facts> {
         self.host.name().map(|name| Facts::Name(NameFacts { name: name.clone(), query }))
     }
 
-    fn connect(&self) -> Facts {
+    fn connect_facts(&self) -> Facts {
         let named = self.host.name().map(|_| self.host.clone());
         let protocol = match (&self.special, self.scheme) {
-            (Special::Raw, _) => Protocol::Raw,
-            (_, Scheme::Http) => Protocol::Http { host: Some(self.host.clone()) },
-            (_, Scheme::Https) => Protocol::Tls { sni: named, ech: Ech::Absent },
+            (ProbeKind::Raw, _) => Protocol::Raw,
+            (_, UrlScheme::Http) => Protocol::Http { host: Some(self.host.clone()) },
+            (_, UrlScheme::Https) => Protocol::Tls { sni: named, ech: EchPresence::Absent },
         };
         Facts::Connect(ConnectFacts {
-            target: Target::Named(self.host.clone()),
+            target: ConnectTarget::Named(self.host.clone()),
             port: self.port,
             protocol,
         })
     }
 
-    fn request(&self) -> RequestFacts {
+    fn request_facts(&self) -> RequestFacts {
         RequestFacts {
             connection: Some(self.host.clone()),
-            authorities: vec![Authority { host: self.host.clone(), port: None }],
+            authorities: vec![RequestAuthority { host: self.host.clone(), port: None }],
             port: self.port,
             scheme: self.scheme,
             version: HttpVersion::Http1,
-            method: self.method.clone().unwrap_or_else(Method::get),
+            method: self.method.clone().unwrap_or_else(HttpMethod::get),
             path: self.path.clone().unwrap_or_else(|| "/".to_owned()),
         }
     }
 
     /// A memory request with the sandbox's own identity: whose it is, the path says.
-    fn memory(&self, sandbox: &SandboxRef, operation: Operation, bank: &BankId) -> Facts {
+    fn memory_facts(&self, sandbox: &SandboxRef, operation: BankOperation, bank: &BankId) -> Facts {
         let identity = match (&sandbox.tenant, &sandbox.environment) {
-            (Some(tenant), Some(environment)) => IdentityClaim::Verified(Identity {
+            (Some(tenant), Some(environment)) => IdentityClaim::Verified(TokenIdentity {
                 sandbox: sandbox.id.clone(),
                 tenant: tenant.clone(),
                 environment: environment.clone(),
@@ -160,7 +163,7 @@ impl Probe {
             _ => IdentityClaim::Absent,
         };
         Facts::Memory(MemoryFacts {
-            request: self.request(),
+            request: self.request_facts(),
             operation,
             banks: vec![bank.clone()],
             identity,
@@ -168,25 +171,25 @@ impl Probe {
     }
 }
 
-impl std::fmt::Display for Probe {
+impl std::fmt::Display for PolicyProbe {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         let (host, port) = (&self.host, self.port);
         match &self.special {
-            Special::Lookup(query) => return write!(f, "DNS {query} {host}"),
-            Special::Memory { operation, bank } => {
-                return write!(f, "{} {bank} at {host}:{port}", operation.word());
+            ProbeKind::Lookup(query) => return write!(f, "DNS {query} {host}"),
+            ProbeKind::Memory { operation, bank } => {
+                return write!(f, "{} {bank} at {host}:{port}", operation.as_str());
             }
-            Special::Raw => return write!(f, "TCP {host}:{port}"),
-            Special::Connection => {}
+            ProbeKind::Raw => return write!(f, "TCP {host}:{port}"),
+            ProbeKind::Connection => {}
         }
         if let Some(method) = &self.method {
             write!(f, "{method} ")?;
         }
         match (self.scheme, port) {
-            (Scheme::Http, 80) => write!(f, "http://{host}")?,
-            (Scheme::Http, port) => write!(f, "http://{host}:{port}")?,
-            (Scheme::Https, 443) => write!(f, "https://{host}")?,
-            (Scheme::Https, port) => write!(f, "https://{host}:{port}")?,
+            (UrlScheme::Http, 80) => write!(f, "http://{host}")?,
+            (UrlScheme::Http, port) => write!(f, "http://{host}:{port}")?,
+            (UrlScheme::Https, 443) => write!(f, "https://{host}")?,
+            (UrlScheme::Https, port) => write!(f, "https://{host}:{port}")?,
         }
         f.write_str(self.path.as_deref().unwrap_or(""))
     }
@@ -214,7 +217,7 @@ mod tests {
             ("x.example:0", None),
         ] {
             assert_eq!(
-                Probe::parse(text).ok().map(|probe| probe.to_string()).as_deref(),
+                PolicyProbe::parse(text).ok().map(|probe| probe.to_string()).as_deref(),
                 shown,
                 "{text}"
             );

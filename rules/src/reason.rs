@@ -273,7 +273,7 @@ impl fmt::Display for Reason {
 }
 
 /// The documentation of every reason, as it stands in `rules/REASONS.md`.
-pub fn table() -> String {
+pub fn markdown_table() -> String {
     let mut text = String::from(
         "# Reason codes\n\nEvery refusal carries one. Codes are stable: never renamed, never reused.\n\n\
          | code | meaning | what to do |\n| --- | --- | --- |\n",
@@ -290,16 +290,16 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_documented_table_is_the_code() {
+    fn p18_the_documented_table_is_the_code() {
         assert_eq!(
             include_str!("../REASONS.md"),
-            table(),
+            markdown_table(),
             "write rules/REASONS.md anew: cargo run -p proxy -- reasons --markdown"
         );
     }
 
     #[test]
-    fn codes_are_unique_and_sorted_like_their_names() {
+    fn p18_codes_are_unique_and_sorted_like_their_names() {
         let codes: Vec<&str> = Reason::ALL.iter().map(|reason| reason.code()).collect();
         let mut sorted = codes.clone();
         sorted.sort_unstable();

@@ -5,20 +5,20 @@ use std::net::SocketAddr;
 use std::sync::Arc;
 
 use crate::budget::Budgets;
+use crate::ids::{PolicyName, SandboxId};
 use crate::load::problem::Problem;
-use crate::policy::{Digest, Policy};
-use crate::sandbox::{Given, SandboxRef, Sandboxes};
-use crate::word::{PolicyName, SandboxId};
+use crate::policy::{Policy, PolicyDigest};
+use crate::sandbox::{IdentityAssignment, SandboxRef, Sandboxes};
 
 /// The compiled rules of every sandbox. Made by [`crate::compile`], swapped whole, never changed.
 #[derive(Clone, Debug)]
 pub struct RuleSet {
     pub(crate) generation: u64,
-    pub(crate) digest: Digest,
+    pub(crate) digest: PolicyDigest,
     /// The digest of the files alone, without what time gives and takes.
-    pub(crate) files: Digest,
+    pub(crate) files: PolicyDigest,
     pub(crate) sandboxes: Sandboxes,
-    pub(crate) layers: HashMap<SandboxId, Layers>,
+    pub(crate) layers: HashMap<SandboxId, SandboxLayers>,
     pub(crate) policies: BTreeMap<PolicyName, Arc<Policy>>,
     /// Sandboxes whose lifetime is over: they may do nothing.
     pub(crate) ended: BTreeSet<SandboxId>,
@@ -28,27 +28,27 @@ pub struct RuleSet {
     pub(crate) warnings: Vec<Problem>,
     /// The warnings of each policy by itself, for the load that takes the policy over.
     pub(crate) noted: BTreeMap<PolicyName, Vec<Problem>>,
-    pub(crate) mood: Mood,
+    pub(crate) mode: EnforcementMode,
 }
 
 /// Whether the rules are asked at all.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Mood {
+pub(crate) enum EnforcementMode {
     /// Every attempt is refused: the files on disk are not good, and the operator wants nothing to pass then.
     Closed,
-    Judging,
+    Enforcing,
 }
 
 /// What a sandbox is judged by: every layer must allow, none may deny.
 #[derive(Clone, Debug)]
-pub(crate) struct Layers {
-    pub(crate) base: Base,
+pub(crate) struct SandboxLayers {
+    pub(crate) base: BaseLayer,
     pub(crate) sandbox: Vec<Arc<Policy>>,
 }
 
 /// The operator's floor.
 #[derive(Clone, Debug)]
-pub(crate) enum Base {
+pub(crate) enum BaseLayer {
     Policy(Arc<Policy>),
     Tier(Tier),
 }
@@ -70,12 +70,12 @@ impl RuleSet {
         self.generation
     }
 
-    pub fn digest(&self) -> Digest {
+    pub fn digest(&self) -> PolicyDigest {
         self.digest
     }
 
     /// The digest of the files alone: the same for as long as they are.
-    pub fn files(&self) -> Digest {
+    pub fn files_digest(&self) -> PolicyDigest {
         self.files
     }
 
@@ -86,19 +86,19 @@ impl RuleSet {
     /// The same rules, under the next generation, with the identity of a sandbox that waited for one.
     ///
     /// None if the sandbox is unknown or has an identity: it is fixed then.
-    pub fn identified(&self, given: &Given) -> Option<RuleSet> {
+    pub fn with_identity(&self, given: &IdentityAssignment) -> Option<RuleSet> {
         let mut rules = self.clone();
         rules.generation += 1;
-        rules.sandboxes.give(given).then_some(rules)
+        rules.sandboxes.assign_identity(given).then_some(rules)
     }
 
     /// The same sandboxes under the next generation, and nothing allowed to any of them.
-    pub fn closed(&self) -> RuleSet {
-        RuleSet { generation: self.generation + 1, mood: Mood::Closed, ..self.clone() }
+    pub fn to_closed(&self) -> RuleSet {
+        RuleSet { generation: self.generation + 1, mode: EnforcementMode::Closed, ..self.clone() }
     }
 
     pub fn is_closed(&self) -> bool {
-        self.mood == Mood::Closed
+        self.mode == EnforcementMode::Closed
     }
 
     pub fn policies(&self) -> impl Iterator<Item = &Arc<Policy>> {
@@ -123,16 +123,16 @@ impl RuleSet {
     /// The ready-made base of a sandbox, if it is one.
     pub fn tier_of(&self, sandbox: &SandboxRef) -> Option<Tier> {
         match self.layers.get(&sandbox.id)?.base {
-            Base::Policy(_) => None,
-            Base::Tier(tier) => Some(tier),
+            BaseLayer::Policy(_) => None,
+            BaseLayer::Tier(tier) => Some(tier),
         }
     }
 
     /// The base of a sandbox, as the operator's file names it.
     pub fn base_of(&self, sandbox: &SandboxRef) -> Option<&str> {
         self.layers.get(&sandbox.id).map(|layers| match &layers.base {
-            Base::Policy(policy) => policy.name.as_str(),
-            Base::Tier(tier) => tier.name(),
+            BaseLayer::Policy(policy) => policy.name.as_str(),
+            BaseLayer::Tier(tier) => tier.name(),
         })
     }
 
@@ -143,15 +143,15 @@ impl RuleSet {
 
     /// The budgets of a sandbox: the smallest of each over its policies.
     pub fn budgets_of(&self, sandbox: &SandboxRef) -> Budgets {
-        self.layers.get(&sandbox.id).map_or_else(Budgets::default, Layers::budgets)
+        self.layers.get(&sandbox.id).map_or_else(Budgets::default, SandboxLayers::budgets)
     }
 }
 
-impl Layers {
+impl SandboxLayers {
     pub(crate) fn base_policies(&self) -> &[Arc<Policy>] {
         match &self.base {
-            Base::Policy(policy) => std::slice::from_ref(policy),
-            Base::Tier(_) => &[],
+            BaseLayer::Policy(policy) => std::slice::from_ref(policy),
+            BaseLayer::Tier(_) => &[],
         }
     }
 

@@ -8,8 +8,8 @@ use std::sync::Arc;
 
 use ipnet::IpNet;
 
+use crate::ids::{AgentCard, Environment, SandboxId, Tenant};
 use crate::reason::Reason;
-use crate::word::{AgentCard, Environment, SandboxId, Tenant};
 
 /// One thing the kernel says of a connection.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
@@ -39,7 +39,7 @@ pub struct Sandbox {
 
 /// The identity of a sandbox that was declared without one, given to it once.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Given {
+pub struct IdentityAssignment {
     pub sandbox: SandboxId,
     pub tenant: Tenant,
     pub environment: Environment,
@@ -69,7 +69,7 @@ impl Sandboxes {
     pub fn identify(&self, seen: &[Channel]) -> Result<SandboxRef, Reason> {
         let mut found: Option<&SandboxId> = None;
         for channel in seen {
-            let named = self.named_by(channel).ok_or(Reason::UnknownChannel)?;
+            let named = self.sandbox_by_channel(channel).ok_or(Reason::UnknownChannel)?;
             if found.is_some_and(|other| other != named) {
                 return Err(Reason::ChannelsDisagree);
             }
@@ -78,17 +78,17 @@ impl Sandboxes {
         found.and_then(|id| self.get(id)).cloned().ok_or(Reason::UnknownChannel)
     }
 
-    fn named_by<'a>(&'a self, channel: &'a Channel) -> Option<&'a SandboxId> {
+    fn sandbox_by_channel<'a>(&'a self, channel: &'a Channel) -> Option<&'a SandboxId> {
         match channel {
             Channel::Dedicated(id) => Some(id),
-            Channel::SourceAddress(address) => self.by_address(address.to_canonical()),
+            Channel::SourceAddress(address) => self.sandbox_by_address(address.to_canonical()),
             Channel::Interface(_) | Channel::Mark(_) | Channel::UnixUser(_) => {
                 self.by_channel.get(channel)
             }
         }
     }
 
-    fn by_address(&self, address: IpAddr) -> Option<&SandboxId> {
+    fn sandbox_by_address(&self, address: IpAddr) -> Option<&SandboxId> {
         let (_, (net, id)) = self.by_source.range(..=address).next_back()?;
         net.contains(&address).then_some(id)
     }
@@ -106,7 +106,7 @@ impl Sandboxes {
     }
 
     /// Gives a channel to a sandbox; answers with the one that already has it.
-    pub(crate) fn bind(&mut self, channel: Channel, id: &SandboxId) -> Option<SandboxId> {
+    pub(crate) fn bind_channel(&mut self, channel: Channel, id: &SandboxId) -> Option<SandboxId> {
         self.by_channel.insert(channel, id.clone()).filter(|other| other != id)
     }
 
@@ -125,7 +125,7 @@ impl Sandboxes {
 
 impl Sandboxes {
     /// Gives a waiting sandbox its identity; false if it is unknown or has one already.
-    pub(crate) fn give(&mut self, given: &Given) -> bool {
+    pub(crate) fn assign_identity(&mut self, given: &IdentityAssignment) -> bool {
         let Some(waiting) = self.by_id.get(&given.sandbox) else { return false };
         if waiting.tenant.is_some() || waiting.environment.is_some() {
             return false;
@@ -172,7 +172,7 @@ mod tests {
         SandboxId::parse(text).unwrap()
     }
 
-    fn two() -> Sandboxes {
+    fn two_sandboxes() -> Sandboxes {
         let mut all = Sandboxes::default();
         for (name, mark) in [("a", 0xa1), ("b", 0xb2)] {
             all.insert(Sandbox {
@@ -182,15 +182,15 @@ mod tests {
                 agent_card: None,
                 generation: None,
             });
-            assert_eq!(all.bind(Channel::Mark(mark), &id(name)), None);
+            assert_eq!(all.bind_channel(Channel::Mark(mark), &id(name)), None);
         }
-        all.bind(Channel::Interface("veth-a".to_owned()), &id("a"));
+        all.bind_channel(Channel::Interface("veth-a".to_owned()), &id("a"));
         all.bind_source("10.0.0.2/32".parse().unwrap(), &id("b"));
         all
     }
 
     #[test]
-    fn every_channel_must_name_the_same_sandbox() {
+    fn p2_every_channel_must_name_the_same_sandbox() {
         let interface = |name: &str| Channel::Interface(name.to_owned());
         let source = |text: &str| Channel::SourceAddress(text.parse().unwrap());
         for (seen, found) in [
@@ -208,32 +208,34 @@ mod tests {
             (vec![Channel::Mark(0xa1), Channel::Mark(0xb2)], Err(Reason::ChannelsDisagree)),
             (vec![interface("veth-a"), source("10.0.0.2")], Err(Reason::ChannelsDisagree)),
         ] {
-            let named = two().identify(&seen).map(|sandbox| sandbox.id.to_string());
+            let named = two_sandboxes().identify(&seen).map(|sandbox| sandbox.id.to_string());
             assert_eq!(named.as_deref(), found.as_ref().copied(), "{seen:?}");
         }
     }
 
     #[test]
     fn an_identity_is_given_once() {
-        let mut all = two();
-        let given = |tenant: &str| Given {
+        let mut all = two_sandboxes();
+        let given = |tenant: &str| IdentityAssignment {
             sandbox: id("a"),
             tenant: Tenant::parse(tenant).unwrap(),
             environment: Environment::parse("staging").unwrap(),
             agent_card: None,
         };
-        assert!(all.give(&given("acme")));
-        assert!(!all.give(&given("other")), "it is fixed from then on");
+        assert!(all.assign_identity(&given("acme")));
+        assert!(!all.assign_identity(&given("other")), "it is fixed from then on");
         assert_eq!(all.get(&id("a")).unwrap().tenant.as_ref().unwrap().as_str(), "acme");
-        assert!(!all.give(&Given { sandbox: id("nobody"), ..given("acme") }));
+        assert!(
+            !all.assign_identity(&IdentityAssignment { sandbox: id("nobody"), ..given("acme") })
+        );
         let seen = all.identify(&[Channel::Mark(0xa1)]).unwrap();
         assert_eq!(seen.tenant.as_ref().unwrap().as_str(), "acme");
     }
 
     #[test]
-    fn a_channel_belongs_to_one_sandbox() {
-        let mut all = two();
-        assert_eq!(all.bind(Channel::Mark(0xa1), &id("b")), Some(id("a")));
+    fn p2_a_channel_belongs_to_one_sandbox() {
+        let mut all = two_sandboxes();
+        assert_eq!(all.bind_channel(Channel::Mark(0xa1), &id("b")), Some(id("a")));
         assert_eq!(all.bind_source("10.0.0.0/24".parse().unwrap(), &id("a")), Some(id("b")));
     }
 }

@@ -2,71 +2,71 @@
 
 use crate::budget::Budgets;
 use crate::facts::QueryType;
-use crate::policy::{AllowTerms, IdentityMode, MemoryTerms, Rule, Tls, Verdict};
+use crate::policy::{AllowTerms, IdentityMode, MemoryTerms, Rule, RuleAction, TlsMode};
 
 /// One term: its key in the policy and what it says.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Term {
+pub struct RuleTerm {
     pub key: &'static str,
-    pub value: Value,
+    pub value: TermValue,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Value {
+pub enum TermValue {
     List(Vec<String>),
     Word(String),
 }
 
 impl Rule {
     /// What a rule says beyond its targets and filters; what merely holds by default is left out.
-    pub fn terms(&self) -> Vec<Term> {
+    pub fn terms(&self) -> Vec<RuleTerm> {
         match &self.verdict {
-            Verdict::Allow(terms) => of_allow(terms),
-            Verdict::Deny => Vec::new(),
-            Verdict::Memory(terms) => of_memory(terms),
+            RuleAction::Allow(terms) => allow_rule_terms(terms),
+            RuleAction::Deny => Vec::new(),
+            RuleAction::Memory(terms) => memory_rule_terms(terms),
         }
     }
 
     /// The limits of this rule alone.
     pub fn budgets(&self) -> Budgets {
-        self.allow().map_or_else(Budgets::default, |terms| terms.budgets)
+        self.allow_terms().map_or_else(Budgets::default, |terms| terms.budgets)
     }
 }
 
-fn of_allow(terms: &AllowTerms) -> Vec<Term> {
+fn allow_rule_terms(terms: &AllowTerms) -> Vec<RuleTerm> {
     let tls = match terms.tls {
-        Tls::Intercept => "intercept",
-        Tls::Tunnel => "tunnel",
+        TlsMode::Intercept => "intercept",
+        TlsMode::Tunnel => "tunnel",
     };
-    let strict = terms.strict_cname.then(|| word("cname", "strict"));
-    let ech = terms.tolerate_ech.then(|| word("ech", "tolerate"));
-    let inspect = terms.inspect.then(|| word("inspect", "true"));
-    let memory = terms.may_receive_memory.then(|| word("memory", "may-receive"));
+    let strict = terms.strict_cname.then(|| word_term("cname", "strict"));
+    let ech = terms.tolerate_ech.then(|| word_term("ech", "tolerate"));
+    let inspect = terms.inspect.then(|| word_term("inspect", "true"));
+    let memory = terms.may_receive_memory.then(|| word_term("memory", "may-receive"));
     let unusual = *terms.dns_types != QueryType::DEFAULT;
-    let types = unusual.then(|| list("dns_types", &terms.dns_types));
-    let tls = (!terms.raw_tcp).then(|| word("tls", tls));
+    let types = unusual.then(|| list_term("dns_types", &terms.dns_types));
+    let tls = (!terms.raw_tcp).then(|| word_term("tls", tls));
     [tls, ech, inspect, memory, types, strict].into_iter().flatten().collect()
 }
 
-fn of_memory(terms: &MemoryTerms) -> Vec<Term> {
+fn memory_rule_terms(terms: &MemoryTerms) -> Vec<RuleTerm> {
     let identity = match terms.identity {
-        IdentityMode::FromPath => "from-path",
+        IdentityMode::FromChannel => "from-path",
         IdentityMode::Required => "required",
     };
     let environment = terms.environment.as_ref();
-    let head = [word("profile", terms.profile.as_str()), word("identity", identity)];
+    let head = [word_term("profile", terms.profile.as_str()), word_term("identity", identity)];
     let banks = [("forget", &terms.forget), ("recall", &terms.recall), ("retain", &terms.retain)];
     let opened = banks.into_iter().filter(|(_, banks)| !banks.is_empty());
     head.into_iter()
-        .chain(environment.map(|name| word("environment", name.as_str())))
-        .chain(opened.map(|(key, banks)| list(key, banks)))
+        .chain(environment.map(|name| word_term("environment", name.as_str())))
+        .chain(opened.map(|(key, banks)| list_term(key, banks)))
         .collect()
 }
 
-fn word(key: &'static str, text: &str) -> Term {
-    Term { key, value: Value::Word(text.to_owned()) }
+fn word_term(key: &'static str, text: &str) -> RuleTerm {
+    RuleTerm { key, value: TermValue::Word(text.to_owned()) }
 }
 
-fn list<T: ToString>(key: &'static str, items: &[T]) -> Term {
-    Term { key, value: Value::List(items.iter().map(ToString::to_string).collect()) }
+fn list_term<T: ToString>(key: &'static str, items: &[T]) -> RuleTerm {
+    RuleTerm { key, value: TermValue::List(items.iter().map(ToString::to_string).collect()) }
 }

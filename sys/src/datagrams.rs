@@ -7,7 +7,7 @@ use std::os::fd::{AsRawFd, BorrowedFd};
 
 use socket2::SockAddr;
 
-use crate::socket::{Seen, empty_header, seen};
+use crate::socket::{PacketInfo, empty_header, read_packet_info};
 
 /// Datagrams per system call.
 pub const BATCH: usize = 32;
@@ -15,12 +15,12 @@ pub const BATCH: usize = 32;
 pub const DATAGRAM_BYTES: usize = 1232;
 
 /// Room for the control messages of one datagram, aligned like their header.
-type Control = [u64; 16];
+type ControlBuffer = [u64; 16];
 
 /// Buffers for one batch, used again and again.
-pub struct Batch {
+pub struct DatagramBatch {
     buffers: Vec<[u8; DATAGRAM_BYTES]>,
-    controls: Vec<Control>,
+    controls: Vec<ControlBuffer>,
     sources: Vec<libc::sockaddr_storage>,
     slices: Vec<libc::iovec>,
     headers: Vec<libc::mmsghdr>,
@@ -28,26 +28,26 @@ pub struct Batch {
 }
 
 // SAFETY: the pointers in `headers` and `slices` are to what the other members own, which goes with them.
-unsafe impl Send for Batch {}
+unsafe impl Send for DatagramBatch {}
 
 /// One datagram of a batch.
 pub struct Datagram<'a> {
     pub bytes: &'a [u8],
     pub source: SocketAddr,
-    pub seen: Seen,
+    pub seen: PacketInfo,
 }
 
 /// One datagram to be sent, from the address that was asked.
-pub struct Outgoing {
+pub struct OutgoingDatagram {
     pub bytes: Vec<u8>,
     pub to: SocketAddr,
     pub from: Option<IpAddr>,
     pub interface: Option<u32>,
 }
 
-impl Batch {
-    pub fn new() -> Self {
-        let mut batch = Batch {
+impl Default for DatagramBatch {
+    fn default() -> Self {
+        let mut batch = DatagramBatch {
             buffers: vec![[0; DATAGRAM_BYTES]; BATCH],
             controls: vec![[0; 16]; BATCH],
             sources: vec![empty_address(); BATCH],
@@ -64,7 +64,9 @@ impl Batch {
         batch.headers.resize(BATCH, none);
         batch
     }
+}
 
+impl DatagramBatch {
     /// Takes what is there, without waiting. A batch that is not full took all there was, and says so
     /// as [`io::ErrorKind::WouldBlock`]: asking the kernel again would only hear the same.
     pub fn drain(&mut self, socket: BorrowedFd<'_>) -> io::Result<()> {
@@ -75,7 +77,7 @@ impl Batch {
     }
 
     fn receive(&mut self, socket: BorrowedFd<'_>) -> io::Result<usize> {
-        self.renew();
+        self.reset_headers();
         // SAFETY: every header points at a slice, a buffer, a source and a control buffer of this
         // batch, none of which moves while it lives, with their true lengths.
         let count = unsafe {
@@ -92,7 +94,7 @@ impl Batch {
     }
 
     /// Makes the headers anew that the kernel wrote to.
-    fn renew(&mut self) {
+    fn reset_headers(&mut self) {
         let rooms = self.controls.iter_mut().zip(&mut self.sources).zip(&mut self.slices);
         let written = self.headers.iter_mut().zip(rooms).take(self.received);
         for (header, ((control, source), slice)) in written {
@@ -102,7 +104,7 @@ impl Batch {
             header.msg_iov = slice;
             header.msg_iovlen = 1;
             header.msg_control = control.as_mut_ptr().cast();
-            header.msg_controllen = size_of::<Control>();
+            header.msg_controllen = size_of::<ControlBuffer>();
             header.msg_flags = 0;
         }
         self.received = 0;
@@ -114,8 +116,8 @@ impl Batch {
         parts.filter_map(|((header, buffer), source)| {
             let cut = header.msg_hdr.msg_flags & (libc::MSG_TRUNC | libc::MSG_CTRUNC) != 0;
             let bytes = buffer.get(..header.msg_len as usize).filter(|_| !cut).unwrap_or_default();
-            let source = address(source)?;
-            Some(Datagram { bytes, source, seen: seen(&header.msg_hdr) })
+            let source = socket_address(source)?;
+            Some(Datagram { bytes, source, seen: read_packet_info(&header.msg_hdr) })
         })
     }
 }
@@ -125,7 +127,7 @@ fn empty_address() -> libc::sockaddr_storage {
     unsafe { std::mem::zeroed() }
 }
 
-fn address(storage: &libc::sockaddr_storage) -> Option<SocketAddr> {
+fn socket_address(storage: &libc::sockaddr_storage) -> Option<SocketAddr> {
     let from = (&raw const *storage).cast::<libc::sockaddr_in6>();
     match i32::from(storage.ss_family) {
         libc::AF_INET => {
@@ -146,11 +148,11 @@ fn address(storage: &libc::sockaddr_storage) -> Option<SocketAddr> {
 }
 
 /// Sends all that the kernel takes now; what it does not take is lost, as datagrams are.
-pub fn send(socket: BorrowedFd<'_>, all: &[Outgoing]) {
+pub fn send_datagrams(socket: BorrowedFd<'_>, all: &[OutgoingDatagram]) {
     for some in all.chunks(BATCH) {
         let mut rest = some;
         while !rest.is_empty() {
-            match send_some(socket, rest) {
+            match send_batch(socket, rest) {
                 Ok(0) | Err(_) => rest = rest.get(1..).unwrap_or_default(), // one that cannot be sent
                 Ok(sent) => rest = rest.get(sent..).unwrap_or_default(),
             }
@@ -158,7 +160,7 @@ pub fn send(socket: BorrowedFd<'_>, all: &[Outgoing]) {
     }
 }
 
-fn send_some(socket: BorrowedFd<'_>, some: &[Outgoing]) -> io::Result<usize> {
+fn send_batch(socket: BorrowedFd<'_>, some: &[OutgoingDatagram]) -> io::Result<usize> {
     let targets: Vec<SockAddr> = some.iter().map(|one| SockAddr::from(one.to)).collect();
     let mut controls = vec![[0u64; 8]; some.len()];
     let mut slices: Vec<libc::iovec> = some
@@ -176,7 +178,7 @@ fn send_some(socket: BorrowedFd<'_>, some: &[Outgoing]) -> io::Result<usize> {
             header.msg_namelen = target.len();
             header.msg_iov = slice;
             header.msg_iovlen = 1;
-            put_source(&mut header, control, one);
+            set_source_address(&mut header, control, one);
             libc::mmsghdr { msg_hdr: header, msg_len: 0 }
         })
         .collect();
@@ -194,7 +196,7 @@ fn send_some(socket: BorrowedFd<'_>, some: &[Outgoing]) -> io::Result<usize> {
 }
 
 /// Says from which address a datagram leaves.
-fn put_source(header: &mut libc::msghdr, control: &mut [u64; 8], one: &Outgoing) {
+fn set_source_address(header: &mut libc::msghdr, control: &mut [u64; 8], one: &OutgoingDatagram) {
     let Some(from) = one.from else { return };
     let index = one.interface.unwrap_or_default();
     header.msg_control = control.as_mut_ptr().cast();
@@ -204,7 +206,7 @@ fn put_source(header: &mut libc::msghdr, control: &mut [u64; 8], one: &Outgoing)
             // The interface is the routing table's to choose, as for any answer.
             let info =
                 libc::in_pktinfo { ipi_ifindex: 0, ipi_spec_dst: address, ipi_addr: address };
-            put(header, libc::IPPROTO_IP, libc::IP_PKTINFO, info);
+            put_control_message(header, libc::IPPROTO_IP, libc::IP_PKTINFO, info);
         }
         IpAddr::V6(address) => {
             let scoped = address.is_unicast_link_local();
@@ -212,12 +214,12 @@ fn put_source(header: &mut libc::msghdr, control: &mut [u64; 8], one: &Outgoing)
                 ipi6_addr: libc::in6_addr { s6_addr: address.octets() },
                 ipi6_ifindex: if scoped { index } else { 0 },
             };
-            put(header, libc::IPPROTO_IPV6, libc::IPV6_PKTINFO, info);
+            put_control_message(header, libc::IPPROTO_IPV6, libc::IPV6_PKTINFO, info);
         }
     }
 }
 
-fn put<T>(header: &mut libc::msghdr, level: i32, kind: i32, data: T) {
+fn put_control_message<T>(header: &mut libc::msghdr, level: i32, kind: i32, data: T) {
     let length = size_of::<T>() as libc::c_uint;
     // SAFETY: the control buffer has 64 octets, which is more than the space of either kind.
     unsafe {

@@ -13,9 +13,9 @@ const KEYCTL_READ: c_int = 11;
 /// Of `bpf(2)`: the next program that is loaded, whoever loaded it.
 const BPF_PROG_GET_NEXT_ID: c_int = 11;
 /// The bytes of `struct io_uring_params` and, more than enough, of `union bpf_attr`.
-const STRUCT: usize = 160;
+const PARAMS_LEN: usize = 160;
 /// Most bytes of a file's handle (`MAX_HANDLE_SZ`).
-const HANDLE: usize = 128;
+const MAX_HANDLE: usize = 128;
 /// A port of the host that nobody has a reason to serve.
 const VSOCK_PORT: c_uint = 9999;
 /// The mark of x32's calls, which share the machine and not the numbers.
@@ -30,7 +30,7 @@ pub enum Keyring {
 }
 
 /// How many keys a keyring has.
-pub fn keys(keyring: Keyring) -> io::Result<usize> {
+pub fn count_keys(keyring: Keyring) -> io::Result<usize> {
     // SAFETY: a null buffer of no length asks for the length alone.
     let length = unsafe {
         libc::syscall(libc::SYS_keyctl, KEYCTL_READ, keyring as c_int, 0 as c_long, 0 as c_long)
@@ -39,23 +39,23 @@ pub fn keys(keyring: Keyring) -> io::Result<usize> {
 }
 
 /// Makes a ring of `io_uring`, and lets it go.
-pub fn make_ring() -> io::Result<()> {
-    let mut parameters = [0u64; STRUCT / 8];
+pub fn create_io_uring() -> io::Result<()> {
+    let mut parameters = [0u64; PARAMS_LEN / 8];
     // SAFETY: the kernel reads and writes less than there is.
     let ring = unsafe { libc::syscall(libc::SYS_io_uring_setup, 1, parameters.as_mut_ptr()) };
-    owned(ring).map(drop)
+    into_owned_fd(ring).map(drop)
 }
 
 /// Loads a kernel module out of a descriptor that is none.
-pub fn load_no_module() -> io::Result<()> {
+pub fn load_invalid_module() -> io::Result<()> {
     // SAFETY: the string ends, and lives as long as the program.
     let loaded = unsafe { libc::syscall(libc::SYS_finit_module, -1, c"".as_ptr(), 0) };
     done(loaded).map(drop)
 }
 
 /// Asks for the first program of the kernel's; whether there is one is no matter.
-pub fn look_at_programs() -> io::Result<()> {
-    let mut attributes = [0u64; STRUCT / 8];
+pub fn list_bpf_programs() -> io::Result<()> {
+    let mut attributes = [0u64; PARAMS_LEN / 8];
     // SAFETY: the kernel reads and writes as many bytes as are said, and there are more.
     let found = unsafe {
         libc::syscall(libc::SYS_bpf, BPF_PROG_GET_NEXT_ID, attributes.as_mut_ptr(), 12 as c_uint)
@@ -64,20 +64,20 @@ pub fn look_at_programs() -> io::Result<()> {
 }
 
 /// Restarts the machine, with a magic number that is none.
-pub fn restart_nothing() -> io::Result<()> {
+pub fn reboot_without_magic() -> io::Result<()> {
     // SAFETY: without its magic numbers the call does nothing.
     done(unsafe { libc::syscall(libc::SYS_reboot, 0, 0, 0, 0 as c_long) }).map(drop)
 }
 
 /// Opens the root directory by its number instead of its name, as one does to leave a mount behind.
-pub fn open_by_number() -> io::Result<()> {
+pub fn open_by_handle() -> io::Result<()> {
     #[repr(C, align(8))]
-    struct Handle {
+    struct FileHandle {
         bytes: c_uint,
         kind: c_int,
-        handle: [u8; HANDLE],
+        handle: [u8; MAX_HANDLE],
     }
-    let mut handle = Handle { bytes: HANDLE as c_uint, kind: 0, handle: [0; HANDLE] };
+    let mut handle = FileHandle { bytes: MAX_HANDLE as c_uint, kind: 0, handle: [0; MAX_HANDLE] };
     let mut mount: c_int = 0;
     // SAFETY: the pointers are to live locals and a string that ends; the first field says how much fits.
     let named = unsafe {
@@ -101,11 +101,11 @@ pub fn open_by_number() -> io::Result<()> {
             libc::O_RDONLY | libc::O_CLOEXEC,
         )
     };
-    owned(opened).map(drop)
+    into_owned_fd(opened).map(drop)
 }
 
 /// Types a letter into the terminal that is open as `terminal`.
-pub fn type_into(terminal: BorrowedFd<'_>) -> io::Result<()> {
+pub fn inject_terminal_input(terminal: BorrowedFd<'_>) -> io::Result<()> {
     let letter = b' ';
     // SAFETY: the kernel reads one byte, which is there.
     done(unsafe { libc::ioctl(terminal.as_raw_fd(), libc::TIOCSTI, &raw const letter) }.into())
@@ -132,7 +132,7 @@ pub fn vsock_by_x32() -> io::Result<()> {
     // SAFETY: a call without pointers.
     let made =
         unsafe { libc::syscall(X32 | libc::SYS_socket, libc::AF_VSOCK, libc::SOCK_STREAM, 0) };
-    owned(made).map(drop)
+    into_owned_fd(made).map(drop)
 }
 
 /// There are no such numbers here.
@@ -141,7 +141,7 @@ pub fn vsock_by_x32() -> io::Result<()> {
     Err(io::Error::from_raw_os_error(libc::ENOSYS))
 }
 
-fn owned(result: c_long) -> io::Result<OwnedFd> {
+fn into_owned_fd(result: c_long) -> io::Result<OwnedFd> {
     let number = c_int::try_from(done(result)?).map_err(io::Error::other)?;
     // SAFETY: the call succeeded, so the number is a descriptor of ours alone.
     Ok(unsafe { OwnedFd::from_raw_fd(number) })

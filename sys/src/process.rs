@@ -23,13 +23,13 @@ const KEYCTL_JOIN_SESSION_KEYRING: c_int = 1;
 /// Of `capset(2)`.
 const CAPABILITY_VERSION_3: u32 = 0x2008_0522;
 /// More capabilities than any kernel has.
-const MOST_CAPABILITIES: c_int = 64;
+const MAX_CAPABILITIES: c_int = 64;
 /// Of `capabilities(7)`: root is nobody special, no capability is kept or raised, and that stays so.
 const SECUREBITS: c_int = 0b1110_1111;
 
 /// What a mount loses.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Restrict {
+pub enum MountRestriction {
     /// Devices and privileged programs in it mean nothing, and it cannot be written.
     Everything,
     /// Devices and privileged programs in it mean nothing.
@@ -49,7 +49,7 @@ pub fn copy_link(path: &Path) -> io::Result<OwnedFd> {
 }
 
 fn open_tree(path: &Path, how: c_uint) -> io::Result<OwnedFd> {
-    let path = text(path)?;
+    let path = to_cstring(path)?;
     let flags = OPEN_TREE_CLONE | libc::O_CLOEXEC as c_uint | how;
     // SAFETY: the path is a string that ends, and lives until the call returns.
     let tree = unsafe { libc::syscall(libc::SYS_open_tree, libc::AT_FDCWD, path.as_ptr(), flags) };
@@ -60,7 +60,7 @@ fn open_tree(path: &Path, how: c_uint) -> io::Result<OwnedFd> {
 
 /// Mounts a copy at `path`, which is not followed if it is a symbolic link.
 pub fn mount_tree(tree: BorrowedFd<'_>, path: &Path) -> io::Result<()> {
-    let path = text(path)?;
+    let path = to_cstring(path)?;
     // SAFETY: both paths are strings that end, and live until the call returns.
     let moved = unsafe {
         libc::syscall(
@@ -76,21 +76,21 @@ pub fn mount_tree(tree: BorrowedFd<'_>, path: &Path) -> io::Result<()> {
 }
 
 /// Restricts every mount at and below `path`.
-pub fn restrict(path: &Path, what: Restrict) -> io::Result<()> {
+pub fn restrict(path: &Path, what: MountRestriction) -> io::Result<()> {
     #[repr(C)]
-    struct Attributes {
+    struct MountAttributes {
         set: u64,
         clear: u64,
         propagation: u64,
         user_namespace: u64,
     }
     let set = match what {
-        Restrict::Everything => MOUNT_ATTR_RDONLY | MOUNT_ATTR_NOSUID | MOUNT_ATTR_NODEV,
-        Restrict::Privileges => MOUNT_ATTR_NOSUID | MOUNT_ATTR_NODEV,
-        Restrict::Writing => MOUNT_ATTR_RDONLY,
+        MountRestriction::Everything => MOUNT_ATTR_RDONLY | MOUNT_ATTR_NOSUID | MOUNT_ATTR_NODEV,
+        MountRestriction::Privileges => MOUNT_ATTR_NOSUID | MOUNT_ATTR_NODEV,
+        MountRestriction::Writing => MOUNT_ATTR_RDONLY,
     };
-    let attributes = Attributes { set, clear: 0, propagation: 0, user_namespace: 0 };
-    let path = text(path)?;
+    let attributes = MountAttributes { set, clear: 0, propagation: 0, user_namespace: 0 };
+    let path = to_cstring(path)?;
     // SAFETY: the pointers are to live locals, and the length is that of the second.
     let set = unsafe {
         libc::syscall(
@@ -99,14 +99,14 @@ pub fn restrict(path: &Path, what: Restrict) -> io::Result<()> {
             path.as_ptr(),
             libc::AT_RECURSIVE as c_uint,
             &raw const attributes,
-            size_of::<Attributes>(),
+            size_of::<MountAttributes>(),
         )
     };
     done(set).map(drop)
 }
 
 /// Has every descriptor above the three of a terminal close itself at the next `exec`.
-pub fn close_at_exec() -> io::Result<()> {
+pub fn close_on_exec() -> io::Result<()> {
     // SAFETY: a call without pointers; descriptors stay open until `exec`.
     let closed = unsafe {
         libc::syscall(libc::SYS_close_range, 3 as c_uint, c_uint::MAX, CLOSE_RANGE_CLOEXEC)
@@ -132,7 +132,7 @@ pub fn close_all_but(kept: &[RawFd]) -> io::Result<()> {
 }
 
 /// Leaves the keys of the caller's session behind. A kernel without keys has none to leave.
-pub fn leave_keyring() -> io::Result<()> {
+pub fn join_new_keyring() -> io::Result<()> {
     // SAFETY: a null name asks for a keyring without one.
     let joined =
         unsafe { libc::syscall(libc::SYS_keyctl, KEYCTL_JOIN_SESSION_KEYRING, 0 as c_long) };
@@ -145,11 +145,11 @@ pub fn leave_keyring() -> io::Result<()> {
 /// Gives up every capability, for good.
 pub fn drop_capabilities() -> io::Result<()> {
     #[repr(C)]
-    struct Header {
+    struct CapabilityHeader {
         version: u32,
         pid: c_int,
     }
-    for capability in 0..MOST_CAPABILITIES {
+    for capability in 0..MAX_CAPABILITIES {
         // SAFETY: a call without pointers. One that does not exist is refused, and ends the list.
         if unsafe { libc::prctl(libc::PR_CAPBSET_DROP, capability, 0, 0, 0) } != 0 {
             break;
@@ -162,7 +162,7 @@ pub fn drop_capabilities() -> io::Result<()> {
         done(cleared.into())?;
         done(libc::prctl(libc::PR_SET_SECUREBITS, SECUREBITS, 0, 0, 0).into())?;
     }
-    let header = Header { version: CAPABILITY_VERSION_3, pid: 0 };
+    let header = CapabilityHeader { version: CAPABILITY_VERSION_3, pid: 0 };
     let none = [0u32; 6];
     // SAFETY: both pointers are to live locals of the form that the version stands for.
     let set = unsafe { libc::syscall(libc::SYS_capset, &raw const header, none.as_ptr()) };
@@ -170,7 +170,7 @@ pub fn drop_capabilities() -> io::Result<()> {
 }
 
 /// Binds this thread, and all that comes of it, to a filter of system calls.
-pub fn filter(program: &[libc::sock_filter]) -> io::Result<()> {
+pub fn install_seccomp(program: &[libc::sock_filter]) -> io::Result<()> {
     let len = u16::try_from(program.len()).map_err(io::Error::other)?;
     let program = libc::sock_fprog { len, filter: program.as_ptr().cast_mut() };
     // SAFETY: the kernel reads as many instructions as there are, and writes nothing.
@@ -182,7 +182,7 @@ pub fn filter(program: &[libc::sock_filter]) -> io::Result<()> {
 
 /// What a process and all its children that were waited for have used.
 #[derive(Clone, Copy, Debug, Default)]
-pub struct Used {
+pub struct ProcessUsage {
     pub user: std::time::Duration,
     pub system: std::time::Duration,
     /// The most memory that any one process held, in bytes.
@@ -190,7 +190,7 @@ pub struct Used {
 }
 
 /// Waits for the end of a child; its raw status, and what it used.
-pub fn wait_for_end(pid: Pid) -> io::Result<(c_int, Used)> {
+pub fn wait_child(pid: Pid) -> io::Result<(c_int, ProcessUsage)> {
     let mut status = 0;
     loop {
         // SAFETY: numbers, for which zero is a value.
@@ -209,7 +209,7 @@ pub fn wait_for_end(pid: Pid) -> io::Result<(c_int, Used)> {
                 let peak = u64::try_from(usage.ru_maxrss).unwrap_or_default() * 1024;
                 return Ok((
                     status,
-                    Used { user: time(usage.ru_utime), system: time(usage.ru_stime), peak },
+                    ProcessUsage { user: time(usage.ru_utime), system: time(usage.ru_stime), peak },
                 ));
             }
         }
@@ -218,19 +218,19 @@ pub fn wait_for_end(pid: Pid) -> io::Result<(c_int, Used)> {
 
 /// A signal, and whether a terminal sent it, which then has told the whole process group.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Told {
+pub struct ReceivedSignal {
     pub number: i32,
     pub by_terminal: bool,
 }
 
 /// Waits for the next of these signals, which are blocked in every thread.
-pub fn next_signal(set: &nix::sys::signal::SigSet) -> io::Result<Told> {
+pub fn next_signal(set: &nix::sys::signal::SigSet) -> io::Result<ReceivedSignal> {
     // SAFETY: numbers, for which zero is a value.
     let mut info: libc::siginfo_t = unsafe { std::mem::zeroed() };
     // SAFETY: both pointers are to things that live until the call returns.
     let number = unsafe { libc::sigwaitinfo(set.as_ref(), &raw mut info) };
     done(number.into())?;
-    Ok(Told { number, by_terminal: info.si_code == libc::SI_KERNEL })
+    Ok(ReceivedSignal { number, by_terminal: info.si_code == libc::SI_KERNEL })
 }
 
 /// A second process, which goes on here too.
@@ -252,7 +252,7 @@ pub fn before_exec(
     hook: impl FnMut() -> io::Result<()> + Send + Sync + 'static,
 ) -> io::Result<()> {
     use std::os::unix::process::CommandExt;
-    if !is_alone() {
+    if !is_single_threaded() {
         return Err(io::Error::other("this process has more than one thread"));
     }
     // SAFETY: the process that forks has one thread, so that the child finds every lock free.
@@ -267,10 +267,10 @@ pub fn exit(status: c_int) -> ! {
 }
 
 /// Whether this process has one thread, as a second process made of it needs.
-pub fn is_alone() -> bool {
+pub fn is_single_threaded() -> bool {
     std::fs::read_dir("/proc/self/task").is_ok_and(|tasks| tasks.count() == 1)
 }
 
-fn text(path: &Path) -> io::Result<CString> {
+fn to_cstring(path: &Path) -> io::Result<CString> {
     CString::new(path.as_os_str().as_bytes()).map_err(io::Error::other)
 }

@@ -12,30 +12,30 @@ const SO_RCVMARK: c_int = 75;
 const IPV6_2292PKTOPTIONS: c_int = 6;
 
 /// Asks for the address and interface each packet came to.
-pub fn tell_destination(socket: BorrowedFd<'_>, address: SocketAddr) -> io::Result<()> {
+pub fn enable_packet_info(socket: BorrowedFd<'_>, address: SocketAddr) -> io::Result<()> {
     match address {
-        SocketAddr::V4(_) => set(socket, libc::IPPROTO_IP, libc::IP_PKTINFO),
-        SocketAddr::V6(_) => set(socket, libc::IPPROTO_IPV6, libc::IPV6_RECVPKTINFO),
+        SocketAddr::V4(_) => enable_option(socket, libc::IPPROTO_IP, libc::IP_PKTINFO),
+        SocketAddr::V6(_) => enable_option(socket, libc::IPPROTO_IPV6, libc::IPV6_RECVPKTINFO),
     }
 }
 
 /// Asks for the firewall mark of each packet.
-pub fn tell_mark(socket: BorrowedFd<'_>) -> io::Result<()> {
-    set(socket, libc::SOL_SOCKET, SO_RCVMARK)
+pub fn enable_packet_mark(socket: BorrowedFd<'_>) -> io::Result<()> {
+    enable_option(socket, libc::SOL_SOCKET, SO_RCVMARK)
 }
 
 /// Takes what the firewall brings from its way to another address, and answers from that address.
 /// Only a redirection by TPROXY needs it, and that needs the privilege anyway.
-pub fn take_foreign(socket: BorrowedFd<'_>, address: SocketAddr) -> io::Result<()> {
+pub fn enable_transparent(socket: BorrowedFd<'_>, address: SocketAddr) -> io::Result<()> {
     let (level, option) = match address {
         SocketAddr::V4(_) => (libc::IPPROTO_IP, libc::IP_TRANSPARENT),
         SocketAddr::V6(_) => (libc::IPPROTO_IPV6, libc::IPV6_TRANSPARENT),
     };
-    set(socket, level, option)
+    enable_option(socket, level, option)
 }
 
 /// Where an accepted connection was sent before the firewall redirected it.
-pub fn original_of(socket: BorrowedFd<'_>, local: SocketAddr) -> io::Result<SocketAddr> {
+pub fn original_dst(socket: BorrowedFd<'_>, local: SocketAddr) -> io::Result<SocketAddr> {
     let level = match local {
         SocketAddr::V4(_) => libc::SOL_IP,
         SocketAddr::V6(_) => libc::SOL_IPV6,
@@ -59,7 +59,7 @@ pub fn original_of(socket: BorrowedFd<'_>, local: SocketAddr) -> io::Result<Sock
 }
 
 /// The firewall mark of an accepted connection (`tcp_fwmark_accept`).
-pub fn mark_of(socket: BorrowedFd<'_>) -> io::Result<u32> {
+pub fn socket_mark(socket: BorrowedFd<'_>) -> io::Result<u32> {
     let mut mark = 0u32;
     let mut length = size_of::<u32>() as libc::socklen_t;
     // SAFETY: both pointers are to live locals, and `length` is the size of the first.
@@ -76,7 +76,7 @@ pub fn mark_of(socket: BorrowedFd<'_>) -> io::Result<u32> {
 }
 
 /// The interface by which an accepted connection came.
-pub fn interface_of(socket: BorrowedFd<'_>, local: SocketAddr) -> io::Result<u32> {
+pub fn arrival_interface(socket: BorrowedFd<'_>, local: SocketAddr) -> io::Result<u32> {
     let mut control = [0u64; 32]; // aligned like a control message header
     let mut length = size_of_val(&control) as libc::socklen_t;
     let (level, option) = match local {
@@ -99,7 +99,7 @@ pub fn interface_of(socket: BorrowedFd<'_>, local: SocketAddr) -> io::Result<u32
     let mut header = empty_header();
     header.msg_control = control.as_mut_ptr().cast();
     header.msg_controllen = length as usize;
-    let seen = seen(&header);
+    let seen = read_packet_info(&header);
     seen.interface.ok_or_else(|| io::Error::other("the kernel does not tell the interface"))
 }
 
@@ -117,7 +117,7 @@ pub fn interface_name(index: u32) -> io::Result<String> {
 
 /// What the control messages of a packet say.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Seen {
+pub struct PacketInfo {
     /// Where the packet was sent.
     pub to: Option<std::net::IpAddr>,
     pub interface: Option<u32>,
@@ -125,8 +125,8 @@ pub struct Seen {
 }
 
 /// Reads the control messages that the kernel wrote behind `header`.
-pub(crate) fn seen(header: &libc::msghdr) -> Seen {
-    let mut seen = Seen::default();
+pub(crate) fn read_packet_info(header: &libc::msghdr) -> PacketInfo {
+    let mut seen = PacketInfo::default();
     // SAFETY: `header` describes a control buffer that lives and was filled by the kernel, so every
     // message lies within it, and each type below has the data that the kernel defines for it.
     unsafe {
@@ -161,7 +161,7 @@ pub(crate) fn empty_header() -> libc::msghdr {
     unsafe { std::mem::zeroed() }
 }
 
-fn set(socket: BorrowedFd<'_>, level: c_int, option: c_int) -> io::Result<()> {
+fn enable_option(socket: BorrowedFd<'_>, level: c_int, option: c_int) -> io::Result<()> {
     let on: c_int = 1;
     // SAFETY: the pointer is to a live local of the size that is given.
     let result = unsafe {

@@ -7,11 +7,11 @@ use std::sync::{Mutex, PoisonError};
 /// Bytes of a pipe: as fast as twice as many, and half of what counts against the user's limit.
 const PIPE_BYTES: usize = 512 << 10;
 /// Empty pipes kept for the next burst.
-const PIPES_KEPT: usize = 64;
+const MAX_IDLE_PIPES: usize = 64;
 
 /// Pipes that wait for bytes. A pipe is taken only while bytes flow, so that an idle tunnel holds none.
 #[derive(Debug, Default)]
-pub struct Pipes {
+pub struct PipePool {
     empty: Mutex<Vec<Pipe>>,
 }
 
@@ -20,12 +20,12 @@ pub struct Pipes {
 pub struct Pipe {
     read: OwnedFd,
     write: OwnedFd,
-    held: usize,
+    buffered: usize,
 }
 
-impl Pipes {
+impl PipePool {
     pub const fn new() -> Self {
-        Pipes { empty: Mutex::new(Vec::new()) }
+        PipePool { empty: Mutex::new(Vec::new()) }
     }
 
     /// A pipe, empty.
@@ -33,15 +33,15 @@ impl Pipes {
     /// # Errors
     ///
     /// The kernel's, when there are no descriptors or pages left: then bytes are copied.
-    pub fn take(&self) -> io::Result<Pipe> {
+    pub fn acquire(&self) -> io::Result<Pipe> {
         let kept = self.empty.lock().unwrap_or_else(PoisonError::into_inner).pop();
         kept.map_or_else(Pipe::open, Ok)
     }
 
     /// Keeps a pipe for the next; one that still holds bytes is closed, for they are somebody's.
-    pub fn give_back(&self, pipe: Pipe) {
+    pub fn release(&self, pipe: Pipe) {
         let mut empty = self.empty.lock().unwrap_or_else(PoisonError::into_inner);
-        if pipe.held == 0 && empty.len() < PIPES_KEPT {
+        if pipe.buffered == 0 && empty.len() < MAX_IDLE_PIPES {
             empty.push(pipe);
         }
     }
@@ -60,24 +60,24 @@ impl Pipe {
         let (read, write) = unsafe { (OwnedFd::from_raw_fd(read), OwnedFd::from_raw_fd(write)) };
         // SAFETY: a call without pointers. Where the limit is reached the pipe stays smaller.
         unsafe { libc::fcntl(write.as_raw_fd(), libc::F_SETPIPE_SZ, PIPE_BYTES as libc::c_int) };
-        Ok(Pipe { read, write, held: 0 })
+        Ok(Pipe { read, write, buffered: 0 })
     }
 
-    pub fn held(&self) -> usize {
-        self.held
+    pub fn buffered(&self) -> usize {
+        self.buffered
     }
 
     /// Moves at most so many bytes from a socket into the pipe; 0 is the socket's end.
     pub fn fill(&mut self, from: BorrowedFd<'_>, most: usize) -> io::Result<usize> {
         let moved = splice(from.as_raw_fd(), self.write.as_raw_fd(), most.min(PIPE_BYTES))?;
-        self.held += moved;
+        self.buffered += moved;
         Ok(moved)
     }
 
     /// Moves bytes from the pipe into a socket.
     pub fn drain(&mut self, to: BorrowedFd<'_>) -> io::Result<usize> {
-        let moved = splice(self.read.as_raw_fd(), to.as_raw_fd(), self.held)?;
-        self.held -= moved;
+        let moved = splice(self.read.as_raw_fd(), to.as_raw_fd(), self.buffered)?;
+        self.buffered -= moved;
         Ok(moved)
     }
 }

@@ -1,13 +1,16 @@
 //! Every class against what OCSF 1.8 demands of it: required members, enumerations, constraints.
 
-use audit::{Code, Ending, Finding, Lifecycle, LifecycleEvent, Log, Outcome, Severity};
+use audit::{
+    AttemptOutcome, DetectionFinding, Ending, FindingSeverity, Lifecycle, LifecycleEvent, Log,
+    StableCode,
+};
 use serde_json::Value;
 
 use crate::support::*;
 
 /// What the published schema says of a class: its number, its activities, the members it
 /// requires, groups of which at least one must be there, and its status values.
-struct Class {
+struct ClassSchema {
     uid: u64,
     name: &'static str,
     category: (u64, &'static str),
@@ -27,8 +30,8 @@ const PROFILES_HOST: &[&str] = &["security_control", "datetime", "host"];
 const NETWORK: (u64, &str) = (4, "Network Activity");
 const APPLICATION: (u64, &str) = (6, "Application Activity");
 
-const CLASSES: &[Class] = &[
-    Class {
+const CLASSES: &[ClassSchema] = &[
+    ClassSchema {
         uid: 4001,
         name: "Network Activity",
         category: NETWORK,
@@ -49,7 +52,7 @@ const CLASSES: &[Class] = &[
         members: &["actor", "src_endpoint", "dst_endpoint", "connection_info", "tls", "traffic"],
         profiles: PROFILES_HOST,
     },
-    Class {
+    ClassSchema {
         uid: 4002,
         name: "HTTP Activity",
         category: NETWORK,
@@ -80,7 +83,7 @@ const CLASSES: &[Class] = &[
         ],
         profiles: PROFILES_HOST,
     },
-    Class {
+    ClassSchema {
         uid: 4003,
         name: "DNS Activity",
         category: NETWORK,
@@ -100,7 +103,7 @@ const CLASSES: &[Class] = &[
         ],
         profiles: PROFILES_HOST,
     },
-    Class {
+    ClassSchema {
         uid: 6003,
         name: "API Activity",
         category: APPLICATION,
@@ -126,7 +129,7 @@ const CLASSES: &[Class] = &[
         ],
         profiles: PROFILES,
     },
-    Class {
+    ClassSchema {
         uid: 2004,
         name: "Detection Finding",
         category: (2, "Findings"),
@@ -137,7 +140,7 @@ const CLASSES: &[Class] = &[
         members: &["actor", "evidences", "finding_info"],
         profiles: PROFILES_HOST,
     },
-    Class {
+    ClassSchema {
         uid: 6002,
         name: "Application Lifecycle",
         category: APPLICATION,
@@ -240,7 +243,7 @@ const OBJECTS: &[(&str, &[&str], &[&str])] = &[
 
 #[tokio::test]
 async fn every_record_conforms() {
-    let (_guard, config) = fresh();
+    let (_guard, config) = temp_config();
     let dir = config.dir.clone();
     let log = Log::open(config.clone()).unwrap();
     write_everything(&log).await;
@@ -250,7 +253,7 @@ async fn every_record_conforms() {
     drop(Log::open(config).unwrap()); // writes what was left open as unknown
     let mut seen = Vec::new();
     for record in records(&dir) {
-        conforms(&record);
+        assert_conforms(&record);
         seen.push(record["class_uid"].as_u64().unwrap());
     }
     for class in CLASSES {
@@ -262,10 +265,14 @@ async fn every_record_conforms() {
 async fn write_everything(log: &Log) {
     for method in ["GET", "POST", "BREW"] {
         let host = "api.openai.com".into();
-        let facts = audit::Request::new(method.as_bytes(), audit::Scheme::Http, host, 80, b"/");
-        record(log, audit::Facts::Request(facts)).refused(verdict("not_listed")).await.unwrap();
+        let facts =
+            audit::RecordedRequest::new(method.as_bytes(), audit::HttpScheme::Http, host, 80, b"/");
+        open_record(log, audit::RecordedFacts::Request(facts))
+            .record_refusal(verdict("not_listed"))
+            .await
+            .unwrap();
     }
-    let code = Code("upstream_reset");
+    let code = StableCode("upstream_reset");
     let endings = [
         Ending::Abandoned,
         Ending::Completed,
@@ -274,23 +281,28 @@ async fn write_everything(log: &Log) {
         Ending::Revoked(code),
     ];
     for ending in endings {
-        for facts in [tunnel("a.example"), audit::Facts::Request(request("/")), query(), memory()] {
-            let mut decided = record(log, facts.clone());
-            let _receipt = decided.decided(verdict("allowed")).await.unwrap();
-            decided.close(Outcome { ending, status: Some(200), ..answered() });
-            record(log, facts.clone()).close(Outcome::new(ending));
-            log.open_record(arrival()).close(Outcome::new(ending));
-            let mut forgotten = record(log, facts);
-            let _receipt = forgotten.decided(verdict("allowed")).await.unwrap();
+        for facts in
+            [tunnel("a.example"), audit::RecordedFacts::Request(request("/")), query(), memory()]
+        {
+            let mut decided = open_record(log, facts.clone());
+            let _receipt = decided.record_decision(verdict("allowed")).await.unwrap();
+            decided.close(AttemptOutcome { ending, status: Some(200), ..answered_outcome() });
+            open_record(log, facts.clone()).close(AttemptOutcome::new(ending));
+            log.open_record(arrival()).close(AttemptOutcome::new(ending));
+            let mut forgotten = open_record(log, facts);
+            let _receipt = forgotten.record_decision(verdict("allowed")).await.unwrap();
             std::mem::forget(forgotten);
         }
     }
     // Nobody's channel: no sandbox, no address.
-    let nobody = audit::Arrival { source: None, aimed: None, ..arrival() };
+    let nobody = audit::RecordedArrival { source: None, original_dst: None, ..arrival() };
     for facts in [tunnel("a.example"), memory()] {
         let mut record = log.open_record(nobody.clone());
-        record.facts(facts);
-        record.refused(audit::Verdict::new(Code("unknown_channel"))).await.unwrap();
+        record.set_facts(facts);
+        record
+            .record_refusal(audit::DecisionDetails::new(StableCode("unknown_channel")))
+            .await
+            .unwrap();
     }
     write_events(log).await;
 }
@@ -310,32 +322,37 @@ async fn write_events(log: &Log) {
     ] {
         let policy = verdict("x").policy;
         let event = Lifecycle { event, message: Some("policies/build-agent.toml".into()), policy };
-        log.lifecycle(&event).await.unwrap();
+        log.record_lifecycle(&event).await.unwrap();
     }
-    for severity in [Severity::Critical, Severity::High, Severity::Low, Severity::Medium] {
-        let finding = Finding {
-            code: Code("identity_mismatch"),
+    for severity in [
+        FindingSeverity::Critical,
+        FindingSeverity::High,
+        FindingSeverity::Low,
+        FindingSeverity::Medium,
+    ] {
+        let finding = DetectionFinding {
+            code: StableCode("identity_mismatch"),
             title: "the signed identity is another sandbox's".into(),
             severity,
             message: None,
             score: Some(70),
-            features: vec![audit::Feature { name: Code("header_entropy"), score: 70 }],
+            features: vec![audit::ScoreFeature { name: StableCode("header_entropy"), score: 70 }],
         };
-        record(log, tunnel("a.example")).finding(&finding).await.unwrap();
+        open_record(log, tunnel("a.example")).record_finding(&finding).await.unwrap();
     }
 }
 
 /// Every member that is written is in the README's table.
-fn documented(path: &str, value: &Value) {
+fn assert_documented(path: &str, value: &Value) {
     const README: &str = include_str!("../../README.md");
     match value {
         Value::Object(members) => {
             for (name, value) in members {
-                documented(format!("{path}.{name}").trim_start_matches('.'), value);
+                assert_documented(format!("{path}.{name}").trim_start_matches('.'), value);
             }
         }
         Value::Array(items) if items.iter().any(Value::is_object) => {
-            items.iter().for_each(|item| documented(&format!("{path}[]"), item));
+            items.iter().for_each(|item| assert_documented(&format!("{path}[]"), item));
         }
         Value::Null | Value::Bool(_) | Value::Number(_) | Value::String(_) | Value::Array(_) => {
             assert!(README.contains(&format!("| `{path}` |")), "{path} is not documented");
@@ -343,8 +360,8 @@ fn documented(path: &str, value: &Value) {
     }
 }
 
-fn conforms(record: &Value) {
-    documented("", record);
+fn assert_conforms(record: &Value) {
+    assert_documented("", record);
     let uid = record["class_uid"].as_u64().unwrap();
     let class = CLASSES.iter().find(|class| class.uid == uid).unwrap();
     for member in REQUIRED.iter().chain(class.required) {
@@ -362,27 +379,27 @@ fn conforms(record: &Value) {
         (&record["category_uid"], &record["category_name"]),
         (&class.category.0.into(), &class.category.1.into())
     );
-    listed(record, "activity_id", "activity_name", class.activities);
-    listed(record, "severity_id", "severity", SEVERITY);
-    listed(record, "status_id", "status", class.status);
-    listed(record, "action_id", "action", ACTION);
-    listed(record, "disposition_id", "disposition", DISPOSITION);
+    assert_listed(record, "activity_id", "activity_name", class.activities);
+    assert_listed(record, "severity_id", "severity", SEVERITY);
+    assert_listed(record, "status_id", "status", class.status);
+    assert_listed(record, "action_id", "action", ACTION);
+    assert_listed(record, "disposition_id", "disposition", DISPOSITION);
     assert!(record.get("rcode_id").is_none_or(|code| RCODE.contains(&code.as_u64().unwrap())));
     let activity = record["activity_id"].as_u64().unwrap();
     assert_eq!(record["type_uid"], uid * 100 + activity);
     assert_eq!(record["metadata"]["version"], "1.8.0");
     assert_eq!(record["metadata"]["profiles"], serde_json::json!(class.profiles));
-    objects(record);
+    assert_objects(record);
 }
 
-fn listed(record: &Value, id: &str, name: &str, values: &[(u64, &str)]) {
+fn assert_listed(record: &Value, id: &str, name: &str, values: &[(u64, &str)]) {
     let Some(found) = record.get(id).map(|id| id.as_u64().unwrap()) else { return };
     let expected = values.iter().find(|(value, _)| *value == found);
     let (_, caption) = expected.unwrap_or_else(|| panic!("{id} {found} is not in the schema"));
     assert_eq!(record[name], *caption, "{record}");
 }
 
-fn objects(record: &Value) {
+fn assert_objects(record: &Value) {
     for (path, required, one_of) in OBJECTS {
         let Some(object) = record.pointer(path) else { continue };
         for member in *required {
@@ -395,7 +412,7 @@ fn objects(record: &Value) {
 
 #[tokio::test]
 async fn members_stand_in_one_order() {
-    let (_guard, config) = fresh();
+    let (_guard, config) = temp_config();
     let dir = config.dir.clone();
     let log = Log::open(config).unwrap();
     write_everything(&log).await;

@@ -7,8 +7,8 @@ use std::path::Path;
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
-use audit::verify::Verified;
-use audit::{Config, Log};
+use audit::verify::LogIntegrity;
+use audit::{Log, LogConfig};
 
 use crate::support::*;
 
@@ -17,8 +17,8 @@ const ROUNDS: u64 = 12;
 const DEADLINE: Duration = Duration::from_secs(20);
 
 #[test]
-fn every_released_record_survives_kill_9() {
-    let (_guard, config) = fresh();
+fn p7_every_released_record_survives_kill_9() {
+    let (_guard, config) = temp_config();
     let mut released = HashSet::new();
     for round in 0..ROUNDS {
         let (child, ids) = run_until(&config.dir, 200 + 37 * round as usize);
@@ -27,16 +27,16 @@ fn every_released_record_survives_kill_9() {
         released.extend(ids);
     }
     drop(Log::open(config.clone()).unwrap()); // the last restart closes what is open
-    let report = check(&config.dir);
-    assert_eq!(report.verified(), Verified::Intact, "{:?} {:?}", report.faults, report.gaps);
-    let records = parsed(&config.dir);
+    let report = verify_dir(&config.dir);
+    assert_eq!(report.integrity(), LogIntegrity::Intact, "{:?} {:?}", report.faults, report.gaps);
+    let records = parse_records(&config.dir);
     let decided: HashSet<String> = ids(&records, "decision");
     let lost: Vec<_> = released.difference(&decided).collect();
     assert!(lost.is_empty(), "released but not in the log: {lost:?}");
     assert_eq!(decided, ids(&records, "outcome"), "every decision has an outcome");
 }
 
-fn parsed(dir: &Path) -> Vec<serde_json::Value> {
+fn parse_records(dir: &Path) -> Vec<serde_json::Value> {
     lines(dir).iter().filter_map(|line| serde_json::from_str(line).ok()).collect()
 }
 
@@ -46,9 +46,9 @@ fn ids(records: &[serde_json::Value], wanted: &str) -> HashSet<String> {
 }
 
 /// Ends the child whatever becomes of the test.
-struct Killed(Child);
+struct KilledChild(Child);
 
-impl Drop for Killed {
+impl Drop for KilledChild {
     fn drop(&mut self) {
         self.0.kill().unwrap();
         self.0.wait().unwrap();
@@ -57,12 +57,12 @@ impl Drop for Killed {
 
 /// Starts a child that writes, and kills it after it told of `count` released records. Whatever
 /// it told before it died counts.
-fn run_until(dir: &Path, count: usize) -> (Killed, Vec<String>) {
+fn run_until(dir: &Path, count: usize) -> (KilledChild, Vec<String>) {
     let mut command = Command::new(std::env::current_exe().unwrap());
     command.args(["--exact", "kill::child", "--ignored", "--nocapture"]);
     let mut child = command.env(DIR, dir).stdout(Stdio::piped()).spawn().unwrap();
     let mut lines = BufReader::new(child.stdout.take().unwrap()).lines();
-    let child = Killed(child);
+    let child = KilledChild(child);
     let deadline = Instant::now() + DEADLINE;
     let mut ids = Vec::new();
     while ids.len() < count {
@@ -83,23 +83,23 @@ fn run_until(dir: &Path, count: usize) -> (Killed, Vec<String>) {
 #[ignore = "started and killed by every_released_record_survives_kill_9"]
 async fn child() {
     let Ok(dir) = std::env::var(DIR) else { return };
-    let mut config = Config::new(dir);
+    let mut config = LogConfig::new(dir);
     config.segment_bytes = 200 * 1024;
     config.checkpoint_records = 50;
     let log = Log::open(config).unwrap();
-    let tasks: Vec<_> = (0..32).map(|_| tokio::spawn(load(log.clone()))).collect();
+    let tasks: Vec<_> = (0..32).map(|_| tokio::spawn(run_load(log.clone()))).collect();
     for task in tasks {
         task.await.unwrap();
     }
 }
 
-async fn load(log: Log) {
+async fn run_load(log: Log) {
     loop {
-        let mut record = record(&log, tunnel("github.com"));
-        let _receipt = record.decided(verdict("allowed")).await.unwrap();
+        let mut record = open_record(&log, tunnel("github.com"));
+        let _receipt = record.record_decision(verdict("allowed")).await.unwrap();
         let told = format!("released {}\n", record.id());
         std::io::stdout().write_all(told.as_bytes()).unwrap();
         tokio::task::yield_now().await;
-        record.close(completed());
+        record.close(completed_outcome());
     }
 }

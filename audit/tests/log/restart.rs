@@ -4,7 +4,7 @@ use std::fs::{self, OpenOptions};
 use std::io::Write;
 use std::mem;
 
-use audit::verify::Verified;
+use audit::verify::LogIntegrity;
 use audit::{Log, OpenError};
 use serde_json::Value;
 
@@ -13,10 +13,10 @@ use crate::support::*;
 /// Leaves decisions without outcome, as a killed process does.
 async fn leave_open(log: &Log) -> Vec<String> {
     let mut ids = Vec::new();
-    let http = audit::Facts::Request(request("/v1/x"));
+    let http = audit::RecordedFacts::Request(request("/v1/x"));
     for facts in [tunnel("github.com"), http, query(), memory()] {
-        let mut record = record(log, facts);
-        let _receipt = record.decided(verdict("allowed")).await.unwrap();
+        let mut record = open_record(log, facts);
+        let _receipt = record.record_decision(verdict("allowed")).await.unwrap();
         ids.push(record.id());
         mem::forget(record);
     }
@@ -30,7 +30,7 @@ fn events(records: &[Value]) -> Vec<&str> {
 #[tokio::test]
 async fn decisions_left_open_are_closed_as_unknown_even_across_rotations() {
     for rotations in [0, 3] {
-        let (_guard, config) = fresh();
+        let (_guard, config) = temp_config();
         let dir = config.dir.clone();
         let log = Log::open(config.clone()).unwrap();
         let ids = leave_open(&log).await;
@@ -41,7 +41,7 @@ async fn decisions_left_open_are_closed_as_unknown_even_across_rotations() {
         let log = Log::open(config.clone()).unwrap();
         log.close();
         for id in &ids {
-            let seen = of_attempt(&dir, id);
+            let seen = attempt_records(&dir, id);
             assert_eq!(
                 seen.iter().map(stage).collect::<Vec<_>>(),
                 ["decision", "outcome"],
@@ -62,39 +62,39 @@ async fn decisions_left_open_are_closed_as_unknown_even_across_rotations() {
         drop(Log::open(config).unwrap());
         let after = &records(&dir)[before..];
         assert!(after.iter().all(|record| stage(record) == "lifecycle"), "closed once, not twice");
-        assert_eq!(check(&dir).verified(), Verified::Intact);
+        assert_eq!(verify_dir(&dir).integrity(), LogIntegrity::Intact);
     }
 }
 
 #[tokio::test]
 async fn a_restart_goes_on_in_the_same_segment() {
-    let (_guard, config) = fresh();
+    let (_guard, config) = temp_config();
     let dir = config.dir.clone();
     for _ in 0..3 {
         let log = Log::open(config.clone()).unwrap();
-        pass(&log, "github.com").await;
+        record_attempt(&log, "github.com").await;
         log.close();
     }
     assert_eq!(files(&dir).len(), 1);
     assert_eq!(events(&records(&dir)).iter().filter(|event| **event == "log_started").count(), 3);
-    assert_eq!(check(&dir).verified(), Verified::Intact);
+    assert_eq!(verify_dir(&dir).integrity(), LogIntegrity::Intact);
 }
 
 #[tokio::test]
-async fn a_torn_last_line_is_kept_and_named() {
+async fn p8_a_torn_last_line_is_kept_and_named() {
     for fragment in [&b"{"[..], b"{\"time\":17", &[0; 100_000]] {
-        let (_guard, config) = fresh();
+        let (_guard, config) = temp_config();
         let dir = config.dir.clone();
         let log = Log::open(config.clone()).unwrap();
-        pass(&log, "github.com").await;
+        record_attempt(&log, "github.com").await;
         log.close();
         let torn = files(&dir).pop().unwrap();
         OpenOptions::new().append(true).open(&torn).unwrap().write_all(fragment).unwrap();
         let length = torn.metadata().unwrap().len();
-        assert_eq!(check(&dir).verified(), Verified::Incomplete);
+        assert_eq!(verify_dir(&dir).integrity(), LogIntegrity::Incomplete);
 
         let log = Log::open(config).unwrap();
-        pass(&log, "github.com").await;
+        record_attempt(&log, "github.com").await;
         log.close();
         assert_eq!(torn.metadata().unwrap().len(), length, "nothing is taken away");
         let newest = fs::read_to_string(files(&dir).pop().unwrap()).unwrap();
@@ -102,27 +102,31 @@ async fn a_torn_last_line_is_kept_and_named() {
         let told = &opening["unmapped"]["sandbar"]["segment"];
         assert_eq!(told["torn"]["bytes"], fragment.len());
         assert_eq!(told["after"], torn.file_name().unwrap().to_str().unwrap());
-        assert_eq!(check(&dir).verified(), Verified::Intact);
+        assert_eq!(verify_dir(&dir).integrity(), LogIntegrity::Intact);
 
         fs::write(&torn, &fs::read(&torn).unwrap()[..length as usize - 1]).unwrap();
-        assert_eq!(check(&dir).verified(), Verified::Changed, "the fragment is covered too");
+        assert_eq!(
+            verify_dir(&dir).integrity(),
+            LogIntegrity::Changed,
+            "the fragment is covered too"
+        );
     }
 }
 
 #[tokio::test]
 async fn a_segment_whose_making_was_cut_short_is_made_again() {
     for content in [&b""[..], b"{\"time\":1"] {
-        let (_guard, config) = fresh();
+        let (_guard, config) = temp_config();
         let dir = config.dir.clone();
         let log = Log::open(config.clone()).unwrap();
-        pass(&log, "github.com").await;
+        record_attempt(&log, "github.com").await;
         log.close();
         let next = log.head().sequence + 1;
         fs::write(dir.join(format!("access-{next:020}.jsonl")), content).unwrap();
         let log = Log::open(config).unwrap();
-        pass(&log, "github.com").await;
+        record_attempt(&log, "github.com").await;
         log.close();
-        assert_eq!(check(&dir).verified(), Verified::Intact);
+        assert_eq!(verify_dir(&dir).integrity(), LogIntegrity::Intact);
         let aside = dir.join(format!("access-{next:020}.jsonl.torn"));
         assert_eq!(aside.exists(), !content.is_empty(), "nothing is taken away");
         let told = records(&dir).into_iter().map(|mut r| r["unmapped"]["sandbar"]["aside"].take());
@@ -132,11 +136,11 @@ async fn a_segment_whose_making_was_cut_short_is_made_again() {
 }
 
 #[tokio::test]
-async fn a_changed_tail_is_not_gone_on_with() {
-    let (_guard, config) = fresh();
+async fn p8_a_changed_tail_is_not_gone_on_with() {
+    let (_guard, config) = temp_config();
     let dir = config.dir.clone();
     let log = Log::open(config.clone()).unwrap();
-    pass(&log, "github.com").await;
+    record_attempt(&log, "github.com").await;
     drop(log);
     let path = files(&dir).pop().unwrap();
     let text = fs::read_to_string(&path).unwrap();
@@ -146,11 +150,11 @@ async fn a_changed_tail_is_not_gone_on_with() {
 }
 
 #[tokio::test]
-async fn a_tail_cut_off_before_a_restart_is_told_at_once() {
-    let (_guard, config) = fresh();
+async fn p8_a_tail_cut_off_before_a_restart_is_told_at_once() {
+    let (_guard, config) = temp_config();
     let dir = config.dir.clone();
     let log = Log::open(config.clone()).unwrap();
-    pass(&log, "github.com").await;
+    record_attempt(&log, "github.com").await;
     drop(log);
     let path = files(&dir).pop().unwrap();
     let text = fs::read_to_string(&path).unwrap();
@@ -158,17 +162,21 @@ async fn a_tail_cut_off_before_a_restart_is_told_at_once() {
     fs::write(&path, kept).unwrap();
     drop(Log::open(config).unwrap());
     assert!(events(&records(&dir)).contains(&"log_behind_checkpoint"));
-    assert_eq!(check(&dir).verified(), Verified::Changed, "and the old note disagrees for ever");
+    assert_eq!(
+        verify_dir(&dir).integrity(),
+        LogIntegrity::Changed,
+        "and the old note disagrees for ever"
+    );
 }
 
 #[tokio::test]
-async fn a_note_torn_by_a_crash_spoils_no_other() {
-    let (_guard, config) = fresh();
+async fn p8_a_note_torn_by_a_crash_spoils_no_other() {
+    let (_guard, config) = temp_config();
     let dir = config.dir.clone();
     let notes = dir.join(audit::checkpoint::FILE);
     for _ in 0..2 {
         let log = Log::open(config.clone()).unwrap();
-        pass(&log, "github.com").await;
+        record_attempt(&log, "github.com").await;
         log.close();
         drop(log);
         let text = fs::read(&notes).unwrap();
@@ -176,19 +184,19 @@ async fn a_note_torn_by_a_crash_spoils_no_other() {
     }
     let log = Log::open(config).unwrap();
     log.close();
-    let report = check(&dir);
-    assert_eq!(report.verified(), Verified::Intact, "{:?} {:?}", report.faults, report.gaps);
+    let report = verify_dir(&dir);
+    assert_eq!(report.integrity(), LogIntegrity::Intact, "{:?} {:?}", report.faults, report.gaps);
     assert_eq!(report.attested, report.last.map(|last| last.sequence));
 }
 
 #[tokio::test]
 async fn a_key_may_be_lost_or_replaced() {
     for content in [Some(""), Some("PRIVATE+KEY+half"), None] {
-        let (_guard, config) = fresh();
+        let (_guard, config) = temp_config();
         let dir = config.dir.clone();
         let key = dir.join("checkpoint.key");
         let log = Log::open(config.clone()).unwrap();
-        pass(&log, "github.com").await;
+        record_attempt(&log, "github.com").await;
         drop(log);
         if let Some(content) = content {
             fs::write(&key, content).unwrap();
@@ -198,10 +206,10 @@ async fn a_key_may_be_lost_or_replaced() {
         }
         fs::rename(&key, dir.join("checkpoint.key.old")).unwrap(); // as it is told
         let log = Log::open(config).unwrap();
-        pass(&log, "github.com").await;
+        record_attempt(&log, "github.com").await;
         drop(log);
-        let report = check(&dir);
-        assert_eq!(report.verified(), Verified::Intact, "{:?}", report.faults);
+        let report = verify_dir(&dir);
+        assert_eq!(report.integrity(), LogIntegrity::Intact, "{:?}", report.faults);
         assert_eq!(fs::read_to_string(dir.join("checkpoint.pub")).unwrap().lines().count(), 2);
     }
 }
@@ -209,13 +217,13 @@ async fn a_key_may_be_lost_or_replaced() {
 #[tokio::test]
 async fn the_public_key_stands_beside_the_log_wherever_the_secret_is() {
     use std::os::unix::fs::PermissionsExt;
-    let (guard, mut config) = fresh();
+    let (guard, mut config) = temp_config();
     let key = guard.path().join("elsewhere.key");
     config.key = Some(key.clone());
     drop(Log::open(config.clone()).unwrap());
     fs::remove_file(config.dir.join("checkpoint.pub")).unwrap();
     drop(Log::open(config.clone()).unwrap());
-    assert_eq!(check(&config.dir).verified(), Verified::Intact);
+    assert_eq!(verify_dir(&config.dir).integrity(), LogIntegrity::Intact);
     fs::set_permissions(&key, fs::Permissions::from_mode(0o640)).unwrap();
     let error = Log::open(config).unwrap_err();
     assert!(std::error::Error::source(&error).unwrap().to_string().contains("chmod 600"));

@@ -4,22 +4,22 @@ use std::fs;
 use std::path::Path;
 use std::sync::LazyLock;
 
-use audit::verify::{FaultKind, Gap, Verified};
-use audit::{Config, Log};
+use audit::verify::{FaultKind, Gap, LogIntegrity};
+use audit::{Log, LogConfig};
 use proptest::prelude::*;
 use tempfile::TempDir;
 
 use crate::support::*;
 
 /// A log of three segments, made once: some 90 records.
-static LOG: LazyLock<(TempDir, Config)> = LazyLock::new(|| {
-    let (guard, mut config) = fresh();
+static LOG: LazyLock<(TempDir, LogConfig)> = LazyLock::new(|| {
+    let (guard, mut config) = temp_config();
     config.checkpoint_records = 20;
     let runtime = tokio::runtime::Builder::new_current_thread().enable_time().build().unwrap();
     runtime.block_on(async {
         let log = Log::open(config.clone()).unwrap();
         for round in 0..40 {
-            pass(&log, &format!("{round}.example")).await;
+            record_attempt(&log, &format!("{round}.example")).await;
             if round % 15 == 14 {
                 log.reopen().unwrap();
             }
@@ -29,7 +29,7 @@ static LOG: LazyLock<(TempDir, Config)> = LazyLock::new(|| {
     (guard, config)
 });
 
-fn copy() -> TempDir {
+fn copy_log() -> TempDir {
     let copy = tempfile::tempdir().unwrap();
     for entry in fs::read_dir(&LOG.1.dir).unwrap() {
         let entry = entry.unwrap();
@@ -38,23 +38,23 @@ fn copy() -> TempDir {
     copy
 }
 
-fn split(bytes: &[u8]) -> Vec<Vec<u8>> {
+fn split_lines(bytes: &[u8]) -> Vec<Vec<u8>> {
     bytes.split_inclusive(|byte| *byte == b'\n').map(<[u8]>::to_vec).collect()
 }
 
 /// Changes the lines of one segment.
-fn edit(dir: &Path, segment: usize, change: impl FnOnce(&mut Vec<Vec<u8>>)) {
+fn edit_segment(dir: &Path, segment: usize, change: impl FnOnce(&mut Vec<Vec<u8>>)) {
     let files = files(dir);
     let path = &files[segment % files.len()];
-    let mut lines = split(&fs::read(path).unwrap());
+    let mut lines = split_lines(&fs::read(path).unwrap());
     change(&mut lines);
     fs::write(path, lines.concat()).unwrap();
 }
 
 #[test]
-fn the_untouched_log_is_intact() {
-    let report = check(copy().path());
-    assert_eq!(report.verified(), Verified::Intact, "{:?} {:?}", report.faults, report.gaps);
+fn p8_the_untouched_log_is_intact() {
+    let report = verify_dir(copy_log().path());
+    assert_eq!(report.integrity(), LogIntegrity::Intact, "{:?} {:?}", report.faults, report.gaps);
     assert!(report.checkpoints >= 4, "{}", report.checkpoints);
 }
 
@@ -62,74 +62,74 @@ proptest! {
     #![proptest_config(ProptestConfig { cases: 150, failure_persistence: None, ..ProptestConfig::default() })]
 
     #[test]
-    fn a_flipped_bit_is_found(segment in 0usize..3, at in any::<prop::sample::Index>(), bit in 0u8..8) {
-        let copy = copy();
+    fn p8_a_flipped_bit_is_found(segment in 0usize..3, at in any::<prop::sample::Index>(), bit in 0u8..8) {
+        let copy = copy_log();
         let path = files(copy.path())[segment].clone();
         let mut bytes = fs::read(&path).unwrap();
         let at = at.index(bytes.len());
         bytes[at] ^= 1 << bit;
         fs::write(&path, bytes).unwrap();
-        prop_assert_ne!(check(copy.path()).verified(), Verified::Intact, "byte {}", at);
+        prop_assert_ne!(verify_dir(copy.path()).integrity(), LogIntegrity::Intact, "byte {}", at);
     }
 
     #[test]
-    fn a_removed_line_is_found(segment in 0usize..3, at in any::<prop::sample::Index>()) {
-        let copy = copy();
-        edit(copy.path(), segment, |lines| drop(lines.remove(at.index(lines.len()))));
-        prop_assert_ne!(check(copy.path()).verified(), Verified::Intact);
+    fn p8_a_removed_line_is_found(segment in 0usize..3, at in any::<prop::sample::Index>()) {
+        let copy = copy_log();
+        edit_segment(copy.path(), segment, |lines| drop(lines.remove(at.index(lines.len()))));
+        prop_assert_ne!(verify_dir(copy.path()).integrity(), LogIntegrity::Intact);
     }
 
     #[test]
-    fn swapped_lines_are_found(segment in 0usize..3, one in any::<prop::sample::Index>(), other in any::<prop::sample::Index>()) {
-        let copy = copy();
+    fn p8_swapped_lines_are_found(segment in 0usize..3, one in any::<prop::sample::Index>(), other in any::<prop::sample::Index>()) {
+        let copy = copy_log();
         let mut same = false;
-        edit(copy.path(), segment, |lines| {
+        edit_segment(copy.path(), segment, |lines| {
             let (one, other) = (one.index(lines.len()), other.index(lines.len()));
             same = one == other;
             lines.swap(one, other);
         });
-        prop_assert_eq!(check(copy.path()).verified() == Verified::Intact, same);
+        prop_assert_eq!(verify_dir(copy.path()).integrity() == LogIntegrity::Intact, same);
     }
 
     #[test]
-    fn a_cut_off_end_is_found(segment in 0usize..3, keep in any::<prop::sample::Index>()) {
-        let copy = copy();
+    fn p8_a_cut_off_end_is_found(segment in 0usize..3, keep in any::<prop::sample::Index>()) {
+        let copy = copy_log();
         let path = files(copy.path())[segment].clone();
         let bytes = fs::read(&path).unwrap();
         fs::write(&path, &bytes[..keep.index(bytes.len())]).unwrap();
-        prop_assert_ne!(check(copy.path()).verified(), Verified::Intact);
+        prop_assert_ne!(verify_dir(copy.path()).integrity(), LogIntegrity::Intact);
     }
 
     #[test]
-    fn a_doubled_line_is_found(segment in 0usize..3, from in any::<prop::sample::Index>(), to in any::<prop::sample::Index>()) {
-        let copy = copy();
-        edit(copy.path(), segment, |lines| {
+    fn p8_a_doubled_line_is_found(segment in 0usize..3, from in any::<prop::sample::Index>(), to in any::<prop::sample::Index>()) {
+        let copy = copy_log();
+        edit_segment(copy.path(), segment, |lines| {
             let line = lines[from.index(lines.len())].clone();
             lines.insert(to.index(lines.len() + 1), line);
         });
-        prop_assert_ne!(check(copy.path()).verified(), Verified::Intact);
+        prop_assert_ne!(verify_dir(copy.path()).integrity(), LogIntegrity::Intact);
     }
 
     /// The forger knows the form and hashes the line right, but cannot know what follows.
     #[test]
-    fn a_forged_line_is_found(segment in 0usize..3, at in any::<prop::sample::Index>(), replace: bool) {
-        let copy = copy();
-        edit(copy.path(), segment, |lines| {
+    fn p8_a_forged_line_is_found(segment in 0usize..3, at in any::<prop::sample::Index>(), replace: bool) {
+        let copy = copy_log();
+        edit_segment(copy.path(), segment, |lines| {
             let at = at.index(lines.len() - 1);
-            let forged = forge(&lines[at]);
+            let forged = forge_line(&lines[at]);
             if replace {
                 lines[at] = forged;
             } else {
                 lines.insert(at + 1, forged);
             }
         });
-        prop_assert_ne!(check(copy.path()).verified(), Verified::Intact);
+        prop_assert_ne!(verify_dir(copy.path()).integrity(), LogIntegrity::Intact);
     }
 
     /// Whatever is done to the notes, and however many empty files are added.
     #[test]
-    fn damaged_notes_hide_no_change(at in any::<prop::sample::Index>(), bit in 0u8..8, cut: bool, line in any::<prop::sample::Index>()) {
-        let copy = copy();
+    fn p8_damaged_notes_hide_no_change(at in any::<prop::sample::Index>(), bit in 0u8..8, cut: bool, line in any::<prop::sample::Index>()) {
+        let copy = copy_log();
         let notes = copy.path().join(audit::checkpoint::FILE);
         let mut bytes = fs::read(&notes).unwrap();
         let at = at.index(bytes.len());
@@ -139,71 +139,71 @@ proptest! {
         }
         fs::write(&notes, bytes).unwrap();
         fs::write(copy.path().join("access-00000000000000099999.jsonl"), "").unwrap();
-        edit(copy.path(), 1, |lines| {
+        edit_segment(copy.path(), 1, |lines| {
             let line = line.index(lines.len());
             lines[line][70] ^= 1;
         });
-        prop_assert_eq!(check(copy.path()).verified(), Verified::Changed);
+        prop_assert_eq!(verify_dir(copy.path()).integrity(), LogIntegrity::Changed);
     }
 
     #[test]
-    fn rubbish_is_found(segment in 0usize..3, at in any::<prop::sample::Index>(), rubbish in prop::collection::vec(any::<u8>(), 1..200)) {
-        let copy = copy();
-        edit(copy.path(), segment, |lines| lines.insert(at.index(lines.len()), rubbish.clone()));
-        prop_assert_ne!(check(copy.path()).verified(), Verified::Intact);
+    fn p8_rubbish_is_found(segment in 0usize..3, at in any::<prop::sample::Index>(), rubbish in prop::collection::vec(any::<u8>(), 1..200)) {
+        let copy = copy_log();
+        edit_segment(copy.path(), segment, |lines| lines.insert(at.index(lines.len()), rubbish.clone()));
+        prop_assert_ne!(verify_dir(copy.path()).integrity(), LogIntegrity::Intact);
     }
 }
 
 /// The line with another word and the hash that goes with it.
-fn forge(line: &[u8]) -> Vec<u8> {
+fn forge_line(line: &[u8]) -> Vec<u8> {
     let text = String::from_utf8(line.to_vec()).unwrap().replace("Informational", "informational");
     let (covered, _) = text.rsplit_once(",\"hash\":").unwrap();
-    let hash = audit::Hash::of(covered.as_bytes());
+    let hash = audit::ChainHash::digest(covered.as_bytes());
     format!("{covered},\"hash\":\"{}\"}}}}}}}}\n", hash.as_str()).into_bytes()
 }
 
 #[test]
-fn a_report_says_file_line_and_link() {
-    type Change = fn(&mut Vec<Vec<u8>>);
-    let table: [(&str, Change, u64, FaultKind); 4] = [
+fn p8_a_report_says_file_line_and_link() {
+    type LineEdit = fn(&mut Vec<Vec<u8>>);
+    let table: [(&str, LineEdit, u64, FaultKind); 4] = [
         ("changed", |lines| lines[4][70] ^= 1, 5, FaultKind::Changed),
         ("removed", |lines| drop(lines.remove(4)), 5, FaultKind::Link),
         ("inserted", |lines| lines.insert(4, b"{}\n".to_vec()), 5, FaultKind::NotARecord),
-        ("forged", |lines| lines[4] = forge(&lines[4]), 6, FaultKind::Link),
+        ("forged", |lines| lines[4] = forge_line(&lines[4]), 6, FaultKind::Link),
     ];
     for (name, change, line, kind) in table {
-        let copy = copy();
-        edit(copy.path(), 1, change);
-        let report = check(copy.path());
+        let copy = copy_log();
+        edit_segment(copy.path(), 1, change);
+        let report = verify_dir(copy.path());
         let first = &report.faults[0];
         assert_eq!((first.line, first.kind), (line, kind), "{name}");
         assert_eq!(first.file, files(copy.path())[1], "{name}");
-        assert_eq!(report.verified(), Verified::Changed, "{name}");
+        assert_eq!(report.integrity(), LogIntegrity::Changed, "{name}");
     }
 }
 
 #[test]
-fn what_is_missing_is_incomplete_not_changed() {
-    let copy = copy();
+fn p8_what_is_missing_is_incomplete_not_changed() {
+    let copy = copy_log();
     let paths = files(copy.path());
     fs::remove_file(&paths[1]).unwrap();
-    let report = check(copy.path());
-    assert_eq!(report.verified(), Verified::Incomplete, "{:?}", report.faults);
+    let report = verify_dir(copy.path());
+    assert_eq!(report.integrity(), LogIntegrity::Incomplete, "{:?}", report.faults);
     assert!(matches!(report.gaps[..], [Gap::Missing { .. }]), "{:?}", report.gaps);
 
     fs::remove_file(&paths[0]).unwrap();
-    let report = check(copy.path());
+    let report = verify_dir(copy.path());
     assert!(matches!(report.gaps[..], [Gap::Missing { from: 1, .. }]), "{:?}", report.gaps);
 }
 
 #[test]
-fn a_cut_off_tail_is_found_by_a_later_note() {
-    let copy = copy();
-    edit(copy.path(), 2, |lines| lines.truncate(lines.len() - 3));
-    let report = check(copy.path());
+fn p8_a_cut_off_tail_is_found_by_a_later_note() {
+    let copy = copy_log();
+    edit_segment(copy.path(), 2, |lines| lines.truncate(lines.len() - 3));
+    let report = verify_dir(copy.path());
     assert!(matches!(report.gaps[..], [Gap::Tail { .. }]), "{:?}", report.gaps);
     let blind = audit::verify::verify(&files(copy.path()), &[], &Default::default()).unwrap();
-    assert_eq!(blind.verified(), Verified::Intact, "without a note nobody can tell");
+    assert_eq!(blind.integrity(), LogIntegrity::Intact, "without a note nobody can tell");
 }
 
 /// Appends a line that follows the chain, as whoever holds the file can.
@@ -216,14 +216,14 @@ fn append_forged(dir: &Path, sandbar: &str) {
     let covered = format!(
         r#"{{"class_uid":6002,"metadata":{{"x":1,"sequence":{sequence}}},"unmapped":{{"sandbar":{{{sandbar},"chain":{{"previous":"{previous}""#
     );
-    let hash = audit::Hash::of(covered.as_bytes());
+    let hash = audit::ChainHash::digest(covered.as_bytes());
     text += &format!("{covered},\"hash\":\"{}\"}}}}}}}}\n", hash.as_str());
     fs::write(path, text).unwrap();
 }
 
 #[test]
-fn a_removal_that_no_note_covers_is_not_believed() {
-    let copy = copy();
+fn p8_a_removal_that_no_note_covers_is_not_believed() {
+    let copy = copy_log();
     let paths = files(copy.path());
     let next = fs::read_to_string(&paths[2]).unwrap();
     let next: serde_json::Value = serde_json::from_str(next.lines().next().unwrap()).unwrap();
@@ -233,36 +233,36 @@ fn a_removal_that_no_note_covers_is_not_believed() {
     fs::remove_file(&paths[1]).unwrap();
     let forged = format!(r#""stage":"lifecycle","removed":{{"through":{through},"hash":{hash}}}"#);
     append_forged(copy.path(), &forged);
-    let report = check(copy.path());
-    assert_eq!(report.verified(), Verified::Incomplete, "{:?}", report.faults);
+    let report = verify_dir(copy.path());
+    assert_eq!(report.integrity(), LogIntegrity::Incomplete, "{:?}", report.faults);
     assert!(matches!(report.gaps[..], [Gap::Missing { from: 1, .. }]), "{:?}", report.gaps);
 }
 
 #[test]
-fn an_empty_file_hides_no_unfinished_line() {
-    let copy = copy();
+fn p8_an_empty_file_hides_no_unfinished_line() {
+    let copy = copy_log();
     append_forged(copy.path(), r#""stage":"lifecycle""#);
-    edit(copy.path(), 2, |lines| lines.last_mut().unwrap().truncate(40));
+    edit_segment(copy.path(), 2, |lines| lines.last_mut().unwrap().truncate(40));
     fs::write(copy.path().join("access-00000000000000099998.jsonl"), "no newline").unwrap();
     fs::write(copy.path().join("access-00000000000000099999.jsonl"), "").unwrap();
-    let report = check(copy.path());
+    let report = verify_dir(copy.path());
     let torn = |gap: &&Gap| matches!(gap, Gap::Torn { .. });
     assert_eq!(report.gaps.iter().filter(torn).count(), 2, "{:?}", report.gaps);
 }
 
 #[test]
 fn an_empty_file_alone_changes_nothing() {
-    let copy = copy();
+    let copy = copy_log();
     fs::write(copy.path().join("access-00000000000000099999.jsonl"), "").unwrap();
-    assert_eq!(check(copy.path()).verified(), Verified::Intact);
+    assert_eq!(verify_dir(copy.path()).integrity(), LogIntegrity::Intact);
 }
 
 #[test]
-fn a_file_under_another_name_is_found() {
-    let copy = copy();
+fn p8_a_file_under_another_name_is_found() {
+    let copy = copy_log();
     let name = copy.path().join("access-00000000000000099999.jsonl");
     fs::rename(&files(copy.path())[2], name).unwrap();
-    let report = check(copy.path());
+    let report = verify_dir(copy.path());
     let kind = report.faults.first().map(|fault| fault.kind);
     assert!(matches!(kind, Some(FaultKind::Name { named: 99999, .. })), "{kind:?}");
 }
@@ -270,11 +270,11 @@ fn a_file_under_another_name_is_found() {
 #[test]
 fn what_is_no_note_is_told_and_the_rest_still_counts() {
     let file = |dir: &Path| dir.join(audit::checkpoint::FILE);
-    let copy = copy();
+    let copy = copy_log();
     let intact = fs::read(file(copy.path())).unwrap();
     let read = |dir: &Path| {
-        let mut notes = audit::checkpoint::Notes::default();
-        audit::checkpoint::read(&file(dir), None, &mut notes).unwrap();
+        let mut notes = audit::checkpoint::CheckpointNotes::default();
+        audit::checkpoint::read_notes(&file(dir), None, &mut notes).unwrap();
         (notes.checkpoints.len(), notes.unreadable.len())
     };
     let (all, none) = read(copy.path());
@@ -284,26 +284,26 @@ fn what_is_no_note_is_told_and_the_rest_still_counts() {
         fs::write(file(copy.path()), torn).unwrap();
         let (good, bad) = read(copy.path());
         assert!(good + bad >= 2 * all && good >= 2 * all - 1, "{cut}: {good} {bad}");
-        let report = check(copy.path());
-        assert_eq!(report.verified(), Verified::Intact, "{cut}: {:?}", report.faults);
+        let report = verify_dir(copy.path());
+        assert_eq!(report.integrity(), LogIntegrity::Intact, "{cut}: {:?}", report.faults);
     }
     fs::write(file(copy.path()), [&b"junk \xff\n"[..], &intact].concat()).unwrap();
-    edit(copy.path(), 1, |lines| lines[4][70] ^= 1);
+    edit_segment(copy.path(), 1, |lines| lines[4][70] ^= 1);
     assert_eq!(
-        check(copy.path()).verified(),
-        Verified::Changed,
+        verify_dir(copy.path()).integrity(),
+        LogIntegrity::Changed,
         "the chain is looked at all the same"
     );
 }
 
 #[test]
-fn a_note_by_another_hand_is_not_believed() {
-    let copy = copy();
+fn p8_a_note_by_another_hand_is_not_believed() {
+    let copy = copy_log();
     let notes = copy.path().join(audit::checkpoint::FILE);
     let text = fs::read_to_string(&notes).unwrap();
     let (first, rest) = text.split_once('\n').unwrap();
     fs::write(&notes, format!("{first}x\n{rest}")).unwrap();
-    let report = check(copy.path());
+    let report = verify_dir(copy.path());
     let bad = report.faults.iter().find(|fault| fault.kind == FaultKind::Signature).unwrap();
     assert_eq!((&bad.file, bad.line), (&notes, 1), "it is said where");
 }

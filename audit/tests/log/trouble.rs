@@ -5,8 +5,8 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::{Duration, Instant};
 
-use audit::verify::Verified;
-use audit::{Config, Durability, Log, LogDown, Outcome};
+use audit::verify::LogIntegrity;
+use audit::{AttemptOutcome, Log, LogConfig, LogDown, LogDurability};
 
 use crate::support::*;
 
@@ -34,7 +34,7 @@ impl Drop for SmallDisk {
     }
 }
 
-async fn until(log: &Log, ready: bool) {
+async fn wait_until_ready(log: &Log, ready: bool) {
     let deadline = Instant::now() + DEADLINE;
     while log.health().ready != ready {
         assert!(Instant::now() < deadline, "ready is not {ready}: {:?}", log.health());
@@ -43,7 +43,7 @@ async fn until(log: &Log, ready: bool) {
 }
 
 /// Takes whatever room is left.
-fn eat(path: &Path) {
+fn fill_disk(path: &Path) {
     use std::io::Write;
     let mut file = fs::File::create(path).unwrap();
     while file.write_all(&[0; 4096]).is_ok() {}
@@ -51,13 +51,15 @@ fn eat(path: &Path) {
 
 /// Makes attempts until one is refused, at once and not after waiting; returns how many were
 /// released.
-async fn fill(log: &Log) -> (u64, LogDown) {
+async fn record_until_refused(log: &Log) -> (u64, LogDown) {
     for released in 0.. {
-        let mut record = record(log, tunnel("github.com"));
-        match record.decided(verdict("allowed")).await {
-            Ok(_) => record.close(completed()),
+        let mut record = open_record(log, tunnel("github.com"));
+        match record.record_decision(verdict("allowed")).await {
+            Ok(_) => record.close(completed_outcome()),
             Err(down) => {
-                record.close(Outcome::new(audit::Ending::Refused(audit::Code("log_down"))));
+                record.close(AttemptOutcome::new(audit::Ending::Refused(audit::StableCode(
+                    "log_down",
+                ))));
                 return (released, down);
             }
         }
@@ -66,110 +68,120 @@ async fn fill(log: &Log) -> (u64, LogDown) {
 }
 
 #[tokio::test]
-async fn a_full_disk_refuses_and_recovers_by_itself() {
-    for durability in [Durability::Process, Durability::Disk] {
+async fn p16_a_full_disk_refuses_and_recovers_by_itself() {
+    for durability in [LogDurability::Process, LogDurability::Disk] {
         let guard = tempfile::tempdir().unwrap();
         let disk = SmallDisk::mount(&guard.path().join("disk"), "512k");
         let ballast = disk.0.join("ballast");
         fs::write(&ballast, vec![0; 300 * 1024]).unwrap();
-        let mut config = Config::new(disk.0.join("log"));
+        let mut config = LogConfig::new(disk.0.join("log"));
         config.durability = durability;
         let dir = config.dir.clone();
         let log = Log::open(config).unwrap();
 
-        let mut kept_open = record(&log, tunnel("kept.example"));
+        let mut kept_open = open_record(&log, tunnel("kept.example"));
         let kept_id = kept_open.id();
-        let _receipt = kept_open.decided(verdict("allowed")).await.unwrap();
+        let _receipt = kept_open.record_decision(verdict("allowed")).await.unwrap();
         let mut released = 0;
         for crumbs in ["one", "two"] {
             // A last free page lets the log recover for a moment: that one is taken, too.
-            let (some, down) = fill(&log).await;
+            let (some, down) = record_until_refused(&log).await;
             assert!(matches!(down, LogDown::Unwritable(_)), "{down}");
             released += some;
-            eat(&disk.0.join(crumbs));
+            fill_disk(&disk.0.join(crumbs));
         }
-        until(&log, false).await;
-        kept_open.close(completed()); // traffic that has been: its outcome must not be lost
+        wait_until_ready(&log, false).await;
+        kept_open.close(completed_outcome()); // traffic that has been: its outcome must not be lost
         for _ in 0..10 {
-            let refused = record(&log, tunnel("github.com")).refused(verdict("not_listed")).await;
+            let refused =
+                open_record(&log, tunnel("github.com")).record_refusal(verdict("not_listed")).await;
             assert!(refused.is_err());
         }
-        let written = lines_that_parse(&dir);
+        let written = count_parsable_lines(&dir);
         assert!(written >= released * 2 - 1, "every released record is there");
 
         for path in [ballast, disk.0.join("one"), disk.0.join("two")] {
             fs::remove_file(path).unwrap();
         }
-        until(&log, true).await;
-        pass(&log, "after.example").await;
+        wait_until_ready(&log, true).await;
+        record_attempt(&log, "after.example").await;
         log.close();
         let health = log.health();
         assert_eq!((health.lost, health.open), (0, 0), "{durability:?}");
         assert!(health.folded >= 10, "{health:?}");
-        let report = check(&dir);
-        assert_eq!(report.verified(), Verified::Intact, "{:?} {:?}", report.faults, report.gaps);
-        let folded: u64 = parsed(&dir)
+        let report = verify_dir(&dir);
+        assert_eq!(
+            report.integrity(),
+            LogIntegrity::Intact,
+            "{:?} {:?}",
+            report.faults,
+            report.gaps
+        );
+        let folded: u64 = parse_records(&dir)
             .iter()
             .filter_map(|record| record["unmapped"]["sandbar"]["folded"].as_u64())
             .sum();
         assert_eq!(folded, health.folded, "what was only counted is told");
-        let kept = parsed(&dir).into_iter().filter(|r| r["metadata"]["correlation_uid"] == kept_id);
+        let kept =
+            parse_records(&dir).into_iter().filter(|r| r["metadata"]["correlation_uid"] == kept_id);
         assert_eq!(kept.count(), 2);
     }
 }
 
 /// Records, torn lines left out.
-fn parsed(dir: &Path) -> Vec<serde_json::Value> {
+fn parse_records(dir: &Path) -> Vec<serde_json::Value> {
     lines(dir).iter().filter_map(|line| serde_json::from_str(line).ok()).collect()
 }
 
-fn lines_that_parse(dir: &Path) -> u64 {
-    parsed(dir).len() as u64
+fn count_parsable_lines(dir: &Path) -> u64 {
+    parse_records(dir).len() as u64
 }
 
 #[tokio::test]
-async fn a_removed_directory_refuses_until_it_is_back() {
-    let (_guard, config) = fresh();
+async fn p16_a_removed_directory_refuses_until_it_is_back() {
+    let (_guard, config) = temp_config();
     let dir = config.dir.clone();
     let log = Log::open(config).unwrap();
-    pass(&log, "github.com").await;
+    record_attempt(&log, "github.com").await;
     fs::remove_dir_all(&dir).unwrap();
-    until(&log, false).await; // found without any traffic, too
-    let refused = record(&log, tunnel("github.com")).decided(verdict("allowed")).await;
+    wait_until_ready(&log, false).await; // found without any traffic, too
+    let refused = open_record(&log, tunnel("github.com")).record_decision(verdict("allowed")).await;
     assert!(matches!(refused, Err(LogDown::Unwritable(_))), "{refused:?}");
     let health = log.health();
     assert!(!health.ready && health.trouble.unwrap().contains("removed"));
     fs::create_dir(&dir).unwrap();
-    until(&log, true).await;
-    pass(&log, "github.com").await;
+    wait_until_ready(&log, true).await;
+    record_attempt(&log, "github.com").await;
     log.close();
     assert_eq!(log.health().lost, 0);
     let blind = audit::verify::verify(&files(&dir), &[], &Default::default()).unwrap();
-    assert_eq!(blind.verified(), Verified::Incomplete, "the removed segment is missed");
+    assert_eq!(blind.integrity(), LogIntegrity::Incomplete, "the removed segment is missed");
 }
 
 #[tokio::test]
-async fn a_full_queue_waits_and_then_refuses() {
-    let (_guard, mut config) = fresh();
+async fn p17_a_full_queue_waits_and_then_refuses() {
+    let (_guard, mut config) = temp_config();
     config.queue_records = 0;
     config.patience = Duration::from_millis(20);
     let log = Log::open(config).unwrap();
-    let refused = record(&log, tunnel("github.com")).decided(verdict("allowed")).await;
+    let refused = open_record(&log, tunnel("github.com")).record_decision(verdict("allowed")).await;
     assert!(matches!(refused, Err(LogDown::Full(_))), "{refused:?}");
     assert_eq!(log.health().refused, 1);
 }
 
 #[tokio::test]
 async fn whoever_is_cancelled_while_the_queue_is_full_is_counted() {
-    let (_guard, mut config) = fresh();
+    let (_guard, mut config) = temp_config();
     config.queue_records = 0;
     let log = Log::open(config).unwrap();
     let moment = Duration::from_millis(20);
-    let mut decided = record(&log, tunnel("github.com"));
-    assert!(tokio::time::timeout(moment, decided.decided(verdict("allowed"))).await.is_err());
+    let mut decided = open_record(&log, tunnel("github.com"));
+    assert!(
+        tokio::time::timeout(moment, decided.record_decision(verdict("allowed"))).await.is_err()
+    );
     drop(decided);
     assert_eq!(log.health().folded, 1);
-    let refused = record(&log, tunnel("github.com")).refused(verdict("not_listed"));
+    let refused = open_record(&log, tunnel("github.com")).record_refusal(verdict("not_listed"));
     assert!(tokio::time::timeout(moment, refused).await.is_err());
     assert_eq!(log.health().folded, 2);
     log.close();
@@ -177,8 +189,8 @@ async fn whoever_is_cancelled_while_the_queue_is_full_is_counted() {
 }
 
 #[test]
-fn a_directory_that_cannot_be_made_is_said_at_the_start() {
-    let (_guard, mut config) = fresh();
+fn p16_a_directory_that_cannot_be_made_is_said_at_the_start() {
+    let (_guard, mut config) = temp_config();
     config.dir = PathBuf::from("/dev/null/log");
     let error = Log::open(config).unwrap_err();
     assert!(error.to_string().contains("/dev/null/log"), "{error}");
@@ -188,7 +200,7 @@ fn a_directory_that_cannot_be_made_is_said_at_the_start() {
 const CHILD: &str = "SANDBAR_TEST_FEW_DESCRIPTORS";
 
 #[test]
-fn a_rotation_without_descriptors_recovers_when_there_are_some() {
+fn p16_a_rotation_without_descriptors_recovers_when_there_are_some() {
     let this = std::env::current_exe().unwrap();
     let script = format!("ulimit -n 64; exec {this:?} --ignored --exact trouble::runs_out");
     let output = Command::new("sh").args(["-c", &script]).env(CHILD, "1").output().unwrap();
@@ -201,10 +213,10 @@ fn a_rotation_without_descriptors_recovers_when_there_are_some() {
 async fn runs_out() {
     assert!(std::env::var_os(CHILD).is_some(), "it takes every descriptor of its process");
     for spare in 0..3 {
-        let (_guard, config) = fresh();
+        let (_guard, config) = temp_config();
         let dir = config.dir.clone();
         let log = Log::open(config).unwrap();
-        pass(&log, "github.com").await;
+        record_attempt(&log, "github.com").await;
         let mut held = Vec::new();
         while let Ok(file) = fs::File::open("/dev/null") {
             held.push(file);
@@ -213,29 +225,29 @@ async fn runs_out() {
         let rotated = log.reopen();
         assert_eq!(rotated.is_ok(), spare >= 1, "{spare}: {rotated:?}"); // one more was the old segment
         drop(held);
-        until(&log, true).await;
-        pass(&log, "github.com").await;
+        wait_until_ready(&log, true).await;
+        record_attempt(&log, "github.com").await;
         log.close();
-        assert_eq!(check(&dir).verified(), Verified::Intact, "{spare}");
+        assert_eq!(verify_dir(&dir).integrity(), LogIntegrity::Intact, "{spare}");
     }
 }
 
 #[tokio::test]
-async fn a_renamed_directory_is_noticed() {
-    let (_guard, config) = fresh();
+async fn p16_a_renamed_directory_is_noticed() {
+    let (_guard, config) = temp_config();
     let dir = config.dir.clone();
     let log = Log::open(config).unwrap();
-    pass(&log, "github.com").await;
+    record_attempt(&log, "github.com").await;
     let moved = dir.with_file_name("moved");
     fs::rename(&dir, &moved).unwrap();
-    let mut between = record(&log, tunnel("between.example"));
+    let mut between = open_record(&log, tunnel("between.example"));
     let between_id = between.id();
-    let receipt = between.decided(verdict("allowed")).await;
-    until(&log, false).await;
+    let receipt = between.record_decision(verdict("allowed")).await;
+    wait_until_ready(&log, false).await;
     assert!(log.health().trouble.unwrap().contains("moved away"));
     fs::create_dir(&dir).unwrap();
-    until(&log, true).await;
-    pass(&log, "after.example").await;
+    wait_until_ready(&log, true).await;
+    record_attempt(&log, "after.example").await;
     drop(between);
     log.close();
     assert!(
@@ -243,25 +255,26 @@ async fn a_renamed_directory_is_noticed() {
         "found where it belongs"
     );
     if receipt.is_ok() {
-        let (there, here) = (of_attempt(&moved, &between_id), of_attempt(&dir, &between_id));
+        let (there, here) =
+            (attempt_records(&moved, &between_id), attempt_records(&dir, &between_id));
         assert_eq!(there.len() + here.len(), 2, "what was released is in the one or the other");
     }
     let both = [files(&moved), files(&dir)].concat();
     let report = audit::verify::verify(&both, &[], &Default::default()).unwrap();
-    assert_eq!(report.verified(), Verified::Intact, "{:?} {:?}", report.faults, report.gaps);
+    assert_eq!(report.integrity(), LogIntegrity::Intact, "{:?} {:?}", report.faults, report.gaps);
 }
 
 #[tokio::test]
-async fn nobody_is_released_for_a_record_in_a_removed_file() {
-    let (_guard, config) = fresh();
+async fn p7_nobody_is_released_for_a_record_in_a_removed_file() {
+    let (_guard, config) = temp_config();
     let dir = config.dir.clone();
     let log = Log::open(config).unwrap();
-    pass(&log, "github.com").await;
+    record_attempt(&log, "github.com").await;
     for path in files(&dir) {
         fs::remove_file(path).unwrap();
     }
-    let mut after = record(&log, tunnel("after.example"));
-    if after.decided(verdict("allowed")).await.is_ok() {
-        assert_eq!(of_attempt(&dir, &after.id()).len(), 1, "released, so it is in a file");
+    let mut after = open_record(&log, tunnel("after.example"));
+    if after.record_decision(verdict("allowed")).await.is_ok() {
+        assert_eq!(attempt_records(&dir, &after.id()).len(), 1, "released, so it is in a file");
     }
 }

@@ -4,29 +4,32 @@ use std::fs;
 use std::sync::Arc;
 use std::time::Duration;
 
-use audit::verify::Verified;
-use audit::{Code, Durability, Ending, LINE_MAX, Log, LogDown, Outcome, QueryStrings, Retention};
+use audit::verify::LogIntegrity;
+use audit::{
+    AttemptOutcome, Ending, LINE_MAX, Log, LogDown, LogDurability, QueryStrings, Retention,
+    StableCode,
+};
 use serde_json::Value;
 
 use crate::support::*;
 
 #[tokio::test]
-async fn an_attempt_has_a_decision_before_and_an_outcome_after() {
-    let (_guard, config) = fresh();
+async fn p7_an_attempt_has_a_decision_before_and_an_outcome_after() {
+    let (_guard, config) = temp_config();
     let dir = config.dir.clone();
     let log = Log::open(config).unwrap();
-    let mut record = record(&log, tunnel("github.com"));
+    let mut record = open_record(&log, tunnel("github.com"));
     let id = record.id();
-    let receipt = record.decided(verdict("allowed")).await.unwrap();
-    let seen = of_attempt(&dir, &id);
+    let receipt = record.record_decision(verdict("allowed")).await.unwrap();
+    let seen = attempt_records(&dir, &id);
     assert_eq!(seen.len(), 1, "the decision is in the file when the caller is released");
     assert_eq!(seen[0]["metadata"]["sequence"], receipt.sequence());
-    record.dialled("203.0.113.80:443".parse().unwrap());
-    record.meter().sent(120);
-    record.meter().received(3400);
-    record.close(completed());
+    record.set_dialled("203.0.113.80:443".parse().unwrap());
+    record.byte_count().add_sent(120);
+    record.byte_count().add_received(3400);
+    record.close(completed_outcome());
     log.close();
-    let seen = of_attempt(&dir, &id);
+    let seen = attempt_records(&dir, &id);
     assert_eq!(seen.iter().map(stage).collect::<Vec<_>>(), ["decision", "outcome"]);
     let outcome = &seen[1];
     assert_eq!(outcome["traffic"]["bytes_out"], 120);
@@ -35,31 +38,31 @@ async fn an_attempt_has_a_decision_before_and_an_outcome_after() {
     assert_eq!(outcome["dst_endpoint"]["hostname"], "github.com");
     assert_eq!(outcome["policy"]["version"], "3");
     assert_eq!(outcome["unmapped"]["sandbar"]["channel"]["kind"], "dedicated");
-    assert_eq!(check(&dir).verified(), Verified::Intact);
+    assert_eq!(verify_dir(&dir).integrity(), LogIntegrity::Intact);
 }
 
 #[tokio::test]
 async fn a_witness_sees_what_became_of_each_attempt() {
-    let (_guard, config) = fresh();
+    let (_guard, config) = temp_config();
     let seen: Arc<std::sync::Mutex<Vec<String>>> = Arc::default();
     let told = seen.clone();
     let log = Log::open(config).unwrap();
-    let seated = log.watch(move |one| {
+    let seated = log.subscribe(move |one| {
         let (host, port) = one.facts.destination();
-        let host = host.map(audit::Text::shown).unwrap_or_default();
-        told.lock().unwrap().push(format!("{host} {port:?} {:?}", one.turn));
+        let host = host.map(audit::Text::to_display).unwrap_or_default();
+        told.lock().unwrap().push(format!("{host} {port:?} {:?}", one.status));
     });
-    assert!(seated && !log.watch(|_| ()), "there is one witness");
-    let mut allowed = record(&log, tunnel("a.example"));
-    drop(allowed.decided(verdict("allowed")).await.unwrap());
-    allowed.meter().sent(3);
-    allowed.close(completed());
-    record(&log, tunnel("b.example")).refused(verdict("not_listed")).await.unwrap();
-    record(&log, tunnel("c.example")).denied(verdict("not_listed"));
-    let mut late = record(&log, tunnel("d.example"));
-    drop(late.decided(verdict("allowed")).await.unwrap());
-    late.refused(verdict("private_address")).await.unwrap();
-    drop(record(&log, tunnel("e.example"))); // nothing became of it
+    assert!(seated && !log.subscribe(|_| ()), "there is one witness");
+    let mut allowed = open_record(&log, tunnel("a.example"));
+    drop(allowed.record_decision(verdict("allowed")).await.unwrap());
+    allowed.byte_count().add_sent(3);
+    allowed.close(completed_outcome());
+    open_record(&log, tunnel("b.example")).record_refusal(verdict("not_listed")).await.unwrap();
+    open_record(&log, tunnel("c.example")).post_denial(verdict("not_listed"));
+    let mut late = open_record(&log, tunnel("d.example"));
+    drop(late.record_decision(verdict("allowed")).await.unwrap());
+    late.record_refusal(verdict("private_address")).await.unwrap();
+    drop(open_record(&log, tunnel("e.example"))); // nothing became of it
     let port = "Some(443)";
     let wanted = [
         format!("a.example {port} Allowed"),
@@ -73,34 +76,43 @@ async fn a_witness_sees_what_became_of_each_attempt() {
 }
 
 #[tokio::test]
-async fn every_way_out_leaves_the_right_records() {
-    type Way = fn(audit::OpenRecord, &tokio::runtime::Handle);
-    let ways: [(&str, Way, &[&str], &str); 9] = [
+async fn p7_every_way_out_leaves_the_right_records() {
+    type CloseFn = fn(audit::OpenRecord, &tokio::runtime::Handle);
+    let ways: [(&str, CloseFn, &[&str], &str); 9] = [
         ("dropped undecided", |record, _| drop(record), &["outcome"], "abandoned"),
         (
             "dropped decided",
-            |mut record, on| block(on, record.decided(verdict("allowed"))),
+            |mut record, on| block_on(on, record.record_decision(verdict("allowed"))),
             &["decision", "outcome"],
             "abandoned",
         ),
-        ("refused", |record, on| block(on, record.refused(verdict("not_listed"))), &["denied"], ""),
+        (
+            "refused",
+            |record, on| block_on(on, record.record_refusal(verdict("not_listed"))),
+            &["denied"],
+            "",
+        ),
         (
             "closed as refused",
-            |record, _| record.close(Outcome::new(Ending::Refused(Code("not_listed")))),
+            |record, _| {
+                record.close(AttemptOutcome::new(Ending::Refused(StableCode("not_listed"))))
+            },
             &["denied"],
             "",
         ),
         (
             "refused after the decision",
-            |record, on| decided_then(record, on, Ending::Refused(Code("private_address"))),
+            |record, on| {
+                decide_and_close(record, on, Ending::Refused(StableCode("private_address")))
+            },
             &["decision", "outcome"],
             "refused",
         ),
         (
             "refused by name after the decision",
             |mut record, on| {
-                block(on, record.decided(verdict("allowed")));
-                block(on, record.refused(verdict("private_address")));
+                block_on(on, record.record_decision(verdict("allowed")));
+                block_on(on, record.record_refusal(verdict("private_address")));
             },
             &["decision", "outcome"],
             "refused",
@@ -108,30 +120,30 @@ async fn every_way_out_leaves_the_right_records() {
         (
             "a request after the decision",
             |mut record, on| {
-                block(on, record.decided(verdict("allowed")));
-                drop(record.request(query()));
+                block_on(on, record.record_decision(verdict("allowed")));
+                drop(record.open_request(query()));
             },
             &["decision", "outcome"],
             "abandoned",
         ),
         (
             "revoked",
-            |record, on| decided_then(record, on, Ending::Revoked(Code("revoked"))),
+            |record, on| decide_and_close(record, on, Ending::Revoked(StableCode("revoked"))),
             &["decision", "outcome"],
             "revoked",
         ),
-        ("requests stand for it", |mut record, _| drop(record.request(query())), &[], ""),
+        ("requests stand for it", |mut record, _| drop(record.open_request(query())), &[], ""),
     ];
     for (name, way, stages, ending) in ways {
-        let (_guard, config) = fresh();
+        let (_guard, config) = temp_config();
         let dir = config.dir.clone();
         let log = Log::open(config).unwrap();
-        let record = record(&log, tunnel("github.com"));
+        let record = open_record(&log, tunnel("github.com"));
         let id = record.id();
         let on = tokio::runtime::Handle::current();
         tokio::task::spawn_blocking(move || way(record, &on)).await.unwrap();
         log.close();
-        let seen = of_attempt(&dir, &id);
+        let seen = attempt_records(&dir, &id);
         assert_eq!(seen.iter().map(stage).collect::<Vec<_>>(), stages, "{name}");
         let last = seen.last().map_or(&Value::Null, |last| &last["unmapped"]["sandbar"]["ending"]);
         assert_eq!(last.as_str().unwrap_or_default(), ending, "{name}");
@@ -142,40 +154,40 @@ async fn every_way_out_leaves_the_right_records() {
     }
 }
 
-fn block<T>(on: &tokio::runtime::Handle, future: impl Future<Output = Result<T, LogDown>>) {
+fn block_on<T>(on: &tokio::runtime::Handle, future: impl Future<Output = Result<T, LogDown>>) {
     on.block_on(future).map(drop).unwrap();
 }
 
-fn decided_then(mut record: audit::OpenRecord, on: &tokio::runtime::Handle, ending: Ending) {
-    block(on, record.decided(verdict("allowed")));
-    record.close(Outcome::new(ending));
+fn decide_and_close(mut record: audit::OpenRecord, on: &tokio::runtime::Handle, ending: Ending) {
+    block_on(on, record.record_decision(verdict("allowed")));
+    record.close(AttemptOutcome::new(ending));
 }
 
 #[tokio::test]
 async fn memory_calls_tell_their_bytes() {
-    let (_guard, config) = fresh();
+    let (_guard, config) = temp_config();
     let dir = config.dir.clone();
     let log = Log::open(config).unwrap();
-    let mut call = record(&log, memory());
+    let mut call = open_record(&log, memory());
     let id = call.id();
-    let _receipt = call.decided(verdict("allowed")).await.unwrap();
-    call.meter().sent(1234);
-    call.meter().received(5678);
-    call.close(completed());
+    let _receipt = call.record_decision(verdict("allowed")).await.unwrap();
+    call.byte_count().add_sent(1234);
+    call.byte_count().add_received(5678);
+    call.close(completed_outcome());
     log.close();
-    let line = of_attempt(&dir, &id).pop().unwrap().to_string();
-    assert_eq!(audit::view::View::parse(line.as_bytes()).unwrap().bytes(), (1234, 5678));
+    let line = attempt_records(&dir, &id).pop().unwrap().to_string();
+    assert_eq!(audit::view::RecordView::parse(line.as_bytes()).unwrap().bytes(), (1234, 5678));
 }
 
 #[tokio::test]
 async fn query_strings_are_written_only_where_asked_for() {
     for (keep, expected) in [(QueryStrings::Drop, false), (QueryStrings::Keep, true)] {
-        let (_guard, mut config) = fresh();
+        let (_guard, mut config) = temp_config();
         config.query_strings = keep;
         let dir = config.dir.clone();
         let log = Log::open(config).unwrap();
-        let facts = audit::Facts::Request(request("/v1/chat?key=hunter2"));
-        let _receipt = record(&log, facts).decided(verdict("allowed")).await.unwrap();
+        let facts = audit::RecordedFacts::Request(request("/v1/chat?key=hunter2"));
+        let _receipt = open_record(&log, facts).record_decision(verdict("allowed")).await.unwrap();
         let text = lines(&dir).join("\n");
         assert_eq!(text.contains("hunter2"), expected, "{keep:?}");
         assert!(text.contains(r#""path":"/v1/chat""#));
@@ -183,17 +195,17 @@ async fn query_strings_are_written_only_where_asked_for() {
 }
 
 #[tokio::test]
-async fn the_most_hostile_record_fits_a_line() {
-    let (_guard, mut config) = fresh();
+async fn p17_the_most_hostile_record_fits_a_line() {
+    let (_guard, mut config) = temp_config();
     config.query_strings = QueryStrings::Keep;
     let dir = config.dir.clone();
     let log = Log::open(config).unwrap();
     let worst = "\u{1f600}".repeat(20_000);
     for facts in worst_facts(&worst) {
         let mut record = log.open_record(worst_arrival(&worst));
-        record.sandbox(worst_subject(&worst));
-        record.facts(facts);
-        let _receipt = record.decided(worst_verdict(&worst)).await.unwrap();
+        record.set_sandbox(worst_subject(&worst));
+        record.set_facts(facts);
+        let _receipt = record.record_decision(worst_verdict(&worst)).await.unwrap();
         record.close(worst_outcome(&worst));
     }
     log.close();
@@ -203,70 +215,82 @@ async fn the_most_hostile_record_fits_a_line() {
     }
     let cut = |record: &&Value| record["metadata"]["is_truncated"] == true;
     assert_eq!(records(&dir).iter().filter(cut).count(), 8);
-    assert_eq!(check(&dir).verified(), Verified::Intact);
+    assert_eq!(verify_dir(&dir).integrity(), LogIntegrity::Intact);
 }
 
-fn worst_arrival(worst: &str) -> audit::Arrival {
-    let channel = audit::Channel { kind: Code("proxy_protocol"), detail: Some(worst.into()) };
-    audit::Arrival { channel, ..arrival() }
+fn worst_arrival(worst: &str) -> audit::RecordedArrival {
+    let channel =
+        audit::RecordedChannel { kind: StableCode("proxy_protocol"), detail: Some(worst.into()) };
+    audit::RecordedArrival { channel, ..arrival() }
 }
 
-fn worst_subject(worst: &str) -> audit::Subject {
-    audit::Subject {
+fn worst_subject(worst: &str) -> audit::RecordedSandbox {
+    audit::RecordedSandbox {
         sandbox: audit::SandboxId(worst.into()),
         tenant: audit::TenantId(worst.into()),
         environment: audit::Environment(worst.into()),
     }
 }
 
-fn worst_facts(worst: &str) -> [audit::Facts; 4] {
+fn worst_facts(worst: &str) -> [audit::RecordedFacts; 4] {
     let bytes = worst.as_bytes();
     let target = [bytes, b"?", bytes].concat();
     let mut request =
-        audit::Request::new(bytes, audit::Scheme::Https, worst.into(), 65535, &target);
+        audit::RecordedRequest::new(bytes, audit::HttpScheme::Https, worst.into(), 65535, &target);
     (request.version, request.user_agent) = (Some(worst.into()), Some(worst.into()));
-    let tls = Some(audit::Tls { version: worst.into(), sni: Some(worst.into()) });
+    let tls = Some(audit::RecordedTls { version: worst.into(), sni: Some(worst.into()) });
     let call = audit::MemoryCall {
         request: request.clone(),
         service: worst.into(),
         operation: worst.into(),
-        effect: audit::Effect::Read,
+        effect: audit::MemoryEffect::Read,
         banks: vec![worst.into(); 1000],
         identity: Some(worst.into()),
-        checked: audit::Code("verified"),
+        checked: audit::StableCode("verified"),
     };
     [
-        audit::Facts::Connection(audit::Connection {
+        audit::RecordedFacts::Connection(audit::RecordedConnection {
             host: Some(worst.into()),
             port: Some(1),
             tls,
         }),
-        audit::Facts::Memory(call),
-        audit::Facts::Query(audit::Query { name: worst.into(), kind: worst.into() }),
-        audit::Facts::Request(request),
+        audit::RecordedFacts::Memory(call),
+        audit::RecordedFacts::Query(audit::RecordedQuery {
+            name: worst.into(),
+            kind: worst.into(),
+        }),
+        audit::RecordedFacts::Request(request),
     ]
 }
 
-fn worst_verdict(worst: &str) -> audit::Verdict {
+fn worst_verdict(worst: &str) -> audit::DecisionDetails {
     let mut verdict = verdict("allowed");
     verdict.rule = Some(worst.into());
-    verdict.policy = Some(audit::Policy { digest: worst.into(), generation: u64::MAX });
+    verdict.policy = Some(audit::RecordedPolicy { digest: worst.into(), generation: u64::MAX });
     verdict.credential = Some(worst.into());
     verdict.message = Some(worst.into());
     verdict.features =
-        vec![audit::Feature { name: Code("header_entropy_over_length"), score: u32::MAX }; 1000];
+        vec![
+            audit::ScoreFeature { name: StableCode("header_entropy_over_length"), score: u32::MAX };
+            1000
+        ];
     verdict
 }
 
-fn worst_outcome(worst: &str) -> Outcome {
-    let answer = audit::Answer { kind: worst.into(), rdata: worst.into(), ttl: u32::MAX };
-    Outcome { answers: vec![answer; 1000], rcode: Some(3), status: Some(999), ..completed() }
+fn worst_outcome(worst: &str) -> AttemptOutcome {
+    let answer = audit::RecordedAnswer { kind: worst.into(), rdata: worst.into(), ttl: u32::MAX };
+    AttemptOutcome {
+        answers: vec![answer; 1000],
+        rcode: Some(3),
+        status: Some(999),
+        ..completed_outcome()
+    }
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
-async fn many_writers_make_one_chain_across_rotations() {
-    for durability in [Durability::Process, Durability::Disk] {
-        let (_guard, mut config) = fresh();
+async fn p8_many_writers_make_one_chain_across_rotations() {
+    for durability in [LogDurability::Process, LogDurability::Disk] {
+        let (_guard, mut config) = temp_config();
         config.durability = durability;
         config.segment_bytes = 256 * 1024;
         config.checkpoint_records = 100;
@@ -277,7 +301,7 @@ async fn many_writers_make_one_chain_across_rotations() {
                 let log = log.clone();
                 tokio::spawn(async move {
                     for round in 0..10 {
-                        pass(&log, &format!("{round}.{task}.example")).await;
+                        record_attempt(&log, &format!("{round}.{task}.example")).await;
                     }
                 })
             })
@@ -288,8 +312,14 @@ async fn many_writers_make_one_chain_across_rotations() {
         log.close();
         let health = log.health();
         assert_eq!((health.lost, health.folded, health.open), (0, 0, 0), "{durability:?}");
-        let report = check(&dir);
-        assert_eq!(report.verified(), Verified::Intact, "{:?} {:?}", report.faults, report.gaps);
+        let report = verify_dir(&dir);
+        assert_eq!(
+            report.integrity(),
+            LogIntegrity::Intact,
+            "{:?} {:?}",
+            report.faults,
+            report.gaps
+        );
         assert!(files(&dir).len() > 3, "it rotated");
         assert!(report.checkpoints > 3);
         let decisions = records(&dir).iter().filter(|record| stage(record) == "decision").count();
@@ -298,14 +328,15 @@ async fn many_writers_make_one_chain_across_rotations() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_caller_cancelled_while_it_waits_leaves_the_chain_intact() {
-    let (_guard, mut config) = fresh();
-    config.durability = Durability::Disk; // waiting is certain there
+async fn p8_a_caller_cancelled_while_it_waits_leaves_the_chain_intact() {
+    let (_guard, mut config) = temp_config();
+    config.durability = LogDurability::Disk; // waiting is certain there
     let dir = config.dir.clone();
     let log = Log::open(config).unwrap();
     for round in 0..50 {
         let log = log.clone();
-        let task = tokio::spawn(async move { pass(&log, &format!("{round}.example")).await });
+        let task =
+            tokio::spawn(async move { record_attempt(&log, &format!("{round}.example")).await });
         tokio::task::yield_now().await;
         task.abort();
         match task.await {
@@ -315,25 +346,25 @@ async fn a_caller_cancelled_while_it_waits_leaves_the_chain_intact() {
     }
     log.close();
     assert_eq!(log.health().open, 0, "whoever was decided was closed");
-    assert_eq!(check(&dir).verified(), Verified::Intact);
+    assert_eq!(verify_dir(&dir).integrity(), LogIntegrity::Intact);
 }
 
 /// A caller that has its turn to write and does not come back to it, dropped or only stalled.
 #[test]
 fn a_caller_that_does_not_write_is_relieved() {
     for dropped in [true, false] {
-        let (_guard, config) = fresh();
+        let (_guard, config) = temp_config();
         let dir = config.dir.clone();
         let log = Log::open(config).unwrap();
-        let mut stalled = record(&log, tunnel("stalled.example"));
-        let mut turn = Some(Box::pin(stalled.decided(verdict("allowed"))));
+        let mut stalled = open_record(&log, tunnel("stalled.example"));
+        let mut turn = Some(Box::pin(stalled.record_decision(verdict("allowed"))));
         let mut context = std::task::Context::from_waker(std::task::Waker::noop());
         assert!(turn.as_mut().unwrap().as_mut().poll(&mut context).is_pending());
         if dropped {
             turn = None;
         }
         let runtime = tokio::runtime::Builder::new_current_thread().enable_time().build().unwrap();
-        runtime.block_on(pass(&log, "github.com"));
+        runtime.block_on(record_attempt(&log, "github.com"));
         let polled = turn.as_mut().map(|turn| turn.as_mut().poll(&mut context).is_ready());
         assert_eq!(polled, (!dropped).then_some(true), "it finds its record written");
         drop(turn);
@@ -341,43 +372,49 @@ fn a_caller_that_does_not_write_is_relieved() {
         log.close();
         let stages = records(&dir).iter().filter(|r| r["class_uid"] == 4001).count();
         assert_eq!((stages, log.health().open), (4, 0), "dropped: {dropped}");
-        assert_eq!(check(&dir).verified(), Verified::Intact);
+        assert_eq!(verify_dir(&dir).integrity(), LogIntegrity::Intact);
     }
 }
 
 #[tokio::test]
 async fn retention_removes_only_when_asked_and_says_so() {
     for (retention, kept) in [(Retention::Everything, 6), (Retention::Segments(2), 2)] {
-        let (_guard, mut config) = fresh();
+        let (_guard, mut config) = temp_config();
         config.retention = retention;
         let dir = config.dir.clone();
         let log = Log::open(config).unwrap();
         for round in 0..5 {
-            pass(&log, &format!("{round}.example")).await;
+            record_attempt(&log, &format!("{round}.example")).await;
             log.reopen().unwrap();
         }
         log.close();
         assert_eq!(files(&dir).len(), kept, "{retention:?}");
-        let report = check(&dir);
-        assert_eq!(report.verified(), Verified::Intact, "{:?} {:?}", report.faults, report.gaps);
+        let report = verify_dir(&dir);
+        assert_eq!(
+            report.integrity(),
+            LogIntegrity::Intact,
+            "{:?} {:?}",
+            report.faults,
+            report.gaps
+        );
     }
 }
 
 #[tokio::test]
 async fn a_segment_ends_when_it_is_old() {
-    let (_guard, mut config) = fresh();
+    let (_guard, mut config) = temp_config();
     config.segment_age = Duration::ZERO;
     let dir = config.dir.clone();
     let log = Log::open(config).unwrap();
-    pass(&log, "github.com").await;
+    record_attempt(&log, "github.com").await;
     log.close();
     assert!(files(&dir).len() >= 3, "{:?}", files(&dir));
-    assert_eq!(check(&dir).verified(), Verified::Intact);
+    assert_eq!(verify_dir(&dir).integrity(), LogIntegrity::Intact);
 }
 
 #[tokio::test]
 async fn an_idle_segment_ends_when_it_is_old() {
-    let (_guard, mut config) = fresh();
+    let (_guard, mut config) = temp_config();
     config.segment_age = Duration::from_millis(50);
     let dir = config.dir.clone();
     let log = Log::open(config).unwrap();
@@ -387,16 +424,16 @@ async fn an_idle_segment_ends_when_it_is_old() {
         tokio::time::sleep(Duration::from_millis(5)).await;
     }
     log.close();
-    assert_eq!(check(&dir).verified(), Verified::Intact);
+    assert_eq!(verify_dir(&dir).integrity(), LogIntegrity::Intact);
 }
 
 #[tokio::test]
 async fn a_removal_that_was_cut_short_leaves_no_gap() {
-    let (_guard, mut config) = fresh();
+    let (_guard, mut config) = temp_config();
     let dir = config.dir.clone();
     let log = Log::open(config.clone()).unwrap();
     for _ in 0..4 {
-        pass(&log, "github.com").await;
+        record_attempt(&log, "github.com").await;
         log.reopen().unwrap();
     }
     drop(log);
@@ -410,25 +447,29 @@ async fn a_removal_that_was_cut_short_leaves_no_gap() {
     for (path, bytes) in unreached {
         fs::write(path, bytes).unwrap();
     }
-    let report = check(&dir);
-    assert_eq!(report.verified(), Verified::Intact, "{:?} {:?}", report.faults, report.gaps);
+    let report = verify_dir(&dir);
+    assert_eq!(report.integrity(), LogIntegrity::Intact, "{:?} {:?}", report.faults, report.gaps);
     fs::remove_file(&old[3]).unwrap();
-    assert_eq!(check(&dir).verified(), Verified::Incomplete, "it is the oldest that go first");
+    assert_eq!(
+        verify_dir(&dir).integrity(),
+        LogIntegrity::Incomplete,
+        "it is the oldest that go first"
+    );
 }
 
 #[tokio::test]
-async fn too_many_open_decisions_are_refused_not_kept() {
-    let (_guard, mut config) = fresh();
+async fn p17_too_many_open_decisions_are_refused_not_kept() {
+    let (_guard, mut config) = temp_config();
     config.open_max = 3;
     let log = Log::open(config).unwrap();
     let mut open = Vec::new();
     for _ in 0..3 {
-        let mut record = record(&log, tunnel("github.com"));
-        let _receipt = record.decided(verdict("allowed")).await.unwrap();
+        let mut record = open_record(&log, tunnel("github.com"));
+        let _receipt = record.record_decision(verdict("allowed")).await.unwrap();
         open.push(record);
     }
-    let mut one_more = record(&log, tunnel("github.com"));
-    let refused = one_more.decided(verdict("allowed")).await;
+    let mut one_more = open_record(&log, tunnel("github.com"));
+    let refused = one_more.record_decision(verdict("allowed")).await;
     assert!(matches!(refused, Err(LogDown::TooManyOpen(3))), "{refused:?}");
     assert!(!log.health().ready, "whoever asks is told");
     assert_eq!(log.health().refused, 1);
@@ -441,16 +482,16 @@ async fn too_many_open_decisions_are_refused_not_kept() {
         );
         tokio::time::sleep(Duration::from_millis(1)).await;
     }
-    let _receipt = one_more.decided(verdict("allowed")).await.unwrap();
+    let _receipt = one_more.record_decision(verdict("allowed")).await.unwrap();
 }
 
 #[tokio::test]
 async fn files_are_for_owner_and_group_only() {
     use std::os::unix::fs::PermissionsExt;
-    let (_guard, config) = fresh();
+    let (_guard, config) = temp_config();
     let dir = config.dir.clone();
     let log = Arc::new(Log::open(config).unwrap());
-    pass(&log, "github.com").await;
+    record_attempt(&log, "github.com").await;
     log.close();
     let mode = |name: &str| dir.join(name).metadata().unwrap().permissions().mode() & 0o777;
     for path in files(&dir) {
@@ -461,18 +502,18 @@ async fn files_are_for_owner_and_group_only() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
-async fn closing_under_load_loses_nothing_uncounted() {
+async fn p7_closing_under_load_loses_nothing_uncounted() {
     for round in 0..20 {
-        let (_guard, config) = fresh();
+        let (_guard, config) = temp_config();
         let dir = config.dir.clone();
         let log = Log::open(config).unwrap();
         let load = |log: Log| async move {
             loop {
-                let mut record = record(&log, tunnel("github.com"));
-                if record.decided(verdict("allowed")).await.is_err() {
+                let mut record = open_record(&log, tunnel("github.com"));
+                if record.record_decision(verdict("allowed")).await.is_err() {
                     return;
                 }
-                record.close(completed());
+                record.close(completed_outcome());
             }
         };
         let tasks: Vec<_> = (0..8).map(|_| tokio::spawn(load(log.clone()))).collect();
@@ -490,11 +531,11 @@ async fn closing_under_load_loses_nothing_uncounted() {
 }
 
 #[tokio::test]
-async fn after_closing_everything_is_refused() {
-    let (_guard, config) = fresh();
+async fn p7_after_closing_everything_is_refused() {
+    let (_guard, config) = temp_config();
     let log = Log::open(config).unwrap();
     log.close();
-    let refused = record(&log, tunnel("github.com")).decided(verdict("allowed")).await;
+    let refused = open_record(&log, tunnel("github.com")).record_decision(verdict("allowed")).await;
     assert!(matches!(refused, Err(LogDown::Closed)), "{refused:?}");
     assert_eq!(log.health().refused, 1);
     assert!(!log.health().ready);
@@ -502,13 +543,13 @@ async fn after_closing_everything_is_refused() {
 
 #[test]
 fn a_directory_has_one_writer() {
-    let (_guard, config) = fresh();
+    let (_guard, config) = temp_config();
     let _log = Log::open(config.clone()).unwrap();
     let error = Log::open(config).unwrap_err();
-    assert!(format!("{:#}", anyhow_chain(&error)).contains("another process"), "{error:?}");
+    assert!(format!("{:#}", error_chain(&error)).contains("another process"), "{error:?}");
 }
 
-fn anyhow_chain(error: &dyn std::error::Error) -> String {
+fn error_chain(error: &dyn std::error::Error) -> String {
     let mut text = error.to_string();
     let mut source = error.source();
     while let Some(cause) = source {

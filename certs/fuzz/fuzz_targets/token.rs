@@ -4,4 +4,4 @@
 #[path = "../token_check.rs"]
 mod token_check;
 
-libfuzzer_sys::fuzz_target!(|input: &[u8]| token_check::check(input));
+libfuzzer_sys::fuzz_target!(|input: &[u8]| token_check::check_token(input));

@@ -5,7 +5,7 @@ use base64::engine::general_purpose::URL_SAFE_NO_PAD;
 use serde_json::{Map, Value};
 
 use super::subject::Subject;
-use super::verify::{Claims, Expected, TrustedIssuer};
+use super::verify::{RequiredClaims, TrustedIssuer, VerifyContext};
 use super::{IdentityError, is_plain};
 
 /// No clock of ours goes beyond the year 9999.
@@ -15,7 +15,7 @@ pub(super) const MAX_TEXT: usize = 255;
 
 /// Whom a verified token names. Only [`Verifier`] makes one.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Identity {
+pub struct VerifiedIdentity {
     subject: Subject,
     spiffe_id: String,
     issuer: Option<String>,
@@ -29,7 +29,7 @@ pub struct Identity {
     confirmation: Option<[u8; 32]>,
 }
 
-impl Identity {
+impl VerifiedIdentity {
     /// The sandbox, its tenant and its environment.
     pub fn subject(&self) -> &Subject {
         &self.subject
@@ -94,7 +94,7 @@ impl Identity {
         }
     }
 
-    pub(super) fn check_expected(&self, expected: &Expected<'_>) -> Result<(), IdentityError> {
+    pub(super) fn check_expected(&self, expected: &VerifyContext<'_>) -> Result<(), IdentityError> {
         if self.audience != expected.audience {
             return Err(IdentityError::Audience);
         }
@@ -116,16 +116,16 @@ impl<'a> ClaimReader<'a> {
         &self,
         limits: &TrustedIssuer,
         key_id: &str,
-    ) -> Result<Identity, IdentityError> {
-        let expires_at = self.moment("exp")?.ok_or(IdentityError::ClaimMissing("exp"))?;
-        let (issued_at, valid_from) = (self.moment("iat")?, self.moment("nbf")?);
+    ) -> Result<VerifiedIdentity, IdentityError> {
+        let expires_at = self.unix_time("exp")?.ok_or(IdentityError::ClaimMissing("exp"))?;
+        let (issued_at, valid_from) = (self.unix_time("iat")?, self.unix_time("nbf")?);
         let (issuer, token_id) = (self.text("iss")?, self.text("jti")?);
-        if limits.claims == Claims::Ours {
+        if limits.claims == RequiredClaims::Ours {
             issued_at.ok_or(IdentityError::ClaimMissing("iat"))?;
             valid_from.ok_or(IdentityError::ClaimMissing("nbf"))?;
             token_id.ok_or(IdentityError::ClaimMissing("jti"))?;
         }
-        Ok(Identity {
+        Ok(VerifiedIdentity {
             subject: self.subject(limits)?,
             spiffe_id: self.text("sub")?.unwrap_or_default().to_owned(),
             issuer: issuer.map(str::to_owned),
@@ -143,7 +143,7 @@ impl<'a> ClaimReader<'a> {
     /// Of the issuer's own trust domain, environments and tenants, in the issuer's own form.
     fn subject(&self, limits: &TrustedIssuer) -> Result<Subject, IdentityError> {
         let text = self.text("sub")?.ok_or(IdentityError::ClaimMissing("sub"))?;
-        let subject = limits.subject.read(text).map_err(|_| IdentityError::Subject)?;
+        let subject = limits.subject.parse_subject(text).map_err(|_| IdentityError::Subject)?;
         if subject.trust_domain != limits.trust_domain {
             return Err(IdentityError::TrustDomain);
         }
@@ -205,7 +205,7 @@ impl<'a> ClaimReader<'a> {
     }
 
     /// Whole Unix seconds of this age; no text, no fraction, no exponent.
-    fn moment(&self, name: &'static str) -> Result<Option<u64>, IdentityError> {
+    fn unix_time(&self, name: &'static str) -> Result<Option<u64>, IdentityError> {
         let Some(claim) = self.claims.get(name) else {
             return Ok(None);
         };

@@ -21,7 +21,7 @@ const MAX_DEPTH: usize = 8;
 pub(super) const MAX_KEY_ID: usize = 128;
 
 /// A token taken apart, believed in nothing.
-pub(super) struct Compact<'a> {
+pub(super) struct CompactJws<'a> {
     /// What was signed.
     pub(super) message: &'a str,
     pub(super) signature: &'a str,
@@ -30,26 +30,29 @@ pub(super) struct Compact<'a> {
     pub(super) claims: Map<String, Value>,
 }
 
-impl<'a> Compact<'a> {
+impl<'a> CompactJws<'a> {
     pub(super) fn parse(token: &'a str) -> Result<Self, IdentityError> {
-        let Parts { message, header, claims, signature } = split(token)?;
-        let (algorithm, key_id) = read_header(object(header)?)?;
-        decode(signature)?; // only its form; the signature is checked last, as it costs most
-        Ok(Self { message, signature, algorithm, key_id, claims: object(claims)? })
+        let JwsParts { message, header, claims, signature } = split_token(token)?;
+        let (algorithm, key_id) = read_header(decode_object(header)?)?;
+        decode_base64url(signature)?; // only its form; the signature is checked last, as it costs most
+        Ok(Self { message, signature, algorithm, key_id, claims: decode_object(claims)? })
     }
 }
 
 /// Header and claims of a token nobody has verified, for people to look at.
 #[derive(Clone, Debug, PartialEq, serde::Serialize)]
-pub struct Unverified {
+pub struct UnverifiedToken {
     pub header: Map<String, Value>,
     pub claims: Map<String, Value>,
 }
 
 /// Takes a token apart without verifying anything.
-pub fn inspect(token: &str) -> Result<Unverified, IdentityError> {
-    let parts = split(token)?;
-    Ok(Unverified { header: object(parts.header)?, claims: object(parts.claims)? })
+pub fn inspect(token: &str) -> Result<UnverifiedToken, IdentityError> {
+    let parts = split_token(token)?;
+    Ok(UnverifiedToken {
+        header: decode_object(parts.header)?,
+        claims: decode_object(parts.claims)?,
+    })
 }
 
 /// Refuses by size alone, before anything is hashed or decoded.
@@ -61,29 +64,29 @@ pub(super) fn check_size(token: &str) -> Result<(), IdentityError> {
     }
 }
 
-struct Parts<'a> {
+struct JwsParts<'a> {
     message: &'a str,
     header: &'a str,
     claims: &'a str,
     signature: &'a str,
 }
 
-fn split(token: &str) -> Result<Parts<'_>, IdentityError> {
+fn split_token(token: &str) -> Result<JwsParts<'_>, IdentityError> {
     check_size(token)?;
     let (message, signature) = token.rsplit_once('.').ok_or(IdentityError::Malformed)?;
     let (header, claims) = message.split_once('.').ok_or(IdentityError::Malformed)?;
     // A fourth part ends up in the claims, whose alphabet has no dot.
-    Ok(Parts { message, header, claims, signature })
+    Ok(JwsParts { message, header, claims, signature })
 }
 
 /// Canonical only: no padding, no other alphabet, no stray bits.
-fn decode(part: &str) -> Result<Vec<u8>, IdentityError> {
+fn decode_base64url(part: &str) -> Result<Vec<u8>, IdentityError> {
     URL_SAFE_NO_PAD.decode(part).map_err(|_| IdentityError::Malformed)
 }
 
-fn object(part: &str) -> Result<Map<String, Value>, IdentityError> {
-    let bytes = decode(part)?;
-    match strict_json(&bytes)? {
+fn decode_object(part: &str) -> Result<Map<String, Value>, IdentityError> {
+    let bytes = decode_base64url(part)?;
+    match parse_strict_json(&bytes)? {
         Value::Object(map) => Ok(map),
         Value::Null | Value::Bool(_) | Value::Number(_) | Value::String(_) | Value::Array(_) => {
             Err(IdentityError::Malformed)
@@ -109,10 +112,10 @@ fn read_header(mut header: Map<String, Value>) -> Result<(String, String), Ident
 }
 
 /// Parses JSON, refusing an object with a member that stands twice (decoded, so escapes do not help).
-pub(super) fn strict_json(bytes: &[u8]) -> Result<Value, IdentityError> {
+pub(super) fn parse_strict_json(bytes: &[u8]) -> Result<Value, IdentityError> {
     let duplicate = Cell::new(false);
     let mut input = serde_json::Deserializer::from_slice(bytes);
-    let strict = Strict { depth: MAX_DEPTH, duplicate: &duplicate };
+    let strict = StrictJson { depth: MAX_DEPTH, duplicate: &duplicate };
     let parsed = strict.deserialize(&mut input).and_then(|value| input.end().map(|()| value));
     parsed.map_err(|_| {
         if duplicate.get() { IdentityError::Duplicate } else { IdentityError::Malformed }
@@ -120,19 +123,19 @@ pub(super) fn strict_json(bytes: &[u8]) -> Result<Value, IdentityError> {
 }
 
 #[derive(Clone, Copy)]
-struct Strict<'a> {
+struct StrictJson<'a> {
     depth: usize,
     duplicate: &'a Cell<bool>,
 }
 
-impl Strict<'_> {
-    fn deeper<E: de::Error>(self) -> Result<Self, E> {
+impl StrictJson<'_> {
+    fn descend<E: de::Error>(self) -> Result<Self, E> {
         let depth = self.depth.checked_sub(1).ok_or_else(|| E::custom("too deep"))?;
         Ok(Self { depth, ..self })
     }
 }
 
-impl<'de> DeserializeSeed<'de> for Strict<'_> {
+impl<'de> DeserializeSeed<'de> for StrictJson<'_> {
     type Value = Value;
 
     fn deserialize<D: de::Deserializer<'de>>(self, input: D) -> Result<Value, D::Error> {
@@ -140,7 +143,7 @@ impl<'de> DeserializeSeed<'de> for Strict<'_> {
     }
 }
 
-impl<'de> Visitor<'de> for Strict<'_> {
+impl<'de> Visitor<'de> for StrictJson<'_> {
     type Value = Value;
 
     fn expecting(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -172,7 +175,7 @@ impl<'de> Visitor<'de> for Strict<'_> {
     }
 
     fn visit_seq<A: SeqAccess<'de>>(self, mut found: A) -> Result<Value, A::Error> {
-        let inner = self.deeper()?;
+        let inner = self.descend()?;
         let mut list = Vec::new();
         while let Some(value) = found.next_element_seed(inner)? {
             list.push(value);
@@ -181,7 +184,7 @@ impl<'de> Visitor<'de> for Strict<'_> {
     }
 
     fn visit_map<A: MapAccess<'de>>(self, mut found: A) -> Result<Value, A::Error> {
-        let inner = self.deeper()?;
+        let inner = self.descend()?;
         let mut map = Map::new();
         while let Some(name) = found.next_key::<String>()? {
             let value = found.next_value_seed(inner)?;
@@ -199,7 +202,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn json_is_read_one_way_only() {
+    fn p12_json_is_read_one_way_only() {
         let deep = format!("{}1{}", "[".repeat(1000), "]".repeat(1000));
         for (text, expected) in [
             (r#"{"sub":"a"}"#, Ok(())),
@@ -215,9 +218,9 @@ mod tests {
             ("", Err(IdentityError::Malformed)),
             (&deep, Err(IdentityError::Malformed)),
         ] {
-            assert_eq!(strict_json(text.as_bytes()).map(|_| ()), expected, "{text:.40}");
+            assert_eq!(parse_strict_json(text.as_bytes()).map(|_| ()), expected, "{text:.40}");
         }
-        assert_eq!(strict_json(b"\"\xff\""), Err(IdentityError::Malformed));
-        assert_eq!(strict_json(b"\"\\ud800\""), Err(IdentityError::Malformed));
+        assert_eq!(parse_strict_json(b"\"\xff\""), Err(IdentityError::Malformed));
+        assert_eq!(parse_strict_json(b"\"\\ud800\""), Err(IdentityError::Malformed));
     }
 }

@@ -8,7 +8,7 @@ use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use rules::word::Environment;
+use rules::ids::Environment;
 use rustls_pki_types::UnixTime;
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
@@ -16,9 +16,9 @@ use serde_json::{Value, json};
 use super::key::generate_pkcs8;
 use super::subject::{Subject, SubjectError, TrustDomain};
 use super::verify::{MAX_SKEW, TrustedIssuer};
-use super::{Algorithm, KeyError, SigningKey, Token, is_plain};
-use crate::files::{self, FileError, Readers};
-use crate::{NoRandomness, hex, pem, random};
+use super::{KeyError, SignedToken, SigningAlgorithm, SigningKey, is_plain};
+use crate::files::{self, FileError, FileReaders};
+use crate::{NoRandomness, hex, pem, random_bytes};
 
 /// How long a new key is published before it signs, so that every verifier has it by then.
 pub const PUBLISHED_AHEAD: Duration = Duration::from_secs(60);
@@ -40,7 +40,7 @@ pub struct IssuerOptions {
     pub trust_domain: TrustDomain,
     /// The only environments it may name; `None` is every one.
     pub environments: Option<Vec<Environment>>,
-    pub algorithm: Algorithm,
+    pub algorithm: SigningAlgorithm,
 }
 
 /// What a token shall say.
@@ -92,13 +92,13 @@ pub enum IssueError {
 #[derive(Debug)]
 pub struct LocalIssuer {
     dir: PathBuf,
-    document: Document,
+    document: IssuerFile,
 }
 
 /// `issuer.json`.
 #[derive(Clone, Debug, Deserialize, Serialize)]
 #[serde(deny_unknown_fields)]
-struct Document {
+struct IssuerFile {
     issuer: String,
     trust_domain: String,
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -125,14 +125,14 @@ impl LocalIssuer {
             return Err(IssueError::Characters("issuer"));
         }
         files::make_private_dir(dir)?;
-        let _lock = files::lock(dir)?;
+        let _lock = files::lock_dir(dir)?;
         if dir.join(DOCUMENT).exists() {
             return Err(IssueError::Exists(dir.to_owned()));
         }
-        if let Some(path) = leftover(dir)? {
+        if let Some(path) = find_leftover(dir)? {
             return Err(IssueError::Leftover(path));
         }
-        let document = Document {
+        let document = IssuerFile {
             issuer: options.issuer.clone(),
             trust_domain: options.trust_domain.as_str().to_owned(),
             environments: options
@@ -154,7 +154,7 @@ impl LocalIssuer {
         if !found.document.keys.iter().any(|key| key.is_retired(now.as_secs())) {
             return Ok(found);
         }
-        match Self::without_retired(dir, now.as_secs()) {
+        match Self::read_pruned(dir, now.as_secs()) {
             // Who may only read cannot tidy up; a retired key signs nothing and is believed by nobody.
             Err(IssueError::File(FileError::Io { source, .. })) if is_read_only(&source) => {
                 Ok(found)
@@ -163,8 +163,8 @@ impl LocalIssuer {
         }
     }
 
-    fn without_retired(dir: &Path, now: u64) -> Result<Self, IssueError> {
-        let _lock = files::lock(dir)?;
+    fn read_pruned(dir: &Path, now: u64) -> Result<Self, IssueError> {
+        let _lock = files::lock_dir(dir)?;
         let mut issuer = Self::read(dir)?;
         issuer.drop_retired(now)?;
         Ok(issuer)
@@ -175,7 +175,7 @@ impl LocalIssuer {
         if !path.exists() {
             return Err(IssueError::Missing(dir.to_owned()));
         }
-        let text = files::read(&path, MAX_DOCUMENT)?;
+        let text = files::read_bounded(&path, MAX_DOCUMENT)?;
         let document = serde_json::from_slice(&text).map_err(|error| {
             let (line, column) = (error.line(), error.column());
             IssueError::Document { path, line, column }
@@ -186,7 +186,7 @@ impl LocalIssuer {
     /// Publishes a new key, which signs after [`PUBLISHED_AHEAD`], and lets the old ones retire.
     pub fn rotate(dir: &Path, now: UnixTime) -> Result<Self, IssueError> {
         Self::read(dir)?; // says what is missing, where the lock could only say that it is
-        let _lock = files::lock(dir)?;
+        let _lock = files::lock_dir(dir)?;
         let mut issuer = Self::read(dir)?;
         let now = now.as_secs();
         issuer.drop_retired(now)?;
@@ -194,7 +194,7 @@ impl LocalIssuer {
             return Err(IssueError::TooManyKeys);
         }
         let algorithm =
-            Algorithm::named(&issuer.document.algorithm).ok_or(KeyError::Unsupported)?;
+            SigningAlgorithm::from_name(&issuer.document.algorithm).ok_or(KeyError::Unsupported)?;
         let signs_from = now.saturating_add(PUBLISHED_AHEAD.as_secs());
         let longest = TrustedIssuer::DEFAULT_LIFE + MAX_SKEW;
         let last_token_ends = signs_from.saturating_add(longest.as_secs());
@@ -207,7 +207,11 @@ impl LocalIssuer {
     }
 
     /// Issues a token.
-    pub fn issue(&self, request: &IssueRequest<'_>, now: UnixTime) -> Result<Token, IssueError> {
+    pub fn issue(
+        &self,
+        request: &IssueRequest<'_>,
+        now: UnixTime,
+    ) -> Result<SignedToken, IssueError> {
         let life = request.life.as_secs();
         if !(1..=TrustedIssuer::DEFAULT_LIFE.as_secs()).contains(&life) {
             return Err(IssueError::Life);
@@ -217,7 +221,7 @@ impl LocalIssuer {
         }
         let domain = &self.document.trust_domain;
         let subject = Subject::new(domain, request.tenant, request.environment, request.sandbox)?;
-        if self.allowed()?.is_some_and(|all| !all.contains(&subject.environment)) {
+        if self.allowed_environments()?.is_some_and(|all| !all.contains(&subject.environment)) {
             return Err(IssueError::Environment(subject.environment));
         }
         let now = now.as_secs();
@@ -228,7 +232,7 @@ impl LocalIssuer {
             "exp": now.saturating_add(life),
             "nbf": now,
             "iat": now,
-            "jti": hex(&random::<16>()?),
+            "jti": hex(&random_bytes::<16>()?),
         });
         if let Some(generation) = request.generation {
             claims["sid"] = generation.to_string().into();
@@ -237,16 +241,17 @@ impl LocalIssuer {
     }
 
     /// How to verify what this issuer issues.
-    pub fn trusted(&self) -> Result<TrustedIssuer, IssueError> {
-        let algorithm = Algorithm::named(&self.document.algorithm).ok_or(KeyError::Unsupported)?;
+    pub fn trusted_issuer(&self) -> Result<TrustedIssuer, IssueError> {
+        let algorithm =
+            SigningAlgorithm::from_name(&self.document.algorithm).ok_or(KeyError::Unsupported)?;
         let domain = TrustDomain::parse(&self.document.trust_domain)?;
         let mut trusted = TrustedIssuer::new(&self.document.issuer, domain, self.jwks_path());
         trusted.algorithms = vec![algorithm];
-        trusted.environments = self.allowed()?;
+        trusted.environments = self.allowed_environments()?;
         Ok(trusted)
     }
 
-    fn allowed(&self) -> Result<Option<Vec<Environment>>, SubjectError> {
+    fn allowed_environments(&self) -> Result<Option<Vec<Environment>>, SubjectError> {
         let parse = |text: &String| Environment::parse(text).map_err(SubjectError::from);
         let parsed = self.document.environments.iter();
         parsed.map(|all| all.iter().map(parse).collect()).next().transpose()
@@ -310,13 +315,13 @@ impl LocalIssuer {
         self.dir.join(format!("{}.key", kid.replace(['/', '.'], "_")))
     }
 
-    fn add_key(&mut self, algorithm: Algorithm, signs_from: u64) -> Result<(), IssueError> {
+    fn add_key(&mut self, algorithm: SigningAlgorithm, signs_from: u64) -> Result<(), IssueError> {
         let pkcs8 = generate_pkcs8(algorithm)?;
         let kid = SigningKey::from_pkcs8(&pkcs8)?.id().to_owned();
-        files::write(
+        files::write_atomic(
             &self.key_path(&kid),
-            pem::from_private_key(&pkcs8).as_bytes(),
-            Readers::Owner,
+            pem::encode_private_key(&pkcs8).as_bytes(),
+            FileReaders::Owner,
         )?;
         self.document.keys.push(KeyDocument { kid, signs_from, retires_at: None });
         Ok(())
@@ -345,13 +350,17 @@ impl LocalIssuer {
     /// The JWK Set first: a key must never sign before it is published.
     fn save(&self, now: u64) -> Result<(), IssueError> {
         let published = self.jwks(UnixTime::since_unix_epoch(Duration::from_secs(now)))?;
-        files::write(&self.jwks_path(), format!("{published:#}\n").as_bytes(), Readers::Everybody)?;
+        files::write_atomic(
+            &self.jwks_path(),
+            format!("{published:#}\n").as_bytes(),
+            FileReaders::Everybody,
+        )?;
         let document =
             serde_json::to_string_pretty(&self.document).map_err(|_| KeyError::Publication)?;
-        files::write(
+        files::write_atomic(
             &self.dir.join(DOCUMENT),
             format!("{document}\n").as_bytes(),
-            Readers::Everybody,
+            FileReaders::Everybody,
         )?;
         Ok(())
     }
@@ -362,7 +371,7 @@ fn is_read_only(error: &std::io::Error) -> bool {
 }
 
 /// What an issuer without its description left behind: somebody may still trust it.
-fn leftover(dir: &Path) -> Result<Option<PathBuf>, FileError> {
+fn find_leftover(dir: &Path) -> Result<Option<PathBuf>, FileError> {
     let entries = std::fs::read_dir(dir).map_err(|source| FileError::io(dir, source))?;
     for entry in entries {
         let path = entry.map_err(|source| FileError::io(dir, source))?.path();

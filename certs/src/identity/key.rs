@@ -21,14 +21,14 @@ use crate::pem::{self, PemError};
 
 /// What signs a token. It belongs to a key, is chosen by the operator, and is never read from a token.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum Algorithm {
+pub enum SigningAlgorithm {
     /// Not in the JWT-SVID list: for issuers and verifiers of one's own.
     EdDsa,
     Es256,
     Rs256,
 }
 
-impl Algorithm {
+impl SigningAlgorithm {
     /// The name in a header and in a JWK.
     pub fn name(self) -> &'static str {
         match self {
@@ -39,13 +39,13 @@ impl Algorithm {
     }
 
     /// The algorithm of exactly this name.
-    pub fn named(name: &str) -> Option<Self> {
+    pub fn from_name(name: &str) -> Option<Self> {
         [Self::EdDsa, Self::Es256, Self::Rs256]
             .into_iter()
             .find(|algorithm| algorithm.name() == name)
     }
 
-    pub(super) fn in_jsonwebtoken(self) -> jsonwebtoken::Algorithm {
+    pub(super) fn to_jsonwebtoken(self) -> jsonwebtoken::Algorithm {
         match self {
             Self::EdDsa => jsonwebtoken::Algorithm::EdDSA,
             Self::Es256 => jsonwebtoken::Algorithm::ES256,
@@ -73,17 +73,17 @@ pub enum KeyError {
     Unsupported,
 }
 
-/// A signed token. It is a secret: it is shown only by [`Token::expose`].
+/// A signed token. It is a secret: it is shown only by [`SignedToken::expose`].
 #[derive(Clone)]
-pub struct Token(Zeroizing<String>);
+pub struct SignedToken(Zeroizing<String>);
 
-impl Token {
+impl SignedToken {
     pub fn expose(&self) -> &str {
         &self.0
     }
 }
 
-impl fmt::Debug for Token {
+impl fmt::Debug for SignedToken {
     fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
         formatter.write_str("Token(..)")
     }
@@ -91,7 +91,7 @@ impl fmt::Debug for Token {
 
 /// A private key that signs tokens, wiped when dropped.
 pub struct SigningKey {
-    algorithm: Algorithm,
+    algorithm: SigningAlgorithm,
     id: String,
     key: EncodingKey,
     jwk: Value,
@@ -99,7 +99,7 @@ pub struct SigningKey {
 
 impl SigningKey {
     /// Makes a key that lives in memory only.
-    pub fn generate(algorithm: Algorithm) -> Result<Self, KeyError> {
+    pub fn generate(algorithm: SigningAlgorithm) -> Result<Self, KeyError> {
         Self::from_pkcs8(&generate_pkcs8(algorithm)?)
     }
 
@@ -115,7 +115,7 @@ impl SigningKey {
 
     pub(super) fn from_pkcs8(pkcs8: &[u8]) -> Result<Self, KeyError> {
         let (algorithm, key) = encoding_key(pkcs8)?;
-        let jwk = Jwk::from_encoding_key(&key, algorithm.in_jsonwebtoken());
+        let jwk = Jwk::from_encoding_key(&key, algorithm.to_jsonwebtoken());
         let jwk = jwk.map_err(|_| KeyError::Publication)?;
         let id = jwk.thumbprint(ThumbprintHash::SHA256).map_err(|_| KeyError::Publication)?;
         let mut jwk = serde_json::to_value(&jwk).map_err(|_| KeyError::Publication)?;
@@ -124,7 +124,7 @@ impl SigningKey {
         Ok(Self { algorithm, id, key, jwk })
     }
 
-    pub fn algorithm(&self) -> Algorithm {
+    pub fn algorithm(&self) -> SigningAlgorithm {
         self.algorithm
     }
 
@@ -139,15 +139,15 @@ impl SigningKey {
     }
 
     /// Signs `claims` as a compact token.
-    pub(crate) fn sign(&self, claims: &Value) -> Result<Token, KeyError> {
+    pub(crate) fn sign(&self, claims: &Value) -> Result<SignedToken, KeyError> {
         let header = json!({ "alg": self.algorithm.name(), "kid": self.id, "typ": "JWT" });
         let encode = |part: &Value| URL_SAFE_NO_PAD.encode(part.to_string());
         let mut token = format!("{}.{}", encode(&header), encode(claims));
-        let algorithm = self.algorithm.in_jsonwebtoken();
+        let algorithm = self.algorithm.to_jsonwebtoken();
         let signature = jsonwebtoken::crypto::sign(token.as_bytes(), &self.key, algorithm);
         token.push('.');
         token.push_str(&signature.map_err(|_| KeyError::Signing)?);
-        Ok(Token(Zeroizing::new(token)))
+        Ok(SignedToken(Zeroizing::new(token)))
     }
 }
 
@@ -163,18 +163,20 @@ pub fn jwks<'a>(keys: impl IntoIterator<Item = &'a SigningKey>) -> Value {
     json!({ "keys": keys })
 }
 
-pub(super) fn generate_pkcs8(algorithm: Algorithm) -> Result<Zeroizing<Vec<u8>>, KeyError> {
+pub(super) fn generate_pkcs8(algorithm: SigningAlgorithm) -> Result<Zeroizing<Vec<u8>>, KeyError> {
     let random = SystemRandom::new();
     let failed = |_| KeyError::Generation;
     let pkcs8 = match algorithm {
-        Algorithm::EdDsa => {
+        SigningAlgorithm::EdDsa => {
             Ed25519KeyPair::generate_pkcs8v1(&random).map_err(failed)?.as_ref().to_vec()
         }
-        Algorithm::Es256 => EcdsaKeyPair::generate_pkcs8(&ECDSA_P256_SHA256_FIXED_SIGNING, &random)
-            .map_err(failed)?
-            .as_ref()
-            .to_vec(),
-        Algorithm::Rs256 => {
+        SigningAlgorithm::Es256 => {
+            EcdsaKeyPair::generate_pkcs8(&ECDSA_P256_SHA256_FIXED_SIGNING, &random)
+                .map_err(failed)?
+                .as_ref()
+                .to_vec()
+        }
+        SigningAlgorithm::Rs256 => {
             let pair = RsaKeyPair::generate(aws_lc_rs::rsa::KeySize::Rsa2048).map_err(failed)?;
             pair.as_der().map_err(failed)?.as_ref().to_vec()
         }
@@ -183,20 +185,20 @@ pub(super) fn generate_pkcs8(algorithm: Algorithm) -> Result<Zeroizing<Vec<u8>>,
 }
 
 /// The algorithm follows from the key and from nothing else.
-fn encoding_key(pkcs8: &[u8]) -> Result<(Algorithm, EncodingKey), KeyError> {
+fn encoding_key(pkcs8: &[u8]) -> Result<(SigningAlgorithm, EncodingKey), KeyError> {
     if EcdsaKeyPair::from_pkcs8(&ECDSA_P256_SHA256_FIXED_SIGNING, pkcs8).is_ok() {
-        return Ok((Algorithm::Es256, EncodingKey::from_ec_der(pkcs8)));
+        return Ok((SigningAlgorithm::Es256, EncodingKey::from_ec_der(pkcs8)));
     }
     if Ed25519KeyPair::from_pkcs8(pkcs8).is_ok() {
-        return Ok((Algorithm::EdDsa, EncodingKey::from_ed_der(pkcs8)));
+        return Ok((SigningAlgorithm::EdDsa, EncodingKey::from_ed_der(pkcs8)));
     }
-    let pkcs1 = rsa_within(pkcs8).ok_or(KeyError::Unsupported)?;
+    let pkcs1 = extract_rsa_key(pkcs8).ok_or(KeyError::Unsupported)?;
     RsaKeyPair::from_der(&pkcs1).map_err(|_| KeyError::Unsupported)?;
-    Ok((Algorithm::Rs256, EncodingKey::from_rsa_der(&pkcs1)))
+    Ok((SigningAlgorithm::Rs256, EncodingKey::from_rsa_der(&pkcs1)))
 }
 
 /// The PKCS#1 key that a PKCS#8 RSA key wraps (RFC 5208, section 5), which is what the signer takes.
-fn rsa_within(pkcs8: &[u8]) -> Option<Zeroizing<Vec<u8>>> {
+fn extract_rsa_key(pkcs8: &[u8]) -> Option<Zeroizing<Vec<u8>>> {
     let unwrapped = yasna::parse_der(pkcs8, |reader| {
         reader.read_sequence(|reader| {
             reader.next().read_u8()?;

@@ -10,7 +10,7 @@ use serde::de::IgnoredAny;
 use serde::{Deserialize, Deserializer};
 
 use super::compact::MAX_KEY_ID;
-use super::{Algorithm, is_plain};
+use super::{SigningAlgorithm, is_plain};
 
 /// Largest JWKS file.
 pub(super) const MAX_FILE: u64 = 256 * 1024;
@@ -44,7 +44,7 @@ pub enum KeySetError {
 pub(super) struct KeySet(HashMap<String, PublicKey>);
 
 pub(super) struct PublicKey {
-    pub(super) algorithm: Algorithm,
+    pub(super) algorithm: SigningAlgorithm,
     key: DecodingKey,
     /// Unix seconds from which nothing it signed is believed.
     ends: Option<u64>,
@@ -55,8 +55,8 @@ impl KeySet {
     ///
     /// Keys for other uses or of other algorithms are passed over. A set without any key is good: that is
     /// how an issuer takes back all that it ever signed.
-    pub(super) fn parse(text: &[u8], allowed: &[Algorithm]) -> Result<Self, KeySetError> {
-        let document: Document = serde_json::from_slice(text).map_err(|error| {
+    pub(super) fn parse(text: &[u8], allowed: &[SigningAlgorithm]) -> Result<Self, KeySetError> {
+        let document: JwksDocument = serde_json::from_slice(text).map_err(|error| {
             // The error's own text could repeat what is in the file, perhaps a private key.
             KeySetError::NotJson { line: error.line(), column: error.column() }
         })?;
@@ -65,7 +65,7 @@ impl KeySet {
         }
         let mut keys = HashMap::new();
         for (index, jwk) in document.keys.iter().enumerate() {
-            if let Some((id, key)) = jwk.read(index + 1, allowed)?
+            if let Some((id, key)) = jwk.to_public_key(index + 1, allowed)?
                 && keys.insert(id, key).is_some()
             {
                 return Err(KeySetError::DuplicateId(index + 1));
@@ -87,14 +87,14 @@ impl KeySet {
 impl PublicKey {
     /// Whether `signature` (base64url) is this key's over `message`, by this key's own algorithm.
     pub(super) fn verifies(&self, message: &str, signature: &str) -> bool {
-        let algorithm = self.algorithm.in_jsonwebtoken();
+        let algorithm = self.algorithm.to_jsonwebtoken();
         jsonwebtoken::crypto::verify(signature, message.as_bytes(), &self.key, algorithm)
             .unwrap_or(false)
     }
 }
 
 #[derive(Deserialize)]
-struct Document {
+struct JwksDocument {
     keys: Vec<Jwk>,
 }
 
@@ -126,26 +126,26 @@ struct Jwk {
 
 impl Jwk {
     /// The key, or `None` if it is for something else than signing tokens.
-    fn read(
+    fn to_public_key(
         &self,
         index: usize,
-        allowed: &[Algorithm],
+        allowed: &[SigningAlgorithm],
     ) -> Result<Option<(String, PublicKey)>, KeySetError> {
         if self.kty == "oct" || self.d || self.p || self.q || self.k {
             return Err(KeySetError::Private(index));
         }
-        let usable = |algorithm: &Algorithm| self.is_for_tokens(*algorithm, allowed);
+        let usable = |algorithm: &SigningAlgorithm| self.is_for_tokens(*algorithm, allowed);
         let Some(algorithm) = self.algorithm().filter(usable) else {
             return Ok(None);
         };
         // What a token cannot name would never be found.
         let id = self.kid.clone().filter(|id| is_plain(id, MAX_KEY_ID));
         let id = id.ok_or(KeySetError::NoId(index))?;
-        let key = self.decode(algorithm).ok_or(KeySetError::Malformed(index))?;
+        let key = self.decoding_key(algorithm).ok_or(KeySetError::Malformed(index))?;
         Ok(Some((id, PublicKey { algorithm, key, ends: self.exp })))
     }
 
-    fn is_for_tokens(&self, algorithm: Algorithm, allowed: &[Algorithm]) -> bool {
+    fn is_for_tokens(&self, algorithm: SigningAlgorithm, allowed: &[SigningAlgorithm]) -> bool {
         let named = |name: &str| name == algorithm.name();
         matches!(self.purpose.as_deref(), None | Some("sig" | "jwt-svid"))
             && self.key_ops.as_ref().is_none_or(|all| all.iter().any(|one| one == "verify"))
@@ -154,30 +154,30 @@ impl Jwk {
     }
 
     /// By kind and curve; a kind not known here (RFC 7517, section 5) is passed over.
-    fn algorithm(&self) -> Option<Algorithm> {
+    fn algorithm(&self) -> Option<SigningAlgorithm> {
         match (self.kty.as_str(), self.crv.as_deref()) {
-            ("EC", Some("P-256")) => Some(Algorithm::Es256),
-            ("OKP", Some("Ed25519")) => Some(Algorithm::EdDsa),
-            ("RSA", _) => Some(Algorithm::Rs256),
+            ("EC", Some("P-256")) => Some(SigningAlgorithm::Es256),
+            ("OKP", Some("Ed25519")) => Some(SigningAlgorithm::EdDsa),
+            ("RSA", _) => Some(SigningAlgorithm::Rs256),
             _ => None,
         }
     }
 
     /// A point that is not on its curve is found here and not at the first token.
-    fn decode(&self, algorithm: Algorithm) -> Option<DecodingKey> {
+    fn decoding_key(&self, algorithm: SigningAlgorithm) -> Option<DecodingKey> {
         match algorithm {
-            Algorithm::EdDsa => {
-                let x = octets(&self.x)?;
+            SigningAlgorithm::EdDsa => {
+                let x = decode_octets(&self.x)?;
                 ParsedPublicKey::new(&ED25519, &x).ok()?;
                 Some(DecodingKey::from_ed_der(&x))
             }
-            Algorithm::Es256 => {
-                let point = [&[4][..], &octets(&self.x)?, &octets(&self.y)?].concat();
+            SigningAlgorithm::Es256 => {
+                let point = [&[4][..], &decode_octets(&self.x)?, &decode_octets(&self.y)?].concat();
                 ParsedPublicKey::new(&ECDSA_P256_SHA256_FIXED, &point).ok()?;
                 Some(DecodingKey::from_ec_der(&point))
             }
-            Algorithm::Rs256 => {
-                let (n, e) = (octets(&self.n)?, octets(&self.e)?);
+            SigningAlgorithm::Rs256 => {
+                let (n, e) = (decode_octets(&self.n)?, decode_octets(&self.e)?);
                 let exponent = e
                     .iter()
                     .try_fold(0u64, |sum, byte| sum.checked_mul(256)?.checked_add((*byte).into()));
@@ -194,6 +194,6 @@ fn present<'de, D: Deserializer<'de>>(input: D) -> Result<bool, D::Error> {
     IgnoredAny::deserialize(input).map(|_| true)
 }
 
-fn octets(text: &Option<String>) -> Option<Vec<u8>> {
+fn decode_octets(text: &Option<String>) -> Option<Vec<u8>> {
     URL_SAFE_NO_PAD.decode(text.as_ref()?).ok()
 }

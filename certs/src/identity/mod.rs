@@ -8,27 +8,28 @@
 mod claims;
 mod compact;
 mod error;
-mod followed;
 mod issuer;
 mod key;
 mod keyset;
 mod revocation;
 mod subject;
 mod verify;
+mod watched_file;
 
-pub use claims::Identity;
-pub use compact::{MAX_TOKEN, Unverified, inspect};
+pub use claims::VerifiedIdentity;
+pub use compact::{MAX_TOKEN, UnverifiedToken, inspect};
 pub use error::IdentityError;
-pub use followed::{FollowError, MAX_STALE};
 pub use issuer::{IssueError, IssueRequest, IssuerOptions, LocalIssuer, PUBLISHED_AHEAD};
-pub use key::{Algorithm, KeyError, SigningKey, Token, jwks};
+pub use key::{KeyError, SignedToken, SigningAlgorithm, SigningKey, jwks};
 pub use keyset::{KeySetError, MAX_KEYS};
 pub use revocation::{RevocationError, Revocations};
-pub use rules::word::{Environment, SandboxId, Tenant};
+pub use rules::ids::{Environment, SandboxId, Tenant};
 pub use subject::{Subject, SubjectError, SubjectTemplate, TrustDomain};
 pub use verify::{
-    Claims, Expected, MAX_LIFE, MAX_SKEW, MAX_VERIFIED, TrustedIssuer, Verifier, VerifierError,
+    MAX_CACHED_TOKENS, MAX_LIFE, MAX_SKEW, RequiredClaims, TrustedIssuer, Verifier, VerifierError,
+    VerifyContext,
 };
+pub use watched_file::{MAX_STALE, WatchedFileError};
 
 /// A claim or name of another's choosing that we repeat: short and printable.
 pub(crate) fn is_plain(text: &str, limit: usize) -> bool {

@@ -3,10 +3,10 @@
 use std::collections::{HashMap, HashSet};
 use std::hash::Hash;
 
-use rules::word::{Environment, SandboxId, Tenant};
+use rules::ids::{Environment, SandboxId, Tenant};
 use serde::{Deserialize, Deserializer, de};
 
-use super::claims::{Identity, MAX_TEXT};
+use super::claims::{MAX_TEXT, VerifiedIdentity};
 use super::compact::MAX_KEY_ID;
 use super::{IdentityError, is_plain};
 
@@ -34,8 +34,8 @@ impl From<serde_json::Error> for RevocationError {
 /// Compiled revocations.
 #[derive(Debug, Default)]
 pub struct Revocations {
-    sandboxes: HashSet<SandboxDocument>,
-    generations: HashMap<SandboxDocument, u64>,
+    sandboxes: HashSet<RevokedSandbox>,
+    generations: HashMap<RevokedSandbox, u64>,
     tenants: HashMap<Tenant, u64>,
     keys: HashSet<String>,
     tokens: HashSet<String>,
@@ -44,11 +44,13 @@ pub struct Revocations {
 impl Revocations {
     /// Reads the list: JSON with `sandboxes`, `generations`, `tenants`, `keys` and `tokens`, all optional.
     pub fn parse(text: &[u8]) -> Result<Self, RevocationError> {
-        let document: Document = serde_json::from_slice(text)?;
+        let document: RevocationDocument = serde_json::from_slice(text)?;
         Ok(Self {
             sandboxes: document.sandboxes.into_iter().collect(),
-            generations: latest(document.generations.into_iter().map(GenerationDocument::split)),
-            tenants: latest(
+            generations: strictest_limits(
+                document.generations.into_iter().map(RevokedGeneration::into_limit),
+            ),
+            tenants: strictest_limits(
                 document.tenants.into_iter().map(|found| (found.tenant, found.issued_before)),
             ),
             keys: document.keys.into_iter().map(|KeyId(id)| id).collect(),
@@ -56,8 +58,8 @@ impl Revocations {
         })
     }
 
-    pub(super) fn check(&self, identity: &Identity) -> Result<(), IdentityError> {
-        let sandbox = SandboxDocument::of(identity);
+    pub(super) fn check(&self, identity: &VerifiedIdentity) -> Result<(), IdentityError> {
+        let sandbox = RevokedSandbox::from_identity(identity);
         let tenant_since = self.tenants.get(&sandbox.tenant).copied().unwrap_or(0);
         let revoked = self.keys.contains(identity.key_id())
             || identity.token_id().is_some_and(|id| self.tokens.contains(id))
@@ -78,7 +80,7 @@ impl Revocations {
 }
 
 /// Of two limits for one thing the stricter counts.
-fn latest<K: Eq + Hash>(limits: impl Iterator<Item = (K, u64)>) -> HashMap<K, u64> {
+fn strictest_limits<K: Eq + Hash>(limits: impl Iterator<Item = (K, u64)>) -> HashMap<K, u64> {
     limits.fold(HashMap::new(), |mut all, (key, limit)| {
         let kept = all.entry(key).or_insert(limit);
         *kept = limit.max(*kept);
@@ -88,14 +90,14 @@ fn latest<K: Eq + Hash>(limits: impl Iterator<Item = (K, u64)>) -> HashMap<K, u6
 
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
-struct Document {
+struct RevocationDocument {
     #[serde(default)]
-    sandboxes: Vec<SandboxDocument>,
+    sandboxes: Vec<RevokedSandbox>,
     /// Sandboxes that were made anew: tokens of an older generation are refused.
     #[serde(default)]
-    generations: Vec<GenerationDocument>,
+    generations: Vec<RevokedGeneration>,
     #[serde(default)]
-    tenants: Vec<TenantDocument>,
+    tenants: Vec<RevokedTenant>,
     #[serde(default)]
     keys: Vec<KeyId>,
     #[serde(default)]
@@ -112,7 +114,7 @@ struct TokenId(#[serde(deserialize_with = "token_id")] String);
 
 #[derive(Debug, Deserialize, PartialEq, Eq, Hash)]
 #[serde(deny_unknown_fields)]
-struct SandboxDocument {
+struct RevokedSandbox {
     #[serde(deserialize_with = "tenant")]
     tenant: Tenant,
     #[serde(deserialize_with = "environment")]
@@ -121,8 +123,8 @@ struct SandboxDocument {
     sandbox: SandboxId,
 }
 
-impl SandboxDocument {
-    fn of(identity: &Identity) -> Self {
+impl RevokedSandbox {
+    fn from_identity(identity: &VerifiedIdentity) -> Self {
         let subject = identity.subject();
         Self {
             tenant: subject.tenant.clone(),
@@ -134,7 +136,7 @@ impl SandboxDocument {
 
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
-struct GenerationDocument {
+struct RevokedGeneration {
     #[serde(deserialize_with = "tenant")]
     tenant: Tenant,
     #[serde(deserialize_with = "environment")]
@@ -144,16 +146,16 @@ struct GenerationDocument {
     oldest: u64,
 }
 
-impl GenerationDocument {
-    fn split(self) -> (SandboxDocument, u64) {
+impl RevokedGeneration {
+    fn into_limit(self) -> (RevokedSandbox, u64) {
         let Self { tenant, environment, sandbox, oldest } = self;
-        (SandboxDocument { tenant, environment, sandbox }, oldest)
+        (RevokedSandbox { tenant, environment, sandbox }, oldest)
     }
 }
 
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
-struct TenantDocument {
+struct RevokedTenant {
     #[serde(deserialize_with = "tenant")]
     tenant: Tenant,
     /// Unix seconds: what was issued earlier is refused.
@@ -164,26 +166,26 @@ struct TenantDocument {
 // it names.
 
 fn tenant<'de, D: Deserializer<'de>>(input: D) -> Result<Tenant, D::Error> {
-    parsed(input, |text| Tenant::parse(text).ok())
+    deserialize_text(input, |text| Tenant::parse(text).ok())
 }
 
 fn environment<'de, D: Deserializer<'de>>(input: D) -> Result<Environment, D::Error> {
-    parsed(input, |text| Environment::parse(text).ok())
+    deserialize_text(input, |text| Environment::parse(text).ok())
 }
 
 fn sandbox<'de, D: Deserializer<'de>>(input: D) -> Result<SandboxId, D::Error> {
-    parsed(input, |text| SandboxId::parse(text).ok())
+    deserialize_text(input, |text| SandboxId::parse(text).ok())
 }
 
 fn key_id<'de, D: Deserializer<'de>>(input: D) -> Result<String, D::Error> {
-    parsed(input, |text| is_plain(text, MAX_KEY_ID).then(|| text.to_owned()))
+    deserialize_text(input, |text| is_plain(text, MAX_KEY_ID).then(|| text.to_owned()))
 }
 
 fn token_id<'de, D: Deserializer<'de>>(input: D) -> Result<String, D::Error> {
-    parsed(input, |text| is_plain(text, MAX_TEXT).then(|| text.to_owned()))
+    deserialize_text(input, |text| is_plain(text, MAX_TEXT).then(|| text.to_owned()))
 }
 
-fn parsed<'de, D: Deserializer<'de>, T>(
+fn deserialize_text<'de, D: Deserializer<'de>, T>(
     input: D,
     parse: impl FnOnce(&str) -> Option<T>,
 ) -> Result<T, D::Error> {

@@ -2,7 +2,7 @@
 
 use std::fmt;
 
-use rules::word::{Environment, SandboxId, Tenant, WordError};
+use rules::ids::{Environment, IdError, SandboxId, Tenant};
 
 /// Longest subject, the limit of OpenID Connect.
 pub(crate) const MAX_SUBJECT: usize = 255;
@@ -23,7 +23,7 @@ pub enum SubjectError {
     #[error("a trust domain has lower-case letters, digits, `.`, `-` and `_` only")]
     TrustDomain,
     #[error("a tenant, environment or sandbox is not a short plain word: {0}")]
-    Word(#[from] WordError),
+    Word(#[from] IdError),
 }
 
 /// The authority part of a SPIFFE ID, such as `staging.acme.example`.
@@ -43,7 +43,7 @@ impl TrustDomain {
 }
 
 /// `text`, if it can be one segment of a SPIFFE path.
-fn segment(text: &str) -> Result<&str, SubjectError> {
+fn parse_segment(text: &str) -> Result<&str, SubjectError> {
     let allowed = |b: u8| b.is_ascii_alphanumeric() || b".-_".contains(&b);
     let good = !matches!(text, "" | "." | "..") && text.bytes().all(allowed);
     good.then_some(text).ok_or(SubjectError::Segment)
@@ -90,13 +90,13 @@ impl fmt::Display for Subject {
 /// What its path does not say (a cluster's SPIRE may know no tenants) is fixed by the operator.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct SubjectTemplate {
-    parts: Vec<Part>,
+    parts: Vec<TemplatePart>,
     tenant: Option<Tenant>,
     environment: Option<Environment>,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq)]
-enum Part {
+enum TemplatePart {
     Environment,
     Literal(String),
     Sandbox,
@@ -114,78 +114,78 @@ impl SubjectTemplate {
         environment: Option<Environment>,
     ) -> Result<Self, SubjectError> {
         let path = path.strip_prefix('/').ok_or(SubjectError::Template)?;
-        let parts = path.split('/').map(Part::parse).collect::<Result<Vec<_>, _>>()?;
+        let parts = path.split('/').map(TemplatePart::parse).collect::<Result<Vec<_>, _>>()?;
         let template = Self { parts, tenant, environment };
-        let named = |part: Part, fixed: bool| {
+        let named = |part: TemplatePart, fixed: bool| {
             template.parts.iter().filter(|found| **found == part).count() == usize::from(!fixed)
         };
-        let good = named(Part::Sandbox, false)
-            && named(Part::Tenant, template.tenant.is_some())
-            && named(Part::Environment, template.environment.is_some());
+        let good = named(TemplatePart::Sandbox, false)
+            && named(TemplatePart::Tenant, template.tenant.is_some())
+            && named(TemplatePart::Environment, template.environment.is_some());
         if good { Ok(template) } else { Err(SubjectError::Template) }
     }
 
     /// Whom `text` names.
-    pub fn read(&self, text: &str) -> Result<Subject, SubjectError> {
+    pub fn parse_subject(&self, text: &str) -> Result<Subject, SubjectError> {
         if text.len() > MAX_SUBJECT {
             return Err(SubjectError::Long);
         }
         let rest = text.strip_prefix("spiffe://").ok_or(SubjectError::Shape)?;
         let (domain, path) = rest.split_once('/').ok_or(SubjectError::Shape)?;
-        let segments = path.split('/').map(segment).collect::<Result<Vec<_>, _>>()?;
+        let segments = path.split('/').map(parse_segment).collect::<Result<Vec<_>, _>>()?;
         let literals_agree =
-            self.parts.iter().zip(&segments).all(|(part, found)| part.admits(found));
+            self.parts.iter().zip(&segments).all(|(part, found)| part.matches(found));
         if segments.len() != self.parts.len() || !literals_agree {
             return Err(SubjectError::Shape);
         }
-        let of = |part: Part| {
+        let of = |part: TemplatePart| {
             let position = self.parts.iter().position(|found| *found == part)?;
             segments.get(position).copied()
         };
-        let said = |part: Part| of(part).ok_or(SubjectError::Shape);
+        let said = |part: TemplatePart| of(part).ok_or(SubjectError::Shape);
         Ok(Subject {
             trust_domain: TrustDomain::parse(domain)?,
             tenant: match &self.tenant {
                 Some(fixed) => fixed.clone(),
-                None => Tenant::parse(said(Part::Tenant)?)?,
+                None => Tenant::parse(said(TemplatePart::Tenant)?)?,
             },
             environment: match &self.environment {
                 Some(fixed) => fixed.clone(),
-                None => Environment::parse(said(Part::Environment)?)?,
+                None => Environment::parse(said(TemplatePart::Environment)?)?,
             },
-            sandbox: SandboxId::parse(said(Part::Sandbox)?)?,
+            sandbox: SandboxId::parse(said(TemplatePart::Sandbox)?)?,
         })
     }
 }
 
 impl Default for SubjectTemplate {
     fn default() -> Self {
-        let literal = |text: &str| Part::Literal(text.to_owned());
+        let literal = |text: &str| TemplatePart::Literal(text.to_owned());
         let parts = vec![
             literal("tenant"),
-            Part::Tenant,
+            TemplatePart::Tenant,
             literal("env"),
-            Part::Environment,
+            TemplatePart::Environment,
             literal("sandbox"),
-            Part::Sandbox,
+            TemplatePart::Sandbox,
         ];
         Self { parts, tenant: None, environment: None }
     }
 }
 
-impl Part {
+impl TemplatePart {
     fn parse(text: &str) -> Result<Self, SubjectError> {
         match text {
             "{environment}" => Ok(Self::Environment),
             "{sandbox}" => Ok(Self::Sandbox),
             "{tenant}" => Ok(Self::Tenant),
-            literal => segment(literal)
+            literal => parse_segment(literal)
                 .map(|text| Self::Literal(text.to_owned()))
                 .map_err(|_| SubjectError::Template),
         }
     }
 
-    fn admits(&self, found: &str) -> bool {
+    fn matches(&self, found: &str) -> bool {
         match self {
             Self::Literal(literal) => literal == found,
             Self::Environment | Self::Sandbox | Self::Tenant => true,
@@ -200,7 +200,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn only_the_one_form_names_a_sandbox() {
+    fn p12_only_the_one_form_names_a_sandbox() {
         let template = SubjectTemplate::default();
         assert_eq!(
             SubjectTemplate::parse(SubjectTemplate::OURS, None, None).as_ref(),
@@ -230,11 +230,11 @@ mod tests {
             ("https://acme.example/tenant/acme/env/staging/sandbox/build-7", false),
             ("", false),
         ] {
-            assert_eq!(template.read(text).is_ok(), named, "{text:?}");
+            assert_eq!(template.parse_subject(text).is_ok(), named, "{text:?}");
         }
         let long =
             format!("spiffe://acme.example/tenant/acme/env/staging/sandbox/{}", "a".repeat(250));
-        assert_eq!(template.read(&long), Err(SubjectError::Long));
+        assert_eq!(template.parse_subject(&long), Err(SubjectError::Long));
     }
 
     #[test]
@@ -259,7 +259,7 @@ mod tests {
         let fixed =
             SubjectTemplate::parse("/ns/{tenant}/sa/{sandbox}", None, environment("staging"))
                 .unwrap();
-        let found = fixed.read("spiffe://prod.example/ns/acme/sa/build-7").unwrap();
+        let found = fixed.parse_subject("spiffe://prod.example/ns/acme/sa/build-7").unwrap();
         assert_eq!(found, Subject::new("prod.example", "acme", "staging", "build-7").unwrap());
     }
 
@@ -271,7 +271,7 @@ mod tests {
             sandbox in "[a-zA-Z0-9._-]{1,40}",
         ) {
             if let Ok(subject) = Subject::new("acme.example", &tenant, &environment, &sandbox) {
-                prop_assert_eq!(SubjectTemplate::default().read(&subject.to_string()), Ok(subject));
+                prop_assert_eq!(SubjectTemplate::default().parse_subject(&subject.to_string()), Ok(subject));
             }
         }
     }

@@ -11,32 +11,32 @@ use std::path::PathBuf;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
-use rules::word::{Environment, Tenant};
+use rules::ids::{Environment, Tenant};
 use rustls_pki_types::UnixTime;
 
-use super::claims::{ClaimReader, Identity};
-use super::compact::{Compact, check_size};
-use super::followed::{FollowError, Followed};
+use super::claims::{ClaimReader, VerifiedIdentity};
+use super::compact::{CompactJws, check_size};
 use super::keyset::{self, KeySet, KeySetError};
 use super::revocation::{self, RevocationError, Revocations};
 use super::subject::{SubjectTemplate, TrustDomain};
-use super::{Algorithm, IdentityError};
-use crate::bounded::{Bound, Bounded};
+use super::watched_file::{WatchedFile, WatchedFileError};
+use super::{IdentityError, SigningAlgorithm};
+use crate::bounded_cache::{BoundedCache, CacheBound};
 use crate::sha256;
-use crate::trust::Refreshed;
+use crate::trust::RefreshStatus;
 
 /// Longest life that an issuer can be given; the usual limit is [`TrustedIssuer::DEFAULT_LIFE`].
 pub const MAX_LIFE: Duration = Duration::from_secs(3600);
 /// Most that two clocks may differ.
 pub const MAX_SKEW: Duration = Duration::from_secs(30);
 /// Half of the most verified tokens remembered.
-const HALF_OF_VERIFIED: NonZeroUsize = NonZeroUsize::new(1024).unwrap();
+const HALF_OF_CACHED: NonZeroUsize = NonZeroUsize::new(1024).unwrap();
 /// Most verified tokens remembered.
-pub const MAX_VERIFIED: usize = 2 * HALF_OF_VERIFIED.get();
+pub const MAX_CACHED_TOKENS: usize = 2 * HALF_OF_CACHED.get();
 
 /// Which claims an issuer's tokens must have.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum Claims {
+pub enum RequiredClaims {
     /// What JWT-SVID asks for: `sub`, `aud` and `exp`. For SPIRE and its like.
     JwtSvid,
     /// `iss sub aud exp nbf iat jti`, as our own issuer writes them.
@@ -55,8 +55,8 @@ pub struct TrustedIssuer {
     pub environments: Option<Vec<Environment>>,
     /// The only tenants it may name; `None` is every one.
     pub tenants: Option<Vec<Tenant>>,
-    pub algorithms: Vec<Algorithm>,
-    pub claims: Claims,
+    pub algorithms: Vec<SigningAlgorithm>,
+    pub claims: RequiredClaims,
     pub subject: SubjectTemplate,
     /// Longest life of its tokens.
     pub life: Duration,
@@ -75,8 +75,8 @@ impl TrustedIssuer {
             trust_domain,
             environments: None,
             tenants: None,
-            algorithms: vec![Algorithm::Es256],
-            claims: Claims::Ours,
+            algorithms: vec![SigningAlgorithm::Es256],
+            claims: RequiredClaims::Ours,
             subject: SubjectTemplate::default(),
             life: Self::DEFAULT_LIFE,
             skew: MAX_SKEW,
@@ -95,45 +95,45 @@ pub enum VerifierError {
     #[error("issuer {0}: tokens may live {max} s and clocks may differ {skew} s at most", max = MAX_LIFE.as_secs(), skew = MAX_SKEW.as_secs())]
     Bounds(String),
     #[error("the keys of an issuer: {0}")]
-    Keys(#[from] FollowError<KeySetError>),
+    Keys(#[from] WatchedFileError<KeySetError>),
     #[error("an issuer without a name can only be one of the JWT-SVID kind")]
     Nameless,
     #[error("the revocations: {0}")]
-    Revocations(#[from] FollowError<RevocationError>),
+    Revocations(#[from] WatchedFileError<RevocationError>),
 }
 
 /// What the path on which a token came asks of it.
 #[derive(Clone, Copy, Debug)]
-pub struct Expected<'a> {
+pub struct VerifyContext<'a> {
     /// The memory service's logical name.
     pub audience: &'a str,
     /// The SHA-256 of the client certificate on the channel, if there is one, for tokens bound to it.
     pub certificate: Option<&'a [u8; 32]>,
 }
 
-impl<'a> Expected<'a> {
+impl<'a> VerifyContext<'a> {
     /// A token for `audience`, on a channel without a client certificate.
-    pub fn audience(audience: &'a str) -> Self {
+    pub fn for_audience(audience: &'a str) -> Self {
         Self { audience, certificate: None }
     }
 }
 
 /// Verifies tokens. One for the process; shared between threads.
 pub struct Verifier {
-    issuers: Vec<Issuer>,
-    revocations: Option<Followed<Revocations, RevocationError>>,
-    verified: Mutex<Bounded<[u8; 32], Verified>>,
+    issuers: Vec<LoadedIssuer>,
+    revocations: Option<WatchedFile<Revocations, RevocationError>>,
+    verified: Mutex<BoundedCache<[u8; 32], CachedToken>>,
 }
 
-struct Issuer {
+struct LoadedIssuer {
     limits: TrustedIssuer,
-    keys: Followed<KeySet, KeySetError>,
+    keys: WatchedFile<KeySet, KeySetError>,
 }
 
 /// A token that was verified by these very keys; with other keys it is verified again.
 #[derive(Clone)]
-struct Verified {
-    identity: Arc<Identity>,
+struct CachedToken {
+    identity: Arc<VerifiedIdentity>,
     issuer: usize,
     keys: Arc<KeySet>,
 }
@@ -148,20 +148,20 @@ impl Verifier {
         check_issuers(&issuers)?;
         let issuers = issuers
             .into_iter()
-            .map(|limits| Issuer::load(limits, now))
+            .map(|limits| LoadedIssuer::load(limits, now))
             .collect::<Result<_, _>>()?;
         let follow = |path: PathBuf| {
-            Followed::load(&path, revocation::MAX_FILE, Box::new(Revocations::parse), now)
+            WatchedFile::load(&path, revocation::MAX_FILE, Box::new(Revocations::parse), now)
         };
         let revocations = revocations.map(follow).transpose()?;
-        let verified = Mutex::new(Bounded::new(Bound::twice(HALF_OF_VERIFIED)));
+        let verified = Mutex::new(BoundedCache::new(CacheBound::from_half(HALF_OF_CACHED)));
         Ok(Self { issuers, revocations, verified })
     }
 
     /// Looks at the files and takes over those that changed and are good. For a timer; it blocks.
     ///
     /// Every file is looked at, whatever is wrong with another.
-    pub fn refresh(&self, now: UnixTime) -> Result<Refreshed, Vec<VerifierError>> {
+    pub fn refresh(&self, now: UnixTime) -> Result<RefreshStatus, Vec<VerifierError>> {
         let keys =
             self.issuers.iter().map(|issuer| issuer.keys.refresh(now).map_err(VerifierError::from));
         let revocations =
@@ -170,44 +170,49 @@ impl Verifier {
         if !bad.is_empty() {
             return Err(bad.into_iter().filter_map(Result::err).collect());
         }
-        let changed = good.into_iter().flatten().any(|refreshed| refreshed == Refreshed::Changed);
-        Ok(if changed { Refreshed::Changed } else { Refreshed::Unchanged })
+        let changed =
+            good.into_iter().flatten().any(|refreshed| refreshed == RefreshStatus::Changed);
+        Ok(if changed { RefreshStatus::Changed } else { RefreshStatus::Unchanged })
     }
 
     /// Says whom `token` names.
     pub fn verify(
         &self,
         token: &str,
-        expected: &Expected<'_>,
+        expected: &VerifyContext<'_>,
         now: UnixTime,
-    ) -> Result<Arc<Identity>, IdentityError> {
+    ) -> Result<Arc<VerifiedIdentity>, IdentityError> {
         let now = now.as_secs();
         check_size(token)?;
         let hash = sha256(token.as_bytes());
-        if let Some(known) = self.remembered(&hash, now)? {
-            self.check(&known, expected, now)?;
-            self.check_revoked(&known.identity, now)?;
+        if let Some(known) = self.lookup_cached(&hash, now)? {
+            self.check_claims(&known, expected, now)?;
+            self.check_revocation(&known.identity, now)?;
             return Ok(known.identity);
         }
-        let compact = Compact::parse(token)?;
-        let claimed = self.read(&compact, now)?;
-        self.check(&claimed, expected, now)?;
+        let compact = CompactJws::parse(token)?;
+        let claimed = self.read_claims(&compact, now)?;
+        self.check_claims(&claimed, expected, now)?;
         let key = claimed.keys.key(&compact.key_id, now).ok_or(IdentityError::UnknownKey)?;
         if !key.verifies(compact.message, compact.signature) {
             return Err(IdentityError::Signature);
         }
-        self.check_revoked(&claimed.identity, now)?;
-        self.lock().keep(hash, claimed.clone());
+        self.check_revocation(&claimed.identity, now)?;
+        self.lock_cache().insert(hash, claimed.clone());
         Ok(claimed.identity)
     }
 
     /// How many verified tokens are remembered.
-    pub fn remembered_tokens(&self) -> usize {
-        self.lock().len()
+    pub fn cached_tokens(&self) -> usize {
+        self.lock_cache().len()
     }
 
-    fn remembered(&self, hash: &[u8; 32], now: u64) -> Result<Option<Verified>, IdentityError> {
-        let Some(known) = self.lock().ask(hash).cloned() else {
+    fn lookup_cached(
+        &self,
+        hash: &[u8; 32],
+        now: u64,
+    ) -> Result<Option<CachedToken>, IdentityError> {
+        let Some(known) = self.lock_cache().get(hash).cloned() else {
             return Ok(None);
         };
         let Some(issuer) = self.issuers.get(known.issuer) else {
@@ -219,10 +224,10 @@ impl Verifier {
     }
 
     /// What the claims must say at every use, remembered or not.
-    fn check(
+    fn check_claims(
         &self,
-        claimed: &Verified,
-        expected: &Expected<'_>,
+        claimed: &CachedToken,
+        expected: &VerifyContext<'_>,
         now: u64,
     ) -> Result<(), IdentityError> {
         let issuer = self.issuers.get(claimed.issuer).ok_or(IdentityError::UnknownIssuer)?;
@@ -231,7 +236,7 @@ impl Verifier {
     }
 
     /// Only for a token whose signature is good: the answer tells of other sandboxes and tenants.
-    fn check_revoked(&self, identity: &Identity, now: u64) -> Result<(), IdentityError> {
+    fn check_revocation(&self, identity: &VerifiedIdentity, now: u64) -> Result<(), IdentityError> {
         let Some(list) = &self.revocations else {
             return Ok(());
         };
@@ -239,19 +244,26 @@ impl Verifier {
     }
 
     /// Everything the token claims, in the form its issuer may claim it; not yet believed.
-    fn read(&self, compact: &Compact<'_>, now: u64) -> Result<Verified, IdentityError> {
+    fn read_claims(
+        &self,
+        compact: &CompactJws<'_>,
+        now: u64,
+    ) -> Result<CachedToken, IdentityError> {
         let claims = ClaimReader { claims: &compact.claims };
-        let (index, issuer) = self.issuer_of(&claims)?;
+        let (index, issuer) = self.find_issuer(&claims)?;
         let keys = issuer.keys.current(now).ok_or(IdentityError::KeysStale)?;
         let pinned = keys.key(&compact.key_id, now).ok_or(IdentityError::UnknownKey)?.algorithm;
         if compact.algorithm != pinned.name() {
             return Err(IdentityError::Algorithm);
         }
         let identity = Arc::new(claims.identity(&issuer.limits, &compact.key_id)?);
-        Ok(Verified { identity, issuer: index, keys })
+        Ok(CachedToken { identity, issuer: index, keys })
     }
 
-    fn issuer_of(&self, claims: &ClaimReader<'_>) -> Result<(usize, &Issuer), IdentityError> {
+    fn find_issuer(
+        &self,
+        claims: &ClaimReader<'_>,
+    ) -> Result<(usize, &LoadedIssuer), IdentityError> {
         let (name, subject) = (claims.text("iss")?, claims.text("sub")?.unwrap_or_default());
         let domain = subject.strip_prefix("spiffe://").and_then(|rest| rest.split('/').next());
         let matches = |issuer: &TrustedIssuer| match (&issuer.issuer, name) {
@@ -267,7 +279,7 @@ impl Verifier {
         })
     }
 
-    fn lock(&self) -> std::sync::MutexGuard<'_, Bounded<[u8; 32], Verified>> {
+    fn lock_cache(&self) -> std::sync::MutexGuard<'_, BoundedCache<[u8; 32], CachedToken>> {
         // A panic elsewhere leaves whole entries behind, so a poisoned cache is still a cache.
         self.verified.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -280,15 +292,15 @@ impl fmt::Debug for Verifier {
     }
 }
 
-impl Issuer {
+impl LoadedIssuer {
     fn load(limits: TrustedIssuer, now: UnixTime) -> Result<Self, VerifierError> {
         let allowed = limits.algorithms.clone();
         let parse = Box::new(move |text: &[u8]| KeySet::parse(text, &allowed));
-        let keys = Followed::load(&limits.keys, keyset::MAX_FILE, parse, now)?;
+        let keys = WatchedFile::load(&limits.keys, keyset::MAX_FILE, parse, now)?;
         // Later an empty set revokes; at the start it is a mistake, and better said than found out.
         if keys.current(now.as_secs()).is_none_or(|keys| keys.is_empty()) {
             let path = limits.keys.clone();
-            return Err(FollowError::Content { path, source: KeySetError::NoKeys }.into());
+            return Err(WatchedFileError::Content { path, source: KeySetError::NoKeys }.into());
         }
         Ok(Self { limits, keys })
     }
@@ -298,7 +310,7 @@ fn check_issuers(issuers: &[TrustedIssuer]) -> Result<(), VerifierError> {
     for (index, issuer) in issuers.iter().enumerate() {
         let name =
             || issuer.issuer.clone().unwrap_or_else(|| issuer.trust_domain.as_str().to_owned());
-        if issuer.issuer.is_none() && issuer.claims == Claims::Ours {
+        if issuer.issuer.is_none() && issuer.claims == RequiredClaims::Ours {
             return Err(VerifierError::Nameless);
         }
         if issuer.algorithms.is_empty() {

@@ -3,43 +3,54 @@
 use std::fs;
 
 use certs::identity::{
-    Algorithm, Expected, IdentityError, LocalIssuer, MAX_STALE, PUBLISHED_AHEAD, Verifier,
+    IdentityError, LocalIssuer, MAX_STALE, PUBLISHED_AHEAD, SigningAlgorithm, Verifier,
+    VerifyContext,
 };
-use certs::trust::Refreshed;
+use certs::trust::RefreshStatus;
 use serde_json::{Value, json};
 
-use super::{AUDIENCE, Forger, SUBJECT, World, options, request};
-use crate::{DAY, HOUR, NOW, at};
+use super::{AUDIENCE, IssuerFixture, SUBJECT, TokenForger, options, request};
+use crate::{DAY, HOUR, NOW, unix_time};
 
 #[test]
 fn rotation_refuses_no_honest_token_and_retires_the_old_key() {
     let dir = tempfile::tempdir().unwrap();
-    let issuer = LocalIssuer::init(dir.path(), &options(Algorithm::Es256), at(NOW)).unwrap();
-    let verifier = Verifier::new(vec![issuer.trusted().unwrap()], None, at(NOW)).unwrap();
+    let issuer =
+        LocalIssuer::init(dir.path(), &options(SigningAlgorithm::Es256), unix_time(NOW)).unwrap();
+    let verifier =
+        Verifier::new(vec![issuer.trusted_issuer().unwrap()], None, unix_time(NOW)).unwrap();
     let check = |issuer: &LocalIssuer, now: u64| {
-        let token = issuer.issue(&request(), at(now)).unwrap();
-        let identity =
-            verifier.verify(token.expose(), &Expected::audience(AUDIENCE), at(now)).unwrap();
+        let token = issuer.issue(&request(), unix_time(now)).unwrap();
+        let identity = verifier
+            .verify(token.expose(), &VerifyContext::for_audience(AUDIENCE), unix_time(now))
+            .unwrap();
         (token, identity.key_id().to_owned())
     };
     let (old_token, old_key) = check(&issuer, NOW);
 
-    let rotated = LocalIssuer::rotate(dir.path(), at(NOW + 10)).unwrap();
+    let rotated = LocalIssuer::rotate(dir.path(), unix_time(NOW + 10)).unwrap();
     let (_, still) = check(&rotated, NOW + 20);
     assert_eq!(still, old_key, "verifiers that have not looked yet must know the signing key");
-    assert_eq!(verifier.refresh(at(NOW + 30)).unwrap(), Refreshed::Changed);
+    assert_eq!(verifier.refresh(unix_time(NOW + 30)).unwrap(), RefreshStatus::Changed);
     let signs = NOW + 10 + PUBLISHED_AHEAD.as_secs();
     let (_, new_key) = check(&rotated, signs);
     assert_ne!(new_key, old_key);
-    let still_good =
-        verifier.verify(old_token.expose(), &Expected::audience(AUDIENCE), at(NOW + 299));
+    let still_good = verifier.verify(
+        old_token.expose(),
+        &VerifyContext::for_audience(AUDIENCE),
+        unix_time(NOW + 299),
+    );
     assert!(still_good.is_ok(), "the old key's token lives to its end");
 
-    let retired = LocalIssuer::rotate(dir.path(), at(NOW + HOUR)).unwrap();
+    let retired = LocalIssuer::rotate(dir.path(), unix_time(NOW + HOUR)).unwrap();
     assert!(!retired.key_ids().any(|kid| kid == old_key));
     assert!(!dir.path().join(format!("{old_key}.key")).exists());
-    verifier.refresh(at(NOW + HOUR)).unwrap();
-    let gone = verifier.verify(old_token.expose(), &Expected::audience(AUDIENCE), at(NOW + 299));
+    verifier.refresh(unix_time(NOW + HOUR)).unwrap();
+    let gone = verifier.verify(
+        old_token.expose(),
+        &VerifyContext::for_audience(AUDIENCE),
+        unix_time(NOW + 299),
+    );
     assert_eq!(gone.unwrap_err(), IdentityError::UnknownKey, "remembered tokens go with their key");
     assert_eq!(check(&retired, NOW + HOUR).1, new_key);
 }
@@ -54,16 +65,18 @@ fn claims_at(now: u64) -> Value {
 }
 
 #[test]
-fn one_rotation_is_enough_for_a_stolen_key_to_come_to_its_end() {
+fn p12_one_rotation_is_enough_for_a_stolen_key_to_come_to_its_end() {
     let dir = tempfile::tempdir().unwrap();
-    let issuer = LocalIssuer::init(dir.path(), &options(Algorithm::Es256), at(NOW)).unwrap();
+    let issuer =
+        LocalIssuer::init(dir.path(), &options(SigningAlgorithm::Es256), unix_time(NOW)).unwrap();
     let old = issuer.key_ids().next().unwrap().to_owned();
-    let thief = Forger::of(dir.path(), &old);
-    let rotated = LocalIssuer::rotate(dir.path(), at(NOW)).unwrap();
-    let verifier = Verifier::new(vec![rotated.trusted().unwrap()], None, at(NOW)).unwrap();
+    let thief = TokenForger::from_key_file(dir.path(), &old);
+    let rotated = LocalIssuer::rotate(dir.path(), unix_time(NOW)).unwrap();
+    let verifier =
+        Verifier::new(vec![rotated.trusted_issuer().unwrap()], None, unix_time(NOW)).unwrap();
     let verify = |token: &str, now| {
-        verifier.refresh(at(now)).unwrap();
-        verifier.verify(token, &Expected::audience(AUDIENCE), at(now)).map(drop)
+        verifier.refresh(unix_time(now)).unwrap();
+        verifier.verify(token, &VerifyContext::for_audience(AUDIENCE), unix_time(now)).map(drop)
     };
     let ends = NOW + PUBLISHED_AHEAD.as_secs() + 600 + 30;
     let remembered = thief.sign(&claims_at(ends - 1));
@@ -83,41 +96,46 @@ fn one_rotation_is_enough_for_a_stolen_key_to_come_to_its_end() {
     // Whoever opens the issuer next throws the key away, and its place in the set.
     let jwks = fs::read_to_string(rotated.jwks_path()).unwrap();
     assert!(jwks.contains(&old));
-    let reopened = LocalIssuer::open(dir.path(), at(ends)).unwrap();
+    let reopened = LocalIssuer::open(dir.path(), unix_time(ends)).unwrap();
     assert!(!reopened.key_ids().any(|kid| kid == old));
     assert!(!fs::read_to_string(rotated.jwks_path()).unwrap().contains(&old));
     assert!(!dir.path().join(format!("{old}.key")).exists());
-    let fresh = reopened.issue(&request(), at(ends)).unwrap();
+    let fresh = reopened.issue(&request(), unix_time(ends)).unwrap();
     assert_eq!(verify(fresh.expose(), ends), Ok(()));
 }
 
 #[test]
 fn rotating_what_is_not_there_says_how_to_make_it() {
     let dir = tempfile::tempdir().unwrap();
-    let missing = LocalIssuer::rotate(&dir.path().join("none"), at(NOW)).unwrap_err().to_string();
+    let missing =
+        LocalIssuer::rotate(&dir.path().join("none"), unix_time(NOW)).unwrap_err().to_string();
     assert!(missing.contains("identity init"), "{missing}");
 }
 
 #[test]
-fn an_emptied_set_of_keys_revokes_everything() {
+fn p12_an_emptied_set_of_keys_revokes_everything() {
     for empty in [r#"{"keys":[]}"#, r#"{"keys":[{"kty":"XYZ"}]}"#] {
-        let world = World::new();
+        let world = IssuerFixture::new();
         let token = world.token();
         assert_eq!(world.verify(&token).as_deref(), Ok(SUBJECT));
         fs::write(world.issuer.jwks_path(), empty).unwrap();
-        assert_eq!(world.verifier.refresh(at(NOW)).unwrap(), Refreshed::Changed, "{empty}");
+        assert_eq!(
+            world.verifier.refresh(unix_time(NOW)).unwrap(),
+            RefreshStatus::Changed,
+            "{empty}"
+        );
         assert_eq!(world.verify(&token), Err(IdentityError::UnknownKey), "{empty}");
     }
 }
 
 #[test]
-fn a_forged_token_learns_nothing_of_what_is_revoked() {
+fn p12_a_forged_token_learns_nothing_of_what_is_revoked() {
     let list = json!({
         "sandboxes": [{ "tenant": "acme", "environment": "staging", "sandbox": "build-7" }],
         "generations": [{ "tenant": "other", "environment": "production", "sandbox": "victim", "oldest": 4711 }],
         "tenants": [{ "tenant": "third", "issued_before": NOW }],
     });
-    let world = World::with(Algorithm::Es256, Some(&list));
+    let world = IssuerFixture::with_algorithm(SigningAlgorithm::Es256, Some(&list));
     let subject = |tenant, rest| format!("spiffe://acme.example/tenant/{tenant}/env/{rest}");
     for (sub, sid, iat) in [
         (SUBJECT.to_owned(), "3", NOW),
@@ -127,7 +145,7 @@ fn a_forged_token_learns_nothing_of_what_is_revoked() {
     ] {
         let mut claims = claims_at(NOW);
         (claims["sub"], claims["sid"], claims["iat"]) = (sub.into(), sid.into(), iat.into());
-        let signed = world.key().sign(&claims);
+        let signed = world.forger().sign(&claims);
         let forged = format!("{}.{}", signed.rsplit_once('.').unwrap().0, "A".repeat(86));
         assert_eq!(world.verify(&forged), Err(IdentityError::Signature), "{claims}");
         let told = world.verify(&signed).err();
@@ -139,24 +157,26 @@ fn a_forged_token_learns_nothing_of_what_is_revoked() {
 #[test]
 fn rotating_faster_than_tokens_end_is_refused() {
     let dir = tempfile::tempdir().unwrap();
-    LocalIssuer::init(dir.path(), &options(Algorithm::Es256), at(NOW)).unwrap();
-    let rotations =
-        (0..20).map(|_| LocalIssuer::rotate(dir.path(), at(NOW))).filter(Result::is_ok).count();
+    LocalIssuer::init(dir.path(), &options(SigningAlgorithm::Es256), unix_time(NOW)).unwrap();
+    let rotations = (0..20)
+        .map(|_| LocalIssuer::rotate(dir.path(), unix_time(NOW)))
+        .filter(Result::is_ok)
+        .count();
     assert_eq!(rotations, 15, "sixteen keys at most");
 }
 
 /// 13 of the attacks: revoked while a connection is open, refused at the next request.
 #[test]
-fn a_revocation_counts_at_the_next_use_even_of_a_remembered_token() {
+fn p12_a_revocation_counts_at_the_next_use_even_of_a_remembered_token() {
     let sandbox = json!({ "tenant": "acme", "environment": "staging", "sandbox": "build-7" });
     let other = json!({ "tenant": "acme", "environment": "production", "sandbox": "build-7" });
-    let kid_of = |world: &World| world.issuer.key_ids().next().unwrap().to_owned();
+    let kid_of = |world: &IssuerFixture| world.issuer.key_ids().next().unwrap().to_owned();
     let token_id = |token: &str| {
         let unverified = certs::identity::inspect(token).unwrap();
         unverified.claims["jti"].as_str().unwrap().to_owned()
     };
-    type List<'a> = (&'a str, &'a dyn Fn(&World, &str) -> Value, bool);
-    let lists: [List<'_>; 8] = [
+    type RevocationCase<'a> = (&'a str, &'a dyn Fn(&IssuerFixture, &str) -> Value, bool);
+    let lists: [RevocationCase<'_>; 8] = [
         ("sandbox", &|_, _| json!({ "sandboxes": [sandbox] }), true),
         ("its namesake elsewhere", &|_, _| json!({ "sandboxes": [other] }), false),
         (
@@ -182,57 +202,57 @@ fn a_revocation_counts_at_the_next_use_even_of_a_remembered_token() {
         ("nothing", &|_, _| json!({}), false),
     ];
     for (what, list, revoked) in lists {
-        let world = World::with(Algorithm::Es256, Some(&json!({})));
+        let world = IssuerFixture::with_algorithm(SigningAlgorithm::Es256, Some(&json!({})));
         let token = world.token();
         assert_eq!(world.verify(&token).as_deref(), Ok(SUBJECT), "{what}");
         let path = world.dir.path().join("revocations.json");
         fs::write(path, list(&world, &token).to_string()).unwrap();
-        world.verifier.refresh(at(NOW)).unwrap();
+        world.verifier.refresh(unix_time(NOW)).unwrap();
         assert_eq!(world.verify(&token).err(), revoked.then_some(IdentityError::Revoked), "{what}");
     }
 }
 
 #[test]
-fn a_file_that_turns_bad_changes_nothing_for_a_while_and_then_closes() {
+fn p16_a_file_that_turns_bad_changes_nothing_for_a_while_and_then_closes() {
     for (file, stale) in [
         ("issuer/jwks.json", IdentityError::KeysStale),
         ("revocations.json", IdentityError::RevocationsStale),
     ] {
-        let world = World::with(Algorithm::Es256, Some(&json!({})));
+        let world = IssuerFixture::with_algorithm(SigningAlgorithm::Es256, Some(&json!({})));
         let path = world.dir.path().join(file);
         let good = fs::read(&path).unwrap();
         for bad in ["", "{", r#"{"keys":{}}"#, r#"{"unknown":[]}"#] {
             fs::write(&path, bad).unwrap();
-            let complaints = world.verifier.refresh(at(NOW + 60)).unwrap_err();
+            let complaints = world.verifier.refresh(unix_time(NOW + 60)).unwrap_err();
             assert!(complaints[0].to_string().contains(file), "{bad}: {}", complaints[0]);
             assert_eq!(world.verify(&world.token()).as_deref(), Ok(SUBJECT), "{bad}");
         }
         fs::remove_file(&path).unwrap();
         let late = NOW + MAX_STALE.as_secs() + 1;
-        assert!(world.verifier.refresh(at(late)).is_err());
-        let token = world.issuer.issue(&request(), at(late)).unwrap();
+        assert!(world.verifier.refresh(unix_time(late)).is_err());
+        let token = world.issuer.issue(&request(), unix_time(late)).unwrap();
         assert_eq!(world.verify_at(token.expose(), late), Err(stale), "{file}");
         fs::write(&path, good).unwrap();
-        world.verifier.refresh(at(late)).unwrap();
+        world.verifier.refresh(unix_time(late)).unwrap();
         assert_eq!(world.verify_at(token.expose(), late).as_deref(), Ok(SUBJECT), "{file} healed");
     }
 }
 
 #[test]
-fn a_clock_that_was_ahead_does_not_lengthen_the_patience() {
-    let world = World::new();
-    world.verifier.refresh(at(NOW + DAY)).unwrap();
+fn p16_a_clock_that_was_ahead_does_not_lengthen_the_patience() {
+    let world = IssuerFixture::new();
+    world.verifier.refresh(unix_time(NOW + DAY)).unwrap();
     let jwks = world.issuer.jwks_path();
     fs::remove_file(jwks).unwrap();
-    assert!(world.verifier.refresh(at(NOW)).is_err());
+    assert!(world.verifier.refresh(unix_time(NOW)).is_err());
     let late = NOW + MAX_STALE.as_secs() + 1;
-    let token = world.issuer.issue(&request(), at(late)).unwrap();
+    let token = world.issuer.issue(&request(), unix_time(late)).unwrap();
     assert_eq!(world.verify_at(token.expose(), late), Err(IdentityError::KeysStale));
 }
 
 #[test]
-fn a_clock_that_jumps_closes_and_heals() {
-    let world = World::new();
+fn p16_a_clock_that_jumps_closes_and_heals() {
+    let world = IssuerFixture::new();
     let token = world.token();
     assert_eq!(world.verify(&token).as_deref(), Ok(SUBJECT));
     for (jump, refused) in [
@@ -253,11 +273,11 @@ fn a_clock_that_jumps_closes_and_heals() {
 }
 
 #[test]
-fn a_flood_of_good_tokens_stays_within_the_bound() {
-    let world = World::new();
-    for number in 0..certs::identity::MAX_VERIFIED + 100 {
+fn p17_a_flood_of_good_tokens_stays_within_the_bound() {
+    let world = IssuerFixture::new();
+    for number in 0..certs::identity::MAX_CACHED_TOKENS + 100 {
         let token = world.token();
         assert!(world.verify(&token).is_ok(), "{number}");
     }
-    assert!(world.verifier.remembered_tokens() <= certs::identity::MAX_VERIFIED);
+    assert!(world.verifier.cached_tokens() <= certs::identity::MAX_CACHED_TOKENS);
 }

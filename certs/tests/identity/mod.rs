@@ -12,45 +12,47 @@ use std::time::Duration;
 use base64::Engine;
 use base64::engine::general_purpose::URL_SAFE_NO_PAD;
 use certs::identity::{
-    Algorithm, Expected, IdentityError, IssueRequest, IssuerOptions, LocalIssuer, TrustDomain,
-    Verifier,
+    IdentityError, IssueRequest, IssuerOptions, LocalIssuer, SigningAlgorithm, TrustDomain,
+    Verifier, VerifyContext,
 };
 use jsonwebtoken::{EncodingKey, Header};
 use serde_json::{Value, json};
 
-use crate::{NOW, at};
+use crate::{NOW, unix_time};
 
 pub(crate) const AUDIENCE: &str = "spiffe://acme.example/memory";
 pub(crate) const ISSUER: &str = "https://issuer.acme.example";
 pub(crate) const SUBJECT: &str = "spiffe://acme.example/tenant/acme/env/staging/sandbox/build-7";
 
 /// An issuer, its directory, and a verifier that believes it.
-pub(crate) struct World {
+pub(crate) struct IssuerFixture {
     pub(crate) dir: tempfile::TempDir,
     pub(crate) issuer: LocalIssuer,
     pub(crate) verifier: Verifier,
 }
 
-impl World {
+impl IssuerFixture {
     pub(crate) fn new() -> Self {
-        Self::with(Algorithm::Es256, None)
+        Self::with_algorithm(SigningAlgorithm::Es256, None)
     }
 
-    pub(crate) fn with(algorithm: Algorithm, revocations: Option<&Value>) -> Self {
+    pub(crate) fn with_algorithm(algorithm: SigningAlgorithm, revocations: Option<&Value>) -> Self {
         let dir = tempfile::tempdir().unwrap();
         let issuer =
-            LocalIssuer::init(&dir.path().join("issuer"), &options(algorithm), at(NOW)).unwrap();
+            LocalIssuer::init(&dir.path().join("issuer"), &options(algorithm), unix_time(NOW))
+                .unwrap();
         let list = revocations.map(|list| {
             let path = dir.path().join("revocations.json");
             fs::write(&path, list.to_string()).unwrap();
             path
         });
-        let verifier = Verifier::new(vec![issuer.trusted().unwrap()], list, at(NOW)).unwrap();
+        let verifier =
+            Verifier::new(vec![issuer.trusted_issuer().unwrap()], list, unix_time(NOW)).unwrap();
         Self { dir, issuer, verifier }
     }
 
     pub(crate) fn token(&self) -> String {
-        self.issuer.issue(&request(), at(NOW)).unwrap().expose().to_owned()
+        self.issuer.issue(&request(), unix_time(NOW)).unwrap().expose().to_owned()
     }
 
     pub(crate) fn verify(&self, token: &str) -> Result<String, IdentityError> {
@@ -58,16 +60,20 @@ impl World {
     }
 
     pub(crate) fn verify_at(&self, token: &str, now: u64) -> Result<String, IdentityError> {
-        let identity = self.verifier.verify(token, &Expected::audience(AUDIENCE), at(now))?;
+        let identity =
+            self.verifier.verify(token, &VerifyContext::for_audience(AUDIENCE), unix_time(now))?;
         Ok(identity.subject().to_string())
     }
 
-    pub(crate) fn key(&self) -> Forger {
-        Forger::of(&self.dir.path().join("issuer"), self.issuer.key_ids().next().unwrap())
+    pub(crate) fn forger(&self) -> TokenForger {
+        TokenForger::from_key_file(
+            &self.dir.path().join("issuer"),
+            self.issuer.key_ids().next().unwrap(),
+        )
     }
 }
 
-pub(crate) fn options(algorithm: Algorithm) -> IssuerOptions {
+pub(crate) fn options(algorithm: SigningAlgorithm) -> IssuerOptions {
     let trust_domain = TrustDomain::parse("acme.example").unwrap();
     IssuerOptions { issuer: ISSUER.to_owned(), trust_domain, environments: None, algorithm }
 }
@@ -92,15 +98,15 @@ pub(crate) fn claims() -> Value {
 }
 
 /// Whoever holds a key and writes what he likes; signs with another library call than the product.
-pub(crate) struct Forger {
+pub(crate) struct TokenForger {
     pub(crate) kid: String,
     pub(crate) key: EncodingKey,
     pub(crate) algorithm: jsonwebtoken::Algorithm,
 }
 
-impl Forger {
+impl TokenForger {
     /// With the issuer's own key.
-    pub(crate) fn of(dir: &Path, kid: &str) -> Self {
+    pub(crate) fn from_key_file(dir: &Path, kid: &str) -> Self {
         let path: PathBuf = dir.join(format!("{kid}.key"));
         let der = certs::pem::private_key(&fs::read(path).unwrap()).unwrap();
         let key = EncodingKey::from_ec_der(der.secret_der());

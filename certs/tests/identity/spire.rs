@@ -5,24 +5,25 @@ use std::path::Path;
 use std::time::Duration;
 
 use certs::identity::{
-    Algorithm, Claims, Environment, Expected, IdentityError, IssueRequest, IssuerOptions,
-    LocalIssuer, SigningKey, SubjectTemplate, Tenant, TrustDomain, TrustedIssuer, Verifier,
+    Environment, IdentityError, IssueRequest, IssuerOptions, LocalIssuer, RequiredClaims,
+    SigningAlgorithm, SigningKey, SubjectTemplate, Tenant, TrustDomain, TrustedIssuer, Verifier,
+    VerifyContext,
 };
 use jsonwebtoken::EncodingKey;
 use serde_json::{Value, json};
 
-use super::{AUDIENCE, Forger};
-use crate::{NOW, at};
+use super::{AUDIENCE, TokenForger};
+use crate::{NOW, unix_time};
 
 const SUBJECT: &str = "spiffe://prod.acme.example/ns/acme/sa/build-7";
 
 /// A SPIRE server: a key, and the bundle it publishes.
-struct Spire {
-    forger: Forger,
+struct SpireIssuer {
+    forger: TokenForger,
     bundle: Value,
 }
 
-impl Spire {
+impl SpireIssuer {
     fn new() -> Self {
         let pair = rcgen::KeyPair::generate().unwrap();
         let key = EncodingKey::from_ec_der(pair.serialized_der());
@@ -40,7 +41,7 @@ impl Spire {
             "spiffe_refresh_hint": 300,
         });
         let kid = "C6vs25welZOx6WksNYfbMfiw9l96pMnD".to_owned();
-        Self { forger: Forger { kid, key, algorithm: jsonwebtoken::Algorithm::ES256 }, bundle }
+        Self { forger: TokenForger { kid, key, algorithm: jsonwebtoken::Algorithm::ES256 }, bundle }
     }
 
     fn write(&self, dir: &Path) -> TrustedIssuer {
@@ -51,8 +52,8 @@ impl Spire {
             trust_domain: TrustDomain::parse("prod.acme.example").unwrap(),
             environments: None,
             tenants: None,
-            algorithms: vec![Algorithm::Es256],
-            claims: Claims::JwtSvid,
+            algorithms: vec![SigningAlgorithm::Es256],
+            claims: RequiredClaims::JwtSvid,
             subject: template(),
             life: TrustedIssuer::DEFAULT_LIFE,
             skew: Duration::from_secs(30),
@@ -72,15 +73,16 @@ fn claims() -> Value {
 }
 
 fn verify(verifier: &Verifier, token: &str) -> Result<String, IdentityError> {
-    let identity = verifier.verify(token, &Expected::audience(AUDIENCE), at(NOW))?;
+    let identity =
+        verifier.verify(token, &VerifyContext::for_audience(AUDIENCE), unix_time(NOW))?;
     Ok(identity.subject().to_string())
 }
 
 #[test]
-fn a_spire_token_names_a_sandbox_through_the_template() {
+fn p12_a_spire_token_names_a_sandbox_through_the_template() {
     let dir = tempfile::tempdir().unwrap();
-    let spire = Spire::new();
-    let verifier = Verifier::new(vec![spire.write(dir.path())], None, at(NOW)).unwrap();
+    let spire = SpireIssuer::new();
+    let verifier = Verifier::new(vec![spire.write(dir.path())], None, unix_time(NOW)).unwrap();
     let ours = "spiffe://prod.acme.example/tenant/acme/env/production/sandbox/build-7";
     for (what, change, expected) in [
         ("as issued", json!({}), Ok(ours)),
@@ -127,15 +129,16 @@ fn a_spire_token_names_a_sandbox_through_the_template() {
 }
 
 #[test]
-fn issuers_side_by_side_do_not_speak_for_each_other() {
+fn p12_issuers_side_by_side_do_not_speak_for_each_other() {
     let (one, two) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
-    let (spire, vault) = (Spire::new(), SigningKey::generate(Algorithm::Rs256).unwrap());
-    let mut trusted_vault = Spire::new().write(two.path());
+    let (spire, vault) =
+        (SpireIssuer::new(), SigningKey::generate(SigningAlgorithm::Rs256).unwrap());
+    let mut trusted_vault = SpireIssuer::new().write(two.path());
     trusted_vault.issuer = Some("https://vault.acme.example".to_owned());
-    trusted_vault.algorithms = vec![Algorithm::Rs256];
+    trusted_vault.algorithms = vec![SigningAlgorithm::Rs256];
     fs::write(&trusted_vault.keys, certs::identity::jwks([&vault]).to_string()).unwrap();
     let verifier =
-        Verifier::new(vec![spire.write(one.path()), trusted_vault], None, at(NOW)).unwrap();
+        Verifier::new(vec![spire.write(one.path()), trusted_vault], None, unix_time(NOW)).unwrap();
     let mut claims = claims();
     assert!(verify(&verifier, &spire.forger.sign(&claims)).is_ok());
     claims["iss"] = "https://vault.acme.example".into();
@@ -144,7 +147,7 @@ fn issuers_side_by_side_do_not_speak_for_each_other() {
 }
 
 #[test]
-fn an_issuer_names_its_own_environments_and_tenants_only() {
+fn p12_an_issuer_names_its_own_environments_and_tenants_only() {
     let dir = tempfile::tempdir().unwrap();
     let made = |name: &str, environments: &[&str]| {
         let parse = |text: &&str| Environment::parse(text).unwrap();
@@ -152,17 +155,19 @@ fn an_issuer_names_its_own_environments_and_tenants_only() {
             issuer: format!("https://{name}.example"),
             trust_domain: TrustDomain::parse(&format!("{name}.acme.example")).unwrap(),
             environments: Some(environments.iter().map(parse).collect()),
-            algorithm: Algorithm::Es256,
+            algorithm: SigningAlgorithm::Es256,
         };
-        LocalIssuer::init(&dir.path().join(name), &options, at(NOW)).unwrap()
+        LocalIssuer::init(&dir.path().join(name), &options, unix_time(NOW)).unwrap()
     };
     let (staging, production) =
         (made("staging", &["staging", "trial"]), made("prod", &["production"]));
-    let mut tenants = production.trusted().unwrap();
+    let mut tenants = production.trusted_issuer().unwrap();
     tenants.tenants = Some(vec![Tenant::parse("acme").unwrap()]);
-    let verifier = Verifier::new(vec![staging.trusted().unwrap(), tenants], None, at(NOW)).unwrap();
+    let verifier =
+        Verifier::new(vec![staging.trusted_issuer().unwrap(), tenants], None, unix_time(NOW))
+            .unwrap();
     let key = |issuer: &LocalIssuer, name: &str| {
-        Forger::of(&dir.path().join(name), issuer.key_ids().next().unwrap())
+        TokenForger::from_key_file(&dir.path().join(name), issuer.key_ids().next().unwrap())
     };
     let (stolen, own) = (key(&staging, "staging"), key(&production, "prod"));
     for (forger, name, tenant, environment, refused) in [
@@ -184,15 +189,17 @@ fn an_issuer_names_its_own_environments_and_tenants_only() {
         assert_eq!(found, refused, "{name}: {tenant} {environment}");
     }
     let request = IssueRequest { environment: "production", ..super::request() };
-    assert!(staging.issue(&request, at(NOW)).unwrap_err().to_string().contains("production"));
-    let reopened = LocalIssuer::open(&dir.path().join("staging"), at(NOW)).unwrap();
-    assert!(reopened.issue(&request, at(NOW)).is_err(), "it is kept with the issuer");
+    assert!(
+        staging.issue(&request, unix_time(NOW)).unwrap_err().to_string().contains("production")
+    );
+    let reopened = LocalIssuer::open(&dir.path().join("staging"), unix_time(NOW)).unwrap();
+    assert!(reopened.issue(&request, unix_time(NOW)).is_err(), "it is kept with the issuer");
 }
 
 #[test]
-fn key_files_are_read_strictly() {
+fn p12_key_files_are_read_strictly() {
     let dir = tempfile::tempdir().unwrap();
-    let spire = Spire::new();
+    let spire = SpireIssuer::new();
     let jwk = spire.bundle["keys"][1].clone();
     let with = |change: Value| {
         let mut jwk = jwk.clone();
@@ -201,7 +208,7 @@ fn key_files_are_read_strictly() {
         json!({ "keys": [jwk] })
     };
     let weak = json!({ "keys": [{ "kty": "RSA", "kid": "a", "n": "AQAB", "e": "AQAB" }] });
-    let rsa = certs::identity::jwks([&SigningKey::generate(Algorithm::Rs256).unwrap()]);
+    let rsa = certs::identity::jwks([&SigningKey::generate(SigningAlgorithm::Rs256).unwrap()]);
     let beside = |others: &[&Value]| {
         let keys: Vec<&Value> = std::iter::once(&jwk).chain(others.iter().copied()).collect();
         json!({ "keys": keys })
@@ -244,7 +251,7 @@ fn key_files_are_read_strictly() {
         let trusted = spire.write(dir.path());
         fs::write(&trusted.keys, set.to_string()).unwrap();
         let error =
-            Verifier::new(vec![trusted], None, at(NOW)).err().map(|error| error.to_string());
+            Verifier::new(vec![trusted], None, unix_time(NOW)).err().map(|error| error.to_string());
         match (complaint, &error) {
             (None, None) => {}
             (Some(expected), Some(found)) => assert!(found.contains(expected), "{what}: {found}"),
@@ -252,14 +259,14 @@ fn key_files_are_read_strictly() {
         }
     }
     let mut weak_rsa = spire.write(dir.path());
-    weak_rsa.algorithms = vec![Algorithm::Rs256];
+    weak_rsa.algorithms = vec![SigningAlgorithm::Rs256];
     fs::write(
         &weak_rsa.keys,
         json!({ "keys": [{ "kty": "RSA", "kid": "a", "n": "AQAB", "e": "AQAB" }] }).to_string(),
     )
     .unwrap();
     assert!(
-        Verifier::new(vec![weak_rsa], None, at(NOW))
+        Verifier::new(vec![weak_rsa], None, unix_time(NOW))
             .unwrap_err()
             .to_string()
             .contains("not a usable")
@@ -269,7 +276,7 @@ fn key_files_are_read_strictly() {
 #[test]
 fn what_an_operator_must_not_configure() {
     let dir = tempfile::tempdir().unwrap();
-    let good = Spire::new().write(dir.path());
+    let good = SpireIssuer::new().write(dir.path());
     let change = |alter: fn(&mut TrustedIssuer)| {
         let mut issuer = good.clone();
         alter(&mut issuer);
@@ -279,9 +286,9 @@ fn what_an_operator_must_not_configure() {
         ("no algorithm", change(|issuer| issuer.algorithms.clear())),
         ("too long a life", change(|issuer| issuer.life = Duration::from_secs(3601))),
         ("too much skew", change(|issuer| issuer.skew = Duration::from_secs(31))),
-        ("nameless and ours", change(|issuer| issuer.claims = Claims::Ours)),
+        ("nameless and ours", change(|issuer| issuer.claims = RequiredClaims::Ours)),
         ("twice", vec![good.clone(), good.clone()]),
     ] {
-        assert!(Verifier::new(issuers, None, at(NOW)).is_err(), "{what}");
+        assert!(Verifier::new(issuers, None, unix_time(NOW)).is_err(), "{what}");
     }
 }

@@ -9,23 +9,23 @@ use std::time::Duration;
 
 use anyhow::Context;
 use certs::UnixTime;
-use certs::identity::{Algorithm, IssueRequest, IssuerOptions, LocalIssuer, TrustDomain};
+use certs::identity::{IssueRequest, IssuerOptions, LocalIssuer, SigningAlgorithm, TrustDomain};
 use tempfile::TempDir;
 
-use super::world::RESOLVER;
-use jail::Arrivals;
+use super::fake_internet::RESOLVER;
+use jail::JailListeners;
 
 /// The sandboxes of the story.
-pub(super) const A: &str = "sandbox-a";
-pub(super) const B: &str = "sandbox-b";
+pub(super) const SANDBOX_A: &str = "sandbox-a";
+pub(super) const SANDBOX_B: &str = "sandbox-b";
 /// What the model's host takes for its customer. It is made up.
 pub(super) const SECRET: &str = "sk-demo-7f3a9c41e6b2";
 /// What the memory service takes for the proxy.
-const KEY: &str = "the-key-of-the-memory-service";
+const MEMORY_KEY: &str = "the-key-of-the-memory-service";
 const AUDIENCE: &str = "spiffe://acme.example/memory";
 const ISSUER: &str = "https://issuer.acme.example";
 /// How long a token of the story lives.
-const LIFE: Duration = Duration::from_secs(300);
+const TOKEN_LIFETIME: Duration = Duration::from_secs(300);
 
 /// What the first sandbox may do.
 pub(super) const POLICY_A: &str = r#"name = "agent-a"
@@ -79,22 +79,22 @@ recall  = ["staging:team-b"]
 "#;
 
 /// The directory with everything in it.
-pub(super) struct Files {
+pub(super) struct DemoFiles {
     dir: TempDir,
 }
 
-impl Files {
+impl DemoFiles {
     pub(super) fn new() -> anyhow::Result<Self> {
         let dir = tempfile::Builder::new().prefix("sandbar-demo-").tempdir();
-        Ok(Files { dir: dir.context("there is no place for the files of the story")? })
+        Ok(DemoFiles { dir: dir.context("there is no place for the files of the story")? })
     }
 
-    pub(super) fn at(&self, name: &str) -> PathBuf {
+    pub(super) fn path(&self, name: &str) -> PathBuf {
         self.dir.path().join(name)
     }
 
     /// Leaves the directory behind.
-    pub(super) fn keep(self) -> PathBuf {
+    pub(super) fn persist(self) -> PathBuf {
         self.dir.keep()
     }
 
@@ -102,49 +102,49 @@ impl Files {
     pub(super) fn write(
         &self,
         root: &str,
-        arrivals: &[(&str, &Arrivals)],
+        arrivals: &[(&str, &JailListeners)],
     ) -> anyhow::Result<LocalIssuer> {
-        fs::create_dir(self.at("policies"))?;
-        fs::write(self.at("policies/agent-a.toml"), POLICY_A)?;
-        fs::write(self.at("policies/agent-b.toml"), POLICY_B)?;
-        fs::write(self.at("world.pem"), root)?;
-        secret(&self.at("model.key"), SECRET)?;
-        secret(&self.at("memory.key"), KEY)?;
+        fs::create_dir(self.path("policies"))?;
+        fs::write(self.path("policies/agent-a.toml"), POLICY_A)?;
+        fs::write(self.path("policies/agent-b.toml"), POLICY_B)?;
+        fs::write(self.path("world.pem"), root)?;
+        write_secret(&self.path("model.key"), SECRET)?;
+        write_secret(&self.path("memory.key"), MEMORY_KEY)?;
         let options = IssuerOptions {
             issuer: ISSUER.to_owned(),
             trust_domain: TrustDomain::parse("acme.example")?,
             environments: None,
-            algorithm: Algorithm::Es256,
+            algorithm: SigningAlgorithm::Es256,
         };
-        let issuer = LocalIssuer::init(&self.at("issuer"), &options, UnixTime::now())?;
-        fs::write(self.config(), operator(arrivals))?;
+        let issuer = LocalIssuer::init(&self.path("issuer"), &options, UnixTime::now())?;
+        fs::write(self.config_path(), configuration_text(arrivals))?;
         Ok(issuer)
     }
 
-    pub(super) fn config(&self) -> PathBuf {
-        self.at("sandbar.toml")
+    pub(super) fn config_path(&self) -> PathBuf {
+        self.path("sandbar.toml")
     }
 }
 
 /// A token that names a sandbox.
-pub(super) fn token(issuer: &LocalIssuer, sandbox: &str) -> anyhow::Result<String> {
+pub(super) fn issue_token(issuer: &LocalIssuer, sandbox: &str) -> anyhow::Result<String> {
     let request = IssueRequest {
         tenant: "acme",
         environment: "staging",
         sandbox,
         audience: AUDIENCE,
-        life: LIFE,
+        life: TOKEN_LIFETIME,
         generation: None,
     };
     Ok(issuer.issue(&request, UnixTime::now())?.expose().to_owned())
 }
 
-fn secret(path: &Path, text: &str) -> anyhow::Result<()> {
+fn write_secret(path: &Path, text: &str) -> anyhow::Result<()> {
     let mut file = fs::OpenOptions::new().write(true).create_new(true).mode(0o600).open(path)?;
     Ok(writeln!(file, "{text}")?)
 }
 
-fn operator(arrivals: &[(&str, &Arrivals)]) -> String {
+fn configuration_text(arrivals: &[(&str, &JailListeners)]) -> String {
     let mut text = format!(
         r#"policies = "policies"
 
@@ -179,13 +179,13 @@ credential = "memory"
 "#
     );
     for (sandbox, arrivals) in arrivals {
-        text += &channel(sandbox, arrivals);
+        text += &sandbox_section(sandbox, arrivals);
     }
     text
 }
 
 /// One sandbox, and the sockets that are its alone.
-fn channel(sandbox: &str, arrivals: &Arrivals) -> String {
+fn sandbox_section(sandbox: &str, arrivals: &JailListeners) -> String {
     let bind = |sockets: &[OwnedFd]| {
         let number = |socket: &OwnedFd| format!("\"inherited:{}\"", socket.as_raw_fd());
         sockets.iter().map(number).collect::<Vec<_>>().join(", ")

@@ -15,51 +15,54 @@ use nix::sys::prctl::set_dumpable;
 use nix::sys::signal::{SigSet, Signal};
 use nix::unistd::pipe2;
 
-use super::agent::{Answer, Fetch, Order, Outcome, Reply, Task};
-use jail::{Arrivals, Jail, Place, Plan, Program, Streams, TRUST, View, Wishes, environment};
+use super::agent::{AgentReply, AgentRequest, AgentTask, FetchRequest, FetchResponse, TaskOutcome};
+use jail::{
+    CommandSpec, CommandStdio, FilesystemView, Jail, JailListeners, JailPlan, JobPlacement,
+    TRUST_DIR, ViewOptions, command_environment,
+};
 
 /// Longest wait for anything that an agent does.
-const PATIENCE: Duration = Duration::from_secs(30);
+const AGENT_TIMEOUT: Duration = Duration::from_secs(30);
 
-pub(super) struct Sandbox {
+pub(super) struct DemoSandbox {
     pub(super) id: &'static str,
     jail: Jail,
     orders: File,
-    replies: Receiver<Reply>,
+    replies: Receiver<AgentReply>,
     /// Replies that nobody has asked for yet.
-    early: Vec<Reply>,
+    early: Vec<AgentReply>,
     number: u64,
 }
 
 /// A jail that stands, and nothing in it yet.
-pub(super) struct Cell {
+pub(super) struct PreparedSandbox {
     id: &'static str,
     jail: Jail,
     orders: File,
     replies: File,
-    pub(super) arrivals: Arrivals,
+    pub(super) arrivals: JailListeners,
 }
 
 /// An order that was given.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Ticket(u64);
+pub(super) struct TaskId(u64);
 
-impl Cell {
+impl PreparedSandbox {
     /// Makes a jail from which `hidden` is not seen. This process must have one thread still.
-    pub(super) fn make(id: &'static str, hidden: &Path) -> anyhow::Result<Self> {
+    pub(super) fn create(id: &'static str, hidden: &Path) -> anyhow::Result<Self> {
         let (theirs, orders) = pipe2(OFlag::O_CLOEXEC)?;
         let (replies, output) = pipe2(OFlag::O_CLOEXEC)?;
-        let plan = plan(hidden, [theirs, output])?;
+        let plan = jail_plan(hidden, [theirs, output])?;
         // The jail before has shut this process off; a second is made by somebody who may look at itself.
         set_dumpable(true)?;
-        let (jail, arrivals) = Jail::make(&plan)?;
-        Ok(Cell { id, jail, orders: orders.into(), replies: replies.into(), arrivals })
+        let (jail, arrivals) = Jail::create(&plan)?;
+        Ok(PreparedSandbox { id, jail, orders: orders.into(), replies: replies.into(), arrivals })
     }
 
     /// Lets the agent begin, which trusts these files.
-    pub(super) fn begin(self, trust: &[(PathBuf, Vec<u8>)]) -> anyhow::Result<Sandbox> {
-        let Cell { id, jail, orders, replies, .. } = self;
-        jail.go(trust).context("the jail is gone")?;
+    pub(super) fn start_agent(self, trust: &[(PathBuf, Vec<u8>)]) -> anyhow::Result<DemoSandbox> {
+        let PreparedSandbox { id, jail, orders, replies, .. } = self;
+        jail.start_command(trust).context("the jail is gone")?;
         let (sender, receiver) = channel();
         std::thread::spawn(move || {
             for line in BufReader::new(replies).lines().map_while(Result::ok) {
@@ -69,52 +72,58 @@ impl Cell {
                 }
             }
         });
-        Ok(Sandbox { id, jail, orders, replies: receiver, early: Vec::new(), number: 0 })
+        Ok(DemoSandbox { id, jail, orders, replies: receiver, early: Vec::new(), number: 0 })
     }
 }
 
-impl Sandbox {
+impl DemoSandbox {
     /// Fetches, and waits for the answer; otherwise why there was none.
-    pub(super) fn fetch(&mut self, fetch: &Fetch) -> anyhow::Result<Result<Answer, String>> {
-        let ticket = self.start(Task::Fetch(fetch.clone()))?;
-        self.fetched(ticket)
+    pub(super) fn fetch(
+        &mut self,
+        fetch: &FetchRequest,
+    ) -> anyhow::Result<Result<FetchResponse, String>> {
+        let ticket = self.start_task(AgentTask::Fetch(fetch.clone()))?;
+        self.wait_fetch(ticket)
     }
 
     /// Waits for a fetch that was started.
-    pub(super) fn fetched(&mut self, ticket: Ticket) -> anyhow::Result<Result<Answer, String>> {
-        match self.wait(ticket)? {
-            Outcome::Answered(answer) => Ok(Ok(answer)),
-            Outcome::Nothing(why) => Ok(Err(why)),
-            Outcome::Found(_) => bail!("the agent answers something else"),
+    pub(super) fn wait_fetch(
+        &mut self,
+        ticket: TaskId,
+    ) -> anyhow::Result<Result<FetchResponse, String>> {
+        match self.wait_outcome(ticket)? {
+            TaskOutcome::Answered(answer) => Ok(Ok(answer)),
+            TaskOutcome::Nothing(why) => Ok(Err(why)),
+            TaskOutcome::Found(_) => bail!("the agent answers something else"),
         }
     }
 
     /// Looks a name up; its address, if it has one in there.
-    pub(super) fn look(&mut self, name: &str) -> anyhow::Result<Option<String>> {
-        let ticket = self.start(Task::Look(name.to_owned()))?;
-        match self.wait(ticket)? {
-            Outcome::Found(address) => Ok(Some(address)),
-            Outcome::Nothing(_) => Ok(None),
-            Outcome::Answered(_) => bail!("the agent answers something else"),
+    pub(super) fn resolve(&mut self, name: &str) -> anyhow::Result<Option<String>> {
+        let ticket = self.start_task(AgentTask::Look(name.to_owned()))?;
+        match self.wait_outcome(ticket)? {
+            TaskOutcome::Found(address) => Ok(Some(address)),
+            TaskOutcome::Nothing(_) => Ok(None),
+            TaskOutcome::Answered(_) => bail!("the agent answers something else"),
         }
     }
 
     /// Gives an order without waiting.
-    pub(super) fn start(&mut self, task: Task) -> anyhow::Result<Ticket> {
+    pub(super) fn start_task(&mut self, task: AgentTask) -> anyhow::Result<TaskId> {
         self.number += 1;
-        let order = serde_json::to_string(&Order { number: self.number, task })?;
+        let order = serde_json::to_string(&AgentRequest { number: self.number, task })?;
         writeln!(self.orders, "{order}").with_context(|| format!("{} is gone", self.id))?;
-        Ok(Ticket(self.number))
+        Ok(TaskId(self.number))
     }
 
     /// What came of an order, if anything yet.
-    pub(super) fn poll(&mut self, ticket: Ticket) -> Option<Outcome> {
+    pub(super) fn poll(&mut self, ticket: TaskId) -> Option<TaskOutcome> {
         self.early.extend(self.replies.try_iter());
-        self.take(ticket)
+        self.take_reply(ticket)
     }
 
-    fn wait(&mut self, ticket: Ticket) -> anyhow::Result<Outcome> {
-        let until = Instant::now() + PATIENCE;
+    fn wait_outcome(&mut self, ticket: TaskId) -> anyhow::Result<TaskOutcome> {
+        let until = Instant::now() + AGENT_TIMEOUT;
         loop {
             if let Some(outcome) = self.poll(ticket) {
                 return Ok(outcome);
@@ -125,13 +134,13 @@ impl Sandbox {
         }
     }
 
-    fn take(&mut self, Ticket(number): Ticket) -> Option<Outcome> {
+    fn take_reply(&mut self, TaskId(number): TaskId) -> Option<TaskOutcome> {
         let at = self.early.iter().position(|reply| reply.number == number)?;
         Some(self.early.swap_remove(at).outcome)
     }
 }
 
-impl Drop for Sandbox {
+impl Drop for DemoSandbox {
     /// Nothing inside is left.
     fn drop(&mut self) {
         self.jail.signal(Signal::SIGKILL as i32);
@@ -140,22 +149,22 @@ impl Drop for Sandbox {
 }
 
 /// A jail with nothing to write to but what is new in it, in which this binary runs as the agent.
-fn plan(hidden: &Path, pipes: [OwnedFd; 2]) -> anyhow::Result<Plan> {
-    let view = View::of(&Wishes {
+fn jail_plan(hidden: &Path, pipes: [OwnedFd; 2]) -> anyhow::Result<JailPlan> {
+    let view = FilesystemView::build(&ViewOptions {
         cwd: PathBuf::from("/"),
         hidden: vec![hidden.to_owned()],
-        ..Wishes::default()
+        ..ViewOptions::default()
     })?;
     let own = std::env::current_exe().context("cannot find this program")?;
-    let trust = certs::variables::variables(Path::new(TRUST))?;
+    let trust = certs::variables::variables(Path::new(TRUST_DIR))?;
     let trust = trust.into_iter().map(|(name, value)| (name.to_owned(), value)).collect();
-    let program = Program {
+    let program = CommandSpec {
         words: vec![own.into(), "demo-agent".into()],
-        environment: environment(std::env::vars_os(), trust),
-        place: Place::Background,
+        environment: command_environment(std::env::vars_os(), trust),
+        place: JobPlacement::Background,
         blocked: SigSet::thread_get_mask()?,
-        streams: Streams::Pipes(Arc::new(pipes)),
+        streams: CommandStdio::Pipes(Arc::new(pipes)),
     };
     let socket = (hidden.to_owned(), CString::new("log/admin.sock")?);
-    Ok(Plan { view, program, terminal: None, socket })
+    Ok(JailPlan { view, program, terminal: None, socket })
 }

@@ -4,11 +4,11 @@
 //! or got out. Nothing is sent but what says that it is this test, and nothing is changed: where a change would
 //! prove it, one is asked for that cannot be made and whose refusal differs with the privilege.
 
-mod answer;
 mod inside;
 mod outside;
 mod probe;
 mod report;
+mod response;
 
 use std::net::IpAddr;
 use std::path::{Path, PathBuf};
@@ -16,11 +16,11 @@ use std::process::ExitCode;
 
 use anyhow::bail;
 
-use super::{NEGATIVE, Output, UsageError};
-use jail::TRUST;
+use super::{EXIT_NEGATIVE, OutputOptions, UsageError};
+use jail::TRUST_DIR;
 
 /// The operator's file, where nothing else is said.
-const OPERATOR_FILE: &str = "sandbar.toml";
+const CONFIG_FILE: &str = "sandbar.toml";
 
 /// Try every way around Sandbar from inside a sandbox, or look at the set-up from outside
 ///
@@ -58,48 +58,48 @@ pub(crate) struct DoctorArgs {
 
 /// Where the doctor is.
 #[derive(Clone, Debug, PartialEq, Eq)]
-enum Side {
+enum DoctorSide {
     Inside,
     /// With the operator's file, if there is one.
     Outside(Option<PathBuf>),
 }
 
 /// Examines. Exit status: 0 nothing bad, 1 something escaped or is wrong, 2 it could not be looked at.
-pub(crate) fn doctor(args: &DoctorArgs, output: Output) -> anyhow::Result<ExitCode> {
+pub(crate) fn doctor(args: &DoctorArgs, output: OutputOptions) -> anyhow::Result<ExitCode> {
     if let Some(name) = &args.probe {
-        return inside::one(args, name);
+        return inside::run_probe(args, name);
     }
-    let report = match side(args)? {
-        Side::Inside => inside::examine(args)?,
-        Side::Outside(config) => outside::examine(args, config.as_deref())?,
+    let report = match choose_side(args)? {
+        DoctorSide::Inside => inside::examine(args)?,
+        DoctorSide::Outside(config) => outside::examine(args, config.as_deref())?,
     };
     match output.json {
         true => report.print_json(),
         false => report.print(),
     }
-    Ok(if report.is_bad() { ExitCode::from(NEGATIVE) } else { ExitCode::SUCCESS })
+    Ok(if report.is_bad() { ExitCode::from(EXIT_NEGATIVE) } else { ExitCode::SUCCESS })
 }
 
 /// Where this is: as told, or by what a jail of `sandbar run` has and nothing else.
-fn side(args: &DoctorArgs) -> anyhow::Result<Side> {
-    let usual = || Path::new(OPERATOR_FILE).is_file().then(|| PathBuf::from(OPERATOR_FILE));
+fn choose_side(args: &DoctorArgs) -> anyhow::Result<DoctorSide> {
+    let usual = || Path::new(CONFIG_FILE).is_file().then(|| PathBuf::from(CONFIG_FILE));
     match (args.inside, &args.config) {
-        (true, _) => Ok(Side::Inside),
-        (false, Some(config)) => Ok(Side::Outside(Some(config.clone()))),
-        (false, None) if args.outside => Ok(Side::Outside(usual())),
-        (false, None) if in_jail() => Ok(Side::Inside),
+        (true, _) => Ok(DoctorSide::Inside),
+        (false, Some(config)) => Ok(DoctorSide::Outside(Some(config.clone()))),
+        (false, None) if args.outside => Ok(DoctorSide::Outside(usual())),
+        (false, None) if is_in_jail() => Ok(DoctorSide::Inside),
         (false, None) => match usual() {
-            Some(config) => Ok(Side::Outside(Some(config))),
+            Some(config) => Ok(DoctorSide::Outside(Some(config))),
             None => bail!(UsageError(format!(
-                "say --inside in a sandbox, or --outside where Sandbar runs: there is no {OPERATOR_FILE} here, and this is no jail of `sandbar run`"
+                "say --inside in a sandbox, or --outside where Sandbar runs: there is no {CONFIG_FILE} here, and this is no jail of `sandbar run`"
             ))),
         },
     }
 }
 
 /// Whether this is a jail of `sandbar run`: its trust files are there, and no interface but `lo`.
-fn in_jail() -> bool {
+fn is_in_jail() -> bool {
     let interfaces = nix::net::if_::if_nameindex();
     let alone = interfaces.is_ok_and(|all| all.iter().all(|one| one.name() == c"lo"));
-    alone && Path::new(TRUST).is_dir()
+    alone && Path::new(TRUST_DIR).is_dir()
 }

@@ -5,20 +5,20 @@ use std::time::Duration;
 use anstyle::Style;
 use serde_json::{Value, json};
 
-use super::probe::{Finding, Verdict};
+use super::probe::{ProbeFinding, ProbeVerdict};
 use crate::terminal::{BAD, FAINT, GOOD, HEAD, WARN, paint, print_json};
 
 /// Everything that was found on one side.
-pub(super) struct Report {
+pub(super) struct DoctorReport {
     pub(super) side: &'static str,
-    pub(super) findings: Vec<Finding>,
-    pub(super) evidence: Vec<Evidence>,
+    pub(super) findings: Vec<ProbeFinding>,
+    pub(super) evidence: Vec<RequestEvidence>,
     pub(super) took: Duration,
 }
 
 /// A request that was made to be shown, and what is to be seen of it.
 #[derive(Clone, Debug, serde::Serialize)]
-pub(super) struct Evidence {
+pub(super) struct RequestEvidence {
     /// `allowed` or `refused`.
     pub(super) wanted: &'static str,
     pub(super) request: String,
@@ -30,7 +30,7 @@ pub(super) struct Evidence {
     pub(super) line: Option<Value>,
 }
 
-impl Evidence {
+impl RequestEvidence {
     /// Whether the log says that it was allowed.
     pub(super) fn is_allowed(&self) -> bool {
         let action = self.line.as_ref().and_then(|line| line.get("action_id")?.as_u64());
@@ -40,25 +40,27 @@ impl Evidence {
 
 /// How many came to what.
 #[derive(Clone, Copy, Debug, Default)]
-struct Count {
+struct VerdictCounts {
     good: usize,
     bad: usize,
     unknown: usize,
 }
 
-impl Report {
+impl DoctorReport {
     /// Whether anything is bad.
     pub(super) fn is_bad(&self) -> bool {
         self.findings.iter().any(|finding| finding.verdict.is_bad())
     }
 
-    fn count(&self) -> Count {
-        let mut count = Count::default();
+    fn count(&self) -> VerdictCounts {
+        let mut count = VerdictCounts::default();
         for finding in &self.findings {
             match finding.verdict {
-                Verdict::Answered(_) | Verdict::Blocked(_) | Verdict::Fine(_) => count.good += 1,
-                Verdict::Escaped(_) | Verdict::Wrong(_) => count.bad += 1,
-                Verdict::Unknown(_) => count.unknown += 1,
+                ProbeVerdict::Answered(_) | ProbeVerdict::Blocked(_) | ProbeVerdict::Fine(_) => {
+                    count.good += 1
+                }
+                ProbeVerdict::Escaped(_) | ProbeVerdict::Wrong(_) => count.bad += 1,
+                ProbeVerdict::Unknown(_) => count.unknown += 1,
             }
         }
         count
@@ -86,17 +88,17 @@ impl Report {
                 group = finding.group;
                 anstream::println!("{}", paint(HEAD, group));
             }
-            line(finding);
+            print_finding(finding);
         }
         if !self.evidence.is_empty() {
             anstream::println!("{}", paint(HEAD, "evidence"));
         }
-        self.evidence.iter().for_each(show);
-        self.sum_up();
+        self.evidence.iter().for_each(print_evidence);
+        self.print_summary();
     }
 
-    fn sum_up(&self) {
-        let Count { good, bad, unknown } = self.count();
+    fn print_summary(&self) {
+        let VerdictCounts { good, bad, unknown } = self.count();
         let seconds = self.took.as_secs_f64();
         let unclear = match unknown {
             0 => String::new(),
@@ -111,39 +113,39 @@ impl Report {
     }
 }
 
-fn line(finding: &Finding) {
-    let (style, word) = word(&finding.verdict);
-    let how = paint(FAINT, safe(finding.verdict.how()));
+fn print_finding(finding: &ProbeFinding) {
+    let (style, word) = verdict_word(&finding.verdict);
+    let how = paint(FAINT, escape_terminal(finding.verdict.how()));
     anstream::println!("  {} {}: {how}", paint(style, format!("{word:<8}")), finding.what);
     if let Some(fix) = finding.fix {
         anstream::println!("           {} {fix}", paint(HEAD, "fix:"));
     }
 }
 
-fn word(verdict: &Verdict) -> (Style, &'static str) {
+fn verdict_word(verdict: &ProbeVerdict) -> (Style, &'static str) {
     match verdict {
-        Verdict::Answered(_) => (GOOD, "answered"),
-        Verdict::Blocked(_) => (GOOD, "blocked"),
-        Verdict::Escaped(_) => (BAD, "ESCAPED"),
-        Verdict::Fine(_) => (GOOD, "fine"),
-        Verdict::Unknown(_) => (WARN, "unknown"),
-        Verdict::Wrong(_) => (BAD, "WRONG"),
+        ProbeVerdict::Answered(_) => (GOOD, "answered"),
+        ProbeVerdict::Blocked(_) => (GOOD, "blocked"),
+        ProbeVerdict::Escaped(_) => (BAD, "ESCAPED"),
+        ProbeVerdict::Fine(_) => (GOOD, "fine"),
+        ProbeVerdict::Unknown(_) => (WARN, "unknown"),
+        ProbeVerdict::Wrong(_) => (BAD, "WRONG"),
     }
 }
 
-fn show(evidence: &Evidence) {
-    let Evidence { wanted, request, answer, record, line } = evidence;
-    anstream::println!("  {wanted:<8} {}: {}", safe(request), safe(answer));
+fn print_evidence(evidence: &RequestEvidence) {
+    let RequestEvidence { wanted, request, answer, record, line } = evidence;
+    anstream::println!("  {wanted:<8} {}: {}", escape_terminal(request), escape_terminal(answer));
     if let Some(record) = record {
-        anstream::println!("           record {}", safe(record));
+        anstream::println!("           record {}", escape_terminal(record));
     }
     if let Some(line) = line {
-        anstream::println!("           {}", paint(FAINT, safe(&line.to_string())));
+        anstream::println!("           {}", paint(FAINT, escape_terminal(&line.to_string())));
     }
 }
 
 /// What others chose must not drive the terminal of whoever reads it.
-pub(super) fn safe(text: &str) -> String {
+pub(super) fn escape_terminal(text: &str) -> String {
     let escaped = |letter: char| match letter {
         ' '..='~' => letter.to_string(),
         other => other.escape_default().to_string(),

@@ -2,7 +2,7 @@
 
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
-use audit::view::{Decision, Filter, HostFilter};
+use audit::view::{DecisionKind, HostFilter, RecordFilter};
 
 /// Which records are wanted
 #[derive(clap::Args)]
@@ -15,32 +15,32 @@ pub(crate) struct FilterArgs {
     host: Option<String>,
     /// Only what was decided so
     #[arg(long, value_enum)]
-    decision: Option<Decided>,
+    decision: Option<DecisionFilter>,
     /// Only this reason code, as `not_listed`
     #[arg(long, value_name = "CODE")]
     reason: Option<String>,
     /// Only from this moment on: RFC 3339, or an age as `90s`, `15m`, `2h`, `7d`
-    #[arg(long, value_name = "TIME", value_parser = moment)]
+    #[arg(long, value_name = "TIME", value_parser = parse_time)]
     since: Option<u64>,
     /// Only before this moment
-    #[arg(long, value_name = "TIME", value_parser = moment)]
+    #[arg(long, value_name = "TIME", value_parser = parse_time)]
     until: Option<u64>,
 }
 
 #[derive(Clone, Copy, clap::ValueEnum)]
-enum Decided {
+enum DecisionFilter {
     Allowed,
     Denied,
 }
 
 impl FilterArgs {
-    pub(crate) fn filter(&self) -> Filter {
-        Filter {
+    pub(crate) fn to_filter(&self) -> RecordFilter {
+        RecordFilter {
             sandbox: self.sandbox.clone(),
             host: self.host.as_deref().map(HostFilter::parse),
             decision: self.decision.map(|decided| match decided {
-                Decided::Allowed => Decision::Allowed,
-                Decided::Denied => Decision::Denied,
+                DecisionFilter::Allowed => DecisionKind::Allowed,
+                DecisionFilter::Denied => DecisionKind::Denied,
             }),
             reason: self.reason.clone(),
             since: self.since,
@@ -50,9 +50,9 @@ impl FilterArgs {
 }
 
 /// Milliseconds since 1970 of a moment or an age.
-fn moment(text: &str) -> Result<u64, String> {
+fn parse_time(text: &str) -> Result<u64, String> {
     let millis = |duration: Duration| duration.as_millis() as u64;
-    if let Some(age) = age(text) {
+    if let Some(age) = parse_age(text) {
         let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
         return Ok(millis(now.saturating_sub(age)));
     }
@@ -61,7 +61,7 @@ fn moment(text: &str) -> Result<u64, String> {
     u64::try_from(moment.as_millisecond()).map_err(|_| "that is before 1970".to_owned())
 }
 
-fn age(text: &str) -> Option<Duration> {
+fn parse_age(text: &str) -> Option<Duration> {
     let unit = text.chars().last()?;
     let seconds = match unit {
         's' => 1,
@@ -89,10 +89,10 @@ mod tests {
             ("m", None),
             ("-5m", None),
         ] {
-            assert_eq!(moment(text).ok(), expected, "{text}");
+            assert_eq!(parse_time(text).ok(), expected, "{text}");
         }
-        let now = moment("0s").unwrap();
-        assert!(now - moment("2h").unwrap() >= 2 * 60 * 60 * 1000);
-        assert_eq!(moment("999999999999999d").ok(), None, "an age that overflows is no time");
+        let now = parse_time("0s").unwrap();
+        assert!(now - parse_time("2h").unwrap() >= 2 * 60 * 60 * 1000);
+        assert_eq!(parse_time("999999999999999d").ok(), None, "an age that overflows is no time");
     }
 }

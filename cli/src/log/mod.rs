@@ -2,7 +2,7 @@
 
 mod filter;
 mod query;
-mod shown;
+mod render;
 mod tail;
 mod verify;
 
@@ -12,7 +12,7 @@ use std::process::ExitCode;
 use anyhow::Context;
 use clap::Subcommand;
 
-use super::Output;
+use super::OutputOptions;
 
 /// Verify, follow and sum up the access log
 #[derive(clap::Args)]
@@ -25,11 +25,11 @@ pub(crate) struct LogArgs {
 enum LogCommand {
     Query(query::QueryArgs),
     Tail(tail::TailArgs),
-    Verify(verify::VerifyArgs),
+    Verify(verify::VerifyLogArgs),
 }
 
 /// Runs the subcommand. Exit statuses stand at each.
-pub(crate) fn run(args: &LogArgs, output: Output) -> anyhow::Result<ExitCode> {
+pub(crate) fn run(args: &LogArgs, output: OutputOptions) -> anyhow::Result<ExitCode> {
     match &args.command {
         LogCommand::Query(args) => query::query(args, output),
         LogCommand::Tail(args) => tail::tail(args, output),
@@ -38,29 +38,30 @@ pub(crate) fn run(args: &LogArgs, output: Output) -> anyhow::Result<ExitCode> {
 }
 
 /// The segments meant: those of a directory, or the files themselves.
-fn segments(paths: &[PathBuf]) -> anyhow::Result<Vec<PathBuf>> {
+fn find_segments(paths: &[PathBuf]) -> anyhow::Result<Vec<PathBuf>> {
     let mut files = Vec::new();
     for path in paths {
         if path.is_dir() {
-            let found = of_dir(path)?;
+            let found = dir_segments(path)?;
             anyhow::ensure!(!found.is_empty(), "{} holds no segment of a log", path.display());
             files.extend(found);
         } else {
             files.push(path.clone());
         }
     }
-    Ok(distinct(files))
+    Ok(dedup_files(files))
 }
 
 /// Each file once, however it is spelt; one that cannot be found is left for whoever reads it.
-fn distinct(mut files: Vec<PathBuf>) -> Vec<PathBuf> {
+fn dedup_files(mut files: Vec<PathBuf>) -> Vec<PathBuf> {
     let place = |path: &mut PathBuf| path.canonicalize().unwrap_or_else(|_| path.clone());
     files.sort_by_cached_key(|path| place(&mut path.clone()));
     files.dedup_by_key(place);
     files
 }
 
-fn of_dir(dir: &Path) -> anyhow::Result<Vec<PathBuf>> {
-    let found = audit::segments(dir).with_context(|| format!("cannot read {}", dir.display()))?;
+fn dir_segments(dir: &Path) -> anyhow::Result<Vec<PathBuf>> {
+    let found =
+        audit::list_segments(dir).with_context(|| format!("cannot read {}", dir.display()))?;
     Ok(found.into_iter().map(|(_, path)| path).collect())
 }

@@ -5,11 +5,11 @@ use std::path::PathBuf;
 use std::process::ExitCode;
 
 use anyhow::Context;
-use audit::view::{Stage, View, each_line};
+use audit::view::{RecordStage, RecordView, for_each_line};
 
 use super::filter::FilterArgs;
-use super::shown::{json, safe, shown};
-use crate::Output;
+use super::render::{escape_json, escape_terminal, format_record};
+use crate::OutputOptions;
 use crate::terminal::{HEAD, paint};
 
 /// Most hosts that are counted one by one; sandboxes choose names, so there is a bound.
@@ -34,41 +34,41 @@ pub(crate) struct QueryArgs {
 }
 
 /// Sums up a log. Exit status: 0, or 2 when it cannot be read.
-pub(crate) fn query(args: &QueryArgs, output: Output) -> anyhow::Result<ExitCode> {
-    let filter = args.filter.filter();
-    let mut sums = Sums::default();
-    for path in super::segments(&args.files)? {
-        let read = each_line(&path, |line| {
-            let Some(view) = View::parse(line) else { return sums.unread += 1 };
+pub(crate) fn query(args: &QueryArgs, output: OutputOptions) -> anyhow::Result<ExitCode> {
+    let filter = args.filter.to_filter();
+    let mut sums = LogTotals::default();
+    for path in super::find_segments(&args.files)? {
+        let read = for_each_line(&path, |line| {
+            let Some(view) = RecordView::parse(line) else { return sums.unread += 1 };
             if !args.list {
-                sums.take_back(&view);
+                sums.revert_decision(&view);
             }
-            if !filter.wants(&view) {
+            if !filter.matches(&view) {
                 return;
             }
             match (args.list, output.json) {
                 (false, _) => sums.count(&view),
-                (true, false) => anstream::println!("{}", shown(&view)),
-                (true, true) => anstream::println!("{}", json(line)),
+                (true, false) => anstream::println!("{}", format_record(&view)),
+                (true, true) => anstream::println!("{}", escape_json(line)),
             }
         });
         read.with_context(|| format!("cannot read {}", path.display()))?;
     }
     match (args.list, output.json) {
         (true, _) => {}
-        (false, true) => anstream::println!("{}", sums.as_json(args.top)),
-        (false, false) => sums.say(args.top),
+        (false, true) => anstream::println!("{}", sums.to_json(args.top)),
+        (false, false) => sums.print(args.top),
     }
     Ok(ExitCode::SUCCESS)
 }
 
 #[derive(Default)]
-struct Sums {
-    hosts: HashMap<String, Sum>,
+struct LogTotals {
+    hosts: HashMap<String, HostTotals>,
     reasons: HashMap<String, u64>,
     /// The host and the reason of decisions that were counted and have no outcome yet, by attempt.
     open: HashMap<String, (String, String)>,
-    total: Sum,
+    total: HostTotals,
     findings: u64,
     /// Attempts that are told only as a count.
     folded: u64,
@@ -78,42 +78,46 @@ struct Sums {
 
 /// What happened with one host, or in all.
 #[derive(Clone, Copy, Default)]
-struct Sum {
+struct HostTotals {
     allowed: u64,
     denied: u64,
     sent: u64,
     received: u64,
 }
 
-impl Sum {
-    fn add(&mut self, view: &View<'_>) {
+impl HostTotals {
+    fn add(&mut self, view: &RecordView<'_>) {
         let (sent, received) = view.bytes();
-        self.allowed += u64::from(matches!(view.stage(), Stage::Answered | Stage::Decision));
-        self.denied += u64::from(view.stage() == Stage::Denied || overruled(view));
+        self.allowed +=
+            u64::from(matches!(view.stage(), RecordStage::Answered | RecordStage::Decision));
+        self.denied += u64::from(view.stage() == RecordStage::Denied || is_overruled(view));
         self.sent += sent;
         self.received += received;
     }
 }
 
-impl Sums {
-    fn count(&mut self, view: &View<'_>) {
+impl LogTotals {
+    fn count(&mut self, view: &RecordView<'_>) {
         self.folded += view.folded();
         match view.stage() {
-            Stage::Lifecycle => {}
-            Stage::Finding => self.findings += 1,
-            Stage::Answered | Stage::Decision | Stage::Denied | Stage::Outcome => {
+            RecordStage::Lifecycle => {}
+            RecordStage::Finding => self.findings += 1,
+            RecordStage::Answered
+            | RecordStage::Decision
+            | RecordStage::Denied
+            | RecordStage::Outcome => {
                 self.total.add(view);
-                self.host(view.host().unwrap_or("-")).add(view);
+                self.host_totals(view.host().unwrap_or("-")).add(view);
                 if let Some(reason) = view.status_detail.as_deref() {
-                    *bounded(&mut self.reasons, reason) += u64::from(first(view));
+                    *bounded_entry(&mut self.reasons, reason) += u64::from(counts_reason(view));
                 }
-                self.remember(view);
+                self.remember_decision(view);
             }
         }
     }
 
-    fn remember(&mut self, view: &View<'_>) {
-        if view.stage() == Stage::Decision && self.open.len() < HOSTS_MAX {
+    fn remember_decision(&mut self, view: &RecordView<'_>) {
+        if view.stage() == RecordStage::Decision && self.open.len() < HOSTS_MAX {
             let host = view.host().unwrap_or("-").to_owned();
             let reason = view.status_detail.as_deref().unwrap_or_default().to_owned();
             self.open.insert(view.metadata.correlation_uid.clone().into_owned(), (host, reason));
@@ -122,33 +126,33 @@ impl Sums {
 
     /// An attempt that was refused after its decision was not allowed: what was counted for the
     /// decision is taken back, whether or not the outcome itself is wanted.
-    fn take_back(&mut self, view: &View<'_>) {
-        if view.stage() != Stage::Outcome {
+    fn revert_decision(&mut self, view: &RecordView<'_>) {
+        if view.stage() != RecordStage::Outcome {
             return;
         }
         let decided = self.open.remove(&*view.metadata.correlation_uid);
-        let Some((host, reason)) = decided.filter(|_| overruled(view)) else { return };
-        let reason = bounded(&mut self.reasons, &reason);
+        let Some((host, reason)) = decided.filter(|_| is_overruled(view)) else { return };
+        let reason = bounded_entry(&mut self.reasons, &reason);
         *reason = reason.saturating_sub(1);
         self.total.allowed = self.total.allowed.saturating_sub(1);
-        let host = self.host(&host);
+        let host = self.host_totals(&host);
         host.allowed = host.allowed.saturating_sub(1);
     }
 
-    fn host(&mut self, host: &str) -> &mut Sum {
-        bounded(&mut self.hosts, host)
+    fn host_totals(&mut self, host: &str) -> &mut HostTotals {
+        bounded_entry(&mut self.hosts, host)
     }
 
-    fn say(&self, top: usize) {
+    fn print(&self, top: usize) {
         let columns = ["allowed", "denied", "bytes out", "bytes in"].map(|c| format!("{c:>12}"));
         anstream::println!("{}", paint(HEAD, format!("{}  host", columns.join(" "))));
-        for (host, sum) in ranked(&self.hosts, top, |sum| sum.allowed + sum.denied) {
-            anstream::println!("{}  {}", row(sum), safe(host));
+        for (host, sum) in rank_top(&self.hosts, top, |sum| sum.allowed + sum.denied) {
+            anstream::println!("{}  {}", format_row(sum), escape_terminal(host));
         }
-        anstream::println!("{}  in all", row(&self.total));
+        anstream::println!("{}  in all", format_row(&self.total));
         anstream::println!("\n{}", paint(HEAD, format!("{:>12}  reason", "attempts")));
-        for (reason, count) in ranked(&self.reasons, top, |count| *count) {
-            anstream::println!("{count:>12}  {}", safe(reason));
+        for (reason, count) in rank_top(&self.reasons, top, |count| *count) {
+            anstream::println!("{count:>12}  {}", escape_terminal(reason));
         }
         for (count, what) in [
             (self.findings, "findings"),
@@ -161,17 +165,17 @@ impl Sums {
         }
     }
 
-    fn as_json(&self, top: usize) -> serde_json::Value {
-        let hosts = ranked(&self.hosts, top, |sum| sum.allowed + sum.denied);
-        let hosts: Vec<_> = hosts.into_iter().map(|(host, sum)| json_row(host, sum)).collect();
-        let reasons = ranked(&self.reasons, top, |count| *count);
+    fn to_json(&self, top: usize) -> serde_json::Value {
+        let hosts = rank_top(&self.hosts, top, |sum| sum.allowed + sum.denied);
+        let hosts: Vec<_> = hosts.into_iter().map(|(host, sum)| row_json(host, sum)).collect();
+        let reasons = rank_top(&self.reasons, top, |count| *count);
         let reasons = reasons
             .into_iter()
             .map(|(reason, count)| serde_json::json!({ "reason": reason, "attempts": count }));
         serde_json::json!({
             "hosts": hosts,
             "reasons": reasons.collect::<Vec<_>>(),
-            "total": json_row("", &self.total),
+            "total": row_json("", &self.total),
             "findings": self.findings,
             "folded": self.folded,
             "unread": self.unread,
@@ -180,26 +184,26 @@ impl Sums {
 }
 
 /// Whether the record says that what was allowed was refused or cut after all.
-fn overruled(view: &View<'_>) -> bool {
-    view.stage() == Stage::Outcome && matches!(view.ending(), Some("refused" | "revoked"))
+fn is_overruled(view: &RecordView<'_>) -> bool {
+    view.stage() == RecordStage::Outcome && matches!(view.ending(), Some("refused" | "revoked"))
 }
 
 /// Whether the record is the one that says why: the decision or the refusal, or an outcome that
 /// overrules it.
-fn first(view: &View<'_>) -> bool {
+fn counts_reason(view: &RecordView<'_>) -> bool {
     match view.stage() {
-        Stage::Answered | Stage::Decision | Stage::Denied => true,
-        Stage::Outcome => overruled(view),
-        Stage::Finding | Stage::Lifecycle => false,
+        RecordStage::Answered | RecordStage::Decision | RecordStage::Denied => true,
+        RecordStage::Outcome => is_overruled(view),
+        RecordStage::Finding | RecordStage::Lifecycle => false,
     }
 }
 
-fn bounded<'a, V: Default>(map: &'a mut HashMap<String, V>, key: &str) -> &'a mut V {
+fn bounded_entry<'a, V: Default>(map: &'a mut HashMap<String, V>, key: &str) -> &'a mut V {
     let key = if map.len() >= HOSTS_MAX && !map.contains_key(key) { OTHERS } else { key };
     map.entry(key.to_owned()).or_default()
 }
 
-fn ranked<V>(map: &HashMap<String, V>, top: usize, rank: impl Fn(&V) -> u64) -> Vec<(&str, &V)> {
+fn rank_top<V>(map: &HashMap<String, V>, top: usize, rank: impl Fn(&V) -> u64) -> Vec<(&str, &V)> {
     let mut rows: Vec<(&str, &V)> = map.iter().map(|(key, value)| (key.as_str(), value)).collect();
     rows.sort_by(|one, other| rank(other.1).cmp(&rank(one.1)).then(one.0.cmp(other.0)));
     rows.truncate(top);
@@ -207,12 +211,12 @@ fn ranked<V>(map: &HashMap<String, V>, top: usize, rank: impl Fn(&V) -> u64) -> 
     rows
 }
 
-fn row(sum: &Sum) -> String {
+fn format_row(sum: &HostTotals) -> String {
     let cells = [sum.allowed, sum.denied, sum.sent, sum.received].map(|n| format!("{n:>12}"));
     cells.join(" ")
 }
 
-fn json_row(host: &str, sum: &Sum) -> serde_json::Value {
+fn row_json(host: &str, sum: &HostTotals) -> serde_json::Value {
     serde_json::json!({
         "host": host,
         "allowed": sum.allowed,

@@ -8,11 +8,11 @@ use std::thread;
 use std::time::Duration;
 
 use anyhow::Context;
-use audit::view::{Filter, Follower, View};
+use audit::view::{Follower, RecordFilter, RecordView};
 
 use super::filter::FilterArgs;
-use super::shown::{json, shown};
-use crate::Output;
+use super::render::{escape_json, format_record};
+use crate::OutputOptions;
 
 /// How often a log that does not grow is looked at.
 const POLL: Duration = Duration::from_millis(100);
@@ -36,12 +36,12 @@ pub(crate) struct TailArgs {
 }
 
 /// Shows records. Exit status: 0, or 2 when the log cannot be read.
-pub(crate) fn tail(args: &TailArgs, output: Output) -> anyhow::Result<ExitCode> {
+pub(crate) fn tail(args: &TailArgs, output: OutputOptions) -> anyhow::Result<ExitCode> {
     let cannot_read = || format!("cannot read {}", args.dir.display());
-    let filter = args.filter.filter();
-    let (mut follower, last) = last(args, &filter, output).with_context(cannot_read)?;
+    let filter = args.filter.to_filter();
+    let (mut follower, last) = last_records(args, &filter, output).with_context(cannot_read)?;
     for text in last {
-        if say(&text).is_err() {
+        if print_line(&text).is_err() {
             return Ok(ExitCode::SUCCESS);
         }
     }
@@ -53,18 +53,18 @@ pub(crate) fn tail(args: &TailArgs, output: Output) -> anyhow::Result<ExitCode> 
 
 /// The last records that are wanted, and a follower that stands behind them. Begins with the
 /// newest segment and goes back as far as it must.
-fn last(
+fn last_records(
     args: &TailArgs,
-    filter: &Filter,
-    output: Output,
+    filter: &RecordFilter,
+    output: OutputOptions,
 ) -> io::Result<(Follower, VecDeque<String>)> {
-    let (segments, keep) = (audit::segments(&args.dir)?.len(), args.last.min(LAST_MAX));
+    let (segments, keep) = (audit::list_segments(&args.dir)?.len(), args.last.min(LAST_MAX));
     let mut back = 0;
     loop {
-        let mut follower = Follower::newest(&args.dir, back)?;
+        let mut follower = Follower::from_newest(&args.dir, back)?;
         let mut last = VecDeque::new();
         follower.poll(|line| {
-            last.extend(wanted(line, filter, output));
+            last.extend(render_wanted(line, filter, output));
             if last.len() > keep {
                 last.pop_front();
             }
@@ -77,12 +77,12 @@ fn last(
 }
 
 /// Shows every new record until whoever reads us has gone.
-fn follow(follower: &mut Follower, filter: &Filter, output: Output) -> io::Result<()> {
+fn follow(follower: &mut Follower, filter: &RecordFilter, output: OutputOptions) -> io::Result<()> {
     loop {
         let mut said = Ok(());
         let grew = follower.poll(|line| {
-            if let (Some(text), Ok(())) = (wanted(line, filter, output), &said) {
-                said = say(&text);
+            if let (Some(text), Ok(())) = (render_wanted(line, filter, output), &said) {
+                said = print_line(&text);
             }
         })?;
         if said.is_err() {
@@ -95,15 +95,15 @@ fn follow(follower: &mut Follower, filter: &Filter, output: Output) -> io::Resul
 }
 
 /// The line to show for a record, if it is wanted.
-fn wanted(line: &[u8], filter: &Filter, output: Output) -> Option<String> {
-    let view = View::parse(line).filter(|view| filter.wants(view))?;
+fn render_wanted(line: &[u8], filter: &RecordFilter, output: OutputOptions) -> Option<String> {
+    let view = RecordView::parse(line).filter(|view| filter.matches(view))?;
     match output.json {
-        true => Some(json(line)),
-        false => Some(shown(&view)),
+        true => Some(escape_json(line)),
+        false => Some(format_record(&view)),
     }
 }
 
-fn say(text: &str) -> io::Result<()> {
+fn print_line(text: &str) -> io::Result<()> {
     let mut out = anstream::stdout().lock();
     writeln!(out, "{text}")?;
     out.flush()

@@ -8,19 +8,19 @@ use std::thread;
 use std::time::Duration;
 
 use anyhow::Context;
-use audit::checkpoint::{self, Checkpoint, Keys, Notes, Signature};
-use audit::verify::{Gap, Progress, Report, Verified};
+use audit::checkpoint::{self, Checkpoint, CheckpointKeys, CheckpointNotes, SignatureStatus};
+use audit::verify::{Gap, LogIntegrity, VerifyProgress, VerifyReport};
 use indicatif::{ProgressBar, ProgressStyle};
 
 use crate::terminal::{BAD, GOOD, WARN, paint};
-use crate::{BAD_INPUT, Output};
+use crate::{EXIT_BAD_INPUT, OutputOptions};
 
 /// Exit status for a log that was changed.
-const CHANGED: u8 = 1;
+const EXIT_CHANGED: u8 = 1;
 
 /// Verify that nothing in a log was changed, removed, moved or added
 #[derive(clap::Args)]
-pub(crate) struct VerifyArgs {
+pub(crate) struct VerifyLogArgs {
     /// Segments, or directories of segments
     #[arg(required = true, value_name = "FILES")]
     files: Vec<PathBuf>,
@@ -33,46 +33,49 @@ pub(crate) struct VerifyArgs {
 }
 
 /// Verifies a log. Exit status: 0 intact, 1 changed, 2 incomplete or not readable.
-pub(crate) fn verify(args: &VerifyArgs, output: Output) -> anyhow::Result<ExitCode> {
-    let keys = keys(args)?;
+pub(crate) fn verify(args: &VerifyLogArgs, output: OutputOptions) -> anyhow::Result<ExitCode> {
+    let keys = read_keys(args)?;
     // Before the segments are listed: those of a log that grows must not be behind its notes.
-    let notes = checkpoints(args, keys.as_ref())?;
-    let files = super::segments(&args.files)?;
-    let mut report = watched(&files, &notes.checkpoints)?;
+    let notes = read_checkpoints(args, keys.as_ref())?;
+    let files = super::find_segments(&args.files)?;
+    let mut report = verify_with_progress(&files, &notes.checkpoints)?;
     if args.key.is_some() && report.attested.is_none() {
         report.gaps.push(Gap::Unattested); // whoever gives a key wants to know by it
     }
     match output.json {
-        true => anstream::println!("{}", as_json(&report, &notes)),
-        false => say(&report, &notes),
+        true => anstream::println!("{}", report_json(&report, &notes)),
+        false => print_report(&report, &notes),
     }
-    Ok(match report.verified() {
-        Verified::Changed => ExitCode::from(CHANGED),
-        Verified::Incomplete => ExitCode::from(BAD_INPUT),
-        Verified::Intact => ExitCode::SUCCESS,
+    Ok(match report.integrity() {
+        LogIntegrity::Changed => ExitCode::from(EXIT_CHANGED),
+        LogIntegrity::Incomplete => ExitCode::from(EXIT_BAD_INPUT),
+        LogIntegrity::Intact => ExitCode::SUCCESS,
     })
 }
 
-fn keys(args: &VerifyArgs) -> anyhow::Result<Option<Keys>> {
-    let beside = || beside(&args.files, checkpoint::PUBLIC).into_iter().next();
+fn read_keys(args: &VerifyLogArgs) -> anyhow::Result<Option<CheckpointKeys>> {
+    let beside = || files_beside(&args.files, checkpoint::PUBLIC_KEY_FILE).into_iter().next();
     let Some(path) = args.key.clone().or_else(beside) else { return Ok(None) };
     let shown = path.display();
     let text = std::fs::read_to_string(&path).with_context(|| format!("cannot read {shown}"))?;
-    Keys::parse(&text).map(Some).with_context(|| format!("{shown} is not a key"))
+    CheckpointKeys::parse(&text).map(Some).with_context(|| format!("{shown} is not a key"))
 }
 
-fn checkpoints(args: &VerifyArgs, keys: Option<&Keys>) -> anyhow::Result<Notes> {
-    let mut notes = Notes::default();
+fn read_checkpoints(
+    args: &VerifyLogArgs,
+    keys: Option<&CheckpointKeys>,
+) -> anyhow::Result<CheckpointNotes> {
+    let mut notes = CheckpointNotes::default();
     let given = args.checkpoint.iter().cloned();
-    let files = given.chain(beside(&args.files, checkpoint::FILE)).collect();
-    for path in super::distinct(files) {
-        checkpoint::read(&path, keys, &mut notes)?;
+    let files = given.chain(files_beside(&args.files, checkpoint::FILE)).collect();
+    for path in super::dedup_files(files) {
+        checkpoint::read_notes(&path, keys, &mut notes)?;
     }
     Ok(notes)
 }
 
 /// The files called `name` beside the segments meant.
-fn beside(paths: &[PathBuf], name: &str) -> Vec<PathBuf> {
+fn files_beside(paths: &[PathBuf], name: &str) -> Vec<PathBuf> {
     let dir = |path: &PathBuf| match path.is_dir() {
         true => Some(path.clone()),
         false => path.parent().map(Path::to_owned),
@@ -82,13 +85,13 @@ fn beside(paths: &[PathBuf], name: &str) -> Vec<PathBuf> {
 }
 
 /// Verifies, with a bar on a terminal.
-fn watched(files: &[PathBuf], notes: &[Checkpoint]) -> anyhow::Result<Report> {
+fn verify_with_progress(files: &[PathBuf], notes: &[Checkpoint]) -> anyhow::Result<VerifyReport> {
     let size = files.iter().filter_map(|file| file.metadata().ok()).map(|m| m.len()).sum();
     let bar = ProgressBar::new(size);
     let style =
         ProgressStyle::with_template("{bar:40} {bytes}/{total_bytes} {bytes_per_sec} {eta}");
     bar.set_style(style.unwrap_or_else(|_| ProgressStyle::default_bar()));
-    let progress = Progress::default();
+    let progress = VerifyProgress::default();
     let (done, over) = channel::<()>();
     let result = thread::scope(|scope| {
         let (bar, progress) = (&bar, &progress);
@@ -108,8 +111,8 @@ fn watched(files: &[PathBuf], notes: &[Checkpoint]) -> anyhow::Result<Report> {
 }
 
 /// What the signatures of the notes are worth, in a word.
-fn signatures(report: &Report, notes: &Notes) -> &'static str {
-    let unchecked = |note: &Checkpoint| note.signature == Signature::Unchecked;
+fn signature_status(report: &VerifyReport, notes: &CheckpointNotes) -> &'static str {
+    let unchecked = |note: &Checkpoint| note.signature == SignatureStatus::Unchecked;
     match (report.attested, notes.checkpoints.iter().any(unchecked)) {
         (Some(_), _) => "good",
         (None, true) => "unchecked",
@@ -118,27 +121,27 @@ fn signatures(report: &Report, notes: &Notes) -> &'static str {
 }
 
 /// Records that no note covers: whoever holds the files could have cut or forged them.
-fn uncovered(report: &Report) -> u64 {
+fn uncovered_records(report: &VerifyReport) -> u64 {
     let last = report.last.map_or(0, |last| last.sequence);
     let before = report.first.map_or(0, |first| first.saturating_sub(1));
     last.saturating_sub(report.covered.unwrap_or(before))
 }
 
-fn hints(report: &Report, notes: &Notes) {
+fn print_hints(report: &VerifyReport, notes: &CheckpointNotes) {
     let hint = |text: String| anstream::println!("{} {text}", paint(WARN, "note:"));
     for place in &notes.unreadable {
         hint(format!("{}:{}: not a checkpoint", place.file.display(), place.line));
     }
-    if signatures(report, notes) == "unchecked" {
+    if signature_status(report, notes) == "unchecked" {
         hint("the checkpoints' signatures are not checked: give their key with --key".to_owned());
     }
-    match uncovered(report) {
+    match uncovered_records(report) {
         0 => {}
         count => hint(format!("{count} records are covered by no checkpoint")),
     }
 }
 
-fn say(report: &Report, notes: &Notes) {
+fn print_report(report: &VerifyReport, notes: &CheckpointNotes) {
     for fault in &report.faults {
         let place = format!("{}:{}", fault.file.display(), fault.line);
         anstream::println!("{} {place}: {}", paint(BAD, "changed:"), fault.kind);
@@ -146,11 +149,11 @@ fn say(report: &Report, notes: &Notes) {
     for gap in &report.gaps {
         anstream::println!("{} {gap}", paint(WARN, "incomplete:"));
     }
-    hints(report, notes);
-    let (word, style) = match report.verified() {
-        Verified::Changed => ("changed", BAD),
-        Verified::Incomplete => ("incomplete", WARN),
-        Verified::Intact => ("intact", GOOD),
+    print_hints(report, notes);
+    let (word, style) = match report.integrity() {
+        LogIntegrity::Changed => ("changed", BAD),
+        LogIntegrity::Incomplete => ("incomplete", WARN),
+        LogIntegrity::Intact => ("intact", GOOD),
     };
     anstream::println!(
         "{}: {} records, {} bytes, {} of {} checkpoints agree{}",
@@ -159,16 +162,17 @@ fn say(report: &Report, notes: &Notes) {
         report.bytes,
         report.checkpoints,
         notes.checkpoints.len(),
-        head(report),
+        format_head(report),
     );
 }
 
-fn head(report: &Report) -> String {
-    let ends = |last: audit::Head| format!("; ends with {} {}", last.sequence, last.hash.as_str());
+fn format_head(report: &VerifyReport) -> String {
+    let ends =
+        |last: audit::ChainHead| format!("; ends with {} {}", last.sequence, last.hash.as_str());
     report.last.map(ends).unwrap_or_default()
 }
 
-fn as_json(report: &Report, notes: &Notes) -> serde_json::Value {
+fn report_json(report: &VerifyReport, notes: &CheckpointNotes) -> serde_json::Value {
     let shown = |path: &Path| path.display().to_string();
     let faults = report.faults.iter().map(|fault| {
         serde_json::json!({
@@ -181,10 +185,10 @@ fn as_json(report: &Report, notes: &Notes) -> serde_json::Value {
     let unreadable = unreadable
         .map(|place| serde_json::json!({ "file": shown(&place.file), "line": place.line }));
     serde_json::json!({
-        "verified": match report.verified() {
-            Verified::Changed => "changed",
-            Verified::Incomplete => "incomplete",
-            Verified::Intact => "intact",
+        "verified": match report.integrity() {
+            LogIntegrity::Changed => "changed",
+            LogIntegrity::Incomplete => "incomplete",
+            LogIntegrity::Intact => "intact",
         },
         "records": report.records,
         "bytes": report.bytes,
@@ -192,9 +196,9 @@ fn as_json(report: &Report, notes: &Notes) -> serde_json::Value {
         "last": report.last.map(|last| last.sequence),
         "head": report.last.map(|last| last.hash.as_str().to_owned()),
         "checkpoints": { "agree": report.checkpoints, "read": notes.checkpoints.len() },
-        "signatures": signatures(report, notes),
+        "signatures": signature_status(report, notes),
         "attested_through": report.covered,
-        "uncovered": uncovered(report),
+        "uncovered": uncovered_records(report),
         "unreadable_checkpoints": unreadable.collect::<Vec<_>>(),
         "faults": faults.collect::<Vec<_>>(),
         "gaps": report.gaps.iter().map(ToString::to_string).collect::<Vec<_>>(),

@@ -13,20 +13,20 @@ use anyhow::{Context, bail};
 use certs::variables;
 use nix::sys::signal::SigSet;
 use nix::unistd::{Uid, User};
-use rules::word::SandboxId;
-use rules::{SourceFile, Sources, compile};
+use rules::ids::SandboxId;
+use rules::{LoadSources, SourceFile, compile};
 use serde_json::json;
 
 use super::RunArgs;
-use super::denials::Advice;
-use super::terminal::Terminal;
+use super::denials::AllowAdvice;
+use super::terminal::TerminalState;
 use jail::{
-    Arrivals, Place, Plan, Program, Streams, TRUST, View, Wishes, environment, runtime_dir,
-    terminal_of,
+    CommandSpec, CommandStdio, FilesystemView, JailListeners, JailPlan, JobPlacement, TRUST_DIR,
+    ViewOptions, command_environment, runtime_dir, terminal_device,
 };
 use proxy::policy::files;
-use proxy::policy::source::{Origin, RunFiles};
-use proxy::report::diagnostics::{Severity, complain};
+use proxy::policy::source::{PolicySource, RunFiles};
+use proxy::report::diagnostics::{DiagnosticLevel, print_problems};
 
 /// The socket for commands such as `sandbar status`, beside the log.
 const SOCKET: &str = "admin.sock";
@@ -34,55 +34,55 @@ const SOCKET: &str = "admin.sock";
 const COMMAND_LINE: &str = "command-line";
 
 /// Everything that is known before there is a jail.
-pub(super) struct Prepared {
-    pub(super) plan: Plan,
+pub(super) struct PreparedRun {
+    pub(super) plan: JailPlan,
     pub(super) started: Instant,
     dir: PathBuf,
     files: RunFiles,
 }
 
-impl Prepared {
-    pub(super) fn of(args: &RunArgs, terminal: &Terminal) -> anyhow::Result<Self> {
+impl PreparedRun {
+    pub(super) fn prepare(args: &RunArgs, terminal: &TerminalState) -> anyhow::Result<Self> {
         let started = Instant::now();
-        let id = sandbox(args)?;
-        let state = state(args)?;
-        let dir = run_dir(&state)?;
-        let made = Self::within(args, terminal, &id, &state, &dir);
+        let id = sandbox_id(args)?;
+        let state = state_dir(args)?;
+        let dir = create_run_dir(&state)?;
+        let made = Self::build_plan(args, terminal, &id, &state, &dir);
         let (plan, files) = made.inspect_err(|_| drop(fs::remove_dir_all(&dir)))?;
-        Ok(Prepared { plan, started, dir, files })
+        Ok(PreparedRun { plan, started, dir, files })
     }
 
-    fn within(
+    fn build_plan(
         args: &RunArgs,
-        terminal: &Terminal,
+        terminal: &TerminalState,
         id: &SandboxId,
         state: &Path,
         dir: &Path,
-    ) -> anyhow::Result<(Plan, RunFiles)> {
-        let named = files::read(&args.policy)?;
+    ) -> anyhow::Result<(JailPlan, RunFiles)> {
+        let named = files::read_paths(&args.policy)?;
         if named.operator.is_some() {
             bail!("--policy takes policies; an operator's file is for `sandbar serve`");
         }
-        let view = view(args, state, &named)?;
-        let files = files(args, id, dir, named, &view)?;
-        check(&files)?;
-        let program = Program {
+        let view = build_view(args, state, &named)?;
+        let files = build_run_files(args, id, dir, named, &view)?;
+        check_policies(&files)?;
+        let program = CommandSpec {
             words: args.command.clone(),
-            environment: environment(std::env::vars_os(), variables(id)?),
+            environment: command_environment(std::env::vars_os(), sandbox_variables(id)?),
             place: terminal.place,
             blocked: SigSet::thread_get_mask()?,
-            streams: Streams::Inherited,
+            streams: CommandStdio::Inherited,
         };
         let terminal = match terminal.place {
-            Place::Background | Place::Shared => None,
-            Place::Foreground => terminal_of(std::io::stdin().as_fd()),
+            JobPlacement::Background | JobPlacement::Shared => None,
+            JobPlacement::Foreground => terminal_device(std::io::stdin().as_fd()),
         };
         let socket = (dir.to_owned(), CString::new(SOCKET)?);
-        Ok((Plan { view, program, terminal, socket }, files))
+        Ok((JailPlan { view, program, terminal, socket }, files))
     }
 
     /// Where rules come from, and connections.
-    pub(super) fn origin(&self, arrivals: &Arrivals) -> Origin {
+    pub(super) fn policy_source(&self, arrivals: &JailListeners) -> PolicySource {
         let mut files = self.files.clone();
         for (mode, sockets) in [("dns", &arrivals.dns), ("redirect", &arrivals.tcp)] {
             let number = |socket: &OwnedFd| format!("\"inherited:{}\"", socket.as_raw_fd());
@@ -93,38 +93,38 @@ impl Prepared {
                 files.id
             );
         }
-        Origin::Run(Box::new(files))
+        PolicySource::Run(Box::new(files))
     }
 
-    pub(super) fn advice(&self) -> Advice {
+    pub(super) fn advice(&self) -> AllowAdvice {
         let first = self.files.policies.first().map(|path| path.display().to_string());
         let once = self.files.once.policies.iter().map(|file| file.path.clone());
         let first = first.or_else(|| once.clone().find(|path| path != COMMAND_LINE));
-        first.map_or(Advice::Argument, Advice::Policy)
+        first.map_or(AllowAdvice::Argument, AllowAdvice::Policy)
     }
 
-    pub(super) fn log(&self) -> PathBuf {
+    pub(super) fn log_dir(&self) -> PathBuf {
         self.dir.join("log")
     }
 
     /// Removes what is of no use without the proxy.
-    pub(super) fn clean(&self) {
+    pub(super) fn remove_socket(&self) {
         drop(fs::remove_file(self.dir.join(SOCKET)));
     }
 
     /// Removes everything: nothing came of it.
-    pub(super) fn forget(&self) {
+    pub(super) fn remove_run_dir(&self) {
         drop(fs::remove_dir_all(&self.dir));
     }
 }
 
-fn sandbox(args: &RunArgs) -> anyhow::Result<SandboxId> {
+fn sandbox_id(args: &RunArgs) -> anyhow::Result<SandboxId> {
     let name = args.sandbox.clone().unwrap_or_else(|| format!("run-{}", std::process::id()));
     SandboxId::parse(&name).map_err(|error| anyhow::anyhow!("--sandbox `{name}`: {error}"))
 }
 
 /// Where everything of ours is kept, for its owner alone.
-fn state(args: &RunArgs) -> anyhow::Result<PathBuf> {
+fn state_dir(args: &RunArgs) -> anyhow::Result<PathBuf> {
     let from =
         |name: &str| std::env::var_os(name).map(PathBuf::from).filter(|path| path.is_absolute());
     let named = args.state.clone();
@@ -133,24 +133,24 @@ fn state(args: &RunArgs) -> anyhow::Result<PathBuf> {
     let Some(dir) = named.or_else(usual).or_else(home) else {
         bail!("there is no place for the log: set HOME, or give --state DIR");
     };
-    make_private(&dir)?;
+    create_private_dir(&dir)?;
     fs::canonicalize(&dir).with_context(|| format!("cannot find {}", dir.display()))
 }
 
-fn make_private(dir: &Path) -> anyhow::Result<()> {
+fn create_private_dir(dir: &Path) -> anyhow::Result<()> {
     let made = fs::DirBuilder::new().recursive(true).mode(0o700).create(dir);
     made.with_context(|| format!("cannot make {}: give --state DIR", dir.display()))
 }
 
 /// A directory of this run's own.
-fn run_dir(state: &Path) -> anyhow::Result<PathBuf> {
+fn create_run_dir(state: &Path) -> anyhow::Result<PathBuf> {
     let now = jiff::Timestamp::now().strftime("%Y%m%d-%H%M%S").to_string();
     let dir = state.join("runs").join(format!("{now}-{}", std::process::id()));
-    make_private(&dir)?;
+    create_private_dir(&dir)?;
     Ok(dir)
 }
 
-fn view(args: &RunArgs, state: &Path, named: &Sources) -> anyhow::Result<View> {
+fn build_view(args: &RunArgs, state: &Path, named: &LoadSources) -> anyhow::Result<FilesystemView> {
     let variable =
         |name: &str| std::env::var_os(name).map(PathBuf::from).filter(|path| path.is_absolute());
     // Those in a directory too: what is in there may be links that lead elsewhere.
@@ -159,10 +159,10 @@ fn view(args: &RunArgs, state: &Path, named: &Sources) -> anyhow::Result<View> {
     for path in args.writable.iter().chain(&args.visible) {
         fs::metadata(path).with_context(|| format!("cannot show {}", path.display()))?;
     }
-    View::of(&Wishes {
+    FilesystemView::build(&ViewOptions {
         cwd: std::env::current_dir().context("the working directory is gone")?,
         home: variable("HOME"),
-        account: account(),
+        account: account_home(),
         runtime: variable("XDG_RUNTIME_DIR"),
         writable: args.writable.clone(),
         visible: args.visible.clone(),
@@ -173,19 +173,19 @@ fn view(args: &RunArgs, state: &Path, named: &Sources) -> anyhow::Result<View> {
 }
 
 /// Where the account's own home directory is: its credentials lie there, whatever `HOME` says.
-fn account() -> Option<PathBuf> {
+fn account_home() -> Option<PathBuf> {
     User::from_uid(Uid::effective()).ok().flatten().map(|user| user.dir)
 }
 
-fn files(
+fn build_run_files(
     args: &RunArgs,
     id: &SandboxId,
     dir: &Path,
-    named: Sources,
-    view: &View,
+    named: LoadSources,
+    view: &FilesystemView,
 ) -> anyhow::Result<RunFiles> {
     let quoted = |text: &str| json!(text).to_string(); // a string of JSON is one of TOML
-    let mut once = Sources { generation: 1, ..Sources::default() };
+    let mut once = LoadSources { generation: 1, ..LoadSources::default() };
     let mut policies = args.policy.clone();
     if !view.exposed.is_empty() {
         for path in view.exposed.iter().filter(|_| !args.quiet) {
@@ -199,9 +199,11 @@ fn files(
     }
     // With policies they say what is allowed; without, no private address and no raw TCP is, whatever is asked for.
     let base = if args.policy.is_empty() { "user" } else { "system" };
-    once.policies.push(command_line(&args.allow));
-    let resolvers =
-        resolvers(args)?.iter().map(|address| quoted(&address.to_string())).collect::<Vec<_>>();
+    once.policies.push(command_line_policy(&args.allow));
+    let resolvers = find_resolvers(args)?
+        .iter()
+        .map(|address| quoted(&address.to_string()))
+        .collect::<Vec<_>>();
     let roots: Result<Vec<String>, _> = args
         .roots
         .iter()
@@ -221,7 +223,7 @@ fn files(
 }
 
 /// The hosts of the command line as a policy like any other.
-fn command_line(hosts: &[String]) -> SourceFile {
+fn command_line_policy(hosts: &[String]) -> SourceFile {
     let hosts = json!(hosts);
     let text =
         format!("name = \"{COMMAND_LINE}\"\n[[allow]]\nname = \"--allow\"\nhosts = {hosts}\n");
@@ -229,28 +231,28 @@ fn command_line(hosts: &[String]) -> SourceFile {
 }
 
 /// What is wrong with the policies is said before anything is made.
-fn check(files: &RunFiles) -> anyhow::Result<()> {
-    let sources = Origin::Run(Box::new(files.clone())).read()?;
+fn check_policies(files: &RunFiles) -> anyhow::Result<()> {
+    let sources = PolicySource::Run(Box::new(files.clone())).read()?;
     compile(&sources, &[]).map(drop).map_err(|problems| {
-        complain(&problems, Severity::Error);
+        print_problems(&problems, DiagnosticLevel::Error);
         anyhow::anyhow!("the policies are not good: nothing is run")
     })
 }
 
-fn resolvers(args: &RunArgs) -> anyhow::Result<Vec<SocketAddr>> {
+fn find_resolvers(args: &RunArgs) -> anyhow::Result<Vec<SocketAddr>> {
     const FILE: &str = "/etc/resolv.conf";
     if !args.resolver.is_empty() {
         return Ok(args.resolver.clone());
     }
     let text = fs::read_to_string(FILE).unwrap_or_default();
-    let found: Vec<SocketAddr> = text.lines().filter_map(nameserver).collect();
+    let found: Vec<SocketAddr> = text.lines().filter_map(parse_nameserver).collect();
     if found.is_empty() {
         bail!("{FILE} names no resolver: give --resolver ADDRESS:PORT");
     }
     Ok(found)
 }
 
-fn nameserver(line: &str) -> Option<SocketAddr> {
+fn parse_nameserver(line: &str) -> Option<SocketAddr> {
     let mut words = line.split_whitespace();
     if words.next()? != "nameserver" {
         return None;
@@ -260,8 +262,8 @@ fn nameserver(line: &str) -> Option<SocketAddr> {
 }
 
 /// What the command finds in its environment besides what it was given.
-fn variables(id: &SandboxId) -> anyhow::Result<Vec<(String, String)>> {
-    let trust = variables::variables(Path::new(TRUST))?;
+fn sandbox_variables(id: &SandboxId) -> anyhow::Result<Vec<(String, String)>> {
+    let trust = variables::variables(Path::new(TRUST_DIR))?;
     let mut all: Vec<(String, String)> =
         trust.into_iter().map(|(name, value)| (name.to_owned(), value)).collect();
     all.push(("SANDBAR_SANDBOX".to_owned(), id.to_string()));

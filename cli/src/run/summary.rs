@@ -5,28 +5,28 @@ use std::time::Duration;
 
 use serde_json::{Value, json};
 
-use super::denials::Tally;
-use crate::Output;
+use super::denials::RunTally;
+use crate::OutputOptions;
 use crate::terminal::{FAINT, HEAD, paint};
-use jail::Usage;
+use jail::ResourceUsage;
 
 /// Most hosts that are listed for people.
-const LISTED: usize = 12;
+const MAX_LISTED: usize = 12;
 
 /// One run, when it is over.
-pub(super) struct Summary {
+pub(super) struct RunSummary {
     pub(super) wall: Duration,
-    pub(super) usage: Usage,
+    pub(super) usage: ResourceUsage,
     /// None where there is none to speak of: the jail broke.
     pub(super) status: Option<u8>,
     pub(super) log: PathBuf,
-    pub(super) tally: Tally,
+    pub(super) tally: RunTally,
 }
 
-impl Summary {
+impl RunSummary {
     /// One line for the log.
     pub(super) fn sentence(&self) -> String {
-        let Tally { reached, refused, sent, received } = &self.tally;
+        let RunTally { reached, refused, sent, received } = &self.tally;
         let denied: u64 = refused.values().sum();
         let status = self.status.map_or("none".to_owned(), |status| status.to_string());
         let seconds = |time: Duration| format!("{:.2} s", time.as_secs_f64());
@@ -41,36 +41,40 @@ impl Summary {
     }
 
     /// To stderr: stdout is the command's.
-    pub(super) fn print(&self, output: Output) {
+    pub(super) fn print(&self, output: OutputOptions) {
         if output.json {
-            return anstream::eprintln!("{}", self.json());
+            return anstream::eprintln!("{}", self.to_json());
         }
-        let Tally { reached, refused, sent, received } = &self.tally;
+        let RunTally { reached, refused, sent, received } = &self.tally;
         let line = |name: &str, value: String| {
             anstream::eprintln!("  {} {value}", paint(FAINT, format!("{name:<8}")));
         };
         let status = self.status.map_or("none".to_owned(), |status| status.to_string());
         anstream::eprintln!("{} exit status {status}", paint(HEAD, "sandbar:"));
-        let hosts = reached.iter().map(|(host, count)| times(host, *count));
-        line("reached", listed(hosts.collect()));
-        let hosts =
-            refused.iter().map(|((host, code), count)| times(&format!("{host} ({code})"), *count));
-        line("refused", listed(hosts.collect()));
-        line("bytes", format!("{} sent, {} received", bytes(*sent), bytes(*received)));
+        let hosts = reached.iter().map(|(host, count)| with_count(host, *count));
+        line("reached", join_listed(hosts.collect()));
+        let hosts = refused
+            .iter()
+            .map(|((host, code), count)| with_count(&format!("{host} ({code})"), *count));
+        line("refused", join_listed(hosts.collect()));
+        line(
+            "bytes",
+            format!("{} sent, {} received", format_bytes(*sent), format_bytes(*received)),
+        );
         line(
             "used",
             format!(
                 "{:.2} s wall, {:.2} s CPU, {} in the largest process",
                 self.wall.as_secs_f64(),
                 self.usage.cpu.as_secs_f64(),
-                bytes(self.usage.peak)
+                format_bytes(self.usage.peak)
             ),
         );
         line("log", self.log.display().to_string());
     }
 
-    fn json(&self) -> Value {
-        let Tally { reached, refused, sent, received } = &self.tally;
+    fn to_json(&self) -> Value {
+        let RunTally { reached, refused, sent, received } = &self.tally;
         let refused = refused.iter().map(|((destination, reason), count)| {
             json!({ "destination": destination, "reason": reason, "count": count })
         });
@@ -88,13 +92,13 @@ impl Summary {
     }
 }
 
-fn times(what: &str, count: u64) -> String {
+fn with_count(what: &str, count: u64) -> String {
     if count == 1 { what.to_owned() } else { format!("{what} x{count}") }
 }
 
-fn listed(mut all: Vec<String>) -> String {
-    let more = all.len().saturating_sub(LISTED);
-    all.truncate(LISTED);
+fn join_listed(mut all: Vec<String>) -> String {
+    let more = all.len().saturating_sub(MAX_LISTED);
+    all.truncate(MAX_LISTED);
     match (all.is_empty(), more) {
         (true, _) => "nothing".to_owned(),
         (false, 0) => all.join(", "),
@@ -102,7 +106,7 @@ fn listed(mut all: Vec<String>) -> String {
     }
 }
 
-fn bytes(count: u64) -> String {
+fn format_bytes(count: u64) -> String {
     const UNITS: [&str; 4] = ["KB", "MB", "GB", "TB"];
     let mut value = count as f64;
     let mut unit = "bytes";
@@ -125,9 +129,12 @@ mod tests {
         for (count, text) in
             [(0, "0 bytes"), (999, "999 bytes"), (1000, "1.0 KB"), (12_345_678, "12.3 MB")]
         {
-            assert_eq!(bytes(count), text);
+            assert_eq!(format_bytes(count), text);
         }
-        assert_eq!(listed(vec![]), "nothing");
-        assert_eq!(listed((0..14).map(|at| at.to_string()).collect()).matches(',').count(), 11);
+        assert_eq!(join_listed(vec![]), "nothing");
+        assert_eq!(
+            join_listed((0..14).map(|at| at.to_string()).collect()).matches(',').count(),
+            11
+        );
     }
 }

@@ -1,7 +1,7 @@
 //! The listeners: UDP workers that share a port, TCP beside them, both for IPv4 and IPv6. What the
 //! kernel says of a packet names its channel; nothing in the packet does (P2).
 
-mod local;
+mod local_addresses;
 mod tcp;
 mod udp;
 
@@ -10,40 +10,40 @@ use std::net::SocketAddr;
 use std::sync::Arc;
 
 use rules::Channel;
-use rules::operator::Whose;
-use rules::word::SandboxId;
+use rules::configuration::Attribution;
+use rules::ids::SandboxId;
 use socket2::{Socket, Type};
 use tokio::sync::{Semaphore, watch};
 use tokio::task::JoinSet;
 
-use crate::filter::Filter;
-use crate::limits::{DRAIN, IN_FLIGHT};
+use crate::filter::DnsFilter;
+use crate::limits::{DRAIN_TIMEOUT, IN_FLIGHT};
 
 /// Where queries arrive, and what tells whose they are.
 #[derive(Clone, Debug)]
-pub struct Listener {
+pub struct DnsListener {
     pub bind: SocketAddr,
-    pub whose: Identify,
+    pub whose: DnsAttribution,
 }
 
 /// How the sandbox behind a packet is known.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Identify {
+pub enum DnsAttribution {
     Dedicated(SandboxId),
     Interface,
     Mark,
     SourceAddress,
 }
 
-impl Identify {
+impl DnsAttribution {
     /// What a listener of the operator's file says; none for what DNS has no such thing of.
-    pub fn of(whose: &Whose) -> Option<Self> {
+    pub fn from_rules(whose: &Attribution) -> Option<Self> {
         match whose {
-            Whose::Dedicated(id) => Some(Identify::Dedicated(id.clone())),
-            Whose::Interface => Some(Identify::Interface),
-            Whose::Mark => Some(Identify::Mark),
-            Whose::SourceAddress => Some(Identify::SourceAddress),
-            Whose::Unix => None,
+            Attribution::Dedicated(id) => Some(DnsAttribution::Dedicated(id.clone())),
+            Attribution::Interface => Some(DnsAttribution::Interface),
+            Attribution::Mark => Some(DnsAttribution::Mark),
+            Attribution::SourceAddress => Some(DnsAttribution::SourceAddress),
+            Attribution::Unix => None,
         }
     }
 }
@@ -66,38 +66,38 @@ pub enum ListenError {
 }
 
 /// Open listeners, not serving yet.
-pub struct Server {
-    filter: Arc<Filter>,
-    udp: Vec<udp::Worker>,
-    tcp: Vec<tcp::Acceptor>,
-    connections: tcp::Connections,
+pub struct DnsServer {
+    filter: Arc<DnsFilter>,
+    udp: Vec<udp::UdpWorker>,
+    tcp: Vec<tcp::TcpAcceptor>,
+    connections: tcp::TcpConnectionLimit,
     /// Queries that wait for a resolver hold one each.
     waiting: Arc<Semaphore>,
 }
 
-impl Server {
+impl DnsServer {
     /// Opens every listener, each with `workers` sockets for UDP.
     ///
     /// # Errors
     ///
     /// Returns [`ListenError`] when one cannot be opened: nothing is served then.
     pub fn open(
-        filter: Arc<Filter>,
-        listeners: &[Listener],
+        filter: Arc<DnsFilter>,
+        listeners: &[DnsListener],
         workers: usize,
     ) -> Result<Self, ListenError> {
-        let mut server = Server {
+        let mut server = DnsServer {
             filter,
             udp: Vec::new(),
             tcp: Vec::new(),
-            connections: tcp::Connections::default(),
+            connections: tcp::TcpConnectionLimit::default(),
             waiting: Arc::new(Semaphore::new(IN_FLIGHT)),
         };
         for listener in listeners {
-            let acceptor = tcp::Acceptor::open(listener, server.connections.clone())?;
+            let acceptor = tcp::TcpAcceptor::open(listener, server.connections.clone())?;
             let bind = acceptor.address(); // port 0 was drawn by the kernel: UDP takes the same
             for _ in 0..workers.max(1) {
-                server.udp.push(udp::Worker::open(&Listener { bind, ..listener.clone() })?);
+                server.udp.push(udp::UdpWorker::open(&DnsListener { bind, ..listener.clone() })?);
             }
             server.tcp.push(acceptor);
         }
@@ -110,17 +110,17 @@ impl Server {
     /// # Errors
     ///
     /// Returns [`ListenError`] when it is no bound socket of the internet.
-    pub fn adopt(&mut self, socket: Socket, whose: Identify) -> Result<(), ListenError> {
+    pub fn adopt(&mut self, socket: Socket, whose: DnsAttribution) -> Result<(), ListenError> {
         let given = |source| ListenError::Given { source };
         let address = socket.local_addr().map_err(given)?;
         let Some(bind) = address.as_socket() else {
             return Err(given(io::ErrorKind::Unsupported.into()));
         };
-        let listener = Listener { bind, whose };
+        let listener = DnsListener { bind, whose };
         socket.set_nonblocking(true).map_err(given)?;
         match socket.r#type().map_err(given)? {
-            Type::DGRAM => self.udp.push(udp::Worker::serving(&listener, socket.into())?),
-            _ => self.tcp.push(tcp::Acceptor::serving(
+            Type::DGRAM => self.udp.push(udp::UdpWorker::from_socket(&listener, socket.into())?),
+            _ => self.tcp.push(tcp::TcpAcceptor::from_socket(
                 &listener,
                 socket.into(),
                 self.connections.clone(),
@@ -131,7 +131,7 @@ impl Server {
 
     /// Where it listens, in the order of the listeners.
     pub fn addresses(&self) -> Vec<SocketAddr> {
-        self.tcp.iter().map(tcp::Acceptor::address).collect()
+        self.tcp.iter().map(tcp::TcpAcceptor::address).collect()
     }
 
     /// Serves until `stop` turns true, then finishes what is in flight.
@@ -149,19 +149,19 @@ impl Server {
             let (filter, waiting) = (self.filter.clone(), self.waiting.clone());
             tasks.spawn(acceptor.serve(filter, waiting, stop.clone()));
         }
-        let ended = all(&mut tasks).await;
+        let ended = wait_for_all(&mut tasks).await;
         if ended.is_err() {
             tasks.shutdown().await; // closed when this returns, so that nobody asks into a void
             return ended;
         }
         let waiting = self.waiting.acquire_many(IN_FLIGHT as u32);
-        drop(tokio::time::timeout(DRAIN, waiting).await);
+        drop(tokio::time::timeout(DRAIN_TIMEOUT, waiting).await);
         Ok(())
     }
 }
 
 /// Waits for every listener; the first that breaks ends it, for one worker less must not go unseen.
-async fn all(tasks: &mut JoinSet<io::Result<()>>) -> io::Result<()> {
+async fn wait_for_all(tasks: &mut JoinSet<io::Result<()>>) -> io::Result<()> {
     while let Some(ended) = tasks.join_next().await {
         ended.map_err(io::Error::other)??;
     }
@@ -170,18 +170,18 @@ async fn all(tasks: &mut JoinSet<io::Result<()>>) -> io::Result<()> {
 
 /// The channel of what came by an interface that the kernel cannot name (any more): nobody's, as no
 /// interface has such a name.
-fn unnamed(index: Option<u32>) -> Channel {
+fn unnamed_interface(index: Option<u32>) -> Channel {
     Channel::Interface(format!("unnamed/{}", index.unwrap_or_default()))
 }
 
 /// Resolves once `stop` is true.
-async fn stopped(stop: &mut watch::Receiver<bool>) {
+async fn wait_for_stop(stop: &mut watch::Receiver<bool>) {
     drop(stop.wait_for(|stop| *stop).await); // a dropped sender stops too
 }
 
 /// Lets a socket take queries that TPROXY brings from their way to another resolver. Only that needs the privilege.
 fn take_foreign(socket: std::os::fd::BorrowedFd<'_>, address: SocketAddr) {
-    if let Err(error) = sys::socket::take_foreign(socket, address) {
+    if let Err(error) = sys::socket::enable_transparent(socket, address) {
         tracing::debug!(%error, %address, "queries on their way to others cannot be taken by TPROXY");
     }
 }

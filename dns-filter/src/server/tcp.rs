@@ -8,7 +8,7 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 use sys::socket as kernel;
 
-use rules::word::SandboxId;
+use rules::ids::SandboxId;
 use rules::{Channel, Reason};
 use socket2::{Domain, Protocol, Socket, Type};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
@@ -18,64 +18,67 @@ use tokio::sync::{OwnedSemaphorePermit, Semaphore, mpsc, watch};
 use tokio::task::JoinSet;
 use tokio::time::timeout;
 
-use super::local::Local;
-use super::{Identify, ListenError, Listener, stopped, unnamed};
-use crate::filter::Filter;
+use super::local_addresses::LocalAddresses;
+use super::{DnsAttribution, DnsListener, ListenError, unnamed_interface, wait_for_stop};
+use crate::filter::DnsFilter;
 use crate::limits::{
-    DRAIN, QUERY_BYTES, TCP_CONNECTIONS, TCP_CONNECTIONS_SANDBOX, TCP_IDLE, TCP_MESSAGE,
-    TCP_PIPELINE, TCP_SEND_BUFFER, TCP_WRITE,
+    DRAIN_TIMEOUT, QUERY_BYTES, TCP_CONNECTIONS, TCP_CONNECTIONS_SANDBOX, TCP_IDLE_TIMEOUT,
+    TCP_MESSAGE_TIMEOUT, TCP_PIPELINE, TCP_SEND_BUFFER, TCP_WRITE_TIMEOUT,
 };
 use crate::lock;
-use crate::message::Carrier;
-use crate::query::{Arrived, Pending, Step};
+use crate::message::DnsTransport;
+use crate::query::{PendingQuery, QueryArrival, QueryStep};
 
 /// Connections that wait in the kernel to be accepted.
 const BACKLOG: i32 = 256;
 /// Pause after the process has run out of descriptors.
-const BREATH: Duration = Duration::from_millis(50);
+const ACCEPT_PAUSE: Duration = Duration::from_millis(50);
 
 /// The open connections, by sandbox; those of nobody together.
 #[derive(Clone, Default)]
-pub(super) struct Connections(Arc<Mutex<HashMap<Option<SandboxId>, usize>>>);
+pub(super) struct TcpConnectionLimit(Arc<Mutex<HashMap<Option<SandboxId>, usize>>>);
 
 /// A place among the open connections.
-struct Place {
-    all: Connections,
+struct TcpSlot {
+    all: TcpConnectionLimit,
     whose: Option<SandboxId>,
 }
 
 /// One listening socket.
-pub(super) struct Acceptor {
+pub(super) struct TcpAcceptor {
     listener: TcpListener,
     address: SocketAddr,
-    whose: Identify,
-    connections: Connections,
+    whose: DnsAttribution,
+    connections: TcpConnectionLimit,
 }
 
-impl Acceptor {
-    pub(super) fn open(listener: &Listener, connections: Connections) -> Result<Self, ListenError> {
+impl TcpAcceptor {
+    pub(super) fn open(
+        listener: &DnsListener,
+        connections: TcpConnectionLimit,
+    ) -> Result<Self, ListenError> {
         let address = listener.bind;
         let bound = |source| ListenError::Bind { address, source };
-        let socket = bind(address).map_err(bound)?;
-        if listener.whose == Identify::Interface {
-            kernel::tell_destination(socket.as_fd(), address)
+        let socket = bind_listener(address).map_err(bound)?;
+        if listener.whose == DnsAttribution::Interface {
+            kernel::enable_packet_info(socket.as_fd(), address)
                 .map_err(|source| ListenError::Kernel { address, what: "interface", source })?;
         }
         super::take_foreign(socket.as_fd(), address);
-        Self::serving(listener, socket, connections)
+        Self::from_socket(listener, socket, connections)
     }
 
     /// Serves a socket that listens already.
-    pub(super) fn serving(
-        listener: &Listener,
+    pub(super) fn from_socket(
+        listener: &DnsListener,
         socket: std::net::TcpListener,
-        connections: Connections,
+        connections: TcpConnectionLimit,
     ) -> Result<Self, ListenError> {
         let address = listener.bind;
         let bound = |source| ListenError::Bind { address, source };
         let listening = TcpListener::from_std(socket).map_err(bound)?;
         let address = listening.local_addr().map_err(bound)?;
-        Ok(Acceptor { listener: listening, address, whose: listener.whose.clone(), connections })
+        Ok(TcpAcceptor { listener: listening, address, whose: listener.whose.clone(), connections })
     }
 
     pub(super) fn address(&self) -> SocketAddr {
@@ -85,7 +88,7 @@ impl Acceptor {
     /// Serves until `stop`, then lets open connections have the answers they wait for.
     pub(super) async fn serve(
         self,
-        filter: Arc<Filter>,
+        filter: Arc<DnsFilter>,
         waiting: Arc<Semaphore>,
         mut stop: watch::Receiver<bool>,
     ) -> io::Result<()> {
@@ -95,27 +98,32 @@ impl Acceptor {
                 accepted = self.listener.accept() => match accepted {
                     Ok((stream, source)) => {
                         let (filter, waiting, stop) = (filter.clone(), waiting.clone(), stop.clone());
-                        let arrived = self.arrived(&stream, source);
-                        let connection = Connection { filter, waiting, arrived, stop };
-                        self.enter(connection, stream, &mut open);
+                        let arrived = self.query_arrival(&stream, source);
+                        let connection = TcpConnection { filter, waiting, arrived, stop };
+                        self.spawn_connection(connection, stream, &mut open);
                     }
-                    Err(_) => tokio::time::sleep(BREATH).await, // of the peer, or of descriptors
+                    Err(_) => tokio::time::sleep(ACCEPT_PAUSE).await, // of the peer, or of descriptors
                 },
                 Some(ended) = open.join_next() => ended.map_err(io::Error::other)?,
-                () = stopped(&mut stop) => break,
+                () = wait_for_stop(&mut stop) => break,
             }
         }
         drop(self); // nobody new
         drain(open).await
     }
 
-    fn enter(&self, connection: Connection, stream: TcpStream, open: &mut JoinSet<()>) {
+    fn spawn_connection(
+        &self,
+        connection: TcpConnection,
+        stream: TcpStream,
+        open: &mut JoinSet<()>,
+    ) {
         let rules = connection.filter.rules.load();
         let known = rules.sandboxes().identify(std::slice::from_ref(&connection.arrived.channel));
         let whose = known.ok().map(|sandbox| sandbox.id.clone());
         drop(rules);
-        let Some(place) = self.connections.enter(whose) else {
-            connection.filter.unread(Reason::DnsOverload, &connection.arrived);
+        let Some(place) = self.connections.acquire(whose) else {
+            connection.filter.record_unread(Reason::DnsOverload, &connection.arrived);
             return;
         };
         open.spawn(async move {
@@ -124,21 +132,29 @@ impl Acceptor {
         });
     }
 
-    fn arrived(&self, stream: &TcpStream, source: SocketAddr) -> Arrived {
+    fn query_arrival(&self, stream: &TcpStream, source: SocketAddr) -> QueryArrival {
         let local = stream.local_addr().ok();
         let channel = match &self.whose {
-            Identify::Dedicated(id) => Channel::Dedicated(id.clone()),
-            Identify::Interface => {
-                let index = local.and_then(|to| kernel::interface_of(stream.as_fd(), to).ok());
+            DnsAttribution::Dedicated(id) => Channel::Dedicated(id.clone()),
+            DnsAttribution::Interface => {
+                let index = local.and_then(|to| kernel::arrival_interface(stream.as_fd(), to).ok());
                 let name = index.and_then(|index| kernel::interface_name(index).ok());
-                name.map_or_else(|| unnamed(index), Channel::Interface)
+                name.map_or_else(|| unnamed_interface(index), Channel::Interface)
             }
-            Identify::Mark => Channel::Mark(kernel::mark_of(stream.as_fd()).unwrap_or_default()),
-            Identify::SourceAddress => Channel::SourceAddress(source.ip()),
+            DnsAttribution::Mark => {
+                Channel::Mark(kernel::socket_mark(stream.as_fd()).unwrap_or_default())
+            }
+            DnsAttribution::SourceAddress => Channel::SourceAddress(source.ip()),
         };
-        let aimed = local.and_then(|to| kernel::original_of(stream.as_fd(), to).ok()).or(local);
-        let toward = Local::new(self.address).toward(aimed.map(|to| to.ip()));
-        Arrived { channel, carrier: Carrier::Tcp, source: Some(source), aimed, toward }
+        let aimed = local.and_then(|to| kernel::original_dst(stream.as_fd(), to).ok()).or(local);
+        let toward = LocalAddresses::new(self.address).query_target(aimed.map(|to| to.ip()));
+        QueryArrival {
+            channel,
+            carrier: DnsTransport::Tcp,
+            source: Some(source),
+            original_dst: aimed,
+            toward,
+        }
     }
 }
 
@@ -150,11 +166,11 @@ async fn drain(mut open: JoinSet<()>) -> io::Result<()> {
         }
         Ok(())
     };
-    timeout(DRAIN, all).await.unwrap_or(Ok(()))
+    timeout(DRAIN_TIMEOUT, all).await.unwrap_or(Ok(()))
 }
 
-impl Connections {
-    fn enter(&self, whose: Option<SandboxId>) -> Option<Place> {
+impl TcpConnectionLimit {
+    fn acquire(&self, whose: Option<SandboxId>) -> Option<TcpSlot> {
         let mut all = lock(&self.0);
         let total: usize = all.values().sum();
         let own = all.entry(whose.clone()).or_default();
@@ -162,11 +178,11 @@ impl Connections {
             return None;
         }
         *own += 1;
-        Some(Place { all: self.clone(), whose })
+        Some(TcpSlot { all: self.clone(), whose })
     }
 }
 
-impl Drop for Place {
+impl Drop for TcpSlot {
     fn drop(&mut self) {
         let mut all = lock(&self.all.0);
         if let Some(count) = all.get_mut(&self.whose) {
@@ -179,40 +195,40 @@ impl Drop for Place {
 }
 
 /// A place in the connection's pipeline and one among all that wait.
-type Places = (OwnedSemaphorePermit, OwnedSemaphorePermit);
+type PipelineSlots = (OwnedSemaphorePermit, OwnedSemaphorePermit);
 
-struct Connection {
-    filter: Arc<Filter>,
+struct TcpConnection {
+    filter: Arc<DnsFilter>,
     waiting: Arc<Semaphore>,
-    arrived: Arrived,
+    arrived: QueryArrival,
     stop: watch::Receiver<bool>,
 }
 
-impl Connection {
+impl TcpConnection {
     async fn serve(self, stream: TcpStream) {
         let (reader, writer) = stream.into_split();
         let (answers, queue) = mpsc::channel(TCP_PIPELINE);
-        tokio::join!(self.read(reader, answers), write(writer, queue));
+        tokio::join!(self.read_queries(reader, answers), write_answers(writer, queue));
     }
 
     /// Reads queries until the peer is done or does not behave; answers still due are sent.
-    async fn read(&self, mut reader: OwnedReadHalf, answers: mpsc::Sender<Vec<u8>>) {
+    async fn read_queries(&self, mut reader: OwnedReadHalf, answers: mpsc::Sender<Vec<u8>>) {
         let pipeline = Arc::new(Semaphore::new(TCP_PIPELINE));
         let mut stop = self.stop.clone();
-        while let Some(packet) = message(&mut reader, &mut stop).await {
+        while let Some(packet) = read_message(&mut reader, &mut stop).await {
             if answers.is_closed() {
                 return; // the peer does not read
             }
             let Ok(slot) = pipeline.clone().acquire_owned().await else { return };
-            let answer = match self.filter.begin(&packet, &self.arrived) {
-                Step::Drop => continue,
-                Step::Answer(answer) => answer,
-                Step::Wait(pending) => match self.waiting.clone().try_acquire_owned() {
+            let answer = match self.filter.start_query(&packet, &self.arrived) {
+                QueryStep::Drop => continue,
+                QueryStep::Answer(answer) => answer,
+                QueryStep::Wait(pending) => match self.waiting.clone().try_acquire_owned() {
                     Ok(turn) => {
-                        self.wait(*pending, answers.clone(), (slot, turn));
+                        self.spawn_query(*pending, answers.clone(), (slot, turn));
                         continue;
                     }
-                    Err(_) => self.filter.overloaded(*pending),
+                    Err(_) => self.filter.refuse_overload(*pending),
                 },
             };
             if answers.send(answer).await.is_err() {
@@ -222,10 +238,15 @@ impl Connection {
     }
 
     /// Lets a query wait on its own; it holds its places meanwhile.
-    fn wait(&self, pending: Pending, answers: mpsc::Sender<Vec<u8>>, places: Places) {
+    fn spawn_query(
+        &self,
+        pending: PendingQuery,
+        answers: mpsc::Sender<Vec<u8>>,
+        places: PipelineSlots,
+    ) {
         let filter = self.filter.clone();
         tokio::spawn(async move {
-            let answer = filter.wait(pending).await;
+            let answer = filter.finish_query(pending).await;
             drop(answers.send(answer).await); // a peer that has gone needs none
             drop(places);
         });
@@ -233,16 +254,19 @@ impl Connection {
 }
 
 /// One message; none when the peer is done, too slow, or sends what is no query.
-async fn message(reader: &mut OwnedReadHalf, stop: &mut watch::Receiver<bool>) -> Option<Vec<u8>> {
+async fn read_message(
+    reader: &mut OwnedReadHalf,
+    stop: &mut watch::Receiver<bool>,
+) -> Option<Vec<u8>> {
     let first = tokio::select! {
         biased; // what was sent before the stop is still read
-        first = timeout(TCP_IDLE, reader.read_u8()) => first.ok()?.ok()?,
-        () = stopped(stop) => return None,
+        first = timeout(TCP_IDLE_TIMEOUT, reader.read_u8()) => first.ok()?.ok()?,
+        () = wait_for_stop(stop) => return None,
     };
-    timeout(TCP_MESSAGE, rest(reader, first)).await.ok()?
+    timeout(TCP_MESSAGE_TIMEOUT, read_body(reader, first)).await.ok()?
 }
 
-async fn rest(reader: &mut OwnedReadHalf, first: u8) -> Option<Vec<u8>> {
+async fn read_body(reader: &mut OwnedReadHalf, first: u8) -> Option<Vec<u8>> {
     let second = reader.read_u8().await.ok()?;
     let length = usize::from(u16::from_be_bytes([first, second]));
     if length == 0 || length > QUERY_BYTES {
@@ -253,19 +277,19 @@ async fn rest(reader: &mut OwnedReadHalf, first: u8) -> Option<Vec<u8>> {
     Some(packet)
 }
 
-async fn write(mut writer: OwnedWriteHalf, mut queue: mpsc::Receiver<Vec<u8>>) {
+async fn write_answers(mut writer: OwnedWriteHalf, mut queue: mpsc::Receiver<Vec<u8>>) {
     while let Some(answer) = queue.recv().await {
         let Ok(length) = u16::try_from(answer.len()) else { return };
         let mut framed = length.to_be_bytes().to_vec();
         framed.extend_from_slice(&answer);
-        match timeout(TCP_WRITE, writer.write_all(&framed)).await {
+        match timeout(TCP_WRITE_TIMEOUT, writer.write_all(&framed)).await {
             Ok(Ok(())) => {}
             Ok(Err(_)) | Err(_) => return,
         }
     }
 }
 
-fn bind(address: SocketAddr) -> io::Result<std::net::TcpListener> {
+fn bind_listener(address: SocketAddr) -> io::Result<std::net::TcpListener> {
     let socket = Socket::new(Domain::for_address(address), Type::STREAM, Some(Protocol::TCP))?;
     socket.set_reuse_address(true)?;
     if address.is_ipv6() {

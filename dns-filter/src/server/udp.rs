@@ -14,13 +14,13 @@ use tokio::net::UdpSocket;
 use tokio::sync::{Semaphore, watch};
 use tokio::time::Instant;
 
-use super::local::Local;
-use super::{Identify, ListenError, Listener, stopped, unnamed};
-use crate::filter::Filter;
-use crate::limits::BATCH;
-use crate::message::Carrier;
-use crate::query::{Arrived, Step};
-use sys::datagrams::{Batch, Datagram, Outgoing, send};
+use super::local_addresses::LocalAddresses;
+use super::{DnsAttribution, DnsListener, ListenError, unnamed_interface, wait_for_stop};
+use crate::filter::DnsFilter;
+use crate::limits::DATAGRAM_BATCH;
+use crate::message::DnsTransport;
+use crate::query::{QueryArrival, QueryStep};
+use sys::datagrams::{Datagram, DatagramBatch, OutgoingDatagram, send_datagrams};
 use sys::socket as kernel;
 
 /// Octets of datagrams that wait in the kernel.
@@ -28,63 +28,64 @@ const RECEIVE_BUFFER: usize = 4 << 20;
 /// How long the name of an interface is believed.
 const NAME_AGE: Duration = Duration::from_secs(1);
 /// Batches before others of the runtime have their turn.
-const TURN: usize = 8;
+const BATCHES_PER_YIELD: usize = 8;
 
 /// One socket and what it needs to serve.
-pub(super) struct Worker {
+pub(super) struct UdpWorker {
     socket: Arc<UdpSocket>,
-    whose: Identify,
+    whose: DnsAttribution,
     bind: SocketAddr,
-    names: Names,
-    local: Local,
+    names: InterfaceNames,
+    local: LocalAddresses,
 }
 
-impl Worker {
-    pub(super) fn open(listener: &Listener) -> Result<Self, ListenError> {
+impl UdpWorker {
+    pub(super) fn open(listener: &DnsListener) -> Result<Self, ListenError> {
         let address = listener.bind;
         let bound = |source| ListenError::Bind { address, source };
-        let socket = bind(address).map_err(bound)?;
-        if listener.whose == Identify::Mark {
-            kernel::tell_mark(socket.as_fd()).map_err(|source| ListenError::Kernel {
+        let socket = bind_socket(address).map_err(bound)?;
+        if listener.whose == DnsAttribution::Mark {
+            kernel::enable_packet_mark(socket.as_fd()).map_err(|source| ListenError::Kernel {
                 address,
                 what: "mark",
                 source,
             })?;
         }
         super::take_foreign(socket.as_fd(), address);
-        Self::serving(listener, socket)
+        Self::from_socket(listener, socket)
     }
 
     /// Serves a socket that is bound already.
-    pub(super) fn serving(
-        listener: &Listener,
+    pub(super) fn from_socket(
+        listener: &DnsListener,
         socket: std::net::UdpSocket,
     ) -> Result<Self, ListenError> {
         let address = listener.bind;
         let bound = |source| ListenError::Bind { address, source };
-        kernel::tell_destination(socket.as_fd(), address)
+        kernel::enable_packet_info(socket.as_fd(), address)
             .map_err(|source| ListenError::Kernel { address, what: "destination", source })?;
         let socket = UdpSocket::from_std(socket).map_err(bound)?;
-        let (whose, names, local) = (listener.whose.clone(), Names::default(), Local::new(address));
-        Ok(Worker { socket: Arc::new(socket), whose, bind: address, names, local })
+        let (whose, names, local) =
+            (listener.whose.clone(), InterfaceNames::default(), LocalAddresses::new(address));
+        Ok(UdpWorker { socket: Arc::new(socket), whose, bind: address, names, local })
     }
 
     pub(super) async fn serve(
         mut self,
-        filter: Arc<Filter>,
+        filter: Arc<DnsFilter>,
         waiting: Arc<Semaphore>,
         mut stop: watch::Receiver<bool>,
     ) -> io::Result<()> {
-        let mut batch = Batch::new();
+        let mut batch = DatagramBatch::default();
         let socket = self.socket.clone();
         loop {
             tokio::select! {
                 ready = socket.readable() => ready?,
-                () = stopped(&mut stop) => return Ok(()),
+                () = wait_for_stop(&mut stop) => return Ok(()),
             }
-            for _ in 0..TURN {
+            for _ in 0..BATCHES_PER_YIELD {
                 let taken = socket.try_io(Interest::READABLE, || batch.drain(socket.as_fd()));
-                self.pass(&filter, &waiting, &batch);
+                self.handle_batch(&filter, &waiting, &batch);
                 match taken {
                     Ok(()) => {}
                     Err(error) if error.kind() == io::ErrorKind::WouldBlock => break,
@@ -98,84 +99,97 @@ impl Worker {
         }
     }
 
-    fn pass(&mut self, filter: &Arc<Filter>, waiting: &Arc<Semaphore>, batch: &Batch) {
-        let mut answers = Vec::with_capacity(BATCH);
+    fn handle_batch(
+        &mut self,
+        filter: &Arc<DnsFilter>,
+        waiting: &Arc<Semaphore>,
+        batch: &DatagramBatch,
+    ) {
+        let mut answers = Vec::with_capacity(DATAGRAM_BATCH);
         for datagram in batch.datagrams() {
-            let arrived = self.arrived(&datagram);
+            let arrived = self.query_arrival(&datagram);
             if datagram.source.port() == 0 {
-                filter.unread(Reason::DnsMalformed, &arrived);
+                filter.record_unread(Reason::DnsMalformed, &arrived);
                 continue; // nothing can be answered there: it was forged
             }
-            let envelope = Envelope::of(&datagram);
-            match filter.begin(datagram.bytes, &arrived) {
-                Step::Drop => {}
-                Step::Answer(bytes) => answers.push(envelope.with(bytes)),
-                Step::Wait(pending) => match waiting.clone().try_acquire_owned() {
+            let envelope = ReplyRoute::from_datagram(&datagram);
+            match filter.start_query(datagram.bytes, &arrived) {
+                QueryStep::Drop => {}
+                QueryStep::Answer(bytes) => answers.push(envelope.into_datagram(bytes)),
+                QueryStep::Wait(pending) => match waiting.clone().try_acquire_owned() {
                     Ok(turn) => {
                         let (filter, socket) = (filter.clone(), self.socket.clone());
                         tokio::spawn(async move {
-                            let bytes = filter.wait(*pending).await;
-                            send(socket.as_fd(), &[envelope.with(bytes)]);
+                            let bytes = filter.finish_query(*pending).await;
+                            send_datagrams(socket.as_fd(), &[envelope.into_datagram(bytes)]);
                             drop(turn);
                         });
                     }
-                    Err(_) => answers.push(envelope.with(filter.overloaded(*pending))),
+                    Err(_) => {
+                        answers.push(envelope.into_datagram(filter.refuse_overload(*pending)))
+                    }
                 },
             }
         }
         if !answers.is_empty() {
-            send(self.socket.as_fd(), &answers);
+            send_datagrams(self.socket.as_fd(), &answers);
         }
     }
 
-    fn arrived(&mut self, datagram: &Datagram<'_>) -> Arrived {
+    fn query_arrival(&mut self, datagram: &Datagram<'_>) -> QueryArrival {
         let seen = datagram.seen;
         let channel = match &self.whose {
-            Identify::Dedicated(id) => Channel::Dedicated(id.clone()),
-            Identify::Interface => self.names.channel(seen.interface),
-            Identify::Mark => Channel::Mark(seen.mark.unwrap_or_default()),
-            Identify::SourceAddress => Channel::SourceAddress(datagram.source.ip()),
+            DnsAttribution::Dedicated(id) => Channel::Dedicated(id.clone()),
+            DnsAttribution::Interface => self.names.channel(seen.interface),
+            DnsAttribution::Mark => Channel::Mark(seen.mark.unwrap_or_default()),
+            DnsAttribution::SourceAddress => Channel::SourceAddress(datagram.source.ip()),
         };
         let aimed = seen.to.map(|to| SocketAddr::new(to, self.bind.port()));
-        let toward = self.local.toward(seen.to);
-        Arrived { channel, carrier: Carrier::Udp, source: Some(datagram.source), aimed, toward }
+        let toward = self.local.query_target(seen.to);
+        QueryArrival {
+            channel,
+            carrier: DnsTransport::Udp,
+            source: Some(datagram.source),
+            original_dst: aimed,
+            toward,
+        }
     }
 }
 
 /// Where an answer goes, and from where.
-struct Envelope {
+struct ReplyRoute {
     to: SocketAddr,
     from: Option<std::net::IpAddr>,
     interface: Option<u32>,
 }
 
-impl Envelope {
-    fn of(datagram: &Datagram<'_>) -> Self {
+impl ReplyRoute {
+    fn from_datagram(datagram: &Datagram<'_>) -> Self {
         let seen = datagram.seen;
-        Envelope { to: datagram.source, from: seen.to, interface: seen.interface }
+        ReplyRoute { to: datagram.source, from: seen.to, interface: seen.interface }
     }
 
-    fn with(self, bytes: Vec<u8>) -> Outgoing {
-        let Envelope { to, from, interface } = self;
-        Outgoing { bytes, to, from, interface }
+    fn into_datagram(self, bytes: Vec<u8>) -> OutgoingDatagram {
+        let ReplyRoute { to, from, interface } = self;
+        OutgoingDatagram { bytes, to, from, interface }
     }
 }
 
 /// Names of interfaces, asked for once in a while.
 #[derive(Default)]
-struct Names {
+struct InterfaceNames {
     known: Vec<(u32, String, Instant)>,
 }
 
-impl Names {
+impl InterfaceNames {
     fn channel(&mut self, index: Option<u32>) -> Channel {
-        match index.and_then(|index| self.of(index)) {
+        match index.and_then(|index| self.name_of(index)) {
             Some(name) => Channel::Interface(name),
-            None => unnamed(index),
+            None => unnamed_interface(index),
         }
     }
 
-    fn of(&mut self, index: u32) -> Option<String> {
+    fn name_of(&mut self, index: u32) -> Option<String> {
         let now = Instant::now();
         self.known.retain(|(_, _, at)| now < *at + NAME_AGE);
         if let Some((_, name, _)) = self.known.iter().find(|(known, _, _)| *known == index) {
@@ -187,7 +201,7 @@ impl Names {
     }
 }
 
-fn bind(address: SocketAddr) -> io::Result<std::net::UdpSocket> {
+fn bind_socket(address: SocketAddr) -> io::Result<std::net::UdpSocket> {
     let socket = Socket::new(Domain::for_address(address), Type::DGRAM, Some(Protocol::UDP))?;
     socket.set_reuse_port(true)?;
     if address.is_ipv6() {
@@ -204,8 +218,8 @@ mod tests {
     use super::*;
 
     #[test]
-    fn an_interface_that_is_gone_is_nobodys() {
-        let mut names = Names::default();
+    fn p2_an_interface_that_is_gone_is_nobodys() {
+        let mut names = InterfaceNames::default();
         let lo = names.channel(Some(1));
         assert_eq!(lo, Channel::Interface("lo".to_owned()));
         assert_eq!(names.channel(Some(u32::MAX)), Channel::Interface("unnamed/4294967295".into()));

@@ -9,38 +9,44 @@ use hickory_proto::rr::rdata::svcb::{
 use hickory_proto::rr::rdata::{A as Address, HTTPS as Https, SVCB};
 use hickory_proto::rr::{Name, RData};
 
-use crate::recorder::{Over, Say, a, aaaa, absent, cname, plain, with};
-use crate::world::{A, AAAA, ALLOW, HTTPS, Told, World, packet, wire};
+use crate::fixture::{A, AAAA, ALLOW, ClientAnswer, DnsFixture, HTTPS, build_packet, wire_name};
+use crate::recording_resolver::{
+    ScriptedReply, UpstreamTransport, a, aaaa, cname, negative_reply, plain_reply, reply_with,
+};
 
-fn many(count: u8) -> impl Fn(&Message, Over) -> Say {
+fn many_addresses(count: u8) -> impl Fn(&Message, UpstreamTransport) -> ScriptedReply {
     move |query, over| {
         let address = |at: u8| ("", 300, RData::A(Address(Ipv4Addr::new(93, 184, 0, at))));
-        let mut message = with(query, (0..count).map(address).collect());
-        if over == Over::Udp {
+        let mut message = reply_with(query, (0..count).map(address).collect());
+        if over == UpstreamTransport::Udp {
             message.answers.truncate(1);
             message.metadata.truncation = true;
         }
-        Say::Answer(message)
+        ScriptedReply::Answer(message)
     }
 }
 
 #[tokio::test]
 async fn case_39_what_does_not_fit_is_truncated_whole_and_asked_again_over_tcp() {
-    let world = World::scripted(many(32)).await;
-    let small = packet(0x100, &wire("github.com"), A, 1, None);
-    let told = Told::read(world.raw(&small).await.unwrap());
+    let world = DnsFixture::with_script(many_addresses(32)).await;
+    let small = build_packet(0x100, &wire_name("github.com"), A, 1, None);
+    let told = ClientAnswer::parse(world.send_packet(&small).await.unwrap());
     assert!(
         told.message.metadata.truncation && told.addresses().is_empty() && told.packet.len() <= 512
     );
-    let over: Vec<Over> = world.recorder.seen().iter().map(|seen| seen.over).collect();
-    assert_eq!(over, [Over::Udp, Over::Tcp], "truncation upstream is our affair");
+    let over: Vec<UpstreamTransport> = world.recorder.seen().iter().map(|seen| seen.over).collect();
+    assert_eq!(
+        over,
+        [UpstreamTransport::Udp, UpstreamTransport::Tcp],
+        "truncation upstream is our affair"
+    );
     assert_eq!(world.ask("github.com", A).await.addresses().len(), 32, "whole with EDNS");
 }
 
 #[tokio::test]
 async fn case_43_chains_are_flattened_and_never_followed_by_us() {
-    let world = World::scripted(|query, _| {
-        Say::Answer(with(
+    let world = DnsFixture::with_script(|query, _| {
+        ScriptedReply::Answer(reply_with(
             query,
             vec![
                 ("", 300, cname("cdn.elsewhere.example.")),
@@ -57,17 +63,20 @@ async fn case_43_chains_are_flattened_and_never_followed_by_us() {
         ResponseCode::NXDomain,
         "a target is not allowed by that"
     );
-    let bare = World::scripted(|query, _| {
-        Say::Answer(with(query, vec![("", 300, cname("secret-payload.evil.example."))]))
+    let bare = DnsFixture::with_script(|query, _| {
+        ScriptedReply::Answer(reply_with(
+            query,
+            vec![("", 300, cname("secret-payload.evil.example."))],
+        ))
     })
     .await;
     assert_eq!(bare.ask("github.com", A).await.code(), ResponseCode::ServFail);
     assert_eq!(bare.recorder.names(), ["github.com."]);
     let policy = "[[allow]]\nname = \"strict\"\nhosts = [\"github.com\"]\ncname = \"strict\"\n";
-    let strict = World::with(
+    let strict = DnsFixture::build(
         policy,
         |query, _| {
-            Say::Answer(with(
+            ScriptedReply::Answer(reply_with(
                 query,
                 vec![
                     ("", 300, cname("cdn.elsewhere.example.")),
@@ -82,33 +91,33 @@ async fn case_43_chains_are_flattened_and_never_followed_by_us() {
 }
 
 #[tokio::test]
-async fn case_44_loops_and_long_chains_fail() {
-    let looped = World::scripted(|query, _| {
-        Say::Answer(with(
+async fn p17_case_44_loops_and_long_chains_fail() {
+    let looped = DnsFixture::with_script(|query, _| {
+        ScriptedReply::Answer(reply_with(
             query,
             vec![("", 300, cname("b.example.")), ("b.example.", 300, cname("github.com."))],
         ))
     })
     .await;
     assert_eq!(looped.ask("github.com", A).await.code(), ResponseCode::ServFail);
-    let long = World::scripted(|query, _| {
-        let mut message = with(query, vec![("", 300, cname("h0.example."))]);
+    let long = DnsFixture::with_script(|query, _| {
+        let mut message = reply_with(query, vec![("", 300, cname("h0.example."))]);
         for at in 0..12 {
-            let next = with(
+            let next = reply_with(
                 query,
                 vec![(&format!("h{at}.example."), 300, cname(&format!("h{}.example.", at + 1)))],
             );
             message.answers.extend(next.answers);
         }
-        Say::Answer(message)
+        ScriptedReply::Answer(message)
     })
     .await;
     assert_eq!(long.ask("github.com", A).await.code(), ResponseCode::ServFail);
 }
 
 #[tokio::test]
-async fn case_45_special_addresses_are_removed() {
-    let world = World::scripted(|query, _| {
+async fn p4_case_45_special_addresses_are_removed() {
+    let world = DnsFixture::with_script(|query, _| {
         let all = [
             "10.0.0.1",
             "100.64.0.1",
@@ -123,7 +132,10 @@ async fn case_45_special_addresses_are_removed() {
         ];
         let only = query.queries[0].name.to_lowercase().to_string().starts_with("only");
         let kept = if only { &all[..9] } else { &all[..] };
-        Say::Answer(with(query, kept.iter().map(|address| ("", 300, a(address))).collect()))
+        ScriptedReply::Answer(reply_with(
+            query,
+            kept.iter().map(|address| ("", 300, a(address))).collect(),
+        ))
     })
     .await;
     assert_eq!(world.ask("github.com", A).await.addresses().len(), 1);
@@ -134,12 +146,12 @@ async fn case_45_special_addresses_are_removed() {
 }
 
 #[tokio::test]
-async fn case_45_a_rule_opens_a_private_range() {
+async fn p4_case_45_a_rule_opens_a_private_range() {
     let policy = "[[allow]]\nname = \"db\"\nhosts = [\"db.corp.example\"]\nresolves_to = [\"10.1.0.0/16\"]\n";
-    let world = World::with(
+    let world = DnsFixture::build(
         policy,
         |query, _| {
-            Say::Answer(with(
+            ScriptedReply::Answer(reply_with(
                 query,
                 vec![
                     ("", 300, a("10.1.2.3")),
@@ -158,8 +170,8 @@ async fn case_45_a_rule_opens_a_private_range() {
 }
 
 #[tokio::test]
-async fn case_46_embedded_addresses_are_judged() {
-    let world = World::scripted(|query, _| {
+async fn p4_case_46_embedded_addresses_are_judged() {
+    let world = DnsFixture::with_script(|query, _| {
         let hidden = [
             "::ffff:10.0.0.1",
             "::10.0.0.1",
@@ -168,35 +180,40 @@ async fn case_46_embedded_addresses_are_judged() {
             "2001:0:a00:1::1",
             "fd00:ec2::254",
         ];
-        Say::Answer(with(query, hidden.iter().map(|address| ("", 300, aaaa(address))).collect()))
+        ScriptedReply::Answer(reply_with(
+            query,
+            hidden.iter().map(|address| ("", 300, aaaa(address))).collect(),
+        ))
     })
     .await;
     assert!(world.ask("github.com", AAAA).await.addresses().is_empty());
 }
 
 #[tokio::test]
-async fn case_47_each_answer_is_judged_by_itself() {
-    let world = World::scripted(|query, _| match query.queries[0].query_type {
+async fn p4_case_47_each_answer_is_judged_by_itself() {
+    let world = DnsFixture::with_script(|query, _| match query.queries[0].query_type {
         hickory_proto::rr::RecordType::A => {
-            Say::Answer(with(query, vec![("", 0, a("93.184.216.34"))]))
+            ScriptedReply::Answer(reply_with(query, vec![("", 0, a("93.184.216.34"))]))
         }
-        _ => Say::Answer(with(query, vec![("", 0, aaaa("fd00::1"))])),
+        _ => ScriptedReply::Answer(reply_with(query, vec![("", 0, aaaa("fd00::1"))])),
     })
     .await;
     assert_eq!(world.ask("github.com", A).await.addresses().len(), 1);
     assert!(world.ask("github.com", AAAA).await.addresses().is_empty());
 }
 
-fn service(params: Vec<(SvcParamKey, SvcParamValue)>) -> impl Fn(&Message, Over) -> Say {
+fn service_reply(
+    params: Vec<(SvcParamKey, SvcParamValue)>,
+) -> impl Fn(&Message, UpstreamTransport) -> ScriptedReply {
     move |query, _| {
-        Say::Answer(with(
+        ScriptedReply::Answer(reply_with(
             query,
             vec![("", 300, RData::HTTPS(Https(SVCB::new(1, Name::root(), params.clone()))))],
         ))
     }
 }
 
-fn params(told: &Told) -> Vec<SvcParamKey> {
+fn service_params(told: &ClientAnswer) -> Vec<SvcParamKey> {
     told.message
         .answers
         .iter()
@@ -212,13 +229,13 @@ async fn case_48_ech_is_removed_and_a_record_that_needs_it_with_it() {
     let ech =
         (SvcParamKey::EchConfigList, SvcParamValue::EchConfigList(EchConfigList(vec![1, 2, 3])));
     let alpn = (SvcParamKey::Alpn, SvcParamValue::Alpn(Alpn(vec!["h2".into(), "h3".into()])));
-    let world = World::scripted(service(vec![alpn.clone(), ech.clone()])).await;
-    assert_eq!(params(&world.ask("github.com", HTTPS).await), [SvcParamKey::Alpn]);
+    let world = DnsFixture::with_script(service_reply(vec![alpn.clone(), ech.clone()])).await;
+    assert_eq!(service_params(&world.ask("github.com", HTTPS).await), [SvcParamKey::Alpn]);
     let needs = (
         SvcParamKey::Mandatory,
         SvcParamValue::Mandatory(Mandatory(vec![SvcParamKey::EchConfigList])),
     );
-    let world = World::scripted(service(vec![needs, alpn, ech])).await;
+    let world = DnsFixture::with_script(service_reply(vec![needs, alpn, ech])).await;
     assert!(world.ask("github.com", HTTPS).await.message.answers.is_empty());
 }
 
@@ -245,16 +262,16 @@ async fn case_49_hints_ports_and_protocols_lead_nowhere_else() {
         ("only h3", vec![alpn(&["h3"])], vec![]),
         ("usual port", vec![port(443)], vec![SvcParamKey::Port]),
     ] {
-        let world = World::scripted(service(given)).await;
-        assert_eq!(params(&world.ask("github.com", HTTPS).await), kept, "{what}");
+        let world = DnsFixture::with_script(service_reply(given)).await;
+        assert_eq!(service_params(&world.ask("github.com", HTTPS).await), kept, "{what}");
     }
-    let other = World::scripted(service(vec![port(8443)])).await;
+    let other = DnsFixture::with_script(service_reply(vec![port(8443)])).await;
     assert!(
         other.ask("github.com", HTTPS).await.message.answers.is_empty(),
         "a port no rule opens"
     );
-    let alias = World::scripted(|query, _| {
-        Say::Answer(with(
+    let alias = DnsFixture::with_script(|query, _| {
+        ScriptedReply::Answer(reply_with(
             query,
             vec![(
                 "",
@@ -273,8 +290,8 @@ async fn case_49_hints_ports_and_protocols_lead_nowhere_else() {
 
 #[tokio::test]
 async fn case_50_unasked_records_are_dropped() {
-    let world = World::scripted(|query, _| {
-        let mut message = with(
+    let world = DnsFixture::with_script(|query, _| {
+        let mut message = reply_with(
             query,
             vec![
                 ("", 300, a("93.184.216.34")),
@@ -282,10 +299,10 @@ async fn case_50_unasked_records_are_dropped() {
                 ("", 300, aaaa("2606:2800::1")),
             ],
         );
-        let extra = with(query, vec![("ns.example.", 300, a("93.184.216.36"))]).answers;
+        let extra = reply_with(query, vec![("ns.example.", 300, a("93.184.216.36"))]).answers;
         message.authorities = extra.clone();
         message.additionals = extra;
-        Say::Answer(message)
+        ScriptedReply::Answer(message)
     })
     .await;
     let told = world.ask("github.com", A).await;
@@ -296,8 +313,8 @@ async fn case_50_unasked_records_are_dropped() {
 #[tokio::test]
 async fn cases_51_and_52_lives_are_clamped() {
     for (given, kept) in [(0, 30), (5, 30), (300, 300), (604_800, 3600)] {
-        let world = World::scripted(move |query, _| {
-            Say::Answer(with(query, vec![("", given, a("93.184.216.34"))]))
+        let world = DnsFixture::with_script(move |query, _| {
+            ScriptedReply::Answer(reply_with(query, vec![("", given, a("93.184.216.34"))]))
         })
         .await;
         assert_eq!(world.ask("github.com", A).await.ttl(), kept);
@@ -306,9 +323,10 @@ async fn cases_51_and_52_lives_are_clamped() {
 
 #[tokio::test]
 async fn case_51_tiny_lives_do_not_repeat_a_query() {
-    let world =
-        World::scripted(|query, _| Say::Answer(with(query, vec![("", 0, a("93.184.216.34"))])))
-            .await;
+    let world = DnsFixture::with_script(|query, _| {
+        ScriptedReply::Answer(reply_with(query, vec![("", 0, a("93.184.216.34"))]))
+    })
+    .await;
     for _ in 0..5 {
         world.ask("github.com", A).await;
     }
@@ -317,8 +335,8 @@ async fn case_51_tiny_lives_do_not_repeat_a_query() {
 
 #[tokio::test]
 async fn case_52_a_week_is_an_hour() {
-    let world = World::scripted(|query, _| {
-        Say::Answer(with(query, vec![("", 604_800, a("93.184.216.34"))]))
+    let world = DnsFixture::with_script(|query, _| {
+        ScriptedReply::Answer(reply_with(query, vec![("", 604_800, a("93.184.216.34"))]))
     })
     .await;
     assert_eq!(world.ask("github.com", A).await.ttl(), 3600);
@@ -326,9 +344,10 @@ async fn case_52_a_week_is_an_hour() {
 
 #[tokio::test]
 async fn case_53_absence_is_kept_for_a_while_and_for_one_sandbox() {
-    let world =
-        World::scripted(|query, _| Say::Answer(absent(query, ResponseCode::NXDomain, 86_400)))
-            .await;
+    let world = DnsFixture::with_script(|query, _| {
+        ScriptedReply::Answer(negative_reply(query, ResponseCode::NXDomain, 86_400))
+    })
+    .await;
     for _ in 0..3 {
         assert_eq!(world.ask("no.wild.example", A).await.code(), ResponseCode::NXDomain);
     }
@@ -339,19 +358,19 @@ async fn case_53_absence_is_kept_for_a_while_and_for_one_sandbox() {
 }
 
 #[tokio::test]
-async fn case_67_no_more_than_32_addresses_are_kept() {
-    let world = World::scripted(many(200)).await;
+async fn p17_case_67_no_more_than_32_addresses_are_kept() {
+    let world = DnsFixture::with_script(many_addresses(200)).await;
     let told = world.ask("github.com", A).await;
     assert_eq!(told.addresses().len(), 32);
 }
 
 #[tokio::test]
 async fn case_68_no_signature_and_no_claim_of_one() {
-    let world = World::with(ALLOW, plain, |_| {}).await;
-    let mut query = crate::world::query("github.com", A);
+    let world = DnsFixture::build(ALLOW, plain_reply, |_| {}).await;
+    let mut query = crate::fixture::build_query("github.com", A);
     let at = query.len() - 4;
     query[at] = 0x80;
-    let told = Told::read(world.raw(&query).await.unwrap());
+    let told = ClientAnswer::parse(world.send_packet(&query).await.unwrap());
     assert!(!told.message.metadata.authentic_data);
     assert!(!world.recorder.seen()[0].message.edns.as_ref().unwrap().flags().dnssec_ok);
 }

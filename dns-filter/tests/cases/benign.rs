@@ -7,12 +7,12 @@ use std::time::Duration;
 
 use arc_swap::ArcSwap;
 use audit::Log;
-use dns_filter::message::Carrier;
-use dns_filter::{Config, Filter};
-use rules::operator::{DnsSettings, PreResolve};
+use dns_filter::message::DnsTransport;
+use dns_filter::{DnsConfig, DnsFilter};
+use rules::configuration::{DnsSettings, PreResolve};
 
 use crate::clock::Adversary;
-use crate::world::{from, query, rules};
+use crate::fixture::{arrival_from, build_query, compile_rules};
 
 /// Wildcards as policies for such work have them.
 const POLICY: &str = r#"
@@ -135,7 +135,7 @@ const SEARCH: &[&str] =
     &["default.svc.cluster.local", "svc.cluster.local", "cluster.local", "corp.example", "example"];
 
 /// One sandbox's work: what it asks, how often, with which search list.
-struct Work {
+struct Workload {
     name: &'static str,
     hosts: Vec<&'static [&'static str]>,
     search: &'static [&'static str],
@@ -144,8 +144,8 @@ struct Work {
     rounds: usize,
 }
 
-fn works() -> Vec<Work> {
-    let each = |name, hosts, search, types, pause, rounds| Work {
+fn workloads() -> Vec<Workload> {
+    let each = |name, hosts, search, types, pause, rounds| Workload {
         name,
         hosts,
         search,
@@ -180,25 +180,27 @@ fn works() -> Vec<Work> {
 }
 
 /// Does the work; says the queries, and the findings of the log.
-async fn done(work: &Work, policy: &str, ahead: PreResolve) -> (usize, Vec<String>) {
+async fn run_workload(work: &Workload, policy: &str, ahead: PreResolve) -> (usize, Vec<String>) {
     let dir = tempfile::tempdir().unwrap();
-    let log = Log::open(audit::Config::new(dir.path())).unwrap();
+    let log = Log::open(audit::LogConfig::new(dir.path())).unwrap();
     let mut settings = DnsSettings::new(Vec::new());
     settings.pre_resolve = ahead;
-    let config = Config { settings, budgets: None };
-    let rules = Arc::new(ArcSwap::from_pointee(rules(policy, 1)));
+    let config = DnsConfig { settings, budgets: None };
+    let rules = Arc::new(ArcSwap::from_pointee(compile_rules(policy, 1)));
     let adversary = Arc::new(Adversary::default());
-    let filter = Filter::with_upstreams(rules, log.clone(), config, adversary).unwrap();
-    filter.prepare().await;
+    let filter = DnsFilter::with_upstreams(rules, log.clone(), config, adversary).unwrap();
+    filter.pre_resolve_once().await;
     let beside = filter.clone();
-    let tending = tokio::spawn(async move { beside.tend().await });
+    let tending = tokio::spawn(async move { beside.run_periodic().await });
     let mut queries = 0;
     for _ in 0..work.rounds {
         for host in work.hosts.iter().copied().flatten() {
             let expanded = work.search.iter().map(|suffix| format!("{host}.{suffix}"));
             for name in expanded.chain([(*host).to_owned()]) {
                 for kind in work.types {
-                    filter.answer(&query(&name, *kind), &from("s", Carrier::Udp)).await;
+                    filter
+                        .answer(&build_query(&name, *kind), &arrival_from("s", DnsTransport::Udp))
+                        .await;
                     queries += 1;
                 }
             }
@@ -209,10 +211,10 @@ async fn done(work: &Work, policy: &str, ahead: PreResolve) -> (usize, Vec<Strin
     tending.abort();
     filter.stop();
     log.close();
-    (queries, findings(dir.path()))
+    (queries, read_findings(dir.path()))
 }
 
-fn findings(log: &std::path::Path) -> Vec<String> {
+fn read_findings(log: &std::path::Path) -> Vec<String> {
     let mut found = Vec::new();
     for entry in std::fs::read_dir(log).unwrap() {
         let Ok(text) = std::fs::read_to_string(entry.unwrap().path()) else { continue };
@@ -228,8 +230,8 @@ fn findings(log: &std::path::Path) -> Vec<String> {
 #[tokio::test(start_paused = true)]
 async fn honest_work_is_never_taken_for_a_tunnel() {
     let (mut queries, mut pairs, mut alarms, mut spent) = (0, 0, 0, 0);
-    for work in works() {
-        let (asked, found) = done(&work, POLICY, PreResolve::Off).await;
+    for work in workloads() {
+        let (asked, found) = run_workload(&work, POLICY, PreResolve::Off).await;
         let hosts: HashSet<_> = work.hosts.iter().copied().flatten().collect();
         println!("{}: {asked} queries for {} names, findings {found:?}", work.name, hosts.len());
         let tunnels = found.iter().filter(|code| code.contains("tunnel")).count();
@@ -247,16 +249,16 @@ async fn honest_work_is_never_taken_for_a_tunnel() {
 /// wildcards, whose answers are kept for longer, is the budget used up.
 #[tokio::test(start_paused = true)]
 async fn an_hour_of_work_never_spends_the_budget() {
-    let mut work = works().remove(0);
+    let mut work = workloads().remove(0);
     work.rounds = 600;
     let hour = work.pause * (work.rounds * PACKAGES.len()) as u32;
     assert_eq!(hour, Duration::from_secs(3600));
     let quoted: Vec<String> = PACKAGES.iter().map(|host| format!("{host:?}")).collect();
     let exact = format!("[[allow]]\nname = \"packages\"\nhosts = [{}]\n", quoted.join(", "));
-    let (asked, found) = done(&work, &exact, PreResolve::On).await;
+    let (asked, found) = run_workload(&work, &exact, PreResolve::On).await;
     println!("exact names: {asked} queries, findings {found:?}");
     assert!(found.is_empty(), "{found:?}");
-    let (asked, found) = done(&work, POLICY, PreResolve::On).await;
+    let (asked, found) = run_workload(&work, POLICY, PreResolve::On).await;
     println!("below wildcards: {asked} queries, findings {found:?}");
     assert!(found.is_empty(), "{found:?}");
 }

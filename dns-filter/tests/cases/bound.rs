@@ -10,19 +10,19 @@ use std::time::Duration;
 use arc_swap::ArcSwap;
 use audit::{Log, Receipt};
 use dns_filter::budget::{RULE_BURST, RULE_RATE, SANDBOX_BURST, SANDBOX_RATE, timing_bits};
-use dns_filter::message::Carrier;
-use dns_filter::upstream::{AskError, Exchange, Told};
-use dns_filter::{Config, Filter};
+use dns_filter::message::DnsTransport;
+use dns_filter::upstream::{UpstreamAnswer, UpstreamClient, UpstreamError};
+use dns_filter::{DnsConfig, DnsFilter};
 use hickory_proto::op::{Message, MessageType, OpCode, Query};
 use hickory_proto::rr::RecordType;
 use proptest::prelude::*;
 use rules::DomainName;
+use rules::configuration::{DnsSettings, PreResolve};
 use rules::facts::QueryType;
-use rules::operator::{DnsSettings, PreResolve};
 use tokio::time::{Instant, sleep};
 
-use crate::recorder::{a, name, with};
-use crate::world::{from, query, rules};
+use crate::fixture::{arrival_from, build_query, compile_rules};
+use crate::recording_resolver::{a, name, reply_with};
 
 const POLICY: &str = "[[allow]]\nname = \"wide\"\nhosts = [\"*.a.example\", \"*.b.example\", \"c.example\"]\n[[allow]]\nname = \"poor\"\nhosts = [\"*.d.example\"]\ndns_bits_per_hour = 512\n";
 const BASES: [&str; 3] = ["a.example", "b.example", "d.example"];
@@ -36,18 +36,20 @@ struct Observer {
     saw: Mutex<Vec<(Instant, String, u16)>>,
 }
 
-impl Exchange for Observer {
+impl UpstreamClient for Observer {
     fn ask<'a>(
         &'a self,
         asked: &'a DomainName,
         kind: QueryType,
         _: &'a Receipt,
-    ) -> Pin<Box<dyn Future<Output = Result<Told, AskError>> + Send + 'a>> {
+    ) -> Pin<Box<dyn Future<Output = Result<UpstreamAnswer, UpstreamError>> + Send + 'a>> {
         self.saw.lock().unwrap().push((Instant::now(), asked.to_string(), kind.0));
         let mut question = Message::new(1, MessageType::Query, OpCode::Query);
         question.add_query(Query::query(name(&format!("{asked}.")), RecordType::from(kind.0)));
-        let message = with(&question, vec![("", 0, a("93.184.216.34"))]);
-        Box::pin(async move { Ok(Told { message, from: SocketAddr::from(([127, 0, 0, 1], 53)) }) })
+        let message = reply_with(&question, vec![("", 0, a("93.184.216.34"))]);
+        Box::pin(async move {
+            Ok(UpstreamAnswer { message, from: SocketAddr::from(([127, 0, 0, 1], 53)) })
+        })
     }
 
     fn has_zone(&self, _: &DomainName) -> bool {
@@ -57,7 +59,7 @@ impl Exchange for Observer {
 
 /// One query of an adversary's: how long after the one before, and what.
 #[derive(Clone, Debug)]
-struct Sent {
+struct AdversaryQuery {
     pause: u64,
     base: usize,
     label: String,
@@ -66,26 +68,27 @@ struct Sent {
     again: bool,
 }
 
-fn any_sent() -> impl Strategy<Value = Sent> {
+fn any_query() -> impl Strategy<Value = AdversaryQuery> {
     let pause = prop_oneof![4 => 0u64..1500, 2 => 0u64..90_000, 1 => 0u64..3_000_000];
     let kind = proptest::sample::select(vec![1u16, 28, 65]);
-    (pause, 0usize..3, "[a-z0-9]{1,50}", kind, any::<bool>())
-        .prop_map(|(pause, base, label, kind, again)| Sent { pause, base, label, kind, again })
+    (pause, 0usize..3, "[a-z0-9]{1,50}", kind, any::<bool>()).prop_map(
+        |(pause, base, label, kind, again)| AdversaryQuery { pause, base, label, kind, again },
+    )
 }
 
 /// Sends a stream, as fast as it says and without waiting for answers; what left, and when it began.
-async fn observed(stream: &[Sent]) -> (Instant, Vec<(Instant, String, u16)>) {
+async fn observe_stream(stream: &[AdversaryQuery]) -> (Instant, Vec<(Instant, String, u16)>) {
     let dir = tempfile::tempdir().unwrap();
-    let log = Log::open(audit::Config::new(dir.path())).unwrap();
+    let log = Log::open(audit::LogConfig::new(dir.path())).unwrap();
     let observer = Arc::new(Observer::default());
     let mut settings = DnsSettings::new(Vec::new());
     settings.pre_resolve = PreResolve::Off;
     settings.grid_milliseconds = GRID.as_millis() as u64;
     settings.forwards_per_hour = FORWARDS;
-    let config = Config { settings, budgets: None };
-    let rules = Arc::new(ArcSwap::from_pointee(rules(POLICY, 1)));
+    let config = DnsConfig { settings, budgets: None };
+    let rules = Arc::new(ArcSwap::from_pointee(compile_rules(POLICY, 1)));
     let begun = Instant::now();
-    let filter = Filter::with_upstreams(rules, log, config, observer.clone()).unwrap();
+    let filter = DnsFilter::with_upstreams(rules, log, config, observer.clone()).unwrap();
     let mut names: Vec<String> = Vec::new();
     let mut all = tokio::task::JoinSet::new();
     for one in stream {
@@ -96,8 +99,10 @@ async fn observed(stream: &[Sent]) -> (Instant, Vec<(Instant, String, u16)>) {
             Some(_) | None => fresh,
         };
         names.push(name.clone());
-        let (filter, packet) = (filter.clone(), query(&name, one.kind));
-        all.spawn(async move { filter.answer(&packet, &from("s", Carrier::Udp)).await });
+        let (filter, packet) = (filter.clone(), build_query(&name, one.kind));
+        all.spawn(
+            async move { filter.answer(&packet, &arrival_from("s", DnsTransport::Udp)).await },
+        );
         tokio::task::yield_now().await;
     }
     while all.join_next().await.is_some() {}
@@ -125,7 +130,7 @@ fn moment_bits(lines: f64, queries: usize) -> f64 {
     (1..=queries).map(|at| ((lines + at as f64 - 1.0) / at as f64).log2()).sum()
 }
 
-fn check(begun: Instant, saw: &[(Instant, String, u16)]) {
+fn check_bound(begun: Instant, saw: &[(Instant, String, u16)]) {
     for count in 1..=saw.len() {
         let time = saw[count - 1].0 - begun;
         let off = time.as_millis() % GRID.as_millis();
@@ -146,14 +151,14 @@ fn check(begun: Instant, saw: &[(Instant, String, u16)]) {
     }
 }
 
-fn run(stream: &[Sent]) -> usize {
+fn run_stream(stream: &[AdversaryQuery]) -> usize {
     let runtime = tokio::runtime::Builder::new_current_thread()
         .enable_all()
         .start_paused(true)
         .build()
         .unwrap();
-    let (begun, saw) = runtime.block_on(observed(stream));
-    check(begun, &saw);
+    let (begun, saw) = runtime.block_on(observe_stream(stream));
+    check_bound(begun, &saw);
     saw.len()
 }
 
@@ -161,21 +166,27 @@ proptest! {
     #![proptest_config(ProptestConfig::with_cases(40))]
 
     #[test]
-    fn no_stream_says_more_than_the_burst_the_rate_and_the_moments(
-        stream in proptest::collection::vec(any_sent(), 1..160)
+    fn p14_no_stream_says_more_than_the_burst_the_rate_and_the_moments(
+        stream in proptest::collection::vec(any_query(), 1..160)
     ) {
-        run(&stream);
+        run_stream(&stream);
     }
 }
 
 /// The bound is met, not missed by far: a greedy sender fills it, and then nothing more leaves.
 #[test]
-fn a_greedy_sender_gets_what_it_may_and_no_more() {
+fn p14_a_greedy_sender_gets_what_it_may_and_no_more() {
     let label = |at: usize| format!("{at:04}{}", "z".repeat(46));
-    let stream: Vec<Sent> = (0..400)
-        .map(|at| Sent { pause: 10, base: at % 3, label: label(at), kind: 1, again: false })
+    let stream: Vec<AdversaryQuery> = (0..400)
+        .map(|at| AdversaryQuery {
+            pause: 10,
+            base: at % 3,
+            label: label(at),
+            kind: 1,
+            again: false,
+        })
         .collect();
-    let left = run(&stream);
+    let left = run_stream(&stream);
     let price = 51.0 * 5.3;
     assert!((left as f64) < (2.0 * RULE_BURST) / price, "{left}");
     assert!(left as f64 > 0.8 * (RULE_BURST + 1024.0) / (price + 12.0), "{left}");
@@ -183,12 +194,18 @@ fn a_greedy_sender_gets_what_it_may_and_no_more() {
 
 /// Queries that choose next to nothing are bounded too: by their number, for their moments.
 #[test]
-fn queries_that_choose_nothing_are_bounded_by_number() {
+fn p14_queries_that_choose_nothing_are_bounded_by_number() {
     // A few short names, each again when its answer is too old: some 348 an hour.
     let label = |at: usize| char::from(b'a' + (at % 25) as u8).to_string();
-    let stream: Vec<Sent> = (0..1200)
-        .map(|at| Sent { pause: 10_334, base: at % 3, label: label(at), kind: 1, again: false })
+    let stream: Vec<AdversaryQuery> = (0..1200)
+        .map(|at| AdversaryQuery {
+            pause: 10_334,
+            base: at % 3,
+            label: label(at),
+            kind: 1,
+            again: false,
+        })
         .collect();
-    let left = run(&stream);
+    let left = run_stream(&stream);
     assert!((700..1100).contains(&left), "{left} of 1200");
 }

@@ -7,18 +7,18 @@ use std::time::Duration;
 
 use arc_swap::ArcSwap;
 use audit::{Log, Receipt};
-use dns_filter::message::Carrier;
-use dns_filter::upstream::{AskError, Exchange, Told};
-use dns_filter::{Config, Filter};
+use dns_filter::message::DnsTransport;
+use dns_filter::upstream::{UpstreamAnswer, UpstreamClient, UpstreamError};
+use dns_filter::{DnsConfig, DnsFilter};
 use hickory_proto::op::{Message, MessageType, OpCode, Query};
 use hickory_proto::rr::RecordType;
 use rules::DomainName;
+use rules::configuration::{DnsSettings, PreResolve};
 use rules::facts::QueryType;
-use rules::operator::{DnsSettings, PreResolve};
 use tokio::time::{Instant, advance};
 
-use crate::recorder::{a, name, with};
-use crate::world::{A, ALLOW, from, query, rules};
+use crate::fixture::{A, ALLOW, arrival_from, build_query, compile_rules};
+use crate::recording_resolver::{a, name, reply_with};
 
 /// An authoritative server of the adversary's, without sockets, so that the clock can be ours.
 #[derive(Default)]
@@ -26,18 +26,20 @@ pub(crate) struct Adversary {
     got: Mutex<Vec<String>>,
 }
 
-impl Exchange for Adversary {
+impl UpstreamClient for Adversary {
     fn ask<'a>(
         &'a self,
         asked: &'a DomainName,
         kind: QueryType,
         _: &'a Receipt,
-    ) -> Pin<Box<dyn Future<Output = Result<Told, AskError>> + Send + 'a>> {
+    ) -> Pin<Box<dyn Future<Output = Result<UpstreamAnswer, UpstreamError>> + Send + 'a>> {
         self.got.lock().unwrap().push(asked.to_string());
         let mut question = Message::new(1, MessageType::Query, OpCode::Query);
         question.add_query(Query::query(name(&format!("{asked}.")), RecordType::from(kind.0)));
-        let message = with(&question, vec![("", 60, a("93.184.216.34"))]);
-        Box::pin(async move { Ok(Told { message, from: SocketAddr::from(([127, 0, 0, 1], 53)) }) })
+        let message = reply_with(&question, vec![("", 60, a("93.184.216.34"))]);
+        Box::pin(async move {
+            Ok(UpstreamAnswer { message, from: SocketAddr::from(([127, 0, 0, 1], 53)) })
+        })
     }
 
     fn has_zone(&self, _: &DomainName) -> bool {
@@ -48,14 +50,14 @@ impl Exchange for Adversary {
 /// Sends base32 of random bytes in names of `letters`, one each `pause`, for `hours`; says the bytes that got out in each hour.
 async fn slow_sender(pause: Duration, letters: usize, hours: u32) -> Vec<usize> {
     let dir = tempfile::tempdir().unwrap();
-    let log = Log::open(audit::Config::new(dir.path())).unwrap();
+    let log = Log::open(audit::LogConfig::new(dir.path())).unwrap();
     let adversary = Arc::new(Adversary::default());
     let mut settings = DnsSettings::new(Vec::new());
     (settings.pre_resolve, settings.grid_milliseconds) = (PreResolve::Off, 1000);
     settings.forwards_per_hour = 240;
-    let config = Config { settings, budgets: None };
-    let rules = Arc::new(ArcSwap::from_pointee(rules(ALLOW, 1)));
-    let filter = Filter::with_upstreams(rules, log, config, adversary.clone()).unwrap();
+    let config = DnsConfig { settings, budgets: None };
+    let rules = Arc::new(ArcSwap::from_pointee(compile_rules(ALLOW, 1)));
+    let filter = DnsFilter::with_upstreams(rules, log, config, adversary.clone()).unwrap();
     let begun = Instant::now();
     let mut out = Vec::new();
     let mut state = 12345u64;
@@ -69,7 +71,10 @@ async fn slow_sender(pause: Duration, letters: usize, hours: u32) -> Vec<usize> 
                 })
                 .collect();
             filter
-                .answer(&query(&format!("{label}.wild.example"), A), &from("s", Carrier::Udp))
+                .answer(
+                    &build_query(&format!("{label}.wild.example"), A),
+                    &arrival_from("s", DnsTransport::Udp),
+                )
                 .await;
             advance(pause).await;
         }
@@ -80,7 +85,7 @@ async fn slow_sender(pause: Duration, letters: usize, hours: u32) -> Vec<usize> 
 }
 
 #[tokio::test(start_paused = true)]
-async fn slow_base32_gets_out_no_more_than_the_budget() {
+async fn p14_slow_base32_gets_out_no_more_than_the_budget() {
     for (pause, letters) in [(10, 20), (60, 20), (60, 60), (10, 4)] {
         let out = slow_sender(Duration::from_secs(pause), letters, 4).await;
         println!("one query per {pause} s of {letters} letters: {out:?} bytes in each hour");
@@ -91,25 +96,25 @@ async fn slow_base32_gets_out_no_more_than_the_budget() {
 }
 
 /// A filter before the adversary's server, on a clock of ours.
-fn filter(adversary: Arc<dyn Exchange>) -> (Arc<Filter>, tempfile::TempDir) {
+fn build_filter(adversary: Arc<dyn UpstreamClient>) -> (Arc<DnsFilter>, tempfile::TempDir) {
     let dir = tempfile::tempdir().unwrap();
-    let log = Log::open(audit::Config::new(dir.path())).unwrap();
+    let log = Log::open(audit::LogConfig::new(dir.path())).unwrap();
     let mut settings = DnsSettings::new(Vec::new());
     (settings.pre_resolve, settings.grid_milliseconds) = (PreResolve::Off, 0);
-    let config = Config { settings, budgets: None };
-    let rules = Arc::new(ArcSwap::from_pointee(rules(ALLOW, 1)));
-    (Filter::with_upstreams(rules, log, config, adversary).unwrap(), dir)
+    let config = DnsConfig { settings, budgets: None };
+    let rules = Arc::new(ArcSwap::from_pointee(compile_rules(ALLOW, 1)));
+    (DnsFilter::with_upstreams(rules, log, config, adversary).unwrap(), dir)
 }
 
-async fn ask(filter: &Arc<Filter>, name: &str) -> crate::world::Told {
-    let answer = filter.answer(&query(name, A), &from("s", Carrier::Udp)).await;
-    crate::world::Told::read(answer.unwrap())
+async fn ask(filter: &Arc<DnsFilter>, name: &str) -> crate::fixture::ClientAnswer {
+    let answer = filter.answer(&build_query(name, A), &arrival_from("s", DnsTransport::Udp)).await;
+    crate::fixture::ClientAnswer::parse(answer.unwrap())
 }
 
 #[tokio::test(start_paused = true)]
-async fn case_70_lives_and_budgets_follow_the_steady_clock_and_no_other() {
+async fn p14_case_70_lives_and_budgets_follow_the_steady_clock_and_no_other() {
     let adversary = Arc::new(Adversary::default());
-    let (filter, _dir) = filter(adversary.clone());
+    let (filter, _dir) = build_filter(adversary.clone());
     let wall = std::time::SystemTime::now();
     let long = |at: usize| format!("{at:04}{}.wild.example", "a".repeat(50));
     let fill = async |from: usize| {
@@ -162,19 +167,21 @@ struct Rebinder {
     asked: std::sync::atomic::AtomicUsize,
 }
 
-impl Exchange for Rebinder {
+impl UpstreamClient for Rebinder {
     fn ask<'a>(
         &'a self,
         asked: &'a DomainName,
         kind: QueryType,
         _: &'a Receipt,
-    ) -> Pin<Box<dyn Future<Output = Result<Told, AskError>> + Send + 'a>> {
+    ) -> Pin<Box<dyn Future<Output = Result<UpstreamAnswer, UpstreamError>> + Send + 'a>> {
         let first = self.asked.fetch_add(1, std::sync::atomic::Ordering::SeqCst) == 0;
         let mut question = Message::new(1, MessageType::Query, OpCode::Query);
         question.add_query(Query::query(name(&format!("{asked}.")), RecordType::from(kind.0)));
         let address = if first { "93.184.216.34" } else { "169.254.169.254" };
-        let message = with(&question, vec![("", 0, a(address))]);
-        Box::pin(async move { Ok(Told { message, from: SocketAddr::from(([127, 0, 0, 1], 53)) }) })
+        let message = reply_with(&question, vec![("", 0, a(address))]);
+        Box::pin(async move {
+            Ok(UpstreamAnswer { message, from: SocketAddr::from(([127, 0, 0, 1], 53)) })
+        })
     }
 
     fn has_zone(&self, _: &DomainName) -> bool {
@@ -183,8 +190,8 @@ impl Exchange for Rebinder {
 }
 
 #[tokio::test(start_paused = true)]
-async fn case_47_a_name_that_turns_inward_is_told_no_more() {
-    let (filter, _dir) = filter(Arc::new(Rebinder::default()));
+async fn p4_case_47_a_name_that_turns_inward_is_told_no_more() {
+    let (filter, _dir) = build_filter(Arc::new(Rebinder::default()));
     assert_eq!(ask(&filter, "github.com").await.addresses().len(), 1);
     assert_eq!(ask(&filter, "github.com").await.addresses().len(), 1, "the floor holds");
     advance(Duration::from_secs(31)).await;

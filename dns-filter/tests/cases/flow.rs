@@ -5,35 +5,42 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 use hickory_proto::op::ResponseCode;
-use rules::facts::{ConnectFacts, Ech, Facts, Protocol, Target};
-use rules::operator::PreResolve;
-use rules::word::SandboxId;
+use rules::configuration::PreResolve;
+use rules::facts::{ConnectFacts, ConnectTarget, EchPresence, Facts, Protocol};
+use rules::ids::SandboxId;
 use rules::{Decision, DomainName, Host};
 
-use crate::recorder::{Over, Say, a, failing, plain, with};
-use crate::world::{A, AAAA, ALLOW, World, rules};
+use crate::fixture::{A, AAAA, ALLOW, DnsFixture, compile_rules};
+use crate::recording_resolver::{
+    ScriptedReply, UpstreamTransport, a, error_reply, plain_reply, reply_with,
+};
 
 #[tokio::test]
-async fn case_54_what_a_reload_takes_away_is_gone_at_once() {
-    let world = World::new().await;
+async fn p10_case_54_what_a_reload_takes_away_is_gone_at_once() {
+    let world = DnsFixture::new().await;
     assert_eq!(world.ask("github.com", A).await.addresses().len(), 1);
-    world.rules.store(Arc::new(rules(&format!("{ALLOW}\n[[deny]]\nhosts = [\"x.example\"]\n"), 2)));
+    world.rules.store(Arc::new(compile_rules(
+        &format!("{ALLOW}\n[[deny]]\nhosts = [\"x.example\"]\n"),
+        2,
+    )));
     assert_eq!(world.ask("github.com", A).await.addresses().len(), 1);
-    world.rules.store(Arc::new(rules(&ALLOW.replace(", \"github.com\"", ""), 3)));
+    world.rules.store(Arc::new(compile_rules(&ALLOW.replace(", \"github.com\"", ""), 3)));
     assert_eq!(world.ask("github.com", A).await.ede.as_deref(), Some("not_listed"));
-    world.rules.store(Arc::new(rules(ALLOW, 4)));
+    world.rules.store(Arc::new(compile_rules(ALLOW, 4)));
     let before = world.recorder.seen().len();
     assert_eq!(world.ask("github.com", A).await.addresses().len(), 1);
     assert_eq!(world.recorder.seen().len(), before + 1, "what was forgotten is asked anew");
 }
 
 #[tokio::test]
-async fn case_54_what_was_resolved_ahead_or_stands_for_a_name_is_gone_at_once_too() {
+async fn p10_case_54_what_was_resolved_ahead_or_stands_for_a_name_is_gone_at_once_too() {
     let policy = format!(
         "{ALLOW}\n[[allow]]\nname = \"db\"\nhosts = [\"db.corp.example\"]\ntcp = [5432]\nresolves_to = [\"10.1.0.0/16\"]\n"
     );
-    let world = World::with(&policy, plain, |settings| settings.pre_resolve = PreResolve::On).await;
-    world.filter.prepare().await;
+    let world =
+        DnsFixture::build(&policy, plain_reply, |settings| settings.pre_resolve = PreResolve::On)
+            .await;
+    world.filter.pre_resolve_once().await;
     let asked = world.recorder.seen().len();
     assert!(asked > 0, "names were resolved ahead");
     let stands = world.ask("db.corp.example", A).await.addresses();
@@ -41,8 +48,8 @@ async fn case_54_what_was_resolved_ahead_or_stands_for_a_name_is_gone_at_once_to
     assert_eq!(world.ask("github.com", A).await.addresses().len(), 1);
     let fewer = ALLOW.replace(", \"github.com\"", "");
     for (generation, closed) in [(2, false), (3, true)] {
-        let fewer = rules(&fewer, generation);
-        world.rules.store(Arc::new(if closed { fewer.closed() } else { fewer }));
+        let fewer = compile_rules(&fewer, generation);
+        world.rules.store(Arc::new(if closed { fewer.to_closed() } else { fewer }));
         let reason = if closed { "policy_invalid" } else { "not_listed" };
         for name in ["github.com", "db.corp.example"] {
             let told = world.ask(name, A).await;
@@ -51,14 +58,14 @@ async fn case_54_what_was_resolved_ahead_or_stands_for_a_name_is_gone_at_once_to
         }
     }
     assert_eq!(world.recorder.seen().len(), asked, "and nobody was asked");
-    world.rules.store(Arc::new(rules(&policy, 5)));
+    world.rules.store(Arc::new(compile_rules(&policy, 5)));
     assert_eq!(world.ask("github.com", A).await.addresses().len(), 1);
     assert_eq!(world.ask("db.corp.example", A).await.addresses(), stands, "for the sandbox's life");
 }
 
 #[tokio::test]
 async fn case_55_sandboxes_share_no_answer() {
-    let world = World::new().await;
+    let world = DnsFixture::new().await;
     world.ask_as("s", "github.com", A).await;
     world.ask_as("t", "github.com", A).await;
     world.ask_as("s", "github.com", A).await;
@@ -67,14 +74,14 @@ async fn case_55_sandboxes_share_no_answer() {
 
 #[tokio::test]
 async fn case_56_answers_that_fit_nothing_are_ignored_and_lead_to_tcp() {
-    let world = World::scripted(|query, over| {
-        let good = with(query, vec![("", 300, a("93.184.216.34"))]);
-        if over == Over::Tcp {
-            return Say::Answer(good);
+    let world = DnsFixture::with_script(|query, over| {
+        let good = reply_with(query, vec![("", 300, a("93.184.216.34"))]);
+        if over == UpstreamTransport::Tcp {
+            return ScriptedReply::Answer(good);
         }
-        let mut id = with(query, vec![("", 300, a("66.66.66.66"))]);
+        let mut id = reply_with(query, vec![("", 300, a("66.66.66.66"))]);
         id.metadata.id = !id.metadata.id;
-        let mut case = with(query, vec![("", 300, a("66.66.66.66"))]);
+        let mut case = reply_with(query, vec![("", 300, a("66.66.66.66"))]);
         let name = case.queries[0].name.to_string();
         let swapped: String = name
             .chars()
@@ -82,26 +89,26 @@ async fn case_56_answers_that_fit_nothing_are_ignored_and_lead_to_tcp() {
                 if c.is_ascii_uppercase() { c.to_ascii_lowercase() } else { c.to_ascii_uppercase() }
             })
             .collect();
-        case.queries[0].name = crate::recorder::name(&swapped);
+        case.queries[0].name = crate::recording_resolver::name(&swapped);
         let bad = [id.to_vec().unwrap(), case.to_vec().unwrap(), vec![1, 2, 3]];
         let one = query.queries[0].name.to_lowercase().to_string().starts_with("few");
         let mut packets: Vec<Vec<u8>> =
             bad.iter().cycle().take(if one { 3 } else { 9 }).cloned().collect();
         packets.extend(one.then(|| good.to_vec().unwrap()));
-        Say::Raw(packets)
+        ScriptedReply::Raw(packets)
     })
     .await;
     let good: std::net::IpAddr = "93.184.216.34".parse().unwrap();
     assert_eq!(world.ask("few.wild.example", A).await.addresses(), [good]);
-    assert!(world.recorder.seen().iter().all(|seen| seen.over == Over::Udp));
+    assert!(world.recorder.seen().iter().all(|seen| seen.over == UpstreamTransport::Udp));
     assert_eq!(world.ask("many.wild.example", A).await.addresses(), [good]);
-    assert_eq!(world.recorder.seen().last().unwrap().over, Over::Tcp);
+    assert_eq!(world.recorder.seen().last().unwrap().over, UpstreamTransport::Tcp);
 }
 
 #[tokio::test]
 async fn case_57_ports_ids_and_case_are_drawn() {
     let policy = "[[allow]]\nname = \"wild\"\nhosts = [\"*.wild.example\"]\ndns_bits_per_hour = 1000000\n[budget]\ndns_bits_per_hour = 1000000\n";
-    let world = World::with(policy, plain, |_| {}).await;
+    let world = DnsFixture::build(policy, plain_reply, |_| {}).await;
     for at in 0..100 {
         world.ask(&format!("name{at}.wild.example"), A).await;
     }
@@ -124,8 +131,9 @@ async fn case_57_ports_ids_and_case_are_drawn() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn case_58_one_question_is_asked_once_at_a_time() {
-    let world =
-        Arc::new(World::with(ALLOW, plain, |settings| settings.grid_milliseconds = 200).await);
+    let world = Arc::new(
+        DnsFixture::build(ALLOW, plain_reply, |settings| settings.grid_milliseconds = 200).await,
+    );
     let all: Vec<_> = (0..50)
         .map(|_| {
             let world = world.clone();
@@ -139,9 +147,12 @@ async fn case_58_one_question_is_asked_once_at_a_time() {
 }
 
 #[tokio::test]
-async fn case_59_a_resolver_that_fails_fails_closed() {
+async fn p16_case_59_a_resolver_that_fails_fails_closed() {
     for code in [ResponseCode::ServFail, ResponseCode::Refused, ResponseCode::NotImp] {
-        let world = World::scripted(move |query, _| Say::Answer(failing(query, code))).await;
+        let world = DnsFixture::with_script(move |query, _| {
+            ScriptedReply::Answer(error_reply(query, code))
+        })
+        .await;
         let told = world.ask("github.com", A).await;
         assert_eq!(
             (told.code(), told.ede.as_deref()),
@@ -149,7 +160,7 @@ async fn case_59_a_resolver_that_fails_fails_closed() {
         );
         assert!(world.reasons().contains(&"resolver_unreachable".to_owned()));
     }
-    let down = World::with(ALLOW, plain, |settings| {
+    let down = DnsFixture::build(ALLOW, plain_reply, |settings| {
         settings.upstreams = vec!["127.0.0.1:9".parse().unwrap()]
     })
     .await;
@@ -158,7 +169,7 @@ async fn case_59_a_resolver_that_fails_fails_closed() {
 
 #[tokio::test]
 async fn case_59_another_resolver_takes_over() {
-    let world = World::with(ALLOW, plain, |settings| {
+    let world = DnsFixture::build(ALLOW, plain_reply, |settings| {
         settings.upstreams.insert(0, "127.0.0.1:9".parse().unwrap())
     })
     .await;
@@ -167,9 +178,9 @@ async fn case_59_another_resolver_takes_over() {
 
 #[tokio::test]
 async fn case_60_a_resolver_without_edns_is_asked_without() {
-    let world = World::scripted(|query, _| match &query.edns {
-        Some(_) => Say::Answer(failing(query, ResponseCode::FormErr)),
-        None => Say::Answer(with(query, vec![("", 300, a("93.184.216.34"))])),
+    let world = DnsFixture::with_script(|query, _| match &query.edns {
+        Some(_) => ScriptedReply::Answer(error_reply(query, ResponseCode::FormErr)),
+        None => ScriptedReply::Answer(reply_with(query, vec![("", 300, a("93.184.216.34"))])),
     })
     .await;
     assert_eq!(world.ask("github.com", A).await.addresses().len(), 1);
@@ -178,7 +189,7 @@ async fn case_60_a_resolver_without_edns_is_asked_without() {
 
 #[tokio::test]
 async fn case_61_a_query_of_ours_that_comes_back_is_asked_nowhere() {
-    let world = Arc::new(World::scripted(|_, _| Say::Silence).await);
+    let world = Arc::new(DnsFixture::with_script(|_, _| ScriptedReply::Silence).await);
     let asking = tokio::spawn({
         let world = world.clone();
         async move { world.ask("github.com", A).await.code() }
@@ -188,10 +199,10 @@ async fn case_61_a_query_of_ours_that_comes_back_is_asked_nowhere() {
     }
     let ours = world.recorder.seen()[0].packet.clone();
     for sandbox in ["s", "t"] {
-        let back = crate::world::from(sandbox, dns_filter::message::Carrier::Udp);
+        let back = crate::fixture::arrival_from(sandbox, dns_filter::message::DnsTransport::Udp);
         let soon = std::time::Duration::from_millis(500);
         let answer = tokio::time::timeout(soon, world.filter.answer(&ours, &back)).await;
-        let told = crate::world::Told::read(answer.expect("at once").unwrap());
+        let told = crate::fixture::ClientAnswer::parse(answer.expect("at once").unwrap());
         assert_eq!(
             (told.code(), told.ede.as_deref()),
             (ResponseCode::ServFail, Some("resolver_unreachable")),
@@ -201,12 +212,12 @@ async fn case_61_a_query_of_ours_that_comes_back_is_asked_nowhere() {
     assert_eq!(world.recorder.seen().len(), 1, "it goes round no further");
     let mut other = ours.clone();
     other[0] ^= 0xff; // a sandbox cannot know the id, nor the case of the letters
-    let from = crate::world::from("t", dns_filter::message::Carrier::Udp);
+    let from = crate::fixture::arrival_from("t", dns_filter::message::DnsTransport::Udp);
     let soon = std::time::Duration::from_millis(100);
     let waits = tokio::time::timeout(soon, world.filter.answer(&other, &from)).await;
     assert!(waits.is_err(), "a sandbox's own question for the same name is asked");
     assert_eq!(asking.await.unwrap(), ResponseCode::ServFail);
-    world.settled().await;
+    world.wait_for_findings().await;
     let records = world.records();
     let findings = records.iter().filter(|record| record["status_detail"] == "dns_forwarding_loop");
     assert_eq!(findings.count(), 2, "one for each sandbox it came back by");
@@ -214,17 +225,17 @@ async fn case_61_a_query_of_ours_that_comes_back_is_asked_nowhere() {
 
 #[tokio::test]
 async fn case_62_a_query_meant_for_another_resolver_is_flagged_in_its_record() {
-    let world = World::new().await;
-    let around = dns_filter::Arrived {
-        aimed: Some("8.8.8.8:53".parse().unwrap()),
-        toward: dns_filter::Toward::Elsewhere,
-        ..crate::world::from("s", dns_filter::message::Carrier::Udp)
+    let world = DnsFixture::new().await;
+    let around = dns_filter::QueryArrival {
+        original_dst: Some("8.8.8.8:53".parse().unwrap()),
+        toward: dns_filter::QueryTarget::Elsewhere,
+        ..crate::fixture::arrival_from("s", dns_filter::message::DnsTransport::Udp)
     };
     for name in ["github.com", "github.com", "pastebin.com"] {
-        world.filter.answer(&crate::world::query(name, A), &around).await.unwrap();
+        world.filter.answer(&crate::fixture::build_query(name, A), &around).await.unwrap();
     }
     world.ask("api.openai.com", A).await;
-    world.settled().await;
+    world.wait_for_findings().await;
     let records = world.records();
     let flagged = |stage: &str| {
         let of = |record: &&serde_json::Value| {
@@ -241,12 +252,12 @@ async fn case_62_a_query_meant_for_another_resolver_is_flagged_in_its_record() {
 }
 
 #[tokio::test]
-async fn case_65_a_flood_of_refused_names_is_counted_and_keeps_nothing() {
-    let world = World::with(ALLOW, plain, |settings| settings.fold_seconds = 10).await;
+async fn p17_case_65_a_flood_of_refused_names_is_counted_and_keeps_nothing() {
+    let world = DnsFixture::build(ALLOW, plain_reply, |settings| settings.fold_seconds = 10).await;
     for at in 0..20_000 {
         world.ask(&format!("n{at}.evil.example"), A).await;
     }
-    world.settled().await;
+    world.wait_for_findings().await;
     assert_eq!(world.recorder.seen().len(), 0);
     let records = world.records();
     let denied: Vec<_> = records.iter().filter(|record| record["class_uid"] == 4003).collect();
@@ -259,8 +270,8 @@ async fn case_65_a_flood_of_refused_names_is_counted_and_keeps_nothing() {
 }
 
 #[tokio::test]
-async fn case_66_a_flood_under_a_wildcard_is_stopped_by_the_budget() {
-    let world = World::new().await;
+async fn p14_case_66_a_flood_under_a_wildcard_is_stopped_by_the_budget() {
+    let world = DnsFixture::new().await;
     let mut passed = 0;
     for at in 0..200 {
         let told = world.ask(&format!("{at:04}{}.wild.example", "a".repeat(40)), A).await;
@@ -283,8 +294,8 @@ async fn case_66_a_flood_under_a_wildcard_is_stopped_by_the_budget() {
 }
 
 #[tokio::test]
-async fn case_69_without_a_log_nothing_leaves() {
-    let world = World::new().await;
+async fn p7_case_69_without_a_log_nothing_leaves() {
+    let world = DnsFixture::new().await;
     world.log.close();
     let told = world.ask("github.com", A).await;
     assert_eq!(
@@ -295,18 +306,18 @@ async fn case_69_without_a_log_nothing_leaves() {
 }
 
 #[tokio::test]
-async fn the_record_stands_before_the_query() {
+async fn p7_the_record_stands_before_the_query() {
     let order = Arc::new(AtomicUsize::new(0));
     let (noted, dir) = (order.clone(), Arc::new(std::sync::OnceLock::<std::path::PathBuf>::new()));
     let at = dir.clone();
-    let world = World::scripted(move |query, over| {
+    let world = DnsFixture::with_script(move |query, over| {
         let written = std::fs::read_dir(at.get().unwrap()).unwrap().any(|entry| {
             std::fs::read_to_string(entry.unwrap().path()).is_ok_and(|text| {
                 text.contains("\"stage\":\"decision\"") && text.contains("github.com")
             })
         });
         noted.fetch_add(usize::from(written), Ordering::SeqCst);
-        plain(query, over)
+        plain_reply(query, over)
     })
     .await;
     dir.set(world.dir.path().join("log")).unwrap();
@@ -316,7 +327,7 @@ async fn the_record_stands_before_the_query() {
 
 #[tokio::test]
 async fn answers_from_the_cache_share_a_record_with_a_count() {
-    let world = World::with(ALLOW, plain, |settings| settings.fold_seconds = 60).await;
+    let world = DnsFixture::build(ALLOW, plain_reply, |settings| settings.fold_seconds = 60).await;
     for _ in 0..10 {
         world.ask("github.com", A).await;
     }
@@ -331,7 +342,7 @@ async fn answers_from_the_cache_share_a_record_with_a_count() {
         .sum();
     assert_eq!(counted, 9, "the tenth was asked for, and has a record of its own");
     assert_eq!(answered.len(), 2);
-    let each = World::new().await;
+    let each = DnsFixture::new().await;
     for _ in 0..10 {
         each.ask("github.com", A).await;
     }
@@ -348,9 +359,9 @@ const RAW: &str = "[[allow]]\nname = \"db\"\nhosts = [\"db.corp.example\"]\ntcp 
 
 #[tokio::test]
 async fn names_for_raw_tcp_get_an_address_that_names_them() {
-    let world = World::with(
+    let world = DnsFixture::build(
         RAW,
-        |query, _| Say::Answer(with(query, vec![("", 60, a("10.1.2.3"))])),
+        |query, _| ScriptedReply::Answer(reply_with(query, vec![("", 60, a("10.1.2.3"))])),
         |_| {},
     )
     .await;
@@ -367,7 +378,7 @@ async fn names_for_raw_tcp_get_an_address_that_names_them() {
     );
     let snapshot = world.rules.load_full();
     let facts = Facts::Connect(ConnectFacts {
-        target: Target::Named(Host::Name(DomainName::parse("db.corp.example").unwrap())),
+        target: ConnectTarget::Named(Host::Name(DomainName::parse("db.corp.example").unwrap())),
         port: 5432,
         protocol: Protocol::Raw,
     });
@@ -382,13 +393,13 @@ async fn names_for_raw_tcp_get_an_address_that_names_them() {
 
 #[tokio::test]
 async fn the_proxy_asks_on_the_sandboxes_account() {
-    let world = World::new().await;
+    let world = DnsFixture::new().await;
     let snapshot = world.rules.load_full();
     let host = Host::Name(DomainName::parse("long-name-of-a-bucket.wild.example").unwrap());
     let facts = Facts::Connect(ConnectFacts {
-        target: Target::Named(host.clone()),
+        target: ConnectTarget::Named(host.clone()),
         port: 443,
-        protocol: Protocol::Tls { sni: Some(host), ech: Ech::Absent },
+        protocol: Protocol::Tls { sni: Some(host), ech: EchPresence::Absent },
     });
     let Decision::Allow(permit) =
         snapshot.decide(snapshot.sandboxes().get(&SandboxId::parse("s").unwrap()).unwrap(), &facts)
@@ -410,11 +421,11 @@ async fn the_proxy_asks_on_the_sandboxes_account() {
 
 #[tokio::test]
 async fn exact_names_are_resolved_ahead_of_any_question() {
-    let world = World::with(ALLOW, plain, |settings| {
-        settings.pre_resolve = rules::operator::PreResolve::On
+    let world = DnsFixture::build(ALLOW, plain_reply, |settings| {
+        settings.pre_resolve = rules::configuration::PreResolve::On
     })
     .await;
-    world.filter.prepare().await;
+    world.filter.pre_resolve_once().await;
     let before = world.recorder.seen().len();
     assert_eq!(before, 6, "two names, three types, no wildcard");
     assert_eq!(world.ask("github.com", A).await.addresses().len(), 1);

@@ -108,7 +108,7 @@ fn the_pieces_reach_every_kind_of_packet() {
     let (mut read, mut refused, mut messages) = (0, 0, 0);
     for _ in 0..2000 {
         let query = any_query().new_tree(&mut runner).unwrap().current();
-        match dns_filter::message::Query::read(&query) {
+        match dns_filter::message::DnsQuery::parse(&query) {
             Ok(_) => read += 1,
             Err(_) => refused += 1,
         }

@@ -9,72 +9,76 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use audit::Receipt;
-use dns_filter::server::{Identify, Listener, Server};
-use dns_filter::upstream::{AskError, Exchange, Told as Answer};
-use dns_filter::{Config, Filter};
+use dns_filter::server::{DnsAttribution, DnsListener, DnsServer};
+use dns_filter::upstream::{UpstreamAnswer as Answer, UpstreamClient, UpstreamError};
+use dns_filter::{DnsConfig, DnsFilter};
 use rules::DomainName;
+use rules::configuration::DnsSettings;
 use rules::facts::QueryType;
-use rules::operator::DnsSettings;
-use rules::word::SandboxId;
+use rules::ids::SandboxId;
 use socket2::{Domain, Protocol, Socket, Type};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{TcpSocket, TcpStream, UdpSocket};
 use tokio::sync::watch;
 use tokio::time::timeout;
 
-use crate::world::{A, Told, World, query};
+use crate::fixture::{A, ClientAnswer, DnsFixture, build_query};
 
 const SOON: Duration = Duration::from_secs(10);
 
 /// Runs a test in a network namespace that has nothing but its loopback.
-fn apart<F: Future<Output = ()>>(test: impl FnOnce() -> F + Send + 'static) {
+fn run_in_namespace<F: Future<Output = ()>>(test: impl FnOnce() -> F + Send + 'static) {
     let body = move || {
         nix::sched::unshare(nix::sched::CloneFlags::CLONE_NEWNET)
             .expect("this test makes a network namespace: run it as root");
-        run("ip", &["link", "set", "lo", "up"]);
+        run_command("ip", &["link", "set", "lo", "up"]);
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
         runtime.block_on(test());
     };
     std::thread::spawn(body).join().unwrap();
 }
 
-fn run(program: &str, arguments: &[&str]) {
+fn run_command(program: &str, arguments: &[&str]) {
     let output = Command::new(program).args(arguments).output().unwrap();
     assert!(output.status.success(), "{program} {arguments:?}: {output:?}");
 }
 
-fn serve(world: &World, bind: &str, whose: Identify) -> (SocketAddr, watch::Sender<bool>) {
-    let listener = Listener { bind: bind.parse().unwrap(), whose };
-    let server = Server::open(world.filter.clone(), &[listener], 1).unwrap();
+fn serve(
+    world: &DnsFixture,
+    bind: &str,
+    whose: DnsAttribution,
+) -> (SocketAddr, watch::Sender<bool>) {
+    let listener = DnsListener { bind: bind.parse().unwrap(), whose };
+    let server = DnsServer::open(world.filter.clone(), &[listener], 1).unwrap();
     let address = server.addresses()[0];
     let (stop, stopped) = watch::channel(false);
     tokio::spawn(server.run(stopped));
     (address, stop)
 }
 
-async fn ask_udp(socket: &UdpSocket, to: SocketAddr) -> Told {
-    socket.send_to(&query("github.com", A), to).await.unwrap();
+async fn ask_udp(socket: &UdpSocket, to: SocketAddr) -> ClientAnswer {
+    socket.send_to(&build_query("github.com", A), to).await.unwrap();
     let mut buffer = [0; 2048];
     let (length, _) = timeout(SOON, socket.recv_from(&mut buffer)).await.unwrap().unwrap();
-    Told::read(buffer[..length].to_vec())
+    ClientAnswer::parse(buffer[..length].to_vec())
 }
 
-async fn ask_tcp(mut stream: TcpStream) -> Told {
-    let packet = query("github.com", A);
+async fn ask_tcp(mut stream: TcpStream) -> ClientAnswer {
+    let packet = build_query("github.com", A);
     stream.write_u16(packet.len() as u16).await.unwrap();
     stream.write_all(&packet).await.unwrap();
     let length = timeout(SOON, stream.read_u16()).await.unwrap().unwrap();
     let mut answer = vec![0; usize::from(length)];
     stream.read_exact(&mut answer).await.unwrap();
-    Told::read(answer)
+    ClientAnswer::parse(answer)
 }
 
 #[test]
-fn a_firewall_mark_names_the_sandbox_by_udp_and_by_tcp() {
-    apart(|| async {
+fn p2_a_firewall_mark_names_the_sandbox_by_udp_and_by_tcp() {
+    run_in_namespace(|| async {
         std::fs::write("/proc/sys/net/ipv4/tcp_fwmark_accept", "1").unwrap();
-        let world = World::new().await;
-        let (address, _stop) = serve(&world, "127.0.0.1:0", Identify::Mark);
+        let world = DnsFixture::new().await;
+        let (address, _stop) = serve(&world, "127.0.0.1:0", DnsAttribution::Mark);
         for (mark, refused) in
             [(7, None), (8, Some("unknown_channel")), (0, Some("unknown_channel"))]
         {
@@ -86,21 +90,21 @@ fn a_firewall_mark_names_the_sandbox_by_udp_and_by_tcp() {
             let told = ask_tcp(tcp.connect(address).await.unwrap()).await;
             assert_eq!(told.ede.as_deref(), refused, "TCP, {mark}");
         }
-        let records = world.staged("decision");
+        let records = world.records_at_stage("decision");
         assert_eq!(records[0]["actor"]["app_uid"], "marked", "not the name, not the address");
     });
 }
 
 #[test]
-fn the_interface_names_the_sandbox_and_one_without_a_sandbox_is_refused() {
-    apart(|| async {
-        let world = World::new().await;
-        let (address, _stop) = serve(&world, "127.0.0.1:0", Identify::Interface);
+fn p2_the_interface_names_the_sandbox_and_one_without_a_sandbox_is_refused() {
+    run_in_namespace(|| async {
+        let world = DnsFixture::new().await;
+        let (address, _stop) = serve(&world, "127.0.0.1:0", DnsAttribution::Interface);
         let udp = UdpSocket::bind("127.0.0.1:0").await.unwrap();
         assert_eq!(ask_udp(&udp, address).await.ede.as_deref(), Some("unknown_channel"));
         let told = ask_tcp(TcpStream::connect(address).await.unwrap()).await;
         assert_eq!(told.ede.as_deref(), Some("unknown_channel"));
-        let denied = world.staged("denied");
+        let denied = world.records_at_stage("denied");
         assert_eq!(denied.len(), 2);
         for record in denied {
             assert_eq!(record["unmapped"]["sandbar"]["channel"]["detail"], "lo");
@@ -110,21 +114,21 @@ fn the_interface_names_the_sandbox_and_one_without_a_sandbox_is_refused() {
 
 #[test]
 fn case_62_a_connection_to_another_resolver_is_answered_here_and_flagged() {
-    apart(|| async {
-        let world = World::new().await;
-        let whose = Identify::Dedicated(SandboxId::parse("s").unwrap());
+    run_in_namespace(|| async {
+        let world = DnsFixture::new().await;
+        let whose = DnsAttribution::Dedicated(SandboxId::parse("s").unwrap());
         let (address, _stop) = serve(&world, "127.0.0.1:0", whose);
-        run("ip", &["address", "add", "10.9.9.1/32", "dev", "lo"]);
-        run("ip", &["route", "add", "8.8.8.8/32", "dev", "lo", "src", "10.9.9.1"]);
+        run_command("ip", &["address", "add", "10.9.9.1/32", "dev", "lo"]);
+        run_command("ip", &["route", "add", "8.8.8.8/32", "dev", "lo", "src", "10.9.9.1"]);
         let to = format!(":{}", address.port());
-        run("nft", &["add", "table", "ip", "t"]);
-        run("nft", &["add chain ip t o { type nat hook output priority -100 ; }"]);
-        run("nft", &["add rule ip t o ip daddr 8.8.8.8 tcp dport 53 redirect to", &to]);
+        run_command("nft", &["add", "table", "ip", "t"]);
+        run_command("nft", &["add chain ip t o { type nat hook output priority -100 ; }"]);
+        run_command("nft", &["add rule ip t o ip daddr 8.8.8.8 tcp dport 53 redirect to", &to]);
         let straight = ask_tcp(TcpStream::connect(address).await.unwrap()).await;
         assert_eq!(straight.addresses().len(), 1);
         let around = ask_tcp(TcpStream::connect("8.8.8.8:53").await.unwrap()).await;
         assert_eq!(around.addresses().len(), 1, "answered, and by us");
-        world.settled().await;
+        world.wait_for_findings().await;
         let flagged = |record: &serde_json::Value| record.to_string().contains("8.8.8.8");
         let findings = world.records();
         let findings: Vec<_> =
@@ -136,12 +140,12 @@ fn case_62_a_connection_to_another_resolver_is_answered_here_and_flagged() {
 
 #[test]
 fn case_64_a_datagram_from_port_0_is_not_answered_and_is_recorded() {
-    apart(|| async {
-        let world = World::new().await;
-        let whose = Identify::Dedicated(SandboxId::parse("s").unwrap());
+    run_in_namespace(|| async {
+        let world = DnsFixture::new().await;
+        let whose = DnsAttribution::Dedicated(SandboxId::parse("s").unwrap());
         let (address, _stop) = serve(&world, "127.0.0.1:0", whose);
         let raw = Socket::new(Domain::IPV4, Type::RAW, Some(Protocol::UDP)).unwrap();
-        let query = query("github.com", A);
+        let query = build_query("github.com", A);
         let mut forged = Vec::new();
         for field in [0, address.port(), query.len() as u16 + 8, 0] {
             forged.extend_from_slice(&field.to_be_bytes()); // without a checksum, as IPv4 allows
@@ -152,7 +156,7 @@ fn case_64_a_datagram_from_port_0_is_not_answered_and_is_recorded() {
         let honest = UdpSocket::bind("127.0.0.1:0").await.unwrap();
         assert_eq!(ask_udp(&honest, address).await.addresses().len(), 1);
         assert_eq!(world.recorder.seen().len(), 1, "only the honest one was asked for");
-        let denied = world.staged("denied");
+        let denied = world.records_at_stage("denied");
         assert_eq!(denied.len(), 1);
         assert_eq!(denied[0]["status_detail"], "dns_malformed");
         assert_eq!(denied[0]["src_endpoint"]["ip"], "127.0.0.1");
@@ -160,15 +164,15 @@ fn case_64_a_datagram_from_port_0_is_not_answered_and_is_recorded() {
 }
 
 /// A resolver whose code is broken.
-struct Broken;
+struct PanickingUpstream;
 
-impl Exchange for Broken {
+impl UpstreamClient for PanickingUpstream {
     fn ask<'a>(
         &'a self,
         _: &'a DomainName,
         _: QueryType,
         _: &'a Receipt,
-    ) -> Pin<Box<dyn Future<Output = Result<Answer, AskError>> + Send + 'a>> {
+    ) -> Pin<Box<dyn Future<Output = Result<Answer, UpstreamError>> + Send + 'a>> {
         panic!("broken while asking");
     }
 
@@ -179,27 +183,31 @@ impl Exchange for Broken {
 
 const SPECIAL: &str = "[[allow]]\nname = \"in\"\nhosts = [\"db.corp.internal\", \"github.com\"]\nresolves_to = [\"10.0.0.0/8\"]\n";
 
-async fn broken() -> (World, Arc<Filter>) {
-    let world = World::with(SPECIAL, crate::recorder::plain, |_| {}).await;
+async fn broken_filter() -> (DnsFixture, Arc<DnsFilter>) {
+    let world = DnsFixture::build(SPECIAL, crate::recording_resolver::plain_reply, |_| {}).await;
     let mut settings = DnsSettings::new(Vec::new());
     settings.grid_milliseconds = 0;
-    let config = Config { settings, budgets: None };
-    let filter =
-        Filter::with_upstreams(world.rules.clone(), world.log.clone(), config, Arc::new(Broken));
+    let config = DnsConfig { settings, budgets: None };
+    let filter = DnsFilter::with_upstreams(
+        world.rules.clone(),
+        world.log.clone(),
+        config,
+        Arc::new(PanickingUpstream),
+    );
     (world, filter.unwrap())
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn case_69_a_worker_that_breaks_closes_the_port_and_says_so() {
+async fn p16_case_69_a_worker_that_breaks_closes_the_port_and_says_so() {
     for over_tcp in [false, true] {
-        let (_world, filter) = broken().await;
-        let whose = Identify::Dedicated(SandboxId::parse("s").unwrap());
-        let listener = Listener { bind: "127.0.0.1:0".parse().unwrap(), whose };
-        let server = Server::open(filter, &[listener], 2).unwrap();
+        let (_world, filter) = broken_filter().await;
+        let whose = DnsAttribution::Dedicated(SandboxId::parse("s").unwrap());
+        let listener = DnsListener { bind: "127.0.0.1:0".parse().unwrap(), whose };
+        let server = DnsServer::open(filter, &[listener], 2).unwrap();
         let address = server.addresses()[0];
         let (_stop, stopped) = watch::channel(false);
         let running = tokio::spawn(server.run(stopped));
-        let packet = query("db.corp.internal", A);
+        let packet = build_query("db.corp.internal", A);
         let udp = UdpSocket::bind("127.0.0.1:0").await.unwrap();
         let mut tcp = TcpStream::connect(address).await.unwrap();
         if over_tcp {
@@ -216,17 +224,19 @@ async fn case_69_a_worker_that_breaks_closes_the_port_and_says_so() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn case_69_a_query_that_breaks_leaves_a_record_and_no_hole() {
-    let (world, filter) = broken().await;
-    let arrived = crate::world::from("s", dns_filter::message::Carrier::Udp);
+async fn p16_case_69_a_query_that_breaks_leaves_a_record_and_no_hole() {
+    let (world, filter) = broken_filter().await;
+    let arrived = crate::fixture::arrival_from("s", dns_filter::message::DnsTransport::Udp);
     for _ in 0..3 {
         let (filter, arrived) = (filter.clone(), arrived.clone());
         let asked =
-            tokio::spawn(async move { filter.answer(&query("github.com", A), &arrived).await });
+            tokio::spawn(
+                async move { filter.answer(&build_query("github.com", A), &arrived).await },
+            );
         assert!(asked.await.unwrap_err().is_panic());
     }
     assert_eq!(filter.in_flight(), 0);
-    let outcomes = world.staged("outcome");
+    let outcomes = world.records_at_stage("outcome");
     assert_eq!(outcomes.len(), 3, "each of them has its end");
     assert_eq!(world.recorder.seen().len(), 0);
 }

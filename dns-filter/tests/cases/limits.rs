@@ -5,48 +5,51 @@ use std::time::Duration;
 
 use dns_filter::Resolver;
 use dns_filter::limits::{
-    AHEAD_POLICY, BATCH, DENIED_RECORDS, IN_FLIGHT_SANDBOX, QUERY_BYTES, RECORDS, TCP_CONNECTIONS,
-    TCP_IDLE, TCP_PIPELINE, TCP_WRITE, UDP_MOST, UPSTREAM_DEADLINE, WAITERS,
+    DATAGRAM_BATCH, DENIED_RECORDS, FLIGHT_WAITERS, IN_FLIGHT_SANDBOX, PRE_RESOLVE_POLICY,
+    QUERY_BYTES, RECORDS, TCP_CONNECTIONS, TCP_IDLE_TIMEOUT, TCP_PIPELINE, TCP_WRITE_TIMEOUT,
+    UDP_MAX, UPSTREAM_DEADLINE,
 };
-use dns_filter::server::{Identify, Listener, Server};
+use dns_filter::server::{DnsAttribution, DnsListener, DnsServer};
 use hickory_proto::rr::RData;
 use hickory_proto::rr::rdata::TXT as Text;
-use rules::word::SandboxId;
+use rules::ids::SandboxId;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{TcpStream, UdpSocket};
 use tokio::sync::watch;
 use tokio::time::{Instant, timeout};
 
-use crate::recorder::{Say, plain, with};
+use crate::fixture::{
+    A, ALLOW, ClientAnswer, DnsFixture, TXT, build_packet, build_query, count_queries, wire_name,
+};
+use crate::recording_resolver::{ScriptedReply, plain_reply, reply_with};
 use crate::records::permit;
-use crate::world::{A, ALLOW, TXT, Told, World, counted, packet, query, wire};
 
 const SOON: Duration = Duration::from_secs(30);
 /// Bits enough for thousands of names.
 const RICH: &str = "[[allow]]\nname = \"wild\"\nhosts = [\"*.wild.example\", \"github.com\"]\ndns_bits_per_hour = 1000000000000\n[budget]\ndns_bits_per_hour = 1000000000000\n";
 
-fn serve(world: &World, whose: Identify) -> (std::net::SocketAddr, watch::Sender<bool>) {
-    let listener = Listener { bind: "127.0.0.1:0".parse().unwrap(), whose };
-    let server = Server::open(world.filter.clone(), &[listener], 1).unwrap();
+fn serve(world: &DnsFixture, whose: DnsAttribution) -> (std::net::SocketAddr, watch::Sender<bool>) {
+    let listener = DnsListener { bind: "127.0.0.1:0".parse().unwrap(), whose };
+    let server = DnsServer::open(world.filter.clone(), &[listener], 1).unwrap();
     let address = server.addresses()[0];
     let (stop, stopped) = watch::channel(false);
     tokio::spawn(server.run(stopped));
     (address, stop)
 }
 
-fn dedicated() -> Identify {
-    Identify::Dedicated(SandboxId::parse("s").unwrap())
+fn dedicated_attribution() -> DnsAttribution {
+    DnsAttribution::Dedicated(SandboxId::parse("s").unwrap())
 }
 
-fn framed(packet: &[u8]) -> Vec<u8> {
+fn frame(packet: &[u8]) -> Vec<u8> {
     [&(packet.len() as u16).to_be_bytes()[..], packet].concat()
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_query_larger_than_any_is_no_query() {
-    let world = World::new().await;
-    let (address, _stop) = serve(&world, dedicated());
-    let mut long = packet(0x100, &wire("github.com"), A, 1, None);
+async fn p17_a_query_larger_than_any_is_no_query() {
+    let world = DnsFixture::new().await;
+    let (address, _stop) = serve(&world, dedicated_attribution());
+    let mut long = build_packet(0x100, &wire_name("github.com"), A, 1, None);
     long[11] = 1; // one more record, so that all of it belongs to the query
     long.extend_from_slice(&[0, 0, 16, 0, 1, 0, 0, 0, 0]);
     let rest = QUERY_BYTES - long.len() - 2;
@@ -56,77 +59,81 @@ async fn a_query_larger_than_any_is_no_query() {
     let mut buffer = [0; 2048];
     client.send_to(&long, address).await.unwrap();
     let length = timeout(SOON, client.recv(&mut buffer)).await.unwrap().unwrap();
-    assert_eq!(Told::read(buffer[..length].to_vec()).addresses().len(), 1, "the largest is read");
+    assert_eq!(
+        ClientAnswer::parse(buffer[..length].to_vec()).addresses().len(),
+        1,
+        "the largest is read"
+    );
     long.push(7);
     client.send_to(&long, address).await.unwrap();
-    client.send_to(&query("pastebin.com", A), address).await.unwrap();
+    client.send_to(&build_query("pastebin.com", A), address).await.unwrap();
     let length = timeout(SOON, client.recv(&mut buffer)).await.unwrap().unwrap();
-    let told = Told::read(buffer[..length].to_vec());
+    let told = ClientAnswer::parse(buffer[..length].to_vec());
     assert_eq!(told.ede.as_deref(), Some("not_listed"), "the one in between had no answer");
     let mut stream = TcpStream::connect(address).await.unwrap();
-    stream.write_all(&framed(&long)).await.unwrap();
+    stream.write_all(&frame(&long)).await.unwrap();
     assert_eq!(timeout(SOON, stream.read(&mut [0; 1])).await.unwrap().unwrap_or(0), 0);
     let reasons = world.reasons();
     assert!(reasons.contains(&"dns_malformed".to_owned()), "recorded: {reasons:?}");
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn more_datagrams_than_a_batch_are_all_answered() {
-    let world = World::new().await;
-    let (address, _stop) = serve(&world, dedicated());
+async fn p17_more_datagrams_than_a_batch_are_all_answered() {
+    let world = DnsFixture::new().await;
+    let (address, _stop) = serve(&world, dedicated_attribution());
     let client = UdpSocket::bind("127.0.0.1:0").await.unwrap();
-    for _ in 0..BATCH * 4 {
-        client.send_to(&query("pastebin.com", A), address).await.unwrap();
+    for _ in 0..DATAGRAM_BATCH * 4 {
+        client.send_to(&build_query("pastebin.com", A), address).await.unwrap();
     }
-    for at in 0..BATCH * 4 {
+    for at in 0..DATAGRAM_BATCH * 4 {
         let got = timeout(SOON, client.recv(&mut [0; 2048])).await;
         assert!(got.is_ok(), "answer {at}");
     }
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn an_answer_by_udp_is_never_larger_than_a_path_takes() {
+async fn p17_an_answer_by_udp_is_never_larger_than_a_path_takes() {
     let policy = "[[allow]]\nname = \"t\"\nhosts = [\"github.com\"]\ndns_types = [\"TXT\"]\n";
     let text = |at: usize| RData::TXT(Text::new(vec![format!("{at:03}{}", "x".repeat(90))]));
     let script = move |query: &hickory_proto::op::Message, over| {
-        let mut message = with(query, (0..60).map(|at| ("", 60, text(at))).collect());
-        if over == crate::recorder::Over::Udp {
+        let mut message = reply_with(query, (0..60).map(|at| ("", 60, text(at))).collect());
+        if over == crate::recording_resolver::UpstreamTransport::Udp {
             message.answers.clear();
             message.metadata.truncation = true;
         }
-        Say::Answer(message)
+        ScriptedReply::Answer(message)
     };
-    let world = World::with(policy, script, |_| {}).await;
-    let large = packet(0x100, &wire("github.com"), TXT, 1, Some(65_535));
-    let told = Told::read(world.raw(&large).await.unwrap());
-    assert!(told.packet.len() <= UDP_MOST && told.message.metadata.truncation);
-    let over_tcp = crate::world::from("s", dns_filter::message::Carrier::Tcp);
-    let told = Told::read(world.filter.answer(&large, &over_tcp).await.unwrap());
+    let world = DnsFixture::build(policy, script, |_| {}).await;
+    let large = build_packet(0x100, &wire_name("github.com"), TXT, 1, Some(65_535));
+    let told = ClientAnswer::parse(world.send_packet(&large).await.unwrap());
+    assert!(told.packet.len() <= UDP_MAX && told.message.metadata.truncation);
+    let over_tcp = crate::fixture::arrival_from("s", dns_filter::message::DnsTransport::Tcp);
+    let told = ClientAnswer::parse(world.filter.answer(&large, &over_tcp).await.unwrap());
     assert_eq!(told.message.answers.len(), RECORDS, "and no more records than are told");
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn no_more_wait_for_one_answer_than_there_is_room_for() {
-    let tune = |settings: &mut rules::operator::DnsSettings| settings.grid_milliseconds = 500;
-    let world = Arc::new(World::with(ALLOW, plain, tune).await);
-    let ask = |world: Arc<World>| async move { world.ask("github.com", A).await.ede };
-    let all: Vec<_> = (0..WAITERS + 20).map(|_| tokio::spawn(ask(world.clone()))).collect();
+async fn p17_no_more_wait_for_one_answer_than_there_is_room_for() {
+    let tune = |settings: &mut rules::configuration::DnsSettings| settings.grid_milliseconds = 500;
+    let world = Arc::new(DnsFixture::build(ALLOW, plain_reply, tune).await);
+    let ask = |world: Arc<DnsFixture>| async move { world.ask("github.com", A).await.ede };
+    let all: Vec<_> = (0..FLIGHT_WAITERS + 20).map(|_| tokio::spawn(ask(world.clone()))).collect();
     let mut refused = 0;
     for one in all {
         refused += usize::from(one.await.unwrap().as_deref() == Some("dns_overload"));
     }
     assert_eq!(refused, 20 - 1, "one asks, so many join, the rest are refused");
-    let denied = world.staged("denied");
-    assert_eq!(counted(&denied), 19, "and recorded");
+    let denied = world.records_at_stage("denied");
+    assert_eq!(count_queries(&denied), 19, "and recorded");
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn no_more_of_a_sandbox_are_in_flight_than_there_is_room_for() {
-    let tune = |settings: &mut rules::operator::DnsSettings| {
+async fn p17_no_more_of_a_sandbox_are_in_flight_than_there_is_room_for() {
+    let tune = |settings: &mut rules::configuration::DnsSettings| {
         (settings.grid_milliseconds, settings.forwards_per_hour) = (60_000, 1_000_000);
         settings.fold_seconds = 10;
     };
-    let world = Arc::new(World::with(RICH, plain, tune).await);
+    let world = Arc::new(DnsFixture::build(RICH, plain_reply, tune).await);
     let mut all = tokio::task::JoinSet::new();
     for at in 0..IN_FLIGHT_SANDBOX + 50 {
         let world = world.clone();
@@ -144,15 +151,15 @@ async fn no_more_of_a_sandbox_are_in_flight_than_there_is_room_for() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_connection_has_no_more_at_once_than_its_pipeline() {
-    let tune = |settings: &mut rules::operator::DnsSettings| {
+async fn p17_a_connection_has_no_more_at_once_than_its_pipeline() {
+    let tune = |settings: &mut rules::configuration::DnsSettings| {
         (settings.grid_milliseconds, settings.forwards_per_hour) = (1000, 1_000_000);
     };
-    let world = World::with(RICH, plain, tune).await;
-    let (address, _stop) = serve(&world, dedicated());
+    let world = DnsFixture::build(RICH, plain_reply, tune).await;
+    let (address, _stop) = serve(&world, dedicated_attribution());
     let mut stream = TcpStream::connect(address).await.unwrap();
     let all: Vec<u8> = (0..TCP_PIPELINE * 3)
-        .flat_map(|at| framed(&query(&format!("n{at}.wild.example"), A)))
+        .flat_map(|at| frame(&build_query(&format!("n{at}.wild.example"), A)))
         .collect();
     stream.write_all(&all).await.unwrap();
     let mut most = 0;
@@ -165,35 +172,35 @@ async fn a_connection_has_no_more_at_once_than_its_pipeline() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn idle_connections_and_those_that_do_not_read_are_cut() {
-    let world = World::new().await;
-    let (address, _stop) = serve(&world, dedicated());
+async fn p17_idle_connections_and_those_that_do_not_read_are_cut() {
+    let world = DnsFixture::new().await;
+    let (address, _stop) = serve(&world, dedicated_attribution());
     let begun = Instant::now();
     let mut idle = TcpStream::connect(address).await.unwrap();
     // Small buffers, so that answers nobody reads soon stand in the way.
     let socket = tokio::net::TcpSocket::new_v4().unwrap();
     socket.set_recv_buffer_size(2048).unwrap();
     let mut deaf = socket.connect(address).await.unwrap();
-    let packet = framed(&query("pastebin.com", A));
+    let packet = frame(&build_query("pastebin.com", A));
     let writing = async { while deaf.write_all(&packet).await.is_ok() {} };
-    timeout(TCP_WRITE * 4, writing).await.expect("a peer that does not read is cut");
+    timeout(TCP_WRITE_TIMEOUT * 4, writing).await.expect("a peer that does not read is cut");
     assert_eq!(timeout(SOON, idle.read(&mut [0; 1])).await.unwrap().unwrap_or(0), 0);
-    assert!(begun.elapsed() < TCP_IDLE + TCP_WRITE * 3, "{:?}", begun.elapsed());
+    assert!(begun.elapsed() < TCP_IDLE_TIMEOUT + TCP_WRITE_TIMEOUT * 3, "{:?}", begun.elapsed());
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn connections_are_bounded_in_all() {
-    let world = World::new().await;
+async fn p17_connections_are_bounded_in_all() {
+    let world = DnsFixture::new().await;
     // Each listener is another sandbox's; one sandbox alone would meet its own bound first.
     let mut open = Vec::new();
     let mut refused = 0;
     let server = {
-        let listener = |id: &str| Listener {
+        let listener = |id: &str| DnsListener {
             bind: "127.0.0.1:0".parse().unwrap(),
-            whose: Identify::Dedicated(SandboxId::parse(id).unwrap()),
+            whose: DnsAttribution::Dedicated(SandboxId::parse(id).unwrap()),
         };
         let many: Vec<_> = (0..20).map(|at| listener(&format!("x{at}"))).collect();
-        Server::open(world.filter.clone(), &many, 1).unwrap()
+        DnsServer::open(world.filter.clone(), &many, 1).unwrap()
     };
     let addresses = server.addresses();
     let (_stop, stopped) = watch::channel(false);
@@ -204,7 +211,7 @@ async fn connections_are_bounded_in_all() {
         }
     }
     for stream in &mut open {
-        stream.write_all(&framed(&query("pastebin.com", A))).await.unwrap_or_default();
+        stream.write_all(&frame(&build_query("pastebin.com", A))).await.unwrap_or_default();
         refused += usize::from(!matches!(timeout(SOON, stream.read_u16()).await, Ok(Ok(_))));
     }
     assert!(open.len() - refused <= TCP_CONNECTIONS, "{} of {}", open.len() - refused, open.len());
@@ -213,8 +220,8 @@ async fn connections_are_bounded_in_all() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_silent_resolver_is_waited_for_no_longer_than_the_deadline() {
-    let world = World::scripted(|_, _| Say::Silence).await;
+async fn p17_a_silent_resolver_is_waited_for_no_longer_than_the_deadline() {
+    let world = DnsFixture::with_script(|_, _| ScriptedReply::Silence).await;
     let begun = Instant::now();
     let resolver = Resolver::new(world.filter.clone());
     assert!(resolver.resolve(&permit(&world, "github.com")).await.is_err());
@@ -223,30 +230,30 @@ async fn a_silent_resolver_is_waited_for_no_longer_than_the_deadline() {
 }
 
 #[tokio::test]
-async fn a_flood_of_refusals_has_no_more_records_than_the_meter_allows() {
-    let world = World::with(ALLOW, plain, |settings| settings.fold_seconds = 10).await;
+async fn p17_a_flood_of_refusals_has_no_more_records_than_the_meter_allows() {
+    let world = DnsFixture::build(ALLOW, plain_reply, |settings| settings.fold_seconds = 10).await;
     let begun = std::time::Instant::now();
     for at in 0..5000 {
         world.ask(&format!("w{}.example", at % 7), A).await;
     }
     let seconds = begun.elapsed().as_secs() as usize + 1;
-    let denied = world.staged("denied");
+    let denied = world.records_at_stage("denied");
     let most = DENIED_RECORDS as usize * (seconds + 1) + 1;
     assert!(denied.len() <= most, "{} of {most}", denied.len());
-    assert_eq!(counted(&denied), 5000);
+    assert_eq!(count_queries(&denied), 5000);
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn no_more_names_of_a_policy_are_resolved_ahead_than_there_is_room_for() {
+async fn p17_no_more_names_of_a_policy_are_resolved_ahead_than_there_is_room_for() {
     let names: Vec<String> =
-        (0..AHEAD_POLICY + 30).map(|at| format!("\"n{at}.ahead.example\"")).collect();
+        (0..PRE_RESOLVE_POLICY + 30).map(|at| format!("\"n{at}.ahead.example\"")).collect();
     let policy = format!("[[allow]]\nname = \"many\"\nhosts = [{}]\n", names.join(", "));
-    let tune = |settings: &mut rules::operator::DnsSettings| {
-        settings.pre_resolve = rules::operator::PreResolve::On;
+    let tune = |settings: &mut rules::configuration::DnsSettings| {
+        settings.pre_resolve = rules::configuration::PreResolve::On;
     };
-    let world = World::with(&policy, plain, tune).await;
-    world.filter.prepare().await;
+    let world = DnsFixture::build(&policy, plain_reply, tune).await;
+    world.filter.pre_resolve_once().await;
     let asked: std::collections::HashSet<String> = world.recorder.names().into_iter().collect();
-    assert!(asked.len() <= AHEAD_POLICY, "{}", asked.len());
-    assert!(asked.len() > AHEAD_POLICY / 4, "{}", asked.len());
+    assert!(asked.len() <= PRE_RESOLVE_POLICY, "{}", asked.len());
+    assert!(asked.len() > PRE_RESOLVE_POLICY / 4, "{}", asked.len());
 }

@@ -3,44 +3,44 @@
 use std::net::SocketAddr;
 use std::time::Duration;
 
-use dns_filter::limits::{DRAIN, TCP_PIPELINE};
-use dns_filter::server::{Identify, Listener, Server};
-use rules::word::SandboxId;
+use dns_filter::limits::{DRAIN_TIMEOUT, TCP_PIPELINE};
+use dns_filter::server::{DnsAttribution, DnsListener, DnsServer};
+use rules::ids::SandboxId;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{TcpStream, UdpSocket};
 use tokio::sync::watch;
 use tokio::time::{Instant, timeout};
 
-use crate::recorder::{Say, plain};
-use crate::world::{A, ALLOW, Told, World, query};
+use crate::fixture::{A, ALLOW, ClientAnswer, DnsFixture, build_query};
+use crate::recording_resolver::{ScriptedReply, plain_reply};
 
 /// No answer within this is none.
 const SOON: Duration = Duration::from_secs(20);
 
-async fn serve(world: &World, bind: &str) -> (SocketAddr, watch::Sender<bool>) {
-    let whose = Identify::Dedicated(SandboxId::parse("s").unwrap());
-    let listener = Listener { bind: bind.parse().unwrap(), whose };
-    let server = Server::open(world.filter.clone(), &[listener], 2).unwrap();
+async fn serve(world: &DnsFixture, bind: &str) -> (SocketAddr, watch::Sender<bool>) {
+    let whose = DnsAttribution::Dedicated(SandboxId::parse("s").unwrap());
+    let listener = DnsListener { bind: bind.parse().unwrap(), whose };
+    let server = DnsServer::open(world.filter.clone(), &[listener], 2).unwrap();
     let address = server.addresses()[0];
     let (stop, stopped) = watch::channel(false);
     tokio::spawn(server.run(stopped));
     (address, stop)
 }
 
-fn framed(packet: &[u8]) -> Vec<u8> {
+fn frame(packet: &[u8]) -> Vec<u8> {
     [&(packet.len() as u16).to_be_bytes()[..], packet].concat()
 }
 
-async fn read(stream: &mut TcpStream) -> Told {
+async fn read_answer(stream: &mut TcpStream) -> ClientAnswer {
     let length = timeout(SOON, stream.read_u16()).await.unwrap().unwrap();
     let mut packet = vec![0; usize::from(length)];
     stream.read_exact(&mut packet).await.unwrap();
-    Told::read(packet)
+    ClientAnswer::parse(packet)
 }
 
 #[tokio::test(flavor = "multi_thread")]
 async fn udp_answers_from_the_address_asked_over_both_families() {
-    let world = World::new().await;
+    let world = DnsFixture::new().await;
     for (bind, asked) in [
         ("127.0.0.1:0", "127.0.0.1"),
         ("0.0.0.0:0", "127.0.0.7"),
@@ -54,11 +54,11 @@ async fn udp_answers_from_the_address_asked_over_both_families() {
             .unwrap();
         client.connect(target).await.unwrap(); // only answers from there arrive
         for name in ["github.com", "pastebin.com"] {
-            client.send(&query(name, A)).await.unwrap();
+            client.send(&build_query(name, A)).await.unwrap();
             let mut buffer = [0; 2048];
             let length = timeout(SOON, client.recv(&mut buffer)).await.unwrap().unwrap();
             assert_eq!(
-                Told::read(buffer[..length].to_vec()).addresses().len(),
+                ClientAnswer::parse(buffer[..length].to_vec()).addresses().len(),
                 usize::from(name == "github.com"),
                 "{bind}"
             );
@@ -68,37 +68,37 @@ async fn udp_answers_from_the_address_asked_over_both_families() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn sockets_that_others_opened_are_served() {
-    let world = World::new().await;
-    let whose = || Identify::Dedicated(SandboxId::parse("s").unwrap());
+    let world = DnsFixture::new().await;
+    let whose = || DnsAttribution::Dedicated(SandboxId::parse("s").unwrap());
     let udp = std::net::UdpSocket::bind("127.0.0.1:0").unwrap();
     let tcp = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
     let (datagrams, connections) = (udp.local_addr().unwrap(), tcp.local_addr().unwrap());
     let (stranger, _) = std::os::unix::net::UnixStream::pair().unwrap();
-    let mut server = Server::open(world.filter.clone(), &[], 1).unwrap();
+    let mut server = DnsServer::open(world.filter.clone(), &[], 1).unwrap();
     server.adopt(udp.into(), whose()).unwrap();
     server.adopt(tcp.into(), whose()).unwrap();
     assert!(server.adopt(std::os::fd::OwnedFd::from(stranger).into(), whose()).is_err());
     let (_stop, stopped) = watch::channel(false);
     tokio::spawn(server.run(stopped));
     let client = UdpSocket::bind("127.0.0.1:0").await.unwrap();
-    client.send_to(&query("github.com", A), datagrams).await.unwrap();
+    client.send_to(&build_query("github.com", A), datagrams).await.unwrap();
     let mut buffer = [0; 2048];
     let length = timeout(SOON, client.recv(&mut buffer)).await.unwrap().unwrap();
-    assert_eq!(Told::read(buffer[..length].to_vec()).addresses().len(), 1);
+    assert_eq!(ClientAnswer::parse(buffer[..length].to_vec()).addresses().len(), 1);
     let mut stream = TcpStream::connect(connections).await.unwrap();
-    stream.write_all(&framed(&query("pastebin.com", A))).await.unwrap();
-    assert_eq!(read(&mut stream).await.addresses().len(), 0);
+    stream.write_all(&frame(&build_query("pastebin.com", A))).await.unwrap();
+    assert_eq!(read_answer(&mut stream).await.addresses().len(), 0);
 }
 
 #[tokio::test(flavor = "multi_thread")]
 async fn case_40_pipelined_queries_are_answered_as_they_are_ready() {
-    let world = World::with(
+    let world = DnsFixture::build(
         ALLOW,
         |query, over| {
             if query.queries[0].name.to_lowercase().to_string().starts_with("never") {
-                Say::Silence
+                ScriptedReply::Silence
             } else {
-                plain(query, over)
+                plain_reply(query, over)
             }
         },
         |_| {},
@@ -108,12 +108,12 @@ async fn case_40_pipelined_queries_are_answered_as_they_are_ready() {
     let mut stream = TcpStream::connect(address).await.unwrap();
     let all: Vec<u8> = ["never.wild.example", "github.com", "pastebin.com", "api.openai.com"]
         .iter()
-        .flat_map(|name| framed(&query(name, A)))
+        .flat_map(|name| frame(&build_query(name, A)))
         .collect();
     stream.write_all(&all).await.unwrap();
     let mut names = Vec::new();
     for _ in 0..4 {
-        names.push(read(&mut stream).await.message.queries[0].name.to_string());
+        names.push(read_answer(&mut stream).await.message.queries[0].name.to_string());
     }
     assert_eq!(
         names.last().unwrap(),
@@ -123,8 +123,8 @@ async fn case_40_pipelined_queries_are_answered_as_they_are_ready() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn case_41_slow_writers_are_cut_and_connections_capped() {
-    let world = World::new().await;
+async fn p17_case_41_slow_writers_are_cut_and_connections_capped() {
+    let world = DnsFixture::new().await;
     let (address, _stop) = serve(&world, "127.0.0.1:0").await;
     let begun = Instant::now();
     let mut slow = TcpStream::connect(address).await.unwrap();
@@ -144,7 +144,7 @@ async fn case_41_slow_writers_are_cut_and_connections_capped() {
     }
     let mut refused = 0;
     for stream in &mut open {
-        stream.write_all(&framed(&query("pastebin.com", A))).await.unwrap_or_default();
+        stream.write_all(&frame(&build_query("pastebin.com", A))).await.unwrap_or_default();
         refused += usize::from(!matches!(timeout(SOON, stream.read_u16()).await, Ok(Ok(_))));
     }
     assert_eq!(refused, 6, "64 of a sandbox and no more");
@@ -152,47 +152,51 @@ async fn case_41_slow_writers_are_cut_and_connections_capped() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn case_42_an_empty_message_closes_and_a_half_close_is_answered() {
-    let world = World::new().await;
+    let world = DnsFixture::new().await;
     let (address, _stop) = serve(&world, "127.0.0.1:0").await;
     let mut empty = TcpStream::connect(address).await.unwrap();
     empty.write_all(&[0, 0]).await.unwrap();
     assert_eq!(timeout(SOON, empty.read(&mut [0; 1])).await.unwrap().unwrap_or(0), 0);
     let mut half = TcpStream::connect(address).await.unwrap();
-    half.write_all(&framed(&query("github.com", A))).await.unwrap();
+    half.write_all(&frame(&build_query("github.com", A))).await.unwrap();
     half.shutdown().await.unwrap();
-    assert_eq!(read(&mut half).await.addresses().len(), 1);
+    assert_eq!(read_answer(&mut half).await.addresses().len(), 1);
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn case_64_the_source_address_names_nobody() {
-    let world = World::new().await;
+async fn p2_case_64_the_source_address_names_nobody() {
+    let world = DnsFixture::new().await;
     let listener =
-        Listener { bind: "127.0.0.1:0".parse().unwrap(), whose: Identify::SourceAddress };
-    let server = Server::open(world.filter.clone(), &[listener], 1).unwrap();
+        DnsListener { bind: "127.0.0.1:0".parse().unwrap(), whose: DnsAttribution::SourceAddress };
+    let server = DnsServer::open(world.filter.clone(), &[listener], 1).unwrap();
     let address = server.addresses()[0];
     let (_stop, stopped) = watch::channel(false);
     tokio::spawn(server.run(stopped));
     let client = UdpSocket::bind("127.0.0.1:0").await.unwrap();
-    client.send_to(&query("github.com", A), address).await.unwrap();
+    client.send_to(&build_query("github.com", A), address).await.unwrap();
     let mut buffer = [0; 2048];
     let length = timeout(SOON, client.recv(&mut buffer)).await.unwrap().unwrap();
-    assert_eq!(Told::read(buffer[..length].to_vec()).ede.as_deref(), Some("unknown_channel"));
+    assert_eq!(
+        ClientAnswer::parse(buffer[..length].to_vec()).ede.as_deref(),
+        Some("unknown_channel")
+    );
     assert_eq!(world.recorder.seen().len(), 0);
 }
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_stop_lets_connections_have_what_they_wait_for() {
-    let world = World::with(ALLOW, plain, |settings| settings.grid_milliseconds = 500).await;
-    let whose = Identify::Dedicated(SandboxId::parse("s").unwrap());
-    let listener = Listener { bind: "127.0.0.1:0".parse().unwrap(), whose };
-    let server = Server::open(world.filter.clone(), &[listener], 1).unwrap();
+    let world =
+        DnsFixture::build(ALLOW, plain_reply, |settings| settings.grid_milliseconds = 500).await;
+    let whose = DnsAttribution::Dedicated(SandboxId::parse("s").unwrap());
+    let listener = DnsListener { bind: "127.0.0.1:0".parse().unwrap(), whose };
+    let server = DnsServer::open(world.filter.clone(), &[listener], 1).unwrap();
     let address = server.addresses()[0];
     let (stop, stopped) = watch::channel(false);
     let running = tokio::spawn(server.run(stopped));
     let mut busy = TcpStream::connect(address).await.unwrap();
     let mut idle = TcpStream::connect(address).await.unwrap();
     let all: Vec<u8> = (0..TCP_PIPELINE)
-        .flat_map(|at| framed(&query(&format!("n{at}.wild.example"), A)))
+        .flat_map(|at| frame(&build_query(&format!("n{at}.wild.example"), A)))
         .collect();
     busy.write_all(&all).await.unwrap();
     while world.filter.in_flight() < TCP_PIPELINE {
@@ -200,7 +204,7 @@ async fn a_stop_lets_connections_have_what_they_wait_for() {
     }
     stop.send(true).unwrap();
     for _ in 0..TCP_PIPELINE {
-        assert_eq!(read(&mut busy).await.addresses().len(), 1);
+        assert_eq!(read_answer(&mut busy).await.addresses().len(), 1);
     }
     assert_eq!(timeout(SOON, busy.read(&mut [0; 1])).await.unwrap().unwrap(), 0, "then it ends");
     assert_eq!(timeout(SOON, idle.read(&mut [0; 1])).await.unwrap().unwrap(), 0, "at once");
@@ -209,24 +213,24 @@ async fn a_stop_lets_connections_have_what_they_wait_for() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_stop_waits_no_longer_than_it_says() {
-    let world = World::new().await;
-    let whose = Identify::Dedicated(SandboxId::parse("s").unwrap());
-    let listener = Listener { bind: "127.0.0.1:0".parse().unwrap(), whose };
-    let server = Server::open(world.filter.clone(), &[listener], 1).unwrap();
+async fn p17_a_stop_waits_no_longer_than_it_says() {
+    let world = DnsFixture::new().await;
+    let whose = DnsAttribution::Dedicated(SandboxId::parse("s").unwrap());
+    let listener = DnsListener { bind: "127.0.0.1:0".parse().unwrap(), whose };
+    let server = DnsServer::open(world.filter.clone(), &[listener], 1).unwrap();
     let address = server.addresses()[0];
     let (stop, stopped) = watch::channel(false);
     let running = tokio::spawn(server.run(stopped));
     // A peer that never stops asking, and never reads.
     let mut endless = TcpStream::connect(address).await.unwrap();
     let asking = tokio::spawn(async move {
-        while endless.write_all(&framed(&query("pastebin.com", A))).await.is_ok() {}
+        while endless.write_all(&frame(&build_query("pastebin.com", A))).await.is_ok() {}
     });
     tokio::time::sleep(Duration::from_millis(100)).await;
     let begun = Instant::now();
     stop.send(true).unwrap();
     timeout(SOON, running).await.unwrap().unwrap().unwrap();
-    let most = DRAIN + Duration::from_secs(2);
+    let most = DRAIN_TIMEOUT + Duration::from_secs(2);
     assert!(begun.elapsed() < most, "{:?}", begun.elapsed());
     asking.abort();
 }

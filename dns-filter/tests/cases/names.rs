@@ -3,16 +3,19 @@
 use hickory_proto::op::ResponseCode;
 use rules::Channel;
 
-use crate::recorder::plain;
-use crate::world::{A, AAAA, ALLOW, HTTPS, Told, World, from, packet, query, wire};
-use dns_filter::message::Carrier;
+use crate::fixture::{
+    A, AAAA, ALLOW, ClientAnswer, DnsFixture, HTTPS, arrival_from, build_packet, build_query,
+    wire_name,
+};
+use crate::recording_resolver::plain_reply;
+use dns_filter::message::DnsTransport;
 use rules::DomainName;
-use rules::operator::{DenialForm, HostEntry, Zone};
+use rules::configuration::{DenialForm, ForwardZone, HostEntry};
 
 #[tokio::test]
-async fn case_01_a_name_that_is_not_listed_stays_here() {
-    let world = World::new().await;
-    world.refuses("pastebin.com", A, "not_listed").await;
+async fn p5_case_01_a_name_that_is_not_listed_stays_here() {
+    let world = DnsFixture::new().await;
+    world.assert_refused("pastebin.com", A, "not_listed").await;
     let told = world.ask("pastebin.com", A).await;
     assert_eq!(told.code(), ResponseCode::NXDomain);
     let records = world.records();
@@ -31,7 +34,7 @@ async fn case_01_the_denial_has_the_form_the_operator_chose() {
         (DenialForm::NoData, ResponseCode::NoError, 0),
         (DenialForm::Sinkhole, ResponseCode::NoError, 1),
     ] {
-        let world = World::with(ALLOW, plain, |settings| settings.denial = form).await;
+        let world = DnsFixture::build(ALLOW, plain_reply, |settings| settings.denial = form).await;
         let told = world.ask("pastebin.com", A).await;
         assert_eq!((told.code(), told.addresses().len()), (code, addresses), "{form:?}");
         assert_eq!(world.recorder.seen().len(), 0);
@@ -39,16 +42,17 @@ async fn case_01_the_denial_has_the_form_the_operator_chose() {
 }
 
 #[tokio::test]
-async fn case_02_an_unknown_path_is_refused() {
-    let world = World::new().await;
+async fn p2_case_02_an_unknown_path_is_refused() {
+    let world = DnsFixture::new().await;
     for channel in [
         Channel::Mark(99),
         Channel::Interface("veth9".into()),
         Channel::SourceAddress("10.0.0.9".parse().unwrap()),
     ] {
-        let arrived = dns_filter::Arrived { channel, ..from("s", Carrier::Udp) };
-        let told =
-            Told::read(world.filter.answer(&query("github.com", A), &arrived).await.unwrap());
+        let arrived = dns_filter::QueryArrival { channel, ..arrival_from("s", DnsTransport::Udp) };
+        let told = ClientAnswer::parse(
+            world.filter.answer(&build_query("github.com", A), &arrived).await.unwrap(),
+        );
         assert_eq!(told.code(), ResponseCode::Refused);
         assert_eq!(told.ede.as_deref(), Some("unknown_channel"));
     }
@@ -58,10 +62,10 @@ async fn case_02_an_unknown_path_is_refused() {
 
 #[tokio::test]
 async fn case_03_case_is_no_part_of_a_name_and_comes_back_as_sent() {
-    let world = World::new().await;
+    let world = DnsFixture::new().await;
     let told = world.ask("GitHub.COM", A).await;
     assert_eq!(told.addresses().len(), 1);
-    assert_eq!(told.packet[12..12 + 12], wire("GitHub.COM")[..]);
+    assert_eq!(told.packet[12..12 + 12], wire_name("GitHub.COM")[..]);
     assert_eq!(world.recorder.names(), ["github.com."]);
     world.ask("gIThub.com", A).await;
     assert_eq!(world.recorder.seen().len(), 1, "one key for every spelling");
@@ -69,7 +73,7 @@ async fn case_03_case_is_no_part_of_a_name_and_comes_back_as_sent() {
 
 #[tokio::test]
 async fn case_04_the_resolver_never_sees_the_sandboxes_case() {
-    let world = World::with(&ALLOW.replace("*.wild", ".wild"), plain, |_| {}).await;
+    let world = DnsFixture::build(&ALLOW.replace("*.wild", ".wild"), plain_reply, |_| {}).await;
     let secret = "AbCdEfGhIjKlMnOpQrStUvWxYzAbCdEfGhIjKl.WiLd.ExAmPlE";
     world.ask(secret, A).await;
     let sent = world.recorder.seen()[0].message.queries[0].name.to_string();
@@ -79,14 +83,15 @@ async fn case_04_the_resolver_never_sees_the_sandboxes_case() {
 
 #[tokio::test]
 async fn case_05_a_trailing_dot_changes_nothing() {
-    let world = World::with(&ALLOW.replace("github.com", "github.com."), plain, |_| {}).await;
+    let world =
+        DnsFixture::build(&ALLOW.replace("github.com", "github.com."), plain_reply, |_| {}).await;
     assert_eq!(world.ask("github.com", A).await.addresses().len(), 1);
 }
 
 #[tokio::test]
 async fn case_06_a_wildcard_is_any_depth_below_and_not_the_apex() {
-    let world = World::new().await;
-    world.refuses("wild.example", A, "not_listed").await;
+    let world = DnsFixture::new().await;
+    world.assert_refused("wild.example", A, "not_listed").await;
     for name in ["a.wild.example", "a.b.wild.example"] {
         assert_eq!(world.ask(name, A).await.addresses().len(), 1, "{name}");
     }
@@ -94,21 +99,24 @@ async fn case_06_a_wildcard_is_any_depth_below_and_not_the_apex() {
 
 #[tokio::test]
 async fn case_07_suffixes_are_compared_by_label() {
-    World::new().await.refuses("evilwild.example", A, "not_listed").await;
+    DnsFixture::new().await.assert_refused("evilwild.example", A, "not_listed").await;
 }
 
 #[tokio::test]
 async fn case_08_a_dot_inside_a_label_is_no_separator() {
-    let world = World::new().await;
-    let told = Told::read(
+    let world = DnsFixture::new().await;
+    let told = ClientAnswer::parse(
         world
-            .raw(&packet(0x100, b"\x0aa.wild.exa\x07example\x00", A, 1, Some(1232)))
+            .send_packet(&build_packet(0x100, b"\x0aa.wild.exa\x07example\x00", A, 1, Some(1232)))
             .await
             .unwrap(),
     );
     assert_eq!(told.ede.as_deref(), Some("bad_name"));
-    let told = Told::read(
-        world.raw(&packet(0x100, b"\x06a.wild\x07example\x00", A, 1, Some(1232))).await.unwrap(),
+    let told = ClientAnswer::parse(
+        world
+            .send_packet(&build_packet(0x100, b"\x06a.wild\x07example\x00", A, 1, Some(1232)))
+            .await
+            .unwrap(),
     );
     assert_eq!(told.ede.as_deref(), Some("bad_name"));
     assert_eq!(world.recorder.seen().len(), 0);
@@ -116,7 +124,7 @@ async fn case_08_a_dot_inside_a_label_is_no_separator() {
 
 #[tokio::test]
 async fn case_09_only_letters_digits_and_hyphens_leave() {
-    let world = World::new().await;
+    let world = DnsFixture::new().await;
     for label in [
         &b"a\0b"[..],
         b"a b",
@@ -130,8 +138,10 @@ async fn case_09_only_letters_digits_and_hyphens_leave() {
     ] {
         let mut name = vec![label.len() as u8];
         name.extend_from_slice(label);
-        name.extend_from_slice(&wire("wild.example"));
-        let told = Told::read(world.raw(&packet(0x100, &name, A, 1, Some(1232))).await.unwrap());
+        name.extend_from_slice(&wire_name("wild.example"));
+        let told = ClientAnswer::parse(
+            world.send_packet(&build_packet(0x100, &name, A, 1, Some(1232))).await.unwrap(),
+        );
         assert_eq!(told.ede.as_deref(), Some("bad_name"), "{label:?}");
     }
     assert_eq!(world.recorder.seen().len(), 0);
@@ -144,20 +154,20 @@ async fn case_09_only_letters_digits_and_hyphens_leave() {
 
 #[tokio::test]
 async fn case_10_underscores_are_letters_that_need_a_rule() {
-    let world = World::new().await;
-    world.refuses("_dmarc.github.com", A, "not_listed").await;
+    let world = DnsFixture::new().await;
+    world.assert_refused("_dmarc.github.com", A, "not_listed").await;
     assert_eq!(world.ask("_acme-challenge.wild.example", A).await.addresses().len(), 1);
 }
 
 #[tokio::test]
 async fn case_11_homographs_are_other_names() {
-    let world = World::with(
+    let world = DnsFixture::build(
         "[[allow]]\nname = \"idn\"\nhosts = [\"b\u{fc}cher.example\"]\n",
-        plain,
+        plain_reply,
         |_| {},
     )
     .await;
-    world.refuses("xn--gthub-n4a.com", A, "not_listed").await;
+    world.assert_refused("xn--gthub-n4a.com", A, "not_listed").await;
     assert_eq!(world.ask("xn--bcher-kva.example", A).await.addresses().len(), 1);
     world.ask("XN--BCHER-KVA.example", A).await;
     assert_eq!(world.recorder.seen().len(), 1);
@@ -165,7 +175,7 @@ async fn case_11_homographs_are_other_names() {
 
 #[tokio::test]
 async fn case_11_letters_beyond_ascii_below_a_wildcard_are_flagged() {
-    let world = World::new().await;
+    let world = DnsFixture::new().await;
     for name in ["xn--gthub-n4a.wild.example", "a.xn--bcher-kva.wild.example", "plain.wild.example"]
     {
         assert_eq!(world.ask(name, A).await.addresses().len(), 1, "{name}");
@@ -176,53 +186,56 @@ async fn case_11_letters_beyond_ascii_below_a_wildcard_are_flagged() {
         flagged.map(|record| record["query"]["hostname"].as_str().unwrap().to_owned()).collect()
     };
     assert_eq!(
-        flagged(&world.staged("decision")),
+        flagged(&world.records_at_stage("decision")),
         ["xn--gthub-n4a.wild.example", "a.xn--bcher-kva.wild.example"]
     );
-    assert_eq!(flagged(&world.staged("answered")), ["xn--gthub-n4a.wild.example"]);
-    let exact = World::with(
+    assert_eq!(flagged(&world.records_at_stage("answered")), ["xn--gthub-n4a.wild.example"]);
+    let exact = DnsFixture::build(
         "[[allow]]\nname = \"idn\"\nhosts = [\"b\u{fc}cher.example\"]\n",
-        plain,
+        plain_reply,
         |_| {},
     )
     .await;
     exact.ask("xn--bcher-kva.example", A).await;
     assert!(
-        flagged(&exact.staged("decision")).is_empty(),
+        flagged(&exact.records_at_stage("decision")).is_empty(),
         "what the policy itself names is no surprise"
     );
 }
 
 #[tokio::test]
 async fn case_12_the_longest_names_pass_and_longer_ones_do_not_parse() {
-    let world = World::new().await;
+    let world = DnsFixture::new().await;
     let label = "a".repeat(63);
     let longest = format!("{label}.{label}.{label}.{}.wild.example", "a".repeat(48));
-    assert_eq!(wire(&longest).len(), 255);
+    assert_eq!(wire_name(&longest).len(), 255);
     assert_eq!(world.ask(&longest, A).await.addresses().len(), 1);
-    let longer = packet(
+    let longer = build_packet(
         0x100,
-        &wire(
+        &wire_name(
             &format!("a{longest}").replacen('a', "", 1).replace(&"a".repeat(48), &"a".repeat(49)),
         ),
         A,
         1,
         None,
     );
-    assert_eq!(world.raw(&longer).await.unwrap()[3] & 0xf, 1);
+    assert_eq!(world.send_packet(&longer).await.unwrap()[3] & 0xf, 1);
     let mut wide = vec![64];
     wide.extend_from_slice(&[b'a'; 64]);
-    wide.extend_from_slice(&wire("wild.example"));
-    assert_eq!(world.raw(&packet(0x100, &wide, A, 1, None)).await.unwrap()[3] & 0xf, 1);
+    wide.extend_from_slice(&wire_name("wild.example"));
+    assert_eq!(
+        world.send_packet(&build_packet(0x100, &wide, A, 1, None)).await.unwrap()[3] & 0xf,
+        1
+    );
     assert_eq!(world.recorder.seen().len(), 1);
 }
 
 #[tokio::test]
 async fn case_13_pointers_in_a_question_are_malformed() {
-    let world = World::new().await;
+    let world = DnsFixture::new().await;
     for name in [&b"\xc0\x0c"[..], b"\x01a\xc0\x0c", b"\xc0\xff", b"\xff\xff"] {
         assert_eq!(
-            world.raw(&packet(0x100, name, A, 1, None)).await.unwrap()[3] & 0xf,
+            world.send_packet(&build_packet(0x100, name, A, 1, None)).await.unwrap()[3] & 0xf,
             1,
             "{name:?}"
         );
@@ -232,24 +245,28 @@ async fn case_13_pointers_in_a_question_are_malformed() {
 
 #[tokio::test]
 async fn case_14_the_root_is_refused() {
-    let world = World::new().await;
+    let world = DnsFixture::new().await;
     for kind in [2, A, 6, 48] {
-        world.refuses(".", kind, "bad_name").await;
+        world.assert_refused(".", kind, "bad_name").await;
     }
 }
 
 #[tokio::test]
 async fn case_15_single_labels_need_their_own_rule() {
-    let world =
-        World::with("[[allow]]\nname = \"db\"\nhosts = [\"postgres\"]\n", plain, |_| {}).await;
-    world.refuses("wpad", A, "not_listed").await;
+    let world = DnsFixture::build(
+        "[[allow]]\nname = \"db\"\nhosts = [\"postgres\"]\n",
+        plain_reply,
+        |_| {},
+    )
+    .await;
+    world.assert_refused("wpad", A, "not_listed").await;
     assert_eq!(world.ask("postgres", A).await.addresses().len(), 1);
     assert_eq!(world.recorder.names(), ["postgres."], "no search domain is added");
 }
 
 #[tokio::test]
-async fn case_16_each_name_of_a_search_list_is_judged_by_itself() {
-    let world = World::new().await;
+async fn p5_case_16_each_name_of_a_search_list_is_judged_by_itself() {
+    let world = DnsFixture::new().await;
     for suffix in [
         "default.svc.cluster.local",
         "svc.cluster.local",
@@ -266,7 +283,7 @@ async fn case_16_each_name_of_a_search_list_is_judged_by_itself() {
 
 #[tokio::test]
 async fn case_17_localhost_is_the_sandboxes_own() {
-    let world = World::new().await;
+    let world = DnsFixture::new().await;
     for (name, kind, found) in
         [("localhost", A, "127.0.0.1"), ("a.localhost", A, "127.0.0.1"), ("LOCALHOST", AAAA, "::1")]
     {
@@ -284,24 +301,25 @@ async fn case_17_localhost_is_the_sandboxes_own() {
 #[tokio::test]
 async fn case_18_special_zones_need_a_rule_and_a_resolver_of_their_own() {
     let policy = "[[allow]]\nname = \"in\"\nhosts = [\"db.corp.internal\", \"svc.cluster.local\"]\nresolves_to = [\"10.0.0.0/8\"]\n";
-    let world = World::with(policy, plain, |_| {}).await;
+    let world = DnsFixture::build(policy, plain_reply, |_| {}).await;
     for name in ["x.onion", "x.invalid", "x.test", "x.local", "y.internal", "x.home.arpa", "x.alt"]
     {
-        world.refuses(name, A, "not_listed").await;
+        world.assert_refused(name, A, "not_listed").await;
     }
-    world.refuses("db.corp.internal", A, "special_name").await;
-    let own = World::with(
+    world.assert_refused("db.corp.internal", A, "special_name").await;
+    let own = DnsFixture::build(
         policy,
         |query, _| {
-            crate::recorder::Say::Answer(crate::recorder::with(
+            crate::recording_resolver::ScriptedReply::Answer(crate::recording_resolver::reply_with(
                 query,
-                vec![("", 60, crate::recorder::a("10.1.2.3"))],
+                vec![("", 60, crate::recording_resolver::a("10.1.2.3"))],
             ))
         },
         |settings| {
             let upstreams = settings.upstreams.clone();
             settings.upstreams = vec!["127.0.0.1:9".parse().unwrap()];
-            settings.zones = vec![Zone { name: DomainName::parse("internal").unwrap(), upstreams }];
+            settings.zones =
+                vec![ForwardZone { name: DomainName::parse("internal").unwrap(), upstreams }];
         },
     )
     .await;
@@ -309,7 +327,7 @@ async fn case_18_special_zones_need_a_rule_and_a_resolver_of_their_own() {
         own.ask("db.corp.internal", A).await.addresses(),
         ["10.1.2.3".parse::<std::net::IpAddr>().unwrap()]
     );
-    let said = World::with(policy, plain, |settings| {
+    let said = DnsFixture::build(policy, plain_reply, |settings| {
         let name = DomainName::parse("svc.cluster.local").unwrap();
         settings.hosts = vec![HostEntry {
             name,
@@ -327,7 +345,7 @@ async fn case_18_special_zones_need_a_rule_and_a_resolver_of_their_own() {
 
 #[tokio::test]
 async fn case_19_reverse_names_are_refused() {
-    let world = World::new().await;
+    let world = DnsFixture::new().await;
     for name in ["4.3.2.1.in-addr.arpa", "1.0.0.0.8.b.d.0.1.0.0.2.ip6.arpa"] {
         let told = world.ask(name, 12).await;
         assert_eq!(told.code(), ResponseCode::NXDomain, "{name}");
@@ -340,10 +358,11 @@ async fn case_19_the_operator_may_have_known_addresses_answered_here() {
     let policy = format!(
         "{ALLOW}\n[[allow]]\nname = \"db\"\nhosts = [\"db.corp.example\"]\ntcp = [5432]\nresolves_to = [\"10.1.0.0/16\"]\n"
     );
-    let world =
-        World::with(&policy, plain, |settings| settings.reverse = rules::operator::Reverse::Known)
-            .await;
-    let names = |told: Told| -> Vec<String> {
+    let world = DnsFixture::build(&policy, plain_reply, |settings| {
+        settings.reverse = rules::configuration::ReverseLookups::Known
+    })
+    .await;
+    let names = |told: ClientAnswer| -> Vec<String> {
         told.message.answers.iter().map(|record| record.data.to_string()).collect()
     };
     let reverse = "34.216.184.93.in-addr.arpa";
@@ -365,7 +384,7 @@ async fn case_19_the_operator_may_have_known_addresses_answered_here() {
         "another sandbox was told nothing"
     );
     assert!(names(world.ask("4.3.2.1.in-addr.arpa", 12).await).is_empty());
-    world.rules.store(std::sync::Arc::new(crate::world::rules(ALLOW, 2)));
+    world.rules.store(std::sync::Arc::new(crate::fixture::compile_rules(ALLOW, 2)));
     let before = world.ask(reverse, 12).await;
     assert!(names(before).is_empty(), "what was learned dies with the rules it was learned under");
     assert_eq!(world.recorder.seen().len(), asked, "no reverse name ever leaves");
@@ -374,28 +393,32 @@ async fn case_19_the_operator_may_have_known_addresses_answered_here() {
 #[tokio::test]
 async fn case_20_canaries_are_refused_even_under_a_wildcard() {
     let policy = "[[allow]]\nname = \"all\"\nhosts = [\"*\", \"mask.icloud.com\"]\ndangerously_wide = true\n";
-    let world = World::with(policy, plain, |_| {}).await;
+    let world = DnsFixture::build(policy, plain_reply, |_| {}).await;
     for name in ["use-application-dns.net", "mask.icloud.com", "mask-h2.icloud.com"] {
-        world.refuses(name, A, "resolver_discovery").await;
+        world.assert_refused(name, A, "resolver_discovery").await;
         assert_eq!(world.ask(name, A).await.code(), ResponseCode::NXDomain);
     }
 }
 
 #[tokio::test]
 async fn case_21_resolver_discovery_is_refused() {
-    let world = World::new().await;
-    world.refuses("_dns.resolver.arpa", 64, "resolver_discovery").await;
-    world.refuses("resolver.arpa", HTTPS, "resolver_discovery").await;
+    let world = DnsFixture::new().await;
+    world.assert_refused("_dns.resolver.arpa", 64, "resolver_discovery").await;
+    world.assert_refused("resolver.arpa", HTTPS, "resolver_discovery").await;
 }
 
 #[tokio::test]
 async fn case_22_public_resolvers_need_their_exact_name() {
     let wide = "[[allow]]\nname = \"all\"\nhosts = [\"*\"]\ndangerously_wide = true\n";
-    let world = World::with(wide, plain, |_| {}).await;
+    let world = DnsFixture::build(wide, plain_reply, |_| {}).await;
     for name in ["dns.google", "cloudflare-dns.com", "dns.quad9.net", "a.cloudflare-dns.com"] {
-        world.refuses(name, A, "encrypted_resolver").await;
+        world.assert_refused(name, A, "encrypted_resolver").await;
     }
-    let exact =
-        World::with("[[allow]]\nname = \"doh\"\nhosts = [\"dns.google\"]\n", plain, |_| {}).await;
+    let exact = DnsFixture::build(
+        "[[allow]]\nname = \"doh\"\nhosts = [\"dns.google\"]\n",
+        plain_reply,
+        |_| {},
+    )
+    .await;
     assert_eq!(exact.ask("dns.google", A).await.addresses().len(), 1);
 }

@@ -4,19 +4,22 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use dns_filter::message::Carrier;
-use dns_filter::{Arrived, Resolver};
-use rules::facts::{ConnectFacts, Ech, Facts, Protocol, Target};
-use rules::word::SandboxId;
+use dns_filter::message::DnsTransport;
+use dns_filter::{QueryArrival, Resolver};
+use rules::facts::{ConnectFacts, ConnectTarget, EchPresence, Facts, Protocol};
+use rules::ids::SandboxId;
 use rules::{Channel, Decision, DomainName, Host, Permit};
 
-use crate::recorder::{Say, plain};
-use crate::world::{A, ALLOW, Told, World, counted, from, packet, query};
+use crate::fixture::{
+    A, ALLOW, ClientAnswer, DnsFixture, arrival_from, build_packet, build_query, count_queries,
+};
+use crate::recording_resolver::{ScriptedReply, plain_reply};
 
-pub(crate) fn permit(world: &World, name: &str) -> Permit {
+pub(crate) fn permit(world: &DnsFixture, name: &str) -> Permit {
     let host = Host::Name(DomainName::parse(name).unwrap());
-    let protocol = Protocol::Tls { sni: Some(host.clone()), ech: Ech::Absent };
-    let facts = Facts::Connect(ConnectFacts { target: Target::Named(host), port: 443, protocol });
+    let protocol = Protocol::Tls { sni: Some(host.clone()), ech: EchPresence::Absent };
+    let facts =
+        Facts::Connect(ConnectFacts { target: ConnectTarget::Named(host), port: 443, protocol });
     let rules = world.rules.load_full();
     let sandbox = rules.sandboxes().get(&SandboxId::parse("s").unwrap()).unwrap();
     match rules.decide(sandbox, &facts) {
@@ -26,7 +29,7 @@ pub(crate) fn permit(world: &World, name: &str) -> Permit {
 }
 
 /// Waits until the resolver has got `count` queries.
-async fn sent(world: &World, count: usize) {
+async fn wait_for_queries(world: &DnsFixture, count: usize) {
     while world.recorder.seen().len() < count {
         tokio::time::sleep(Duration::from_millis(2)).await;
     }
@@ -35,36 +38,40 @@ async fn sent(world: &World, count: usize) {
 #[tokio::test(flavor = "multi_thread")]
 async fn who_joins_a_query_in_flight_is_recorded_or_counted() {
     for (fold, own) in [(0, 49), (60, 2)] {
-        let tune = |settings: &mut rules::operator::DnsSettings| {
+        let tune = |settings: &mut rules::configuration::DnsSettings| {
             (settings.grid_milliseconds, settings.fold_seconds) = (200, fold);
         };
-        let world = Arc::new(World::with(ALLOW, plain, tune).await);
-        let ask = |world: Arc<World>| async move { world.ask("github.com", A).await };
+        let world = Arc::new(DnsFixture::build(ALLOW, plain_reply, tune).await);
+        let ask = |world: Arc<DnsFixture>| async move { world.ask("github.com", A).await };
         let all: Vec<_> = (0..50).map(|_| tokio::spawn(ask(world.clone()))).collect();
         for one in all {
             assert_eq!(one.await.unwrap().addresses().len(), 1);
         }
         assert_eq!(world.recorder.seen().len(), 1);
-        let answered = world.staged("answered");
-        assert_eq!(counted(&answered), 49, "with {fold} s of folding");
+        let answered = world.records_at_stage("answered");
+        assert_eq!(count_queries(&answered), 49, "with {fold} s of folding");
         assert_eq!(answered.len(), own, "with {fold} s of folding");
-        assert_eq!(world.staged("decision").len(), 1);
+        assert_eq!(world.records_at_stage("decision").len(), 1);
     }
 }
 
 #[tokio::test(flavor = "multi_thread")]
 async fn who_joins_a_query_that_fails_is_recorded_too() {
     let world = Arc::new(
-        World::with(ALLOW, |_, _| Say::Raw(vec![]), |settings| settings.grid_milliseconds = 200)
-            .await,
+        DnsFixture::build(
+            ALLOW,
+            |_, _| ScriptedReply::Raw(vec![]),
+            |settings| settings.grid_milliseconds = 200,
+        )
+        .await,
     );
-    let ask = |world: Arc<World>| async move { world.ask("github.com", A).await };
+    let ask = |world: Arc<DnsFixture>| async move { world.ask("github.com", A).await };
     let all: Vec<_> = (0..5).map(|_| tokio::spawn(ask(world.clone()))).collect();
     for one in all {
         assert_eq!(one.await.unwrap().ede.as_deref(), Some("resolver_unreachable"));
     }
-    let denied = world.staged("denied");
-    assert_eq!(counted(&denied), 4);
+    let denied = world.records_at_stage("denied");
+    assert_eq!(count_queries(&denied), 4);
     assert!(denied.iter().all(|record| record["status_detail"] == "resolver_unreachable"));
 }
 
@@ -72,10 +79,10 @@ async fn who_joins_a_query_that_fails_is_recorded_too() {
 async fn a_cancelled_look_up_gives_back_its_place_and_whoever_joined_asks_anew() {
     let silent = std::sync::atomic::AtomicBool::new(true);
     let world = Arc::new(
-        World::scripted(move |query, over| {
+        DnsFixture::with_script(move |query, over| {
             match silent.swap(false, std::sync::atomic::Ordering::SeqCst) {
-                true => Say::Silence,
-                false => plain(query, over),
+                true => ScriptedReply::Silence,
+                false => plain_reply(query, over),
             }
         })
         .await,
@@ -83,7 +90,7 @@ async fn a_cancelled_look_up_gives_back_its_place_and_whoever_joined_asks_anew()
     let resolver = Resolver::new(world.filter.clone());
     let permit = permit(&world, "github.com");
     let leading = tokio::spawn(async move { resolver.resolve(&permit).await });
-    sent(&world, 2).await; // both types; one of them is never answered
+    wait_for_queries(&world, 2).await; // both types; one of them is never answered
     let joined = tokio::spawn({
         let world = world.clone();
         async move { (world.ask("github.com", A).await, world.ask("github.com", 28).await) }
@@ -95,7 +102,7 @@ async fn a_cancelled_look_up_gives_back_its_place_and_whoever_joined_asks_anew()
     assert_eq!(v4.addresses().len() + v6.addresses().len(), 2, "nobody is left behind");
     assert_eq!(world.filter.in_flight(), 0, "no place is lost");
     let abandoned = world
-        .staged("outcome")
+        .records_at_stage("outcome")
         .iter()
         .filter(|record| record.to_string().contains("abandoned"))
         .count();
@@ -103,8 +110,8 @@ async fn a_cancelled_look_up_gives_back_its_place_and_whoever_joined_asks_anew()
 }
 
 #[tokio::test]
-async fn cancelled_look_ups_do_not_add_up() {
-    let world = World::scripted(|_, _| Say::Silence).await;
+async fn p17_cancelled_look_ups_do_not_add_up() {
+    let world = DnsFixture::with_script(|_, _| ScriptedReply::Silence).await;
     let resolver = Resolver::new(world.filter.clone());
     let permit = permit(&world, "github.com");
     for _ in 0..20 {
@@ -116,14 +123,14 @@ async fn cancelled_look_ups_do_not_add_up() {
 
 #[tokio::test]
 async fn what_a_flood_left_uncounted_is_told_under_its_own_reason() {
-    let world = World::with(ALLOW, plain, |settings| settings.fold_seconds = 10).await;
+    let world = DnsFixture::build(ALLOW, plain_reply, |settings| settings.fold_seconds = 10).await;
     for at in 0..1500 {
         world.ask(&format!("n{at}.evil.example"), A).await;
         world.ask("github.com", 16).await;
         world.ask("localhost", A).await;
-        world.raw(&packet(0x100, b"\x03a+b\x00", A, 1, None)).await;
+        world.send_packet(&build_packet(0x100, b"\x03a+b\x00", A, 1, None)).await;
     }
-    world.settled().await;
+    world.wait_for_findings().await;
     let records = world.records();
     let dns: Vec<_> = records.into_iter().filter(|record| record["class_uid"] == 4003).collect();
     assert!(dns.len() < 3000, "{}", dns.len());
@@ -135,7 +142,7 @@ async fn what_a_flood_left_uncounted_is_told_under_its_own_reason() {
     ] {
         let alike: Vec<_> =
             dns.iter().filter(|record| record["status_detail"] == reason).cloned().collect();
-        assert_eq!(counted(&alike), 1500, "{reason}");
+        assert_eq!(count_queries(&alike), 1500, "{reason}");
         let named = |record: &serde_json::Value| {
             record["query"]["hostname"].as_str().is_some_and(|name| name.ends_with(names))
         };
@@ -145,29 +152,31 @@ async fn what_a_flood_left_uncounted_is_told_under_its_own_reason() {
 
 #[tokio::test]
 async fn malformed_packets_are_all_counted_each_for_its_sandbox() {
-    let world = World::new().await;
+    let world = DnsFixture::new().await;
     for sandbox in ["s", "t"] {
         for _ in 0..300 {
-            world.filter.answer(&[1, 2, 3], &from(sandbox, Carrier::Udp)).await;
+            world.filter.answer(&[1, 2, 3], &arrival_from(sandbox, DnsTransport::Udp)).await;
         }
     }
-    let denied = world.staged("denied");
+    let denied = world.records_at_stage("denied");
     for sandbox in ["s", "t"] {
         let own: Vec<_> =
             denied.iter().filter(|record| record["actor"]["app_uid"] == sandbox).cloned().collect();
-        assert_eq!(counted(&own), 300, "{sandbox}");
+        assert_eq!(count_queries(&own), 300, "{sandbox}");
     }
 }
 
 #[tokio::test]
-async fn an_interface_without_a_name_is_refused_and_recorded() {
-    let world = World::new().await;
+async fn p2_an_interface_without_a_name_is_refused_and_recorded() {
+    let world = DnsFixture::new().await;
     let channel = Channel::Interface("unnamed/77".into());
-    let arrived = Arrived { channel, ..from("s", Carrier::Udp) };
-    let told = Told::read(world.filter.answer(&query("github.com", A), &arrived).await.unwrap());
+    let arrived = QueryArrival { channel, ..arrival_from("s", DnsTransport::Udp) };
+    let told = ClientAnswer::parse(
+        world.filter.answer(&build_query("github.com", A), &arrived).await.unwrap(),
+    );
     assert_eq!(told.ede.as_deref(), Some("unknown_channel"));
     assert_eq!(world.recorder.seen().len(), 0);
-    let denied = world.staged("denied");
+    let denied = world.records_at_stage("denied");
     assert_eq!(denied.len(), 1);
     assert!(denied[0].to_string().contains("unnamed/77"), "{}", denied[0]);
 }

@@ -9,20 +9,21 @@ use std::process::{Command, Stdio};
 use integration::sandbar;
 use serde_json::Value;
 
-use super::program::{needed, text};
+use super::program::{output_text, require_program};
 
 /// Runs `sandbar` in `dir`; gives the exit status and what it printed.
-fn run(dir: &Path, args: &[&str]) -> (i32, String) {
+fn run_in(dir: &Path, args: &[&str]) -> (i32, String) {
     let output = sandbar().current_dir(dir).args(args).output().unwrap();
-    (output.status.code().unwrap(), text(&output))
+    (output.status.code().unwrap(), output_text(&output))
 }
 
-fn json(dir: &Path, args: &[&str]) -> Value {
+fn run_json(dir: &Path, args: &[&str]) -> Value {
     let output = sandbar().current_dir(dir).args(args).arg("--json").output().unwrap();
-    serde_json::from_slice(&output.stdout).unwrap_or_else(|_| panic!("{args:?}: {}", text(&output)))
+    serde_json::from_slice(&output.stdout)
+        .unwrap_or_else(|_| panic!("{args:?}: {}", output_text(&output)))
 }
 
-const ISSUE: [&str; 12] = [
+const ISSUE_ARGS: [&str; 12] = [
     "identity",
     "issue",
     "--dir",
@@ -38,29 +39,32 @@ const ISSUE: [&str; 12] = [
 ];
 
 /// What `identity init` takes when it is not told another.
-const DOMAIN: &str = "sandbar.internal";
+const DEFAULT_DOMAIN: &str = "sandbar.internal";
 
 #[test]
 fn the_authority_from_first_to_last() {
     let dir = tempfile::tempdir().unwrap();
     let at = dir.path();
     assert_eq!(
-        run(at, &["ca", "init", "--dir", "ca", "--permit", "github.com", "--permit", "10.0.0.0/8"])
-            .0,
+        run_in(
+            at,
+            &["ca", "init", "--dir", "ca", "--permit", "github.com", "--permit", "10.0.0.0/8"]
+        )
+        .0,
         0
     );
     assert_eq!(fs::metadata(at.join("ca/ca.key")).unwrap().permissions().mode() & 0o777, 0o600);
-    let shown = json(at, &["ca", "show", "--dir", "ca"]);
+    let shown = run_json(at, &["ca", "show", "--dir", "ca"]);
     assert_eq!(shown["permitted"], serde_json::json!(["github.com", "10.0.0.0/8"]));
-    let (status, exported) = run(at, &["ca", "export", "--dir", "ca"]);
+    let (status, exported) = run_in(at, &["ca", "export", "--dir", "ca"]);
     assert!(status == 0 && exported.starts_with("-----BEGIN CERTIFICATE-----"), "{exported}");
     assert_eq!(
-        run(at, &["ca", "export", "--dir", "ca", "--format", "der", "--out", "ca.der"]).0,
+        run_in(at, &["ca", "export", "--dir", "ca", "--format", "der", "--out", "ca.der"]).0,
         0
     );
-    let (status, said) = run(at, &["ca", "env", "--dir", "ca"]);
+    let (status, said) = run_in(at, &["ca", "env", "--dir", "ca"]);
     assert!(status == 2 && said.contains("sandbar ca bundle --dir ca"), "{said}");
-    assert_eq!(run(at, &["ca", "bundle", "--dir", "ca"]).0, 0);
+    assert_eq!(run_in(at, &["ca", "bundle", "--dir", "ca"]).0, 0);
     for file in ["sandbar-ca.pem", "bundle.pem", "truststore.p12", "wgetrc", "php/sandbar.ini"] {
         let mode = fs::metadata(at.join("ca-trust").join(file)).unwrap().permissions().mode();
         assert_eq!(mode & 0o777, 0o644, "{file}");
@@ -79,26 +83,26 @@ fn the_authority_from_first_to_last() {
 fn nobodys_file_is_written_over_by_accident() {
     let dir = tempfile::tempdir().unwrap();
     let at = dir.path();
-    run(at, &["ca", "init", "--dir", "ca"]);
+    run_in(at, &["ca", "init", "--dir", "ca"]);
     fs::write(at.join("mine.pem"), "mine").unwrap();
     fs::create_dir(at.join("certs")).unwrap();
     fs::write(at.join("certs/bundle.pem"), "mine").unwrap();
     let export = ["ca", "export", "--dir", "ca", "--out", "mine.pem"];
     let bundle = ["ca", "bundle", "--dir", "ca", "--out", "certs"];
     for (args, file) in [(export, "mine.pem"), (bundle, "certs/bundle.pem")] {
-        let (status, said) = run(at, &args);
+        let (status, said) = run_in(at, &args);
         assert!(status == 2 && said.contains("--force"), "{args:?}: {said}");
         assert_eq!(fs::read_to_string(at.join(file)).unwrap(), "mine", "{args:?}");
-        assert_eq!(run(at, &[&args[..], &["--force"]].concat()).0, 0, "{args:?}");
+        assert_eq!(run_in(at, &[&args[..], &["--force"]].concat()).0, 0, "{args:?}");
         assert_ne!(fs::read_to_string(at.join(file)).unwrap(), "mine", "{args:?}");
     }
-    assert_eq!(run(at, &bundle).0, 0, "its own files it replaces");
+    assert_eq!(run_in(at, &bundle).0, 0, "its own files it replaces");
     fs::write(at.join("certs/wgetrc"), "mine").unwrap();
-    assert_eq!(run(at, &bundle).0, 2, "but not one that somebody changed since");
-    let said = json(at, &["ca", "export", "--dir", "ca"]);
+    assert_eq!(run_in(at, &bundle).0, 2, "but not one that somebody changed since");
+    let said = run_json(at, &["ca", "export", "--dir", "ca"]);
     assert!(said["pem"].as_str().unwrap().starts_with("-----BEGIN"), "{said}");
     assert_eq!(said["sha256"].as_str().unwrap().len(), 64);
-    let (status, said) = run(at, &["ca", "env", "--dir", "none", "--at", "/etc/sandbar"]);
+    let (status, said) = run_in(at, &["ca", "env", "--dir", "none", "--at", "/etc/sandbar"]);
     assert!(status == 2 && said.contains("ca init --dir none"), "{said}");
 }
 
@@ -106,11 +110,11 @@ fn nobodys_file_is_written_over_by_accident() {
 fn every_form_of_the_variables_says_the_same() {
     let dir = tempfile::tempdir().unwrap();
     let at = dir.path();
-    run(at, &["ca", "init", "--dir", "ca"]);
+    run_in(at, &["ca", "init", "--dir", "ca"]);
     let env = |format| {
-        run(at, &["ca", "env", "--dir", "ca", "--at", "/etc/sandbar", "--format", format]).1
+        run_in(at, &["ca", "env", "--dir", "ca", "--at", "/etc/sandbar", "--format", format]).1
     };
-    let expected = json(at, &["ca", "env", "--dir", "ca", "--at", "/etc/sandbar"]);
+    let expected = run_json(at, &["ca", "env", "--dir", "ca", "--at", "/etc/sandbar"]);
     let expected = expected.as_object().unwrap();
     assert_eq!(expected["SSL_CERT_FILE"], "/etc/sandbar/bundle.pem");
     assert_eq!(expected["NODE_EXTRA_CA_CERTS"], "/etc/sandbar/sandbar-ca.pem");
@@ -121,13 +125,13 @@ fn every_form_of_the_variables_says_the_same() {
         assert!(env("docker").contains(&format!("{name}={value}\n")), "{name}");
         assert!(env("k8s").contains(&format!("- name: {name}\n  value: \"{value}\"\n")), "{name}");
     }
-    let (status, said) = run(at, &["ca", "env", "--dir", "ca", "--at", "/with space"]);
+    let (status, said) = run_in(at, &["ca", "env", "--dir", "ca", "--at", "/with space"]);
     assert!(status == 2 && said.contains("/with space"), "{said}");
 }
 
 #[test]
 fn an_operators_own_authority_made_by_openssl() {
-    needed("openssl", "openssl");
+    require_program("openssl", "openssl");
     let dir = tempfile::tempdir().unwrap();
     let at = dir.path();
     for (kind, options) in [
@@ -158,9 +162,9 @@ fn an_operators_own_authority_made_by_openssl() {
         }
         openssl.args(["-addext", "keyUsage=critical,keyCertSign"]);
         let output = openssl.args(options).output().unwrap();
-        assert!(output.status.success(), "{}", text(&output));
+        assert!(output.status.success(), "{}", output_text(&output));
         let (status, said) =
-            run(at, &["ca", "init", "--dir", kind, "--key", "key.pem", "--chain", "cert.pem"]);
+            run_in(at, &["ca", "init", "--dir", kind, "--key", "key.pem", "--chain", "cert.pem"]);
         assert!(status == 0 && said.contains("Acme Root"), "{kind}: {said}");
         let everything =
             if kind == "excluding" { "everything but .corp.example" } else { "everything\n" };
@@ -172,7 +176,7 @@ fn an_operators_own_authority_made_by_openssl() {
 fn mistakes_with_the_authority() {
     let dir = tempfile::tempdir().unwrap();
     let at = dir.path();
-    run(at, &["ca", "init", "--dir", "ca"]);
+    run_in(at, &["ca", "init", "--dir", "ca"]);
     fs::write(at.join("junk.pem"), "junk").unwrap();
     fs::set_permissions(at.join("junk.pem"), fs::Permissions::from_mode(0o600)).unwrap();
     for (args, status, said) in [
@@ -191,7 +195,7 @@ fn mistakes_with_the_authority() {
         (&["ca", "show"], 64, "--dir"),
         (&["ca"], 64, "init"),
     ] {
-        let found = run(at, args);
+        let found = run_in(at, args);
         assert!(found.0 == status && found.1.contains(said), "{args:?}: {found:?}");
         assert!(!at.join("x/ca.key").exists(), "{args:?}");
     }
@@ -202,7 +206,7 @@ fn identity_from_first_to_last() {
     let dir = tempfile::tempdir().unwrap();
     let at = dir.path();
     assert_eq!(
-        run(
+        run_in(
             at,
             &[
                 "identity",
@@ -221,19 +225,20 @@ fn identity_from_first_to_last() {
         0
     );
     let (status, said) =
-        run(at, &ISSUE.map(|arg| if arg == "staging" { "production" } else { arg }));
+        run_in(at, &ISSUE_ARGS.map(|arg| if arg == "staging" { "production" } else { arg }));
     assert!(status == 2 && said.contains("production"), "{said}");
-    let (status, token) = run(at, &ISSUE);
+    let (status, token) = run_in(at, &ISSUE_ARGS);
     let token = token.trim();
     assert!(status == 0 && token.split('.').count() == 3, "{token}");
-    let verify =
-        |more: &[&str]| run(at, &[&["identity", "verify", "--audience", "memory"], more].concat());
+    let verify = |more: &[&str]| {
+        run_in(at, &[&["identity", "verify", "--audience", "memory"], more].concat())
+    };
     assert_eq!(verify(&["--dir", "id", token]).0, 0);
     let by_jwks = |domain| verify(&["--jwks", "id/jwks.json", "--trust-domain", domain, token]);
     assert_eq!(by_jwks("staging.acme.example").0, 0);
     let (status, said) = by_jwks("prod.acme.example");
     assert!(status == 1 && said.contains("identity_trust_domain"), "{said}");
-    let seen = json(at, &["identity", "verify", "--dir", "id", "--audience", "memory", token]);
+    let seen = run_json(at, &["identity", "verify", "--dir", "id", "--audience", "memory", token]);
     assert_eq!(
         (&seen["sandbox"], &seen["tenant"], &seen["environment"]),
         (&"build-7".into(), &"acme".into(), &"staging".into())
@@ -243,16 +248,16 @@ fn identity_from_first_to_last() {
         "spiffe://staging.acme.example/tenant/acme/env/staging/sandbox/build-7"
     );
 
-    let (_, set) = run(at, &["identity", "jwks", "--dir", "id"]);
+    let (_, set) = run_in(at, &["identity", "jwks", "--dir", "id"]);
     let set: Value = serde_json::from_str(&set).unwrap();
     assert_eq!(set["keys"].as_array().unwrap().len(), 1);
     assert!(set["keys"][0].get("d").is_none(), "public halves only");
-    assert_eq!(run(at, &["identity", "rotate", "--dir", "id"]).0, 0);
+    assert_eq!(run_in(at, &["identity", "rotate", "--dir", "id"]).0, 0);
     assert_eq!(verify(&["--dir", "id", token]).0, 0, "after rotation too");
-    let said = json(at, &["identity", "inspect", token]);
+    let said = run_json(at, &["identity", "inspect", token]);
     assert_eq!(said["claims"]["aud"], "memory");
     assert!(said["verified"].is_null());
-    let (_, said) = run(at, &["identity", "inspect", token]);
+    let (_, said) = run_in(at, &["identity", "inspect", token]);
     assert!(said.contains("not verified") && !said.contains(token.rsplit('.').next().unwrap()));
 }
 
@@ -260,9 +265,9 @@ fn identity_from_first_to_last() {
 fn refusals_have_a_reason_and_a_status() {
     let dir = tempfile::tempdir().unwrap();
     let at = dir.path();
-    run(at, &["identity", "init", "--dir", "id"]);
-    run(at, &["identity", "init", "--dir", "other"]);
-    let token = run(at, &ISSUE).1.trim().to_owned();
+    run_in(at, &["identity", "init", "--dir", "id"]);
+    run_in(at, &["identity", "init", "--dir", "other"]);
+    let token = run_in(at, &ISSUE_ARGS).1.trim().to_owned();
     fs::write(
         at.join("revoked.json"),
         r#"{"tenants":[{"tenant":"acme","issued_before":99999999999}]}"#,
@@ -278,7 +283,7 @@ fn refusals_have_a_reason_and_a_status() {
                 "--jwks",
                 "other/jwks.json",
                 "--trust-domain",
-                DOMAIN,
+                DEFAULT_DOMAIN,
                 "--audience",
                 "memory",
                 &token,
@@ -291,7 +296,7 @@ fn refusals_have_a_reason_and_a_status() {
                 "--jwks",
                 "id/jwks.json",
                 "--trust-domain",
-                DOMAIN,
+                DEFAULT_DOMAIN,
                 "--issuer",
                 "x",
                 "--audience",
@@ -303,7 +308,15 @@ fn refusals_have_a_reason_and_a_status() {
         ),
         (&["--dir", "id", "--audience", "memory", "a.b.c"], 1, "identity_malformed"),
         (
-            &["--jwks", "id/jwks.json", "--trust-domain", DOMAIN, "--audience", "memory", "a.b.c"],
+            &[
+                "--jwks",
+                "id/jwks.json",
+                "--trust-domain",
+                DEFAULT_DOMAIN,
+                "--audience",
+                "memory",
+                "a.b.c",
+            ],
             1,
             "identity_malformed",
         ),
@@ -319,7 +332,15 @@ fn refusals_have_a_reason_and_a_status() {
             "junk.json",
         ),
         (
-            &["--jwks", "junk.json", "--trust-domain", DOMAIN, "--audience", "memory", &token],
+            &[
+                "--jwks",
+                "junk.json",
+                "--trust-domain",
+                DEFAULT_DOMAIN,
+                "--audience",
+                "memory",
+                &token,
+            ],
             2,
             "junk.json",
         ),
@@ -328,7 +349,7 @@ fn refusals_have_a_reason_and_a_status() {
                 "--jwks",
                 "id/jwks.json",
                 "--trust-domain",
-                DOMAIN,
+                DEFAULT_DOMAIN,
                 "--algorithm",
                 "RS256",
                 "--audience",
@@ -341,15 +362,19 @@ fn refusals_have_a_reason_and_a_status() {
         (&["--dir", "none", "--audience", "memory", &token], 2, "sandbar identity init --dir none"),
         (&["--audience", "memory", &token], 64, "--jwks"),
         (&["--jwks", "id/jwks.json", "--audience", "memory", &token], 64, "--trust-domain"),
-        (&["--dir", "id", "--trust-domain", DOMAIN, "--audience", "memory", &token], 64, "--dir"),
+        (
+            &["--dir", "id", "--trust-domain", DEFAULT_DOMAIN, "--audience", "memory", &token],
+            64,
+            "--dir",
+        ),
         (&["--dir", "id", "--algorithm", "RS256", "--audience", "memory", &token], 64, "--dir"),
         (&["--dir", "id", "--subject", "/{sandbox}", "--audience", "memory", &token], 64, "--dir"),
         (&["--dir", "id", &token], 64, "--audience"),
     ] {
-        let found = run(at, &[&["identity", "verify"], args].concat());
+        let found = run_in(at, &[&["identity", "verify"], args].concat());
         assert!(found.0 == status && found.1.contains(said), "{args:?}: {found:?}");
     }
-    let json = json(at, &["identity", "verify", "--dir", "id", "--audience", "other", &token]);
+    let json = run_json(at, &["identity", "verify", "--dir", "id", "--audience", "other", &token]);
     assert_eq!((&json["verified"], &json["reason"]), (&false.into(), &"identity_audience".into()));
     for (more, status) in [
         (&["--for", "10m"][..], 0),
@@ -358,7 +383,7 @@ fn refusals_have_a_reason_and_a_status() {
         (&["--for", "0s"], 2),
         (&["--for", "x"], 64),
     ] {
-        assert_eq!(run(at, &[&ISSUE, more].concat()).0, status, "{more:?}");
+        assert_eq!(run_in(at, &[&ISSUE_ARGS, more].concat()).0, status, "{more:?}");
     }
 }
 
@@ -366,8 +391,8 @@ fn refusals_have_a_reason_and_a_status() {
 fn a_token_may_come_by_standard_input_and_cannot_steer_a_terminal() {
     let dir = tempfile::tempdir().unwrap();
     let at = dir.path();
-    run(at, &["identity", "init", "--dir", "id"]);
-    let token = run(at, &ISSUE).1;
+    run_in(at, &["identity", "init", "--dir", "id"]);
+    let token = run_in(at, &ISSUE_ARGS).1;
     let args = ["identity", "verify", "--dir", "id", "--audience", "memory", "-"];
     for (input, status) in [(token.clone(), 0), (format!("{token} x"), 1), ("a".repeat(100_000), 1)]
     {
@@ -383,8 +408,10 @@ fn a_token_may_come_by_standard_input_and_cannot_steer_a_terminal() {
         assert_eq!(child.wait().unwrap().code(), Some(status));
     }
     // {"alg":"x"} . {"\u001b[2J": "\u009b31m"}
-    let (_, said) =
-        run(at, &["identity", "inspect", "eyJhbGciOiJ4In0.eyJcdTAwMWJbMkoiOiAiXHUwMDliMzFtIn0.AA"]);
+    let (_, said) = run_in(
+        at,
+        &["identity", "inspect", "eyJhbGciOiJ4In0.eyJcdTAwMWJbMkoiOiAiXHUwMDliMzFtIn0.AA"],
+    );
     assert!(
         said.contains("\\u{1b}") && !said.contains('\u{9b}') && !said.contains("\u{1b}[2J"),
         "{said:?}"

@@ -10,18 +10,18 @@ use certs::{HostName, LeafCache, UnixTime};
 use rustls::{ServerConfig, ServerConnection, Stream};
 
 /// No client of ours takes longer to say something.
-const PATIENCE: Duration = Duration::from_secs(20);
+const READ_TIMEOUT: Duration = Duration::from_secs(20);
 
 /// What every request is answered with.
 pub(crate) const GREETING: &str = "hello from behind sandbar";
 
 /// Serves one name until the test ends.
-pub(crate) struct Server {
+pub(crate) struct LeafServer {
     pub(crate) address: SocketAddr,
     requests: Arc<AtomicUsize>,
 }
 
-impl Server {
+impl LeafServer {
     /// Serves `host` with a leaf of its own: an address at that address, a name on loopback.
     pub(crate) fn start(leaves: &LeafCache, host: &str) -> Self {
         let host = HostName::parse(host).unwrap();
@@ -36,21 +36,25 @@ impl Server {
         std::thread::spawn(move || {
             for stream in listener.incoming().flatten() {
                 let (config, requests) = (config.clone(), requests.clone());
-                std::thread::spawn(move || answer(stream, config, &requests));
+                std::thread::spawn(move || serve_connection(stream, config, &requests));
             }
         });
         server
     }
 
     /// How many requests have come through the handshake.
-    pub(crate) fn requests(&self) -> usize {
+    pub(crate) fn request_count(&self) -> usize {
         self.requests.load(Ordering::SeqCst)
     }
 }
 
 /// A client that refuses us ends the conversation, which is what some tests are about.
-fn answer(mut stream: TcpStream, config: Arc<ServerConfig>, requests: &AtomicUsize) -> Option<()> {
-    stream.set_read_timeout(Some(PATIENCE)).ok()?;
+fn serve_connection(
+    mut stream: TcpStream,
+    config: Arc<ServerConfig>,
+    requests: &AtomicUsize,
+) -> Option<()> {
+    stream.set_read_timeout(Some(READ_TIMEOUT)).ok()?;
     let mut connection = ServerConnection::new(config).ok()?;
     let mut tls = Stream::new(&mut connection, &mut stream);
     let mut request = Vec::new();
@@ -62,13 +66,13 @@ fn answer(mut stream: TcpStream, config: Arc<ServerConfig>, requests: &AtomicUsi
         }
     }
     requests.fetch_add(1, Ordering::SeqCst);
-    tls.write_all(reply().as_bytes()).ok()?;
+    tls.write_all(greeting_response().as_bytes()).ok()?;
     connection.send_close_notify();
     connection.complete_io(&mut stream).ok()?;
     Some(())
 }
 
-fn reply() -> String {
+fn greeting_response() -> String {
     let length = GREETING.len();
     format!(
         "HTTP/1.1 200 OK\r\nContent-Type: text/plain\r\nContent-Length: {length}\r\nConnection: close\r\n\r\n{GREETING}"

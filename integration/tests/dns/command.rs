@@ -2,15 +2,15 @@
 
 use serde_json::Value;
 
-use super::Net;
+use super::DnsNetwork;
 use integration::sandbar;
 
 #[test]
 fn dns_asks_the_running_filter_and_explains() {
-    let mut net = Net::new();
-    net.resolver();
-    net.serve("127.0.0.1:5300");
-    let config = net.config().display().to_string();
+    let mut net = DnsNetwork::new();
+    net.start_resolver();
+    net.start_filter("127.0.0.1:5300");
+    let config = net.config_path().display().to_string();
     for (name, status, decision, reason, source) in [
         ("github.com", 0, "allow", None, "resolver"),
         ("github.com", 0, "allow", None, "cache"),
@@ -42,7 +42,7 @@ fn dns_asks_the_running_filter_and_explains() {
         text.contains("allowed github.com A for build-7") && text.contains("bits by this rule"),
         "{text}"
     );
-    net.records();
+    net.stop();
     let late = sandbar()
         .args(["dns", "github.com", "--sandbox", "build-7", "-c", &config])
         .output()

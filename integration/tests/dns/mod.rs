@@ -3,8 +3,8 @@
 
 mod adversaries;
 mod benign;
+mod capture;
 mod command;
-mod witness;
 
 use std::fs;
 use std::io::{BufRead, BufReader};
@@ -17,7 +17,7 @@ use std::time::{Duration, Instant};
 use serde_json::Value;
 use tempfile::TempDir;
 
-use integration::{root, sandbar};
+use integration::{repository_root, sandbar};
 
 /// How long anything may take on a busy machine before a test gives up.
 const DEADLINE: Duration = Duration::from_secs(120);
@@ -25,7 +25,7 @@ const DEADLINE: Duration = Duration::from_secs(120);
 const SERVER: &str = "93.184.216.34";
 
 /// A sandbox and its gateway, joined by one cable and by nothing else.
-struct Net {
+struct DnsNetwork {
     id: String,
     gateway: String,
     sandbox: String,
@@ -44,13 +44,13 @@ name = "wild"
 hosts = ["*.wild.example"]
 "#;
 
-impl Net {
+impl DnsNetwork {
     fn new() -> Self {
         static NEXT: AtomicU32 = AtomicU32::new(0);
         let id = format!("{}x{}", std::process::id(), NEXT.fetch_add(1, Ordering::Relaxed));
         let (gateway, sandbox) = (format!("sbg{id}"), format!("sbs{id}"));
         let dir = tempfile::tempdir().unwrap();
-        let net = Net { id, gateway, sandbox, dir, children: Vec::new(), filter: None };
+        let net = DnsNetwork { id, gateway, sandbox, dir, children: Vec::new(), filter: None };
         let (gateway, sandbox, id) = (&net.gateway, &net.sandbox, &net.id);
         for line in [
             format!("netns add {gateway}"),
@@ -72,7 +72,7 @@ impl Net {
     }
 
     /// A command inside a namespace, with nothing of the machine's own settings: no proxies, no mirrors.
-    fn inside(&self, namespace: &str, program: &str, args: &[&str]) -> Command {
+    fn command_in(&self, namespace: &str, program: &str, args: &[&str]) -> Command {
         let mut command = Command::new("ip");
         command.args(["netns", "exec", namespace, program]).args(args);
         command.env_clear().env("PATH", std::env::var_os("PATH").unwrap());
@@ -88,7 +88,7 @@ impl Net {
     }
 
     fn spawn(&self, namespace: &str, program: &str, args: &[&str], ready: &str) -> Child {
-        let mut command = self.inside(namespace, program, args);
+        let mut command = self.command_in(namespace, program, args);
         let mut child = command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
         let (sender, lines) = channel();
         let streams: [Box<dyn std::io::Read + Send>; 2] =
@@ -119,10 +119,10 @@ impl Net {
     }
 
     /// Runs a script of this directory in a namespace, to its end.
-    fn script(&self, namespace: &str, script: &str, args: &[&str]) -> String {
+    fn run_script(&self, namespace: &str, script: &str, args: &[&str]) -> String {
         let path = script_path(script);
         let args = [&[path.as_str()], args].concat();
-        let output = self.inside(namespace, "python3", &args).output().unwrap();
+        let output = self.command_in(namespace, "python3", &args).output().unwrap();
         let (said, complaint) =
             (integration::text(&output.stdout), integration::text(&output.stderr));
         assert!(output.status.success(), "{script}: {said}{complaint}");
@@ -130,12 +130,12 @@ impl Net {
     }
 
     /// Starts the filter on the sandbox's interface, asking `upstream` inside the gateway.
-    fn serve(&mut self, upstream: &str) {
-        self.serve_by(POLICY, upstream, &[]);
+    fn start_filter(&mut self, upstream: &str) {
+        self.start_filter_with(POLICY, upstream, &[]);
     }
 
     /// Starts the filter with a policy, and with variables in its environment.
-    fn serve_by(&mut self, policy: &str, upstream: &str, environment: &[&str]) {
+    fn start_filter_with(&mut self, policy: &str, upstream: &str, environment: &[&str]) {
         let operator = format!(
             "policies = \"policies\"\n[log]\ndir = \"log\"\n[dns]\nupstreams = [\"{upstream}\"]\npre_resolve = false\n\
              [[listener]]\nmode = \"dns\"\nbind = [\"0.0.0.0:53\"]\nidentify = \"interface\"\n\
@@ -144,15 +144,15 @@ impl Net {
         );
         fs::create_dir_all(self.dir.path().join("policies")).unwrap();
         fs::write(self.dir.path().join("policies/p.toml"), policy).unwrap();
-        fs::write(self.config(), operator).unwrap();
+        fs::write(self.config_path(), operator).unwrap();
         let program = sandbar().get_program().to_str().unwrap().to_owned();
-        let config = self.config().display().to_string();
+        let config = self.config_path().display().to_string();
         let args = [environment, &[program.as_str(), "serve", "-c", &config]].concat();
         self.filter = Some(self.spawn(&self.gateway, "env", &args, "listening: dns"));
     }
 
     /// Starts a resolver inside the gateway that has an answer to everything.
-    fn resolver(&mut self) {
+    fn start_resolver(&mut self) {
         let config = self.dir.path().join("unbound.conf");
         let text = "server:\n do-daemonize: no\n username: \"\"\n chroot: \"\"\n pidfile: \"\"\n use-syslog: no\n verbosity: 1\n interface: 127.0.0.1@5300\n access-control: 127.0.0.0/8 allow\n local-zone: \".\" redirect\n local-data: \". 60 IN A SERVER\"\n local-data: \". 60 IN AAAA 2606:2800::1\"\n";
         fs::write(&config, text.replace("SERVER", SERVER)).unwrap();
@@ -160,26 +160,26 @@ impl Net {
         self.start(&self.gateway.clone(), "unbound", &["-d", "-c", &path], "start of service");
     }
 
-    fn config(&self) -> PathBuf {
+    fn config_path(&self) -> PathBuf {
         self.dir.path().join("sandbar.toml")
     }
 
     /// Waits until the log says `word`.
-    fn until_log(&self, word: &str) {
+    fn wait_for_log(&self, word: &str) {
         let until = Instant::now() + DEADLINE;
-        while !self.log().contains(word) {
-            assert!(Instant::now() < until, "the log does not say {word}: {}", self.log());
+        while !self.log_text().contains(word) {
+            assert!(Instant::now() < until, "the log does not say {word}: {}", self.log_text());
             std::thread::sleep(Duration::from_millis(50));
         }
     }
 
-    fn log(&self) -> String {
-        let segments = audit::segments(&self.dir.path().join("log")).unwrap();
+    fn log_text(&self) -> String {
+        let segments = audit::list_segments(&self.dir.path().join("log")).unwrap();
         segments.iter().map(|(_, path)| fs::read_to_string(path).unwrap()).collect()
     }
 
     /// Stops the filter as systemd would, and reads what it wrote.
-    fn records(&mut self) -> Vec<Value> {
+    fn stop(&mut self) -> Vec<Value> {
         let filter = self.filter.as_mut().unwrap();
         let status = Command::new("kill").arg(filter.id().to_string()).status().unwrap();
         assert!(status.success());
@@ -187,11 +187,11 @@ impl Net {
         let verified =
             sandbar().args(["log", "verify"]).arg(self.dir.path().join("log")).output().unwrap();
         assert!(verified.status.success(), "{}", String::from_utf8_lossy(&verified.stdout));
-        self.log().lines().map(|line| serde_json::from_str(line).unwrap()).collect()
+        self.log_text().lines().map(|line| serde_json::from_str(line).unwrap()).collect()
     }
 }
 
-impl Drop for Net {
+impl Drop for DnsNetwork {
     fn drop(&mut self) {
         for child in self.children.iter_mut().chain(&mut self.filter) {
             drop(child.kill());
@@ -204,17 +204,17 @@ impl Drop for Net {
     }
 }
 
-fn stage<'a>(records: &'a [Value], stage: &'a str) -> impl Iterator<Item = &'a Value> {
+fn records_at_stage<'a>(records: &'a [Value], stage: &'a str) -> impl Iterator<Item = &'a Value> {
     records.iter().filter(move |record| {
         record["unmapped"]["sandbar"]["stage"] == stage && record["class_uid"] == 4003
     })
 }
 
-fn findings(records: &[Value]) -> Vec<String> {
+fn finding_codes(records: &[Value]) -> Vec<String> {
     let found = records.iter().filter(|record| record["class_uid"] == 2004);
     found.map(|record| record["status_detail"].as_str().unwrap().to_owned()).collect()
 }
 
 fn script_path(script: &str) -> String {
-    root().join("integration/tests/dns").join(script).display().to_string()
+    repository_root().join("integration/tests/dns").join(script).display().to_string()
 }

@@ -1,34 +1,35 @@
 //! Names agree (P6): CONNECT host, SNI, Host and `:authority` are one host, on every request of a connection.
 
-use crate::handshake::{Root, client, shake};
+use crate::handshake::{OriginCa, client_config, tls_handshake};
 use crate::http2;
-use crate::origin::Origin;
-use crate::world::{Plan, World};
+use crate::instance::{InstanceSetup, SandbarInstance};
+use crate::origin::ScriptedOrigin;
 
-struct Scene {
-    world: World,
-    plain: Origin,
-    tls: Origin,
+struct AgreementScene {
+    world: SandbarInstance,
+    plain: ScriptedOrigin,
+    tls: ScriptedOrigin,
 }
 
 /// Both names are permitted on both ports: only that they disagree can be what is refused.
-fn scene() -> Scene {
-    let root = Root::new();
-    let (plain, tls) = (Origin::plain(), Origin::tls(root.server("a.test")));
+fn start_scene() -> AgreementScene {
+    let root = OriginCa::new();
+    let (plain, tls) =
+        (ScriptedOrigin::start_plain(), ScriptedOrigin::start_tls(root.server_config("a.test")));
     let ports = [plain.port(), tls.port()];
     let hosts = ["a.test", "b.test"].map(|host| ports.map(|port| (host, port)));
-    let world = Plan::allowing(&hosts.concat()).roots(root.pem()).start();
-    Scene { world, plain, tls }
+    let world = InstanceSetup::with_hosts(&hosts.concat()).with_roots(root.pem()).start();
+    AgreementScene { world, plain, tls }
 }
 
-fn get(host: &str) -> String {
+fn request_for(host: &str) -> String {
     format!("GET /x HTTP/1.1\r\nHost: {host}\r\n\r\n")
 }
 
 #[test]
-fn each_request_of_a_kept_alive_connection_is_for_its_host() {
-    let Scene { world, plain, tls } = scene();
-    let config = client(&world, "http/1.1");
+fn p6_each_request_of_a_kept_alive_connection_is_for_its_host() {
+    let AgreementScene { world, plain, tls } = start_scene();
+    let config = client_config(&world, "http/1.1");
     for (origin, secure) in [(&plain, false), (&tls, true)] {
         let port = origin.port();
         let good = format!("a.test:{port}");
@@ -60,17 +61,21 @@ fn each_request_of_a_kept_alive_connection_is_for_its_host() {
             ("no name", vec![good.clone(), format!("a.test@b.test:{port}")], Some("bad_name")),
         ] {
             let before = origin.requests().len();
-            let mut wire = world.tunnel("a.test", port);
+            let mut wire = world.open_tunnel("a.test", port);
             if secure {
-                wire = shake(wire, &config, "a.test").unwrap();
+                wire = tls_handshake(wire, &config, "a.test").unwrap();
             }
             let (last, first) = hosts.split_last().unwrap();
             for host in first {
-                wire.send(get(host));
-                assert_eq!(wire.answer("GET").map(|answer| answer.status), Some(200), "{what}");
+                wire.send(request_for(host));
+                assert_eq!(
+                    wire.read_response("GET").map(|answer| answer.status),
+                    Some(200),
+                    "{what}"
+                );
             }
-            wire.send(get(last));
-            let answer = wire.answer("GET").unwrap_or_else(|| panic!("{what}: no answer"));
+            wire.send(request_for(last));
+            let answer = wire.read_response("GET").unwrap_or_else(|| panic!("{what}: no answer"));
             match code {
                 None => assert_eq!(answer.status, 200, "{what}: {}", answer.text()),
                 Some(code) => {
@@ -85,8 +90,8 @@ fn each_request_of_a_kept_alive_connection_is_for_its_host() {
 }
 
 #[test]
-fn absolute_form_and_host_are_one() {
-    let Scene { world, plain, .. } = scene();
+fn p6_absolute_form_and_host_are_one() {
+    let AgreementScene { world, plain, .. } = start_scene();
     let port = plain.port();
     for (what, target, host, code) in [
         ("alike", format!("http://a.test:{port}/x"), format!("a.test:{port}"), None),
@@ -175,7 +180,7 @@ fn absolute_form_and_host_are_one() {
         let before = plain.requests().len();
         let mut wire = world.connect();
         wire.send(format!("GET {target} HTTP/1.1\r\nHost: {host}\r\n\r\n"));
-        let answer = wire.answer("GET").unwrap_or_else(|| panic!("{what}: no answer"));
+        let answer = wire.read_response("GET").unwrap_or_else(|| panic!("{what}: no answer"));
         match code {
             None => {
                 assert_eq!(answer.status, 200, "{what}: {}", answer.text());
@@ -195,8 +200,8 @@ fn absolute_form_and_host_are_one() {
 
 /// A proxy's connection may go from host to host, each request decided by itself.
 #[test]
-fn a_forward_connection_is_decided_request_by_request() {
-    let Scene { world, plain, .. } = scene();
+fn p3_a_forward_connection_is_decided_request_by_request() {
+    let AgreementScene { world, plain, .. } = start_scene();
     let port = plain.port();
     let mut wire = world.connect();
     for (host, refused) in
@@ -204,7 +209,7 @@ fn a_forward_connection_is_decided_request_by_request() {
     {
         let before = plain.requests().len();
         wire.send(format!("GET http://{host}:{port}/x HTTP/1.1\r\nHost: {host}:{port}\r\n\r\n"));
-        let answer = wire.answer("GET").unwrap();
+        let answer = wire.read_response("GET").unwrap();
         match refused {
             None => assert_eq!(answer.status, 200, "{host}: {}", answer.text()),
             Some(code) => world.assert_refused(host, &answer, 403, code),
@@ -215,9 +220,9 @@ fn a_forward_connection_is_decided_request_by_request() {
 }
 
 #[test]
-fn sni_is_the_host_of_connect() {
-    let Scene { world, tls, .. } = scene();
-    let config = client(&world, "http/1.1");
+fn p6_sni_is_the_host_of_connect() {
+    let AgreementScene { world, tls, .. } = start_scene();
+    let config = client_config(&world, "http/1.1");
     for (connect, sni, passes) in [
         ("a.test", "a.test", true),
         ("A.TEST", "a.test", true),
@@ -225,22 +230,22 @@ fn sni_is_the_host_of_connect() {
         ("b.test", "a.test", false),
         ("a.test", "c.test", false),
     ] {
-        let before = tls.seen().len();
-        let since = world.count();
-        let shaken = shake(world.tunnel(connect, tls.port()), &config, sni);
+        let before = tls.connections().len();
+        let since = world.record_count();
+        let shaken = tls_handshake(world.open_tunnel(connect, tls.port()), &config, sni);
         assert_eq!(shaken.is_ok(), passes, "{connect} and {sni}");
         if !passes {
-            world.find(since, sni, |record| record["status_detail"] == "names_disagree");
-            assert_eq!(tls.seen().len(), before, "{connect} and {sni}");
+            world.wait_for_record(since, sni, |record| record["status_detail"] == "names_disagree");
+            assert_eq!(tls.connections().len(), before, "{connect} and {sni}");
         }
     }
 }
 
 /// Honest clients reuse an HTTP/2 connection for every name its certificate covers: 421 sends them away.
 #[test]
-fn an_http2_request_for_another_host_is_misdirected() {
-    let Scene { world, tls, .. } = scene();
-    let config = client(&world, "h2");
+fn p6_an_http2_request_for_another_host_is_misdirected() {
+    let AgreementScene { world, tls, .. } = start_scene();
+    let config = client_config(&world, "h2");
     let port = tls.port();
     for (what, authority, host, status) in [
         ("alike", format!("a.test:{port}"), None, 200),
@@ -252,22 +257,22 @@ fn an_http2_request_for_another_host_is_misdirected() {
         ("Host alike", format!("a.test:{port}"), Some(format!("a.test:{port}")), 200),
     ] {
         let before = tls.requests().len();
-        let wire = shake(world.tunnel("a.test", port), &config, "a.test").unwrap();
-        let mut connection = http2::Connection::new(wire);
-        let mut fields = http2::request("GET", "https", &authority, "/x");
+        let wire = tls_handshake(world.open_tunnel("a.test", port), &config, "a.test").unwrap();
+        let mut connection = http2::Http2Client::new(wire);
+        let mut fields = http2::request_fields("GET", "https", &authority, "/x");
         fields.extend(host.as_deref().map(|host| ("host".to_owned(), host.as_bytes().to_vec())));
-        connection.headers(1, &fields, true);
-        assert_eq!(connection.status(1), Some(status), "{what}");
+        connection.send_headers(1, &fields, true);
+        assert_eq!(connection.wait_for_status(1), Some(status), "{what}");
         assert_eq!(tls.requests().len(), before + usize::from(status == 200), "{what}");
         // The connection is still good for its own host.
-        connection.headers(
+        connection.send_headers(
             3,
-            &http2::request("GET", "https", &format!("a.test:{port}"), "/y"),
+            &http2::request_fields("GET", "https", &format!("a.test:{port}"), "/y"),
             true,
         );
-        assert_eq!(connection.status(3), Some(200), "{what}");
+        assert_eq!(connection.wait_for_status(3), Some(200), "{what}");
         if status == 421 {
-            world.find(0, what, |record| record["status_detail"] == "misdirected");
+            world.wait_for_record(0, what, |record| record["status_detail"] == "misdirected");
         }
     }
 }

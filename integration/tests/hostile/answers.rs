@@ -1,13 +1,13 @@
 //! Hostile origins: what they answer is well-formed by the time the sandbox sees it, or is a 502 that says so.
 
-use crate::origin::{Act, Origin};
-use crate::wire::Answer;
-use crate::world::{Plan, World, assert_unbranded};
+use crate::instance::{InstanceSetup, SandbarInstance, assert_unbranded};
+use crate::origin::{OriginReply, ScriptedOrigin};
+use crate::wire::RawResponse;
 
 const OK: &str = "HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nok";
 
 /// What the sandbox must see.
-enum Fate {
+enum AnswerOutcome {
     /// This status and body.
     Passes(u16, &'static str),
     /// 502 and `upstream_broke`.
@@ -16,12 +16,12 @@ enum Fate {
     Torn,
 }
 
-use Fate::{Broke, Passes, Torn};
+use AnswerOutcome::{Broke, Passes, Torn};
 
 #[test]
 fn a_malformed_answer_is_a_bad_gateway() {
-    let origin = Origin::plain();
-    let world = Plan::allowing(&[("a.test", origin.port())]).start();
+    let origin = ScriptedOrigin::start_plain();
+    let world = InstanceSetup::with_hosts(&[("a.test", origin.port())]).start();
     let mut wrong = Vec::new();
     for (what, said, fate) in [
         ("plain", OK.to_owned(), Passes(200, "ok")),
@@ -59,9 +59,9 @@ fn a_malformed_answer_is_a_bad_gateway() {
         ("length not reached", "HTTP/1.1 200 OK\r\nContent-Length: 20\r\n\r\nok".into(), Torn),
         ("chunks not ended", "HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n2\r\nok\r\n".into(), Torn),
     ] {
-        origin.act(Act::SayAndClose(said.into_bytes()));
+        origin.set_reply(OriginReply::SayAndClose(said.into_bytes()));
         let asked = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| {
-            one(&world, &origin, what, &fate);
+            assert_outcome(&world, &origin, what, &fate);
         }));
         if asked.is_err() {
             wrong.push(what);
@@ -70,12 +70,17 @@ fn a_malformed_answer_is_a_bad_gateway() {
     assert!(wrong.is_empty(), "{wrong:?}");
 }
 
-fn one(world: &World, origin: &Origin, what: &str, fate: &Fate) {
+fn assert_outcome(
+    world: &SandbarInstance,
+    origin: &ScriptedOrigin,
+    what: &str,
+    fate: &AnswerOutcome,
+) {
     let before = origin.requests().len();
-    let mut wire = world.tunnel("a.test", origin.port());
+    let mut wire = world.open_tunnel("a.test", origin.port());
     wire.send(format!("GET / HTTP/1.1\r\nHost: a.test:{}\r\n\r\n", origin.port()));
-    let answer = wire.answer("GET");
-    let told = |answer: &Answer| String::from_utf8_lossy(&answer.raw).into_owned();
+    let answer = wire.read_response("GET");
+    let told = |answer: &RawResponse| String::from_utf8_lossy(&answer.raw).into_owned();
     match (fate, answer) {
         (Passes(status, body), Some(answer)) => {
             assert_eq!((answer.status, &*answer.text()), (*status, *body), "{what}");
@@ -97,16 +102,16 @@ fn one(world: &World, origin: &Origin, what: &str, fate: &Fate) {
 /// What a slow origin has said is seen before it says the rest.
 #[test]
 fn nothing_is_held_back() {
-    let origin = Origin::plain();
-    let world = Plan::allowing(&[("a.test", origin.port())]).start();
+    let origin = ScriptedOrigin::start_plain();
+    let world = InstanceSetup::with_hosts(&[("a.test", origin.port())]).start();
     for (head, part) in [
         ("HTTP/1.1 200 OK\r\nContent-Length: 100\r\n\r\n", "first"),
         ("HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n", "5\r\nfirst\r\n"),
         ("HTTP/1.1 200 OK\r\n\r\n", "first"),
     ] {
-        origin.act(Act::SayAndHang(format!("{head}{part}").into_bytes()));
-        let mut wire = world.tunnel("a.test", origin.port());
+        origin.set_reply(OriginReply::SayAndHang(format!("{head}{part}").into_bytes()));
+        let mut wire = world.open_tunnel("a.test", origin.port());
         wire.send(format!("GET / HTTP/1.1\r\nHost: a.test:{}\r\n\r\n", origin.port()));
-        assert!(wire.until(b"first").is_some(), "{head}");
+        assert!(wire.read_until(b"first").is_some(), "{head}");
     }
 }

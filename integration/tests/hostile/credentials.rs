@@ -8,26 +8,28 @@ use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
 use tempfile::TempDir;
 
-use crate::handshake::{Root, client, shake};
-use crate::origin::{Act, Origin};
-use crate::wire::{Answer, Wire};
-use crate::world::{Plan, World};
+use crate::handshake::{OriginCa, client_config, tls_handshake};
+use crate::instance::{InstanceSetup, SandbarInstance};
+use crate::origin::{OriginReply, ScriptedOrigin};
+use crate::wire::{RawConnection, RawResponse};
 
 pub(crate) const SECRET: &str = "sk-live/0123456789+abcdef==";
 
 /// An origin with a credential for `POST /v1/**` and `GET /ws/**`, and one without.
-pub(crate) struct Scene {
-    pub(crate) world: World,
-    pub(crate) bound: Origin,
-    other: Origin,
+pub(crate) struct CredentialScene {
+    pub(crate) world: SandbarInstance,
+    pub(crate) bound: ScriptedOrigin,
+    other: ScriptedOrigin,
     secret: TempDir,
 }
 
-impl Scene {
+impl CredentialScene {
     pub(crate) fn new() -> Self {
-        let root = Root::new();
-        let (bound, other) =
-            (Origin::tls(root.server("a.test")), Origin::tls(root.server("b.test")));
+        let root = OriginCa::new();
+        let (bound, other) = (
+            ScriptedOrigin::start_tls(root.server_config("a.test")),
+            ScriptedOrigin::start_tls(root.server_config("b.test")),
+        );
         let secret = tempfile::tempdir().unwrap();
         fs::write(secret.path().join("key"), format!("{SECRET}\n")).unwrap();
         let policy = format!(
@@ -43,40 +45,51 @@ impl Scene {
         let file = secret.path().join("key").display().to_string();
         let tables = format!("[[credential]]\nname = \"key\"\nfile = \"{file}\"\n");
         let hosts = vec!["a.test", "b.test"];
-        let plan = Plan { policy, tables, hosts, ..Plan::default() };
-        let world = plan.roots(root.pem()).start();
-        Scene { world, bound, other, secret }
+        let plan = InstanceSetup { policy, tables, hosts, ..InstanceSetup::default() };
+        let world = plan.with_roots(root.pem()).start();
+        CredentialScene { world, bound, other, secret }
     }
 
-    fn ask(&self, host: &str, origin: &Origin, line: &str, fields: &str) -> Answer {
-        let mut wire = self.connect(host, origin);
+    fn send_request(
+        &self,
+        host: &str,
+        origin: &ScriptedOrigin,
+        line: &str,
+        fields: &str,
+    ) -> RawResponse {
+        let mut wire = self.connect_tls(host, origin);
         let port = origin.port();
         wire.send(format!("{line} HTTP/1.1\r\nHost: {host}:{port}\r\n{fields}\r\n"));
-        wire.answer("POST").unwrap()
+        wire.read_response("POST").unwrap()
     }
 
     /// A connection of the sandbox to an origin, in TLS.
-    fn connect(&self, host: &str, origin: &Origin) -> Wire {
-        let config = client(&self.world, "http/1.1");
-        shake(self.world.tunnel(host, origin.port()), &config, host).unwrap()
+    fn connect_tls(&self, host: &str, origin: &ScriptedOrigin) -> RawConnection {
+        let config = client_config(&self.world, "http/1.1");
+        tls_handshake(self.world.open_tunnel(host, origin.port()), &config, host).unwrap()
     }
 
     /// A connection to the origin that has a credential.
-    pub(crate) fn bound(&self) -> Wire {
-        self.connect("a.test", &self.bound)
+    pub(crate) fn connect_bound(&self) -> RawConnection {
+        self.connect_tls("a.test", &self.bound)
     }
 
-    pub(crate) fn post(&self, fields: &str) -> Answer {
-        self.ask("a.test", &self.bound, "POST /v1/chat", &format!("Content-Length: 0\r\n{fields}"))
+    pub(crate) fn send_post(&self, fields: &str) -> RawResponse {
+        self.send_request(
+            "a.test",
+            &self.bound,
+            "POST /v1/chat",
+            &format!("Content-Length: 0\r\n{fields}"),
+        )
     }
 
     /// The file that holds the credential.
-    pub(crate) fn file(&self) -> PathBuf {
+    pub(crate) fn credential_file(&self) -> PathBuf {
         self.secret.path().join("key")
     }
 
     /// What the origin got as `Authorization`, of its last request.
-    pub(crate) fn sent(origin: &Origin) -> Vec<String> {
+    pub(crate) fn received_authorization(origin: &ScriptedOrigin) -> Vec<String> {
         let requests = origin.requests();
         let last = requests.last().unwrap();
         let named =
@@ -84,7 +97,7 @@ impl Scene {
         named.map(|(_, value)| value.clone()).collect()
     }
 
-    pub(crate) fn log(&self) -> String {
+    pub(crate) fn log_text(&self) -> String {
         let segments =
             fs::read_dir(self.world.log_dir()).unwrap().map(|entry| entry.unwrap().path());
         let text = |path: &Path| fs::read_to_string(path).unwrap_or_default();
@@ -97,39 +110,44 @@ impl Scene {
 
 #[test]
 fn p11_it_goes_to_the_bound_host_method_and_path_and_nowhere_else() {
-    let scene = Scene::new();
-    assert_eq!(scene.post("").status, 200);
-    assert_eq!(Scene::sent(&scene.bound), [format!("Bearer {SECRET}")]);
+    let scene = CredentialScene::new();
+    assert_eq!(scene.send_post("").status, 200);
+    assert_eq!(CredentialScene::received_authorization(&scene.bound), [format!("Bearer {SECRET}")]);
     for fields in [
         "Authorization: Bearer mine\r\n",
         "authorization: Bearer one\r\nAUTHORIZATION: Basic dHdv\r\nAuthorization: Bearer three\r\n",
         "Connection: authorization\r\nAuthorization: Bearer mine\r\n",
         "Connection: close, Authorization\r\n",
     ] {
-        assert_eq!(scene.post(fields).status, 200, "{fields:?}");
-        assert_eq!(Scene::sent(&scene.bound), [format!("Bearer {SECRET}")], "{fields:?}");
+        assert_eq!(scene.send_post(fields).status, 200, "{fields:?}");
+        assert_eq!(
+            CredentialScene::received_authorization(&scene.bound),
+            [format!("Bearer {SECRET}")],
+            "{fields:?}"
+        );
     }
     let mine = "Authorization: Bearer mine\r\n";
-    assert_eq!(scene.ask("a.test", &scene.bound, "GET /v1/chat", mine).status, 200);
+    assert_eq!(scene.send_request("a.test", &scene.bound, "GET /v1/chat", mine).status, 200);
     let none: [String; 0] = [];
     assert_eq!(
-        Scene::sent(&scene.bound),
+        CredentialScene::received_authorization(&scene.bound),
         none,
         "another rule of that host has none, nor the sandbox's own"
     );
-    assert_eq!(scene.ask("b.test", &scene.other, "GET /v1/chat", mine).status, 200);
-    assert_eq!(Scene::sent(&scene.other), ["Bearer mine"]);
-    let answer = scene.ask("a.test", &scene.bound, "POST /v2/chat", "Content-Length: 0\r\n");
+    assert_eq!(scene.send_request("b.test", &scene.other, "GET /v1/chat", mine).status, 200);
+    assert_eq!(CredentialScene::received_authorization(&scene.other), ["Bearer mine"]);
+    let answer =
+        scene.send_request("a.test", &scene.bound, "POST /v2/chat", "Content-Length: 0\r\n");
     scene.world.assert_refused("another path", &answer, 403, "path_not_allowed");
-    assert!(!scene.log().contains(SECRET), "it is in no record");
-    assert!(scene.log().contains("\"key\""), "its name is");
+    assert!(!scene.log_text().contains(SECRET), "it is in no record");
+    assert!(scene.log_text().contains("\"key\""), "its name is");
 }
 
 #[test]
 fn p11_without_it_nothing_is_sent() {
-    let scene = Scene::new();
-    assert_eq!(scene.post("").status, 200);
-    let file = scene.file();
+    let scene = CredentialScene::new();
+    assert_eq!(scene.send_post("").status, 200);
+    let file = scene.credential_file();
     for (what, content) in
         [("gone", None), ("two lines", Some("a-secret-of\nmany lines")), ("short", Some("x"))]
     {
@@ -138,14 +156,17 @@ fn p11_without_it_nothing_is_sent() {
             Some(content) => fs::write(&file, content).unwrap(),
         }
         let before = scene.bound.requests().len();
-        let answer = scene.post("Authorization: Bearer mine\r\n");
+        let answer = scene.send_post("Authorization: Bearer mine\r\n");
         scene.world.assert_refused(what, &answer, 502, "credential_unavailable");
         assert!(answer.text().contains("credential `key`"), "{what}: {}", answer.text());
         assert_eq!(scene.bound.requests().len(), before, "{what}: a request left without it");
     }
     fs::write(&file, "another-secret-of-ours").unwrap();
-    assert_eq!(scene.post("").status, 200, "it is read again");
-    assert_eq!(Scene::sent(&scene.bound), ["Bearer another-secret-of-ours"]);
+    assert_eq!(scene.send_post("").status, 200, "it is read again");
+    assert_eq!(
+        CredentialScene::received_authorization(&scene.bound),
+        ["Bearer another-secret-of-ours"]
+    );
 }
 
 #[test]
@@ -153,14 +174,14 @@ fn p11_what_the_origin_sends_back_is_covered_and_found() {
     let percent = "sk-live%2F0123456789%2Babcdef%3D%3D";
     let based = STANDARD.encode(format!("Bearer {SECRET}"));
     for (what, echo) in [("plain", SECRET), ("percent", percent), ("base64", &based)] {
-        let scene = Scene::new();
+        let scene = CredentialScene::new();
         let body = format!("you sent {echo}, thanks");
         let answer = format!(
             "HTTP/1.1 200 OK\r\nX-Echo: {echo}\r\nX-Echo: second\r\nContent-Length: {}\r\n\r\n{body}",
             body.len()
         );
-        scene.bound.act(Act::Say(answer.into_bytes()));
-        let answer = scene.post("");
+        scene.bound.set_reply(OriginReply::Say(answer.into_bytes()));
+        let answer = scene.send_post("");
         let shown = format!("{:?} {}", answer.fields, answer.text());
         assert!(!shown.contains(SECRET) && !shown.contains(percent), "{what}: {shown}");
         assert!(!shown.contains(based.get(12..40).unwrap()), "{what}: {shown}");
@@ -168,17 +189,19 @@ fn p11_what_the_origin_sends_back_is_covered_and_found() {
             shown.contains("second") && shown.contains("thanks"),
             "{what}: the rest passes: {shown}"
         );
-        scene.world.find(0, what, |record| record.to_string().contains("credential_echoed"));
-        assert!(!scene.log().contains(SECRET), "{what}: it is in no record");
+        scene
+            .world
+            .wait_for_record(0, what, |record| record.to_string().contains("credential_echoed"));
+        assert!(!scene.log_text().contains(SECRET), "{what}: it is in no record");
     }
 }
 
 #[test]
 fn p11_an_encoded_answer_cannot_be_searched_and_is_withheld() {
-    let scene = Scene::new();
+    let scene = CredentialScene::new();
     let answer = "HTTP/1.1 200 OK\r\nContent-Encoding: gzip\r\nContent-Length: 4\r\n\r\nzzzz";
-    scene.bound.act(Act::Say(answer.as_bytes().to_vec()));
-    let answer = scene.post("Accept-Encoding: gzip\r\n");
+    scene.bound.set_reply(OriginReply::Say(answer.as_bytes().to_vec()));
+    let answer = scene.send_post("Accept-Encoding: gzip\r\n");
     scene.world.assert_refused("encoded", &answer, 502, "answer_unreadable");
     let requests = scene.bound.requests();
     let asked = requests

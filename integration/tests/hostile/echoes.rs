@@ -6,23 +6,23 @@ use std::process::Command;
 
 use serde_json::Value;
 
-use crate::credentials::{SECRET, Scene};
-use crate::handshake::Root;
-use crate::origin::Act;
-use crate::origin2::Origin2;
-use crate::world::{Plan, World};
+use crate::credentials::{CredentialScene, SECRET};
+use crate::handshake::OriginCa;
+use crate::http2_origin::Http2Origin;
+use crate::instance::{InstanceSetup, SandbarInstance};
+use crate::origin::OriginReply;
 
 /// What of the secret must never be seen: any of its longer parts, which escapes would leave as they are.
-const PARTS: [&str; 3] = ["0123456789", "live/01", "abcdef=="];
+const SECRET_PARTS: [&str; 3] = ["0123456789", "live/01", "abcdef=="];
 
 fn assert_covered(what: &str, shown: &str) {
-    for part in PARTS {
+    for part in SECRET_PARTS {
         assert!(!shown.contains(part), "{what}: {part} in {shown}");
     }
 }
 
-fn found(world: &World, what: &str) {
-    world.find(0, what, |record| {
+fn wait_for_finding(world: &SandbarInstance, what: &str) {
+    world.wait_for_record(0, what, |record| {
         record["finding_info"]["uid"].as_str().is_some() && is_echo(record)
     });
 }
@@ -77,36 +77,38 @@ fn p11_no_part_of_an_answer_brings_it_back() {
         ),
         ("an answer of HTTP/1.0", format!("HTTP/1.0 200 OK\r\n\r\nyou sent {SECRET}")),
     ] {
-        let scene = Scene::new();
+        let scene = CredentialScene::new();
         let close = what.contains("1.0");
         let bytes = answer.into_bytes();
-        scene.bound.act(if close { Act::SayAndClose(bytes) } else { Act::Say(bytes) });
-        let answer = scene.post("");
+        scene.bound.set_reply(if close { OriginReply::SayAndClose(bytes) } else { OriginReply::Say(bytes) });
+        let answer = scene.send_post("");
         assert_covered(what, &String::from_utf8_lossy(&answer.raw));
         assert!(answer.status < 500, "{what}: {}", answer.text());
         // A trailer of HTTP/1 and a reason go no further, so there is nothing in them to find.
         if !matches!(what, "trailers" | "the reason") {
-            found(&scene.world, what);
+            wait_for_finding(&scene.world, what);
         }
     }
 }
 
 #[test]
 fn p11_what_only_begins_like_it_arrives_whole() {
-    let scene = Scene::new();
+    let scene = CredentialScene::new();
     let answer = "HTTP/1.1 200 OK\r\nContent-Length: 12\r\n\r\nends sk-live";
-    scene.bound.act(Act::Say(answer.as_bytes().to_vec()));
-    assert_eq!(scene.post("").text(), "ends sk-live");
-    scene.bound.act(Act::SayAndClose(b"HTTP/1.0 200 OK\r\n\r\nends sk-live".to_vec()));
-    assert_eq!(scene.post("").text(), "ends sk-live");
+    scene.bound.set_reply(OriginReply::Say(answer.as_bytes().to_vec()));
+    assert_eq!(scene.send_post("").text(), "ends sk-live");
+    scene
+        .bound
+        .set_reply(OriginReply::SayAndClose(b"HTTP/1.0 200 OK\r\n\r\nends sk-live".to_vec()));
+    assert_eq!(scene.send_post("").text(), "ends sk-live");
 }
 
 #[test]
 fn p11_nobody_can_ask_for_an_answer_that_cannot_be_searched() {
-    let scene = Scene::new();
+    let scene = CredentialScene::new();
     let fields = "Range: bytes=0-7\r\nIf-Range: \"x\"\r\nAccept-Encoding: gzip\r\naccept-encoding: br\r\n\
                   gRPC-Accept-Encoding: gzip\r\nConnect-Accept-Encoding: gzip\r\nA-IM: gzip\r\nTE: gzip\r\n";
-    assert_eq!(scene.post(fields).status, 200);
+    assert_eq!(scene.send_post(fields).status, 200);
     let requests = scene.bound.requests();
     let told = requests
         .last()
@@ -124,8 +126,8 @@ fn p11_nobody_can_ask_for_an_answer_that_cannot_be_searched() {
         ("messages", "Content-Type: application/grpc\r\nGrpc-Encoding: gzip\r\n"),
     ] {
         let answer = format!("HTTP/1.1 200 OK\r\n{fields}Content-Length: 4\r\n\r\nzzzz");
-        scene.bound.act(Act::Say(answer.into_bytes()));
-        let answer = scene.post("");
+        scene.bound.set_reply(OriginReply::Say(answer.into_bytes()));
+        let answer = scene.send_post("");
         scene.world.assert_refused(what, &answer, 502, "answer_unreadable");
         assert!(!answer.text().contains("zzzz"), "{what}");
     }
@@ -133,40 +135,40 @@ fn p11_nobody_can_ask_for_an_answer_that_cannot_be_searched() {
 
 #[test]
 fn p11_a_websocket_is_searched_too() {
-    let scene = Scene::new();
+    let scene = CredentialScene::new();
     let frame = format!("\u{1}\u{22}you sent {SECRET}");
     let answer = format!(
         "HTTP/1.1 101 Switching Protocols\r\nConnection: Upgrade\r\nUpgrade: websocket\r\n\
          Sec-WebSocket-Accept: s3pPLMBiTxaQ9kYGzzhZRbK+xOo=\r\n\r\n{frame}"
     );
-    scene.bound.act(Act::SayAndHang(answer.into_bytes()));
-    let mut wire = scene.bound();
+    scene.bound.set_reply(OriginReply::SayAndHang(answer.into_bytes()));
+    let mut wire = scene.connect_bound();
     wire.send(format!(
         "GET /ws/x HTTP/1.1\r\nHost: a.test:{}\r\nConnection: Upgrade\r\nUpgrade: websocket\r\n\
          Sec-WebSocket-Key: dGhlIHNhbXBsZSBub25jZQ==\r\nSec-WebSocket-Version: 13\r\n\
          Sec-WebSocket-Extensions: permessage-deflate\r\nAuthorization: Bearer mine\r\n\r\n",
         scene.bound.port()
     ));
-    let answer = wire.answer("GET").unwrap();
+    let answer = wire.read_response("GET").unwrap();
     assert_eq!(answer.status, 101, "{}", answer.text());
-    let rest = wire.exactly(frame.len()).expect("the frame arrives");
+    let rest = wire.read_exact(frame.len()).expect("the frame arrives");
     let shown = String::from_utf8_lossy(&rest);
     assert!(shown.contains("you sent ****"), "{shown}");
     assert_covered("a frame", &shown);
-    assert_eq!(Scene::sent(&scene.bound), [format!("Bearer {SECRET}")]);
+    assert_eq!(CredentialScene::received_authorization(&scene.bound), [format!("Bearer {SECRET}")]);
     let requests = scene.bound.requests();
     let asked = &requests.last().unwrap().fields;
     assert!(!asked.iter().any(|(name, _)| name.eq_ignore_ascii_case("sec-websocket-extensions")));
     drop(wire); // what was found is told when it is over
-    found(&scene.world, "the echo in a frame");
+    wait_for_finding(&scene.world, "the echo in a frame");
 }
 
 /// Three requests on one connection, of which only the second is bound; and an old client.
 #[test]
 fn p11_each_request_of_a_connection_is_bound_by_itself() {
-    let scene = Scene::new();
+    let scene = CredentialScene::new();
     let host = format!("Host: a.test:{}\r\n", scene.bound.port());
-    let mut wire = scene.bound();
+    let mut wire = scene.connect_bound();
     for request in [
         format!("GET /v1/x HTTP/1.1\r\n{host}Authorization: Bearer mine\r\n\r\n"),
         format!(
@@ -175,13 +177,13 @@ fn p11_each_request_of_a_connection_is_bound_by_itself() {
         format!("GET /v1/x HTTP/1.1\r\n{host}\r\n"),
     ] {
         wire.send(&request);
-        assert_eq!(wire.answer("GET").map(|answer| answer.status), Some(200), "{request}");
+        assert_eq!(wire.read_response("GET").map(|answer| answer.status), Some(200), "{request}");
     }
-    let mut wire = scene.bound();
+    let mut wire = scene.connect_bound();
     wire.send(format!("POST /v1/x HTTP/1.0\r\n{host}Content-Length: 0\r\n\r\n"));
-    assert_eq!(wire.answer("POST").map(|answer| answer.status), Some(200));
+    assert_eq!(wire.read_response("POST").map(|answer| answer.status), Some(200));
     let bound = format!("Bearer {SECRET}");
-    let sent: Vec<Vec<String>> = scene.bound.requests().iter().map(authorizations).collect();
+    let sent: Vec<Vec<String>> = scene.bound.requests().iter().map(authorization_fields).collect();
     let [first, second, third, fourth] = &sent[..] else { panic!("{sent:?}") };
     assert!(
         first.is_empty() && third.is_empty(),
@@ -190,7 +192,7 @@ fn p11_each_request_of_a_connection_is_bound_by_itself() {
     assert_eq!((second, fourth), (&vec![bound.clone()], &vec![bound]));
 }
 
-fn authorizations(request: &crate::strict::Request) -> Vec<String> {
+fn authorization_fields(request: &crate::strict_http::StrictRequest) -> Vec<String> {
     let named = |(name, _): &&(String, String)| name.eq_ignore_ascii_case("authorization");
     request.fields.iter().filter(named).map(|(_, value)| value.clone()).collect()
 }
@@ -198,27 +200,27 @@ fn authorizations(request: &crate::strict::Request) -> Vec<String> {
 /// It is told to nobody: not in the clear, not by the methods that repeat requests, not to whoever asks the program.
 #[test]
 fn p11_it_is_told_to_nobody() {
-    let scene = Scene::new();
-    scene.bound.act(Act::Say(
+    let scene = CredentialScene::new();
+    scene.bound.set_reply(OriginReply::Say(
         format!("HTTP/1.1 500 {SECRET}\r\nX-Echo: {SECRET}\r\nContent-Length: 0\r\n\r\n")
             .into_bytes(),
     ));
-    assert_eq!(scene.post("").status, 500);
+    assert_eq!(scene.send_post("").status, 500);
     let port = scene.bound.port();
     let arrived = scene.bound.requests().len();
     let mut wire = scene.world.connect();
     wire.send(format!(
         "POST http://a.test:{port}/v1/x HTTP/1.1\r\nHost: a.test:{port}\r\nContent-Length: 0\r\n\r\n"
     ));
-    let answer = wire.answer("POST").unwrap();
+    let answer = wire.read_response("POST").unwrap();
     scene.world.assert_refused("in the clear", &answer, 403, "credential_needs_tls");
-    let mut wire = scene.bound();
+    let mut wire = scene.connect_bound();
     wire.send(format!("TRACE /v1/x HTTP/1.1\r\nHost: a.test:{port}\r\n\r\n"));
-    let answer = wire.answer("TRACE").unwrap();
+    let answer = wire.read_response("TRACE").unwrap();
     scene.world.assert_refused("TRACE", &answer, 403, "method_not_allowed");
     assert_eq!(scene.bound.requests().len(), arrived, "something arrived");
-    fs::remove_file(scene.file()).unwrap();
-    let answer = scene.post("");
+    fs::remove_file(scene.credential_file()).unwrap();
+    let answer = scene.send_post("");
     scene.world.assert_refused("gone", &answer, 502, "credential_unavailable");
     let socket = scene.world.log_dir().join("admin.sock");
     let asked = ["health", "ready", "metrics", "status", "connections", "jwks"].map(|what| {
@@ -228,27 +230,32 @@ fn p11_it_is_told_to_nobody() {
         assert!(!told.is_empty(), "{what} is not answered");
         String::from_utf8(told).unwrap()
     });
-    let told =
-        format!("{}\n{}\n{}\n{}", scene.log(), scene.world.said(), answer.text(), asked.concat());
+    let told = format!(
+        "{}\n{}\n{}\n{}",
+        scene.log_text(),
+        scene.world.stderr_text(),
+        answer.text(),
+        asked.concat()
+    );
     assert_covered("somebody is told", &told);
 }
 
 /// The same over HTTP/2, towards an origin that speaks nothing else.
-struct Scene2 {
-    world: World,
-    origin: Origin2,
+struct Http2EchoScene {
+    world: SandbarInstance,
+    origin: Http2Origin,
     _secret: tempfile::TempDir,
 }
 
-impl Scene2 {
+impl Http2EchoScene {
     fn new() -> Self {
-        Scene2::with("")
+        Http2EchoScene::with_rule("")
     }
 
     /// One whose rule says more.
-    fn with(more: &str) -> Self {
-        let root = Root::new();
-        let origin = Origin2::start(&root, "a.test");
+    fn with_rule(more: &str) -> Self {
+        let root = OriginCa::new();
+        let origin = Http2Origin::start(&root, "a.test");
         let secret = tempfile::tempdir().unwrap();
         fs::write(secret.path().join("key"), format!("{SECRET}\n")).unwrap();
         let policy = format!(
@@ -258,12 +265,13 @@ impl Scene2 {
         );
         let file = secret.path().join("key").display().to_string();
         let tables = format!("[[credential]]\nname = \"key\"\nfile = \"{file}\"\n");
-        let plan = Plan { policy, tables, hosts: vec!["a.test"], ..Plan::default() };
-        Scene2 { world: plan.roots(root.pem()).start(), origin, _secret: secret }
+        let plan =
+            InstanceSetup { policy, tables, hosts: vec!["a.test"], ..InstanceSetup::default() };
+        Http2EchoScene { world: plan.with_roots(root.pem()).start(), origin, _secret: secret }
     }
 
     /// What curl is answered, heads and trailers and all.
-    fn ask(&self, version: &str, path: &str, fields: &[&str]) -> String {
+    fn curl_output(&self, version: &str, path: &str, fields: &[&str]) -> String {
         let done = self.curl(version, path, fields);
         let said = String::from_utf8_lossy(&done.stderr);
         assert!(done.status.success(), "{version} {path}: {said}");
@@ -274,7 +282,7 @@ impl Scene2 {
         let mut curl = Command::new("curl");
         curl.args(["--silent", "--show-error", "--max-time", "30", "--dump-header", "-", version]);
         curl.arg("--proxy").arg(format!("http://{}", self.world.listeners[0]));
-        curl.arg("--cacert").arg(self.world.authority());
+        curl.arg("--cacert").arg(self.world.ca_path());
         curl.args(fields.iter().flat_map(|field| ["--header", field]));
         curl.arg(format!("https://a.test:{}{path}", self.origin.port));
         curl.env_remove("NO_PROXY").env_remove("no_proxy").output().expect("curl")
@@ -283,19 +291,19 @@ impl Scene2 {
 
 #[test]
 fn trailers_are_counted_as_bodies_are() {
-    let scene = Scene2::new();
-    assert!(scene.ask("--http2", "/v1/long-trailers", &[]).contains("x-long: yyyy"));
-    let scene = Scene2::with("[allow.budget]\ndownload_bytes_per_hour = 3000\n");
+    let scene = Http2EchoScene::new();
+    assert!(scene.curl_output("--http2", "/v1/long-trailers", &[]).contains("x-long: yyyy"));
+    let scene = Http2EchoScene::with_rule("[allow.budget]\ndownload_bytes_per_hour = 3000\n");
     let done = scene.curl("--http2", "/v1/long-trailers", &[]);
     let shown = String::from_utf8_lossy(&done.stdout);
     assert!(!shown.contains("x-long"), "{shown}");
     let cut = |record: &Value| record["status_detail"] == "budget_spent";
-    scene.world.find(0, "the cut", cut);
+    scene.world.wait_for_record(0, "the cut", cut);
 }
 
 #[test]
 fn p11_over_http2_it_is_put_in_once_and_kept_in_no_table() {
-    let scene = Scene2::new();
+    let scene = Http2EchoScene::new();
     for (round, version) in ["--http2", "--http1.1", "--http2"].iter().enumerate() {
         let fields = [
             "Authorization: Bearer one",
@@ -305,9 +313,9 @@ fn p11_over_http2_it_is_put_in_once_and_kept_in_no_table() {
         ];
         // Connection is HTTP/1's; over HTTP/2 a request with it is none.
         let fields = if *version == "--http2" { &fields[..2] } else { &fields[..] };
-        let shown = scene.ask(version, "/v1/x", fields);
+        let shown = scene.curl_output(version, "/v1/x", fields);
         assert!(shown.contains("plain"), "{version}: {shown}");
-        let seen = scene.origin.seen();
+        let seen = scene.origin.requests();
         assert_eq!(seen.len(), round + 1, "{version}");
         let told = seen[round]["fields"].as_array().unwrap();
         let named: Vec<&Value> = told.iter().filter(|field| field[0] == "authorization").collect();
@@ -320,7 +328,7 @@ fn p11_over_http2_it_is_put_in_once_and_kept_in_no_table() {
 
 #[test]
 fn p11_over_http2_what_comes_back_is_covered() {
-    let scene = Scene2::new();
+    let scene = Http2EchoScene::new();
     for version in ["--http2", "--http1.1"] {
         for (path, rest) in [
             ("/v1/echo", &["u=v", " thanks", "x-echo: ****"][..]),
@@ -329,16 +337,16 @@ fn p11_over_http2_what_comes_back_is_covered() {
             ("/v1/grpc", &["all of this is sk-"]),
             ("/v1/ends-like-it", &["all of this is sk-"]),
         ] {
-            let shown = scene.ask(version, path, &[]);
+            let shown = scene.curl_output(version, path, &[]);
             assert_covered(&format!("{version} {path}"), &shown);
             for part in rest {
                 assert!(shown.contains(part), "{version} {path}: no {part} in {shown}");
             }
         }
-        let shown = scene.ask(version, "/v1/grpc-gzip", &["grpc-accept-encoding: gzip"]);
+        let shown = scene.curl_output(version, "/v1/grpc-gzip", &["grpc-accept-encoding: gzip"]);
         assert!(shown.contains("answer_unreadable"), "{version}: {shown}");
     }
-    let shown = scene.ask("--http2", "/v1/grpc", &[]);
+    let shown = scene.curl_output("--http2", "/v1/grpc", &[]);
     assert!(shown.contains("grpc-status: 0"), "trailers arrive: {shown}");
     let count = || {
         let log = fs::read_dir(scene.world.log_dir()).unwrap().map(|entry| entry.unwrap().path());
@@ -346,5 +354,5 @@ fn p11_over_http2_what_comes_back_is_covered() {
         let text: String = segments.map(|path| fs::read_to_string(path).unwrap()).collect();
         text.matches("credential_echoed").count()
     };
-    crate::world::until("every echo is found", || count() >= 8);
+    crate::instance::wait_until("every echo is found", || count() >= 8);
 }

@@ -1,13 +1,13 @@
 //! Fields: what a sandbox says about itself goes no further, nothing is added to what it asks, and what the origin
 //! answers is what the sandbox sees.
 
-use crate::origin::{Act, Origin};
-use crate::world::Plan;
+use crate::instance::InstanceSetup;
+use crate::origin::{OriginReply, ScriptedOrigin};
 
 #[test]
-fn nothing_is_invented_and_nobody_speaks_for_us() {
-    let origin = Origin::plain();
-    let world = Plan::allowing(&[("a.test", origin.port())]).start();
+fn p13_nothing_is_invented_and_nobody_speaks_for_us() {
+    let origin = ScriptedOrigin::start_plain();
+    let world = InstanceSetup::with_hosts(&[("a.test", origin.port())]).start();
     let host = format!("a.test:{}", origin.port());
     let kept = "User-Agent: probe/1\r\nAccept: */*\r\nX-Api-Key: k\r\nCookie: a=b\r\nAuthorization: Bearer t\r\nx-MIXED-Case: Y\r\nReferer: http://r.test/\r\nOrigin: null\r\nX-Request-Id: 7\r\nAccept: text/html\r\n";
     let removed = [
@@ -63,14 +63,14 @@ fn nothing_is_invented_and_nobody_speaks_for_us() {
     ];
     let lies: String = removed.iter().map(|name| format!("{name}: 5\r\n")).collect();
     for (what, tunnelled) in [("in a tunnel", true), ("in absolute form", false)] {
-        let before = origin.seen().iter().map(|seen| seen.bytes.len()).sum::<usize>();
+        let before = origin.connections().iter().map(|seen| seen.bytes.len()).sum::<usize>();
         let mut wire =
-            if tunnelled { world.tunnel("a.test", origin.port()) } else { world.connect() };
+            if tunnelled { world.open_tunnel("a.test", origin.port()) } else { world.connect() };
         let target = if tunnelled { "/x?q=1".to_owned() } else { format!("http://{host}/x?q=1") };
         wire.send(format!("GET {target} HTTP/1.1\r\nHost: {host}\r\n{kept}{lies}Connection: close, x-nominated\r\n\r\n"));
-        assert_eq!(wire.answer("GET").map(|answer| answer.status), Some(200), "{what}");
+        assert_eq!(wire.read_response("GET").map(|answer| answer.status), Some(200), "{what}");
         let bytes: Vec<u8> =
-            origin.seen().into_iter().flat_map(|seen| seen.bytes).skip(before).collect();
+            origin.connections().into_iter().flat_map(|seen| seen.bytes).skip(before).collect();
         let expected = format!("GET /x?q=1 HTTP/1.1\r\nHost: {host}\r\n{kept}\r\n");
         let sorted = |text: &str| {
             let mut lines: Vec<String> = text.split("\r\n").map(str::to_owned).collect();
@@ -84,8 +84,8 @@ fn nothing_is_invented_and_nobody_speaks_for_us() {
 
 #[test]
 fn grpc_keeps_its_trailers() {
-    let origin = Origin::plain();
-    let world = Plan::allowing(&[("a.test", origin.port())]).start();
+    let origin = ScriptedOrigin::start_plain();
+    let world = InstanceSetup::with_hosts(&[("a.test", origin.port())]).start();
     for (kind, te, kept) in [
         ("application/grpc", "trailers", Some("trailers")),
         ("application/grpc+proto", "trailers", Some("trailers")),
@@ -93,9 +93,9 @@ fn grpc_keeps_its_trailers() {
         ("text/plain", "trailers", None),
     ] {
         let before = origin.requests().len();
-        let mut wire = world.tunnel("a.test", origin.port());
+        let mut wire = world.open_tunnel("a.test", origin.port());
         wire.send(format!("POST /x HTTP/1.1\r\nHost: a.test:{}\r\nContent-Type: {kind}\r\nTE: {te}\r\nConnection: TE\r\nContent-Length: 1\r\n\r\nx", origin.port()));
-        assert_eq!(wire.answer("POST").map(|answer| answer.status), Some(200), "{kind}");
+        assert_eq!(wire.read_response("POST").map(|answer| answer.status), Some(200), "{kind}");
         let requests = origin.requests().split_off(before);
         let [request] = &requests[..] else { panic!("{kind}: {requests:?}") };
         assert_eq!(request.field("te"), kept, "{kind} {te}");
@@ -104,8 +104,10 @@ fn grpc_keeps_its_trailers() {
 
 #[test]
 fn an_answer_is_passed_on_as_it_is() {
-    let (origin, elsewhere) = (Origin::plain(), Origin::plain());
-    let world = Plan::allowing(&[("a.test", origin.port()), ("b.test", elsewhere.port())]).start();
+    let (origin, elsewhere) = (ScriptedOrigin::start_plain(), ScriptedOrigin::start_plain());
+    let world =
+        InstanceSetup::with_hosts(&[("a.test", origin.port()), ("b.test", elsewhere.port())])
+            .start();
     let fields = format!(
         "Server: origin/1\r\nContent-Type: text/odd\r\nContent-Encoding: br\r\nSet-Cookie: a=b\r\nSet-Cookie: c=d\r\n\
          Via: 1.1 cdn\r\nX-Forwarded-For: 192.0.2.1\r\nETag: \"x\"\r\nX-MIXED: Y\r\nLocation: http://b.test:{}/\r\n\
@@ -124,12 +126,12 @@ fn an_answer_is_passed_on_as_it_is() {
         "500 No",
         "599 Odd",
     ] {
-        origin.act(Act::Say(
+        origin.set_reply(OriginReply::Say(
             format!("HTTP/1.1 {status}\r\n{fields}{hops}\r\n\x01\x02\x00\u{7f}").into_bytes(),
         ));
-        let mut wire = world.tunnel("a.test", origin.port());
+        let mut wire = world.open_tunnel("a.test", origin.port());
         wire.send(format!("GET /x HTTP/1.1\r\nHost: a.test:{}\r\n\r\n", origin.port()));
-        let answer = wire.answer("GET").unwrap_or_else(|| panic!("{status}: no answer"));
+        let answer = wire.read_response("GET").unwrap_or_else(|| panic!("{status}: no answer"));
         assert!(status.starts_with(&answer.status.to_string()), "{status}: {answer:?}");
         assert_eq!(answer.body, b"\x01\x02\x00\x7f", "{status}");
         // The engine dates every answer by itself, and says whether the connection stays.
@@ -145,5 +147,5 @@ fn an_answer_is_passed_on_as_it_is() {
         said.sort();
         assert_eq!(got, said, "{status}");
     }
-    assert_eq!(elsewhere.seen().len(), 0, "a redirect was followed");
+    assert_eq!(elsewhere.connections().len(), 0, "a redirect was followed");
 }

@@ -1,12 +1,12 @@
 //! HTTP/1 framing: whatever two servers could read in two ways is refused with its code in the log, or leaves
 //! as exactly one request that can be read in one way only. What follows on the connection is still its own.
 
-use crate::origin::Origin;
-use crate::strict::Request;
-use crate::world::{Plan, World, assert_unbranded};
+use crate::instance::{InstanceSetup, SandbarInstance, assert_unbranded};
+use crate::origin::ScriptedOrigin;
+use crate::strict_http::StrictRequest;
 
 /// What must become of a payload.
-enum Fate {
+enum FramingOutcome {
     /// Forwarded as one request with this body.
     Passes(&'static str),
     /// 400 and `bad_request`.
@@ -17,14 +17,14 @@ enum Fate {
     Closed(&'static str),
 }
 
-use Fate::{Bad, Closed, Passes, Refused};
+use FramingOutcome::{Bad, Closed, Passes, Refused};
 
 const GET: &str = "GET /x HTTP/1.1\r\nHost: HOST\r\n";
 const POST: &str = "POST /x HTTP/1.1\r\nHost: HOST\r\n";
 const CHUNKED: &str = "POST /x HTTP/1.1\r\nHost: HOST\r\nTransfer-Encoding: chunked\r\n\r\n";
 const SMUGGLED: &str = "GET /smuggled HTTP/1.1\r\nHost: HOST\r\n\r\n";
 
-fn heads() -> Vec<(&'static str, String, Fate)> {
+fn head_cases() -> Vec<(&'static str, String, FramingOutcome)> {
     vec![
         ("plain", format!("{GET}\r\n"), Passes("")),
         ("length", format!("{POST}Content-Length: 3\r\n\r\nabc"), Passes("abc")),
@@ -305,7 +305,7 @@ fn heads() -> Vec<(&'static str, String, Fate)> {
     ]
 }
 
-fn chunks() -> Vec<(&'static str, String, Fate)> {
+fn chunk_cases() -> Vec<(&'static str, String, FramingOutcome)> {
     let chunk = |line: &str| format!("{CHUNKED}{line}abc\r\n0\r\n\r\n");
     vec![
         ("extension", chunk("3;a=b\r\n"), Passes("abc")),
@@ -350,22 +350,22 @@ fn chunks() -> Vec<(&'static str, String, Fate)> {
 
 #[test]
 fn a_head_is_read_in_one_way_or_refused() {
-    judge(heads());
+    assert_table(head_cases());
 }
 
 #[test]
 fn chunks_are_read_in_one_way_or_refused() {
-    judge(chunks());
+    assert_table(chunk_cases());
 }
 
-fn judge(table: Vec<(&'static str, String, Fate)>) {
-    let origin = Origin::plain();
-    let world = Plan::allowing(&[("a.test", origin.port())]).start();
+fn assert_table(table: Vec<(&'static str, String, FramingOutcome)>) {
+    let origin = ScriptedOrigin::start_plain();
+    let world = InstanceSetup::with_hosts(&[("a.test", origin.port())]).start();
     let mut wrong = Vec::new();
     for (what, payload, fate) in table {
         let (world, origin) = (&world, &origin);
         let judged = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| {
-            one(world, origin, what, &payload, &fate);
+            assert_outcome(world, origin, what, &payload, &fate);
         }));
         if judged.is_err() {
             wrong.push(what);
@@ -375,22 +375,28 @@ fn judge(table: Vec<(&'static str, String, Fate)>) {
     assert_eq!(origin.faults(), [""; 0], "something malformed has reached the origin");
 }
 
-fn one(world: &World, origin: &Origin, what: &str, payload: &str, fate: &Fate) {
+fn assert_outcome(
+    world: &SandbarInstance,
+    origin: &ScriptedOrigin,
+    what: &str,
+    payload: &str,
+    fate: &FramingOutcome,
+) {
     let host = format!("a.test:{}", origin.port());
     let method = payload.split(' ').next().unwrap_or_default().to_owned();
-    let (requests, records) = (origin.requests().len(), world.count());
-    let mut wire = world.tunnel("a.test", origin.port());
+    let (requests, records) = (origin.requests().len(), world.record_count());
+    let mut wire = world.open_tunnel("a.test", origin.port());
     wire.send(payload.replace("HOST", &host));
-    let answer = wire.answer(&method);
+    let answer = wire.read_response(&method);
     let new = || origin.requests().split_off(requests);
     match (fate, answer) {
         (Passes(body), Some(answer)) => {
             assert_eq!(answer.status, 200, "{what}: {}", answer.text());
             assert_unbranded(what, &answer);
-            assert_one(what, &new(), &method, body);
+            assert_single_request(what, &new(), &method, body);
             // What was left behind must not have become part of this one, nor a request before it.
             wire.send(format!("GET /sentinel HTTP/1.1\r\nHost: {host}\r\n\r\n"));
-            if let Some(answer) = wire.answer("GET") {
+            if let Some(answer) = wire.read_response("GET") {
                 assert_eq!(answer.text(), "GET /sentinel ", "{what}");
             }
             assert!(new().iter().all(|request| request.target != "/smuggled"), "{what}");
@@ -404,7 +410,7 @@ fn one(world: &World, origin: &Origin, what: &str, payload: &str, fate: &Fate) {
             assert_eq!(new(), [], "{what}: something reached the origin");
         }
         (Closed(code), None) => {
-            world.find(records, what, |record| record["status_detail"] == *code);
+            world.wait_for_record(records, what, |record| record["status_detail"] == *code);
             assert_eq!(new(), [], "{what}: something reached the origin");
         }
         (Passes(_) | Bad | Refused(..), None) => panic!("{what}: no answer"),
@@ -412,7 +418,7 @@ fn one(world: &World, origin: &Origin, what: &str, payload: &str, fate: &Fate) {
     }
 }
 
-fn assert_one(what: &str, new: &[Request], method: &str, body: &str) {
+fn assert_single_request(what: &str, new: &[StrictRequest], method: &str, body: &str) {
     let [request] = new else { panic!("{what}: {new:?}") };
     assert_eq!((&*request.method, &*request.target), (method, "/x"), "{what}");
     assert_eq!(String::from_utf8_lossy(&request.body), body, "{what}");

@@ -10,57 +10,57 @@ use rustls::pki_types::pem::PemObject;
 use rustls::pki_types::{CertificateDer, PrivateKeyDer, ServerName};
 use rustls::{ClientConfig, ClientConnection, RootCertStore, ServerConfig, StreamOwned};
 
-use crate::wire::Wire;
-use crate::world::World;
+use crate::instance::SandbarInstance;
+use crate::wire::RawConnection;
 
 /// An authority of the test's own, for origins.
-pub(crate) struct Root(CertifiedIssuer<'static, KeyPair>);
+pub(crate) struct OriginCa(CertifiedIssuer<'static, KeyPair>);
 
-impl Root {
+impl OriginCa {
     pub(crate) fn new() -> Self {
         let mut params = CertificateParams::new(Vec::new()).unwrap();
         params.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
         params.key_usages = vec![KeyUsagePurpose::KeyCertSign, KeyUsagePurpose::DigitalSignature];
         params.distinguished_name.push(DnType::CommonName, "root of the test");
-        Root(CertifiedIssuer::self_signed(params, KeyPair::generate().unwrap()).unwrap())
+        OriginCa(CertifiedIssuer::self_signed(params, KeyPair::generate().unwrap()).unwrap())
     }
 
     pub(crate) fn pem(&self) -> String {
-        certs::pem::from_certificate(self.0.der())
+        certs::pem::encode_certificate(self.0.der())
     }
 
     /// A server that is `name`, speaking HTTP/1.
-    pub(crate) fn server(&self, name: &str) -> Arc<ServerConfig> {
-        self.server_as(CertificateParams::new([name.to_owned()]).unwrap())
+    pub(crate) fn server_config(&self, name: &str) -> Arc<ServerConfig> {
+        self.server_config_with(CertificateParams::new([name.to_owned()]).unwrap())
     }
 
     /// The certificate and the key of a server that is `name`, as PEM.
-    pub(crate) fn leaf(&self, name: &str) -> (String, String) {
+    pub(crate) fn issue_leaf(&self, name: &str) -> (String, String) {
         let key = KeyPair::generate().unwrap();
         let params = CertificateParams::new([name.to_owned()]).unwrap();
         let leaf = params.signed_by(&key, &self.0).unwrap();
-        let key = certs::pem::from_private_key(&key.serialize_der());
-        (certs::pem::from_certificate(leaf.der()), key.to_string())
+        let key = certs::pem::encode_private_key(&key.serialize_der());
+        (certs::pem::encode_certificate(leaf.der()), key.to_string())
     }
 
     /// A server with a certificate of these properties.
-    pub(crate) fn server_as(&self, params: CertificateParams) -> Arc<ServerConfig> {
+    pub(crate) fn server_config_with(&self, params: CertificateParams) -> Arc<ServerConfig> {
         let key = KeyPair::generate().unwrap();
         let leaf = params.signed_by(&key, &self.0).unwrap();
-        serving(leaf.der().clone(), &key)
+        config_with_leaf(leaf.der().clone(), &key)
     }
 }
 
 /// A server whose certificate vouches for itself.
-pub(crate) fn self_signed(name: &str) -> Arc<ServerConfig> {
+pub(crate) fn self_signed_config(name: &str) -> Arc<ServerConfig> {
     let key = KeyPair::generate().unwrap();
     let leaf = CertificateParams::new([name.to_owned()]).unwrap().self_signed(&key).unwrap();
-    serving(leaf.der().clone(), &key)
+    config_with_leaf(leaf.der().clone(), &key)
 }
 
-fn serving(leaf: CertificateDer<'static>, key: &KeyPair) -> Arc<ServerConfig> {
+fn config_with_leaf(leaf: CertificateDer<'static>, key: &KeyPair) -> Arc<ServerConfig> {
     let key = PrivateKeyDer::try_from(key.serialize_der()).unwrap();
-    let config = ServerConfig::builder_with_provider(certs::provider())
+    let config = ServerConfig::builder_with_provider(certs::crypto_provider())
         .with_safe_default_protocol_versions()
         .unwrap()
         .with_no_client_auth()
@@ -69,13 +69,13 @@ fn serving(leaf: CertificateDer<'static>, key: &KeyPair) -> Arc<ServerConfig> {
 }
 
 /// A client that trusts the authority of `world`.
-pub(crate) fn client(world: &World, protocol: &str) -> Arc<ClientConfig> {
+pub(crate) fn client_config(world: &SandbarInstance, protocol: &str) -> Arc<ClientConfig> {
     let mut roots = RootCertStore::empty();
-    let pem = fs::read(world.authority()).unwrap();
+    let pem = fs::read(world.ca_path()).unwrap();
     for certificate in CertificateDer::pem_slice_iter(&pem) {
         roots.add(certificate.unwrap()).unwrap();
     }
-    let mut config = ClientConfig::builder_with_provider(certs::provider())
+    let mut config = ClientConfig::builder_with_provider(certs::crypto_provider())
         .with_safe_default_protocol_versions()
         .unwrap()
         .with_root_certificates(roots)
@@ -85,18 +85,22 @@ pub(crate) fn client(world: &World, protocol: &str) -> Arc<ClientConfig> {
 }
 
 /// Ends TLS as a client of `name` on a connection that is granted already.
-pub(crate) fn shake(wire: Wire, config: &Arc<ClientConfig>, name: &str) -> Result<Wire, String> {
+pub(crate) fn tls_handshake(
+    wire: RawConnection,
+    config: &Arc<ClientConfig>,
+    name: &str,
+) -> Result<RawConnection, String> {
     let name = ServerName::try_from(name.to_owned()).unwrap();
     let mut connection = ClientConnection::new(config.clone(), name).unwrap();
-    let mut carrier = wire.into_carrier();
+    let mut carrier = wire.into_stream();
     while connection.is_handshaking() {
         connection.complete_io(&mut carrier).map_err(|error| error.to_string())?;
     }
-    Ok(Wire::over(Box::new(StreamOwned::new(connection, carrier))))
+    Ok(RawConnection::from_stream(Box::new(StreamOwned::new(connection, carrier))))
 }
 
 /// What a hello made by hand says.
-pub(crate) struct Hello {
+pub(crate) struct RawClientHello {
     /// The version of its own, before extensions had one.
     pub(crate) version: u16,
     /// The versions of the extension; none leaves it out.
@@ -107,23 +111,23 @@ pub(crate) struct Hello {
     pub(crate) padding: usize,
 }
 
-impl Hello {
+impl RawClientHello {
     /// An ordinary hello for one name.
-    pub(crate) fn naming(name: impl AsRef<[u8]>) -> Self {
-        Hello {
+    pub(crate) fn for_name(name: impl AsRef<[u8]>) -> Self {
+        RawClientHello {
             version: 0x0303,
             versions: vec![0x0304, 0x0303],
-            names: Some(names(&[name.as_ref()])),
+            names: Some(server_name_list(&[name.as_ref()])),
             padding: 0,
         }
     }
 
     /// The handshake message.
-    pub(crate) fn message(&self) -> Vec<u8> {
+    pub(crate) fn handshake_message(&self) -> Vec<u8> {
         let mut extensions = Vec::new();
         let mut extension = |kind: u16, body: &[u8]| {
             extensions.extend(kind.to_be_bytes());
-            extensions.extend(sized(body));
+            extensions.extend(length_prefixed(body));
         };
         if let Some(names) = &self.names {
             extension(0, names);
@@ -132,40 +136,40 @@ impl Hello {
             let list: Vec<u8> = self.versions.iter().flat_map(|one| one.to_be_bytes()).collect();
             extension(43, &[&[list.len() as u8][..], &list].concat());
         }
-        extension(10, &sized(&[0, 23, 0, 29])); // groups
-        extension(13, &sized(&[4, 3, 8, 4])); // signatures
-        extension(51, &sized(&[])); // no key yet: the server asks for one
+        extension(10, &length_prefixed(&[0, 23, 0, 29])); // groups
+        extension(13, &length_prefixed(&[4, 3, 8, 4])); // signatures
+        extension(51, &length_prefixed(&[])); // no key yet: the server asks for one
         if self.padding > 0 {
             extension(21, &vec![0; self.padding]);
         }
         let mut body = self.version.to_be_bytes().to_vec();
         body.extend([7; 32]); // random
         body.push(0); // session
-        body.extend(sized(&[0x13, 1, 0xc0, 0x2b]));
+        body.extend(length_prefixed(&[0x13, 1, 0xc0, 0x2b]));
         body.extend([1, 0]); // compression: none
-        body.extend(sized(&extensions));
+        body.extend(length_prefixed(&extensions));
         let length = u32::try_from(body.len()).unwrap().to_be_bytes();
         [&[1][..], &length[1..], &body].concat()
     }
 
     /// The message in one record.
-    pub(crate) fn bytes(&self) -> Vec<u8> {
-        record(&self.message())
+    pub(crate) fn record_bytes(&self) -> Vec<u8> {
+        tls_record(&self.handshake_message())
     }
 }
 
 /// A handshake record.
-pub(crate) fn record(payload: &[u8]) -> Vec<u8> {
-    [&[22, 3, 1][..], &sized(payload)].concat()
+pub(crate) fn tls_record(payload: &[u8]) -> Vec<u8> {
+    [&[22, 3, 1][..], &length_prefixed(payload)].concat()
 }
 
 /// The body of `server_name` for these names.
-pub(crate) fn names(names: &[&[u8]]) -> Vec<u8> {
-    let each = names.iter().flat_map(|name| [&[0][..], &sized(name)].concat());
-    sized(&each.collect::<Vec<u8>>())
+pub(crate) fn server_name_list(names: &[&[u8]]) -> Vec<u8> {
+    let each = names.iter().flat_map(|name| [&[0][..], &length_prefixed(name)].concat());
+    length_prefixed(&each.collect::<Vec<u8>>())
 }
 
-fn sized(bytes: &[u8]) -> Vec<u8> {
+fn length_prefixed(bytes: &[u8]) -> Vec<u8> {
     let length = u16::try_from(bytes.len()).unwrap();
     [&length.to_be_bytes()[..], bytes].concat()
 }

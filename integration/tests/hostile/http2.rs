@@ -1,6 +1,6 @@
 //! An HTTP/2 client that sends whatever it is told, frame by frame, and the attacks that need one.
 
-use crate::wire::Wire;
+use crate::wire::RawConnection;
 
 pub(crate) const DATA: u8 = 0;
 pub(crate) const HEADERS: u8 = 1;
@@ -18,9 +18,9 @@ pub(crate) const END_HEADERS: u8 = 4;
 
 const PREFACE: &[u8] = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n";
 /// The header table of the answers: none, so that every status is written out.
-const NO_TABLE: [u8; 6] = [0, 1, 0, 0, 0, 0];
+const NO_HEADER_TABLE: [u8; 6] = [0, 1, 0, 0, 0, 0];
 
-pub(crate) type Fields = Vec<(String, Vec<u8>)>;
+pub(crate) type HeaderList = Vec<(String, Vec<u8>)>;
 
 /// One frame as it came.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -33,7 +33,7 @@ pub(crate) struct Frame {
 
 /// How something ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum End {
+pub(crate) enum StreamEnd {
     /// An answer with this status.
     Status(u16),
     /// The stream was reset.
@@ -43,51 +43,51 @@ pub(crate) enum End {
 }
 
 /// An HTTP/2 connection of a client.
-pub(crate) struct Connection {
-    pub(crate) wire: Wire,
+pub(crate) struct Http2Client {
+    pub(crate) wire: RawConnection,
     frames: Vec<Frame>,
 }
 
-impl Connection {
+impl Http2Client {
     /// Says hello; what the other side says is read when it is needed.
-    pub(crate) fn new(wire: Wire) -> Self {
-        let mut connection = Connection { wire, frames: Vec::new() };
+    pub(crate) fn new(wire: RawConnection) -> Self {
+        let mut connection = Http2Client { wire, frames: Vec::new() };
         connection.wire.send(PREFACE);
-        connection.frame(SETTINGS, 0, 0, &NO_TABLE);
+        connection.send_frame(SETTINGS, 0, 0, &NO_HEADER_TABLE);
         connection
     }
 
-    pub(crate) fn frame(&mut self, kind: u8, flags: u8, stream: u32, payload: &[u8]) {
-        self.wire.send(frame(kind, flags, stream, payload));
+    pub(crate) fn send_frame(&mut self, kind: u8, flags: u8, stream: u32, payload: &[u8]) {
+        self.wire.send(encode_frame(kind, flags, stream, payload));
     }
 
-    pub(crate) fn headers(&mut self, stream: u32, fields: &Fields, over: bool) {
+    pub(crate) fn send_headers(&mut self, stream: u32, fields: &HeaderList, over: bool) {
         let flags = if over { END_HEADERS | END_STREAM } else { END_HEADERS };
-        self.frame(HEADERS, flags, stream, &block(fields));
+        self.send_frame(HEADERS, flags, stream, &encode_headers(fields));
     }
 
     /// The status of the answer on `stream`; none where it was reset or the connection ended.
-    pub(crate) fn status(&mut self, stream: u32) -> Option<u16> {
-        match self.end(stream) {
-            End::Status(status) => Some(status),
-            End::Reset | End::Gone => None,
+    pub(crate) fn wait_for_status(&mut self, stream: u32) -> Option<u16> {
+        match self.wait_for_end(stream) {
+            StreamEnd::Status(status) => Some(status),
+            StreamEnd::Reset | StreamEnd::Gone => None,
         }
     }
 
     /// How `stream` ended, or at least began to be answered.
-    pub(crate) fn end(&mut self, stream: u32) -> End {
+    pub(crate) fn wait_for_end(&mut self, stream: u32) -> StreamEnd {
         loop {
             let seen = self.frames.iter().find(|frame| frame.stream == stream);
             let fate = seen.and_then(|frame| match frame.kind {
-                HEADERS => Some(End::Status(status(&frame.payload))),
-                RST_STREAM => Some(End::Reset),
+                HEADERS => Some(StreamEnd::Status(decode_status(&frame.payload))),
+                RST_STREAM => Some(StreamEnd::Reset),
                 _ => None,
             });
             if let Some(fate) = fate {
                 return fate;
             }
-            if self.frames.iter().any(|frame| frame.kind == GOAWAY) || !self.read() {
-                return End::Gone;
+            if self.frames.iter().any(|frame| frame.kind == GOAWAY) || !self.read_frame() {
+                return StreamEnd::Gone;
             }
         }
     }
@@ -95,7 +95,7 @@ impl Connection {
     /// Whether the connection was ended by the other side, in so many words or without.
     pub(crate) fn is_ended(&mut self) -> bool {
         while self.frames.iter().all(|frame| frame.kind != GOAWAY) {
-            if !self.read() {
+            if !self.read_frame() {
                 return true;
             }
         }
@@ -103,21 +103,21 @@ impl Connection {
     }
 
     /// Whether `stream` was answered with 200, by what has come so far.
-    pub(crate) fn answered_well(&self, stream: u32) -> bool {
+    pub(crate) fn has_ok_status(&self, stream: u32) -> bool {
         let mut own = self.frames.iter().filter(|frame| frame.stream == stream);
-        own.any(|frame| frame.kind == HEADERS && status(&frame.payload) == 200)
+        own.any(|frame| frame.kind == HEADERS && decode_status(&frame.payload) == 200)
     }
 
     /// Reads one more frame; false at the end.
-    fn read(&mut self) -> bool {
-        let Some(head) = self.wire.exactly(9) else { return false };
+    fn read_frame(&mut self) -> bool {
+        let Some(head) = self.wire.read_exact(9) else { return false };
         let length = u32::from_be_bytes([0, head[0], head[1], head[2]]) as usize;
-        let Some(payload) = self.wire.exactly(length) else { return false };
+        let Some(payload) = self.wire.read_exact(length) else { return false };
         let stream = u32::from_be_bytes([head[5] & 0x7f, head[6], head[7], head[8]]);
         let frame = Frame { kind: head[3], flags: head[4], stream, payload };
         match frame.kind {
-            SETTINGS if frame.flags & 1 == 0 => self.frame(SETTINGS, 1, 0, &[]),
-            PING if frame.flags & 1 == 0 => self.frame(PING, 1, 0, &frame.payload),
+            SETTINGS if frame.flags & 1 == 0 => self.send_frame(SETTINGS, 1, 0, &[]),
+            PING if frame.flags & 1 == 0 => self.send_frame(PING, 1, 0, &frame.payload),
             _ => {}
         }
         self.frames.push(frame);
@@ -125,30 +125,35 @@ impl Connection {
     }
 }
 
-pub(crate) fn frame(kind: u8, flags: u8, stream: u32, payload: &[u8]) -> Vec<u8> {
+pub(crate) fn encode_frame(kind: u8, flags: u8, stream: u32, payload: &[u8]) -> Vec<u8> {
     let length = u32::try_from(payload.len()).unwrap().to_be_bytes();
     [&length[1..], &[kind, flags], &stream.to_be_bytes(), payload].concat()
 }
 
 /// The fields of a plain request.
-pub(crate) fn request(method: &str, scheme: &str, authority: &str, path: &str) -> Fields {
+pub(crate) fn request_fields(
+    method: &str,
+    scheme: &str,
+    authority: &str,
+    path: &str,
+) -> HeaderList {
     let fields =
         [(":method", method), (":scheme", scheme), (":authority", authority), (":path", path)];
     fields.map(|(name, value)| (name.to_owned(), value.as_bytes().to_vec())).to_vec()
 }
 
 /// Fields as literals that no table keeps (RFC 7541, section 6.2.2).
-pub(crate) fn block(fields: &Fields) -> Vec<u8> {
+pub(crate) fn encode_headers(fields: &HeaderList) -> Vec<u8> {
     let mut block = Vec::new();
     for (name, value) in fields {
         block.push(0);
-        block.extend(string(name.as_bytes()));
-        block.extend(string(value));
+        block.extend(encode_string(name.as_bytes()));
+        block.extend(encode_string(value));
     }
     block
 }
 
-fn string(bytes: &[u8]) -> Vec<u8> {
+fn encode_string(bytes: &[u8]) -> Vec<u8> {
     let mut text = Vec::new();
     match bytes.len() {
         short @ 0..127 => text.push(short as u8),
@@ -167,7 +172,7 @@ fn string(bytes: &[u8]) -> Vec<u8> {
 }
 
 /// The status that a header block begins with, table size updates aside (RFC 7541, sections 6.1 and 6.3).
-fn status(block: &[u8]) -> u16 {
+fn decode_status(block: &[u8]) -> u16 {
     let block = &block[block.iter().take_while(|byte| **byte & 0xe0 == 0x20).count()..];
     match block {
         [indexed, ..] if *indexed & 0x80 != 0 => {
@@ -175,7 +180,7 @@ fn status(block: &[u8]) -> u16 {
         }
         [literal, length, value @ ..] if matches!(literal & 0x3f, 8) || *literal & 0x0f == 8 => {
             let value = &value[..usize::from(*length & 0x7f)];
-            let text = if *length & 0x80 == 0 { value.to_vec() } else { digits(value) };
+            let text = if *length & 0x80 == 0 { value.to_vec() } else { decode_digits(value) };
             String::from_utf8(text).unwrap().parse().unwrap()
         }
         other => panic!("no status in {other:?}"),
@@ -183,7 +188,7 @@ fn status(block: &[u8]) -> u16 {
 }
 
 /// Digits in the code of RFC 7541, appendix B.
-fn digits(bytes: &[u8]) -> Vec<u8> {
+fn decode_digits(bytes: &[u8]) -> Vec<u8> {
     let bits: Vec<u8> =
         bytes.iter().flat_map(|byte| (0..8).rev().map(move |at| byte >> at & 1)).collect();
     let mut rest = &bits[..];

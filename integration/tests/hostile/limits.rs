@@ -4,44 +4,45 @@ use std::time::Duration;
 
 use serde_json::Value;
 
-use crate::handshake::{Hello, Root, client, shake};
+use crate::handshake::{OriginCa, RawClientHello, client_config, tls_handshake};
 use crate::http2;
-use crate::origin::{Act, Origin};
-use crate::wire::Wire;
-use crate::world::{Plan, World, until};
+use crate::instance::{InstanceSetup, SandbarInstance, wait_until};
+use crate::origin::{OriginReply, ScriptedOrigin};
+use crate::wire::RawConnection;
 
 /// How often a slow client sends another byte, and how many it sends: far longer than any bound here.
-const DRIP: Duration = Duration::from_millis(50);
-const DRIPS: usize = 300;
+const DRIP_INTERVAL: Duration = Duration::from_millis(50);
+const DRIP_COUNT: usize = 300;
 
-fn says(code: &'static str) -> impl Fn(&Value) -> bool {
+fn has_reason(code: &'static str) -> impl Fn(&Value) -> bool {
     move |record| record["status_detail"] == code
 }
 
 /// Sends `bytes` drop by drop until the other side has had enough; what it said.
-fn drip(wire: &mut Wire, bytes: &[u8]) -> Vec<u8> {
-    for byte in bytes.iter().take(DRIPS) {
-        if !wire.offer(&[*byte]) {
+fn send_slowly(wire: &mut RawConnection, bytes: &[u8]) -> Vec<u8> {
+    for byte in bytes.iter().take(DRIP_COUNT) {
+        if !wire.try_send(&[*byte]) {
             break;
         }
-        std::thread::sleep(DRIP);
+        std::thread::sleep(DRIP_INTERVAL);
     }
-    wire.rest()
+    wire.read_to_end()
 }
 
-fn quick() -> (World, Origin) {
-    let origin = Origin::plain();
+fn start_with_timeouts() -> (SandbarInstance, ScriptedOrigin) {
+    let origin = ScriptedOrigin::start_plain();
     let limits = "first_bytes_seconds = 1\nhead_seconds = 1\nkeep_alive_seconds = 1\nidle_seconds = 1\nfirst_byte_seconds = 1\n";
-    (Plan::allowing(&[("a.test", origin.port())]).limits(limits).start(), origin)
+    (InstanceSetup::with_hosts(&[("a.test", origin.port())]).with_limits(limits).start(), origin)
 }
 
 #[test]
-fn the_first_bytes_come_in_time() {
-    let (world, origin) = quick();
+fn p17_the_first_bytes_come_in_time() {
+    let (world, origin) = start_with_timeouts();
     let port = origin.port();
     let endless = [b"GET / HTTP/1.1\r\nHost: a.test\r\n".to_vec(), b"X: y\r\n".repeat(60)].concat();
     let greeting = [vec![5, 255], vec![0; 200]].concat();
-    let hello = Hello { padding: 400, ..Hello::naming("a.test") }.bytes();
+    let hello =
+        RawClientHello { padding: 400, ..RawClientHello::for_name("a.test") }.record_bytes();
     for (what, tunnelled, bytes, answered) in [
         ("silence", false, &b""[..], false),
         ("silence in a tunnel", true, b"", false),
@@ -51,80 +52,83 @@ fn the_first_bytes_come_in_time() {
         ("a slow SOCKS greeting", false, &greeting, true),
         ("half a preface", true, b"PRI * HTTP/2.0\r\n", true),
     ] {
-        let since = world.count();
-        let mut wire = if tunnelled { world.tunnel("a.test", port) } else { world.connect() };
-        let said = drip(&mut wire, bytes);
+        let since = world.record_count();
+        let mut wire = if tunnelled { world.open_tunnel("a.test", port) } else { world.connect() };
+        let said = send_slowly(&mut wire, bytes);
         assert!(answered || said.is_empty(), "{what}: {said:?}");
-        let record = world.find(since, what, says("first_bytes_late"));
+        let record = world.wait_for_record(since, what, has_reason("first_bytes_late"));
         assert_eq!(record["action_id"], 2, "{what}");
     }
-    assert_eq!(origin.seen().len(), 0, "something reached the origin");
+    assert_eq!(origin.connections().len(), 0, "something reached the origin");
 }
 
 #[test]
-fn a_handshake_that_is_not_finished_ends() {
-    let (world, origin) = quick();
-    let since = world.count();
-    let mut wire = world.tunnel("a.test", origin.port());
-    wire.send(Hello::naming("a.test").bytes());
-    wire.rest(); // the server's part, then the end
-    world.find(since, "the handshake is late", says("first_bytes_late"));
+fn p17_a_handshake_that_is_not_finished_ends() {
+    let (world, origin) = start_with_timeouts();
+    let since = world.record_count();
+    let mut wire = world.open_tunnel("a.test", origin.port());
+    wire.send(RawClientHello::for_name("a.test").record_bytes());
+    wire.read_to_end(); // the server's part, then the end
+    world.wait_for_record(since, "the handshake is late", has_reason("first_bytes_late"));
 }
 
 #[test]
-fn a_kept_alive_connection_ends_by_itself() {
-    let (world, origin) = quick();
+fn p17_a_kept_alive_connection_ends_by_itself() {
+    let (world, origin) = start_with_timeouts();
     let get = format!("GET /x HTTP/1.1\r\nHost: a.test:{}\r\n\r\n", origin.port());
-    let mut wire = world.tunnel("a.test", origin.port());
+    let mut wire = world.open_tunnel("a.test", origin.port());
     wire.send(&get);
-    assert_eq!(wire.answer("GET").map(|answer| answer.status), Some(200));
-    assert_eq!(wire.rest(), b"", "keep_alive_seconds");
+    assert_eq!(wire.read_response("GET").map(|answer| answer.status), Some(200));
+    assert_eq!(wire.read_to_end(), b"", "keep_alive_seconds");
     // The second head is as bounded as the first.
-    let since = world.count();
-    let mut wire = world.tunnel("a.test", origin.port());
+    let since = world.record_count();
+    let mut wire = world.open_tunnel("a.test", origin.port());
     wire.send(&get);
-    assert_eq!(wire.answer("GET").map(|answer| answer.status), Some(200));
+    assert_eq!(wire.read_response("GET").map(|answer| answer.status), Some(200));
     let slow = [b"GET /x HTTP/1.1\r\n".to_vec(), b"X: y\r\n".repeat(60)].concat();
-    let said = drip(&mut wire, &slow);
+    let said = send_slowly(&mut wire, &slow);
     assert!(said.starts_with(b"HTTP/1.1 408 "), "{}", String::from_utf8_lossy(&said));
-    world.find(since, "head_seconds", says("first_bytes_late"));
+    world.wait_for_record(since, "head_seconds", has_reason("first_bytes_late"));
 }
 
 #[test]
-fn a_request_that_stands_still_ends() {
-    let (world, origin) = quick();
+fn p17_a_request_that_stands_still_ends() {
+    let (world, origin) = start_with_timeouts();
     let host = format!("a.test:{}", origin.port());
     // The sandbox stops in the middle of its body.
-    let since = world.count();
-    let mut wire = world.tunnel("a.test", origin.port());
+    let since = world.record_count();
+    let mut wire = world.open_tunnel("a.test", origin.port());
     wire.send(format!("POST /x HTTP/1.1\r\nHost: {host}\r\nContent-Length: 100\r\n\r\nabc"));
-    wire.rest();
+    wire.read_to_end();
     let ended = |record: &Value| record["unmapped"]["sandbar"]["ending"].is_string();
-    world.find(since, "the body stands still", ended);
+    world.wait_for_record(since, "the body stands still", ended);
     assert_eq!(origin.requests(), [], "half a request is none");
     // The origin says nothing, or stops in the middle.
-    origin.act(Act::SayAndHang(Vec::new()));
-    let mut wire = world.tunnel("a.test", origin.port());
+    origin.set_reply(OriginReply::SayAndHang(Vec::new()));
+    let mut wire = world.open_tunnel("a.test", origin.port());
     wire.send(format!("GET /x HTTP/1.1\r\nHost: {host}\r\n\r\n"));
-    let answer = wire.answer("GET").unwrap();
+    let answer = wire.read_response("GET").unwrap();
     world.assert_refused("first_byte_seconds", &answer, 504, "upstream_timeout");
-    origin.act(Act::SayAndHang(b"HTTP/1.1 200 OK\r\nContent-Length: 9\r\n\r\nabc".to_vec()));
-    let since = world.count();
-    let mut wire = world.tunnel("a.test", origin.port());
+    origin.set_reply(OriginReply::SayAndHang(
+        b"HTTP/1.1 200 OK\r\nContent-Length: 9\r\n\r\nabc".to_vec(),
+    ));
+    let since = world.record_count();
+    let mut wire = world.open_tunnel("a.test", origin.port());
     wire.send(format!("GET /x HTTP/1.1\r\nHost: {host}\r\n\r\n"));
-    let said = String::from_utf8(wire.rest()).unwrap();
+    let said = String::from_utf8(wire.read_to_end()).unwrap();
     assert!(said.ends_with("abc"), "{said}");
-    world.find(since, "the answer stands still", ended);
+    world.wait_for_record(since, "the answer stands still", ended);
 }
 
 #[test]
-fn no_connection_lives_for_ever() {
-    let root = Root::new();
-    let (plain, tls) = (Origin::plain(), Origin::tls(root.server("a.test")));
-    let raw = Origin::plain();
-    let mut plan = Plan::allowing(&[("a.test", plain.port()), ("a.test", tls.port())])
-        .roots(root.pem())
-        .limits("connection_seconds = 2\n");
+fn p17_no_connection_lives_for_ever() {
+    let root = OriginCa::new();
+    let (plain, tls) =
+        (ScriptedOrigin::start_plain(), ScriptedOrigin::start_tls(root.server_config("a.test")));
+    let raw = ScriptedOrigin::start_plain();
+    let mut plan = InstanceSetup::with_hosts(&[("a.test", plain.port()), ("a.test", tls.port())])
+        .with_roots(root.pem())
+        .with_limits("connection_seconds = 2\n");
     plan.hosts.push("raw.test");
     plan.policy += &format!(
         "[[allow]]\nname = \"raw\"\nhosts = [\"raw.test\"]\ntcp = [{}]\nresolves_to = [\"127.0.0.0/8\"]\n",
@@ -132,54 +136,57 @@ fn no_connection_lives_for_ever() {
     );
     let world = plan.start();
     // However busy it is.
-    let mut wire = world.tunnel("a.test", plain.port());
+    let mut wire = world.open_tunnel("a.test", plain.port());
     let mut served = 0;
-    until("a busy HTTP/1 connection is ended", || {
+    wait_until("a busy HTTP/1 connection is ended", || {
         wire.send(format!("GET /x HTTP/1.1\r\nHost: a.test:{}\r\n\r\n", plain.port()));
-        let answered = wire.answer("GET").is_some();
+        let answered = wire.read_response("GET").is_some();
         served += usize::from(answered);
         !answered
     });
     assert!(served > 0);
-    let config = client(&world, "h2");
-    let wire = shake(world.tunnel("a.test", tls.port()), &config, "a.test").unwrap();
-    let mut connection = http2::Connection::new(wire);
-    let fields = http2::request("GET", "https", &format!("a.test:{}", tls.port()), "/x");
+    let config = client_config(&world, "h2");
+    let wire = tls_handshake(world.open_tunnel("a.test", tls.port()), &config, "a.test").unwrap();
+    let mut connection = http2::Http2Client::new(wire);
+    let fields = http2::request_fields("GET", "https", &format!("a.test:{}", tls.port()), "/x");
     let mut stream = 1;
-    until("a busy HTTP/2 connection is ended", || {
-        connection.headers(stream, &fields, true);
+    wait_until("a busy HTTP/2 connection is ended", || {
+        connection.send_headers(stream, &fields, true);
         stream += 2;
-        connection.status(stream - 2).is_none()
+        connection.wait_for_status(stream - 2).is_none()
     });
     assert!(stream > 3);
-    let since = world.count();
-    let mut wire = world.tunnel("raw.test", raw.port());
+    let since = world.record_count();
+    let mut wire = world.open_tunnel("raw.test", raw.port());
     wire.send("hello");
-    assert_eq!(wire.rest(), b"");
-    world.find(since, "a tunnel is ended", says("lifetime_spent"));
+    assert_eq!(wire.read_to_end(), b"");
+    world.wait_for_record(since, "a tunnel is ended", has_reason("lifetime_spent"));
 }
 
 #[test]
-fn a_tunnel_that_stands_still_ends() {
-    let raw = Origin::plain();
+fn p17_a_tunnel_that_stands_still_ends() {
+    let raw = ScriptedOrigin::start_plain();
     let policy = format!(
         "[[allow]]\nname = \"raw\"\nhosts = [\"raw.test\"]\ntcp = [{}]\nresolves_to = [\"127.0.0.0/8\"]\n",
         raw.port()
     );
     let limits = "tunnel_idle_seconds = 1\n".to_owned();
-    let world = Plan { policy, limits, hosts: vec!["raw.test"], ..Plan::default() }.start();
-    let mut wire = world.tunnel("raw.test", raw.port());
+    let world =
+        InstanceSetup { policy, limits, hosts: vec!["raw.test"], ..InstanceSetup::default() }
+            .start();
+    let mut wire = world.open_tunnel("raw.test", raw.port());
     wire.send("hello");
-    assert_eq!(wire.rest(), b"");
-    world.find(0, "a tunnel is ended", says("idle_too_long"));
+    assert_eq!(wire.read_to_end(), b"");
+    world.wait_for_record(0, "a tunnel is ended", has_reason("idle_too_long"));
 }
 
-fn sized() -> (World, Origin, Origin) {
-    let root = Root::new();
-    let (plain, tls) = (Origin::plain(), Origin::tls(root.server("a.test")));
-    let mut plan = Plan::allowing(&[("a.test", plain.port()), ("a.test", tls.port())])
-        .roots(root.pem())
-        .limits("head_bytes = 2048\nhead_fields = 20\nhello_bytes = 1024\ninspected_body_bytes = 1000\n");
+fn start_with_size_limits() -> (SandbarInstance, ScriptedOrigin, ScriptedOrigin) {
+    let root = OriginCa::new();
+    let (plain, tls) =
+        (ScriptedOrigin::start_plain(), ScriptedOrigin::start_tls(root.server_config("a.test")));
+    let mut plan = InstanceSetup::with_hosts(&[("a.test", plain.port()), ("a.test", tls.port())])
+        .with_roots(root.pem())
+        .with_limits("head_bytes = 2048\nhead_fields = 20\nhello_bytes = 1024\ninspected_body_bytes = 1000\n");
     plan.hosts.push("inspected.test");
     plan.policy += &format!(
         "[[allow]]\nname = \"inspected\"\nhosts = [\"inspected.test:{}\"]\ninspect = true\nresolves_to = [\"127.0.0.0/8\"]\n",
@@ -189,8 +196,8 @@ fn sized() -> (World, Origin, Origin) {
 }
 
 #[test]
-fn heads_have_a_size() {
-    let (world, plain, tls) = sized();
+fn p17_heads_have_a_size() {
+    let (world, plain, tls) = start_with_size_limits();
     let port = plain.port();
     let long = format!("X: {}\r\n", "y".repeat(2048));
     let many = "X: y\r\n".repeat(20); // and Host
@@ -206,10 +213,10 @@ fn heads_have_a_size() {
         ("too long for CONNECT", false, "CONNECT a.test:PORT", &long, true),
     ] {
         let before = plain.requests().len();
-        let mut wire = if tunnelled { world.tunnel("a.test", port) } else { world.connect() };
+        let mut wire = if tunnelled { world.open_tunnel("a.test", port) } else { world.connect() };
         let start = start.replace("PORT", &port.to_string());
         wire.send(format!("{start} HTTP/1.1\r\nHost: a.test:{port}\r\n{fields}\r\n"));
-        let answer = wire.answer("GET").unwrap_or_else(|| panic!("{what}: no answer"));
+        let answer = wire.read_response("GET").unwrap_or_else(|| panic!("{what}: no answer"));
         if refused {
             world.assert_refused(what, &answer, 431, "head_too_large");
         } else {
@@ -217,31 +224,35 @@ fn heads_have_a_size() {
         }
         assert_eq!(plain.requests().len() - before, usize::from(!refused), "{what}");
     }
-    let config = client(&world, "h2");
+    let config = client_config(&world, "h2");
     for (what, value, times) in [("too many", 1, 21), ("too long", 2048, 1)] {
-        let wire = shake(world.tunnel("a.test", tls.port()), &config, "a.test").unwrap();
-        let mut connection = http2::Connection::new(wire);
-        let mut fields = http2::request("GET", "https", &format!("a.test:{}", tls.port()), "/x");
+        let wire =
+            tls_handshake(world.open_tunnel("a.test", tls.port()), &config, "a.test").unwrap();
+        let mut connection = http2::Http2Client::new(wire);
+        let mut fields =
+            http2::request_fields("GET", "https", &format!("a.test:{}", tls.port()), "/x");
         fields.extend((0..times).map(|at| (format!("x-{at}"), vec![b'y'; value])));
-        connection.headers(1, &fields, true);
-        assert_eq!(connection.status(1), Some(431), "{what} over HTTP/2");
+        connection.send_headers(1, &fields, true);
+        assert_eq!(connection.wait_for_status(1), Some(431), "{what} over HTTP/2");
     }
     assert_eq!(tls.requests(), []);
 }
 
 #[test]
-fn hellos_have_a_size() {
-    let (world, _, tls) = sized();
-    let since = world.count();
-    let mut wire = world.tunnel("a.test", tls.port());
-    wire.send(Hello { padding: 8000, ..Hello::naming("a.test") }.bytes());
-    assert_eq!(wire.rest(), [21, 3, 3, 0, 2, 2, 50]);
-    world.find(since, "hello_bytes", says("head_too_large"));
+fn p17_hellos_have_a_size() {
+    let (world, _, tls) = start_with_size_limits();
+    let since = world.record_count();
+    let mut wire = world.open_tunnel("a.test", tls.port());
+    wire.send(
+        RawClientHello { padding: 8000, ..RawClientHello::for_name("a.test") }.record_bytes(),
+    );
+    assert_eq!(wire.read_to_end(), [21, 3, 3, 0, 2, 2, 50]);
+    world.wait_for_record(since, "hello_bytes", has_reason("head_too_large"));
 }
 
 #[test]
-fn inspected_bodies_have_a_size() {
-    let (world, plain, _) = sized();
+fn p17_inspected_bodies_have_a_size() {
+    let (world, plain, _) = start_with_size_limits();
     let host = format!("inspected.test:{}", plain.port());
     let chunked = |length: usize| {
         format!(
@@ -259,9 +270,9 @@ fn inspected_bodies_have_a_size() {
         ("too long, in chunks", chunked(1001), true),
     ] {
         let before = plain.requests().len();
-        let mut wire = world.tunnel("inspected.test", plain.port());
+        let mut wire = world.open_tunnel("inspected.test", plain.port());
         wire.send(format!("POST /x HTTP/1.1\r\nHost: {host}\r\n{body}"));
-        let answer = wire.answer("POST").unwrap_or_else(|| panic!("{what}: no answer"));
+        let answer = wire.read_response("POST").unwrap_or_else(|| panic!("{what}: no answer"));
         if refused {
             world.assert_refused(what, &answer, 413, "body_too_large");
         } else {
@@ -272,72 +283,76 @@ fn inspected_bodies_have_a_size() {
 }
 
 #[test]
-fn connections_are_counted() {
-    let origin = Origin::plain();
+fn p17_connections_are_counted() {
+    let origin = ScriptedOrigin::start_plain();
     for (limits, mine, others) in
         [("connections_per_sandbox = 3\n", 3, 3), ("connections = 3\n", 3, 0)]
     {
-        let plan = Plan::allowing(&[("a.test", origin.port())]).limits(limits);
-        let world = Plan { others: vec!["two"], ..plan }.start();
-        let mut held: Vec<_> = (0..mine).map(|_| world.tunnel("a.test", origin.port())).collect();
-        let since = world.count();
-        assert_eq!(Wire::to(world.listeners[0]).rest(), b"", "{limits}");
-        world.find(since, limits, says("too_many_connections"));
+        let plan = InstanceSetup::with_hosts(&[("a.test", origin.port())]).with_limits(limits);
+        let world = InstanceSetup { others: vec!["two"], ..plan }.start();
+        let mut held: Vec<_> =
+            (0..mine).map(|_| world.open_tunnel("a.test", origin.port())).collect();
+        let since = world.record_count();
+        assert_eq!(RawConnection::connect(world.listeners[0]).read_to_end(), b"", "{limits}");
+        world.wait_for_record(since, limits, has_reason("too_many_connections"));
         for _ in 0..others {
-            held.push(world.tunnel_by(1, "a.test", origin.port())); // another sandbox has its own
+            held.push(world.open_tunnel_via(1, "a.test", origin.port())); // another sandbox has its own
         }
         held.remove(0);
         let get =
             format!("GET http://a.test:{0}/x HTTP/1.1\r\nHost: a.test:{0}\r\n\r\n", origin.port());
-        until("a place that was given up is taken", || {
+        wait_until("a place that was given up is taken", || {
             let mut wire = world.connect();
             wire.send(&get);
-            wire.answer("GET").is_some_and(|answer| answer.status == 200)
+            wire.read_response("GET").is_some_and(|answer| answer.status == 200)
         });
     }
 }
 
 #[test]
-fn streams_are_counted() {
-    let root = Root::new();
-    let tls = Origin::tls(root.server("a.test"));
-    tls.act(Act::SayAndHang(Vec::new()));
-    let plan = Plan::allowing(&[("a.test", tls.port())]).roots(root.pem());
-    let world = plan.limits("streams = 3\nresets = 8\n").start();
-    let config = client(&world, "h2");
+fn p17_streams_are_counted() {
+    let root = OriginCa::new();
+    let tls = ScriptedOrigin::start_tls(root.server_config("a.test"));
+    tls.set_reply(OriginReply::SayAndHang(Vec::new()));
+    let plan = InstanceSetup::with_hosts(&[("a.test", tls.port())]).with_roots(root.pem());
+    let world = plan.with_limits("streams = 3\nresets = 8\n").start();
+    let config = client_config(&world, "h2");
     let connect = || {
-        let wire = shake(world.tunnel("a.test", tls.port()), &config, "a.test").unwrap();
-        http2::Connection::new(wire)
+        let wire =
+            tls_handshake(world.open_tunnel("a.test", tls.port()), &config, "a.test").unwrap();
+        http2::Http2Client::new(wire)
     };
-    let fields = http2::request("GET", "https", &format!("a.test:{}", tls.port()), "/x");
+    let fields = http2::request_fields("GET", "https", &format!("a.test:{}", tls.port()), "/x");
     let mut connection = connect();
     for stream in [1, 3, 5, 7] {
-        connection.headers(stream, &fields, true);
+        connection.send_headers(stream, &fields, true);
     }
-    assert_eq!(connection.end(7), http2::End::Reset, "streams");
+    assert_eq!(connection.wait_for_end(7), http2::StreamEnd::Reset, "streams");
     assert!(tls.requests().len() <= 3);
-    let since = world.count();
+    let since = world.record_count();
     let mut connection = connect();
     for stream in (1..200).step_by(2) {
-        connection.headers(stream, &fields, true);
-        connection.frame(http2::RST_STREAM, 0, stream, &[0, 0, 0, 8]);
+        connection.send_headers(stream, &fields, true);
+        connection.send_frame(http2::RST_STREAM, 0, stream, &[0, 0, 0, 8]);
     }
     assert!(connection.is_ended());
-    world.find(since, "resets", says("too_many_resets"));
+    world.wait_for_record(since, "resets", has_reason("too_many_resets"));
 }
 
 #[test]
-fn a_stop_waits_no_longer_than_it_should() {
-    let origin = Origin::plain();
-    let mut world =
-        Plan::allowing(&[("a.test", origin.port())]).limits("drain_seconds = 1\n").start();
-    origin.act(Act::SayAndHang(Vec::new()));
-    let mut wire = world.tunnel("a.test", origin.port());
+fn p17_a_stop_waits_no_longer_than_it_should() {
+    let origin = ScriptedOrigin::start_plain();
+    let mut world = InstanceSetup::with_hosts(&[("a.test", origin.port())])
+        .with_limits("drain_seconds = 1\n")
+        .start();
+    origin.set_reply(OriginReply::SayAndHang(Vec::new()));
+    let mut wire = world.open_tunnel("a.test", origin.port());
     wire.send(format!("GET /x HTTP/1.1\r\nHost: a.test:{}\r\n\r\n", origin.port()));
-    origin.until("the request has come", |seen| seen.iter().any(|seen| !seen.bytes.is_empty()));
-    let idle = world.tunnel("a.test", origin.port());
+    origin
+        .wait_until("the request has come", |seen| seen.iter().any(|seen| !seen.bytes.is_empty()));
+    let idle = world.open_tunnel("a.test", origin.port());
     assert!(world.stop(), "a stop ends well");
-    wire.rest();
+    wire.read_to_end();
     drop(idle);
-    world.find(0, "what did not finish is cut", says("cut_by_operator"));
+    world.wait_for_record(0, "what did not finish is cut", has_reason("cut_by_operator"));
 }

@@ -1,18 +1,18 @@
 //! Names: every spelling of a host is that host, or no host at all. By CONNECT, SOCKS5, absolute form, Host and
 //! SNI alike, whatever is not plainly a permitted name is refused, and no packet of it reaches anybody.
 
-use crate::handshake::Hello;
-use crate::origin::Origin;
-use crate::world::{Plan, World};
+use crate::handshake::RawClientHello;
+use crate::instance::{InstanceSetup, SandbarInstance};
+use crate::origin::ScriptedOrigin;
 
 /// What a name comes to: by CONNECT, absolute form, SOCKS5, Host, SNI.
-type Row = (&'static str, [&'static str; 5]);
+type NameRow = (&'static str, [&'static str; 5]);
 
 /// A way to say a name; what comes of it.
-type Way = fn(&World, u16, &str) -> String;
+type NameProbe = fn(&SandbarInstance, u16, &str) -> String;
 
 #[rustfmt::skip]
-const TABLE: &[Row] = &[
+const NAME_TABLE: &[NameRow] = &[
     ("a.test", ["passes", "passes", "passes", "passes", "passes"]),
     ("A.TEST", ["passes", "passes", "passes", "passes", "passes"]),
     ("a.test.", ["passes", "passes", "passes", "passes", "passes"]),
@@ -108,21 +108,21 @@ const TABLE: &[Row] = &[
 ];
 
 #[test]
-fn every_spelling_is_that_host_or_none() {
-    let (origin, tls) = (Origin::plain(), Origin::plain());
-    let plan = Plan::allowing(&[("a.test", origin.port()), ("a.test", tls.port())]);
+fn p6_every_spelling_is_that_host_or_none() {
+    let (origin, tls) = (ScriptedOrigin::start_plain(), ScriptedOrigin::start_plain());
+    let plan = InstanceSetup::with_hosts(&[("a.test", origin.port()), ("a.test", tls.port())]);
     let world = plan.start();
     let mut wrong = Vec::new();
-    for (name, expected) in TABLE {
-        let before = origin.seen().len() + tls.seen().len();
-        let ways: [Way; 4] = [connect, absolute, socks, host];
+    for (name, expected) in NAME_TABLE {
+        let before = origin.connections().len() + tls.connections().len();
+        let ways: [NameProbe; 4] = [try_connect, try_absolute_form, try_socks, try_host_field];
         let mut got = ways.map(|way| way(&world, origin.port(), name)).to_vec();
-        got.push(sni(&world, tls.port(), name));
+        got.push(try_sni(&world, tls.port(), name));
         if got != *expected {
             wrong.push((name, got.clone()));
         }
         if got.iter().all(|code| code != "passes") {
-            let now = origin.seen().len() + tls.seen().len();
+            let now = origin.connections().len() + tls.connections().len();
             assert_eq!(now, before, "{name:?} has reached an origin");
         }
     }
@@ -131,72 +131,76 @@ fn every_spelling_is_that_host_or_none() {
 }
 
 /// The code of the last refusal among records from `since` on.
-fn code(world: &World, since: usize) -> String {
+fn refusal_code(world: &SandbarInstance, since: usize) -> String {
     let denied = |record: &serde_json::Value| record["action_id"] == 2;
-    let record = world.find(since, "a refusal is recorded", denied);
+    let record = world.wait_for_record(since, "a refusal is recorded", denied);
     record["status_detail"].as_str().unwrap().to_owned()
 }
 
-fn connect(world: &World, port: u16, name: &str) -> String {
-    let since = world.count();
+fn try_connect(world: &SandbarInstance, port: u16, name: &str) -> String {
+    let since = world.record_count();
     let mut wire = world.connect();
     wire.send(format!("CONNECT {name}:{port} HTTP/1.1\r\nHost: {name}:{port}\r\n\r\n"));
-    match wire.until(b"\r\n\r\n") {
+    match wire.read_until(b"\r\n\r\n") {
         Some(head) if head.starts_with(b"HTTP/1.1 200") => {
             wire.send(format!("GET / HTTP/1.1\r\nHost: {name}:{port}\r\n\r\n"));
-            assert_eq!(wire.answer("GET").map(|answer| answer.status), Some(200), "{name:?}");
+            assert_eq!(
+                wire.read_response("GET").map(|answer| answer.status),
+                Some(200),
+                "{name:?}"
+            );
             "passes".to_owned()
         }
-        _ => code(world, since),
+        _ => refusal_code(world, since),
     }
 }
 
-fn absolute(world: &World, port: u16, name: &str) -> String {
-    let since = world.count();
+fn try_absolute_form(world: &SandbarInstance, port: u16, name: &str) -> String {
+    let since = world.record_count();
     let mut wire = world.connect();
     wire.send(format!("GET http://{name}:{port}/ HTTP/1.1\r\nHost: {name}:{port}\r\n\r\n"));
-    outcome(world, since, wire.answer("GET").map(|answer| answer.status))
+    outcome_code(world, since, wire.read_response("GET").map(|answer| answer.status))
 }
 
-fn host(world: &World, port: u16, name: &str) -> String {
-    let since = world.count();
-    let mut wire = world.tunnel("a.test", port);
+fn try_host_field(world: &SandbarInstance, port: u16, name: &str) -> String {
+    let since = world.record_count();
+    let mut wire = world.open_tunnel("a.test", port);
     wire.send(format!("GET / HTTP/1.1\r\nHost: {name}:{port}\r\n\r\n"));
-    outcome(world, since, wire.answer("GET").map(|answer| answer.status))
+    outcome_code(world, since, wire.read_response("GET").map(|answer| answer.status))
 }
 
-fn outcome(world: &World, since: usize, status: Option<u16>) -> String {
-    if status == Some(200) { "passes".to_owned() } else { code(world, since) }
+fn outcome_code(world: &SandbarInstance, since: usize, status: Option<u16>) -> String {
+    if status == Some(200) { "passes".to_owned() } else { refusal_code(world, since) }
 }
 
-fn socks(world: &World, port: u16, name: &str) -> String {
-    let since = world.count();
+fn try_socks(world: &SandbarInstance, port: u16, name: &str) -> String {
+    let since = world.record_count();
     let mut wire = world.connect();
     wire.send([5, 1, 0]);
-    assert_eq!(wire.exactly(2), Some(vec![5, 0]));
+    assert_eq!(wire.read_exact(2), Some(vec![5, 0]));
     let length = u8::try_from(name.len()).unwrap();
     wire.send([&[5, 1, 0, 3, length][..], name.as_bytes(), &port.to_be_bytes()].concat());
-    let answer = wire.exactly(10).expect("SOCKS is answered");
+    let answer = wire.read_exact(10).expect("SOCKS is answered");
     if answer[1] == 0 {
         wire.send(format!("GET / HTTP/1.1\r\nHost: {name}:{port}\r\n\r\n"));
-        return outcome(world, since, wire.answer("GET").map(|answer| answer.status));
+        return outcome_code(world, since, wire.read_response("GET").map(|answer| answer.status));
     }
     assert_eq!(answer[1], 2, "{name:?}: not allowed, and nothing else");
-    code(world, since)
+    refusal_code(world, since)
 }
 
 /// By SNI inside a tunnel that is granted; where the name is ours the handshake begins.
-fn sni(world: &World, port: u16, name: &str) -> String {
-    let since = world.count();
-    let mut wire = world.tunnel("a.test", port);
-    wire.send(Hello::naming(name).bytes());
-    match wire.exactly(1).as_deref() {
+fn try_sni(world: &SandbarInstance, port: u16, name: &str) -> String {
+    let since = world.record_count();
+    let mut wire = world.open_tunnel("a.test", port);
+    wire.send(RawClientHello::for_name(name).record_bytes());
+    match wire.read_exact(1).as_deref() {
         Some([22]) => {
             drop(wire); // in the middle of the handshake, which is recorded as well
-            assert_eq!(code(world, since), "bad_handshake", "{name:?}");
+            assert_eq!(refusal_code(world, since), "bad_handshake", "{name:?}");
             "passes".to_owned()
         }
-        Some([21]) => code(world, since),
+        Some([21]) => refusal_code(world, since),
         other => panic!("{name:?}: {other:?} is no TLS"),
     }
 }

@@ -7,13 +7,13 @@ use std::time::{Duration, Instant};
 
 use rustls::{ServerConfig, ServerConnection, StreamOwned};
 
-use crate::strict::{self, Request};
-use crate::wire::Carrier;
-use crate::world::{DEADLINE, until};
+use crate::instance::{DEADLINE, wait_until};
+use crate::strict_http::{self, StrictRequest};
+use crate::wire::ByteStream;
 
 /// What an origin does with a request.
 #[derive(Clone, Debug)]
-pub(crate) enum Act {
+pub(crate) enum OriginReply {
     /// Says what it saw: method, target and body.
     Echo,
     /// Sends these bytes and goes on.
@@ -25,11 +25,11 @@ pub(crate) enum Act {
 }
 
 /// How long an origin takes to switch protocols: one that is quicker than our own end of the request loses.
-const SWITCH: Duration = Duration::from_millis(50);
+const SWITCH_DELAY: Duration = Duration::from_millis(50);
 
 /// One connection as the origin saw it.
 #[derive(Clone, Debug, Default)]
-pub(crate) struct Seen {
+pub(crate) struct SeenConnection {
     pub(crate) bytes: Vec<u8>,
     /// What made it unreadable, if anything did.
     pub(crate) fault: Option<String>,
@@ -40,42 +40,42 @@ pub(crate) struct Seen {
 
 /// All that came, in the order in which it came.
 #[derive(Debug, Default)]
-struct Notes {
-    connections: Vec<Seen>,
+struct OriginLog {
+    connections: Vec<SeenConnection>,
     /// Whole requests, each with the number of its connection.
-    requests: Vec<(usize, Request)>,
+    requests: Vec<(usize, StrictRequest)>,
 }
 
-type Connections = Arc<Mutex<Notes>>;
+type SharedOriginLog = Arc<Mutex<OriginLog>>;
 
 /// An origin on loopback.
-pub(crate) struct Origin {
+pub(crate) struct ScriptedOrigin {
     pub(crate) address: SocketAddr,
-    connections: Connections,
-    act: Arc<Mutex<Act>>,
+    connections: SharedOriginLog,
+    act: Arc<Mutex<OriginReply>>,
 }
 
-impl Origin {
-    pub(crate) fn plain() -> Self {
-        Origin::start(None)
+impl ScriptedOrigin {
+    pub(crate) fn start_plain() -> Self {
+        ScriptedOrigin::start(None)
     }
 
-    pub(crate) fn tls(config: Arc<ServerConfig>) -> Self {
-        Origin::start(Some(config))
+    pub(crate) fn start_tls(config: Arc<ServerConfig>) -> Self {
+        ScriptedOrigin::start(Some(config))
     }
 
     fn start(tls: Option<Arc<ServerConfig>>) -> Self {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
-        let origin = Origin {
+        let origin = ScriptedOrigin {
             address: listener.local_addr().unwrap(),
-            connections: Connections::default(),
-            act: Arc::new(Mutex::new(Act::Echo)),
+            connections: SharedOriginLog::default(),
+            act: Arc::new(Mutex::new(OriginReply::Echo)),
         };
         let (connections, act) = (origin.connections.clone(), origin.act.clone());
         std::thread::spawn(move || {
             for stream in listener.incoming().flatten() {
                 let (connections, act, tls) = (connections.clone(), act.clone(), tls.clone());
-                std::thread::spawn(move || serve(stream, tls, &connections, &act));
+                std::thread::spawn(move || serve_connection(stream, tls, &connections, &act));
             }
         });
         origin
@@ -86,56 +86,56 @@ impl Origin {
     }
 
     /// What is done with every request from now on.
-    pub(crate) fn act(&self, act: Act) {
+    pub(crate) fn set_reply(&self, act: OriginReply) {
         *self.act.lock().unwrap() = act;
     }
 
-    pub(crate) fn seen(&self) -> Vec<Seen> {
+    pub(crate) fn connections(&self) -> Vec<SeenConnection> {
         self.connections.lock().unwrap().connections.clone()
     }
 
     /// Every request so far.
-    pub(crate) fn requests(&self) -> Vec<Request> {
-        self.carried().into_iter().map(|(_, request)| request).collect()
+    pub(crate) fn requests(&self) -> Vec<StrictRequest> {
+        self.numbered_requests().into_iter().map(|(_, request)| request).collect()
     }
 
     /// Every request so far, with the number of the connection that carried it.
-    pub(crate) fn carried(&self) -> Vec<(usize, Request)> {
+    pub(crate) fn numbered_requests(&self) -> Vec<(usize, StrictRequest)> {
         self.connections.lock().unwrap().requests.clone()
     }
 
     pub(crate) fn faults(&self) -> Vec<String> {
-        self.seen().into_iter().filter_map(|seen| seen.fault).collect()
+        self.connections().into_iter().filter_map(|seen| seen.fault).collect()
     }
 
     /// Waits until `done` holds for what was seen.
-    pub(crate) fn until(&self, what: &str, done: impl Fn(&[Seen]) -> bool) {
-        until(what, || done(&self.connections.lock().unwrap().connections));
+    pub(crate) fn wait_until(&self, what: &str, done: impl Fn(&[SeenConnection]) -> bool) {
+        wait_until(what, || done(&self.connections.lock().unwrap().connections));
     }
 }
 
-fn serve(
+fn serve_connection(
     stream: TcpStream,
     tls: Option<Arc<ServerConfig>>,
-    connections: &Connections,
-    act: &Mutex<Act>,
+    connections: &SharedOriginLog,
+    act: &Mutex<OriginReply>,
 ) {
     stream.set_read_timeout(Some(DEADLINE)).unwrap();
     stream.set_nodelay(true).unwrap();
     let at = {
         let mut connections = connections.lock().unwrap();
-        connections.connections.push(Seen::default());
+        connections.connections.push(SeenConnection::default());
         connections.connections.len() - 1
     };
     let raw = stream.try_clone().unwrap();
     match tls {
         None => {
             let mut stream = stream;
-            read(&mut stream, connections, at, act);
+            serve_requests(&mut stream, connections, at, act);
         }
         Some(config) => {
             let mut stream = StreamOwned::new(ServerConnection::new(config).unwrap(), stream);
-            read(&mut stream, connections, at, act);
+            serve_requests(&mut stream, connections, at, act);
             stream.conn.send_close_notify(); // whoever reads to the end shall know that it is
             drop(stream.flush());
         }
@@ -144,59 +144,73 @@ fn serve(
     connections.lock().unwrap().connections[at].over = true;
 }
 
-fn read(carrier: &mut dyn Carrier, connections: &Connections, at: usize, act: &Mutex<Act>) {
+fn serve_requests(
+    carrier: &mut dyn ByteStream,
+    connections: &SharedOriginLog,
+    at: usize,
+    act: &Mutex<OriginReply>,
+) {
     let mut buffer = [0; 64 << 10];
     let started = Instant::now();
     while started.elapsed() < DEADLINE * 4 {
         let count = carrier.read(&mut buffer).unwrap_or(0);
-        let answers = note(&buffer[..count], &mut connections.lock().unwrap(), at, act);
+        let answers = log_bytes(&buffer[..count], &mut connections.lock().unwrap(), at, act);
         if count == 0 {
             return;
         }
         for answer in answers {
             let bytes = match &answer {
-                Act::Echo => unreachable!("an echo is made where the request is"),
-                Act::Say(bytes) | Act::SayAndClose(bytes) | Act::SayAndHang(bytes) => bytes,
+                OriginReply::Echo => unreachable!("an echo is made where the request is"),
+                OriginReply::Say(bytes)
+                | OriginReply::SayAndClose(bytes)
+                | OriginReply::SayAndHang(bytes) => bytes,
             };
             if bytes.starts_with(b"HTTP/1.1 101") {
-                std::thread::sleep(SWITCH); // see the known gaps in proxy/README.md
+                std::thread::sleep(SWITCH_DELAY); // see the known gaps in proxy/README.md
             }
             if carrier.write_all(bytes).and_then(|()| carrier.flush()).is_err() {
                 return;
             }
             match answer {
-                Act::SayAndClose(_) => return,
-                Act::SayAndHang(_) => {
+                OriginReply::SayAndClose(_) => return,
+                OriginReply::SayAndHang(_) => {
                     while carrier.read(&mut buffer).unwrap_or(0) > 0 {}
                     return;
                 }
-                Act::Echo | Act::Say(_) => {}
+                OriginReply::Echo | OriginReply::Say(_) => {}
             }
         }
     }
 }
 
 /// Writes bytes down; what is to be done about the requests that they complete.
-fn note(bytes: &[u8], notes: &mut Notes, at: usize, act: &Mutex<Act>) -> Vec<Act> {
-    let Notes { connections, requests } = notes;
+fn log_bytes(
+    bytes: &[u8],
+    notes: &mut OriginLog,
+    at: usize,
+    act: &Mutex<OriginReply>,
+) -> Vec<OriginReply> {
+    let OriginLog { connections, requests } = notes;
     let seen = &mut connections[at];
     seen.bytes.extend_from_slice(bytes);
     seen.partial.extend_from_slice(bytes);
     let mut answers = Vec::new();
     while seen.fault.is_none() {
-        match strict::read(&seen.partial) {
-            strict::Read::Partial => break,
-            strict::Read::Malformed(fault) => {
+        match strict_http::parse_request(&seen.partial) {
+            strict_http::StrictParse::Partial => break,
+            strict_http::StrictParse::Malformed(fault) => {
                 seen.fault = Some(fault);
-                answers.push(Act::SayAndClose(
+                answers.push(OriginReply::SayAndClose(
                     b"HTTP/1.1 500 Malformed\r\nContent-Length: 0\r\n\r\n".to_vec(),
                 ));
             }
-            strict::Read::Whole(request, length) => {
+            strict_http::StrictParse::Whole(request, length) => {
                 seen.partial.drain(..length);
                 answers.push(match act.lock().unwrap().clone() {
-                    Act::Echo => Act::Say(echo(&request)),
-                    said @ (Act::Say(_) | Act::SayAndClose(_) | Act::SayAndHang(_)) => said,
+                    OriginReply::Echo => OriginReply::Say(echo_response(&request)),
+                    said @ (OriginReply::Say(_)
+                    | OriginReply::SayAndClose(_)
+                    | OriginReply::SayAndHang(_)) => said,
                 });
                 requests.push((at, request));
             }
@@ -205,7 +219,7 @@ fn note(bytes: &[u8], notes: &mut Notes, at: usize, act: &Mutex<Act>) -> Vec<Act
     answers
 }
 
-fn echo(request: &Request) -> Vec<u8> {
+fn echo_response(request: &StrictRequest) -> Vec<u8> {
     let body = String::from_utf8_lossy(&request.body);
     let said = format!("{} {} {body}", request.method, request.target);
     let shown = if request.method == "HEAD" { "" } else { &said };

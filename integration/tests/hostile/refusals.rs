@@ -3,12 +3,12 @@
 
 use serde_json::Value;
 
-use crate::handshake::Hello;
-use crate::origin::Origin;
-use crate::world::{Plan, World};
+use crate::handshake::RawClientHello;
+use crate::instance::{InstanceSetup, SandbarInstance};
+use crate::origin::ScriptedOrigin;
 
-fn world() -> (World, Origin) {
-    let origin = Origin::plain();
+fn start_instance() -> (SandbarInstance, ScriptedOrigin) {
+    let origin = ScriptedOrigin::start_plain();
     let port = origin.port();
     let policy = format!(
         "[[allow]]\nname = \"readers\"\nhosts = [\"a.test:{port}\"]\nmethods = [\"GET\"]\npaths = [\"/open/**\"]\n\
@@ -18,12 +18,12 @@ fn world() -> (World, Origin) {
          [[deny]]\nname = \"never\"\nhosts = [\"denied.test:{port}\"]\n"
     );
     let hosts = vec!["a.test", "moved.test", "outside.test", "denied.test"];
-    (Plan { policy, hosts, ..Plan::default() }.start(), origin)
+    (InstanceSetup { policy, hosts, ..InstanceSetup::default() }.start(), origin)
 }
 
 #[test]
-fn a_refusal_is_told_to_people_and_to_machines() {
-    let (world, origin) = world();
+fn p18_a_refusal_is_told_to_people_and_to_machines() {
+    let (world, origin) = start_instance();
     let port = origin.port();
     for (what, request, status, code, rule) in [
         (
@@ -129,7 +129,7 @@ fn a_refusal_is_told_to_people_and_to_machines() {
         ] {
             let mut wire = world.connect();
             wire.send(format!("{request}{accept}\r\n"));
-            let answer = wire.answer("GET").unwrap_or_else(|| panic!("{what}: no answer"));
+            let answer = wire.read_response("GET").unwrap_or_else(|| panic!("{what}: no answer"));
             world.assert_refused(what, &answer, status, code);
             let id = answer.field("sandbar-record").unwrap();
             // A head that could not be read has no Accept either.
@@ -159,12 +159,12 @@ fn a_refusal_is_told_to_people_and_to_machines() {
             }
         }
     }
-    assert_eq!(origin.seen().len(), 0, "something reached the origin");
+    assert_eq!(origin.connections().len(), 0, "something reached the origin");
 }
 
 #[test]
-fn socks_is_refused_in_its_own_words() {
-    let (world, origin) = world();
+fn p18_socks_is_refused_in_its_own_words() {
+    let (world, origin) = start_instance();
     let port = origin.port().to_be_bytes();
     for (what, request, reply, code) in [
         ("not listed", [&b"\x05\x01\x00\x03\x06c.test"[..], &port].concat(), 2, "not_listed"),
@@ -208,44 +208,46 @@ fn socks_is_refused_in_its_own_words() {
             "socks_unsupported",
         ),
     ] {
-        let since = world.count();
+        let since = world.record_count();
         let mut wire = world.connect();
         wire.send([5, 2, 0, 2]);
-        assert_eq!(wire.exactly(2), Some(vec![5, 0]), "{what}");
+        assert_eq!(wire.read_exact(2), Some(vec![5, 0]), "{what}");
         wire.send(&request);
-        assert_eq!(wire.rest(), [5, reply, 0, 1, 0, 0, 0, 0, 0, 0], "{what}");
-        world.find(since, what, |record| record["status_detail"] == code);
+        assert_eq!(wire.read_to_end(), [5, reply, 0, 1, 0, 0, 0, 0, 0, 0], "{what}");
+        world.wait_for_record(since, what, |record| record["status_detail"] == code);
     }
     // A client that insists on a password is told that none is taken.
-    let since = world.count();
+    let since = world.record_count();
     let mut wire = world.connect();
     wire.send([5, 1, 2]);
-    assert!(wire.rest().starts_with(&[5, 0xff]));
-    world.find(since, "passwords", |record| record["status_detail"] == "socks_unsupported");
+    assert!(wire.read_to_end().starts_with(&[5, 0xff]));
+    world.wait_for_record(since, "passwords", |record| {
+        record["status_detail"] == "socks_unsupported"
+    });
     // SOCKS4 is no protocol of ours.
-    let since = world.count();
+    let since = world.record_count();
     let mut wire = world.connect();
     wire.send([&b"\x04\x01"[..], &port, &[127, 0, 0, 1, 0]].concat());
-    assert_eq!(wire.rest(), b"");
-    world.find(since, "SOCKS4", |record| record["status_detail"] == "wrong_protocol");
-    assert_eq!(origin.seen().len(), 0, "something reached the origin");
+    assert_eq!(wire.read_to_end(), b"");
+    world.wait_for_record(since, "SOCKS4", |record| record["status_detail"] == "wrong_protocol");
+    assert_eq!(origin.connections().len(), 0, "something reached the origin");
 }
 
 #[test]
-fn tls_is_refused_by_an_alert() {
-    let (world, origin) = world();
-    let nameless = Hello { names: None, ..Hello::naming("a.test") };
+fn p18_tls_is_refused_by_an_alert() {
+    let (world, origin) = start_instance();
+    let nameless = RawClientHello { names: None, ..RawClientHello::for_name("a.test") };
     for (what, hello, alert, code) in [
-        ("another name", Hello::naming("b.test"), 49, "names_disagree"),
+        ("another name", RawClientHello::for_name("b.test"), 49, "names_disagree"),
         ("no name", nameless, 112, "name_missing"),
-        ("an address", Hello::naming("127.0.0.1"), 112, "address_as_sni"),
-        ("not a name", Hello::naming("a_b.test"), 112, "bad_name"),
+        ("an address", RawClientHello::for_name("127.0.0.1"), 112, "address_as_sni"),
+        ("not a name", RawClientHello::for_name("a_b.test"), 112, "bad_name"),
     ] {
-        let since = world.count();
-        let mut wire = world.tunnel("a.test", origin.port());
-        wire.send(hello.bytes());
-        assert_eq!(wire.rest(), [21, 3, 3, 0, 2, 2, alert], "{what}");
-        world.find(since, what, |record| record["status_detail"] == code);
+        let since = world.record_count();
+        let mut wire = world.open_tunnel("a.test", origin.port());
+        wire.send(hello.record_bytes());
+        assert_eq!(wire.read_to_end(), [21, 3, 3, 0, 2, 2, alert], "{what}");
+        world.wait_for_record(since, what, |record| record["status_detail"] == code);
     }
-    assert_eq!(origin.seen().len(), 0, "something reached the origin");
+    assert_eq!(origin.connections().len(), 0, "something reached the origin");
 }

@@ -6,17 +6,18 @@ use std::net::TcpStream;
 use std::thread;
 use std::time::{Duration, Instant};
 
-use crate::handshake::{Root, client, shake};
+use crate::handshake::{OriginCa, client_config, tls_handshake};
 use crate::http2::{
-    CONTINUATION, Connection, DATA, END_HEADERS, END_STREAM, End, Fields, GOAWAY, HEADERS, PING,
-    PRIORITY, PUSH_PROMISE, RST_STREAM, SETTINGS, WINDOW_UPDATE, block, frame, request,
+    CONTINUATION, DATA, END_HEADERS, END_STREAM, GOAWAY, HEADERS, HeaderList, Http2Client, PING,
+    PRIORITY, PUSH_PROMISE, RST_STREAM, SETTINGS, StreamEnd, WINDOW_UPDATE, encode_frame,
+    encode_headers, request_fields,
 };
-use crate::origin::Origin;
-use crate::world::{DEADLINE, Plan, World};
+use crate::instance::{DEADLINE, InstanceSetup, SandbarInstance};
+use crate::origin::ScriptedOrigin;
 
 /// What must become of a request.
 #[derive(Debug)]
-enum Fate {
+enum StreamOutcome {
     /// Forwarded as one request.
     Passes,
     /// Answered with this status, and recorded with this code.
@@ -25,42 +26,43 @@ enum Fate {
     Malformed,
 }
 
-use Fate::{Malformed, Passes, Refused};
+use StreamOutcome::{Malformed, Passes, Refused};
 
-struct Scene {
-    world: World,
-    origin: Origin,
+struct StreamScene {
+    world: SandbarInstance,
+    origin: ScriptedOrigin,
     config: std::sync::Arc<rustls::ClientConfig>,
 }
 
-impl Scene {
+impl StreamScene {
     fn new() -> Self {
-        let root = Root::new();
-        let origin = Origin::tls(root.server("a.test"));
-        let world = Plan::allowing(&[("a.test", origin.port())]).roots(root.pem()).start();
-        let config = client(&world, "h2");
-        Scene { world, origin, config }
+        let root = OriginCa::new();
+        let origin = ScriptedOrigin::start_tls(root.server_config("a.test"));
+        let world =
+            InstanceSetup::with_hosts(&[("a.test", origin.port())]).with_roots(root.pem()).start();
+        let config = client_config(&world, "h2");
+        StreamScene { world, origin, config }
     }
 
-    fn connect(&self) -> Connection {
-        let wire = self.world.tunnel("a.test", self.origin.port());
-        Connection::new(shake(wire, &self.config, "a.test").unwrap())
+    fn connect(&self) -> Http2Client {
+        let wire = self.world.open_tunnel("a.test", self.origin.port());
+        Http2Client::new(tls_handshake(wire, &self.config, "a.test").unwrap())
     }
 
-    fn get(&self) -> Fields {
-        request("GET", "https", &format!("a.test:{}", self.origin.port()), "/x")
+    fn plain_request(&self) -> HeaderList {
+        request_fields("GET", "https", &format!("a.test:{}", self.origin.port()), "/x")
     }
 
     /// The program is there for others still.
     fn assert_alive(&self, what: &str) {
         let mut connection = self.connect();
-        connection.headers(1, &self.get(), true);
-        assert_eq!(connection.status(1), Some(200), "after {what}");
+        connection.send_headers(1, &self.plain_request(), true);
+        assert_eq!(connection.wait_for_status(1), Some(200), "after {what}");
     }
 }
 
 /// `get` with one field changed, added or taken away.
-fn with(get: &Fields, name: &str, value: &[u8]) -> Fields {
+fn with_field(get: &HeaderList, name: &str, value: &[u8]) -> HeaderList {
     let mut fields = get.clone();
     match fields.iter_mut().find(|(known, _)| known == name) {
         Some(field) => field.1 = value.to_vec(),
@@ -69,116 +71,126 @@ fn with(get: &Fields, name: &str, value: &[u8]) -> Fields {
     fields
 }
 
-fn and(get: &Fields, name: &str, value: &[u8]) -> Fields {
+fn add_field(get: &HeaderList, name: &str, value: &[u8]) -> HeaderList {
     [&get[..], &[(name.to_owned(), value.to_vec())]].concat()
 }
 
-fn without(get: &Fields, name: &str) -> Fields {
+fn without_field(get: &HeaderList, name: &str) -> HeaderList {
     get.iter().filter(|(known, _)| known != name).cloned().collect()
 }
 
 #[test]
 fn a_malformed_request_reaches_nobody() {
-    let scene = Scene::new();
-    let get = scene.get();
+    let scene = StreamScene::new();
+    let get = scene.plain_request();
     let mut late = get.clone();
     late.insert(0, ("x".to_owned(), b"y".to_vec()));
     let other = format!("b.test:{}", scene.origin.port());
     for (what, fields, fate) in [
         ("plain", get.clone(), Passes),
-        ("te: trailers", and(&get, "te", b"trailers"), Passes),
-        ("cookie crumbs", and(&and(&get, "cookie", b"a=b"), "cookie", b"c=d"), Passes),
-        ("no :authority", without(&get, ":authority"), Malformed),
-        ("no :method", without(&get, ":method"), Malformed),
-        ("no :scheme", without(&get, ":scheme"), Malformed),
-        ("no :path", without(&get, ":path"), Malformed),
-        ("two :method", and(&get, ":method", b"POST"), Malformed),
-        ("two :path", and(&get, ":path", b"/y"), Malformed),
-        ("two :authority", and(&get, ":authority", other.as_bytes()), Malformed),
-        ("two :scheme", and(&get, ":scheme", b"http"), Malformed),
-        ("unknown pseudo field", and(&get, ":x", b"y"), Malformed),
-        (":status", and(&get, ":status", b"200"), Malformed),
+        ("te: trailers", add_field(&get, "te", b"trailers"), Passes),
+        ("cookie crumbs", add_field(&add_field(&get, "cookie", b"a=b"), "cookie", b"c=d"), Passes),
+        ("no :authority", without_field(&get, ":authority"), Malformed),
+        ("no :method", without_field(&get, ":method"), Malformed),
+        ("no :scheme", without_field(&get, ":scheme"), Malformed),
+        ("no :path", without_field(&get, ":path"), Malformed),
+        ("two :method", add_field(&get, ":method", b"POST"), Malformed),
+        ("two :path", add_field(&get, ":path", b"/y"), Malformed),
+        ("two :authority", add_field(&get, ":authority", other.as_bytes()), Malformed),
+        ("two :scheme", add_field(&get, ":scheme", b"http"), Malformed),
+        ("unknown pseudo field", add_field(&get, ":x", b"y"), Malformed),
+        (":status", add_field(&get, ":status", b"200"), Malformed),
         ("pseudo fields last", late, Malformed),
-        ("upper-case name", and(&get, "X-Upper", b"y"), Malformed),
-        ("connection", and(&get, "connection", b"close"), Malformed),
-        ("keep-alive", and(&get, "keep-alive", b"5"), Malformed),
-        ("proxy-connection", and(&get, "proxy-connection", b"close"), Malformed),
-        ("transfer-encoding", and(&get, "transfer-encoding", b"chunked"), Malformed),
-        ("upgrade", and(&get, "upgrade", b"websocket"), Malformed),
-        ("te: gzip", and(&get, "te", b"gzip"), Malformed),
-        ("line ends in a value", and(&get, "x", b"a\r\nx-smuggled: b"), Malformed),
-        ("line feed in a value", and(&get, "x", b"a\nx-smuggled: b"), Malformed),
-        ("return in a value", and(&get, "x", b"a\rb"), Malformed),
-        ("NUL in a value", and(&get, "x", b"a\0b"), Malformed),
-        ("line ends in a name", and(&get, "x\r\nx-smuggled", b"y"), Malformed),
-        ("colon in a name", and(&get, "x:y", b"z"), Malformed),
-        ("space in a name", and(&get, "x y", b"z"), Malformed),
-        ("NUL in a name", and(&get, "x\0", b"z"), Malformed),
-        ("no name", and(&get, "", b"z"), Malformed),
+        ("upper-case name", add_field(&get, "X-Upper", b"y"), Malformed),
+        ("connection", add_field(&get, "connection", b"close"), Malformed),
+        ("keep-alive", add_field(&get, "keep-alive", b"5"), Malformed),
+        ("proxy-connection", add_field(&get, "proxy-connection", b"close"), Malformed),
+        ("transfer-encoding", add_field(&get, "transfer-encoding", b"chunked"), Malformed),
+        ("upgrade", add_field(&get, "upgrade", b"websocket"), Malformed),
+        ("te: gzip", add_field(&get, "te", b"gzip"), Malformed),
+        ("line ends in a value", add_field(&get, "x", b"a\r\nx-smuggled: b"), Malformed),
+        ("line feed in a value", add_field(&get, "x", b"a\nx-smuggled: b"), Malformed),
+        ("return in a value", add_field(&get, "x", b"a\rb"), Malformed),
+        ("NUL in a value", add_field(&get, "x", b"a\0b"), Malformed),
+        ("line ends in a name", add_field(&get, "x\r\nx-smuggled", b"y"), Malformed),
+        ("colon in a name", add_field(&get, "x:y", b"z"), Malformed),
+        ("space in a name", add_field(&get, "x y", b"z"), Malformed),
+        ("NUL in a name", add_field(&get, "x\0", b"z"), Malformed),
+        ("no name", add_field(&get, "", b"z"), Malformed),
         (
             "line ends in :path",
-            with(&get, ":path", b"/x HTTP/1.1\r\nx-smuggled: y\r\n\r\n"),
+            with_field(&get, ":path", b"/x HTTP/1.1\r\nx-smuggled: y\r\n\r\n"),
             Malformed,
         ),
-        ("space in :path", with(&get, ":path", b"/x HTTP/1.1"), Malformed),
-        ("NUL in :path", with(&get, ":path", b"/x\0"), Malformed),
-        ("empty :path", with(&get, ":path", b""), Malformed),
-        (":path without slash", with(&get, ":path", b"x"), Malformed),
-        (":path with a host", with(&get, ":path", b"http://b.test/x"), Malformed),
-        (":path that begins with two slashes", with(&get, ":path", b"//b.test/x"), Passes),
+        ("space in :path", with_field(&get, ":path", b"/x HTTP/1.1"), Malformed),
+        ("NUL in :path", with_field(&get, ":path", b"/x\0"), Malformed),
+        ("empty :path", with_field(&get, ":path", b""), Malformed),
+        (":path without slash", with_field(&get, ":path", b"x"), Malformed),
+        (":path with a host", with_field(&get, ":path", b"http://b.test/x"), Malformed),
+        (":path that begins with two slashes", with_field(&get, ":path", b"//b.test/x"), Passes),
         (
             "line ends in :method",
-            with(&get, ":method", b"GET / HTTP/1.1\r\nHost: x\r\n\r\nGET"),
+            with_field(&get, ":method", b"GET / HTTP/1.1\r\nHost: x\r\n\r\nGET"),
             Malformed,
         ),
-        ("space in :method", with(&get, ":method", b"GET /smuggled"), Malformed),
-        ("lower-case :method", with(&get, ":method", b"get"), Refused(400, "bad_method")),
-        ("TRACE", with(&get, ":method", b"TRACE"), Refused(403, "method_not_allowed")),
+        ("space in :method", with_field(&get, ":method", b"GET /smuggled"), Malformed),
+        ("lower-case :method", with_field(&get, ":method", b"get"), Refused(400, "bad_method")),
+        ("TRACE", with_field(&get, ":method", b"TRACE"), Refused(403, "method_not_allowed")),
         (
             "line ends in :authority",
-            with(&get, ":authority", b"a.test\r\nx-smuggled: y"),
+            with_field(&get, ":authority", b"a.test\r\nx-smuggled: y"),
             Malformed,
         ),
         (
             "userinfo in :authority",
-            with(&get, ":authority", format!("b.test@{}", "a.test").as_bytes()),
+            with_field(&get, ":authority", format!("b.test@{}", "a.test").as_bytes()),
             Malformed,
         ),
-        ("path in :authority", with(&get, ":authority", b"a.test/x"), Malformed),
-        ("empty :authority", with(&get, ":authority", b""), Malformed),
-        ("another host in Host", and(&get, "host", other.as_bytes()), Malformed),
+        ("path in :authority", with_field(&get, ":authority", b"a.test/x"), Malformed),
+        ("empty :authority", with_field(&get, ":authority", b""), Malformed),
+        ("another host in Host", add_field(&get, "host", other.as_bytes()), Malformed),
         (
             "Host twice",
-            and(&and(&get, "host", other.as_bytes()), "host", other.as_bytes()),
+            add_field(&add_field(&get, "host", other.as_bytes()), "host", other.as_bytes()),
             Malformed,
         ),
-        ("another length", and(&get, "content-length", b"5"), Malformed),
-        ("two lengths", and(&and(&get, "content-length", b"0"), "content-length", b"5"), Malformed),
-        ("a length with a sign", and(&get, "content-length", b"+0"), Malformed),
-        ("a length that is none", and(&get, "content-length", b"x"), Malformed),
+        ("another length", add_field(&get, "content-length", b"5"), Malformed),
+        (
+            "two lengths",
+            add_field(&add_field(&get, "content-length", b"0"), "content-length", b"5"),
+            Malformed,
+        ),
+        ("a length with a sign", add_field(&get, "content-length", b"+0"), Malformed),
+        ("a length that is none", add_field(&get, "content-length", b"x"), Malformed),
         (
             "CONNECT",
-            without(&without(&with(&get, ":method", b"CONNECT"), ":path"), ":scheme"),
+            without_field(
+                &without_field(&with_field(&get, ":method", b"CONNECT"), ":path"),
+                ":scheme",
+            ),
             Malformed,
         ),
         (
             "extended CONNECT",
-            and(&with(&get, ":method", b"CONNECT"), ":protocol", b"websocket"),
+            add_field(&with_field(&get, ":method", b"CONNECT"), ":protocol", b"websocket"),
             Malformed,
         ),
     ] {
         let before = scene.origin.requests().len();
         let mut connection = scene.connect();
-        connection.headers(1, &fields, true);
-        let end = connection.end(1);
+        connection.send_headers(1, &fields, true);
+        let end = connection.wait_for_end(1);
         match fate {
-            Passes => assert_eq!(end, End::Status(200), "{what}"),
+            Passes => assert_eq!(end, StreamEnd::Status(200), "{what}"),
             Refused(status, code) => {
-                assert_eq!(end, End::Status(status), "{what}");
-                scene.world.find(0, what, |record| record["status_detail"] == code);
+                assert_eq!(end, StreamEnd::Status(status), "{what}");
+                scene.world.wait_for_record(0, what, |record| record["status_detail"] == code);
             }
             Malformed => {
-                let refused = matches!(end, End::Reset | End::Gone | End::Status(400 | 405 | 421));
+                let refused = matches!(
+                    end,
+                    StreamEnd::Reset | StreamEnd::Gone | StreamEnd::Status(400 | 405 | 421)
+                );
                 assert!(refused, "{what}: {end:?}");
             }
         }
@@ -186,15 +198,16 @@ fn a_malformed_request_reaches_nobody() {
         assert_eq!(scene.origin.requests().len(), before + passed, "{what}");
     }
     assert_eq!(scene.origin.faults(), [""; 0], "something malformed has reached the origin");
-    let smuggled = |request: &crate::strict::Request| request.field("x-smuggled").is_some();
+    let smuggled =
+        |request: &crate::strict_http::StrictRequest| request.field("x-smuggled").is_some();
     assert!(!scene.origin.requests().iter().any(smuggled));
     scene.assert_alive("all of it");
 }
 
 #[test]
 fn a_body_is_as_long_as_it_says() {
-    let scene = Scene::new();
-    let post = with(&scene.get(), ":method", b"POST");
+    let scene = StreamScene::new();
+    let post = with_field(&scene.plain_request(), ":method", b"POST");
     for (what, length, data, passes) in [
         ("right", &b"3"[..], &b"abc"[..], true),
         ("too short", b"5", b"abc", false),
@@ -202,94 +215,107 @@ fn a_body_is_as_long_as_it_says() {
     ] {
         let before = scene.origin.requests().len();
         let mut connection = scene.connect();
-        connection.headers(1, &and(&post, "content-length", length), false);
-        connection.frame(DATA, END_STREAM, 1, data);
-        let end = connection.end(1);
-        assert_eq!(end == End::Status(200), passes, "{what}: {end:?}");
+        connection.send_headers(1, &add_field(&post, "content-length", length), false);
+        connection.send_frame(DATA, END_STREAM, 1, data);
+        let end = connection.wait_for_end(1);
+        assert_eq!(end == StreamEnd::Status(200), passes, "{what}: {end:?}");
         assert_eq!(scene.origin.requests().len(), before + usize::from(passes), "{what}");
     }
     // Trailers: none of them becomes part of the request.
     let mut connection = scene.connect();
-    connection.headers(1, &post, false);
-    connection.frame(DATA, 0, 1, b"abc");
-    connection.headers(1, &vec![(":path".to_owned(), b"/smuggled".to_vec())], true);
-    connection.end(1);
+    connection.send_headers(1, &post, false);
+    connection.send_frame(DATA, 0, 1, b"abc");
+    connection.send_headers(1, &vec![(":path".to_owned(), b"/smuggled".to_vec())], true);
+    connection.wait_for_end(1);
     assert_eq!(scene.origin.faults(), [""; 0]);
     assert!(scene.origin.requests().iter().all(|request| request.target == "/x"));
 }
 
 #[test]
 fn a_malformed_frame_ends_its_connection() {
-    let scene = Scene::new();
-    let head = block(&scene.get());
+    let scene = StreamScene::new();
+    let head = encode_headers(&scene.plain_request());
     let whole = END_HEADERS | END_STREAM;
-    let headers = |stream: u32| frame(HEADERS, whole, stream, &head);
+    let headers = |stream: u32| encode_frame(HEADERS, whole, stream, &head);
     let setting = |id: u8, value: u32| [&[0, id][..], &value.to_be_bytes()].concat();
     for (what, bytes) in [
-        ("DATA on stream 0", frame(DATA, 0, 0, b"x")),
+        ("DATA on stream 0", encode_frame(DATA, 0, 0, b"x")),
         ("HEADERS on stream 0", headers(0)),
         ("HEADERS on an even stream", headers(2)),
-        ("DATA on an idle stream", frame(DATA, 0, 1, b"x")),
-        ("RST_STREAM on an idle stream", frame(RST_STREAM, 0, 1, &[0; 4])),
-        ("RST_STREAM on stream 0", frame(RST_STREAM, 0, 0, &[0; 4])),
-        ("RST_STREAM of another size", frame(RST_STREAM, 0, 1, &[0; 3])),
-        ("WINDOW_UPDATE on an idle stream", frame(WINDOW_UPDATE, 0, 1, &[0, 0, 0, 1])),
-        ("WINDOW_UPDATE by nothing", frame(WINDOW_UPDATE, 0, 0, &[0; 4])),
-        ("WINDOW_UPDATE of another size", frame(WINDOW_UPDATE, 0, 0, &[0; 3])),
-        ("a window that overflows", frame(WINDOW_UPDATE, 0, 0, &[0x7f, 255, 255, 255]).repeat(2)),
-        ("SETTINGS on a stream", frame(SETTINGS, 0, 1, &[])),
-        ("SETTINGS of another size", frame(SETTINGS, 0, 0, &[0; 5])),
-        ("SETTINGS that acknowledge with content", frame(SETTINGS, 1, 0, &[0; 6])),
-        ("a first window too large", frame(SETTINGS, 0, 0, &setting(4, 1 << 31))),
-        ("frames too small", frame(SETTINGS, 0, 0, &setting(5, 1))),
-        ("frames too large", frame(SETTINGS, 0, 0, &setting(5, 1 << 24))),
-        ("push neither on nor off", frame(SETTINGS, 0, 0, &setting(2, 2))),
-        ("PING of another size", frame(PING, 0, 0, &[0; 6])),
-        ("PING on a stream", frame(PING, 0, 1, &[0; 8])),
-        ("GOAWAY on a stream", frame(GOAWAY, 0, 1, &[0; 8])),
-        ("GOAWAY of another size", frame(GOAWAY, 0, 0, &[0; 4])),
-        ("PRIORITY on stream 0", frame(PRIORITY, 0, 0, &[0; 5])),
-        ("CONTINUATION of nothing", frame(CONTINUATION, END_HEADERS, 1, &head)),
+        ("DATA on an idle stream", encode_frame(DATA, 0, 1, b"x")),
+        ("RST_STREAM on an idle stream", encode_frame(RST_STREAM, 0, 1, &[0; 4])),
+        ("RST_STREAM on stream 0", encode_frame(RST_STREAM, 0, 0, &[0; 4])),
+        ("RST_STREAM of another size", encode_frame(RST_STREAM, 0, 1, &[0; 3])),
+        ("WINDOW_UPDATE on an idle stream", encode_frame(WINDOW_UPDATE, 0, 1, &[0, 0, 0, 1])),
+        ("WINDOW_UPDATE by nothing", encode_frame(WINDOW_UPDATE, 0, 0, &[0; 4])),
+        ("WINDOW_UPDATE of another size", encode_frame(WINDOW_UPDATE, 0, 0, &[0; 3])),
+        (
+            "a window that overflows",
+            encode_frame(WINDOW_UPDATE, 0, 0, &[0x7f, 255, 255, 255]).repeat(2),
+        ),
+        ("SETTINGS on a stream", encode_frame(SETTINGS, 0, 1, &[])),
+        ("SETTINGS of another size", encode_frame(SETTINGS, 0, 0, &[0; 5])),
+        ("SETTINGS that acknowledge with content", encode_frame(SETTINGS, 1, 0, &[0; 6])),
+        ("a first window too large", encode_frame(SETTINGS, 0, 0, &setting(4, 1 << 31))),
+        ("frames too small", encode_frame(SETTINGS, 0, 0, &setting(5, 1))),
+        ("frames too large", encode_frame(SETTINGS, 0, 0, &setting(5, 1 << 24))),
+        ("push neither on nor off", encode_frame(SETTINGS, 0, 0, &setting(2, 2))),
+        ("PING of another size", encode_frame(PING, 0, 0, &[0; 6])),
+        ("PING on a stream", encode_frame(PING, 0, 1, &[0; 8])),
+        ("GOAWAY on a stream", encode_frame(GOAWAY, 0, 1, &[0; 8])),
+        ("GOAWAY of another size", encode_frame(GOAWAY, 0, 0, &[0; 4])),
+        ("PRIORITY on stream 0", encode_frame(PRIORITY, 0, 0, &[0; 5])),
+        ("CONTINUATION of nothing", encode_frame(CONTINUATION, END_HEADERS, 1, &head)),
         (
             "CONTINUATION of another stream",
-            [frame(HEADERS, 0, 1, &head), frame(CONTINUATION, END_HEADERS, 3, &head)].concat(),
+            [encode_frame(HEADERS, 0, 1, &head), encode_frame(CONTINUATION, END_HEADERS, 3, &head)]
+                .concat(),
         ),
         (
             "a PING inside a header block",
-            [frame(HEADERS, 0, 1, &head), frame(PING, 0, 0, &[0; 8])].concat(),
+            [encode_frame(HEADERS, 0, 1, &head), encode_frame(PING, 0, 0, &[0; 8])].concat(),
         ),
-        ("a frame that is too long", frame(DATA, 0, 1, &vec![0; 20_000])),
-        ("a header frame that is too long", frame(HEADERS, whole, 1, &vec![0; 20_000])),
-        ("PUSH_PROMISE from a client", frame(PUSH_PROMISE, END_HEADERS, 1, &[0, 0, 0, 2])),
-        ("padding longer than the frame", [headers(1), frame(DATA, 8, 3, &[200, 0])].concat()),
-        ("headers padded beyond their end", frame(HEADERS, whole | 8, 1, &[200, 0x82])),
-        ("an index of nothing", frame(HEADERS, whole, 1, &[0x80])),
-        ("an index beyond the table", frame(HEADERS, whole, 1, &[0xff, 0x80, 0x01])),
-        ("a table too large", frame(HEADERS, whole, 1, &[0x3f, 0xe1, 0xff, 0x03])),
-        ("a string that is cut", frame(HEADERS, whole, 1, &[0, 5, b'x'])),
+        ("a frame that is too long", encode_frame(DATA, 0, 1, &vec![0; 20_000])),
+        ("a header frame that is too long", encode_frame(HEADERS, whole, 1, &vec![0; 20_000])),
+        ("PUSH_PROMISE from a client", encode_frame(PUSH_PROMISE, END_HEADERS, 1, &[0, 0, 0, 2])),
+        (
+            "padding longer than the frame",
+            [headers(1), encode_frame(DATA, 8, 3, &[200, 0])].concat(),
+        ),
+        ("headers padded beyond their end", encode_frame(HEADERS, whole | 8, 1, &[200, 0x82])),
+        ("an index of nothing", encode_frame(HEADERS, whole, 1, &[0x80])),
+        ("an index beyond the table", encode_frame(HEADERS, whole, 1, &[0xff, 0x80, 0x01])),
+        ("a table too large", encode_frame(HEADERS, whole, 1, &[0x3f, 0xe1, 0xff, 0x03])),
+        ("a string that is cut", encode_frame(HEADERS, whole, 1, &[0, 5, b'x'])),
         ("an older stream", [headers(5), headers(3)].concat()),
         ("a stream used twice", [headers(1), headers(1)].concat()),
     ] {
         let mut connection = scene.connect();
         connection.wire.send(&bytes);
         // A stream error leaves the connection open: then it is asked to end.
-        connection.frame(GOAWAY, 0, 0, &[0; 8]);
-        assert!(connection.is_ended() || connection.end(1) == End::Reset, "{what}");
-        assert!(!connection.answered_well(3), "{what}");
+        connection.send_frame(GOAWAY, 0, 0, &[0; 8]);
+        assert!(connection.is_ended() || connection.wait_for_end(1) == StreamEnd::Reset, "{what}");
+        assert!(!connection.has_ok_status(3), "{what}");
     }
     assert_eq!(scene.origin.faults(), [""; 0]);
     // What is merely unknown is read over.
     let mut connection = scene.connect();
-    connection.frame(0xfe, 0xff, 7, b"whatever");
-    connection.frame(PRIORITY, 0, 9, &[0, 0, 0, 0, 1]);
-    connection.frame(SETTINGS, 0, 0, &setting(0xee, 5));
-    connection.headers(11, &scene.get(), true);
-    assert_eq!(connection.status(11), Some(200));
+    connection.send_frame(0xfe, 0xff, 7, b"whatever");
+    connection.send_frame(PRIORITY, 0, 9, &[0, 0, 0, 0, 1]);
+    connection.send_frame(SETTINGS, 0, 0, &setting(0xee, 5));
+    connection.send_headers(11, &scene.plain_request(), true);
+    assert_eq!(connection.wait_for_status(11), Some(200));
     scene.assert_alive("all of it");
 }
 
 /// Bytes of one flood, sent until they are not taken any more; what comes back is thrown away.
-fn flood(world: &World, port: u16, start: &[u8], round: impl Fn(u32) -> Vec<u8>, rounds: u32) {
+fn send_flood(
+    world: &SandbarInstance,
+    port: u16,
+    start: &[u8],
+    round: impl Fn(u32) -> Vec<u8>,
+    rounds: u32,
+) {
     let mut stream = TcpStream::connect(world.listeners[0]).unwrap();
     stream.set_write_timeout(Some(Duration::from_secs(5))).unwrap();
     stream.set_read_timeout(Some(DEADLINE)).unwrap();
@@ -304,7 +330,8 @@ fn flood(world: &World, port: u16, start: &[u8], round: impl Fn(u32) -> Vec<u8>,
         while back.read(&mut buffer).is_ok_and(|count| count > 0) {}
     });
     let hello =
-        [b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n", &frame(SETTINGS, 0, 0, &[])[..], start].concat();
+        [b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n", &encode_frame(SETTINGS, 0, 0, &[])[..], start]
+            .concat();
     let mut taken = stream.write_all(&hello).is_ok();
     for at in 0..rounds {
         taken = taken && stream.write_all(&round(at)).is_ok();
@@ -314,24 +341,24 @@ fn flood(world: &World, port: u16, start: &[u8], round: impl Fn(u32) -> Vec<u8>,
 }
 
 #[test]
-fn floods_end_and_others_are_served_beside_them() {
-    let scene = Scene::new();
+fn p17_floods_end_and_others_are_served_beside_them() {
+    let scene = StreamScene::new();
     let (world, port) = (&scene.world, scene.origin.port());
-    let head = block(&request("GET", "http", &format!("a.test:{port}"), "/x"));
-    let headers = |flags: u8, stream: u32| frame(HEADERS, flags, stream, &head);
+    let head = encode_headers(&request_fields("GET", "http", &format!("a.test:{port}"), "/x"));
+    let headers = |flags: u8, stream: u32| encode_frame(HEADERS, flags, stream, &head);
     let odd = |at: u32| at * 2 + 1;
     // One long field goes into the table; each later octet of the block stands for all of it again.
     let long = [&[0x40, 1, b'x', 0x7f, 0x81, 0x1e][..], &vec![b'y'; 4000]].concat();
     let bomb = |at: u32| {
-        frame(
+        encode_frame(
             HEADERS,
             END_HEADERS | END_STREAM,
             odd(at),
             &[&long[..], &vec![0xbe; 12_000]].concat(),
         )
     };
-    type Round<'a> = Box<dyn Fn(u32) -> Vec<u8> + Send + Sync + 'a>;
-    let floods: Vec<(&str, Vec<u8>, Round<'_>, u32)> = vec![
+    type FloodRound<'a> = Box<dyn Fn(u32) -> Vec<u8> + Send + Sync + 'a>;
+    let floods: Vec<(&str, Vec<u8>, FloodRound<'_>, u32)> = vec![
         (
             "rapid reset",
             Vec::new(),
@@ -340,7 +367,7 @@ fn floods_end_and_others_are_served_beside_them() {
                 each.flat_map(|stream| {
                     [
                         headers(END_HEADERS | END_STREAM, stream),
-                        frame(RST_STREAM, 0, stream, &[0, 0, 0, 8]),
+                        encode_frame(RST_STREAM, 0, stream, &[0, 0, 0, 8]),
                     ]
                     .concat()
                 })
@@ -351,55 +378,57 @@ fn floods_end_and_others_are_served_beside_them() {
         (
             "CONTINUATION",
             headers(0, 1),
-            Box::new(|_| frame(CONTINUATION, 0, 1, &[0, 1, b'x', 1, b'y'].repeat(2000))),
+            Box::new(|_| encode_frame(CONTINUATION, 0, 1, &[0, 1, b'x', 1, b'y'].repeat(2000))),
             2000,
         ),
         (
             "empty CONTINUATION",
             headers(0, 1),
-            Box::new(|_| frame(CONTINUATION, 0, 1, &[]).repeat(1000)),
+            Box::new(|_| encode_frame(CONTINUATION, 0, 1, &[]).repeat(1000)),
             20,
         ),
         ("HPACK bomb", Vec::new(), Box::new(bomb), 50),
-        ("PING", Vec::new(), Box::new(|_| frame(PING, 0, 0, &[0; 8]).repeat(1000)), 20),
+        ("PING", Vec::new(), Box::new(|_| encode_frame(PING, 0, 0, &[0; 8]).repeat(1000)), 20),
         (
             "SETTINGS",
             Vec::new(),
-            Box::new(|_| frame(SETTINGS, 0, 0, &[0, 3, 0, 0, 0, 9]).repeat(1000)),
+            Box::new(|_| encode_frame(SETTINGS, 0, 0, &[0, 3, 0, 0, 0, 9]).repeat(1000)),
             20,
         ),
         (
             "empty DATA",
             headers(END_HEADERS, 1),
-            Box::new(|_| frame(DATA, 0, 1, &[]).repeat(1000)),
+            Box::new(|_| encode_frame(DATA, 0, 1, &[]).repeat(1000)),
             20,
         ),
         (
             "WINDOW_UPDATE",
             headers(END_HEADERS, 1),
-            Box::new(|_| frame(WINDOW_UPDATE, 0, 1, &[0, 0, 0, 1]).repeat(1000)),
+            Box::new(|_| encode_frame(WINDOW_UPDATE, 0, 1, &[0, 0, 0, 1]).repeat(1000)),
             20,
         ),
         (
             "PRIORITY",
             Vec::new(),
-            Box::new(|at| frame(PRIORITY, 0, odd(at), &[0, 0, 0, 0, 1]).repeat(1000)),
+            Box::new(|at| encode_frame(PRIORITY, 0, odd(at), &[0, 0, 0, 0, 1]).repeat(1000)),
             20,
         ),
     ];
     scene.assert_alive("nothing yet");
-    let before = world.resident();
+    let before = world.resident_kilobytes();
     for (what, start, round, rounds) in &floods {
         thread::scope(|scope| {
-            let flooding = scope.spawn(|| flood(world, port, start, round, *rounds));
+            let flooding = scope.spawn(|| send_flood(world, port, start, round, *rounds));
             let asked = Instant::now();
             scene.assert_alive(what);
             assert!(asked.elapsed() < DEADLINE / 3, "{what} keeps others waiting");
             flooding.join().unwrap();
         });
         scene.assert_alive(what);
-        let grown = world.resident().saturating_sub(before);
+        let grown = world.resident_kilobytes().saturating_sub(before);
         assert!(grown < 128 << 10, "{what} took {grown} KB");
     }
-    world.find(0, "rapid reset is recorded", |record| record["status_detail"] == "too_many_resets");
+    world.wait_for_record(0, "rapid reset is recorded", |record| {
+        record["status_detail"] == "too_many_resets"
+    });
 }

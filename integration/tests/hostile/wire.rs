@@ -8,19 +8,19 @@ use std::time::Duration;
 pub(crate) const DEADLINE: Duration = Duration::from_secs(30);
 
 /// Anything that carries bytes both ways.
-pub(crate) trait Carrier: Read + Write + Send {}
+pub(crate) trait ByteStream: Read + Write + Send {}
 
-impl<T: Read + Write + Send> Carrier for T {}
+impl<T: Read + Write + Send> ByteStream for T {}
 
 /// A connection and what came on it that nobody has looked at.
-pub(crate) struct Wire {
-    stream: Box<dyn Carrier>,
+pub(crate) struct RawConnection {
+    stream: Box<dyn ByteStream>,
     ahead: Vec<u8>,
 }
 
 /// One answer.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub(crate) struct Answer {
+pub(crate) struct RawResponse {
     pub(crate) status: u16,
     /// Names in lower case.
     pub(crate) fields: Vec<(String, String)>,
@@ -31,7 +31,7 @@ pub(crate) struct Answer {
     pub(crate) raw: Vec<u8>,
 }
 
-impl Answer {
+impl RawResponse {
     pub(crate) fn field(&self, name: &str) -> Option<&str> {
         self.fields.iter().find(|(known, _)| known == name).map(|(_, value)| value.as_str())
     }
@@ -41,21 +41,21 @@ impl Answer {
     }
 }
 
-impl Wire {
-    pub(crate) fn to(address: SocketAddr) -> Self {
+impl RawConnection {
+    pub(crate) fn connect(address: SocketAddr) -> Self {
         let stream = TcpStream::connect(address).unwrap();
         stream.set_read_timeout(Some(DEADLINE)).unwrap();
         stream.set_write_timeout(Some(DEADLINE)).unwrap();
         stream.set_nodelay(true).unwrap();
-        Wire::over(Box::new(stream))
+        RawConnection::from_stream(Box::new(stream))
     }
 
-    pub(crate) fn over(stream: Box<dyn Carrier>) -> Self {
-        Wire { stream, ahead: Vec::new() }
+    pub(crate) fn from_stream(stream: Box<dyn ByteStream>) -> Self {
+        RawConnection { stream, ahead: Vec::new() }
     }
 
     /// The carrier again; nothing may have been read ahead.
-    pub(crate) fn into_carrier(self) -> Box<dyn Carrier> {
+    pub(crate) fn into_stream(self) -> Box<dyn ByteStream> {
         assert!(self.ahead.is_empty(), "more than the answer has come");
         self.stream
     }
@@ -66,17 +66,17 @@ impl Wire {
     }
 
     /// Sends; false where nobody takes it any more.
-    pub(crate) fn offer(&mut self, bytes: &[u8]) -> bool {
+    pub(crate) fn try_send(&mut self, bytes: &[u8]) -> bool {
         self.stream.write_all(bytes).and_then(|()| self.stream.flush()).is_ok()
     }
 
     /// One answer to a request of `method`; none where the connection ended before it was whole.
-    pub(crate) fn answer(&mut self, method: &str) -> Option<Answer> {
-        let mut answer = Answer::default();
+    pub(crate) fn read_response(&mut self, method: &str) -> Option<RawResponse> {
+        let mut answer = RawResponse::default();
         loop {
-            let head = self.until(b"\r\n\r\n")?;
+            let head = self.read_until(b"\r\n\r\n")?;
             answer.raw.extend_from_slice(&head);
-            let (status, fields) = self.head(&head);
+            let (status, fields) = self.parse_head(&head);
             if (100..200).contains(&status) && status != 101 {
                 answer.interim.push(status);
                 continue;
@@ -89,10 +89,10 @@ impl Wire {
             _ if bodiless => Vec::new(),
             (Some(coding), None) => {
                 assert_eq!(coding, "chunked", "{answer:?}");
-                self.chunks(&mut answer.raw)?
+                self.read_chunks(&mut answer.raw)?
             }
-            (None, Some(length)) => self.exactly(length.parse().unwrap())?,
-            (None, None) => self.rest(),
+            (None, Some(length)) => self.read_exact(length.parse().unwrap())?,
+            (None, None) => self.read_to_end(),
             (Some(_), Some(_)) => panic!("two lengths in {answer:?}"),
         };
         answer.raw.extend_from_slice(&body);
@@ -100,7 +100,7 @@ impl Wire {
         Some(answer)
     }
 
-    fn head(&self, head: &[u8]) -> (u16, Vec<(String, String)>) {
+    fn parse_head(&self, head: &[u8]) -> (u16, Vec<(String, String)>) {
         let text = String::from_utf8_lossy(head);
         let text = text.strip_suffix("\r\n\r\n").unwrap();
         assert!(!text.replace("\r\n", "").contains(['\r', '\n', '\0']), "{text:?}");
@@ -115,14 +115,14 @@ impl Wire {
         (status.unwrap_or_else(|| panic!("status line {first:?}")), fields.collect())
     }
 
-    fn chunks(&mut self, raw: &mut Vec<u8>) -> Option<Vec<u8>> {
+    fn read_chunks(&mut self, raw: &mut Vec<u8>) -> Option<Vec<u8>> {
         let mut body = Vec::new();
         loop {
-            let line = self.until(b"\r\n")?;
+            let line = self.read_until(b"\r\n")?;
             raw.extend_from_slice(&line);
             let size = str::from_utf8(&line[..line.len() - 2]).unwrap();
             let size = usize::from_str_radix(size, 16).unwrap();
-            let data = self.exactly(size + 2)?;
+            let data = self.read_exact(size + 2)?;
             assert!(data.ends_with(b"\r\n"), "a chunk is longer than it says");
             body.extend_from_slice(&data[..size]);
             if size == 0 {
@@ -132,21 +132,21 @@ impl Wire {
     }
 
     /// Everything up to and including `end`; none where the connection ends first.
-    pub(crate) fn until(&mut self, end: &[u8]) -> Option<Vec<u8>> {
+    pub(crate) fn read_until(&mut self, end: &[u8]) -> Option<Vec<u8>> {
         loop {
             let found = self.ahead.windows(end.len()).position(|window| window == end);
             if let Some(at) = found {
                 return Some(self.ahead.drain(..at + end.len()).collect());
             }
-            if self.more() == 0 {
+            if self.fill() == 0 {
                 return None;
             }
         }
     }
 
-    pub(crate) fn exactly(&mut self, count: usize) -> Option<Vec<u8>> {
+    pub(crate) fn read_exact(&mut self, count: usize) -> Option<Vec<u8>> {
         while self.ahead.len() < count {
-            if self.more() == 0 {
+            if self.fill() == 0 {
                 return None;
             }
         }
@@ -154,13 +154,13 @@ impl Wire {
     }
 
     /// Everything until the connection ends.
-    pub(crate) fn rest(&mut self) -> Vec<u8> {
-        while self.more() > 0 {}
+    pub(crate) fn read_to_end(&mut self) -> Vec<u8> {
+        while self.fill() > 0 {}
         std::mem::take(&mut self.ahead)
     }
 
     /// Waits for more bytes; 0 at the end, however it came.
-    fn more(&mut self) -> usize {
+    fn fill(&mut self) -> usize {
         let mut buffer = [0; 16 << 10];
         let read = match self.stream.read(&mut buffer) {
             Ok(read) => read,

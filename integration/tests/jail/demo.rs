@@ -6,7 +6,7 @@ use std::process::{Command, Stdio};
 
 use serde_json::Value;
 
-use super::scene::{Ran, Scene, Who, until};
+use super::scene::{CommandResult, JailScene, RunAs, wait_until};
 
 /// The steps, and the reasons and events that their records must tell.
 const STEPS: &[(&str, &[&str])] = &[
@@ -25,29 +25,30 @@ const STEPS: &[(&str, &[&str])] = &[
     ("log", &["checkpoint"]),
 ];
 
-fn demo(scene: &Scene, words: &[&str]) -> Command {
-    let mut command = scene.outside(&scene.words()[0]);
-    command.arg("demo").args(words).env("TMPDIR", scene.at("state"));
+fn demo_command(scene: &JailScene, words: &[&str]) -> Command {
+    let mut command = scene.outside_command(&scene.run_arguments()[0]);
+    command.arg("demo").args(words).env("TMPDIR", scene.path("state"));
     command
 }
 
 /// Processes of this scene's program.
-fn left(scene: &Scene) -> Vec<String> {
-    let own = scene.words()[0].clone();
+fn remaining_processes(scene: &JailScene) -> Vec<String> {
+    let own = scene.run_arguments()[0].clone();
     let all = fs::read_dir("/proc").unwrap().flatten();
     let lines = all.filter_map(|entry| fs::read_to_string(entry.path().join("cmdline")).ok());
     lines.filter(|line| line.starts_with(&own)).collect()
 }
 
-fn is_clean(scene: &Scene) -> bool {
-    fs::read_dir(scene.at("state")).unwrap().next().is_none() && left(scene).is_empty()
+fn is_clean(scene: &JailScene) -> bool {
+    fs::read_dir(scene.path("state")).unwrap().next().is_none()
+        && remaining_processes(scene).is_empty()
 }
 
 #[test]
 fn the_story_goes_as_promised() {
-    for who in Who::BOTH {
-        let scene = Scene::new(who);
-        let ran = Ran::of(demo(&scene, &["--json"]).stdin(Stdio::null()));
+    for who in RunAs::BOTH {
+        let scene = JailScene::new(who);
+        let ran = CommandResult::run(demo_command(&scene, &["--json"]).stdin(Stdio::null()));
         assert_eq!(ran.status.code(), Some(0), "{who:?}: {ran}");
         let played: Vec<Value> = serde_json::from_str(&ran.out).unwrap();
         let names: Vec<&str> = played.iter().map(|step| step["step"].as_str().unwrap()).collect();
@@ -63,15 +64,17 @@ fn the_story_goes_as_promised() {
                 .collect();
             assert_eq!(told, *codes, "{who:?} {name}: {step}");
         }
-        assert!(scene.net.arrived().is_empty(), "it left: {:?}", scene.net.arrived());
-        assert!(is_clean(&scene), "{who:?}: {:?}", left(&scene));
+        assert!(scene.net.arrivals().is_empty(), "it left: {:?}", scene.net.arrivals());
+        assert!(is_clean(&scene), "{who:?}: {:?}", remaining_processes(&scene));
     }
 }
 
 #[test]
 fn one_step_is_told_for_people_without_colours_and_kept_if_wished() {
-    let scene = Scene::new(Who::User);
-    let ran = Ran::of(demo(&scene, &["--step", "fronting", "--keep"]).stdin(Stdio::null()));
+    let scene = JailScene::new(RunAs::User);
+    let ran = CommandResult::run(
+        demo_command(&scene, &["--step", "fronting", "--keep"]).stdin(Stdio::null()),
+    );
     assert_eq!(ran.status.code(), Some(0), "{ran}");
     for shown in ["tried", "happened", "record", "names_disagree", "1 step, all as promised"] {
         assert!(ran.out.contains(shown), "{shown}: {ran}");
@@ -79,39 +82,44 @@ fn one_step_is_told_for_people_without_colours_and_kept_if_wished() {
     assert!(!ran.out.contains('\u{1b}'), "{ran}");
     let kept = ran.err.split_once("kept: ").expect("it says where").1.trim().to_owned();
     assert!(fs::metadata(format!("{kept}/sandbar.toml")).is_ok(), "{kept}");
-    let list = Ran::of(demo(&scene, &["--list"]).stdin(Stdio::null()));
+    let list = CommandResult::run(demo_command(&scene, &["--list"]).stdin(Stdio::null()));
     for (name, _) in STEPS {
         assert!(list.out.lines().any(|line| line.starts_with(name)), "{name}: {list}");
     }
-    let none = Ran::of(demo(&scene, &["--step", "nothing"]).stdin(Stdio::null()));
+    let none =
+        CommandResult::run(demo_command(&scene, &["--step", "nothing"]).stdin(Stdio::null()));
     assert_eq!(none.status.code(), Some(64), "{none}");
 }
 
 #[test]
 fn whoever_has_seen_enough_leaves_nothing_behind() {
-    let scene = Scene::new(Who::User);
-    let mut command = demo(&scene, &["--step", "grant"]);
+    let scene = JailScene::new(RunAs::User);
+    let mut command = demo_command(&scene, &["--step", "grant"]);
     let child = command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn();
     let child = child.unwrap();
     // The agents run once the log is there and the proxy is ready.
-    until("an agent runs", || left(&scene).iter().any(|line| line.contains("agent")).then_some(()));
+    wait_until("an agent runs", || {
+        remaining_processes(&scene).iter().any(|line| line.contains("agent")).then_some(())
+    });
     let told = Command::new("kill").arg(child.id().to_string()).status();
     assert!(told.unwrap().success());
-    let ran = Ran::from(child);
+    let ran = CommandResult::from_child(child);
     assert_eq!(ran.status.code(), Some(143), "{ran}");
-    until("everything is gone", || is_clean(&scene).then_some(()));
+    wait_until("everything is gone", || is_clean(&scene).then_some(()));
 }
 
 #[test]
-fn where_there_can_be_no_jail_it_says_what_run_says() {
-    let scene = Scene::new(Who::User);
-    let program = scene.words()[0].clone();
-    let state = scene.at("state").display().to_string();
+fn p16_where_there_can_be_no_jail_it_says_what_run_says() {
+    let scene = JailScene::new(RunAs::User);
+    let program = scene.run_arguments()[0].clone();
+    let state = scene.path("state").display().to_string();
     let forbid = "echo 0 > /proc/sys/user/max_user_namespaces && exec \"$@\"";
     let forbidden = |words: &[&str]| {
-        let mut command = scene.outside("unshare");
+        let mut command = scene.outside_command("unshare");
         command.args(["--user", "--map-current-user", "--keep-caps", "sh", "-c", forbid, "sh"]);
-        Ran::of(command.arg(&program).args(words).env("TMPDIR", &state).stdin(Stdio::null()))
+        CommandResult::run(
+            command.arg(&program).args(words).env("TMPDIR", &state).stdin(Stdio::null()),
+        )
     };
     let run = forbidden(&["run", "--state", &state, "--resolver", "127.0.0.1:9", "--", "true"]);
     assert_eq!(run.status.code(), Some(125), "{run}");

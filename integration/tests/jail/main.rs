@@ -5,12 +5,12 @@
 
 mod demo;
 mod doctor;
-mod end;
 mod escapes;
 mod files;
-mod people;
 mod programs;
+mod run_command;
 mod scene;
+mod teardown;
 mod terminal;
 
 #[path = "../proxy/names.rs"]

@@ -5,25 +5,25 @@ use std::fs;
 
 use serde_json::json;
 
-use super::scene::{Ran, Scene, Who};
+use super::scene::{CommandResult, JailScene, RunAs};
 
 /// Types steps into a shell of the caller's; what was on the screen.
-fn typed(scene: &Scene, steps: &[serde_json::Value]) -> String {
+fn type_steps(scene: &JailScene, steps: &[serde_json::Value]) -> String {
     let lines: Vec<String> = steps.iter().map(ToString::to_string).collect();
-    let steps = scene.write("steps", &lines.join("\n"));
-    let typist = scene.at("typist.py");
+    let steps = scene.write_file("steps", &lines.join("\n"));
+    let typist = scene.path("typist.py");
     fs::copy(concat!(env!("CARGO_MANIFEST_DIR"), "/tests/jail/typist.py"), &typist).unwrap();
-    let ran = Ran::of(scene.outside("/usr/bin/python3").arg(typist).arg(steps));
+    let ran = CommandResult::run(scene.outside_command("/usr/bin/python3").arg(typist).arg(steps));
     assert_eq!(ran.status.code(), Some(0), "{ran}");
     ran.out
 }
 
-fn line(scene: &Scene, rest: &str) -> serde_json::Value {
-    json!(["type", format!("{} -q -- {rest}\n", scene.words().join(" "))])
+fn type_run(scene: &JailScene, rest: &str) -> serde_json::Value {
+    json!(["type", format!("{} -q -- {rest}\n", scene.run_arguments().join(" "))])
 }
 
 /// Waits until a process inside is in the foreground of a terminal, or is stopped.
-fn state(scene: &Scene, letters: &str, program: &str) -> serde_json::Value {
+fn wait_for_state(scene: &JailScene, letters: &str, program: &str) -> serde_json::Value {
     json!([
         "wait",
         format!("ps -u {} -o stat=,args= | grep -Eq '^{letters} +{program}'", scene.who.uid())
@@ -32,18 +32,18 @@ fn state(scene: &Scene, letters: &str, program: &str) -> serde_json::Value {
 
 #[test]
 fn a_job_is_stopped_and_goes_on() {
-    let scene = Scene::new(Who::User);
-    typed(
+    let scene = JailScene::new(RunAs::User);
+    type_steps(
         &scene,
         &[
             json!(["see", "out> "]),
-            line(&scene, "sleep 4321"),
-            state(&scene, "S[a-zA-Z]*\\+", "sleep 4321"),
+            type_run(&scene, "sleep 4321"),
+            wait_for_state(&scene, "S[a-zA-Z]*\\+", "sleep 4321"),
             json!(["type", "\u{1a}"]),
             json!(["see", "Stopped", "out> "]),
-            state(&scene, "T", "sleep 4321"),
+            wait_for_state(&scene, "T", "sleep 4321"),
             json!(["type", "fg\n"]),
-            state(&scene, "S[a-zA-Z]*\\+", "sleep 4321"),
+            wait_for_state(&scene, "S[a-zA-Z]*\\+", "sleep 4321"),
             json!(["type", "\u{3}"]),
             json!(["see", "out> "]),
             json!(["type", "echo status=$?.\n"]),
@@ -54,10 +54,11 @@ fn a_job_is_stopped_and_goes_on() {
 
 #[test]
 fn a_pipeline_is_one_job() {
-    let scene = Scene::new(Who::User);
-    let piped =
-        |rest: &str| json!(["type", format!("{} -q -- {rest} | cat\n", scene.words().join(" "))]);
-    typed(
+    let scene = JailScene::new(RunAs::User);
+    let piped = |rest: &str| {
+        json!(["type", format!("{} -q -- {rest} | cat\n", scene.run_arguments().join(" "))])
+    };
+    type_steps(
         &scene,
         &[
             json!(["see", "out> "]),
@@ -67,11 +68,11 @@ fn a_pipeline_is_one_job() {
             piped("sh -c 'kill -9 0; echo three'"),
             json!(["see", "three\r\n", "out> "]),
             piped("sleep 4322"),
-            state(&scene, "S[a-zA-Z]*\\+", "sleep 4322"),
+            wait_for_state(&scene, "S[a-zA-Z]*\\+", "sleep 4322"),
             json!(["type", "\u{1a}"]),
             json!(["see", "Stopped", "out> "]),
             json!(["type", "fg\n"]),
-            state(&scene, "S[a-zA-Z]*\\+", "sleep 4322"),
+            wait_for_state(&scene, "S[a-zA-Z]*\\+", "sleep 4322"),
             json!(["type", "\u{3}"]),
             json!(["see", "out> "]),
             json!(["type", "echo status=${PIPESTATUS[0]}.\n"]),
@@ -82,16 +83,16 @@ fn a_pipeline_is_one_job() {
 
 #[test]
 fn a_job_behind_the_others_waits_for_the_terminal() {
-    let scene = Scene::new(Who::User);
-    let behind = json!(["type", format!("{} -q -- cat &\n", scene.words().join(" "))]);
-    typed(
+    let scene = JailScene::new(RunAs::User);
+    let behind = json!(["type", format!("{} -q -- cat &\n", scene.run_arguments().join(" "))]);
+    type_steps(
         &scene,
         &[
             json!(["see", "out> "]),
             behind,
-            state(&scene, "T", "cat"),
+            wait_for_state(&scene, "T", "cat"),
             json!(["type", "fg\n"]),
-            state(&scene, "S[a-zA-Z]*\\+", "cat"),
+            wait_for_state(&scene, "S[a-zA-Z]*\\+", "cat"),
             json!(["type", "typed\n"]),
             json!(["see", "typed\r\ntyped\r\n"]),
             json!(["type", "\u{4}"]),
@@ -102,18 +103,18 @@ fn a_job_behind_the_others_waits_for_the_terminal() {
 
 #[test]
 fn a_shell_inside_has_jobs_of_its_own() {
-    for who in Who::BOTH {
-        let scene = Scene::new(who);
-        let screen = typed(
+    for who in RunAs::BOTH {
+        let scene = JailScene::new(who);
+        let screen = type_steps(
             &scene,
             &[
                 json!(["see", "out> "]),
-                line(&scene, "env PS1='in> ' bash --norc --noprofile -i"),
+                type_run(&scene, "env PS1='in> ' bash --norc --noprofile -i"),
                 json!(["see", "in> "]),
                 json!(["type", "tty; stty rows 33 cols 111; stty size\n"]),
                 json!(["see", "/dev/console", "33 111", "in> "]),
                 json!(["type", "sleep 4323\n"]),
-                state(&scene, "S[a-zA-Z]*\\+", "sleep 4323"),
+                wait_for_state(&scene, "S[a-zA-Z]*\\+", "sleep 4323"),
                 json!(["type", "\u{1a}"]),
                 json!(["see", "Stopped", "in> "]),
                 json!(["type", "kill %1; echo job=$(jobs | wc -l).; exit 3\n"]),
@@ -128,9 +129,9 @@ fn a_shell_inside_has_jobs_of_its_own() {
 
 #[test]
 fn an_editor_and_an_interpreter_work_and_lines_of_ours_wait() {
-    let scene = Scene::new(Who::User);
-    let vim = format!("{} -- vim -u NONE file\n", scene.words().join(" "));
-    let screen = typed(
+    let scene = JailScene::new(RunAs::User);
+    let vim = format!("{} -- vim -u NONE file\n", scene.run_arguments().join(" "));
+    let screen = type_steps(
         &scene,
         &[
             json!(["see", "out> "]),
@@ -143,7 +144,7 @@ fn an_editor_and_an_interpreter_work_and_lines_of_ours_wait() {
             json!(["wait", "test -e asked"]),
             json!(["type", "ihello\u{1b}:wq\r"]),
             json!(["see", "written", "denied denied.example", "exit status 0", "out> "]),
-            line(&scene, "/usr/bin/python3 -q"),
+            type_run(&scene, "/usr/bin/python3 -q"),
             json!(["see", ">>> "]),
             json!(["type", "6 * 7\n"]),
             json!(["see", "42", ">>> "]),
@@ -151,23 +152,23 @@ fn an_editor_and_an_interpreter_work_and_lines_of_ours_wait() {
             json!(["see", "out> "]),
         ],
     );
-    assert_eq!(fs::read_to_string(scene.at("work/file")).unwrap(), "hello\n", "{screen}");
+    assert_eq!(fs::read_to_string(scene.path("work/file")).unwrap(), "hello\n", "{screen}");
 }
 
 #[test]
 fn nobody_types_into_the_callers_terminal() {
-    let scene = Scene::new(Who::User);
+    let scene = JailScene::new(RunAs::User);
     let typing = "import fcntl, ctypes\nfor b in b'touch typed\\n':\n    try:\n        fcntl.ioctl(0, 0x5412, bytes([b]))\n        print('typed')\n    except OSError as e:\n        print('refused', e.errno)\n";
-    scene.write("work/typing.py", typing);
-    let screen = typed(
+    scene.write_file("work/typing.py", typing);
+    let screen = type_steps(
         &scene,
         &[
             json!(["see", "out> "]),
-            line(&scene, "/usr/bin/python3 typing.py"),
+            type_run(&scene, "/usr/bin/python3 typing.py"),
             json!(["see", "refused 1\r\n", "out> "]),
             json!(["type", "echo done.\n"]),
             json!(["see", "done\\.\r\n", "out> "]),
         ],
     );
-    assert!(!screen.contains("typed\r\n") && !scene.at("work/typed").exists(), "{screen}");
+    assert!(!screen.contains("typed\r\n") && !scene.path("work/typed").exists(), "{screen}");
 }

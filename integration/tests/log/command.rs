@@ -11,19 +11,19 @@ use std::time::{Duration, Instant};
 use serde_json::Value;
 use tempfile::TempDir;
 
-use super::{Writing, sandbar};
+use super::{TestLog, sandbar};
 
 const DEADLINE: Duration = Duration::from_secs(20);
 
 /// Two segments, two sandboxes, three hosts, one of them hostile.
-fn example() -> TempDir {
+fn write_example_log() -> TempDir {
     let dir = tempfile::tempdir().unwrap();
-    let writing = Writing::new(&log_dir(&dir));
-    writing.allow("build-7", "api.openai.com");
-    writing.allow("build-7", "github.com");
+    let writing = TestLog::new(&log_dir(&dir));
+    writing.write_allowed("build-7", "api.openai.com");
+    writing.write_allowed("build-7", "github.com");
     writing.log.reopen().unwrap();
-    writing.deny("build-7", "pastebin.com");
-    writing.deny("trial-2", "\u{1b}[31mevil\nhost");
+    writing.write_denied("build-7", "pastebin.com");
+    writing.write_denied("trial-2", "\u{1b}[31mevil\nhost");
     writing.log.close();
     dir
 }
@@ -32,67 +32,68 @@ fn log_dir(dir: &TempDir) -> PathBuf {
     dir.path().join("log")
 }
 
-fn files(dir: &Path) -> Vec<PathBuf> {
-    audit::segments(dir).unwrap().into_iter().map(|(_, path)| path).collect()
+fn segment_paths(dir: &Path) -> Vec<PathBuf> {
+    audit::list_segments(dir).unwrap().into_iter().map(|(_, path)| path).collect()
 }
 
-fn run(dir: &Path, args: &[&str]) -> Output {
+fn run_log(dir: &Path, args: &[&str]) -> Output {
     sandbar().arg("log").args(args).arg(dir).output().unwrap()
 }
 
-fn text(output: &Output) -> String {
+fn stdout_text(output: &Output) -> String {
     String::from_utf8(output.stdout.clone()).unwrap()
 }
 
 #[test]
-fn verify_tells_intact_changed_and_incomplete_apart() {
+fn p8_verify_tells_intact_changed_and_incomplete_apart() {
     type Damage = fn(&[PathBuf]);
     let table: [(&str, Damage, i32, &str); 5] = [
         ("untouched", |_| (), 0, "intact"),
         (
             "one letter",
-            |files| edit(&files[0], |text| text.replace("github.com", "gitlab.com")),
+            |files| edit_file(&files[0], |text| text.replace("github.com", "gitlab.com")),
             1,
             ".jsonl:5: the record's bytes",
         ),
         (
             "a line less",
-            |files| edit(&files[0], |text| without(&text, 3)),
+            |files| edit_file(&files[0], |text| remove_line(&text, 3)),
             1,
             ".jsonl:4: the link to the record before",
         ),
         ("a segment less", |files| fs::remove_file(&files[0]).unwrap(), 2, "records 1 to"),
         (
             "the tail less",
-            |files| edit(&files[1], |text| without(&text, text.lines().count() - 1)),
+            |files| edit_file(&files[1], |text| remove_line(&text, text.lines().count() - 1)),
             2,
             "a checkpoint tells of",
         ),
     ];
     for (name, damage, code, said) in table {
-        let dir = example();
-        damage(&files(&log_dir(&dir)));
-        let output = run(&log_dir(&dir), &["verify"]);
-        assert_eq!(output.status.code(), Some(code), "{name}: {}", text(&output));
-        assert!(text(&output).contains(said), "{name}: {}", text(&output));
+        let dir = write_example_log();
+        damage(&segment_paths(&log_dir(&dir)));
+        let output = run_log(&log_dir(&dir), &["verify"]);
+        assert_eq!(output.status.code(), Some(code), "{name}: {}", stdout_text(&output));
+        assert!(stdout_text(&output).contains(said), "{name}: {}", stdout_text(&output));
         let json: Value =
-            serde_json::from_str(&text(&run(&log_dir(&dir), &["verify", "--json"]))).unwrap();
+            serde_json::from_str(&stdout_text(&run_log(&log_dir(&dir), &["verify", "--json"])))
+                .unwrap();
         let word = ["intact", "changed", "incomplete"][code as usize];
         assert_eq!(json["verified"], word, "{name}");
     }
 }
 
-fn edit(path: &Path, change: impl FnOnce(String) -> String) {
+fn edit_file(path: &Path, change: impl FnOnce(String) -> String) {
     fs::write(path, change(fs::read_to_string(path).unwrap())).unwrap();
 }
 
-fn without(text: &str, line: usize) -> String {
+fn remove_line(text: &str, line: usize) -> String {
     let kept = text.lines().enumerate().filter(|(at, _)| *at != line);
     kept.map(|(_, line)| format!("{line}\n")).collect()
 }
 
 #[test]
-fn verify_says_what_the_signatures_are_worth() {
+fn p8_verify_says_what_the_signatures_are_worth() {
     type Damage = fn(&Path);
     let table: [(&str, Damage, bool, i32, &str); 5] = [
         ("by the key given", |_| (), true, 0, "good"),
@@ -113,44 +114,44 @@ fn verify_says_what_the_signatures_are_worth() {
         ),
         (
             "junk among the notes",
-            |dir| edit(&dir.join("access.checkpoints"), |text| format!("junk\n\n{text}")),
+            |dir| edit_file(&dir.join("access.checkpoints"), |text| format!("junk\n\n{text}")),
             false,
             0,
             "good",
         ),
     ];
     for (name, damage, give, code, signatures) in table {
-        let dir = example();
+        let dir = write_example_log();
         let key = dir.path().join("held.pub");
         fs::copy(log_dir(&dir).join("checkpoint.pub"), &key).unwrap();
         damage(&log_dir(&dir));
         let given = ["verify", "--json", "--key", key.to_str().unwrap()];
-        let output = run(&log_dir(&dir), if give { &given } else { &given[..2] });
-        assert_eq!(output.status.code(), Some(code), "{name}: {}", text(&output));
-        let json: Value = serde_json::from_str(&text(&output)).unwrap();
+        let output = run_log(&log_dir(&dir), if give { &given } else { &given[..2] });
+        assert_eq!(output.status.code(), Some(code), "{name}: {}", stdout_text(&output));
+        let json: Value = serde_json::from_str(&stdout_text(&output)).unwrap();
         assert_eq!(json["signatures"], signatures, "{name}");
         let through = if signatures == "none" { &Value::Null } else { &json["last"] };
         assert_eq!(&json["attested_through"], through, "{name}");
     }
-    let dir = example();
+    let dir = write_example_log();
     fs::write(dir.path().join("empty.pub"), "\n").unwrap();
     let empty = dir.path().join("empty.pub");
-    let output = run(&log_dir(&dir), &["verify", "--key", empty.to_str().unwrap()]);
+    let output = run_log(&log_dir(&dir), &["verify", "--key", empty.to_str().unwrap()]);
     assert_eq!(output.status.code(), Some(2));
     assert!(String::from_utf8_lossy(&output.stderr).contains("holds no public key"));
 }
 
 #[test]
 fn verify_takes_a_directory_under_two_spellings_once() {
-    let dir = example();
+    let dir = write_example_log();
     let (one, other) = (log_dir(&dir), dir.path().join(".").join("log"));
     let output = sandbar().args(["log", "verify"]).arg(one).arg(other).output().unwrap();
-    assert_eq!(output.status.code(), Some(0), "{}", text(&output));
+    assert_eq!(output.status.code(), Some(0), "{}", stdout_text(&output));
 }
 
 #[test]
 fn verify_says_what_it_cannot_read() {
-    let output = run(Path::new("/nonexistent"), &["verify"]);
+    let output = run_log(Path::new("/nonexistent"), &["verify"]);
     assert_eq!(output.status.code(), Some(2));
     let said = String::from_utf8(output.stderr).unwrap();
     assert!(said.starts_with("sandbar: cannot read /nonexistent"), "{said}");
@@ -159,7 +160,7 @@ fn verify_says_what_it_cannot_read() {
 
 #[test]
 fn tail_shows_what_is_wanted_and_nothing_that_acts_on_a_terminal() {
-    let dir = example();
+    let dir = write_example_log();
     for (args, expected) in [
         (&["--decision", "denied"][..], 2),
         (&["--decision", "denied", "--sandbox", "trial-2"], 1),
@@ -171,23 +172,28 @@ fn tail_shows_what_is_wanted_and_nothing_that_acts_on_a_terminal() {
         (&["-n", "1"], 1),
     ] {
         let args = [&["tail"], args].concat();
-        let output = run(&log_dir(&dir), &args);
-        assert_eq!(text(&output).lines().count(), expected, "{args:?}: {}", text(&output));
+        let output = run_log(&log_dir(&dir), &args);
+        assert_eq!(
+            stdout_text(&output).lines().count(),
+            expected,
+            "{args:?}: {}",
+            stdout_text(&output)
+        );
     }
-    let all = text(&run(&log_dir(&dir), &["tail"]));
+    let all = stdout_text(&run_log(&log_dir(&dir), &["tail"]));
     assert!(all.bytes().all(|byte| byte == b'\n' || (b' '..=b'~').contains(&byte)), "{all:?}");
     assert!(all.contains("DENY") && all.contains("not_listed no rule"), "{all}");
     assert!(all.contains("GET https://api.openai.com:443/v1/x allowed rule `model`"), "{all}");
-    let coloured = text(&run(&log_dir(&dir), &["tail", "--color", "always"]));
+    let coloured = stdout_text(&run_log(&log_dir(&dir), &["tail", "--color", "always"]));
     assert!(coloured.contains("\u{1b}[31mDENY"), "{coloured}");
-    let json = text(&run(&log_dir(&dir), &["tail", "--json", "--reason", "not_listed"]));
+    let json = stdout_text(&run_log(&log_dir(&dir), &["tail", "--json", "--reason", "not_listed"]));
     assert!(json.lines().all(|line| serde_json::from_str::<Value>(line).is_ok()), "{json}");
 }
 
 #[test]
 fn query_sums_by_host_and_reason() {
-    let dir = example();
-    let json = text(&run(&log_dir(&dir), &["query", "--json"]));
+    let dir = write_example_log();
+    let json = stdout_text(&run_log(&log_dir(&dir), &["query", "--json"]));
     let sums: Value = serde_json::from_str(&json).unwrap();
     let host = |name: &str| {
         let hosts = sums["hosts"].as_array().unwrap();
@@ -201,19 +207,20 @@ fn query_sums_by_host_and_reason() {
     let reasons: Vec<_> =
         sums["reasons"].as_array().unwrap().iter().map(|row| &row["reason"]).collect();
     assert_eq!(reasons, ["allowed", "not_listed"]);
-    let shown = text(&run(&log_dir(&dir), &["query", "--sandbox", "trial-2"]));
+    let shown = stdout_text(&run_log(&log_dir(&dir), &["query", "--sandbox", "trial-2"]));
     assert!(shown.contains("\\u{1b}[31mevil\\u{a}host"), "{shown}");
     assert!(!shown.contains("github.com"), "{shown}");
-    let listed = text(&run(&log_dir(&dir), &["query", "--list", "--decision", "denied"]));
+    let listed =
+        stdout_text(&run_log(&log_dir(&dir), &["query", "--list", "--decision", "denied"]));
     assert_eq!(listed.lines().count(), 2, "{listed}");
 }
 
 #[test]
 fn what_was_refused_after_its_decision_is_not_counted_as_allowed() {
     let dir = tempfile::tempdir().unwrap();
-    let writing = Writing::new(&log_dir(&dir));
-    writing.allow("build-7", "github.com");
-    writing.overrule("build-7", "ssrf.example");
+    let writing = TestLog::new(&log_dir(&dir));
+    writing.write_allowed("build-7", "github.com");
+    writing.write_overruled("build-7", "ssrf.example");
     writing.log.close();
     for (args, allowed, denied) in [
         (&[][..], 1, 1),
@@ -222,26 +229,27 @@ fn what_was_refused_after_its_decision_is_not_counted_as_allowed() {
         (&["--host", "ssrf.example"], 0, 1),
     ] {
         let args = [&["query", "--json"], args].concat();
-        let sums: Value = serde_json::from_str(&text(&run(&log_dir(&dir), &args))).unwrap();
+        let sums: Value =
+            serde_json::from_str(&stdout_text(&run_log(&log_dir(&dir), &args))).unwrap();
         let total = (&sums["total"]["allowed"], &sums["total"]["denied"]);
         assert_eq!(total, (&allowed.into(), &denied.into()), "{args:?}: {sums}");
         let attempts = sums["reasons"].as_array().unwrap().iter();
         let attempts: u64 = attempts.map(|row| row["attempts"].as_u64().unwrap()).sum();
         assert_eq!(attempts, allowed + denied, "{args:?}: {sums}");
     }
-    let ends = text(&run(&log_dir(&dir), &["tail", "--reason", "private_address"]));
+    let ends = stdout_text(&run_log(&log_dir(&dir), &["tail", "--reason", "private_address"]));
     assert!(ends.contains("refused private_address, 0 B out"), "{ends}");
 }
 
 #[test]
 fn a_finding_is_found_by_sandbox_host_and_reason() {
     let dir = tempfile::tempdir().unwrap();
-    let writing = Writing::new(&log_dir(&dir));
-    writing.find("build-7", "memory.example");
+    let writing = TestLog::new(&log_dir(&dir));
+    writing.write_finding("build-7", "memory.example");
     writing.log.close();
     for filter in [["--sandbox", "build-7"], ["--host", "memory.example"]] {
         let args = [&["tail", "--reason", "identity_mismatch"][..], &filter].concat();
-        let said = text(&run(&log_dir(&dir), &args));
+        let said = stdout_text(&run_log(&log_dir(&dir), &args));
         assert!(
             said.contains("build-7    memory.example:443 identity_mismatch"),
             "{args:?} {said}"
@@ -252,16 +260,16 @@ fn a_finding_is_found_by_sandbox_host_and_reason() {
 #[test]
 fn tail_follows_the_log_across_rotations() {
     let dir = tempfile::tempdir().unwrap();
-    let writing = Writing::new(&log_dir(&dir));
-    let following = Following::start(&log_dir(&dir));
+    let writing = TestLog::new(&log_dir(&dir));
+    let following = TailProcess::start(&log_dir(&dir));
     // A follower begins at the end, so nothing counts before it has shown that it follows.
     let started = Instant::now();
     while following.lines.recv_timeout(Duration::from_millis(50)).is_err() {
         assert!(started.elapsed() < DEADLINE, "tail does not follow");
-        writing.deny("build-7", "ready.example");
+        writing.write_denied("build-7", "ready.example");
     }
     for round in 0..20 {
-        writing.deny("build-7", &format!("{round}.example"));
+        writing.write_denied("build-7", &format!("{round}.example"));
         if round % 4 == 3 {
             writing.log.reopen().unwrap();
         }
@@ -275,12 +283,12 @@ fn tail_follows_the_log_across_rotations() {
 }
 
 /// `sandbar log tail --follow`, ended with the value.
-struct Following {
+struct TailProcess {
     child: Child,
     lines: Receiver<String>,
 }
 
-impl Following {
+impl TailProcess {
     fn start(dir: &Path) -> Self {
         let mut command = sandbar();
         command.args(["log", "tail", "--follow", "--decision", "denied"]).arg(dir);
@@ -298,7 +306,7 @@ impl Following {
     }
 }
 
-impl Drop for Following {
+impl Drop for TailProcess {
     fn drop(&mut self) {
         self.child.kill().unwrap();
         self.child.wait().unwrap();

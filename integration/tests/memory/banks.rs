@@ -1,14 +1,14 @@
 //! Attacks 27 to 47: every way to name a bank that is not one's own, or none, or one that cannot be told.
 
-use super::client::Ask;
-use super::scene::{KEY, Scene, Setup};
+use super::client::ClientRequest;
+use super::scene::{KEY, MemoryScene, MemorySetup};
 
 const OWN: &str = "staging:team-b";
 const FOREIGN: &str = "staging:team-a";
 
 #[test]
-fn attacks_27_to_39_every_bank_that_is_named_is_ones_own() {
-    let scene = Scene::new();
+fn p12_attacks_27_to_39_every_bank_that_is_named_is_ones_own() {
+    let scene = MemoryScene::new();
     let rows: Vec<(&str, String, &str)> = vec![
         ("27 a line end", r#"{"bank_id":"staging:team-b\n"}"#.into(), "bank_malformed"),
         ("27 a terminal's escape", r#"{"bank_id":"staging:\u001b[31m"}"#.into(), "bank_malformed"),
@@ -101,20 +101,20 @@ fn attacks_27_to_39_every_bank_that_is_named_is_ones_own() {
     ];
     for (row, body, reason) in rows {
         for path in ["/v1/recall", "/v1/retain", "/v1/forget"] {
-            let answer = scene.honest("sandbox-b", Ask::post(path, &body));
-            scene.refused(&format!("{row} on {path}"), &answer, reason, 0);
+            let answer = scene.send_honest("sandbox-b", ClientRequest::post(path, &body));
+            scene.assert_refused(&format!("{row} on {path}"), &answer, reason, 0);
         }
     }
     let escaped = r#"{"query":"x","bank\u005fid":"staging:team-\u0062"}"#;
-    let answer = scene.honest("sandbox-b", Ask::post("/v1/recall", escaped));
+    let answer = scene.send_honest("sandbox-b", ClientRequest::post("/v1/recall", escaped));
     assert_eq!(answer.status, 200, "36: {}", answer.text());
-    assert_eq!(scene.seen().len(), 1);
-    assert_eq!(scene.seen()[0]["body"], escaped, "36: it arrives as it was sent");
+    assert_eq!(scene.arrived_requests().len(), 1);
+    assert_eq!(scene.arrived_requests()[0]["body"], escaped, "36: it arrives as it was sent");
 }
 
 #[test]
-fn attacks_40_and_41_a_bank_in_the_query_is_named_once_and_only_where_it_belongs() {
-    let scene = Scene::new();
+fn p12_attacks_40_and_41_a_bank_in_the_query_is_named_once_and_only_where_it_belongs() {
+    let scene = MemoryScene::new();
     for (row, target, reason) in [
         ("28 foreign", "/v1/mental-models?bank_id=staging:team-a", "foreign_bank"),
         ("28 foreign, encoded", "/v1/mental-models?bank_id=staging%3Ateam-a", "foreign_bank"),
@@ -135,23 +135,39 @@ fn attacks_40_and_41_a_bank_in_the_query_is_named_once_and_only_where_it_belongs
         ("40 a stray value", "/v1/mental-models?bank_id=staging:team-b&tenant=x", "memory_form"),
         ("40 a line end", "/v1/mental-models?bank_id=staging:team-b%0a", "memory_form"),
     ] {
-        scene.refused(row, &scene.honest("sandbox-b", Ask::get(target)), reason, 0);
+        scene.assert_refused(
+            row,
+            &scene.send_honest("sandbox-b", ClientRequest::get(target)),
+            reason,
+            0,
+        );
     }
-    let ask = Ask { target: "/v1/recall?bank_id=staging:team-b".into(), ..Ask::recall(OWN) };
-    scene.refused("41 where the body names it", &scene.honest("sandbox-b", ask), "memory_form", 0);
+    let ask = ClientRequest {
+        target: "/v1/recall?bank_id=staging:team-b".into(),
+        ..ClientRequest::recall(OWN)
+    };
+    scene.assert_refused(
+        "41 where the body names it",
+        &scene.send_honest("sandbox-b", ask),
+        "memory_form",
+        0,
+    );
     for target in [
         "/v1/mental-models?bank_id=staging%3Ateam-b&limit=5",
         "/v1/mental-models/m1?bank_id=staging:team-b",
     ] {
-        let answer = scene.honest("sandbox-b", Ask::get(target));
+        let answer = scene.send_honest("sandbox-b", ClientRequest::get(target));
         assert_eq!(answer.status, 200, "{target}: {}", answer.text());
     }
-    assert_eq!(scene.seen()[0]["target"], "/v1/mental-models?bank_id=staging:team-b&limit=5");
+    assert_eq!(
+        scene.arrived_requests()[0]["target"],
+        "/v1/mental-models?bank_id=staging:team-b&limit=5"
+    );
 }
 
 #[test]
-fn attacks_43_to_46_what_leads_beyond_a_bank_is_refused() {
-    let scene = Scene::new();
+fn p12_attacks_43_to_46_what_leads_beyond_a_bank_is_refused() {
+    let scene = MemoryScene::new();
     let own = format!(r#"{{"bank_id":"{OWN}","query":"x","content":"x"}}"#);
     for (method, path) in [
         ("POST", "/v1/dsar/forget_principal"),
@@ -176,27 +192,34 @@ fn attacks_43_to_46_what_leads_beyond_a_bank_is_refused() {
         ("GET", "/sse"),
     ] {
         let ask = match method {
-            "POST" => Ask::post(path, &own),
-            method => Ask::get(path).method(method),
+            "POST" => ClientRequest::post(path, &own),
+            method => ClientRequest::get(path).with_method(method),
         };
         let row = format!("44 {method} {path}");
-        scene.refused(&row, &scene.honest("sandbox-b", ask), "memory_operation", 0);
+        scene.assert_refused(&row, &scene.send_honest("sandbox-b", ask), "memory_operation", 0);
     }
     let routed =
         format!(r#"{{"bank_id":"{OWN}","content":"x","metadata":{{"beneficiary_user_id":"a"}}}}"#);
-    let answer = scene.honest("sandbox-b", Ask::post("/v1/retain", &routed));
-    scene.refused("46 routed to another's bank", &answer, "memory_operation", 0);
+    let answer = scene.send_honest("sandbox-b", ClientRequest::post("/v1/retain", &routed));
+    scene.assert_refused("46 routed to another's bank", &answer, "memory_operation", 0);
     let everything = format!(r#"{{"bank_id":"{OWN}","scope":"all"}}"#);
-    let answer = scene.honest("sandbox-b", Ask::post("/v1/forget", &everything));
-    scene.refused("44 a whole bank", &answer, "memory_operation", 0);
+    let answer = scene.send_honest("sandbox-b", ClientRequest::post("/v1/forget", &everything));
+    scene.assert_refused("44 a whole bank", &answer, "memory_operation", 0);
     for path in ["/live", "/health", "/health/live", "/health/ingest"] {
-        assert_eq!(scene.ask("sandbox-b", Ask::get(path)).status, 200, "{path} needs no identity");
+        assert_eq!(
+            scene.send("sandbox-b", ClientRequest::get(path)).status,
+            200,
+            "{path} needs no identity"
+        );
     }
 }
 
 #[test]
-fn attack_47_an_answer_of_another_bank_is_withheld() {
-    let scene = Scene::with(Setup { limits: "memory_answer_bytes = 300000\n", ..Setup::default() });
+fn p12_attack_47_an_answer_of_another_bank_is_withheld() {
+    let scene = MemoryScene::with_setup(MemorySetup {
+        limits: "memory_answer_bytes = 300000\n",
+        ..MemorySetup::default()
+    });
     for (row, kind, reason) in [
         ("47 a foreign hit", "foreign", "answer_foreign_bank"),
         ("47 a hit of no bank", "nameless", "answer_unchecked"),
@@ -205,15 +228,15 @@ fn attack_47_an_answer_of_another_bank_is_withheld() {
         ("longer than may be", "huge", "answer_unchecked"),
     ] {
         let body = format!(r#"{{"query":"strange:{kind}","bank_id":"{OWN}"}}"#);
-        let before = scene.seen().len();
-        let answer = scene.honest("sandbox-b", Ask::post("/v1/recall", &body));
-        scene.refused(row, &answer, reason, before + 1);
+        let before = scene.arrived_requests().len();
+        let answer = scene.send_honest("sandbox-b", ClientRequest::post("/v1/recall", &body));
+        scene.assert_refused(row, &answer, reason, before + 1);
         assert_eq!(answer.status, 502, "{row}");
         assert!(
             !answer.text().contains(KEY) && !answer.text().contains("of another bank"),
             "{row}"
         );
-        let told = scene.records_of(answer.field("Sandbar-Record").unwrap());
+        let told = scene.attempt_records(answer.field("Sandbar-Record").unwrap());
         let found = told.iter().any(|record| record["class_uid"] == 2004);
         assert_eq!(found, kind != "huge", "{row}: {told:?}");
     }

@@ -5,29 +5,31 @@ use std::fs;
 use certs::UnixTime;
 use certs::identity::IssueRequest;
 
-use super::client::Ask;
-use super::forger::{Forger, hmac};
-use super::scene::{AUDIENCE, ISSUER, Scene, at, issuer, request, wait};
+use super::client::ClientRequest;
+use super::forger::{IdentityForger, sign_hmac};
+use super::scene::{
+    AUDIENCE, ISSUER, MemoryScene, create_issuer, issue_request, time_at, wait_for,
+};
 
 /// What of a token is kept when another signature, or another part, is put to it.
-fn parts(token: &str) -> (&str, &str, &str) {
+fn token_parts(token: &str) -> (&str, &str, &str) {
     let mut parts = token.split('.');
     let mut part = || parts.next().unwrap();
     (part(), part(), part())
 }
 
 #[test]
-fn attacks_2_to_20_only_ones_own_fresh_token_is_taken() {
-    let scene = Scene::new();
+fn p12_attacks_2_to_20_only_ones_own_fresh_token_is_taken() {
+    let scene = MemoryScene::new();
     let good = scene.token("sandbox-b");
-    let own = || IssueRequest { generation: Some(2), ..request("sandbox-b", "staging") };
-    let (head, claims, signature) = parts(&good);
-    let other = issuer(scene.dir.path(), "another-issuer");
+    let own = || IssueRequest { generation: Some(2), ..issue_request("sandbox-b", "staging") };
+    let (head, claims, signature) = token_parts(&good);
+    let other = create_issuer(scene.dir.path(), "another-issuer");
     let issued = |request: &IssueRequest<'_>, offset| {
-        scene.issuer.issue(request, at(offset)).unwrap().expose().to_owned()
+        scene.issuer.issue(request, time_at(offset)).unwrap().expose().to_owned()
     };
     let kid = scene.issuer.key_ids().next().unwrap().to_owned();
-    let forger = Forger::new(&scene.dir.path().join("issuer"), &kid);
+    let forger = IdentityForger::new(&scene.dir.path().join("issuer"), &kid);
     let published = fs::read(scene.dir.path().join("issuer/jwks.json")).unwrap();
     let now = UnixTime::now().as_secs();
     let subject = "spiffe://acme.example/tenant/acme/env/staging/sandbox/sandbox-b";
@@ -49,7 +51,7 @@ fn attacks_2_to_20_only_ones_own_fresh_token_is_taken() {
     let changed: String = claims.chars().enumerate().map(swap).collect();
     let none = |alg: &str| {
         let token = forger.sign(&es256.replace("ES256", alg), &full);
-        let (head, claims, _) = parts(&token);
+        let (head, claims, _) = token_parts(&token);
         format!("{head}.{claims}.")
     };
     let hs256 = es256.replace("ES256", "HS256");
@@ -73,10 +75,10 @@ fn attacks_2_to_20_only_ones_own_fresh_token_is_taken() {
         ("4 alg None", none("None"), ""),
         ("4 alg nOnE", none("nOnE"), ""),
         ("4 an empty signature", format!("{head}.{claims}."), ""),
-        ("5 HMAC with the public key", hmac(&hs256, &full, &published), "identity_algorithm"),
+        ("5 HMAC with the public key", sign_hmac(&hs256, &full, &published), "identity_algorithm"),
         (
             "5 HMAC under the name of the curve",
-            hmac(&es256, &full, &published),
+            sign_hmac(&es256, &full, &published),
             "identity_signature",
         ),
         ("5 the right key, another algorithm", forger.sign(&hs256, &full), "identity_algorithm"),
@@ -126,7 +128,7 @@ fn attacks_2_to_20_only_ones_own_fresh_token_is_taken() {
             signed(&full.replace(ISSUER, "https://other.example")),
             "identity_unknown_issuer",
         ),
-        ("9 another's key", other.issue(&own(), at(0)).unwrap().expose().to_owned(), ""),
+        ("9 another's key", other.issue(&own(), time_at(0)).unwrap().expose().to_owned(), ""),
         ("14 a list", format!("{good}, {good}"), "identity_malformed"),
         (
             "16 sub twice",
@@ -139,7 +141,7 @@ fn attacks_2_to_20_only_ones_own_fresh_token_is_taken() {
             "identity_duplicate",
         ),
         ("16 padded", format!("{head}=.{claims}.{signature}"), "identity_malformed"),
-        ("16 a last digit that is not canonical", loose(&good), "identity_malformed"),
+        ("16 a last digit that is not canonical", set_unused_bits(&good), "identity_malformed"),
         ("17 a thousand deep", signed(&said(&format!("{aud}{exp}{deep}"))), "identity_malformed"),
         ("17 too large", format!("{good}{}", "A".repeat(8000)), "identity_too_large"),
         ("19 no environment", signed(&full.replace("/env/staging", "")), "identity_subject"),
@@ -147,7 +149,7 @@ fn attacks_2_to_20_only_ones_own_fresh_token_is_taken() {
         ("20 fullwidth", wide, ""),
     ];
     for (row, token, code) in rows {
-        refused(&scene, row, &token, "identity_invalid", code);
+        assert_token_refused(&scene, row, &token, "identity_invalid", code);
     }
     for (row, token, reason) in [
         ("10 A's token", scene.token("sandbox-a"), "identity_mismatch"),
@@ -156,7 +158,11 @@ fn attacks_2_to_20_only_ones_own_fresh_token_is_taken() {
             issued(&IssueRequest { generation: Some(1), ..own() }, 0),
             "identity_stale",
         ),
-        ("11 of no generation", issued(&request("sandbox-b", "staging"), 0), "identity_stale"),
+        (
+            "11 of no generation",
+            issued(&issue_request("sandbox-b", "staging"), 0),
+            "identity_stale",
+        ),
         (
             "18 another environment",
             issued(&IssueRequest { environment: "production", ..own() }, 0),
@@ -173,7 +179,7 @@ fn attacks_2_to_20_only_ones_own_fresh_token_is_taken() {
             "identity_mismatch",
         ),
     ] {
-        refused(&scene, row, &token, reason, "verified");
+        assert_token_refused(&scene, row, &token, reason, "verified");
     }
     // A clock that is a little off, the same token once more, and what the forger writes when it is true.
     for (row, token) in [
@@ -183,15 +189,15 @@ fn attacks_2_to_20_only_ones_own_fresh_token_is_taken() {
         ("12 and again", good.clone()),
         ("a token by hand", signed(&full)),
     ] {
-        let ask = Ask::recall("staging:team-b").with("Sandbox-Identity", &token);
-        let answer = scene.ask("sandbox-b", ask);
+        let ask = ClientRequest::recall("staging:team-b").with_field("Sandbox-Identity", &token);
+        let answer = scene.send("sandbox-b", ask);
         assert_eq!(answer.status, 200, "{row}: {}", answer.text());
     }
-    assert_eq!(scene.seen().len(), 5);
+    assert_eq!(scene.arrived_requests().len(), 5);
 }
 
 /// The same octets, written with a last digit whose unused bits are set.
-fn loose(token: &str) -> String {
+fn set_unused_bits(token: &str) -> String {
     const DIGITS: &str = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789-_";
     let (rest, last) = token.split_at(token.len() - 1);
     let at = DIGITS.find(last).unwrap(); // 64 octets leave four bits unused
@@ -199,24 +205,24 @@ fn loose(token: &str) -> String {
 }
 
 /// Sees that a token is refused, and for what; an empty code leaves open for what.
-fn refused(scene: &Scene, row: &str, token: &str, reason: &str, code: &str) {
-    let ask = Ask::recall("staging:team-b").with("Sandbox-Identity", token);
-    let answer = scene.ask("sandbox-b", ask);
-    scene.refused(row, &answer, reason, 0);
-    let told = scene.records_of(answer.field("Sandbar-Record").unwrap());
+fn assert_token_refused(scene: &MemoryScene, row: &str, token: &str, reason: &str, code: &str) {
+    let ask = ClientRequest::recall("staging:team-b").with_field("Sandbox-Identity", token);
+    let answer = scene.send("sandbox-b", ask);
+    scene.assert_refused(row, &answer, reason, 0);
+    let told = scene.attempt_records(answer.field("Sandbar-Record").unwrap());
     let told = told.iter().find(|record| record["class_uid"] == 6003).unwrap();
     let found = told["unmapped"]["sandbar"]["identity"].as_str().unwrap();
     assert!(code.is_empty() || found == code, "{row}: {found}");
 }
 
-type Fields<'a> = &'a [(&'a str, &'a str)];
+type HeaderPairs<'a> = &'a [(&'a str, &'a str)];
 
 #[test]
-fn attacks_1_14_and_15_there_is_exactly_one_token_in_its_place() {
-    let scene = Scene::new();
+fn p12_attacks_1_14_and_15_there_is_exactly_one_token_in_its_place() {
+    let scene = MemoryScene::new();
     let good = scene.token("sandbox-b");
     let bearer = format!("Bearer {good}");
-    let rows: [(&str, Fields<'_>, &str); 11] = [
+    let rows: [(&str, HeaderPairs<'_>, &str); 11] = [
         ("1 none", &[], "identity_absent"),
         ("14 two", &[("Sandbox-Identity", &good), ("Sandbox-Identity", "x")], "identity_invalid"),
         (
@@ -242,36 +248,38 @@ fn attacks_1_14_and_15_there_is_exactly_one_token_in_its_place() {
         ("15 with an underscore", &[("Sandbox_Identity", &good)], "identity_absent"),
     ];
     for (row, fields, reason) in rows {
-        let ask = fields
-            .iter()
-            .fold(Ask::recall("staging:team-b"), |ask, (name, value)| ask.with(name, value));
-        scene.refused(row, &scene.ask("sandbox-b", ask), reason, 0);
+        let ask =
+            fields.iter().fold(ClientRequest::recall("staging:team-b"), |ask, (name, value)| {
+                ask.with_field(name, value)
+            });
+        scene.assert_refused(row, &scene.send("sandbox-b", ask), reason, 0);
     }
     let target = format!("/v1/recall?sandbox_identity={good}");
-    let query = Ask { target, ..Ask::recall("staging:team-b") };
-    scene.refused("15 in the query", &scene.ask("sandbox-b", query), "memory_form", 0);
-    let ask = Ask::recall("staging:team-b").with("Authorization", &bearer);
-    assert_eq!(scene.ask("sandbox-b", ask).status, 200);
+    let query = ClientRequest { target, ..ClientRequest::recall("staging:team-b") };
+    scene.assert_refused("15 in the query", &scene.send("sandbox-b", query), "memory_form", 0);
+    let ask = ClientRequest::recall("staging:team-b").with_field("Authorization", &bearer);
+    assert_eq!(scene.send("sandbox-b", ask).status, 200);
 }
 
 /// A token that is revoked while its connection is open is not taken any more.
 #[test]
-fn attack_13_what_is_revoked_ends_on_an_open_connection() {
-    let scene = Scene::new();
-    let ask = Ask::recall("staging:team-b").with("Sandbox-Identity", &scene.token("sandbox-b"));
-    let mut client = scene.client("sandbox-b");
-    assert_eq!(client.ask(&ask).status, 200);
+fn p12_attack_13_what_is_revoked_ends_on_an_open_connection() {
+    let scene = MemoryScene::new();
+    let ask = ClientRequest::recall("staging:team-b")
+        .with_field("Sandbox-Identity", &scene.token("sandbox-b"));
+    let mut client = scene.connect("sandbox-b");
+    assert_eq!(client.send(&ask).status, 200);
     let list = r#"{"sandboxes":[{"tenant":"acme","environment":"staging","sandbox":"sandbox-b"}]}"#;
     fs::write(scene.dir.path().join("revoked.json"), list).unwrap();
     let mut last = None;
-    wait("the revocation", || {
-        let answer = client.ask(&ask);
+    wait_for("the revocation", || {
+        let answer = client.send(&ask);
         let refused = answer.status != 200;
         last = Some(answer);
         refused
     });
     let last = last.unwrap();
     assert_eq!(last.reason(), Some("identity_invalid"));
-    let told = scene.records_of(last.field("Sandbar-Record").unwrap());
+    let told = scene.attempt_records(last.field("Sandbar-Record").unwrap());
     assert_eq!(told[0]["unmapped"]["sandbar"]["identity"], "identity_revoked", "{told:?}");
 }

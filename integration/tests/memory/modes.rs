@@ -6,30 +6,31 @@ use std::process::Command;
 use serde_json::Value;
 use tempfile::TempDir;
 
-use super::client::{Ask, Client};
-use super::scene::{AUDIENCE, SECRET, Scene, Setup, wait};
+use super::client::{ClientRequest, SandboxClient};
+use super::scene::{AUDIENCE, MemoryScene, MemorySetup, SECRET, wait_for};
 
 #[test]
-fn a_sandbox_without_a_token_is_known_by_its_path() {
-    let scene = Scene::new();
-    let answer = scene.ask("sandbox-d", Ask::recall("staging:team-d"));
+fn p12_a_sandbox_without_a_token_is_known_by_its_path() {
+    let scene = MemoryScene::new();
+    let answer = scene.send("sandbox-d", ClientRequest::recall("staging:team-d"));
     assert_eq!(answer.status, 200, "{}", answer.text());
-    let seen = scene.seen()[0]["headers"].to_string();
+    let seen = scene.arrived_requests()[0]["headers"].to_string();
     assert!(seen.contains("agent:sandbox-d"), "{seen}");
     for (row, ask, reason) in [
-        ("28 foreign", Ask::recall("staging:team-b"), "foreign_bank"),
+        ("28 foreign", ClientRequest::recall("staging:team-b"), "foreign_bank"),
         (
             "10 with A's token",
-            Ask::recall("staging:team-d").with("Sandbox-Identity", &scene.token("sandbox-a")),
+            ClientRequest::recall("staging:team-d")
+                .with_field("Sandbox-Identity", &scene.token("sandbox-a")),
             "identity_mismatch",
         ),
         (
             "2 with a bad token",
-            Ask::recall("staging:team-d").with("Sandbox-Identity", "x.y.z"),
+            ClientRequest::recall("staging:team-d").with_field("Sandbox-Identity", "x.y.z"),
             "identity_invalid",
         ),
     ] {
-        scene.refused(row, &scene.ask("sandbox-d", ask), reason, 1);
+        scene.assert_refused(row, &scene.send("sandbox-d", ask), reason, 1);
     }
     let of = |record: &Value| record["class_uid"] == 6003 && record["status_detail"] == "allowed";
     let told = scene.records().into_iter().find(of).unwrap();
@@ -37,56 +38,57 @@ fn a_sandbox_without_a_token_is_known_by_its_path() {
 }
 
 #[test]
-fn without_its_key_nothing_is_sent_to_the_service() {
-    let scene = Scene::new();
-    assert_eq!(scene.honest("sandbox-b", Ask::recall("staging:team-b")).status, 200);
+fn p16_without_its_key_nothing_is_sent_to_the_service() {
+    let scene = MemoryScene::new();
+    assert_eq!(scene.send_honest("sandbox-b", ClientRequest::recall("staging:team-b")).status, 200);
     fs::remove_file(scene.dir.path().join("memory.key")).unwrap();
-    let answer = scene.honest("sandbox-b", Ask::recall("staging:team-b"));
-    scene.refused("no key", &answer, "credential_unavailable", 1);
+    let answer = scene.send_honest("sandbox-b", ClientRequest::recall("staging:team-b"));
+    scene.assert_refused("no key", &answer, "credential_unavailable", 1);
     assert_eq!(answer.status, 502);
 }
 
 /// A rule opens a service; only the operator says how it is spoken to.
 #[test]
-fn nothing_is_sent_to_a_service_that_the_operator_does_not_name() {
-    let scene = Scene::new();
+fn p16_nothing_is_sent_to_a_service_that_the_operator_does_not_name() {
+    let scene = MemoryScene::new();
     let host = "other.corp.example:443";
-    let mut client = Client::connect(scene.listener("sandbox-d"), None, host, &scene.trust);
-    let answer = client.ask(&Ask::recall("staging:team-d"));
-    scene.refused("no service", &answer, "memory_service", 0);
+    let mut client = SandboxClient::connect(scene.listener("sandbox-d"), None, host, &scene.trust);
+    let answer = client.send(&ClientRequest::recall("staging:team-d"));
+    scene.assert_refused("no service", &answer, "memory_service", 0);
 }
 
 /// The service's address is closed to every other name, whatever a rule says.
 #[test]
-fn attack_76_no_other_name_leads_around_the_guard() {
-    let scene = Scene::new();
+fn p12_attack_76_no_other_name_leads_around_the_guard() {
+    let scene = MemoryScene::new();
     let host = format!("alias.corp.example:{}", scene.service.port());
-    let mut client = Client::connect(scene.listener("sandbox-d"), None, &host, &scene.trust);
-    let answer = client.ask(&Ask::recall("staging:team-d"));
-    scene.refused("76 by another name", &answer, "memory_operation", 0);
+    let mut client = SandboxClient::connect(scene.listener("sandbox-d"), None, &host, &scene.trust);
+    let answer = client.send(&ClientRequest::recall("staging:team-d"));
+    scene.assert_refused("76 by another name", &answer, "memory_operation", 0);
 }
 
 /// Rules that change count for the next request on an open connection; rules that are broken change nothing.
 #[test]
-fn attack_77_a_reload_counts_at_once_and_a_broken_one_not_at_all() {
-    let scene = Scene::new();
+fn p9_attack_77_a_reload_counts_at_once_and_a_broken_one_not_at_all() {
+    let scene = MemoryScene::new();
     let policy = scene.dir.path().join("policies/mem-b.toml");
     let good = fs::read_to_string(&policy).unwrap();
-    let ask = Ask::recall("staging:team-b").with("Sandbox-Identity", &scene.token("sandbox-b"));
-    let mut client = scene.client("sandbox-b");
-    assert_eq!(client.ask(&ask).status, 200);
+    let ask = ClientRequest::recall("staging:team-b")
+        .with_field("Sandbox-Identity", &scene.token("sandbox-b"));
+    let mut client = scene.connect("sandbox-b");
+    assert_eq!(client.send(&ask).status, 200);
     fs::write(&policy, format!("{good}\nnonsense = [")).unwrap();
     let rejected = |record: &Value| record["unmapped"]["sandbar"]["event"] == "policy_rejected";
-    wait("the rejection", || scene.records().iter().any(rejected));
-    assert_eq!(client.ask(&ask).status, 200, "the old rules hold");
+    wait_for("the rejection", || scene.records().iter().any(rejected));
+    assert_eq!(client.send(&ask).status, 200, "the old rules hold");
     fs::write(&policy, good.replace("recall = [\"staging:team-b\", ", "recall = [")).unwrap();
     let mut last = None;
-    wait("the reload", || {
-        client.say(&ask.bytes(&scene.host()));
-        match client.answer() {
+    wait_for("the reload", || {
+        client.send_bytes(&ask.encode(&scene.service_host()));
+        match client.read_response() {
             Some(answer) if answer.status == 200 => return false,
             Some(answer) => last = Some(answer),
-            None => client = scene.client("sandbox-b"), // it was cut in the middle of a request
+            None => client = scene.connect("sandbox-b"), // it was cut in the middle of a request
         }
         last.is_some()
     });
@@ -95,29 +97,32 @@ fn attack_77_a_reload_counts_at_once_and_a_broken_one_not_at_all() {
 
 /// A recall that is under way when its bank is taken away brings nothing back.
 #[test]
-fn attack_77_a_request_that_waits_for_the_service_is_cut_and_its_neighbour_is_not() {
-    let scene = Scene::new();
+fn p10_attack_77_a_request_that_waits_for_the_service_is_cut_and_its_neighbour_is_not() {
+    let scene = MemoryScene::new();
     let policy = scene.dir.path().join("policies/mem-b.toml");
     let good = fs::read_to_string(&policy).unwrap();
     let slow = |bank: &str| {
-        Ask::post("/v1/recall", &format!(r#"{{"query":"strange:slow","bank_id":"{bank}"}}"#))
+        ClientRequest::post(
+            "/v1/recall",
+            &format!(r#"{{"query":"strange:slow","bank_id":"{bank}"}}"#),
+        )
     };
-    let (mut loser, mut neighbour) = (scene.client("sandbox-b"), scene.client("sandbox-d"));
-    let ask = slow("staging:team-b").with("Sandbox-Identity", &scene.token("sandbox-b"));
-    loser.say(&ask.bytes(&scene.host()));
-    neighbour.say(&slow("staging:team-d").bytes(&scene.host()));
-    wait("both are at the service", || scene.seen().len() == 2);
+    let (mut loser, mut neighbour) = (scene.connect("sandbox-b"), scene.connect("sandbox-d"));
+    let ask = slow("staging:team-b").with_field("Sandbox-Identity", &scene.token("sandbox-b"));
+    loser.send_bytes(&ask.encode(&scene.service_host()));
+    neighbour.send_bytes(&slow("staging:team-d").encode(&scene.service_host()));
+    wait_for("both are at the service", || scene.arrived_requests().len() == 2);
     fs::write(&policy, good.replace("recall = [\"staging:team-b\", ", "recall = [")).unwrap();
-    assert!(loser.answer().is_none(), "it is cut, without an answer");
+    assert!(loser.read_response().is_none(), "it is cut, without an answer");
     let revoked = |record: &Value| record["unmapped"]["sandbar"]["ending"] == "revoked";
-    wait("the record", || scene.records().iter().any(revoked));
-    let answer = neighbour.answer().expect("the neighbour is answered");
+    wait_for("the record", || scene.records().iter().any(revoked));
+    let answer = neighbour.read_response().expect("the neighbour is answered");
     assert_eq!(answer.status, 200, "{}", answer.text());
     let cut: Vec<Value> = scene.records().into_iter().filter(revoked).collect();
     assert_eq!((cut.len(), &cut[0]["status_detail"]), (1, &"foreign_bank".into()), "{cut:#?}");
 }
 
-fn decoded(part: &str) -> Value {
+fn decode_part(part: &str) -> Value {
     let digit = |byte: u8| match byte {
         b'A'..=b'Z' => byte - b'A',
         b'a'..=b'z' => byte - b'a' + 26,
@@ -135,7 +140,7 @@ fn decoded(part: &str) -> Value {
 }
 
 /// A scene in which the service is told by a token of ours; the key lies beside it.
-fn signed() -> (Scene, TempDir) {
+fn scene_with_tokens() -> (MemoryScene, TempDir) {
     // The scene's directory is not there yet when the key is made, so it lies beside.
     let dir = tempfile::tempdir().unwrap();
     let key = dir.path().join("service.key");
@@ -157,12 +162,12 @@ fn signed() -> (Scene, TempDir) {
         "mode = \"token\"\nkey = \"{}\"\nissuer = \"https://sandbar.acme.example\"\ntrust_domain = \"acme.example\"\n",
         key.display()
     );
-    let setup = Setup { mode: "jwt_oidc", service: service.leak(), ..Setup::default() };
-    (Scene::with(setup), dir)
+    let setup = MemorySetup { mode: "jwt_oidc", service: service.leak(), ..MemorySetup::default() };
+    (MemoryScene::with_setup(setup), dir)
 }
 
 /// What `sandbar identity jwks` prints.
-fn jwks(scene: &Scene) -> String {
+fn print_jwks(scene: &MemoryScene) -> String {
     let mut command = integration::sandbar();
     command.args(["identity", "jwks", "-c"]).arg(scene.dir.path().join("sandbar.toml"));
     let told = command.output().unwrap();
@@ -172,12 +177,13 @@ fn jwks(scene: &Scene) -> String {
 
 /// The service is told by a token of ours; the sandbox's own never gets there.
 #[test]
-fn a_token_is_signed_anew_for_the_service() {
-    let (scene, _key) = signed();
+fn p13_a_token_is_signed_anew_for_the_service() {
+    let (scene, _key) = scene_with_tokens();
     let own = scene.token("sandbox-b");
-    let ask = Ask::recall("staging:team-b").with("Authorization", &format!("Bearer {own}"));
-    assert_eq!(scene.ask("sandbox-b", ask).status, 401, "nothing is published to it yet");
-    let seen = scene.seen().pop().expect("it arrived");
+    let ask = ClientRequest::recall("staging:team-b")
+        .with_field("Authorization", &format!("Bearer {own}"));
+    assert_eq!(scene.send("sandbox-b", ask).status, 401, "nothing is published to it yet");
+    let seen = scene.arrived_requests().pop().expect("it arrived");
     let headers = seen["headers"].as_array().unwrap();
     let bearers: Vec<&str> = headers
         .iter()
@@ -190,7 +196,7 @@ fn a_token_is_signed_anew_for_the_service() {
         !headers.iter().any(|pair| pair[0] == "x-api-key" || pair[0] == "x-astrocyte-principal")
     );
     let mut parts = bearer.strip_prefix("Bearer ").unwrap().split('.');
-    let (head, claims) = (decoded(parts.next().unwrap()), decoded(parts.next().unwrap()));
+    let (head, claims) = (decode_part(parts.next().unwrap()), decode_part(parts.next().unwrap()));
     assert_eq!(head["alg"], "RS256");
     assert_eq!(claims["sub"], "spiffe://acme.example/tenant/acme/env/staging/sandbox/sandbox-b");
     assert_eq!(claims["aud"], AUDIENCE);
@@ -203,39 +209,41 @@ fn a_token_is_signed_anew_for_the_service() {
 /// The service checks what is signed for it by the keys that are published, and by nothing else.
 #[test]
 fn the_service_checks_tokens_by_the_published_keys() {
-    let (scene, _key) = signed();
+    let (scene, _key) = scene_with_tokens();
     let file = scene.dir.path().join("jwks.json");
-    let set = jwks(&scene);
+    let set = print_jwks(&scene);
     for private in ["\"d\"", "\"p\"", "\"q\"", "\"dp\"", "\"dq\"", "\"qi\""] {
         assert!(!set.contains(private), "{private} is published: {set}");
     }
-    let (other, _other_key) = signed();
-    fs::write(&file, jwks(&other)).unwrap();
-    let answer = scene.honest("sandbox-a", Ask::recall("staging:team-a"));
+    let (other, _other_key) = scene_with_tokens();
+    fs::write(&file, print_jwks(&other)).unwrap();
+    let answer = scene.send_honest("sandbox-a", ClientRequest::recall("staging:team-a"));
     assert_eq!(answer.status, 401, "by another's keys: {}", answer.text());
     fs::write(&file, set).unwrap();
-    scene.plant();
-    let answer = scene.honest("sandbox-a", Ask::recall("staging:team-a"));
+    scene.plant_secret();
+    let answer = scene.send_honest("sandbox-a", ClientRequest::recall("staging:team-a"));
     assert_eq!(answer.status, 200, "{}", answer.text());
     assert!(answer.text().contains(SECRET), "{}", answer.text());
-    let answer = scene.honest("sandbox-b", Ask::recall("staging:team-b"));
+    let answer = scene.send_honest("sandbox-b", ClientRequest::recall("staging:team-b"));
     assert_eq!(answer.status, 200, "{}", answer.text());
-    let before = scene.seen().len();
-    let answer = scene.honest("sandbox-b", Ask::recall("staging:team-a"));
-    scene.refused("28 foreign", &answer, "foreign_bank", before);
+    let before = scene.arrived_requests().len();
+    let answer = scene.send_honest("sandbox-b", ClientRequest::recall("staging:team-a"));
+    scene.assert_refused("28 foreign", &answer, "foreign_bank", before);
     // Around the program nobody is believed: a sandbox's own token is no token of the service's.
     let own = format!("Bearer {}", scene.token("sandbox-a"));
-    let answer = scene.direct().ask(&Ask::recall("staging:team-a").with("Authorization", &own));
+    let answer = scene
+        .connect_directly()
+        .send(&ClientRequest::recall("staging:team-a").with_field("Authorization", &own));
     assert_eq!(answer.status, 401, "{}", answer.text());
 }
 
 /// A token that the service sends back is a credential like any other.
 #[test]
-fn a_token_of_ours_does_not_come_back() {
-    let (scene, _key) = signed();
-    fs::write(scene.dir.path().join("jwks.json"), jwks(&scene)).unwrap();
+fn p11_a_token_of_ours_does_not_come_back() {
+    let (scene, _key) = scene_with_tokens();
+    fs::write(scene.dir.path().join("jwks.json"), print_jwks(&scene)).unwrap();
     let body = r#"{"query":"strange:token","bank_id":"staging:team-b"}"#;
-    let answer = scene.honest("sandbox-b", Ask::post("/v1/recall", body));
-    scene.refused("a token echoed", &answer, "answer_unchecked", 1);
+    let answer = scene.send_honest("sandbox-b", ClientRequest::post("/v1/recall", body));
+    scene.assert_refused("a token echoed", &answer, "answer_unchecked", 1);
     assert!(!answer.text().contains("eyJ"), "{}", answer.text());
 }

@@ -2,15 +2,15 @@
 
 use serde_json::Value;
 
-use super::client::{Answer, Ask, Client};
-use super::scene::{SANDBOXES, Scene};
+use super::client::{ClientRequest, ClientResponse, SandboxClient};
+use super::scene::{MemoryScene, SANDBOXES};
 
 const AT_ONCE: usize = 50;
 
 #[test]
-fn attacks_62_and_80_fifty_at_once_do_not_mix() {
-    let scene = Scene::new();
-    let answers: Vec<(usize, Answer)> = std::thread::scope(|scope| {
+fn p12_attacks_62_and_80_fifty_at_once_do_not_mix() {
+    let scene = MemoryScene::new();
+    let answers: Vec<(usize, ClientResponse)> = std::thread::scope(|scope| {
         let scene = &scene;
         let one = |number: usize| {
             move || {
@@ -20,17 +20,26 @@ fn attacks_62_and_80_fifty_at_once_do_not_mix() {
                 let token = scene.token(sandbox);
                 let from = format!("127.0.1.{}", who + 1);
                 let listener = scene.listener("shared");
-                let mut client =
-                    Client::connect(listener, Some(&from), &scene.host(), &scene.trust);
+                let mut client = SandboxClient::connect(
+                    listener,
+                    Some(&from),
+                    &scene.service_host(),
+                    &scene.trust,
+                );
                 let body =
                     format!(r#"{{"content":"note {number} of {sandbox}","bank_id":"{own}"}}"#);
-                let kept =
-                    client.ask(&Ask::post("/v1/retain", &body).with("Sandbox-Identity", &token));
+                let kept = client.send(
+                    &ClientRequest::post("/v1/retain", &body)
+                        .with_field("Sandbox-Identity", &token),
+                );
                 assert_eq!(kept.status, 200, "{number}: {}", kept.text());
                 let body = format!(r#"{{"query":"note","max_results":100,"bank_id":"{own}"}}"#);
                 (
                     number,
-                    client.ask(&Ask::post("/v1/recall", &body).with("Sandbox-Identity", &token)),
+                    client.send(
+                        &ClientRequest::post("/v1/recall", &body)
+                            .with_field("Sandbox-Identity", &token),
+                    ),
                 )
             }
         };
@@ -43,8 +52,8 @@ fn attacks_62_and_80_fifty_at_once_do_not_mix() {
         let text = answer.text();
         assert!(text.contains(&format!("of {own}")) && !text.contains(other), "{number}: {text}");
     }
-    assert_eq!(scene.seen().len(), 2 * AT_ONCE);
-    for seen in scene.seen() {
+    assert_eq!(scene.arrived_requests().len(), 2 * AT_ONCE);
+    for seen in scene.arrived_requests() {
         let headers = seen["headers"].to_string();
         let body = seen["body"].as_str().unwrap();
         let who = if body.contains("team-a") { "agent:sandbox-a" } else { "agent:sandbox-b" };

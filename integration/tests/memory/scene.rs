@@ -12,7 +12,7 @@ use std::sync::mpsc::channel;
 use std::time::{Duration, Instant};
 
 use certs::UnixTime;
-use certs::identity::{Algorithm, IssueRequest, IssuerOptions, LocalIssuer, TrustDomain};
+use certs::identity::{IssueRequest, IssuerOptions, LocalIssuer, SigningAlgorithm, TrustDomain};
 use rustls::pki_types::CertificateDer;
 use rustls::pki_types::pem::PemObject;
 use rustls::{ClientConfig, RootCertStore};
@@ -21,7 +21,7 @@ use tempfile::TempDir;
 
 use integration::sandbar;
 
-use super::client::{Answer, Ask, Client};
+use super::client::{ClientRequest, ClientResponse, SandboxClient};
 use super::engine;
 
 /// Longest wait for anything that must happen.
@@ -45,31 +45,31 @@ pub(crate) const SANDBOXES: [(&str, &str, Option<u64>); 4] = [
 
 /// What a scene is made of.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Setup {
+pub(crate) struct MemorySetup {
     /// How the service knows its callers.
     pub(crate) mode: &'static str,
     pub(crate) limits: &'static str,
     /// What `[[memory_service]]` says beside host and audience.
     pub(crate) service: &'static str,
-    pub(crate) room: Room,
+    pub(crate) room: LogVolume,
 }
 
 /// How much room the log has.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Room {
+pub(crate) enum LogVolume {
     Enough,
     /// A megabyte, in a file system of its own that only the program sees.
     Megabyte,
 }
 
-impl Default for Setup {
+impl Default for MemorySetup {
     fn default() -> Self {
         let service = "mode = \"api-key\"\ncredential = \"memory\"\n";
-        Setup { mode: "api_key", limits: "", service, room: Room::Enough }
+        MemorySetup { mode: "api_key", limits: "", service, room: LogVolume::Enough }
     }
 }
 
-pub(crate) struct Scene {
+pub(crate) struct MemoryScene {
     pub(crate) dir: TempDir,
     pub(crate) service: SocketAddr,
     pub(crate) issuer: LocalIssuer,
@@ -79,27 +79,27 @@ pub(crate) struct Scene {
     pub(crate) origin: Arc<ClientConfig>,
 }
 
-impl Scene {
+impl MemoryScene {
     pub(crate) fn new() -> Self {
-        Self::with(Setup::default())
+        Self::with_setup(MemorySetup::default())
     }
 
-    pub(crate) fn with(setup: Setup) -> Self {
+    pub(crate) fn with_setup(setup: MemorySetup) -> Self {
         let dir = tempfile::tempdir().unwrap();
-        let origin = certificate(dir.path());
+        let origin = write_certificate(dir.path());
         let mut children = Vec::new();
-        let port = service(dir.path(), setup.mode, &mut children);
-        let issuer = issuer(dir.path(), "issuer");
+        let port = start_service(dir.path(), setup.mode, &mut children);
+        let issuer = create_issuer(dir.path(), "issuer");
         let ports: Vec<u16> = free_ports(SANDBOXES.len() + 1);
         write_files(dir.path(), &setup, port, &ports);
-        serve(dir.path(), setup.room, &mut children);
-        let trust = trusting(&dir.path().join("ca/ca.pem"));
+        start_sandbar(dir.path(), setup.room, &mut children);
+        let trust = client_config(&dir.path().join("ca/ca.pem"));
         let service = SocketAddr::from(([127, 0, 0, 1], port));
-        Scene { dir, service, issuer, ports, children, trust, origin }
+        MemoryScene { dir, service, issuer, ports, children, trust, origin }
     }
 
     /// The host of the service, with its port.
-    pub(crate) fn host(&self) -> String {
+    pub(crate) fn service_host(&self) -> String {
         format!("{HOST}:{}", self.service.port())
     }
 
@@ -110,67 +110,76 @@ impl Scene {
     }
 
     /// A connection of a sandbox to the service.
-    pub(crate) fn client(&self, sandbox: &str) -> Client {
-        Client::connect(self.listener(sandbox), None, &self.host(), &self.trust)
+    pub(crate) fn connect(&self, sandbox: &str) -> SandboxClient {
+        SandboxClient::connect(self.listener(sandbox), None, &self.service_host(), &self.trust)
     }
 
     /// A connection to the service around the program.
-    pub(crate) fn direct(&self) -> Client {
-        Client::direct(self.service, &self.host(), &self.origin)
+    pub(crate) fn connect_directly(&self) -> SandboxClient {
+        SandboxClient::connect_directly(self.service, &self.service_host(), &self.origin)
     }
 
     /// A good token of a sandbox.
     pub(crate) fn token(&self, sandbox: &str) -> String {
         let (_, environment, generation) =
             SANDBOXES.iter().find(|(id, ..)| *id == sandbox).unwrap();
-        self.issue(&IssueRequest { generation: *generation, ..request(sandbox, environment) })
+        self.issue_token(&IssueRequest {
+            generation: *generation,
+            ..issue_request(sandbox, environment)
+        })
     }
 
-    pub(crate) fn issue(&self, request: &IssueRequest<'_>) -> String {
+    pub(crate) fn issue_token(&self, request: &IssueRequest<'_>) -> String {
         self.issuer.issue(request, UnixTime::now()).unwrap().expose().to_owned()
     }
 
     /// Asks as a sandbox that sends its own token, on a connection of its own.
-    pub(crate) fn honest(&self, sandbox: &str, ask: Ask) -> Answer {
-        self.ask(sandbox, ask.with("Sandbox-Identity", &self.token(sandbox)))
+    pub(crate) fn send_honest(&self, sandbox: &str, ask: ClientRequest) -> ClientResponse {
+        self.send(sandbox, ask.with_field("Sandbox-Identity", &self.token(sandbox)))
     }
 
-    pub(crate) fn ask(&self, sandbox: &str, ask: Ask) -> Answer {
-        self.client(sandbox).ask(&ask)
+    pub(crate) fn send(&self, sandbox: &str, ask: ClientRequest) -> ClientResponse {
+        self.connect(sandbox).send(&ask)
     }
 
     /// Every request that arrived at the service.
-    pub(crate) fn seen(&self) -> Vec<Value> {
-        lines(&self.dir.path().join("seen.jsonl"))
+    pub(crate) fn arrived_requests(&self) -> Vec<Value> {
+        read_json_lines(&self.dir.path().join("seen.jsonl"))
     }
 
     /// Every record of the access log.
     pub(crate) fn records(&self) -> Vec<Value> {
-        let segments = audit::segments(&self.dir.path().join("log")).unwrap();
-        segments.iter().flat_map(|(_, segment)| lines(segment)).collect()
+        let segments = audit::list_segments(&self.dir.path().join("log")).unwrap();
+        segments.iter().flat_map(|(_, segment)| read_json_lines(segment)).collect()
     }
 
     /// The records of one attempt.
-    pub(crate) fn records_of(&self, attempt: &str) -> Vec<Value> {
+    pub(crate) fn attempt_records(&self, attempt: &str) -> Vec<Value> {
         let all = self.records();
         let of = |record: &Value| record["metadata"]["correlation_uid"] == attempt;
         all.into_iter().filter(of).collect()
     }
 
     /// Sees that an ask is refused for `reason`, that this is recorded, and that nothing arrived.
-    pub(crate) fn refused(&self, row: &str, answer: &Answer, reason: &str, before: usize) {
+    pub(crate) fn assert_refused(
+        &self,
+        row: &str,
+        answer: &ClientResponse,
+        reason: &str,
+        before: usize,
+    ) {
         assert_eq!(answer.reason(), Some(reason), "{row}: {} {}", answer.status, answer.text());
         assert!(answer.status >= 400, "{row}: {}", answer.status);
         let attempt = answer.field("Sandbar-Record").unwrap();
-        let told = self.records_of(attempt);
+        let told = self.attempt_records(attempt);
         let denied =
             |record: &&Value| record["class_uid"] != 2004 && record["status_detail"] == reason;
         assert_eq!(told.iter().filter(denied).count(), 1, "{row}: {told:?}");
-        assert_eq!(self.seen().len(), before, "{row}: something arrived");
+        assert_eq!(self.arrived_requests().len(), before, "{row}: something arrived");
     }
 
     /// The log's directory as the program sees it.
-    pub(crate) fn log_within(&self) -> PathBuf {
+    pub(crate) fn log_dir_inside(&self) -> PathBuf {
         let log = self.dir.path().join("log");
         let pid = self.children.last().unwrap().id();
         PathBuf::from(format!("/proc/{pid}/root")).join(log.strip_prefix("/").unwrap())
@@ -184,14 +193,14 @@ impl Scene {
     }
 
     /// Puts A's secret into A's bank.
-    pub(crate) fn plant(&self) {
+    pub(crate) fn plant_secret(&self) {
         let body = format!(r#"{{"content":"{SECRET}","bank_id":"staging:team-a"}}"#);
-        let answer = self.honest("sandbox-a", Ask::post("/v1/retain", &body));
+        let answer = self.send_honest("sandbox-a", ClientRequest::post("/v1/retain", &body));
         assert_eq!(answer.status, 200, "{}", answer.text());
     }
 }
 
-impl Drop for Scene {
+impl Drop for MemoryScene {
     fn drop(&mut self) {
         for child in &mut self.children {
             drop(child.kill()); // it may have ended by itself
@@ -201,7 +210,7 @@ impl Drop for Scene {
 }
 
 /// What a token of a sandbox says.
-pub(crate) fn request<'a>(sandbox: &'a str, environment: &'a str) -> IssueRequest<'a> {
+pub(crate) fn issue_request<'a>(sandbox: &'a str, environment: &'a str) -> IssueRequest<'a> {
     let life = Duration::from_secs(300);
     IssueRequest {
         tenant: "acme",
@@ -214,24 +223,24 @@ pub(crate) fn request<'a>(sandbox: &'a str, environment: &'a str) -> IssueReques
 }
 
 /// An issuer with a key of its own.
-pub(crate) fn issuer(dir: &Path, name: &str) -> LocalIssuer {
+pub(crate) fn create_issuer(dir: &Path, name: &str) -> LocalIssuer {
     let options = IssuerOptions {
         issuer: ISSUER.to_owned(),
         trust_domain: TrustDomain::parse(DOMAIN).unwrap(),
         environments: None,
-        algorithm: Algorithm::Es256,
+        algorithm: SigningAlgorithm::Es256,
     };
-    LocalIssuer::init(&dir.join(name), &options, at(-3600)).unwrap() // it has been signing for a while
+    LocalIssuer::init(&dir.join(name), &options, time_at(-3600)).unwrap() // it has been signing for a while
 }
 
 /// So many seconds from now.
-pub(crate) fn at(offset: i64) -> UnixTime {
+pub(crate) fn time_at(offset: i64) -> UnixTime {
     let now = UnixTime::now().as_secs().checked_add_signed(offset).unwrap();
     UnixTime::since_unix_epoch(Duration::from_secs(now))
 }
 
 /// Waits until `holds`, or fails and says what did not happen.
-pub(crate) fn wait(what: &str, mut holds: impl FnMut() -> bool) {
+pub(crate) fn wait_for(what: &str, mut holds: impl FnMut() -> bool) {
     let until = Instant::now() + DEADLINE;
     while !holds() {
         assert!(Instant::now() < until, "{what} did not happen");
@@ -239,43 +248,43 @@ pub(crate) fn wait(what: &str, mut holds: impl FnMut() -> bool) {
     }
 }
 
-fn lines(path: &Path) -> Vec<Value> {
+fn read_json_lines(path: &Path) -> Vec<Value> {
     let text = fs::read_to_string(path).unwrap_or_default();
     let whole = text.rsplit_once('\n').map_or("", |(whole, _)| whole);
     whole.lines().map(|line| serde_json::from_str(line).unwrap()).collect()
 }
 
 /// Writes the certificate of the service, and gives back whoever believes it.
-fn certificate(dir: &Path) -> Arc<ClientConfig> {
+fn write_certificate(dir: &Path) -> Arc<ClientConfig> {
     let made = rcgen::generate_simple_self_signed(vec![HOST.to_owned()]).unwrap();
-    fs::write(dir.join("origin.pem"), certs::pem::from_certificate(made.cert.der())).unwrap();
-    let key = certs::pem::from_private_key(&made.signing_key.serialize_der());
+    fs::write(dir.join("origin.pem"), certs::pem::encode_certificate(made.cert.der())).unwrap();
+    let key = certs::pem::encode_private_key(&made.signing_key.serialize_der());
     fs::write(dir.join("origin.key"), key.as_bytes()).unwrap();
-    trusting(&dir.join("origin.pem"))
+    client_config(&dir.join("origin.pem"))
 }
 
-fn trusting(pem: &Path) -> Arc<ClientConfig> {
+fn client_config(pem: &Path) -> Arc<ClientConfig> {
     let mut roots = RootCertStore::empty();
     for root in CertificateDer::pem_file_iter(pem).unwrap() {
         roots.add(root.unwrap()).unwrap();
     }
-    let builder = ClientConfig::builder_with_provider(certs::provider());
+    let builder = ClientConfig::builder_with_provider(certs::crypto_provider());
     let builder = builder.with_safe_default_protocol_versions().unwrap();
     Arc::new(builder.with_root_certificates(roots).with_no_client_auth())
 }
 
-fn service(dir: &Path, mode: &str, children: &mut Vec<Child>) -> u16 {
-    let script = integration::root().join("integration/tests/memory/service.py");
-    let mut command = Command::new(engine::python());
+fn start_service(dir: &Path, mode: &str, children: &mut Vec<Child>) -> u16 {
+    let script = integration::repository_root().join("integration/tests/memory/service.py");
+    let mut command = Command::new(engine::engine_python());
     command.arg(script).arg(mode).arg(dir.join("origin.pem")).arg(dir.join("origin.key"));
     command.arg(dir.join("seen.jsonl"));
-    let said = start(command, children, "listening on ");
+    let said = start_program(command, children, "listening on ");
     said.rsplit(' ').next().unwrap().parse().unwrap()
 }
 
-fn serve(dir: &Path, room: Room, children: &mut Vec<Child>) {
+fn start_sandbar(dir: &Path, room: LogVolume, children: &mut Vec<Child>) {
     let mut command = sandbar();
-    if room == Room::Megabyte {
+    if room == LogVolume::Megabyte {
         let log = dir.join("log");
         fs::create_dir(&log).unwrap();
         let mount = format!("mount -t tmpfs -o size=1m tmpfs {} && exec \"$@\"", log.display());
@@ -284,11 +293,11 @@ fn serve(dir: &Path, room: Room, children: &mut Vec<Child>) {
         command.args(["--mount", "sh", "-c", &mount, "sh"]).arg(program);
     }
     command.arg("serve").arg("-c").arg(dir.join("sandbar.toml"));
-    start(command, children, "listening: explicit");
+    start_program(command, children, "listening: explicit");
 }
 
 /// Starts a program and waits until it says `ready`, on either stream; the line it said it with.
-fn start(mut command: Command, children: &mut Vec<Child>, ready: &str) -> String {
+fn start_program(mut command: Command, children: &mut Vec<Child>, ready: &str) -> String {
     command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
     let mut child = command.spawn().unwrap();
     let (sender, lines) = channel();
@@ -324,22 +333,22 @@ fn free_ports(count: usize) -> Vec<u16> {
     open.iter().map(|listener| listener.local_addr().unwrap().port()).collect()
 }
 
-fn write_files(dir: &Path, setup: &Setup, service: u16, ports: &[u16]) {
+fn write_files(dir: &Path, setup: &MemorySetup, service: u16, ports: &[u16]) {
     fs::create_dir(dir.join("policies")).unwrap();
-    for (name, text) in policies(service) {
+    for (name, text) in policy_files(service) {
         fs::write(dir.join(format!("policies/{name}.toml")), text).unwrap();
     }
-    secret(&dir.join("memory.key"), &format!("{KEY}\n"));
+    write_secret(&dir.join("memory.key"), &format!("{KEY}\n"));
     fs::write(dir.join("revoked.json"), "{}").unwrap();
-    fs::write(dir.join("sandbar.toml"), operator(setup, service, ports)).unwrap();
+    fs::write(dir.join("sandbar.toml"), configuration(setup, service, ports)).unwrap();
 }
 
-pub(crate) fn secret(path: &PathBuf, text: &str) {
+pub(crate) fn write_secret(path: &PathBuf, text: &str) {
     fs::write(path, text).unwrap();
     fs::set_permissions(path, fs::Permissions::from_mode(0o600)).unwrap();
 }
 
-fn policies(service: u16) -> Vec<(&'static str, String)> {
+fn policy_files(service: u16) -> Vec<(&'static str, String)> {
     let rule = |name: &str, rest: &str| {
         format!(
             "name = \"{name}\"\n[[memory]]\nname = \"memory of {name}\"\nhost = \"{HOST}:{service}\"\n\
@@ -384,8 +393,8 @@ fn policies(service: u16) -> Vec<(&'static str, String)> {
     ]
 }
 
-fn operator(setup: &Setup, service: u16, ports: &[u16]) -> String {
-    let Setup { limits, service: rest, .. } = setup;
+fn configuration(setup: &MemorySetup, service: u16, ports: &[u16]) -> String {
+    let MemorySetup { limits, service: rest, .. } = setup;
     let mut text = format!(
         r#"policies = "policies"
 [log]

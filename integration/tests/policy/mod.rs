@@ -6,14 +6,14 @@ use std::fs;
 use std::path::Path;
 use std::process::{Command, Output};
 
-use integration::{root, run, sandbar, text};
+use integration::{repository_root, run_sandbar, sandbar, text};
 use serde_json::Value;
 use tempfile::TempDir;
 
 const GATEWAY: &str = "deploy/gateway";
 
 /// A directory with these files.
-fn files(entries: &[(&str, &str)]) -> TempDir {
+fn write_files(entries: &[(&str, &str)]) -> TempDir {
     let dir = tempfile::tempdir().unwrap();
     for (name, content) in entries {
         let path = dir.path().join(name);
@@ -23,15 +23,15 @@ fn files(entries: &[(&str, &str)]) -> TempDir {
     dir
 }
 
-fn inside(dir: &Path, arguments: &[&str]) -> Output {
+fn run_in(dir: &Path, arguments: &[&str]) -> Output {
     sandbar().current_dir(dir).args(arguments).output().unwrap()
 }
 
-fn status(output: &Output) -> i32 {
+fn exit_code(output: &Output) -> i32 {
     output.status.code().unwrap()
 }
 
-fn json(output: &Output) -> Value {
+fn parse_json(output: &Output) -> Value {
     serde_json::from_slice(&output.stdout)
         .unwrap_or_else(|error| panic!("{error}: {}", text(&output.stdout)))
 }
@@ -41,8 +41,8 @@ const POLICY: &str =
 
 #[test]
 fn every_example_is_good_and_its_tests_pass() {
-    let checked = run(&format!("check {GATEWAY}"));
-    assert_eq!(status(&checked), 0, "{}", text(&checked.stderr));
+    let checked = run_sandbar(&format!("check {GATEWAY}"));
+    assert_eq!(exit_code(&checked), 0, "{}", text(&checked.stderr));
     for line in [
         "every name below packages.example, not packages.example itself",
         "lists/mirrors.txt:3",
@@ -51,11 +51,11 @@ fn every_example_is_good_and_its_tests_pass() {
     ] {
         assert!(text(&checked.stdout).contains(line), "{line}\n{}", text(&checked.stdout));
     }
-    for entry in fs::read_dir(root().join(GATEWAY).join("policies")).unwrap() {
+    for entry in fs::read_dir(repository_root().join(GATEWAY).join("policies")).unwrap() {
         let path = entry.unwrap().path();
         if path.extension().is_some_and(|extension| extension == "toml") {
             let alone = sandbar().args(["check", "--quiet"]).arg(&path).output().unwrap();
-            assert_eq!(status(&alone), 0, "{}: {}", path.display(), text(&alone.stderr));
+            assert_eq!(exit_code(&alone), 0, "{}: {}", path.display(), text(&alone.stderr));
             assert!(
                 text(&alone.stdout).contains("not judged without a sandbar.toml"),
                 "{}",
@@ -67,7 +67,7 @@ fn every_example_is_good_and_its_tests_pass() {
 
 #[test]
 fn exit_codes_are_what_scripts_rely_on() {
-    let dir = files(&[
+    let dir = write_files(&[
         ("good.toml", POLICY),
         ("failing.toml", &format!("{POLICY}[[test]]\nexpect = \"deny\"\nhost = \"x.example\"\n")),
         ("bad.toml", "name = \"p\"\nhots = []\n"),
@@ -120,9 +120,9 @@ fn exit_codes_are_what_scripts_rely_on() {
         (&["explain"], 64),
         (&["explain", "--color", "sometimes", "x.example"], 64),
     ] {
-        let output = inside(dir.path(), arguments);
+        let output = run_in(dir.path(), arguments);
         assert_eq!(
-            status(&output),
+            exit_code(&output),
             expected,
             "{arguments:?}\n{}{}",
             text(&output.stdout),
@@ -133,14 +133,14 @@ fn exit_codes_are_what_scripts_rely_on() {
             "{arguments:?} fails in silence"
         );
         if expected == 2 || expected == 64 {
-            let told = json(&inside(dir.path(), &[&["--json"], arguments].concat()));
+            let told = parse_json(&run_in(dir.path(), &[&["--json"], arguments].concat()));
             assert_eq!(told["ok"], false, "{arguments:?}: {told}");
             assert!(told["error"].is_string() || told["problems"].is_array(), "{told}");
         }
     }
 }
 
-const EVERYTHING: &str = r#"name = "p"
+const FULL_POLICY: &str = r#"name = "p"
 [[allow]]
 name = "tunnel"
 hosts = ["t.example"]
@@ -174,9 +174,12 @@ fn check_shows_all_that_is_in_effect() {
         "policies = \"d\"\n[[sandbox]]\nid = \"a\"\nbase = \"floor\"\npolicies = [\"p\"]\n";
     let floor =
         "name = \"floor\"\n[[allow]]\nname = \"all\"\nhosts = [\"*\"]\ndangerously_wide = true\n";
-    let dir =
-        files(&[("sandbar.toml", operator), ("d/p.toml", EVERYTHING), ("d/floor.toml", floor)]);
-    let shown = text(&inside(dir.path(), &["check"]).stdout);
+    let dir = write_files(&[
+        ("sandbar.toml", operator),
+        ("d/p.toml", FULL_POLICY),
+        ("d/floor.toml", floor),
+    ]);
+    let shown = text(&run_in(dir.path(), &["check"]).stdout);
     for line in [
         "tunnel (tunnel; ech tolerate; memory may-receive)",
         "odd (intercept; inspect true; dns_types A TXT; cname strict; connections = 3)",
@@ -187,7 +190,7 @@ fn check_shows_all_that_is_in_effect() {
     ] {
         assert!(shown.contains(line), "{line}\n{shown}");
     }
-    let told = json(&inside(dir.path(), &["--json", "check"]));
+    let told = parse_json(&run_in(dir.path(), &["--json", "check"]));
     assert_eq!(told["judged"]["sandboxes"], true);
     assert_eq!(told["sandboxes"][0]["policies"], serde_json::json!(["p"]));
     let rules = &told["policies"][1]["rules"];
@@ -196,7 +199,7 @@ fn check_shows_all_that_is_in_effect() {
     assert_eq!(rules[1]["budget"]["connections"], 3);
     assert_eq!(rules[2]["addresses"], serde_json::json!(["10.2.0.0/16"]));
     assert_eq!(rules[3]["recall"], serde_json::json!(["shared-*"]));
-    let alone = json(&inside(dir.path(), &["--json", "check", "d/p.toml"]));
+    let alone = parse_json(&run_in(dir.path(), &["--json", "check", "d/p.toml"]));
     assert_eq!(alone["judged"]["sandboxes"], false);
 }
 
@@ -204,7 +207,8 @@ fn check_shows_all_that_is_in_effect() {
 fn a_refusal_names_who_refuses() {
     let operator = "policies = \"d\"\n[[sandbox]]\nid = \"a\"\nbase = \"floor\"\npolicies = [\"p\"]\n[[sandbox]]\nid = \"b\"\nbase = \"untrusted\"\npolicies = [\"p\"]\n[[sandbox]]\nid = \"c\"\npolicies = [\"p\"]\n";
     let floor = "name = \"floor\"\n[[allow]]\nname = \"f\"\nhosts = [\"y.example\"]\n";
-    let dir = files(&[("sandbar.toml", operator), ("d/p.toml", POLICY), ("d/floor.toml", floor)]);
+    let dir =
+        write_files(&[("sandbar.toml", operator), ("d/p.toml", POLICY), ("d/floor.toml", floor)]);
     for (arguments, expected) in [
         (&["-s", "a", "x.example"][..], "rule       none of base `floor` allows it\n"),
         (&["-s", "a", "x.example"], "`r` x.example: would allow it; the base refuses"),
@@ -212,7 +216,7 @@ fn a_refusal_names_who_refuses() {
         (&["-s", "c", "-m", "TRACE", "https://x.example/"], "are never forwarded"),
         (&["-s", "c", "-m", "TRACE", "https://x.example/"], "next step  Use another method."),
     ] {
-        let output = inside(dir.path(), &[&["explain"], arguments].concat());
+        let output = run_in(dir.path(), &[&["explain"], arguments].concat());
         let shown = text(&output.stdout);
         assert!(shown.contains(expected), "{arguments:?}: {expected}\n{shown}");
         assert!(!shown.contains("to allow"), "{shown}");
@@ -221,11 +225,11 @@ fn a_refusal_names_who_refuses() {
 
 #[test]
 fn errors_point_at_the_character() {
-    let dir = files(&[(
+    let dir = write_files(&[(
         "p.toml",
         "name = \"p\"\n[[allow]]\nname = \"a\"\nhots = []\nhosts = [\"ü.example\", \"b d\"]\nmethods = [\"get\"]\n",
     )]);
-    let output = inside(dir.path(), &["check", "p.toml"]);
+    let output = run_in(dir.path(), &["check", "p.toml"]);
     let expected = "error: `hots` is not a key here
  --> p.toml:4:1
   |
@@ -250,12 +254,13 @@ sandbar: 3 errors; nothing was loaded
 
 #[test]
 fn json_is_for_machines() {
-    let dir = files(&[
+    let dir = write_files(&[
         ("good.toml", POLICY),
         ("new.toml", &POLICY.replace("x.example", "y.example")),
         ("bad.toml", "name = 1"),
     ]);
-    let of = |arguments: &[&str]| json(&inside(dir.path(), &[&["--json"], arguments].concat()));
+    let of =
+        |arguments: &[&str]| parse_json(&run_in(dir.path(), &[&["--json"], arguments].concat()));
     assert_eq!(
         of(&["check", "good.toml"])["policies"][0]["rules"][0]["hosts"][0]["covers"],
         "x.example only, port 443"
@@ -285,27 +290,27 @@ fn json_is_for_machines() {
 
 #[test]
 fn colours_are_for_terminals() {
-    let plain = run(&format!("check {GATEWAY}"));
-    let painted = run(&format!("--color always check {GATEWAY}"));
+    let plain = run_sandbar(&format!("check {GATEWAY}"));
+    let painted = run_sandbar(&format!("--color always check {GATEWAY}"));
     assert!(!plain.stdout.contains(&0x1b) && painted.stdout.contains(&0x1b));
 }
 
 #[test]
 fn a_policy_cannot_steer_the_terminal() {
-    let dir = files(&[(
+    let dir = write_files(&[(
         "p.toml",
         "name = \"p\"\n[[allow]]\nname = \"a\"\nhosts = [\"\\u001b[2Jx\"]\n# \u{1b}[31m\n\u{1b} = 1\n",
     )]);
-    let output = inside(dir.path(), &["check", "p.toml"]);
-    assert_eq!(status(&output), 2);
+    let output = run_in(dir.path(), &["check", "p.toml"]);
+    assert_eq!(exit_code(&output), 2);
     assert!(!output.stderr.contains(&0x1b), "{}", text(&output.stderr));
-    let asked = inside(dir.path(), &["explain", "-p", "p.toml", "\u{1b}[2J"]);
+    let asked = run_in(dir.path(), &["explain", "-p", "p.toml", "\u{1b}[2J"]);
     assert!(!asked.stdout.contains(&0x1b) && !asked.stderr.contains(&0x1b));
 }
 
 #[test]
 fn the_operators_file_says_where_policies_are() {
-    let dir = files(&[
+    let dir = write_files(&[
         (
             "sandbar.toml",
             "policies = \"rules.d\"\n[[sandbox]]\nid = \"a\"\npolicies = [\"p\"]\n[[sandbox]]\nid = \"b\"\nbase = \"untrusted\"\npolicies = [\"p\"]\n",
@@ -314,17 +319,17 @@ fn the_operators_file_says_where_policies_are() {
         ("rules.d/.hidden.toml", "not toml at all"),
         ("rules.d/notes.txt", "nor this"),
     ]);
-    let checked = inside(dir.path(), &["check"]);
-    assert_eq!(status(&checked), 0, "{}", text(&checked.stderr));
+    let checked = run_in(dir.path(), &["check"]);
+    assert_eq!(exit_code(&checked), 0, "{}", text(&checked.stderr));
     assert!(
         text(&checked.stderr).contains("base `untrusted` allows nothing"),
         "{}",
         text(&checked.stderr)
     );
-    assert_eq!(status(&inside(dir.path(), &["explain", "-s", "a", "x.example"])), 0);
-    let below = inside(dir.path(), &["explain", "-s", "b", "x.example"]);
+    assert_eq!(exit_code(&run_in(dir.path(), &["explain", "-s", "a", "x.example"])), 0);
+    let below = run_in(dir.path(), &["explain", "-s", "b", "x.example"]);
     assert!(text(&below.stdout).contains("base_forbids"), "{}", text(&below.stdout));
-    let which = inside(dir.path(), &["explain", "x.example"]);
+    let which = run_in(dir.path(), &["explain", "x.example"]);
     assert!(
         text(&which.stderr).contains("say which sandbox with --sandbox; there are: a, b"),
         "{}",
@@ -334,18 +339,20 @@ fn the_operators_file_says_where_policies_are() {
 
 #[test]
 fn files_that_would_hang_or_escape_are_refused() {
-    let dir =
-        files(&[("p.toml", "name = \"p\"\n[[allow]]\nname = \"a\"\nhosts_file = \"pipe\"\n")]);
+    let dir = write_files(&[(
+        "p.toml",
+        "name = \"p\"\n[[allow]]\nname = \"a\"\nhosts_file = \"pipe\"\n",
+    )]);
     let made = Command::new("mkfifo").arg(dir.path().join("pipe")).status().unwrap();
     assert!(made.success());
-    let output = inside(dir.path(), &["check", "p.toml"]);
+    let output = run_in(dir.path(), &["check", "p.toml"]);
     assert!(
         text(&output.stderr).contains("cannot read the list `pipe`: pipe is not a regular file"),
         "{}",
         text(&output.stderr)
     );
     assert!(
-        text(&inside(dir.path(), &["check", "pipe"]).stderr).contains("pipe is not a regular file")
+        text(&run_in(dir.path(), &["check", "pipe"]).stderr).contains("pipe is not a regular file")
     );
 }
 
@@ -353,11 +360,11 @@ fn files_that_would_hang_or_escape_are_refused() {
 fn a_diff_of_directories_tells_added_and_removed_sandboxes() {
     let operator = |ids: &str| format!("policies = \"d\"\n{ids}");
     let sandbox = |id: &str| format!("[[sandbox]]\nid = \"{id}\"\npolicies = [\"p\"]\n");
-    let old = files(&[
+    let old = write_files(&[
         ("sandbar.toml", &operator(&(sandbox("a") + &sandbox("b")))),
         ("d/p.toml", POLICY),
     ]);
-    let new = files(&[
+    let new = write_files(&[
         ("sandbar.toml", &operator(&(sandbox("a") + &sandbox("c")))),
         ("d/p.toml", POLICY),
     ]);
@@ -376,19 +383,19 @@ fn a_diff_of_directories_tells_added_and_removed_sandboxes() {
 fn a_sandbox_that_is_renamed_is_another_and_a_lone_policy_is_not() {
     let sandbox =
         |id: &str| format!("policies = \"d\"\n[[sandbox]]\nid = \"{id}\"\npolicies = [\"p\"]\n");
-    let dir = files(&[
+    let dir = write_files(&[
         ("old/sandbar.toml", &sandbox("a")),
         ("old/d/p.toml", POLICY),
         ("new/sandbar.toml", &sandbox("b")),
         ("new/d/p.toml", POLICY),
         ("q.toml", &POLICY.replace("\"p\"", "\"q\"")),
     ]);
-    let renamed = text(&inside(dir.path(), &["diff", "old", "new"]).stdout);
+    let renamed = text(&run_in(dir.path(), &["diff", "old", "new"]).stdout);
     assert!(
         renamed.contains("sandbox a (removed)") && renamed.contains("sandbox b (added)"),
         "{renamed}"
     );
-    let lone = text(&inside(dir.path(), &["diff", "old/d/p.toml", "q.toml"]).stdout);
+    let lone = text(&run_in(dir.path(), &["diff", "old/d/p.toml", "q.toml"]).stdout);
     assert_eq!(lone, "no difference in what is reachable\n");
 }
 
@@ -401,10 +408,10 @@ document = tomllib.load(open(sys.argv[2], 'rb'))
 jsonschema.Draft202012Validator.check_schema(schema)
 sys.exit(1 if list(jsonschema.Draft202012Validator(schema).iter_errors(document)) else 0)
 ";
-    let dir = files(&[("slip.toml", "name = \"p\"\n[[allow]]\nname = \"a\"\nhots = []\n")]);
+    let dir = write_files(&[("slip.toml", "name = \"p\"\n[[allow]]\nname = \"a\"\nhots = []\n")]);
     let valid = |which: &str, document: &Path| {
         let schema = dir.path().join(format!("{which}.json"));
-        fs::write(&schema, run(&format!("schema {which}")).stdout).unwrap();
+        fs::write(&schema, run_sandbar(&format!("schema {which}")).stdout).unwrap();
         let python = Command::new("/usr/bin/python3")
             .args(["-c", script])
             .arg(&schema)
@@ -418,7 +425,7 @@ sys.exit(1 if list(jsonschema.Draft202012Validator(schema).iter_errors(document)
         );
         python.status.success()
     };
-    let gateway = root().join(GATEWAY);
+    let gateway = repository_root().join(GATEWAY);
     assert!(valid("policy", &gateway.join("policies/build-agent.toml")));
     assert!(valid("policy", &gateway.join("policies/team-memory.toml")));
     assert!(valid("operator", &gateway.join("sandbar.toml")));
@@ -429,26 +436,26 @@ sys.exit(1 if list(jsonschema.Draft202012Validator(schema).iter_errors(document)
 #[test]
 fn completions_and_manual_are_made_for_every_command() {
     for shell in ["bash", "elvish", "fish", "powershell", "zsh"] {
-        let script = run(&format!("completions {shell}"));
-        assert!(status(&script) == 0 && text(&script.stdout).contains("explain"), "{shell}");
+        let script = run_sandbar(&format!("completions {shell}"));
+        assert!(exit_code(&script) == 0 && text(&script.stdout).contains("explain"), "{shell}");
     }
     let dir = tempfile::tempdir().unwrap();
     let made = sandbar().args(["man", "--dir"]).arg(dir.path()).output().unwrap();
-    assert_eq!(status(&made), 0, "{}", text(&made.stderr));
+    assert_eq!(exit_code(&made), 0, "{}", text(&made.stderr));
     for page in ["sandbar.1", "sandbar-check.1", "sandbar-explain.1", "sandbar-diff.1"] {
         assert!(dir.path().join(page).is_file(), "{page}");
     }
-    assert!(text(&run("man").stdout).contains(".TH sandbar"));
+    assert!(text(&run_sandbar("man").stdout).contains(".TH sandbar"));
 }
 
 #[test]
 fn a_million_names_are_checked_in_one_go() {
     let list: String = (0..1_000_000).map(|at| format!("host-{at}.mirror.example\n")).collect();
-    let dir = files(&[
+    let dir = write_files(&[
         ("p.toml", "name = \"p\"\n[[allow]]\nname = \"a\"\nhosts_file = \"l.txt\"\n"),
         ("l.txt", &list),
     ]);
-    let output = inside(dir.path(), &["check", "p.toml"]);
+    let output = run_in(dir.path(), &["check", "p.toml"]);
     assert!(
         text(&output.stdout).contains("1000000 patterns"),
         "{}{}",

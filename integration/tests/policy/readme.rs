@@ -2,10 +2,10 @@
 
 use std::fs;
 
-use integration::{root, sandbar, text};
+use integration::{repository_root, sandbar, text};
 
 /// The commands of the console blocks of a document, each with what it shows below.
-fn examples(document: &str) -> Vec<(String, String)> {
+fn console_examples(document: &str) -> Vec<(String, String)> {
     let mut found: Vec<(String, String)> = Vec::new();
     for block in document.split("```console\n").skip(1) {
         let block = block.split("```").next().unwrap_or("");
@@ -21,7 +21,7 @@ fn examples(document: &str) -> Vec<(String, String)> {
 }
 
 /// What is printed without what differs from run to run: how long it took, where it lies, the number of a record.
-fn settled(printed: &str) -> String {
+fn normalize(printed: &str) -> String {
     let is_path = |word: &str| word.contains("/sandbar/runs/");
     let is_number = |word: &str| {
         let word = word.trim_start_matches('#');
@@ -42,8 +42,8 @@ fn settled(printed: &str) -> String {
 
 #[test]
 fn every_example_prints_what_the_readme_says() {
-    let document = fs::read_to_string(root().join("README.md")).unwrap();
-    let examples = examples(&document);
+    let document = fs::read_to_string(repository_root().join("README.md")).unwrap();
+    let examples = console_examples(&document);
     assert!(examples.len() >= 4, "the README shows its commands at work");
     let state = tempfile::tempdir().unwrap();
     for (command, shown) in examples {
@@ -54,17 +54,17 @@ fn every_example_prints_what_the_readme_says() {
         let output = sandbar.args(arguments.split_whitespace()).env("XDG_STATE_HOME", state.path());
         let output = output.output().unwrap();
         let printed = text(&output.stdout) + &text(&output.stderr);
-        assert_eq!(settled(&printed), settled(&shown), "$ {command}");
+        assert_eq!(normalize(&printed), normalize(&shown), "$ {command}");
     }
 }
 
 #[test]
 fn every_link_of_the_readme_leads_somewhere() {
-    let document = fs::read_to_string(root().join("README.md")).unwrap();
+    let document = fs::read_to_string(repository_root().join("README.md")).unwrap();
     for target in document.split("](").skip(1).filter_map(|rest| rest.split(')').next()) {
         let path = target.split('#').next().unwrap_or("");
         assert!(
-            path.is_empty() || target.contains("://") || root().join(path).exists(),
+            path.is_empty() || target.contains("://") || repository_root().join(path).exists(),
             "{target}"
         );
     }

@@ -1,24 +1,29 @@
 //! The path names the sandbox (P2): every kind of channel, and what comes by none.
 
-use super::net::Firewall;
-use super::scene::{POLICY, Scene, Setup};
+use super::net::FirewallMode;
+use super::scene::{POLICY, ProxyScene, ProxySetup};
 
 /// Two sandboxes with a policy each: the first may reach one host, the second another.
-fn two(keys: [&str; 2], listeners: &str) -> Setup {
+fn two_sandboxes(keys: [&str; 2], listeners: &str) -> ProxySetup {
     let sandbox = |id: &str, key: &str| {
         format!("[[sandbox]]\nid = \"{id}\"\nbase = \"system\"\npolicies = [\"{id}\"]\n{key}\n")
     };
     let identities = sandbox("box-0", keys[0]) + &sandbox("box-1", keys[1]);
-    Setup { sandboxes: 2, identities, listeners: listeners.to_owned(), ..Setup::default() }
+    ProxySetup {
+        sandboxes: 2,
+        identities,
+        listeners: listeners.to_owned(),
+        ..ProxySetup::default()
+    }
 }
 
-fn listener(mode: &str, bind: &str, whose: &str) -> String {
+fn listener_table(mode: &str, bind: &str, whose: &str) -> String {
     format!("[[listener]]\nmode = \"{mode}\"\nbind = [{bind}]\n{whose}\n")
 }
 
 /// Everything but the program, the policies in their place.
-fn prepare(setup: Setup) -> Scene {
-    let scene = Scene::stopped(setup);
+fn prepare_scene(setup: ProxySetup) -> ProxyScene {
+    let scene = ProxyScene::prepare(setup);
     for (id, host) in [("box-0", "open.example"), ("box-1", "other.example")] {
         let policy = format!(
             "name = \"{id}\"\n[[allow]]\nname = \"only {id}\"\nhosts = [\"{host}\"]\nports = [80, 443]\n"
@@ -28,14 +33,19 @@ fn prepare(setup: Setup) -> Scene {
     scene
 }
 
-fn begin(setup: Setup) -> Scene {
-    let mut scene = prepare(setup);
+fn start_scene(setup: ProxySetup) -> ProxyScene {
+    let mut scene = prepare_scene(setup);
     scene.start();
     scene
 }
 
 /// Each sandbox reaches its own host and not the other's, and the records name the channel.
-fn judge(scene: &Scene, kind: &str, details: [&str; 2], ask: impl Fn(usize, &str) -> u16) {
+fn assert_attribution(
+    scene: &ProxyScene,
+    kind: &str,
+    details: [&str; 2],
+    ask: impl Fn(usize, &str) -> u16,
+) {
     for (sandbox, detail) in details.iter().enumerate() {
         let (own, foreign) = match sandbox {
             0 => ("open.example", "other.example"),
@@ -44,9 +54,9 @@ fn judge(scene: &Scene, kind: &str, details: [&str; 2], ask: impl Fn(usize, &str
         assert_eq!(ask(sandbox, own), 200, "{kind}: box-{sandbox} to {own}");
         assert_eq!(ask(sandbox, foreign), 403, "{kind}: box-{sandbox} to {foreign}");
         for (host, code) in [(own, "allowed"), (foreign, "not_listed")] {
-            scene.record(&format!("{kind} {detail} {host}"), |record| {
+            scene.wait_for_record(&format!("{kind} {detail} {host}"), |record| {
                 record["status_detail"] == code
-                    && super::scene::host_of(record) == host
+                    && super::scene::record_host(record) == host
                     && record["actor"]["app_uid"] == format!("box-{sandbox}").as_str()
                     && record["unmapped"]["sandbar"]["channel"]["kind"] == kind
                     && record["unmapped"]["sandbar"]["channel"]["detail"] == *detail
@@ -57,31 +67,37 @@ fn judge(scene: &Scene, kind: &str, details: [&str; 2], ask: impl Fn(usize, &str
 }
 
 /// A plain request whose packets go to an address of nobody's.
-fn plain(scene: &Scene, sandbox: usize, host: &str) -> u16 {
+fn curl_plain(scene: &ProxyScene, sandbox: usize, host: &str) -> u16 {
     let lie = format!("{host}:80:198.51.100.7");
     scene.curl_in(sandbox, &["--resolve", &lie, &format!("http://{host}/")]).status
 }
 
-const REDIRECT: &str = r#""0.0.0.0:15001", "[::]:15001""#;
-const TPROXY: &str = r#""0.0.0.0:15002", "[::]:15002""#;
+const REDIRECT_BINDS: &str = r#""0.0.0.0:15001", "[::]:15001""#;
+const TPROXY_BINDS: &str = r#""0.0.0.0:15002", "[::]:15002""#;
 
 #[test]
-fn two_sandboxes_behind_one_listener_are_told_apart_by_interface() {
+fn p2_two_sandboxes_behind_one_listener_are_told_apart_by_interface() {
     let keys = ["interface = \"sandbox0\"", "interface = \"sandbox1\""];
-    for (mode, bind, firewall) in
-        [("redirect", REDIRECT, Firewall::Redirect), ("tproxy", TPROXY, Firewall::Tproxy)]
-    {
-        let scene = begin(two(keys, &listener(mode, bind, "identify = \"interface\"")));
-        scene.net.firewall(firewall);
-        judge(&scene, "interface", ["sandbox0", "sandbox1"], |at, host| plain(&scene, at, host));
+    for (mode, bind, firewall) in [
+        ("redirect", REDIRECT_BINDS, FirewallMode::Redirect),
+        ("tproxy", TPROXY_BINDS, FirewallMode::Tproxy),
+    ] {
+        let scene = start_scene(two_sandboxes(
+            keys,
+            &listener_table(mode, bind, "identify = \"interface\""),
+        ));
+        scene.net.set_firewall(firewall);
+        assert_attribution(&scene, "interface", ["sandbox0", "sandbox1"], |at, host| {
+            curl_plain(&scene, at, host)
+        });
     }
 }
 
 #[test]
-fn two_sandboxes_behind_one_listener_are_told_apart_by_firewall_mark() {
-    let listeners = listener("redirect", REDIRECT, "identify = \"mark\"");
-    let mut scene = prepare(two(["mark = 0xa0", "mark = 0xa1"], &listeners));
-    let (status, said) = scene.refuse_to_start();
+fn p2_two_sandboxes_behind_one_listener_are_told_apart_by_firewall_mark() {
+    let listeners = listener_table("redirect", REDIRECT_BINDS, "identify = \"mark\"");
+    let mut scene = prepare_scene(two_sandboxes(["mark = 0xa0", "mark = 0xa1"], &listeners));
+    let (status, said) = scene.expect_start_refused();
     assert_eq!(status, Some(2), "{said}");
     assert!(said.contains("sysctl -w net.ipv4.tcp_fwmark_accept=1"), "{said}");
     scene.net.gateway.sysctl("net.ipv4.tcp_fwmark_accept", "1");
@@ -90,18 +106,18 @@ fn two_sandboxes_behind_one_listener_are_told_apart_by_firewall_mark() {
         "table inet marks { chain marking { type filter hook prerouting priority mangle;\n\
          iifname \"sandbox0\" meta mark set 0xa0\niifname \"sandbox1\" meta mark set 0xa1\n}\n}\n",
     );
-    judge(&scene, "mark", ["0xa0", "0xa1"], |at, host| plain(&scene, at, host));
+    assert_attribution(&scene, "mark", ["0xa0", "0xa1"], |at, host| curl_plain(&scene, at, host));
 }
 
 #[test]
-fn users_of_a_unix_socket_are_told_apart_by_the_kernel() {
-    let listeners = listener("explicit", "\"unix:proxy.sock\"", "identify = \"unix\"");
-    let scene = begin(two(["unix_uid = 4000", "unix_uid = 4001"], &listeners));
+fn p2_users_of_a_unix_socket_are_told_apart_by_the_kernel() {
+    let listeners = listener_table("explicit", "\"unix:proxy.sock\"", "identify = \"unix\"");
+    let scene = start_scene(two_sandboxes(["unix_uid = 4000", "unix_uid = 4001"], &listeners));
     let ask = |user: usize, host: &str| {
         let uid = format!("--reuid={}", 4000 + user);
         let socket = scene.dir.path().join("proxy.sock");
         let proxy = format!("socks5h://localhost{}", socket.display());
-        let mut command = scene.inside(0, "setpriv");
+        let mut command = scene.command_in(0, "setpriv");
         command.args([&uid, "--clear-groups", "curl", "-sS", "-o", "/dev/null"]);
         command.args(["--max-time", "60", "-w", "%{http_code}", "-x", &proxy]);
         let output = command.arg(format!("http://{host}/")).output().unwrap();
@@ -110,9 +126,9 @@ fn users_of_a_unix_socket_are_told_apart_by_the_kernel() {
             status => status.parse().unwrap(),
         }
     };
-    judge(&scene, "unix", ["4000", "4001"], ask);
+    assert_attribution(&scene, "unix", ["4000", "4001"], ask);
     assert_ne!(ask(1000, "open.example"), 200, "a user who is nobody's");
-    scene.record("a user who is nobody's", |record| {
+    scene.wait_for_record("a user who is nobody's", |record| {
         record["status_detail"] == "unknown_channel"
             && record["unmapped"]["sandbar"]["channel"]["detail"] == "5000"
     });
@@ -120,12 +136,12 @@ fn users_of_a_unix_socket_are_told_apart_by_the_kernel() {
 }
 
 #[test]
-fn a_dedicated_listener_needs_no_more() {
-    let listeners = listener("redirect", REDIRECT, "sandbox = \"box-1\"");
-    let scene = begin(two(["", ""], &listeners));
-    assert_eq!(plain(&scene, 0, "other.example"), 200);
-    assert_eq!(plain(&scene, 0, "open.example"), 403);
-    scene.record("the dedicated one", |record| {
+fn p2_a_dedicated_listener_needs_no_more() {
+    let listeners = listener_table("redirect", REDIRECT_BINDS, "sandbox = \"box-1\"");
+    let scene = start_scene(two_sandboxes(["", ""], &listeners));
+    assert_eq!(curl_plain(&scene, 0, "other.example"), 200);
+    assert_eq!(curl_plain(&scene, 0, "open.example"), 403);
+    scene.wait_for_record("the dedicated one", |record| {
         record["actor"]["app_uid"] == "box-1"
             && record["unmapped"]["sandbar"]["channel"]["kind"] == "dedicated"
             && record["http_request"]["url"]["hostname"] == "other.example"
@@ -133,34 +149,36 @@ fn a_dedicated_listener_needs_no_more() {
 }
 
 #[test]
-fn source_addresses_are_believed_only_where_that_is_said_to_be_dangerous() {
-    let listeners = listener("redirect", REDIRECT, "identify = \"source-address\"");
+fn p2_source_addresses_are_believed_only_where_that_is_said_to_be_dangerous() {
+    let listeners = listener_table("redirect", REDIRECT_BINDS, "identify = \"source-address\"");
     let keys = ["source_address = \"10.77.0.2/32\"", "source_address = \"10.77.1.2/32\""];
-    let (status, said) = prepare(two(keys, &listeners)).refuse_to_start();
+    let (status, said) = prepare_scene(two_sandboxes(keys, &listeners)).expect_start_refused();
     assert_eq!(status, Some(2), "{said}");
     assert!(said.contains("dangerously_trust_source_address"), "{said}");
     let keys = keys.map(|key| format!("{key}\ndangerously_trust_source_address = true"));
-    let scene = begin(two([&keys[0], &keys[1]], &listeners));
-    judge(&scene, "source_address", ["10.77.0.2", "10.77.1.2"], |at, host| plain(&scene, at, host));
+    let scene = start_scene(two_sandboxes([&keys[0], &keys[1]], &listeners));
+    assert_attribution(&scene, "source_address", ["10.77.0.2", "10.77.1.2"], |at, host| {
+        curl_plain(&scene, at, host)
+    });
 }
 
 #[test]
-fn what_comes_by_a_path_of_nobodys_is_refused_and_recorded() {
+fn p2_what_comes_by_a_path_of_nobodys_is_refused_and_recorded() {
     let identities = "[[sandbox]]\nid = \"box-0\"\nbase = \"system\"\npolicies = [\"p\"]\ninterface = \"sandbox0\"\n";
-    let scene = Scene::with(Setup {
+    let scene = ProxyScene::with_setup(ProxySetup {
         sandboxes: 2,
         identities: identities.to_owned(),
         policy: POLICY.to_owned(),
-        ..Setup::default()
+        ..ProxySetup::default()
     });
-    for firewall in [Firewall::Redirect, Firewall::Tproxy] {
-        scene.net.firewall(firewall);
-        assert_eq!(plain(&scene, 1, "open.example"), 0, "{firewall:?}");
+    for firewall in [FirewallMode::Redirect, FirewallMode::Tproxy] {
+        scene.net.set_firewall(firewall);
+        assert_eq!(curl_plain(&scene, 1, "open.example"), 0, "{firewall:?}");
     }
     let proxy = ["-x", "http://10.77.1.1:3128", "http://open.example/"];
     assert_eq!(scene.curl_in(1, &proxy).status, 403, "and told so");
     let dig = ["+short", "+time=5", "+tries=1", "@10.77.1.1", "open.example"];
-    let answer = scene.inside(1, "dig").args(dig).output().unwrap();
+    let answer = scene.command_in(1, "dig").args(dig).output().unwrap();
     assert_eq!(String::from_utf8_lossy(&answer.stdout).trim(), "");
     let unknown = |record: &&serde_json::Value| {
         record["status_detail"] == "unknown_channel"
@@ -168,6 +186,6 @@ fn what_comes_by_a_path_of_nobodys_is_refused_and_recorded() {
             && record["unmapped"]["sandbar"]["channel"]["detail"] == "sandbox1"
     };
     assert_eq!(scene.records().iter().filter(unknown).count(), 3);
-    assert_eq!(scene.net.arrived().into_iter().collect::<Vec<_>>(), []);
-    assert_eq!(scene.names.asked(), Vec::<String>::new());
+    assert_eq!(scene.net.arrivals().into_iter().collect::<Vec<_>>(), []);
+    assert_eq!(scene.names.queried_names(), Vec::<String>::new());
 }

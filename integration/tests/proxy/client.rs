@@ -10,12 +10,12 @@ use rustls::crypto::hpke::HpkePublicKey;
 use rustls::pki_types::ServerName;
 use rustls::{ClientConfig, ClientConnection, RootCertStore, StreamOwned};
 
-use super::scene::{DEADLINE, Scene};
+use super::scene::{DEADLINE, ProxyScene};
 
-pub(crate) type Tls = StreamOwned<ClientConnection, TcpStream>;
+pub(crate) type TlsClientStream = StreamOwned<ClientConnection, TcpStream>;
 
 /// The roots a client of these tests believes: ours, and the origin's own.
-fn roots(scene: &Scene) -> RootCertStore {
+fn root_store(scene: &ProxyScene) -> RootCertStore {
     let ours = std::fs::read(scene.trust.get("SSL_CERT_FILE").expect("a bundle")).unwrap();
     let mut roots = RootCertStore::empty();
     for text in [ours, scene.minted.root.clone().into_bytes()] {
@@ -27,61 +27,63 @@ fn roots(scene: &Scene) -> RootCertStore {
 }
 
 /// An ordinary client.
-pub(crate) fn trusting(scene: &Scene) -> Arc<ClientConfig> {
-    let builder = ClientConfig::builder_with_provider(certs::provider());
+pub(crate) fn client_config(scene: &ProxyScene) -> Arc<ClientConfig> {
+    let builder = ClientConfig::builder_with_provider(certs::crypto_provider());
     let builder = builder.with_safe_default_protocol_versions().unwrap();
-    Arc::new(builder.with_root_certificates(roots(scene)).with_no_client_auth())
+    Arc::new(builder.with_root_certificates(root_store(scene)).with_no_client_auth())
 }
 
 /// One that sends an ECH extension which means nothing, as browsers do.
-pub(crate) fn greasing(scene: &Scene) -> Arc<ClientConfig> {
+pub(crate) fn ech_grease_config(scene: &ProxyScene) -> Arc<ClientConfig> {
     let anybody = HpkePublicKey(vec![7; 32]);
     let mode = EchMode::from(EchGreaseConfig::new(DH_KEM_X25519_HKDF_SHA256_AES_128, anybody));
-    let builder = ClientConfig::builder_with_provider(certs::provider()).with_ech(mode).unwrap();
-    Arc::new(builder.with_root_certificates(roots(scene)).with_no_client_auth())
+    let builder =
+        ClientConfig::builder_with_provider(certs::crypto_provider()).with_ech(mode).unwrap();
+    Arc::new(builder.with_root_certificates(root_store(scene)).with_no_client_auth())
 }
 
 /// A connection from a sandbox.
-pub(crate) fn tcp(scene: &Scene, sandbox: usize, to: &str) -> TcpStream {
+pub(crate) fn connect_tcp(scene: &ProxyScene, sandbox: usize, to: &str) -> TcpStream {
     let connect = || TcpStream::connect(to);
     let stream = scene.net.sandboxes[sandbox].enter(connect).unwrap();
     stream.set_read_timeout(Some(DEADLINE)).unwrap();
     stream
 }
 
-pub(crate) fn tls(
-    scene: &Scene,
+pub(crate) fn connect_tls(
+    scene: &ProxyScene,
     sandbox: usize,
     to: &str,
     config: &Arc<ClientConfig>,
     name: &str,
-) -> Tls {
-    try_tls(scene, sandbox, to, config, name).unwrap_or_else(|error| panic!("{name}: {error}"))
+) -> TlsClientStream {
+    try_connect_tls(scene, sandbox, to, config, name)
+        .unwrap_or_else(|error| panic!("{name}: {error}"))
 }
 
-pub(crate) fn try_tls(
-    scene: &Scene,
+pub(crate) fn try_connect_tls(
+    scene: &ProxyScene,
     sandbox: usize,
     to: &str,
     config: &Arc<ClientConfig>,
     name: &str,
-) -> io::Result<Tls> {
+) -> io::Result<TlsClientStream> {
     let name = ServerName::try_from(name.to_owned()).unwrap();
     let connection = ClientConnection::new(config.clone(), name).unwrap();
-    let mut tls = StreamOwned::new(connection, tcp(scene, sandbox, to));
+    let mut tls = StreamOwned::new(connection, connect_tcp(scene, sandbox, to));
     while tls.conn.is_handshaking() {
         tls.conn.complete_io(&mut tls.sock)?;
     }
     Ok(tls)
 }
 
-pub(crate) fn send(stream: &mut impl Write, text: &str) {
+pub(crate) fn send_text(stream: &mut impl Write, text: &str) {
     stream.write_all(text.as_bytes()).unwrap();
     stream.flush().unwrap();
 }
 
 /// The head of an answer; its body, if it announces one, is read and thrown away.
-pub(crate) fn head(stream: &mut impl Read) -> String {
+pub(crate) fn read_head(stream: &mut impl Read) -> String {
     let mut head = Vec::new();
     let mut one = [0];
     while !head.ends_with(b"\r\n\r\n") {

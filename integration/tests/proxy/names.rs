@@ -5,7 +5,7 @@ use std::net::{IpAddr, UdpSocket};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
 
-use super::net::Namespace;
+use super::net::NetNamespace;
 
 /// Where it answers.
 pub(crate) const RESOLVER: &str = "9.9.9.9:53";
@@ -14,18 +14,18 @@ const A: u16 = 1;
 const AAAA: u16 = 28;
 
 #[derive(Debug, Default)]
-struct Inner {
+struct FakeResolverState {
     known: Mutex<BTreeMap<String, Vec<IpAddr>>>,
     asked: Mutex<Vec<String>>,
     mute: AtomicBool,
 }
 
 #[derive(Clone, Debug)]
-pub(crate) struct Names(Arc<Inner>);
+pub(crate) struct FakeResolver(Arc<FakeResolverState>);
 
-impl Names {
-    pub(crate) fn serve(world: &Namespace) -> Self {
-        let names = Names(Arc::default());
+impl FakeResolver {
+    pub(crate) fn start(world: &NetNamespace) -> Self {
+        let names = FakeResolver(Arc::default());
         // Answers must come from the address that was asked, which a wildcard socket does not see to.
         world.ip("addr add 9.9.9.9/32 dev lo\n");
         let socket = world.enter(|| UdpSocket::bind(RESOLVER)).unwrap();
@@ -42,23 +42,23 @@ impl Names {
     }
 
     /// Says what a name's addresses are from now on.
-    pub(crate) fn set(&self, name: &str, addresses: &[&str]) {
+    pub(crate) fn set_addresses(&self, name: &str, addresses: &[&str]) {
         let addresses = addresses.iter().map(|address| address.parse().unwrap()).collect();
         self.0.known.lock().unwrap().insert(name.to_owned(), addresses);
     }
 
     /// Every name it was asked for.
-    pub(crate) fn asked(&self) -> Vec<String> {
+    pub(crate) fn queried_names(&self) -> Vec<String> {
         self.0.asked.lock().unwrap().clone()
     }
 
     /// Gives no answers any more.
-    pub(crate) fn fall_silent(&self) {
+    pub(crate) fn stop_answering(&self) {
         self.0.mute.store(true, Ordering::SeqCst);
     }
 }
 
-impl Inner {
+impl FakeResolverState {
     /// One question, answered with all the addresses of its type that the name has.
     fn answer(&self, query: &[u8]) -> Option<Vec<u8>> {
         let mut name = Vec::new();
@@ -75,7 +75,7 @@ impl Inner {
         }
         let known = self.known.lock().unwrap().get(&name).cloned();
         let found: Vec<Vec<u8>> =
-            known.iter().flatten().filter_map(|address| data(*address, kind)).collect();
+            known.iter().flatten().filter_map(|address| rdata(*address, kind)).collect();
         let code = if known.is_some() { 0 } else { 3 };
         let mut answer = query.get(..2)?.to_vec();
         answer.extend([0x81, 0x80 | code, 0, 1, 0, u8::try_from(found.len()).ok()?, 0, 0, 0, 0]);
@@ -90,7 +90,7 @@ impl Inner {
     }
 }
 
-fn data(address: IpAddr, kind: u16) -> Option<Vec<u8>> {
+fn rdata(address: IpAddr, kind: u16) -> Option<Vec<u8>> {
     match (address, kind) {
         (IpAddr::V4(address), A) => Some(address.octets().to_vec()),
         (IpAddr::V6(address), AAAA) => Some(address.octets().to_vec()),

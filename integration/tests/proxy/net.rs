@@ -12,7 +12,7 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use serde_json::Value;
 
 /// The gateway's address towards a sandbox, and the sandbox's own.
-pub(crate) fn addresses(sandbox: usize) -> [String; 4] {
+pub(crate) fn sandbox_addresses(sandbox: usize) -> [String; 4] {
     [
         format!("10.77.{sandbox}.1"),
         format!("10.77.{sandbox}.2"),
@@ -22,46 +22,46 @@ pub(crate) fn addresses(sandbox: usize) -> [String; 4] {
 }
 
 /// The gateway's interface towards a sandbox.
-pub(crate) fn interface(sandbox: usize) -> String {
+pub(crate) fn interface_name(sandbox: usize) -> String {
     format!("sandbox{sandbox}")
 }
 
 /// How the gateway's firewall brings connections to the program.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Firewall {
+pub(crate) enum FirewallMode {
     Redirect,
     Tproxy,
 }
 
 /// A namespace, removed with everything in it when this is dropped.
 #[derive(Debug)]
-pub(crate) struct Namespace {
+pub(crate) struct NetNamespace {
     pub(crate) name: String,
 }
 
-impl Namespace {
+impl NetNamespace {
     fn new(name: String) -> Self {
-        ip(&["netns", "add", &name], "");
-        let namespace = Namespace { name };
+        run_ip(&["netns", "add", &name], "");
+        let namespace = NetNamespace { name };
         namespace.ip("link set lo up\n");
         namespace
     }
 
     /// Runs `ip` commands inside, one a line.
     pub(crate) fn ip(&self, lines: &str) {
-        ip(&["-n", &self.name, "-batch", "-"], lines);
+        run_ip(&["-n", &self.name, "-batch", "-"], lines);
     }
 
     /// The same for what has no address in it to tell the version by.
     pub(crate) fn ip6(&self, lines: &str) {
-        ip(&["-6", "-n", &self.name, "-batch", "-"], lines);
+        run_ip(&["-6", "-n", &self.name, "-batch", "-"], lines);
     }
 
     /// A thread's work inside; what it opens stays inside.
     pub(crate) fn enter<T: Send>(&self, work: impl FnOnce() -> T + Send) -> T {
         let path = format!("/run/netns/{}", self.name);
         let inside = move || {
-            move_into(&File::open(&path).unwrap_or_else(|error| panic!("{path}: {error}")));
+            enter_namespace(&File::open(&path).unwrap_or_else(|error| panic!("{path}: {error}")));
             work()
         };
         std::thread::scope(|scope| {
@@ -85,26 +85,26 @@ impl Namespace {
 
     /// Loads firewall rules.
     pub(crate) fn nft(&self, rules: &str) {
-        fed(self.command("nft").args(["-f", "-"]), rules);
+        run_with_input(self.command("nft").args(["-f", "-"]), rules);
     }
 }
 
-impl Drop for Namespace {
+impl Drop for NetNamespace {
     fn drop(&mut self) {
         drop(Command::new("ip").args(["netns", "del", &self.name]).status());
     }
 }
 
-fn move_into(namespace: &File) {
+fn enter_namespace(namespace: &File) {
     let moved = nix::sched::setns(namespace, nix::sched::CloneFlags::CLONE_NEWNET);
     moved.expect("cannot enter a namespace");
 }
 
-fn ip(args: &[&str], lines: &str) {
-    fed(Command::new("ip").args(args), lines);
+fn run_ip(args: &[&str], lines: &str) {
+    run_with_input(Command::new("ip").args(args), lines);
 }
 
-fn fed(command: &mut Command, input: &str) -> Output {
+fn run_with_input(command: &mut Command, input: &str) -> Output {
     command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
     let mut child = command.spawn().unwrap_or_else(|error| panic!("{command:?}: {error}"));
     child.stdin.take().unwrap().write_all(input.as_bytes()).unwrap();
@@ -115,37 +115,37 @@ fn fed(command: &mut Command, input: &str) -> Output {
 }
 
 /// What was sent to the world: protocol, address, port.
-pub(crate) type Sent = (String, IpAddr, u16);
+pub(crate) type SentPacket = (String, IpAddr, u16);
 
 /// The whole network.
 #[derive(Debug)]
-pub(crate) struct Net {
-    pub(crate) gateway: Namespace,
-    pub(crate) sandboxes: Vec<Namespace>,
-    pub(crate) world: Namespace,
+pub(crate) struct TestNetwork {
+    pub(crate) gateway: NetNamespace,
+    pub(crate) sandboxes: Vec<NetNamespace>,
+    pub(crate) world: NetNamespace,
 }
 
-impl Net {
+impl TestNetwork {
     pub(crate) fn new(sandboxes: usize) -> Self {
         static NEXT: AtomicU32 = AtomicU32::new(0);
         let id = format!("{}-{}", std::process::id(), NEXT.fetch_add(1, Ordering::Relaxed));
-        let namespace = |what: &str| Namespace::new(format!("sandbar-{id}-{what}"));
+        let namespace = |what: &str| NetNamespace::new(format!("sandbar-{id}-{what}"));
         let (gateway, world) = (namespace("gateway"), namespace("world"));
         let sandboxes: Vec<_> = (0..sandboxes).map(|at| namespace(&format!("s{at}"))).collect();
-        let net = Net { gateway, sandboxes, world };
-        net.lay_cables();
-        net.watch_the_world();
+        let net = TestNetwork { gateway, sandboxes, world };
+        net.connect_namespaces();
+        net.watch_world();
         net
     }
 
-    fn lay_cables(&self) {
+    fn connect_namespaces(&self) {
         let (gateway, world) = (&self.gateway, &self.world);
         let cable = |one: (&str, &str), other: (&str, &str)| {
             let (name, at) = one;
             let (peer, there) = other;
             let line =
                 format!("link add {name} netns {at} type veth peer name {peer} netns {there}");
-            ip(&line.split(' ').collect::<Vec<_>>(), "");
+            run_ip(&line.split(' ').collect::<Vec<_>>(), "");
         };
         cable(("world", &gateway.name), ("gateway", &world.name));
         gateway.sysctl("net.ipv4.ip_forward", "1");
@@ -161,8 +161,8 @@ impl Net {
         );
         world.ip6("rule add iif gateway lookup 100\nroute add local default dev lo table 100\n");
         for (at, sandbox) in self.sandboxes.iter().enumerate() {
-            let [theirs, own, theirs6, own6] = addresses(at);
-            let name = interface(at);
+            let [theirs, own, theirs6, own6] = sandbox_addresses(at);
+            let name = interface_name(at);
             cable((&name, &gateway.name), ("eth0", &sandbox.name));
             gateway.ip(&format!(
                 "addr add {theirs}/24 dev {name}\naddr add {theirs6}/64 dev {name} nodad\nlink set {name} up\n"
@@ -171,18 +171,19 @@ impl Net {
                 "addr add {own}/24 dev eth0\naddr add {own6}/64 dev eth0 nodad\nlink set eth0 up\n\
                  route add default via {theirs}\nroute add ::/0 via {theirs6}\n"
             ));
-            fs::create_dir_all(self.etc(at)).unwrap();
-            fs::write(self.etc(at).join("resolv.conf"), format!("nameserver {theirs}\n")).unwrap();
+            fs::create_dir_all(self.etc_dir(at)).unwrap();
+            fs::write(self.etc_dir(at).join("resolv.conf"), format!("nameserver {theirs}\n"))
+                .unwrap();
         }
     }
 
     /// What `ip netns exec` lays over `/etc` for a sandbox.
-    fn etc(&self, sandbox: usize) -> PathBuf {
+    fn etc_dir(&self, sandbox: usize) -> PathBuf {
         PathBuf::from("/etc/netns").join(&self.sandboxes[sandbox].name)
     }
 
     /// Every SYN and every datagram that arrives in the world is remembered there.
-    fn watch_the_world(&self) {
+    fn watch_world(&self) {
         self.world.nft(
             "table inet watch {\n\
              set four { type inet_proto . ipv4_addr . inet_service; flags dynamic; size 65535; }\n\
@@ -197,7 +198,7 @@ impl Net {
     }
 
     /// Whereto the gateway sent something, except to the resolver.
-    pub(crate) fn arrived(&self) -> BTreeSet<Sent> {
+    pub(crate) fn arrivals(&self) -> BTreeSet<SentPacket> {
         let mut nft = self.world.command("nft");
         let listed = nft.args(["-j", "list", "table", "inet", "watch"]).output().unwrap();
         let listed: Value = serde_json::from_slice(&listed.stdout).unwrap();
@@ -213,9 +214,9 @@ impl Net {
     }
 
     /// Brings the sandboxes' connections to the program, and lets nothing else through.
-    pub(crate) fn firewall(&self, kind: Firewall) {
+    pub(crate) fn set_firewall(&self, kind: FirewallMode) {
         let names: Vec<_> =
-            (0..self.sandboxes.len()).map(|at| format!("\"{}\"", interface(at))).collect();
+            (0..self.sandboxes.len()).map(|at| format!("\"{}\"", interface_name(at))).collect();
         let from = format!("iifname {{ {} }}", names.join(", "));
         let dns = format!(
             "chain names {{ type nat hook prerouting priority dstnat;\n\
@@ -223,10 +224,10 @@ impl Net {
         );
         let own = format!("{from} fib daddr type local tcp dport 3128 accept\n");
         let body = match kind {
-            Firewall::Redirect => {
+            FirewallMode::Redirect => {
                 format!("{dns}{own}{from} meta l4proto tcp redirect to :15001\n}}")
             }
-            Firewall::Tproxy => format!(
+            FirewallMode::Tproxy => format!(
                 "{dns}}}\nchain divert {{ type filter hook prerouting priority mangle;\n{own}\
                  {from} tcp dport 53 accept\n\
                  {from} meta l4proto tcp socket transparent 1 meta mark set 0x1000 accept\n\
@@ -238,7 +239,7 @@ impl Net {
             "table inet gate\ndelete table inet gate\ntable inet gate {{\n{body}\n\
              chain passing {{ type filter hook forward priority 0; policy drop; }}\n}}\n"
         ));
-        if kind == Firewall::Tproxy {
+        if kind == FirewallMode::Tproxy {
             let lines =
                 "rule add fwmark 0x1000 lookup 100\nroute replace local default dev lo table 100\n";
             self.gateway.ip(lines);
@@ -247,10 +248,10 @@ impl Net {
     }
 }
 
-impl Drop for Net {
+impl Drop for TestNetwork {
     fn drop(&mut self) {
         for at in 0..self.sandboxes.len() {
-            drop(fs::remove_dir_all(self.etc(at)));
+            drop(fs::remove_dir_all(self.etc_dir(at)));
         }
     }
 }

@@ -13,38 +13,38 @@ use std::time::{Duration, Instant};
 
 use serde_json::Value;
 
-use super::client::{self, tcp};
-use super::scene::{Scene, Setup, until};
+use super::client::{self, connect_tcp};
+use super::scene::{ProxyScene, ProxySetup, wait_until};
 
-const PROXY: &str = "10.77.0.1:3128";
+const PROXY_ADDRESS: &str = "10.77.0.1:3128";
 
 #[test]
 fn a_stop_lets_a_running_download_finish() {
-    let mut scene = Scene::new();
+    let mut scene = ProxyScene::new();
     for version in ["--http1.1", "--http2"] {
-        let mut command = scene.inside(0, "curl");
+        let mut command = scene.command_in(0, "curl");
         command.args(["-sS", "-N", version, "--max-time", "60", "https://open.example/steps"]);
         let mut curl = command.stdout(Stdio::piped()).spawn().unwrap();
         let mut answer = curl.stdout.take().unwrap();
         let mut first = [0; 14];
         answer.read_exact(&mut first).unwrap();
         scene.signal("-TERM");
-        let connect = || TcpStream::connect(PROXY);
-        until("nothing new is taken", || scene.net.sandboxes[0].enter(connect).err());
-        scene.origin.release();
-        scene.origin.release();
+        let connect = || TcpStream::connect(PROXY_ADDRESS);
+        wait_until("nothing new is taken", || scene.net.sandboxes[0].enter(connect).err());
+        scene.origin.release_step();
+        scene.origin.release_step();
         let mut rest = String::new();
         answer.read_to_string(&mut rest).unwrap();
         assert!(curl.wait().unwrap().success(), "{version}");
         assert_eq!(rest, "data: step 1\n\ndata: step 2\n\n", "{version}");
-        assert_eq!(scene.ended(), Some(0), "{}", scene.stderr());
-        scene.verify();
+        assert_eq!(scene.wait_for_exit(), Some(0), "{}", scene.stderr());
+        scene.verify_log();
         let done = |record: &&Value| {
             record["http_request"]["url"]["path"] == "/steps"
                 && record["unmapped"]["sandbar"]["ending"] == "completed"
         };
         assert_eq!(scene.records().iter().filter(done).count(), 1, "{version}");
-        fs::remove_dir_all(scene.log()).unwrap();
+        fs::remove_dir_all(scene.log_dir()).unwrap();
         scene.start();
     }
     let records = scene.stop();
@@ -52,7 +52,7 @@ fn a_stop_lets_a_running_download_finish() {
 }
 
 /// Ticks of processor time the program has used.
-fn ticks(scene: &Scene) -> u64 {
+fn cpu_ticks(scene: &ProxyScene) -> u64 {
     let stat = fs::read_to_string(format!("/proc/{}/stat", scene.pid())).unwrap();
     let (_, fields) = stat.rsplit_once(')').unwrap();
     let fields: Vec<_> = fields.split_whitespace().collect();
@@ -60,30 +60,30 @@ fn ticks(scene: &Scene) -> u64 {
 }
 
 #[test]
-fn without_descriptors_it_sheds_does_not_spin_and_recovers() {
+fn p16_without_descriptors_it_sheds_does_not_spin_and_recovers() {
     let prefix = ["prlimit", "--nofile=256:256"].map(str::to_owned).into();
     let limits = "first_bytes_seconds = 120".to_owned();
-    let scene = Scene::with(Setup { prefix, limits, ..Setup::default() });
-    let idle: Vec<_> = (0..300).map(|_| tcp(&scene, 0, PROXY)).collect();
+    let scene = ProxyScene::with_setup(ProxySetup { prefix, limits, ..ProxySetup::default() });
+    let idle: Vec<_> = (0..300).map(|_| connect_tcp(&scene, 0, PROXY_ADDRESS)).collect();
     let told = "a connection could not be accepted";
-    until("descriptors run out", || scene.stderr().contains(told).then_some(()));
-    let before = ticks(&scene);
+    wait_until("descriptors run out", || scene.stderr().contains(told).then_some(()));
+    let before = cpu_ticks(&scene);
     std::thread::sleep(Duration::from_secs(2)); // the time over which it is measured
-    let used = ticks(&scene) - before;
+    let used = cpu_ticks(&scene) - before;
     assert!(used < 100, "{used} hundredths of a second of processor time in two seconds");
     drop(idle);
-    until("it serves again", || {
+    wait_until("it serves again", || {
         (scene.curl(&["http://open.example/"]).status == 200).then_some(())
     });
-    let (_, metrics) = until("it answers", || scene.admin("GET", "/metrics"));
+    let (_, metrics) = wait_until("it answers", || scene.admin_request("GET", "/metrics"));
     let shed = metrics.lines().find_map(|line| line.strip_prefix("sandbar_accepts_shed_total "));
     assert!(shed.is_some_and(|count| count != "0"), "{metrics}");
 }
 
 #[test]
-fn after_a_kill_every_answered_request_has_its_record_and_the_log_verifies() {
+fn p7_after_a_kill_every_answered_request_has_its_record_and_the_log_verifies() {
     const ANSWERED: usize = 300;
-    let mut scene = Scene::new();
+    let mut scene = ProxyScene::new();
     let (answered, over) = (Mutex::new(BTreeSet::new()), AtomicBool::new(false));
     std::thread::scope(|scope| {
         for worker in 0..4 {
@@ -112,11 +112,13 @@ fn after_a_kill_every_answered_request_has_its_record_and_the_log_verifies() {
                 }
             });
         }
-        until("enough is answered", || (answered.lock().unwrap().len() >= ANSWERED).then_some(()));
+        wait_until("enough is answered", || {
+            (answered.lock().unwrap().len() >= ANSWERED).then_some(())
+        });
         scene.signal("-KILL");
         over.store(true, Ordering::SeqCst);
     });
-    assert_eq!(scene.ended(), None);
+    assert_eq!(scene.wait_for_exit(), None);
     let recorded: BTreeSet<_> = scene
         .records()
         .iter()
@@ -129,10 +131,10 @@ fn after_a_kill_every_answered_request_has_its_record_and_the_log_verifies() {
     assert_eq!(unrecorded, Vec::<&str>::new(), "arrived without a record");
     let lost: Vec<_> = answered.lock().unwrap().difference(&recorded).cloned().collect();
     assert_eq!(lost, Vec::<String>::new(), "answered without a record");
-    scene.verify();
+    scene.verify_log();
     scene.start();
     // The budget of look-ups begins empty after a kill, so that a crash is no way to a new one.
-    until("it serves again", || {
+    wait_until("it serves again", || {
         let lie = ["--resolve", "open.example:80:1.2.3.4", "http://open.example/again"];
         (scene.curl(&lie).status == 200).then_some(())
     });
@@ -140,27 +142,28 @@ fn after_a_kill_every_answered_request_has_its_record_and_the_log_verifies() {
 }
 
 /// The log's directory as the program sees it, which has a file system of its own there.
-fn seen(scene: &Scene) -> PathBuf {
-    let log = scene.log();
+fn log_dir_inside(scene: &ProxyScene) -> PathBuf {
+    let log = scene.log_dir();
     PathBuf::from(format!("/proc/{}/root", scene.pid())).join(log.strip_prefix("/").unwrap())
 }
 
 #[test]
-fn on_a_full_disk_nothing_leaves_until_there_is_room_again() {
+fn p16_on_a_full_disk_nothing_leaves_until_there_is_room_again() {
     let outside = tempfile::tempdir().unwrap();
     let log = outside.path().join("log");
     fs::create_dir(&log).unwrap();
     let mount = format!("mount -t tmpfs -o size=1m tmpfs {} && exec \"$@\"", log.display());
     let prefix = ["sh", "-c", &mount, "sh"].map(str::to_owned).into();
-    let scene = Scene::with(Setup { prefix, log: Some(log), ..Setup::default() });
+    let scene =
+        ProxyScene::with_setup(ProxySetup { prefix, log: Some(log), ..ProxySetup::default() });
     assert_eq!(scene.curl(&["http://open.example/before"]).status, 200);
 
-    let filler = seen(&scene).join("filler");
+    let filler = log_dir_inside(&scene).join("filler");
     let mut file = fs::File::create(&filler).unwrap();
     while file.write_all(&[b'x'; 4096]).is_ok() {}
     while file.write_all(b"x").is_ok() {}
     let mut served = 0;
-    let full = until("it refuses", || {
+    let full = wait_until("it refuses", || {
         let lie = "open.example:80:93.184.216.34"; // questions are not answered either
         let got = scene.curl(&["--resolve", lie, "http://open.example/full"]);
         served += usize::from(got.status == 200);
@@ -168,7 +171,7 @@ fn on_a_full_disk_nothing_leaves_until_there_is_room_again() {
     });
     assert_eq!(full.status, 503, "{full:?}");
     assert!(full.text().contains("log_unwritable"), "{full:?}");
-    let (arrived, requests) = (scene.net.arrived(), scene.origin.requests().len());
+    let (arrived, requests) = (scene.net.arrivals(), scene.origin.requests().len());
     assert_eq!(
         requests,
         1 + served,
@@ -185,45 +188,46 @@ fn on_a_full_disk_nothing_leaves_until_there_is_room_again() {
     let lie = "tunnel.example:443:93.184.216.36";
     let tunnel = scene.curl(&["--insecure", "--resolve", lie, "https://tunnel.example/"]);
     assert_eq!(tunnel.status, 0, "{tunnel:?}");
-    assert_eq!(scene.net.arrived(), arrived, "nothing left");
+    assert_eq!(scene.net.arrivals(), arrived, "nothing left");
     assert_eq!(scene.origin.requests().len(), requests);
-    assert_eq!(scene.admin("GET", "/ready").unwrap().0, 503);
+    assert_eq!(scene.admin_request("GET", "/ready").unwrap().0, 503);
 
     drop(file);
     fs::remove_file(&filler).unwrap();
-    until("it serves again", || {
+    wait_until("it serves again", || {
         (scene.curl(&["http://open.example/after"]).status == 200).then_some(())
     });
-    until("it is ready again", || {
-        scene.admin("GET", "/ready").filter(|(status, _)| *status == 200).map(drop)
+    wait_until("it is ready again", || {
+        scene.admin_request("GET", "/ready").filter(|(status, _)| *status == 200).map(drop)
     });
     let copy = outside.path().join("copy");
-    let status = Command::new("cp").arg("-r").arg(seen(&scene)).arg(&copy).status().unwrap();
+    let status =
+        Command::new("cp").arg("-r").arg(log_dir_inside(&scene)).arg(&copy).status().unwrap();
     assert!(status.success());
     let verified = integration::sandbar().args(["log", "verify"]).arg(&copy).output().unwrap();
     assert!(verified.status.success(), "{}", String::from_utf8_lossy(&verified.stdout));
 }
 
 #[test]
-fn with_the_resolver_gone_allowed_names_fail_in_time_and_denied_ones_are_refused_as_ever() {
-    let scene = Scene::new();
-    scene.names.fall_silent();
+fn p16_with_the_resolver_gone_allowed_names_fail_in_time_and_denied_ones_are_refused_as_ever() {
+    let scene = ProxyScene::new();
+    scene.names.stop_answering();
     let started = Instant::now();
     let got = scene.curl(&["--resolve", "open.example:80:1.2.3.4", "http://open.example/"]);
     assert_eq!(got.status, 502, "{got:?}");
     assert!(got.text().contains("resolver_unreachable"), "{got:?}");
     assert!(started.elapsed() < Duration::from_secs(30), "{:?}", started.elapsed());
-    scene.refusal("resolver_unreachable", "open.example");
+    scene.wait_for_refusal("resolver_unreachable", "open.example");
     let got = scene.curl(&["--resolve", "denied.example:80:1.2.3.4", "http://denied.example/"]);
     assert_eq!(got.status, 403, "{got:?}");
-    assert!(!scene.names.asked().contains(&"denied.example".to_owned()));
-    assert_eq!(scene.net.arrived().into_iter().collect::<Vec<_>>(), []);
+    assert!(!scene.names.queried_names().contains(&"denied.example".to_owned()));
+    assert_eq!(scene.net.arrivals().into_iter().collect::<Vec<_>>(), []);
 }
 
 #[test]
-fn an_origin_that_hangs_is_given_up_in_time() {
+fn p17_an_origin_that_hangs_is_given_up_in_time() {
     let limits = "first_byte_seconds = 2\nidle_seconds = 2".to_owned();
-    let scene = Scene::with(Setup { limits, ..Setup::default() });
+    let scene = ProxyScene::with_setup(ProxySetup { limits, ..ProxySetup::default() });
     for args in [
         &["http://open.example/hang"][..],
         &["--http1.1", "https://open.example/hang"],
@@ -243,20 +247,20 @@ fn an_origin_that_hangs_is_given_up_in_time() {
 
 #[test]
 fn an_origin_where_nobody_listens_is_told_as_such() {
-    let mut scene = Scene::stopped(Setup {
+    let mut scene = ProxyScene::prepare(ProxySetup {
         policy: "name = \"p\"\n[[allow]]\nname = \"x\"\nhosts = [\"open.example:7777\"]\n"
             .to_owned(),
-        ..Setup::default()
+        ..ProxySetup::default()
     });
     scene.start();
     let got = scene.curl(&["http://open.example:7777/"]);
     assert_eq!(got.status, 502, "{got:?}");
-    scene.refusal("upstream_unreachable", "open.example");
+    scene.wait_for_refusal("upstream_unreachable", "open.example");
 }
 
 #[test]
 fn the_admin_socket_tells_how_it_stands() {
-    let scene = Scene::new();
+    let scene = ProxyScene::new();
     assert_eq!(scene.curl(&["http://open.example/"]).status, 200);
     assert_eq!(scene.curl(&["http://open.example:8080/"]).status, 403);
     let socket = scene.dir.path().join("admin.sock");
@@ -290,34 +294,35 @@ fn the_admin_socket_tells_how_it_stands() {
 }
 
 #[test]
-fn one_sandbox_cannot_take_the_connections_of_another() {
+fn p20_one_sandbox_cannot_take_the_connections_of_another() {
     const MOST: usize = 8;
     let limits = format!("connections_per_sandbox = {MOST}\nfirst_bytes_seconds = 120");
-    let scene = Scene::with(Setup { sandboxes: 2, limits, ..Setup::default() });
-    let held: Vec<_> = (0..MOST).map(|_| tcp(&scene, 0, PROXY)).collect();
-    let taken = |scene: &Scene| {
-        let (_, status) = scene.admin("GET", "/status")?;
+    let scene =
+        ProxyScene::with_setup(ProxySetup { sandboxes: 2, limits, ..ProxySetup::default() });
+    let held: Vec<_> = (0..MOST).map(|_| connect_tcp(&scene, 0, PROXY_ADDRESS)).collect();
+    let taken = |scene: &ProxyScene| {
+        let (_, status) = scene.admin_request("GET", "/status")?;
         serde_json::from_str::<Value>(&status).ok()?["connections"].as_u64()
     };
-    until("all are taken", || taken(&scene).filter(|taken| *taken == MOST as u64));
-    let mut over = tcp(&scene, 0, PROXY);
+    wait_until("all are taken", || taken(&scene).filter(|taken| *taken == MOST as u64));
+    let mut over = connect_tcp(&scene, 0, PROXY_ADDRESS);
     let mut answer = Vec::new();
     drop(over.read_to_end(&mut answer));
-    scene.record("one too many", |record| {
+    scene.wait_for_record("one too many", |record| {
         record["status_detail"] == "too_many_connections" && record["actor"]["app_uid"] == "box-0"
     });
     let other = ["-x", "http://10.77.1.1:3128", "http://open.example/"];
     assert_eq!(scene.curl_in(1, &other).status, 200, "the neighbour is served");
     drop(held);
-    until("they are given back", || taken(&scene).filter(|taken| *taken == 0));
+    wait_until("they are given back", || taken(&scene).filter(|taken| *taken == 0));
     assert_eq!(scene.curl(&["http://open.example/"]).status, 200);
 }
 
 #[test]
-fn a_request_head_that_comes_drop_by_drop_is_not_waited_for() {
+fn p17_a_request_head_that_comes_drop_by_drop_is_not_waited_for() {
     let limits = "first_bytes_seconds = 2\nhead_seconds = 2".to_owned();
-    let scene = Scene::with(Setup { limits, ..Setup::default() });
-    let mut stream = tcp(&scene, 0, "93.184.216.34:80");
+    let scene = ProxyScene::with_setup(ProxySetup { limits, ..ProxySetup::default() });
+    let mut stream = connect_tcp(&scene, 0, "93.184.216.34:80");
     let started = Instant::now();
     for letter in
         "GET / HTTP/1.1\r\nHost: open.example\r\nX-Slow: ".bytes().chain(std::iter::repeat(b'x'))
@@ -328,8 +333,8 @@ fn a_request_head_that_comes_drop_by_drop_is_not_waited_for() {
         std::thread::sleep(Duration::from_millis(50));
     }
     assert!(started.elapsed() < Duration::from_secs(40), "it was waited for");
-    scene.record("the slow one", |record| record["status_detail"] == "first_bytes_late");
-    let mut quick = tcp(&scene, 0, "93.184.216.34:80");
-    client::send(&mut quick, "GET / HTTP/1.1\r\nHost: open.example\r\n\r\n");
-    assert!(client::head(&mut quick).starts_with("HTTP/1.1 200 "));
+    scene.wait_for_record("the slow one", |record| record["status_detail"] == "first_bytes_late");
+    let mut quick = connect_tcp(&scene, 0, "93.184.216.34:80");
+    client::send_text(&mut quick, "GET / HTTP/1.1\r\nHost: open.example\r\n\r\n");
+    assert!(client::read_head(&mut quick).starts_with("HTTP/1.1 200 "));
 }

@@ -7,11 +7,11 @@ use std::process::{Command, Stdio};
 
 use serde_json::Value;
 
-use super::client::{head, send, tcp, tls, trusting};
-use super::origin::noise;
-use super::reload::{echo, write};
-use super::scene::{Scene, Setup, host_of, until};
-use super::site::importing;
+use super::client::{client_config, connect_tcp, connect_tls, read_head, send_text};
+use super::origin::noise_bytes;
+use super::reload::{connect_echo, write_policy};
+use super::scene::{ProxyScene, ProxySetup, record_host, wait_until};
+use super::site::python_with;
 
 /// The first host of each pair loses its permission.
 const POLICY: &str = r#"
@@ -33,14 +33,14 @@ tcp   = [5432]
 /// Longer than what all the buffers on the way hold.
 const LONG: usize = 40 << 20;
 /// The part of an upload that is sent before the policy changes.
-const PART: usize = 1000;
+const PART_BYTES: usize = 1000;
 
-trait Wire: Read + Write + Send {}
-impl<T: Read + Write + Send> Wire for T {}
+trait ReadWrite: Read + Write + Send {}
+impl<T: Read + Write + Send> ReadWrite for T {}
 
 /// What is done on a connection, so that it is known to work.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Use {
+enum ConnectionUse {
     /// A long answer is being read.
     Download,
     /// What is said comes back.
@@ -51,34 +51,37 @@ enum Use {
     Upload,
 }
 
-struct Open {
+struct OpenConnection {
     what: String,
-    wire: Box<dyn Wire>,
-    by: Use,
+    wire: Box<dyn ReadWrite>,
+    by: ConnectionUse,
 }
 
-impl Open {
-    fn new(what: &str, host: &str, mut wire: impl Wire + 'static, by: Use) -> Self {
+impl OpenConnection {
+    fn new(what: &str, host: &str, mut wire: impl ReadWrite + 'static, by: ConnectionUse) -> Self {
         match by {
-            Use::Download => {
-                send(&mut wire, &format!("GET /bytes/{LONG} HTTP/1.1\r\nHost: {host}\r\n\r\n"));
+            ConnectionUse::Download => {
+                send_text(
+                    &mut wire,
+                    &format!("GET /bytes/{LONG} HTTP/1.1\r\nHost: {host}\r\n\r\n"),
+                );
                 wire.read_exact(&mut [0; 1000]).unwrap();
             }
-            Use::Echo => echoed(&mut wire),
-            Use::Requests => answered(&mut wire, host),
-            Use::Upload => {
+            ConnectionUse::Echo => assert_echo(&mut wire),
+            ConnectionUse::Requests => assert_response(&mut wire, host),
+            ConnectionUse::Upload => {
                 let length = LONG;
-                send(
+                send_text(
                     &mut wire,
                     &format!(
                         "POST /echo HTTP/1.1\r\nHost: {host}\r\nContent-Length: {length}\r\n\r\n"
                     ),
                 );
-                wire.write_all(&noise(PART)).unwrap();
+                wire.write_all(&noise_bytes(PART_BYTES)).unwrap();
                 wire.flush().unwrap();
             }
         }
-        Open { what: format!("{what} to {host}"), wire: Box::new(wire), by }
+        OpenConnection { what: format!("{what} to {host}"), wire: Box::new(wire), by }
     }
 
     /// Whether it was cut: it ends, in an error or not, and not with all that was announced.
@@ -93,25 +96,25 @@ impl Open {
         }
     }
 
-    fn goes_on(mut self, host: &str) {
+    fn assert_continues(mut self, host: &str) {
         match self.by {
-            Use::Download => {
+            ConnectionUse::Download => {
                 let mut rest = vec![0; LONG - 1000];
                 self.wire.read_exact(&mut rest).unwrap();
             }
-            Use::Echo => echoed(&mut self.wire),
-            Use::Requests => answered(&mut self.wire, host),
-            Use::Upload => {
-                self.wire.write_all(&noise(LONG)[PART..]).unwrap();
+            ConnectionUse::Echo => assert_echo(&mut self.wire),
+            ConnectionUse::Requests => assert_response(&mut self.wire, host),
+            ConnectionUse::Upload => {
+                self.wire.write_all(&noise_bytes(LONG)[PART_BYTES..]).unwrap();
                 self.wire.flush().unwrap();
-                let said = head(&mut self.wire);
+                let said = read_head(&mut self.wire);
                 assert!(said.starts_with("HTTP/1.1 200"), "{}: {said}", self.what);
             }
         }
     }
 }
 
-fn echoed(wire: &mut impl Wire) {
+fn assert_echo(wire: &mut impl ReadWrite) {
     let mut back = [0; 5];
     wire.write_all(b"hello").unwrap();
     wire.flush().unwrap();
@@ -119,19 +122,22 @@ fn echoed(wire: &mut impl Wire) {
     assert_eq!(&back, b"hello");
 }
 
-fn answered(wire: &mut impl Wire, host: &str) {
-    send(wire, &format!("GET / HTTP/1.1\r\nHost: {host}\r\n\r\n"));
-    let said = head(wire);
+fn assert_response(wire: &mut impl ReadWrite, host: &str) {
+    send_text(wire, &format!("GET / HTTP/1.1\r\nHost: {host}\r\n\r\n"));
+    let said = read_head(wire);
     assert!(said.starts_with("HTTP/1.1 200"), "{host}: {said}");
 }
 
 /// A connection to `host` through the explicit listener, by CONNECT or SOCKS5.
-fn through(scene: &Scene, host: &str, tongue: &str) -> TcpStream {
-    let mut stream = tcp(scene, 0, "10.77.0.1:3128");
+fn connect_through(scene: &ProxyScene, host: &str, tongue: &str) -> TcpStream {
+    let mut stream = connect_tcp(scene, 0, "10.77.0.1:3128");
     match tongue {
         "CONNECT" => {
-            send(&mut stream, &format!("CONNECT {host}:443 HTTP/1.1\r\nHost: {host}:443\r\n\r\n"));
-            assert!(head(&mut stream).starts_with("HTTP/1.1 200"));
+            send_text(
+                &mut stream,
+                &format!("CONNECT {host}:443 HTTP/1.1\r\nHost: {host}:443\r\n\r\n"),
+            );
+            assert!(read_head(&mut stream).starts_with("HTTP/1.1 200"));
         }
         _ => {
             let length = u8::try_from(host.len()).unwrap();
@@ -146,16 +152,21 @@ fn through(scene: &Scene, host: &str, tongue: &str) -> TcpStream {
 }
 
 /// One of each kind, to the hosts of one side.
-fn open_all(scene: &Scene, web: (&str, &str), tunnel: (&str, &str), raw: &str) -> Vec<Open> {
-    let config = trusting(scene);
+fn open_all(
+    scene: &ProxyScene,
+    web: (&str, &str),
+    tunnel: (&str, &str),
+    raw: &str,
+) -> Vec<OpenConnection> {
+    let config = client_config(scene);
     let inside = |stream: TcpStream, host: &str| {
         let name = rustls::pki_types::ServerName::try_from(host.to_owned()).unwrap();
         let connection = rustls::ClientConnection::new(config.clone(), name).unwrap();
         rustls::StreamOwned::new(connection, stream)
     };
-    let web_tls = || tls(scene, 0, &format!("{}:443", web.1), &config, web.0);
+    let web_tls = || connect_tls(scene, 0, &format!("{}:443", web.1), &config, web.0);
     let mut upgraded = web_tls();
-    send(
+    send_text(
         &mut upgraded,
         &format!(
             "GET /upgrade HTTP/1.1\r\nHost: {}\r\nUpgrade: websocket\r\nConnection: Upgrade\r\n\
@@ -163,21 +174,31 @@ fn open_all(scene: &Scene, web: (&str, &str), tunnel: (&str, &str), raw: &str) -
             web.0
         ),
     );
-    assert!(head(&mut upgraded).starts_with("HTTP/1.1 101"));
-    let transparent = tls(scene, 0, &format!("{}:443", tunnel.1), &config, tunnel.0);
-    let database = echo(scene, raw);
+    assert!(read_head(&mut upgraded).starts_with("HTTP/1.1 101"));
+    let transparent = connect_tls(scene, 0, &format!("{}:443", tunnel.1), &config, tunnel.0);
+    let database = connect_echo(scene, raw);
     let (connect, socks) =
-        (through(scene, tunnel.0, "CONNECT"), through(scene, tunnel.0, "SOCKS5"));
-    let plain = tcp(scene, 0, &format!("{}:80", web.1));
+        (connect_through(scene, tunnel.0, "CONNECT"), connect_through(scene, tunnel.0, "SOCKS5"));
+    let plain = connect_tcp(scene, 0, &format!("{}:80", web.1));
     vec![
-        Open::new("a transparent tunnel", tunnel.0, transparent, Use::Requests),
-        Open::new("a tunnel by CONNECT", tunnel.0, inside(connect, tunnel.0), Use::Requests),
-        Open::new("a tunnel by SOCKS5", tunnel.0, inside(socks, tunnel.0), Use::Requests),
-        Open::new("raw TCP", raw, database, Use::Echo),
-        Open::new("a WebSocket", web.0, upgraded, Use::Echo),
-        Open::new("a download", web.0, web_tls(), Use::Download),
-        Open::new("a download without TLS", web.0, plain, Use::Download),
-        Open::new("an upload", web.0, web_tls(), Use::Upload),
+        OpenConnection::new("a transparent tunnel", tunnel.0, transparent, ConnectionUse::Requests),
+        OpenConnection::new(
+            "a tunnel by CONNECT",
+            tunnel.0,
+            inside(connect, tunnel.0),
+            ConnectionUse::Requests,
+        ),
+        OpenConnection::new(
+            "a tunnel by SOCKS5",
+            tunnel.0,
+            inside(socks, tunnel.0),
+            ConnectionUse::Requests,
+        ),
+        OpenConnection::new("raw TCP", raw, database, ConnectionUse::Echo),
+        OpenConnection::new("a WebSocket", web.0, upgraded, ConnectionUse::Echo),
+        OpenConnection::new("a download", web.0, web_tls(), ConnectionUse::Download),
+        OpenConnection::new("a download without TLS", web.0, plain, ConnectionUse::Download),
+        OpenConnection::new("an upload", web.0, web_tls(), ConnectionUse::Upload),
     ]
 }
 
@@ -187,7 +208,8 @@ fn is_revoked(record: &Value) -> bool {
 
 #[test]
 fn p10_each_kind_of_connection_is_cut_and_its_neighbour_is_not() {
-    let scene = Scene::with(Setup { policy: POLICY.to_owned(), ..Setup::default() });
+    let scene =
+        ProxyScene::with_setup(ProxySetup { policy: POLICY.to_owned(), ..ProxySetup::default() });
     let losers = open_all(
         &scene,
         ("open.example", "93.184.216.34"),
@@ -200,8 +222,8 @@ fn p10_each_kind_of_connection_is_cut_and_its_neighbour_is_not() {
         ("tolerant.example", "93.184.216.37"),
         "six.example",
     );
-    until("all are open", || {
-        let (_, told) = scene.admin("GET", "/connections")?;
+    wait_until("all are open", || {
+        let (_, told) = scene.admin_request("GET", "/connections")?;
         let told: Value = serde_json::from_str(&told).unwrap();
         (told["open"] == losers.len() + others.len()).then_some(())
     });
@@ -210,21 +232,21 @@ fn p10_each_kind_of_connection_is_cut_and_its_neighbour_is_not() {
     let policy = fewer
         .iter()
         .fold(POLICY.to_owned(), |text, host| text.replace(&format!("\"{host}\", "), ""));
-    write(&scene, &policy);
+    write_policy(&scene, &policy);
     for mut open in losers {
         assert!(open.is_cut(), "{} goes on", open.what);
     }
     for open in others {
         let host = open.what.rsplit(' ').next().unwrap().to_owned();
-        open.goes_on(&host);
+        open.assert_continues(&host);
     }
-    let revoked = until("all are recorded", || {
+    let revoked = wait_until("all are recorded", || {
         let revoked: Vec<Value> = scene.records().into_iter().filter(is_revoked).collect();
         (revoked.len() >= count).then_some(revoked)
     });
     assert_eq!(revoked.len(), count, "{revoked:#?}");
     for record in &revoked {
-        assert!(fewer.contains(&host_of(record)), "{record:#}");
+        assert!(fewer.contains(&record_host(record)), "{record:#}");
         assert_eq!(record["status_detail"], "not_listed", "{record:#}");
         let bytes = |way: &str| record["traffic"][way].as_u64().unwrap_or_default();
         assert!(bytes("bytes_in") + bytes("bytes_out") > 0, "{record:#}");
@@ -234,7 +256,7 @@ fn p10_each_kind_of_connection_is_cut_and_its_neighbour_is_not() {
 }
 
 /// Two streams of one connection, told line by line what becomes of them.
-const STREAMS: &str = r#"
+const STREAMS_SCRIPT: &str = r#"
 import socket, ssl, h2.connection, h2.events
 context = ssl.create_default_context()
 context.set_alpn_protocols(['h2'])
@@ -262,7 +284,7 @@ while True:
 "#;
 
 /// Reads lines until one begins with `start`; all that was read.
-fn lines_until(
+fn read_lines_until(
     said: &mut impl Iterator<Item = std::io::Result<String>>,
     start: &str,
 ) -> Vec<String> {
@@ -284,24 +306,24 @@ fn p10_an_idle_stream_is_reset_and_the_one_beside_it_goes_on() {
         )
     };
     let policy = paths(r#"["/steps/lose", "/steps/keep"]"#);
-    let scene = Scene::with(Setup { policy, ..Setup::default() });
-    let python = importing("h2").expect("python3-h2 is installed");
-    let mut command: Command = scene.inside(0, python);
-    command.args(["-c", STREAMS]).stdout(Stdio::piped());
+    let scene = ProxyScene::with_setup(ProxySetup { policy, ..ProxySetup::default() });
+    let python = python_with("h2").expect("python3-h2 is installed");
+    let mut command: Command = scene.command_in(0, python);
+    command.args(["-c", STREAMS_SCRIPT]).stdout(Stdio::piped());
     let mut python = command.spawn().unwrap();
     let mut said = BufReader::new(python.stdout.take().unwrap()).lines();
     for _ in 0..2 {
-        lines_until(&mut said, "data"); // each has had its first event, and is silent now
+        read_lines_until(&mut said, "data"); // each has had its first event, and is silent now
     }
-    write(&scene, &paths(r#"["/steps/keep"]"#));
-    let lines = lines_until(&mut said, "reset");
+    write_policy(&scene, &paths(r#"["/steps/keep"]"#));
+    let lines = read_lines_until(&mut said, "reset");
     assert_eq!(lines, ["reset 1 8"], "RST_STREAM with CANCEL, and nothing else");
-    scene.origin.release();
-    let lines = lines_until(&mut said, "data 3");
+    scene.origin.release_step();
+    let lines = read_lines_until(&mut said, "data 3");
     assert_eq!(lines, ["data 3 ['data:', 'step', '1']"], "its neighbour goes on");
     python.kill().unwrap();
     python.wait().unwrap();
-    let revoked = scene.record("the cut", is_revoked);
+    let revoked = scene.wait_for_record("the cut", is_revoked);
     assert_eq!(revoked["http_request"]["url"]["path"], "/steps/lose");
     assert_eq!(revoked["status_detail"], "path_not_allowed");
     assert_eq!(scene.records().iter().filter(|record| is_revoked(record)).count(), 1);
@@ -309,23 +331,24 @@ fn p10_an_idle_stream_is_reset_and_the_one_beside_it_goes_on() {
 
 #[test]
 fn p10_what_is_decided_late_is_decided_by_the_rules_of_then() {
-    let scene = Scene::with(Setup { policy: POLICY.to_owned(), ..Setup::default() });
-    let mut early = tcp(&scene, 0, "93.184.216.36:443"); // accepted, and not a word yet
-    let asked = scene.names.asked().len();
-    write(&scene, &POLICY.replace("\"tunnel.example\", ", ""));
-    until("the rules have changed", || {
-        let (_, told) = scene.admin("GET", "/status")?;
+    let scene =
+        ProxyScene::with_setup(ProxySetup { policy: POLICY.to_owned(), ..ProxySetup::default() });
+    let mut early = connect_tcp(&scene, 0, "93.184.216.36:443"); // accepted, and not a word yet
+    let asked = scene.names.queried_names().len();
+    write_policy(&scene, &POLICY.replace("\"tunnel.example\", ", ""));
+    wait_until("the rules have changed", || {
+        let (_, told) = scene.admin_request("GET", "/status")?;
         told.contains("\"generation\":2").then_some(())
     });
     let name = rustls::pki_types::ServerName::try_from("tunnel.example").unwrap();
-    let mut client = rustls::ClientConnection::new(trusting(&scene), name).unwrap();
+    let mut client = rustls::ClientConnection::new(client_config(&scene), name).unwrap();
     while client.wants_write() {
         client.write_tls(&mut early).unwrap();
     }
     let mut answer = Vec::new();
     early.read_to_end(&mut answer).unwrap();
     assert_eq!(answer.first(), Some(&21), "a TLS alert: {answer:?}");
-    let refused = scene.refusal("not_listed", "tunnel.example");
+    let refused = scene.wait_for_refusal("not_listed", "tunnel.example");
     assert_eq!(refused["policy"]["version"], "2", "{refused:#}");
-    assert_eq!(scene.names.asked().len(), asked, "nobody was asked where it is");
+    assert_eq!(scene.names.queried_names().len(), asked, "nobody was asked where it is");
 }

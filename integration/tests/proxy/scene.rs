@@ -15,9 +15,9 @@ use tempfile::TempDir;
 
 use integration::sandbar;
 
-use super::names::{Names, RESOLVER};
-use super::net::{Firewall, Net, interface};
-use super::origin::{Minted, Origin};
+use super::names::{FakeResolver, RESOLVER};
+use super::net::{FirewallMode, TestNetwork, interface_name};
+use super::origin::{TestCertificate, TestOrigin};
 
 /// Longest wait for anything that must happen, on a machine that is busy with other things.
 pub(crate) const DEADLINE: Duration = Duration::from_secs(60);
@@ -94,7 +94,7 @@ identify = "unix"
 
 /// What a scene is made of.
 #[derive(Clone, Debug)]
-pub(crate) struct Setup {
+pub(crate) struct ProxySetup {
     pub(crate) sandboxes: usize,
     pub(crate) policy: String,
     /// Keys of the operator's file itself.
@@ -109,9 +109,9 @@ pub(crate) struct Setup {
     pub(crate) prefix: Vec<String>,
 }
 
-impl Default for Setup {
+impl Default for ProxySetup {
     fn default() -> Self {
-        Setup {
+        ProxySetup {
             sandboxes: 1,
             policy: POLICY.to_owned(),
             head: String::new(),
@@ -124,53 +124,53 @@ impl Default for Setup {
     }
 }
 
-pub(crate) struct Scene {
+pub(crate) struct ProxyScene {
     child: Option<Child>,
-    setup: Setup,
-    pub(crate) net: Net,
-    pub(crate) names: Names,
-    pub(crate) origin: Origin,
-    pub(crate) minted: Minted,
+    setup: ProxySetup,
+    pub(crate) net: TestNetwork,
+    pub(crate) names: FakeResolver,
+    pub(crate) origin: TestOrigin,
+    pub(crate) minted: TestCertificate,
     pub(crate) dir: TempDir,
     pub(crate) trust: BTreeMap<String, String>,
 }
 
-impl Scene {
+impl ProxyScene {
     /// The scene with the program running behind a redirecting firewall.
     pub(crate) fn new() -> Self {
-        Self::with(Setup::default())
+        Self::with_setup(ProxySetup::default())
     }
 
-    pub(crate) fn with(setup: Setup) -> Self {
-        let mut scene = Self::stopped(setup);
+    pub(crate) fn with_setup(setup: ProxySetup) -> Self {
+        let mut scene = Self::prepare(setup);
         scene.start();
         scene
     }
 
     /// Everything but the program.
-    pub(crate) fn stopped(setup: Setup) -> Self {
-        let net = Net::new(setup.sandboxes);
-        let minted = Minted::new(HOSTS.iter().map(|(name, _)| (*name).to_owned()));
-        let names = Names::serve(&net.world);
+    pub(crate) fn prepare(setup: ProxySetup) -> Self {
+        let net = TestNetwork::new(setup.sandboxes);
+        let minted = TestCertificate::new(HOSTS.iter().map(|(name, _)| (*name).to_owned()));
+        let names = FakeResolver::start(&net.world);
         for (name, addresses) in HOSTS {
-            names.set(name, addresses);
+            names.set_addresses(name, addresses);
         }
-        let origin = Origin::serve(&net.world, &minted);
-        net.firewall(Firewall::Redirect);
+        let origin = TestOrigin::start(&net.world, &minted);
+        net.set_firewall(FirewallMode::Redirect);
         let dir = tempfile::Builder::new().prefix("sandbar-").tempdir().unwrap();
         fs::set_permissions(dir.path(), fs::Permissions::from_mode(0o755)).unwrap();
-        let trust = trust(dir.path());
+        let trust = create_authority(dir.path());
         fs::write(dir.path().join("origin.pem"), &minted.root).unwrap();
-        let scene = Scene { child: None, setup, net, names, origin, minted, dir, trust };
-        scene.write();
+        let scene = ProxyScene { child: None, setup, net, names, origin, minted, dir, trust };
+        scene.write_files();
         scene
     }
 
-    fn write(&self) {
-        let Setup { sandboxes, policy, head, limits, listeners, identities, .. } = &self.setup;
+    fn write_files(&self) {
+        let ProxySetup { sandboxes, policy, head, limits, listeners, identities, .. } = &self.setup;
         let mut known = identities.clone();
         for at in (0..*sandboxes).filter(|_| identities.is_empty()) {
-            let (uid, interface) = (4000 + at, interface(at));
+            let (uid, interface) = (4000 + at, interface_name(at));
             write!(
                 known,
                 "[[sandbox]]\nid = \"box-{at}\"\nbase = \"system\"\npolicies = [\"p\"]\n\
@@ -178,7 +178,7 @@ impl Scene {
             )
             .unwrap();
         }
-        let log = self.log().display().to_string();
+        let log = self.log_dir().display().to_string();
         let text = format!(
             "policies = \"policies\"\n{head}\n[log]\ndir = \"{log}\"\n[admin]\nsocket = \"admin.sock\"\n\
              [dns]\nupstreams = [\"{RESOLVER}\"]\npre_resolve = false\ngrid_milliseconds = 0\nfold_seconds = 0\n\
@@ -187,47 +187,51 @@ impl Scene {
         );
         fs::create_dir_all(self.dir.path().join("policies")).unwrap();
         fs::write(self.dir.path().join("policies/p.toml"), policy).unwrap();
-        fs::write(self.config(), text).unwrap();
+        fs::write(self.config_path(), text).unwrap();
     }
 
-    pub(crate) fn config(&self) -> PathBuf {
+    pub(crate) fn config_path(&self) -> PathBuf {
         self.dir.path().join("sandbar.toml")
     }
 
-    pub(crate) fn log(&self) -> PathBuf {
+    pub(crate) fn log_dir(&self) -> PathBuf {
         self.setup.log.clone().unwrap_or_else(|| self.dir.path().join("log"))
     }
 
-    fn said(&self) -> PathBuf {
+    fn stderr_path(&self) -> PathBuf {
         self.dir.path().join("stderr")
     }
 
-    fn serve(&self) -> Command {
+    fn serve_command(&self) -> Command {
         let program = sandbar().get_program().to_str().unwrap().to_owned();
         let mut words = self.setup.prefix.clone();
         words.push(program);
         let mut command = self.net.gateway.command(&words[0]);
-        command.args(&words[1..]).args(["serve", "-c"]).arg(self.config());
+        command.args(&words[1..]).args(["serve", "-c"]).arg(self.config_path());
         command
     }
 
     /// Starts the program and waits until it is ready.
     pub(crate) fn start(&mut self) {
-        let said = fs::File::create(self.said()).unwrap();
-        let mut command = self.serve();
+        let said = fs::File::create(self.stderr_path()).unwrap();
+        let mut command = self.serve_command();
         self.child = Some(command.stdout(Stdio::null()).stderr(said).spawn().unwrap());
-        until("the program is ready", || {
+        wait_until("the program is ready", || {
             if let Some(status) = self.child.as_mut().and_then(|child| child.try_wait().unwrap()) {
-                panic!("it ended with {status}: {}", fs::read_to_string(self.said()).unwrap());
+                panic!(
+                    "it ended with {status}: {}",
+                    fs::read_to_string(self.stderr_path()).unwrap()
+                );
             }
-            self.admin("GET", "/ready").filter(|(status, _)| *status == 200).map(drop)
+            self.admin_request("GET", "/ready").filter(|(status, _)| *status == 200).map(drop)
         });
     }
 
     /// Starts the program where it must not start; its exit status and what it said.
-    pub(crate) fn refuse_to_start(&self) -> (Option<i32>, String) {
-        let mut child = self.serve().stdout(Stdio::null()).stderr(Stdio::piped()).spawn().unwrap();
-        let status = wait(&mut child);
+    pub(crate) fn expect_start_refused(&self) -> (Option<i32>, String) {
+        let mut child =
+            self.serve_command().stdout(Stdio::null()).stderr(Stdio::piped()).spawn().unwrap();
+        let status = wait_or_kill(&mut child);
         let mut said = String::new();
         child.stderr.take().unwrap().read_to_string(&mut said).unwrap();
         (status.unwrap_or_else(|| panic!("it went on running: {said}")), said)
@@ -243,35 +247,40 @@ impl Scene {
     }
 
     /// Waits until the program has ended by itself.
-    pub(crate) fn ended(&mut self) -> Option<i32> {
+    pub(crate) fn wait_for_exit(&mut self) -> Option<i32> {
         let mut child = self.child.take().expect("the program runs");
-        wait(&mut child).unwrap_or_else(|| panic!("it does not end: {}", self.stderr()))
+        wait_or_kill(&mut child).unwrap_or_else(|| panic!("it does not end: {}", self.stderr()))
     }
 
     /// Stops as systemd would; the log must verify then.
     pub(crate) fn stop(&mut self) -> Vec<Value> {
         self.signal("-TERM");
-        assert_eq!(self.ended(), Some(0), "{}", self.stderr());
-        self.verify();
+        assert_eq!(self.wait_for_exit(), Some(0), "{}", self.stderr());
+        self.verify_log();
         self.records()
     }
 
-    pub(crate) fn verify(&self) {
-        let verified = sandbar().args(["log", "verify"]).arg(self.log()).output().unwrap();
+    pub(crate) fn verify_log(&self) {
+        let verified = sandbar().args(["log", "verify"]).arg(self.log_dir()).output().unwrap();
         let said = String::from_utf8_lossy(&verified.stdout).into_owned();
         assert!(verified.status.success(), "the log does not verify: {said}");
     }
 
     pub(crate) fn stderr(&self) -> String {
-        fs::read_to_string(self.said()).unwrap_or_default()
+        fs::read_to_string(self.stderr_path()).unwrap_or_default()
     }
 
     /// Asks over the admin socket; none where nobody answers.
-    pub(crate) fn admin(&self, method: &str, path: &str) -> Option<(u16, String)> {
-        self.admin_with(method, path, "")
+    pub(crate) fn admin_request(&self, method: &str, path: &str) -> Option<(u16, String)> {
+        self.admin_request_with(method, path, "")
     }
 
-    pub(crate) fn admin_with(&self, method: &str, path: &str, body: &str) -> Option<(u16, String)> {
+    pub(crate) fn admin_request_with(
+        &self,
+        method: &str,
+        path: &str,
+        body: &str,
+    ) -> Option<(u16, String)> {
         let mut socket = UnixStream::connect(self.dir.path().join("admin.sock")).ok()?;
         socket.set_read_timeout(Some(DEADLINE)).ok()?;
         let length = body.len();
@@ -287,7 +296,7 @@ impl Scene {
 
     /// Every record written so far.
     pub(crate) fn records(&self) -> Vec<Value> {
-        let segments = audit::segments(&self.log()).unwrap();
+        let segments = audit::list_segments(&self.log_dir()).unwrap();
         let text: String =
             segments.iter().map(|(_, path)| fs::read_to_string(path).unwrap()).collect();
         let whole = text.rfind('\n').map_or("", |end| &text[..end]);
@@ -295,9 +304,9 @@ impl Scene {
     }
 
     /// The first record that is as wanted, once it is there.
-    pub(crate) fn record(&self, what: &str, wanted: impl Fn(&Value) -> bool) -> Value {
+    pub(crate) fn wait_for_record(&self, what: &str, wanted: impl Fn(&Value) -> bool) -> Value {
         let mut all = Vec::new();
-        let found = within(DEADLINE, || {
+        let found = poll_within(DEADLINE, || {
             all = self.records();
             all.iter().find(|record| wanted(record)).cloned()
         });
@@ -305,14 +314,14 @@ impl Scene {
     }
 
     /// The record of a refusal with this code towards a host.
-    pub(crate) fn refusal(&self, code: &str, host: &str) -> Value {
-        self.record(&format!("{code} for {host}"), |record| {
-            record["status_detail"] == code && host_of(record) == host
+    pub(crate) fn wait_for_refusal(&self, code: &str, host: &str) -> Value {
+        self.wait_for_record(&format!("{code} for {host}"), |record| {
+            record["status_detail"] == code && record_host(record) == host
         })
     }
 
     /// A program in a sandbox, with nothing of this machine's own but where programs are.
-    pub(crate) fn inside(&self, sandbox: usize, program: &str) -> Command {
+    pub(crate) fn command_in(&self, sandbox: usize, program: &str) -> Command {
         let mut command = self.net.sandboxes[sandbox].command(program);
         command.env_clear().env("HOME", self.dir.path()).env("LC_ALL", "C.UTF-8");
         command.env("PATH", std::env::var_os("PATH").unwrap_or_default());
@@ -321,19 +330,19 @@ impl Scene {
     }
 
     /// curl in the first sandbox.
-    pub(crate) fn curl(&self, args: &[&str]) -> Got {
+    pub(crate) fn curl(&self, args: &[&str]) -> CurlResult {
         self.curl_in(0, args)
     }
 
-    pub(crate) fn curl_in(&self, sandbox: usize, args: &[&str]) -> Got {
-        let mut command = self.inside(sandbox, "curl");
+    pub(crate) fn curl_in(&self, sandbox: usize, args: &[&str]) -> CurlResult {
+        let mut command = self.command_in(sandbox, "curl");
         let shown = "\n%{http_code} %{http_version} %{http_connect}";
         command.args(["-sS", "--max-time", "60", "--noproxy", "", "-w", shown]).args(args);
-        Got::of(&mut command)
+        CurlResult::run(&mut command)
     }
 }
 
-impl Drop for Scene {
+impl Drop for ProxyScene {
     fn drop(&mut self) {
         if let Some(child) = &mut self.child {
             drop(child.kill());
@@ -346,13 +355,13 @@ impl Drop for Scene {
 }
 
 /// Which host a record is about.
-pub(crate) fn host_of(record: &Value) -> &str {
+pub(crate) fn record_host(record: &Value) -> &str {
     let places = ["/http_request/url/hostname", "/dst_endpoint/hostname", "/query/hostname"];
     places.iter().find_map(|place| record.pointer(place)?.as_str()).unwrap_or_default()
 }
 
 /// Makes the authority that the sandboxes trust; the variables that make programs trust it.
-fn trust(dir: &Path) -> BTreeMap<String, String> {
+fn create_authority(dir: &Path) -> BTreeMap<String, String> {
     let ca = dir.join("ca");
     let run = |args: &[&str]| {
         let output = sandbar().args(args).arg("--dir").arg(&ca).output().unwrap();
@@ -366,7 +375,7 @@ fn trust(dir: &Path) -> BTreeMap<String, String> {
 
 /// What a client got.
 #[derive(Clone, Debug, Default)]
-pub(crate) struct Got {
+pub(crate) struct CurlResult {
     pub(crate) status: u16,
     pub(crate) version: String,
     /// What CONNECT was answered with; 0 where there was none.
@@ -376,8 +385,8 @@ pub(crate) struct Got {
     pub(crate) said: String,
 }
 
-impl Got {
-    fn of(command: &mut Command) -> Self {
+impl CurlResult {
+    fn run(command: &mut Command) -> Self {
         let output = command.output().unwrap_or_else(|error| panic!("{command:?}: {error}"));
         let end = output.stdout.iter().rposition(|byte| *byte == b'\n').unwrap_or_default();
         let (body, last) = output.stdout.split_at(end);
@@ -385,7 +394,7 @@ impl Got {
         let mut words = last.split(' ');
         let mut number = || words.next().unwrap_or_default().to_owned();
         let (status, version, connect) = (number(), number(), number());
-        Got {
+        CurlResult {
             status: status.parse().unwrap_or_default(),
             version,
             connect: connect.parse().unwrap_or_default(),
@@ -401,8 +410,8 @@ impl Got {
 }
 
 /// The exit status, unless it goes on running.
-fn wait(child: &mut Child) -> Option<Option<i32>> {
-    let status = within(DEADLINE, || child.try_wait().unwrap());
+fn wait_or_kill(child: &mut Child) -> Option<Option<i32>> {
+    let status = poll_within(DEADLINE, || child.try_wait().unwrap());
     if status.is_none() {
         child.kill().unwrap();
         child.wait().unwrap();
@@ -411,11 +420,11 @@ fn wait(child: &mut Child) -> Option<Option<i32>> {
 }
 
 /// Looks again and again until there is something.
-pub(crate) fn until<T>(what: &str, look: impl FnMut() -> Option<T>) -> T {
-    within(DEADLINE, look).unwrap_or_else(|| panic!("waited in vain until {what}"))
+pub(crate) fn wait_until<T>(what: &str, look: impl FnMut() -> Option<T>) -> T {
+    poll_within(DEADLINE, look).unwrap_or_else(|| panic!("waited in vain until {what}"))
 }
 
-fn within<T>(patience: Duration, mut look: impl FnMut() -> Option<T>) -> Option<T> {
+fn poll_within<T>(patience: Duration, mut look: impl FnMut() -> Option<T>) -> Option<T> {
     let end = Instant::now() + patience;
     loop {
         if let Some(found) = look() {

@@ -5,25 +5,25 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 
-use super::scene::{Scene, until};
+use super::scene::{ProxyScene, wait_until};
 
 pub(crate) const FILES: u16 = 8444;
-pub(crate) const SOCKETS: u16 = 8445;
-pub(crate) const GRPC: u16 = 8446;
+pub(crate) const SOCKETS_PORT: u16 = 8445;
+pub(crate) const GRPC_PORT: u16 = 8446;
 
 /// A server, ended with the test.
-pub(crate) struct Server {
+pub(crate) struct SiteServer {
     child: Child,
     dir: PathBuf,
 }
 
-impl Server {
-    fn start(scene: &Scene, command: &mut Command, port: u16) -> Self {
+impl SiteServer {
+    fn start(scene: &ProxyScene, command: &mut Command, port: u16) -> Self {
         let dir = scene.dir.path().join("site");
         let said = fs::File::create(dir.join(format!("{port}.stderr"))).unwrap();
         let child = command.stdout(Stdio::null()).stderr(said).spawn().unwrap();
-        let mut server = Server { child, dir };
-        until("the server listens", || {
+        let mut server = SiteServer { child, dir };
+        wait_until("the server listens", || {
             if let Some(status) = server.child.try_wait().unwrap() {
                 let said = fs::read_to_string(server.dir.join(format!("{port}.stderr"))).unwrap();
                 panic!("{command:?} ended with {status}: {said}");
@@ -35,12 +35,12 @@ impl Server {
     }
 
     /// What nginx was asked for, one request a line: version, method, path, status, bytes.
-    pub(crate) fn asked(&self) -> String {
+    pub(crate) fn access_log(&self) -> String {
         fs::read_to_string(self.dir.join("access.log")).unwrap_or_default()
     }
 }
 
-impl Drop for Server {
+impl Drop for SiteServer {
     fn drop(&mut self) {
         drop(self.child.kill());
         drop(self.child.wait());
@@ -48,14 +48,14 @@ impl Drop for Server {
 }
 
 /// Where the site's files are.
-pub(crate) fn www(scene: &Scene) -> PathBuf {
+pub(crate) fn www_dir(scene: &ProxyScene) -> PathBuf {
     let www = scene.dir.path().join("site/www");
     fs::create_dir_all(&www).unwrap();
     www
 }
 
-fn certificate(scene: &Scene) -> [String; 2] {
-    www(scene);
+fn write_certificate(scene: &ProxyScene) -> [String; 2] {
+    www_dir(scene);
     let at = scene.dir.path().join("site");
     let (chain, key) = (at.join("chain.pem"), at.join("key.pem"));
     fs::write(&chain, &scene.minted.chain).unwrap();
@@ -64,8 +64,8 @@ fn certificate(scene: &Scene) -> [String; 2] {
 }
 
 /// nginx with HTTP/2, serving `www`; a PUT is kept there.
-pub(crate) fn nginx(scene: &Scene) -> Server {
-    let [chain, key] = certificate(scene);
+pub(crate) fn start_nginx(scene: &ProxyScene) -> SiteServer {
+    let [chain, key] = write_certificate(scene);
     let at = scene.dir.path().join("site");
     let shown = at.display();
     let config = format!(
@@ -84,18 +84,23 @@ pub(crate) fn nginx(scene: &Scene) -> Server {
     fs::write(&path, config).unwrap();
     let mut command = scene.net.world.command("nginx");
     command.args(["-c", &path.display().to_string(), "-p"]).arg(&at);
-    Server::start(scene, &mut command, FILES)
+    SiteServer::start(scene, &mut command, FILES)
 }
 
 /// A server in Python, told its port, certificate and key.
-pub(crate) fn python(scene: &Scene, python: &str, script: &str, port: u16) -> Server {
+pub(crate) fn start_python(
+    scene: &ProxyScene,
+    python: &str,
+    script: &str,
+    port: u16,
+) -> SiteServer {
     let mut command = scene.net.world.command(python);
-    command.args(["-c", script, &port.to_string()]).args(certificate(scene));
-    Server::start(scene, &mut command, port)
+    command.args(["-c", script, &port.to_string()]).args(write_certificate(scene));
+    SiteServer::start(scene, &mut command, port)
 }
 
 /// A Python that has `module`; the system's own may have what the first on the path has not.
-pub(crate) fn importing(module: &str) -> Option<&'static str> {
+pub(crate) fn python_with(module: &str) -> Option<&'static str> {
     ["python3", "/usr/bin/python3"].into_iter().find(|python| {
         let mut command = Command::new(python);
         command.args(["-c", &format!("import {module}")]);
@@ -104,7 +109,7 @@ pub(crate) fn importing(module: &str) -> Option<&'static str> {
 }
 
 /// Runs a shell script among the site's files.
-pub(crate) fn make(www: &Path, script: &str) {
+pub(crate) fn run_in_site(www: &Path, script: &str) {
     let mut command = Command::new("sh");
     command.args(["-euc", script]).current_dir(www).env("HOME", www);
     for identity in ["AUTHOR", "COMMITTER"] {

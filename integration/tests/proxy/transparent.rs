@@ -3,53 +3,54 @@
 
 use std::net::IpAddr;
 
-use super::net::{Firewall, addresses};
-use super::scene::{Scene, host_of};
+use super::net::{FirewallMode, sandbox_addresses};
+use super::scene::{ProxyScene, record_host};
 
 /// How a client comes to the program.
 #[derive(Clone, Copy, Debug)]
-enum Way {
+enum ArrivalMode {
     Connect,
     Redirect,
     Socks,
     Tproxy,
 }
 
-const WAYS: [Way; 4] = [Way::Redirect, Way::Tproxy, Way::Connect, Way::Socks];
+const ARRIVAL_MODES: [ArrivalMode; 4] =
+    [ArrivalMode::Redirect, ArrivalMode::Tproxy, ArrivalMode::Connect, ArrivalMode::Socks];
 
-impl Way {
+impl ArrivalMode {
     /// What curl is told; the firewall is set where it matters.
-    fn prepare(self, scene: &Scene, family: &str) -> Vec<String> {
-        let [four, _, six, _] = addresses(0);
+    fn curl_arguments(self, scene: &ProxyScene, family: &str) -> Vec<String> {
+        let [four, _, six, _] = sandbox_addresses(0);
         let gateway = if family == "-4" { four } else { format!("[{six}]") };
         match self {
-            Way::Redirect => scene.net.firewall(Firewall::Redirect),
-            Way::Tproxy => scene.net.firewall(Firewall::Tproxy),
-            Way::Connect | Way::Socks => {}
+            ArrivalMode::Redirect => scene.net.set_firewall(FirewallMode::Redirect),
+            ArrivalMode::Tproxy => scene.net.set_firewall(FirewallMode::Tproxy),
+            ArrivalMode::Connect | ArrivalMode::Socks => {}
         }
         match self {
-            Way::Redirect | Way::Tproxy => vec![family.to_owned()],
-            Way::Connect => vec!["-x".to_owned(), format!("http://{gateway}:3128")],
-            Way::Socks => vec!["-x".to_owned(), format!("socks5h://{gateway}:3128")],
+            ArrivalMode::Redirect | ArrivalMode::Tproxy => vec![family.to_owned()],
+            ArrivalMode::Connect => vec!["-x".to_owned(), format!("http://{gateway}:3128")],
+            ArrivalMode::Socks => vec!["-x".to_owned(), format!("socks5h://{gateway}:3128")],
         }
     }
 }
 
-fn words<'a>(before: &'a [String], after: &[&'a str]) -> Vec<&'a str> {
+fn join_arguments<'a>(before: &'a [String], after: &[&'a str]) -> Vec<&'a str> {
     before.iter().map(String::as_str).chain(after.iter().copied()).collect()
 }
 
 #[test]
-fn what_a_rule_names_arrives_by_every_way_and_is_recorded() {
-    let scene = Scene::new();
-    for way in WAYS {
+fn p3_what_a_rule_names_arrives_by_every_way_and_is_recorded() {
+    let scene = ProxyScene::new();
+    for way in ARRIVAL_MODES {
         for family in ["-4", "-6"] {
-            let told = way.prepare(&scene, family);
+            let told = way.curl_arguments(&scene, family);
             for (scheme, version) in [("https", "2"), ("https", "1.1"), ("http", "1.1")] {
                 let path = format!("/{way:?}{family}-{scheme}-{version}");
                 let asked = if version == "2" { "--http2" } else { "--http1.1" };
                 let url = format!("{scheme}://open.example{path}");
-                let got = scene.curl(&words(&told, &[asked, &url]));
+                let got = scene.curl(&join_arguments(&told, &[asked, &url]));
                 assert_eq!((got.status, got.exit), (200, 0), "{path}: {got:?}");
                 assert_eq!(got.version, version, "{path}");
                 let arrived = scene.origin.requests();
@@ -59,7 +60,7 @@ fn what_a_rule_names_arrives_by_every_way_and_is_recorded() {
                 let sni = (scheme == "https").then_some("open.example");
                 assert_eq!(request.sni.as_deref(), sni, "{path}");
                 for stage in ["decision", "outcome"] {
-                    let record = scene.record(&path, |record| {
+                    let record = scene.wait_for_record(&path, |record| {
                         record["http_request"]["url"]["path"] == path.as_str()
                             && record["unmapped"]["sandbar"]["stage"] == stage
                     });
@@ -76,67 +77,69 @@ fn what_a_rule_names_arrives_by_every_way_and_is_recorded() {
 
 #[test]
 fn an_origin_that_has_only_ipv6_is_reached_from_a_sandbox_that_uses_ipv4() {
-    let scene = Scene::new();
+    let scene = ProxyScene::new();
     let got = scene.curl(&["-4", "--resolve", "six.example:443:1.2.3.4", "https://six.example/"]);
     assert_eq!((got.status, got.text().as_str()), (200, "hello from [2606:2800::66]:443\n"));
 }
 
 #[test]
-fn what_no_rule_names_never_leaves_not_even_as_a_question() {
-    let scene = Scene::new();
-    for way in WAYS {
+fn p5_what_no_rule_names_never_leaves_not_even_as_a_question() {
+    let scene = ProxyScene::new();
+    for way in ARRIVAL_MODES {
         for family in ["-4", "-6"] {
-            let told = way.prepare(&scene, family);
+            let told = way.curl_arguments(&scene, family);
             for scheme in ["https", "http"] {
                 let address = if family == "-4" { "93.184.216.99" } else { "[2606:2800::99]" };
                 let port = if scheme == "https" { 443 } else { 80 };
                 let lie = format!("denied.example:{port}:{address}");
                 let url = format!("{scheme}://denied.example/{way:?}{family}");
-                let got = scene.curl(&words(&told, &["--resolve", &lie, &url]));
+                let got = scene.curl(&join_arguments(&told, &["--resolve", &lie, &url]));
                 assert_ne!((got.status, got.exit), (200, 0), "{url}");
                 let told_why = match (way, scheme) {
-                    (Way::Redirect | Way::Tproxy, "http") => got.status == 403,
-                    (Way::Connect, "http") => got.status == 403,
-                    (Way::Connect, _) => got.connect == 403,
-                    (Way::Redirect | Way::Tproxy, _) => got.said.contains("access denied"),
-                    (Way::Socks, _) => got.exit == 97,
+                    (ArrivalMode::Redirect | ArrivalMode::Tproxy, "http") => got.status == 403,
+                    (ArrivalMode::Connect, "http") => got.status == 403,
+                    (ArrivalMode::Connect, _) => got.connect == 403,
+                    (ArrivalMode::Redirect | ArrivalMode::Tproxy, _) => {
+                        got.said.contains("access denied")
+                    }
+                    (ArrivalMode::Socks, _) => got.exit == 97,
                 };
                 assert!(told_why, "{url}: {got:?}");
             }
         }
     }
     let dig = ["+short", "+time=5", "+tries=1", "@10.77.0.1", "denied.example"];
-    let answer = scene.inside(0, "dig").args(dig).output().unwrap();
+    let answer = scene.command_in(0, "dig").args(dig).output().unwrap();
     assert_eq!(String::from_utf8_lossy(&answer.stdout).trim(), "");
     assert_eq!(scene.origin.requests().len(), 0);
-    assert_eq!(scene.net.arrived().into_iter().collect::<Vec<_>>(), []);
-    assert!(!scene.names.asked().iter().any(|name| name.contains("denied")));
+    assert_eq!(scene.net.arrivals().into_iter().collect::<Vec<_>>(), []);
+    assert!(!scene.names.queried_names().iter().any(|name| name.contains("denied")));
     let records = scene.records();
     let denied = |record: &&serde_json::Value| {
-        host_of(record) == "denied.example" && record["status_detail"] == "not_listed"
+        record_host(record) == "denied.example" && record["status_detail"] == "not_listed"
     };
     assert_eq!(records.iter().filter(denied).count(), 16 + 1, "sixteen tries and a question");
 }
 
 #[test]
 fn what_leaves_by_another_way_than_the_program_is_dropped() {
-    let scene = Scene::new();
+    let scene = ProxyScene::new();
     let dig = ["+time=1", "+tries=1", "-p", "5353", "@93.184.216.34", "open.example"];
-    assert!(!scene.inside(0, "dig").args(dig).output().unwrap().status.success());
-    let ping = scene.inside(0, "ping").args(["-c", "1", "-W", "1", "93.184.216.34"]).output();
+    assert!(!scene.command_in(0, "dig").args(dig).output().unwrap().status.success());
+    let ping = scene.command_in(0, "ping").args(["-c", "1", "-W", "1", "93.184.216.34"]).output();
     assert!(ping.is_err() || !ping.unwrap().status.success());
-    assert_eq!(scene.net.arrived().into_iter().collect::<Vec<_>>(), []);
+    assert_eq!(scene.net.arrivals().into_iter().collect::<Vec<_>>(), []);
     // The judge sees what leaves: the gateway itself may.
     let sent = scene.net.gateway.enter(|| std::net::TcpStream::connect(("93.184.216.34", 80)));
     assert!(sent.is_ok());
-    assert_eq!(scene.net.arrived().len(), 1);
+    assert_eq!(scene.net.arrivals().len(), 1);
 }
 
 #[test]
-fn where_the_sandbox_aimed_is_recorded_and_never_used() {
-    let scene = Scene::new();
-    for firewall in [Firewall::Redirect, Firewall::Tproxy] {
-        scene.net.firewall(firewall);
+fn p4_where_the_sandbox_aimed_is_recorded_and_never_used() {
+    let scene = ProxyScene::new();
+    for firewall in [FirewallMode::Redirect, FirewallMode::Tproxy] {
+        scene.net.set_firewall(firewall);
         for aimed in [
             "93.184.216.99",
             "169.254.169.254",
@@ -155,7 +158,7 @@ fn where_the_sandbox_aimed_is_recorded_and_never_used() {
                 let url = format!("{scheme}://open.example{path}");
                 let got = scene.curl(&["--resolve", &lie, &url]);
                 assert_eq!(got.status, 200, "{scheme} {path}: {got:?}");
-                let record = scene.record(&url, |record| {
+                let record = scene.wait_for_record(&url, |record| {
                     record["http_request"]["url"]["path"] == path.as_str()
                         && record["http_request"]["url"]["scheme"] == scheme
                         && record["unmapped"]["sandbar"]["stage"] == "decision"
@@ -167,7 +170,7 @@ fn where_the_sandbox_aimed_is_recorded_and_never_used() {
     }
     let own: Vec<IpAddr> =
         ["93.184.216.34", "2606:2800::34"].map(|address| address.parse().unwrap()).into();
-    for (protocol, address, port) in scene.net.arrived() {
+    for (protocol, address, port) in scene.net.arrivals() {
         assert!(own.contains(&address), "{protocol} {address}:{port} was dialled");
     }
     for request in scene.origin.requests() {
@@ -177,19 +180,19 @@ fn where_the_sandbox_aimed_is_recorded_and_never_used() {
 
 #[test]
 fn an_origin_under_a_certificate_nobody_believes_gets_no_request() {
-    let scene = Scene::new();
+    let scene = ProxyScene::new();
     let got = scene.curl(&["https://open.example:9443/"]);
     assert_eq!(got.status, 502, "{got:?}");
     assert!(got.text().contains("upstream_certificate"), "{got:?}");
-    scene.refusal("upstream_certificate", "open.example");
+    scene.wait_for_refusal("upstream_certificate", "open.example");
     assert_eq!(scene.origin.requests().len(), 0);
 }
 
 #[test]
-fn a_port_that_no_rule_names_is_refused() {
-    let scene = Scene::new();
+fn p1_a_port_that_no_rule_names_is_refused() {
+    let scene = ProxyScene::new();
     let got = scene.curl(&["http://open.example:8080/"]);
     assert_eq!(got.status, 403, "{got:?}");
-    scene.refusal("port_not_listed", "open.example");
-    assert_eq!(scene.net.arrived().into_iter().collect::<Vec<_>>(), []);
+    scene.wait_for_refusal("port_not_listed", "open.example");
+    assert_eq!(scene.net.arrivals().into_iter().collect::<Vec<_>>(), []);
 }

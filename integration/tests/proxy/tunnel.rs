@@ -8,25 +8,25 @@ use serde_json::Value;
 
 use integration::sandbar;
 
-use super::client::tcp;
-use super::origin::{ECHO, noise};
-use super::scene::{Scene, Setup, until};
+use super::client::connect_tcp;
+use super::origin::{ECHO, noise_bytes};
+use super::scene::{ProxyScene, ProxySetup, wait_until};
 
 /// A connection to the database, which sends everything back.
-fn echo(scene: &Scene) -> TcpStream {
+fn connect_echo(scene: &ProxyScene) -> TcpStream {
     let args = ["+short", "+time=10", "+tries=2", "@10.77.0.1", "db.example", "A"];
-    let output = scene.inside(0, "dig").args(args).output().unwrap();
+    let output = scene.command_in(0, "dig").args(args).output().unwrap();
     let stands = String::from_utf8_lossy(&output.stdout).trim().to_owned();
-    tcp(scene, 0, &format!("{stands}:{ECHO}"))
+    connect_tcp(scene, 0, &format!("{stands}:{ECHO}"))
 }
 
-fn says(stream: &mut TcpStream, bytes: &[u8]) -> bool {
+fn round_trip(stream: &mut TcpStream, bytes: &[u8]) -> bool {
     let mut back = vec![0; bytes.len()];
     stream.write_all(bytes).is_ok() && stream.read_exact(&mut back).is_ok() && back == bytes
 }
 
-fn ending(scene: &Scene, ending: &str) -> Value {
-    scene.record(ending, |record| {
+fn record_with_ending(scene: &ProxyScene, ending: &str) -> Value {
+    scene.wait_for_record(ending, |record| {
         record["unmapped"]["sandbar"]["stage"] == "outcome"
             && record["unmapped"]["sandbar"]["ending"] == ending
             && record["class_uid"] == 4001
@@ -35,7 +35,7 @@ fn ending(scene: &Scene, ending: &str) -> Value {
 
 #[test]
 fn the_client_sees_the_origins_own_certificate() {
-    let scene = Scene::new();
+    let scene = ProxyScene::new();
     let root = scene.dir.path().join("origin.pem").display().to_string();
     let got = scene.curl(&["--cacert", &root, "https://tunnel.example/unseen"]);
     assert_eq!(got.status, 200, "{got:?}");
@@ -46,7 +46,7 @@ fn the_client_sees_the_origins_own_certificate() {
     let through = ["-x", "http://10.77.0.1:3128", "--cacert", &root, "https://tunnel.example/too"];
     let got = scene.curl(&through);
     assert_eq!((got.connect, got.status), (200, 200), "{got:?}");
-    let record = ending(&scene, "completed");
+    let record = record_with_ending(&scene, "completed");
     assert_eq!(record["unmapped"]["sandbar"]["carried"], "tunnel");
     assert_eq!(record["dst_endpoint"]["hostname"], "tunnel.example");
     assert!(!scene.records().iter().any(|record| record.to_string().contains("unseen")));
@@ -55,9 +55,9 @@ fn the_client_sees_the_origins_own_certificate() {
 #[test]
 fn every_byte_is_carried_and_counted_and_half_closes_are_kept() {
     const BYTES: usize = 8 << 20;
-    let scene = Scene::new();
-    let mut stream = echo(&scene);
-    let sent = noise(BYTES);
+    let scene = ProxyScene::new();
+    let mut stream = connect_echo(&scene);
+    let sent = noise_bytes(BYTES);
     let mut writer = stream.try_clone().unwrap();
     let write = std::thread::spawn({
         let sent = sent.clone();
@@ -70,80 +70,80 @@ fn every_byte_is_carried_and_counted_and_half_closes_are_kept() {
     stream.read_to_end(&mut back).unwrap();
     write.join().unwrap();
     assert!(back == sent, "{} bytes came back, or others", back.len());
-    let record = ending(&scene, "completed");
+    let record = record_with_ending(&scene, "completed");
     assert_eq!(record["traffic"]["bytes_out"], BYTES);
     assert_eq!(record["traffic"]["bytes_in"], BYTES);
 }
 
 #[test]
-fn an_idle_tunnel_is_cut_and_a_busy_one_is_not() {
+fn p17_an_idle_tunnel_is_cut_and_a_busy_one_is_not() {
     let limits = "tunnel_idle_seconds = 5".to_owned();
-    let scene = Scene::with(Setup { limits, ..Setup::default() });
-    let (mut busy, mut idle) = (echo(&scene), echo(&scene));
-    assert!(says(&mut idle, b"hello"));
+    let scene = ProxyScene::with_setup(ProxySetup { limits, ..ProxySetup::default() });
+    let (mut busy, mut idle) = (connect_echo(&scene), connect_echo(&scene));
+    assert!(round_trip(&mut idle, b"hello"));
     let cut = std::thread::spawn(move || (idle.read(&mut [0]), Instant::now()));
     let started = Instant::now();
     while !cut.is_finished() {
-        assert!(says(&mut busy, b"still here"), "the busy one was cut");
+        assert!(round_trip(&mut busy, b"still here"), "the busy one was cut");
         assert!(started.elapsed() < Duration::from_secs(60), "the idle one was not cut");
         std::thread::sleep(Duration::from_millis(100));
     }
     let (read, when) = cut.join().unwrap();
     assert!(matches!(read, Ok(0) | Err(_)));
     assert!(when - started > Duration::from_secs(4), "it was cut too soon");
-    let record = ending(&scene, "failed");
+    let record = record_with_ending(&scene, "failed");
     assert_eq!(record["status_detail"], "idle_too_long");
     assert_eq!(record["traffic"]["bytes_out"], 5);
-    assert!(says(&mut busy, b"still here"));
+    assert!(round_trip(&mut busy, b"still here"));
 }
 
 /// The numbers of what is open, by host.
-fn open(scene: &Scene, host: &str) -> Vec<u64> {
+fn connection_ids(scene: &ProxyScene, host: &str) -> Vec<u64> {
     let mut command = sandbar();
-    command.args(["status", "--connections", "--json", "-c"]).arg(scene.config());
+    command.args(["status", "--connections", "--json", "-c"]).arg(scene.config_path());
     let told: Value = serde_json::from_slice(&command.output().unwrap().stdout).unwrap();
     let all = told["connections"].as_array().unwrap().iter();
     all.filter(|open| open["host"] == host).map(|open| open["id"].as_u64().unwrap()).collect()
 }
 
-fn cut(scene: &Scene, number: u64) -> Option<i32> {
+fn cut_connection(scene: &ProxyScene, number: u64) -> Option<i32> {
     let mut command = sandbar();
-    command.args(["status", "--cut", &number.to_string(), "-c"]).arg(scene.config());
+    command.args(["status", "--cut", &number.to_string(), "-c"]).arg(scene.config_path());
     command.output().unwrap().status.code()
 }
 
 #[test]
 fn the_operator_cuts_one_tunnel_and_no_other() {
-    let scene = Scene::new();
-    let mut first = echo(&scene);
-    assert!(says(&mut first, b"first"));
-    let number = open(&scene, "db.example")[0];
-    let mut second = echo(&scene);
-    assert!(says(&mut second, b"second"));
-    assert_eq!(cut(&scene, number), Some(0));
+    let scene = ProxyScene::new();
+    let mut first = connect_echo(&scene);
+    assert!(round_trip(&mut first, b"first"));
+    let number = connection_ids(&scene, "db.example")[0];
+    let mut second = connect_echo(&scene);
+    assert!(round_trip(&mut second, b"second"));
+    assert_eq!(cut_connection(&scene, number), Some(0));
     assert!(matches!(first.read(&mut [0]), Ok(0) | Err(_)), "it was cut");
-    assert!(says(&mut second, b"second again"), "and the other was not");
-    let record = ending(&scene, "revoked");
+    assert!(round_trip(&mut second, b"second again"), "and the other was not");
+    let record = record_with_ending(&scene, "revoked");
     assert_eq!(record["status_detail"], "cut_by_operator");
     assert_eq!(record["traffic"]["bytes_out"], 5);
-    until("it is not open any more", || {
-        (!open(&scene, "db.example").contains(&number)).then_some(())
+    wait_until("it is not open any more", || {
+        (!connection_ids(&scene, "db.example").contains(&number)).then_some(())
     });
-    assert_eq!(cut(&scene, number), Some(2), "there is no such connection");
+    assert_eq!(cut_connection(&scene, number), Some(2), "there is no such connection");
 }
 
 #[test]
 fn the_operator_cuts_one_request() {
-    let scene = Scene::new();
-    let mut command = scene.inside(0, "curl");
+    let scene = ProxyScene::new();
+    let mut command = scene.command_in(0, "curl");
     command.args(["-sS", "-N", "--max-time", "60", "https://open.example/steps"]);
     let mut curl = command.stdout(std::process::Stdio::piped()).spawn().unwrap();
     let mut first = [0; 14];
     curl.stdout.take().unwrap().read_exact(&mut first).unwrap();
     assert_eq!(&first, b"data: step 0\n\n");
-    assert_eq!(cut(&scene, open(&scene, "open.example")[0]), Some(0));
+    assert_eq!(cut_connection(&scene, connection_ids(&scene, "open.example")[0]), Some(0));
     assert!(!curl.wait().unwrap().success(), "the stream was reset");
-    let record = scene.record("the cut", |record| {
+    let record = scene.wait_for_record("the cut", |record| {
         record["unmapped"]["sandbar"]["ending"] == "revoked" && record["class_uid"] == 4002
     });
     assert_eq!(record["status_detail"], "cut_by_operator");

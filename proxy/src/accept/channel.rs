@@ -5,29 +5,39 @@ use std::net::SocketAddr;
 use std::os::fd::AsFd;
 
 use rules::Channel;
-use rules::operator::{Mode, Whose};
+use rules::configuration::{Attribution, ListenerMode};
 use sys::socket as kernel;
 
-use crate::egress::stream::Socket;
+use crate::egress::stream::StreamSocket;
 
 /// The channels by which a connection came; an error where the kernel does not tell, which refuses it.
 pub(crate) fn channels(
-    socket: &Socket,
-    whose: &Whose,
+    socket: &StreamSocket,
+    whose: &Attribution,
     source: Option<SocketAddr>,
 ) -> io::Result<Vec<Channel>> {
     let channel = match (whose, socket) {
-        (Whose::Dedicated(id), _) => Channel::Dedicated(id.clone()),
-        (Whose::Interface, Socket::Tcp(stream)) => {
-            let index = kernel::interface_of(stream.as_fd(), stream.local_addr()?)?;
+        (Attribution::Dedicated(id), _) => Channel::Dedicated(id.clone()),
+        (Attribution::Interface, StreamSocket::Tcp(stream)) => {
+            let index = kernel::arrival_interface(stream.as_fd(), stream.local_addr()?)?;
             Channel::Interface(kernel::interface_name(index)?)
         }
-        (Whose::Mark, Socket::Tcp(stream)) => Channel::Mark(kernel::mark_of(stream.as_fd())?),
-        (Whose::SourceAddress, Socket::Tcp(_)) => {
+        (Attribution::Mark, StreamSocket::Tcp(stream)) => {
+            Channel::Mark(kernel::socket_mark(stream.as_fd())?)
+        }
+        (Attribution::SourceAddress, StreamSocket::Tcp(_)) => {
             Channel::SourceAddress(source.ok_or(io::ErrorKind::AddrNotAvailable)?.ip())
         }
-        (Whose::Unix, Socket::Unix(stream)) => Channel::UnixUser(stream.peer_cred()?.uid()),
-        (Whose::Interface | Whose::Mark | Whose::SourceAddress | Whose::Unix, _) => {
+        (Attribution::Unix, StreamSocket::Unix(stream)) => {
+            Channel::UnixUser(stream.peer_cred()?.uid())
+        }
+        (
+            Attribution::Interface
+            | Attribution::Mark
+            | Attribution::SourceAddress
+            | Attribution::Unix,
+            _,
+        ) => {
             return Err(io::ErrorKind::Unsupported.into());
         }
     };
@@ -35,17 +45,20 @@ pub(crate) fn channels(
 }
 
 /// Where the sandbox sent a transparent connection. Recorded, and its port used; never dialled (P4).
-pub(crate) fn aimed(socket: &Socket, mode: Mode) -> io::Result<Option<SocketAddr>> {
-    let Socket::Tcp(stream) = socket else { return Ok(None) };
+pub(crate) fn original_dst(
+    socket: &StreamSocket,
+    mode: ListenerMode,
+) -> io::Result<Option<SocketAddr>> {
+    let StreamSocket::Tcp(stream) = socket else { return Ok(None) };
     match mode {
-        Mode::Dns | Mode::Explicit => Ok(None),
-        Mode::Redirect => original(stream).map(Some),
-        Mode::Tproxy => stream.local_addr().map(Some),
+        ListenerMode::Dns | ListenerMode::Explicit => Ok(None),
+        ListenerMode::Redirect => so_original_dst(stream).map(Some),
+        ListenerMode::Tproxy => stream.local_addr().map(Some),
     }
 }
 
 /// What the address was before the firewall rewrote it.
-fn original(stream: &tokio::net::TcpStream) -> io::Result<SocketAddr> {
+fn so_original_dst(stream: &tokio::net::TcpStream) -> io::Result<SocketAddr> {
     let socket = socket2::SockRef::from(stream);
     let address = match stream.local_addr()? {
         SocketAddr::V4(_) => socket.original_dst_v4(),

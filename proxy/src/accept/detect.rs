@@ -2,55 +2,55 @@
 
 use std::time::Instant;
 
-use rules::facts::Ech;
-use rules::limits::Limits;
+use rules::facts::EchPresence;
+use rules::limits::TrafficLimits;
 use rules::{Host, Reason};
 use rustls::server::Acceptor;
 use tokio::time::timeout_at;
 
-use crate::egress::stream::Stream;
-use crate::http::head::{self, Head, HeadFault};
+use crate::egress::stream::PrefixedStream;
+use crate::http::head::{self, HeadFault, RequestHead};
 use crate::report::refusal::Refusal;
 
 /// What HTTP/2 without TLS begins with (RFC 9113, section 3.4).
-pub(crate) const PREFACE: &[u8] = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n";
+pub(crate) const HTTP2_PREFACE: &[u8] = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n";
 /// First byte of a TLS handshake record.
 const HANDSHAKE: u8 = 22;
 /// RFC 9849, section 5.
 const ECH: u16 = 0xfe0d;
 /// RFC 6066, section 3: the extension, and where in it the first name begins.
 const SERVER_NAME: u16 = 0;
-const NAME_AT: usize = 5;
+const SERVER_NAME_OFFSET: usize = 5;
 const SUPPORTED_VERSIONS: u16 = 43;
 /// Letters of the longest method.
-const METHOD: usize = rules::facts::MAX_METHOD;
+const MAX_METHOD_LEN: usize = rules::facts::MAX_METHOD;
 
 /// What the first bytes are.
 #[derive(Debug)]
-pub(crate) enum Spoken {
+pub(crate) enum Detected {
     /// A request, its head whole.
-    Http1(Box<Head>),
+    Http1(Box<RequestHead>),
     /// HTTP/2 without TLS; its hosts come with its requests.
     Http2,
     Raw,
     Tls {
         sni: Option<Host>,
-        ech: Ech,
+        ech: EchPresence,
         version: &'static str,
     },
 }
 
 /// Looks at the beginning of `stream` until it is certain what it is.
-pub(crate) async fn classify(
-    stream: &mut Stream,
-    limits: &Limits,
+pub(crate) async fn detect(
+    stream: &mut PrefixedStream,
+    limits: &TrafficLimits,
     deadline: Instant,
-) -> Result<Spoken, Refusal> {
+) -> Result<Detected, Refusal> {
     loop {
-        if let Some(spoken) = spoken(&stream.ahead, limits)? {
+        if let Some(spoken) = detect_prefix(&stream.ahead, limits)? {
             return Ok(spoken);
         }
-        more(stream, deadline).await?;
+        read_more(stream, deadline).await?;
     }
 }
 
@@ -59,53 +59,56 @@ pub(crate) async fn classify(
 /// # Errors
 ///
 /// Returns why it would be refused for that beginning alone.
-pub fn kind(bytes: &[u8], limits: &Limits) -> Result<&'static str, Reason> {
-    match spoken(bytes, limits) {
+pub fn protocol_name(bytes: &[u8], limits: &TrafficLimits) -> Result<&'static str, Reason> {
+    match detect_prefix(bytes, limits) {
         Ok(None) => Ok("more"),
-        Ok(Some(Spoken::Http1(_))) => Ok("http1"),
-        Ok(Some(Spoken::Http2)) => Ok("http2"),
-        Ok(Some(Spoken::Raw)) => Ok("raw"),
-        Ok(Some(Spoken::Tls { .. })) => Ok("tls"),
+        Ok(Some(Detected::Http1(_))) => Ok("http1"),
+        Ok(Some(Detected::Http2)) => Ok("http2"),
+        Ok(Some(Detected::Raw)) => Ok("raw"),
+        Ok(Some(Detected::Tls { .. })) => Ok("tls"),
         Err(refusal) => Err(refusal.reason),
     }
 }
 
 /// Waits for more of the beginning.
-pub(crate) async fn more(stream: &mut Stream, deadline: Instant) -> Result<(), Refusal> {
-    match timeout_at(deadline.into(), stream.look()).await {
-        Ok(Ok(0)) | Ok(Err(_)) => Err(Gone.into()),
+pub(crate) async fn read_more(
+    stream: &mut PrefixedStream,
+    deadline: Instant,
+) -> Result<(), Refusal> {
+    match timeout_at(deadline.into(), stream.read_ahead()).await {
+        Ok(Ok(0)) | Ok(Err(_)) => Err(ClientGone.into()),
         Ok(Ok(_)) => Ok(()),
         Err(_) => Err(Reason::FirstBytesLate.into()),
     }
 }
 
 /// The client left before it had said what it wants.
-struct Gone;
+struct ClientGone;
 
-impl From<Gone> for Refusal {
-    fn from(_: Gone) -> Self {
-        Refusal::from(Reason::FirstBytesLate).because("the client closed the connection first")
+impl From<ClientGone> for Refusal {
+    fn from(_: ClientGone) -> Self {
+        Refusal::from(Reason::FirstBytesLate).with_detail("the client closed the connection first")
     }
 }
 
 impl From<HeadFault> for Refusal {
     fn from(fault: HeadFault) -> Self {
-        Refusal::from(fault.reason()).because(fault)
+        Refusal::from(fault.reason()).with_detail(fault)
     }
 }
 
-fn spoken(bytes: &[u8], limits: &Limits) -> Result<Option<Spoken>, Refusal> {
+fn detect_prefix(bytes: &[u8], limits: &TrafficLimits) -> Result<Option<Detected>, Refusal> {
     match bytes {
         [] => Ok(None),
-        [HANDSHAKE, ..] => hello(bytes, limits),
-        _ if bytes.starts_with(PREFACE) => Ok(Some(Spoken::Http2)),
-        _ if PREFACE.starts_with(bytes) => Ok(None),
+        [HANDSHAKE, ..] => detect_tls(bytes, limits),
+        _ if bytes.starts_with(HTTP2_PREFACE) => Ok(Some(Detected::Http2)),
+        _ if HTTP2_PREFACE.starts_with(bytes) => Ok(None),
         _ if is_request(bytes) => {
-            let Some(length) = head::end(bytes, limits)? else { return Ok(None) };
-            let head = head::read(bytes.get(..length).unwrap_or_default(), limits)?;
-            Ok(Some(Spoken::Http1(Box::new(head))))
+            let Some(length) = head::find_end(bytes, limits)? else { return Ok(None) };
+            let head = head::parse(bytes.get(..length).unwrap_or_default(), limits)?;
+            Ok(Some(Detected::Http1(Box::new(head))))
         }
-        _ => Ok(Some(Spoken::Raw)),
+        _ => Ok(Some(Detected::Raw)),
     }
 }
 
@@ -115,12 +118,12 @@ fn is_request(bytes: &[u8]) -> bool {
         bytes.iter().take_while(|byte| byte.is_ascii_alphabetic() || **byte == b'-').count();
     match bytes.get(letters) {
         Some(next) => letters > 0 && *next == b' ',
-        None => letters <= METHOD,
+        None => letters <= MAX_METHOD_LEN,
     }
 }
 
 /// The hello by rustls' own reader; none while it is incomplete.
-fn hello(bytes: &[u8], limits: &Limits) -> Result<Option<Spoken>, Refusal> {
+fn detect_tls(bytes: &[u8], limits: &TrafficLimits) -> Result<Option<Detected>, Refusal> {
     let mut acceptor = Acceptor::default();
     let mut rest = bytes;
     while !rest.is_empty() {
@@ -130,7 +133,7 @@ fn hello(bytes: &[u8], limits: &Limits) -> Result<Option<Spoken>, Refusal> {
         match acceptor.accept() {
             Ok(Some(accepted)) => return read_hello(bytes, &accepted.client_hello()).map(Some),
             Ok(None) => {}
-            Err((error, _)) => return Err(Refusal::from(Reason::BadHandshake).because(error)),
+            Err((error, _)) => return Err(Refusal::from(Reason::BadHandshake).with_detail(error)),
         }
     }
     if bytes.len() as u64 >= limits.hello_bytes {
@@ -140,56 +143,57 @@ fn hello(bytes: &[u8], limits: &Limits) -> Result<Option<Spoken>, Refusal> {
 }
 
 /// Of the name rustls keeps quiet about what is no name: then the extension itself is looked at.
-fn read_hello(bytes: &[u8], hello: &rustls::server::ClientHello<'_>) -> Result<Spoken, Refusal> {
-    let extensions = extensions(bytes).unwrap_or_default();
+fn read_hello(bytes: &[u8], hello: &rustls::server::ClientHello<'_>) -> Result<Detected, Refusal> {
+    let extensions = parse_extensions(bytes).unwrap_or_default();
     let said = extensions.iter().find(|(kind, _)| *kind == SERVER_NAME);
-    let said =
-        said.map(|(_, body)| String::from_utf8_lossy(body.get(NAME_AT..).unwrap_or_default()));
+    let said = said.map(|(_, body)| {
+        String::from_utf8_lossy(body.get(SERVER_NAME_OFFSET..).unwrap_or_default())
+    });
     let sni = hello.server_name().map(str::to_owned).or(said.map(Into::into));
     let sni = sni.as_deref().map(Host::parse).transpose();
-    let sni = sni.map_err(|error| Refusal::from(Reason::BadName).because(error))?;
+    let sni = sni.map_err(|error| Refusal::from(Reason::BadName).with_detail(error))?;
     let ech = match extensions.iter().any(|(kind, _)| *kind == ECH) {
-        false => Ech::Absent,
-        true => Ech::Present,
+        false => EchPresence::Absent,
+        true => EchPresence::Present,
     };
-    Ok(Spoken::Tls { sni, ech, version: highest(&extensions) })
+    Ok(Detected::Tls { sni, ech, version: highest_version(&extensions) })
 }
 
 /// The highest version offered: without the list of RFC 8446, section 4.2.1, it is 1.2.
-fn highest(extensions: &[(u16, Vec<u8>)]) -> &'static str {
+fn highest_version(extensions: &[(u16, Vec<u8>)]) -> &'static str {
     let list = extensions.iter().find(|(kind, _)| *kind == SUPPORTED_VERSIONS);
     let offers = |list: &[u8]| list.get(1..).unwrap_or_default().chunks(2).any(|one| one == [3, 4]);
     if list.is_some_and(|(_, list)| offers(list)) { "1.3" } else { "1.2" }
 }
 
 /// The extensions of a hello that rustls has read whole: it does not tell of all of them.
-fn extensions(bytes: &[u8]) -> Option<Vec<(u16, Vec<u8>)>> {
-    let message = handshake(bytes)?;
+fn parse_extensions(bytes: &[u8]) -> Option<Vec<(u16, Vec<u8>)>> {
+    let message = handshake_message(bytes)?;
     let mut rest = message.get(4 + 2 + 32..)?; // type and length, version, random
-    skip(&mut rest, 1)?; // session id
-    skip(&mut rest, 2)?; // cipher suites
-    skip(&mut rest, 1)?; // compression methods
-    let mut rest = skip(&mut rest, 2)?;
+    take_vector(&mut rest, 1)?; // session id
+    take_vector(&mut rest, 2)?; // cipher suites
+    take_vector(&mut rest, 1)?; // compression methods
+    let mut rest = take_vector(&mut rest, 2)?;
     let mut found = Vec::new();
     while let [high, low, tail @ ..] = rest {
         rest = tail;
-        found.push((u16::from_be_bytes([*high, *low]), skip(&mut rest, 2)?.to_vec()));
+        found.push((u16::from_be_bytes([*high, *low]), take_vector(&mut rest, 2)?.to_vec()));
     }
     Some(found)
 }
 
 /// The first handshake message, put together from its records.
-fn handshake(mut bytes: &[u8]) -> Option<Vec<u8>> {
+fn handshake_message(mut bytes: &[u8]) -> Option<Vec<u8>> {
     let mut message = Vec::new();
     while let [HANDSHAKE, _, _, tail @ ..] = bytes {
         bytes = tail;
-        message.extend_from_slice(skip(&mut bytes, 2).unwrap_or(bytes));
+        message.extend_from_slice(take_vector(&mut bytes, 2).unwrap_or(bytes));
     }
     Some(message)
 }
 
 /// Takes a vector whose length stands before it in `width` octets.
-fn skip<'a>(rest: &mut &'a [u8], width: usize) -> Option<&'a [u8]> {
+fn take_vector<'a>(rest: &mut &'a [u8], width: usize) -> Option<&'a [u8]> {
     let (length, tail) = rest.split_at_checked(width)?;
     let length = length.iter().fold(0, |sum, octet| sum << 8 | usize::from(*octet));
     let (taken, tail) = tail.split_at_checked(length)?;
@@ -203,14 +207,14 @@ mod tests {
 
     #[test]
     fn the_first_bytes_say_what_it_is() {
-        let limits = Limits::default();
+        let limits = TrafficLimits::default();
         for (bytes, expected) in [
             (&b""[..], "more"),
             (b"G", "more"),
             (b"GET / HTTP/1.1\r\n", "more"),
             (b"GET / HTTP/1.1\r\nHost: a.example\r\n\r\n", "http1"),
             (b"PRI * HTTP/2.0\r\n\r\n", "more"),
-            (PREFACE, "http2"),
+            (HTTP2_PREFACE, "http2"),
             (b"SSH-2.0-OpenSSH_9.2p1 Debian\r\n", "raw"),
             (b"\x00\x00\x00\x08\x04\xd2\x16\x2f", "raw"),
             (b"AAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAA", "raw"),
@@ -218,7 +222,7 @@ mod tests {
             (b"\x16\x03\x01\x00\x05", "more"),
             (b"\x16\x03\x01\x00\x05hello", "refused"),
         ] {
-            assert_eq!(kind(bytes, &limits).unwrap_or("refused"), expected, "{bytes:?}");
+            assert_eq!(protocol_name(bytes, &limits).unwrap_or("refused"), expected, "{bytes:?}");
         }
     }
 }

@@ -3,34 +3,34 @@
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, PoisonError};
 
-use certs::{Authority, HostName, LeafCache, UnixTime};
-use rules::word::SandboxId;
+use certs::{CertificateAuthority, HostName, LeafCache, UnixTime};
+use rules::ids::SandboxId;
 use rules::{Host, Reason};
 use rustls::ServerConfig;
 
 use crate::report::refusal::Refusal;
 
 /// The leaves of every sandbox.
-pub(crate) struct Leaves {
-    authority: Arc<Authority>,
+pub(crate) struct LeafCerts {
+    authority: Arc<CertificateAuthority>,
     by: Mutex<HashMap<SandboxId, Arc<LeafCache>>>,
 }
 
-impl Leaves {
-    pub(crate) fn new(authority: Arc<Authority>) -> Self {
-        Leaves { authority, by: Mutex::default() }
+impl LeafCerts {
+    pub(crate) fn new(authority: Arc<CertificateAuthority>) -> Self {
+        LeafCerts { authority, by: Mutex::default() }
     }
 
     /// A TLS server that is `host`, for one sandbox.
-    pub(crate) fn server(
+    pub(crate) fn server_config(
         &self,
         sandbox: &SandboxId,
         host: &Host,
     ) -> Result<Arc<ServerConfig>, Refusal> {
         let refused =
-            |error: &dyn std::fmt::Display| Refusal::from(Reason::LeafRefused).because(error);
+            |error: &dyn std::fmt::Display| Refusal::from(Reason::LeafRefused).with_detail(error);
         let host = HostName::try_from(host.clone()).map_err(|error| refused(&error))?;
-        let cache = self.cache(sandbox).map_err(|error| refused(&error))?;
+        let cache = self.sandbox_cache(sandbox).map_err(|error| refused(&error))?;
         let leaf = cache.leaf(&host, UnixTime::now()).map_err(|error| refused(&error))?;
         Ok(leaf.server_config().clone())
     }
@@ -41,7 +41,7 @@ impl Leaves {
         by.values().map(|cache| cache.len()).sum()
     }
 
-    fn cache(&self, sandbox: &SandboxId) -> Result<Arc<LeafCache>, rustls::Error> {
+    fn sandbox_cache(&self, sandbox: &SandboxId) -> Result<Arc<LeafCache>, rustls::Error> {
         let mut by = self.by.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(cache) = by.get(sandbox) {
             return Ok(cache.clone());

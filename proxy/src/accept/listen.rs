@@ -11,7 +11,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::{Context, bail};
-use rules::operator::{Bind, Listener, Mode, Whose};
+use rules::configuration::{Attribution, BindTarget, ListenerMode, ListenerSettings};
 use socket2::{Domain, Protocol, Socket, Type};
 use sys::socket as kernel;
 use tokio::net::{TcpListener, UnixListener};
@@ -19,70 +19,79 @@ use tokio::sync::watch;
 use tokio_util::task::TaskTracker;
 
 use crate::accept::channel;
-use crate::accept::{Accepted, Gate};
+use crate::accept::{AcceptedConnection, ConnectionHandler};
 use crate::egress::stream;
 use crate::report::metrics;
 
 /// Connections that wait in the kernel to be accepted.
 const BACKLOG: i32 = 4096;
 /// Pause after the process has run out of descriptors.
-const BREATH: Duration = Duration::from_millis(50);
+const ACCEPT_BACKOFF: Duration = Duration::from_millis(50);
 /// First descriptor that systemd passes on (sd_listen_fds(3)).
 const FIRST_INHERITED: RawFd = 3;
 
 /// An open listener, not serving yet.
-pub(crate) struct Open {
-    mode: Mode,
-    whose: Whose,
-    source: Source,
+pub(crate) struct BoundListener {
+    mode: ListenerMode,
+    attribution: Attribution,
+    source: ListenerSocket,
 }
 
-enum Source {
+enum ListenerSocket {
     Tcp(TcpListener),
     Unix(UnixListener, PathBuf),
 }
 
 /// Opens every socket of a listener; `base` is where its paths begin.
-pub(crate) fn open(listener: &Listener, base: &Path) -> anyhow::Result<Vec<Open>> {
-    demands(listener)?;
-    let each = |bind: &Bind| {
-        let source = source(bind, listener, base)?;
-        Ok(Open { mode: listener.mode, whose: listener.whose.clone(), source })
+pub(crate) fn open(listener: &ListenerSettings, base: &Path) -> anyhow::Result<Vec<BoundListener>> {
+    check_requirements(listener)?;
+    let each = |bind: &BindTarget| {
+        let source = bind_socket(bind, listener, base)?;
+        Ok(BoundListener { mode: listener.mode, attribution: listener.attribution.clone(), source })
     };
     listener.bind.iter().map(each).collect()
 }
 
-fn source(bind: &Bind, listener: &Listener, base: &Path) -> anyhow::Result<Source> {
+fn bind_socket(
+    bind: &BindTarget,
+    listener: &ListenerSettings,
+    base: &Path,
+) -> anyhow::Result<ListenerSocket> {
     match bind {
-        Bind::Tcp(address) => {
-            let bound = tcp(*address, listener.mode);
-            bound.map(Source::Tcp).with_context(|| trouble(listener.mode, *address))
+        BindTarget::Tcp(address) => {
+            let bound = bind_tcp(*address, listener.mode);
+            bound.map(ListenerSocket::Tcp).with_context(|| bind_hint(listener.mode, *address))
         }
-        Bind::Unix(path) => unix(&base.join(path)),
-        Bind::Inherited(name) => inherited(name),
+        BindTarget::Unix(path) => bind_unix(&base.join(path)),
+        BindTarget::Inherited(name) => inherit_listener(name),
     }
 }
 
 /// What the mode and the way of knowing sandboxes need of the kernel.
-fn demands(listener: &Listener) -> anyhow::Result<()> {
-    let tcp = listener.bind.iter().any(|bind| !matches!(bind, Bind::Unix(_)));
-    let unix = listener.bind.iter().any(|bind| !matches!(bind, Bind::Tcp(_)));
-    match &listener.whose {
-        Whose::Unix if listener.bind.iter().any(|bind| matches!(bind, Bind::Tcp(_))) => {
+fn check_requirements(listener: &ListenerSettings) -> anyhow::Result<()> {
+    let tcp = listener.bind.iter().any(|bind| !matches!(bind, BindTarget::Unix(_)));
+    let unix = listener.bind.iter().any(|bind| !matches!(bind, BindTarget::Tcp(_)));
+    match &listener.attribution {
+        Attribution::Unix
+            if listener.bind.iter().any(|bind| matches!(bind, BindTarget::Tcp(_))) =>
+        {
             bail!("`identify = \"unix\"` is for unix sockets: bind `unix:PATH`");
         }
-        Whose::Interface | Whose::Mark | Whose::SourceAddress if unix && !tcp => {
+        Attribution::Interface | Attribution::Mark | Attribution::SourceAddress if unix && !tcp => {
             bail!(
                 "a unix socket has no interface, mark or address: say `identify = \"unix\"` or `sandbox`"
             );
         }
-        Whose::Mark => marks_are_kept(),
-        Whose::Dedicated(_) | Whose::Interface | Whose::SourceAddress | Whose::Unix => Ok(()),
+        Attribution::Mark => check_fwmark_accept(),
+        Attribution::Dedicated(_)
+        | Attribution::Interface
+        | Attribution::SourceAddress
+        | Attribution::Unix => Ok(()),
     }
 }
 
 /// An accepted connection has the mark of its first packet only where the kernel is told so.
-fn marks_are_kept() -> anyhow::Result<()> {
+fn check_fwmark_accept() -> anyhow::Result<()> {
     const SETTING: &str = "/proc/sys/net/ipv4/tcp_fwmark_accept";
     let kept =
         std::fs::read_to_string(SETTING).with_context(|| format!("cannot read {SETTING}"))?;
@@ -94,27 +103,27 @@ fn marks_are_kept() -> anyhow::Result<()> {
     Ok(())
 }
 
-fn trouble(mode: Mode, address: SocketAddr) -> String {
+fn bind_hint(mode: ListenerMode, address: SocketAddr) -> String {
     match mode {
-        Mode::Tproxy => format!(
+        ListenerMode::Tproxy => format!(
             "cannot listen on {address} for TPROXY: it needs CAP_NET_ADMIN (or use `mode = \"redirect\"`)"
         ),
-        Mode::Dns | Mode::Explicit | Mode::Redirect => {
+        ListenerMode::Dns | ListenerMode::Explicit | ListenerMode::Redirect => {
             format!("cannot listen on {address}: free the address or change `bind`")
         }
     }
 }
 
-fn tcp(address: SocketAddr, mode: Mode) -> io::Result<TcpListener> {
+fn bind_tcp(address: SocketAddr, mode: ListenerMode) -> io::Result<TcpListener> {
     let socket = Socket::new(Domain::for_address(address), Type::STREAM, Some(Protocol::TCP))?;
     socket.set_reuse_address(true)?;
     if address.is_ipv6() {
         socket.set_only_v6(true)?;
     }
-    if mode == Mode::Tproxy {
+    if mode == ListenerMode::Tproxy {
         socket.set_ip_transparent_v4(true)?; // the kernel keeps one flag for both versions
     }
-    kernel::tell_destination(socket.as_fd(), address)?;
+    kernel::enable_packet_info(socket.as_fd(), address)?;
     socket.bind(&address.into())?;
     socket.listen(BACKLOG)?;
     socket.set_nonblocking(true)?;
@@ -122,7 +131,7 @@ fn tcp(address: SocketAddr, mode: Mode) -> io::Result<TcpListener> {
 }
 
 /// Open to whoever can reach the path: its directory guards it, and peer credentials tell users apart.
-fn unix(path: &Path) -> anyhow::Result<Source> {
+fn bind_unix(path: &Path) -> anyhow::Result<ListenerSocket> {
     let shown = path.display();
     match std::fs::remove_file(path) {
         Ok(()) => {}
@@ -132,35 +141,38 @@ fn unix(path: &Path) -> anyhow::Result<Source> {
     let listener = UnixListener::bind(path).with_context(|| format!("cannot listen on {shown}"))?;
     let everybody = std::fs::Permissions::from_mode(0o666);
     std::fs::set_permissions(path, everybody).with_context(|| format!("cannot open {shown}"))?;
-    Ok(Source::Unix(listener, path.to_owned()))
+    Ok(ListenerSocket::Unix(listener, path.to_owned()))
 }
 
-fn inherited(name: &str) -> anyhow::Result<Source> {
-    let socket = passed(name)?;
+fn inherit_listener(name: &str) -> anyhow::Result<ListenerSocket> {
+    let socket = inherited_socket(name)?;
     let address = socket.local_addr().with_context(|| format!("`{name}` is no socket"))?;
     socket.set_nonblocking(true)?;
     if let Some(path) = address.as_pathname().map(Path::to_owned) {
-        return Ok(Source::Unix(UnixListener::from_std(OwnedFd::from(socket).into())?, path));
+        return Ok(ListenerSocket::Unix(
+            UnixListener::from_std(OwnedFd::from(socket).into())?,
+            path,
+        ));
     }
     if let Some(address) = address.as_socket() {
-        kernel::tell_destination(socket.as_fd(), address)?;
+        kernel::enable_packet_info(socket.as_fd(), address)?;
     }
-    Ok(Source::Tcp(TcpListener::from_std(socket.into())?))
+    Ok(ListenerSocket::Tcp(TcpListener::from_std(socket.into())?))
 }
 
 /// The socket that was passed on under this name or number.
-pub(crate) fn passed(name: &str) -> anyhow::Result<Socket> {
+pub(crate) fn inherited_socket(name: &str) -> anyhow::Result<Socket> {
     let number = match name.parse::<RawFd>() {
         Ok(number) => number,
-        Err(_) => *passed_on().get(name).with_context(|| {
+        Err(_) => *systemd_sockets().get(name).with_context(|| {
             format!("no socket named `{name}` was passed on: see FileDescriptorName= of the systemd socket")
         })?,
     };
-    adopt(number).with_context(|| format!("descriptor {number} is no socket"))
+    duplicate_socket(number).with_context(|| format!("descriptor {number} is no socket"))
 }
 
 /// The sockets that systemd says it passed on to this very process, by name.
-fn passed_on() -> HashMap<String, RawFd> {
+fn systemd_sockets() -> HashMap<String, RawFd> {
     let own = std::process::id().to_string();
     let variable = |name: &str| std::env::var(name).unwrap_or_default();
     if variable("LISTEN_PID") != own {
@@ -170,33 +182,33 @@ fn passed_on() -> HashMap<String, RawFd> {
     names.split(':').map(str::to_owned).zip(FIRST_INHERITED..).collect()
 }
 
-fn adopt(number: RawFd) -> io::Result<Socket> {
+fn duplicate_socket(number: RawFd) -> io::Result<Socket> {
     let socket = Socket::from(sys::fd::duplicate(number)?);
     socket.r#type().map(|_| socket)
 }
 
-impl Open {
+impl BoundListener {
     /// Where it listens, for people.
     pub(crate) fn describe(&self) -> String {
         let mode = match self.mode {
-            Mode::Dns => "dns",
-            Mode::Explicit => "explicit",
-            Mode::Redirect => "redirect",
-            Mode::Tproxy => "tproxy",
+            ListenerMode::Dns => "dns",
+            ListenerMode::Explicit => "explicit",
+            ListenerMode::Redirect => "redirect",
+            ListenerMode::Tproxy => "tproxy",
         };
         match &self.source {
-            Source::Tcp(listener) => {
+            ListenerSocket::Tcp(listener) => {
                 let address = listener.local_addr().map(|address| address.to_string());
                 format!("{mode} {}", address.unwrap_or_default())
             }
-            Source::Unix(_, path) => format!("{mode} {}", path.display()),
+            ListenerSocket::Unix(_, path) => format!("{mode} {}", path.display()),
         }
     }
 
     /// Accepts until `stop` turns true. Out of descriptors it pauses instead of spinning.
     pub(crate) async fn serve(
         self,
-        gate: Arc<Gate>,
+        gate: Arc<ConnectionHandler>,
         tasks: TaskTracker,
         mut stop: watch::Receiver<bool>,
     ) {
@@ -212,25 +224,27 @@ impl Open {
                 }
                 Err(error) => {
                     tracing::warn!(%error, "a connection could not be accepted");
-                    metrics::shed();
-                    tokio::time::sleep(BREATH).await;
+                    metrics::count_shed_accept();
+                    tokio::time::sleep(ACCEPT_BACKOFF).await;
                 }
             }
         }
     }
 
-    async fn accept(&self) -> io::Result<Accepted> {
+    async fn accept(&self) -> io::Result<AcceptedConnection> {
         let (socket, source) = match &self.source {
-            Source::Tcp(listener) => {
+            ListenerSocket::Tcp(listener) => {
                 let (stream, source) = listener.accept().await?;
                 stream.set_nodelay(true)?;
-                (stream::Socket::Tcp(stream), Some(source))
+                (stream::StreamSocket::Tcp(stream), Some(source))
             }
-            Source::Unix(listener, _) => (stream::Socket::Unix(listener.accept().await?.0), None),
+            ListenerSocket::Unix(listener, _) => {
+                (stream::StreamSocket::Unix(listener.accept().await?.0), None)
+            }
         };
         // What the kernel does not tell makes a connection that belongs to nobody: refused and recorded.
-        let channels = channel::channels(&socket, &self.whose, source).unwrap_or_default();
-        let aimed = channel::aimed(&socket, self.mode).unwrap_or_default();
-        Ok(Accepted { socket, mode: self.mode, channels, source, aimed })
+        let channels = channel::channels(&socket, &self.attribution, source).unwrap_or_default();
+        let aimed = channel::original_dst(&socket, self.mode).unwrap_or_default();
+        Ok(AcceptedConnection { socket, mode: self.mode, channels, source, original_dst: aimed })
     }
 }

@@ -4,11 +4,11 @@ use std::collections::BTreeMap;
 
 use anyhow::bail;
 use rules::budget::Budgets;
-use rules::decision::{Denial, Layer, Permit, RuleRef};
-use rules::explain::{Change, Explanation, Near, Why};
-use rules::facts::{Method, Operation, QueryType};
-use rules::probe::{Probe, ProbeError, Special};
-use rules::word::BankId;
+use rules::decision::{Denial, Permit, PolicyLayer, RuleRef};
+use rules::explain::{Explanation, MissCause, NearMiss, PolicyEdit};
+use rules::facts::{BankOperation, HttpMethod, QueryType};
+use rules::ids::BankId;
+use rules::probe::{PolicyProbe, ProbeError, ProbeKind};
 use rules::{Decision, Host, Reason, RuleSet, SandboxRef};
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
@@ -19,7 +19,7 @@ use crate::report::terminal::{BAD, FAINT, GOOD, HEAD, paint};
 /// One attempt to be explained, from the command line or over the admin socket.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
-pub struct Question {
+pub struct ExplainRequest {
     /// The sandbox that tries; not needed where there is only one.
     pub sandbox: Option<String>,
     pub method: Option<String>,
@@ -50,36 +50,37 @@ pub enum MemoryVerb {
 
 /// What is said to a question, for people and for machines.
 #[derive(Debug, Serialize, Deserialize)]
-pub struct Told {
+pub struct ExplainReply {
     pub allowed: bool,
     pub text: String,
     pub json: Value,
 }
 
-impl Question {
+impl ExplainRequest {
     /// Answers by `rules`.
     ///
     /// # Errors
     ///
     /// Returns [`UsageError`] where the question makes no sense under them.
-    pub fn answer(&self, rules: &RuleSet) -> anyhow::Result<Told> {
-        let sandbox = choose(rules, self.sandbox.as_deref())?;
-        let probe = match probe(self)? {
+    pub fn answer(&self, rules: &RuleSet) -> anyhow::Result<ExplainReply> {
+        let sandbox = choose_sandbox(rules, self.sandbox.as_deref())?;
+        let probe = match build_probe(self)? {
             Ok(probe) => probe,
-            Err(error) => return Ok(bad_name(self, &error)),
+            Err(error) => return Ok(deny_bad_name(self, &error)),
         };
         let explanation = rules.explain(&sandbox, &probe);
-        let asked = Asked { rules, sandbox: &sandbox, probe: &probe };
+        let asked = ExplainContext { rules, sandbox: &sandbox, probe: &probe };
         let allowed = match explanation.decision {
             Decision::Allow(_) => true,
             Decision::Deny(_) => false,
         };
-        let (text, json) = (in_words(&explanation, &asked), to_json(&explanation, &asked));
-        Ok(Told { allowed, text, json })
+        let (text, json) =
+            (explanation_text(&explanation, &asked), explanation_json(&explanation, &asked));
+        Ok(ExplainReply { allowed, text, json })
     }
 }
 
-fn choose(rules: &RuleSet, wanted: Option<&str>) -> anyhow::Result<SandboxRef> {
+fn choose_sandbox(rules: &RuleSet, wanted: Option<&str>) -> anyhow::Result<SandboxRef> {
     let known = || {
         rules.sandboxes().iter().map(|sandbox| sandbox.id.as_str()).collect::<Vec<_>>().join(", ")
     };
@@ -102,134 +103,145 @@ fn choose(rules: &RuleSet, wanted: Option<&str>) -> anyhow::Result<SandboxRef> {
 }
 
 /// The attempt; an unusable host is an answer, every other slip an error.
-fn probe(args: &Question) -> anyhow::Result<Result<Probe, ProbeError>> {
-    let mut probe = match Probe::parse(&args.target) {
+fn build_probe(args: &ExplainRequest) -> anyhow::Result<Result<PolicyProbe, ProbeError>> {
+    let mut probe = match PolicyProbe::parse(&args.target) {
         Ok(probe) => probe,
         Err(error @ ProbeError::Host { .. }) => return Ok(Err(error)),
         Err(error @ ProbeError::Scheme(_)) => bail!(UsageError(error.to_string())),
     };
     if let Some(method) = &args.method {
-        let parsed = Method::parse(method);
+        let parsed = HttpMethod::parse(method);
         let bad = |error| UsageError(format!("`{method}` is not a method: {error}"));
         probe.method = Some(parsed.map_err(bad)?);
     }
-    probe.special = special(args)?;
-    if let (Special::Lookup(_), Host::Address(address)) = (&probe.special, &probe.host) {
+    probe.special = build_special(args)?;
+    if let (ProbeKind::Lookup(_), Host::Address(address)) = (&probe.special, &probe.host) {
         bail!(UsageError(format!("{address} is an address; a DNS look-up is for a name")));
     }
     Ok(Ok(probe))
 }
 
-fn special(args: &Question) -> anyhow::Result<Special> {
+fn build_special(args: &ExplainRequest) -> anyhow::Result<ProbeKind> {
     if let Some(name) = &args.dns {
         let query = QueryType::by_name(name).or_else(|| name.parse().ok().map(QueryType));
         let bad = || UsageError(format!("`{name}` is not a DNS query type, such as A or TXT"));
-        return Ok(Special::Lookup(query.ok_or_else(bad)?));
+        return Ok(ProbeKind::Lookup(query.ok_or_else(bad)?));
     }
     if let Some(bank) = &args.bank {
         let operation = match args.operation {
-            MemoryVerb::Forget => Operation::Delete,
-            MemoryVerb::Recall => Operation::Read,
-            MemoryVerb::Retain => Operation::Write,
+            MemoryVerb::Forget => BankOperation::Delete,
+            MemoryVerb::Recall => BankOperation::Read,
+            MemoryVerb::Retain => BankOperation::Write,
         };
         let bad = |error| UsageError(format!("`{bank}` is not a bank: {error}"));
         let bank = BankId::parse(bank).map_err(bad)?;
-        return Ok(Special::Memory { operation, bank });
+        return Ok(ProbeKind::Memory { operation, bank });
     }
-    Ok(if args.tcp { Special::Raw } else { Special::Connection })
+    Ok(if args.tcp { ProbeKind::Raw } else { ProbeKind::Connection })
 }
 
 /// Who asked for what, and of which rules.
-struct Asked<'a> {
+struct ExplainContext<'a> {
     rules: &'a RuleSet,
     sandbox: &'a SandboxRef,
-    probe: &'a Probe,
+    probe: &'a PolicyProbe,
 }
 
-fn in_words(explanation: &Explanation, asked: &Asked<'_>) -> String {
-    let mut text = Text::default();
+fn explanation_text(explanation: &Explanation, asked: &ExplainContext<'_>) -> String {
+    let mut text = ExplainText::default();
     match &explanation.decision {
-        Decision::Allow(permit) => text.permit(permit, asked),
-        Decision::Deny(denial) => text.denial(denial, explanation.never, asked),
+        Decision::Allow(permit) => text.push_permit(permit, asked),
+        Decision::Deny(denial) => text.push_denial(denial, explanation.never, asked),
     }
     for near in &explanation.near {
-        let (rule, why, place) = (&near.rule.rule, why(near), place(&near.rule));
+        let (rule, why, place) =
+            (&near.rule.rule, near_miss_reason(near), rule_location(&near.rule));
         let of = match near.rule.layer {
-            Layer::Base => " of the base",
-            Layer::Sandbox => "",
+            PolicyLayer::Base => " of the base",
+            PolicyLayer::Sandbox => "",
         };
-        text.field("near", &format!("`{rule}`{of} {}: {why}  {place}", near.pattern));
+        text.push_field("near", &format!("`{rule}`{of} {}: {why}  {place}", near.pattern));
     }
     if let Some(change) = &explanation.change {
-        text.change(change);
+        text.push_change(change);
     }
     text.0
 }
 
 /// What people read, with colours that the terminal may leave out.
 #[derive(Default)]
-struct Text(String);
+struct ExplainText(String);
 
-impl Text {
-    fn line(&mut self, line: &str) {
+impl ExplainText {
+    fn push_line(&mut self, line: &str) {
         self.0.push_str(line);
         self.0.push('\n');
     }
 
-    fn field(&mut self, name: &str, text: &str) {
-        self.line(&format!("  {} {text}", paint(FAINT, format!("{name:<10}"))));
+    fn push_field(&mut self, name: &str, text: &str) {
+        self.push_line(&format!("  {} {text}", paint(FAINT, format!("{name:<10}"))));
     }
 
-    fn change(&mut self, change: &Change) {
+    fn push_change(&mut self, change: &PolicyEdit) {
         match change {
-            Change::Add(lines) => {
-                self.field("to allow", "add to a policy of this sandbox:");
+            PolicyEdit::Add(lines) => {
+                self.push_field("to allow", "add to a policy of this sandbox:");
                 for line in lines.lines() {
-                    self.line(&format!("             {}", paint(GOOD, line)));
+                    self.push_line(&format!("             {}", paint(GOOD, line)));
                 }
             }
-            Change::Extend { rule, key, entry } => {
+            PolicyEdit::Extend { rule, key, entry } => {
                 let text = format!("add \"{entry}\" to `{key}` of rule `{}`", rule.rule);
-                self.field("to allow", &format!("{text}  {}", place(rule)));
+                self.push_field("to allow", &format!("{text}  {}", rule_location(rule)));
             }
-            Change::Set { rule, key, entries, instead_of } => {
+            PolicyEdit::Set { rule, key, entries, instead_of } => {
                 let entries: Vec<String> =
                     entries.iter().map(|entry| format!("\"{entry}\"")).collect();
                 let written = format!("{key} = [{}]", entries.join(", "));
                 let instead =
                     instead_of.map(|key| format!(", without `{key}`")).unwrap_or_default();
                 let text = format!("say `{written}` in rule `{}`{instead}", rule.rule);
-                self.field("to allow", &format!("{text}  {}", place(rule)));
+                self.push_field("to allow", &format!("{text}  {}", rule_location(rule)));
             }
         }
     }
 
-    fn permit(&mut self, permit: &Permit, Asked { probe, sandbox, .. }: &Asked<'_>) {
+    fn push_permit(
+        &mut self,
+        permit: &Permit,
+        ExplainContext { probe, sandbox, .. }: &ExplainContext<'_>,
+    ) {
         let (word, id) = (paint(GOOD, "allowed"), paint(HEAD, &sandbox.id));
-        self.line(&format!("{word} {probe} from sandbox {id}"));
+        self.push_line(&format!("{word} {probe} from sandbox {id}"));
         let rule = permit.rule();
-        self.field("how", permit.how().word());
-        self.field("rule", &format!("`{}`, layer {}  {}", rule.rule, rule.layer, place(rule)));
+        self.push_field("how", permit.treatment().as_str());
+        self.push_field(
+            "rule",
+            &format!("`{}`, layer {}  {}", rule.rule, rule.layer, rule_location(rule)),
+        );
         if let Some(name) = permit.credential() {
-            self.field("credential", &format!("{name} is injected; the sandbox never sees it"));
+            self.push_field(
+                "credential",
+                &format!("{name} is injected; the sandbox never sees it"),
+            );
         }
-        for (key, limit) in permit.rule_budgets().min(permit.sandbox_budgets()).set() {
-            self.field("budget", &format!("{key} = {limit}"));
+        for (key, limit) in permit.rule_budgets().min(permit.sandbox_budgets()).limits() {
+            self.push_field("budget", &format!("{key} = {limit}"));
         }
         let (generation, digest) = (permit.generation(), rule.digest.short());
         let policy = &rule.policy;
-        self.field("policy", &format!("{policy}, generation {generation}, digest {digest}"));
+        self.push_field("policy", &format!("{policy}, generation {generation}, digest {digest}"));
     }
 
-    fn denial(&mut self, denial: &Denial, never: Option<&str>, asked: &Asked<'_>) {
+    fn push_denial(&mut self, denial: &Denial, never: Option<&str>, asked: &ExplainContext<'_>) {
         let (word, id) = (paint(BAD, "denied"), paint(HEAD, &asked.sandbox.id));
-        self.line(&format!("{word} {} from sandbox {id}", asked.probe));
+        self.push_line(&format!("{word} {} from sandbox {id}", asked.probe));
         let meaning = never.unwrap_or(denial.reason.meaning());
-        self.field("reason", &format!("{}: {meaning}", paint(BAD, denial.reason)));
-        self.field("rule", &decided_by(denial, asked));
-        self.field("next step", next_step(denial, never));
+        self.push_field("reason", &format!("{}: {meaning}", paint(BAD, denial.reason)));
+        self.push_field("rule", &deciding_rule(denial, asked));
+        self.push_field("next step", next_step(denial, never));
         let (generation, digest) = (denial.generation, denial.digest.short());
-        self.field("policy", &format!("generation {generation}, digest {digest}"));
+        self.push_field("policy", &format!("generation {generation}, digest {digest}"));
     }
 }
 
@@ -238,57 +250,63 @@ fn next_step(denial: &Denial, never: Option<&str>) -> &'static str {
 }
 
 /// The rule behind a denial, and whose it is: the base's refusals are not for the sandbox to mend.
-fn decided_by(denial: &Denial, asked: &Asked<'_>) -> String {
+fn deciding_rule(denial: &Denial, asked: &ExplainContext<'_>) -> String {
     let base = asked.rules.base_of(asked.sandbox).unwrap_or("none");
     match (&denial.rule, denial.layer) {
-        (Some(rule), Layer::Sandbox) => format!("`{}`, layer sandbox  {}", rule.rule, place(rule)),
-        (Some(rule), Layer::Base) if rule.policy.as_str() == base => {
-            format!("`{}`, layer base `{base}`  {}", rule.rule, place(rule))
+        (Some(rule), PolicyLayer::Sandbox) => {
+            format!("`{}`, layer sandbox  {}", rule.rule, rule_location(rule))
         }
-        (Some(rule), Layer::Base) => {
-            format!("`{}` would allow it; base `{base}` refuses  {}", rule.rule, place(rule))
+        (Some(rule), PolicyLayer::Base) if rule.policy.as_str() == base => {
+            format!("`{}`, layer base `{base}`  {}", rule.rule, rule_location(rule))
         }
-        (None, Layer::Base) => format!("none of base `{base}` allows it"),
-        (None, Layer::Sandbox) if UNLISTED.contains(&denial.reason) => {
+        (Some(rule), PolicyLayer::Base) => {
+            format!(
+                "`{}` would allow it; base `{base}` refuses  {}",
+                rule.rule,
+                rule_location(rule)
+            )
+        }
+        (None, PolicyLayer::Base) => format!("none of base `{base}` allows it"),
+        (None, PolicyLayer::Sandbox) if UNLISTED.contains(&denial.reason) => {
             "none names this host".to_owned()
         }
-        (None, Layer::Sandbox) => "none: this is refused whatever the rules say".to_owned(),
+        (None, PolicyLayer::Sandbox) => "none: this is refused whatever the rules say".to_owned(),
     }
 }
 
-fn bad_name(question: &Question, error: &ProbeError) -> Told {
+fn deny_bad_name(question: &ExplainRequest, error: &ProbeError) -> ExplainReply {
     let (reason, meaning) = (Reason::BadName, error.to_string());
-    let mut text = Text::default();
+    let mut text = ExplainText::default();
     let target = rules::load::problem::printable(&question.target);
-    text.line(&format!("{} {target}", paint(BAD, "denied")));
-    text.field("reason", &format!("{}: {meaning}", paint(BAD, reason)));
-    text.field("next step", reason.next_step());
+    text.push_line(&format!("{} {target}", paint(BAD, "denied")));
+    text.push_field("reason", &format!("{}: {meaning}", paint(BAD, reason)));
+    text.push_field("next step", reason.next_step());
     let json = json!({ "decision": "deny", "reason": reason.code(), "meaning": meaning, "next_step": reason.next_step() });
-    Told { allowed: false, text: text.0, json }
+    ExplainReply { allowed: false, text: text.0, json }
 }
 
-fn place(rule: &RuleRef) -> String {
+fn rule_location(rule: &RuleRef) -> String {
     paint(FAINT, format!("{}:{}", rule.file, rule.line))
 }
 
-fn why(near: &Near) -> String {
+fn near_miss_reason(near: &NearMiss) -> String {
     match near.why {
-        Why::BaseRefuses => "would allow it; the base refuses".to_owned(),
-        Why::DenyWins => "would allow it; deny always wins".to_owned(),
-        Why::LessSpecific => "would allow it too, but is less specific".to_owned(),
-        Why::Misses(reason) => reason.code().to_owned(),
-        Why::OtherName => "another name".to_owned(),
+        MissCause::BaseRefuses => "would allow it; the base refuses".to_owned(),
+        MissCause::DenyWins => "would allow it; deny always wins".to_owned(),
+        MissCause::LessSpecific => "would allow it too, but is less specific".to_owned(),
+        MissCause::Misses(reason) => reason.code().to_owned(),
+        MissCause::OtherName => "another name".to_owned(),
     }
 }
 
-fn to_json(explanation: &Explanation, asked: &Asked<'_>) -> Value {
+fn explanation_json(explanation: &Explanation, asked: &ExplainContext<'_>) -> Value {
     let mut value = match &explanation.decision {
         Decision::Allow(permit) => permit_json(permit),
         Decision::Deny(denial) => denial_json(denial, explanation.never, asked),
     };
     value["attempt"] = json!(asked.probe.to_string());
     value["sandbox"] = json!(asked.sandbox.id.as_str());
-    let near = |near: &Near| json!({ "rule": rule_json(&near.rule), "pattern": near.pattern, "why": why(near) });
+    let near = |near: &NearMiss| json!({ "rule": rule_json(&near.rule), "pattern": near.pattern, "why": near_miss_reason(near) });
     value["near"] = explanation.near.iter().map(near).collect();
     value["change"] = explanation.change.as_ref().map_or(Value::Null, change_json);
     value
@@ -297,7 +315,7 @@ fn to_json(explanation: &Explanation, asked: &Asked<'_>) -> Value {
 fn permit_json(permit: &Permit) -> Value {
     json!({
         "decision": "allow",
-        "how": permit.how().word(),
+        "how": permit.treatment().as_str(),
         "rule": rule_json(permit.rule()),
         "credential": permit.credential().map(|name| name.as_str()),
         "budget": budget_json(permit.rule_budgets().min(permit.sandbox_budgets())),
@@ -306,8 +324,8 @@ fn permit_json(permit: &Permit) -> Value {
     })
 }
 
-fn denial_json(denial: &Denial, never: Option<&str>, asked: &Asked<'_>) -> Value {
-    let base = asked.rules.base_of(asked.sandbox).filter(|_| denial.layer == Layer::Base);
+fn denial_json(denial: &Denial, never: Option<&str>, asked: &ExplainContext<'_>) -> Value {
+    let base = asked.rules.base_of(asked.sandbox).filter(|_| denial.layer == PolicyLayer::Base);
     json!({
         "decision": "deny",
         "reason": denial.reason.code(),
@@ -321,13 +339,13 @@ fn denial_json(denial: &Denial, never: Option<&str>, asked: &Asked<'_>) -> Value
     })
 }
 
-fn change_json(change: &Change) -> Value {
+fn change_json(change: &PolicyEdit) -> Value {
     match change {
-        Change::Add(lines) => json!({ "add": lines }),
-        Change::Extend { rule, key, entry } => {
+        PolicyEdit::Add(lines) => json!({ "add": lines }),
+        PolicyEdit::Extend { rule, key, entry } => {
             json!({ "rule": rule_json(rule), "key": key, "entry": entry })
         }
-        Change::Set { rule, key, entries, instead_of } => {
+        PolicyEdit::Set { rule, key, entries, instead_of } => {
             json!({ "rule": rule_json(rule), "key": key, "entries": entries, "instead_of": instead_of })
         }
     }
@@ -346,5 +364,5 @@ fn rule_json(rule: &RuleRef) -> Value {
 
 /// Limits by their keys, for every command that tells them.
 pub fn budget_json(budgets: Budgets) -> Value {
-    json!(budgets.set().map(|(budget, limit)| (budget.key(), limit)).collect::<BTreeMap<_, _>>())
+    json!(budgets.limits().map(|(budget, limit)| (budget.key(), limit)).collect::<BTreeMap<_, _>>())
 }

@@ -5,17 +5,17 @@ use std::collections::HashMap;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::SystemTime;
 
-use audit::{Facts, Seen, Turn};
+use audit::{AttemptEvent, AttemptStatus, RecordedFacts};
 use rules::{DomainName, Reason};
 use serde::Serialize;
 
 /// Most that is kept of one sandbox, and of all.
-const PER_SANDBOX: usize = 64;
-const ALL: usize = 4096;
+const MAX_PER_SANDBOX: usize = 64;
+const MAX_TOTAL: usize = 4096;
 
 /// What was refused, how often, and since when.
 #[derive(Clone, Debug, Serialize)]
-pub struct Refused {
+pub struct PendingRefusal {
     pub number: u64,
     pub sandbox: String,
     pub host: String,
@@ -32,38 +32,38 @@ pub struct Refused {
 
 /// The list.
 #[derive(Debug, Default)]
-pub struct Pending(Mutex<Table>);
+pub struct PendingList(Mutex<PendingTable>);
 
 #[derive(Debug, Default)]
-struct Table {
+struct PendingTable {
     numbered: u64,
     all: usize,
-    by: HashMap<String, Vec<Refused>>,
+    by: HashMap<String, Vec<PendingRefusal>>,
 }
 
-impl Pending {
+impl PendingList {
     /// Notes what is seen, if it is a refusal that a grant could lift.
-    pub fn note(&self, seen: &Seen<'_>) {
-        let Turn::Refused(code) = seen.turn else { return };
+    pub fn observe(&self, seen: &AttemptEvent<'_>) {
+        let AttemptStatus::Refused(code) = seen.status else { return };
         let (Some(subject), true) = (seen.subject, is_liftable(code.0)) else { return };
-        let Some((host, port, request)) = wanted(seen.facts) else { return };
+        let Some((host, port, request)) = requested_host(seen.facts) else { return };
         let count = seen.folded.saturating_add(1);
-        self.lock().add(&subject.sandbox.0.shown(), (host, port, request), code.0, count);
+        self.lock().add(&subject.sandbox.0.to_display(), (host, port, request), code.0, count);
     }
 
     /// All of them, the newest first.
-    pub fn all(&self) -> Vec<Refused> {
-        let mut all: Vec<Refused> = self.lock().by.values().flatten().cloned().collect();
+    pub fn list(&self) -> Vec<PendingRefusal> {
+        let mut all: Vec<PendingRefusal> = self.lock().by.values().flatten().cloned().collect();
         all.sort_by_key(|refused| std::cmp::Reverse(refused.last));
         all
     }
 
-    pub fn numbered(&self, number: u64) -> Option<Refused> {
+    pub fn find(&self, number: u64) -> Option<PendingRefusal> {
         self.lock().by.values().flatten().find(|refused| refused.number == number).cloned()
     }
 
     /// Takes one off the list: it was approved.
-    pub fn settle(&self, number: u64) {
+    pub fn remove(&self, number: u64) {
         let mut table = self.lock();
         for refused in table.by.values_mut() {
             refused.retain(|refused| refused.number != number);
@@ -72,12 +72,12 @@ impl Pending {
         table.all = table.by.values().map(Vec::len).sum();
     }
 
-    fn lock(&self) -> MutexGuard<'_, Table> {
+    fn lock(&self) -> MutexGuard<'_, PendingTable> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
-impl Table {
+impl PendingTable {
     fn add(
         &mut self,
         sandbox: &str,
@@ -86,7 +86,7 @@ impl Table {
         count: u64,
     ) {
         let now = SystemTime::now();
-        let full = self.all >= ALL;
+        let full = self.all >= MAX_TOTAL;
         if full && !self.by.contains_key(sandbox) {
             return;
         }
@@ -98,7 +98,7 @@ impl Table {
             return;
         }
         // A sandbox that floods pushes out its own, and nobody else's.
-        if own.len() >= PER_SANDBOX || full {
+        if own.len() >= MAX_PER_SANDBOX || full {
             let oldest = own.iter().enumerate().min_by_key(|(_, one)| one.last).map(|(at, _)| at);
             let Some(oldest) = oldest else { return };
             own.swap_remove(oldest);
@@ -107,7 +107,7 @@ impl Table {
         self.numbered += 1;
         self.all += 1;
         let (number, sandbox) = (self.numbered, sandbox.to_owned());
-        own.push(Refused { number, sandbox, host, port, reason, request, count, last: now });
+        own.push(PendingRefusal { number, sandbox, host, port, reason, request, count, last: now });
     }
 }
 
@@ -118,27 +118,27 @@ fn is_liftable(code: &str) -> bool {
         .any(|reason| reason.code() == code)
 }
 
-fn wanted(facts: &Facts) -> Option<(String, Option<u16>, Option<String>)> {
+fn requested_host(facts: &RecordedFacts) -> Option<(String, Option<u16>, Option<String>)> {
     let (host, port, request) = match facts {
-        Facts::Connection(facts) => (facts.host.as_ref()?.shown(), facts.port, None),
-        Facts::Memory(_) => return None, // memory is opened by a rule that names its banks
-        Facts::Query(facts) => (facts.name.shown(), None, None),
-        Facts::Request(facts) => {
-            let request = format!("{} {}", facts.method.shown(), facts.shown_path());
-            (facts.host.shown(), Some(facts.port), Some(printable(&request)))
+        RecordedFacts::Connection(facts) => (facts.host.as_ref()?.to_display(), facts.port, None),
+        RecordedFacts::Memory(_) => return None, // memory is opened by a rule that names its banks
+        RecordedFacts::Query(facts) => (facts.name.to_display(), None, None),
+        RecordedFacts::Request(facts) => {
+            let request = format!("{} {}", facts.method.to_display(), facts.display_path());
+            (facts.host.to_display(), Some(facts.port), Some(escape_text(&request)))
         }
     };
-    Some((name(&host)?, port, request))
+    Some((plain_name(&host)?, port, request))
 }
 
 /// The one form of a name that a grant could open. Whatever else was asked for, such as what would be a pattern
 /// in a grant, is nothing to approve.
-fn name(host: &str) -> Option<String> {
+fn plain_name(host: &str) -> Option<String> {
     DomainName::parse(host).ok().map(|name| name.as_str().to_owned())
 }
 
 /// A sandbox's words, for a terminal.
-fn printable(text: &str) -> String {
+fn escape_text(text: &str) -> String {
     text.chars().flat_map(char::escape_default).collect()
 }
 
@@ -158,26 +158,26 @@ mod tests {
             ("x.example\u{1b}[2J", None),
             ("", None),
         ] {
-            assert_eq!(name(host).as_deref(), shown, "{host}");
+            assert_eq!(plain_name(host).as_deref(), shown, "{host}");
         }
-        assert_eq!(printable("GET /\u{1b}[2J"), "GET /\\u{1b}[2J");
+        assert_eq!(escape_text("GET /\u{1b}[2J"), "GET /\\u{1b}[2J");
     }
 
     #[test]
-    fn a_flood_pushes_out_its_own_and_nobody_elses() {
-        let mut table = Table::default();
+    fn p17_a_flood_pushes_out_its_own_and_nobody_elses() {
+        let mut table = PendingTable::default();
         table.add("b", ("kept.example".into(), Some(443), None), "not_listed", 1);
-        for at in 0..10 * PER_SANDBOX {
+        for at in 0..10 * MAX_PER_SANDBOX {
             table.add("a", (format!("n{at}.example"), Some(443), None), "not_listed", 1);
             table.add("a", (format!("n{at}.example"), Some(443), None), "not_listed", 1);
         }
-        assert_eq!(table.by["a"].len(), PER_SANDBOX);
+        assert_eq!(table.by["a"].len(), MAX_PER_SANDBOX);
         assert!(table.by["a"].iter().all(|one| one.count == 2));
         assert_eq!(table.by["b"].len(), 1);
-        for at in 0..2 * ALL {
+        for at in 0..2 * MAX_TOTAL {
             table.add(&format!("s{at}"), ("x.example".into(), None, None), "not_listed", 1);
         }
-        assert_eq!(table.all, ALL);
-        assert_eq!(table.by.values().map(Vec::len).sum::<usize>(), ALL);
+        assert_eq!(table.all, MAX_TOTAL);
+        assert_eq!(table.by.values().map(Vec::len).sum::<usize>(), MAX_TOTAL);
     }
 }

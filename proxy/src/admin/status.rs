@@ -6,39 +6,39 @@ use std::time::Instant;
 
 use arc_swap::ArcSwap;
 use audit::Log;
-use dns_filter::Filter;
+use dns_filter::DnsFilter;
 use metrics::gauge;
 use metrics_exporter_prometheus::PrometheusHandle;
 use rules::RuleSet;
 use rules::facts::Facts;
 use serde_json::{Value, json};
 
-use crate::accept::Gate;
-use crate::admin::pending::Pending;
-use crate::budget::live::{Live, Open};
-use crate::policy::grants::{Kept, Wish};
-use crate::policy::store::Reloader;
+use crate::accept::ConnectionHandler;
+use crate::admin::pending::PendingList;
+use crate::budget::live::{LiveConnection, LiveConnections};
+use crate::policy::grants::{ActiveGrant, GrantRequest};
+use crate::policy::store::PolicyStore;
 
 /// Most connections that are listed at once.
-const LISTED: usize = 10_000;
+const MAX_LISTED: usize = 10_000;
 
 /// Everything the admin socket can be asked about.
-pub struct State {
-    pub filter: Arc<Filter>,
+pub struct AdminState {
+    pub filter: Arc<DnsFilter>,
     pub log: Log,
-    pub(crate) live: Arc<Live>,
+    pub(crate) live: Arc<LiveConnections>,
     pub rules: Arc<ArcSwap<RuleSet>>,
-    pub pending: Arc<Pending>,
-    pub(crate) reloader: Arc<Reloader>,
+    pub pending: Arc<PendingList>,
+    pub(crate) reloader: Arc<PolicyStore>,
     /// Set once the self-test has seen a denial.
     pub ready: AtomicBool,
-    pub(crate) gate: Option<Arc<Gate>>,
+    pub(crate) gate: Option<Arc<ConnectionHandler>>,
     pub listeners: Vec<String>,
     pub started: Instant,
     pub prometheus: PrometheusHandle,
 }
 
-impl State {
+impl AdminState {
     /// How many tunnels and requests are open.
     pub fn open_connections(&self) -> usize {
         self.live.len()
@@ -62,7 +62,7 @@ impl State {
     pub fn status(&self) -> Value {
         let rules = self.rules.load();
         let health = self.log.health();
-        let last = self.reloader.last();
+        let last = self.reloader.last_load();
         json!({
             "version": env!("CARGO_PKG_VERSION"),
             "uptime_seconds": self.started.elapsed().as_secs(),
@@ -77,7 +77,7 @@ impl State {
                 "policy_stale": last.trouble.is_some(),
                 "trouble": last.trouble,
             },
-            "connections": self.gate.as_ref().map_or(0, |gate| gate.shared.seats.taken()),
+            "connections": self.gate.as_ref().map_or(0, |gate| gate.shared.connection_limit.in_use()),
             "open": self.live.len(),
             "log": {
                 "ready": health.ready,
@@ -91,8 +91,9 @@ impl State {
     }
 
     pub fn connections(&self) -> Value {
-        let all = self.live.all();
-        let listed: Vec<Value> = all.iter().take(LISTED).map(|open| describe(open)).collect();
+        let all = self.live.list();
+        let listed: Vec<Value> =
+            all.iter().take(MAX_LISTED).map(|open| connection_json(open)).collect();
         json!({ "open": all.len(), "connections": listed })
     }
 
@@ -101,12 +102,12 @@ impl State {
     }
 
     pub fn grants(&self) -> Value {
-        let all = self.reloader.grants.all();
-        json!({ "grants": all.iter().map(describe_grant).collect::<Vec<_>>() })
+        let all = self.reloader.grants.list();
+        json!({ "grants": all.iter().map(grant_json).collect::<Vec<_>>() })
     }
 
     pub fn pending(&self) -> Value {
-        let listed = self.pending.all().into_iter().map(|refused| {
+        let listed = self.pending.list().into_iter().map(|refused| {
             let seconds = refused.last.elapsed().unwrap_or_default().as_secs();
             let mut told = json!(refused);
             told["seconds_ago"] = seconds.into();
@@ -120,24 +121,24 @@ impl State {
         let (rules, health) = (self.rules.load(), self.log.health());
         gauge!("sandbar_open").set(self.live.len() as f64);
         gauge!("sandbar_policy_generation").set(rules.generation() as f64);
-        let last = self.reloader.last();
+        let last = self.reloader.last_load();
         gauge!("sandbar_policy_age_seconds").set(last.at.elapsed().as_secs_f64());
         gauge!("sandbar_policy_stale").set(if last.trouble.is_some() { 1.0 } else { 0.0 });
-        gauge!("sandbar_grants").set(self.reloader.grants.all().len() as f64);
-        gauge!("sandbar_pending").set(self.pending.all().len() as f64);
+        gauge!("sandbar_grants").set(self.reloader.grants.list().len() as f64);
+        gauge!("sandbar_pending").set(self.pending.list().len() as f64);
         gauge!("sandbar_log_queued").set(health.queued as f64);
         gauge!("sandbar_log_lost").set(health.lost as f64);
         gauge!("sandbar_log_refused").set(health.refused as f64);
         if let Some(gate) = &self.gate {
-            gauge!("sandbar_connections").set(gate.shared.seats.taken() as f64);
-            gauge!("sandbar_leaves").set(gate.leaves.len() as f64);
+            gauge!("sandbar_connections").set(gate.shared.connection_limit.in_use() as f64);
+            gauge!("sandbar_leaves").set(gate.leaf_certs.len() as f64);
         }
         self.prometheus.render()
     }
 }
 
-pub fn describe_grant(kept: &Kept) -> Value {
-    let Wish { sandbox, host, methods, paths, bytes, seconds, why, by } = &kept.wish;
+pub fn grant_json(kept: &ActiveGrant) -> Value {
+    let GrantRequest { sandbox, host, methods, paths, bytes, seconds, why, by } = &kept.wish;
     json!({
         "id": kept.id,
         "sandbox": sandbox,
@@ -146,15 +147,15 @@ pub fn describe_grant(kept: &Kept) -> Value {
         "paths": paths,
         "bytes": bytes,
         "seconds": seconds,
-        "left_seconds": kept.left().as_secs(),
+        "left_seconds": kept.remaining().as_secs(),
         "why": why,
         "by": by,
         "used": kept.used,
     })
 }
 
-fn describe(open: &Open) -> Value {
-    let (sent, received) = open.meter.read();
+fn connection_json(open: &LiveConnection) -> Value {
+    let (sent, received) = open.meter.sent_and_received();
     let permit = &open.permit;
     let request = match permit.facts() {
         Facts::Request(facts) => Some(format!("{} {}", facts.method, facts.path)),
@@ -165,7 +166,7 @@ fn describe(open: &Open) -> Value {
         "sandbox": permit.sandbox().as_str(),
         "host": permit.host().to_string(),
         "port": permit.port(),
-        "how": permit.how().word(),
+        "how": permit.treatment().as_str(),
         "request": request,
         "rule": &*permit.rule().rule,
         "generation": permit.generation(),

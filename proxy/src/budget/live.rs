@@ -6,82 +6,89 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::Instant;
 
-use audit::Meter;
+use audit::ByteCount;
 use rules::{Permit, Reason};
 use tokio_util::sync::CancellationToken;
 
-use crate::budget::ledger::Tab;
+use crate::budget::ledger::Charges;
 
 /// Ends one connection or stream, and remembers why.
 #[derive(Debug, Default)]
-pub(crate) struct Cut {
+pub(crate) struct CutSignal {
     token: CancellationToken,
     why: OnceLock<Reason>,
 }
 
-impl Cut {
+impl CutSignal {
     /// Ends it, for the first reason that is given.
-    pub(crate) fn now(&self, reason: Reason) {
+    pub(crate) fn trigger(&self, reason: Reason) {
         self.why.get_or_init(|| reason); // the first reason stands
         self.token.cancel();
     }
 
     /// Waits until it is to end.
-    pub(crate) async fn cut(&self) -> Reason {
+    pub(crate) async fn wait(&self) -> Reason {
         self.token.cancelled().await;
-        self.why().unwrap_or(Reason::CutByOperator)
+        self.reason().unwrap_or(Reason::CutByOperator)
     }
 
     /// Why it ended, if it was made to.
-    pub(crate) fn why(&self) -> Option<Reason> {
+    pub(crate) fn reason(&self) -> Option<Reason> {
         self.why.get().copied()
     }
 }
 
 /// Everything that is open.
 #[derive(Debug, Default)]
-pub(crate) struct Live {
+pub(crate) struct LiveConnections {
     next: AtomicU64,
-    open: Mutex<HashMap<u64, Arc<Open>>>,
+    open: Mutex<HashMap<u64, Arc<LiveConnection>>>,
 }
 
 /// One open connection or stream.
 #[derive(Debug)]
-pub(crate) struct Open {
+pub(crate) struct LiveConnection {
     pub(crate) id: u64,
     pub(crate) permit: Permit,
     pub(crate) dialled: Option<IpAddr>,
     pub(crate) since: Instant,
-    pub(crate) meter: Arc<Meter>,
-    pub(crate) cut: Arc<Cut>,
-    pub(crate) tab: Arc<Tab>,
+    pub(crate) meter: Arc<ByteCount>,
+    pub(crate) cut: Arc<CutSignal>,
+    pub(crate) tab: Arc<Charges>,
 }
 
 /// Its place among the open ones, given up when this is dropped.
 #[derive(Debug)]
 #[must_use = "what is not held is not known to be open"]
-pub(crate) struct Place {
-    live: Arc<Live>,
+pub(crate) struct LiveEntry {
+    live: Arc<LiveConnections>,
     id: u64,
 }
 
-impl Live {
-    pub(crate) fn enter(
+impl LiveConnections {
+    pub(crate) fn register(
         self: &Arc<Self>,
         permit: &Permit,
         dialled: Option<IpAddr>,
-        meter: Arc<Meter>,
-        cut: Arc<Cut>,
-        tab: Arc<Tab>,
-    ) -> Place {
+        meter: Arc<ByteCount>,
+        cut: Arc<CutSignal>,
+        tab: Arc<Charges>,
+    ) -> LiveEntry {
         let id = self.next.fetch_add(1, Ordering::Relaxed);
-        let open =
-            Open { id, permit: permit.clone(), dialled, since: Instant::now(), meter, cut, tab };
+        let open = LiveConnection {
+            id,
+            permit: permit.clone(),
+            dialled,
+            since: Instant::now(),
+            meter,
+            cut,
+            tab,
+        };
         self.lock().insert(id, Arc::new(open));
-        Place { live: self.clone(), id }
+        LiveEntry { live: self.clone(), id }
     }
 
-    pub(crate) fn all(&self) -> Vec<Arc<Open>> {
+    pub(crate) fn list(&self) -> Vec<Arc<LiveConnection>> {
         let mut all: Vec<_> = self.lock().values().cloned().collect();
         all.sort_by_key(|open| open.id);
         all
@@ -99,17 +106,17 @@ impl Live {
     pub(crate) fn cut(&self, id: u64, reason: Reason) -> bool {
         let open = self.lock().get(&id).cloned();
         open.is_some_and(|open| {
-            open.cut.now(reason);
+            open.cut.trigger(reason);
             true
         })
     }
 
-    fn lock(&self) -> MutexGuard<'_, HashMap<u64, Arc<Open>>> {
+    fn lock(&self) -> MutexGuard<'_, HashMap<u64, Arc<LiveConnection>>> {
         self.open.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
-impl Drop for Place {
+impl Drop for LiveEntry {
     fn drop(&mut self) {
         self.live.lock().remove(&self.id);
     }

@@ -4,18 +4,18 @@ use std::collections::HashMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use rules::Reason;
-use rules::limits::Limits;
-use rules::word::SandboxId;
+use rules::ids::SandboxId;
+use rules::limits::TrafficLimits;
 
-use crate::budget::ledger::Spent;
+use crate::budget::ledger::Exhausted;
 use crate::report::refusal::Refusal;
 
 /// The connections that are taken.
 #[derive(Debug, Default)]
-pub(crate) struct Seats(Mutex<Taken>);
+pub(crate) struct ConnectionLimit(Mutex<SlotCounts>);
 
 #[derive(Debug, Default)]
-struct Taken {
+struct SlotCounts {
     all: u64,
     by: HashMap<SandboxId, u64>,
 }
@@ -23,43 +23,43 @@ struct Taken {
 /// One connection's place, given up when this is dropped.
 #[derive(Debug)]
 #[must_use = "a seat that is not held is free for the next"]
-pub(crate) struct Seat {
-    seats: Arc<Seats>,
+pub(crate) struct Slot {
+    seats: Arc<ConnectionLimit>,
     whose: SandboxId,
 }
 
-impl Seats {
+impl ConnectionLimit {
     /// Takes a place for a connection of `whose`, which may have as many open as its budget says.
-    pub(crate) fn take(
+    pub(crate) fn acquire(
         self: &Arc<Self>,
         whose: &SandboxId,
-        limits: &Limits,
+        limits: &TrafficLimits,
         budget: Option<u64>,
-    ) -> Result<Seat, Refusal> {
+    ) -> Result<Slot, Refusal> {
         let mut taken = self.lock();
         let own = taken.by.get(whose).copied().unwrap_or_default();
         if let Some(limit) = budget.filter(|limit| own >= *limit) {
-            return Err(Spent::connections(limit).into());
+            return Err(Exhausted::connections(limit).into());
         }
         if taken.all >= limits.connections || own >= limits.connections_per_sandbox {
             return Err(Reason::TooManyConnections.into());
         }
         taken.all += 1;
         taken.by.insert(whose.clone(), own + 1);
-        Ok(Seat { seats: self.clone(), whose: whose.clone() })
+        Ok(Slot { seats: self.clone(), whose: whose.clone() })
     }
 
     /// Connections in all.
-    pub(crate) fn taken(&self) -> u64 {
+    pub(crate) fn in_use(&self) -> u64 {
         self.lock().all
     }
 
-    fn lock(&self) -> MutexGuard<'_, Taken> {
+    fn lock(&self) -> MutexGuard<'_, SlotCounts> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
-impl Drop for Seat {
+impl Drop for Slot {
     fn drop(&mut self) {
         let mut taken = self.seats.lock();
         taken.all -= 1;
@@ -77,20 +77,24 @@ mod tests {
     use super::*;
 
     #[test]
-    fn no_more_than_the_limits_and_each_is_given_back() {
-        let limits = Limits { connections: 3, connections_per_sandbox: 2, ..Limits::default() };
+    fn p17_no_more_than_the_limits_and_each_is_given_back() {
+        let limits = TrafficLimits {
+            connections: 3,
+            connections_per_sandbox: 2,
+            ..TrafficLimits::default()
+        };
         let (seats, a, b) =
-            (Arc::new(Seats::default()), SandboxId::parse("a"), SandboxId::parse("b"));
+            (Arc::new(ConnectionLimit::default()), SandboxId::parse("a"), SandboxId::parse("b"));
         let (a, b) = (a.unwrap(), b.unwrap());
-        let refused = |id, budget| seats.take(id, &limits, budget).unwrap_err().reason;
-        let one = seats.take(&a, &limits, Some(2)).unwrap();
+        let refused = |id, budget| seats.acquire(id, &limits, budget).unwrap_err().reason;
+        let one = seats.acquire(&a, &limits, Some(2)).unwrap();
         assert_eq!(refused(&a, Some(1)), Reason::BudgetSpent);
-        let _two = seats.take(&a, &limits, None).unwrap();
+        let _two = seats.acquire(&a, &limits, None).unwrap();
         assert_eq!(refused(&a, Some(9)), Reason::TooManyConnections);
-        let _three = seats.take(&b, &limits, None).unwrap();
+        let _three = seats.acquire(&b, &limits, None).unwrap();
         assert_eq!(refused(&b, None), Reason::TooManyConnections);
         drop(one);
-        assert!(seats.take(&b, &limits, None).is_ok());
-        assert_eq!(seats.taken(), 2);
+        assert!(seats.acquire(&b, &limits, None).is_ok());
+        assert_eq!(seats.in_use(), 2);
     }
 }

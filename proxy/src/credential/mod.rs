@@ -13,11 +13,11 @@ use std::sync::{Arc, Mutex, PoisonError};
 use ::http::HeaderValue;
 use pingora_http::RequestHeader;
 use rules::Reason;
-use rules::word::CredentialName;
+use rules::ids::CredentialName;
 use secrecy::{ExposeSecret, SecretString};
 use zeroize::Zeroizing;
 
-use crate::credential::scrub::Echoes;
+use crate::credential::scrub::EchoPatterns;
 use crate::report::refusal::Refusal;
 
 /// Longest credential.
@@ -25,7 +25,7 @@ const LENGTH: u64 = 8192;
 /// Shortest one: less would be found by chance in what an origin sends.
 const SHORTEST: usize = 8;
 /// Fields by which a sandbox could ask for an answer that cannot be searched: in pieces, or compressed inside.
-const UNSEARCHABLE: [&str; 6] = [
+const UNSEARCHABLE_FIELDS: [&str; 6] = [
     "a-im",
     "connect-accept-encoding",
     "grpc-accept-encoding",
@@ -35,19 +35,19 @@ const UNSEARCHABLE: [&str; 6] = [
 ];
 
 /// The credentials of the operator's file.
-pub(crate) struct Credentials {
-    by: HashMap<CredentialName, Source>,
+pub(crate) struct CredentialStore {
+    by: HashMap<CredentialName, CredentialSource>,
 }
 
 /// A file, and what was last read from it.
-struct Source {
+struct CredentialSource {
     path: PathBuf,
-    last: Mutex<Option<(Version, Arc<Credential>)>>,
+    last: Mutex<Option<(FileVersion, Arc<Credential>)>>,
 }
 
 /// What changes when a file does.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-struct Version {
+struct FileVersion {
     inode: u64,
     size: u64,
     modified: (i64, i64),
@@ -57,7 +57,7 @@ struct Version {
 /// A credential, and how it looks when it comes back.
 pub(crate) struct Credential {
     value: SecretString,
-    echoes: Arc<Echoes>,
+    echoes: Arc<EchoPatterns>,
 }
 
 /// Why there is no credential. Says nothing of its value.
@@ -73,27 +73,27 @@ enum CredentialError {
     Short,
 }
 
-impl Credentials {
+impl CredentialStore {
     pub(crate) fn new(files: impl IntoIterator<Item = (CredentialName, PathBuf)>) -> Self {
-        let source = |(name, path)| (name, Source { path, last: Mutex::default() });
-        Credentials { by: files.into_iter().map(source).collect() }
+        let source = |(name, path)| (name, CredentialSource { path, last: Mutex::default() });
+        CredentialStore { by: files.into_iter().map(source).collect() }
     }
 
     /// The credential as it stands now. Without one nothing is sent.
     pub(crate) fn current(&self, name: &CredentialName) -> Result<Arc<Credential>, Refusal> {
         let refused = |why: String| {
             Refusal::from(Reason::CredentialUnavailable)
-                .because(format!("credential `{name}`: {why}"))
+                .with_detail(format!("credential `{name}`: {why}"))
         };
         let source = self.by.get(name).ok_or_else(|| refused("it is not known".to_owned()))?;
         source.current().map_err(|error| refused(error.to_string()))
     }
 }
 
-impl Source {
+impl CredentialSource {
     /// What the file holds; read again whenever the file is another.
     fn current(&self) -> Result<Arc<Credential>, CredentialError> {
-        let version = Version::of(&fs::metadata(&self.path)?);
+        let version = FileVersion::from_metadata(&fs::metadata(&self.path)?);
         let mut last = self.last.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some((known, credential)) = &*last
             && *known == version
@@ -101,15 +101,15 @@ impl Source {
             return Ok(credential.clone());
         }
         *last = None; // what cannot be read any more is not used any more
-        let credential = Arc::new(Credential::parse(&read(&self.path)?)?);
+        let credential = Arc::new(Credential::parse(&read_secret(&self.path)?)?);
         *last = Some((version, credential.clone()));
         Ok(credential)
     }
 }
 
-impl Version {
-    fn of(metadata: &fs::Metadata) -> Self {
-        Version {
+impl FileVersion {
+    fn from_metadata(metadata: &fs::Metadata) -> Self {
+        FileVersion {
             inode: metadata.ino(),
             size: metadata.size(),
             modified: (metadata.mtime(), metadata.mtime_nsec()),
@@ -118,7 +118,7 @@ impl Version {
     }
 }
 
-fn read(path: &PathBuf) -> Result<Zeroizing<String>, CredentialError> {
+fn read_secret(path: &PathBuf) -> Result<Zeroizing<String>, CredentialError> {
     let mut text = Zeroizing::new(String::with_capacity(LENGTH as usize + 1));
     let read = File::open(path)?.take(LENGTH + 1).read_to_string(&mut text)?;
     if read as u64 > LENGTH { Err(CredentialError::Long) } else { Ok(text) }
@@ -133,7 +133,7 @@ impl Credential {
             false => Err(CredentialError::Malformed),
             true if value.len() < SHORTEST => Err(CredentialError::Short),
             true => {
-                let echoes = Arc::new(Echoes::of(value));
+                let echoes = Arc::new(EchoPatterns::new(value));
                 Ok(Credential { value: SecretString::from(value), echoes })
             }
         }
@@ -143,7 +143,7 @@ impl Credential {
     /// answers in which an echo could hide, compressed or in pieces, are not asked for.
     pub(crate) fn inject(&self, request: &mut RequestHeader) -> Result<(), Refusal> {
         request.remove_header("authorization");
-        for name in UNSEARCHABLE {
+        for name in UNSEARCHABLE_FIELDS {
             request.remove_header(name);
         }
         let text = Zeroizing::new(format!("Bearer {}", self.value.expose_secret()));
@@ -156,14 +156,14 @@ impl Credential {
     }
 
     /// The bare value, for a field of its own.
-    pub(crate) fn field(&self) -> Result<HeaderValue, Refusal> {
+    pub(crate) fn header_value(&self) -> Result<HeaderValue, Refusal> {
         let value = HeaderValue::from_str(self.value.expose_secret());
         let mut value = value.map_err(|_| Reason::CredentialUnavailable)?;
         value.set_sensitive(true);
         Ok(value)
     }
 
-    pub(crate) fn echoes(&self) -> Arc<Echoes> {
+    pub(crate) fn echoes(&self) -> Arc<EchoPatterns> {
         self.echoes.clone()
     }
 }
@@ -194,7 +194,7 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("key");
         let name = CredentialName::parse("openai").unwrap();
-        let all = Credentials::new([(name.clone(), path.clone())]);
+        let all = CredentialStore::new([(name.clone(), path.clone())]);
         let value = || all.current(&name).map(|one| one.value.expose_secret().to_owned()).ok();
         assert_eq!(value(), None);
         fs::write(&path, "sk-first-value\n").unwrap();
@@ -207,13 +207,13 @@ mod tests {
     }
 
     #[test]
-    fn whatever_the_sandbox_sent_is_gone() {
+    fn p11_whatever_the_sandbox_sent_is_gone() {
         let credential = Credential::parse("sk-0123456789").unwrap();
         let mut request = RequestHeader::build("GET", b"/", None).unwrap();
         for value in ["Bearer mine", "Basic bWluZQ=="] {
             request.append_header("aUTHORIZATION", value).unwrap();
         }
-        for name in UNSEARCHABLE.into_iter().chain(["Accept-Encoding"]) {
+        for name in UNSEARCHABLE_FIELDS.into_iter().chain(["Accept-Encoding"]) {
             request.append_header(name, "bytes=0-7").unwrap();
         }
         credential.inject(&mut request).unwrap();

@@ -10,46 +10,46 @@ use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, Interest, ReadBuf};
 use tokio::net::{TcpStream, UnixStream};
 
 /// Bytes asked for at a time while looking at the beginning of a connection.
-const LOOK: usize = 4096;
+const READ_AHEAD_BYTES: usize = 4096;
 
 /// What a connection is carried by.
 #[derive(Debug)]
-pub(crate) enum Socket {
+pub(crate) enum StreamSocket {
     Tcp(TcpStream),
     Unix(UnixStream),
 }
 
 /// A socket, and what was read from it already and not yet passed on.
 #[derive(Debug)]
-pub(crate) struct Stream {
+pub(crate) struct PrefixedStream {
     pub(crate) ahead: BytesMut,
-    pub(crate) socket: Socket,
+    pub(crate) socket: StreamSocket,
 }
 
-impl Stream {
-    pub(crate) fn new(socket: Socket) -> Self {
-        Stream { ahead: BytesMut::new(), socket }
+impl PrefixedStream {
+    pub(crate) fn new(socket: StreamSocket) -> Self {
+        PrefixedStream { ahead: BytesMut::new(), socket }
     }
 
     /// Reads more of the beginning; the number of bytes that came, 0 at the end.
-    pub(crate) async fn look(&mut self) -> io::Result<usize> {
-        self.ahead.reserve(LOOK);
+    pub(crate) async fn read_ahead(&mut self) -> io::Result<usize> {
+        self.ahead.reserve(READ_AHEAD_BYTES);
         self.socket.read_buf(&mut self.ahead).await
     }
 }
 
-impl Socket {
+impl StreamSocket {
     pub(crate) async fn readable(&self) -> io::Result<()> {
         match self {
-            Socket::Tcp(stream) => stream.readable().await,
-            Socket::Unix(stream) => stream.readable().await,
+            StreamSocket::Tcp(stream) => stream.readable().await,
+            StreamSocket::Unix(stream) => stream.readable().await,
         }
     }
 
     pub(crate) async fn writable(&self) -> io::Result<()> {
         match self {
-            Socket::Tcp(stream) => stream.writable().await,
-            Socket::Unix(stream) => stream.writable().await,
+            StreamSocket::Tcp(stream) => stream.writable().await,
+            StreamSocket::Unix(stream) => stream.writable().await,
         }
     }
 
@@ -60,62 +60,62 @@ impl Socket {
         act: impl FnOnce() -> io::Result<R>,
     ) -> io::Result<R> {
         match self {
-            Socket::Tcp(stream) => stream.try_io(interest, act),
-            Socket::Unix(stream) => stream.try_io(interest, act),
+            StreamSocket::Tcp(stream) => stream.try_io(interest, act),
+            StreamSocket::Unix(stream) => stream.try_io(interest, act),
         }
     }
 
     pub(crate) fn try_write(&self, buffer: &[u8]) -> io::Result<usize> {
         match self {
-            Socket::Tcp(stream) => stream.try_write(buffer),
-            Socket::Unix(stream) => stream.try_write(buffer),
+            StreamSocket::Tcp(stream) => stream.try_write(buffer),
+            StreamSocket::Unix(stream) => stream.try_write(buffer),
         }
     }
 
     /// Says that nothing more will be sent, and goes on reading.
-    pub(crate) fn end(&self) {
+    pub(crate) fn shutdown_write(&self) {
         let socket = socket2::SockRef::from(self);
         drop(socket.shutdown(std::net::Shutdown::Write)); // a peer that has gone knows already
     }
 }
 
-impl AsFd for Socket {
+impl AsFd for StreamSocket {
     fn as_fd(&self) -> BorrowedFd<'_> {
         match self {
-            Socket::Tcp(stream) => stream.as_fd(),
-            Socket::Unix(stream) => stream.as_fd(),
+            StreamSocket::Tcp(stream) => stream.as_fd(),
+            StreamSocket::Unix(stream) => stream.as_fd(),
         }
     }
 }
 
-impl From<TcpStream> for Socket {
+impl From<TcpStream> for StreamSocket {
     fn from(stream: TcpStream) -> Self {
-        Socket::Tcp(stream)
+        StreamSocket::Tcp(stream)
     }
 }
 
-impl AsyncRead for Socket {
+impl AsyncRead for StreamSocket {
     fn poll_read(
         mut self: Pin<&mut Self>,
         context: &mut Context<'_>,
         buffer: &mut ReadBuf<'_>,
     ) -> Poll<io::Result<()>> {
         match &mut *self {
-            Socket::Tcp(stream) => Pin::new(stream).poll_read(context, buffer),
-            Socket::Unix(stream) => Pin::new(stream).poll_read(context, buffer),
+            StreamSocket::Tcp(stream) => Pin::new(stream).poll_read(context, buffer),
+            StreamSocket::Unix(stream) => Pin::new(stream).poll_read(context, buffer),
         }
     }
 }
 
-impl AsyncWrite for Socket {
+impl AsyncWrite for StreamSocket {
     fn poll_write(
         mut self: Pin<&mut Self>,
         context: &mut Context<'_>,
         bytes: &[u8],
     ) -> Poll<io::Result<usize>> {
         match &mut *self {
-            Socket::Tcp(stream) => Pin::new(stream).poll_write(context, bytes),
-            Socket::Unix(stream) => Pin::new(stream).poll_write(context, bytes),
+            StreamSocket::Tcp(stream) => Pin::new(stream).poll_write(context, bytes),
+            StreamSocket::Unix(stream) => Pin::new(stream).poll_write(context, bytes),
         }
     }
 
@@ -125,8 +125,8 @@ impl AsyncWrite for Socket {
         parts: &[IoSlice<'_>],
     ) -> Poll<io::Result<usize>> {
         match &mut *self {
-            Socket::Tcp(stream) => Pin::new(stream).poll_write_vectored(context, parts),
-            Socket::Unix(stream) => Pin::new(stream).poll_write_vectored(context, parts),
+            StreamSocket::Tcp(stream) => Pin::new(stream).poll_write_vectored(context, parts),
+            StreamSocket::Unix(stream) => Pin::new(stream).poll_write_vectored(context, parts),
         }
     }
 
@@ -140,13 +140,13 @@ impl AsyncWrite for Socket {
 
     fn poll_shutdown(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
         match &mut *self {
-            Socket::Tcp(stream) => Pin::new(stream).poll_shutdown(context),
-            Socket::Unix(stream) => Pin::new(stream).poll_shutdown(context),
+            StreamSocket::Tcp(stream) => Pin::new(stream).poll_shutdown(context),
+            StreamSocket::Unix(stream) => Pin::new(stream).poll_shutdown(context),
         }
     }
 }
 
-impl AsyncRead for Stream {
+impl AsyncRead for PrefixedStream {
     fn poll_read(
         mut self: Pin<&mut Self>,
         context: &mut Context<'_>,
@@ -155,12 +155,12 @@ impl AsyncRead for Stream {
         if self.ahead.is_empty() {
             return Pin::new(&mut self.socket).poll_read(context, buffer);
         }
-        take(&mut self.ahead, buffer);
+        drain_ahead(&mut self.ahead, buffer);
         Poll::Ready(Ok(()))
     }
 }
 
-impl AsyncWrite for Stream {
+impl AsyncWrite for PrefixedStream {
     fn poll_write(
         mut self: Pin<&mut Self>,
         context: &mut Context<'_>,
@@ -192,7 +192,7 @@ impl AsyncWrite for Stream {
 }
 
 /// Moves what fits from `ahead`, and gives its memory back once it is empty.
-pub(crate) fn take(ahead: &mut BytesMut, buffer: &mut ReadBuf<'_>) {
+pub(crate) fn drain_ahead(ahead: &mut BytesMut, buffer: &mut ReadBuf<'_>) {
     let count = ahead.len().min(buffer.remaining());
     if let Some(bytes) = ahead.get(..count) {
         buffer.put_slice(bytes);

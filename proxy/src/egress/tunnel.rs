@@ -4,26 +4,26 @@ use std::io::{self, Read};
 use std::os::fd::AsFd;
 use std::time::Duration;
 
-use audit::Meter;
+use audit::ByteCount;
 use rules::Reason;
-use rules::budget::Counted;
-use rules::limits::Limits;
+use rules::budget::UsageKind;
+use rules::limits::TrafficLimits;
 use tokio::io::Interest;
 use tokio::task::coop::consume_budget;
 
-use crate::budget::ledger::Tab;
-use crate::budget::live::Cut;
-use crate::egress::stream::Socket;
-use sys::splice::{Pipe, Pipes};
+use crate::budget::ledger::Charges;
+use crate::budget::live::CutSignal;
+use crate::egress::stream::StreamSocket;
+use sys::splice::{Pipe, PipePool};
 
 /// Bytes copied at a time where there is no pipe.
 const COPY_BYTES: usize = 64 << 10;
 
-static PIPES: Pipes = Pipes::new();
+static PIPE_POOL: PipePool = PipePool::new();
 
 /// How a tunnel ended.
 #[derive(Debug)]
-pub(crate) enum Ended {
+pub(crate) enum TunnelEnd {
     /// Both sides said all they had to say.
     Both,
     /// One of them broke.
@@ -33,45 +33,45 @@ pub(crate) enum Ended {
 
 /// Which way bytes go.
 #[derive(Clone, Copy, Debug)]
-enum Way {
+enum Direction {
     Down,
     Up,
 }
 
 /// What counts, bounds and ends a tunnel.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Passage<'a> {
-    pub(crate) meter: &'a Meter,
-    pub(crate) cut: &'a Cut,
-    pub(crate) tab: &'a Tab,
+pub(crate) struct TunnelContext<'a> {
+    pub(crate) byte_count: &'a ByteCount,
+    pub(crate) cut: &'a CutSignal,
+    pub(crate) charges: &'a Charges,
 }
 
 /// Carries bytes until both sides are done, or the tunnel has to end.
 pub(crate) async fn relay(
-    client: &Socket,
-    upstream: &Socket,
-    limits: &Limits,
-    passage: Passage<'_>,
-) -> Ended {
+    client: &StreamSocket,
+    upstream: &StreamSocket,
+    limits: &TrafficLimits,
+    passage: TunnelContext<'_>,
+) -> TunnelEnd {
     let both = async {
-        let up = flow(client, upstream, passage, Way::Up);
-        let down = flow(upstream, client, passage, Way::Down);
+        let up = relay_direction(client, upstream, passage, Direction::Up);
+        let down = relay_direction(upstream, client, passage, Direction::Down);
         tokio::try_join!(up, down)
     };
     tokio::select! {
-        flowed = both => match (flowed, passage.cut.why()) {
-            (Ok(_), _) => Ended::Both,
-            (Err(_), Some(reason)) => Ended::Cut(reason),
-            (Err(_), None) => Ended::Broken,
+        flowed = both => match (flowed, passage.cut.reason()) {
+            (Ok(_), _) => TunnelEnd::Both,
+            (Err(_), Some(reason)) => TunnelEnd::Cut(reason),
+            (Err(_), None) => TunnelEnd::Broken,
         },
-        reason = passage.cut.cut() => Ended::Cut(reason),
-        () = idle(passage.meter, limits.tunnel_idle()) => Ended::Cut(Reason::IdleTooLong),
-        () = tokio::time::sleep(limits.connection()) => Ended::Cut(Reason::LifetimeSpent),
+        reason = passage.cut.wait() => TunnelEnd::Cut(reason),
+        () = wait_idle(passage.byte_count, limits.tunnel_idle()) => TunnelEnd::Cut(Reason::IdleTooLong),
+        () = tokio::time::sleep(limits.connection()) => TunnelEnd::Cut(Reason::LifetimeSpent),
     }
 }
 
 /// Returns once no byte has passed for `patience`, give or take half of it.
-async fn idle(meter: &Meter, patience: Duration) {
+async fn wait_idle(meter: &ByteCount, patience: Duration) {
     let mut before = meter.total();
     let mut still = 0;
     while still < 2 {
@@ -83,19 +83,24 @@ async fn idle(meter: &Meter, patience: Duration) {
 }
 
 /// Carries one direction to its end, then says so to the other side.
-async fn flow(from: &Socket, to: &Socket, passage: Passage<'_>, way: Way) -> io::Result<()> {
+async fn relay_direction(
+    from: &StreamSocket,
+    to: &StreamSocket,
+    passage: TunnelContext<'_>,
+    way: Direction,
+) -> io::Result<()> {
     loop {
         from.readable().await?;
-        let over = match PIPES.take() {
+        let over = match PIPE_POOL.acquire() {
             Ok(mut pipe) => {
                 let over = splice_burst(&mut pipe, from, to, passage, way).await?;
-                PIPES.give_back(pipe);
+                PIPE_POOL.release(pipe);
                 over
             }
             Err(_) => copy_burst(from, to, passage, way).await?,
         };
         if over {
-            to.end();
+            to.shutdown_write();
             return Ok(());
         }
     }
@@ -104,10 +109,10 @@ async fn flow(from: &Socket, to: &Socket, passage: Passage<'_>, way: Way) -> io:
 /// Carries what is there; true at the end of the stream.
 async fn splice_burst(
     pipe: &mut Pipe,
-    from: &Socket,
-    to: &Socket,
-    passage: Passage<'_>,
-    way: Way,
+    from: &StreamSocket,
+    to: &StreamSocket,
+    passage: TunnelContext<'_>,
+    way: Direction,
 ) -> io::Result<bool> {
     loop {
         consume_budget().await; // two fast sides must not keep a thread, nor a cut waiting
@@ -117,7 +122,7 @@ async fn splice_burst(
             Err(error) if error.kind() == io::ErrorKind::WouldBlock => return Ok(false),
             Err(error) => return Err(error),
         }
-        while pipe.held() > 0 {
+        while pipe.buffered() > 0 {
             match to.try_io(Interest::WRITABLE, || pipe.drain(to.as_fd())) {
                 Ok(_) => {}
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => to.writable().await?,
@@ -129,10 +134,10 @@ async fn splice_burst(
 
 /// The same by a buffer of our own.
 async fn copy_burst(
-    from: &Socket,
-    to: &Socket,
-    passage: Passage<'_>,
-    way: Way,
+    from: &StreamSocket,
+    to: &StreamSocket,
+    passage: TunnelContext<'_>,
+    way: Direction,
 ) -> io::Result<bool> {
     let mut buffer = vec![0; COPY_BYTES];
     loop {
@@ -151,44 +156,44 @@ async fn copy_burst(
     }
 }
 
-impl Passage<'_> {
+impl TunnelContext<'_> {
     /// Reads what there is, up to what is leased for it before it moves; the rest is given back.
     fn read(
         &self,
-        from: &Socket,
-        way: Way,
+        from: &StreamSocket,
+        way: Direction,
         receive: impl FnOnce(usize) -> io::Result<usize>,
     ) -> io::Result<usize> {
         let what = match way {
-            Way::Down => Counted::Download,
-            Way::Up => Counted::Upload,
+            Direction::Down => UsageKind::Download,
+            Direction::Up => UsageKind::Upload,
         };
-        if self.cut.why().is_some() {
+        if self.cut.reason().is_some() {
             return Err(io::ErrorKind::ConnectionAborted.into()); // whoever waits for it has not run yet
         }
-        let lease = match self.tab.lease(what) {
+        let lease = match self.charges.lease(what) {
             Ok(lease) => lease,
-            Err(spent) => return self.spent(from, spent.reason()),
+            Err(spent) => return self.cut_over_budget(from, spent.reason()),
         };
         let most = usize::try_from(lease.bytes).unwrap_or(usize::MAX);
         let read = from.try_io(Interest::READABLE, || receive(most));
         let moved = *read.as_ref().unwrap_or(&0) as u64;
-        self.tab.give_back(&lease, moved);
+        self.charges.refund(&lease, moved);
         match way {
-            Way::Down => self.meter.received(moved),
-            Way::Up => self.meter.sent(moved),
+            Direction::Down => self.byte_count.add_received(moved),
+            Direction::Up => self.byte_count.add_sent(moved),
         }
         read
     }
 
     /// Nothing more may pass: the tunnel is cut if there is more, and not if this was the end of it.
-    fn spent(&self, from: &Socket, reason: Reason) -> io::Result<usize> {
+    fn cut_over_budget(&self, from: &StreamSocket, reason: Reason) -> io::Result<usize> {
         let mut next = [std::mem::MaybeUninit::uninit()];
         let socket = socket2::SockRef::from(from);
         match from.try_io(Interest::READABLE, || socket.peek(&mut next))? {
             0 => Ok(0),
             _ => {
-                self.cut.now(reason);
+                self.cut.trigger(reason);
                 Err(io::ErrorKind::QuotaExceeded.into())
             }
         }
@@ -196,7 +201,7 @@ impl Passage<'_> {
 }
 
 /// Writes all of `bytes`.
-pub(crate) async fn write_all(to: &Socket, mut bytes: &[u8]) -> io::Result<()> {
+pub(crate) async fn write_all(to: &StreamSocket, mut bytes: &[u8]) -> io::Result<()> {
     while !bytes.is_empty() {
         match to.try_write(bytes) {
             Ok(written) => bytes = bytes.get(written..).unwrap_or_default(),

@@ -10,21 +10,21 @@ use pingora_core::ErrorType;
 use pingora_core::prelude::{Error, HttpPeer};
 use pingora_core::protocols::ALPN;
 use pingora_core::upstreams::peer::PeerOptions;
-use rules::facts::{HttpVersion, Scheme};
+use rules::facts::{HttpVersion, UrlScheme};
 use rules::{DialPermit, Host};
 
-use crate::egress::dial::{patience_for, prepare};
+use crate::egress::dial::{connect_timeout, set_socket_options};
 use crate::egress::shared::Shared;
-use crate::http::Exchange;
+use crate::http::RequestMonitor;
 
 /// Streams at once on one connection towards an origin.
-const STREAMS: usize = 100;
+const MAX_H2_STREAMS: usize = 100;
 /// A body up to so many bytes is sent before anybody loses patience with the answer.
 const SMALL_BODY: u64 = 1 << 20;
 
 /// How the request is to be spoken.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Manner {
+pub(crate) struct UpstreamOptions {
     /// It asks to switch to WebSocket, which only HTTP/1 can.
     pub(crate) upgrade: bool,
     /// Bytes of body it announces; none if it does not say.
@@ -32,61 +32,61 @@ pub(crate) struct Manner {
 }
 
 /// The peer for the address `at` of those that may be dialled.
-pub(crate) fn peer(
+pub(crate) fn http_peer(
     shared: &Shared,
-    exchange: &Exchange,
+    exchange: &RequestMonitor,
     leave: &DialPermit,
     _receipt: &Receipt,
     at: usize,
-    manner: Manner,
+    manner: UpstreamOptions,
 ) -> Option<Box<HttpPeer>> {
     let permit = leave.permit();
     let address = SocketAddr::new(*leave.addresses().get(at)?, permit.port()?);
-    let tls = exchange.connection.scheme() == Scheme::Https;
+    let tls = exchange.connection.scheme() == UrlScheme::Https;
     // An empty name would turn verification off: a host always has one.
     let name = match permit.host() {
         Host::Address(address) => address.to_string(),
         Host::Name(name) => name.as_str().to_owned(),
     };
     let mut peer = HttpPeer::new(address, tls, name);
-    peer.group_key = group(shared, exchange);
-    peer.options = options(shared, alpn(exchange, manner), manner);
-    let patience = patience_for(leave, at, shared.limits.connect());
+    peer.group_key = pool_group(shared, exchange);
+    peer.options = peer_options(shared, alpn(exchange, manner), manner);
+    let patience = connect_timeout(leave, at, shared.limits.connect());
     peer.options.connection_timeout = Some(patience);
     peer.options.total_connection_timeout = Some(patience);
     Some(Box::new(peer))
 }
 
-fn alpn(exchange: &Exchange, manner: Manner) -> ALPN {
+fn alpn(exchange: &RequestMonitor, manner: UpstreamOptions) -> ALPN {
     match (exchange.connection.scheme(), exchange.version) {
         _ if manner.upgrade => ALPN::H1,
-        (Scheme::Https, _) => ALPN::H2H1,
-        (Scheme::Http, HttpVersion::Http1) => ALPN::H1,
-        (Scheme::Http, HttpVersion::Http2) => ALPN::H2,
+        (UrlScheme::Https, _) => ALPN::H2H1,
+        (UrlScheme::Http, HttpVersion::Http1) => ALPN::H1,
+        (UrlScheme::Http, HttpVersion::Http2) => ALPN::H2,
     }
 }
 
-fn options(shared: &Shared, alpn: ALPN, manner: Manner) -> PeerOptions {
+fn peer_options(shared: &Shared, alpn: ALPN, manner: UpstreamOptions) -> PeerOptions {
     let limits = &shared.limits;
     let mut options = PeerOptions::new();
     options.alpn = alpn;
     options.verify_cert = true;
     options.verify_hostname = true;
-    options.max_h2_streams = STREAMS;
+    options.max_h2_streams = MAX_H2_STREAMS;
     options.write_timeout = Some(limits.idle());
     options.idle_timeout = Some(limits.keep_alive());
     let small = manner.body.is_some_and(|length| length <= SMALL_BODY) && !manner.upgrade;
     options.read_timeout = small.then(|| limits.first_byte().max(limits.idle()));
     let mark = shared.mark;
     options.upstream_tcp_sock_tweak_hook = Some(Arc::new(move |socket| {
-        prepare(socket, mark)
+        set_socket_options(socket, mark)
             .map_err(|error| Error::because(ErrorType::SocketError, "cannot set the mark", error))
     }));
     options
 }
 
 /// Connections are shared within a sandbox only: the pool's own key knows neither it nor our mark.
-fn group(shared: &Shared, exchange: &Exchange) -> u64 {
+fn pool_group(shared: &Shared, exchange: &RequestMonitor) -> u64 {
     let mut hasher = DefaultHasher::new();
     exchange.connection.sandbox.id.as_str().hash(&mut hasher);
     shared.mark.hash(&mut hasher);

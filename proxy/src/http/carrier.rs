@@ -17,67 +17,69 @@ use pingora_core::protocols::{
 use tokio::io::{AsyncRead, AsyncWrite, AsyncWriteExt, ReadBuf};
 use tokio_rustls::server::TlsStream;
 
-use super::Exchange;
-use crate::egress::stream::{Stream, take};
-use crate::http::chunks::Chunks;
+use super::RequestMonitor;
+use crate::egress::stream::{PrefixedStream, drain_ahead};
+use crate::http::chunks::ChunkValidator;
 
 /// Bytes held back so that head and body of a small answer leave in one write.
-const WRITE_BYTES: usize = 4096;
+const WRITE_BUFFER_BYTES: usize = 4096;
 
 /// What carries HTTP.
-pub(crate) enum Carrier {
-    Plain(Stream),
-    Tls(Box<TlsStream<Stream>>),
+pub(crate) enum ClientStream {
+    Plain(PrefixedStream),
+    Tls(Box<TlsStream<PrefixedStream>>),
 }
 
 /// A carrier in the form Pingora takes.
-pub(super) struct Down {
-    carrier: Carrier,
+pub(super) struct PingoraStream {
+    carrier: ClientStream,
     /// What was read to be checked, and is read again.
     ahead: BytesMut,
-    held: BytesMut,
+    write_buffer: BytesMut,
     digest: Arc<ProxyDigest>,
-    guard: Option<Guard>,
+    guard: Option<ChunkGuard>,
 }
 
 /// Holds a chunked body to one reading.
-struct Guard {
+struct ChunkGuard {
     /// Bytes of head that come before it.
     head: usize,
-    chunks: Chunks,
-    exchange: Arc<Exchange>,
+    chunks: ChunkValidator,
+    monitor: Arc<RequestMonitor>,
 }
 
-impl Down {
-    pub(super) fn new(carrier: Carrier, ahead: BytesMut, digest: Arc<ProxyDigest>) -> Self {
-        Down { carrier, ahead, held: BytesMut::new(), digest, guard: None }
+impl PingoraStream {
+    pub(super) fn new(carrier: ClientStream, ahead: BytesMut, digest: Arc<ProxyDigest>) -> Self {
+        PingoraStream { carrier, ahead, write_buffer: BytesMut::new(), digest, guard: None }
     }
 
     /// Looks at the chunks that follow a head of `head` bytes, and tells `exchange` if they are malformed.
-    pub(super) fn guarded(self, head: usize, exchange: &Arc<Exchange>) -> Self {
-        let guard = Guard { head, chunks: Chunks::default(), exchange: exchange.clone() };
-        Down { guard: Some(guard), ..self }
+    pub(super) fn with_chunk_guard(self, head: usize, exchange: &Arc<RequestMonitor>) -> Self {
+        let guard =
+            ChunkGuard { head, chunks: ChunkValidator::default(), monitor: exchange.clone() };
+        PingoraStream { guard: Some(guard), ..self }
     }
 
     /// The carrier again, and what was read ahead and not taken.
-    pub(super) fn into_parts(self) -> (Carrier, BytesMut) {
+    pub(super) fn into_parts(self) -> (ClientStream, BytesMut) {
         (self.carrier, self.ahead)
     }
 
-    fn poll_held(&mut self, context: &mut Context<'_>) -> Poll<io::Result<()>> {
-        while !self.held.is_empty() {
-            let written = ready!(Pin::new(&mut self.carrier).poll_write(context, &self.held))?;
+    fn poll_flush_buffer(&mut self, context: &mut Context<'_>) -> Poll<io::Result<()>> {
+        while !self.write_buffer.is_empty() {
+            let written =
+                ready!(Pin::new(&mut self.carrier).poll_write(context, &self.write_buffer))?;
             if written == 0 {
                 return Poll::Ready(Err(io::ErrorKind::WriteZero.into()));
             }
-            self.held.advance(written);
+            self.write_buffer.advance(written);
         }
-        self.held = BytesMut::new();
+        self.write_buffer = BytesMut::new();
         Poll::Ready(Ok(()))
     }
 }
 
-impl AsyncRead for Down {
+impl AsyncRead for PingoraStream {
     fn poll_read(
         mut self: Pin<&mut Self>,
         context: &mut Context<'_>,
@@ -88,10 +90,10 @@ impl AsyncRead for Down {
         if head > 0 && head < self.ahead.len() {
             // The head alone first, so that a fault in the body is the body's.
             let body = self.ahead.split_off(head);
-            take(&mut self.ahead, buffer);
+            drain_ahead(&mut self.ahead, buffer);
             self.ahead.unsplit(body);
         } else if !self.ahead.is_empty() {
-            take(&mut self.ahead, buffer);
+            drain_ahead(&mut self.ahead, buffer);
         } else if let Poll::Ready(read) = Pin::new(&mut self.carrier).poll_read(context, buffer) {
             read?;
         } else {
@@ -103,130 +105,130 @@ impl AsyncRead for Down {
             return Poll::Pending;
         }
         let read = buffer.filled().get(before..).unwrap_or_default();
-        self.guard.as_mut().map_or(Ok(()), |guard| guard.pass(read))?;
+        self.guard.as_mut().map_or(Ok(()), |guard| guard.check(read))?;
         Poll::Ready(Ok(()))
     }
 }
 
-impl Guard {
-    fn pass(&mut self, bytes: &[u8]) -> io::Result<()> {
+impl ChunkGuard {
+    fn check(&mut self, bytes: &[u8]) -> io::Result<()> {
         let head = self.head.min(bytes.len());
         self.head -= head;
-        self.chunks.pass(bytes.get(head..).unwrap_or_default()).map_err(|fault| {
-            self.exchange.set_malformed(fault);
+        self.chunks.validate(bytes.get(head..).unwrap_or_default()).map_err(|fault| {
+            self.monitor.set_body_fault(fault);
             io::Error::new(io::ErrorKind::InvalidData, fault)
         })
     }
 }
 
-impl AsyncWrite for Down {
+impl AsyncWrite for PingoraStream {
     fn poll_write(
         mut self: Pin<&mut Self>,
         context: &mut Context<'_>,
         bytes: &[u8],
     ) -> Poll<io::Result<usize>> {
-        if self.held.len() + bytes.len() > WRITE_BYTES {
-            ready!(self.poll_held(context))?;
+        if self.write_buffer.len() + bytes.len() > WRITE_BUFFER_BYTES {
+            ready!(self.poll_flush_buffer(context))?;
         }
-        if bytes.len() >= WRITE_BYTES {
+        if bytes.len() >= WRITE_BUFFER_BYTES {
             return Pin::new(&mut self.carrier).poll_write(context, bytes);
         }
-        if self.held.capacity() == 0 {
-            self.held.reserve(WRITE_BYTES);
+        if self.write_buffer.capacity() == 0 {
+            self.write_buffer.reserve(WRITE_BUFFER_BYTES);
         }
-        self.held.extend_from_slice(bytes);
+        self.write_buffer.extend_from_slice(bytes);
         Poll::Ready(Ok(bytes.len()))
     }
 
     fn poll_flush(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
-        ready!(self.poll_held(context))?;
+        ready!(self.poll_flush_buffer(context))?;
         Pin::new(&mut self.carrier).poll_flush(context)
     }
 
     fn poll_shutdown(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
-        ready!(self.poll_held(context))?;
+        ready!(self.poll_flush_buffer(context))?;
         Pin::new(&mut self.carrier).poll_shutdown(context)
     }
 }
 
-impl AsyncRead for Carrier {
+impl AsyncRead for ClientStream {
     fn poll_read(
         mut self: Pin<&mut Self>,
         context: &mut Context<'_>,
         buffer: &mut ReadBuf<'_>,
     ) -> Poll<io::Result<()>> {
         match &mut *self {
-            Carrier::Plain(stream) => Pin::new(stream).poll_read(context, buffer),
-            Carrier::Tls(stream) => Pin::new(stream).poll_read(context, buffer),
+            ClientStream::Plain(stream) => Pin::new(stream).poll_read(context, buffer),
+            ClientStream::Tls(stream) => Pin::new(stream).poll_read(context, buffer),
         }
     }
 }
 
-impl AsyncWrite for Carrier {
+impl AsyncWrite for ClientStream {
     fn poll_write(
         mut self: Pin<&mut Self>,
         context: &mut Context<'_>,
         bytes: &[u8],
     ) -> Poll<io::Result<usize>> {
         match &mut *self {
-            Carrier::Plain(stream) => Pin::new(stream).poll_write(context, bytes),
-            Carrier::Tls(stream) => Pin::new(stream).poll_write(context, bytes),
+            ClientStream::Plain(stream) => Pin::new(stream).poll_write(context, bytes),
+            ClientStream::Tls(stream) => Pin::new(stream).poll_write(context, bytes),
         }
     }
 
     fn poll_flush(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
         match &mut *self {
-            Carrier::Plain(stream) => Pin::new(stream).poll_flush(context),
-            Carrier::Tls(stream) => Pin::new(stream).poll_flush(context),
+            ClientStream::Plain(stream) => Pin::new(stream).poll_flush(context),
+            ClientStream::Tls(stream) => Pin::new(stream).poll_flush(context),
         }
     }
 
     fn poll_shutdown(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
         match &mut *self {
-            Carrier::Plain(stream) => Pin::new(stream).poll_shutdown(context),
-            Carrier::Tls(stream) => Pin::new(stream).poll_shutdown(context),
+            ClientStream::Plain(stream) => Pin::new(stream).poll_shutdown(context),
+            ClientStream::Tls(stream) => Pin::new(stream).poll_shutdown(context),
         }
     }
 }
 
 #[async_trait]
-impl Shutdown for Down {
+impl Shutdown for PingoraStream {
     async fn shutdown(&mut self) {
         drop(AsyncWriteExt::shutdown(self).await); // a peer that has gone needs no goodbye
     }
 }
 
-impl UniqueID for Down {
+impl UniqueID for PingoraStream {
     fn id(&self) -> UniqueIDType {
         0 // names pooled upstream connections only; this is none
     }
 }
 
-impl Ssl for Down {}
+impl Ssl for PingoraStream {}
 
 #[async_trait]
-impl Peek for Down {}
+impl Peek for PingoraStream {}
 
-impl GetTimingDigest for Down {
+impl GetTimingDigest for PingoraStream {
     fn get_timing_digest(&self) -> Vec<Option<TimingDigest>> {
         Vec::new()
     }
 }
 
-impl GetProxyDigest for Down {
+impl GetProxyDigest for PingoraStream {
     fn get_proxy_digest(&self) -> Option<Arc<ProxyDigest>> {
         Some(self.digest.clone())
     }
 }
 
-impl GetSocketDigest for Down {
+impl GetSocketDigest for PingoraStream {
     fn get_socket_digest(&self) -> Option<Arc<SocketDigest>> {
         None
     }
 }
 
-impl fmt::Debug for Down {
+impl fmt::Debug for PingoraStream {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Down").finish_non_exhaustive()
+        f.debug_struct("PingoraStream").finish_non_exhaustive()
     }
 }

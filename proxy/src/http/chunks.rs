@@ -2,9 +2,9 @@
 //! hexadecimal digits, lines end with CRLF, and neither sizes nor extensions nor trailers hide a line end.
 
 /// Digits of the largest size that is believed: with them every server can count.
-const SIZE_DIGITS: usize = 15;
+const MAX_SIZE_DIGITS: usize = 15;
 /// Bytes of extensions on one size line, and of trailers after the last chunk: nobody needs more, and both are dropped.
-const SPARE_BYTES: usize = 4096;
+const MAX_IGNORED_BYTES: usize = 4096;
 
 /// Why a body was refused.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
@@ -19,8 +19,8 @@ pub enum ChunkFault {
 
 /// Where in a chunked body we are.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Chunks {
-    at: At,
+pub struct ChunkValidator {
+    state: ChunkState,
     /// Bytes left of the chunk's data; before them, the size as far as it was read.
     left: u64,
     /// Digits of a size, bytes of an extension or of trailers, so far.
@@ -28,7 +28,7 @@ pub struct Chunks {
 }
 
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-enum At {
+enum ChunkState {
     Data,
     /// After the data, before its CR.
     DataEnd,
@@ -48,90 +48,98 @@ enum At {
     TrailerStart,
 }
 
-impl Chunks {
+impl ChunkValidator {
     /// Looks at the next bytes of the body. What follows its end is somebody else's.
     ///
     /// # Errors
     ///
     /// Returns what could be read in more than one way.
-    pub fn pass(&mut self, mut bytes: &[u8]) -> Result<(), ChunkFault> {
-        while self.at != At::Done {
-            if self.at == At::Data {
+    pub fn validate(&mut self, mut bytes: &[u8]) -> Result<(), ChunkFault> {
+        while self.state != ChunkState::Done {
+            if self.state == ChunkState::Data {
                 let taken = usize::try_from(self.left).unwrap_or(usize::MAX).min(bytes.len());
                 self.left -= taken as u64;
                 bytes = bytes.get(taken..).unwrap_or_default();
                 if self.left == 0 {
-                    self.at = At::DataEnd;
+                    self.state = ChunkState::DataEnd;
                 }
             }
             let [first, rest @ ..] = bytes else { return Ok(()) };
-            self.at = self.step(*first)?;
+            self.state = self.step(*first)?;
             bytes = rest;
         }
         Ok(())
     }
 
     pub fn is_done(&self) -> bool {
-        self.at == At::Done
+        self.state == ChunkState::Done
     }
 
-    fn step(&mut self, byte: u8) -> Result<At, ChunkFault> {
-        match (self.at, byte) {
-            (At::Size, _) => self.size(byte),
-            (At::Extension | At::Trailer, b'\r') => {
-                Ok(if self.at == At::Trailer { At::TrailerLf } else { At::SizeLf })
+    fn step(&mut self, byte: u8) -> Result<ChunkState, ChunkFault> {
+        match (self.state, byte) {
+            (ChunkState::Size, _) => self.step_size(byte),
+            (ChunkState::Extension | ChunkState::Trailer, b'\r') => {
+                Ok(if self.state == ChunkState::Trailer {
+                    ChunkState::TrailerLf
+                } else {
+                    ChunkState::SizeLf
+                })
             }
-            (At::TrailerStart, b'\r') => Ok(At::LastLf),
-            (At::Extension | At::Trailer | At::TrailerStart, _) => self.spare(byte),
-            (At::DataEnd, b'\r') => Ok(At::DataLf),
-            (At::DataLf, b'\n') => {
+            (ChunkState::TrailerStart, b'\r') => Ok(ChunkState::LastLf),
+            (ChunkState::Extension | ChunkState::Trailer | ChunkState::TrailerStart, _) => {
+                self.step_ignored(byte)
+            }
+            (ChunkState::DataEnd, b'\r') => Ok(ChunkState::DataLf),
+            (ChunkState::DataLf, b'\n') => {
                 (self.left, self.spent) = (0, 0);
-                Ok(At::Size)
+                Ok(ChunkState::Size)
             }
-            (At::SizeLf, b'\n') => {
+            (ChunkState::SizeLf, b'\n') => {
                 self.spent = 0;
-                Ok(if self.left == 0 { At::TrailerStart } else { At::Data })
+                Ok(if self.left == 0 { ChunkState::TrailerStart } else { ChunkState::Data })
             }
-            (At::TrailerLf, b'\n') => Ok(At::TrailerStart),
-            (At::LastLf, b'\n') => Ok(At::Done),
+            (ChunkState::TrailerLf, b'\n') => Ok(ChunkState::TrailerStart),
+            (ChunkState::LastLf, b'\n') => Ok(ChunkState::Done),
             (
-                At::Data
-                | At::DataEnd
-                | At::DataLf
-                | At::Done
-                | At::LastLf
-                | At::SizeLf
-                | At::TrailerLf,
+                ChunkState::Data
+                | ChunkState::DataEnd
+                | ChunkState::DataLf
+                | ChunkState::Done
+                | ChunkState::LastLf
+                | ChunkState::SizeLf
+                | ChunkState::TrailerLf,
                 _,
             ) => Err(ChunkFault::LineEnd),
         }
     }
 
-    fn size(&mut self, byte: u8) -> Result<At, ChunkFault> {
+    fn step_size(&mut self, byte: u8) -> Result<ChunkState, ChunkFault> {
         let digit = char::from(byte).to_digit(16);
         match (digit, byte) {
-            (Some(digit), _) if self.spent < SIZE_DIGITS => {
+            (Some(digit), _) if self.spent < MAX_SIZE_DIGITS => {
                 self.left = self.left << 4 | u64::from(digit);
                 self.spent += 1;
-                Ok(At::Size)
+                Ok(ChunkState::Size)
             }
-            (None, b'\r') if self.spent > 0 => Ok(At::SizeLf),
+            (None, b'\r') if self.spent > 0 => Ok(ChunkState::SizeLf),
             (None, b';' | b' ' | b'\t') if self.spent > 0 => {
                 self.spent = 0;
-                Ok(At::Extension)
+                Ok(ChunkState::Extension)
             }
             _ => Err(ChunkFault::Size),
         }
     }
 
     /// One byte of what is read over.
-    fn spare(&mut self, byte: u8) -> Result<At, ChunkFault> {
+    fn step_ignored(&mut self, byte: u8) -> Result<ChunkState, ChunkFault> {
         self.spent += 1;
         match byte {
-            _ if self.spent > SPARE_BYTES => Err(ChunkFault::TooLong),
-            b'\t' | b' '..=b'~' | 0x80.. => {
-                Ok(if self.at == At::Extension { At::Extension } else { At::Trailer })
-            }
+            _ if self.spent > MAX_IGNORED_BYTES => Err(ChunkFault::TooLong),
+            b'\t' | b' '..=b'~' | 0x80.. => Ok(if self.state == ChunkState::Extension {
+                ChunkState::Extension
+            } else {
+                ChunkState::Trailer
+            }),
             _ => Err(ChunkFault::LineEnd),
         }
     }
@@ -167,12 +175,12 @@ mod tests {
             ("0\r\n\n", Err(ChunkFault::LineEnd)),
             (&*long, Err(ChunkFault::TooLong)),
         ] {
-            let whole = |chunks: &mut Chunks| chunks.pass(text.as_bytes());
-            let single = |chunks: &mut Chunks| {
-                text.as_bytes().iter().try_for_each(|byte| chunks.pass(&[*byte]))
+            let whole = |chunks: &mut ChunkValidator| chunks.validate(text.as_bytes());
+            let single = |chunks: &mut ChunkValidator| {
+                text.as_bytes().iter().try_for_each(|byte| chunks.validate(&[*byte]))
             };
-            for pass in [&whole as &dyn Fn(&mut Chunks) -> _, &single] {
-                let mut chunks = Chunks::default();
+            for pass in [&whole as &dyn Fn(&mut ChunkValidator) -> _, &single] {
+                let mut chunks = ChunkValidator::default();
                 assert_eq!(pass(&mut chunks).map(|()| chunks.is_done()), expected, "{text:?}");
             }
         }

@@ -4,7 +4,7 @@
 use pingora_http::{RequestHeader, ResponseHeader};
 
 /// Removed from every request.
-const REMOVED: &[&str] = &[
+const REMOVED_FIELDS: &[&str] = &[
     "cf-connecting-ip",
     "client-ip",
     "fastly-client-ip",
@@ -32,7 +32,7 @@ const REMOVED: &[&str] = &[
 ];
 
 /// Every field that begins so is removed too.
-const FAMILIES: &[&str] = &[
+const REMOVED_PREFIXES: &[&str] = &[
     "proxy-",
     "sandbar-",
     "x-auth-request-",
@@ -46,13 +46,13 @@ const FAMILIES: &[&str] = &[
 ];
 
 /// What says where a message ends: never taken away, never said twice.
-const FRAMING: &[&str] = &["content-length", "transfer-encoding"];
+const FRAMING_FIELDS: &[&str] = &["content-length", "transfer-encoding"];
 
 /// Fields of an answer that are for the next hop only.
-const HOPS: &[&str] = &["keep-alive", "proxy-authenticate", "proxy-connection", "upgrade"];
+const HOP_BY_HOP: &[&str] = &["keep-alive", "proxy-authenticate", "proxy-connection", "upgrade"];
 
 /// Removes what the sandbox says about itself.
-pub(super) fn strip(request: &mut RequestHeader) {
+pub(super) fn strip_request(request: &mut RequestHeader) {
     let said: Vec<_> =
         request.headers.keys().filter(|name| is_removed(name.as_str())).cloned().collect();
     for name in said {
@@ -61,13 +61,13 @@ pub(super) fn strip(request: &mut RequestHeader) {
 }
 
 /// Removes what an origin says to us and not to the sandbox (RFC 9110, section 7.6.1).
-pub(super) fn strip_hops(response: &mut ResponseHeader) {
+pub(super) fn strip_hop_by_hop(response: &mut ResponseHeader) {
     let named = response.headers.get_all("connection");
     let named = named.iter().flat_map(|value| value.as_bytes().split(|byte| *byte == b','));
     let named = named.map(|name| String::from_utf8_lossy(name.trim_ascii()).to_ascii_lowercase());
-    let named: Vec<_> = named.filter(|name| !FRAMING.contains(&name.as_str())).collect();
+    let named: Vec<_> = named.filter(|name| !FRAMING_FIELDS.contains(&name.as_str())).collect();
     let switches = response.status == 101;
-    for name in named.iter().map(String::as_str).chain(HOPS.iter().copied()) {
+    for name in named.iter().map(String::as_str).chain(HOP_BY_HOP.iter().copied()) {
         if !(switches && name == "upgrade") {
             response.remove_header(name);
         }
@@ -78,9 +78,9 @@ fn is_removed(name: &str) -> bool {
     // Some servers read `_` as `-`, which would let a name past this list, or say a second length.
     let plain = name;
     let name = name.replace('_', "-");
-    (plain != name && FRAMING.contains(&name.as_str()))
-        || REMOVED.binary_search(&name.as_str()).is_ok()
-        || FAMILIES.iter().any(|family| name.starts_with(family))
+    (plain != name && FRAMING_FIELDS.contains(&name.as_str()))
+        || REMOVED_FIELDS.binary_search(&name.as_str()).is_ok()
+        || REMOVED_PREFIXES.iter().any(|family| name.starts_with(family))
 }
 
 #[cfg(test)]
@@ -88,8 +88,8 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_a_sandbox_says_about_itself_is_removed() {
-        assert!(REMOVED.is_sorted());
+    fn p13_what_a_sandbox_says_about_itself_is_removed() {
+        assert!(REMOVED_FIELDS.is_sorted());
         for (name, removed) in [
             ("x-forwarded-for", true),
             ("x_forwarded_for", true),

@@ -6,114 +6,120 @@ use std::time::Instant;
 
 use ::http::{HeaderMap, HeaderValue};
 use async_trait::async_trait;
-use audit::{Code, Ending, Finding, OpenRecord, Outcome, Receipt, Severity};
+use audit::{
+    AttemptOutcome, DetectionFinding, Ending, FindingSeverity, OpenRecord, Receipt, StableCode,
+};
 use bytes::Bytes;
 use pingora_core::prelude::{Error, HttpPeer, Result};
 use pingora_core::protocols::Digest;
 use pingora_core::{ErrorSource, ErrorType};
 use pingora_http::{RequestHeader, ResponseHeader};
 use pingora_proxy::{FailToProxy, ProxyHttp, ProxyWarnLogContext, Session};
-use rules::budget::Counted;
+use rules::budget::UsageKind;
 use rules::{Decision, DialPermit, Facts, Host, Permit, Reason, RuleSet};
 
-use super::Exchange;
-use super::fields::{strip, strip_hops};
-use super::request::{said, told};
-use crate::budget::ledger::Tab;
-use crate::budget::live::Place;
+use super::RequestMonitor;
+use super::fields::{strip_hop_by_hop, strip_request};
+use super::request::{request_facts, request_record};
+use crate::budget::ledger::Charges;
+use crate::budget::live::LiveEntry;
 use crate::credential::Credential;
-use crate::credential::scrub::Scrubber;
+use crate::credential::scrub::ResponseScrubber;
 use crate::egress::shared::Shared;
-use crate::egress::upstream::{Manner, peer};
-use crate::memory::{self, Guard, Held, Hold};
+use crate::egress::upstream::{UpstreamOptions, http_peer};
+use crate::memory::{self, GuardMode, MemoryGuard, MemoryRequest};
 use crate::report::metrics;
 use crate::report::record;
-use crate::report::refusal::{Answer, Reader, Refusal};
+use crate::report::refusal::{BodyAudience, Refusal, RefusalResponse};
 
 /// How our own reasons travel through Pingora.
 const CREDENTIAL: &str = "credential";
 const ENCODED: &str = "encoded";
 const TOO_LARGE: &str = "too_large";
-const UNPAID: &str = "unpaid";
+const OVER_BUDGET: &str = "unpaid";
 /// Fields that say that a body, or the messages in it, is encoded.
 const ENCODINGS: [&str; 3] = ["connect-content-encoding", "content-encoding", "grpc-encoding"];
 
 /// Our filters.
-pub(super) struct Filter {
+pub(super) struct RequestFilter {
     shared: Arc<Shared>,
-    guard: Arc<Guard>,
+    guard: Arc<MemoryGuard>,
 }
 
 /// One request on its way.
 #[derive(Default)]
-pub(super) struct Request {
-    exchange: Option<Arc<Exchange>>,
+pub(super) struct RequestContext {
+    monitor: Option<Arc<RequestMonitor>>,
     rules: Option<Arc<RuleSet>>,
     record: Option<OpenRecord>,
-    leave: Option<(DialPermit, Receipt)>,
+    dial_permit: Option<(DialPermit, Receipt)>,
     /// Which of the addresses is tried.
     at: usize,
     uploaded: u64,
     credential: Option<Arc<Credential>>,
-    scrubber: Option<Scrubber>,
+    scrubber: Option<ResponseScrubber>,
     status: Option<u16>,
-    place: Option<Place>,
-    tab: Option<Arc<Tab>>,
+    live_entry: Option<LiveEntry>,
+    charges: Option<Arc<Charges>>,
     /// What could not be paid for.
-    unpaid: Option<Refusal>,
+    over_budget: Option<Refusal>,
 }
 
-impl Drop for Request {
+impl Drop for RequestContext {
     /// A request that was cut ends here.
     fn drop(&mut self) {
-        let cut = self.exchange.as_ref().and_then(|exchange| exchange.cut.why());
+        let cut = self.monitor.as_ref().and_then(|exchange| exchange.cut.reason());
         if let (Some(record), Some(reason)) = (self.record.take(), cut) {
-            let outcome = Outcome::new(record::cut(reason));
-            record.close(Outcome { status: self.status, ..outcome });
+            let outcome = AttemptOutcome::new(record::cut_ending(reason));
+            record.close(AttemptOutcome { status: self.status, ..outcome });
         }
     }
 }
 
-impl Request {
+impl RequestContext {
     /// Charges bytes before they are passed on.
-    fn pay(&mut self, what: Counted, bytes: u64) -> Result<()> {
-        let paid = self.tab.as_ref().map_or(Ok(()), |tab| tab.charge(what, bytes));
+    fn charge(&mut self, what: UsageKind, bytes: u64) -> Result<()> {
+        let paid = self.charges.as_ref().map_or(Ok(()), |tab| tab.charge(what, bytes));
         paid.map_err(|spent| {
-            self.unpaid = Some(spent.into());
-            Error::new(ErrorType::Custom(UNPAID))
+            self.over_budget = Some(spent.into());
+            Error::new(ErrorType::Custom(OVER_BUDGET))
         })
     }
 }
 
-impl Filter {
-    pub(super) fn new(shared: Arc<Shared>, guard: Arc<Guard>) -> Self {
-        Filter { shared, guard }
+impl RequestFilter {
+    pub(super) fn new(shared: Arc<Shared>, guard: Arc<MemoryGuard>) -> Self {
+        RequestFilter { shared, guard }
     }
 
     /// Lets the memory guard take the request to its answer.
-    async fn hold(
+    async fn handle_memory(
         &self,
         session: &mut Session,
-        request: &mut Request,
-        hold: &Hold,
+        request: &mut RequestContext,
+        hold: &GuardMode,
     ) -> Result<(), Refusal> {
-        let exchange = request.exchange.clone().ok_or(Reason::UnknownChannel)?;
+        let exchange = request.monitor.clone().ok_or(Reason::UnknownChannel)?;
         let rules = request.rules.clone().ok_or(Reason::UnknownChannel)?;
         let record = request.record.as_mut().ok_or(Reason::LogUnwritable)?;
-        exchange.count_with(record.meter());
-        let facts = said(session.req_header(), &exchange, &self.shared.limits)?.facts;
-        let told = told(session.req_header(), &exchange);
+        exchange.set_byte_count(record.byte_count());
+        let facts = request_facts(session.req_header(), &exchange, &self.shared.limits)?.facts;
+        let told = request_record(session.req_header(), &exchange);
         let (shared, rules) = (&self.shared, &rules);
-        let held = Held { shared, exchange: &exchange, rules, record, facts, told };
-        request.status = Some(self.guard.hold(session, hold, held).await?);
+        let held = MemoryRequest { shared, exchange: &exchange, rules, record, facts, told };
+        request.status = Some(self.guard.handle(session, hold, held).await?);
         Ok(())
     }
 
     /// Decides, records, resolves: after this the request may be sent to what was found.
-    async fn admit(&self, session: &Session, request: &mut Request) -> Result<(), Refusal> {
-        let exchange = request.exchange.clone().ok_or(Reason::UnknownChannel)?;
+    async fn authorize(
+        &self,
+        session: &Session,
+        request: &mut RequestContext,
+    ) -> Result<(), Refusal> {
+        let exchange = request.monitor.clone().ok_or(Reason::UnknownChannel)?;
         let rules = request.rules.clone().ok_or(Reason::UnknownChannel)?;
-        let said = said(session.req_header(), &exchange, &self.shared.limits)?;
+        let said = request_facts(session.req_header(), &exchange, &self.shared.limits)?;
         if let Some(connect) = &said.connect {
             decide(&rules, &exchange, connect)?;
         }
@@ -123,42 +129,43 @@ impl Filter {
         request.credential = credential.transpose()?;
         let tab = self.shared.charge(&permit)?;
         let head = request_bytes(session.req_header());
-        tab.charge(Counted::Upload, head).map_err(|spent| spent.of(&permit))?;
-        request.tab = Some(tab);
+        tab.charge(UsageKind::Upload, head).map_err(|spent| spent.into_refusal(&permit))?;
+        request.charges = Some(tab);
         let record = request.record.as_mut().ok_or(Reason::LogUnwritable)?;
-        exchange.count_with(record.meter());
+        exchange.set_byte_count(record.byte_count());
         let started = Instant::now();
-        let receipt = record.decided(record::allowed(&permit, &rules)).await?;
-        metrics::recorded_in(started.elapsed());
-        metrics::decision("allowed", permit.how().word());
+        let receipt = record.record_decision(record::permit_record(&permit, &rules)).await?;
+        metrics::observe_record(started.elapsed());
+        metrics::count_decision("allowed", permit.treatment().as_str());
         let started = Instant::now();
         let found = self.shared.resolver.resolve(&permit).await?;
-        metrics::resolved_in(started.elapsed());
+        metrics::observe_resolve(started.elapsed());
         let leave = rules.admit(&permit, &found)?;
-        self.enter(request, &exchange, &permit, &leave)?;
-        request.leave = Some((leave, receipt));
+        self.register_live(request, &exchange, &permit, &leave)?;
+        request.dial_permit = Some((leave, receipt));
         Ok(())
     }
 
-    fn enter(
+    fn register_live(
         &self,
-        request: &mut Request,
-        exchange: &Exchange,
+        request: &mut RequestContext,
+        exchange: &RequestMonitor,
         permit: &Permit,
         leave: &DialPermit,
     ) -> Result<(), Refusal> {
         let first = leave.addresses().first().copied();
         let record = request.record.as_ref().ok_or(Reason::LogUnwritable)?;
         let (live, cut) = (&self.shared.live, exchange.cut.clone());
-        let tab = request.tab.clone().ok_or(Reason::BudgetUnkept)?;
-        request.place = Some(live.enter(permit, first, record.meter(), cut, tab.clone()));
-        first.map_or(Ok(()), |address| self.shared.still_allows(permit, address, &tab))?;
+        let tab = request.charges.clone().ok_or(Reason::BudgetUnkept)?;
+        request.live_entry =
+            Some(live.register(permit, first, record.byte_count(), cut, tab.clone()));
+        first.map_or(Ok(()), |address| self.shared.recheck_permit(permit, address, &tab))?;
         Ok(())
     }
 
     /// Records the refusal and tells the client.
-    async fn refuse(&self, session: &mut Session, request: &mut Request, refusal: &Refusal) {
-        let answer = self.note(session, request, refusal).await;
+    async fn refuse(&self, session: &mut Session, request: &mut RequestContext, refusal: &Refusal) {
+        let answer = self.record_refusal(session, request, refusal).await;
         let interim = |status: u16| (100..200).contains(&status) && status != 101;
         let said = session.response_written().map(|said| said.status.as_u16());
         if said.is_none_or(interim) && respond(session, answer).await.is_err() {
@@ -166,16 +173,21 @@ impl Filter {
         }
     }
 
-    async fn note(&self, session: &Session, request: &mut Request, refusal: &Refusal) -> Answer {
-        metrics::decision(refusal.reason.code(), "refused");
+    async fn record_refusal(
+        &self,
+        session: &Session,
+        request: &mut RequestContext,
+        refusal: &Refusal,
+    ) -> RefusalResponse {
+        metrics::count_decision(refusal.reason.code(), "refused");
         let rules = request.rules.clone().unwrap_or_else(|| self.shared.rules.load_full());
         let accept = session.req_header().headers.get("accept").map(|value| value.as_bytes());
         let id = request.record.as_ref().map(OpenRecord::id).unwrap_or_default();
-        let answer = Answer::new(refusal, &rules, &id, Reader::of(accept));
+        let answer = RefusalResponse::new(refusal, &rules, &id, BodyAudience::from_accept(accept));
         request.status = Some(answer.status);
-        tell_echo(request).await;
+        record_echo(request).await;
         if let Some(record) = request.record.take()
-            && record.refused(record::refused(refusal, &rules)).await.is_err()
+            && record.record_refusal(record::refusal_record(refusal, &rules)).await.is_err()
         {
             tracing::warn!(reason = %refusal.reason, "a refusal could not be recorded");
         }
@@ -183,17 +195,17 @@ impl Filter {
     }
 }
 
-fn decide(rules: &RuleSet, exchange: &Exchange, facts: &Facts) -> Result<Permit, Refusal> {
+fn decide(rules: &RuleSet, exchange: &RequestMonitor, facts: &Facts) -> Result<Permit, Refusal> {
     let started = Instant::now();
     let decision = rules.decide(&exchange.connection.sandbox, facts);
-    metrics::decided_in(started.elapsed());
+    metrics::observe_decide(started.elapsed());
     match decision {
         Decision::Allow(permit) => Ok(permit),
         Decision::Deny(denial) => Err(denial.into()),
     }
 }
 
-async fn respond(session: &mut Session, answer: Answer) -> Result<()> {
+async fn respond(session: &mut Session, answer: RefusalResponse) -> Result<()> {
     let mut head = ResponseHeader::build(answer.status, Some(8))?;
     for (name, value) in answer.fields {
         head.insert_header(name, value)?;
@@ -206,21 +218,21 @@ async fn respond(session: &mut Session, answer: Answer) -> Result<()> {
 }
 
 /// Covers echoes in the fields of an answer. One that is encoded cannot be searched, and is withheld.
-fn clean(response: &mut ResponseHeader, scrubber: &mut Scrubber) -> Result<()> {
+fn scrub_response(response: &mut ResponseHeader, scrubber: &mut ResponseScrubber) -> Result<()> {
     let encodings = ENCODINGS.iter().flat_map(|name| response.headers.get_all(*name));
     let plain = |encoding: &HeaderValue| encoding.as_bytes().eq_ignore_ascii_case(b"identity");
     if !encodings.into_iter().all(plain) {
         return Err(Error::new(ErrorType::Custom(ENCODED)));
     }
-    if has_messages(response) {
-        scrubber.expect_messages();
+    if has_grpc_messages(response) {
+        scrubber.expect_grpc();
     }
     response.set_reason_phrase(None)?; // words of the origin's that nobody needs
     let names: Vec<_> = response.headers.keys().cloned().collect();
     for name in names {
         let values = response.headers.get_all(&name).iter();
         let mut values: Vec<Vec<u8>> = values.map(|value| value.as_bytes().to_vec()).collect();
-        let found: usize = values.iter_mut().map(|value| scrubber.cover(value)).sum();
+        let found: usize = values.iter_mut().map(|value| scrubber.mask_field(value)).sum();
         if found > 0 {
             response.remove_header(&name);
             for value in values {
@@ -232,18 +244,18 @@ fn clean(response: &mut ResponseHeader, scrubber: &mut Scrubber) -> Result<()> {
 }
 
 /// Covers echoes in trailers, and ends the body before them: what is left of it.
-fn cover(trailers: &mut HeaderMap, scrubber: &mut Scrubber) -> Bytes {
+fn scrub_trailers(trailers: &mut HeaderMap, scrubber: &mut ResponseScrubber) -> Bytes {
     for value in trailers.values_mut() {
         let mut text = value.as_bytes().to_vec();
-        if scrubber.cover(&mut text) > 0 {
+        if scrubber.mask_field(&mut text) > 0 {
             *value = HeaderValue::from_bytes(&text).unwrap_or(HeaderValue::from_static(""));
         }
     }
-    scrubber.pass(None, true)
+    scrubber.scrub(None, true)
 }
 
 /// Whether the body is messages of gRPC's, each with its length before it.
-fn has_messages(response: &ResponseHeader) -> bool {
+fn has_grpc_messages(response: &ResponseHeader) -> bool {
     let kind = response.headers.get("content-type").map(|kind| kind.as_bytes());
     kind.is_some_and(|kind| {
         kind.starts_with(b"application/grpc") && !kind.starts_with(b"application/grpc-web-text")
@@ -251,26 +263,26 @@ fn has_messages(response: &ResponseHeader) -> bool {
 }
 
 /// An origin that sends a credential back is worth a look: somebody may have asked it to.
-async fn tell_echo(request: &Request) {
-    let found = request.scrubber.as_ref().is_some_and(|scrubber| scrubber.found() > 0);
+async fn record_echo(request: &RequestContext) {
+    let found = request.scrubber.as_ref().is_some_and(|scrubber| scrubber.echo_count() > 0);
     let Some(record) = request.record.as_ref().filter(|_| found) else { return };
-    let name = request.leave.as_ref().and_then(|(leave, _)| leave.permit().credential());
+    let name = request.dial_permit.as_ref().and_then(|(leave, _)| leave.permit().credential());
     let name = name.map(ToString::to_string).unwrap_or_default();
-    let finding = Finding {
-        code: Code("credential_echoed"),
+    let finding = DetectionFinding {
+        code: StableCode("credential_echoed"),
         title: "The origin sent an injected credential back".into(),
-        severity: Severity::High,
+        severity: FindingSeverity::High,
         message: Some(format!("Credential `{name}` was covered in the answer.").into()),
         score: None,
         features: Vec::new(),
     };
-    if let Err(down) = record.finding(&finding).await {
+    if let Err(down) = record.record_finding(&finding).await {
         tracing::warn!(%down, "a finding could not be written");
     }
 }
 
 /// Our word for what went wrong between us and the origin; none where the client went away.
-pub(crate) fn failure(error: &Error) -> Option<Refusal> {
+pub(crate) fn refusal_from_error(error: &Error) -> Option<Refusal> {
     let reason = match (error.esource(), error.etype()) {
         (ErrorSource::Downstream, ErrorType::InvalidHTTPHeader | ErrorType::H1Error) => {
             Reason::BadRequest
@@ -295,12 +307,12 @@ pub(crate) fn failure(error: &Error) -> Option<Refusal> {
         ) => Reason::UpstreamUnreachable,
         _ => Reason::UpstreamBroke,
     };
-    Some(Refusal::from(reason).because(cause(reason, error)))
+    Some(Refusal::from(reason).with_detail(error_detail(reason, error)))
 }
 
 /// What somebody can mend. Of what went wrong after the connection stood only the kind is told: Pingora's words
 /// quote what the origin sent, which may hold secrets.
-fn cause(reason: Reason, error: &Error) -> String {
+fn error_detail(reason: Reason, error: &Error) -> String {
     if reason == Reason::UpstreamUnreachable {
         return error.root_cause().to_string();
     }
@@ -311,34 +323,39 @@ fn cause(reason: Reason, error: &Error) -> String {
 }
 
 #[async_trait]
-impl ProxyHttp for Filter {
-    type CTX = Request;
+impl ProxyHttp for RequestFilter {
+    type CTX = RequestContext;
 
-    fn new_ctx(&self) -> Request {
-        Request::default()
+    fn new_ctx(&self) -> RequestContext {
+        RequestContext::default()
     }
 
     /// Without modules: nothing is compressed, and no Accept-Encoding is added.
     fn init_downstream_modules(&self, _: &mut pingora_core::modules::http::HttpModules) {}
 
-    async fn request_filter(&self, session: &mut Session, request: &mut Request) -> Result<bool> {
+    async fn request_filter(
+        &self,
+        session: &mut Session,
+        request: &mut RequestContext,
+    ) -> Result<bool> {
         let data = session.digest().and_then(|digest| digest.proxy_digest.as_ref());
         let data = data.and_then(|digest| digest.user_data.as_ref());
-        let Some(exchange) = data.and_then(|data| data.downcast_ref::<Arc<Exchange>>()).cloned()
+        let Some(exchange) =
+            data.and_then(|data| data.downcast_ref::<Arc<RequestMonitor>>()).cloned()
         else {
             return Err(Error::new(ErrorType::InternalError)); // nobody's: closed
         };
-        let facts = told(session.req_header(), &exchange);
-        let facts = audit::Facts::Request(facts);
-        request.record = Some(exchange.connection.record().request(facts));
+        let facts = request_record(session.req_header(), &exchange);
+        let facts = audit::RecordedFacts::Request(facts);
+        request.record = Some(exchange.connection.record().open_request(facts));
         let rules = self.shared.rules.load_full();
-        let hold = memory::held(&rules, &exchange);
+        let hold = memory::guard_mode(&rules, &exchange);
         request.rules = Some(rules);
-        exchange.set_met();
-        request.exchange = Some(exchange);
+        exchange.set_reached_filter();
+        request.monitor = Some(exchange);
         let done = match &hold {
-            Some(hold) => self.hold(session, request, hold).await,
-            None => self.admit(session, request).await,
+            Some(hold) => self.handle_memory(session, request, hold).await,
+            None => self.authorize(session, request).await,
         };
         match done {
             Ok(()) => Ok(hold.is_some()), // what was held is answered
@@ -352,17 +369,18 @@ impl ProxyHttp for Filter {
     async fn upstream_peer(
         &self,
         session: &mut Session,
-        request: &mut Request,
+        request: &mut RequestContext,
     ) -> Result<Box<HttpPeer>> {
-        let manner = Manner { upgrade: session.is_upgrade_req(), body: announced(session) };
-        let peer = match (&request.exchange, &request.leave) {
+        let manner =
+            UpstreamOptions { upgrade: session.is_upgrade_req(), body: content_length(session) };
+        let peer = match (&request.monitor, &request.dial_permit) {
             (Some(exchange), Some((leave, receipt))) => {
                 let address = leave.addresses().get(request.at);
                 if let (Some(address), Some(record)) = (address, &mut request.record) {
                     let port = leave.permit().port().unwrap_or_default();
-                    record.dialled((*address, port).into());
+                    record.set_dialled((*address, port).into());
                 }
-                peer(&self.shared, exchange, leave, receipt, request.at, manner)
+                http_peer(&self.shared, exchange, leave, receipt, request.at, manner)
             }
             _ => None,
         };
@@ -373,11 +391,11 @@ impl ProxyHttp for Filter {
         &self,
         _: &mut Session,
         _: &HttpPeer,
-        request: &mut Request,
+        request: &mut RequestContext,
         mut error: Box<Error>,
     ) -> Box<Error> {
         request.at += 1;
-        let left = request.leave.as_ref().map_or(0, |(leave, _)| leave.addresses().len());
+        let left = request.dial_permit.as_ref().map_or(0, |(leave, _)| leave.addresses().len());
         error.set_retry(request.at < left);
         error
     }
@@ -389,11 +407,11 @@ impl ProxyHttp for Filter {
         _: &HttpPeer,
         _: std::os::fd::RawFd,
         digest: Option<&Digest>,
-        _: &mut Request,
+        _: &mut RequestContext,
     ) -> Result<()> {
         let layers = digest.map(|digest| digest.timing_digest.as_slice()).unwrap_or_default();
         let took = layers.iter().flatten().filter_map(|layer| layer.establishment_duration).sum();
-        metrics::upstream(reused, took);
+        metrics::count_upstream(reused, took);
         Ok(())
     }
 
@@ -401,21 +419,21 @@ impl ProxyHttp for Filter {
         &self,
         session: &mut Session,
         upstream: &mut RequestHeader,
-        request: &mut Request,
+        request: &mut RequestContext,
     ) -> Result<()> {
-        strip(upstream);
-        let leave = request.leave.as_ref();
+        strip_request(upstream);
+        let leave = request.dial_permit.as_ref();
         if leave.is_some_and(|(leave, _)| leave.permit().is_credential_host()) {
             upstream.remove_header("authorization"); // its account is ours to choose, by whichever rule
         }
         if let Some(credential) = &request.credential {
             let refused = |_| Error::new(ErrorType::Custom(CREDENTIAL));
             credential.inject(upstream).map_err(refused)?;
-            request.scrubber = Some(Scrubber::new(credential.echoes()));
+            request.scrubber = Some(ResponseScrubber::new(credential.echoes()));
         }
         let nameless = upstream.uri.authority().is_none() && !upstream.headers.contains_key("host");
-        if let (true, Some((leave, _))) = (nameless, &request.leave) {
-            upstream.insert_header("Host", authority(leave.permit()))?; // HTTP/1.0 may leave it out
+        if let (true, Some((leave, _))) = (nameless, &request.dial_permit) {
+            upstream.insert_header("Host", permit_authority(leave.permit()))?; // HTTP/1.0 may leave it out
         }
         let grpc = upstream
             .headers
@@ -432,15 +450,16 @@ impl ProxyHttp for Filter {
         _: &mut Session,
         body: &mut Option<Bytes>,
         _: bool,
-        request: &mut Request,
+        request: &mut RequestContext,
     ) -> Result<()> {
         let bytes = body.as_ref().map_or(0, Bytes::len) as u64;
-        request.pay(Counted::Upload, bytes)?;
+        request.charge(UsageKind::Upload, bytes)?;
         request.uploaded += bytes;
         if let Some(record) = &request.record {
-            record.meter().sent(bytes);
+            record.byte_count().add_sent(bytes);
         }
-        let inspected = request.leave.as_ref().is_some_and(|(leave, _)| leave.permit().inspect());
+        let inspected =
+            request.dial_permit.as_ref().is_some_and(|(leave, _)| leave.permit().inspect());
         if inspected && request.uploaded > self.shared.limits.inspected_body_bytes {
             return Err(Error::new(ErrorType::CustomCode(TOO_LARGE, 413)));
         }
@@ -451,22 +470,23 @@ impl ProxyHttp for Filter {
         &self,
         session: &mut Session,
         response: &mut ResponseHeader,
-        request: &mut Request,
+        request: &mut RequestContext,
     ) -> Result<()> {
         let unasked = response.status == 101 && !session.is_upgrade_req();
         if unasked || !is_framed(response) {
             return Err(Error::new_up(ErrorType::InvalidHTTPHeader));
         }
         if let Some(scrubber) = &mut request.scrubber {
-            clean(response, scrubber)?;
+            scrub_response(response, scrubber)?;
         }
-        request.pay(Counted::Download, head_bytes(&response.headers) + status_bytes(response))?;
+        request
+            .charge(UsageKind::Download, head_bytes(&response.headers) + status_bytes(response))?;
         let switched = response.status == ::http::StatusCode::SWITCHING_PROTOCOLS; // the last of its answers
         if !switched {
-            strip_hops(response);
+            strip_hop_by_hop(response);
         }
         response.remove_header("alt-svc"); // another way to the host, which leads around us
-        if let Some(exchange) = &request.exchange {
+        if let Some(exchange) = &request.monitor {
             exchange.set_answered();
         }
         if switched || !response.status.is_informational() {
@@ -480,16 +500,16 @@ impl ProxyHttp for Filter {
         _: &mut Session,
         body: &mut Option<Bytes>,
         last: bool,
-        request: &mut Request,
+        request: &mut RequestContext,
     ) -> Result<Option<std::time::Duration>> {
         if let Some(scrubber) = &mut request.scrubber {
-            let passed = scrubber.pass(body.as_ref(), last);
+            let passed = scrubber.scrub(body.as_ref(), last);
             *body = (!passed.is_empty() || body.is_some()).then_some(passed);
         }
         let bytes = body.as_ref().map_or(0, Bytes::len) as u64;
-        request.pay(Counted::Download, bytes)?;
+        request.charge(UsageKind::Download, bytes)?;
         if let Some(record) = &request.record {
-            record.meter().received(bytes);
+            record.byte_count().add_received(bytes);
         }
         Ok(None)
     }
@@ -498,14 +518,14 @@ impl ProxyHttp for Filter {
         &self,
         _: &mut Session,
         trailers: &mut HeaderMap,
-        request: &mut Request,
+        request: &mut RequestContext,
     ) -> Result<Option<Bytes>> {
-        let rest = request.scrubber.as_mut().map(|scrubber| cover(trailers, scrubber));
+        let rest = request.scrubber.as_mut().map(|scrubber| scrub_trailers(trailers, scrubber));
         let bytes = head_bytes(trailers) + rest.as_ref().map_or(0, Bytes::len) as u64;
-        if request.pay(Counted::Download, bytes).is_err() {
+        if request.charge(UsageKind::Download, bytes).is_err() {
             trailers.clear(); // Pingora passes them on whatever is answered here
-            if let (Some(exchange), Some(unpaid)) = (&request.exchange, &request.unpaid) {
-                exchange.cut.now(unpaid.reason);
+            if let (Some(exchange), Some(unpaid)) = (&request.monitor, &request.over_budget) {
+                exchange.cut.trigger(unpaid.reason);
             }
             return Ok(None);
         }
@@ -517,43 +537,44 @@ impl ProxyHttp for Filter {
         &self,
         session: &mut Session,
         error: &Error,
-        request: &mut Request,
+        request: &mut RequestContext,
     ) -> FailToProxy {
         session.set_keepalive(None);
-        let malformed = request.exchange.as_ref().and_then(|exchange| exchange.malformed());
-        let why = malformed.or_else(|| request.unpaid.take()).or_else(|| failure(error));
+        let malformed = request.monitor.as_ref().and_then(|exchange| exchange.body_refusal());
+        let why =
+            malformed.or_else(|| request.over_budget.take()).or_else(|| refusal_from_error(error));
         if let Some(refusal) = why {
             tracing::debug!(%error, "a request failed");
-            let rule = request.leave.as_ref().map(|(leave, _)| leave.permit().rule().clone());
+            let rule = request.dial_permit.as_ref().map(|(leave, _)| leave.permit().rule().clone());
             let refusal = Refusal { rule, ..refusal };
             self.refuse(session, request, &refusal).await;
-        } else if let Some(exchange) = &request.exchange {
+        } else if let Some(exchange) = &request.monitor {
             exchange.set_broken();
         }
         FailToProxy { error_code: request.status.unwrap_or_default(), can_reuse_downstream: false }
     }
 
-    async fn logging(&self, _: &mut Session, error: Option<&Error>, request: &mut Request) {
-        tell_echo(request).await;
+    async fn logging(&self, _: &mut Session, error: Option<&Error>, request: &mut RequestContext) {
+        record_echo(request).await;
         let Some(record) = request.record.take() else { return };
-        let ending = match (error, request.unpaid.take()) {
-            (_, Some(unpaid)) => record::cut(unpaid.reason), // its trailers were held back
+        let ending = match (error, request.over_budget.take()) {
+            (_, Some(unpaid)) => record::cut_ending(unpaid.reason), // its trailers were held back
             (None, None) => Ending::Completed,
-            (Some(_), None) => Ending::Failed(Code("client_gone")),
+            (Some(_), None) => Ending::Failed(StableCode("client_gone")),
         };
-        metrics::bytes(&record.meter());
-        record.close(Outcome { status: request.status, ..Outcome::new(ending) });
-        request.place = None;
+        metrics::count_bytes(&record.byte_count());
+        record.close(AttemptOutcome { status: request.status, ..AttemptOutcome::new(ending) });
+        request.live_entry = None;
     }
 
-    fn suppress_error_log(&self, _: &Session, _: &Request, _: &Error) -> bool {
+    fn suppress_error_log(&self, _: &Session, _: &RequestContext, _: &Error) -> bool {
         true // the record and the metrics tell it
     }
 
     fn suppress_proxy_warn_log(
         &self,
         _: &Session,
-        _: &Request,
+        _: &RequestContext,
         _: &Error,
         _: ProxyWarnLogContext,
     ) -> bool {
@@ -562,7 +583,7 @@ impl ProxyHttp for Filter {
 }
 
 /// The host and port that were decided upon.
-fn authority(permit: &Permit) -> String {
+fn permit_authority(permit: &Permit) -> String {
     let host = match permit.host() {
         Host::Address(address @ std::net::IpAddr::V6(_)) => format!("[{address}]"),
         Host::Address(address) => address.to_string(),
@@ -599,7 +620,7 @@ fn status_bytes(head: &ResponseHeader) -> u64 {
 }
 
 /// Bytes of body the request announces: none where it is chunked.
-fn announced(session: &mut Session) -> Option<u64> {
+fn content_length(session: &mut Session) -> Option<u64> {
     let head = session.req_header();
     let length = head.headers.get("content-length").and_then(|length| length.to_str().ok());
     match length {

@@ -5,16 +5,17 @@ use std::borrow::Cow;
 
 use bytes::BytesMut;
 use http::uri::PathAndQuery;
-use rules::facts::Authority;
-use rules::limits::Limits;
+use rules::facts::RequestAuthority;
+use rules::limits::TrafficLimits;
 use rules::{Host, Reason};
 
 /// Most fields that `httparse` is given room for; `head_fields` can be no more.
-const FIELDS: usize = 256;
+const MAX_FIELDS: usize = 256;
 /// Digits of the largest length that is believed: it fits in 63 bits, so that no server reads another.
-const LENGTH_DIGITS: usize = 18;
+const MAX_LENGTH_DIGITS: usize = 18;
 /// Fields that no `Connection` may take away: they say where a request goes and where it ends.
-const KEPT: [&str; 4] = ["content-length", "host", "sandbox-identity", "transfer-encoding"];
+const PROTECTED_FIELDS: [&str; 4] =
+    ["content-length", "host", "sandbox-identity", "transfer-encoding"];
 
 /// Why a head was refused.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
@@ -68,20 +69,20 @@ impl HeadFault {
 
 /// What of a head matters before the request is decided upon.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Head {
+pub struct RequestHead {
     pub method: String,
     /// As it was sent.
     pub target: String,
     /// Where it says it goes.
-    pub authority: Option<Authority>,
+    pub authority: Option<RequestAuthority>,
     pub accept: Option<Vec<u8>>,
     /// Whether its body comes in chunks.
     pub chunked: bool,
-    form: Form,
+    form: TargetForm,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Form {
+enum TargetForm {
     Absolute,
     Authority,
     Origin,
@@ -92,14 +93,14 @@ enum Form {
 /// # Errors
 ///
 /// Returns a fault as soon as one is certain, so that nobody waits for the rest.
-pub fn end(bytes: &[u8], limits: &Limits) -> Result<Option<usize>, HeadFault> {
+pub fn find_end(bytes: &[u8], limits: &TrafficLimits) -> Result<Option<usize>, HeadFault> {
     let most = usize::try_from(limits.head_bytes).unwrap_or(usize::MAX);
     let mut line = 0;
     let mut before = 0;
     for (at, byte) in bytes.iter().enumerate() {
         match (before, *byte) {
             (b'\r', b'\n') if at == line + 1 && line == 0 => return Err(HeadFault::EmptyLine),
-            (b'\r', b'\n') if at == line + 1 => return within(at + 1, most).map(Some),
+            (b'\r', b'\n') if at == line + 1 => return check_length(at + 1, most).map(Some),
             (b'\r', b'\n') => line = at + 1,
             (_, b'\n') => return Err(HeadFault::BareLineFeed),
             (b'\r', _) => return Err(HeadFault::BareCarriageReturn),
@@ -107,10 +108,10 @@ pub fn end(bytes: &[u8], limits: &Limits) -> Result<Option<usize>, HeadFault> {
         }
         before = *byte;
     }
-    within(bytes.len(), most).map(|_| None)
+    check_length(bytes.len(), most).map(|_| None)
 }
 
-fn within(length: usize, most: usize) -> Result<usize, HeadFault> {
+fn check_length(length: usize, most: usize) -> Result<usize, HeadFault> {
     if length > most { Err(HeadFault::TooLarge) } else { Ok(length) }
 }
 
@@ -119,8 +120,8 @@ fn within(length: usize, most: usize) -> Result<usize, HeadFault> {
 /// # Errors
 ///
 /// Returns what makes it ambiguous or malformed.
-pub fn read(bytes: &[u8], limits: &Limits) -> Result<Head, HeadFault> {
-    let mut fields = [httparse::EMPTY_HEADER; FIELDS];
+pub fn parse(bytes: &[u8], limits: &TrafficLimits) -> Result<RequestHead, HeadFault> {
+    let mut fields = [httparse::EMPTY_HEADER; MAX_FIELDS];
     let mut request = httparse::Request::new(&mut fields);
     match request.parse(bytes) {
         Ok(httparse::Status::Complete(_)) => {}
@@ -135,53 +136,54 @@ pub fn read(bytes: &[u8], limits: &Limits) -> Result<Head, HeadFault> {
     else {
         return Err(HeadFault::Syntax);
     };
-    let fields = Fields { all: request.headers, version };
-    fields.length()?;
-    fields.connection()?;
-    let form = form(method, target)?;
+    let fields = HeaderFields { all: request.headers, version };
+    fields.check_body_length()?;
+    fields.check_connection()?;
+    let form = target_form(method, target)?;
     // What Pingora cannot read it would refuse by itself, without a record and under its own name.
-    if form != Form::Authority && origin_target(form, target).parse::<PathAndQuery>().is_err() {
+    if form != TargetForm::Authority && origin_target(form, target).parse::<PathAndQuery>().is_err()
+    {
         return Err(HeadFault::Target);
     }
-    let authority = fields.authority(form, target)?;
-    let accept = fields.named("accept").next().map(<[u8]>::to_vec);
-    let chunked = fields.named("transfer-encoding").next().is_some();
+    let authority = fields.find_authority(form, target)?;
+    let accept = fields.values("accept").next().map(<[u8]>::to_vec);
+    let chunked = fields.values("transfer-encoding").next().is_some();
     let (method, target) = (method.to_owned(), target.to_owned());
-    Ok(Head { method, target, authority, accept, chunked, form })
+    Ok(RequestHead { method, target, authority, accept, chunked, form })
 }
 
-fn form(method: &str, target: &str) -> Result<Form, HeadFault> {
+fn target_form(method: &str, target: &str) -> Result<TargetForm, HeadFault> {
     let absolute = target.get(..7).is_some_and(|start| start.eq_ignore_ascii_case("http://"));
     match method {
         _ if target.contains('#') => Err(HeadFault::Target),
-        "CONNECT" => Ok(Form::Authority),
-        "OPTIONS" if target == "*" => Ok(Form::Origin),
-        _ if absolute => Ok(Form::Absolute),
-        _ if target.starts_with('/') => Ok(Form::Origin),
+        "CONNECT" => Ok(TargetForm::Authority),
+        "OPTIONS" if target == "*" => Ok(TargetForm::Origin),
+        _ if absolute => Ok(TargetForm::Absolute),
+        _ if target.starts_with('/') => Ok(TargetForm::Origin),
         _ => Err(HeadFault::Target),
     }
 }
 
-struct Fields<'a, 'b> {
+struct HeaderFields<'a, 'b> {
     all: &'b [httparse::Header<'a>],
     version: u8,
 }
 
-impl<'a> Fields<'a, '_> {
-    fn named<'s>(&'s self, name: &'s str) -> impl Iterator<Item = &'a [u8]> + 's {
+impl<'a> HeaderFields<'a, '_> {
+    fn values<'s>(&'s self, name: &'s str) -> impl Iterator<Item = &'a [u8]> + 's {
         let named = move |field: &&httparse::Header<'a>| field.name.eq_ignore_ascii_case(name);
         self.all.iter().filter(named).map(|field| field.value)
     }
 
     /// RFC 9112, section 6.3, without what it tolerates.
-    fn length(&self) -> Result<(), HeadFault> {
-        let mut lengths = self.named("content-length");
-        let mut codings = self.named("transfer-encoding");
+    fn check_body_length(&self) -> Result<(), HeadFault> {
+        let mut lengths = self.values("content-length");
+        let mut codings = self.values("transfer-encoding");
         match (lengths.next(), codings.next()) {
             (None, None) => Ok(()),
             (Some(_), Some(_)) => Err(HeadFault::Length),
             (Some(length), None) => {
-                let number = (1..=LENGTH_DIGITS).contains(&length.len())
+                let number = (1..=MAX_LENGTH_DIGITS).contains(&length.len())
                     && length.iter().all(u8::is_ascii_digit);
                 if number && lengths.next().is_none() { Ok(()) } else { Err(HeadFault::Length) }
             }
@@ -194,42 +196,47 @@ impl<'a> Fields<'a, '_> {
     }
 
     /// A hop-by-hop list that takes away what says where the request goes is an attack.
-    fn connection(&self) -> Result<(), HeadFault> {
-        let names = self.named("connection").flat_map(|value| value.split(|byte| *byte == b','));
+    fn check_connection(&self) -> Result<(), HeadFault> {
+        let names = self.values("connection").flat_map(|value| value.split(|byte| *byte == b','));
         let mut names = names.map(<[u8]>::trim_ascii);
-        let taken =
-            |name: &[u8]| KEPT.iter().any(|kept| name.eq_ignore_ascii_case(kept.as_bytes()));
+        let taken = |name: &[u8]| {
+            PROTECTED_FIELDS.iter().any(|kept| name.eq_ignore_ascii_case(kept.as_bytes()))
+        };
         if names.any(taken) { Err(HeadFault::Connection) } else { Ok(()) }
     }
 
-    fn authority(&self, form: Form, target: &str) -> Result<Option<Authority>, HeadFault> {
-        let mut hosts = self.named("host");
+    fn find_authority(
+        &self,
+        form: TargetForm,
+        target: &str,
+    ) -> Result<Option<RequestAuthority>, HeadFault> {
+        let mut hosts = self.values("host");
         let host = hosts.next();
-        let missing = host.is_none() && self.version == 1 && form != Form::Authority;
+        let missing = host.is_none() && self.version == 1 && form != TargetForm::Authority;
         if hosts.next().is_some() || missing {
             return Err(HeadFault::Host);
         }
-        let host = host.map(authority).transpose()?;
+        let host = host.map(parse_authority).transpose()?;
         let said = match form {
-            Form::Absolute => Some(authority(absolute_authority(target).as_bytes())?),
-            Form::Authority => Some(authority(target.as_bytes())?),
-            Form::Origin => None,
+            TargetForm::Absolute => Some(parse_authority(absolute_authority(target).as_bytes())?),
+            TargetForm::Authority => Some(parse_authority(target.as_bytes())?),
+            TargetForm::Origin => None,
         };
         match (said, host) {
-            (Some(said), Some(host)) if !same(&said, &host) => Err(HeadFault::Names),
+            (Some(said), Some(host)) if !same_authority(&said, &host) => Err(HeadFault::Names),
             (Some(said), _) => Ok(Some(said)),
             (None, host) => Ok(host),
         }
     }
 }
 
-fn authority(bytes: &[u8]) -> Result<Authority, HeadFault> {
+fn parse_authority(bytes: &[u8]) -> Result<RequestAuthority, HeadFault> {
     let text = std::str::from_utf8(bytes).map_err(|_| HeadFault::Name)?;
-    Authority::parse(text).map_err(|_| HeadFault::Name)
+    RequestAuthority::parse(text).map_err(|_| HeadFault::Name)
 }
 
 /// The same host, and the same port unless one leaves it out.
-fn same(one: &Authority, other: &Authority) -> bool {
+fn same_authority(one: &RequestAuthority, other: &RequestAuthority) -> bool {
     let ports = one.port.zip(other.port).is_none_or(|(one, other)| one == other);
     one.host == other.host && ports
 }
@@ -240,26 +247,26 @@ fn absolute_authority(target: &str) -> &str {
 }
 
 /// The target as an origin is sent it.
-fn origin_target(form: Form, target: &str) -> Cow<'_, str> {
-    if form != Form::Absolute {
+fn origin_target(form: TargetForm, target: &str) -> Cow<'_, str> {
+    if form != TargetForm::Absolute {
         return target.into();
     }
     let path = target.get("http://".len() + absolute_authority(target).len()..).unwrap_or_default();
     if path.starts_with('/') { path.into() } else { format!("/{path}").into() }
 }
 
-impl Head {
+impl RequestHead {
     pub fn host(&self) -> Option<&Host> {
         self.authority.as_ref().map(|authority| &authority.host)
     }
 
     /// Whether it is written for a proxy.
     pub fn is_absolute(&self) -> bool {
-        self.form == Form::Absolute
+        self.form == TargetForm::Absolute
     }
 
     pub fn is_connect(&self) -> bool {
-        self.form == Form::Authority
+        self.form == TargetForm::Authority
     }
 
     /// Writes a head in absolute form anew in origin form, its one host in `Host` (RFC 9112, section 3.2.2),
@@ -275,7 +282,7 @@ impl Head {
         fresh.extend_from_slice(format!("{} {path} ", self.method).as_bytes());
         fresh.extend_from_slice(version);
         fresh.extend_from_slice(format!("\nHost: {host}\r\n").as_bytes());
-        for line in lines.filter(|line| !line.is_empty() && !is_host(line)) {
+        for line in lines.filter(|line| !line.is_empty() && !is_host_line(line)) {
             fresh.extend_from_slice(line);
             fresh.extend_from_slice(b"\n");
         }
@@ -284,7 +291,7 @@ impl Head {
     }
 }
 
-fn is_host(line: &[u8]) -> bool {
+fn is_host_line(line: &[u8]) -> bool {
     line.get(..5).is_some_and(|start| start.eq_ignore_ascii_case(b"host:"))
 }
 
@@ -292,10 +299,10 @@ fn is_host(line: &[u8]) -> bool {
 mod tests {
     use super::*;
 
-    fn judged(text: &str) -> Result<Head, HeadFault> {
-        let limits = Limits::default();
-        let length = end(text.as_bytes(), &limits)?.ok_or(HeadFault::Syntax)?;
-        read(&text.as_bytes()[..length], &limits)
+    fn parse_text(text: &str) -> Result<RequestHead, HeadFault> {
+        let limits = TrafficLimits::default();
+        let length = find_end(text.as_bytes(), &limits)?.ok_or(HeadFault::Syntax)?;
+        parse(&text.as_bytes()[..length], &limits)
     }
 
     #[test]
@@ -378,16 +385,16 @@ mod tests {
             (format!("{fine}{}\r\n", "X: y\r\n".repeat(300)), Some(HeadFault::TooMany)),
             (format!("{fine}X: {}\r\n\r\n", "y".repeat(40_000)), Some(HeadFault::TooLarge)),
         ] {
-            assert_eq!(judged(&text).err(), fault, "{text:?}");
+            assert_eq!(parse_text(&text).err(), fault, "{text:?}");
         }
     }
 
     #[test]
     fn a_fault_is_told_before_the_rest_has_come() {
-        let limits = Limits::default();
-        assert_eq!(end(b"GET / HTTP/1.1\n", &limits), Err(HeadFault::BareLineFeed));
-        assert_eq!(end(b"GET / HTTP/1.1\r\nHost: a\r\n", &limits), Ok(None));
-        assert_eq!(end(&[b'x'; 40_000], &limits), Err(HeadFault::TooLarge));
+        let limits = TrafficLimits::default();
+        assert_eq!(find_end(b"GET / HTTP/1.1\n", &limits), Err(HeadFault::BareLineFeed));
+        assert_eq!(find_end(b"GET / HTTP/1.1\r\nHost: a\r\n", &limits), Ok(None));
+        assert_eq!(find_end(&[b'x'; 40_000], &limits), Err(HeadFault::TooLarge));
     }
 
     #[test]
@@ -403,9 +410,9 @@ mod tests {
             ),
         ] {
             let mut bytes = BytesMut::from(text);
-            let limits = Limits::default();
-            let length = end(&bytes, &limits).unwrap().unwrap();
-            let head = read(&bytes[..length], &limits).unwrap();
+            let limits = TrafficLimits::default();
+            let length = find_end(&bytes, &limits).unwrap().unwrap();
+            let head = parse(&bytes[..length], &limits).unwrap();
             head.to_origin_form(&mut bytes, length);
             assert_eq!(std::str::from_utf8(&bytes).unwrap(), written);
         }

@@ -13,20 +13,20 @@ use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::sync::watch;
 use tokio::time::{timeout, timeout_at};
 
-use super::carrier::{Carrier, Down};
-use super::{Connection, Engine, Exchange, Scope};
-use crate::http::head::{self, Head};
+use super::carrier::{ClientStream, PingoraStream};
+use super::{HttpConnection, HttpEngine, RequestMonitor, RequestScope};
+use crate::http::head::{self, RequestHead};
 use crate::report::metrics;
 use crate::report::record;
-use crate::report::refusal::{Answer, Reader, Refusal};
+use crate::report::refusal::{BodyAudience, Refusal, RefusalResponse};
 
 /// How long a client that was refused is read on, so that it gets to see why.
 const LINGER: Duration = Duration::from_secs(1);
 /// Bytes asked for at a time while a head is read.
-const READ: usize = 4096;
+const READ_BYTES: usize = 4096;
 
 /// What became of waiting for the next request.
-enum Waited {
+enum WaitOutcome {
     /// Nobody asks any more.
     Over,
     Request,
@@ -34,32 +34,34 @@ enum Waited {
 
 /// How the end of a request's body is told.
 #[derive(Clone, Copy, Debug)]
-enum Body {
+enum BodyFraming {
     /// In chunks, after so many bytes of head.
     Chunked { after: usize },
     /// By its length, which may be none.
     Measured,
 }
 
-impl Engine {
+impl HttpEngine {
     pub(super) async fn serve_http1(
         &self,
-        carrier: Carrier,
-        connection: &Arc<Connection>,
+        carrier: ClientStream,
+        connection: &Arc<HttpConnection>,
         stop: &watch::Receiver<bool>,
     ) {
         let mut patience = self.shared.limits.first_bytes();
         let mut rest = Some((carrier, BytesMut::new()));
         while let Some((mut carrier, mut ahead)) = rest.take() {
-            match self.wait(&mut carrier, &mut ahead, patience, connection, stop).await {
-                Waited::Over => break,
-                Waited::Request => {}
+            match self.wait_request(&mut carrier, &mut ahead, patience, connection, stop).await {
+                WaitOutcome::Over => break,
+                WaitOutcome::Request => {}
             }
             patience = self.shared.limits.keep_alive();
-            rest = match self.head(&mut carrier, &mut ahead, connection).await {
-                Ok(body) => Box::pin(self.request(carrier, ahead, body, connection, stop)).await,
+            rest = match self.read_head(&mut carrier, &mut ahead, connection).await {
+                Ok(body) => {
+                    Box::pin(self.serve_request(carrier, ahead, body, connection, stop)).await
+                }
                 Err(refusal) => {
-                    Box::pin(self.turn_down(carrier, connection, &refusal)).await;
+                    Box::pin(self.refuse_head(carrier, connection, &refusal)).await;
                     None
                 }
             };
@@ -67,78 +69,82 @@ impl Engine {
     }
 
     /// Waits for the first byte of a request, holding as little as can be.
-    async fn wait(
+    async fn wait_request(
         &self,
-        carrier: &mut Carrier,
+        carrier: &mut ClientStream,
         ahead: &mut BytesMut,
         patience: Duration,
-        connection: &Connection,
+        connection: &HttpConnection,
         stop: &watch::Receiver<bool>,
-    ) -> Waited {
+    ) -> WaitOutcome {
         if !ahead.is_empty() {
-            return Waited::Request;
+            return WaitOutcome::Request;
         }
         let mut stop = stop.clone();
         let mut first = [0; 1];
         let read = tokio::select! {
             read = timeout(patience, carrier.read(&mut first)) => read,
-            () = tokio::time::sleep_until(connection.until.into()) => return Waited::Over,
-            _ = stop.wait_for(|stop| *stop) => return Waited::Over,
+            () = tokio::time::sleep_until(connection.until.into()) => return WaitOutcome::Over,
+            _ = stop.wait_for(|stop| *stop) => return WaitOutcome::Over,
         };
         match read {
             Ok(Ok(1)) => {
-                ahead.reserve(READ);
+                ahead.reserve(READ_BYTES);
                 ahead.extend_from_slice(&first);
-                Waited::Request
+                WaitOutcome::Request
             }
-            Ok(_) | Err(_) => Waited::Over,
+            Ok(_) | Err(_) => WaitOutcome::Over,
         }
     }
 
     /// Reads the rest of a head and checks it; one in absolute form is written anew.
-    async fn head(
+    async fn read_head(
         &self,
-        carrier: &mut Carrier,
+        carrier: &mut ClientStream,
         ahead: &mut BytesMut,
-        connection: &Connection,
-    ) -> Result<Body, Refusal> {
+        connection: &HttpConnection,
+    ) -> Result<BodyFraming, Refusal> {
         let limits = &self.shared.limits;
         let deadline = Instant::now() + limits.head();
         let length = loop {
-            if let Some(length) = head::end(ahead, limits)? {
+            if let Some(length) = head::find_end(ahead, limits)? {
                 break length;
             }
-            ahead.reserve(READ);
+            ahead.reserve(READ_BYTES);
             match timeout_at(deadline.into(), carrier.read_buf(ahead)).await {
                 Ok(Ok(0)) | Ok(Err(_)) => return Err(Reason::BadRequest.into()),
                 Ok(Ok(_)) => {}
                 Err(_) => return Err(Reason::FirstBytesLate.into()),
             }
         };
-        let head = head::read(ahead.get(..length).unwrap_or_default(), limits)?;
-        for_this(&head, connection)?;
+        let head = head::parse(ahead.get(..length).unwrap_or_default(), limits)?;
+        check_form(&head, connection)?;
         let rest = ahead.len() - length;
         if head.is_absolute() {
             head.to_origin_form(ahead, length);
         }
-        Ok(if head.chunked { Body::Chunked { after: ahead.len() - rest } } else { Body::Measured })
+        Ok(if head.chunked {
+            BodyFraming::Chunked { after: ahead.len() - rest }
+        } else {
+            BodyFraming::Measured
+        })
     }
 
     /// Lets Pingora carry one request; what is left of the connection if it can take another.
-    async fn request(
+    async fn serve_request(
         &self,
-        carrier: Carrier,
+        carrier: ClientStream,
         ahead: BytesMut,
-        body: Body,
-        connection: &Arc<Connection>,
+        body: BodyFraming,
+        connection: &Arc<HttpConnection>,
         stop: &watch::Receiver<bool>,
-    ) -> Option<(Carrier, BytesMut)> {
+    ) -> Option<(ClientStream, BytesMut)> {
         let limits = &self.shared.limits;
-        let exchange = Exchange::new(connection, HttpVersion::Http1);
-        let down = Down::new(carrier, ahead, exchange.digest());
+        let exchange = RequestMonitor::new(connection, HttpVersion::Http1);
+        let down = PingoraStream::new(carrier, ahead, exchange.digest());
         let down = match body {
-            Body::Chunked { after } => down.guarded(after, &exchange),
-            Body::Measured => down,
+            BodyFraming::Chunked { after } => down.with_chunk_guard(after, &exchange),
+            BodyFraming::Measured => down,
         };
         let mut session = ServerSession::new_http1(Box::new(down));
         session.set_keepalive((!*stop.borrow()).then_some(limits.keep_alive_seconds));
@@ -147,25 +153,30 @@ impl Engine {
         session.set_total_drain_timeout(Some(limits.head()));
         let carried = self.proxy.process_new_http(session, stop);
         let done = exchange.supervise(limits, carried).await;
-        exchange.note_unmet(&self.shared).await;
+        exchange.record_early_reject(&self.shared).await;
         let (stream, _) = done?.consume();
-        let down = stream.into_any().downcast::<Down>().ok()?;
+        let down = stream.into_any().downcast::<PingoraStream>().ok()?;
         Some(down.into_parts())
     }
 
     /// Records that a head was refused, and says why.
-    async fn turn_down(&self, mut carrier: Carrier, connection: &Connection, refusal: &Refusal) {
+    async fn refuse_head(
+        &self,
+        mut carrier: ClientStream,
+        connection: &HttpConnection,
+        refusal: &Refusal,
+    ) {
         let rules = self.shared.rules.load_full();
-        metrics::decision(refusal.reason.code(), "refused");
-        let record = connection.record().request(connection.told());
-        let answer = Answer::new(refusal, &rules, &record.id(), Reader::Person);
-        if record.refused(record::refused(refusal, &rules)).await.is_err() {
+        metrics::count_decision(refusal.reason.code(), "refused");
+        let record = connection.record().open_request(connection.audit_facts());
+        let answer = RefusalResponse::new(refusal, &rules, &record.id(), BodyAudience::Person);
+        if record.record_refusal(record::refusal_record(refusal, &rules)).await.is_err() {
             tracing::warn!(reason = %refusal.reason, "a refusal could not be recorded");
         }
         let told = async {
             carrier.write_all(&answer.to_http1()).await?;
             carrier.shutdown().await?;
-            let mut rest = [0; READ];
+            let mut rest = [0; READ_BYTES];
             while carrier.read(&mut rest).await? > 0 {} // closing on unread bytes would take it back
             std::io::Result::Ok(())
         };
@@ -174,14 +185,15 @@ impl Engine {
 }
 
 /// A connection for one host takes requests in origin form, one of a proxy's in absolute form.
-fn for_this(head: &Head, connection: &Connection) -> Result<(), Refusal> {
-    let forward = matches!(connection.scope, Scope::Anywhere);
+fn check_form(head: &RequestHead, connection: &HttpConnection) -> Result<(), Refusal> {
+    let forward = matches!(connection.scope, RequestScope::Anywhere);
     match (forward, head.is_absolute(), head.is_connect()) {
         (_, _, true) => {
-            Err(Refusal::from(Reason::BadRequest).because("CONNECT inside a connection"))
+            Err(Refusal::from(Reason::BadRequest).with_detail("CONNECT inside a connection"))
         }
         (true, false, false) => {
-            Err(Refusal::from(Reason::BadRequest).because("a proxy takes absolute http addresses"))
+            Err(Refusal::from(Reason::BadRequest)
+                .with_detail("a proxy takes absolute http addresses"))
         }
         (true, true, false) | (false, _, false) => Ok(()),
     }

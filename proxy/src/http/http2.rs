@@ -15,23 +15,23 @@ use tokio::sync::{mpsc, watch};
 use tokio::task::JoinSet;
 use tokio::time::timeout;
 
-use super::carrier::{Carrier, Down};
-use super::{Connection, Engine, Exchange};
+use super::carrier::{ClientStream, PingoraStream};
+use super::{HttpConnection, HttpEngine, RequestMonitor};
 
 /// The window of one stream, and of a connection: enough for a fast link, little enough for many.
 const STREAM_WINDOW: u32 = 1 << 20;
 const CONNECTION_WINDOW: u32 = 4 << 20;
 
-impl Engine {
+impl HttpEngine {
     pub(super) async fn serve_http2(
         &self,
-        carrier: Carrier,
-        connection: &Arc<Connection>,
+        carrier: ClientStream,
+        connection: &Arc<HttpConnection>,
         stop: &watch::Receiver<bool>,
     ) {
-        let first = Exchange::new(connection, HttpVersion::Http2);
-        let down = Down::new(carrier, BytesMut::new(), first.digest());
-        let shaken = handshake(Box::new(down), Some(self.options()));
+        let first = RequestMonitor::new(connection, HttpVersion::Http2);
+        let down = PingoraStream::new(carrier, BytesMut::new(), first.digest());
+        let shaken = handshake(Box::new(down), Some(self.h2_options()));
         let Ok(Ok(mut streams)) = timeout(self.shared.limits.first_bytes(), shaken).await else {
             return;
         };
@@ -40,7 +40,7 @@ impl Engine {
         let mut stop = stop.clone();
         let (mut faults, mut stopping) = (0, false);
         loop {
-            let exchange = Exchange::new(connection, HttpVersion::Http2);
+            let exchange = RequestMonitor::new(connection, HttpVersion::Http2);
             let digest = Digest { proxy_digest: Some(exchange.digest()), ..Digest::default() };
             let accepted = tokio::select! {
                 accepted = HttpSession::from_h2_conn(&mut streams, Arc::new(digest)) => accepted,
@@ -59,16 +59,16 @@ impl Engine {
             };
             match accepted {
                 Ok(Some(H2Accept::Session(session))) => {
-                    tasks.spawn(self.stream(session, exchange, broke.clone()));
+                    tasks.spawn(self.serve_stream(session, exchange, broke.clone()));
                 }
                 Ok(Some(H2Accept::Rejected)) => {
                     faults += 1;
-                    connection.note(&self.shared, &Reason::BadRequest.into()).await;
+                    connection.record_refusal(&self.shared, &Reason::BadRequest.into()).await;
                 }
                 Ok(None) => break,
                 Err(error) => {
-                    if let Some(reason) = attack(&error) {
-                        connection.note(&self.shared, &reason.into()).await;
+                    if let Some(reason) = client_fault(&error) {
+                        connection.record_refusal(&self.shared, &reason.into()).await;
                     }
                     break;
                 }
@@ -78,11 +78,11 @@ impl Engine {
             }
         }
         if faults >= self.shared.limits.resets {
-            connection.note(&self.shared, &Reason::TooManyResets.into()).await;
+            connection.record_refusal(&self.shared, &Reason::TooManyResets.into()).await;
         }
     }
 
-    fn options(&self) -> H2Options {
+    fn h2_options(&self) -> H2Options {
         let limits = &self.shared.limits;
         let narrow = |bound: u64| u32::try_from(bound).unwrap_or(u32::MAX);
         let mut options = H2Options::default();
@@ -94,10 +94,10 @@ impl Engine {
     }
 
     /// One stream. That it ended before it was answered is told, for it may be a flood.
-    fn stream(
+    fn serve_stream(
         &self,
         session: HttpSession,
-        exchange: Arc<Exchange>,
+        exchange: Arc<RequestMonitor>,
         broke: mpsc::Sender<()>,
     ) -> impl Future<Output = ()> + Send + 'static {
         let (proxy, shared, limits) = (self.proxy.clone(), self.shared.clone(), self.shared.limits);
@@ -108,7 +108,7 @@ impl Engine {
             session.set_total_drain_timeout(Some(limits.head()));
             let carried = proxy.process_new_http(session, &running);
             exchange.supervise(&limits, async { carried.await.or(None) }).await;
-            exchange.note_unmet(&shared).await;
+            exchange.record_early_reject(&shared).await;
             if exchange.is_broken() {
                 broke.send(()).await.unwrap_or_default(); // the connection may be gone already
             }
@@ -117,7 +117,7 @@ impl Engine {
 }
 
 /// Why the connection could not go on, where it is the client's doing and not the network's.
-fn attack(error: &Error) -> Option<Reason> {
+fn client_fault(error: &Error) -> Option<Reason> {
     let error = error.root_cause().downcast_ref::<h2::Error>()?;
     match error.reason() {
         _ if error.is_io() || error.is_remote() => None,

@@ -14,52 +14,52 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::{Duration, Instant};
 
-use audit::{Meter, OpenRecord};
+use audit::{ByteCount, OpenRecord};
 use pingora_core::protocols::raw_connect::ProxyDigest;
 use pingora_core::server::configuration::ServerConf;
 use pingora_http::ResponseHeader;
 use pingora_proxy::HttpProxy;
-use rules::facts::{HttpVersion, Scheme, Target};
-use rules::limits::Limits;
+use rules::facts::{ConnectTarget, HttpVersion, UrlScheme};
+use rules::limits::TrafficLimits;
 use rules::{Host, Reason, SandboxRef};
 use tokio::sync::watch;
 
-pub(crate) use carrier::Carrier;
-pub(crate) use filter::{failure, head_bytes, request_bytes};
+pub(crate) use carrier::ClientStream;
+pub(crate) use filter::{head_bytes, refusal_from_error, request_bytes};
 
-use crate::budget::live::Cut;
+use crate::budget::live::CutSignal;
 use crate::egress::shared::Shared;
 use crate::http::chunks::ChunkFault;
-use crate::memory::Guard;
+use crate::memory::MemoryGuard;
 use crate::report::metrics;
 use crate::report::record;
 use crate::report::refusal::Refusal;
-use filter::Filter;
+use filter::RequestFilter;
 
 /// Pingora's own time-outs, which can still be explained to the client, come first by so much.
-const GRACE: Duration = Duration::from_secs(1);
+const TIMEOUT_GRACE: Duration = Duration::from_secs(1);
 
 /// Pingora's proxy, fed with connections of our own.
-pub(crate) struct Engine {
+pub(crate) struct HttpEngine {
     shared: Arc<Shared>,
-    proxy: Arc<HttpProxy<Filter>>,
+    proxy: Arc<HttpProxy<RequestFilter>>,
 }
 
 /// What is known of where the requests of a connection go.
 #[derive(Clone, Debug)]
-pub(crate) enum Scope {
+pub(crate) enum RequestScope {
     /// Wherever each of them says: they are written for a proxy.
     Anywhere,
     /// In TLS, to a host that was decided with the connection.
     Host(Host, u16),
     /// Without TLS, where the connection was sent or said it goes.
-    Target(Target, u16),
+    Target(ConnectTarget, u16),
 }
 
 /// One HTTP connection.
-pub(crate) struct Connection {
+pub(crate) struct HttpConnection {
     pub(crate) sandbox: SandboxRef,
-    pub(crate) scope: Scope,
+    pub(crate) scope: RequestScope,
     /// The host of its first request: one connection is for one host, except where it is a proxy's.
     pinned: OnceLock<Host>,
     until: Instant,
@@ -67,45 +67,45 @@ pub(crate) struct Connection {
 }
 
 /// One request on its connection: what the filters and whoever watches them share.
-pub(crate) struct Exchange {
-    pub(crate) connection: Arc<Connection>,
+pub(crate) struct RequestMonitor {
+    pub(crate) connection: Arc<HttpConnection>,
     pub(crate) version: HttpVersion,
-    pub(crate) cut: Arc<Cut>,
+    pub(crate) cut: Arc<CutSignal>,
     /// Counts the bytes of the request, once it has a record.
-    meter: Mutex<Option<Arc<Meter>>>,
+    byte_count: Mutex<Option<Arc<ByteCount>>>,
     /// Whether the client went away in the middle of it.
     broken: AtomicBool,
     /// Whether the origin has begun to answer.
     answered: AtomicBool,
     /// What is wrong with its body.
-    malformed: OnceLock<ChunkFault>,
+    body_fault: OnceLock<ChunkFault>,
     /// Whether it came as far as our filters, which make its record.
-    met: AtomicBool,
+    reached_filter: AtomicBool,
 }
 
-impl Engine {
+impl HttpEngine {
     pub(crate) fn new(
         shared: Arc<Shared>,
-        guard: Arc<Guard>,
-        trust: &crate::egress::roots::Roots,
+        guard: Arc<MemoryGuard>,
+        trust: &crate::egress::roots::UpstreamRoots,
     ) -> Self {
         let conf = Arc::new(ServerConf {
             ca_file: Some(trust.path()),
             upstream_keepalive_pool_size: usize::try_from(shared.limits.pool_connections)
                 .unwrap_or(usize::MAX),
-            max_retries: crate::egress::dial::ATTEMPTS,
+            max_retries: crate::egress::dial::MAX_DIAL_ADDRESSES,
             ..ServerConf::default()
         });
-        let mut proxy = HttpProxy::new(Filter::new(shared.clone(), guard), conf);
+        let mut proxy = HttpProxy::new(RequestFilter::new(shared.clone(), guard), conf);
         proxy.handle_init_modules();
-        Engine { shared, proxy: Arc::new(proxy) }
+        HttpEngine { shared, proxy: Arc::new(proxy) }
     }
 
     /// Serves the requests of one connection until either side is done.
     pub(crate) async fn serve(
         &self,
-        carrier: Carrier,
-        connection: Connection,
+        carrier: ClientStream,
+        connection: HttpConnection,
         version: HttpVersion,
         stop: &watch::Receiver<bool>,
     ) {
@@ -117,33 +117,33 @@ impl Engine {
     }
 }
 
-impl Connection {
+impl HttpConnection {
     pub(crate) fn new(
         sandbox: SandboxRef,
-        scope: Scope,
-        limits: &Limits,
+        scope: RequestScope,
+        limits: &TrafficLimits,
         record: OpenRecord,
     ) -> Self {
         let pinned = match &scope {
-            Scope::Host(host, _) => OnceLock::from(host.clone()),
-            Scope::Anywhere | Scope::Target(..) => OnceLock::new(),
+            RequestScope::Host(host, _) => OnceLock::from(host.clone()),
+            RequestScope::Anywhere | RequestScope::Target(..) => OnceLock::new(),
         };
         let until = Instant::now() + limits.connection();
-        Connection { sandbox, scope, pinned, until, record: Mutex::new(record) }
+        HttpConnection { sandbox, scope, pinned, until, record: Mutex::new(record) }
     }
 
-    pub(crate) fn scheme(&self) -> Scheme {
+    pub(crate) fn scheme(&self) -> UrlScheme {
         match self.scope {
-            Scope::Host(..) => Scheme::Https,
-            Scope::Anywhere | Scope::Target(..) => Scheme::Http,
+            RequestScope::Host(..) => UrlScheme::Https,
+            RequestScope::Anywhere | RequestScope::Target(..) => UrlScheme::Http,
         }
     }
 
     /// The port that requests go to where they do not say.
     pub(crate) fn port(&self) -> u16 {
         match self.scope {
-            Scope::Anywhere => 80,
-            Scope::Host(_, port) | Scope::Target(_, port) => port,
+            RequestScope::Anywhere => 80,
+            RequestScope::Host(_, port) | RequestScope::Target(_, port) => port,
         }
     }
 
@@ -153,15 +153,19 @@ impl Connection {
     }
 
     /// What can be said of it without a request.
-    fn told(&self) -> audit::Facts {
+    fn audit_facts(&self) -> audit::RecordedFacts {
         let host = self.host().map(record::host);
-        audit::Facts::Connection(audit::Connection { host, port: Some(self.port()), tls: None })
+        audit::RecordedFacts::Connection(audit::RecordedConnection {
+            host,
+            port: Some(self.port()),
+            tls: None,
+        })
     }
 
     fn pin(&self, host: &Host) {
         match self.scope {
-            Scope::Anywhere => {}
-            Scope::Host(..) | Scope::Target(..) => {
+            RequestScope::Anywhere => {}
+            RequestScope::Host(..) | RequestScope::Target(..) => {
                 self.pinned.get_or_init(|| host.clone());
             }
         }
@@ -172,27 +176,27 @@ impl Connection {
     }
 
     /// Records what was refused without a request that could be told of.
-    async fn note(&self, shared: &Shared, refusal: &Refusal) {
+    async fn record_refusal(&self, shared: &Shared, refusal: &Refusal) {
         let rules = shared.rules.load_full();
-        metrics::decision(refusal.reason.code(), "refused");
-        let record = self.record().request(self.told());
-        if record.refused(record::refused(refusal, &rules)).await.is_err() {
+        metrics::count_decision(refusal.reason.code(), "refused");
+        let record = self.record().open_request(self.audit_facts());
+        if record.record_refusal(record::refusal_record(refusal, &rules)).await.is_err() {
             tracing::warn!(reason = %refusal.reason, "a refusal could not be recorded");
         }
     }
 }
 
-impl Exchange {
-    fn new(connection: &Arc<Connection>, version: HttpVersion) -> Arc<Self> {
-        Arc::new(Exchange {
+impl RequestMonitor {
+    fn new(connection: &Arc<HttpConnection>, version: HttpVersion) -> Arc<Self> {
+        Arc::new(RequestMonitor {
             connection: connection.clone(),
             version,
             cut: Arc::default(),
-            meter: Mutex::default(),
+            byte_count: Mutex::default(),
             broken: AtomicBool::new(false),
             answered: AtomicBool::new(false),
-            malformed: OnceLock::new(),
-            met: AtomicBool::new(false),
+            body_fault: OnceLock::new(),
+            reached_filter: AtomicBool::new(false),
         })
     }
 
@@ -203,8 +207,8 @@ impl Exchange {
         Arc::new(ProxyDigest::new(response, Some(Box::new(self.clone()))))
     }
 
-    fn count_with(&self, meter: Arc<Meter>) {
-        *self.meter.lock().unwrap_or_else(PoisonError::into_inner) = Some(meter);
+    fn set_byte_count(&self, meter: Arc<ByteCount>) {
+        *self.byte_count.lock().unwrap_or_else(PoisonError::into_inner) = Some(meter);
     }
 
     fn set_broken(&self) {
@@ -216,11 +220,11 @@ impl Exchange {
     }
 
     /// Returns when the origin has not begun to answer although nothing is sent any more.
-    async fn unanswered(&self, patience: Duration) {
+    async fn wait_unanswered(&self, patience: Duration) {
         loop {
-            let before = self.carried();
-            tokio::time::sleep(patience + GRACE).await;
-            match (self.answered.load(Ordering::Relaxed), self.carried() == before) {
+            let before = self.byte_total();
+            tokio::time::sleep(patience + TIMEOUT_GRACE).await;
+            match (self.answered.load(Ordering::Relaxed), self.byte_total() == before) {
                 (true, _) => return std::future::pending().await,
                 (false, true) => return,
                 (false, false) => {}
@@ -232,28 +236,28 @@ impl Exchange {
         self.broken.load(Ordering::Relaxed)
     }
 
-    fn set_malformed(&self, fault: ChunkFault) {
-        self.malformed.get_or_init(|| fault); // the first is the one
+    fn set_body_fault(&self, fault: ChunkFault) {
+        self.body_fault.get_or_init(|| fault); // the first is the one
     }
 
     /// What is wrong with the body, if it was found to be.
-    fn malformed(&self) -> Option<Refusal> {
-        self.malformed.get().map(|fault| Refusal::from(Reason::BadRequest).because(fault))
+    fn body_refusal(&self) -> Option<Refusal> {
+        self.body_fault.get().map(|fault| Refusal::from(Reason::BadRequest).with_detail(fault))
     }
 
-    fn set_met(&self) {
-        self.met.store(true, Ordering::Relaxed);
+    fn set_reached_filter(&self) {
+        self.reached_filter.store(true, Ordering::Relaxed);
     }
 
     /// Records a request that Pingora turned down before our filters saw it: it too was an attempt.
-    async fn note_unmet(&self, shared: &Shared) {
-        if !self.met.load(Ordering::Relaxed) {
-            self.connection.note(shared, &Reason::BadRequest.into()).await;
+    async fn record_early_reject(&self, shared: &Shared) {
+        if !self.reached_filter.load(Ordering::Relaxed) {
+            self.connection.record_refusal(shared, &Reason::BadRequest.into()).await;
         }
     }
 
-    fn carried(&self) -> Option<u64> {
-        let meter = self.meter.lock().unwrap_or_else(PoisonError::into_inner);
+    fn byte_total(&self) -> Option<u64> {
+        let meter = self.byte_count.lock().unwrap_or_else(PoisonError::into_inner);
         meter.as_ref().map(|meter| meter.total())
     }
 
@@ -261,33 +265,33 @@ impl Exchange {
     /// resets the stream.
     async fn supervise<T>(
         &self,
-        limits: &Limits,
+        limits: &TrafficLimits,
         request: impl Future<Output = Option<T>>,
     ) -> Option<T> {
         tokio::select! {
             done = request => done,
-            _ = self.cut.cut() => None,
+            _ = self.cut.wait() => None,
             () = tokio::time::sleep_until(self.connection.until.into()) => {
-                self.cut.now(Reason::LifetimeSpent);
+                self.cut.trigger(Reason::LifetimeSpent);
                 None
             }
-            () = self.unanswered(limits.first_byte()) => {
-                self.cut.now(Reason::UpstreamTimeout);
+            () = self.wait_unanswered(limits.first_byte()) => {
+                self.cut.trigger(Reason::UpstreamTimeout);
                 None
             }
-            () = self.silence(limits.idle().max(limits.first_byte())) => {
-                self.cut.now(Reason::IdleTooLong);
+            () = self.wait_idle(limits.idle().max(limits.first_byte())) => {
+                self.cut.trigger(Reason::IdleTooLong);
                 None
             }
         }
     }
 
-    async fn silence(&self, patience: Duration) {
-        let mut before = self.carried();
+    async fn wait_idle(&self, patience: Duration) {
+        let mut before = self.byte_total();
         let mut still = 0;
         while still < 2 {
-            tokio::time::sleep(patience / 2 + GRACE).await;
-            let now = self.carried();
+            tokio::time::sleep(patience / 2 + TIMEOUT_GRACE).await;
+            let now = self.byte_total();
             still = if now == before { still + 1 } else { 0 };
             before = now;
         }

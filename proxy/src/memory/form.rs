@@ -3,35 +3,35 @@
 
 use pingora_http::RequestHeader;
 use rules::Reason;
-use rules::path::CanonicalPath;
+use rules::url_path::CanonicalPath;
 
-use super::profile::{Found, Route, Selector};
+use super::profile::{BankSelector, ProfileRoute, RouteMatch};
 use crate::report::refusal::Refusal;
 
 /// Fields by which a request asks to become another protocol; some servers then take its body for a request.
-const UPGRADES: [&str; 2] = ["http2-settings", "upgrade"];
+const UPGRADE_FIELDS: [&str; 2] = ["http2-settings", "upgrade"];
 
 /// The query of a request: each value once, decoded.
 #[derive(Debug)]
-pub(super) struct Query<'a>(Vec<(&'a str, String)>);
+pub(super) struct QueryParams<'a>(Vec<(&'a str, String)>);
 
 /// What must hold before anything is made of a request.
-pub(super) fn head(head: &RequestHeader) -> Result<CanonicalPath, Refusal> {
+pub(super) fn check_head(head: &RequestHeader) -> Result<CanonicalPath, Refusal> {
     let asks = |name: &&str| head.headers.contains_key(*name);
-    let joined = values(head, "connection").any(|value| contains(value, b"upgrade"));
-    if joined || UPGRADES.iter().any(asks) {
-        return Err(form("it asks for an upgrade"));
+    let joined = header_values(head, "connection").any(|value| contains_token(value, b"upgrade"));
+    if joined || UPGRADE_FIELDS.iter().any(asks) {
+        return Err(form_refusal("it asks for an upgrade"));
     }
     let plain = |value: &[u8]| value.eq_ignore_ascii_case(b"identity");
-    if values(head, "content-encoding").any(|value| !plain(value)) {
-        return Err(Refusal::from(Reason::BodyMalformed).because("the body is encoded"));
+    if header_values(head, "content-encoding").any(|value| !plain(value)) {
+        return Err(Refusal::from(Reason::BodyMalformed).with_detail("the body is encoded"));
     }
-    if values(head, "expect").any(|value| !value.eq_ignore_ascii_case(b"100-continue")) {
-        return Err(form("it expects what nobody knows"));
+    if header_values(head, "expect").any(|value| !value.eq_ignore_ascii_case(b"100-continue")) {
+        return Err(form_refusal("it expects what nobody knows"));
     }
     let path = head.uri.path();
     let sent = head.uri.path_and_query().map(|target| target.as_str().as_bytes());
-    let ambiguous = |why: String| Refusal::from(Reason::AmbiguousPath).because(why);
+    let ambiguous = |why: String| Refusal::from(Reason::AmbiguousPath).with_detail(why);
     let canonical = CanonicalPath::parse(path).map_err(|error| ambiguous(error.to_string()))?;
     if canonical.as_str() != path || sent != Some(head.raw_path()) {
         return Err(ambiguous("it is not in its plain form".to_owned()));
@@ -40,12 +40,12 @@ pub(super) fn head(head: &RequestHeader) -> Result<CanonicalPath, Refusal> {
 }
 
 /// The type of a body: JSON, said once.
-pub(super) fn is_json(head: &RequestHeader) -> Result<(), Refusal> {
-    let mut kinds = values(head, "content-type");
+pub(super) fn check_json_type(head: &RequestHeader) -> Result<(), Refusal> {
+    let mut kinds = header_values(head, "content-type");
     match (kinds.next(), kinds.next()) {
         (Some(kind), None) if is_plain_json(kind) => Ok(()),
         _ => Err(Refusal::from(Reason::BodyMalformed)
-            .because("its type is not `application/json` alone")),
+            .with_detail("its type is not `application/json` alone")),
     }
 }
 
@@ -60,26 +60,29 @@ fn is_plain_json(kind: &[u8]) -> bool {
 }
 
 /// Whether the head says that no body follows.
-pub(super) fn announces_nothing(head: &RequestHeader) -> bool {
-    let none = values(head, "content-length").all(|length| length == b"0");
+pub(super) fn has_no_body(head: &RequestHeader) -> bool {
+    let none = header_values(head, "content-length").all(|length| length == b"0");
     none && !head.headers.contains_key("transfer-encoding")
 }
 
-impl<'a> Query<'a> {
+impl<'a> QueryParams<'a> {
     /// Reads the query of a request: only what its route takes, each once, each name as it is.
-    pub(super) fn parse(text: Option<&str>, found: &Found<'a>) -> Result<Self, Refusal> {
+    pub(super) fn parse(text: Option<&str>, found: &RouteMatch<'a>) -> Result<Self, Refusal> {
         let mut all: Vec<(&'a str, String)> = Vec::new();
         for pair in text.into_iter().flat_map(|text| text.split('&')) {
             let (name, value) =
-                pair.split_once('=').ok_or_else(|| form("a query without values"))?;
-            let name = taken(found.route, name)
-                .ok_or_else(|| form("it has a query value that the route does not take"))?;
+                pair.split_once('=').ok_or_else(|| form_refusal("a query without values"))?;
+            let name = known_parameter(found.route, name)
+                .ok_or_else(|| form_refusal("it has a query value that the route does not take"))?;
             if all.iter().any(|(known, _)| *known == name) {
-                return Err(form("a query value stands twice"));
+                return Err(form_refusal("a query value stands twice"));
             }
-            all.push((name, decoded(value).ok_or_else(|| form("a query value is malformed"))?));
+            all.push((
+                name,
+                percent_decode(value).ok_or_else(|| form_refusal("a query value is malformed"))?,
+            ));
         }
-        Ok(Query(all))
+        Ok(QueryParams(all))
     }
 
     pub(super) fn value(&self, name: &str) -> Option<&str> {
@@ -87,29 +90,32 @@ impl<'a> Query<'a> {
     }
 
     /// The query in the one form in which it is sent.
-    pub(super) fn sent(&self) -> String {
-        let pairs: Vec<String> =
-            self.0.iter().map(|(name, value)| format!("{name}={}", encoded(value))).collect();
+    pub(super) fn to_query_string(&self) -> String {
+        let pairs: Vec<String> = self
+            .0
+            .iter()
+            .map(|(name, value)| format!("{name}={}", percent_encode(value)))
+            .collect();
         if pairs.is_empty() { String::new() } else { format!("?{}", pairs.join("&")) }
     }
 }
 
-fn taken<'a>(route: &'a Route, name: &str) -> Option<&'a str> {
+fn known_parameter<'a>(route: &'a ProfileRoute, name: &str) -> Option<&'a str> {
     let selects = route.banks.iter().filter_map(|selector| match selector {
-        Selector::Query(known) => Some(known.as_str()),
-        Selector::Body(_) | Selector::Path(_) => None,
+        BankSelector::Query(known) => Some(known.as_str()),
+        BankSelector::Body(_) | BankSelector::Path(_) => None,
     });
     selects.chain(route.query.iter().map(String::as_str)).find(|known| *known == name)
 }
 
 /// Decodes percent signs and plus signs; nothing that is decoded may steer a terminal or a log.
-fn decoded(value: &str) -> Option<String> {
+fn percent_decode(value: &str) -> Option<String> {
     let mut bytes = Vec::with_capacity(value.len());
     let mut rest = value.bytes();
     while let Some(byte) = rest.next() {
         bytes.push(match byte {
             b'%' => {
-                let (high, low) = (hex(rest.next()?)?, hex(rest.next()?)?);
+                let (high, low) = (hex_digit(rest.next()?)?, hex_digit(rest.next()?)?);
                 high << 4 | low
             }
             b'+' => b' ',
@@ -120,11 +126,11 @@ fn decoded(value: &str) -> Option<String> {
     String::from_utf8(bytes).ok().filter(|text| !text.chars().any(char::is_control))
 }
 
-fn hex(digit: u8) -> Option<u8> {
+fn hex_digit(digit: u8) -> Option<u8> {
     char::from(digit).to_digit(16).and_then(|digit| u8::try_from(digit).ok())
 }
 
-fn encoded(value: &str) -> String {
+fn percent_encode(value: &str) -> String {
     let plain = |byte: u8| byte.is_ascii_alphanumeric() || b"-._~:@".contains(&byte);
     let each = |byte: u8| {
         if plain(byte) { char::from(byte).to_string() } else { format!("%{byte:02X}") }
@@ -132,32 +138,32 @@ fn encoded(value: &str) -> String {
     value.bytes().map(each).collect()
 }
 
-pub(super) fn form(why: &str) -> Refusal {
-    Refusal::from(Reason::MemoryForm).because(why)
+pub(super) fn form_refusal(why: &str) -> Refusal {
+    Refusal::from(Reason::MemoryForm).with_detail(why)
 }
 
-pub(super) fn values<'a>(
+pub(super) fn header_values<'a>(
     head: &'a RequestHeader,
     name: &'static str,
 ) -> impl Iterator<Item = &'a [u8]> {
     head.headers.get_all(name).iter().map(|value| value.as_bytes())
 }
 
-fn contains(value: &[u8], token: &[u8]) -> bool {
+fn contains_token(value: &[u8], token: &[u8]) -> bool {
     value.split(|byte| *byte == b',').any(|part| part.trim_ascii().eq_ignore_ascii_case(token))
 }
 
 #[cfg(test)]
 mod tests {
-    use rules::word::ProfileName;
+    use rules::ids::ProfileName;
 
-    use super::super::profile::Profile;
+    use super::super::profile::MemoryProfile;
     use super::*;
 
     #[test]
-    fn a_query_has_each_value_once_under_its_plain_name() {
-        let profile = Profile::named(&ProfileName::parse("astrocyte").unwrap()).unwrap();
-        let found = profile.route("GET", "/v1/mental-models").unwrap();
+    fn p12_a_query_has_each_value_once_under_its_plain_name() {
+        let profile = MemoryProfile::by_name(&ProfileName::parse("astrocyte").unwrap()).unwrap();
+        let found = profile.find_route("GET", "/v1/mental-models").unwrap();
         for (query, sent) in [
             ("bank_id=staging:a", Some("?bank_id=staging:a")),
             ("bank_id=staging%3aa&limit=5", Some("?bank_id=staging:a&limit=5")),
@@ -176,13 +182,14 @@ mod tests {
             ("bank_id=a&scope=x&tenant=y", None),
             ("bank_id=a&", None),
         ] {
-            let read = Query::parse(Some(query), &found).map(|query| query.sent()).ok();
+            let read =
+                QueryParams::parse(Some(query), &found).map(|query| query.to_query_string()).ok();
             assert_eq!(read.as_deref(), sent, "{query:?}");
         }
     }
 
     #[test]
-    fn a_body_is_json_in_one_charset() {
+    fn p12_a_body_is_json_in_one_charset() {
         for (kind, good) in [
             ("application/json", true),
             ("Application/JSON; charset=UTF-8", true),

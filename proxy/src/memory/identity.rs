@@ -5,52 +5,54 @@ use std::path::Path;
 use std::time::Duration;
 
 use anyhow::Context;
-use audit::Code;
+use audit::StableCode;
 use certs::UnixTime;
 use certs::identity::{
-    Algorithm, Claims, Expected, IdentityError, TrustDomain, TrustedIssuer, Verifier,
+    IdentityError, RequiredClaims, SigningAlgorithm, TrustDomain, TrustedIssuer, Verifier,
+    VerifyContext,
 };
 use pingora_http::RequestHeader;
-use rules::facts::{Identity, IdentityClaim};
-use rules::operator::{IdentitySettings, IssuerSettings};
+use rules::configuration::{IdentitySettings, IssuerSettings};
+use rules::facts::{IdentityClaim, TokenIdentity};
 use rules::policy::IdentityMode;
 
-use super::form::values;
+use super::form::header_values;
 
 /// More than one token, or one in a form nobody should read.
-const REPEATED: &str = "identity_repeated";
-const SCHEME: &str = "identity_scheme";
+const REPEATED_TOKEN: &str = "identity_repeated";
+const WRONG_SCHEME: &str = "identity_scheme";
 
 /// What a request says of who sent it.
 #[derive(Debug)]
-pub(super) struct Presented {
+pub(super) struct PresentedIdentity {
     pub(super) claim: IdentityClaim,
     /// The subject of a token that was verified.
     pub(super) subject: Option<String>,
     /// The word for it in the record.
-    pub(super) checked: Code,
+    pub(super) checked: StableCode,
 }
 
 /// What checks tokens, by the issuers the operator believes.
-pub(super) fn verifier(settings: &IdentitySettings, base: &Path) -> anyhow::Result<Verifier> {
-    let issuers = settings.issuers.iter().map(|issuer| trusted(issuer, base));
+pub(super) fn build_verifier(settings: &IdentitySettings, base: &Path) -> anyhow::Result<Verifier> {
+    let issuers = settings.issuers.iter().map(|issuer| trusted_issuer(issuer, base));
     let issuers = issuers.collect::<anyhow::Result<Vec<_>>>()?;
     let revocations = settings.revocations.as_ref().map(|path| base.join(path));
     Verifier::new(issuers, revocations, UnixTime::now())
         .context("cannot check signed identities: look at `[identity]`")
 }
 
-fn trusted(settings: &IssuerSettings, base: &Path) -> anyhow::Result<TrustedIssuer> {
+fn trusted_issuer(settings: &IssuerSettings, base: &Path) -> anyhow::Result<TrustedIssuer> {
     let domain = TrustDomain::parse(&settings.trust_domain)?;
     let mut issuer = TrustedIssuer::new("", domain, base.join(&settings.keys));
     issuer.issuer.clone_from(&settings.name);
     if issuer.issuer.is_none() {
-        issuer.claims = Claims::JwtSvid; // what a nameless one writes
+        issuer.claims = RequiredClaims::JwtSvid; // what a nameless one writes
     }
     issuer.environments.clone_from(&settings.environments);
     issuer.tenants.clone_from(&settings.tenants);
     if let Some(names) = &settings.algorithms {
-        issuer.algorithms = names.iter().filter_map(|name| Algorithm::named(name)).collect();
+        issuer.algorithms =
+            names.iter().filter_map(|name| SigningAlgorithm::from_name(name)).collect();
     }
     if let Some(life) = settings.life_seconds {
         issuer.life = Duration::from_secs(life);
@@ -59,64 +61,68 @@ fn trusted(settings: &IssuerSettings, base: &Path) -> anyhow::Result<TrustedIssu
 }
 
 /// Looks for the token of a request and checks it.
-pub(super) fn presented(
+pub(super) fn verify_identity(
     head: &RequestHeader,
     verifier: Option<&Verifier>,
     audience: &str,
     mode: IdentityMode,
-) -> Presented {
-    let token = match token(head) {
+) -> PresentedIdentity {
+    let token = match find_token(head) {
         Ok(Some(token)) => token,
         Ok(None) => {
             let checked = match mode {
-                IdentityMode::FromPath => Code("from_path"),
-                IdentityMode::Required => Code("absent"),
+                IdentityMode::FromChannel => StableCode("from_path"),
+                IdentityMode::Required => StableCode("absent"),
             };
-            return Presented { claim: IdentityClaim::Absent, subject: None, checked };
+            return PresentedIdentity { claim: IdentityClaim::Absent, subject: None, checked };
         }
-        Err(code) => return invalid(code),
+        Err(code) => return invalid_identity(code),
     };
-    let expected = Expected::audience(audience);
+    let expected = VerifyContext::for_audience(audience);
     let found = verifier
         .ok_or(IdentityError::UnknownIssuer)
         .and_then(|verifier| verifier.verify(token, &expected, UnixTime::now()));
     match found {
-        Err(error) => invalid(error.code()),
+        Err(error) => invalid_identity(error.code()),
         Ok(found) => {
             let subject = found.subject();
-            let claim = IdentityClaim::Verified(Identity {
+            let claim = IdentityClaim::Verified(TokenIdentity {
                 sandbox: subject.sandbox.clone(),
                 tenant: subject.tenant.clone(),
                 environment: subject.environment.clone(),
                 generation: found.generation(),
             });
             let subject = Some(found.spiffe_id().to_owned());
-            Presented { claim, subject, checked: Code("verified") }
+            PresentedIdentity { claim, subject, checked: StableCode("verified") }
         }
     }
 }
 
-fn invalid(code: &'static str) -> Presented {
-    Presented { claim: IdentityClaim::Invalid(code), subject: None, checked: Code(code) }
+fn invalid_identity(code: &'static str) -> PresentedIdentity {
+    PresentedIdentity {
+        claim: IdentityClaim::Invalid(code),
+        subject: None,
+        checked: StableCode(code),
+    }
 }
 
 /// The one token, from `Sandbox-Identity` or `Authorization: Bearer`. Two of them are an attack, even alike:
 /// who reads the first and who reads the last would differ.
-fn token(head: &RequestHeader) -> Result<Option<&str>, &'static str> {
-    let own = values(head, "sandbox-identity").map(Ok);
-    let bearer = values(head, "authorization").map(bearer);
+fn find_token(head: &RequestHeader) -> Result<Option<&str>, &'static str> {
+    let own = header_values(head, "sandbox-identity").map(Ok);
+    let bearer = header_values(head, "authorization").map(bearer_token);
     let mut all = own.chain(bearer);
     let first = all.next();
     if all.next().is_some() {
-        return Err(REPEATED);
+        return Err(REPEATED_TOKEN);
     }
     let malformed = IdentityError::Malformed.code();
     first.transpose()?.map(|token| str::from_utf8(token).map_err(|_| malformed)).transpose()
 }
 
 /// Whoever else reads `Authorization` in another way shall not be asked.
-fn bearer(value: &[u8]) -> Result<&[u8], &'static str> {
-    value.strip_prefix(b"Bearer ").ok_or(SCHEME)
+fn bearer_token(value: &[u8]) -> Result<&[u8], &'static str> {
+    value.strip_prefix(b"Bearer ").ok_or(WRONG_SCHEME)
 }
 
 #[cfg(test)]
@@ -124,17 +130,17 @@ mod tests {
     use super::*;
 
     #[test]
-    fn exactly_one_token_is_taken() {
+    fn p12_exactly_one_token_is_taken() {
         for (fields, found) in [
             (&[][..], Ok(None)),
             (&[("sandbox-identity", "t")], Ok(Some("t"))),
             (&[("authorization", "Bearer t")], Ok(Some("t"))),
-            (&[("authorization", "bearer t")], Err(SCHEME)),
-            (&[("authorization", "Basic t")], Err(SCHEME)),
-            (&[("authorization", "t")], Err(SCHEME)),
-            (&[("sandbox-identity", "t"), ("sandbox-identity", "t")], Err(REPEATED)),
-            (&[("sandbox-identity", ""), ("sandbox-identity", "t")], Err(REPEATED)),
-            (&[("sandbox-identity", "t"), ("authorization", "Bearer t")], Err(REPEATED)),
+            (&[("authorization", "bearer t")], Err(WRONG_SCHEME)),
+            (&[("authorization", "Basic t")], Err(WRONG_SCHEME)),
+            (&[("authorization", "t")], Err(WRONG_SCHEME)),
+            (&[("sandbox-identity", "t"), ("sandbox-identity", "t")], Err(REPEATED_TOKEN)),
+            (&[("sandbox-identity", ""), ("sandbox-identity", "t")], Err(REPEATED_TOKEN)),
+            (&[("sandbox-identity", "t"), ("authorization", "Bearer t")], Err(REPEATED_TOKEN)),
             (&[("x-sandbox-identity", "t"), ("sandbox_identity", "t")], Ok(None)),
             (&[("cookie", "sandbox-identity=t"), ("proxy-authorization", "Bearer t")], Ok(None)),
         ] {
@@ -142,7 +148,7 @@ mod tests {
             for (name, value) in fields {
                 head.append_header(*name, *value).unwrap();
             }
-            assert_eq!(token(&head), found, "{fields:?}");
+            assert_eq!(find_token(&head), found, "{fields:?}");
         }
     }
 }

@@ -4,7 +4,7 @@
 use std::cell::Cell;
 use std::fmt;
 
-use rules::word::MAX_BANK;
+use rules::ids::MAX_BANK_ID;
 use serde::de::{DeserializeSeed, Deserializer, Error, MapAccess, SeqAccess, Visitor};
 
 /// Deepest nesting.
@@ -14,10 +14,10 @@ pub(super) const MAX_VALUES: usize = 100_000;
 
 /// What a document holds, as far as anybody asks.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) enum Json {
-    Array(Vec<Json>),
+pub(super) enum JsonValue {
+    Array(Vec<JsonValue>),
     Null,
-    Object(Vec<(String, Json)>),
+    Object(Vec<(String, JsonValue)>),
     /// A number or a boolean.
     Other,
     Text(String),
@@ -39,51 +39,51 @@ pub(super) enum JsonFault {
 }
 
 /// Reads a whole document.
-pub(super) fn read(bytes: &[u8]) -> Result<Json, JsonFault> {
-    let bounds = Bounds { left: Cell::new(MAX_VALUES), fault: Cell::new(JsonFault::Malformed) };
+pub(super) fn parse_json(bytes: &[u8]) -> Result<JsonValue, JsonFault> {
+    let bounds = JsonBounds { left: Cell::new(MAX_VALUES), fault: Cell::new(JsonFault::Malformed) };
     let mut input = serde_json::Deserializer::from_slice(bytes);
-    let json = Reader { bounds: &bounds, depth: 0 }.deserialize(&mut input);
+    let json = JsonReader { bounds: &bounds, depth: 0 }.deserialize(&mut input);
     let json = json.map_err(|_| bounds.fault.get())?;
     input.end().map_err(|_| JsonFault::Malformed)?;
     Ok(json)
 }
 
-struct Bounds {
+struct JsonBounds {
     left: Cell<usize>,
     /// What stopped the reading, where it was not the syntax.
     fault: Cell<JsonFault>,
 }
 
-impl Bounds {
-    fn stop<E: Error>(&self, fault: JsonFault) -> E {
+impl JsonBounds {
+    fn fail<E: Error>(&self, fault: JsonFault) -> E {
         self.fault.set(fault);
         E::custom(fault)
     }
 }
 
 #[derive(Clone, Copy)]
-struct Reader<'a> {
-    bounds: &'a Bounds,
+struct JsonReader<'a> {
+    bounds: &'a JsonBounds,
     depth: usize,
 }
 
-impl Reader<'_> {
+impl JsonReader<'_> {
     /// A reader of what is one level below.
-    fn below<E: Error>(self) -> Result<Self, E> {
+    fn descend<E: Error>(self) -> Result<Self, E> {
         let depth = self.depth + 1;
         if depth > MAX_DEPTH {
-            return Err(self.bounds.stop(JsonFault::TooDeep));
+            return Err(self.bounds.fail(JsonFault::TooDeep));
         }
-        Ok(Reader { depth, ..self })
+        Ok(JsonReader { depth, ..self })
     }
 }
 
-impl<'de> DeserializeSeed<'de> for Reader<'_> {
-    type Value = Json;
+impl<'de> DeserializeSeed<'de> for JsonReader<'_> {
+    type Value = JsonValue;
 
-    fn deserialize<D: Deserializer<'de>>(self, input: D) -> Result<Json, D::Error> {
+    fn deserialize<D: Deserializer<'de>>(self, input: D) -> Result<JsonValue, D::Error> {
         match self.bounds.left.get().checked_sub(1) {
-            None => Err(self.bounds.stop(JsonFault::TooMany)),
+            None => Err(self.bounds.fail(JsonFault::TooMany)),
             Some(left) => {
                 self.bounds.left.set(left);
                 input.deserialize_any(self)
@@ -92,57 +92,61 @@ impl<'de> DeserializeSeed<'de> for Reader<'_> {
     }
 }
 
-impl<'de> Visitor<'de> for Reader<'_> {
-    type Value = Json;
+impl<'de> Visitor<'de> for JsonReader<'_> {
+    type Value = JsonValue;
 
     fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str("JSON")
     }
 
-    fn visit_bool<E>(self, _: bool) -> Result<Json, E> {
-        Ok(Json::Other)
+    fn visit_bool<E>(self, _: bool) -> Result<JsonValue, E> {
+        Ok(JsonValue::Other)
     }
 
-    fn visit_i64<E>(self, _: i64) -> Result<Json, E> {
-        Ok(Json::Other)
+    fn visit_i64<E>(self, _: i64) -> Result<JsonValue, E> {
+        Ok(JsonValue::Other)
     }
 
-    fn visit_u64<E>(self, _: u64) -> Result<Json, E> {
-        Ok(Json::Other)
+    fn visit_u64<E>(self, _: u64) -> Result<JsonValue, E> {
+        Ok(JsonValue::Other)
     }
 
-    fn visit_f64<E>(self, _: f64) -> Result<Json, E> {
-        Ok(Json::Other)
+    fn visit_f64<E>(self, _: f64) -> Result<JsonValue, E> {
+        Ok(JsonValue::Other)
     }
 
-    fn visit_unit<E>(self) -> Result<Json, E> {
-        Ok(Json::Null)
+    fn visit_unit<E>(self) -> Result<JsonValue, E> {
+        Ok(JsonValue::Null)
     }
 
-    fn visit_str<E>(self, text: &str) -> Result<Json, E> {
-        Ok(if text.len() > MAX_BANK { Json::TextTooLong } else { Json::Text(text.to_owned()) })
+    fn visit_str<E>(self, text: &str) -> Result<JsonValue, E> {
+        Ok(if text.len() > MAX_BANK_ID {
+            JsonValue::TextTooLong
+        } else {
+            JsonValue::Text(text.to_owned())
+        })
     }
 
-    fn visit_seq<A: SeqAccess<'de>>(self, mut elements: A) -> Result<Json, A::Error> {
-        let below = self.below()?;
+    fn visit_seq<A: SeqAccess<'de>>(self, mut elements: A) -> Result<JsonValue, A::Error> {
+        let below = self.descend()?;
         let mut all = Vec::new();
         while let Some(element) = elements.next_element_seed(below)? {
             all.push(element);
         }
-        Ok(Json::Array(all))
+        Ok(JsonValue::Array(all))
     }
 
-    fn visit_map<A: MapAccess<'de>>(self, mut members: A) -> Result<Json, A::Error> {
-        let below = self.below()?;
-        let mut all: Vec<(String, Json)> = Vec::new();
+    fn visit_map<A: MapAccess<'de>>(self, mut members: A) -> Result<JsonValue, A::Error> {
+        let below = self.descend()?;
+        let mut all: Vec<(String, JsonValue)> = Vec::new();
         while let Some(key) = members.next_key::<String>()? {
             all.push((key, members.next_value_seed(below)?));
         }
         let mut keys: Vec<&str> = all.iter().map(|(key, _)| key.as_str()).collect();
         keys.sort_unstable();
         match keys.windows(2).any(|pair| matches!(pair, [one, other] if one == other)) {
-            true => Err(self.bounds.stop(JsonFault::Duplicate)),
-            false => Ok(Json::Object(all)),
+            true => Err(self.bounds.fail(JsonFault::Duplicate)),
+            false => Ok(JsonValue::Object(all)),
         }
     }
 }
@@ -154,7 +158,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn only_one_plain_document_is_read() {
+    fn p12_only_one_plain_document_is_read() {
         use JsonFault::{Duplicate, Malformed};
         for (text, fault) in [
             (&br#"{"bank_id":"a","n":[1,2.5,true,null]}"#[..], None),
@@ -182,35 +186,38 @@ mod tests {
             (br#"/**/{}"#, Some(Malformed)),
             (b"", Some(Malformed)),
         ] {
-            assert_eq!(read(text).err(), fault, "{}", String::from_utf8_lossy(text));
+            assert_eq!(parse_json(text).err(), fault, "{}", String::from_utf8_lossy(text));
         }
     }
 
     #[test]
-    fn depth_and_size_are_bounded() {
+    fn p17_depth_and_size_are_bounded() {
         let nested = |depth: usize| "[".repeat(depth) + &"]".repeat(depth);
-        assert!(read(nested(MAX_DEPTH).as_bytes()).is_ok());
-        assert_eq!(read(nested(MAX_DEPTH + 1).as_bytes()), Err(JsonFault::TooDeep));
-        assert_eq!(read("[".repeat(1 << 20).as_bytes()), Err(JsonFault::TooDeep));
+        assert!(parse_json(nested(MAX_DEPTH).as_bytes()).is_ok());
+        assert_eq!(parse_json(nested(MAX_DEPTH + 1).as_bytes()), Err(JsonFault::TooDeep));
+        assert_eq!(parse_json("[".repeat(1 << 20).as_bytes()), Err(JsonFault::TooDeep));
         let many = |values: usize| format!("[{}]", vec!["0"; values - 1].join(","));
-        assert!(read(many(MAX_VALUES).as_bytes()).is_ok());
-        assert_eq!(read(many(MAX_VALUES + 1).as_bytes()), Err(JsonFault::TooMany));
+        assert!(parse_json(many(MAX_VALUES).as_bytes()).is_ok());
+        assert_eq!(parse_json(many(MAX_VALUES + 1).as_bytes()), Err(JsonFault::TooMany));
         let keys: Vec<String> = (0..MAX_VALUES).map(|key| format!("\"{key}\":0")).collect();
         let keys = format!("{{{}}}", keys.join(","));
-        assert_eq!(read(keys.as_bytes()), Err(JsonFault::TooMany));
+        assert_eq!(parse_json(keys.as_bytes()), Err(JsonFault::TooMany));
     }
 
     #[test]
     fn a_text_that_can_be_no_bank_is_not_kept() {
         let text = |length: usize| format!("\"{}\"", "a".repeat(length));
-        assert_eq!(read(text(MAX_BANK).as_bytes()), Ok(Json::Text("a".repeat(MAX_BANK))));
-        assert_eq!(read(text(MAX_BANK + 1).as_bytes()), Ok(Json::TextTooLong));
+        assert_eq!(
+            parse_json(text(MAX_BANK_ID).as_bytes()),
+            Ok(JsonValue::Text("a".repeat(MAX_BANK_ID)))
+        );
+        assert_eq!(parse_json(text(MAX_BANK_ID + 1).as_bytes()), Ok(JsonValue::TextTooLong));
     }
 
     /// Bytes of every kind that matters to the syntax, in orders nobody would think of: whatever is read must
     /// be read by the usual parser too, and no key of it may be lost there.
     #[test]
-    fn what_is_read_is_what_others_read() {
+    fn p12_what_is_read_is_what_others_read() {
         const PIECES: [&str; 26] = [
             "{",
             "}",
@@ -253,10 +260,10 @@ mod tests {
             if next(2) == 0 {
                 text = format!("{{\"a\":1,{text}:{text}}}");
             }
-            match (read(text.as_bytes()), serde_json::from_str::<serde_json::Value>(&text)) {
+            match (parse_json(text.as_bytes()), serde_json::from_str::<serde_json::Value>(&text)) {
                 (Ok(read), Ok(usual)) => {
                     read_in_all += 1;
-                    assert_eq!(count(&read), count_usual(&usual), "{text:?}");
+                    assert_eq!(count(&read), count_serde(&usual), "{text:?}");
                 }
                 (Ok(_), Err(error)) => panic!("{text:?}: {error}"),
                 (Err(JsonFault::Duplicate), Ok(_)) => duplicates += 1,
@@ -271,18 +278,18 @@ mod tests {
         assert!(started.elapsed() < Duration::from_secs(60), "reading is slow");
     }
 
-    fn count(json: &Json) -> usize {
+    fn count(json: &JsonValue) -> usize {
         match json {
-            Json::Array(all) => 1 + all.iter().map(count).sum::<usize>(),
-            Json::Object(all) => 1 + all.iter().map(|(_, value)| count(value)).sum::<usize>(),
-            Json::Null | Json::Other | Json::Text(_) | Json::TextTooLong => 1,
+            JsonValue::Array(all) => 1 + all.iter().map(count).sum::<usize>(),
+            JsonValue::Object(all) => 1 + all.iter().map(|(_, value)| count(value)).sum::<usize>(),
+            JsonValue::Null | JsonValue::Other | JsonValue::Text(_) | JsonValue::TextTooLong => 1,
         }
     }
 
-    fn count_usual(json: &serde_json::Value) -> usize {
+    fn count_serde(json: &serde_json::Value) -> usize {
         match json {
-            serde_json::Value::Array(all) => 1 + all.iter().map(count_usual).sum::<usize>(),
-            serde_json::Value::Object(all) => 1 + all.values().map(count_usual).sum::<usize>(),
+            serde_json::Value::Array(all) => 1 + all.iter().map(count_serde).sum::<usize>(),
+            serde_json::Value::Object(all) => 1 + all.values().map(count_serde).sum::<usize>(),
             serde_json::Value::Bool(_)
             | serde_json::Value::Null
             | serde_json::Value::Number(_)

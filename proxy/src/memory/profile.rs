@@ -5,48 +5,48 @@ use std::collections::HashMap;
 use std::sync::LazyLock;
 
 use http::HeaderName;
-use rules::facts::Operation;
-use rules::word::ProfileName;
+use rules::facts::BankOperation;
+use rules::ids::ProfileName;
 use serde::Deserialize;
 
 /// The profiles that come with Sandbar.
-static PROFILES: LazyLock<HashMap<String, Profile>> = LazyLock::new(|| {
+static PROFILES: LazyLock<HashMap<String, MemoryProfile>> = LazyLock::new(|| {
     let texts = [include_str!("profiles/astrocyte.toml")];
     // One that cannot be read is not there, and its services are refused; a test reads every one of them.
-    let profiles = texts.into_iter().filter_map(|text| Profile::parse(text).ok());
+    let profiles = texts.into_iter().filter_map(|text| MemoryProfile::parse(text).ok());
     profiles.map(|profile| (profile.name.clone(), profile)).collect()
 });
 
 /// How a memory service is spoken to.
 #[derive(Debug)]
-pub(super) struct Profile {
+pub(super) struct MemoryProfile {
     pub(super) name: String,
     /// Fields of a request that are passed on; no other is.
     pub(super) pass: Vec<HeaderName>,
     pub(super) key_field: HeaderName,
     pub(super) principal_field: HeaderName,
-    routes: Vec<Route>,
+    routes: Vec<ProfileRoute>,
 }
 
 /// One kind of request.
 #[derive(Debug)]
-pub(super) struct Route {
+pub(super) struct ProfileRoute {
     method: String,
-    paths: Vec<Vec<Segment>>,
+    paths: Vec<Vec<PathSegment>>,
     /// What the service calls it.
     pub(super) call: String,
-    pub(super) operation: Operation,
-    pub(super) banks: Vec<Selector>,
+    pub(super) operation: BankOperation,
+    pub(super) banks: Vec<BankSelector>,
     /// Query values it takes beside its banks.
     pub(super) query: Vec<String>,
     /// What the body must not have.
-    pub(super) refused: Vec<Pointer>,
+    pub(super) refused: Vec<JsonPointer>,
     /// Where the answer names the banks its content is from.
-    pub(super) answer: Vec<Pointer>,
+    pub(super) answer: Vec<JsonPointer>,
 }
 
 #[derive(Debug, PartialEq, Eq)]
-enum Segment {
+enum PathSegment {
     /// Any one segment.
     Any(String),
     Literal(String),
@@ -54,26 +54,26 @@ enum Segment {
 
 /// Where a request names a bank.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) enum Selector {
-    Body(Pointer),
+pub(super) enum BankSelector {
+    Body(JsonPointer),
     Path(String),
     Query(String),
 }
 
 /// A place in a JSON document: keys, and `*` for every element of an array.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) struct Pointer(pub(super) Vec<Step>);
+pub(super) struct JsonPointer(pub(super) Vec<PointerStep>);
 
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) enum Step {
+pub(super) enum PointerStep {
     Each,
     Key(String),
 }
 
 /// A route that fits, and what its path names.
 #[derive(Debug)]
-pub(super) struct Found<'a> {
-    pub(super) route: &'a Route,
+pub(super) struct RouteMatch<'a> {
+    pub(super) route: &'a ProfileRoute,
     pub(super) named: Vec<(&'a str, String)>,
 }
 
@@ -90,77 +90,77 @@ pub(super) enum ProfileError {
     Unselected(String),
 }
 
-impl Profile {
+impl MemoryProfile {
     /// The profile of this name, if there is one.
-    pub(super) fn named(name: &ProfileName) -> Option<&'static Profile> {
+    pub(super) fn by_name(name: &ProfileName) -> Option<&'static MemoryProfile> {
         PROFILES.get(name.as_str())
     }
 
     fn parse(text: &str) -> Result<Self, ProfileError> {
         let document: ProfileDocument = toml::from_str(text)?;
-        Ok(Profile {
+        Ok(MemoryProfile {
             name: document.name,
-            pass: document.pass.iter().map(|name| field(name)).collect::<Result<_, _>>()?,
-            key_field: field(&document.key_field)?,
-            principal_field: field(&document.principal_field)?,
-            routes: document.route.into_iter().map(Route::new).collect::<Result<_, _>>()?,
+            pass: document.pass.iter().map(|name| parse_field(name)).collect::<Result<_, _>>()?,
+            key_field: parse_field(&document.key_field)?,
+            principal_field: parse_field(&document.principal_field)?,
+            routes: document.route.into_iter().map(ProfileRoute::new).collect::<Result<_, _>>()?,
         })
     }
 
     /// The route of a request, by its method and canonical path.
-    pub(super) fn route(&self, method: &str, path: &str) -> Option<Found<'_>> {
+    pub(super) fn find_route(&self, method: &str, path: &str) -> Option<RouteMatch<'_>> {
         let segments: Vec<&str> = path.split('/').skip(1).collect();
         self.routes.iter().filter(|route| route.method == method).find_map(|route| {
-            let named = route.paths.iter().find_map(|path| fits(path, &segments))?;
-            Some(Found { route, named })
+            let named = route.paths.iter().find_map(|path| match_path(path, &segments))?;
+            Some(RouteMatch { route, named })
         })
     }
 }
 
-fn fits<'a>(path: &'a [Segment], segments: &[&str]) -> Option<Vec<(&'a str, String)>> {
+fn match_path<'a>(path: &'a [PathSegment], segments: &[&str]) -> Option<Vec<(&'a str, String)>> {
     if path.len() != segments.len() {
         return None;
     }
     let mut named = Vec::new();
     for (segment, found) in path.iter().zip(segments) {
         match segment {
-            Segment::Any(_) if found.is_empty() => return None,
-            Segment::Any(name) => named.push((name.as_str(), (*found).to_owned())),
-            Segment::Literal(literal) if literal == found => {}
-            Segment::Literal(_) => return None,
+            PathSegment::Any(_) if found.is_empty() => return None,
+            PathSegment::Any(name) => named.push((name.as_str(), (*found).to_owned())),
+            PathSegment::Literal(literal) if literal == found => {}
+            PathSegment::Literal(_) => return None,
         }
     }
     Some(named)
 }
 
-impl Route {
+impl ProfileRoute {
     fn new(document: RouteDocument) -> Result<Self, ProfileError> {
         let operation = match document.operation {
-            OperationDocument::Admin => Operation::Admin,
-            OperationDocument::Delete => Operation::Delete,
-            OperationDocument::None => Operation::None,
-            OperationDocument::Read => Operation::Read,
-            OperationDocument::Write => Operation::Write,
+            RouteOperation::Admin => BankOperation::Admin,
+            RouteOperation::Delete => BankOperation::Delete,
+            RouteOperation::None => BankOperation::None,
+            RouteOperation::Read => BankOperation::Read,
+            RouteOperation::Write => BankOperation::Write,
         };
-        let touches = !matches!(operation, Operation::Admin | Operation::None);
+        let touches = !matches!(operation, BankOperation::Admin | BankOperation::None);
         if touches && document.banks.is_empty() {
             return Err(ProfileError::Unselected(document.call));
         }
-        let pointers = |list: &[String]| -> Result<Vec<Pointer>, ProfileError> {
+        let pointers = |list: &[String]| -> Result<Vec<JsonPointer>, ProfileError> {
             let parse = |text: &String| {
-                Pointer::parse(text).ok_or_else(|| ProfileError::Selector(text.clone()))
+                JsonPointer::parse(text).ok_or_else(|| ProfileError::Selector(text.clone()))
             };
             list.iter().map(parse).collect()
         };
-        Ok(Route {
+        Ok(ProfileRoute {
             method: document.method,
-            paths: document.paths.iter().map(|path| segments(path)).collect(),
+            paths: document.paths.iter().map(|path| parse_segments(path)).collect(),
             call: document.call,
             operation,
             banks: document
                 .banks
                 .iter()
-                .map(|text| Selector::parse(text))
+                .map(|text| BankSelector::parse(text))
                 .collect::<Result<_, _>>()?,
             query: document.query,
             refused: pointers(&document.refused)?,
@@ -174,40 +174,40 @@ impl Route {
     }
 }
 
-fn segments(path: &str) -> Vec<Segment> {
+fn parse_segments(path: &str) -> Vec<PathSegment> {
     let segment = |text: &str| match text.strip_prefix('{').and_then(|text| text.strip_suffix('}'))
     {
-        Some(name) => Segment::Any(name.to_owned()),
-        None => Segment::Literal(text.to_owned()),
+        Some(name) => PathSegment::Any(name.to_owned()),
+        None => PathSegment::Literal(text.to_owned()),
     };
     path.split('/').skip(1).map(segment).collect()
 }
 
-impl Selector {
+impl BankSelector {
     fn parse(text: &str) -> Result<Self, ProfileError> {
         let wrong = || ProfileError::Selector(text.to_owned());
         match text.split_once(':') {
             Some(("body", pointer)) => {
-                Pointer::parse(pointer).map(Selector::Body).ok_or_else(wrong)
+                JsonPointer::parse(pointer).map(BankSelector::Body).ok_or_else(wrong)
             }
-            Some(("path", name)) => Ok(Selector::Path(name.to_owned())),
-            Some(("query", name)) => Ok(Selector::Query(name.to_owned())),
+            Some(("path", name)) => Ok(BankSelector::Path(name.to_owned())),
+            Some(("query", name)) => Ok(BankSelector::Query(name.to_owned())),
             _ => Err(wrong()),
         }
     }
 }
 
-impl Pointer {
+impl JsonPointer {
     fn parse(text: &str) -> Option<Self> {
         let step = |text: &str| match text {
-            "*" => Step::Each,
-            key => Step::Key(key.to_owned()),
+            "*" => PointerStep::Each,
+            key => PointerStep::Key(key.to_owned()),
         };
-        text.strip_prefix('/').map(|rest| Pointer(rest.split('/').map(step).collect()))
+        text.strip_prefix('/').map(|rest| JsonPointer(rest.split('/').map(step).collect()))
     }
 }
 
-fn field(name: &str) -> Result<HeaderName, ProfileError> {
+fn parse_field(name: &str) -> Result<HeaderName, ProfileError> {
     HeaderName::try_from(name).map_err(|_| ProfileError::Field(name.to_owned()))
 }
 
@@ -228,7 +228,7 @@ struct RouteDocument {
     method: String,
     paths: Vec<String>,
     call: String,
-    operation: OperationDocument,
+    operation: RouteOperation,
     #[serde(default)]
     banks: Vec<String>,
     #[serde(default)]
@@ -241,7 +241,7 @@ struct RouteDocument {
 
 #[derive(Clone, Copy, Debug, Deserialize)]
 #[serde(rename_all = "kebab-case")]
-enum OperationDocument {
+enum RouteOperation {
     Admin,
     Delete,
     None,
@@ -254,9 +254,9 @@ mod tests {
     use super::*;
 
     #[test]
-    fn every_route_of_astrocyte_is_known_for_what_it_is() {
-        use Operation::{Admin, Delete, None as Harmless, Read, Write};
-        let profile = Profile::parse(include_str!("profiles/astrocyte.toml")).unwrap();
+    fn p12_every_route_of_astrocyte_is_known_for_what_it_is() {
+        use BankOperation::{Admin, Delete, None as Harmless, Read, Write};
+        let profile = MemoryProfile::parse(include_str!("profiles/astrocyte.toml")).unwrap();
         for (method, path, operation) in [
             ("POST", "/v1/retain", Some(Write)),
             ("POST", "/v1/recall", Some(Read)),
@@ -302,7 +302,7 @@ mod tests {
             ("GET", "/metrics", None),
             ("GET", "/", None),
         ] {
-            let found = profile.route(method, path).map(|found| found.route.operation);
+            let found = profile.find_route(method, path).map(|found| found.route.operation);
             assert_eq!(found, operation, "{method} {path}");
         }
     }
@@ -311,7 +311,7 @@ mod tests {
     fn what_touches_banks_says_where_it_names_them() {
         let with = |route: &str| {
             let head = "name = \"x\"\npass = []\nkey_field = \"x-k\"\nprincipal_field = \"x-p\"\n";
-            Profile::parse(&format!("{head}[[route]]\n{route}"))
+            MemoryProfile::parse(&format!("{head}[[route]]\n{route}"))
         };
         let route = "method = \"POST\"\npaths = [\"/a\"]\ncall = \"a\"\n";
         for (rest, good) in [

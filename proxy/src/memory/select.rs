@@ -2,34 +2,36 @@
 //! take whichever it likes, because all of them are asked about.
 
 use rules::Reason;
-use rules::word::BankId;
+use rules::ids::BankId;
 
-use super::form::Query;
-use super::json::Json;
-use super::profile::{Found, Pointer, Selector, Step};
+use super::form::QueryParams;
+use super::json::JsonValue;
+use super::profile::{BankSelector, JsonPointer, PointerStep, RouteMatch};
 use crate::report::refusal::Refusal;
 
 /// Most banks in one request.
 pub(super) const MAX_BANKS: usize = 64;
 
 /// Every bank the request names, each once, in the order of the profile.
-pub(super) fn banks(
-    found: &Found<'_>,
-    query: &Query<'_>,
-    body: Option<&Json>,
+pub(super) fn select_banks(
+    found: &RouteMatch<'_>,
+    query: &QueryParams<'_>,
+    body: Option<&JsonValue>,
 ) -> Result<Vec<BankId>, Refusal> {
     let mut banks = Vec::new();
     for selector in &found.route.banks {
         match selector {
-            Selector::Body(pointer) => {
-                values(body.unwrap_or(&Json::Null), pointer, &mut |value| take(value, &mut banks))?;
+            BankSelector::Body(pointer) => {
+                visit_values(body.unwrap_or(&JsonValue::Null), pointer, &mut |value| {
+                    add_value(value, &mut banks)
+                })?;
             }
-            Selector::Path(name) => {
+            BankSelector::Path(name) => {
                 let named = found.named.iter().find(|(known, _)| known == name);
-                named.map_or(Ok(()), |(_, text)| keep(text, &mut banks))?;
+                named.map_or(Ok(()), |(_, text)| add_bank(text, &mut banks))?;
             }
-            Selector::Query(name) => {
-                query.value(name).map_or(Ok(()), |text| keep(text, &mut banks))?;
+            BankSelector::Query(name) => {
+                query.value(name).map_or(Ok(()), |text| add_bank(text, &mut banks))?;
             }
         }
     }
@@ -37,132 +39,134 @@ pub(super) fn banks(
 }
 
 /// Refuses a body that has what its route must not have; null is as good as absent.
-pub(super) fn refuse(pointer: &Pointer, body: &Json) -> Result<(), Refusal> {
-    values(body, pointer, &mut |value| match value {
-        Json::Null => Ok(()),
-        Json::Array(_) | Json::Object(_) | Json::Other | Json::Text(_) | Json::TextTooLong => {
-            Err(Refusal::from(Reason::MemoryOperation)
-                .because(format!("`{pointer}` leads beyond the bank that is named")))
-        }
+pub(super) fn refuse_field(pointer: &JsonPointer, body: &JsonValue) -> Result<(), Refusal> {
+    visit_values(body, pointer, &mut |value| match value {
+        JsonValue::Null => Ok(()),
+        JsonValue::Array(_)
+        | JsonValue::Object(_)
+        | JsonValue::Other
+        | JsonValue::Text(_)
+        | JsonValue::TextTooLong => Err(Refusal::from(Reason::MemoryOperation)
+            .with_detail(format!("`{pointer}` leads beyond the bank that is named"))),
     })
 }
 
 /// Asks `own` about everything that stands at `pointer` in an answer. Here an empty list, or null for
 /// one, is nothing to ask about, and what is missing is asked about as null.
-pub(super) fn answered(
-    json: &Json,
-    pointer: &Pointer,
-    own: &dyn Fn(&Json) -> Result<(), Refusal>,
+pub(super) fn check_answer_banks(
+    json: &JsonValue,
+    pointer: &JsonPointer,
+    own: &dyn Fn(&JsonValue) -> Result<(), Refusal>,
 ) -> Result<(), Refusal> {
-    meet(json, &pointer.0, own)
+    walk_answer(json, &pointer.0, own)
 }
 
-fn meet(
-    json: &Json,
-    steps: &[Step],
-    own: &dyn Fn(&Json) -> Result<(), Refusal>,
+fn walk_answer(
+    json: &JsonValue,
+    steps: &[PointerStep],
+    own: &dyn Fn(&JsonValue) -> Result<(), Refusal>,
 ) -> Result<(), Refusal> {
     match (steps.split_first(), json) {
         (None, value) => own(value),
-        (Some((Step::Key(key), rest)), Json::Object(members)) => {
+        (Some((PointerStep::Key(key), rest)), JsonValue::Object(members)) => {
             let named = members.iter().find(|(known, _)| known == key);
-            named.map_or_else(|| own(&Json::Null), |(_, value)| meet(value, rest, own))
+            named.map_or_else(|| own(&JsonValue::Null), |(_, value)| walk_answer(value, rest, own))
         }
-        (Some((Step::Each, _)), Json::Null) => Ok(()),
-        (Some((Step::Each, rest)), Json::Array(elements)) => {
-            elements.iter().try_for_each(|element| meet(element, rest, own))
+        (Some((PointerStep::Each, _)), JsonValue::Null) => Ok(()),
+        (Some((PointerStep::Each, rest)), JsonValue::Array(elements)) => {
+            elements.iter().try_for_each(|element| walk_answer(element, rest, own))
         }
         (Some(_), other) => own(other),
     }
 }
 
 /// Calls `each` with everything that stands at `pointer`.
-pub(super) fn values<'a>(
-    json: &'a Json,
-    pointer: &Pointer,
-    each: &mut dyn FnMut(&'a Json) -> Result<(), Refusal>,
+pub(super) fn visit_values<'a>(
+    json: &'a JsonValue,
+    pointer: &JsonPointer,
+    each: &mut dyn FnMut(&'a JsonValue) -> Result<(), Refusal>,
 ) -> Result<(), Refusal> {
-    walk(json, &pointer.0, each)
+    walk_request(json, &pointer.0, each)
 }
 
-fn walk<'a>(
-    json: &'a Json,
-    steps: &[Step],
-    each: &mut dyn FnMut(&'a Json) -> Result<(), Refusal>,
+fn walk_request<'a>(
+    json: &'a JsonValue,
+    steps: &[PointerStep],
+    each: &mut dyn FnMut(&'a JsonValue) -> Result<(), Refusal>,
 ) -> Result<(), Refusal> {
-    let malformed = |why| Err(Refusal::from(Reason::BankMalformed).because(why));
+    let malformed = |why| Err(Refusal::from(Reason::BankMalformed).with_detail(why));
     match (steps.split_first(), json) {
         (None, value) => each(value),
-        (Some(_), Json::Null) => Ok(()),
-        (Some((Step::Key(key), rest)), Json::Object(members)) => {
+        (Some(_), JsonValue::Null) => Ok(()),
+        (Some((PointerStep::Key(key), rest)), JsonValue::Object(members)) => {
             // A service that is less strict about its keys would read another bank than we do.
-            if members.iter().any(|(known, _)| known != key && folded(known) == folded(key)) {
+            if members.iter().any(|(known, _)| known != key && fold_key(known) == fold_key(key)) {
                 return malformed("a key is spelt almost like the one that names the bank");
             }
             let named = members.iter().find(|(known, _)| known == key);
-            named.map_or(Ok(()), |(_, value)| walk(value, rest, each))
+            named.map_or(Ok(()), |(_, value)| walk_request(value, rest, each))
         }
-        (Some((Step::Each, _)), Json::Array(elements)) if elements.is_empty() => {
+        (Some((PointerStep::Each, _)), JsonValue::Array(elements)) if elements.is_empty() => {
             malformed("an empty list of banks can mean every bank")
         }
-        (Some((Step::Each, rest)), Json::Array(elements)) => {
-            elements.iter().try_for_each(|element| walk(element, rest, each))
+        (Some((PointerStep::Each, rest)), JsonValue::Array(elements)) => {
+            elements.iter().try_for_each(|element| walk_request(element, rest, each))
         }
         (Some(_), _) => malformed("something else stands where the bank is named"),
     }
 }
 
-fn folded(key: &str) -> String {
+fn fold_key(key: &str) -> String {
     let kept = key.chars().filter(|letter| !matches!(letter, '_' | '-' | ' '));
     kept.flat_map(char::to_lowercase).collect()
 }
 
 /// Null is what some clients write for "not given".
-fn take(value: &Json, banks: &mut Vec<BankId>) -> Result<(), Refusal> {
+fn add_value(value: &JsonValue, banks: &mut Vec<BankId>) -> Result<(), Refusal> {
     match value {
-        Json::Null => Ok(()),
-        Json::Text(text) => keep(text, banks),
-        Json::Array(_) | Json::Object(_) | Json::Other | Json::TextTooLong => {
-            Err(Refusal::from(Reason::BankMalformed).because("a bank is named by a text"))
+        JsonValue::Null => Ok(()),
+        JsonValue::Text(text) => add_bank(text, banks),
+        JsonValue::Array(_) | JsonValue::Object(_) | JsonValue::Other | JsonValue::TextTooLong => {
+            Err(Refusal::from(Reason::BankMalformed).with_detail("a bank is named by a text"))
         }
     }
 }
 
-fn keep(text: &str, banks: &mut Vec<BankId>) -> Result<(), Refusal> {
-    let malformed = |error| Refusal::from(Reason::BankMalformed).because(error);
+fn add_bank(text: &str, banks: &mut Vec<BankId>) -> Result<(), Refusal> {
+    let malformed = |error| Refusal::from(Reason::BankMalformed).with_detail(error);
     let bank = BankId::parse(text).map_err(malformed)?;
     if !banks.contains(&bank) {
         if banks.len() >= MAX_BANKS {
             let why = format!("it names more than {MAX_BANKS} banks");
-            return Err(Refusal::from(Reason::BankMalformed).because(why));
+            return Err(Refusal::from(Reason::BankMalformed).with_detail(why));
         }
         banks.push(bank);
     }
     Ok(())
 }
 
-impl std::fmt::Display for Pointer {
+impl std::fmt::Display for JsonPointer {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         self.0.iter().try_for_each(|step| match step {
-            Step::Each => f.write_str("/*"),
-            Step::Key(key) => write!(f, "/{key}"),
+            PointerStep::Each => f.write_str("/*"),
+            PointerStep::Key(key) => write!(f, "/{key}"),
         })
     }
 }
 
 #[cfg(test)]
 mod tests {
-    use rules::word::ProfileName;
+    use rules::ids::ProfileName;
 
     use super::super::json;
-    use super::super::profile::Profile;
+    use super::super::profile::MemoryProfile;
     use super::*;
 
     #[test]
-    fn every_value_of_every_selector_is_seen() {
-        let profile = Profile::named(&ProfileName::parse("astrocyte").unwrap()).unwrap();
-        let found = profile.route("POST", "/v1/recall").unwrap();
-        let query = Query::parse(None, &found).unwrap();
+    fn p12_every_value_of_every_selector_is_seen() {
+        let profile = MemoryProfile::by_name(&ProfileName::parse("astrocyte").unwrap()).unwrap();
+        let found = profile.find_route("POST", "/v1/recall").unwrap();
+        let query = QueryParams::parse(None, &found).unwrap();
         for (body, banks) in [
             (r#"{"bank_id":"a"}"#, Ok("a")),
             (r#"{"bank_id":"a","banks":["b","a","c"]}"#, Ok("a b c")),
@@ -190,8 +194,8 @@ mod tests {
             (r#"["a"]"#, Err(Reason::BankMalformed)),
             (r#""a""#, Err(Reason::BankMalformed)),
         ] {
-            let json = json::read(body.as_bytes()).unwrap();
-            let named = super::banks(&found, &query, Some(&json));
+            let json = json::parse_json(body.as_bytes()).unwrap();
+            let named = super::select_banks(&found, &query, Some(&json));
             let named =
                 named.map(|all| all.iter().map(|bank| bank.as_str()).collect::<Vec<_>>().join(" "));
             let named = named.map_err(|refusal| refusal.reason);
@@ -200,15 +204,15 @@ mod tests {
     }
 
     #[test]
-    fn the_number_of_banks_is_bounded() {
-        let profile = Profile::named(&ProfileName::parse("astrocyte").unwrap()).unwrap();
-        let found = profile.route("POST", "/v1/recall").unwrap();
-        let query = Query::parse(None, &found).unwrap();
+    fn p17_the_number_of_banks_is_bounded() {
+        let profile = MemoryProfile::by_name(&ProfileName::parse("astrocyte").unwrap()).unwrap();
+        let found = profile.find_route("POST", "/v1/recall").unwrap();
+        let query = QueryParams::parse(None, &found).unwrap();
         for (count, good) in [(MAX_BANKS, true), (MAX_BANKS + 1, false)] {
             let banks: Vec<String> = (0..count).map(|bank| format!("\"b{bank}\"")).collect();
             let body = format!("{{\"banks\":[{}]}}", banks.join(","));
-            let json = json::read(body.as_bytes()).unwrap();
-            assert_eq!(super::banks(&found, &query, Some(&json)).is_ok(), good, "{count}");
+            let json = json::parse_json(body.as_bytes()).unwrap();
+            assert_eq!(super::select_banks(&found, &query, Some(&json)).is_ok(), good, "{count}");
         }
     }
 }

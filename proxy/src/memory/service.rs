@@ -7,60 +7,60 @@ use std::sync::Arc;
 
 use anyhow::Context;
 use certs::UnixTime;
-use certs::identity::{SigningKey, Subject, Token, TrustDomain};
+use certs::identity::{SignedToken, SigningKey, Subject, TrustDomain};
 use certs::service_token::{MAX_LIFE, ServiceClaims, ServiceProfile, ServiceTokens};
 use http::header::AUTHORIZATION;
 use http::{HeaderName, HeaderValue};
 use pingora_http::RequestHeader;
-use rules::operator::{MemoryService, Operator, Proof};
+use rules::configuration::{Configuration, MemoryService, ServiceAuthSettings};
+use rules::ids::{BankId, CredentialName};
 use rules::principal::PrincipalTemplate;
-use rules::word::{BankId, CredentialName};
 use rules::{Host, Reason, SandboxRef};
 use serde_json::{Value, json};
 
-use super::profile::Profile;
-use crate::credential::scrub::Echoes;
-use crate::credential::{Credential, Credentials};
+use super::profile::MemoryProfile;
+use crate::credential::scrub::EchoPatterns;
+use crate::credential::{Credential, CredentialStore};
 use crate::report::refusal::Refusal;
 
 /// The services of the operator's file.
 #[derive(Debug)]
-pub(super) struct Services(HashMap<(Host, u16), Service>);
+pub(super) struct MemoryServices(HashMap<(Host, u16), ServiceEndpoint>);
 
 /// One memory service.
 #[derive(Debug)]
-pub(super) struct Service {
+pub(super) struct ServiceEndpoint {
     pub(super) audience: String,
-    voice: Voice,
+    voice: ServiceAuth,
 }
 
 /// What it is told.
 #[derive(Debug)]
-enum Voice {
+enum ServiceAuth {
     Key { credential: CredentialName, principal: PrincipalTemplate },
     Principal(PrincipalTemplate),
     Token { tokens: Box<ServiceTokens>, domain: TrustDomain },
 }
 
-impl Services {
+impl MemoryServices {
     /// Takes over what the operator says, and looks at every key: one that is missing is found at the start.
     pub(super) fn open(
-        operator: &Operator,
-        credentials: &Credentials,
+        operator: &Configuration,
+        credentials: &CredentialStore,
         base: &Path,
     ) -> anyhow::Result<Self> {
         let mut services = HashMap::new();
         for service in &operator.memory_services {
             let MemoryService { host, port, audience, proof } = service;
-            let voice = Voice::open(proof, credentials, base)
+            let voice = ServiceAuth::open(proof, credentials, base)
                 .with_context(|| format!("cannot speak to the memory service {host}:{port}"))?;
-            let service = Service { audience: audience.clone(), voice };
+            let service = ServiceEndpoint { audience: audience.clone(), voice };
             services.insert((host.clone(), *port), service);
         }
-        Ok(Services(services))
+        Ok(MemoryServices(services))
     }
 
-    pub(super) fn at(&self, host: &Host, port: u16) -> Option<&Service> {
+    pub(super) fn find(&self, host: &Host, port: u16) -> Option<&ServiceEndpoint> {
         self.0.get(&(host.clone(), port))
     }
 
@@ -68,7 +68,7 @@ impl Services {
     pub(super) fn jwks(&self, now: UnixTime) -> Value {
         let mut keys: Vec<Value> = Vec::new();
         for service in self.0.values() {
-            let Voice::Token { tokens, .. } = &service.voice else { continue };
+            let ServiceAuth::Token { tokens, .. } = &service.voice else { continue };
             let mut set = tokens.jwks(now);
             let own = set.get_mut("keys").and_then(Value::as_array_mut);
             keys.extend(own.map(std::mem::take).unwrap_or_default());
@@ -79,69 +79,78 @@ impl Services {
     }
 }
 
-impl Voice {
-    fn open(proof: &Proof, credentials: &Credentials, base: &Path) -> anyhow::Result<Self> {
+impl ServiceAuth {
+    fn open(
+        proof: &ServiceAuthSettings,
+        credentials: &CredentialStore,
+        base: &Path,
+    ) -> anyhow::Result<Self> {
         match proof {
-            Proof::ApiKey { credential, principal } => {
+            ServiceAuthSettings::ApiKey { credential, principal } => {
                 let missing =
                     |refusal: Refusal| anyhow::anyhow!(refusal.detail.unwrap_or_default());
                 credentials.current(credential).map_err(missing)?;
                 let (credential, principal) = (credential.clone(), principal.clone());
-                Ok(Voice::Key { credential, principal })
+                Ok(ServiceAuth::Key { credential, principal })
             }
-            Proof::Principal(principal) => Ok(Voice::Principal(principal.clone())),
-            Proof::Token { key, issuer, trust_domain } => {
+            ServiceAuthSettings::Principal(principal) => {
+                Ok(ServiceAuth::Principal(principal.clone()))
+            }
+            ServiceAuthSettings::Token { key, issuer, trust_domain } => {
                 let key = SigningKey::load(&base.join(key))?;
                 let tokens = ServiceTokens::new(key, issuer, ServiceProfile::Astrocyte, MAX_LIFE)?;
                 let (tokens, domain) = (Box::new(tokens), TrustDomain::parse(trust_domain)?);
-                Ok(Voice::Token { tokens, domain })
+                Ok(ServiceAuth::Token { tokens, domain })
             }
         }
     }
 }
 
-impl Service {
+impl ServiceEndpoint {
     /// The credential that goes with its requests, for the record.
     pub(super) fn credential(&self) -> Option<&CredentialName> {
         match &self.voice {
-            Voice::Key { credential, .. } => Some(credential),
-            Voice::Principal(_) | Voice::Token { .. } => None,
+            ServiceAuth::Key { credential, .. } => Some(credential),
+            ServiceAuth::Principal(_) | ServiceAuth::Token { .. } => None,
         }
     }
 
     /// The key as it stands now; none where none is needed.
-    pub(super) fn key(&self, all: &Credentials) -> Result<Option<Arc<Credential>>, Refusal> {
+    pub(super) fn current_key(
+        &self,
+        all: &CredentialStore,
+    ) -> Result<Option<Arc<Credential>>, Refusal> {
         self.credential().map(|name| all.current(name)).transpose()
     }
 
     /// Says in a request, from which the sandbox's own word is gone, whose it is.
-    pub(super) fn introduce(
+    pub(super) fn add_identity(
         &self,
         request: &mut RequestHeader,
-        profile: &Profile,
-        whom: &Whom<'_>,
+        profile: &MemoryProfile,
+        whom: &CallSubject<'_>,
     ) -> Result<(), Refusal> {
         let mut put = |name: &HeaderName, value: HeaderValue| {
-            request.insert_header(name, value).map_err(|_| unavailable("it is no field"))
+            request.insert_header(name, value).map_err(|_| credential_refusal("it is no field"))
         };
         if let Some(key) = whom.key {
-            put(&profile.key_field, key.field()?)?;
+            put(&profile.key_field, key.header_value()?)?;
         }
         match &self.voice {
-            Voice::Key { principal, .. } | Voice::Principal(principal) => {
-                let name = principal.of(whom.sandbox).ok_or(Reason::IdentityUnset)?;
-                put(&profile.principal_field, field(&name)?)
+            ServiceAuth::Key { principal, .. } | ServiceAuth::Principal(principal) => {
+                let name = principal.render(whom.sandbox).ok_or(Reason::IdentityUnset)?;
+                put(&profile.principal_field, sensitive_value(&name)?)
             }
-            Voice::Token { tokens, domain } => {
-                let token = token(tokens, domain, &self.audience, whom)?;
-                put(&AUTHORIZATION, field(&format!("Bearer {}", token.expose()))?)
+            ServiceAuth::Token { tokens, domain } => {
+                let token = sign_token(tokens, domain, &self.audience, whom)?;
+                put(&AUTHORIZATION, sensitive_value(&format!("Bearer {}", token.expose()))?)
             }
         }
     }
 }
 
 /// For whom a service is spoken to.
-pub(super) struct Whom<'a> {
+pub(super) struct CallSubject<'a> {
     pub(super) sandbox: &'a SandboxRef,
     pub(super) banks: &'a [BankId],
     pub(super) key: Option<&'a Credential>,
@@ -149,25 +158,29 @@ pub(super) struct Whom<'a> {
 
 /// What of a request must not come back: the key of the service, and the signature of a token for it, without
 /// which the rest is no token.
-pub(super) fn secrets(head: &RequestHeader, key: Option<&Credential>) -> Vec<Arc<Echoes>> {
+pub(super) fn secret_patterns(
+    head: &RequestHeader,
+    key: Option<&Credential>,
+) -> Vec<Arc<EchoPatterns>> {
     let token = head.headers.get(AUTHORIZATION).and_then(|bearer| bearer.to_str().ok());
     let signature = token.and_then(|token| token.rsplit('.').next());
-    let signature = signature.map(|signature| Arc::new(Echoes::of(signature)));
+    let signature = signature.map(|signature| Arc::new(EchoPatterns::new(signature)));
     key.map(Credential::echoes).into_iter().chain(signature).collect()
 }
 
-fn field(text: &str) -> Result<HeaderValue, Refusal> {
-    let mut value = HeaderValue::from_str(text).map_err(|_| unavailable("it is no field"))?;
+fn sensitive_value(text: &str) -> Result<HeaderValue, Refusal> {
+    let mut value =
+        HeaderValue::from_str(text).map_err(|_| credential_refusal("it is no field"))?;
     value.set_sensitive(true);
     Ok(value)
 }
 
-fn token(
+fn sign_token(
     tokens: &ServiceTokens,
     domain: &TrustDomain,
     audience: &str,
-    whom: &Whom<'_>,
-) -> Result<Arc<Token>, Refusal> {
+    whom: &CallSubject<'_>,
+) -> Result<Arc<SignedToken>, Refusal> {
     let (Some(tenant), Some(environment)) = (&whom.sandbox.tenant, &whom.sandbox.environment)
     else {
         return Err(Reason::IdentityUnset.into());
@@ -180,9 +193,9 @@ fn token(
     };
     let banks: Vec<String> = whom.banks.iter().map(|bank| bank.as_str().to_owned()).collect();
     let claims = ServiceClaims { subject: &subject, audience, banks: &banks, certificate: None };
-    tokens.token(&claims, UnixTime::now()).map_err(unavailable)
+    tokens.token(&claims, UnixTime::now()).map_err(credential_refusal)
 }
 
-fn unavailable(why: impl ToString) -> Refusal {
-    Refusal::from(Reason::CredentialUnavailable).because(why)
+fn credential_refusal(why: impl ToString) -> Refusal {
+    Refusal::from(Reason::CredentialUnavailable).with_detail(why)
 }

@@ -6,22 +6,22 @@ use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, bail};
-use rules::load::{MAX_FILE, MAX_LIST, lists_named_by, policy_dir};
-use rules::{SourceFile, Sources};
+use rules::load::{MAX_FILE, MAX_LIST, list_files, policy_dir};
+use rules::{LoadSources, SourceFile};
 
 use crate::report::UsageError;
 
 /// The operator's file, where nothing else is said.
-pub const OPERATOR_FILE: &str = "sandbar.toml";
+pub const CONFIG_FILE: &str = "sandbar.toml";
 
 /// Reads policy files, directories of them, or an operator's file with the policies it names.
-pub fn read(paths: &[PathBuf]) -> anyhow::Result<Sources> {
-    let mut sources = Sources { generation: 1, ..Sources::default() };
+pub fn read_paths(paths: &[PathBuf]) -> anyhow::Result<LoadSources> {
+    let mut sources = LoadSources { generation: 1, ..LoadSources::default() };
     for path in paths {
-        if path.file_name().is_some_and(|name| name == OPERATOR_FILE) {
-            add_operated(&mut sources, path)?;
-        } else if path.is_dir() && path.join(OPERATOR_FILE).is_file() {
-            add_operated(&mut sources, &path.join(OPERATOR_FILE))?;
+        if path.file_name().is_some_and(|name| name == CONFIG_FILE) {
+            add_config(&mut sources, path)?;
+        } else if path.is_dir() && path.join(CONFIG_FILE).is_file() {
+            add_config(&mut sources, &path.join(CONFIG_FILE))?;
         } else if path.is_dir() {
             sources.policies.extend(read_dir(path)?);
         } else {
@@ -32,18 +32,18 @@ pub fn read(paths: &[PathBuf]) -> anyhow::Result<Sources> {
 }
 
 /// Reads the operator's file and the policies it names.
-pub fn operated(config: &Path) -> anyhow::Result<Sources> {
-    let mut sources = Sources { generation: 1, ..Sources::default() };
-    add_operated(&mut sources, config)?;
+pub fn read_config(config: &Path) -> anyhow::Result<LoadSources> {
+    let mut sources = LoadSources { generation: 1, ..LoadSources::default() };
+    add_config(&mut sources, config)?;
     with_lists(sources)
 }
 
 /// Reads the operator's file alone: what it says of the instance holds whatever the policies are.
-pub fn operator_file(config: &Path) -> anyhow::Result<Sources> {
-    Ok(Sources { operator: Some(read_file(config, MAX_FILE)?), ..Sources::default() })
+pub fn read_config_only(config: &Path) -> anyhow::Result<LoadSources> {
+    Ok(LoadSources { operator: Some(read_file(config, MAX_FILE)?), ..LoadSources::default() })
 }
 
-fn add_operated(sources: &mut Sources, config: &Path) -> anyhow::Result<()> {
+fn add_config(sources: &mut LoadSources, config: &Path) -> anyhow::Result<()> {
     if sources.operator.is_some() {
         let shown = config.display();
         bail!(UsageError(format!("{shown}: there is one operator's file, and another was given")));
@@ -77,8 +77,8 @@ fn read_dir(dir: &Path) -> anyhow::Result<Vec<SourceFile>> {
     paths.iter().map(|path| read_file(path, MAX_FILE)).collect()
 }
 
-pub fn with_lists(mut sources: Sources) -> anyhow::Result<Sources> {
-    let named: Vec<String> = sources.policies.iter().flat_map(lists_named_by).collect();
+pub fn with_lists(mut sources: LoadSources) -> anyhow::Result<LoadSources> {
+    let named: Vec<String> = sources.policies.iter().flat_map(list_files).collect();
     for path in named {
         let read = read_list(Path::new(&path));
         sources.lists.insert(path, read);

@@ -11,32 +11,32 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use anyhow::{Context, bail, ensure};
 use audit::{Lifecycle, LifecycleEvent, Log};
-use rules::budget::{Budget, Budgets};
-use rules::facts::{ConnectFacts, Ech, Method, Protocol, Target};
-use rules::operator::GrantSettings;
-use rules::path::PathPattern;
-use rules::pattern::{DomainPattern, HostPattern, Width};
-use rules::word::SandboxId;
+use rules::budget::{BudgetKind, Budgets};
+use rules::configuration::GrantSettings;
+use rules::facts::{ConnectFacts, ConnectTarget, EchPresence, HttpMethod, Protocol};
+use rules::ids::SandboxId;
+use rules::pattern::{DomainPattern, HostPattern, PatternWidth};
+use rules::url_path::PathPattern;
 use rules::{Decision, DomainName, Facts, Grant, Host, Permit, RuleSet};
 use serde::{Deserialize, Serialize};
 
-use crate::state_file::{Outlives, replace};
+use crate::state_file::{Durability, write_atomic};
 
 /// What they are kept in, beside the log.
-const FILE: &str = "grants.json";
+const GRANTS_FILE: &str = "grants.json";
 /// Most grants in force at a time.
-const MOST: usize = 1000;
+const MAX_GRANTS: usize = 1000;
 /// Longest reason and longest name of who grants, in bytes.
-const WORDS: usize = 200;
+const MAX_TEXT: usize = 200;
 /// What comes before its number in the name of its rule.
-const RULE: &str = "grant ";
+const RULE_PREFIX: &str = "grant ";
 /// The port of a host written without one.
-const PORT: u16 = 443;
+const DEFAULT_PORT: u16 = 443;
 
 /// What somebody asks for, as it is sent to the admin socket.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
-pub struct Wish {
+pub struct GrantRequest {
     pub sandbox: String,
     pub host: String,
     #[serde(default)]
@@ -54,9 +54,9 @@ pub struct Wish {
 /// A grant in force.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
-pub struct Kept {
+pub struct ActiveGrant {
     pub id: u64,
-    pub wish: Wish,
+    pub wish: GrantRequest,
     /// Unix time in milliseconds: when it was made, and when it ends.
     pub made: u64,
     pub until: u64,
@@ -69,61 +69,61 @@ pub struct Kept {
 /// All of them, as they are written.
 #[derive(Debug, Default, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
-struct Book {
+struct GrantFile {
     /// Numbers are not used twice, for records name grants by them.
     made: u64,
-    grants: Vec<Kept>,
+    grants: Vec<ActiveGrant>,
 }
 
 /// The grants of an instance.
 #[derive(Debug)]
-pub struct Grants {
+pub struct GrantStore {
     path: PathBuf,
     settings: GrantSettings,
-    book: Mutex<Book>,
+    book: Mutex<GrantFile>,
 }
 
 /// What both clocks say.
 #[derive(Clone, Debug)]
-struct Now {
+struct ClockReading {
     wall: u64,
     boot: String,
     since_boot: u64,
 }
 
-impl Grants {
+impl GrantStore {
     /// Reads what earlier processes granted.
     pub fn open(dir: &Path, settings: GrantSettings) -> anyhow::Result<Self> {
-        let path = dir.join(FILE);
+        let path = dir.join(GRANTS_FILE);
         let shown = path.display();
         let book = match std::fs::read(&path) {
             Ok(bytes) => serde_json::from_slice(&bytes)
                 .with_context(|| format!("{shown} is broken: mend or remove it"))?,
-            Err(error) if error.kind() == ErrorKind::NotFound => Book::default(),
+            Err(error) if error.kind() == ErrorKind::NotFound => GrantFile::default(),
             Err(error) => return Err(error).with_context(|| format!("cannot read {shown}")),
         };
-        Ok(Grants { path, settings, book: Mutex::new(book) })
+        Ok(GrantStore { path, settings, book: Mutex::new(book) })
     }
 
     /// Those in force, for the rules. One of a sandbox that has left waits for it to come back, or for its end;
     /// and so does one that the operator has forbidden since.
-    pub fn in_force(&self, rules: &RuleSet) -> Vec<Grant> {
-        self.lasting(&self.lock(), rules)
+    pub fn active_grants(&self, rules: &RuleSet) -> Vec<Grant> {
+        self.active_in(&self.lock(), rules)
     }
 
-    fn lasting(&self, book: &Book, rules: &RuleSet) -> Vec<Grant> {
-        let now = Now::read().ok();
-        let lasts = |kept: &&Kept| now.as_ref().is_some_and(|now| !kept.is_over(now));
+    fn active_in(&self, book: &GrantFile, rules: &RuleSet) -> Vec<Grant> {
+        let now = ClockReading::read().ok();
+        let lasts = |kept: &&ActiveGrant| now.as_ref().is_some_and(|now| !kept.is_expired(now));
         let lasting = book.grants.iter().filter(lasts);
-        let grants = lasting.filter_map(|kept| parsed(kept.id, &kept.wish).ok());
-        grants.filter(|grant| self.forbidden(grant, rules).is_none()).collect()
+        let grants = lasting.filter_map(|kept| parse_grant(kept.id, &kept.wish).ok());
+        grants.filter(|grant| self.forbidden_reason(grant, rules).is_none()).collect()
     }
 
     pub fn is_empty(&self) -> bool {
         self.lock().grants.is_empty()
     }
 
-    pub fn all(&self) -> Vec<Kept> {
+    pub fn list(&self) -> Vec<ActiveGrant> {
         self.lock().grants.clone()
     }
 
@@ -132,17 +132,17 @@ impl Grants {
     /// # Errors
     ///
     /// Says why there will be none.
-    pub fn draw_up(&self, wish: Wish, rules: &RuleSet) -> anyhow::Result<Kept> {
+    pub fn prepare(&self, wish: GrantRequest, rules: &RuleSet) -> anyhow::Result<ActiveGrant> {
         let mut book = self.lock();
         let id = book.made + 1;
-        let grant = parsed(id, &wish)?;
-        self.permitted(&wish, &grant, rules)?;
-        self.has_room(&book, grant, rules)?;
-        let now = Now::read()?;
+        let grant = parse_grant(id, &wish)?;
+        self.check_allowed(&wish, &grant, rules)?;
+        self.check_room(&book, grant, rules)?;
+        let now = ClockReading::read()?;
         let length = wish.seconds * 1000;
         let grants = book.grants.clone();
-        self.write(&mut book, Book { made: id, grants })?;
-        Ok(Kept {
+        self.save(&mut book, GrantFile { made: id, grants })?;
+        Ok(ActiveGrant {
             id,
             wish,
             made: now.wall,
@@ -154,42 +154,43 @@ impl Grants {
     }
 
     /// Keeps a grant that is recorded: on disk first. The rules are the caller's to change.
-    pub fn keep(&self, kept: Kept, rules: &RuleSet) -> anyhow::Result<()> {
+    pub fn activate(&self, kept: ActiveGrant, rules: &RuleSet) -> anyhow::Result<()> {
         let mut book = self.lock();
-        self.has_room(&book, parsed(kept.id, &kept.wish)?, rules)?; // others may have come first
+        self.check_room(&book, parse_grant(kept.id, &kept.wish)?, rules)?; // others may have come first
         let grants = book.grants.iter().cloned().chain([kept]).collect();
         let made = book.made;
-        self.write(&mut book, Book { made, grants })
+        self.save(&mut book, GrantFile { made, grants })
     }
 
     /// Takes a grant back before its time. What cannot be written is taken back all the same, and told.
-    pub fn revoke(&self, id: u64) -> anyhow::Result<(Kept, anyhow::Result<()>)> {
+    pub fn revoke(&self, id: u64) -> anyhow::Result<(ActiveGrant, anyhow::Result<()>)> {
         let mut book = self.lock();
         let Some(gone) = book.grants.iter().find(|kept| kept.id == id).cloned() else {
             bail!("no grant {id} is in force: see `sandbar grants`");
         };
         let grants = book.grants.iter().filter(|kept| kept.id != id).cloned().collect();
         let made = book.made;
-        let written = self.write(&mut book, Book { made, grants });
+        let written = self.save(&mut book, GrantFile { made, grants });
         book.grants.retain(|kept| kept.id != id);
         Ok((gone, written.context("it is over, but a restart brings it back")))
     }
 
     /// Takes out those whose time is over.
-    pub fn expire(&self) -> Vec<Kept> {
+    pub fn expire(&self) -> Vec<ActiveGrant> {
         let mut book = self.lock();
         if book.grants.is_empty() {
             return Vec::new();
         }
-        let now = Now::read().ok(); // without a clock every grant is over
-        let over = |kept: &Kept| now.as_ref().is_none_or(|now| kept.is_over(now));
-        let (over, grants): (Vec<Kept>, Vec<Kept>) = book.grants.iter().cloned().partition(over);
+        let now = ClockReading::read().ok(); // without a clock every grant is over
+        let over = |kept: &ActiveGrant| now.as_ref().is_none_or(|now| kept.is_expired(now));
+        let (over, grants): (Vec<ActiveGrant>, Vec<ActiveGrant>) =
+            book.grants.iter().cloned().partition(over);
         if over.is_empty() {
             return over;
         }
-        let fresh = Book { made: book.made, grants };
+        let fresh = GrantFile { made: book.made, grants };
         // What cannot be written is over all the same: after a restart its end is found again.
-        if let Err(error) = self.write(&mut book, fresh) {
+        if let Err(error) = self.save(&mut book, fresh) {
             tracing::warn!("{error:#}");
             book.grants.retain(|kept| !over.iter().any(|gone| gone.id == kept.id));
         }
@@ -197,29 +198,32 @@ impl Grants {
     }
 
     /// Notes that a grant was used; its first use is recorded.
-    pub fn use_of(&self, permit: &Permit, log: &Log) {
-        let id = permit.rule().rule.strip_prefix(RULE).and_then(|id| id.parse().ok());
+    pub fn record_use(&self, permit: &Permit, log: &Log) {
+        let id = permit.rule().rule.strip_prefix(RULE_PREFIX).and_then(|id| id.parse().ok());
         let mut book = self.lock();
-        let named = |kept: &&mut Kept| Some(kept.id) == id;
+        let named = |kept: &&mut ActiveGrant| Some(kept.id) == id;
         let Some(kept) = book.grants.iter_mut().find(named).filter(|kept| !kept.used) else {
             return;
         };
         kept.used = true;
-        let message = format!("{} is used for the first time", describe(kept));
+        let message = format!("{} is used for the first time", summarize(kept));
         let (made, grants) = (book.made, book.grants.clone());
-        if let Err(error) = self.write(&mut book, Book { made, grants }) {
+        if let Err(error) = self.save(&mut book, GrantFile { made, grants }) {
             tracing::warn!("{error:#}");
         }
-        tell(log, LifecycleEvent::GrantUsed, message);
+        record_event(log, LifecycleEvent::GrantUsed, message);
     }
 
     /// Whether all can be rules together with one more: what cannot would take the others along.
-    fn has_room(&self, book: &Book, grant: Grant, rules: &RuleSet) -> anyhow::Result<()> {
-        ensure!(book.grants.len() < MOST, "{MOST} grants are in force: revoke some first");
-        let mut grants = self.lasting(book, rules);
+    fn check_room(&self, book: &GrantFile, grant: Grant, rules: &RuleSet) -> anyhow::Result<()> {
+        ensure!(
+            book.grants.len() < MAX_GRANTS,
+            "{MAX_GRANTS} grants are in force: revoke some first"
+        );
+        let mut grants = self.active_in(book, rules);
         grants.push(grant);
-        let all = rules::Timed { grants, ..rules::Timed::default() };
-        match rules.timed(&all, rules.generation()) {
+        let all = rules::TimedState { grants, ..rules::TimedState::default() };
+        match rules.with_timed_state(&all, rules.generation()) {
             Ok(_) => Ok(()),
             Err(_) => {
                 bail!("too many grants for one host or sandbox are in force: revoke some first")
@@ -228,20 +232,26 @@ impl Grants {
     }
 
     /// Whether the operator lets it be granted, and whether it would act at all.
-    fn permitted(&self, wish: &Wish, grant: &Grant, rules: &RuleSet) -> anyhow::Result<()> {
+    fn check_allowed(
+        &self,
+        wish: &GrantRequest,
+        grant: &Grant,
+        rules: &RuleSet,
+    ) -> anyhow::Result<()> {
         let most = self.settings.most_seconds;
         ensure!(wish.seconds > 0, "say for how long");
         ensure!(wish.seconds <= most, "no grant lasts longer than {most} s (`most_seconds`)");
-        if let Some(why) = self.forbidden(grant, rules) {
+        if let Some(why) = self.forbidden_reason(grant, rules) {
             bail!(why);
         }
         let Some(sandbox) = rules.sandboxes().get(&grant.sandbox) else {
             bail!("there is no sandbox `{}`", grant.sandbox);
         };
-        let timed = rules::Timed { grants: vec![grant.clone()], ..rules::Timed::default() };
-        let tried = rules.timed(&timed, rules.generation());
+        let timed =
+            rules::TimedState { grants: vec![grant.clone()], ..rules::TimedState::default() };
+        let tried = rules.with_timed_state(&timed, rules.generation());
         let tried = tried.map_err(|_| anyhow::anyhow!("the grant cannot be made a rule"))?;
-        match tried.decide(sandbox, &example(grant)) {
+        match tried.decide(sandbox, &example_facts(grant)) {
             Decision::Allow(_) => Ok(()),
             Decision::Deny(denial) => {
                 let rule = denial.rule.map(|rule| format!(", by {} of {}", rule.rule, rule.policy));
@@ -252,9 +262,9 @@ impl Grants {
     }
 
     /// Why the operator forbids it, if so: also one that was made before that was said.
-    fn forbidden(&self, grant: &Grant, rules: &RuleSet) -> Option<String> {
+    fn forbidden_reason(&self, grant: &Grant, rules: &RuleSet) -> Option<String> {
         let GrantSettings { forbid_hosts, forbid_bases, .. } = &self.settings;
-        if let Some(host) = forbid_hosts.iter().find(|host| meets(host, &grant.host)) {
+        if let Some(host) = forbid_hosts.iter().find(|host| overlaps(host, &grant.host)) {
             let why = format!("the operator forbids grants for `{host}`");
             return Some(format!("{why} (`forbid_hosts` of `[grants]`)"));
         }
@@ -264,21 +274,21 @@ impl Grants {
         })
     }
 
-    fn write(&self, book: &mut Book, fresh: Book) -> anyhow::Result<()> {
-        replace(&self.path, &fresh, Outlives::Power)
+    fn save(&self, book: &mut GrantFile, fresh: GrantFile) -> anyhow::Result<()> {
+        write_atomic(&self.path, &fresh, Durability::Disk)
             .with_context(|| format!("cannot write {}", self.path.display()))?;
         *book = fresh;
         Ok(())
     }
 
-    fn lock(&self) -> MutexGuard<'_, Book> {
+    fn lock(&self) -> MutexGuard<'_, GrantFile> {
         self.book.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
-impl Kept {
+impl ActiveGrant {
     /// By either clock; and a wall clock that shows a time before it was made cannot be trusted with it.
-    fn is_over(&self, now: &Now) -> bool {
+    fn is_expired(&self, now: &ClockReading) -> bool {
         let same_boot = self.boot == now.boot;
         now.wall >= self.until
             || (same_boot && now.since_boot >= self.boot_until)
@@ -286,8 +296,8 @@ impl Kept {
     }
 
     /// How long it has left, by the wall clock.
-    pub fn left(&self) -> Duration {
-        Duration::from_millis(self.until.saturating_sub(wall()))
+    pub fn remaining(&self) -> Duration {
+        Duration::from_millis(self.until.saturating_sub(wall_clock_ms()))
     }
 
     pub fn sandbox(&self) -> Option<SandboxId> {
@@ -295,23 +305,23 @@ impl Kept {
     }
 }
 
-impl Now {
+impl ClockReading {
     fn read() -> anyhow::Result<Self> {
         let boot = std::fs::read_to_string("/proc/sys/kernel/random/boot_id")?.trim().to_owned();
         let uptime = std::fs::read_to_string("/proc/uptime")?;
         let seconds: f64 = uptime.split(' ').next().unwrap_or_default().parse()?;
-        Ok(Now { wall: wall(), boot, since_boot: (seconds * 1000.0) as u64 })
+        Ok(ClockReading { wall: wall_clock_ms(), boot, since_boot: (seconds * 1000.0) as u64 })
     }
 }
 
 /// What a grant is called among the rules.
 pub fn rule_name(id: u64) -> String {
-    format!("{RULE}{id}")
+    format!("{RULE_PREFIX}{id}")
 }
 
 /// A grant in one line, for records and people.
-pub fn describe(kept: &Kept) -> String {
-    let Wish { sandbox, host, methods, paths, bytes, seconds, why, by } = &kept.wish;
+pub fn summarize(kept: &ActiveGrant) -> String {
+    let GrantRequest { sandbox, host, methods, paths, bytes, seconds, why, by } = &kept.wish;
     let list = |all: &Option<Vec<String>>| all.as_ref().map(|all| format!(" {}", all.join(",")));
     let bytes = bytes.map(|bytes| format!(", at most {bytes} bytes")).unwrap_or_default();
     format!(
@@ -323,22 +333,23 @@ pub fn describe(kept: &Kept) -> String {
 }
 
 /// Records what became of a grant.
-pub fn tell(log: &Log, event: LifecycleEvent, message: String) {
+pub fn record_event(log: &Log, event: LifecycleEvent, message: String) {
     let event = Lifecycle { event, message: Some(message.into()), policy: None };
     let log = log.clone();
     let Ok(runtime) = tokio::runtime::Handle::try_current() else { return };
     runtime.spawn(async move {
-        if let Err(down) = log.lifecycle(&event).await {
+        if let Err(down) = log.record_lifecycle(&event).await {
             tracing::warn!(%down, "a grant could not be recorded");
         }
     });
 }
 
-fn parsed(id: u64, wish: &Wish) -> anyhow::Result<Grant> {
-    let host = HostPattern::parse(&wish.host, Width::Narrow).context("the host is not good")?;
+fn parse_grant(id: u64, wish: &GrantRequest) -> anyhow::Result<Grant> {
+    let host =
+        HostPattern::parse(&wish.host, PatternWidth::Narrow).context("the host is not good")?;
     let methods = wish.methods.as_ref().map(|all| {
         all.iter()
-            .map(|text| Method::parse(text).with_context(|| format!("method `{text}`")))
+            .map(|text| HttpMethod::parse(text).with_context(|| format!("method `{text}`")))
             .collect()
     });
     let paths = wish.paths.as_ref().map(|all| {
@@ -349,26 +360,26 @@ fn parsed(id: u64, wish: &Wish) -> anyhow::Result<Grant> {
     ensure!(!wish.why.trim().is_empty(), "say why: it is recorded");
     let odd = |text: &str| text.chars().any(char::is_control);
     ensure!(!odd(&wish.why) && !odd(&wish.by), "say it in one line, without control characters");
-    ensure!(wish.why.len() <= WORDS && wish.by.len() <= WORDS, "say it in {WORDS} bytes");
+    ensure!(wish.why.len() <= MAX_TEXT && wish.by.len() <= MAX_TEXT, "say it in {MAX_TEXT} bytes");
     Ok(Grant {
         id: id.to_string(),
         sandbox: SandboxId::parse(&wish.sandbox).context("the sandbox is not good")?,
         host,
         methods: methods.transpose()?,
         paths: paths.transpose()?,
-        budgets: Budgets::default().with(Budget::Bytes, wish.bytes),
+        budgets: Budgets::default().with(BudgetKind::Bytes, wish.bytes),
     })
 }
 
 /// Whether a host that no grant may touch is one that this would open.
-fn meets(forbidden: &HostPattern, host: &HostPattern) -> bool {
-    let port = |pattern: &HostPattern| pattern.port.unwrap_or(PORT);
+fn overlaps(forbidden: &HostPattern, host: &HostPattern) -> bool {
+    let port = |pattern: &HostPattern| pattern.port.unwrap_or(DEFAULT_PORT);
     let here = forbidden.port.is_none() || port(forbidden) == port(host);
     here && (forbidden.pattern.covers(&host.pattern) || host.pattern.covers(&forbidden.pattern))
 }
 
 /// An attempt that the grant is for.
-fn example(grant: &Grant) -> Facts {
+fn example_facts(grant: &Grant) -> Facts {
     let base = match &grant.host.pattern {
         DomainPattern::Below(base) => DomainName::parse(&format!("sandbar-example.{base}")).ok(),
         DomainPattern::Exact(base) | DomainPattern::Tree(base) => Some(base.clone()),
@@ -377,72 +388,84 @@ fn example(grant: &Grant) -> Facts {
     let base = base.or_else(|| DomainName::parse("sandbar-example.example").ok());
     let host =
         base.map(Host::Name).unwrap_or(Host::Address(std::net::Ipv4Addr::UNSPECIFIED.into()));
-    let port = grant.host.port.unwrap_or(PORT);
+    let port = grant.host.port.unwrap_or(DEFAULT_PORT);
     let protocol = match port {
         80 => Protocol::Http { host: Some(host.clone()) },
-        _ => Protocol::Tls { sni: Some(host.clone()), ech: Ech::Absent },
+        _ => Protocol::Tls { sni: Some(host.clone()), ech: EchPresence::Absent },
     };
-    Facts::Connect(ConnectFacts { target: Target::Named(host), port, protocol })
+    Facts::Connect(ConnectFacts { target: ConnectTarget::Named(host), port, protocol })
 }
 
-fn wall() -> u64 {
+fn wall_clock_ms() -> u64 {
     let since = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
     u64::try_from(since.as_millis()).unwrap_or_default()
 }
 
 #[cfg(test)]
 mod tests {
-    use rules::{SourceFile, Sources, compile};
+    use rules::{LoadSources, SourceFile, compile};
 
     use super::*;
 
     fn rules() -> RuleSet {
         let text = "name = \"p\"\n[[allow]]\nname = \"r\"\nhosts = [\"x.example\"]\n";
         let policy = SourceFile { path: "p.toml".into(), bytes: text.into() };
-        compile(&Sources { policies: vec![policy], ..Sources::default() }, &[]).unwrap()
+        compile(&LoadSources { policies: vec![policy], ..LoadSources::default() }, &[]).unwrap()
     }
 
-    fn wish() -> Wish {
+    fn sample_request() -> GrantRequest {
         let (why, by) = ("a test".to_owned(), "somebody".to_owned());
         let (sandbox, host) = ("p".to_owned(), "y.example".to_owned());
-        Wish { sandbox, host, methods: None, paths: None, bytes: None, seconds: 60, why, by }
+        GrantRequest {
+            sandbox,
+            host,
+            methods: None,
+            paths: None,
+            bytes: None,
+            seconds: 60,
+            why,
+            by,
+        }
     }
 
     #[test]
     fn what_is_drawn_up_is_not_in_force_and_its_number_is_taken() {
         let (dir, rules) = (tempfile::tempdir().unwrap(), rules());
-        let grants = Grants::open(dir.path(), GrantSettings::default()).unwrap();
-        let kept = grants.draw_up(wish(), &rules).unwrap();
-        assert!(grants.in_force(&rules).is_empty(), "it may not be recorded yet");
-        let again = Grants::open(dir.path(), GrantSettings::default()).unwrap();
-        assert_eq!(again.draw_up(wish(), &rules).unwrap().id, kept.id + 1);
-        grants.keep(kept, &rules).unwrap();
-        assert_eq!(grants.in_force(&rules).len(), 1);
+        let grants = GrantStore::open(dir.path(), GrantSettings::default()).unwrap();
+        let kept = grants.prepare(sample_request(), &rules).unwrap();
+        assert!(grants.active_grants(&rules).is_empty(), "it may not be recorded yet");
+        let again = GrantStore::open(dir.path(), GrantSettings::default()).unwrap();
+        assert_eq!(again.prepare(sample_request(), &rules).unwrap().id, kept.id + 1);
+        grants.activate(kept, &rules).unwrap();
+        assert_eq!(grants.active_grants(&rules).len(), 1);
     }
 
     #[test]
-    fn one_too_many_is_refused_and_takes_none_along() {
+    fn p17_one_too_many_is_refused_and_takes_none_along() {
         let (dir, rules) = (tempfile::tempdir().unwrap(), rules());
-        let grants = Grants::open(dir.path(), GrantSettings::default()).unwrap();
-        let kept = grants.draw_up(wish(), &rules).unwrap();
-        grants.lock().grants = (1..=255).map(|id| Kept { id, ..kept.clone() }).collect();
-        grants.keep(Kept { id: 256, ..kept.clone() }, &rules).unwrap();
-        let refused = grants.draw_up(wish(), &rules).unwrap_err().to_string();
+        let grants = GrantStore::open(dir.path(), GrantSettings::default()).unwrap();
+        let kept = grants.prepare(sample_request(), &rules).unwrap();
+        grants.lock().grants = (1..=255).map(|id| ActiveGrant { id, ..kept.clone() }).collect();
+        grants.activate(ActiveGrant { id: 256, ..kept.clone() }, &rules).unwrap();
+        let refused = grants.prepare(sample_request(), &rules).unwrap_err().to_string();
         assert!(refused.contains("revoke some first"), "{refused}");
-        assert!(grants.keep(Kept { id: 257, ..kept.clone() }, &rules).is_err());
-        let timed = rules::Timed { grants: grants.in_force(&rules), ..rules::Timed::default() };
-        assert_eq!((timed.grants.len(), rules.timed(&timed, 2).is_ok()), (256, true));
+        assert!(grants.activate(ActiveGrant { id: 257, ..kept.clone() }, &rules).is_err());
+        let timed = rules::TimedState {
+            grants: grants.active_grants(&rules),
+            ..rules::TimedState::default()
+        };
+        assert_eq!((timed.grants.len(), rules.with_timed_state(&timed, 2).is_ok()), (256, true));
     }
 
     #[test]
-    fn a_grant_is_revoked_although_that_cannot_be_written() {
+    fn p16_a_grant_is_revoked_although_that_cannot_be_written() {
         let (dir, rules) = (tempfile::tempdir().unwrap(), rules());
-        let grants = Grants::open(dir.path(), GrantSettings::default()).unwrap();
-        let kept = grants.draw_up(wish(), &rules).unwrap();
-        grants.keep(kept.clone(), &rules).unwrap();
+        let grants = GrantStore::open(dir.path(), GrantSettings::default()).unwrap();
+        let kept = grants.prepare(sample_request(), &rules).unwrap();
+        grants.activate(kept.clone(), &rules).unwrap();
         std::fs::remove_dir_all(dir.path()).unwrap();
         let (_, written) = grants.revoke(kept.id).unwrap();
         assert!(format!("{:#}", written.unwrap_err()).contains("a restart brings it back"));
-        assert!(grants.in_force(&rules).is_empty());
+        assert!(grants.active_grants(&rules).is_empty());
     }
 }

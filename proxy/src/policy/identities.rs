@@ -6,19 +6,19 @@ use std::sync::{Mutex, PoisonError};
 
 use anyhow::{Context, bail};
 use arc_swap::ArcSwap;
-use rules::word::{AgentCard, Environment, SandboxId, Tenant};
-use rules::{Given, RuleSet};
+use rules::ids::{AgentCard, Environment, SandboxId, Tenant};
+use rules::{IdentityAssignment, RuleSet};
 use serde::{Deserialize, Serialize};
 
-use crate::state_file::{Outlives, replace};
+use crate::state_file::{Durability, write_atomic};
 
 /// What they are kept in, beside the log.
-const FILE: &str = "identities.json";
+const IDENTITIES_FILE: &str = "identities.json";
 
 /// One identity, as it is sent to the admin socket and kept on disk.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
-pub(crate) struct Identity {
+pub(crate) struct AssignedIdentity {
     pub(crate) sandbox: String,
     pub(crate) tenant: String,
     pub(crate) environment: String,
@@ -27,15 +27,15 @@ pub(crate) struct Identity {
 }
 
 /// All that were given.
-pub(crate) struct Identities {
+pub(crate) struct IdentityStore {
     path: PathBuf,
-    given: Mutex<Vec<Identity>>,
+    given: Mutex<Vec<AssignedIdentity>>,
 }
 
-impl Identities {
+impl IdentityStore {
     /// Reads what earlier processes were told.
     pub(crate) fn open(dir: &Path) -> anyhow::Result<Self> {
-        let path = dir.join(FILE);
+        let path = dir.join(IDENTITIES_FILE);
         let shown = path.display();
         let given = match std::fs::read(&path) {
             Ok(bytes) => serde_json::from_slice(&bytes)
@@ -43,42 +43,46 @@ impl Identities {
             Err(error) if error.kind() == ErrorKind::NotFound => Vec::new(),
             Err(error) => return Err(error).with_context(|| format!("cannot read {shown}")),
         };
-        Ok(Identities { path, given: Mutex::new(given) })
+        Ok(IdentityStore { path, given: Mutex::new(given) })
     }
 
     /// The rules with everything that was given; of a sandbox that has left nothing is kept.
     pub(crate) fn apply(&self, rules: RuleSet) -> anyhow::Result<RuleSet> {
         let given = self.given.lock().unwrap_or_else(PoisonError::into_inner);
-        given
-            .iter()
-            .try_fold(rules, |rules, one| Ok(rules.identified(&parsed(one)?).unwrap_or(rules)))
+        given.iter().try_fold(rules, |rules, one| {
+            Ok(rules.with_identity(&parse_identity(one)?).unwrap_or(rules))
+        })
     }
 
     /// Gives a waiting sandbox its identity: on disk first, then in the rules.
-    pub(crate) fn give(&self, rules: &ArcSwap<RuleSet>, identity: Identity) -> anyhow::Result<u64> {
-        let parsed = parsed(&identity)?;
+    pub(crate) fn assign(
+        &self,
+        rules: &ArcSwap<RuleSet>,
+        identity: AssignedIdentity,
+    ) -> anyhow::Result<u64> {
+        let parsed = parse_identity(&identity)?;
         let mut given = self.given.lock().unwrap_or_else(PoisonError::into_inner);
-        let Some(fresh) = rules.load().identified(&parsed) else {
+        let Some(fresh) = rules.load().with_identity(&parsed) else {
             bail!("sandbox `{}` is unknown, or has its identity already", identity.sandbox);
         };
-        let all: Vec<Identity> = given.iter().cloned().chain([identity]).collect();
-        self.keep(&all)?;
+        let all: Vec<AssignedIdentity> = given.iter().cloned().chain([identity]).collect();
+        self.save(&all)?;
         *given = all;
         let generation = fresh.generation();
         rules.store(std::sync::Arc::new(fresh));
         Ok(generation)
     }
 
-    fn keep(&self, all: &[Identity]) -> anyhow::Result<()> {
-        replace(&self.path, &all, Outlives::Power)
+    fn save(&self, all: &[AssignedIdentity]) -> anyhow::Result<()> {
+        write_atomic(&self.path, &all, Durability::Disk)
             .with_context(|| format!("cannot write {}", self.path.display()))
     }
 }
 
-fn parsed(identity: &Identity) -> anyhow::Result<Given> {
-    let bad = |what: &str, error: rules::word::WordError| anyhow::anyhow!("{what}: {error}");
+fn parse_identity(identity: &AssignedIdentity) -> anyhow::Result<IdentityAssignment> {
+    let bad = |what: &str, error: rules::ids::IdError| anyhow::anyhow!("{what}: {error}");
     let card = identity.agent_card.as_deref().map(AgentCard::parse).transpose();
-    Ok(Given {
+    Ok(IdentityAssignment {
         sandbox: SandboxId::parse(&identity.sandbox).map_err(|error| bad("sandbox", error))?,
         tenant: Tenant::parse(&identity.tenant).map_err(|error| bad("tenant", error))?,
         environment: Environment::parse(&identity.environment)

@@ -2,15 +2,15 @@
 
 use std::path::{Path, PathBuf};
 
-use rules::{SourceFile, Sources};
+use rules::{LoadSources, SourceFile};
 
 use crate::policy::files;
 
 /// The files of an instance.
 #[derive(Clone, Debug)]
-pub enum Origin {
+pub enum PolicySource {
     /// An operator's file and the policies it names.
-    Operated(PathBuf),
+    ConfigFile(PathBuf),
     /// Settings made up for one run, and policies that were named on the command line.
     Run(Box<RunFiles>),
 }
@@ -29,40 +29,40 @@ pub struct RunFiles {
     /// Read again and again.
     pub policies: Vec<PathBuf>,
     /// Read once: the command line, and files that the command could write.
-    pub once: Sources,
+    pub once: LoadSources,
 }
 
-impl Origin {
-    pub fn read(&self) -> anyhow::Result<Sources> {
+impl PolicySource {
+    pub fn read(&self) -> anyhow::Result<LoadSources> {
         match self {
-            Origin::Operated(config) => files::operated(config),
-            Origin::Run(run) => run.read(),
+            PolicySource::ConfigFile(config) => files::read_config(config),
+            PolicySource::Run(run) => run.read(),
         }
     }
 
     /// The operator's file, or what stands for it: paths in it begin where it is.
     pub fn path(&self) -> &Path {
         match self {
-            Origin::Operated(config) => config,
-            Origin::Run(run) => &run.path,
+            PolicySource::ConfigFile(config) => config,
+            PolicySource::Run(run) => &run.path,
         }
     }
 
     /// Whether there is such a file, or should be: settings that are made up are none.
     pub fn is_file(&self, path: &Path) -> bool {
         match self {
-            Origin::Operated(_) => true,
-            Origin::Run(run) => path != run.path,
+            PolicySource::ConfigFile(_) => true,
+            PolicySource::Run(run) => path != run.path,
         }
     }
 }
 
 impl RunFiles {
-    fn read(&self) -> anyhow::Result<Sources> {
-        let mut sources = files::read(&self.policies)?;
+    fn read(&self) -> anyhow::Result<LoadSources> {
+        let mut sources = files::read_paths(&self.policies)?;
         sources.policies.extend(self.once.policies.iter().cloned());
         sources.lists.extend(self.once.lists.clone());
-        let names: Vec<String> = sources.policies.iter().filter_map(name_of).collect();
+        let names: Vec<String> = sources.policies.iter().filter_map(policy_name).collect();
         let names = serde_json::json!(names); // a list of JSON is one of TOML
         let text = format!("{}{}policies = {names}\n", self.settings, self.sandbox);
         let path = self.path.display().to_string();
@@ -72,7 +72,7 @@ impl RunFiles {
 }
 
 /// What a policy calls itself; what is wrong with one that does not say so is told when it is compiled.
-fn name_of(policy: &SourceFile) -> Option<String> {
+fn policy_name(policy: &SourceFile) -> Option<String> {
     let text = std::str::from_utf8(&policy.bytes).ok()?;
     let table: toml::Table = text.parse().ok()?;
     table.get("name").and_then(toml::Value::as_str).map(str::to_owned)

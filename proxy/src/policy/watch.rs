@@ -14,31 +14,31 @@ use tokio::io::unix::AsyncFd;
 use tokio::signal::unix::{Signal, SignalKind, signal};
 use tokio::time::timeout;
 
-use crate::policy::store::{Loaded, Reloader};
+use crate::policy::store::{LoadOutcome, PolicyStore};
 
 /// A storm of writes is over when none came for so long...
-const QUIET: Duration = Duration::from_millis(20);
+const DEBOUNCE: Duration = Duration::from_millis(20);
 /// ...or it has lasted for so long.
-const STORM: Duration = Duration::from_millis(200);
+const MAX_DEBOUNCE: Duration = Duration::from_millis(200);
 /// How often the files are looked at without being told to.
-const LOOK: Duration = Duration::from_secs(10);
+const POLL_INTERVAL: Duration = Duration::from_secs(10);
 /// Room for events; those that do not fit come with the next read...
-const EVENTS: usize = 4096;
+const EVENT_BUFFER: usize = 4096;
 /// ...of so many in a row: whoever makes more of them is not followed any further for now.
-const READS: usize = 1024;
+const MAX_READS: usize = 1024;
 
 /// Watches the directories of the files that rules come from.
-pub(crate) struct Watch {
-    eyes: Arc<Mutex<Eyes>>,
+pub(crate) struct ReloadTrigger {
+    eyes: Arc<Mutex<FileWatcher>>,
     /// Tells that there are events; `eyes` read them.
     ready: AsyncFd<OwnedFd>,
     hangup: Signal,
 }
 
 /// What the kernel tells of these directories, read by whoever wants to know: it is told as it happens.
-pub(crate) struct Eyes {
+pub(crate) struct FileWatcher {
     inotify: Inotify,
-    watched: HashMap<WatchDescriptor, Watched>,
+    watched: HashMap<WatchDescriptor, WatchedDir>,
     /// Directories that cannot be watched, so that this is said once.
     unwatched: BTreeSet<PathBuf>,
     /// Files of ours that somebody writes, and has not closed yet.
@@ -49,51 +49,51 @@ pub(crate) struct Eyes {
 
 /// One directory.
 #[derive(Debug, Default)]
-struct Watched {
-    interest: Interest,
+struct WatchedDir {
+    interest: DirInterest,
     /// The names of our files in it.
     files: BTreeSet<OsString>,
 }
 
 /// What of a directory counts.
 #[derive(Clone, Debug, PartialEq, Eq)]
-enum Interest {
+enum DirInterest {
     /// Whatever happens in it.
     All,
     /// Only these: directories of ours, which another may take the place of.
     Named(BTreeSet<OsString>),
 }
 
-impl Default for Interest {
+impl Default for DirInterest {
     fn default() -> Self {
-        Interest::Named(BTreeSet::new())
+        DirInterest::Named(BTreeSet::new())
     }
 }
 
-impl Interest {
+impl DirInterest {
     /// Counts what `other` counts, too: two paths may lead to one directory.
-    fn widen(&mut self, other: Interest) {
+    fn merge(&mut self, other: DirInterest) {
         match (&mut *self, other) {
-            (Interest::All, _) => {}
-            (_, Interest::All) => *self = Interest::All,
-            (Interest::Named(names), Interest::Named(more)) => names.extend(more),
+            (DirInterest::All, _) => {}
+            (_, DirInterest::All) => *self = DirInterest::All,
+            (DirInterest::Named(names), DirInterest::Named(more)) => names.extend(more),
         }
     }
 }
 
 /// Whether following the files began to watch something.
 #[derive(Clone, Copy, PartialEq, Eq)]
-enum Followed {
-    Known,
-    Something,
+enum WatchUpdate {
+    Unchanged,
+    Added,
 }
 
-impl Watch {
-    pub(crate) fn new(eyes: Arc<Mutex<Eyes>>) -> anyhow::Result<Self> {
+impl ReloadTrigger {
+    pub(crate) fn new(eyes: Arc<Mutex<FileWatcher>>) -> anyhow::Result<Self> {
         // Who opens a file for writing while its lease is asked for makes the kernel send this, and it would end us.
         drop(signal(SignalKind::io()).context("cannot leave SIGIO be")?);
         let fd = lock(&eyes).inotify.as_fd().try_clone_to_owned()?;
-        Ok(Watch {
+        Ok(ReloadTrigger {
             eyes,
             ready: sys::fd::register(fd)?,
             hangup: signal(SignalKind::hangup()).context("cannot wait for SIGHUP")?,
@@ -101,38 +101,40 @@ impl Watch {
     }
 
     /// Reloads whenever there is reason to. Runs until it is dropped.
-    pub(crate) async fn run(mut self, reloader: Arc<Reloader>) {
+    pub(crate) async fn run(mut self, reloader: Arc<PolicyStore>) {
         loop {
             // What changed in a directory before it was watched is seen by looking right away.
-            let fresh = lock(&self.eyes).follow(&reloader.files()) == Followed::Something;
+            let fresh =
+                lock(&self.eyes).update_watches(&reloader.policy_files()) == WatchUpdate::Added;
             if !fresh {
                 tokio::select! {
-                    () = changed(&self.eyes, &mut self.ready) => self.quiet().await,
+                    () = wait_for_change(&self.eyes, &mut self.ready) => self.debounce().await,
                     _ = self.hangup.recv() => {}
-                    () = tokio::time::sleep(LOOK) => {}
+                    () = tokio::time::sleep(POLL_INTERVAL) => {}
                 }
             }
             let reloader = reloader.clone();
             match tokio::task::spawn_blocking(move || reloader.reload()).await {
-                Ok(Ok(Loaded::Fresh { generation, cut })) => {
+                Ok(Ok(LoadOutcome::Fresh { generation, cut })) => {
                     tracing::info!(generation, cut = cut.len(), "policies loaded");
                 }
-                Ok(Ok(Loaded::Same { .. }) | Err(_)) => {} // it has said itself what is wrong
+                Ok(Ok(LoadOutcome::Same { .. }) | Err(_)) => {} // it has said itself what is wrong
                 Err(error) => tracing::error!(%error, "a load broke; the rules in force stay"),
             }
         }
     }
 
     /// Waits for the end of a storm: what counts is its last content.
-    async fn quiet(&mut self) {
-        let Watch { eyes, ready, .. } = self;
-        let storm = async { while timeout(QUIET, changed(eyes, ready)).await.is_ok() {} };
-        drop(timeout(STORM, storm).await); // one that goes on is looked at in between
+    async fn debounce(&mut self) {
+        let ReloadTrigger { eyes, ready, .. } = self;
+        let storm =
+            async { while timeout(DEBOUNCE, wait_for_change(eyes, ready)).await.is_ok() {} };
+        drop(timeout(MAX_DEBOUNCE, storm).await); // one that goes on is looked at in between
     }
 }
 
 /// Returns once the kernel has told of a change that counts.
-async fn changed(eyes: &Mutex<Eyes>, ready: &mut AsyncFd<OwnedFd>) {
+async fn wait_for_change(eyes: &Mutex<FileWatcher>, ready: &mut AsyncFd<OwnedFd>) {
     loop {
         if lock(eyes).take_changed() {
             return;
@@ -140,20 +142,20 @@ async fn changed(eyes: &Mutex<Eyes>, ready: &mut AsyncFd<OwnedFd>) {
         let Ok(mut told) = ready.readable_mut().await else {
             return std::future::pending().await; // the files are still looked at now and then
         };
-        lock(eyes).read();
+        lock(eyes).drain_events();
         told.clear_ready();
     }
 }
 
-fn lock(eyes: &Mutex<Eyes>) -> MutexGuard<'_, Eyes> {
+fn lock(eyes: &Mutex<FileWatcher>) -> MutexGuard<'_, FileWatcher> {
     eyes.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-impl Eyes {
+impl FileWatcher {
     pub(crate) fn open() -> anyhow::Result<Self> {
         let inotify =
             Inotify::init().context("cannot watch files: see fs.inotify.max_user_instances")?;
-        Ok(Eyes {
+        Ok(FileWatcher {
             inotify,
             watched: HashMap::new(),
             unwatched: BTreeSet::new(),
@@ -163,29 +165,29 @@ impl Eyes {
     }
 
     /// Whether somebody has begun to write a file of ours and has not closed it.
-    pub(crate) fn see_writers(&mut self) -> bool {
-        self.read();
+    pub(crate) fn has_writers(&mut self) -> bool {
+        self.drain_events();
         !self.written.is_empty()
     }
 
     fn take_changed(&mut self) -> bool {
-        self.read();
+        self.drain_events();
         std::mem::take(&mut self.changed)
     }
 
     /// Reads all that was told so far.
-    fn read(&mut self) {
-        let mut buffer = [0; EVENTS];
-        for _ in 0..READS {
+    fn drain_events(&mut self) {
+        let mut buffer = [0; EVENT_BUFFER];
+        for _ in 0..MAX_READS {
             let Ok(events) = self.inotify.read_events(&mut buffer) else { return };
             for event in events {
-                self.changed |= note(&event, &self.watched, &mut self.written);
+                self.changed |= handle_event(&event, &self.watched, &mut self.written);
             }
         }
     }
 
     /// Watches what is to be watched, and nothing else. A directory that took another's place is a new one.
-    fn follow(&mut self, files: &[PathBuf]) -> Followed {
+    fn update_watches(&mut self, files: &[PathBuf]) -> WatchUpdate {
         let mask = WatchMask::ATTRIB
             | WatchMask::CLOSE_WRITE
             | WatchMask::CREATE
@@ -196,8 +198,8 @@ impl Eyes {
             | WatchMask::MOVED_TO
             | WatchMask::MOVE_SELF;
         let mut before = std::mem::take(&mut self.watched);
-        let mut followed = Followed::Known;
-        for (dir, interest) in directories(files) {
+        let mut followed = WatchUpdate::Unchanged;
+        for (dir, interest) in watch_dirs(files) {
             // One that is gone is watched again when it is back: its parent tells of that, or a look does.
             let watch = match self.inotify.watches().add(&dir, mask) {
                 Ok(watch) => watch,
@@ -211,13 +213,13 @@ impl Eyes {
             };
             self.unwatched.remove(&dir);
             if before.remove(&watch).is_none() && !self.watched.contains_key(&watch) {
-                followed = Followed::Something;
+                followed = WatchUpdate::Added;
             }
-            let ours = files.iter().filter(|file| parent(file).is_some_and(|own| own == dir));
+            let ours = files.iter().filter(|file| parent_dir(file).is_some_and(|own| own == dir));
             let names = ours.filter_map(|file| file.file_name().map(ToOwned::to_owned));
             let watched = self.watched.entry(watch).or_default();
             watched.files.extend(names);
-            watched.interest.widen(interest);
+            watched.interest.merge(interest);
         }
         self.written.retain(|(watch, _)| self.watched.contains_key(watch));
         for watch in before.into_keys() {
@@ -228,29 +230,29 @@ impl Eyes {
 }
 
 /// The directories of the files, and those in which these directories stand.
-fn directories(files: &[PathBuf]) -> BTreeMap<PathBuf, Interest> {
+fn watch_dirs(files: &[PathBuf]) -> BTreeMap<PathBuf, DirInterest> {
     let mut all = BTreeMap::new();
-    let own: BTreeSet<PathBuf> = files.iter().filter_map(|file| parent(file)).collect();
+    let own: BTreeSet<PathBuf> = files.iter().filter_map(|file| parent_dir(file)).collect();
     for dir in &own {
-        let (Some(above), Some(name)) = (parent(dir), dir.file_name()) else { continue };
-        let named = all.entry(above).or_insert_with(|| Interest::Named(BTreeSet::new()));
-        if let Interest::Named(names) = named {
+        let (Some(above), Some(name)) = (parent_dir(dir), dir.file_name()) else { continue };
+        let named = all.entry(above).or_insert_with(|| DirInterest::Named(BTreeSet::new()));
+        if let DirInterest::Named(names) = named {
             names.insert(name.to_owned());
         }
     }
-    all.extend(own.into_iter().map(|dir| (dir, Interest::All)));
+    all.extend(own.into_iter().map(|dir| (dir, DirInterest::All)));
     all
 }
 
-fn parent(path: &Path) -> Option<PathBuf> {
+fn parent_dir(path: &Path) -> Option<PathBuf> {
     let dir = path.parent()?;
     Some(if dir.as_os_str().is_empty() { ".".into() } else { dir.to_owned() })
 }
 
 /// Whether an event may be about our files; that some were lost is one, too. Notes who writes and who is done.
-fn note(
+fn handle_event(
     event: &Event<&OsStr>,
-    watched: &HashMap<WatchDescriptor, Watched>,
+    watched: &HashMap<WatchDescriptor, WatchedDir>,
     written: &mut HashSet<(WatchDescriptor, OsString)>,
 ) -> bool {
     if event.mask.contains(EventMask::Q_OVERFLOW) {
@@ -269,8 +271,8 @@ fn note(
         written.remove(&file);
     }
     match (&dir.interest, event.name) {
-        (Interest::All, _) | (Interest::Named(_), None) => true,
-        (Interest::Named(names), Some(name)) => names.contains(name),
+        (DirInterest::All, _) | (DirInterest::Named(_), None) => true,
+        (DirInterest::Named(names), Some(name)) => names.contains(name),
     }
 }
 
@@ -281,17 +283,17 @@ mod tests {
     #[test]
     fn directories_are_watched_whole_and_those_above_by_name() {
         let files = ["/etc/sandbar/sandbar.toml", "/srv/p/a.toml", "/srv/p/lists/l.txt"];
-        let found = directories(&files.map(PathBuf::from));
-        let named = |name: &str| Interest::Named(BTreeSet::from([OsString::from(name)]));
+        let found = watch_dirs(&files.map(PathBuf::from));
+        let named = |name: &str| DirInterest::Named(BTreeSet::from([OsString::from(name)]));
         let wanted = [
             ("/etc", named("sandbar")),
-            ("/etc/sandbar", Interest::All),
+            ("/etc/sandbar", DirInterest::All),
             ("/srv", named("p")),
-            ("/srv/p", Interest::All),
-            ("/srv/p/lists", Interest::All),
+            ("/srv/p", DirInterest::All),
+            ("/srv/p/lists", DirInterest::All),
         ];
         assert_eq!(found, wanted.map(|(dir, interest)| (PathBuf::from(dir), interest)).into());
-        let here = directories(&[PathBuf::from("sandbar.toml"), PathBuf::from("p/a.toml")]);
+        let here = watch_dirs(&[PathBuf::from("sandbar.toml"), PathBuf::from("p/a.toml")]);
         assert_eq!(
             here.keys().map(|dir| dir.display().to_string()).collect::<Vec<_>>(),
             [".", "p"]

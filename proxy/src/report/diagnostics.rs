@@ -7,22 +7,22 @@ use crate::report::terminal::{BAD, FAINT, GOOD, HEAD, WARN, paint};
 
 /// How bad a problem is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Severity {
+pub enum DiagnosticLevel {
     Error,
     Warning,
 }
 
 /// Prints problems to stderr, as a compiler would.
-pub fn complain(problems: &[Problem], severity: Severity) {
+pub fn print_problems(problems: &[Problem], severity: DiagnosticLevel) {
     for problem in problems {
         anstream::eprintln!("{}", render(problem, severity));
     }
 }
 
 /// The same for machines.
-pub fn to_json(problem: &Problem, severity: Severity) -> Value {
+pub fn to_json(problem: &Problem, severity: DiagnosticLevel) -> Value {
     json!({
-        "severity": severity.word(),
+        "severity": severity.as_str(),
         "file": *problem.at.file,
         "line": problem.at.line,
         "column": problem.at.column,
@@ -32,11 +32,11 @@ pub fn to_json(problem: &Problem, severity: Severity) -> Value {
     })
 }
 
-pub fn render(problem: &Problem, severity: Severity) -> String {
+pub fn render(problem: &Problem, severity: DiagnosticLevel) -> String {
     let at = &problem.at;
     let style = match severity {
-        Severity::Error => BAD,
-        Severity::Warning => WARN,
+        DiagnosticLevel::Error => BAD,
+        DiagnosticLevel::Warning => WARN,
     };
     let number = at.line.to_string();
     let gutter = " ".repeat(number.len());
@@ -44,7 +44,7 @@ pub fn render(problem: &Problem, severity: Severity) -> String {
     let caret = " ".repeat(at.column as usize - 1) + &"^".repeat(at.width as usize);
     let mut text = format!(
         "{}: {}\n{gutter}{} {at}\n{gutter} {bar}\n{} {bar} {}\n{gutter} {bar} {}",
-        paint(style, severity.word()),
+        paint(style, severity.as_str()),
         paint(HEAD, &problem.fault),
         paint(FAINT, "-->"),
         paint(FAINT, number),
@@ -57,11 +57,11 @@ pub fn render(problem: &Problem, severity: Severity) -> String {
     text
 }
 
-impl Severity {
-    fn word(self) -> &'static str {
+impl DiagnosticLevel {
+    fn as_str(self) -> &'static str {
         match self {
-            Severity::Error => "error",
-            Severity::Warning => "warning",
+            DiagnosticLevel::Error => "error",
+            DiagnosticLevel::Warning => "warning",
         }
     }
 }

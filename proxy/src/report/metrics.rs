@@ -2,17 +2,17 @@
 
 use std::time::Duration;
 
-use audit::Meter;
+use audit::ByteCount;
 use metrics::{counter, describe_counter, describe_gauge, describe_histogram, histogram};
 use metrics_exporter_prometheus::{Matcher, PrometheusBuilder, PrometheusHandle};
 
-const SECONDS: &[f64] = &[1e-6, 5e-6, 25e-6, 1e-4, 5e-4, 0.0025, 0.01, 0.05, 0.25, 1.0, 5.0, 30.0];
+const BUCKETS: &[f64] = &[1e-6, 5e-6, 25e-6, 1e-4, 5e-4, 0.0025, 0.01, 0.05, 0.25, 1.0, 5.0, 30.0];
 
 /// Starts counting.
 pub(crate) fn install() -> anyhow::Result<PrometheusHandle> {
     let suffix = Matcher::Suffix("_seconds".to_owned());
     let handle =
-        PrometheusBuilder::new().set_buckets_for_metric(suffix, SECONDS)?.install_recorder()?;
+        PrometheusBuilder::new().set_buckets_for_metric(suffix, BUCKETS)?.install_recorder()?;
     describe_counter!(
         "sandbar_decisions_total",
         "Decisions by reason and by how the attempt was carried."
@@ -60,53 +60,53 @@ pub(crate) fn install() -> anyhow::Result<PrometheusHandle> {
     Ok(handle)
 }
 
-pub(crate) fn decision(reason: &'static str, how: &'static str) {
+pub(crate) fn count_decision(reason: &'static str, how: &'static str) {
     counter!("sandbar_decisions_total", "reason" => reason, "how" => how).increment(1);
 }
 
-pub(crate) fn bytes(meter: &Meter) {
-    let (sent, received) = meter.read();
+pub(crate) fn count_bytes(meter: &ByteCount) {
+    let (sent, received) = meter.sent_and_received();
     counter!("sandbar_sent_bytes_total").increment(sent);
     counter!("sandbar_received_bytes_total").increment(received);
 }
 
-pub(crate) fn shed() {
+pub(crate) fn count_shed_accept() {
     counter!("sandbar_accepts_shed_total").increment(1);
 }
 
-pub(crate) fn decided_in(took: Duration) {
+pub(crate) fn observe_decide(took: Duration) {
     histogram!("sandbar_decide_seconds").record(took);
 }
 
-pub(crate) fn resolved_in(took: Duration) {
+pub(crate) fn observe_resolve(took: Duration) {
     histogram!("sandbar_resolve_seconds").record(took);
 }
 
-pub(crate) fn connected_in(took: Duration) {
+pub(crate) fn observe_connect(took: Duration) {
     histogram!("sandbar_connect_seconds").record(took);
 }
 
-pub(crate) fn reload(result: &'static str) {
+pub(crate) fn count_reload(result: &'static str) {
     counter!("sandbar_reloads_total", "result" => result).increment(1);
 }
 
-pub(crate) fn reloaded_in(took: Duration) {
+pub(crate) fn observe_reload(took: Duration) {
     histogram!("sandbar_reload_seconds").record(took);
 }
 
-pub(crate) fn revoked(count: usize) {
+pub(crate) fn count_revocations(count: usize) {
     counter!("sandbar_revoked_total").increment(count as u64);
 }
 
 /// A connection to an origin, taken from the pool or made.
-pub(crate) fn upstream(reused: bool, took: Duration) {
+pub(crate) fn count_upstream(reused: bool, took: Duration) {
     let kind = if reused { "reused" } else { "new" };
     counter!("sandbar_upstream_connections_total", "kind" => kind).increment(1);
     if !reused {
-        connected_in(took);
+        observe_connect(took);
     }
 }
 
-pub(crate) fn recorded_in(took: Duration) {
+pub(crate) fn observe_record(took: Duration) {
     histogram!("sandbar_record_seconds").record(took);
 }

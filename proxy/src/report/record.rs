@@ -2,7 +2,7 @@
 
 use audit::words::channel;
 pub(crate) use audit::words::{host, policy, subject};
-use audit::{Code, Ending, Text, Verdict};
+use audit::{DecisionDetails, Ending, StableCode, Text};
 use rules::{Channel, Permit, Reason, RuleSet};
 
 use crate::report::refusal::Refusal;
@@ -12,39 +12,44 @@ pub(crate) fn arrival(
     channels: &[Channel],
     source: Option<std::net::SocketAddr>,
     aimed: Option<std::net::SocketAddr>,
-) -> audit::Arrival {
-    let unknown = audit::Channel { kind: Code("unknown"), detail: None };
+) -> audit::RecordedArrival {
+    let unknown = audit::RecordedChannel { kind: StableCode("unknown"), detail: None };
     let channel = channels.first().map_or(unknown, channel);
-    audit::Arrival { channel, transport: audit::Transport::TCP, source, aimed }
-}
-
-pub(crate) fn allowed(permit: &Permit, rules: &RuleSet) -> Verdict {
-    Verdict {
-        rule: Some((&*permit.rule().rule).into()),
-        policy: Some(policy(rules)),
-        carried: Some(Code(permit.how().word())),
-        credential: permit.credential().map(|name| name.as_str().into()),
-        ..Verdict::new(Code::ALLOWED)
+    audit::RecordedArrival {
+        channel,
+        transport: audit::Transport::TCP,
+        source,
+        original_dst: aimed,
     }
 }
 
-pub(crate) fn refused(refusal: &Refusal, rules: &RuleSet) -> Verdict {
+pub(crate) fn permit_record(permit: &Permit, rules: &RuleSet) -> DecisionDetails {
+    DecisionDetails {
+        rule: Some((&*permit.rule().rule).into()),
+        policy: Some(policy(rules)),
+        treatment: Some(StableCode(permit.treatment().as_str())),
+        credential: permit.credential().map(|name| name.as_str().into()),
+        ..DecisionDetails::new(StableCode::ALLOWED)
+    }
+}
+
+pub(crate) fn refusal_record(refusal: &Refusal, rules: &RuleSet) -> DecisionDetails {
     let next = refusal.reason.next_step();
     let message: Text<512> = match &refusal.detail {
         Some(detail) => format!("{detail}. {next}").into(),
         None => next.into(),
     };
-    Verdict {
+    DecisionDetails {
         rule: refusal.rule.as_ref().map(|rule| (&*rule.rule).into()),
         policy: Some(policy(rules)),
         message: Some(message),
-        ..Verdict::new(Code(refusal.reason.code()))
+        ..DecisionDetails::new(StableCode(refusal.reason.code()))
     }
 }
 
 /// How something that was cut has ended: by a bound of ours, or because its permission did.
-pub(crate) fn cut(reason: Reason) -> Ending {
-    let code = Code(reason.code());
+pub(crate) fn cut_ending(reason: Reason) -> Ending {
+    let code = StableCode(reason.code());
     let bound =
         matches!(reason, Reason::IdleTooLong | Reason::LifetimeSpent | Reason::UpstreamTimeout);
     if bound { Ending::Failed(code) } else { Ending::Revoked(code) }

@@ -27,8 +27,8 @@ impl From<Box<Denial>> for Refusal {
     }
 }
 
-impl From<dns_filter::Refusal> for Refusal {
-    fn from(refusal: dns_filter::Refusal) -> Self {
+impl From<dns_filter::ResolveError> for Refusal {
+    fn from(refusal: dns_filter::ResolveError) -> Self {
         refusal.reason.into()
     }
 }
@@ -41,14 +41,14 @@ impl From<audit::LogDown> for Refusal {
 
 impl Refusal {
     /// Adds what was found to be wrong.
-    pub(crate) fn because(self, detail: impl ToString) -> Self {
+    pub(crate) fn with_detail(self, detail: impl ToString) -> Self {
         Refusal { detail: Some(detail.to_string()), ..self }
     }
 }
 
 /// The HTTP status that says it best. Never 429, which client libraries answer by trying again.
 #[expect(clippy::wildcard_enum_match_arm, reason = "every other is forbidden by a rule")]
-pub(crate) fn status(reason: Reason) -> u16 {
+pub(crate) fn http_status(reason: Reason) -> u16 {
     match reason {
         Reason::BadMethod
         | Reason::BadName
@@ -79,7 +79,7 @@ pub(crate) fn status(reason: Reason) -> u16 {
 
 /// What the client is shown: a status, and a body for people or for machines.
 #[derive(Debug)]
-pub(crate) struct Answer {
+pub(crate) struct RefusalResponse {
     pub(crate) status: u16,
     pub(crate) kind: &'static str,
     pub(crate) body: String,
@@ -89,31 +89,38 @@ pub(crate) struct Answer {
 
 /// Whom a body is written for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Reader {
+pub(crate) enum BodyAudience {
     Machine,
     Person,
 }
 
-impl Reader {
+impl BodyAudience {
     /// By the `Accept` of a request.
-    pub(crate) fn of(accept: Option<&[u8]>) -> Self {
+    pub(crate) fn from_accept(accept: Option<&[u8]>) -> Self {
         let wants = accept.map(String::from_utf8_lossy).unwrap_or_default();
-        if wants.contains("json") { Reader::Machine } else { Reader::Person }
+        if wants.contains("json") { BodyAudience::Machine } else { BodyAudience::Person }
     }
 }
 
-impl Answer {
-    pub(crate) fn new(refusal: &Refusal, rules: &RuleSet, record: &str, reader: Reader) -> Self {
+impl RefusalResponse {
+    pub(crate) fn new(
+        refusal: &Refusal,
+        rules: &RuleSet,
+        record: &str,
+        reader: BodyAudience,
+    ) -> Self {
         let (kind, body) = match reader {
-            Reader::Machine => ("application/json", machine(refusal, rules, record)),
-            Reader::Person => ("text/plain; charset=utf-8", person(refusal, rules, record)),
+            BodyAudience::Machine => ("application/json", json_body(refusal, rules, record)),
+            BodyAudience::Person => {
+                ("text/plain; charset=utf-8", text_body(refusal, rules, record))
+            }
         };
         let fields = [
             ("Sandbar-Reason", refusal.reason.code().to_owned()),
             ("Sandbar-Generation", rules.generation().to_string()),
             ("Sandbar-Record", record.to_owned()),
         ];
-        Answer { status: status(refusal.reason), kind, body, fields }
+        RefusalResponse { status: http_status(refusal.reason), kind, body, fields }
     }
 
     /// The whole of it as HTTP/1.1, after which the connection is closed.
@@ -134,7 +141,7 @@ impl Answer {
     }
 }
 
-fn person(refusal: &Refusal, rules: &RuleSet, record: &str) -> String {
+fn text_body(refusal: &Refusal, rules: &RuleSet, record: &str) -> String {
     let Refusal { reason, rule, detail } = refusal;
     let rule = rule.as_ref().map_or_else(
         || "none names it".to_owned(),
@@ -149,7 +156,7 @@ fn person(refusal: &Refusal, rules: &RuleSet, record: &str) -> String {
     )
 }
 
-fn machine(refusal: &Refusal, rules: &RuleSet, record: &str) -> String {
+fn json_body(refusal: &Refusal, rules: &RuleSet, record: &str) -> String {
     let Refusal { reason, rule, detail } = refusal;
     let rule = rule.as_ref().map(|rule| {
         json!({ "rule": &*rule.rule, "policy": rule.policy.as_str(), "file": &*rule.file, "line": rule.line })

@@ -2,32 +2,33 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use super::Side;
-use super::view::Question;
+use super::DiffSide;
+use super::view::SampleConnection;
 use crate::decision::Decision;
-use crate::facts::Operation;
+use crate::facts::BankOperation;
+use crate::ids::{BankId, BankPattern, Environment, Tenant};
 use crate::policy::MemoryTerms;
-use crate::probe::{Probe, Special};
+use crate::probe::{PolicyProbe, ProbeKind};
 use crate::ruleset::RuleSet;
 use crate::sandbox::{Sandbox, SandboxRef};
-use crate::word::{BankId, BankPattern, Environment, Tenant};
 
 /// The ending that stands for any a prefix leaves open.
-const ANY: &str = "any-bank";
-const OPERATIONS: [Operation; 3] = [Operation::Delete, Operation::Read, Operation::Write];
+const ANY_BANK: &str = "any-bank";
+const OPERATIONS: [BankOperation; 3] =
+    [BankOperation::Delete, BankOperation::Read, BankOperation::Write];
 
 /// What is opened, in words, with the rule that opens it.
-pub(super) type Banks = BTreeMap<String, String>;
+pub(super) type OpenBanks = BTreeMap<String, String>;
 
 /// Every bank that either side's rules name at a memory service, as far as `side` opens it.
-pub(super) fn banks(side: Side<'_>, question: &Question<'_>) -> Banks {
-    let mut found = Banks::new();
+pub(super) fn open_banks(side: DiffSide<'_>, question: &SampleConnection<'_>) -> OpenBanks {
+    let mut found = OpenBanks::new();
     for operation in OPERATIONS {
-        for (shown, (bank, environment)) in named(question, operation) {
-            let special = Special::Memory { operation, bank };
-            let probe = Probe { special, ..question.probe.clone() };
-            if let Decision::Allow(permit) = decide(side, &probe, environment.as_ref()) {
-                let what = format!("{} {shown} at {}", operation.word(), question.what);
+        for (shown, (bank, environment)) in bank_examples(question, operation) {
+            let special = ProbeKind::Memory { operation, bank };
+            let probe = PolicyProbe { special, ..question.probe.clone() };
+            if let Decision::Allow(permit) = decide_bank(side, &probe, environment.as_ref()) {
+                let what = format!("{} {shown} at {}", operation.as_str(), question.what);
                 found.insert(what, permit.rule().rule.to_string());
             }
         }
@@ -35,15 +36,15 @@ pub(super) fn banks(side: Side<'_>, question: &Question<'_>) -> Banks {
     found
 }
 
-type Named = BTreeMap<String, (BankId, Option<Environment>)>;
+type BankExamples = BTreeMap<String, (BankId, Option<Environment>)>;
 
 /// A bank for each pattern, and the environment it is of.
-fn named(question: &Question<'_>, operation: Operation) -> Named {
+fn bank_examples(question: &SampleConnection<'_>, operation: BankOperation) -> BankExamples {
     let here = question.matches.iter().filter(|matched| matched.has_port(question.probe.port));
-    let mut found = Named::new();
-    for terms in here.filter_map(|matched| matched.rule.memory()) {
-        for pattern in opened(terms, operation) {
-            let Some(bank) = example(pattern) else { continue };
+    let mut found = BankExamples::new();
+    for terms in here.filter_map(|matched| matched.rule.memory_terms()) {
+        for pattern in bank_patterns(terms, operation) {
+            let Some(bank) = example_bank(pattern) else { continue };
             let environment = terms.environment.clone().or_else(|| bank.environment());
             found.insert(pattern.to_string(), (bank, environment));
         }
@@ -51,38 +52,38 @@ fn named(question: &Question<'_>, operation: Operation) -> Named {
     found
 }
 
-fn opened(terms: &MemoryTerms, operation: Operation) -> &[BankPattern] {
+fn bank_patterns(terms: &MemoryTerms, operation: BankOperation) -> &[BankPattern] {
     match operation {
-        Operation::Admin | Operation::None => &[],
-        Operation::Delete => &terms.forget,
-        Operation::Read => &terms.recall,
-        Operation::Write => &terms.retain,
+        BankOperation::Admin | BankOperation::None => &[],
+        BankOperation::Delete => &terms.forget,
+        BankOperation::Read => &terms.recall,
+        BankOperation::Write => &terms.retain,
     }
 }
 
-fn example(pattern: &BankPattern) -> Option<BankId> {
+fn example_bank(pattern: &BankPattern) -> Option<BankId> {
     match pattern {
         BankPattern::Exact(bank) => Some(bank.clone()),
         BankPattern::Prefix(prefix) => {
-            BankId::parse(&format!("{prefix}{ANY}")).ok().or_else(|| Some(prefix.clone()))
+            BankId::parse(&format!("{prefix}{ANY_BANK}")).ok().or_else(|| Some(prefix.clone()))
         }
     }
 }
 
 /// Decides for the sandbox as it is, or as if it were of the bank's environment where it has none yet.
-fn decide(
-    (rules, sandbox): Side<'_>,
-    probe: &Probe,
+fn decide_bank(
+    (rules, sandbox): DiffSide<'_>,
+    probe: &PolicyProbe,
     environment: Option<&Environment>,
 ) -> Decision {
     if sandbox.tenant.is_some() && sandbox.environment.is_some() {
         return probe.decide(rules, sandbox);
     }
-    let (rules, sandbox) = settled(rules, sandbox, environment);
+    let (rules, sandbox) = with_identity(rules, sandbox, environment);
     probe.decide(&rules, &sandbox)
 }
 
-fn settled(
+fn with_identity(
     rules: &RuleSet,
     sandbox: &SandboxRef,
     environment: Option<&Environment>,
@@ -98,9 +99,9 @@ fn settled(
 }
 
 /// What the first opens and the second does not.
-pub(super) fn missing<'a>(
-    ones: &'a Banks,
-    others: &'a Banks,
+pub(super) fn missing_banks<'a>(
+    ones: &'a OpenBanks,
+    others: &'a OpenBanks,
 ) -> impl Iterator<Item = (&'a String, &'a String)> {
     let known: BTreeSet<&String> = others.keys().collect();
     ones.iter().filter(move |(what, _)| !known.contains(what))

@@ -5,25 +5,25 @@
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
-use crate::path::PathPattern;
+use crate::url_path::PathPattern;
 
 /// The segment that stands for any a pattern does not name.
-const ANY: &str = "any";
+const ANY_SEGMENT: &str = "any";
 /// A path that servers read in different ways: refused where a rule looks at paths.
-const AMBIGUOUS: &str = "/any//any";
+const AMBIGUOUS_PATH: &str = "/any//any";
 /// Most states that are looked at; beyond it every pattern still has its own example.
 const MAX_STATES: usize = 2_000;
 
 /// A path to try.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) struct Witness {
+pub(super) struct SamplePath {
     pub(super) path: String,
-    pub(super) shown: Shown,
+    pub(super) shown: PathLabel,
 }
 
 /// What a path stands for.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) enum Shown {
+pub(super) enum PathLabel {
     /// Paths with more than one reading.
     Ambiguous,
     /// Every path, because no pattern is about paths.
@@ -35,11 +35,11 @@ pub(super) enum Shown {
 }
 
 /// The paths worth trying beside `patterns`, of which those in `denied` also hold without a slash at the end.
-pub(super) fn witnesses(patterns: &[&PathPattern], denied: &[&PathPattern]) -> Vec<Witness> {
+pub(super) fn sample_paths(patterns: &[&PathPattern], denied: &[&PathPattern]) -> Vec<SamplePath> {
     if patterns.iter().all(|pattern| pattern.is_everything()) {
-        return vec![Witness { path: "/".to_owned(), shown: Shown::Every }];
+        return vec![SamplePath { path: "/".to_owned(), shown: PathLabel::Every }];
     }
-    let mut classes = Search::new(patterns, denied).classes();
+    let mut classes = PathSearch::new(patterns, denied).match_classes();
     for pattern in patterns {
         let own = pattern.to_string();
         if !classes.keys().any(|(matched, _)| matched.contains(&own)) {
@@ -48,79 +48,84 @@ pub(super) fn witnesses(patterns: &[&PathPattern], denied: &[&PathPattern]) -> V
     }
     let closest: Vec<Option<String>> = classes
         .keys()
-        .map(|(matched, trimmed)| closest(patterns, &[&matched[..], trimmed].concat()))
+        .map(|(matched, trimmed)| most_specific(patterns, &[&matched[..], trimmed].concat()))
         .collect();
     let repeated =
         |label: &Option<String>| closest.iter().filter(|other| *other == label).count() > 1;
     let shown = |label: &Option<String>, path: &str| match label {
-        None => Shown::Other,
-        Some(pattern) if repeated(label) => Shown::Pattern(format!("{pattern} (such as {path})")),
-        Some(pattern) => Shown::Pattern(pattern.clone()),
+        None => PathLabel::Other,
+        Some(pattern) if repeated(label) => {
+            PathLabel::Pattern(format!("{pattern} (such as {path})"))
+        }
+        Some(pattern) => PathLabel::Pattern(pattern.clone()),
     };
-    let mut found: Vec<Witness> = classes
+    let mut found: Vec<SamplePath> = classes
         .values()
         .zip(&closest)
-        .map(|(path, label)| Witness { shown: shown(label, path), path: path.clone() })
+        .map(|(path, label)| SamplePath { shown: shown(label, path), path: path.clone() })
         .collect();
-    found.push(Witness { path: AMBIGUOUS.to_owned(), shown: Shown::Ambiguous });
+    found.push(SamplePath { path: AMBIGUOUS_PATH.to_owned(), shown: PathLabel::Ambiguous });
     found
 }
 
 /// The most specific of the patterns that match.
-fn closest(patterns: &[&PathPattern], matched: &[String]) -> Option<String> {
+fn most_specific(patterns: &[&PathPattern], matched: &[String]) -> Option<String> {
     let own = patterns.iter().filter(|pattern| matched.contains(&pattern.to_string()));
     own.max_by_key(|pattern| pattern.specificity()).map(ToString::to_string)
 }
 
 /// A walk over every path, as far as the patterns can tell paths apart.
-struct Search {
-    patterns: Vec<(String, Vec<Segment>)>,
+struct PathSearch {
+    patterns: Vec<(String, Vec<SearchSegment>)>,
     denied: BTreeSet<String>,
     /// The segments some pattern names, and one none does; the empty one only ends a path.
     alphabet: BTreeSet<String>,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq)]
-enum Segment {
+enum SearchSegment {
     Any,
     Literal(String),
     One,
 }
 
 /// The patterns that match a path, and those that deny it only without the slash at its end.
-type Class = (Vec<String>, Vec<String>);
+type MatchClass = (Vec<String>, Vec<String>);
 
 /// For each pattern, how many of its segments may be used up.
-type State = Vec<BTreeSet<usize>>;
+type SearchState = Vec<BTreeSet<usize>>;
 
-impl Search {
+impl PathSearch {
     fn new(patterns: &[&PathPattern], denied: &[&PathPattern]) -> Self {
         let denied = denied.iter().map(ToString::to_string).collect();
         let texts: BTreeSet<String> = patterns.iter().map(ToString::to_string).collect();
-        let patterns: Vec<_> = texts.into_iter().map(|text| (text.clone(), parts(&text))).collect();
+        let patterns: Vec<_> =
+            texts.into_iter().map(|text| (text.clone(), parse_segments(&text))).collect();
         let literals = patterns.iter().flat_map(|(_, parts)| parts).filter_map(|part| match part {
-            Segment::Any | Segment::One => None,
-            Segment::Literal(text) => Some(text.clone()),
+            SearchSegment::Any | SearchSegment::One => None,
+            SearchSegment::Literal(text) => Some(text.clone()),
         });
         let mut alphabet: BTreeSet<String> = literals.collect();
-        let mut other = ANY.to_owned();
+        let mut other = ANY_SEGMENT.to_owned();
         while alphabet.contains(&other) {
             other.push('-');
         }
         alphabet.extend([other, String::new()]);
-        Search { patterns, denied, alphabet }
+        PathSearch { patterns, denied, alphabet }
     }
 
     /// The shortest path found for each set of patterns that some path matches.
-    fn classes(&self) -> BTreeMap<Class, String> {
-        let start: State =
+    fn match_classes(&self) -> BTreeMap<MatchClass, String> {
+        let start: SearchState =
             self.patterns.iter().map(|(_, parts)| closure(parts, BTreeSet::from([0]))).collect();
         let (mut found, mut seen) = (BTreeMap::new(), BTreeSet::from([start.clone()]));
         let mut queue = VecDeque::from([(start, String::new())]);
         while let Some((state, path)) = queue.pop_front() {
             for segment in &self.alphabet {
                 let (next, longer) = (self.step(&state, segment), format!("{path}/{segment}"));
-                found.entry(self.class(&state, &next, segment)).or_insert_with(|| longer.clone());
+                found
+                    .entry(self.classify(&state, &next, segment))
+                    .or_insert_with(|| longer.clone());
                 let ends = segment.is_empty() || seen.len() >= MAX_STATES;
                 if !ends && seen.insert(next.clone()) {
                     queue.push_back((next, longer));
@@ -130,26 +135,27 @@ impl Search {
         found
     }
 
-    fn class(&self, before: &State, state: &State, segment: &str) -> Class {
-        let matched = self.matched(state);
-        let mut trimmed = if segment.is_empty() { self.matched(before) } else { Vec::new() };
+    fn classify(&self, before: &SearchState, state: &SearchState, segment: &str) -> MatchClass {
+        let matched = self.matching_patterns(state);
+        let mut trimmed =
+            if segment.is_empty() { self.matching_patterns(before) } else { Vec::new() };
         trimmed.retain(|pattern| self.denied.contains(pattern) && !matched.contains(pattern));
         (matched, trimmed)
     }
 
-    fn step(&self, state: &State, segment: &str) -> State {
-        let advance = |((_, parts), at): (&(String, Vec<Segment>), &BTreeSet<usize>)| {
+    fn step(&self, state: &SearchState, segment: &str) -> SearchState {
+        let advance = |((_, parts), at): (&(String, Vec<SearchSegment>), &BTreeSet<usize>)| {
             let next = at.iter().filter_map(|at| match parts.get(*at)? {
-                Segment::Any => Some(*at),
-                Segment::Literal(text) => (text == segment).then_some(at + 1),
-                Segment::One => (!segment.is_empty()).then_some(at + 1),
+                SearchSegment::Any => Some(*at),
+                SearchSegment::Literal(text) => (text == segment).then_some(at + 1),
+                SearchSegment::One => (!segment.is_empty()).then_some(at + 1),
             });
             closure(parts, next.collect())
         };
         self.patterns.iter().zip(state).map(advance).collect()
     }
 
-    fn matched(&self, state: &State) -> Vec<String> {
+    fn matching_patterns(&self, state: &SearchState) -> Vec<String> {
         let ended = self.patterns.iter().zip(state);
         ended
             .filter(|((_, parts), at)| at.contains(&parts.len()))
@@ -159,20 +165,20 @@ impl Search {
 }
 
 /// `**` may stand for nothing.
-fn closure(parts: &[Segment], mut at: BTreeSet<usize>) -> BTreeSet<usize> {
+fn closure(parts: &[SearchSegment], mut at: BTreeSet<usize>) -> BTreeSet<usize> {
     for (position, part) in parts.iter().enumerate() {
-        if at.contains(&position) && *part == Segment::Any {
+        if at.contains(&position) && *part == SearchSegment::Any {
             at.insert(position + 1);
         }
     }
     at
 }
 
-fn parts(pattern: &str) -> Vec<Segment> {
+fn parse_segments(pattern: &str) -> Vec<SearchSegment> {
     let part = |text: &str| match text {
-        "*" => Segment::One,
-        "**" => Segment::Any,
-        text => Segment::Literal(text.to_owned()),
+        "*" => SearchSegment::One,
+        "**" => SearchSegment::Any,
+        text => SearchSegment::Literal(text.to_owned()),
     };
     pattern.split('/').skip(1).map(part).collect()
 }
@@ -180,12 +186,12 @@ fn parts(pattern: &str) -> Vec<Segment> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::path::CanonicalPath;
+    use crate::url_path::CanonicalPath;
 
     fn paths(patterns: &[&str]) -> Vec<String> {
         let parsed: Vec<_> =
             patterns.iter().map(|text| PathPattern::parse(text).unwrap()).collect();
-        let found = witnesses(&parsed.iter().collect::<Vec<_>>(), &[]);
+        let found = sample_paths(&parsed.iter().collect::<Vec<_>>(), &[]);
         found.into_iter().map(|witness| witness.path).collect()
     }
 
@@ -206,7 +212,7 @@ mod tests {
     }
 
     #[test]
-    fn many_patterns_stay_bounded_and_each_is_tried() {
+    fn p17_many_patterns_stay_bounded_and_each_is_tried() {
         let texts: Vec<String> = (0..40).map(|at| format!("/**/a{at}/**/b{at}/*")).collect();
         let texts: Vec<&str> = texts.iter().map(String::as_str).collect();
         let found = paths(&texts);

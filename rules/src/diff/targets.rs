@@ -5,65 +5,65 @@ use std::net::IpAddr;
 
 use ipnet::IpNet;
 
-use super::Side;
-use crate::facts::Scheme;
+use super::DiffSide;
+use crate::facts::UrlScheme;
+use crate::host_set::PatternHit;
 use crate::name::{DomainName, Host};
-use crate::network::forbidden;
-use crate::pattern::Reach;
-use crate::policy::{By, Match, Policy, matching};
-use crate::probe::{Probe, Special};
-use crate::set::Hit;
-use crate::special;
+use crate::network::forbidden_range;
+use crate::pattern::PatternReach;
+use crate::policy::{MatchedEntry, Policy, RuleMatch, matching_rules};
+use crate::probe::{PolicyProbe, ProbeKind};
+use crate::special_names;
 
 /// The label that stands for any name below a wildcard.
-const ANY: &str = "any-name";
+const ANY_LABEL: &str = "any-name";
 /// The port that is always tried.
 const DEFAULT_PORT: u16 = 443;
 
 /// A host to try.
-pub(super) struct Target {
+pub(super) struct SampleHost {
     pub(super) host: Host,
     /// The words for it: the pattern it stands for.
     pub(super) shown: String,
 }
 
 /// A connection to a host as a client would open it.
-pub(super) fn probe(host: &Host, port: u16) -> Probe {
-    let scheme = if port == 80 { Scheme::Http } else { Scheme::Https };
-    let (host, special) = (host.clone(), Special::Connection);
-    Probe { host, port, scheme, method: None, path: None, special }
+pub(super) fn connection_probe(host: &Host, port: u16) -> PolicyProbe {
+    let scheme = if port == 80 { UrlScheme::Http } else { UrlScheme::Https };
+    let (host, special) = (host.clone(), ProbeKind::Connection);
+    PolicyProbe { host, port, scheme, method: None, path: None, special }
 }
 
 /// Every policy of both sides, the old one's first.
-pub(super) fn policies<'a>(sides: [Side<'a>; 2]) -> Vec<&'a std::sync::Arc<Policy>> {
+pub(super) fn all_policies<'a>(sides: [DiffSide<'a>; 2]) -> Vec<&'a std::sync::Arc<Policy>> {
     sides.into_iter().flat_map(|(rules, sandbox)| rules.policies_of(sandbox)).collect()
 }
 
 /// Every rule of either side that names `host`.
-pub(super) fn matches<'a>(sides: [Side<'a>; 2], host: &'a Host) -> Vec<Match<'a>> {
-    policies(sides).into_iter().flat_map(|policy| matching(policy, host)).collect()
+pub(super) fn all_matches<'a>(sides: [DiffSide<'a>; 2], host: &'a Host) -> Vec<RuleMatch<'a>> {
+    all_policies(sides).into_iter().flat_map(|policy| matching_rules(policy, host)).collect()
 }
 
-pub(super) fn targets(sides: [Side<'_>; 2]) -> impl Iterator<Item = Target> {
-    let nets: BTreeSet<IpNet> = policies(sides)
+pub(super) fn sample_hosts(sides: [DiffSide<'_>; 2]) -> impl Iterator<Item = SampleHost> {
+    let nets: BTreeSet<IpNet> = all_policies(sides)
         .into_iter()
         .flat_map(|policy| policy.addresses().map(|(net, _)| net))
         .collect();
-    let target = |(shown, host)| Target { host, shown };
-    names(sides).into_iter().map(target).chain(addresses(&nets))
+    let target = |(shown, host)| SampleHost { host, shown };
+    sample_names(sides).into_iter().map(target).chain(sample_addresses(&nets))
 }
 
-fn names(sides: [Side<'_>; 2]) -> BTreeMap<String, Host> {
-    let all = policies(sides);
+fn sample_names(sides: [DiffSide<'_>; 2]) -> BTreeMap<String, Host> {
+    let all = all_policies(sides);
     let hits = || all.iter().flat_map(|policy| policy.hosts()).map(|(hit, _)| hit);
     let taken: BTreeSet<&str> = hits().filter_map(|hit| hit.base.split('.').next()).collect();
-    let mut label = ANY.to_owned();
+    let mut label = ANY_LABEL.to_owned();
     while taken.contains(label.as_str()) {
         label.push('x');
     }
     let mut found = BTreeMap::new();
     for hit in hits() {
-        for (shown, name) in names_of(&hit, &label) {
+        for (shown, name) in names_for(&hit, &label) {
             found.entry(shown).or_insert(Host::Name(name));
         }
     }
@@ -71,36 +71,37 @@ fn names(sides: [Side<'_>; 2]) -> BTreeMap<String, Host> {
 }
 
 /// A name for each kind of name the pattern covers.
-fn names_of(hit: &Hit<'_>, label: &str) -> Vec<(String, DomainName)> {
+fn names_for(hit: &PatternHit<'_>, label: &str) -> Vec<(String, DomainName)> {
     let below = || match hit.base {
-        "" => named("*".to_owned(), label),
+        "" => parse_sample("*".to_owned(), label),
         // The longest names leave room for a single letter only.
-        base => named(format!("*.{base}"), &format!("{label}.{base}"))
-            .or_else(|| named(format!("*.{base}"), &format!("a.{base}"))),
+        base => parse_sample(format!("*.{base}"), &format!("{label}.{base}"))
+            .or_else(|| parse_sample(format!("*.{base}"), &format!("a.{base}"))),
     };
-    let own = || named(hit.base.to_owned(), hit.base);
+    let own = || parse_sample(hit.base.to_owned(), hit.base);
     let both = match hit.reach {
-        Reach::Below => [None, below()],
-        Reach::Exact => [own(), None],
-        Reach::Tree => [own(), below()],
+        PatternReach::Below => [None, below()],
+        PatternReach::Exact => [own(), None],
+        PatternReach::Tree => [own(), below()],
     };
     both.into_iter().flatten().collect()
 }
 
-fn named(shown: String, name: &str) -> Option<(String, DomainName)> {
+fn parse_sample(shown: String, name: &str) -> Option<(String, DomainName)> {
     DomainName::parse(name).ok().map(|name| (shown, name))
 }
 
 /// The first address of every stretch that lies in the same networks, and is public or not.
-fn addresses(nets: &BTreeSet<IpNet>) -> Vec<Target> {
+fn sample_addresses(nets: &BTreeSet<IpNet>) -> Vec<SampleHost> {
     let mut starts: BTreeSet<IpAddr> = BTreeSet::new();
     for net in nets {
         starts.insert(net.network());
-        starts.extend(after(net.broadcast()));
+        starts.extend(next_address(net.broadcast()));
     }
     let mut special: Vec<IpAddr> = starts.iter().copied().collect();
     while let Some(address) = special.pop() {
-        let next = forbidden(address).and_then(|forbidden| after(forbidden.range.broadcast()));
+        let next = forbidden_range(address)
+            .and_then(|forbidden| next_address(forbidden.range.broadcast()));
         special.extend(next.filter(|next| starts.insert(*next)));
     }
     let narrowest = |address: &IpAddr| {
@@ -108,12 +109,12 @@ fn addresses(nets: &BTreeSet<IpNet>) -> Vec<Target> {
     };
     let target = |address: IpAddr| {
         let shown = narrowest(&address)?.to_string();
-        Some(Target { host: Host::Address(address), shown })
+        Some(SampleHost { host: Host::Address(address), shown })
     };
     starts.into_iter().filter_map(target).collect()
 }
 
-fn after(address: IpAddr) -> Option<IpAddr> {
+fn next_address(address: IpAddr) -> Option<IpAddr> {
     match address {
         IpAddr::V4(address) => address.to_bits().checked_add(1).map(|bits| IpAddr::V4(bits.into())),
         IpAddr::V6(address) => address.to_bits().checked_add(1).map(|bits| IpAddr::V6(bits.into())),
@@ -121,12 +122,14 @@ fn after(address: IpAddr) -> Option<IpAddr> {
 }
 
 /// Every port a rule has for the host. On any other an allow rule never acts, so nothing is reachable.
-pub(super) fn ports(matches: &[Match<'_>]) -> BTreeSet<u16> {
+pub(super) fn rule_ports(matches: &[RuleMatch<'_>]) -> BTreeSet<u16> {
     let mut found = BTreeSet::from([DEFAULT_PORT]);
     for matched in matches {
         match matched.by {
-            By::Host(Hit { port: Some(port), .. }) => found.extend([port]),
-            By::Host(_) | By::Address(_) => found.extend(matched.rule.ports().unwrap_or(&[])),
+            MatchedEntry::Host(PatternHit { port: Some(port), .. }) => found.extend([port]),
+            MatchedEntry::Host(_) | MatchedEntry::Address(_) => {
+                found.extend(matched.rule.ports().unwrap_or(&[]))
+            }
         }
     }
     found
@@ -143,23 +146,23 @@ pub(super) fn with_port(shown: &str, port: u16) -> String {
 /// All that decides for a name: names with the same signature meet the same fate, so a long list is
 /// judged once and not a million times.
 #[derive(PartialEq, Eq, Hash)]
-pub(super) struct Signature {
+pub(super) struct HostSignature {
     rules: Vec<(usize, u16, Option<u16>, u8, usize)>,
     zone: Option<&'static str>,
     refused: bool,
 }
 
 /// The signature of a name; none for an address, of which there are few.
-pub(super) fn signature(sides: [Side<'_>; 2], host: &Host) -> Option<Signature> {
+pub(super) fn host_signature(sides: [DiffSide<'_>; 2], host: &Host) -> Option<HostSignature> {
     let name = host.name()?;
-    let (mut rules, mut refused) = (Vec::new(), special::is_resolver_discovery(name));
-    for (at, policy) in policies(sides).into_iter().enumerate() {
+    let (mut rules, mut refused) = (Vec::new(), special_names::is_resolver_discovery(name));
+    for (at, policy) in all_policies(sides).into_iter().enumerate() {
         for hit in policy.hosts.hits(name) {
-            refused |= special::is_hidden_resolver(name, &hit);
+            refused |= special_names::is_hidden_resolver(name, &hit);
             // How long an exact name is never matters beside patterns that are all shorter.
-            let length = if hit.reach == Reach::Exact { 0 } else { hit.base.len() };
+            let length = if hit.reach == PatternReach::Exact { 0 } else { hit.base.len() };
             rules.push((at, hit.rule, hit.port, hit.reach as u8, length));
         }
     }
-    Some(Signature { rules, zone: special::zone(name), refused })
+    Some(HostSignature { rules, zone: special_names::special_zone(name), refused })
 }

@@ -2,34 +2,34 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use super::paths::{self, Shown};
-use super::reach::addresses;
-use super::{Side, targets};
+use super::paths::{self, PathLabel};
+use super::reach::dialable_addresses;
+use super::{DiffSide, targets};
 use crate::budget::Budgets;
-use crate::decision::{Decision, How, Permit};
-use crate::facts::{Ech, Facts, Method, Protocol, QueryType};
+use crate::decision::{Decision, Permit, Treatment};
+use crate::facts::{EchPresence, Facts, HttpMethod, Protocol, QueryType};
 use crate::name::Host;
-use crate::policy::{IdentityMode, Match};
-use crate::probe::{Probe, Special};
+use crate::policy::{IdentityMode, RuleMatch};
+use crate::probe::{PolicyProbe, ProbeKind};
 
 /// The method that stands for any a rule does not name.
 const OTHER_METHOD: &str = "ANY-OTHER-METHOD";
 
 /// Terms by what they are about, so that like is compared with like.
-pub(super) type Terms = BTreeMap<&'static str, String>;
+pub(super) type TermTexts = BTreeMap<&'static str, String>;
 
 /// One connection worth trying.
-pub(super) struct Question<'a> {
-    pub(super) probe: Probe,
+pub(super) struct SampleConnection<'a> {
+    pub(super) probe: PolicyProbe,
     /// The words for it: the pattern it stands for, and the port.
     pub(super) what: String,
     /// The rules of either side that name the host.
-    pub(super) matches: &'a [Match<'a>],
+    pub(super) matches: &'a [RuleMatch<'a>],
 }
 
 /// One request worth trying on a connection.
-pub(super) struct Try {
-    method: Option<Method>,
+pub(super) struct SampleRequest {
+    method: Option<HttpMethod>,
     path: String,
     /// The words for it.
     pub(super) shown: String,
@@ -37,41 +37,41 @@ pub(super) struct Try {
 
 /// What a side lets pass.
 #[derive(Default)]
-pub(super) struct View {
+pub(super) struct AllowedTraffic {
     /// The connection itself; none when nothing gets through.
-    pub(super) connection: Option<Pass>,
+    pub(super) connection: Option<AllowedProbe>,
     /// The requests that pass, by their words.
-    pub(super) requests: BTreeMap<String, Pass>,
+    pub(super) requests: BTreeMap<String, AllowedProbe>,
 }
 
-pub(super) struct Pass {
+pub(super) struct AllowedProbe {
     pub(super) rule: String,
-    pub(super) terms: Terms,
-    pub(super) how: How,
+    pub(super) terms: TermTexts,
+    pub(super) treatment: Treatment,
 }
 
-impl Question<'_> {
+impl SampleConnection<'_> {
     /// Every method with every path that a rule of either side tells apart for the host.
-    pub(super) fn tries(&self) -> Vec<Try> {
-        if self.probe.special == Special::Raw {
+    pub(super) fn sample_requests(&self) -> Vec<SampleRequest> {
+        if self.probe.special == ProbeKind::Raw {
             return Vec::new();
         }
         let here = || self.matches.iter().filter(|matched| matched.has_port(self.probe.port));
-        let named: BTreeSet<&Method> =
+        let named: BTreeSet<&HttpMethod> =
             here().flat_map(|matched| matched.rule.methods().unwrap_or(&[])).collect();
         let patterns: Vec<_> =
             here().flat_map(|matched| matched.rule.paths().unwrap_or(&[])).collect();
-        let other = Method::parse(OTHER_METHOD).ok();
-        let methods: Vec<Option<Method>> =
+        let other = HttpMethod::parse(OTHER_METHOD).ok();
+        let methods: Vec<Option<HttpMethod>> =
             named.iter().map(|method| Some((*method).clone())).chain([None]).collect();
         let denying = here().filter(|matched| matched.rule.is_deny());
         let denied: Vec<_> =
             denying.flat_map(|matched| matched.rule.paths().unwrap_or(&[])).collect();
-        let paths = paths::witnesses(&patterns, &denied);
-        let one = |method: &Option<Method>, path: &paths::Witness| Try {
+        let paths = paths::sample_paths(&patterns, &denied);
+        let one = |method: &Option<HttpMethod>, path: &paths::SamplePath| SampleRequest {
             method: method.clone().or_else(|| other.clone()),
             path: path.path.clone(),
-            shown: self.shown(method.as_ref(), !named.is_empty(), &path.shown),
+            shown: self.describe_request(method.as_ref(), !named.is_empty(), &path.shown),
         };
         methods
             .iter()
@@ -80,13 +80,18 @@ impl Question<'_> {
             .collect()
     }
 
-    fn shown(&self, method: Option<&Method>, some_named: bool, path: &Shown) -> String {
+    fn describe_request(
+        &self,
+        method: Option<&HttpMethod>,
+        some_named: bool,
+        path: &PathLabel,
+    ) -> String {
         let front = method.map(|method| format!("{method} ")).unwrap_or_default();
         let (pattern, paths) = match path {
-            Shown::Ambiguous => ("", Some("ambiguous paths")),
-            Shown::Every => ("", None),
-            Shown::Other => ("", Some("other paths")),
-            Shown::Pattern(pattern) => (pattern.as_str(), None),
+            PathLabel::Ambiguous => ("", Some("ambiguous paths")),
+            PathLabel::Every => ("", None),
+            PathLabel::Other => ("", Some("other paths")),
+            PathLabel::Pattern(pattern) => (pattern.as_str(), None),
         };
         let methods = (method.is_none() && some_named).then_some("other methods");
         let others: Vec<&str> = methods.into_iter().chain(paths).collect();
@@ -98,110 +103,144 @@ impl Question<'_> {
     }
 }
 
-impl View {
-    pub(super) fn of(side: Side<'_>, question: &Question<'_>, tries: &[Try]) -> View {
-        let Some(connection) = pass(side, &question.probe) else { return View::default() };
-        let requests: BTreeMap<String, Pass> = match connection.how {
-            How::Intercept => tries
+impl AllowedTraffic {
+    pub(super) fn new(
+        side: DiffSide<'_>,
+        question: &SampleConnection<'_>,
+        tries: &[SampleRequest],
+    ) -> AllowedTraffic {
+        let Some(connection) = decide_probe(side, &question.probe) else {
+            return AllowedTraffic::default();
+        };
+        let requests: BTreeMap<String, AllowedProbe> = match connection.treatment {
+            Treatment::Intercept => tries
                 .iter()
                 .filter_map(|request| {
-                    pass(side, &request.probe(question)).map(|pass| (request.shown.clone(), pass))
+                    decide_probe(side, &request.probe(question))
+                        .map(|pass| (request.shown.clone(), pass))
                 })
                 .collect(),
             // What passes unseen passes whatever it asks for.
-            How::Forward | How::Hold { .. } | How::Raw | How::Resolve | How::Tunnel => {
-                tries.iter().map(|request| (request.shown.clone(), connection.request())).collect()
-            }
+            Treatment::Forward
+            | Treatment::Hold { .. }
+            | Treatment::Raw
+            | Treatment::Resolve
+            | Treatment::Tunnel => tries
+                .iter()
+                .map(|request| (request.shown.clone(), connection.unseen_request()))
+                .collect(),
         };
         if requests.is_empty() && !tries.is_empty() {
-            return View::default();
+            return AllowedTraffic::default();
         }
-        View { connection: Some(connection), requests }
+        AllowedTraffic { connection: Some(connection), requests }
     }
 }
 
-impl Try {
-    fn probe(&self, question: &Question<'_>) -> Probe {
+impl SampleRequest {
+    fn probe(&self, question: &SampleConnection<'_>) -> PolicyProbe {
         let (method, path) = (self.method.clone(), Some(self.path.clone()));
-        Probe { method, path, ..question.probe.clone() }
+        PolicyProbe { method, path, ..question.probe.clone() }
     }
 }
 
-impl Pass {
+impl AllowedProbe {
     /// A request of which nothing is seen.
-    fn request(&self) -> Pass {
-        Pass { rule: self.rule.clone(), terms: Terms::new(), how: self.how.clone() }
+    fn unseen_request(&self) -> AllowedProbe {
+        AllowedProbe {
+            rule: self.rule.clone(),
+            terms: TermTexts::new(),
+            treatment: self.treatment.clone(),
+        }
     }
 }
 
 /// What becomes of a probe on one side; none when it is refused or no address could be dialled for it.
-fn pass(side: Side<'_>, probe: &Probe) -> Option<Pass> {
+fn decide_probe(side: DiffSide<'_>, probe: &PolicyProbe) -> Option<AllowedProbe> {
     let Decision::Allow(permit) = probe.decide(side.0, side.1) else { return None };
-    let mut terms = Terms::from([("addresses", addresses(side, &permit)?)]);
-    terms.insert("budget", budget(permit.rule_budgets()));
-    terms.insert("inspect", yes(permit.inspect(), "inspected", "not inspected"));
+    let mut terms = TermTexts::from([("addresses", dialable_addresses(side, &permit)?)]);
+    terms.insert("budget", describe_budget(permit.rule_budgets()));
+    terms.insert("inspect", choose_text(permit.inspect(), "inspected", "not inspected"));
     let receives = permit.may_receive_memory();
-    terms.insert("memory", yes(receives, "may receive memory", "may not receive memory"));
-    match permit.how() {
-        How::Forward => {
+    terms.insert("memory", choose_text(receives, "may receive memory", "may not receive memory"));
+    match permit.treatment() {
+        Treatment::Forward => {
             let name = permit.credential();
             let text = name.map(|name| format!("credential `{name}`"));
             terms.insert("credential", text.unwrap_or_else(|| "no credential".to_owned()));
         }
-        How::Hold { profile, identity } => {
+        Treatment::Hold { profile, identity } => {
             terms.insert("profile", format!("profile `{profile}`"));
             let required = *identity == IdentityMode::Required;
-            terms.insert("identity", yes(required, "identity required", "identity from-path"));
+            terms.insert(
+                "identity",
+                choose_text(required, "identity required", "identity from-path"),
+            );
         }
-        How::Tunnel => {
-            terms.insert("ech", yes(tolerates_ech(side, &permit), "ECH tolerated", "ECH refused"));
+        Treatment::Tunnel => {
+            terms.insert(
+                "ech",
+                choose_text(tolerates_ech(side, &permit), "ECH tolerated", "ECH refused"),
+            );
         }
-        How::Intercept | How::Raw | How::Resolve => {}
+        Treatment::Intercept | Treatment::Raw | Treatment::Resolve => {}
     }
-    if *permit.how() != How::Forward {
-        terms.insert("how", permit.how().word().to_owned());
+    if *permit.treatment() != Treatment::Forward {
+        terms.insert("how", permit.treatment().as_str().to_owned());
     }
     let rule = permit.rule().rule.to_string();
-    Some(Pass { rule, terms, how: permit.how().clone() })
+    Some(AllowedProbe { rule, terms, treatment: permit.treatment().clone() })
 }
 
-fn yes(is: bool, one: &str, other: &str) -> String {
+fn choose_text(is: bool, one: &str, other: &str) -> String {
     if is { one.to_owned() } else { other.to_owned() }
 }
 
-pub(super) fn budget(budgets: Budgets) -> String {
-    let set: Vec<String> = budgets.set().map(|(key, limit)| format!("{key} = {limit}")).collect();
+pub(super) fn describe_budget(budgets: Budgets) -> String {
+    let set: Vec<String> =
+        budgets.limits().map(|(key, limit)| format!("{key} = {limit}")).collect();
     if set.is_empty() { "no budget".to_owned() } else { format!("budget {}", set.join(", ")) }
 }
 
 /// Whether the same connection would pass with an encrypted hello in it.
-fn tolerates_ech((rules, sandbox): Side<'_>, permit: &Permit) -> bool {
+fn tolerates_ech((rules, sandbox): DiffSide<'_>, permit: &Permit) -> bool {
     let mut facts = permit.facts().clone();
     if let Facts::Connect(connect) = &mut facts
         && let Protocol::Tls { ech, .. } = &mut connect.protocol
     {
-        *ech = Ech::Present;
+        *ech = EchPresence::Present;
     }
     matches!(rules.decide(sandbox, &facts), Decision::Allow(_))
 }
 
 /// How a side answers DNS questions for a host; none when it answers no type of them.
-pub(super) fn lookup(side: Side<'_>, host: &Host, matches: &[Match<'_>]) -> Option<Pass> {
-    let named = matches.iter().filter_map(|matched| matched.rule.allow());
+pub(super) fn decide_lookup(
+    side: DiffSide<'_>,
+    host: &Host,
+    matches: &[RuleMatch<'_>],
+) -> Option<AllowedProbe> {
+    let named = matches.iter().filter_map(|matched| matched.rule.allow_terms());
     let types: BTreeSet<QueryType> =
         named.flat_map(|terms| &terms.dns_types).chain(&QueryType::DEFAULT).copied().collect();
-    let mut found: Option<Pass> = None;
+    let mut found: Option<AllowedProbe> = None;
     let (mut allowed, mut strict) = (Vec::new(), false);
     for query in types {
-        let probe = Probe { special: Special::Lookup(query), ..targets::probe(host, 443) };
+        let probe = PolicyProbe {
+            special: ProbeKind::Lookup(query),
+            ..targets::connection_probe(host, 443)
+        };
         let Decision::Allow(permit) = probe.decide(side.0, side.1) else { continue };
         allowed.push(query.to_string());
         strict |= permit.lookup().strict_cname;
         let rule = permit.rule().rule.to_string();
-        found.get_or_insert(Pass { rule, terms: Terms::new(), how: permit.how().clone() });
+        found.get_or_insert(AllowedProbe {
+            rule,
+            terms: TermTexts::new(),
+            treatment: permit.treatment().clone(),
+        });
     }
     let mut found = found?;
     found.terms.insert("types", format!("DNS types {}", allowed.join(" ")));
-    found.terms.insert("cname", yes(strict, "strict CNAME", "flattened CNAME"));
+    found.terms.insert("cname", choose_text(strict, "strict CNAME", "flattened CNAME"));
     Some(found)
 }

@@ -1,32 +1,32 @@
 //! What to change so that a refused attempt is allowed. Advice that would not load, would not help or
 //! would open a way around the filter is not given: the reason's next step has to do.
 
-use crate::decide::filter;
+use crate::decide::check_filters;
 use std::sync::Arc;
 
-use crate::decision::{Decision, Denial, Layer, RuleRef};
-use crate::facts::{Facts, QueryType, Scheme};
+use crate::decision::{Decision, Denial, PolicyLayer, RuleRef};
+use crate::facts::{Facts, QueryType, UrlScheme};
+use crate::host_set::{PatternHit, PatternOrigin};
 use crate::load::problem::printable;
-use crate::load::{GRANTS, SourceFile, Sources, compile};
+use crate::load::{GRANTS_POLICY, LoadSources, SourceFile, compile};
 use crate::name::Host;
-use crate::path::PathPattern;
-use crate::pattern::{HostPattern, Reach, Width};
-use crate::policy::{IdentityMode, Policy, Rule, matching};
-use crate::probe::{Probe, Special};
+use crate::pattern::{HostPattern, PatternReach, PatternWidth};
+use crate::policy::{IdentityMode, Policy, Rule, matching_rules};
+use crate::probe::{PolicyProbe, ProbeKind};
 use crate::reason::Reason;
 use crate::ruleset::RuleSet;
 use crate::sandbox::SandboxRef;
-use crate::set::{Hit, Origin};
-use crate::special;
+use crate::special_names;
+use crate::url_path::PathPattern;
 
-use super::Change;
+use super::PolicyEdit;
 
 /// Longest part of a host that a new rule is named after.
-const MAX_NAME: usize = 80;
+const MAX_NAME_LENGTH: usize = 80;
 /// What `access = "read-only"` stands for; a rule with these methods may be written either way.
-const READ_ONLY: [&str; 3] = ["GET", "HEAD", "OPTIONS"];
+const READ_ONLY_METHODS: [&str; 3] = ["GET", "HEAD", "OPTIONS"];
 /// What another rule for the same host can mend.
-const MENDABLE: [Reason; 6] = [
+const FIXABLE_REASONS: [Reason; 6] = [
     Reason::DnsTypeNotAllowed,
     Reason::MethodNotAllowed,
     Reason::PathNotAllowed,
@@ -36,96 +36,98 @@ const MENDABLE: [Reason; 6] = [
 ];
 
 /// The edit that would allow `probe`, if there is one to advise.
-pub(super) fn change(
+pub(super) fn suggest_edit(
     rules: &RuleSet,
     sandbox: &SandboxRef,
-    probe: &Probe,
+    probe: &PolicyProbe,
     denial: &Denial,
-) -> Option<Change> {
-    if denial.layer == Layer::Base || is_resolver(&probe.host) {
+) -> Option<PolicyEdit> {
+    if denial.layer == PolicyLayer::Base || is_public_resolver(&probe.host) {
         return None;
     }
-    let advice = Advice { rules, sandbox, probe };
+    let advice = EditAdvisor { rules, sandbox, probe };
     match (&denial.rule, &probe.special) {
-        (Some(reference), Special::Memory { .. }) => advice.bank(denial.reason, reference),
-        (Some(reference), _) => advice.near(denial.reason, reference),
-        (None, _) => advice.beside(denial.reason),
+        (Some(reference), ProbeKind::Memory { .. }) => {
+            advice.extend_banks(denial.reason, reference)
+        }
+        (Some(reference), _) => advice.advise_near_miss(denial.reason, reference),
+        (None, _) => advice.advise_new_rule(denial.reason),
     }
 }
 
 /// Behind a public resolver no name can be judged, so none is advised.
-fn is_resolver(host: &Host) -> bool {
-    let (reach, origin) = (Reach::Tree, Origin::Policy);
-    let wide = Hit { rule: 0, port: None, line: 0, origin, reach, base: "" };
-    host.name().is_some_and(|name| special::is_hidden_resolver(name, &wide))
+fn is_public_resolver(host: &Host) -> bool {
+    let (reach, origin) = (PatternReach::Tree, PatternOrigin::Policy);
+    let wide = PatternHit { rule: 0, port: None, line: 0, origin, reach, base: "" };
+    host.name().is_some_and(|name| special_names::is_hidden_resolver(name, &wide))
 }
 
-struct Advice<'a> {
+struct EditAdvisor<'a> {
     rules: &'a RuleSet,
     sandbox: &'a SandboxRef,
-    probe: &'a Probe,
+    probe: &'a PolicyProbe,
 }
 
-impl Advice<'_> {
+impl EditAdvisor<'_> {
     /// No rule came near: one of its own.
-    fn beside(&self, reason: Reason) -> Option<Change> {
+    fn advise_new_rule(&self, reason: Reason) -> Option<PolicyEdit> {
         let unlisted = [Reason::NotListed, Reason::AddressNotListed, Reason::NameMissing];
-        unlisted.contains(&reason).then(|| self.add()).flatten()
+        unlisted.contains(&reason).then(|| self.add_rule()).flatten()
     }
 
     /// A rule came near: extend it where that suffices, else one of its own.
-    fn near(&self, reason: Reason, reference: &RuleRef) -> Option<Change> {
+    fn advise_near_miss(&self, reason: Reason, reference: &RuleRef) -> Option<PolicyEdit> {
         // Another way to a memory service would be one around its guard.
-        let rule = self.rule(reference).filter(|rule| rule.memory().is_none())?;
+        let rule = self.find_rule(reference).filter(|rule| rule.memory_terms().is_none())?;
         // What the base or a deny rule leaves shut is not mended by extending a rule.
-        let add = self.add()?;
-        let in_file = reference.policy.as_str() != GRANTS;
+        let add = self.add_rule()?;
+        let in_file = reference.policy.as_str() != GRANTS_POLICY;
         if in_file && reason == Reason::DnsTypeNotAllowed {
-            return self.dns_type(rule, reference);
+            return self.extend_dns_types(rule, reference);
         }
         if in_file && reason == Reason::PathNotAllowed {
-            return self.path(reference);
+            return self.extend_paths(reference);
         }
         let extended = if !in_file {
             None
         } else if reason == Reason::MethodNotAllowed {
-            self.method(rule, reference)
+            self.extend_methods(rule, reference)
         } else if reason == Reason::PortNotListed {
-            self.port(rule, reference)
+            self.extend_ports(rule, reference)
         } else {
             None
         };
-        MENDABLE.contains(&reason).then(|| extended.unwrap_or(add))
+        FIXABLE_REASONS.contains(&reason).then(|| extended.unwrap_or(add))
     }
 
-    fn rule(&self, reference: &RuleRef) -> Option<&Rule> {
+    fn find_rule(&self, reference: &RuleRef) -> Option<&Rule> {
         let mut policies = self.rules.own_policies_of(self.sandbox).iter();
         let policy = policies.find(|policy| policy.name == reference.policy)?;
         policy.rules.iter().find(|rule| rule.name == reference.rule)
     }
 
-    fn port(&self, rule: &Rule, reference: &RuleRef) -> Option<Change> {
+    fn extend_ports(&self, rule: &Rule, reference: &RuleRef) -> Option<PolicyEdit> {
         let entry = format!("{}:{}", self.probe.host, self.probe.port);
-        let takes_ports = self.probe.special == Special::Connection
-            && rule.allow().is_some_and(|terms| !terms.raw_tcp);
-        let plain = self.probe.scheme == Scheme::Http;
+        let takes_ports = self.probe.special == ProbeKind::Connection
+            && rule.allow_terms().is_some_and(|terms| !terms.raw_tcp);
+        let plain = self.probe.scheme == UrlScheme::Http;
         let passes = self.passes_filters(rule) && !(plain && rule.credential().is_some());
-        let narrow = HostPattern::parse(&entry, Width::Narrow).is_ok();
-        (takes_ports && passes && narrow).then(|| extend(reference, "hosts", entry))
+        let narrow = HostPattern::parse(&entry, PatternWidth::Narrow).is_ok();
+        (takes_ports && passes && narrow).then(|| extend_key(reference, "hosts", entry))
     }
 
     /// Whether methods and paths let the request pass, if it is one.
     fn passes_filters(&self, rule: &Rule) -> bool {
         self.probe.facts(self.sandbox).iter().all(|facts| match facts {
-            Facts::Request(request) => filter(rule, request).is_ok(),
+            Facts::Request(request) => check_filters(rule, request).is_ok(),
             Facts::Connect(_) | Facts::Memory(_) | Facts::Name(_) => true,
         })
     }
 
-    fn method(&self, rule: &Rule, reference: &RuleRef) -> Option<Change> {
-        let method = self.probe.method.clone().unwrap_or_else(crate::facts::Method::get);
+    fn extend_methods(&self, rule: &Rule, reference: &RuleRef) -> Option<PolicyEdit> {
+        let method = self.probe.method.clone().unwrap_or_else(crate::facts::HttpMethod::get);
         let path = self.probe.path.as_deref().unwrap_or("/");
-        let path = crate::path::CanonicalPath::parse(path).ok();
+        let path = crate::url_path::CanonicalPath::parse(path).ok();
         let passes = rule.paths().is_none_or(|paths| {
             paths.iter().any(|pattern| path.as_ref().is_some_and(|path| pattern.matches(path)))
         });
@@ -133,39 +135,39 @@ impl Advice<'_> {
             return None;
         }
         let written: Vec<&str> = rule.methods().unwrap_or(&[]).iter().map(|m| m.as_str()).collect();
-        if written != READ_ONLY {
-            return Some(extend(reference, "methods", method.to_string()));
+        if written != READ_ONLY_METHODS {
+            return Some(extend_key(reference, "methods", method.to_string()));
         }
         let entries = written.into_iter().chain([method.as_str()]).map(str::to_owned).collect();
         let (rule, instead_of) = (reference.clone(), Some("access"));
-        Some(Change::Set { rule, key: "methods", entries, instead_of })
+        Some(PolicyEdit::Set { rule, key: "methods", entries, instead_of })
     }
 
     /// The path as it is: with a star in it, it would open more than was asked for.
-    fn path(&self, reference: &RuleRef) -> Option<Change> {
+    fn extend_paths(&self, reference: &RuleRef) -> Option<PolicyEdit> {
         let path = self.probe.path.as_deref().unwrap_or("/");
         let pattern = PathPattern::parse(path).ok().filter(|_| !path.contains('*'))?;
-        Some(extend(reference, "paths", pattern.to_string()))
+        Some(extend_key(reference, "paths", pattern.to_string()))
     }
 
     /// Every type, because the key replaces the types that hold without it.
-    fn dns_type(&self, rule: &Rule, reference: &RuleRef) -> Option<Change> {
-        let Special::Lookup(query) = self.probe.special else { return None };
-        let types = rule.allow()?.dns_types.iter().chain([&query]);
+    fn extend_dns_types(&self, rule: &Rule, reference: &RuleRef) -> Option<PolicyEdit> {
+        let ProbeKind::Lookup(query) = self.probe.special else { return None };
+        let types = rule.allow_terms()?.dns_types.iter().chain([&query]);
         let entries = types.map(ToString::to_string).collect();
         let rule = reference.clone();
-        Some(Change::Set { rule, key: "dns_types", entries, instead_of: None })
+        Some(PolicyEdit::Set { rule, key: "dns_types", entries, instead_of: None })
     }
 
-    fn bank(&self, reason: Reason, reference: &RuleRef) -> Option<Change> {
-        let (Special::Memory { operation, bank }, Reason::ForeignBank) =
+    fn extend_banks(&self, reason: Reason, reference: &RuleRef) -> Option<PolicyEdit> {
+        let (ProbeKind::Memory { operation, bank }, Reason::ForeignBank) =
             (&self.probe.special, reason)
         else {
             return None;
         };
-        let terms = self.rule(reference)?.memory()?;
+        let terms = self.find_rule(reference)?.memory_terms()?;
         let identity = match terms.identity {
-            IdentityMode::FromPath => "from-path",
+            IdentityMode::FromChannel => "from-path",
             IdentityMode::Required => "required",
         };
         let environment = terms.environment.as_ref();
@@ -176,36 +178,37 @@ impl Advice<'_> {
             self.probe.host,
             self.probe.port,
             terms.profile,
-            operation.word()
+            operation.as_str()
         );
-        self.helps(&service).then(|| extend(reference, operation.word(), bank.to_string()))
+        self.would_allow(&service)
+            .then(|| extend_key(reference, operation.as_str(), bank.to_string()))
     }
 
     /// A rule that allows just what was tried, if one can.
-    fn add(&self) -> Option<Change> {
-        let lines = self.addition();
-        (!self.must_be_seen() && self.helps(&lines)).then_some(Change::Add(lines))
+    fn add_rule(&self) -> Option<PolicyEdit> {
+        let lines = self.new_rule_text();
+        (!self.must_inspect() && self.would_allow(&lines)).then_some(PolicyEdit::Add(lines))
     }
 
     /// Whether raw TCP is tried where another rule has to look at requests, or what was recalled from
     /// memory could leave by it: neither would load.
-    fn must_be_seen(&self) -> bool {
+    fn must_inspect(&self) -> bool {
         let policies = self.rules.own_policies_of(self.sandbox);
         let remembers =
-            |policy: &Arc<Policy>| policy.rules.iter().any(|rule| rule.memory().is_some());
+            |policy: &Arc<Policy>| policy.rules.iter().any(|rule| rule.memory_terms().is_some());
         let mut here = policies
             .iter()
-            .flat_map(|policy| matching(policy, &self.probe.host))
+            .flat_map(|policy| matching_rules(policy, &self.probe.host))
             .filter(|matched| matched.has_port(self.probe.port));
         let seen = policies.iter().any(remembers) || here.any(|other| other.rule.needs_requests());
-        self.probe.special == Special::Raw && seen
+        self.probe.special == ProbeKind::Raw && seen
     }
 
     /// Whether the attempt passes once `lines` stand in a policy of the sandbox.
-    fn helps(&self, lines: &str) -> bool {
+    fn would_allow(&self, lines: &str) -> bool {
         let bytes = format!("name = \"advice\"\n{lines}").into_bytes();
         let policies = vec![SourceFile { path: "advice".to_owned(), bytes }];
-        let Ok(advised) = compile(&Sources { policies, ..Sources::default() }, &[]) else {
+        let Ok(advised) = compile(&LoadSources { policies, ..LoadSources::default() }, &[]) else {
             return false;
         };
         let mut rules = self.rules.clone();
@@ -215,10 +218,10 @@ impl Advice<'_> {
         matches!(self.probe.decide(&rules, self.sandbox), Decision::Allow(_))
     }
 
-    fn addition(&self) -> String {
+    fn new_rule_text(&self) -> String {
         let (host, port) = (&self.probe.host, self.probe.port);
-        let raw = self.probe.special == Special::Raw;
-        let mut lines = vec!["[[allow]]".to_owned(), format!("name = \"{}\"", self.free_name())];
+        let raw = self.probe.special == ProbeKind::Raw;
+        let mut lines = vec!["[[allow]]".to_owned(), format!("name = \"{}\"", self.unused_name())];
         lines.push(match host {
             Host::Address(address) => {
                 format!("addresses = [\"{address}/{}\"]", if address.is_ipv4() { 32 } else { 128 })
@@ -231,17 +234,19 @@ impl Advice<'_> {
             (Host::Address(_), false) => lines.push(format!("ports = [{port}]")),
             (Host::Name(_), false) => {}
         }
-        if host.name().is_some_and(|name| HostPattern::parse(name.as_str(), Width::Narrow).is_err())
+        if host
+            .name()
+            .is_some_and(|name| HostPattern::parse(name.as_str(), PatternWidth::Narrow).is_err())
         {
             lines.push("dangerously_wide = true".to_owned());
         }
         lines.extend(self.probe.method.iter().map(|method| format!("methods = [\"{method}\"]")));
-        lines.extend(self.lookup_types());
+        lines.extend(self.dns_types_line());
         lines.iter().map(|line| printable(line)).collect::<Vec<_>>().join("\n")
     }
 
-    fn lookup_types(&self) -> Option<String> {
-        let Special::Lookup(query) = self.probe.special else { return None };
+    fn dns_types_line(&self) -> Option<String> {
+        let ProbeKind::Lookup(query) = self.probe.special else { return None };
         let types = QueryType::DEFAULT.iter().chain([&query]);
         let types: Vec<String> = types.map(|query| format!("\"{query}\"")).collect();
         let usual = QueryType::DEFAULT.contains(&query);
@@ -249,8 +254,8 @@ impl Advice<'_> {
     }
 
     /// The host, or the host with a number where a rule is named so already.
-    fn free_name(&self) -> String {
-        let host: String = self.probe.host.to_string().chars().take(MAX_NAME).collect();
+    fn unused_name(&self) -> String {
+        let host: String = self.probe.host.to_string().chars().take(MAX_NAME_LENGTH).collect();
         let policies = self.rules.own_policies_of(self.sandbox);
         let taken = |name: &str| policies.iter().any(|policy| has_rule(policy, name));
         let numbered = (2..).map(|count| format!("{host} {count}"));
@@ -262,6 +267,6 @@ fn has_rule(policy: &Policy, name: &str) -> bool {
     policy.rules.iter().any(|rule| &*rule.name == name)
 }
 
-fn extend(rule: &RuleRef, key: &'static str, entry: String) -> Change {
-    Change::Extend { rule: rule.clone(), key, entry }
+fn extend_key(rule: &RuleRef, key: &'static str, entry: String) -> PolicyEdit {
+    PolicyEdit::Extend { rule: rule.clone(), key, entry }
 }

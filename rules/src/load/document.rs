@@ -142,7 +142,7 @@ pub(crate) struct MemoryDocument {
     #[schemars(with = "String")]
     pub(crate) profile: Spanned<String>,
     /// Whether requests must carry a signed identity, or are given it by the path they came by; `required` unless written.
-    pub(crate) identity: Option<IdentityDocument>,
+    pub(crate) identity: Option<IdentityModeDocument>,
     /// The environment of every bank there, where banks do not name their own (`staging:team-a`).
     #[schemars(with = "Option<String>")]
     pub(crate) environment: Option<Spanned<String>>,
@@ -212,7 +212,7 @@ pub(crate) struct TestDocument {
     #[schemars(with = "Option<String>")]
     pub(crate) bank: Option<Spanned<String>>,
     /// What the memory request does.
-    pub(crate) operation: Option<OperationDocument>,
+    pub(crate) operation: Option<BankOperationDocument>,
     /// The sandbox's environment, where no `[[sandbox]]` says it.
     #[schemars(with = "Option<String>")]
     pub(crate) environment: Option<Spanned<String>>,
@@ -262,7 +262,7 @@ pub(crate) enum CnameDocument {
 
 #[derive(Clone, Copy, Debug, Deserialize, JsonSchema, PartialEq, Eq)]
 #[serde(rename_all = "kebab-case")]
-pub(crate) enum IdentityDocument {
+pub(crate) enum IdentityModeDocument {
     FromPath,
     Required,
 }
@@ -283,7 +283,7 @@ pub(crate) enum ProtocolDocument {
 
 #[derive(Clone, Copy, Debug, Deserialize, JsonSchema, PartialEq, Eq)]
 #[serde(rename_all = "kebab-case")]
-pub(crate) enum OperationDocument {
+pub(crate) enum BankOperationDocument {
     Forget,
     Recall,
     Retain,
@@ -293,7 +293,7 @@ pub(crate) enum OperationDocument {
 #[derive(Debug, Default, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 #[schemars(title = "Sandbar operator file")]
-pub(crate) struct OperatorDocument {
+pub(crate) struct ConfigurationDocument {
     /// The directory of policy files, relative to this file.
     #[schemars(with = "Option<String>")]
     pub(crate) policies: Option<Spanned<String>>,
@@ -467,8 +467,8 @@ pub(crate) struct ListenerDocument {
     #[schemars(with = "Option<String>")]
     pub(crate) sandbox: Option<Spanned<String>>,
     /// How a shared listener tells its sandboxes apart.
-    #[schemars(with = "Option<IdentifyDocument>")]
-    pub(crate) identify: Option<Spanned<IdentifyDocument>>,
+    #[schemars(with = "Option<AttributionDocument>")]
+    pub(crate) identify: Option<Spanned<AttributionDocument>>,
 }
 
 #[derive(Clone, Copy, Debug, Deserialize, JsonSchema, PartialEq, Eq)]
@@ -482,7 +482,7 @@ pub(crate) enum ModeDocument {
 
 #[derive(Clone, Copy, Debug, Deserialize, JsonSchema, PartialEq, Eq)]
 #[serde(rename_all = "kebab-case")]
-pub(crate) enum IdentifyDocument {
+pub(crate) enum AttributionDocument {
     Interface,
     Mark,
     SourceAddress,

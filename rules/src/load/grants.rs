@@ -4,23 +4,27 @@
 use std::sync::Arc;
 
 use super::entry::DEFAULT_PORT;
-use super::problem::{Fault, Problems, Source};
-use super::{GRANTS, Grant, digest_of};
+use super::problem::{ProblemKind, Problems, SourceText};
+use super::{GRANTS_POLICY, Grant, hash_parts};
 use crate::budget::Budgets;
 use crate::facts::QueryType;
-use crate::policy::{AllowTerms, MAX_RULES, Policy, Ports, Rule, Verdict};
-use crate::set::HostSet;
-use crate::word::{PolicyName, SandboxId};
+use crate::host_set::HostSet;
+use crate::ids::{PolicyName, SandboxId};
+use crate::policy::{AllowTerms, MAX_RULES, Policy, PortSet, Rule, RuleAction};
 
 /// The grants of one sandbox, compiled; none when it has none.
-pub(super) fn of(id: &SandboxId, grants: &[Grant], problems: &mut Problems) -> Option<Arc<Policy>> {
+pub(super) fn compile_grants(
+    id: &SandboxId,
+    grants: &[Grant],
+    problems: &mut Problems,
+) -> Option<Arc<Policy>> {
     let own: Vec<&Grant> = grants.iter().filter(|grant| grant.sandbox == *id).collect();
-    let name = PolicyName::parse(GRANTS).ok().filter(|_| !own.is_empty())?;
-    let source = Source::new(GRANTS, "");
+    let name = PolicyName::parse(GRANTS_POLICY).ok().filter(|_| !own.is_empty())?;
+    let source = SourceText::new(GRANTS_POLICY, "");
     if own.len() > MAX_RULES {
         problems.error(
-            source.place(0..0),
-            Fault::TooMany { what: "grants for one sandbox", limit: MAX_RULES },
+            source.location(0..0),
+            ProblemKind::TooMany { what: "grants for one sandbox", limit: MAX_RULES },
         );
         return None;
     }
@@ -28,17 +32,17 @@ pub(super) fn of(id: &SandboxId, grants: &[Grant], problems: &mut Problems) -> O
     let mut rules = Vec::new();
     for grant in &own {
         if let Err(full) = hosts.insert(&grant.host, rules.len() as u16, rules.len() as u32 + 1) {
-            problems.error(source.place(0..0), Fault::Set(full));
+            problems.error(source.location(0..0), ProblemKind::Set(full));
             return None;
         }
-        rules.push(rule(grant, rules.len() as u32 + 1, &source));
+        rules.push(grant_rule(grant, rules.len() as u32 + 1, &source));
     }
     let texts: Vec<String> = own.iter().map(|grant| format!("{grant:?}")).collect();
-    let digest = digest_of(texts.iter().map(String::as_bytes));
+    let digest = hash_parts(texts.iter().map(String::as_bytes));
     let (budgets, addresses, trials) = (Budgets::default(), Vec::new(), Vec::new());
     Some(Arc::new(Policy {
         name,
-        file: GRANTS.into(),
+        file: GRANTS_POLICY.into(),
         digest,
         rules,
         hosts,
@@ -48,7 +52,7 @@ pub(super) fn of(id: &SandboxId, grants: &[Grant], problems: &mut Problems) -> O
     }))
 }
 
-fn rule(grant: &Grant, line: u32, source: &Source<'_>) -> Rule {
+fn grant_rule(grant: &Grant, line: u32, source: &SourceText<'_>) -> Rule {
     let terms = AllowTerms {
         dns_types: QueryType::DEFAULT.into(),
         budgets: grant.budgets,
@@ -57,11 +61,11 @@ fn rule(grant: &Grant, line: u32, source: &Source<'_>) -> Rule {
     Rule {
         name: format!("grant {}", grant.id).into(),
         line,
-        at: source.place(0..0),
+        at: source.location(0..0),
         list: None,
-        ports: Ports::Listed([DEFAULT_PORT].into()),
+        ports: PortSet::Listed([DEFAULT_PORT].into()),
         methods: grant.methods.clone().map(Into::into),
         paths: grant.paths.clone().map(Into::into),
-        verdict: Verdict::Allow(terms),
+        verdict: RuleAction::Allow(terms),
     }
 }

@@ -4,17 +4,17 @@
 use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
 
-use super::problem::{Fault, Problems, Source};
+use super::problem::{ProblemKind, Problems, SourceText};
+use crate::configuration::{IdentitySettings, MemoryService};
+use crate::host_set::PatternHit;
+use crate::ids::{BankPattern, CredentialName, PolicyName, SandboxId};
 use crate::name::DomainName;
 use crate::network::is_forbidden;
-use crate::operator::{IdentitySettings, MemoryService};
-use crate::pattern::{DomainPattern, HostPattern, Reach, Width};
-use crate::policy::{IdentityMode, MemoryTerms, Policy, Ports, Rule};
-use crate::ruleset::{Base, Layers, Tier};
+use crate::pattern::{DomainPattern, HostPattern, PatternReach, PatternWidth};
+use crate::policy::{IdentityMode, MemoryTerms, Policy, PortSet, Rule};
+use crate::ruleset::{BaseLayer, SandboxLayers, Tier};
 use crate::sandbox::Sandbox;
-use crate::set::Hit;
-use crate::special;
-use crate::word::{BankPattern, CredentialName, PolicyName, SandboxId};
+use crate::special_names;
 
 /// Most entries of a rule that are compared with a base; lists beyond it are taken to act.
 const MAX_COMPARED: usize = 256;
@@ -22,12 +22,12 @@ const MAX_COMPARED: usize = 256;
 const MAX_SEARCHED: usize = 10_000;
 
 /// What is wrong within one file.
-pub(crate) fn policy(policy: &Arc<Policy>, problems: &mut Problems) {
-    let mut fates = vec![Fate::default(); policy.rules.len()];
+pub(crate) fn lint_policy(policy: &Arc<Policy>, problems: &mut Problems) {
+    let mut fates = vec![RuleEffect::default(); policy.rules.len()];
     let mut waiting = fates.len();
     for hit in policy.hosts.iter() {
         let (Some(rule), Some(fate)) =
-            (policy.rule(hit.rule), fates.get_mut(usize::from(hit.rule)))
+            (policy.rule_at(hit.rule), fates.get_mut(usize::from(hit.rule)))
         else {
             continue;
         };
@@ -35,7 +35,7 @@ pub(crate) fn policy(policy: &Arc<Policy>, problems: &mut Problems) {
         if fate.acts {
             continue;
         }
-        match killer(policy, rule, &hit) {
+        match never_acts_cause(policy, rule, &hit) {
             None => {
                 fate.acts = true;
                 waiting -= 1;
@@ -52,60 +52,64 @@ pub(crate) fn policy(policy: &Arc<Policy>, problems: &mut Problems) {
         }
     }
     for (rule, fate) in policy.rules.iter().zip(fates) {
-        judge(rule, fate, problems);
+        report_rule(rule, fate, problems);
     }
-    ties(std::slice::from_ref(policy), problems);
-    opaque_beside_memory(std::slice::from_ref(policy), "this policy", problems);
+    check_ties(std::slice::from_ref(policy), problems);
+    check_opaque_rules(std::slice::from_ref(policy), "this policy", problems);
 }
 
 /// What becomes of a rule's entries.
 #[derive(Clone, Debug, Default)]
-struct Fate {
+struct RuleEffect {
     acts: bool,
     why: Option<String>,
 }
 
-fn judge(rule: &Rule, fate: Fate, problems: &mut Problems) {
+fn report_rule(rule: &Rule, fate: RuleEffect, problems: &mut Problems) {
     let name = rule.name.to_string();
     let empty = |list: Option<usize>| list == Some(0);
     let filters = empty(rule.methods().map(<[_]>::len)) || empty(rule.paths().map(<[_]>::len));
     if filters || empty(rule.ports().map(<[_]>::len)) || empty(rule.resolves_to().map(<[_]>::len)) {
         let what = if rule.is_deny() { "denies" } else { "allows" };
         let why = format!("rule `{name}` has an empty list, so it {what} nothing");
-        problems.warning(rule.at.clone(), Fault::Pointless(why));
+        problems.warning(rule.at.clone(), ProblemKind::Pointless(why));
     }
     match fate {
-        Fate { acts: true, .. } => {}
-        Fate { why: Some(why), .. } => {
-            problems.error(rule.at.clone(), Fault::NeverActs { rule: name, why });
+        RuleEffect { acts: true, .. } => {}
+        RuleEffect { why: Some(why), .. } => {
+            problems.error(rule.at.clone(), ProblemKind::NeverActs { rule: name, why });
         }
-        Fate { why: None, .. } => {
-            problems
-                .warning(rule.at.clone(), Fault::Pointless(format!("rule `{name}` lists no host")));
+        RuleEffect { why: None, .. } => {
+            problems.warning(
+                rule.at.clone(),
+                ProblemKind::Pointless(format!("rule `{name}` lists no host")),
+            );
         }
     }
 }
 
 /// Why an entry of a rule can never act, by itself or beside the others of its file.
-fn killer(policy: &Policy, rule: &Rule, hit: &Hit<'_>) -> Option<String> {
+fn never_acts_cause(policy: &Policy, rule: &Rule, hit: &PatternHit<'_>) -> Option<String> {
     if rule.is_deny() {
         return None;
     }
-    refused_by_nature(rule, hit).or_else(|| {
-        let others = over(policy, hit).into_iter().filter(|(_, other)| !std::ptr::eq(*other, rule));
-        others.into_iter().find_map(|(above, other)| shadow((rule, hit), (other, &above)))
+    inherent_cause(rule, hit).or_else(|| {
+        let others = covering_entries(policy, hit)
+            .into_iter()
+            .filter(|(_, other)| !std::ptr::eq(*other, rule));
+        others.into_iter().find_map(|(above, other)| shadow_cause((rule, hit), (other, &above)))
     })
 }
 
-fn refused_by_nature(rule: &Rule, hit: &Hit<'_>) -> Option<String> {
+fn inherent_cause(rule: &Rule, hit: &PatternHit<'_>) -> Option<String> {
     let name = DomainName::parse(hit.base).ok()?;
-    if special::is_resolver_discovery(&name) {
+    if special_names::is_resolver_discovery(&name) {
         return Some(format!(
             "`{}` leads clients to another resolver and is always refused",
             hit.pattern()
         ));
     }
-    if special::is_hidden_resolver(&name, hit) {
+    if special_names::is_hidden_resolver(&name, hit) {
         return Some(format!(
             "`{}` is a public resolver, which only its exact name opens",
             hit.pattern()
@@ -118,8 +122,11 @@ fn refused_by_nature(rule: &Rule, hit: &Hit<'_>) -> Option<String> {
 }
 
 /// Why `rule` does not act where `other`, whose pattern covers its entry, stands too.
-fn shadow((rule, hit): (&Rule, &Hit<'_>), (other, above): (&Rule, &Hit<'_>)) -> Option<String> {
-    if !within_ports((hit, rule), (above, other)) {
+fn shadow_cause(
+    (rule, hit): (&Rule, &PatternHit<'_>),
+    (other, above): (&Rule, &PatternHit<'_>),
+) -> Option<String> {
+    if !ports_within((hit, rule), (above, other)) {
         return None;
     }
     let same = above.base == hit.base && above.reach == hit.reach;
@@ -127,67 +134,86 @@ fn shadow((rule, hit): (&Rule, &Hit<'_>), (other, above): (&Rule, &Hit<'_>)) -> 
     if other.is_deny() && !other.filters_requests() {
         return Some(format!("`{pattern}` is denied whole by `{name}`"));
     }
-    if rule.is_opaque() && other.needs_requests() && other.memory().is_none() {
+    if rule.is_opaque() && other.needs_requests() && other.memory_terms().is_none() {
         return Some(format!("`{pattern}` must be intercepted for `{name}`"));
     }
-    if same && other.memory().is_some() && (rule.allow().is_some() || other.line < rule.line) {
+    if same
+        && other.memory_terms().is_some()
+        && (rule.allow_terms().is_some() || other.line < rule.line)
+    {
         return Some(format!(
             "`{pattern}` is the memory service of `{name}`, which holds every request"
         ));
     }
-    let repeats = rule.allow().is_some() && rule.allow() == other.allow();
+    let repeats = rule.allow_terms().is_some() && rule.allow_terms() == other.allow_terms();
     let repeats = repeats && rule.methods == other.methods && rule.paths == other.paths;
     (same && other.line < rule.line && repeats)
         .then(|| format!("`{name}` opens `{pattern}` in the same way before it"))
 }
 
 /// The entries of a policy whose pattern covers that of `hit`.
-fn over<'p>(policy: &'p Policy, hit: &Hit<'p>) -> Vec<(Hit<'p>, &'p Rule)> {
-    let Some(pattern) = pattern_of(hit) else { return Vec::new() };
+fn covering_entries<'p>(
+    policy: &'p Policy,
+    hit: &PatternHit<'p>,
+) -> Vec<(PatternHit<'p>, &'p Rule)> {
+    let Some(pattern) = domain_pattern(hit) else { return Vec::new() };
     let candidates = match pattern.base() {
-        Some(base) => policy.hosts.around(base),
-        None => policy.hosts.based_on(""),
+        Some(base) => policy.hosts.hits_above(base),
+        None => policy.hosts.hits_with_base(""),
     };
-    let covers = |other: &Hit<'_>| pattern_of(other).is_some_and(|other| other.covers(&pattern));
+    let covers =
+        |other: &PatternHit<'_>| domain_pattern(other).is_some_and(|other| other.covers(&pattern));
     let candidates = candidates.into_iter().filter(covers);
-    candidates.filter_map(|other| policy.rule(other.rule).map(|rule| (other, rule))).collect()
+    candidates.filter_map(|other| policy.rule_at(other.rule).map(|rule| (other, rule))).collect()
 }
 
-fn pattern_of(hit: &Hit<'_>) -> Option<DomainPattern> {
-    HostPattern::parse(&hit.pattern(), Width::DangerouslyWide).ok().map(|parsed| parsed.pattern)
+fn domain_pattern(hit: &PatternHit<'_>) -> Option<DomainPattern> {
+    HostPattern::parse(&hit.pattern(), PatternWidth::DangerouslyWide)
+        .ok()
+        .map(|parsed| parsed.pattern)
 }
 
 /// Whether every port of the first entry is one of the second's.
-fn within_ports((hit, rule): (&Hit<'_>, &Rule), (above, other): (&Hit<'_>, &Rule)) -> bool {
+fn ports_within(
+    (hit, rule): (&PatternHit<'_>, &Rule),
+    (above, other): (&PatternHit<'_>, &Rule),
+) -> bool {
     let has = |port: u16| above.port.map_or_else(|| other.ports.contains(port), |own| own == port);
     match (hit.port, &rule.ports) {
         (Some(port), _) => has(port),
-        (None, Ports::All) => above.port.is_none() && other.ports == Ports::All,
-        (None, Ports::Listed(ports)) => ports.iter().all(|port| has(*port)),
+        (None, PortSet::All) => above.port.is_none() && other.ports == PortSet::All,
+        (None, PortSet::Listed(ports)) => ports.iter().all(|port| has(*port)),
     }
 }
 
 /// Rules of a layer that rank alike for a request must agree on the credential, or luck would choose it.
-fn ties(policies: &[Arc<Policy>], problems: &mut Problems) {
+fn check_ties(policies: &[Arc<Policy>], problems: &mut Problems) {
     for (at, policy) in policies.iter().enumerate() {
         if !policy.rules.iter().any(|rule| rule.credential().is_some()) {
             continue;
         }
         for hit in policy.hosts.iter() {
-            let Some(rule) = policy.rule(hit.rule).filter(|rule| rule.credential().is_some())
+            let Some(rule) = policy.rule_at(hit.rule).filter(|rule| rule.credential().is_some())
             else {
                 continue;
             };
             let rivals = policies.iter().enumerate().flat_map(|(index, other)| {
-                other.hosts.based_on(hit.base).into_iter().map(move |rival| (index, other, rival))
+                other
+                    .hosts
+                    .hits_with_base(hit.base)
+                    .into_iter()
+                    .map(move |rival| (index, other, rival))
             });
             for (index, other, rival) in rivals {
-                let Some(against) = other.rule(rival.rule) else { continue };
+                let Some(against) = other.rule_at(rival.rule) else { continue };
                 let later =
                     (index, against.line) < (at, rule.line) || against.credential().is_none();
-                if later && tie((&hit, rule), (&rival, against)) {
+                if later && is_tie((&hit, rule), (&rival, against)) {
                     let (one, other) = (against.name.to_string(), rule.name.to_string());
-                    problems.error(rule.at.clone(), Fault::Tie { one, other, host: hit.pattern() });
+                    problems.error(
+                        rule.at.clone(),
+                        ProblemKind::Tie { one, other, host: hit.pattern() },
+                    );
                 }
             }
         }
@@ -195,23 +221,23 @@ fn ties(policies: &[Arc<Policy>], problems: &mut Problems) {
 }
 
 /// Whether some request is both rules', neither more specific, and they differ in the credential.
-fn tie((hit, rule): (&Hit<'_>, &Rule), (rival, other): (&Hit<'_>, &Rule)) -> bool {
-    let shape = |hit: &Hit<'_>| (hit.reach == Reach::Exact, hit.port.is_some());
-    let ports = |hit: &Hit<'_>, rule: &Rule| match hit.port {
+fn is_tie((hit, rule): (&PatternHit<'_>, &Rule), (rival, other): (&PatternHit<'_>, &Rule)) -> bool {
+    let shape = |hit: &PatternHit<'_>| (hit.reach == PatternReach::Exact, hit.port.is_some());
+    let ports = |hit: &PatternHit<'_>, rule: &Rule| match hit.port {
         Some(port) => vec![port],
         None => rule.ports().map(<[u16]>::to_vec).unwrap_or_default(),
     };
     let own = ports(hit, rule);
-    other.allow().is_some()
+    other.allow_terms().is_some()
         && !other.is_raw()
         && other.credential() != rule.credential()
         && shape(hit) == shape(rival)
         && ports(rival, other).iter().any(|port| own.contains(port))
-        && same_methods(rule, other)
-        && same_paths(rule, other)
+        && share_method(rule, other)
+        && share_path(rule, other)
 }
 
-fn same_methods(rule: &Rule, other: &Rule) -> bool {
+fn share_method(rule: &Rule, other: &Rule) -> bool {
     match (rule.methods(), other.methods()) {
         (Some(own), Some(others)) => own.iter().any(|method| others.contains(method)),
         (None, _) | (_, None) => true,
@@ -219,7 +245,7 @@ fn same_methods(rule: &Rule, other: &Rule) -> bool {
 }
 
 /// Whether two rules have paths in common that both describe equally closely.
-fn same_paths(rule: &Rule, other: &Rule) -> bool {
+fn share_path(rule: &Rule, other: &Rule) -> bool {
     let whole = |rule: &Rule| {
         rule.paths().is_none_or(|paths| paths.iter().any(|path| path.is_everything()))
     };
@@ -227,36 +253,38 @@ fn same_paths(rule: &Rule, other: &Rule) -> bool {
     let alike = own.iter().any(|path| {
         others
             .iter()
-            .any(|against| path.specificity() == against.specificity() && path.meets(against))
+            .any(|against| path.specificity() == against.specificity() && path.overlaps(against))
     });
     alike || (whole(rule) && whole(other))
 }
 
 /// What passes unseen cannot be searched for recalled memory.
-fn opaque_beside_memory(policies: &[Arc<Policy>], whose: &str, problems: &mut Problems) {
+fn check_opaque_rules(policies: &[Arc<Policy>], whose: &str, problems: &mut Problems) {
     let rules = || policies.iter().flat_map(|policy| &policy.rules);
-    if !rules().any(|rule| rule.memory().is_some()) {
+    if !rules().any(|rule| rule.memory_terms().is_some()) {
         return;
     }
-    let receives = |rule: &Rule| rule.allow().is_some_and(|terms| terms.may_receive_memory);
+    let receives = |rule: &Rule| rule.allow_terms().is_some_and(|terms| terms.may_receive_memory);
     for rule in rules().filter(|rule| rule.is_opaque() && !receives(rule)) {
-        let fault =
-            Fault::OpaqueBesideMemory { whose: whose.to_owned(), rule: rule.name.to_string() };
+        let fault = ProblemKind::OpaqueBesideMemory {
+            whose: whose.to_owned(),
+            rule: rule.name.to_string(),
+        };
         problems.error(rule.at.clone(), fault);
     }
 }
 
 /// What is wrong with a sandbox's layers together.
-pub(crate) fn sandbox(
+pub(crate) fn lint_sandbox(
     sandbox: &Sandbox,
-    layers: &Layers,
+    layers: &SandboxLayers,
     credentials: &[CredentialName],
     problems: &mut Problems,
 ) {
     let whose = format!("sandbox `{}`", sandbox.id);
     if layers.sandbox.len() > 1 {
-        ties(&layers.sandbox, problems);
-        opaque_beside_memory(&layers.sandbox, &whose, problems);
+        check_ties(&layers.sandbox, problems);
+        check_opaque_rules(&layers.sandbox, &whose, problems);
     }
     for rule in layers
         .base_policies()
@@ -268,20 +296,20 @@ pub(crate) fn sandbox(
             "rule `{}` is of a base, and credentials come from the sandbox's own policies only",
             rule.name
         );
-        problems.warning(rule.at.clone(), Fault::Pointless(why));
+        problems.warning(rule.at.clone(), ProblemKind::Pointless(why));
     }
     for policy in &layers.sandbox {
-        let samples = samples(policy);
+        let samples = sample_patterns(policy);
         for (rule, patterns) in policy.rules.iter().zip(&samples) {
             check_credential(rule, credentials, problems);
-            if let Some(terms) = rule.memory() {
+            if let Some(terms) = rule.memory_terms() {
                 check_environment(sandbox, policy, rule, terms, problems);
             }
-            if let Some(why) = floor(layers, policy, rule, patterns) {
+            if let Some(why) = base_cause(layers, policy, rule, patterns) {
                 let why = format!("in {whose}, {why}");
                 problems.warning(
                     rule.at.clone(),
-                    Fault::NeverActs { rule: rule.name.to_string(), why },
+                    ProblemKind::NeverActs { rule: rule.name.to_string(), why },
                 );
             }
         }
@@ -290,8 +318,10 @@ pub(crate) fn sandbox(
 
 fn check_credential(rule: &Rule, known: &[CredentialName], problems: &mut Problems) {
     if let Some(name) = rule.credential().filter(|name| !known.contains(name)) {
-        problems
-            .error(rule.at.clone(), Fault::Unknown { what: "credential", name: name.to_string() });
+        problems.error(
+            rule.at.clone(),
+            ProblemKind::Unknown { what: "credential", name: name.to_string() },
+        );
     }
 }
 
@@ -309,7 +339,7 @@ fn check_environment(
         let Some(found) = named(bank).filter(|found| found != own) else { continue };
         problems.error(
             rule.at.clone(),
-            Fault::ForeignEnvironment {
+            ProblemKind::ForeignEnvironment {
                 policy: policy.name.to_string(),
                 bank: bank.to_string(),
                 found: found.to_string(),
@@ -321,21 +351,21 @@ fn check_environment(
 }
 
 /// The first patterns of every rule, found in one walk over the policy.
-fn samples(policy: &Policy) -> Vec<Vec<DomainPattern>> {
+fn sample_patterns(policy: &Policy) -> Vec<Vec<DomainPattern>> {
     let mut samples = vec![Vec::new(); policy.rules.len()];
     for hit in policy.hosts.iter() {
         if let Some(sample) = samples.get_mut(usize::from(hit.rule))
             && sample.len() <= MAX_COMPARED
         {
-            sample.extend(pattern_of(&hit));
+            sample.extend(domain_pattern(&hit));
         }
     }
     samples
 }
 
 /// Why the base leaves nothing of a rule.
-fn floor(
-    layers: &Layers,
+fn base_cause(
+    layers: &SandboxLayers,
     policy: &Policy,
     rule: &Rule,
     patterns: &[DomainPattern],
@@ -352,43 +382,48 @@ fn floor(
         && addresses.all(|net| is_forbidden(&net));
     match &layers.base {
         _ if rule.is_deny() => None,
-        Base::Tier(Tier::System) => None,
-        Base::Tier(Tier::Untrusted) => Some("base `untrusted` allows nothing".to_owned()),
-        Base::Tier(Tier::User) if rule.is_raw() => Some("base `user` allows no raw TCP".to_owned()),
-        Base::Tier(Tier::User) if private || only_private => {
+        BaseLayer::Tier(Tier::System) => None,
+        BaseLayer::Tier(Tier::Untrusted) => Some("base `untrusted` allows nothing".to_owned()),
+        BaseLayer::Tier(Tier::User) if rule.is_raw() => {
+            Some("base `user` allows no raw TCP".to_owned())
+        }
+        BaseLayer::Tier(Tier::User) if private || only_private => {
             Some("base `user` allows no private range".to_owned())
         }
-        Base::Tier(Tier::User) => {
-            every(&|pattern| pattern.base().is_some_and(|base| special::zone(base).is_some()))
-                .then(|| "base `user` allows only public names".to_owned())
-        }
-        Base::Policy(base) => every(&|pattern| !meets(base, pattern))
+        BaseLayer::Tier(Tier::User) => every(&|pattern| {
+            pattern.base().is_some_and(|base| special_names::special_zone(base).is_some())
+        })
+        .then(|| "base `user` allows only public names".to_owned()),
+        BaseLayer::Policy(base) => every(&|pattern| !base_allows(base, pattern))
             .then(|| format!("base `{}` allows none of its hosts", base.name)),
     }
 }
 
 /// Whether some name of `pattern` is allowed by some rule of `base` and not denied whole.
-fn meets(base: &Policy, pattern: &DomainPattern) -> bool {
-    let above = pattern.base().map_or_else(Vec::new, |name| base.hosts.around(name));
-    let covering = |hit: &&Hit<'_>| pattern_of(hit).is_some_and(|other| other.covers(pattern));
-    let is_deny = |hit: &Hit<'_>| base.rule(hit.rule).is_some_and(Rule::is_deny);
-    let whole = |hit: &Hit<'_>| {
-        base.rule(hit.rule).is_some_and(|rule| !rule.filters_requests() && rule.ports == Ports::All)
+fn base_allows(base: &Policy, pattern: &DomainPattern) -> bool {
+    let above = pattern.base().map_or_else(Vec::new, |name| base.hosts.hits_above(name));
+    let covering =
+        |hit: &&PatternHit<'_>| domain_pattern(hit).is_some_and(|other| other.covers(pattern));
+    let is_deny = |hit: &PatternHit<'_>| base.rule_at(hit.rule).is_some_and(Rule::is_deny);
+    let whole = |hit: &PatternHit<'_>| {
+        base.rule_at(hit.rule)
+            .is_some_and(|rule| !rule.filters_requests() && rule.ports == PortSet::All)
     };
     if above.iter().filter(covering).any(|hit| is_deny(hit) && whole(hit) && hit.port.is_none()) {
         return false;
     }
-    let allows = |hit: &Hit<'_>| !is_deny(hit);
-    let below =
-        |hit: &Hit<'_>| allows(hit) && pattern_of(hit).is_some_and(|other| pattern.covers(&other));
+    let allows = |hit: &PatternHit<'_>| !is_deny(hit);
+    let below = |hit: &PatternHit<'_>| {
+        allows(hit) && domain_pattern(hit).is_some_and(|other| pattern.covers(&other))
+    };
     above.iter().filter(covering).any(allows)
         || (!pattern.is_exact()
             && (base.hosts.len() > MAX_SEARCHED || base.hosts.iter().any(|hit| below(&hit))))
 }
 
 /// Memory rules whose requests are all refused, because the operator's file lacks what they need.
-pub(crate) fn unspoken(
-    layers: &HashMap<SandboxId, Layers>,
+pub(crate) fn check_memory_services(
+    layers: &HashMap<SandboxId, SandboxLayers>,
     services: &[MemoryService],
     identity: Option<&IdentitySettings>,
     problems: &mut Problems,
@@ -396,11 +431,11 @@ pub(crate) fn unspoken(
     let used: BTreeMap<&PolicyName, &Arc<Policy>> = layers
         .values()
         .flat_map(|stack| stack.policies().map(|policy| (&policy.name, policy)))
-        .filter(|(_, policy)| policy.rules.iter().any(|rule| rule.memory().is_some()))
+        .filter(|(_, policy)| policy.rules.iter().any(|rule| rule.memory_terms().is_some()))
         .collect();
     let believed = identity.is_some_and(|identity| !identity.issuers.is_empty());
     for (hit, rule) in used.values().flat_map(|policy| policy.hosts()) {
-        let Some(terms) = rule.memory() else { continue };
+        let Some(terms) = rule.memory_terms() else { continue };
         let port = rule.ports().and_then(|ports| ports.first().copied());
         let spoken = |service: &MemoryService| {
             service.host.to_string() == hit.base && Some(service.port) == port
@@ -410,7 +445,7 @@ pub(crate) fn unspoken(
                 "`{}` has no `[[memory_service]]` in the operator's file, so every request of rule `{}` is refused",
                 hit.base, rule.name
             );
-            problems.warning(rule.at.clone(), Fault::Pointless(why));
+            problems.warning(rule.at.clone(), ProblemKind::Pointless(why));
         }
         if terms.identity == IdentityMode::Required && !believed {
             let why = format!(
@@ -418,23 +453,25 @@ pub(crate) fn unspoken(
                  to believe, so every request is refused",
                 rule.name
             );
-            problems.warning(rule.at.clone(), Fault::Pointless(why));
+            problems.warning(rule.at.clone(), ProblemKind::Pointless(why));
         }
     }
 }
 
 /// Policies no sandbox names: loaded, and without effect.
-pub(crate) fn unused(
+pub(crate) fn check_unused_policies(
     policies: &BTreeMap<PolicyName, Arc<Policy>>,
-    layers: &HashMap<SandboxId, Layers>,
+    layers: &HashMap<SandboxId, SandboxLayers>,
     problems: &mut Problems,
 ) {
     let used: std::collections::HashSet<&PolicyName> =
         layers.values().flat_map(|stack| stack.policies().map(|policy| &policy.name)).collect();
     for policy in policies.values().filter(|policy| !used.contains(&policy.name)) {
         let first = policy.rules.first().map(|rule| rule.at.clone());
-        let at = first.unwrap_or_else(|| Source::new(&policy.file, "").place(0..0));
-        problems
-            .warning(at, Fault::Pointless(format!("no sandbox names policy `{}`", policy.name)));
+        let at = first.unwrap_or_else(|| SourceText::new(&policy.file, "").location(0..0));
+        problems.warning(
+            at,
+            ProblemKind::Pointless(format!("no sandbox names policy `{}`", policy.name)),
+        );
     }
 }

@@ -2,36 +2,43 @@
 
 use memchr::{memchr, memchr_iter};
 
-use super::problem::{Fault, Problems, Source};
-use crate::pattern::{RawPattern, Reach, Width};
-use crate::set::{HostSet, Origin};
+use super::problem::{ProblemKind, Problems, SourceText};
+use crate::host_set::{HostSet, PatternOrigin};
+use crate::pattern::{PatternReach, PatternWidth, RawPattern};
 
 /// Largest list file.
 pub const MAX_LIST: usize = 256 << 20;
 
 /// Which patterns a rule takes from its list.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Terms {
+pub(crate) struct PatternTerms {
     pub(crate) rule: u16,
-    pub(crate) width: Width,
+    pub(crate) width: PatternWidth,
     /// Raw TCP is for exact names, and its ports are the rule's.
     pub(crate) exact_only: bool,
 }
 
 /// Adds every pattern of a list to `hosts`.
-pub(crate) fn add(source: &Source<'_>, terms: Terms, hosts: &mut HostSet, problems: &mut Problems) {
+pub(crate) fn add_list(
+    source: &SourceText<'_>,
+    terms: PatternTerms,
+    hosts: &mut HostSet,
+    problems: &mut Problems,
+) {
     let ends = || memchr_iter(b'\n', source.text.as_bytes());
     hosts.reserve(ends().count(), source.text.len());
     let mut start = 0;
     for (at, end) in ends().chain([source.text.len()]).enumerate() {
         let line = source.text.get(start..end).unwrap_or_default();
-        let entry = entry_of(line);
+        let entry = strip_comment(line);
         if !entry.is_empty() {
-            match parse(entry, terms).and_then(|raw| {
-                Ok(hosts.insert_raw(&raw, terms.rule, at as u32 + 1, Origin::List)?)
+            match parse_entry(entry, terms).and_then(|raw| {
+                Ok(hosts.insert_raw(&raw, terms.rule, at as u32 + 1, PatternOrigin::List)?)
             }) {
                 Ok(()) => {}
-                Err(fault) => problems.error(source.place(span(line, entry, start)), fault),
+                Err(fault) => {
+                    problems.error(source.location(entry_span(line, entry, start)), fault)
+                }
             }
             if problems.is_full() {
                 break;
@@ -42,7 +49,7 @@ pub(crate) fn add(source: &Source<'_>, terms: Terms, hosts: &mut HostSet, proble
 }
 
 /// What of a line is the pattern; nothing of an empty one.
-fn entry_of(line: &str) -> &str {
+fn strip_comment(line: &str) -> &str {
     let entry = match memchr(b'#', line.as_bytes()) {
         Some(comment) => line.get(..comment).unwrap_or_default(),
         None => line,
@@ -51,18 +58,18 @@ fn entry_of(line: &str) -> &str {
     entry.trim_start_matches('\u{feff}').trim()
 }
 
-fn parse(entry: &str, terms: Terms) -> Result<RawPattern<'_>, Fault> {
+fn parse_entry(entry: &str, terms: PatternTerms) -> Result<RawPattern<'_>, ProblemKind> {
     let raw = RawPattern::parse(entry, terms.width)
-        .map_err(|source| Fault::Host { entry: super::problem::printable(entry), source })?;
-    if terms.exact_only && (raw.reach != Reach::Exact || raw.port.is_some()) {
-        return Err(Fault::Missing(
+        .map_err(|source| ProblemKind::Host { entry: super::problem::printable(entry), source })?;
+    if terms.exact_only && (raw.reach != PatternReach::Exact || raw.port.is_some()) {
+        return Err(ProblemKind::Missing(
             "a raw TCP rule takes exact names without a port; its ports stand in `tcp`",
         ));
     }
     Ok(raw)
 }
 
-fn span(line: &str, entry: &str, offset: usize) -> std::ops::Range<usize> {
+fn entry_span(line: &str, entry: &str, offset: usize) -> std::ops::Range<usize> {
     let start = offset + line.find(entry).unwrap_or(0);
     start..start + entry.len()
 }
@@ -77,9 +84,9 @@ mod tests {
         let text =
             "# mirrors\n\n  a.example  # the first\r\n*.b.example\n.c.example:8443\nA.example\n";
         let (mut hosts, mut problems) = (HostSet::default(), Problems::default());
-        let source = Source::new("l.txt", text);
-        let terms = Terms { rule: 3, width: Width::Narrow, exact_only: false };
-        add(&source, terms, &mut hosts, &mut problems);
+        let source = SourceText::new("l.txt", text);
+        let terms = PatternTerms { rule: 3, width: PatternWidth::Narrow, exact_only: false };
+        add_list(&source, terms, &mut hosts, &mut problems);
         assert_eq!((hosts.len(), &problems.errors[..]), (3, &[][..]));
         let lines = |name: &str| {
             hosts.hits(&DomainName::parse(name).unwrap()).map(|hit| hit.line).collect::<Vec<_>>()
@@ -94,10 +101,10 @@ mod tests {
     fn bad_lines_are_named_by_line_and_column() {
         let text = "good.example\n  b*d.example\n*.com\nhttps://x.example/\na b\n\u{202e}evil\n";
         let (mut hosts, mut problems) = (HostSet::default(), Problems::default());
-        let source = Source::new("l.txt", text);
-        add(
+        let source = SourceText::new("l.txt", text);
+        add_list(
             &source,
-            Terms { rule: 0, width: Width::Narrow, exact_only: false },
+            PatternTerms { rule: 0, width: PatternWidth::Narrow, exact_only: false },
             &mut hosts,
             &mut problems,
         );

@@ -6,42 +6,42 @@ use std::ops::Range;
 use toml::Spanned;
 
 use super::document::{
-    IssuerDocument, MemoryServiceDocument, OperatorDocument, ServiceModeDocument,
+    ConfigurationDocument, IssuerDocument, MemoryServiceDocument, ServiceModeDocument,
 };
-use super::problem::{Fault, Problems, Source, printable};
-use crate::facts::Authority;
-use crate::operator::{IdentitySettings, IssuerSettings, MemoryService, Proof};
+use super::problem::{ProblemKind, Problems, SourceText, printable};
+use crate::configuration::{IdentitySettings, IssuerSettings, MemoryService, ServiceAuthSettings};
+use crate::facts::RequestAuthority;
+use crate::ids::{CredentialName, Environment, IdError, Tenant};
 use crate::principal::PrincipalTemplate;
-use crate::word::{CredentialName, Environment, Tenant, WordError};
 
 /// Most memory services and issuers, each.
 const MAX_ENTRIES: usize = 256;
 /// Where a service listens unless its host says so.
 const DEFAULT_PORT: u16 = 443;
 /// Longest life of a token that an issuer can be given; longer ones could be copied for long.
-const MAX_LIFE: u64 = 3600;
+const MAX_TOKEN_LIFE: u64 = 3600;
 /// Longest audience or name of an issuer.
 const MAX_NAME: usize = 255;
 const ALGORITHMS: [&str; 3] = ["ES256", "EdDSA", "RS256"];
 
 /// The memory services, or every problem of them.
-pub(crate) fn services(
-    source: &Source<'_>,
-    document: &OperatorDocument,
+pub(crate) fn read_services(
+    source: &SourceText<'_>,
+    document: &ConfigurationDocument,
     problems: &mut Problems,
 ) -> Vec<MemoryService> {
-    let mut reader = Reader { source, problems };
-    reader.bounded("memory services", document.memory_service.len());
+    let mut reader = ServiceReader { source, problems };
+    reader.check_count("memory services", document.memory_service.len());
     let known: Vec<&str> =
         document.credential.iter().map(|entry| entry.get_ref().name.get_ref().as_str()).collect();
     let mut lines = HashMap::new();
     let mut services = Vec::new();
     for entry in document.memory_service.iter().take(MAX_ENTRIES).map(Spanned::get_ref) {
-        let Some(service) = reader.service(entry, &known) else { continue };
+        let Some(service) = reader.read_service(entry, &known) else { continue };
         let key = format!("{}:{}", service.host, service.port);
         if let Some(line) = lines.insert(key.clone(), source.line(entry.host.span().start)) {
-            let fault = Fault::Twice { what: "memory service", name: key, line };
-            reader.fault(entry.host.span(), fault);
+            let fault = ProblemKind::Twice { what: "memory service", name: key, line };
+            reader.report(entry.host.span(), fault);
         }
         services.push(service);
     }
@@ -49,128 +49,147 @@ pub(crate) fn services(
 }
 
 /// Whose identities are believed, or every problem of that.
-pub(crate) fn issuers(
-    source: &Source<'_>,
-    document: &OperatorDocument,
+pub(crate) fn read_identity(
+    source: &SourceText<'_>,
+    document: &ConfigurationDocument,
     problems: &mut Problems,
 ) -> Option<IdentitySettings> {
     let document = document.identity.as_ref()?;
-    let mut reader = Reader { source, problems };
-    reader.bounded("issuers", document.issuer.len());
+    let mut reader = ServiceReader { source, problems };
+    reader.check_count("issuers", document.issuer.len());
     let issuers = document.issuer.iter().take(MAX_ENTRIES);
     Some(IdentitySettings {
         revocations: document.revocations.as_ref().map(|path| path.get_ref().clone()),
-        issuers: issuers.map(|issuer| reader.issuer(issuer.get_ref())).collect(),
+        issuers: issuers.map(|issuer| reader.read_issuer(issuer.get_ref())).collect(),
     })
 }
 
-struct Reader<'a, 'b> {
-    source: &'a Source<'a>,
+struct ServiceReader<'a, 'b> {
+    source: &'a SourceText<'a>,
     problems: &'b mut Problems,
 }
 
-impl Reader<'_, '_> {
-    fn service(
+impl ServiceReader<'_, '_> {
+    fn read_service(
         &mut self,
         document: &MemoryServiceDocument,
         known: &[&str],
     ) -> Option<MemoryService> {
-        let authority = Authority::parse(document.host.get_ref()).ok();
+        let authority = RequestAuthority::parse(document.host.get_ref()).ok();
         let named = authority.filter(|authority| authority.host.name().is_some());
         if named.is_none() {
             let why = "a memory service is one exact host name, with its port if not 443";
-            self.fault(document.host.span(), Fault::Missing(why));
+            self.report(document.host.span(), ProblemKind::Missing(why));
         }
-        self.plain(&document.audience);
-        let proof = self.proof(document, known);
-        let Authority { host, port } = named?;
+        self.check_printable(&document.audience);
+        let proof = self.read_auth(document, known);
+        let RequestAuthority { host, port } = named?;
         let audience = document.audience.get_ref().clone();
         Some(MemoryService { host, port: port.unwrap_or(DEFAULT_PORT), audience, proof: proof? })
     }
 
-    fn proof(&mut self, document: &MemoryServiceDocument, known: &[&str]) -> Option<Proof> {
+    fn read_auth(
+        &mut self,
+        document: &MemoryServiceDocument,
+        known: &[&str],
+    ) -> Option<ServiceAuthSettings> {
         let at = document.mode.span();
         let mode = *document.mode.get_ref();
         let (key, token) = (&document.credential, [&document.key, &document.issuer]);
         let signs = token.into_iter().chain([&document.trust_domain]).flatten().next();
         if let Some(stray) = signs.filter(|_| mode != ServiceModeDocument::Token) {
             let why = "`key`, `issuer` and `trust_domain` are for `mode = \"token\"`";
-            self.fault(stray.span(), Fault::Missing(why));
+            self.report(stray.span(), ProblemKind::Missing(why));
         }
         if let Some(stray) = key.as_ref().filter(|_| mode != ServiceModeDocument::ApiKey) {
-            self.fault(stray.span(), Fault::Missing("`credential` is for `mode = \"api-key\"`"));
+            self.report(
+                stray.span(),
+                ProblemKind::Missing("`credential` is for `mode = \"api-key\"`"),
+            );
         }
         match mode {
             ServiceModeDocument::ApiKey => {
-                let principal = self.principal(document)?;
-                let credential = self.credential(key.as_ref(), known, at)?;
-                Some(Proof::ApiKey { credential, principal })
+                let principal = self.read_principal(document)?;
+                let credential = self.read_credential(key.as_ref(), known, at)?;
+                Some(ServiceAuthSettings::ApiKey { credential, principal })
             }
-            ServiceModeDocument::Principal => self.principal(document).map(Proof::Principal),
-            ServiceModeDocument::Token => self.token(document),
+            ServiceModeDocument::Principal => {
+                self.read_principal(document).map(ServiceAuthSettings::Principal)
+            }
+            ServiceModeDocument::Token => self.read_token_auth(document),
         }
     }
 
-    fn token(&mut self, document: &MemoryServiceDocument) -> Option<Proof> {
+    fn read_token_auth(&mut self, document: &MemoryServiceDocument) -> Option<ServiceAuthSettings> {
         if let Some(stray) = &document.principal {
             let why = "a token names its sandbox; `principal` is for the other modes";
-            self.fault(stray.span(), Fault::Missing(why));
+            self.report(stray.span(), ProblemKind::Missing(why));
         }
         let (Some(key), Some(issuer), Some(domain)) =
             (&document.key, &document.issuer, &document.trust_domain)
         else {
             let why = "`mode = \"token\"` needs `key`, `issuer` and `trust_domain`";
-            self.fault(document.mode.span(), Fault::Missing(why));
+            self.report(document.mode.span(), ProblemKind::Missing(why));
             return None;
         };
-        [key, issuer, domain].into_iter().for_each(|text| self.plain(text));
+        [key, issuer, domain].into_iter().for_each(|text| self.check_printable(text));
         let text = |entry: &Spanned<String>| entry.get_ref().clone();
-        Some(Proof::Token { key: text(key), issuer: text(issuer), trust_domain: text(domain) })
+        Some(ServiceAuthSettings::Token {
+            key: text(key),
+            issuer: text(issuer),
+            trust_domain: text(domain),
+        })
     }
 
-    fn principal(&mut self, document: &MemoryServiceDocument) -> Option<PrincipalTemplate> {
+    fn read_principal(&mut self, document: &MemoryServiceDocument) -> Option<PrincipalTemplate> {
         let entry = document.principal.as_ref();
-        let text = entry.map_or(PrincipalTemplate::USUAL, |entry| entry.get_ref());
+        let text = entry.map_or(PrincipalTemplate::DEFAULT, |entry| entry.get_ref());
         let parsed = PrincipalTemplate::parse(text).ok();
         if let (None, Some(entry)) = (&parsed, entry) {
             let why = "a principal is plain text with `{sandbox}` in it, and `{agent_card}`, `{environment}` or `{tenant}` where wanted";
-            self.fault(entry.span(), Fault::Missing(why));
+            self.report(entry.span(), ProblemKind::Missing(why));
         }
         parsed
     }
 
-    fn credential(
+    fn read_credential(
         &mut self,
         entry: Option<&Spanned<String>>,
         known: &[&str],
         at: Range<usize>,
     ) -> Option<CredentialName> {
         let Some(entry) = entry else {
-            self.fault(at, Fault::Missing("`mode = \"api-key\"` needs a `credential`"));
+            self.report(at, ProblemKind::Missing("`mode = \"api-key\"` needs a `credential`"));
             return None;
         };
         if !known.contains(&entry.get_ref().as_str()) {
             let name = printable(entry.get_ref());
-            self.fault(entry.span(), Fault::Unknown { what: "credential", name });
+            self.report(entry.span(), ProblemKind::Unknown { what: "credential", name });
             return None;
         }
         CredentialName::parse(entry.get_ref()).ok()
     }
 
-    fn issuer(&mut self, document: &IssuerDocument) -> IssuerSettings {
-        document.name.iter().chain([&document.trust_domain]).for_each(|text| self.plain(text));
+    fn read_issuer(&mut self, document: &IssuerDocument) -> IssuerSettings {
+        document
+            .name
+            .iter()
+            .chain([&document.trust_domain])
+            .for_each(|text| self.check_printable(text));
         for name in document.algorithms.iter().flatten() {
             if !ALGORITHMS.contains(&name.get_ref().as_str()) {
-                self.fault(
+                self.report(
                     name.span(),
-                    Fault::Missing("an algorithm is one of `ES256`, `EdDSA` and `RS256`"),
+                    ProblemKind::Missing("an algorithm is one of `ES256`, `EdDSA` and `RS256`"),
                 );
             }
         }
-        if document.life_seconds.is_some_and(|life| !(1..=MAX_LIFE).contains(&life)) {
-            let fault =
-                Fault::Limit { given: document.life_seconds.unwrap_or_default(), most: MAX_LIFE };
-            self.fault(document.trust_domain.span(), fault);
+        if document.life_seconds.is_some_and(|life| !(1..=MAX_TOKEN_LIFE).contains(&life)) {
+            let fault = ProblemKind::Limit {
+                given: document.life_seconds.unwrap_or_default(),
+                most: MAX_TOKEN_LIFE,
+            };
+            self.report(document.trust_domain.span(), fault);
         }
         let texts = |list: &[Spanned<String>]| {
             list.iter().map(|entry| entry.get_ref().clone()).collect::<Vec<_>>()
@@ -179,18 +198,18 @@ impl Reader<'_, '_> {
             name: document.name.as_ref().map(|name| name.get_ref().clone()),
             trust_domain: document.trust_domain.get_ref().clone(),
             keys: document.keys.get_ref().clone(),
-            environments: self.words("environment", &document.environments, Environment::parse),
-            tenants: self.words("tenant", &document.tenants, Tenant::parse),
+            environments: self.parse_ids("environment", &document.environments, Environment::parse),
+            tenants: self.parse_ids("tenant", &document.tenants, Tenant::parse),
             algorithms: document.algorithms.as_deref().map(texts),
             life_seconds: document.life_seconds,
         }
     }
 
-    fn words<T>(
+    fn parse_ids<T>(
         &mut self,
         what: &'static str,
         list: &Option<Vec<Spanned<String>>>,
-        parse: impl Fn(&str) -> Result<T, WordError>,
+        parse: impl Fn(&str) -> Result<T, IdError>,
     ) -> Option<Vec<T>> {
         let mut words = Vec::new();
         for entry in list.as_ref()? {
@@ -198,41 +217,45 @@ impl Reader<'_, '_> {
                 Ok(word) => words.push(word),
                 Err(source) => {
                     let entry_text = printable(entry.get_ref());
-                    self.fault(entry.span(), Fault::Word { what, entry: entry_text, source });
+                    self.report(
+                        entry.span(),
+                        ProblemKind::Word { what, entry: entry_text, source },
+                    );
                 }
             }
         }
         Some(words)
     }
 
-    fn plain(&mut self, entry: &Spanned<String>) {
+    fn check_printable(&mut self, entry: &Spanned<String>) {
         let text = entry.get_ref();
         let plain = text.bytes().all(|byte| byte.is_ascii_graphic());
         if !plain || !(1..=MAX_NAME).contains(&text.len()) {
             let why = "this is 1 to 255 printable characters without spaces";
-            self.fault(entry.span(), Fault::Missing(why));
+            self.report(entry.span(), ProblemKind::Missing(why));
         }
     }
 
-    fn bounded(&mut self, what: &'static str, count: usize) {
+    fn check_count(&mut self, what: &'static str, count: usize) {
         if count > MAX_ENTRIES {
-            self.fault(0..0, Fault::TooMany { what, limit: MAX_ENTRIES });
+            self.report(0..0, ProblemKind::TooMany { what, limit: MAX_ENTRIES });
         }
     }
 
-    fn fault(&mut self, span: Range<usize>, fault: Fault) {
-        self.problems.error(self.source.place(span), fault);
+    fn report(&mut self, span: Range<usize>, fault: ProblemKind) {
+        self.problems.error(self.source.location(span), fault);
     }
 }
 
 #[cfg(test)]
 mod tests {
-    use super::super::{SourceFile, operator};
+    use super::super::{SourceFile, read_configuration};
 
-    fn good(text: &str) -> bool {
+    fn is_accepted(text: &str) -> bool {
         let credential = "[[credential]]\nname = \"memory\"\nfile = \"memory.key\"\n";
         let text = format!("{credential}{text}");
-        operator(&SourceFile { path: "sandbar.toml".into(), bytes: text.into_bytes() }).is_ok()
+        read_configuration(&SourceFile { path: "sandbar.toml".into(), bytes: text.into_bytes() })
+            .is_ok()
     }
 
     #[test]
@@ -255,10 +278,10 @@ mod tests {
             ("host = \"*.corp.example\"\nmode = \"principal\"".to_owned(), false),
             ("host = \"10.0.0.1:443\"\nmode = \"principal\"".to_owned(), false),
         ] {
-            assert_eq!(good(&format!("{head}{rest}")), expected, "{rest}");
+            assert_eq!(is_accepted(&format!("{head}{rest}")), expected, "{rest}");
         }
         let one = format!("{head}{host}mode = \"principal\"\n");
-        assert!(!good(&format!("{one}{one}")), "one host, two services");
+        assert!(!is_accepted(&format!("{one}{one}")), "one host, two services");
     }
 
     #[test]
@@ -278,7 +301,7 @@ mod tests {
             ("name = \"two words\"", false),
             ("secret = \"x\"", false),
         ] {
-            assert_eq!(good(&format!("{head}{rest}")), expected, "{rest}");
+            assert_eq!(is_accepted(&format!("{head}{rest}")), expected, "{rest}");
         }
     }
 }

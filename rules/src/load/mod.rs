@@ -1,18 +1,18 @@
 //! From the bytes of the files to a `RuleSet`, whole or not at all (P9). Reading files is the caller's.
 
+mod configuration;
 mod document;
 mod entry;
 mod grants;
 mod lint;
 mod list;
 mod memory;
-mod operator;
+mod policy_builder;
+mod policy_test;
 pub mod problem;
 mod read;
-mod rule;
 mod sandboxes;
 mod schema;
-mod trial;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::SocketAddr;
@@ -20,29 +20,29 @@ use std::sync::Arc;
 
 use sha2::{Digest as _, Sha256};
 
+pub use self::configuration::read_configuration;
 pub use self::list::MAX_LIST;
-pub use self::operator::operator;
-pub use self::schema::{operator_schema, policy_schema};
+pub use self::schema::{configuration_schema, policy_schema};
 
-use self::document::{OperatorDocument, PolicyDocument};
-use self::problem::{Fault, Place, Problem, Problems, Source};
-use self::rule::Builder;
-use crate::budget::{Budget, Budgets};
-use crate::facts::Method;
-use crate::path::PathPattern;
+use self::document::{ConfigurationDocument, PolicyDocument};
+use self::policy_builder::PolicyBuilder;
+use self::problem::{Problem, ProblemKind, Problems, SourceLocation, SourceText};
+use crate::budget::{BudgetKind, Budgets};
+use crate::facts::HttpMethod;
+use crate::ids::{PolicyName, SandboxId};
 use crate::pattern::HostPattern;
-use crate::policy::{Digest, Policy};
-use crate::ruleset::{Mood, RuleSet};
-use crate::word::{PolicyName, SandboxId};
+use crate::policy::{Policy, PolicyDigest};
+use crate::ruleset::{EnforcementMode, RuleSet};
+use crate::url_path::PathPattern;
 
 /// Largest policy or operator file.
 pub const MAX_FILE: usize = 4 << 20;
 /// The policy name that grants are shown under.
-pub const GRANTS: &str = "grants";
+pub const GRANTS_POLICY: &str = "grants";
 
 /// Everything that is loaded at once.
 #[derive(Clone, Debug, Default)]
-pub struct Sources {
+pub struct LoadSources {
     /// The operator's file; without it every policy stands alone, as a sandbox of its own name.
     pub operator: Option<SourceFile>,
     pub policies: Vec<SourceFile>,
@@ -54,19 +54,19 @@ pub struct Sources {
     pub own: Vec<SocketAddr>,
 }
 
-impl Sources {
+impl LoadSources {
     /// The digest of everything that is read from files, by which a load that would change nothing is known.
-    pub fn digest(&self) -> Digest {
+    pub fn digest(&self) -> PolicyDigest {
         let files = self.operator.iter().chain(&self.policies);
         let files = files.flat_map(|file| [file.path.as_bytes(), &file.bytes]);
         let lists = self.lists.iter().flat_map(|(path, list)| match list {
             Ok(bytes) => [path.as_bytes(), b"read", bytes.as_slice()],
             Err(why) => [path.as_bytes(), b"missing", why.as_bytes()],
         });
-        digest_of(files.chain(lists))
+        hash_parts(files.chain(lists))
     }
 
-    fn list(&self, path: &str) -> Option<&[u8]> {
+    fn list_bytes(&self, path: &str) -> Option<&[u8]> {
         self.lists.get(path).and_then(|list| list.as_deref().ok())
     }
 }
@@ -84,7 +84,7 @@ pub struct Grant {
     pub id: String,
     pub sandbox: SandboxId,
     pub host: HostPattern,
-    pub methods: Option<Vec<Method>>,
+    pub methods: Option<Vec<HttpMethod>>,
     pub paths: Option<Vec<PathPattern>>,
     /// How much may pass under the grant.
     pub budgets: Budgets,
@@ -93,7 +93,7 @@ pub struct Grant {
 /// What time gives and takes. It is input like the files, so that deciding needs no clock: a grant's start and
 /// end, and the end of a sandbox's lifetime, are generations of the rules.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Timed {
+pub struct TimedState {
     pub grants: Vec<Grant>,
     /// Sandboxes whose lifetime is over.
     pub ended: BTreeSet<SandboxId>,
@@ -104,8 +104,8 @@ pub struct Timed {
 /// # Errors
 ///
 /// Returns every problem found, up to [`problem::MAX_PROBLEMS`]; nothing is loaded then.
-pub fn compile(sources: &Sources, grants: &[Grant]) -> Result<RuleSet, Vec<Problem>> {
-    compile_after(None, sources, grants)
+pub fn compile(sources: &LoadSources, grants: &[Grant]) -> Result<RuleSet, Vec<Problem>> {
+    compile_with(None, sources, grants)
 }
 
 /// As [`compile`], but policies whose bytes are those of `before` are taken over from there: a million names
@@ -116,25 +116,25 @@ pub fn compile(sources: &Sources, grants: &[Grant]) -> Result<RuleSet, Vec<Probl
 /// As [`compile`].
 pub fn recompile(
     before: &RuleSet,
-    sources: &Sources,
+    sources: &LoadSources,
     grants: &[Grant],
 ) -> Result<RuleSet, Vec<Problem>> {
-    compile_after(Some(before), sources, grants)
+    compile_with(Some(before), sources, grants)
 }
 
-fn compile_after(
+fn compile_with(
     before: Option<&RuleSet>,
-    sources: &Sources,
+    sources: &LoadSources,
     grants: &[Grant],
 ) -> Result<RuleSet, Vec<Problem>> {
     let mut problems = Problems::default();
     let (policies, noted) = compile_policies(before, sources, &mut problems);
     let declared = match &sources.operator {
-        Some(file) => sandboxes::declared(file, &policies, &mut problems),
-        None => Some(sandboxes::lone(&policies)),
+        Some(file) => sandboxes::read_sandboxes(file, &policies, &mut problems),
+        None => Some(sandboxes::lone_sandboxes(&policies)),
     };
     problems.sort();
-    let files = digest_of_all(sources, &policies);
+    let files = hash_sources(sources, &policies);
     let rules = match declared {
         Some((sandboxes, layers)) if problems.errors.is_empty() => RuleSet {
             generation: sources.generation,
@@ -142,21 +142,22 @@ fn compile_after(
             files,
             sandboxes,
             layers,
-            lifetimes: policies.values().any(bounds_lives),
+            lifetimes: policies.values().any(has_lifetime),
             policies,
             ended: BTreeSet::new(),
             own: sources.own.clone().into(),
             warnings: problems.warnings,
             noted,
-            mood: Mood::Judging,
+            mode: EnforcementMode::Enforcing,
         },
         _ => return Err(problems.errors),
     };
     match grants {
         [] => Ok(rules),
-        grants => {
-            rules.timed(&Timed { grants: grants.into(), ..Timed::default() }, sources.generation)
-        }
+        grants => rules.with_timed_state(
+            &TimedState { grants: grants.into(), ..TimedState::default() },
+            sources.generation,
+        ),
     }
 }
 
@@ -166,17 +167,21 @@ impl RuleSet {
     /// # Errors
     ///
     /// Returns what is wrong with the grants.
-    pub fn timed(&self, timed: &Timed, generation: u64) -> Result<RuleSet, Vec<Problem>> {
+    pub fn with_timed_state(
+        &self,
+        timed: &TimedState,
+        generation: u64,
+    ) -> Result<RuleSet, Vec<Problem>> {
         let mut problems = Problems::default();
         let mut rules = RuleSet { generation, ended: timed.ended.clone(), ..self.clone() };
         for (id, layers) in &mut rules.layers {
-            layers.sandbox.retain(|policy| policy.name.as_str() != GRANTS);
-            layers.sandbox.extend(grants::of(id, &timed.grants, &mut problems));
+            layers.sandbox.retain(|policy| policy.name.as_str() != GRANTS_POLICY);
+            layers.sandbox.extend(grants::compile_grants(id, &timed.grants, &mut problems));
         }
         let granted: Vec<String> = timed.grants.iter().map(|grant| format!("{grant:?}")).collect();
         rules.digest = match granted.as_slice() {
             [] => self.files,
-            granted => digest_of(
+            granted => hash_parts(
                 [&self.files.0[..]].into_iter().chain(granted.iter().map(String::as_bytes)),
             ),
         };
@@ -185,15 +190,15 @@ impl RuleSet {
 }
 
 /// The list files a policy names, so that the caller can read them; errors are left to [`compile`].
-pub fn lists_named_by(policy: &SourceFile) -> Vec<String> {
+pub fn list_files(policy: &SourceFile) -> Vec<String> {
     let Ok(text) = str::from_utf8(&policy.bytes) else { return Vec::new() };
-    let source = Source::new(&policy.path, text);
-    let document: Option<PolicyDocument> = read::read(&source, &mut Problems::default());
-    document.map(|document| lists_of(&policy.path, &document)).unwrap_or_default()
+    let source = SourceText::new(&policy.path, text);
+    let document: Option<PolicyDocument> = read::read_document(&source, &mut Problems::default());
+    document.map(|document| list_paths(&policy.path, &document)).unwrap_or_default()
 }
 
 /// The list files of a policy, in the order its rules are compiled in.
-fn lists_of(policy: &str, document: &PolicyDocument) -> Vec<String> {
+fn list_paths(policy: &str, document: &PolicyDocument) -> Vec<String> {
     let allow = document.allow.iter().filter_map(|rule| rule.get_ref().hosts_file.as_ref());
     let deny = document.deny.iter().filter_map(|rule| rule.get_ref().hosts_file.as_ref());
     allow.chain(deny).filter_map(|entry| list_path(policy, entry.get_ref())).collect()
@@ -213,18 +218,18 @@ pub fn list_path(policy: &str, entry: &str) -> Option<String> {
 /// The policy directory the operator's file names, as written there.
 pub fn policy_dir(operator: &SourceFile) -> Option<String> {
     let text = str::from_utf8(&operator.bytes).ok()?;
-    let source = Source::new(&operator.path, text);
-    let document: OperatorDocument = read::read(&source, &mut Problems::default())?;
+    let source = SourceText::new(&operator.path, text);
+    let document: ConfigurationDocument = read::read_document(&source, &mut Problems::default())?;
     document.policies.map(toml::Spanned::into_inner)
 }
 
-type Compiled = (BTreeMap<PolicyName, Arc<Policy>>, BTreeMap<PolicyName, Vec<Problem>>);
+type CompiledPolicies = (BTreeMap<PolicyName, Arc<Policy>>, BTreeMap<PolicyName, Vec<Problem>>);
 
 fn compile_policies(
     before: Option<&RuleSet>,
-    sources: &Sources,
+    sources: &LoadSources,
     problems: &mut Problems,
-) -> Compiled {
+) -> CompiledPolicies {
     let mut compiled: BTreeMap<PolicyName, Arc<Policy>> = BTreeMap::new();
     let mut noted = BTreeMap::new();
     for file in &sources.policies {
@@ -234,7 +239,7 @@ fn compile_policies(
         };
         if let Some(other) = compiled.get(&policy.name) {
             let name = format!("{} ({})", policy.name, other.file);
-            problems.error(named, Fault::Twice { what: "policy", name, line: 1 });
+            problems.error(named, ProblemKind::Twice { what: "policy", name, line: 1 });
             continue;
         }
         let own = problems.warnings.iter().skip(known).cloned().collect();
@@ -247,30 +252,30 @@ fn compile_policies(
 fn compile_policy(
     before: Option<&RuleSet>,
     file: &SourceFile,
-    sources: &Sources,
+    sources: &LoadSources,
     problems: &mut Problems,
-) -> Option<(Arc<Policy>, Place)> {
-    let source = text_of(file, problems)?;
-    let document: PolicyDocument = read::read(&source, problems)?;
-    let named = source.place(document.name.span());
-    let lists = lists_of(&source.file, &document);
-    let lists = lists.iter().filter_map(|path| sources.list(path));
-    let digest = digest_of([source.text.as_bytes()].into_iter().chain(lists));
-    if let Some((policy, noted)) = before.and_then(|before| unchanged(before, &source, digest)) {
-        noted.iter().for_each(|warning| problems.note(warning.clone()));
+) -> Option<(Arc<Policy>, SourceLocation)> {
+    let source = decode_file(file, problems)?;
+    let document: PolicyDocument = read::read_document(&source, problems)?;
+    let named = source.location(document.name.span());
+    let lists = list_paths(&source.file, &document);
+    let lists = lists.iter().filter_map(|path| sources.list_bytes(path));
+    let digest = hash_parts([source.text.as_bytes()].into_iter().chain(lists));
+    if let Some((policy, noted)) = before.and_then(|before| reuse_policy(before, &source, digest)) {
+        noted.iter().for_each(|warning| problems.add_warning(warning.clone()));
         return Some((policy, named));
     }
-    let policy = Arc::new(Builder::new(&source, sources, problems).policy(document, digest)?);
-    lint::policy(&policy, problems);
+    let policy = Arc::new(PolicyBuilder::new(&source, sources, problems).build(document, digest)?);
+    lint::lint_policy(&policy, problems);
     Some((policy, named))
 }
 
 /// The policy of an earlier load and what was noted of it, if its text and its lists are what they were. What is
 /// wrong is never taken over: a policy that has errors was not loaded, and a list that is missing changes the digest.
-fn unchanged<'a>(
+fn reuse_policy<'a>(
     before: &'a RuleSet,
-    source: &Source<'_>,
-    digest: Digest,
+    source: &SourceText<'_>,
+    digest: PolicyDigest,
 ) -> Option<(Arc<Policy>, &'a [Problem])> {
     let same = |policy: &&Arc<Policy>| policy.file == source.file && policy.digest == digest;
     let policy = before.policies.values().find(same)?;
@@ -278,38 +283,44 @@ fn unchanged<'a>(
     Some((policy.clone(), noted))
 }
 
-fn text_of<'a>(file: &'a SourceFile, problems: &mut Problems) -> Option<Source<'a>> {
-    let beginning = || Source::new(&file.path, "").place(0..0);
+fn decode_file<'a>(file: &'a SourceFile, problems: &mut Problems) -> Option<SourceText<'a>> {
+    let beginning = || SourceText::new(&file.path, "").location(0..0);
     if file.bytes.len() > MAX_FILE {
-        problems.error(beginning(), Fault::TooMany { what: "bytes in one file", limit: MAX_FILE });
+        problems.error(
+            beginning(),
+            ProblemKind::TooMany { what: "bytes in one file", limit: MAX_FILE },
+        );
         return None;
     }
     match str::from_utf8(&file.bytes) {
-        Ok(text) => Some(Source::new(&file.path, text)),
+        Ok(text) => Some(SourceText::new(&file.path, text)),
         Err(_) => {
-            problems.error(beginning(), Fault::NotUtf8);
+            problems.error(beginning(), ProblemKind::NotUtf8);
             None
         }
     }
 }
 
 /// The digest of one policy with its lists; where the files lie does not count.
-fn bounds_lives(policy: &Arc<Policy>) -> bool {
-    policy.budgets.of(Budget::LifetimeSeconds).is_some()
+fn has_lifetime(policy: &Arc<Policy>) -> bool {
+    policy.budgets.limit(BudgetKind::LifetimeSeconds).is_some()
 }
 
-fn digest_of<'a>(parts: impl IntoIterator<Item = &'a [u8]>) -> Digest {
+fn hash_parts<'a>(parts: impl IntoIterator<Item = &'a [u8]>) -> PolicyDigest {
     let mut hash = Sha256::new();
     for part in parts {
         hash.update((part.len() as u64).to_be_bytes());
         hash.update(part);
     }
-    Digest(hash.finalize().into())
+    PolicyDigest(hash.finalize().into())
 }
 
-fn digest_of_all(sources: &Sources, policies: &BTreeMap<PolicyName, Arc<Policy>>) -> Digest {
+fn hash_sources(
+    sources: &LoadSources,
+    policies: &BTreeMap<PolicyName, Arc<Policy>>,
+) -> PolicyDigest {
     let operator = sources.operator.as_ref().map_or(&b"none"[..], |file| &file.bytes);
     let lone = [u8::from(sources.operator.is_none())];
     let policies = policies.values().map(|policy| &policy.digest.0[..]);
-    digest_of([&lone[..], operator].into_iter().chain(policies))
+    hash_parts([&lone[..], operator].into_iter().chain(policies))
 }

@@ -7,10 +7,10 @@ use std::sync::Arc;
 
 use toml::Spanned;
 
-use crate::path::PathPatternError;
+use crate::host_set::HostSetError;
+use crate::ids::IdError;
 use crate::pattern::PatternError;
-use crate::set::SetError;
-use crate::word::WordError;
+use crate::url_path::PathPatternError;
 
 /// Most problems that are collected; more help nobody.
 pub const MAX_PROBLEMS: usize = 50;
@@ -20,15 +20,15 @@ const MAX_EXCERPT: usize = 200;
 /// One thing wrong with one place of one file.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Problem {
-    pub at: Place,
-    pub fault: Fault,
+    pub at: SourceLocation,
+    pub fault: ProblemKind,
     /// What to do, when that is more than the fault itself says.
     pub help: Option<String>,
 }
 
 /// A place in a file, with the line as it stands there.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Place {
+pub struct SourceLocation {
     pub file: Arc<str>,
     /// From 1.
     pub line: u32,
@@ -42,7 +42,7 @@ pub struct Place {
 
 /// What is wrong.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-pub enum Fault {
+pub enum ProblemKind {
     #[error(
         "bank `{bank}` names environment `{other}`, but the rule says every bank there is of another"
     )]
@@ -88,7 +88,7 @@ pub enum Fault {
     #[error("`{0}` is a name Sandbar itself uses")]
     Reserved(String),
     #[error(transparent)]
-    Set(#[from] SetError),
+    Set(#[from] HostSetError),
     #[error("{0}")]
     Syntax(String),
     #[error("rules `{one}` and `{other}` tie for `{host}` but differ in their credential")]
@@ -110,7 +110,7 @@ pub enum Fault {
     )]
     WideNetwork(String),
     #[error("{what} `{entry}` is not good: {source}")]
-    Word { what: &'static str, entry: String, source: WordError },
+    Word { what: &'static str, entry: String, source: IdError },
 }
 
 impl fmt::Display for Problem {
@@ -119,7 +119,7 @@ impl fmt::Display for Problem {
     }
 }
 
-impl fmt::Display for Place {
+impl fmt::Display for SourceLocation {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{}:{}:{}", self.file, self.line, self.column)
     }
@@ -127,7 +127,7 @@ impl fmt::Display for Place {
 
 /// A file's text, able to say where in it something stands.
 #[derive(Clone, Debug)]
-pub(crate) struct Source<'a> {
+pub(crate) struct SourceText<'a> {
     pub(crate) file: Arc<str>,
     pub(crate) text: &'a str,
     /// Where each line begins, so that a place is found by search and not by counting anew; of a good list
@@ -135,12 +135,12 @@ pub(crate) struct Source<'a> {
     starts: OnceCell<Vec<usize>>,
 }
 
-impl<'a> Source<'a> {
+impl<'a> SourceText<'a> {
     pub(crate) fn new(file: &str, text: &'a str) -> Self {
-        Source { file: file.into(), text, starts: OnceCell::new() }
+        SourceText { file: file.into(), text, starts: OnceCell::new() }
     }
 
-    fn starts(&self) -> &[usize] {
+    fn line_starts(&self) -> &[usize] {
         self.starts.get_or_init(|| {
             let ends = self.text.bytes().enumerate().filter(|(_, byte)| *byte == b'\n');
             std::iter::once(0).chain(ends.map(|(at, _)| at + 1)).collect()
@@ -149,37 +149,37 @@ impl<'a> Source<'a> {
 
     /// The line a byte offset lies on, from 1.
     pub(crate) fn line(&self, offset: usize) -> u32 {
-        self.starts().partition_point(|start| *start <= offset) as u32
+        self.line_starts().partition_point(|start| *start <= offset) as u32
     }
 
-    pub(crate) fn place(&self, span: Range<usize>) -> Place {
+    pub(crate) fn location(&self, span: Range<usize>) -> SourceLocation {
         let end = span.start.min(self.text.len());
         let start = (0..=end).rev().find(|at| self.text.is_char_boundary(*at)).unwrap_or(0);
         let line = self.line(start);
-        let line_start = self.starts().get(line as usize - 1).copied().unwrap_or(0);
+        let line_start = self.line_starts().get(line as usize - 1).copied().unwrap_or(0);
         let text = self.text.get(line_start..).and_then(|rest| rest.lines().next()).unwrap_or("");
         let front = self.text.get(line_start..start).map_or(0, |front| front.chars().count());
         let meant =
             self.text.get(start..span.end).and_then(|text| text.lines().next()).unwrap_or("");
-        Place {
+        SourceLocation {
             file: self.file.clone(),
             line,
             column: front as u32 + 1,
             width: meant.chars().count().max(1) as u32,
-            excerpt: without_secrets(&printable(text)),
+            excerpt: mask_secrets(&printable(text)),
         }
     }
 }
 
 /// A line with what looks like a key cut out: people paste one where its name belongs, and the error must not
 /// spread it.
-fn without_secrets(line: &str) -> String {
+fn mask_secrets(line: &str) -> String {
     let word = |c: char| c.is_ascii_alphanumeric() || c == '-' || c == '_';
     let parts = line.split_inclusive(|c: char| !word(c));
     parts
         .map(|part| {
-            if looks_secret(part.trim_end_matches(|c: char| !word(c))) {
-                hidden(part, word)
+            if looks_like_secret(part.trim_end_matches(|c: char| !word(c))) {
+                mask(part, word)
             } else {
                 part.to_owned()
             }
@@ -188,12 +188,12 @@ fn without_secrets(line: &str) -> String {
 }
 
 /// As many dots as characters, so that a caret below still points at what it means.
-fn hidden(part: &str, word: impl Fn(char) -> bool) -> String {
+fn mask(part: &str, word: impl Fn(char) -> bool) -> String {
     part.chars().map(|c| if word(c) { '.' } else { c }).collect()
 }
 
 /// The shapes of well-known API keys.
-pub(crate) fn looks_secret(text: &str) -> bool {
+pub(crate) fn looks_like_secret(text: &str) -> bool {
     const PREFIXES: [&str; 9] =
         ["sk-", "sk_", "ghp_", "gho_", "github_pat_", "glpat-", "xoxb-", "AKIA", "eyJ"];
     text.len() >= 8 && PREFIXES.iter().any(|prefix| text.starts_with(prefix)) || text.len() > 40
@@ -222,20 +222,25 @@ pub(crate) struct Problems {
 }
 
 impl Problems {
-    pub(crate) fn error(&mut self, at: Place, fault: Fault) {
+    pub(crate) fn error(&mut self, at: SourceLocation, fault: ProblemKind) {
         self.push(Problem { at, fault, help: None });
     }
 
-    pub(crate) fn error_with(&mut self, at: Place, fault: Fault, help: impl Into<String>) {
+    pub(crate) fn error_with_help(
+        &mut self,
+        at: SourceLocation,
+        fault: ProblemKind,
+        help: impl Into<String>,
+    ) {
         self.push(Problem { at, fault, help: Some(help.into()) });
     }
 
-    pub(crate) fn warning(&mut self, at: Place, fault: Fault) {
-        self.note(Problem { at, fault, help: None });
+    pub(crate) fn warning(&mut self, at: SourceLocation, fault: ProblemKind) {
+        self.add_warning(Problem { at, fault, help: None });
     }
 
     /// Takes a warning as it was found before.
-    pub(crate) fn note(&mut self, warning: Problem) {
+    pub(crate) fn add_warning(&mut self, warning: Problem) {
         if self.warnings.len() < MAX_PROBLEMS {
             self.warnings.push(warning);
         }
@@ -250,17 +255,18 @@ impl Problems {
     }
 
     /// Parses an id; `None` when it is not one, which is noted.
-    pub(crate) fn word<T>(
+    pub(crate) fn parse_id<T>(
         &mut self,
-        source: &Source<'_>,
+        source: &SourceText<'_>,
         what: &'static str,
         entry: &Spanned<String>,
-        parse: fn(&str) -> Result<T, WordError>,
+        parse: fn(&str) -> Result<T, IdError>,
     ) -> Option<T> {
         parse(entry.get_ref())
             .map_err(|error| {
-                let fault = Fault::Word { what, entry: printable(entry.get_ref()), source: error };
-                self.error(source.place(entry.span()), fault);
+                let fault =
+                    ProblemKind::Word { what, entry: printable(entry.get_ref()), source: error };
+                self.error(source.location(entry.span()), fault);
             })
             .ok()
     }
@@ -288,13 +294,13 @@ mod tests {
 
     #[test]
     fn places_are_counted_in_characters() {
-        let source = Source::new("p.toml", "a = 1\nü = \"\u{1b}[31m\"\r\nlast");
-        let place = source.place(6..8);
+        let source = SourceText::new("p.toml", "a = 1\nü = \"\u{1b}[31m\"\r\nlast");
+        let place = source.location(6..8);
         assert_eq!((place.line, place.column, place.width), (2, 1, 1));
         assert_eq!(place.excerpt, "ü = \"\u{fffd}[31m\"");
-        let end = source.place(100..200);
+        let end = source.location(100..200);
         assert_eq!((end.line, end.column, end.excerpt.as_str()), (3, 5, "last"));
-        let inside = source.place(7..8);
+        let inside = source.location(7..8);
         assert_eq!(
             (inside.line, inside.column),
             (2, 1),
@@ -303,9 +309,9 @@ mod tests {
     }
 
     #[test]
-    fn pasted_keys_are_not_shown() {
+    fn p11_pasted_keys_are_not_shown() {
         let text = "credentials = \"sk-live-0123456789\" # x\n";
-        let place = Source::new("p.toml", text).place(0..11);
+        let place = SourceText::new("p.toml", text).location(0..11);
         assert_eq!(place.excerpt, "credentials = \"..................\" # x");
     }
 

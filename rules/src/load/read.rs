@@ -9,10 +9,13 @@ use serde::de::DeserializeOwned;
 use toml::Spanned;
 use toml::de::{DeTable, DeValue, Deserializer, Error};
 
-use super::problem::{Fault, MAX_PROBLEMS, Problems, Source, nearest};
+use super::problem::{MAX_PROBLEMS, ProblemKind, Problems, SourceText, nearest};
 
 /// Reads a document; `None` when nothing sensible is left of it. Problems found on the way are errors all the same.
-pub(crate) fn read<T: DeserializeOwned>(source: &Source<'_>, problems: &mut Problems) -> Option<T> {
+pub(crate) fn read_document<T: DeserializeOwned>(
+    source: &SourceText<'_>,
+    problems: &mut Problems,
+) -> Option<T> {
     let (mut tree, syntax) = DeTable::parse_recoverable(source.text);
     if !syntax.is_empty() {
         syntax.iter().for_each(|error| report(source, problems, error));
@@ -25,9 +28,9 @@ pub(crate) fn read<T: DeserializeOwned>(source: &Source<'_>, problems: &mut Prob
                 report(source, problems, &error);
                 let span = error.span()?;
                 let cut = if error.message().starts_with("unknown field") {
-                    Cut::Key
+                    PruneScope::Key
                 } else {
-                    Cut::Table
+                    PruneScope::Table
                 };
                 if !prune(tree.get_mut(), &span, cut) {
                     return None;
@@ -38,83 +41,90 @@ pub(crate) fn read<T: DeserializeOwned>(source: &Source<'_>, problems: &mut Prob
     None
 }
 
-fn report(source: &Source<'_>, problems: &mut Problems, error: &Error) {
-    let place = source.place(error.span().unwrap_or(0..0));
-    let (fault, help) = explain(error.message());
+fn report(source: &SourceText<'_>, problems: &mut Problems, error: &Error) {
+    let place = source.location(error.span().unwrap_or(0..0));
+    let (fault, help) = explain_error(error.message());
     match help {
         None => problems.error(place, fault),
-        Some(help) => problems.error_with(place, fault, help),
+        Some(help) => problems.error_with_help(place, fault, help),
     }
 }
 
 /// serde's message in our words, with the nearest known word for a slip.
-fn explain(message: &str) -> (Fault, Option<String>) {
+fn explain_error(message: &str) -> (ProblemKind, Option<String>) {
     let words: Vec<&str> = message.split('`').skip(1).step_by(2).collect();
     match (message.split('`').next().map(str::trim_end), words.split_first()) {
         (Some("unknown field"), Some((key, known))) => {
-            (Fault::UnknownKey { key: (*key).to_owned() }, Some(suggest(key, known)))
+            (ProblemKind::UnknownKey { key: (*key).to_owned() }, Some(suggest_key(key, known)))
         }
         (Some("unknown variant"), Some((found, known))) => {
             let known_list =
                 known.iter().map(|word| format!("`{word}`")).collect::<Vec<_>>().join(", ");
-            (Fault::Syntax(format!("`{found}` is not one of {known_list}")), near(found, known))
+            (
+                ProblemKind::Syntax(format!("`{found}` is not one of {known_list}")),
+                suggest_nearest(found, known),
+            )
         }
         (Some("missing field"), Some((key, _))) => {
-            (Fault::Syntax(format!("the key `{key}` is missing")), None)
+            (ProblemKind::Syntax(format!("the key `{key}` is missing")), None)
         }
-        _ => (Fault::Syntax(message.trim_end().to_owned()), None),
+        _ => (ProblemKind::Syntax(message.trim_end().to_owned()), None),
     }
 }
 
-fn suggest(found: &str, known: &[&str]) -> String {
-    near(found, known).unwrap_or_else(|| format!("known keys: {}", known.join(", ")))
+fn suggest_key(found: &str, known: &[&str]) -> String {
+    suggest_nearest(found, known).unwrap_or_else(|| format!("known keys: {}", known.join(", ")))
 }
 
-fn near(found: &str, known: &[&str]) -> Option<String> {
+fn suggest_nearest(found: &str, known: &[&str]) -> Option<String> {
     nearest(found, known.iter().copied()).map(|word| format!("did you mean `{word}`?"))
 }
 
 /// How much to take out: one key, or the whole table around it so that it is not then missed.
 #[derive(Clone, Copy, PartialEq, Eq)]
-enum Cut {
+enum PruneScope {
     Key,
     Table,
 }
 
-fn covers(outer: &Range<usize>, inner: &Range<usize>) -> bool {
+fn span_covers(outer: &Range<usize>, inner: &Range<usize>) -> bool {
     outer.start <= inner.start && inner.end <= outer.end
 }
 
 /// Whether `span` lies in the value or anywhere below it; a table's own span is only its header.
-fn holds(value: &Spanned<DeValue<'_>>, span: &Range<usize>) -> bool {
+fn contains_span(value: &Spanned<DeValue<'_>>, span: &Range<usize>) -> bool {
     let below = match value.get_ref() {
-        DeValue::Table(table) => {
-            table.iter().any(|(key, value)| covers(&key.span(), span) || holds(value, span))
-        }
-        DeValue::Array(items) => items.iter().any(|item| holds(item, span)),
+        DeValue::Table(table) => table
+            .iter()
+            .any(|(key, value)| span_covers(&key.span(), span) || contains_span(value, span)),
+        DeValue::Array(items) => items.iter().any(|item| contains_span(item, span)),
         DeValue::String(_)
         | DeValue::Integer(_)
         | DeValue::Float(_)
         | DeValue::Boolean(_)
         | DeValue::Datetime(_) => false,
     };
-    below || covers(&value.span(), span)
+    below || span_covers(&value.span(), span)
 }
 
 /// Takes out what the error is about, wherever in the tree it stands; false when it is not found.
-fn prune(table: &mut DeTable<'_>, span: &Range<usize>, cut: Cut) -> bool {
-    let found = table.iter().find(|(key, value)| covers(&key.span(), span) || holds(value, span));
+fn prune(table: &mut DeTable<'_>, span: &Range<usize>, cut: PruneScope) -> bool {
+    let found = table
+        .iter()
+        .find(|(key, value)| span_covers(&key.span(), span) || contains_span(value, span));
     let Some(key) = found.map(|(key, _)| key.clone()) else { return false };
-    let inside = !covers(&key.span(), span);
+    let inside = !span_covers(&key.span(), span);
     let pruned = inside && table.get_mut(&key).is_some_and(|value| prune_inside(value, span, cut));
     pruned || table.remove(&key).is_some()
 }
 
-fn prune_inside(value: &mut Spanned<DeValue<'_>>, span: &Range<usize>, cut: Cut) -> bool {
+fn prune_inside(value: &mut Spanned<DeValue<'_>>, span: &Range<usize>, cut: PruneScope) -> bool {
     match value.get_mut() {
-        DeValue::Table(table) => cut == Cut::Key && prune(table, span, cut),
+        DeValue::Table(table) => cut == PruneScope::Key && prune(table, span, cut),
         DeValue::Array(items) => {
-            let Some(at) = items.iter().position(|item| holds(item, span)) else { return false };
+            let Some(at) = items.iter().position(|item| contains_span(item, span)) else {
+                return false;
+            };
             if !items.get_mut(at).is_some_and(|item| prune_inside(item, span, cut)) {
                 let kept = items.iter().enumerate().filter(|(other, _)| *other != at);
                 *items = kept.map(|(_, item)| item.clone()).collect();
@@ -136,8 +146,8 @@ mod tests {
 
     fn faults(text: &str) -> Vec<String> {
         let mut problems = Problems::default();
-        let source = Source::new("p.toml", text);
-        drop(read::<PolicyDocument>(&source, &mut problems));
+        let source = SourceText::new("p.toml", text);
+        drop(read_document::<PolicyDocument>(&source, &mut problems));
         problems.sort();
         problems
             .errors
@@ -155,7 +165,7 @@ mod tests {
     }
 
     #[test]
-    fn every_slip_is_reported_with_its_place() {
+    fn p9_every_slip_is_reported_with_its_place() {
         let text = r#"name = "p"
 colour = 1
 [[allow]]

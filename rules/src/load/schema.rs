@@ -2,7 +2,7 @@
 
 use schemars::Schema;
 
-use super::document::{OperatorDocument, PolicyDocument};
+use super::document::{ConfigurationDocument, PolicyDocument};
 
 /// The schema of a policy file.
 pub fn policy_schema() -> Schema {
@@ -10,6 +10,6 @@ pub fn policy_schema() -> Schema {
 }
 
 /// The schema of the operator's file.
-pub fn operator_schema() -> Schema {
-    schemars::schema_for!(OperatorDocument)
+pub fn configuration_schema() -> Schema {
+    schemars::schema_for!(ConfigurationDocument)
 }

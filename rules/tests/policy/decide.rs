@@ -3,12 +3,14 @@
 use std::net::IpAddr;
 
 use rules::Reason::*;
-use rules::decision::How;
+use rules::decision::Treatment;
 use rules::facts::*;
 use rules::name::{DomainName, Host};
 use rules::{Decision, Facts, Reason, RuleSet};
 
-use super::{attempt, errors, good, lone, sandbox, table};
+use super::{
+    assert_decisions, compile_lone, decide_attempt, error_texts, sandbox_ref, unwrap_rules,
+};
 
 const POLICY: &str = r#"
 name = "p"
@@ -76,12 +78,12 @@ paths = ["/admin/**"]
 "#;
 
 fn rules() -> RuleSet {
-    good(lone(POLICY))
+    unwrap_rules(compile_lone(POLICY))
 }
 
 #[test]
-fn only_what_a_rule_names_passes() {
-    table(
+fn p1_only_what_a_rule_names_passes() {
+    assert_decisions(
         &rules(),
         "p",
         &[
@@ -134,7 +136,7 @@ fn only_what_a_rule_names_passes() {
 }
 
 #[test]
-fn nothing_is_allowed_by_nothing() {
+fn p1_nothing_is_allowed_by_nothing() {
     for text in [
         "name = \"p\"",
         "name = \"p\"\n[[allow]]\nname = \"a\"\nhosts = []",
@@ -142,18 +144,18 @@ fn nothing_is_allowed_by_nothing() {
         "name = \"p\"\n[[allow]]\nname = \"a\"\nhosts = [\"x.com\"]\npaths = []",
         "name = \"p\"\n[[allow]]\nname = \"a\"\nhosts = [\"x.com\"]\nports = []",
     ] {
-        let rules = good(lone(text));
-        assert!(attempt(&rules, "p", "GET https://x.com/").is_err(), "{text}");
+        let rules = unwrap_rules(compile_lone(text));
+        assert!(decide_attempt(&rules, "p", "GET https://x.com/").is_err(), "{text}");
         assert_eq!(rules.warnings().is_empty(), !text.contains("allow"), "{text}");
     }
-    assert_ne!(errors(lone("")), [""; 0], "a file without a name is no policy");
+    assert_ne!(error_texts(compile_lone("")), [""; 0], "a file without a name is no policy");
 }
 
 #[test]
 fn wildcards_do_not_open_special_names_or_resolvers() {
     let text = "name = \"p\"\n[[allow]]\nname = \"all\"\nhosts = [\"*\", \"doh.pub\", \"*.corp.internal\"]\ndangerously_wide = true";
-    table(
-        &good(lone(text)),
+    assert_decisions(
+        &unwrap_rules(compile_lone(text)),
         "p",
         &[
             ("anything.example", Ok("all")),
@@ -175,55 +177,99 @@ fn wildcards_do_not_open_special_names_or_resolvers() {
 #[test]
 fn a_deny_for_one_port_leaves_the_others() {
     let text = "name = \"p\"\n[[allow]]\nname = \"a\"\nhosts = [\"x.com\", \"x.com:8443\"]\n[[deny]]\nhosts = [\"x.com:8443\"]";
-    table(&good(lone(text)), "p", &[("x.com", Ok("a")), ("x.com:8443", Err(DeniedByRule))]);
+    assert_decisions(
+        &unwrap_rules(compile_lone(text)),
+        "p",
+        &[("x.com", Ok("a")), ("x.com:8443", Err(DeniedByRule))],
+    );
 }
 
-fn connect(target: Target, port: u16, protocol: Protocol) -> Facts {
+fn connect_facts(target: ConnectTarget, port: u16, protocol: Protocol) -> Facts {
     Facts::Connect(ConnectFacts { target, port, protocol })
 }
 
-fn host(text: &str) -> Host {
+fn parse_host(text: &str) -> Host {
     Host::parse(text).unwrap()
 }
 
-fn tls(sni: Option<&str>, ech: Ech) -> Protocol {
-    Protocol::Tls { sni: sni.map(host), ech }
+fn tls_protocol(sni: Option<&str>, ech: EchPresence) -> Protocol {
+    Protocol::Tls { sni: sni.map(parse_host), ech }
 }
 
-fn outcome(rules: &RuleSet, facts: &Facts) -> Result<&'static str, Reason> {
-    match rules.decide(&sandbox(rules, "p"), facts) {
-        Decision::Allow(permit) => Ok(permit.how().word()),
+fn decide_facts(rules: &RuleSet, facts: &Facts) -> Result<&'static str, Reason> {
+    match rules.decide(&sandbox_ref(rules, "p"), facts) {
+        Decision::Allow(permit) => Ok(permit.treatment().as_str()),
         Decision::Deny(denial) => Err(denial.reason),
     }
 }
 
 #[test]
-fn names_agree_or_the_connection_ends() {
-    let dialled = |text: &str| Target::Dialled(text.parse::<IpAddr>().unwrap());
-    let named = |text: &str| Target::Named(host(text));
-    let http = |text: Option<&str>| Protocol::Http { host: text.map(host) };
+fn p6_names_agree_or_the_connection_ends() {
+    let dialled = |text: &str| ConnectTarget::Dialled(text.parse::<IpAddr>().unwrap());
+    let named = |text: &str| ConnectTarget::Named(parse_host(text));
+    let http = |text: Option<&str>| Protocol::Http { host: text.map(parse_host) };
     let rules = rules();
     for (target, port, protocol, expected) in [
-        (dialled("9.9.9.9"), 443, tls(Some("github.com"), Ech::Absent), Ok("intercept")),
-        (named("github.com"), 443, tls(Some("github.com"), Ech::Absent), Ok("intercept")),
-        (named("GITHUB.com."), 443, tls(Some("github.com"), Ech::Absent), Ok("intercept")),
-        (named("github.com"), 443, tls(Some("docs.example"), Ech::Absent), Err(NamesDisagree)),
-        (named("github.com"), 443, tls(None, Ech::Absent), Err(NameMissing)),
-        (named("10.2.3.4"), 8443, tls(Some("github.com"), Ech::Absent), Err(NamesDisagree)),
-        (named("10.2.3.4"), 8443, tls(None, Ech::Absent), Ok("intercept")),
-        (dialled("10.2.3.4"), 8443, tls(None, Ech::Absent), Ok("intercept")),
-        (dialled("9.9.9.9"), 443, tls(None, Ech::Absent), Err(NameMissing)),
-        (dialled("9.9.9.9"), 443, tls(Some("9.9.9.9"), Ech::Absent), Err(AddressAsSni)),
+        (
+            dialled("9.9.9.9"),
+            443,
+            tls_protocol(Some("github.com"), EchPresence::Absent),
+            Ok("intercept"),
+        ),
+        (
+            named("github.com"),
+            443,
+            tls_protocol(Some("github.com"), EchPresence::Absent),
+            Ok("intercept"),
+        ),
+        (
+            named("GITHUB.com."),
+            443,
+            tls_protocol(Some("github.com"), EchPresence::Absent),
+            Ok("intercept"),
+        ),
+        (
+            named("github.com"),
+            443,
+            tls_protocol(Some("docs.example"), EchPresence::Absent),
+            Err(NamesDisagree),
+        ),
+        (named("github.com"), 443, tls_protocol(None, EchPresence::Absent), Err(NameMissing)),
+        (
+            named("10.2.3.4"),
+            8443,
+            tls_protocol(Some("github.com"), EchPresence::Absent),
+            Err(NamesDisagree),
+        ),
+        (named("10.2.3.4"), 8443, tls_protocol(None, EchPresence::Absent), Ok("intercept")),
+        (dialled("10.2.3.4"), 8443, tls_protocol(None, EchPresence::Absent), Ok("intercept")),
+        (dialled("9.9.9.9"), 443, tls_protocol(None, EchPresence::Absent), Err(NameMissing)),
+        (
+            dialled("9.9.9.9"),
+            443,
+            tls_protocol(Some("9.9.9.9"), EchPresence::Absent),
+            Err(AddressAsSni),
+        ),
         (dialled("9.9.9.9"), 443, Protocol::Raw, Err(NameMissing)),
         (named("github.com"), 443, Protocol::Raw, Err(RawTcpNotAllowed)),
         (named("db.corp.example"), 5432, Protocol::Raw, Ok("raw")),
-        (named("db.corp.example"), 5432, tls(Some("db.corp.example"), Ech::Absent), Ok("raw")),
-        (named("db.corp.example"), 5432, tls(Some("github.com"), Ech::Absent), Err(NamesDisagree)),
+        (
+            named("db.corp.example"),
+            5432,
+            tls_protocol(Some("db.corp.example"), EchPresence::Absent),
+            Ok("raw"),
+        ),
+        (
+            named("db.corp.example"),
+            5432,
+            tls_protocol(Some("github.com"), EchPresence::Absent),
+            Err(NamesDisagree),
+        ),
         (named("db.corp.example"), 5433, Protocol::Raw, Err(PortNotListed)),
         (
             named("db.corp.example"),
             443,
-            tls(Some("db.corp.example"), Ech::Absent),
+            tls_protocol(Some("db.corp.example"), EchPresence::Absent),
             Err(PortNotListed),
         ),
         (dialled("9.9.9.9"), 80, http(Some("plain.example")), Ok("intercept")),
@@ -231,36 +277,59 @@ fn names_agree_or_the_connection_ends() {
         (dialled("9.9.9.9"), 80, http(None), Err(NameMissing)),
         (named("plain.example"), 80, http(Some("docs.example")), Err(NamesDisagree)),
         (named("docs.example"), 443, http(Some("docs.example")), Err(WrongProtocol)),
-        (named("plain.example"), 80, tls(Some("plain.example"), Ech::Absent), Err(WrongProtocol)),
-        (named("pinned.example"), 443, tls(Some("pinned.example"), Ech::Absent), Ok("tunnel")),
+        (
+            named("plain.example"),
+            80,
+            tls_protocol(Some("plain.example"), EchPresence::Absent),
+            Err(WrongProtocol),
+        ),
         (
             named("pinned.example"),
             443,
-            tls(Some("pinned.example"), Ech::Present),
+            tls_protocol(Some("pinned.example"), EchPresence::Absent),
+            Ok("tunnel"),
+        ),
+        (
+            named("pinned.example"),
+            443,
+            tls_protocol(Some("pinned.example"), EchPresence::Present),
             Err(EchHiddenName),
         ),
-        (named("ech.example"), 443, tls(Some("ech.example"), Ech::Present), Ok("tunnel")),
-        (named("github.com"), 443, tls(Some("github.com"), Ech::Present), Ok("intercept")),
+        (
+            named("ech.example"),
+            443,
+            tls_protocol(Some("ech.example"), EchPresence::Present),
+            Ok("tunnel"),
+        ),
+        (
+            named("github.com"),
+            443,
+            tls_protocol(Some("github.com"), EchPresence::Present),
+            Ok("intercept"),
+        ),
     ] {
-        let facts = connect(target, port, protocol);
-        assert_eq!(outcome(&rules, &facts), expected, "{facts:?}");
+        let facts = connect_facts(target, port, protocol);
+        assert_eq!(decide_facts(&rules, &facts), expected, "{facts:?}");
     }
 }
 
-fn request(connection: Option<&str>, authorities: &[&str], version: HttpVersion) -> Facts {
+fn request_facts(connection: Option<&str>, authorities: &[&str], version: HttpVersion) -> Facts {
     Facts::Request(RequestFacts {
-        connection: connection.map(host),
-        authorities: authorities.iter().map(|text| Authority::parse(text).unwrap()).collect(),
+        connection: connection.map(parse_host),
+        authorities: authorities
+            .iter()
+            .map(|text| RequestAuthority::parse(text).unwrap())
+            .collect(),
         port: 443,
-        scheme: Scheme::Https,
+        scheme: UrlScheme::Https,
         version,
-        method: Method::get(),
+        method: HttpMethod::get(),
         path: "/".to_owned(),
     })
 }
 
 #[test]
-fn names_agree_on_every_request() {
+fn p6_names_agree_on_every_request() {
     use HttpVersion::{Http1, Http2};
     let rules = rules();
     for (connection, authorities, version, expected) in [
@@ -277,8 +346,8 @@ fn names_agree_on_every_request() {
         (None, &["docs.example", "github.com"], Http1, Err(NamesDisagree)),
         (Some("docs.example"), &["10.0.0.1"], Http1, Err(NamesDisagree)),
     ] {
-        let facts = request(connection, authorities, version);
-        assert_eq!(outcome(&rules, &facts), expected, "{facts:?}");
+        let facts = request_facts(connection, authorities, version);
+        assert_eq!(decide_facts(&rules, &facts), expected, "{facts:?}");
     }
 }
 
@@ -302,7 +371,7 @@ fn questions_are_judged_by_name_and_type() {
     ] {
         let name = DomainName::parse_question(name).unwrap();
         let facts = Facts::Name(NameFacts { name, query: QueryType(query) });
-        assert_eq!(outcome(&rules, &facts), expected, "{facts:?}");
+        assert_eq!(decide_facts(&rules, &facts), expected, "{facts:?}");
     }
 }
 
@@ -310,17 +379,17 @@ fn questions_are_judged_by_name_and_type() {
 fn a_permit_says_what_the_rule_meant() {
     let rules = rules();
     let permit = |text: &str, stage: usize| {
-        let probe = rules::probe::Probe::parse(text).unwrap();
-        let facts = probe.facts(&sandbox(&rules, "p"));
-        match rules.decide(&sandbox(&rules, "p"), &facts[stage]) {
+        let probe = rules::probe::PolicyProbe::parse(text).unwrap();
+        let facts = probe.facts(&sandbox_ref(&rules, "p"));
+        match rules.decide(&sandbox_ref(&rules, "p"), &facts[stage]) {
             Decision::Allow(permit) => permit,
             Decision::Deny(denial) => panic!("{text}: {}", denial.reason),
         }
     };
     let connection = permit("https://api.openai.com/v1/x", 0);
     assert_eq!(
-        (connection.credential(), connection.how()),
-        (None, &How::Intercept),
+        (connection.credential(), connection.treatment()),
+        (None, &Treatment::Intercept),
         "a credential is for requests"
     );
     let request = permit("https://api.openai.com/v1/x", 1);
@@ -342,20 +411,20 @@ fn raw_tcp_names_get_synthetic_addresses() {
     let rules = rules();
     let name = DomainName::parse("db.corp.example").unwrap();
     let facts = Facts::Name(NameFacts { name, query: QueryType::A });
-    let Decision::Allow(permit) = rules.decide(&sandbox(&rules, "p"), &facts) else {
+    let Decision::Allow(permit) = rules.decide(&sandbox_ref(&rules, "p"), &facts) else {
         panic!("denied")
     };
     assert!(permit.lookup().synthetic);
 }
 
 #[test]
-fn addresses_are_admitted_by_the_rule_that_decided() {
-    let sources = rules::Sources {
-        policies: vec![super::file("p.toml", POLICY)],
+fn p4_addresses_are_admitted_by_the_rule_that_decided() {
+    let sources = rules::LoadSources {
+        policies: vec![super::source_file("p.toml", POLICY)],
         own: vec!["1.1.1.1:443".parse().unwrap(), "10.1.0.9:5432".parse().unwrap()],
-        ..rules::Sources::default()
+        ..rules::LoadSources::default()
     };
-    let rules = good(rules::compile(&sources, &[]));
+    let rules = unwrap_rules(rules::compile(&sources, &[]));
     for (text, found, expected) in [
         ("github.com", &["140.82.1.1"][..], Ok(&["140.82.1.1"][..])),
         ("github.com", &["10.0.0.1"], Err(PrivateAddress)),
@@ -376,11 +445,11 @@ fn addresses_are_admitted_by_the_rule_that_decided() {
         ("10.2.3.4:8443", &["10.2.3.4"], Ok(&["10.2.3.4"])),
         ("10.2.3.4:8443", &["10.2.3.5"], Err(AddressNotExpected)),
     ] {
-        let mut probe = rules::probe::Probe::parse(text.trim_start_matches("tcp ")).unwrap();
+        let mut probe = rules::probe::PolicyProbe::parse(text.trim_start_matches("tcp ")).unwrap();
         if text.starts_with("tcp") {
-            probe.special = rules::probe::Special::Raw;
+            probe.special = rules::probe::ProbeKind::Raw;
         }
-        let Decision::Allow(permit) = probe.decide(&rules, &sandbox(&rules, "p")) else {
+        let Decision::Allow(permit) = probe.decide(&rules, &sandbox_ref(&rules, "p")) else {
             panic!("{text} denied")
         };
         let found: Vec<IpAddr> = found.iter().map(|text| text.parse().unwrap()).collect();
@@ -395,10 +464,10 @@ fn addresses_are_admitted_by_the_rule_that_decided() {
 }
 
 #[test]
-fn a_denied_address_is_denied_whatever_name_leads_there() {
+fn p4_a_denied_address_is_denied_whatever_name_leads_there() {
     let text = "name = \"p\"\n[[allow]]\nname = \"a\"\nhosts = [\"x.example\", \"x.example:8443\"]\n\
         [[deny]]\naddresses = [\"9.9.9.0/24\"]\n[[deny]]\nname = \"one port\"\naddresses = [\"8.8.8.0/24\"]\nports = [8443]";
-    let rules = good(lone(text));
+    let rules = unwrap_rules(compile_lone(text));
     for (target, address, expected) in [
         ("x.example", "9.9.9.9", Some(DeniedByRule)),
         ("x.example", "9.9.8.9", None),
@@ -406,8 +475,8 @@ fn a_denied_address_is_denied_whatever_name_leads_there() {
         ("x.example:8443", "8.8.8.8", Some(DeniedByRule)),
         ("x.example", "::ffff:9.9.9.9", Some(DeniedByRule)),
     ] {
-        let probe = rules::probe::Probe::parse(target).unwrap();
-        let Decision::Allow(permit) = probe.decide(&rules, &sandbox(&rules, "p")) else {
+        let probe = rules::probe::PolicyProbe::parse(target).unwrap();
+        let Decision::Allow(permit) = probe.decide(&rules, &sandbox_ref(&rules, "p")) else {
             panic!("{target}")
         };
         let found =
@@ -417,10 +486,11 @@ fn a_denied_address_is_denied_whatever_name_leads_there() {
 }
 
 #[test]
-fn addresses_that_are_tried_are_bounded() {
+fn p17_addresses_that_are_tried_are_bounded() {
     let rules = rules();
-    let Decision::Allow(permit) =
-        rules::probe::Probe::parse("github.com").unwrap().decide(&rules, &sandbox(&rules, "p"))
+    let Decision::Allow(permit) = rules::probe::PolicyProbe::parse("github.com")
+        .unwrap()
+        .decide(&rules, &sandbox_ref(&rules, "p"))
     else {
         panic!("denied")
     };
@@ -455,8 +525,8 @@ name = "apex"
 hosts = ["y.example"]
 methods = ["GET"]
 "#;
-    table(
-        &good(lone(text)),
+    assert_decisions(
+        &unwrap_rules(compile_lone(text)),
         "p",
         &[
             ("b.x.example", Ok("all")),
@@ -470,19 +540,19 @@ methods = ["GET"]
 }
 
 #[test]
-fn a_wildcard_listener_is_on_every_local_address() {
-    let sources = rules::Sources {
-        policies: vec![super::file(
+fn p4_a_wildcard_listener_is_on_every_local_address() {
+    let sources = rules::LoadSources {
+        policies: vec![super::source_file(
             "p.toml",
             "name = \"p\"\n[[allow]]\nname = \"a\"\nhosts = [\"x.example:15001\"]\nresolves_to = [\"10.0.0.0/8\", \"127.0.0.0/8\", \"9.0.0.0/8\"]",
         )],
         own: vec!["0.0.0.0:15001".parse().unwrap(), "[::ffff:9.9.9.9]:15001".parse().unwrap()],
-        ..rules::Sources::default()
+        ..rules::LoadSources::default()
     };
-    let rules = good(rules::compile(&sources, &[]));
-    let Decision::Allow(permit) = rules::probe::Probe::parse("x.example:15001")
+    let rules = unwrap_rules(rules::compile(&sources, &[]));
+    let Decision::Allow(permit) = rules::probe::PolicyProbe::parse("x.example:15001")
         .unwrap()
-        .decide(&rules, &sandbox(&rules, "p"))
+        .decide(&rules, &sandbox_ref(&rules, "p"))
     else {
         panic!("denied")
     };
@@ -499,12 +569,13 @@ fn a_wildcard_listener_is_on_every_local_address() {
 }
 
 #[test]
-fn an_empty_resolves_to_admits_nothing() {
-    let rules = good(lone(
+fn p1_an_empty_resolves_to_admits_nothing() {
+    let rules = unwrap_rules(compile_lone(
         "name = \"p\"\n[[allow]]\nname = \"a\"\nhosts = [\"x.example\"]\nresolves_to = []",
     ));
-    let Decision::Allow(permit) =
-        rules::probe::Probe::parse("x.example").unwrap().decide(&rules, &sandbox(&rules, "p"))
+    let Decision::Allow(permit) = rules::probe::PolicyProbe::parse("x.example")
+        .unwrap()
+        .decide(&rules, &sandbox_ref(&rules, "p"))
     else {
         panic!("denied")
     };
@@ -520,8 +591,8 @@ fn deny_rules_hold_for_every_spelling() {
         [[allow]]\nname = \"net\"\naddresses = [\"2000::/3\", \"64:ff9b::/96\"]\nports = [443]\ndangerously_wide = true\n\
         [[deny]]\nname = \"paths\"\nhosts = [\"x.example\"]\npaths = [\"/@evil/**\", \"/v1/files:upload\", \"/admin\"]\n\
         [[deny]]\nname = \"metadata\"\naddresses = [\"169.254.169.254/32\"]";
-    table(
-        &good(lone(text)),
+    assert_decisions(
+        &unwrap_rules(compile_lone(text)),
         "p",
         &[
             ("GET https://x.example/fine", Ok("a")),
@@ -538,12 +609,13 @@ fn deny_rules_hold_for_every_spelling() {
 }
 
 #[test]
-fn a_connection_is_asked_again_with_where_it_went() {
-    let before = good(lone(
+fn p10_a_connection_is_asked_again_with_where_it_went() {
+    let before = unwrap_rules(compile_lone(
         "name = \"p\"\n[[allow]]\nname = \"a\"\nhosts = [\"x.example\"]\ntls = \"tunnel\"\nresolves_to = [\"10.1.0.0/16\"]",
     ));
-    let Decision::Allow(permit) =
-        rules::probe::Probe::parse("x.example").unwrap().decide(&before, &sandbox(&before, "p"))
+    let Decision::Allow(permit) = rules::probe::PolicyProbe::parse("x.example")
+        .unwrap()
+        .decide(&before, &sandbox_ref(&before, "p"))
     else {
         panic!("denied")
     };
@@ -555,7 +627,7 @@ fn a_connection_is_asked_again_with_where_it_went() {
         ("tls = \"tunnel\"", Some(PrivateAddress)),
         ("resolves_to = [\"10.1.0.0/16\"]", Some(TreatmentChanged)),
     ] {
-        let after = good(lone(&format!(
+        let after = unwrap_rules(compile_lone(&format!(
             "name = \"p\"\n[[allow]]\nname = \"a\"\nhosts = [\"x.example\"]\n{now}"
         )));
         assert_eq!(after.decide_again(&permit, Some(dialled)).reason(), expected, "{now}");
@@ -563,10 +635,10 @@ fn a_connection_is_asked_again_with_where_it_went() {
 }
 
 #[test]
-fn a_test_of_what_passes_unseen_is_not_fooled() {
+fn p3_a_test_of_what_passes_unseen_is_not_fooled() {
     let text = "name = \"p\"\n[[allow]]\nname = \"r\"\nhosts = [\"db.example\"]\ntcp = [443]\n[[test]]\nexpect = \"deny\"\nhost = \"https://db.example/admin\"";
     assert!(
-        !good(lone(text)).run_trials()[0].passed(),
+        !unwrap_rules(compile_lone(text)).run_tests()[0].has_passed(),
         "raw TCP passes every byte, so the test must fail"
     );
 }
@@ -575,8 +647,8 @@ fn a_test_of_what_passes_unseen_is_not_fooled() {
 fn the_closest_path_acts_beside_one_for_everything() {
     let text = "name = \"p\"\n[[allow]]\nname = \"a\"\nhosts = [\"x.example\"]\npaths = [\"/**\", \"/v1/files\"]\n\
         [[allow]]\nname = \"b\"\nhosts = [\"x.example\"]\npaths = [\"/v1/*\"]";
-    table(
-        &good(lone(text)),
+    assert_decisions(
+        &unwrap_rules(compile_lone(text)),
         "p",
         &[
             ("GET https://x.example/v1/files", Ok("a")),

@@ -1,16 +1,16 @@
 //! `diff`: nothing that differs goes untold, and nothing is told that does not differ.
 
 use proptest::prelude::*;
-use rules::decision::How;
+use rules::decision::Treatment;
 use rules::diff::diff;
-use rules::facts::{Method, QueryType};
-use rules::probe::{Probe, Special};
+use rules::facts::{HttpMethod, QueryType};
+use rules::probe::{PolicyProbe, ProbeKind};
 use rules::{Decision, RuleSet, SandboxRef};
 
-use super::{good, lone, operated, sandbox};
+use super::{compile_configured, compile_lone, sandbox_ref, unwrap_rules};
 
 fn policy(body: &str) -> RuleSet {
-    good(lone(&format!("name = \"p\"\n{body}")))
+    unwrap_rules(compile_lone(&format!("name = \"p\"\n{body}")))
 }
 
 fn allow(body: &str) -> String {
@@ -25,20 +25,20 @@ fn memory(name: &str, body: &str) -> String {
     format!("[[memory]]\nname = \"{name}\"\nhost = \"m.example\"\n{body}\n")
 }
 
-fn told(old: &str, new: &str) -> Vec<String> {
-    compared(&policy(old), &policy(new), "p")
+fn differences(old: &str, new: &str) -> Vec<String> {
+    compare_sandbox(&policy(old), &policy(new), "p")
 }
 
-fn compared(old: &RuleSet, new: &RuleSet, id: &str) -> Vec<String> {
-    let (before, after) = (sandbox(old, id), sandbox(new, id));
+fn compare_sandbox(old: &RuleSet, new: &RuleSet, id: &str) -> Vec<String> {
+    let (before, after) = (sandbox_ref(old, id), sandbox_ref(new, id));
     let found = diff((old, &before), (new, &after));
     found.iter().map(|found| format!("{} {}", found.what, found.change)).collect()
 }
 
-fn table(rows: &[(String, String, &[&str])]) {
+fn assert_differences(rows: &[(String, String, &[&str])]) {
     for (old, new, expected) in rows {
-        assert_eq!(told(old, new), *expected, "{old}\n-->\n{new}");
-        assert_eq!(told(new, old).is_empty(), expected.is_empty(), "{new}\n-->\n{old}");
+        assert_eq!(differences(old, new), *expected, "{old}\n-->\n{new}");
+        assert_eq!(differences(new, old).is_empty(), expected.is_empty(), "{new}\n-->\n{old}");
     }
 }
 
@@ -47,7 +47,7 @@ fn hosts_and_ports_that_open_and_close_are_told() {
     let code = allow("hosts = [\"github.com\"]");
     let wide = allow("hosts = [\"*.x.example:8443\"]");
     let range = allow("addresses = [\"10.1.0.0/16\"]\nports = [8443]");
-    table(&[
+    assert_differences(&[
         (code.clone(), code.clone(), &[]),
         (String::new(), code.clone(), &["github.com becomes reachable"]),
         (code.clone(), String::new(), &["github.com stops being reachable"]),
@@ -102,7 +102,7 @@ fn hosts_and_ports_that_open_and_close_are_told() {
 #[test]
 fn requests_that_open_and_close_are_told() {
     let host = |rest: &str| allow(&format!("hosts = [\"x.example\"]\n{rest}"));
-    table(&[
+    assert_differences(&[
         (
             host(""),
             host("methods = [\"GET\"]"),
@@ -161,7 +161,7 @@ fn requests_that_open_and_close_are_told() {
 #[test]
 fn other_terms_are_told() {
     let host = |rest: &str| allow(&format!("hosts = [\"x.example\"]\n{rest}"));
-    table(&[
+    assert_differences(&[
         (host(""), host("tls = \"tunnel\""), &["x.example changes from intercept to tunnel"]),
         (
             host(""),
@@ -221,7 +221,7 @@ fn other_terms_are_told() {
 #[test]
 fn banks_and_memory_terms_are_told() {
     let plain = "profile = \"mcp\"\nrecall = [\"s:a\"]";
-    table(&[
+    assert_differences(&[
         (memory("m", plain), memory("renamed", plain), &[]),
         (
             memory("m", plain),
@@ -251,11 +251,11 @@ fn banks_and_memory_terms_are_told() {
     ]);
 }
 
-fn under(base: &str, environment: &str, body: &str) -> RuleSet {
+fn compile_under(base: &str, environment: &str, body: &str) -> RuleSet {
     let operator = format!(
         "[[sandbox]]\nid = \"s\"\ntenant = \"t\"\nenvironment = \"{environment}\"\nbase = \"{base}\"\npolicies = [\"p\"]\n"
     );
-    good(operated(&operator, &[&format!("name = \"p\"\n{body}")]))
+    unwrap_rules(compile_configured(&operator, &[&format!("name = \"p\"\n{body}")]))
 }
 
 #[test]
@@ -266,24 +266,24 @@ fn bases_and_environments_count() {
     let other = memory("m", "profile = \"mcp\"\nrecall = [\"s:a\", \"s:b\"]");
     for (old, new, expected) in [
         (
-            under("system", "s", &private),
-            under("user", "s", &private),
+            compile_under("system", "s", &private),
+            compile_under("user", "s", &private),
             &["db.example stops being reachable"][..],
         ),
-        (under("system", "s", &public), under("user", "s", &public), &[]),
+        (compile_under("system", "s", &public), compile_under("user", "s", &public), &[]),
         (
-            under("user", "s", &public),
-            under("untrusted", "s", &public),
+            compile_under("user", "s", &public),
+            compile_under("untrusted", "s", &public),
             &["x.example stops being reachable"],
         ),
-        (under("untrusted", "s", &plain), under("untrusted", "s", &other), &[]),
+        (compile_under("untrusted", "s", &plain), compile_under("untrusted", "s", &other), &[]),
         (
-            under("user", "s", &plain),
-            under("user", "s", &other),
+            compile_under("user", "s", &plain),
+            compile_under("user", "s", &other),
             &["recall s:b at m.example becomes reachable"],
         ),
     ] {
-        assert_eq!(compared(&old, &new, "s"), expected);
+        assert_eq!(compare_sandbox(&old, &new, "s"), expected);
     }
 }
 
@@ -294,14 +294,14 @@ fn a_long_list_is_compared_in_one_go() {
         let text = format!(
             "name = \"p\"\n[[allow]]\nname = \"a\"\nhosts_file = \"l\"\n[[allow]]\nname = \"b\"\nhosts = [\"x.example\"]\nmethods = [\"{method}\"]"
         );
-        good(super::with_lists(&text, &[("l", &list)]))
+        unwrap_rules(super::compile_with_lists(&text, &[("l", &list)]))
     };
-    let found = compared(&of("GET"), &of("PUT"), "p");
+    let found = compare_sandbox(&of("GET"), &of("PUT"), "p");
     assert_eq!(found, ["PUT x.example becomes reachable", "GET x.example stops being reachable"]);
 }
 
 /// One rule of a little language in which rules often meet.
-fn rule() -> impl Strategy<Value = String> {
+fn rule_strategy() -> impl Strategy<Value = String> {
     let hosts = prop::sample::subsequence(
         vec![
             "x.example",
@@ -344,8 +344,12 @@ fn rule() -> impl Strategy<Value = String> {
 }
 
 /// Two policies that differ by one rule, or by the order of their rules.
-fn pair() -> impl Strategy<Value = (Vec<String>, Vec<String>)> {
-    (prop::collection::vec(rule(), 1..4), prop::option::of(rule()), any::<prop::sample::Index>())
+fn policy_pair() -> impl Strategy<Value = (Vec<String>, Vec<String>)> {
+    (
+        prop::collection::vec(rule_strategy(), 1..4),
+        prop::option::of(rule_strategy()),
+        any::<prop::sample::Index>(),
+    )
         .prop_map(|(old, other, at)| {
             let mut new = old.clone();
             let at = at.index(old.len());
@@ -358,28 +362,28 @@ fn pair() -> impl Strategy<Value = (Vec<String>, Vec<String>)> {
         })
 }
 
-fn load(rules: &[String]) -> Option<RuleSet> {
+fn compile_rules(rules: &[String]) -> Option<RuleSet> {
     let named = |(at, rule): (usize, &String)| rule.replace("NAME", &format!("r{at}"));
     let body: String = rules.iter().enumerate().map(named).collect();
-    lone(&format!("name = \"p\"\n{body}")).ok()
+    compile_lone(&format!("name = \"p\"\n{body}")).ok()
 }
 
 /// What becomes of an attempt as far as anyone outside could tell.
-fn outcome(rules: &RuleSet, sandbox: &SandboxRef, probe: &Probe) -> Option<String> {
-    let connect = Probe { method: None, path: None, ..probe.clone() };
+fn visible_outcome(rules: &RuleSet, sandbox: &SandboxRef, probe: &PolicyProbe) -> Option<String> {
+    let connect = PolicyProbe { method: None, path: None, ..probe.clone() };
     for probe in [&connect, probe] {
         match probe.decide(rules, sandbox) {
             Decision::Deny(_) => return None,
-            Decision::Allow(permit) if *permit.how() == How::Intercept => {}
+            Decision::Allow(permit) if *permit.treatment() == Treatment::Intercept => {}
             Decision::Allow(permit) => {
-                return Some(format!("{} {:?}", permit.how().word(), permit.credential()));
+                return Some(format!("{} {:?}", permit.treatment().as_str(), permit.credential()));
             }
         }
     }
     Some(String::new())
 }
 
-fn probes() -> Vec<Probe> {
+fn probes() -> Vec<PolicyProbe> {
     let mut all = Vec::new();
     for host in [
         "x.example",
@@ -391,16 +395,16 @@ fn probes() -> Vec<Probe> {
         "10.1.2.9",
     ] {
         for port in [80, 443, 8443, 9] {
-            let plain = Probe::parse(&format!("{host}:{port}")).unwrap();
+            let plain = PolicyProbe::parse(&format!("{host}:{port}")).unwrap();
             for (method, path) in ["GET", "POST", "PUT"].iter().flat_map(|method| {
                 let paths =
                     ["/", "/v1", "/v1/", "/v1/b", "/v1/c", "/v1/c/b", "/q/b", "/b", "/a//b"];
                 paths.into_iter().map(move |path| (method, path))
             }) {
-                let (method, path) = (Method::parse(method).ok(), Some(path.to_owned()));
-                all.push(Probe { method, path, ..plain.clone() });
+                let (method, path) = (HttpMethod::parse(method).ok(), Some(path.to_owned()));
+                all.push(PolicyProbe { method, path, ..plain.clone() });
             }
-            all.push(Probe { special: Special::Lookup(QueryType::A), ..plain });
+            all.push(PolicyProbe { special: ProbeKind::Lookup(QueryType::A), ..plain });
         }
     }
     all
@@ -410,14 +414,14 @@ proptest! {
     #![proptest_config(ProptestConfig { cases: 256, ..ProptestConfig::default() })]
 
     #[test]
-    fn what_is_not_told_does_not_differ((old, new) in pair()) {
-        let (Some(before), Some(after)) = (load(&old), load(&new)) else { return Ok(()) };
-        let one = sandbox(&before, "p");
-        let other = sandbox(&after, "p");
+    fn what_is_not_told_does_not_differ((old, new) in policy_pair()) {
+        let (Some(before), Some(after)) = (compile_rules(&old), compile_rules(&new)) else { return Ok(()) };
+        let one = sandbox_ref(&before, "p");
+        let other = sandbox_ref(&after, "p");
         let found = diff((&before, &one), (&after, &other));
         if found.is_empty() {
             for probe in probes() {
-                let (was, is) = (outcome(&before, &one, &probe), outcome(&after, &other, &probe));
+                let (was, is) = (visible_outcome(&before, &one, &probe), visible_outcome(&after, &other, &probe));
                 prop_assert_eq!(was, is, "{}\n{}\n-->\n{}", probe, old.concat(), new.concat());
             }
         }

@@ -91,7 +91,7 @@ const POLICY_WORDS: &[&str] = &[
     "#\n",
 ];
 
-const OPERATOR_WORDS: &[&str] = &[
+const CONFIGURATION_WORDS: &[&str] = &[
     "policies = \"d\"\n",
     "[[sandbox]]\n",
     "[[listener]]\n",
@@ -162,7 +162,7 @@ proptest! {
     }
 
     #[test]
-    fn operator(data in any_input(OPERATOR_WORDS)) {
+    fn operator(data in any_input(CONFIGURATION_WORDS)) {
         checks::operator(&data);
     }
 }

@@ -1,12 +1,15 @@
 //! Layers, tiers, sandboxes and channels, from the operator's file.
 
 use rules::Reason::*;
-use rules::facts::Method;
-use rules::pattern::{HostPattern, Width};
-use rules::word::SandboxId;
-use rules::{Channel, Grant, Sources, compile};
+use rules::facts::HttpMethod;
+use rules::ids::SandboxId;
+use rules::pattern::{HostPattern, PatternWidth};
+use rules::{Channel, Grant, LoadSources, compile};
 
-use super::{attempt, errors, file, good, operated, sandbox, shown, table};
+use super::{
+    assert_decisions, compile_configured, decide_attempt, error_texts, problem_texts, sandbox_ref,
+    source_file, unwrap_rules,
+};
 
 const POLICY: &str = r#"
 name = "build"
@@ -39,7 +42,7 @@ name = "never"
 hosts = ["more.example"]
 "#;
 
-const OPERATOR: &str = r#"
+const CONFIGURATION: &str = r#"
 policies = "policies"
 [[credential]]
 name = "openai"
@@ -69,13 +72,13 @@ mark = 0xe5
 "#;
 
 fn rules() -> rules::RuleSet {
-    good(operated(OPERATOR, &[POLICY, EXTRA, BASE]))
+    unwrap_rules(compile_configured(CONFIGURATION, &[POLICY, EXTRA, BASE]))
 }
 
 #[test]
-fn every_layer_must_allow_and_none_deny() {
+fn p1_every_layer_must_allow_and_none_deny() {
     let rules = rules();
-    table(
+    assert_decisions(
         &rules,
         "a",
         &[
@@ -85,8 +88,12 @@ fn every_layer_must_allow_and_none_deny() {
             ("other.example", Err(NotListed)),
         ],
     );
-    table(&rules, "b", &[("github.com", Err(BaseForbids)), ("other.example", Err(NotListed))]);
-    table(
+    assert_decisions(
+        &rules,
+        "b",
+        &[("github.com", Err(BaseForbids)), ("other.example", Err(NotListed))],
+    );
+    assert_decisions(
         &rules,
         "c",
         &[
@@ -95,7 +102,7 @@ fn every_layer_must_allow_and_none_deny() {
             ("more.example", Err(NotListed)),
         ],
     );
-    table(
+    assert_decisions(
         &rules,
         "d",
         &[
@@ -106,22 +113,22 @@ fn every_layer_must_allow_and_none_deny() {
             ("db.corp.example:5432", Err(BaseForbids)),
         ],
     );
-    table(&rules, "e", &[("github.com", Err(NotListed))]);
+    assert_decisions(&rules, "e", &[("github.com", Err(NotListed))]);
 }
 
 #[test]
 fn the_smallest_budget_counts_over_all_layers() {
     let rules = rules();
-    let budgets = rules.budgets_of(&sandbox(&rules, "d"));
+    let budgets = rules.budgets_of(&sandbox_ref(&rules, "d"));
     assert_eq!(
-        budgets.set().map(|(budget, limit)| (budget.key(), limit)).collect::<Vec<_>>(),
+        budgets.limits().map(|(budget, limit)| (budget.key(), limit)).collect::<Vec<_>>(),
         [("requests_per_hour", 5), ("upload_bytes_per_hour", 100)]
     );
 }
 
 #[test]
 fn rules_the_base_leaves_nothing_of_are_warned_about() {
-    let warnings = shown(rules().warnings()).join("\n");
+    let warnings = problem_texts(rules().warnings()).join("\n");
     for part in [
         "rule `db` can never act: in sandbox `a`, base `user` allows no raw TCP",
         "rule `code` can never act: in sandbox `b`, base `untrusted` allows nothing",
@@ -133,7 +140,7 @@ fn rules_the_base_leaves_nothing_of_are_warned_about() {
 }
 
 #[test]
-fn channels_come_from_the_operators_file() {
+fn p2_channels_come_from_the_operators_file() {
     let rules = rules();
     let who = |seen: &[Channel]| rules.sandboxes().identify(seen).map(|found| found.id.to_string());
     assert_eq!(who(&[Channel::Mark(0xa1)]), Ok("a".to_owned()));
@@ -199,7 +206,7 @@ fn the_operators_file_is_checked_like_a_policy() {
         (one("[logg]"), "`logg` is not a key here"),
         (one("[[credential]]\nname = \"x y\"\nfile = \"f\""), "credential `x y` is not good"),
     ] {
-        let found = errors(operated(&operator, &[EXTRA])).join("\n");
+        let found = error_texts(compile_configured(&operator, &[EXTRA])).join("\n");
         assert!(found.contains(part), "{operator}\n---\n{found}");
     }
 }
@@ -207,18 +214,21 @@ fn the_operators_file_is_checked_like_a_policy() {
 #[test]
 fn credentials_must_exist_and_unused_policies_are_noticed() {
     let operator = "[[sandbox]]\nid = \"a\"\nbase = \"system\"\npolicies = [\"build\"]";
-    let found = errors(operated(operator, &[POLICY, EXTRA])).join("\n");
+    let found = error_texts(compile_configured(operator, &[POLICY, EXTRA])).join("\n");
     assert!(found.contains("there is no credential `openai`"), "{found}");
-    let rules = good(operated("[[sandbox]]\nid = \"a\"", &[EXTRA]));
-    assert!(shown(rules.warnings()).join("\n").contains("no sandbox names policy `extra`"));
+    let rules = unwrap_rules(compile_configured("[[sandbox]]\nid = \"a\"", &[EXTRA]));
+    assert!(problem_texts(rules.warnings()).join("\n").contains("no sandbox names policy `extra`"));
 }
 
 #[test]
 fn a_sandbox_that_leaves_the_file_may_do_nothing() {
     let before = rules();
-    let gone = sandbox(&before, "a");
-    let after = good(operated("[[sandbox]]\nid = \"z\"\npolicies = [\"extra\"]", &[EXTRA]));
-    let facts = rules::probe::Probe::parse("more.example").unwrap().facts(&gone);
+    let gone = sandbox_ref(&before, "a");
+    let after = unwrap_rules(compile_configured(
+        "[[sandbox]]\nid = \"z\"\npolicies = [\"extra\"]",
+        &[EXTRA],
+    ));
+    let facts = rules::probe::PolicyProbe::parse("more.example").unwrap().facts(&gone);
     let permit = match before.decide(&gone, &facts[0]) {
         rules::Decision::Allow(permit) => permit,
         rules::Decision::Deny(denial) => panic!("{}", denial.reason),
@@ -232,61 +242,69 @@ fn grants_add_to_the_sandboxes_own_layer_only() {
     let grant = |sandbox: &str, host: &str, methods: Option<&str>| Grant {
         id: format!("g-{host}"),
         sandbox: SandboxId::parse(sandbox).unwrap(),
-        host: HostPattern::parse(host, Width::Narrow).unwrap(),
-        methods: methods.map(|method| vec![Method::parse(method).unwrap()]),
+        host: HostPattern::parse(host, PatternWidth::Narrow).unwrap(),
+        methods: methods.map(|method| vec![HttpMethod::parse(method).unwrap()]),
         paths: None,
         budgets: rules::budget::Budgets::default(),
     };
     let policies = [POLICY, EXTRA, BASE].iter().enumerate();
-    let sources = Sources {
-        operator: Some(file("sandbar.toml", OPERATOR)),
-        policies: policies.map(|(at, text)| file(&format!("{at}.toml"), text)).collect(),
-        ..Sources::default()
+    let sources = LoadSources {
+        operator: Some(source_file("sandbar.toml", CONFIGURATION)),
+        policies: policies.map(|(at, text)| source_file(&format!("{at}.toml"), text)).collect(),
+        ..LoadSources::default()
     };
     let grants = [
         grant("a", "new.example", Some("GET")),
         grant("b", "new.example", None),
         grant("d", "more.example", None),
     ];
-    let with = good(compile(&sources, &grants));
+    let with = unwrap_rules(compile(&sources, &grants));
     assert_eq!(
-        attempt(&with, "a", "GET https://new.example/"),
+        decide_attempt(&with, "a", "GET https://new.example/"),
         Ok("grant g-new.example".to_owned())
     );
-    assert_eq!(attempt(&with, "a", "POST https://new.example/"), Err(MethodNotAllowed));
-    assert_eq!(attempt(&with, "b", "new.example"), Err(BaseForbids));
-    assert_eq!(attempt(&with, "c", "new.example"), Err(NotListed));
-    assert_eq!(attempt(&with, "d", "more.example"), Err(DeniedByRule));
-    let without = good(compile(&sources, &[]));
-    assert_eq!(attempt(&without, "a", "GET https://new.example/"), Err(NotListed));
+    assert_eq!(decide_attempt(&with, "a", "POST https://new.example/"), Err(MethodNotAllowed));
+    assert_eq!(decide_attempt(&with, "b", "new.example"), Err(BaseForbids));
+    assert_eq!(decide_attempt(&with, "c", "new.example"), Err(NotListed));
+    assert_eq!(decide_attempt(&with, "d", "more.example"), Err(DeniedByRule));
+    let without = unwrap_rules(compile(&sources, &[]));
+    assert_eq!(decide_attempt(&without, "a", "GET https://new.example/"), Err(NotListed));
     assert_ne!(with.digest(), without.digest());
 }
 
 /// A base policy and a sandbox policy, and one attempt.
-fn stacked(base: &str, own: &str) -> rules::RuleSet {
+fn compile_layers(base: &str, own: &str) -> rules::RuleSet {
     let operator = "[[credential]]\nname = \"k\"\nfile = \"f\"\n[[sandbox]]\nid = \"a\"\nbase = \"b\"\npolicies = [\"o\"]";
-    good(operated(operator, &[&format!("name = \"b\"\n{base}"), &format!("name = \"o\"\n{own}")]))
+    unwrap_rules(compile_configured(
+        operator,
+        &[&format!("name = \"b\"\n{base}"), &format!("name = \"o\"\n{own}")],
+    ))
 }
 
-fn rule(body: &str) -> String {
+fn allow_rule(body: &str) -> String {
     format!("[[allow]]\nname = \"r\"\n{body}\n")
 }
 
 #[test]
 fn a_base_bounds_how_things_pass() {
-    let filtered = rule("hosts = [\"x.example\"]\nmethods = [\"GET\"]");
-    let denied = rule("hosts = [\"x.example\"]")
+    let filtered = allow_rule("hosts = [\"x.example\"]\nmethods = [\"GET\"]");
+    let denied = allow_rule("hosts = [\"x.example\"]")
         + "[[deny]]\nhosts = [\".x.example\"]\npaths = [\"/admin/**\"]";
-    let raw = rule("hosts = [\"x.example\"]\ntcp = [443]");
+    let raw = allow_rule("hosts = [\"x.example\"]\ntcp = [443]");
     for (base, own, text, expected) in [
         (&filtered, &raw, "x.example", Err(BaseForbids)),
         (&denied, &raw, "x.example", Err(BaseForbids)),
         (&raw, &raw, "x.example", Ok("r")),
-        (&raw, &rule("hosts = [\"x.example\"]"), "GET https://x.example/", Ok("r")),
-        (&filtered, &rule("hosts = [\"x.example\"]"), "POST https://x.example/", Err(BaseForbids)),
+        (&raw, &allow_rule("hosts = [\"x.example\"]"), "GET https://x.example/", Ok("r")),
+        (
+            &filtered,
+            &allow_rule("hosts = [\"x.example\"]"),
+            "POST https://x.example/",
+            Err(BaseForbids),
+        ),
     ] {
         assert_eq!(
-            attempt(&stacked(base, own), "a", text).as_deref(),
+            decide_attempt(&compile_layers(base, own), "a", text).as_deref(),
             expected.as_ref().copied(),
             "{base}{own}{text}"
         );
@@ -295,39 +313,49 @@ fn a_base_bounds_how_things_pass() {
 
 #[test]
 fn terms_of_both_layers_count() {
-    let tunnel = rule("hosts = [\"x.example\"]\ntls = \"tunnel\"\nech = \"tolerate\"");
-    let plain = rule(
+    let tunnel = allow_rule("hosts = [\"x.example\"]\ntls = \"tunnel\"\nech = \"tolerate\"");
+    let plain = allow_rule(
         "hosts = [\"x.example\"]\ninspect = true\ncname = \"strict\"\n[allow.budget]\nrequests_per_hour = 3",
     );
     let how = |base: &str, own: &str| {
-        let rules = stacked(base, own);
-        let decision =
-            rules::probe::Probe::parse("x.example").unwrap().decide(&rules, &sandbox(&rules, "a"));
+        let rules = compile_layers(base, own);
+        let decision = rules::probe::PolicyProbe::parse("x.example")
+            .unwrap()
+            .decide(&rules, &sandbox_ref(&rules, "a"));
         let rules::Decision::Allow(permit) = decision else { panic!("{decision:?}") };
-        let budget = permit.rule_budgets().of(rules::budget::Budget::RequestsPerHour);
-        (permit.how().word(), permit.inspect(), permit.lookup().strict_cname, budget)
+        let budget = permit.rule_budgets().limit(rules::budget::BudgetKind::RequestsPerHour);
+        (permit.treatment().as_str(), permit.inspect(), permit.lookup().strict_cname, budget)
     };
     assert_eq!(how(&tunnel, &tunnel), ("tunnel", false, false, None));
-    assert_eq!(how(&rule("hosts = [\"x.example\"]"), &tunnel), ("intercept", false, false, None));
-    assert_eq!(how(&plain, &rule("hosts = [\"x.example\"]")), ("intercept", true, true, Some(3)));
+    assert_eq!(
+        how(&allow_rule("hosts = [\"x.example\"]"), &tunnel),
+        ("intercept", false, false, None)
+    );
+    assert_eq!(
+        how(&plain, &allow_rule("hosts = [\"x.example\"]")),
+        ("intercept", true, true, Some(3))
+    );
 }
 
 #[test]
 fn a_look_up_is_judged_by_all_rules_that_add_up() {
     let policy = "name = \"p\"\n[[allow]]\nname = \"db\"\nhosts = [\"x.example\"]\ntcp = [5432]\nresolves_to = [\"10.1.0.0/16\"]\n\
         [[allow]]\nname = \"web\"\nhosts = [\"x.example\"]";
-    let rules = good(operated("[[sandbox]]\nid = \"a\"\npolicies = [\"p\"]", &[policy]));
+    let rules =
+        unwrap_rules(compile_configured("[[sandbox]]\nid = \"a\"\npolicies = [\"p\"]", &[policy]));
     let name = rules::DomainName::parse("x.example").unwrap();
     let facts =
         rules::Facts::Name(rules::facts::NameFacts { name, query: rules::facts::QueryType::A });
-    let rules::Decision::Allow(permit) = rules.decide(&sandbox(&rules, "a"), &facts) else {
+    let rules::Decision::Allow(permit) = rules.decide(&sandbox_ref(&rules, "a"), &facts) else {
         panic!("denied")
     };
     assert_eq!(&*permit.rule().rule, "web");
     assert!(rules.admit(&permit, &["9.9.9.9".parse().unwrap()]).is_ok());
-    let system =
-        good(operated("[[sandbox]]\nid = \"a\"\nbase = \"system\"\npolicies = [\"p\"]", &[policy]));
-    let rules::Decision::Allow(permit) = system.decide(&sandbox(&system, "a"), &facts) else {
+    let system = unwrap_rules(compile_configured(
+        "[[sandbox]]\nid = \"a\"\nbase = \"system\"\npolicies = [\"p\"]",
+        &[policy],
+    ));
+    let rules::Decision::Allow(permit) = system.decide(&sandbox_ref(&system, "a"), &facts) else {
         panic!("denied")
     };
     for address in ["9.9.9.9", "10.1.2.3"] {
@@ -341,44 +369,52 @@ fn every_grant_keeps_to_its_own_rule() {
     let grant = |id: usize, host: &str, method: Option<&str>| Grant {
         id: id.to_string(),
         sandbox: SandboxId::parse("extra").unwrap(),
-        host: HostPattern::parse(host, Width::Narrow).unwrap(),
-        methods: method.map(|method| vec![Method::parse(method).unwrap()]),
+        host: HostPattern::parse(host, PatternWidth::Narrow).unwrap(),
+        methods: method.map(|method| vec![HttpMethod::parse(method).unwrap()]),
         paths: None,
         budgets: rules::budget::Budgets::default(),
     };
-    let sources = Sources { policies: vec![file("p.toml", EXTRA)], ..Sources::default() };
+    let sources =
+        LoadSources { policies: vec![source_file("p.toml", EXTRA)], ..LoadSources::default() };
     let crowd: Vec<Grant> = (0..257).map(|id| grant(id, "x.example", None)).collect();
     assert!(
-        shown(&compile(&sources, &crowd).unwrap_err())
+        problem_texts(&compile(&sources, &crowd).unwrap_err())
             .join("")
             .contains("more than 256 entries for one name")
     );
     let few = [grant(1, "readonly.example", Some("GET")), grant(2, "other.example", None)];
-    let rules = good(compile(&sources, &few));
-    assert_eq!(attempt(&rules, "extra", "DELETE https://readonly.example/"), Err(MethodNotAllowed));
-    assert_eq!(attempt(&rules, "extra", "DELETE https://other.example/"), Ok("grant 2".to_owned()));
+    let rules = unwrap_rules(compile(&sources, &few));
+    assert_eq!(
+        decide_attempt(&rules, "extra", "DELETE https://readonly.example/"),
+        Err(MethodNotAllowed)
+    );
+    assert_eq!(
+        decide_attempt(&rules, "extra", "DELETE https://other.example/"),
+        Ok("grant 2".to_owned())
+    );
 }
 
 #[test]
 fn a_rule_that_allows_acts_before_a_grant_that_names_the_host_more_closely() {
     let own = "name = \"p\"\n[[allow]]\nname = \"wild\"\nhosts = [\"*.x.example\"]\nmethods = [\"GET\"]\ninspect = true\n\
                [allow.budget]\nrequests_per_hour = 3";
-    let sources = Sources { policies: vec![file("p.toml", own)], ..Sources::default() };
+    let sources =
+        LoadSources { policies: vec![source_file("p.toml", own)], ..LoadSources::default() };
     let grant = Grant {
         id: "1".into(),
         sandbox: SandboxId::parse("p").unwrap(),
-        host: HostPattern::parse("a.x.example", Width::Narrow).unwrap(),
+        host: HostPattern::parse("a.x.example", PatternWidth::Narrow).unwrap(),
         methods: None,
         paths: None,
         budgets: rules::budget::Budgets::default(),
     };
-    let rules = good(compile(&sources, &[grant]));
+    let rules = unwrap_rules(compile(&sources, &[grant]));
     for (text, rule) in [
         ("GET https://a.x.example/", "wild"), // its budget and its inspection hold
         ("POST https://a.x.example/", "grant 1"),
         ("GET https://b.x.example/", "wild"),
     ] {
-        assert_eq!(attempt(&rules, "p", text), Ok(rule.to_owned()), "{text}");
+        assert_eq!(decide_attempt(&rules, "p", text), Ok(rule.to_owned()), "{text}");
     }
 }
 
@@ -395,6 +431,6 @@ fn thousands_of_sandboxes_and_rules_load_in_good_time() {
     let rules: String = (0..5_000)
         .map(|n| format!("[[allow]]\nname = \"r{n}\"\nhosts = [\"h{n}.example\"]\n"))
         .collect();
-    let loaded = good(operated(&sandboxes, &[&format!("name = \"p\"\n{rules}")]));
+    let loaded = unwrap_rules(compile_configured(&sandboxes, &[&format!("name = \"p\"\n{rules}")]));
     assert_eq!(loaded.sandboxes().iter().count(), 20_000);
 }

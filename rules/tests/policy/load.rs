@@ -1,9 +1,12 @@
 //! Bad files: every one ends in clear errors, all of them, with their places; none loads in part.
 
 use rules::load::problem::MAX_PROBLEMS;
-use rules::{Sources, compile};
+use rules::{LoadSources, compile};
 
-use super::{attempt, errors, file, good, lone, shown, with_lists};
+use super::{
+    compile_lone, compile_with_lists, decide_attempt, error_texts, problem_texts, source_file,
+    unwrap_rules,
+};
 
 fn allow(body: &str) -> String {
     format!("name = \"p\"\n[[allow]]\nname = \"r\"\n{body}")
@@ -188,7 +191,7 @@ fn bad_entries_are_named() {
         ("hosts = [\"x.com\"]\n[budget]\nrequests_per_hour = -1", "requests_per_hour"),
         ("hosts = [\"x.com\"", "p.toml:4"),
     ] {
-        let found = errors(lone(&allow(body))).join("\n");
+        let found = error_texts(compile_lone(&allow(body))).join("\n");
         assert!(
             found.contains(part) || (part == "requests_per_hour" && found.contains("p.toml:6")),
             "{body}\n---\n{found}"
@@ -197,7 +200,7 @@ fn bad_entries_are_named() {
 }
 
 #[test]
-fn a_pasted_secret_is_refused_and_not_repeated() {
+fn p11_a_pasted_secret_is_refused_and_not_repeated() {
     for secret in [
         "sk-abcdefghijklmnopqrstuvwxyz",
         "Bearer abc def",
@@ -205,7 +208,8 @@ fn a_pasted_secret_is_refused_and_not_repeated() {
         "A1b2C3d4E5f6A1b2C3d4E5f6A1b2C3d4E5f6A1b2C3",
     ] {
         let problems =
-            lone(&allow(&format!("hosts = [\"x.com\"]\ncredential = \"{secret}\""))).unwrap_err();
+            compile_lone(&allow(&format!("hosts = [\"x.com\"]\ncredential = \"{secret}\"")))
+                .unwrap_err();
         let all = format!("{problems:?}");
         assert!(all.contains("never a secret itself"), "{all}");
         assert!(!all.contains(secret), "{all}");
@@ -213,19 +217,19 @@ fn a_pasted_secret_is_refused_and_not_repeated() {
 }
 
 #[test]
-fn every_error_is_reported_and_nothing_loads() {
+fn p9_every_error_is_reported_and_nothing_loads() {
     let text = "name = \"p\"\ncolor = 1\n[[allow]]\nname = \"a\"\nhosts = [\"x y\", \"*.com\"]\nmethods = [\"get\"]\n[[deny]]\nhosts = [\"a..b\"]\n";
-    let found = errors(lone(text));
+    let found = error_texts(compile_lone(text));
     assert_eq!(found.len(), 5, "{found:#?}");
     let lines: Vec<&str> = found.iter().filter_map(|text| text.split(':').nth(1)).collect();
     assert_eq!(lines, ["2", "5", "5", "6", "8"]);
 }
 
 #[test]
-fn problems_are_bounded() {
+fn p17_problems_are_bounded() {
     let hosts: Vec<String> = (0..500).map(|n| format!("\"bad host {n}\"")).collect();
     assert_eq!(
-        errors(lone(&allow(&format!("hosts = [{}]", hosts.join(",\n"))))).len(),
+        error_texts(compile_lone(&allow(&format!("hosts = [{}]", hosts.join(",\n"))))).len(),
         MAX_PROBLEMS
     );
 }
@@ -239,7 +243,8 @@ fn files_that_are_no_text_are_refused() {
         (b"{\"name\": \"p\"}", "p.toml:1"),
     ] {
         let policies = vec![rules::SourceFile { path: "p.toml".to_owned(), bytes: bytes.to_vec() }];
-        let found = errors(compile(&Sources { policies, ..Sources::default() }, &[])).join("\n");
+        let found = error_texts(compile(&LoadSources { policies, ..LoadSources::default() }, &[]))
+            .join("\n");
         assert!(found.contains(part), "{bytes:?}\n---\n{found}");
     }
     let policies = vec![rules::SourceFile {
@@ -247,20 +252,21 @@ fn files_that_are_no_text_are_refused() {
         bytes: vec![b' '; rules::load::MAX_FILE + 1],
     }];
     assert!(
-        errors(compile(&Sources { policies, ..Sources::default() }, &[]))
+        error_texts(compile(&LoadSources { policies, ..LoadSources::default() }, &[]))
             .join("")
             .contains("bytes in one file")
     );
 }
 
 #[test]
-fn one_bad_policy_stops_the_load() {
+fn p9_one_bad_policy_stops_the_load() {
     let policies = vec![
-        file("a.toml", "name = \"a\""),
-        file("b.toml", "nam = \"b\""),
-        file("c.toml", "name = \"a\""),
+        source_file("a.toml", "name = \"a\""),
+        source_file("b.toml", "nam = \"b\""),
+        source_file("c.toml", "name = \"a\""),
     ];
-    let found = errors(compile(&Sources { policies, ..Sources::default() }, &[])).join("\n");
+    let found =
+        error_texts(compile(&LoadSources { policies, ..LoadSources::default() }, &[])).join("\n");
     assert!(found.contains("b.toml:1:1: `nam` is not a key here"), "{found}");
     assert!(found.contains("policy `a (a.toml)` stands twice"), "{found}");
 }
@@ -269,7 +275,7 @@ fn one_bad_policy_stops_the_load() {
 fn reserved_names_are_refused() {
     for name in ["user", "system", "untrusted", "grants"] {
         assert!(
-            errors(lone(&format!("name = \"{name}\"")))
+            error_texts(compile_lone(&format!("name = \"{name}\"")))
                 .join("")
                 .contains("a name Sandbar itself uses"),
             "{name}"
@@ -280,40 +286,50 @@ fn reserved_names_are_refused() {
 #[test]
 fn lists_lie_beside_the_policy() {
     let text = allow("hosts_file = \"lists/mirrors.txt\"");
-    let rules =
-        good(with_lists(&text, &[("lists/mirrors.txt", "# ours\na.example\n*.b.example:8443\n")]));
-    assert_eq!(attempt(&rules, "p", "a.example").as_deref(), Ok("r"));
-    assert_eq!(attempt(&rules, "p", "x.b.example:8443").as_deref(), Ok("r"));
-    assert!(attempt(&rules, "p", "x.b.example").is_err());
-    let found = errors(with_lists(&text, &[("lists/mirrors.txt", "a.example\nb d\n*.com\n")]));
+    let rules = unwrap_rules(compile_with_lists(
+        &text,
+        &[("lists/mirrors.txt", "# ours\na.example\n*.b.example:8443\n")],
+    ));
+    assert_eq!(decide_attempt(&rules, "p", "a.example").as_deref(), Ok("r"));
+    assert_eq!(decide_attempt(&rules, "p", "x.b.example:8443").as_deref(), Ok("r"));
+    assert!(decide_attempt(&rules, "p", "x.b.example").is_err());
+    let found =
+        error_texts(compile_with_lists(&text, &[("lists/mirrors.txt", "a.example\nb d\n*.com\n")]));
     assert_eq!(found.len(), 2, "{found:?}");
     assert!(
         found[0].starts_with("lists/mirrors.txt:2:1: `b d` is not a host pattern"),
         "{found:?}"
     );
-    let named = rules::load::lists_named_by(&file("dir/p.toml", &text));
+    let named = rules::load::list_files(&source_file("dir/p.toml", &text));
     assert_eq!(named, ["dir/lists/mirrors.txt"]);
 }
 
 #[test]
 fn an_empty_list_opens_nothing_and_is_noticed() {
-    let rules = good(with_lists(&allow("hosts_file = \"l.txt\""), &[("l.txt", "# nothing yet\n")]));
-    assert!(shown(rules.warnings()).join("").contains("rule `r` lists no host"));
+    let rules = unwrap_rules(compile_with_lists(
+        &allow("hosts_file = \"l.txt\""),
+        &[("l.txt", "# nothing yet\n")],
+    ));
+    assert!(problem_texts(rules.warnings()).join("").contains("rule `r` lists no host"));
 }
 
 #[test]
 fn a_list_denied_whole_can_never_act() {
     let text = allow("hosts_file = \"l.txt\"\n[[deny]]\nhosts = [\".x.example\"]");
-    let found = errors(with_lists(&text, &[("l.txt", "a.x.example\nb.x.example\n")])).join("");
+    let found =
+        error_texts(compile_with_lists(&text, &[("l.txt", "a.x.example\nb.x.example\n")])).join("");
     assert!(found.contains("rule `r` can never act"), "{found}");
-    good(with_lists(&text, &[("l.txt", "a.x.example\nb.y.example\n")]));
+    unwrap_rules(compile_with_lists(&text, &[("l.txt", "a.x.example\nb.y.example\n")]));
 }
 
 #[test]
 fn the_digest_is_of_content_and_not_of_place() {
     let at = |path: &str, text: &str| {
-        good(compile(&Sources { policies: vec![file(path, text)], ..Sources::default() }, &[]))
-            .digest()
+        unwrap_rules(compile(
+            &LoadSources { policies: vec![source_file(path, text)], ..LoadSources::default() },
+            &[],
+        ))
+        .digest()
     };
     assert_eq!(at("a.toml", "name = \"p\""), at("b/c.toml", "name = \"p\""));
     assert_ne!(at("a.toml", "name = \"p\""), at("a.toml", "name = \"p\" "));
@@ -329,8 +345,11 @@ fn tests_in_a_policy_are_run() {
          [[test]]\nexpect = \"deny\"\nhost = \"y.com\"\nreason = \"denied_by_rule\"\n\
          [[test]]\nexpect = \"allow\"\nhost = \"x.com\"\ndns = \"A\"\nrule = \"other\"\n",
     );
-    let passed: Vec<bool> =
-        good(lone(&text)).run_trials().iter().map(|outcome| outcome.passed()).collect();
+    let passed: Vec<bool> = unwrap_rules(compile_lone(&text))
+        .run_tests()
+        .iter()
+        .map(|outcome| outcome.has_passed())
+        .collect();
     assert_eq!(passed, [true, true, false, false, false]);
 }
 
@@ -341,10 +360,10 @@ fn memory_can_be_tested_without_a_sandbox() {
         [[test]]\nexpect = \"deny\"\nhost = \"m.example\"\nbank = \"staging:a\"\nenvironment = \"production\"\nreason = \"foreign_environment\"\n\
         [[test]]\nexpect = \"deny\"\nhost = \"m.example\"\nbank = \"staging:b\"\noperation = \"retain\"\nenvironment = \"staging\"\nreason = \"foreign_bank\"\n\
         [[test]]\nexpect = \"deny\"\nhost = \"m.example\"\nbank = \"staging:a\"\nreason = \"identity_unset\"\n";
-    let failed: Vec<String> = good(lone(text))
-        .run_trials()
+    let failed: Vec<String> = unwrap_rules(compile_lone(text))
+        .run_tests()
         .iter()
-        .filter(|o| !o.passed())
+        .filter(|o| !o.has_passed())
         .map(|o| format!("{:?}", o.decision))
         .collect();
     assert_eq!(failed, [""; 0]);
@@ -360,14 +379,14 @@ fn sensible_policies_raise_no_false_alarm() {
         "hosts = [\"x.com:443\"]\nports = [80]\ncredential = \"k\"",
         "hosts = [\"x.com\"]\n[[test]]\nexpect = \"deny\"\nhost = \"y.com\"\nsandbox = \"elsewhere\"",
     ] {
-        let rules = good(lone(&allow(body)));
-        assert_eq!(shown(rules.warnings()), [""; 0], "{body}");
+        let rules = unwrap_rules(compile_lone(&allow(body)));
+        assert_eq!(problem_texts(rules.warnings()), [""; 0], "{body}");
     }
     let long = format!(
         "hosts = [\"x.com\"]\n[[deny]]\nhosts = [\"{}.example\"]",
         ["a".repeat(60), "b".repeat(60)].join(".")
     );
-    good(lone(&allow(&long)));
+    unwrap_rules(compile_lone(&allow(&long)));
 }
 
 #[test]
@@ -378,16 +397,22 @@ fn ties_are_found_across_policies_of_one_sandbox() {
         )
     };
     let operator = "[[credential]]\nname = \"one\"\nfile = \"f\"\n[[credential]]\nname = \"two\"\nfile = \"f\"\n[[sandbox]]\nid = \"a\"\npolicies = [\"p\", \"q\"]";
-    let found =
-        errors(super::operated(operator, &[&policy("p", "one"), &policy("q", "two")])).join("");
+    let found = error_texts(super::compile_configured(
+        operator,
+        &[&policy("p", "one"), &policy("q", "two")],
+    ))
+    .join("");
     assert!(found.contains("rules `of p` and `of q` tie for `x.example`"), "{found}");
-    good(super::operated(operator, &[&policy("p", "one"), &policy("q", "one")]));
+    unwrap_rules(super::compile_configured(operator, &[&policy("p", "one"), &policy("q", "one")]));
 }
 
 #[test]
 fn a_test_for_a_sandbox_that_is_not_there_is_an_error() {
     let policy = "name = \"p\"\n[[test]]\nexpect = \"deny\"\nhost = \"x.com\"\nsandbox = \"typo\"";
-    let found =
-        errors(super::operated("[[sandbox]]\nid = \"a\"\npolicies = [\"p\"]", &[policy])).join("");
+    let found = error_texts(super::compile_configured(
+        "[[sandbox]]\nid = \"a\"\npolicies = [\"p\"]",
+        &[policy],
+    ))
+    .join("");
     assert!(found.contains("there is no sandbox `typo`"), "{found}");
 }

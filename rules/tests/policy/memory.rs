@@ -2,11 +2,13 @@
 
 use rules::Reason::*;
 use rules::facts::*;
+use rules::ids::{BankId, Environment, SandboxId, Tenant};
 use rules::name::Host;
-use rules::word::{BankId, Environment, SandboxId, Tenant};
 use rules::{Decision, Facts, Reason, RuleSet};
 
-use super::{errors, good, lone, operated, sandbox, shown};
+use super::{
+    compile_configured, compile_lone, error_texts, problem_texts, sandbox_ref, unwrap_rules,
+};
 
 const POLICY: &str = r#"
 name = "team"
@@ -29,7 +31,7 @@ environment = "staging"
 recall = ["bank-a"]
 "#;
 
-const OPERATOR: &str = r#"
+const CONFIGURATION: &str = r#"
 [[sandbox]]
 id = "a"
 tenant = "acme"
@@ -43,13 +45,13 @@ base = "system"
 policies = ["team"]
 "#;
 
-fn identity(
+fn identity_claim(
     sandbox: &str,
     tenant: &str,
     environment: &str,
     generation: Option<u64>,
 ) -> IdentityClaim {
-    IdentityClaim::Verified(Identity {
+    IdentityClaim::Verified(TokenIdentity {
         sandbox: SandboxId::parse(sandbox).unwrap(),
         tenant: Tenant::parse(tenant).unwrap(),
         environment: Environment::parse(environment).unwrap(),
@@ -57,14 +59,14 @@ fn identity(
     })
 }
 
-fn own() -> IdentityClaim {
-    identity("a", "acme", "staging", Some(4))
+fn own_claim() -> IdentityClaim {
+    identity_claim("a", "acme", "staging", Some(4))
 }
 
-fn facts(
+fn memory_facts(
     host: &str,
     port: u16,
-    operation: Operation,
+    operation: BankOperation,
     banks: &[&str],
     identity: IdentityClaim,
 ) -> Facts {
@@ -72,11 +74,11 @@ fn facts(
     Facts::Memory(MemoryFacts {
         request: RequestFacts {
             connection: Some(host.clone()),
-            authorities: vec![Authority { host, port: None }],
+            authorities: vec![RequestAuthority { host, port: None }],
             port,
-            scheme: Scheme::Https,
+            scheme: UrlScheme::Https,
             version: HttpVersion::Http1,
-            method: Method::parse("POST").unwrap(),
+            method: HttpMethod::parse("POST").unwrap(),
             path: "/v1/recall".to_owned(),
         },
         operation,
@@ -85,102 +87,127 @@ fn facts(
     })
 }
 
-fn team(operation: Operation, banks: &[&str], identity: IdentityClaim) -> Facts {
-    facts("memory.corp.example", 8443, operation, banks, identity)
+fn team_facts(operation: BankOperation, banks: &[&str], identity: IdentityClaim) -> Facts {
+    memory_facts("memory.corp.example", 8443, operation, banks, identity)
 }
 
-fn outcome(rules: &RuleSet, id: &str, facts: &Facts) -> Result<&'static str, Reason> {
-    match rules.decide(&sandbox(rules, id), facts) {
-        Decision::Allow(permit) => Ok(permit.how().word()),
+fn decide_facts(rules: &RuleSet, id: &str, facts: &Facts) -> Result<&'static str, Reason> {
+    match rules.decide(&sandbox_ref(rules, id), facts) {
+        Decision::Allow(permit) => Ok(permit.treatment().as_str()),
         Decision::Deny(denial) => Err(denial.reason),
     }
 }
 
 #[test]
-fn a_request_is_its_own_sandboxes_for_banks_it_may_use() {
-    use Operation::{Admin, Delete, None as Nothing, Read, Write};
-    let rules = good(operated(OPERATOR, &[POLICY]));
-    let given = |identity| facts("given.corp.example", 443, Read, &["bank-a"], identity);
+fn p12_a_request_is_its_own_sandboxes_for_banks_it_may_use() {
+    use BankOperation::{Admin, Delete, None as Nothing, Read, Write};
+    let rules = unwrap_rules(compile_configured(CONFIGURATION, &[POLICY]));
+    let given = |identity| memory_facts("given.corp.example", 443, Read, &["bank-a"], identity);
     for (who, facts, expected) in [
-        ("a", team(Read, &["staging:team-a"], own()), Ok("forward")),
-        ("a", team(Read, &["staging:team-a", "staging:shared-1"], own()), Ok("forward")),
-        ("a", team(Write, &["staging:team-a"], own()), Ok("forward")),
-        ("a", team(Nothing, &[], IdentityClaim::Absent), Ok("forward")),
-        ("a", team(Nothing, &[], own()), Ok("forward")),
-        ("a", team(Nothing, &[], identity("b", "acme", "staging", Some(4))), Err(IdentityMismatch)),
-        ("a", team(Nothing, &[], IdentityClaim::Invalid("expired")), Err(IdentityInvalid)),
-        ("a", team(Nothing, &["staging:team-a"], own()), Err(MemoryOperation)),
-        ("a", team(Read, &["staging:team-a", "staging:team-b"], own()), Err(ForeignBank)),
-        ("a", team(Write, &["staging:shared-1"], own()), Err(ForeignBank)),
-        ("a", team(Delete, &["staging:team-a"], own()), Err(ForeignBank)),
-        ("a", team(Read, &["production:team-a"], own()), Err(ForeignBank)),
-        ("a", team(Read, &[], own()), Err(BankMissing)),
-        ("a", team(Admin, &["staging:team-a"], own()), Err(MemoryOperation)),
-        ("a", team(Read, &["staging:team-a"], IdentityClaim::Absent), Err(IdentityAbsent)),
+        ("a", team_facts(Read, &["staging:team-a"], own_claim()), Ok("forward")),
         (
             "a",
-            team(Read, &["staging:team-a"], IdentityClaim::Invalid("expired")),
+            team_facts(Read, &["staging:team-a", "staging:shared-1"], own_claim()),
+            Ok("forward"),
+        ),
+        ("a", team_facts(Write, &["staging:team-a"], own_claim()), Ok("forward")),
+        ("a", team_facts(Nothing, &[], IdentityClaim::Absent), Ok("forward")),
+        ("a", team_facts(Nothing, &[], own_claim()), Ok("forward")),
+        (
+            "a",
+            team_facts(Nothing, &[], identity_claim("b", "acme", "staging", Some(4))),
+            Err(IdentityMismatch),
+        ),
+        ("a", team_facts(Nothing, &[], IdentityClaim::Invalid("expired")), Err(IdentityInvalid)),
+        ("a", team_facts(Nothing, &["staging:team-a"], own_claim()), Err(MemoryOperation)),
+        (
+            "a",
+            team_facts(Read, &["staging:team-a", "staging:team-b"], own_claim()),
+            Err(ForeignBank),
+        ),
+        ("a", team_facts(Write, &["staging:shared-1"], own_claim()), Err(ForeignBank)),
+        ("a", team_facts(Delete, &["staging:team-a"], own_claim()), Err(ForeignBank)),
+        ("a", team_facts(Read, &["production:team-a"], own_claim()), Err(ForeignBank)),
+        ("a", team_facts(Read, &[], own_claim()), Err(BankMissing)),
+        ("a", team_facts(Admin, &["staging:team-a"], own_claim()), Err(MemoryOperation)),
+        ("a", team_facts(Read, &["staging:team-a"], IdentityClaim::Absent), Err(IdentityAbsent)),
+        (
+            "a",
+            team_facts(Read, &["staging:team-a"], IdentityClaim::Invalid("expired")),
             Err(IdentityInvalid),
         ),
         (
             "a",
-            team(Read, &["staging:team-a"], identity("b", "acme", "staging", Some(4))),
+            team_facts(Read, &["staging:team-a"], identity_claim("b", "acme", "staging", Some(4))),
             Err(IdentityMismatch),
         ),
         (
             "a",
-            team(Read, &["staging:team-a"], identity("A", "acme", "staging", Some(4))),
+            team_facts(Read, &["staging:team-a"], identity_claim("A", "acme", "staging", Some(4))),
             Err(IdentityMismatch),
         ),
         (
             "a",
-            team(Read, &["staging:team-a"], identity("a", "evil", "staging", Some(4))),
+            team_facts(Read, &["staging:team-a"], identity_claim("a", "evil", "staging", Some(4))),
             Err(IdentityMismatch),
         ),
         (
             "a",
-            team(Read, &["staging:team-a"], identity("a", "acme", "production", Some(4))),
+            team_facts(
+                Read,
+                &["staging:team-a"],
+                identity_claim("a", "acme", "production", Some(4)),
+            ),
             Err(IdentityMismatch),
         ),
         (
             "a",
-            team(Read, &["staging:team-a"], identity("a", "acme", "staging", Some(3))),
+            team_facts(Read, &["staging:team-a"], identity_claim("a", "acme", "staging", Some(3))),
             Err(IdentityStale),
         ),
         (
             "a",
-            team(Read, &["staging:team-a"], identity("a", "acme", "staging", None)),
+            team_facts(Read, &["staging:team-a"], identity_claim("a", "acme", "staging", None)),
             Err(IdentityStale),
         ),
-        ("pooled", team(Read, &["staging:team-a"], own()), Err(IdentityUnset)),
+        ("pooled", team_facts(Read, &["staging:team-a"], own_claim()), Err(IdentityUnset)),
         ("a", given(IdentityClaim::Absent), Ok("forward")),
-        ("a", given(own()), Ok("forward")),
-        ("a", given(identity("b", "acme", "staging", Some(4))), Err(IdentityMismatch)),
+        ("a", given(own_claim()), Ok("forward")),
+        ("a", given(identity_claim("b", "acme", "staging", Some(4))), Err(IdentityMismatch)),
         (
             "a",
-            facts("memory.corp.example", 443, Read, &["staging:team-a"], own()),
+            memory_facts("memory.corp.example", 443, Read, &["staging:team-a"], own_claim()),
             Err(PortNotListed),
         ),
-        ("a", facts("docs.example", 443, Read, &["staging:team-a"], own()), Err(MemoryOperation)),
-        ("a", facts("other.example", 443, Read, &["staging:team-a"], own()), Err(NotListed)),
+        (
+            "a",
+            memory_facts("docs.example", 443, Read, &["staging:team-a"], own_claim()),
+            Err(MemoryOperation),
+        ),
+        (
+            "a",
+            memory_facts("other.example", 443, Read, &["staging:team-a"], own_claim()),
+            Err(NotListed),
+        ),
     ] {
-        assert_eq!(outcome(&rules, who, &facts), expected, "{who}: {facts:?}");
+        assert_eq!(decide_facts(&rules, who, &facts), expected, "{who}: {facts:?}");
     }
 }
 
 #[test]
-fn a_memory_host_is_held_and_takes_no_plain_requests() {
-    let rules = good(operated(OPERATOR, &[POLICY]));
-    let probe = rules::probe::Probe::parse("https://memory.corp.example:8443/v1/recall").unwrap();
-    let steps = probe.facts(&sandbox(&rules, "a"));
-    assert_eq!(outcome(&rules, "a", &steps[0]), Ok("hold"));
-    assert_eq!(outcome(&rules, "a", &steps[1]), Err(MemoryOperation));
+fn p12_a_memory_host_is_held_and_takes_no_plain_requests() {
+    let rules = unwrap_rules(compile_configured(CONFIGURATION, &[POLICY]));
+    let probe =
+        rules::probe::PolicyProbe::parse("https://memory.corp.example:8443/v1/recall").unwrap();
+    let steps = probe.facts(&sandbox_ref(&rules, "a"));
+    assert_eq!(decide_facts(&rules, "a", &steps[0]), Ok("hold"));
+    assert_eq!(decide_facts(&rules, "a", &steps[1]), Err(MemoryOperation));
 }
 
 #[test]
-fn a_bank_of_another_environment_is_a_load_error() {
-    let production = OPERATOR.replace("\"staging\"", "\"production\"");
-    let found = errors(operated(&production, &[POLICY])).join("\n");
+fn p12_a_bank_of_another_environment_is_a_load_error() {
+    let production = CONFIGURATION.replace("\"staging\"", "\"production\"");
+    let found = error_texts(compile_configured(&production, &[POLICY])).join("\n");
     assert!(
         found.contains(
             "bank `staging:team-a` is of environment `staging`, but sandbox `a` is of `production`"
@@ -188,7 +215,7 @@ fn a_bank_of_another_environment_is_a_load_error() {
         "{found}"
     );
     assert!(found.contains("bank `bank-a` is of environment `staging`"), "{found}");
-    good(lone(POLICY));
+    unwrap_rules(compile_lone(POLICY));
 }
 
 #[test]
@@ -209,44 +236,44 @@ fn banks_must_say_their_environment() {
             "bank `production:*` names environment `production`",
         ),
     ] {
-        let found = errors(lone(&rule(extra))).join("\n");
+        let found = error_texts(compile_lone(&rule(extra))).join("\n");
         assert!(found.contains(part), "{extra}\n---\n{found}");
     }
-    good(lone(&rule("recall = [\"team-a\"]\nenvironment = \"staging\"")));
+    unwrap_rules(compile_lone(&rule("recall = [\"team-a\"]\nenvironment = \"staging\"")));
 }
 
 #[test]
-fn what_passes_unseen_may_not_stand_beside_memory() {
+fn p15_what_passes_unseen_may_not_stand_beside_memory() {
     let tunnel = |extra: &str| {
         format!(
             "name = \"t\"\n[[allow]]\nname = \"blind\"\nhosts = [\"blind.example\"]\ntls = \"tunnel\"\n{extra}"
         )
     };
-    let operator = OPERATOR.replace("[\"team\"]", "[\"team\", \"t\"]");
-    let found = errors(operated(&operator, &[POLICY, &tunnel("")])).join("\n");
+    let operator = CONFIGURATION.replace("[\"team\"]", "[\"team\", \"t\"]");
+    let found = error_texts(compile_configured(&operator, &[POLICY, &tunnel("")])).join("\n");
     assert!(found.contains("rule `blind` passes bytes unseen"), "{found}");
-    good(operated(&operator, &[POLICY, &tunnel("memory = \"may-receive\"")]));
+    unwrap_rules(compile_configured(&operator, &[POLICY, &tunnel("memory = \"may-receive\"")]));
 }
 
 #[test]
-fn a_memory_service_is_reached_through_its_guard_or_not_at_all() {
+fn p12_a_memory_service_is_reached_through_its_guard_or_not_at_all() {
     let memory = "name = \"team\"\n[[memory]]\nname = \"m\"\nhost = \"m.example:8443\"\nresolves_to = [\"10.3.0.0/16\"]\nprofile = \"mcp\"\nrecall = [\"staging:a\"]";
     let beside = "name = \"beside\"\n[[allow]]\nname = \"raw\"\nhosts = [\"m.example\"]\ntcp = [8443]\nmemory = \"may-receive\"\n\
         [[allow]]\nname = \"net\"\naddresses = [\"10.3.0.0/16\"]\nports = [8443]\n\
         [[allow]]\nname = \"alias\"\nhosts = [\"alias.example:8443\"]\nresolves_to = [\"10.3.0.0/16\"]";
     let operator = "[[sandbox]]\nid = \"a\"\ntenant = \"t\"\nenvironment = \"staging\"\nbase = \"system\"\npolicies = [\"team\", \"beside\"]";
-    let rules = good(operated(operator, &[memory, beside]));
+    let rules = unwrap_rules(compile_configured(operator, &[memory, beside]));
     let probe = |text: &str, raw: bool| {
-        let mut probe = rules::probe::Probe::parse(text).unwrap();
+        let mut probe = rules::probe::PolicyProbe::parse(text).unwrap();
         if raw {
-            probe.special = rules::probe::Special::Raw;
+            probe.special = rules::probe::ProbeKind::Raw;
         }
-        probe.decide(&rules, &sandbox(&rules, "a"))
+        probe.decide(&rules, &sandbox_ref(&rules, "a"))
     };
     assert!(probe("m.example:8443", true).reason().is_some(), "raw TCP goes around the guard");
     assert!(probe("http://m.example:8443", false).reason().is_some(), "in the clear");
     assert!(
-        matches!(probe("m.example:8443", false), Decision::Allow(permit) if permit.how().word() == "hold")
+        matches!(probe("m.example:8443", false), Decision::Allow(permit) if permit.treatment().as_str() == "hold")
     );
     let address = ["10.3.0.5".parse().unwrap()];
     for text in ["alias.example:8443", "10.3.0.5:8443"] {
@@ -282,8 +309,8 @@ fn a_service_that_nobody_speaks_to_is_noticed() {
             ],
         ),
     ] {
-        let rules = good(operated(&format!("{OPERATOR}{more}"), &[POLICY]));
-        let warnings = shown(rules.warnings());
+        let rules = unwrap_rules(compile_configured(&format!("{CONFIGURATION}{more}"), &[POLICY]));
+        let warnings = problem_texts(rules.warnings());
         assert_eq!(warnings.len(), noticed.len(), "{more}: {warnings:?}");
         for part in noticed {
             assert!(warnings.iter().any(|one| one.contains(part)), "{part}: {warnings:?}");

@@ -1,35 +1,35 @@
 //! `explain`: what people are told, and that what they are told to do helps.
 
 use rules::Reason::*;
-use rules::decision::Layer;
-use rules::explain::{Change, Explanation, Why};
-use rules::facts::{Method, Operation, QueryType};
-use rules::probe::{Probe, Special};
-use rules::word::BankId;
+use rules::decision::PolicyLayer;
+use rules::explain::{Explanation, MissCause, PolicyEdit};
+use rules::facts::{BankOperation, HttpMethod, QueryType};
+use rules::ids::BankId;
+use rules::probe::{PolicyProbe, ProbeKind};
 use rules::{Decision, RuleSet};
 
-use super::{good, lone, operated};
+use super::{compile_configured, compile_lone, unwrap_rules};
 
 fn policy(body: &str) -> RuleSet {
-    good(lone(&format!("name = \"p\"\n{body}")))
+    unwrap_rules(compile_lone(&format!("name = \"p\"\n{body}")))
 }
 
-fn rule(name: &str, body: &str) -> String {
+fn allow_rule(name: &str, body: &str) -> String {
     format!("[[allow]]\nname = \"{name}\"\n{body}\n")
 }
 
 /// Reads `[METHOD ]url`, `tcp url`, `dns TYPE name` or `recall BANK url`.
-fn probe(text: &str) -> Probe {
+fn parse_probe(text: &str) -> PolicyProbe {
     let words: Vec<&str> = text.split(' ').collect();
-    let mut probe = Probe::parse(words.last().unwrap()).unwrap();
+    let mut probe = PolicyProbe::parse(words.last().unwrap()).unwrap();
     match words[..] {
-        ["dns", query, _] => probe.special = Special::Lookup(QueryType::by_name(query).unwrap()),
+        ["dns", query, _] => probe.special = ProbeKind::Lookup(QueryType::by_name(query).unwrap()),
         ["recall", bank, _] => {
             let bank = BankId::parse(bank).unwrap();
-            probe.special = Special::Memory { operation: Operation::Read, bank };
+            probe.special = ProbeKind::Memory { operation: BankOperation::Read, bank };
         }
-        ["tcp", _] => probe.special = Special::Raw,
-        [method, _] => probe.method = Some(Method::parse(method).unwrap()),
+        ["tcp", _] => probe.special = ProbeKind::Raw,
+        [method, _] => probe.method = Some(HttpMethod::parse(method).unwrap()),
         _ => {}
     }
     probe
@@ -37,21 +37,21 @@ fn probe(text: &str) -> Probe {
 
 fn explain(rules: &RuleSet, text: &str) -> Explanation {
     let who = rules.sandboxes().iter().next().unwrap();
-    rules.explain(who, &probe(text))
+    rules.explain(who, &parse_probe(text))
 }
 
-const OPERATOR: &str = "[[sandbox]]\nid = \"p\"\ntenant = \"t\"\nenvironment = \"s\"\nbase = \"system\"\npolicies = [\"p\"]\n[[credential]]\nname = \"k\"\nfile = \"k\"\n";
+const CONFIGURATION: &str = "[[sandbox]]\nid = \"p\"\ntenant = \"t\"\nenvironment = \"s\"\nbase = \"system\"\npolicies = [\"p\"]\n[[credential]]\nname = \"k\"\nfile = \"k\"\n";
 
-fn operated_by(operator: &str, text: &str) -> RuleSet {
-    good(operated(operator, &[text]))
+fn compile_with(operator: &str, text: &str) -> RuleSet {
+    unwrap_rules(compile_configured(operator, &[text]))
 }
 
 /// The policy after the advice was followed to the letter.
-fn follow(text: &str, change: &Change) -> String {
+fn apply_edit(text: &str, change: &PolicyEdit) -> String {
     let (rule, key, entries, instead_of) = match change {
-        Change::Add(lines) => return format!("{text}\n{lines}\n"),
-        Change::Extend { rule, key, entry } => (rule, *key, vec![entry.clone()], None),
-        Change::Set { rule, key, entries, instead_of } => {
+        PolicyEdit::Add(lines) => return format!("{text}\n{lines}\n"),
+        PolicyEdit::Extend { rule, key, entry } => (rule, *key, vec![entry.clone()], None),
+        PolicyEdit::Set { rule, key, entries, instead_of } => {
             (rule, *key, entries.clone(), *instead_of)
         }
     };
@@ -62,7 +62,9 @@ fn follow(text: &str, change: &Change) -> String {
     let old = block.lines().find(|line| begins(line, key)).map(|line| line.trim_end_matches(']'));
     let entries = format!("{entries:?}");
     let line = match (change, old) {
-        (Change::Extend { .. }, Some(old)) => format!("{old}, {}", entries.trim_start_matches('[')),
+        (PolicyEdit::Extend { .. }, Some(old)) => {
+            format!("{old}, {}", entries.trim_start_matches('['))
+        }
         _ => format!("{key} = {entries}"),
     };
     let kept = block
@@ -72,30 +74,33 @@ fn follow(text: &str, change: &Change) -> String {
     text.replace(block, &new)
 }
 
-fn shown(change: &Change) -> String {
+fn describe_edit(change: &PolicyEdit) -> String {
     match change {
-        Change::Add(lines) => lines.lines().skip(1).collect::<Vec<_>>().join("; "),
-        Change::Extend { rule, key, entry } => format!("{}: {key} += {entry}", rule.rule),
-        Change::Set { rule, key, entries, instead_of } => {
+        PolicyEdit::Add(lines) => lines.lines().skip(1).collect::<Vec<_>>().join("; "),
+        PolicyEdit::Extend { rule, key, entry } => format!("{}: {key} += {entry}", rule.rule),
+        PolicyEdit::Set { rule, key, entries, instead_of } => {
             format!("{}: {key} = {entries:?} without {instead_of:?}", rule.rule)
         }
     }
 }
 
 #[test]
-fn advice_loads_and_helps() {
+fn p18_advice_loads_and_helps() {
     let text = "name = \"p\"\n".to_owned()
-        + &rule("code", "hosts = [\"github.com\"]\nmethods = [\"GET\"]\npaths = [\"/acme/**\"]")
-        + &rule("api", "hosts = [\"api.example\", \"*.wide.example\", \"*.amazonaws.com\"]")
-        + &rule("read", "hosts = [\"read.example\"]\naccess = \"read-only\"")
-        + &rule("key", "hosts = [\"key.example\"]\ncredential = \"k\"")
-        + &rule("net", "addresses = [\"10.2.3.0/24\"]\nports = [8443]")
-        + &rule("10.2.3.4", "hosts = [\"taken.example\"]")
-        + &rule("db", "hosts = [\"db.example\"]\ntcp = [5432]\nmemory = \"may-receive\"")
-        + &rule("txt", "hosts = [\"txt.example\"]\ndns_types = [\"A\"]")
+        + &allow_rule(
+            "code",
+            "hosts = [\"github.com\"]\nmethods = [\"GET\"]\npaths = [\"/acme/**\"]",
+        )
+        + &allow_rule("api", "hosts = [\"api.example\", \"*.wide.example\", \"*.amazonaws.com\"]")
+        + &allow_rule("read", "hosts = [\"read.example\"]\naccess = \"read-only\"")
+        + &allow_rule("key", "hosts = [\"key.example\"]\ncredential = \"k\"")
+        + &allow_rule("net", "addresses = [\"10.2.3.0/24\"]\nports = [8443]")
+        + &allow_rule("10.2.3.4", "hosts = [\"taken.example\"]")
+        + &allow_rule("db", "hosts = [\"db.example\"]\ntcp = [5432]\nmemory = \"may-receive\"")
+        + &allow_rule("txt", "hosts = [\"txt.example\"]\ndns_types = [\"A\"]")
         + "[[memory]]\nname = \"m\"\nhost = \"m.example\"\nprofile = \"mcp\"\nrecall = [\"s:a\"]\n"
         + "[[deny]]\nhosts = [\"denied.example:8443\"]\n";
-    let rules = operated_by(OPERATOR, &text);
+    let rules = compile_with(CONFIGURATION, &text);
     for (attempt, reason, expected) in [
         (
             "pastebin.example",
@@ -188,8 +193,8 @@ fn advice_loads_and_helps() {
         let found = explain(&rules, attempt);
         assert_eq!(found.decision.reason(), Some(reason), "{attempt}");
         let Some(change) = found.change else { panic!("no advice for {attempt}") };
-        assert_eq!(shown(&change), expected, "{attempt}");
-        let mended = operated_by(OPERATOR, &follow(&text, &change));
+        assert_eq!(describe_edit(&change), expected, "{attempt}");
+        let mended = compile_with(CONFIGURATION, &apply_edit(&text, &change));
         let after = explain(&mended, attempt).decision;
         assert!(
             matches!(after, Decision::Allow(_)),
@@ -200,14 +205,14 @@ fn advice_loads_and_helps() {
 
 #[test]
 fn raw_tcp_is_advised_where_nothing_has_to_be_seen() {
-    let text = "name = \"p\"\n".to_owned() + &rule("api", "hosts = [\"api.example\"]");
-    let rules = operated_by(OPERATOR, &text);
+    let text = "name = \"p\"\n".to_owned() + &allow_rule("api", "hosts = [\"api.example\"]");
+    let rules = compile_with(CONFIGURATION, &text);
     for port in [22, 443] {
         let attempt = format!("tcp api.example:{port}");
         let change = explain(&rules, &attempt).change.unwrap();
         let expected = format!("name = \"api.example\"; hosts = [\"api.example\"]; tcp = [{port}]");
-        assert_eq!(shown(&change), expected);
-        let mended = operated_by(OPERATOR, &follow(&text, &change));
+        assert_eq!(describe_edit(&change), expected);
+        let mended = compile_with(CONFIGURATION, &apply_edit(&text, &change));
         assert!(matches!(explain(&mended, &attempt).decision, Decision::Allow(_)), "{attempt}");
     }
 }
@@ -215,13 +220,13 @@ fn raw_tcp_is_advised_where_nothing_has_to_be_seen() {
 #[test]
 fn what_no_advice_mends_gets_none() {
     let text = "name = \"p\"\n".to_owned()
-        + &rule(
+        + &allow_rule(
             "wide",
             "hosts = [\"*.google\", \"x.example\"]\npaths = [\"/a\"]\ndangerously_wide = true",
         )
         + "[[deny]]\nhosts = [\"denied.example\"]\n"
         + "[[memory]]\nname = \"m\"\nhost = \"m.example\"\nprofile = \"mcp\"\nrecall = [\"s:a\"]\n";
-    let rules = operated_by(OPERATOR, &text);
+    let rules = compile_with(CONFIGURATION, &text);
     for (attempt, reason) in [
         ("dns.google", EncryptedResolver),
         ("cloudflare-dns.com", NotListed),
@@ -240,7 +245,7 @@ fn what_no_advice_mends_gets_none() {
     ] {
         let found = explain(&rules, attempt);
         assert_eq!(found.decision.reason(), Some(reason), "{attempt}");
-        let advice = found.change.as_ref().map(shown);
+        let advice = found.change.as_ref().map(describe_edit);
         assert_eq!(advice, None, "{attempt}");
     }
     for method in ["TRACE", "CONNECT"] {
@@ -252,27 +257,27 @@ fn what_no_advice_mends_gets_none() {
 #[test]
 fn the_base_is_not_the_sandboxs_to_mend() {
     let own = "name = \"p\"\n".to_owned()
-        + &rule("r", "hosts = [\"x.example\", \".x.example\", \"y.example\"]");
+        + &allow_rule("r", "hosts = [\"x.example\", \".x.example\", \"y.example\"]");
     let base = "name = \"floor\"\n".to_owned()
-        + &rule("f", "hosts = [\"y.example\", \"githup.com\"]\nmethods = [\"GET\"]");
+        + &allow_rule("f", "hosts = [\"y.example\", \"githup.com\"]\nmethods = [\"GET\"]");
     let of = |floor: &str| {
-        let operator = OPERATOR.replace("system", floor);
-        good(operated(&operator, &[&own, &base]))
+        let operator = CONFIGURATION.replace("system", floor);
+        unwrap_rules(compile_configured(&operator, &[&own, &base]))
     };
     for (floor, attempt) in
         [("untrusted", "x.example"), ("floor", "x.example"), ("floor", "POST https://y.example/")]
     {
         let found = explain(&of(floor), attempt);
         let Decision::Deny(denial) = &found.decision else { panic!("{floor}: {attempt}") };
-        assert_eq!((denial.layer, &found.change), (Layer::Base, &None), "{floor}: {attempt}");
+        assert_eq!((denial.layer, &found.change), (PolicyLayer::Base, &None), "{floor}: {attempt}");
         let allowed = found.near.iter().filter(|near| &*near.rule.rule == "r");
-        let whys: Vec<Why> = allowed.map(|near| near.why).collect();
+        let whys: Vec<MissCause> = allowed.map(|near| near.why).collect();
         let decided = denial.rule.as_ref().is_some_and(|rule| &*rule.rule == "r");
-        let expected = if decided { vec![] } else { vec![Why::BaseRefuses] };
+        let expected = if decided { vec![] } else { vec![MissCause::BaseRefuses] };
         assert_eq!(whys, expected, "{floor}: {attempt}: each rule is told once");
     }
     let slip = explain(&of("floor"), "github.com");
-    assert_eq!((slip.near.len(), slip.near[0].rule.layer), (1, Layer::Base));
+    assert_eq!((slip.near.len(), slip.near[0].rule.layer), (1, PolicyLayer::Base));
     for (floor, attempt) in
         [("user", "tcp x.example:443"), ("untrusted", "new.example"), ("user", "a.internal")]
     {
@@ -283,22 +288,22 @@ fn the_base_is_not_the_sandboxs_to_mend() {
 #[test]
 fn near_misses_are_told() {
     let rules = policy(
-        &(rule("code", "hosts = [\"github.com\"]\nmethods = [\"GET\"]")
-            + &rule("wide", "hosts = [\"*.example.com\"]")
-            + &rule("one", "hosts = [\"a.example.com\"]")
+        &(allow_rule("code", "hosts = [\"github.com\"]\nmethods = [\"GET\"]")
+            + &allow_rule("wide", "hosts = [\"*.example.com\"]")
+            + &allow_rule("one", "hosts = [\"a.example.com\"]")
             + "[[deny]]\nhosts = [\"b.example.com\"]"),
     );
     let slip = explain(&rules, "githud.com");
     assert_eq!(
         (slip.near.len(), slip.near[0].why, slip.near[0].pattern.as_str()),
-        (1, Why::OtherName, "github.com")
+        (1, MissCause::OtherName, "github.com")
     );
     let apex = explain(&rules, "example.com");
     assert!(apex.near.iter().any(|near| near.pattern == "*.example.com"), "{apex:?}");
     let both = explain(&rules, "GET https://a.example.com/");
-    assert_eq!((both.near.len(), both.near[0].why), (1, Why::LessSpecific));
+    assert_eq!((both.near.len(), both.near[0].why), (1, MissCause::LessSpecific));
     let denied = explain(&rules, "b.example.com");
-    assert_eq!((denied.near.len(), denied.near[0].why), (1, Why::DenyWins));
+    assert_eq!((denied.near.len(), denied.near[0].why), (1, MissCause::DenyWins));
     let method = explain(&rules, "POST https://github.com/");
     assert_eq!(method.decision.reason(), Some(MethodNotAllowed));
     assert_eq!(method.near, [], "the rule that refused is named by the decision itself");

@@ -1,21 +1,22 @@
 //! Fronting: an allowed name outside, another inside.
 
-use super::Step;
-use crate::demo::agent::Fetch;
-use crate::demo::stage::{Stage, Wanted};
-use crate::demo::told::{Misbehaved, Told, promise};
+use super::DemoStep;
+use crate::demo::agent::FetchRequest;
+use crate::demo::context::{DemoContext, RecordQuery};
+use crate::demo::report::{StepFailure, StepReport, ensure};
 
-pub(super) const STEP: Step<Stage> =
-    Step { name: "fronting", title: "An allowed name as a front for another", play };
+pub(super) const STEP: DemoStep<DemoContext> =
+    DemoStep { name: "fronting", title: "An allowed name as a front for another", run };
 
-fn play(stage: &mut Stage, told: &mut Told) -> Result<(), Misbehaved> {
-    told.tried("sandbox-a: TLS for code.example, and inside it `Host: evil.example`");
-    let front = Fetch::get("code.example", "/drop");
-    let front = Fetch { named: Some("evil.example".to_owned()), ..front };
-    let answer = stage.a.fetch(&front)?.map_err(Misbehaved)?;
-    promise(answer.body.contains("names_disagree"), &answer.body)?;
-    told.happened(format!("{}: names_disagree; nothing reached either host", answer.status));
-    let wanted = Wanted { sandbox: stage.a.id, reason: "names_disagree", ..Wanted::default() };
-    stage.record(wanted, told)?;
-    stage.nothing_arrived()
+fn run(stage: &mut DemoContext, told: &mut StepReport) -> Result<(), StepFailure> {
+    told.note_attempt("sandbox-a: TLS for code.example, and inside it `Host: evil.example`");
+    let front = FetchRequest::get("code.example", "/drop");
+    let front = FetchRequest { named: Some("evil.example".to_owned()), ..front };
+    let answer = stage.a.fetch(&front)?.map_err(StepFailure)?;
+    ensure(answer.body.contains("names_disagree"), &answer.body)?;
+    told.note_result(format!("{}: names_disagree; nothing reached either host", answer.status));
+    let wanted =
+        RecordQuery { sandbox: stage.a.id, reason: "names_disagree", ..RecordQuery::default() };
+    stage.expect_record(wanted, told)?;
+    stage.expect_no_traffic()
 }

@@ -14,19 +14,19 @@ mod raw_address;
 mod rebinding;
 mod tunnel;
 
-use super::stage::Stage;
-use super::told::{Misbehaved, Told};
+use super::context::DemoContext;
+use super::report::{StepFailure, StepReport};
 
 /// A step: what it is called, what it is about, and what is done.
 #[derive(Debug)]
-pub(super) struct Step<S> {
+pub(super) struct DemoStep<S> {
     pub(super) name: &'static str,
     pub(super) title: &'static str,
-    pub(super) play: fn(&mut S, &mut Told) -> Result<(), Misbehaved>,
+    pub(super) run: fn(&mut S, &mut StepReport) -> Result<(), StepFailure>,
 }
 
 /// In the order in which they are told. Each leaves the stage as it found it, but the last, which ends it.
-pub(super) const STEPS: &[Step<Stage>] = &[
+pub(super) const STEPS: &[DemoStep<DemoContext>] = &[
     allowed::STEP,
     denied::STEP,
     fronting::STEP,

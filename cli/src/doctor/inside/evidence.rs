@@ -7,40 +7,47 @@ use std::sync::Arc;
 use rustls::pki_types::ServerName;
 use rustls::{ClientConfig, ClientConnection, RootCertStore, Stream};
 
-use super::Ground;
-use super::streams::{PATIENCE, request};
-use crate::doctor::answer::Answer;
-use crate::doctor::report::Evidence;
+use super::ProbeTargets;
+use super::tcp::{CONNECT_TIMEOUT, probe_request};
+use crate::doctor::report::RequestEvidence;
+use crate::doctor::response::ProbeResponse;
 
 /// Variables that name a proxy, for sandboxes whose only way out is one.
-const PROXIES: [&str; 4] = ["https_proxy", "HTTPS_PROXY", "http_proxy", "HTTP_PROXY"];
+const PROXY_VARIABLES: [&str; 4] = ["https_proxy", "HTTPS_PROXY", "http_proxy", "HTTP_PROXY"];
 
-pub(super) fn collect(ground: &Ground) -> Vec<Evidence> {
+pub(super) fn collect(ground: &ProbeTargets) -> Vec<RequestEvidence> {
     let allowed = ground.allowed.iter().map(|host| {
         let request = format!("GET https://{host}/sandbar-doctor");
-        told("allowed", request, by_https(host))
+        to_evidence("allowed", request, request_https(host))
     });
-    let denied =
-        [told("refused", format!("GET http://{}/sandbar-doctor", ground.denied), by_http(ground))];
+    let denied = [to_evidence(
+        "refused",
+        format!("GET http://{}/sandbar-doctor", ground.denied),
+        request_http(ground),
+    )];
     allowed.chain(denied).collect()
 }
 
-fn told(wanted: &'static str, request: String, answer: io::Result<Answer>) -> Evidence {
+fn to_evidence(
+    wanted: &'static str,
+    request: String,
+    answer: io::Result<ProbeResponse>,
+) -> RequestEvidence {
     let (answer, record) = match answer {
         Ok(answer) => {
             let reason = answer.reason().map(|reason| format!(" ({reason})")).unwrap_or_default();
-            (format!("{}{reason}", answer.first_line()), answer.record().map(str::to_owned))
+            (format!("{}{reason}", answer.first_line()), answer.record_id().map(str::to_owned))
         }
         Err(error) => (format!("no answer: {error}"), None),
     };
-    Evidence { wanted, request, answer, record, line: None }
+    RequestEvidence { wanted, request, answer, record, line: None }
 }
 
 /// A plain request to wherever, which is Sandbar's to answer, or to the proxy that is named.
-fn by_http(ground: &Ground) -> io::Result<Answer> {
+fn request_http(ground: &ProbeTargets) -> io::Result<ProbeResponse> {
     let host = &ground.denied;
-    let (to, request) = match proxy() {
-        None => (SocketAddr::new(ground.four.into(), 80), request(host)),
+    let (to, request) = match proxy_from_env() {
+        None => (SocketAddr::new(ground.four.into(), 80), probe_request(host)),
         Some(proxy) => {
             let target = format!("http://{host}/sandbar-doctor");
             (proxy, format!("GET {target} HTTP/1.1\r\nHost: {host}\r\nConnection: close\r\n\r\n"))
@@ -48,12 +55,12 @@ fn by_http(ground: &Ground) -> io::Result<Answer> {
     };
     let mut stream = connect(to)?;
     stream.write_all(request.as_bytes())?;
-    Answer::read(&mut stream)
+    ProbeResponse::read(&mut stream)
 }
 
 /// As any program would: by the system's resolver, believing whom the system believes.
-fn by_https(host: &str) -> io::Result<Answer> {
-    let mut socket = match proxy() {
+fn request_https(host: &str) -> io::Result<ProbeResponse> {
+    let mut socket = match proxy_from_env() {
         None => {
             let to = (host, 443).to_socket_addrs()?.next();
             connect(to.ok_or_else(|| io::Error::other("the host has no address"))?)?
@@ -61,8 +68,8 @@ fn by_https(host: &str) -> io::Result<Answer> {
         Some(proxy) => {
             let mut stream = connect(proxy)?;
             write!(stream, "CONNECT {host}:443 HTTP/1.1\r\nHost: {host}:443\r\n\r\n")?;
-            let answer = Answer::read(&mut stream)?;
-            if answer.record().is_some() {
+            let answer = ProbeResponse::read(&mut stream)?;
+            if answer.record_id().is_some() {
                 return Ok(answer);
             }
             stream
@@ -70,7 +77,7 @@ fn by_https(host: &str) -> io::Result<Answer> {
     };
     let mut roots = RootCertStore::empty();
     roots.add_parsable_certificates(certs::trust::system_roots());
-    let config = ClientConfig::builder_with_provider(certs::provider())
+    let config = ClientConfig::builder_with_provider(certs::crypto_provider())
         .with_safe_default_protocol_versions()
         .map_err(io::Error::other)?
         .with_root_certificates(roots)
@@ -78,19 +85,20 @@ fn by_https(host: &str) -> io::Result<Answer> {
     let name = ServerName::try_from(host.to_owned()).map_err(io::Error::other)?;
     let mut tls = ClientConnection::new(Arc::new(config), name).map_err(io::Error::other)?;
     let mut stream = Stream::new(&mut tls, &mut socket);
-    stream.write_all(request(host).as_bytes())?;
-    Answer::read(&mut stream)
+    stream.write_all(probe_request(host).as_bytes())?;
+    ProbeResponse::read(&mut stream)
 }
 
 fn connect(to: SocketAddr) -> io::Result<TcpStream> {
-    let stream = TcpStream::connect_timeout(&to, PATIENCE)?;
-    stream.set_read_timeout(Some(PATIENCE))?;
+    let stream = TcpStream::connect_timeout(&to, CONNECT_TIMEOUT)?;
+    stream.set_read_timeout(Some(CONNECT_TIMEOUT))?;
     Ok(stream)
 }
 
-fn proxy() -> Option<SocketAddr> {
-    let named =
-        PROXIES.iter().find_map(|name| std::env::var(name).ok().filter(|text| !text.is_empty()))?;
+fn proxy_from_env() -> Option<SocketAddr> {
+    let named = PROXY_VARIABLES
+        .iter()
+        .find_map(|name| std::env::var(name).ok().filter(|text| !text.is_empty()))?;
     let place = named.strip_prefix("http://")?.trim_end_matches('/');
     place.to_socket_addrs().ok()?.next()
 }

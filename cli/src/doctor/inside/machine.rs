@@ -10,8 +10,8 @@ use nix::pty::{grantpt, posix_openpt, ptsname_r, unlockpt};
 use nix::sys::stat::{Mode, SFlag, mknod};
 use nix::unistd::setsid;
 
-use super::{Ground, Probe, privileged};
-use crate::doctor::probe::Verdict;
+use super::{InsideProbe, ProbeTargets, judge_privileged};
+use crate::doctor::probe::ProbeVerdict;
 use sys::probe::{self as calls, Keyring};
 
 const GROUP: &str = "the machine";
@@ -21,7 +21,7 @@ const PROC_FIX: &str = "mount /proc/sys and /sys read-only in the sandbox, as co
 const DEVICE_FIX: &str =
     "give the sandbox no devices but null, zero, full, random, urandom and tty";
 /// Capabilities by which one leaves, by number (capabilities(7)).
-const DANGEROUS: [(u32, &str); 14] = [
+const DANGEROUS_CAPABILITIES: [(u32, &str); 14] = [
     (2, "DAC_READ_SEARCH"),
     (12, "NET_ADMIN"),
     (13, "NET_RAW"),
@@ -62,73 +62,91 @@ const DEVICES: [&str; 9] = [
     "/proc/kcore",
 ];
 
-pub(super) fn probes() -> Vec<Probe> {
+pub(super) fn probes() -> Vec<InsideProbe> {
     let mut probes = vec![
-        Probe::new(
+        InsideProbe::new(
             GROUP,
             "machine.capabilities",
             "capabilities by which one leaves",
             DROP_FIX,
-            |_| capabilities(&status()),
+            |_| probe_capabilities(&read_status()),
         ),
-        Probe::new(
+        InsideProbe::new(
             GROUP,
             "machine.set-user-id",
             "gaining capabilities by set-user-id programs",
             "set `no_new_privs` for the sandbox (`--security-opt no-new-privileges`, `allowPrivilegeEscalation: false`)",
-            |_| gains(&status()),
+            |_| probe_setuid(&read_status()),
         ),
-        Probe::new(GROUP, "machine.module", "loading a kernel module", DROP_FIX, |_| {
-            privileged(calls::load_no_module(), "kernel modules can be loaded")
+        InsideProbe::new(GROUP, "machine.module", "loading a kernel module", DROP_FIX, |_| {
+            judge_privileged(calls::load_invalid_module(), "kernel modules can be loaded")
         }),
-        Probe::new(GROUP, "machine.bpf", "programs in the kernel (bpf)", DROP_FIX, |_| {
-            privileged(calls::look_at_programs(), "the kernel's programs can be seen")
+        InsideProbe::new(GROUP, "machine.bpf", "programs in the kernel (bpf)", DROP_FIX, |_| {
+            judge_privileged(calls::list_bpf_programs(), "the kernel's programs can be seen")
         }),
-        Probe::new(GROUP, "machine.restart", "restarting the machine", DROP_FIX, |_| {
-            privileged(calls::restart_nothing(), "the machine can be restarted")
+        InsideProbe::new(GROUP, "machine.restart", "restarting the machine", DROP_FIX, |_| {
+            judge_privileged(calls::reboot_without_magic(), "the machine can be restarted")
         }),
-        Probe::new(
+        InsideProbe::new(
             GROUP,
             "machine.by-number",
             "opening files by number (open_by_handle_at)",
             DROP_FIX,
-            |_| privileged(calls::open_by_number(), "files of the whole file system can be opened"),
+            |_| {
+                judge_privileged(
+                    calls::open_by_handle(),
+                    "files of the whole file system can be opened",
+                )
+            },
         ),
-        Probe::new(GROUP, "machine.mount", "mounting", DROP_FIX, mounts),
-        Probe::new(GROUP, "machine.mknod", "making a device", DROP_FIX, makes_device),
-        Probe::new(GROUP, "machine.settings", "settings of the kernel", PROC_FIX, |_| {
-            Verdict::worst(SETTINGS.map(|path| opened(Path::new(path), Open::Write)), "none")
+        InsideProbe::new(GROUP, "machine.mount", "mounting", DROP_FIX, probe_mount),
+        InsideProbe::new(GROUP, "machine.mknod", "making a device", DROP_FIX, probe_mknod),
+        InsideProbe::new(GROUP, "machine.settings", "settings of the kernel", PROC_FIX, |_| {
+            ProbeVerdict::worst(
+                SETTINGS.map(|path| probe_open(Path::new(path), OpenMode::Write)),
+                "none",
+            )
         }),
-        Probe::new(
+        InsideProbe::new(
             GROUP,
             "machine.cgroup",
             "programs that a control group runs (release_agent)",
             PROC_FIX,
             |_| {
-                let agents = release_agents().into_iter().map(|path| opened(&path, Open::Write));
-                Verdict::worst(agents.collect::<Vec<_>>(), "there is no release_agent")
+                let agents =
+                    release_agents().into_iter().map(|path| probe_open(&path, OpenMode::Write));
+                ProbeVerdict::worst(agents.collect::<Vec<_>>(), "there is no release_agent")
             },
         ),
-        Probe::new(GROUP, "machine.devices", "memory and log of the kernel", DEVICE_FIX, |_| {
-            Verdict::worst(DEVICES.map(|path| opened(Path::new(path), Open::Read)), "none")
+        InsideProbe::new(
+            GROUP,
+            "machine.devices",
+            "memory and log of the kernel",
+            DEVICE_FIX,
+            |_| {
+                ProbeVerdict::worst(
+                    DEVICES.map(|path| probe_open(Path::new(path), OpenMode::Read)),
+                    "none",
+                )
+            },
+        ),
+        InsideProbe::new(GROUP, "machine.disks", "disks", DEVICE_FIX, |_| {
+            let disks = list_disks().into_iter().map(|path| probe_open(&path, OpenMode::Read));
+            ProbeVerdict::worst(disks.collect::<Vec<_>>(), "there are no disks")
         }),
-        Probe::new(GROUP, "machine.disks", "disks", DEVICE_FIX, |_| {
-            let disks = disks().into_iter().map(|path| opened(&path, Open::Read));
-            Verdict::worst(disks.collect::<Vec<_>>(), "there are no disks")
-        }),
-        Probe::new(
+        InsideProbe::new(
             GROUP,
             "machine.ring",
             "system calls past the filter (io_uring)",
             "have the system call filter refuse io_uring_setup: what it does, no filter sees",
-            |_| ring(&status()),
+            |_| probe_io_uring(&read_status()),
         ),
-        Probe::new(
+        InsideProbe::new(
             GROUP,
             "machine.terminal",
             "typing into the caller's terminal (TIOCSTI)",
             "give the sandbox a terminal of its own, refuse TIOCSTI by a system call filter, or set dev.tty.legacy_tiocsti=0",
-            |_| typing(),
+            |_| probe_terminal_input(),
         ),
     ];
     for (name, what, keyring) in [
@@ -136,82 +154,90 @@ pub(super) fn probes() -> Vec<Probe> {
         ("machine.keys.user", "keys of the caller", Keyring::User),
     ] {
         let fix = "start the sandbox with a session keyring of its own, and refuse keyctl by a system call filter";
-        probes.push(Probe::new(GROUP, name, what, fix, move |_| match calls::keys(keyring) {
-            Ok(0) => Verdict::Blocked("the keyring is empty".to_owned()),
-            Ok(count) => Verdict::Escaped(format!("{count} keys can be used")),
-            Err(error) => Verdict::Blocked(error.to_string()),
+        probes.push(InsideProbe::new(GROUP, name, what, fix, move |_| {
+            match calls::count_keys(keyring) {
+                Ok(0) => ProbeVerdict::Blocked("the keyring is empty".to_owned()),
+                Ok(count) => ProbeVerdict::Escaped(format!("{count} keys can be used")),
+                Err(error) => ProbeVerdict::Blocked(error.to_string()),
+            }
         }));
     }
     probes
 }
 
 /// What proc(5) says of this process.
-fn status() -> String {
+fn read_status() -> String {
     fs::read_to_string("/proc/self/status").unwrap_or_default()
 }
 
-fn field<'a>(status: &'a str, name: &str) -> Option<&'a str> {
+fn status_field<'a>(status: &'a str, name: &str) -> Option<&'a str> {
     status.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(':')).map(str::trim)
 }
 
 /// The dangerous ones in a set of capabilities; none if the set cannot be read.
-fn dangerous(status: &str, set: &str) -> Option<Vec<&'static str>> {
-    let bits = u64::from_str_radix(field(status, set)?, 16).ok()?;
-    Some(DANGEROUS.iter().filter(|(at, _)| bits >> at & 1 == 1).map(|(_, name)| *name).collect())
+fn dangerous_capabilities(status: &str, set: &str) -> Option<Vec<&'static str>> {
+    let bits = u64::from_str_radix(status_field(status, set)?, 16).ok()?;
+    Some(
+        DANGEROUS_CAPABILITIES
+            .iter()
+            .filter(|(at, _)| bits >> at & 1 == 1)
+            .map(|(_, name)| *name)
+            .collect(),
+    )
 }
 
-fn capabilities(status: &str) -> Verdict {
-    match dangerous(status, "CapPrm") {
-        Some(none) if none.is_empty() => Verdict::Blocked("it has none of them".to_owned()),
-        Some(some) => Verdict::Escaped(format!("it has {}", some.join(", "))),
-        None => Verdict::Unknown("/proc/self/status cannot be read".to_owned()),
+fn probe_capabilities(status: &str) -> ProbeVerdict {
+    match dangerous_capabilities(status, "CapPrm") {
+        Some(none) if none.is_empty() => ProbeVerdict::Blocked("it has none of them".to_owned()),
+        Some(some) => ProbeVerdict::Escaped(format!("it has {}", some.join(", "))),
+        None => ProbeVerdict::Unknown("/proc/self/status cannot be read".to_owned()),
     }
 }
 
-fn gains(status: &str) -> Verdict {
-    if field(status, "NoNewPrivs") == Some("1") {
-        return Verdict::Blocked("no_new_privs is set".to_owned());
+fn probe_setuid(status: &str) -> ProbeVerdict {
+    if status_field(status, "NoNewPrivs") == Some("1") {
+        return ProbeVerdict::Blocked("no_new_privs is set".to_owned());
     }
-    match dangerous(status, "CapBnd") {
+    match dangerous_capabilities(status, "CapBnd") {
         Some(none) if none.is_empty() => {
-            Verdict::Blocked("the bounding set has none that matters".to_owned())
+            ProbeVerdict::Blocked("the bounding set has none that matters".to_owned())
         }
-        Some(some) => Verdict::Escaped(format!(
+        Some(some) => ProbeVerdict::Escaped(format!(
             "no_new_privs is not set, and a set-user-id program could gain {}",
             some.join(", ")
         )),
-        None => Verdict::Unknown("/proc/self/status cannot be read".to_owned()),
+        None => ProbeVerdict::Unknown("/proc/self/status cannot be read".to_owned()),
     }
 }
 
 /// It is bad only where there is a filter to get past.
-fn ring(status: &str) -> Verdict {
-    match (calls::make_ring(), field(status, "Seccomp")) {
-        (Err(error), _) => Verdict::Blocked(error.to_string()),
-        (Ok(()), Some("2")) => Verdict::Escaped("a ring was made, past the filter".to_owned()),
-        (Ok(()), _) => Verdict::Blocked("there is no filter to get past".to_owned()),
+fn probe_io_uring(status: &str) -> ProbeVerdict {
+    match (calls::create_io_uring(), status_field(status, "Seccomp")) {
+        (Err(error), _) => ProbeVerdict::Blocked(error.to_string()),
+        (Ok(()), Some("2")) => ProbeVerdict::Escaped("a ring was made, past the filter".to_owned()),
+        (Ok(()), _) => ProbeVerdict::Blocked("there is no filter to get past".to_owned()),
     }
 }
 
 /// How something is opened. Nothing is read or written.
 #[derive(Clone, Copy, Debug)]
-enum Open {
+enum OpenMode {
     Read,
     Write,
 }
 
-fn opened(path: &Path, how: Open) -> Verdict {
+fn probe_open(path: &Path, how: OpenMode) -> ProbeVerdict {
     let shown = path.display();
     if path.is_dir() {
-        return Verdict::Blocked(format!("{shown} is a directory"));
+        return ProbeVerdict::Blocked(format!("{shown} is a directory"));
     }
     let (opened, word) = match how {
-        Open::Read => (fs::File::options().read(true).open(path), "read"),
-        Open::Write => (fs::File::options().write(true).open(path), "written"),
+        OpenMode::Read => (fs::File::options().read(true).open(path), "read"),
+        OpenMode::Write => (fs::File::options().write(true).open(path), "written"),
     };
     match opened {
-        Ok(_) => Verdict::Escaped(format!("{shown} can be {word}")),
-        Err(error) => Verdict::Blocked(format!("{shown}: {error}")),
+        Ok(_) => ProbeVerdict::Escaped(format!("{shown} can be {word}")),
+        Err(error) => ProbeVerdict::Blocked(format!("{shown}: {error}")),
     }
 }
 
@@ -224,7 +250,7 @@ fn release_agents() -> Vec<PathBuf> {
 }
 
 /// The disks that the kernel tells of, and those that are in `/dev` all the same.
-fn disks() -> Vec<PathBuf> {
+fn list_disks() -> Vec<PathBuf> {
     let names =
         |dir| fs::read_dir(dir).into_iter().flatten().flatten().map(|entry| entry.file_name());
     let usual = names("/dev").filter(|name| {
@@ -238,17 +264,17 @@ fn disks() -> Vec<PathBuf> {
     disks
 }
 
-fn scratch() -> std::io::Result<PathBuf> {
+fn create_scratch_dir() -> std::io::Result<PathBuf> {
     let dir = std::env::temp_dir().join(format!("sandbar-doctor-{}", std::process::id()));
     fs::create_dir(&dir)?;
     Ok(dir)
 }
 
-fn mounts(_: &Ground) -> Verdict {
-    let dir = match scratch() {
+fn probe_mount(_: &ProbeTargets) -> ProbeVerdict {
+    let dir = match create_scratch_dir() {
         Ok(dir) => dir,
         Err(error) => {
-            return Verdict::Unknown(format!("no directory for it could be made: {error}"));
+            return ProbeVerdict::Unknown(format!("no directory for it could be made: {error}"));
         }
     };
     let mounted = mount(Some("none"), &dir, Some("tmpfs"), MsFlags::empty(), None::<&str>);
@@ -256,15 +282,15 @@ fn mounts(_: &Ground) -> Verdict {
         umount2(&dir, MntFlags::MNT_DETACH).unwrap_or_default(); // it goes with the namespace anyway
     }
     drop(fs::remove_dir(&dir));
-    privileged(mounted.map_err(std::io::Error::from), "file systems can be mounted")
+    judge_privileged(mounted.map_err(std::io::Error::from), "file systems can be mounted")
 }
 
 /// A device with the number of the first loop device, which is opened and nothing else.
-fn makes_device(_: &Ground) -> Verdict {
-    let dir = match scratch() {
+fn probe_mknod(_: &ProbeTargets) -> ProbeVerdict {
+    let dir = match create_scratch_dir() {
         Ok(dir) => dir,
         Err(error) => {
-            return Verdict::Unknown(format!("no directory for it could be made: {error}"));
+            return ProbeVerdict::Unknown(format!("no directory for it could be made: {error}"));
         }
     };
     let path = dir.join("device");
@@ -272,9 +298,9 @@ fn makes_device(_: &Ground) -> Verdict {
     let opens = made.is_ok() && opens_as_device(&path);
     drop(fs::remove_dir_all(&dir));
     match made {
-        Ok(()) if opens => Verdict::Escaped("a device was made, and opens".to_owned()),
-        Ok(()) => Verdict::Blocked("a device was made, and does not open".to_owned()),
-        Err(error) => Verdict::Blocked(error.to_string()),
+        Ok(()) if opens => ProbeVerdict::Escaped("a device was made, and opens".to_owned()),
+        Ok(()) => ProbeVerdict::Blocked("a device was made, and does not open".to_owned()),
+        Err(error) => ProbeVerdict::Blocked(error.to_string()),
     }
 }
 
@@ -287,9 +313,9 @@ fn opens_as_device(path: &Path) -> bool {
 }
 
 /// Types into a terminal made for it: whoever can, can type into the caller's, if there is one.
-fn typing() -> Verdict {
+fn probe_terminal_input() -> ProbeVerdict {
     if fs::File::open("/dev/tty").is_err() {
-        return Verdict::Blocked("there is no terminal of anybody's".to_owned());
+        return ProbeVerdict::Blocked("there is no terminal of anybody's".to_owned());
     }
     let typed = (|| -> std::io::Result<()> {
         let master = posix_openpt(OFlag::O_RDWR | OFlag::O_NOCTTY)?;
@@ -299,13 +325,13 @@ fn typing() -> Verdict {
         setsid()?;
         let own = fs::File::options().read(true).write(true).open(name)?;
         drop(calls::take_terminal(own.as_fd())); // by opening it, it may be this process's already
-        let typed = calls::type_into(own.as_fd());
+        let typed = calls::inject_terminal_input(own.as_fd());
         std::mem::forget(master); // its end would be the end of this process too
         typed
     })();
     match typed {
-        Ok(()) => Verdict::Escaped("a letter was typed".to_owned()),
-        Err(error) => Verdict::Blocked(error.to_string()),
+        Ok(()) => ProbeVerdict::Escaped("a letter was typed".to_owned()),
+        Err(error) => ProbeVerdict::Blocked(error.to_string()),
     }
 }
 
@@ -325,10 +351,10 @@ mod tests {
             (of(none, docker, 0), false, true),
             (of(docker, docker, 1), true, false),
         ] {
-            assert_eq!(capabilities(&status).is_bad(), has, "{status}");
-            assert_eq!(gains(&status).is_bad(), gains_it, "{status}");
+            assert_eq!(probe_capabilities(&status).is_bad(), has, "{status}");
+            assert_eq!(probe_setuid(&status).is_bad(), gains_it, "{status}");
         }
-        assert!(capabilities(&of(docker, docker, 1)).how().contains("NET_RAW"));
-        assert!(matches!(capabilities(""), Verdict::Unknown(_)));
+        assert!(probe_capabilities(&of(docker, docker, 1)).how().contains("NET_RAW"));
+        assert!(matches!(probe_capabilities(""), ProbeVerdict::Unknown(_)));
     }
 }

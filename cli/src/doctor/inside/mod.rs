@@ -1,18 +1,18 @@
 //! Inside a sandbox: every way around Sandbar that a process can try by itself.
 
-mod agreement;
-mod control;
-mod datagrams;
+mod dns;
 mod evidence;
 mod files;
+mod host_mismatch;
 mod machine;
-mod names;
 mod namespaces;
+mod network_config;
 mod processes;
 mod protocols;
-mod sockets;
-mod streams;
+mod tcp;
 mod tls;
+mod udp;
+mod unix_sockets;
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use std::path::PathBuf;
@@ -21,9 +21,9 @@ use std::time::Instant;
 
 use anyhow::bail;
 
-use super::probe::{self, Verdict};
-use super::report::Report;
-use super::{DoctorArgs, UsageError, in_jail};
+use super::probe::{self, ProbeVerdict};
+use super::report::DoctorReport;
+use super::{DoctorArgs, UsageError, is_in_jail};
 
 /// Public addresses that answer everybody: TCP 53, 80, 443 and 853, UDP 53 and 443, ICMP.
 const WITNESS: Ipv4Addr = Ipv4Addr::new(1, 1, 1, 1);
@@ -32,10 +32,10 @@ const WITNESS6: Ipv6Addr = Ipv6Addr::new(0x2606, 0x4700, 0x4700, 0, 0, 0, 0, 0x1
 const RESOLVER: Ipv4Addr = Ipv4Addr::new(9, 9, 9, 9);
 const RESOLVER6: Ipv6Addr = Ipv6Addr::new(0x2620, 0xfe, 0, 0, 0, 0, 0, 0xfe);
 
-type Probe = probe::Probe<Ground>;
+type InsideProbe = probe::DoctorProbe<ProbeTargets>;
 
 /// Whereto ways around are tried.
-pub(super) struct Ground {
+pub(super) struct ProbeTargets {
     /// A host that the policy allows, if one is known.
     allowed: Option<String>,
     /// A host that it does not.
@@ -54,8 +54,8 @@ pub(super) struct Ground {
     jail: bool,
 }
 
-impl Ground {
-    fn of(args: &DoctorArgs) -> Self {
+impl ProbeTargets {
+    fn from_args(args: &DoctorArgs) -> Self {
         let four = args.witness.iter().find_map(|address| match address {
             IpAddr::V4(four) => Some(*four),
             IpAddr::V6(_) => None,
@@ -64,7 +64,7 @@ impl Ground {
             IpAddr::V4(_) => None,
             IpAddr::V6(six) => Some(*six),
         });
-        Ground {
+        ProbeTargets {
             allowed: args.allowed.clone(),
             denied: args.denied.clone(),
             four: four.unwrap_or(WITNESS),
@@ -74,26 +74,26 @@ impl Ground {
             hidden: args.path.clone(),
             kept: args.policy.clone(),
             home: std::env::var_os("HOME").map(PathBuf::from).filter(|home| home.is_absolute()),
-            jail: in_jail(),
+            jail: is_in_jail(),
         }
     }
 }
 
 /// Everything that is tried, in the order in which it is told.
-fn probes(ground: &Ground) -> Vec<Probe> {
+fn probes(ground: &ProbeTargets) -> Vec<InsideProbe> {
     [
-        streams::probes(ground),
+        tcp::probes(ground),
         tls::probes(ground),
-        names::probes(),
-        datagrams::probes(ground),
+        dns::probes(),
+        udp::probes(ground),
         protocols::probes(),
-        control::probes(),
+        network_config::probes(),
         namespaces::probes(),
-        sockets::probes(),
+        unix_sockets::probes(),
         files::probes(ground),
         processes::probes(),
         machine::probes(),
-        agreement::probes(),
+        host_mismatch::probes(),
     ]
     .into_iter()
     .flatten()
@@ -101,17 +101,17 @@ fn probes(ground: &Ground) -> Vec<Probe> {
 }
 
 /// Tries everything.
-pub(super) fn examine(args: &DoctorArgs) -> anyhow::Result<Report> {
+pub(super) fn examine(args: &DoctorArgs) -> anyhow::Result<DoctorReport> {
     let started = Instant::now();
-    let ground = Ground::of(args);
-    let findings = probe::try_apart(&probes(&ground))?;
+    let ground = ProbeTargets::from_args(args);
+    let findings = probe::run_isolated(&probes(&ground))?;
     let evidence = evidence::collect(&ground);
-    Ok(Report { side: "inside", findings, evidence, took: started.elapsed() })
+    Ok(DoctorReport { side: "inside", findings, evidence, took: started.elapsed() })
 }
 
 /// Tries one thing, and says what it came to as JSON.
-pub(super) fn one(args: &DoctorArgs, name: &str) -> anyhow::Result<ExitCode> {
-    let ground = Ground::of(args);
+pub(super) fn run_probe(args: &DoctorArgs, name: &str) -> anyhow::Result<ExitCode> {
+    let ground = ProbeTargets::from_args(args);
     let probes = probes(&ground);
     let Some(probe) = probes.iter().find(|probe| probe.name == name) else {
         bail!(UsageError(format!("there is no probe `{name}`")));
@@ -123,38 +123,40 @@ pub(super) fn one(args: &DoctorArgs, name: &str) -> anyhow::Result<ExitCode> {
 
 /// Whether it is sure that somebody is there, and would answer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Presence {
+enum PeerPresence {
     /// Silence means that nothing arrived.
     Answers,
     /// Silence may mean that nobody is there.
     Perhaps,
 }
 
-impl Presence {
+impl PeerPresence {
     /// What it means that a send or a connect failed.
-    fn failed(self, error: &std::io::Error) -> Verdict {
+    fn judge_failure(self, error: &std::io::Error) -> ProbeVerdict {
         let refused = error.kind() == std::io::ErrorKind::ConnectionRefused;
         let silent =
             matches!(error.kind(), std::io::ErrorKind::TimedOut | std::io::ErrorKind::WouldBlock);
         match self {
-            Presence::Perhaps if refused => {
-                Verdict::Unknown("it was refused, by a firewall or by whoever is there".to_owned())
+            PeerPresence::Perhaps if refused => ProbeVerdict::Unknown(
+                "it was refused, by a firewall or by whoever is there".to_owned(),
+            ),
+            PeerPresence::Perhaps if silent => {
+                ProbeVerdict::Unknown("nothing came back: it may have left all the same".to_owned())
             }
-            Presence::Perhaps if silent => {
-                Verdict::Unknown("nothing came back: it may have left all the same".to_owned())
+            PeerPresence::Answers if silent => {
+                ProbeVerdict::Blocked("nothing came back from one who answers everybody".to_owned())
             }
-            Presence::Answers if silent => {
-                Verdict::Blocked("nothing came back from one who answers everybody".to_owned())
+            PeerPresence::Answers | PeerPresence::Perhaps => {
+                ProbeVerdict::Blocked(error.to_string())
             }
-            Presence::Answers | Presence::Perhaps => Verdict::Blocked(error.to_string()),
         }
     }
 }
 
 /// The verdict on something that only a privilege allows: refused for want of it, or not.
-fn privileged(result: std::io::Result<impl Sized>, gained: &str) -> Verdict {
+fn judge_privileged(result: std::io::Result<impl Sized>, gained: &str) -> ProbeVerdict {
     match result {
-        Ok(_) => Verdict::Escaped(gained.to_owned()),
+        Ok(_) => ProbeVerdict::Escaped(gained.to_owned()),
         Err(error) => match error.raw_os_error() {
             Some(
                 libc::EPERM
@@ -163,8 +165,8 @@ fn privileged(result: std::io::Result<impl Sized>, gained: &str) -> Verdict {
                 | libc::EAFNOSUPPORT
                 | libc::EOPNOTSUPP
                 | libc::EPROTONOSUPPORT,
-            ) => Verdict::Blocked(error.to_string()),
-            _ => Verdict::Escaped(format!("{gained} (the kernel minded only: {error})")),
+            ) => ProbeVerdict::Blocked(error.to_string()),
+            _ => ProbeVerdict::Escaped(format!("{gained} (the kernel minded only: {error})")),
         },
     }
 }
@@ -186,7 +188,7 @@ mod tests {
             policy: Vec::new(),
             probe: None,
         };
-        let probes = probes(&Ground::of(&args));
+        let probes = probes(&ProbeTargets::from_args(&args));
         let mut names: Vec<&str> = probes.iter().map(|probe| probe.name.as_str()).collect();
         let count = names.len();
         names.sort_unstable();
@@ -198,7 +200,7 @@ mod tests {
     #[test]
     fn a_failure_is_blocked_only_where_it_must_be() {
         let of = std::io::Error::from_raw_os_error;
-        let blocked = |verdict: &Verdict| matches!(verdict, Verdict::Blocked(_));
+        let blocked = |verdict: &ProbeVerdict| matches!(verdict, ProbeVerdict::Blocked(_));
         for (error, answers, perhaps) in [
             (libc::EPERM, true, true),
             (libc::ENETUNREACH, true, true),
@@ -206,8 +208,16 @@ mod tests {
             (libc::ETIMEDOUT, true, false),
             (libc::EAGAIN, true, false),
         ] {
-            assert_eq!(blocked(&Presence::Answers.failed(&of(error))), answers, "{error}");
-            assert_eq!(blocked(&Presence::Perhaps.failed(&of(error))), perhaps, "{error}");
+            assert_eq!(
+                blocked(&PeerPresence::Answers.judge_failure(&of(error))),
+                answers,
+                "{error}"
+            );
+            assert_eq!(
+                blocked(&PeerPresence::Perhaps.judge_failure(&of(error))),
+                perhaps,
+                "{error}"
+            );
         }
     }
 }

@@ -11,17 +11,17 @@ use nix::sched::{CloneFlags, setns, unshare};
 use nix::sys::statvfs::{FsFlags, statvfs};
 use nix::unistd::{Gid, Uid};
 
-use super::control::remove_table;
-use super::processes::pids;
-use super::{Ground, Presence, Probe, privileged, streams};
-use crate::doctor::probe::Verdict;
+use super::network_config::remove_table;
+use super::processes::foreign_pids;
+use super::{InsideProbe, PeerPresence, ProbeTargets, judge_privileged, tcp};
+use crate::doctor::probe::ProbeVerdict;
 
 const GROUP: &str = "namespaces";
 const ENTER_FIX: &str = "give the sandbox a process namespace of its own, and take CAP_SYS_ADMIN and CAP_SYS_PTRACE from it";
 const MAKE_FIX: &str = "take CAP_SYS_ADMIN from the sandbox; what is hidden must be hidden from a mount namespace that the sandbox does not own";
-const KINDS: [&str; 7] = ["cgroup", "ipc", "mnt", "net", "pid", "user", "uts"];
+const NAMESPACE_KINDS: [&str; 7] = ["cgroup", "ipc", "mnt", "net", "pid", "user", "uts"];
 /// Options of a mount beside `ro`.
-const OPTIONS: [(&str, MsFlags); 6] = [
+const MOUNT_OPTIONS: [(&str, MsFlags); 6] = [
     ("noatime", MsFlags::MS_NOATIME),
     ("nodev", MsFlags::MS_NODEV),
     ("nodiratime", MsFlags::MS_NODIRATIME),
@@ -30,104 +30,107 @@ const OPTIONS: [(&str, MsFlags); 6] = [
     ("relatime", MsFlags::MS_RELATIME),
 ];
 /// Kinds of file systems that hide what is below them.
-const COVERS: [&str; 3] = ["devtmpfs", "ramfs", "tmpfs"];
+const COVERING_FILESYSTEMS: [&str; 3] = ["devtmpfs", "ramfs", "tmpfs"];
 
-pub(super) fn probes() -> Vec<Probe> {
+pub(super) fn probes() -> Vec<InsideProbe> {
     vec![
-        Probe::new(
+        InsideProbe::new(
             GROUP,
             "namespaces.enter",
             "entering another process's namespaces",
             ENTER_FIX,
-            enter,
+            probe_enter,
         ),
-        Probe::new(
+        InsideProbe::new(
             GROUP,
             "namespaces.init",
             "entering those of the first process",
             ENTER_FIX,
-            init,
+            probe_enter_init,
         ),
-        Probe::new(GROUP, "namespaces.net", "a new network namespace", MAKE_FIX, |_| {
+        InsideProbe::new(GROUP, "namespaces.net", "a new network namespace", MAKE_FIX, |_| {
             let made = unshare(CloneFlags::CLONE_NEWNET).map_err(io::Error::from);
-            privileged(made, "this process has CAP_SYS_ADMIN")
+            judge_privileged(made, "this process has CAP_SYS_ADMIN")
         }),
-        Probe::new(
+        InsideProbe::new(
             GROUP,
             "namespaces.root-net",
             "a network as root of one's own",
             MAKE_FIX,
-            nested,
+            probe_nested_network,
         ),
-        Probe::new(
+        InsideProbe::new(
             GROUP,
             "namespaces.root-firewall",
             "the firewall as root of one's own",
             MAKE_FIX,
-            |_| match be_root(CloneFlags::empty()) {
-                Ok(()) => {
-                    privileged(remove_table(), "the firewall of this namespace can be changed")
-                }
-                Err(error) => Verdict::Blocked(format!("no user namespace: {error}")),
+            |_| match unshare_user(CloneFlags::empty()) {
+                Ok(()) => judge_privileged(
+                    remove_table(),
+                    "the firewall of this namespace can be changed",
+                ),
+                Err(error) => ProbeVerdict::Blocked(format!("no user namespace: {error}")),
             },
         ),
-        Probe::new(
+        InsideProbe::new(
             GROUP,
             "namespaces.remount",
             "writing what is read-only, as root of one's own",
             MAKE_FIX,
-            remount,
+            probe_remount,
         ),
-        Probe::new(
+        InsideProbe::new(
             GROUP,
             "namespaces.uncover",
             "uncovering what is hidden, as root of one's own",
             MAKE_FIX,
-            uncover,
+            probe_uncover,
         ),
     ]
 }
 
 /// The number of a namespace.
-fn number(pid: &str, kind: &str) -> Option<u64> {
+fn namespace_inode(pid: &str, kind: &str) -> Option<u64> {
     fs::metadata(format!("/proc/{pid}/ns/{kind}")).ok().map(|found| found.ino())
 }
 
 /// Enters every namespace that can be seen and is not this process's own.
-fn enter(_: &Ground) -> Verdict {
+fn probe_enter(_: &ProbeTargets) -> ProbeVerdict {
     let mut tried = Vec::new();
-    for pid in pids().iter().map(ToString::to_string) {
-        for kind in KINDS {
-            let theirs = number(&pid, kind);
-            if theirs.is_some() && theirs != number("self", kind) {
-                tried.push(entered(&pid, kind));
+    for pid in foreign_pids().iter().map(ToString::to_string) {
+        for kind in NAMESPACE_KINDS {
+            let theirs = namespace_inode(&pid, kind);
+            if theirs.is_some() && theirs != namespace_inode("self", kind) {
+                tried.push(try_enter(&pid, kind));
             }
         }
     }
-    Verdict::worst(tried, "no namespace but its own can be seen")
+    ProbeVerdict::worst(tried, "no namespace but its own can be seen")
 }
 
-fn init(_: &Ground) -> Verdict {
-    Verdict::worst(KINDS.map(|kind| entered("1", kind)), "there is none")
+fn probe_enter_init(_: &ProbeTargets) -> ProbeVerdict {
+    ProbeVerdict::worst(NAMESPACE_KINDS.map(|kind| try_enter("1", kind)), "there is none")
 }
 
-fn entered(pid: &str, kind: &str) -> Verdict {
+fn try_enter(pid: &str, kind: &str) -> ProbeVerdict {
     let path = format!("/proc/{pid}/ns/{kind}");
-    let foreign = || number(pid, kind) != number("self", kind);
+    let foreign = || namespace_inode(pid, kind) != namespace_inode("self", kind);
     let file = match fs::File::open(&path) {
-        Ok(_) if !foreign() => return Verdict::Blocked("they are the same as here".to_owned()),
+        Ok(_) if !foreign() => {
+            return ProbeVerdict::Blocked("they are the same as here".to_owned());
+        }
         Ok(file) => file,
-        Err(error) => return Verdict::Blocked(error.to_string()),
+        Err(error) => return ProbeVerdict::Blocked(error.to_string()),
     };
     match setns(file, CloneFlags::empty()) {
-        Ok(()) => Verdict::Escaped(format!("entered {path}")),
-        Err(error) => Verdict::Blocked(error.to_string()),
+        Ok(()) => ProbeVerdict::Escaped(format!("entered {path}")),
+        Err(error) => ProbeVerdict::Blocked(error.to_string()),
     }
 }
 
 /// Becomes root of a new user namespace, with further namespaces. Its capabilities there it has even where it
 /// is not let to call itself root.
-fn be_root(more: CloneFlags) -> io::Result<()> {
+fn unshare_user(more: CloneFlags) -> io::Result<()> {
     let (uid, gid) = (Uid::effective(), Gid::effective());
     unshare(CloneFlags::CLONE_NEWUSER | more)?;
     for (file, line) in [
@@ -141,28 +144,28 @@ fn be_root(more: CloneFlags) -> io::Result<()> {
 }
 
 /// A network of one's own leads nowhere.
-fn nested(ground: &Ground) -> Verdict {
-    match be_root(CloneFlags::CLONE_NEWNET) {
+fn probe_nested_network(ground: &ProbeTargets) -> ProbeVerdict {
+    match unshare_user(CloneFlags::CLONE_NEWNET) {
         Ok(()) => {
             let to = SocketAddr::new(ground.four.into(), 80);
-            streams::ask(ground, to, Presence::Answers, |_| Ok(()))
+            tcp::probe_connect(ground, to, PeerPresence::Answers, |_| Ok(()))
         }
-        Err(error) => Verdict::Blocked(format!("no user namespace: {error}")),
+        Err(error) => ProbeVerdict::Blocked(format!("no user namespace: {error}")),
     }
 }
 
 /// A mount namespace in which anything may be tried: nobody else sees what comes of it. Whoever can have one
 /// without being made root anew has more to try.
-fn own_mounts() -> io::Result<()> {
+fn unshare_mounts() -> io::Result<()> {
     if unshare(CloneFlags::CLONE_NEWNS).is_err() {
-        be_root(CloneFlags::CLONE_NEWNS)?;
+        unshare_user(CloneFlags::CLONE_NEWNS)?;
     }
     let none = None::<&str>;
     Ok(mount(none, "/", none, MsFlags::MS_REC | MsFlags::MS_PRIVATE, none)?)
 }
 
 /// A line of `/proc/self/mountinfo` (proc(5)).
-struct Mount {
+struct MountPoint {
     at: PathBuf,
     read_only: bool,
     /// What it is restricted by besides, to be left as it is.
@@ -170,39 +173,42 @@ struct Mount {
     kind: String,
 }
 
-fn mounts() -> Vec<Mount> {
+fn read_mounts() -> Vec<MountPoint> {
     let listed = fs::read_to_string("/proc/self/mountinfo").unwrap_or_default();
-    listed.lines().filter_map(read_mount).collect()
+    listed.lines().filter_map(parse_mount).collect()
 }
 
-fn read_mount(line: &str) -> Option<Mount> {
+fn parse_mount(line: &str) -> Option<MountPoint> {
     let (before, after) = line.split_once(" - ")?;
     let mut fields = before.split(' ').skip(4);
     let at = PathBuf::from(fields.next()?);
     let options: Vec<&str> = fields.next()?.split(',').collect();
-    let others = OPTIONS.iter().filter(|(name, _)| options.contains(name));
+    let others = MOUNT_OPTIONS.iter().filter(|(name, _)| options.contains(name));
     let others = others.fold(MsFlags::empty(), |all, (_, flag)| all | *flag);
     let kind = after.split(' ').next()?.to_owned();
-    Some(Mount { at, read_only: options.contains(&"ro"), others, kind })
+    Some(MountPoint { at, read_only: options.contains(&"ro"), others, kind })
 }
 
-fn remount(_: &Ground) -> Verdict {
-    if let Err(error) = own_mounts() {
-        return Verdict::Blocked(format!("no mount namespace: {error}"));
+fn probe_remount(_: &ProbeTargets) -> ProbeVerdict {
+    if let Err(error) = unshare_mounts() {
+        return ProbeVerdict::Blocked(format!("no mount namespace: {error}"));
     }
     // What lies below another mount is listed too, and its path leads elsewhere.
-    let seen = |mount: &Mount| mount.read_only && is_read_only(&mount.at);
-    let tried: Vec<Verdict> = mounts().iter().filter(|mount| seen(mount)).map(loosened).collect();
-    Verdict::worst(tried, "nothing is read-only by its mount")
+    let seen = |mount: &MountPoint| mount.read_only && is_read_only(&mount.at);
+    let tried: Vec<ProbeVerdict> =
+        read_mounts().iter().filter(|mount| seen(mount)).map(try_remount).collect();
+    ProbeVerdict::worst(tried, "nothing is read-only by its mount")
 }
 
-fn loosened(found: &Mount) -> Verdict {
+fn try_remount(found: &MountPoint) -> ProbeVerdict {
     let (none, shown) = (None::<&str>, found.at.display());
     let flags = MsFlags::MS_REMOUNT | MsFlags::MS_BIND | found.others;
     match mount(none, &found.at, none, flags, none) {
-        Ok(()) if is_read_only(&found.at) => Verdict::Blocked(format!("{shown} stays read-only")),
-        Ok(()) => Verdict::Escaped(format!("{shown} can be written then")),
-        Err(error) => Verdict::Blocked(format!("{shown}: {error}")),
+        Ok(()) if is_read_only(&found.at) => {
+            ProbeVerdict::Blocked(format!("{shown} stays read-only"))
+        }
+        Ok(()) => ProbeVerdict::Escaped(format!("{shown} can be written then")),
+        Err(error) => ProbeVerdict::Blocked(format!("{shown}: {error}")),
     }
 }
 
@@ -210,19 +216,20 @@ fn is_read_only(path: &Path) -> bool {
     statvfs(path).is_ok_and(|found| found.flags().contains(FsFlags::ST_RDONLY))
 }
 
-fn uncover(_: &Ground) -> Verdict {
-    if let Err(error) = own_mounts() {
-        return Verdict::Blocked(format!("no mount namespace: {error}"));
+fn probe_uncover(_: &ProbeTargets) -> ProbeVerdict {
+    if let Err(error) = unshare_mounts() {
+        return ProbeVerdict::Blocked(format!("no mount namespace: {error}"));
     }
-    let covers =
-        |mount: &Mount| COVERS.contains(&mount.kind.as_str()) && mount.at != Path::new("/");
-    let tried = mounts().into_iter().filter(covers).map(|mount| {
+    let covers = |mount: &MountPoint| {
+        COVERING_FILESYSTEMS.contains(&mount.kind.as_str()) && mount.at != Path::new("/")
+    };
+    let tried = read_mounts().into_iter().filter(covers).map(|mount| {
         match umount2(&mount.at, MntFlags::MNT_DETACH) {
-            Ok(()) => Verdict::Escaped(format!("{} was uncovered", mount.at.display())),
-            Err(error) => Verdict::Blocked(error.to_string()),
+            Ok(()) => ProbeVerdict::Escaped(format!("{} was uncovered", mount.at.display())),
+            Err(error) => ProbeVerdict::Blocked(error.to_string()),
         }
     });
-    Verdict::worst(tried.collect::<Vec<_>>(), "nothing is covered")
+    ProbeVerdict::worst(tried.collect::<Vec<_>>(), "nothing is covered")
 }
 
 #[cfg(test)]
@@ -233,9 +240,9 @@ mod tests {
     fn mounts_are_read() {
         let line =
             "36 35 98:0 /mnt1 /mnt2 ro,noatime master:1 - tmpfs /dev/root rw,errors=continue";
-        let mount = read_mount(line).unwrap();
+        let mount = parse_mount(line).unwrap();
         assert_eq!((mount.at.as_path(), mount.kind.as_str()), (Path::new("/mnt2"), "tmpfs"));
         assert!(mount.read_only && mount.others == MsFlags::MS_NOATIME);
-        assert!(read_mount("nonsense").is_none());
+        assert!(parse_mount("nonsense").is_none());
     }
 }

@@ -11,15 +11,15 @@ use rustls::{
     SignatureScheme, Stream,
 };
 
-use super::streams::{PATIENCE, ask, judge, request};
-use super::{Ground, Presence, Probe};
-use crate::doctor::answer::Answer;
-use crate::doctor::probe::Verdict;
+use super::tcp::{CONNECT_TIMEOUT, judge_response, probe_connect, probe_request};
+use super::{InsideProbe, PeerPresence, ProbeTargets};
+use crate::doctor::probe::ProbeVerdict;
+use crate::doctor::response::ProbeResponse;
 
 const GROUP: &str = "TLS";
 const FIX: &str = "redirect all TCP of the sandbox to Sandbar: a firewall that passes port 443 lets every name pass";
 
-pub(super) fn probes(ground: &Ground) -> Vec<Probe> {
+pub(super) fn probes(ground: &ProbeTargets) -> Vec<InsideProbe> {
     let (four, six): (IpAddr, IpAddr) = (ground.four.into(), ground.six.into());
     let resolver: IpAddr = ground.resolver.into();
     [
@@ -33,15 +33,15 @@ pub(super) fn probes(ground: &Ground) -> Vec<Probe> {
     .into_iter()
     .map(|(name, what, address, port, named)| {
         let to = SocketAddr::new(address, port);
-        Probe::new(GROUP, name, format!("{what}, {to}"), FIX, move |ground| {
+        InsideProbe::new(GROUP, name, format!("{what}, {to}"), FIX, move |ground| {
             let name = if named {
                 ServerName::try_from(ground.denied.clone()).ok()
             } else {
                 Some(ServerName::from(to.ip()))
             };
             match name {
-                Some(name) => greeted(ground, to, name),
-                None => Verdict::Unknown(format!("`{}` is no name", ground.denied)),
+                Some(name) => probe_tls(ground, to, name),
+                None => ProbeVerdict::Unknown(format!("`{}` is no name", ground.denied)),
             }
         })
     })
@@ -49,22 +49,22 @@ pub(super) fn probes(ground: &Ground) -> Vec<Probe> {
 }
 
 /// Greets. An alert could be anybody's, so it counts only where Sandbar has said before that it is there.
-fn greeted(ground: &Ground, to: SocketAddr, name: ServerName<'static>) -> Verdict {
-    let plain = ask(ground, to, Presence::Answers, |_| Ok(()));
-    if !matches!(plain, Verdict::Answered(_)) {
+fn probe_tls(ground: &ProbeTargets, to: SocketAddr, name: ServerName<'static>) -> ProbeVerdict {
+    let plain = probe_connect(ground, to, PeerPresence::Answers, |_| Ok(()));
+    if !matches!(plain, ProbeVerdict::Answered(_)) {
         return plain;
     }
     match handshake(to, name, &ground.denied) {
-        Ok(answer) => judge(&answer),
-        Err(Refused::Alert(alert)) => {
-            Verdict::Answered(format!("refused by the TLS alert {alert:?}"))
+        Ok(answer) => judge_response(&answer),
+        Err(HandshakeFailure::Alert(alert)) => {
+            ProbeVerdict::Answered(format!("refused by the TLS alert {alert:?}"))
         }
-        Err(Refused::Failed(why)) => Verdict::Blocked(why),
+        Err(HandshakeFailure::Failed(why)) => ProbeVerdict::Blocked(why),
     }
 }
 
 /// Why there was no answer.
-pub(super) enum Refused {
+pub(super) enum HandshakeFailure {
     Alert(AlertDescription),
     Failed(String),
 }
@@ -74,35 +74,35 @@ pub(super) fn handshake(
     to: SocketAddr,
     name: ServerName<'static>,
     host: &str,
-) -> Result<Answer, Refused> {
-    let failed = |error: std::io::Error| Refused::Failed(error.to_string());
-    let mut socket = TcpStream::connect_timeout(&to, PATIENCE).map_err(failed)?;
-    socket.set_read_timeout(Some(PATIENCE)).map_err(failed)?;
-    let config = ClientConfig::builder_with_provider(certs::provider())
+) -> Result<ProbeResponse, HandshakeFailure> {
+    let failed = |error: std::io::Error| HandshakeFailure::Failed(error.to_string());
+    let mut socket = TcpStream::connect_timeout(&to, CONNECT_TIMEOUT).map_err(failed)?;
+    socket.set_read_timeout(Some(CONNECT_TIMEOUT)).map_err(failed)?;
+    let config = ClientConfig::builder_with_provider(certs::crypto_provider())
         .with_safe_default_protocol_versions()
-        .map_err(|error| Refused::Failed(error.to_string()))?
+        .map_err(|error| HandshakeFailure::Failed(error.to_string()))?
         .dangerous()
-        .with_custom_certificate_verifier(Arc::new(Anybody))
+        .with_custom_certificate_verifier(Arc::new(AcceptAnyCertificate))
         .with_no_client_auth();
     let mut tls = ClientConnection::new(Arc::new(config), name)
-        .map_err(|error| Refused::Failed(error.to_string()))?;
+        .map_err(|error| HandshakeFailure::Failed(error.to_string()))?;
     let mut stream = Stream::new(&mut tls, &mut socket);
     stream
-        .write_all(request(host).as_bytes())
-        .and_then(|()| Answer::read(&mut stream))
-        .map_err(|error| alert(&error).map_or_else(|| failed(error), Refused::Alert))
+        .write_all(probe_request(host).as_bytes())
+        .and_then(|()| ProbeResponse::read(&mut stream))
+        .map_err(|error| find_alert(&error).map_or_else(|| failed(error), HandshakeFailure::Alert))
 }
 
-fn alert(error: &std::io::Error) -> Option<AlertDescription> {
+fn find_alert(error: &std::io::Error) -> Option<AlertDescription> {
     let Error::AlertReceived(alert) = error.get_ref()?.downcast_ref()? else { return None };
     Some(*alert)
 }
 
 /// Believes everybody: here it is asked who is there, and nothing is told.
 #[derive(Debug)]
-struct Anybody;
+struct AcceptAnyCertificate;
 
-impl ServerCertVerifier for Anybody {
+impl ServerCertVerifier for AcceptAnyCertificate {
     fn verify_server_cert(
         &self,
         _: &CertificateDer<'_>,
@@ -133,6 +133,6 @@ impl ServerCertVerifier for Anybody {
     }
 
     fn supported_verify_schemes(&self) -> Vec<SignatureScheme> {
-        certs::provider().signature_verification_algorithms.supported_schemes()
+        certs::crypto_provider().signature_verification_algorithms.supported_schemes()
     }
 }

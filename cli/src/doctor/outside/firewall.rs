@@ -3,95 +3,102 @@
 use std::collections::BTreeSet;
 use std::process::Command;
 
-use rules::operator::{Listener, Mode};
+use rules::configuration::{ListenerMode, ListenerSettings};
 use serde_json::Value;
 
-use super::{Files, Probe, Site};
-use crate::doctor::probe::Verdict;
+use super::{ConfigFiles, DeploymentState, OutsideProbe};
+use crate::doctor::probe::ProbeVerdict;
 
 const GROUP: &str = "firewall";
 
-pub(super) fn probes() -> Vec<Probe> {
+pub(super) fn probes() -> Vec<OutsideProbe> {
     vec![
-        Probe::new(
+        OutsideProbe::new(
             GROUP,
             "firewall.streams",
             "TCP is brought to the listeners, IPv4 and IPv6",
             "load rules that redirect all TCP of the sandboxes to the port of a transparent listener, in a table of family inet: `meta l4proto tcp redirect to :PORT` on the prerouting hook",
             |site| {
                 with_rules(site, |rules, files| {
-                    brought(rules, &Files::ports(files.transparent()), "TCP")
+                    judge_redirect(rules, &ConfigFiles::ports(files.transparent_listeners()), "TCP")
                 })
             },
         ),
-        Probe::new(
+        OutsideProbe::new(
             GROUP,
             "firewall.names",
             "DNS is brought to the listener, IPv4 and IPv6",
             "load rules that redirect UDP and TCP port 53 of the sandboxes to the port of a `dns` listener, in a table of family inet",
             |site| {
                 with_rules(site, |rules, files| {
-                    let is_dns = |listener: &&Listener| listener.mode == Mode::Dns;
+                    let is_dns = |listener: &&ListenerSettings| listener.mode == ListenerMode::Dns;
                     let listeners = files.operator.listeners.iter().filter(is_dns);
-                    brought(rules, &Files::ports(listeners), "DNS")
+                    judge_redirect(rules, &ConfigFiles::ports(listeners), "DNS")
                 })
             },
         ),
-        Probe::new(
+        OutsideProbe::new(
             GROUP,
             "firewall.rest",
             "what is not brought to a listener is rejected",
             "add a chain on the forward hook with `policy drop` (on the output hook where the sandbox shares the network): UDP, ICMP and other protocols leave otherwise",
-            |site| with_rules(site, |rules, _| rest(rules)),
+            |site| with_rules(site, |rules, _| judge_default_drop(rules)),
         ),
-        Probe::new(
+        OutsideProbe::new(
             GROUP,
             "firewall.exempt",
             "no user is exempt whom a sandbox could be",
             "exempt Sandbar's own connections by a mark (`[upstream] mark`) or by a uid that no sandbox has",
             |site| {
-                with_rules(site, |rules, _| exempt(rules, site.process.map(|process| process.uid)))
+                with_rules(site, |rules, _| {
+                    judge_exemptions(rules, site.process.map(|process| process.uid))
+                })
             },
         ),
     ]
 }
 
 /// Looks at the rules, if a listener needs any and they can be read.
-fn with_rules(site: &Site, look: impl Fn(&Rules, &Files) -> Verdict) -> Verdict {
+fn with_rules(
+    site: &DeploymentState,
+    look: impl Fn(&NftRuleset, &ConfigFiles) -> ProbeVerdict,
+) -> ProbeVerdict {
     let files = match site.files() {
         Ok(files) => files,
         Err(unknown) => return unknown,
     };
-    if files.transparent().next().is_none() {
-        return Verdict::Fine("no listener is transparent: no rules are needed here".to_owned());
+    if files.transparent_listeners().next().is_none() {
+        return ProbeVerdict::Fine(
+            "no listener is transparent: no rules are needed here".to_owned(),
+        );
     }
-    match read() {
+    match read_ruleset() {
         Ok(rules) => look(&rules, files),
-        Err(why) => Verdict::Unknown(why),
+        Err(why) => ProbeVerdict::Unknown(why),
     }
 }
 
 /// The rules in force, as `nft -j list ruleset` has them.
-struct Rules(Vec<Value>);
+struct NftRuleset(Vec<Value>);
 
-fn read() -> Result<Rules, String> {
+fn read_ruleset() -> Result<NftRuleset, String> {
     let listed = Command::new("nft").args(["-j", "list", "ruleset"]).output();
     let listed = listed.map_err(|error| format!("nft cannot be run: {error}"))?;
     if !listed.status.success() {
         let said = String::from_utf8_lossy(&listed.stderr);
         return Err(format!("nft: {}", said.lines().next().unwrap_or_default()));
     }
-    Rules::parse(&listed.stdout).ok_or_else(|| "nft gives no JSON".to_owned())
+    NftRuleset::parse(&listed.stdout).ok_or_else(|| "nft gives no JSON".to_owned())
 }
 
-impl Rules {
+impl NftRuleset {
     fn parse(text: &[u8]) -> Option<Self> {
         let listed: Value = serde_json::from_slice(text).ok()?;
-        Some(Rules(listed.get("nftables")?.as_array()?.clone()))
+        Some(NftRuleset(listed.get("nftables")?.as_array()?.clone()))
     }
 
     /// The steps of every rule, with the family of its table.
-    fn steps(&self) -> impl Iterator<Item = (&str, &Vec<Value>)> {
+    fn rule_steps(&self) -> impl Iterator<Item = (&str, &Vec<Value>)> {
         self.0.iter().filter_map(|one| {
             let rule = one.get("rule")?;
             Some((rule.get("family")?.as_str()?, rule.get("expr")?.as_array()?))
@@ -100,9 +107,11 @@ impl Rules {
 }
 
 /// Whether both versions of the protocol are brought to one of these ports.
-fn brought(rules: &Rules, ports: &[u16], what: &str) -> Verdict {
+fn judge_redirect(rules: &NftRuleset, ports: &[u16], what: &str) -> ProbeVerdict {
     if ports.is_empty() {
-        return Verdict::Unknown("its sockets are passed on: their ports are not known".to_owned());
+        return ProbeVerdict::Unknown(
+            "its sockets are passed on: their ports are not known".to_owned(),
+        );
     }
     let to_us = |steps: &[Value]| {
         steps.iter().any(|step| {
@@ -112,24 +121,24 @@ fn brought(rules: &Rules, ports: &[u16], what: &str) -> Verdict {
         })
     };
     let mut versions = BTreeSet::new();
-    for (family, steps) in rules.steps().filter(|(_, steps)| to_us(steps)) {
+    for (family, steps) in rules.rule_steps().filter(|(_, steps)| to_us(steps)) {
         match family {
-            "inet" => versions.extend(of_inet(steps)),
+            "inet" => versions.extend(inet_versions(steps)),
             "ip" => drop(versions.insert("IPv4")),
             "ip6" => drop(versions.insert("IPv6")),
             _ => {}
         }
     }
     match (versions.contains("IPv4"), versions.contains("IPv6")) {
-        (true, true) => Verdict::Fine(format!("{what} is, by IPv4 and IPv6")),
-        (true, false) => Verdict::Wrong(format!("{what} is by IPv4 only")),
-        (false, true) => Verdict::Wrong(format!("{what} is by IPv6 only")),
-        (false, false) => Verdict::Wrong(format!("no rule brings {what} to port {ports:?}")),
+        (true, true) => ProbeVerdict::Fine(format!("{what} is, by IPv4 and IPv6")),
+        (true, false) => ProbeVerdict::Wrong(format!("{what} is by IPv4 only")),
+        (false, true) => ProbeVerdict::Wrong(format!("{what} is by IPv6 only")),
+        (false, false) => ProbeVerdict::Wrong(format!("no rule brings {what} to port {ports:?}")),
     }
 }
 
 /// The versions that a rule of an inet table is about: both, unless it says which.
-fn of_inet(steps: &[Value]) -> Vec<&'static str> {
+fn inet_versions(steps: &[Value]) -> Vec<&'static str> {
     let said = steps.iter().find_map(|step| {
         let about = step.pointer("/match/left/meta/key")?.as_str()? == "nfproto";
         about.then(|| step.pointer("/match/right")?.as_str()).flatten()
@@ -143,7 +152,7 @@ fn of_inet(steps: &[Value]) -> Vec<&'static str> {
 }
 
 /// Whether a chain that packets pass on their way out drops what no rule lets pass.
-fn rest(rules: &Rules) -> Verdict {
+fn judge_default_drop(rules: &NftRuleset) -> ProbeVerdict {
     let text = |chain: &Value, key: &str| chain.get(key)?.as_str().map(str::to_owned);
     let closed = rules.0.iter().filter_map(|one| one.get("chain")).find(|chain| {
         let hook = text(chain, "hook").unwrap_or_default();
@@ -153,18 +162,18 @@ fn rest(rules: &Rules) -> Verdict {
     match closed {
         Some(chain) => {
             let name = text(chain, "name").unwrap_or_default();
-            Verdict::Fine(format!("chain `{name}` drops what no rule lets pass"))
+            ProbeVerdict::Fine(format!("chain `{name}` drops what no rule lets pass"))
         }
-        None => {
-            Verdict::Wrong("no chain on the forward or output hook has `policy drop`".to_owned())
-        }
+        None => ProbeVerdict::Wrong(
+            "no chain on the forward or output hook has `policy drop`".to_owned(),
+        ),
     }
 }
 
 /// Rules that let a user's packets pass: that user must be Sandbar's own, and not one of a sandbox.
-fn exempt(rules: &Rules, own: Option<u32>) -> Verdict {
+fn judge_exemptions(rules: &NftRuleset, own: Option<u32>) -> ProbeVerdict {
     let users: BTreeSet<String> = rules
-        .steps()
+        .rule_steps()
         .flat_map(|(_, steps)| steps)
         .filter(|step| {
             step.pointer("/match/left/meta/key").and_then(Value::as_str) == Some("skuid")
@@ -174,17 +183,19 @@ fn exempt(rules: &Rules, own: Option<u32>) -> Verdict {
         .collect();
     let ours = |user: &String| own.is_some_and(|own| *user == own.to_string());
     if users.is_empty() {
-        return Verdict::Fine("none is exempt by uid".to_owned());
+        return ProbeVerdict::Fine("none is exempt by uid".to_owned());
     }
     if users.iter().any(|user| user == "0" || user == "root") {
-        return Verdict::Wrong("root is exempt: whoever is root in a sandbox is too".to_owned());
+        return ProbeVerdict::Wrong(
+            "root is exempt: whoever is root in a sandbox is too".to_owned(),
+        );
     }
     match users.iter().find(|user| !ours(user)) {
-        None => Verdict::Fine("only Sandbar's own user is".to_owned()),
+        None => ProbeVerdict::Fine("only Sandbar's own user is".to_owned()),
         Some(user) if own.is_some() => {
-            Verdict::Wrong(format!("user {user} is exempt and is not Sandbar's"))
+            ProbeVerdict::Wrong(format!("user {user} is exempt and is not Sandbar's"))
         }
-        Some(user) => Verdict::Unknown(format!("user {user} is exempt: is it Sandbar's?")),
+        Some(user) => ProbeVerdict::Unknown(format!("user {user} is exempt: is it Sandbar's?")),
     }
 }
 
@@ -193,8 +204,8 @@ mod tests {
     use super::*;
     use serde_json::json;
 
-    fn rules(list: &Value) -> Rules {
-        Rules::parse(json!({ "nftables": list }).to_string().as_bytes()).unwrap()
+    fn rules(list: &Value) -> NftRuleset {
+        NftRuleset::parse(json!({ "nftables": list }).to_string().as_bytes()).unwrap()
     }
 
     fn rule(family: &str, steps: &Value) -> Value {
@@ -219,17 +230,17 @@ mod tests {
             (json!([rule("inet", &to(9))]), false),
             (json!([]), false),
         ] {
-            let verdict = brought(&rules(&list), &[15001], "TCP");
-            assert_eq!(matches!(verdict, Verdict::Fine(_)), good, "{list}: {verdict:?}");
+            let verdict = judge_redirect(&rules(&list), &[15001], "TCP");
+            assert_eq!(matches!(verdict, ProbeVerdict::Fine(_)), good, "{list}: {verdict:?}");
         }
     }
 
     #[test]
     fn an_open_chain_and_an_exempt_user_are_found() {
         let chain = |hook: &str, policy: &str| json!([{ "chain": { "family": "inet", "name": "x", "hook": hook, "policy": policy } }]);
-        assert!(!rest(&rules(&chain("forward", "drop"))).is_bad());
-        assert!(rest(&rules(&chain("forward", "accept"))).is_bad());
-        assert!(rest(&rules(&chain("input", "drop"))).is_bad());
+        assert!(!judge_default_drop(&rules(&chain("forward", "drop"))).is_bad());
+        assert!(judge_default_drop(&rules(&chain("forward", "accept"))).is_bad());
+        assert!(judge_default_drop(&rules(&chain("input", "drop"))).is_bad());
         let user = |uid: &Value| {
             let left = json!({ "meta": { "key": "skuid" } });
             json!([rule("inet", &json!([{ "match": { "left": left, "right": uid } }]))])
@@ -241,8 +252,8 @@ mod tests {
             (json!(0), Some(0), true),
             (json!("root"), None, true),
         ] {
-            assert_eq!(exempt(&rules(&user(&uid)), own).is_bad(), bad, "{uid} {own:?}");
+            assert_eq!(judge_exemptions(&rules(&user(&uid)), own).is_bad(), bad, "{uid} {own:?}");
         }
-        assert!(!exempt(&rules(&json!([])), None).is_bad());
+        assert!(!judge_exemptions(&rules(&json!([])), None).is_bad());
     }
 }

@@ -6,18 +6,18 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use certs::bundle::BUNDLE_FILE;
-use certs::{Authority, UnixTime, variables};
-use rules::operator::{Mode, Proof};
+use certs::{CertificateAuthority, UnixTime, variables};
+use rules::configuration::{ListenerMode, ServiceAuthSettings};
 
-use super::{Files, Probe, Site};
-use crate::ca::{SOON, trust_dir};
-use crate::doctor::probe::Verdict;
+use super::{ConfigFiles, DeploymentState, OutsideProbe};
+use crate::ca::{EXPIRY_WARNING, trust_dir};
+use crate::doctor::probe::ProbeVerdict;
 
 const GROUP: &str = "keys";
 /// Of a file's mode: read, written or run by anybody but its owner.
-const OTHERS: u32 = 0o077;
+const OTHERS_MODE: u32 = 0o077;
 /// Of a file's mode: written by anybody but its owner and its group.
-const WRITTEN: u32 = 0o002;
+const WORLD_WRITABLE: u32 = 0o002;
 /// Programs by the variable through which they find the authority.
 const TOOLS: [(&str, &str); 12] = [
     ("aws", "AWS_CA_BUNDLE"),
@@ -34,126 +34,134 @@ const TOOLS: [(&str, &str); 12] = [
     ("wget", "WGETRC"),
 ];
 
-pub(super) fn probes() -> Vec<Probe> {
+pub(super) fn probes() -> Vec<OutsideProbe> {
     vec![
-        Probe::new(
+        OutsideProbe::new(
             GROUP,
             "keys.authority",
             "the certificate authority is valid",
             "make a new one (`sandbar ca init --dir DIR`), write its bundle (`sandbar ca bundle`), and restart",
-            authority,
+            probe_authority,
         ),
-        Probe::new(
+        OutsideProbe::new(
             GROUP,
             "keys.bundle",
             "sandboxes can trust it: the bundle is written and current",
             "write it: `sandbar ca bundle --dir DIR --force`, mount it into the sandboxes, and set what `sandbar ca env --dir DIR` says",
-            bundle,
+            probe_bundle,
         ),
-        Probe::new(
+        OutsideProbe::new(
             GROUP,
             "keys.tools",
             "programs find it, by `sandbar ca env`",
             "write the bundle: `sandbar ca bundle --dir DIR --force`",
-            tools,
+            probe_tools,
         ),
-        Probe::new(
+        OutsideProbe::new(
             GROUP,
             "keys.private",
             "keys and credentials are their owner's alone",
             "chmod 600 FILE",
-            private,
+            probe_private_files,
         ),
-        Probe::new(
+        OutsideProbe::new(
             GROUP,
             "keys.policies",
             "only their owner writes policies and settings",
             "chmod o-w FILE",
-            policies,
+            probe_writable_policies,
         ),
     ]
 }
 
-fn needs_authority(files: &Files) -> bool {
-    files.operator.listeners.iter().any(|listener| listener.mode != Mode::Dns)
+fn needs_authority(files: &ConfigFiles) -> bool {
+    files.operator.listeners.iter().any(|listener| listener.mode != ListenerMode::Dns)
 }
 
 /// The authority of an instance that has one.
-fn opened(site: &Site) -> Result<(&Files, Authority), Verdict> {
+fn open_authority(
+    site: &DeploymentState,
+) -> Result<(&ConfigFiles, CertificateAuthority), ProbeVerdict> {
     let files = site.files()?;
     if !needs_authority(files) {
-        return Err(Verdict::Fine("no listener needs one".to_owned()));
+        return Err(ProbeVerdict::Fine("no listener needs one".to_owned()));
     }
     let dir = &files.places.ca;
     if !dir.exists() {
-        return Err(Verdict::Unknown(format!("{} is made at the first start", dir.display())));
+        return Err(ProbeVerdict::Unknown(format!("{} is made at the first start", dir.display())));
     }
-    let opened = Authority::open(dir, UnixTime::now());
-    opened.map(|authority| (files, authority)).map_err(|error| Verdict::Wrong(error.to_string()))
+    let opened = CertificateAuthority::open(dir, UnixTime::now());
+    opened
+        .map(|authority| (files, authority))
+        .map_err(|error| ProbeVerdict::Wrong(error.to_string()))
 }
 
-fn authority(site: &Site) -> Verdict {
-    let (_, authority) = match opened(site) {
+fn probe_authority(site: &DeploymentState) -> ProbeVerdict {
+    let (_, authority) = match open_authority(site) {
         Ok(found) => found,
         Err(verdict) => return verdict,
     };
     let found = authority.describe();
     let left = found.valid_to_unix.saturating_sub(UnixTime::now().as_secs());
     let days = left / Duration::from_secs(86_400).as_secs();
-    match left < SOON.as_secs() {
-        true => Verdict::Wrong(format!("it ends in {days} days, at {}", found.valid_to)),
-        false => Verdict::Fine(format!("valid to {}, for {days} days", found.valid_to)),
+    match left < EXPIRY_WARNING.as_secs() {
+        true => ProbeVerdict::Wrong(format!("it ends in {days} days, at {}", found.valid_to)),
+        false => ProbeVerdict::Fine(format!("valid to {}, for {days} days", found.valid_to)),
     }
 }
 
 /// The same for what makes no sense without it; that it is not good is said once.
-fn usable(site: &Site) -> Result<(&Files, Authority), Verdict> {
-    opened(site).map_err(|verdict| match verdict.is_bad() {
-        true => Verdict::Unknown("the authority cannot be opened".to_owned()),
+fn usable_authority(
+    site: &DeploymentState,
+) -> Result<(&ConfigFiles, CertificateAuthority), ProbeVerdict> {
+    open_authority(site).map_err(|verdict| match verdict.is_bad() {
+        true => ProbeVerdict::Unknown("the authority cannot be opened".to_owned()),
         false => verdict,
     })
 }
 
-fn bundle(site: &Site) -> Verdict {
-    let (files, authority) = match usable(site) {
+fn probe_bundle(site: &DeploymentState) -> ProbeVerdict {
+    let (files, authority) = match usable_authority(site) {
         Ok(found) => found,
         Err(verdict) => return verdict,
     };
     let path = match trust_dir(&files.places.ca) {
         Ok(dir) => dir.join(BUNDLE_FILE),
-        Err(error) => return Verdict::Unknown(format!("{error:#}")),
+        Err(error) => return ProbeVerdict::Unknown(format!("{error:#}")),
     };
     let shown = path.display();
     match fs::read_to_string(&path) {
         Err(error) => {
-            Verdict::Unknown(format!("{shown}: {error}; it may have been written elsewhere"))
+            ProbeVerdict::Unknown(format!("{shown}: {error}; it may have been written elsewhere"))
         }
-        Ok(text) if !squeezed(&text).contains(&squeezed(&authority.anchor_pem())) => {
-            Verdict::Wrong(format!("{shown} is of another authority"))
+        Ok(text)
+            if !strip_whitespace(&text).contains(&strip_whitespace(&authority.anchor_pem())) =>
+        {
+            ProbeVerdict::Wrong(format!("{shown} is of another authority"))
         }
-        Ok(_) => Verdict::Fine(format!("{shown} has it")),
+        Ok(_) => ProbeVerdict::Fine(format!("{shown} has it")),
     }
 }
 
 /// PEM without line ends, which writers set as they like.
-fn squeezed(text: &str) -> String {
+fn strip_whitespace(text: &str) -> String {
     text.split_whitespace().collect()
 }
 
 /// For every program here that reads one of our variables, whether what it names is there.
-fn tools(site: &Site) -> Verdict {
-    let (files, _) = match usable(site) {
+fn probe_tools(site: &DeploymentState) -> ProbeVerdict {
+    let (files, _) = match usable_authority(site) {
         Ok(found) => found,
         Err(verdict) => return verdict,
     };
     let named = trust_dir(&files.places.ca).map(|dir| variables::variables(&dir));
     let Ok(Ok(named)) = named else {
-        return Verdict::Wrong(format!(
+        return ProbeVerdict::Wrong(format!(
             "{} is a path that tools misread",
             files.places.ca.display()
         ));
     };
-    let here: Vec<&(&str, &str)> = TOOLS.iter().filter(|(tool, _)| installed(tool)).collect();
+    let here: Vec<&(&str, &str)> = TOOLS.iter().filter(|(tool, _)| is_installed(tool)).collect();
     let lost: Vec<&str> = here
         .iter()
         .filter(|(_, variable)| {
@@ -164,14 +172,14 @@ fn tools(site: &Site) -> Verdict {
         .collect();
     let all = here.iter().map(|(tool, _)| *tool).collect::<Vec<_>>().join(", ");
     match lost.is_empty() {
-        true => Verdict::Fine(format!("{all} do")),
+        true => ProbeVerdict::Fine(format!("{all} do")),
         false => {
-            Verdict::Unknown(format!("{} would not: the files are not there", lost.join(", ")))
+            ProbeVerdict::Unknown(format!("{} would not: the files are not there", lost.join(", ")))
         }
     }
 }
 
-fn installed(tool: &str) -> bool {
+fn is_installed(tool: &str) -> bool {
     let path = std::env::var_os("PATH").unwrap_or_default();
     std::env::split_paths(&path).any(|dir| dir.join(tool).is_file())
 }
@@ -183,21 +191,21 @@ fn names_a_file(value: &str) -> bool {
     path.is_some_and(|path| Path::new(path).exists())
 }
 
-fn private(site: &Site) -> Verdict {
+fn probe_private_files(site: &DeploymentState) -> ProbeVerdict {
     let files = match site.files() {
         Ok(files) => files,
         Err(unknown) => return unknown,
     };
-    let credentials = files.operator.credentials.iter().map(|one| files.at(&one.file));
+    let credentials = files.operator.credentials.iter().map(|one| files.resolve(&one.file));
     let services = files.operator.memory_services.iter().filter_map(|one| match &one.proof {
-        Proof::Token { key, .. } => Some(files.at(key)),
-        Proof::ApiKey { .. } | Proof::Principal(_) => None,
+        ServiceAuthSettings::Token { key, .. } => Some(files.resolve(key)),
+        ServiceAuthSettings::ApiKey { .. } | ServiceAuthSettings::Principal(_) => None,
     });
     let own = [files.places.ca.join("ca.key"), files.places.socket.clone()];
-    judge(own.into_iter().chain(credentials).chain(services), OTHERS, "others may use")
+    judge_modes(own.into_iter().chain(credentials).chain(services), OTHERS_MODE, "others may use")
 }
 
-fn policies(site: &Site) -> Verdict {
+fn probe_writable_policies(site: &DeploymentState) -> ProbeVerdict {
     let files = match site.files() {
         Ok(files) => files,
         Err(unknown) => return unknown,
@@ -209,10 +217,10 @@ fn policies(site: &Site) -> Verdict {
     // Whoever may write a directory may put another file in place of the one there.
     let dirs = all.iter().filter_map(|path| path.parent()).map(Path::to_owned);
     let dirs = dirs.map(|dir| if dir.as_os_str().is_empty() { ".".into() } else { dir });
-    judge(all.clone().into_iter().chain(dirs), WRITTEN, "others may write")
+    judge_modes(all.clone().into_iter().chain(dirs), WORLD_WRITABLE, "others may write")
 }
 
-fn judge(paths: impl Iterator<Item = PathBuf>, mask: u32, may: &str) -> Verdict {
+fn judge_modes(paths: impl Iterator<Item = PathBuf>, mask: u32, may: &str) -> ProbeVerdict {
     let mut looked_at = 0;
     let mut loose = Vec::new();
     for path in paths {
@@ -227,8 +235,8 @@ fn judge(paths: impl Iterator<Item = PathBuf>, mask: u32, may: &str) -> Verdict 
     }
     loose.dedup();
     match loose.is_empty() {
-        true => Verdict::Fine(format!("{looked_at} looked at")),
-        false => Verdict::Wrong(loose.join("; ")),
+        true => ProbeVerdict::Fine(format!("{looked_at} looked at")),
+        false => ProbeVerdict::Wrong(loose.join("; ")),
     }
 }
 

@@ -3,9 +3,9 @@
 mod evidence;
 mod firewall;
 mod instance;
-mod keep;
 mod keys;
 mod machine;
+mod storage;
 
 use std::io;
 use std::net::SocketAddr;
@@ -15,68 +15,70 @@ use std::path::{Path, PathBuf};
 use std::time::Instant;
 
 use nix::sys::socket::{getsockopt, sockopt::PeerCredentials};
-use rules::Sources;
-use rules::operator::{Listener, Mode, Operator, Whose};
+use rules::LoadSources;
+use rules::configuration::{Attribution, Configuration, ListenerMode, ListenerSettings};
 use serde_json::Value;
 
 use super::DoctorArgs;
 use super::probe;
-use super::report::Report;
+use super::report::DoctorReport;
 use proxy::admin::server as admin;
-use proxy::app::{Places, operator, places};
+use proxy::app::{InstancePaths, instance_paths, load_config};
 use proxy::policy::files;
 
-type Probe = probe::Probe<Site>;
+type OutsideProbe = probe::DoctorProbe<DeploymentState>;
 
 /// What is looked at.
-struct Site {
+struct DeploymentState {
     /// Why there is nothing more, or everything that the operator's file says.
-    files: Result<Files, String>,
+    files: Result<ConfigFiles, String>,
     /// What the running instance says of itself, or why nothing.
     told: Result<Value, String>,
     /// The process of the running instance.
-    process: Option<Process>,
+    process: Option<InstanceProcess>,
 }
 
 /// The running instance's process, as the admin socket tells it.
 #[derive(Clone, Copy, Debug)]
-struct Process {
+struct InstanceProcess {
     pid: i32,
     uid: u32,
 }
 
 /// What the operator's file says, and the files it names.
-struct Files {
+struct ConfigFiles {
     config: PathBuf,
-    sources: Sources,
-    operator: Operator,
-    places: Places,
+    sources: LoadSources,
+    operator: Configuration,
+    places: InstancePaths,
 }
 
-impl Files {
+impl ConfigFiles {
     fn read(config: &Path) -> anyhow::Result<Self> {
-        let sources = files::operated(config)?;
-        let operator = operator(&sources)?;
-        let places = places(config, &operator)?;
-        Ok(Files { config: config.to_owned(), sources, operator, places })
+        let sources = files::read_config(config)?;
+        let operator = load_config(&sources)?;
+        let places = instance_paths(config, &operator)?;
+        Ok(ConfigFiles { config: config.to_owned(), sources, operator, places })
     }
 
     /// A path as written in the operator's file.
-    fn at(&self, written: &str) -> PathBuf {
+    fn resolve(&self, written: &str) -> PathBuf {
         self.config.parent().unwrap_or(Path::new("")).join(written)
     }
 
     /// The listeners to which a firewall must bring connections.
-    fn transparent(&self) -> impl Iterator<Item = &Listener> {
-        let transparent = |mode: Mode| match mode {
-            Mode::Redirect | Mode::Tproxy => true,
-            Mode::Dns | Mode::Explicit => false,
+    fn transparent_listeners(&self) -> impl Iterator<Item = &ListenerSettings> {
+        let transparent = |mode: ListenerMode| match mode {
+            ListenerMode::Redirect | ListenerMode::Tproxy => true,
+            ListenerMode::Dns | ListenerMode::Explicit => false,
         };
         self.operator.listeners.iter().filter(move |listener| transparent(listener.mode))
     }
 
     /// The ports at which these listen.
-    fn ports(listeners: impl Iterator<Item = impl std::borrow::Borrow<Listener>>) -> Vec<u16> {
+    fn ports(
+        listeners: impl Iterator<Item = impl std::borrow::Borrow<ListenerSettings>>,
+    ) -> Vec<u16> {
         let ports = listeners.flat_map(|listener| {
             let binds = listener.borrow().bind.iter();
             binds.filter_map(|bind| bind.address()).map(|to| to.port()).collect::<Vec<_>>()
@@ -84,60 +86,65 @@ impl Files {
         ports.collect()
     }
 
-    fn addresses(&self, mode: Mode) -> Vec<SocketAddr> {
+    fn addresses(&self, mode: ListenerMode) -> Vec<SocketAddr> {
         let listeners = self.operator.listeners.iter().filter(|listener| listener.mode == mode);
         listeners.flat_map(|one| one.bind.iter()).filter_map(|bind| bind.address()).collect()
     }
 
-    fn knows_by_mark(&self) -> bool {
-        self.operator.listeners.iter().any(|listener| listener.whose == Whose::Mark)
+    fn identifies_by_mark(&self) -> bool {
+        self.operator.listeners.iter().any(|listener| listener.attribution == Attribution::Mark)
     }
 }
 
-impl Site {
-    fn of(config: Option<&Path>) -> Self {
+impl DeploymentState {
+    fn collect(config: Option<&Path>) -> Self {
         let files = match config {
             None => Err("there is no sandbar.toml: name one with -c FILE".to_owned()),
-            Some(config) => Files::read(config).map_err(|error| format!("{error:#}")),
+            Some(config) => ConfigFiles::read(config).map_err(|error| format!("{error:#}")),
         };
         let socket = files.as_ref().map(|files| files.places.socket.clone());
         let told = match &socket {
-            Ok(socket) => ask(socket).map_err(|error| format!("{error:#}")),
+            Ok(socket) => fetch_status(socket).map_err(|error| format!("{error:#}")),
             Err(why) => Err((*why).clone()),
         };
-        let process = socket.ok().and_then(|socket| listening(&socket).ok());
-        Site { files, told, process }
+        let process = socket.ok().and_then(|socket| listening_process(&socket).ok());
+        DeploymentState { files, told, process }
     }
 
     /// The operator's file, or the verdict that there is none.
-    fn files(&self) -> Result<&Files, probe::Verdict> {
-        self.files.as_ref().map_err(|why| probe::Verdict::Unknown(why.clone()))
+    fn files(&self) -> Result<&ConfigFiles, probe::ProbeVerdict> {
+        self.files.as_ref().map_err(|why| probe::ProbeVerdict::Unknown(why.clone()))
     }
 }
 
-fn ask(socket: &Path) -> anyhow::Result<Value> {
+fn fetch_status(socket: &Path) -> anyhow::Result<Value> {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
-    let told = runtime.block_on(admin::ask(socket, "GET", "/status", &Value::Null))?;
+    let told = runtime.block_on(admin::send_command(socket, "GET", "/status", &Value::Null))?;
     Ok(serde_json::from_str(&told)?)
 }
 
-fn listening(socket: &Path) -> io::Result<Process> {
+fn listening_process(socket: &Path) -> io::Result<InstanceProcess> {
     let peer = getsockopt(&UnixStream::connect(socket)?.as_fd(), PeerCredentials)?;
-    Ok(Process { pid: peer.pid(), uid: peer.uid() })
+    Ok(InstanceProcess { pid: peer.pid(), uid: peer.uid() })
 }
 
 /// Looks at everything.
-pub(super) fn examine(args: &DoctorArgs, config: Option<&Path>) -> anyhow::Result<Report> {
+pub(super) fn examine(args: &DoctorArgs, config: Option<&Path>) -> anyhow::Result<DoctorReport> {
     let started = Instant::now();
-    let site = Site::of(config);
-    let probes =
-        [instance::probes(), machine::probes(), firewall::probes(), keys::probes(), keep::probes()];
+    let site = DeploymentState::collect(config);
+    let probes = [
+        instance::probes(),
+        machine::probes(),
+        firewall::probes(),
+        keys::probes(),
+        storage::probes(),
+    ];
     let findings = probes.into_iter().flatten().map(|probe| {
         let started = Instant::now();
-        probe.found((probe.run)(&site), started.elapsed())
+        probe.finding((probe.run)(&site), started.elapsed())
     });
     let findings = findings.collect();
     let evidence = site.files.as_ref().map(|files| evidence::collect(files, args));
     let evidence = evidence.unwrap_or_default();
-    Ok(Report { side: "outside", findings, evidence, took: started.elapsed() })
+    Ok(DoctorReport { side: "outside", findings, evidence, took: started.elapsed() })
 }

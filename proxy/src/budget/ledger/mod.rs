@@ -13,21 +13,21 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use anyhow::Context;
-use rules::budget::{Budget, Budgets, Counted};
-use rules::word::SandboxId;
+use rules::budget::{BudgetKind, Budgets, UsageKind};
+use rules::ids::SandboxId;
 use rules::{Permit, Reason, RuleRef, RuleSet};
 use serde_json::{Value, json};
 use tokio::time::Instant;
 
-use self::account::{Account, Bar, Line, Purse};
+use self::account::{BudgetLine, BudgetOwner, ChargeError, SandboxAccount};
 use crate::report::refusal::Refusal;
 
 /// Where accounts are kept, beside the log.
-const DIR: &str = "budgets";
+const BUDGETS_DIR: &str = "budgets";
 /// The most that is leased at a time: small beside what is worth a budget, large beside what a call costs.
-pub(crate) const LEASE: u64 = 256 << 10;
+pub(crate) const MAX_LEASE: u64 = 256 << 10;
 /// How long the account of a sandbox that has left is kept: longer than any window.
-const KEPT: Duration = Duration::from_secs(30 * 86_400);
+const ACCOUNT_RETENTION: Duration = Duration::from_secs(30 * 86_400);
 
 /// The accounts of all sandboxes.
 #[derive(Debug)]
@@ -35,34 +35,34 @@ pub(crate) struct Ledger {
     dir: PathBuf,
     /// The ledger's time at the start, in milliseconds, and the moment that was.
     begun: (u64, Instant),
-    accounts: Mutex<HashMap<SandboxId, Arc<Mutex<Account>>>>,
+    accounts: Mutex<HashMap<SandboxId, Arc<Mutex<SandboxAccount>>>>,
 }
 
 /// What one attempt is charged to: its sandbox's budgets, and its rule's. Given up when it is dropped.
 #[derive(Debug)]
-pub(crate) struct Tab {
-    account: Arc<Mutex<Account>>,
+pub(crate) struct Charges {
+    account: Arc<Mutex<SandboxAccount>>,
     /// What is charged, and the generation of the rules that say so.
-    lines: Mutex<(u64, Arc<[Line]>)>,
+    lines: Mutex<(u64, Arc<[BudgetLine]>)>,
     /// What was entered under: it is left as it was entered.
-    entered: Arc<[Line]>,
+    entered: Arc<[BudgetLine]>,
     begun: (u64, Instant),
 }
 
 /// Leave to move some bytes; what is not moved is to be given back.
 #[derive(Debug)]
-pub(crate) struct Lease {
-    what: Counted,
+pub(crate) struct ByteLease {
+    what: UsageKind,
     pub(crate) bytes: u64,
     at: u64,
     /// What it was charged to: the rules may change before it is given back.
-    lines: Arc<[Line]>,
+    lines: Arc<[BudgetLine]>,
 }
 
 /// Which budget is spent, and when it refills.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) enum Spent {
-    Budget { budget: Budget, limit: u64, rule: Option<Arc<str>>, refills: Option<Duration> },
+pub(crate) enum Exhausted {
+    Budget { budget: BudgetKind, limit: u64, rule: Option<Arc<str>>, refills: Option<Duration> },
     Unkept,
 }
 
@@ -73,16 +73,16 @@ impl Ledger {
     ///
     /// What cannot be read: starting without it would give every budget again.
     pub(crate) fn open(dir: &Path, rules: &RuleSet) -> anyhow::Result<Self> {
-        let dir = dir.join(DIR);
+        let dir = dir.join(BUDGETS_DIR);
         let shown = dir.display();
         std::fs::create_dir_all(&dir).with_context(|| format!("cannot make {shown}"))?;
         let mut accounts =
-            read(&dir).with_context(|| format!("cannot read the budgets in {shown}"))?;
+            read_accounts(&dir).with_context(|| format!("cannot read the budgets in {shown}"))?;
         let wall = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_millis();
-        let latest = accounts.values().map(Account::at).max().unwrap_or_default();
+        let latest = accounts.values().map(SandboxAccount::saved_at).max().unwrap_or_default();
         let now = u64::try_from(wall).unwrap_or_default().max(latest);
         accounts.retain(|id, account| {
-            rules.sandboxes().get(id).is_some() || !account.is_old(now, KEPT)
+            rules.sandboxes().get(id).is_some() || !account.discard_if_old(now, ACCOUNT_RETENTION)
         });
         accounts.values_mut().for_each(|account| account.restore(now));
         let accounts =
@@ -94,30 +94,31 @@ impl Ledger {
     ///
     /// # Errors
     ///
-    /// Returns [`Spent`] where the rule has as many open as it may.
-    pub(crate) fn tab(&self, permit: &Permit) -> Result<Tab, Spent> {
-        let (lines, account, begun) = (lines(permit), self.account(permit.sandbox()), self.begun);
-        lock(&account).enter(&lines).map_err(|bar| spent(bar, self.now()))?;
+    /// Returns [`Exhausted`] where the rule has as many open as it may.
+    pub(crate) fn open_charges(&self, permit: &Permit) -> Result<Charges, Exhausted> {
+        let (lines, account, begun) =
+            (budget_lines(permit), self.account(permit.sandbox()), self.begun);
+        lock(&account).open_attempt(&lines).map_err(|bar| to_exhausted(bar, self.now()))?;
         let charged = Mutex::new((permit.generation(), lines.clone()));
-        Ok(Tab { account, lines: charged, entered: lines, begun })
+        Ok(Charges { account, lines: charged, entered: lines, begun })
     }
 
     /// Begins the life of a sandbox, if this is the first that is seen of it.
-    pub(crate) fn begin(&self, sandbox: &SandboxId) {
-        if let Err(error) = lock(&self.account(sandbox)).begin(self.now()) {
+    pub(crate) fn start_lifetime(&self, sandbox: &SandboxId) {
+        if let Err(error) = lock(&self.account(sandbox)).start_lifetime(self.now()) {
             tracing::warn!(%error, %sandbox, "the beginning of a life could not be written");
         }
     }
 
     /// The sandboxes whose lifetime is over.
-    pub(crate) fn ended(&self, rules: &RuleSet) -> BTreeSet<SandboxId> {
+    pub(crate) fn expired_sandboxes(&self, rules: &RuleSet) -> BTreeSet<SandboxId> {
         let limited = rules.sandboxes().iter().filter_map(|sandbox| {
-            let seconds = rules.budgets_of(sandbox).of(Budget::LifetimeSeconds)?;
+            let seconds = rules.budgets_of(sandbox).limit(BudgetKind::LifetimeSeconds)?;
             Some((sandbox.id.clone(), seconds))
         });
         let now = self.now();
         let is_over = |(id, seconds): &(SandboxId, u64)| {
-            let born = lock(&self.account(id)).born();
+            let born = lock(&self.account(id)).lifetime_start();
             born.is_some_and(|born| born.saturating_add(seconds.saturating_mul(1000)) <= now)
         };
         limited.filter(is_over).map(|(id, _)| id).collect()
@@ -127,15 +128,15 @@ impl Ledger {
     pub(crate) fn describe(&self, rules: &RuleSet) -> Value {
         let sandboxes = rules.sandboxes().iter().filter_map(|sandbox| {
             let budgets = rules.budgets_of(sandbox);
-            let own = self.described(&sandbox.id, &Purse::Sandbox, budgets);
+            let own = self.describe_budgets(&sandbox.id, &BudgetOwner::Sandbox, budgets);
             let rules: Vec<Value> = rules
                 .policies_of(sandbox)
                 .into_iter()
                 .flat_map(|policy| policy.rules().iter().map(move |rule| (policy, rule)))
-                .filter(|(_, rule)| rule.budgets().set().next().is_some())
+                .filter(|(_, rule)| rule.budgets().limits().next().is_some())
                 .map(|(policy, rule)| {
-                    let purse = Purse::Rule(format!("{}/{}", policy.name(), rule.name()).into());
-                    let used = self.described(&sandbox.id, &purse, rule.budgets());
+                    let purse = BudgetOwner::Rule(format!("{}/{}", policy.name(), rule.name()).into());
+                    let used = self.describe_budgets(&sandbox.id, &purse, rule.budgets());
                     json!({ "policy": policy.name().as_str(), "rule": rule.name(), "budgets": used })
                 })
                 .collect();
@@ -145,15 +146,20 @@ impl Ledger {
         Value::Array(sandboxes.collect())
     }
 
-    fn described(&self, id: &SandboxId, purse: &Purse, budgets: Budgets) -> Vec<Value> {
+    fn describe_budgets(
+        &self,
+        id: &SandboxId,
+        purse: &BudgetOwner,
+        budgets: Budgets,
+    ) -> Vec<Value> {
         let now = self.now();
-        let told = budgets.set().filter(|(budget, _)| *budget != Budget::DnsBitsPerHour);
+        let told = budgets.limits().filter(|(budget, _)| *budget != BudgetKind::DnsBitsPerHour);
         told.map(|(budget, limit)| {
-            let line = Line { purse: purse.clone(), budget, limit };
+            let line = BudgetLine { purse: purse.clone(), budget, limit };
             let account = self.account(id);
-            let (used, back) = match budget == Budget::LifetimeSeconds {
+            let (used, back) = match budget == BudgetKind::LifetimeSeconds {
                 true => (lock(&account).age(now), None),
-                false => lock(&account).used(&line, now),
+                false => lock(&account).amount_used(&line, now),
             };
             let back = back.map(|back| back.saturating_sub(now).div_ceil(1000));
             json!({ "budget": budget.key(), "limit": limit, "used": used, "refills_in_seconds": back })
@@ -162,22 +168,22 @@ impl Ledger {
     }
 
     /// Forgets what was used under a grant that has ended.
-    pub(crate) fn forget(&self, sandbox: &SandboxId, rule: &str) {
-        let key = format!("{}/{rule}", rules::GRANTS);
-        lock(&self.account(sandbox)).forget(&key);
+    pub(crate) fn forget_grant(&self, sandbox: &SandboxId, rule: &str) {
+        let key = format!("{}/{rule}", rules::GRANTS_POLICY);
+        lock(&self.account(sandbox)).forget_rule(&key);
     }
 
     /// Writes every account as it stands: an orderly end gives nothing up.
-    pub(crate) fn settle(&self) {
+    pub(crate) fn flush(&self) {
         let now = self.now();
         for account in self.accounts().values() {
-            if let Err(error) = lock(account).settle(now) {
+            if let Err(error) = lock(account).flush(now) {
                 tracing::warn!(%error, "what was used of a budget could not be written");
             }
         }
     }
 
-    fn account(&self, id: &SandboxId) -> Arc<Mutex<Account>> {
+    fn account(&self, id: &SandboxId) -> Arc<Mutex<SandboxAccount>> {
         let mut accounts = self.accounts();
         if let Some(account) = accounts.get(id) {
             return account.clone();
@@ -185,27 +191,27 @@ impl Ledger {
         let path = self.dir.join(format!("{id}.json"));
         accounts
             .entry(id.clone())
-            .or_insert_with(|| Arc::new(Mutex::new(Account::new(path))))
+            .or_insert_with(|| Arc::new(Mutex::new(SandboxAccount::new(path))))
             .clone()
     }
 
-    fn accounts(&self) -> MutexGuard<'_, HashMap<SandboxId, Arc<Mutex<Account>>>> {
+    fn accounts(&self) -> MutexGuard<'_, HashMap<SandboxId, Arc<Mutex<SandboxAccount>>>> {
         self.accounts.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     fn now(&self) -> u64 {
-        now(self.begun)
+        ledger_time(self.begun)
     }
 }
 
-impl Tab {
+impl Charges {
     /// Charges all of `amount`, or nothing.
     ///
     /// # Errors
     ///
     /// Returns the budget that has not so much left.
-    pub(crate) fn charge(&self, what: Counted, amount: u64) -> Result<(), Spent> {
-        self.take(what, (amount, amount)).map(drop)
+    pub(crate) fn charge(&self, what: UsageKind, amount: u64) -> Result<(), Exhausted> {
+        self.charge_range(what, (amount, amount)).map(drop)
     }
 
     /// Leases up to [`LEASE`] bytes, before they move.
@@ -213,129 +219,129 @@ impl Tab {
     /// # Errors
     ///
     /// Returns the budget that is spent.
-    pub(crate) fn lease(&self, what: Counted) -> Result<Lease, Spent> {
-        self.take(what, (1, LEASE))
+    pub(crate) fn lease(&self, what: UsageKind) -> Result<ByteLease, Exhausted> {
+        self.charge_range(what, (1, MAX_LEASE))
     }
 
     /// Gives back what was leased and not moved.
-    pub(crate) fn give_back(&self, lease: &Lease, moved: u64) {
+    pub(crate) fn refund(&self, lease: &ByteLease, moved: u64) {
         let rest = lease.bytes.saturating_sub(moved);
         if !lease.lines.is_empty() {
-            lock(&self.account).give_back(&lease.lines, lease.what, rest, lease.at);
+            lock(&self.account).refund(&lease.lines, lease.what, rest, lease.at);
         }
     }
 
     /// Counts by the budgets of later rules from now on; of two changes that meet here the later stands.
-    pub(crate) fn retune(&self, permit: &Permit) {
-        let (generation, fresh) = (permit.generation(), lines(permit));
+    pub(crate) fn adopt_budgets(&self, permit: &Permit) {
+        let (generation, fresh) = (permit.generation(), budget_lines(permit));
         let mut charged = self.lines.lock().unwrap_or_else(PoisonError::into_inner);
         if charged.0 <= generation {
             *charged = (generation, fresh);
         }
     }
 
-    fn take(&self, what: Counted, range: (u64, u64)) -> Result<Lease, Spent> {
-        let (lines, at) = (self.lines(), now(self.begun));
+    fn charge_range(&self, what: UsageKind, range: (u64, u64)) -> Result<ByteLease, Exhausted> {
+        let (lines, at) = (self.lines(), ledger_time(self.begun));
         let bytes = match lines.is_empty() {
             true => range.1, // nothing is counted
             false => {
                 let charged = lock(&self.account).charge(&lines, what, range, at);
-                charged.map_err(|bar| spent(bar, at))?
+                charged.map_err(|bar| to_exhausted(bar, at))?
             }
         };
-        Ok(Lease { what, bytes, at, lines })
+        Ok(ByteLease { what, bytes, at, lines })
     }
 
-    fn lines(&self) -> Arc<[Line]> {
+    fn lines(&self) -> Arc<[BudgetLine]> {
         self.lines.lock().unwrap_or_else(PoisonError::into_inner).1.clone()
     }
 }
 
-impl Drop for Tab {
+impl Drop for Charges {
     fn drop(&mut self) {
         if !self.entered.is_empty() {
-            lock(&self.account).leave(&self.entered);
+            lock(&self.account).close_attempt(&self.entered);
         }
     }
 }
 
-impl Spent {
+impl Exhausted {
     /// Why what is open is cut.
     pub(crate) fn reason(&self) -> Reason {
         match self {
-            Spent::Budget { .. } => Reason::BudgetSpent,
-            Spent::Unkept => Reason::BudgetUnkept,
+            Exhausted::Budget { .. } => Reason::BudgetSpent,
+            Exhausted::Unkept => Reason::BudgetUnkept,
         }
     }
 
     /// The refusal of what `permit` would have allowed.
-    pub(crate) fn of(self, permit: &Permit) -> Refusal {
+    pub(crate) fn into_refusal(self, permit: &Permit) -> Refusal {
         Refusal { rule: Some(permit.rule().clone()), ..self.into() }
     }
 
     /// The sandbox holds as many connections as it may.
     pub(crate) fn connections(limit: u64) -> Self {
-        Spent::Budget { budget: Budget::Connections, limit, rule: None, refills: None }
+        Exhausted::Budget { budget: BudgetKind::Connections, limit, rule: None, refills: None }
     }
 }
 
-impl From<Spent> for Refusal {
-    fn from(spent: Spent) -> Self {
-        let Spent::Budget { budget, limit, rule, refills } = spent else {
+impl From<Exhausted> for Refusal {
+    fn from(spent: Exhausted) -> Self {
+        let Exhausted::Budget { budget, limit, rule, refills } = spent else {
             return Reason::BudgetUnkept.into();
         };
         let whose =
             rule.map_or_else(|| "of the sandbox".to_owned(), |rule| format!("of rule {rule}"));
         let refills = match refills {
             Some(time) => format!("it refills in {} s", time.as_secs().max(1)),
-            None if budget == Budget::Connections => "close one first".to_owned(),
+            None if budget == BudgetKind::Connections => "close one first".to_owned(),
             None => "it does not refill".to_owned(),
         };
         Refusal::from(Reason::BudgetSpent)
-            .because(format!("{budget} = {limit} {whose} is used up; {refills}"))
+            .with_detail(format!("{budget} = {limit} {whose} is used up; {refills}"))
     }
 }
 
 /// The budgets that an attempt is charged to. Names have a budget of their own, a sandbox's connections are
 /// counted by its seats, and its lifetime by the rules.
-fn lines(permit: &Permit) -> Arc<[Line]> {
-    let here = |budgets: Budgets, purse: Purse| {
-        budgets.set().filter_map(move |(budget, limit)| {
-            let kept =
-                budget.is_counted() || budget == Budget::Connections && purse != Purse::Sandbox;
-            kept.then(|| Line { purse: purse.clone(), budget, limit })
+fn budget_lines(permit: &Permit) -> Arc<[BudgetLine]> {
+    let here = |budgets: Budgets, purse: BudgetOwner| {
+        budgets.limits().filter_map(move |(budget, limit)| {
+            let kept = budget.is_counted()
+                || budget == BudgetKind::Connections && purse != BudgetOwner::Sandbox;
+            kept.then(|| BudgetLine { purse: purse.clone(), budget, limit })
         })
     };
-    let named = |rule: &RuleRef| Purse::Rule(format!("{}/{}", rule.policy, rule.rule).into());
+    let named = |rule: &RuleRef| BudgetOwner::Rule(format!("{}/{}", rule.policy, rule.rule).into());
     // A rule of the base bounds all that passes by it, under however many rules of the sandbox's own.
     let own = permit.rule();
     let base = permit.base_budgets().filter(|(rule, _)| named(rule) != named(own));
     let base = base.map(|(rule, budgets)| here(budgets, named(rule)));
-    here(permit.sandbox_budgets(), Purse::Sandbox)
+    here(permit.sandbox_budgets(), BudgetOwner::Sandbox)
         .chain(here(permit.rule_budgets(), named(own)))
         .chain(base.into_iter().flatten())
         .collect()
 }
 
-fn spent(bar: Bar, now: u64) -> Spent {
+fn to_exhausted(bar: ChargeError, now: u64) -> Exhausted {
     match bar {
-        Bar::Spent { line: Line { purse, budget, limit }, free_at } => {
+        ChargeError::Spent { line: BudgetLine { purse, budget, limit }, free_at } => {
             let rule = match purse {
-                Purse::Rule(rule) => Some(rule),
-                Purse::Sandbox => None,
+                BudgetOwner::Rule(rule) => Some(rule),
+                BudgetOwner::Sandbox => None,
             };
             let refills = free_at.map(|at| Duration::from_millis(at.saturating_sub(now)));
-            Spent::Budget { budget, limit, rule, refills }
+            Exhausted::Budget { budget, limit, rule, refills }
         }
-        Bar::Unkept => Spent::Unkept,
+        ChargeError::Unkept => Exhausted::Unkept,
     }
 }
 
-fn now((base, begun): (u64, Instant)) -> u64 {
+fn ledger_time((base, begun): (u64, Instant)) -> u64 {
     base.saturating_add(u64::try_from(begun.elapsed().as_millis()).unwrap_or(u64::MAX))
 }
 
-fn read(dir: &Path) -> anyhow::Result<HashMap<SandboxId, Account>> {
+fn read_accounts(dir: &Path) -> anyhow::Result<HashMap<SandboxId, SandboxAccount>> {
     let mut accounts = HashMap::new();
     for entry in std::fs::read_dir(dir)? {
         let path = entry?.path();
@@ -345,12 +351,12 @@ fn read(dir: &Path) -> anyhow::Result<HashMap<SandboxId, Account>> {
             continue;
         };
         let broken = || format!("{} is broken: mend or remove it", path.display());
-        accounts.insert(id, Account::read(&path).with_context(broken)?);
+        accounts.insert(id, SandboxAccount::read(&path).with_context(broken)?);
     }
     Ok(accounts)
 }
 
-fn lock(account: &Mutex<Account>) -> MutexGuard<'_, Account> {
+fn lock(account: &Mutex<SandboxAccount>) -> MutexGuard<'_, SandboxAccount> {
     account.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
@@ -358,8 +364,8 @@ fn lock(account: &Mutex<Account>) -> MutexGuard<'_, Account> {
 mod tests {
     use std::sync::atomic::{AtomicU64, Ordering};
 
-    use rules::facts::{ConnectFacts, Ech, Protocol, Target};
-    use rules::{Decision, DomainName, Facts, Host, SourceFile, Sources, compile};
+    use rules::facts::{ConnectFacts, ConnectTarget, EchPresence, Protocol};
+    use rules::{Decision, DomainName, Facts, Host, LoadSources, SourceFile, compile};
 
     use super::*;
 
@@ -369,7 +375,7 @@ mod tests {
              [allow.budget]\nconnections = 2\nrequests_per_minute = 1000\n"
         );
         let policy = SourceFile { path: "p.toml".into(), bytes: text.into() };
-        compile(&Sources { policies: vec![policy], ..Sources::default() }, &[]).unwrap()
+        compile(&LoadSources { policies: vec![policy], ..LoadSources::default() }, &[]).unwrap()
     }
 
     fn permit(rules: &RuleSet) -> Permit {
@@ -378,8 +384,8 @@ mod tests {
 
     fn permit_to(rules: &RuleSet, host: &str) -> Permit {
         let host = Host::Name(DomainName::parse(host).unwrap());
-        let protocol = Protocol::Tls { sni: Some(host.clone()), ech: Ech::Absent };
-        let facts = ConnectFacts { target: Target::Named(host), port: 443, protocol };
+        let protocol = Protocol::Tls { sni: Some(host.clone()), ech: EchPresence::Absent };
+        let facts = ConnectFacts { target: ConnectTarget::Named(host), port: 443, protocol };
         match rules.decide(rules.sandboxes().iter().next().unwrap(), &Facts::Connect(facts)) {
             Decision::Allow(permit) => permit,
             Decision::Deny(denial) => panic!("{denial:?}"),
@@ -401,21 +407,21 @@ mod tests {
                 for thread in 0..2 {
                     let (ledger, moved, permit) = (&ledger, &moved, permit(&rules));
                     scope.spawn(move || {
-                        let tab = ledger.tab(&permit).unwrap();
+                        let tab = ledger.open_charges(&permit).unwrap();
                         let mut wanted = part + thread;
-                        while let Ok(lease) = tab.lease(Counted::Upload) {
+                        while let Ok(lease) = tab.lease(UsageKind::Upload) {
                             let now = lease.bytes.min(wanted);
                             moved.fetch_add(now, Ordering::SeqCst);
                             assert!(moved.load(Ordering::SeqCst) <= limit);
-                            tab.give_back(&lease, now);
+                            tab.refund(&lease, now);
                             wanted = wanted * 7 % 90_001 + 1;
                         }
                     });
                 }
             });
             // What one had leased when the other was refused was given back: the last one takes it.
-            let tab = ledger.tab(&permit(&rules)).unwrap();
-            while let Ok(lease) = tab.lease(Counted::Upload) {
+            let tab = ledger.open_charges(&permit(&rules)).unwrap();
+            while let Ok(lease) = tab.lease(UsageKind::Upload) {
                 moved.fetch_add(lease.bytes, Ordering::SeqCst);
             }
             proptest::prop_assert_eq!(moved.into_inner(), limit);
@@ -428,19 +434,21 @@ mod tests {
         for (how, used) in [("orderly", 100), ("by a crash", 110)] {
             let dir = tempfile::tempdir().unwrap();
             let ledger = Ledger::open(dir.path(), &rules).unwrap();
-            let tab = ledger.tab(&permit(&rules)).unwrap();
-            (0..100).for_each(|_| tab.charge(Counted::Requests, 1).unwrap());
+            let tab = ledger.open_charges(&permit(&rules)).unwrap();
+            (0..100).for_each(|_| tab.charge(UsageKind::Requests, 1).unwrap());
             if how == "orderly" {
-                ledger.settle();
+                ledger.flush();
             }
             drop((tab, ledger));
             let ledger = Ledger::open(dir.path(), &rules).unwrap();
-            let tab = ledger.tab(&permit(&rules)).unwrap();
-            let left = (0..200).filter(|_| tab.charge(Counted::Requests, 1).is_ok()).count();
+            let tab = ledger.open_charges(&permit(&rules)).unwrap();
+            let left = (0..200).filter(|_| tab.charge(UsageKind::Requests, 1).is_ok()).count();
             assert!((160 - used..=60).contains(&left), "{how}: {left} are left");
-            let spent = tab.charge(Counted::Requests, 1).unwrap_err();
-            let Spent::Budget { budget, limit, rule, refills } = spent else { panic!("{spent:?}") };
-            assert_eq!((budget, limit, rule), (Budget::RequestsPerHour, 160, None));
+            let spent = tab.charge(UsageKind::Requests, 1).unwrap_err();
+            let Exhausted::Budget { budget, limit, rule, refills } = spent else {
+                panic!("{spent:?}")
+            };
+            assert_eq!((budget, limit, rule), (BudgetKind::RequestsPerHour, 160, None));
             assert!(refills.is_some_and(|time| time > Duration::from_secs(3500)), "{refills:?}");
         }
     }
@@ -451,13 +459,15 @@ mod tests {
         let free = rules("");
         let ledger = Ledger::open(dir.path(), &free).unwrap();
         let bound = rules("upload_bytes_per_hour = 1000");
-        let (other, tab) =
-            (ledger.tab(&permit(&bound)).unwrap(), ledger.tab(&permit(&free)).unwrap());
-        other.charge(Counted::Upload, 1000).unwrap();
-        let lease = tab.lease(Counted::Upload).unwrap();
-        tab.retune(&permit(&bound)); // a reload, while bytes are on their way
-        tab.give_back(&lease, 0);
-        assert!(other.charge(Counted::Upload, 1).is_err(), "what another used is not given back");
+        let (other, tab) = (
+            ledger.open_charges(&permit(&bound)).unwrap(),
+            ledger.open_charges(&permit(&free)).unwrap(),
+        );
+        other.charge(UsageKind::Upload, 1000).unwrap();
+        let lease = tab.lease(UsageKind::Upload).unwrap();
+        tab.adopt_budgets(&permit(&bound)); // a reload, while bytes are on their way
+        tab.refund(&lease, 0);
+        assert!(other.charge(UsageKind::Upload, 1).is_err(), "what another used is not given back");
     }
 
     #[test]
@@ -465,25 +475,29 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let free = rules("");
         let ledger = Ledger::open(dir.path(), &free).unwrap();
-        let tab = ledger.tab(&permit(&free)).unwrap();
-        let later = rules("upload_bytes_per_hour = 5").timed(&rules::Timed::default(), 9).unwrap();
-        tab.retune(&permit(&later));
-        tab.retune(&permit(&rules("").timed(&rules::Timed::default(), 8).unwrap()));
-        assert!(tab.charge(Counted::Upload, 6).is_err());
+        let tab = ledger.open_charges(&permit(&free)).unwrap();
+        let later = rules("upload_bytes_per_hour = 5")
+            .with_timed_state(&rules::TimedState::default(), 9)
+            .unwrap();
+        tab.adopt_budgets(&permit(&later));
+        tab.adopt_budgets(&permit(
+            &rules("").with_timed_state(&rules::TimedState::default(), 8).unwrap(),
+        ));
+        assert!(tab.charge(UsageKind::Upload, 6).is_err());
     }
 
     #[test]
     fn a_drip_does_not_write_the_file_for_every_byte() {
         let (dir, rules) = (tempfile::tempdir().unwrap(), rules("upload_bytes_per_hour = 1000000"));
         let ledger = Ledger::open(dir.path(), &rules).unwrap();
-        let tab = ledger.tab(&permit(&rules)).unwrap();
+        let tab = ledger.open_charges(&permit(&rules)).unwrap();
         let drip = || {
-            let lease = tab.lease(Counted::Upload)?;
-            tab.give_back(&lease, 1);
-            Ok::<(), Spent>(())
+            let lease = tab.lease(UsageKind::Upload)?;
+            tab.refund(&lease, 1);
+            Ok::<(), Exhausted>(())
         };
         drip().unwrap();
-        std::fs::remove_dir_all(dir.path().join(DIR)).unwrap(); // who writes now cannot
+        std::fs::remove_dir_all(dir.path().join(BUDGETS_DIR)).unwrap(); // who writes now cannot
         (0..1000).for_each(|at| assert_eq!(drip(), Ok(()), "byte {at}"));
     }
 
@@ -495,54 +509,54 @@ mod tests {
                    [[allow]]\nname = \"two\"\nhosts = [\"y.example\"]\ntls = \"tunnel\"\n";
         let base = "name = \"b\"\n[[allow]]\nname = \"all\"\nhosts = [\".example\"]\ndangerously_wide = true\n\
                     tls = \"tunnel\"\n[allow.budget]\nupload_bytes_per_hour = 10\n";
-        let sources = Sources {
+        let sources = LoadSources {
             operator: Some(file("sandbar.toml", operator)),
             policies: vec![file("p.toml", own), file("b.toml", base)],
-            ..Sources::default()
+            ..LoadSources::default()
         };
         let rules = compile(&sources, &[]).unwrap();
         let dir = tempfile::tempdir().unwrap();
         let ledger = Ledger::open(dir.path(), &rules).unwrap();
-        let tab = |host| ledger.tab(&permit_to(&rules, host)).unwrap();
-        tab("x.example").charge(Counted::Upload, 6).unwrap();
-        let spent = tab("y.example").charge(Counted::Upload, 6).unwrap_err();
-        let Spent::Budget { rule, .. } = spent else { panic!("{spent:?}") };
+        let tab = |host| ledger.open_charges(&permit_to(&rules, host)).unwrap();
+        tab("x.example").charge(UsageKind::Upload, 6).unwrap();
+        let spent = tab("y.example").charge(UsageKind::Upload, 6).unwrap_err();
+        let Exhausted::Budget { rule, .. } = spent else { panic!("{spent:?}") };
         assert_eq!(rule.as_deref(), Some("b/all"));
-        tab("y.example").charge(Counted::Upload, 4).unwrap();
+        tab("y.example").charge(UsageKind::Upload, 4).unwrap();
     }
 
     #[test]
-    fn so_many_are_open_at_once_and_a_place_is_given_up() {
+    fn p17_so_many_are_open_at_once_and_a_place_is_given_up() {
         let (dir, rules) = (tempfile::tempdir().unwrap(), rules(""));
         let ledger = Ledger::open(dir.path(), &rules).unwrap();
-        let one = ledger.tab(&permit(&rules)).unwrap();
-        let _two = ledger.tab(&permit(&rules)).unwrap();
-        let spent = ledger.tab(&permit(&rules)).unwrap_err();
-        let Spent::Budget { budget, rule, .. } = spent else { panic!("{spent:?}") };
-        assert_eq!((budget, rule.as_deref()), (Budget::Connections, Some("p/r")));
+        let one = ledger.open_charges(&permit(&rules)).unwrap();
+        let _two = ledger.open_charges(&permit(&rules)).unwrap();
+        let spent = ledger.open_charges(&permit(&rules)).unwrap_err();
+        let Exhausted::Budget { budget, rule, .. } = spent else { panic!("{spent:?}") };
+        assert_eq!((budget, rule.as_deref()), (BudgetKind::Connections, Some("p/r")));
         drop(one);
-        assert!(ledger.tab(&permit(&rules)).is_ok());
+        assert!(ledger.open_charges(&permit(&rules)).is_ok());
     }
 
     #[test]
-    fn what_cannot_be_written_cannot_be_used() {
+    fn p16_what_cannot_be_written_cannot_be_used() {
         let (dir, rules) = (tempfile::tempdir().unwrap(), rules("requests_per_hour = 9"));
         let ledger = Ledger::open(dir.path(), &rules).unwrap();
-        let tab = ledger.tab(&permit(&rules)).unwrap();
-        tab.charge(Counted::Requests, 1).unwrap();
-        std::fs::remove_dir_all(dir.path().join(DIR)).unwrap();
+        let tab = ledger.open_charges(&permit(&rules)).unwrap();
+        tab.charge(UsageKind::Requests, 1).unwrap();
+        std::fs::remove_dir_all(dir.path().join(BUDGETS_DIR)).unwrap();
         for _ in 0..3 {
-            assert_eq!(tab.charge(Counted::Requests, 1), Err(Spent::Unkept));
+            assert_eq!(tab.charge(UsageKind::Requests, 1), Err(Exhausted::Unkept));
         }
-        std::fs::create_dir(dir.path().join(DIR)).unwrap();
-        assert_eq!((0..20).filter(|_| tab.charge(Counted::Requests, 1).is_ok()).count(), 8);
+        std::fs::create_dir(dir.path().join(BUDGETS_DIR)).unwrap();
+        assert_eq!((0..20).filter(|_| tab.charge(UsageKind::Requests, 1).is_ok()).count(), 8);
     }
 
     #[test]
-    fn a_broken_file_stops_the_start() {
+    fn p16_a_broken_file_stops_the_start() {
         let (dir, rules) = (tempfile::tempdir().unwrap(), rules(""));
-        std::fs::create_dir(dir.path().join(DIR)).unwrap();
-        std::fs::write(dir.path().join(DIR).join("p.json"), "{").unwrap();
+        std::fs::create_dir(dir.path().join(BUDGETS_DIR)).unwrap();
+        std::fs::write(dir.path().join(BUDGETS_DIR).join("p.json"), "{").unwrap();
         let error = format!("{:#}", Ledger::open(dir.path(), &rules).unwrap_err());
         assert!(error.contains("p.json is broken: mend or remove it"), "{error}");
     }

@@ -2,24 +2,24 @@
 //! nothing is left over when the trailers come.
 
 /// Flag and length before each message.
-const PREFIX: usize = 5;
+const PREFIX_LENGTH: usize = 5;
 
 /// How far a stream of messages has been read.
 #[derive(Debug, Default)]
-pub(super) struct Messages {
+pub(super) struct GrpcFraming {
     prefix: Vec<u8>,
     /// Octets of the present message that have not come.
     left: usize,
 }
 
-impl Messages {
+impl GrpcFraming {
     /// Reads on; whether a message ends with `bytes`.
-    pub(super) fn read(&mut self, mut bytes: &[u8]) -> bool {
+    pub(super) fn advance(&mut self, mut bytes: &[u8]) -> bool {
         while !bytes.is_empty() {
             let of_message = self.left.min(bytes.len());
             self.left -= of_message;
             bytes = bytes.get(of_message..).unwrap_or_default();
-            let of_prefix = (PREFIX - self.prefix.len()).min(bytes.len());
+            let of_prefix = (PREFIX_LENGTH - self.prefix.len()).min(bytes.len());
             let (prefix, rest) = bytes.split_at(of_prefix);
             self.prefix.extend_from_slice(prefix);
             bytes = rest;
@@ -39,10 +39,10 @@ mod tests {
     #[test]
     fn a_message_ends_where_its_length_says() {
         let stream = b"\0\0\0\0\x03abc\0\0\0\0\0\x01\0\0\0\x01z";
-        let mut messages = Messages::default();
-        let ends: Vec<bool> = stream.iter().map(|octet| messages.read(&[*octet])).collect();
+        let mut messages = GrpcFraming::default();
+        let ends: Vec<bool> = stream.iter().map(|octet| messages.advance(&[*octet])).collect();
         let ended: Vec<usize> = (0..ends.len()).filter(|at| ends[*at]).collect();
         assert_eq!(ended, [7, 12, 18]);
-        assert!(Messages::default().read(stream));
+        assert!(GrpcFraming::default().advance(stream));
     }
 }

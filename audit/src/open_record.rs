@@ -1,0 +1,191 @@
+//! The record of one attempt, from accept to its end. It writes itself whatever happens: closed
+//! by value, or as abandoned when it is dropped.
+
+use std::net::SocketAddr;
+use std::sync::Arc;
+use std::time::Instant;
+
+use ulid::Ulid;
+
+use crate::attempt::{
+    AttemptOutcome, AttemptState, ByteCount, DecisionDetails, DetectionFinding, Ending,
+    RecordedFacts, RecordedSandbox,
+};
+use crate::compose::DraftStage;
+use crate::draft::{Draft, DraftError};
+use crate::log::{Log, LogDown, Receipt};
+use crate::record::StableCode;
+
+/// A record that is not closed yet.
+#[derive(Debug)]
+#[must_use = "a record that nobody closes says that its attempt was abandoned"]
+pub struct OpenRecord {
+    log: Log,
+    attempt: AttemptState,
+    opened: Instant,
+    state: RecordState,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum RecordState {
+    /// All its records are written or on their way, or others stand for it.
+    Closed,
+    /// Its decision is written or on its way: an outcome is owed.
+    Decided,
+    /// It is refused, and the record of that is not on its way yet.
+    Refused,
+    Undecided,
+}
+
+impl OpenRecord {
+    pub(crate) fn new(log: Log, attempt: AttemptState) -> Self {
+        Self { log, attempt, opened: Instant::now(), state: RecordState::Undecided }
+    }
+
+    /// The id that all records of the attempt share; fit to be shown to the sandbox.
+    pub fn id(&self) -> String {
+        Ulid::from(self.attempt.id).to_string()
+    }
+
+    /// Says whose attempt it is.
+    pub fn set_sandbox(&mut self, subject: RecordedSandbox) {
+        self.attempt.subject = Some(subject);
+    }
+
+    /// Says what the attempt wants.
+    pub fn set_facts(&mut self, facts: RecordedFacts) {
+        self.attempt.facts = facts;
+    }
+
+    /// Says which address was dialled.
+    pub fn set_dialled(&mut self, address: SocketAddr) {
+        self.attempt.dialled = Some(address);
+    }
+
+    /// The counter for whoever carries the bytes.
+    pub fn byte_count(&self) -> Arc<ByteCount> {
+        Arc::clone(&self.attempt.meter)
+    }
+
+    /// Opens the record of one request that came by this connection. The connection itself then
+    /// has no record, unless it was decided upon: its requests stand for it.
+    pub fn open_request(&mut self, facts: RecordedFacts) -> OpenRecord {
+        if self.state == RecordState::Undecided {
+            self.state = RecordState::Closed;
+        }
+        let mut attempt = self.log.new_attempt(self.attempt.arrival.clone());
+        attempt.subject.clone_from(&self.attempt.subject);
+        attempt.facts = facts;
+        OpenRecord::new(self.log.clone(), attempt)
+    }
+
+    /// Records that the attempt may go on, and waits until that is written.
+    ///
+    /// # Errors
+    ///
+    /// Returns [`LogDown`] when it is not written: the attempt must be refused.
+    pub async fn record_decision(&mut self, verdict: DecisionDetails) -> Result<Receipt, LogDown> {
+        self.attempt.verdict = Some(verdict);
+        let draft = self.draft(DraftStage::Decision);
+        // From when it is queued, for a caller cancelled before owes nothing, and one after does.
+        let result = self.log.submit(draft, || self.state = RecordState::Decided).await;
+        if result.as_ref().is_err_and(|down| !down.may_be_recorded()) {
+            self.state = RecordState::Undecided;
+        }
+        result.map(Receipt::new)
+    }
+
+    /// Records that the attempt is refused, and waits until that is written.
+    ///
+    /// # Errors
+    ///
+    /// Returns [`LogDown`] when it is not written; the attempt is refused all the same, and
+    /// counted.
+    pub async fn record_refusal(mut self, verdict: DecisionDetails) -> Result<(), LogDown> {
+        let outcome = AttemptOutcome::new(Ending::Refused(verdict.reason));
+        self.attempt.verdict = Some(verdict);
+        let stage = match self.state {
+            // What was decided may have left already: the refusal is how it ended.
+            RecordState::Decided => DraftStage::Outcome(&outcome, self.opened.elapsed()),
+            RecordState::Closed | RecordState::Refused | RecordState::Undecided => {
+                self.state = RecordState::Refused;
+                DraftStage::Denied
+            }
+        };
+        let before = self.state;
+        let draft = self.draft(stage);
+        let result = self.log.submit(draft, || self.state = RecordState::Closed).await;
+        if result.as_ref().is_err_and(|down| !down.may_be_recorded()) {
+            self.state = before; // written or counted when this is dropped, a moment from now
+        }
+        result.map(drop)
+    }
+
+    /// Records that the attempt is refused, without waiting: nothing was sent. Where there is no
+    /// room it is counted.
+    pub fn post_denial(mut self, verdict: DecisionDetails) {
+        self.attempt.verdict = Some(verdict);
+        self.post(DraftStage::Denied);
+    }
+
+    /// Records that the attempt was answered here, without waiting: nothing was sent. Where there
+    /// is no room it is counted.
+    pub fn post_answer(mut self, verdict: DecisionDetails, outcome: &AttemptOutcome) {
+        self.attempt.verdict = Some(verdict);
+        let took = self.opened.elapsed();
+        self.post(DraftStage::Answered(outcome, took));
+    }
+
+    /// Records a detection in this attempt, and waits until that is written.
+    ///
+    /// # Errors
+    ///
+    /// Returns [`LogDown`] when it is not written.
+    pub async fn record_finding(&self, finding: &DetectionFinding) -> Result<(), LogDown> {
+        self.log.record_finding(finding, &self.attempt).await
+    }
+
+    /// Writes how the attempt ended. Does not wait; outcomes are never refused.
+    pub fn close(mut self, outcome: AttemptOutcome) {
+        self.finish(&outcome);
+    }
+
+    fn finish(&mut self, outcome: &AttemptOutcome) {
+        let took = self.opened.elapsed();
+        let stage = match (self.state, outcome.ending) {
+            (RecordState::Closed, _) => return,
+            (RecordState::Decided, _) => DraftStage::Outcome(outcome, took),
+            (RecordState::Refused, _) => DraftStage::Denied,
+            (RecordState::Undecided, Ending::Refused(reason)) => {
+                self.set_denial(reason);
+                DraftStage::Denied
+            }
+            (RecordState::Undecided, _) => DraftStage::Undecided(outcome, took),
+        };
+        self.post(stage);
+    }
+
+    fn post(&mut self, stage: DraftStage<'_>) {
+        self.state = RecordState::Closed;
+        self.log.post(self.draft(stage));
+    }
+
+    fn draft(&self, stage: DraftStage<'_>) -> Result<Draft, DraftError> {
+        self.log.notify_observer(&self.attempt, &stage);
+        self.attempt.draft(stage, self.log.config().query_strings)
+    }
+
+    /// What was decided before the refusal does not count: nothing came of it.
+    fn set_denial(&mut self, reason: StableCode) {
+        match &mut self.attempt.verdict {
+            Some(verdict) => verdict.reason = reason,
+            none => *none = Some(DecisionDetails::new(reason)),
+        }
+    }
+}
+
+impl Drop for OpenRecord {
+    fn drop(&mut self) {
+        self.finish(&AttemptOutcome::new(Ending::Abandoned));
+    }
+}

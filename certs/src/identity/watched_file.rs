@@ -1,0 +1,95 @@
+//! A file whose meaning is followed: taken over when good, kept when it turns bad, given up when bad too long.
+
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
+
+use arc_swap::ArcSwap;
+use rustls_pki_types::UnixTime;
+
+use crate::files::{self, FileError, FilePoller};
+use crate::sha256;
+use crate::trust::RefreshStatus;
+
+/// How long the last good content counts while the file cannot be read. Then everything is refused.
+pub const MAX_STALE: Duration = Duration::from_secs(3600);
+
+/// Why a followed file was not taken over.
+#[derive(Debug, thiserror::Error)]
+pub enum WatchedFileError<E: std::error::Error> {
+    #[error("{}: {source}", path.display())]
+    Content { path: PathBuf, source: E },
+    #[error(transparent)]
+    File(#[from] FileError),
+}
+
+type ParseFn<T, E> = Box<dyn Fn(&[u8]) -> Result<T, E> + Send + Sync>;
+
+pub(super) struct WatchedFile<T, E> {
+    path: PathBuf,
+    limit: u64,
+    parse: ParseFn<T, E>,
+    watch: Mutex<(FilePoller, [u8; 32])>,
+    current: ArcSwap<T>,
+    seen_good: AtomicU64,
+}
+
+impl<T, E: std::error::Error> WatchedFile<T, E> {
+    pub(super) fn load(
+        path: &Path,
+        limit: u64,
+        parse: ParseFn<T, E>,
+        now: UnixTime,
+    ) -> Result<Self, WatchedFileError<E>> {
+        let mut watch = FilePoller::new(vec![path.to_owned()]);
+        watch.poll_changed(); // before reading, so that a change meanwhile is seen later
+        let text = files::read_bounded(path, limit)?;
+        let value = parse(&text)
+            .map_err(|source| WatchedFileError::Content { path: path.to_owned(), source })?;
+        Ok(Self {
+            path: path.to_owned(),
+            limit,
+            parse,
+            watch: Mutex::new((watch, sha256(&text))),
+            current: ArcSwap::from_pointee(value),
+            seen_good: AtomicU64::new(now.as_secs()),
+        })
+    }
+
+    /// Looks at the file and takes it over if it changed and is good. It blocks.
+    pub(super) fn refresh(&self, now: UnixTime) -> Result<RefreshStatus, WatchedFileError<E>> {
+        let mut guard = self.watch.lock().unwrap_or_else(PoisonError::into_inner);
+        let (watch, digest) = &mut *guard;
+        let mut refreshed = Ok(RefreshStatus::Unchanged);
+        if watch.poll_changed() {
+            refreshed = self.reload(digest).inspect_err(|_| watch.mark_changed());
+        }
+        match &refreshed {
+            Ok(_) => self.seen_good.store(now.as_secs(), Ordering::Relaxed),
+            // A clock that was ahead and is set right must not lengthen the patience.
+            Err(_) => drop(self.seen_good.fetch_min(now.as_secs(), Ordering::Relaxed)),
+        }
+        refreshed
+    }
+
+    fn reload(&self, digest: &mut [u8; 32]) -> Result<RefreshStatus, WatchedFileError<E>> {
+        let text = files::read_bounded(&self.path, self.limit)?;
+        let found = sha256(&text);
+        if found == *digest {
+            return Ok(RefreshStatus::Unchanged);
+        }
+        let parsed = (self.parse)(&text);
+        let value = parsed
+            .map_err(|source| WatchedFileError::Content { path: self.path.clone(), source })?;
+        self.current.store(Arc::new(value));
+        *digest = found;
+        Ok(RefreshStatus::Changed)
+    }
+
+    /// What the file means, or nothing once it could not be read for [`MAX_STALE`].
+    pub(super) fn current(&self, now: u64) -> Option<Arc<T>> {
+        let age = now.saturating_sub(self.seen_good.load(Ordering::Relaxed));
+        (age <= MAX_STALE.as_secs()).then(|| self.current.load_full())
+    }
+}

@@ -1,0 +1,468 @@
+//! From one policy document to one `Policy`: every entry is parsed, and every fault has its place.
+
+use std::collections::HashMap;
+use std::ops::Range;
+use std::sync::Arc;
+
+use toml::Spanned;
+
+use super::document::{
+    AllowDocument, BudgetDocument, CnameDocument, DenyDocument, EchDocument, IdentityModeDocument,
+    MemoryDocument, PolicyDocument, TlsDocument,
+};
+use super::entry::DEFAULT_PORT;
+use super::list::PatternTerms;
+use super::problem::{ProblemKind, Problems, SourceText, looks_like_secret, nearest};
+use super::{GRANTS_POLICY, LoadSources, list_path};
+use crate::budget::{BudgetKind, Budgets};
+use crate::host_set::HostSet;
+use crate::ids::{CredentialName, Environment, PolicyName, ProfileName};
+use crate::pattern::PatternWidth;
+use crate::policy::{
+    AddressEntry, AllowTerms, IdentityMode, MAX_RULES, MemoryTerms, Policy, PolicyDigest, PortSet,
+    Rule, RuleAction, TlsMode,
+};
+use crate::policy_test::PolicyTest;
+use crate::ruleset::Tier;
+
+/// The profiles that come with Sandbar.
+const KNOWN_PROFILES: [&str; 6] = ["astrocyte", "graphiti", "hindsight", "mcp", "mem0", "zep"];
+/// Longest name of a rule.
+const MAX_RULE_NAME: usize = 100;
+
+/// Builds one policy, noting problems as it goes.
+pub(crate) struct PolicyBuilder<'a> {
+    pub(super) source: &'a SourceText<'a>,
+    pub(super) sources: &'a LoadSources,
+    pub(super) problems: &'a mut Problems,
+    rules: Vec<Rule>,
+    /// The line each rule's name stands on.
+    names: HashMap<String, u32>,
+    pub(super) hosts: HostSet,
+    pub(super) addresses: Vec<AddressEntry>,
+    tls: TlsMode,
+}
+
+impl<'a> PolicyBuilder<'a> {
+    pub(crate) fn new(
+        source: &'a SourceText<'a>,
+        sources: &'a LoadSources,
+        problems: &'a mut Problems,
+    ) -> Self {
+        let (rules, addresses) = (Vec::new(), Vec::new());
+        PolicyBuilder {
+            source,
+            sources,
+            problems,
+            rules,
+            names: HashMap::new(),
+            hosts: HostSet::default(),
+            addresses,
+            tls: TlsMode::default(),
+        }
+    }
+
+    /// The policy, or `None` without a name; faults elsewhere are noted and the rest goes on.
+    pub(crate) fn build(
+        mut self,
+        document: PolicyDocument,
+        digest: PolicyDigest,
+    ) -> Option<Policy> {
+        let name = self.parse_policy_name(&document.name)?;
+        self.tls = document
+            .tls
+            .as_ref()
+            .map_or(TlsMode::default(), |tls| tls_from_document(*tls.get_ref()));
+        document.allow.iter().for_each(|rule| self.add_allow(rule));
+        document.deny.iter().for_each(|rule| self.add_deny(rule));
+        document.memory.iter().for_each(|rule| self.add_memory(rule));
+        let trials = document.test.iter().filter_map(|test| self.parse_test(test)).collect();
+        self.hosts.shrink();
+        Some(Policy {
+            name,
+            file: self.source.file.clone(),
+            digest,
+            rules: self.rules,
+            hosts: self.hosts,
+            addresses: self.addresses,
+            budgets: document.budget.map_or_else(Budgets::default, budgets_from_document),
+            trials,
+        })
+    }
+
+    fn parse_policy_name(&mut self, name: &Spanned<String>) -> Option<PolicyName> {
+        let parsed = self.parse_id("policy name", name, PolicyName::parse)?;
+        if parsed.as_str() == GRANTS_POLICY || Tier::by_name(parsed.as_str()).is_some() {
+            self.report(name.span(), ProblemKind::Reserved(parsed.to_string()));
+        }
+        Some(parsed)
+    }
+
+    fn add_allow(&mut self, spanned: &Spanned<AllowDocument>) {
+        let document = spanned.get_ref();
+        let Some(at) = self.begin_rule(&document.name) else { return };
+        self.check_allow(document);
+        let ports = self.parse_ports(document);
+        let terms = self.allow_terms(document);
+        let methods = self.parse_access(document);
+        let rule = Rule {
+            name: document.name.get_ref().as_str().into(),
+            line: self.source.line(spanned.span().start),
+            at: self.source.location(document.name.span()),
+            list: self.list_file(document.hosts_file.as_ref()),
+            ports: PortSet::Listed(ports),
+            methods,
+            paths: self.parse_paths(document.paths.as_deref()),
+            verdict: RuleAction::Allow(terms),
+        };
+        let width = width_from_document(document);
+        let terms = PatternTerms { rule: at, width, exact_only: document.tcp.is_some() };
+        self.add_targets(
+            terms,
+            document.hosts.as_deref(),
+            document.hosts_file.as_ref(),
+            document.addresses.as_deref(),
+        );
+        self.rules.push(rule);
+    }
+
+    fn add_deny(&mut self, spanned: &Spanned<DenyDocument>) {
+        let document = spanned.get_ref();
+        let name = document
+            .name
+            .clone()
+            .unwrap_or_else(|| Spanned::new(spanned.span(), self.deny_name(document)));
+        let Some(at) = self.begin_rule(&name) else { return };
+        if document.hosts.is_none() && document.hosts_file.is_none() && document.addresses.is_none()
+        {
+            self.report(
+                name.span(),
+                ProblemKind::Missing("a deny rule needs `hosts`, `hosts_file` or `addresses`"),
+            );
+        }
+        let ports = document.ports.as_deref().map(|ports| self.check_ports(ports));
+        let rule = Rule {
+            name: name.get_ref().as_str().into(),
+            line: self.source.line(spanned.span().start),
+            at: self.source.location(name.span()),
+            list: self.list_file(document.hosts_file.as_ref()),
+            ports: ports.map_or(PortSet::All, PortSet::Listed),
+            methods: document.methods.as_deref().map(|methods| self.parse_methods(methods)),
+            paths: self.parse_paths(document.paths.as_deref()),
+            verdict: RuleAction::Deny,
+        };
+        // A deny may be as wide as it likes.
+        let terms =
+            PatternTerms { rule: at, width: PatternWidth::DangerouslyWide, exact_only: false };
+        self.add_targets(
+            terms,
+            document.hosts.as_deref(),
+            document.hosts_file.as_ref(),
+            document.addresses.as_deref(),
+        );
+        self.rules.push(rule);
+    }
+
+    fn add_memory(&mut self, spanned: &Spanned<MemoryDocument>) {
+        let document = spanned.get_ref();
+        let Some(at) = self.begin_rule(&document.name) else { return };
+        let profile = self.parse_id("profile", &document.profile, ProfileName::parse);
+        let environment = document.environment.as_ref();
+        let environment =
+            environment.and_then(|text| self.parse_id("environment", text, Environment::parse));
+        let resolves_to =
+            self.parse_networks(document.resolves_to.as_deref(), PatternWidth::Narrow);
+        let mut banks = |list: &[Spanned<String>]| self.parse_banks(list, environment.as_ref());
+        let (recall, retain, forget) =
+            (banks(&document.recall), banks(&document.retain), banks(&document.forget));
+        if recall.is_empty() && retain.is_empty() && forget.is_empty() {
+            self.report_never_acts(
+                &document.name,
+                "it opens no bank; list some under `recall`, `retain` or `forget`",
+            );
+        }
+        let Some(profile) = profile else { return };
+        let host = self.parse_host(&document.host, PatternWidth::Narrow);
+        if !KNOWN_PROFILES.contains(&profile.as_str()) {
+            let near = nearest(profile.as_str(), KNOWN_PROFILES)
+                .map(|near| format!("; did you mean `{near}`?"))
+                .unwrap_or_default();
+            let why = format!(
+                "no profile `{profile}` comes with Sandbar, so the operator must bring it{near}"
+            );
+            self.problems.warning(
+                self.source.location(document.profile.span()),
+                ProblemKind::Pointless(why),
+            );
+        }
+        let identity = match document.identity {
+            Some(IdentityModeDocument::FromPath) => IdentityMode::FromChannel,
+            Some(IdentityModeDocument::Required) | None => IdentityMode::Required,
+        };
+        let terms =
+            MemoryTerms { resolves_to, profile, identity, environment, recall, retain, forget };
+        let rule = Rule {
+            name: document.name.get_ref().as_str().into(),
+            line: self.source.line(spanned.span().start),
+            at: self.source.location(document.name.span()),
+            list: None,
+            ports: PortSet::Listed(
+                [host.as_ref().and_then(|host| host.port).unwrap_or(DEFAULT_PORT)].into(),
+            ),
+            methods: None,
+            paths: None,
+            verdict: RuleAction::Memory(terms),
+        };
+        if let Some(pattern) = host {
+            if !pattern.pattern.is_exact() {
+                self.report(
+                    document.host.span(),
+                    ProblemKind::Missing("a memory service is one exact host"),
+                );
+            }
+            self.insert_host(&pattern, at, document.host.span());
+        }
+        self.rules.push(rule);
+    }
+
+    fn list_file(&self, entry: Option<&Spanned<String>>) -> Option<Arc<str>> {
+        entry.and_then(|entry| list_path(&self.source.file, entry.get_ref())).map(Arc::from)
+    }
+
+    /// Checks a rule's name and gives it its number.
+    fn begin_rule(&mut self, name: &Spanned<String>) -> Option<u16> {
+        let text = name.get_ref();
+        if self.rules.len() >= MAX_RULES {
+            return self.reject(
+                name.span(),
+                ProblemKind::TooMany { what: "rules in one policy", limit: MAX_RULES },
+            );
+        }
+        if text.trim().is_empty()
+            || text.len() > MAX_RULE_NAME
+            || text.chars().any(char::is_control)
+        {
+            self.report(
+                name.span(),
+                ProblemKind::Missing("a rule's name is a short text without control characters"),
+            );
+        }
+        let line = self.source.line(name.span().start);
+        if let Some(first) = self.names.insert(text.clone(), line) {
+            self.report(
+                name.span(),
+                ProblemKind::Twice { what: "rule", name: text.clone(), line: first },
+            );
+        }
+        u16::try_from(self.rules.len()).ok()
+    }
+
+    /// The name of a deny rule that has none: its first target, and a number when that is taken.
+    fn deny_name(&self, document: &DenyDocument) -> String {
+        let host = document.hosts.iter().flatten().next();
+        let target = host
+            .or(document.hosts_file.as_ref())
+            .or_else(|| document.addresses.iter().flatten().next());
+        let target = super::problem::printable(target.map_or("nothing", |target| target.get_ref()));
+        let name: String = format!("deny {target}").chars().take(MAX_RULE_NAME / 2).collect();
+        let numbered = (2..).map(|number| format!("{name} ({number})"));
+        std::iter::once(name.clone())
+            .chain(numbered)
+            .find(|name| !self.names.contains_key(name))
+            .unwrap_or(name)
+    }
+
+    /// Keys that contradict each other, or that can never do anything beside each other.
+    fn check_allow(&mut self, document: &AllowDocument) {
+        let needs = needs_requests(document);
+        let written =
+            document.tls.as_ref().is_some_and(|tls| *tls.get_ref() == TlsDocument::Tunnel);
+        if document.hosts.is_none() && document.hosts_file.is_none() && document.addresses.is_none()
+        {
+            self.report(
+                document.name.span(),
+                ProblemKind::Missing("an allow rule needs `hosts`, `hosts_file` or `addresses`"),
+            );
+        }
+        if written && needs {
+            self.report_never_acts(
+                &document.name,
+                "it tunnels, and methods, paths, credentials and inspection need interception",
+            );
+        }
+        if document.ech.is_some() && self.tls_mode(document) == TlsMode::Intercept {
+            self.report_never_acts(
+                &document.name,
+                "`ech` is about tunnels, and this rule intercepts",
+            );
+        }
+        if document.methods.is_some() && document.access.is_some() {
+            self.report_exclusive(document, "methods", "access");
+        }
+        if document.addresses.is_some() {
+            self.check_addresses(document);
+        }
+        if document.tcp.is_some() {
+            self.check_tcp(document, needs);
+        }
+        if document.credential.is_some() && document.dangerously_wide {
+            self.report_forbidden(
+                &document.name,
+                "a credential is never sent to names that anyone can have",
+            );
+        }
+    }
+
+    fn check_addresses(&mut self, document: &AllowDocument) {
+        if document.ports.is_none() && document.tcp.is_none() {
+            self.report(
+                document.name.span(),
+                ProblemKind::Missing("a rule with `addresses` needs `ports` or `tcp`"),
+            );
+        }
+        if document.resolves_to.is_some() {
+            self.report_exclusive(document, "addresses", "resolves_to");
+        }
+        if document.credential.is_some() {
+            self.report_forbidden(
+                &document.name,
+                "a credential is bound to a verified host name, never to an address",
+            );
+        }
+    }
+
+    fn check_tcp(&mut self, document: &AllowDocument, needs: bool) {
+        if document.ports.is_some() {
+            self.report_exclusive(document, "tcp", "ports");
+        }
+        if needs || document.tls.is_some() || document.ech.is_some() {
+            self.report_never_acts(
+                &document.name,
+                "raw TCP carries no requests to look at; drop `tcp`, or what needs requests",
+            );
+        }
+    }
+
+    /// What the rule says, or the policy's head, unless the rule has to see requests.
+    fn tls_mode(&self, document: &AllowDocument) -> TlsMode {
+        match &document.tls {
+            Some(written) => tls_from_document(*written.get_ref()),
+            None if needs_requests(document) => TlsMode::Intercept,
+            None => self.tls,
+        }
+    }
+
+    fn allow_terms(&mut self, document: &AllowDocument) -> AllowTerms {
+        let mut budgets = document.budget.map_or_else(Budgets::default, budgets_from_document);
+        let bits = Budgets::default().with(BudgetKind::DnsBitsPerHour, document.dns_bits_per_hour);
+        budgets = budgets.min(bits);
+        let credential = document.credential.as_ref();
+        AllowTerms {
+            resolves_to: self
+                .parse_networks(document.resolves_to.as_deref(), width_from_document(document)),
+            raw_tcp: document.tcp.is_some(),
+            tls: self.tls_mode(document),
+            tolerate_ech: document
+                .ech
+                .as_ref()
+                .is_some_and(|ech| *ech.get_ref() == EchDocument::Tolerate),
+            credential: credential.and_then(|name| self.parse_credential(name)),
+            may_receive_memory: document.memory.is_some(),
+            inspect: is_inspected(document),
+            strict_cname: document
+                .cname
+                .as_ref()
+                .is_some_and(|cname| *cname.get_ref() == CnameDocument::Strict),
+            dns_types: self.parse_query_types(document.dns_types.as_deref()),
+            budgets,
+        }
+    }
+
+    /// A value pasted where a name belongs is the one mistake that must not be echoed back.
+    fn parse_credential(&mut self, name: &Spanned<String>) -> Option<CredentialName> {
+        match CredentialName::parse(name.get_ref()) {
+            Ok(parsed) if !looks_like_secret(parsed.as_str()) => Some(parsed),
+            Ok(_) | Err(_) => {
+                let mut place = self.source.location(name.span());
+                place.excerpt = "credential = \"...\"".to_owned();
+                (place.column, place.width) = (1, place.excerpt.chars().count() as u32);
+                let fault = ProblemKind::Missing(
+                    "`credential` takes the name of a `[[credential]]`, never a secret itself",
+                );
+                self.problems.error(place, fault);
+                None
+            }
+        }
+    }
+
+    fn parse_test(&mut self, test: &Spanned<super::document::TestDocument>) -> Option<PolicyTest> {
+        let line = self.source.line(test.span().start);
+        super::policy_test::read_test(self, test.get_ref(), line)
+    }
+
+    fn report_never_acts(&mut self, rule: &Spanned<String>, why: &str) {
+        let fault = ProblemKind::NeverActs { rule: rule.get_ref().clone(), why: why.to_owned() };
+        self.report(rule.span(), fault);
+    }
+
+    fn report_forbidden(&mut self, rule: &Spanned<String>, why: &'static str) {
+        self.report(rule.span(), ProblemKind::Missing(why));
+    }
+
+    fn report_exclusive(
+        &mut self,
+        document: &AllowDocument,
+        one: &'static str,
+        other: &'static str,
+    ) {
+        self.report(document.name.span(), ProblemKind::Exclusive(one, other));
+    }
+
+    pub(super) fn report(&mut self, span: Range<usize>, fault: ProblemKind) {
+        self.problems.error(self.source.location(span), fault);
+    }
+
+    /// Notes a fault; the answer is `None`, so that a parser can end with it.
+    pub(super) fn reject<T>(&mut self, span: Range<usize>, fault: ProblemKind) -> Option<T> {
+        self.report(span, fault);
+        None
+    }
+}
+
+pub(crate) fn tls_from_document(tls: TlsDocument) -> TlsMode {
+    match tls {
+        TlsDocument::Intercept => TlsMode::Intercept,
+        TlsDocument::Tunnel => TlsMode::Tunnel,
+    }
+}
+
+pub(crate) fn budgets_from_document(document: BudgetDocument) -> Budgets {
+    [
+        (BudgetKind::Connections, document.connections),
+        (BudgetKind::DnsBitsPerHour, document.dns_bits_per_hour),
+        (BudgetKind::DownloadBytesPerDay, document.download_bytes_per_day),
+        (BudgetKind::DownloadBytesPerHour, document.download_bytes_per_hour),
+        (BudgetKind::LifetimeSeconds, document.lifetime_seconds),
+        (BudgetKind::RequestsPerDay, document.requests_per_day),
+        (BudgetKind::RequestsPerHour, document.requests_per_hour),
+        (BudgetKind::RequestsPerMinute, document.requests_per_minute),
+        (BudgetKind::UploadBytesPerDay, document.upload_bytes_per_day),
+        (BudgetKind::UploadBytesPerHour, document.upload_bytes_per_hour),
+    ]
+    .into_iter()
+    .fold(Budgets::default(), |budgets, (budget, limit)| budgets.with(budget, limit))
+}
+
+fn width_from_document(document: &AllowDocument) -> PatternWidth {
+    if document.dangerously_wide { PatternWidth::DangerouslyWide } else { PatternWidth::Narrow }
+}
+
+fn needs_requests(document: &AllowDocument) -> bool {
+    let filters =
+        document.methods.is_some() || document.access.is_some() || document.paths.is_some();
+    filters || document.credential.is_some() || is_inspected(document)
+}
+
+fn is_inspected(document: &AllowDocument) -> bool {
+    document.inspect.as_ref().is_some_and(|inspect| *inspect.get_ref())
+}
