@@ -7,14 +7,15 @@ MEMORY_ENGINE := target/memory-engine
 DEMO_PACKAGES := cmake gcc libc6-dev make
 TEST_PACKAGES := $(DEMO_PACKAGES) bind9-dnsutils ca-certificates chromium curl dns2tcp gdb git iodine iproute2 libfaketime libnss3-tools nftables nginx-light nodejs npm openssl procps python3 python3-aiohttp python3-grpcio python3-h2 python3-httpx python3-jsonschema python3-pip python3-requests python3-venv python3-websockets rsyslog unbound vim wget
 
-.PHONY: help demo test lint bench fuzz setup setup-demo check-demo check-test
+.PHONY: help demo test lint bench fuzz advisories setup setup-demo check-demo check-test
 
 help:
 	@echo 'make demo        builds Sandbar and shows what it does, with real traffic on loopback'
 	@echo 'make test        runs the lints and every test'
-	@echo 'make lint        checks format and clippy'
+	@echo 'make lint        checks format, dependencies and clippy'
 	@echo 'make bench       measures throughput, latency and memory'
 	@echo 'make fuzz        runs each fuzz target for FUZZ_SECONDS ($(FUZZ_SECONDS))'
+	@echo 'make advisories  looks for known vulnerabilities in dependencies; needs the network'
 	@echo 'make setup       installs what the tests need; `make test` runs it when something is missing'
 
 demo: check-demo
@@ -35,6 +36,7 @@ test: check-test lint
 
 lint:
 	$(CARGO) fmt --all --check
+	lints/dependencies.py
 	$(CARGO) clippy --workspace --all-targets -- -D warnings
 
 bench: check-demo
@@ -55,6 +57,16 @@ fuzz:
 		echo "sandbar: fuzzing $$name of $$crate for $(FUZZ_SECONDS) s"; \
 		(cd $$crate && $(CARGO) +nightly fuzz run $$name -- -max_total_time=$(FUZZ_SECONDS)) || exit 1; \
 	done
+
+# Apart from `make lint`, because the database of advisories has to be fetched.
+advisories:
+	@$(CARGO) deny --version >/dev/null 2>&1 || { \
+		echo 'sandbar: make advisories needs cargo-deny; run:' >&2; \
+		echo '    cargo install cargo-deny --locked' >&2; \
+		exit 1; \
+	}
+	@echo 'sandbar: cargo-deny fetches the RustSec database; this needs the network'
+	$(CARGO) deny check advisories
 
 setup:
 	@deploy/needs.sh $(TEST_PACKAGES)
