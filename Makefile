@@ -1,17 +1,32 @@
-# Two commands do everything on a fresh machine: `make demo` and `make test`.
+# Two commands do everything on a fresh machine: `make demo` and `make test`. `make help` lists the rest.
 CARGO ?= cargo
+TARGET := $(or $(CARGO_TARGET_DIR),$(CURDIR)/target)
+FUZZ_SECONDS ?= 30
+MEMORY_ENGINE := target/memory-engine
+
 DEMO_PACKAGES := cmake gcc libc6-dev make
 TEST_PACKAGES := $(DEMO_PACKAGES) bind9-dnsutils ca-certificates chromium curl dns2tcp gdb git iodine iproute2 libfaketime libnss3-tools nftables nginx-light nodejs npm openssl procps python3 python3-aiohttp python3-grpcio python3-h2 python3-httpx python3-jsonschema python3-pip python3-requests python3-venv python3-websockets rsyslog unbound vim wget
 
-.PHONY: demo test lint bench needs-demo needs-test
+.PHONY: help demo test lint bench fuzz advisories setup setup-demo check-demo check-test
 
-demo: needs-demo
-	$(CARGO) build --quiet --release -p cli
-	$(or $(CARGO_TARGET_DIR),target)/release/sandbar demo
+help:
+	@echo 'make demo        builds Sandbar and shows what it does, with real traffic on loopback'
+	@echo 'make test        runs the lints and every test'
+	@echo 'make lint        checks format, dependencies and clippy'
+	@echo 'make bench       measures throughput, latency and memory'
+	@echo 'make fuzz        runs each fuzz target for FUZZ_SECONDS ($(FUZZ_SECONDS))'
+	@echo 'make advisories  looks for known vulnerabilities in dependencies; needs the network'
+	@echo 'make setup       installs what the tests need; `make test` runs it when something is missing'
+
+demo: check-demo
+	@[ -e $(TARGET)/release/sandbar ] || echo 'sandbar: the first build takes about fifteen minutes on two cores'
+	$(CARGO) build --release -p cli
+	$(TARGET)/release/sandbar demo
 
 # Building the tests of `cli` builds the binary too, so the whole-program tests need not.
-test: export SANDBAR_BIN = $(or $(CARGO_TARGET_DIR),$(CURDIR)/target)/debug/sandbar
-test: needs-test lint
+test: export SANDBAR_BIN = $(TARGET)/debug/sandbar
+test: check-test lint
+	@[ -e $(SANDBAR_BIN) ] || echo 'sandbar: the first build of every test takes about ten minutes on two cores'
 	@if $(CARGO) nextest --version >/dev/null 2>&1; then \
 		$(CARGO) nextest run --workspace --no-fail-fast; \
 	else \
@@ -21,17 +36,47 @@ test: needs-test lint
 
 lint:
 	$(CARGO) fmt --all --check
+	lints/dependencies.py
 	$(CARGO) clippy --workspace --all-targets -- -D warnings
 
-bench: needs-demo
-	$(CARGO) build --quiet --release -p cli
-	integration/benches/dns.sh target/release/sandbar
-	integration/benches/proxy.sh target/release/sandbar
+bench: check-demo
+	@[ -e $(TARGET)/release/sandbar ] || echo 'sandbar: the first optimised build takes about fifteen minutes on two cores'
+	$(CARGO) build --release -p cli
+	integration/benches/dns.sh $(TARGET)/release/sandbar
+	integration/benches/proxy.sh $(TARGET)/release/sandbar
 	$(CARGO) bench --workspace
 
-needs-demo:
+fuzz:
+	@$(CARGO) +nightly fuzz --version >/dev/null 2>&1 || { \
+		echo 'sandbar: make fuzz needs a nightly toolchain and cargo-fuzz; run:' >&2; \
+		echo '    rustup toolchain install nightly && cargo install cargo-fuzz' >&2; \
+		exit 1; \
+	}
+	@for file in */fuzz/fuzz_targets/*.rs; do \
+		crate=$${file%%/*}; name=$$(basename $$file .rs); \
+		echo "sandbar: fuzzing $$name of $$crate for $(FUZZ_SECONDS) s"; \
+		(cd $$crate && $(CARGO) +nightly fuzz run $$name -- -max_total_time=$(FUZZ_SECONDS)) || exit 1; \
+	done
+
+# Apart from `make lint`, because the database of advisories has to be fetched.
+advisories:
+	@$(CARGO) deny --version >/dev/null 2>&1 || { \
+		echo 'sandbar: make advisories needs cargo-deny; run:' >&2; \
+		echo '    cargo install cargo-deny --locked' >&2; \
+		exit 1; \
+	}
+	@echo 'sandbar: cargo-deny fetches the RustSec database; this needs the network'
+	$(CARGO) deny check advisories
+
+setup:
+	@deploy/needs.sh $(TEST_PACKAGES)
+	@deploy/memory-engine.sh $(MEMORY_ENGINE)
+
+setup-demo:
 	@deploy/needs.sh $(DEMO_PACKAGES)
 
-needs-test:
-	@deploy/needs.sh $(TEST_PACKAGES)
-	@target/memory-engine/bin/python -c 'import astrocyte' 2>/dev/null || deploy/memory-engine.sh target/memory-engine
+check-demo:
+	@deploy/needs.sh --check $(DEMO_PACKAGES) || $(MAKE) --no-print-directory setup-demo
+
+check-test:
+	@deploy/needs.sh --check $(TEST_PACKAGES) && deploy/memory-engine.sh --check $(MEMORY_ENGINE) || $(MAKE) --no-print-directory setup
