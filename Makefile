@@ -19,9 +19,9 @@ help:
 	@echo 'make setup       installs what the tests need; `make test` runs it when something is missing'
 
 demo: check-demo
-	@[ -e $(TARGET)/release/sandbar ] || echo 'sandbar: the first build takes about fifteen minutes on two cores'
-	$(CARGO) build --release -p cli
-	$(TARGET)/release/sandbar demo
+	@[ -e $(TARGET)/demo/sandbar ] || echo 'sandbar: the first build takes three to five minutes on two cores'
+	$(CARGO) build --profile demo -p cli
+	$(TARGET)/demo/sandbar demo
 
 # Building the tests of `cli` builds the binary too, so the whole-program tests need not.
 test: export SANDBAR_BIN = $(TARGET)/debug/sandbar
