@@ -14,6 +14,7 @@ mod encode;
 mod health;
 mod id;
 mod log;
+mod note;
 mod open;
 mod queue;
 mod read;
