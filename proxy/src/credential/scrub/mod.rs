@@ -5,29 +5,33 @@
 mod decoded;
 mod messages;
 
-use std::ops::Range;
 use std::sync::Arc;
 
-use aho_corasick::{AhoCorasick, AhoCorasickKind, MatchKind};
 use base64::Engine;
 use base64::engine::general_purpose::{STANDARD_NO_PAD, URL_SAFE_NO_PAD};
 use bytes::{Bytes, BytesMut};
 use zeroize::Zeroizing;
 
-use decoded::Decoded;
+use decoded::{BEGINS, Escape, Reading};
 use messages::Messages;
 
 /// What stands in place of every octet of a credential: lengths stay as they were announced.
 const COVER: u8 = b'*';
-/// Octets of each form that are searched for; the rest is compared, so that what searches, which nobody
-/// wipes, does not know a credential.
-const HEAD: usize = 4;
 
 /// The forms a credential may come back in.
 pub struct Echoes {
     forms: Vec<Zeroizing<Vec<u8>>>,
-    heads: Option<AhoCorasick>,
-    longest: usize,
+    /// The first octets of the forms.
+    firsts: [bool; 256],
+    /// The longest that an echo may be, with all its escapes and lines.
+    reach: usize,
+}
+
+/// Whether a text goes on.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Extent {
+    Begun,
+    Whole,
 }
 
 impl Echoes {
@@ -35,76 +39,75 @@ impl Echoes {
         let mut forms = vec![Zeroizing::new(value.as_bytes().to_vec())];
         forms.extend([hex(value, b"0123456789abcdef"), hex(value, b"0123456789ABCDEF")]);
         forms.extend(base64s(value.as_bytes()));
+        forms.retain(|form| !form.is_empty());
         forms.sort_unstable_by(|one, other| one.as_slice().cmp(other));
         forms.dedup();
-        let heads = AhoCorasick::builder()
-            .kind(Some(AhoCorasickKind::DFA))
-            .match_kind(MatchKind::LeftmostFirst)
-            .build(forms.iter().map(|form| form.get(..HEAD).unwrap_or(form)));
+        let mut firsts = [false; 256];
+        for first in forms.iter().filter_map(|form| form.first()) {
+            firsts[usize::from(*first)] = true;
+        }
         let longest = forms.iter().map(|form| form.len()).max().unwrap_or_default();
-        Echoes { forms, heads: heads.ok(), longest }
+        Echoes { forms, firsts, reach: longest.saturating_mul(decoded::LONGEST) }
     }
 
     /// Covers every echo in `text`; the number of them.
     pub fn cover(&self, text: &mut [u8]) -> usize {
-        let Some(heads) = &self.heads else {
-            text.fill(COVER); // what cannot be searched is all covered
-            return 1;
-        };
-        let plain = self.find(heads, text);
-        cover(text, &plain);
-        let Some(decoded) = Decoded::of(text) else { return plain.len() };
-        let mut escaped = self.find(heads, &decoded.text);
-        for echo in &mut escaped {
-            *echo = decoded.sent_at(echo.start)..decoded.sent_at(echo.end);
-        }
-        cover(text, &escaped);
-        plain.len() + escaped.len()
+        self.scan(text, Extent::Whole).0
     }
 
-    fn find(&self, heads: &AhoCorasick, text: &[u8]) -> Vec<Range<usize>> {
-        let mut found = Vec::new();
-        let mut from = 0;
-        while let Some(head) = text.get(from..).and_then(|rest| heads.find(rest)) {
-            let start = from + head.start();
-            let rest = text.get(start..).unwrap_or_default();
-            let whole = self.forms.iter().filter(|form| rest.starts_with(form));
-            match whole.map(|form| form.len()).max() {
-                None => from = start + 1,
-                Some(length) => {
-                    from = start + length;
-                    found.push(start..from);
+    /// Covers every echo in `text`, up to where one may have begun; the number of them, and where that is.
+    ///
+    /// What becomes of an octet depends on what follows it and on no piece that was passed on before, so a
+    /// text is covered alike whole and in pieces.
+    fn scan(&self, text: &mut [u8], extent: Extent) -> (usize, usize) {
+        let begins = |octet: &u8| self.firsts[usize::from(*octet)] || BEGINS[usize::from(*octet)];
+        let (mut found, mut at) = (0, 0);
+        while let Some(rest) = text.get_mut(at..)
+            && let Some(skipped) = rest.iter().position(begins)
+        {
+            at += skipped;
+            let rest = rest.get_mut(skipped..).unwrap_or_default();
+            let reading = self.read(rest, extent);
+            if reading.undecided {
+                return (found, at);
+            }
+            match reading.echo.and_then(|length| rest.get_mut(..length)) {
+                Some(echo) => {
+                    echo.fill(COVER);
+                    found += 1;
+                    at += echo.len();
                 }
+                None => at += 1,
             }
         }
-        found
+        (found, text.len())
     }
 
-    /// How many octets at the end of `text` could be the beginning of an echo.
-    fn undecided(&self, text: &[u8]) -> usize {
-        let reach = self.longest.saturating_mul(decoded::LONGEST);
-        let end = text.get(text.len().saturating_sub(reach)..).unwrap_or(text);
-        let escaped = Decoded::of(end).map_or(0, |decoded| {
-            end.len() - decoded.sent_at(decoded.text.len() - self.begun(&decoded.text))
-        });
-        self.begun(end).max(escaped)
-    }
-
-    /// The longest end of `text` that a form begins with.
-    fn begun(&self, text: &[u8]) -> usize {
-        let begins = |form: &Zeroizing<Vec<u8>>| {
-            let most = text.len().min(form.len() - 1);
-            (1..=most).rev().find(|length| text.get(text.len() - length..) == form.get(..*length))
+    /// The longest echo that `text` begins with.
+    fn read(&self, text: &[u8], extent: Extent) -> Reading {
+        let (text, extent) = match text.get(..self.reach) {
+            Some(most) => (most, Extent::Whole),
+            None => (text, extent),
         };
-        self.forms.iter().filter_map(begins).max().unwrap_or_default()
-    }
-}
-
-fn cover(text: &mut [u8], echoes: &[Range<usize>]) {
-    for echo in echoes {
-        if let Some(echo) = text.get_mut(echo.clone()) {
-            echo.fill(COVER);
+        let plain = text.first().copied();
+        let escaped = match decoded::escape_at(text) {
+            Escape::Means(_, octet) => octet,
+            Escape::Unfinished if extent == Extent::Begun => {
+                return Reading { echo: None, undecided: true };
+            }
+            Escape::Unfinished | Escape::Nothing => None,
+        };
+        let mut longest = Reading::default();
+        for form in &self.forms {
+            let first = form.first().copied();
+            if first != plain && first != escaped {
+                continue;
+            }
+            let reading = decoded::read(form, text);
+            longest.echo = longest.echo.max(reading.echo);
+            longest.undecided |= extent == Extent::Begun && reading.undecided;
         }
+        longest
     }
 }
 
@@ -145,9 +148,10 @@ impl Scrubber {
         let over = self.messages.as_mut().is_some_and(|messages| messages.read(piece));
         let mut text = std::mem::take(&mut self.held);
         text.extend_from_slice(piece);
-        self.found += self.echoes.cover(&mut text);
-        let waits = if last || over { 0 } else { self.echoes.undecided(&text) };
-        self.held = text.split_off(text.len() - waits);
+        let extent = if last || over { Extent::Whole } else { Extent::Begun };
+        let (found, decided) = self.echoes.scan(&mut text, extent);
+        self.found += found;
+        self.held = text.split_off(decided);
         text.freeze()
     }
 }
@@ -276,6 +280,35 @@ mod tests {
                 assert!(!String::from_utf8(out).unwrap().contains(SECRET), "{text} by {size}");
             }
         }
+    }
+
+    /// A reader of pieces had passed the percent sign on, and read digits where a reader of the whole read `s`.
+    #[test]
+    fn digits_behind_a_percent_sign_are_covered_across_lines() {
+        let digits = escaped(|octet| format!("{octet:02X}"));
+        let text = format!("%{}\n{}", part(&digits, 0, 12), part(&digits, 12, digits.len()));
+        let covered = format!("%{}", "*".repeat(digits.len() + 1));
+        for size in 1..=text.len() {
+            let (out, found) = scrubbed(text.as_bytes(), &[size]);
+            assert_eq!((String::from_utf8(out).unwrap(), found), (covered.clone(), 1), "by {size}");
+        }
+    }
+
+    #[test]
+    fn a_value_too_short_for_some_forms_ends_the_search() {
+        for (value, covered) in [("a", "%b*c"), ("", "%bac")] {
+            let mut text = *b"%bac";
+            Echoes::of(value).cover(&mut text);
+            assert_eq!(text.as_slice(), covered.as_bytes(), "{value:?}");
+        }
+    }
+
+    #[test]
+    fn lines_without_end_are_not_held_back() {
+        let text = format!("s{}", "\\n".repeat(10_000));
+        let mut scrubber = Scrubber::new(Arc::new(Echoes::of(SECRET)));
+        let passed = scrubber.pass(Some(&Bytes::from(text.clone())), false);
+        assert_eq!(passed, text);
     }
 
     #[test]
