@@ -41,7 +41,7 @@ fn a_job_is_stopped_and_goes_on() {
             state(&scene, "S[a-zA-Z]*\\+", "sleep 4321"),
             json!(["type", "\u{1a}"]),
             json!(["see", "Stopped", "out> "]),
-            state(&scene, "T", "sleep 4321"),
+            state(&scene, "T[a-zA-Z]*", "sleep 4321"),
             json!(["type", "fg\n"]),
             state(&scene, "S[a-zA-Z]*\\+", "sleep 4321"),
             json!(["type", "\u{3}"]),
@@ -89,7 +89,7 @@ fn a_job_behind_the_others_waits_for_the_terminal() {
         &[
             json!(["see", "out> "]),
             behind,
-            state(&scene, "T", "cat"),
+            state(&scene, "T[a-zA-Z]*", "cat"),
             json!(["type", "fg\n"]),
             state(&scene, "S[a-zA-Z]*\\+", "cat"),
             json!(["type", "typed\n"]),
