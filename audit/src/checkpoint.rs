@@ -12,21 +12,17 @@ use std::path::{Path, PathBuf};
 
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
-use rand_core::{CryptoRng, OsRng, RngCore};
-use signed_note::{Note, Signer, StandardSigner, StandardVerifier, Verifier, VerifierList};
+use zeroize::Zeroizing;
 
 use crate::chain::{ChainHash, ChainHead};
+use crate::note::{self, NAME_MAX, NOTE_MAX, Note, Signer, Verifier};
 
 /// File name of the checkpoints, beside the segments.
 pub const FILE: &str = "access.checkpoints";
 /// File name of the public keys, beside the segments.
 pub const PUBLIC_KEY_FILE: &str = "checkpoint.pub";
-/// Longest checkpoint that is read.
-const NOTE_MAX: usize = 4096;
 /// Largest file of checkpoints that is read: a note a minute for more than thirty years.
 const FILE_MAX: u64 = 4 << 30;
-/// Bytes of an Ed25519 signature and the id of its key. What is shorter was torn.
-const SIGNATURE_BYTES: usize = 4 + 64;
 
 /// Why checkpoints cannot be signed or read.
 #[derive(Debug, thiserror::Error)]
@@ -37,17 +33,21 @@ pub enum CheckpointError {
     Key { path: PathBuf },
     #[error("{path} can be read by others; make it its owner's alone: chmod 600")]
     KeyMode { path: PathBuf },
-    #[error("`{0}` cannot name a log: it must have neither spaces nor plus signs")]
+    #[error(
+        "`{0}` cannot name a log: it must be 1 to {NAME_MAX} bytes without spaces or plus signs"
+    )]
     Name(String),
     #[error("it holds no public key; a line of it looks like name+0123abcd+base64")]
     NoPublicKey,
     #[error("`{0}` is not a public key; it looks like name+0123abcd+base64")]
     PublicKey(String),
+    #[error("the system gives no random bytes to make a key of")]
+    Random,
 }
 
 /// Signs checkpoints.
 pub(crate) struct CheckpointSigner {
-    signer: StandardSigner,
+    signer: Signer,
 }
 
 impl CheckpointSigner {
@@ -56,7 +56,7 @@ impl CheckpointSigner {
     pub(crate) fn open(path: &Path, name: &str, dir: &Path) -> Result<Self, CheckpointError> {
         let file = |source| CheckpointError::File { path: path.to_owned(), source };
         let key = || CheckpointError::Key { path: path.to_owned() };
-        let secret = match fs::read_to_string(path) {
+        let secret = match read_key(path) {
             Ok(secret) => secret,
             Err(error) if error.kind() == io::ErrorKind::NotFound => generate_key(path, name)?,
             Err(error) => return Err(file(error)),
@@ -64,10 +64,9 @@ impl CheckpointSigner {
         if fs::metadata(path).map_err(file)?.permissions().mode() & 0o077 != 0 {
             return Err(CheckpointError::KeyMode { path: path.to_owned() });
         }
-        let signer = StandardSigner::new(secret.trim()).map_err(|_| key())?;
-        let public = public_key(secret.trim(), signer.name()).ok_or_else(key)?;
+        let signer = Signer::parse(secret.trim()).ok_or_else(key)?;
         let beside = dir.join(PUBLIC_KEY_FILE);
-        publish_key(&beside, &public)
+        publish_key(&beside, &signer.public_key())
             .map_err(|source| CheckpointError::File { path: beside.clone(), source })?;
         Ok(Self { signer })
     }
@@ -80,53 +79,26 @@ impl CheckpointSigner {
             head.sequence,
             STANDARD.encode(head.hash.bytes())
         );
-        let mut note = Note::new(text.as_bytes(), &[]).ok()?;
-        note.add_sigs(&[&self.signer]).ok()?;
-        String::from_utf8(note.to_bytes()).ok()
+        self.signer.sign(&text)
     }
 }
 
-fn generate_key(path: &Path, name: &str) -> Result<String, CheckpointError> {
-    if !signed_note::is_key_name_valid(name) {
-        return Err(CheckpointError::Name(name.to_owned()));
-    }
-    let (secret, public) = signed_note::generate_key(&mut OsRng, name);
-    let file = |source| CheckpointError::File { path: path.to_owned(), source };
-    replace_file(path, 0o600, &format!("{secret}\n")).map_err(file)?;
-    publish_key(&path.with_extension("pub"), &public).map_err(file)?;
+/// Reads as much of a file as a key can have.
+fn read_key(path: &Path) -> io::Result<Zeroizing<String>> {
+    let mut secret = Zeroizing::new(String::with_capacity(note::KEY_MAX));
+    File::open(path)?.take(note::KEY_MAX as u64).read_to_string(&mut secret)?;
     Ok(secret)
 }
 
-/// The public half of a secret key: keys are made from the 32 bytes that stand in it.
-fn public_key(secret: &str, name: &str) -> Option<String> {
-    let bytes = STANDARD.decode(secret.splitn(5, '+').last()?).ok()?; // which may have a plus, too
-    let seed = SeedRng(bytes.get(1..)?.try_into().ok()?);
-    let (same, public) = signed_note::generate_key(&mut { seed }, name);
-    (same == secret).then_some(public)
-}
-
-/// Chance that has been: gives the bytes a key was made from.
-struct SeedRng([u8; 32]);
-
-impl CryptoRng for SeedRng {}
-
-impl RngCore for SeedRng {
-    fn next_u32(&mut self) -> u32 {
-        rand_core::impls::next_u32_via_fill(self)
+fn generate_key(path: &Path, name: &str) -> Result<Zeroizing<String>, CheckpointError> {
+    if !note::is_key_name(name) {
+        return Err(CheckpointError::Name(name.to_owned()));
     }
-
-    fn next_u64(&mut self) -> u64 {
-        rand_core::impls::next_u64_via_fill(self)
-    }
-
-    fn fill_bytes(&mut self, bytes: &mut [u8]) {
-        bytes.iter_mut().zip(self.0).for_each(|(byte, seed)| *byte = seed);
-    }
-
-    fn try_fill_bytes(&mut self, bytes: &mut [u8]) -> Result<(), rand_core::Error> {
-        self.fill_bytes(bytes);
-        Ok(())
-    }
+    let (signer, secret) = Signer::generate(name).ok_or(CheckpointError::Random)?;
+    let file = |source| CheckpointError::File { path: path.to_owned(), source };
+    replace_file(path, 0o600, &Zeroizing::new(format!("{}\n", *secret))).map_err(file)?;
+    publish_key(&path.with_extension("pub"), &signer.public_key()).map_err(file)?;
+    Ok(secret)
 }
 
 /// Adds a public key to a file of them.
@@ -139,7 +111,7 @@ fn publish_key(path: &Path, public: &str) -> io::Result<()> {
     if known.lines().any(|line| line == public) {
         return Ok(());
     }
-    let good = known.lines().filter(|line| StandardVerifier::new(line).is_ok()); // none half written
+    let good = known.lines().filter(|line| Verifier::parse(line).is_some()); // none half written
     let all: String = good.chain([public]).map(|line| format!("{line}\n")).collect();
     replace_file(path, 0o644, &all)
 }
@@ -188,8 +160,7 @@ fn ends_with_blank_line(file: &File, size: u64) -> io::Result<bool> {
 
 /// The keys by which checkpoints are believed.
 pub struct CheckpointKeys {
-    verifiers: VerifierList,
-    names: Vec<String>,
+    verifiers: Vec<Verifier>,
 }
 
 impl std::fmt::Debug for CheckpointKeys {
@@ -206,18 +177,15 @@ impl CheckpointKeys {
     /// Returns [`CheckpointError::PublicKey`] for a line that is none, and
     /// [`CheckpointError::NoPublicKey`] where there is no line.
     pub fn parse(text: &str) -> Result<Self, CheckpointError> {
-        let mut keys: Vec<Box<dyn Verifier>> = Vec::new();
-        let mut names = Vec::new();
-        for line in text.lines().map(str::trim).filter(|line| !line.is_empty()) {
-            let key = StandardVerifier::new(line)
-                .map_err(|_| CheckpointError::PublicKey(line.to_owned()))?;
-            names.push(key.name().to_owned());
-            keys.push(Box::new(key));
-        }
-        if keys.is_empty() {
+        let key = |line: &str| {
+            Verifier::parse(line).ok_or_else(|| CheckpointError::PublicKey(line.to_owned()))
+        };
+        let lines = text.lines().map(str::trim).filter(|line| !line.is_empty());
+        let verifiers = lines.map(key).collect::<Result<Vec<_>, _>>()?;
+        if verifiers.is_empty() {
             return Err(CheckpointError::NoPublicKey);
         }
-        Ok(Self { verifiers: VerifierList::new(keys), names })
+        Ok(Self { verifiers })
     }
 }
 
@@ -261,7 +229,7 @@ pub enum SignatureStatus {
 ///
 /// # Errors
 ///
-/// Returns the error of reading. What is no note is told in [`CheckpointNotes::unreadable`].
+/// Returns the error of reading. What is no note is told in [`Notes::unreadable`].
 pub fn read_notes(
     path: &Path,
     keys: Option<&CheckpointKeys>,
@@ -336,33 +304,78 @@ fn split_paragraphs(text: &str) -> Vec<(u64, String)> {
 
 /// Reads one note.
 fn parse_note(text: &str, keys: Option<&CheckpointKeys>) -> Option<(ChainHead, SignatureStatus)> {
-    let note = Note::from_bytes(text.as_bytes()).ok().filter(|_| text.len() <= NOTE_MAX)?;
-    let (_, signatures) = text.rsplit_once("\n\n")?;
-    if !signatures.lines().all(is_complete_signature) {
-        return None;
-    }
-    let body = str::from_utf8(note.text()).ok()?;
-    let mut lines = body.lines();
+    let note = Note::parse(text)?;
+    let mut lines = note.text().lines();
     let (name, size, hash) = (lines.next()?, lines.next()?, lines.next()?);
     let head = ChainHead { sequence: size.parse().ok()?, hash: decode_hash(hash)? };
     let signature = match keys {
         None => SignatureStatus::Unchecked,
         Some(keys) => {
-            let named = keys.names.iter().any(|known| known == name);
-            let good = named && note.verify(&keys.verifiers).is_ok();
+            let named = keys.verifiers.iter().any(|known| known.name() == name);
+            let good = named && note.is_signed_by(&keys.verifiers);
             if good { SignatureStatus::Good } else { SignatureStatus::Bad }
         }
     };
     Some((head, signature))
 }
 
-/// Whether a line of a signature has all its bytes.
-fn is_complete_signature(line: &str) -> bool {
-    let encoded = line.rsplit(' ').next().unwrap_or_default();
-    STANDARD.decode(encoded).is_ok_and(|bytes| bytes.len() >= SIGNATURE_BYTES)
-}
-
 fn decode_hash(text: &str) -> Option<ChainHash> {
     let bytes: [u8; 32] = STANDARD.decode(text).ok()?.try_into().ok()?;
     Some(ChainHash::from_bytes(&bytes))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::note::tests as vector;
+
+    fn head() -> ChainHead {
+        ChainHead {
+            sequence: 42,
+            hash: ChainHash::from_bytes(&std::array::from_fn(|at| 0xff - at as u8)),
+        }
+    }
+
+    #[test]
+    fn keys_and_checkpoints_on_disk_stay_good() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("checkpoint.key");
+        replace_file(&path, 0o600, &format!("{}\n", vector::SECRET)).unwrap();
+        let notary = CheckpointSigner::open(&path, "another.name", dir.path()).unwrap();
+        assert_eq!(notary.sign(head()).unwrap(), vector::NOTE);
+        let public = fs::read_to_string(dir.path().join(PUBLIC_KEY_FILE)).unwrap();
+        assert_eq!(public, format!("{}\n", vector::PUBLIC));
+
+        append_note(dir.path(), vector::NOTE).unwrap();
+        assert_eq!(newest_head(dir.path()), Some(head()));
+        let (keys, mut notes) =
+            (CheckpointKeys::parse(&public).unwrap(), CheckpointNotes::default());
+        read_notes(&dir.path().join(FILE), Some(&keys), &mut notes).unwrap();
+        let read: Vec<_> = notes.checkpoints.iter().map(|it| (it.head, it.signature)).collect();
+        assert_eq!(read, [(head(), SignatureStatus::Good)]);
+    }
+
+    #[test]
+    fn files_that_hold_no_key_are_refused() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("checkpoint.key");
+        let huge = "A".repeat(1 << 20);
+        for text in ["", "\n", vector::PUBLIC, &format!("{0}\n{0}", vector::SECRET), &huge] {
+            replace_file(&path, 0o600, text).unwrap();
+            let refused = CheckpointSigner::open(&path, "log", dir.path()).err().unwrap();
+            assert!(matches!(refused, CheckpointError::Key { .. }), "{refused}");
+        }
+        for name in ["", "a b", "a+b", "a\nb"] {
+            let refused = CheckpointSigner::open(&dir.path().join("new.key"), name, dir.path())
+                .err()
+                .unwrap();
+            assert!(matches!(refused, CheckpointError::Name(_)), "{refused}");
+        }
+        for (text, line) in [("junk", "junk"), (vector::SECRET, vector::SECRET)] {
+            let refused =
+                CheckpointKeys::parse(&format!("{}\n{text}", vector::PUBLIC)).unwrap_err();
+            assert!(matches!(&refused, CheckpointError::PublicKey(told) if told == line));
+        }
+        assert!(matches!(CheckpointKeys::parse("\n \n"), Err(CheckpointError::NoPublicKey)));
+    }
 }

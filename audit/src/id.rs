@@ -2,8 +2,6 @@
 
 use std::sync::atomic::{AtomicU32, Ordering};
 
-use rand_core::{OsRng, RngCore};
-
 use crate::compose;
 
 /// Makes ids that no two attempts share: 48 random bits a process, then a counter.
@@ -15,7 +13,7 @@ pub(crate) struct IdGenerator {
 
 impl IdGenerator {
     pub(crate) fn new() -> Self {
-        Self { process: u128::from(OsRng.next_u64() >> 16) << 32, counter: AtomicU32::new(0) }
+        Self { process: u128::from(rand::random::<u64>() >> 16) << 32, counter: AtomicU32::new(0) }
     }
 
     pub(crate) fn next(&self) -> u128 {

@@ -15,6 +15,7 @@ mod health;
 mod id;
 mod line_reader;
 mod log;
+mod note;
 mod observer;
 mod open_record;
 mod queue;

@@ -55,7 +55,7 @@ pub(super) fn chunks(data: &[u8]) {
 /// A credential that the checks know.
 pub(super) const SECRET: &str = "sk-a/b+c=d9";
 
-/// However an answer is cut, no echo is left in it, nothing but echoes is covered, and lengths stay.
+/// However an answer is cut, the same is covered, no echo is left in it, and lengths stay.
 pub(super) fn scrub(data: &[u8]) {
     let echoes = Arc::new(EchoPatterns::new(SECRET));
     let mut whole = data.to_vec();
@@ -65,17 +65,10 @@ pub(super) fn scrub(data: &[u8]) {
     let parts = data.chunks(size).map(Bytes::copy_from_slice);
     let mut out: Vec<u8> = parts.flat_map(|part| scrubber.scrub(Some(&part), false)).collect();
     out.extend(scrubber.scrub(None, true));
-    assert_eq!(
-        (scrubber.echo_count() > 0, out.len()),
-        (found > 0, data.len()),
-        "{}",
-        data.escape_ascii()
-    );
-    for mut shown in [whole, out] {
-        let kept = |(one, other): (&u8, &u8)| one == other || *one == b'*';
-        assert!(shown.iter().zip(data).all(kept), "{}", data.escape_ascii());
-        assert_eq!(echoes.mask(&mut shown), 0, "{}", data.escape_ascii());
-    }
+    assert_eq!((scrubber.echo_count(), &out), (found, &whole), "{}", data.escape_ascii());
+    let kept = |(one, other): (&u8, &u8)| one == other || *one == b'*';
+    assert!(whole.iter().zip(data).all(kept), "{}", data.escape_ascii());
+    assert_eq!(echoes.mask(&mut whole), 0, "{}", data.escape_ascii());
 }
 
 /// The body by the letter of RFC 9112, section 7.1, line by line; none where it is not whole and good.

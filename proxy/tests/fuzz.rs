@@ -166,3 +166,9 @@ proptest! {
         checks::first_bytes(&data);
     }
 }
+
+/// Cut behind the percent sign it was digits across two lines, and whole an `s` and no echo.
+#[test]
+fn scrub_digits_behind_a_percent_sign() {
+    checks::scrub(b"%736B2D612F62\n2B633D6439");
+}

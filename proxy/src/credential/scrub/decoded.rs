@@ -1,11 +1,11 @@
 //! A text as whoever reads it would decode it: percent signs, the escapes of JSON and HTML, lines that base64 is
-//! broken into. Each is taken away once, and every octet knows where it came from.
+//! broken into. Each is decoded once, and a text reads the same whatever stands before it.
 
 /// Longest escape: `&#x0000002f;`.
 pub(super) const MAX_ESCAPE: usize = 12;
 
 /// What begins an escape, or is one.
-const ESCAPE_STARTS: [bool; 256] = {
+pub(super) const ESCAPE_STARTS: [bool; 256] = {
     let mut begins = [false; 256];
     let mut at = 0;
     while at < 5 {
@@ -19,15 +19,17 @@ const ESCAPE_STARTS: [bool; 256] = {
 const HTML_ENTITIES: [(&[u8], u8); 5] =
     [(b"amp;", b'&'), (b"apos;", b'\''), (b"gt;", b'>'), (b"lt;", b'<'), (b"quot;", b'"')];
 
-/// The decoded text, up to an escape that may be unfinished.
-pub(super) struct UnescapedText {
-    pub(super) text: Vec<u8>,
-    /// Behind each escape: where that is here, and where it is in what was sent.
-    behind: Vec<(usize, usize)>,
+/// What is known of the beginning of a text.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(super) struct Reading {
+    /// So many octets spell the form: the most, where it can be read in several ways.
+    pub(super) echo: Option<usize>,
+    /// What follows the text could change that.
+    pub(super) undecided: bool,
 }
 
 /// What stands where an escape may begin.
-enum EscapeMatch {
+pub(super) enum EscapeMatch {
     /// So many octets that mean this one, or none at all.
     Means(usize, Option<u8>),
     Nothing,
@@ -35,44 +37,55 @@ enum EscapeMatch {
     Unfinished,
 }
 
-impl UnescapedText {
-    /// Decodes `sent`; none where there is nothing to decode.
-    pub(super) fn decode(sent: &[u8]) -> Option<Self> {
-        let begins = |text: &[u8]| text.iter().position(|octet| ESCAPE_STARTS[usize::from(*octet)]);
-        begins(sent)?;
-        let mut text = Vec::with_capacity(sent.len());
+/// Whether `text` begins with `form`, each octet as it is or escaped, and broken into lines anywhere.
+///
+/// What looks like an escape may stand for itself too: in `%736b` both `s6b` and `736b` are found. A reading that
+/// had to choose would choose by what stands before `text`, and that has been passed on when a piece ends there.
+pub(super) fn read(form: &[u8], text: &[u8]) -> Reading {
+    let plain = |(octet, sent): &(&u8, &u8)| octet == sent && !ESCAPE_STARTS[usize::from(**sent)];
+    let alike = form.iter().zip(text).take_while(plain).count();
+    if text.get(alike).is_some_and(|sent| alike < form.len() && !ESCAPE_STARTS[usize::from(*sent)])
+    {
+        return Reading::default(); // nearly always
+    }
+    let mut places = vec![alike];
+    let mut undecided = false;
+    for (index, octet) in form.iter().enumerate().skip(alike) {
         let mut behind = Vec::new();
-        let mut rest = sent;
-        while let Some((plain, escape)) = begins(rest).and_then(|at| rest.split_at_checked(at)) {
-            text.extend_from_slice(plain);
-            let length = match match_escape(escape) {
-                EscapeMatch::Means(length, octet) => {
-                    text.extend(octet);
-                    behind.push((text.len(), sent.len() - escape.len() + length));
-                    length
+        for mut place in places {
+            loop {
+                let rest = text.get(place..).unwrap_or_default();
+                if rest.first() == Some(octet) {
+                    behind.push(place + 1);
                 }
-                EscapeMatch::Nothing => {
-                    text.extend(escape.first());
-                    1
+                match match_escape(rest) {
+                    EscapeMatch::Means(length, None) if index > 0 => {
+                        place += length;
+                        continue;
+                    }
+                    EscapeMatch::Means(length, Some(meant)) if meant == *octet => {
+                        behind.push(place + length);
+                    }
+                    EscapeMatch::Means(..) | EscapeMatch::Nothing => {}
+                    EscapeMatch::Unfinished => undecided = true,
                 }
-                EscapeMatch::Unfinished => return Some(UnescapedText { text, behind }),
-            };
-            rest = escape.get(length..).unwrap_or_default();
+                break;
+            }
         }
-        text.extend_from_slice(rest);
-        Some(UnescapedText { text, behind })
+        behind.sort_unstable();
+        behind.dedup(); // a run of backslashes has more readings than could be followed one by one
+        places = behind;
+        if places.is_empty() {
+            break;
+        }
     }
-
-    /// Where the octet `at` stands in what was sent.
-    pub(super) fn source_offset(&self, at: usize) -> usize {
-        let passed = self.behind.partition_point(|(here, _)| *here <= at);
-        let last = passed.checked_sub(1).and_then(|last| self.behind.get(last));
-        last.map_or(at, |(here, there)| there + (at - here))
-    }
+    Reading { echo: places.last().copied(), undecided }
 }
 
-fn match_escape(text: &[u8]) -> EscapeMatch {
+/// What escape `text` begins with.
+pub(super) fn match_escape(text: &[u8]) -> EscapeMatch {
     match text {
+        [] => EscapeMatch::Unfinished,
         [b'%', high, low, ..] => match parse_hex(&[*high, *low]) {
             Some(octet) => EscapeMatch::Means(3, u8::try_from(octet).ok()),
             None => EscapeMatch::Nothing,
@@ -140,6 +153,10 @@ fn parse_number(digits: &[u8], base: u32) -> Option<u32> {
 mod tests {
     use super::*;
 
+    fn whole(length: usize) -> Reading {
+        Reading { echo: Some(length), undecided: false }
+    }
+
     #[test]
     fn each_escape_is_decoded_once() {
         for (sent, meant) in [
@@ -155,26 +172,32 @@ mod tests {
             ("%zz &#; &#x; \\u20ac &#8364;", "%zz &#; &#x; \\u20ac &#8364;"),
             ("é%C3%A9", "éé"),
         ] {
-            let decoded = UnescapedText::decode(sent.as_bytes()).unwrap();
-            assert_eq!(String::from_utf8_lossy(&decoded.text), meant, "{sent}");
+            assert_eq!(read(meant.as_bytes(), sent.as_bytes()), whole(sent.len()), "{sent}");
         }
-        assert!(UnescapedText::decode(b"plain").is_none());
+        for (sent, form) in
+            [("a%252F", "a/"), (r"a\\u002f", "a/"), ("ab\n\ncd", "abcd"), ("\nab", "ab")]
+        {
+            assert_eq!(read(form.as_bytes(), sent.as_bytes()), Reading::default(), "{sent}");
+        }
     }
 
     #[test]
     fn an_escape_that_may_go_on_is_not_decoded_yet() {
-        for sent in ["ab%", "ab%2", "ab\\", "ab\\u00", "ab&", "ab&#x2", "ab&am", "ab\r"] {
-            let decoded = UnescapedText::decode(sent.as_bytes()).unwrap();
-            assert_eq!(decoded.text, b"ab", "{sent}");
-            assert_eq!(decoded.source_offset(2), 2, "{sent}");
+        for sent in
+            ["ab%", "ab%2", "ab\\", "ab\\u00", "ab&", "ab&#x2", "ab&am", "ab\r", "ab\n", "ab"]
+        {
+            let reading = read(b"ab&", sent.as_bytes());
+            assert!(reading.undecided, "{sent}");
         }
     }
 
     #[test]
-    fn octets_know_where_they_came_from() {
-        let decoded = UnescapedText::decode(b"a%2Fb\\u0063d").unwrap();
-        assert_eq!(decoded.text, b"a/bcd");
-        let places: Vec<usize> = (0..=5).map(|at| decoded.source_offset(at)).collect();
-        assert_eq!(places, [0, 1, 4, 5, 11, 12]);
+    fn what_looks_like_an_escape_may_stand_for_itself() {
+        assert_eq!(read(b"ab%2F", b"ab%2F"), whole(5));
+        assert_eq!(read(b"ab/", b"ab%2F"), whole(5));
+        assert_eq!(read(br"a\b", br"a\\b"), whole(4));
+        let backslashes = [b'\\'; 400];
+        assert_eq!(read(&backslashes[..200], &backslashes).echo, Some(400));
+        assert_eq!(read(&[&backslashes[..200], b"x"].concat(), &backslashes).echo, None);
     }
 }

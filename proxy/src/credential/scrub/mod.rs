@@ -5,29 +5,33 @@
 mod decoded;
 mod messages;
 
-use std::ops::Range;
 use std::sync::Arc;
 
-use aho_corasick::{AhoCorasick, AhoCorasickKind, MatchKind};
 use base64::Engine;
 use base64::engine::general_purpose::{STANDARD_NO_PAD, URL_SAFE_NO_PAD};
 use bytes::{Bytes, BytesMut};
 use zeroize::Zeroizing;
 
-use decoded::UnescapedText;
+use decoded::{ESCAPE_STARTS, EscapeMatch, Reading};
 use messages::GrpcFraming;
 
 /// What stands in place of every octet of a credential: lengths stay as they were announced.
 const MASK: u8 = b'*';
-/// Octets of each form that are searched for; the rest is compared, so that what searches, which nobody
-/// wipes, does not know a credential.
-const SEARCH_PREFIX: usize = 4;
 
 /// The forms a credential may come back in.
 pub struct EchoPatterns {
     forms: Vec<Zeroizing<Vec<u8>>>,
-    heads: Option<AhoCorasick>,
-    longest: usize,
+    /// The first octets of the forms.
+    firsts: [bool; 256],
+    /// The longest that an echo may be, with all its escapes and lines.
+    reach: usize,
+}
+
+/// Whether a text goes on.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Extent {
+    Begun,
+    Whole,
 }
 
 impl EchoPatterns {
@@ -35,77 +39,76 @@ impl EchoPatterns {
         let mut forms = vec![Zeroizing::new(value.as_bytes().to_vec())];
         forms.extend([hex_form(value, b"0123456789abcdef"), hex_form(value, b"0123456789ABCDEF")]);
         forms.extend(base64_forms(value.as_bytes()));
+        forms.retain(|form| !form.is_empty());
         forms.sort_unstable_by(|one, other| one.as_slice().cmp(other));
         forms.dedup();
-        let heads = AhoCorasick::builder()
-            .kind(Some(AhoCorasickKind::DFA))
-            .match_kind(MatchKind::LeftmostFirst)
-            .build(forms.iter().map(|form| form.get(..SEARCH_PREFIX).unwrap_or(form)));
+        let mut firsts = [false; 256];
+        for first in forms.iter().filter_map(|form| form.first()) {
+            firsts[usize::from(*first)] = true;
+        }
         let longest = forms.iter().map(|form| form.len()).max().unwrap_or_default();
-        EchoPatterns { forms, heads: heads.ok(), longest }
+        EchoPatterns { forms, firsts, reach: longest.saturating_mul(decoded::MAX_ESCAPE) }
     }
 
     /// Covers every echo in `text`; the number of them.
     pub fn mask(&self, text: &mut [u8]) -> usize {
-        let Some(heads) = &self.heads else {
-            text.fill(MASK); // what cannot be searched is all covered
-            return 1;
-        };
-        let plain = self.find_echoes(heads, text);
-        mask_ranges(text, &plain);
-        let Some(decoded) = UnescapedText::decode(text) else { return plain.len() };
-        let mut escaped = self.find_echoes(heads, &decoded.text);
-        for echo in &mut escaped {
-            *echo = decoded.source_offset(echo.start)..decoded.source_offset(echo.end);
-        }
-        mask_ranges(text, &escaped);
-        plain.len() + escaped.len()
+        self.scan(text, Extent::Whole).0
     }
 
-    fn find_echoes(&self, heads: &AhoCorasick, text: &[u8]) -> Vec<Range<usize>> {
-        let mut found = Vec::new();
-        let mut from = 0;
-        while let Some(head) = text.get(from..).and_then(|rest| heads.find(rest)) {
-            let start = from + head.start();
-            let rest = text.get(start..).unwrap_or_default();
-            let whole = self.forms.iter().filter(|form| rest.starts_with(form));
-            match whole.map(|form| form.len()).max() {
-                None => from = start + 1,
-                Some(length) => {
-                    from = start + length;
-                    found.push(start..from);
+    /// Covers every echo in `text`, up to where one may have begun; the number of them, and where that is.
+    ///
+    /// What becomes of an octet depends on what follows it and on no piece that was passed on before, so a
+    /// text is covered alike whole and in pieces.
+    fn scan(&self, text: &mut [u8], extent: Extent) -> (usize, usize) {
+        let begins =
+            |octet: &u8| self.firsts[usize::from(*octet)] || ESCAPE_STARTS[usize::from(*octet)];
+        let (mut found, mut at) = (0, 0);
+        while let Some(rest) = text.get_mut(at..)
+            && let Some(skipped) = rest.iter().position(begins)
+        {
+            at += skipped;
+            let rest = rest.get_mut(skipped..).unwrap_or_default();
+            let reading = self.read(rest, extent);
+            if reading.undecided {
+                return (found, at);
+            }
+            match reading.echo.and_then(|length| rest.get_mut(..length)) {
+                Some(echo) => {
+                    echo.fill(MASK);
+                    found += 1;
+                    at += echo.len();
                 }
+                None => at += 1,
             }
         }
-        found
+        (found, text.len())
     }
 
-    /// How many octets at the end of `text` could be the beginning of an echo.
-    fn partial_suffix(&self, text: &[u8]) -> usize {
-        let reach = self.longest.saturating_mul(decoded::MAX_ESCAPE);
-        let end = text.get(text.len().saturating_sub(reach)..).unwrap_or(text);
-        let escaped = UnescapedText::decode(end).map_or(0, |decoded| {
-            end.len()
-                - decoded.source_offset(decoded.text.len() - self.prefix_overlap(&decoded.text))
-        });
-        self.prefix_overlap(end).max(escaped)
-    }
-
-    /// The longest end of `text` that a form begins with.
-    fn prefix_overlap(&self, text: &[u8]) -> usize {
-        let begins = |form: &Zeroizing<Vec<u8>>| {
-            let most = text.len().min(form.len() - 1);
-            (1..=most).rev().find(|length| text.get(text.len() - length..) == form.get(..*length))
+    /// The longest echo that `text` begins with.
+    fn read(&self, text: &[u8], extent: Extent) -> Reading {
+        let (text, extent) = match text.get(..self.reach) {
+            Some(most) => (most, Extent::Whole),
+            None => (text, extent),
         };
-        self.forms.iter().filter_map(begins).max().unwrap_or_default()
-    }
-}
-
-fn mask_ranges(text: &mut [u8], echoes: &[Range<usize>]) {
-    for echo in echoes {
-        if let Some(echo) = text.get_mut(echo.clone()) {
-            echo.fill(MASK);
+        let plain = text.first().copied();
+        let escaped = match decoded::match_escape(text) {
+            EscapeMatch::Means(_, octet) => octet,
+            EscapeMatch::Unfinished if extent == Extent::Begun => {
+                return Reading { echo: None, undecided: true };
+            }
+            EscapeMatch::Unfinished | EscapeMatch::Nothing => None,
+        };
+        let mut longest = Reading::default();
+        for form in &self.forms {
+            let first = form.first().copied();
+            if first != plain && first != escaped {
+                continue;
+            }
+            let reading = decoded::read(form, text);
+            longest.echo = longest.echo.max(reading.echo);
+            longest.undecided |= extent == Extent::Begun && reading.undecided;
         }
+        longest
     }
 }
 
@@ -146,9 +149,10 @@ impl ResponseScrubber {
         let over = self.messages.as_mut().is_some_and(|messages| messages.advance(piece));
         let mut text = std::mem::take(&mut self.held);
         text.extend_from_slice(piece);
-        self.found += self.echoes.mask(&mut text);
-        let waits = if last || over { 0 } else { self.echoes.partial_suffix(&text) };
-        self.held = text.split_off(text.len() - waits);
+        let extent = if last || over { Extent::Whole } else { Extent::Begun };
+        let (found, decided) = self.echoes.scan(&mut text, extent);
+        self.found += found;
+        self.held = text.split_off(decided);
         text.freeze()
     }
 }
@@ -277,6 +281,35 @@ mod tests {
                 assert!(!String::from_utf8(out).unwrap().contains(SECRET), "{text} by {size}");
             }
         }
+    }
+
+    /// A reader of pieces had passed the percent sign on, and read digits where a reader of the whole read `s`.
+    #[test]
+    fn digits_behind_a_percent_sign_are_covered_across_lines() {
+        let digits = escape_each(|octet| format!("{octet:02X}"));
+        let text = format!("%{}\n{}", slice(&digits, 0, 12), slice(&digits, 12, digits.len()));
+        let covered = format!("%{}", "*".repeat(digits.len() + 1));
+        for size in 1..=text.len() {
+            let (out, found) = scrub_in_chunks(text.as_bytes(), &[size]);
+            assert_eq!((String::from_utf8(out).unwrap(), found), (covered.clone(), 1), "by {size}");
+        }
+    }
+
+    #[test]
+    fn a_value_too_short_for_some_forms_ends_the_search() {
+        for (value, covered) in [("a", "%b*c"), ("", "%bac")] {
+            let mut text = *b"%bac";
+            EchoPatterns::new(value).mask(&mut text);
+            assert_eq!(text.as_slice(), covered.as_bytes(), "{value:?}");
+        }
+    }
+
+    #[test]
+    fn lines_without_end_are_not_held_back() {
+        let text = format!("s{}", "\\n".repeat(10_000));
+        let mut scrubber = ResponseScrubber::new(Arc::new(EchoPatterns::new(SECRET)));
+        let passed = scrubber.scrub(Some(&Bytes::from(text.clone())), false);
+        assert_eq!(passed, text);
     }
 
     #[test]
