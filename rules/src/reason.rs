@@ -168,6 +168,9 @@ reasons! {
     LeafRefused "leaf_refused"
         "The authority cannot sign a certificate for this host."
         "See `sandbar ca show`: name constraints, expiry.";
+    Internal "internal"
+        "Sandbar hit an internal error and closed the attempt."
+        "Report it with the record's id.";
     LifetimeSpent "lifetime_spent"
         "The connection is older than connections may be."
         "Connect again; `connection_seconds` bounds it.";

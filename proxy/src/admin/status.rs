@@ -170,7 +170,7 @@ fn connection_json(open: &LiveConnection) -> Value {
         "request": request,
         "rule": &*permit.rule().rule,
         "generation": permit.generation(),
-        "dialled": open.dialled,
+        "dialled": open.dialled(),
         "seconds": open.since.elapsed().as_secs(),
         "sent": sent,
         "received": received,

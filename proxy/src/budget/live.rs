@@ -50,7 +50,8 @@ pub(crate) struct LiveConnections {
 pub(crate) struct LiveConnection {
     pub(crate) id: u64,
     pub(crate) permit: Permit,
-    pub(crate) dialled: Option<IpAddr>,
+    /// The address that is dialled, or the first that may be.
+    dialled: Mutex<Option<IpAddr>>,
     pub(crate) since: Instant,
     pub(crate) meter: Arc<ByteCount>,
     pub(crate) cut: Arc<CutSignal>,
@@ -62,7 +63,7 @@ pub(crate) struct LiveConnection {
 #[must_use = "what is not held is not known to be open"]
 pub(crate) struct LiveEntry {
     live: Arc<LiveConnections>,
-    id: u64,
+    connection: Arc<LiveConnection>,
 }
 
 impl LiveConnections {
@@ -75,17 +76,17 @@ impl LiveConnections {
         tab: Arc<Charges>,
     ) -> LiveEntry {
         let id = self.next.fetch_add(1, Ordering::Relaxed);
-        let open = LiveConnection {
+        let connection = Arc::new(LiveConnection {
             id,
             permit: permit.clone(),
-            dialled,
+            dialled: Mutex::new(dialled),
             since: Instant::now(),
             meter,
             cut,
             tab,
-        };
-        self.lock().insert(id, Arc::new(open));
-        LiveEntry { live: self.clone(), id }
+        });
+        self.lock().insert(id, connection.clone());
+        LiveEntry { live: self.clone(), connection }
     }
 
     pub(crate) fn list(&self) -> Vec<Arc<LiveConnection>> {
@@ -116,8 +117,21 @@ impl LiveConnections {
     }
 }
 
+impl LiveConnection {
+    pub(crate) fn dialled(&self) -> Option<IpAddr> {
+        *self.dialled.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl LiveEntry {
+    pub(crate) fn set_dialled(&self, address: IpAddr) {
+        let mut dialled = self.connection.dialled.lock().unwrap_or_else(PoisonError::into_inner);
+        *dialled = Some(address);
+    }
+}
+
 impl Drop for LiveEntry {
     fn drop(&mut self) {
-        self.live.lock().remove(&self.id);
+        self.live.lock().remove(&self.connection.id);
     }
 }

@@ -65,19 +65,19 @@ pub(crate) async fn relay(
             (Err(_), None) => TunnelEnd::Broken,
         },
         reason = passage.cut.wait() => TunnelEnd::Cut(reason),
-        () = wait_idle(passage.byte_count, limits.tunnel_idle()) => TunnelEnd::Cut(Reason::IdleTooLong),
+        () = wait_idle(limits.tunnel_idle() / 2, || passage.byte_count.total()) => TunnelEnd::Cut(Reason::IdleTooLong),
         () = tokio::time::sleep(limits.connection()) => TunnelEnd::Cut(Reason::LifetimeSpent),
     }
 }
 
-/// Returns once no byte has passed for `patience`, give or take half of it.
-async fn wait_idle(meter: &ByteCount, patience: Duration) {
-    let mut before = meter.total();
-    let mut still = 0;
-    while still < 2 {
-        tokio::time::sleep(patience / 2).await;
-        let now = meter.total();
-        still = if now == before { still + 1 } else { 0 };
+/// Returns once `total` has not changed for two intervals in a row.
+pub(crate) async fn wait_idle<T: PartialEq>(interval: Duration, total: impl Fn() -> T) {
+    let mut before = total();
+    let mut unchanged = 0;
+    while unchanged < 2 {
+        tokio::time::sleep(interval).await;
+        let now = total();
+        unchanged = if now == before { unchanged + 1 } else { 0 };
         before = now;
     }
 }

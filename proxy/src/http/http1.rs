@@ -16,12 +16,8 @@ use tokio::time::{timeout, timeout_at};
 use super::carrier::{ClientStream, PingoraStream};
 use super::{HttpConnection, HttpEngine, RequestMonitor, RequestScope};
 use crate::http::head::{self, RequestHead};
-use crate::report::metrics;
-use crate::report::record;
-use crate::report::refusal::{BodyAudience, Refusal, RefusalResponse};
+use crate::report::refusal::{self, BodyAudience, LINGER, Refusal};
 
-/// How long a client that was refused is read on, so that it gets to see why.
-const LINGER: Duration = Duration::from_secs(1);
 /// Bytes asked for at a time while a head is read.
 const READ_BYTES: usize = 4096;
 
@@ -167,20 +163,16 @@ impl HttpEngine {
         refusal: &Refusal,
     ) {
         let rules = self.shared.rules.load_full();
-        metrics::count_decision(refusal.reason.code(), "refused");
         let record = connection.record().open_request(connection.audit_facts());
-        let answer = RefusalResponse::new(refusal, &rules, &record.id(), BodyAudience::Person);
-        if record.record_refusal(record::refusal_record(refusal, &rules)).await.is_err() {
-            tracing::warn!(reason = %refusal.reason, "a refusal could not be recorded");
-        }
-        let told = async {
-            carrier.write_all(&answer.to_http1()).await?;
+        let response = refusal::refuse(record, refusal, &rules, BodyAudience::Person).await;
+        let answered = async {
+            carrier.write_all(&response.to_http1()).await?;
             carrier.shutdown().await?;
             let mut rest = [0; READ_BYTES];
-            while carrier.read(&mut rest).await? > 0 {} // closing on unread bytes would take it back
+            while carrier.read(&mut rest).await? > 0 {} // unread bytes would reset the connection
             std::io::Result::Ok(())
         };
-        drop(timeout(LINGER, told).await); // whoever does not listen is left
+        drop(timeout(LINGER, answered).await); // a slow client misses it
     }
 }
 

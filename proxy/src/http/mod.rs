@@ -25,15 +25,14 @@ use rules::{Host, Reason, SandboxRef};
 use tokio::sync::watch;
 
 pub(crate) use carrier::ClientStream;
-pub(crate) use filter::{head_bytes, refusal_from_error, request_bytes};
 
 use crate::budget::live::CutSignal;
 use crate::egress::shared::Shared;
+use crate::egress::tunnel::wait_idle;
 use crate::http::chunks::ChunkFault;
 use crate::memory::MemoryGuard;
-use crate::report::metrics;
 use crate::report::record;
-use crate::report::refusal::Refusal;
+use crate::report::refusal::{self, BodyAudience, Refusal};
 use filter::RequestFilter;
 
 /// Pingora's own time-outs, which can still be explained to the client, come first by so much.
@@ -175,14 +174,11 @@ impl HttpConnection {
         self.record.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Records what was refused without a request that could be told of.
+    /// Records a refusal for which no request could be parsed.
     async fn record_refusal(&self, shared: &Shared, refusal: &Refusal) {
         let rules = shared.rules.load_full();
-        metrics::count_decision(refusal.reason.code(), "refused");
         let record = self.record().open_request(self.audit_facts());
-        if record.record_refusal(record::refusal_record(refusal, &rules)).await.is_err() {
-            tracing::warn!(reason = %refusal.reason, "a refusal could not be recorded");
-        }
+        drop(refusal::refuse(record, refusal, &rules, BodyAudience::Person).await);
     }
 }
 
@@ -279,21 +275,10 @@ impl RequestMonitor {
                 self.cut.trigger(Reason::UpstreamTimeout);
                 None
             }
-            () = self.wait_idle(limits.idle().max(limits.first_byte())) => {
+            () = wait_idle(limits.idle().max(limits.first_byte()) / 2 + TIMEOUT_GRACE, || self.byte_total()) => {
                 self.cut.trigger(Reason::IdleTooLong);
                 None
             }
-        }
-    }
-
-    async fn wait_idle(&self, patience: Duration) {
-        let mut before = self.byte_total();
-        let mut still = 0;
-        while still < 2 {
-            tokio::time::sleep(patience / 2 + TIMEOUT_GRACE).await;
-            let now = self.byte_total();
-            still = if now == before { still + 1 } else { 0 };
-            before = now;
         }
     }
 }

@@ -40,7 +40,7 @@ pub(super) async fn check_answer(
     let title = "The answer of a memory service was withheld";
     let why = refusal.detail.clone().unwrap_or_default();
     record_finding(held.record, refusal.reason, title, why).await;
-    Err(Refusal { rule: Some(granted.permit.rule().clone()), ..refusal })
+    Err(refusal)
 }
 
 fn check_content(

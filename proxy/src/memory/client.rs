@@ -15,7 +15,7 @@ use rules::limits::TrafficLimits;
 use tokio::time::timeout;
 
 use crate::egress::roots::UpstreamRoots;
-use crate::http::refusal_from_error;
+use crate::egress::upstream::{head_bytes, refusal_from_error};
 use crate::report::metrics;
 use crate::report::refusal::Refusal;
 
@@ -38,7 +38,7 @@ pub(super) struct MemoryResponse {
 impl MemoryResponse {
     /// Bytes of it that the sandbox gets.
     pub(super) fn bytes(&self) -> u64 {
-        crate::http::head_bytes(&self.head.headers) + self.body.len() as u64
+        head_bytes(&self.head.headers) + self.body.len() as u64
     }
 }
 

@@ -1,8 +1,9 @@
-//! The memory guard (P12, P13): a request to a memory service is held. It is read whole, within bounds,
-//! decided upon with everything it says, recorded, sent on in one plain form under the identity of its
-//! channel, and its answer is looked at before the sandbox sees it.
+//! The memory guard (P12, P13). It reads a request to a memory service whole and within bounds, decides on everything the
+//! request says, records it, forwards it in canonical form under the identity of its channel, and checks the answer
+//! before the sandbox sees it.
 
 mod answer;
+mod body;
 mod client;
 mod form;
 mod identity;
@@ -13,13 +14,12 @@ mod service;
 
 use std::path::Path;
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use audit::{
-    DetectionFinding, FindingSeverity, MemoryCall, MemoryEffect, OpenRecord, Receipt, StableCode,
-    Text,
+    DetectionFinding, FindingSeverity, MemoryCall, MemoryEffect, OpenRecord, StableCode, Text,
 };
-use bytes::{Bytes, BytesMut};
+use bytes::Bytes;
 use certs::UnixTime;
 use certs::identity::Verifier;
 use http::header::{ACCEPT_ENCODING, CONTENT_LENGTH, CONTENT_TYPE, HOST};
@@ -31,38 +31,32 @@ use rules::budget::UsageKind;
 use rules::configuration::Configuration;
 use rules::decision::Treatment;
 use rules::facts::{
-    BankOperation, ConnectFacts, ConnectTarget, EchPresence, Facts, IdentityClaim, MemoryFacts,
-    Protocol, RequestFacts,
+    BankOperation, ConnectFacts, ConnectTarget, EchPresence, Facts, HttpVersion, IdentityClaim,
+    MemoryFacts, Protocol, RequestFacts, UrlScheme,
 };
 use rules::ids::{BankId, ProfileName};
 use rules::policy::IdentityMode;
-use rules::{Decision, DialPermit, Host, Permit, Reason, RuleSet};
+use rules::{Host, Permit, Reason, RuleSet, SandboxRef};
 use serde_json::Value;
 use tokio::sync::watch;
-use tokio::time::{sleep, timeout};
+use tokio::time::sleep;
 
-use crate::budget::ledger::Charges;
+use crate::budget::live::CutSignal;
+use crate::egress::departure::{Departure, DepartureTerms};
+use crate::egress::dial::MAX_DIAL_ADDRESSES;
 use crate::egress::roots::UpstreamRoots;
-use crate::egress::shared::Shared;
-use crate::egress::upstream::{UpstreamOptions, http_peer};
-use crate::http::{RequestMonitor, RequestScope};
-use crate::report::metrics;
-use crate::report::record;
+use crate::egress::shared::{self, Shared};
+use crate::egress::upstream::{UpstreamOptions, host_header, http_peer, request_bytes};
 use crate::report::refusal::Refusal;
+use body::{drain_body, parse_body, read_body};
 use client::{MemoryClient, MemoryResponse, RetryPolicy, ServiceRequest};
 use form::QueryParams;
 use identity::PresentedIdentity;
-use json::JsonValue;
 use profile::{MemoryProfile, ProfileRoute, RouteMatch};
 use service::{CallSubject, MemoryServices, ServiceEndpoint};
 
 /// How often the keys of issuers and what they revoked are looked at.
 const REFRESH_INTERVAL: Duration = Duration::from_secs(1);
-
-/// How long a client that was refused is read on.
-const LINGER: Duration = Duration::from_secs(1);
-/// Bytes read on meanwhile.
-const LINGER_BYTES: usize = 16 << 20;
 
 /// Guards the memory services of one instance.
 pub(crate) struct MemoryGuard {
@@ -78,14 +72,18 @@ pub(crate) struct GuardMode {
     identity: IdentityMode,
 }
 
-/// One request that is held, and what it may be judged by.
+/// One request to a memory service, and everything it is decided by.
 pub(crate) struct MemoryRequest<'a> {
     pub(crate) shared: &'a Shared,
-    pub(crate) exchange: &'a RequestMonitor,
+    pub(crate) sandbox: &'a SandboxRef,
+    /// The host of the connection.
+    pub(crate) host: Option<&'a Host>,
+    pub(crate) cut: &'a Arc<CutSignal>,
     pub(crate) rules: &'a Arc<RuleSet>,
     pub(crate) record: &'a mut OpenRecord,
     pub(crate) facts: RequestFacts,
-    pub(crate) told: audit::RecordedRequest,
+    /// The request in the words of the log.
+    pub(crate) recorded: audit::RecordedRequest,
 }
 
 /// A request that was read and may be sent.
@@ -94,29 +92,28 @@ struct AuthorizedCall<'a> {
     query: QueryParams<'a>,
     body: Bytes,
     banks: Vec<BankId>,
-    permit: Permit,
-    receipt: Receipt,
-    tab: Arc<Charges>,
+    departure: Departure,
 }
 
-/// Whether the requests of a connection are held. It is asked for each of them, so that a reload counts at once.
-pub(crate) fn guard_mode(rules: &RuleSet, exchange: &RequestMonitor) -> Option<GuardMode> {
-    let RequestScope::Host(host, port) = &exchange.connection.scope else { return None };
+/// How the guard treats requests to this host, if it does. Asked for each request, so that a reload takes effect at once.
+pub(crate) fn guard_mode(
+    rules: &RuleSet,
+    sandbox: &SandboxRef,
+    host: &Host,
+    port: u16,
+) -> Option<GuardMode> {
     let protocol = Protocol::Tls { sni: Some(host.clone()), ech: EchPresence::Absent };
     let target = ConnectTarget::Named(host.clone());
-    let facts = Facts::Connect(ConnectFacts { target, port: *port, protocol });
-    match rules.decide(&exchange.connection.sandbox, &facts) {
-        Decision::Allow(permit) => match permit.treatment() {
-            Treatment::Hold { profile, identity } => {
-                Some(GuardMode { profile: profile.clone(), identity: *identity })
-            }
-            Treatment::Forward
-            | Treatment::Intercept
-            | Treatment::Raw
-            | Treatment::Resolve
-            | Treatment::Tunnel => None,
-        },
-        Decision::Deny(_) => None,
+    let facts = Facts::Connect(ConnectFacts { target, port, protocol });
+    match shared::decide(rules, sandbox, &facts).ok()?.treatment() {
+        Treatment::Hold { profile, identity } => {
+            Some(GuardMode { profile: profile.clone(), identity: *identity })
+        }
+        Treatment::Forward
+        | Treatment::Intercept
+        | Treatment::Raw
+        | Treatment::Resolve
+        | Treatment::Tunnel => None,
     }
 }
 
@@ -192,27 +189,34 @@ impl MemoryGuard {
         held.record.set_facts(audit::RecordedFacts::Memory(unread));
         let profile = MemoryProfile::by_name(&hold.profile).ok_or(Reason::MemoryService)?;
         let service = self.find_service(&held)?;
-        let granted = self.authorize(session, hold, profile, service, &mut held).await?;
-        let leave = admit(&held, &granted.permit).await?;
-        let _place = register_live(&held, &granted, &leave)?;
+        let call = self.authorize(session, hold, profile, service, &mut held).await?;
+        let answered = self.call(session, profile, service, &call, &mut held).await;
+        answered.map_err(|refusal| refusal.under(call.departure.permit()))
+    }
+
+    /// Sends an authorized call in canonical form, checks the answer and passes it on.
+    async fn call(
+        &self,
+        session: &mut Session,
+        profile: &MemoryProfile,
+        service: &ServiceEndpoint,
+        call: &AuthorizedCall<'_>,
+        held: &mut MemoryRequest<'_>,
+    ) -> Result<u16, Refusal> {
         let key = service.current_key(&held.shared.credentials)?;
-        let whom = CallSubject {
-            sandbox: &held.exchange.connection.sandbox,
-            banks: &granted.banks,
-            key: key.as_deref(),
-        };
-        let mut head = canonical_request(session.req_header(), profile, &granted, &held)?;
-        service.add_identity(&mut head, profile, &whom)?;
-        let told = service::secret_patterns(&head, key.as_deref());
-        let received = self.send(head, &granted, &leave, &mut held).await?;
-        answer::check_answer(&granted, &told, &received, &held).await?;
-        let spent = granted.tab.charge(UsageKind::Download, received.bytes());
-        spent.map_err(|spent| spent.into_refusal(&granted.permit))?;
-        answer::send_answer(session, &received, &held).await
+        let subject =
+            CallSubject { sandbox: held.sandbox, banks: &call.banks, key: key.as_deref() };
+        let mut head = canonical_request(session.req_header(), profile, call, held)?;
+        service.add_identity(&mut head, profile, &subject)?;
+        let secrets = service::secret_patterns(&head, key.as_deref());
+        let received = self.send(head, call, held).await?;
+        answer::check_answer(call, &secrets, &received, held).await?;
+        call.departure.charges.charge(UsageKind::Download, received.bytes())?;
+        answer::send_answer(session, &received, held).await
     }
 
     fn find_service(&self, held: &MemoryRequest<'_>) -> Result<&ServiceEndpoint, Refusal> {
-        let host = held.exchange.connection.host().ok_or(Reason::NameMissing)?;
+        let host = held.host.ok_or(Reason::NameMissing)?;
         self.services.find(host, held.facts.port).ok_or_else(|| Reason::MemoryService.into())
     }
 
@@ -253,34 +257,42 @@ impl MemoryGuard {
             Ok(permit) => permit,
             Err(refusal) => return Err(explain_denial(refusal, presented, held).await),
         };
-        let tab = held.shared.charge(&permit)?;
-        let sent = crate::http::request_bytes(session.req_header()) + body.len() as u64;
-        tab.charge(UsageKind::Upload, sent).map_err(|spent| spent.into_refusal(&permit))?;
-        let receipt = record_decision(held, &permit, service).await?;
-        Ok(AuthorizedCall { found, query, body, banks, permit, receipt, tab })
+        let terms = DepartureTerms {
+            upfront: request_bytes(session.req_header()) + body.len() as u64,
+            treatment: "hold",
+            credential: service.credential(),
+            cut: held.cut.clone(),
+        };
+        let departure =
+            Departure::begin(held.shared, held.rules, &permit, terms, held.record).await?;
+        Ok(AuthorizedCall { found, query, body, banks, departure })
     }
 
     async fn send(
         &self,
         head: RequestHeader,
-        granted: &AuthorizedCall<'_>,
-        leave: &DialPermit,
+        call: &AuthorizedCall<'_>,
         held: &mut MemoryRequest<'_>,
     ) -> Result<MemoryResponse, Refusal> {
-        let repeat = match granted.found.route.operation {
+        let repeat = match call.found.route.operation {
             BankOperation::None | BankOperation::Read => RetryPolicy::Once,
             BankOperation::Admin | BankOperation::Delete | BankOperation::Write => {
                 RetryPolicy::Never
             }
         };
-        let request = ServiceRequest { head, body: granted.body.clone(), repeat };
-        let manner = UpstreamOptions { upgrade: false, body: Some(request.body.len() as u64) };
-        let peer = |at| http_peer(held.shared, held.exchange, leave, &granted.receipt, at, manner);
-        let peers = (0..leave.addresses().len().min(crate::egress::dial::MAX_DIAL_ADDRESSES))
-            .filter_map(peer);
-        let peers: Vec<HttpPeer> = peers.map(|peer| force_http1(*peer)).collect();
-        if let (Some(address), Some(port)) = (leave.addresses().first(), granted.permit.port()) {
-            held.record.set_dialled((*address, port).into());
+        let request = ServiceRequest { head, body: call.body.clone(), repeat };
+        let options = UpstreamOptions {
+            sandbox: held.sandbox,
+            scheme: UrlScheme::Https,
+            version: HttpVersion::Http1,
+            upgrade: false,
+            body: Some(request.body.len() as u64),
+        };
+        let peer = |index| http_peer(held.shared, &call.departure, index, options);
+        let peers = (0..MAX_DIAL_ADDRESSES).map_while(peer).map(|peer| force_http1(*peer));
+        let peers: Vec<HttpPeer> = peers.collect();
+        if let Some(address) = call.departure.address(0) {
+            call.departure.set_dialled(held.shared, held.record, address)?;
         }
         self.client.send(&peers, &request).await
     }
@@ -301,7 +313,7 @@ impl MemoryGuard {
             Some(BankOperation::Write) => MemoryEffect::Write,
         };
         MemoryCall {
-            request: held.told.clone(),
+            request: held.recorded.clone(),
             service: profile.as_str().into(),
             operation: route.map_or("unknown", |route| route.call.as_str()).into(),
             effect,
@@ -309,82 +321,6 @@ impl MemoryGuard {
             identity: presented.and_then(|presented| presented.subject.as_deref()).map(Text::from),
             checked: presented.map_or(StableCode("not_looked_at"), |presented| presented.checked),
         }
-    }
-}
-
-/// Reads the body within its bounds; where none belongs there must be none.
-async fn read_body(
-    session: &mut Session,
-    route: &ProfileRoute,
-    held: &MemoryRequest<'_>,
-) -> Result<Bytes, Refusal> {
-    let limits = &held.shared.limits;
-    let head = session.req_header();
-    let most = if route.has_body() { limits.memory_body_bytes } else { 0 };
-    if route.has_body() {
-        form::check_json_type(head)?;
-    } else if !form::has_no_body(head) {
-        return Err(form::form_refusal("it has a body, and such requests have none"));
-    }
-    if held.told.length.is_some_and(|length| length > most) {
-        return Err(Reason::BodyTooLarge.into());
-    }
-    if head.headers.contains_key("expect") {
-        let told = session.write_continue_response().await;
-        told.map_err(|_| Refusal::from(Reason::BodyLate))?;
-    }
-    let read = timeout(limits.memory_body(), read_to_end(session, most)).await;
-    let body = read.map_err(|_| Refusal::from(Reason::BodyLate))??;
-    held.record.byte_count().add_sent(body.len() as u64);
-    Ok(body)
-}
-
-async fn read_to_end(session: &mut Session, most: u64) -> Result<Bytes, Refusal> {
-    let mut all = BytesMut::new();
-    loop {
-        match session.downstream_session.read_request_body().await {
-            Ok(Some(bytes)) if (all.len() + bytes.len()) as u64 > most => {
-                return Err(Reason::BodyTooLarge.into());
-            }
-            Ok(Some(bytes)) => all.extend_from_slice(&bytes),
-            Ok(None) => return Ok(all.freeze()),
-            Err(_) => return Err(Refusal::from(Reason::BodyLate).with_detail("it broke off")),
-        }
-    }
-}
-
-/// Reads on what a client is still sending, for a moment: a connection that is closed on it takes the refusal
-/// back before the client gets to see it.
-async fn drain_body(session: &mut Session) {
-    if session.req_header().headers.contains_key("expect") {
-        return; // it waits to be told
-    }
-    let mut left = LINGER_BYTES;
-    let reading = async {
-        while let Ok(Some(bytes)) = session.downstream_session.read_request_body().await {
-            match left.checked_sub(bytes.len()) {
-                Some(fewer) => left = fewer,
-                None => break,
-            }
-        }
-    };
-    drop(timeout(LINGER, reading).await); // whoever sends more is left
-}
-
-/// Reads the body as JSON, strictly.
-fn parse_body(body: &[u8], route: &ProfileRoute) -> Result<Option<JsonValue>, Refusal> {
-    if !route.has_body() {
-        return Ok(None);
-    }
-    let malformed =
-        |why: &dyn ToString| Refusal::from(Reason::BodyMalformed).with_detail(why.to_string());
-    match json::parse_json(body).map_err(|fault| malformed(&fault))? {
-        json @ JsonValue::Object(_) => Ok(Some(json)),
-        JsonValue::Array(_)
-        | JsonValue::Null
-        | JsonValue::Other
-        | JsonValue::Text(_)
-        | JsonValue::TextTooLong => Err(malformed(&"it is not an object")),
     }
 }
 
@@ -397,13 +333,7 @@ fn decide(
 ) -> Result<Permit, Refusal> {
     let (request, banks) = (held.facts.clone(), banks.to_vec());
     let facts = Facts::Memory(MemoryFacts { request, operation, banks, identity });
-    let started = Instant::now();
-    let decision = held.rules.decide(&held.exchange.connection.sandbox, &facts);
-    metrics::observe_decide(started.elapsed());
-    match decision {
-        Decision::Allow(permit) => Ok(permit),
-        Decision::Deny(denial) => Err(denial.into()),
-    }
+    shared::decide(held.rules, held.sandbox, &facts)
 }
 
 /// What no route names is administration, which is refused to everybody.
@@ -424,10 +354,9 @@ async fn explain_denial(
         (Reason::IdentityInvalid, IdentityClaim::Invalid(code)) => refusal.with_detail(code),
         (reason @ (Reason::IdentityMismatch | Reason::IdentityStale), _) => {
             let named = presented.subject.unwrap_or_default();
-            let own = &held.exchange.connection.sandbox;
-            let message =
-                format!("the channel is that of sandbox {}; the token names {named}", own.id);
-            let title = "A signed identity came by the path of another sandbox";
+            let own = &held.sandbox.id;
+            let message = format!("the channel belongs to sandbox {own}; the token names {named}");
+            let title = "A signed identity arrived on the channel of another sandbox";
             record_finding(held.record, reason, title, message).await;
             refusal
         }
@@ -450,43 +379,6 @@ async fn record_finding(record: &OpenRecord, reason: Reason, title: &str, messag
     }
 }
 
-/// Records that the request may leave, and waits until that is written.
-async fn record_decision(
-    held: &mut MemoryRequest<'_>,
-    permit: &Permit,
-    service: &ServiceEndpoint,
-) -> Result<Receipt, Refusal> {
-    let mut verdict = record::permit_record(permit, held.rules);
-    verdict.treatment = Some(StableCode("hold"));
-    verdict.credential = service.credential().map(|name| name.as_str().into());
-    let started = Instant::now();
-    let receipt = held.record.record_decision(verdict).await?;
-    metrics::observe_record(started.elapsed());
-    metrics::count_decision("allowed", "hold");
-    Ok(receipt)
-}
-
-async fn admit(held: &MemoryRequest<'_>, permit: &Permit) -> Result<DialPermit, Refusal> {
-    let started = Instant::now();
-    let found = held.shared.resolver.resolve(permit).await?;
-    metrics::observe_resolve(started.elapsed());
-    Ok(held.rules.admit(permit, &found)?)
-}
-
-/// From here on a reload can end it.
-fn register_live(
-    held: &MemoryRequest<'_>,
-    granted: &AuthorizedCall<'_>,
-    leave: &DialPermit,
-) -> Result<crate::budget::live::LiveEntry, Refusal> {
-    let (permit, tab) = (&granted.permit, granted.tab.clone());
-    let first = leave.addresses().first().copied();
-    let (meter, cut) = (held.record.byte_count(), held.exchange.cut.clone());
-    let place = held.shared.live.register(permit, first, meter, cut, tab);
-    first.map_or(Ok(()), |address| held.shared.recheck_permit(permit, address, &granted.tab))?;
-    Ok(place)
-}
-
 fn force_http1(mut peer: HttpPeer) -> HttpPeer {
     peer.options.alpn = ALPN::H1;
     peer
@@ -497,15 +389,16 @@ fn force_http1(mut peer: HttpPeer) -> HttpPeer {
 fn canonical_request(
     sent: &RequestHeader,
     profile: &MemoryProfile,
-    granted: &AuthorizedCall<'_>,
+    call: &AuthorizedCall<'_>,
     held: &MemoryRequest<'_>,
 ) -> Result<RequestHeader, Refusal> {
     let facts = &held.facts;
-    let target = format!("{}{}", facts.path, granted.query.to_query_string());
+    let target = format!("{}{}", facts.path, call.query.to_query_string());
     let broken = |_| Refusal::from(Reason::BadRequest);
     let mut head =
         RequestHeader::build(facts.method.as_str(), target.as_bytes(), Some(12)).map_err(broken)?;
-    head.insert_header(HOST, host_header(granted.permit.host(), facts.port)).map_err(broken)?;
+    head.insert_header(HOST, host_header(call.departure.permit(), UrlScheme::Https))
+        .map_err(broken)?;
     for name in &profile.pass {
         if let Some(value) = sent.headers.get(name) {
             head.insert_header(name, value.clone()).map_err(broken)?;
@@ -513,13 +406,9 @@ fn canonical_request(
     }
     head.insert_header(ACCEPT_ENCODING, "identity").map_err(broken)?;
     head.insert_header("x-request-id", held.record.id()).map_err(broken)?;
-    if granted.found.route.has_body() {
+    if call.found.route.has_body() {
         head.insert_header(CONTENT_TYPE, "application/json").map_err(broken)?;
-        head.insert_header(CONTENT_LENGTH, granted.body.len()).map_err(broken)?;
+        head.insert_header(CONTENT_LENGTH, call.body.len()).map_err(broken)?;
     }
     Ok(head)
-}
-
-fn host_header(host: &Host, port: u16) -> String {
-    if port == 443 { host.to_string() } else { format!("{host}:{port}") }
 }

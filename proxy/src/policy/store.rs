@@ -237,7 +237,7 @@ impl PolicyStore {
     fn recheck_live(&self, rules: &RuleSet) -> Vec<Arc<LiveConnection>> {
         let mut cut = Vec::new();
         for open in self.live.list() {
-            match rules.decide_again(&open.permit, open.dialled) {
+            match rules.decide_again(&open.permit, open.dialled()) {
                 Decision::Allow(permit) => open.tab.adopt_budgets(&permit),
                 Decision::Deny(denial) => {
                     open.cut.trigger(denial.reason);

@@ -1,8 +1,16 @@
 //! Refusals that explain themselves (P18): one type from every step, one text for people, one for machines.
 
+use std::time::Duration;
+
+use audit::OpenRecord;
 use rules::decision::RuleRef;
-use rules::{Denial, Reason, RuleSet};
+use rules::{Denial, Permit, Reason, RuleSet};
 use serde_json::json;
+
+use crate::report::{metrics, record};
+
+/// How long a refused client may linger, so that it reads the answer before the connection closes.
+pub(crate) const LINGER: Duration = Duration::from_secs(1);
 
 /// Why an attempt ended here.
 #[derive(Debug, thiserror::Error)]
@@ -40,10 +48,32 @@ impl From<audit::LogDown> for Refusal {
 }
 
 impl Refusal {
+    /// Names the rule of a permit that was given before this refusal, unless it names one already.
+    pub(crate) fn under(self, permit: &Permit) -> Self {
+        let rule = self.rule.or_else(|| Some(permit.rule().clone()));
+        Refusal { rule, ..self }
+    }
+
     /// Adds what was found to be wrong.
     pub(crate) fn with_detail(self, detail: impl ToString) -> Self {
         Refusal { detail: Some(detail.to_string()), ..self }
     }
+}
+
+/// Refuses an attempt: counts it, writes its record, and returns the response for its client.
+pub(crate) async fn refuse(
+    record: OpenRecord,
+    refusal: &Refusal,
+    rules: &RuleSet,
+    audience: BodyAudience,
+) -> RefusalResponse {
+    metrics::count_decision(refusal.reason.code(), "refused");
+    tracing::debug!(reason = %refusal.reason, detail = refusal.detail, "attempt refused");
+    let response = RefusalResponse::new(refusal, rules, &record.id(), audience);
+    if record.record_refusal(record::refusal_record(refusal, rules)).await.is_err() {
+        tracing::warn!(reason = %refusal.reason, "cannot record a refusal");
+    }
+    response
 }
 
 /// The HTTP status that says it best. Never 429, which client libraries answer by trying again.
@@ -61,6 +91,7 @@ pub(crate) fn http_status(reason: Reason) -> u16 {
         Reason::BodyTooLarge => 413,
         Reason::Misdirected => 421,
         Reason::HeadTooLarge => 431,
+        Reason::Internal => 500,
         Reason::AnswerForeignBank
         | Reason::AnswerUnchecked
         | Reason::AnswerUnreadable
@@ -144,7 +175,7 @@ impl RefusalResponse {
 fn text_body(refusal: &Refusal, rules: &RuleSet, record: &str) -> String {
     let Refusal { reason, rule, detail } = refusal;
     let rule = rule.as_ref().map_or_else(
-        || "none names it".to_owned(),
+        || "no rule matched".to_owned(),
         |rule| format!("{} in {} ({}:{})", rule.rule, rule.policy, rule.file, rule.line),
     );
     let detail = detail.as_ref().map(|detail| format!(" ({detail})")).unwrap_or_default();

@@ -274,11 +274,6 @@ impl Exhausted {
         }
     }
 
-    /// The refusal of what `permit` would have allowed.
-    pub(crate) fn into_refusal(self, permit: &Permit) -> Refusal {
-        Refusal { rule: Some(permit.rule().clone()), ..self.into() }
-    }
-
     /// The sandbox holds as many connections as it may.
     pub(crate) fn connections(limit: u64) -> Self {
         Exhausted::Budget { budget: BudgetKind::Connections, limit, rule: None, refills: None }
