@@ -5,6 +5,9 @@ use std::net::SocketAddr;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
+use rules::Reason;
+
+use crate::codes::{EndCode, FindingCode};
 use crate::record::{
     Environment, HostText, RecordedAnswer, RecordedChannel, RecordedTls, SandboxId, ScoreFeature,
     StableCode, TenantId, Transport,
@@ -242,11 +245,11 @@ pub enum Ending {
     Abandoned,
     Completed,
     /// Something between us and the destination failed.
-    Failed(StableCode),
+    Failed(EndCode),
     /// Refused after the decision, as by the address rules.
     Refused(StableCode),
     /// Cut because the permission ended.
-    Revoked(StableCode),
+    Revoked(Reason),
     /// The process that decided it died.
     Unknown,
 }
@@ -297,7 +300,7 @@ pub(crate) struct AttemptState {
 #[derive(Clone, Debug)]
 pub struct DetectionFinding {
     /// Stable code of what was found.
-    pub code: StableCode,
+    pub code: FindingCode,
     pub title: Text<256>,
     pub severity: FindingSeverity,
     pub message: Option<Text<512>>,

@@ -14,7 +14,7 @@ use crate::record::{
     Actor, ApiCall, ApiService, DestinationEndpoint, DnsQuestion, FindingEvidence, FindingInfo,
     HttpRequest, HttpResponse, LIST_MAX, Metadata, OCSF_VERSION, PolicyInForce, Product,
     RecordMembers, RelatedEvent, Resource, Rfc3339Time, RuleName, SandbarExtension, SourceEndpoint,
-    Traffic, Url, split_address,
+    StableCode, Traffic, Url, split_address,
 };
 use crate::record::{DecimalText, SandboxId, TenantId};
 use crate::text::Text;
@@ -139,13 +139,13 @@ impl<'a> DraftStage<'a> {
     }
 }
 
-fn describe_ending(ending: Ending) -> (&'static str, Option<crate::record::StableCode>) {
+fn describe_ending(ending: Ending) -> (&'static str, Option<StableCode>) {
     match ending {
         Ending::Abandoned => ("abandoned", None),
         Ending::Completed => ("completed", None),
-        Ending::Failed(code) => ("failed", Some(code)),
+        Ending::Failed(code) => ("failed", Some(code.code())),
         Ending::Refused(code) => ("refused", Some(code)),
-        Ending::Revoked(code) => ("revoked", Some(code)),
+        Ending::Revoked(reason) => ("revoked", Some(reason.into())),
         Ending::Unknown => ("unknown", None),
     }
 }
@@ -500,12 +500,12 @@ pub(crate) fn draft_finding(
         FindingSeverity::Medium => (3, "Medium"),
     };
     (members.status_id, members.status) = (1, "New");
-    members.status_detail = Some(finding.code);
+    members.status_detail = Some(finding.code.into());
     (members.disposition_id, members.disposition) = (Some(DETECTED.0), Some(DETECTED.1));
     members.is_alert = Some(true);
     members.message = finding.message.as_ref();
     let related_events = about.as_deref().map(|uid| [RelatedEvent { uid }]);
-    let types = [finding.code];
+    let types = [finding.code.into()];
     members.finding_info =
         Some(FindingInfo { uid: &uid, title: &finding.title, types, related_events });
     let subject = attempt.and_then(|attempt| attempt.subject.as_ref());

@@ -7,6 +7,7 @@
 mod attempt;
 mod chain;
 pub mod checkpoint;
+mod codes;
 mod compose;
 mod config;
 mod draft;
@@ -37,6 +38,7 @@ pub use attempt::{
     RecordedRequest, RecordedSandbox,
 };
 pub use chain::{ChainHash, ChainHead};
+pub use codes::{EndCode, FailureCode, FindingCode};
 pub use config::{LogConfig, LogDurability, QueryStrings, Retention};
 pub use health::LogHealth;
 pub use log::{Log, LogDown, Receipt};

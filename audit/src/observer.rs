@@ -72,7 +72,8 @@ fn attempt_status(attempt: &AttemptState, stage: &DraftStage<'_>) -> Option<Atte
             .filter(|verdict| !verdict.allows())
             .map(|verdict| AttemptStatus::Refused(verdict.reason)),
         DraftStage::Outcome(outcome, _) => Some(match outcome.ending {
-            Ending::Refused(reason) | Ending::Revoked(reason) => AttemptStatus::Refused(reason),
+            Ending::Refused(reason) => AttemptStatus::Refused(reason),
+            Ending::Revoked(reason) => AttemptStatus::Refused(reason.into()),
             Ending::Abandoned | Ending::Completed | Ending::Failed(_) | Ending::Unknown => {
                 let (sent, received) = attempt.meter.sent_and_received();
                 AttemptStatus::Ended { sent, received }

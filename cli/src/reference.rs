@@ -2,6 +2,7 @@
 
 use std::process::ExitCode;
 
+use audit::{FailureCode, FindingCode};
 use rules::Reason;
 use rules::limits::TrafficLimits;
 use rules::load::problem::nearest;
@@ -66,10 +67,23 @@ pub(crate) fn reasons(args: &ReasonsArgs, output: OutputOptions) -> anyhow::Resu
         None => Reason::ALL.to_vec(),
         Some(code) => vec![find_reason(code)?],
     };
+    let all = args.code.is_none();
     if output.json {
-        print_json(&chosen.iter().map(reason_json).collect());
+        let reasons: Value = chosen.iter().map(reason_json).collect();
+        let listed = json!({
+            "reasons": reasons,
+            "failures": code_table(FailureCode::ALL, |one| (one.code(), one.meaning())),
+            "findings": code_table(FindingCode::ALL, |one| (one.code(), one.meaning())),
+        });
+        print_json(if all { &listed } else { &listed["reasons"] });
     } else {
         chosen.iter().for_each(print_reason);
+    }
+    if all && !output.json {
+        anstream::println!("\n{}", paint(HEAD, "How an allowed attempt can fail besides"));
+        FailureCode::ALL.iter().for_each(|one| print_code(one.code(), one.meaning()));
+        anstream::println!("\n{}", paint(HEAD, "Findings"));
+        FindingCode::ALL.iter().for_each(|one| print_code(one.code(), one.meaning()));
     }
     Ok(ExitCode::SUCCESS)
 }
@@ -102,6 +116,21 @@ fn find_reason(code: &str) -> anyhow::Result<Reason> {
 
 fn print_reason(reason: &Reason) {
     anstream::println!("{}\n  {}\n  {}", paint(HEAD, reason), reason.meaning(), reason.next_step());
+}
+
+fn print_code(code: &str, meaning: &str) {
+    anstream::println!("{}\n  {meaning}", paint(HEAD, code));
+}
+
+fn code_table<T: Copy>(
+    codes: &[T],
+    texts: impl Fn(T) -> (&'static str, &'static str),
+) -> Vec<Value> {
+    let row = |one: &T| {
+        let (code, meaning) = texts(*one);
+        json!({ "code": code, "meaning": meaning })
+    };
+    codes.iter().map(row).collect()
 }
 
 fn reason_json(reason: &Reason) -> Value {

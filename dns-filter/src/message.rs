@@ -2,6 +2,7 @@
 //! by a count field, and the question goes back octet by octet as it came.
 
 use rules::DomainName;
+use rules::Reason;
 use rules::facts::QueryType;
 use rules::name::NameError;
 
@@ -48,8 +49,8 @@ impl Rcode {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Ede {
     pub code: u16,
-    /// A reason code of ours.
-    pub text: &'static str,
+    /// Its code is the text of the option.
+    pub reason: Reason,
 }
 
 impl Ede {
@@ -254,7 +255,7 @@ impl QueryHeader {
         if self.edns.is_none() {
             return;
         }
-        let text = ede.map_or(&[][..], |ede| ede.text.as_bytes());
+        let text = ede.map_or(&[][..], |ede| ede.reason.code().as_bytes());
         let option = if ede.is_some() { 6 + text.len() as u16 } else { 0 };
         packet.push(0);
         packet.extend_from_slice(&OPT.to_be_bytes());

@@ -6,7 +6,7 @@ use std::collections::HashMap;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use audit::{Ending, StableCode};
+use audit::Ending;
 use hickory_proto::op::Message;
 use rules::facts::{NameFacts, QueryType};
 use rules::{Decision, DomainName, Facts, Permit, RuleSet, SandboxRef, special_zone};
@@ -187,16 +187,15 @@ impl DnsFilter {
                 self.pre_resolved.insert(literal, message, cleaned.ttl.min(TTL_CEILING));
             }
             Some(Err(reason)) => {
-                record.close(answer_outcome(
-                    Rcode::SERVFAIL,
-                    &[],
-                    Ending::Failed(StableCode(reason.code())),
-                ));
+                record.close(answer_outcome(Rcode::SERVFAIL, &[], Ending::Failed(reason.into())));
                 self.pre_resolved.insert(literal, None, 0);
             }
             None => {
-                let code = StableCode(rules::Reason::ResolverUnreachable.code());
-                record.close(answer_outcome(Rcode::SERVFAIL, &[], Ending::Failed(code)));
+                record.close(answer_outcome(
+                    Rcode::SERVFAIL,
+                    &[],
+                    Ending::Failed(rules::Reason::ResolverUnreachable.into()),
+                ));
                 self.pre_resolved.insert(literal, None, 0);
             }
         }

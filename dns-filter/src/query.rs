@@ -5,7 +5,7 @@ use std::cell::Cell;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::sync::Arc;
 
-use audit::{AttemptOutcome, DecisionDetails, DetectionFinding};
+use audit::{AttemptOutcome, DecisionDetails, DetectionFinding, FindingCode};
 use rules::configuration::{DenialForm, ReverseLookups};
 use rules::facts::{NameFacts, QueryType};
 use rules::{
@@ -206,7 +206,7 @@ impl DnsFilter {
             RefusalForm::Operation => (Rcode::REFUSED, Ede::PROHIBITED),
             RefusalForm::Withheld => (Rcode::NOERROR, Ede::FILTERED),
         };
-        let ede = Some(Ede { code, text: reason.code() });
+        let ede = Some(Ede { code, reason });
         query.build_answer(rcode, &section, 0, ede, carrier)
     }
 
@@ -444,7 +444,7 @@ impl LocalAnswer<'_> {
 
     /// A query of our own that a resolver sent back: it is asked nowhere again.
     fn refuse_loop(&self) -> LocalResult {
-        if self.state.lock().is_finding_due(record::LOOP.0, Instant::now()) {
+        if self.state.lock().is_finding_due(FindingCode::DnsForwardingLoop, Instant::now()) {
             self.alarm.set(Some(record::loop_finding()));
         }
         self.refuse(Reason::ResolverUnreachable)
@@ -519,7 +519,8 @@ impl LocalAnswer<'_> {
             inner.tunnel_score.note_odd_type(now);
         }
         let score = inner.tunnel_score.score();
-        let alarm = score.0 >= ALARM_SCORE && inner.is_finding_due("dns_tunnel_suspected", now);
+        let alarm =
+            score.0 >= ALARM_SCORE && inner.is_finding_due(FindingCode::DnsTunnelSuspected, now);
         let own =
             alarm || self.admit_or_count_locked(&mut inner, CountedOutcome::Refused(denial.reason));
         drop(inner);
@@ -591,7 +592,8 @@ fn close_record(
 /// The finding of a query that was sent elsewhere, at most one in a while.
 fn due_bypass_finding(state: &SandboxState, arrived: &QueryArrival) -> Option<DetectionFinding> {
     let sent_elsewhere = arrived.toward == QueryTarget::Elsewhere;
-    let due = sent_elsewhere && state.lock().is_finding_due(record::BYPASS.0, Instant::now());
+    let due = sent_elsewhere
+        && state.lock().is_finding_due(FindingCode::DnsBypassAttempt, Instant::now());
     due.then(|| record::bypass_finding(arrived.original_dst))
 }
 
@@ -609,7 +611,7 @@ pub(crate) fn cached_answer(
         kind: asked.kind,
         rcode: cleaned.rcode,
         section: cleaned.section,
-        ede: withheld.map(|reason| Ede { code: Ede::FILTERED, text: reason.code() }),
+        ede: withheld.map(|reason| Ede { code: Ede::FILTERED, reason }),
         found: cleaned.found,
         told: cleaned.told,
         born,

@@ -3,8 +3,8 @@
 
 pub(crate) use audit::words::{channel, policy, subject};
 use audit::{
-    AlertFlag, DecisionDetails, DetectionFinding, FindingSeverity, OpenRecord, RecordedFacts,
-    ScoreFeature, StableCode, Transport,
+    AlertFlag, DecisionDetails, DetectionFinding, FindingCode, FindingSeverity, OpenRecord,
+    RecordedFacts, ScoreFeature, StableCode, Transport,
 };
 use rules::facts::QueryType;
 use rules::{Denial, Host, Permit, Reason};
@@ -18,10 +18,8 @@ pub(crate) const RESOLVED: StableCode = StableCode("resolve");
 pub(crate) const ANSWERED: StableCode = StableCode("answer");
 /// Flag of a name below a wildcard that has letters beyond ASCII.
 pub(crate) const PUNYCODE: StableCode = StableCode("punycode");
-/// Flag, and finding, of a query that was sent to another resolver.
-pub(crate) const BYPASS: StableCode = StableCode("dns_bypass_attempt");
-/// Finding of a query of ours that came back to us.
-pub(crate) const LOOP: StableCode = StableCode("dns_forwarding_loop");
+/// Flag of a query that was sent to another resolver.
+pub(crate) const BYPASS: StableCode = StableCode(FindingCode::DnsBypassAttempt.code());
 /// Asked by a timer of ours, whatever sandboxes do.
 pub(crate) const PRE_RESOLVE: StableCode = StableCode("pre_resolve");
 
@@ -84,7 +82,7 @@ pub(crate) fn denial_details(denial: &Denial, policy: audit::RecordedPolicy) -> 
         rule: denial.rule.as_ref().map(|rule| (&*rule.rule).into()),
         policy: Some(policy),
         message: Some(denial.reason.next_step().into()),
-        ..DecisionDetails::new(StableCode(denial.reason.code()))
+        ..DecisionDetails::new(denial.reason.into())
     }
 }
 
@@ -98,7 +96,7 @@ pub(crate) fn refusal_details(
         rule: permit.map(|permit| (&*permit.rule().rule).into()),
         policy: Some(policy),
         message: Some(reason.next_step().into()),
-        ..DecisionDetails::new(StableCode(reason.code()))
+        ..DecisionDetails::new(reason.into())
     }
 }
 
@@ -138,13 +136,13 @@ pub(crate) fn mark_alert(verdict: DecisionDetails) -> DecisionDetails {
 
 /// What was found, in the words of the log.
 pub(crate) fn finding(
-    code: &'static str,
+    code: FindingCode,
     title: &str,
     message: String,
     (score, features): (u32, Vec<ScoreFeature>),
 ) -> DetectionFinding {
     DetectionFinding {
-        code: StableCode(code),
+        code,
         title: title.into(),
         severity: FindingSeverity::Medium,
         message: Some(message.into()),
@@ -157,13 +155,18 @@ pub(crate) fn finding(
 pub(crate) fn bypass_finding(aimed: Option<std::net::SocketAddr>) -> DetectionFinding {
     let to = aimed.map_or_else(|| "another resolver".to_owned(), |to| to.to_string());
     let message = format!("A query was sent to {to}; it was brought here and judged as any other.");
-    finding(BYPASS.0, "A sandbox asks another resolver", message, (0, Vec::new()))
+    finding(
+        FindingCode::DnsBypassAttempt,
+        "A sandbox asks another resolver",
+        message,
+        (0, Vec::new()),
+    )
 }
 
 /// Refused names that look like a tunnel.
 pub(crate) fn tunnel_finding(score: (u32, Vec<ScoreFeature>)) -> DetectionFinding {
     let message = "Refused names look like data; nothing of them left.".to_owned();
-    finding("dns_tunnel_suspected", "DNS names look like a tunnel", message, score)
+    finding(FindingCode::DnsTunnelSuspected, "DNS names look like a tunnel", message, score)
 }
 
 /// Flags what was sent to another resolver.
@@ -178,7 +181,12 @@ pub(crate) fn flag_bypass(mut verdict: DecisionDetails, arrived: &QueryArrival) 
 pub(crate) fn loop_finding() -> DetectionFinding {
     let message =
         "A resolver of `[dns]` sends our queries back to us: name another in `upstreams`.";
-    finding(LOOP.0, "DNS forwarding loop", message.to_owned(), (0, Vec::new()))
+    finding(
+        FindingCode::DnsForwardingLoop,
+        "DNS forwarding loop",
+        message.to_owned(),
+        (0, Vec::new()),
+    )
 }
 
 /// Writes a finding about an attempt; a log that is down refuses the attempts themselves.

@@ -5,7 +5,7 @@ use std::net::IpAddr;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
-use audit::{DecisionDetails, DetectionFinding, Ending, OpenRecord, Receipt, StableCode};
+use audit::{DecisionDetails, DetectionFinding, Ending, FindingCode, OpenRecord, Receipt};
 use rules::facts::{NameFacts, QueryType};
 use rules::ids::SandboxId;
 use rules::{Decision, DomainName, Facts, Host, Permit, Reason, RuleSet, SandboxRef};
@@ -305,11 +305,7 @@ impl DnsFilter {
                 ))
             }
             Err(reason) => {
-                record.close(answer_outcome(
-                    Rcode::SERVFAIL,
-                    &[],
-                    Ending::Failed(StableCode(reason.code())),
-                ));
+                record.close(answer_outcome(Rcode::SERVFAIL, &[], Ending::Failed(reason.into())));
                 Err(reason.into())
             }
         }
@@ -329,7 +325,7 @@ impl DnsFilter {
         if alarm {
             let message = "Names under an allowed wildcard look like data.".to_owned();
             let title = "DNS names look like a tunnel";
-            let finding = record::finding("dns_tunnel_suspected", title, message, score);
+            let finding = record::finding(FindingCode::DnsTunnelSuspected, title, message, score);
             record::write_finding(&record, &finding).await;
         }
         if let Some(finding) = &look.want.alarm {
@@ -345,7 +341,7 @@ impl DnsFilter {
         entry: CachedAnswer,
     ) -> Arc<CachedAnswer> {
         let ending = match entry.ede {
-            Some(ede) => Ending::Refused(StableCode(ede.text)),
+            Some(ede) => Ending::Refused(ede.reason.into()),
             None => Ending::Completed,
         };
         let now = Instant::now();
@@ -423,13 +419,15 @@ impl DnsFilter {
         let want = look.want;
         let mut verdict =
             record::allow_details(&want.permit, self.policy(&look.rules), record::RESOLVED);
-        verdict.features.extend(want.alarm.as_ref().map(|finding| record::flag(finding.code)));
+        verdict
+            .features
+            .extend(want.alarm.as_ref().map(|finding| record::flag(finding.code.into())));
         if want.permit.lookup().chosen_octets > 0 {
             let mut inner = look.state.lock();
             verdict = record::add_score(verdict, &inner.tunnel_score.score());
             verdict.message = Some(format!("charged {price:.0} bits").into());
             let alarming = verdict.score.is_some_and(|score| score >= ALARM_SCORE);
-            if alarming && inner.is_finding_due("dns_tunnel_suspected", Instant::now()) {
+            if alarming && inner.is_finding_due(FindingCode::DnsTunnelSuspected, Instant::now()) {
                 verdict = record::mark_alert(verdict);
             }
         }
@@ -455,7 +453,7 @@ impl DnsFilter {
         if let Some(spent) = due {
             let title = "DNS budget exhausted";
             let message = spent.meaning().to_owned();
-            let finding = record::finding("dns_budget_exhausted", title, message, score);
+            let finding = record::finding(FindingCode::DnsBudgetExhausted, title, message, score);
             record::write_finding(&record, &finding).await;
             verdict = record::mark_alert(verdict);
         }
@@ -475,7 +473,8 @@ impl LookupContext<'_> {
         spent: Option<ExhaustedBudget>,
     ) -> (Option<ExhaustedBudget>, (u32, Vec<audit::ScoreFeature>)) {
         let mut inner = self.state.lock();
-        let due = spent.filter(|_| inner.is_finding_due("dns_budget_exhausted", Instant::now()));
+        let due =
+            spent.filter(|_| inner.is_finding_due(FindingCode::DnsBudgetExhausted, Instant::now()));
         (due, inner.tunnel_score.score())
     }
 

@@ -7,7 +7,7 @@ use std::sync::atomic::AtomicUsize;
 use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::Duration;
 
-use audit::RecordedSandbox;
+use audit::{FindingCode, RecordedSandbox};
 use ipnet::Ipv4Net;
 use rules::configuration::ReverseLookups;
 use rules::facts::QueryType;
@@ -49,7 +49,7 @@ pub(crate) struct LockedState {
     pub(crate) synthetic: SyntheticAddresses,
     pub(crate) reverse_names: ReverseNames,
     pub(crate) record_rate: RecordRate,
-    last_findings: HashMap<&'static str, Instant>,
+    last_findings: HashMap<FindingCode, Instant>,
 }
 
 impl SandboxState {
@@ -132,8 +132,8 @@ impl LockedState {
     }
 
     /// Whether a finding of this kind is due; at most one in a while.
-    pub(crate) fn is_finding_due(&mut self, code: &'static str, now: Instant) -> bool {
-        let due = self.last_findings.get(code).is_none_or(|at| now >= *at + FINDING_INTERVAL);
+    pub(crate) fn is_finding_due(&mut self, code: FindingCode, now: Instant) -> bool {
+        let due = self.last_findings.get(&code).is_none_or(|at| now >= *at + FINDING_INTERVAL);
         if due {
             self.last_findings.insert(code, now);
         }

@@ -272,13 +272,13 @@ async fn write_everything(log: &Log) {
             .await
             .unwrap();
     }
-    let code = StableCode("upstream_reset");
+    let reason = rules::Reason::UpstreamBroke;
     let endings = [
         Ending::Abandoned,
         Ending::Completed,
-        Ending::Failed(code),
-        Ending::Refused(code),
-        Ending::Revoked(code),
+        Ending::Failed(reason.into()),
+        Ending::Refused(reason.into()),
+        Ending::Revoked(reason),
     ];
     for ending in endings {
         for facts in
@@ -331,7 +331,7 @@ async fn write_events(log: &Log) {
         FindingSeverity::Medium,
     ] {
         let finding = DetectionFinding {
-            code: StableCode("identity_mismatch"),
+            code: audit::FindingCode::IdentityMismatch,
             title: "the signed identity is another sandbox's".into(),
             severity,
             message: None,

@@ -128,7 +128,7 @@ async fn p7_every_way_out_leaves_the_right_records() {
         ),
         (
             "revoked",
-            |record, on| decide_and_close(record, on, Ending::Revoked(StableCode("revoked"))),
+            |record, on| decide_and_close(record, on, Ending::Revoked(rules::Reason::NotListed)),
             &["decision", "outcome"],
             "revoked",
         ),

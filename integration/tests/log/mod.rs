@@ -70,7 +70,7 @@ impl TestLog {
         let mut record = self.open_record(sandbox);
         record.set_facts(tunnel_facts(host));
         let finding = DetectionFinding {
-            code: StableCode("identity_mismatch"),
+            code: audit::FindingCode::IdentityMismatch,
             title: "the signed identity is another sandbox's".into(),
             severity: FindingSeverity::High,
             message: None,

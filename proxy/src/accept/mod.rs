@@ -11,7 +11,7 @@ use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::Instant;
 
-use audit::{AttemptOutcome, Ending, StableCode};
+use audit::{AttemptOutcome, Ending, FailureCode};
 use rules::budget::BudgetKind;
 use rules::configuration::ListenerMode;
 use rules::facts::{ConnectTarget, HttpVersion};
@@ -275,7 +275,7 @@ impl ConnectionHandler {
 fn tunnel_ending(end: &TunnelEnd) -> Ending {
     match end {
         TunnelEnd::Both => Ending::Completed,
-        TunnelEnd::Broken => Ending::Failed(StableCode("connection_broke")),
+        TunnelEnd::Broken => Ending::Failed(FailureCode::ConnectionBroke.into()),
         TunnelEnd::Cut(reason) => record::cut_ending(*reason),
     }
 }

@@ -5,7 +5,9 @@ use std::sync::Arc;
 
 use ::http::{HeaderMap, HeaderValue};
 use async_trait::async_trait;
-use audit::{AttemptOutcome, DetectionFinding, Ending, FindingSeverity, OpenRecord, StableCode};
+use audit::{
+    AttemptOutcome, DetectionFinding, Ending, FailureCode, FindingCode, FindingSeverity, OpenRecord,
+};
 use bytes::Bytes;
 use pingora_core::ErrorType;
 use pingora_core::prelude::{Error, HttpPeer, Result};
@@ -270,7 +272,7 @@ async fn record_echo(state: &RequestState) {
     let name = departed.departure.permit().credential().map(ToString::to_string);
     let message = format!("Credential `{}` was masked in the answer.", name.unwrap_or_default());
     let finding = DetectionFinding {
-        code: StableCode("credential_echoed"),
+        code: FindingCode::CredentialEchoed,
         title: "The origin sent an injected credential back".into(),
         severity: FindingSeverity::High,
         message: Some(message.into()),
@@ -537,7 +539,7 @@ impl ProxyHttp for RequestFilter {
         let ending = match (error, state.refusal.take()) {
             (_, Some(refusal)) => record::cut_ending(refusal.reason), // its trailers were held back
             (None, None) => Ending::Completed,
-            (Some(_), None) => Ending::Failed(StableCode("client_gone")),
+            (Some(_), None) => Ending::Failed(FailureCode::ClientGone.into()),
         };
         metrics::count_bytes(&record.byte_count());
         record.close(AttemptOutcome { status: state.status, ..AttemptOutcome::new(ending) });

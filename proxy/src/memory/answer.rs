@@ -2,6 +2,7 @@
 
 use std::sync::Arc;
 
+use audit::FindingCode;
 use http::header::CONTENT_LENGTH;
 use pingora_http::ResponseHeader;
 use pingora_proxy::Session;
@@ -37,9 +38,14 @@ pub(super) async fn check_answer(
         Ok(()) => return Ok(()),
         Err(refusal) => refusal,
     };
+    let finding = if refusal.reason == Reason::AnswerForeignBank {
+        FindingCode::AnswerForeignBank
+    } else {
+        FindingCode::AnswerUnchecked
+    };
     let title = "The answer of a memory service was withheld";
-    let why = refusal.detail.clone().unwrap_or_default();
-    record_finding(held.record, refusal.reason, title, why).await;
+    let detail = refusal.detail.clone().unwrap_or_default();
+    record_finding(held.record, finding, title, detail).await;
     Err(refusal)
 }
 

@@ -17,7 +17,8 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use audit::{
-    DetectionFinding, FindingSeverity, MemoryCall, MemoryEffect, OpenRecord, StableCode, Text,
+    DetectionFinding, FindingCode, FindingSeverity, MemoryCall, MemoryEffect, OpenRecord,
+    StableCode, Text,
 };
 use bytes::Bytes;
 use certs::UnixTime;
@@ -344,30 +345,31 @@ fn deny_unrouted(held: &MemoryRequest<'_>, presented: PresentedIdentity) -> Refu
     }
 }
 
-/// Says which check failed; and that a token came by another's path is worth a record of its own.
+/// Adds which check of the identity failed. A token on the channel of another sandbox is a finding.
 async fn explain_denial(
     refusal: Refusal,
     presented: PresentedIdentity,
     held: &MemoryRequest<'_>,
 ) -> Refusal {
-    match (refusal.reason, presented.claim) {
-        (Reason::IdentityInvalid, IdentityClaim::Invalid(code)) => refusal.with_detail(code),
-        (reason @ (Reason::IdentityMismatch | Reason::IdentityStale), _) => {
-            let named = presented.subject.unwrap_or_default();
-            let own = &held.sandbox.id;
-            let message = format!("the channel belongs to sandbox {own}; the token names {named}");
-            let title = "A signed identity arrived on the channel of another sandbox";
-            record_finding(held.record, reason, title, message).await;
-            refusal
+    let finding = match (refusal.reason, presented.claim) {
+        (Reason::IdentityInvalid, IdentityClaim::Invalid(code)) => {
+            return refusal.with_detail(code);
         }
-        _ => refusal,
-    }
+        (Reason::IdentityMismatch, _) => FindingCode::IdentityMismatch,
+        (Reason::IdentityStale, _) => FindingCode::IdentityStale,
+        _ => return refusal,
+    };
+    let (own, named) = (&held.sandbox.id, presented.subject.unwrap_or_default());
+    let message = format!("the channel belongs to sandbox {own}; the token names {named}");
+    let title = "A signed identity arrived on the channel of another sandbox";
+    record_finding(held.record, finding, title, message).await;
+    refusal
 }
 
-/// Writes down something that somebody should look at.
-async fn record_finding(record: &OpenRecord, reason: Reason, title: &str, message: String) {
+/// Writes a finding about this call.
+async fn record_finding(record: &OpenRecord, code: FindingCode, title: &str, message: String) {
     let finding = DetectionFinding {
-        code: StableCode(reason.code()),
+        code,
         title: title.into(),
         severity: FindingSeverity::High,
         message: Some(message.into()),
@@ -375,7 +377,7 @@ async fn record_finding(record: &OpenRecord, reason: Reason, title: &str, messag
         features: Vec::new(),
     };
     if record.record_finding(&finding).await.is_err() {
-        tracing::warn!(%reason, "a finding could not be recorded");
+        tracing::warn!(finding = code.code(), "cannot record a finding");
     }
 }
 

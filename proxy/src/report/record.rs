@@ -43,14 +43,13 @@ pub(crate) fn refusal_record(refusal: &Refusal, rules: &RuleSet) -> DecisionDeta
         rule: refusal.rule.as_ref().map(|rule| (&*rule.rule).into()),
         policy: Some(policy(rules)),
         message: Some(message),
-        ..DecisionDetails::new(StableCode(refusal.reason.code()))
+        ..DecisionDetails::new(refusal.reason.into())
     }
 }
 
-/// How something that was cut has ended: by a bound of ours, or because its permission did.
+/// The ending of an attempt that was cut: by a timeout of ours, or because it lost its permission.
 pub(crate) fn cut_ending(reason: Reason) -> Ending {
-    let code = StableCode(reason.code());
-    let bound =
+    let timeout =
         matches!(reason, Reason::IdleTooLong | Reason::LifetimeSpent | Reason::UpstreamTimeout);
-    if bound { Ending::Failed(code) } else { Ending::Revoked(code) }
+    if timeout { Ending::Failed(reason.into()) } else { Ending::Revoked(reason) }
 }
