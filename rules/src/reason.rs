@@ -165,12 +165,12 @@ reasons! {
     IdleTooLong "idle_too_long"
         "No byte passed for too long."
         "Connect again; `[limits]` names the bounds.";
-    LeafRefused "leaf_refused"
-        "The authority cannot sign a certificate for this host."
-        "See `sandbar ca show`: name constraints, expiry.";
     Internal "internal"
         "Sandbar hit an internal error and closed the attempt."
         "Report it with the record's id.";
+    LeafRefused "leaf_refused"
+        "The authority cannot sign a certificate for this host."
+        "See `sandbar ca show`: name constraints, expiry.";
     LifetimeSpent "lifetime_spent"
         "The connection is older than connections may be."
         "Connect again; `connection_seconds` bounds it.";
