@@ -20,6 +20,7 @@ use rules::configuration::{
 use rules::ids::SandboxId;
 use rules::load;
 use rules::{LoadSources, RuleSet, TimedState, compile};
+use sd_notify::NotifyState;
 use tokio::sync::watch;
 use tokio::time::timeout;
 use tokio_util::task::TaskTracker;
@@ -184,6 +185,7 @@ impl App {
             tokio::spawn(listener.serve(gate, tasks.clone(), stop.clone()));
         }
         state.ready.store(true, Ordering::Release);
+        notify_systemd(NotifyState::Ready);
         // They go on while connections drain: permission ends when it ends, then too.
         let mut watching = tokio::spawn(watch.run(state.reloader.clone()));
         let mut timing = tokio::spawn(state.reloader.clone().run_periodic());
@@ -195,6 +197,7 @@ impl App {
             ended = &mut timing => Err(io::Error::other(format!("nobody looks at the clocks: {ended:?}"))),
         };
         state.ready.store(false, Ordering::Release);
+        notify_systemd(NotifyState::Stopping);
         drain(&tasks, gate.as_deref()).await;
         watching.abort();
         timing.abort();
@@ -238,6 +241,13 @@ fn subscribe(
             ledger.start_lifetime(&id);
         }
     });
+}
+
+/// Tells the service manager, if there is one (`Type=notify`, sd_notify(3)).
+fn notify_systemd(state: NotifyState<'_>) {
+    if let Err(error) = sd_notify::notify(&[state]) {
+        tracing::warn!(%error, "cannot notify the service manager");
+    }
 }
 
 /// Serves DNS, if there is any to serve, until it is time to stop.
