@@ -101,6 +101,14 @@ proptest! {
     }
 }
 
+/// An answer with a question and no record, which the checks once got wrong.
+#[test]
+fn an_answer_without_records() {
+    let packet = b"\xab\xcd\x81\x80\0\x01\0\0\0\0\0\0\x01a\x07example\0\0\x01\0\x01";
+    checks::query(packet);
+    checks::answer(packet);
+}
+
 /// The pieces do make packets of every kind, or the checks above would look at nothing.
 #[test]
 fn the_pieces_reach_every_kind_of_packet() {
