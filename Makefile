@@ -1,6 +1,6 @@
 # Two commands do everything on a fresh machine: `make demo` and `make test`. `make help` lists the rest.
 CARGO ?= cargo
-TARGET := $(or $(CARGO_TARGET_DIR),$(CURDIR)/target)
+TARGET := $(abspath $(or $(CARGO_TARGET_DIR),target))
 FUZZ_SECONDS ?= 30
 MEMORY_ENGINE := target/memory-engine
 
@@ -27,7 +27,6 @@ demo: check-demo
 # Building the tests of `cli` builds the binary too, so the whole-program tests need not.
 test: export SANDBAR_BIN = $(TARGET)/debug/sandbar
 test: check-test lint
-	@[ -e $(SANDBAR_BIN) ] || echo 'sandbar: the first build of every test takes about ten minutes on two cores'
 	@if $(CARGO) nextest --version >/dev/null 2>&1; then \
 		$(CARGO) nextest run --workspace --no-fail-fast; \
 	else \
@@ -51,7 +50,7 @@ lint:
 	$(CARGO) clippy --workspace --all-targets -- -D warnings
 
 bench: check-demo
-	@[ -e $(TARGET)/release/sandbar ] || echo 'sandbar: the first optimised build takes about fifteen minutes on two cores'
+	@[ -e $(TARGET)/release/sandbar ] || echo 'sandbar: the first optimised build takes about ten minutes on two cores'
 	$(CARGO) build --release -p cli
 	integration/benches/dns.sh $(TARGET)/release/sandbar
 	integration/benches/proxy.sh $(TARGET)/release/sandbar
@@ -63,10 +62,11 @@ fuzz:
 		echo '    rustup toolchain install nightly && cargo install cargo-fuzz' >&2; \
 		exit 1; \
 	}
+	@[ -e $(TARGET)/fuzz ] || echo 'sandbar: the first build, with the address sanitizer, takes about ten minutes on two cores'
 	@for file in */fuzz/fuzz_targets/*.rs; do \
 		crate=$${file%%/*}; name=$$(basename $$file .rs); \
 		echo "sandbar: fuzzing $$name of $$crate for $(FUZZ_SECONDS) s"; \
-		(cd $$crate && $(CARGO) +nightly fuzz run $$name -- -max_total_time=$(FUZZ_SECONDS)) || exit 1; \
+		(cd $$crate && $(CARGO) +nightly fuzz run --target-dir $(TARGET)/fuzz $$name -- -max_total_time=$(FUZZ_SECONDS)) || exit 1; \
 	done
 
 # Apart from `make lint`, because the database of advisories has to be fetched.
@@ -91,3 +91,4 @@ check-demo:
 
 check-test:
 	@deploy/needs.sh --check $(TEST_PACKAGES) && deploy/memory-engine.sh --check $(MEMORY_ENGINE) || $(MAKE) --no-print-directory setup
+	@[ -e $(TARGET)/debug/sandbar ] || echo 'sandbar: the first build, for the lints and then the tests, takes about ten minutes on two cores'
