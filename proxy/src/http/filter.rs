@@ -1,13 +1,11 @@
-//! The life of a request in Pingora's phases: gather facts, decide, depart; then choose the peer, rewrite the request, count
-//! and scrub what passes, and close the record.
+//! One request in Pingora's phases: gather facts, decide, depart; then choose the peer, rewrite the request, count and scrub
+//! what passes, and close the record.
 
 use std::sync::Arc;
 
-use ::http::{HeaderMap, HeaderValue};
+use ::http::HeaderMap;
 use async_trait::async_trait;
-use audit::{
-    AttemptOutcome, DetectionFinding, Ending, FailureCode, FindingCode, FindingSeverity, OpenRecord,
-};
+use audit::{AttemptOutcome, DetectionFinding, Ending, FailureCode, FindingCode, FindingSeverity};
 use bytes::Bytes;
 use pingora_core::ErrorType;
 use pingora_core::prelude::{Error, HttpPeer, Result};
@@ -17,10 +15,11 @@ use pingora_proxy::{FailToProxy, ProxyHttp, ProxyWarnLogContext, Session};
 use rules::budget::UsageKind;
 use rules::{Facts, Reason, RuleSet};
 
+use super::context::{DepartedRequest, RequestContext, RequestState, internal};
 use super::fields::{strip_hop_by_hop, strip_request};
 use super::request::{request_facts, request_record};
+use super::scrub_fields::{ScrubOutcome, scrub_response, scrub_trailers};
 use super::{RequestMonitor, RequestScope};
-use crate::credential::Credential;
 use crate::credential::scrub::ResponseScrubber;
 use crate::egress::departure::{Departure, DepartureTerms};
 use crate::egress::shared::{Shared, decide};
@@ -32,95 +31,10 @@ use crate::report::metrics;
 use crate::report::record;
 use crate::report::refusal::{self, BodyAudience, Refusal, RefusalResponse};
 
-/// The kind of the Pingora error that stands for a refusal of ours, which the context holds.
-const REFUSED: &str = "refused";
-/// Fields that say that a body, or the messages in it, is encoded.
-const ENCODINGS: [&str; 3] = ["connect-content-encoding", "content-encoding", "grpc-encoding"];
-
-/// Our filters.
+/// Implements Pingora's phases.
 pub(super) struct RequestFilter {
     shared: Arc<Shared>,
     guard: Arc<MemoryGuard>,
-}
-
-/// The half of a request's state that Pingora owns.
-///
-/// A request has two halves because two parties hold it. Pingora creates this one before we know the request, passes it
-/// by `&mut` from phase to phase, and drops it when the request ends or its task is cancelled: it owns whatever must be
-/// closed exactly once (record, departure, scrubber). The other half is [`RequestMonitor`]: our own loops create it, share it by
-/// `Arc`, and watch it from outside while Pingora works (bytes moved, cut, answered, broken). It reaches
-/// the phases through Pingora's digest, the only place for user data that HTTP/1 and HTTP/2 sessions both have.
-#[derive(Default)]
-pub(super) struct RequestContext {
-    /// Empty until `request_filter`, because Pingora creates the context without arguments.
-    state: Option<RequestState>,
-}
-
-/// One request between its first phase and its record's close.
-struct RequestState {
-    monitor: Arc<RequestMonitor>,
-    rules: Arc<RuleSet>,
-    /// Taken when it is closed.
-    record: Option<OpenRecord>,
-    /// Set once the request may leave; a refused request has none.
-    departed: Option<DepartedRequest>,
-    status: Option<u16>,
-    /// The refusal behind the error that a phase returned.
-    refusal: Option<Refusal>,
-}
-
-/// A request that may leave, or has left.
-struct DepartedRequest {
-    departure: Departure,
-    /// Which of the admitted addresses is tried.
-    attempt: usize,
-    credential: Option<Arc<Credential>>,
-    scrubber: Option<ResponseScrubber>,
-}
-
-impl Drop for RequestState {
-    /// Closes the record of a request whose task was cancelled by a cut.
-    fn drop(&mut self) {
-        if let (Some(record), Some(reason)) = (self.record.take(), self.monitor.cut.reason()) {
-            let outcome = AttemptOutcome::new(record::cut_ending(reason));
-            record.close(AttemptOutcome { status: self.status, ..outcome });
-        }
-    }
-}
-
-impl RequestContext {
-    /// The request. Pingora runs no other phase before `request_filter`, which sets it.
-    fn state(&mut self) -> Result<&mut RequestState> {
-        self.state.as_mut().ok_or_else(internal)
-    }
-}
-
-impl RequestState {
-    /// The departed request. Pingora runs the upstream phases only if `request_filter` let the request depart.
-    fn departed(&mut self) -> Result<&mut DepartedRequest> {
-        self.departed.as_mut().ok_or_else(internal)
-    }
-
-    /// Charges bytes before they are passed on.
-    fn charge(&mut self, usage: UsageKind, bytes: u64) -> Result<()> {
-        let charged = self.departed()?.departure.charges.charge(usage, bytes);
-        charged.map_err(|exhausted| self.fail(exhausted))
-    }
-
-    /// Keeps a refusal for `fail_to_proxy`, and returns the error that makes Pingora call it.
-    fn fail(&mut self, refusal: impl Into<Refusal>) -> Box<Error> {
-        self.refusal = Some(refusal.into());
-        Error::new(ErrorType::Custom(REFUSED))
-    }
-
-    fn scrubber(&mut self) -> Option<&mut ResponseScrubber> {
-        self.departed.as_mut().and_then(|departed| departed.scrubber.as_mut())
-    }
-}
-
-/// A state that cannot occur. The request is closed as `internal`.
-fn internal() -> Box<Error> {
-    Error::new(ErrorType::InternalError)
 }
 
 impl RequestFilter {
@@ -128,7 +42,7 @@ impl RequestFilter {
         RequestFilter { shared, guard }
     }
 
-    /// Lets the memory guard take the request to its answer.
+    /// Lets the memory guard handle the request.
     async fn handle_memory(
         &self,
         session: &mut Session,
@@ -153,7 +67,7 @@ impl RequestFilter {
         Ok(())
     }
 
-    /// Decides, and departs: after this the request may be sent to an admitted address.
+    /// Decides and departs. On success, Pingora may send the request to an admitted address.
     async fn authorize(&self, session: &Session, state: &mut RequestState) -> Result<(), Refusal> {
         let (monitor, rules) = (&state.monitor, &state.rules);
         let sandbox = &monitor.connection.sandbox;
@@ -180,10 +94,10 @@ impl RequestFilter {
         Ok(())
     }
 
-    /// Refuses the request, and answers unless its answer has begun.
+    /// Refuses the request, and responds unless a response has begun.
     async fn refuse(&self, session: &mut Session, state: &mut RequestState, refusal: &Refusal) {
         record_echo(state).await;
-        let Some(record) = state.record.take() else { return }; // refused once already
+        let Some(record) = state.record.take() else { return }; // already refused
         let accept = session.req_header().headers.get("accept").map(|value| value.as_bytes());
         let audience = BodyAudience::from_accept(accept);
         let response = refusal::refuse(record, refusal, &state.rules, audience).await;
@@ -191,89 +105,34 @@ impl RequestFilter {
         let interim = |status: u16| (100..200).contains(&status) && status != 101;
         let written = session.response_written().map(|written| written.status.as_u16());
         if written.is_none_or(interim) && respond(session, response).await.is_err() {
-            session.set_keepalive(None); // the client has gone
+            session.set_keepalive(None); // the client went away
         }
     }
 }
 
-async fn respond(session: &mut Session, answer: RefusalResponse) -> Result<()> {
-    let mut head = ResponseHeader::build(answer.status, Some(8))?;
-    for (name, value) in answer.fields {
+/// Writes the response of a refusal.
+async fn respond(session: &mut Session, response: RefusalResponse) -> Result<()> {
+    let mut head = ResponseHeader::build(response.status, Some(8))?;
+    for (name, value) in response.fields {
         head.insert_header(name, value)?;
     }
-    head.insert_header("Content-Type", answer.kind)?;
-    head.insert_header("Content-Length", answer.body.len())?;
+    head.insert_header("Content-Type", response.kind)?;
+    head.insert_header("Content-Length", response.body.len())?;
     head.insert_header("Cache-Control", "no-store")?;
     session.write_response_header(Box::new(head), false).await?;
-    session.write_response_body(Some(Bytes::from(answer.body)), true).await
+    session.write_response_body(Some(Bytes::from(response.body)), true).await
 }
 
-/// Whether an answer could be searched for echoes.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum ScrubOutcome {
-    Scrubbed,
-    /// It is encoded, and must be withheld.
-    Unreadable,
-}
-
-/// Masks echoes of a credential in the fields of an answer.
-fn scrub_response(
-    response: &mut ResponseHeader,
-    scrubber: &mut ResponseScrubber,
-) -> Result<ScrubOutcome> {
-    let encodings = ENCODINGS.iter().flat_map(|name| response.headers.get_all(*name));
-    let plain = |encoding: &HeaderValue| encoding.as_bytes().eq_ignore_ascii_case(b"identity");
-    if !encodings.into_iter().all(plain) {
-        return Ok(ScrubOutcome::Unreadable);
-    }
-    if has_grpc_messages(response) {
-        scrubber.expect_grpc();
-    }
-    response.set_reason_phrase(None)?; // the origin may echo there, and clients ignore it
-    let names: Vec<_> = response.headers.keys().cloned().collect();
-    for name in names {
-        let values = response.headers.get_all(&name).iter();
-        let mut values: Vec<Vec<u8>> = values.map(|value| value.as_bytes().to_vec()).collect();
-        let found: usize = values.iter_mut().map(|value| scrubber.mask_field(value)).sum();
-        if found > 0 {
-            response.remove_header(&name);
-            for value in values {
-                response.append_header(name.clone(), value)?;
-            }
-        }
-    }
-    Ok(ScrubOutcome::Scrubbed)
-}
-
-/// Masks echoes in trailers, and returns the end of the body that the scrubber still held.
-fn scrub_trailers(trailers: &mut HeaderMap, scrubber: &mut ResponseScrubber) -> Bytes {
-    for value in trailers.values_mut() {
-        let mut text = value.as_bytes().to_vec();
-        if scrubber.mask_field(&mut text) > 0 {
-            *value = HeaderValue::from_bytes(&text).unwrap_or(HeaderValue::from_static(""));
-        }
-    }
-    scrubber.scrub(None, true)
-}
-
-/// Whether the body is a sequence of gRPC messages, each with its length before it.
-fn has_grpc_messages(response: &ResponseHeader) -> bool {
-    let kind = response.headers.get("content-type").map(|kind| kind.as_bytes());
-    kind.is_some_and(|kind| {
-        kind.starts_with(b"application/grpc") && !kind.starts_with(b"application/grpc-web-text")
-    })
-}
-
-/// Records that the origin server sent an injected credential back: the sandbox may have asked it to.
+/// Records a finding if the origin server echoed an injected credential: the sandbox may have made it do so.
 async fn record_echo(state: &RequestState) {
     let Some(departed) = &state.departed else { return };
     let echoed = departed.scrubber.as_ref().is_some_and(|scrubber| scrubber.echo_count() > 0);
     let Some(record) = state.record.as_ref().filter(|_| echoed) else { return };
     let name = departed.departure.permit().credential().map(ToString::to_string);
-    let message = format!("Credential `{}` was masked in the answer.", name.unwrap_or_default());
+    let message = format!("Credential `{}` was masked in the response.", name.unwrap_or_default());
     let finding = DetectionFinding {
         code: FindingCode::CredentialEchoed,
-        title: "The origin sent an injected credential back".into(),
+        title: "The origin server echoed an injected credential".into(),
         severity: FindingSeverity::High,
         message: Some(message.into()),
         score: None,
@@ -292,7 +151,7 @@ impl ProxyHttp for RequestFilter {
         RequestContext::default()
     }
 
-    /// Without modules: nothing is compressed, and no Accept-Encoding is added.
+    /// Installs no modules, so that Pingora neither compresses responses nor adds `Accept-Encoding`.
     fn init_downstream_modules(&self, _: &mut pingora_core::modules::http::HttpModules) {}
 
     async fn request_filter(
@@ -303,7 +162,7 @@ impl ProxyHttp for RequestFilter {
         let digest = session.digest().and_then(|digest| digest.proxy_digest.as_ref());
         let data = digest.and_then(|digest| digest.user_data.as_ref());
         let monitor = data.and_then(|data| data.downcast_ref::<Arc<RequestMonitor>>()).cloned();
-        let monitor = monitor.ok_or_else(internal)?; // every session of ours has one
+        let monitor = monitor.ok_or_else(internal)?; // `RequestMonitor::digest` puts it into every session
         let recorded = request_record(session.req_header(), &monitor);
         let recorded = audit::RecordedFacts::Request(recorded);
         let record = monitor.connection.record().open_request(recorded);
@@ -318,7 +177,7 @@ impl ProxyHttp for RequestFilter {
             None => self.authorize(session, state).await,
         };
         match done {
-            Ok(()) => Ok(mode.is_some()), // the guard has answered
+            Ok(()) => Ok(mode.is_some()), // true ends the request here: the guard has responded
             Err(refusal) => {
                 self.refuse(session, state, &refusal).await;
                 Ok(true)
@@ -442,8 +301,8 @@ impl ProxyHttp for RequestFilter {
         response: &mut ResponseHeader,
         request: &mut RequestContext,
     ) -> Result<()> {
-        let unasked = response.status == 101 && !session.is_upgrade_req();
-        if unasked || !is_framed(response) {
+        let unrequested = response.status == 101 && !session.is_upgrade_req();
+        if unrequested || !is_framed(response) {
             return Err(Error::new_up(ErrorType::InvalidHTTPHeader));
         }
         let state = request.state()?;
@@ -454,12 +313,13 @@ impl ProxyHttp for RequestFilter {
         }
         let bytes = head_bytes(&response.headers) + status_bytes(response);
         state.charge(UsageKind::Download, bytes)?;
-        let switched = response.status == ::http::StatusCode::SWITCHING_PROTOCOLS; // the last head
+        let switched = response.status == ::http::StatusCode::SWITCHING_PROTOCOLS;
         if !switched {
             strip_hop_by_hop(response);
         }
-        response.remove_header("alt-svc"); // another route to the host, which would bypass us
+        response.remove_header("alt-svc"); // points clients at another address or port of the host
         state.monitor.set_answered();
+        // 101 is informational by its number, but it is the last head of the response.
         if switched || !response.status.is_informational() {
             state.status = Some(response.status.as_u16());
         }
@@ -502,7 +362,7 @@ impl ProxyHttp for RequestFilter {
             }
             return Ok(None);
         }
-        // Pingora takes either the end of the body or the trailers from here. A complete body matters more.
+        // Pingora forwards either these bytes or the trailers, not both. A complete body matters more.
         Ok(rest.filter(|rest| !rest.is_empty()))
     }
 
@@ -537,7 +397,7 @@ impl ProxyHttp for RequestFilter {
         record_echo(state).await;
         let Some(record) = state.record.take() else { return };
         let ending = match (error, state.refusal.take()) {
-            (_, Some(refusal)) => record::cut_ending(refusal.reason), // its trailers were held back
+            (_, Some(refusal)) => record::cut_ending(refusal.reason), // `response_trailer_filter` ran out of budget
             (None, None) => Ending::Completed,
             (Some(_), None) => Ending::Failed(FailureCode::ClientGone.into()),
         };
@@ -547,7 +407,7 @@ impl ProxyHttp for RequestFilter {
     }
 
     fn suppress_error_log(&self, _: &Session, _: &RequestContext, _: &Error) -> bool {
-        true // the record and the metrics say it
+        true // the record and the metrics have it
     }
 
     fn suppress_proxy_warn_log(
@@ -561,8 +421,8 @@ impl ProxyHttp for RequestFilter {
     }
 }
 
-/// Whether the answer's framing is clear: `chunked` is the only transfer coding that marks its end (RFC 9112, section
-/// 6.3).
+/// Whether the response's framing is unambiguous: `chunked` is the only transfer coding that marks the end (RFC 9112,
+/// section 6.3).
 fn is_framed(response: &ResponseHeader) -> bool {
     let mut codings = response.headers.get_all("transfer-encoding").iter();
     let chunked =
@@ -570,13 +430,14 @@ fn is_framed(response: &ResponseHeader) -> bool {
     chunked && codings.next().is_none()
 }
 
-/// Bytes of an answer's status line. The origin server chooses its reason phrase and the number of interim answers.
+/// Bytes of the status line, which count because the origin server chooses the reason phrase and how many interim
+/// responses it sends.
 fn status_bytes(head: &ResponseHeader) -> u64 {
     const CODE: usize = "HTTP/1.1 200 \r\n".len();
     (CODE + head.get_reason_phrase().map_or(0, str::len)) as u64
 }
 
-/// The body length that the request announces; none if it is chunked.
+/// The body length that the request announces, or none if it is chunked.
 fn content_length(session: &mut Session) -> Option<u64> {
     let head = session.req_header();
     let length = head.headers.get("content-length").and_then(|length| length.to_str().ok());
@@ -586,7 +447,7 @@ fn content_length(session: &mut Session) -> Option<u64> {
     }
 }
 
-/// How the memory guard treats this request, if it does.
+/// How the memory guard treats this request, or none if it is not one for a memory service.
 fn guard_mode(rules: &RuleSet, monitor: &RequestMonitor) -> Option<GuardMode> {
     match &monitor.connection.scope {
         RequestScope::Host(host, port) => {

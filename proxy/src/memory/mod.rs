@@ -1,6 +1,17 @@
-//! The memory guard (P12, P13). It reads a request to a memory service whole and within bounds, decides on everything the
-//! request says, records it, forwards it in canonical form under the identity of its channel, and checks the answer
-//! before the sandbox sees it.
+//! The memory guard (P12, P13). It reads a request to a memory service completely and within limits, decides on every bank it
+//! names, records it, forwards it in canonical form under the identity of its channel, and checks the answer before the
+//! sandbox sees it.
+//!
+//! Other requests stream through Pingora; these do not. A request names its banks in the path, the query and
+//! in several places of the body, so the guard cannot decide before it has read all of it, and a request whose last byte is refused
+//! must not have reached the service with its first. The answer is read completely for the same reason: it may contain
+//! a foreign bank at its end.
+//!
+//! The guard does not forward the bytes it received. It builds a new request from what it parsed: the canonical
+//! path, the known query parameters encoded again, the fields the profile passes, its own `Content-Length`. Only
+//! the body keeps its bytes, after the strict parser has refused every document that two parsers could read differently.
+//! What the service reads is therefore what was decided, even if its parsers are more lenient than ours: an ambiguity that
+//! the checks should miss is not in the canonical form any more.
 
 mod answer;
 mod body;
@@ -9,6 +20,7 @@ mod form;
 mod identity;
 mod json;
 mod profile;
+mod record;
 mod select;
 mod service;
 
@@ -16,10 +28,7 @@ use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
-use audit::{
-    DetectionFinding, FindingCode, FindingSeverity, MemoryCall, MemoryEffect, OpenRecord,
-    StableCode, Text,
-};
+use audit::OpenRecord;
 use bytes::Bytes;
 use certs::UnixTime;
 use certs::identity::Verifier;
@@ -53,10 +62,11 @@ use body::{drain_body, parse_body, read_body};
 use client::{MemoryClient, MemoryResponse, RetryPolicy, ServiceRequest};
 use form::QueryParams;
 use identity::PresentedIdentity;
-use profile::{MemoryProfile, ProfileRoute, RouteMatch};
+use profile::{MemoryProfile, RouteMatch};
+use record::{explain_denial, memory_call};
 use service::{CallSubject, MemoryServices, ServiceEndpoint};
 
-/// How often the keys of issuers and what they revoked are looked at.
+/// How often the guard reads issuers' keys and revocations again.
 const REFRESH_INTERVAL: Duration = Duration::from_secs(1);
 
 /// Guards the memory services of one instance.
@@ -66,14 +76,14 @@ pub(crate) struct MemoryGuard {
     client: MemoryClient,
 }
 
-/// How the requests of a connection are held.
+/// How the guard treats a request: by which profile, and whether a signed identity is required.
 #[derive(Clone, Debug)]
 pub(crate) struct GuardMode {
     profile: ProfileName,
     identity: IdentityMode,
 }
 
-/// One request to a memory service, and everything it is decided by.
+/// One request to a memory service, with everything that a decision on it needs.
 pub(crate) struct MemoryRequest<'a> {
     pub(crate) shared: &'a Shared,
     pub(crate) sandbox: &'a SandboxRef,
@@ -83,20 +93,21 @@ pub(crate) struct MemoryRequest<'a> {
     pub(crate) rules: &'a Arc<RuleSet>,
     pub(crate) record: &'a mut OpenRecord,
     pub(crate) facts: RequestFacts,
-    /// The request in the words of the log.
+    /// The request as its record describes it.
     pub(crate) recorded: audit::RecordedRequest,
 }
 
-/// A request that was read and may be sent.
+/// A request that was read, decided and departed.
 struct AuthorizedCall<'a> {
-    found: RouteMatch<'a>,
+    matched: RouteMatch<'a>,
     query: QueryParams<'a>,
     body: Bytes,
     banks: Vec<BankId>,
     departure: Departure,
 }
 
-/// How the guard treats requests to this host, if it does. Asked for each request, so that a reload takes effect at once.
+/// How the guard treats requests to this host, or none if it is not a memory service. Evaluated for each request, so that
+/// a reload takes effect immediately.
 pub(crate) fn guard_mode(
     rules: &RuleSet,
     sandbox: &SandboxRef,
@@ -119,29 +130,29 @@ pub(crate) fn guard_mode(
 }
 
 impl MemoryGuard {
-    /// Reads keys and issuers: what is missing is found at the start.
+    /// Loads keys and issuers, so that a missing file fails the start and not a request.
     pub(crate) fn open(
-        operator: &Configuration,
+        configuration: &Configuration,
         shared: &Shared,
         base: &Path,
         roots: &UpstreamRoots,
     ) -> anyhow::Result<Arc<Self>> {
-        let verifier = operator
+        let verifier = configuration
             .identity
             .as_ref()
             .map(|identity| identity::build_verifier(identity, base))
             .transpose()?;
-        let services = MemoryServices::open(operator, &shared.credentials, base)?;
-        let client = MemoryClient::new(&operator.limits, roots);
+        let services = MemoryServices::open(configuration, &shared.credentials, base)?;
+        let client = MemoryClient::new(&configuration.limits, roots);
         Ok(Arc::new(MemoryGuard { services, verifier, client }))
     }
 
-    /// The public keys of the tokens that are signed for services.
+    /// The public keys of the tokens that Sandbar signs for services.
     pub(crate) fn jwks(&self) -> Value {
         self.services.jwks(UnixTime::now())
     }
 
-    /// Looks after the issuers' keys and revocations until it is time to stop.
+    /// Reads issuers' keys and revocations again, periodically, until `stop`.
     pub(crate) async fn run_periodic(self: Arc<Self>, mut stop: watch::Receiver<bool>) {
         loop {
             tokio::select! {
@@ -149,9 +160,9 @@ impl MemoryGuard {
                 () = sleep(REFRESH_INTERVAL) => {}
             }
             let guard = self.clone();
-            let looked = tokio::task::spawn_blocking(move || guard.refresh()).await;
-            if looked.is_err() {
-                tracing::error!("the keys of issuers are not looked at any more");
+            let refreshed = tokio::task::spawn_blocking(move || guard.refresh()).await;
+            if refreshed.is_err() {
+                tracing::error!("stopped reading issuers' keys and revocations; restart Sandbar");
                 return;
             }
         }
@@ -161,38 +172,38 @@ impl MemoryGuard {
         let Some(verifier) = &self.verifier else { return };
         if let Err(errors) = verifier.refresh(UnixTime::now()) {
             for error in errors {
-                tracing::error!(%error, "signed identities are checked by what was read before");
+                tracing::error!(%error, "cannot read issuers' keys or revocations; still using the last good ones");
             }
         }
     }
 
-    /// Takes one request from its head to its answer; the status that was answered.
+    /// Handles one request from its head to its response, and returns the status of the response.
     pub(crate) async fn handle(
         &self,
         session: &mut Session,
-        hold: &GuardMode,
-        held: MemoryRequest<'_>,
+        mode: &GuardMode,
+        request: MemoryRequest<'_>,
     ) -> Result<u16, Refusal> {
-        let answered = self.forward(session, hold, held).await;
-        if answered.as_ref().is_err_and(|refusal| refusal.reason != Reason::BodyLate) {
+        let status = self.forward(session, mode, request).await;
+        if status.as_ref().is_err_and(|refusal| refusal.reason != Reason::BodyLate) {
             drain_body(session).await;
         }
-        answered
+        status
     }
 
     async fn forward(
         &self,
         session: &mut Session,
-        hold: &GuardMode,
-        mut held: MemoryRequest<'_>,
+        mode: &GuardMode,
+        mut request: MemoryRequest<'_>,
     ) -> Result<u16, Refusal> {
-        let unread = self.memory_call(&hold.profile, &held, None, &[], None);
-        held.record.set_facts(audit::RecordedFacts::Memory(unread));
-        let profile = MemoryProfile::by_name(&hold.profile).ok_or(Reason::MemoryService)?;
-        let service = self.find_service(&held)?;
-        let call = self.authorize(session, hold, profile, service, &mut held).await?;
-        let answered = self.call(session, profile, service, &call, &mut held).await;
-        answered.map_err(|refusal| refusal.under(call.departure.permit()))
+        let unread = memory_call(&mode.profile, &request, None, &[], None);
+        request.record.set_facts(audit::RecordedFacts::Memory(unread));
+        let profile = MemoryProfile::by_name(&mode.profile).ok_or(Reason::MemoryService)?;
+        let service = self.find_service(&request)?;
+        let call = self.authorize(session, mode, profile, service, &mut request).await?;
+        let status = self.call(session, profile, service, &call, &mut request).await;
+        status.map_err(|refusal| refusal.under(call.departure.permit()))
     }
 
     /// Sends an authorized call in canonical form, checks the answer and passes it on.
@@ -202,182 +213,124 @@ impl MemoryGuard {
         profile: &MemoryProfile,
         service: &ServiceEndpoint,
         call: &AuthorizedCall<'_>,
-        held: &mut MemoryRequest<'_>,
+        request: &mut MemoryRequest<'_>,
     ) -> Result<u16, Refusal> {
-        let key = service.current_key(&held.shared.credentials)?;
+        let key = service.current_key(&request.shared.credentials)?;
         let subject =
-            CallSubject { sandbox: held.sandbox, banks: &call.banks, key: key.as_deref() };
-        let mut head = canonical_request(session.req_header(), profile, call, held)?;
+            CallSubject { sandbox: request.sandbox, banks: &call.banks, key: key.as_deref() };
+        let mut head = canonical_request(session.req_header(), profile, call, request)?;
         service.add_identity(&mut head, profile, &subject)?;
         let secrets = service::secret_patterns(&head, key.as_deref());
-        let received = self.send(head, call, held).await?;
-        answer::check_answer(call, &secrets, &received, held).await?;
+        let received = self.send(head, call, request).await?;
+        answer::check_answer(call, &secrets, &received, request).await?;
         call.departure.charges.charge(UsageKind::Download, received.bytes())?;
-        answer::send_answer(session, &received, held).await
+        answer::send_answer(session, &received, request).await
     }
 
-    fn find_service(&self, held: &MemoryRequest<'_>) -> Result<&ServiceEndpoint, Refusal> {
-        let host = held.host.ok_or(Reason::NameMissing)?;
-        self.services.find(host, held.facts.port).ok_or_else(|| Reason::MemoryService.into())
+    fn find_service(&self, request: &MemoryRequest<'_>) -> Result<&ServiceEndpoint, Refusal> {
+        let host = request.host.ok_or(Reason::NameMissing)?;
+        self.services.find(host, request.facts.port).ok_or_else(|| Reason::MemoryService.into())
     }
 
-    /// Reads everything the request says, decides, and records the decision.
+    /// Reads the whole request, decides, and departs.
     async fn authorize<'a>(
         &self,
         session: &mut Session,
-        hold: &GuardMode,
+        mode: &GuardMode,
         profile: &'a MemoryProfile,
         service: &ServiceEndpoint,
-        held: &mut MemoryRequest<'_>,
+        request: &mut MemoryRequest<'_>,
     ) -> Result<AuthorizedCall<'a>, Refusal> {
         let head = session.req_header();
         let path = form::check_head(head)?;
         let audience = &service.audience;
         let presented =
-            identity::verify_identity(head, self.verifier.as_ref(), audience, hold.identity);
-        let Some(found) = profile.find_route(held.facts.method.as_str(), path.as_str()) else {
-            return Err(deny_unrouted(held, presented));
+            identity::verify_identity(head, self.verifier.as_ref(), audience, mode.identity);
+        let Some(matched) = profile.find_route(request.facts.method.as_str(), path.as_str()) else {
+            return Err(deny_unrouted(request, presented));
         };
-        let call = self.memory_call(&hold.profile, held, Some(found.route), &[], Some(&presented));
-        held.record.set_facts(audit::RecordedFacts::Memory(call));
-        if found.route.operation == BankOperation::Admin {
-            return Err(deny_unrouted(held, presented)); // whatever it carries
+        let call = memory_call(&mode.profile, request, Some(matched.route), &[], Some(&presented));
+        request.record.set_facts(audit::RecordedFacts::Memory(call));
+        if matched.route.operation == BankOperation::Admin {
+            return Err(deny_unrouted(request, presented)); // without reading its query and body
         }
-        let query = QueryParams::parse(session.req_header().uri.query(), &found)?;
-        let body = read_body(session, found.route, held).await?;
-        let json = parse_body(&body, found.route)?;
-        let banks = select::select_banks(&found, &query, json.as_ref())?;
+        let query = QueryParams::parse(session.req_header().uri.query(), &matched)?;
+        let body = read_body(session, matched.route, request).await?;
+        let json = parse_body(&body, matched.route)?;
+        let banks = select::select_banks(&matched, &query, json.as_ref())?;
         let call =
-            self.memory_call(&hold.profile, held, Some(found.route), &banks, Some(&presented));
-        held.record.set_facts(audit::RecordedFacts::Memory(call));
-        for pointer in &found.route.refused {
+            memory_call(&mode.profile, request, Some(matched.route), &banks, Some(&presented));
+        request.record.set_facts(audit::RecordedFacts::Memory(call));
+        for pointer in &matched.route.refused {
             json.as_ref().map_or(Ok(()), |json| select::refuse_field(pointer, json))?;
         }
-        let permit = decide(held, found.route.operation, &banks, presented.claim.clone());
+        let permit = decide(request, matched.route.operation, &banks, presented.claim.clone());
         let permit = match permit {
             Ok(permit) => permit,
-            Err(refusal) => return Err(explain_denial(refusal, presented, held).await),
+            Err(refusal) => return Err(explain_denial(refusal, presented, request).await),
         };
         let terms = DepartureTerms {
             upfront: request_bytes(session.req_header()) + body.len() as u64,
             treatment: "hold",
             credential: service.credential(),
-            cut: held.cut.clone(),
+            cut: request.cut.clone(),
         };
         let departure =
-            Departure::begin(held.shared, held.rules, &permit, terms, held.record).await?;
-        Ok(AuthorizedCall { found, query, body, banks, departure })
+            Departure::begin(request.shared, request.rules, &permit, terms, request.record).await?;
+        Ok(AuthorizedCall { matched, query, body, banks, departure })
     }
 
     async fn send(
         &self,
         head: RequestHeader,
         call: &AuthorizedCall<'_>,
-        held: &mut MemoryRequest<'_>,
+        request: &mut MemoryRequest<'_>,
     ) -> Result<MemoryResponse, Refusal> {
-        let repeat = match call.found.route.operation {
+        let retry = match call.matched.route.operation {
             BankOperation::None | BankOperation::Read => RetryPolicy::Once,
             BankOperation::Admin | BankOperation::Delete | BankOperation::Write => {
                 RetryPolicy::Never
             }
         };
-        let request = ServiceRequest { head, body: call.body.clone(), repeat };
+        let outgoing = ServiceRequest { head, body: call.body.clone(), retry };
         let options = UpstreamOptions {
-            sandbox: held.sandbox,
+            sandbox: request.sandbox,
             scheme: UrlScheme::Https,
             version: HttpVersion::Http1,
             upgrade: false,
-            body: Some(request.body.len() as u64),
+            body: Some(outgoing.body.len() as u64),
         };
-        let peer = |index| http_peer(held.shared, &call.departure, index, options);
+        let peer = |index| http_peer(request.shared, &call.departure, index, options);
         let peers = (0..MAX_DIAL_ADDRESSES).map_while(peer).map(|peer| force_http1(*peer));
         let peers: Vec<HttpPeer> = peers.collect();
         if let Some(address) = call.departure.address(0) {
-            call.departure.set_dialled(held.shared, held.record, address)?;
+            call.departure.set_dialled(request.shared, request.record, address)?;
         }
-        self.client.send(&peers, &request).await
-    }
-
-    /// The call in the log's words, as far as it is known.
-    fn memory_call(
-        &self,
-        profile: &ProfileName,
-        held: &MemoryRequest<'_>,
-        route: Option<&ProfileRoute>,
-        banks: &[BankId],
-        presented: Option<&PresentedIdentity>,
-    ) -> MemoryCall {
-        let effect = match route.map(|route| route.operation) {
-            Some(BankOperation::Admin) | None => MemoryEffect::Admin,
-            Some(BankOperation::Delete) => MemoryEffect::Delete,
-            Some(BankOperation::None | BankOperation::Read) => MemoryEffect::Read,
-            Some(BankOperation::Write) => MemoryEffect::Write,
-        };
-        MemoryCall {
-            request: held.recorded.clone(),
-            service: profile.as_str().into(),
-            operation: route.map_or("unknown", |route| route.call.as_str()).into(),
-            effect,
-            banks: banks.iter().map(|bank| bank.as_str().into()).collect(),
-            identity: presented.and_then(|presented| presented.subject.as_deref()).map(Text::from),
-            checked: presented.map_or(StableCode("not_looked_at"), |presented| presented.checked),
-        }
+        self.client.send(&peers, &outgoing).await
     }
 }
 
-/// Asks the one decider.
+/// Decides on a call, with the same decider as for all other attempts.
 fn decide(
-    held: &MemoryRequest<'_>,
+    request: &MemoryRequest<'_>,
     operation: BankOperation,
     banks: &[BankId],
     identity: IdentityClaim,
 ) -> Result<Permit, Refusal> {
-    let (request, banks) = (held.facts.clone(), banks.to_vec());
-    let facts = Facts::Memory(MemoryFacts { request, operation, banks, identity });
-    shared::decide(held.rules, held.sandbox, &facts)
+    let facts = Facts::Memory(MemoryFacts {
+        request: request.facts.clone(),
+        operation,
+        banks: banks.to_vec(),
+        identity,
+    });
+    shared::decide(request.rules, request.sandbox, &facts)
 }
 
-/// What no route names is administration, which is refused to everybody.
-fn deny_unrouted(held: &MemoryRequest<'_>, presented: PresentedIdentity) -> Refusal {
-    match decide(held, BankOperation::Admin, &[], presented.claim) {
+/// Denies a request that matches no route. It counts as administration, which no sandbox is permitted.
+fn deny_unrouted(request: &MemoryRequest<'_>, presented: PresentedIdentity) -> Refusal {
+    match decide(request, BankOperation::Admin, &[], presented.claim) {
         Ok(_) => Reason::MemoryOperation.into(),
         Err(refusal) => refusal,
-    }
-}
-
-/// Adds which check of the identity failed. A token on the channel of another sandbox is a finding.
-async fn explain_denial(
-    refusal: Refusal,
-    presented: PresentedIdentity,
-    held: &MemoryRequest<'_>,
-) -> Refusal {
-    let finding = match (refusal.reason, presented.claim) {
-        (Reason::IdentityInvalid, IdentityClaim::Invalid(code)) => {
-            return refusal.with_detail(code);
-        }
-        (Reason::IdentityMismatch, _) => FindingCode::IdentityMismatch,
-        (Reason::IdentityStale, _) => FindingCode::IdentityStale,
-        _ => return refusal,
-    };
-    let (own, named) = (&held.sandbox.id, presented.subject.unwrap_or_default());
-    let message = format!("the channel belongs to sandbox {own}; the token names {named}");
-    let title = "A signed identity arrived on the channel of another sandbox";
-    record_finding(held.record, finding, title, message).await;
-    refusal
-}
-
-/// Writes a finding about this call.
-async fn record_finding(record: &OpenRecord, code: FindingCode, title: &str, message: String) {
-    let finding = DetectionFinding {
-        code,
-        title: title.into(),
-        severity: FindingSeverity::High,
-        message: Some(message.into()),
-        score: None,
-        features: Vec::new(),
-    };
-    if record.record_finding(&finding).await.is_err() {
-        tracing::warn!(finding = code.code(), "cannot record a finding");
     }
 }
 
@@ -386,31 +339,31 @@ fn force_http1(mut peer: HttpPeer) -> HttpPeer {
     peer
 }
 
-/// The request in its one plain form: what was decided upon, in our own framing, with nothing of the
-/// sandbox's but what the profile passes on.
+/// Builds the head of the canonical request: the decided method, path and query, our own framing, and of the
+/// sandbox's fields only those that the profile passes.
 fn canonical_request(
     sent: &RequestHeader,
     profile: &MemoryProfile,
     call: &AuthorizedCall<'_>,
-    held: &MemoryRequest<'_>,
+    request: &MemoryRequest<'_>,
 ) -> Result<RequestHeader, Refusal> {
-    let facts = &held.facts;
+    let facts = &request.facts;
     let target = format!("{}{}", facts.path, call.query.to_query_string());
-    let broken = |_| Refusal::from(Reason::BadRequest);
-    let mut head =
-        RequestHeader::build(facts.method.as_str(), target.as_bytes(), Some(12)).map_err(broken)?;
+    let malformed = |_| Refusal::from(Reason::BadRequest);
+    let mut head = RequestHeader::build(facts.method.as_str(), target.as_bytes(), Some(12))
+        .map_err(malformed)?;
     head.insert_header(HOST, host_header(call.departure.permit(), UrlScheme::Https))
-        .map_err(broken)?;
+        .map_err(malformed)?;
     for name in &profile.pass {
         if let Some(value) = sent.headers.get(name) {
-            head.insert_header(name, value.clone()).map_err(broken)?;
+            head.insert_header(name, value.clone()).map_err(malformed)?;
         }
     }
-    head.insert_header(ACCEPT_ENCODING, "identity").map_err(broken)?;
-    head.insert_header("x-request-id", held.record.id()).map_err(broken)?;
-    if call.found.route.has_body() {
-        head.insert_header(CONTENT_TYPE, "application/json").map_err(broken)?;
-        head.insert_header(CONTENT_LENGTH, call.body.len()).map_err(broken)?;
+    head.insert_header(ACCEPT_ENCODING, "identity").map_err(malformed)?;
+    head.insert_header("x-request-id", request.record.id()).map_err(malformed)?;
+    if call.matched.route.has_body() {
+        head.insert_header(CONTENT_TYPE, "application/json").map_err(malformed)?;
+        head.insert_header(CONTENT_LENGTH, call.body.len()).map_err(malformed)?;
     }
     Ok(head)
 }

@@ -238,7 +238,7 @@ impl PolicyStore {
         let mut cut = Vec::new();
         for open in self.live.list() {
             match rules.decide_again(&open.permit, open.dialled()) {
-                Decision::Allow(permit) => open.tab.adopt_budgets(&permit),
+                Decision::Allow(permit) => open.charges.adopt_budgets(&permit),
                 Decision::Deny(denial) => {
                     open.cut.trigger(denial.reason);
                     cut.push(open);

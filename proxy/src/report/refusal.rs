@@ -1,4 +1,4 @@
-//! Refusals that explain themselves (P18): one type from every step, one text for people, one for machines.
+//! Refusals that explain themselves (P18): one type for every step, and a response body as text or as JSON.
 
 use std::time::Duration;
 
@@ -9,16 +9,16 @@ use serde_json::json;
 
 use crate::report::{metrics, record};
 
-/// How long a refused client may linger, so that it reads the answer before the connection closes.
+/// How long a connection stays open after a refusal, so that the client can read the response.
 pub(crate) const LINGER: Duration = Duration::from_secs(1);
 
-/// Why an attempt ended here.
+/// Why an attempt was refused.
 #[derive(Debug, thiserror::Error)]
 #[error("{reason}")]
 pub(crate) struct Refusal {
     pub(crate) reason: Reason,
     pub(crate) rule: Option<RuleRef>,
-    /// What else is to be told, such as the address that was refused.
+    /// Further detail, such as the refused address.
     pub(crate) detail: Option<String>,
 }
 
@@ -48,19 +48,19 @@ impl From<audit::LogDown> for Refusal {
 }
 
 impl Refusal {
-    /// Names the rule of a permit that was given before this refusal, unless it names one already.
+    /// Names the rule of the permit that preceded this refusal, unless it already names one.
     pub(crate) fn under(self, permit: &Permit) -> Self {
         let rule = self.rule.or_else(|| Some(permit.rule().clone()));
         Refusal { rule, ..self }
     }
 
-    /// Adds what was found to be wrong.
+    /// Adds detail to the reason.
     pub(crate) fn with_detail(self, detail: impl ToString) -> Self {
         Refusal { detail: Some(detail.to_string()), ..self }
     }
 }
 
-/// Refuses an attempt: counts it, writes its record, and returns the response for its client.
+/// Refuses an attempt: counts it, writes its record, and returns the response for the client.
 pub(crate) async fn refuse(
     record: OpenRecord,
     refusal: &Refusal,
@@ -76,8 +76,8 @@ pub(crate) async fn refuse(
     response
 }
 
-/// The HTTP status that says it best. Never 429, which client libraries answer by trying again.
-#[expect(clippy::wildcard_enum_match_arm, reason = "every other is forbidden by a rule")]
+/// The HTTP status for a reason. Never 429, on which client libraries retry.
+#[expect(clippy::wildcard_enum_match_arm, reason = "all other reasons are denials: 403")]
 pub(crate) fn http_status(reason: Reason) -> u16 {
     match reason {
         Reason::BadMethod
@@ -108,7 +108,7 @@ pub(crate) fn http_status(reason: Reason) -> u16 {
     }
 }
 
-/// What the client is shown: a status, and a body for people or for machines.
+/// The response to a refused request: a status, and a body as text or as JSON.
 #[derive(Debug)]
 pub(crate) struct RefusalResponse {
     pub(crate) status: u16,
@@ -118,7 +118,7 @@ pub(crate) struct RefusalResponse {
     pub(crate) fields: [(&'static str, String); 3],
 }
 
-/// Whom a body is written for.
+/// The reader of a response body: a program gets JSON, a person text.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum BodyAudience {
     Machine,
@@ -126,7 +126,7 @@ pub(crate) enum BodyAudience {
 }
 
 impl BodyAudience {
-    /// By the `Accept` of a request.
+    /// Chooses by the `Accept` field of a request.
     pub(crate) fn from_accept(accept: Option<&[u8]>) -> Self {
         let wants = accept.map(String::from_utf8_lossy).unwrap_or_default();
         if wants.contains("json") { BodyAudience::Machine } else { BodyAudience::Person }
@@ -138,9 +138,9 @@ impl RefusalResponse {
         refusal: &Refusal,
         rules: &RuleSet,
         record: &str,
-        reader: BodyAudience,
+        audience: BodyAudience,
     ) -> Self {
-        let (kind, body) = match reader {
+        let (kind, body) = match audience {
             BodyAudience::Machine => ("application/json", json_body(refusal, rules, record)),
             BodyAudience::Person => {
                 ("text/plain; charset=utf-8", text_body(refusal, rules, record))
@@ -154,7 +154,7 @@ impl RefusalResponse {
         RefusalResponse { status: http_status(refusal.reason), kind, body, fields }
     }
 
-    /// The whole of it as HTTP/1.1, after which the connection is closed.
+    /// Encodes the response as HTTP/1.1 with `Connection: close`.
     pub(crate) fn to_http1(&self) -> Vec<u8> {
         let status = ::http::StatusCode::from_u16(self.status).unwrap_or_default();
         let reason = status.canonical_reason().unwrap_or("Refused");
@@ -206,8 +206,8 @@ fn json_body(refusal: &Refusal, rules: &RuleSet, record: &str) -> String {
     format!("{body}\n")
 }
 
-/// A fatal TLS alert for a handshake that never began (RFC 8446, section 6).
-#[expect(clippy::wildcard_enum_match_arm, reason = "every other is forbidden by a rule")]
+/// A fatal TLS alert for a handshake that was refused before it began (RFC 8446, section 6).
+#[expect(clippy::wildcard_enum_match_arm, reason = "all other reasons are denials: access_denied")]
 pub(crate) fn tls_alert(reason: Reason) -> [u8; 7] {
     const ACCESS_DENIED: u8 = 49;
     const DECODE_ERROR: u8 = 50;
