@@ -28,6 +28,8 @@ pub(crate) enum ReplyFormat {
     Silent,
     Socks,
     Tls,
+    /// The client has not said anything yet.
+    Undetected,
 }
 
 /// What an explicit client wants.
@@ -83,7 +85,9 @@ pub(crate) async fn confirm_tunnel(
 ) -> Result<(), Refusal> {
     let yes: &[u8] = match tongue {
         ReplyFormat::Socks => &socks_reply(0),
-        ReplyFormat::Http(_) | ReplyFormat::Silent | ReplyFormat::Tls => ESTABLISHED,
+        ReplyFormat::Http(_) | ReplyFormat::Silent | ReplyFormat::Tls | ReplyFormat::Undetected => {
+            ESTABLISHED
+        }
     };
     stream.write_all(yes).await.map_err(|_| Reason::FirstBytesLate.into())
 }
