@@ -194,9 +194,13 @@ impl ConnectionHandler {
                 .map(|upstream| (departure, StreamSocket::from(upstream))),
             Err(refusal) => Err(refusal),
         };
-        let (departure, upstream) = match dialled {
-            Ok(dialled) => dialled,
-            Err(refusal) => return inbound.refuse(&refusal).await,
+        let (departure, upstream) = match (dialled, cut.reason()) {
+            (Ok(dialled), _) => dialled,
+            // Cut while it dialled: it ends as an open tunnel does.
+            (Err(_), Some(reason)) => {
+                return inbound.record.close(AttemptOutcome::new(record::cut_ending(reason)));
+            }
+            (Err(refusal), None) => return inbound.refuse(&refusal).await,
         };
         let InboundConnection { stream: PrefixedStream { ahead, socket }, record, .. } = inbound;
         let byte_count = record.byte_count();
