@@ -292,10 +292,11 @@ impl MemoryGuard {
         let peer = |index| http_peer(held.shared, &call.departure, index, options);
         let peers = (0..MAX_DIAL_ADDRESSES).map_while(peer).map(|peer| force_http1(*peer));
         let peers: Vec<HttpPeer> = peers.collect();
-        if let Some(address) = call.departure.address(0) {
-            call.departure.set_dialled(held.shared, held.record, address)?;
-        }
-        self.client.send(&peers, &request).await
+        let set_dialled = |index| match call.departure.address(index) {
+            Some(address) => call.departure.set_dialled(held.shared, held.record, address),
+            None => Ok(()),
+        };
+        self.client.send(&peers, &request, set_dialled).await
     }
 
     /// The call in the log's words, as far as it is known.
