@@ -5,7 +5,7 @@ use std::collections::BTreeSet;
 use std::fs;
 use std::io::{Read, Write};
 use std::net::TcpStream;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -141,27 +141,36 @@ fn p7_after_a_kill_every_answered_request_has_its_record_and_the_log_verifies() 
     scene.stop();
 }
 
+/// A program whose log has a megabyte, in a file system of its own at `log` that only the program sees.
+pub(crate) fn small_log_setup(log: &Path) -> ProxySetup {
+    fs::create_dir(log).unwrap();
+    let mount = format!("mount -t tmpfs -o size=1m tmpfs {} && exec \"$@\"", log.display());
+    let prefix = ["sh", "-c", &mount, "sh"].map(str::to_owned).into();
+    ProxySetup { prefix, log: Some(log.to_owned()), ..ProxySetup::default() }
+}
+
 /// The log's directory as the program sees it, which has a file system of its own there.
 fn log_dir_inside(scene: &ProxyScene) -> PathBuf {
     let log = scene.log_dir();
     PathBuf::from(format!("/proc/{}/root", scene.pid())).join(log.strip_prefix("/").unwrap())
 }
 
-#[test]
-fn p16_on_a_full_disk_nothing_leaves_until_there_is_room_again() {
-    let outside = tempfile::tempdir().unwrap();
-    let log = outside.path().join("log");
-    fs::create_dir(&log).unwrap();
-    let mount = format!("mount -t tmpfs -o size=1m tmpfs {} && exec \"$@\"", log.display());
-    let prefix = ["sh", "-c", &mount, "sh"].map(str::to_owned).into();
-    let scene =
-        ProxyScene::with_setup(ProxySetup { prefix, log: Some(log), ..ProxySetup::default() });
-    assert_eq!(scene.curl(&["http://open.example/before"]).status, 200);
-
-    let filler = log_dir_inside(&scene).join("filler");
+/// Takes all the room that a small log has; the file that holds it.
+pub(crate) fn fill_log(scene: &ProxyScene) -> PathBuf {
+    let filler = log_dir_inside(scene).join("filler");
     let mut file = fs::File::create(&filler).unwrap();
     while file.write_all(&[b'x'; 4096]).is_ok() {}
     while file.write_all(b"x").is_ok() {}
+    filler
+}
+
+#[test]
+fn p16_on_a_full_disk_nothing_leaves_until_there_is_room_again() {
+    let outside = tempfile::tempdir().unwrap();
+    let scene = ProxyScene::with_setup(small_log_setup(&outside.path().join("log")));
+    assert_eq!(scene.curl(&["http://open.example/before"]).status, 200);
+
+    let filler = fill_log(&scene);
     let mut served = 0;
     let full = wait_until("it refuses", || {
         let lie = "open.example:80:93.184.216.34"; // questions are not answered either
@@ -192,7 +201,6 @@ fn p16_on_a_full_disk_nothing_leaves_until_there_is_room_again() {
     assert_eq!(scene.origin.requests().len(), requests);
     assert_eq!(scene.admin_request("GET", "/ready").unwrap().0, 503);
 
-    drop(file);
     fs::remove_file(&filler).unwrap();
     wait_until("it serves again", || {
         (scene.curl(&["http://open.example/after"]).status == 200).then_some(())

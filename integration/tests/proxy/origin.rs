@@ -25,6 +25,9 @@ const SWITCH_DELAY: Duration = Duration::from_millis(50);
 /// What a server that speaks first says.
 pub(crate) const GREETING: &[u8] = b"220 ready\r\n";
 
+/// A memory call with this in its body is not answered.
+const HANG: &[u8] = b"hang";
+
 /// One request as it arrived.
 #[derive(Clone, Debug)]
 pub(crate) struct ArrivedRequest {
@@ -214,6 +217,11 @@ impl TestOriginState {
                 }
                 "steps" => self.send_steps(stream)?,
                 "upgrade" => return serve_upgrade(stream),
+                "v1" if body.windows(HANG.len()).any(|part| part == HANG) => {
+                    drop(stream.read(&mut [0])); // as above, for a memory call
+                    return Ok(());
+                }
+                "v1" => send_response(stream, "application/json", br#"{"hits":[]}"#)?,
                 _ => send_response(stream, "text/plain", format!("hello from {at}\n").as_bytes())?,
             }
         }

@@ -39,6 +39,7 @@ pub(crate) const HOSTS: &[(&str, &[&str])] = &[
     ("mixed.example", &["10.78.0.2", "93.184.216.38"]),
     ("gateway.example", &["10.78.0.1"]),
     ("files.example", &["93.184.216.60", "2606:2800::60"]),
+    ("memory.example", &["93.184.216.70", "2606:2800::70"]),
 ];
 
 /// What most tests run under.

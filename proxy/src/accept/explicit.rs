@@ -28,6 +28,8 @@ pub(crate) enum ReplyFormat {
     Silent,
     Socks,
     Tls,
+    /// The client has not said anything yet.
+    Undetected,
 }
 
 /// What a client of the explicit proxy asks for.
@@ -83,7 +85,9 @@ pub(crate) async fn confirm_tunnel(
 ) -> Result<(), Refusal> {
     let answer: &[u8] = match reply_format {
         ReplyFormat::Socks => &socks_reply(0),
-        ReplyFormat::Http(_) | ReplyFormat::Silent | ReplyFormat::Tls => ESTABLISHED,
+        ReplyFormat::Http(_) | ReplyFormat::Silent | ReplyFormat::Tls | ReplyFormat::Undetected => {
+            ESTABLISHED
+        }
     };
     stream.write_all(answer).await.map_err(|_| Reason::FirstBytesLate.into())
 }

@@ -102,13 +102,16 @@ impl InboundConnection {
     pub(super) async fn refuse(mut self, refusal: &Refusal) {
         let audience = match self.reply_format {
             ReplyFormat::Http(audience) => audience,
-            ReplyFormat::Silent | ReplyFormat::Socks | ReplyFormat::Tls => BodyAudience::Person,
+            ReplyFormat::Silent
+            | ReplyFormat::Socks
+            | ReplyFormat::Tls
+            | ReplyFormat::Undetected => BodyAudience::Person,
         };
         self.detect_reply_format().await;
         let response = refusal::refuse(self.record, refusal, &self.rules, audience).await;
         let answer = match self.reply_format {
             ReplyFormat::Http(_) => response.to_http1(),
-            ReplyFormat::Silent => return,
+            ReplyFormat::Silent | ReplyFormat::Undetected => return,
             ReplyFormat::Socks => {
                 explicit::socks_reply(explicit::socks_reply_code(refusal.reason)).to_vec()
             }
@@ -120,10 +123,7 @@ impl InboundConnection {
     /// Finds out how to answer a client of the explicit proxy that was refused before it sent a byte.
     async fn detect_reply_format(&mut self) {
         let stream = &mut self.stream;
-        if self.mode != ListenerMode::Explicit
-            || self.reply_format != ReplyFormat::Silent
-            || !stream.ahead.is_empty()
-        {
+        if self.mode != ListenerMode::Explicit || self.reply_format != ReplyFormat::Undetected {
             return;
         }
         drop(timeout(LINGER, stream.read_ahead()).await); // a silent client gets no answer

@@ -111,7 +111,7 @@ impl ConnectionHandler {
             record.set_sandbox(record::subject(sandbox));
         }
         let stream = PrefixedStream::new(socket);
-        let reply_format = ReplyFormat::Silent;
+        let reply_format = ReplyFormat::Undetected;
         let inbound = InboundConnection { stream, record, rules, reply_format, mode, original_dst };
         (inbound, identified.map_err(Refusal::from))
     }
@@ -140,9 +140,6 @@ impl ConnectionHandler {
         // Server-first protocols (SSH, SMTP): if a raw TCP rule matches, tunnel now instead of waiting for client bytes.
         if let Some(permit) = inbound.decide_raw(sandbox, &target, port) {
             return Ok(NextStage::Tunnel(permit));
-        }
-        if matches!(inbound.reply_format, ReplyFormat::Http(_)) {
-            inbound.reply_format = ReplyFormat::Silent; // inside CONNECT the client speaks to the origin
         }
         let detected = detect(&mut inbound.stream, limits, deadline).await;
         inbound.reply_format = reply_format(&inbound.stream, &detected);
@@ -174,6 +171,8 @@ impl ConnectionHandler {
         inbound.record_facts(Some(&host), port, None);
         explicit::check_reachable(&inbound.rules, sandbox, &host, port)?;
         explicit::confirm_tunnel(&mut inbound.stream, inbound.reply_format).await?;
+        // Granted: the client takes every byte from here on for the origin's, also those of a refusal.
+        inbound.reply_format = ReplyFormat::Silent;
         Ok(Some((ConnectTarget::Named(host), port)))
     }
 
@@ -195,9 +194,13 @@ impl ConnectionHandler {
                 .map(|upstream| (departure, StreamSocket::from(upstream))),
             Err(refusal) => Err(refusal),
         };
-        let (departure, upstream) = match dialled {
-            Ok(dialled) => dialled,
-            Err(refusal) => return inbound.refuse(&refusal).await,
+        let (departure, upstream) = match (dialled, cut.reason()) {
+            (Ok(dialled), _) => dialled,
+            // Cut while it dialled: it ends as an open tunnel does.
+            (Err(_), Some(reason)) => {
+                return inbound.record.close(AttemptOutcome::new(record::cut_ending(reason)));
+            }
+            (Err(refusal), None) => return inbound.refuse(&refusal).await,
         };
         let InboundConnection { stream: PrefixedStream { ahead, socket }, record, .. } = inbound;
         let byte_count = record.byte_count();

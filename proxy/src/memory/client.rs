@@ -83,13 +83,16 @@ impl MemoryClient {
         MemoryClient { connector: Connector::new(Some(options)), limits: *limits }
     }
 
-    /// Sends a request to the first of `peers` that accepts a connection, and reads the answer.
+    /// Sends a request to the first of `peers` that accepts a connection, and reads the answer. `before_dial` gets the
+    /// index of each peer before it is tried, and may refuse it.
     pub(super) async fn send(
         &self,
         peers: &[HttpPeer],
         request: &ServiceRequest,
+        before_dial: impl FnMut(usize) -> Result<(), Refusal>,
     ) -> Result<MemoryResponse, Refusal> {
-        match timeout(self.limits.memory_answer(), self.try_peers(peers, request)).await {
+        let tried = self.try_peers(peers, request, before_dial);
+        match timeout(self.limits.memory_answer(), tried).await {
             Ok(received) => received,
             Err(_) => Err(Reason::UpstreamTimeout.into()),
         }
@@ -99,9 +102,11 @@ impl MemoryClient {
         &self,
         peers: &[HttpPeer],
         request: &ServiceRequest,
+        mut before_dial: impl FnMut(usize) -> Result<(), Refusal>,
     ) -> Result<MemoryResponse, Refusal> {
         let mut last_refusal = Refusal::from(Reason::UpstreamUnreachable);
-        for peer in peers {
+        for (index, peer) in peers.iter().enumerate() {
+            before_dial(index)?;
             let started = Instant::now();
             let (session, reused) = match self.connector.get_http_session(peer).await {
                 Ok(connected) => connected,

@@ -303,10 +303,11 @@ impl MemoryGuard {
         let peer = |index| http_peer(request.shared, &call.departure, index, options);
         let peers = (0..MAX_DIAL_ADDRESSES).map_while(peer).map(|peer| force_http1(*peer));
         let peers: Vec<HttpPeer> = peers.collect();
-        if let Some(address) = call.departure.address(0) {
-            call.departure.set_dialled(request.shared, request.record, address)?;
-        }
-        self.client.send(&peers, &outgoing).await
+        let set_dialled = |index| match call.departure.address(index) {
+            Some(address) => call.departure.set_dialled(request.shared, request.record, address),
+            None => Ok(()),
+        };
+        self.client.send(&peers, &outgoing, set_dialled).await
     }
 }
 
