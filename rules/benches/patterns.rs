@@ -99,7 +99,7 @@ fn bench_lookup(criterion: &mut Criterion, size: usize) {
     let absent = sample_names(size, |at| format!("not-there-{at}.team-1.cdn.example"));
     for (kind, names) in [("present", present), ("absent", absent)] {
         let mut next = names.iter().cycle();
-        criterion.bench_function(&format!("look-up/{kind}/{size}"), |bench| {
+        criterion.bench_function(&format!("lookup/{kind}/{size}"), |bench| {
             bench.iter(|| next.next().map(|name| set.hits(black_box(name)).count()));
         });
     }

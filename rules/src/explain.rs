@@ -76,7 +76,7 @@ impl RuleSet {
         };
         let forwardable = probe.method.as_ref().is_none_or(|method| method.is_forwardable());
         let never = (!forwardable && decision.reason() == Some(Reason::MethodNotAllowed))
-            .then_some("CONNECT and TRACE are never forwarded, whatever a rule says.");
+            .then_some("CONNECT and TRACE are never forwarded, whatever a rule allows.");
         Explanation { decision, near, change, never }
     }
 

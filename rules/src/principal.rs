@@ -1,5 +1,5 @@
-//! Principals: the user that Sandbar names to a memory service. Built only from what the configuration says about
-//! a sandbox, never from what the sandbox sends.
+//! Principals: the user that Sandbar names to a memory service. Built only from the configuration of a
+//! sandbox, never from what the sandbox sends.
 
 use crate::sandbox::Sandbox;
 

@@ -15,7 +15,7 @@ use crate::limits::LimitsDocument;
 #[serde(deny_unknown_fields)]
 #[schemars(title = "Sandbar policy")]
 pub(crate) struct PolicyDocument {
-    /// The name by which sandboxes refer to the policy.
+    /// The policy's name, which `[[sandbox]]` entries refer to.
     #[schemars(with = "String")]
     pub(crate) name: Spanned<String>,
     /// TLS treatment for rules that do not set their own; default `intercept`.
@@ -495,7 +495,7 @@ pub(crate) enum AttributionDocument {
 #[derive(Debug, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub(crate) struct CredentialDocument {
-    /// The name by which rules refer to it.
+    /// The credential's name, which rules refer to.
     #[schemars(with = "String")]
     pub(crate) name: Spanned<String>,
     /// The file that holds the value.

@@ -39,7 +39,7 @@ pub(super) fn read_test(
     })
 }
 
-/// Reports keys that other keys would override: such a test would not test what it says.
+/// Reports keys that other keys would override: such a test would not test what its author meant.
 fn check_keys(builder: &mut PolicyBuilder<'_>, document: &TestDocument) {
     let request = document.method.is_some() || document.path.is_some();
     let memory = document.bank.is_some() || document.operation.is_some();
