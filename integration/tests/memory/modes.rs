@@ -10,7 +10,7 @@ use super::client::{ClientRequest, SandboxClient};
 use super::scene::{AUDIENCE, MemoryScene, MemorySetup, SECRET, wait_for};
 
 #[test]
-fn p12_a_sandbox_without_a_token_is_known_by_its_path() {
+fn p12_a_sandbox_without_a_token_is_identified_by_its_channel() {
     let scene = MemoryScene::new();
     let answer = scene.send("sandbox-d", ClientRequest::recall("staging:team-d"));
     assert_eq!(answer.status, 200, "{}", answer.text());

@@ -156,7 +156,7 @@ const BAD_POLICIES: [BadPolicyCase; 22] = [
     (
         "a slip",
         |dir| put_policy(dir, &POLICY.replacen("hosts", "hsots", 1)),
-        "`hsots` is not",
+        "unknown key `hsots`",
         "p.toml:5:1",
     ),
     ("empty", |dir| put_policy(dir, ""), "missing key `name`", "p.toml:1:1"),
@@ -204,7 +204,7 @@ const BAD_POLICIES: [BadPolicyCase; 22] = [
     (
         "a list elsewhere",
         |dir| put_policy(dir, &(POLICY.to_owned() + &LIST_RULE.replace("l.txt", "../l.txt"))),
-        "beside the policy or below",
+        "in the policy's directory or below",
         "p.toml:17:14",
     ),
     ("two of a name", |dir| fs::write(dir.join("q.toml"), POLICY).unwrap(), "twice", "q.toml:2:8"),
