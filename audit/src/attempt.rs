@@ -147,7 +147,7 @@ pub struct MemoryCall {
     pub banks: Vec<Text<256>>,
     /// The signed identity, after its signature was checked.
     pub identity: Option<Text<300>>,
-    /// What became of checking it: `verified`, `from_path`, `absent`, `not_looked_at`, or the check that failed.
+    /// What became of checking it: `verified`, `from_channel`, `absent`, `not_looked_at`, or the check that failed.
     pub checked: StableCode,
 }
 

@@ -436,7 +436,7 @@ pub(crate) struct SandbarExtension<'a> {
     /// Name of the credential that was injected, never its value.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) credential: Option<&'a Text<128>>,
-    /// What became of checking the signed identity of a memory call: `verified`, `from_path`, `absent`, `not_looked_at`, or the check that failed.
+    /// What became of checking the signed identity of a memory call: `verified`, `from_channel`, `absent`, `not_looked_at`, or the check that failed.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) identity: Option<StableCode>,
     /// The exfiltration score.

@@ -10,7 +10,7 @@ use super::client::{ClientRequest, SandboxClient};
 use super::scene::{AUDIENCE, MemoryScene, MemorySetup, SECRET, wait_for};
 
 #[test]
-fn p12_a_sandbox_without_a_token_is_known_by_its_path() {
+fn p12_a_sandbox_without_a_token_is_identified_by_its_channel() {
     let scene = MemoryScene::new();
     let answer = scene.send("sandbox-d", ClientRequest::recall("staging:team-d"));
     assert_eq!(answer.status, 200, "{}", answer.text());
@@ -34,7 +34,7 @@ fn p12_a_sandbox_without_a_token_is_known_by_its_path() {
     }
     let of = |record: &Value| record["class_uid"] == 6003 && record["status_detail"] == "allowed";
     let told = scene.records().into_iter().find(of).unwrap();
-    assert_eq!(told["unmapped"]["sandbar"]["identity"], "from_path");
+    assert_eq!(told["unmapped"]["sandbar"]["identity"], "from_channel");
 }
 
 #[test]

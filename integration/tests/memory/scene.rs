@@ -384,7 +384,7 @@ fn policy_files(service: u16) -> Vec<(&'static str, String)> {
             "mem-d",
             rule(
                 "mem-d",
-                "identity = \"from-path\"\nrecall = [\"staging:team-d\"]\nretain = [\"staging:team-d\"]\n\
+                "identity = \"from-channel\"\nrecall = [\"staging:team-d\"]\nretain = [\"staging:team-d\"]\n\
                  [[memory]]\nname = \"nobody speaks to it\"\nhost = \"other.corp.example\"\nprofile = \"astrocyte\"\n\
                  recall = [\"staging:team-d\"]\n\
                  [[allow]]\nname = \"another name\"\nhosts = [\"alias.corp.example:PORT\"]\nresolves_to = [\"127.0.0.0/8\"]\n",

@@ -162,7 +162,7 @@ ports = [8443]
 name = "m"
 host = "m.example"
 profile = "mcp"
-identity = "from-path"
+identity = "from-channel"
 environment = "s"
 recall = ["shared-*"]
 retain = ["a"]
@@ -183,7 +183,7 @@ fn check_shows_all_that_is_in_effect() {
     for line in [
         "tunnel (tunnel; ech tolerate; memory may-receive)",
         "odd (intercept; inspect true; dns_types A TXT; cname strict; connections = 3)",
-        "m (memory; profile mcp; identity from-path; environment s; recall shared-*; retain a)",
+        "m (memory; profile mcp; identity from-channel; environment s; recall shared-*; retain a)",
         "10.2.0.0/16                      this address range, port 8443",
         "o.example and every name below it, port 443",
         "base floor, policies p\n",
@@ -230,7 +230,7 @@ fn errors_point_at_the_character() {
         "name = \"p\"\n[[allow]]\nname = \"a\"\nhots = []\nhosts = [\"ü.example\", \"b d\"]\nmethods = [\"get\"]\n",
     )]);
     let output = run_in(dir.path(), &["check", "p.toml"]);
-    let expected = "error: `hots` is not a key here
+    let expected = "error: unknown key `hots`
  --> p.toml:4:1
   |
 4 | hots = []

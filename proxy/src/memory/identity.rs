@@ -72,7 +72,7 @@ pub(super) fn verify_identity(
         Ok(Some(token)) => token,
         Ok(None) => {
             let checked = match mode {
-                IdentityMode::FromChannel => StableCode("from_path"),
+                IdentityMode::FromChannel => StableCode("from_channel"),
                 IdentityMode::Required => StableCode("absent"),
             };
             return PresentedIdentity { claim: IdentityClaim::Absent, subject: None, checked };

@@ -1,4 +1,4 @@
-//! `[[test]]` entries to trials.
+//! Compiles `[[test]]` entries to [`PolicyTest`]s.
 
 use toml::Spanned;
 
@@ -39,7 +39,7 @@ pub(super) fn read_test(
     })
 }
 
-/// Keys that would be passed over beside others make a test that tests nothing.
+/// Reports keys that other keys would override: such a test would not test what its author meant.
 fn check_keys(builder: &mut PolicyBuilder<'_>, document: &TestDocument) {
     let request = document.method.is_some() || document.path.is_some();
     let memory = document.bank.is_some() || document.operation.is_some();
@@ -48,13 +48,13 @@ fn check_keys(builder: &mut PolicyBuilder<'_>, document: &TestDocument) {
             "`operation` needs a `bank`"
         }
         (Some(_), _) if request || memory || document.protocol.is_some() => {
-            "`dns` tries a look-up and nothing else"
+            "`dns` tests a lookup only; remove `method`, `path`, `bank`, `operation` and `protocol`"
         }
         (Some(_), _) if document.host.get_ref().parse::<std::net::IpAddr>().is_ok() => {
-            "`dns` looks up a name, not an address"
+            "`dns` needs a host name, not an address"
         }
         (None, Some(ProtocolDocument::Tcp)) if request || memory => {
-            "raw TCP carries no requests to try"
+            "`protocol = \"tcp\"` carries no requests; remove `method`, `path`, `bank` and `operation`"
         }
         (Some(_) | None, _) => return,
     };
@@ -115,16 +115,19 @@ fn parse_reason(
         (Some(reason), ExpectDocument::Deny) => Some(reason),
         (Some(_), ExpectDocument::Allow) => builder.reject(
             code.span(),
-            ProblemKind::Pointless("what is allowed has no reason for denial".to_owned()),
+            ProblemKind::Pointless(
+                "an allowed attempt has no reason; remove `reason`, or set `expect = \"deny\"`"
+                    .to_owned(),
+            ),
         ),
         (None, _) => {
             let near = nearest(code.get_ref(), Reason::ALL.iter().map(|reason| reason.code()));
-            let help = near.map_or("`sandbar reasons` lists them all".to_owned(), |near| {
+            let help = near.map_or("`sandbar reasons` lists all codes".to_owned(), |near| {
                 format!("did you mean `{near}`?")
             });
-            let place = builder.source.location(code.span());
+            let location = builder.source.location(code.span());
             let fault = ProblemKind::Unknown { what: "reason", name: code.get_ref().clone() };
-            builder.problems.error_with_help(place, fault, help);
+            builder.problems.error_with_help(location, fault, help);
             None
         }
     }

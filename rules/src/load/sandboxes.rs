@@ -1,4 +1,4 @@
-//! The operator's file to sandboxes and their layers.
+//! Reads sandboxes and their layers from the configuration.
 
 use std::collections::{BTreeMap, HashMap, HashSet};
 use std::sync::Arc;
@@ -15,13 +15,13 @@ use crate::policy::Policy;
 use crate::ruleset::{BaseLayer, SandboxLayers, Tier};
 use crate::sandbox::{Channel, Sandbox, Sandboxes};
 
-/// Most sandboxes in one operator's file.
+/// Most sandboxes in one configuration.
 const MAX_SANDBOXES: usize = 100_000;
 
 type PolicyMap = BTreeMap<PolicyName, Arc<Policy>>;
 type DeclaredSandboxes = (Sandboxes, HashMap<SandboxId, SandboxLayers>);
 
-/// Without an operator's file each policy is a sandbox of its own name, under a base that forbids nothing.
+/// Makes one sandbox per policy, with the policy's name and base `system`, for a load without configuration.
 pub(crate) fn lone_sandboxes(policies: &PolicyMap) -> DeclaredSandboxes {
     let (mut sandboxes, mut layers) = (Sandboxes::default(), HashMap::new());
     for (name, policy) in policies {
@@ -36,7 +36,7 @@ pub(crate) fn lone_sandboxes(policies: &PolicyMap) -> DeclaredSandboxes {
     (sandboxes, layers)
 }
 
-/// What the operator's file declares; `None` when it cannot be read at all.
+/// Reads the sandboxes of the configuration; `None` if it is not readable as TOML.
 pub(crate) fn read_sandboxes(
     file: &SourceFile,
     policies: &PolicyMap,
@@ -48,9 +48,9 @@ pub(crate) fn read_sandboxes(
     let mut reader = SandboxReader { source: &source, policies, problems, lines: HashMap::new() };
     let forbidden = document.grants.iter().flat_map(|grants| &grants.forbid_bases);
     for base in forbidden.filter(|base| Tier::by_name(base.get_ref()).is_none()) {
-        drop(reader.find_policy(base, "base")); // only that there is one
+        drop(reader.find_policy(base, "base")); // reports an unknown one
     }
-    let mut judged = HashSet::new();
+    let mut linted = HashSet::new();
     let (mut sandboxes, mut layers) = (Sandboxes::default(), HashMap::new());
     if document.sandbox.len() > MAX_SANDBOXES {
         reader.report(0..0, ProblemKind::TooMany { what: "sandboxes", limit: MAX_SANDBOXES });
@@ -59,8 +59,8 @@ pub(crate) fn read_sandboxes(
         let Some(sandbox) = reader.read_sandbox(entry) else { continue };
         reader.bind_channels(entry.get_ref(), &sandbox.id, &mut sandboxes);
         if let Some(stack) = reader.read_layers(entry.get_ref()) {
-            // Sandboxes by the thousand share a few stacks: each is judged once.
-            if judged.insert((layers_key(entry.get_ref()), sandbox.environment.clone())) {
+            // Thousands of sandboxes share a few combinations of layers; each combination is linted once.
+            if linted.insert((layers_key(entry.get_ref()), sandbox.environment.clone())) {
                 lint::lint_sandbox(&sandbox, &stack, &credentials, reader.problems);
             }
             layers.insert(sandbox.id.clone(), stack);
@@ -80,13 +80,13 @@ pub(crate) fn read_sandboxes(
     Some((sandboxes, layers))
 }
 
-/// What a sandbox is judged by, as written.
+/// Returns the layers of a sandbox as written, to compare them.
 fn layers_key(document: &SandboxDocument) -> (Option<String>, Vec<String>) {
     let base = document.base.as_ref().map(|base| base.get_ref().clone());
     (base, document.policies.iter().map(|name| name.get_ref().clone()).collect())
 }
 
-/// A test for a sandbox that does not exist would never run, and so never fail.
+/// Reports tests for sandboxes that do not exist: such a test never runs and so never fails.
 fn check_tests(policies: &PolicyMap, sandboxes: &Sandboxes, problems: &mut Problems) {
     for trial in policies.values().flat_map(|policy| &policy.trials) {
         if let Some(id) = trial.sandbox.as_ref().filter(|id| sandboxes.get(id).is_none()) {
@@ -134,7 +134,7 @@ struct SandboxReader<'a> {
     source: &'a SourceText<'a>,
     policies: &'a PolicyMap,
     problems: &'a mut Problems,
-    /// The line each sandbox stands on.
+    /// The line of each sandbox.
     lines: HashMap<SandboxId, u32>,
 }
 
@@ -181,13 +181,13 @@ impl SandboxReader<'_> {
             document.unix_uid.as_ref().map(|uid| (uid.span(), Channel::UnixUser(*uid.get_ref())));
         for (span, channel) in [mark, interface, uid].into_iter().flatten() {
             if channel == Channel::Mark(0) {
-                let why = "mark 0 is what every unmarked connection carries";
+                let why = "every unmarked connection carries mark 0; choose another mark";
                 self.report(span.clone(), ProblemKind::Missing(why));
             }
             if matches!(&channel, Channel::Interface(name) if name.is_empty() || name.len() > 15) {
                 self.report(
                     span.clone(),
-                    ProblemKind::Missing("an interface name has 1 to 15 characters"),
+                    ProblemKind::Missing("an interface name must have 1 to 15 characters"),
                 );
             }
             let shown = channel.to_string();
@@ -206,7 +206,7 @@ impl SandboxReader<'_> {
     ) {
         let Some(entry) = &document.source_address else { return };
         if !document.dangerously_trust_source_address {
-            let why = "a neighbour can take a source address; say `dangerously_trust_source_address = true` if none can";
+            let why = "a neighbour can spoof a source address; set `dangerously_trust_source_address = true` if none can here";
             self.report(entry.span(), ProblemKind::Missing(why));
         }
         let Some(net) = entry.get_ref().parse::<IpNet>().ok().filter(|net| net.trunc() == *net)
@@ -250,16 +250,16 @@ impl SandboxReader<'_> {
             let known = self.policies.keys().map(PolicyName::as_str).chain(tiers);
             let help = match nearest(name.get_ref(), known.clone()) {
                 Some(near) => format!("did you mean `{near}`?"),
-                None => format!("there are: {}", known.collect::<Vec<_>>().join(", ")),
+                None => format!("use one of: {}", known.collect::<Vec<_>>().join(", ")),
             };
             let fault = ProblemKind::Unknown { what, name: printable(name.get_ref()) };
-            let place = self.source.location(name.span());
-            self.problems.error_with_help(place, fault, help);
+            let location = self.source.location(name.span());
+            self.problems.error_with_help(location, fault, help);
         }
         found.map(|(_, policy)| policy.clone())
     }
 
-    /// An empty path would mean the current directory to some and nothing to others.
+    /// Reports empty paths, which are ambiguous: some code reads them as the current directory.
     fn check_paths(&mut self, document: &ConfigurationDocument) {
         let log = document.log.iter().map(|log| &log.dir);
         let secrets = document.credential.iter().map(|entry| &entry.get_ref().file);
@@ -284,7 +284,7 @@ impl SandboxReader<'_> {
             match (&listener.sandbox, &listener.identify) {
                 (None, None) => {
                     let why =
-                        "a listener says whose it is: `sandbox`, or `identify` if it is shared";
+                        "a listener needs `sandbox`, or `identify` if several sandboxes share it";
                     self.report(listener.mode.span(), ProblemKind::Missing(why));
                 }
                 (Some(sandbox), Some(_)) => {
@@ -308,9 +308,9 @@ impl SandboxReader<'_> {
         let explicit = *listener.mode.get_ref() == ModeDocument::Explicit;
         for bind in &listener.bind {
             let why = match BindTarget::parse(bind.get_ref()) {
-                None => "a socket is written `address:port`, `unix:PATH` or `inherited:NAME`",
+                None => "write a socket as `address:port`, `unix:PATH` or `inherited:NAME`",
                 Some(BindTarget::Unix(_)) if !explicit => {
-                    "only an explicit listener has a unix socket"
+                    "only a listener with `mode = \"explicit\"` can bind a unix socket"
                 }
                 Some(BindTarget::Inherited(_) | BindTarget::Tcp(_) | BindTarget::Unix(_)) => {
                     continue;
@@ -321,7 +321,7 @@ impl SandboxReader<'_> {
         if listener.bind.is_empty() {
             self.report(
                 listener.mode.span(),
-                ProblemKind::Missing("a listener binds at least one socket"),
+                ProblemKind::Missing("a listener needs at least one socket in `bind`"),
             );
         }
     }

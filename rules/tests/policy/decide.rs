@@ -136,7 +136,7 @@ fn p1_only_what_a_rule_names_passes() {
 }
 
 #[test]
-fn p1_nothing_is_allowed_by_nothing() {
+fn p1_empty_policies_and_lists_allow_nothing() {
     for text in [
         "name = \"p\"",
         "name = \"p\"\n[[allow]]\nname = \"a\"\nhosts = []",
@@ -148,7 +148,7 @@ fn p1_nothing_is_allowed_by_nothing() {
         assert!(decide_attempt(&rules, "p", "GET https://x.com/").is_err(), "{text}");
         assert_eq!(rules.warnings().is_empty(), !text.contains("allow"), "{text}");
     }
-    assert_ne!(error_texts(compile_lone("")), [""; 0], "a file without a name is no policy");
+    assert_ne!(error_texts(compile_lone("")), [""; 0], "a file without a name is not a policy");
 }
 
 #[test]
@@ -204,7 +204,7 @@ fn decide_facts(rules: &RuleSet, facts: &Facts) -> Result<&'static str, Reason> 
 }
 
 #[test]
-fn p6_names_agree_or_the_connection_ends() {
+fn p6_names_agree_or_the_connection_is_refused() {
     let dialled = |text: &str| ConnectTarget::Dialled(text.parse::<IpAddr>().unwrap());
     let named = |text: &str| ConnectTarget::Named(parse_host(text));
     let http = |text: Option<&str>| Protocol::Http { host: text.map(parse_host) };
@@ -352,7 +352,7 @@ fn p6_names_agree_on_every_request() {
 }
 
 #[test]
-fn questions_are_judged_by_name_and_type() {
+fn questions_are_decided_by_name_and_type() {
     let rules = rules();
     for (name, query, expected) in [
         ("github.com", 1, Ok("resolve")),
@@ -376,7 +376,7 @@ fn questions_are_judged_by_name_and_type() {
 }
 
 #[test]
-fn a_permit_says_what_the_rule_meant() {
+fn a_permit_carries_the_terms_of_its_rule() {
     let rules = rules();
     let permit = |text: &str, stage: usize| {
         let probe = rules::probe::PolicyProbe::parse(text).unwrap();
@@ -464,7 +464,7 @@ fn p4_addresses_are_admitted_by_the_rule_that_decided() {
 }
 
 #[test]
-fn p4_a_denied_address_is_denied_whatever_name_leads_there() {
+fn p4_a_denied_address_is_denied_for_every_name() {
     let text = "name = \"p\"\n[[allow]]\nname = \"a\"\nhosts = [\"x.example\", \"x.example:8443\"]\n\
         [[deny]]\naddresses = [\"9.9.9.0/24\"]\n[[deny]]\nname = \"one port\"\naddresses = [\"8.8.8.0/24\"]\nports = [8443]";
     let rules = unwrap_rules(compile_lone(text));
@@ -486,7 +486,7 @@ fn p4_a_denied_address_is_denied_whatever_name_leads_there() {
 }
 
 #[test]
-fn p17_addresses_that_are_tried_are_bounded() {
+fn p17_the_number_of_addresses_is_bounded() {
     let rules = rules();
     let Decision::Allow(permit) = rules::probe::PolicyProbe::parse("github.com")
         .unwrap()
@@ -500,7 +500,7 @@ fn p17_addresses_that_are_tried_are_bounded() {
 }
 
 #[test]
-fn the_most_specific_rule_acts() {
+fn the_most_specific_rule_wins() {
     let text = r#"
 name = "p"
 [[allow]]
@@ -609,7 +609,7 @@ fn deny_rules_hold_for_every_spelling() {
 }
 
 #[test]
-fn p10_a_connection_is_asked_again_with_where_it_went() {
+fn p10_a_connection_is_decided_again_with_its_dialled_address() {
     let before = unwrap_rules(compile_lone(
         "name = \"p\"\n[[allow]]\nname = \"a\"\nhosts = [\"x.example\"]\ntls = \"tunnel\"\nresolves_to = [\"10.1.0.0/16\"]",
     ));
@@ -635,7 +635,7 @@ fn p10_a_connection_is_asked_again_with_where_it_went() {
 }
 
 #[test]
-fn p3_a_test_of_what_passes_unseen_is_not_fooled() {
+fn p3_a_test_of_uninspected_traffic_follows_enforcement() {
     let text = "name = \"p\"\n[[allow]]\nname = \"r\"\nhosts = [\"db.example\"]\ntcp = [443]\n[[test]]\nexpect = \"deny\"\nhost = \"https://db.example/admin\"";
     assert!(
         !unwrap_rules(compile_lone(text)).run_tests()[0].has_passed(),
@@ -644,7 +644,7 @@ fn p3_a_test_of_what_passes_unseen_is_not_fooled() {
 }
 
 #[test]
-fn the_closest_path_acts_beside_one_for_everything() {
+fn the_most_specific_path_wins_beside_one_for_everything() {
     let text = "name = \"p\"\n[[allow]]\nname = \"a\"\nhosts = [\"x.example\"]\npaths = [\"/**\", \"/v1/files\"]\n\
         [[allow]]\nname = \"b\"\nhosts = [\"x.example\"]\npaths = [\"/v1/*\"]";
     assert_decisions(

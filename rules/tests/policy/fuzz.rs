@@ -1,11 +1,11 @@
-//! The fuzzers' checks on a bounded number of inputs: words of the language in any order, and any bytes.
+//! Runs the fuzzers' checks on a bounded number of inputs: fragments of the language in any order, and any bytes.
 
 use proptest::prelude::*;
 
 #[path = "../../fuzz/checks.rs"]
 mod checks;
 
-/// How many inputs each check is given.
+/// Number of inputs per check.
 const INPUTS: u32 = 1500;
 
 const NAME_WORDS: &[&str] = &[
@@ -79,6 +79,7 @@ const POLICY_WORDS: &[&str] = &[
     "expect = \"deny\"\n",
     "host = \"x.example\"\n",
     "profile = \"mcp\"\n",
+    "identity = \"from-channel\"\n",
     "recall = [\"staging:a\"]\n",
     "retain = [\"x\"]\n",
     "requests_per_hour = 5\n",

@@ -1,4 +1,4 @@
-//! Layers, tiers, sandboxes and channels, from the operator's file.
+//! Layers, tiers, sandboxes and channels of the configuration.
 
 use rules::Reason::*;
 use rules::facts::HttpMethod;
@@ -127,12 +127,12 @@ fn the_smallest_budget_counts_over_all_layers() {
 }
 
 #[test]
-fn rules_the_base_leaves_nothing_of_are_warned_about() {
+fn rules_that_the_base_makes_ineffective_cause_warnings() {
     let warnings = problem_texts(rules().warnings()).join("\n");
     for part in [
-        "rule `db` can never act: in sandbox `a`, base `user` allows no raw TCP",
-        "rule `code` can never act: in sandbox `b`, base `untrusted` allows nothing",
-        "rule `more` can never act: in sandbox `d`, base `floor` allows none of its hosts",
+        "rule `db` has no effect: in sandbox `a`, base `user` allows no raw TCP",
+        "rule `code` has no effect: in sandbox `b`, base `untrusted` allows nothing",
+        "rule `more` has no effect: in sandbox `d`, base `floor` allows none of its hosts",
     ] {
         assert!(warnings.contains(part), "{part}\n---\n{warnings}");
     }
@@ -140,7 +140,7 @@ fn rules_the_base_leaves_nothing_of_are_warned_about() {
 }
 
 #[test]
-fn p2_channels_come_from_the_operators_file() {
+fn p2_channels_come_from_the_configuration() {
     let rules = rules();
     let who = |seen: &[Channel]| rules.sandboxes().identify(seen).map(|found| found.id.to_string());
     assert_eq!(who(&[Channel::Mark(0xa1)]), Ok("a".to_owned()));
@@ -151,22 +151,22 @@ fn p2_channels_come_from_the_operators_file() {
 }
 
 #[test]
-fn the_operators_file_is_checked_like_a_policy() {
+fn the_configuration_is_checked_like_a_policy() {
     let one = |entry: &str| format!("[[sandbox]]\nid = \"a\"\npolicies = [\"extra\"]\n{entry}");
-    for (operator, part) in [
-        ("[[sandbox]]\nid = \"a\"\npolicies = [\"extr\"]".to_owned(), "there is no policy `extr`"),
-        ("[[sandbox]]\nid = \"a\"\nbase = \"usr\"".to_owned(), "there is no base `usr`"),
-        ("[[sandbox]]\nid = \"a b\"".to_owned(), "sandbox id `a b` is not good"),
+    for (configuration, part) in [
+        ("[[sandbox]]\nid = \"a\"\npolicies = [\"extr\"]".to_owned(), "unknown policy `extr`"),
+        ("[[sandbox]]\nid = \"a\"\nbase = \"usr\"".to_owned(), "unknown base `usr`"),
+        ("[[sandbox]]\nid = \"a b\"".to_owned(), "invalid sandbox id `a b`"),
         (
             "[[sandbox]]\nid = \"a\"\n[[sandbox]]\nid = \"a\"".to_owned(),
-            "sandbox `a` stands twice; first on line 2",
+            "sandbox `a` is defined twice; first on line 2",
         ),
         (
             "[[sandbox]]\nid = \"a\"\nmark = 1\n[[sandbox]]\nid = \"b\"\nmark = 1".to_owned(),
-            "channel `mark 0x1 (of sandbox a)` stands twice; first on line 2",
+            "channel `mark 0x1 (of sandbox a)` is defined twice; first on line 2",
         ),
-        (one("mark = 0"), "mark 0 is what every unmarked connection carries"),
-        (one("interface = \"\""), "an interface name has 1 to 15 characters"),
+        (one("mark = 0"), "every unmarked connection carries mark 0"),
+        (one("interface = \"\""), "an interface name must have 1 to 15 characters"),
         (one("source_address = \"10.0.0.2/32\""), "dangerously_trust_source_address"),
         (
             one("dangerously_trust_source_address = true\nsource_address = \"10.0.0.2/8\""),
@@ -174,54 +174,51 @@ fn the_operators_file_is_checked_like_a_policy() {
         ),
         (
             one("[[listener]]\nmode = \"dns\"\nbind = [\"127.0.0.1:53\"]"),
-            "a listener says whose it is",
+            "a listener needs `sandbox`, or `identify`",
         ),
         (
             one("[[listener]]\nmode = \"dns\"\nbind = [\"nonsense\"]\nsandbox = \"a\""),
-            "a socket is written `address:port`",
+            "write a socket as `address:port`",
         ),
         (
             one("[[listener]]\nmode = \"dns\"\nbind = [\"unix:x\"]\nsandbox = \"a\""),
-            "only an explicit listener has a unix socket",
+            "can bind a unix socket",
         ),
         (
             one("[[listener]]\nmode = \"explicit\"\nbind = []\nsandbox = \"a\""),
             "at least one socket",
         ),
-        (one("[limits]\nstreams = 0"), "0 is no limit here: from 1 to 1000"),
-        (one("[limits]\nhead_bytes = 999999999"), "is no limit here"),
-        (one("[limits]\nstreems = 1"), "`streems` is not a key here"),
+        (one("[limits]\nstreams = 0"), "0 is out of range: use 1 to 1000"),
+        (one("[limits]\nhead_bytes = 999999999"), "is out of range"),
+        (one("[limits]\nstreems = 1"), "unknown key `streems`"),
         (one("[ca]\ndir = \"\""), "a path must not be empty"),
-        (
-            one("[[listener]]\nmode = \"dns\"\nbind = []\nsandbox = \"z\""),
-            "there is no sandbox `z`",
-        ),
+        (one("[[listener]]\nmode = \"dns\"\nbind = []\nsandbox = \"z\""), "unknown sandbox `z`"),
         (
             one("[[listener]]\nmode = \"dns\"\nbind = []\nsandbox = \"a\"\nidentify = \"mark\""),
-            "exclude each other",
+            "cannot be used together",
         ),
         (one("[[listener]]\nmode = \"dsn\"\nbind = []"), "`dsn` is not one of"),
-        (one("[dns]\nupstreams = [\"8.8.8.8\"]"), "a resolver is written `address:port`"),
+        (one("[dns]\nupstreams = [\"8.8.8.8\"]"), "write a resolver as `address:port`"),
         (one("[log]\ndir = \"\""), "a path must not be empty"),
-        (one("[logg]"), "`logg` is not a key here"),
-        (one("[[credential]]\nname = \"x y\"\nfile = \"f\""), "credential `x y` is not good"),
+        (one("[logg]"), "unknown key `logg`"),
+        (one("[[credential]]\nname = \"x y\"\nfile = \"f\""), "invalid credential `x y`"),
     ] {
-        let found = error_texts(compile_configured(&operator, &[EXTRA])).join("\n");
-        assert!(found.contains(part), "{operator}\n---\n{found}");
+        let found = error_texts(compile_configured(&configuration, &[EXTRA])).join("\n");
+        assert!(found.contains(part), "{configuration}\n---\n{found}");
     }
 }
 
 #[test]
-fn credentials_must_exist_and_unused_policies_are_noticed() {
-    let operator = "[[sandbox]]\nid = \"a\"\nbase = \"system\"\npolicies = [\"build\"]";
-    let found = error_texts(compile_configured(operator, &[POLICY, EXTRA])).join("\n");
-    assert!(found.contains("there is no credential `openai`"), "{found}");
+fn credentials_must_exist_and_unused_policies_cause_warnings() {
+    let configuration = "[[sandbox]]\nid = \"a\"\nbase = \"system\"\npolicies = [\"build\"]";
+    let found = error_texts(compile_configured(configuration, &[POLICY, EXTRA])).join("\n");
+    assert!(found.contains("unknown credential `openai`"), "{found}");
     let rules = unwrap_rules(compile_configured("[[sandbox]]\nid = \"a\"", &[EXTRA]));
-    assert!(problem_texts(rules.warnings()).join("\n").contains("no sandbox names policy `extra`"));
+    assert!(problem_texts(rules.warnings()).join("\n").contains("no sandbox uses policy `extra`"));
 }
 
 #[test]
-fn a_sandbox_that_leaves_the_file_may_do_nothing() {
+fn a_sandbox_removed_from_the_configuration_may_do_nothing() {
     let before = rules();
     let gone = sandbox_ref(&before, "a");
     let after = unwrap_rules(compile_configured(
@@ -272,11 +269,11 @@ fn grants_add_to_the_sandboxes_own_layer_only() {
     assert_ne!(with.digest(), without.digest());
 }
 
-/// A base policy and a sandbox policy, and one attempt.
+/// Compiles a base policy and a sandbox policy for sandbox `a`.
 fn compile_layers(base: &str, own: &str) -> rules::RuleSet {
-    let operator = "[[credential]]\nname = \"k\"\nfile = \"f\"\n[[sandbox]]\nid = \"a\"\nbase = \"b\"\npolicies = [\"o\"]";
+    let configuration = "[[credential]]\nname = \"k\"\nfile = \"f\"\n[[sandbox]]\nid = \"a\"\nbase = \"b\"\npolicies = [\"o\"]";
     unwrap_rules(compile_configured(
-        operator,
+        configuration,
         &[&format!("name = \"b\"\n{base}"), &format!("name = \"o\"\n{own}")],
     ))
 }
@@ -338,7 +335,7 @@ fn terms_of_both_layers_count() {
 }
 
 #[test]
-fn a_look_up_is_judged_by_all_rules_that_add_up() {
+fn a_lookup_counts_all_matching_rules() {
     let policy = "name = \"p\"\n[[allow]]\nname = \"db\"\nhosts = [\"x.example\"]\ntcp = [5432]\nresolves_to = [\"10.1.0.0/16\"]\n\
         [[allow]]\nname = \"web\"\nhosts = [\"x.example\"]";
     let rules =
@@ -365,7 +362,7 @@ fn a_look_up_is_judged_by_all_rules_that_add_up() {
 }
 
 #[test]
-fn every_grant_keeps_to_its_own_rule() {
+fn every_grant_has_its_own_rule() {
     let grant = |id: usize, host: &str, method: Option<&str>| Grant {
         id: id.to_string(),
         sandbox: SandboxId::parse("extra").unwrap(),
@@ -395,7 +392,7 @@ fn every_grant_keeps_to_its_own_rule() {
 }
 
 #[test]
-fn a_rule_that_allows_acts_before_a_grant_that_names_the_host_more_closely() {
+fn a_rule_takes_precedence_over_a_more_specific_grant() {
     let own = "name = \"p\"\n[[allow]]\nname = \"wild\"\nhosts = [\"*.x.example\"]\nmethods = [\"GET\"]\ninspect = true\n\
                [allow.budget]\nrequests_per_hour = 3";
     let sources =
@@ -410,7 +407,7 @@ fn a_rule_that_allows_acts_before_a_grant_that_names_the_host_more_closely() {
     };
     let rules = unwrap_rules(compile(&sources, &[grant]));
     for (text, rule) in [
-        ("GET https://a.x.example/", "wild"), // its budget and its inspection hold
+        ("GET https://a.x.example/", "wild"), // its budget and inspection still apply
         ("POST https://a.x.example/", "grant 1"),
         ("GET https://b.x.example/", "wild"),
     ] {
@@ -419,7 +416,7 @@ fn a_rule_that_allows_acts_before_a_grant_that_names_the_host_more_closely() {
 }
 
 #[test]
-fn thousands_of_sandboxes_and_rules_load_in_good_time() {
+fn thousands_of_sandboxes_and_rules_load_quickly() {
     let sandboxes: String = (0..20_000)
         .map(|n| {
             format!(

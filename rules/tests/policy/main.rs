@@ -1,6 +1,6 @@
-//! The policy language from text to decision, as its users meet it.
+//! Tests of the policy language through its public interface, from text to decision.
 
-#![allow(clippy::unwrap_used, reason = "a test that cannot go on fails")]
+#![allow(clippy::unwrap_used, reason = "an unwrap in a test is an assertion")]
 
 mod decide;
 mod diff;
@@ -22,7 +22,7 @@ fn source_file(path: &str, text: &str) -> SourceFile {
     SourceFile { path: path.to_owned(), bytes: text.as_bytes().to_vec() }
 }
 
-/// One policy alone.
+/// Compiles one policy without configuration.
 fn compile_lone(text: &str) -> Result<RuleSet, Vec<Problem>> {
     let sources = LoadSources {
         policies: vec![source_file("p.toml", text)],
@@ -32,7 +32,7 @@ fn compile_lone(text: &str) -> Result<RuleSet, Vec<Problem>> {
     compile(&sources, &[])
 }
 
-/// One policy with the lists it names.
+/// Compiles one policy with its list files.
 fn compile_with_lists(text: &str, lists: &[(&str, &str)]) -> Result<RuleSet, Vec<Problem>> {
     let lists: BTreeMap<_, _> = lists
         .iter()
@@ -46,12 +46,12 @@ fn compile_with_lists(text: &str, lists: &[(&str, &str)]) -> Result<RuleSet, Vec
     compile(&sources, &[])
 }
 
-/// An operator's file with its policies.
-fn compile_configured(operator: &str, policies: &[&str]) -> Result<RuleSet, Vec<Problem>> {
+/// Compiles a configuration with its policies.
+fn compile_configured(configuration: &str, policies: &[&str]) -> Result<RuleSet, Vec<Problem>> {
     let named = |(at, text): (usize, &&str)| source_file(&format!("policies/{at}.toml"), text);
     let policies = policies.iter().enumerate().map(named).collect();
     let sources = LoadSources {
-        operator: Some(source_file("sandbar.toml", operator)),
+        operator: Some(source_file("sandbar.toml", configuration)),
         policies,
         ..LoadSources::default()
     };
@@ -66,7 +66,7 @@ fn problem_texts(problems: &[Problem]) -> Vec<String> {
     problems.iter().map(ToString::to_string).collect()
 }
 
-/// The texts of every error, for tables that look for a phrase.
+/// Returns the text of every error.
 fn error_texts(result: Result<RuleSet, Vec<Problem>>) -> Vec<String> {
     problem_texts(&result.err().unwrap_or_default())
 }
@@ -79,7 +79,7 @@ fn sandbox_ref(rules: &RuleSet, id: &str) -> SandboxRef {
         .clone()
 }
 
-/// Tries `text` (`[METHOD ]url`) in a sandbox: the rule that allows it, or the reason it is refused.
+/// Decides `text` (`[METHOD ]url`) in a sandbox; returns the allowing rule or the reason of the denial.
 fn decide_attempt(rules: &RuleSet, id: &str, text: &str) -> Result<String, Reason> {
     let (method, url) =
         text.split_once(' ').map_or((None, text), |(method, url)| (Some(method), url));
