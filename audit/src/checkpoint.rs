@@ -7,7 +7,7 @@
 //!
 //! What a checkpoint proves, and where that ends: it fixes the hash of one record, and through the
 //! chain every record before it. Changing or removing any of those changes the hash and is found.
-//! Records after the newest checkpoint are not covered: whoever can write the files can cut them off
+//! Records after the newest checkpoint are not covered: anyone who can write the files can cut them off
 //! or rewrite them, since the hashes need no key. The same attacker can also delete the newest notes
 //! from this directory together with the records they cover, and the shorter log verifies. With the
 //! signing key, they can even sign a rewritten chain. So the guarantee reaches up to the last
@@ -382,7 +382,7 @@ mod tests {
         for (text, line) in [("junk", "junk"), (vector::SECRET, vector::SECRET)] {
             let refused =
                 CheckpointKeys::parse(&format!("{}\n{text}", vector::PUBLIC)).unwrap_err();
-            assert!(matches!(&refused, CheckpointError::PublicKey(told) if told == line));
+            assert!(matches!(&refused, CheckpointError::PublicKey(refused) if refused == line));
         }
         assert!(matches!(CheckpointKeys::parse("\n \n"), Err(CheckpointError::NoPublicKey)));
     }

@@ -432,9 +432,9 @@ fn bank(uid: &Text<256>) -> Resource<'_> {
 
 /// Stands in for a sandbox: 6003 requires an actor even if the channel belongs to no sandbox.
 fn unknown_sandbox() -> &'static crate::record::SandboxId {
-    static NOBODY: std::sync::LazyLock<crate::record::SandboxId> =
+    static UNKNOWN_SANDBOX: std::sync::LazyLock<crate::record::SandboxId> =
         std::sync::LazyLock::new(|| crate::record::SandboxId("unknown".into()));
-    &NOBODY
+    &UNKNOWN_SANDBOX
 }
 
 fn policy_in_force(policy: &crate::attempt::RecordedPolicy) -> PolicyInForce<'_> {

@@ -55,8 +55,8 @@ fn check_path_lengths(chain: &[X509Certificate<'_>]) -> Result<(), AuthorityErro
         let Ok(constraints) = certificate.basic_constraints() else {
             return Err(AuthorityError::Certificate(index + 1));
         };
-        let most = constraints.and_then(|found| found.value.path_len_constraint);
-        if most.is_some_and(|most| most < below) {
+        let limit = constraints.and_then(|found| found.value.path_len_constraint);
+        if limit.is_some_and(|limit| limit < below) {
             return Err(AuthorityError::PathLength(index + 1));
         }
         below += u32::from(certificate.subject().as_raw() != certificate.issuer().as_raw());

@@ -295,9 +295,9 @@ async fn write_everything(log: &Log) {
         }
     }
     // A channel without a sandbox or an address.
-    let nobody = audit::RecordedArrival { source: None, original_dst: None, ..arrival() };
+    let unattributed = audit::RecordedArrival { source: None, original_dst: None, ..arrival() };
     for facts in [tunnel("a.example"), memory()] {
-        let mut record = log.open_record(nobody.clone());
+        let mut record = log.open_record(unattributed.clone());
         record.set_facts(facts);
         record
             .record_refusal(audit::DecisionDetails::new(StableCode("unknown_channel")))

@@ -1,5 +1,5 @@
 //! Attacks on the token itself. Attacks on the channel (another sandbox's token, duplicate headers, a bank of
-//! another environment) are stopped where the channel is known; here the tests show whom such a token names.
+//! another environment) are stopped where the channel is known; here the tests show which sandbox such a token names.
 
 use base64::Engine;
 use base64::engine::general_purpose::URL_SAFE_NO_PAD;
