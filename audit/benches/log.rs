@@ -1,7 +1,7 @@
-//! What a record costs: how many a second, how long a caller waits for its receipt, how much CPU;
-//! and how fast a log verifies. Prints one table. `cargo bench -p audit`, or a part of it with
-//! `cargo bench -p audit -- process`, `disk` or `verify`.
-#![allow(clippy::unwrap_used, clippy::print_stdout)] // a bench speaks, and stops where it fails
+//! The cost of a record: throughput, wait for the receipt, CPU; and how fast a log verifies. Prints
+//! one table. `cargo bench -p audit`, or a part of it with `cargo bench -p audit -- process`, `disk`
+//! or `verify`.
+#![allow(clippy::unwrap_used, clippy::print_stdout)] // a bench prints, and stops on failure
 
 use std::fs;
 use std::path::Path;
@@ -18,7 +18,7 @@ use audit::{
 
 const RUN: Duration = Duration::from_secs(3);
 const CALLERS: [usize; 3] = [1, 16, 256];
-/// Size of the log that is verified.
+/// Size of the log to verify.
 const VERIFY_BYTES: u64 = 1 << 30;
 
 fn main() {
@@ -31,8 +31,8 @@ fn main() {
         }
         for threads in [1, 2] {
             for callers in CALLERS {
-                let told = measure(durability, threads, callers);
-                println!("{durability:<10?}  {threads:>7}  {callers:>7}   {told}");
+                let row = measure(durability, threads, callers);
+                println!("{durability:<10?}  {threads:>7}  {callers:>7}   {row}");
             }
         }
     }
@@ -84,7 +84,7 @@ fn percentile(waits: &[u64], percent: usize) -> f64 {
     waits[(waits.len() - 1) * percent / 100] as f64 / 1000.0
 }
 
-/// Attempts, one after the other: a decision that is waited for, an outcome that is not.
+/// Makes attempts one after the other: waits for the decision, not for the outcome.
 async fn run_load(log: Log, stop: Arc<AtomicBool>) -> Vec<u64> {
     let (arrival, subject, verdict) = (arrival(), subject(), verdict());
     let mut waits = Vec::with_capacity(1 << 16);
@@ -92,15 +92,15 @@ async fn run_load(log: Log, stop: Arc<AtomicBool>) -> Vec<u64> {
         let mut record = log.open_record(arrival.clone());
         record.set_sandbox(subject.clone());
         record.set_facts(RecordedFacts::Request(request()));
-        let asked = Instant::now();
+        let started = Instant::now();
         let _receipt = record.record_decision(verdict.clone()).await.unwrap();
-        waits.push(asked.elapsed().as_nanos() as u64);
+        waits.push(started.elapsed().as_nanos() as u64);
         record.byte_count().add_sent(512);
         record.byte_count().add_received(2048);
         let mut outcome = AttemptOutcome::new(Ending::Completed);
         outcome.status = Some(200);
         record.close(outcome);
-        // The work of an exchange lies between two attempts: others get their turn.
+        // A real attempt does I/O between decision and outcome: let other tasks run.
         tokio::task::yield_now().await;
     }
     waits
@@ -145,7 +145,7 @@ fn verdict() -> DecisionDetails {
     verdict
 }
 
-/// CPU time of this process, user and system, from its `stat` (in hundredths of a second).
+/// Returns the CPU time of this process, user and system, from `stat` (in hundredths of a second).
 fn cpu_seconds() -> f64 {
     let stat = fs::read_to_string("/proc/self/stat").unwrap();
     let fields: Vec<&str> = stat.rsplit(')').next().unwrap().split_whitespace().collect();

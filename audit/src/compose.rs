@@ -1,4 +1,4 @@
-//! From what is said of an attempt to the members of its records: numbers, names and classes.
+//! Composes records from the facts about an attempt: OCSF numbers, names and classes.
 
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
@@ -20,10 +20,10 @@ use crate::record::{DecimalText, SandboxId, TenantId};
 use crate::text::Text;
 
 const PROFILES: &[&str] = &["security_control", "datetime"];
-/// Where the class itself has no `actor`.
+/// For classes that do not define `actor` themselves.
 const PROFILES_HOST: &[&str] = &["security_control", "datetime", "host"];
 
-/// A class of OCSF, with the number and the names it has there.
+/// An OCSF class.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum EventClass {
     Dns,
@@ -76,15 +76,15 @@ impl EventClass {
     }
 }
 
-/// Which of an attempt's records it is.
+/// Which of the records of an attempt to draft.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum DraftStage<'a> {
-    /// Answered here: nothing was sent, and no decision stands before it.
+    /// Answered here: nothing was sent, and there is no decision record.
     Answered(&'a AttemptOutcome, Duration),
     Decision,
     Denied,
     Outcome(&'a AttemptOutcome, Duration),
-    /// Ended before anything was decided: nothing was sent, and nobody refused it.
+    /// Ended before a decision: nothing was sent or refused.
     Undecided(&'a AttemptOutcome, Duration),
 }
 
@@ -111,7 +111,7 @@ impl<'a> DraftStage<'a> {
         }
     }
 
-    /// The outcome, for as long as the stage lives.
+    /// Returns the outcome and the duration, if the stage has one.
     fn outcome(self) -> Option<(&'a AttemptOutcome, Duration)> {
         match self {
             DraftStage::Decision | DraftStage::Denied => None,
@@ -121,7 +121,7 @@ impl<'a> DraftStage<'a> {
         }
     }
 
-    /// Status, action and disposition.
+    /// Returns status, action and disposition.
     fn result(self) -> (NamedId, NamedId, NamedId) {
         match self {
             DraftStage::Answered(..) | DraftStage::Decision => (SUCCESS, ALLOWED, ALLOWED),
@@ -160,7 +160,7 @@ impl AttemptState {
         }
     }
 
-    /// Writes the attempt down as it stands at `stage`.
+    /// Drafts the record of this attempt for `stage`.
     pub(crate) fn draft(
         &self,
         stage: DraftStage<'_>,
@@ -277,7 +277,7 @@ impl AttemptState {
         match &self.facts {
             RecordedFacts::Connection(connection) => members.tls = connection.tls.as_ref(),
             RecordedFacts::Memory(call) => {
-                members.connection_info = None; // 6003 has none
+                members.connection_info = None; // 6003 does not define it
                 members.http_request = Some(http_request(&call.request, queries));
                 members.api = Some(api(call));
                 members.resources = call.banks.iter().take(LIST_MAX).map(bank).collect();
@@ -324,7 +324,7 @@ impl AttemptState {
     }
 
     fn traffic(&self) -> Traffic {
-        let (bytes_out, bytes_in) = self.meter.sent_and_received();
+        let (bytes_out, bytes_in) = self.byte_count.sent_and_received();
         Traffic { bytes_in, bytes_out }
     }
 
@@ -354,7 +354,7 @@ fn add_outcome<'a>(attempt: &AttemptState, stage: DraftStage<'a>, members: &mut 
     let response = outcome.status.map(|code| HttpResponse { code });
     match &attempt.facts {
         RecordedFacts::Connection(_) => members.traffic = traffic,
-        RecordedFacts::Memory(_) => members.http_response = response, // 6003 has no traffic, see `sandbar`
+        RecordedFacts::Memory(_) => members.http_response = response, // 6003 has no `traffic`: see `extension`
         RecordedFacts::Query(_) => {
             (members.traffic, members.rcode_id) = (traffic, outcome.rcode);
             members.answers = outcome.answers.get(..LIST_MAX).unwrap_or(&outcome.answers);
@@ -430,19 +430,19 @@ fn bank(uid: &Text<256>) -> Resource<'_> {
     Resource { uid, kind: "memory bank" }
 }
 
-/// 6003 demands an actor even of a call that arrived on nobody's channel.
+/// Stands in for a sandbox: 6003 requires an actor even if the channel belongs to no sandbox.
 fn unknown_sandbox() -> &'static crate::record::SandboxId {
-    static NOBODY: std::sync::LazyLock<crate::record::SandboxId> =
+    static UNKNOWN_SANDBOX: std::sync::LazyLock<crate::record::SandboxId> =
         std::sync::LazyLock::new(|| crate::record::SandboxId("unknown".into()));
-    &NOBODY
+    &UNKNOWN_SANDBOX
 }
 
 fn policy_in_force(policy: &crate::attempt::RecordedPolicy) -> PolicyInForce<'_> {
     PolicyInForce { uid: &policy.digest, version: DecimalText(policy.generation) }
 }
 
-/// Writes down that nobody knows how an attempt ended, for the process that decided it died. What
-/// its decision does not tell is left out, not guessed.
+/// Drafts the outcome of an attempt whose process died before it ended. Members that the decision
+/// does not tell are left out, not guessed.
 pub(crate) fn draft_unknown_outcome(owed: &OpenDecision) -> Result<Draft, DraftError> {
     let class = EventClass::from_uid(owed.class_uid);
     let outcome = AttemptOutcome::new(Ending::Unknown);
@@ -468,7 +468,7 @@ pub(crate) fn draft_unknown_outcome(owed: &OpenDecision) -> Result<Draft, DraftE
         EventClass::Dns => {
             members.query = hostname.map(|hostname| DnsQuestion { hostname, kind: None })
         }
-        EventClass::Http => members.http_request = Some(asked), // 4002 demands one
+        EventClass::Http => members.http_request = Some(asked), // 4002 requires one
         EventClass::Memory => {
             members.api = Some(ApiCall { operation: &word, service: ApiService { name: &word } });
             members.actor.get_or_insert(Actor { app_uid: unknown_sandbox(), user: None });
@@ -484,7 +484,7 @@ pub(crate) fn draft_unknown_outcome(owed: &OpenDecision) -> Result<Draft, DraftE
     Draft::new(&members, metadata, &sandbar, DraftRole::Outcome(owed.attempt))
 }
 
-/// Writes a finding down, as of `attempt` when there is one.
+/// Drafts a finding, of `attempt` if there is one.
 pub(crate) fn draft_finding(
     finding: &DetectionFinding,
     uid: u128,
@@ -528,7 +528,7 @@ pub(crate) fn draft_finding(
     Draft::new(&members, metadata, &sandbar, DraftRole::Event)
 }
 
-/// Writes an event of Sandbar's own life down.
+/// Drafts an event in the life of Sandbar itself.
 pub(crate) fn draft_lifecycle(event: &Lifecycle, uid: u128) -> Result<Draft, DraftError> {
     let (activity, name) = match event.event {
         LifecycleEvent::GrantEnded => ((99, "Other"), "grant_ended"),
@@ -550,7 +550,7 @@ pub(crate) fn draft_lifecycle(event: &Lifecycle, uid: u128) -> Result<Draft, Dra
     lifecycle_draft(members, uid, sandbar)
 }
 
-/// Writes an event of the log itself down: a segment, a recovery, a checkpoint.
+/// Drafts an event of the log itself: a segment, a recovery, a checkpoint.
 pub(crate) fn draft_log_event(
     event: &'static str,
     uid: u128,
@@ -624,7 +624,7 @@ fn metadata<'a>(
     }
 }
 
-/// Milliseconds since 1970.
+/// Returns milliseconds since 1970.
 pub(crate) fn unix_millis() -> u64 {
     SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_millis() as u64
 }

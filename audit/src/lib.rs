@@ -1,8 +1,8 @@
-//! The access log: what was tried, what became of it, in a form that verifies offline.
+//! The access log: a record of every attempt and its outcome, in a form that verifies offline.
 //!
-//! `record` is the schema, `open` the life of one record, `log` what callers call, `queue` who
-//! writes when,
-//! `writer` the chain on disk, `recover` what a restart does, `verify` what an auditor runs.
+//! `record` is the schema, `open_record` the life of one record, `log` the API for callers, `queue`
+//! decides who writes and when, `writer` appends to the chain on disk, `recover` handles a restart,
+//! `verify` is for auditors.
 
 mod attempt;
 mod chain;

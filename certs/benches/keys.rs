@@ -1,5 +1,5 @@
-//! What a key operation costs: `cargo bench -p certs`.
-#![allow(clippy::unwrap_used, reason = "a bench that cannot go on says so")]
+//! The cost of key operations: `cargo bench -p certs`.
+#![allow(clippy::unwrap_used, reason = "a bench stops on failure")]
 
 use std::hint::black_box;
 use std::sync::Arc;
@@ -83,7 +83,7 @@ fn bench_identities(criterion: &mut Criterion) {
     }
 }
 
-/// What a flood of bad tokens costs us each.
+/// The cost of refusing a bad token, as in a flood of them.
 fn bench_refusals(criterion: &mut Criterion) {
     let dir = tempfile::tempdir().unwrap();
     let trust_domain = TrustDomain::parse("acme.example").unwrap();
@@ -130,7 +130,7 @@ fn bench_service(criterion: &mut Criterion) {
     let mut seconds = NOW;
     criterion.bench_function("service token, signed", |bencher| {
         bencher.iter(|| {
-            seconds += 30; // half its life: never from the cache
+            seconds += 30; // half the lifetime: never from the cache
             tokens.token(&claims, UnixTime::since_unix_epoch(Duration::from_secs(seconds))).unwrap()
         });
     });

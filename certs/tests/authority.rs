@@ -1,4 +1,4 @@
-//! Authorities: made, kept, given, limited, and refused.
+//! Authorities: created, stored, provided, limited, and refused.
 
 use std::fs;
 use std::os::unix::fs::PermissionsExt;
@@ -21,7 +21,7 @@ fn host(text: &str) -> HostName {
     HostName::parse(text).unwrap()
 }
 
-/// Whether a client that believes the authority's anchor accepts its leaf for `name`.
+/// Checks whether a client that trusts the authority's root accepts its leaf for `name`.
 fn check_trusted(authority: CertificateAuthority, name: &str) -> Result<(), String> {
     let (anchor, name) = (authority.anchor().clone(), host(name));
     let cache = LeafCache::new(Arc::new(authority)).unwrap();
@@ -86,7 +86,7 @@ fn half_an_authority_is_not_replaced_silently() {
 fn what_cannot_be_made_leaves_nothing_behind() {
     let dir = tempfile::tempdir().unwrap();
     fs::write(dir.path().join("ca.key.1.new"), "left by an interrupted start").unwrap();
-    // No certificate is valid after the year 9999, so that one is found out when it is tried.
+    // No certificate is valid after the year 9999; the sample leaf finds that.
     let never =
         CertificateAuthority::create(dir.path(), &AuthorityOptions::default(), unix_time(u64::MAX));
     assert!(matches!(never, Err(AuthorityError::Expired { .. })));
@@ -171,7 +171,7 @@ fn only_names_or_only_addresses_exclude_the_other_kind() {
 
 type OperatorIssuer<'a> = CertifiedIssuer<'a, KeyPair>;
 
-/// An operator's certificate, made with another hand than the product's.
+/// Parameters of an operator's certificate, built independently of the product code.
 fn params(name: &str, ca: IsCa) -> CertificateParams {
     let mut params = CertificateParams::default();
     params.distinguished_name.push(DnType::CommonName, name);
@@ -187,7 +187,7 @@ fn root<'a>() -> OperatorIssuer<'a> {
     root_with(|_| ())
 }
 
-/// A root that differs in something.
+/// A root with altered parameters.
 fn root_with<'a>(alter: impl FnOnce(&mut CertificateParams)) -> OperatorIssuer<'a> {
     let mut params = params("root", IsCa::Ca(BasicConstraints::Unconstrained));
     alter(&mut params);

@@ -1,4 +1,4 @@
-//! Leaves: right names, right times, a bounded cache, and what a strict client looks for.
+//! Leaves: names, validity, a bounded cache, and the requirements of strict clients.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -71,7 +71,7 @@ fn a_client_with_a_wrong_clock_accepts_within_the_margins() {
 }
 
 #[test]
-fn kept_until_half_its_life_and_minted_anew_when_the_clock_jumps() {
+fn kept_until_half_its_life_and_minted_again_when_the_clock_jumps() {
     let cache = cache(30 * DAY);
     let first = leaf_der(&cache, "a.example", NOW);
     for (jump, same) in [
@@ -120,7 +120,7 @@ fn p17_a_flood_of_names_stays_within_the_bound_and_leaves_the_regulars_alone() {
     assert_eq!(leaf_der(&cache, "api.openai.com", NOW), regular);
 }
 
-/// What Go, Apple and the stricter OpenSSL levels look for, beyond the signature.
+/// What Go, Apple and the stricter OpenSSL levels check beyond the signature.
 #[test]
 fn leaves_and_authorities_please_strict_clients() {
     let cache = cache(365 * DAY);

@@ -1,4 +1,4 @@
-//! Trust towards upstreams: never unverified, client certificates, and files that change.
+//! Trust in upstreams: never unverified, client certificates, and files that change.
 
 use std::fs;
 use std::os::unix::fs::PermissionsExt;
@@ -16,7 +16,7 @@ use rustls::{RootCertStore, ServerConfig};
 
 use crate::handshake::handshake;
 
-/// An upstream of its own authority. rustls' own client looks at the machine's clock, so this does too.
+/// An upstream with its own authority. rustls' own client reads the system clock, so this does too.
 struct TlsUpstream {
     leaves: LeafCache,
 }
@@ -41,7 +41,7 @@ fn host(text: &str) -> HostName {
     HostName::parse(text).unwrap()
 }
 
-/// Replaces a file the way careful tools do.
+/// Replaces a file by rename.
 fn replace_file(path: &Path, text: &str) {
     let new = path.with_extension("new");
     fs::write(&new, text).unwrap();
@@ -103,8 +103,8 @@ fn changed_files_are_taken_over_whole_or_not_at_all() {
         replace_file(&file, bad);
         let complaint = trust.refresh().unwrap_err().to_string();
         assert!(complaint.contains("roots.pem"), "{complaint}");
-        assert!(trust.refresh().is_err(), "and says so again");
-        assert!(reaches(&trust, "a.example", old.config("a.example")), "the last good one stays");
+        assert!(trust.refresh().is_err(), "the error is reported again");
+        assert!(reaches(&trust, "a.example", old.config("a.example")), "the last good set stays");
     }
     fs::remove_file(&file).unwrap();
     assert!(trust.refresh().is_err());
@@ -113,7 +113,7 @@ fn changed_files_are_taken_over_whole_or_not_at_all() {
     assert_eq!(trust.refresh().unwrap(), RefreshStatus::Changed);
     assert!(reaches(&trust, "a.example", new.config("a.example")));
     assert!(!reaches(&trust, "a.example", old.config("a.example")));
-    assert_ne!(trust.peer_for(host("a.example")).group_key(), before, "pools are told apart");
+    assert_ne!(trust.peer_for(host("a.example")).group_key(), before, "pools are kept apart");
 }
 
 #[test]
@@ -162,7 +162,7 @@ fn the_system_store_is_believed_unless_excluded() {
     assert!(!reaches(&trust, "a.example", TlsUpstream::new().config("a.example")));
 }
 
-/// A client certificate and its key as files, and the roots an upstream would check it by.
+/// A client certificate and its key as files, and the roots with which an upstream checks it.
 fn write_client_files(dir: &Path) -> (ClientFiles, RootCertStore) {
     let key = KeyPair::generate().unwrap();
     let mut params = CertificateParams::new(["sandbar.example".to_owned()]).unwrap();
@@ -177,7 +177,7 @@ fn write_client_files(dir: &Path) -> (ClientFiles, RootCertStore) {
     (files, roots)
 }
 
-/// The upstream's configuration, asking for a client certificate that `roots` vouch for.
+/// The upstream's configuration, requiring a client certificate that `roots` verify.
 fn client_auth_config(upstream: &TlsUpstream, roots: RootCertStore) -> Arc<ServerConfig> {
     let verifier =
         WebPkiClientVerifier::builder_with_provider(Arc::new(roots), certs::crypto_provider());

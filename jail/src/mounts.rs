@@ -11,7 +11,7 @@ use nix::mount::{MsFlags, mount};
 
 use super::filesystem_view::{FilesystemView, MountAction};
 use super::namespaces::{self, NamespaceOwner};
-use sys::process::{self as kernel, MountRestriction};
+use sys::mount::{self as kernel, MountRestriction};
 
 /// Where the jail finds what is made for it.
 pub(super) const JAIL_DIR: &str = "/run/sandbar";

@@ -1,4 +1,4 @@
-//! What the tests share: a log in a fresh directory, attempts of every class, the lines written.
+//! Shared by the tests: a log in a fresh directory, attempts of every class, the lines written.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -96,7 +96,7 @@ pub(crate) fn answered_outcome() -> AttemptOutcome {
     AttemptOutcome { rcode: Some(0), answers: vec![answer], ..completed_outcome() }
 }
 
-/// Carries one attempt through, decision and outcome.
+/// Makes one attempt, with decision and outcome.
 pub(crate) async fn record_attempt(log: &Log, host: &str) {
     let mut record = open_record(log, tunnel(host));
     let _receipt = record.record_decision(verdict("allowed")).await.unwrap();
@@ -107,7 +107,7 @@ pub(crate) fn files(dir: &Path) -> Vec<PathBuf> {
     audit::list_segments(dir).unwrap().into_iter().map(|(_, path)| path).collect()
 }
 
-/// Every line of the log, as it is.
+/// Every line of the log, unparsed.
 pub(crate) fn lines(dir: &Path) -> Vec<String> {
     let mut lines = Vec::new();
     for path in files(dir) {

@@ -1,4 +1,4 @@
-//! One record before, one after, in order, whole, whoever writes.
+//! One record before, one after, in order and complete, whichever thread writes.
 
 use std::fs;
 use std::sync::Arc;
@@ -42,17 +42,17 @@ async fn p7_an_attempt_has_a_decision_before_and_an_outcome_after() {
 }
 
 #[tokio::test]
-async fn a_witness_sees_what_became_of_each_attempt() {
+async fn an_observer_sees_the_status_of_each_attempt() {
     let (_guard, config) = temp_config();
     let seen: Arc<std::sync::Mutex<Vec<String>>> = Arc::default();
-    let told = seen.clone();
+    let events = seen.clone();
     let log = Log::open(config).unwrap();
-    let seated = log.subscribe(move |one| {
+    let subscribed = log.subscribe(move |one| {
         let (host, port) = one.facts.destination();
         let host = host.map(audit::Text::to_display).unwrap_or_default();
-        told.lock().unwrap().push(format!("{host} {port:?} {:?}", one.status));
+        events.lock().unwrap().push(format!("{host} {port:?} {:?}", one.status));
     });
-    assert!(seated && !log.subscribe(|_| ()), "there is one witness");
+    assert!(subscribed && !log.subscribe(|_| ()), "a log has one observer");
     let mut allowed = open_record(&log, tunnel("a.example"));
     drop(allowed.record_decision(verdict("allowed")).await.unwrap());
     allowed.byte_count().add_sent(3);
@@ -62,7 +62,7 @@ async fn a_witness_sees_what_became_of_each_attempt() {
     let mut late = open_record(&log, tunnel("d.example"));
     drop(late.record_decision(verdict("allowed")).await.unwrap());
     late.record_refusal(verdict("private_address")).await.unwrap();
-    drop(open_record(&log, tunnel("e.example"))); // nothing became of it
+    drop(open_record(&log, tunnel("e.example"))); // no decision: no event
     let port = "Some(443)";
     let wanted = [
         format!("a.example {port} Allowed"),
@@ -164,7 +164,7 @@ fn decide_and_close(mut record: audit::OpenRecord, on: &tokio::runtime::Handle, 
 }
 
 #[tokio::test]
-async fn memory_calls_tell_their_bytes() {
+async fn outcomes_of_memory_calls_have_their_bytes() {
     let (_guard, config) = temp_config();
     let dir = config.dir.clone();
     let log = Log::open(config).unwrap();
@@ -330,7 +330,7 @@ async fn p8_many_writers_make_one_chain_across_rotations() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn p8_a_caller_cancelled_while_it_waits_leaves_the_chain_intact() {
     let (_guard, mut config) = temp_config();
-    config.durability = LogDurability::Disk; // waiting is certain there
+    config.durability = LogDurability::Disk; // callers always wait there
     let dir = config.dir.clone();
     let log = Log::open(config).unwrap();
     for round in 0..50 {
@@ -345,11 +345,11 @@ async fn p8_a_caller_cancelled_while_it_waits_leaves_the_chain_intact() {
         }
     }
     log.close();
-    assert_eq!(log.health().open, 0, "whoever was decided was closed");
+    assert_eq!(log.health().open, 0, "every decided attempt was closed");
     assert_eq!(verify_dir(&dir).integrity(), LogIntegrity::Intact);
 }
 
-/// A caller that has its turn to write and does not come back to it, dropped or only stalled.
+/// A leader that never writes: its task is dropped, or only stalled.
 #[test]
 fn a_caller_that_does_not_write_is_relieved() {
     for dropped in [true, false] {
@@ -366,7 +366,7 @@ fn a_caller_that_does_not_write_is_relieved() {
         let runtime = tokio::runtime::Builder::new_current_thread().enable_time().build().unwrap();
         runtime.block_on(record_attempt(&log, "github.com"));
         let polled = turn.as_mut().map(|turn| turn.as_mut().poll(&mut context).is_ready());
-        assert_eq!(polled, (!dropped).then_some(true), "it finds its record written");
+        assert_eq!(polled, (!dropped).then_some(true), "its record is already written");
         drop(turn);
         drop(stalled);
         log.close();
@@ -420,7 +420,7 @@ async fn an_idle_segment_ends_when_it_is_old() {
     let log = Log::open(config).unwrap();
     let deadline = std::time::Instant::now() + Duration::from_secs(10);
     while files(&dir).len() < 2 {
-        assert!(std::time::Instant::now() < deadline, "no attempt is needed to end a segment");
+        assert!(std::time::Instant::now() < deadline, "rotation by age needs no attempt");
         tokio::time::sleep(Duration::from_millis(5)).await;
     }
     log.close();
@@ -453,7 +453,7 @@ async fn a_removal_that_was_cut_short_leaves_no_gap() {
     assert_eq!(
         verify_dir(&dir).integrity(),
         LogIntegrity::Incomplete,
-        "it is the oldest that go first"
+        "the oldest are removed first"
     );
 }
 
@@ -471,14 +471,14 @@ async fn p17_too_many_open_decisions_are_refused_not_kept() {
     let mut one_more = open_record(&log, tunnel("github.com"));
     let refused = one_more.record_decision(verdict("allowed")).await;
     assert!(matches!(refused, Err(LogDown::TooManyOpen(3))), "{refused:?}");
-    assert!(!log.health().ready, "whoever asks is told");
+    assert!(!log.health().ready, "health reports it");
     assert_eq!(log.health().refused, 1);
     open.clear();
     let deadline = std::time::Instant::now() + Duration::from_secs(10);
     while log.health().open > 0 {
         assert!(
             std::time::Instant::now() < deadline,
-            "outcomes are written without being waited for"
+            "outcomes are written although no caller waits for them"
         );
         tokio::time::sleep(Duration::from_millis(1)).await;
     }

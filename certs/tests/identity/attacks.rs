@@ -1,5 +1,5 @@
-//! Attacks on the token itself. Those on the path it comes by (another's token, headers sent twice, a bank of
-//! another environment) are stopped where the path is known; here it shows whom such a token names.
+//! Attacks on the token itself. Attacks on the channel (another sandbox's token, duplicate headers, a bank of
+//! another environment) are stopped where the channel is known; here the tests show which sandbox such a token names.
 
 use base64::Engine;
 use base64::engine::general_purpose::URL_SAFE_NO_PAD;
@@ -13,13 +13,13 @@ use crate::{NOW, unix_time};
 type TokenRefusal = IdentityError;
 
 #[test]
-fn p12_an_honest_token_passes_whoever_wrote_it() {
+fn p12_an_honest_token_passes_whichever_library_wrote_it() {
     let world = IssuerFixture::new();
     for token in
         [world.token(), world.forger().sign(&claims()), world.forger().sign_plainly(&claims())]
     {
         assert_eq!(world.verify(&token).as_deref(), Ok(SUBJECT));
-        assert_eq!(world.verify(&token).as_deref(), Ok(SUBJECT), "and again, until its end");
+        assert_eq!(world.verify(&token).as_deref(), Ok(SUBJECT), "and again, until it expires");
     }
 }
 
@@ -148,7 +148,7 @@ fn p12_attack_6_headers_that_would_choose_the_key() {
     }
 }
 
-/// Each row: what is set (or, if null, removed) in good claims signed by the right key.
+/// Each row sets a claim (or removes it, if null) in otherwise good claims signed by the right key.
 fn assert_spoiled(rows: &[(&str, Value, Option<TokenRefusal>)]) {
     let world = IssuerFixture::new();
     let forger = world.forger();
@@ -206,7 +206,7 @@ fn p12_attack_7_times() {
     assert_eq!(
         world.verify(&world.forger().sign(&claims)),
         Err(TokenRefusal::Expired),
-        "ends before it begins"
+        "expires before it is issued"
     );
 }
 
@@ -252,7 +252,7 @@ fn p12_attack_10_another_sandboxes_token_names_that_sandbox() {
 }
 
 #[test]
-fn p12_attack_11_a_sandbox_made_anew_refuses_its_predecessors_tokens() {
+fn p12_attack_11_a_recreated_sandbox_refuses_its_predecessors_tokens() {
     let sandbox =
         json!({ "tenant": "acme", "environment": "staging", "sandbox": "build-7", "oldest": 4 });
     let world = IssuerFixture::with_algorithm(
@@ -286,11 +286,11 @@ fn attack_12_the_token_may_be_used_until_its_end() {
     for second in 0..300 {
         assert_eq!(world.verify_at(&token, NOW + second).as_deref(), Ok(SUBJECT), "{second}");
     }
-    assert_eq!(world.verify_at(&token, NOW + 330), Err(TokenRefusal::Expired), "remembered or not");
+    assert_eq!(world.verify_at(&token, NOW + 330), Err(TokenRefusal::Expired), "cached or not");
     assert_eq!(world.verifier.cached_tokens(), 1);
 }
 
-/// 14 and 15, as far as they reach the token: several in one value are not one.
+/// 14 and 15, as far as they concern the token: several in one value are not one.
 #[test]
 fn p12_attacks_14_and_15_several_tokens_in_one_value() {
     let world = IssuerFixture::new();
@@ -408,7 +408,7 @@ fn p12_attacks_18_to_20_environment_and_look_alikes() {
         let mut claims = claims();
         claims["sub"] = with(other);
         let named = world.verify(&world.forger().sign(&claims)).unwrap();
-        assert_ne!(named, SUBJECT, "20 {other} is itself, byte by byte, and not build-7");
+        assert_ne!(named, SUBJECT, "20 {other} is compared byte by byte and is not build-7");
     }
 }
 
@@ -485,7 +485,7 @@ fn swap_claims(message: &str) -> String {
     format!("{header}.{}", URL_SAFE_NO_PAD.encode(claims.to_string()))
 }
 
-/// The last character of a 64-byte signature has four bits that say nothing; they must be zero.
+/// The last character of a 64-byte signature has four unused bits, which must be zero.
 fn stray_bits(token: &str) -> String {
     let last = token.chars().last().unwrap();
     let next = match last {

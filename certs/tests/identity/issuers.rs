@@ -1,4 +1,4 @@
-//! The local issuer, and the tokens towards services, judged by a strict reader of another library.
+//! The local issuer and the tokens for services, checked with a strict reader from another library.
 
 use std::fs;
 use std::os::unix::fs::PermissionsExt;
@@ -16,7 +16,7 @@ use serde_json::Value;
 use super::{AUDIENCE, ISSUER, IssuerFixture, SUBJECT, options, request};
 use crate::{NOW, unix_time};
 
-/// Reads a token by a JWK Set as a careful service would, but for the clock, which it cannot be given.
+/// Reads a token with a JWK Set as a careful service would, except for the clock, which it cannot set.
 fn decode_as_service(
     token: &str,
     set: &Value,
@@ -56,7 +56,7 @@ fn every_algorithm_is_verified_by_us_and_by_others() {
         assert_eq!(claims["exp"], NOW + 300);
         assert_eq!(claims["sid"], "3");
         assert_eq!(claims["jti"].as_str().unwrap().len(), 32, "128 bits");
-        assert_ne!(world.token(), token, "no two are alike");
+        assert_ne!(world.token(), token, "every token is unique");
     }
 }
 
@@ -83,7 +83,7 @@ fn what_the_issuer_will_not_say() {
 }
 
 #[test]
-fn keys_are_the_owners_and_are_shown_to_nobody() {
+fn keys_are_readable_by_their_owner_only_and_never_shown() {
     let world = IssuerFixture::new();
     let dir = world.dir.path().join("issuer");
     let kid = world.issuer.key_ids().next().unwrap();
@@ -127,7 +127,7 @@ fn keys_without_their_description_are_not_written_over() {
         }
         let before = fs::read(dir.path().join(&keep)).unwrap();
         let refused = init().unwrap_err().to_string();
-        assert!(refused.contains(&keep) && refused.contains("begin anew"), "{refused}");
+        assert!(refused.contains(&keep) && refused.contains("start over"), "{refused}");
         assert_eq!(fs::read(dir.path().join(&keep)).unwrap(), before);
     }
 }
@@ -210,7 +210,7 @@ fn a_service_token_is_kept_for_half_its_life_and_for_its_claims_only() {
         );
     }
     let before = tokens.token(&service_claims(&mine, &[]), unix_time(NOW - 1)).unwrap();
-    assert!(!Arc::ptr_eq(&before, &first), "a clock set back gets no token of the future");
+    assert!(!Arc::ptr_eq(&before, &first), "after the clock is set back, no token from the future");
 }
 
 #[test]

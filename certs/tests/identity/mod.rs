@@ -1,4 +1,4 @@
-//! Identity: a table of attacks, tokens of other issuers, rotation, revocation, and a clock that jumps.
+//! Identity: a table of attacks, tokens of other issuers, rotation, revocation, and clocks that jump.
 
 mod attacks;
 mod issuers;
@@ -24,7 +24,7 @@ pub(crate) const AUDIENCE: &str = "spiffe://acme.example/memory";
 pub(crate) const ISSUER: &str = "https://issuer.acme.example";
 pub(crate) const SUBJECT: &str = "spiffe://acme.example/tenant/acme/env/staging/sandbox/build-7";
 
-/// An issuer, its directory, and a verifier that believes it.
+/// An issuer, its directory, and a verifier that trusts it.
 pub(crate) struct IssuerFixture {
     pub(crate) dir: tempfile::TempDir,
     pub(crate) issuer: LocalIssuer,
@@ -89,7 +89,7 @@ pub(crate) fn request<'a>() -> IssueRequest<'a> {
     }
 }
 
-/// Good claims, for a test to spoil.
+/// Good claims, for a test to change.
 pub(crate) fn claims() -> Value {
     json!({
         "iss": ISSUER, "sub": SUBJECT, "aud": AUDIENCE, "exp": NOW + 300, "nbf": NOW, "iat": NOW,
@@ -97,7 +97,7 @@ pub(crate) fn claims() -> Value {
     })
 }
 
-/// Whoever holds a key and writes what he likes; signs with another library call than the product.
+/// An attacker with a key who signs anything; uses other library calls than the product.
 pub(crate) struct TokenForger {
     pub(crate) kid: String,
     pub(crate) key: EncodingKey,
@@ -105,7 +105,7 @@ pub(crate) struct TokenForger {
 }
 
 impl TokenForger {
-    /// With the issuer's own key.
+    /// Uses the issuer's own key.
     pub(crate) fn from_key_file(dir: &Path, kid: &str) -> Self {
         let path: PathBuf = dir.join(format!("{kid}.key"));
         let der = certs::pem::private_key(&fs::read(path).unwrap()).unwrap();
@@ -113,7 +113,7 @@ impl TokenForger {
         Self { kid: kid.to_owned(), key, algorithm: jsonwebtoken::Algorithm::ES256 }
     }
 
-    /// Signs header and claims as texts, so that they need not even be JSON.
+    /// Signs header and claims as text, so that they need not even be JSON.
     pub(crate) fn sign_text(&self, header: &str, claims: &str) -> String {
         let message =
             format!("{}.{}", URL_SAFE_NO_PAD.encode(header), URL_SAFE_NO_PAD.encode(claims));
@@ -130,7 +130,7 @@ impl TokenForger {
         self.sign_text(&self.header().to_string(), &claims.to_string())
     }
 
-    /// As the library itself would write it.
+    /// Encodes the token as the library itself would.
     pub(crate) fn sign_plainly(&self, claims: &Value) -> String {
         let mut header = Header::new(self.algorithm);
         header.kid = Some(self.kid.clone());

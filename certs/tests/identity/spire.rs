@@ -1,4 +1,4 @@
-//! Tokens as SPIRE, Vault and Kubernetes write them, accepted through a template and nothing more.
+//! Tokens as SPIRE, Vault and Kubernetes issue them, accepted only through a template.
 
 use std::fs;
 use std::path::Path;
@@ -30,7 +30,7 @@ impl SpireIssuer {
         let jwk = jsonwebtoken::jwk::Jwk::from_encoding_key(&key, jsonwebtoken::Algorithm::ES256)
             .unwrap();
         let jwk = serde_json::to_value(jwk).unwrap();
-        // As `spire-server bundle show -format spiffe` prints it: authorities of both kinds, no `alg`.
+        // As printed by `spire-server bundle show -format spiffe`: keys for both uses, no `alg`.
         let bundle = json!({
             "keys": [
                 { "use": "x509-svid", "kty": "EC", "crv": "P-256", "x": jwk["x"], "y": jwk["y"], "x5c": ["MAA="] },
@@ -67,7 +67,7 @@ fn template() -> SubjectTemplate {
     SubjectTemplate::parse("/ns/{tenant}/sa/{sandbox}", None, environment).unwrap()
 }
 
-/// The claims of a SPIRE token of default settings.
+/// The claims of a SPIRE token with default settings.
 fn claims() -> Value {
     json!({ "aud": [AUDIENCE], "exp": NOW + 300, "iat": NOW, "sub": SUBJECT })
 }
@@ -193,7 +193,10 @@ fn p12_an_issuer_names_its_own_environments_and_tenants_only() {
         staging.issue(&request, unix_time(NOW)).unwrap_err().to_string().contains("production")
     );
     let reopened = LocalIssuer::open(&dir.path().join("staging"), unix_time(NOW)).unwrap();
-    assert!(reopened.issue(&request, unix_time(NOW)).is_err(), "it is kept with the issuer");
+    assert!(
+        reopened.issue(&request, unix_time(NOW)).is_err(),
+        "the limit is stored with the issuer"
+    );
 }
 
 #[test]
@@ -228,7 +231,7 @@ fn p12_key_files_are_read_strictly() {
         ("says another algorithm", with(json!({ "alg": "HS256" })), Some("no key")),
         ("without kid", with(json!({ "kid": null })), Some("no `kid`")),
         ("a kid that no token can name", with(json!({ "kid": "a b" })), Some("no `kid`")),
-        ("an end that is no moment", with(json!({ "exp": "soon" })), Some("not a JWK Set")),
+        ("an `exp` that is not a time", with(json!({ "exp": "soon" })), Some("not a JWK Set")),
         ("with its private half", with(json!({ "d": "AAAA" })), Some("private")),
         ("with half of its private half", with(json!({ "p": "AAAA" })), Some("private")),
         ("with an empty private half", beside(&[&empty_half]), Some("private")),
@@ -240,7 +243,7 @@ fn p12_key_files_are_read_strictly() {
         ),
         ("not on the curve", with(json!({ "x": jwk["y"] })), Some("not a usable")),
         ("short coordinate", with(json!({ "x": "AAAA" })), Some("not a usable")),
-        ("the same kid twice", json!({ "keys": [jwk, jwk] }), Some("another key has too")),
+        ("the same kid twice", json!({ "keys": [jwk, jwk] }), Some("same `kid` as another key")),
         ("an algorithm not allowed", rsa.clone(), Some("no key")),
         ("weak", weak, Some("no key")),
         ("for certificates only", json!({ "keys": [spire.bundle["keys"][0]] }), Some("no key")),

@@ -357,7 +357,7 @@ fn refusals_have_a_reason_and_a_status() {
                 &token,
             ],
             2,
-            "no key in it",
+            "it contains no key",
         ),
         (&["--dir", "none", "--audience", "memory", &token], 2, "sandbar identity init --dir none"),
         (&["--audience", "memory", &token], 64, "--jwks"),

@@ -66,7 +66,7 @@ fn p8_verify_tells_intact_changed_and_incomplete_apart() {
             "the tail less",
             |files| edit_file(&files[1], |text| remove_line(&text, text.lines().count() - 1)),
             2,
-            "a checkpoint tells of",
+            "a checkpoint covers",
         ),
     ];
     for (name, damage, code, said) in table {
@@ -138,7 +138,7 @@ fn p8_verify_says_what_the_signatures_are_worth() {
     let empty = dir.path().join("empty.pub");
     let output = run_log(&log_dir(&dir), &["verify", "--key", empty.to_str().unwrap()]);
     assert_eq!(output.status.code(), Some(2));
-    assert!(String::from_utf8_lossy(&output.stderr).contains("holds no public key"));
+    assert!(String::from_utf8_lossy(&output.stderr).contains("no public key found"));
 }
 
 #[test]
