@@ -14,9 +14,9 @@ const MAX_SYMLINKS: usize = 40;
 pub(super) fn find_symlinks(path: &Path) -> Vec<PathBuf> {
     let mut found = Vec::new();
     let Ok(path) = std::path::absolute(path) else { return found };
-    let mut ahead = reverse_components(&path);
+    let mut remaining = reverse_components(&path);
     let mut at = PathBuf::from("/");
-    while let Some(next) = ahead.pop() {
+    while let Some(next) = remaining.pop() {
         if next == ".." {
             at.pop();
             continue;
@@ -27,7 +27,7 @@ pub(super) fn find_symlinks(path: &Path) -> Vec<PathBuf> {
                 if target.is_absolute() {
                     at = PathBuf::from("/");
                 }
-                ahead.extend(reverse_components(&target));
+                remaining.extend(reverse_components(&target));
                 found.push(here);
             }
             Ok(_) | Err(_) => at = here,
