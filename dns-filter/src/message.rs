@@ -1,5 +1,5 @@
 //! Parses a query and builds its answer, in wire form. The work is bounded by the length of the packet, never by a count
-//! field, and the answer repeats the question octet by octet. `server::udp` says why this is not hickory's codec.
+//! field, and the answer repeats the question octet by octet. `server::udp` says why hickory's server is not used.
 
 use rules::DomainName;
 use rules::facts::QueryType;

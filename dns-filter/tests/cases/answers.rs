@@ -133,10 +133,10 @@ async fn p4_case_45_special_addresses_are_removed() {
             "93.184.216.34",
         ];
         let only = query.queries[0].name.to_lowercase().to_string().starts_with("only");
-        let expected = if only { &all[..9] } else { &all[..] };
+        let addresses = if only { &all[..9] } else { &all[..] };
         ScriptedReply::Answer(reply_with(
             query,
-            expected.iter().map(|address| ("", 300, a(address))).collect(),
+            addresses.iter().map(|address| ("", 300, a(address))).collect(),
         ))
     })
     .await;

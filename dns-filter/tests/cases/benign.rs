@@ -180,7 +180,11 @@ fn workloads() -> Vec<Workload> {
 }
 
 /// Runs a workload; returns the number of queries and the findings in the log.
-async fn run_workload(work: &Workload, policy: &str, pre_resolve: PreResolve) -> (usize, Vec<String>) {
+async fn run_workload(
+    work: &Workload,
+    policy: &str,
+    pre_resolve: PreResolve,
+) -> (usize, Vec<String>) {
     let dir = tempfile::tempdir().unwrap();
     let log = Log::open(audit::LogConfig::new(dir.path())).unwrap();
     let mut settings = DnsSettings::new(Vec::new());
