@@ -1,4 +1,4 @@
-//! One filter, one sandbox (and a second where isolation is the point), one recording resolver, one log.
+//! The fixture: a filter, a sandbox `s` (and `t`, to test isolation), a recording resolver, a log.
 
 use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
@@ -101,12 +101,12 @@ impl DnsFixture {
         ClientAnswer::parse(answer.expect("an answer"))
     }
 
-    /// Lets findings be written: they are, beside the queries they are about.
+    /// Waits until findings are written, which happens in separate tasks.
     pub(crate) async fn wait_for_findings(&self) {
         tokio::time::sleep(std::time::Duration::from_millis(100)).await;
     }
 
-    /// Everything the log holds, in order.
+    /// Stops the filter and returns all records of the log, in order.
     pub(crate) fn records(&self) -> Vec<Value> {
         self.filter.stop();
         self.log.close();
@@ -122,15 +122,15 @@ impl DnsFixture {
         records
     }
 
-    /// The DNS records of one stage.
+    /// Returns the DNS records of one stage.
     pub(crate) fn records_at_stage(&self, stage: &str) -> Vec<Value> {
-        let of = |record: &Value| {
+        let matches = |record: &Value| {
             record["class_uid"] == 4003 && record["unmapped"]["sandbar"]["stage"] == stage
         };
-        self.records().into_iter().filter(of).collect()
+        self.records().into_iter().filter(matches).collect()
     }
 
-    /// The reason codes of all DNS records.
+    /// Returns the reason codes of all DNS records.
     pub(crate) fn reasons(&self) -> Vec<String> {
         let dns = |record: &&Value| record["class_uid"] == 4003;
         self.records()
@@ -140,16 +140,16 @@ impl DnsFixture {
             .collect()
     }
 
-    /// Refused here: nothing reached the resolver, and the log says why.
+    /// Asserts that a query is refused with a reason and that nothing reaches the resolver.
     pub(crate) async fn assert_refused(&self, name: &str, kind: u16, reason: &str) {
-        let told = self.ask(name, kind).await;
-        assert_eq!(told.ede.as_deref(), Some(reason), "{name}");
-        assert!(told.addresses().is_empty(), "{name}");
+        let answer = self.ask(name, kind).await;
+        assert_eq!(answer.ede.as_deref(), Some(reason), "{name}");
+        assert!(answer.addresses().is_empty(), "{name}");
         assert_eq!(self.recorder.names(), Vec::<String>::new(), "{name}");
     }
 }
 
-/// How many queries records stand for.
+/// Returns the number of queries that records cover, including folded ones.
 pub(crate) fn count_queries(records: &[Value]) -> u64 {
     records
         .iter()
@@ -167,7 +167,7 @@ pub(crate) fn arrival_from(sandbox: &str, carrier: DnsTransport) -> QueryArrival
     }
 }
 
-/// A query with EDNS, as a stub resolver sends it; labels are split at dots.
+/// Builds a query with EDNS, as a stub resolver sends it; labels are split at dots.
 pub(crate) fn build_query(name: &str, kind: u16) -> Vec<u8> {
     build_packet(0x0100, &wire_name(name), kind, 1, Some(1232))
 }
@@ -203,7 +203,7 @@ pub(crate) fn build_packet(
     packet
 }
 
-/// An answer, read.
+/// A parsed answer.
 #[derive(Debug)]
 pub(crate) struct ClientAnswer {
     pub(crate) message: Message,

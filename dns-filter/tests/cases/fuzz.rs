@@ -1,4 +1,4 @@
-//! The fuzzers' checks on a bounded number of packets: pieces of packets in any order, and any bytes.
+//! Runs the fuzzers' checks on a bounded number of packets: fragments in random order, and random bytes.
 
 use proptest::prelude::*;
 use proptest::strategy::ValueTree;
@@ -6,7 +6,7 @@ use proptest::strategy::ValueTree;
 #[path = "../../fuzz/checks.rs"]
 mod checks;
 
-/// How many packets each check is given.
+/// Number of packets per check.
 const PACKETS: u32 = 3000;
 
 const QUESTIONS: &[&[u8]] = &[
@@ -109,7 +109,7 @@ fn an_answer_without_records() {
     checks::answer(packet);
 }
 
-/// The pieces do make packets of every kind, or the checks above would look at nothing.
+/// The fragments must make valid and invalid packets, or the checks above would check nothing.
 #[test]
 fn the_pieces_reach_every_kind_of_packet() {
     let mut runner = proptest::test_runner::TestRunner::deterministic();
