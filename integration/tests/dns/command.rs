@@ -39,7 +39,7 @@ fn dns_asks_the_running_filter_and_explains() {
         .unwrap();
     let text = String::from_utf8(output.stdout).unwrap();
     assert!(
-        text.contains("allowed github.com A for build-7") && text.contains("bits by this rule"),
+        text.contains("allowed github.com A for build-7") && text.contains("bits for this rule"),
         "{text}"
     );
     net.stop();

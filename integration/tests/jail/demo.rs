@@ -76,7 +76,7 @@ fn one_step_is_told_for_people_without_colours_and_kept_if_wished() {
         demo_command(&scene, &["--step", "fronting", "--keep"]).stdin(Stdio::null()),
     );
     assert_eq!(ran.status.code(), Some(0), "{ran}");
-    for shown in ["tried", "happened", "record", "names_disagree", "1 step, all as promised"] {
+    for shown in ["tried", "happened", "record", "names_disagree", "1 step, all passed"] {
         assert!(ran.out.contains(shown), "{shown}: {ran}");
     }
     assert!(!ran.out.contains('\u{1b}'), "{ran}");

@@ -217,7 +217,7 @@ fn without_a_jail_it_says_so() {
     let human = CommandResult::run(unjailed_doctor(&scene).args(["doctor", "--inside"]));
     assert_eq!(human.status.code(), Some(1), "{human}");
     assert!(human.out.contains("ESCAPED") && human.out.contains("fix:"), "{human}");
-    assert!(human.out.lines().last().unwrap().starts_with("not good:"), "{human}");
+    assert!(human.out.lines().last().unwrap().starts_with("failed:"), "{human}");
 }
 
 /// One probe by itself; its verdict.

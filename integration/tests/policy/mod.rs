@@ -57,7 +57,7 @@ fn every_example_is_good_and_its_tests_pass() {
             let alone = sandbar().args(["check", "--quiet"]).arg(&path).output().unwrap();
             assert_eq!(exit_code(&alone), 0, "{}: {}", path.display(), text(&alone.stderr));
             assert!(
-                text(&alone.stdout).contains("not judged without a sandbar.toml"),
+                text(&alone.stdout).contains("not checked without a sandbar.toml"),
                 "{}",
                 text(&alone.stdout)
             );

@@ -189,7 +189,7 @@ fn each_broken_thing_is_found() {
 #[test]
 fn an_authority_that_ends_soon_or_has_ended_is_found() {
     let day = 86_400;
-    for (age, how) in [(360, "ends in"), (400, "")] {
+    for (age, how) in [(360, "expires in"), (400, "")] {
         let mut scene = ProxyScene::with_setup(good_setup());
         scene.stop();
         let dir = scene.dir.path().join("ca");

@@ -100,7 +100,7 @@ fn p10_a_grant_opens_a_host_for_its_sandbox_alone_and_its_end_cuts_a_running_dow
     let output = kept.wait_with_output().unwrap();
     assert!(output.status.success(), "its neighbour goes on: {}", text(&output.stderr));
     let (_, said) = run_sandbar(&scene, &["grants"]);
-    assert!(said.contains("no grant is in force"), "{said}");
+    assert!(said.contains("no grants in force"), "{said}");
 }
 
 #[test]
@@ -213,7 +213,7 @@ fn a_grant_that_must_not_be_is_refused_and_that_is_recorded() {
     assert!(!good, "{said}");
     let refused = lifecycle_record(&scene, "grant_refused");
     assert!(refused["message"].as_str().unwrap().contains("db.corp.example"), "{refused}");
-    assert_eq!(run_sandbar(&scene, &["grants"]).1.trim(), "no grant is in force");
+    assert_eq!(run_sandbar(&scene, &["grants"]).1.trim(), "no grants in force");
     assert!(!is_reachable(&scene, "other.example"));
     for (base, why) in [("untrusted", "base_forbids"), ("system", "`forbid_bases` of `[grants]`")] {
         let identities = format!(
