@@ -186,11 +186,7 @@ impl DnsFilter {
                 self.pre_resolved.insert(target, message, cleaned.ttl.min(TTL_CEILING));
             }
             Some(Err(reason)) => {
-                record.close(answer_outcome(
-                    Rcode::SERVFAIL,
-                    &[],
-                    Ending::Failed(reason.into()),
-                ));
+                record.close(answer_outcome(Rcode::SERVFAIL, &[], Ending::Failed(reason.into())));
                 self.pre_resolved.insert(target, None, 0);
             }
             None => {

@@ -522,7 +522,8 @@ impl LocalAnswer<'_> {
             inner.tunnel_score.note_odd_type(now);
         }
         let score = inner.tunnel_score.score();
-        let alarm = score.0 >= ALARM_SCORE && inner.is_finding_due(FindingCode::DnsTunnelSuspected, now);
+        let alarm =
+            score.0 >= ALARM_SCORE && inner.is_finding_due(FindingCode::DnsTunnelSuspected, now);
         let admitted =
             alarm || self.admit_or_count_locked(&mut inner, CountedOutcome::Refused(denial.reason));
         drop(inner);

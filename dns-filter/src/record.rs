@@ -157,7 +157,12 @@ pub(crate) fn bypass_finding(original_dst: Option<std::net::SocketAddr>) -> Dete
     let to = original_dst.map_or_else(|| "another resolver".to_owned(), |to| to.to_string());
     let message =
         format!("The sandbox sent a query to {to}; it was redirected here and decided as usual.");
-    finding(FindingCode::DnsBypassAttempt, "A sandbox asks another resolver", message, (0, Vec::new()))
+    finding(
+        FindingCode::DnsBypassAttempt,
+        "A sandbox asks another resolver",
+        message,
+        (0, Vec::new()),
+    )
 }
 
 /// Returns the finding for denied names that look like a tunnel.
@@ -178,7 +183,12 @@ pub(crate) fn flag_bypass(mut verdict: DecisionDetails, arrived: &QueryArrival) 
 pub(crate) fn loop_finding() -> DetectionFinding {
     let message =
         "A resolver of `[dns]` forwards our queries back to us: use another one in `upstreams`.";
-    finding(FindingCode::DnsForwardingLoop, "DNS forwarding loop", message.to_owned(), (0, Vec::new()))
+    finding(
+        FindingCode::DnsForwardingLoop,
+        "DNS forwarding loop",
+        message.to_owned(),
+        (0, Vec::new()),
+    )
 }
 
 /// Writes a finding about an attempt. An error is only logged: if the log is down, the attempts themselves are refused.

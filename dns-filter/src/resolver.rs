@@ -440,7 +440,9 @@ impl DnsFilter {
         let lookup = context.lookup;
         let mut verdict =
             record::allow_details(&lookup.permit, self.policy(&context.rules), record::RESOLVED);
-        verdict.features.extend(lookup.alarm.as_ref().map(|finding| record::flag(finding.code.into())));
+        verdict
+            .features
+            .extend(lookup.alarm.as_ref().map(|finding| record::flag(finding.code.into())));
         if lookup.permit.lookup().chosen_octets > 0 {
             let mut inner = context.state.lock();
             verdict = record::add_score(verdict, &inner.tunnel_score.score());
@@ -495,8 +497,8 @@ impl LookupContext<'_> {
         exhausted: Option<ExhaustedBudget>,
     ) -> (Option<ExhaustedBudget>, (u32, Vec<audit::ScoreFeature>)) {
         let mut inner = self.state.lock();
-        let due =
-            exhausted.filter(|_| inner.is_finding_due(FindingCode::DnsBudgetExhausted, Instant::now()));
+        let due = exhausted
+            .filter(|_| inner.is_finding_due(FindingCode::DnsBudgetExhausted, Instant::now()));
         (due, inner.tunnel_score.score())
     }
 
