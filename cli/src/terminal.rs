@@ -2,7 +2,9 @@
 //!
 //! Answers go to stdout for scripts to read, complaints to stderr as `sandbar: ...`.
 
+use proxy::report::diagnostics::{DiagnosticLevel, InvalidPolicy, render};
 pub(crate) use proxy::report::terminal::{BAD, FAINT, GOOD, HEAD, WARN, paint};
+use rules::load::problem::Problem;
 
 /// When to colour, as `--color` says; `anstream` adds `NO_COLOR` and the terminal check.
 #[derive(Clone, Copy, Debug, Default, clap::ValueEnum)]
@@ -21,6 +23,25 @@ impl ColorMode {
             ColorMode::Never => anstream::ColorChoice::Never,
         };
         choice.write_global();
+    }
+}
+
+/// Prints an error to stderr, once. For an invalid policy that is each problem with its caret, then what failed.
+pub(crate) fn print_error(error: &anyhow::Error) {
+    let what = match error.downcast_ref::<InvalidPolicy>() {
+        Some(InvalidPolicy { problems }) => {
+            print_problems(problems, DiagnosticLevel::Error);
+            error.to_string()
+        }
+        None => format!("{error:#}"),
+    };
+    anstream::eprintln!("{} {what}", paint(BAD, "sandbar:"));
+}
+
+/// Prints problems to stderr, as a compiler would.
+pub(crate) fn print_problems(problems: &[Problem], severity: DiagnosticLevel) {
+    for problem in problems {
+        anstream::eprintln!("{}", render(problem, severity));
     }
 }
 

@@ -26,7 +26,7 @@ use jail::{
 };
 use proxy::policy::files;
 use proxy::policy::source::{PolicySource, RunFiles};
-use proxy::report::diagnostics::{DiagnosticLevel, print_problems};
+use proxy::report::diagnostics::InvalidPolicy;
 
 /// The socket for commands such as `sandbar status`, beside the log.
 const SOCKET: &str = "admin.sock";
@@ -233,10 +233,8 @@ fn command_line_policy(hosts: &[String]) -> SourceFile {
 /// What is wrong with the policies is said before anything is made.
 fn check_policies(files: &RunFiles) -> anyhow::Result<()> {
     let sources = PolicySource::Run(Box::new(files.clone())).read()?;
-    compile(&sources, &[]).map(drop).map_err(|problems| {
-        print_problems(&problems, DiagnosticLevel::Error);
-        anyhow::anyhow!("the policies are not good: nothing is run")
-    })
+    let compiled = compile(&sources, &[]).map(drop);
+    compiled.map_err(|problems| InvalidPolicy { problems }).context("invalid policy, not running")
 }
 
 fn find_resolvers(args: &RunArgs) -> anyhow::Result<Vec<SocketAddr>> {

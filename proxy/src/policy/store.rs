@@ -21,7 +21,7 @@ use crate::policy::grants::{self, ActiveGrant, GrantRequest, GrantStore};
 use crate::policy::identities::{AssignedIdentity, IdentityStore};
 use crate::policy::source::PolicySource;
 use crate::policy::watch::FileWatcher;
-use crate::report::diagnostics::{DiagnosticLevel, render};
+use crate::report::diagnostics::render_plain;
 use crate::report::metrics;
 use crate::report::record;
 
@@ -160,11 +160,7 @@ impl PolicyStore {
     fn compile(&self, before: &RuleSet, read: LoadSources) -> Result<RuleSet, String> {
         let generation = before.generation() + 1;
         let sources = LoadSources { generation, own: self.own.clone(), ..read };
-        let rules = recompile(before, &sources, &[]).map_err(|problems| {
-            let shown = problems.iter().map(|problem| render(problem, DiagnosticLevel::Error));
-            let shown = shown.collect::<Vec<_>>().join("\n");
-            anstream::adapter::strip_str(&shown).to_string() // it is read in logs too
-        })?;
+        let rules = recompile(before, &sources, &[]).map_err(|problems| render_plain(&problems))?;
         let rules = self.identities.apply(rules).map_err(|error| format!("{error:#}"))?;
         let tried = rules.run_tests();
         let failed: Vec<String> =

@@ -1,4 +1,6 @@
-//! Problems of a policy, printed: place, line, caret, help.
+//! Problems of a policy or a configuration: location, line, caret, help. Printing them is the caller's part.
+
+use std::fmt;
 
 use annotate_snippets::{AnnotationKind, Level, Renderer, Snippet};
 use rules::load::problem::Problem;
@@ -6,7 +8,7 @@ use serde_json::{Value, json};
 
 use crate::report::terminal::{BAD, FAINT, GOOD, HEAD, WARN};
 
-const RENDERER: Renderer = Renderer::styled()
+const STYLED: Renderer = Renderer::styled()
     .error(BAD)
     .warning(WARN)
     .help(GOOD)
@@ -21,12 +23,23 @@ pub enum DiagnosticLevel {
     Warning,
 }
 
-/// Prints problems to stderr, as a compiler would.
-pub fn print_problems(problems: &[Problem], severity: DiagnosticLevel) {
-    for problem in problems {
-        anstream::eprintln!("{}", render(problem, severity));
+/// A policy or a configuration that does not compile. Displays its first problem in one line.
+#[derive(Debug)]
+pub struct InvalidPolicy {
+    pub problems: Vec<Problem>,
+}
+
+impl fmt::Display for InvalidPolicy {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self.problems.as_slice() {
+            [] => f.write_str("no problem is known"),
+            [first] => write!(f, "{first}"),
+            [first, more @ ..] => write!(f, "{first} (and {} more)", more.len()),
+        }
     }
 }
+
+impl std::error::Error for InvalidPolicy {}
 
 /// The same for machines.
 pub fn to_json(problem: &Problem, severity: DiagnosticLevel) -> Value {
@@ -43,6 +56,18 @@ pub fn to_json(problem: &Problem, severity: DiagnosticLevel) -> Value {
 
 /// Renders a problem as a compiler would: message, location, line, caret, help. The text has colours.
 pub fn render(problem: &Problem, severity: DiagnosticLevel) -> String {
+    render_with(&STYLED, problem, severity)
+}
+
+/// Renders errors without colours, for logs and records.
+pub(crate) fn render_plain(problems: &[Problem]) -> String {
+    let plain = problems
+        .iter()
+        .map(|problem| render_with(&Renderer::plain(), problem, DiagnosticLevel::Error));
+    plain.collect::<Vec<_>>().join("\n")
+}
+
+fn render_with(renderer: &Renderer, problem: &Problem, severity: DiagnosticLevel) -> String {
     let at = &problem.at;
     let level = match severity {
         DiagnosticLevel::Error => Level::ERROR,
@@ -57,7 +82,7 @@ pub fn render(problem: &Problem, severity: DiagnosticLevel) -> String {
         Snippet::source(&line).path(&*at.file).line_start(at.line as usize).annotation(caret);
     let report = level.primary_title(problem.fault.to_string()).element(snippet);
     let help = problem.help.as_ref().map(|help| Level::HELP.message(help));
-    RENDERER.render(&[report.elements(help)])
+    renderer.render(&[report.elements(help)])
 }
 
 impl DiagnosticLevel {
@@ -75,18 +100,31 @@ mod tests {
 
     use super::*;
 
-    fn shown(line: u32, column: u32, width: u32, excerpt: &str, help: Option<&str>) -> String {
+    fn problem(line: u32, column: u32, width: u32, excerpt: &str) -> Problem {
         let (file, excerpt) = ("p.toml".into(), excerpt.to_owned());
         let at = SourceLocation { file, line, column, width, excerpt };
-        let fault = ProblemKind::UnknownKey { key: "k".to_owned() };
-        let problem = Problem { at, fault, help: help.map(str::to_owned) };
-        let text = render(&problem, DiagnosticLevel::Warning);
-        anstream::adapter::strip_str(&text).to_string()
+        Problem { at, fault: ProblemKind::UnknownKey { key: "k".to_owned() }, help: None }
+    }
+
+    fn shown(line: u32, column: u32, width: u32, excerpt: &str, help: Option<&str>) -> String {
+        let help = help.map(str::to_owned);
+        render_plain(&[Problem { help, ..problem(line, column, width, excerpt) }])
+    }
+
+    #[test]
+    fn an_error_tells_its_first_problem_and_how_many_follow() {
+        for (count, wanted) in [
+            (1, "p.toml:4:1: `k` is not a key here"),
+            (3, "p.toml:4:1: `k` is not a key here (and 2 more)"),
+        ] {
+            let problems = vec![problem(4, 1, 1, "k = 1"); count];
+            assert_eq!(InvalidPolicy { problems }.to_string(), wanted);
+        }
     }
 
     #[test]
     fn carets_point_at_the_characters() {
-        let head = "warning: `k` is not a key here";
+        let head = "error: `k` is not a key here";
         for (text, wanted) in [
             (
                 shown(4, 1, 1, "k = 1", Some("did you mean `l`?")),
