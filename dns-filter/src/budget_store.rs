@@ -4,9 +4,11 @@
 //! clean stop. After a crash, then, there is nothing left to spend but what comes in anew.
 
 use std::collections::BTreeMap;
-use std::io::{self, Write};
+use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::Mutex;
+
+use sys::file::{self, Durability, Mode};
 
 use crate::budget::{BudgetLevels, RuleKey};
 use crate::lock;
@@ -63,10 +65,7 @@ impl BudgetStore {
         let Some(path) = &self.path else { return Ok(()) };
         let known = lock(&self.known); // held while writing: the last writer has the last word
         let text = serde_json::to_vec(&*known).map_err(io::Error::other)?;
-        let beside = path.with_extension("new");
-        let mut file = std::fs::File::create(&beside)?;
-        file.write_all(&text)?;
-        std::fs::rename(&beside, path)
+        file::replace(path, &text, Mode::Owner, Durability::Process)
     }
 }
 

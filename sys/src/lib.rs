@@ -4,6 +4,7 @@
 pub mod clock;
 pub mod datagrams;
 pub mod fd;
+pub mod file;
 pub mod memory;
 pub mod probe;
 pub mod process;
