@@ -35,7 +35,12 @@ def refuse_unknown_keys(config):
     """Stops at a key that this script does not read: nobody would make that check."""
     read = {"graph": ["targets"], "licenses": ["allow"], "bans": ["deny", "skip"]}
     fixed = {
-        "bans": {"multiple-versions": "deny", "wildcards": "deny", "allow-wildcard-paths": True},
+        "bans": {
+            "multiple-versions": "deny",
+            "multiple-versions-include-dev": True,
+            "wildcards": "deny",
+            "allow-wildcard-paths": True,
+        },
         "sources": {"unknown-registry": "deny", "unknown-git": "deny"},
     }
     for table, keys in config.items():
