@@ -445,11 +445,11 @@ impl LogCore {
 
     // A panic while holding either lock leaves data that the next write finds whole or fails on.
     fn lock_queue(&self) -> MutexGuard<'_, RecordQueue> {
-        self.queue.lock().unwrap_or_else(PoisonError::into_inner)
+        sys::lock(&self.queue)
     }
 
     pub(crate) fn lock_writer(&self) -> MutexGuard<'_, LogWriter> {
-        self.writer.lock().unwrap_or_else(PoisonError::into_inner)
+        sys::lock(&self.writer)
     }
 }
 

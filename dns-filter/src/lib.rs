@@ -26,14 +26,8 @@ mod state;
 mod synthetic;
 pub mod upstream;
 
-use std::sync::{Mutex, MutexGuard, PoisonError};
-
 pub use explain::DnsExplanation;
 pub use filter::{DnsConfig, DnsFilter, StartError};
 pub use query::{PendingQuery, QueryArrival, QueryStep, QueryTarget};
 pub use resolver::{ResolveError, Resolver};
-
-/// A panic while holding one of our locks leaves data that is whole: each is changed in one step.
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
-}
+use sys::lock;

@@ -1,5 +1,6 @@
 //! Every `unsafe` block of Sandbar: system calls that neither the standard library, `nix` nor
-//! `socket2` wraps safely. Each function is as small as it can be and knows nothing of its callers.
+//! `socket2` wraps safely, and two small things that every crate needs: [`file::replace`] and [`lock`].
+//! Each function is as small as it can be and knows nothing of its callers.
 
 pub mod clock;
 pub mod datagrams;
@@ -13,6 +14,14 @@ pub mod splice;
 
 use std::ffi::c_long;
 use std::io;
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
+/// Locks a mutex, even if a thread panicked while holding it.
+///
+/// Only for data that every holder changes in one step, so that a panic leaves it whole.
+pub fn lock<T: ?Sized>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
 
 /// The result of a system call that answers a negative number when it fails.
 fn done(result: c_long) -> io::Result<c_long> {

@@ -67,10 +67,10 @@ async fn a_witness_sees_what_became_of_each_attempt() {
     let wanted = [
         format!("a.example {port} Allowed"),
         format!("a.example {port} Ended {{ sent: 3, received: 0 }}"),
-        format!("b.example {port} Refused(Code(\"not_listed\"))"),
-        format!("c.example {port} Refused(Code(\"not_listed\"))"),
+        format!("b.example {port} Refused(StableCode(\"not_listed\"))"),
+        format!("c.example {port} Refused(StableCode(\"not_listed\"))"),
         format!("d.example {port} Allowed"),
-        format!("d.example {port} Refused(Code(\"private_address\"))"),
+        format!("d.example {port} Refused(StableCode(\"private_address\"))"),
     ];
     assert_eq!(*seen.lock().unwrap(), wanted);
 }

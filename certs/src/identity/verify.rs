@@ -8,7 +8,7 @@
 use std::fmt;
 use std::num::NonZeroUsize;
 use std::path::PathBuf;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use rules::ids::{Environment, Tenant};
@@ -281,7 +281,7 @@ impl Verifier {
 
     fn lock_cache(&self) -> std::sync::MutexGuard<'_, BoundedCache<[u8; 32], CachedToken>> {
         // A panic elsewhere leaves whole entries behind, so a poisoned cache is still a cache.
-        self.verified.lock().unwrap_or_else(PoisonError::into_inner)
+        sys::lock(&self.verified)
     }
 }
 

@@ -2,7 +2,7 @@
 
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use arc_swap::ArcSwap;
@@ -59,7 +59,7 @@ impl<T, E: std::error::Error> WatchedFile<T, E> {
 
     /// Looks at the file and takes it over if it changed and is good. It blocks.
     pub(super) fn refresh(&self, now: UnixTime) -> Result<RefreshStatus, WatchedFileError<E>> {
-        let mut guard = self.watch.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut guard = sys::lock(&self.watch);
         let (watch, digest) = &mut *guard;
         let mut refreshed = Ok(RefreshStatus::Unchanged);
         if watch.poll_changed() {
