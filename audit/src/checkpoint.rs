@@ -21,6 +21,7 @@ use std::path::{Path, PathBuf};
 
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
+use sys::file::{self, Durability, Mode};
 use zeroize::Zeroizing;
 
 use crate::chain::{ChainHash, ChainHead};
@@ -103,7 +104,8 @@ fn generate_key(path: &Path, name: &str) -> Result<Zeroizing<String>, Checkpoint
     }
     let (signer, secret) = Signer::generate(name).ok_or(CheckpointError::Random)?;
     let file = |source| CheckpointError::File { path: path.to_owned(), source };
-    replace_file(path, 0o600, &Zeroizing::new(format!("{}\n", *secret))).map_err(file)?;
+    let line = Zeroizing::new(format!("{}\n", *secret));
+    file::replace(path, line.as_bytes(), Mode::Owner, Durability::Disk).map_err(file)?;
     publish_key(&path.with_extension("pub"), &signer.public_key()).map_err(file)?;
     Ok(secret)
 }
@@ -120,23 +122,7 @@ fn publish_key(path: &Path, public: &str) -> io::Result<()> {
     }
     let good = known.lines().filter(|line| Verifier::parse(line).is_some()); // drops torn lines
     let all: String = good.chain([public]).map(|line| format!("{line}\n")).collect();
-    replace_file(path, 0o644, &all)
-}
-
-/// Replaces a file atomically: readers see the old content or the new, never a part.
-fn replace_file(path: &Path, mode: u32, text: &str) -> io::Result<()> {
-    let mut name = path.file_name().unwrap_or_default().to_owned();
-    name.push(".new");
-    let new = path.with_file_name(name);
-    fs::remove_file(&new).unwrap_or_default(); // left over from a crash
-    let mut file = OpenOptions::new().write(true).create_new(true).mode(mode).open(&new)?;
-    file.write_all(text.as_bytes())?;
-    file.sync_all()?;
-    fs::rename(&new, path)?;
-    match path.parent().filter(|dir| !dir.as_os_str().is_empty()) {
-        Some(dir) => File::open(dir)?.sync_all(),
-        None => Ok(()),
-    }
+    file::replace(path, all.as_bytes(), Mode::Everybody, Durability::Disk)
 }
 
 /// Appends a note to the file beside the segments. A short write is truncated away; if that fails,
@@ -344,11 +330,15 @@ mod tests {
         }
     }
 
+    fn write_key(path: &Path, text: &str) {
+        file::replace(path, text.as_bytes(), Mode::Owner, Durability::Process).unwrap();
+    }
+
     #[test]
     fn keys_and_checkpoints_on_disk_stay_good() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("checkpoint.key");
-        replace_file(&path, 0o600, &format!("{}\n", vector::SECRET)).unwrap();
+        write_key(&path, &format!("{}\n", vector::SECRET));
         let signer = CheckpointSigner::open(&path, "another.name", dir.path()).unwrap();
         assert_eq!(signer.sign(head()).unwrap(), vector::NOTE);
         let public = fs::read_to_string(dir.path().join(PUBLIC_KEY_FILE)).unwrap();
@@ -369,7 +359,7 @@ mod tests {
         let path = dir.path().join("checkpoint.key");
         let huge = "A".repeat(1 << 20);
         for text in ["", "\n", vector::PUBLIC, &format!("{0}\n{0}", vector::SECRET), &huge] {
-            replace_file(&path, 0o600, text).unwrap();
+            write_key(&path, text);
             let refused = CheckpointSigner::open(&path, "log", dir.path()).err().unwrap();
             assert!(matches!(refused, CheckpointError::Key { .. }), "{refused}");
         }

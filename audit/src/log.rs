@@ -3,7 +3,7 @@
 //! No record, no traffic: a caller without a receipt must refuse the attempt.
 
 use std::io;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
@@ -279,7 +279,7 @@ struct LogCloser {
 
 impl LogCloser {
     fn close(&self) {
-        let keeper = self.keeper.lock().unwrap_or_else(PoisonError::into_inner).take();
+        let keeper = sys::lock(&self.keeper).take();
         let Some(keeper) = keeper else { return };
         self.shared.stop_accepting();
         keeper.join().unwrap_or_default(); // a panic closed the log already

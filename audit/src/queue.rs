@@ -460,11 +460,11 @@ impl LogCore {
     // Both structures stay consistent if a holder panics, so a poisoned lock is safe to use: at worst
     // the next write fails.
     fn lock_queue(&self) -> MutexGuard<'_, RecordQueue> {
-        self.queue.lock().unwrap_or_else(PoisonError::into_inner)
+        sys::lock(&self.queue)
     }
 
     pub(crate) fn lock_writer(&self) -> MutexGuard<'_, LogWriter> {
-        self.writer.lock().unwrap_or_else(PoisonError::into_inner)
+        sys::lock(&self.writer)
     }
 }
 

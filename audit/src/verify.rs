@@ -206,7 +206,7 @@ fn check_spans(
             let Some(span) = spans.get(at) else { return };
             let result = check_span(span, notes).map_err(|error| (span.path.to_owned(), error));
             progress.bytes.fetch_add(span.to - span.from, Ordering::Relaxed);
-            done.lock().unwrap_or_else(PoisonError::into_inner).push((at, result));
+            sys::lock(&done).push((at, result));
         }
     };
     let threads = thread::available_parallelism().map_or(1, usize::from).min(THREADS_MAX);

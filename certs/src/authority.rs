@@ -16,12 +16,13 @@ use rustls::RootCertStore;
 use rustls::client::WebPkiServerVerifier;
 use rustls::client::danger::ServerCertVerifier;
 use rustls_pki_types::{CertificateDer, PrivateKeyDer, PrivatePkcs8KeyDer, UnixTime};
+use sys::file::Mode;
 use zeroize::{Zeroize, Zeroizing};
 
 use crate::chain::{self, CheckedChain, ValidityPeriod, format_date, to_datetime};
 use crate::constraints::{NameConstraints, NameLimits};
 use crate::exact_issuer::{self, PlaceholderSigner};
-use crate::files::{self, FileError, FileReaders};
+use crate::files::{self, FileError};
 use crate::host::HostName;
 use crate::pem::{self, PemError};
 use crate::{NoRandomness, hex, random_bytes, sha256};
@@ -389,8 +390,8 @@ fn exists(dir: &Path) -> Result<bool, AuthorityError> {
 
 /// Writes the chain first: a lone key could not be told from one that is still needed.
 fn save_files(dir: &Path, key: &[u8], chain: &[u8]) -> Result<(), FileError> {
-    files::write_atomic(&dir.join(CHAIN_FILE), chain, FileReaders::Everybody)?;
-    files::write_atomic(&dir.join(KEY_FILE), key, FileReaders::Owner)
+    files::write_atomic(&dir.join(CHAIN_FILE), chain, Mode::Everybody)?;
+    files::write_atomic(&dir.join(KEY_FILE), key, Mode::Owner)
 }
 
 fn create_locked(

@@ -10,9 +10,10 @@ use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 
 use rustls_pki_types::CertificateDer;
+use sys::file::Mode;
 
 use crate::authority::CertificateAuthority;
-use crate::files::{self, FileError, FileReaders};
+use crate::files::{self, FileError};
 use crate::variables::{self, BundlePathError};
 use crate::{NoRandomness, hex, pem, pkcs12, sha256};
 
@@ -74,14 +75,14 @@ pub fn write(
         contents.iter().map(|(name, content)| sum_line(name, content) + "\n").collect();
     // The old sums and the new ones, so that after an interruption both kinds of file count as ours.
     let both: String = known.iter().map(|line| format!("{line}\n")).chain([sums.clone()]).collect();
-    files::write_atomic(&dir.join(SUMS_FILE), both.as_bytes(), FileReaders::Everybody)?;
+    files::write_atomic(&dir.join(SUMS_FILE), both.as_bytes(), Mode::Everybody)?;
     let mut written = Vec::new();
     for (name, content) in contents {
         let path: PathBuf = dir.join::<PathBuf>(name);
-        files::write_atomic(&path, &content, FileReaders::Everybody)?;
+        files::write_atomic(&path, &content, Mode::Everybody)?;
         written.push(path);
     }
-    files::write_atomic(&dir.join(SUMS_FILE), sums.as_bytes(), FileReaders::Everybody)?;
+    files::write_atomic(&dir.join(SUMS_FILE), sums.as_bytes(), Mode::Everybody)?;
     Ok(written)
 }
 

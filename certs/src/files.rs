@@ -1,15 +1,14 @@
 //! Files: bounded reads, protected key files, and cheap detection of changes.
 
-use std::fs::{self, DirBuilder, File, OpenOptions, Permissions, TryLockError};
-use std::io::{self, Read, Write};
-use std::os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt, PermissionsExt};
+use std::fs::{self, DirBuilder, File, OpenOptions, TryLockError};
+use std::io::{self, Read};
+use std::os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::thread::sleep;
 use std::time::{Duration, Instant, SystemTime};
 
+use sys::file::{self, Durability, Mode};
 use zeroize::Zeroizing;
-
-use crate::{hex, random_bytes};
 
 /// Largest PEM file to read: a full system store is about a quarter of it.
 pub(crate) const MAX_PEM: u64 = 1024 * 1024;
@@ -116,57 +115,10 @@ fn read_handle(path: &Path, file: &File, limit: u64) -> Result<Vec<u8>, FileErro
     Ok(content)
 }
 
-/// Who may read a written file.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum FileReaders {
-    Everybody,
-    Owner,
-}
-
 /// Replaces `path` with `content`, atomically and durably.
-pub(crate) fn write_atomic(
-    path: &Path,
-    content: &[u8],
-    readers: FileReaders,
-) -> Result<(), FileError> {
-    let temporary = temporary_path(path)?;
-    let written = write_new(&temporary, content, readers)
-        .and_then(|()| fs::rename(&temporary, path))
-        .and_then(|()| sync_directory(path));
-    if written.is_err() {
-        // Report the write error; a leftover file is harmless.
-        drop(fs::remove_file(&temporary));
-    }
-    written.map_err(|source| FileError::io(path, source))
-}
-
-fn write_new(path: &Path, content: &[u8], readers: FileReaders) -> io::Result<()> {
-    let mode = match readers {
-        FileReaders::Everybody => 0o644,
-        FileReaders::Owner => 0o600,
-    };
-    let mut file = OpenOptions::new().write(true).create_new(true).mode(mode).open(path)?;
-    // The umask may have removed read permission from a file for everyone.
-    file.set_permissions(Permissions::from_mode(mode))?;
-    file.write_all(content)?;
-    file.sync_all()
-}
-
-/// Syncs the directory of `path`: only then is a rename durable.
-fn sync_directory(path: &Path) -> io::Result<()> {
-    match path.parent().filter(|dir| !dir.as_os_str().is_empty()) {
-        Some(dir) => File::open(dir)?.sync_all(),
-        None => File::open(".")?.sync_all(),
-    }
-}
-
-/// Returns a random name, so that a leftover of an interrupted start is never in the way.
-fn temporary_path(path: &Path) -> Result<PathBuf, FileError> {
-    let random =
-        random_bytes::<8>().map_err(|error| FileError::io(path, io::Error::other(error)))?;
-    let mut name = path.file_name().unwrap_or_default().to_owned();
-    name.push(format!(".{}.new", hex(&random)));
-    Ok(path.with_file_name(name))
+pub(crate) fn write_atomic(path: &Path, content: &[u8], mode: Mode) -> Result<(), FileError> {
+    file::replace(path, content, mode, Durability::Disk)
+        .map_err(|source| FileError::io(path, source))
 }
 
 /// Creates `dir` (mode 0700) if it is missing. An existing one must not be writable by other users.
@@ -301,13 +253,16 @@ fn list_entries(path: &Path) -> Vec<PathBuf> {
 
 #[cfg(test)]
 mod tests {
+    use std::fs::Permissions;
+    use std::os::unix::fs::PermissionsExt;
+
     use super::*;
 
     #[test]
     fn key_files_are_written_for_the_owner_and_refused_when_exposed() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("key");
-        write_atomic(&path, b"secret", FileReaders::Owner).unwrap();
+        write_atomic(&path, b"secret", Mode::Owner).unwrap();
         assert_eq!(fs::metadata(&path).unwrap().mode() & 0o777, 0o600);
         for (mode, read) in [
             (0o600, true),
@@ -340,7 +295,7 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         assert_eq!(current_user().unwrap(), fs::metadata(dir.path()).unwrap().uid());
         let path = dir.path().join("key");
-        write_atomic(&path, b"secret", FileReaders::Owner).unwrap();
+        write_atomic(&path, b"secret", Mode::Owner).unwrap();
         if std::os::unix::fs::chown(&path, Some(65534), None).is_ok() {
             assert!(matches!(read_secret(&path), Err(FileError::Foreign { owner: 65534, .. })));
         }
@@ -353,7 +308,7 @@ mod tests {
         make_private_dir(&inner).unwrap();
         assert_eq!(fs::metadata(&inner).unwrap().mode() & 0o777, 0o700);
         let path = inner.join("key");
-        write_atomic(&path, b"secret", FileReaders::Owner).unwrap();
+        write_atomic(&path, b"secret", Mode::Owner).unwrap();
         for (mode, reads, made) in [
             (0o700, true, true),
             (0o755, true, true),
@@ -377,7 +332,7 @@ mod tests {
     fn p17_reading_is_bounded() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("file");
-        write_atomic(&path, &[0; 100], FileReaders::Everybody).unwrap();
+        write_atomic(&path, &[0; 100], Mode::Everybody).unwrap();
         assert_eq!(read_bounded(&path, 100).unwrap().len(), 100);
         assert!(matches!(read_bounded(&path, 99), Err(FileError::Large { limit: 99, .. })));
         assert!(matches!(read_bounded(Path::new("/dev/zero"), 10), Err(FileError::Large { .. })));

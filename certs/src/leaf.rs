@@ -6,7 +6,7 @@
 
 use std::fmt;
 use std::num::NonZeroUsize;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use rcgen::{
@@ -178,7 +178,7 @@ impl LeafCache {
 
     fn lock_leaves(&self) -> std::sync::MutexGuard<'_, BoundedCache<HostName, Leaf>> {
         // A panic leaves only complete entries behind, so a poisoned cache is safe to use.
-        self.leaves.lock().unwrap_or_else(PoisonError::into_inner)
+        sys::lock(&self.leaves)
     }
 }
 

@@ -5,7 +5,7 @@
 
 use std::fmt;
 use std::num::NonZeroUsize;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use base64::Engine;
@@ -220,7 +220,7 @@ impl ServiceTokens {
 
     fn lock_cache(&self) -> std::sync::MutexGuard<'_, BoundedCache<[u8; 32], CachedServiceToken>> {
         // A panic leaves only complete entries behind, so a poisoned cache is safe to use.
-        self.cache.lock().unwrap_or_else(PoisonError::into_inner)
+        sys::lock(&self.cache)
     }
 }
 

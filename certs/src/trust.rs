@@ -6,7 +6,7 @@
 
 use std::fmt;
 use std::path::{Path, PathBuf};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex};
 
 use arc_swap::ArcSwap;
 use rustls::client::Resumption;
@@ -103,7 +103,7 @@ impl TrustStore {
 
     /// Checks the files and adopts a change, completely or not at all. For a timer; it blocks.
     pub fn refresh(&self) -> Result<RefreshStatus, TrustError> {
-        let mut watch = self.watch.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut watch = sys::lock(&self.watch);
         if !watch.poll_changed() {
             return Ok(RefreshStatus::Unchanged);
         }

@@ -12,8 +12,8 @@ use serde_json::{Value, json};
 
 use super::{EXIT_BAD_INPUT, EXIT_NEGATIVE, OutputOptions, test};
 use crate::policy_args::PathArgs;
-use crate::terminal::{FAINT, GOOD, HEAD, paint, print_json};
-use proxy::report::diagnostics::{DiagnosticLevel, print_problems, to_json};
+use crate::terminal::{FAINT, GOOD, HEAD, paint, print_json, print_problems};
+use proxy::report::diagnostics::{DiagnosticLevel, to_json};
 
 /// Patterns printed per rule without `--all`.
 const SHOWN_PATTERNS: usize = 8;

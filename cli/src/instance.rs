@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use anyhow::Context;
 use serde_json::Value;
 
-use proxy::admin::server as admin;
+use proxy::admin::client as admin;
 use proxy::app::{instance_paths, load_config};
 use proxy::policy::files;
 

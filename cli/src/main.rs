@@ -38,7 +38,7 @@ use clap::{Parser, Subcommand};
 use serde_json::json;
 
 pub(crate) use proxy::report::UsageError;
-use terminal::{BAD, ColorMode, paint, print_json};
+use terminal::{ColorMode, print_json};
 
 /// Exit status of a command that ran with a negative answer: denied, or a test failed.
 pub(crate) const EXIT_NEGATIVE: u8 = 1;
@@ -144,7 +144,7 @@ fn main() -> ExitCode {
 
 /// Prints an error, with `--json` also as JSON, and returns the exit status.
 fn print_error(error: &anyhow::Error, output: OutputOptions) -> ExitCode {
-    anstream::eprintln!("{} {error:#}", paint(BAD, "sandbar:"));
+    terminal::print_error(error);
     if output.json {
         print_json(&json!({ "ok": false, "error": format!("{error:#}") }));
     }

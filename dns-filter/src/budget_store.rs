@@ -14,9 +14,11 @@
 //! start, because starting without it would grant every burst again.
 
 use std::collections::BTreeMap;
-use std::io::{self, Write};
+use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::Mutex;
+
+use sys::file::{self, Durability, Mode};
 
 use crate::budget::{BudgetLevels, RuleKey};
 use crate::lock;
@@ -73,10 +75,7 @@ impl BudgetStore {
         let Some(path) = &self.path else { return Ok(()) };
         let on_disk = lock(&self.on_disk); // held while writing, so that concurrent writes do not interleave
         let text = serde_json::to_vec(&*on_disk).map_err(io::Error::other)?;
-        let temporary = path.with_extension("new");
-        let mut file = std::fs::File::create(&temporary)?;
-        file.write_all(&text)?;
-        std::fs::rename(&temporary, path)
+        file::replace(path, &text, Mode::Owner, Durability::Process)
     }
 }
 

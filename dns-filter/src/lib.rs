@@ -27,14 +27,8 @@ mod state;
 mod synthetic;
 pub mod upstream;
 
-use std::sync::{Mutex, MutexGuard, PoisonError};
-
 pub use explain::DnsExplanation;
 pub use filter::{DnsConfig, DnsFilter, StartError};
 pub use query::{PendingQuery, QueryArrival, QueryStep, QueryTarget};
 pub use resolver::{ResolveError, Resolver};
-
-/// Locks a mutex and ignores poisoning: no critical section of this crate leaves its data half changed.
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
-}
+use sys::lock;

@@ -118,7 +118,7 @@ policies = ["p"]
 
     fn admin_get(&self, path: &str) -> Option<String> {
         let mut socket = UnixStream::connect(self.dir.path().join("admin.sock")).ok()?;
-        write!(socket, "GET {path} HTTP/1.1\r\nHost: s\r\n\r\n").ok()?;
+        write!(socket, "GET {path} HTTP/1.1\r\nHost: s\r\nConnection: close\r\n\r\n").ok()?;
         let mut told = String::new();
         socket.read_to_string(&mut told).ok()?;
         Some(told.split_once("\r\n\r\n")?.1.to_owned())

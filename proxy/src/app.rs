@@ -42,7 +42,7 @@ use crate::policy::identities::IdentityStore;
 use crate::policy::source::PolicySource;
 use crate::policy::store::{LoadStatus, PolicyStore};
 use crate::policy::watch::{FileWatcher, ReloadTrigger};
-use crate::report::diagnostics::{DiagnosticLevel, print_problems};
+use crate::report::diagnostics::InvalidPolicy;
 use crate::report::metrics;
 use crate::self_test;
 
@@ -329,10 +329,9 @@ fn build_handler(
 /// The settings of the operator's file.
 pub fn load_config(sources: &LoadSources) -> anyhow::Result<Configuration> {
     let Some(file) = &sources.operator else { bail!("there is no operator's file") };
-    load::read_configuration(file).map_err(|problems| {
-        print_problems(&problems, DiagnosticLevel::Error);
-        anyhow::anyhow!("{} is not good", file.path)
-    })
+    load::read_configuration(file)
+        .map_err(|problems| InvalidPolicy { problems })
+        .with_context(|| format!("invalid configuration {}", file.path))
 }
 
 /// Where an instance keeps its things, by its operator's file.
@@ -349,10 +348,9 @@ pub fn instance_paths(config: &Path, operator: &Configuration) -> anyhow::Result
 }
 
 fn compile_rules(sources: &LoadSources) -> anyhow::Result<RuleSet> {
-    compile(sources, &[]).map_err(|problems| {
-        print_problems(&problems, DiagnosticLevel::Error);
-        anyhow::anyhow!("the policies are not good: nothing is served")
-    })
+    compile(sources, &[])
+        .map_err(|problems| InvalidPolicy { problems })
+        .context("invalid policy, not starting")
 }
 
 fn dns_settings(config: &Path, operator: &Configuration) -> anyhow::Result<DnsSettings> {

@@ -1,9 +1,11 @@
 //! Every `unsafe` block of Sandbar: system calls that neither the standard library, `nix` nor
-//! `socket2` wraps safely. Functions are small and know nothing about their callers.
+//! `socket2` wraps safely, and two functions that every crate needs: [`file::replace`] and [`lock`]. Functions are small
+//! and know nothing about their callers.
 
 pub mod clock;
 pub mod datagrams;
 pub mod fd;
+pub mod file;
 pub mod memory;
 pub mod mount;
 pub mod probe;
@@ -13,6 +15,14 @@ pub mod splice;
 
 use std::ffi::c_long;
 use std::io;
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
+/// Locks a mutex, even if a thread panicked while holding it.
+///
+/// Only for data that every holder changes in one step, so that a panic leaves it whole.
+pub fn lock<T: ?Sized>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
 
 /// Turns the return value of a system call into a result; a negative value means that `errno` is set.
 fn done(result: c_long) -> io::Result<c_long> {

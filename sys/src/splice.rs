@@ -3,7 +3,7 @@
 
 use std::io;
 use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
-use std::sync::{Mutex, PoisonError};
+use std::sync::Mutex;
 
 /// Size of a pipe. 1 MiB was no faster and uses twice as much of the per-user limit on pipe pages.
 const PIPE_BYTES: usize = 512 << 10;
@@ -35,13 +35,13 @@ impl PipePool {
     ///
     /// Returns the kernel's error when it is out of descriptors or pipe pages. The caller then copies.
     pub fn acquire(&self) -> io::Result<Pipe> {
-        let pooled = self.empty.lock().unwrap_or_else(PoisonError::into_inner).pop();
+        let pooled = crate::lock(&self.empty).pop();
         pooled.map_or_else(Pipe::open, Ok)
     }
 
     /// Takes a pipe back. A pipe that still holds bytes of its last tunnel is closed, not reused.
     pub fn release(&self, pipe: Pipe) {
-        let mut empty = self.empty.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut empty = crate::lock(&self.empty);
         if pipe.buffered == 0 && empty.len() < MAX_IDLE_PIPES {
             empty.push(pipe);
         }

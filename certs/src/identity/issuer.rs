@@ -12,12 +12,13 @@ use rules::ids::Environment;
 use rustls_pki_types::UnixTime;
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
+use sys::file::Mode;
 
 use super::key::generate_pkcs8;
 use super::subject::{Subject, SubjectError, TrustDomain};
 use super::verify::{MAX_SKEW, TrustedIssuer};
 use super::{KeyError, SignedToken, SigningAlgorithm, SigningKey, is_plain};
-use crate::files::{self, FileError, FileReaders};
+use crate::files::{self, FileError};
 use crate::{NoRandomness, hex, pem, random_bytes};
 
 /// How long a new key is published before it signs, so that every verifier has read it by then.
@@ -321,7 +322,7 @@ impl LocalIssuer {
         files::write_atomic(
             &self.key_path(&kid),
             pem::encode_private_key(&pkcs8).as_bytes(),
-            FileReaders::Owner,
+            Mode::Owner,
         )?;
         self.document.keys.push(KeyDocument { kid, signs_from, retires_at: None });
         Ok(())
@@ -353,14 +354,14 @@ impl LocalIssuer {
         files::write_atomic(
             &self.jwks_path(),
             format!("{published:#}\n").as_bytes(),
-            FileReaders::Everybody,
+            Mode::Everybody,
         )?;
         let document =
             serde_json::to_string_pretty(&self.document).map_err(|_| KeyError::Publication)?;
         files::write_atomic(
             &self.dir.join(DOCUMENT),
             format!("{document}\n").as_bytes(),
-            FileReaders::Everybody,
+            Mode::Everybody,
         )?;
         Ok(())
     }

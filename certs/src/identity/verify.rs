@@ -8,7 +8,7 @@
 use std::fmt;
 use std::num::NonZeroUsize;
 use std::path::PathBuf;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use rules::ids::{Environment, Tenant};
@@ -283,7 +283,7 @@ impl Verifier {
 
     fn lock_cache(&self) -> std::sync::MutexGuard<'_, BoundedCache<[u8; 32], CachedToken>> {
         // A panic leaves only complete entries behind, so a poisoned cache is safe to use.
-        self.verified.lock().unwrap_or_else(PoisonError::into_inner)
+        sys::lock(&self.verified)
     }
 }
 

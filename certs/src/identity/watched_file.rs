@@ -3,7 +3,7 @@
 
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use arc_swap::ArcSwap;
@@ -60,7 +60,7 @@ impl<T, E: std::error::Error> WatchedFile<T, E> {
 
     /// Checks the file and adopts it if it changed and is valid. It blocks.
     pub(super) fn refresh(&self, now: UnixTime) -> Result<RefreshStatus, WatchedFileError<E>> {
-        let mut guard = self.watch.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut guard = sys::lock(&self.watch);
         let (watch, digest) = &mut *guard;
         let mut refreshed = Ok(RefreshStatus::Unchanged);
         if watch.poll_changed() {

@@ -25,7 +25,7 @@ use self::prepare::PreparedRun;
 use self::summary::RunSummary;
 use self::terminal::TerminalState;
 use super::OutputOptions;
-use crate::terminal::{BAD, paint};
+use crate::terminal::{BAD, paint, print_error};
 use jail::{CommandExit, Jail, JailEvent, ReceivedSignal, TRUST_DIR, UnixSocketWatcher};
 use proxy::admin::status::AdminState;
 use proxy::app::{App, AppOverrides, RecordObserver};
@@ -97,7 +97,7 @@ pub(crate) fn run(args: &RunArgs, output: OutputOptions) -> ExitCode {
     match run_in_jail(args, output) {
         Ok(status) => ExitCode::from(status),
         Err(error) => {
-            anstream::eprintln!("{} {error:#}", paint(BAD, "sandbar:"));
+            print_error(&error);
             ExitCode::from(EXIT_INTERNAL)
         }
     }

@@ -26,7 +26,7 @@ use jail::{
 };
 use proxy::policy::files;
 use proxy::policy::source::{PolicySource, RunFiles};
-use proxy::report::diagnostics::{DiagnosticLevel, print_problems};
+use proxy::report::diagnostics::InvalidPolicy;
 
 /// Admin socket for commands such as `sandbar status`, beside the log.
 const SOCKET: &str = "admin.sock";
@@ -237,10 +237,9 @@ fn command_line_policy(hosts: &[String]) -> SourceFile {
 /// Compiles the policies, so that errors are reported before anything is created.
 fn check_policies(files: &RunFiles) -> anyhow::Result<()> {
     let sources = PolicySource::Run(Box::new(files.clone())).read()?;
-    compile(&sources, &[]).map(drop).map_err(|problems| {
-        print_problems(&problems, DiagnosticLevel::Error);
-        anyhow::anyhow!("invalid policy, not running the command")
-    })
+    let compiled = compile(&sources, &[]).map(drop);
+    let compiled = compiled.map_err(|problems| InvalidPolicy { problems });
+    compiled.context("invalid policy, not running the command")
 }
 
 fn find_resolvers(args: &RunArgs) -> anyhow::Result<Vec<SocketAddr>> {

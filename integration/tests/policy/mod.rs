@@ -235,6 +235,7 @@ fn errors_point_at_the_character() {
   |
 4 | hots = []
   | ^^^^
+  |
   = help: did you mean `hosts`?
 error: `b d` is not a host pattern: ` ` is not allowed in a host name
  --> p.toml:5:23
@@ -246,6 +247,7 @@ error: `get` is not a request method: methods are upper-case words, such as `GET
   |
 6 | methods = [\"get\"]
   |            ^^^^^
+  |
   = help: did you mean `GET`?
 sandbar: 3 errors; nothing was loaded
 ";

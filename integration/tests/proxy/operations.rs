@@ -284,6 +284,13 @@ fn the_admin_socket_tells_how_it_stands() {
         assert_eq!(ask(path).0, "200", "{path}");
     }
     assert_eq!(ask("/else").0, "404");
+    let mut twice = Command::new("curl");
+    twice.args(["-sSi", "-w", "%{num_connects}\n", "--unix-socket"]).arg(&socket);
+    let twice = twice.args(["http://sandbar/health", "http://sandbar/else"]).output().unwrap();
+    let twice = String::from_utf8(twice.stdout).unwrap();
+    let wanted = ["HTTP/1.1 200 OK", "1", "HTTP/1.1 404 Not Found", "0"];
+    let lines = twice.lines().filter(|line| line.len() == 1 || line.starts_with("HTTP/"));
+    assert_eq!(lines.collect::<Vec<_>>(), wanted, "one connection carries both: {twice}");
     let status: Value = serde_json::from_str(&ask("/status").1).unwrap();
     assert_eq!(status["ready"], true);
     assert_eq!(status["policy"]["generation"], 1);

@@ -286,7 +286,7 @@ impl ProxyScene {
         socket.set_read_timeout(Some(DEADLINE)).ok()?;
         let length = body.len();
         let request = format!(
-            "{method} {path} HTTP/1.1\r\nHost: sandbar\r\nContent-Length: {length}\r\n\r\n{body}"
+            "{method} {path} HTTP/1.1\r\nHost: sandbar\r\nConnection: close\r\nContent-Length: {length}\r\n\r\n{body}"
         );
         socket.write_all(request.as_bytes()).ok()?;
         let mut answer = String::new();

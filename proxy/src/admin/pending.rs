@@ -2,7 +2,7 @@
 //! fit, however much a sandbox asks for.
 
 use std::collections::HashMap;
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::{Mutex, MutexGuard};
 use std::time::SystemTime;
 
 use audit::{AttemptEvent, AttemptStatus, RecordedFacts};
@@ -73,7 +73,7 @@ impl PendingList {
     }
 
     fn lock(&self) -> MutexGuard<'_, PendingTable> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+        sys::lock(&self.0)
     }
 }
 

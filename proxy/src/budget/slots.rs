@@ -1,7 +1,7 @@
 //! How many connections are open, in all and by sandbox, and no more than the limits.
 
 use std::collections::HashMap;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard};
 
 use rules::Reason;
 use rules::ids::SandboxId;
@@ -55,7 +55,7 @@ impl ConnectionLimit {
     }
 
     fn lock(&self) -> MutexGuard<'_, SlotCounts> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+        sys::lock(&self.0)
     }
 }
 

@@ -8,7 +8,7 @@ use std::fs::{self, File};
 use std::io::Read;
 use std::os::unix::fs::MetadataExt;
 use std::path::PathBuf;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex};
 
 use ::http::HeaderValue;
 use pingora_http::RequestHeader;
@@ -94,7 +94,7 @@ impl CredentialSource {
     /// What the file holds; read again whenever the file is another.
     fn current(&self) -> Result<Arc<Credential>, CredentialError> {
         let version = FileVersion::from_metadata(&fs::metadata(&self.path)?);
-        let mut last = self.last.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut last = sys::lock(&self.last);
         if let Some((known, credential)) = &*last
             && *known == version
         {

@@ -6,7 +6,7 @@
 
 use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::{Mutex, MutexGuard};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use anyhow::{Context, bail, ensure};
@@ -282,7 +282,7 @@ impl GrantStore {
     }
 
     fn lock(&self) -> MutexGuard<'_, GrantFile> {
-        self.book.lock().unwrap_or_else(PoisonError::into_inner)
+        sys::lock(&self.book)
     }
 }
 

@@ -2,7 +2,7 @@
 
 use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
-use std::sync::{Mutex, PoisonError};
+use std::sync::Mutex;
 
 use anyhow::{Context, bail};
 use arc_swap::ArcSwap;
@@ -48,7 +48,7 @@ impl IdentityStore {
 
     /// The rules with everything that was given; of a sandbox that has left nothing is kept.
     pub(crate) fn apply(&self, rules: RuleSet) -> anyhow::Result<RuleSet> {
-        let given = self.given.lock().unwrap_or_else(PoisonError::into_inner);
+        let given = sys::lock(&self.given);
         given.iter().try_fold(rules, |rules, one| {
             Ok(rules.with_identity(&parse_identity(one)?).unwrap_or(rules))
         })
@@ -61,7 +61,7 @@ impl IdentityStore {
         identity: AssignedIdentity,
     ) -> anyhow::Result<u64> {
         let parsed = parse_identity(&identity)?;
-        let mut given = self.given.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut given = sys::lock(&self.given);
         let Some(fresh) = rules.load().with_identity(&parsed) else {
             bail!("sandbox `{}` is unknown, or has its identity already", identity.sandbox);
         };

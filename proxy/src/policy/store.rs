@@ -5,7 +5,7 @@ use std::fs;
 use std::net::SocketAddr;
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::PathBuf;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant, SystemTime};
 
 use arc_swap::ArcSwap;
@@ -21,7 +21,7 @@ use crate::policy::grants::{self, ActiveGrant, GrantRequest, GrantStore};
 use crate::policy::identities::{AssignedIdentity, IdentityStore};
 use crate::policy::source::PolicySource;
 use crate::policy::watch::FileWatcher;
-use crate::report::diagnostics::{DiagnosticLevel, render};
+use crate::report::diagnostics::render_plain;
 use crate::report::metrics;
 use crate::report::record;
 
@@ -88,12 +88,12 @@ impl LoadStatus {
 
 impl PolicyStore {
     pub(crate) fn last_load(&self) -> LoadStatus {
-        lock(&self.last).clone()
+        sys::lock(&self.last).clone()
     }
 
     /// Every file that rules come from, as last read, to be watched.
     pub(crate) fn policy_files(&self) -> Vec<PathBuf> {
-        let files = lock(&self.last).files.clone();
+        let files = sys::lock(&self.last).files.clone();
         files.into_iter().filter(|file| self.source.is_file(file)).collect()
     }
 
@@ -103,7 +103,7 @@ impl PolicyStore {
     ///
     /// Says what is wrong, with its place. The rules in force stay, unless the operator wants nothing to pass.
     pub(crate) fn reload(&self) -> Result<LoadOutcome, String> {
-        let _loading = lock(&self.loading);
+        let _loading = sys::lock(&self.loading);
         let loaded = self.load();
         sys::memory::release_freed();
         loaded
@@ -122,7 +122,7 @@ impl PolicyStore {
             let same = LoadOutcome::Same { generation: before.generation() };
             return last.trouble.map_or(Ok(same), Err);
         }
-        lock(&self.last).files = files;
+        sys::lock(&self.last).files = files;
         let compiled = self.compile(&before, sources);
         match compiled {
             Ok(fresh) => {
@@ -153,18 +153,14 @@ impl PolicyStore {
 
     /// Whether somebody writes one of the files that were read last.
     fn has_writers(&self) -> bool {
-        lock(&self.watcher).has_writers() || self.policy_files().iter().any(has_writer)
+        sys::lock(&self.watcher).has_writers() || self.policy_files().iter().any(has_writer)
     }
 
     /// Compiles and tries what was read.
     fn compile(&self, before: &RuleSet, read: LoadSources) -> Result<RuleSet, String> {
         let generation = before.generation() + 1;
         let sources = LoadSources { generation, own: self.own.clone(), ..read };
-        let rules = recompile(before, &sources, &[]).map_err(|problems| {
-            let shown = problems.iter().map(|problem| render(problem, DiagnosticLevel::Error));
-            let shown = shown.collect::<Vec<_>>().join("\n");
-            anstream::adapter::strip_str(&shown).to_string() // it is read in logs too
-        })?;
+        let rules = recompile(before, &sources, &[]).map_err(|problems| render_plain(&problems))?;
         let rules = self.identities.apply(rules).map_err(|error| format!("{error:#}"))?;
         let tried = rules.run_tests();
         let failed: Vec<String> =
@@ -174,14 +170,14 @@ impl PolicyStore {
 
     /// Puts fresh rules in force, unless they say what those in force say.
     fn activate(&self, before: Arc<RuleSet>, fresh: RuleSet, digest: PolicyDigest) -> LoadOutcome {
-        let mut last = lock(&self.last);
+        let mut last = sys::lock(&self.last);
         (last.trouble, last.digest) = (None, Some(digest));
         if fresh.files_digest() == before.files_digest() && !before.is_closed() {
             return LoadOutcome::Same { generation: before.generation() };
         }
         last.at = Instant::now();
         drop(last);
-        let loaded = self.publish(fresh, &mut lock(&self.timed));
+        let loaded = self.publish(fresh, &mut sys::lock(&self.timed));
         metrics::count_reload("loaded");
         self.record_event(LifecycleEvent::PolicyLoaded, None);
         drop(before); // here, where nobody waits for a million names to be freed
@@ -190,7 +186,7 @@ impl PolicyStore {
 
     /// Says once what is wrong, and closes where that is wanted.
     fn reject(&self, trouble: String, digest: Option<PolicyDigest>) -> String {
-        let mut last = lock(&self.last);
+        let mut last = sys::lock(&self.last);
         let known = last.trouble.as_ref() == Some(&trouble);
         (last.trouble, last.digest) = (Some(trouble.clone()), digest);
         drop(last);
@@ -206,7 +202,7 @@ impl PolicyStore {
         metrics::count_reload("refused");
         let rules = self.rules.load_full();
         if self.on_invalid == OnInvalid::Deny && !rules.is_closed() {
-            self.publish(rules.to_closed(), &mut lock(&self.timed));
+            self.publish(rules.to_closed(), &mut sys::lock(&self.timed));
         }
         trouble
     }
@@ -296,7 +292,7 @@ impl PolicyStore {
 
     /// Gives a sandbox of a warm pool its identity.
     pub(crate) fn assign_identity(&self, identity: AssignedIdentity) -> anyhow::Result<u64> {
-        let _turn = lock(&self.timed);
+        let _turn = sys::lock(&self.timed);
         let generation = self.identities.assign(&self.rules, identity)?;
         self.recheck_live(&self.rules.load_full());
         Ok(generation)
@@ -322,7 +318,7 @@ impl PolicyStore {
     fn expire(&self) {
         let over = self.grants.expire();
         let ended = self.ledger.expired_sandboxes(&self.rules.load());
-        if !over.is_empty() || ended != lock(&self.timed).ended {
+        if !over.is_empty() || ended != sys::lock(&self.timed).ended {
             self.republish();
         }
         over.iter().for_each(|kept| self.record_grant_end(kept, "its time is over"));
@@ -330,7 +326,7 @@ impl PolicyStore {
 
     /// The same files with what time gives and takes now.
     fn republish(&self) -> LoadOutcome {
-        let mut turn = lock(&self.timed);
+        let mut turn = sys::lock(&self.timed);
         let current = RuleSet::clone(&self.rules.load());
         self.publish(current, &mut turn)
     }
@@ -378,10 +374,6 @@ fn has_writer(path: &PathBuf) -> bool {
 fn is_newer(file: &PathBuf, since: SystemTime) -> bool {
     let changed = fs::metadata(file).and_then(|metadata| metadata.modified());
     changed.is_ok_and(|changed| changed > since && changed <= SystemTime::now())
-}
-
-fn lock<T>(mutex: &Mutex<T>) -> std::sync::MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 impl LoadOutcome {

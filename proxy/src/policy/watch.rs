@@ -5,7 +5,7 @@ use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 use std::ffi::{OsStr, OsString};
 use std::os::fd::{AsFd, OwnedFd};
 use std::path::{Path, PathBuf};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use anyhow::Context;
@@ -92,7 +92,7 @@ impl ReloadTrigger {
     pub(crate) fn new(eyes: Arc<Mutex<FileWatcher>>) -> anyhow::Result<Self> {
         // Who opens a file for writing while its lease is asked for makes the kernel send this, and it would end us.
         drop(signal(SignalKind::io()).context("cannot leave SIGIO be")?);
-        let fd = lock(&eyes).inotify.as_fd().try_clone_to_owned()?;
+        let fd = sys::lock(&eyes).inotify.as_fd().try_clone_to_owned()?;
         Ok(ReloadTrigger {
             eyes,
             ready: sys::fd::register(fd)?,
@@ -104,8 +104,8 @@ impl ReloadTrigger {
     pub(crate) async fn run(mut self, reloader: Arc<PolicyStore>) {
         loop {
             // What changed in a directory before it was watched is seen by looking right away.
-            let fresh =
-                lock(&self.eyes).update_watches(&reloader.policy_files()) == WatchUpdate::Added;
+            let fresh = sys::lock(&self.eyes).update_watches(&reloader.policy_files())
+                == WatchUpdate::Added;
             if !fresh {
                 tokio::select! {
                     () = wait_for_change(&self.eyes, &mut self.ready) => self.debounce().await,
@@ -136,19 +136,15 @@ impl ReloadTrigger {
 /// Returns once the kernel has told of a change that counts.
 async fn wait_for_change(eyes: &Mutex<FileWatcher>, ready: &mut AsyncFd<OwnedFd>) {
     loop {
-        if lock(eyes).take_changed() {
+        if sys::lock(eyes).take_changed() {
             return;
         }
         let Ok(mut told) = ready.readable_mut().await else {
             return std::future::pending().await; // the files are still looked at now and then
         };
-        lock(eyes).drain_events();
+        sys::lock(eyes).drain_events();
         told.clear_ready();
     }
-}
-
-fn lock(eyes: &Mutex<FileWatcher>) -> MutexGuard<'_, FileWatcher> {
-    eyes.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 impl FileWatcher {

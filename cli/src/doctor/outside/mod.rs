@@ -22,7 +22,7 @@ use serde_json::Value;
 use super::DoctorArgs;
 use super::probe;
 use super::report::DoctorReport;
-use proxy::admin::server as admin;
+use proxy::admin::client as admin;
 use proxy::app::{InstancePaths, instance_paths, load_config};
 use proxy::policy::files;
 

@@ -9,7 +9,7 @@ mod window;
 
 use std::collections::{BTreeSet, HashMap};
 use std::path::{Path, PathBuf};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use anyhow::Context;
@@ -98,14 +98,14 @@ impl Ledger {
     pub(crate) fn open_charges(&self, permit: &Permit) -> Result<Charges, Exhausted> {
         let (lines, account, begun) =
             (budget_lines(permit), self.account(permit.sandbox()), self.begun);
-        lock(&account).open_attempt(&lines).map_err(|bar| to_exhausted(bar, self.now()))?;
+        sys::lock(&account).open_attempt(&lines).map_err(|bar| to_exhausted(bar, self.now()))?;
         let charged = Mutex::new((permit.generation(), lines.clone()));
         Ok(Charges { account, lines: charged, entered: lines, begun })
     }
 
     /// Begins the life of a sandbox, if this is the first that is seen of it.
     pub(crate) fn start_lifetime(&self, sandbox: &SandboxId) {
-        if let Err(error) = lock(&self.account(sandbox)).start_lifetime(self.now()) {
+        if let Err(error) = sys::lock(&self.account(sandbox)).start_lifetime(self.now()) {
             tracing::warn!(%error, %sandbox, "the beginning of a life could not be written");
         }
     }
@@ -118,7 +118,7 @@ impl Ledger {
         });
         let now = self.now();
         let is_over = |(id, seconds): &(SandboxId, u64)| {
-            let born = lock(&self.account(id)).lifetime_start();
+            let born = sys::lock(&self.account(id)).lifetime_start();
             born.is_some_and(|born| born.saturating_add(seconds.saturating_mul(1000)) <= now)
         };
         limited.filter(is_over).map(|(id, _)| id).collect()
@@ -158,8 +158,8 @@ impl Ledger {
             let line = BudgetLine { purse: purse.clone(), budget, limit };
             let account = self.account(id);
             let (used, back) = match budget == BudgetKind::LifetimeSeconds {
-                true => (lock(&account).age(now), None),
-                false => lock(&account).amount_used(&line, now),
+                true => (sys::lock(&account).age(now), None),
+                false => sys::lock(&account).amount_used(&line, now),
             };
             let back = back.map(|back| back.saturating_sub(now).div_ceil(1000));
             json!({ "budget": budget.key(), "limit": limit, "used": used, "refills_in_seconds": back })
@@ -170,14 +170,14 @@ impl Ledger {
     /// Forgets what was used under a grant that has ended.
     pub(crate) fn forget_grant(&self, sandbox: &SandboxId, rule: &str) {
         let key = format!("{}/{rule}", rules::GRANTS_POLICY);
-        lock(&self.account(sandbox)).forget_rule(&key);
+        sys::lock(&self.account(sandbox)).forget_rule(&key);
     }
 
     /// Writes every account as it stands: an orderly end gives nothing up.
     pub(crate) fn flush(&self) {
         let now = self.now();
         for account in self.accounts().values() {
-            if let Err(error) = lock(account).flush(now) {
+            if let Err(error) = sys::lock(account).flush(now) {
                 tracing::warn!(%error, "what was used of a budget could not be written");
             }
         }
@@ -196,7 +196,7 @@ impl Ledger {
     }
 
     fn accounts(&self) -> MutexGuard<'_, HashMap<SandboxId, Arc<Mutex<SandboxAccount>>>> {
-        self.accounts.lock().unwrap_or_else(PoisonError::into_inner)
+        sys::lock(&self.accounts)
     }
 
     fn now(&self) -> u64 {
@@ -227,14 +227,14 @@ impl Charges {
     pub(crate) fn refund(&self, lease: &ByteLease, moved: u64) {
         let rest = lease.bytes.saturating_sub(moved);
         if !lease.lines.is_empty() {
-            lock(&self.account).refund(&lease.lines, lease.what, rest, lease.at);
+            sys::lock(&self.account).refund(&lease.lines, lease.what, rest, lease.at);
         }
     }
 
     /// Counts by the budgets of later rules from now on; of two changes that meet here the later stands.
     pub(crate) fn adopt_budgets(&self, permit: &Permit) {
         let (generation, fresh) = (permit.generation(), budget_lines(permit));
-        let mut charged = self.lines.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut charged = sys::lock(&self.lines);
         if charged.0 <= generation {
             *charged = (generation, fresh);
         }
@@ -245,7 +245,7 @@ impl Charges {
         let bytes = match lines.is_empty() {
             true => range.1, // nothing is counted
             false => {
-                let charged = lock(&self.account).charge(&lines, what, range, at);
+                let charged = sys::lock(&self.account).charge(&lines, what, range, at);
                 charged.map_err(|bar| to_exhausted(bar, at))?
             }
         };
@@ -253,14 +253,14 @@ impl Charges {
     }
 
     fn lines(&self) -> Arc<[BudgetLine]> {
-        self.lines.lock().unwrap_or_else(PoisonError::into_inner).1.clone()
+        sys::lock(&self.lines).1.clone()
     }
 }
 
 impl Drop for Charges {
     fn drop(&mut self) {
         if !self.entered.is_empty() {
-            lock(&self.account).close_attempt(&self.entered);
+            sys::lock(&self.account).close_attempt(&self.entered);
         }
     }
 }
@@ -349,10 +349,6 @@ fn read_accounts(dir: &Path) -> anyhow::Result<HashMap<SandboxId, SandboxAccount
         accounts.insert(id, SandboxAccount::read(&path).with_context(broken)?);
     }
     Ok(accounts)
-}
-
-fn lock(account: &Mutex<SandboxAccount>) -> MutexGuard<'_, SandboxAccount> {
-    account.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 #[cfg(test)]

@@ -1,0 +1,176 @@
+//! Files that are replaced whole: a reader, or a crash, finds the old content or the new one.
+
+use std::ffi::OsString;
+use std::fs::{self, File, OpenOptions, Permissions};
+use std::io::{self, ErrorKind, Write};
+use std::os::unix::fs::{MetadataExt, OpenOptionsExt, PermissionsExt};
+use std::path::{Path, PathBuf};
+
+/// Who may read a file, whatever the umask.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Mode {
+    /// Every user reads it, the owner writes it (0644).
+    Everybody = 0o644,
+    /// Only the owner reads and writes it (0600).
+    Owner = 0o600,
+}
+
+/// Which failure the new content survives.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Durability {
+    /// A power failure: the call waits for the disk.
+    Disk,
+    /// A crash of this process.
+    Process,
+}
+
+/// Replaces the content of `path`, or creates it.
+///
+/// The content goes to a temporary file beside `path`, which then takes its name. `rename(2)` is atomic, so no
+/// reader sees half a file. For [`Durability::Disk`] the order matters: the content reaches the disk before the
+/// rename does, or a power failure could leave the new name on an empty file; then the directory, which is where
+/// the rename is stored.
+///
+/// The temporary file has one name per `path`, so a crash leaves at most one behind and the next call removes it.
+/// Two processes that replace one path at the same time disturb each other: one of them gets
+/// [`ErrorKind::ResourceBusy`].
+///
+/// # Errors
+///
+/// Returns the error of the file system; `path` then has its old content, except where only the final sync of the
+/// directory failed.
+pub fn replace(path: &Path, content: &[u8], mode: Mode, durability: Durability) -> io::Result<()> {
+    let temporary = temporary_path(path);
+    let replaced = write_temporary(&temporary, content, mode, durability)
+        .and_then(|()| fs::rename(&temporary, path));
+    if replaced.is_err() {
+        drop(fs::remove_file(&temporary)); // the write's own error says more
+        return replaced;
+    }
+    match durability {
+        Durability::Disk => sync_directory(path),
+        Durability::Process => Ok(()),
+    }
+}
+
+fn temporary_path(path: &Path) -> PathBuf {
+    let mut name = OsString::from(".");
+    name.push(path.file_name().unwrap_or_default());
+    name.push(".new");
+    path.with_file_name(name)
+}
+
+fn write_temporary(
+    path: &Path,
+    content: &[u8],
+    mode: Mode,
+    durability: Durability,
+) -> io::Result<()> {
+    let mode = mode as u32;
+    match fs::remove_file(path) {
+        Err(error) if error.kind() != ErrorKind::NotFound => return Err(error),
+        Ok(()) | Err(_) => {} // a crash may have left one behind
+    }
+    // `create_new` is O_EXCL, which follows no symbolic link. The mode is set from the first moment on, and once
+    // more because the umask may have removed bits.
+    let mut file = OpenOptions::new().write(true).create_new(true).mode(mode).open(path)?;
+    file.set_permissions(Permissions::from_mode(mode))?;
+    file.write_all(content)?;
+    if durability == Durability::Disk {
+        file.sync_all()?;
+    }
+    // Another writer may have removed our file as a leftover; the name is then that of its unfinished file.
+    let (ours, named) = (file.metadata()?, fs::symlink_metadata(path)?);
+    match (ours.dev(), ours.ino()) == (named.dev(), named.ino()) {
+        true => Ok(()),
+        false => Err(ErrorKind::ResourceBusy.into()),
+    }
+}
+
+fn sync_directory(path: &Path) -> io::Result<()> {
+    let dir = path.parent().filter(|dir| !dir.as_os_str().is_empty());
+    File::open(dir.unwrap_or(Path::new(".")))?.sync_all()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn names(dir: &Path) -> Vec<OsString> {
+        let mut names: Vec<_> =
+            fs::read_dir(dir).unwrap().map(|entry| entry.unwrap().file_name()).collect();
+        names.sort();
+        names
+    }
+
+    #[test]
+    fn content_and_mode_are_replaced_and_nothing_is_left_behind() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("file.json");
+        for (content, mode, durability, bits) in [
+            ("first", Mode::Everybody, Durability::Disk, 0o644),
+            ("second, longer", Mode::Owner, Durability::Process, 0o600),
+            ("", Mode::Everybody, Durability::Process, 0o644),
+        ] {
+            replace(&path, content.as_bytes(), mode, durability).unwrap();
+            assert_eq!(fs::read_to_string(&path).unwrap(), content);
+            assert_eq!(fs::metadata(&path).unwrap().mode() & 0o7777, bits, "{content}");
+            assert_eq!(names(dir.path()), ["file.json"]);
+        }
+    }
+
+    #[test]
+    fn what_a_crash_left_is_replaced_and_a_link_is_not_followed() {
+        let dir = tempfile::tempdir().unwrap();
+        let (path, other) = (dir.path().join("key"), dir.path().join("other"));
+        let temporary = temporary_path(&path);
+        fs::write(&temporary, "half of a longer text").unwrap();
+        fs::set_permissions(&temporary, Permissions::from_mode(0o666)).unwrap();
+        replace(&path, b"whole", Mode::Owner, Durability::Disk).unwrap();
+        assert_eq!(fs::read_to_string(&path).unwrap(), "whole");
+        assert_eq!(fs::metadata(&path).unwrap().mode() & 0o7777, 0o600);
+
+        fs::write(&other, "untouched").unwrap();
+        std::os::unix::fs::symlink(&other, &temporary).unwrap();
+        replace(&path, b"again", Mode::Owner, Durability::Disk).unwrap();
+        assert_eq!(fs::read_to_string(&other).unwrap(), "untouched");
+        assert!(fs::symlink_metadata(&path).unwrap().is_file());
+        assert_eq!(names(dir.path()), ["key", "other"]);
+    }
+
+    #[test]
+    fn a_failure_leaves_the_old_file_and_no_temporary_one() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("file");
+        fs::create_dir(&path).unwrap(); // a file cannot be renamed over a directory
+        fs::write(path.join("old"), "old").unwrap();
+        assert!(replace(&path, b"new", Mode::Owner, Durability::Disk).is_err());
+        assert_eq!(fs::read_to_string(path.join("old")).unwrap(), "old");
+        assert_eq!(names(dir.path()), ["file"]);
+
+        let path = dir.path().join("other");
+        replace(&path, b"old", Mode::Owner, Durability::Disk).unwrap();
+        fs::create_dir(temporary_path(&path)).unwrap(); // nor a file created where one is
+        assert!(replace(&path, b"new", Mode::Owner, Durability::Disk).is_err());
+        assert_eq!(fs::read_to_string(&path).unwrap(), "old");
+        assert!(replace(&dir.path().join("no/file"), b"", Mode::Owner, Durability::Disk).is_err());
+    }
+
+    #[test]
+    fn two_writers_never_leave_half_a_file() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("file");
+        let contents = ["a", "b"].map(|letter| letter.repeat(1 << 16));
+        std::thread::scope(|scope| {
+            for content in &contents {
+                let path = &path;
+                scope.spawn(move || {
+                    for _ in 0..200 {
+                        drop(replace(path, content.as_bytes(), Mode::Owner, Durability::Process));
+                    }
+                });
+            }
+        });
+        assert!(contents.contains(&fs::read_to_string(&path).unwrap()));
+    }
+}
