@@ -1,5 +1,5 @@
-//! The registry of open connections and streams: what each was permitted, its byte count and charges, and the signal that
-//! cuts it. A reload uses it to cut connections that have lost their permission (P10).
+//! The registry of open connections and streams: what each was permitted, its byte count and charges, and the signal
+//! that cuts it. A reload uses it to cut connections that have lost their permission (P10).
 
 use std::collections::HashMap;
 use std::net::IpAddr;

@@ -20,10 +20,10 @@ pub enum ChunkFault {
 /// An incremental validator of a chunked body.
 ///
 /// It runs beside Pingora's own chunk parser, on the same bytes as Pingora reads them, and changes none of them.
-/// Pingora parses size lines with `httparse`, which is lenient: a line without any digit is size zero, and an extension
-/// may contain every byte, a bare LF included, up to the next CRLF. A stricter or laxer parser finds the end of such a
-/// body elsewhere and takes the rest for a request, which is how request smuggling works. Pingora decodes the
-/// body and writes its own framing upstream, which should repair all of this; we do not rely on it, refuse such
+/// Pingora parses size lines with `httparse`, which is lenient: a line without any digit is size zero, and an
+/// extension may contain every byte, a bare LF included, up to the next CRLF. A stricter or laxer parser finds the end
+/// of such a body elsewhere and takes the rest for a request, which is how request smuggling works. Pingora decodes
+/// the body and writes its own framing upstream, which should repair all of this; we do not rely on it, refuse such
 /// framing, and record the fault.
 ///
 /// The second pass is cheap, because it skips chunk data. Decoding the body ourselves instead would replace Pingora's

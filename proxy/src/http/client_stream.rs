@@ -53,7 +53,8 @@ impl PingoraStream {
         PingoraStream { stream, buffered, write_buffer: BytesMut::new(), digest, guard: None }
     }
 
-    /// Checks the chunks that follow a head of `head` bytes. If they are malformed, reads fail and `monitor` has the fault.
+    /// Checks the chunks that follow a head of `head` bytes. If they are malformed, reads fail and `monitor` has the
+    /// fault.
     pub(super) fn with_chunk_guard(self, head: usize, monitor: &Arc<RequestMonitor>) -> Self {
         let guard =
             ChunkGuard { head, chunks: ChunkValidator::default(), monitor: monitor.clone() };

@@ -20,10 +20,10 @@ const REFUSED: &str = "refused";
 
 /// The half of a request's state that Pingora owns.
 ///
-/// A request has two halves because two parties hold it. Pingora creates this one before we know the request, passes it
-/// by `&mut` from phase to phase, and drops it when the request ends or its task is cancelled: it owns whatever must be
-/// closed exactly once (record, departure, scrubber). The other half is [`RequestMonitor`]: our own loops create it, share
-/// it by `Arc`, and watch it from outside while Pingora works (bytes moved, cut, answered, broken).
+/// A request has two halves because two parties hold it. Pingora creates this one before we know the request, passes
+/// it by `&mut` from phase to phase, and drops it when the request ends or its task is cancelled: it owns whatever
+/// must be closed exactly once (record, departure, scrubber). The other half is [`RequestMonitor`]: our own loops
+/// create it, share it by `Arc`, and watch it from outside while Pingora works (bytes moved, cut, answered, broken).
 /// `RequestMonitor::digest` says how it reaches the phases.
 #[derive(Default)]
 pub(super) struct RequestContext {

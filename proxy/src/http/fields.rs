@@ -75,7 +75,7 @@ pub(super) fn strip_hop_by_hop(response: &mut ResponseHeader) {
 }
 
 fn is_removed(name: &str) -> bool {
-    // Some servers read `_` as `-`. To them, `x_user` would be a name on this list, and `content_length` a second length.
+    // Some servers read `_` as `-`: to them `x_user` is on this list, and `content_length` is a second length.
     let original = name;
     let name = name.replace('_', "-");
     (original != name && FRAMING_FIELDS.contains(&name.as_str()))

@@ -1,5 +1,5 @@
-//! One request in Pingora's phases: gather facts, decide, depart; then choose the peer, rewrite the request, count and scrub
-//! what passes, and close the record.
+//! One request in Pingora's phases: gather facts, decide, depart; then choose the peer, rewrite the request, count and
+//! scrub what passes, and close the record.
 
 use std::sync::Arc;
 

@@ -3,14 +3,15 @@
 //!
 //! Pingora could read requests from the stream itself. We read the head first for four reasons:
 //!
-//! - Pingora's parser is lenient where servers disagree. It accepts lines that end with a bare LF, escapes bytes that are
-//!   illegal in a target, merges repeated lengths, and drops `Content-Length` beside `Transfer-Encoding`. By the time a
-//!   filter runs, the evidence is gone. [`head`](super::head) sees the original bytes and refuses them.
+//! - Pingora's parser is lenient where servers disagree. It accepts lines that end with a bare LF, escapes bytes that
+//!   are illegal in a target, merges repeated lengths, and drops `Content-Length` beside `Transfer-Encoding`. By the
+//!   time a filter runs, the evidence is gone. [`head`] sees the original bytes and refuses them.
 //! - Pingora answers what it does refuse with a bare 400 before any filter runs, so there would be no reason, no
 //!   record and no explanation for the client.
 //! - Pingora's timeout applies to each read and its limit is one megabyte, so a client could send a head
 //!   one byte at a time. Ours is one deadline for the whole head, and `head_bytes`.
-//! - Between two requests no Pingora session exists, so an idle keep-alive connection costs little more than its socket.
+//! - Between two requests no Pingora session exists, so an idle keep-alive connection costs little more than its
+//!   socket.
 //!
 //! The checked bytes then go in front of the stream ([`PingoraStream`]), and Pingora parses them again.
 
@@ -183,7 +184,7 @@ impl HttpEngine {
             stream.write_all(&response.to_http1()).await?;
             stream.shutdown().await?;
             let mut rest = [0; READ_BYTES];
-            // Closing a socket with unread bytes sends a RST, which can discard the response before the client reads it.
+            // Closing a socket with unread bytes sends a RST, which can discard the response in flight.
             while stream.read(&mut rest).await? > 0 {}
             std::io::Result::Ok(())
         };

@@ -2,14 +2,14 @@
 //!
 //! Each stream is an attempt with its own permit, so a reload or a budget must be able to cut one stream and leave its
 //! siblings alone. Hence one task per stream: [`RequestMonitor::supervise`] drops the request's future when it is cut,
-//! the stream's `h2` handles drop with it, and `h2` sends RST_STREAM. Dropping the `JoinSet` at the end of the
-//! loop ends all streams with their connection. The loop itself must keep polling `from_h2_conn`, which drives the I/O of
+//! the stream's `h2` handles drop with it, and `h2` sends RST_STREAM. Dropping the `JoinSet` at the end of the loop
+//! ends all streams with their connection. The loop itself must keep polling `from_h2_conn`, which drives the I/O of
 //! the whole connection, and so never awaits a stream.
 //!
-//! Resets are counted because they are cheap for a client and expensive for us: a reset stream no longer counts towards
-//! the limit of concurrent streams, yet it cost a decision, a record and perhaps an upstream request (rapid reset,
-//! CVE-2023-44487). `h2` limits resets only of streams that we have not accepted yet, and Pingora limits malformed
-//! streams only in its own accept loop, which we do not use. So the loop counts each stream that the client
+//! Resets are counted because they are cheap for a client and expensive for us: a reset stream no longer counts
+//! towards the limit of concurrent streams, yet it cost a decision, a record and perhaps an upstream request (rapid
+//! reset, CVE-2023-44487). `h2` limits resets only of streams that we have not accepted yet, and Pingora limits
+//! malformed streams only in its own accept loop, which we do not use. So the loop counts each stream that the client
 //! abandons and each one that Pingora rejects, and closes the connection with `too_many_resets` at `resets`.
 
 use std::sync::Arc;
@@ -67,7 +67,7 @@ impl HttpEngine {
                 }
                 Some(_) = tasks.join_next(), if !tasks.is_empty() => continue,
                 () = tokio::time::sleep(self.shared.limits.keep_alive()), if tasks.is_empty() => break,
-                () = tokio::time::sleep_until(connection.deadline.into()) => break, // each stream's `supervise` sees it too
+                () = tokio::time::sleep_until(connection.deadline.into()) => break, // streams watch it too
             };
             match accepted {
                 Ok(Some(H2Accept::Session(session))) => {

@@ -37,7 +37,8 @@ use crate::report::record;
 use crate::report::refusal::{self, BodyAudience, Refusal};
 use filter::RequestFilter;
 
-/// How much later than Pingora's timeouts ours fire: after one of Pingora's, the client still gets a response that explains it.
+/// How much later than Pingora's timeouts ours fire: after one of Pingora's, the client still gets a response that
+/// explains it.
 const TIMEOUT_GRACE: Duration = Duration::from_secs(1);
 
 /// Runs Pingora's proxy on connections that our own listeners accepted.
@@ -68,7 +69,8 @@ pub(crate) struct HttpConnection {
     record: Mutex<OpenRecord>,
 }
 
-/// The half of a request's state that our loops share with the filters; [`RequestContext`](context::RequestContext) is the other.
+/// The half of a request's state that our loops share with the filters; [`RequestContext`](context::RequestContext) is
+/// the other.
 pub(crate) struct RequestMonitor {
     pub(crate) connection: Arc<HttpConnection>,
     pub(crate) version: HttpVersion,
@@ -205,13 +207,14 @@ impl RequestMonitor {
     /// through which a caller of `process_new_http` could hand over its own state. A session does expose the digest of
     /// its stream, and a `ProxyDigest`, meant for the CONNECT response of an upstream proxy, carries user data of any
     /// type. It is the only such place that both protocol versions have: HTTP/1 takes the digest from the stream
-    /// ([`PingoraStream`](client_stream::PingoraStream)), HTTP/2 takes one with each accepted stream. The response head in
-    /// it is a placeholder that nothing reads.
+    /// ([`PingoraStream`](client_stream::PingoraStream)), HTTP/2 takes one with each accepted stream. The response
+    /// head in it is a placeholder that nothing reads.
     ///
     /// There is one monitor, and so one digest, per request, never per connection. The loop that calls Pingora holds
     /// one reference, because it must see bytes, cut and faults while Pingora owns the session; the digest holds
     /// another, and `request_filter` clones a third into the context. State that is closed exactly once (record,
-    /// departure, scrubber) belongs in the context instead, which drops with the request even if its task is cancelled.
+    /// departure, scrubber) belongs in the context instead, which drops with the request even if its task is
+    /// cancelled.
     fn digest(self: &Arc<Self>) -> Arc<ProxyDigest> {
         let placeholder = ResponseHeader::build_no_case(200, None).map(Box::new);
         let response = placeholder.unwrap_or_else(|_| unreachable!("200 is a valid status"));
@@ -273,8 +276,9 @@ impl RequestMonitor {
         byte_count.as_ref().map(|byte_count| byte_count.total())
     }
 
-    /// Runs a request until it completes, is cut, is idle for too long, or its connection reaches its maximum lifetime.
-    /// In all but the first case it drops `request`, which closes an HTTP/1 connection and resets an HTTP/2 stream.
+    /// Runs a request until it completes, is cut, is idle for too long, or its connection reaches its maximum
+    /// lifetime. In all but the first case it drops `request`, which closes an HTTP/1 connection and resets an HTTP/2
+    /// stream.
     async fn supervise<T>(
         &self,
         limits: &TrafficLimits,

@@ -3,10 +3,10 @@
 //!
 //! The guard needs a request and a response in memory, which Pingora's proxy phases do not offer: they stream. This
 //! client therefore calls the layer below, Pingora's `Connector`, which is what the proxy itself connects with. So
-//! everything that makes an upstream connection safe is shared with other requests: the peer from `http_peer` (admitted
-//! address, name to verify, pool group of the sandbox, socket mark, timeouts), the trust roots, the TLS handshake, the
-//! HTTP/1 framing and the keep-alive pool. Nothing of HTTP is implemented here. What remains is policy: limits on interim
-//! responses, on the body and on the total time, trying the next address, and one retry of reads.
+//! everything that makes an upstream connection safe is shared with other requests: the peer from `http_peer`
+//! (admitted address, name to verify, pool group of the sandbox, socket mark, timeouts), the trust roots, the TLS
+//! handshake, the HTTP/1 framing and the keep-alive pool. Nothing of HTTP is implemented here. What remains is policy:
+//! limits on interim responses, on the body and on the total time, trying the next address, and one retry of reads.
 
 use std::time::Instant;
 

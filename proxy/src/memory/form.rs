@@ -1,5 +1,5 @@
-//! The canonical form of a memory request. Servers interpret anything else differently, so the guard refuses it: upgrades,
-//! encodings, other content types, unknown query parameters, paths that are not canonical.
+//! The canonical form of a memory request. Servers interpret anything else differently, so the guard refuses it:
+//! upgrades, encodings, other content types, unknown query parameters, paths that are not canonical.
 
 use pingora_http::RequestHeader;
 use rules::Reason;

@@ -47,7 +47,7 @@ fn trusted_issuer(settings: &IssuerSettings, base: &Path) -> anyhow::Result<Trus
     let mut issuer = TrustedIssuer::new("", domain, base.join(&settings.keys));
     issuer.issuer.clone_from(&settings.name);
     if issuer.issuer.is_none() {
-        issuer.claims = RequiredClaims::JwtSvid; // a JWT-SVID has no `iss` that could be compared
+        issuer.claims = RequiredClaims::JwtSvid; // an issuer without a name issues JWT-SVIDs
     }
     issuer.environments.clone_from(&settings.environments);
     issuer.tenants.clone_from(&settings.tenants);
@@ -107,8 +107,8 @@ fn invalid_identity(code: &'static str) -> PresentedIdentity {
     }
 }
 
-/// Finds the token in `Sandbox-Identity` or `Authorization: Bearer`. Refuses two of them, even if they are equal: servers
-/// differ in whether they read the first or the last.
+/// Finds the token in `Sandbox-Identity` or `Authorization: Bearer`. Refuses two of them, even if they are equal:
+/// servers differ in whether they read the first or the last.
 fn find_token(head: &RequestHeader) -> Result<Option<&str>, &'static str> {
     let direct = header_values(head, "sandbox-identity").map(Ok);
     let bearer = header_values(head, "authorization").map(bearer_token);

@@ -1,5 +1,5 @@
-//! A strict JSON parser: it accepts one UTF-8 document that every other parser reads alike. Keys are unique, also after
-//! unescaping; depth and number of values are limited. The result keeps structure and short text, not numbers.
+//! A strict JSON parser: it accepts one UTF-8 document that every other parser reads alike. Keys are unique, also
+//! after unescaping; depth and number of values are limited. The result keeps structure and short text, not numbers.
 
 use std::cell::Cell;
 use std::fmt;

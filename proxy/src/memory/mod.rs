@@ -1,16 +1,16 @@
-//! The memory guard (P12, P13). It reads a request to a memory service completely and within limits, decides on every bank it
-//! names, records it, forwards it in canonical form under the identity of its channel, and checks the answer before the
-//! sandbox sees it.
+//! The memory guard (P12, P13). It reads a request to a memory service completely and within limits, decides on every
+//! bank it names, records it, forwards it in canonical form under the identity of its channel, and checks the answer
+//! before the sandbox sees it.
 //!
-//! Other requests stream through Pingora; these do not. A request names its banks in the path, the query and
-//! in several places of the body, so the guard cannot decide before it has read all of it, and a request whose last byte is refused
-//! must not have reached the service with its first. The answer is read completely for the same reason: it may contain
-//! a foreign bank at its end.
+//! Other requests stream through Pingora; these do not. A request names its banks in the path, the query and in
+//! several places of the body, so the guard cannot decide before it has read all of it, and the service must not
+//! receive the first byte of a request that is refused for its last. The answer is read completely for the same
+//! reason: it may contain a foreign bank at its end.
 //!
-//! The guard does not forward the bytes it received. It builds a new request from what it parsed: the canonical
-//! path, the known query parameters encoded again, the fields the profile passes, its own `Content-Length`. Only
-//! the body keeps its bytes, after the strict parser has refused every document that two parsers could read differently.
-//! What the service reads is therefore what was decided, even if its parsers are more lenient than ours: an ambiguity that
+//! The guard does not forward the bytes it received. It builds a new request from what it parsed: the canonical path,
+//! the known query parameters encoded again, the fields the profile passes, its own `Content-Length`. Only the body
+//! keeps its bytes, after the strict parser has refused every document that two parsers could read differently. What
+//! the service reads is therefore what was decided, even if its parsers are more lenient than ours: an ambiguity that
 //! the checks should miss is not in the canonical form any more.
 
 mod answer;
@@ -106,8 +106,8 @@ struct AuthorizedCall<'a> {
     departure: Departure,
 }
 
-/// How the guard treats requests to this host, or none if it is not a memory service. Evaluated for each request, so that
-/// a reload takes effect immediately.
+/// How the guard treats requests to this host, or none if it is not a memory service. Evaluated for each request, so
+/// that a reload takes effect immediately.
 pub(crate) fn guard_mode(
     rules: &RuleSet,
     sandbox: &SandboxRef,

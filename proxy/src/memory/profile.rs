@@ -1,5 +1,5 @@
-//! Profiles: the API of a memory service, as a TOML file. A route maps method and path to the operation and to every place
-//! where the request can name a bank; the guard refuses a request that matches no route.
+//! Profiles: the API of a memory service, as a TOML file. A route maps method and path to the operation and to every
+//! place where the request can name a bank; the guard refuses a request that matches no route.
 
 use std::collections::HashMap;
 use std::sync::LazyLock;

@@ -38,7 +38,8 @@ pub(super) fn memory_call(
     }
 }
 
-/// Adds to a denial which check of the identity failed. Records a finding for a token on the channel of another sandbox.
+/// Adds to a denial which check of the identity failed. Records a finding for a token on the channel of another
+/// sandbox.
 pub(super) async fn explain_denial(
     refusal: Refusal,
     presented: PresentedIdentity,

@@ -1,5 +1,5 @@
-//! The banks that a request names: every value of every selector. The guard assumes no precedence among them: all must be
-//! permitted, so it does not matter which one the service uses.
+//! The banks that a request names: every value of every selector. The guard assumes no precedence among them: all must
+//! be permitted, so it does not matter which one the service uses.
 
 use rules::Reason;
 use rules::ids::BankId;
@@ -51,8 +51,8 @@ pub(super) fn refuse_field(pointer: &JsonPointer, body: &JsonValue) -> Result<()
     })
 }
 
-/// Calls `check` with every value at `pointer` in an answer, and with null if there is none. Unlike in a request, an empty
-/// list, or null instead of a list, has no values.
+/// Calls `check` with every value at `pointer` in an answer, and with null if there is none. Unlike in a request, an
+/// empty list, or null instead of a list, has no values.
 pub(super) fn check_answer_banks(
     json: &JsonValue,
     pointer: &JsonPointer,

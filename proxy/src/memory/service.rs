@@ -1,5 +1,5 @@
-//! How Sandbar authenticates to a memory service: with the shared key and a principal, or with a token that it signs for
-//! the sandbox of the channel. None of it comes from the sandbox.
+//! How Sandbar authenticates to a memory service: with the shared key and a principal, or with a token that it signs
+//! for the sandbox of the channel. None of it comes from the sandbox.
 
 use std::collections::HashMap;
 use std::path::Path;
@@ -160,8 +160,8 @@ pub(super) struct CallSubject<'a> {
     pub(super) key: Option<&'a Credential>,
 }
 
-/// The secrets of a request that its answer must not contain: the service's key and the signature of the token. Without
-/// its signature the rest of a token is harmless.
+/// The secrets of a request that its answer must not contain: the service's key and the signature of the token.
+/// Without its signature the rest of a token is harmless.
 pub(super) fn secret_patterns(
     head: &RequestHeader,
     key: Option<&Credential>,
