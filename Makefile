@@ -51,12 +51,13 @@ fuzz:
 		echo '    rustup toolchain install nightly && cargo install cargo-fuzz' >&2; \
 		exit 1; \
 	}
-	@[ -e $(TARGET)/fuzz ] || echo 'sandbar: the first build, with the address sanitizer, takes about ten minutes on two cores'
-	@for file in */fuzz/fuzz_targets/*.rs; do \
+	@[ -e $(TARGET)/fuzz ] || echo 'sandbar: the first build, with the address sanitizer, takes about fifteen minutes on two cores'
+	@failed=; for file in */fuzz/fuzz_targets/*.rs; do \
 		crate=$${file%%/*}; name=$$(basename $$file .rs); \
 		echo "sandbar: fuzzing $$name of $$crate for $(FUZZ_SECONDS) s"; \
-		(cd $$crate && $(CARGO) +nightly fuzz run --target-dir $(TARGET)/fuzz $$name -- -max_total_time=$(FUZZ_SECONDS)) || exit 1; \
-	done
+		(cd $$crate && $(CARGO) +nightly fuzz run --target-dir $(TARGET)/fuzz $$name -- -max_total_time=$(FUZZ_SECONDS)) || failed="$$failed $$crate/$$name"; \
+	done; \
+	[ -z "$$failed" ] || { echo "sandbar: failing inputs in fuzz/artifacts, for:$$failed" >&2; exit 1; }
 
 # Apart from `make lint`, because the database of advisories has to be fetched.
 advisories:
