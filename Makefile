@@ -12,7 +12,7 @@ TEST_PACKAGES := $(DEMO_PACKAGES) bind9-dnsutils ca-certificates chromium curl d
 help:
 	@echo 'make demo        builds Sandbar and shows what it does, with real traffic on loopback'
 	@echo 'make test        runs the lints and every test'
-	@echo 'make lint        checks format, dependencies, clippy and rustdoc'
+	@echo 'make lint        checks format, dependencies, layers, clippy and rustdoc'
 	@echo 'make bench       measures throughput, latency and memory'
 	@echo 'make fuzz        runs each fuzz target for FUZZ_SECONDS ($(FUZZ_SECONDS))'
 	@echo 'make advisories  looks for known vulnerabilities in dependencies; needs the network'
@@ -36,6 +36,7 @@ test: check-test lint
 lint:
 	$(CARGO) fmt --all --check
 	lints/dependencies.py
+	lints/layers.py
 	$(CARGO) clippy --workspace --all-targets -- -D warnings
 	RUSTDOCFLAGS='-D warnings' $(CARGO) doc --workspace --no-deps --document-private-items
 
