@@ -12,8 +12,7 @@ TEST_PACKAGES := $(DEMO_PACKAGES) bind9-dnsutils ca-certificates chromium curl d
 help:
 	@echo 'make demo        builds Sandbar and shows what it does, with real traffic on loopback'
 	@echo 'make test        runs the lints and every test'
-	@echo 'make proptest    runs the property tests with random inputs, and prints the seed'
-	@echo 'make lint        checks format, dependencies and clippy'
+	@echo 'make lint        checks format, dependencies, layers, clippy and rustdoc'
 	@echo 'make bench       measures throughput, latency and memory'
 	@echo 'make fuzz        runs each fuzz target for FUZZ_SECONDS ($(FUZZ_SECONDS))'
 	@echo 'make advisories  looks for known vulnerabilities in dependencies; needs the network'
@@ -47,7 +46,9 @@ proptest:
 lint:
 	$(CARGO) fmt --all --check
 	lints/dependencies.py
+	lints/layers.py
 	$(CARGO) clippy --workspace --all-targets -- -D warnings
+	RUSTDOCFLAGS='-D warnings' $(CARGO) doc --workspace --no-deps --document-private-items
 
 bench: check-demo
 	@[ -e $(TARGET)/release/sandbar ] || echo 'sandbar: the first optimised build takes about ten minutes on two cores'
@@ -62,12 +63,13 @@ fuzz:
 		echo '    rustup toolchain install nightly && cargo install cargo-fuzz' >&2; \
 		exit 1; \
 	}
-	@[ -e $(TARGET)/fuzz ] || echo 'sandbar: the first build, with the address sanitizer, takes about ten minutes on two cores'
-	@for file in */fuzz/fuzz_targets/*.rs; do \
+	@[ -e $(TARGET)/fuzz ] || echo 'sandbar: the first build, with the address sanitizer, takes about fifteen minutes on two cores'
+	@failed=; for file in */fuzz/fuzz_targets/*.rs; do \
 		crate=$${file%%/*}; name=$$(basename $$file .rs); \
 		echo "sandbar: fuzzing $$name of $$crate for $(FUZZ_SECONDS) s"; \
-		(cd $$crate && $(CARGO) +nightly fuzz run --target-dir $(TARGET)/fuzz $$name -- -max_total_time=$(FUZZ_SECONDS)) || exit 1; \
-	done
+		(cd $$crate && $(CARGO) +nightly fuzz run --target-dir $(TARGET)/fuzz $$name -- -max_total_time=$(FUZZ_SECONDS)) || failed="$$failed $$crate/$$name"; \
+	done; \
+	[ -z "$$failed" ] || { echo "sandbar: failing inputs in fuzz/artifacts, for:$$failed" >&2; exit 1; }
 
 # Apart from `make lint`, because the database of advisories has to be fetched.
 advisories:

@@ -29,8 +29,8 @@ PROXY = """
     accept
     http
     memory
-    inspect
     egress
+    inspect
     policy
     budget
     credential

@@ -117,7 +117,7 @@ fn is_request(bytes: &[u8]) -> bool {
     let letters =
         bytes.iter().take_while(|byte| byte.is_ascii_alphabetic() || **byte == b'-').count();
     match bytes.get(letters) {
-        Some(next) => letters > 0 && *next == b' ',
+        Some(next) => (1..=MAX_METHOD_LEN).contains(&letters) && *next == b' ',
         None => letters <= MAX_METHOD_LEN,
     }
 }
@@ -221,6 +221,8 @@ mod tests {
             (b"SSH-2.0-OpenSSH_9.2p1 Debian\r\n", "raw"),
             (b"\x00\x00\x00\x08\x04\xd2\x16\x2f", "raw"),
             (b"AAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAA", "raw"),
+            // The same word, complete: how the client splits its bytes must not choose the protocol.
+            (b"AAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAA / HTTP/1.1\r\n", "raw"),
             (b"GET / HTTP/1.1\nHost: a\n\n", "refused"),
             (b"\x16\x03\x01\x00\x05", "more"),
             (b"\x16\x03\x01\x00\x05hello", "refused"),
