@@ -12,6 +12,7 @@ TEST_PACKAGES := $(DEMO_PACKAGES) bind9-dnsutils ca-certificates chromium curl d
 help:
 	@echo 'make demo        builds Sandbar and shows what it does, with real traffic on loopback'
 	@echo 'make test        runs the lints and every test'
+	@echo 'make proptest    runs the property tests with random inputs, and prints the seed'
 	@echo 'make lint        checks format, dependencies, layers, clippy and rustdoc'
 	@echo 'make bench       measures throughput, latency and memory'
 	@echo 'make fuzz        runs each fuzz target for FUZZ_SECONDS ($(FUZZ_SECONDS))'

@@ -214,7 +214,7 @@ impl Charges {
         self.charge_range(what, (amount, amount)).map(drop)
     }
 
-    /// Leases up to [`LEASE`] bytes, before they move.
+    /// Leases up to [`MAX_LEASE`] bytes, before they move.
     ///
     /// # Errors
     ///
