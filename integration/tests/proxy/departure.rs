@@ -167,7 +167,7 @@ impl AttemptKind {
             ClientKind::Http(_) => allow("ports = [80, 443]"),
             ClientKind::Memory => format!(
                 "[[memory]]\nname = \"{rule}\"\nhost = \"{host}\"\nprofile = \"astrocyte\"\n\
-                 identity = \"from-path\"\nrecall = [\"staging:team\"]\n"
+                 identity = \"from-channel\"\nrecall = [\"staging:team\"]\n"
             ),
             ClientKind::RawByAddress | ClientKind::RawByConnect | ClientKind::RawBySocks => {
                 allow(&format!("tcp = [{ECHO}]"))
