@@ -120,7 +120,7 @@ pub fn unshare_network() -> anyhow::Result<()> {
     if !kernel::is_single_threaded() {
         bail!("the network namespace must be created before the first thread is started");
     }
-    namespaces::unshare_network().context("cannot isolate the network")?;
+    namespaces::unshare_network().context("cannot create the jail")?;
     let denied = || namespaces::explain_failure(None);
     network::claim_all_addresses().with_context(|| format!("cannot set up `lo`; {}", denied()))
 }
