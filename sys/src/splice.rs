@@ -2,7 +2,7 @@
 
 use std::io;
 use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
-use std::sync::Mutex;
+use std::sync::{Mutex, PoisonError};
 
 /// Bytes of a pipe: as fast as twice as many, and half of what counts against the user's limit.
 const PIPE_BYTES: usize = 512 << 10;
@@ -34,13 +34,13 @@ impl PipePool {
     ///
     /// The kernel's, when there are no descriptors or pages left: then bytes are copied.
     pub fn acquire(&self) -> io::Result<Pipe> {
-        let kept = crate::lock(&self.empty).pop();
+        let kept = self.empty.lock().unwrap_or_else(PoisonError::into_inner).pop();
         kept.map_or_else(Pipe::open, Ok)
     }
 
     /// Keeps a pipe for the next; one that still holds bytes is closed, for they are somebody's.
     pub fn release(&self, pipe: Pipe) {
-        let mut empty = crate::lock(&self.empty);
+        let mut empty = self.empty.lock().unwrap_or_else(PoisonError::into_inner);
         if pipe.buffered == 0 && empty.len() < MAX_IDLE_PIPES {
             empty.push(pipe);
         }
