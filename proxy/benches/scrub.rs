@@ -1,4 +1,4 @@
-//! How fast answers are searched for a credential, in bytes a second on one core. `cargo bench -p proxy`
+//! Throughput of the credential scrubber on one core. Run with `cargo bench -p proxy`.
 
 use std::hint::black_box;
 use std::sync::Arc;
@@ -7,10 +7,10 @@ use bytes::Bytes;
 use criterion::{Criterion, Throughput, criterion_group, criterion_main};
 use proxy::scrub::{EchoPatterns, ResponseScrubber};
 
-/// As long as the keys of model services are.
+/// As long as the API keys of model services.
 const SECRET: &str =
     "sk-proj-0123456789abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ_0123-abcdefghijklmnop";
-/// As much as comes from an origin at a time.
+/// Size of one chunk from an origin server.
 const PIECE: usize = 16 << 10;
 const PIECES: usize = 64;
 
@@ -46,7 +46,7 @@ fn bench(criterion: &mut Criterion) {
     group.finish();
 }
 
-/// Octets as a picture or an archive has them.
+/// Random octets, as in an image or an archive.
 fn octets() -> Vec<u8> {
     let mut seed = 0x9e37_79b9_7f4a_7c15_u64;
     let next = || {

@@ -1,4 +1,4 @@
-//! What must hold for any input, whoever makes it: the fuzzers here, and a bounded run inside the tests.
+//! Properties that hold for any input. Used by the fuzzers here and by a bounded run in `proxy/tests/fuzz.rs`.
 #![allow(dead_code, reason = "each fuzz target uses one of these")]
 
 use std::sync::Arc;
@@ -9,19 +9,22 @@ use proxy::scrub::{EchoPatterns, ResponseScrubber};
 use proxy::{detect, head};
 use rules::limits::TrafficLimits;
 
-/// A head is refused, or can be read in one way only, also after it is written anew for an origin.
+/// A request head is rejected, or has exactly one reading, also after it is rewritten for the origin server.
 pub(super) fn head(data: &[u8]) {
     let limits = TrafficLimits::default();
     for cut in [data.len() / 3, data.len() / 2] {
         if head::find_end(&data[..cut], &limits).is_err() {
-            assert!(head::find_end(data, &limits).is_err(), "a fault went away when more came");
+            assert!(
+                head::find_end(data, &limits).is_err(),
+                "more bytes made an invalid head valid"
+            );
         }
     }
     let Ok(Some(length)) = head::find_end(data, &limits) else { return };
     let text = &data[..length];
     assert!(text.ends_with(b"\r\n\r\n"));
     let bare = |pair: &[u8]| (pair[0] == b'\r') != (pair[1] == b'\n');
-    assert!(!text.windows(2).any(bare), "a bare line end");
+    assert!(!text.windows(2).any(bare), "a bare CR or LF");
     let Ok(read) = head::parse(text, &limits) else { return };
     assert!(read.method.bytes().all(|byte| byte.is_ascii_graphic()), "{read:?}");
     assert!(read.target.bytes().all(|byte| byte > b' ' && byte != 0x7f), "{read:?}");
@@ -33,14 +36,14 @@ pub(super) fn head(data: &[u8]) {
             head::parse(&bytes[..end], &limits)
         });
         let Some(Ok(fresh)) = fresh else {
-            panic!("what was written anew cannot be read: {bytes:?}");
+            panic!("the rewritten head cannot be parsed: {bytes:?}");
         };
         assert!(!fresh.is_absolute() && fresh.host() == read.host(), "{fresh:?}");
         assert_eq!((&fresh.method, fresh.chunked), (&read.method, read.chunked));
     }
 }
 
-/// A chunked body has one reading, however it is cut, and it is the plain one.
+/// A chunked body is read the same however it is split, and as [`parse_chunked`] reads it.
 pub(super) fn chunks(data: &[u8]) {
     let mut whole = ChunkValidator::default();
     let judged = whole.validate(data);
@@ -52,10 +55,10 @@ pub(super) fn chunks(data: &[u8]) {
     assert_eq!(done, parse_chunked(data).is_some(), "{}", data.escape_ascii());
 }
 
-/// A credential that the checks know.
+/// The credential of the scrubber check.
 pub(super) const SECRET: &str = "sk-a/b+c=d9";
 
-/// However an answer is cut, the same is covered, no echo is left in it, and lengths stay.
+/// A response is masked the same however it is split, contains no echo afterwards, and keeps its length.
 pub(super) fn scrub(data: &[u8]) {
     let echoes = Arc::new(EchoPatterns::new(SECRET));
     let mut whole = data.to_vec();
@@ -71,7 +74,7 @@ pub(super) fn scrub(data: &[u8]) {
     assert_eq!(echoes.mask(&mut whole), 0, "{}", data.escape_ascii());
 }
 
-/// The body by the letter of RFC 9112, section 7.1, line by line; none where it is not whole and good.
+/// A second implementation of RFC 9112, section 7.1, line by line; `None` for an incomplete or invalid body.
 fn parse_chunked(mut data: &[u8]) -> Option<()> {
     loop {
         let line = take_line(&mut data)?;
@@ -109,7 +112,7 @@ fn take_line<'a>(data: &mut &'a [u8]) -> Option<&'a [u8]> {
     line.iter().all(plain).then_some(line)
 }
 
-/// What the first bytes are stays so when more of them come; of TLS only that nothing panics.
+/// A detected protocol does not change when more bytes arrive. For TLS, checks only that nothing panics.
 pub(super) fn first_bytes(data: &[u8]) {
     let limits = TrafficLimits::default();
     let whole = detect::protocol_name(data, &limits);

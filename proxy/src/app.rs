@@ -1,4 +1,4 @@
-//! Builds everything from the operator's file and hands it over; the only file that knows all crates.
+//! Builds an instance from its configuration and runs it; the only file that uses all crates.
 
 use std::io;
 use std::net::SocketAddr;
@@ -46,33 +46,33 @@ use crate::report::diagnostics::InvalidPolicy;
 use crate::report::metrics;
 use crate::self_test;
 
-/// What budgets are kept in, beside the log.
+/// File of the DNS budgets, in the log directory.
 const DNS_BUDGET_FILE: &str = "dns-budget.json";
-/// Where commands reach the running program, beside the log.
+/// Default admin socket, in the log directory.
 const ADMIN_SOCKET: &str = "admin.sock";
-/// Where the certificate authority is, beside the operator's file.
+/// Default directory of the certificate authority, beside the configuration.
 const CA_DIR: &str = "ca";
 
-/// Where an instance keeps its things.
+/// Paths of an instance.
 pub struct InstancePaths {
     pub log: PathBuf,
     pub socket: PathBuf,
     pub ca: PathBuf,
 }
 
-/// Sees every attempt as it is recorded; traffic waits for it.
+/// Called with every attempt as it is recorded. Traffic waits for it to return.
 pub type RecordObserver = Box<dyn Fn(&AttemptEvent<'_>) + Send + Sync>;
 
-/// What an instance is given instead of looking for it in files.
+/// What the caller provides instead of files.
 #[derive(Default)]
 pub struct AppOverrides {
-    /// Signs leaves; otherwise the one that is kept on disk does.
+    /// Signs leaf certificates, instead of the authority on disk.
     pub authority: Option<Arc<CertificateAuthority>>,
-    /// Sees every attempt.
+    /// Observes every attempt.
     pub witness: Option<RecordObserver>,
 }
 
-/// Everything that runs.
+/// An instance, ready to run.
 pub struct App {
     filter: Arc<DnsFilter>,
     dns: DnsServer,
@@ -85,57 +85,63 @@ pub struct App {
 }
 
 impl App {
-    /// Reads the files, opens the log, then the listeners: nothing is served before all of it stands.
+    /// Reads the files, opens the log, then the listeners. Serves nothing until all of that has succeeded.
     pub fn build(config: &Path, stop: watch::Receiver<bool>) -> anyhow::Result<Self> {
         Self::from(PolicySource::ConfigFile(config.to_owned()), AppOverrides::default(), stop)
     }
 
-    /// The same from wherever the files come, with what is not to be found in files.
+    /// The same from any source, with the caller's overrides.
     pub fn from(
-        origin: PolicySource,
-        given: AppOverrides,
+        source: PolicySource,
+        overrides: AppOverrides,
         stop: watch::Receiver<bool>,
     ) -> anyhow::Result<Self> {
-        let config = origin.path();
-        let mut sources = origin.read()?;
-        let operator = load_config(&sources)?;
-        let places = instance_paths(config, &operator)?;
+        let config = source.path();
+        let mut sources = source.read()?;
+        let configuration = load_config(&sources)?;
+        let paths = instance_paths(config, &configuration)?;
         let base = config.parent().unwrap_or(Path::new(""));
         let prometheus = metrics::install()?;
-        sources.own = operator.listeners.iter().flat_map(listener_addresses).collect();
+        sources.own = configuration.listeners.iter().flat_map(listener_addresses).collect();
         let rules = compile_rules(&sources)?;
         let log =
-            Log::open(audit::LogConfig::new(&places.log)).context("cannot open the access log")?;
-        let identities = IdentityStore::open(&places.log)?;
+            Log::open(audit::LogConfig::new(&paths.log)).context("cannot open the access log")?;
+        let identities = IdentityStore::open(&paths.log)?;
         let rules = identities.apply(rules)?;
-        let ledger = Arc::new(Ledger::open(&places.log, &rules)?);
-        let grants = Arc::new(GrantStore::open(&places.log, operator.grants.clone())?);
+        let ledger = Arc::new(Ledger::open(&paths.log, &rules)?);
+        let grants = Arc::new(GrantStore::open(&paths.log, configuration.grants.clone())?);
         let timed = TimedState {
             grants: grants.active_grants(&rules),
             ended: ledger.expired_sandboxes(&rules),
         };
-        let timely = rules.with_timed_state(&timed, rules.generation());
-        let timely = timely.map_err(|_| anyhow::anyhow!("the grants cannot be made rules"))?;
-        let rules = Arc::new(ArcSwap::from_pointee(timely));
+        let rules = rules.with_timed_state(&timed, rules.generation());
+        let rules = rules.map_err(|_| anyhow::anyhow!("the grants do not compile to rules"))?;
+        let rules = Arc::new(ArcSwap::from_pointee(rules));
         let pending = Arc::new(PendingList::default());
-        subscribe(&log, &rules, &ledger, &pending, given.witness);
-        let settings = dns_settings(config, &operator)?;
-        let budgets = Some(places.log.join(DNS_BUDGET_FILE));
+        subscribe(&log, &rules, &ledger, &pending, overrides.witness);
+        let settings = dns_settings(config, &configuration)?;
+        let budgets = Some(paths.log.join(DNS_BUDGET_FILE));
         let filter = DnsFilter::new(rules.clone(), log.clone(), DnsConfig { settings, budgets })?;
-        let dns = open_dns_server(&filter, &operator)?;
-        let listeners = open_listeners(&operator, base)?;
-        let shared = build_shared(&rules, &log, &filter, &operator, base, (&ledger, &grants));
+        let dns = open_dns_server(&filter, &configuration)?;
+        let listeners = open_listeners(&configuration, base)?;
+        let shared = build_shared(&rules, &log, &filter, &configuration, base, (&ledger, &grants));
         let gate = match listeners.is_empty() {
             true => None,
             false => {
-                let authority = given.authority.map_or_else(|| open_authority(&places), Ok)?;
-                Some(Arc::new(build_handler(&shared, &operator, authority, base, stop.clone())?))
+                let authority = overrides.authority.map_or_else(|| open_authority(&paths), Ok)?;
+                Some(Arc::new(build_handler(
+                    &shared,
+                    &configuration,
+                    authority,
+                    base,
+                    stop.clone(),
+                )?))
             }
         };
-        let admin = AdminServer::open(&places.socket)?;
+        let admin = AdminServer::open(&paths.socket)?;
         let last = std::sync::Mutex::new(LoadStatus::from_sources(&sources));
         let reloader = PolicyStore {
-            source: origin.clone(),
+            source: source.clone(),
             own: sources.own.clone(),
             rules: rules.clone(),
             identities,
@@ -143,7 +149,7 @@ impl App {
             log: log.clone(),
             ledger: ledger.clone(),
             grants,
-            on_invalid: operator.on_invalid,
+            on_invalid: configuration.on_invalid,
             loading: std::sync::Mutex::default(),
             watcher: Arc::new(std::sync::Mutex::new(FileWatcher::open()?)),
             last,
@@ -165,20 +171,20 @@ impl App {
         Ok(App { filter, dns, listeners, gate, admin, state, log, stop })
     }
 
-    /// Serves until told to stop, then finishes what is in flight and closes the log.
+    /// Serves until `stop` becomes true, then drains connections and closes the log.
     pub async fn run(self) -> anyhow::Result<()> {
         let App { filter, dns, listeners, gate, admin, state, log, stop } = self;
         let watch = ReloadTrigger::new(state.reloader.watcher.clone())?;
         record_event(&log, &state, LifecycleEvent::Started).await?;
         filter.pre_resolve_once().await;
         let tasks = TaskTracker::new();
-        // Before anybody is served: a sandbox that takes every place must not make this fail.
+        // Before the listeners accept: a sandbox that takes every connection slot must not make the test fail.
         if let Some(gate) = &gate {
             tokio::spawn(gate.guard.clone().run_periodic(stop.clone()));
             let rules = state.rules.load_full();
-            self_test::expect_denial(gate, &rules).await.map_err(|error| {
-                anyhow::anyhow!("the self-test failed, so nothing is guarded: {error}")
-            })?;
+            self_test::expect_denial(gate, &rules)
+                .await
+                .map_err(|error| anyhow::anyhow!("the self-test failed, not starting: {error}"))?;
         }
         for listener in listeners {
             let Some(gate) = gate.clone() else { continue };
@@ -186,15 +192,15 @@ impl App {
         }
         state.ready.store(true, Ordering::Release);
         notify_systemd(NotifyState::Ready);
-        // They go on while connections drain: permission ends when it ends, then too.
+        // These run until connections have drained, so that revocation works then, too.
         let mut watching = tokio::spawn(watch.run(state.reloader.clone()));
         let mut timing = tokio::spawn(state.reloader.clone().run_periodic());
         let commands = tokio::spawn(admin.serve(state.clone()));
         let served = tokio::select! {
             served = serve_dns(dns, stop) => served,
             () = filter.run_periodic() => Ok(()),
-            ended = &mut watching => Err(io::Error::other(format!("nobody watches the policies: {ended:?}"))),
-            ended = &mut timing => Err(io::Error::other(format!("nobody looks at the clocks: {ended:?}"))),
+            ended = &mut watching => Err(io::Error::other(format!("the file watcher stopped: {ended:?}"))),
+            ended = &mut timing => Err(io::Error::other(format!("the expiry task stopped: {ended:?}"))),
         };
         state.ready.store(false, Ordering::Release);
         notify_systemd(NotifyState::Stopping);
@@ -204,24 +210,24 @@ impl App {
         commands.abort();
         state.reloader.ledger.flush();
         filter.stop();
-        let told = record_event(&log, &state, LifecycleEvent::Stopped).await;
+        let recorded = record_event(&log, &state, LifecycleEvent::Stopped).await;
         log.close();
-        served.context("a listener broke")?;
-        told
+        served.context("a listener failed")?;
+        recorded
     }
 
-    /// What is told of it while it runs.
+    /// Returns the state behind the admin API.
     pub fn state(&self) -> Arc<AdminState> {
         self.state.clone()
     }
 
-    /// Where it listens, for people.
+    /// Returns the listeners, described for people.
     pub fn listeners(&self) -> &[String] {
         &self.state.listeners
     }
 }
 
-/// What is to be known of every attempt: what was refused, and whose life has begun.
+/// Subscribes to the log: feeds the pending list and starts sandbox lifetimes at the first attempt.
 fn subscribe(
     log: &Log,
     rules: &Arc<ArcSwap<RuleSet>>,
@@ -243,31 +249,31 @@ fn subscribe(
     });
 }
 
-/// Tells the service manager, if there is one (`Type=notify`, sd_notify(3)).
+/// Notifies the service manager, if there is one (`Type=notify`, sd_notify(3)).
 fn notify_systemd(state: NotifyState<'_>) {
     if let Err(error) = sd_notify::notify(&[state]) {
         tracing::warn!(%error, "cannot notify the service manager");
     }
 }
 
-/// Serves DNS, if there is any to serve, until it is time to stop.
+/// Serves DNS until `stop`; without DNS listeners, only waits for it.
 async fn serve_dns(dns: DnsServer, mut stop: watch::Receiver<bool>) -> std::io::Result<()> {
     if dns.addresses().is_empty() {
-        drop(stop.wait_for(|stop| *stop).await); // a sender that is gone stops us too
+        drop(stop.wait_for(|stop| *stop).await); // a dropped sender stops us, too
         return Ok(());
     }
     dns.run(stop).await
 }
 
-/// Gives what is open time to finish, then ends it.
+/// Waits for open connections to finish, then cuts them.
 async fn drain(tasks: &TaskTracker, gate: Option<&ConnectionHandler>) {
     let Some(gate) = gate else { return };
     tasks.close();
     if timeout(gate.shared.limits.drain(), tasks.wait()).await.is_err() {
         let open = gate.shared.live.list();
-        tracing::warn!(open = open.len(), "connections are cut: they did not finish in time");
+        tracing::warn!(open = open.len(), "cutting connections that did not finish in time");
         open.iter().for_each(|open| open.cut.trigger(rules::Reason::CutByOperator));
-        drop(timeout(std::time::Duration::from_secs(1), tasks.wait()).await); // their records close
+        drop(timeout(std::time::Duration::from_secs(1), tasks.wait()).await); // for their records to close
     }
 }
 
@@ -281,69 +287,76 @@ fn build_shared(
     rules: &Arc<ArcSwap<RuleSet>>,
     log: &Log,
     filter: &Arc<DnsFilter>,
-    operator: &Configuration,
+    configuration: &Configuration,
     base: &Path,
     (ledger, grants): (&Arc<Ledger>, &Arc<GrantStore>),
 ) -> Arc<Shared> {
-    let credentials = operator.credentials.iter();
+    let credentials = configuration.credentials.iter();
     let credentials = credentials.map(|one| (one.name.clone(), base.join(&one.file)));
     Arc::new(Shared {
         rules: rules.clone(),
         log: log.clone(),
         resolver: Resolver::new(filter.clone()),
-        limits: operator.limits,
+        limits: configuration.limits,
         credentials: CredentialStore::new(credentials),
         ledger: ledger.clone(),
         grants: grants.clone(),
         live: Arc::default(),
         connection_limit: Arc::default(),
-        mark: operator.upstream.mark,
+        mark: configuration.upstream.mark,
     })
 }
 
-fn open_authority(places: &InstancePaths) -> anyhow::Result<Arc<CertificateAuthority>> {
-    CertificateAuthority::open_or_create(&places.ca, &AuthorityOptions::default(), UnixTime::now())
+fn open_authority(paths: &InstancePaths) -> anyhow::Result<Arc<CertificateAuthority>> {
+    CertificateAuthority::open_or_create(&paths.ca, &AuthorityOptions::default(), UnixTime::now())
         .map(Arc::new)
         .context("cannot open the certificate authority")
 }
 
 fn build_handler(
     shared: &Arc<Shared>,
-    operator: &Configuration,
+    configuration: &Configuration,
     authority: Arc<CertificateAuthority>,
     base: &Path,
     stop: watch::Receiver<bool>,
 ) -> anyhow::Result<ConnectionHandler> {
-    let system = match operator.upstream.system_roots {
+    let system = match configuration.upstream.system_roots {
         SystemRootsSetting::Trusted => SystemStore::Included,
         SystemRootsSetting::Ignored => SystemStore::Excluded,
     };
-    let files = operator.upstream.roots.iter().map(|root| base.join(root)).collect();
+    let files = configuration.upstream.roots.iter().map(|root| base.join(root)).collect();
     let roots = UpstreamRoots::load(TrustSource { system, files, client: None })?;
-    let guard = MemoryGuard::open(operator, shared, base, &roots)?;
+    let guard = MemoryGuard::open(configuration, shared, base, &roots)?;
     let engine = HttpEngine::new(shared.clone(), guard.clone(), &roots);
     let leaves = LeafCerts::new(authority);
     Ok(ConnectionHandler { shared: shared.clone(), engine, guard, leaf_certs: leaves, stop })
 }
 
-/// The settings of the operator's file.
+/// Parses the configuration.
+///
+/// # Errors
+///
+/// Returns [`InvalidPolicy`] with every problem in it.
 pub fn load_config(sources: &LoadSources) -> anyhow::Result<Configuration> {
-    let Some(file) = &sources.operator else { bail!("there is no operator's file") };
+    let Some(file) = &sources.operator else { bail!("no configuration was given") };
     load::read_configuration(file)
         .map_err(|problems| InvalidPolicy { problems })
         .with_context(|| format!("invalid configuration {}", file.path))
 }
 
-/// Where an instance keeps its things, by its operator's file.
-pub fn instance_paths(config: &Path, operator: &Configuration) -> anyhow::Result<InstancePaths> {
+/// Returns the paths of an instance, from its configuration.
+pub fn instance_paths(
+    config: &Path,
+    configuration: &Configuration,
+) -> anyhow::Result<InstancePaths> {
     let base = config.parent().unwrap_or(Path::new(""));
-    let Some(dir) = &operator.log_dir else {
-        bail!("{}: say where the access log is: `[log]` with `dir`", config.display());
+    let Some(dir) = &configuration.log_dir else {
+        bail!("{}: `[log] dir` is required: the directory of the access log", config.display());
     };
     let log = base.join(dir);
     let socket =
-        operator.admin_socket.as_ref().map_or(log.join(ADMIN_SOCKET), |path| base.join(path));
-    let ca = base.join(operator.ca_dir.as_deref().unwrap_or(CA_DIR));
+        configuration.admin_socket.as_ref().map_or(log.join(ADMIN_SOCKET), |path| base.join(path));
+    let ca = base.join(configuration.ca_dir.as_deref().unwrap_or(CA_DIR));
     Ok(InstancePaths { log, socket, ca })
 }
 
@@ -353,57 +366,68 @@ fn compile_rules(sources: &LoadSources) -> anyhow::Result<RuleSet> {
         .context("invalid policy, not starting")
 }
 
-fn dns_settings(config: &Path, operator: &Configuration) -> anyhow::Result<DnsSettings> {
-    match &operator.dns {
+fn dns_settings(config: &Path, configuration: &Configuration) -> anyhow::Result<DnsSettings> {
+    match &configuration.dns {
         Some(settings) => Ok(settings.clone()),
         None => {
-            bail!("{}: names are resolved here: say `[dns]` with `upstreams`", config.display())
+            bail!(
+                "{}: `[dns] upstreams` is required: Sandbar resolves names itself",
+                config.display()
+            )
         }
     }
 }
 
-/// The addresses of a listener: no name may lead there.
+/// Returns the addresses of a listener, which no name may resolve to.
 fn listener_addresses(listener: &rules::configuration::ListenerSettings) -> Vec<SocketAddr> {
     listener.bind.iter().filter_map(BindTarget::address).collect()
 }
 
-fn open_listeners(operator: &Configuration, base: &Path) -> anyhow::Result<Vec<BoundListener>> {
+fn open_listeners(
+    configuration: &Configuration,
+    base: &Path,
+) -> anyhow::Result<Vec<BoundListener>> {
     let mut open = Vec::new();
-    for listener in operator.listeners.iter().filter(|listener| listener.mode != ListenerMode::Dns)
+    for listener in
+        configuration.listeners.iter().filter(|listener| listener.mode != ListenerMode::Dns)
     {
         open.extend(listen::open(listener, base)?);
     }
-    if operator.listeners.is_empty() {
-        bail!("no listener: add a `[[listener]]`");
+    if configuration.listeners.is_empty() {
+        bail!("no listener: add a `[[listener]]` to the configuration");
     }
     Ok(open)
 }
 
-fn open_dns_server(filter: &Arc<DnsFilter>, operator: &Configuration) -> anyhow::Result<DnsServer> {
-    let (mut listeners, mut given) = (Vec::new(), Vec::new());
-    for listener in operator.listeners.iter().filter(|listener| listener.mode == ListenerMode::Dns)
+fn open_dns_server(
+    filter: &Arc<DnsFilter>,
+    configuration: &Configuration,
+) -> anyhow::Result<DnsServer> {
+    let (mut listeners, mut inherited) = (Vec::new(), Vec::new());
+    for listener in
+        configuration.listeners.iter().filter(|listener| listener.mode == ListenerMode::Dns)
     {
-        let Some(whose) = DnsAttribution::from_rules(&listener.attribution) else {
-            bail!("a dns listener cannot identify its sandboxes by unix socket");
+        let Some(attribution) = DnsAttribution::from_rules(&listener.attribution) else {
+            bail!("a dns listener cannot attribute queries to sandboxes by unix socket");
         };
         for bind in &listener.bind {
             match bind {
                 BindTarget::Inherited(name) => {
-                    given.push((listen::inherited_socket(name)?, whose.clone()))
+                    inherited.push((listen::inherited_socket(name)?, attribution.clone()))
                 }
                 BindTarget::Tcp(bind) => {
-                    listeners.push(DnsListener { bind: *bind, whose: whose.clone() })
+                    listeners.push(DnsListener { bind: *bind, whose: attribution.clone() })
                 }
                 BindTarget::Unix(_) => {
-                    bail!("a dns listener binds `address:port` or `inherited:NAME`")
+                    bail!("a dns listener must bind to `address:port` or `inherited:NAME`")
                 }
             }
         }
     }
     let workers = std::thread::available_parallelism().map_or(1, usize::from);
     let mut server = DnsServer::open(filter.clone(), &listeners, workers)?;
-    for (socket, whose) in given {
-        server.adopt(socket, whose)?;
+    for (socket, attribution) in inherited {
+        server.adopt(socket, attribution)?;
     }
     Ok(server)
 }

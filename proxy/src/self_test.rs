@@ -1,4 +1,4 @@
-//! Readiness: only after this process has refused something it must refuse, and has recorded it.
+//! The self-test: the instance is ready only after it has denied an attempt that it must deny, and recorded that.
 
 use rules::configuration::ListenerMode;
 use rules::{Channel, RuleSet};
@@ -9,20 +9,20 @@ use tokio::time::{Duration, timeout};
 use crate::accept::{AcceptedConnection, ConnectionHandler};
 use crate::egress::stream::StreamSocket;
 
-/// No policy opens it: the zone is reserved (RFC 6761, section 6.4).
+/// A name that no policy allows: the zone is reserved (RFC 6761, section 6.4).
 const DENIED_TARGET: &str = "self-test.sandbar.invalid:443";
-/// Longest the test may take.
+/// Time limit of the test.
 const TEST_TIMEOUT: Duration = Duration::from_secs(10);
 
-/// Sends a request through a connection's whole life and looks for the refusal.
+/// Sends a CONNECT request through the whole connection handler and expects a refusal.
 ///
 /// # Errors
 ///
-/// Says what was seen instead.
+/// Returns what happened instead.
 pub(crate) async fn expect_denial(gate: &ConnectionHandler, rules: &RuleSet) -> Result<(), String> {
     let channels = match rules.sandboxes().iter().next() {
         Some(sandbox) => vec![Channel::Dedicated(sandbox.id.clone())],
-        None => Vec::new(), // nobody's, which is refused too
+        None => Vec::new(), // belongs to no sandbox, which must be refused, too
     };
     let (mut client, server) = UnixStream::pair().map_err(|error| error.to_string())?;
     let socket = StreamSocket::Unix(server);
@@ -33,20 +33,20 @@ pub(crate) async fn expect_denial(gate: &ConnectionHandler, rules: &RuleSet) -> 
         source: None,
         original_dst: None,
     };
-    // The client goes with its answer, or the refusal would wait for it to say more.
-    let asked = async move {
-        let request = format!("CONNECT {DENIED_TARGET} HTTP/1.1\r\nHost: {DENIED_TARGET}\r\n\r\n");
-        client.write_all(request.as_bytes()).await?;
+    // Drop the client after the answer; the handler waits for the connection to close.
+    let request = async move {
+        let head = format!("CONNECT {DENIED_TARGET} HTTP/1.1\r\nHost: {DENIED_TARGET}\r\n\r\n");
+        client.write_all(head.as_bytes()).await?;
         let mut answer = String::new();
         client.read_to_string(&mut answer).await?;
         std::io::Result::Ok(answer)
     };
-    let both = async { tokio::join!(gate.serve(accepted), asked).1 };
+    let both = async { tokio::join!(gate.serve(accepted), request).1 };
     match timeout(TEST_TIMEOUT, both).await {
         Ok(Ok(answer)) if answer.starts_with("HTTP/1.1 403 ") => Ok(()),
         Ok(Ok(answer)) if rules.sandboxes().iter().next().is_none() && answer.is_empty() => Ok(()),
         Ok(Ok(answer)) => Err(format!("expected a refusal, got {:?}", answer.lines().next())),
         Ok(Err(error)) => Err(error.to_string()),
-        Err(_) => Err("the self-test took too long".to_owned()),
+        Err(_) => Err("the self-test timed out".to_owned()),
     }
 }

@@ -1,13 +1,13 @@
-//! The fuzzers' checks on a bounded number of inputs: words of the language in any order, and any bytes.
+//! Runs the fuzzers' checks on a bounded number of inputs: tokens of the grammar in any order, and random bytes.
 
-#![allow(clippy::unwrap_used)] // helpers of tests are tests
+#![allow(clippy::unwrap_used)] // test helpers may unwrap, too
 
 use proptest::prelude::*;
 
 #[path = "../fuzz/checks.rs"]
 mod checks;
 
-/// How many inputs each check is given.
+/// Inputs per check.
 const INPUTS: u32 = 1500;
 
 const HEAD_WORDS: &[&str] = &[
@@ -112,7 +112,7 @@ const ECHO_WORDS: &[&str] = &[
     "é",
 ];
 
-/// A hello, whole: what is changed in it comes from the strategy.
+/// Returns a valid TLS ClientHello, for the strategy to corrupt.
 fn client_hello() -> Vec<u8> {
     let config = rustls::ClientConfig::builder_with_provider(certs::crypto_provider())
         .with_safe_default_protocol_versions()
@@ -167,7 +167,7 @@ proptest! {
     }
 }
 
-/// Cut behind the percent sign it was digits across two lines, and whole an `s` and no echo.
+/// A regression: split after the percent sign, these digits once matched; whole, they did not.
 #[test]
 fn scrub_digits_behind_a_percent_sign() {
     checks::scrub(b"%736B2D612F62\n2B633D6439");

@@ -41,7 +41,7 @@ fn a_job_is_stopped_and_goes_on() {
             wait_for_state(&scene, "S[a-zA-Z]*\\+", "sleep 4321"),
             json!(["type", "\u{1a}"]),
             json!(["see", "Stopped", "out> "]),
-            wait_for_state(&scene, "T[a-zA-Z]*", "sleep 4321"),
+            wait_for_state(&scene, "T[a-zA-Z<]*", "sleep 4321"),
             json!(["type", "fg\n"]),
             wait_for_state(&scene, "S[a-zA-Z]*\\+", "sleep 4321"),
             json!(["type", "\u{3}"]),
@@ -90,7 +90,7 @@ fn a_job_behind_the_others_waits_for_the_terminal() {
         &[
             json!(["see", "out> "]),
             behind,
-            wait_for_state(&scene, "T[a-zA-Z]*", "cat"),
+            wait_for_state(&scene, "T[a-zA-Z<]*", "cat"),
             json!(["type", "fg\n"]),
             wait_for_state(&scene, "S[a-zA-Z]*\\+", "cat"),
             json!(["type", "typed\n"]),

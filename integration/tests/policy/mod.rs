@@ -210,9 +210,9 @@ fn a_refusal_names_who_refuses() {
     let dir =
         write_files(&[("sandbar.toml", operator), ("d/p.toml", POLICY), ("d/floor.toml", floor)]);
     for (arguments, expected) in [
-        (&["-s", "a", "x.example"][..], "rule       none of base `floor` allows it\n"),
-        (&["-s", "a", "x.example"], "`r` x.example: would allow it; the base refuses"),
-        (&["-s", "b", "x.example"], "`r` would allow it; base `untrusted` refuses"),
+        (&["-s", "a", "x.example"][..], "rule       no rule of base `floor` allows it\n"),
+        (&["-s", "a", "x.example"], "`r` x.example: would allow it; the base denies it"),
+        (&["-s", "b", "x.example"], "`r` would allow it; base `untrusted` denies it"),
         (&["-s", "c", "-m", "TRACE", "https://x.example/"], "are never forwarded"),
         (&["-s", "c", "-m", "TRACE", "https://x.example/"], "next step  Use another method."),
     ] {
@@ -333,7 +333,7 @@ fn the_operators_file_says_where_policies_are() {
     assert!(text(&below.stdout).contains("base_forbids"), "{}", text(&below.stdout));
     let which = run_in(dir.path(), &["explain", "x.example"]);
     assert!(
-        text(&which.stderr).contains("say which sandbox with --sandbox; there are: a, b"),
+        text(&which.stderr).contains("choose a sandbox with --sandbox: a, b"),
         "{}",
         text(&which.stderr)
     );

@@ -360,7 +360,7 @@ fn p3_what_runs_is_explained_even_where_the_files_say_something_else() {
     assert_eq!((&told["generation"], &told["digest"]), (&1.into(), &digest.into()));
     let (code, said) = run_explain(&scene, &["--live", "--sandbox", "nobody", "open.example"]);
     assert_eq!(code, Some(2), "{said}");
-    assert!(said.contains("there is no sandbox `nobody`"), "{said}");
+    assert!(said.contains("unknown sandbox `nobody`"), "{said}");
     let (code, said) = run_explain(&scene, &["--live", "--socket", "/nowhere", "open.example"]);
     assert_eq!(code, Some(2), "{said}");
 }

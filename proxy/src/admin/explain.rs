@@ -1,4 +1,4 @@
-//! The answer to `sandbar explain`: one decision, the rule that made it, what came near, and what would change it.
+//! The answer to `sandbar explain`: a decision, the rule behind it, near misses, and the edit that would change it.
 
 use std::collections::BTreeMap;
 
@@ -16,29 +16,29 @@ use serde_json::{Value, json};
 use crate::report::UsageError;
 use crate::report::terminal::{BAD, FAINT, GOOD, HEAD, paint};
 
-/// One attempt to be explained, from the command line or over the admin socket.
+/// An attempt to explain, from the command line or from the admin socket.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct ExplainRequest {
-    /// The sandbox that tries; not needed where there is only one.
+    /// The sandbox; optional if there is only one.
     pub sandbox: Option<String>,
     pub method: Option<String>,
-    /// A DNS look-up of this type instead of a connection.
+    /// Explain a DNS query of this type instead of a connection.
     pub dns: Option<String>,
     /// Raw TCP instead of TLS or HTTP.
     pub tcp: bool,
     /// A memory request for this bank.
     pub bank: Option<String>,
-    /// What the memory request does.
+    /// The operation of the memory request.
     pub operation: MemoryVerb,
-    /// A URL, or a host with its port if not 443.
+    /// A URL, or a host with an optional port (default 443).
     pub target: String,
 }
 
-/// The reasons that say no rule names the host.
+/// The reasons which mean that no rule names the host.
 const UNLISTED: [Reason; 3] = [Reason::AddressNotListed, Reason::NameMissing, Reason::NotListed];
 
-/// What a memory request does, in the words of policies.
+/// A memory operation, as policies name it.
 #[derive(Clone, Copy, Debug, Default, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum MemoryVerb {
@@ -48,7 +48,7 @@ pub enum MemoryVerb {
     Retain,
 }
 
-/// What is said to a question, for people and for machines.
+/// An explanation, as text and as JSON.
 #[derive(Debug, Serialize, Deserialize)]
 pub struct ExplainReply {
     pub allowed: bool,
@@ -57,11 +57,11 @@ pub struct ExplainReply {
 }
 
 impl ExplainRequest {
-    /// Answers by `rules`.
+    /// Explains the attempt under `rules`.
     ///
     /// # Errors
     ///
-    /// Returns [`UsageError`] where the question makes no sense under them.
+    /// Returns [`UsageError`] for a request that does not apply to them, such as an unknown sandbox.
     pub fn answer(&self, rules: &RuleSet) -> anyhow::Result<ExplainReply> {
         let sandbox = choose_sandbox(rules, self.sandbox.as_deref())?;
         let probe = match build_probe(self)? {
@@ -69,13 +69,13 @@ impl ExplainRequest {
             Err(error) => return Ok(deny_bad_name(self, &error)),
         };
         let explanation = rules.explain(&sandbox, &probe);
-        let asked = ExplainContext { rules, sandbox: &sandbox, probe: &probe };
+        let context = ExplainContext { rules, sandbox: &sandbox, probe: &probe };
         let allowed = match explanation.decision {
             Decision::Allow(_) => true,
             Decision::Deny(_) => false,
         };
         let (text, json) =
-            (explanation_text(&explanation, &asked), explanation_json(&explanation, &asked));
+            (explanation_text(&explanation, &context), explanation_json(&explanation, &context));
         Ok(ExplainReply { allowed, text, json })
     }
 }
@@ -88,21 +88,21 @@ fn choose_sandbox(rules: &RuleSet, wanted: Option<&str>) -> anyhow::Result<Sandb
     match (wanted, all.next(), all.next()) {
         (Some(id), ..) => {
             let found = rules.sandboxes().iter().find(|sandbox| sandbox.id.as_str() == id);
-            let unknown = || format!("there is no sandbox `{id}`; there are: {}", known());
+            let unknown = || format!("unknown sandbox `{id}`; known sandboxes: {}", known());
             Ok(found.cloned().ok_or_else(|| UsageError(unknown()))?)
         }
         (None, Some(only), None) => Ok(only.clone()),
         (None, None, _) => {
-            bail!("there is no sandbox in the operator's file: every attempt is refused")
+            bail!("the configuration declares no sandbox: every attempt is refused")
         }
         (None, Some(_), Some(_)) => {
-            let text = format!("say which sandbox with --sandbox; there are: {}", known());
+            let text = format!("choose a sandbox with --sandbox: {}", known());
             bail!(UsageError(text))
         }
     }
 }
 
-/// The attempt; an unusable host is an answer, every other slip an error.
+/// Builds the attempt. An invalid host is an answer (a denial), any other mistake an error.
 fn build_probe(args: &ExplainRequest) -> anyhow::Result<Result<PolicyProbe, ProbeError>> {
     let mut probe = match PolicyProbe::parse(&args.target) {
         Ok(probe) => probe,
@@ -111,12 +111,12 @@ fn build_probe(args: &ExplainRequest) -> anyhow::Result<Result<PolicyProbe, Prob
     };
     if let Some(method) = &args.method {
         let parsed = HttpMethod::parse(method);
-        let bad = |error| UsageError(format!("`{method}` is not a method: {error}"));
+        let bad = |error| UsageError(format!("invalid method `{method}`: {error}"));
         probe.method = Some(parsed.map_err(bad)?);
     }
     probe.special = build_special(args)?;
     if let (ProbeKind::Lookup(_), Host::Address(address)) = (&probe.special, &probe.host) {
-        bail!(UsageError(format!("{address} is an address; a DNS look-up is for a name")));
+        bail!(UsageError(format!("{address} is an address; a DNS query needs a name")));
     }
     Ok(Ok(probe))
 }
@@ -124,7 +124,11 @@ fn build_probe(args: &ExplainRequest) -> anyhow::Result<Result<PolicyProbe, Prob
 fn build_special(args: &ExplainRequest) -> anyhow::Result<ProbeKind> {
     if let Some(name) = &args.dns {
         let query = QueryType::by_name(name).or_else(|| name.parse().ok().map(QueryType));
-        let bad = || UsageError(format!("`{name}` is not a DNS query type, such as A or TXT"));
+        let bad = || {
+            UsageError(format!(
+                "unknown query type `{name}`: use a name such as A or TXT, or a number"
+            ))
+        };
         return Ok(ProbeKind::Lookup(query.ok_or_else(bad)?));
     }
     if let Some(bank) = &args.bank {
@@ -133,25 +137,25 @@ fn build_special(args: &ExplainRequest) -> anyhow::Result<ProbeKind> {
             MemoryVerb::Recall => BankOperation::Read,
             MemoryVerb::Retain => BankOperation::Write,
         };
-        let bad = |error| UsageError(format!("`{bank}` is not a bank: {error}"));
+        let bad = |error| UsageError(format!("invalid bank `{bank}`: {error}"));
         let bank = BankId::parse(bank).map_err(bad)?;
         return Ok(ProbeKind::Memory { operation, bank });
     }
     Ok(if args.tcp { ProbeKind::Raw } else { ProbeKind::Connection })
 }
 
-/// Who asked for what, and of which rules.
+/// The attempt that is explained, and the rules.
 struct ExplainContext<'a> {
     rules: &'a RuleSet,
     sandbox: &'a SandboxRef,
     probe: &'a PolicyProbe,
 }
 
-fn explanation_text(explanation: &Explanation, asked: &ExplainContext<'_>) -> String {
+fn explanation_text(explanation: &Explanation, context: &ExplainContext<'_>) -> String {
     let mut text = ExplainText::default();
     match &explanation.decision {
-        Decision::Allow(permit) => text.push_permit(permit, asked),
-        Decision::Deny(denial) => text.push_denial(denial, explanation.never, asked),
+        Decision::Allow(permit) => text.push_permit(permit, context),
+        Decision::Deny(denial) => text.push_denial(denial, explanation.never, context),
     }
     for near in &explanation.near {
         let (rule, why, place) =
@@ -168,7 +172,7 @@ fn explanation_text(explanation: &Explanation, asked: &ExplainContext<'_>) -> St
     text.0
 }
 
-/// What people read, with colours that the terminal may leave out.
+/// The text for people, with colours that `anstream` strips where they are not wanted.
 #[derive(Default)]
 struct ExplainText(String);
 
@@ -200,7 +204,7 @@ impl ExplainText {
                 let written = format!("{key} = [{}]", entries.join(", "));
                 let instead =
                     instead_of.map(|key| format!(", without `{key}`")).unwrap_or_default();
-                let text = format!("say `{written}` in rule `{}`{instead}", rule.rule);
+                let text = format!("set `{written}` in rule `{}`{instead}", rule.rule);
                 self.push_field("to allow", &format!("{text}  {}", rule_location(rule)));
             }
         }
@@ -233,12 +237,12 @@ impl ExplainText {
         self.push_field("policy", &format!("{policy}, generation {generation}, digest {digest}"));
     }
 
-    fn push_denial(&mut self, denial: &Denial, never: Option<&str>, asked: &ExplainContext<'_>) {
-        let (word, id) = (paint(BAD, "denied"), paint(HEAD, &asked.sandbox.id));
-        self.push_line(&format!("{word} {} from sandbox {id}", asked.probe));
+    fn push_denial(&mut self, denial: &Denial, never: Option<&str>, context: &ExplainContext<'_>) {
+        let (word, id) = (paint(BAD, "denied"), paint(HEAD, &context.sandbox.id));
+        self.push_line(&format!("{word} {} from sandbox {id}", context.probe));
         let meaning = never.unwrap_or(denial.reason.meaning());
         self.push_field("reason", &format!("{}: {meaning}", paint(BAD, denial.reason)));
-        self.push_field("rule", &deciding_rule(denial, asked));
+        self.push_field("rule", &deciding_rule(denial, context));
         self.push_field("next step", next_step(denial, never));
         let (generation, digest) = (denial.generation, denial.digest.short());
         self.push_field("policy", &format!("generation {generation}, digest {digest}"));
@@ -249,9 +253,9 @@ fn next_step(denial: &Denial, never: Option<&str>) -> &'static str {
     never.map_or(denial.reason.next_step(), |_| "Use another method.")
 }
 
-/// The rule behind a denial, and whose it is: the base's refusals are not for the sandbox to mend.
-fn deciding_rule(denial: &Denial, asked: &ExplainContext<'_>) -> String {
-    let base = asked.rules.base_of(asked.sandbox).unwrap_or("none");
+/// Describes the rule behind a denial and its layer: only the base's owner can change what the base denies.
+fn deciding_rule(denial: &Denial, context: &ExplainContext<'_>) -> String {
+    let base = context.rules.base_of(context.sandbox).unwrap_or("none");
     match (&denial.rule, denial.layer) {
         (Some(rule), PolicyLayer::Sandbox) => {
             format!("`{}`, layer sandbox  {}", rule.rule, rule_location(rule))
@@ -261,16 +265,16 @@ fn deciding_rule(denial: &Denial, asked: &ExplainContext<'_>) -> String {
         }
         (Some(rule), PolicyLayer::Base) => {
             format!(
-                "`{}` would allow it; base `{base}` refuses  {}",
+                "`{}` would allow it; base `{base}` denies it  {}",
                 rule.rule,
                 rule_location(rule)
             )
         }
-        (None, PolicyLayer::Base) => format!("none of base `{base}` allows it"),
+        (None, PolicyLayer::Base) => format!("no rule of base `{base}` allows it"),
         (None, PolicyLayer::Sandbox) if UNLISTED.contains(&denial.reason) => {
-            "none names this host".to_owned()
+            "no rule matched this host".to_owned()
         }
-        (None, PolicyLayer::Sandbox) => "none: this is refused whatever the rules say".to_owned(),
+        (None, PolicyLayer::Sandbox) => "none: always denied, whatever the rules say".to_owned(),
     }
 }
 
@@ -291,7 +295,7 @@ fn rule_location(rule: &RuleRef) -> String {
 
 fn near_miss_reason(near: &NearMiss) -> String {
     match near.why {
-        MissCause::BaseRefuses => "would allow it; the base refuses".to_owned(),
+        MissCause::BaseRefuses => "would allow it; the base denies it".to_owned(),
         MissCause::DenyWins => "would allow it; deny always wins".to_owned(),
         MissCause::LessSpecific => "would allow it too, but is less specific".to_owned(),
         MissCause::Misses(reason) => reason.code().to_owned(),
@@ -299,13 +303,13 @@ fn near_miss_reason(near: &NearMiss) -> String {
     }
 }
 
-fn explanation_json(explanation: &Explanation, asked: &ExplainContext<'_>) -> Value {
+fn explanation_json(explanation: &Explanation, context: &ExplainContext<'_>) -> Value {
     let mut value = match &explanation.decision {
         Decision::Allow(permit) => permit_json(permit),
-        Decision::Deny(denial) => denial_json(denial, explanation.never, asked),
+        Decision::Deny(denial) => denial_json(denial, explanation.never, context),
     };
-    value["attempt"] = json!(asked.probe.to_string());
-    value["sandbox"] = json!(asked.sandbox.id.as_str());
+    value["attempt"] = json!(context.probe.to_string());
+    value["sandbox"] = json!(context.sandbox.id.as_str());
     let near = |near: &NearMiss| json!({ "rule": rule_json(&near.rule), "pattern": near.pattern, "why": near_miss_reason(near) });
     value["near"] = explanation.near.iter().map(near).collect();
     value["change"] = explanation.change.as_ref().map_or(Value::Null, change_json);
@@ -324,8 +328,8 @@ fn permit_json(permit: &Permit) -> Value {
     })
 }
 
-fn denial_json(denial: &Denial, never: Option<&str>, asked: &ExplainContext<'_>) -> Value {
-    let base = asked.rules.base_of(asked.sandbox).filter(|_| denial.layer == PolicyLayer::Base);
+fn denial_json(denial: &Denial, never: Option<&str>, context: &ExplainContext<'_>) -> Value {
+    let base = context.rules.base_of(context.sandbox).filter(|_| denial.layer == PolicyLayer::Base);
     json!({
         "decision": "deny",
         "reason": denial.reason.code(),
@@ -362,7 +366,7 @@ fn rule_json(rule: &RuleRef) -> Value {
     })
 }
 
-/// Limits by their keys, for every command that tells them.
+/// Returns the limits by their keys, for every command that shows them.
 pub fn budget_json(budgets: Budgets) -> Value {
     json!(budgets.limits().map(|(budget, limit)| (budget.key(), limit)).collect::<BTreeMap<_, _>>())
 }

@@ -1,4 +1,4 @@
-//! What the operator sees and does while the program runs.
+//! The admin API of a running instance: status, grants, pending refusals, explanations.
 
 pub mod client;
 pub mod explain;

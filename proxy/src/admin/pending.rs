@@ -1,5 +1,5 @@
-//! Refusals that a grant could lift, for a person to look at: newest first, folded by host, and never more than
-//! fit, however much a sandbox asks for.
+//! Pending refusals: those that a grant could lift, for a person to review. Newest first, one entry per host, and
+//! bounded whatever a sandbox sends.
 
 use std::collections::HashMap;
 use std::sync::{Mutex, MutexGuard};
@@ -9,28 +9,28 @@ use audit::{AttemptEvent, AttemptStatus, RecordedFacts};
 use rules::{DomainName, Reason};
 use serde::Serialize;
 
-/// Most that is kept of one sandbox, and of all.
+/// Most entries per sandbox, and in total.
 const MAX_PER_SANDBOX: usize = 64;
 const MAX_TOTAL: usize = 4096;
 
-/// What was refused, how often, and since when.
+/// Refusals of one host.
 #[derive(Clone, Debug, Serialize)]
 pub struct PendingRefusal {
     pub number: u64,
     pub sandbox: String,
     pub host: String,
-    /// None where only the name was asked for.
+    /// `None` for a DNS query.
     pub port: Option<u16>,
-    /// The last one's.
+    /// Reason of the last refusal.
     pub reason: &'static str,
-    /// The last one's method and path, where there was a request.
+    /// Method and path of the last refusal, if it was an HTTP request.
     pub request: Option<String>,
     pub count: u64,
     #[serde(skip)]
     pub last: SystemTime,
 }
 
-/// The list.
+/// The list of pending refusals.
 #[derive(Debug, Default)]
 pub struct PendingList(Mutex<PendingTable>);
 
@@ -42,7 +42,7 @@ struct PendingTable {
 }
 
 impl PendingList {
-    /// Notes what is seen, if it is a refusal that a grant could lift.
+    /// Adds an attempt if it is a refusal that a grant could lift.
     pub fn observe(&self, seen: &AttemptEvent<'_>) {
         let AttemptStatus::Refused(code) = seen.status else { return };
         let (Some(subject), true) = (seen.subject, is_liftable(code.0)) else { return };
@@ -51,7 +51,7 @@ impl PendingList {
         self.lock().add(&subject.sandbox.0.to_display(), (host, port, request), code.0, count);
     }
 
-    /// All of them, the newest first.
+    /// Returns all entries, newest first.
     pub fn list(&self) -> Vec<PendingRefusal> {
         let mut all: Vec<PendingRefusal> = self.lock().by.values().flatten().cloned().collect();
         all.sort_by_key(|refused| std::cmp::Reverse(refused.last));
@@ -62,7 +62,7 @@ impl PendingList {
         self.lock().by.values().flatten().find(|refused| refused.number == number).cloned()
     }
 
-    /// Takes one off the list: it was approved.
+    /// Removes an entry that was approved.
     pub fn remove(&self, number: u64) {
         let mut table = self.lock();
         for refused in table.by.values_mut() {
@@ -90,28 +90,38 @@ impl PendingTable {
         if full && !self.by.contains_key(sandbox) {
             return;
         }
-        let own = self.by.entry(sandbox.to_owned()).or_default();
-        let same = own.iter_mut().find(|one| one.host == host && one.port == port);
+        let entries = self.by.entry(sandbox.to_owned()).or_default();
+        let same = entries.iter_mut().find(|one| one.host == host && one.port == port);
         if let Some(same) = same {
             (same.count, same.last) = (same.count.saturating_add(count), now);
             (same.reason, same.request) = (reason, request);
             return;
         }
-        // A sandbox that floods pushes out its own, and nobody else's.
-        if own.len() >= MAX_PER_SANDBOX || full {
-            let oldest = own.iter().enumerate().min_by_key(|(_, one)| one.last).map(|(at, _)| at);
+        // A sandbox that floods the list evicts only its own entries.
+        if entries.len() >= MAX_PER_SANDBOX || full {
+            let oldest =
+                entries.iter().enumerate().min_by_key(|(_, one)| one.last).map(|(at, _)| at);
             let Some(oldest) = oldest else { return };
-            own.swap_remove(oldest);
+            entries.swap_remove(oldest);
             self.all -= 1;
         }
         self.numbered += 1;
         self.all += 1;
         let (number, sandbox) = (self.numbered, sandbox.to_owned());
-        own.push(PendingRefusal { number, sandbox, host, port, reason, request, count, last: now });
+        entries.push(PendingRefusal {
+            number,
+            sandbox,
+            host,
+            port,
+            reason,
+            request,
+            count,
+            last: now,
+        });
     }
 }
 
-/// Whether a rule that is not there, or is too narrow, is all that stands in the way.
+/// Whether the only obstacle is a missing or too narrow rule.
 fn is_liftable(code: &str) -> bool {
     [Reason::NotListed, Reason::PortNotListed, Reason::MethodNotAllowed, Reason::PathNotAllowed]
         .iter()
@@ -121,7 +131,7 @@ fn is_liftable(code: &str) -> bool {
 fn requested_host(facts: &RecordedFacts) -> Option<(String, Option<u16>, Option<String>)> {
     let (host, port, request) = match facts {
         RecordedFacts::Connection(facts) => (facts.host.as_ref()?.to_display(), facts.port, None),
-        RecordedFacts::Memory(_) => return None, // memory is opened by a rule that names its banks
+        RecordedFacts::Memory(_) => return None, // memory needs a rule that names the banks
         RecordedFacts::Query(facts) => (facts.name.to_display(), None, None),
         RecordedFacts::Request(facts) => {
             let request = format!("{} {}", facts.method.to_display(), facts.display_path());
@@ -131,13 +141,13 @@ fn requested_host(facts: &RecordedFacts) -> Option<(String, Option<u16>, Option<
     Some((plain_name(&host)?, port, request))
 }
 
-/// The one form of a name that a grant could open. Whatever else was asked for, such as what would be a pattern
-/// in a grant, is nothing to approve.
+/// Returns the canonical form of a plain name. Anything else cannot be approved: a sandbox could ask for a text that
+/// would be a pattern in a grant.
 fn plain_name(host: &str) -> Option<String> {
     DomainName::parse(host).ok().map(|name| name.as_str().to_owned())
 }
 
-/// A sandbox's words, for a terminal.
+/// Escapes text from a sandbox for a terminal.
 fn escape_text(text: &str) -> String {
     text.chars().flat_map(char::escape_default).collect()
 }
@@ -164,7 +174,7 @@ mod tests {
     }
 
     #[test]
-    fn p17_a_flood_pushes_out_its_own_and_nobody_elses() {
+    fn p17_a_flood_evicts_only_entries_of_its_own_sandbox() {
         let mut table = PendingTable::default();
         table.add("b", ("kept.example".into(), Some(443), None), "not_listed", 1);
         for at in 0..10 * MAX_PER_SANDBOX {

@@ -325,9 +325,9 @@ async fn explain(state: &AdminState, body: &[u8]) -> Result<Value, CommandError>
 async fn explain_dns(state: &AdminState, body: &[u8]) -> Result<Value, CommandError> {
     let request: DnsRequest = parse_body(body)?;
     let sandbox = SandboxId::parse(&request.sandbox)
-        .map_err(|error| CommandError::bad_request(format!("the sandbox is not good: {error}")))?;
+        .map_err(|error| CommandError::bad_request(format!("invalid sandbox: {error}")))?;
     let name = DomainName::parse_question(&request.name)
-        .map_err(|error| CommandError::bad_request(format!("the name is not good: {error}")))?;
+        .map_err(|error| CommandError::bad_request(format!("invalid name: {error}")))?;
     let explanation = state.filter.explain(&sandbox, &name, QueryType(request.kind)).await;
     serde_json::to_value(&explanation).map_err(CommandError::internal)
 }

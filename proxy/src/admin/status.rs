@@ -1,4 +1,4 @@
-//! What the running program says of itself: status, open connections, metrics.
+//! The state of a running instance: status, open connections, budgets, grants, metrics.
 
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
@@ -19,10 +19,10 @@ use crate::budget::live::{LiveConnection, LiveConnections};
 use crate::policy::grants::{ActiveGrant, GrantRequest};
 use crate::policy::store::PolicyStore;
 
-/// Most connections that are listed at once.
+/// Most connections in one answer.
 const MAX_LISTED: usize = 10_000;
 
-/// Everything the admin socket can be asked about.
+/// What the admin API answers from.
 pub struct AdminState {
     pub filter: Arc<DnsFilter>,
     pub log: Log,
@@ -30,7 +30,7 @@ pub struct AdminState {
     pub rules: Arc<ArcSwap<RuleSet>>,
     pub pending: Arc<PendingList>,
     pub(crate) reloader: Arc<PolicyStore>,
-    /// Set once the self-test has seen a denial.
+    /// Set when the self-test has seen a denial.
     pub ready: AtomicBool,
     pub(crate) gate: Option<Arc<ConnectionHandler>>,
     pub listeners: Vec<String>,
@@ -39,7 +39,7 @@ pub struct AdminState {
 }
 
 impl AdminState {
-    /// How many tunnels and requests are open.
+    /// Returns the number of open tunnels and requests.
     pub fn open_connections(&self) -> usize {
         self.live.len()
     }
@@ -48,15 +48,15 @@ impl AdminState {
     ///
     /// # Errors
     ///
-    /// Says what is wrong with them; the rules in force stay.
+    /// Returns the problems, rendered with their locations.
     pub fn reload(&self) -> Result<(), String> {
         self.reloader.reload().map(drop)
     }
 
-    /// The JWK Set by which memory services check the tokens that are signed for them.
+    /// Returns the JWK Set with which memory services verify our tokens.
     pub fn jwks(&self) -> Value {
-        let nobody = || json!({ "keys": [] });
-        self.gate.as_ref().map_or_else(nobody, |gate| gate.guard.jwks())
+        let empty = || json!({ "keys": [] });
+        self.gate.as_ref().map_or_else(empty, |gate| gate.guard.jwks())
     }
 
     pub fn status(&self) -> Value {
@@ -109,14 +109,14 @@ impl AdminState {
     pub fn pending(&self) -> Value {
         let listed = self.pending.list().into_iter().map(|refused| {
             let seconds = refused.last.elapsed().unwrap_or_default().as_secs();
-            let mut told = json!(refused);
-            told["seconds_ago"] = seconds.into();
-            told
+            let mut value = json!(refused);
+            value["seconds_ago"] = seconds.into();
+            value
         });
         json!({ "pending": listed.collect::<Vec<_>>() })
     }
 
-    /// Prometheus text, with what is only looked at when somebody asks.
+    /// Returns the metrics as Prometheus text; sets the gauges that are only computed on request.
     pub fn metrics(&self) -> String {
         let (rules, health) = (self.rules.load(), self.log.health());
         gauge!("sandbar_open").set(self.live.len() as f64);
@@ -137,20 +137,20 @@ impl AdminState {
     }
 }
 
-pub fn grant_json(kept: &ActiveGrant) -> Value {
-    let GrantRequest { sandbox, host, methods, paths, bytes, seconds, why, by } = &kept.wish;
+pub fn grant_json(grant: &ActiveGrant) -> Value {
+    let GrantRequest { sandbox, host, methods, paths, bytes, seconds, why, by } = &grant.wish;
     json!({
-        "id": kept.id,
+        "id": grant.id,
         "sandbox": sandbox,
         "host": host,
         "methods": methods,
         "paths": paths,
         "bytes": bytes,
         "seconds": seconds,
-        "left_seconds": kept.remaining().as_secs(),
+        "left_seconds": grant.remaining().as_secs(),
         "why": why,
         "by": by,
-        "used": kept.used,
+        "used": grant.used,
     })
 }
 

@@ -1,4 +1,4 @@
-//! What one sandbox may use: bytes, requests, open connections.
+//! Budgets of a sandbox: bytes, requests, open connections.
 
 pub(crate) mod ledger;
 pub(crate) mod live;

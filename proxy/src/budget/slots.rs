@@ -1,4 +1,4 @@
-//! How many connections are open, in all and by sandbox, and no more than the limits.
+//! The connection limit: how many connections may be open, in total and per sandbox.
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, MutexGuard};
@@ -10,7 +10,7 @@ use rules::limits::TrafficLimits;
 use crate::budget::ledger::Exhausted;
 use crate::report::refusal::Refusal;
 
-/// The connections that are taken.
+/// Counts open connections.
 #[derive(Debug, Default)]
 pub(crate) struct ConnectionLimit(Mutex<SlotCounts>);
 
@@ -20,36 +20,40 @@ struct SlotCounts {
     by: HashMap<SandboxId, u64>,
 }
 
-/// One connection's place, given up when this is dropped.
+/// One connection's slot, released on drop.
 #[derive(Debug)]
-#[must_use = "a seat that is not held is free for the next"]
+#[must_use = "dropping a slot releases it"]
 pub(crate) struct Slot {
-    seats: Arc<ConnectionLimit>,
-    whose: SandboxId,
+    limit: Arc<ConnectionLimit>,
+    sandbox: SandboxId,
 }
 
 impl ConnectionLimit {
-    /// Takes a place for a connection of `whose`, which may have as many open as its budget says.
+    /// Takes a slot for a connection of `sandbox`.
+    ///
+    /// # Errors
+    ///
+    /// Returns a refusal if the sandbox's `connections` budget or one of the limits is reached.
     pub(crate) fn acquire(
         self: &Arc<Self>,
-        whose: &SandboxId,
+        sandbox: &SandboxId,
         limits: &TrafficLimits,
         budget: Option<u64>,
     ) -> Result<Slot, Refusal> {
         let mut taken = self.lock();
-        let own = taken.by.get(whose).copied().unwrap_or_default();
-        if let Some(limit) = budget.filter(|limit| own >= *limit) {
+        let open = taken.by.get(sandbox).copied().unwrap_or_default();
+        if let Some(limit) = budget.filter(|limit| open >= *limit) {
             return Err(Exhausted::connections(limit).into());
         }
-        if taken.all >= limits.connections || own >= limits.connections_per_sandbox {
+        if taken.all >= limits.connections || open >= limits.connections_per_sandbox {
             return Err(Reason::TooManyConnections.into());
         }
         taken.all += 1;
-        taken.by.insert(whose.clone(), own + 1);
-        Ok(Slot { seats: self.clone(), whose: whose.clone() })
+        taken.by.insert(sandbox.clone(), open + 1);
+        Ok(Slot { limit: self.clone(), sandbox: sandbox.clone() })
     }
 
-    /// Connections in all.
+    /// Returns the number of open connections.
     pub(crate) fn in_use(&self) -> u64 {
         self.lock().all
     }
@@ -61,12 +65,12 @@ impl ConnectionLimit {
 
 impl Drop for Slot {
     fn drop(&mut self) {
-        let mut taken = self.seats.lock();
+        let mut taken = self.limit.lock();
         taken.all -= 1;
-        if let Some(own) = taken.by.get_mut(&self.whose) {
-            *own -= 1;
-            if *own == 0 {
-                taken.by.remove(&self.whose);
+        if let Some(open) = taken.by.get_mut(&self.sandbox) {
+            *open -= 1;
+            if *open == 0 {
+                taken.by.remove(&self.sandbox);
             }
         }
     }
@@ -83,18 +87,18 @@ mod tests {
             connections_per_sandbox: 2,
             ..TrafficLimits::default()
         };
-        let (seats, a, b) =
+        let (limit, a, b) =
             (Arc::new(ConnectionLimit::default()), SandboxId::parse("a"), SandboxId::parse("b"));
         let (a, b) = (a.unwrap(), b.unwrap());
-        let refused = |id, budget| seats.acquire(id, &limits, budget).unwrap_err().reason;
-        let one = seats.acquire(&a, &limits, Some(2)).unwrap();
+        let refused = |id, budget| limit.acquire(id, &limits, budget).unwrap_err().reason;
+        let one = limit.acquire(&a, &limits, Some(2)).unwrap();
         assert_eq!(refused(&a, Some(1)), Reason::BudgetSpent);
-        let _two = seats.acquire(&a, &limits, None).unwrap();
+        let _two = limit.acquire(&a, &limits, None).unwrap();
         assert_eq!(refused(&a, Some(9)), Reason::TooManyConnections);
-        let _three = seats.acquire(&b, &limits, None).unwrap();
+        let _three = limit.acquire(&b, &limits, None).unwrap();
         assert_eq!(refused(&b, None), Reason::TooManyConnections);
         drop(one);
-        assert!(seats.acquire(&b, &limits, None).is_ok());
-        assert_eq!(seats.in_use(), 2);
+        assert!(limit.acquire(&b, &limits, None).is_ok());
+        assert_eq!(limit.in_use(), 2);
     }
 }

@@ -1,5 +1,5 @@
-//! Credentials that never enter the sandbox (P11): read from files of the operator's, put into requests for
-//! the bound host only, and taken out again of whatever the origin sends back.
+//! Credentials that never enter the sandbox (P11): read from files that the configuration names, injected into
+//! requests for the bound host only, and masked in whatever the origin server sends back.
 
 pub mod scrub;
 
@@ -20,11 +20,12 @@ use zeroize::Zeroizing;
 use crate::credential::scrub::EchoPatterns;
 use crate::report::refusal::Refusal;
 
-/// Longest credential.
+/// Longest credential, in bytes.
 const LENGTH: u64 = 8192;
-/// Shortest one: less would be found by chance in what an origin sends.
+/// Shortest credential: a shorter one would occur by chance in responses.
 const SHORTEST: usize = 8;
-/// Fields by which a sandbox could ask for an answer that cannot be searched: in pieces, or compressed inside.
+/// Request fields that ask for a response the scrubber cannot search: partial content, or compression inside the
+/// body.
 const UNSEARCHABLE_FIELDS: [&str; 6] = [
     "a-im",
     "connect-accept-encoding",
@@ -34,18 +35,18 @@ const UNSEARCHABLE_FIELDS: [&str; 6] = [
     "sec-websocket-extensions",
 ];
 
-/// The credentials of the operator's file.
+/// The credentials of the configuration.
 pub(crate) struct CredentialStore {
     by: HashMap<CredentialName, CredentialSource>,
 }
 
-/// A file, and what was last read from it.
+/// A credential file, and the credential last read from it.
 struct CredentialSource {
     path: PathBuf,
     last: Mutex<Option<(FileVersion, Arc<Credential>)>>,
 }
 
-/// What changes when a file does.
+/// Metadata that changes when a file does.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct FileVersion {
     inode: u64,
@@ -54,20 +55,20 @@ struct FileVersion {
     changed: (i64, i64),
 }
 
-/// A credential, and how it looks when it comes back.
+/// A credential, and the forms in which an origin server may echo it.
 pub(crate) struct Credential {
     value: SecretString,
     echoes: Arc<EchoPatterns>,
 }
 
-/// Why there is no credential. Says nothing of its value.
+/// Why a credential cannot be used. Never contains its value.
 #[derive(Debug, thiserror::Error)]
 enum CredentialError {
-    #[error("the file cannot be read: {0}")]
+    #[error("cannot read the file: {0}")]
     File(#[from] std::io::Error),
     #[error("it is longer than {LENGTH} bytes")]
     Long,
-    #[error("it has characters that a header field cannot carry")]
+    #[error("it contains characters that a header field cannot carry")]
     Malformed,
     #[error("it is shorter than {SHORTEST} characters")]
     Short,
@@ -79,19 +80,26 @@ impl CredentialStore {
         CredentialStore { by: files.into_iter().map(source).collect() }
     }
 
-    /// The credential as it stands now. Without one nothing is sent.
+    /// Returns the credential that the file holds now.
+    ///
+    /// # Errors
+    ///
+    /// Returns a refusal if there is none: the request must not leave without it.
     pub(crate) fn current(&self, name: &CredentialName) -> Result<Arc<Credential>, Refusal> {
         let refused = |why: String| {
             Refusal::from(Reason::CredentialUnavailable)
                 .with_detail(format!("credential `{name}`: {why}"))
         };
-        let source = self.by.get(name).ok_or_else(|| refused("it is not known".to_owned()))?;
+        let source = self
+            .by
+            .get(name)
+            .ok_or_else(|| refused("it is not in the configuration".to_owned()))?;
         source.current().map_err(|error| refused(error.to_string()))
     }
 }
 
 impl CredentialSource {
-    /// What the file holds; read again whenever the file is another.
+    /// Returns the credential in the file, reading it again if the file has changed.
     fn current(&self) -> Result<Arc<Credential>, CredentialError> {
         let version = FileVersion::from_metadata(&fs::metadata(&self.path)?);
         let mut last = sys::lock(&self.last);
@@ -100,7 +108,7 @@ impl CredentialSource {
         {
             return Ok(credential.clone());
         }
-        *last = None; // what cannot be read any more is not used any more
+        *last = None; // a file that has become unreadable must not leave its old value in use
         let credential = Arc::new(Credential::parse(&read_secret(&self.path)?)?);
         *last = Some((version, credential.clone()));
         Ok(credential)
@@ -125,7 +133,7 @@ fn read_secret(path: &PathBuf) -> Result<Zeroizing<String>, CredentialError> {
 }
 
 impl Credential {
-    /// One line of visible characters; the line end that editors add is not part of it.
+    /// Parses one line of visible characters, without the line end that editors add.
     fn parse(text: &str) -> Result<Self, CredentialError> {
         let value = text.strip_suffix('\n').unwrap_or(text);
         let value = value.strip_suffix('\r').unwrap_or(value);
@@ -139,8 +147,10 @@ impl Credential {
         }
     }
 
-    /// Puts the credential where the sandbox's own would be. Whatever it sent there is gone first, and
-    /// answers in which an echo could hide, compressed or in pieces, are not asked for.
+    /// Sets `Authorization`, replacing whatever the sandbox sent there.
+    ///
+    /// Also removes the fields that ask for compressed or partial responses, in which the scrubber could not find
+    /// an echo.
     pub(crate) fn inject(&self, request: &mut RequestHeader) -> Result<(), Refusal> {
         request.remove_header("authorization");
         for name in UNSEARCHABLE_FIELDS {
@@ -148,14 +158,14 @@ impl Credential {
         }
         let text = Zeroizing::new(format!("Bearer {}", self.value.expose_secret()));
         let mut value = HeaderValue::from_str(&text).map_err(|_| Reason::CredentialUnavailable)?;
-        value.set_sensitive(true); // never in a table of HPACK's
+        value.set_sensitive(true); // keeps it out of HPACK's dynamic table
         let set = request.insert_header("Authorization", value);
         set.map_err(|_| Reason::CredentialUnavailable)?;
         let set = request.insert_header("Accept-Encoding", "identity");
         set.map_err(|_| Reason::CredentialUnavailable.into())
     }
 
-    /// The bare value, for a field of its own.
+    /// Returns the bare value, for a header field other than `Authorization`.
     pub(crate) fn header_value(&self) -> Result<HeaderValue, Refusal> {
         let value = HeaderValue::from_str(self.value.expose_secret());
         let mut value = value.map_err(|_| Reason::CredentialUnavailable)?;

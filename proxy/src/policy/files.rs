@@ -1,4 +1,4 @@
-//! Files to `rules::Sources`: the only place that reads policies from disk.
+//! Reads policies from disk into [`LoadSources`]; nothing else in the proxy does.
 
 use std::fs::{self, File};
 use std::io::Read;
@@ -11,10 +11,10 @@ use rules::{LoadSources, SourceFile};
 
 use crate::report::UsageError;
 
-/// The operator's file, where nothing else is said.
+/// Default name of the configuration file.
 pub const CONFIG_FILE: &str = "sandbar.toml";
 
-/// Reads policy files, directories of them, or an operator's file with the policies it names.
+/// Reads policy files, directories of policy files, or a configuration with the policies it names.
 pub fn read_paths(paths: &[PathBuf]) -> anyhow::Result<LoadSources> {
     let mut sources = LoadSources { generation: 1, ..LoadSources::default() };
     for path in paths {
@@ -31,14 +31,14 @@ pub fn read_paths(paths: &[PathBuf]) -> anyhow::Result<LoadSources> {
     with_lists(sources)
 }
 
-/// Reads the operator's file and the policies it names.
+/// Reads the configuration and the policies it names.
 pub fn read_config(config: &Path) -> anyhow::Result<LoadSources> {
     let mut sources = LoadSources { generation: 1, ..LoadSources::default() };
     add_config(&mut sources, config)?;
     with_lists(sources)
 }
 
-/// Reads the operator's file alone: what it says of the instance holds whatever the policies are.
+/// Reads the configuration only: the instance's paths do not depend on its policies.
 pub fn read_config_only(config: &Path) -> anyhow::Result<LoadSources> {
     Ok(LoadSources { operator: Some(read_file(config, MAX_FILE)?), ..LoadSources::default() })
 }
@@ -46,7 +46,7 @@ pub fn read_config_only(config: &Path) -> anyhow::Result<LoadSources> {
 fn add_config(sources: &mut LoadSources, config: &Path) -> anyhow::Result<()> {
     if sources.operator.is_some() {
         let shown = config.display();
-        bail!(UsageError(format!("{shown}: there is one operator's file, and another was given")));
+        bail!(UsageError(format!("{shown}: a configuration was already given")));
     }
     let operator = read_file(config, MAX_FILE)?;
     if let Some(named) = policy_dir(&operator) {
@@ -57,7 +57,8 @@ fn add_config(sources: &mut LoadSources, config: &Path) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Every `*.toml` of a directory by name; hidden entries are an editor's or a ConfigMap's own.
+/// Reads every `*.toml` of a directory, sorted by name. Skips hidden entries, which belong to an editor or to a
+/// mounted ConfigMap.
 fn read_dir(dir: &Path) -> anyhow::Result<Vec<SourceFile>> {
     let shown = dir.display();
     let entries =
@@ -71,7 +72,7 @@ fn read_dir(dir: &Path) -> anyhow::Result<Vec<SourceFile>> {
         }
     }
     if paths.is_empty() {
-        bail!("{shown} holds no policy: there is no *.toml in it");
+        bail!("{shown} holds no policy: it contains no *.toml file");
     }
     paths.sort();
     paths.iter().map(|path| read_file(path, MAX_FILE)).collect()
@@ -86,7 +87,7 @@ pub fn with_lists(mut sources: LoadSources) -> anyhow::Result<LoadSources> {
     Ok(sources)
 }
 
-/// Reads a list; one that is too long is not read only to be refused.
+/// Reads a list. Checks its size first, so that a huge file is not read only to be rejected.
 fn read_list(path: &Path) -> Result<Vec<u8>, String> {
     if fs::metadata(path).is_ok_and(|found| found.len() > MAX_LIST as u64) {
         return Err(format!("it is larger than {MAX_LIST} bytes"));
@@ -95,11 +96,11 @@ fn read_list(path: &Path) -> Result<Vec<u8>, String> {
     read.map_err(|error| error.root_cause().to_string())
 }
 
-/// Reads a regular file up to `limit`; one byte more tells the compiler that it is too large.
+/// Reads a regular file up to `limit` bytes and one more, which tells the compiler that the file is too large.
 pub fn read_file(path: &Path, limit: usize) -> anyhow::Result<SourceFile> {
     let shown = path.display();
     let cannot = || format!("cannot read {shown}");
-    // Opening a pipe would wait for whoever writes to it, and so would the next load.
+    // Without O_NONBLOCK, opening a named pipe would block until a process opens it for writing.
     let file = File::options().read(true).custom_flags(libc::O_NONBLOCK).open(path);
     let file = file.with_context(cannot)?;
     if !file.metadata().with_context(cannot)?.is_file() {

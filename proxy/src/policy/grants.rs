@@ -1,8 +1,10 @@
-//! Grants: the escape hatch. A person lets one sandbox reach one host for a while and says why; it is recorded
-//! when it is made, refused, first used and ended, and it ends by itself, also over a restart.
+//! Grants: temporary exceptions. A person lets one sandbox reach one host for a while and gives the reason. A record
+//! is written when a grant is made, refused, first used and ended. A grant expires on its own, also across restarts.
 //!
-//! A grant ends at the earlier of two clocks: the wall's, which may be set back, and the time since boot, which
-//! may not, but which a reboot forgets.
+//! Two clocks bound a grant, and the first to reach its end wins. The wall clock works across reboots but can be set
+//! back, which would prolong a grant. The time since boot cannot be set back but starts again at every reboot, so it
+//! only counts while the boot id is the same. After a reboot, a wall clock that shows a time before the grant was made
+//! is evidently wrong, and the grant is over.
 
 use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
@@ -22,18 +24,18 @@ use serde::{Deserialize, Serialize};
 
 use crate::state_file::{Durability, write_atomic};
 
-/// What they are kept in, beside the log.
+/// File of the grants, in the log directory.
 const GRANTS_FILE: &str = "grants.json";
-/// Most grants in force at a time.
+/// Most grants in force at once.
 const MAX_GRANTS: usize = 1000;
-/// Longest reason and longest name of who grants, in bytes.
+/// Longest reason, and longest name of the person who grants, in bytes.
 const MAX_TEXT: usize = 200;
-/// What comes before its number in the name of its rule.
+/// The rule of a grant is named this and the grant's number.
 const RULE_PREFIX: &str = "grant ";
-/// The port of a host written without one.
+/// Port of a host that is written without one.
 const DEFAULT_PORT: u16 = 443;
 
-/// What somebody asks for, as it is sent to the admin socket.
+/// A request for a grant, as sent to the admin socket.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct GrantRequest {
@@ -43,7 +45,7 @@ pub struct GrantRequest {
     pub methods: Option<Vec<String>>,
     #[serde(default)]
     pub paths: Option<Vec<String>>,
-    /// Bytes both ways.
+    /// Byte budget, both directions together.
     #[serde(default)]
     pub bytes: Option<u64>,
     pub seconds: u64,
@@ -57,20 +59,20 @@ pub struct GrantRequest {
 pub struct ActiveGrant {
     pub id: u64,
     pub wish: GrantRequest,
-    /// Unix time in milliseconds: when it was made, and when it ends.
+    /// Unix time in milliseconds when it was made and when it ends.
     pub made: u64,
     pub until: u64,
-    /// The boot it was made in, and when it ends in milliseconds since then.
+    /// The id of the boot it was made in, and when it ends, in milliseconds since that boot.
     boot: String,
     boot_until: u64,
     pub used: bool,
 }
 
-/// All of them, as they are written.
+/// The content of the grants file.
 #[derive(Debug, Default, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 struct GrantFile {
-    /// Numbers are not used twice, for records name grants by them.
+    /// The last number used. Numbers are never reused, because records refer to grants by them.
     made: u64,
     grants: Vec<ActiveGrant>,
 }
@@ -83,7 +85,7 @@ pub struct GrantStore {
     book: Mutex<GrantFile>,
 }
 
-/// What both clocks say.
+/// A reading of both clocks.
 #[derive(Clone, Debug)]
 struct ClockReading {
     wall: u64,
@@ -92,30 +94,30 @@ struct ClockReading {
 }
 
 impl GrantStore {
-    /// Reads what earlier processes granted.
+    /// Reads the grants that earlier processes made.
     pub fn open(dir: &Path, settings: GrantSettings) -> anyhow::Result<Self> {
         let path = dir.join(GRANTS_FILE);
         let shown = path.display();
         let book = match std::fs::read(&path) {
             Ok(bytes) => serde_json::from_slice(&bytes)
-                .with_context(|| format!("{shown} is broken: mend or remove it"))?,
+                .with_context(|| format!("{shown} is not valid: repair or remove it"))?,
             Err(error) if error.kind() == ErrorKind::NotFound => GrantFile::default(),
             Err(error) => return Err(error).with_context(|| format!("cannot read {shown}")),
         };
         Ok(GrantStore { path, settings, book: Mutex::new(book) })
     }
 
-    /// Those in force, for the rules. One of a sandbox that has left waits for it to come back, or for its end;
-    /// and so does one that the operator has forbidden since.
+    /// Returns the grants in force. Skips those whose sandbox is no longer configured or that the configuration now
+    /// forbids; they take effect again if that changes before they expire.
     pub fn active_grants(&self, rules: &RuleSet) -> Vec<Grant> {
         self.active_in(&self.lock(), rules)
     }
 
     fn active_in(&self, book: &GrantFile, rules: &RuleSet) -> Vec<Grant> {
         let now = ClockReading::read().ok();
-        let lasts = |kept: &&ActiveGrant| now.as_ref().is_some_and(|now| !kept.is_expired(now));
+        let lasts = |grant: &&ActiveGrant| now.as_ref().is_some_and(|now| !grant.is_expired(now));
         let lasting = book.grants.iter().filter(lasts);
-        let grants = lasting.filter_map(|kept| parse_grant(kept.id, &kept.wish).ok());
+        let grants = lasting.filter_map(|grant| parse_grant(grant.id, &grant.wish).ok());
         grants.filter(|grant| self.forbidden_reason(grant, rules).is_none()).collect()
     }
 
@@ -127,11 +129,11 @@ impl GrantStore {
         self.lock().grants.clone()
     }
 
-    /// Draws up a grant and takes its number, on disk. It is not in force before it is kept.
+    /// Checks a request and reserves its number on disk. The grant is not in force until [`GrantStore::activate`].
     ///
     /// # Errors
     ///
-    /// Says why there will be none.
+    /// Returns why the grant is refused.
     pub fn prepare(&self, wish: GrantRequest, rules: &RuleSet) -> anyhow::Result<ActiveGrant> {
         let mut book = self.lock();
         let id = book.made + 1;
@@ -153,60 +155,60 @@ impl GrantStore {
         })
     }
 
-    /// Keeps a grant that is recorded: on disk first. The rules are the caller's to change.
-    pub fn activate(&self, kept: ActiveGrant, rules: &RuleSet) -> anyhow::Result<()> {
+    /// Stores a grant that has been recorded, on disk first. The caller publishes the rules.
+    pub fn activate(&self, grant: ActiveGrant, rules: &RuleSet) -> anyhow::Result<()> {
         let mut book = self.lock();
-        self.check_room(&book, parse_grant(kept.id, &kept.wish)?, rules)?; // others may have come first
-        let grants = book.grants.iter().cloned().chain([kept]).collect();
+        self.check_room(&book, parse_grant(grant.id, &grant.wish)?, rules)?; // others may have been made since
+        let grants = book.grants.iter().cloned().chain([grant]).collect();
         let made = book.made;
         self.save(&mut book, GrantFile { made, grants })
     }
 
-    /// Takes a grant back before its time. What cannot be written is taken back all the same, and told.
+    /// Revokes a grant, also if the file cannot be written; the inner result then tells so.
     pub fn revoke(&self, id: u64) -> anyhow::Result<(ActiveGrant, anyhow::Result<()>)> {
         let mut book = self.lock();
-        let Some(gone) = book.grants.iter().find(|kept| kept.id == id).cloned() else {
+        let Some(gone) = book.grants.iter().find(|grant| grant.id == id).cloned() else {
             bail!("no grant {id} is in force: see `sandbar grants`");
         };
-        let grants = book.grants.iter().filter(|kept| kept.id != id).cloned().collect();
+        let grants = book.grants.iter().filter(|grant| grant.id != id).cloned().collect();
         let made = book.made;
         let written = self.save(&mut book, GrantFile { made, grants });
-        book.grants.retain(|kept| kept.id != id);
-        Ok((gone, written.context("it is over, but a restart brings it back")))
+        book.grants.retain(|grant| grant.id != id);
+        Ok((gone, written.context("the grant is revoked, but a restart brings it back")))
     }
 
-    /// Takes out those whose time is over.
+    /// Removes and returns expired grants.
     pub fn expire(&self) -> Vec<ActiveGrant> {
         let mut book = self.lock();
         if book.grants.is_empty() {
             return Vec::new();
         }
-        let now = ClockReading::read().ok(); // without a clock every grant is over
-        let over = |kept: &ActiveGrant| now.as_ref().is_none_or(|now| kept.is_expired(now));
+        let now = ClockReading::read().ok(); // without a clock every grant expires
+        let over = |grant: &ActiveGrant| now.as_ref().is_none_or(|now| grant.is_expired(now));
         let (over, grants): (Vec<ActiveGrant>, Vec<ActiveGrant>) =
             book.grants.iter().cloned().partition(over);
         if over.is_empty() {
             return over;
         }
         let fresh = GrantFile { made: book.made, grants };
-        // What cannot be written is over all the same: after a restart its end is found again.
+        // Expired also if the file cannot be written: a restart finds it expired again.
         if let Err(error) = self.save(&mut book, fresh) {
             tracing::warn!("{error:#}");
-            book.grants.retain(|kept| !over.iter().any(|gone| gone.id == kept.id));
+            book.grants.retain(|grant| !over.iter().any(|gone| gone.id == grant.id));
         }
         over
     }
 
-    /// Notes that a grant was used; its first use is recorded.
+    /// Records the first use of a grant.
     pub fn record_use(&self, permit: &Permit, log: &Log) {
         let id = permit.rule().rule.strip_prefix(RULE_PREFIX).and_then(|id| id.parse().ok());
         let mut book = self.lock();
-        let named = |kept: &&mut ActiveGrant| Some(kept.id) == id;
-        let Some(kept) = book.grants.iter_mut().find(named).filter(|kept| !kept.used) else {
+        let named = |grant: &&mut ActiveGrant| Some(grant.id) == id;
+        let Some(grant) = book.grants.iter_mut().find(named).filter(|grant| !grant.used) else {
             return;
         };
-        kept.used = true;
-        let message = format!("{} is used for the first time", summarize(kept));
+        grant.used = true;
+        let message = format!("{} was used for the first time", summarize(grant));
         let (made, grants) = (book.made, book.grants.clone());
         if let Err(error) = self.save(&mut book, GrantFile { made, grants }) {
             tracing::warn!("{error:#}");
@@ -214,7 +216,7 @@ impl GrantStore {
         record_event(log, LifecycleEvent::GrantUsed, message);
     }
 
-    /// Whether all can be rules together with one more: what cannot would take the others along.
+    /// Checks that the rules compile with one more grant. One that does not would disable all of them.
     fn check_room(&self, book: &GrantFile, grant: Grant, rules: &RuleSet) -> anyhow::Result<()> {
         ensure!(
             book.grants.len() < MAX_GRANTS,
@@ -231,46 +233,51 @@ impl GrantStore {
         }
     }
 
-    /// Whether the operator lets it be granted, and whether it would act at all.
+    /// Checks that the configuration permits the grant and that it would have an effect.
     fn check_allowed(
         &self,
         wish: &GrantRequest,
         grant: &Grant,
         rules: &RuleSet,
     ) -> anyhow::Result<()> {
-        let most = self.settings.most_seconds;
-        ensure!(wish.seconds > 0, "say for how long");
-        ensure!(wish.seconds <= most, "no grant lasts longer than {most} s (`most_seconds`)");
+        let max = self.settings.most_seconds;
+        ensure!(wish.seconds > 0, "a grant needs a duration");
+        ensure!(
+            wish.seconds <= max,
+            "a grant lasts at most {max} s (`most_seconds` of `[grants]`)"
+        );
         if let Some(why) = self.forbidden_reason(grant, rules) {
             bail!(why);
         }
         let Some(sandbox) = rules.sandboxes().get(&grant.sandbox) else {
-            bail!("there is no sandbox `{}`", grant.sandbox);
+            bail!("unknown sandbox `{}`", grant.sandbox);
         };
         let timed =
             rules::TimedState { grants: vec![grant.clone()], ..rules::TimedState::default() };
         let tried = rules.with_timed_state(&timed, rules.generation());
-        let tried = tried.map_err(|_| anyhow::anyhow!("the grant cannot be made a rule"))?;
+        let tried = tried.map_err(|_| anyhow::anyhow!("the grant does not compile to a rule"))?;
         match tried.decide(sandbox, &example_facts(grant)) {
             Decision::Allow(_) => Ok(()),
             Decision::Deny(denial) => {
                 let rule = denial.rule.map(|rule| format!(", by {} of {}", rule.rule, rule.policy));
                 let (reason, rule) = (denial.reason, rule.unwrap_or_default());
-                bail!("it would stay refused: {reason}{rule}. {}", reason.next_step())
+                bail!("the grant would have no effect: {reason}{rule}. {}", reason.next_step())
             }
         }
     }
 
-    /// Why the operator forbids it, if so: also one that was made before that was said.
+    /// Returns why the configuration forbids a grant, if it does. Applies to existing grants, too.
     fn forbidden_reason(&self, grant: &Grant, rules: &RuleSet) -> Option<String> {
         let GrantSettings { forbid_hosts, forbid_bases, .. } = &self.settings;
         if let Some(host) = forbid_hosts.iter().find(|host| overlaps(host, &grant.host)) {
-            let why = format!("the operator forbids grants for `{host}`");
+            let why = format!("the configuration forbids grants for `{host}`");
             return Some(format!("{why} (`forbid_hosts` of `[grants]`)"));
         }
         let base = rules.base_of(rules.sandboxes().get(&grant.sandbox)?).unwrap_or_default();
         forbid_bases.iter().any(|name| name == base).then(|| {
-            format!("the operator forbids grants over base `{base}` (`forbid_bases` of `[grants]`)")
+            format!(
+                "the configuration forbids grants for base `{base}` (`forbid_bases` of `[grants]`)"
+            )
         })
     }
 
@@ -287,7 +294,7 @@ impl GrantStore {
 }
 
 impl ActiveGrant {
-    /// By either clock; and a wall clock that shows a time before it was made cannot be trusted with it.
+    /// Whether either clock has reached the end, or the wall clock is evidently wrong (see the module's comment).
     fn is_expired(&self, now: &ClockReading) -> bool {
         let same_boot = self.boot == now.boot;
         now.wall >= self.until
@@ -295,7 +302,7 @@ impl ActiveGrant {
             || (!same_boot && now.wall < self.made)
     }
 
-    /// How long it has left, by the wall clock.
+    /// Returns the remaining time by the wall clock.
     pub fn remaining(&self) -> Duration {
         Duration::from_millis(self.until.saturating_sub(wall_clock_ms()))
     }
@@ -314,39 +321,38 @@ impl ClockReading {
     }
 }
 
-/// What a grant is called among the rules.
+/// Returns the name of a grant's rule.
 pub fn rule_name(id: u64) -> String {
     format!("{RULE_PREFIX}{id}")
 }
 
-/// A grant in one line, for records and people.
-pub fn summarize(kept: &ActiveGrant) -> String {
-    let GrantRequest { sandbox, host, methods, paths, bytes, seconds, why, by } = &kept.wish;
+/// Describes a grant in one line, for records and people.
+pub fn summarize(grant: &ActiveGrant) -> String {
+    let GrantRequest { sandbox, host, methods, paths, bytes, seconds, why, by } = &grant.wish;
     let list = |all: &Option<Vec<String>>| all.as_ref().map(|all| format!(" {}", all.join(",")));
     let bytes = bytes.map(|bytes| format!(", at most {bytes} bytes")).unwrap_or_default();
     format!(
         "grant {}: {sandbox} may reach {host}{}{} for {seconds} s{bytes}; by {by}: {why}",
-        kept.id,
+        grant.id,
         list(methods).unwrap_or_default(),
         list(paths).unwrap_or_default(),
     )
 }
 
-/// Records what became of a grant.
+/// Writes a record about a grant.
 pub fn record_event(log: &Log, event: LifecycleEvent, message: String) {
     let event = Lifecycle { event, message: Some(message.into()), policy: None };
     let log = log.clone();
     let Ok(runtime) = tokio::runtime::Handle::try_current() else { return };
     runtime.spawn(async move {
         if let Err(down) = log.record_lifecycle(&event).await {
-            tracing::warn!(%down, "a grant could not be recorded");
+            tracing::warn!(%down, "cannot write the record of a grant");
         }
     });
 }
 
 fn parse_grant(id: u64, wish: &GrantRequest) -> anyhow::Result<Grant> {
-    let host =
-        HostPattern::parse(&wish.host, PatternWidth::Narrow).context("the host is not good")?;
+    let host = HostPattern::parse(&wish.host, PatternWidth::Narrow).context("invalid host")?;
     let methods = wish.methods.as_ref().map(|all| {
         all.iter()
             .map(|text| HttpMethod::parse(text).with_context(|| format!("method `{text}`")))
@@ -357,13 +363,19 @@ fn parse_grant(id: u64, wish: &GrantRequest) -> anyhow::Result<Grant> {
             .map(|text| PathPattern::parse(text).with_context(|| format!("path `{text}`")))
             .collect()
     });
-    ensure!(!wish.why.trim().is_empty(), "say why: it is recorded");
+    ensure!(!wish.why.trim().is_empty(), "a grant needs a reason, which is recorded");
     let odd = |text: &str| text.chars().any(char::is_control);
-    ensure!(!odd(&wish.why) && !odd(&wish.by), "say it in one line, without control characters");
-    ensure!(wish.why.len() <= MAX_TEXT && wish.by.len() <= MAX_TEXT, "say it in {MAX_TEXT} bytes");
+    ensure!(
+        !odd(&wish.why) && !odd(&wish.by),
+        "reason and name must be one line without control characters"
+    );
+    ensure!(
+        wish.why.len() <= MAX_TEXT && wish.by.len() <= MAX_TEXT,
+        "reason and name may have {MAX_TEXT} bytes each"
+    );
     Ok(Grant {
         id: id.to_string(),
-        sandbox: SandboxId::parse(&wish.sandbox).context("the sandbox is not good")?,
+        sandbox: SandboxId::parse(&wish.sandbox).context("invalid sandbox")?,
         host,
         methods: methods.transpose()?,
         paths: paths.transpose()?,
@@ -371,14 +383,15 @@ fn parse_grant(id: u64, wish: &GrantRequest) -> anyhow::Result<Grant> {
     })
 }
 
-/// Whether a host that no grant may touch is one that this would open.
+/// Whether a forbidden host pattern and the host of a grant have names in common.
 fn overlaps(forbidden: &HostPattern, host: &HostPattern) -> bool {
     let port = |pattern: &HostPattern| pattern.port.unwrap_or(DEFAULT_PORT);
-    let here = forbidden.port.is_none() || port(forbidden) == port(host);
-    here && (forbidden.pattern.covers(&host.pattern) || host.pattern.covers(&forbidden.pattern))
+    let same_port = forbidden.port.is_none() || port(forbidden) == port(host);
+    same_port
+        && (forbidden.pattern.covers(&host.pattern) || host.pattern.covers(&forbidden.pattern))
 }
 
-/// An attempt that the grant is for.
+/// Returns the facts of an attempt that the grant is meant to allow.
 fn example_facts(grant: &Grant) -> Facts {
     let base = match &grant.host.pattern {
         DomainPattern::Below(base) => DomainName::parse(&format!("sandbar-example.{base}")).ok(),
@@ -414,7 +427,7 @@ mod tests {
     }
 
     fn sample_request() -> GrantRequest {
-        let (why, by) = ("a test".to_owned(), "somebody".to_owned());
+        let (why, by) = ("a test".to_owned(), "alice".to_owned());
         let (sandbox, host) = ("p".to_owned(), "y.example".to_owned());
         GrantRequest {
             sandbox,
@@ -432,11 +445,11 @@ mod tests {
     fn what_is_drawn_up_is_not_in_force_and_its_number_is_taken() {
         let (dir, rules) = (tempfile::tempdir().unwrap(), rules());
         let grants = GrantStore::open(dir.path(), GrantSettings::default()).unwrap();
-        let kept = grants.prepare(sample_request(), &rules).unwrap();
-        assert!(grants.active_grants(&rules).is_empty(), "it may not be recorded yet");
+        let grant = grants.prepare(sample_request(), &rules).unwrap();
+        assert!(grants.active_grants(&rules).is_empty(), "its record may not be written yet");
         let again = GrantStore::open(dir.path(), GrantSettings::default()).unwrap();
-        assert_eq!(again.prepare(sample_request(), &rules).unwrap().id, kept.id + 1);
-        grants.activate(kept, &rules).unwrap();
+        assert_eq!(again.prepare(sample_request(), &rules).unwrap().id, grant.id + 1);
+        grants.activate(grant, &rules).unwrap();
         assert_eq!(grants.active_grants(&rules).len(), 1);
     }
 
@@ -444,12 +457,12 @@ mod tests {
     fn p17_one_too_many_is_refused_and_takes_none_along() {
         let (dir, rules) = (tempfile::tempdir().unwrap(), rules());
         let grants = GrantStore::open(dir.path(), GrantSettings::default()).unwrap();
-        let kept = grants.prepare(sample_request(), &rules).unwrap();
-        grants.lock().grants = (1..=255).map(|id| ActiveGrant { id, ..kept.clone() }).collect();
-        grants.activate(ActiveGrant { id: 256, ..kept.clone() }, &rules).unwrap();
+        let grant = grants.prepare(sample_request(), &rules).unwrap();
+        grants.lock().grants = (1..=255).map(|id| ActiveGrant { id, ..grant.clone() }).collect();
+        grants.activate(ActiveGrant { id: 256, ..grant.clone() }, &rules).unwrap();
         let refused = grants.prepare(sample_request(), &rules).unwrap_err().to_string();
         assert!(refused.contains("revoke some first"), "{refused}");
-        assert!(grants.activate(ActiveGrant { id: 257, ..kept.clone() }, &rules).is_err());
+        assert!(grants.activate(ActiveGrant { id: 257, ..grant.clone() }, &rules).is_err());
         let timed = rules::TimedState {
             grants: grants.active_grants(&rules),
             ..rules::TimedState::default()
@@ -461,10 +474,10 @@ mod tests {
     fn p16_a_grant_is_revoked_although_that_cannot_be_written() {
         let (dir, rules) = (tempfile::tempdir().unwrap(), rules());
         let grants = GrantStore::open(dir.path(), GrantSettings::default()).unwrap();
-        let kept = grants.prepare(sample_request(), &rules).unwrap();
-        grants.activate(kept.clone(), &rules).unwrap();
+        let grant = grants.prepare(sample_request(), &rules).unwrap();
+        grants.activate(grant.clone(), &rules).unwrap();
         std::fs::remove_dir_all(dir.path()).unwrap();
-        let (_, written) = grants.revoke(kept.id).unwrap();
+        let (_, written) = grants.revoke(grant.id).unwrap();
         assert!(format!("{:#}", written.unwrap_err()).contains("a restart brings it back"));
         assert!(grants.active_grants(&rules).is_empty());
     }

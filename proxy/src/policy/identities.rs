@@ -1,4 +1,4 @@
-//! Identities given to sandboxes that waited in a pool: once, and then fixed, also over a restart.
+//! Identities assigned to sandboxes of a warm pool: once, then fixed, also across restarts.
 
 use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
@@ -12,10 +12,10 @@ use serde::{Deserialize, Serialize};
 
 use crate::state_file::{Durability, write_atomic};
 
-/// What they are kept in, beside the log.
+/// File of the assigned identities, in the log directory.
 const IDENTITIES_FILE: &str = "identities.json";
 
-/// One identity, as it is sent to the admin socket and kept on disk.
+/// One identity, as sent to the admin socket and as stored on disk.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(crate) struct AssignedIdentity {
@@ -26,48 +26,48 @@ pub(crate) struct AssignedIdentity {
     pub(crate) agent_card: Option<String>,
 }
 
-/// All that were given.
+/// The assigned identities.
 pub(crate) struct IdentityStore {
     path: PathBuf,
-    given: Mutex<Vec<AssignedIdentity>>,
+    assigned: Mutex<Vec<AssignedIdentity>>,
 }
 
 impl IdentityStore {
-    /// Reads what earlier processes were told.
+    /// Reads the identities that earlier processes assigned.
     pub(crate) fn open(dir: &Path) -> anyhow::Result<Self> {
         let path = dir.join(IDENTITIES_FILE);
         let shown = path.display();
-        let given = match std::fs::read(&path) {
+        let assigned = match std::fs::read(&path) {
             Ok(bytes) => serde_json::from_slice(&bytes)
-                .with_context(|| format!("{shown} is broken: mend or remove it"))?,
+                .with_context(|| format!("{shown} is not valid: repair or remove it"))?,
             Err(error) if error.kind() == ErrorKind::NotFound => Vec::new(),
             Err(error) => return Err(error).with_context(|| format!("cannot read {shown}")),
         };
-        Ok(IdentityStore { path, given: Mutex::new(given) })
+        Ok(IdentityStore { path, assigned: Mutex::new(assigned) })
     }
 
-    /// The rules with everything that was given; of a sandbox that has left nothing is kept.
+    /// Returns the rules with every assigned identity, skipping sandboxes that are no longer configured.
     pub(crate) fn apply(&self, rules: RuleSet) -> anyhow::Result<RuleSet> {
-        let given = sys::lock(&self.given);
-        given.iter().try_fold(rules, |rules, one| {
+        let assigned = sys::lock(&self.assigned);
+        assigned.iter().try_fold(rules, |rules, one| {
             Ok(rules.with_identity(&parse_identity(one)?).unwrap_or(rules))
         })
     }
 
-    /// Gives a waiting sandbox its identity: on disk first, then in the rules.
+    /// Assigns an identity to a waiting sandbox: on disk first, then in the rules.
     pub(crate) fn assign(
         &self,
         rules: &ArcSwap<RuleSet>,
         identity: AssignedIdentity,
     ) -> anyhow::Result<u64> {
         let parsed = parse_identity(&identity)?;
-        let mut given = sys::lock(&self.given);
+        let mut assigned = sys::lock(&self.assigned);
         let Some(fresh) = rules.load().with_identity(&parsed) else {
-            bail!("sandbox `{}` is unknown, or has its identity already", identity.sandbox);
+            bail!("sandbox `{}` is unknown, or already has an identity", identity.sandbox);
         };
-        let all: Vec<AssignedIdentity> = given.iter().cloned().chain([identity]).collect();
+        let all: Vec<AssignedIdentity> = assigned.iter().cloned().chain([identity]).collect();
         self.save(&all)?;
-        *given = all;
+        *assigned = all;
         let generation = fresh.generation();
         rules.store(std::sync::Arc::new(fresh));
         Ok(generation)

@@ -1,4 +1,4 @@
-//! The rules in force: where they come from, how they change, what is granted for a while.
+//! The rules in force: where policies come from, how they are reloaded, grants and assigned identities.
 
 pub mod files;
 pub mod grants;

@@ -1,5 +1,16 @@
-//! Reload: from files to rules, whole or not at all (P9), then every open connection is asked again and those
-//! that lost their permission are cut (P10).
+//! Reload: compiles the files to rules, all or nothing (P9), then rechecks every open connection and cuts those that
+//! lost their permission (P10).
+//!
+//! A reload is atomic in three respects. The files are read until none of them is being written, so that rules do not
+//! come from half a file. Everything that can fail (compiling, applying identities, the policy's own tests) happens on
+//! the side, before anything changes. Then one `ArcSwap::store` replaces the whole rule set: an attempt loads it once
+//! and sees either the old rules or the new ones.
+//!
+//! Two locks order the changes. `loading` is held over a whole load, which may take seconds for a list of a million
+//! names. `timed` is held only to publish, and every change of the rules takes it: loads, grants, expiry, identities.
+//! So a grant does not wait for a load, and two changes never get the same generation. A grant may therefore be
+//! published between the start of a load and its end; `publish` reads grants, identities and generation again under
+//! `timed`, so the load does not undo it. Lock order: `loading`, then `timed` or `last`.
 
 use std::fs;
 use std::net::SocketAddr;
@@ -25,21 +36,21 @@ use crate::report::diagnostics::render_plain;
 use crate::report::metrics;
 use crate::report::record;
 
-/// How often the clocks are looked at.
+/// How often to check for expired grants and lifetimes.
 const CLOCK_INTERVAL: Duration = Duration::from_millis(200);
-/// How long losers are waited for, where somebody waits.
+/// How long `reload --wait` waits for revoked connections to close.
 const CUT_GRACE: Duration = Duration::from_secs(5);
-/// A file that changed within this time may still be being written...
+/// A file that changed within this time may still be in the middle of a write...
 const SETTLE_TIME: Duration = Duration::from_millis(20);
-/// ...and is read again up to so many times; after that whoever writes is not waited for.
+/// ...so it is read again, this many times; then the load goes ahead anyway.
 const SETTLE_RETRIES: usize = 50;
-/// So often it is looked for a file that is not there: some editors take one away before they put its successor.
+/// Retries for a missing file: some editors delete the old file before creating the new one.
 const MISSING_RETRIES: usize = 3;
 
-/// What loads rules, and what they apply to.
+/// Owns the rules in force: loads, grants, identities, expiry.
 pub(crate) struct PolicyStore {
     pub(crate) source: PolicySource,
-    /// Where Sandbar itself listens.
+    /// Addresses on which Sandbar itself listens.
     pub(crate) own: Vec<SocketAddr>,
     pub(crate) rules: Arc<ArcSwap<RuleSet>>,
     pub(crate) identities: IdentityStore,
@@ -50,11 +61,11 @@ pub(crate) struct PolicyStore {
     pub(crate) grants: Arc<GrantStore>,
     /// One load at a time.
     pub(crate) loading: Mutex<()>,
-    /// What time gave and took; whoever changes the rules in force holds it, so that no generation is given twice.
+    /// The grants and expired lifetimes in force. Every change of the rules holds this lock; see the module's comment.
     pub(crate) timed: Mutex<TimedState>,
-    /// See who is writing the files.
+    /// Tracks writers of the files through inotify.
     pub(crate) watcher: Arc<Mutex<FileWatcher>>,
-    /// How the last load went. Locked only to look: whoever asks does not wait for a load.
+    /// How the last load went. Never locked during a load, so `status` does not wait for one.
     pub(crate) last: Mutex<LoadStatus>,
 }
 
@@ -62,20 +73,20 @@ pub(crate) struct PolicyStore {
 #[derive(Clone, Debug)]
 pub(crate) struct LoadStatus {
     pub(crate) at: Instant,
-    /// Why the files are not what is in force; none if they are.
+    /// Why the files are not in force; `None` if they are.
     pub(crate) trouble: Option<String>,
-    /// Of the files as they were read last; none if they could not be.
+    /// Digest of the files as last read; `None` if they could not be read.
     digest: Option<PolicyDigest>,
-    /// The files themselves, to be watched.
+    /// The files to watch.
     files: Vec<PathBuf>,
 }
 
-/// What a load came to.
+/// The result of a load.
 #[derive(Debug)]
 pub(crate) enum LoadOutcome {
-    /// These rules are in force; these connections lost their permission.
+    /// New rules are in force, and these connections lost their permission.
     Fresh { generation: u64, cut: Vec<Arc<LiveConnection>> },
-    /// The files say what they said before.
+    /// The files have not changed.
     Same { generation: u64 },
 }
 
@@ -91,17 +102,17 @@ impl PolicyStore {
         sys::lock(&self.last).clone()
     }
 
-    /// Every file that rules come from, as last read, to be watched.
+    /// Returns every file that the rules come from, as last read.
     pub(crate) fn policy_files(&self) -> Vec<PathBuf> {
         let files = sys::lock(&self.last).files.clone();
         files.into_iter().filter(|file| self.source.is_file(file)).collect()
     }
 
-    /// Loads the files. Reads and compiles on the calling thread, which is none that carries traffic.
+    /// Loads the files. Reads and compiles on the calling thread, which must not be one that serves traffic.
     ///
     /// # Errors
     ///
-    /// Says what is wrong, with its place. The rules in force stay, unless the operator wants nothing to pass.
+    /// Returns the problems with their locations. The rules in force stay, unless `on_invalid = "deny"`.
     pub(crate) fn reload(&self) -> Result<LoadOutcome, String> {
         let _loading = sys::lock(&self.loading);
         let loaded = self.load();
@@ -134,7 +145,7 @@ impl PolicyStore {
         }
     }
 
-    /// Reads the files, again while one of them is being written: half a list is a list too.
+    /// Reads the files, and again while one of them is being written: half of a list is a valid list, too.
     fn read_sources(&self) -> Result<LoadSources, String> {
         for at in 0..SETTLE_RETRIES {
             let (settled, before) = (SystemTime::now() - SETTLE_TIME, self.has_writers());
@@ -151,24 +162,24 @@ impl PolicyStore {
         self.source.read().map_err(|error| format!("{error:#}"))
     }
 
-    /// Whether somebody writes one of the files that were read last.
+    /// Whether a process is writing one of the files that were read last.
     fn has_writers(&self) -> bool {
         sys::lock(&self.watcher).has_writers() || self.policy_files().iter().any(has_writer)
     }
 
-    /// Compiles and tries what was read.
+    /// Compiles what was read and runs the policies' own tests.
     fn compile(&self, before: &RuleSet, read: LoadSources) -> Result<RuleSet, String> {
         let generation = before.generation() + 1;
         let sources = LoadSources { generation, own: self.own.clone(), ..read };
         let rules = recompile(before, &sources, &[]).map_err(|problems| render_plain(&problems))?;
         let rules = self.identities.apply(rules).map_err(|error| format!("{error:#}"))?;
-        let tried = rules.run_tests();
+        let outcomes = rules.run_tests();
         let failed: Vec<String> =
-            tried.iter().filter(|one| !one.has_passed()).map(describe_failure).collect();
+            outcomes.iter().filter(|one| !one.has_passed()).map(describe_failure).collect();
         if failed.is_empty() { Ok(rules) } else { Err(failed.join("\n")) }
     }
 
-    /// Puts fresh rules in force, unless they say what those in force say.
+    /// Publishes new rules, unless their files equal those in force.
     fn activate(&self, before: Arc<RuleSet>, fresh: RuleSet, digest: PolicyDigest) -> LoadOutcome {
         let mut last = sys::lock(&self.last);
         (last.trouble, last.digest) = (None, Some(digest));
@@ -180,11 +191,11 @@ impl PolicyStore {
         let loaded = self.publish(fresh, &mut sys::lock(&self.timed));
         metrics::count_reload("loaded");
         self.record_event(LifecycleEvent::PolicyLoaded, None);
-        drop(before); // here, where nobody waits for a million names to be freed
+        drop(before); // frees a large rule set here, not on a thread that serves traffic
         loaded
     }
 
-    /// Says once what is wrong, and closes where that is wanted.
+    /// Reports why a load failed, once, and denies everything if the configuration says so.
     fn reject(&self, trouble: String, digest: Option<PolicyDigest>) -> String {
         let mut last = sys::lock(&self.last);
         let known = last.trouble.as_ref() == Some(&trouble);
@@ -194,10 +205,10 @@ impl PolicyStore {
             return trouble;
         }
         let what = match self.on_invalid {
-            OnInvalid::Deny => "nothing passes until they are",
-            OnInvalid::Keep => "the rules in force stay",
+            OnInvalid::Deny => "denying everything until they are valid",
+            OnInvalid::Keep => "keeping the rules in force",
         };
-        tracing::error!("the policies are not good, {what}:\n{trouble}");
+        tracing::error!("invalid policies, {what}:\n{trouble}");
         self.record_event(LifecycleEvent::PolicyRejected, Some(&trouble));
         metrics::count_reload("refused");
         let rules = self.rules.load_full();
@@ -207,29 +218,37 @@ impl PolicyStore {
         trouble
     }
 
-    /// Puts rules in force, with what time gives and takes, as the next generation.
-    fn publish(&self, fresh: RuleSet, turn: &mut TimedState) -> LoadOutcome {
-        // One that was given an identity while the files were read keeps it.
+    /// Puts rules in force as the next generation, with the grants and expired lifetimes of now.
+    ///
+    /// The caller holds `timed` and passes its content, so publications happen one after the other.
+    fn publish(&self, fresh: RuleSet, current: &mut TimedState) -> LoadOutcome {
+        // An identity may have been assigned while the files were being compiled.
         let fresh = self.identities.apply(fresh.clone()).unwrap_or(fresh);
         let generation = self.rules.load().generation() + 1;
         let ended = self.ledger.expired_sandboxes(&fresh);
         let timed = TimedState { grants: self.grants.active_grants(&fresh), ended };
         let rules = fresh.with_timed_state(&timed, generation).or_else(|_| {
-            tracing::error!("the grants cannot be made rules: none is in force");
+            tracing::error!("the grants do not compile to rules: none is in force");
             fresh.with_timed_state(
                 &TimedState { grants: Vec::new(), ended: timed.ended.clone() },
                 generation,
             )
         });
-        let rules = rules.unwrap_or_else(|_| fresh.to_closed()); // without grants there is nothing to be wrong
-        *turn = timed;
+        let rules = rules.unwrap_or_else(|_| fresh.to_closed()); // cannot fail without grants
+        *current = timed;
         let rules = Arc::new(rules);
         self.rules.store(rules.clone());
         let cut = self.recheck_live(&rules);
         LoadOutcome::Fresh { generation, cut }
     }
 
-    /// Asks every open connection and stream again: those that lost are cut, the others go on by the new budgets.
+    /// Rechecks every open connection and stream: cuts those that the new rules deny, moves the others to the new
+    /// budgets.
+    ///
+    /// An attempt that was decided under the old rules may not be registered yet and is then missing from the list.
+    /// It is not missed: every attempt registers first and then decides again under the rules in force
+    /// (`Shared::recheck_permit`), and the new rules were stored before this list was made. So either it is in the
+    /// list or it sees the new rules; both may happen, which is harmless.
     fn recheck_live(&self, rules: &RuleSet) -> Vec<Arc<LiveConnection>> {
         let mut cut = Vec::new();
         for open in self.live.list() {
@@ -249,40 +268,40 @@ impl PolicyStore {
     ///
     /// # Errors
     ///
-    /// Says why there is none; that is recorded too.
+    /// Returns why the grant is refused; the refusal is recorded, too.
     pub(crate) async fn create_grant(
         self: Arc<Self>,
         wish: GrantRequest,
     ) -> anyhow::Result<(ActiveGrant, u64)> {
         let asked = format!("{} for {}, by {}: {}", wish.sandbox, wish.host, wish.by, wish.why);
         let reloader = self.clone();
-        let draw_up = move || reloader.grants.prepare(wish, &reloader.rules.load_full());
-        let kept = tokio::task::spawn_blocking(draw_up).await?.inspect_err(|error| {
+        let prepare = move || reloader.grants.prepare(wish, &reloader.rules.load_full());
+        let grant = tokio::task::spawn_blocking(prepare).await?.inspect_err(|error| {
             grants::record_event(
                 &self.log,
                 LifecycleEvent::GrantRefused,
                 format!("{asked}: {error:#}"),
             );
         })?;
-        let message = Some(grants::summarize(&kept).into());
+        let message = Some(grants::summarize(&grant).into());
         let event = Lifecycle { event: LifecycleEvent::GrantMade, message, policy: None };
         if let Err(down) = self.log.record_lifecycle(&event).await {
-            anyhow::bail!("it cannot be recorded, so it is not made: {down}");
+            anyhow::bail!("cannot record the grant, so it is not made: {down}");
         }
-        tokio::task::spawn_blocking(move || self.activate_grant(kept)).await?
+        tokio::task::spawn_blocking(move || self.activate_grant(grant)).await?
     }
 
-    /// Puts a grant in force that is recorded: no record, no grant.
-    fn activate_grant(&self, kept: ActiveGrant) -> anyhow::Result<(ActiveGrant, u64)> {
-        if let Err(error) = self.grants.activate(kept.clone(), &self.rules.load_full()) {
-            self.record_grant_end(&kept, &format!("{error:#}"));
+    /// Puts a recorded grant in force: no record, no grant.
+    fn activate_grant(&self, grant: ActiveGrant) -> anyhow::Result<(ActiveGrant, u64)> {
+        if let Err(error) = self.grants.activate(grant.clone(), &self.rules.load_full()) {
+            self.record_grant_end(&grant, &format!("{error:#}"));
             return Err(error);
         }
         let generation = self.republish().generation();
-        Ok((kept, generation))
+        Ok((grant, generation))
     }
 
-    /// Takes a grant back, and what is open by it.
+    /// Revokes a grant and cuts the connections that need it.
     pub(crate) fn revoke_grant(&self, id: u64, by: &str) -> anyhow::Result<LoadOutcome> {
         let (gone, written) = self.grants.revoke(id)?;
         let loaded = self.republish();
@@ -290,15 +309,15 @@ impl PolicyStore {
         written.map(|()| loaded)
     }
 
-    /// Gives a sandbox of a warm pool its identity.
+    /// Assigns an identity to a sandbox of a warm pool.
     pub(crate) fn assign_identity(&self, identity: AssignedIdentity) -> anyhow::Result<u64> {
-        let _turn = sys::lock(&self.timed);
+        let _publishing = sys::lock(&self.timed);
         let generation = self.identities.assign(&self.rules, identity)?;
         self.recheck_live(&self.rules.load_full());
         Ok(generation)
     }
 
-    /// Looks at the clocks now and then, until it is dropped: grants end, and lives.
+    /// Ends expired grants and lifetimes, until dropped.
     pub(crate) async fn run_periodic(self: Arc<Self>) {
         loop {
             tokio::time::sleep(CLOCK_INTERVAL).await;
@@ -309,33 +328,33 @@ impl PolicyStore {
             drop(rules);
             let reloader = self.clone();
             if tokio::task::spawn_blocking(move || reloader.expire()).await.is_err() {
-                tracing::error!("the clocks could not be looked at");
+                tracing::error!("the check for expired grants panicked");
             }
         }
     }
 
-    /// Ends what is over.
+    /// Ends expired grants and lifetimes.
     fn expire(&self) {
         let over = self.grants.expire();
         let ended = self.ledger.expired_sandboxes(&self.rules.load());
         if !over.is_empty() || ended != sys::lock(&self.timed).ended {
             self.republish();
         }
-        over.iter().for_each(|kept| self.record_grant_end(kept, "its time is over"));
+        over.iter().for_each(|grant| self.record_grant_end(grant, "it has expired"));
     }
 
-    /// The same files with what time gives and takes now.
+    /// Publishes the same rules with the grants and expired lifetimes of now.
     fn republish(&self) -> LoadOutcome {
-        let mut turn = sys::lock(&self.timed);
-        let current = RuleSet::clone(&self.rules.load());
-        self.publish(current, &mut turn)
+        let mut timed = sys::lock(&self.timed);
+        let rules = RuleSet::clone(&self.rules.load());
+        self.publish(rules, &mut timed)
     }
 
-    fn record_grant_end(&self, kept: &ActiveGrant, why: &str) {
-        if let Some(sandbox) = kept.sandbox() {
-            self.ledger.forget_grant(&sandbox, &grants::rule_name(kept.id));
+    fn record_grant_end(&self, grant: &ActiveGrant, why: &str) {
+        if let Some(sandbox) = grant.sandbox() {
+            self.ledger.forget_grant(&sandbox, &grants::rule_name(grant.id));
         }
-        let message = format!("{} has ended: {why}", grants::summarize(kept));
+        let message = format!("{} has ended: {why}", grants::summarize(grant));
         grants::record_event(&self.log, LifecycleEvent::GrantEnded, message);
     }
 
@@ -346,7 +365,7 @@ impl PolicyStore {
         let Ok(runtime) = tokio::runtime::Handle::try_current() else { return };
         runtime.spawn(async move {
             if let Err(down) = log.record_lifecycle(&event).await {
-                tracing::warn!(%down, "a load could not be recorded");
+                tracing::warn!(%down, "cannot write the record of a load");
             }
         });
     }
@@ -354,23 +373,35 @@ impl PolicyStore {
 
 fn describe_failure(outcome: &TestOutcome) -> String {
     let (probe, expected) = (&outcome.trial.probe, outcome.describe_expected());
-    format!("{}: the test of {probe} fails: expected {expected}", outcome.trial.at)
+    format!("{}: the test of {probe} failed: expected {expected}", outcome.trial.at)
 }
 
-/// Every file that was read, or should have been.
+/// Returns every file that was read, or should have been.
 fn source_files(sources: &LoadSources) -> Vec<PathBuf> {
     let named = sources.operator.iter().chain(&sources.policies).map(|file| &file.path);
     named.chain(sources.lists.keys()).map(PathBuf::from).collect()
 }
 
-/// Whether another process has a file open for writing. The kernel does not say so of other people's files; of
-/// those only inotify tells, once they have been written to.
+/// Whether another process has a file open for writing.
+///
+/// Linux has no query for that, but a read lease (fcntl(2), `F_SETLEASE`) answers it: the kernel grants one only while
+/// no process has the file open for writing, and otherwise fails with `EAGAIN`. So we ask for a lease and give it back
+/// at once. inotify alone is not enough: it reports a write only after it happened, and a writer that has opened the
+/// file but not written yet looks like none.
+///
+/// The answer is wrong in these cases, always as "no writer":
+/// - The file belongs to another user and we lack `CAP_LEASE`.
+/// - The file system has no leases (some network and FUSE file systems), or the writer is on another machine.
+/// - The writer has closed the file between two writes.
+///
+/// The settle time and [`FileWatcher::has_writers`] cover those. While we hold the lease, a process that opens the file
+/// for writing makes the kernel send us `SIGIO`, which would kill the process by default; see `ReloadTrigger::new`.
 fn has_writer(path: &PathBuf) -> bool {
     let file = fs::File::options().read(true).custom_flags(libc::O_NONBLOCK).open(path);
     file.is_ok_and(|file| sys::fd::has_writer(&file))
 }
 
-/// Whether a file has been written since; one from the future has not, the clock has jumped.
+/// Whether a file was modified after `since`. A time in the future does not count: the clock has been set back.
 fn is_newer(file: &PathBuf, since: SystemTime) -> bool {
     let changed = fs::metadata(file).and_then(|metadata| metadata.modified());
     changed.is_ok_and(|changed| changed > since && changed <= SystemTime::now())
@@ -383,7 +414,7 @@ impl LoadOutcome {
         }
     }
 
-    /// How many connections and streams lost their permission.
+    /// Returns how many connections and streams lost their permission.
     pub(crate) fn cut_count(&self) -> usize {
         match self {
             LoadOutcome::Fresh { cut, .. } => cut.len(),
@@ -391,7 +422,7 @@ impl LoadOutcome {
         }
     }
 
-    /// Waits until those that were cut have gone.
+    /// Waits until the cut connections have closed.
     pub(crate) async fn wait_closed(&self, live: &LiveConnections) {
         let LoadOutcome::Fresh { cut, .. } = self else { return };
         let until = Instant::now() + CUT_GRACE;

@@ -1,5 +1,7 @@
-//! When to reload: a file changed (told by inotify on its directory, so that an editor's rename and a
-//! ConfigMap's swap are seen), SIGHUP, or a look now and then for what no event tells.
+//! Decides when to reload: on a file change, on SIGHUP, and periodically for changes without an event.
+//!
+//! inotify watches the directories rather than the files, so that it reports an editor's rename and the symlink swap
+//! of a mounted ConfigMap.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 use std::ffi::{OsStr, OsString};
@@ -16,38 +18,39 @@ use tokio::time::timeout;
 
 use crate::policy::store::{LoadOutcome, PolicyStore};
 
-/// A storm of writes is over when none came for so long...
+/// A burst of events ends after this long without one...
 const DEBOUNCE: Duration = Duration::from_millis(20);
-/// ...or it has lasted for so long.
+/// ...or after this long in total.
 const MAX_DEBOUNCE: Duration = Duration::from_millis(200);
-/// How often the files are looked at without being told to.
+/// How often to reload without an event.
 const POLL_INTERVAL: Duration = Duration::from_secs(10);
-/// Room for events; those that do not fit come with the next read...
+/// Size of the event buffer; further events come with the next read...
 const EVENT_BUFFER: usize = 4096;
-/// ...of so many in a row: whoever makes more of them is not followed any further for now.
+/// ...of at most this many in a row, so that a flood of events does not keep us reading forever.
 const MAX_READS: usize = 1024;
 
-/// Watches the directories of the files that rules come from.
+/// Waits for reasons to reload.
 pub(crate) struct ReloadTrigger {
-    eyes: Arc<Mutex<FileWatcher>>,
-    /// Tells that there are events; `eyes` read them.
+    watcher: Arc<Mutex<FileWatcher>>,
+    /// Readable when there are events; `watcher` reads them.
     ready: AsyncFd<OwnedFd>,
     hangup: Signal,
 }
 
-/// What the kernel tells of these directories, read by whoever wants to know: it is told as it happens.
+/// Reads inotify events. Shared by the reload loop and the loader, each of which reads pending events when it needs
+/// to know.
 pub(crate) struct FileWatcher {
     inotify: Inotify,
     watched: HashMap<WatchDescriptor, WatchedDir>,
-    /// Directories that cannot be watched, so that this is said once.
+    /// Directories that cannot be watched, to warn about each once.
     unwatched: BTreeSet<PathBuf>,
-    /// Files of ours that somebody writes, and has not closed yet.
+    /// Our files that were modified and not closed since.
     written: HashSet<(WatchDescriptor, OsString)>,
-    /// Whether something has changed that nobody has looked at.
+    /// Whether a change has happened since the last `take_changed`.
     changed: bool,
 }
 
-/// One directory.
+/// A watched directory.
 #[derive(Debug, Default)]
 struct WatchedDir {
     interest: DirInterest,
@@ -55,12 +58,12 @@ struct WatchedDir {
     files: BTreeSet<OsString>,
 }
 
-/// What of a directory counts.
+/// Which events of a directory matter.
 #[derive(Clone, Debug, PartialEq, Eq)]
 enum DirInterest {
-    /// Whatever happens in it.
+    /// All of them: it contains our files.
     All,
-    /// Only these: directories of ours, which another may take the place of.
+    /// Those of these names: our directories, which may be replaced.
     Named(BTreeSet<OsString>),
 }
 
@@ -71,7 +74,7 @@ impl Default for DirInterest {
 }
 
 impl DirInterest {
-    /// Counts what `other` counts, too: two paths may lead to one directory.
+    /// Adds what `other` is interested in: two paths may lead to one directory.
     fn merge(&mut self, other: DirInterest) {
         match (&mut *self, other) {
             (DirInterest::All, _) => {}
@@ -81,7 +84,7 @@ impl DirInterest {
     }
 }
 
-/// Whether following the files began to watch something.
+/// Whether an update added a watch.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum WatchUpdate {
     Unchanged,
@@ -89,26 +92,27 @@ enum WatchUpdate {
 }
 
 impl ReloadTrigger {
-    pub(crate) fn new(eyes: Arc<Mutex<FileWatcher>>) -> anyhow::Result<Self> {
-        // Who opens a file for writing while its lease is asked for makes the kernel send this, and it would end us.
-        drop(signal(SignalKind::io()).context("cannot leave SIGIO be")?);
-        let fd = sys::lock(&eyes).inotify.as_fd().try_clone_to_owned()?;
+    pub(crate) fn new(watcher: Arc<Mutex<FileWatcher>>) -> anyhow::Result<Self> {
+        // The kernel sends SIGIO when a process opens a file for writing while we hold its lease (see `has_writer` in
+        // the store). The default action is to terminate; registering a handler once replaces it for good.
+        drop(signal(SignalKind::io()).context("cannot handle SIGIO")?);
+        let fd = sys::lock(&watcher).inotify.as_fd().try_clone_to_owned()?;
         Ok(ReloadTrigger {
-            eyes,
+            watcher,
             ready: sys::fd::register(fd)?,
             hangup: signal(SignalKind::hangup()).context("cannot wait for SIGHUP")?,
         })
     }
 
-    /// Reloads whenever there is reason to. Runs until it is dropped.
+    /// Reloads whenever there is a reason to, until dropped.
     pub(crate) async fn run(mut self, reloader: Arc<PolicyStore>) {
         loop {
-            // What changed in a directory before it was watched is seen by looking right away.
-            let fresh = sys::lock(&self.eyes).update_watches(&reloader.policy_files())
+            // Reload at once after adding a watch: the directory may have changed before that.
+            let fresh = sys::lock(&self.watcher).update_watches(&reloader.policy_files())
                 == WatchUpdate::Added;
             if !fresh {
                 tokio::select! {
-                    () = wait_for_change(&self.eyes, &mut self.ready) => self.debounce().await,
+                    () = wait_for_change(&self.watcher, &mut self.ready) => self.debounce().await,
                     _ = self.hangup.recv() => {}
                     () = tokio::time::sleep(POLL_INTERVAL) => {}
                 }
@@ -118,39 +122,41 @@ impl ReloadTrigger {
                 Ok(Ok(LoadOutcome::Fresh { generation, cut })) => {
                     tracing::info!(generation, cut = cut.len(), "policies loaded");
                 }
-                Ok(Ok(LoadOutcome::Same { .. }) | Err(_)) => {} // it has said itself what is wrong
-                Err(error) => tracing::error!(%error, "a load broke; the rules in force stay"),
+                Ok(Ok(LoadOutcome::Same { .. }) | Err(_)) => {} // `reload` has logged the problems
+                Err(error) => {
+                    tracing::error!(%error, "a load panicked; keeping the rules in force")
+                }
             }
         }
     }
 
-    /// Waits for the end of a storm: what counts is its last content.
+    /// Waits for the end of a burst of events: only the final content matters.
     async fn debounce(&mut self) {
-        let ReloadTrigger { eyes, ready, .. } = self;
-        let storm =
-            async { while timeout(DEBOUNCE, wait_for_change(eyes, ready)).await.is_ok() {} };
-        drop(timeout(MAX_DEBOUNCE, storm).await); // one that goes on is looked at in between
+        let ReloadTrigger { watcher, ready, .. } = self;
+        let burst =
+            async { while timeout(DEBOUNCE, wait_for_change(watcher, ready)).await.is_ok() {} };
+        drop(timeout(MAX_DEBOUNCE, burst).await); // a longer one is loaded in between, too
     }
 }
 
-/// Returns once the kernel has told of a change that counts.
-async fn wait_for_change(eyes: &Mutex<FileWatcher>, ready: &mut AsyncFd<OwnedFd>) {
+/// Returns after a change that matters.
+async fn wait_for_change(watcher: &Mutex<FileWatcher>, ready: &mut AsyncFd<OwnedFd>) {
     loop {
-        if sys::lock(eyes).take_changed() {
+        if sys::lock(watcher).take_changed() {
             return;
         }
-        let Ok(mut told) = ready.readable_mut().await else {
-            return std::future::pending().await; // the files are still looked at now and then
+        let Ok(mut guard) = ready.readable_mut().await else {
+            return std::future::pending().await; // the periodic reload remains
         };
-        sys::lock(eyes).drain_events();
-        told.clear_ready();
+        sys::lock(watcher).drain_events();
+        guard.clear_ready();
     }
 }
 
 impl FileWatcher {
     pub(crate) fn open() -> anyhow::Result<Self> {
         let inotify =
-            Inotify::init().context("cannot watch files: see fs.inotify.max_user_instances")?;
+            Inotify::init().context("cannot watch files: check fs.inotify.max_user_instances")?;
         Ok(FileWatcher {
             inotify,
             watched: HashMap::new(),
@@ -160,7 +166,7 @@ impl FileWatcher {
         })
     }
 
-    /// Whether somebody has begun to write a file of ours and has not closed it.
+    /// Whether one of our files was modified and not closed since.
     pub(crate) fn has_writers(&mut self) -> bool {
         self.drain_events();
         !self.written.is_empty()
@@ -171,7 +177,7 @@ impl FileWatcher {
         std::mem::take(&mut self.changed)
     }
 
-    /// Reads all that was told so far.
+    /// Reads all pending events.
     fn drain_events(&mut self) {
         let mut buffer = [0; EVENT_BUFFER];
         for _ in 0..MAX_READS {
@@ -182,7 +188,7 @@ impl FileWatcher {
         }
     }
 
-    /// Watches what is to be watched, and nothing else. A directory that took another's place is a new one.
+    /// Watches the directories of `files` and no others. A directory that replaced another gets a new watch.
     fn update_watches(&mut self, files: &[PathBuf]) -> WatchUpdate {
         let mask = WatchMask::ATTRIB
             | WatchMask::CLOSE_WRITE
@@ -194,24 +200,25 @@ impl FileWatcher {
             | WatchMask::MOVED_TO
             | WatchMask::MOVE_SELF;
         let mut before = std::mem::take(&mut self.watched);
-        let mut followed = WatchUpdate::Unchanged;
+        let mut update = WatchUpdate::Unchanged;
         for (dir, interest) in watch_dirs(files) {
-            // One that is gone is watched again when it is back: its parent tells of that, or a look does.
+            // A missing directory is watched once it is back: an event of its parent or the periodic reload leads here.
             let watch = match self.inotify.watches().add(&dir, mask) {
                 Ok(watch) => watch,
                 Err(error) => {
                     let shown = dir.display().to_string();
                     if self.unwatched.insert(dir) {
-                        tracing::warn!(%error, dir = shown, "not watched, only looked at now and then");
+                        tracing::warn!(%error, dir = shown, "cannot watch a directory; its files are only polled");
                     }
                     continue;
                 }
             };
             self.unwatched.remove(&dir);
             if before.remove(&watch).is_none() && !self.watched.contains_key(&watch) {
-                followed = WatchUpdate::Added;
+                update = WatchUpdate::Added;
             }
-            let ours = files.iter().filter(|file| parent_dir(file).is_some_and(|own| own == dir));
+            let ours =
+                files.iter().filter(|file| parent_dir(file).is_some_and(|parent| parent == dir));
             let names = ours.filter_map(|file| file.file_name().map(ToOwned::to_owned));
             let watched = self.watched.entry(watch).or_default();
             watched.files.extend(names);
@@ -221,22 +228,22 @@ impl FileWatcher {
         for watch in before.into_keys() {
             drop(self.inotify.watches().remove(watch)); // the kernel may have done so already
         }
-        followed
+        update
     }
 }
 
-/// The directories of the files, and those in which these directories stand.
+/// Returns the directories of the files, and the parents of those.
 fn watch_dirs(files: &[PathBuf]) -> BTreeMap<PathBuf, DirInterest> {
     let mut all = BTreeMap::new();
-    let own: BTreeSet<PathBuf> = files.iter().filter_map(|file| parent_dir(file)).collect();
-    for dir in &own {
+    let dirs: BTreeSet<PathBuf> = files.iter().filter_map(|file| parent_dir(file)).collect();
+    for dir in &dirs {
         let (Some(above), Some(name)) = (parent_dir(dir), dir.file_name()) else { continue };
         let named = all.entry(above).or_insert_with(|| DirInterest::Named(BTreeSet::new()));
         if let DirInterest::Named(names) = named {
             names.insert(name.to_owned());
         }
     }
-    all.extend(own.into_iter().map(|dir| (dir, DirInterest::All)));
+    all.extend(dirs.into_iter().map(|dir| (dir, DirInterest::All)));
     all
 }
 
@@ -245,7 +252,7 @@ fn parent_dir(path: &Path) -> Option<PathBuf> {
     Some(if dir.as_os_str().is_empty() { ".".into() } else { dir.to_owned() })
 }
 
-/// Whether an event may be about our files; that some were lost is one, too. Notes who writes and who is done.
+/// Whether an event may concern our files; lost events may, too. Updates the files being written.
 fn handle_event(
     event: &Event<&OsStr>,
     watched: &HashMap<WatchDescriptor, WatchedDir>,
@@ -259,7 +266,7 @@ fn handle_event(
     let file = event.name.map(|name| (event.wd.clone(), name.to_owned()));
     if event.mask.contains(EventMask::MODIFY) {
         written.extend(file.filter(|(_, name)| dir.files.contains(name)));
-        return false; // whoever writes will close, and that counts
+        return false; // the reload waits for the close that follows
     }
     if !event.mask.contains(EventMask::ATTRIB)
         && let Some(file) = file

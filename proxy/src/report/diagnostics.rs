@@ -16,7 +16,7 @@ const STYLED: Renderer = Renderer::styled()
     .line_num(FAINT)
     .context(FAINT);
 
-/// How bad a problem is.
+/// Severity of a problem.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum DiagnosticLevel {
     Error,
@@ -41,7 +41,7 @@ impl fmt::Display for InvalidPolicy {
 
 impl std::error::Error for InvalidPolicy {}
 
-/// The same for machines.
+/// Returns a problem as JSON.
 pub fn to_json(problem: &Problem, severity: DiagnosticLevel) -> Value {
     json!({
         "severity": severity.as_str(),

@@ -1,4 +1,4 @@
-//! Metrics: what is counted, under which names. Shown as Prometheus text on the admin socket.
+//! Metrics and their names. The admin API serves them as Prometheus text.
 
 use std::time::Duration;
 
@@ -8,51 +8,48 @@ use metrics_exporter_prometheus::{Matcher, PrometheusBuilder, PrometheusHandle};
 
 const BUCKETS: &[f64] = &[1e-6, 5e-6, 25e-6, 1e-4, 5e-4, 0.0025, 0.01, 0.05, 0.25, 1.0, 5.0, 30.0];
 
-/// Starts counting.
+/// Installs the recorder and describes every metric.
 pub(crate) fn install() -> anyhow::Result<PrometheusHandle> {
     let suffix = Matcher::Suffix("_seconds".to_owned());
     let handle =
         PrometheusBuilder::new().set_buckets_for_metric(suffix, BUCKETS)?.install_recorder()?;
-    describe_counter!(
-        "sandbar_decisions_total",
-        "Decisions by reason and by how the attempt was carried."
-    );
+    describe_counter!("sandbar_decisions_total", "Decisions, by reason and treatment.");
     describe_counter!(
         "sandbar_upstream_connections_total",
-        "Connections to origins, new or of the pool."
+        "Connections to origin servers, new or reused from the pool."
     );
-    describe_counter!("sandbar_reloads_total", "Loads of the policies, by result.");
+    describe_counter!("sandbar_reloads_total", "Policy loads, by result.");
     describe_histogram!(
         "sandbar_reload_seconds",
-        "Time to read, compile and put in force policies that had changed."
+        "Time to read, compile and publish changed policies."
     );
     describe_counter!(
         "sandbar_revoked_total",
         "Connections and streams cut because they lost their permission."
     );
-    describe_gauge!("sandbar_policy_stale", "1 while the policies on disk are not good.");
+    describe_gauge!("sandbar_policy_stale", "1 while the policies on disk are invalid.");
     describe_counter!("sandbar_sent_bytes_total", "Bytes from sandboxes.");
-    describe_counter!("sandbar_received_bytes_total", "Bytes towards sandboxes.");
+    describe_counter!("sandbar_received_bytes_total", "Bytes to sandboxes.");
     describe_counter!(
         "sandbar_accepts_shed_total",
-        "Accepts that failed, as for want of descriptors."
+        "Failed accepts, such as for lack of file descriptors."
     );
-    describe_histogram!("sandbar_decide_seconds", "Time to decide.");
-    describe_histogram!("sandbar_resolve_seconds", "Time to resolve a name, cached or not.");
-    describe_histogram!("sandbar_connect_seconds", "Time to connect to an origin.");
-    describe_histogram!("sandbar_record_seconds", "Time until a decision is written.");
+    describe_histogram!("sandbar_decide_seconds", "Time to decide an attempt.");
+    describe_histogram!(
+        "sandbar_resolve_seconds",
+        "Time to resolve a name, from the cache or not."
+    );
+    describe_histogram!("sandbar_connect_seconds", "Time to connect to an origin server.");
+    describe_histogram!("sandbar_record_seconds", "Time to write the record of a decision.");
     describe_gauge!("sandbar_connections", "Open connections.");
     describe_gauge!("sandbar_open", "Open tunnels and requests.");
-    describe_gauge!("sandbar_leaves", "Leaf certificates kept.");
+    describe_gauge!("sandbar_leaves", "Cached leaf certificates.");
     describe_gauge!("sandbar_policy_generation", "Generation of the rules in force.");
     describe_gauge!("sandbar_policy_age_seconds", "Seconds since the rules were loaded.");
     describe_gauge!("sandbar_grants", "Grants in force.");
     describe_gauge!("sandbar_pending", "Refusals that a grant could lift.");
-    describe_gauge!("sandbar_log_queued", "Records that wait to be written.");
-    describe_gauge!(
-        "sandbar_log_lost",
-        "Records of traffic that were lost; anything but 0 is a defect."
-    );
+    describe_gauge!("sandbar_log_queued", "Records waiting to be written.");
+    describe_gauge!("sandbar_log_lost", "Lost records of traffic; anything but 0 is a bug.");
     describe_gauge!(
         "sandbar_log_refused",
         "Attempts refused because their record could not be written."
@@ -98,7 +95,7 @@ pub(crate) fn count_revocations(count: usize) {
     counter!("sandbar_revoked_total").increment(count as u64);
 }
 
-/// A connection to an origin, taken from the pool or made.
+/// Counts a connection to an origin server, new or reused.
 pub(crate) fn count_upstream(reused: bool, took: Duration) {
     let kind = if reused { "reused" } else { "new" };
     counter!("sandbar_upstream_connections_total", "kind" => kind).increment(1);

@@ -1,6 +1,4 @@
-//! How `sandbar` speaks: people first, `--json` for machines, colours only on a terminal.
-//!
-//! Answers go to stdout for scripts to read, complaints to stderr as `sandbar: ...`.
+//! Styles of terminal output, shared by the proxy's texts and the command line.
 
 use anstyle::{AnsiColor, Style};
 
@@ -10,7 +8,7 @@ pub const GOOD: Style = AnsiColor::Green.on_default();
 pub const HEAD: Style = Style::new().bold();
 pub const WARN: Style = AnsiColor::Yellow.on_default();
 
-/// Paints `text`, for a stream that strips colour where it is not wanted.
+/// Styles `text`. Print it with `anstream`, which strips the style where it is not wanted.
 pub fn paint(style: Style, text: impl std::fmt::Display) -> String {
     format!("{style}{text}{style:#}")
 }

@@ -1,4 +1,4 @@
-//! What one sandbox has used, of its own budgets and of each rule's, and the file in which that outlives us.
+//! One sandbox's account: usage of its own budgets and of each rule's, and the file that keeps it across restarts.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -13,29 +13,28 @@ use serde::{Deserialize, Serialize};
 use super::window::{self, SlidingWindow};
 use crate::state_file::{Durability, write_atomic};
 
-/// One budget that an attempt counts against.
+/// One budget that an attempt is charged to.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct BudgetLine {
-    /// Whose it is: the sandbox's in all, or a rule's.
     pub(super) purse: BudgetOwner,
     pub(super) budget: BudgetKind,
     pub(super) limit: u64,
 }
 
-/// Whose budget it is.
+/// What a budget belongs to.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) enum BudgetOwner {
-    /// A rule's, as `policy/rule`: no policy's name has a slash.
+    /// A rule, as `policy/rule`; a policy name contains no slash.
     Rule(Arc<str>),
     Sandbox,
 }
 
-/// Why something cannot be charged.
+/// Why a charge failed.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum ChargeError {
-    /// This one is used up, until then if at all.
+    /// This budget has too little left, until `free_at` or for good.
     Spent { line: BudgetLine, free_at: Option<u64> },
-    /// What was used could not be written.
+    /// The account file cannot be written.
     Unkept,
 }
 
@@ -44,19 +43,19 @@ pub(super) enum ChargeError {
 pub(super) struct SandboxAccount {
     path: PathBuf,
     kept: AccountFile,
-    /// Attempts that are open, by rule.
+    /// Open attempts, by rule.
     open: BTreeMap<BudgetOwner, u64>,
-    /// Whether something was charged since it was written.
+    /// Whether anything was charged since the last write.
     is_changed: bool,
 }
 
-/// What is written.
+/// The content of the account file.
 #[derive(Debug, Default, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 struct AccountFile {
-    /// When it was written, in the ledger's time.
+    /// Ledger time of the write, in milliseconds.
     at: u64,
-    /// When the sandbox's life began.
+    /// Ledger time at which the sandbox's lifetime started.
     born: Option<u64>,
     #[serde(default)]
     sandbox: BTreeMap<String, SlidingWindow>,
@@ -69,43 +68,42 @@ impl SandboxAccount {
         SandboxAccount { path, ..SandboxAccount::default() }
     }
 
-    /// Takes up what an earlier process wrote.
+    /// Reads the account that an earlier process wrote.
     pub(super) fn read(path: &Path) -> io::Result<Self> {
         let kept = serde_json::from_slice(&fs::read(path)?)?;
         Ok(SandboxAccount { path: path.to_owned(), kept, ..SandboxAccount::default() })
     }
 
-    /// Whether it was not written for so long that nothing in it counts any more.
+    /// Deletes the file if its last write is older than `age`; returns whether it did.
     pub(super) fn discard_if_old(&self, now: u64, age: Duration) -> bool {
         let old = u128::from(now.saturating_sub(self.kept.at)) > age.as_millis();
-        // What is gone is gone: nobody reads it again.
         old && fs::remove_file(&self.path).is_ok()
     }
 
-    /// When it was written last, in the ledger's time.
+    /// Ledger time of the last write.
     pub(super) fn saved_at(&self) -> u64 {
         self.kept.at
     }
 
-    /// Counts from here on in this process.
+    /// Continues an account read from disk: counts the unwritten allowance as used and drops expired usage.
     pub(super) fn restore(&mut self, now: u64) {
         for windows in self.kept.rules.values_mut().chain([&mut self.kept.sandbox]) {
-            windows.retain(|key, _| BudgetKind::by_key(key).is_some()); // of another version
+            windows.retain(|key, _| BudgetKind::by_key(key).is_some()); // written by another version
             windows.retain(|key, window| {
                 let length = BudgetKind::by_key(key).and_then(BudgetKind::window);
                 window.restore(now, length);
                 window.amount_used(now, length) > 0
             });
         }
-        self.kept.rules.retain(|_, windows| !windows.is_empty()); // of rules that are no more, too
+        self.kept.rules.retain(|_, windows| !windows.is_empty()); // includes those of removed rules
     }
 
-    /// When the sandbox's life began, if it has.
+    /// Ledger time at which the sandbox's lifetime started, if it has.
     pub(super) fn lifetime_start(&self) -> Option<u64> {
         self.kept.born
     }
 
-    /// Begins the sandbox's life, once.
+    /// Starts the sandbox's lifetime, unless it has started.
     pub(super) fn start_lifetime(&mut self, now: u64) -> io::Result<()> {
         if self.kept.born.is_some() {
             return Ok(());
@@ -114,7 +112,10 @@ impl SandboxAccount {
         self.write(now)
     }
 
-    /// Charges what counts as `what` to every line: at least `least`, at most `most`, or nothing.
+    /// Charges the same amount to every line that counts `what`: at least `least`, at most `most`, or nothing.
+    ///
+    /// All or nothing across the lines: the first loop finds the smallest remainder without changing anything, the
+    /// second charges it everywhere. The caller holds the account's lock over both.
     pub(super) fn charge(
         &mut self,
         lines: &[BudgetLine],
@@ -135,28 +136,28 @@ impl SandboxAccount {
             }
             amount = amount.min(left).min(window::max_lease(line.limit).max(least));
         }
-        let mut unkept = false;
+        let mut needs_write = false;
         self.is_changed = true;
         for line in &counted {
             let window = self.window(line);
             window.charge(now, line.budget.window(), amount);
-            unkept |= window.needs_write();
+            needs_write |= window.needs_write();
         }
-        if unkept && self.save(lines, now).is_err() {
+        if needs_write && self.save(lines, now).is_err() {
             self.refund(lines, what, amount, now);
             return Err(ChargeError::Unkept);
         }
         Ok(amount)
     }
 
-    /// Takes back what was charged at `then` and not used.
+    /// Refunds what was charged at `then` and not used.
     pub(super) fn refund(&mut self, lines: &[BudgetLine], what: UsageKind, amount: u64, then: u64) {
         for line in lines.iter().filter(|line| line.budget.counts(what)) {
             self.window(line).refund(then, line.budget.window(), amount);
         }
     }
 
-    /// Takes a place among the open attempts of each rule that bounds them.
+    /// Counts an attempt as open against every `connections` budget of `lines`.
     pub(super) fn open_attempt(&mut self, lines: &[BudgetLine]) -> Result<(), ChargeError> {
         let bounded = || lines.iter().filter(|line| line.budget == BudgetKind::Connections);
         for line in bounded() {
@@ -171,7 +172,7 @@ impl SandboxAccount {
         Ok(())
     }
 
-    /// Gives the places up again.
+    /// Reverses [`SandboxAccount::open_attempt`].
     pub(super) fn close_attempt(&mut self, lines: &[BudgetLine]) {
         for line in lines.iter().filter(|line| line.budget == BudgetKind::Connections) {
             if let Some(open) = self.open.get_mut(&line.purse) {
@@ -181,7 +182,7 @@ impl SandboxAccount {
         self.open.retain(|_, open| *open > 0);
     }
 
-    /// How much of a budget is used, and when some of it comes back.
+    /// Returns how much of a budget is used, and when the first part of it refills.
     pub(super) fn amount_used(&mut self, line: &BudgetLine, now: u64) -> (u64, Option<u64>) {
         if line.budget == BudgetKind::Connections {
             return (self.open.get(&line.purse).copied().unwrap_or_default(), None);
@@ -190,17 +191,17 @@ impl SandboxAccount {
         (window.amount_used(now, length), window.first_refill(length))
     }
 
-    /// Seconds since the sandbox's life began.
+    /// Seconds since the sandbox's lifetime started.
     pub(super) fn age(&self, now: u64) -> u64 {
         self.kept.born.map_or(0, |born| now.saturating_sub(born) / 1000)
     }
 
-    /// Forgets a rule that is no more.
+    /// Forgets the usage of a rule that no longer exists.
     pub(super) fn forget_rule(&mut self, rule: &str) -> bool {
         self.kept.rules.remove(rule).is_some()
     }
 
-    /// Writes the account a last time: nothing is used any more.
+    /// Writes the exact usage at a clean stop, without an unwritten allowance.
     pub(super) fn flush(&mut self, now: u64) -> io::Result<()> {
         if !self.is_changed {
             return Ok(());
@@ -211,7 +212,7 @@ impl SandboxAccount {
         self.write(now)
     }
 
-    /// Writes the account, with leave to use a little of each of these before it is written again.
+    /// Writes the account, including an allowance that may be used before the next write.
     fn save(&mut self, lines: &[BudgetLine], now: u64) -> io::Result<()> {
         let counted = || lines.iter().filter(|line| line.budget != BudgetKind::Connections);
         counted().for_each(|line| self.window(line).mark_written(line.limit));

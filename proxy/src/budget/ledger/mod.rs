@@ -1,8 +1,11 @@
-//! The ledger: what each sandbox has used of its budgets (requests, bytes up, bytes down), counted before it moves,
-//! so that nothing overshoots; also over a restart.
+//! The ledger: how much of its budgets (requests, bytes up, bytes down) each sandbox has used, also across restarts.
 //!
-//! Its time begins with the wall clock's, goes by the monotonic one, and never before what a file says: a clock
-//! that is set back refills nothing.
+//! Usage is charged before it happens, so no budget overshoots. Requests are charged one at a time. Bytes are charged
+//! by lease: a relay leases up to [`MAX_LEASE`], moves at most that many and refunds the rest. A lease is much cheaper
+//! than charging each read, and however many connections share a budget, the bytes leased never exceed it.
+//!
+//! Ledger time starts from the wall clock, advances with the monotonic clock, and never starts before the newest
+//! timestamp on disk. Setting the wall clock back therefore refills nothing, neither now nor after a restart.
 
 mod account;
 mod window;
@@ -22,60 +25,66 @@ use tokio::time::Instant;
 use self::account::{BudgetLine, BudgetOwner, ChargeError, SandboxAccount};
 use crate::report::refusal::Refusal;
 
-/// Where accounts are kept, beside the log.
+/// Directory of the account files, inside the log directory.
 const BUDGETS_DIR: &str = "budgets";
-/// The most that is leased at a time: small beside what is worth a budget, large beside what a call costs.
+/// Largest lease in bytes: small beside any useful budget, large enough that locking the account does not matter.
 pub(crate) const MAX_LEASE: u64 = 256 << 10;
-/// How long the account of a sandbox that has left is kept: longer than any window.
+/// How long to keep the account of a sandbox that is no longer configured: longer than any window.
 const ACCOUNT_RETENTION: Duration = Duration::from_secs(30 * 86_400);
 
 /// The accounts of all sandboxes.
 #[derive(Debug)]
 pub(crate) struct Ledger {
     dir: PathBuf,
-    /// The ledger's time at the start, in milliseconds, and the moment that was.
+    /// Ledger time at the start, in milliseconds, and the instant of the start.
     begun: (u64, Instant),
     accounts: Mutex<HashMap<SandboxId, Arc<Mutex<SandboxAccount>>>>,
 }
 
-/// What one attempt is charged to: its sandbox's budgets, and its rule's. Given up when it is dropped.
+/// The budgets that one attempt is charged to: its sandbox's and its rule's. Counts as open until dropped.
 #[derive(Debug)]
 pub(crate) struct Charges {
     account: Arc<Mutex<SandboxAccount>>,
-    /// What is charged, and the generation of the rules that say so.
+    /// The budgets in force, and the generation of the rules that set them.
     lines: Mutex<(u64, Arc<[BudgetLine]>)>,
-    /// What was entered under: it is left as it was entered.
-    entered: Arc<[BudgetLine]>,
+    /// The budgets whose open count this raised; `drop` lowers the same ones, even after a reload.
+    opened_under: Arc<[BudgetLine]>,
     begun: (u64, Instant),
 }
 
-/// Leave to move some bytes; what is not moved is to be given back.
+/// Bytes that are charged but not yet moved. Refund what does not move.
 #[derive(Debug)]
 pub(crate) struct ByteLease {
     what: UsageKind,
     pub(crate) bytes: u64,
     at: u64,
-    /// What it was charged to: the rules may change before it is given back.
+    /// The budgets it was charged to: a reload may change them before the refund.
     lines: Arc<[BudgetLine]>,
 }
 
-/// Which budget is spent, and when it refills.
+/// Which budget is exhausted, and when it refills.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Exhausted {
-    Budget { budget: BudgetKind, limit: u64, rule: Option<Arc<str>>, refills: Option<Duration> },
+    Budget {
+        budget: BudgetKind,
+        limit: u64,
+        rule: Option<Arc<str>>,
+        refills: Option<Duration>,
+    },
+    /// The account file cannot be written, so nothing may be used.
     Unkept,
 }
 
 impl Ledger {
-    /// Reads what earlier processes wrote.
+    /// Reads the accounts that earlier processes wrote.
     ///
     /// # Errors
     ///
-    /// What cannot be read: starting without it would give every budget again.
+    /// Returns an error for an unreadable account: starting without it would refill its budgets.
     pub(crate) fn open(dir: &Path, rules: &RuleSet) -> anyhow::Result<Self> {
         let dir = dir.join(BUDGETS_DIR);
         let shown = dir.display();
-        std::fs::create_dir_all(&dir).with_context(|| format!("cannot make {shown}"))?;
+        std::fs::create_dir_all(&dir).with_context(|| format!("cannot create {shown}"))?;
         let mut accounts =
             read_accounts(&dir).with_context(|| format!("cannot read the budgets in {shown}"))?;
         let wall = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_millis();
@@ -90,27 +99,29 @@ impl Ledger {
         Ok(Ledger { dir, begun: (now, Instant::now()), accounts: Mutex::new(accounts) })
     }
 
-    /// Opens a tab for an attempt.
+    /// Counts an attempt as open and returns what to charge its usage to.
     ///
     /// # Errors
     ///
-    /// Returns [`Exhausted`] where the rule has as many open as it may.
+    /// Returns [`Exhausted`] if a rule's `connections` budget is reached.
     pub(crate) fn open_charges(&self, permit: &Permit) -> Result<Charges, Exhausted> {
         let (lines, account, begun) =
             (budget_lines(permit), self.account(permit.sandbox()), self.begun);
-        sys::lock(&account).open_attempt(&lines).map_err(|bar| to_exhausted(bar, self.now()))?;
+        sys::lock(&account)
+            .open_attempt(&lines)
+            .map_err(|error| to_exhausted(error, self.now()))?;
         let charged = Mutex::new((permit.generation(), lines.clone()));
-        Ok(Charges { account, lines: charged, entered: lines, begun })
+        Ok(Charges { account, lines: charged, opened_under: lines, begun })
     }
 
-    /// Begins the life of a sandbox, if this is the first that is seen of it.
+    /// Starts the lifetime of a sandbox at its first attempt.
     pub(crate) fn start_lifetime(&self, sandbox: &SandboxId) {
         if let Err(error) = sys::lock(&self.account(sandbox)).start_lifetime(self.now()) {
-            tracing::warn!(%error, %sandbox, "the beginning of a life could not be written");
+            tracing::warn!(%error, %sandbox, "cannot write the start of a sandbox lifetime");
         }
     }
 
-    /// The sandboxes whose lifetime is over.
+    /// Returns the sandboxes whose lifetime has expired.
     pub(crate) fn expired_sandboxes(&self, rules: &RuleSet) -> BTreeSet<SandboxId> {
         let limited = rules.sandboxes().iter().filter_map(|sandbox| {
             let seconds = rules.budgets_of(sandbox).limit(BudgetKind::LifetimeSeconds)?;
@@ -124,11 +135,11 @@ impl Ledger {
         limited.filter(is_over).map(|(id, _)| id).collect()
     }
 
-    /// What is used of every budget that is set, for people.
+    /// Returns the usage of every budget that is set, as JSON for `sandbar budget`.
     pub(crate) fn describe(&self, rules: &RuleSet) -> Value {
         let sandboxes = rules.sandboxes().iter().filter_map(|sandbox| {
             let budgets = rules.budgets_of(sandbox);
-            let own = self.describe_budgets(&sandbox.id, &BudgetOwner::Sandbox, budgets);
+            let total = self.describe_budgets(&sandbox.id, &BudgetOwner::Sandbox, budgets);
             let rules: Vec<Value> = rules
                 .policies_of(sandbox)
                 .into_iter()
@@ -140,8 +151,8 @@ impl Ledger {
                     json!({ "policy": policy.name().as_str(), "rule": rule.name(), "budgets": used })
                 })
                 .collect();
-            let any = !own.is_empty() || !rules.is_empty();
-            any.then(|| json!({ "sandbox": sandbox.id.as_str(), "budgets": own, "rules": rules }))
+            let any = !total.is_empty() || !rules.is_empty();
+            any.then(|| json!({ "sandbox": sandbox.id.as_str(), "budgets": total, "rules": rules }))
         });
         Value::Array(sandboxes.collect())
     }
@@ -153,32 +164,32 @@ impl Ledger {
         budgets: Budgets,
     ) -> Vec<Value> {
         let now = self.now();
-        let told = budgets.limits().filter(|(budget, _)| *budget != BudgetKind::DnsBitsPerHour);
-        told.map(|(budget, limit)| {
+        let shown = budgets.limits().filter(|(budget, _)| *budget != BudgetKind::DnsBitsPerHour);
+        shown.map(|(budget, limit)| {
             let line = BudgetLine { purse: purse.clone(), budget, limit };
             let account = self.account(id);
-            let (used, back) = match budget == BudgetKind::LifetimeSeconds {
+            let (used, refill) = match budget == BudgetKind::LifetimeSeconds {
                 true => (sys::lock(&account).age(now), None),
                 false => sys::lock(&account).amount_used(&line, now),
             };
-            let back = back.map(|back| back.saturating_sub(now).div_ceil(1000));
-            json!({ "budget": budget.key(), "limit": limit, "used": used, "refills_in_seconds": back })
+            let refill = refill.map(|refill| refill.saturating_sub(now).div_ceil(1000));
+            json!({ "budget": budget.key(), "limit": limit, "used": used, "refills_in_seconds": refill })
         })
         .collect()
     }
 
-    /// Forgets what was used under a grant that has ended.
+    /// Forgets the usage of a grant that has ended.
     pub(crate) fn forget_grant(&self, sandbox: &SandboxId, rule: &str) {
         let key = format!("{}/{rule}", rules::GRANTS_POLICY);
         sys::lock(&self.account(sandbox)).forget_rule(&key);
     }
 
-    /// Writes every account as it stands: an orderly end gives nothing up.
+    /// Writes the exact usage of every account, so that a clean stop loses no budget.
     pub(crate) fn flush(&self) {
         let now = self.now();
         for account in self.accounts().values() {
             if let Err(error) = sys::lock(account).flush(now) {
-                tracing::warn!(%error, "what was used of a budget could not be written");
+                tracing::warn!(%error, "cannot write budget usage");
             }
         }
     }
@@ -209,7 +220,7 @@ impl Charges {
     ///
     /// # Errors
     ///
-    /// Returns the budget that has not so much left.
+    /// Returns the budget that has less than `amount` left.
     pub(crate) fn charge(&self, what: UsageKind, amount: u64) -> Result<(), Exhausted> {
         self.charge_range(what, (amount, amount)).map(drop)
     }
@@ -218,12 +229,12 @@ impl Charges {
     ///
     /// # Errors
     ///
-    /// Returns the budget that is spent.
+    /// Returns the budget that is exhausted.
     pub(crate) fn lease(&self, what: UsageKind) -> Result<ByteLease, Exhausted> {
         self.charge_range(what, (1, MAX_LEASE))
     }
 
-    /// Gives back what was leased and not moved.
+    /// Refunds the part of a lease that did not move.
     pub(crate) fn refund(&self, lease: &ByteLease, moved: u64) {
         let rest = lease.bytes.saturating_sub(moved);
         if !lease.lines.is_empty() {
@@ -231,7 +242,9 @@ impl Charges {
         }
     }
 
-    /// Counts by the budgets of later rules from now on; of two changes that meet here the later stands.
+    /// Charges to the budgets of a newer permit from now on.
+    ///
+    /// Two reloads may call this concurrently and in either order; the higher generation wins.
     pub(crate) fn adopt_budgets(&self, permit: &Permit) {
         let (generation, fresh) = (permit.generation(), budget_lines(permit));
         let mut charged = sys::lock(&self.lines);
@@ -243,10 +256,10 @@ impl Charges {
     fn charge_range(&self, what: UsageKind, range: (u64, u64)) -> Result<ByteLease, Exhausted> {
         let (lines, at) = (self.lines(), ledger_time(self.begun));
         let bytes = match lines.is_empty() {
-            true => range.1, // nothing is counted
+            true => range.1, // no budget applies
             false => {
                 let charged = sys::lock(&self.account).charge(&lines, what, range, at);
-                charged.map_err(|bar| to_exhausted(bar, at))?
+                charged.map_err(|error| to_exhausted(error, at))?
             }
         };
         Ok(ByteLease { what, bytes, at, lines })
@@ -259,14 +272,14 @@ impl Charges {
 
 impl Drop for Charges {
     fn drop(&mut self) {
-        if !self.entered.is_empty() {
-            sys::lock(&self.account).close_attempt(&self.entered);
+        if !self.opened_under.is_empty() {
+            sys::lock(&self.account).close_attempt(&self.opened_under);
         }
     }
 }
 
 impl Exhausted {
-    /// Why what is open is cut.
+    /// Returns the reason for cutting an open connection.
     pub(crate) fn reason(&self) -> Reason {
         match self {
             Exhausted::Budget { .. } => Reason::BudgetSpent,
@@ -274,7 +287,7 @@ impl Exhausted {
         }
     }
 
-    /// The sandbox holds as many connections as it may.
+    /// The sandbox's `connections` budget is reached.
     pub(crate) fn connections(limit: u64) -> Self {
         Exhausted::Budget { budget: BudgetKind::Connections, limit, rule: None, refills: None }
     }
@@ -285,7 +298,7 @@ impl From<Exhausted> for Refusal {
         let Exhausted::Budget { budget, limit, rule, refills } = spent else {
             return Reason::BudgetUnkept.into();
         };
-        let whose =
+        let owner =
             rule.map_or_else(|| "of the sandbox".to_owned(), |rule| format!("of rule {rule}"));
         let refills = match refills {
             Some(time) => format!("it refills in {} s", time.as_secs().max(1)),
@@ -293,33 +306,35 @@ impl From<Exhausted> for Refusal {
             None => "it does not refill".to_owned(),
         };
         Refusal::from(Reason::BudgetSpent)
-            .with_detail(format!("{budget} = {limit} {whose} is used up; {refills}"))
+            .with_detail(format!("{budget} = {limit} {owner} is used up; {refills}"))
     }
 }
 
-/// The budgets that an attempt is charged to. Names have a budget of their own, a sandbox's connections are
-/// counted by its seats, and its lifetime by the rules.
+/// Returns the budgets that an attempt is charged to.
+///
+/// Three budgets are enforced elsewhere: DNS bits by the DNS filter, a sandbox's connections by
+/// [`ConnectionLimit`](crate::budget::slots::ConnectionLimit), and its lifetime by the rules.
 fn budget_lines(permit: &Permit) -> Arc<[BudgetLine]> {
     let here = |budgets: Budgets, purse: BudgetOwner| {
         budgets.limits().filter_map(move |(budget, limit)| {
-            let kept = budget.is_counted()
+            let charged = budget.is_counted()
                 || budget == BudgetKind::Connections && purse != BudgetOwner::Sandbox;
-            kept.then(|| BudgetLine { purse: purse.clone(), budget, limit })
+            charged.then(|| BudgetLine { purse: purse.clone(), budget, limit })
         })
     };
     let named = |rule: &RuleRef| BudgetOwner::Rule(format!("{}/{}", rule.policy, rule.rule).into());
-    // A rule of the base bounds all that passes by it, under however many rules of the sandbox's own.
-    let own = permit.rule();
-    let base = permit.base_budgets().filter(|(rule, _)| named(rule) != named(own));
+    // A base rule's budget covers everything that it lets pass, across all rules of the sandbox.
+    let rule = permit.rule();
+    let base = permit.base_budgets().filter(|(base, _)| named(base) != named(rule));
     let base = base.map(|(rule, budgets)| here(budgets, named(rule)));
     here(permit.sandbox_budgets(), BudgetOwner::Sandbox)
-        .chain(here(permit.rule_budgets(), named(own)))
+        .chain(here(permit.rule_budgets(), named(rule)))
         .chain(base.into_iter().flatten())
         .collect()
 }
 
-fn to_exhausted(bar: ChargeError, now: u64) -> Exhausted {
-    match bar {
+fn to_exhausted(error: ChargeError, now: u64) -> Exhausted {
+    match error {
         ChargeError::Spent { line: BudgetLine { purse, budget, limit }, free_at } => {
             let rule = match purse {
                 BudgetOwner::Rule(rule) => Some(rule),
@@ -345,8 +360,8 @@ fn read_accounts(dir: &Path) -> anyhow::Result<HashMap<SandboxId, SandboxAccount
         let (Some(id), true) = (id, path.extension().is_some_and(|ext| ext == "json")) else {
             continue;
         };
-        let broken = || format!("{} is broken: mend or remove it", path.display());
-        accounts.insert(id, SandboxAccount::read(&path).with_context(broken)?);
+        let invalid = || format!("{} is not valid: repair or remove it", path.display());
+        accounts.insert(id, SandboxAccount::read(&path).with_context(invalid)?);
     }
     Ok(accounts)
 }
@@ -386,8 +401,7 @@ mod tests {
     proptest::proptest! {
         #![proptest_config(proptest::prelude::ProptestConfig::with_cases(24))]
 
-        /// Many at once, leasing, moving less and giving back: what moved is never more than the limit, and all of
-        /// the limit can be moved.
+        /// Concurrent leases and refunds never move more than the limit, and all of the limit can be moved.
         #[test]
         fn budgets_are_exact_under_concurrency(limit in 1u64..4_000_000, part in 1u64..300_000) {
             let dir = tempfile::tempdir().unwrap();
@@ -398,21 +412,21 @@ mod tests {
                 for thread in 0..2 {
                     let (ledger, moved, permit) = (&ledger, &moved, permit(&rules));
                     scope.spawn(move || {
-                        let tab = ledger.open_charges(&permit).unwrap();
+                        let charges = ledger.open_charges(&permit).unwrap();
                         let mut wanted = part + thread;
-                        while let Ok(lease) = tab.lease(UsageKind::Upload) {
+                        while let Ok(lease) = charges.lease(UsageKind::Upload) {
                             let now = lease.bytes.min(wanted);
                             moved.fetch_add(now, Ordering::SeqCst);
                             assert!(moved.load(Ordering::SeqCst) <= limit);
-                            tab.refund(&lease, now);
+                            charges.refund(&lease, now);
                             wanted = wanted * 7 % 90_001 + 1;
                         }
                     });
                 }
             });
-            // What one had leased when the other was refused was given back: the last one takes it.
-            let tab = ledger.open_charges(&permit(&rules)).unwrap();
-            while let Ok(lease) = tab.lease(UsageKind::Upload) {
+            // One thread may have held a lease when the other was refused; after its refund the rest is available.
+            let charges = ledger.open_charges(&permit(&rules)).unwrap();
+            while let Ok(lease) = charges.lease(UsageKind::Upload) {
                 moved.fetch_add(lease.bytes, Ordering::SeqCst);
             }
             proptest::prop_assert_eq!(moved.into_inner(), limit);
@@ -425,17 +439,17 @@ mod tests {
         for (how, used) in [("orderly", 100), ("by a crash", 110)] {
             let dir = tempfile::tempdir().unwrap();
             let ledger = Ledger::open(dir.path(), &rules).unwrap();
-            let tab = ledger.open_charges(&permit(&rules)).unwrap();
-            (0..100).for_each(|_| tab.charge(UsageKind::Requests, 1).unwrap());
+            let charges = ledger.open_charges(&permit(&rules)).unwrap();
+            (0..100).for_each(|_| charges.charge(UsageKind::Requests, 1).unwrap());
             if how == "orderly" {
                 ledger.flush();
             }
-            drop((tab, ledger));
+            drop((charges, ledger));
             let ledger = Ledger::open(dir.path(), &rules).unwrap();
-            let tab = ledger.open_charges(&permit(&rules)).unwrap();
-            let left = (0..200).filter(|_| tab.charge(UsageKind::Requests, 1).is_ok()).count();
+            let charges = ledger.open_charges(&permit(&rules)).unwrap();
+            let left = (0..200).filter(|_| charges.charge(UsageKind::Requests, 1).is_ok()).count();
             assert!((160 - used..=60).contains(&left), "{how}: {left} are left");
-            let spent = tab.charge(UsageKind::Requests, 1).unwrap_err();
+            let spent = charges.charge(UsageKind::Requests, 1).unwrap_err();
             let Exhausted::Budget { budget, limit, rule, refills } = spent else {
                 panic!("{spent:?}")
             };
@@ -450,15 +464,18 @@ mod tests {
         let free = rules("");
         let ledger = Ledger::open(dir.path(), &free).unwrap();
         let bound = rules("upload_bytes_per_hour = 1000");
-        let (other, tab) = (
+        let (other, charges) = (
             ledger.open_charges(&permit(&bound)).unwrap(),
             ledger.open_charges(&permit(&free)).unwrap(),
         );
         other.charge(UsageKind::Upload, 1000).unwrap();
-        let lease = tab.lease(UsageKind::Upload).unwrap();
-        tab.adopt_budgets(&permit(&bound)); // a reload, while bytes are on their way
-        tab.refund(&lease, 0);
-        assert!(other.charge(UsageKind::Upload, 1).is_err(), "what another used is not given back");
+        let lease = charges.lease(UsageKind::Upload).unwrap();
+        charges.adopt_budgets(&permit(&bound)); // a reload while a lease is held
+        charges.refund(&lease, 0);
+        assert!(
+            other.charge(UsageKind::Upload, 1).is_err(),
+            "a refund must not free another attempt's usage"
+        );
     }
 
     #[test]
@@ -466,29 +483,29 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let free = rules("");
         let ledger = Ledger::open(dir.path(), &free).unwrap();
-        let tab = ledger.open_charges(&permit(&free)).unwrap();
+        let charges = ledger.open_charges(&permit(&free)).unwrap();
         let later = rules("upload_bytes_per_hour = 5")
             .with_timed_state(&rules::TimedState::default(), 9)
             .unwrap();
-        tab.adopt_budgets(&permit(&later));
-        tab.adopt_budgets(&permit(
+        charges.adopt_budgets(&permit(&later));
+        charges.adopt_budgets(&permit(
             &rules("").with_timed_state(&rules::TimedState::default(), 8).unwrap(),
         ));
-        assert!(tab.charge(UsageKind::Upload, 6).is_err());
+        assert!(charges.charge(UsageKind::Upload, 6).is_err());
     }
 
     #[test]
     fn a_drip_does_not_write_the_file_for_every_byte() {
         let (dir, rules) = (tempfile::tempdir().unwrap(), rules("upload_bytes_per_hour = 1000000"));
         let ledger = Ledger::open(dir.path(), &rules).unwrap();
-        let tab = ledger.open_charges(&permit(&rules)).unwrap();
+        let charges = ledger.open_charges(&permit(&rules)).unwrap();
         let drip = || {
-            let lease = tab.lease(UsageKind::Upload)?;
-            tab.refund(&lease, 1);
+            let lease = charges.lease(UsageKind::Upload)?;
+            charges.refund(&lease, 1);
             Ok::<(), Exhausted>(())
         };
         drip().unwrap();
-        std::fs::remove_dir_all(dir.path().join(BUDGETS_DIR)).unwrap(); // who writes now cannot
+        std::fs::remove_dir_all(dir.path().join(BUDGETS_DIR)).unwrap(); // a write would fail now
         (0..1000).for_each(|at| assert_eq!(drip(), Ok(()), "byte {at}"));
     }
 
@@ -508,12 +525,12 @@ mod tests {
         let rules = compile(&sources, &[]).unwrap();
         let dir = tempfile::tempdir().unwrap();
         let ledger = Ledger::open(dir.path(), &rules).unwrap();
-        let tab = |host| ledger.open_charges(&permit_to(&rules, host)).unwrap();
-        tab("x.example").charge(UsageKind::Upload, 6).unwrap();
-        let spent = tab("y.example").charge(UsageKind::Upload, 6).unwrap_err();
+        let charges = |host| ledger.open_charges(&permit_to(&rules, host)).unwrap();
+        charges("x.example").charge(UsageKind::Upload, 6).unwrap();
+        let spent = charges("y.example").charge(UsageKind::Upload, 6).unwrap_err();
         let Exhausted::Budget { rule, .. } = spent else { panic!("{spent:?}") };
         assert_eq!(rule.as_deref(), Some("b/all"));
-        tab("y.example").charge(UsageKind::Upload, 4).unwrap();
+        charges("y.example").charge(UsageKind::Upload, 4).unwrap();
     }
 
     #[test]
@@ -533,14 +550,14 @@ mod tests {
     fn p16_what_cannot_be_written_cannot_be_used() {
         let (dir, rules) = (tempfile::tempdir().unwrap(), rules("requests_per_hour = 9"));
         let ledger = Ledger::open(dir.path(), &rules).unwrap();
-        let tab = ledger.open_charges(&permit(&rules)).unwrap();
-        tab.charge(UsageKind::Requests, 1).unwrap();
+        let charges = ledger.open_charges(&permit(&rules)).unwrap();
+        charges.charge(UsageKind::Requests, 1).unwrap();
         std::fs::remove_dir_all(dir.path().join(BUDGETS_DIR)).unwrap();
         for _ in 0..3 {
-            assert_eq!(tab.charge(UsageKind::Requests, 1), Err(Exhausted::Unkept));
+            assert_eq!(charges.charge(UsageKind::Requests, 1), Err(Exhausted::Unkept));
         }
         std::fs::create_dir(dir.path().join(BUDGETS_DIR)).unwrap();
-        assert_eq!((0..20).filter(|_| tab.charge(UsageKind::Requests, 1).is_ok()).count(), 8);
+        assert_eq!((0..20).filter(|_| charges.charge(UsageKind::Requests, 1).is_ok()).count(), 8);
     }
 
     #[test]
@@ -549,6 +566,6 @@ mod tests {
         std::fs::create_dir(dir.path().join(BUDGETS_DIR)).unwrap();
         std::fs::write(dir.path().join(BUDGETS_DIR).join("p.json"), "{").unwrap();
         let error = format!("{:#}", Ledger::open(dir.path(), &rules).unwrap_err());
-        assert!(error.contains("p.json is broken: mend or remove it"), "{error}");
+        assert!(error.contains("p.json is not valid: repair or remove it"), "{error}");
     }
 }

@@ -1,22 +1,33 @@
-//! How much was used within a time that slides: in any hour no more than the limit, not in any hour of a clock.
+//! A sliding window: the limit holds for any hour, not just for each hour of the clock.
+//!
+//! Exact sliding windows would store a timestamp per charge. This one divides the window into [`WINDOW_PARTS`] parts
+//! and stores the usage per part, so its size is bounded whatever a sandbox does. A part expires as a whole, once all
+//! of it is older than the window. So usage may count for up to one part too long (a minute, for an hourly budget),
+//! and never too short: the limit is a limit for every interval of that length.
+//!
+//! Writing the file for every charge would cost a write per request. Instead each write also records an allowance
+//! (`ahead`, a sixteenth of the limit) that may be used before the next write. After a crash the whole allowance
+//! counts as used, because how much of it was used is unknown: a crash of the process can cost a sandbox some budget
+//! but never refills any. (A power failure may lose the last writes, which are not synced.) A clean stop writes the
+//! exact usage and no allowance.
 
 use std::collections::VecDeque;
 use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 
-/// Parts that a window is counted in; what was used leaves it a part at a time.
+/// Parts of a window; usage expires one part at a time.
 const WINDOW_PARTS: u64 = 60;
-/// What may be used between two writings of the file, as a part of the limit: it counts as used after a crash.
+/// The allowance between two writes is the limit divided by this; it counts as used after a crash.
 const AHEAD_DIVISOR: u64 = 16;
 
-/// What was used, by the part of time it was used in.
+/// Usage, by the part of time in which it happened.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(super) struct SlidingWindow {
-    /// Parts in which something was used, with how much.
+    /// Parts with usage, oldest first: the part's number since time zero, and the amount.
     parts: VecDeque<(u64, u64)>,
-    /// What may have been used without being written: given up by a restart, unless it was orderly.
+    /// The allowance: how much may be used after the last write without another.
     ahead: u64,
     #[serde(skip)]
     used: u64,
@@ -24,31 +35,31 @@ pub(super) struct SlidingWindow {
     unwritten: u64,
 }
 
-/// The most that is leased of a limit at a time: half of what may be used without being written, so that a lease
-/// that is hardly used writes nothing.
+/// Returns the largest lease for a limit: half of the allowance, so that a lease which is mostly refunded needs no
+/// write.
 pub(super) fn max_lease(limit: u64) -> u64 {
     limit / AHEAD_DIVISOR / 2
 }
 
-/// The length of a part in milliseconds; one endless part where nothing is ever given back.
+/// Returns the length of a part in milliseconds; without a window, one part that never ends.
 fn part_length(window: Option<Duration>) -> u64 {
     window.map_or(u64::MAX, |window| (window.as_millis() as u64 / WINDOW_PARTS).max(1))
 }
 
-/// When a part has left the window. A file may say anything of when it was.
+/// Returns when a part expires. Saturates, because the part's number comes from a file.
 fn part_end(at: u64, length: u64) -> u64 {
     at.saturating_add(WINDOW_PARTS + 1).saturating_mul(length)
 }
 
 impl SlidingWindow {
-    /// Takes up what an earlier process wrote; what it may have used beyond is counted as used.
+    /// Continues a window read from disk: the allowance of the earlier process counts as used.
     pub(super) fn restore(&mut self, now: u64, window: Option<Duration>) {
         let ahead = std::mem::take(&mut self.ahead);
         self.used = self.parts.iter().fold(0, |sum, (_, used)| sum.saturating_add(*used));
         self.add(now / part_length(window), ahead);
     }
 
-    /// What was used and still counts.
+    /// Returns the usage within the window, dropping expired parts.
     pub(super) fn amount_used(&mut self, now: u64, window: Option<Duration>) -> u64 {
         let current = now / part_length(window);
         while self.parts.front().is_some_and(|(at, _)| at.saturating_add(WINDOW_PARTS) < current) {
@@ -63,7 +74,7 @@ impl SlidingWindow {
         self.unwritten = self.unwritten.saturating_add(amount);
     }
 
-    /// Takes back what was charged at `then` and not used; what has left the window meanwhile is gone.
+    /// Refunds what was charged at `then`, unless that part has expired.
     pub(super) fn refund(&mut self, then: u64, window: Option<Duration>, amount: u64) {
         let at = then / part_length(window);
         if let Some((_, used)) = self.parts.iter_mut().find(|(part, _)| *part == at) {
@@ -74,7 +85,7 @@ impl SlidingWindow {
         }
     }
 
-    /// When `amount` more can be used; none if never.
+    /// Returns when `amount` more can be used, or `None` if never.
     pub(super) fn free_at(&self, window: Option<Duration>, limit: u64, amount: u64) -> Option<u64> {
         let length = window.map(|_| part_length(window))?;
         let mut used = self.used;
@@ -87,28 +98,28 @@ impl SlidingWindow {
         None
     }
 
-    /// Whether more was used than the file allows for.
+    /// Whether usage since the last write exceeds the allowance.
     pub(super) fn needs_write(&self) -> bool {
         self.unwritten > self.ahead
     }
 
-    /// As it is to be written: with leave to use a little before it is written again.
+    /// Prepares for a write: grants a new allowance.
     pub(super) fn mark_written(&mut self, limit: u64) {
         (self.unwritten, self.ahead) = (0, limit / AHEAD_DIVISOR);
     }
 
-    /// It could not be written: nothing more may be used before it is.
+    /// Withdraws the allowance after a failed write, so that the next charge tries to write again.
     pub(super) fn mark_unwritten(&mut self) {
         self.ahead = 0;
     }
 
-    /// When the first of what was used comes back.
+    /// Returns when the oldest usage expires.
     pub(super) fn first_refill(&self, window: Option<Duration>) -> Option<u64> {
         let length = window.map(|_| part_length(window))?;
         self.parts.front().map(|(at, _)| part_end(*at, length))
     }
 
-    /// As it is to be written last: nothing more will be used.
+    /// Prepares for the last write: exact usage, no allowance.
     pub(super) fn finalize(&mut self) {
         (self.unwritten, self.ahead) = (0, 0);
     }
@@ -132,7 +143,7 @@ mod tests {
     const HOUR: Option<Duration> = Some(Duration::from_secs(3600));
 
     proptest! {
-        /// Whatever is taken and whenever: no hour sees more than the limit, and what left it can be used again.
+        /// For any sequence of charges, no hour exceeds the limit, and expired usage can be used again.
         #[test]
         fn no_hour_sees_more_than_the_limit(
             limit in 0u64..200,
@@ -176,7 +187,7 @@ mod tests {
         window.mark_written(1600);
         let text = serde_json::to_string(&window).unwrap();
         window.charge(0, HOUR, 100);
-        assert!(!window.needs_write(), "so much may be used before it is written again");
+        assert!(!window.needs_write(), "the allowance needs no write");
         let mut crashed: SlidingWindow = serde_json::from_str(&text).unwrap();
         crashed.restore(0, HOUR);
         assert_eq!(crashed.amount_used(0, HOUR), 200);
@@ -196,6 +207,6 @@ mod tests {
         assert_eq!(window.amount_used(60_000, HOUR), 16);
         assert_eq!(window.amount_used(3_660_000, HOUR), 10);
         window.refund(0, HOUR, 4);
-        assert_eq!(window.amount_used(3_660_000, HOUR), 10, "that has left already");
+        assert_eq!(window.amount_used(3_660_000, HOUR), 10, "that part has expired");
     }
 }

@@ -1,10 +1,11 @@
-//! A text as whoever reads it would decode it: percent signs, the escapes of JSON and HTML, lines that base64 is
-//! broken into. Each is decoded once, and a text reads the same whatever stands before it.
+//! Matches a credential in escaped text: percent-encoding, JSON and HTML escapes, base64 broken into lines.
+//!
+//! Each escape is decoded once, and a match does not depend on the text before it.
 
 /// Longest escape: `&#x0000002f;`.
 pub(super) const MAX_ESCAPE: usize = 12;
 
-/// What begins an escape, or is one.
+/// Octets that start an escape, or are one.
 pub(super) const ESCAPE_STARTS: [bool; 256] = {
     let mut begins = [false; 256];
     let mut at = 0;
@@ -15,38 +16,39 @@ pub(super) const ESCAPE_STARTS: [bool; 256] = {
     begins
 };
 
-/// The five that HTML cannot do without.
+/// The five predefined entities.
 const HTML_ENTITIES: [(&[u8], u8); 5] =
     [(b"amp;", b'&'), (b"apos;", b'\''), (b"gt;", b'>'), (b"lt;", b'<'), (b"quot;", b'"')];
 
-/// What is known of the beginning of a text.
+/// The result of matching a form at the start of a text.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) struct Reading {
-    /// So many octets spell the form: the most, where it can be read in several ways.
+    /// How many octets spell the form; the longest match if several are possible.
     pub(super) echo: Option<usize>,
-    /// What follows the text could change that.
+    /// More input could change the result.
     pub(super) undecided: bool,
 }
 
-/// What stands where an escape may begin.
+/// The escape at the start of a text.
 pub(super) enum EscapeMatch {
-    /// So many octets that mean this one, or none at all.
+    /// An escape of this length, and the octet it stands for; none for a line break.
     Means(usize, Option<u8>),
     Nothing,
-    /// More is needed to tell.
+    /// The text ends before the escape does.
     Unfinished,
 }
 
-/// Whether `text` begins with `form`, each octet as it is or escaped, and broken into lines anywhere.
+/// Matches `form` at the start of `text`, each octet plain or escaped, with line breaks anywhere.
 ///
-/// What looks like an escape may stand for itself too: in `%736b` both `s6b` and `736b` are found. A reading that
-/// had to choose would choose by what stands before `text`, and that has been passed on when a piece ends there.
+/// An escape may also be meant literally: `%736b` matches both `s6b` and `736b`. So this follows every possible
+/// reading at once, as a set of positions. Choosing one would depend on the text before `text`, and a streaming
+/// scrubber has already passed that on if a chunk ended there; whole and chunked input would then differ.
 pub(super) fn read(form: &[u8], text: &[u8]) -> Reading {
     let plain = |(octet, sent): &(&u8, &u8)| octet == sent && !ESCAPE_STARTS[usize::from(**sent)];
     let alike = form.iter().zip(text).take_while(plain).count();
     if text.get(alike).is_some_and(|sent| alike < form.len() && !ESCAPE_STARTS[usize::from(*sent)])
     {
-        return Reading::default(); // nearly always
+        return Reading::default(); // the common case
     }
     let mut places = vec![alike];
     let mut undecided = false;
@@ -73,7 +75,7 @@ pub(super) fn read(form: &[u8], text: &[u8]) -> Reading {
             }
         }
         behind.sort_unstable();
-        behind.dedup(); // a run of backslashes has more readings than could be followed one by one
+        behind.dedup(); // without this the readings of a run of backslashes grow exponentially
         places = behind;
         if places.is_empty() {
             break;
@@ -82,7 +84,7 @@ pub(super) fn read(form: &[u8], text: &[u8]) -> Reading {
     Reading { echo: places.last().copied(), undecided }
 }
 
-/// What escape `text` begins with.
+/// Returns the escape that `text` starts with.
 pub(super) fn match_escape(text: &[u8]) -> EscapeMatch {
     match text {
         [] => EscapeMatch::Unfinished,
@@ -93,7 +95,7 @@ pub(super) fn match_escape(text: &[u8]) -> EscapeMatch {
         [b'%', digits @ ..] if digits.iter().all(u8::is_ascii_hexdigit) => EscapeMatch::Unfinished,
         [b'\\', rest @ ..] => json_escape(rest),
         [b'&', rest @ ..] => html_escape(rest),
-        // A line end inside is where base64 was broken; an empty line ends whatever it was.
+        // A single line end may be where base64 was wrapped; an empty line ends the encoded text.
         [b'\r', b'\n', b'\r' | b'\n', ..] | [b'\n', b'\r' | b'\n', ..] => EscapeMatch::Nothing,
         [b'\r', b'\n', ..] => EscapeMatch::Means(2, None),
         [b'\n', ..] => EscapeMatch::Means(1, None),

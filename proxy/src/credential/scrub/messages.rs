@@ -1,19 +1,19 @@
-//! Where gRPC's messages end. An echo stays within one of them, so nothing needs to be held back between two, and
-//! nothing is left over when the trailers come.
+//! gRPC message boundaries. An echo lies within one message, so the scrubber holds nothing back at the end of one
+//! and has nothing left over when the trailers arrive.
 
-/// Flag and length before each message.
+/// Length of the prefix of each message: a flag and the message length.
 const PREFIX_LENGTH: usize = 5;
 
-/// How far a stream of messages has been read.
+/// The position in a stream of messages.
 #[derive(Debug, Default)]
 pub(super) struct GrpcFraming {
     prefix: Vec<u8>,
-    /// Octets of the present message that have not come.
+    /// Octets of the current message still to come.
     left: usize,
 }
 
 impl GrpcFraming {
-    /// Reads on; whether a message ends with `bytes`.
+    /// Consumes `bytes`; returns whether a message ends with them.
     pub(super) fn advance(&mut self, mut bytes: &[u8]) -> bool {
         while !bytes.is_empty() {
             let of_message = self.left.min(bytes.len());

@@ -1,6 +1,6 @@
-//! A credential that an origin sends back, in a header or in the body, is made unreadable on its way to the
-//! sandbox: as it is, in base64, in hexadecimal, escaped in any of the usual ways, and across the borders of
-//! chunks. What an origin does to it beyond that (a cipher, a part of it) is not recognised.
+//! Masks a credential that an origin server echoes, in a header or in the body, before the sandbox sees it: plain,
+//! in base64, in hexadecimal, escaped in the usual ways, and across chunk boundaries. Other transformations, such as
+//! encryption or a substring, are not recognised.
 
 mod decoded;
 mod messages;
@@ -15,19 +15,19 @@ use zeroize::Zeroizing;
 use decoded::{ESCAPE_STARTS, EscapeMatch, Reading};
 use messages::GrpcFraming;
 
-/// What stands in place of every octet of a credential: lengths stay as they were announced.
+/// Replaces each octet of an echo, so that `Content-Length` stays right.
 const MASK: u8 = b'*';
 
-/// The forms a credential may come back in.
+/// The forms in which an origin server may echo a credential.
 pub struct EchoPatterns {
     forms: Vec<Zeroizing<Vec<u8>>>,
     /// The first octets of the forms.
     firsts: [bool; 256],
-    /// The longest that an echo may be, with all its escapes and lines.
+    /// Length of the longest possible echo, with every octet escaped.
     reach: usize,
 }
 
-/// Whether a text goes on.
+/// Whether more text follows.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Extent {
     Begun,
@@ -50,15 +50,16 @@ impl EchoPatterns {
         EchoPatterns { forms, firsts, reach: longest.saturating_mul(decoded::MAX_ESCAPE) }
     }
 
-    /// Covers every echo in `text`; the number of them.
+    /// Masks every echo in `text` and returns how many there were.
     pub fn mask(&self, text: &mut [u8]) -> usize {
         self.scan(text, Extent::Whole).0
     }
 
-    /// Covers every echo in `text`, up to where one may have begun; the number of them, and where that is.
+    /// Masks every echo in `text` up to where an unfinished one may start. Returns how many there were, and that
+    /// offset.
     ///
-    /// What becomes of an octet depends on what follows it and on no piece that was passed on before, so a
-    /// text is covered alike whole and in pieces.
+    /// Whether an octet is masked depends only on what follows it, never on text passed on before, so whole and
+    /// chunked input give the same result.
     fn scan(&self, text: &mut [u8], extent: Extent) -> (usize, usize) {
         let begins =
             |octet: &u8| self.firsts[usize::from(*octet)] || ESCAPE_STARTS[usize::from(*octet)];
@@ -84,7 +85,7 @@ impl EchoPatterns {
         (found, text.len())
     }
 
-    /// The longest echo that `text` begins with.
+    /// Returns the longest echo at the start of `text`.
     fn read(&self, text: &[u8], extent: Extent) -> Reading {
         let (text, extent) = match text.get(..self.reach) {
             Some(most) => (most, Extent::Whole),
@@ -112,7 +113,7 @@ impl EchoPatterns {
     }
 }
 
-/// The answer to one request on its way.
+/// Scrubs one response as it streams through.
 pub struct ResponseScrubber {
     echoes: Arc<EchoPatterns>,
     held: BytesMut,
@@ -125,25 +126,25 @@ impl ResponseScrubber {
         ResponseScrubber { echoes, held: BytesMut::new(), messages: None, found: 0 }
     }
 
-    /// Takes the body for messages of gRPC's: it holds nothing back when one ends.
+    /// Treats the body as gRPC messages: nothing is held back at the end of a message.
     pub(crate) fn expect_grpc(&mut self) {
         self.messages = Some(GrpcFraming::default());
     }
 
-    /// How many echoes were covered.
+    /// Returns how many echoes were masked.
     pub fn echo_count(&self) -> usize {
         self.found
     }
 
-    /// Covers every echo in a field; the number of them.
+    /// Masks every echo in a header field and returns how many there were.
     pub(crate) fn mask_field(&mut self, field: &mut [u8]) -> usize {
         let found = self.echoes.mask(field);
         self.found += found;
         found
     }
 
-    /// Takes the next piece; what may be passed on. Only what could be the beginning of an echo waits for
-    /// the next, so that events are not held up.
+    /// Takes the next chunk and returns what may be passed on. Holds back only a tail that could be the start of an
+    /// echo, so that server-sent events are not delayed.
     pub fn scrub(&mut self, piece: Option<&Bytes>, last: bool) -> Bytes {
         let piece = piece.map(Bytes::as_ref).unwrap_or_default();
         let over = self.messages.as_mut().is_some_and(|messages| messages.advance(piece));
@@ -166,12 +167,12 @@ fn hex_form(value: &str, digits: &[u8; 16]) -> Zeroizing<Vec<u8>> {
     form
 }
 
-/// What of its base64 does not depend on what stands around it, for each of the three alignments.
+/// The part of the base64 that does not depend on the surrounding bytes, for each of the three alignments.
 fn base64_forms(value: &[u8]) -> Vec<Zeroizing<Vec<u8>>> {
     let mut forms = Vec::new();
     for before in 0..3usize {
         let padded: Zeroizing<Vec<u8>> = Zeroizing::new([&[0; 2][..before.min(2)], value].concat());
-        let first = (before * 8).div_ceil(6); // the first digit made of the value's bits alone
+        let first = (before * 8).div_ceil(6); // the first digit that consists of the value's bits only
         let last = padded.len() * 8 / 6;
         for text in [STANDARD_NO_PAD.encode(&*padded), URL_SAFE_NO_PAD.encode(&*padded)] {
             let text = Zeroizing::new(text);
@@ -205,7 +206,7 @@ mod tests {
         (out, scrubber.echo_count())
     }
 
-    /// Every octet escaped by itself, in a way of its own.
+    /// The secret with every octet escaped.
     fn escape_each(each: fn(u8) -> String) -> String {
         SECRET.bytes().map(each).collect()
     }
@@ -247,7 +248,7 @@ mod tests {
                 let shown = String::from_utf8(out).unwrap();
                 assert_eq!(found, 1, "{form} by {sizes:?}");
                 assert!(!shown.contains(&hidden), "{form} by {sizes:?}: {shown}");
-                assert_eq!(shown.len(), text.len(), "lengths stay as they were announced");
+                assert_eq!(shown.len(), text.len(), "the length must not change");
                 assert!(
                     shown.starts_with("{\"you sent\": \"") && shown.ends_with("\"}"),
                     "{shown}"
@@ -268,7 +269,7 @@ mod tests {
         for event in ["data: one\n\n", "data: three s\n\n", "data: {\"a\":\"s\"}\n"] {
             let mut scrubber = ResponseScrubber::new(Arc::new(EchoPatterns::new(SECRET)));
             let event = Bytes::copy_from_slice(event.as_bytes());
-            assert_eq!(scrubber.scrub(Some(&event), false), event, "an event is not held up");
+            assert_eq!(scrubber.scrub(Some(&event), false), event, "an event must not be delayed");
         }
     }
 
@@ -283,7 +284,7 @@ mod tests {
         }
     }
 
-    /// A reader of pieces had passed the percent sign on, and read digits where a reader of the whole read `s`.
+    /// A chunk boundary after the percent sign must not change how the digits are read.
     #[test]
     fn digits_behind_a_percent_sign_are_covered_across_lines() {
         let digits = escape_each(|octet| format!("{octet:02X}"));
@@ -319,6 +320,10 @@ mod tests {
         let message = Bytes::from_static(b"\0\0\0\0\x04ends\0\0\0\0\x02sk");
         assert_eq!(scrubber.scrub(Some(&message), false), message);
         let begun = Bytes::from_static(b"\0\0\0\0\x18sk-live/");
-        assert_eq!(scrubber.scrub(Some(&begun), false).len(), 5, "in the middle it waits");
+        assert_eq!(
+            scrubber.scrub(Some(&begun), false).len(),
+            5,
+            "within a message the start of an echo is held back"
+        );
     }
 }
