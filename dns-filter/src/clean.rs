@@ -185,8 +185,8 @@ impl CleanAnswer {
         }
     }
 
-    /// Adds a record with a target name. With `strict_cname` the rules must allow the target; a target that is not a host
-    /// name is withheld.
+    /// Adds a record with a target name. With `strict_cname` the rules must allow the target; a target that is not a
+    /// host name is withheld.
     fn add_target(&mut self, query: &PermittedQuery<'_>, target: &Name, data: &RData, ttl: u32) {
         let Some(name) = host_name(target) else {
             self.withheld = Some(Reason::DnsAnswer);

@@ -1,5 +1,6 @@
-//! Parses a query and builds its answer, in wire form. The work is bounded by the length of the packet, never by a count
-//! field, and the answer repeats the question octet by octet. `server::udp` says why hickory's server is not used.
+//! Parses a query and builds its answer, in wire form. The work is bounded by the length of the packet, never by a
+//! count field, and the answer repeats the question octet by octet. `server::udp` says why hickory's server is not
+//! used.
 
 use rules::DomainName;
 use rules::Reason;

@@ -129,8 +129,8 @@ impl DnsFilter {
         }
     }
 
-    /// Pre-resolves every exact name once, before the first query. The time is bounded: a resolver that is down must not
-    /// prevent the start.
+    /// Pre-resolves every exact name once, before the first query. The time is bounded: a resolver that is down must
+    /// not prevent the start.
     pub async fn pre_resolve_once(self: &Arc<Self>) {
         if self.is_pre_resolving() {
             let rules = self.rules.load_full();

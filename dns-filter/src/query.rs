@@ -125,7 +125,8 @@ impl DnsFilter {
         }
     }
 
-    /// Answers a packet that is not a valid query. The record is rate limited, so that such packets cannot flood the log.
+    /// Answers a packet that is not a valid query. The record is rate limited, so that such packets cannot flood the
+    /// log.
     fn answer_malformed(&self, error: QueryError, arrived: &QueryArrival) -> QueryStep {
         let (answer, reason) = match error {
             QueryError::Drop => (QueryStep::Drop, Reason::DnsMalformed),

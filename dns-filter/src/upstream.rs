@@ -1,6 +1,6 @@
 //! Our own upstream client. It builds every query from a name and a type only, so nothing else that a sandbox sent can
-//! leave, and it accepts an answer only if id, question and letter case match. Ports, ids and letter case are random. It
-//! repeats the query over TCP if the answer is truncated or if answers that match no query arrive.
+//! leave, and it accepts an answer only if id, question and letter case match. Ports, ids and letter case are random.
+//! It repeats the query over TCP if the answer is truncated or if answers that match no query arrive.
 
 use std::collections::HashSet;
 use std::net::SocketAddr;

@@ -1,5 +1,5 @@
-//! P14: an observer at the resolver learns at most S + B·t bits from names, plus the timing term, whatever a sandbox asks
-//! and whenever. The tests run the whole filter on a paused clock.
+//! P14: an observer at the resolver learns at most S + B·t bits from names, plus the timing term, whatever a sandbox
+//! asks and whenever. The tests run the whole filter on a paused clock.
 
 use std::collections::{HashMap, HashSet};
 use std::net::SocketAddr;
@@ -110,8 +110,8 @@ async fn observe_stream(stream: &[AdversaryQuery]) -> (Instant, Vec<(Instant, St
     (started, observed)
 }
 
-/// Counts the bits in the names with the observer's own code: letters and type of a new name, or the index of a repeated
-/// one.
+/// Counts the bits in the names with the observer's own code: letters and type of a new name, or the index of a
+/// repeated one.
 fn name_bits(observed: &[(Instant, String, u16)]) -> (f64, HashMap<&'static str, f64>) {
     let mut known = HashSet::new();
     let mut by_rule: HashMap<&'static str, f64> = HashMap::new();

@@ -47,8 +47,8 @@ impl UpstreamClient for Adversary {
     }
 }
 
-/// Sends random base32 in labels of `letters` letters, one every `pause`, for `hours`; returns the bytes that left in each
-/// hour.
+/// Sends random base32 in labels of `letters` letters, one every `pause`, for `hours`; returns the bytes that left in
+/// each hour.
 async fn slow_sender(pause: Duration, letters: usize, hours: u32) -> Vec<usize> {
     let dir = tempfile::tempdir().unwrap();
     let log = Log::open(audit::LogConfig::new(dir.path())).unwrap();

@@ -1,5 +1,5 @@
-//! Every query is recorded or counted: those that join a flight, those that are cancelled, floods, and packets on unknown
-//! channels.
+//! Every query is recorded or counted: those that join a flight, those that are cancelled, floods, and packets on
+//! unknown channels.
 
 use std::sync::Arc;
 use std::time::Duration;
