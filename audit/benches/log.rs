@@ -11,9 +11,9 @@ use std::time::{Duration, Instant};
 
 use audit::verify::{LogIntegrity, VerifyProgress, verify};
 use audit::{
-    AttemptOutcome, DecisionDetails, Ending, Environment, HttpScheme, Log, LogConfig,
-    LogDurability, RecordedArrival, RecordedChannel, RecordedFacts, RecordedPolicy,
-    RecordedRequest, RecordedSandbox, SandboxId, StableCode, TenantId, Transport,
+    AttemptOutcome, DecisionDetails, Ending, Environment, HttpScheme, Log, LogConfig, LogDurability,
+    RecordedArrival, RecordedChannel, RecordedFacts, RecordedPolicy, RecordedRequest, RecordedSandbox,
+    SandboxId, StableCode, TenantId, Transport,
 };
 
 const RUN: Duration = Duration::from_secs(3);
@@ -23,8 +23,7 @@ const VERIFY_BYTES: u64 = 1 << 30;
 
 fn main() {
     println!("durability  threads  callers   records/s   p50 us   p99 us   CPU us/record  batch");
-    let wanted =
-        |part: &str| std::env::args().skip(1).all(|arg| arg == part || arg.starts_with('-'));
+    let wanted = |part: &str| std::env::args().skip(1).all(|arg| arg == part || arg.starts_with('-'));
     for (part, durability) in [("process", LogDurability::Process), ("disk", LogDurability::Disk)] {
         if !wanted(part) {
             continue;
@@ -128,8 +127,7 @@ fn subject() -> RecordedSandbox {
 
 fn request() -> RecordedRequest {
     let host = "api.openai.com".into();
-    let mut request =
-        RecordedRequest::new(b"POST", HttpScheme::Https, host, 443, b"/v1/chat/completions");
+    let mut request = RecordedRequest::new(b"POST", HttpScheme::Https, host, 443, b"/v1/chat/completions");
     request.version = Some("2".into());
     request.user_agent = Some("python-httpx/0.28.1".into());
     request.length = Some(512);
@@ -162,8 +160,7 @@ fn measure_verify() {
         runtime.block_on(write_attempts(&log));
     }
     log.close();
-    let files: Vec<_> =
-        audit::list_segments(&config.dir).unwrap().into_iter().map(|(_, p)| p).collect();
+    let files: Vec<_> = audit::list_segments(&config.dir).unwrap().into_iter().map(|(_, p)| p).collect();
     let (began, cpu) = (Instant::now(), cpu_seconds());
     let report = verify(&files, &[], &VerifyProgress::default()).unwrap();
     let (took, cpu) = (began.elapsed().as_secs_f64(), cpu_seconds() - cpu);

@@ -9,8 +9,8 @@ use rules::Reason;
 
 use crate::codes::{EndCode, FindingCode};
 use crate::record::{
-    Environment, HostText, RecordedAnswer, RecordedChannel, RecordedTls, SandboxId, ScoreFeature,
-    StableCode, TenantId, Transport,
+    Environment, HostText, RecordedAnswer, RecordedChannel, RecordedTls, SandboxId, ScoreFeature, StableCode,
+    TenantId, Transport,
 };
 use crate::text::Text;
 
@@ -87,13 +87,7 @@ pub enum HttpScheme {
 impl RecordedRequest {
     /// Splits the target as it was sent. The query is kept apart, so that it is not logged by accident;
     /// an authority is dropped, because it may contain a password.
-    pub fn new(
-        method: &[u8],
-        scheme: HttpScheme,
-        host: HostText,
-        port: u16,
-        target: &[u8],
-    ) -> Self {
+    pub fn new(method: &[u8], scheme: HttpScheme, host: HostText, port: u16, target: &[u8]) -> Self {
         let target = target.split(|byte| *byte == b'#').next().unwrap_or_default();
         let mut parts = target.splitn(2, |byte| *byte == b'?');
         let path = Text::from_bytes(without_authority(parts.next().unwrap_or_default()));
@@ -121,9 +115,7 @@ impl RecordedRequest {
 /// target without leading user information.
 fn without_authority(target: &[u8]) -> &[u8] {
     let scheme = target.windows(3).position(|three| three == b"://");
-    let named = |at: &usize| {
-        target.iter().take(*at).all(|b| b.is_ascii_alphanumeric() || b"+-.".contains(b))
-    };
+    let named = |at: &usize| target.iter().take(*at).all(|b| b.is_ascii_alphanumeric() || b"+-.".contains(b));
     if let Some(at) = scheme.filter(named) {
         let rest = target.get(at + 3..).unwrap_or_default();
         let path = rest.iter().position(|byte| *byte == b'/');

@@ -138,11 +138,8 @@ impl ChainLink {
         let previous = ChainHash::parse(previous.strip_suffix(b"\"")?)?;
         let members = members.strip_suffix(PREVIOUS)?;
         let sequence = find_sequence(members)?;
-        let content = if ChainHash::digest(covered) == hash {
-            LineIntegrity::Intact
-        } else {
-            LineIntegrity::Changed
-        };
+        let content =
+            if ChainHash::digest(covered) == hash { LineIntegrity::Intact } else { LineIntegrity::Changed };
         Some(Self { previous, head: ChainHead { sequence, hash }, content })
     }
 }

@@ -81,12 +81,8 @@ impl CheckpointSigner {
 
     /// Signs a note of `head`.
     pub(crate) fn sign(&self, head: ChainHead) -> Option<String> {
-        let text = format!(
-            "{}\n{}\n{}\n",
-            self.signer.name(),
-            head.sequence,
-            STANDARD.encode(head.hash.bytes())
-        );
+        let text =
+            format!("{}\n{}\n{}\n", self.signer.name(), head.sequence, STANDARD.encode(head.hash.bytes()));
         self.signer.sign(&text)
     }
 }
@@ -170,9 +166,8 @@ impl CheckpointKeys {
     /// Returns [`CheckpointError::PublicKey`] for a line that is not a key, and
     /// [`CheckpointError::NoPublicKey`] if there is no line.
     pub fn parse(text: &str) -> Result<Self, CheckpointError> {
-        let key = |line: &str| {
-            Verifier::parse(line).ok_or_else(|| CheckpointError::PublicKey(line.to_owned()))
-        };
+        let key =
+            |line: &str| Verifier::parse(line).ok_or_else(|| CheckpointError::PublicKey(line.to_owned()));
         let lines = text.lines().map(str::trim).filter(|line| !line.is_empty());
         let verifiers = lines.map(key).collect::<Result<Vec<_>, _>>()?;
         if verifiers.is_empty() {
@@ -324,10 +319,7 @@ mod tests {
     use crate::note::tests as vector;
 
     fn head() -> ChainHead {
-        ChainHead {
-            sequence: 42,
-            hash: ChainHash::from_bytes(&std::array::from_fn(|at| 0xff - at as u8)),
-        }
+        ChainHead { sequence: 42, hash: ChainHash::from_bytes(&std::array::from_fn(|at| 0xff - at as u8)) }
     }
 
     fn write_key(path: &Path, text: &str) {
@@ -346,8 +338,7 @@ mod tests {
 
         append_note(dir.path(), vector::NOTE).unwrap();
         assert_eq!(newest_head(dir.path()), Some(head()));
-        let (keys, mut notes) =
-            (CheckpointKeys::parse(&public).unwrap(), CheckpointNotes::default());
+        let (keys, mut notes) = (CheckpointKeys::parse(&public).unwrap(), CheckpointNotes::default());
         read_notes(&dir.path().join(FILE), Some(&keys), &mut notes).unwrap();
         let read: Vec<_> = notes.checkpoints.iter().map(|it| (it.head, it.signature)).collect();
         assert_eq!(read, [(head(), SignatureStatus::Good)]);
@@ -364,14 +355,12 @@ mod tests {
             assert!(matches!(refused, CheckpointError::Key { .. }), "{refused}");
         }
         for name in ["", "a b", "a+b", "a\nb"] {
-            let refused = CheckpointSigner::open(&dir.path().join("new.key"), name, dir.path())
-                .err()
-                .unwrap();
+            let refused =
+                CheckpointSigner::open(&dir.path().join("new.key"), name, dir.path()).err().unwrap();
             assert!(matches!(refused, CheckpointError::Name(_)), "{refused}");
         }
         for (text, line) in [("junk", "junk"), (vector::SECRET, vector::SECRET)] {
-            let refused =
-                CheckpointKeys::parse(&format!("{}\n{text}", vector::PUBLIC)).unwrap_err();
+            let refused = CheckpointKeys::parse(&format!("{}\n{text}", vector::PUBLIC)).unwrap_err();
             assert!(matches!(&refused, CheckpointError::PublicKey(refused) if refused == line));
         }
         assert!(matches!(CheckpointKeys::parse("\n \n"), Err(CheckpointError::NoPublicKey)));

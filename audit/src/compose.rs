@@ -11,10 +11,10 @@ use crate::attempt::{
 use crate::config::QueryStrings;
 use crate::draft::{Draft, DraftError, DraftRole, OpenDecision};
 use crate::record::{
-    Actor, ApiCall, ApiService, DestinationEndpoint, DnsQuestion, FindingEvidence, FindingInfo,
-    HttpRequest, HttpResponse, LIST_MAX, Metadata, OCSF_VERSION, PolicyInForce, Product,
-    RecordMembers, RelatedEvent, Resource, Rfc3339Time, RuleName, SandbarExtension, SourceEndpoint,
-    StableCode, Traffic, Url, split_address,
+    Actor, ApiCall, ApiService, DestinationEndpoint, DnsQuestion, FindingEvidence, FindingInfo, HttpRequest,
+    HttpResponse, LIST_MAX, Metadata, OCSF_VERSION, PolicyInForce, Product, RecordMembers, RelatedEvent,
+    Resource, Rfc3339Time, RuleName, SandbarExtension, SourceEndpoint, StableCode, Traffic, Url,
+    split_address,
 };
 use crate::record::{DecimalText, SandboxId, TenantId};
 use crate::text::Text;
@@ -57,9 +57,7 @@ impl EventClass {
 
     fn profiles(self) -> &'static [&'static str] {
         match self {
-            EventClass::Dns | EventClass::Finding | EventClass::Http | EventClass::Network => {
-                PROFILES_HOST
-            }
+            EventClass::Dns | EventClass::Finding | EventClass::Http | EventClass::Network => PROFILES_HOST,
             EventClass::Lifecycle | EventClass::Memory => PROFILES,
         }
     }
@@ -161,11 +159,7 @@ impl AttemptState {
     }
 
     /// Drafts the record of this attempt for `stage`.
-    pub(crate) fn draft(
-        &self,
-        stage: DraftStage<'_>,
-        queries: QueryStrings,
-    ) -> Result<Draft, DraftError> {
+    pub(crate) fn draft(&self, stage: DraftStage<'_>, queries: QueryStrings) -> Result<Draft, DraftError> {
         let mut members = header(self.class(), self.activity(stage));
         self.add_decision(stage, &mut members);
         self.add_endpoints(&mut members);
@@ -183,9 +177,7 @@ impl AttemptState {
     fn role(&self, stage: DraftStage<'_>) -> DraftRole {
         match stage {
             DraftStage::Decision => DraftRole::Decision(self.open_decision()),
-            DraftStage::Answered(..) | DraftStage::Denied | DraftStage::Undecided(..) => {
-                DraftRole::Event
-            }
+            DraftStage::Answered(..) | DraftStage::Denied | DraftStage::Undecided(..) => DraftRole::Event,
             DraftStage::Outcome(..) => DraftRole::Outcome(self.id),
         }
     }
@@ -263,9 +255,7 @@ impl AttemptState {
         members.src_endpoint = Some(SourceEndpoint { uid: sandbox, name, ip, port });
         let identity = match &self.facts {
             RecordedFacts::Memory(call) => call.identity.as_ref(),
-            RecordedFacts::Connection(_) | RecordedFacts::Query(_) | RecordedFacts::Request(_) => {
-                None
-            }
+            RecordedFacts::Connection(_) | RecordedFacts::Query(_) | RecordedFacts::Request(_) => None,
         };
         let user = identity.map(|uid| crate::record::User { uid });
         members.actor = sandbox.map(|app_uid| Actor { app_uid, user });
@@ -287,9 +277,7 @@ impl AttemptState {
                 let (hostname, kind) = (&query.name, Some(&query.kind));
                 members.query = Some(DnsQuestion { hostname, kind });
             }
-            RecordedFacts::Request(request) => {
-                members.http_request = Some(http_request(request, queries))
-            }
+            RecordedFacts::Request(request) => members.http_request = Some(http_request(request, queries)),
         }
     }
 
@@ -304,9 +292,7 @@ impl AttemptState {
             credential: verdict.and_then(|verdict| verdict.credential.as_ref()),
             identity: match &self.facts {
                 RecordedFacts::Memory(call) => Some(call.checked),
-                RecordedFacts::Connection(_)
-                | RecordedFacts::Query(_)
-                | RecordedFacts::Request(_) => None,
+                RecordedFacts::Connection(_) | RecordedFacts::Query(_) | RecordedFacts::Request(_) => None,
             },
             score: verdict.and_then(|verdict| verdict.score),
             features: features.get(..LIST_MAX).unwrap_or(features),
@@ -314,9 +300,7 @@ impl AttemptState {
             ending: stage.outcome().map(|(outcome, _)| describe_ending(outcome.ending).0),
             traffic: match self.facts {
                 RecordedFacts::Memory(_) => stage.outcome().map(|_| self.traffic()),
-                RecordedFacts::Connection(_)
-                | RecordedFacts::Query(_)
-                | RecordedFacts::Request(_) => None,
+                RecordedFacts::Connection(_) | RecordedFacts::Query(_) | RecordedFacts::Request(_) => None,
             },
             folded: verdict.map(|verdict| verdict.folded).filter(|folded| *folded > 0),
             ..SandbarExtension::default()
@@ -341,8 +325,7 @@ impl AttemptState {
             RecordedFacts::Memory(call) => call.banks.len(),
             RecordedFacts::Connection(_) | RecordedFacts::Query(_) | RecordedFacts::Request(_) => 0,
         };
-        let over: usize =
-            [answers, banks, features].map(|n| n.saturating_sub(LIST_MAX)).iter().sum();
+        let over: usize = [answers, banks, features].map(|n| n.saturating_sub(LIST_MAX)).iter().sum();
         (over > 0).then_some(over as u64)
     }
 }
@@ -459,15 +442,12 @@ pub(crate) fn draft_unknown_outcome(owed: &OpenDecision) -> Result<Draft, DraftE
     members.src_endpoint = Some(SourceEndpoint { uid: sandbox.as_ref(), name, ip, port });
     members.actor = sandbox.as_ref().map(|app_uid| Actor { app_uid, user: None });
     let hostname = Some(&host).filter(|host| !host.is_empty());
-    members.dst_endpoint =
-        hostname.map(|host| DestinationEndpoint { hostname: Some(host), ip, port });
+    members.dst_endpoint = hostname.map(|host| DestinationEndpoint { hostname: Some(host), ip, port });
     let (method, word) = (Text::from("UNKNOWN"), Text::from("unknown"));
     let (version, url, user_agent, length) = (None, None, None, None);
     let asked = HttpRequest { http_method: &method, version, url, user_agent, length };
     match class {
-        EventClass::Dns => {
-            members.query = hostname.map(|hostname| DnsQuestion { hostname, kind: None })
-        }
+        EventClass::Dns => members.query = hostname.map(|hostname| DnsQuestion { hostname, kind: None }),
         EventClass::Http => members.http_request = Some(asked), // 4002 requires one
         EventClass::Memory => {
             members.api = Some(ApiCall { operation: &word, service: ApiService { name: &word } });
@@ -506,8 +486,7 @@ pub(crate) fn draft_finding(
     members.message = finding.message.as_ref();
     let related_events = about.as_deref().map(|uid| [RelatedEvent { uid }]);
     let types = [finding.code.into()];
-    members.finding_info =
-        Some(FindingInfo { uid: &uid, title: &finding.title, types, related_events });
+    members.finding_info = Some(FindingInfo { uid: &uid, title: &finding.title, types, related_events });
     let subject = attempt.and_then(|attempt| attempt.subject.as_ref());
     members.actor = subject.map(|subject| Actor { app_uid: &subject.sandbox, user: None });
     let destination = attempt.and_then(AttemptState::destination);
@@ -578,12 +557,7 @@ fn lifecycle_draft(
     members.app = Some(Product::SELF);
     let uid = Ulid::from(uid).to_string();
     let sandbar = SandbarExtension { stage: "lifecycle", ..sandbar };
-    Draft::new(
-        &members,
-        metadata(EventClass::Lifecycle, &uid, &uid, None),
-        &sandbar,
-        DraftRole::Event,
-    )
+    Draft::new(&members, metadata(EventClass::Lifecycle, &uid, &uid, None), &sandbar, DraftRole::Event)
 }
 
 fn header(class: EventClass, activity: NamedId) -> RecordMembers<'static> {

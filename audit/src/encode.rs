@@ -57,10 +57,9 @@ impl Encoder {
                     self.cut += letters.as_str().parse().unwrap_or(0);
                     self.bytes.extend_from_slice(b"\\u2026+");
                 }
-                other => other
-                    .encode_utf16(&mut [0; 2])
-                    .iter()
-                    .for_each(|unit| self.write_utf16_escape(*unit)),
+                other => {
+                    other.encode_utf16(&mut [0; 2]).iter().for_each(|unit| self.write_utf16_escape(*unit))
+                }
             }
         }
     }
@@ -221,11 +220,7 @@ impl<'a> Serializer for &'a mut Encoder {
     fn serialize_tuple(self, length: usize) -> Result<CompoundEncoder<'a>, EncodeError> {
         self.serialize_seq(Some(length))
     }
-    fn serialize_struct(
-        self,
-        _: &'static str,
-        _: usize,
-    ) -> Result<CompoundEncoder<'a>, EncodeError> {
+    fn serialize_struct(self, _: &'static str, _: usize) -> Result<CompoundEncoder<'a>, EncodeError> {
         self.bytes.push(b'{');
         Ok(CompoundEncoder { encoder: self, first: true, end: b'}' })
     }
@@ -264,12 +259,7 @@ impl<'a> Serializer for &'a mut Encoder {
     fn serialize_unit_struct(self, _: &'static str) -> Result<(), EncodeError> {
         reject_shape("unit")
     }
-    fn serialize_unit_variant(
-        self,
-        _: &'static str,
-        _: u32,
-        _: &'static str,
-    ) -> Result<(), EncodeError> {
+    fn serialize_unit_variant(self, _: &'static str, _: u32, _: &'static str) -> Result<(), EncodeError> {
         reject_shape("variant")
     }
     fn serialize_newtype_variant<T: ?Sized + Serialize>(
@@ -281,11 +271,7 @@ impl<'a> Serializer for &'a mut Encoder {
     ) -> Result<(), EncodeError> {
         reject_shape("variant")
     }
-    fn serialize_tuple_struct(
-        self,
-        _: &'static str,
-        _: usize,
-    ) -> Result<UnsupportedShape, EncodeError> {
+    fn serialize_tuple_struct(self, _: &'static str, _: usize) -> Result<UnsupportedShape, EncodeError> {
         reject_shape("tuple")
     }
     fn serialize_tuple_variant(

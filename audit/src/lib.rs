@@ -32,10 +32,9 @@ pub mod words;
 mod writer;
 
 pub use attempt::{
-    AlertFlag, AttemptOutcome, ByteCount, DecisionDetails, DetectionFinding, Ending,
-    FindingSeverity, HttpScheme, Lifecycle, LifecycleEvent, MemoryCall, MemoryEffect,
-    RecordedArrival, RecordedConnection, RecordedFacts, RecordedPolicy, RecordedQuery,
-    RecordedRequest, RecordedSandbox,
+    AlertFlag, AttemptOutcome, ByteCount, DecisionDetails, DetectionFinding, Ending, FindingSeverity,
+    HttpScheme, Lifecycle, LifecycleEvent, MemoryCall, MemoryEffect, RecordedArrival, RecordedConnection,
+    RecordedFacts, RecordedPolicy, RecordedQuery, RecordedRequest, RecordedSandbox,
 };
 pub use chain::{ChainHash, ChainHead};
 pub use codes::{EndCode, FailureCode, FindingCode};
@@ -45,8 +44,8 @@ pub use log::{Log, LogDown, Receipt};
 pub use observer::{AttemptEvent, AttemptStatus};
 pub use open_record::OpenRecord;
 pub use record::{
-    Environment, HostText, LINE_MAX, LIST_MAX, OCSF_VERSION, RecordedAnswer, RecordedChannel,
-    RecordedTls, SandboxId, ScoreFeature, StableCode, TenantId, Transport,
+    Environment, HostText, LINE_MAX, LIST_MAX, OCSF_VERSION, RecordedAnswer, RecordedChannel, RecordedTls,
+    SandboxId, ScoreFeature, StableCode, TenantId, Transport,
 };
 pub use recover::OpenError;
 pub use segment::list_segments;

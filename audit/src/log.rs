@@ -11,8 +11,7 @@ use tokio::sync::oneshot;
 use tokio::time::timeout_at;
 
 use crate::attempt::{
-    AttemptState, ByteCount, DetectionFinding, Lifecycle, RecordedArrival, RecordedConnection,
-    RecordedFacts,
+    AttemptState, ByteCount, DetectionFinding, Lifecycle, RecordedArrival, RecordedConnection, RecordedFacts,
 };
 use crate::chain::ChainHead;
 use crate::compose::{self, DraftStage};
@@ -36,9 +35,7 @@ pub enum LogDown {
     Full(Duration),
     #[error("the access log is too slow: a record was not written within {0:?}")]
     Slow(Duration),
-    #[error(
-        "{0} attempts have no outcome yet: raise the log's `open_max` or find out what keeps them open"
-    )]
+    #[error("{0} attempts have no outcome yet: raise the log's `open_max` or find out what keeps them open")]
     TooManyOpen(usize),
     #[error("cannot sync the access log to disk: {0}; check the disk")]
     Unsynced(Arc<io::Error>),

@@ -195,8 +195,7 @@ pub(crate) mod tests {
     /// Another key of the same name, with an id that starts with a zero, and its signature of that text.
     const NEXT_SECRET: &str = "PRIVATE+KEY+sandbar.example/log+03a16509+\
         AR1CZ4yx1vsgRWqPtNn+I0htkrfcASZLcJW63wQpTnOY";
-    const NEXT_PUBLIC: &str =
-        "sandbar.example/log+03a16509+AXJ3ltn973wQzkVjn2Bvc/+E365LgEhExjFCKRunjPsV";
+    const NEXT_PUBLIC: &str = "sandbar.example/log+03a16509+AXJ3ltn973wQzkVjn2Bvc/+E365LgEhExjFCKRunjPsV";
     const NEXT_LINE: &str = "— sandbar.example/log A6FlCTRDjgB7+wWU9anBnyHApOq5CZsm2jUKYAsDx0MiTQKXmOBWz/GA0TQIxZXp7Qp4JsqUrvhmbc1htfj3iUOvBgk=\n";
     const WITNESS: &str = "witness.example+67d0d0f7+AepKbGPinFIKvvVQexMuxfmVR3auvr57kkIe6mkURtIs";
     const WITNESS_LINE: &str = "— witness.example Z9DQ979oi8I1nlGe0drwSeUPMmc1ol+fWzbziK2VFtvnbJ15KVcXsFf7dOgSTQJqKa7HkpE0z7kgey+rMS72f2iIhg8=\n";
@@ -216,11 +215,9 @@ pub(crate) mod tests {
     #[test]
     fn other_implementations_keys_and_notes_are_ours_to_the_byte() {
         let next = format!("{}\n{NEXT_LINE}", text(NOTE));
-        for (secret, public, note) in [
-            (SECRET, PUBLIC, NOTE),
-            (NEXT_SECRET, NEXT_PUBLIC, &next),
-            (GO_SECRET, GO_PUBLIC, GO_NOTE),
-        ] {
+        for (secret, public, note) in
+            [(SECRET, PUBLIC, NOTE), (NEXT_SECRET, NEXT_PUBLIC, &next), (GO_SECRET, GO_PUBLIC, GO_NOTE)]
+        {
             let signer = Signer::parse(secret).unwrap();
             assert_eq!(signer.public_key(), public);
             assert_eq!(signer.sign(text(note)).unwrap(), note);
@@ -250,8 +247,7 @@ pub(crate) mod tests {
             assert!(Note::parse(&signer.sign(&longest).unwrap()).is_some(), "{good:?}");
         }
         let long = "n".repeat(NAME_MAX + 1);
-        for bad in ["", " ", "a b", "a+b", "a\nb", "a\tb", "a\0b", "a\u{a0}b", "a\u{2003}b", &long]
-        {
+        for bad in ["", " ", "a b", "a+b", "a\nb", "a\tb", "a\0b", "a\u{a0}b", "a\u{2003}b", &long] {
             assert!(!is_key_name(bad), "{bad:?}");
         }
     }
@@ -385,8 +381,7 @@ pub(crate) mod tests {
         let renamed = line.replace("sandbar.example/log", "witness.example");
         // The name and id of a known key with the signature of another.
         let relabelled = {
-            let mut bytes =
-                STANDARD.decode(NEXT_LINE.trim_end().rsplit(' ').next().unwrap()).unwrap();
+            let mut bytes = STANDARD.decode(NEXT_LINE.trim_end().rsplit(' ').next().unwrap()).unwrap();
             bytes[..4].copy_from_slice(&0x8eb4_dbea_u32.to_be_bytes());
             format!("— sandbar.example/log {}\n", STANDARD.encode(bytes))
         };

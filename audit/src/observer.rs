@@ -68,9 +68,9 @@ fn attempt_status(attempt: &AttemptState, stage: &DraftStage<'_>) -> Option<Atte
         DraftStage::Decision => Some(AttemptStatus::Allowed),
         DraftStage::Denied => verdict.map(|verdict| AttemptStatus::Refused(verdict.reason)),
         // A DNS answer can carry a refusal too.
-        DraftStage::Answered(..) => verdict
-            .filter(|verdict| !verdict.allows())
-            .map(|verdict| AttemptStatus::Refused(verdict.reason)),
+        DraftStage::Answered(..) => {
+            verdict.filter(|verdict| !verdict.allows()).map(|verdict| AttemptStatus::Refused(verdict.reason))
+        }
         DraftStage::Outcome(outcome, _) => Some(match outcome.ending {
             Ending::Refused(reason) => AttemptStatus::Refused(reason),
             Ending::Revoked(reason) => AttemptStatus::Refused(reason.into()),

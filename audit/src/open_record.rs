@@ -8,8 +8,8 @@ use std::time::Instant;
 use ulid::Ulid;
 
 use crate::attempt::{
-    AttemptOutcome, AttemptState, ByteCount, DecisionDetails, DetectionFinding, Ending,
-    RecordedFacts, RecordedSandbox,
+    AttemptOutcome, AttemptState, ByteCount, DecisionDetails, DetectionFinding, Ending, RecordedFacts,
+    RecordedSandbox,
 };
 use crate::compose::DraftStage;
 use crate::draft::{Draft, DraftError};

@@ -481,9 +481,8 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let config = Arc::new(LogConfig::new(dir.path()));
         let writer = recover::open(Arc::clone(&config)).unwrap();
-        let draft = writer
-            .draft_event("checkpoint", None, crate::record::SandbarExtension::default())
-            .unwrap();
+        let draft =
+            writer.draft_event("checkpoint", None, crate::record::SandbarExtension::default()).unwrap();
         let shared = LogCore::new(config, writer);
         shared.lock_queue().bytes = draft.bytes.len();
         shared.lock_queue().entries.push_back(QueuedRecord { draft, waiter: None });

@@ -61,14 +61,13 @@ fn add_rows(structs: &HashMap<String, Vec<Member>>, name: &str, path: &str, rows
 
 fn type_label(kind: &str) -> String {
     let cap = ["Text<128>", "Text<64>", "Text<512>"];
-    let kind = match words(kind)
-        .find(|word| ["SandboxId", "TenantId", "Environment", "HostText"].contains(word))
-    {
-        Some("Environment") => cap[1],
-        Some("HostText") => cap[2],
-        Some(_) => cap[0],
-        None => kind,
-    };
+    let kind =
+        match words(kind).find(|word| ["SandboxId", "TenantId", "Environment", "HostText"].contains(word)) {
+            Some("Environment") => cap[1],
+            Some("HostText") => cap[2],
+            Some(_) => cap[0],
+            None => kind,
+        };
     if let Some((_, rest)) = kind.split_once("Text<") {
         let digits: String = rest.chars().take_while(char::is_ascii_digit).collect();
         return format!("text, at most {digits} bytes");

@@ -49,9 +49,7 @@ pub enum OpenError {
     Dir { dir: PathBuf, source: io::Error },
     #[error("cannot start the access log")]
     Down(#[from] LogDown),
-    #[error(
-        "{file}:{line}: {what}; move the log directory aside, keep it, and start with an empty one"
-    )]
+    #[error("{file}:{line}: {what}; move the log directory aside, keep it, and start with an empty one")]
     Tail { file: PathBuf, line: u64, what: &'static str },
     #[error("cannot start the access log thread")]
     Thread(#[source] io::Error),
@@ -73,8 +71,7 @@ pub(crate) fn open(config: Arc<LogConfig>) -> Result<LogWriter, OpenError> {
     let mut aside = Vec::new();
     let newest = newest_segment(&config.dir, &mut aside).map_err(fail)?;
     let tail = newest.as_ref().map(|(first, path)| read_tail(*first, path)).transpose()?;
-    let tail =
-        tail.unwrap_or(SegmentTail { head: ChainHead::START, torn: None, owed: HashMap::new() });
+    let tail = tail.unwrap_or(SegmentTail { head: ChainHead::START, torn: None, owed: HashMap::new() });
     let behind = missing_tail_message(&config.dir, tail.head);
     let mut writer = LogWriter {
         counters: Arc::new(Counters::default()),
@@ -114,8 +111,7 @@ pub(crate) fn open(config: Arc<LogConfig>) -> Result<LogWriter, OpenError> {
 fn missing_tail_message(dir: &Path, head: ChainHead) -> Option<Text<512>> {
     let noted = checkpoint::newest_head(dir)?;
     let (size, have) = (noted.sequence, head.sequence);
-    (size > have)
-        .then(|| format!("a checkpoint covers {size} records, but the log has {have}").into())
+    (size > have).then(|| format!("a checkpoint covers {size} records, but the log has {have}").into())
 }
 
 /// Continues the newest segment, or starts a new one if that is full, too old or torn.

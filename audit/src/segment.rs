@@ -166,8 +166,7 @@ pub fn list_segments(dir: &Path) -> io::Result<Vec<(u64, PathBuf)>> {
     for entry in fs::read_dir(dir)? {
         let entry = entry?;
         let regular = entry.file_type()?.is_file(); // we never create links or pipes
-        if let Some(first) = entry.file_name().to_str().and_then(first_sequence).filter(|_| regular)
-        {
+        if let Some(first) = entry.file_name().to_str().and_then(first_sequence).filter(|_| regular) {
             found.push((first, entry.path()));
         }
     }

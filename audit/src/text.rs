@@ -57,9 +57,7 @@ impl<const CAP: usize> Text<CAP> {
         for (letter, bytes) in letters.clone() {
             let Some(left) = room.checked_sub(escaped_len(safe(letter))) else {
                 let start: String = letters.take(fits).map(|(letter, _)| safe(letter)).collect();
-                return Self(
-                    format!("{start}{TRUNCATION_MARK}{}", size.saturating_sub(taken)).into(),
-                );
+                return Self(format!("{start}{TRUNCATION_MARK}{}", size.saturating_sub(taken)).into());
             };
             room = left;
             if room >= MARK_BYTES {

@@ -84,9 +84,7 @@ pub enum FaultKind {
     Checkpoint,
     #[error("the next segment follows a later record of this file: its end was cut off")]
     CutOff,
-    #[error(
-        "the link to the record before it is broken: that record was changed, removed or moved"
-    )]
+    #[error("the link to the record before it is broken: that record was changed, removed or moved")]
     Link,
     #[error("the file is named after record {named}, but begins with {found}")]
     Name { named: u64, found: u64 },
@@ -153,12 +151,7 @@ fn plan_spans(files: &[PathBuf]) -> Result<Vec<FileSpan<'_>>, (PathBuf, io::Erro
     for (file, path) in files.iter().enumerate() {
         let size = std::fs::metadata(path).map_err(|error| (path.clone(), error))?.len();
         let starts = (0..size).step_by(SPAN_BYTES as usize);
-        spans.extend(starts.map(|from| FileSpan {
-            file,
-            path,
-            from,
-            to: (from + SPAN_BYTES).min(size),
-        }));
+        spans.extend(starts.map(|from| FileSpan { file, path, from, to: (from + SPAN_BYTES).min(size) }));
     }
     Ok(spans)
 }
@@ -310,8 +303,7 @@ impl CheckedSpan {
         }
         let sequence = self.last.map_or(0, |last| last.sequence);
         let room = REMOVED_MAX.saturating_sub(self.removed.len());
-        self.removed
-            .extend(sandbar.removed.map(|removed| (sequence, removed)).into_iter().take(room));
+        self.removed.extend(sandbar.removed.map(|removed| (sequence, removed)).into_iter().take(room));
     }
 
     /// Counts a line that is not a record and adds a fault for it.
@@ -429,11 +421,7 @@ fn build_report(
             check_succession(one, next, &mut report);
         }
     }
-    chain
-        .last()
-        .into_iter()
-        .chain(&rest)
-        .for_each(|segment| report_torn_line(segment, &mut report));
+    chain.last().into_iter().chain(&rest).for_each(|segment| report_torn_line(segment, &mut report));
     let have = report.last.map_or(0, |last| last.sequence);
     if let Some(size) = notes.last().map(|note| note.head.sequence).filter(|size| *size > have) {
         report.gaps.push(Gap::Tail { size, have });

@@ -200,8 +200,7 @@ impl LogWriter {
         let mut left: Vec<OpenDecision> = self.owed.values().cloned().collect();
         left.sort_by_key(|owed| owed.attempt);
         for some in left.chunks(1024) {
-            let drafts: Result<Vec<Draft>, _> =
-                some.iter().map(compose::draft_unknown_outcome).collect();
+            let drafts: Result<Vec<Draft>, _> = some.iter().map(compose::draft_unknown_outcome).collect();
             let drafts = drafts.map_err(|error| LogDown::Encode(error.to_string()))?;
             self.append(&drafts).map_err(|failed| failed.down)?;
         }
@@ -215,8 +214,7 @@ impl LogWriter {
         let segment = LogSegment::create(&self.config.dir, before.sequence + 1);
         let segment = segment.map_err(|error| self.set_trouble(LogDown::unwritable(error)))?;
         let (name, path) = (segment.name.clone(), segment.path.clone());
-        let start =
-            SegmentStart { name: name.clone(), after: self.last.clone(), torn: self.torn.clone() };
+        let start = SegmentStart { name: name.clone(), after: self.last.clone(), torn: self.torn.clone() };
         let (drafts, torn) = (self.opening_drafts(start), self.torn.clone());
         self.segment = Some(segment);
         if let Err(failed) = self.append(&drafts) {
@@ -236,11 +234,7 @@ impl LogWriter {
         owed.sort_by_key(|owed| owed.attempt);
         let carried = owed.chunks(LIST_MAX).filter_map(|some| {
             let open = some.iter().map(|owed| open_attempt(owed)).collect();
-            self.draft_event(
-                "attempts_open",
-                None,
-                SandbarExtension { open, ..SandbarExtension::default() },
-            )
+            self.draft_event("attempts_open", None, SandbarExtension { open, ..SandbarExtension::default() })
         });
         self.draft_event("segment_started", None, began).into_iter().chain(carried).collect()
     }
@@ -299,8 +293,7 @@ impl LogWriter {
         let orphan = |entry: &QueuedRecord| match entry.draft.role {
             DraftRole::Decision(_) | DraftRole::Event => false,
             DraftRole::Outcome(attempt) => {
-                !self.owed.contains_key(&attempt)
-                    && !batch.iter().any(|e| is_decision_of(e, attempt))
+                !self.owed.contains_key(&attempt) && !batch.iter().any(|e| is_decision_of(e, attempt))
             }
         };
         if !batch.iter().any(orphan) {
@@ -311,10 +304,7 @@ impl LogWriter {
     }
 
     /// Seals and appends drafts. A failure says how many of them are complete in the file.
-    fn append<'a>(
-        &mut self,
-        drafts: impl IntoIterator<Item = &'a Draft>,
-    ) -> Result<(), WriteFailure> {
+    fn append<'a>(&mut self, drafts: impl IntoIterator<Item = &'a Draft>) -> Result<(), WriteFailure> {
         let before = self.head;
         self.buffer.clear();
         self.marks.clear();
@@ -375,12 +365,7 @@ impl LogWriter {
 
     /// Handles a short write: the chain continues after the last complete line, and the incomplete
     /// line, if any, is remembered for the next segment.
-    fn handle_short_write(
-        &mut self,
-        before: ChainHead,
-        bytes: usize,
-        error: io::Error,
-    ) -> WriteFailure {
+    fn handle_short_write(&mut self, before: ChainHead, bytes: usize, error: io::Error) -> WriteFailure {
         let written = self.marks.partition_point(|mark| mark.end <= bytes);
         let last = written.checked_sub(1).and_then(|at| self.marks.get(at));
         let (whole, head) = last.map_or((0, before), |mark| (mark.end, mark.head));
@@ -434,9 +419,7 @@ impl LogWriter {
         let mut keep = Vec::new();
         for entry in batch {
             match (&entry.draft.role, entry.waiter) {
-                (DraftRole::Outcome(_), waiter) => {
-                    keep.push(QueuedRecord { draft: entry.draft, waiter })
-                }
+                (DraftRole::Outcome(_), waiter) => keep.push(QueuedRecord { draft: entry.draft, waiter }),
                 (DraftRole::Decision(_) | DraftRole::Event, Some(waiter)) => {
                     if waiter.send(Err(down.clone())).is_err() {
                         self.counters.count_folded(1); // the caller was cancelled and will not record it
@@ -565,8 +548,7 @@ mod tests {
         for durability in [LogDurability::Disk, LogDurability::Process] {
             let dir = tempfile::tempdir().unwrap();
             let mut writer = writer_over_pipe(dir.path(), durability);
-            let (batch, answers): (Vec<_>, Vec<_>) =
-                (0..500).map(|_| queued_record(&writer)).unzip();
+            let (batch, answers): (Vec<_>, Vec<_>) = (0..500).map(|_| queued_record(&writer)).unzip();
             assert!(writer.write(batch).is_empty());
             let answers: Vec<_> = answers.into_iter().map(|mut a| a.try_recv().unwrap()).collect();
             let whole = answers.iter().filter(|a| match a {

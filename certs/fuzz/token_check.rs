@@ -7,8 +7,7 @@ use base64::Engine;
 use base64::engine::general_purpose::URL_SAFE_NO_PAD;
 use certs::UnixTime;
 use certs::identity::{
-    IssueRequest, IssuerOptions, LocalIssuer, SigningAlgorithm, TrustDomain, Verifier,
-    VerifyContext, inspect,
+    IssueRequest, IssuerOptions, LocalIssuer, SigningAlgorithm, TrustDomain, Verifier, VerifyContext, inspect,
 };
 use serde_json::Value;
 
@@ -87,10 +86,7 @@ fn assert_refused(world: &TokenFuzzFixture, token: &str) {
         let again = serde_json::to_string(&parsed.claims).ok();
         let again = again.and_then(|text| serde_json::from_str::<Value>(&text).ok());
         let claims = drop_fractions(Value::Object(parsed.claims));
-        assert!(
-            again.is_some_and(|again| drop_fractions(again) == claims),
-            "two readings: {token:?}"
-        );
+        assert!(again.is_some_and(|again| drop_fractions(again) == claims), "two readings: {token:?}");
     }
 }
 
@@ -100,9 +96,7 @@ fn drop_fractions(value: Value) -> Value {
     match value {
         Value::Number(number) if number.is_f64() => Value::Null,
         Value::Array(list) => list.into_iter().map(drop_fractions).collect(),
-        Value::Object(map) => {
-            map.into_iter().map(|(name, value)| (name, drop_fractions(value))).collect()
-        }
+        Value::Object(map) => map.into_iter().map(|(name, value)| (name, drop_fractions(value))).collect(),
         Value::Null | Value::Bool(_) | Value::Number(_) | Value::String(_) => value,
     }
 }

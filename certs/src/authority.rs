@@ -85,19 +85,13 @@ pub enum AuthorityError {
         "the chain does not end with a root certificate, which most clients need; append the certificates up to it"
     )]
     NoRoot,
-    #[error(
-        "certificate {0} of the chain may not sign certificates (it needs CA:TRUE and keyCertSign)"
-    )]
+    #[error("certificate {0} of the chain may not sign certificates (it needs CA:TRUE and keyCertSign)")]
     NotAuthority(usize),
-    #[error(
-        "certificate {0} of the chain allows fewer authorities below it (pathlen) than there are"
-    )]
+    #[error("certificate {0} of the chain allows fewer authorities below it (pathlen) than there are")]
     PathLength(usize),
     #[error("{}: {source}", path.display())]
     Pem { path: PathBuf, source: PemError },
-    #[error(
-        "certificate {0} of the chain is not for servers (its extended key usage lacks serverAuth)"
-    )]
+    #[error("certificate {0} of the chain is not for servers (its extended key usage lacks serverAuth)")]
     Purpose(usize),
     #[error(transparent)]
     Randomness(#[from] NoRandomness),
@@ -148,11 +142,7 @@ impl CertificateAuthority {
     }
 
     /// Creates an authority and stores it in `dir`, the key readable by its owner only.
-    pub fn create(
-        dir: &Path,
-        options: &AuthorityOptions,
-        now: UnixTime,
-    ) -> Result<Self, AuthorityError> {
+    pub fn create(dir: &Path, options: &AuthorityOptions, now: UnixTime) -> Result<Self, AuthorityError> {
         files::make_private_dir(dir)?;
         let _lock = files::lock_dir(dir)?;
         create_locked(dir, options, now)
@@ -183,12 +173,7 @@ impl CertificateAuthority {
     }
 
     /// Checks an operator's key and chain and stores a copy in `dir`.
-    pub fn import(
-        dir: &Path,
-        key: &Path,
-        chain: &Path,
-        now: UnixTime,
-    ) -> Result<Self, AuthorityError> {
+    pub fn import(dir: &Path, key: &Path, chain: &Path, now: UnixTime) -> Result<Self, AuthorityError> {
         let given = AuthorityFiles::read(key, chain)?;
         let authority = given.load_authority(now)?;
         files::make_private_dir(dir)?;
@@ -210,10 +195,7 @@ impl CertificateAuthority {
             return Err(AuthorityError::Certificate(1));
         };
         let served = chain;
-        let blank = PlaceholderSigner {
-            public_key: pair.der_bytes().to_vec(),
-            algorithm: pair.algorithm(),
-        };
+        let blank = PlaceholderSigner { public_key: pair.der_bytes().to_vec(), algorithm: pair.algorithm() };
         let issuer = Issuer::from_ca_cert_der(&signing, blank).map_err(AuthorityError::Signing)?;
         let (subject, leaf_key) = (chain::raw_subject(&signing), LeafKey::generate()?);
         let CheckedChain { limits, valid } = checked;
@@ -224,18 +206,13 @@ impl CertificateAuthority {
 
     /// Mints a leaf and verifies it as an ordinary client would.
     fn verify_sample_leaf(&self, now: UnixTime) -> Result<(), AuthorityError> {
-        let mut names = self
-            .limits
-            .iter()
-            .flat_map(NameLimits::examples)
-            .chain(HostName::parse("sandbar.example"));
+        let mut names =
+            self.limits.iter().flat_map(NameLimits::examples).chain(HostName::parse("sandbar.example"));
         let Some(name) = names.find(|name| self.permits(name)) else {
             return Err(AuthorityError::Constraints(1)); // it permits no name at all
         };
-        let valid = ValidityPeriod {
-            from: now.as_secs().saturating_sub(60),
-            to: now.as_secs().saturating_add(60),
-        };
+        let valid =
+            ValidityPeriod { from: now.as_secs().saturating_sub(60), to: now.as_secs().saturating_add(60) };
         let leaf = self.sign(&name, valid).map_err(AuthorityError::Signing)?;
         let mut roots = RootCertStore::empty();
         roots.add(self.anchor.clone()).map_err(AuthorityError::Refused)?;
@@ -312,8 +289,7 @@ struct AuthorityFiles<'a> {
 
 impl<'a> AuthorityFiles<'a> {
     fn read(key: &'a Path, chain: &'a Path) -> Result<Self, AuthorityError> {
-        let (key_text, chain_text) =
-            (files::read_secret(key)?, files::read_bounded(chain, files::MAX_PEM)?);
+        let (key_text, chain_text) = (files::read_secret(key)?, files::read_bounded(chain, files::MAX_PEM)?);
         Ok(Self { key, key_text, chain, chain_text })
     }
 
@@ -368,10 +344,8 @@ struct LeafKey {
 
 impl LeafKey {
     fn generate() -> Result<Self, AuthorityError> {
-        let pair =
-            KeyPair::generate_for(&PKCS_ECDSA_P256_SHA256).map_err(AuthorityError::Signing)?;
-        let der =
-            Zeroizing::new(PrivateKeyDer::Pkcs8(PrivatePkcs8KeyDer::from(pair.serialize_der())));
+        let pair = KeyPair::generate_for(&PKCS_ECDSA_P256_SHA256).map_err(AuthorityError::Signing)?;
+        let der = Zeroizing::new(PrivateKeyDer::Pkcs8(PrivatePkcs8KeyDer::from(pair.serialize_der())));
         let signer = rustls::crypto::aws_lc_rs::sign::any_ecdsa_type(&der);
         Ok(Self { pair: ZeroizingKeyPair(pair), signer: signer.map_err(AuthorityError::Refused)? })
     }
@@ -424,10 +398,7 @@ fn generate_root(
     Ok((pair, certificate.map_err(AuthorityError::Signing)?.der().clone()))
 }
 
-fn authority_params(
-    options: &AuthorityOptions,
-    now: UnixTime,
-) -> Result<CertificateParams, AuthorityError> {
+fn authority_params(options: &AuthorityOptions, now: UnixTime) -> Result<CertificateParams, AuthorityError> {
     let mut params = CertificateParams::default();
     let name = format!("{} {}", options.name, hex(&random_bytes::<3>()?));
     params.distinguished_name = rcgen::DistinguishedName::new();

@@ -71,8 +71,7 @@ pub fn write(
             check_ours(dir, name, &known)?;
         }
     }
-    let sums: String =
-        contents.iter().map(|(name, content)| sum_line(name, content) + "\n").collect();
+    let sums: String = contents.iter().map(|(name, content)| sum_line(name, content) + "\n").collect();
     // The old sums and the new ones, so that after an interruption both kinds of file count as ours.
     let both: String = known.iter().map(|line| format!("{line}\n")).chain([sums.clone()]).collect();
     files::write_atomic(&dir.join(SUMS_FILE), both.as_bytes(), Mode::Everybody)?;
@@ -112,9 +111,7 @@ pub fn contents(
 fn read_sums(dir: &Path) -> Result<HashSet<String>, FileError> {
     match files::read_bounded(&dir.join(SUMS_FILE), files::MAX_PEM) {
         Ok(text) => Ok(String::from_utf8_lossy(&text).lines().map(str::to_owned).collect()),
-        Err(FileError::Io { source, .. }) if source.kind() == ErrorKind::NotFound => {
-            Ok(HashSet::new())
-        }
+        Err(FileError::Io { source, .. }) if source.kind() == ErrorKind::NotFound => Ok(HashSet::new()),
         Err(error) => Err(error),
     }
 }

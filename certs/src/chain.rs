@@ -34,8 +34,7 @@ pub(crate) fn check_chain(
         Some(first) if first.public_key().subject_public_key.data == public_key => {}
         Some(_) | None => return Err(AuthorityError::KeyMismatch),
     }
-    let mut checked =
-        CheckedChain { limits: Vec::new(), valid: ValidityPeriod { from: 0, to: u64::MAX } };
+    let mut checked = CheckedChain { limits: Vec::new(), valid: ValidityPeriod { from: 0, to: u64::MAX } };
     for (index, certificate) in parsed.iter().enumerate() {
         check_certificate(index + 1, certificate, parsed.get(index + 1), now, &mut checked)?;
     }
@@ -64,14 +63,11 @@ fn check_path_lengths(chain: &[X509Certificate<'_>]) -> Result<(), AuthorityErro
     Ok(())
 }
 
-fn parse_chain<'a>(
-    chain: &'a [CertificateDer<'static>],
-) -> Result<Vec<X509Certificate<'a>>, AuthorityError> {
-    let parse =
-        |(index, der): (usize, &'a CertificateDer<'static>)| match X509Certificate::from_der(der) {
-            Ok((_, certificate)) => Ok(certificate),
-            Err(_) => Err(AuthorityError::Certificate(index + 1)),
-        };
+fn parse_chain<'a>(chain: &'a [CertificateDer<'static>]) -> Result<Vec<X509Certificate<'a>>, AuthorityError> {
+    let parse = |(index, der): (usize, &'a CertificateDer<'static>)| match X509Certificate::from_der(der) {
+        Ok((_, certificate)) => Ok(certificate),
+        Err(_) => Err(AuthorityError::Certificate(index + 1)),
+    };
     chain.iter().enumerate().map(parse).collect()
 }
 
@@ -99,9 +95,7 @@ fn check_certificate(
             to: format_date(valid.to),
         });
     }
-    checked
-        .limits
-        .push(NameLimits::from_certificate(certificate).ok_or(AuthorityError::Constraints(index))?);
+    checked.limits.push(NameLimits::from_certificate(certificate).ok_or(AuthorityError::Constraints(index))?);
     checked.valid.from = checked.valid.from.max(valid.from);
     checked.valid.to = checked.valid.to.min(valid.to);
     Ok(())
@@ -133,9 +127,7 @@ fn validity(certificate: &X509Certificate<'_>) -> ValidityPeriod {
 
 /// Returns the subject as raw DER.
 pub(crate) fn raw_subject(der: &CertificateDer<'_>) -> Vec<u8> {
-    X509Certificate::from_der(der)
-        .map(|(_, found)| found.subject().as_raw().to_vec())
-        .unwrap_or_default()
+    X509Certificate::from_der(der).map(|(_, found)| found.subject().as_raw().to_vec()).unwrap_or_default()
 }
 
 pub(crate) fn subject(der: &CertificateDer<'_>) -> String {

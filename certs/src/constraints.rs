@@ -133,9 +133,7 @@ impl NameLimits {
     /// Returns a host within each permitted subtree, to test the authority with.
     pub(crate) fn examples(&self) -> impl Iterator<Item = HostName> {
         self.permitted.iter().filter_map(|tree| match tree {
-            Subtree::Name(base) if base.starts_with('.') => {
-                HostName::parse(&format!("x{base}")).ok()
-            }
+            Subtree::Name(base) if base.starts_with('.') => HostName::parse(&format!("x{base}")).ok(),
             Subtree::Name(base) => HostName::parse(base).ok(),
             Subtree::Network(network) => Some(network.addr().into()),
         })
@@ -168,9 +166,8 @@ impl fmt::Display for Subtree {
 fn parse_subtrees(subtrees: Option<&[ParsedSubtree<'_>]>) -> Option<Vec<Subtree>> {
     // A leaf has no mail address and no URI, so such limits do not matter. It does have a directory name,
     // its subject, and limits of that type are not supported here.
-    let of_a_leaf = |tree: &&ParsedSubtree<'_>| {
-        !matches!(tree.base, GeneralName::RFC822Name(_) | GeneralName::URI(_))
-    };
+    let of_a_leaf =
+        |tree: &&ParsedSubtree<'_>| !matches!(tree.base, GeneralName::RFC822Name(_) | GeneralName::URI(_));
     subtrees.unwrap_or_default().iter().filter(of_a_leaf).map(parse_subtree).collect()
 }
 
@@ -240,10 +237,7 @@ mod tests {
             (&["*.github.com", "github.com", ".github.com"], Some("github.com")),
             (&["api.github.com", "github.com"], Some("github.com")),
             (&["github.com", "notgithub.com"], Some("github.com, notgithub.com")),
-            (
-                &["github.com", "10.2.3.4/32", "2001:db8::/32"],
-                Some("github.com, 10.2.3.4/32, 2001:db8::/32"),
-            ),
+            (&["github.com", "10.2.3.4/32", "2001:db8::/32"], Some("github.com, 10.2.3.4/32, 2001:db8::/32")),
             (&["10.2.3.4"], Some("10.2.3.4/32")),
             (&["::ffff:10.2.3.4", "::ffff:11.0.0.0/104"], Some("10.2.3.4/32, 11.0.0.0/8")),
             (&["github.com", "memory.corp.example:8443"], Some("github.com, memory.corp.example")),
@@ -272,8 +266,7 @@ mod tests {
         ] {
             assert_eq!(is_below(name, base), below, "{name} below {base:?}");
         }
-        let limits =
-            NameLimits { permitted: vec![Subtree::Name(".example.com".into())], excluded: vec![] };
+        let limits = NameLimits { permitted: vec![Subtree::Name(".example.com".into())], excluded: vec![] };
         let example = limits.examples().next().unwrap();
         assert!(example.as_str() == "x.example.com" && limits.permits(&example));
         assert!(!limits.permits(&HostName::parse("example.com").unwrap()));

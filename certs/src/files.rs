@@ -117,8 +117,7 @@ fn read_handle(path: &Path, file: &File, limit: u64) -> Result<Vec<u8>, FileErro
 
 /// Replaces `path` with `content`, atomically and durably.
 pub(crate) fn write_atomic(path: &Path, content: &[u8], mode: Mode) -> Result<(), FileError> {
-    file::replace(path, content, mode, Durability::Disk)
-        .map_err(|source| FileError::io(path, source))
+    file::replace(path, content, mode, Durability::Disk).map_err(|source| FileError::io(path, source))
 }
 
 /// Creates `dir` (mode 0700) if it is missing. An existing one must not be writable by other users.
@@ -225,12 +224,10 @@ impl FilePoller {
         let seen: Vec<PathBuf> = self.paths.iter().cloned().chain(entries).collect();
         let too_many = seen.len() > self.paths.len() + MAX_ENTRIES;
         let stamp = |path: PathBuf| (FileStamp::read(&path).ok(), path);
-        let stamps: Vec<_> =
-            seen.into_iter().take(self.paths.len() + MAX_ENTRIES).map(stamp).collect();
+        let stamps: Vec<_> = seen.into_iter().take(self.paths.len() + MAX_ENTRIES).map(stamp).collect();
         let changed = self.young || stamps != self.stamps;
-        let young = |(stamp, _): &(Option<FileStamp>, PathBuf)| {
-            stamp.as_ref().is_some_and(FileStamp::is_young)
-        };
+        let young =
+            |(stamp, _): &(Option<FileStamp>, PathBuf)| stamp.as_ref().is_some_and(FileStamp::is_young);
         // Entries beyond the bound are not watched, so the set is read every time.
         self.young = too_many || stamps.iter().any(young);
         self.stamps = stamps;
@@ -283,13 +280,9 @@ mod tests {
 
     #[test]
     fn keys_belong_to_their_user_or_to_root() {
-        for (owner, user, trusted) in [
-            (1000, 1000, true),
-            (0, 1000, true),
-            (0, 0, true),
-            (1001, 1000, false),
-            (1000, 0, false),
-        ] {
+        for (owner, user, trusted) in
+            [(1000, 1000, true), (0, 1000, true), (0, 0, true), (1001, 1000, false), (1000, 0, false)]
+        {
             assert_eq!(is_trusted(owner, user), trusted, "{owner} for {user}");
         }
         let dir = tempfile::tempdir().unwrap();
@@ -341,8 +334,7 @@ mod tests {
     #[test]
     fn a_watch_sees_content_replacement_removal_and_swapped_links() {
         let dir = tempfile::tempdir().unwrap();
-        let (one, two, link) =
-            (dir.path().join("1"), dir.path().join("2"), dir.path().join("link"));
+        let (one, two, link) = (dir.path().join("1"), dir.path().join("2"), dir.path().join("link"));
         for path in [&one, &two] {
             fs::write(path, "same").unwrap();
             make_old(path);

@@ -150,9 +150,7 @@ mod tests {
             let found = HostName::parse(text).ok();
             assert_eq!(found.as_ref().map(HostName::as_str), expected, "{text:?}");
         }
-        for long in
-            ["a".repeat(2000), format!("{}.example", "a".repeat(64)), vec!["abc"; 64].join(".")]
-        {
+        for long in ["a".repeat(2000), format!("{}.example", "a".repeat(64)), vec!["abc"; 64].join(".")] {
             assert!(HostName::parse(&long).is_err(), "{}", long.len());
         }
     }

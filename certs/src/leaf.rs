@@ -13,9 +13,7 @@ use rcgen::{
     CertificateParams, DistinguishedName, DnType, ExtendedKeyUsagePurpose, KeyUsagePurpose, SanType,
 };
 use rustls::ServerConfig;
-use rustls::server::{
-    ClientHello, ResolvesServerCert, ServerSessionMemoryCache, StoresServerSessions,
-};
+use rustls::server::{ClientHello, ResolvesServerCert, ServerSessionMemoryCache, StoresServerSessions};
 use rustls::sign::CertifiedKey;
 use rustls_pki_types::UnixTime;
 
@@ -42,9 +40,7 @@ const MAX_COMMON_NAME: usize = 64;
 pub enum LeafError {
     #[error("the certificate authority is not valid now; create a new one, or correct the clock")]
     AuthorityExpired,
-    #[error(
-        "the certificate authority may not issue for {0}; create one whose name constraints include it"
-    )]
+    #[error("the certificate authority may not issue for {0}; create one whose name constraints include it")]
     OutsideConstraints(HostName),
     #[error("cannot sign the leaf: {0}")]
     Signing(rcgen::Error),
@@ -189,10 +185,7 @@ impl fmt::Debug for LeafCache {
 }
 
 /// Builds the parameters of a leaf for `host`.
-pub(crate) fn leaf_params(
-    host: &HostName,
-    valid: ValidityPeriod,
-) -> Result<CertificateParams, rcgen::Error> {
+pub(crate) fn leaf_params(host: &HostName, valid: ValidityPeriod) -> Result<CertificateParams, rcgen::Error> {
     let mut params = CertificateParams::default();
     params.subject_alt_names = alternative_names(host)?;
     params.distinguished_name = DistinguishedName::new();

@@ -12,9 +12,7 @@ const LINE: usize = 64;
 /// Why PEM text was refused. The message never contains the text.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum PemError {
-    #[error(
-        "the private key is encrypted; provide it without a passphrase, in a file only Sandbar can read"
-    )]
+    #[error("the private key is encrypted; provide it without a passphrase, in a file only Sandbar can read")]
     EncryptedKey,
     #[error("certificate {0} in the file is not PEM")]
     Malformed(usize),
@@ -129,8 +127,7 @@ mod tests {
 
     #[test]
     fn a_key_is_found_among_other_things_and_whatever_its_kind() {
-        let parameters =
-            "-----BEGIN EC PARAMETERS-----\nBggqhkjOPQMBBw==\n-----END EC PARAMETERS-----\n";
+        let parameters = "-----BEGIN EC PARAMETERS-----\nBggqhkjOPQMBBw==\n-----END EC PARAMETERS-----\n";
         let wrapped = |label: &str| {
             format!(
                 "# caf\u{e9}\n{parameters}-----BEGIN {label}-----\r\nMA\r\nAA\r\n-----END {label}-----\r\n"
@@ -141,11 +138,7 @@ mod tests {
             assert_eq!(key.secret_der(), [0x30, 0, 0], "{label}");
             let (pkcs1, sec1) =
                 (matches!(&*key, PrivateKeyDer::Pkcs1(_)), matches!(&*key, PrivateKeyDer::Sec1(_)));
-            assert_eq!(
-                (pkcs1, sec1),
-                (label.starts_with("RSA"), label.starts_with("EC")),
-                "{label}"
-            );
+            assert_eq!((pkcs1, sec1), (label.starts_with("RSA"), label.starts_with("EC")), "{label}");
         }
         let two = format!("{}{}", wrapped("EC PRIVATE KEY"), wrapped("PRIVATE KEY"));
         assert!(matches!(&*private_key(two.as_bytes()).unwrap(), PrivateKeyDer::Sec1(_)));

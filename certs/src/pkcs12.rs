@@ -29,9 +29,7 @@ const ANY_USAGE: &[u64] = &[2, 5, 29, 37, 0];
 const SHA256: &[u64] = &[2, 16, 840, 1, 101, 3, 4, 2, 1];
 
 /// Builds a store of `certificates`, each with its alias.
-pub(crate) fn trust_store(
-    certificates: &[(String, CertificateDer<'_>)],
-) -> Result<Vec<u8>, NoRandomness> {
+pub(crate) fn trust_store(certificates: &[(String, CertificateDer<'_>)]) -> Result<Vec<u8>, NoRandomness> {
     let salt = random_bytes::<16>()?;
     let bags = construct_der(|writer| {
         writer.write_sequence_of(|writer| {
@@ -40,8 +38,7 @@ pub(crate) fn trust_store(
             }
         });
     });
-    let safe =
-        construct_der(|writer| writer.write_sequence_of(|writer| write_data(writer.next(), &bags)));
+    let safe = construct_der(|writer| writer.write_sequence_of(|writer| write_data(writer.next(), &bags)));
     let code = hmac::sign(&hmac::Key::new(hmac::HMAC_SHA256, &integrity_key(&salt)), &safe);
     Ok(construct_der(|writer| {
         writer.write_sequence(|writer| {
@@ -67,16 +64,12 @@ fn write_bag(writer: DERWriter<'_>, alias: &str, certificate: &[u8]) {
         writer.next().write_tagged(yasna::Tag::context(0), |writer| {
             writer.write_sequence(|writer| {
                 writer.next().write_oid(&oid(X509));
-                writer
-                    .next()
-                    .write_tagged(yasna::Tag::context(0), |writer| writer.write_bytes(certificate));
+                writer.next().write_tagged(yasna::Tag::context(0), |writer| writer.write_bytes(certificate));
             });
         });
         writer.next().write_set_of(|writer| {
             write_attribute(writer.next(), FRIENDLY_NAME, |writer| writer.write_bmp_string(alias));
-            write_attribute(writer.next(), TRUSTED_KEY_USAGE, |writer| {
-                writer.write_oid(&oid(ANY_USAGE))
-            });
+            write_attribute(writer.next(), TRUSTED_KEY_USAGE, |writer| writer.write_oid(&oid(ANY_USAGE)));
         });
     });
 }

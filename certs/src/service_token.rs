@@ -14,9 +14,7 @@ use rustls_pki_types::UnixTime;
 use serde_json::{Value, json};
 
 use crate::bounded_cache::{BoundedCache, CacheBound};
-use crate::identity::{
-    KeyError, MAX_SKEW, SignedToken, SigningAlgorithm, SigningKey, Subject, is_plain,
-};
+use crate::identity::{KeyError, MAX_SKEW, SignedToken, SigningAlgorithm, SigningKey, Subject, is_plain};
 use crate::{NoRandomness, hex, random_bytes, sha256};
 
 /// Longest lifetime of a token for a service.
@@ -159,9 +157,8 @@ impl ServiceTokens {
         let cached = self.lock_cache().get(&hash).cloned();
         // If the clock was set back, the cached token may be issued in the future: sign a new one.
         let half = self.life.as_secs() / 2;
-        let fresh = |cached: &CachedServiceToken| {
-            now.checked_sub(cached.issued_at).is_some_and(|age| age < half)
-        };
+        let fresh =
+            |cached: &CachedServiceToken| now.checked_sub(cached.issued_at).is_some_and(|age| age < half);
         if let Some(cached) = cached.filter(fresh) {
             return Ok(cached.token);
         }

@@ -211,8 +211,7 @@ impl ClientCertificate {
     }
 
     fn load(source: &ClientFiles) -> Result<(Self, CertifiedKey), TrustError> {
-        let key = pem::private_key(&files::read_secret(&source.key)?)
-            .map_err(pem_error_at(&source.key))?;
+        let key = pem::private_key(&files::read_secret(&source.key)?).map_err(pem_error_at(&source.key))?;
         let chain_text = files::read_bounded(&source.chain, files::MAX_PEM)?;
         let chain = pem::certificates(&chain_text).map_err(pem_error_at(&source.chain))?;
         let signer = rustls::crypto::aws_lc_rs::sign::any_supported_type(&key)
@@ -270,24 +269,18 @@ impl SystemRootCount {
     /// for years.
     fn check(self, before: Option<Self>) -> Result<(), TrustError> {
         let Self { roots, errors } = self;
-        let lost =
-            before.is_some_and(|before| errors > before.errors || (roots == 0 && before.roots > 0));
+        let lost = before.is_some_and(|before| errors > before.errors || (roots == 0 && before.roots > 0));
         if lost { Err(TrustError::SystemStore { roots, errors }) } else { Ok(()) }
     }
 }
 
-fn client_config(
-    store: RootCertStore,
-    client: Option<CertifiedKey>,
-) -> Result<ClientConfig, TrustError> {
+fn client_config(store: RootCertStore, client: Option<CertifiedKey>) -> Result<ClientConfig, TrustError> {
     let verified = ClientConfig::builder_with_provider(crate::crypto_provider())
         .with_safe_default_protocol_versions()
         .map_err(TrustError::Versions)?
         .with_root_certificates(store);
     let mut config = match client {
-        Some(client) => {
-            verified.with_client_cert_resolver(Arc::new(SingleCertAndKey::from(client)))
-        }
+        Some(client) => verified.with_client_cert_resolver(Arc::new(SingleCertAndKey::from(client))),
         None => verified.with_no_client_auth(),
     };
     config.alpn_protocols = vec![b"h2".to_vec(), b"http/1.1".to_vec()];
@@ -302,10 +295,7 @@ pub fn system_roots() -> Vec<CertificateDer<'static>> {
 
 type LoadedRoots = (RootCertStore, Vec<CertificateDer<'static>>);
 
-fn load_roots(
-    source: &TrustSource,
-    system: Vec<CertificateDer<'static>>,
-) -> Result<LoadedRoots, TrustError> {
+fn load_roots(source: &TrustSource, system: Vec<CertificateDer<'static>>) -> Result<LoadedRoots, TrustError> {
     let (mut store, mut roots) = (RootCertStore::empty(), Vec::new());
     for root in system {
         if store.add(root.clone()).is_ok() {
@@ -329,9 +319,7 @@ fn add_root_file(
     roots: &mut Vec<CertificateDer<'static>>,
 ) -> Result<(), TrustError> {
     let text = files::read_bounded(path, files::MAX_PEM)?;
-    for (index, root) in
-        pem::certificates(&text).map_err(pem_error_at(path))?.into_iter().enumerate()
-    {
+    for (index, root) in pem::certificates(&text).map_err(pem_error_at(path))?.into_iter().enumerate() {
         let refused = |_| TrustError::Root { path: path.to_owned(), index: index + 1 };
         store.add(root.clone()).map_err(refused)?;
         roots.push(root);
@@ -406,8 +394,7 @@ mod tests {
     fn half_a_file_of_roots_counts_as_an_error() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("roots.pem");
-        let anchor =
-            || CertificateAuthority::in_memory(&AuthorityOptions::default(), UnixTime::now());
+        let anchor = || CertificateAuthority::in_memory(&AuthorityOptions::default(), UnixTime::now());
         let text = anchor().unwrap().anchor_pem() + &anchor().unwrap().anchor_pem();
         for (length, errors) in [(text.len(), false), (text.len() * 3 / 4, true)] {
             std::fs::write(&path, &text.as_bytes()[..length]).unwrap();

@@ -34,11 +34,7 @@ const VARIABLES: [(&str, VariableTarget, &str); 23] = [
     ("CURL_CA_BUNDLE", VariableTarget::Everything, "curl, Python requests"),
     ("DENO_CERT", VariableTarget::AuthorityOnly, "Deno"),
     ("GIT_SSL_CAINFO", VariableTarget::Everything, "git"),
-    (
-        "GRPC_DEFAULT_SSL_ROOTS_FILE_PATH",
-        VariableTarget::Everything,
-        "gRPC (C core: Python, Ruby, PHP)",
-    ),
+    ("GRPC_DEFAULT_SSL_ROOTS_FILE_PATH", VariableTarget::Everything, "gRPC (C core: Python, Ruby, PHP)"),
     ("HEX_CACERTS_PATH", VariableTarget::Everything, "Elixir's Hex"),
     ("HTTPLIB2_CA_CERTS", VariableTarget::Everything, "Python httplib2"),
     ("JAVA_TOOL_OPTIONS", VariableTarget::Java, "Java, Maven, Gradle"),
@@ -50,11 +46,7 @@ const VARIABLES: [(&str, VariableTarget, &str); 23] = [
     ("PHP_INI_SCAN_DIR", VariableTarget::Php, "PHP"),
     ("PIP_CERT", VariableTarget::Everything, "pip"),
     ("REQUESTS_CA_BUNDLE", VariableTarget::Everything, "Python requests, pip, conda, Poetry"),
-    (
-        "SSL_CERT_FILE",
-        VariableTarget::Everything,
-        "OpenSSL, Go, Rust, Ruby, Python ssl and httpx, uv",
-    ),
+    ("SSL_CERT_FILE", VariableTarget::Everything, "OpenSSL, Go, Rust, Ruby, Python ssl and httpx, uv"),
     ("WGETRC", VariableTarget::Wget, "GNU Wget, also where it is built with GnuTLS"),
     ("YARN_HTTPS_CA_FILE_PATH", VariableTarget::Everything, "Yarn 2 and newer"),
 ];
@@ -128,8 +120,7 @@ mod tests {
 
     #[test]
     fn variables_are_sorted_and_unique() {
-        let names: Vec<String> =
-            VARIABLES.iter().map(|(name, _, _)| name.to_ascii_uppercase()).collect();
+        let names: Vec<String> = VARIABLES.iter().map(|(name, _, _)| name.to_ascii_uppercase()).collect();
         let mut sorted = names.clone();
         sorted.sort();
         sorted.dedup();

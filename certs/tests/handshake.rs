@@ -5,8 +5,8 @@ use std::sync::Arc;
 use rustls::client::WebPkiServerVerifier;
 use rustls::client::danger::{HandshakeSignatureValid, ServerCertVerified, ServerCertVerifier};
 use rustls::{
-    ClientConfig, ClientConnection, DigitallySignedStruct, RootCertStore, ServerConfig,
-    ServerConnection, SignatureScheme,
+    ClientConfig, ClientConnection, DigitallySignedStruct, RootCertStore, ServerConfig, ServerConnection,
+    SignatureScheme,
 };
 use rustls_pki_types::{CertificateDer, ServerName, UnixTime};
 
@@ -39,8 +39,7 @@ pub(crate) fn handshake(
 pub(crate) fn client_at(anchor: &CertificateDer<'static>, now: UnixTime) -> Arc<ClientConfig> {
     let mut roots = RootCertStore::empty();
     roots.add(anchor.clone()).unwrap();
-    let verifier =
-        WebPkiServerVerifier::builder_with_provider(Arc::new(roots), certs::crypto_provider());
+    let verifier = WebPkiServerVerifier::builder_with_provider(Arc::new(roots), certs::crypto_provider());
     let verifier = Arc::new(FixedTimeVerifier { verifier: verifier.build().unwrap(), now });
     let config = ClientConfig::builder_with_provider(certs::crypto_provider())
         .with_safe_default_protocol_versions()

@@ -7,9 +7,7 @@ use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
 use certs::trust::{ClientFiles, RefreshStatus, SystemStore};
-use certs::{
-    AuthorityOptions, CertificateAuthority, HostName, LeafCache, TrustSource, TrustStore, UnixTime,
-};
+use certs::{AuthorityOptions, CertificateAuthority, HostName, LeafCache, TrustSource, TrustStore, UnixTime};
 use rcgen::{CertificateParams, KeyPair};
 use rustls::server::WebPkiClientVerifier;
 use rustls::{RootCertStore, ServerConfig};
@@ -179,16 +177,13 @@ fn write_client_files(dir: &Path) -> (ClientFiles, RootCertStore) {
 
 /// The upstream's configuration, requiring a client certificate that `roots` verify.
 fn client_auth_config(upstream: &TlsUpstream, roots: RootCertStore) -> Arc<ServerConfig> {
-    let verifier =
-        WebPkiClientVerifier::builder_with_provider(Arc::new(roots), certs::crypto_provider());
+    let verifier = WebPkiClientVerifier::builder_with_provider(Arc::new(roots), certs::crypto_provider());
     let leaf = upstream.leaves.leaf(&host("a.example"), UnixTime::now()).unwrap();
     let config = ServerConfig::builder_with_provider(certs::crypto_provider())
         .with_safe_default_protocol_versions()
         .unwrap()
         .with_client_cert_verifier(verifier.build().unwrap())
-        .with_cert_resolver(Arc::new(rustls::sign::SingleCertAndKey::from(
-            leaf.certified_key().clone(),
-        )));
+        .with_cert_resolver(Arc::new(rustls::sign::SingleCertAndKey::from(leaf.certified_key().clone())));
     Arc::new(config)
 }
 
@@ -202,8 +197,7 @@ fn a_client_certificate_is_presented_where_one_is_asked_for() {
     let server = client_auth_config(&upstream, roots);
     let without = TrustStore::load(only_roots_from(&file)).unwrap();
     let with =
-        TrustStore::load(TrustSource { client: Some(files.clone()), ..only_roots_from(&file) })
-            .unwrap();
+        TrustStore::load(TrustSource { client: Some(files.clone()), ..only_roots_from(&file) }).unwrap();
     assert!(!reaches(&without, "a.example", server.clone()));
     assert!(reaches(&with, "a.example", server));
     let peer = with.peer_for(host("a.example"));
@@ -224,8 +218,7 @@ fn a_renewed_client_certificate_is_taken_over_only_with_its_key() {
     let (new, roots) = write_client_files(renewed.path());
     let server = client_auth_config(&upstream, roots);
     let trust =
-        TrustStore::load(TrustSource { client: Some(files.clone()), ..only_roots_from(&file) })
-            .unwrap();
+        TrustStore::load(TrustSource { client: Some(files.clone()), ..only_roots_from(&file) }).unwrap();
     assert!(!reaches(&trust, "a.example", server.clone()));
     fs::rename(&new.chain, &files.chain).unwrap();
     assert!(trust.refresh().unwrap_err().to_string().contains("does not belong"), "half renewed");
@@ -242,12 +235,11 @@ fn a_client_key_of_another_certificate_or_readable_by_all_is_refused() {
     let (mine, _) = write_client_files(one.path());
     let (other, _) = write_client_files(two.path());
     let mixed = ClientFiles { chain: mine.chain.clone(), key: other.key };
-    let refused = TrustStore::load(TrustSource { client: Some(mixed), ..only_roots_from(&file) })
-        .unwrap_err();
+    let refused =
+        TrustStore::load(TrustSource { client: Some(mixed), ..only_roots_from(&file) }).unwrap_err();
     assert!(refused.to_string().contains("does not belong"), "{refused}");
     fs::set_permissions(&mine.key, fs::Permissions::from_mode(0o644)).unwrap();
-    let refused =
-        TrustStore::load(TrustSource { client: Some(mine), ..only_roots_from(&file) }).unwrap_err();
+    let refused = TrustStore::load(TrustSource { client: Some(mine), ..only_roots_from(&file) }).unwrap_err();
     assert!(refused.to_string().contains("chmod 600"), "{refused}");
 }
 
@@ -255,8 +247,7 @@ fn a_client_key_of_another_certificate_or_readable_by_all_is_refused() {
 fn p17_more_roots_than_the_bound_are_refused() {
     let dir = tempfile::tempdir().unwrap();
     let anchor = TlsUpstream::new().leaves.authority().anchor_pem();
-    let files: Vec<PathBuf> =
-        (0..4).map(|number| dir.path().join(format!("{number}.pem"))).collect();
+    let files: Vec<PathBuf> = (0..4).map(|number| dir.path().join(format!("{number}.pem"))).collect();
     let copies = certs::trust::MAX_ROOTS / files.len();
     for file in &files {
         fs::write(file, anchor.repeat(copies)).unwrap();

@@ -23,9 +23,7 @@ pub(crate) struct BudgetArgs {
 pub(crate) fn budget(args: &BudgetArgs, output: OutputOptions) -> anyhow::Result<ExitCode> {
     let reply = args.running.request("GET", "/budgets", &Value::Null)?;
     let is_selected = |one: &&Value| {
-        args.sandbox
-            .as_deref()
-            .is_none_or(|id| one.get("sandbox").and_then(Value::as_str) == Some(id))
+        args.sandbox.as_deref().is_none_or(|id| one.get("sandbox").and_then(Value::as_str) == Some(id))
     };
     let all = reply.get("sandboxes").and_then(Value::as_array).into_iter().flatten();
     let all: Vec<&Value> = all.filter(is_selected).collect();
@@ -37,11 +35,7 @@ pub(crate) fn budget(args: &BudgetArgs, output: OutputOptions) -> anyhow::Result
         anstream::println!("{}", text_field(sandbox, "sandbox"));
         print_budgets(sandbox);
         for rule in sandbox.get("rules").and_then(Value::as_array).into_iter().flatten() {
-            anstream::println!(
-                "  rule {} of {}",
-                text_field(rule, "rule"),
-                text_field(rule, "policy")
-            );
+            anstream::println!("  rule {} of {}", text_field(rule, "rule"), text_field(rule, "policy"));
             print_budgets(rule);
         }
     }
@@ -54,8 +48,7 @@ pub(crate) fn budget(args: &BudgetArgs, output: OutputOptions) -> anyhow::Result
 fn print_budgets(holder: &Value) {
     for one in holder.get("budgets").and_then(Value::as_array).into_iter().flatten() {
         let number = |name: &str| one.get(name).and_then(Value::as_u64);
-        let (used, limit) =
-            (number("used").unwrap_or_default(), number("limit").unwrap_or_default());
+        let (used, limit) = (number("used").unwrap_or_default(), number("limit").unwrap_or_default());
         let used = if used >= limit { paint(BAD, used).to_string() } else { used.to_string() };
         let refill = number("refills_in_seconds").map(|seconds| {
             let time = humantime::format_duration(Duration::from_secs(seconds));

@@ -202,10 +202,7 @@ fn print_authority(info: &AuthorityInfo, output: OutputOptions) -> anyhow::Resul
         anstream::println!("  {} {value}", paint(FAINT, format!("{name:<10}")));
     }
     if info.valid_to_unix < UnixTime::now().as_secs() + EXPIRY_WARNING.as_secs() {
-        anstream::println!(
-            "{}",
-            paint(WARN, "It expires within 30 days: create a new one in time.")
-        );
+        anstream::println!("{}", paint(WARN, "It expires within 30 days: create a new one in time."));
     }
     Ok(())
 }
@@ -238,8 +235,7 @@ fn export(args: &ExportArgs, output: OutputOptions) -> anyhow::Result<()> {
 fn write_file(path: &Path, content: &[u8], force: bool) -> anyhow::Result<()> {
     let mut options = fs::OpenOptions::new();
     options.write(true).truncate(true);
-    let opened =
-        if force { options.create(true).open(path) } else { options.create_new(true).open(path) };
+    let opened = if force { options.create(true).open(path) } else { options.create_new(true).open(path) };
     let hint = if force { "" } else { " (--force overwrites an existing file)" };
     opened
         .and_then(|mut file| file.write_all(content))
@@ -274,8 +270,7 @@ fn print_env(args: &EnvArgs, output: OutputOptions) -> anyhow::Result<()> {
 fn find_bundle(dir: &Path) -> anyhow::Result<PathBuf> {
     let trust = trust_dir(dir)?;
     let shown = dir.display();
-    let missing =
-        || format!("no trust bundle found; create it with: sandbar ca bundle --dir {shown}");
+    let missing = || format!("no trust bundle found; create it with: sandbar ca bundle --dir {shown}");
     fs::metadata(trust.join(bundle::BUNDLE_FILE)).with_context(missing)?;
     Ok(trust)
 }

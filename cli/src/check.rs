@@ -80,8 +80,7 @@ struct RuleTargets<'a> {
 
 /// The targets of every rule of a policy, collected in one pass because a list can hold a million.
 fn collect_targets(policy: &Policy, shown: usize) -> Vec<RuleTargets<'_>> {
-    let mut all: Vec<RuleTargets<'_>> =
-        policy.rules().iter().map(|_| RuleTargets::default()).collect();
+    let mut all: Vec<RuleTargets<'_>> = policy.rules().iter().map(|_| RuleTargets::default()).collect();
     for (hit, _) in policy.hosts() {
         match all.get_mut(usize::from(hit.rule)) {
             Some(targets) if targets.hosts.len() < shown => targets.hosts.push(hit),
@@ -141,8 +140,7 @@ fn print_rule(policy: &Policy, rule: &Rule, targets: &RuleTargets<'_>) {
 fn print_sandbox(rules: &RuleSet, sandbox: &rules::SandboxRef) {
     let names = policy_names(rules, sandbox);
     let base = rules.base_of(sandbox).unwrap_or("none");
-    let environment =
-        sandbox.environment.as_ref().map_or("unset", |environment| environment.as_str());
+    let environment = sandbox.environment.as_ref().map_or("unset", |environment| environment.as_str());
     let tenant = sandbox.tenant.as_ref().map_or("unset", |tenant| tenant.as_str());
     anstream::println!(
         "sandbox {}  tenant {tenant}, environment {environment}, base {base}, policies {}",
@@ -168,8 +166,7 @@ fn print_result(rules: &RuleSet, sources: &LoadSources, tests: usize, failed: us
             )
         );
     }
-    let result =
-        if failed == 0 { paint(GOOD, "ok") } else { paint(crate::terminal::BAD, "tests failed") };
+    let result = if failed == 0 { paint(GOOD, "ok") } else { paint(crate::terminal::BAD, "tests failed") };
     anstream::println!(
         "{result}: {} policies, {count} rules, {patterns} patterns, {} of {tests} tests passed, digest {}",
         rules.policies().count(),
@@ -196,16 +193,12 @@ fn describe_ports(written: Option<u16>, rule: &Rule) -> String {
 /// Describes a rule's treatment and conditions in a few words.
 fn describe_terms(rule: &Rule) -> String {
     let mut words = vec![rule.describe().to_owned()];
-    words.extend(
-        rule.methods().map(
-            |methods| {
-                if methods.is_empty() { "no method".to_owned() } else { join(methods) }
-            },
-        ),
-    );
-    words.extend(
-        rule.paths().map(|paths| if paths.is_empty() { "no path".to_owned() } else { join(paths) }),
-    );
+    words.extend(rule.methods().map(
+        |methods| {
+            if methods.is_empty() { "no method".to_owned() } else { join(methods) }
+        },
+    ));
+    words.extend(rule.paths().map(|paths| if paths.is_empty() { "no path".to_owned() } else { join(paths) }));
     words.extend(rule.credential().map(|name| format!("credential {name}")));
     words.extend(rule.resolves_to().map(|nets| format!("resolves to {}", join(nets))));
     // `Rule::describe` covers `tls`.
@@ -223,11 +216,7 @@ fn join<T: ToString>(items: &[T]) -> String {
     items.iter().map(ToString::to_string).collect::<Vec<_>>().join(" ")
 }
 
-fn rules_json(
-    rules: &RuleSet,
-    sources: &LoadSources,
-    outcomes: &[rules::policy_test::TestOutcome],
-) -> Value {
+fn rules_json(rules: &RuleSet, sources: &LoadSources, outcomes: &[rules::policy_test::TestOutcome]) -> Value {
     let warnings: Vec<Value> =
         rules.warnings().iter().map(|problem| to_json(problem, DiagnosticLevel::Warning)).collect();
     json!({

@@ -32,8 +32,7 @@ struct SandboxDiff {
 
 /// Compares policies. Exit status: 0; 1 with --exit-code if anything differs; 2 invalid policy.
 pub(crate) fn diff(args: &DiffArgs, output: OutputOptions) -> anyhow::Result<ExitCode> {
-    let (Some(old), Some(new)) = (load_rules(&args.old, output)?, load_rules(&args.new, output)?)
-    else {
+    let (Some(old), Some(new)) = (load_rules(&args.old, output)?, load_rules(&args.new, output)?) else {
         return Ok(ExitCode::from(EXIT_BAD_INPUT));
     };
     let sections: Vec<SandboxDiff> = pair_sandboxes(&old, &new)

@@ -31,9 +31,8 @@ pub(crate) fn dns(args: &DnsArgs, output: OutputOptions) -> anyhow::Result<ExitC
     let (sandbox, name) = (args.sandbox.clone(), args.name.clone());
     let request = DnsRequest { sandbox, name, kind: parse_query_type(&args.kind)? };
     let request = serde_json::to_value(&request)?;
-    let explanation: DnsExplanation =
-        serde_json::from_value(args.running.request("POST", "/dns", &request)?)
-            .context("the running instance sent an invalid response")?;
+    let explanation: DnsExplanation = serde_json::from_value(args.running.request("POST", "/dns", &request)?)
+        .context("the running instance sent an invalid response")?;
     if output.json {
         print_json(&serde_json::to_value(&explanation)?);
     } else {
@@ -65,10 +64,7 @@ fn print_explanation(explanation: &DnsExplanation) {
     };
     print_field("rule", &format!("{rule}, generation {generation}"));
     if let Some(reason) = &explanation.reason {
-        print_field(
-            "reason",
-            &format!("{reason}: {}", explanation.meaning.as_deref().unwrap_or_default()),
-        );
+        print_field("reason", &format!("{reason}: {}", explanation.meaning.as_deref().unwrap_or_default()));
     }
     if let Some(next) = &explanation.next_step {
         print_field("next", next);

@@ -138,10 +138,7 @@ pub(crate) fn revoke(args: &RevokeArgs, output: OutputOptions) -> anyhow::Result
     } else {
         let (generation, cut) = (field_text(&reply, "generation"), field_text(&reply, "cut"));
         let word = paint(GOOD, "revoked:");
-        anstream::println!(
-            "{word} grant {}; generation {generation}, {cut} connections cut",
-            args.id
-        );
+        anstream::println!("{word} grant {}; generation {generation}, {cut} connections cut", args.id);
     }
     Ok(ExitCode::SUCCESS)
 }
@@ -150,8 +147,7 @@ pub(crate) fn revoke(args: &RevokeArgs, output: OutputOptions) -> anyhow::Result
 pub(crate) fn pending(args: &PendingArgs, output: OutputOptions) -> anyhow::Result<ExitCode> {
     match &args.approve {
         Some(PendingCommand::Approve { running, number, terms }) => {
-            let body =
-                json!({ "seconds": terms.time.as_secs(), "why": terms.why, "by": terms.grantor() });
+            let body = json!({ "seconds": terms.time.as_secs(), "why": terms.why, "by": terms.grantor() });
             let reply = running.request("POST", &format!("/pending/{number}"), &body)?;
             print_granted(&reply, output);
         }

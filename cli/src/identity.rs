@@ -7,9 +7,9 @@ use std::time::Duration;
 
 use anyhow::{Context, bail};
 use certs::identity::{
-    Environment, IdentityError, IssueRequest, IssuerOptions, LocalIssuer, MAX_TOKEN,
-    RequiredClaims, SigningAlgorithm, SubjectTemplate, Tenant, TrustDomain, TrustedIssuer,
-    VerifiedIdentity, Verifier, VerifyContext, inspect,
+    Environment, IdentityError, IssueRequest, IssuerOptions, LocalIssuer, MAX_TOKEN, RequiredClaims,
+    SigningAlgorithm, SubjectTemplate, Tenant, TrustDomain, TrustedIssuer, VerifiedIdentity, Verifier,
+    VerifyContext, inspect,
 };
 use certs::{UnixTime, format_date};
 use serde_json::{Value, json};
@@ -208,17 +208,16 @@ fn assign(args: &AssignArgs, output: OutputOptions) -> anyhow::Result<ExitCode> 
     let reply = running.request("POST", "/identities", &identity)?;
     match output.json {
         true => print_json(&reply),
-        false => anstream::println!(
-            "assigned: sandbox {sandbox}, tenant {tenant}, environment {environment}"
-        ),
+        false => {
+            anstream::println!("assigned: sandbox {sandbox}, tenant {tenant}, environment {environment}")
+        }
     }
     Ok(ExitCode::SUCCESS)
 }
 
 fn init(args: &IssuerInitArgs, output: OutputOptions) -> anyhow::Result<ExitCode> {
     let trust_domain = TrustDomain::parse(&args.trust_domain)?;
-    let issuer =
-        args.issuer.clone().unwrap_or_else(|| format!("spiffe://{}/issuer", args.trust_domain));
+    let issuer = args.issuer.clone().unwrap_or_else(|| format!("spiffe://{}/issuer", args.trust_domain));
     let environments = Some(args.environment.clone()).filter(|all| !all.is_empty());
     let algorithm = args.algorithm.into();
     let options = IssuerOptions { issuer, trust_domain, environments, algorithm };
@@ -249,8 +248,7 @@ fn print_issuer(issuer: &LocalIssuer, output: OutputOptions) {
         );
         return;
     }
-    let environments =
-        issuer.environments().map_or("every environment".to_owned(), |all| all.join(", "));
+    let environments = issuer.environments().map_or("every environment".to_owned(), |all| all.join(", "));
     anstream::println!("{}", paint(HEAD, issuer.issuer()));
     for (name, value) in [
         ("domain", domain),
@@ -420,9 +418,7 @@ fn escape_terminal(text: &str) -> String {
 /// The date of a claim that is a timestamp.
 fn date_suffix(member: &str, value: &Value) -> String {
     match (member, value.as_u64()) {
-        ("exp" | "iat" | "nbf", Some(timestamp)) => {
-            paint(FAINT, format!("  {}", format_date(timestamp)))
-        }
+        ("exp" | "iat" | "nbf", Some(timestamp)) => paint(FAINT, format!("  {}", format_date(timestamp))),
         _ => String::new(),
     }
 }

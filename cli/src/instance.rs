@@ -27,10 +27,9 @@ impl RunningInstance {
 
     /// Returns the admin socket named by the configuration. Invalid policies do not matter here.
     fn socket_path(&self) -> anyhow::Result<PathBuf> {
+        let configuration = files::read_config_only(&self.config).and_then(|read| load_config(&read));
         let configuration =
-            files::read_config_only(&self.config).and_then(|read| load_config(&read));
-        let configuration = configuration
-            .context("cannot get the admin socket from the configuration file: use --socket")?;
+            configuration.context("cannot get the admin socket from the configuration file: use --socket")?;
         Ok(instance_paths(&self.config, &configuration)?.socket)
     }
 

@@ -46,8 +46,7 @@ pub(crate) fn man(args: &ManArgs) -> anyhow::Result<ExitCode> {
         Some(dir) => {
             let shown = dir.display();
             fs::create_dir_all(dir).with_context(|| format!("cannot create {shown}"))?;
-            clap_mangen::generate_to(command, dir)
-                .with_context(|| format!("cannot write to {shown}"))?;
+            clap_mangen::generate_to(command, dir).with_context(|| format!("cannot write to {shown}"))?;
         }
     }
     Ok(ExitCode::SUCCESS)
@@ -84,8 +83,7 @@ fn append_command(command: &Command, text: &mut String) {
     let usage = command.clone().render_usage().to_string();
     let usage = usage.trim_start_matches("Usage: ").replace('\n', " ");
     *text += &format!("\n## {name}\n\n{about}.\n\n    {usage}\n\n");
-    let documented =
-        |arg: &&Arg| !arg.is_hide_set() && !arg.is_global_set() && arg.get_id() != "help";
+    let documented = |arg: &&Arg| !arg.is_hide_set() && !arg.is_global_set() && arg.get_id() != "help";
     for arg in command.get_arguments().filter(documented) {
         let help = arg.get_help().map(ToString::to_string).unwrap_or_default();
         *text += &format!("- `{}`: {help}{}\n", argument_usage(arg), default_text(arg));

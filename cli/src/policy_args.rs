@@ -52,9 +52,7 @@ impl PolicyArgs {
                 files::with_lists(LoadSources { operator, ..files::read_paths(&self.policies)? })
             }
             (Some(config), true) => files::read_config(config),
-            (None, true) if Path::new(CONFIG_FILE).is_file() => {
-                files::read_config(Path::new(CONFIG_FILE))
-            }
+            (None, true) if Path::new(CONFIG_FILE).is_file() => files::read_config(Path::new(CONFIG_FILE)),
             (None, true) => {
                 let why = "no policy given: use --policy PATH, or run in a directory with a";
                 bail!(UsageError(format!("{why} {CONFIG_FILE}")))

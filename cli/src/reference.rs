@@ -108,9 +108,8 @@ pub(crate) fn limits(args: &LimitsArgs, output: OutputOptions) -> anyhow::Result
 fn find_reason(code: &str) -> anyhow::Result<Reason> {
     let found = Reason::ALL.iter().copied().find(|reason| reason.code() == code);
     let near = nearest(code, Reason::ALL.iter().map(|reason| reason.code()));
-    let help = near.map_or("`sandbar reasons` lists all codes".to_owned(), |near| {
-        format!("did you mean `{near}`?")
-    });
+    let help =
+        near.map_or("`sandbar reasons` lists all codes".to_owned(), |near| format!("did you mean `{near}`?"));
     Ok(found.ok_or_else(|| UsageError(format!("unknown reason code `{code}`; {help}")))?)
 }
 
@@ -122,10 +121,7 @@ fn print_code(code: &str, meaning: &str) {
     anstream::println!("{}\n  {meaning}", paint(HEAD, code));
 }
 
-fn code_table<T: Copy>(
-    codes: &[T],
-    texts: impl Fn(T) -> (&'static str, &'static str),
-) -> Vec<Value> {
+fn code_table<T: Copy>(codes: &[T], texts: impl Fn(T) -> (&'static str, &'static str)) -> Vec<Value> {
     let row = |one: &T| {
         let (code, meaning) = texts(*one);
         json!({ "code": code, "meaning": meaning })

@@ -24,9 +24,7 @@ pub(crate) struct ServeArgs {
 pub(crate) fn serve(args: &ServeArgs) -> anyhow::Result<ExitCode> {
     init_tracing("warn,proxy=info,dns_filter=info");
     // Install one crypto provider for the process. Pingora uses rustls' default and would otherwise choose its own.
-    drop(rustls::crypto::CryptoProvider::install_default(
-        certs::crypto_provider().as_ref().clone(),
-    ));
+    drop(rustls::crypto::CryptoProvider::install_default(certs::crypto_provider().as_ref().clone()));
     let runtime = tokio::runtime::Builder::new_multi_thread()
         .enable_all()
         .build()

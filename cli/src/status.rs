@@ -45,12 +45,7 @@ fn print_status(reply: &Value) {
         Some(true) => (GOOD, "ready"),
         _ => (BAD, "not ready"),
     };
-    anstream::println!(
-        "{} sandbar {}, up {} s",
-        paint(style, word),
-        at("/version"),
-        at("/uptime_seconds")
-    );
+    anstream::println!("{} sandbar {}, up {} s", paint(style, word), at("/version"), at("/uptime_seconds"));
     for listener in reply.get("listeners").and_then(Value::as_array).into_iter().flatten() {
         print_field("listens", &value_text(listener));
     }
@@ -68,10 +63,7 @@ fn print_status(reply: &Value) {
         let effect = if closed { ", so everything is denied" } else { "" };
         print_field("stale", &format!("the policies on disk are invalid{effect}:\n{trouble}"));
     }
-    print_field(
-        "open",
-        &format!("{} connections, {} tunnels and requests", at("/connections"), at("/open")),
-    );
+    print_field("open", &format!("{} connections, {} tunnels and requests", at("/connections"), at("/open")));
     print_field(
         "log",
         &format!(

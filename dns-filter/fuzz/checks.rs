@@ -37,11 +37,8 @@ fn fixture() -> &'static DnsFuzzFixture {
         let policy = SourceFile { path: "p.toml".into(), bytes: POLICY.into() };
         let operator = b"[[sandbox]]\nid = \"s\"\nbase = \"system\"\npolicies = [\"p\"]\n".to_vec();
         let operator = SourceFile { path: "sandbar.toml".into(), bytes: operator };
-        let sources = LoadSources {
-            operator: Some(operator),
-            policies: vec![policy],
-            ..LoadSources::default()
-        };
+        let sources =
+            LoadSources { operator: Some(operator), policies: vec![policy], ..LoadSources::default() };
         let rules = Arc::new(ArcSwap::from_pointee(compile(&sources, &[]).unwrap()));
         let dir = tempfile::tempdir().unwrap();
         let log = Log::open(audit::LogConfig::new(dir.path())).unwrap();
@@ -59,13 +56,8 @@ pub(super) fn query(data: &[u8]) {
     let _entered = fixture.runtime.enter(); // findings are written in tasks
     for carrier in [DnsTransport::Tcp, DnsTransport::Udp] {
         let channel = Channel::Dedicated(SandboxId::parse("s").unwrap());
-        let arrived = QueryArrival {
-            channel,
-            carrier,
-            source: None,
-            original_dst: None,
-            toward: QueryTarget::Us,
-        };
+        let arrived =
+            QueryArrival { channel, carrier, source: None, original_dst: None, toward: QueryTarget::Us };
         match fixture.filter.start_query(data, &arrived) {
             QueryStep::Answer(answer) => check_local_answer(data, &answer),
             QueryStep::Drop => assert!(DnsQuery::parse(data).is_err(), "a valid query was dropped"),
@@ -111,8 +103,7 @@ pub(super) fn answer(data: &[u8]) {
             let name = DomainName::parse(name).unwrap();
             let facts = Facts::Name(NameFacts { name: name.clone(), query: kind });
             let Decision::Allow(permit) = rules.decide(sandbox, &facts) else { continue };
-            let asked =
-                PermittedQuery { rules: &rules, sandbox, permit: &permit, name: &name, kind };
+            let asked = PermittedQuery { rules: &rules, sandbox, permit: &permit, name: &name, kind };
             check_clean_answer(&asked, &message);
         }
     }

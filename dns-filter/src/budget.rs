@@ -232,8 +232,7 @@ impl DnsBudget {
 
     /// Restores the levels that an earlier process saved, raised to the least levels after a restart.
     pub fn restore(&mut self, saved: &BudgetLevels, now: Instant) {
-        self.bits.level =
-            saved.bits.clamp(SANDBOX_AFTER_CRASH, self.bits.burst.max(SANDBOX_AFTER_CRASH));
+        self.bits.level = saved.bits.clamp(SANDBOX_AFTER_CRASH, self.bits.burst.max(SANDBOX_AFTER_CRASH));
         let least = FORWARDS_AFTER_CRASH.min(self.forwards.burst);
         self.forwards.level = saved.forwards.clamp(least, self.forwards.burst);
         for (policy, rule, level) in saved.rules.iter().take(BUDGET_RULES) {
@@ -258,8 +257,7 @@ impl DnsBudget {
             if self.rules.len() >= BUDGET_RULES {
                 return None;
             }
-            let fresh =
-                RuleBudget { bits: TokenBucket::new(burst, rate, now), seen: HashSet::new() };
+            let fresh = RuleBudget { bits: TokenBucket::new(burst, rate, now), seen: HashSet::new() };
             self.rules.insert(key.clone(), fresh);
         }
         let rule = self.rules.get_mut(key)?;
@@ -445,12 +443,8 @@ mod tests {
         let spend = |budget: &mut DnsBudget| {
             (0u32..).find(|at| {
                 let key = at.to_be_bytes();
-                let choice = QueryChoice {
-                    key: &key,
-                    octets: lookup.chosen_octets,
-                    types: 3,
-                    pattern_bits: 0.0,
-                };
+                let choice =
+                    QueryChoice { key: &key, octets: lookup.chosen_octets, types: 3, pattern_bits: 0.0 };
                 budget.charge(&permit, &choice, now).is_err()
             })
         };

@@ -112,8 +112,7 @@ mod tests {
         first.note_burst("a", &key).unwrap();
         let crashed = BudgetStore::open(Some(path.clone())).unwrap();
         assert_eq!(crashed.restored_levels("a").unwrap().rules, [("p".into(), "r".into(), 0.0)]);
-        let left =
-            BudgetLevels { bits: 5.0, forwards: 1.0, rules: vec![("p".into(), "r".into(), 3.0)] };
+        let left = BudgetLevels { bits: 5.0, forwards: 1.0, rules: vec![("p".into(), "r".into(), 3.0)] };
         crashed.save(SandboxLevels::from([("a".to_owned(), left.clone())])).unwrap();
         let stopped = BudgetStore::open(Some(path.clone())).unwrap();
         assert_eq!(stopped.restored_levels("a"), Some(&left));

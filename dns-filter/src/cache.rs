@@ -75,12 +75,7 @@ pub(crate) struct FoldWindow {
 
 impl AnswerCache {
     pub(crate) fn new(total: Arc<AtomicUsize>) -> Self {
-        AnswerCache {
-            entries: HashMap::default(),
-            order: VecDeque::new(),
-            total,
-            evicted: Vec::new(),
-        }
+        AnswerCache { entries: HashMap::default(), order: VecDeque::new(), total, evicted: Vec::new() }
     }
 
     /// Returns the entry of a key, if it has not expired.
@@ -94,14 +89,12 @@ impl AnswerCache {
             (cached.entry, cached.generation) = (entry, generation);
             return;
         }
-        while self.entries.len() >= CACHE_SANDBOX || self.total.load(Ordering::Relaxed) >= CACHE_ALL
-        {
+        while self.entries.len() >= CACHE_SANDBOX || self.total.load(Ordering::Relaxed) >= CACHE_ALL {
             let Some(oldest) = self.order.pop_front() else { return };
             self.evict(&oldest);
         }
         self.evict_expired(now);
-        self.entries
-            .insert(key.into(), CacheEntry { entry, generation, fold: FoldWindow::default() });
+        self.entries.insert(key.into(), CacheEntry { entry, generation, fold: FoldWindow::default() });
         self.order.push_back(key.into());
         self.total.fetch_add(1, Ordering::Relaxed);
     }
@@ -114,20 +107,15 @@ impl AnswerCache {
 
     /// Takes the counts of answers given without a record, whose fold window began at `before` or earlier; all of them
     /// if it is `None`.
-    pub(crate) fn take_unrecorded(
-        &mut self,
-        before: Option<Instant>,
-    ) -> Vec<(Arc<CachedAnswer>, u64)> {
+    pub(crate) fn take_unrecorded(&mut self, before: Option<Instant>) -> Vec<(Arc<CachedAnswer>, u64)> {
         let due = |cached: &&mut CacheEntry| {
-            let old =
-                before.is_none_or(|before| cached.fold.since.is_some_and(|since| since <= before));
+            let old = before.is_none_or(|before| cached.fold.since.is_some_and(|since| since <= before));
             cached.fold.count > 0 && old
         };
         let mut unrecorded = std::mem::take(&mut self.evicted);
         let cached = self.entries.values_mut().filter(due);
-        unrecorded.extend(
-            cached.map(|cached| (cached.entry.clone(), std::mem::take(&mut cached.fold).count)),
-        );
+        unrecorded
+            .extend(cached.map(|cached| (cached.entry.clone(), std::mem::take(&mut cached.fold).count)));
         unrecorded
     }
 
@@ -176,11 +164,7 @@ impl FoldWindow {
     }
 
     /// Counts an answer. If a record is due, returns how many answers it covers, including this one.
-    pub(crate) fn count_answer(
-        &mut self,
-        window: std::time::Duration,
-        now: Instant,
-    ) -> Option<u64> {
+    pub(crate) fn count_answer(&mut self, window: std::time::Duration, now: Instant) -> Option<u64> {
         match self.since {
             // Two concurrent queries can get here out of order, so a window of 0 needs its own check.
             Some(since) if !window.is_zero() && now < since + window => {
@@ -202,13 +186,10 @@ mod tests {
     fn entry(now: Instant) -> Arc<CachedAnswer> {
         let text = "name = \"p\"\n[[allow]]\nname = \"r\"\nhosts = [\"a.example\"]\n";
         let policy = SourceFile { path: "p.toml".into(), bytes: text.into() };
-        let rules = compile(&LoadSources { policies: vec![policy], ..LoadSources::default() }, &[])
-            .unwrap();
+        let rules = compile(&LoadSources { policies: vec![policy], ..LoadSources::default() }, &[]).unwrap();
         let name = DomainName::parse("a.example").unwrap();
         let facts = Facts::Name(NameFacts { name: name.clone(), query: QueryType::A });
-        let Decision::Allow(permit) =
-            rules.decide(rules.sandboxes().iter().next().unwrap(), &facts)
-        else {
+        let Decision::Allow(permit) = rules.decide(rules.sandboxes().iter().next().unwrap(), &facts) else {
             panic!()
         };
         let (section, found, told) = (AnswerSection::default(), Vec::new(), Vec::new());
@@ -261,10 +242,6 @@ mod tests {
         assert_eq!(cache.entries.len(), 1, "a full cache evicts its own oldest entry");
         let mut other = AnswerCache::new(all.clone());
         other.insert(b"x", entry, now);
-        assert_eq!(
-            other.entries.len(),
-            0,
-            "an empty cache has none to evict, so it stores nothing"
-        );
+        assert_eq!(other.entries.len(), 0, "an empty cache has none to evict, so it stores nothing");
     }
 }

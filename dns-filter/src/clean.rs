@@ -108,11 +108,7 @@ fn follow_cnames(query: &PermittedQuery<'_>, message: &Message) -> Result<(Name,
 
 /// Builds the answer for a name without records of the type. A CNAME chain that the resolver did not complete is an
 /// error: we do not follow it.
-fn no_data_answer(
-    query: &PermittedQuery<'_>,
-    message: &Message,
-    hops: usize,
-) -> Result<CleanAnswer, Reason> {
+fn no_data_answer(query: &PermittedQuery<'_>, message: &Message, hops: usize) -> Result<CleanAnswer, Reason> {
     let vouched = message.authorities.iter().any(|record| record.record_type() == RecordType::SOA);
     // Some forwarders leave out the SOA of a cached answer; for types other than A, a name without records is common.
     if hops > 0 && !vouched && query.kind == QueryType::A {
@@ -178,9 +174,7 @@ impl CleanAnswer {
         }
         self.found.push(address);
         match query.rules.admit(query.permit, &[address]) {
-            Ok(_) => {
-                self.push_answer(query.kind, ttl, &address_octets(address), address.to_string())
-            }
+            Ok(_) => self.push_answer(query.kind, ttl, &address_octets(address), address.to_string()),
             Err(denial) => self.withheld = Some(denial.reason),
         }
     }
@@ -206,9 +200,7 @@ impl CleanAnswer {
 
     fn add_service(&mut self, query: &PermittedQuery<'_>, service: &SVCB, ttl: u32) {
         match query.clean_service(service).map(|service| (service.to_bytes(), service)) {
-            Some((Ok(bytes), service)) => {
-                self.push_answer(query.kind, ttl, &bytes, service.to_string())
-            }
+            Some((Ok(bytes), service)) => self.push_answer(query.kind, ttl, &bytes, service.to_string()),
             Some((Err(_), _)) | None => self.withheld = Some(Reason::DnsAnswer),
         }
     }
@@ -236,11 +228,8 @@ impl PermittedQuery<'_> {
         if service.svc_priority == 0 || !own {
             return None; // an alias to another name: the client falls back to the name's addresses
         }
-        let params: Vec<_> = service
-            .svc_params
-            .iter()
-            .filter_map(|(key, value)| self.clean_param(*key, value))
-            .collect();
+        let params: Vec<_> =
+            service.svc_params.iter().filter_map(|(key, value)| self.clean_param(*key, value)).collect();
         let mandatory = service.svc_params.iter().find_map(|(_, value)| match value {
             SvcParamValue::Mandatory(Mandatory(keys)) => Some(keys),
             _ => None,
@@ -255,11 +244,7 @@ impl PermittedQuery<'_> {
         (whole && reachable).then(|| SVCB::new(service.svc_priority, Name::root(), params))
     }
 
-    fn clean_param(
-        &self,
-        key: SvcParamKey,
-        value: &SvcParamValue,
-    ) -> Option<(SvcParamKey, SvcParamValue)> {
+    fn clean_param(&self, key: SvcParamKey, value: &SvcParamValue) -> Option<(SvcParamKey, SvcParamValue)> {
         let value = match value {
             SvcParamValue::Alpn(Alpn(names)) => {
                 let tcp = |name: &&String| matches!(name.as_str(), "h2" | "http/1.1");
@@ -268,21 +253,19 @@ impl PermittedQuery<'_> {
             }
             SvcParamValue::Ipv4Hint(IpHint(hints)) => {
                 let admitted = |hint: &&A| self.admits(IpAddr::V4(hint.0));
-                let hints: Vec<A> =
-                    hints.iter().filter(admitted).take(ADDRESSES).copied().collect();
+                let hints: Vec<A> = hints.iter().filter(admitted).take(ADDRESSES).copied().collect();
                 (!hints.is_empty()).then_some(SvcParamValue::Ipv4Hint(IpHint(hints)))?
             }
             SvcParamValue::Ipv6Hint(IpHint(hints)) => {
                 let admitted = |hint: &&AAAA| self.admits(IpAddr::V6(hint.0));
-                let hints: Vec<AAAA> =
-                    hints.iter().filter(admitted).take(ADDRESSES).copied().collect();
+                let hints: Vec<AAAA> = hints.iter().filter(admitted).take(ADDRESSES).copied().collect();
                 (!hints.is_empty()).then_some(SvcParamValue::Ipv6Hint(IpHint(hints)))?
             }
             SvcParamValue::Port(_) | SvcParamValue::NoDefaultAlpn => value.clone(),
             // ECH would hide the name from the proxy; `dohpath` and unknown keys could bypass it.
-            SvcParamValue::EchConfigList(_)
-            | SvcParamValue::Mandatory(_)
-            | SvcParamValue::Unknown(_) => return None,
+            SvcParamValue::EchConfigList(_) | SvcParamValue::Mandatory(_) | SvcParamValue::Unknown(_) => {
+                return None;
+            }
         };
         Some((key, value))
     }
@@ -296,8 +279,7 @@ impl PermittedQuery<'_> {
         let host = Host::Name(self.name.clone());
         let protocol = Protocol::Tls { sni: Some(host.clone()), ech: EchPresence::Absent };
         let facts = ConnectFacts { target: ConnectTarget::Named(host), port, protocol };
-        port == 443
-            || matches!(self.rules.decide(self.sandbox, &Facts::Connect(facts)), Decision::Allow(_))
+        port == 443 || matches!(self.rules.decide(self.sandbox, &Facts::Connect(facts)), Decision::Allow(_))
     }
 }
 

@@ -64,12 +64,7 @@ impl DnsFilter {
         explanation
     }
 
-    fn explain_decision(
-        &self,
-        sandbox: &SandboxId,
-        name: &DomainName,
-        kind: QueryType,
-    ) -> DnsExplanation {
+    fn explain_decision(&self, sandbox: &SandboxId, name: &DomainName, kind: QueryType) -> DnsExplanation {
         let rules = self.rules.load_full();
         let mut explanation = DnsExplanation {
             sandbox: sandbox.to_string(),
@@ -88,8 +83,7 @@ impl DnsFilter {
         let rule = match rules.decide(known, &facts) {
             Decision::Allow(permit) => {
                 explanation.decision = "allow".to_owned();
-                let query =
-                    PermittedQuery { rules: &rules, sandbox: known, permit: &permit, name, kind };
+                let query = PermittedQuery { rules: &rules, sandbox: known, permit: &permit, name, kind };
                 explanation.source = self.answer_source(&query).to_owned();
                 Some(permit.rule().clone())
             }
@@ -166,9 +160,5 @@ fn extended_error(answer: &[u8]) -> Option<String> {
     let text: Vec<u8> =
         answer.iter().rev().copied().take_while(|b| b.is_ascii_lowercase() || *b == b'_').collect();
     let text: String = text.into_iter().rev().map(char::from).collect();
-    rules::Reason::ALL
-        .iter()
-        .map(|reason| reason.code())
-        .find(|code| *code == text)
-        .map(str::to_owned)
+    rules::Reason::ALL.iter().map(|reason| reason.code()).find(|code| *code == text).map(str::to_owned)
 }

@@ -58,8 +58,7 @@ pub struct DnsFilter {
     pub(crate) malformed: Mutex<RecordRate>,
     pub(crate) store: Arc<BudgetStore>,
     settings: DnsSettings,
-    states:
-        RwLock<hashbrown::HashMap<SandboxId, Arc<SandboxState>, foldhash::quality::RandomState>>,
+    states: RwLock<hashbrown::HashMap<SandboxId, Arc<SandboxState>, foldhash::quality::RandomState>>,
     cached: Arc<AtomicUsize>,
     /// Origin of the time grid.
     epoch: Instant,
@@ -72,11 +71,7 @@ impl DnsFilter {
     /// # Errors
     ///
     /// Returns [`StartError`] if the budget file cannot be read: starting without it would grant every burst again.
-    pub fn new(
-        rules: Arc<ArcSwap<RuleSet>>,
-        log: Log,
-        config: DnsConfig,
-    ) -> Result<Arc<Self>, StartError> {
+    pub fn new(rules: Arc<ArcSwap<RuleSet>>, log: Log, config: DnsConfig) -> Result<Arc<Self>, StartError> {
         let upstreams = Arc::new(ResolverPool::new(&config.settings));
         Self::with_upstreams(rules, log, config, upstreams)
     }
@@ -94,18 +89,14 @@ impl DnsFilter {
     ) -> Result<Arc<Self>, StartError> {
         let DnsConfig { settings, budgets } = config;
         let shown = budgets.as_ref().map(|path| path.display().to_string()).unwrap_or_default();
-        let store = BudgetStore::open(budgets)
-            .map_err(|source| StartError::Budgets { path: shown, source })?;
+        let store =
+            BudgetStore::open(budgets).map_err(|source| StartError::Budgets { path: shown, source })?;
         Ok(Arc::new(DnsFilter {
             rules,
             log,
             upstreams,
             denial: settings.denial,
-            hosts: settings
-                .hosts
-                .iter()
-                .map(|host| (host.name.clone(), host.addresses.clone()))
-                .collect(),
+            hosts: settings.hosts.iter().map(|host| (host.name.clone(), host.addresses.clone())).collect(),
             fold: Duration::from_secs(settings.fold_seconds),
             reverse: settings.reverse,
             pre_resolved: PreResolvedNames::default(),
@@ -137,10 +128,8 @@ impl DnsFilter {
         self.flush_counts(None);
         let states = self.states.read().unwrap_or_else(PoisonError::into_inner);
         let now = Instant::now();
-        let levels: BTreeMap<_, _> = states
-            .iter()
-            .map(|(id, state)| (id.to_string(), state.lock().budget.save(now)))
-            .collect();
+        let levels: BTreeMap<_, _> =
+            states.iter().map(|(id, state)| (id.to_string(), state.lock().budget.save(now))).collect();
         if let Err(error) = self.store.save(levels) {
             tracing::warn!(%error, "cannot save the DNS budgets: they are nearly empty after the next start");
         }
@@ -169,13 +158,7 @@ impl DnsFilter {
             if let Some(saved) = self.store.restored_levels(sandbox.id.as_str()) {
                 budget.restore(saved, now);
             }
-            Arc::new(SandboxState::new(
-                rules,
-                sandbox,
-                budget,
-                self.settings.synthetic,
-                self.cached.clone(),
-            ))
+            Arc::new(SandboxState::new(rules, sandbox, budget, self.settings.synthetic, self.cached.clone()))
         };
         states.entry(sandbox.id.clone()).or_insert_with(fresh).clone()
     }
@@ -254,10 +237,7 @@ impl DnsFilter {
             self.record_answer(record, rules, &entry, count.saturating_sub(1));
         }
         for unrecorded in unrecorded {
-            self.record_summary(
-                rules,
-                UnrecordedQueries { subject: Some(subject.clone()), ..unrecorded },
-            );
+            self.record_summary(rules, UnrecordedQueries { subject: Some(subject.clone()), ..unrecorded });
         }
     }
 
@@ -271,10 +251,8 @@ impl DnsFilter {
         let policy = self.policy(rules);
         match unrecorded.outcome {
             CountedOutcome::Answered => {
-                let verdict =
-                    record::summary_details(record::local_details(policy), unrecorded.count);
-                let outcome =
-                    crate::clean::answer_outcome(Rcode::NOERROR, &[], audit::Ending::Completed);
+                let verdict = record::summary_details(record::local_details(policy), unrecorded.count);
+                let outcome = crate::clean::answer_outcome(Rcode::NOERROR, &[], audit::Ending::Completed);
                 record.post_answer(verdict, &outcome);
             }
             CountedOutcome::Refused(reason) => {
@@ -307,8 +285,7 @@ impl DnsFilter {
         folded: u64,
     ) -> (DecisionDetails, AttemptOutcome) {
         let verdict = record::allow_details(&entry.permit, self.policy(rules), record::ANSWERED);
-        let outcome =
-            crate::clean::answer_outcome(entry.rcode, &entry.told, audit::Ending::Completed);
+        let outcome = crate::clean::answer_outcome(entry.rcode, &entry.told, audit::Ending::Completed);
         (DecisionDetails { folded, ..verdict }, outcome)
     }
 }

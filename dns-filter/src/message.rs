@@ -182,8 +182,7 @@ impl<'a> DnsQuery<'a> {
 
     /// Returns the name as sent, for the record, with octets other than printable ASCII escaped.
     pub fn display_name(&self) -> String {
-        let labels: Vec<String> =
-            self.labels().map(|label| label.escape_ascii().to_string()).collect();
+        let labels: Vec<String> = self.labels().map(|label| label.escape_ascii().to_string()).collect();
         if labels.is_empty() { ".".to_owned() } else { labels.join(".") }
     }
 
@@ -213,9 +212,7 @@ impl<'a> DnsQuery<'a> {
         section.write_to(&mut packet, age);
         self.head.write_opt(&mut packet, rcode, ede);
         match carrier {
-            DnsTransport::Udp if packet.len() > self.head.max_payload() => {
-                self.build_truncated(rcode)
-            }
+            DnsTransport::Udp if packet.len() > self.head.max_payload() => self.build_truncated(rcode),
             DnsTransport::Tcp | DnsTransport::Udp => packet,
         }
     }
@@ -244,8 +241,7 @@ impl QueryHeader {
 
     fn write_header(&self, packet: &mut Vec<u8>, rcode: Rcode, questions: u16, answers: u16) {
         // QR and RA are set, RD is copied, AD and CD are never set.
-        let flags =
-            0x8080 | u16::from(self.opcode) << 11 | u16::from(self.recursion) << 8 | rcode.0 & 0xf;
+        let flags = 0x8080 | u16::from(self.opcode) << 11 | u16::from(self.recursion) << 8 | rcode.0 & 0xf;
         let additional = u16::from(self.edns.is_some());
         for field in [self.id, flags, questions, answers, 0, additional] {
             packet.extend_from_slice(&field.to_be_bytes());
@@ -478,9 +474,6 @@ mod tests {
         assert_eq!(record, b"\xc0\x0c\x00\x01\x00\x01\x00\x00\x00\x3c\x00\x04\x01\x02\x03\x04");
         let mut buffer = [0; 257];
         assert_eq!(query.wire_key(&mut buffer), b"\x01a\x02bc\x00\x00\x01");
-        assert_eq!(
-            wire_key(&DomainName::parse("a.bc").unwrap(), QueryType::A),
-            query.wire_key(&mut buffer)
-        );
+        assert_eq!(wire_key(&DomainName::parse("a.bc").unwrap(), QueryType::A), query.wire_key(&mut buffer));
     }
 }

@@ -53,19 +53,14 @@ struct PreResolveTarget {
 
 impl PreResolvedNames {
     /// Returns the answer to a query, cleaned by the rules of its sandbox, and when it was received.
-    pub(crate) fn find(
-        &self,
-        query: &PermittedQuery<'_>,
-        now: Instant,
-    ) -> Option<(CleanAnswer, Instant)> {
+    pub(crate) fn find(&self, query: &PermittedQuery<'_>, now: Instant) -> Option<(CleanAnswer, Instant)> {
         if query.permit.lookup().chosen_octets > 0 {
             return None;
         }
         let (message, born, expires) = {
             let answers = lock(&self.answers);
-            let answer = answers
-                .get(&(query.name.clone(), query.kind))
-                .filter(|answer| answer.expires > now)?;
+            let answer =
+                answers.get(&(query.name.clone(), query.kind)).filter(|answer| answer.expires > now)?;
             (answer.message.clone()?, answer.born, answer.expires)
         };
         let mut cleaned = clean(query, &message).ok()?;
@@ -94,12 +89,9 @@ impl PreResolvedNames {
             },
             None => match all.remove(&key) {
                 Some(before) => PreResolvedAnswer { due: now + PRE_RESOLVE_RETRY, ..before },
-                None => PreResolvedAnswer {
-                    message: None,
-                    born: now,
-                    expires: now,
-                    due: now + PRE_RESOLVE_RETRY,
-                },
+                None => {
+                    PreResolvedAnswer { message: None, born: now, expires: now, due: now + PRE_RESOLVE_RETRY }
+                }
             },
         };
         all.insert(key, answer);
@@ -139,11 +131,7 @@ impl DnsFilter {
         }
     }
 
-    async fn resolve_due(
-        self: &Arc<Self>,
-        rules: &Arc<RuleSet>,
-        targets: &Arc<Vec<PreResolveTarget>>,
-    ) {
+    async fn resolve_due(self: &Arc<Self>, rules: &Arc<RuleSet>, targets: &Arc<Vec<PreResolveTarget>>) {
         let now = Instant::now();
         let limit = Arc::new(Semaphore::new(PRE_RESOLVE_AT_ONCE));
         let mut tasks = tokio::task::JoinSet::new();
@@ -167,8 +155,7 @@ impl DnsFilter {
     async fn resolve_one(&self, rules: &RuleSet, target: &PreResolveTarget) {
         let mut record = self.log.open_record(record::own_arrival("timer"));
         record.set_facts(record::facts(target.name.as_str(), target.kind));
-        let verdict =
-            record::allow_details(&target.permit, self.policy(rules), record::PRE_RESOLVE);
+        let verdict = record::allow_details(&target.permit, self.policy(rules), record::PRE_RESOLVE);
         let Ok(receipt) = record.record_decision(verdict).await else { return }; // no record, no traffic
         let reply = self.upstreams.ask(&target.name, target.kind, &receipt).await;
         let query = PermittedQuery {
@@ -215,23 +202,15 @@ impl DnsFilter {
         targets
     }
 
-    fn targets_for(
-        &self,
-        rules: &RuleSet,
-        sandbox: &SandboxRef,
-        name: &DomainName,
-    ) -> Vec<PreResolveTarget> {
-        let answered_locally = self.hosts.contains_key(name)
-            || special_zone(name).is_some() && !self.upstreams.has_zone(name);
+    fn targets_for(&self, rules: &RuleSet, sandbox: &SandboxRef, name: &DomainName) -> Vec<PreResolveTarget> {
+        let answered_locally =
+            self.hosts.contains_key(name) || special_zone(name).is_some() && !self.upstreams.has_zone(name);
         let allowed = |kind: QueryType| {
             let facts = Facts::Name(NameFacts { name: name.clone(), query: kind });
             match rules.decide(sandbox, &facts) {
-                Decision::Allow(permit) if !answered_locally => Some(PreResolveTarget {
-                    sandbox: sandbox.clone(),
-                    permit,
-                    name: name.clone(),
-                    kind,
-                }),
+                Decision::Allow(permit) if !answered_locally => {
+                    Some(PreResolveTarget { sandbox: sandbox.clone(), permit, name: name.clone(), kind })
+                }
                 Decision::Allow(_) | Decision::Deny(_) => None,
             }
         };

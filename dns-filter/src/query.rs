@@ -81,8 +81,7 @@ impl DnsFilter {
         };
         let state = self.sandbox_state(&rules, &sandbox);
         let alarm = Cell::new(due_bypass_finding(&state, arrived));
-        let local =
-            LocalAnswer { filter: self, rules: &rules, sandbox, state, query, arrived, alarm };
+        let local = LocalAnswer { filter: self, rules: &rules, sandbox, state, query, arrived, alarm };
         match local.answer_locally() {
             LocalResult::Answer(answer) => QueryStep::Answer(answer),
             LocalResult::Ask(lookup) => QueryStep::Wait(Box::new(PendingQuery {
@@ -113,11 +112,7 @@ impl DnsFilter {
     }
 
     /// Runs both steps; `None` if the packet gets no answer.
-    pub async fn answer(
-        self: &Arc<Self>,
-        packet: &[u8],
-        arrived: &QueryArrival,
-    ) -> Option<Vec<u8>> {
+    pub async fn answer(self: &Arc<Self>, packet: &[u8], arrived: &QueryArrival) -> Option<Vec<u8>> {
         match self.start_query(packet, arrived) {
             QueryStep::Answer(answer) => Some(answer),
             QueryStep::Drop => None,
@@ -168,11 +163,7 @@ impl DnsFilter {
         if self.admit_or_count(reason, None, || (query.display_name(), query.kind)) {
             let mut record = self.log.open_record(record::arrival(arrived));
             record.set_facts(record::facts(&query.display_name(), query.kind));
-            record.post_denial(record::mark_alert(record::refusal_details(
-                reason,
-                None,
-                self.policy(rules),
-            )));
+            record.post_denial(record::mark_alert(record::refusal_details(reason, None, self.policy(rules))));
         }
         QueryStep::Answer(self.build_refusal(query, reason, arrived.carrier))
     }
@@ -254,9 +245,7 @@ fn refusal_form(reason: Reason) -> RefusalForm {
         | Reason::UnknownChannel
         | Reason::ChannelsDisagree
         | Reason::UnknownSandbox => RefusalForm::Operation,
-        Reason::PrivateAddress | Reason::AddressNotExpected | Reason::OwnAddress => {
-            RefusalForm::Withheld
-        }
+        Reason::PrivateAddress | Reason::AddressNotExpected | Reason::OwnAddress => RefusalForm::Withheld,
         _ => RefusalForm::Name,
     }
 }
@@ -315,21 +304,12 @@ impl LocalAnswer<'_> {
     }
 
     /// Answers an allowed name locally if possible, otherwise returns the look-up.
-    fn answer_allowed(
-        &self,
-        permit: Permit,
-        name: DomainName,
-        key: &[u8],
-        now: Instant,
-    ) -> LocalResult {
+    fn answer_allowed(&self, permit: Permit, name: DomainName, key: &[u8], now: Instant) -> LocalResult {
         let filter = self.filter;
         let (rules, sandbox, kind) = (self.rules, &self.sandbox, self.query.kind);
         let question = PermittedQuery { rules, sandbox, permit: &permit, name: &name, kind };
         let configured = filter.hosts.get(&name);
-        if configured.is_none()
-            && special_zone(&name).is_some()
-            && !filter.upstreams.has_zone(&name)
-        {
+        if configured.is_none() && special_zone(&name).is_some() && !filter.upstreams.has_zone(&name) {
             return self.refuse_with_permit(Reason::SpecialName, Some(&permit));
         }
         if permit.lookup().synthetic {
@@ -373,9 +353,7 @@ impl LocalAnswer<'_> {
     /// Returns whether the current rules give a permit with the same terms as that of a cached answer.
     fn still_allows(&self, cached: &Permit) -> bool {
         match self.rules.decide(&self.sandbox, cached.facts()) {
-            Decision::Allow(permit) => {
-                !permit.lookup().strict_cname && permit.has_same_terms(cached)
-            }
+            Decision::Allow(permit) => !permit.lookup().strict_cname && permit.has_same_terms(cached),
             Decision::Deny(_) => false,
         }
     }
@@ -401,13 +379,7 @@ impl LocalAnswer<'_> {
             return None;
         };
         self.record_local_answer(&cleaned);
-        Some(self.query.build_answer(
-            cleaned.rcode,
-            &cleaned.section,
-            0,
-            None,
-            self.arrived.carrier,
-        ))
+        Some(self.query.build_answer(cleaned.rcode, &cleaned.section, 0, None, self.arrived.carrier))
     }
 
     /// Records an answer that needs no rule.
@@ -437,13 +409,7 @@ impl LocalAnswer<'_> {
         let wire = wire_key(&known, PTR);
         cleaned.section.push(PTR, TTL_FLOOR, wire.get(..wire.len() - 2)?);
         self.record_local_answer(&cleaned);
-        Some(self.query.build_answer(
-            cleaned.rcode,
-            &cleaned.section,
-            0,
-            None,
-            self.arrived.carrier,
-        ))
+        Some(self.query.build_answer(cleaned.rcode, &cleaned.section, 0, None, self.arrived.carrier))
     }
 
     /// Refuses our own query that an upstream resolver sent back, instead of asking again.
@@ -455,20 +421,12 @@ impl LocalAnswer<'_> {
     }
 
     /// Answers a name for raw TCP with its synthetic address, the only one through which the sandbox can reach it.
-    fn answer_synthetic(
-        &self,
-        question: &PermittedQuery<'_>,
-        key: &[u8],
-        now: Instant,
-    ) -> LocalResult {
+    fn answer_synthetic(&self, question: &PermittedQuery<'_>, key: &[u8], now: Instant) -> LocalResult {
         let address = self.state.lock().synthetic.address_of(question.name);
         match address {
             Some(address) => {
-                let cleaned = CleanAnswer::from_own_addresses(
-                    question.kind,
-                    &[IpAddr::V4(address)],
-                    TTL_SYNTHETIC,
-                );
+                let cleaned =
+                    CleanAnswer::from_own_addresses(question.kind, &[IpAddr::V4(address)], TTL_SYNTHETIC);
                 self.answer_and_cache(question, cleaned, key, now)
             }
             None => self.refuse_with_permit(Reason::NoAddress, Some(question.permit)),
@@ -491,10 +449,8 @@ impl LocalAnswer<'_> {
         let entry = Arc::new(cached_answer(question, cleaned, born, None));
         let mut inner = self.state.lock();
         inner.store_answer(key, &entry, self.filter.reverse, now);
-        let due = inner
-            .cache
-            .find(key, now)
-            .and_then(|cached| cached.fold.count_answer(self.filter.fold, now));
+        let due =
+            inner.cache.find(key, now).and_then(|cached| cached.fold.count_answer(self.filter.fold, now));
         drop(inner);
         if let Some(count) = due {
             self.record_answer(&entry, count - 1);
@@ -523,8 +479,7 @@ impl LocalAnswer<'_> {
             inner.tunnel_score.note_odd_type(now);
         }
         let score = inner.tunnel_score.score();
-        let alarm =
-            score.0 >= ALARM_SCORE && inner.is_finding_due(FindingCode::DnsTunnelSuspected, now);
+        let alarm = score.0 >= ALARM_SCORE && inner.is_finding_due(FindingCode::DnsTunnelSuspected, now);
         let admitted =
             alarm || self.admit_or_count_locked(&mut inner, CountedOutcome::Refused(denial.reason));
         drop(inner);
@@ -536,11 +491,7 @@ impl LocalAnswer<'_> {
             }
             self.write_record(verdict, None);
         }
-        LocalResult::Answer(self.filter.build_refusal(
-            &self.query,
-            denial.reason,
-            self.arrived.carrier,
-        ))
+        LocalResult::Answer(self.filter.build_refusal(&self.query, denial.reason, self.arrived.carrier))
     }
 
     /// Returns whether a query that sent nothing gets a record of its own; counts it if not.
@@ -550,9 +501,8 @@ impl LocalAnswer<'_> {
 
     fn admit_or_count_locked(&self, inner: &mut LockedState, outcome: CountedOutcome) -> bool {
         self.is_alarming()
-            || inner.admit_or_count(self.filter.fold, outcome, || {
-                (self.query.display_name(), self.query.kind)
-            })
+            || inner
+                .admit_or_count(self.filter.fold, outcome, || (self.query.display_name(), self.query.kind))
     }
 
     fn is_alarming(&self) -> bool {
@@ -582,11 +532,7 @@ impl LocalAnswer<'_> {
     }
 }
 
-fn close_record(
-    record: audit::OpenRecord,
-    verdict: DecisionDetails,
-    outcome: Option<AttemptOutcome>,
-) {
+fn close_record(record: audit::OpenRecord, verdict: DecisionDetails, outcome: Option<AttemptOutcome>) {
     match outcome {
         Some(outcome) => record.post_answer(verdict, &outcome),
         None => record.post_denial(verdict),
@@ -596,8 +542,7 @@ fn close_record(
 /// Returns the finding for a query that was sent to another resolver, if one is due.
 fn due_bypass_finding(state: &SandboxState, arrived: &QueryArrival) -> Option<DetectionFinding> {
     let sent_elsewhere = arrived.toward == QueryTarget::Elsewhere;
-    let due = sent_elsewhere
-        && state.lock().is_finding_due(FindingCode::DnsBypassAttempt, Instant::now());
+    let due = sent_elsewhere && state.lock().is_finding_due(FindingCode::DnsBypassAttempt, Instant::now());
     due.then(|| record::bypass_finding(arrived.original_dst))
 }
 

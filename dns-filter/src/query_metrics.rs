@@ -25,8 +25,7 @@ pub(crate) struct DnsMetrics {
 
 impl DnsMetrics {
     pub(crate) fn new() -> Self {
-        let queries =
-            |outcome: &'static str| counter!("sandbar_dns_queries_total", "outcome" => outcome);
+        let queries = |outcome: &'static str| counter!("sandbar_dns_queries_total", "outcome" => outcome);
         DnsMetrics {
             cached: queries("cached"),
             here: queries("here"),

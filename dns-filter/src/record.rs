@@ -3,8 +3,8 @@
 
 pub(crate) use audit::words::{channel, policy, subject};
 use audit::{
-    AlertFlag, DecisionDetails, DetectionFinding, FindingCode, FindingSeverity, OpenRecord,
-    RecordedFacts, ScoreFeature, StableCode, Transport,
+    AlertFlag, DecisionDetails, DetectionFinding, FindingCode, FindingSeverity, OpenRecord, RecordedFacts,
+    ScoreFeature, StableCode, Transport,
 };
 use rules::facts::QueryType;
 use rules::{Denial, Host, Permit, Reason};
@@ -111,8 +111,7 @@ pub(crate) fn local_details(policy: audit::RecordedPolicy) -> DecisionDetails {
 
 /// Turns a verdict into that of a summary of `count` queries.
 pub(crate) fn summary_details(verdict: DecisionDetails, count: u64) -> DecisionDetails {
-    let message =
-        format!("Summary of {count} queries with this result; the name is the first one's.");
+    let message = format!("Summary of {count} queries with this result; the name is the first one's.");
     DecisionDetails { folded: count.saturating_sub(1), message: Some(message.into()), ..verdict }
 }
 
@@ -155,14 +154,8 @@ pub(crate) fn finding(
 /// Returns the finding for a query that was sent to another resolver and redirected here.
 pub(crate) fn bypass_finding(original_dst: Option<std::net::SocketAddr>) -> DetectionFinding {
     let to = original_dst.map_or_else(|| "another resolver".to_owned(), |to| to.to_string());
-    let message =
-        format!("The sandbox sent a query to {to}; it was redirected here and decided as usual.");
-    finding(
-        FindingCode::DnsBypassAttempt,
-        "A sandbox asks another resolver",
-        message,
-        (0, Vec::new()),
-    )
+    let message = format!("The sandbox sent a query to {to}; it was redirected here and decided as usual.");
+    finding(FindingCode::DnsBypassAttempt, "A sandbox asks another resolver", message, (0, Vec::new()))
 }
 
 /// Returns the finding for denied names that look like a tunnel.
@@ -181,14 +174,8 @@ pub(crate) fn flag_bypass(mut verdict: DecisionDetails, arrived: &QueryArrival) 
 
 /// Returns the finding for our own query that came back to us.
 pub(crate) fn loop_finding() -> DetectionFinding {
-    let message =
-        "A resolver of `[dns]` forwards our queries back to us: use another one in `upstreams`.";
-    finding(
-        FindingCode::DnsForwardingLoop,
-        "DNS forwarding loop",
-        message.to_owned(),
-        (0, Vec::new()),
-    )
+    let message = "A resolver of `[dns]` forwards our queries back to us: use another one in `upstreams`.";
+    finding(FindingCode::DnsForwardingLoop, "DNS forwarding loop", message.to_owned(), (0, Vec::new()))
 }
 
 /// Writes a finding about an attempt. An error is only logged: if the log is down, the attempts themselves are refused.

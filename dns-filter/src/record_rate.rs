@@ -66,21 +66,14 @@ impl RecordRate {
         let key = (outcome.code(), sandbox.map(|sandbox| sandbox.id.clone()));
         let first = || {
             let (name, kind) = question();
-            UnrecordedQueries {
-                outcome,
-                subject: sandbox.map(record::subject),
-                name,
-                kind,
-                count: 0,
-            }
+            UnrecordedQueries { outcome, subject: sandbox.map(record::subject), name, kind, count: 0 }
         };
         self.unrecorded.entry(key).or_insert_with(first).count += 1;
     }
 
     /// Takes the counts, once the second is over; at any time if `now` is `None`.
     pub(crate) fn take_unrecorded(&mut self, now: Option<Instant>) -> Vec<UnrecordedQueries> {
-        let over =
-            |now: Instant| self.since.is_none_or(|since| now >= since + Duration::from_secs(1));
+        let over = |now: Instant| self.since.is_none_or(|since| now >= since + Duration::from_secs(1));
         match now.is_none_or(over) {
             true => self.unrecorded.drain().map(|(_, unrecorded)| unrecorded).collect(),
             false => Vec::new(),
@@ -105,8 +98,7 @@ mod tests {
     fn counted_queries_keep_their_reason_and_the_first_name() {
         let (mut rate, now) = (RecordRate::new(2), Instant::now());
         let mut admitted_count = 0;
-        for (at, reason) in [Reason::NotListed, Reason::BadName].iter().cycle().take(10).enumerate()
-        {
+        for (at, reason) in [Reason::NotListed, Reason::BadName].iter().cycle().take(10).enumerate() {
             match rate.admits(now) {
                 true => admitted_count += 1,
                 false => {
@@ -119,15 +111,11 @@ mod tests {
         assert!(rate.take_unrecorded(Some(now)).is_empty(), "the second is not over");
         let mut unrecorded = rate.take_unrecorded(Some(now + Duration::from_secs(1)));
         unrecorded.sort_by(|a, b| a.name.cmp(&b.name));
-        let summary: Vec<_> =
-            unrecorded.iter().map(|one| (one.outcome, &*one.name, one.count)).collect();
+        let summary: Vec<_> = unrecorded.iter().map(|one| (one.outcome, &*one.name, one.count)).collect();
         let refused = CountedOutcome::Refused;
         assert_eq!(
             summary,
-            [
-                (refused(Reason::NotListed), "n2.example", 4),
-                (refused(Reason::BadName), "n3.example", 4)
-            ]
+            [(refused(Reason::NotListed), "n2.example", 4), (refused(Reason::BadName), "n3.example", 4)]
         );
         assert!(rate.take_unrecorded(None).is_empty(), "taken once");
     }

@@ -317,11 +317,7 @@ impl DnsFilter {
         match cleaned {
             Ok(cleaned) => {
                 let from = reply.ok().map(|reply| reply.from);
-                Ok(self.store_answer(
-                    context,
-                    record,
-                    cached_answer(&query, cleaned, Instant::now(), from),
-                ))
+                Ok(self.store_answer(context, record, cached_answer(&query, cleaned, Instant::now(), from)))
             }
             Err(reason) => {
                 record.close(answer_outcome(Rcode::SERVFAIL, &[], Ending::Failed(reason.into())));
@@ -377,8 +373,7 @@ impl DnsFilter {
     async fn note_burst(&self, lookup: &Lookup) -> Result<(), ResolveError> {
         let (store, sandbox) = (self.store.clone(), lookup.sandbox.id.clone());
         let key = RuleKey::from_permit(&lookup.permit);
-        let noted =
-            tokio::task::spawn_blocking(move || store.note_burst(sandbox.as_str(), &key)).await;
+        let noted = tokio::task::spawn_blocking(move || store.note_burst(sandbox.as_str(), &key)).await;
         match noted {
             Ok(Ok(())) => Ok(()),
             Ok(Err(_)) | Err(_) => Err(Reason::LogUnwritable.into()),
@@ -403,9 +398,7 @@ impl DnsFilter {
     fn record_shared(&self, context: &LookupContext<'_>, entry: &Arc<CachedAnswer>) {
         let now = Instant::now();
         let due = match context.state.lock().cache.find(&context.lookup.key, now) {
-            Some(cached) if Arc::ptr_eq(&cached.entry, entry) => {
-                cached.fold.count_answer(self.fold, now)
-            }
+            Some(cached) if Arc::ptr_eq(&cached.entry, entry) => cached.fold.count_answer(self.fold, now),
             Some(_) | None => Some(1),
         };
         if let Some(count) = due {
@@ -440,9 +433,7 @@ impl DnsFilter {
         let lookup = context.lookup;
         let mut verdict =
             record::allow_details(&lookup.permit, self.policy(&context.rules), record::RESOLVED);
-        verdict
-            .features
-            .extend(lookup.alarm.as_ref().map(|finding| record::flag(finding.code.into())));
+        verdict.features.extend(lookup.alarm.as_ref().map(|finding| record::flag(finding.code.into())));
         if lookup.permit.lookup().chosen_octets > 0 {
             let mut inner = context.state.lock();
             verdict = record::add_score(verdict, &inner.tunnel_score.score());
@@ -468,11 +459,8 @@ impl DnsFilter {
             return;
         }
         let record = self.open_lookup_record(context);
-        let refused = record::refusal_details(
-            reason,
-            Some(&context.lookup.permit),
-            self.policy(&context.rules),
-        );
+        let refused =
+            record::refusal_details(reason, Some(&context.lookup.permit), self.policy(&context.rules));
         let mut verdict = record::add_score(refused, &score);
         if let Some(exhausted) = due {
             let title = "DNS budget exhausted";
@@ -497,8 +485,7 @@ impl LookupContext<'_> {
         exhausted: Option<ExhaustedBudget>,
     ) -> (Option<ExhaustedBudget>, (u32, Vec<audit::ScoreFeature>)) {
         let mut inner = self.state.lock();
-        let due = exhausted
-            .filter(|_| inner.is_finding_due(FindingCode::DnsBudgetExhausted, Instant::now()));
+        let due = exhausted.filter(|_| inner.is_finding_due(FindingCode::DnsBudgetExhausted, Instant::now()));
         (due, inner.tunnel_score.score())
     }
 

@@ -100,11 +100,7 @@ impl TunnelScore {
             ("distinct_names", scale(ratio, 0.8, 1.0, 10.0), many),
             ("label_length", scale(of(self.longest, self.fresh), 24.0, 52.0, 25.0), many),
             ("name_entropy", scale(entropy, 3.2, 4.4, 25.0), many),
-            (
-                "absent_names",
-                scale(of(self.absent, self.answers), 0.5, 1.0, 15.0),
-                self.answers >= 20.0,
-            ),
+            ("absent_names", scale(of(self.absent, self.answers), 0.5, 1.0, 15.0), self.answers >= 20.0),
             ("odd_types", scale(self.odd, 10.0, 60.0, 30.0), true),
             ("denied_name_bits", scale(self.denied, 12_000.0, 40_000.0, 60.0), true),
         ];
@@ -183,8 +179,7 @@ mod tests {
             let letters: String = (0..50u32)
                 .map(|n| {
                     char::from(
-                        b"abcdefghijklmnopqrstuvwxyz234567"
-                            [((at * 31 + n * n * 7 + n * at) % 32) as usize],
+                        b"abcdefghijklmnopqrstuvwxyz234567"[((at * 31 + n * n * 7 + n * at) % 32) as usize],
                     )
                 })
                 .collect();
@@ -221,16 +216,10 @@ mod tests {
     fn a_search_list_and_a_browser_score_nothing() {
         let now = Instant::now();
         let mut score = TunnelScore::new(now);
-        for host in
-            ["api.openai.com", "github.com", "files.example", "objects.example", "auth.example"]
-        {
-            for suffix in [
-                "default.svc.cluster.local",
-                "svc.cluster.local",
-                "cluster.local",
-                "corp.example",
-                "example",
-            ] {
+        for host in ["api.openai.com", "github.com", "files.example", "objects.example", "auth.example"] {
+            for suffix in
+                ["default.svc.cluster.local", "svc.cluster.local", "cluster.local", "corp.example", "example"]
+            {
                 score.note_denied(&format!("{host}.{suffix}"), now);
             }
         }

@@ -12,9 +12,7 @@ use rand::RngExt;
 use tokio::net::UdpSocket;
 use tokio::sync::oneshot;
 
-use crate::limits::{
-    UPSTREAM_SOCKET_PENDING, UPSTREAM_SOCKET_USES, UPSTREAM_SOCKETS, UPSTREAM_STRAYS,
-};
+use crate::limits::{UPSTREAM_SOCKET_PENDING, UPSTREAM_SOCKET_USES, UPSTREAM_SOCKETS, UPSTREAM_STRAYS};
 use crate::lock;
 use crate::upstream::answers_question;
 
@@ -102,8 +100,7 @@ impl UpstreamSockets {
 impl UpstreamSocket {
     fn open(resolver: SocketAddr) -> io::Result<Arc<Self>> {
         let socket = UdpSocket::from_std(bind_random_port(resolver)?)?;
-        let port =
-            Arc::new(UpstreamSocket { socket, uses: AtomicU32::new(1), waiting: Mutex::default() });
+        let port = Arc::new(UpstreamSocket { socket, uses: AtomicU32::new(1), waiting: Mutex::default() });
         tokio::spawn(read_replies(Arc::downgrade(&port)));
         Ok(port)
     }
@@ -153,11 +150,8 @@ fn count_stray(waiting: &mut HashMap<u16, ReplyWaiter>) {
     for waiter in waiting.values_mut() {
         waiter.strays += 1;
     }
-    let contested: Vec<u16> = waiting
-        .iter()
-        .filter(|(_, waiter)| waiter.strays >= UPSTREAM_STRAYS)
-        .map(|(id, _)| *id)
-        .collect();
+    let contested: Vec<u16> =
+        waiting.iter().filter(|(_, waiter)| waiter.strays >= UPSTREAM_STRAYS).map(|(id, _)| *id).collect();
     for id in contested {
         if let Some(waiter) = waiting.remove(&id) {
             drop(waiter.reply.send(UdpReply::Contested));
@@ -249,8 +243,7 @@ mod tests {
         let resolver = std::net::UdpSocket::bind("127.0.0.1:0").unwrap();
         let port = UpstreamSocket::open(resolver.local_addr().unwrap()).unwrap();
         let enter = || port.register(&question(), oneshot::channel().0);
-        let mut guards: Vec<QueryIdGuard> =
-            (0..UPSTREAM_SOCKET_PENDING).filter_map(|_| enter()).collect();
+        let mut guards: Vec<QueryIdGuard> = (0..UPSTREAM_SOCKET_PENDING).filter_map(|_| enter()).collect();
         assert_eq!(guards.len(), UPSTREAM_SOCKET_PENDING);
         assert!(enter().is_none(), "one too many");
         guards.pop();

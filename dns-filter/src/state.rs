@@ -143,7 +143,6 @@ impl LockedState {
 }
 
 fn pattern_bits(rules: &RuleSet, sandbox: &SandboxRef) -> f64 {
-    let patterns: usize =
-        rules.policies_of(sandbox).iter().map(|policy| policy.pattern_count()).sum();
+    let patterns: usize = rules.policies_of(sandbox).iter().map(|policy| policy.pattern_count()).sum();
     (patterns.max(1) as f64).log2()
 }

@@ -59,10 +59,7 @@ mod tests {
             let name = DomainName::parse(&format!("db{at}.corp.example")).unwrap();
             assert_eq!(table.address_of(&name).is_some(), at < SYNTHETIC_ADDRESSES, "{at}");
         }
-        assert_eq!(
-            (table.names.len(), table.by_name.len()),
-            (SYNTHETIC_ADDRESSES, SYNTHETIC_ADDRESSES)
-        );
+        assert_eq!((table.names.len(), table.by_name.len()), (SYNTHETIC_ADDRESSES, SYNTHETIC_ADDRESSES));
     }
 
     #[test]

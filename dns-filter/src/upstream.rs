@@ -9,9 +9,7 @@ use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::time::Duration;
 
 use audit::Receipt;
-use hickory_proto::op::{
-    DEFAULT_MAX_PAYLOAD_LEN, Edns, Message, MessageType, OpCode, Query, ResponseCode,
-};
+use hickory_proto::op::{DEFAULT_MAX_PAYLOAD_LEN, Edns, Message, MessageType, OpCode, Query, ResponseCode};
 use hickory_proto::rr::rdata::opt::{ClientSubnet, EdnsOption};
 use hickory_proto::rr::{Name, RecordType};
 use rules::DomainName;
@@ -22,8 +20,7 @@ use tokio::net::TcpStream;
 use tokio::time::{Instant, timeout_at};
 
 use crate::limits::{
-    ANSWER_BYTES, UDP_MAX, UPSTREAM_BACKOFF, UPSTREAM_DEADLINE, UPSTREAM_TRIES,
-    UPSTREAM_TRY_TIMEOUT,
+    ANSWER_BYTES, UDP_MAX, UPSTREAM_BACKOFF, UPSTREAM_DEADLINE, UPSTREAM_TRIES, UPSTREAM_TRY_TIMEOUT,
 };
 use crate::lock;
 use crate::socket::{UdpReply, UpstreamSockets};
@@ -99,8 +96,7 @@ impl SentQueries {
     }
 
     fn contains(&self, id: u16, question: &[u8]) -> bool {
-        self.count.load(Ordering::Relaxed) > 0
-            && lock(&self.queries).contains(&(id, Box::from(question)))
+        self.count.load(Ordering::Relaxed) > 0 && lock(&self.queries).contains(&(id, Box::from(question)))
     }
 }
 
@@ -125,14 +121,9 @@ struct UpstreamHealth {
 
 impl ResolverPool {
     pub fn new(settings: &DnsSettings) -> Self {
-        let pool = |addresses: &[SocketAddr]| {
-            addresses.iter().map(|a| UpstreamResolver::new(*a)).collect()
-        };
-        let mut zones: Vec<(Option<DomainName>, Vec<UpstreamResolver>)> = settings
-            .zones
-            .iter()
-            .map(|zone| (Some(zone.name.clone()), pool(&zone.upstreams)))
-            .collect();
+        let pool = |addresses: &[SocketAddr]| addresses.iter().map(|a| UpstreamResolver::new(*a)).collect();
+        let mut zones: Vec<(Option<DomainName>, Vec<UpstreamResolver>)> =
+            settings.zones.iter().map(|zone| (Some(zone.name.clone()), pool(&zone.upstreams))).collect();
         zones.sort_by_key(|(name, _)| std::cmp::Reverse(name.as_ref().map(|n| n.as_str().len())));
         zones.push((None, pool(&settings.upstreams)));
         ResolverPool { zones, strays: AtomicU64::new(0), waiting: SentQueries::default() }
@@ -144,9 +135,8 @@ impl ResolverPool {
     }
 
     fn resolvers_for(&self, name: &DomainName) -> &[UpstreamResolver] {
-        let holds = |zone: &Option<DomainName>| {
-            zone.as_ref().is_none_or(|zone| name.is_within(zone.as_str()))
-        };
+        let holds =
+            |zone: &Option<DomainName>| zone.as_ref().is_none_or(|zone| name.is_within(zone.as_str()));
         self.zones.iter().find(|(zone, _)| holds(zone)).map_or(&[], |(_, pool)| pool)
     }
 
@@ -184,8 +174,7 @@ impl UpstreamClient for ResolverPool {
         name: &'a DomainName,
         kind: QueryType,
         _receipt: &'a Receipt,
-    ) -> std::pin::Pin<Box<dyn Future<Output = Result<UpstreamAnswer, UpstreamError>> + Send + 'a>>
-    {
+    ) -> std::pin::Pin<Box<dyn Future<Output = Result<UpstreamAnswer, UpstreamError>> + Send + 'a>> {
         Box::pin(self.ask_with_retries(name, kind))
     }
 
@@ -194,9 +183,7 @@ impl UpstreamClient for ResolverPool {
     }
 
     fn has_zone(&self, name: &DomainName) -> bool {
-        self.zones
-            .iter()
-            .any(|(zone, _)| zone.as_ref().is_some_and(|zone| name.is_within(zone.as_str())))
+        self.zones.iter().any(|(zone, _)| zone.as_ref().is_some_and(|zone| name.is_within(zone.as_str())))
     }
 }
 
@@ -207,19 +194,14 @@ fn is_failure(message: &Message) -> bool {
 /// Returns the resolver for a try: healthy ones in turn, or any if none is healthy.
 fn choose_resolver(pool: &[UpstreamResolver], turn: usize) -> Option<&UpstreamResolver> {
     let now = Instant::now();
-    let healthy: Vec<&UpstreamResolver> =
-        pool.iter().filter(|upstream| upstream.is_healthy(now)).collect();
+    let healthy: Vec<&UpstreamResolver> = pool.iter().filter(|upstream| upstream.is_healthy(now)).collect();
     let candidates = if healthy.is_empty() { pool.iter().collect() } else { healthy };
     candidates.get(turn % candidates.len().max(1)).copied()
 }
 
 impl UpstreamResolver {
     fn new(address: SocketAddr) -> Self {
-        UpstreamResolver {
-            address,
-            sockets: UpstreamSockets::new(address),
-            health: Mutex::default(),
-        }
+        UpstreamResolver { address, sockets: UpstreamSockets::new(address), health: Mutex::default() }
     }
 
     fn is_healthy(&self, now: Instant) -> bool {
@@ -274,9 +256,8 @@ impl UpstreamResolver {
                 Ok(UpstreamAnswer { message: *message, from })
             }
             UdpReply::Fits(_) | UdpReply::Contested => {
-                let message = timeout_at(until, self.ask_tcp(&question, plain, all))
-                    .await
-                    .map_err(timed_out)??;
+                let message =
+                    timeout_at(until, self.ask_tcp(&question, plain, all)).await.map_err(timed_out)??;
                 Ok(UpstreamAnswer { message, from })
             }
             UdpReply::Unreachable => Err(UpstreamError::Unreachable(from)),

@@ -62,9 +62,7 @@ pub(super) fn send(mut stream: &UnixStream, message: &impl Serialize) -> io::Res
 }
 
 /// Receives one message; `None` when the peer has closed the channel. Runs in the proxy and init.
-pub(super) fn receive<T: for<'a> Deserialize<'a>>(
-    mut stream: &UnixStream,
-) -> io::Result<Option<T>> {
+pub(super) fn receive<T: for<'a> Deserialize<'a>>(mut stream: &UnixStream) -> io::Result<Option<T>> {
     let mut length = [0; 4];
     match stream.read_exact(&mut length) {
         Err(error) if error.kind() == io::ErrorKind::UnexpectedEof => return Ok(None),

@@ -18,8 +18,8 @@ use super::paths::{MountTable, find_symlinks};
 const FRESH_DIRS: &[&str] = &["/run", "/tmp", "/var/run", "/var/tmp"];
 /// System directories: a working directory in one of these stays read-only.
 const SYSTEM_DIRS: &[&str] = &[
-    "/bin", "/boot", "/dev", "/etc", "/lib", "/lib32", "/lib64", "/libx32", "/nix", "/opt",
-    "/proc", "/sbin", "/snap", "/sys", "/usr",
+    "/bin", "/boot", "/dev", "/etc", "/lib", "/lib32", "/lib64", "/libx32", "/nix", "/opt", "/proc", "/sbin",
+    "/snap", "/sys", "/usr",
 ];
 /// Credentials in the home directory, which are hidden.
 const CREDENTIAL_PATHS: &[&str] = &[
@@ -162,17 +162,12 @@ impl FilesystemView {
         let cwd = fs::canonicalize(&options.cwd)?;
         let hidden: Vec<PathBuf> = options.hidden.iter().filter_map(real).collect();
         if let Some(dir) = hidden.iter().find(|dir| cwd.starts_with(dir)) {
-            anyhow::bail!(
-                "{} belongs to Sandbar: run the command from another directory",
-                dir.display()
-            );
+            anyhow::bail!("{} belongs to Sandbar: run the command from another directory", dir.display());
         }
-        let home_of = |path: &Option<PathBuf>| {
-            path.iter().filter_map(real).find(|home| home.parent().is_some())
-        };
+        let home_of =
+            |path: &Option<PathBuf>| path.iter().filter_map(real).find(|home| home.parent().is_some());
         let home = home_of(&options.home);
-        let homes: BTreeSet<PathBuf> =
-            home_of(&options.account).into_iter().chain(home.clone()).collect();
+        let homes: BTreeSet<PathBuf> = home_of(&options.account).into_iter().chain(home.clone()).collect();
         let visible: BTreeSet<PathBuf> = options.visible.iter().filter_map(real).collect();
         let mut view = MountPlan::default();
         for path in FRESH_DIRS.iter().map(PathBuf::from).chain(options.runtime.clone()) {
@@ -238,9 +233,8 @@ impl MountPlan {
 
     /// Returns the action that applies to a path: its own, or that of its nearest ancestor with one.
     fn action_for(&self, path: &Path) -> Option<&MountAction> {
-        path.ancestors().find_map(|ancestor| {
-            self.0.iter().find(|(known, _)| known == ancestor).map(|(_, action)| action)
-        })
+        path.ancestors()
+            .find_map(|ancestor| self.0.iter().find(|(known, _)| known == ancestor).map(|(_, action)| action))
     }
 
     /// Makes the working directory writable. If it already is, it does not become a mount of its own, because files
@@ -281,26 +275,20 @@ impl MountPlan {
         let mut exposed = BTreeSet::new();
         for named in policies {
             let Ok(policy) = fs::canonicalize(named) else { continue };
-            if find_symlinks(named)
-                .iter()
-                .any(|link| self.action_for(link) == Some(&MountAction::Writable))
-            {
+            if find_symlinks(named).iter().any(|link| self.action_for(link) == Some(&MountAction::Writable)) {
                 exposed.insert(named.clone());
             }
             let dir = if policy.is_dir() { Some(policy.as_path()) } else { policy.parent() };
             let Some(dir) = dir.map(Path::to_owned) else { continue };
             match self.action_for(&policy) {
                 None
-                | Some(
-                    MountAction::Fresh
-                    | MountAction::Hide
-                    | MountAction::Link
-                    | MountAction::ReadOnly,
-                ) => {}
+                | Some(MountAction::Fresh | MountAction::Hide | MountAction::Link | MountAction::ReadOnly) => {
+                }
                 Some(MountAction::Writable) => {
-                    let worked_in = self.0.iter().any(|(known, action)| {
-                        *action == MountAction::Writable && known.starts_with(&dir)
-                    });
+                    let worked_in = self
+                        .0
+                        .iter()
+                        .any(|(known, action)| *action == MountAction::Writable && known.starts_with(&dir));
                     if worked_in || cwd.starts_with(&dir) {
                         self.set(Some(policy.clone()), MountAction::ReadOnly);
                         exposed.insert(policy);
@@ -365,8 +353,7 @@ impl UnixSocketWatcher {
 /// Returns the paths in the contents of `/proc/net/unix`. A socket that was bound by a relative path appears there
 /// with that relative path only.
 fn socket_paths(list: &str) -> Vec<PathBuf> {
-    let named =
-        list.lines().filter_map(parse_socket_entry).filter(|(_, name)| !name.starts_with('@'));
+    let named = list.lines().filter_map(parse_socket_entry).filter(|(_, name)| !name.starts_with('@'));
     let (absolute, relative): (Vec<_>, Vec<_>) = named.partition(|(_, name)| name.starts_with('/'));
     let absolute = absolute.into_iter().map(|(_, name)| PathBuf::from(name));
     absolute
@@ -393,9 +380,7 @@ fn resolve_relative_socket(inode: &str, name: &str) -> Vec<PathBuf> {
         open.any(|open| fs::read_link(open.path()).is_ok_and(|link| link == wanted))
     };
     let holders = processes.map(|entry| entry.path()).filter(holds_socket);
-    holders
-        .filter_map(|process| Some(fs::read_link(process.join("cwd")).ok()?.join(name)))
-        .collect()
+    holders.filter_map(|process| Some(fs::read_link(process.join("cwd")).ok()?.join(name))).collect()
 }
 
 /// Returns the environment of the command: `given` without variables that lead out of the jail, and `added`.
@@ -423,8 +408,7 @@ mod tests {
 
     #[test]
     fn variables_that_lead_out_are_dropped() {
-        let given =
-            [("PATH", "/bin"), ("SSH_AUTH_SOCK", "/x"), ("https_proxy", "http://p"), ("A", "1")];
+        let given = [("PATH", "/bin"), ("SSH_AUTH_SOCK", "/x"), ("https_proxy", "http://p"), ("A", "1")];
         let given = given.iter().map(|(name, value)| (name.into(), value.into()));
         let environment = command_environment(given, vec![("A".to_owned(), "2".to_owned())]);
         let wanted: Vec<(OsString, OsString)> =
@@ -531,23 +515,15 @@ mod tests {
                 policies,
                 ..ViewOptions::default()
             });
-            assert_eq!(
-                !view.unwrap().exposed.is_empty(),
-                exposed,
-                "{policy} from {}",
-                cwd.display()
-            );
+            assert_eq!(!view.unwrap().exposed.is_empty(), exposed, "{policy} from {}", cwd.display());
         }
     }
 
     #[test]
     fn a_system_directory_stays_read_only_as_working_directory() {
-        for (cwd, writable) in
-            [("/", false), ("/etc", false), ("/usr/share", false), ("/tmp", true)]
-        {
+        for (cwd, writable) in [("/", false), ("/etc", false), ("/usr/share", false), ("/tmp", true)] {
             let view =
-                FilesystemView::build(&ViewOptions { cwd: cwd.into(), ..ViewOptions::default() })
-                    .unwrap();
+                FilesystemView::build(&ViewOptions { cwd: cwd.into(), ..ViewOptions::default() }).unwrap();
             let action = MountPlan(view.changes).action_for(Path::new(cwd)).cloned();
             assert_eq!(action == Some(MountAction::Writable), writable, "{cwd}");
         }
@@ -557,9 +533,7 @@ mod tests {
     fn a_working_directory_of_sandbar_is_refused() {
         let (_dir, home) = make_home();
         let (cwd, hidden) = (home.join("state/own"), vec![home.join("state/own")]);
-        assert!(
-            FilesystemView::build(&ViewOptions { cwd, hidden, ..ViewOptions::default() }).is_err()
-        );
+        assert!(FilesystemView::build(&ViewOptions { cwd, hidden, ..ViewOptions::default() }).is_err());
     }
 
     #[test]

@@ -24,9 +24,7 @@
 use std::io;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
-use super::netlink::{
-    FLAG_ACK, FLAG_APPEND, FLAG_CREATE, NetlinkAttribute, NetlinkMessage, NetlinkSocket,
-};
+use super::netlink::{FLAG_ACK, FLAG_APPEND, FLAG_CREATE, NetlinkAttribute, NetlinkMessage, NetlinkSocket};
 use super::network::{DNS_PORT, JAIL_ADDRESS, JAIL_ADDRESS6, TCP_PORT};
 
 const TABLE: &str = "sandbar";
@@ -58,15 +56,11 @@ pub(super) fn load_ruleset() -> io::Result<()> {
     let mut batch = vec![batch_frame(BATCH_BEGIN), table];
     batch.push(new_chain("redirect", "nat", -100, NF_ACCEPT));
     for protocol in [libc::IPPROTO_UDP, libc::IPPROTO_TCP] {
-        let to_dns =
-            [&match_protocol(protocol)[..], &match_port(DNS_PORT), &redirect_to(DNS_PORT)].concat();
+        let to_dns = [&match_protocol(protocol)[..], &match_port(DNS_PORT), &redirect_to(DNS_PORT)].concat();
         batch.push(new_rule("redirect", to_dns));
     }
     batch.extend(accept_local_rules().map(|rule| new_rule("redirect", rule)));
-    batch.push(new_rule(
-        "redirect",
-        [match_protocol(libc::IPPROTO_TCP), redirect_to(TCP_PORT)].concat(),
-    ));
+    batch.push(new_rule("redirect", [match_protocol(libc::IPPROTO_TCP), redirect_to(TCP_PORT)].concat()));
     batch.push(new_chain("leave", "filter", 0, NF_DROP));
     batch.extend(accept_local_rules().map(|rule| new_rule("leave", rule)));
     batch.push(new_rule("leave", vec![reject_prohibited()]));
@@ -76,8 +70,7 @@ pub(super) fn load_ruleset() -> io::Result<()> {
 
 /// Returns rules that accept traffic between processes inside the jail.
 fn accept_local_rules() -> impl Iterator<Item = Vec<NftExpression>> {
-    let four =
-        |address: Ipv4Addr, mask: Ipv4Addr| match_destination(address.into(), &mask.octets());
+    let four = |address: Ipv4Addr, mask: Ipv4Addr| match_destination(address.into(), &mask.octets());
     let six = |address: Ipv6Addr| match_destination(address.into(), &[0xff; 16]);
     let all_bits = Ipv4Addr::BROADCAST;
     [
@@ -151,14 +144,7 @@ fn load_payload(base: u32, offset: u32, length: u32) -> NftExpression {
 
 fn compare_equal(value: Vec<u8>) -> NftExpression {
     const EQUAL: u32 = 0;
-    (
-        "cmp",
-        vec![
-            (1, NftValue::Number(REGISTER)),
-            (2, NftValue::Number(EQUAL)),
-            (3, NftValue::Data(value)),
-        ],
-    )
+    ("cmp", vec![(1, NftValue::Number(REGISTER)), (2, NftValue::Number(EQUAL)), (3, NftValue::Data(value))])
 }
 
 fn redirect_to(port: u16) -> Vec<NftExpression> {
@@ -179,10 +165,8 @@ fn reject_prohibited() -> NftExpression {
 }
 
 fn new_chain(name: &str, kind: &str, priority: i32, policy: u32) -> NetlinkMessage {
-    let hook = vec![
-        NetlinkAttribute::u32_be(1, HOOK_OUTPUT),
-        NetlinkAttribute::u32_be(2, priority.cast_unsigned()),
-    ];
+    let hook =
+        vec![NetlinkAttribute::u32_be(1, HOOK_OUTPUT), NetlinkAttribute::u32_be(2, priority.cast_unsigned())];
     nft_message(NEW_CHAIN, FLAG_CREATE)
         .with(&NetlinkAttribute::string(1, TABLE))
         .with(&NetlinkAttribute::string(3, name))
@@ -208,9 +192,7 @@ fn new_rule(chain: &str, expressions: Vec<NftExpression>) -> NetlinkMessage {
 impl NftValue {
     fn into_attribute(self, kind: u16) -> NetlinkAttribute {
         match self {
-            NftValue::Data(bytes) => {
-                NetlinkAttribute::Nested(kind, vec![NetlinkAttribute::Bytes(1, bytes)])
-            }
+            NftValue::Data(bytes) => NetlinkAttribute::Nested(kind, vec![NetlinkAttribute::Bytes(1, bytes)]),
             NftValue::Number(number) => NetlinkAttribute::u32_be(kind, number),
             NftValue::Octet(octet) => NetlinkAttribute::Bytes(kind, vec![octet]),
             NftValue::Verdict(code) => {

@@ -97,10 +97,8 @@ fn unshare_and_fork() -> anyhow::Result<(NamespaceOwner, Option<Pid>)> {
 fn watch_init(init: Pid, alive: &OwnedFd) -> nix::Result<()> {
     let sigchld = open_sigchld()?;
     loop {
-        let mut waits = [
-            PollFd::new(alive.as_fd(), PollFlags::POLLIN),
-            PollFd::new(sigchld.as_fd(), PollFlags::POLLIN),
-        ];
+        let mut waits =
+            [PollFd::new(alive.as_fd(), PollFlags::POLLIN), PollFd::new(sigchld.as_fd(), PollFlags::POLLIN)];
         poll(&mut waits, PollTimeout::NONE)?;
         let [proxy_gone, child_changed] = waits.map(|wait| wait.any().unwrap_or(true));
         if proxy_gone {
@@ -154,8 +152,7 @@ fn start_in_jail(
     kernel::join_new_keyring().context("cannot join a new session keyring")?;
     mounts::mount_view(&plan.view, plan.terminal.as_deref(), users)?;
     let denied = || namespaces::explain_failure(None);
-    let versions =
-        network::set_up_loopback().with_context(|| format!("cannot set up `lo`; {}", denied()))?;
+    let versions = network::set_up_loopback().with_context(|| format!("cannot set up `lo`; {}", denied()))?;
     firewall::load_ruleset().context(
         "cannot load the firewall: the kernel needs nf_tables with nat, redir and reject (modprobe nf_tables nft_chain_nat nft_redir nft_reject_inet)",
     )?;
@@ -247,9 +244,7 @@ fn handle_request(request: &JailRequest, command: Pid, place: JobPlacement) {
         }
         let leads_group = getpgid(Some(command)) == Ok(command); // it may have joined another
         match place {
-            JobPlacement::Background | JobPlacement::Foreground if leads_group => {
-                killpg(command, signal)
-            }
+            JobPlacement::Background | JobPlacement::Foreground if leads_group => killpg(command, signal),
             JobPlacement::Background | JobPlacement::Foreground | JobPlacement::Shared => {
                 kill(command, signal)
             }

@@ -153,16 +153,12 @@ impl Jail {
     /// Runs in the proxy.
     fn receive_listeners(&self) -> anyhow::Result<JailListeners> {
         self.channel.set_read_timeout(Some(READY_TIMEOUT))?;
-        let report =
-            control_channel::receive(&self.channel).context("the jail was not ready in time")?;
+        let report = control_channel::receive(&self.channel).context("the jail was not ready in time")?;
         let count = match report {
             Some(JailReport::Ready { dns }) => dns,
             Some(JailReport::Failed(why)) => bail!("cannot create the jail: {why}"),
             Some(
-                JailReport::Ended(_)
-                | JailReport::Refused { .. }
-                | JailReport::Started
-                | JailReport::Stopped,
+                JailReport::Ended(_) | JailReport::Refused { .. } | JailReport::Started | JailReport::Stopped,
             )
             | None => bail!("cannot create the jail: it exited before it was ready"),
         };

@@ -22,10 +22,8 @@ const RESOLV_CONF: &str = "# Sandbar resolves every name.\nnameserver 127.0.0.1\
 /// The only devices in the jail's `/dev`, those that programs expect.
 const DEVICES: &[&str] = &["full", "null", "random", "tty", "urandom", "zero"];
 /// Entries of `/proc` with settings of the machine, which root could write.
-const READ_ONLY_PROC: &[&str] =
-    &["acpi", "bus", "fs", "irq", "sys", "sysrq-trigger", "kcore", "scsi"];
-const NOSUID_NODEV_NOEXEC: MsFlags =
-    MsFlags::MS_NOSUID.union(MsFlags::MS_NODEV).union(MsFlags::MS_NOEXEC);
+const READ_ONLY_PROC: &[&str] = &["acpi", "bus", "fs", "irq", "sys", "sysrq-trigger", "kcore", "scsi"];
+const NOSUID_NODEV_NOEXEC: MsFlags = MsFlags::MS_NOSUID.union(MsFlags::MS_NODEV).union(MsFlags::MS_NOEXEC);
 
 /// Mounts everything that the command sees; `terminal` is the caller's, if it has one.
 ///
@@ -42,11 +40,11 @@ pub(super) fn mount_view(
         .context("cannot make mounts private")?;
     let detached = DetachedMounts::open(view, terminal)?;
     let resolv_conf = fs::canonicalize("/etc/resolv.conf").ok();
-    kernel::restrict(Path::new("/"), MountRestriction::Everything).map_err(|error| match error
-        .raw_os_error()
-    {
-        Some(libc::ENOSYS) => anyhow::anyhow!("the kernel is too old: the jail needs Linux 5.12"),
-        _ => anyhow::Error::new(error).context("cannot make the file system read-only"),
+    kernel::restrict(Path::new("/"), MountRestriction::Everything).map_err(|error| {
+        match error.raw_os_error() {
+            Some(libc::ENOSYS) => anyhow::anyhow!("the kernel is too old: the jail needs Linux 5.12"),
+            _ => anyhow::Error::new(error).context("cannot make the file system read-only"),
+        }
     })?;
     mount_proc(users)?;
     // A new sysfs shows the interfaces of the jail's network namespace. If the kernel refuses, the old one stays,
@@ -62,8 +60,7 @@ pub(super) fn mount_view(
     for socket in &view.sockets {
         hide_socket(socket).with_context(|| format!("cannot hide {}", socket.display()))?;
     }
-    std::env::set_current_dir(&view.cwd)
-        .with_context(|| format!("cannot enter {}", view.cwd.display()))
+    std::env::set_current_dir(&view.cwd).with_context(|| format!("cannot enter {}", view.cwd.display()))
 }
 
 /// Detached copies of the trees that the jail sees unchanged, taken before the rest becomes read-only.
@@ -109,10 +106,9 @@ fn apply_action(path: &Path, action: &MountAction, tree: Option<&OwnedFd>) -> io
             mount_copy(path, tree)?;
             let restriction = match action {
                 MountAction::ReadOnly => MountRestriction::Everything,
-                MountAction::Fresh
-                | MountAction::Hide
-                | MountAction::Link
-                | MountAction::Writable => MountRestriction::Privileges,
+                MountAction::Fresh | MountAction::Hide | MountAction::Link | MountAction::Writable => {
+                    MountRestriction::Privileges
+                }
             };
             kernel::restrict(path, restriction)
         }
@@ -215,8 +211,7 @@ fn mount_dev(detached: &DetachedMounts) -> anyhow::Result<()> {
     mount_tmpfs(&dev.join("shm"), "mode=1777").context("cannot mount /dev/shm")?;
     let flags = MsFlags::MS_NOSUID | MsFlags::MS_NOEXEC;
     let options = Some("newinstance,ptmxmode=0666,mode=620");
-    mount(Some("devpts"), &dev.join("pts"), Some("devpts"), flags, options)
-        .context("cannot mount /dev/pts")
+    mount(Some("devpts"), &dev.join("pts"), Some("devpts"), flags, options).context("cannot mount /dev/pts")
 }
 
 /// Creates the directory for the trust files, the user's runtime directory, and `resolv.conf`.

@@ -74,10 +74,7 @@ pub(super) enum NamespaceOwner {
     Own,
 }
 
-fn unshare_with_user(
-    parts: CloneFlags,
-    what: &'static str,
-) -> Result<NamespaceOwner, NamespaceError> {
+fn unshare_with_user(parts: CloneFlags, what: &'static str) -> Result<NamespaceOwner, NamespaceError> {
     let (uid, gid) = (Uid::effective(), Gid::effective());
     match unshare(CloneFlags::CLONE_NEWUSER) {
         Ok(()) => write_id_maps(uid, gid)?,
@@ -199,24 +196,14 @@ mod tests {
         let fine = [Some("96343"), None, None, Some("96343"), Some("96343")];
         for (values, filtered, errno, wanted) in [
             ([Some("0"), None, None, None, None], false, None, "user.max_user_namespaces = 0"),
-            (
-                [Some("9"), Some("0"), None, None, None],
-                false,
-                None,
-                "kernel.unprivileged_userns_clone=1",
-            ),
+            ([Some("9"), Some("0"), None, None, None], false, None, "kernel.unprivileged_userns_clone=1"),
             (
                 [Some("9"), Some("1"), Some("1"), None, None],
                 true,
                 None,
                 "kernel.apparmor_restrict_unprivileged_userns = 1",
             ),
-            (
-                [Some("9"), None, Some("0"), Some("0"), None],
-                false,
-                None,
-                "user.max_net_namespaces = 0",
-            ),
+            ([Some("9"), None, Some("0"), Some("0"), None], false, None, "user.max_net_namespaces = 0"),
             ([Some("9"), None, None, None, Some("0")], false, None, "user.max_mnt_namespaces = 0"),
             (fine, true, Some(Errno::EPERM), "seccomp"),
             (fine, true, Some(Errno::ENOSPC), "too many"),

@@ -27,8 +27,7 @@ pub struct NetlinkSocket {
 impl NetlinkSocket {
     pub fn open(protocol: i32) -> io::Result<Self> {
         let kind = Type::RAW.cloexec();
-        let socket =
-            Socket::new(Domain::from(libc::AF_NETLINK), kind, Some(Protocol::from(protocol)))?;
+        let socket = Socket::new(Domain::from(libc::AF_NETLINK), kind, Some(Protocol::from(protocol)))?;
         socket.set_read_timeout(Some(REPLY_TIMEOUT))?;
         Ok(NetlinkSocket { socket, sequence: 0 })
     }
@@ -175,8 +174,8 @@ mod tests {
     #[test]
     fn attributes_are_padded_but_carry_their_unpadded_length() {
         let list = vec![NetlinkAttribute::string(1, "ab"), NetlinkAttribute::u32_be(2, 7)];
-        let message = NetlinkMessage::new(9, FLAG_ACK, &[1, 2, 3, 4])
-            .with(&NetlinkAttribute::Nested(3, list));
+        let message =
+            NetlinkMessage::new(9, FLAG_ACK, &[1, 2, 3, 4]).with(&NetlinkAttribute::Nested(3, list));
         let bytes = message.encode(5);
         let mut wanted = Vec::new();
         wanted.extend(40u32.to_ne_bytes());

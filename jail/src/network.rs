@@ -12,8 +12,7 @@ use super::netlink::{FLAG_ACK, FLAG_CREATE, NetlinkAttribute, NetlinkMessage, Ne
 /// Addresses of the jail. It needs one that is not loopback: without it, stub resolvers consider the machine offline
 /// and UDP replies do not come back.
 pub(super) const JAIL_ADDRESS: Ipv4Addr = Ipv4Addr::new(10, 255, 255, 1);
-pub(super) const JAIL_ADDRESS6: Ipv6Addr =
-    Ipv6Addr::new(0xfd53, 0x616e, 0x6462, 0x6172, 0, 0, 0, 1);
+pub(super) const JAIL_ADDRESS6: Ipv6Addr = Ipv6Addr::new(0xfd53, 0x616e, 0x6462, 0x6172, 0, 0, 0, 1);
 /// Port of the DNS listeners.
 pub(super) const DNS_PORT: u16 = 53;
 /// Port that every TCP connection is redirected to. Both ports are privileged, so the command cannot bind them.
@@ -106,11 +105,9 @@ fn default_route_message(address: IpAddr) -> NetlinkMessage {
         IpAddr::V4(_) => libc::RT_SCOPE_LINK,
         IpAddr::V6(_) => libc::RT_SCOPE_UNIVERSE,
     };
-    let head = [
-        &[family, 0, 0, 0, libc::RT_TABLE_MAIN, libc::RTPROT_BOOT, scope, libc::RTN_UNICAST][..],
-        &[0; 4],
-    ]
-    .concat();
+    let head =
+        [&[family, 0, 0, 0, libc::RT_TABLE_MAIN, libc::RTPROT_BOOT, scope, libc::RTN_UNICAST][..], &[0; 4]]
+            .concat();
     NetlinkMessage::new(libc::RTM_NEWROUTE, FLAG_ACK | FLAG_CREATE, &head)
         .with(&NetlinkAttribute::u32_ne(libc::RTA_OIF, LO_INDEX))
         .with(&NetlinkAttribute::Bytes(libc::RTA_PREFSRC, octets(address)))
@@ -119,8 +116,7 @@ fn default_route_message(address: IpAddr) -> NetlinkMessage {
 /// `struct rtmsg`: every address is local.
 fn local_route_message() -> NetlinkMessage {
     let (family, table, scope) = (libc::AF_INET as u8, libc::RT_TABLE_LOCAL, libc::RT_SCOPE_HOST);
-    let head = [&[family, 0, 0, 0, table, libc::RTPROT_BOOT, scope, libc::RTN_LOCAL][..], &[0; 4]]
-        .concat();
+    let head = [&[family, 0, 0, 0, table, libc::RTPROT_BOOT, scope, libc::RTN_LOCAL][..], &[0; 4]].concat();
     NetlinkMessage::new(libc::RTM_NEWROUTE, FLAG_ACK | FLAG_CREATE, &head)
         .with(&NetlinkAttribute::u32_ne(libc::RTA_OIF, LO_INDEX))
 }

@@ -81,8 +81,7 @@ impl MountTable {
         let Ok(below) = path.strip_prefix(&mount.at) else { return Vec::new() };
         let inner = mount.root.join(below);
         let others = self.0.iter().filter(|other| other.device == mount.device);
-        let others =
-            others.filter_map(|mount| Some(mount.at.join(inner.strip_prefix(&mount.root).ok()?)));
+        let others = others.filter_map(|mount| Some(mount.at.join(inner.strip_prefix(&mount.root).ok()?)));
         others.filter(|other| other != path).collect()
     }
 }

@@ -51,8 +51,7 @@ pub(super) fn install_filter(place: JobPlacement) -> io::Result<()> {
 
 /// Builds the filter. Each block ends in a return, or falls through to the next with the call number loaded.
 fn build_filter(place: JobPlacement) -> Vec<libc::sock_filter> {
-    let mut steps =
-        vec![load(ARCHITECTURE), skip_if(MACHINE, 1), return_errno(libc::ENOSYS), load(NUMBER)];
+    let mut steps = vec![load(ARCHITECTURE), skip_if(MACHINE, 1), return_errno(libc::ENOSYS), load(NUMBER)];
     steps.extend([skip_unless_from(FOREIGN, 1), return_errno(libc::ENOSYS)]);
     for (call, error) in REFUSED_SYSCALLS {
         steps.extend([skip_unless(call as u32, 1), return_errno(error)]);
@@ -124,12 +123,7 @@ mod tests {
     }
 
     /// Uses the second argument as the fourth, too.
-    fn run_filter_in(
-        place: JobPlacement,
-        machine: u32,
-        call: libc::c_long,
-        arguments: [u64; 2],
-    ) -> u32 {
+    fn run_filter_in(place: JobPlacement, machine: u32, call: libc::c_long, arguments: [u64; 2]) -> u32 {
         let program = build_filter(place);
         let (mut at, mut loaded) = (0, 0);
         loop {

@@ -30,11 +30,7 @@ fn main() {
 /// Returns a name typical of lists: a few labels, some shared parents, every eighth a wildcard.
 fn pattern(at: usize) -> String {
     let star = if at.is_multiple_of(8) { "*." } else { "" };
-    format!(
-        "{star}host-{at:06}.team-{}.{}.example",
-        at % 977,
-        ["cdn", "mirror", "static", "api"][at % 4]
-    )
+    format!("{star}host-{at:06}.team-{}.{}.example", at % 977, ["cdn", "mirror", "static", "api"][at % 4])
 }
 
 fn sources(size: usize) -> LoadSources {
@@ -53,8 +49,8 @@ fn load(sources: &LoadSources) -> RuleSet {
 fn host_set(size: usize) -> HostSet {
     let mut set = HostSet::default();
     for at in 0..size {
-        let parsed = HostPattern::parse(&pattern(at), PatternWidth::Narrow)
-            .unwrap_or_else(|error| panic!("{error}"));
+        let parsed =
+            HostPattern::parse(&pattern(at), PatternWidth::Narrow).unwrap_or_else(|error| panic!("{error}"));
         set.insert(&parsed, 0, 1).unwrap_or_else(|error| panic!("{error}"));
     }
     set.shrink();
@@ -88,9 +84,7 @@ fn resident_bytes() -> u64 {
 /// Returns names spread over the set, so that CPU cache misses are realistic.
 fn sample_names(size: usize, name: impl Fn(usize) -> String) -> Vec<DomainName> {
     let spread = (0..4096).map(|at| name(at * 7919 % size));
-    spread
-        .map(|name| DomainName::parse(&name).unwrap_or_else(|error| panic!("{name}: {error}")))
-        .collect()
+    spread.map(|name| DomainName::parse(&name).unwrap_or_else(|error| panic!("{name}: {error}"))).collect()
 }
 
 fn bench_lookup(criterion: &mut Criterion, size: usize) {
@@ -109,14 +103,10 @@ fn bench_decide(criterion: &mut Criterion, size: usize, rules: &RuleSet) {
     let sandbox = SandboxId::parse("p").ok().and_then(|id| rules.sandboxes().get(&id).cloned());
     let Some(sandbox) = sandbox else { panic!("the policy has no sandbox") };
     let question = |name: DomainName| Facts::Name(NameFacts { name, query: QueryType::A });
-    let allowed: Vec<Facts> = sample_names(size, |at| pattern(at).replace("*.", "below."))
-        .into_iter()
-        .map(question)
-        .collect();
-    let denied: Vec<Facts> = sample_names(size, |at| format!("not-there-{at}.example"))
-        .into_iter()
-        .map(question)
-        .collect();
+    let allowed: Vec<Facts> =
+        sample_names(size, |at| pattern(at).replace("*.", "below.")).into_iter().map(question).collect();
+    let denied: Vec<Facts> =
+        sample_names(size, |at| format!("not-there-{at}.example")).into_iter().map(question).collect();
     for (kind, facts) in [("allowed", allowed), ("denied", denied)] {
         let mut next = facts.iter().cycle();
         criterion.bench_function(&format!("decide/{kind}/{size}"), |bench| {
@@ -127,10 +117,7 @@ fn bench_decide(criterion: &mut Criterion, size: usize, rules: &RuleSet) {
 
 fn bench_compile(criterion: &mut Criterion, size: usize, sources: &LoadSources) {
     let mut group = criterion.benchmark_group("compile");
-    group
-        .sample_size(10)
-        .warm_up_time(Duration::from_millis(500))
-        .measurement_time(Duration::from_secs(5));
+    group.sample_size(10).warm_up_time(Duration::from_millis(500)).measurement_time(Duration::from_secs(5));
     group.bench_function(size.to_string(), |bench| {
         bench.iter_batched(|| (), |()| load(black_box(sources)), BatchSize::PerIteration);
     });

@@ -25,16 +25,10 @@ pub(super) fn name(data: &[u8]) {
 pub(super) fn pattern(data: &[u8]) {
     let Ok(text) = str::from_utf8(data) else { return };
     let Ok(wide) = HostPattern::parse(text, PatternWidth::DangerouslyWide) else {
-        assert!(
-            HostPattern::parse(text, PatternWidth::Narrow).is_err(),
-            "narrow accepts less, not more"
-        );
+        assert!(HostPattern::parse(text, PatternWidth::Narrow).is_err(), "narrow accepts less, not more");
         return;
     };
-    assert_eq!(
-        HostPattern::parse(&wide.to_string(), PatternWidth::DangerouslyWide).as_ref(),
-        Ok(&wide)
-    );
+    assert_eq!(HostPattern::parse(&wide.to_string(), PatternWidth::DangerouslyWide).as_ref(), Ok(&wide));
     if let Some(base) = wide.pattern.base() {
         let below = DomainName::parse(&format!("a.{base}"));
         let covers = |name: &DomainName| wide.pattern.matches(name);
@@ -59,11 +53,8 @@ pub(super) fn path(data: &[u8]) {
 pub(super) fn list(data: &[u8]) {
     let policy = "name = \"p\"\n[[allow]]\nname = \"r\"\nhosts_file = \"l.txt\"\n";
     let lists = BTreeMap::from([("l.txt".to_owned(), Ok(data.to_vec()))]);
-    let sources = LoadSources {
-        policies: vec![file("p.toml", policy.as_bytes())],
-        lists,
-        ..LoadSources::default()
-    };
+    let sources =
+        LoadSources { policies: vec![file("p.toml", policy.as_bytes())], lists, ..LoadSources::default() };
     check_load(compile(&sources, &[]), "l.txt", data);
 }
 
@@ -82,8 +73,7 @@ pub(super) fn policy(data: &[u8]) {
 pub(super) fn operator(data: &[u8]) {
     let operator = file("sandbar.toml", data);
     drop(policy_dir(&operator));
-    let policies =
-        vec![file("p.toml", b"name = \"p\"\n[[allow]]\nname = \"r\"\nhosts = [\"x.example\"]\n")];
+    let policies = vec![file("p.toml", b"name = \"p\"\n[[allow]]\nname = \"r\"\nhosts = [\"x.example\"]\n")];
     check_load(
         compile(&LoadSources { operator: Some(operator), policies, ..LoadSources::default() }, &[]),
         "sandbar.toml",
@@ -113,9 +103,7 @@ fn check_load(loaded: Result<RuleSet, Vec<Problem>>, file: &str, data: &[u8]) {
         Ok(rules) => {
             drop(rules.run_tests());
             for sandbox in rules.sandboxes().iter() {
-                for target in
-                    ["x.example", "https://a.x.example/v1/..", "http://x.example", "10.0.0.1:22"]
-                {
+                for target in ["x.example", "https://a.x.example/v1/..", "http://x.example", "10.0.0.1:22"] {
                     let Ok(probe) = PolicyProbe::parse(target) else { continue };
                     drop(rules.explain(sandbox, &probe));
                 }

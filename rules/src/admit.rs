@@ -68,10 +68,7 @@ impl RuleSet {
             ip == form || (ip.is_unspecified() && forbidden_range(form).is_some())
         };
         let same_port = |own: &&SocketAddr| port.is_some_and(|port| own.port() == port);
-        self.own
-            .iter()
-            .filter(same_port)
-            .any(|own| address_forms(address).any(|form| matches(own, form)))
+        self.own.iter().filter(same_port).any(|own| address_forms(address).any(|form| matches(own, form)))
     }
 }
 
@@ -108,9 +105,7 @@ impl AddressAdmission {
         match self {
             AddressAdmission::Any => Ok(()),
             AddressAdmission::Only(nets) if nets.iter().any(|net| net.contains(&address)) => Ok(()),
-            AddressAdmission::Only(_) | AddressAdmission::Public if private => {
-                Err(Reason::PrivateAddress)
-            }
+            AddressAdmission::Only(_) | AddressAdmission::Public if private => Err(Reason::PrivateAddress),
             AddressAdmission::Only(_) => Err(Reason::AddressNotExpected),
             AddressAdmission::Public => Ok(()),
         }

@@ -74,26 +74,18 @@ impl BudgetKind {
     pub fn counts(self, what: UsageKind) -> bool {
         match self {
             BudgetKind::Bytes => matches!(what, UsageKind::Download | UsageKind::Upload),
-            BudgetKind::Connections | BudgetKind::DnsBitsPerHour | BudgetKind::LifetimeSeconds => {
-                false
+            BudgetKind::Connections | BudgetKind::DnsBitsPerHour | BudgetKind::LifetimeSeconds => false,
+            BudgetKind::DownloadBytesPerDay | BudgetKind::DownloadBytesPerHour => what == UsageKind::Download,
+            BudgetKind::RequestsPerDay | BudgetKind::RequestsPerHour | BudgetKind::RequestsPerMinute => {
+                what == UsageKind::Requests
             }
-            BudgetKind::DownloadBytesPerDay | BudgetKind::DownloadBytesPerHour => {
-                what == UsageKind::Download
-            }
-            BudgetKind::RequestsPerDay
-            | BudgetKind::RequestsPerHour
-            | BudgetKind::RequestsPerMinute => what == UsageKind::Requests,
-            BudgetKind::UploadBytesPerDay | BudgetKind::UploadBytesPerHour => {
-                what == UsageKind::Upload
-            }
+            BudgetKind::UploadBytesPerDay | BudgetKind::UploadBytesPerHour => what == UsageKind::Upload,
         }
     }
 
     /// Returns whether any usage counts against this budget.
     pub fn is_counted(self) -> bool {
-        [UsageKind::Download, UsageKind::Requests, UsageKind::Upload]
-            .iter()
-            .any(|what| self.counts(*what))
+        [UsageKind::Download, UsageKind::Requests, UsageKind::Upload].iter().any(|what| self.counts(*what))
     }
 
     /// Returns the time window of the budget; `None` if it never refills.
@@ -104,9 +96,9 @@ impl BudgetKind {
             | BudgetKind::DownloadBytesPerHour
             | BudgetKind::RequestsPerHour
             | BudgetKind::UploadBytesPerHour => Some(HOUR),
-            BudgetKind::DownloadBytesPerDay
-            | BudgetKind::RequestsPerDay
-            | BudgetKind::UploadBytesPerDay => Some(DAY),
+            BudgetKind::DownloadBytesPerDay | BudgetKind::RequestsPerDay | BudgetKind::UploadBytesPerDay => {
+                Some(DAY)
+            }
             BudgetKind::RequestsPerMinute => Some(MINUTE),
         }
     }
@@ -168,11 +160,7 @@ mod tests {
         let two = Budgets::default()
             .with(BudgetKind::RequestsPerHour, Some(3))
             .with(BudgetKind::Connections, Some(7));
-        let both: Vec<_> =
-            one.min(two).limits().map(|(budget, limit)| (budget.key(), limit)).collect();
-        assert_eq!(
-            both,
-            [("connections", 7), ("requests_per_hour", 3), ("upload_bytes_per_hour", 0)]
-        );
+        let both: Vec<_> = one.min(two).limits().map(|(budget, limit)| (budget.key(), limit)).collect();
+        assert_eq!(both, [("connections", 7), ("requests_per_hour", 3), ("upload_bytes_per_hour", 0)]);
     }
 }

@@ -129,11 +129,7 @@ pub enum SystemRootsSetting {
 
 impl Default for UpstreamSettings {
     fn default() -> Self {
-        UpstreamSettings {
-            roots: Vec::new(),
-            system_roots: SystemRootsSetting::Trusted,
-            mark: None,
-        }
+        UpstreamSettings { roots: Vec::new(), system_roots: SystemRootsSetting::Trusted, mark: None }
     }
 }
 
@@ -152,9 +148,7 @@ impl BindTarget {
     pub fn parse(text: &str) -> Option<Self> {
         match text.split_once(':') {
             Some(("unix", path)) if !path.is_empty() => Some(BindTarget::Unix(path.to_owned())),
-            Some(("inherited", name)) if !name.is_empty() => {
-                Some(BindTarget::Inherited(name.to_owned()))
-            }
+            Some(("inherited", name)) if !name.is_empty() => Some(BindTarget::Inherited(name.to_owned())),
             _ => text.parse().ok().map(BindTarget::Tcp),
         }
     }

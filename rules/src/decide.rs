@@ -48,10 +48,8 @@ impl RuleSet {
             denied @ Decision::Deny(_) => return denied,
         };
         if fresh.treatment() != permit.treatment() {
-            let denial = Denial {
-                rule: Some(fresh.rule().clone()),
-                ..self.build_denial(Reason::TreatmentChanged)
-            };
+            let denial =
+                Denial { rule: Some(fresh.rule().clone()), ..self.build_denial(Reason::TreatmentChanged) };
             return Decision::Deny(Box::new(denial));
         }
         match dialled.map(|address| self.admit(&fresh, &[address])) {
@@ -63,10 +61,11 @@ impl RuleSet {
     /// Returns whether the permit came from a grant that has ended.
     fn is_grant_ended(&self, permit: &Permit) -> bool {
         let rule = permit.rule();
-        let granted =
-            self.layers.get(permit.sandbox()).into_iter().flat_map(|layers| {
-                layers.sandbox.iter().filter(|policy| policy.name == rule.policy)
-            });
+        let granted = self
+            .layers
+            .get(permit.sandbox())
+            .into_iter()
+            .flat_map(|layers| layers.sandbox.iter().filter(|policy| policy.name == rule.policy));
         rule.policy.as_str() == GRANTS_POLICY
             && !granted.flat_map(|policy| &policy.rules).any(|one| one.name == rule.rule)
     }
@@ -95,14 +94,7 @@ impl RuleSet {
 
     pub(crate) fn build_denial(&self, reason: Reason) -> Denial {
         let (generation, digest) = (self.generation, self.digest);
-        Denial {
-            reason,
-            rule: None,
-            layer: PolicyLayer::Sandbox,
-            generation,
-            digest,
-            address: None,
-        }
+        Denial { reason, rule: None, layer: PolicyLayer::Sandbox, generation, digest, address: None }
     }
 
     fn evaluate(&self, sandbox: &SandboxRef, facts: &Facts) -> Result<Permit, PartialDenial> {
@@ -211,8 +203,7 @@ impl<'a> AttemptContext<'a> {
         }
         let zone = host.name().and_then(special_names::special_zone);
         let own = layers.sandbox.iter().flat_map(|policy| matching_rules(policy, host)).collect();
-        let base =
-            layers.base_policies().iter().flat_map(|policy| matching_rules(policy, host)).collect();
+        let base = layers.base_policies().iter().flat_map(|policy| matching_rules(policy, host)).collect();
         Ok(AttemptContext { sandbox, layers, facts, host, port, stage, zone, own, base })
     }
 
@@ -233,9 +224,7 @@ impl<'a> AttemptContext<'a> {
             }
         }
         match (self.host, self.stage.request()) {
-            (Host::Address(address), _)
-                if find_address_deny(self.layers, *address, self.port).is_some() =>
-            {
+            (Host::Address(address), _) if find_address_deny(self.layers, *address, self.port).is_some() => {
                 Err(Reason::DeniedByRule.into())
             }
             (Host::Address(_) | Host::Name(_), _) => Ok(()),
@@ -244,8 +233,7 @@ impl<'a> AttemptContext<'a> {
 
     fn denial_reason(&self, matched: &RuleMatch<'_>) -> Option<Reason> {
         let rule = matched.rule;
-        let on_port =
-            self.port.map_or_else(|| matched.is_on_every_port(), |port| matched.has_port(port));
+        let on_port = self.port.map_or_else(|| matched.is_on_every_port(), |port| matched.has_port(port));
         if !rule.is_deny() || !on_port {
             return None;
         }
@@ -258,8 +246,7 @@ impl<'a> AttemptContext<'a> {
     /// Refuses plain requests to a memory service, whatever other rule names its host and port: only the guard
     /// forwards there.
     fn refuse_unguarded(&self) -> Result<(), PartialDenial> {
-        let guarded =
-            self.memory_guard().filter(|_| matches!(self.stage, DecisionStage::Request(_)));
+        let guarded = self.memory_guard().filter(|_| matches!(self.stage, DecisionStage::Request(_)));
         guarded.map_or(Ok(()), |matched| {
             Err(PartialDenial::from_rule(Reason::MemoryOperation, PolicyLayer::Sandbox, matched))
         })
@@ -267,9 +254,8 @@ impl<'a> AttemptContext<'a> {
 
     /// Returns the memory rule of any layer that guards the host and port.
     fn memory_guard(&self) -> Option<&RuleMatch<'a>> {
-        let guards = |matched: &&RuleMatch<'_>| {
-            matched.rule.memory_terms().is_some() && self.is_on_port(matched)
-        };
+        let guards =
+            |matched: &&RuleMatch<'_>| matched.rule.memory_terms().is_some() && self.is_on_port(matched);
         self.own.iter().chain(&self.base).find(guards)
     }
 
@@ -311,9 +297,7 @@ impl<'a> AttemptContext<'a> {
     fn fitting_rules(&self, layer: PolicyLayer) -> Result<Vec<RuleMatch<'a>>, PartialDenial> {
         let mut fitting: Vec<(RuleRank, RuleMatch<'a>)> = Vec::new();
         let mut nearest: Option<(RuleMiss, RuleMatch<'a>)> = None;
-        for matched in
-            self.matches_in(layer).iter().filter(|matched| !matched.rule.is_deny()).copied()
-        {
+        for matched in self.matches_in(layer).iter().filter(|matched| !matched.rule.is_deny()).copied() {
             match self.check_rule(&matched, layer) {
                 Ok(path) => fitting.push((RuleRank::new(&matched, path), matched)),
                 Err(miss) if nearest.as_ref().is_none_or(|(other, _)| miss > *other) => {
@@ -326,9 +310,7 @@ impl<'a> AttemptContext<'a> {
         fitting.sort_by_key(|(rank, _)| Reverse(*rank));
         match (fitting.is_empty(), nearest) {
             (false, _) => Ok(fitting.into_iter().map(|(_, matched)| matched).collect()),
-            (true, Some((miss, matched))) => {
-                Err(PartialDenial::from_rule(miss.reason, layer, &matched))
-            }
+            (true, Some((miss, matched))) => Err(PartialDenial::from_rule(miss.reason, layer, &matched)),
             (true, None) => Err(self.unlisted_reason().into()),
         }
     }
@@ -342,11 +324,7 @@ impl<'a> AttemptContext<'a> {
     }
 
     /// Checks whether a rule that names the host allows this attempt; returns the specificity of its paths.
-    fn check_rule(
-        &self,
-        matched: &RuleMatch<'_>,
-        layer: PolicyLayer,
-    ) -> Result<PathSpecificity, RuleMiss> {
+    fn check_rule(&self, matched: &RuleMatch<'_>, layer: PolicyLayer) -> Result<PathSpecificity, RuleMiss> {
         self.check_reach(matched)?;
         if self.port.is_some() && !self.is_on_port(matched) {
             return Err(rule_miss(3, Reason::PortNotListed));
@@ -377,15 +355,9 @@ impl<'a> AttemptContext<'a> {
     }
 
     /// Checks the protocol; where a memory rule guards the host, only that rule opens it, and only to TLS.
-    fn check_protocol(
-        &self,
-        rule: &Rule,
-        protocol: &Protocol,
-        layer: PolicyLayer,
-    ) -> Result<(), RuleMiss> {
-        let unguarded = rule.memory_terms().is_none()
-            && layer == PolicyLayer::Sandbox
-            && self.memory_guard().is_some();
+    fn check_protocol(&self, rule: &Rule, protocol: &Protocol, layer: PolicyLayer) -> Result<(), RuleMiss> {
+        let unguarded =
+            rule.memory_terms().is_none() && layer == PolicyLayer::Sandbox && self.memory_guard().is_some();
         match (protocol, self.port) {
             _ if unguarded => Err(rule_miss(4, Reason::MemoryOperation)),
             (Protocol::Http { .. } | Protocol::Raw, _) if rule.memory_terms().is_some() => {
@@ -413,12 +385,8 @@ impl<'a> AttemptContext<'a> {
             (RuleAction::Memory(terms), ..) => memory::authorize(self.sandbox, terms, facts)
                 .map(|()| PathSpecificity::default())
                 .map_err(|reason| rule_miss(7, reason)),
-            (RuleAction::Allow(_), PolicyLayer::Base, _) => {
-                check_request(rule, &facts.request, layer)
-            }
-            (RuleAction::Allow(_) | RuleAction::Deny, ..) => {
-                Err(rule_miss(4, Reason::MemoryOperation))
-            }
+            (RuleAction::Allow(_), PolicyLayer::Base, _) => check_request(rule, &facts.request, layer),
+            (RuleAction::Allow(_) | RuleAction::Deny, ..) => Err(rule_miss(4, Reason::MemoryOperation)),
         }
     }
 
@@ -426,10 +394,9 @@ impl<'a> AttemptContext<'a> {
     fn check_base(&self, own: &RuleMatch<'_>) -> Result<BaseAllowance<'a>, PartialDenial> {
         let forbids = || PartialDenial::from_rule(Reason::BaseForbids, PolicyLayer::Base, own);
         match &self.layers.base {
-            BaseLayer::Tier(tier) => self
-                .tier_allows(*tier, own)
-                .then_some(BaseAllowance::Tier(*tier))
-                .ok_or_else(forbids),
+            BaseLayer::Tier(tier) => {
+                self.tier_allows(*tier, own).then_some(BaseAllowance::Tier(*tier)).ok_or_else(forbids)
+            }
             BaseLayer::Policy(_) => {
                 let rules = self.fitting_rules(PolicyLayer::Base).map_err(as_base_denial)?;
                 let raw = matches!(self.stage, DecisionStage::Connect(_)) && own.rule.is_raw();
@@ -481,8 +448,7 @@ struct RuleRank {
 impl RuleRank {
     fn new(matched: &RuleMatch<'_>, path: PathSpecificity) -> Self {
         let (rule, policy) = (matched.rule, matched.policy);
-        let (memory, permanent) =
-            (rule.memory_terms().is_some(), policy.name.as_str() != GRANTS_POLICY);
+        let (memory, permanent) = (rule.memory_terms().is_some(), policy.name.as_str() != GRANTS_POLICY);
         RuleRank { memory, permanent, host: matched.specificity(), path }
     }
 }
@@ -520,19 +486,14 @@ fn check_request(
 ) -> Result<PathSpecificity, RuleMiss> {
     match (request.scheme, request.port, layer) {
         _ if rule.memory_terms().is_some() => Err(rule_miss(4, Reason::MemoryOperation)),
-        (UrlScheme::Http, 443, _) | (UrlScheme::Https, 80, _) => {
-            Err(rule_miss(4, Reason::WrongProtocol))
-        }
+        (UrlScheme::Http, 443, _) | (UrlScheme::Https, 80, _) => Err(rule_miss(4, Reason::WrongProtocol)),
         (.., PolicyLayer::Sandbox) if rule.is_raw() => Err(rule_miss(4, Reason::WrongProtocol)),
         _ => check_filters(rule, request),
     }
 }
 
 /// Checks the method and path of a request against a rule's filters; an absent filter matches everything.
-pub(crate) fn check_filters(
-    rule: &Rule,
-    request: &RequestFacts,
-) -> Result<PathSpecificity, RuleMiss> {
+pub(crate) fn check_filters(rule: &Rule, request: &RequestFacts) -> Result<PathSpecificity, RuleMiss> {
     if rule.methods().is_some_and(|methods| !methods.contains(&request.method)) {
         return Err(rule_miss(5, Reason::MethodNotAllowed));
     }
@@ -570,13 +531,11 @@ pub(crate) fn find_address_deny(
 ) -> Option<&Policy> {
     let denied = |form: IpAddr, policy: &std::sync::Arc<Policy>| {
         matching_rules(policy, &Host::Address(form)).any(|matched| {
-            let on_port =
-                port.map_or_else(|| matched.is_on_every_port(), |port| matched.has_port(port));
+            let on_port = port.map_or_else(|| matched.is_on_every_port(), |port| matched.has_port(port));
             matched.rule.is_deny() && !matched.rule.filters_requests() && on_port
         })
     };
-    let policy =
-        layers.policies().find(|policy| address_forms(address).any(|form| denied(form, policy)));
+    let policy = layers.policies().find(|policy| address_forms(address).any(|form| denied(form, policy)));
     policy.map(|policy| &**policy)
 }
 

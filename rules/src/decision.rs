@@ -194,8 +194,7 @@ impl Permit {
     pub fn has_same_terms(&self, other: &Permit) -> bool {
         let generation = other.generation();
         let (own, other) = (&*self.0, &*other.0);
-        own.generation == generation && own == other
-            || PermitTerms { generation, ..own.clone() } == *other
+        own.generation == generation && own == other || PermitTerms { generation, ..own.clone() } == *other
     }
 
     /// Returns the facts of the attempt, to decide it again when the rules change.

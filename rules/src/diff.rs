@@ -13,9 +13,7 @@ mod view;
 use std::collections::{BTreeSet, HashSet};
 use std::fmt;
 
-use self::targets::{
-    SampleHost, all_matches, connection_probe, host_signature, rule_ports, with_port,
-};
+use self::targets::{SampleHost, all_matches, connection_probe, host_signature, rule_ports, with_port};
 use self::view::{AllowedProbe, AllowedTraffic, SampleConnection, decide_lookup, describe_budget};
 use crate::decision::Treatment;
 use crate::policy::RuleMatch;
@@ -102,19 +100,13 @@ impl DifferenceSet {
 
     fn add_treatment_change(&mut self, what: &str, from: &str, to: &str, rule: &str) {
         if from != to {
-            let change =
-                ReachabilityChange::IsTreatedOtherwise { from: from.to_owned(), to: to.to_owned() };
+            let change = ReachabilityChange::IsTreatedOtherwise { from: from.to_owned(), to: to.to_owned() };
             self.add(change, what, rule);
         }
     }
 }
 
-fn compare_host(
-    old: DiffSide<'_>,
-    new: DiffSide<'_>,
-    target: &SampleHost,
-    found: &mut DifferenceSet,
-) {
+fn compare_host(old: DiffSide<'_>, new: DiffSide<'_>, target: &SampleHost, found: &mut DifferenceSet) {
     let matches = all_matches([old, new], &target.host);
     let (mut opened, mut closed) = (false, false);
     for port in rule_ports(&matches) {
@@ -145,10 +137,7 @@ fn probe_both_sides(
 }
 
 fn is_memory_service(traffic: &AllowedTraffic) -> bool {
-    traffic
-        .connection
-        .as_ref()
-        .is_some_and(|allowed| matches!(allowed.treatment, Treatment::Hold { .. }))
+    traffic.connection.as_ref().is_some_and(|allowed| matches!(allowed.treatment, Treatment::Hold { .. }))
 }
 
 /// Returns whether only raw TCP passes, which `compare_raw` reports.
@@ -163,8 +152,7 @@ fn compare_raw(
     found: &mut DifferenceSet,
 ) {
     let raw = |matched: &RuleMatch<'_>| {
-        matched.rule.allow_terms().is_some_and(|terms| terms.raw_tcp)
-            && matched.has_port(sample.probe.port)
+        matched.rule.allow_terms().is_some_and(|terms| terms.raw_tcp) && matched.has_port(sample.probe.port)
     };
     if !sample.matches.iter().any(raw) {
         return;
@@ -202,9 +190,7 @@ fn compare_lookups(
     let what = format!("DNS {}", target.shown);
     match (decide_lookup(old, &target.host, matches), decide_lookup(new, &target.host, matches)) {
         (Some(before), Some(after)) => compare_terms(&target.shown, &before, &after, found),
-        (None, Some(after)) if !opened => {
-            found.add(ReachabilityChange::BecomesReachable, &what, &after.rule)
-        }
+        (None, Some(after)) if !opened => found.add(ReachabilityChange::BecomesReachable, &what, &after.rule),
         (Some(before), None) if !closed => {
             found.add(ReachabilityChange::StopsBeingReachable, &what, &before.rule);
         }
@@ -229,12 +215,7 @@ fn compare_connections(
     }
 }
 
-fn compare_terms(
-    what: &str,
-    before: &AllowedProbe,
-    after: &AllowedProbe,
-    found: &mut DifferenceSet,
-) {
+fn compare_terms(what: &str, before: &AllowedProbe, after: &AllowedProbe, found: &mut DifferenceSet) {
     for (topic, to) in &after.terms {
         if let Some(from) = before.terms.get(topic) {
             found.add_treatment_change(what, from, to, &after.rule);
@@ -242,12 +223,7 @@ fn compare_terms(
     }
 }
 
-fn compare_requests(
-    what: &str,
-    before: &AllowedTraffic,
-    after: &AllowedTraffic,
-    found: &mut DifferenceSet,
-) {
+fn compare_requests(what: &str, before: &AllowedTraffic, after: &AllowedTraffic, found: &mut DifferenceSet) {
     for (request, allowed) in &after.requests {
         if !before.requests.contains_key(request) {
             found.add(ReachabilityChange::BecomesReachable, request, &allowed.rule);

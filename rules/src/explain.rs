@@ -68,8 +68,7 @@ impl RuleSet {
     pub fn explain(&self, sandbox: &SandboxRef, probe: &PolicyProbe) -> Explanation {
         let decision = probe.decide(self, sandbox);
         let steps = probe.facts(sandbox);
-        let near =
-            steps.last().map_or_else(Vec::new, |facts| self.near_misses(sandbox, facts, &decision));
+        let near = steps.last().map_or_else(Vec::new, |facts| self.near_misses(sandbox, facts, &decision));
         let change = match &decision {
             Decision::Allow(_) => None,
             Decision::Deny(denial) => advice::suggest_edit(self, sandbox, probe, denial),
@@ -80,12 +79,7 @@ impl RuleSet {
         Explanation { decision, near, change, never }
     }
 
-    fn near_misses(
-        &self,
-        sandbox: &SandboxRef,
-        facts: &Facts,
-        decision: &Decision,
-    ) -> Vec<NearMiss> {
+    fn near_misses(&self, sandbox: &SandboxRef, facts: &Facts, decision: &Decision) -> Vec<NearMiss> {
         let decided = match decision {
             Decision::Allow(permit) => Some(permit.rule()),
             Decision::Deny(denial) => denial.rule.as_ref(),
@@ -111,17 +105,13 @@ impl RuleSet {
         let Decision::Deny(denial) = decision else { return why };
         let denies = |rule: &RuleRef| {
             let policies = self.policies_of(sandbox);
-            let mut rules = policies
-                .iter()
-                .filter(|policy| policy.name == rule.policy)
-                .flat_map(|policy| &policy.rules);
+            let mut rules =
+                policies.iter().filter(|policy| policy.name == rule.policy).flat_map(|policy| &policy.rules);
             rules.any(|other| other.name == rule.rule && other.is_deny())
         };
         match (why, denial.layer) {
             (MissCause::LessSpecific, PolicyLayer::Base) => MissCause::BaseRefuses,
-            (MissCause::LessSpecific, PolicyLayer::Sandbox)
-                if denial.rule.as_ref().is_some_and(denies) =>
-            {
+            (MissCause::LessSpecific, PolicyLayer::Sandbox) if denial.rule.as_ref().is_some_and(denies) => {
                 MissCause::DenyWins
             }
             (why, PolicyLayer::Base | PolicyLayer::Sandbox) => why,

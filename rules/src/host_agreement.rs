@@ -17,18 +17,14 @@ pub(crate) fn agreed_host(facts: &Facts) -> Result<Host, Reason> {
 fn connection_host(facts: &ConnectFacts) -> Result<Host, Reason> {
     match (&facts.target, &facts.protocol) {
         (_, Protocol::Tls { sni: Some(Host::Address(_)), .. }) => Err(Reason::AddressAsSni),
-        (ConnectTarget::Named(Host::Name(_)), Protocol::Tls { sni: None, .. }) => {
-            Err(Reason::NameMissing)
-        }
+        (ConnectTarget::Named(Host::Name(_)), Protocol::Tls { sni: None, .. }) => Err(Reason::NameMissing),
         (ConnectTarget::Named(host), Protocol::Raw) => Ok(host.clone()),
-        (
-            ConnectTarget::Named(host),
-            Protocol::Http { host: seen } | Protocol::Tls { sni: seen, .. },
-        ) => require_same(host, seen.iter()),
+        (ConnectTarget::Named(host), Protocol::Http { host: seen } | Protocol::Tls { sni: seen, .. }) => {
+            require_same(host, seen.iter())
+        }
         (
             ConnectTarget::Dialled(_),
-            Protocol::Http { host: Some(seen @ Host::Name(_)) }
-            | Protocol::Tls { sni: Some(seen), .. },
+            Protocol::Http { host: Some(seen @ Host::Name(_)) } | Protocol::Tls { sni: Some(seen), .. },
         ) => Ok(seen.clone()),
         (ConnectTarget::Dialled(address), Protocol::Http { host: seen }) => {
             require_same(&Host::from(*address), seen.iter())
@@ -45,8 +41,7 @@ fn require_same<'a>(host: &Host, mut seen: impl Iterator<Item = &'a Host>) -> Re
 
 /// Returns the host of a request, whose every authority must be the connection's host and port.
 fn request_host(facts: &RequestFacts) -> Result<Host, Reason> {
-    let named =
-        facts.connection.as_ref().or_else(|| facts.authorities.first().map(|first| &first.host));
+    let named = facts.connection.as_ref().or_else(|| facts.authorities.first().map(|first| &first.host));
     let host = named.ok_or(Reason::NameMissing)?;
     let same = |port: Option<u16>| port.is_none_or(|port| port == facts.port);
     if facts.authorities.iter().all(|authority| authority.host == *host && same(authority.port)) {

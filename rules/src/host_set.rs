@@ -95,12 +95,7 @@ impl HostSet {
     /// # Errors
     ///
     /// Returns [`HostSetError`] when a limit is reached.
-    pub fn insert(
-        &mut self,
-        pattern: &HostPattern,
-        rule: u16,
-        line: u32,
-    ) -> Result<(), HostSetError> {
+    pub fn insert(&mut self, pattern: &HostPattern, rule: u16, line: u32) -> Result<(), HostSetError> {
         let base = pattern.pattern.base().map_or("", DomainName::as_str);
         let reach = match pattern.pattern {
             DomainPattern::Any | DomainPattern::Tree(_) => PatternReach::Tree,
@@ -129,8 +124,7 @@ impl HostSet {
         line: u32,
         origin: PatternOrigin,
     ) -> Result<(), HostSetError> {
-        if self.entries.len() >= MAX_PATTERNS || self.text.len() + raw.base.len() >= MAX_TEXT_BYTES
-        {
+        if self.entries.len() >= MAX_PATTERNS || self.text.len() + raw.base.len() >= MAX_TEXT_BYTES {
             return Err(HostSetError::Full);
         }
         let line = match origin {
@@ -219,8 +213,7 @@ impl HostSet {
     /// Returns the entries with this base name, of any reach.
     fn entries_for(&self, base: &str) -> impl Iterator<Item = PatternHit<'_>> {
         let slot = self.find_slot(base);
-        let first =
-            slot.and_then(|slot| Some((self.entries.get(slot.entry as usize)?, slot.offset)));
+        let first = slot.and_then(|slot| Some((self.entries.get(slot.entry as usize)?, slot.offset)));
         first.into_iter().flat_map(|(first, offset)| self.chain_from(first, offset))
     }
 
@@ -242,10 +235,7 @@ impl HostSet {
 
     /// Returns the patterns whose base is `name` or a parent of it: all that can cover a pattern with that base.
     pub(crate) fn hits_above<'a>(&'a self, name: &DomainName) -> Vec<PatternHit<'a>> {
-        name.suffixes()
-            .chain(std::iter::once(""))
-            .flat_map(|suffix| self.entries_for(suffix))
-            .collect()
+        name.suffixes().chain(std::iter::once("")).flat_map(|suffix| self.entries_for(suffix)).collect()
     }
 
     /// Returns every pattern of the set, grouped by base name in the order of insertion.
@@ -269,8 +259,7 @@ impl HostSet {
 
     /// Returns the memory of the set in bytes, without the names themselves.
     pub fn overhead(&self) -> usize {
-        let names: usize =
-            self.index.iter().map(|slot| base_at(&self.text, slot.offset).len()).sum();
+        let names: usize = self.index.iter().map(|slot| base_at(&self.text, slot.offset).len()).sum();
         self.entries.capacity() * size_of::<PatternEntry>()
             + self.index.allocation_size()
             + self.text.capacity()
@@ -285,11 +274,7 @@ impl PatternEntry {
             rule: self.rule,
             port: Some(self.port).filter(|port| *port != 0),
             line: self.line & !LIST_LINE_BIT,
-            origin: if self.line & LIST_LINE_BIT == 0 {
-                PatternOrigin::Policy
-            } else {
-                PatternOrigin::List
-            },
+            origin: if self.line & LIST_LINE_BIT == 0 { PatternOrigin::Policy } else { PatternOrigin::List },
             reach: self.reach,
             base,
         }
@@ -347,8 +332,7 @@ mod tests {
 
     #[test]
     fn hits_come_most_specific_first() {
-        let set =
-            host_set(&["*", "*.com", ".x.com", "a.x.com", "*.a.x.com", "a.x.com:80", "b.x.com"]);
+        let set = host_set(&["*", "*.com", ".x.com", "a.x.com", "*.a.x.com", "a.x.com:80", "b.x.com"]);
         assert_eq!(matching_rules(&set, "a.x.com"), [3, 5, 2, 1, 0]);
         assert_eq!(matching_rules(&set, "x.com"), [2, 1, 0]);
         assert_eq!(matching_rules(&set, "com"), [0]);
@@ -387,11 +371,7 @@ mod tests {
             set.insert(&HostPattern::parse(&text, PatternWidth::Narrow).unwrap(), 0, at).unwrap();
         }
         set.shrink();
-        assert!(
-            set.overhead() <= 40 * set.len(),
-            "{} bytes per pattern",
-            set.overhead() / set.len()
-        );
+        assert!(set.overhead() <= 40 * set.len(), "{} bytes per pattern", set.overhead() / set.len());
         assert_eq!(matching_rules(&set, "h99999.d345.example"), [0]);
         assert_eq!(matching_rules(&set, "h99999.d346.example"), [0u16; 0]);
     }
@@ -401,8 +381,7 @@ mod tests {
         let set = host_set(&["b.com", "*.a.com", "b.com:80", "c.com", ".a.com", "*"]);
         let all: Vec<(String, u16)> = set.iter().map(|hit| (hit.pattern(), hit.rule)).collect();
         let all: Vec<(&str, u16)> = all.iter().map(|(text, rule)| (text.as_str(), *rule)).collect();
-        let grouped =
-            [("b.com", 0), ("b.com", 2), ("*.a.com", 1), (".a.com", 4), ("c.com", 3), ("*", 5)];
+        let grouped = [("b.com", 0), ("b.com", 2), ("*.a.com", 1), (".a.com", 4), ("c.com", 3), ("*", 5)];
         assert_eq!(all, grouped, "grouped by base, in order of insertion");
         let literals: Vec<&str> = set.literals().iter().map(|(name, _)| name.as_str()).collect();
         assert_eq!(literals, ["b.com", "b.com", "c.com"]);

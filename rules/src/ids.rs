@@ -23,8 +23,7 @@ pub enum IdError {
 
 // Allows the characters of a SPIFFE path segment, so that a signed identity can contain an id unescaped.
 fn check_id(text: &str, extra: &[u8], max: usize) -> Result<(), IdError> {
-    let plain =
-        |byte: u8| byte.is_ascii_alphanumeric() || b"._-".contains(&byte) || extra.contains(&byte);
+    let plain = |byte: u8| byte.is_ascii_alphanumeric() || b"._-".contains(&byte) || extra.contains(&byte);
     match text.as_bytes() {
         [] => Err(IdError::Empty),
         bytes if bytes.len() > max => Err(IdError::TooLong),
@@ -170,17 +169,13 @@ mod tests {
             ("staging:shared-*", "prod:shared-1", false),
             ("staging:*", "staging:anything", true),
         ] {
-            let (pattern, bank) =
-                (BankPattern::parse(pattern).unwrap(), BankId::parse(bank).unwrap());
+            let (pattern, bank) = (BankPattern::parse(pattern).unwrap(), BankId::parse(bank).unwrap());
             assert_eq!(pattern.matches(&bank), matches, "{pattern} ~ {bank}");
         }
         for text in ["", "*", "a*b", "**", "a**", "bank\n", "bank a", ":a", "\u{202e}a"] {
             assert!(BankPattern::parse(text).is_err(), "{text:?}");
         }
-        assert_eq!(
-            BankId::parse("staging:a:b").unwrap().environment().unwrap().as_str(),
-            "staging"
-        );
+        assert_eq!(BankId::parse("staging:a:b").unwrap().environment().unwrap().as_str(), "staging");
         assert_eq!(BankId::parse("bank-a").unwrap().environment(), None);
     }
 }

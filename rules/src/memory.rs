@@ -8,11 +8,7 @@ use crate::reason::Reason;
 use crate::sandbox::Sandbox;
 
 /// Checks one memory request of `sandbox` against a memory rule.
-pub(crate) fn authorize(
-    sandbox: &Sandbox,
-    terms: &MemoryTerms,
-    facts: &MemoryFacts,
-) -> Result<(), Reason> {
+pub(crate) fn authorize(sandbox: &Sandbox, terms: &MemoryTerms, facts: &MemoryFacts) -> Result<(), Reason> {
     let opened = match facts.operation {
         BankOperation::Admin => return Err(Reason::MemoryOperation),
         BankOperation::None => return check_bankless(sandbox, facts),
@@ -50,9 +46,7 @@ fn check_identity<'a>(
         (IdentityClaim::Invalid(_), _) => Err(Reason::IdentityInvalid),
         (IdentityClaim::Absent, IdentityMode::Required) => Err(Reason::IdentityAbsent),
         (IdentityClaim::Absent, IdentityMode::FromChannel) => Ok(environment),
-        (IdentityClaim::Verified(identity), _) => {
-            check_claims(sandbox, identity).map(|()| environment)
-        }
+        (IdentityClaim::Verified(identity), _) => check_claims(sandbox, identity).map(|()| environment),
     }
 }
 

@@ -65,8 +65,7 @@ impl DomainName {
     ///
     /// As [`DomainName::parse`]. Names on the wire are ASCII: an internationalized name arrives as A-labels.
     pub fn parse_bytes(bytes: &[u8]) -> Result<Self, NameError> {
-        let text =
-            str::from_utf8(bytes).map_err(|_| NameError::Character(char::REPLACEMENT_CHARACTER))?;
+        let text = str::from_utf8(bytes).map_err(|_| NameError::Character(char::REPLACEMENT_CHARACTER))?;
         Self::parse(text)
     }
 
@@ -111,9 +110,7 @@ impl DomainName {
 
     /// Returns the name and its parents, longest first: `a.b.c`, `b.c`, `c`.
     pub fn suffixes(&self) -> impl Iterator<Item = &str> {
-        std::iter::successors(Some(self.as_str()), |name| {
-            name.split_once('.').map(|(_, rest)| rest)
-        })
+        std::iter::successors(Some(self.as_str()), |name| name.split_once('.').map(|(_, rest)| rest))
     }
 
     /// Returns whether this name is `parent` or below it.
@@ -152,8 +149,7 @@ fn normalise(text: &str, source: NameUse) -> Result<Cow<'_, str>, NameError> {
     if text.is_empty() {
         return Err(NameError::Empty);
     }
-    let name =
-        if text.is_ascii() { lowercase_ascii(text) } else { Cow::Owned(map_international(text)?) };
+    let name = if text.is_ascii() { lowercase_ascii(text) } else { Cow::Owned(map_international(text)?) };
     check_name(&name, source)?;
     if has_punycode(&name) {
         check_punycode(&name)?;
@@ -197,8 +193,7 @@ fn map_international(text: &str) -> Result<String, NameError> {
         return Err(NameError::Character(dot));
     }
     let mapped = to_ascii(text)?.into_owned();
-    let (unicode, valid) =
-        Uts46::new().to_unicode(mapped.as_bytes(), AsciiDenyList::EMPTY, Hyphens::Allow);
+    let (unicode, valid) = Uts46::new().to_unicode(mapped.as_bytes(), AsciiDenyList::EMPTY, Hyphens::Allow);
     match valid {
         Ok(()) if unicode == text.to_lowercase() => Ok(mapped),
         _ => Err(NameError::NotNormal),
@@ -207,8 +202,7 @@ fn map_international(text: &str) -> Result<String, NameError> {
 
 /// Checks that each A-label is the one its U-label maps to; otherwise two spellings would name one host.
 fn check_punycode(name: &str) -> Result<(), NameError> {
-    let bare: Vec<&str> =
-        name.split('.').map(|label| label.strip_prefix('_').unwrap_or(label)).collect();
+    let bare: Vec<&str> = name.split('.').map(|label| label.strip_prefix('_').unwrap_or(label)).collect();
     let bare = bare.join(".");
     match to_ascii(&bare)? {
         same if same == bare => Ok(()),
@@ -249,9 +243,7 @@ fn check_label(label: &str, source: NameUse) -> Result<(), NameError> {
     }
     match label.len() {
         0 => Err(NameError::EmptyLabel),
-        1..=MAX_LABEL if letters.starts_with('-') || letters.ends_with('-') => {
-            Err(NameError::Hyphen)
-        }
+        1..=MAX_LABEL if letters.starts_with('-') || letters.ends_with('-') => Err(NameError::Hyphen),
         1..=MAX_LABEL => Ok(()),
         _ => Err(NameError::LabelTooLong),
     }
@@ -259,9 +251,7 @@ fn check_label(label: &str, source: NameUse) -> Result<(), NameError> {
 
 fn is_number(label: &str) -> bool {
     let decimal = !label.is_empty() && label.bytes().all(|byte| byte.is_ascii_digit());
-    let hex = label
-        .strip_prefix("0x")
-        .is_some_and(|hex| hex.bytes().all(|byte| byte.is_ascii_hexdigit()));
+    let hex = label.strip_prefix("0x").is_some_and(|hex| hex.bytes().all(|byte| byte.is_ascii_hexdigit()));
     decimal || hex
 }
 
@@ -289,9 +279,7 @@ impl Host {
     pub fn parse(text: &str) -> Result<Self, NameError> {
         if let Some(inside) = text.strip_prefix('[') {
             let address = inside.strip_suffix(']').and_then(|text| text.parse::<Ipv6Addr>().ok());
-            return address
-                .map(|address| Host::from(IpAddr::V6(address)))
-                .ok_or(NameError::Character('['));
+            return address.map(|address| Host::from(IpAddr::V6(address))).ok_or(NameError::Character('['));
         }
         match text.parse::<Ipv4Addr>() {
             Ok(address) => Ok(Host::Address(IpAddr::V4(address))),
@@ -375,11 +363,7 @@ mod tests {
             ("1.2.3.4.in-addr.arpa", "1.2.3.4.in-addr.arpa"),
             ("0xff.example", "0xff.example"),
         ] {
-            assert_eq!(
-                DomainName::parse(text).as_ref().map(DomainName::as_str),
-                Ok(normal),
-                "{text:?}"
-            );
+            assert_eq!(DomainName::parse(text).as_ref().map(DomainName::as_str), Ok(normal), "{text:?}");
         }
     }
 
@@ -474,11 +458,7 @@ mod tests {
             (&[], Err(NameError::Empty)),
         ] {
             let found = DomainName::from_labels(labels.iter().copied());
-            assert_eq!(
-                found.as_ref().map(DomainName::as_str),
-                normal.as_ref().copied(),
-                "{labels:?}"
-            );
+            assert_eq!(found.as_ref().map(DomainName::as_str), normal.as_ref().copied(), "{labels:?}");
         }
     }
 
@@ -497,11 +477,7 @@ mod tests {
             ("010.0.0.1", None),
             ("10.0.0.1.", None),
         ] {
-            assert_eq!(
-                Host::parse(text).ok().map(|host| host.to_string()).as_deref(),
-                shown,
-                "{text:?}"
-            );
+            assert_eq!(Host::parse(text).ok().map(|host| host.to_string()).as_deref(), shown, "{text:?}");
         }
     }
 

@@ -86,10 +86,7 @@ fn embedded_ipv4(address: Ipv6Addr) -> [Option<Ipv4Addr>; 2] {
     }
     if TEREDO.contains(&address) {
         // RFC 4380, section 4: the server's address, and the client's address with every bit inverted.
-        return [
-            Some(Ipv4Addr::from_bits((bits >> 64) as u32)),
-            Some(Ipv4Addr::from_bits(!(bits as u32))),
-        ];
+        return [Some(Ipv4Addr::from_bits((bits >> 64) as u32)), Some(Ipv4Addr::from_bits(!(bits as u32)))];
     }
     [None, None]
 }
@@ -106,8 +103,7 @@ const MULTICAST_V4: Ipv4Net = ipv4_net(224, 0, 0, 0, 4);
 const UNSPECIFIED_V4: Ipv4Net = ipv4_net(0, 0, 0, 0, 8);
 const MULTICAST_V6: Ipv6Net = ipv6_net(0xff00, 0, 0, 0, 8);
 const IPV4_COMPATIBLE: Ipv6Net = ipv6_net(0, 0, 0, 0, 96); // RFC 4291, 2.5.5.1
-const IPV4_TRANSLATED: Ipv6Net =
-    Ipv6Net::new_assert(Ipv6Addr::new(0, 0, 0, 0, 0xffff, 0, 0, 0), 96); // RFC 2765
+const IPV4_TRANSLATED: Ipv6Net = Ipv6Net::new_assert(Ipv6Addr::new(0, 0, 0, 0, 0xffff, 0, 0, 0), 96); // RFC 2765
 const NAT64: Ipv6Net = ipv6_net(0x64, 0xff9b, 0, 0, 96); // RFC 6052
 const SIX_TO_FOUR: Ipv6Net = ipv6_net(0x2002, 0, 0, 0, 16); // RFC 3056
 const TEREDO: Ipv6Net = ipv6_net(0x2001, 0, 0, 0, 32); // RFC 4380

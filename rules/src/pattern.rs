@@ -93,9 +93,7 @@ impl DomainPattern {
     pub fn base(&self) -> Option<&DomainName> {
         match self {
             DomainPattern::Any => None,
-            DomainPattern::Below(base) | DomainPattern::Exact(base) | DomainPattern::Tree(base) => {
-                Some(base)
-            }
+            DomainPattern::Below(base) | DomainPattern::Exact(base) | DomainPattern::Tree(base) => Some(base),
         }
     }
 
@@ -203,9 +201,7 @@ impl<'a> RawPattern<'a> {
 
 fn parse_any(port: Option<u16>, width: PatternWidth) -> Result<RawPattern<'static>, PatternError> {
     match width {
-        PatternWidth::DangerouslyWide => {
-            Ok(RawPattern { reach: PatternReach::Tree, base: "".into(), port })
-        }
+        PatternWidth::DangerouslyWide => Ok(RawPattern { reach: PatternReach::Tree, base: "".into(), port }),
         PatternWidth::Narrow => Err(PatternError::Wide { covers: "every name".to_owned() }),
     }
 }
@@ -243,8 +239,7 @@ fn covers_public_suffixes(base: &str) -> bool {
 /// Returns whether `name` is a public suffix. By default every unlisted single label is one; with `known` only
 /// listed suffixes count.
 fn is_public_suffix(name: &[u8], known: bool) -> bool {
-    psl::suffix(name)
-        .is_some_and(|suffix| suffix.as_bytes() == name && (suffix.is_known() || !known))
+    psl::suffix(name).is_some_and(|suffix| suffix.as_bytes() == name && (suffix.is_known() || !known))
 }
 
 #[cfg(test)]
@@ -325,9 +320,7 @@ mod tests {
         ] {
             assert!(HostPattern::parse(text, PatternWidth::DangerouslyWide).is_err(), "{text}");
         }
-        for text in
-            ["postgres", "x.com", "*.x.co.uk", "*.bucket.s3.amazonaws.com", "*.svc.cluster.local"]
-        {
+        for text in ["postgres", "x.com", "*.x.co.uk", "*.bucket.s3.amazonaws.com", "*.svc.cluster.local"] {
             assert!(HostPattern::parse(text, PatternWidth::Narrow).is_ok(), "{text}");
         }
     }

@@ -4,12 +4,8 @@
 use std::sync::Arc;
 
 use crate::budget::Budgets;
-use crate::decide::{
-    AllowingRules, AttemptContext, BaseAllowance, DecisionStage, PartialDenial, rule_ref,
-};
-use crate::decision::{
-    AddressAdmission, LookupTerms, Permit, PermitTerms, PolicyLayer, RuleRef, Treatment,
-};
+use crate::decide::{AllowingRules, AttemptContext, BaseAllowance, DecisionStage, PartialDenial, rule_ref};
+use crate::decision::{AddressAdmission, LookupTerms, Permit, PermitTerms, PolicyLayer, RuleRef, Treatment};
 use crate::facts::{EchPresence, Protocol, QueryType, UrlScheme};
 use crate::name::Host;
 use crate::pattern::PatternReach;
@@ -29,12 +25,9 @@ impl<'a> AttemptContext<'a> {
             .map_err(|reason| PartialDenial::from_rule(reason, PolicyLayer::Sandbox, own))?;
         let terms = own.rule.allow_terms();
         let base_terms = allowing.base_terms();
-        let both =
-            |term: fn(&AllowTerms) -> bool| terms.is_some_and(term) && base_terms.is_none_or(term);
-        let either =
-            |term: fn(&AllowTerms) -> bool| terms.is_some_and(term) || base_terms.is_some_and(term);
-        let budgets =
-            |terms: Option<&AllowTerms>| terms.map_or_else(Budgets::default, |terms| terms.budgets);
+        let both = |term: fn(&AllowTerms) -> bool| terms.is_some_and(term) && base_terms.is_none_or(term);
+        let either = |term: fn(&AllowTerms) -> bool| terms.is_some_and(term) || base_terms.is_some_and(term);
+        let budgets = |terms: Option<&AllowTerms>| terms.map_or_else(Budgets::default, |terms| terms.budgets);
         Ok(Permit(Arc::new(PermitTerms {
             sandbox: self.sandbox.id.clone(),
             host: self.host.clone(),
@@ -46,10 +39,7 @@ impl<'a> AttemptContext<'a> {
                 .filter(|_| treatment == Treatment::Forward),
             is_credential_host: self.own.iter().any(injects_credential),
             treatment,
-            admission: [
-                allowing.own.iter().map(rule_admission).collect(),
-                allowing.base.admissions(),
-            ],
+            admission: [allowing.own.iter().map(rule_admission).collect(), allowing.base.admissions()],
             lookup: self.lookup_terms(own, either(|terms| terms.strict_cname)),
             sandbox_budgets: self.layers.budgets(),
             rule_budgets: budgets(terms).min(budgets(base_terms)),
@@ -60,11 +50,7 @@ impl<'a> AttemptContext<'a> {
         })))
     }
 
-    fn treatment(
-        &self,
-        own: &RuleMatch<'_>,
-        allowing: &AllowingRules<'_>,
-    ) -> Result<Treatment, Reason> {
+    fn treatment(&self, own: &RuleMatch<'_>, allowing: &AllowingRules<'_>) -> Result<Treatment, Reason> {
         match (self.stage, &own.rule.verdict) {
             (DecisionStage::Name(_), _) => Ok(Treatment::Resolve),
             (DecisionStage::Connect(_), RuleAction::Memory(terms)) => {
@@ -75,13 +61,12 @@ impl<'a> AttemptContext<'a> {
             }
             (DecisionStage::Connect(_), _) if own.rule.is_raw() => Ok(Treatment::Raw),
             (DecisionStage::Connect(protocol), _) => self.tls_treatment(own, allowing, protocol),
-            (
-                DecisionStage::Request(request),
-                RuleAction::Allow(AllowTerms { credential: Some(_), .. }),
-            ) => match request.scheme {
-                UrlScheme::Http => Err(Reason::CredentialNeedsTls),
-                UrlScheme::Https => Ok(Treatment::Forward),
-            },
+            (DecisionStage::Request(request), RuleAction::Allow(AllowTerms { credential: Some(_), .. })) => {
+                match request.scheme {
+                    UrlScheme::Http => Err(Reason::CredentialNeedsTls),
+                    UrlScheme::Https => Ok(Treatment::Forward),
+                }
+            }
             (DecisionStage::Memory(_) | DecisionStage::Request(_), _) => Ok(Treatment::Forward),
         }
     }
@@ -96,14 +81,13 @@ impl<'a> AttemptContext<'a> {
     ) -> Result<Treatment, Reason> {
         let Protocol::Tls { ech, .. } = protocol else { return Ok(Treatment::Intercept) };
         let base_terms = allowing.base_terms();
-        let tunnels = own.rule.tls() == TlsMode::Tunnel
-            && base_terms.is_none_or(|terms| terms.tls == TlsMode::Tunnel);
+        let tunnels =
+            own.rule.tls() == TlsMode::Tunnel && base_terms.is_none_or(|terms| terms.tls == TlsMode::Tunnel);
         if !tunnels || self.must_see_requests() {
             return Ok(Treatment::Intercept);
         }
         let tolerates = |terms: &AllowTerms| terms.tolerate_ech;
-        let tolerated =
-            own.rule.allow_terms().is_some_and(tolerates) && base_terms.is_none_or(tolerates);
+        let tolerated = own.rule.allow_terms().is_some_and(tolerates) && base_terms.is_none_or(tolerates);
         match ech {
             EchPresence::Present if !tolerated => Err(Reason::EchHiddenName),
             EchPresence::Absent | EchPresence::Present => Ok(Treatment::Tunnel),
@@ -111,8 +95,7 @@ impl<'a> AttemptContext<'a> {
     }
 
     fn must_see_requests(&self) -> bool {
-        let needs =
-            |matched: &RuleMatch<'_>| self.is_on_port(matched) && matched.rule.needs_requests();
+        let needs = |matched: &RuleMatch<'_>| self.is_on_port(matched) && matched.rule.needs_requests();
         self.own.iter().chain(&self.base).any(needs)
     }
 
@@ -148,9 +131,7 @@ impl AllowingRules<'_> {
     /// Returns the terms of the base's deciding rule; `None` for a tier or a memory rule.
     fn base_terms(&self) -> Option<&AllowTerms> {
         match &self.base {
-            BaseAllowance::Rules(rules) => {
-                rules.first().and_then(|matched| matched.rule.allow_terms())
-            }
+            BaseAllowance::Rules(rules) => rules.first().and_then(|matched| matched.rule.allow_terms()),
             BaseAllowance::Tier(_) => None,
         }
     }

@@ -175,9 +175,7 @@ impl Policy {
 
     /// Returns every literal IP target with its rule.
     pub fn addresses(&self) -> impl Iterator<Item = (IpNet, &Rule)> {
-        self.addresses
-            .iter()
-            .filter_map(|entry| self.rule_at(entry.rule).map(|rule| (entry.net, rule)))
+        self.addresses.iter().filter_map(|entry| self.rule_at(entry.rule).map(|rule| (entry.net, rule)))
     }
 
     pub(crate) fn rule_at(&self, at: u16) -> Option<&Rule> {
@@ -207,11 +205,7 @@ pub(crate) fn matching_rules<'p>(
 }
 
 /// Returns the file and line of a pattern.
-pub(crate) fn pattern_location(
-    policy: &Policy,
-    rule: &Rule,
-    hit: &PatternHit<'_>,
-) -> (Arc<str>, u32) {
+pub(crate) fn pattern_location(policy: &Policy, rule: &Rule, hit: &PatternHit<'_>) -> (Arc<str>, u32) {
     let list = rule.list.as_ref().filter(|_| hit.origin == PatternOrigin::List);
     (list.unwrap_or(&policy.file).clone(), hit.line)
 }
@@ -250,9 +244,7 @@ impl RuleMatch<'_> {
     pub(crate) fn specificity(&self) -> (usize, bool, bool) {
         match self.by {
             MatchedEntry::Address(net) => (usize::from(net.prefix_len()), true, false),
-            MatchedEntry::Host(hit) => {
-                (hit.base.len(), hit.reach == PatternReach::Exact, hit.port.is_some())
-            }
+            MatchedEntry::Host(hit) => (hit.base.len(), hit.reach == PatternReach::Exact, hit.port.is_some()),
         }
     }
 }
@@ -340,8 +332,7 @@ impl Rule {
 
     /// Returns whether the rule needs to see requests, which forces interception of its hosts and ports.
     pub(crate) fn needs_requests(&self) -> bool {
-        let terms =
-            self.allow_terms().is_some_and(|terms| terms.credential.is_some() || terms.inspect);
+        let terms = self.allow_terms().is_some_and(|terms| terms.credential.is_some() || terms.inspect);
         self.methods.is_some() || self.paths.is_some() || terms || self.memory_terms().is_some()
     }
 

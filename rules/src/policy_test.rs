@@ -68,11 +68,8 @@ impl RuleSet {
 impl PolicyTest {
     fn decide(&self, rules: &RuleSet, sandbox: &SandboxRef) -> Decision {
         match (&self.environment, &sandbox.environment) {
-            (Some(environment), None) => {
-                rules.with_environment(sandbox, environment, |rules, sandbox| {
-                    self.probe.decide(rules, sandbox)
-                })
-            }
+            (Some(environment), None) => rules
+                .with_environment(sandbox, environment, |rules, sandbox| self.probe.decide(rules, sandbox)),
             _ => self.probe.decide(rules, sandbox),
         }
     }
@@ -103,15 +100,14 @@ impl TestOutcome {
             Some(wanted) => rule.is_some_and(|rule| **rule == **wanted),
         };
         match (&self.decision, self.trial.expect) {
-            (Decision::Allow(permit), ExpectedDecision::Allow) => {
-                rule_matches(Some(&permit.rule().rule))
-            }
+            (Decision::Allow(permit), ExpectedDecision::Allow) => rule_matches(Some(&permit.rule().rule)),
             (Decision::Deny(denial), ExpectedDecision::Deny) => {
                 let reason = self.trial.reason.is_none_or(|wanted| wanted == denial.reason);
                 reason && rule_matches(denial.rule.as_ref().map(|rule| &rule.rule))
             }
-            (Decision::Allow(_), ExpectedDecision::Deny)
-            | (Decision::Deny(_), ExpectedDecision::Allow) => false,
+            (Decision::Allow(_), ExpectedDecision::Deny) | (Decision::Deny(_), ExpectedDecision::Allow) => {
+                false
+            }
         }
     }
 

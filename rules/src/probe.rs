@@ -3,9 +3,8 @@
 
 use crate::decision::{Decision, Treatment};
 use crate::facts::{
-    BankOperation, ConnectFacts, ConnectTarget, EchPresence, Facts, HttpMethod, HttpVersion,
-    IdentityClaim, MemoryFacts, NameFacts, Protocol, QueryType, RequestAuthority, RequestFacts,
-    TokenIdentity, UrlScheme,
+    BankOperation, ConnectFacts, ConnectTarget, EchPresence, Facts, HttpMethod, HttpVersion, IdentityClaim,
+    MemoryFacts, NameFacts, Protocol, QueryType, RequestAuthority, RequestFacts, TokenIdentity, UrlScheme,
 };
 use crate::ids::BankId;
 use crate::name::{Host, NameError};
@@ -62,15 +61,11 @@ impl PolicyProbe {
         };
         let (authority, path) = match rest.find('/') {
             None => (rest, None),
-            Some(at) => {
-                rest.split_at_checked(at).map_or((rest, None), |(host, path)| (host, Some(path)))
-            }
+            Some(at) => rest.split_at_checked(at).map_or((rest, None), |(host, path)| (host, Some(path))),
         };
-        let RequestAuthority { host, port } =
-            RequestAuthority::parse(authority).map_err(|source| ProbeError::Host {
-                host: crate::load::problem::printable(authority),
-                source,
-            })?;
+        let RequestAuthority { host, port } = RequestAuthority::parse(authority).map_err(|source| {
+            ProbeError::Host { host: crate::load::problem::printable(authority), source }
+        })?;
         let path = path.and_then(|path| path.split(['?', '#']).next()).map(str::to_owned);
         let default = match scheme {
             UrlScheme::Http => 80,

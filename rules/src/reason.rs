@@ -282,8 +282,7 @@ pub fn markdown_table() -> String {
          | code | meaning | what to do |\n| --- | --- | --- |\n",
     );
     for reason in Reason::ALL {
-        text +=
-            &format!("| `{}` | {} | {} |\n", reason.code(), reason.meaning(), reason.next_step());
+        text += &format!("| `{}` | {} | {} |\n", reason.code(), reason.meaning(), reason.next_step());
     }
     text
 }

@@ -83,9 +83,7 @@ impl Sandboxes {
         match channel {
             Channel::Dedicated(id) => Some(id),
             Channel::SourceAddress(address) => self.sandbox_by_address(address.to_canonical()),
-            Channel::Interface(_) | Channel::Mark(_) | Channel::UnixUser(_) => {
-                self.by_channel.get(channel)
-            }
+            Channel::Interface(_) | Channel::Mark(_) | Channel::UnixUser(_) => self.by_channel.get(channel),
         }
     }
 
@@ -226,9 +224,7 @@ mod tests {
         assert!(all.assign_identity(&given("acme")));
         assert!(!all.assign_identity(&given("other")), "an identity never changes");
         assert_eq!(all.get(&id("a")).unwrap().tenant.as_ref().unwrap().as_str(), "acme");
-        assert!(
-            !all.assign_identity(&IdentityAssignment { sandbox: id("unknown"), ..given("acme") })
-        );
+        assert!(!all.assign_identity(&IdentityAssignment { sandbox: id("unknown"), ..given("acme") }));
         let seen = all.identify(&[Channel::Mark(0xa1)]).unwrap();
         assert_eq!(seen.tenant.as_ref().unwrap().as_str(), "acme");
     }

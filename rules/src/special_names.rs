@@ -5,18 +5,8 @@ use crate::name::DomainName;
 use crate::pattern::PatternReach;
 
 // RFC 6761, 6762, 7686, 8375, 9476 and the `internal` reservation. Sandbar never sends these names to a public resolver.
-const SPECIAL_ZONES: [&str; 10] = [
-    "alt",
-    "arpa",
-    "home.arpa",
-    "internal",
-    "invalid",
-    "lan",
-    "local",
-    "localhost",
-    "onion",
-    "test",
-];
+const SPECIAL_ZONES: [&str; 10] =
+    ["alt", "arpa", "home.arpa", "internal", "invalid", "lan", "local", "localhost", "onion", "test"];
 
 // Clients query these to find out whether they may switch to another resolver.
 const DISCOVERY_NAMES: [&str; 4] =
@@ -91,9 +81,7 @@ mod tests {
         ] {
             assert_eq!(special_zone(&DomainName::parse(name).unwrap()), found, "{name}");
         }
-        assert!(
-            is_within_zone("corp.internal", "internal") && is_within_zone("internal", "internal")
-        );
+        assert!(is_within_zone("corp.internal", "internal") && is_within_zone("internal", "internal"));
         assert!(!is_within_zone("", "internal") && !is_within_zone("notinternal", "internal"));
     }
 }

@@ -58,10 +58,7 @@ impl CanonicalPath {
 
     /// Returns the path without its trailing slash, for deny rules; `None` if it has none or is `/`.
     pub(crate) fn without_slash(&self) -> Option<Self> {
-        self.0
-            .strip_suffix('/')
-            .filter(|rest| !rest.is_empty())
-            .map(|rest| CanonicalPath(rest.into()))
+        self.0.strip_suffix('/').filter(|rest| !rest.is_empty()).map(|rest| CanonicalPath(rest.into()))
     }
 
     fn segments(&self) -> impl Iterator<Item = &str> + Clone {
@@ -103,11 +100,7 @@ fn decode_escape(high: Option<char>, low: Option<char>) -> Result<u8, UrlPathErr
     };
     let octet = (high * 16 + low) as u8;
     let harmful = octet.is_ascii_control() || b"/\\%;?#".contains(&octet);
-    if harmful || is_unreserved(char::from(octet)) {
-        Err(UrlPathError::Encoding)
-    } else {
-        Ok(octet)
-    }
+    if harmful || is_unreserved(char::from(octet)) { Err(UrlPathError::Encoding) } else { Ok(octet) }
 }
 
 /// A pattern over a path: `*` matches one segment, `**` any number of them, including none.
@@ -172,9 +165,7 @@ impl PathPattern {
         if self.is_everything() {
             return PathSpecificity::default();
         }
-        let count = |wanted: fn(&PatternSegment) -> bool| {
-            self.segments.iter().filter(|s| wanted(s)).count()
-        };
+        let count = |wanted: fn(&PatternSegment) -> bool| self.segments.iter().filter(|s| wanted(s)).count();
         let many = count(|s| matches!(s, PatternSegment::Any));
         (
             count(|s| matches!(s, PatternSegment::Literal(_))),
@@ -222,9 +213,7 @@ fn segments_overlap(one: &[PatternSegment], other: &[PatternSegment]) -> bool {
             let down = below.get(beside).copied().unwrap_or(false);
             let found = match (one.get(at), other.get(beside)) {
                 (None, None) => true,
-                (Some(PatternSegment::Any), _) | (_, Some(PatternSegment::Any)) => {
-                    down || right(&row)
-                }
+                (Some(PatternSegment::Any), _) | (_, Some(PatternSegment::Any)) => down || right(&row),
                 (Some(PatternSegment::Literal(a)), Some(PatternSegment::Literal(b))) => {
                     a == b && right(&below)
                 }
@@ -244,10 +233,7 @@ fn segments_overlap(one: &[PatternSegment], other: &[PatternSegment]) -> bool {
 ///
 /// Retrying only the last `**` is enough: an earlier one that consumed more could only move the later match
 /// further right, which the last one does too. So the work is bounded by the product of the lengths.
-fn segments_match<'a>(
-    pattern: &[PatternSegment],
-    path: impl Iterator<Item = &'a str> + Clone,
-) -> bool {
+fn segments_match<'a>(pattern: &[PatternSegment], path: impl Iterator<Item = &'a str> + Clone) -> bool {
     let (mut rest, mut path) = (pattern, path);
     let mut retry = None;
     loop {
@@ -331,10 +317,7 @@ mod tests {
                 "{text:?}"
             );
         }
-        assert_eq!(
-            CanonicalPath::parse(&format!("/{}", "a".repeat(MAX_PATH))),
-            Err(UrlPathError::TooLong)
-        );
+        assert_eq!(CanonicalPath::parse(&format!("/{}", "a".repeat(MAX_PATH))), Err(UrlPathError::TooLong));
     }
 
     #[test]
@@ -360,11 +343,7 @@ mod tests {
             ("/**", "/", true),
         ] {
             let path = CanonicalPath::parse(path).unwrap();
-            assert_eq!(
-                PathPattern::parse(pattern).unwrap().matches(&path),
-                matches,
-                "{pattern} ~ {path:?}"
-            );
+            assert_eq!(PathPattern::parse(pattern).unwrap().matches(&path), matches, "{pattern} ~ {path:?}");
         }
     }
 
@@ -388,8 +367,7 @@ mod tests {
 
     #[test]
     fn patterns_that_cannot_match_are_refused() {
-        for text in ["", "v1", "/v1?x=1", "/a*", "/a**", "/***", "/../x", "/a//b", "/a%2fb", "/a;b"]
-        {
+        for text in ["", "v1", "/v1?x=1", "/a*", "/a**", "/***", "/../x", "/a//b", "/a%2fb", "/a;b"] {
             assert!(PathPattern::parse(text).is_err(), "{text}");
         }
     }

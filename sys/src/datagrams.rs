@@ -169,10 +169,7 @@ fn send_batch(socket: BorrowedFd<'_>, some: &[OutgoingDatagram]) -> io::Result<u
     let mut controls = vec![[0u64; 8]; some.len()];
     let mut slices: Vec<libc::iovec> = some
         .iter()
-        .map(|one| libc::iovec {
-            iov_base: one.bytes.as_ptr().cast_mut().cast(),
-            iov_len: one.bytes.len(),
-        })
+        .map(|one| libc::iovec { iov_base: one.bytes.as_ptr().cast_mut().cast(), iov_len: one.bytes.len() })
         .collect();
     let parts = some.iter().zip(&targets).zip(&mut controls).zip(&mut slices);
     let mut headers: Vec<libc::mmsghdr> = parts
@@ -208,8 +205,7 @@ fn set_source_address(header: &mut libc::msghdr, control: &mut [u64; 8], one: &O
         IpAddr::V4(address) => {
             let address = libc::in_addr { s_addr: u32::from_ne_bytes(address.octets()) };
             // Interface 0 leaves the choice to the routing table, as for any reply.
-            let info =
-                libc::in_pktinfo { ipi_ifindex: 0, ipi_spec_dst: address, ipi_addr: address };
+            let info = libc::in_pktinfo { ipi_ifindex: 0, ipi_spec_dst: address, ipi_addr: address };
             put_control_message(header, libc::IPPROTO_IP, libc::IP_PKTINFO, info);
         }
         IpAddr::V6(address) => {

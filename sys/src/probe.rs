@@ -33,9 +33,8 @@ pub enum Keyring {
 /// Counts the keys in a keyring.
 pub fn count_keys(keyring: Keyring) -> io::Result<usize> {
     // SAFETY: with a null buffer of length 0 the kernel returns the length and writes nothing.
-    let length = unsafe {
-        libc::syscall(libc::SYS_keyctl, KEYCTL_READ, keyring as c_int, 0 as c_long, 0 as c_long)
-    };
+    let length =
+        unsafe { libc::syscall(libc::SYS_keyctl, KEYCTL_READ, keyring as c_int, 0 as c_long, 0 as c_long) };
     Ok(usize::try_from(done(length)?).unwrap_or_default() / size_of::<i32>())
 }
 
@@ -58,9 +57,8 @@ pub fn load_invalid_module() -> io::Result<()> {
 pub fn list_bpf_programs() -> io::Result<()> {
     let mut attributes = [0u64; PARAMS_LEN / 8];
     // SAFETY: the kernel accesses the 12 bytes announced, and the buffer is larger.
-    let found = unsafe {
-        libc::syscall(libc::SYS_bpf, BPF_PROG_GET_NEXT_ID, attributes.as_mut_ptr(), 12 as c_uint)
-    };
+    let found =
+        unsafe { libc::syscall(libc::SYS_bpf, BPF_PROG_GET_NEXT_ID, attributes.as_mut_ptr(), 12 as c_uint) };
     done(found).map(drop)
 }
 
@@ -110,8 +108,7 @@ pub fn open_by_handle() -> io::Result<()> {
 pub fn inject_terminal_input(terminal: BorrowedFd<'_>) -> io::Result<()> {
     let letter = b' ';
     // SAFETY: the kernel reads one byte from a live local.
-    done(unsafe { libc::ioctl(terminal.as_raw_fd(), libc::TIOCSTI, &raw const letter) }.into())
-        .map(drop)
+    done(unsafe { libc::ioctl(terminal.as_raw_fd(), libc::TIOCSTI, &raw const letter) }.into()).map(drop)
 }
 
 /// Makes `terminal` the controlling terminal of this process, which must not have one.
@@ -122,8 +119,7 @@ pub fn take_terminal(terminal: BorrowedFd<'_>) -> io::Result<()> {
 
 /// Connects to the host of this virtual machine over vsock.
 pub fn connect_vsock(patience: Duration) -> io::Result<()> {
-    let socket =
-        socket2::Socket::new(socket2::Domain::from(libc::AF_VSOCK), socket2::Type::STREAM, None)?;
+    let socket = socket2::Socket::new(socket2::Domain::from(libc::AF_VSOCK), socket2::Type::STREAM, None)?;
     let address = socket2::SockAddr::vsock(libc::VMADDR_CID_HOST, VSOCK_PORT);
     socket.connect_timeout(&address, patience)
 }
@@ -132,8 +128,7 @@ pub fn connect_vsock(patience: Duration) -> io::Result<()> {
 #[cfg(target_arch = "x86_64")]
 pub fn vsock_by_x32() -> io::Result<()> {
     // SAFETY: the call takes no pointers.
-    let made =
-        unsafe { libc::syscall(X32 | libc::SYS_socket, libc::AF_VSOCK, libc::SOCK_STREAM, 0) };
+    let made = unsafe { libc::syscall(X32 | libc::SYS_socket, libc::AF_VSOCK, libc::SOCK_STREAM, 0) };
     into_owned_fd(made).map(drop)
 }
 

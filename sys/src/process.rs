@@ -23,9 +23,8 @@ const SECUREBITS: c_int = 0b1110_1111;
 /// Sets close-on-exec on every descriptor above standard error.
 pub fn close_on_exec() -> io::Result<()> {
     // SAFETY: the call takes no pointers and closes nothing before `exec`, so no owner is affected.
-    let closed = unsafe {
-        libc::syscall(libc::SYS_close_range, 3 as c_uint, c_uint::MAX, CLOSE_RANGE_CLOEXEC)
-    };
+    let closed =
+        unsafe { libc::syscall(libc::SYS_close_range, 3 as c_uint, c_uint::MAX, CLOSE_RANGE_CLOEXEC) };
     done(closed).map(drop)
 }
 
@@ -38,8 +37,7 @@ pub fn close_all_but(keep: &[RawFd]) -> io::Result<()> {
         if first < end {
             // SAFETY: the call takes no pointers. This process is a forked child: the values that own
             // these descriptors run in the parent, whose descriptors stay open.
-            let closed =
-                unsafe { libc::syscall(libc::SYS_close_range, first, end - 1, 0 as c_uint) };
+            let closed = unsafe { libc::syscall(libc::SYS_close_range, first, end - 1, 0 as c_uint) };
             done(closed)?;
         }
         first = end.saturating_add(1).max(first);
@@ -52,8 +50,7 @@ pub fn close_all_but(keep: &[RawFd]) -> io::Result<()> {
 /// Succeeds on a kernel without keyrings (`ENOSYS`).
 pub fn join_new_keyring() -> io::Result<()> {
     // SAFETY: a null name is valid and asks for an anonymous keyring.
-    let joined =
-        unsafe { libc::syscall(libc::SYS_keyctl, KEYCTL_JOIN_SESSION_KEYRING, 0 as c_long) };
+    let joined = unsafe { libc::syscall(libc::SYS_keyctl, KEYCTL_JOIN_SESSION_KEYRING, 0 as c_long) };
     match done(joined) {
         Err(error) if error.raw_os_error() != Some(libc::ENOSYS) => Err(error),
         Ok(_) | Err(_) => Ok(()),
@@ -75,8 +72,7 @@ pub fn drop_capabilities() -> io::Result<()> {
     }
     // SAFETY: neither call takes a pointer.
     unsafe {
-        let cleared =
-            libc::prctl(libc::PR_CAP_AMBIENT, libc::PR_CAP_AMBIENT_CLEAR_ALL as c_long, 0, 0, 0);
+        let cleared = libc::prctl(libc::PR_CAP_AMBIENT, libc::PR_CAP_AMBIENT_CLEAR_ALL as c_long, 0, 0, 0);
         done(cleared.into())?;
         done(libc::prctl(libc::PR_SET_SECUREBITS, SECUREBITS, 0, 0, 0).into())?;
     }
@@ -92,9 +88,8 @@ pub fn install_seccomp(program: &[libc::sock_filter]) -> io::Result<()> {
     let len = u16::try_from(program.len()).map_err(io::Error::other)?;
     let program = libc::sock_fprog { len, filter: program.as_ptr().cast_mut() };
     // SAFETY: `program` is a live local with the true instruction count; the kernel only reads it.
-    let set = unsafe {
-        libc::syscall(libc::SYS_seccomp, libc::SECCOMP_SET_MODE_FILTER, 0, &raw const program)
-    };
+    let set =
+        unsafe { libc::syscall(libc::SYS_seccomp, libc::SECCOMP_SET_MODE_FILTER, 0, &raw const program) };
     done(set).map(drop)
 }
 

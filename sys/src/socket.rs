@@ -85,13 +85,7 @@ pub fn arrival_interface(socket: BorrowedFd<'_>, local: SocketAddr) -> io::Resul
     };
     // SAFETY: both pointers are to live locals, and `length` is the size of `control`.
     let result = unsafe {
-        libc::getsockopt(
-            socket.as_raw_fd(),
-            level,
-            option,
-            control.as_mut_ptr().cast(),
-            &raw mut length,
-        )
+        libc::getsockopt(socket.as_raw_fd(), level, option, control.as_mut_ptr().cast(), &raw mut length)
     };
     if result != 0 {
         return Err(io::Error::last_os_error());

@@ -41,7 +41,7 @@ impl PipePool {
 
     /// Takes a pipe back. A pipe that still holds bytes of its last tunnel is closed, not reused.
     pub fn release(&self, pipe: Pipe) {
-        let mut empty = self.empty.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut empty = crate::lock(&self.empty);
         if pipe.buffered == 0 && empty.len() < MAX_IDLE_PIPES {
             empty.push(pipe);
         }

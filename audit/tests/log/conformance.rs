@@ -1,8 +1,7 @@
 //! Every class against the OCSF 1.8 schema: required members, enumerations, constraints.
 
 use audit::{
-    AttemptOutcome, DetectionFinding, Ending, FindingSeverity, Lifecycle, LifecycleEvent, Log,
-    StableCode,
+    AttemptOutcome, DetectionFinding, Ending, FindingSeverity, Lifecycle, LifecycleEvent, Log, StableCode,
 };
 use serde_json::Value;
 
@@ -265,8 +264,7 @@ async fn every_record_conforms() {
 async fn write_everything(log: &Log) {
     for method in ["GET", "POST", "BREW"] {
         let host = "api.openai.com".into();
-        let facts =
-            audit::RecordedRequest::new(method.as_bytes(), audit::HttpScheme::Http, host, 80, b"/");
+        let facts = audit::RecordedRequest::new(method.as_bytes(), audit::HttpScheme::Http, host, 80, b"/");
         open_record(log, audit::RecordedFacts::Request(facts))
             .record_refusal(verdict("not_listed"))
             .await
@@ -281,9 +279,7 @@ async fn write_everything(log: &Log) {
         Ending::Revoked(reason),
     ];
     for ending in endings {
-        for facts in
-            [tunnel("a.example"), audit::RecordedFacts::Request(request("/")), query(), memory()]
-        {
+        for facts in [tunnel("a.example"), audit::RecordedFacts::Request(request("/")), query(), memory()] {
             let mut decided = open_record(log, facts.clone());
             let _receipt = decided.record_decision(verdict("allowed")).await.unwrap();
             decided.close(AttemptOutcome { ending, status: Some(200), ..answered_outcome() });
@@ -299,10 +295,7 @@ async fn write_everything(log: &Log) {
     for facts in [tunnel("a.example"), memory()] {
         let mut record = log.open_record(unattributed.clone());
         record.set_facts(facts);
-        record
-            .record_refusal(audit::DecisionDetails::new(StableCode("unknown_channel")))
-            .await
-            .unwrap();
+        record.record_refusal(audit::DecisionDetails::new(StableCode("unknown_channel"))).await.unwrap();
     }
     write_events(log).await;
 }
@@ -324,12 +317,9 @@ async fn write_events(log: &Log) {
         let event = Lifecycle { event, message: Some("policies/build-agent.toml".into()), policy };
         log.record_lifecycle(&event).await.unwrap();
     }
-    for severity in [
-        FindingSeverity::Critical,
-        FindingSeverity::High,
-        FindingSeverity::Low,
-        FindingSeverity::Medium,
-    ] {
+    for severity in
+        [FindingSeverity::Critical, FindingSeverity::High, FindingSeverity::Low, FindingSeverity::Medium]
+    {
         let finding = DetectionFinding {
             code: audit::FindingCode::IdentityMismatch,
             title: "the signed identity is another sandbox's".into(),

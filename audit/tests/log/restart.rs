@@ -42,11 +42,7 @@ async fn decisions_left_open_are_closed_as_unknown_even_across_rotations() {
         log.close();
         for id in &ids {
             let seen = attempt_records(&dir, id);
-            assert_eq!(
-                seen.iter().map(stage).collect::<Vec<_>>(),
-                ["decision", "outcome"],
-                "{rotations}"
-            );
+            assert_eq!(seen.iter().map(stage).collect::<Vec<_>>(), ["decision", "outcome"], "{rotations}");
             assert_eq!(seen[1]["unmapped"]["sandbar"]["ending"], "unknown");
             assert_eq!(seen[1]["class_uid"], seen[0]["class_uid"]);
             assert_eq!(seen[1]["src_endpoint"]["uid"], "build-7");
@@ -105,11 +101,7 @@ async fn p8_a_torn_last_line_is_kept_and_named() {
         assert_eq!(verify_dir(&dir).integrity(), LogIntegrity::Intact);
 
         fs::write(&torn, &fs::read(&torn).unwrap()[..length as usize - 1]).unwrap();
-        assert_eq!(
-            verify_dir(&dir).integrity(),
-            LogIntegrity::Changed,
-            "the torn line is covered too"
-        );
+        assert_eq!(verify_dir(&dir).integrity(), LogIntegrity::Changed, "the torn line is covered too");
     }
 }
 
@@ -163,11 +155,7 @@ async fn p8_a_tail_cut_off_before_a_restart_is_recorded_at_once() {
     fs::write(&path, kept).unwrap();
     drop(Log::open(config).unwrap());
     assert!(events(&records(&dir)).contains(&"log_behind_checkpoint"));
-    assert_eq!(
-        verify_dir(&dir).integrity(),
-        LogIntegrity::Changed,
-        "the old note never matches again"
-    );
+    assert_eq!(verify_dir(&dir).integrity(), LogIntegrity::Changed, "the old note never matches again");
 }
 
 #[tokio::test]

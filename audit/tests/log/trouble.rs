@@ -21,8 +21,7 @@ impl SmallDisk {
     fn mount(at: &Path, size: &str) -> Self {
         fs::create_dir_all(at).unwrap();
         let options = format!("size={size},mode=0755");
-        let mounted =
-            Command::new("mount").args(["-t", "tmpfs", "-o", &options, "tmpfs"]).arg(at).status();
+        let mounted = Command::new("mount").args(["-t", "tmpfs", "-o", &options, "tmpfs"]).arg(at).status();
         assert!(mounted.unwrap().success(), "this test mounts a tmpfs, which needs root");
         Self(at.to_owned())
     }
@@ -57,9 +56,7 @@ async fn record_until_refused(log: &Log) -> (u64, LogDown) {
         match record.record_decision(verdict("allowed")).await {
             Ok(_) => record.close(completed_outcome()),
             Err(down) => {
-                record.close(AttemptOutcome::new(audit::Ending::Refused(audit::StableCode(
-                    "log_down",
-                ))));
+                record.close(AttemptOutcome::new(audit::Ending::Refused(audit::StableCode("log_down"))));
                 return (released, down);
             }
         }
@@ -93,8 +90,7 @@ async fn p16_a_full_disk_refuses_and_recovers_by_itself() {
         wait_until_ready(&log, false).await;
         kept_open.close(completed_outcome()); // its traffic has happened: the outcome must not be lost
         for _ in 0..10 {
-            let refused =
-                open_record(&log, tunnel("github.com")).record_refusal(verdict("not_listed")).await;
+            let refused = open_record(&log, tunnel("github.com")).record_refusal(verdict("not_listed")).await;
             assert!(refused.is_err());
         }
         let written = count_parsable_lines(&dir);
@@ -110,23 +106,13 @@ async fn p16_a_full_disk_refuses_and_recovers_by_itself() {
         assert_eq!((health.lost, health.open), (0, 0), "{durability:?}");
         assert!(health.folded >= 10, "{health:?}");
         let report = verify_dir(&dir);
-        assert_eq!(
-            report.integrity(),
-            LogIntegrity::Intact,
-            "{:?} {:?}",
-            report.faults,
-            report.gaps
-        );
+        assert_eq!(report.integrity(), LogIntegrity::Intact, "{:?} {:?}", report.faults, report.gaps);
         let folded: u64 = parse_records(&dir)
             .iter()
             .filter_map(|record| record["unmapped"]["sandbar"]["folded"].as_u64())
             .sum();
-        assert_eq!(
-            folded, health.folded,
-            "attempts that were only counted are recorded as a count"
-        );
-        let kept =
-            parse_records(&dir).into_iter().filter(|r| r["metadata"]["correlation_uid"] == kept_id);
+        assert_eq!(folded, health.folded, "attempts that were only counted are recorded as a count");
+        let kept = parse_records(&dir).into_iter().filter(|r| r["metadata"]["correlation_uid"] == kept_id);
         assert_eq!(kept.count(), 2);
     }
 }
@@ -179,9 +165,7 @@ async fn callers_cancelled_while_the_queue_is_full_are_counted() {
     let log = Log::open(config).unwrap();
     let moment = Duration::from_millis(20);
     let mut decided = open_record(&log, tunnel("github.com"));
-    assert!(
-        tokio::time::timeout(moment, decided.record_decision(verdict("allowed"))).await.is_err()
-    );
+    assert!(tokio::time::timeout(moment, decided.record_decision(verdict("allowed"))).await.is_err());
     drop(decided);
     assert_eq!(log.health().folded, 1);
     let refused = open_record(&log, tunnel("github.com")).record_refusal(verdict("not_listed"));
@@ -258,8 +242,7 @@ async fn p16_a_renamed_directory_is_noticed() {
         "the new segment is at the configured path"
     );
     if receipt.is_ok() {
-        let (there, here) =
-            (attempt_records(&moved, &between_id), attempt_records(&dir, &between_id));
+        let (there, here) = (attempt_records(&moved, &between_id), attempt_records(&dir, &between_id));
         assert_eq!(there.len() + here.len(), 2, "every released record is in one of the two");
     }
     let both = [files(&moved), files(&dir)].concat();

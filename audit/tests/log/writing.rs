@@ -6,8 +6,7 @@ use std::time::Duration;
 
 use audit::verify::LogIntegrity;
 use audit::{
-    AttemptOutcome, Ending, LINE_MAX, Log, LogDown, LogDurability, QueryStrings, Retention,
-    StableCode,
+    AttemptOutcome, Ending, LINE_MAX, Log, LogDown, LogDurability, QueryStrings, Retention, StableCode,
 };
 use serde_json::Value;
 
@@ -86,25 +85,16 @@ async fn p7_every_way_out_leaves_the_right_records() {
             &["decision", "outcome"],
             "abandoned",
         ),
-        (
-            "refused",
-            |record, on| block_on(on, record.record_refusal(verdict("not_listed"))),
-            &["denied"],
-            "",
-        ),
+        ("refused", |record, on| block_on(on, record.record_refusal(verdict("not_listed"))), &["denied"], ""),
         (
             "closed as refused",
-            |record, _| {
-                record.close(AttemptOutcome::new(Ending::Refused(StableCode("not_listed"))))
-            },
+            |record, _| record.close(AttemptOutcome::new(Ending::Refused(StableCode("not_listed")))),
             &["denied"],
             "",
         ),
         (
             "refused after the decision",
-            |record, on| {
-                decide_and_close(record, on, Ending::Refused(StableCode("private_address")))
-            },
+            |record, on| decide_and_close(record, on, Ending::Refused(StableCode("private_address"))),
             &["decision", "outcome"],
             "refused",
         ),
@@ -219,8 +209,7 @@ async fn p17_the_most_hostile_record_fits_a_line() {
 }
 
 fn worst_arrival(worst: &str) -> audit::RecordedArrival {
-    let channel =
-        audit::RecordedChannel { kind: StableCode("proxy_protocol"), detail: Some(worst.into()) };
+    let channel = audit::RecordedChannel { kind: StableCode("proxy_protocol"), detail: Some(worst.into()) };
     audit::RecordedArrival { channel, ..arrival() }
 }
 
@@ -255,10 +244,7 @@ fn worst_facts(worst: &str) -> [audit::RecordedFacts; 4] {
             tls,
         }),
         audit::RecordedFacts::Memory(call),
-        audit::RecordedFacts::Query(audit::RecordedQuery {
-            name: worst.into(),
-            kind: worst.into(),
-        }),
+        audit::RecordedFacts::Query(audit::RecordedQuery { name: worst.into(), kind: worst.into() }),
         audit::RecordedFacts::Request(request),
     ]
 }
@@ -270,21 +256,13 @@ fn worst_verdict(worst: &str) -> audit::DecisionDetails {
     verdict.credential = Some(worst.into());
     verdict.message = Some(worst.into());
     verdict.features =
-        vec![
-            audit::ScoreFeature { name: StableCode("header_entropy_over_length"), score: u32::MAX };
-            1000
-        ];
+        vec![audit::ScoreFeature { name: StableCode("header_entropy_over_length"), score: u32::MAX }; 1000];
     verdict
 }
 
 fn worst_outcome(worst: &str) -> AttemptOutcome {
     let answer = audit::RecordedAnswer { kind: worst.into(), rdata: worst.into(), ttl: u32::MAX };
-    AttemptOutcome {
-        answers: vec![answer; 1000],
-        rcode: Some(3),
-        status: Some(999),
-        ..completed_outcome()
-    }
+    AttemptOutcome { answers: vec![answer; 1000], rcode: Some(3), status: Some(999), ..completed_outcome() }
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
@@ -313,13 +291,7 @@ async fn p8_many_writers_make_one_chain_across_rotations() {
         let health = log.health();
         assert_eq!((health.lost, health.folded, health.open), (0, 0, 0), "{durability:?}");
         let report = verify_dir(&dir);
-        assert_eq!(
-            report.integrity(),
-            LogIntegrity::Intact,
-            "{:?} {:?}",
-            report.faults,
-            report.gaps
-        );
+        assert_eq!(report.integrity(), LogIntegrity::Intact, "{:?} {:?}", report.faults, report.gaps);
         assert!(files(&dir).len() > 3, "it rotated");
         assert!(report.checkpoints > 3);
         let decisions = records(&dir).iter().filter(|record| stage(record) == "decision").count();
@@ -335,8 +307,7 @@ async fn p8_a_caller_cancelled_while_it_waits_leaves_the_chain_intact() {
     let log = Log::open(config).unwrap();
     for round in 0..50 {
         let log = log.clone();
-        let task =
-            tokio::spawn(async move { record_attempt(&log, &format!("{round}.example")).await });
+        let task = tokio::spawn(async move { record_attempt(&log, &format!("{round}.example")).await });
         tokio::task::yield_now().await;
         task.abort();
         match task.await {
@@ -390,13 +361,7 @@ async fn retention_removes_only_when_asked_and_says_so() {
         log.close();
         assert_eq!(files(&dir).len(), kept, "{retention:?}");
         let report = verify_dir(&dir);
-        assert_eq!(
-            report.integrity(),
-            LogIntegrity::Intact,
-            "{:?} {:?}",
-            report.faults,
-            report.gaps
-        );
+        assert_eq!(report.integrity(), LogIntegrity::Intact, "{:?} {:?}", report.faults, report.gaps);
     }
 }
 
@@ -450,11 +415,7 @@ async fn a_removal_that_was_cut_short_leaves_no_gap() {
     let report = verify_dir(&dir);
     assert_eq!(report.integrity(), LogIntegrity::Intact, "{:?} {:?}", report.faults, report.gaps);
     fs::remove_file(&old[3]).unwrap();
-    assert_eq!(
-        verify_dir(&dir).integrity(),
-        LogIntegrity::Incomplete,
-        "the oldest are removed first"
-    );
+    assert_eq!(verify_dir(&dir).integrity(), LogIntegrity::Incomplete, "the oldest are removed first");
 }
 
 #[tokio::test]

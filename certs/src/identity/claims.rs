@@ -72,11 +72,7 @@ impl VerifiedIdentity {
         self.expires_at
     }
 
-    pub(super) fn check_times(
-        &self,
-        limits: &TrustedIssuer,
-        now: u64,
-    ) -> Result<(), IdentityError> {
+    pub(super) fn check_times(&self, limits: &TrustedIssuer, now: u64) -> Result<(), IdentityError> {
         let skew = limits.skew.as_secs();
         let begins = [self.issued_at, self.valid_from].into_iter().flatten();
         if begins.max().unwrap_or(0) > now.saturating_add(skew) {
@@ -189,8 +185,7 @@ impl<'a> ClaimReader<'a> {
             return Ok(None);
         };
         let members = claim.as_object().filter(|members| members.len() == 1);
-        let thumbprint =
-            members.and_then(|members| members.get("x5t#S256")).and_then(Value::as_str);
+        let thumbprint = members.and_then(|members| members.get("x5t#S256")).and_then(Value::as_str);
         let bytes = thumbprint.and_then(|text| URL_SAFE_NO_PAD.decode(text).ok());
         let bytes = bytes.and_then(|bytes| <[u8; 32]>::try_from(bytes).ok());
         bytes.map(Some).ok_or(IdentityError::Confirmation)

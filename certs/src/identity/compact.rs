@@ -59,10 +59,7 @@ pub struct UnverifiedToken {
 /// Parses a token without verifying it.
 pub fn inspect(token: &str) -> Result<UnverifiedToken, IdentityError> {
     let parts = split_token(token)?;
-    Ok(UnverifiedToken {
-        header: decode_object(parts.header)?,
-        claims: decode_object(parts.claims)?,
-    })
+    Ok(UnverifiedToken { header: decode_object(parts.header)?, claims: decode_object(parts.claims)? })
 }
 
 /// Checks the size, before anything is hashed or decoded.
@@ -127,9 +124,7 @@ pub(super) fn parse_strict_json(bytes: &[u8]) -> Result<Value, IdentityError> {
     let mut input = serde_json::Deserializer::from_slice(bytes);
     let strict = StrictJson { depth: MAX_DEPTH, duplicate: &duplicate };
     let parsed = strict.deserialize(&mut input).and_then(|value| input.end().map(|()| value));
-    parsed.map_err(|_| {
-        if duplicate.get() { IdentityError::Duplicate } else { IdentityError::Malformed }
-    })
+    parsed.map_err(|_| if duplicate.get() { IdentityError::Duplicate } else { IdentityError::Malformed })
 }
 
 #[derive(Clone, Copy)]

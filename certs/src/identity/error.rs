@@ -25,9 +25,7 @@ pub enum IdentityError {
     Expired,
     #[error("the sandbox has a newer generation than the token")]
     Generation,
-    #[error(
-        "the token's header has a member other than `alg`, `kid` and `typ`, or an unknown `typ`"
-    )]
+    #[error("the token's header has a member other than `alg`, `kid` and `typ`, or an unknown `typ`")]
     Header,
     #[error("the issuer's keys have not been readable for too long; check the JWKS file")]
     KeysStale,

@@ -83,9 +83,7 @@ pub enum IssueError {
     Randomness(#[from] NoRandomness),
     #[error(transparent)]
     Subject(#[from] SubjectError),
-    #[error(
-        "the issuer has {MAX_KEYS} keys that may still be in use; wait until the oldest retires"
-    )]
+    #[error("the issuer has {MAX_KEYS} keys that may still be in use; wait until the oldest retires")]
     TooManyKeys,
 }
 
@@ -157,9 +155,7 @@ impl LocalIssuer {
         }
         match Self::read_pruned(dir, now.as_secs()) {
             // A read-only user cannot delete them. That is safe: a retired key neither signs nor verifies.
-            Err(IssueError::File(FileError::Io { source, .. })) if is_read_only(&source) => {
-                Ok(found)
-            }
+            Err(IssueError::File(FileError::Io { source, .. })) if is_read_only(&source) => Ok(found),
             tidied => tidied,
         }
     }
@@ -208,11 +204,7 @@ impl LocalIssuer {
     }
 
     /// Issues a token.
-    pub fn issue(
-        &self,
-        request: &IssueRequest<'_>,
-        now: UnixTime,
-    ) -> Result<SignedToken, IssueError> {
+    pub fn issue(&self, request: &IssueRequest<'_>, now: UnixTime) -> Result<SignedToken, IssueError> {
         let life = request.life.as_secs();
         if !(1..=TrustedIssuer::DEFAULT_LIFE.as_secs()).contains(&life) {
             return Err(IssueError::Life);
@@ -243,8 +235,7 @@ impl LocalIssuer {
 
     /// Returns how to verify tokens of this issuer.
     pub fn trusted_issuer(&self) -> Result<TrustedIssuer, IssueError> {
-        let algorithm =
-            SigningAlgorithm::from_name(&self.document.algorithm).ok_or(KeyError::Unsupported)?;
+        let algorithm = SigningAlgorithm::from_name(&self.document.algorithm).ok_or(KeyError::Unsupported)?;
         let domain = TrustDomain::parse(&self.document.trust_domain)?;
         let mut trusted = TrustedIssuer::new(&self.document.issuer, domain, self.jwks_path());
         trusted.algorithms = vec![algorithm];
@@ -302,8 +293,7 @@ impl LocalIssuer {
 
     /// Returns the newest key that may sign now.
     fn signing_key(&self, now: u64) -> Result<SigningKey, IssueError> {
-        let ready =
-            self.document.keys.iter().rfind(|key| key.signs_from <= now && !key.is_retired(now));
+        let ready = self.document.keys.iter().rfind(|key| key.signs_from <= now && !key.is_retired(now));
         self.load_key(&ready.ok_or(IssueError::NoKey)?.kid)
     }
 
@@ -319,11 +309,7 @@ impl LocalIssuer {
     fn add_key(&mut self, algorithm: SigningAlgorithm, signs_from: u64) -> Result<(), IssueError> {
         let pkcs8 = generate_pkcs8(algorithm)?;
         let kid = SigningKey::from_pkcs8(&pkcs8)?.id().to_owned();
-        files::write_atomic(
-            &self.key_path(&kid),
-            pem::encode_private_key(&pkcs8).as_bytes(),
-            Mode::Owner,
-        )?;
+        files::write_atomic(&self.key_path(&kid), pem::encode_private_key(&pkcs8).as_bytes(), Mode::Owner)?;
         self.document.keys.push(KeyDocument { kid, signs_from, retires_at: None });
         Ok(())
     }
@@ -351,18 +337,9 @@ impl LocalIssuer {
     /// Writes the JWK Set first: a key must never sign before it is published.
     fn save(&self, now: u64) -> Result<(), IssueError> {
         let published = self.jwks(UnixTime::since_unix_epoch(Duration::from_secs(now)))?;
-        files::write_atomic(
-            &self.jwks_path(),
-            format!("{published:#}\n").as_bytes(),
-            Mode::Everybody,
-        )?;
-        let document =
-            serde_json::to_string_pretty(&self.document).map_err(|_| KeyError::Publication)?;
-        files::write_atomic(
-            &self.dir.join(DOCUMENT),
-            format!("{document}\n").as_bytes(),
-            Mode::Everybody,
-        )?;
+        files::write_atomic(&self.jwks_path(), format!("{published:#}\n").as_bytes(), Mode::Everybody)?;
+        let document = serde_json::to_string_pretty(&self.document).map_err(|_| KeyError::Publication)?;
+        files::write_atomic(&self.dir.join(DOCUMENT), format!("{document}\n").as_bytes(), Mode::Everybody)?;
         Ok(())
     }
 }

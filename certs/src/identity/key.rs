@@ -5,9 +5,7 @@ use std::path::Path;
 
 use aws_lc_rs::encoding::AsDer;
 use aws_lc_rs::rand::SystemRandom;
-use aws_lc_rs::signature::{
-    ECDSA_P256_SHA256_FIXED_SIGNING, EcdsaKeyPair, Ed25519KeyPair, RsaKeyPair,
-};
+use aws_lc_rs::signature::{ECDSA_P256_SHA256_FIXED_SIGNING, EcdsaKeyPair, Ed25519KeyPair, RsaKeyPair};
 use base64::Engine;
 use base64::engine::general_purpose::URL_SAFE_NO_PAD;
 use jsonwebtoken::EncodingKey;
@@ -40,9 +38,7 @@ impl SigningAlgorithm {
 
     /// Returns the algorithm of exactly this name.
     pub fn from_name(name: &str) -> Option<Self> {
-        [Self::EdDsa, Self::Es256, Self::Rs256]
-            .into_iter()
-            .find(|algorithm| algorithm.name() == name)
+        [Self::EdDsa, Self::Es256, Self::Rs256].into_iter().find(|algorithm| algorithm.name() == name)
     }
 
     pub(super) fn to_jsonwebtoken(self) -> jsonwebtoken::Algorithm {
@@ -170,12 +166,10 @@ pub(super) fn generate_pkcs8(algorithm: SigningAlgorithm) -> Result<Zeroizing<Ve
         SigningAlgorithm::EdDsa => {
             Ed25519KeyPair::generate_pkcs8v1(&random).map_err(failed)?.as_ref().to_vec()
         }
-        SigningAlgorithm::Es256 => {
-            EcdsaKeyPair::generate_pkcs8(&ECDSA_P256_SHA256_FIXED_SIGNING, &random)
-                .map_err(failed)?
-                .as_ref()
-                .to_vec()
-        }
+        SigningAlgorithm::Es256 => EcdsaKeyPair::generate_pkcs8(&ECDSA_P256_SHA256_FIXED_SIGNING, &random)
+            .map_err(failed)?
+            .as_ref()
+            .to_vec(),
         SigningAlgorithm::Rs256 => {
             let pair = RsaKeyPair::generate(aws_lc_rs::rsa::KeySize::Rsa2048).map_err(failed)?;
             pair.as_der().map_err(failed)?.as_ref().to_vec()

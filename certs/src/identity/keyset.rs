@@ -88,8 +88,7 @@ impl PublicKey {
     /// Returns whether `signature` (base64url) is valid over `message`, by this key's own algorithm.
     pub(super) fn verifies(&self, message: &str, signature: &str) -> bool {
         let algorithm = self.algorithm.to_jsonwebtoken();
-        jsonwebtoken::crypto::verify(signature, message.as_bytes(), &self.key, algorithm)
-            .unwrap_or(false)
+        jsonwebtoken::crypto::verify(signature, message.as_bytes(), &self.key, algorithm).unwrap_or(false)
     }
 }
 
@@ -178,11 +177,9 @@ impl Jwk {
             }
             SigningAlgorithm::Rs256 => {
                 let (n, e) = (decode_octets(&self.n)?, decode_octets(&self.e)?);
-                let exponent = e
-                    .iter()
-                    .try_fold(0u64, |sum, byte| sum.checked_mul(256)?.checked_add((*byte).into()));
-                let good =
-                    RSA_BYTES.contains(&n.len()) && n.first() != Some(&0) && exponent? >= 65_537;
+                let exponent =
+                    e.iter().try_fold(0u64, |sum, byte| sum.checked_mul(256)?.checked_add((*byte).into()));
+                let good = RSA_BYTES.contains(&n.len()) && n.first() != Some(&0) && exponent? >= 65_537;
                 good.then(|| DecodingKey::from_rsa_raw_components(&n, &e))
             }
         }

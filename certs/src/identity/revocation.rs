@@ -198,9 +198,7 @@ mod tests {
     #[test]
     fn an_entry_that_matches_no_token_is_refused_without_being_repeated() {
         let sandbox = |name: &str| {
-            format!(
-                r#"{{"sandboxes":[{{"tenant":"acme","environment":"staging","sandbox":"{name}"}}]}}"#
-            )
+            format!(r#"{{"sandboxes":[{{"tenant":"acme","environment":"staging","sandbox":"{name}"}}]}}"#)
         };
         for (text, good) in [
             (sandbox("build-7"), true),

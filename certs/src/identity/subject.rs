@@ -12,9 +12,7 @@ pub(crate) const MAX_SUBJECT: usize = 255;
 pub enum SubjectError {
     #[error("a SPIFFE ID is at most 255 characters long")]
     Long,
-    #[error(
-        "a path segment may contain only letters, digits, `.`, `-` and `_`, and not be `.` or `..`"
-    )]
+    #[error("a path segment may contain only letters, digits, `.`, `-` and `_`, and not be `.` or `..`")]
     Segment,
     #[error("the subject does not have the form `{}`", SubjectTemplate::OURS)]
     Shape,
@@ -135,8 +133,7 @@ impl SubjectTemplate {
         let rest = text.strip_prefix("spiffe://").ok_or(SubjectError::Shape)?;
         let (domain, path) = rest.split_once('/').ok_or(SubjectError::Shape)?;
         let segments = path.split('/').map(parse_segment).collect::<Result<Vec<_>, _>>()?;
-        let literals_agree =
-            self.parts.iter().zip(&segments).all(|(part, found)| part.matches(found));
+        let literals_agree = self.parts.iter().zip(&segments).all(|(part, found)| part.matches(found));
         if segments.len() != self.parts.len() || !literals_agree {
             return Err(SubjectError::Shape);
         }
@@ -204,10 +201,7 @@ mod tests {
     #[test]
     fn p12_only_the_one_form_names_a_sandbox() {
         let template = SubjectTemplate::default();
-        assert_eq!(
-            SubjectTemplate::parse(SubjectTemplate::OURS, None, None).as_ref(),
-            Ok(&template)
-        );
+        assert_eq!(SubjectTemplate::parse(SubjectTemplate::OURS, None, None).as_ref(), Ok(&template));
         for (text, named) in [
             ("spiffe://acme.example/tenant/acme/env/staging/sandbox/build-7", true),
             ("spiffe://acme.example/tenant/acme/env/staging/sandbox/Build-7", true),
@@ -234,8 +228,7 @@ mod tests {
         ] {
             assert_eq!(template.parse_subject(text).is_ok(), named, "{text:?}");
         }
-        let long =
-            format!("spiffe://acme.example/tenant/acme/env/staging/sandbox/{}", "a".repeat(250));
+        let long = format!("spiffe://acme.example/tenant/acme/env/staging/sandbox/{}", "a".repeat(250));
         assert_eq!(template.parse_subject(&long), Err(SubjectError::Long));
     }
 
@@ -259,8 +252,7 @@ mod tests {
             assert_eq!(SubjectTemplate::parse(path, tenant, environment).is_ok(), good, "{path}");
         }
         let fixed =
-            SubjectTemplate::parse("/ns/{tenant}/sa/{sandbox}", None, environment("staging"))
-                .unwrap();
+            SubjectTemplate::parse("/ns/{tenant}/sa/{sandbox}", None, environment("staging")).unwrap();
         let found = fixed.parse_subject("spiffe://prod.example/ns/acme/sa/build-7").unwrap();
         assert_eq!(found, Subject::new("prod.example", "acme", "staging", "build-7").unwrap());
     }

@@ -90,9 +90,7 @@ impl TrustedIssuer {
 pub enum VerifierError {
     #[error("issuer {0}: an issuer needs at least one algorithm")]
     Algorithms(String),
-    #[error(
-        "issuer {0}: another issuer has the same name, or both have no name and the same trust domain"
-    )]
+    #[error("issuer {0}: another issuer has the same name, or both have no name and the same trust domain")]
     Ambiguous(String),
     #[error("issuer {0}: the maximum token lifetime is {max} s and the maximum clock skew {skew} s", max = MAX_LIFE.as_secs(), skew = MAX_SKEW.as_secs())]
     Bounds(String),
@@ -148,13 +146,10 @@ impl Verifier {
         now: UnixTime,
     ) -> Result<Self, VerifierError> {
         check_issuers(&issuers)?;
-        let issuers = issuers
-            .into_iter()
-            .map(|limits| LoadedIssuer::load(limits, now))
-            .collect::<Result<_, _>>()?;
-        let follow = |path: PathBuf| {
-            WatchedFile::load(&path, revocation::MAX_FILE, Box::new(Revocations::parse), now)
-        };
+        let issuers =
+            issuers.into_iter().map(|limits| LoadedIssuer::load(limits, now)).collect::<Result<_, _>>()?;
+        let follow =
+            |path: PathBuf| WatchedFile::load(&path, revocation::MAX_FILE, Box::new(Revocations::parse), now);
         let revocations = revocations.map(follow).transpose()?;
         let verified = Mutex::new(BoundedCache::new(CacheBound::from_half(HALF_OF_CACHED)));
         Ok(Self { issuers, revocations, verified })
@@ -164,16 +159,13 @@ impl Verifier {
     ///
     /// An error in one file does not prevent the others from being checked.
     pub fn refresh(&self, now: UnixTime) -> Result<RefreshStatus, Vec<VerifierError>> {
-        let keys =
-            self.issuers.iter().map(|issuer| issuer.keys.refresh(now).map_err(VerifierError::from));
-        let revocations =
-            self.revocations.iter().map(|list| list.refresh(now).map_err(VerifierError::from));
+        let keys = self.issuers.iter().map(|issuer| issuer.keys.refresh(now).map_err(VerifierError::from));
+        let revocations = self.revocations.iter().map(|list| list.refresh(now).map_err(VerifierError::from));
         let (good, bad): (Vec<_>, Vec<_>) = keys.chain(revocations).partition(Result::is_ok);
         if !bad.is_empty() {
             return Err(bad.into_iter().filter_map(Result::err).collect());
         }
-        let changed =
-            good.into_iter().flatten().any(|refreshed| refreshed == RefreshStatus::Changed);
+        let changed = good.into_iter().flatten().any(|refreshed| refreshed == RefreshStatus::Changed);
         Ok(if changed { RefreshStatus::Changed } else { RefreshStatus::Unchanged })
     }
 
@@ -209,11 +201,7 @@ impl Verifier {
         self.lock_cache().len()
     }
 
-    fn lookup_cached(
-        &self,
-        hash: &[u8; 32],
-        now: u64,
-    ) -> Result<Option<CachedToken>, IdentityError> {
+    fn lookup_cached(&self, hash: &[u8; 32], now: u64) -> Result<Option<CachedToken>, IdentityError> {
         let Some(known) = self.lock_cache().get(hash).cloned() else {
             return Ok(None);
         };
@@ -246,11 +234,7 @@ impl Verifier {
     }
 
     /// Reads the claims and checks that the issuer may make them. They are not verified yet.
-    fn read_claims(
-        &self,
-        compact: &CompactJws<'_>,
-        now: u64,
-    ) -> Result<CachedToken, IdentityError> {
+    fn read_claims(&self, compact: &CompactJws<'_>, now: u64) -> Result<CachedToken, IdentityError> {
         let claims = ClaimReader { claims: &compact.claims };
         let (index, issuer) = self.find_issuer(&claims)?;
         let keys = issuer.keys.current(now).ok_or(IdentityError::KeysStale)?;
@@ -262,10 +246,7 @@ impl Verifier {
         Ok(CachedToken { identity, issuer: index, keys })
     }
 
-    fn find_issuer(
-        &self,
-        claims: &ClaimReader<'_>,
-    ) -> Result<(usize, &LoadedIssuer), IdentityError> {
+    fn find_issuer(&self, claims: &ClaimReader<'_>) -> Result<(usize, &LoadedIssuer), IdentityError> {
         let (name, subject) = (claims.text("iss")?, claims.text("sub")?.unwrap_or_default());
         let domain = subject.strip_prefix("spiffe://").and_then(|rest| rest.split('/').next());
         let matches = |issuer: &TrustedIssuer| match (&issuer.issuer, name) {
@@ -310,8 +291,7 @@ impl LoadedIssuer {
 
 fn check_issuers(issuers: &[TrustedIssuer]) -> Result<(), VerifierError> {
     for (index, issuer) in issuers.iter().enumerate() {
-        let name =
-            || issuer.issuer.clone().unwrap_or_else(|| issuer.trust_domain.as_str().to_owned());
+        let name = || issuer.issuer.clone().unwrap_or_else(|| issuer.trust_domain.as_str().to_owned());
         if issuer.issuer.is_none() && issuer.claims == RequiredClaims::Ours {
             return Err(VerifierError::Nameless);
         }

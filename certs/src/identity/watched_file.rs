@@ -46,8 +46,8 @@ impl<T, E: std::error::Error> WatchedFile<T, E> {
         let mut watch = FilePoller::new(vec![path.to_owned()]);
         watch.poll_changed(); // before reading, so that a change during the read is seen later
         let text = files::read_bounded(path, limit)?;
-        let value = parse(&text)
-            .map_err(|source| WatchedFileError::Content { path: path.to_owned(), source })?;
+        let value =
+            parse(&text).map_err(|source| WatchedFileError::Content { path: path.to_owned(), source })?;
         Ok(Self {
             path: path.to_owned(),
             limit,
@@ -81,8 +81,7 @@ impl<T, E: std::error::Error> WatchedFile<T, E> {
             return Ok(RefreshStatus::Unchanged);
         }
         let parsed = (self.parse)(&text);
-        let value = parsed
-            .map_err(|source| WatchedFileError::Content { path: self.path.clone(), source })?;
+        let value = parsed.map_err(|source| WatchedFileError::Content { path: self.path.clone(), source })?;
         self.current.store(Arc::new(value));
         *digest = found;
         Ok(RefreshStatus::Changed)

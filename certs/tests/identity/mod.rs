@@ -12,8 +12,8 @@ use std::time::Duration;
 use base64::Engine;
 use base64::engine::general_purpose::URL_SAFE_NO_PAD;
 use certs::identity::{
-    IdentityError, IssueRequest, IssuerOptions, LocalIssuer, SigningAlgorithm, TrustDomain,
-    Verifier, VerifyContext,
+    IdentityError, IssueRequest, IssuerOptions, LocalIssuer, SigningAlgorithm, TrustDomain, Verifier,
+    VerifyContext,
 };
 use jsonwebtoken::{EncodingKey, Header};
 use serde_json::{Value, json};
@@ -39,15 +39,13 @@ impl IssuerFixture {
     pub(crate) fn with_algorithm(algorithm: SigningAlgorithm, revocations: Option<&Value>) -> Self {
         let dir = tempfile::tempdir().unwrap();
         let issuer =
-            LocalIssuer::init(&dir.path().join("issuer"), &options(algorithm), unix_time(NOW))
-                .unwrap();
+            LocalIssuer::init(&dir.path().join("issuer"), &options(algorithm), unix_time(NOW)).unwrap();
         let list = revocations.map(|list| {
             let path = dir.path().join("revocations.json");
             fs::write(&path, list.to_string()).unwrap();
             path
         });
-        let verifier =
-            Verifier::new(vec![issuer.trusted_issuer().unwrap()], list, unix_time(NOW)).unwrap();
+        let verifier = Verifier::new(vec![issuer.trusted_issuer().unwrap()], list, unix_time(NOW)).unwrap();
         Self { dir, issuer, verifier }
     }
 
@@ -60,16 +58,12 @@ impl IssuerFixture {
     }
 
     pub(crate) fn verify_at(&self, token: &str, now: u64) -> Result<String, IdentityError> {
-        let identity =
-            self.verifier.verify(token, &VerifyContext::for_audience(AUDIENCE), unix_time(now))?;
+        let identity = self.verifier.verify(token, &VerifyContext::for_audience(AUDIENCE), unix_time(now))?;
         Ok(identity.subject().to_string())
     }
 
     pub(crate) fn forger(&self) -> TokenForger {
-        TokenForger::from_key_file(
-            &self.dir.path().join("issuer"),
-            self.issuer.key_ids().next().unwrap(),
-        )
+        TokenForger::from_key_file(&self.dir.path().join("issuer"), self.issuer.key_ids().next().unwrap())
     }
 }
 
@@ -115,10 +109,8 @@ impl TokenForger {
 
     /// Signs header and claims as text, so that they need not even be JSON.
     pub(crate) fn sign_text(&self, header: &str, claims: &str) -> String {
-        let message =
-            format!("{}.{}", URL_SAFE_NO_PAD.encode(header), URL_SAFE_NO_PAD.encode(claims));
-        let signature =
-            jsonwebtoken::crypto::sign(message.as_bytes(), &self.key, self.algorithm).unwrap();
+        let message = format!("{}.{}", URL_SAFE_NO_PAD.encode(header), URL_SAFE_NO_PAD.encode(claims));
+        let signature = jsonwebtoken::crypto::sign(message.as_bytes(), &self.key, self.algorithm).unwrap();
         format!("{message}.{signature}")
     }
 

@@ -120,8 +120,7 @@ pub(crate) fn run_agent(_: &AgentArgs) -> anyhow::Result<ExitCode> {
         let (tls, stdout) = (tls.clone(), stdout.clone());
         // A thread per task, so that a download can run while the next task starts.
         std::thread::spawn(move || {
-            let reply =
-                AgentReply { number: request.number, outcome: run_task(&request.task, tls) };
+            let reply = AgentReply { number: request.number, outcome: run_task(&request.task, tls) };
             let mut stdout = stdout.lock().unwrap_or_else(PoisonError::into_inner);
             if let Ok(line) = serde_json::to_string(&reply) {
                 drop(writeln!(stdout, "{line}").and_then(|()| stdout.flush())); // the demo has ended
@@ -180,10 +179,7 @@ fn run_fetch(fetch: &FetchRequest, tls: Arc<ClientConfig>) -> anyhow::Result<Fet
     }
 }
 
-fn send_request(
-    fetch: &FetchRequest,
-    mut stream: impl Read + Write,
-) -> anyhow::Result<FetchResponse> {
+fn send_request(fetch: &FetchRequest, mut stream: impl Read + Write) -> anyhow::Result<FetchResponse> {
     let FetchRequest { method, path, body, .. } = fetch;
     let host = fetch.host_header.as_ref().unwrap_or(&fetch.host);
     let mut head = format!("{method} {path} HTTP/1.1\r\nHost: {host}\r\nConnection: close\r\n");
@@ -203,8 +199,7 @@ fn read_response(mut stream: impl Read) -> anyhow::Result<FetchResponse> {
         if let Some(found) = parse_head(&bytes)? {
             break found;
         }
-        if bytes.len() > MAX_HEAD || read_more(&mut stream, &mut bytes).context("no response")? == 0
-        {
+        if bytes.len() > MAX_HEAD || read_more(&mut stream, &mut bytes).context("no response")? == 0 {
             bail!("the connection was closed without a response");
         }
     };

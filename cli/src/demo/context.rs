@@ -71,21 +71,15 @@ impl DemoContext {
         let files = DemoFiles::new()?;
         unshare_network()?;
         let hidden = files.path("");
-        let (a, b) = (
-            PreparedSandbox::create(SANDBOX_A, &hidden)?,
-            PreparedSandbox::create(SANDBOX_B, &hidden)?,
-        );
+        let (a, b) =
+            (PreparedSandbox::create(SANDBOX_A, &hidden)?, PreparedSandbox::create(SANDBOX_B, &hidden)?);
         crate::serve::init_tracing("off");
-        drop(rustls::crypto::CryptoProvider::install_default(
-            certs::crypto_provider().as_ref().clone(),
-        ));
+        drop(rustls::crypto::CryptoProvider::install_default(certs::crypto_provider().as_ref().clone()));
         let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build()?;
         remove_on_signal(&runtime, &hidden)?;
         let internet = runtime.block_on(FakeInternet::start())?;
-        let issuer =
-            files.write(&internet.root, &[(SANDBOX_A, &a.arrivals), (SANDBOX_B, &b.arrivals)])?;
-        let authority =
-            CertificateAuthority::in_memory(&AuthorityOptions::default(), UnixTime::now())?;
+        let issuer = files.write(&internet.root, &[(SANDBOX_A, &a.arrivals), (SANDBOX_B, &b.arrivals)])?;
+        let authority = CertificateAuthority::in_memory(&AuthorityOptions::default(), UnixTime::now())?;
         let trust = bundle::contents(TRUST_DIR.as_ref(), &authority, &[])?;
         let (stop, stopped) = watch::channel(false);
         let overrides = AppOverrides { authority: Some(Arc::new(authority)), witness: None };
@@ -149,9 +143,7 @@ impl DemoContext {
     ) -> Result<Value, StepFailure> {
         let since = self.baseline.sequence;
         let found = poll_until(|| {
-            self.read_records()
-                .into_iter()
-                .find(|record| sequence(record) > since && wanted.matches(record))
+            self.read_records().into_iter().find(|record| sequence(record) > since && wanted.matches(record))
         });
         let Some(record) = found else {
             return Err(StepFailure(format!("no matching record: {wanted:?}")));
@@ -215,12 +207,8 @@ impl RecordQuery<'_> {
             let value = pointers.iter().find_map(|pointer| record.pointer(pointer)?.as_str());
             wanted.is_empty() || value == Some(wanted)
         };
-        let hosts = [
-            "/http_request/url/hostname",
-            "/dst_endpoint/hostname",
-            "/query/hostname",
-            "/dst_endpoint/ip",
-        ];
+        let hosts =
+            ["/http_request/url/hostname", "/dst_endpoint/hostname", "/query/hostname", "/dst_endpoint/ip"];
         let class = record.pointer("/class_uid").and_then(Value::as_u64);
         (self.class == 0 || class == Some(self.class))
             && same(self.sandbox, &["/src_endpoint/uid", "/actor/app_uid"])

@@ -53,11 +53,7 @@ pub(crate) fn demo(args: &DemoArgs, output: OutputOptions) -> anyhow::Result<Exi
 }
 
 /// Sets up the context, runs the steps and prints the results; returns the exit status.
-fn run_steps(
-    steps: &[&DemoStep<DemoContext>],
-    keep: bool,
-    output: OutputOptions,
-) -> anyhow::Result<u8> {
+fn run_steps(steps: &[&DemoStep<DemoContext>], keep: bool, output: OutputOptions) -> anyhow::Result<u8> {
     let started = Instant::now();
     let mut context = DemoContext::set_up().inspect_err(|error| {
         if output.json {
@@ -99,19 +95,14 @@ fn exit_status(results: &[StepResult]) -> u8 {
 
 fn summarize(results: &[StepResult], started: Instant) -> String {
     let seconds = started.elapsed().as_secs_f64();
-    let wrong: Vec<&str> =
-        results.iter().filter(|step| step.wrong.is_some()).map(|step| step.name).collect();
+    let wrong: Vec<&str> = results.iter().filter(|step| step.wrong.is_some()).map(|step| step.name).collect();
     let count = results.len();
     match wrong.is_empty() {
         true => {
-            format!(
-                "{} in {seconds:.1} s",
-                paint(GOOD, format!("{}, all passed,", step_count(count)))
-            )
+            format!("{} in {seconds:.1} s", paint(GOOD, format!("{}, all passed,", step_count(count))))
         }
         false => {
-            let text =
-                format!("{} of {} failed: {}", wrong.len(), step_count(count), wrong.join(", "));
+            let text = format!("{} of {} failed: {}", wrong.len(), step_count(count), wrong.join(", "));
             format!("{}; {seconds:.1} s", paint(BAD, text))
         }
     }
@@ -126,9 +117,8 @@ fn select_steps(names: &[String]) -> anyhow::Result<Vec<&'static DemoStep<DemoCo
     if let Some(name) = names.iter().find(|name| !STEPS.iter().any(|step| step.name == **name)) {
         return Err(UsageError(format!("unknown step `{name}`: see `sandbar demo --list`")).into());
     }
-    let wanted = |step: &&DemoStep<DemoContext>| {
-        names.is_empty() || names.iter().any(|name| name == step.name)
-    };
+    let wanted =
+        |step: &&DemoStep<DemoContext>| names.is_empty() || names.iter().any(|name| name == step.name);
     Ok(STEPS.iter().filter(wanted).collect())
 }
 
@@ -177,8 +167,7 @@ mod tests {
             (&[&GOOD, &GOOD], 0, "2 steps, all passed"),
             (&[&GOOD, &BAD], 1, "1 of 2 steps failed: bad"),
         ] {
-            let results: Vec<StepResult> =
-                steps.iter().map(|step| run_step(step, &mut context)).collect();
+            let results: Vec<StepResult> = steps.iter().map(|step| run_step(step, &mut context)).collect();
             assert_eq!(exit_status(&results), wanted, "{expected}");
             let summary = summarize(&results, Instant::now());
             assert!(summary.contains(expected), "{summary}");

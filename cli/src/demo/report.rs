@@ -133,8 +133,7 @@ fn format_record(summary: &Value) -> String {
     let stage = member("stage").unwrap_or_default();
     let style = if stage == "denied" { BAD } else { anstyle::Style::new() };
     let stage = Some(stage).filter(|stage| stage != "lifecycle"); // the class name says it
-    let head =
-        [Some(class_label(summary)), stage, member("event"), member("ending"), member("reason")];
+    let head = [Some(class_label(summary)), stage, member("event"), member("ending"), member("reason")];
     let head = head.into_iter().flatten().collect::<Vec<_>>().join(" ");
     let parts = [
         Some(paint(style, head)),
@@ -180,8 +179,7 @@ mod tests {
             "metadata": { "sequence": 41 },
             "unmapped": { "sandbar": { "stage": "denied" } },
         });
-        let line =
-            anstream::adapter::strip_str(&format_record(&summarize_record(&record))).to_string();
+        let line = anstream::adapter::strip_str(&format_record(&summarize_record(&record))).to_string();
         let expected = "4002 http denied method_not_allowed, sandbox-a to code.example, rule `source code`, generation 7, #41";
         assert_eq!(line, expected);
     }

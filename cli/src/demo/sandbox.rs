@@ -17,8 +17,8 @@ use nix::unistd::pipe2;
 
 use super::agent::{AgentReply, AgentRequest, AgentTask, FetchRequest, FetchResponse, TaskOutcome};
 use jail::{
-    CommandSpec, CommandStdio, FilesystemView, Jail, JailListeners, JailPlan, JobPlacement,
-    TRUST_DIR, ViewOptions, command_environment,
+    CommandSpec, CommandStdio, FilesystemView, Jail, JailListeners, JailPlan, JobPlacement, TRUST_DIR,
+    ViewOptions, command_environment,
 };
 
 /// Longest wait for a reply of an agent.
@@ -57,13 +57,7 @@ impl PreparedSandbox {
         // be written. Undo that for the second jail, which makes the process undumpable again.
         set_dumpable(true)?;
         let (jail, arrivals) = Jail::create(&plan)?;
-        Ok(PreparedSandbox {
-            id,
-            jail,
-            requests: requests.into(),
-            replies: replies.into(),
-            arrivals,
-        })
+        Ok(PreparedSandbox { id, jail, requests: requests.into(), replies: replies.into(), arrivals })
     }
 
     /// Starts the agent with these trust files.
@@ -85,19 +79,13 @@ impl PreparedSandbox {
 
 impl DemoSandbox {
     /// Fetches and waits for the response; the inner error says why there was none.
-    pub(super) fn fetch(
-        &mut self,
-        fetch: &FetchRequest,
-    ) -> anyhow::Result<Result<FetchResponse, String>> {
+    pub(super) fn fetch(&mut self, fetch: &FetchRequest) -> anyhow::Result<Result<FetchResponse, String>> {
         let task_id = self.start_task(AgentTask::Fetch(fetch.clone()))?;
         self.wait_fetch(task_id)
     }
 
     /// Waits for a fetch started with [`Self::start_task`].
-    pub(super) fn wait_fetch(
-        &mut self,
-        task_id: TaskId,
-    ) -> anyhow::Result<Result<FetchResponse, String>> {
+    pub(super) fn wait_fetch(&mut self, task_id: TaskId) -> anyhow::Result<Result<FetchResponse, String>> {
         match self.wait_outcome(task_id)? {
             TaskOutcome::Answered(answer) => Ok(Ok(answer)),
             TaskOutcome::Nothing(why) => Ok(Err(why)),

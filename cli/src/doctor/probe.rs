@@ -169,9 +169,7 @@ fn run_in_process(program: &std::path::Path, name: &str) -> ProbeVerdict {
     }
     match (serde_json::from_slice(&output), status.signal()) {
         (Ok(verdict), _) => verdict,
-        (Err(_), Some(libc::SIGSYS)) => {
-            ProbeVerdict::Blocked("killed by the system call filter".to_owned())
-        }
+        (Err(_), Some(libc::SIGSYS)) => ProbeVerdict::Blocked("killed by the system call filter".to_owned()),
         (Err(_), Some(signal)) => ProbeVerdict::Unknown(format!("killed by signal {signal}")),
         (Err(_), None) => ProbeVerdict::Unknown(format!("it ended without a verdict, {status}")),
     }

@@ -57,8 +57,7 @@ impl ProbeResponse {
 
     /// The first line, shortened and escaped.
     pub(super) fn first_line(&self) -> String {
-        let line: String =
-            self.head.lines().next().unwrap_or_default().chars().take(MAX_SHOWN).collect();
+        let line: String = self.head.lines().next().unwrap_or_default().chars().take(MAX_SHOWN).collect();
         escape_terminal(&line)
     }
 }

@@ -57,8 +57,8 @@ fn parse_time(text: &str) -> Result<u64, String> {
         return Ok(millis(now.saturating_sub(age)));
     }
     let parsed: Result<jiff::Timestamp, _> = text.parse();
-    let timestamp = parsed
-        .map_err(|_| "use a time such as 2026-11-16T10:00:00Z, or an age such as 15m".to_owned())?;
+    let timestamp =
+        parsed.map_err(|_| "use a time such as 2026-11-16T10:00:00Z, or an age such as 15m".to_owned())?;
     u64::try_from(timestamp.as_millisecond()).map_err(|_| "the time is before 1970".to_owned())
 }
 

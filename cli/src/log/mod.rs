@@ -61,7 +61,6 @@ fn dedup_files(mut files: Vec<PathBuf>) -> Vec<PathBuf> {
 }
 
 fn dir_segments(dir: &Path) -> anyhow::Result<Vec<PathBuf>> {
-    let segments =
-        audit::list_segments(dir).with_context(|| format!("cannot read {}", dir.display()))?;
+    let segments = audit::list_segments(dir).with_context(|| format!("cannot read {}", dir.display()))?;
     Ok(segments.into_iter().map(|(_, path)| path).collect())
 }

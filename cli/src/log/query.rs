@@ -88,8 +88,7 @@ struct HostTotals {
 impl HostTotals {
     fn add(&mut self, view: &RecordView<'_>) {
         let (sent, received) = view.bytes();
-        self.allowed +=
-            u64::from(matches!(view.stage(), RecordStage::Answered | RecordStage::Decision));
+        self.allowed += u64::from(matches!(view.stage(), RecordStage::Answered | RecordStage::Decision));
         self.denied += u64::from(view.stage() == RecordStage::Denied || is_overruled(view));
         self.sent += sent;
         self.received += received;
@@ -102,10 +101,7 @@ impl LogTotals {
         match view.stage() {
             RecordStage::Lifecycle => {}
             RecordStage::Finding => self.findings += 1,
-            RecordStage::Answered
-            | RecordStage::Decision
-            | RecordStage::Denied
-            | RecordStage::Outcome => {
+            RecordStage::Answered | RecordStage::Decision | RecordStage::Denied | RecordStage::Outcome => {
                 self.total.add(view);
                 self.host_totals(view.host().unwrap_or("-")).add(view);
                 if let Some(reason) = view.status_detail.as_deref() {
@@ -167,8 +163,7 @@ impl LogTotals {
 
     fn to_json(&self, top: usize) -> serde_json::Value {
         let hosts = rank_top(&self.hosts, top, |totals| totals.allowed + totals.denied);
-        let hosts: Vec<_> =
-            hosts.into_iter().map(|(host, totals)| row_json(host, totals)).collect();
+        let hosts: Vec<_> = hosts.into_iter().map(|(host, totals)| row_json(host, totals)).collect();
         let reasons = rank_top(&self.reasons, top, |count| *count);
         let reasons = reasons
             .into_iter()
@@ -213,8 +208,7 @@ fn rank_top<V>(map: &HashMap<String, V>, top: usize, rank: impl Fn(&V) -> u64) -
 }
 
 fn format_row(totals: &HostTotals) -> String {
-    let cells =
-        [totals.allowed, totals.denied, totals.sent, totals.received].map(|n| format!("{n:>12}"));
+    let cells = [totals.allowed, totals.denied, totals.sent, totals.received].map(|n| format!("{n:>12}"));
     cells.join(" ")
 }
 

@@ -34,19 +34,11 @@ fn describe_record(view: &RecordView<'_>) -> String {
         }
         RecordStage::Finding => {
             let code = escape_terminal(view.status_detail.as_deref().unwrap_or_default());
-            format!(
-                "{} {code} {}",
-                describe_target(view),
-                escape_terminal(view.title().unwrap_or_default())
-            )
+            format!("{} {code} {}", describe_target(view), escape_terminal(view.title().unwrap_or_default()))
         }
         RecordStage::Lifecycle => {
             let message = view.message.as_deref().unwrap_or_default();
-            format!(
-                "{} {}",
-                escape_terminal(view.event().unwrap_or_default()),
-                escape_terminal(message)
-            )
+            format!("{} {}", escape_terminal(view.event().unwrap_or_default()), escape_terminal(message))
         }
         RecordStage::Outcome => format!("{} {}", describe_target(view), describe_outcome(view)),
     }

@@ -62,10 +62,7 @@ fn read_keys(args: &VerifyLogArgs) -> anyhow::Result<Option<CheckpointKeys>> {
     CheckpointKeys::parse(&text).map(Some).with_context(|| format!("{shown} is not a key"))
 }
 
-fn read_checkpoints(
-    args: &VerifyLogArgs,
-    keys: Option<&CheckpointKeys>,
-) -> anyhow::Result<CheckpointNotes> {
+fn read_checkpoints(args: &VerifyLogArgs, keys: Option<&CheckpointKeys>) -> anyhow::Result<CheckpointNotes> {
     let mut notes = CheckpointNotes::default();
     let given = args.checkpoint.iter().cloned();
     let files = given.chain(files_beside(&args.files, checkpoint::FILE)).collect();
@@ -89,8 +86,7 @@ fn files_beside(paths: &[PathBuf], name: &str) -> Vec<PathBuf> {
 fn verify_with_progress(files: &[PathBuf], notes: &[Checkpoint]) -> anyhow::Result<VerifyReport> {
     let size = files.iter().filter_map(|file| file.metadata().ok()).map(|m| m.len()).sum();
     let bar = ProgressBar::new(size);
-    let style =
-        ProgressStyle::with_template("{bar:40} {bytes}/{total_bytes} {bytes_per_sec} {eta}");
+    let style = ProgressStyle::with_template("{bar:40} {bytes}/{total_bytes} {bytes_per_sec} {eta}");
     bar.set_style(style.unwrap_or_else(|_| ProgressStyle::default_bar()));
     let progress = VerifyProgress::default();
     let (done, over) = channel::<()>();
@@ -106,9 +102,8 @@ fn verify_with_progress(files: &[PathBuf], notes: &[Checkpoint]) -> anyhow::Resu
         result
     });
     bar.finish_and_clear();
-    result.map_err(|(path, error)| {
-        anyhow::Error::new(error).context(format!("cannot read {}", path.display()))
-    })
+    result
+        .map_err(|(path, error)| anyhow::Error::new(error).context(format!("cannot read {}", path.display())))
 }
 
 /// Summarises the signatures of the checkpoints in a word.

@@ -141,11 +141,7 @@ fn format_endpoint(host: &str, port: Option<u16>) -> String {
 }
 
 /// Increments a count; returns whether the key is new.
-fn count_bounded<K: Ord>(
-    counts: &mut BTreeMap<K, u64>,
-    key: K,
-    others: impl Fn(&str) -> K,
-) -> bool {
+fn count_bounded<K: Ord>(counts: &mut BTreeMap<K, u64>, key: K, others: impl Fn(&str) -> K) -> bool {
     if let Some(count) = counts.get_mut(&key) {
         *count += 1;
         return false;
@@ -159,10 +155,7 @@ fn count_bounded<K: Ord>(
 fn destination(event: &AttemptEvent<'_>) -> (String, Option<u16>) {
     let (host, port) = event.facts.destination();
     let original_dst = event.original_dst.map(|address: SocketAddr| address.ip().to_string());
-    let host = host
-        .map(audit::Text::to_display)
-        .or(original_dst)
-        .unwrap_or_else(|| "(unnamed)".to_owned());
+    let host = host.map(audit::Text::to_display).or(original_dst).unwrap_or_else(|| "(unnamed)".to_owned());
     let port = match event.facts {
         RecordedFacts::Query(_) => None,
         RecordedFacts::Connection(_) | RecordedFacts::Memory(_) | RecordedFacts::Request(_) => {
@@ -173,13 +166,7 @@ fn destination(event: &AttemptEvent<'_>) -> (String, Option<u16>) {
 }
 
 impl AllowAdvice {
-    fn advise(
-        &self,
-        host: &str,
-        port: Option<u16>,
-        code: &str,
-        event: &AttemptEvent<'_>,
-    ) -> String {
+    fn advise(&self, host: &str, port: Option<u16>, code: &str, event: &AttemptEvent<'_>) -> String {
         if code != Reason::NotListed.code() {
             return event.advice.map(audit::Text::to_display).unwrap_or_default();
         }

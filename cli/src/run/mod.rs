@@ -83,12 +83,7 @@ pub(crate) struct RunArgs {
     #[arg(long, short = 'q')]
     quiet: bool,
     /// Command and its arguments
-    #[arg(
-        required = true,
-        trailing_var_arg = true,
-        allow_hyphen_values = true,
-        value_name = "CMD"
-    )]
+    #[arg(required = true, trailing_var_arg = true, allow_hyphen_values = true, value_name = "CMD")]
     command: Vec<OsString>,
 }
 
@@ -110,20 +105,14 @@ fn run_in_jail(args: &RunArgs, output: OutputOptions) -> anyhow::Result<u8> {
     // Create the jail while this process has one thread: it forks, and only the calling thread survives a fork, so
     // a lock held by another would stay locked in the child. Generate the authority's key afterwards, so that no
     // process in the jail ever had it in memory.
-    let (jail, arrivals) =
-        Jail::create(&prepared.plan).inspect_err(|_| prepared.remove_run_dir())?;
+    let (jail, arrivals) = Jail::create(&prepared.plan).inspect_err(|_| prepared.remove_run_dir())?;
     super::serve::init_tracing("warn");
-    drop(rustls::crypto::CryptoProvider::install_default(
-        certs::crypto_provider().as_ref().clone(),
-    ));
+    drop(rustls::crypto::CryptoProvider::install_default(certs::crypto_provider().as_ref().clone()));
     let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build()?;
     let result = runtime.block_on(async {
-        let denials =
-            Arc::new(DenialReporter::new(args.quiet, terminal.clone(), prepared.advice()));
-        let authority = Arc::new(CertificateAuthority::in_memory(
-            &AuthorityOptions::default(),
-            UnixTime::now(),
-        )?);
+        let denials = Arc::new(DenialReporter::new(args.quiet, terminal.clone(), prepared.advice()));
+        let authority =
+            Arc::new(CertificateAuthority::in_memory(&AuthorityOptions::default(), UnixTime::now())?);
         let trust = bundle::contents(TRUST_DIR.as_ref(), &authority, &trust::system_roots())?;
         let (stop, stopped) = watch::channel(false);
         let observer = denials.clone();

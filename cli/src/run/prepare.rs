@@ -21,8 +21,8 @@ use super::RunArgs;
 use super::denials::AllowAdvice;
 use super::terminal::TerminalState;
 use jail::{
-    CommandSpec, CommandStdio, FilesystemView, JailListeners, JailPlan, JobPlacement, TRUST_DIR,
-    ViewOptions, command_environment, runtime_dir, terminal_device,
+    CommandSpec, CommandStdio, FilesystemView, JailListeners, JailPlan, JobPlacement, TRUST_DIR, ViewOptions,
+    command_environment, runtime_dir, terminal_device,
 };
 use proxy::policy::files;
 use proxy::policy::source::{PolicySource, RunFiles};
@@ -125,8 +125,7 @@ fn sandbox_id(args: &RunArgs) -> anyhow::Result<SandboxId> {
 
 /// Creates the state directory, accessible only to its owner.
 fn state_dir(args: &RunArgs) -> anyhow::Result<PathBuf> {
-    let from =
-        |name: &str| std::env::var_os(name).map(PathBuf::from).filter(|path| path.is_absolute());
+    let from = |name: &str| std::env::var_os(name).map(PathBuf::from).filter(|path| path.is_absolute());
     let given = args.state.clone();
     let xdg = || from("XDG_STATE_HOME").map(|dir| dir.join("sandbar"));
     let home = || from("HOME").map(|home| home.join(".local/state/sandbar"));
@@ -150,13 +149,8 @@ fn create_run_dir(state: &Path) -> anyhow::Result<PathBuf> {
     Ok(dir)
 }
 
-fn build_view(
-    args: &RunArgs,
-    state: &Path,
-    sources: &LoadSources,
-) -> anyhow::Result<FilesystemView> {
-    let variable =
-        |name: &str| std::env::var_os(name).map(PathBuf::from).filter(|path| path.is_absolute());
+fn build_view(args: &RunArgs, state: &Path, sources: &LoadSources) -> anyhow::Result<FilesystemView> {
+    let variable = |name: &str| std::env::var_os(name).map(PathBuf::from).filter(|path| path.is_absolute());
     // Include the files in a directory: they may be symbolic links to elsewhere.
     let policies = sources.policies.iter().map(|file| PathBuf::from(&file.path));
     let lists = sources.lists.keys().map(PathBuf::from);
@@ -204,10 +198,8 @@ fn build_run_files(
     // Policy files may allow anything. `--allow` alone never opens private addresses or raw TCP.
     let base = if args.policy.is_empty() { "user" } else { "system" };
     once.policies.push(command_line_policy(&args.allow));
-    let resolvers = find_resolvers(args)?
-        .iter()
-        .map(|address| quoted(&address.to_string()))
-        .collect::<Vec<_>>();
+    let resolvers =
+        find_resolvers(args)?.iter().map(|address| quoted(&address.to_string())).collect::<Vec<_>>();
     let roots: Result<Vec<String>, _> = args
         .roots
         .iter()
@@ -220,17 +212,15 @@ fn build_run_files(
     writeln!(settings, "[dns]\nupstreams = [{}]", resolvers.join(", "))?;
     writeln!(settings, "[upstream]\nroots = [{}]", roots.join(", "))?;
     let id = quoted(id.as_str());
-    let sandbox = format!(
-        "[[sandbox]]\nid = {id}\ntenant = \"local\"\nenvironment = \"local\"\nbase = \"{base}\"\n"
-    );
+    let sandbox =
+        format!("[[sandbox]]\nid = {id}\ntenant = \"local\"\nenvironment = \"local\"\nbase = \"{base}\"\n");
     Ok(RunFiles { path: dir.join("run.toml"), id, settings, sandbox, policies, once })
 }
 
 /// Builds a policy from the hosts on the command line.
 fn command_line_policy(hosts: &[String]) -> SourceFile {
     let hosts = json!(hosts);
-    let text =
-        format!("name = \"{COMMAND_LINE}\"\n[[allow]]\nname = \"--allow\"\nhosts = {hosts}\n");
+    let text = format!("name = \"{COMMAND_LINE}\"\n[[allow]]\nname = \"--allow\"\nhosts = {hosts}\n");
     SourceFile { path: COMMAND_LINE.to_owned(), bytes: text.into_bytes() }
 }
 

@@ -53,14 +53,10 @@ impl RunSummary {
         anstream::eprintln!("{} exit status {status}", paint(HEAD, "sandbar:"));
         let hosts = reached.iter().map(|(host, count)| with_count(host, *count));
         line("reached", join_listed(hosts.collect()));
-        let hosts = refused
-            .iter()
-            .map(|((host, code), count)| with_count(&format!("{host} ({code})"), *count));
+        let hosts =
+            refused.iter().map(|((host, code), count)| with_count(&format!("{host} ({code})"), *count));
         line("refused", join_listed(hosts.collect()));
-        line(
-            "bytes",
-            format!("{} sent, {} received", format_bytes(*sent), format_bytes(*received)),
-        );
+        line("bytes", format!("{} sent, {} received", format_bytes(*sent), format_bytes(*received)));
         line(
             "used",
             format!(
@@ -126,15 +122,10 @@ mod tests {
 
     #[test]
     fn counts_are_readable() {
-        for (count, text) in
-            [(0, "0 bytes"), (999, "999 bytes"), (1000, "1.0 KB"), (12_345_678, "12.3 MB")]
-        {
+        for (count, text) in [(0, "0 bytes"), (999, "999 bytes"), (1000, "1.0 KB"), (12_345_678, "12.3 MB")] {
             assert_eq!(format_bytes(count), text);
         }
         assert_eq!(join_listed(vec![]), "nothing");
-        assert_eq!(
-            join_listed((0..14).map(|at| at.to_string()).collect()).matches(',').count(),
-            11
-        );
+        assert_eq!(join_listed((0..14).map(|at| at.to_string()).collect()).matches(',').count(), 11);
     }
 }

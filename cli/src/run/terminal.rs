@@ -50,8 +50,7 @@ impl TerminalState {
     pub(super) fn is_raw_mode(&self) -> bool {
         let error = std::io::stderr();
         error.is_terminal()
-            && tcgetattr(error.as_fd())
-                .is_ok_and(|modes| !modes.local_flags.contains(LocalFlags::ICANON))
+            && tcgetattr(error.as_fd()).is_ok_and(|modes| !modes.local_flags.contains(LocalFlags::ICANON))
     }
 
     /// Takes the terminal back and restores its modes.

@@ -42,9 +42,7 @@ impl LocalAddresses {
         }
         // Only an address of this host, or a broadcast or multicast address, can be bound.
         let toward = match UdpSocket::bind((address, 0)) {
-            Err(error) if error.raw_os_error() == Some(libc::EADDRNOTAVAIL) => {
-                QueryTarget::Elsewhere
-            }
+            Err(error) if error.raw_os_error() == Some(libc::EADDRNOTAVAIL) => QueryTarget::Elsewhere,
             Ok(_) | Err(_) => QueryTarget::Us,
         };
         self.known.truncate(REMEMBERED_ADDRESSES - 1);

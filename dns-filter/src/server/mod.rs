@@ -51,9 +51,7 @@ impl DnsAttribution {
 /// Why a listener could not be opened.
 #[derive(Debug, thiserror::Error)]
 pub enum ListenError {
-    #[error(
-        "cannot listen on {address}: {source}; free the address or change `bind` of the listener"
-    )]
+    #[error("cannot listen on {address}: {source}; free the address or change `bind` of the listener")]
     Bind { address: SocketAddr, source: io::Error },
     #[error(
         "cannot serve DNS on a passed socket: {source}; it must be a UDP or TCP socket bound to an address"

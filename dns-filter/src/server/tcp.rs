@@ -54,16 +54,16 @@ pub(super) struct TcpAcceptor {
 }
 
 impl TcpAcceptor {
-    pub(super) fn open(
-        listener: &DnsListener,
-        connections: TcpConnectionLimit,
-    ) -> Result<Self, ListenError> {
+    pub(super) fn open(listener: &DnsListener, connections: TcpConnectionLimit) -> Result<Self, ListenError> {
         let address = listener.bind;
         let bound = |source| ListenError::Bind { address, source };
         let socket = bind_listener(address).map_err(bound)?;
         if listener.whose == DnsAttribution::Interface {
-            kernel::enable_packet_info(socket.as_fd(), address)
-                .map_err(|source| ListenError::Kernel { address, what: "interface", source })?;
+            kernel::enable_packet_info(socket.as_fd(), address).map_err(|source| ListenError::Kernel {
+                address,
+                what: "interface",
+                source,
+            })?;
         }
         super::take_foreign(socket.as_fd(), address);
         Self::from_socket(listener, socket, connections)
@@ -114,12 +114,7 @@ impl TcpAcceptor {
         drain(open).await
     }
 
-    fn spawn_connection(
-        &self,
-        connection: TcpConnection,
-        stream: TcpStream,
-        open: &mut JoinSet<()>,
-    ) {
+    fn spawn_connection(&self, connection: TcpConnection, stream: TcpStream, open: &mut JoinSet<()>) {
         let rules = connection.filter.rules.load();
         let known = rules.sandboxes().identify(std::slice::from_ref(&connection.arrived.channel));
         let sandbox = known.ok().map(|sandbox| sandbox.id.clone());
@@ -143,21 +138,12 @@ impl TcpAcceptor {
                 let name = index.and_then(|index| kernel::interface_name(index).ok());
                 name.map_or_else(|| unnamed_interface(index), Channel::Interface)
             }
-            DnsAttribution::Mark => {
-                Channel::Mark(kernel::socket_mark(stream.as_fd()).unwrap_or_default())
-            }
+            DnsAttribution::Mark => Channel::Mark(kernel::socket_mark(stream.as_fd()).unwrap_or_default()),
             DnsAttribution::SourceAddress => Channel::SourceAddress(source.ip()),
         };
-        let original_dst =
-            local.and_then(|to| kernel::original_dst(stream.as_fd(), to).ok()).or(local);
+        let original_dst = local.and_then(|to| kernel::original_dst(stream.as_fd(), to).ok()).or(local);
         let toward = LocalAddresses::new(self.address).query_target(original_dst.map(|to| to.ip()));
-        QueryArrival {
-            channel,
-            carrier: DnsTransport::Tcp,
-            source: Some(source),
-            original_dst,
-            toward,
-        }
+        QueryArrival { channel, carrier: DnsTransport::Tcp, source: Some(source), original_dst, toward }
     }
 }
 
@@ -241,12 +227,7 @@ impl TcpConnection {
     }
 
     /// Finishes a query in a task of its own, which holds the slots until then.
-    fn spawn_query(
-        &self,
-        pending: PendingQuery,
-        answers: mpsc::Sender<Vec<u8>>,
-        slots: PipelineSlots,
-    ) {
+    fn spawn_query(&self, pending: PendingQuery, answers: mpsc::Sender<Vec<u8>>, slots: PipelineSlots) {
         let filter = self.filter.clone();
         tokio::spawn(async move {
             let answer = filter.finish_query(pending).await;
@@ -257,10 +238,7 @@ impl TcpConnection {
 }
 
 /// Reads one message; `None` if the client closes, is too slow, or announces a length that no query has.
-async fn read_message(
-    reader: &mut OwnedReadHalf,
-    stop: &mut watch::Receiver<bool>,
-) -> Option<Vec<u8>> {
+async fn read_message(reader: &mut OwnedReadHalf, stop: &mut watch::Receiver<bool>) -> Option<Vec<u8>> {
     let first = tokio::select! {
         biased; // queries sent before the stop are still read
         first = timeout(TCP_IDLE_TIMEOUT, reader.read_u8()) => first.ok()?.ok()?,

@@ -76,8 +76,11 @@ impl UdpWorker {
     ) -> Result<Self, ListenError> {
         let address = listener.bind;
         let bound = |source| ListenError::Bind { address, source };
-        kernel::enable_packet_info(socket.as_fd(), address)
-            .map_err(|source| ListenError::Kernel { address, what: "destination", source })?;
+        kernel::enable_packet_info(socket.as_fd(), address).map_err(|source| ListenError::Kernel {
+            address,
+            what: "destination",
+            source,
+        })?;
         let socket = UdpSocket::from_std(socket).map_err(bound)?;
         let (attribution, names, local) =
             (listener.whose.clone(), InterfaceNames::default(), LocalAddresses::new(address));
@@ -113,12 +116,7 @@ impl UdpWorker {
         }
     }
 
-    fn handle_batch(
-        &mut self,
-        filter: &Arc<DnsFilter>,
-        waiting: &Arc<Semaphore>,
-        batch: &DatagramBatch,
-    ) {
+    fn handle_batch(&mut self, filter: &Arc<DnsFilter>, waiting: &Arc<Semaphore>, batch: &DatagramBatch) {
         let mut answers = Vec::with_capacity(DATAGRAM_BATCH);
         for datagram in batch.datagrams() {
             let arrived = self.query_arrival(&datagram);

@@ -3,9 +3,7 @@
 use std::net::Ipv4Addr;
 
 use hickory_proto::op::{Message, ResponseCode};
-use hickory_proto::rr::rdata::svcb::{
-    Alpn, EchConfigList, IpHint, Mandatory, SvcParamKey, SvcParamValue,
-};
+use hickory_proto::rr::rdata::svcb::{Alpn, EchConfigList, IpHint, Mandatory, SvcParamKey, SvcParamValue};
 use hickory_proto::rr::rdata::{A as Address, HTTPS as Https, SVCB};
 use hickory_proto::rr::{Name, RData};
 
@@ -32,9 +30,7 @@ async fn case_39_truncation_towards_the_client_and_from_upstream() {
     let small = build_packet(0x100, &wire_name("github.com"), A, 1, None);
     let answer = ClientAnswer::parse(world.send_packet(&small).await.unwrap());
     assert!(
-        answer.message.metadata.truncation
-            && answer.addresses().is_empty()
-            && answer.packet.len() <= 512
+        answer.message.metadata.truncation && answer.addresses().is_empty() && answer.packet.len() <= 512
     );
     let over: Vec<UpstreamTransport> = world.recorder.seen().iter().map(|seen| seen.over).collect();
     assert_eq!(
@@ -66,10 +62,7 @@ async fn case_43_chains_are_flattened_and_never_followed_by_us() {
         "a CNAME does not allow its target"
     );
     let bare = DnsFixture::with_script(|query, _| {
-        ScriptedReply::Answer(reply_with(
-            query,
-            vec![("", 300, cname("secret-payload.evil.example."))],
-        ))
+        ScriptedReply::Answer(reply_with(query, vec![("", 300, cname("secret-payload.evil.example."))]))
     })
     .await;
     assert_eq!(bare.ask("github.com", A).await.code(), ResponseCode::ServFail);
@@ -155,11 +148,7 @@ async fn p4_case_45_a_rule_opens_a_private_range() {
         |query, _| {
             ScriptedReply::Answer(reply_with(
                 query,
-                vec![
-                    ("", 300, a("10.1.2.3")),
-                    ("", 300, a("10.2.0.1")),
-                    ("", 300, a("93.184.216.34")),
-                ],
+                vec![("", 300, a("10.1.2.3")), ("", 300, a("10.2.0.1")), ("", 300, a("93.184.216.34"))],
             ))
         },
         |_| {},
@@ -229,15 +218,12 @@ fn service_params(answer: &ClientAnswer) -> Vec<SvcParamKey> {
 
 #[tokio::test]
 async fn case_48_ech_is_removed_and_so_is_a_record_that_requires_it() {
-    let ech =
-        (SvcParamKey::EchConfigList, SvcParamValue::EchConfigList(EchConfigList(vec![1, 2, 3])));
+    let ech = (SvcParamKey::EchConfigList, SvcParamValue::EchConfigList(EchConfigList(vec![1, 2, 3])));
     let alpn = (SvcParamKey::Alpn, SvcParamValue::Alpn(Alpn(vec!["h2".into(), "h3".into()])));
     let world = DnsFixture::with_script(service_reply(vec![alpn.clone(), ech.clone()])).await;
     assert_eq!(service_params(&world.ask("github.com", HTTPS).await), [SvcParamKey::Alpn]);
-    let needs = (
-        SvcParamKey::Mandatory,
-        SvcParamValue::Mandatory(Mandatory(vec![SvcParamKey::EchConfigList])),
-    );
+    let needs =
+        (SvcParamKey::Mandatory, SvcParamValue::Mandatory(Mandatory(vec![SvcParamKey::EchConfigList])));
     let world = DnsFixture::with_script(service_reply(vec![needs, alpn, ech])).await;
     assert!(world.ask("github.com", HTTPS).await.message.answers.is_empty());
 }
@@ -247,16 +233,11 @@ async fn case_49_hints_ports_and_protocols_do_not_bypass_the_proxy() {
     let hints = |list: &[&str]| {
         (
             SvcParamKey::Ipv4Hint,
-            SvcParamValue::Ipv4Hint(IpHint(
-                list.iter().map(|text| Address(text.parse().unwrap())).collect(),
-            )),
+            SvcParamValue::Ipv4Hint(IpHint(list.iter().map(|text| Address(text.parse().unwrap())).collect())),
         )
     };
     let alpn = |names: &[&str]| {
-        (
-            SvcParamKey::Alpn,
-            SvcParamValue::Alpn(Alpn(names.iter().map(|name| (*name).to_owned()).collect())),
-        )
+        (SvcParamKey::Alpn, SvcParamValue::Alpn(Alpn(names.iter().map(|name| (*name).to_owned()).collect())))
     };
     let port = |port| (SvcParamKey::Port, SvcParamValue::Port(port));
     for (what, given, expected) in [
@@ -269,21 +250,14 @@ async fn case_49_hints_ports_and_protocols_do_not_bypass_the_proxy() {
         assert_eq!(service_params(&world.ask("github.com", HTTPS).await), expected, "{what}");
     }
     let other = DnsFixture::with_script(service_reply(vec![port(8443)])).await;
-    assert!(
-        other.ask("github.com", HTTPS).await.message.answers.is_empty(),
-        "no rule allows the port"
-    );
+    assert!(other.ask("github.com", HTTPS).await.message.answers.is_empty(), "no rule allows the port");
     let alias = DnsFixture::with_script(|query, _| {
         ScriptedReply::Answer(reply_with(
             query,
             vec![(
                 "",
                 300,
-                RData::HTTPS(Https(SVCB::new(
-                    0,
-                    Name::from_ascii("other.example.").unwrap(),
-                    vec![],
-                ))),
+                RData::HTTPS(Https(SVCB::new(0, Name::from_ascii("other.example.").unwrap(), vec![]))),
             )],
         ))
     })

@@ -180,11 +180,7 @@ fn workloads() -> Vec<Workload> {
 }
 
 /// Runs a workload; returns the number of queries and the findings in the log.
-async fn run_workload(
-    work: &Workload,
-    policy: &str,
-    pre_resolve: PreResolve,
-) -> (usize, Vec<String>) {
+async fn run_workload(work: &Workload, policy: &str, pre_resolve: PreResolve) -> (usize, Vec<String>) {
     let dir = tempfile::tempdir().unwrap();
     let log = Log::open(audit::LogConfig::new(dir.path())).unwrap();
     let mut settings = DnsSettings::new(Vec::new());
@@ -202,9 +198,7 @@ async fn run_workload(
             let expanded = work.search.iter().map(|suffix| format!("{host}.{suffix}"));
             for name in expanded.chain([(*host).to_owned()]) {
                 for kind in work.types {
-                    filter
-                        .answer(&build_query(&name, *kind), &arrival_from("s", DnsTransport::Udp))
-                        .await;
+                    filter.answer(&build_query(&name, *kind), &arrival_from("s", DnsTransport::Udp)).await;
                     queries += 1;
                 }
             }
@@ -222,8 +216,7 @@ fn read_findings(log: &std::path::Path) -> Vec<String> {
     let mut found = Vec::new();
     for entry in std::fs::read_dir(log).unwrap() {
         let Ok(text) = std::fs::read_to_string(entry.unwrap().path()) else { continue };
-        let records =
-            text.lines().filter_map(|line| serde_json::from_str::<serde_json::Value>(line).ok());
+        let records = text.lines().filter_map(|line| serde_json::from_str::<serde_json::Value>(line).ok());
         let findings = records.filter(|record| record["class_uid"] == 2004);
         found.extend(findings.map(|record| record["status_detail"].to_string()));
     }

@@ -47,9 +47,7 @@ impl UpstreamClient for Observer {
         let mut question = Message::new(1, MessageType::Query, OpCode::Query);
         question.add_query(Query::query(name(&format!("{asked}.")), RecordType::from(kind.0)));
         let message = reply_with(&question, vec![("", 0, a("93.184.216.34"))]);
-        Box::pin(async move {
-            Ok(UpstreamAnswer { message, from: SocketAddr::from(([127, 0, 0, 1], 53)) })
-        })
+        Box::pin(async move { Ok(UpstreamAnswer { message, from: SocketAddr::from(([127, 0, 0, 1], 53)) }) })
     }
 
     fn has_zone(&self, _: &DomainName) -> bool {
@@ -71,9 +69,8 @@ struct AdversaryQuery {
 fn any_query() -> impl Strategy<Value = AdversaryQuery> {
     let pause = prop_oneof![4 => 0u64..1500, 2 => 0u64..90_000, 1 => 0u64..3_000_000];
     let kind = proptest::sample::select(vec![1u16, 28, 65]);
-    (pause, 0usize..3, "[a-z0-9]{1,50}", kind, any::<bool>()).prop_map(
-        |(pause, base, label, kind, again)| AdversaryQuery { pause, base, label, kind, again },
-    )
+    (pause, 0usize..3, "[a-z0-9]{1,50}", kind, any::<bool>())
+        .prop_map(|(pause, base, label, kind, again)| AdversaryQuery { pause, base, label, kind, again })
 }
 
 /// Sends a stream without waiting for answers; returns the start time and what left.
@@ -100,9 +97,7 @@ async fn observe_stream(stream: &[AdversaryQuery]) -> (Instant, Vec<(Instant, St
         };
         names.push(name.clone());
         let (filter, packet) = (filter.clone(), build_query(&name, one.kind));
-        all.spawn(
-            async move { filter.answer(&packet, &arrival_from("s", DnsTransport::Udp)).await },
-        );
+        all.spawn(async move { filter.answer(&packet, &arrival_from("s", DnsTransport::Udp)).await });
         tokio::task::yield_now().await;
     }
     while all.join_next().await.is_some() {}
@@ -139,8 +134,7 @@ fn check_bound(started: Instant, observed: &[(Instant, String, u16)]) {
         let hours = time.as_secs_f64() / HOUR;
         let (bits, by_rule) = name_bits(&observed[..count]);
         for (rule, bits) in by_rule {
-            let (burst, rate) =
-                if rule == "poor" { (1024.0, 512.0) } else { (RULE_BURST, RULE_RATE) };
+            let (burst, rate) = if rule == "poor" { (1024.0, 512.0) } else { (RULE_BURST, RULE_RATE) };
             assert!(bits <= burst + rate * hours, "{rule}: {bits} bits in {hours} h");
         }
         let limit = FORWARDS as f64 * (1.0 + hours);
@@ -153,11 +147,8 @@ fn check_bound(started: Instant, observed: &[(Instant, String, u16)]) {
 }
 
 fn run_stream(stream: &[AdversaryQuery]) -> usize {
-    let runtime = tokio::runtime::Builder::new_current_thread()
-        .enable_all()
-        .start_paused(true)
-        .build()
-        .unwrap();
+    let runtime =
+        tokio::runtime::Builder::new_current_thread().enable_all().start_paused(true).build().unwrap();
     let (started, observed) = runtime.block_on(observe_stream(stream));
     check_bound(started, &observed);
     observed.len()
@@ -179,13 +170,7 @@ proptest! {
 fn p14_a_greedy_sender_gets_what_it_may_and_no_more() {
     let label = |at: usize| format!("{at:04}{}", "z".repeat(46));
     let stream: Vec<AdversaryQuery> = (0..400)
-        .map(|at| AdversaryQuery {
-            pause: 10,
-            base: at % 3,
-            label: label(at),
-            kind: 1,
-            again: false,
-        })
+        .map(|at| AdversaryQuery { pause: 10, base: at % 3, label: label(at), kind: 1, again: false })
         .collect();
     let left = run_stream(&stream);
     let price = 51.0 * 5.3;
@@ -199,13 +184,7 @@ fn p14_queries_that_choose_nothing_are_bounded_by_number() {
     // A few short names, each repeated after its answer has expired: about 348 queries per hour.
     let label = |at: usize| char::from(b'a' + (at % 25) as u8).to_string();
     let stream: Vec<AdversaryQuery> = (0..1200)
-        .map(|at| AdversaryQuery {
-            pause: 10_334,
-            base: at % 3,
-            label: label(at),
-            kind: 1,
-            again: false,
-        })
+        .map(|at| AdversaryQuery { pause: 10_334, base: at % 3, label: label(at), kind: 1, again: false })
         .collect();
     let left = run_stream(&stream);
     assert!((700..1100).contains(&left), "{left} of 1200");

@@ -37,9 +37,7 @@ impl UpstreamClient for Adversary {
         let mut question = Message::new(1, MessageType::Query, OpCode::Query);
         question.add_query(Query::query(name(&format!("{asked}.")), RecordType::from(kind.0)));
         let message = reply_with(&question, vec![("", 60, a("93.184.216.34"))]);
-        Box::pin(async move {
-            Ok(UpstreamAnswer { message, from: SocketAddr::from(([127, 0, 0, 1], 53)) })
-        })
+        Box::pin(async move { Ok(UpstreamAnswer { message, from: SocketAddr::from(([127, 0, 0, 1], 53)) }) })
     }
 
     fn has_zone(&self, _: &DomainName) -> bool {
@@ -180,9 +178,7 @@ impl UpstreamClient for Rebinder {
         question.add_query(Query::query(name(&format!("{asked}.")), RecordType::from(kind.0)));
         let address = if first { "93.184.216.34" } else { "169.254.169.254" };
         let message = reply_with(&question, vec![("", 0, a(address))]);
-        Box::pin(async move {
-            Ok(UpstreamAnswer { message, from: SocketAddr::from(([127, 0, 0, 1], 53)) })
-        })
+        Box::pin(async move { Ok(UpstreamAnswer { message, from: SocketAddr::from(([127, 0, 0, 1], 53)) }) })
     }
 
     fn has_zone(&self, _: &DomainName) -> bool {

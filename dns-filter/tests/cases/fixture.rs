@@ -45,8 +45,7 @@ pub(crate) fn compile_rules(policy: &str, generation: u64) -> RuleSet {
     let operator = "[[sandbox]]\nid = \"s\"\nbase = \"system\"\npolicies = [\"p\"]\ntenant = \"acme\"\nenvironment = \"staging\"\n\
         [[sandbox]]\nid = \"t\"\nbase = \"system\"\npolicies = [\"p\"]\n\
         [[sandbox]]\nid = \"marked\"\nbase = \"system\"\npolicies = [\"p\"]\nmark = 7\n";
-    let file =
-        |path: &str, text: String| SourceFile { path: path.into(), bytes: text.into_bytes() };
+    let file = |path: &str, text: String| SourceFile { path: path.into(), bytes: text.into_bytes() };
     let sources = LoadSources {
         operator: Some(file("sandbar.toml", operator.to_owned())),
         policies: vec![file("p.toml", format!("name = \"p\"\n{policy}"))],
@@ -113,8 +112,7 @@ impl DnsFixture {
         let mut records = Vec::new();
         for entry in std::fs::read_dir(self.dir.path().join("log")).unwrap() {
             let path = entry.unwrap().path();
-            if path.extension().is_some_and(|extension| extension == "jsonl" || extension == "log")
-            {
+            if path.extension().is_some_and(|extension| extension == "jsonl" || extension == "log") {
                 let text = std::fs::read_to_string(path).unwrap();
                 records.extend(text.lines().filter_map(|line| serde_json::from_str(line).ok()));
             }
@@ -124,9 +122,8 @@ impl DnsFixture {
 
     /// Returns the DNS records of one stage.
     pub(crate) fn records_at_stage(&self, stage: &str) -> Vec<Value> {
-        let matches = |record: &Value| {
-            record["class_uid"] == 4003 && record["unmapped"]["sandbar"]["stage"] == stage
-        };
+        let matches =
+            |record: &Value| record["class_uid"] == 4003 && record["unmapped"]["sandbar"]["stage"] == stage;
         self.records().into_iter().filter(matches).collect()
     }
 
@@ -151,10 +148,7 @@ impl DnsFixture {
 
 /// Returns the number of queries that records cover, including folded ones.
 pub(crate) fn count_queries(records: &[Value]) -> u64 {
-    records
-        .iter()
-        .map(|record| 1 + record["unmapped"]["sandbar"]["folded"].as_u64().unwrap_or(0))
-        .sum()
+    records.iter().map(|record| 1 + record["unmapped"]["sandbar"]["folded"].as_u64().unwrap_or(0)).sum()
 }
 
 pub(crate) fn arrival_from(sandbox: &str, carrier: DnsTransport) -> QueryArrival {
@@ -182,13 +176,7 @@ pub(crate) fn wire_name(name: &str) -> Vec<u8> {
     wire
 }
 
-pub(crate) fn build_packet(
-    flags: u16,
-    name: &[u8],
-    kind: u16,
-    class: u16,
-    edns: Option<u16>,
-) -> Vec<u8> {
+pub(crate) fn build_packet(flags: u16, name: &[u8], kind: u16, class: u16, edns: Option<u16>) -> Vec<u8> {
     let mut packet = vec![0x12, 0x34];
     let counts = [flags, 1, 0, 0, u16::from(edns.is_some())];
     counts.iter().for_each(|field| packet.extend_from_slice(&field.to_be_bytes()));

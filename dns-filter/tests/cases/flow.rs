@@ -12,18 +12,13 @@ use rules::ids::SandboxId;
 use rules::{Decision, DomainName, Host};
 
 use crate::fixture::{A, AAAA, ALLOW, DnsFixture, compile_rules};
-use crate::recording_resolver::{
-    ScriptedReply, UpstreamTransport, a, error_reply, plain_reply, reply_with,
-};
+use crate::recording_resolver::{ScriptedReply, UpstreamTransport, a, error_reply, plain_reply, reply_with};
 
 #[tokio::test]
 async fn p10_case_54_a_reload_revokes_cached_answers_at_once() {
     let world = DnsFixture::new().await;
     assert_eq!(world.ask("github.com", A).await.addresses().len(), 1);
-    world.rules.store(Arc::new(compile_rules(
-        &format!("{ALLOW}\n[[deny]]\nhosts = [\"x.example\"]\n"),
-        2,
-    )));
+    world.rules.store(Arc::new(compile_rules(&format!("{ALLOW}\n[[deny]]\nhosts = [\"x.example\"]\n"), 2)));
     assert_eq!(world.ask("github.com", A).await.addresses().len(), 1);
     world.rules.store(Arc::new(compile_rules(&ALLOW.replace(", \"github.com\"", ""), 3)));
     assert_eq!(world.ask("github.com", A).await.ede.as_deref(), Some("not_listed"));
@@ -39,8 +34,7 @@ async fn p10_case_54_a_reload_revokes_pre_resolved_and_synthetic_answers_at_once
         "{ALLOW}\n[[allow]]\nname = \"db\"\nhosts = [\"db.corp.example\"]\ntcp = [5432]\nresolves_to = [\"10.1.0.0/16\"]\n"
     );
     let world =
-        DnsFixture::build(&policy, plain_reply, |settings| settings.pre_resolve = PreResolve::On)
-            .await;
+        DnsFixture::build(&policy, plain_reply, |settings| settings.pre_resolve = PreResolve::On).await;
     world.filter.pre_resolve_once().await;
     let asked = world.recorder.seen().len();
     assert!(asked > 0, "names were pre-resolved");
@@ -61,11 +55,7 @@ async fn p10_case_54_a_reload_revokes_pre_resolved_and_synthetic_answers_at_once
     assert_eq!(world.recorder.seen().len(), asked, "nothing left");
     world.rules.store(Arc::new(compile_rules(&policy, 5)));
     assert_eq!(world.ask("github.com", A).await.addresses().len(), 1);
-    assert_eq!(
-        world.ask("db.corp.example", A).await.addresses(),
-        synthetic,
-        "for the sandbox's life"
-    );
+    assert_eq!(world.ask("db.corp.example", A).await.addresses(), synthetic, "for the sandbox's life");
 }
 
 #[tokio::test]
@@ -90,15 +80,12 @@ async fn case_56_answers_that_fit_nothing_are_ignored_and_lead_to_tcp() {
         let name = case.queries[0].name.to_string();
         let swapped: String = name
             .chars()
-            .map(|c| {
-                if c.is_ascii_uppercase() { c.to_ascii_lowercase() } else { c.to_ascii_uppercase() }
-            })
+            .map(|c| if c.is_ascii_uppercase() { c.to_ascii_lowercase() } else { c.to_ascii_uppercase() })
             .collect();
         case.queries[0].name = crate::recording_resolver::name(&swapped);
         let bad = [id.to_vec().unwrap(), case.to_vec().unwrap(), vec![1, 2, 3]];
         let one = query.queries[0].name.to_lowercase().to_string().starts_with("few");
-        let mut packets: Vec<Vec<u8>> =
-            bad.iter().cycle().take(if one { 3 } else { 9 }).cloned().collect();
+        let mut packets: Vec<Vec<u8>> = bad.iter().cycle().take(if one { 3 } else { 9 }).cloned().collect();
         packets.extend(one.then(|| good.to_vec().unwrap()));
         ScriptedReply::Raw(packets)
     })
@@ -124,11 +111,7 @@ async fn case_57_ports_ids_and_case_are_random() {
     assert!(ports.len() > 30 && ids.len() > 90, "{} ports, {} ids", ports.len(), ids.len());
     assert!(
         seen.iter()
-            .filter(|one| one.message.queries[0]
-                .name
-                .to_string()
-                .bytes()
-                .any(|b| b.is_ascii_uppercase()))
+            .filter(|one| one.message.queries[0].name.to_string().bytes().any(|b| b.is_ascii_uppercase()))
             .count()
             > 95
     );
@@ -136,9 +119,8 @@ async fn case_57_ports_ids_and_case_are_random() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn case_58_one_question_is_asked_once_at_a_time() {
-    let world = Arc::new(
-        DnsFixture::build(ALLOW, plain_reply, |settings| settings.grid_milliseconds = 200).await,
-    );
+    let world =
+        Arc::new(DnsFixture::build(ALLOW, plain_reply, |settings| settings.grid_milliseconds = 200).await);
     let all: Vec<_> = (0..50)
         .map(|_| {
             let world = world.clone();
@@ -154,10 +136,8 @@ async fn case_58_one_question_is_asked_once_at_a_time() {
 #[tokio::test]
 async fn p16_case_59_a_resolver_that_fails_fails_closed() {
     for code in [ResponseCode::ServFail, ResponseCode::Refused, ResponseCode::NotImp] {
-        let world = DnsFixture::with_script(move |query, _| {
-            ScriptedReply::Answer(error_reply(query, code))
-        })
-        .await;
+        let world =
+            DnsFixture::with_script(move |query, _| ScriptedReply::Answer(error_reply(query, code))).await;
         let answer = world.ask("github.com", A).await;
         assert_eq!(
             (answer.code(), answer.ede.as_deref()),
@@ -266,10 +246,8 @@ async fn p17_case_65_a_flood_of_refused_names_is_counted() {
     assert_eq!(world.recorder.seen().len(), 0);
     let records = world.records();
     let denied: Vec<_> = records.iter().filter(|record| record["class_uid"] == 4003).collect();
-    let folded: u64 = denied
-        .iter()
-        .map(|record| record["unmapped"]["sandbar"]["folded"].as_u64().unwrap_or(0) + 1)
-        .sum();
+    let folded: u64 =
+        denied.iter().map(|record| record["unmapped"]["sandbar"]["folded"].as_u64().unwrap_or(0) + 1).sum();
     assert_eq!(folded, 20_000, "every one is counted");
     assert!(denied.len() < 20_000 / 4, "{}", denied.len());
 }
@@ -293,8 +271,7 @@ async fn p14_case_66_a_flood_under_a_wildcard_is_stopped_by_the_budget() {
         "cached answers still work"
     );
     let records = world.records();
-    let findings =
-        records.iter().filter(|record| record["status_detail"] == "dns_budget_exhausted").count();
+    let findings = records.iter().filter(|record| record["status_detail"] == "dns_budget_exhausted").count();
     assert_eq!(findings, 1, "one finding, not one per query");
 }
 
@@ -303,10 +280,7 @@ async fn p7_case_69_without_a_log_nothing_leaves() {
     let world = DnsFixture::new().await;
     world.log.close();
     let answer = world.ask("github.com", A).await;
-    assert_eq!(
-        (answer.code(), answer.ede.as_deref()),
-        (ResponseCode::ServFail, Some("log_unwritable"))
-    );
+    assert_eq!((answer.code(), answer.ede.as_deref()), (ResponseCode::ServFail, Some("log_unwritable")));
     assert_eq!(world.recorder.seen().len(), 0);
 }
 
@@ -317,9 +291,8 @@ async fn p7_the_record_is_written_before_the_query_leaves() {
     let at = dir.clone();
     let world = DnsFixture::with_script(move |query, over| {
         let written = std::fs::read_dir(at.get().unwrap()).unwrap().any(|entry| {
-            std::fs::read_to_string(entry.unwrap().path()).is_ok_and(|text| {
-                text.contains("\"stage\":\"decision\"") && text.contains("github.com")
-            })
+            std::fs::read_to_string(entry.unwrap().path())
+                .is_ok_and(|text| text.contains("\"stage\":\"decision\"") && text.contains("github.com"))
         });
         noted.fetch_add(usize::from(written), Ordering::SeqCst);
         plain_reply(query, over)
@@ -337,14 +310,10 @@ async fn answers_from_the_cache_share_a_record_with_a_count() {
         world.ask("github.com", A).await;
     }
     let records = world.records();
-    let answered: Vec<_> = records
-        .iter()
-        .filter(|record| record["unmapped"]["sandbar"]["stage"] == "answered")
-        .collect();
-    let counted: u64 = answered
-        .iter()
-        .map(|record| 1 + record["unmapped"]["sandbar"]["folded"].as_u64().unwrap_or(0))
-        .sum();
+    let answered: Vec<_> =
+        records.iter().filter(|record| record["unmapped"]["sandbar"]["stage"] == "answered").collect();
+    let counted: u64 =
+        answered.iter().map(|record| 1 + record["unmapped"]["sandbar"]["folded"].as_u64().unwrap_or(0)).sum();
     assert_eq!(counted, 9, "the first was forwarded and has a record of its own");
     assert_eq!(answered.len(), 2);
     let each = DnsFixture::new().await;
@@ -352,10 +321,7 @@ async fn answers_from_the_cache_share_a_record_with_a_count() {
         each.ask("github.com", A).await;
     }
     assert_eq!(
-        each.records()
-            .iter()
-            .filter(|record| record["unmapped"]["sandbar"]["stage"] == "answered")
-            .count(),
+        each.records().iter().filter(|record| record["unmapped"]["sandbar"]["stage"] == "answered").count(),
         9
     );
 }
@@ -387,8 +353,7 @@ async fn names_for_raw_tcp_get_a_synthetic_address() {
         port: 5432,
         protocol: Protocol::Raw,
     });
-    let Decision::Allow(permit) =
-        snapshot.decide(snapshot.sandboxes().get(&sandbox("s")).unwrap(), &facts)
+    let Decision::Allow(permit) = snapshot.decide(snapshot.sandboxes().get(&sandbox("s")).unwrap(), &facts)
     else {
         panic!()
     };
@@ -416,11 +381,8 @@ async fn the_proxys_look_ups_are_charged_to_the_sandbox() {
     assert_eq!(world.recorder.seen().len(), 2);
     world.ask("long-name-of-a-bucket.wild.example", A).await;
     assert_eq!(world.recorder.seen().len(), 2, "one cache for both");
-    let decisions = world
-        .records()
-        .iter()
-        .filter(|record| record["unmapped"]["sandbar"]["stage"] == "decision")
-        .count();
+    let decisions =
+        world.records().iter().filter(|record| record["unmapped"]["sandbar"]["stage"] == "decision").count();
     assert_eq!(decisions, 2, "each has a decision record");
 }
 

@@ -61,9 +61,8 @@ fn any_query() -> impl Strategy<Value = Vec<u8>> {
     let count = || prop_oneof![6 => Just(0u16), 2 => Just(1u16), 1 => any::<u16>()];
     let one = prop_oneof![6 => Just(1u16), 1 => any::<u16>()];
     let pieces = proptest::collection::vec(proptest::sample::select(QUESTIONS), 0..8);
-    (flags, one, count(), count(), count(), pieces).prop_map(|(flags, one, a, b, c, pieces)| {
-        [header(flags, [one, a, b, c]), pieces.concat()].concat()
-    })
+    (flags, one, count(), count(), count(), pieces)
+        .prop_map(|(flags, one, a, b, c, pieces)| [header(flags, [one, a, b, c]), pieces.concat()].concat())
 }
 
 fn any_answer() -> impl Strategy<Value = Vec<u8>> {
@@ -73,13 +72,8 @@ fn any_answer() -> impl Strategy<Value = Vec<u8>> {
     (code, question, records, 0u16..3).prop_map(|(code, question, records, late)| {
         let all = records.len() as u16;
         let counts = [1, all.saturating_sub(late), late.min(all), 0];
-        [
-            header(0x8180 | code, counts),
-            question.to_vec(),
-            b"\x00\x01\x00\x01".to_vec(),
-            records.concat(),
-        ]
-        .concat()
+        [header(0x8180 | code, counts), question.to_vec(), b"\x00\x01\x00\x01".to_vec(), records.concat()]
+            .concat()
     })
 }
 

@@ -43,11 +43,7 @@ fn run_command(program: &str, arguments: &[&str]) {
     assert!(output.status.success(), "{program} {arguments:?}: {output:?}");
 }
 
-fn serve(
-    world: &DnsFixture,
-    bind: &str,
-    whose: DnsAttribution,
-) -> (SocketAddr, watch::Sender<bool>) {
+fn serve(world: &DnsFixture, bind: &str, whose: DnsAttribution) -> (SocketAddr, watch::Sender<bool>) {
     let listener = DnsListener { bind: bind.parse().unwrap(), whose };
     let server = DnsServer::open(world.filter.clone(), &[listener], 1).unwrap();
     let address = server.addresses()[0];
@@ -79,9 +75,7 @@ fn p2_a_firewall_mark_identifies_the_sandbox_over_udp_and_tcp() {
         std::fs::write("/proc/sys/net/ipv4/tcp_fwmark_accept", "1").unwrap();
         let world = DnsFixture::new().await;
         let (address, _stop) = serve(&world, "127.0.0.1:0", DnsAttribution::Mark);
-        for (mark, refused) in
-            [(7, None), (8, Some("unknown_channel")), (0, Some("unknown_channel"))]
-        {
+        for (mark, refused) in [(7, None), (8, Some("unknown_channel")), (0, Some("unknown_channel"))] {
             let udp = UdpSocket::bind("127.0.0.1:0").await.unwrap();
             socket2::SockRef::from(&udp).set_mark(mark).unwrap();
             assert_eq!(ask_udp(&udp, address).await.ede.as_deref(), refused, "UDP, {mark}");
@@ -229,10 +223,7 @@ async fn p16_case_69_a_query_that_panics_has_an_outcome_and_leaks_nothing() {
     let arrived = crate::fixture::arrival_from("s", dns_filter::message::DnsTransport::Udp);
     for _ in 0..3 {
         let (filter, arrived) = (filter.clone(), arrived.clone());
-        let asked =
-            tokio::spawn(
-                async move { filter.answer(&build_query("github.com", A), &arrived).await },
-            );
+        let asked = tokio::spawn(async move { filter.answer(&build_query("github.com", A), &arrived).await });
         assert!(asked.await.unwrap_err().is_panic());
     }
     assert_eq!(filter.in_flight(), 0);

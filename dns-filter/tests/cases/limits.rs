@@ -5,9 +5,8 @@ use std::time::Duration;
 
 use dns_filter::Resolver;
 use dns_filter::limits::{
-    DATAGRAM_BATCH, DENIED_RECORDS, FLIGHT_WAITERS, IN_FLIGHT_SANDBOX, PRE_RESOLVE_POLICY,
-    QUERY_BYTES, RECORDS, TCP_CONNECTIONS, TCP_IDLE_TIMEOUT, TCP_PIPELINE, TCP_WRITE_TIMEOUT,
-    UDP_MAX, UPSTREAM_DEADLINE,
+    DATAGRAM_BATCH, DENIED_RECORDS, FLIGHT_WAITERS, IN_FLIGHT_SANDBOX, PRE_RESOLVE_POLICY, QUERY_BYTES,
+    RECORDS, TCP_CONNECTIONS, TCP_IDLE_TIMEOUT, TCP_PIPELINE, TCP_WRITE_TIMEOUT, UDP_MAX, UPSTREAM_DEADLINE,
 };
 use dns_filter::server::{DnsAttribution, DnsListener, DnsServer};
 use hickory_proto::rr::RData;
@@ -158,9 +157,8 @@ async fn p17_concurrent_queries_of_a_connection_are_bounded_by_the_pipeline() {
     let world = DnsFixture::build(RICH, plain_reply, tune).await;
     let (address, _stop) = serve(&world, dedicated_attribution());
     let mut stream = TcpStream::connect(address).await.unwrap();
-    let all: Vec<u8> = (0..TCP_PIPELINE * 3)
-        .flat_map(|at| frame(&build_query(&format!("n{at}.wild.example"), A)))
-        .collect();
+    let all: Vec<u8> =
+        (0..TCP_PIPELINE * 3).flat_map(|at| frame(&build_query(&format!("n{at}.wild.example"), A))).collect();
     stream.write_all(&all).await.unwrap();
     let mut peak = 0;
     for _ in 0..TCP_PIPELINE * 3 {
@@ -185,11 +183,7 @@ async fn p17_idle_connections_and_those_that_do_not_read_are_cut() {
     let writing = async { while deaf.write_all(&packet).await.is_ok() {} };
     timeout(TCP_WRITE_TIMEOUT * 4, writing).await.expect("a client that does not read is cut");
     assert_eq!(timeout(SOON, idle.read(&mut [0; 1])).await.unwrap().unwrap_or(0), 0);
-    assert!(
-        started.elapsed() < TCP_IDLE_TIMEOUT + TCP_WRITE_TIMEOUT * 3,
-        "{:?}",
-        started.elapsed()
-    );
+    assert!(started.elapsed() < TCP_IDLE_TIMEOUT + TCP_WRITE_TIMEOUT * 3, "{:?}", started.elapsed());
 }
 
 #[tokio::test(flavor = "multi_thread")]

@@ -41,17 +41,12 @@ async fn read_answer(stream: &mut TcpStream) -> ClientAnswer {
 #[tokio::test(flavor = "multi_thread")]
 async fn udp_answers_from_the_address_asked_over_both_families() {
     let world = DnsFixture::new().await;
-    for (bind, asked) in [
-        ("127.0.0.1:0", "127.0.0.1"),
-        ("0.0.0.0:0", "127.0.0.7"),
-        ("[::1]:0", "::1"),
-        ("[::]:0", "::1"),
-    ] {
+    for (bind, asked) in
+        [("127.0.0.1:0", "127.0.0.1"), ("0.0.0.0:0", "127.0.0.7"), ("[::1]:0", "::1"), ("[::]:0", "::1")]
+    {
         let (address, _stop) = serve(&world, bind).await;
         let target = SocketAddr::new(asked.parse().unwrap(), address.port());
-        let client = UdpSocket::bind(if target.is_ipv4() { "127.0.0.1:0" } else { "[::1]:0" })
-            .await
-            .unwrap();
+        let client = UdpSocket::bind(if target.is_ipv4() { "127.0.0.1:0" } else { "[::1]:0" }).await.unwrap();
         client.connect(target).await.unwrap(); // the kernel drops answers from other addresses
         for name in ["github.com", "pastebin.com"] {
             client.send(&build_query(name, A)).await.unwrap();
@@ -115,11 +110,7 @@ async fn case_40_pipelined_queries_are_answered_as_they_are_ready() {
     for _ in 0..4 {
         names.push(read_answer(&mut stream).await.message.queries[0].name.to_string());
     }
-    assert_eq!(
-        names.last().unwrap(),
-        "never.wild.example.",
-        "the slow query blocks no other: {names:?}"
-    );
+    assert_eq!(names.last().unwrap(), "never.wild.example.", "the slow query blocks no other: {names:?}");
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -166,8 +157,7 @@ async fn case_42_an_empty_message_closes_and_a_half_close_is_answered() {
 #[tokio::test(flavor = "multi_thread")]
 async fn p2_case_64_an_unknown_source_address_is_refused() {
     let world = DnsFixture::new().await;
-    let listener =
-        DnsListener { bind: "127.0.0.1:0".parse().unwrap(), whose: DnsAttribution::SourceAddress };
+    let listener = DnsListener { bind: "127.0.0.1:0".parse().unwrap(), whose: DnsAttribution::SourceAddress };
     let server = DnsServer::open(world.filter.clone(), &[listener], 1).unwrap();
     let address = server.addresses()[0];
     let (_stop, stopped) = watch::channel(false);
@@ -176,17 +166,13 @@ async fn p2_case_64_an_unknown_source_address_is_refused() {
     client.send_to(&build_query("github.com", A), address).await.unwrap();
     let mut buffer = [0; 2048];
     let length = timeout(SOON, client.recv(&mut buffer)).await.unwrap().unwrap();
-    assert_eq!(
-        ClientAnswer::parse(buffer[..length].to_vec()).ede.as_deref(),
-        Some("unknown_channel")
-    );
+    assert_eq!(ClientAnswer::parse(buffer[..length].to_vec()).ede.as_deref(), Some("unknown_channel"));
     assert_eq!(world.recorder.seen().len(), 0);
 }
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_stop_waits_for_pending_answers() {
-    let world =
-        DnsFixture::build(ALLOW, plain_reply, |settings| settings.grid_milliseconds = 500).await;
+    let world = DnsFixture::build(ALLOW, plain_reply, |settings| settings.grid_milliseconds = 500).await;
     let whose = DnsAttribution::Dedicated(SandboxId::parse("s").unwrap());
     let listener = DnsListener { bind: "127.0.0.1:0".parse().unwrap(), whose };
     let server = DnsServer::open(world.filter.clone(), &[listener], 1).unwrap();
@@ -195,9 +181,8 @@ async fn a_stop_waits_for_pending_answers() {
     let running = tokio::spawn(server.run(stopped));
     let mut busy = TcpStream::connect(address).await.unwrap();
     let mut idle = TcpStream::connect(address).await.unwrap();
-    let all: Vec<u8> = (0..TCP_PIPELINE)
-        .flat_map(|at| frame(&build_query(&format!("n{at}.wild.example"), A)))
-        .collect();
+    let all: Vec<u8> =
+        (0..TCP_PIPELINE).flat_map(|at| frame(&build_query(&format!("n{at}.wild.example"), A))).collect();
     busy.write_all(&all).await.unwrap();
     while world.filter.in_flight() < TCP_PIPELINE {
         tokio::time::sleep(Duration::from_millis(1)).await;

@@ -4,8 +4,7 @@ use hickory_proto::op::ResponseCode;
 use rules::Channel;
 
 use crate::fixture::{
-    A, AAAA, ALLOW, ClientAnswer, DnsFixture, HTTPS, arrival_from, build_packet, build_query,
-    wire_name,
+    A, AAAA, ALLOW, ClientAnswer, DnsFixture, HTTPS, arrival_from, build_packet, build_query, wire_name,
 };
 use crate::recording_resolver::plain_reply;
 use dns_filter::message::DnsTransport;
@@ -19,8 +18,7 @@ async fn p5_case_01_a_name_that_is_not_listed_never_leaves() {
     let answer = world.ask("pastebin.com", A).await;
     assert_eq!(answer.code(), ResponseCode::NXDomain);
     let records = world.records();
-    let denied: Vec<_> =
-        records.iter().filter(|record| record["status_detail"] == "not_listed").collect();
+    let denied: Vec<_> = records.iter().filter(|record| record["status_detail"] == "not_listed").collect();
     assert_eq!(denied.len(), 2);
     assert_eq!(denied[0]["query"]["hostname"], "pastebin.com");
     assert_eq!(denied[0]["unmapped"]["sandbar"]["stage"], "denied");
@@ -50,9 +48,8 @@ async fn p2_case_02_an_unknown_channel_is_refused() {
         Channel::SourceAddress("10.0.0.9".parse().unwrap()),
     ] {
         let arrived = dns_filter::QueryArrival { channel, ..arrival_from("s", DnsTransport::Udp) };
-        let answer = ClientAnswer::parse(
-            world.filter.answer(&build_query("github.com", A), &arrived).await.unwrap(),
-        );
+        let answer =
+            ClientAnswer::parse(world.filter.answer(&build_query("github.com", A), &arrived).await.unwrap());
         assert_eq!(answer.code(), ResponseCode::Refused);
         assert_eq!(answer.ede.as_deref(), Some("unknown_channel"));
     }
@@ -83,8 +80,7 @@ async fn case_04_the_resolver_never_sees_the_sandboxes_case() {
 
 #[tokio::test]
 async fn case_05_a_trailing_dot_changes_nothing() {
-    let world =
-        DnsFixture::build(&ALLOW.replace("github.com", "github.com."), plain_reply, |_| {}).await;
+    let world = DnsFixture::build(&ALLOW.replace("github.com", "github.com."), plain_reply, |_| {}).await;
     assert_eq!(world.ask("github.com", A).await.addresses().len(), 1);
 }
 
@@ -125,17 +121,9 @@ async fn case_08_a_dot_inside_a_label_is_not_a_separator() {
 #[tokio::test]
 async fn case_09_only_letters_digits_and_hyphens_leave() {
     let world = DnsFixture::new().await;
-    for label in [
-        &b"a\0b"[..],
-        b"a b",
-        b"a+b",
-        b"a/b",
-        b"a=b",
-        b"\xff\xfe",
-        "b\u{fc}cher".as_bytes(),
-        b"a\nb",
-        b"*",
-    ] {
+    for label in
+        [&b"a\0b"[..], b"a b", b"a+b", b"a/b", b"a=b", b"\xff\xfe", "b\u{fc}cher".as_bytes(), b"a\nb", b"*"]
+    {
         let mut name = vec![label.len() as u8];
         name.extend_from_slice(label);
         name.extend_from_slice(&wire_name("wild.example"));
@@ -176,8 +164,7 @@ async fn case_11_homographs_are_other_names() {
 #[tokio::test]
 async fn case_11_letters_beyond_ascii_below_a_wildcard_are_flagged() {
     let world = DnsFixture::new().await;
-    for name in ["xn--gthub-n4a.wild.example", "a.xn--bcher-kva.wild.example", "plain.wild.example"]
-    {
+    for name in ["xn--gthub-n4a.wild.example", "a.xn--bcher-kva.wild.example", "plain.wild.example"] {
         assert_eq!(world.ask(name, A).await.addresses().len(), 1, "{name}");
     }
     world.ask("xn--gthub-n4a.wild.example", A).await; // from the cache
@@ -212,9 +199,7 @@ async fn case_12_the_longest_names_pass_and_longer_ones_do_not_parse() {
     assert_eq!(world.ask(&longest, A).await.addresses().len(), 1);
     let longer = build_packet(
         0x100,
-        &wire_name(
-            &format!("a{longest}").replacen('a', "", 1).replace(&"a".repeat(48), &"a".repeat(49)),
-        ),
+        &wire_name(&format!("a{longest}").replacen('a', "", 1).replace(&"a".repeat(48), &"a".repeat(49))),
         A,
         1,
         None,
@@ -223,10 +208,7 @@ async fn case_12_the_longest_names_pass_and_longer_ones_do_not_parse() {
     let mut wide = vec![64];
     wide.extend_from_slice(&[b'a'; 64]);
     wide.extend_from_slice(&wire_name("wild.example"));
-    assert_eq!(
-        world.send_packet(&build_packet(0x100, &wide, A, 1, None)).await.unwrap()[3] & 0xf,
-        1
-    );
+    assert_eq!(world.send_packet(&build_packet(0x100, &wide, A, 1, None)).await.unwrap()[3] & 0xf, 1);
     assert_eq!(world.recorder.seen().len(), 1);
 }
 
@@ -253,12 +235,8 @@ async fn case_14_the_root_is_refused() {
 
 #[tokio::test]
 async fn case_15_single_labels_need_their_own_rule() {
-    let world = DnsFixture::build(
-        "[[allow]]\nname = \"db\"\nhosts = [\"postgres\"]\n",
-        plain_reply,
-        |_| {},
-    )
-    .await;
+    let world =
+        DnsFixture::build("[[allow]]\nname = \"db\"\nhosts = [\"postgres\"]\n", plain_reply, |_| {}).await;
     world.assert_refused("wpad", A, "not_listed").await;
     assert_eq!(world.ask("postgres", A).await.addresses().len(), 1);
     assert_eq!(world.recorder.names(), ["postgres."], "no search domain is added");
@@ -267,13 +245,9 @@ async fn case_15_single_labels_need_their_own_rule() {
 #[tokio::test]
 async fn p5_case_16_each_name_of_a_search_list_is_decided_separately() {
     let world = DnsFixture::new().await;
-    for suffix in [
-        "default.svc.cluster.local",
-        "svc.cluster.local",
-        "cluster.local",
-        "corp.example",
-        "example",
-    ] {
+    for suffix in
+        ["default.svc.cluster.local", "svc.cluster.local", "cluster.local", "corp.example", "example"]
+    {
         let answer = world.ask(&format!("github.com.{suffix}"), A).await;
         assert_eq!(answer.code(), ResponseCode::NXDomain, "{suffix}");
     }
@@ -302,8 +276,7 @@ async fn case_17_localhost_is_answered_locally() {
 async fn case_18_special_zones_need_a_rule_and_a_resolver_of_their_own() {
     let policy = "[[allow]]\nname = \"in\"\nhosts = [\"db.corp.internal\", \"svc.cluster.local\"]\nresolves_to = [\"10.0.0.0/8\"]\n";
     let world = DnsFixture::build(policy, plain_reply, |_| {}).await;
-    for name in ["x.onion", "x.invalid", "x.test", "x.local", "y.internal", "x.home.arpa", "x.alt"]
-    {
+    for name in ["x.onion", "x.invalid", "x.test", "x.local", "y.internal", "x.home.arpa", "x.alt"] {
         world.assert_refused(name, A, "not_listed").await;
     }
     world.assert_refused("db.corp.internal", A, "special_name").await;
@@ -318,8 +291,7 @@ async fn case_18_special_zones_need_a_rule_and_a_resolver_of_their_own() {
         |settings| {
             let upstreams = settings.upstreams.clone();
             settings.upstreams = vec!["127.0.0.1:9".parse().unwrap()];
-            settings.zones =
-                vec![ForwardZone { name: DomainName::parse("internal").unwrap(), upstreams }];
+            settings.zones = vec![ForwardZone { name: DomainName::parse("internal").unwrap(), upstreams }];
         },
     )
     .await;
@@ -372,17 +344,12 @@ async fn case_19_reverse_look_ups_of_known_addresses_can_be_enabled() {
     world.ask("github.com", AAAA).await;
     assert_eq!(world.ask("db.corp.example", A).await.addresses()[0].to_string(), "198.18.0.1");
     let asked = world.recorder.seen().len();
-    for (name, known) in [
-        (reverse, "github.com."),
-        (v6, "github.com."),
-        ("1.0.18.198.in-addr.arpa", "db.corp.example."),
-    ] {
+    for (name, known) in
+        [(reverse, "github.com."), (v6, "github.com."), ("1.0.18.198.in-addr.arpa", "db.corp.example.")]
+    {
         assert_eq!(names(world.ask(name, 12).await), [known], "{name}");
     }
-    assert!(
-        names(world.ask_as("t", reverse, 12).await).is_empty(),
-        "another sandbox does not see it"
-    );
+    assert!(names(world.ask_as("t", reverse, 12).await).is_empty(), "another sandbox does not see it");
     assert!(names(world.ask("4.3.2.1.in-addr.arpa", 12).await).is_empty());
     world.rules.store(std::sync::Arc::new(crate::fixture::compile_rules(ALLOW, 2)));
     let before = world.ask(reverse, 12).await;
@@ -414,11 +381,7 @@ async fn case_22_public_resolvers_need_their_exact_name() {
     for name in ["dns.google", "cloudflare-dns.com", "dns.quad9.net", "a.cloudflare-dns.com"] {
         world.assert_refused(name, A, "encrypted_resolver").await;
     }
-    let exact = DnsFixture::build(
-        "[[allow]]\nname = \"doh\"\nhosts = [\"dns.google\"]\n",
-        plain_reply,
-        |_| {},
-    )
-    .await;
+    let exact =
+        DnsFixture::build("[[allow]]\nname = \"doh\"\nhosts = [\"dns.google\"]\n", plain_reply, |_| {}).await;
     assert_eq!(exact.ask("dns.google", A).await.addresses().len(), 1);
 }

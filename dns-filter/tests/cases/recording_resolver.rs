@@ -56,10 +56,7 @@ impl RecordingResolver {
 
     /// Returns the names that were asked for, in lower case.
     pub(crate) fn names(&self) -> Vec<String> {
-        self.seen()
-            .iter()
-            .map(|seen| seen.message.queries[0].name.to_lowercase().to_string())
-            .collect()
+        self.seen().iter().map(|seen| seen.message.queries[0].name.to_lowercase().to_string()).collect()
     }
 
     fn record_query(&self, packet: &[u8], source: SocketAddr, over: UpstreamTransport) -> Message {

@@ -18,8 +18,7 @@ use crate::recording_resolver::{ScriptedReply, plain_reply};
 pub(crate) fn permit(world: &DnsFixture, name: &str) -> Permit {
     let host = Host::Name(DomainName::parse(name).unwrap());
     let protocol = Protocol::Tls { sni: Some(host.clone()), ech: EchPresence::Absent };
-    let facts =
-        Facts::Connect(ConnectFacts { target: ConnectTarget::Named(host), port: 443, protocol });
+    let facts = Facts::Connect(ConnectFacts { target: ConnectTarget::Named(host), port: 443, protocol });
     let rules = world.rules.load_full();
     let sandbox = rules.sandboxes().get(&SandboxId::parse("s").unwrap()).unwrap();
     match rules.decide(sandbox, &facts) {
@@ -171,9 +170,8 @@ async fn p2_an_interface_without_a_name_is_refused_and_recorded() {
     let world = DnsFixture::new().await;
     let channel = Channel::Interface("unnamed/77".into());
     let arrived = QueryArrival { channel, ..arrival_from("s", DnsTransport::Udp) };
-    let answer = ClientAnswer::parse(
-        world.filter.answer(&build_query("github.com", A), &arrived).await.unwrap(),
-    );
+    let answer =
+        ClientAnswer::parse(world.filter.answer(&build_query("github.com", A), &arrived).await.unwrap());
     assert_eq!(answer.ede.as_deref(), Some("unknown_channel"));
     assert_eq!(world.recorder.seen().len(), 0);
     let denied = world.records_at_stage("denied");

@@ -62,26 +62,10 @@ enum ClientKind {
 }
 
 const KINDS: [AttemptKind; 10] = [
-    AttemptKind {
-        rule: "raw by address",
-        host: "raw-address.example",
-        client: ClientKind::RawByAddress,
-    },
-    AttemptKind {
-        rule: "raw by CONNECT",
-        host: "raw-connect.example",
-        client: ClientKind::RawByConnect,
-    },
-    AttemptKind {
-        rule: "raw by SOCKS5",
-        host: "raw-socks.example",
-        client: ClientKind::RawBySocks,
-    },
-    AttemptKind {
-        rule: "TLS by address",
-        host: "tls-address.example",
-        client: ClientKind::TlsTunnel(&[]),
-    },
+    AttemptKind { rule: "raw by address", host: "raw-address.example", client: ClientKind::RawByAddress },
+    AttemptKind { rule: "raw by CONNECT", host: "raw-connect.example", client: ClientKind::RawByConnect },
+    AttemptKind { rule: "raw by SOCKS5", host: "raw-socks.example", client: ClientKind::RawBySocks },
+    AttemptKind { rule: "TLS by address", host: "tls-address.example", client: ClientKind::TlsTunnel(&[]) },
     AttemptKind {
         rule: "TLS by CONNECT",
         host: "tls-connect.example",
@@ -161,8 +145,7 @@ impl AttemptKind {
 
     fn policy_rule(&self) -> String {
         let AttemptKind { rule, host, client } = self;
-        let allow =
-            |rest: &str| format!("[[allow]]\nname = \"{rule}\"\nhosts = [\"{host}\"]\n{rest}\n");
+        let allow = |rest: &str| format!("[[allow]]\nname = \"{rule}\"\nhosts = [\"{host}\"]\n{rest}\n");
         match client {
             ClientKind::Http(_) => allow("ports = [80, 443]"),
             ClientKind::Memory => format!(
@@ -198,21 +181,14 @@ impl AttemptKind {
         }
     }
 
-    fn curl(
-        &self,
-        scene: &DepartureScene,
-        scheme: &str,
-        options: &[&str],
-        request: Request,
-    ) -> CurlResult {
+    fn curl(&self, scene: &DepartureScene, scheme: &str, options: &[&str], request: Request) -> CurlResult {
         let AttemptKind { host, client, .. } = self;
         let path = match (client, request) {
             (ClientKind::Memory, _) => "/v1/recall",
             (_, Request::Endless) => "/hang",
             (_, Request::Json | Request::Text) => "/",
         };
-        let (lie, url) =
-            (format!("{host}:{}:{AIMED}", self.port()), format!("{scheme}://{host}{path}"));
+        let (lie, url) = (format!("{host}:{}:{AIMED}", self.port()), format!("{scheme}://{host}{path}"));
         let accept = match request {
             Request::Json => "Accept: application/json",
             Request::Endless | Request::Text => "Accept: text/plain",
@@ -296,8 +272,7 @@ impl DepartureScene {
             DialFault::Drop => "drop",
             DialFault::Refuse => "reject with tcp reset",
         };
-        let addresses: Vec<String> =
-            KINDS.iter().map(|kind| kind.addresses()[0].to_string()).collect();
+        let addresses: Vec<String> = KINDS.iter().map(|kind| kind.addresses()[0].to_string()).collect();
         self.inner.net.world.nft(&format!(
             "table inet fault {{\nchain arriving {{ type filter hook input priority 0;\n\
              ip daddr {{ {} }} meta l4proto tcp {verdict}\n}}\n}}\n",
@@ -320,9 +295,8 @@ impl DepartureScene {
         wait_until("all are listed with the address that is dialled", || {
             seen = self.connections();
             let listed = KINDS.iter().all(|kind| {
-                seen.get(kind.host).is_some_and(|open| {
-                    open["dialled"] == kind.addresses()[index].to_string().as_str()
-                })
+                seen.get(kind.host)
+                    .is_some_and(|open| open["dialled"] == kind.addresses()[index].to_string().as_str())
             });
             listed.then_some(())
         });
@@ -543,8 +517,7 @@ fn p10_a_dial_is_listed_and_the_operator_cuts_it() {
 
 #[test]
 fn p10_a_dial_is_listed_and_a_reload_that_revokes_it_cuts_it() {
-    let revoke_all =
-        |scene: &DepartureScene, _: BTreeMap<String, Value>| write_policies(&scene.inner, &[]);
+    let revoke_all = |scene: &DepartureScene, _: BTreeMap<String, Value>| write_policies(&scene.inner, &[]);
     assert_dials_are_cut(revoke_all, "not_listed");
 }
 

@@ -38,8 +38,7 @@ fn a_service_manager_hands_over_a_socket_and_hears_of_ready_and_stop() {
     };
     let path = path.display().to_string();
     let prefix = ["python3", "-c", SOCKET_ACTIVATION, &path].map(str::to_owned).into();
-    let listeners =
-        "[[listener]]\nmode = \"explicit\"\nbind = [\"inherited:proxy\"]\nsandbox = \"box-0\"\n";
+    let listeners = "[[listener]]\nmode = \"explicit\"\nbind = [\"inherited:proxy\"]\nsandbox = \"box-0\"\n";
     let mut scene = ProxyScene::with_setup(ProxySetup {
         prefix,
         listeners: listeners.to_owned(),
@@ -95,10 +94,7 @@ fn p16_an_address_that_is_taken() {
 #[test]
 fn p16_a_log_that_cannot_be_written() {
     let log = Some(std::path::PathBuf::from("/proc/nowhere"));
-    assert_start_refused(
-        ProxySetup { log, ..ProxySetup::default() },
-        &["cannot open the access log"],
-    );
+    assert_start_refused(ProxySetup { log, ..ProxySetup::default() }, &["cannot open the access log"]);
 }
 
 #[test]
@@ -109,8 +105,7 @@ fn p16_a_policy_with_a_fault() {
 
 #[test]
 fn p16_peer_credentials_where_there_are_none() {
-    let listeners =
-        "[[listener]]\nmode = \"explicit\"\nbind = [\"0.0.0.0:3128\"]\nidentify = \"unix\"\n";
+    let listeners = "[[listener]]\nmode = \"explicit\"\nbind = [\"0.0.0.0:3128\"]\nidentify = \"unix\"\n";
     assert_start_refused(
         ProxySetup { listeners: listeners.to_owned(), ..ProxySetup::default() },
         &["unix:PATH"],

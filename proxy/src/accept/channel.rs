@@ -22,22 +22,12 @@ pub(crate) fn channels(
             let index = kernel::arrival_interface(stream.as_fd(), stream.local_addr()?)?;
             Channel::Interface(kernel::interface_name(index)?)
         }
-        (Attribution::Mark, StreamSocket::Tcp(stream)) => {
-            Channel::Mark(kernel::socket_mark(stream.as_fd())?)
-        }
+        (Attribution::Mark, StreamSocket::Tcp(stream)) => Channel::Mark(kernel::socket_mark(stream.as_fd())?),
         (Attribution::SourceAddress, StreamSocket::Tcp(_)) => {
             Channel::SourceAddress(source.ok_or(io::ErrorKind::AddrNotAvailable)?.ip())
         }
-        (Attribution::Unix, StreamSocket::Unix(stream)) => {
-            Channel::UnixUser(stream.peer_cred()?.uid())
-        }
-        (
-            Attribution::Interface
-            | Attribution::Mark
-            | Attribution::SourceAddress
-            | Attribution::Unix,
-            _,
-        ) => {
+        (Attribution::Unix, StreamSocket::Unix(stream)) => Channel::UnixUser(stream.peer_cred()?.uid()),
+        (Attribution::Interface | Attribution::Mark | Attribution::SourceAddress | Attribution::Unix, _) => {
             return Err(io::ErrorKind::Unsupported.into());
         }
     };
@@ -45,10 +35,7 @@ pub(crate) fn channels(
 }
 
 /// Returns where a transparent connection was going. Its port is used and recorded; its address is never dialled (P4).
-pub(crate) fn original_dst(
-    socket: &StreamSocket,
-    mode: ListenerMode,
-) -> io::Result<Option<SocketAddr>> {
+pub(crate) fn original_dst(socket: &StreamSocket, mode: ListenerMode) -> io::Result<Option<SocketAddr>> {
     let StreamSocket::Tcp(stream) = socket else { return Ok(None) };
     match mode {
         ListenerMode::Dns | ListenerMode::Explicit => Ok(None),

@@ -71,10 +71,7 @@ pub fn protocol_name(bytes: &[u8], limits: &TrafficLimits) -> Result<&'static st
 }
 
 /// Waits for more of the first bytes.
-pub(crate) async fn read_more(
-    stream: &mut PrefixedStream,
-    deadline: Instant,
-) -> Result<(), Refusal> {
+pub(crate) async fn read_more(stream: &mut PrefixedStream, deadline: Instant) -> Result<(), Refusal> {
     match timeout_at(deadline.into(), stream.read_ahead()).await {
         Ok(Ok(0)) | Ok(Err(_)) => Err(ClientGone.into()),
         Ok(Ok(_)) => Ok(()),
@@ -114,8 +111,7 @@ fn detect_prefix(bytes: &[u8], limits: &TrafficLimits) -> Result<Option<Detected
 
 /// Whether `bytes` begin like a request, with a method and a space, or are a prefix of one that does.
 fn is_request(bytes: &[u8]) -> bool {
-    let letters =
-        bytes.iter().take_while(|byte| byte.is_ascii_alphabetic() || **byte == b'-').count();
+    let letters = bytes.iter().take_while(|byte| byte.is_ascii_alphabetic() || **byte == b'-').count();
     match bytes.get(letters) {
         Some(next) => (1..=MAX_METHOD_LEN).contains(&letters) && *next == b' ',
         None => letters <= MAX_METHOD_LEN,
@@ -149,9 +145,8 @@ fn detect_tls(bytes: &[u8], limits: &TrafficLimits) -> Result<Option<Detected>, 
 fn read_hello(bytes: &[u8], hello: &rustls::server::ClientHello<'_>) -> Result<Detected, Refusal> {
     let extensions = parse_extensions(bytes).unwrap_or_default();
     let extension = extensions.iter().find(|(kind, _)| *kind == SERVER_NAME);
-    let raw_name = extension.map(|(_, body)| {
-        String::from_utf8_lossy(body.get(SERVER_NAME_OFFSET..).unwrap_or_default())
-    });
+    let raw_name = extension
+        .map(|(_, body)| String::from_utf8_lossy(body.get(SERVER_NAME_OFFSET..).unwrap_or_default()));
     let sni = hello.server_name().map(str::to_owned).or(raw_name.map(Into::into));
     let sni = sni.as_deref().map(Host::parse).transpose();
     let sni = sni.map_err(|error| Refusal::from(Reason::BadName).with_detail(error))?;

@@ -119,10 +119,7 @@ pub(crate) fn check_reachable(
 }
 
 /// RFC 1928, sections 3 and 4.
-async fn read_socks(
-    stream: &mut PrefixedStream,
-    deadline: Instant,
-) -> Result<ExplicitRequest, Refusal> {
+async fn read_socks(stream: &mut PrefixedStream, deadline: Instant) -> Result<ExplicitRequest, Refusal> {
     let count = usize::from(peek_octets::<2>(stream, 0, deadline).await?[1]);
     read_at_least(stream, 2 + count, deadline).await?;
     let offers = stream.ahead.get(2..2 + count).unwrap_or_default().contains(&NO_AUTH);
@@ -146,9 +143,7 @@ async fn read_socks(
             let host = Host::parse(&name);
             (host.map_err(|error| Refusal::from(Reason::BadName).with_detail(error))?, end)
         }
-        4 => {
-            (IpAddr::from(Ipv6Addr::from(peek_octets::<16>(stream, 4, deadline).await?)).into(), 20)
-        }
+        4 => (IpAddr::from(Ipv6Addr::from(peek_octets::<16>(stream, 4, deadline).await?)).into(), 20),
         _ => return Err(Reason::SocksUnsupported.into()),
     };
     let port = u16::from_be_bytes(peek_octets::<2>(stream, used, deadline).await?);
@@ -167,11 +162,7 @@ async fn peek_octets<const N: usize>(
     taken.ok_or_else(|| Reason::SocksUnsupported.into())
 }
 
-async fn read_at_least(
-    stream: &mut PrefixedStream,
-    count: usize,
-    deadline: Instant,
-) -> Result<(), Refusal> {
+async fn read_at_least(stream: &mut PrefixedStream, count: usize, deadline: Instant) -> Result<(), Refusal> {
     while stream.ahead.len() < count {
         detect::read_more(stream, deadline).await?;
     }

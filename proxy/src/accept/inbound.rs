@@ -79,20 +79,14 @@ impl InboundConnection {
         let permit = shared::decide(&self.rules, sandbox, &facts)?;
         Ok(match permit.treatment() {
             Treatment::Raw | Treatment::Tunnel => NextStage::Tunnel(permit),
-            Treatment::Forward
-            | Treatment::Hold { .. }
-            | Treatment::Intercept
-            | Treatment::Resolve => NextStage::Intercept(permit.host().clone(), port),
+            Treatment::Forward | Treatment::Hold { .. } | Treatment::Intercept | Treatment::Resolve => {
+                NextStage::Intercept(permit.host().clone(), port)
+            }
         })
     }
 
     /// Writes into the record what the connection asks for.
-    pub(super) fn record_facts(
-        &mut self,
-        host: Option<&Host>,
-        port: u16,
-        tls: Option<audit::RecordedTls>,
-    ) {
+    pub(super) fn record_facts(&mut self, host: Option<&Host>, port: u16, tls: Option<audit::RecordedTls>) {
         let host = host.map(record::host);
         let facts = audit::RecordedConnection { host, port: Some(port), tls };
         self.record.set_facts(audit::RecordedFacts::Connection(facts));
@@ -102,19 +96,16 @@ impl InboundConnection {
     pub(super) async fn refuse(mut self, refusal: &Refusal) {
         let audience = match self.reply_format {
             ReplyFormat::Http(audience) => audience,
-            ReplyFormat::Silent
-            | ReplyFormat::Socks
-            | ReplyFormat::Tls
-            | ReplyFormat::Undetected => BodyAudience::Person,
+            ReplyFormat::Silent | ReplyFormat::Socks | ReplyFormat::Tls | ReplyFormat::Undetected => {
+                BodyAudience::Person
+            }
         };
         self.detect_reply_format().await;
         let response = refusal::refuse(self.record, refusal, &self.rules, audience).await;
         let answer = match self.reply_format {
             ReplyFormat::Http(_) => response.to_http1(),
             ReplyFormat::Silent | ReplyFormat::Undetected => return,
-            ReplyFormat::Socks => {
-                explicit::socks_reply(explicit::socks_reply_code(refusal.reason)).to_vec()
-            }
+            ReplyFormat::Socks => explicit::socks_reply(explicit::socks_reply_code(refusal.reason)).to_vec(),
             ReplyFormat::Tls => tls_alert(refusal.reason).to_vec(),
         };
         drop(timeout(LINGER, send_and_linger(self.stream, &answer)).await); // a slow client misses it
@@ -134,18 +125,13 @@ impl InboundConnection {
 }
 
 /// How to encode a refusal for a client whose first bytes were detected like this.
-pub(super) fn reply_format(
-    stream: &PrefixedStream,
-    detected: &Result<Detected, Refusal>,
-) -> ReplyFormat {
+pub(super) fn reply_format(stream: &PrefixedStream, detected: &Result<Detected, Refusal>) -> ReplyFormat {
     match (detected, stream.ahead.first()) {
         (Ok(Detected::Tls { .. }), _) | (Err(_), Some(22)) => ReplyFormat::Tls,
         (Ok(Detected::Http1(head)), _) => {
             ReplyFormat::Http(BodyAudience::from_accept(head.accept.as_deref()))
         }
-        (Err(_), Some(first)) if first.is_ascii_alphabetic() => {
-            ReplyFormat::Http(BodyAudience::Person)
-        }
+        (Err(_), Some(first)) if first.is_ascii_alphabetic() => ReplyFormat::Http(BodyAudience::Person),
         (Ok(Detected::Http2 | Detected::Raw) | Err(_), _) => ReplyFormat::Silent,
     }
 }

@@ -27,8 +27,7 @@ impl LeafCerts {
         sandbox: &SandboxId,
         host: &Host,
     ) -> Result<Arc<ServerConfig>, Refusal> {
-        let refused =
-            |error: &dyn std::fmt::Display| Refusal::from(Reason::LeafRefused).with_detail(error);
+        let refused = |error: &dyn std::fmt::Display| Refusal::from(Reason::LeafRefused).with_detail(error);
         let host = HostName::try_from(host.clone()).map_err(|error| refused(&error))?;
         let cache = self.sandbox_cache(sandbox).map_err(|error| refused(&error))?;
         let leaf = cache.leaf(&host, UnixTime::now()).map_err(|error| refused(&error))?;

@@ -69,15 +69,11 @@ fn check_requirements(listener: &ListenerSettings) -> anyhow::Result<()> {
     let tcp = listener.bind.iter().any(|bind| !matches!(bind, BindTarget::Unix(_)));
     let unix = listener.bind.iter().any(|bind| !matches!(bind, BindTarget::Tcp(_)));
     match &listener.attribution {
-        Attribution::Unix
-            if listener.bind.iter().any(|bind| matches!(bind, BindTarget::Tcp(_))) =>
-        {
+        Attribution::Unix if listener.bind.iter().any(|bind| matches!(bind, BindTarget::Tcp(_))) => {
             bail!("`identify = \"unix\"` is for unix sockets: bind `unix:PATH`");
         }
         Attribution::Interface | Attribution::Mark | Attribution::SourceAddress if unix && !tcp => {
-            bail!(
-                "a unix socket has no interface, mark or address: use `identify = \"unix\"` or `sandbox`"
-            );
+            bail!("a unix socket has no interface, mark or address: use `identify = \"unix\"` or `sandbox`");
         }
         Attribution::Mark => check_fwmark_accept(),
         Attribution::Dedicated(_)
@@ -90,8 +86,7 @@ fn check_requirements(listener: &ListenerSettings) -> anyhow::Result<()> {
 /// Accepted connections inherit the mark of their first packet only if this sysctl is set.
 fn check_fwmark_accept() -> anyhow::Result<()> {
     const SETTING: &str = "/proc/sys/net/ipv4/tcp_fwmark_accept";
-    let setting =
-        std::fs::read_to_string(SETTING).with_context(|| format!("cannot read {SETTING}"))?;
+    let setting = std::fs::read_to_string(SETTING).with_context(|| format!("cannot read {SETTING}"))?;
     if setting.trim() != "1" {
         bail!("connections lose their firewall mark: run `sysctl -w net.ipv4.tcp_fwmark_accept=1`");
     }
@@ -145,10 +140,7 @@ fn inherit_listener(name: &str) -> anyhow::Result<ListenerSocket> {
     let address = socket.local_addr().with_context(|| format!("`{name}` is not a socket"))?;
     socket.set_nonblocking(true)?;
     if let Some(path) = address.as_pathname().map(Path::to_owned) {
-        return Ok(ListenerSocket::Unix(
-            UnixListener::from_std(OwnedFd::from(socket).into())?,
-            path,
-        ));
+        return Ok(ListenerSocket::Unix(UnixListener::from_std(OwnedFd::from(socket).into())?, path));
     }
     if let Some(address) = address.as_socket() {
         kernel::enable_packet_info(socket.as_fd(), address)?;
@@ -161,7 +153,9 @@ pub(crate) fn inherited_socket(name: &str) -> anyhow::Result<Socket> {
     let number = match name.parse::<RawFd>() {
         Ok(number) => number,
         Err(_) => systemd_socket(name).with_context(|| {
-            format!("no inherited socket is named `{name}`: set FileDescriptorName= in the systemd socket unit")
+            format!(
+                "no inherited socket is named `{name}`: set FileDescriptorName= in the systemd socket unit"
+            )
         })?,
     };
     duplicate_socket(number).with_context(|| format!("file descriptor {number} is not a socket"))

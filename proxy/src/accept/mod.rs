@@ -98,10 +98,7 @@ impl ConnectionHandler {
     }
 
     /// Opens the record and identifies the sandbox by its channel.
-    fn open(
-        &self,
-        accepted: AcceptedConnection,
-    ) -> (InboundConnection, Result<SandboxRef, Refusal>) {
+    fn open(&self, accepted: AcceptedConnection) -> (InboundConnection, Result<SandboxRef, Refusal>) {
         let AcceptedConnection { socket, mode, channels, source, original_dst } = accepted;
         let rules = self.shared.rules.load_full();
         let arrival = record::arrival(&channels, source, original_dst);
@@ -219,13 +216,7 @@ impl ConnectionHandler {
     }
 
     /// Terminates TLS with a leaf certificate for the decided name, then serves requests.
-    async fn intercept(
-        &self,
-        inbound: InboundConnection,
-        sandbox: SandboxRef,
-        host: Host,
-        port: u16,
-    ) {
+    async fn intercept(&self, inbound: InboundConnection, sandbox: SandboxRef, host: Host, port: u16) {
         let config = match self.leaf_certs.server_config(&sandbox.id, &host) {
             Ok(config) => config,
             Err(refusal) => return inbound.refuse(&refusal).await,
@@ -252,8 +243,7 @@ impl ConnectionHandler {
         let handshake = TlsAcceptor::from(config).accept(stream);
         let accepted = timeout(self.shared.limits.first_bytes(), handshake).await;
         let accepted = accepted.map_err(|_| Reason::FirstBytesLate)?;
-        let tls =
-            accepted.map_err(|error| Refusal::from(Reason::BadHandshake).with_detail(error))?;
+        let tls = accepted.map_err(|error| Refusal::from(Reason::BadHandshake).with_detail(error))?;
         let version = match tls.get_ref().1.alpn_protocol() {
             Some(b"h2") => HttpVersion::Http2,
             _ => HttpVersion::Http1,

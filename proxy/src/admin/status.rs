@@ -92,8 +92,7 @@ impl AdminState {
 
     pub fn connections(&self) -> Value {
         let all = self.live.list();
-        let listed: Vec<Value> =
-            all.iter().take(MAX_LISTED).map(|open| connection_json(open)).collect();
+        let listed: Vec<Value> = all.iter().take(MAX_LISTED).map(|open| connection_json(open)).collect();
         json!({ "open": all.len(), "connections": listed })
     }
 

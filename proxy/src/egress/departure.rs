@@ -78,8 +78,7 @@ impl Departure {
         let dial_permit = rules.admit(permit, &found)?;
         let first = dial_permit.addresses().first().copied();
         let (cut, byte_count) = (terms.cut, record.byte_count());
-        let live_entry =
-            shared.live.register(permit, first, byte_count, cut.clone(), charges.clone());
+        let live_entry = shared.live.register(permit, first, byte_count, cut.clone(), charges.clone());
         // Registered first, decided again second: a reload in between either finds the entry and cuts it, or
         // is seen here. The other order would leave a gap.
         if let Some(address) = first {
@@ -90,11 +89,7 @@ impl Departure {
     }
 
     /// Connects to the first admitted address that answers, unless the attempt is cut first.
-    pub(crate) async fn dial(
-        &self,
-        shared: &Shared,
-        record: &mut OpenRecord,
-    ) -> Result<TcpStream, Refusal> {
+    pub(crate) async fn dial(&self, shared: &Shared, record: &mut OpenRecord) -> Result<TcpStream, Refusal> {
         let dialling = dial(&self.dial_permit, &self.receipt, shared.mark, shared.limits.connect());
         let dialled = tokio::select! {
             dialled = dialling => dialled,

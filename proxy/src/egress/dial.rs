@@ -38,8 +38,8 @@ pub(crate) async fn dial(
             }
             Ok(Err(error)) => refusal = refusal.with_detail(format!("{address}: {error}")),
             Err(_) => {
-                refusal = Refusal::from(Reason::UpstreamTimeout)
-                    .with_detail(format!("{address} does not answer"));
+                refusal =
+                    Refusal::from(Reason::UpstreamTimeout).with_detail(format!("{address} does not answer"));
             }
         }
     }

@@ -71,11 +71,7 @@ impl Shared {
 }
 
 /// Asks the one decider, and measures how long it takes.
-pub(crate) fn decide(
-    rules: &RuleSet,
-    sandbox: &SandboxRef,
-    facts: &Facts,
-) -> Result<Permit, Refusal> {
+pub(crate) fn decide(rules: &RuleSet, sandbox: &SandboxRef, facts: &Facts) -> Result<Permit, Refusal> {
     let started = Instant::now();
     let decision = rules.decide(sandbox, facts);
     metrics::observe_decide(started.elapsed());

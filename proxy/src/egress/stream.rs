@@ -54,11 +54,7 @@ impl StreamSocket {
     }
 
     /// Runs `act` on the socket; `WouldBlock` clears its readiness.
-    pub(crate) fn try_io<R>(
-        &self,
-        interest: Interest,
-        act: impl FnOnce() -> io::Result<R>,
-    ) -> io::Result<R> {
+    pub(crate) fn try_io<R>(&self, interest: Interest, act: impl FnOnce() -> io::Result<R>) -> io::Result<R> {
         match self {
             StreamSocket::Tcp(stream) => stream.try_io(interest, act),
             StreamSocket::Unix(stream) => stream.try_io(interest, act),

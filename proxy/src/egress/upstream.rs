@@ -112,18 +112,15 @@ pub(crate) fn host_header(permit: &Permit, scheme: UrlScheme) -> String {
 /// The refusal for a Pingora error; none if the client went away.
 pub(crate) fn refusal_from_error(error: &Error) -> Option<Refusal> {
     let reason = match (error.esource(), error.etype()) {
-        (ErrorSource::Downstream, ErrorType::InvalidHTTPHeader | ErrorType::H1Error) => {
-            Reason::BadRequest
-        }
+        (ErrorSource::Downstream, ErrorType::InvalidHTTPHeader | ErrorType::H1Error) => Reason::BadRequest,
         (ErrorSource::Downstream, _) => return None,
         (_, ErrorType::InternalError) => Reason::Internal,
         (_, ErrorType::ConnectTimedout | ErrorType::ReadTimedout | ErrorType::WriteTimedout) => {
             Reason::UpstreamTimeout
         }
-        (
-            _,
-            ErrorType::InvalidCert | ErrorType::TLSHandshakeFailure | ErrorType::HandshakeError,
-        ) => Reason::UpstreamCertificate,
+        (_, ErrorType::InvalidCert | ErrorType::TLSHandshakeFailure | ErrorType::HandshakeError) => {
+            Reason::UpstreamCertificate
+        }
         (
             _,
             ErrorType::ConnectRefused

@@ -89,11 +89,7 @@ impl ChunkValidator {
         match (self.state, byte) {
             (ChunkState::Size, _) => self.step_size(byte),
             (ChunkState::Extension | ChunkState::Trailer, b'\r') => {
-                Ok(if self.state == ChunkState::Trailer {
-                    ChunkState::TrailerLf
-                } else {
-                    ChunkState::SizeLf
-                })
+                Ok(if self.state == ChunkState::Trailer { ChunkState::TrailerLf } else { ChunkState::SizeLf })
             }
             (ChunkState::TrailerStart, b'\r') => Ok(ChunkState::LastLf),
             (ChunkState::Extension | ChunkState::Trailer | ChunkState::TrailerStart, _) => {

@@ -11,8 +11,8 @@ use async_trait::async_trait;
 use bytes::{Buf, BytesMut};
 use pingora_core::protocols::raw_connect::ProxyDigest;
 use pingora_core::protocols::{
-    GetProxyDigest, GetSocketDigest, GetTimingDigest, Peek, Shutdown, SocketDigest, Ssl,
-    TimingDigest, UniqueID, UniqueIDType,
+    GetProxyDigest, GetSocketDigest, GetTimingDigest, Peek, Shutdown, SocketDigest, Ssl, TimingDigest,
+    UniqueID, UniqueIDType,
 };
 use tokio::io::{AsyncRead, AsyncWrite, AsyncWriteExt, ReadBuf};
 use tokio_rustls::server::TlsStream;
@@ -56,8 +56,7 @@ impl PingoraStream {
     /// Checks the chunks that follow a head of `head` bytes. If they are malformed, reads fail and `monitor` has the
     /// fault.
     pub(super) fn with_chunk_guard(self, head: usize, monitor: &Arc<RequestMonitor>) -> Self {
-        let guard =
-            ChunkGuard { head, chunks: ChunkValidator::default(), monitor: monitor.clone() };
+        let guard = ChunkGuard { head, chunks: ChunkValidator::default(), monitor: monitor.clone() };
         PingoraStream { guard: Some(guard), ..self }
     }
 
@@ -68,8 +67,7 @@ impl PingoraStream {
 
     fn poll_flush_buffer(&mut self, context: &mut Context<'_>) -> Poll<io::Result<()>> {
         while !self.write_buffer.is_empty() {
-            let written =
-                ready!(Pin::new(&mut self.stream).poll_write(context, &self.write_buffer))?;
+            let written = ready!(Pin::new(&mut self.stream).poll_write(context, &self.write_buffer))?;
             if written == 0 {
                 return Poll::Ready(Err(io::ErrorKind::WriteZero.into()));
             }

@@ -53,8 +53,7 @@ const HOP_BY_HOP: &[&str] = &["keep-alive", "proxy-authenticate", "proxy-connect
 
 /// Removes what the sandbox claims about itself.
 pub(super) fn strip_request(request: &mut RequestHeader) {
-    let removed: Vec<_> =
-        request.headers.keys().filter(|name| is_removed(name.as_str())).cloned().collect();
+    let removed: Vec<_> = request.headers.keys().filter(|name| is_removed(name.as_str())).cloned().collect();
     for name in removed {
         request.remove_header(&name);
     }

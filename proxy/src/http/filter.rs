@@ -89,8 +89,7 @@ impl RequestFilter {
             cut: monitor.cut.clone(),
         };
         let departure = Departure::begin(&self.shared, rules, &permit, terms, record).await?;
-        state.departed =
-            Some(DepartedRequest { departure, attempt: 0, credential, scrubber: None });
+        state.departed = Some(DepartedRequest { departure, attempt: 0, credential, scrubber: None });
         Ok(())
     }
 
@@ -154,11 +153,7 @@ impl ProxyHttp for RequestFilter {
     /// Installs no modules, so that Pingora neither compresses responses nor adds `Accept-Encoding`.
     fn init_downstream_modules(&self, _: &mut pingora_core::modules::http::HttpModules) {}
 
-    async fn request_filter(
-        &self,
-        session: &mut Session,
-        request: &mut RequestContext,
-    ) -> Result<bool> {
+    async fn request_filter(&self, session: &mut Session, request: &mut RequestContext) -> Result<bool> {
         let digest = session.digest().and_then(|digest| digest.proxy_digest.as_ref());
         let data = digest.and_then(|digest| digest.user_data.as_ref());
         let monitor = data.and_then(|data| data.downcast_ref::<Arc<RequestMonitor>>()).cloned();
@@ -425,8 +420,7 @@ impl ProxyHttp for RequestFilter {
 /// section 6.3).
 fn is_framed(response: &ResponseHeader) -> bool {
     let mut codings = response.headers.get_all("transfer-encoding").iter();
-    let chunked =
-        codings.next().is_none_or(|coding| coding.as_bytes().eq_ignore_ascii_case(b"chunked"));
+    let chunked = codings.next().is_none_or(|coding| coding.as_bytes().eq_ignore_ascii_case(b"chunked"));
     chunked && codings.next().is_none()
 }
 
@@ -450,9 +444,7 @@ fn content_length(session: &mut Session) -> Option<u64> {
 /// How the memory guard treats this request, or none if it is not one for a memory service.
 fn guard_mode(rules: &RuleSet, monitor: &RequestMonitor) -> Option<GuardMode> {
     match &monitor.connection.scope {
-        RequestScope::Host(host, port) => {
-            memory::guard_mode(rules, &monitor.connection.sandbox, host, *port)
-        }
+        RequestScope::Host(host, port) => memory::guard_mode(rules, &monitor.connection.sandbox, host, *port),
         RequestScope::Anywhere | RequestScope::Target(..) => None,
     }
 }

@@ -14,8 +14,7 @@ const MAX_FIELDS: usize = 256;
 /// Digits of the largest `Content-Length`: it fits in 63 bits, so it does not overflow in any server.
 const MAX_LENGTH_DIGITS: usize = 18;
 /// Fields that `Connection` must not remove: they determine the sender, the destination and the end of a request.
-const PROTECTED_FIELDS: [&str; 4] =
-    ["content-length", "host", "sandbox-identity", "transfer-encoding"];
+const PROTECTED_FIELDS: [&str; 4] = ["content-length", "host", "sandbox-identity", "transfer-encoding"];
 
 /// Why a head was refused.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
@@ -133,9 +132,7 @@ pub fn parse(bytes: &[u8], limits: &TrafficLimits) -> Result<RequestHead, HeadFa
     if request.headers.len() as u64 > limits.head_fields {
         return Err(HeadFault::TooMany);
     }
-    let (Some(method), Some(target), Some(version)) =
-        (request.method, request.path, request.version)
-    else {
+    let (Some(method), Some(target), Some(version)) = (request.method, request.path, request.version) else {
         return Err(HeadFault::Syntax);
     };
     let fields = HeaderFields { all: request.headers, version };
@@ -143,8 +140,7 @@ pub fn parse(bytes: &[u8], limits: &TrafficLimits) -> Result<RequestHead, HeadFa
     fields.check_connection()?;
     let form = target_form(method, target)?;
     // Pingora would answer a target that it cannot parse with a bare 400, without a reason and a record.
-    if form != TargetForm::Authority && origin_target(form, target).parse::<PathAndQuery>().is_err()
-    {
+    if form != TargetForm::Authority && origin_target(form, target).parse::<PathAndQuery>().is_err() {
         return Err(HeadFault::Target);
     }
     let authority = fields.find_authority(form, target)?;
@@ -185,8 +181,8 @@ impl<'a> HeaderFields<'a, '_> {
             (None, None) => Ok(()),
             (Some(_), Some(_)) => Err(HeadFault::Length),
             (Some(length), None) => {
-                let number = (1..=MAX_LENGTH_DIGITS).contains(&length.len())
-                    && length.iter().all(u8::is_ascii_digit);
+                let number =
+                    (1..=MAX_LENGTH_DIGITS).contains(&length.len()) && length.iter().all(u8::is_ascii_digit);
                 if number && lengths.next().is_none() { Ok(()) } else { Err(HeadFault::Length) }
             }
             (None, Some(coding)) => {
@@ -201,17 +197,12 @@ impl<'a> HeaderFields<'a, '_> {
     fn check_connection(&self) -> Result<(), HeadFault> {
         let names = self.values("connection").flat_map(|value| value.split(|byte| *byte == b','));
         let mut names = names.map(<[u8]>::trim_ascii);
-        let protected = |name: &[u8]| {
-            PROTECTED_FIELDS.iter().any(|field| name.eq_ignore_ascii_case(field.as_bytes()))
-        };
+        let protected =
+            |name: &[u8]| PROTECTED_FIELDS.iter().any(|field| name.eq_ignore_ascii_case(field.as_bytes()));
         if names.any(protected) { Err(HeadFault::Connection) } else { Ok(()) }
     }
 
-    fn find_authority(
-        &self,
-        form: TargetForm,
-        target: &str,
-    ) -> Result<Option<RequestAuthority>, HeadFault> {
+    fn find_authority(&self, form: TargetForm, target: &str) -> Result<Option<RequestAuthority>, HeadFault> {
         let mut hosts = self.values("host");
         let host = hosts.next();
         let missing = host.is_none() && self.version == 1 && form != TargetForm::Authority;
@@ -323,23 +314,11 @@ mod tests {
             (format!("{fine}Host: a.example\r\n\r\n"), Some(HeadFault::Host)),
             (format!("{fine}hOST: b.example\r\n\r\n"), Some(HeadFault::Host)),
             ("GET / HTTP/1.1\r\nX: y\r\n\r\n".into(), Some(HeadFault::Host)),
-            (
-                "GET http://a.example/ HTTP/1.1\r\nHost: b.example\r\n\r\n".into(),
-                Some(HeadFault::Names),
-            ),
-            (
-                "GET http://u@a.example/ HTTP/1.1\r\nHost: a.example\r\n\r\n".into(),
-                Some(HeadFault::Name),
-            ),
-            (
-                "GET / HTTP/1.1\r\nHost: a.example\0.evil.test\r\n\r\n".into(),
-                Some(HeadFault::Syntax),
-            ),
+            ("GET http://a.example/ HTTP/1.1\r\nHost: b.example\r\n\r\n".into(), Some(HeadFault::Names)),
+            ("GET http://u@a.example/ HTTP/1.1\r\nHost: a.example\r\n\r\n".into(), Some(HeadFault::Name)),
+            ("GET / HTTP/1.1\r\nHost: a.example\0.evil.test\r\n\r\n".into(), Some(HeadFault::Syntax)),
             ("GET / HTTP/1.1\r\nHost: [a.example]\r\n\r\n".into(), Some(HeadFault::Name)),
-            (
-                "GET https://a.example/ HTTP/1.1\r\nHost: a.example\r\n\r\n".into(),
-                Some(HeadFault::Target),
-            ),
+            ("GET https://a.example/ HTTP/1.1\r\nHost: a.example\r\n\r\n".into(), Some(HeadFault::Target)),
             ("GET a.example/ HTTP/1.1\r\nHost: a.example\r\n\r\n".into(), Some(HeadFault::Target)),
             ("GET /#x HTTP/1.1\r\nHost: a.example\r\n\r\n".into(), Some(HeadFault::Target)),
             ("GET /<x> HTTP/1.1\r\nHost: a.example\r\n\r\n".into(), Some(HeadFault::Target)),
@@ -349,10 +328,7 @@ mod tests {
             ("GET  / HTTP/1.1\r\nHost: a.example\r\n\r\n".into(), Some(HeadFault::Syntax)),
             (format!("{fine}X : y\r\n\r\n"), Some(HeadFault::Syntax)),
             (format!("{fine}X: y\r\n z\r\n\r\n"), Some(HeadFault::Syntax)),
-            (
-                format!("{fine}Content-Length: 1\r\nContent-Length: 1\r\n\r\n"),
-                Some(HeadFault::Length),
-            ),
+            (format!("{fine}Content-Length: 1\r\nContent-Length: 1\r\n\r\n"), Some(HeadFault::Length)),
             (format!("{fine}Content-Length: 1, 1\r\n\r\n"), Some(HeadFault::Length)),
             (format!("{fine}Content-Length: {}\r\n\r\n", "9".repeat(18)), None),
             (format!("{fine}Content-Length: {}\r\n\r\n", "9".repeat(19)), Some(HeadFault::Length)),
@@ -365,14 +341,8 @@ mod tests {
                 Some(HeadFault::Length),
             ),
             (format!("{fine}Transfer-Encoding: xchunked\r\n\r\n"), Some(HeadFault::TransferCoding)),
-            (
-                format!("{fine}Transfer-Encoding: chunked, identity\r\n\r\n"),
-                Some(HeadFault::TransferCoding),
-            ),
-            (
-                format!("{fine}Transfer-Encoding: gzip, chunked\r\n\r\n"),
-                Some(HeadFault::TransferCoding),
-            ),
+            (format!("{fine}Transfer-Encoding: chunked, identity\r\n\r\n"), Some(HeadFault::TransferCoding)),
+            (format!("{fine}Transfer-Encoding: gzip, chunked\r\n\r\n"), Some(HeadFault::TransferCoding)),
             (
                 format!("{fine}Transfer-Encoding: chunked\r\nTransfer-Encoding: chunked\r\n\r\n"),
                 Some(HeadFault::TransferCoding),

@@ -61,16 +61,13 @@ impl HttpEngine {
         let mut idle_limit = self.shared.limits.first_bytes();
         let mut next = Some((stream, BytesMut::new()));
         while let Some((mut stream, mut buffered)) = next.take() {
-            match self.wait_request(&mut stream, &mut buffered, idle_limit, connection, stop).await
-            {
+            match self.wait_request(&mut stream, &mut buffered, idle_limit, connection, stop).await {
                 WaitOutcome::Over => break,
                 WaitOutcome::Request => {}
             }
             idle_limit = self.shared.limits.keep_alive();
             next = match self.read_head(&mut stream, &mut buffered, connection).await {
-                Ok(body) => {
-                    Box::pin(self.serve_request(stream, buffered, body, connection, stop)).await
-                }
+                Ok(body) => Box::pin(self.serve_request(stream, buffered, body, connection, stop)).await,
                 Err(refusal) => {
                     Box::pin(self.refuse_head(stream, connection, &refusal)).await;
                     None
@@ -171,12 +168,7 @@ impl HttpEngine {
     }
 
     /// Records the refusal of a head, responds with it and closes the connection.
-    async fn refuse_head(
-        &self,
-        mut stream: ClientStream,
-        connection: &HttpConnection,
-        refusal: &Refusal,
-    ) {
+    async fn refuse_head(&self, mut stream: ClientStream, connection: &HttpConnection, refusal: &Refusal) {
         let rules = self.shared.rules.load_full();
         let record = connection.record().open_request(connection.audit_facts());
         let response = refusal::refuse(record, refusal, &rules, BodyAudience::Person).await;
@@ -196,10 +188,13 @@ impl HttpEngine {
 fn check_form(head: &RequestHead, connection: &HttpConnection) -> Result<(), Refusal> {
     let forward = matches!(connection.scope, RequestScope::Anywhere);
     match (forward, head.is_absolute(), head.is_connect()) {
-        (_, _, true) => Err(Refusal::from(Reason::BadRequest)
-            .with_detail("CONNECT inside an established connection")),
-        (true, false, false) => Err(Refusal::from(Reason::BadRequest)
-            .with_detail("a forward proxy takes absolute `http://` URLs")),
+        (_, _, true) => {
+            Err(Refusal::from(Reason::BadRequest).with_detail("CONNECT inside an established connection"))
+        }
+        (true, false, false) => {
+            Err(Refusal::from(Reason::BadRequest)
+                .with_detail("a forward proxy takes absolute `http://` URLs"))
+        }
         (true, true, false) | (false, _, false) => Ok(()),
     }
 }

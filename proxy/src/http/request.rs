@@ -2,8 +2,7 @@
 
 use pingora_http::{RequestHeader, Version};
 use rules::facts::{
-    ConnectFacts, ConnectTarget, Facts, HttpMethod, Protocol, RequestAuthority, RequestFacts,
-    UrlScheme,
+    ConnectFacts, ConnectTarget, Facts, HttpMethod, Protocol, RequestAuthority, RequestFacts, UrlScheme,
 };
 use rules::limits::TrafficLimits;
 use rules::{Host, Reason};
@@ -38,9 +37,7 @@ pub(super) fn request_facts(
             (port, Some(connect_facts(ConnectTarget::Named(first.host.clone()), port, named)))
         }
         RequestScope::Host(_, port) => (*port, None),
-        RequestScope::Target(target, port) => {
-            (*port, Some(connect_facts(target.clone(), *port, named)))
-        }
+        RequestScope::Target(target, port) => (*port, Some(connect_facts(target.clone(), *port, named))),
     };
     let facts = RequestFacts {
         connection: connection.host().or(connection_host(&connection.scope)).cloned(),
@@ -56,11 +53,9 @@ pub(super) fn request_facts(
 
 /// Applies the limits on heads. HTTP/1 heads were checked when they were read; HTTP/2 heads only here.
 fn check_head_size(head: &RequestHeader, limits: &TrafficLimits) -> Result<(), Reason> {
-    let bytes: usize =
-        head.headers.iter().map(|(name, value)| name.as_str().len() + value.len()).sum();
+    let bytes: usize = head.headers.iter().map(|(name, value)| name.as_str().len() + value.len()).sum();
     let target = head.raw_path().len();
-    if head.headers.len() as u64 > limits.head_fields || (bytes + target) as u64 > limits.head_bytes
-    {
+    if head.headers.len() as u64 > limits.head_fields || (bytes + target) as u64 > limits.head_bytes {
         return Err(Reason::HeadTooLarge);
     }
     if head.headers.get_all("content-length").iter().count() > 1 {
@@ -72,9 +67,7 @@ fn check_head_size(head: &RequestHeader, limits: &TrafficLimits) -> Result<(), R
 /// The host for which the client opened the connection by name, whatever its requests name.
 fn connection_host(scope: &RequestScope) -> Option<&Host> {
     match scope {
-        RequestScope::Host(host, _) | RequestScope::Target(ConnectTarget::Named(host), _) => {
-            Some(host)
-        }
+        RequestScope::Host(host, _) | RequestScope::Target(ConnectTarget::Named(host), _) => Some(host),
         RequestScope::Anywhere | RequestScope::Target(ConnectTarget::Dialled(_), _) => None,
     }
 }
@@ -110,10 +103,7 @@ fn request_port(head: &RequestHeader, monitor: &RequestMonitor) -> u16 {
 }
 
 /// Describes a request for its record, even if its facts are malformed.
-pub(super) fn request_record(
-    head: &RequestHeader,
-    monitor: &RequestMonitor,
-) -> audit::RecordedRequest {
+pub(super) fn request_record(head: &RequestHeader, monitor: &RequestMonitor) -> audit::RecordedRequest {
     let connection = &monitor.connection;
     let named = head.uri.authority().map(|authority| authority.host());
     let field = |name: &str| head.headers.get(name).map(|value| value.as_bytes());
@@ -129,8 +119,7 @@ pub(super) fn request_record(
         UrlScheme::Https => audit::HttpScheme::Https,
     };
     let (method, target) = (head.method.as_str().as_bytes(), head.raw_path());
-    let mut recorded =
-        audit::RecordedRequest::new(method, scheme, host, request_port(head, monitor), target);
+    let mut recorded = audit::RecordedRequest::new(method, scheme, host, request_port(head, monitor), target);
     recorded.version = Some(if head.version == Version::HTTP_2 { "2" } else { "1.1" }.into());
     recorded.user_agent = field("user-agent").map(audit::Text::from_bytes);
     recorded.length = field("content-length")

@@ -50,8 +50,9 @@ async fn read_to_end(session: &mut Session, limit: u64) -> Result<Bytes, Refusal
             Ok(Some(bytes)) => all.extend_from_slice(&bytes),
             Ok(None) => return Ok(all.freeze()),
             Err(_) => {
-                return Err(Refusal::from(Reason::BodyLate)
-                    .with_detail("the client went away before its end"));
+                return Err(
+                    Refusal::from(Reason::BodyLate).with_detail("the client went away before its end")
+                );
             }
         }
     }
@@ -80,8 +81,7 @@ pub(super) fn parse_body(body: &[u8], route: &ProfileRoute) -> Result<Option<Jso
     if !route.has_body() {
         return Ok(None);
     }
-    let malformed =
-        |why: &dyn ToString| Refusal::from(Reason::BodyMalformed).with_detail(why.to_string());
+    let malformed = |why: &dyn ToString| Refusal::from(Reason::BodyMalformed).with_detail(why.to_string());
     match json::parse_json(body).map_err(|fault| malformed(&fault))? {
         json @ JsonValue::Object(_) => Ok(Some(json)),
         JsonValue::Array(_)

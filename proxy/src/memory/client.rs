@@ -75,8 +75,7 @@ impl MemoryClient {
     pub(super) fn new(limits: &TrafficLimits, roots: &UpstreamRoots) -> Self {
         let conf = ServerConf {
             ca_file: Some(roots.path()),
-            upstream_keepalive_pool_size: usize::try_from(limits.pool_connections)
-                .unwrap_or(usize::MAX),
+            upstream_keepalive_pool_size: usize::try_from(limits.pool_connections).unwrap_or(usize::MAX),
             ..ServerConf::default()
         };
         let options = ConnectorOptions::from_server_conf(&conf);
@@ -186,9 +185,7 @@ impl MemoryClient {
 
     async fn read_body(&self, session: &mut HttpSession) -> Result<Bytes, Refusal> {
         let mut all = BytesMut::new();
-        while let Some(bytes) =
-            session.read_response_body().await.map_err(|error| to_refusal(&error))?
-        {
+        while let Some(bytes) = session.read_response_body().await.map_err(|error| to_refusal(&error))? {
             if (all.len() + bytes.len()) as u64 > self.limits.memory_answer_bytes {
                 let why = "the answer is longer than `memory_answer_bytes`";
                 return Err(Refusal::from(Reason::AnswerUnchecked).with_detail(why));

@@ -70,19 +70,16 @@ impl<'a> QueryParams<'a> {
     pub(super) fn parse(text: Option<&str>, matched: &RouteMatch<'a>) -> Result<Self, Refusal> {
         let mut all: Vec<(&'a str, String)> = Vec::new();
         for pair in text.into_iter().flat_map(|text| text.split('&')) {
-            let (name, value) = pair
-                .split_once('=')
-                .ok_or_else(|| form_refusal("a query parameter has no value"))?;
-            let name = known_parameter(matched.route, name).ok_or_else(|| {
-                form_refusal("it has a query parameter that the route does not take")
-            })?;
+            let (name, value) =
+                pair.split_once('=').ok_or_else(|| form_refusal("a query parameter has no value"))?;
+            let name = known_parameter(matched.route, name)
+                .ok_or_else(|| form_refusal("it has a query parameter that the route does not take"))?;
             if all.iter().any(|(known, _)| *known == name) {
                 return Err(form_refusal("a query parameter is repeated"));
             }
             all.push((
                 name,
-                percent_decode(value)
-                    .ok_or_else(|| form_refusal("a query parameter is malformed"))?,
+                percent_decode(value).ok_or_else(|| form_refusal("a query parameter is malformed"))?,
             ));
         }
         Ok(QueryParams(all))
@@ -94,11 +91,8 @@ impl<'a> QueryParams<'a> {
 
     /// Encodes the query in canonical form.
     pub(super) fn to_query_string(&self) -> String {
-        let pairs: Vec<String> = self
-            .0
-            .iter()
-            .map(|(name, value)| format!("{name}={}", percent_encode(value)))
-            .collect();
+        let pairs: Vec<String> =
+            self.0.iter().map(|(name, value)| format!("{name}={}", percent_encode(value))).collect();
         if pairs.is_empty() { String::new() } else { format!("?{}", pairs.join("&")) }
     }
 }
@@ -185,8 +179,7 @@ mod tests {
             ("bank_id=a&scope=x&tenant=y", None),
             ("bank_id=a&", None),
         ] {
-            let read =
-                QueryParams::parse(Some(query), &found).map(|query| query.to_query_string()).ok();
+            let read = QueryParams::parse(Some(query), &found).map(|query| query.to_query_string()).ok();
             assert_eq!(read.as_deref(), sent, "{query:?}");
         }
     }

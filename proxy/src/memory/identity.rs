@@ -8,8 +8,7 @@ use anyhow::Context;
 use audit::StableCode;
 use certs::UnixTime;
 use certs::identity::{
-    IdentityError, RequiredClaims, SigningAlgorithm, TrustDomain, TrustedIssuer, Verifier,
-    VerifyContext,
+    IdentityError, RequiredClaims, SigningAlgorithm, TrustDomain, TrustedIssuer, Verifier, VerifyContext,
 };
 use pingora_http::RequestHeader;
 use rules::configuration::{IdentitySettings, IssuerSettings};
@@ -52,8 +51,7 @@ fn trusted_issuer(settings: &IssuerSettings, base: &Path) -> anyhow::Result<Trus
     issuer.environments.clone_from(&settings.environments);
     issuer.tenants.clone_from(&settings.tenants);
     if let Some(names) = &settings.algorithms {
-        issuer.algorithms =
-            names.iter().filter_map(|name| SigningAlgorithm::from_name(name)).collect();
+        issuer.algorithms = names.iter().filter_map(|name| SigningAlgorithm::from_name(name)).collect();
     }
     if let Some(life) = settings.life_seconds {
         issuer.life = Duration::from_secs(life);
@@ -100,11 +98,7 @@ pub(super) fn verify_identity(
 }
 
 fn invalid_identity(code: &'static str) -> PresentedIdentity {
-    PresentedIdentity {
-        claim: IdentityClaim::Invalid(code),
-        subject: None,
-        checked: StableCode(code),
-    }
+    PresentedIdentity { claim: IdentityClaim::Invalid(code), subject: None, checked: StableCode(code) }
 }
 
 /// Finds the token in `Sandbox-Identity` or `Authorization: Bearer`. Refuses two of them, even if they are equal:

@@ -120,11 +120,7 @@ impl<'de> Visitor<'de> for JsonReader<'_> {
     }
 
     fn visit_str<E>(self, text: &str) -> Result<JsonValue, E> {
-        Ok(if text.len() > MAX_BANK_ID {
-            JsonValue::TextTooLong
-        } else {
-            JsonValue::Text(text.to_owned())
-        })
+        Ok(if text.len() > MAX_BANK_ID { JsonValue::TextTooLong } else { JsonValue::Text(text.to_owned()) })
     }
 
     fn visit_seq<A: SeqAccess<'de>>(self, mut elements: A) -> Result<JsonValue, A::Error> {
@@ -207,10 +203,7 @@ mod tests {
     #[test]
     fn a_text_too_long_for_a_bank_is_dropped() {
         let text = |length: usize| format!("\"{}\"", "a".repeat(length));
-        assert_eq!(
-            parse_json(text(MAX_BANK_ID).as_bytes()),
-            Ok(JsonValue::Text("a".repeat(MAX_BANK_ID)))
-        );
+        assert_eq!(parse_json(text(MAX_BANK_ID).as_bytes()), Ok(JsonValue::Text("a".repeat(MAX_BANK_ID))));
         assert_eq!(parse_json(text(MAX_BANK_ID + 1).as_bytes()), Ok(JsonValue::TextTooLong));
     }
 
@@ -270,10 +263,7 @@ mod tests {
                 (Err(_), Err(_)) => {}
             }
         }
-        assert!(
-            read_in_all > 1000 && duplicates > 10,
-            "{read_in_all} read, {duplicates} duplicates"
-        );
+        assert!(read_in_all > 1000 && duplicates > 10, "{read_in_all} read, {duplicates} duplicates");
         assert!(started.elapsed() < Duration::from_secs(60), "parsing is slow");
     }
 

@@ -41,8 +41,8 @@ use rules::budget::UsageKind;
 use rules::configuration::Configuration;
 use rules::decision::Treatment;
 use rules::facts::{
-    BankOperation, ConnectFacts, ConnectTarget, EchPresence, Facts, HttpVersion, IdentityClaim,
-    MemoryFacts, Protocol, RequestFacts, UrlScheme,
+    BankOperation, ConnectFacts, ConnectTarget, EchPresence, Facts, HttpVersion, IdentityClaim, MemoryFacts,
+    Protocol, RequestFacts, UrlScheme,
 };
 use rules::ids::{BankId, ProfileName};
 use rules::policy::IdentityMode;
@@ -108,12 +108,7 @@ struct AuthorizedCall<'a> {
 
 /// How the guard treats requests to this host, or none if it is not a memory service. Evaluated for each request, so
 /// that a reload takes effect immediately.
-pub(crate) fn guard_mode(
-    rules: &RuleSet,
-    sandbox: &SandboxRef,
-    host: &Host,
-    port: u16,
-) -> Option<GuardMode> {
+pub(crate) fn guard_mode(rules: &RuleSet, sandbox: &SandboxRef, host: &Host, port: u16) -> Option<GuardMode> {
     let protocol = Protocol::Tls { sni: Some(host.clone()), ech: EchPresence::Absent };
     let target = ConnectTarget::Named(host.clone());
     let facts = Facts::Connect(ConnectFacts { target, port, protocol });
@@ -216,8 +211,7 @@ impl MemoryGuard {
         request: &mut MemoryRequest<'_>,
     ) -> Result<u16, Refusal> {
         let key = service.current_key(&request.shared.credentials)?;
-        let subject =
-            CallSubject { sandbox: request.sandbox, banks: &call.banks, key: key.as_deref() };
+        let subject = CallSubject { sandbox: request.sandbox, banks: &call.banks, key: key.as_deref() };
         let mut head = canonical_request(session.req_header(), profile, call, request)?;
         service.add_identity(&mut head, profile, &subject)?;
         let secrets = service::secret_patterns(&head, key.as_deref());
@@ -244,8 +238,7 @@ impl MemoryGuard {
         let head = session.req_header();
         let path = form::check_head(head)?;
         let audience = &service.audience;
-        let presented =
-            identity::verify_identity(head, self.verifier.as_ref(), audience, mode.identity);
+        let presented = identity::verify_identity(head, self.verifier.as_ref(), audience, mode.identity);
         let Some(matched) = profile.find_route(request.facts.method.as_str(), path.as_str()) else {
             return Err(deny_unrouted(request, presented));
         };
@@ -258,8 +251,7 @@ impl MemoryGuard {
         let body = read_body(session, matched.route, request).await?;
         let json = parse_body(&body, matched.route)?;
         let banks = select::select_banks(&matched, &query, json.as_ref())?;
-        let call =
-            memory_call(&mode.profile, request, Some(matched.route), &banks, Some(&presented));
+        let call = memory_call(&mode.profile, request, Some(matched.route), &banks, Some(&presented));
         request.record.set_facts(audit::RecordedFacts::Memory(call));
         for pointer in &matched.route.refused {
             json.as_ref().map_or(Ok(()), |json| select::refuse_field(pointer, json))?;
@@ -288,9 +280,7 @@ impl MemoryGuard {
     ) -> Result<MemoryResponse, Refusal> {
         let retry = match call.matched.route.operation {
             BankOperation::None | BankOperation::Read => RetryPolicy::Once,
-            BankOperation::Admin | BankOperation::Delete | BankOperation::Write => {
-                RetryPolicy::Never
-            }
+            BankOperation::Admin | BankOperation::Delete | BankOperation::Write => RetryPolicy::Never,
         };
         let outgoing = ServiceRequest { head, body: call.body.clone(), retry };
         let options = UpstreamOptions {
@@ -351,10 +341,9 @@ fn canonical_request(
     let facts = &request.facts;
     let target = format!("{}{}", facts.path, call.query.to_query_string());
     let malformed = |_| Refusal::from(Reason::BadRequest);
-    let mut head = RequestHeader::build(facts.method.as_str(), target.as_bytes(), Some(12))
-        .map_err(malformed)?;
-    head.insert_header(HOST, host_header(call.departure.permit(), UrlScheme::Https))
-        .map_err(malformed)?;
+    let mut head =
+        RequestHeader::build(facts.method.as_str(), target.as_bytes(), Some(12)).map_err(malformed)?;
+    head.insert_header(HOST, host_header(call.departure.permit(), UrlScheme::Https)).map_err(malformed)?;
     for name in &profile.pass {
         if let Some(value) = sent.headers.get(name) {
             head.insert_header(name, value.clone()).map_err(malformed)?;

@@ -82,9 +82,7 @@ pub(super) struct RouteMatch<'a> {
 pub(super) enum ProfileError {
     #[error("`{0}` is not a valid header field name")]
     Field(String),
-    #[error(
-        "`{0}` is not a selector: write `body:/key`, `body:/keys/*`, `path:name` or `query:name`"
-    )]
+    #[error("`{0}` is not a selector: write `body:/key`, `body:/keys/*`, `path:name` or `query:name`")]
     Selector(String),
     #[error(transparent)]
     Syntax(#[from] toml::de::Error),
@@ -149,9 +147,8 @@ impl ProfileRoute {
             return Err(ProfileError::Unselected(document.call));
         }
         let pointers = |list: &[String]| -> Result<Vec<JsonPointer>, ProfileError> {
-            let parse = |text: &String| {
-                JsonPointer::parse(text).ok_or_else(|| ProfileError::Selector(text.clone()))
-            };
+            let parse =
+                |text: &String| JsonPointer::parse(text).ok_or_else(|| ProfileError::Selector(text.clone()));
             list.iter().map(parse).collect()
         };
         Ok(ProfileRoute {
@@ -159,11 +156,7 @@ impl ProfileRoute {
             paths: document.paths.iter().map(|path| parse_segments(path)).collect(),
             call: document.call,
             operation,
-            banks: document
-                .banks
-                .iter()
-                .map(|text| BankSelector::parse(text))
-                .collect::<Result<_, _>>()?,
+            banks: document.banks.iter().map(|text| BankSelector::parse(text)).collect::<Result<_, _>>()?,
             query: document.query,
             refused: pointers(&document.refused)?,
             answer: pointers(&document.answer)?,
@@ -177,8 +170,7 @@ impl ProfileRoute {
 }
 
 fn parse_segments(path: &str) -> Vec<PathSegment> {
-    let segment = |text: &str| match text.strip_prefix('{').and_then(|text| text.strip_suffix('}'))
-    {
+    let segment = |text: &str| match text.strip_prefix('{').and_then(|text| text.strip_suffix('}')) {
         Some(name) => PathSegment::Any(name.to_owned()),
         None => PathSegment::Literal(text.to_owned()),
     };
@@ -189,9 +181,7 @@ impl BankSelector {
     fn parse(text: &str) -> Result<Self, ProfileError> {
         let wrong = || ProfileError::Selector(text.to_owned());
         match text.split_once(':') {
-            Some(("body", pointer)) => {
-                JsonPointer::parse(pointer).map(BankSelector::Body).ok_or_else(wrong)
-            }
+            Some(("body", pointer)) => JsonPointer::parse(pointer).map(BankSelector::Body).ok_or_else(wrong),
             Some(("path", name)) => Ok(BankSelector::Path(name.to_owned())),
             Some(("query", name)) => Ok(BankSelector::Query(name.to_owned())),
             _ => Err(wrong()),

@@ -1,8 +1,7 @@
 //! What the audit log says about a memory call: its operation, banks and identity, and findings about it.
 
 use audit::{
-    DetectionFinding, FindingCode, FindingSeverity, MemoryCall, MemoryEffect, OpenRecord,
-    StableCode, Text,
+    DetectionFinding, FindingCode, FindingSeverity, MemoryCall, MemoryEffect, OpenRecord, StableCode, Text,
 };
 use rules::Reason;
 use rules::facts::{BankOperation, IdentityClaim};
@@ -61,12 +60,7 @@ pub(super) async fn explain_denial(
 }
 
 /// Records a finding about a call.
-pub(super) async fn record_finding(
-    record: &OpenRecord,
-    code: FindingCode,
-    title: &str,
-    message: String,
-) {
+pub(super) async fn record_finding(record: &OpenRecord, code: FindingCode, title: &str, message: String) {
     let finding = DetectionFinding {
         code,
         title: title.into(),

@@ -70,10 +70,7 @@ fn walk_answer(
         (None, value) => check(value),
         (Some((PointerStep::Key(key), rest)), JsonValue::Object(members)) => {
             let named = members.iter().find(|(known, _)| known == key);
-            named.map_or_else(
-                || check(&JsonValue::Null),
-                |(_, value)| walk_answer(value, rest, check),
-            )
+            named.map_or_else(|| check(&JsonValue::Null), |(_, value)| walk_answer(value, rest, check))
         }
         (Some((PointerStep::Each, _)), JsonValue::Null) => Ok(()),
         (Some((PointerStep::Each, rest)), JsonValue::Array(elements)) => {
@@ -132,8 +129,7 @@ fn add_value(value: &JsonValue, banks: &mut Vec<BankId>) -> Result<(), Refusal> 
         JsonValue::Null => Ok(()),
         JsonValue::Text(text) => add_bank(text, banks),
         JsonValue::Array(_) | JsonValue::Object(_) | JsonValue::Other | JsonValue::TextTooLong => {
-            Err(Refusal::from(Reason::BankMalformed)
-                .with_detail("the name of a bank is not a string"))
+            Err(Refusal::from(Reason::BankMalformed).with_detail("the name of a bank is not a string"))
         }
     }
 }
@@ -202,8 +198,7 @@ mod tests {
         ] {
             let json = json::parse_json(body.as_bytes()).unwrap();
             let named = super::select_banks(&matched, &query, Some(&json));
-            let named =
-                named.map(|all| all.iter().map(|bank| bank.as_str()).collect::<Vec<_>>().join(" "));
+            let named = named.map(|all| all.iter().map(|bank| bank.as_str()).collect::<Vec<_>>().join(" "));
             let named = named.map_err(|refusal| refusal.reason);
             assert_eq!(named, banks.map(str::to_owned), "{body}");
         }

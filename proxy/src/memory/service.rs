@@ -55,9 +55,8 @@ impl MemoryServices {
         let mut services = HashMap::new();
         for service in &configuration.memory_services {
             let MemoryService { host, port, audience, proof } = service;
-            let auth = ServiceAuth::open(proof, credentials, base).with_context(|| {
-                format!("cannot authenticate to the memory service {host}:{port}")
-            })?;
+            let auth = ServiceAuth::open(proof, credentials, base)
+                .with_context(|| format!("cannot authenticate to the memory service {host}:{port}"))?;
             let service = ServiceEndpoint { audience: audience.clone(), auth };
             services.insert((host.clone(), *port), service);
         }
@@ -84,22 +83,15 @@ impl MemoryServices {
 }
 
 impl ServiceAuth {
-    fn open(
-        proof: &ServiceAuthSettings,
-        credentials: &CredentialStore,
-        base: &Path,
-    ) -> anyhow::Result<Self> {
+    fn open(proof: &ServiceAuthSettings, credentials: &CredentialStore, base: &Path) -> anyhow::Result<Self> {
         match proof {
             ServiceAuthSettings::ApiKey { credential, principal } => {
-                let missing =
-                    |refusal: Refusal| anyhow::anyhow!(refusal.detail.unwrap_or_default());
+                let missing = |refusal: Refusal| anyhow::anyhow!(refusal.detail.unwrap_or_default());
                 credentials.current(credential).map_err(missing)?;
                 let (credential, principal) = (credential.clone(), principal.clone());
                 Ok(ServiceAuth::Key { credential, principal })
             }
-            ServiceAuthSettings::Principal(principal) => {
-                Ok(ServiceAuth::Principal(principal.clone()))
-            }
+            ServiceAuthSettings::Principal(principal) => Ok(ServiceAuth::Principal(principal.clone())),
             ServiceAuthSettings::Token { key, issuer, trust_domain } => {
                 let key = SigningKey::load(&base.join(key))?;
                 let tokens = ServiceTokens::new(key, issuer, ServiceProfile::Astrocyte, MAX_LIFE)?;
@@ -162,10 +154,7 @@ pub(super) struct CallSubject<'a> {
 
 /// The secrets of a request that its answer must not contain: the service's key and the signature of the token.
 /// Without its signature the rest of a token is harmless.
-pub(super) fn secret_patterns(
-    head: &RequestHeader,
-    key: Option<&Credential>,
-) -> Vec<Arc<EchoPatterns>> {
+pub(super) fn secret_patterns(head: &RequestHeader, key: Option<&Credential>) -> Vec<Arc<EchoPatterns>> {
     let token = head.headers.get(AUTHORIZATION).and_then(|bearer| bearer.to_str().ok());
     let signature = token.and_then(|token| token.rsplit('.').next());
     let signature = signature.map(|signature| Arc::new(EchoPatterns::new(signature)));
@@ -184,8 +173,7 @@ fn sign_token(
     audience: &str,
     call: &CallSubject<'_>,
 ) -> Result<Arc<SignedToken>, Refusal> {
-    let (Some(tenant), Some(environment)) = (&call.sandbox.tenant, &call.sandbox.environment)
-    else {
+    let (Some(tenant), Some(environment)) = (&call.sandbox.tenant, &call.sandbox.environment) else {
         return Err(Reason::IdentityUnset.into());
     };
     let subject = Subject {

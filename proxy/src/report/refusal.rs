@@ -134,17 +134,10 @@ impl BodyAudience {
 }
 
 impl RefusalResponse {
-    pub(crate) fn new(
-        refusal: &Refusal,
-        rules: &RuleSet,
-        record: &str,
-        audience: BodyAudience,
-    ) -> Self {
+    pub(crate) fn new(refusal: &Refusal, rules: &RuleSet, record: &str, audience: BodyAudience) -> Self {
         let (kind, body) = match audience {
             BodyAudience::Machine => ("application/json", json_body(refusal, rules, record)),
-            BodyAudience::Person => {
-                ("text/plain; charset=utf-8", text_body(refusal, rules, record))
-            }
+            BodyAudience::Person => ("text/plain; charset=utf-8", text_body(refusal, rules, record)),
         };
         let fields = [
             ("Sandbar-Reason", refusal.reason.code().to_owned()),

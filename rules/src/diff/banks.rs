@@ -14,8 +14,7 @@ use crate::sandbox::{Sandbox, SandboxRef};
 
 /// The suffix that represents all banks under a prefix.
 const ANY_BANK: &str = "any-bank";
-const OPERATIONS: [BankOperation; 3] =
-    [BankOperation::Delete, BankOperation::Read, BankOperation::Write];
+const OPERATIONS: [BankOperation; 3] = [BankOperation::Delete, BankOperation::Read, BankOperation::Write];
 
 /// Descriptions of open banks, with the rule that opens each.
 pub(super) type OpenBanks = BTreeMap<String, String>;

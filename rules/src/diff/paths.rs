@@ -50,13 +50,10 @@ pub(super) fn sample_paths(patterns: &[&PathPattern], denied: &[&PathPattern]) -
         .keys()
         .map(|(matched, trimmed)| most_specific(patterns, &[&matched[..], trimmed].concat()))
         .collect();
-    let repeated =
-        |label: &Option<String>| closest.iter().filter(|other| *other == label).count() > 1;
+    let repeated = |label: &Option<String>| closest.iter().filter(|other| *other == label).count() > 1;
     let shown = |label: &Option<String>, path: &str| match label {
         None => PathLabel::Other,
-        Some(pattern) if repeated(label) => {
-            PathLabel::Pattern(format!("{pattern} (such as {path})"))
-        }
+        Some(pattern) if repeated(label) => PathLabel::Pattern(format!("{pattern} (such as {path})")),
         Some(pattern) => PathLabel::Pattern(pattern.clone()),
     };
     let mut found: Vec<SamplePath> = classes
@@ -99,8 +96,7 @@ impl PathSearch {
     fn new(patterns: &[&PathPattern], denied: &[&PathPattern]) -> Self {
         let denied = denied.iter().map(ToString::to_string).collect();
         let texts: BTreeSet<String> = patterns.iter().map(ToString::to_string).collect();
-        let patterns: Vec<_> =
-            texts.into_iter().map(|text| (text.clone(), parse_segments(&text))).collect();
+        let patterns: Vec<_> = texts.into_iter().map(|text| (text.clone(), parse_segments(&text))).collect();
         let literals = patterns.iter().flat_map(|(_, parts)| parts).filter_map(|part| match part {
             SearchSegment::Any | SearchSegment::One => None,
             SearchSegment::Literal(text) => Some(text.clone()),
@@ -123,9 +119,7 @@ impl PathSearch {
         while let Some((state, path)) = queue.pop_front() {
             for segment in &self.alphabet {
                 let (next, longer) = (self.step(&state, segment), format!("{path}/{segment}"));
-                found
-                    .entry(self.classify(&state, &next, segment))
-                    .or_insert_with(|| longer.clone());
+                found.entry(self.classify(&state, &next, segment)).or_insert_with(|| longer.clone());
                 let ends = segment.is_empty() || seen.len() >= MAX_STATES;
                 if !ends && seen.insert(next.clone()) {
                     queue.push_back((next, longer));
@@ -137,8 +131,7 @@ impl PathSearch {
 
     fn classify(&self, before: &SearchState, state: &SearchState, segment: &str) -> MatchClass {
         let matched = self.matching_patterns(state);
-        let mut trimmed =
-            if segment.is_empty() { self.matching_patterns(before) } else { Vec::new() };
+        let mut trimmed = if segment.is_empty() { self.matching_patterns(before) } else { Vec::new() };
         trimmed.retain(|pattern| self.denied.contains(pattern) && !matched.contains(pattern));
         (matched, trimmed)
     }
@@ -189,8 +182,7 @@ mod tests {
     use crate::url_path::CanonicalPath;
 
     fn paths(patterns: &[&str]) -> Vec<String> {
-        let parsed: Vec<_> =
-            patterns.iter().map(|text| PathPattern::parse(text).unwrap()).collect();
+        let parsed: Vec<_> = patterns.iter().map(|text| PathPattern::parse(text).unwrap()).collect();
         let found = sample_paths(&parsed.iter().collect::<Vec<_>>(), &[]);
         found.into_iter().map(|witness| witness.path).collect()
     }
@@ -218,8 +210,7 @@ mod tests {
         let found = paths(&texts);
         for text in &texts {
             let pattern = PathPattern::parse(text).unwrap();
-            let tried =
-                |path: &String| CanonicalPath::parse(path).is_ok_and(|path| pattern.matches(&path));
+            let tried = |path: &String| CanonicalPath::parse(path).is_ok_and(|path| pattern.matches(&path));
             assert!(found.iter().any(tried), "{text}");
         }
     }

@@ -32,8 +32,7 @@ fn name_addresses(side: DiffSide<'_>, permit: &Permit) -> Option<String> {
     words.extend(public.then(|| "public addresses".to_owned()));
     words.extend((!nets.is_empty()).then(|| format!("addresses in {}", join_nets(&nets))));
     words.extend(
-        (!public_parts.is_empty())
-            .then(|| format!("public addresses in {}", join_nets(&public_parts))),
+        (!public_parts.is_empty()).then(|| format!("public addresses in {}", join_nets(&public_parts))),
     );
     (!words.is_empty()).then(|| format!("{}{}", words.join(" and "), describe_exceptions(&denied)))
 }
@@ -73,8 +72,7 @@ impl AddressSet {
         let (public_parts, whole): (Vec<_>, Vec<_>) =
             halves.filter(|net| !is_forbidden(net)).partition(spans_forbidden);
         nets.extend(whole);
-        AddressSet { any: false, public: self.public && other.public, nets, public_parts }
-            .normalise()
+        AddressSet { any: false, public: self.public && other.public, nets, public_parts }.normalise()
     }
 
     /// Removes networks that `public` already covers, and aggregates the rest.
@@ -107,8 +105,7 @@ fn denied_nets((rules, sandbox): DiffSide<'_>, port: Option<u16>) -> Vec<IpNet> 
     for policy in rules.policies_of(sandbox) {
         for (net, rule) in policy.addresses() {
             let matched = RuleMatch { policy, rule, by: MatchedEntry::Address(net) };
-            let on_port =
-                port.map_or_else(|| matched.is_on_every_port(), |port| matched.has_port(port));
+            let on_port = port.map_or_else(|| matched.is_on_every_port(), |port| matched.has_port(port));
             if rule.is_deny() && !rule.filters_requests() && on_port {
                 found.push(net);
             }

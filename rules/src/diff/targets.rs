@@ -45,10 +45,8 @@ pub(super) fn all_matches<'a>(sides: [DiffSide<'a>; 2], host: &'a Host) -> Vec<R
 }
 
 pub(super) fn sample_hosts(sides: [DiffSide<'_>; 2]) -> impl Iterator<Item = SampleHost> {
-    let nets: BTreeSet<IpNet> = all_policies(sides)
-        .into_iter()
-        .flat_map(|policy| policy.addresses().map(|(net, _)| net))
-        .collect();
+    let nets: BTreeSet<IpNet> =
+        all_policies(sides).into_iter().flat_map(|policy| policy.addresses().map(|(net, _)| net)).collect();
     let target = |(shown, host)| SampleHost { host, shown };
     sample_names(sides).into_iter().map(target).chain(sample_addresses(&nets))
 }
@@ -100,13 +98,11 @@ fn sample_addresses(nets: &BTreeSet<IpNet>) -> Vec<SampleHost> {
     }
     let mut special: Vec<IpAddr> = starts.iter().copied().collect();
     while let Some(address) = special.pop() {
-        let next = forbidden_range(address)
-            .and_then(|forbidden| next_address(forbidden.range.broadcast()));
+        let next = forbidden_range(address).and_then(|forbidden| next_address(forbidden.range.broadcast()));
         special.extend(next.filter(|next| starts.insert(*next)));
     }
-    let narrowest = |address: &IpAddr| {
-        nets.iter().filter(|net| net.contains(address)).max_by_key(|net| net.prefix_len())
-    };
+    let narrowest =
+        |address: &IpAddr| nets.iter().filter(|net| net.contains(address)).max_by_key(|net| net.prefix_len());
     let target = |address: IpAddr| {
         let shown = narrowest(&address)?.to_string();
         Some(SampleHost { host: Host::Address(address), shown })

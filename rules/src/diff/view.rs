@@ -59,14 +59,12 @@ impl SampleConnection<'_> {
         let here = || self.matches.iter().filter(|matched| matched.has_port(self.probe.port));
         let named: BTreeSet<&HttpMethod> =
             here().flat_map(|matched| matched.rule.methods().unwrap_or(&[])).collect();
-        let patterns: Vec<_> =
-            here().flat_map(|matched| matched.rule.paths().unwrap_or(&[])).collect();
+        let patterns: Vec<_> = here().flat_map(|matched| matched.rule.paths().unwrap_or(&[])).collect();
         let other = HttpMethod::parse(OTHER_METHOD).ok();
         let methods: Vec<Option<HttpMethod>> =
             named.iter().map(|method| Some((*method).clone())).chain([None]).collect();
         let denying = here().filter(|matched| matched.rule.is_deny());
-        let denied: Vec<_> =
-            denying.flat_map(|matched| matched.rule.paths().unwrap_or(&[])).collect();
+        let denied: Vec<_> = denying.flat_map(|matched| matched.rule.paths().unwrap_or(&[])).collect();
         let paths = paths::sample_paths(&patterns, &denied);
         let one = |method: &Option<HttpMethod>, path: &paths::SamplePath| SampleRequest {
             method: method.clone().or_else(|| other.clone()),
@@ -80,12 +78,7 @@ impl SampleConnection<'_> {
             .collect()
     }
 
-    fn describe_request(
-        &self,
-        method: Option<&HttpMethod>,
-        some_named: bool,
-        path: &PathLabel,
-    ) -> String {
+    fn describe_request(&self, method: Option<&HttpMethod>, some_named: bool, path: &PathLabel) -> String {
         let front = method.map(|method| format!("{method} ")).unwrap_or_default();
         let (pattern, paths) = match path {
             PathLabel::Ambiguous => ("", Some("ambiguous paths")),
@@ -116,8 +109,7 @@ impl AllowedTraffic {
             Treatment::Intercept => samples
                 .iter()
                 .filter_map(|request| {
-                    decide_probe(side, &request.probe(sample))
-                        .map(|allowed| (request.shown.clone(), allowed))
+                    decide_probe(side, &request.probe(sample)).map(|allowed| (request.shown.clone(), allowed))
                 })
                 .collect(),
             // Without inspection every request passes.
@@ -125,10 +117,9 @@ impl AllowedTraffic {
             | Treatment::Hold { .. }
             | Treatment::Raw
             | Treatment::Resolve
-            | Treatment::Tunnel => samples
-                .iter()
-                .map(|request| (request.shown.clone(), connection.opaque_request()))
-                .collect(),
+            | Treatment::Tunnel => {
+                samples.iter().map(|request| (request.shown.clone(), connection.opaque_request())).collect()
+            }
         };
         if requests.is_empty() && !samples.is_empty() {
             return AllowedTraffic::default();
@@ -147,11 +138,7 @@ impl SampleRequest {
 impl AllowedProbe {
     /// Returns a request on this connection that Sandbar does not inspect.
     fn opaque_request(&self) -> AllowedProbe {
-        AllowedProbe {
-            rule: self.rule.clone(),
-            terms: TermTexts::new(),
-            treatment: self.treatment.clone(),
-        }
+        AllowedProbe { rule: self.rule.clone(), terms: TermTexts::new(), treatment: self.treatment.clone() }
     }
 }
 
@@ -172,16 +159,10 @@ fn decide_probe(side: DiffSide<'_>, probe: &PolicyProbe) -> Option<AllowedProbe>
         Treatment::Hold { profile, identity } => {
             terms.insert("profile", format!("profile `{profile}`"));
             let required = *identity == IdentityMode::Required;
-            terms.insert(
-                "identity",
-                choose_text(required, "identity required", "identity from-channel"),
-            );
+            terms.insert("identity", choose_text(required, "identity required", "identity from-channel"));
         }
         Treatment::Tunnel => {
-            terms.insert(
-                "ech",
-                choose_text(tolerates_ech(side, &permit), "ECH tolerated", "ECH refused"),
-            );
+            terms.insert("ech", choose_text(tolerates_ech(side, &permit), "ECH tolerated", "ECH refused"));
         }
         Treatment::Intercept | Treatment::Raw | Treatment::Resolve => {}
     }
@@ -197,8 +178,7 @@ fn choose_text(condition: bool, yes: &str, no: &str) -> String {
 }
 
 pub(super) fn describe_budget(budgets: Budgets) -> String {
-    let set: Vec<String> =
-        budgets.limits().map(|(key, limit)| format!("{key} = {limit}")).collect();
+    let set: Vec<String> = budgets.limits().map(|(key, limit)| format!("{key} = {limit}")).collect();
     if set.is_empty() { "no budget".to_owned() } else { format!("budget {}", set.join(", ")) }
 }
 
@@ -225,10 +205,7 @@ pub(super) fn decide_lookup(
     let mut found: Option<AllowedProbe> = None;
     let (mut allowed, mut strict) = (Vec::new(), false);
     for query in types {
-        let probe = PolicyProbe {
-            special: ProbeKind::Lookup(query),
-            ..targets::connection_probe(host, 443)
-        };
+        let probe = PolicyProbe { special: ProbeKind::Lookup(query), ..targets::connection_probe(host, 443) };
         let Decision::Allow(permit) = probe.decide(side.0, side.1) else { continue };
         allowed.push(query.to_string());
         strict |= permit.lookup().strict_cname;

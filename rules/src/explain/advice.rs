@@ -47,9 +47,7 @@ pub(super) fn suggest_edit(
     }
     let advice = EditAdvisor { rules, sandbox, probe };
     match (&denial.rule, &probe.special) {
-        (Some(reference), ProbeKind::Memory { .. }) => {
-            advice.extend_banks(denial.reason, reference)
-        }
+        (Some(reference), ProbeKind::Memory { .. }) => advice.extend_banks(denial.reason, reference),
         (Some(reference), _) => advice.advise_near_miss(denial.reason, reference),
         (None, _) => advice.advise_new_rule(denial.reason),
     }
@@ -160,8 +158,7 @@ impl EditAdvisor<'_> {
     }
 
     fn extend_banks(&self, reason: Reason, reference: &RuleRef) -> Option<PolicyEdit> {
-        let (ProbeKind::Memory { operation, bank }, Reason::ForeignBank) =
-            (&self.probe.special, reason)
+        let (ProbeKind::Memory { operation, bank }, Reason::ForeignBank) = (&self.probe.special, reason)
         else {
             return None;
         };
@@ -171,8 +168,7 @@ impl EditAdvisor<'_> {
             IdentityMode::Required => "required",
         };
         let environment = terms.environment.as_ref();
-        let environment =
-            environment.map(|name| format!("environment = \"{name}\"\n")).unwrap_or_default();
+        let environment = environment.map(|name| format!("environment = \"{name}\"\n")).unwrap_or_default();
         let service = format!(
             "[[memory]]\nname = \"m\"\nhost = \"{}:{}\"\nprofile = \"{}\"\nidentity = \"{identity}\"\n{environment}{} = [\"{bank}\"]",
             self.probe.host,
@@ -180,8 +176,7 @@ impl EditAdvisor<'_> {
             terms.profile,
             operation.as_str()
         );
-        self.would_allow(&service)
-            .then(|| extend_key(reference, operation.as_str(), bank.to_string()))
+        self.would_allow(&service).then(|| extend_key(reference, operation.as_str(), bank.to_string()))
     }
 
     /// Suggests a rule that allows exactly the probe, if one can.
@@ -194,14 +189,12 @@ impl EditAdvisor<'_> {
     /// uninspected: a rule for it would not load.
     fn must_inspect(&self) -> bool {
         let policies = self.rules.own_policies_of(self.sandbox);
-        let has_memory =
-            |policy: &Arc<Policy>| policy.rules.iter().any(|rule| rule.memory_terms().is_some());
+        let has_memory = |policy: &Arc<Policy>| policy.rules.iter().any(|rule| rule.memory_terms().is_some());
         let mut matching = policies
             .iter()
             .flat_map(|policy| matching_rules(policy, &self.probe.host))
             .filter(|matched| matched.has_port(self.probe.port));
-        let inspected =
-            policies.iter().any(has_memory) || matching.any(|other| other.rule.needs_requests());
+        let inspected = policies.iter().any(has_memory) || matching.any(|other| other.rule.needs_requests());
         self.probe.special == ProbeKind::Raw && inspected
     }
 
@@ -235,10 +228,7 @@ impl EditAdvisor<'_> {
             (Host::Address(_), false) => lines.push(format!("ports = [{port}]")),
             (Host::Name(_), false) => {}
         }
-        if host
-            .name()
-            .is_some_and(|name| HostPattern::parse(name.as_str(), PatternWidth::Narrow).is_err())
-        {
+        if host.name().is_some_and(|name| HostPattern::parse(name.as_str(), PatternWidth::Narrow).is_err()) {
             lines.push("dangerously_wide = true".to_owned());
         }
         lines.extend(self.probe.method.iter().map(|method| format!("methods = [\"{method}\"]")));

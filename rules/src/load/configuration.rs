@@ -14,8 +14,8 @@ use super::problem::{Problem, ProblemKind, Problems, SourceText, printable};
 use super::{SourceFile, decode_file, memory, read};
 use crate::configuration::{
     Attribution, BindTarget, Configuration, CredentialFile, DenialForm, DnsSettings, ForwardZone,
-    GrantSettings, HostEntry, ListenerMode, ListenerSettings, OnInvalid, PreResolve,
-    ReverseLookups, SystemRootsSetting, UpstreamSettings,
+    GrantSettings, HostEntry, ListenerMode, ListenerSettings, OnInvalid, PreResolve, ReverseLookups,
+    SystemRootsSetting, UpstreamSettings,
 };
 use crate::ids::{CredentialName, SandboxId};
 use crate::limits::TrafficLimits;
@@ -65,11 +65,7 @@ fn parse_configuration(file: &SourceFile, problems: &mut Problems) -> Option<Con
             .filter_map(|entry| credential_file(entry.get_ref()))
             .collect(),
         ca_dir: document.ca.map(|ca| ca.dir.into_inner()),
-        listeners: document
-            .listener
-            .iter()
-            .filter_map(|entry| listener_settings(entry.get_ref()))
-            .collect(),
+        listeners: document.listener.iter().filter_map(|entry| listener_settings(entry.get_ref())).collect(),
         log_dir: document.log.map(|log| log.dir.into_inner()),
         admin_socket: document.admin.map(|admin| admin.socket.into_inner()),
     })
@@ -122,8 +118,7 @@ pub(crate) fn read_grants(
     GrantSettings {
         forbid_hosts,
         forbid_bases: document.forbid_bases.iter().map(|base| base.get_ref().clone()).collect(),
-        most_seconds: most_seconds
-            .map_or(GrantSettings::default().most_seconds, |entry| *entry.get_ref()),
+        most_seconds: most_seconds.map_or(GrantSettings::default().most_seconds, |entry| *entry.get_ref()),
     }
 }
 
@@ -243,11 +238,8 @@ impl DnsReader<'_, '_> {
         let mut hosts: Vec<HostEntry> = Vec::new();
         for entry in document.host.iter().map(Spanned::get_ref) {
             let why = "write the address of a host without port or prefix length";
-            let addresses: Vec<IpAddr> = entry
-                .addresses
-                .iter()
-                .filter_map(|address| self.parse_entry(address, why))
-                .collect();
+            let addresses: Vec<IpAddr> =
+                entry.addresses.iter().filter_map(|address| self.parse_entry(address, why)).collect();
             let Some(name) = self.parse_name(&entry.name) else { continue };
             if hosts.iter().any(|host| host.name == name) {
                 let fault = ProblemKind::Twice { what: "host", name: name.to_string(), line: 1 };
@@ -259,7 +251,8 @@ impl DnsReader<'_, '_> {
     }
 
     fn parse_synthetic(&mut self, entry: Option<&Spanned<String>>, default: Ipv4Net) -> Ipv4Net {
-        let why = "the synthetic range must be an IPv4 network of at least 256 addresses, such as `198.18.0.0/15`";
+        let why =
+            "the synthetic range must be an IPv4 network of at least 256 addresses, such as `198.18.0.0/15`";
         let Some(entry) = entry else { return default };
         match self.parse_entry::<Ipv4Net>(entry, why) {
             Some(net) if net.prefix_len() <= 24 && net.trunc() == net => net,
@@ -292,8 +285,7 @@ impl DnsReader<'_, '_> {
         match DomainName::parse(entry.get_ref()) {
             Ok(name) => Some(name),
             Err(source) => {
-                let fault =
-                    ProblemKind::Host { entry: printable(entry.get_ref()), source: source.into() };
+                let fault = ProblemKind::Host { entry: printable(entry.get_ref()), source: source.into() };
                 self.report(entry, fault);
                 None
             }

@@ -34,8 +34,7 @@ impl PolicyBuilder<'_> {
         for entry in hosts.unwrap_or(&[]) {
             if let Some(pattern) = self.parse_host(entry, terms.width) {
                 if terms.exact_only && (!pattern.pattern.is_exact() || pattern.port.is_some()) {
-                    let why =
-                        "a raw TCP rule takes exact names without a port; list its ports in `tcp`";
+                    let why = "a raw TCP rule takes exact names without a port; list its ports in `tcp`";
                     self.report(entry.span(), ProblemKind::Missing(why));
                 }
                 self.insert_host(&pattern, terms.rule, entry.span());
@@ -58,18 +57,11 @@ impl PolicyBuilder<'_> {
         }
     }
 
-    pub(super) fn parse_host(
-        &mut self,
-        entry: &Spanned<String>,
-        width: PatternWidth,
-    ) -> Option<HostPattern> {
+    pub(super) fn parse_host(&mut self, entry: &Spanned<String>, width: PatternWidth) -> Option<HostPattern> {
         match HostPattern::parse(entry.get_ref(), width) {
             Ok(pattern) => Some(pattern),
             Err(source) => {
-                self.report(
-                    entry.span(),
-                    ProblemKind::Host { entry: entry.get_ref().clone(), source },
-                );
+                self.report(entry.span(), ProblemKind::Host { entry: entry.get_ref().clone(), source });
                 None
             }
         }
@@ -77,17 +69,14 @@ impl PolicyBuilder<'_> {
 
     fn read_list(&mut self, entry: &Spanned<String>, terms: PatternTerms) {
         let Some(path) = list_path(&self.source.file, entry.get_ref()) else {
-            let why =
-                "it must be in the policy's directory or below: no `..`, no leading `/`".to_owned();
+            let why = "it must be in the policy's directory or below: no `..`, no leading `/`".to_owned();
             self.report(entry.span(), ProblemKind::List { path: entry.get_ref().clone(), why });
             return;
         };
         let text = match self.sources.lists.get(&path) {
             None => Err("it was not supplied".to_owned()),
             Some(Err(why)) => Err(why.clone()),
-            Some(Ok(bytes)) if bytes.len() > MAX_LIST => {
-                Err(format!("it is larger than {MAX_LIST} bytes"))
-            }
+            Some(Ok(bytes)) if bytes.len() > MAX_LIST => Err(format!("it is larger than {MAX_LIST} bytes")),
             Some(Ok(bytes)) => str::from_utf8(bytes).map_err(|_| "it is not UTF-8".to_owned()),
         };
         match text {
@@ -118,12 +107,9 @@ impl PolicyBuilder<'_> {
     pub(super) fn parse_access(&mut self, document: &AllowDocument) -> Option<Box<[HttpMethod]>> {
         match (&document.methods, &document.access) {
             (Some(methods), _) => Some(self.parse_methods(methods)),
-            (None, Some(_)) => Some(
-                READ_ONLY_METHODS
-                    .iter()
-                    .filter_map(|method| HttpMethod::parse(method).ok())
-                    .collect(),
-            ),
+            (None, Some(_)) => {
+                Some(READ_ONLY_METHODS.iter().filter_map(|method| HttpMethod::parse(method).ok()).collect())
+            }
             (None, None) => None,
         }
     }
@@ -146,14 +132,12 @@ impl PolicyBuilder<'_> {
         }
     }
 
-    pub(super) fn parse_paths(
-        &mut self,
-        entries: Option<&[Spanned<String>]>,
-    ) -> Option<Box<[PathPattern]>> {
+    pub(super) fn parse_paths(&mut self, entries: Option<&[Spanned<String>]>) -> Option<Box<[PathPattern]>> {
         let parse = |entry: &Spanned<String>| match PathPattern::parse(entry.get_ref()) {
             Ok(pattern) => Some(pattern),
-            Err(source) => self
-                .reject(entry.span(), ProblemKind::Path { entry: entry.get_ref().clone(), source }),
+            Err(source) => {
+                self.reject(entry.span(), ProblemKind::Path { entry: entry.get_ref().clone(), source })
+            }
         };
         entries.map(|entries| entries.iter().filter_map(parse).collect())
     }
@@ -163,15 +147,12 @@ impl PolicyBuilder<'_> {
         entries: Option<&[Spanned<String>]>,
         width: PatternWidth,
     ) -> Option<Box<[IpNet]>> {
-        entries.map(|entries| {
-            entries.iter().filter_map(|entry| self.parse_network(entry, width)).collect()
-        })
+        entries.map(|entries| entries.iter().filter_map(|entry| self.parse_network(entry, width)).collect())
     }
 
     fn parse_network(&mut self, entry: &Spanned<String>, width: PatternWidth) -> Option<IpNet> {
         let text = entry.get_ref();
-        let parsed =
-            text.parse::<IpNet>().ok().filter(|net| net.trunc() == *net && !is_ipv4_mapped(net));
+        let parsed = text.parse::<IpNet>().ok().filter(|net| net.trunc() == *net && !is_ipv4_mapped(net));
         match parsed {
             None => self.reject(entry.span(), ProblemKind::Network(text.clone())),
             Some(net) if is_undialable(&net) => {
@@ -185,10 +166,7 @@ impl PolicyBuilder<'_> {
         }
     }
 
-    pub(super) fn parse_query_types(
-        &mut self,
-        entries: Option<&[Spanned<String>]>,
-    ) -> Box<[QueryType]> {
+    pub(super) fn parse_query_types(&mut self, entries: Option<&[Spanned<String>]>) -> Box<[QueryType]> {
         let Some(entries) = entries else { return QueryType::DEFAULT.into() };
         entries.iter().filter_map(|entry| self.parse_query_type(entry)).collect()
     }
@@ -200,8 +178,7 @@ impl PolicyBuilder<'_> {
                 Some(near) => format!("did you mean `{near}`?"),
                 None => format!("use {}", QueryType::names().collect::<Vec<_>>().join(", ")),
             };
-            let fault =
-                ProblemKind::Unknown { what: "DNS query type", name: entry.get_ref().clone() };
+            let fault = ProblemKind::Unknown { what: "DNS query type", name: entry.get_ref().clone() };
             let location = self.source.location(entry.span());
             self.problems.error_with_help(location, fault, help);
         }
@@ -225,8 +202,7 @@ impl PolicyBuilder<'_> {
                     help,
                 );
             }
-            let other =
-                pattern.environment().filter(|named| environment.is_some_and(|all| all != named));
+            let other = pattern.environment().filter(|named| environment.is_some_and(|all| all != named));
             if let Some(other) = other {
                 let (bank, other) = (entry.get_ref().clone(), other.to_string());
                 self.report(entry.span(), ProblemKind::BankElsewhere { bank, other });

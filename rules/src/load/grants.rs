@@ -53,11 +53,8 @@ pub(super) fn compile_grants(
 }
 
 fn grant_rule(grant: &Grant, line: u32, source: &SourceText<'_>) -> Rule {
-    let terms = AllowTerms {
-        dns_types: QueryType::DEFAULT.into(),
-        budgets: grant.budgets,
-        ..AllowTerms::default()
-    };
+    let terms =
+        AllowTerms { dns_types: QueryType::DEFAULT.into(), budgets: grant.budgets, ..AllowTerms::default() };
     Rule {
         name: format!("grant {}", grant.id).into(),
         line,

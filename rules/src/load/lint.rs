@@ -26,8 +26,7 @@ pub(crate) fn lint_policy(policy: &Arc<Policy>, problems: &mut Problems) {
     let mut effects = vec![RuleEffect::default(); policy.rules.len()];
     let mut pending = effects.len();
     for hit in policy.hosts.iter() {
-        let (Some(rule), Some(effect)) =
-            (policy.rule_at(hit.rule), effects.get_mut(usize::from(hit.rule)))
+        let (Some(rule), Some(effect)) = (policy.rule_at(hit.rule), effects.get_mut(usize::from(hit.rule)))
         else {
             continue;
         };
@@ -71,9 +70,7 @@ fn report_rule(rule: &Rule, effect: RuleEffect, problems: &mut Problems) {
     let filters = empty(rule.methods().map(<[_]>::len)) || empty(rule.paths().map(<[_]>::len));
     if filters || empty(rule.ports().map(<[_]>::len)) || empty(rule.resolves_to().map(<[_]>::len)) {
         let what = if rule.is_deny() { "denies" } else { "allows" };
-        let why = format!(
-            "rule `{name}` has an empty list, so it {what} nothing; fill or remove the list"
-        );
+        let why = format!("rule `{name}` has an empty list, so it {what} nothing; fill or remove the list");
         problems.warning(rule.at.clone(), ProblemKind::Pointless(why));
     }
     match effect {
@@ -96,9 +93,8 @@ fn never_acts_cause(policy: &Policy, rule: &Rule, hit: &PatternHit<'_>) -> Optio
         return None;
     }
     inherent_cause(rule, hit).or_else(|| {
-        let others = covering_entries(policy, hit)
-            .into_iter()
-            .filter(|(_, other)| !std::ptr::eq(*other, rule));
+        let others =
+            covering_entries(policy, hit).into_iter().filter(|(_, other)| !std::ptr::eq(*other, rule));
         others.into_iter().find_map(|(above, other)| shadow_cause((rule, hit), (other, &above)))
     })
 }
@@ -120,8 +116,7 @@ fn inherent_cause(rule: &Rule, hit: &PatternHit<'_>) -> Option<String> {
     let plain = |ports: &[u16]| !ports.is_empty() && ports.iter().all(|port| *port == 80);
     let clear = hit.port.map_or_else(|| rule.ports().is_some_and(plain), |port| port == 80);
     (rule.credential().is_some() && clear).then(|| {
-        "a credential is never sent in the clear, and port 80 is plain HTTP; use port 443"
-            .to_owned()
+        "a credential is never sent in the clear, and port 80 is plain HTTP; use port 443".to_owned()
     })
 }
 
@@ -141,10 +136,7 @@ fn shadow_cause(
     if rule.is_opaque() && other.needs_requests() && other.memory_terms().is_none() {
         return Some(format!("rule `{name}` needs `{pattern}` intercepted"));
     }
-    if same
-        && other.memory_terms().is_some()
-        && (rule.allow_terms().is_some() || other.line < rule.line)
-    {
+    if same && other.memory_terms().is_some() && (rule.allow_terms().is_some() || other.line < rule.line) {
         return Some(format!("`{pattern}` is the memory service of rule `{name}`"));
     }
     let repeats = rule.allow_terms().is_some() && rule.allow_terms() == other.allow_terms();
@@ -154,35 +146,24 @@ fn shadow_cause(
 }
 
 /// Returns the entries of a policy whose pattern covers that of `hit`, with their rules.
-fn covering_entries<'p>(
-    policy: &'p Policy,
-    hit: &PatternHit<'p>,
-) -> Vec<(PatternHit<'p>, &'p Rule)> {
+fn covering_entries<'p>(policy: &'p Policy, hit: &PatternHit<'p>) -> Vec<(PatternHit<'p>, &'p Rule)> {
     let Some(pattern) = domain_pattern(hit) else { return Vec::new() };
     let candidates = match pattern.base() {
         Some(base) => policy.hosts.hits_above(base),
         None => policy.hosts.hits_with_base(""),
     };
-    let covers =
-        |other: &PatternHit<'_>| domain_pattern(other).is_some_and(|other| other.covers(&pattern));
+    let covers = |other: &PatternHit<'_>| domain_pattern(other).is_some_and(|other| other.covers(&pattern));
     let candidates = candidates.into_iter().filter(covers);
     candidates.filter_map(|other| policy.rule_at(other.rule).map(|rule| (other, rule))).collect()
 }
 
 fn domain_pattern(hit: &PatternHit<'_>) -> Option<DomainPattern> {
-    HostPattern::parse(&hit.pattern(), PatternWidth::DangerouslyWide)
-        .ok()
-        .map(|parsed| parsed.pattern)
+    HostPattern::parse(&hit.pattern(), PatternWidth::DangerouslyWide).ok().map(|parsed| parsed.pattern)
 }
 
 /// Returns whether the second entry covers every port of the first.
-fn ports_within(
-    (hit, rule): (&PatternHit<'_>, &Rule),
-    (above, other): (&PatternHit<'_>, &Rule),
-) -> bool {
-    let has = |port: u16| {
-        above.port.map_or_else(|| other.ports.contains(port), |written| written == port)
-    };
+fn ports_within((hit, rule): (&PatternHit<'_>, &Rule), (above, other): (&PatternHit<'_>, &Rule)) -> bool {
+    let has = |port: u16| above.port.map_or_else(|| other.ports.contains(port), |written| written == port);
     match (hit.port, &rule.ports) {
         (Some(port), _) => has(port),
         (None, PortSet::All) => above.port.is_none() && other.ports == PortSet::All,
@@ -198,27 +179,18 @@ fn check_ties(policies: &[Arc<Policy>], problems: &mut Problems) {
             continue;
         }
         for hit in policy.hosts.iter() {
-            let Some(rule) = policy.rule_at(hit.rule).filter(|rule| rule.credential().is_some())
-            else {
+            let Some(rule) = policy.rule_at(hit.rule).filter(|rule| rule.credential().is_some()) else {
                 continue;
             };
             let rivals = policies.iter().enumerate().flat_map(|(index, other)| {
-                other
-                    .hosts
-                    .hits_with_base(hit.base)
-                    .into_iter()
-                    .map(move |rival| (index, other, rival))
+                other.hosts.hits_with_base(hit.base).into_iter().map(move |rival| (index, other, rival))
             });
             for (index, other, rival) in rivals {
                 let Some(against) = other.rule_at(rival.rule) else { continue };
-                let later =
-                    (index, against.line) < (at, rule.line) || against.credential().is_none();
+                let later = (index, against.line) < (at, rule.line) || against.credential().is_none();
                 if later && is_tie((&hit, rule), (&rival, against)) {
                     let (one, other) = (against.name.to_string(), rule.name.to_string());
-                    problems.error(
-                        rule.at.clone(),
-                        ProblemKind::Tie { one, other, host: hit.pattern() },
-                    );
+                    problems.error(rule.at.clone(), ProblemKind::Tie { one, other, host: hit.pattern() });
                 }
             }
         }
@@ -251,14 +223,10 @@ fn share_method(rule: &Rule, other: &Rule) -> bool {
 
 /// Returns whether two rules share paths that both match with the same specificity.
 fn share_path(rule: &Rule, other: &Rule) -> bool {
-    let whole = |rule: &Rule| {
-        rule.paths().is_none_or(|paths| paths.iter().any(|path| path.is_everything()))
-    };
+    let whole = |rule: &Rule| rule.paths().is_none_or(|paths| paths.iter().any(|path| path.is_everything()));
     let (own, others) = (rule.paths().unwrap_or(&[]), other.paths().unwrap_or(&[]));
     let alike = own.iter().any(|path| {
-        others
-            .iter()
-            .any(|against| path.specificity() == against.specificity() && path.overlaps(against))
+        others.iter().any(|against| path.specificity() == against.specificity() && path.overlaps(against))
     });
     alike || (whole(rule) && whole(other))
 }
@@ -271,10 +239,7 @@ fn check_opaque_rules(policies: &[Arc<Policy>], owner: &str, problems: &mut Prob
     }
     let receives = |rule: &Rule| rule.allow_terms().is_some_and(|terms| terms.may_receive_memory);
     for rule in rules().filter(|rule| rule.is_opaque() && !receives(rule)) {
-        let fault = ProblemKind::OpaqueBesideMemory {
-            owner: owner.to_owned(),
-            rule: rule.name.to_string(),
-        };
+        let fault = ProblemKind::OpaqueBesideMemory { owner: owner.to_owned(), rule: rule.name.to_string() };
         problems.error(rule.at.clone(), fault);
     }
 }
@@ -291,11 +256,8 @@ pub(crate) fn lint_sandbox(
         check_ties(&layers.sandbox, problems);
         check_opaque_rules(&layers.sandbox, &owner, problems);
     }
-    for rule in layers
-        .base_policies()
-        .iter()
-        .flat_map(|base| &base.rules)
-        .filter(|rule| rule.credential().is_some())
+    for rule in
+        layers.base_policies().iter().flat_map(|base| &base.rules).filter(|rule| rule.credential().is_some())
     {
         let why = format!(
             "rule `{}` is in a base policy, so Sandbar ignores its `credential`; set it in the sandbox's own policy",
@@ -312,10 +274,8 @@ pub(crate) fn lint_sandbox(
             }
             if let Some(why) = base_cause(layers, policy, rule, patterns) {
                 let why = format!("in {owner}, {why}");
-                problems.warning(
-                    rule.at.clone(),
-                    ProblemKind::NeverActs { rule: rule.name.to_string(), why },
-                );
+                problems
+                    .warning(rule.at.clone(), ProblemKind::NeverActs { rule: rule.name.to_string(), why });
             }
         }
     }
@@ -323,10 +283,7 @@ pub(crate) fn lint_sandbox(
 
 fn check_credential(rule: &Rule, known: &[CredentialName], problems: &mut Problems) {
     if let Some(name) = rule.credential().filter(|name| !known.contains(name)) {
-        problems.error(
-            rule.at.clone(),
-            ProblemKind::Unknown { what: "credential", name: name.to_string() },
-        );
+        problems.error(rule.at.clone(), ProblemKind::Unknown { what: "credential", name: name.to_string() });
     }
 }
 
@@ -382,23 +339,20 @@ fn base_cause(
     };
     let own = |net: &(ipnet::IpNet, &Rule)| std::ptr::eq(net.1, rule);
     let mut addresses = policy.addresses().filter(own).map(|(net, _)| net).peekable();
-    let only_private = patterns.is_empty()
-        && addresses.peek().is_some()
-        && addresses.all(|net| is_forbidden(&net));
+    let only_private =
+        patterns.is_empty() && addresses.peek().is_some() && addresses.all(|net| is_forbidden(&net));
     match &layers.base {
         _ if rule.is_deny() => None,
         BaseLayer::Tier(Tier::System) => None,
         BaseLayer::Tier(Tier::Untrusted) => Some("base `untrusted` allows nothing".to_owned()),
-        BaseLayer::Tier(Tier::User) if rule.is_raw() => {
-            Some("base `user` allows no raw TCP".to_owned())
-        }
+        BaseLayer::Tier(Tier::User) if rule.is_raw() => Some("base `user` allows no raw TCP".to_owned()),
         BaseLayer::Tier(Tier::User) if private || only_private => {
             Some("base `user` allows no private range".to_owned())
         }
-        BaseLayer::Tier(Tier::User) => every(&|pattern| {
-            pattern.base().is_some_and(|base| special_names::special_zone(base).is_some())
-        })
-        .then(|| "base `user` allows only public names".to_owned()),
+        BaseLayer::Tier(Tier::User) => {
+            every(&|pattern| pattern.base().is_some_and(|base| special_names::special_zone(base).is_some()))
+                .then(|| "base `user` allows only public names".to_owned())
+        }
         BaseLayer::Policy(base) => every(&|pattern| !base_allows(base, pattern))
             .then(|| format!("base `{}` allows none of its hosts", base.name)),
     }
@@ -407,20 +361,17 @@ fn base_cause(
 /// Returns whether `base` allows any name of `pattern`.
 fn base_allows(base: &Policy, pattern: &DomainPattern) -> bool {
     let above = pattern.base().map_or_else(Vec::new, |name| base.hosts.hits_above(name));
-    let covering =
-        |hit: &&PatternHit<'_>| domain_pattern(hit).is_some_and(|other| other.covers(pattern));
+    let covering = |hit: &&PatternHit<'_>| domain_pattern(hit).is_some_and(|other| other.covers(pattern));
     let is_deny = |hit: &PatternHit<'_>| base.rule_at(hit.rule).is_some_and(Rule::is_deny);
     let whole = |hit: &PatternHit<'_>| {
-        base.rule_at(hit.rule)
-            .is_some_and(|rule| !rule.filters_requests() && rule.ports == PortSet::All)
+        base.rule_at(hit.rule).is_some_and(|rule| !rule.filters_requests() && rule.ports == PortSet::All)
     };
     if above.iter().filter(covering).any(|hit| is_deny(hit) && whole(hit) && hit.port.is_none()) {
         return false;
     }
     let allows = |hit: &PatternHit<'_>| !is_deny(hit);
-    let below = |hit: &PatternHit<'_>| {
-        allows(hit) && domain_pattern(hit).is_some_and(|other| pattern.covers(&other))
-    };
+    let below =
+        |hit: &PatternHit<'_>| allows(hit) && domain_pattern(hit).is_some_and(|other| pattern.covers(&other));
     above.iter().filter(covering).any(allows)
         || (!pattern.is_exact()
             && (base.hosts.len() > MAX_SEARCHED || base.hosts.iter().any(|hit| below(&hit))))
@@ -442,9 +393,8 @@ pub(crate) fn check_memory_services(
     for (hit, rule) in used.values().flat_map(|policy| policy.hosts()) {
         let Some(terms) = rule.memory_terms() else { continue };
         let port = rule.ports().and_then(|ports| ports.first().copied());
-        let serves = |service: &MemoryService| {
-            service.host.to_string() == hit.base && Some(service.port) == port
-        };
+        let serves =
+            |service: &MemoryService| service.host.to_string() == hit.base && Some(service.port) == port;
         if !services.iter().any(serves) {
             let why = format!(
                 "`{}` has no `[[memory_service]]` in the configuration, so Sandbar refuses every request under rule `{}`",

@@ -32,13 +32,11 @@ pub(crate) fn add_list(
         let line = source.text.get(start..end).unwrap_or_default();
         let entry = strip_comment(line);
         if !entry.is_empty() {
-            match parse_entry(entry, terms).and_then(|raw| {
-                Ok(hosts.insert_raw(&raw, terms.rule, at as u32 + 1, PatternOrigin::List)?)
-            }) {
+            match parse_entry(entry, terms)
+                .and_then(|raw| Ok(hosts.insert_raw(&raw, terms.rule, at as u32 + 1, PatternOrigin::List)?))
+            {
                 Ok(()) => {}
-                Err(fault) => {
-                    problems.error(source.location(entry_span(line, entry, start)), fault)
-                }
+                Err(fault) => problems.error(source.location(entry_span(line, entry, start)), fault),
             }
             if problems.is_full() {
                 break;
@@ -81,8 +79,7 @@ mod tests {
 
     #[test]
     fn lists_have_one_pattern_per_line_and_comments() {
-        let text =
-            "# mirrors\n\n  a.example  # the first\r\n*.b.example\n.c.example:8443\nA.example\n";
+        let text = "# mirrors\n\n  a.example  # the first\r\n*.b.example\n.c.example:8443\nA.example\n";
         let (mut hosts, mut problems) = (HostSet::default(), Problems::default());
         let source = SourceText::new("l.txt", text);
         let terms = PatternTerms { rule: 3, width: PatternWidth::Narrow, exact_only: false };
@@ -108,8 +105,7 @@ mod tests {
             &mut hosts,
             &mut problems,
         );
-        let at: Vec<_> =
-            problems.errors.iter().map(|p| (p.at.line, p.at.column, p.at.width)).collect();
+        let at: Vec<_> = problems.errors.iter().map(|p| (p.at.line, p.at.column, p.at.width)).collect();
         assert_eq!(at, [(2, 3, 11), (3, 1, 5), (4, 1, 18), (5, 1, 3), (6, 1, 5)]);
         assert!(!problems.errors[4].to_string().contains('\u{202e}'));
     }

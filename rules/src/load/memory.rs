@@ -5,9 +5,7 @@ use std::ops::Range;
 
 use toml::Spanned;
 
-use super::document::{
-    ConfigurationDocument, IssuerDocument, MemoryServiceDocument, ServiceModeDocument,
-};
+use super::document::{ConfigurationDocument, IssuerDocument, MemoryServiceDocument, ServiceModeDocument};
 use super::problem::{ProblemKind, Problems, SourceText, printable};
 use crate::configuration::{IdentitySettings, IssuerSettings, MemoryService, ServiceAuthSettings};
 use crate::facts::RequestAuthority;
@@ -70,11 +68,7 @@ struct ServiceReader<'a, 'b> {
 }
 
 impl ServiceReader<'_, '_> {
-    fn read_service(
-        &mut self,
-        document: &MemoryServiceDocument,
-        known: &[&str],
-    ) -> Option<MemoryService> {
+    fn read_service(&mut self, document: &MemoryServiceDocument, known: &[&str]) -> Option<MemoryService> {
         let authority = RequestAuthority::parse(document.host.get_ref()).ok();
         let named = authority.filter(|authority| authority.host.name().is_some());
         if named.is_none() {
@@ -88,11 +82,7 @@ impl ServiceReader<'_, '_> {
         Some(MemoryService { host, port: port.unwrap_or(DEFAULT_PORT), audience, proof: proof? })
     }
 
-    fn read_auth(
-        &mut self,
-        document: &MemoryServiceDocument,
-        known: &[&str],
-    ) -> Option<ServiceAuthSettings> {
+    fn read_auth(&mut self, document: &MemoryServiceDocument, known: &[&str]) -> Option<ServiceAuthSettings> {
         let at = document.mode.span();
         let mode = *document.mode.get_ref();
         let (key, token) = (&document.credential, [&document.key, &document.issuer]);
@@ -102,10 +92,7 @@ impl ServiceReader<'_, '_> {
             self.report(stray.span(), ProblemKind::Missing(why));
         }
         if let Some(stray) = key.as_ref().filter(|_| mode != ServiceModeDocument::ApiKey) {
-            self.report(
-                stray.span(),
-                ProblemKind::Missing("`credential` needs `mode = \"api-key\"`"),
-            );
+            self.report(stray.span(), ProblemKind::Missing("`credential` needs `mode = \"api-key\"`"));
         }
         match mode {
             ServiceModeDocument::ApiKey => {
@@ -134,11 +121,7 @@ impl ServiceReader<'_, '_> {
         };
         [key, issuer, domain].into_iter().for_each(|text| self.check_printable(text));
         let text = |entry: &Spanned<String>| entry.get_ref().clone();
-        Some(ServiceAuthSettings::Token {
-            key: text(key),
-            issuer: text(issuer),
-            trust_domain: text(domain),
-        })
+        Some(ServiceAuthSettings::Token { key: text(key), issuer: text(issuer), trust_domain: text(domain) })
     }
 
     fn read_principal(&mut self, document: &MemoryServiceDocument) -> Option<PrincipalTemplate> {
@@ -171,11 +154,7 @@ impl ServiceReader<'_, '_> {
     }
 
     fn read_issuer(&mut self, document: &IssuerDocument) -> IssuerSettings {
-        document
-            .name
-            .iter()
-            .chain([&document.trust_domain])
-            .for_each(|text| self.check_printable(text));
+        document.name.iter().chain([&document.trust_domain]).for_each(|text| self.check_printable(text));
         for name in document.algorithms.iter().flatten() {
             if !ALGORITHMS.contains(&name.get_ref().as_str()) {
                 self.report(
@@ -185,15 +164,12 @@ impl ServiceReader<'_, '_> {
             }
         }
         if document.life_seconds.is_some_and(|life| !(1..=MAX_TOKEN_LIFE).contains(&life)) {
-            let fault = ProblemKind::Limit {
-                given: document.life_seconds.unwrap_or_default(),
-                most: MAX_TOKEN_LIFE,
-            };
+            let fault =
+                ProblemKind::Limit { given: document.life_seconds.unwrap_or_default(), most: MAX_TOKEN_LIFE };
             self.report(document.trust_domain.span(), fault);
         }
-        let texts = |list: &[Spanned<String>]| {
-            list.iter().map(|entry| entry.get_ref().clone()).collect::<Vec<_>>()
-        };
+        let texts =
+            |list: &[Spanned<String>]| list.iter().map(|entry| entry.get_ref().clone()).collect::<Vec<_>>();
         IssuerSettings {
             name: document.name.as_ref().map(|name| name.get_ref().clone()),
             trust_domain: document.trust_domain.get_ref().clone(),
@@ -217,10 +193,7 @@ impl ServiceReader<'_, '_> {
                 Ok(id) => ids.push(id),
                 Err(source) => {
                     let entry_text = printable(entry.get_ref());
-                    self.report(
-                        entry.span(),
-                        ProblemKind::Word { what, entry: entry_text, source },
-                    );
+                    self.report(entry.span(), ProblemKind::Word { what, entry: entry_text, source });
                 }
             }
         }
@@ -254,8 +227,7 @@ mod tests {
     fn is_accepted(text: &str) -> bool {
         let credential = "[[credential]]\nname = \"memory\"\nfile = \"memory.key\"\n";
         let text = format!("{credential}{text}");
-        read_configuration(&SourceFile { path: "sandbar.toml".into(), bytes: text.into_bytes() })
-            .is_ok()
+        read_configuration(&SourceFile { path: "sandbar.toml".into(), bytes: text.into_bytes() }).is_ok()
     }
 
     #[test]
@@ -290,10 +262,7 @@ mod tests {
         for (rest, expected) in [
             ("name = \"https://i\"", true),
             ("", true),
-            (
-                "environments = [\"staging\"]\nalgorithms = [\"RS256\", \"ES256\"]\nlife_seconds = 300",
-                true,
-            ),
+            ("environments = [\"staging\"]\nalgorithms = [\"RS256\", \"ES256\"]\nlife_seconds = 300", true),
             ("algorithms = [\"HS256\"]", false),
             ("environments = [\"a b\"]", false),
             ("tenants = [\"\"]", false),

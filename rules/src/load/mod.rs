@@ -114,11 +114,7 @@ pub fn compile(sources: &LoadSources, grants: &[Grant]) -> Result<RuleSet, Vec<P
 /// # Errors
 ///
 /// As [`compile`].
-pub fn recompile(
-    before: &RuleSet,
-    sources: &LoadSources,
-    grants: &[Grant],
-) -> Result<RuleSet, Vec<Problem>> {
+pub fn recompile(before: &RuleSet, sources: &LoadSources, grants: &[Grant]) -> Result<RuleSet, Vec<Problem>> {
     compile_with(Some(before), sources, grants)
 }
 
@@ -167,11 +163,7 @@ impl RuleSet {
     /// # Errors
     ///
     /// Returns the errors of the grants.
-    pub fn with_timed_state(
-        &self,
-        timed: &TimedState,
-        generation: u64,
-    ) -> Result<RuleSet, Vec<Problem>> {
+    pub fn with_timed_state(&self, timed: &TimedState, generation: u64) -> Result<RuleSet, Vec<Problem>> {
         let mut problems = Problems::default();
         let mut rules = RuleSet { generation, ended: timed.ended.clone(), ..self.clone() };
         for (id, layers) in &mut rules.layers {
@@ -181,9 +173,9 @@ impl RuleSet {
         let granted: Vec<String> = timed.grants.iter().map(|grant| format!("{grant:?}")).collect();
         rules.digest = match granted.as_slice() {
             [] => self.files,
-            granted => hash_parts(
-                [&self.files.0[..]].into_iter().chain(granted.iter().map(String::as_bytes)),
-            ),
+            granted => {
+                hash_parts([&self.files.0[..]].into_iter().chain(granted.iter().map(String::as_bytes)))
+            }
         };
         if problems.errors.is_empty() { Ok(rules) } else { Err(problems.errors) }
     }
@@ -261,9 +253,7 @@ fn compile_policy(
     let lists = list_paths(&source.file, &document);
     let lists = lists.iter().filter_map(|path| sources.list_bytes(path));
     let digest = hash_parts([source.text.as_bytes()].into_iter().chain(lists));
-    if let Some((policy, warnings)) =
-        before.and_then(|before| reuse_policy(before, &source, digest))
-    {
+    if let Some((policy, warnings)) = before.and_then(|before| reuse_policy(before, &source, digest)) {
         warnings.iter().for_each(|warning| problems.add_warning(warning.clone()));
         return Some((policy, named));
     }
@@ -289,8 +279,7 @@ fn reuse_policy<'a>(
 fn decode_file<'a>(file: &'a SourceFile, problems: &mut Problems) -> Option<SourceText<'a>> {
     let start = || SourceText::new(&file.path, "").location(0..0);
     if file.bytes.len() > MAX_FILE {
-        problems
-            .error(start(), ProblemKind::TooMany { what: "bytes in one file", limit: MAX_FILE });
+        problems.error(start(), ProblemKind::TooMany { what: "bytes in one file", limit: MAX_FILE });
         return None;
     }
     match str::from_utf8(&file.bytes) {
@@ -317,10 +306,7 @@ fn hash_parts<'a>(parts: impl IntoIterator<Item = &'a [u8]>) -> PolicyDigest {
 }
 
 /// Returns the digest of the compiled files; their paths do not count.
-fn hash_sources(
-    sources: &LoadSources,
-    policies: &BTreeMap<PolicyName, Arc<Policy>>,
-) -> PolicyDigest {
+fn hash_sources(sources: &LoadSources, policies: &BTreeMap<PolicyName, Arc<Policy>>) -> PolicyDigest {
     let operator = sources.operator.as_ref().map_or(&b"none"[..], |file| &file.bytes);
     let lone = [u8::from(sources.operator.is_none())];
     let policies = policies.values().map(|policy| &policy.digest.0[..]);

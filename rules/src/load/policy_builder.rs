@@ -19,8 +19,8 @@ use crate::host_set::HostSet;
 use crate::ids::{CredentialName, Environment, PolicyName, ProfileName};
 use crate::pattern::PatternWidth;
 use crate::policy::{
-    AddressEntry, AllowTerms, IdentityMode, MAX_RULES, MemoryTerms, Policy, PolicyDigest, PortSet,
-    Rule, RuleAction, TlsMode,
+    AddressEntry, AllowTerms, IdentityMode, MAX_RULES, MemoryTerms, Policy, PolicyDigest, PortSet, Rule,
+    RuleAction, TlsMode,
 };
 use crate::policy_test::PolicyTest;
 use crate::ruleset::Tier;
@@ -63,16 +63,9 @@ impl<'a> PolicyBuilder<'a> {
     }
 
     /// Builds the policy; returns `None` if its name is invalid. Other problems are reported without stopping.
-    pub(crate) fn build(
-        mut self,
-        document: PolicyDocument,
-        digest: PolicyDigest,
-    ) -> Option<Policy> {
+    pub(crate) fn build(mut self, document: PolicyDocument, digest: PolicyDigest) -> Option<Policy> {
         let name = self.parse_policy_name(&document.name)?;
-        self.tls = document
-            .tls
-            .as_ref()
-            .map_or(TlsMode::default(), |tls| tls_from_document(*tls.get_ref()));
+        self.tls = document.tls.as_ref().map_or(TlsMode::default(), |tls| tls_from_document(*tls.get_ref()));
         document.allow.iter().for_each(|rule| self.add_allow(rule));
         document.deny.iter().for_each(|rule| self.add_deny(rule));
         document.memory.iter().for_each(|rule| self.add_memory(rule));
@@ -128,13 +121,10 @@ impl<'a> PolicyBuilder<'a> {
 
     fn add_deny(&mut self, spanned: &Spanned<DenyDocument>) {
         let document = spanned.get_ref();
-        let name = document
-            .name
-            .clone()
-            .unwrap_or_else(|| Spanned::new(spanned.span(), self.deny_name(document)));
+        let name =
+            document.name.clone().unwrap_or_else(|| Spanned::new(spanned.span(), self.deny_name(document)));
         let Some(at) = self.begin_rule(&name) else { return };
-        if document.hosts.is_none() && document.hosts_file.is_none() && document.addresses.is_none()
-        {
+        if document.hosts.is_none() && document.hosts_file.is_none() && document.addresses.is_none() {
             self.report(
                 name.span(),
                 ProblemKind::Missing("a deny rule needs `hosts`, `hosts_file` or `addresses`"),
@@ -152,8 +142,7 @@ impl<'a> PolicyBuilder<'a> {
             verdict: RuleAction::Deny,
         };
         // A wide deny rule is safe, so it needs no `dangerously_wide`.
-        let terms =
-            PatternTerms { rule: at, width: PatternWidth::DangerouslyWide, exact_only: false };
+        let terms = PatternTerms { rule: at, width: PatternWidth::DangerouslyWide, exact_only: false };
         self.add_targets(
             terms,
             document.hosts.as_deref(),
@@ -168,10 +157,8 @@ impl<'a> PolicyBuilder<'a> {
         let Some(at) = self.begin_rule(&document.name) else { return };
         let profile = self.parse_id("profile", &document.profile, ProfileName::parse);
         let environment = document.environment.as_ref();
-        let environment =
-            environment.and_then(|text| self.parse_id("environment", text, Environment::parse));
-        let resolves_to =
-            self.parse_networks(document.resolves_to.as_deref(), PatternWidth::Narrow);
+        let environment = environment.and_then(|text| self.parse_id("environment", text, Environment::parse));
+        let resolves_to = self.parse_networks(document.resolves_to.as_deref(), PatternWidth::Narrow);
         let mut banks = |list: &[Spanned<String>]| self.parse_banks(list, environment.as_ref());
         let (recall, retain, forget) =
             (banks(&document.recall), banks(&document.retain), banks(&document.forget));
@@ -187,28 +174,20 @@ impl<'a> PolicyBuilder<'a> {
             let near = nearest(profile.as_str(), KNOWN_PROFILES)
                 .map(|near| format!("; did you mean `{near}`?"))
                 .unwrap_or_default();
-            let why = format!(
-                "profile `{profile}` is not built in, so the operator must provide it{near}"
-            );
-            self.problems.warning(
-                self.source.location(document.profile.span()),
-                ProblemKind::Pointless(why),
-            );
+            let why = format!("profile `{profile}` is not built in, so the operator must provide it{near}");
+            self.problems.warning(self.source.location(document.profile.span()), ProblemKind::Pointless(why));
         }
         let identity = match document.identity {
             Some(IdentityModeDocument::FromChannel) => IdentityMode::FromChannel,
             Some(IdentityModeDocument::Required) | None => IdentityMode::Required,
         };
-        let terms =
-            MemoryTerms { resolves_to, profile, identity, environment, recall, retain, forget };
+        let terms = MemoryTerms { resolves_to, profile, identity, environment, recall, retain, forget };
         let rule = Rule {
             name: document.name.get_ref().as_str().into(),
             line: self.source.line(spanned.span().start),
             at: self.source.location(document.name.span()),
             list: None,
-            ports: PortSet::Listed(
-                [host.as_ref().and_then(|host| host.port).unwrap_or(DEFAULT_PORT)].into(),
-            ),
+            ports: PortSet::Listed([host.as_ref().and_then(|host| host.port).unwrap_or(DEFAULT_PORT)].into()),
             methods: None,
             paths: None,
             verdict: RuleAction::Memory(terms),
@@ -233,28 +212,18 @@ impl<'a> PolicyBuilder<'a> {
     fn begin_rule(&mut self, name: &Spanned<String>) -> Option<u16> {
         let text = name.get_ref();
         if self.rules.len() >= MAX_RULES {
-            return self.reject(
-                name.span(),
-                ProblemKind::TooMany { what: "rules in one policy", limit: MAX_RULES },
-            );
+            return self
+                .reject(name.span(), ProblemKind::TooMany { what: "rules in one policy", limit: MAX_RULES });
         }
-        if text.trim().is_empty()
-            || text.len() > MAX_RULE_NAME
-            || text.chars().any(char::is_control)
-        {
+        if text.trim().is_empty() || text.len() > MAX_RULE_NAME || text.chars().any(char::is_control) {
             self.report(
                 name.span(),
-                ProblemKind::Missing(
-                    "a rule name must have 1 to 100 bytes and no control characters",
-                ),
+                ProblemKind::Missing("a rule name must have 1 to 100 bytes and no control characters"),
             );
         }
         let line = self.source.line(name.span().start);
         if let Some(first) = self.names.insert(text.clone(), line) {
-            self.report(
-                name.span(),
-                ProblemKind::Twice { what: "rule", name: text.clone(), line: first },
-            );
+            self.report(name.span(), ProblemKind::Twice { what: "rule", name: text.clone(), line: first });
         }
         u16::try_from(self.rules.len()).ok()
     }
@@ -262,9 +231,8 @@ impl<'a> PolicyBuilder<'a> {
     /// Makes a name for a deny rule without one: its first target, with a number if that name is taken.
     fn deny_name(&self, document: &DenyDocument) -> String {
         let host = document.hosts.iter().flatten().next();
-        let target = host
-            .or(document.hosts_file.as_ref())
-            .or_else(|| document.addresses.iter().flatten().next());
+        let target =
+            host.or(document.hosts_file.as_ref()).or_else(|| document.addresses.iter().flatten().next());
         let target = super::problem::printable(target.map_or("nothing", |target| target.get_ref()));
         let name: String = format!("deny {target}").chars().take(MAX_RULE_NAME / 2).collect();
         let numbered = (2..).map(|number| format!("{name} ({number})"));
@@ -277,10 +245,8 @@ impl<'a> PolicyBuilder<'a> {
     /// Reports keys that contradict each other or have no effect together.
     fn check_allow(&mut self, document: &AllowDocument) {
         let needs = needs_requests(document);
-        let tunnels =
-            document.tls.as_ref().is_some_and(|tls| *tls.get_ref() == TlsDocument::Tunnel);
-        if document.hosts.is_none() && document.hosts_file.is_none() && document.addresses.is_none()
-        {
+        let tunnels = document.tls.as_ref().is_some_and(|tls| *tls.get_ref() == TlsDocument::Tunnel);
+        if document.hosts.is_none() && document.hosts_file.is_none() && document.addresses.is_none() {
             self.report(
                 document.name.span(),
                 ProblemKind::Missing("an allow rule needs `hosts`, `hosts_file` or `addresses`"),
@@ -360,14 +326,10 @@ impl<'a> PolicyBuilder<'a> {
         budgets = budgets.min(bits);
         let credential = document.credential.as_ref();
         AllowTerms {
-            resolves_to: self
-                .parse_networks(document.resolves_to.as_deref(), width_from_document(document)),
+            resolves_to: self.parse_networks(document.resolves_to.as_deref(), width_from_document(document)),
             raw_tcp: document.tcp.is_some(),
             tls: self.tls_mode(document),
-            tolerate_ech: document
-                .ech
-                .as_ref()
-                .is_some_and(|ech| *ech.get_ref() == EchDocument::Tolerate),
+            tolerate_ech: document.ech.as_ref().is_some_and(|ech| *ech.get_ref() == EchDocument::Tolerate),
             credential: credential.and_then(|name| self.parse_credential(name)),
             may_receive_memory: document.memory.is_some(),
             inspect: is_inspected(document),
@@ -411,12 +373,7 @@ impl<'a> PolicyBuilder<'a> {
         self.report(rule.span(), ProblemKind::Missing(why));
     }
 
-    fn report_exclusive(
-        &mut self,
-        document: &AllowDocument,
-        one: &'static str,
-        other: &'static str,
-    ) {
+    fn report_exclusive(&mut self, document: &AllowDocument, one: &'static str, other: &'static str) {
         self.report(document.name.span(), ProblemKind::Exclusive(one, other));
     }
 
@@ -460,8 +417,7 @@ fn width_from_document(document: &AllowDocument) -> PatternWidth {
 }
 
 fn needs_requests(document: &AllowDocument) -> bool {
-    let filters =
-        document.methods.is_some() || document.access.is_some() || document.paths.is_some();
+    let filters = document.methods.is_some() || document.access.is_some() || document.paths.is_some();
     filters || document.credential.is_some() || is_inspected(document)
 }
 

@@ -29,8 +29,7 @@ pub(super) fn read_test(
         },
         probe: read_probe(builder, document)?,
         sandbox: sandbox.and_then(|id| builder.parse_id("sandbox", id, SandboxId::parse)),
-        environment: environment
-            .and_then(|name| builder.parse_id("environment", name, Environment::parse)),
+        environment: environment.and_then(|name| builder.parse_id("environment", name, Environment::parse)),
         reason: document
             .reason
             .as_ref()
@@ -44,9 +43,7 @@ fn check_keys(builder: &mut PolicyBuilder<'_>, document: &TestDocument) {
     let request = document.method.is_some() || document.path.is_some();
     let memory = document.bank.is_some() || document.operation.is_some();
     let why = match (&document.dns, document.protocol) {
-        _ if document.operation.is_some() && document.bank.is_none() => {
-            "`operation` needs a `bank`"
-        }
+        _ if document.operation.is_some() && document.bank.is_none() => "`operation` needs a `bank`",
         (Some(_), _) if request || memory || document.protocol.is_some() => {
             "`dns` tests a lookup only; remove `method`, `path`, `bank`, `operation` and `protocol`"
         }
@@ -87,10 +84,7 @@ fn probe_kind(builder: &mut PolicyBuilder<'_>, document: &TestDocument) -> Optio
         (Some(query), ..) => builder.parse_query_type(query).map(ProbeKind::Lookup),
         (_, Some(bank), operation, _) => {
             let bank = builder.parse_id("bank", bank, BankId::parse)?;
-            Some(ProbeKind::Memory {
-                operation: operation.map_or(BankOperation::Read, bank_operation),
-                bank,
-            })
+            Some(ProbeKind::Memory { operation: operation.map_or(BankOperation::Read, bank_operation), bank })
         }
         (.., Some(ProtocolDocument::Tcp)) => Some(ProbeKind::Raw),
         (.., Some(ProtocolDocument::Tls) | None) => Some(ProbeKind::Connection),
@@ -116,8 +110,7 @@ fn parse_reason(
         (Some(_), ExpectDocument::Allow) => builder.reject(
             code.span(),
             ProblemKind::Pointless(
-                "an allowed attempt has no reason; remove `reason`, or set `expect = \"deny\"`"
-                    .to_owned(),
+                "an allowed attempt has no reason; remove `reason`, or set `expect = \"deny\"`".to_owned(),
             ),
         ),
         (None, _) => {

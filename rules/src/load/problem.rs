@@ -157,8 +157,7 @@ impl<'a> SourceText<'a> {
         let line_start = self.line_starts().get(line as usize - 1).copied().unwrap_or(0);
         let text = self.text.get(line_start..).and_then(|rest| rest.lines().next()).unwrap_or("");
         let before = self.text.get(line_start..start).map_or(0, |before| before.chars().count());
-        let marked =
-            self.text.get(start..span.end).and_then(|text| text.lines().next()).unwrap_or("");
+        let marked = self.text.get(start..span.end).and_then(|text| text.lines().next()).unwrap_or("");
         SourceLocation {
             file: self.file.clone(),
             line,
@@ -246,8 +245,7 @@ impl Problems {
 
     /// Sorts the problems by location.
     pub(crate) fn sort(&mut self) {
-        let location =
-            |problem: &Problem| (problem.at.file.clone(), problem.at.line, problem.at.column);
+        let location = |problem: &Problem| (problem.at.file.clone(), problem.at.line, problem.at.column);
         self.errors.sort_by_key(location);
         self.warnings.sort_by_key(location);
     }
@@ -262,8 +260,7 @@ impl Problems {
     ) -> Option<T> {
         parse(entry.get_ref())
             .map_err(|error| {
-                let fault =
-                    ProblemKind::Word { what, entry: printable(entry.get_ref()), source: error };
+                let fault = ProblemKind::Word { what, entry: printable(entry.get_ref()), source: error };
                 self.error(source.location(entry.span()), fault);
             })
             .ok()
@@ -299,11 +296,7 @@ mod tests {
         let end = source.location(100..200);
         assert_eq!((end.line, end.column, end.excerpt.as_str()), (3, 5, "last"));
         let inside = source.location(7..8);
-        assert_eq!(
-            (inside.line, inside.column),
-            (2, 1),
-            "a span inside a character moves to its start"
-        );
+        assert_eq!((inside.line, inside.column), (2, 1), "a span inside a character moves to its start");
     }
 
     #[test]

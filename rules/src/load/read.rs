@@ -64,8 +64,7 @@ fn explain_error(message: &str) -> (ProblemKind, Option<String>) {
             (ProblemKind::UnknownKey { key: (*key).to_owned() }, Some(suggest_key(key, known)))
         }
         (Some("unknown variant"), Some((found, known))) => {
-            let known_list =
-                known.iter().map(|word| format!("`{word}`")).collect::<Vec<_>>().join(", ");
+            let known_list = known.iter().map(|word| format!("`{word}`")).collect::<Vec<_>>().join(", ");
             (
                 ProblemKind::Syntax(format!("`{found}` is not one of {known_list}")),
                 suggest_value(found, known),
@@ -108,9 +107,9 @@ fn span_covers(outer: &Range<usize>, inner: &Range<usize>) -> bool {
 /// Returns whether `span` is inside the value or its children; the span of a table covers only its header.
 fn contains_span(value: &Spanned<DeValue<'_>>, span: &Range<usize>) -> bool {
     let below = match value.get_ref() {
-        DeValue::Table(table) => table
-            .iter()
-            .any(|(key, value)| span_covers(&key.span(), span) || contains_span(value, span)),
+        DeValue::Table(table) => {
+            table.iter().any(|(key, value)| span_covers(&key.span(), span) || contains_span(value, span))
+        }
         DeValue::Array(items) => items.iter().any(|item| contains_span(item, span)),
         DeValue::String(_)
         | DeValue::Integer(_)
@@ -123,13 +122,11 @@ fn contains_span(value: &Spanned<DeValue<'_>>, span: &Range<usize>) -> bool {
 
 /// Removes the part of the tree that the error refers to; returns false if no part covers `span`.
 fn prune(table: &mut DeTable<'_>, span: &Range<usize>, scope: PruneScope) -> bool {
-    let found = table
-        .iter()
-        .find(|(key, value)| span_covers(&key.span(), span) || contains_span(value, span));
+    let found =
+        table.iter().find(|(key, value)| span_covers(&key.span(), span) || contains_span(value, span));
     let Some(key) = found.map(|(key, _)| key.clone()) else { return false };
     let inside = !span_covers(&key.span(), span);
-    let pruned =
-        inside && table.get_mut(&key).is_some_and(|value| prune_inside(value, span, scope));
+    let pruned = inside && table.get_mut(&key).is_some_and(|value| prune_inside(value, span, scope));
     pruned || table.remove(&key).is_some()
 }
 
@@ -168,13 +165,7 @@ mod tests {
             .errors
             .iter()
             .map(|p| {
-                format!(
-                    "{}:{} {} [{}]",
-                    p.at.line,
-                    p.at.column,
-                    p.fault,
-                    p.help.as_deref().unwrap_or("")
-                )
+                format!("{}:{} {} [{}]", p.at.line, p.at.column, p.fault, p.help.as_deref().unwrap_or(""))
             })
             .collect()
     }

@@ -28,10 +28,8 @@ pub(crate) fn lone_sandboxes(policies: &PolicyMap) -> DeclaredSandboxes {
         let Ok(id) = SandboxId::parse(name.as_str()) else { continue };
         let (tenant, environment, agent_card, generation) = (None, None, None, None);
         sandboxes.insert(Sandbox { id: id.clone(), tenant, environment, agent_card, generation });
-        layers.insert(
-            id,
-            SandboxLayers { base: BaseLayer::Tier(Tier::System), sandbox: vec![policy.clone()] },
-        );
+        layers
+            .insert(id, SandboxLayers { base: BaseLayer::Tier(Tier::System), sandbox: vec![policy.clone()] });
     }
     (sandboxes, layers)
 }
@@ -90,10 +88,7 @@ fn layers_key(document: &SandboxDocument) -> (Option<String>, Vec<String>) {
 fn check_tests(policies: &PolicyMap, sandboxes: &Sandboxes, problems: &mut Problems) {
     for trial in policies.values().flat_map(|policy| &policy.trials) {
         if let Some(id) = trial.sandbox.as_ref().filter(|id| sandboxes.get(id).is_none()) {
-            problems.error(
-                trial.at.clone(),
-                ProblemKind::Unknown { what: "sandbox", name: id.to_string() },
-            );
+            problems.error(trial.at.clone(), ProblemKind::Unknown { what: "sandbox", name: id.to_string() });
         }
     }
 }
@@ -111,18 +106,14 @@ fn read_credentials(
             Ok(parsed) => {
                 let line = source.line(name.span().start);
                 if let Some(line) = lines.insert(parsed.clone(), line) {
-                    let fault =
-                        ProblemKind::Twice { what: "credential", name: parsed.to_string(), line };
+                    let fault = ProblemKind::Twice { what: "credential", name: parsed.to_string(), line };
                     problems.error(source.location(name.span()), fault);
                 }
                 names.push(parsed);
             }
             Err(error) => {
-                let fault = ProblemKind::Word {
-                    what: "credential",
-                    entry: printable(name.get_ref()),
-                    source: error,
-                };
+                let fault =
+                    ProblemKind::Word { what: "credential", entry: printable(name.get_ref()), source: error };
                 problems.error(source.location(name.span()), fault);
             }
         }
@@ -158,27 +149,16 @@ impl SandboxReader<'_> {
                 document.environment.as_ref(),
                 Environment::parse,
             ),
-            agent_card: self.parse_optional_id(
-                "agent card",
-                document.agent_card.as_ref(),
-                AgentCard::parse,
-            ),
+            agent_card: self.parse_optional_id("agent card", document.agent_card.as_ref(), AgentCard::parse),
             generation: document.generation,
         })
     }
 
-    fn bind_channels(
-        &mut self,
-        document: &SandboxDocument,
-        id: &SandboxId,
-        sandboxes: &mut Sandboxes,
-    ) {
+    fn bind_channels(&mut self, document: &SandboxDocument, id: &SandboxId, sandboxes: &mut Sandboxes) {
         let mark = document.mark.as_ref().map(|mark| (mark.span(), Channel::Mark(*mark.get_ref())));
         let interface = document.interface.as_ref();
-        let interface =
-            interface.map(|name| (name.span(), Channel::Interface(name.get_ref().clone())));
-        let uid =
-            document.unix_uid.as_ref().map(|uid| (uid.span(), Channel::UnixUser(*uid.get_ref())));
+        let interface = interface.map(|name| (name.span(), Channel::Interface(name.get_ref().clone())));
+        let uid = document.unix_uid.as_ref().map(|uid| (uid.span(), Channel::UnixUser(*uid.get_ref())));
         for (span, channel) in [mark, interface, uid].into_iter().flatten() {
             if channel == Channel::Mark(0) {
                 let why = "every unmarked connection carries mark 0; choose another mark";
@@ -198,19 +178,13 @@ impl SandboxReader<'_> {
         self.bind_source_address(document, id, sandboxes);
     }
 
-    fn bind_source_address(
-        &mut self,
-        document: &SandboxDocument,
-        id: &SandboxId,
-        sandboxes: &mut Sandboxes,
-    ) {
+    fn bind_source_address(&mut self, document: &SandboxDocument, id: &SandboxId, sandboxes: &mut Sandboxes) {
         let Some(entry) = &document.source_address else { return };
         if !document.dangerously_trust_source_address {
             let why = "a neighbour can spoof a source address; set `dangerously_trust_source_address = true` if none can here";
             self.report(entry.span(), ProblemKind::Missing(why));
         }
-        let Some(net) = entry.get_ref().parse::<IpNet>().ok().filter(|net| net.trunc() == *net)
-        else {
+        let Some(net) = entry.get_ref().parse::<IpNet>().ok().filter(|net| net.trunc() == *net) else {
             self.report(entry.span(), ProblemKind::Network(entry.get_ref().clone()));
             return;
         };
@@ -219,12 +193,7 @@ impl SandboxReader<'_> {
         }
     }
 
-    fn report_shared_channel(
-        &mut self,
-        span: std::ops::Range<usize>,
-        channel: &str,
-        other: &SandboxId,
-    ) {
+    fn report_shared_channel(&mut self, span: std::ops::Range<usize>, channel: &str, other: &SandboxId) {
         let line = self.lines.get(other).copied().unwrap_or(1);
         let name = format!("{channel} (of sandbox {other})");
         self.report(span, ProblemKind::Twice { what: "channel", name, line });
@@ -238,8 +207,7 @@ impl SandboxReader<'_> {
                 None => self.find_policy(name, "base").map(BaseLayer::Policy),
             },
         };
-        let sandbox =
-            document.policies.iter().filter_map(|name| self.find_policy(name, "policy")).collect();
+        let sandbox = document.policies.iter().filter_map(|name| self.find_policy(name, "policy")).collect();
         Some(SandboxLayers { base: base?, sandbox })
     }
 
@@ -266,8 +234,7 @@ impl SandboxReader<'_> {
         let admin = document.admin.iter().map(|admin| &admin.socket);
         let ca = document.ca.iter().map(|ca| &ca.dir);
         let roots = document.upstream.iter().flat_map(|upstream| &upstream.roots);
-        let paths =
-            log.chain(secrets).chain(admin).chain(ca).chain(roots).chain(&document.policies);
+        let paths = log.chain(secrets).chain(admin).chain(ca).chain(roots).chain(&document.policies);
         let identity = document.identity.iter();
         let keys = identity.clone().flat_map(|identity| &identity.issuer);
         let paths = paths
@@ -283,16 +250,13 @@ impl SandboxReader<'_> {
             let listener = entry.get_ref();
             match (&listener.sandbox, &listener.identify) {
                 (None, None) => {
-                    let why =
-                        "a listener needs `sandbox`, or `identify` if several sandboxes share it";
+                    let why = "a listener needs `sandbox`, or `identify` if several sandboxes share it";
                     self.report(listener.mode.span(), ProblemKind::Missing(why));
                 }
                 (Some(sandbox), Some(_)) => {
                     self.report(sandbox.span(), ProblemKind::Exclusive("sandbox", "identify"));
                 }
-                (Some(name), None)
-                    if !sandboxes.iter().any(|known| known.id.as_str() == name.get_ref()) =>
-                {
+                (Some(name), None) if !sandboxes.iter().any(|known| known.id.as_str() == name.get_ref()) => {
                     self.report(
                         name.span(),
                         ProblemKind::Unknown { what: "sandbox", name: printable(name.get_ref()) },

@@ -91,11 +91,7 @@ fn opened_and_closed_hosts_and_ports_are_reported() {
                 "db.example:5432 (raw TCP) stops being reachable",
             ],
         ),
-        (
-            String::new(),
-            allow("hosts = [\"x.example\"]\nports = []"),
-            &["DNS x.example becomes reachable"],
-        ),
+        (String::new(), allow("hosts = [\"x.example\"]\nports = []"), &["DNS x.example becomes reachable"]),
     ]);
 }
 
@@ -103,16 +99,8 @@ fn opened_and_closed_hosts_and_ports_are_reported() {
 fn opened_and_closed_requests_are_reported() {
     let host = |rest: &str| allow(&format!("hosts = [\"x.example\"]\n{rest}"));
     assert_differences(&[
-        (
-            host(""),
-            host("methods = [\"GET\"]"),
-            &["x.example (other methods) stops being reachable"],
-        ),
-        (
-            host("methods = [\"GET\", \"POST\"]"),
-            host(""),
-            &["x.example (other methods) becomes reachable"],
-        ),
+        (host(""), host("methods = [\"GET\"]"), &["x.example (other methods) stops being reachable"]),
+        (host("methods = [\"GET\", \"POST\"]"), host(""), &["x.example (other methods) becomes reachable"]),
         (
             host("methods = [\"GET\"]"),
             host("methods = [\"GET\", \"DELETE\"]"),
@@ -125,18 +113,11 @@ fn opened_and_closed_requests_are_reported() {
             host("paths = [\"/b/**\"]"),
             &["x.example/b/** becomes reachable", "x.example/a/** stops being reachable"],
         ),
-        (
-            host("paths = [\"/v1/*\"]"),
-            host("paths = [\"/v1/**\"]"),
-            &["x.example/v1/** becomes reachable"],
-        ),
+        (host("paths = [\"/v1/*\"]"), host("paths = [\"/v1/**\"]"), &["x.example/v1/** becomes reachable"]),
         (
             host("paths = [\"/*\"]"),
             host(""),
-            &[
-                "x.example (ambiguous paths) becomes reachable",
-                "x.example (other paths) becomes reachable",
-            ],
+            &["x.example (ambiguous paths) becomes reachable", "x.example (other paths) becomes reachable"],
         ),
         (host("paths = [\"/**\"]"), host(""), &[]),
         (
@@ -163,11 +144,7 @@ fn other_terms_are_reported() {
     let host = |rest: &str| allow(&format!("hosts = [\"x.example\"]\n{rest}"));
     assert_differences(&[
         (host(""), host("tls = \"tunnel\""), &["x.example changes from intercept to tunnel"]),
-        (
-            host(""),
-            host("credential = \"k\""),
-            &["x.example changes from no credential to credential `k`"],
-        ),
+        (host(""), host("credential = \"k\""), &["x.example changes from no credential to credential `k`"]),
         (
             host("resolves_to = [\"10.1.0.0/16\"]"),
             host("resolves_to = [\"0.0.0.0/0\"]\ndangerously_wide = true"),
@@ -189,11 +166,7 @@ fn other_terms_are_reported() {
             host("dns_types = [\"A\", \"AAAA\", \"HTTPS\", \"TXT\"]"),
             &["x.example changes from DNS types A AAAA HTTPS to DNS types A TXT AAAA HTTPS"],
         ),
-        (
-            host(""),
-            host("cname = \"strict\""),
-            &["x.example changes from flattened CNAME to strict CNAME"],
-        ),
+        (host(""), host("cname = \"strict\""), &["x.example changes from flattened CNAME to strict CNAME"]),
         (
             host("tls = \"tunnel\""),
             host("tls = \"tunnel\"\nech = \"tolerate\""),
@@ -385,20 +358,13 @@ fn visible_outcome(rules: &RuleSet, sandbox: &SandboxRef, probe: &PolicyProbe) -
 
 fn probes() -> Vec<PolicyProbe> {
     let mut all = Vec::new();
-    for host in [
-        "x.example",
-        "a.x.example",
-        "b.x.example",
-        "z.a.x.example",
-        "10.1.0.1",
-        "10.1.2.3",
-        "10.1.2.9",
-    ] {
+    for host in
+        ["x.example", "a.x.example", "b.x.example", "z.a.x.example", "10.1.0.1", "10.1.2.3", "10.1.2.9"]
+    {
         for port in [80, 443, 8443, 9] {
             let plain = PolicyProbe::parse(&format!("{host}:{port}")).unwrap();
             for (method, path) in ["GET", "POST", "PUT"].iter().flat_map(|method| {
-                let paths =
-                    ["/", "/v1", "/v1/", "/v1/b", "/v1/c", "/v1/c/b", "/q/b", "/b", "/a//b"];
+                let paths = ["/", "/v1", "/v1/", "/v1/b", "/v1/c", "/v1/c/b", "/q/b", "/b", "/a//b"];
                 paths.into_iter().map(move |path| (method, path))
             }) {
                 let (method, path) = (HttpMethod::parse(method).ok(), Some(path.to_owned()));

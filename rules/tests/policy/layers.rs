@@ -88,19 +88,11 @@ fn p1_every_layer_must_allow_and_none_deny() {
             ("other.example", Err(NotListed)),
         ],
     );
-    assert_decisions(
-        &rules,
-        "b",
-        &[("github.com", Err(BaseForbids)), ("other.example", Err(NotListed))],
-    );
+    assert_decisions(&rules, "b", &[("github.com", Err(BaseForbids)), ("other.example", Err(NotListed))]);
     assert_decisions(
         &rules,
         "c",
-        &[
-            ("github.com", Ok("code")),
-            ("db.corp.example:5432", Ok("db")),
-            ("more.example", Err(NotListed)),
-        ],
+        &[("github.com", Ok("code")), ("db.corp.example:5432", Ok("db")), ("more.example", Err(NotListed))],
     );
     assert_decisions(
         &rules,
@@ -168,10 +160,7 @@ fn the_configuration_is_checked_like_a_policy() {
         (one("mark = 0"), "every unmarked connection carries mark 0"),
         (one("interface = \"\""), "an interface name must have 1 to 15 characters"),
         (one("source_address = \"10.0.0.2/32\""), "dangerously_trust_source_address"),
-        (
-            one("dangerously_trust_source_address = true\nsource_address = \"10.0.0.2/8\""),
-            "is not a network",
-        ),
+        (one("dangerously_trust_source_address = true\nsource_address = \"10.0.0.2/8\""), "is not a network"),
         (
             one("[[listener]]\nmode = \"dns\"\nbind = [\"127.0.0.1:53\"]"),
             "a listener needs `sandbox`, or `identify`",
@@ -180,14 +169,8 @@ fn the_configuration_is_checked_like_a_policy() {
             one("[[listener]]\nmode = \"dns\"\nbind = [\"nonsense\"]\nsandbox = \"a\""),
             "write a socket as `address:port`",
         ),
-        (
-            one("[[listener]]\nmode = \"dns\"\nbind = [\"unix:x\"]\nsandbox = \"a\""),
-            "can bind a unix socket",
-        ),
-        (
-            one("[[listener]]\nmode = \"explicit\"\nbind = []\nsandbox = \"a\""),
-            "at least one socket",
-        ),
+        (one("[[listener]]\nmode = \"dns\"\nbind = [\"unix:x\"]\nsandbox = \"a\""), "can bind a unix socket"),
+        (one("[[listener]]\nmode = \"explicit\"\nbind = []\nsandbox = \"a\""), "at least one socket"),
         (one("[limits]\nstreams = 0"), "0 is out of range: use 1 to 1000"),
         (one("[limits]\nhead_bytes = 999999999"), "is out of range"),
         (one("[limits]\nstreems = 1"), "unknown key `streems`"),
@@ -221,10 +204,7 @@ fn credentials_must_exist_and_unused_policies_cause_warnings() {
 fn a_sandbox_removed_from_the_configuration_may_do_nothing() {
     let before = rules();
     let gone = sandbox_ref(&before, "a");
-    let after = unwrap_rules(compile_configured(
-        "[[sandbox]]\nid = \"z\"\npolicies = [\"extra\"]",
-        &[EXTRA],
-    ));
+    let after = unwrap_rules(compile_configured("[[sandbox]]\nid = \"z\"\npolicies = [\"extra\"]", &[EXTRA]));
     let facts = rules::probe::PolicyProbe::parse("more.example").unwrap().facts(&gone);
     let permit = match before.decide(&gone, &facts[0]) {
         rules::Decision::Allow(permit) => permit,
@@ -256,10 +236,7 @@ fn grants_add_to_the_sandboxes_own_layer_only() {
         grant("d", "more.example", None),
     ];
     let with = unwrap_rules(compile(&sources, &grants));
-    assert_eq!(
-        decide_attempt(&with, "a", "GET https://new.example/"),
-        Ok("grant g-new.example".to_owned())
-    );
+    assert_eq!(decide_attempt(&with, "a", "GET https://new.example/"), Ok("grant g-new.example".to_owned()));
     assert_eq!(decide_attempt(&with, "a", "POST https://new.example/"), Err(MethodNotAllowed));
     assert_eq!(decide_attempt(&with, "b", "new.example"), Err(BaseForbids));
     assert_eq!(decide_attempt(&with, "c", "new.example"), Err(NotListed));
@@ -285,20 +262,15 @@ fn allow_rule(body: &str) -> String {
 #[test]
 fn a_base_bounds_how_things_pass() {
     let filtered = allow_rule("hosts = [\"x.example\"]\nmethods = [\"GET\"]");
-    let denied = allow_rule("hosts = [\"x.example\"]")
-        + "[[deny]]\nhosts = [\".x.example\"]\npaths = [\"/admin/**\"]";
+    let denied =
+        allow_rule("hosts = [\"x.example\"]") + "[[deny]]\nhosts = [\".x.example\"]\npaths = [\"/admin/**\"]";
     let raw = allow_rule("hosts = [\"x.example\"]\ntcp = [443]");
     for (base, own, text, expected) in [
         (&filtered, &raw, "x.example", Err(BaseForbids)),
         (&denied, &raw, "x.example", Err(BaseForbids)),
         (&raw, &raw, "x.example", Ok("r")),
         (&raw, &allow_rule("hosts = [\"x.example\"]"), "GET https://x.example/", Ok("r")),
-        (
-            &filtered,
-            &allow_rule("hosts = [\"x.example\"]"),
-            "POST https://x.example/",
-            Err(BaseForbids),
-        ),
+        (&filtered, &allow_rule("hosts = [\"x.example\"]"), "POST https://x.example/", Err(BaseForbids)),
     ] {
         assert_eq!(
             decide_attempt(&compile_layers(base, own), "a", text).as_deref(),
@@ -316,33 +288,24 @@ fn terms_of_both_layers_count() {
     );
     let how = |base: &str, own: &str| {
         let rules = compile_layers(base, own);
-        let decision = rules::probe::PolicyProbe::parse("x.example")
-            .unwrap()
-            .decide(&rules, &sandbox_ref(&rules, "a"));
+        let decision =
+            rules::probe::PolicyProbe::parse("x.example").unwrap().decide(&rules, &sandbox_ref(&rules, "a"));
         let rules::Decision::Allow(permit) = decision else { panic!("{decision:?}") };
         let budget = permit.rule_budgets().limit(rules::budget::BudgetKind::RequestsPerHour);
         (permit.treatment().as_str(), permit.inspect(), permit.lookup().strict_cname, budget)
     };
     assert_eq!(how(&tunnel, &tunnel), ("tunnel", false, false, None));
-    assert_eq!(
-        how(&allow_rule("hosts = [\"x.example\"]"), &tunnel),
-        ("intercept", false, false, None)
-    );
-    assert_eq!(
-        how(&plain, &allow_rule("hosts = [\"x.example\"]")),
-        ("intercept", true, true, Some(3))
-    );
+    assert_eq!(how(&allow_rule("hosts = [\"x.example\"]"), &tunnel), ("intercept", false, false, None));
+    assert_eq!(how(&plain, &allow_rule("hosts = [\"x.example\"]")), ("intercept", true, true, Some(3)));
 }
 
 #[test]
 fn a_lookup_counts_all_matching_rules() {
     let policy = "name = \"p\"\n[[allow]]\nname = \"db\"\nhosts = [\"x.example\"]\ntcp = [5432]\nresolves_to = [\"10.1.0.0/16\"]\n\
         [[allow]]\nname = \"web\"\nhosts = [\"x.example\"]";
-    let rules =
-        unwrap_rules(compile_configured("[[sandbox]]\nid = \"a\"\npolicies = [\"p\"]", &[policy]));
+    let rules = unwrap_rules(compile_configured("[[sandbox]]\nid = \"a\"\npolicies = [\"p\"]", &[policy]));
     let name = rules::DomainName::parse("x.example").unwrap();
-    let facts =
-        rules::Facts::Name(rules::facts::NameFacts { name, query: rules::facts::QueryType::A });
+    let facts = rules::Facts::Name(rules::facts::NameFacts { name, query: rules::facts::QueryType::A });
     let rules::Decision::Allow(permit) = rules.decide(&sandbox_ref(&rules, "a"), &facts) else {
         panic!("denied")
     };
@@ -371,8 +334,7 @@ fn every_grant_has_its_own_rule() {
         paths: None,
         budgets: rules::budget::Budgets::default(),
     };
-    let sources =
-        LoadSources { policies: vec![source_file("p.toml", EXTRA)], ..LoadSources::default() };
+    let sources = LoadSources { policies: vec![source_file("p.toml", EXTRA)], ..LoadSources::default() };
     let crowd: Vec<Grant> = (0..257).map(|id| grant(id, "x.example", None)).collect();
     assert!(
         problem_texts(&compile(&sources, &crowd).unwrap_err())
@@ -381,22 +343,15 @@ fn every_grant_has_its_own_rule() {
     );
     let few = [grant(1, "readonly.example", Some("GET")), grant(2, "other.example", None)];
     let rules = unwrap_rules(compile(&sources, &few));
-    assert_eq!(
-        decide_attempt(&rules, "extra", "DELETE https://readonly.example/"),
-        Err(MethodNotAllowed)
-    );
-    assert_eq!(
-        decide_attempt(&rules, "extra", "DELETE https://other.example/"),
-        Ok("grant 2".to_owned())
-    );
+    assert_eq!(decide_attempt(&rules, "extra", "DELETE https://readonly.example/"), Err(MethodNotAllowed));
+    assert_eq!(decide_attempt(&rules, "extra", "DELETE https://other.example/"), Ok("grant 2".to_owned()));
 }
 
 #[test]
 fn a_rule_takes_precedence_over_a_more_specific_grant() {
     let own = "name = \"p\"\n[[allow]]\nname = \"wild\"\nhosts = [\"*.x.example\"]\nmethods = [\"GET\"]\ninspect = true\n\
                [allow.budget]\nrequests_per_hour = 3";
-    let sources =
-        LoadSources { policies: vec![source_file("p.toml", own)], ..LoadSources::default() };
+    let sources = LoadSources { policies: vec![source_file("p.toml", own)], ..LoadSources::default() };
     let grant = Grant {
         id: "1".into(),
         sandbox: SandboxId::parse("p").unwrap(),
@@ -419,15 +374,11 @@ fn a_rule_takes_precedence_over_a_more_specific_grant() {
 fn thousands_of_sandboxes_and_rules_load_quickly() {
     let sandboxes: String = (0..20_000)
         .map(|n| {
-            format!(
-                "[[sandbox]]\nid = \"s{n}\"\nbase = \"system\"\npolicies = [\"p\"]\nmark = {}\n",
-                n + 1
-            )
+            format!("[[sandbox]]\nid = \"s{n}\"\nbase = \"system\"\npolicies = [\"p\"]\nmark = {}\n", n + 1)
         })
         .collect();
-    let rules: String = (0..5_000)
-        .map(|n| format!("[[allow]]\nname = \"r{n}\"\nhosts = [\"h{n}.example\"]\n"))
-        .collect();
+    let rules: String =
+        (0..5_000).map(|n| format!("[[allow]]\nname = \"r{n}\"\nhosts = [\"h{n}.example\"]\n")).collect();
     let loaded = unwrap_rules(compile_configured(&sandboxes, &[&format!("name = \"p\"\n{rules}")]));
     assert_eq!(loaded.sandboxes().iter().count(), 20_000);
 }

@@ -4,8 +4,7 @@ use rules::load::problem::MAX_PROBLEMS;
 use rules::{LoadSources, compile};
 
 use super::{
-    compile_lone, compile_with_lists, decide_attempt, error_texts, problem_texts, source_file,
-    unwrap_rules,
+    compile_lone, compile_with_lists, decide_attempt, error_texts, problem_texts, source_file, unwrap_rules,
 };
 
 fn allow(body: &str) -> String {
@@ -24,10 +23,7 @@ fn invalid_entries_are_reported() {
         ("hosts = [\"x.com\"]\nmethods = [\"get\"]", "`get` is not a request method"),
         ("hosts = [\"x.com\"]\nmethods = [\"TRACE\"]", "`TRACE` is never forwarded"),
         ("hosts = [\"x.com\"]\nmethods = [\"\"]", "`` is not a request method"),
-        (
-            "hosts = [\"x.com\"]\npaths = [\"v1\"]",
-            "`v1` is not a path pattern: it does not begin with `/`",
-        ),
+        ("hosts = [\"x.com\"]\npaths = [\"v1\"]", "`v1` is not a path pattern: it does not begin with `/`"),
         ("hosts = [\"x.com\"]\npaths = [\"/a%2fb\"]", "`/a%2fb` is not a path pattern"),
         ("hosts = [\"x.com\"]\npaths = [\"/a?b=1\"]", "does not match the query"),
         ("hosts = [\"x.com\"]\npaths = [\"\"]", "`` is not a path pattern"),
@@ -50,10 +46,7 @@ fn invalid_entries_are_reported() {
             "hosts = [\"x.com\"]\ntls = \"tunnel\"\ncredential = \"k\"",
             "rule `r` has no effect: it tunnels TLS",
         ),
-        (
-            "hosts = [\"x.com\"]\ntls = \"tunnel\"\ninspect = true",
-            "rule `r` has no effect: it tunnels TLS",
-        ),
+        ("hosts = [\"x.com\"]\ntls = \"tunnel\"\ninspect = true", "rule `r` has no effect: it tunnels TLS"),
         ("hosts = [\"x.com\"]\nech = \"tolerate\"", "`ech` applies to tunnels only"),
         ("hosts = [\"x.com\"]\ncredential = \"k\"\nports = [80]", "never sent in the clear"),
         ("hosts = [\"x.com:80\"]\ncredential = \"k\"", "never sent in the clear"),
@@ -112,10 +105,7 @@ fn invalid_entries_are_reported() {
             "tie for `.x.com`",
         ),
         ("addresses = [\"10.0.0.1/32\"]", "needs `ports` or `tcp`"),
-        (
-            "addresses = [\"10.0.0.1/32\"]\nports = [1]\ncredential = \"k\"",
-            "it needs a verified host name",
-        ),
+        ("addresses = [\"10.0.0.1/32\"]\nports = [1]\ncredential = \"k\"", "it needs a verified host name"),
         (
             "addresses = [\"10.0.0.1/32\"]\nports = [1]\nresolves_to = [\"10.0.0.0/8\"]",
             "cannot be used together",
@@ -123,17 +113,11 @@ fn invalid_entries_are_reported() {
         ("addresses = [\"ff02::1/128\"]\nports = [1]", "can be dialled; remove it"),
         ("hosts = [\"*.x.com\"]\ntcp = [22]", "a raw TCP rule takes exact names"),
         ("hosts = [\"x.com:22\"]\ntcp = [22]", "a raw TCP rule takes exact names"),
-        (
-            "hosts = [\"x.com\"]\ntcp = [22]\nports = [22]",
-            "`tcp` and `ports` cannot be used together",
-        ),
+        ("hosts = [\"x.com\"]\ntcp = [22]\nports = [22]", "`tcp` and `ports` cannot be used together"),
         ("hosts = [\"x.com\"]\ntcp = [22]\npaths = [\"/\"]", "raw TCP carries no requests"),
         ("", "an allow rule needs `hosts`, `hosts_file` or `addresses`"),
         ("hosts = \"x.com\"", "invalid type: string"),
-        (
-            "hosts = [\"x.com\"]\nhosts_file = \"../secrets\"",
-            "it must be in the policy's directory or below",
-        ),
+        ("hosts = [\"x.com\"]\nhosts_file = \"../secrets\"", "it must be in the policy's directory or below"),
         (
             "hosts = [\"x.com\"]\nhosts_file = \"/etc/passwd\"",
             "it must be in the policy's directory or below",
@@ -142,10 +126,7 @@ fn invalid_entries_are_reported() {
         ("hosts = [\"x.com\"]\nhots = []", "unknown key `hots`"),
         ("hosts = [\"x.com\"]\ntls = \"tunel\"", "`tunel` is not one of `intercept`, `tunnel`"),
         ("hosts = [\"x.com\"]\n[[deny]]\nname = \"d\"", "a deny rule needs `hosts`"),
-        (
-            "hosts = [\"x.com\"]\n[[deny]]\nhosts = [\"x.com\"]",
-            "rule `deny x.com` denies `x.com` entirely",
-        ),
+        ("hosts = [\"x.com\"]\n[[deny]]\nhosts = [\"x.com\"]", "rule `deny x.com` denies `x.com` entirely"),
         (
             "hosts = [\"a.x.com\"]\n[[deny]]\nhosts = [\"*.x.com\"]",
             "rule `deny *.x.com` denies `a.x.com` entirely",
@@ -187,10 +168,7 @@ fn invalid_entries_are_reported() {
             "hosts = [\"x.com\"]\n[[test]]\nexpect = \"allow\"\nhost = \"x.com\"\nreason = \"not_listed\"",
             "has no reason",
         ),
-        (
-            "hosts = [\"x.com\"]\n[[test]]\nexpect = \"maybe\"\nhost = \"x.com\"",
-            "`maybe` is not one of",
-        ),
+        ("hosts = [\"x.com\"]\n[[test]]\nexpect = \"maybe\"\nhost = \"x.com\"", "`maybe` is not one of"),
         ("hosts = [\"x.com\"]\n[budget]\nrequests_per_hour = -1", "requests_per_hour"),
         ("hosts = [\"x.com\"", "p.toml:4"),
     ] {
@@ -211,8 +189,7 @@ fn p11_a_pasted_secret_is_refused_and_not_repeated() {
         "A1b2C3d4E5f6A1b2C3d4E5f6A1b2C3d4E5f6A1b2C3",
     ] {
         let problems =
-            compile_lone(&allow(&format!("hosts = [\"x.com\"]\ncredential = \"{secret}\"")))
-                .unwrap_err();
+            compile_lone(&allow(&format!("hosts = [\"x.com\"]\ncredential = \"{secret}\""))).unwrap_err();
         let all = format!("{problems:?}");
         assert!(all.contains("never a secret itself"), "{all}");
         assert!(!all.contains(secret), "{all}");
@@ -246,14 +223,11 @@ fn files_that_are_not_text_are_refused() {
         (b"{\"name\": \"p\"}", "p.toml:1"),
     ] {
         let policies = vec![rules::SourceFile { path: "p.toml".to_owned(), bytes: bytes.to_vec() }];
-        let found = error_texts(compile(&LoadSources { policies, ..LoadSources::default() }, &[]))
-            .join("\n");
+        let found = error_texts(compile(&LoadSources { policies, ..LoadSources::default() }, &[])).join("\n");
         assert!(found.contains(part), "{bytes:?}\n---\n{found}");
     }
-    let policies = vec![rules::SourceFile {
-        path: "p.toml".to_owned(),
-        bytes: vec![b' '; rules::load::MAX_FILE + 1],
-    }];
+    let policies =
+        vec![rules::SourceFile { path: "p.toml".to_owned(), bytes: vec![b' '; rules::load::MAX_FILE + 1] }];
     assert!(
         error_texts(compile(&LoadSources { policies, ..LoadSources::default() }, &[]))
             .join("")
@@ -268,8 +242,7 @@ fn p9_one_invalid_policy_stops_the_load() {
         source_file("b.toml", "nam = \"b\""),
         source_file("c.toml", "name = \"a\""),
     ];
-    let found =
-        error_texts(compile(&LoadSources { policies, ..LoadSources::default() }, &[])).join("\n");
+    let found = error_texts(compile(&LoadSources { policies, ..LoadSources::default() }, &[])).join("\n");
     assert!(found.contains("b.toml:1:1: unknown key `nam`"), "{found}");
     assert!(found.contains("policy `a (a.toml)` is defined twice"), "{found}");
 }
@@ -278,9 +251,7 @@ fn p9_one_invalid_policy_stops_the_load() {
 fn reserved_names_are_refused() {
     for name in ["user", "system", "untrusted", "grants"] {
         assert!(
-            error_texts(compile_lone(&format!("name = \"{name}\"")))
-                .join("")
-                .contains("is a reserved name"),
+            error_texts(compile_lone(&format!("name = \"{name}\""))).join("").contains("is a reserved name"),
             "{name}"
         );
     }
@@ -296,31 +267,24 @@ fn lists_are_relative_to_the_policy() {
     assert_eq!(decide_attempt(&rules, "p", "a.example").as_deref(), Ok("r"));
     assert_eq!(decide_attempt(&rules, "p", "x.b.example:8443").as_deref(), Ok("r"));
     assert!(decide_attempt(&rules, "p", "x.b.example").is_err());
-    let found =
-        error_texts(compile_with_lists(&text, &[("lists/mirrors.txt", "a.example\nb d\n*.com\n")]));
+    let found = error_texts(compile_with_lists(&text, &[("lists/mirrors.txt", "a.example\nb d\n*.com\n")]));
     assert_eq!(found.len(), 2, "{found:?}");
-    assert!(
-        found[0].starts_with("lists/mirrors.txt:2:1: `b d` is not a host pattern"),
-        "{found:?}"
-    );
+    assert!(found[0].starts_with("lists/mirrors.txt:2:1: `b d` is not a host pattern"), "{found:?}");
     let named = rules::load::list_files(&source_file("dir/p.toml", &text));
     assert_eq!(named, ["dir/lists/mirrors.txt"]);
 }
 
 #[test]
 fn an_empty_list_allows_nothing_and_causes_a_warning() {
-    let rules = unwrap_rules(compile_with_lists(
-        &allow("hosts_file = \"l.txt\""),
-        &[("l.txt", "# nothing yet\n")],
-    ));
+    let rules =
+        unwrap_rules(compile_with_lists(&allow("hosts_file = \"l.txt\""), &[("l.txt", "# nothing yet\n")]));
     assert!(problem_texts(rules.warnings()).join("").contains("rule `r` lists no host"));
 }
 
 #[test]
 fn a_list_that_is_denied_entirely_has_no_effect() {
     let text = allow("hosts_file = \"l.txt\"\n[[deny]]\nhosts = [\".x.example\"]");
-    let found =
-        error_texts(compile_with_lists(&text, &[("l.txt", "a.x.example\nb.x.example\n")])).join("");
+    let found = error_texts(compile_with_lists(&text, &[("l.txt", "a.x.example\nb.x.example\n")])).join("");
     assert!(found.contains("rule `r` has no effect"), "{found}");
     unwrap_rules(compile_with_lists(&text, &[("l.txt", "a.x.example\nb.y.example\n")]));
 }
@@ -348,11 +312,8 @@ fn tests_in_a_policy_are_run() {
          [[test]]\nexpect = \"deny\"\nhost = \"y.com\"\nreason = \"denied_by_rule\"\n\
          [[test]]\nexpect = \"allow\"\nhost = \"x.com\"\ndns = \"A\"\nrule = \"other\"\n",
     );
-    let passed: Vec<bool> = unwrap_rules(compile_lone(&text))
-        .run_tests()
-        .iter()
-        .map(|outcome| outcome.has_passed())
-        .collect();
+    let passed: Vec<bool> =
+        unwrap_rules(compile_lone(&text)).run_tests().iter().map(|outcome| outcome.has_passed()).collect();
     assert_eq!(passed, [true, true, false, false, false]);
 }
 
@@ -400,11 +361,8 @@ fn ties_are_found_across_policies_of_one_sandbox() {
         )
     };
     let operator = "[[credential]]\nname = \"one\"\nfile = \"f\"\n[[credential]]\nname = \"two\"\nfile = \"f\"\n[[sandbox]]\nid = \"a\"\npolicies = [\"p\", \"q\"]";
-    let found = error_texts(super::compile_configured(
-        operator,
-        &[&policy("p", "one"), &policy("q", "two")],
-    ))
-    .join("");
+    let found = error_texts(super::compile_configured(operator, &[&policy("p", "one"), &policy("q", "two")]))
+        .join("");
     assert!(found.contains("rules `of p` and `of q` tie for `x.example`"), "{found}");
     unwrap_rules(super::compile_configured(operator, &[&policy("p", "one"), &policy("q", "one")]));
 }
@@ -412,10 +370,8 @@ fn ties_are_found_across_policies_of_one_sandbox() {
 #[test]
 fn a_test_for_an_unknown_sandbox_is_an_error() {
     let policy = "name = \"p\"\n[[test]]\nexpect = \"deny\"\nhost = \"x.com\"\nsandbox = \"typo\"";
-    let found = error_texts(super::compile_configured(
-        "[[sandbox]]\nid = \"a\"\npolicies = [\"p\"]",
-        &[policy],
-    ))
-    .join("");
+    let found =
+        error_texts(super::compile_configured("[[sandbox]]\nid = \"a\"\npolicies = [\"p\"]", &[policy]))
+            .join("");
     assert!(found.contains("unknown sandbox `typo`"), "{found}");
 }

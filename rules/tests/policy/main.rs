@@ -24,25 +24,17 @@ fn source_file(path: &str, text: &str) -> SourceFile {
 
 /// Compiles one policy without configuration.
 fn compile_lone(text: &str) -> Result<RuleSet, Vec<Problem>> {
-    let sources = LoadSources {
-        policies: vec![source_file("p.toml", text)],
-        generation: 7,
-        ..LoadSources::default()
-    };
+    let sources =
+        LoadSources { policies: vec![source_file("p.toml", text)], generation: 7, ..LoadSources::default() };
     compile(&sources, &[])
 }
 
 /// Compiles one policy with its list files.
 fn compile_with_lists(text: &str, lists: &[(&str, &str)]) -> Result<RuleSet, Vec<Problem>> {
-    let lists: BTreeMap<_, _> = lists
-        .iter()
-        .map(|(path, text)| ((*path).to_owned(), Ok(text.as_bytes().to_vec())))
-        .collect();
-    let sources = LoadSources {
-        policies: vec![source_file("p.toml", text)],
-        lists,
-        ..LoadSources::default()
-    };
+    let lists: BTreeMap<_, _> =
+        lists.iter().map(|(path, text)| ((*path).to_owned(), Ok(text.as_bytes().to_vec()))).collect();
+    let sources =
+        LoadSources { policies: vec![source_file("p.toml", text)], lists, ..LoadSources::default() };
     compile(&sources, &[])
 }
 
@@ -72,17 +64,12 @@ fn error_texts(result: Result<RuleSet, Vec<Problem>>) -> Vec<String> {
 }
 
 fn sandbox_ref(rules: &RuleSet, id: &str) -> SandboxRef {
-    rules
-        .sandboxes()
-        .get(&SandboxId::parse(id).unwrap())
-        .unwrap_or_else(|| panic!("no sandbox {id}"))
-        .clone()
+    rules.sandboxes().get(&SandboxId::parse(id).unwrap()).unwrap_or_else(|| panic!("no sandbox {id}")).clone()
 }
 
 /// Decides `text` (`[METHOD ]url`) in a sandbox; returns the allowing rule or the reason of the denial.
 fn decide_attempt(rules: &RuleSet, id: &str, text: &str) -> Result<String, Reason> {
-    let (method, url) =
-        text.split_once(' ').map_or((None, text), |(method, url)| (Some(method), url));
+    let (method, url) = text.split_once(' ').map_or((None, text), |(method, url)| (Some(method), url));
     let mut probe = PolicyProbe::parse(url).unwrap_or_else(|error| panic!("{url}: {error}"));
     probe.method = method.map(|method| rules::facts::HttpMethod::parse(method).unwrap());
     match probe.decide(rules, &sandbox_ref(rules, id)) {
@@ -93,10 +80,6 @@ fn decide_attempt(rules: &RuleSet, id: &str, text: &str) -> Result<String, Reaso
 
 fn assert_decisions(rules: &RuleSet, id: &str, rows: &[(&str, Result<&str, Reason>)]) {
     for (text, expected) in rows {
-        assert_eq!(
-            decide_attempt(rules, id, text).as_deref(),
-            expected.as_ref().copied(),
-            "{id}: {text}"
-        );
+        assert_eq!(decide_attempt(rules, id, text).as_deref(), expected.as_ref().copied(), "{id}: {text}");
     }
 }

@@ -6,9 +6,7 @@ use rules::ids::{BankId, Environment, SandboxId, Tenant};
 use rules::name::Host;
 use rules::{Decision, Facts, Reason, RuleSet};
 
-use super::{
-    compile_configured, compile_lone, error_texts, problem_texts, sandbox_ref, unwrap_rules,
-};
+use super::{compile_configured, compile_lone, error_texts, problem_texts, sandbox_ref, unwrap_rules};
 
 const POLICY: &str = r#"
 name = "team"
@@ -45,12 +43,7 @@ base = "system"
 policies = ["team"]
 "#;
 
-fn identity_claim(
-    sandbox: &str,
-    tenant: &str,
-    environment: &str,
-    generation: Option<u64>,
-) -> IdentityClaim {
+fn identity_claim(sandbox: &str, tenant: &str, environment: &str, generation: Option<u64>) -> IdentityClaim {
     IdentityClaim::Verified(TokenIdentity {
         sandbox: SandboxId::parse(sandbox).unwrap(),
         tenant: Tenant::parse(tenant).unwrap(),
@@ -105,11 +98,7 @@ fn p12_a_request_needs_its_own_identity_and_open_banks() {
     let given = |identity| memory_facts("given.corp.example", 443, Read, &["bank-a"], identity);
     for (who, facts, expected) in [
         ("a", team_facts(Read, &["staging:team-a"], own_claim()), Ok("forward")),
-        (
-            "a",
-            team_facts(Read, &["staging:team-a", "staging:shared-1"], own_claim()),
-            Ok("forward"),
-        ),
+        ("a", team_facts(Read, &["staging:team-a", "staging:shared-1"], own_claim()), Ok("forward")),
         ("a", team_facts(Write, &["staging:team-a"], own_claim()), Ok("forward")),
         ("a", team_facts(Nothing, &[], IdentityClaim::Absent), Ok("forward")),
         ("a", team_facts(Nothing, &[], own_claim()), Ok("forward")),
@@ -120,22 +109,14 @@ fn p12_a_request_needs_its_own_identity_and_open_banks() {
         ),
         ("a", team_facts(Nothing, &[], IdentityClaim::Invalid("expired")), Err(IdentityInvalid)),
         ("a", team_facts(Nothing, &["staging:team-a"], own_claim()), Err(MemoryOperation)),
-        (
-            "a",
-            team_facts(Read, &["staging:team-a", "staging:team-b"], own_claim()),
-            Err(ForeignBank),
-        ),
+        ("a", team_facts(Read, &["staging:team-a", "staging:team-b"], own_claim()), Err(ForeignBank)),
         ("a", team_facts(Write, &["staging:shared-1"], own_claim()), Err(ForeignBank)),
         ("a", team_facts(Delete, &["staging:team-a"], own_claim()), Err(ForeignBank)),
         ("a", team_facts(Read, &["production:team-a"], own_claim()), Err(ForeignBank)),
         ("a", team_facts(Read, &[], own_claim()), Err(BankMissing)),
         ("a", team_facts(Admin, &["staging:team-a"], own_claim()), Err(MemoryOperation)),
         ("a", team_facts(Read, &["staging:team-a"], IdentityClaim::Absent), Err(IdentityAbsent)),
-        (
-            "a",
-            team_facts(Read, &["staging:team-a"], IdentityClaim::Invalid("expired")),
-            Err(IdentityInvalid),
-        ),
+        ("a", team_facts(Read, &["staging:team-a"], IdentityClaim::Invalid("expired")), Err(IdentityInvalid)),
         (
             "a",
             team_facts(Read, &["staging:team-a"], identity_claim("b", "acme", "staging", Some(4))),
@@ -153,11 +134,7 @@ fn p12_a_request_needs_its_own_identity_and_open_banks() {
         ),
         (
             "a",
-            team_facts(
-                Read,
-                &["staging:team-a"],
-                identity_claim("a", "acme", "production", Some(4)),
-            ),
+            team_facts(Read, &["staging:team-a"], identity_claim("a", "acme", "production", Some(4))),
             Err(IdentityMismatch),
         ),
         (
@@ -184,11 +161,7 @@ fn p12_a_request_needs_its_own_identity_and_open_banks() {
             memory_facts("docs.example", 443, Read, &["staging:team-a"], own_claim()),
             Err(MemoryOperation),
         ),
-        (
-            "a",
-            memory_facts("other.example", 443, Read, &["staging:team-a"], own_claim()),
-            Err(NotListed),
-        ),
+        ("a", memory_facts("other.example", 443, Read, &["staging:team-a"], own_claim()), Err(NotListed)),
     ] {
         assert_eq!(decide_facts(&rules, who, &facts), expected, "{who}: {facts:?}");
     }
@@ -197,8 +170,7 @@ fn p12_a_request_needs_its_own_identity_and_open_banks() {
 #[test]
 fn p12_a_memory_host_is_guarded_and_refuses_plain_requests() {
     let rules = unwrap_rules(compile_configured(CONFIGURATION, &[POLICY]));
-    let probe =
-        rules::probe::PolicyProbe::parse("https://memory.corp.example:8443/v1/recall").unwrap();
+    let probe = rules::probe::PolicyProbe::parse("https://memory.corp.example:8443/v1/recall").unwrap();
     let steps = probe.facts(&sandbox_ref(&rules, "a"));
     assert_eq!(decide_facts(&rules, "a", &steps[0]), Ok("hold"));
     assert_eq!(decide_facts(&rules, "a", &steps[1]), Err(MemoryOperation));
@@ -221,9 +193,7 @@ fn p12_a_bank_of_another_environment_is_a_load_error() {
 #[test]
 fn banks_must_name_their_environment() {
     let rule = |extra: &str| {
-        format!(
-            "name = \"p\"\n[[memory]]\nname = \"m\"\nhost = \"m.example\"\nprofile = \"mem0\"\n{extra}"
-        )
+        format!("name = \"p\"\n[[memory]]\nname = \"m\"\nhost = \"m.example\"\nprofile = \"mem0\"\n{extra}")
     };
     for (extra, part) in [
         ("recall = [\"team-a\"]", "bank `team-a` names no environment"),
@@ -246,10 +216,7 @@ fn banks_must_name_their_environment() {
 fn the_former_name_of_from_channel_is_refused_with_a_hint() {
     let problems = compile_lone(&POLICY.replace("from-channel", "from-path")).unwrap_err();
     let [problem] = &problems[..] else { panic!("{problems:?}") };
-    assert_eq!(
-        problem.to_string(),
-        "p.toml:17:12: `from-path` is not one of `from-channel`, `required`"
-    );
+    assert_eq!(problem.to_string(), "p.toml:17:12: `from-path` is not one of `from-channel`, `required`");
     assert_eq!((problem.at.excerpt.as_str(), problem.at.width), ("identity = \"from-path\"", 11));
     assert_eq!(problem.help.as_deref(), Some("it is now called `from-channel`"));
 }
@@ -264,10 +231,7 @@ fn p15_uninspected_traffic_is_refused_beside_memory() {
     let configuration = CONFIGURATION.replace("[\"team\"]", "[\"team\", \"t\"]");
     let found = error_texts(compile_configured(&configuration, &[POLICY, &tunnel("")])).join("\n");
     assert!(found.contains("rule `blind` passes uninspected bytes"), "{found}");
-    unwrap_rules(compile_configured(
-        &configuration,
-        &[POLICY, &tunnel("memory = \"may-receive\"")],
-    ));
+    unwrap_rules(compile_configured(&configuration, &[POLICY, &tunnel("memory = \"may-receive\"")]));
 }
 
 #[test]

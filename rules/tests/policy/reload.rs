@@ -39,11 +39,7 @@ fn unchanged_policies_are_reused_with_their_warnings() {
         assert_eq!(reused_policies(&first, &again), reused, "{small} {list}");
         let afresh = unwrap_rules(compile(&sources, &[]));
         assert_eq!(again.digest(), afresh.digest(), "{small} {list}");
-        assert_eq!(
-            problem_texts(again.warnings()),
-            problem_texts(afresh.warnings()),
-            "{small} {list}"
-        );
+        assert_eq!(problem_texts(again.warnings()), problem_texts(afresh.warnings()), "{small} {list}");
         assert_eq!(again.generation(), 2);
         let listed = decide_attempt(&again, "listed", "https://b.example/");
         assert_eq!(listed.is_ok(), list.contains("b.example"), "{small} {list}");
@@ -56,8 +52,7 @@ fn unchanged_policies_are_reused_with_their_warnings() {
 #[test]
 fn p9_errors_are_never_hidden_by_reuse() {
     let first = unwrap_rules(compile(&load_sources(1, SMALL, "b.example\n"), &[]));
-    let errors =
-        |result: Result<RuleSet, Vec<Problem>>| problem_texts(&result.unwrap_err()).join("\n");
+    let errors = |result: Result<RuleSet, Vec<Problem>>| problem_texts(&result.unwrap_err()).join("\n");
     let mut gone = load_sources(2, SMALL, "");
     gone.lists.insert("l.txt".to_owned(), Err("it is gone".to_owned()));
     assert!(errors(recompile(&first, &gone, &[])).contains("it is gone"));

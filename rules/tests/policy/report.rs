@@ -51,12 +51,9 @@ fn apply_edit(text: &str, change: &PolicyEdit) -> String {
     let (rule, key, entries, instead_of) = match change {
         PolicyEdit::Add(lines) => return format!("{text}\n{lines}\n"),
         PolicyEdit::Extend { rule, key, entry } => (rule, *key, vec![entry.clone()], None),
-        PolicyEdit::Set { rule, key, entries, instead_of } => {
-            (rule, *key, entries.clone(), *instead_of)
-        }
+        PolicyEdit::Set { rule, key, entries, instead_of } => (rule, *key, entries.clone(), *instead_of),
     };
-    let block =
-        text.split("[[").find(|block| block.contains(&format!("name = \"{}\"\n", rule.rule)));
+    let block = text.split("[[").find(|block| block.contains(&format!("name = \"{}\"\n", rule.rule)));
     let block = block.unwrap();
     let begins = |line: &str, key: &str| line.starts_with(&format!("{key} = "));
     let old = block.lines().find(|line| begins(line, key)).map(|line| line.trim_end_matches(']'));
@@ -87,10 +84,7 @@ fn describe_edit(change: &PolicyEdit) -> String {
 #[test]
 fn p18_advice_loads_and_works() {
     let text = "name = \"p\"\n".to_owned()
-        + &allow_rule(
-            "code",
-            "hosts = [\"github.com\"]\nmethods = [\"GET\"]\npaths = [\"/acme/**\"]",
-        )
+        + &allow_rule("code", "hosts = [\"github.com\"]\nmethods = [\"GET\"]\npaths = [\"/acme/**\"]")
         + &allow_rule("api", "hosts = [\"api.example\", \"*.wide.example\", \"*.amazonaws.com\"]")
         + &allow_rule("read", "hosts = [\"read.example\"]\naccess = \"read-only\"")
         + &allow_rule("key", "hosts = [\"key.example\"]\ncredential = \"k\"")
@@ -102,21 +96,13 @@ fn p18_advice_loads_and_works() {
         + "[[deny]]\nhosts = [\"denied.example:8443\"]\n";
     let rules = compile_with(CONFIGURATION, &text);
     for (attempt, reason, expected) in [
-        (
-            "pastebin.example",
-            NotListed,
-            "name = \"pastebin.example\"; hosts = [\"pastebin.example\"]",
-        ),
+        ("pastebin.example", NotListed, "name = \"pastebin.example\"; hosts = [\"pastebin.example\"]"),
         (
             "pastebin.example:8443",
             NotListed,
             "name = \"pastebin.example\"; hosts = [\"pastebin.example:8443\"]",
         ),
-        (
-            "8.8.8.8:853",
-            AddressNotListed,
-            "name = \"8.8.8.8\"; addresses = [\"8.8.8.8/32\"]; ports = [853]",
-        ),
+        ("8.8.8.8:853", AddressNotListed, "name = \"8.8.8.8\"; addresses = [\"8.8.8.8/32\"]; ports = [853]"),
         (
             "[2001:4860::1]:443",
             AddressNotListed,
@@ -127,16 +113,8 @@ fn p18_advice_loads_and_works() {
             NotListed,
             "name = \"new.example\"; hosts = [\"new.example\"]; methods = [\"POST\"]",
         ),
-        (
-            "db.corp.internal",
-            NotListed,
-            "name = \"db.corp.internal\"; hosts = [\"db.corp.internal\"]",
-        ),
-        (
-            "github.io",
-            NotListed,
-            "name = \"github.io\"; hosts = [\"github.io\"]; dangerously_wide = true",
-        ),
+        ("db.corp.internal", NotListed, "name = \"db.corp.internal\"; hosts = [\"db.corp.internal\"]"),
+        ("github.io", NotListed, "name = \"github.io\"; hosts = [\"github.io\"]; dangerously_wide = true"),
         (
             "s3.amazonaws.com:8443",
             PortNotListed,
@@ -153,11 +131,7 @@ fn p18_advice_loads_and_works() {
             DnsTypeNotAllowed,
             "api: dns_types = [\"A\", \"AAAA\", \"HTTPS\", \"TXT\"] without None",
         ),
-        (
-            "dns TXT txt.example",
-            DnsTypeNotAllowed,
-            "txt: dns_types = [\"A\", \"TXT\"] without None",
-        ),
+        ("dns TXT txt.example", DnsTypeNotAllowed, "txt: dns_types = [\"A\", \"TXT\"] without None"),
         ("POST https://github.com/acme/x", MethodNotAllowed, "code: methods += POST"),
         (
             "POST https://github.com/other",
@@ -196,10 +170,7 @@ fn p18_advice_loads_and_works() {
         assert_eq!(describe_edit(&change), expected, "{attempt}");
         let edited = compile_with(CONFIGURATION, &apply_edit(&text, &change));
         let after = explain(&edited, attempt).decision;
-        assert!(
-            matches!(after, Decision::Allow(_)),
-            "the advice for {attempt} does not work: {after:?}"
-        );
+        assert!(matches!(after, Decision::Allow(_)), "the advice for {attempt} does not work: {after:?}");
     }
 }
 

@@ -137,11 +137,8 @@ fn parse_request(bytes: &[u8]) -> Option<ObservedRequest> {
     let httparse::Status::Complete(length) = head.parse(bytes).ok()? else { return None };
     let line = format!("{} {} ", head.method?, head.path?);
     let text = |value: &[u8]| String::from_utf8_lossy(value).into_owned();
-    let fields: Vec<(String, String)> = head
-        .headers
-        .iter()
-        .map(|field| (field.name.to_ascii_lowercase(), text(field.value)))
-        .collect();
+    let fields: Vec<(String, String)> =
+        head.headers.iter().map(|field| (field.name.to_ascii_lowercase(), text(field.value))).collect();
     let field = |name: &str| fields.iter().find(|(known, _)| known == name).map(|(_, value)| value);
     let host = field("host").cloned().unwrap_or_default();
     let expected = field("content-length").and_then(|length| length.parse().ok()).unwrap_or(0);

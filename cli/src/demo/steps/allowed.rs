@@ -11,8 +11,7 @@ pub(super) const STEP: DemoStep<DemoContext> =
 
 fn run(demo: &mut DemoContext, report: &mut StepReport) -> Result<(), StepFailure> {
     report.note_attempt("sandbox-a: GET https://code.example/readme");
-    let answer =
-        demo.a.fetch(&FetchRequest::get("code.example", "/readme"))?.map_err(StepFailure)?;
+    let answer = demo.a.fetch(&FetchRequest::get("code.example", "/readme"))?.map_err(StepFailure)?;
     ensure(answer.status == 200, format!("the status is {}", answer.status))?;
     ensure(answer.body == "hello from code.example", &answer.body)?;
     let arrived = demo.new_connections();

@@ -10,20 +10,15 @@ pub(super) const STEP: DemoStep<DemoContext> =
     DemoStep { name: "credential", title: "A credential the sandbox never sees", run };
 
 fn run(demo: &mut DemoContext, report: &mut StepReport) -> Result<(), StepFailure> {
-    report.note_attempt(
-        "sandbox-a: GET https://model.example/v1/echo, which echoes every request header",
-    );
+    report.note_attempt("sandbox-a: GET https://model.example/v1/echo, which echoes every request header");
     let fake = ("Authorization".to_owned(), "Bearer made-up".to_owned());
-    let fetch =
-        FetchRequest { fields: vec![fake], ..FetchRequest::get("model.example", "/v1/echo") };
+    let fetch = FetchRequest { fields: vec![fake], ..FetchRequest::get("model.example", "/v1/echo") };
     let answer = demo.a.fetch(&fetch)?.map_err(StepFailure)?;
     ensure(answer.status == 200, format!("the status is {}: {}", answer.status, answer.body))?;
     let arrived = demo.new_connections();
     let requests = arrived.iter().filter_map(|arrival| arrival.request.as_ref());
-    let received: Vec<&(String, String)> = requests
-        .flat_map(|request| &request.fields)
-        .filter(|(name, _)| name == "authorization")
-        .collect();
+    let received: Vec<&(String, String)> =
+        requests.flat_map(|request| &request.fields).filter(|(name, _)| name == "authorization").collect();
     let wanted = ("authorization".to_owned(), format!("Bearer {SECRET}"));
     ensure(received == [&wanted], format!("the host got {received:?}"))?;
     let echoed = answer.body.lines().find(|line| line.starts_with("authorization:"));

@@ -13,17 +13,12 @@ fn run(demo: &mut DemoContext, report: &mut StepReport) -> Result<(), StepFailur
     let address = demo.a.resolve("paste.example")?;
     ensure(address.is_none(), "it got an address")?;
     report.note_result("NXDOMAIN; the upstream resolver was not asked");
-    let wanted =
-        RecordQuery { sandbox: demo.a.id, host: "paste.example", ..RecordQuery::default() };
+    let wanted = RecordQuery { sandbox: demo.a.id, host: "paste.example", ..RecordQuery::default() };
     demo.expect_record(RecordQuery { reason: "not_listed", ..wanted }, report)?;
 
-    report.note_attempt(
-        "sandbox-a: POST https://code.example/upload, where the rule allows GET and HEAD",
-    );
-    let upload = FetchRequest {
-        body: "all I know".to_owned(),
-        ..FetchRequest::post("code.example", "/upload")
-    };
+    report.note_attempt("sandbox-a: POST https://code.example/upload, where the rule allows GET and HEAD");
+    let upload =
+        FetchRequest { body: "all I know".to_owned(), ..FetchRequest::post("code.example", "/upload") };
     let answer = demo.a.fetch(&upload)?.map_err(StepFailure)?;
     ensure(answer.status == 403, format!("the status is {}", answer.status))?;
     ensure(answer.body.contains("method_not_allowed"), &answer.body)?;

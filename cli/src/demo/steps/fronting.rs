@@ -15,8 +15,7 @@ fn run(demo: &mut DemoContext, report: &mut StepReport) -> Result<(), StepFailur
     let answer = demo.a.fetch(&front)?.map_err(StepFailure)?;
     ensure(answer.body.contains("names_disagree"), &answer.body)?;
     report.note_result(format!("{}: names_disagree; nothing reached either host", answer.status));
-    let wanted =
-        RecordQuery { sandbox: demo.a.id, reason: "names_disagree", ..RecordQuery::default() };
+    let wanted = RecordQuery { sandbox: demo.a.id, reason: "names_disagree", ..RecordQuery::default() };
     demo.expect_record(wanted, report)?;
     demo.expect_no_traffic()
 }

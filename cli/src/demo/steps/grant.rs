@@ -17,9 +17,7 @@ const CONNECTION: u64 = 4001;
 
 fn run(demo: &mut DemoContext, report: &mut StepReport) -> Result<(), StepFailure> {
     ensure(demo.a.resolve(HOST)?.is_none(), "the host is already allowed")?;
-    report.note_attempt(
-        "an operator: sandbar grant --sandbox sandbox-a --host paste.example --for 3s",
-    );
+    report.note_attempt("an operator: sandbar grant --sandbox sandbox-a --host paste.example --for 3s");
     let socket = path_text(&demo.admin_socket());
     let words = ["grant", "--socket", &socket, "--sandbox", demo.a.id, "--host", HOST, "--for"];
     let words = [&words[..], &["3s", "--why", "a log for support", "--by", "demo"]].concat();
@@ -34,10 +32,7 @@ fn run(demo: &mut DemoContext, report: &mut StepReport) -> Result<(), StepFailur
     wait_for_bytes(demo, HOST, 1)?;
     let ended = demo.a.wait_fetch(ticket)?;
     let took = granted.elapsed();
-    ensure(
-        ended.as_ref().map_or(true, |answer| !answer.whole),
-        "the download ended without being cut",
-    )?;
+    ensure(ended.as_ref().map_or(true, |answer| !answer.whole), "the download ended without being cut")?;
     demo.internet.set_streaming(false);
     report.note_result(format!("it ran, and was cut {:.1} s after the grant", took.as_secs_f64()));
     let wanted = RecordQuery { sandbox: demo.a.id, host: HOST, ..RecordQuery::default() };

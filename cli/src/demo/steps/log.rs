@@ -28,10 +28,7 @@ fn run(demo: &mut DemoContext, report: &mut StepReport) -> Result<(), StepFailur
     let (status, verified) = run_verify(demo, &copy)?;
     ensure(status == Some(1), format!("the change was not detected: {verified}"))?;
     let fault = |name: &str| verified.pointer(&format!("/faults/0/{name}")).cloned();
-    ensure(
-        fault("line") == Some(line.into()),
-        format!("the report names another line: {verified}"),
-    )?;
+    ensure(fault("line") == Some(line.into()), format!("the report names another line: {verified}"))?;
     let what = fault("what").unwrap_or_default();
     report.note_result(format!("changed, line {line}: {}", what.as_str().unwrap_or_default()));
     Ok(())

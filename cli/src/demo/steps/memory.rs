@@ -33,8 +33,7 @@ fn run(demo: &mut DemoContext, report: &mut StepReport) -> Result<(), StepFailur
     ensure(answer.body.contains("identity_mismatch"), &answer.body)?;
     ensure(!answer.body.contains(MEMORY), "sandbox-b got the memory")?;
     ensure(demo.new_connections().len() == before, "the service got a request")?;
-    report
-        .note_result(format!("{}: identity_mismatch; nothing reached the service", answer.status));
+    report.note_result(format!("{}: identity_mismatch; nothing reached the service", answer.status));
     let wanted = RecordQuery { sandbox: demo.b.id, stage: "denied", ..RecordQuery::default() };
     demo.expect_record(RecordQuery { reason: "identity_mismatch", ..wanted }, report)?;
     Ok(())

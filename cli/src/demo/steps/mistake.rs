@@ -24,12 +24,8 @@ fn run(demo: &mut DemoContext, report: &mut StepReport) -> Result<(), StepFailur
     report.note_result(error_line(message, &location));
     report.note_record(&record);
     ensure(demo.generation() == before, "the invalid policy took effect")?;
-    let answer =
-        demo.a.fetch(&FetchRequest::get("code.example", "/still"))?.map_err(StepFailure)?;
-    ensure(
-        answer.status == 200,
-        format!("the previous rules are not in force: {}", answer.status),
-    )?;
+    let answer = demo.a.fetch(&FetchRequest::get("code.example", "/still"))?.map_err(StepFailure)?;
+    ensure(answer.status == 200, format!("the previous rules are not in force: {}", answer.status))?;
     report.note_result(format!("generation {before} stays in force; code.example still answers"));
     Ok(demo.restore_policy()?)
 }

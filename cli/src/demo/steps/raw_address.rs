@@ -18,8 +18,7 @@ fn run(demo: &mut DemoContext, report: &mut StepReport) -> Result<(), StepFailur
     let answer = demo.a.fetch(&FetchRequest::get(EVIL, "/"))?;
     ensure(answer.is_err(), "the request was served")?;
     report.note_result("the TLS handshake was refused; nothing reached the host");
-    let wanted =
-        RecordQuery { sandbox: demo.a.id, reason: "name_missing", ..RecordQuery::default() };
+    let wanted = RecordQuery { sandbox: demo.a.id, reason: "name_missing", ..RecordQuery::default() };
     demo.expect_record(wanted, report)?;
     demo.expect_no_traffic()?;
 
@@ -31,9 +30,7 @@ fn run(demo: &mut DemoContext, report: &mut StepReport) -> Result<(), StepFailur
     let arrived = demo.new_connections();
     let lied = arrived.iter().any(|arrival| arrival.at.ip().to_string() == EVIL);
     ensure(!lied && !arrived.is_empty(), format!("connections: {arrived:?}"))?;
-    report.note_result(
-        "Sandbar resolved the name and dialled that address, not the one the client dialled",
-    );
+    report.note_result("Sandbar resolved the name and dialled that address, not the one the client dialled");
     let wanted = RecordQuery { sandbox: demo.a.id, stage: "decision", ..RecordQuery::default() };
     demo.expect_record(RecordQuery { host: "code.example", ..wanted }, report)?;
     Ok(())

@@ -21,21 +21,16 @@ fn run(demo: &mut DemoContext, report: &mut StepReport) -> Result<(), StepFailur
     demo.internet.rebind();
     let second = demo.a.fetch(&fetch)?.map_err(StepFailure)?;
     ensure(second.status == 200, format!("the status is {}", second.status))?;
-    report.note_result(
-        "both reach the first address: Sandbar caches the answer despite its TTL of 0",
-    );
+    report.note_result("both reach the first address: Sandbar caches the answer despite its TTL of 0");
 
-    report.note_attempt(format!(
-        "sandbox-b: GET https://{REBINDING}/, which now resolves to {METADATA}"
-    ));
+    report.note_attempt(format!("sandbox-b: GET https://{REBINDING}/, which now resolves to {METADATA}"));
     // The agent dials an address, so that only the proxy resolves the name.
     let connect_to = Some(([93, 184, 216, 15], 443).into());
     let answer = demo.b.fetch(&FetchRequest { connect_to, ..fetch })?;
     let refused = answer.as_ref().map_or(true, |answer| answer.status >= 400);
     ensure(refused, "the request was served")?;
     report.note_result("refused: Sandbar checks the resolved address before every dial");
-    let wanted =
-        RecordQuery { sandbox: demo.b.id, reason: "private_address", ..RecordQuery::default() };
+    let wanted = RecordQuery { sandbox: demo.b.id, reason: "private_address", ..RecordQuery::default() };
     demo.expect_record(wanted, report)?;
     let there = |arrival: &ObservedConnection| arrival.at.ip() == IpAddr::V4(METADATA);
     ensure(!demo.new_connections().iter().any(there), "a connection reached the metadata address")

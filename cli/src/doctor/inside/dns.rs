@@ -35,39 +35,11 @@ pub(super) fn probes() -> Vec<InsideProbe> {
     let six = |targets: &ProbeTargets| IpAddr::V6(targets.resolver6);
     let mut probes = vec![
         dns_probe("dns.udp", "DNS to another resolver", four, 53, QueryTransport::Udp, TYPE_A),
-        dns_probe(
-            "dns.tcp",
-            "DNS over TCP to another resolver",
-            four,
-            53,
-            QueryTransport::Tcp,
-            TYPE_A,
-        ),
-        dns_probe(
-            "dns.udp.six",
-            "DNS to another resolver over IPv6",
-            six,
-            53,
-            QueryTransport::Udp,
-            TYPE_A,
-        ),
+        dns_probe("dns.tcp", "DNS over TCP to another resolver", four, 53, QueryTransport::Tcp, TYPE_A),
+        dns_probe("dns.udp.six", "DNS to another resolver over IPv6", six, 53, QueryTransport::Udp, TYPE_A),
         dns_probe("dns.tcp.six", "DNS over TCP and IPv6", six, 53, QueryTransport::Tcp, TYPE_A),
-        dns_probe(
-            "dns.txt",
-            "a TXT query, as tunnels use",
-            four,
-            53,
-            QueryTransport::Udp,
-            TYPE_TXT,
-        ),
-        dns_probe(
-            "dns.null",
-            "a NULL query, as tunnels use",
-            four,
-            53,
-            QueryTransport::Udp,
-            TYPE_NULL,
-        ),
+        dns_probe("dns.txt", "a TXT query, as tunnels use", four, 53, QueryTransport::Udp, TYPE_TXT),
+        dns_probe("dns.null", "a NULL query, as tunnels use", four, 53, QueryTransport::Udp, TYPE_NULL),
         dns_probe("dns.odd-port", "DNS on another port", four, 9953, QueryTransport::Udp, TYPE_A),
         dns_probe(
             "dns.metadata",

@@ -28,11 +28,7 @@ pub(super) fn collect(targets: &ProbeTargets) -> Vec<RequestEvidence> {
     allowed.chain(denied).collect()
 }
 
-fn to_evidence(
-    wanted: &'static str,
-    request: String,
-    answer: io::Result<ProbeResponse>,
-) -> RequestEvidence {
+fn to_evidence(wanted: &'static str, request: String, answer: io::Result<ProbeResponse>) -> RequestEvidence {
     let (answer, record) = match answer {
         Ok(answer) => {
             let reason = answer.reason().map(|reason| format!(" ({reason})")).unwrap_or_default();
@@ -96,9 +92,8 @@ fn connect(to: SocketAddr) -> io::Result<TcpStream> {
 }
 
 fn proxy_from_env() -> Option<SocketAddr> {
-    let named = PROXY_VARIABLES
-        .iter()
-        .find_map(|name| std::env::var(name).ok().filter(|text| !text.is_empty()))?;
+    let named =
+        PROXY_VARIABLES.iter().find_map(|name| std::env::var(name).ok().filter(|text| !text.is_empty()))?;
     let address = named.strip_prefix("http://")?.trim_end_matches('/');
     address.to_socket_addrs().ok()?.next()
 }

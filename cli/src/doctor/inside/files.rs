@@ -10,17 +10,11 @@ use super::{InsideProbe, ProbeTargets};
 use crate::doctor::probe::ProbeVerdict;
 
 const GROUP: &str = "files";
-const OWN_FIX: &str =
-    "do not mount Sandbar's directories into the sandbox (`sandbar run` hides them)";
+const OWN_FIX: &str = "do not mount Sandbar's directories into the sandbox (`sandbar run` hides them)";
 const POLICY_FIX: &str = "mount the policy directory read-only, or not at all";
 /// Default directories of Sandbar.
-const SANDBAR_DIRS: [&str; 5] = [
-    "/etc/sandbar",
-    "/var/lib/sandbar",
-    "/var/log/sandbar",
-    ".config/sandbar",
-    ".local/state/sandbar",
-];
+const SANDBAR_DIRS: [&str; 5] =
+    ["/etc/sandbar", "/var/lib/sandbar", "/var/log/sandbar", ".config/sandbar", ".local/state/sandbar"];
 /// Credentials in the home directory.
 const CREDENTIALS: [&str; 14] = [
     ".aws/credentials",
@@ -70,21 +64,12 @@ const SYSTEM: [&str; 8] = [
 
 pub(super) fn probes(targets: &ProbeTargets) -> Vec<InsideProbe> {
     let mut probes = vec![
-        InsideProbe::new(
-            GROUP,
-            "files.own",
-            "Sandbar's policies, log, state and keys",
-            OWN_FIX,
-            |targets| {
-                let usual =
-                    SANDBAR_DIRS.map(|name| resolve_path(targets, name)).into_iter().flatten();
-                let state = std::env::var_os("XDG_STATE_HOME")
-                    .map(|dir| PathBuf::from(dir).join("sandbar"));
-                let tried: Vec<ProbeVerdict> =
-                    usual.chain(state).map(|path| probe_hidden(&path)).collect();
-                ProbeVerdict::worst(tried, "no home directory")
-            },
-        ),
+        InsideProbe::new(GROUP, "files.own", "Sandbar's policies, log, state and keys", OWN_FIX, |targets| {
+            let usual = SANDBAR_DIRS.map(|name| resolve_path(targets, name)).into_iter().flatten();
+            let state = std::env::var_os("XDG_STATE_HOME").map(|dir| PathBuf::from(dir).join("sandbar"));
+            let tried: Vec<ProbeVerdict> = usual.chain(state).map(|path| probe_hidden(&path)).collect();
+            ProbeVerdict::worst(tried, "no home directory")
+        }),
         InsideProbe::new(
             GROUP,
             "files.credentials",
@@ -156,8 +141,7 @@ pub(super) fn probes(targets: &ProbeTargets) -> Vec<InsideProbe> {
         let path = path.clone();
         let name = format!("files.policy.{}", path.display());
         let what = format!("writing {}", path.display());
-        probes
-            .push(InsideProbe::new(GROUP, name, what, POLICY_FIX, move |_| probe_writable(&path)));
+        probes.push(InsideProbe::new(GROUP, name, what, POLICY_FIX, move |_| probe_writable(&path)));
     }
     probes
 }
@@ -219,11 +203,7 @@ fn is_null_device(path: &Path) -> bool {
 }
 
 /// Writable files escape in a jail, whose files are the caller's. In a container they may be private to it.
-fn probe_persistent_writes(
-    targets: &ProbeTargets,
-    paths: Vec<PathBuf>,
-    unclear: &str,
-) -> ProbeVerdict {
+fn probe_persistent_writes(targets: &ProbeTargets, paths: Vec<PathBuf>, unclear: &str) -> ProbeVerdict {
     let tried = paths.iter().map(|path| probe_writable(path));
     let worst = ProbeVerdict::worst(tried.collect::<Vec<_>>(), "none exist");
     match worst.is_bad() && !targets.jail {

@@ -12,7 +12,8 @@ use crate::doctor::probe::ProbeVerdict;
 use crate::doctor::response::ProbeResponse;
 
 const GROUP: &str = "misuse of an allowed host";
-const FIX: &str = "Sandbar must prevent this: check that the sandbox's requests reach it, and report a bug with the record";
+const FIX: &str =
+    "Sandbar must prevent this: check that the sandbox's requests reach it, and report a bug with the record";
 
 pub(super) fn probes() -> Vec<InsideProbe> {
     vec![
@@ -41,9 +42,7 @@ pub(super) fn probes() -> Vec<InsideProbe> {
                 let target = format!("http://{}/sandbar-doctor", targets.denied);
                 try_plain_http(
                     to,
-                    &format!(
-                        "GET {target} HTTP/1.1\r\nHost: {allowed}\r\nConnection: close\r\n\r\n"
-                    ),
+                    &format!("GET {target} HTTP/1.1\r\nHost: {allowed}\r\nConnection: close\r\n\r\n"),
                 )
             },
         ),
@@ -66,9 +65,7 @@ fn with_allowed(
 ) -> InsideProbe {
     InsideProbe::new(GROUP, name, what, FIX, move |targets| {
         let Some(allowed) = &targets.allowed else {
-            return ProbeVerdict::Unknown(
-                "not tried: give an allowed host with --allowed".to_owned(),
-            );
+            return ProbeVerdict::Unknown("not tried: give an allowed host with --allowed".to_owned());
         };
         match (allowed.as_str(), 443).to_socket_addrs().map(|mut all| all.next()) {
             Ok(Some(to)) => run(to, allowed, targets),

@@ -19,8 +19,7 @@ const DROP_FIX: &str =
     "drop every capability from the sandbox (`--cap-drop ALL`, `capabilities: drop: [ALL]`)";
 const PROC_FIX: &str =
     "mount /proc/sys and /sys read-only in the sandbox, as container runtimes do by default";
-const DEVICE_FIX: &str =
-    "give the sandbox only the devices null, zero, full, random, urandom and tty";
+const DEVICE_FIX: &str = "give the sandbox only the devices null, zero, full, random, urandom and tty";
 /// Capabilities that allow an escape, by number (capabilities(7)).
 const DANGEROUS_CAPABILITIES: [(u32, &str); 14] = [
     (2, "DAC_READ_SEARCH"),
@@ -93,20 +92,12 @@ pub(super) fn probes() -> Vec<InsideProbe> {
             "machine.by-number",
             "opening files by handle (open_by_handle_at)",
             DROP_FIX,
-            |_| {
-                judge_privileged(
-                    calls::open_by_handle(),
-                    "any file of the file system can be opened",
-                )
-            },
+            |_| judge_privileged(calls::open_by_handle(), "any file of the file system can be opened"),
         ),
         InsideProbe::new(GROUP, "machine.mount", "mounting", DROP_FIX, probe_mount),
         InsideProbe::new(GROUP, "machine.mknod", "creating a device", DROP_FIX, probe_mknod),
         InsideProbe::new(GROUP, "machine.settings", "kernel settings", PROC_FIX, |_| {
-            ProbeVerdict::worst(
-                SETTINGS.map(|path| probe_open(Path::new(path), OpenMode::Write)),
-                "none",
-            )
+            ProbeVerdict::worst(SETTINGS.map(|path| probe_open(Path::new(path), OpenMode::Write)), "none")
         }),
         InsideProbe::new(
             GROUP,
@@ -114,16 +105,12 @@ pub(super) fn probes() -> Vec<InsideProbe> {
             "programs run by a control group (release_agent)",
             PROC_FIX,
             |_| {
-                let agents =
-                    release_agents().into_iter().map(|path| probe_open(&path, OpenMode::Write));
+                let agents = release_agents().into_iter().map(|path| probe_open(&path, OpenMode::Write));
                 ProbeVerdict::worst(agents.collect::<Vec<_>>(), "no release_agent exists")
             },
         ),
         InsideProbe::new(GROUP, "machine.devices", "kernel memory and log", DEVICE_FIX, |_| {
-            ProbeVerdict::worst(
-                DEVICES.map(|path| probe_open(Path::new(path), OpenMode::Read)),
-                "none",
-            )
+            ProbeVerdict::worst(DEVICES.map(|path| probe_open(Path::new(path), OpenMode::Read)), "none")
         }),
         InsideProbe::new(GROUP, "machine.disks", "disks", DEVICE_FIX, |_| {
             let disks = list_disks().into_iter().map(|path| probe_open(&path, OpenMode::Read));
@@ -148,13 +135,12 @@ pub(super) fn probes() -> Vec<InsideProbe> {
         ("machine.keys.session", "keys in the caller's session keyring", Keyring::Session),
         ("machine.keys.user", "keys in the caller's user keyring", Keyring::User),
     ] {
-        let fix = "start the sandbox with its own session keyring, and block keyctl with a system call filter";
-        probes.push(InsideProbe::new(GROUP, name, what, fix, move |_| {
-            match calls::count_keys(keyring) {
-                Ok(0) => ProbeVerdict::Blocked("the keyring is empty".to_owned()),
-                Ok(count) => ProbeVerdict::Escaped(format!("{count} keys can be used")),
-                Err(error) => ProbeVerdict::Blocked(error.to_string()),
-            }
+        let fix =
+            "start the sandbox with its own session keyring, and block keyctl with a system call filter";
+        probes.push(InsideProbe::new(GROUP, name, what, fix, move |_| match calls::count_keys(keyring) {
+            Ok(0) => ProbeVerdict::Blocked("the keyring is empty".to_owned()),
+            Ok(count) => ProbeVerdict::Escaped(format!("{count} keys can be used")),
+            Err(error) => ProbeVerdict::Blocked(error.to_string()),
         }));
     }
     probes
@@ -172,20 +158,12 @@ fn status_field<'a>(status: &'a str, name: &str) -> Option<&'a str> {
 /// The dangerous capabilities in a set; `None` if the set cannot be read.
 fn dangerous_capabilities(status: &str, set: &str) -> Option<Vec<&'static str>> {
     let bits = u64::from_str_radix(status_field(status, set)?, 16).ok()?;
-    Some(
-        DANGEROUS_CAPABILITIES
-            .iter()
-            .filter(|(at, _)| bits >> at & 1 == 1)
-            .map(|(_, name)| *name)
-            .collect(),
-    )
+    Some(DANGEROUS_CAPABILITIES.iter().filter(|(at, _)| bits >> at & 1 == 1).map(|(_, name)| *name).collect())
 }
 
 fn probe_capabilities(status: &str) -> ProbeVerdict {
     match dangerous_capabilities(status, "CapPrm") {
-        Some(none) if none.is_empty() => {
-            ProbeVerdict::Blocked("the process has none of them".to_owned())
-        }
+        Some(none) if none.is_empty() => ProbeVerdict::Blocked("the process has none of them".to_owned()),
         Some(some) => ProbeVerdict::Escaped(format!("the process has {}", some.join(", "))),
         None => ProbeVerdict::Unknown("/proc/self/status cannot be read".to_owned()),
     }
@@ -250,8 +228,7 @@ fn release_agents() -> Vec<PathBuf> {
 
 /// The disks in /sys/block, and those in /dev by their usual names.
 fn list_disks() -> Vec<PathBuf> {
-    let names =
-        |dir| fs::read_dir(dir).into_iter().flatten().flatten().map(|entry| entry.file_name());
+    let names = |dir| fs::read_dir(dir).into_iter().flatten().flatten().map(|entry| entry.file_name());
     let usual = names("/dev").filter(|name| {
         let name = name.to_string_lossy();
         ["sd", "vd", "nvme", "xvd", "dm-", "mapper"].iter().any(|begin| name.starts_with(begin))
@@ -297,9 +274,7 @@ fn probe_mknod(_: &ProbeTargets) -> ProbeVerdict {
     let opens = made.is_ok() && opens_as_device(&path);
     drop(fs::remove_dir_all(&dir));
     match made {
-        Ok(()) if opens => {
-            ProbeVerdict::Escaped("a device was created and can be opened".to_owned())
-        }
+        Ok(()) if opens => ProbeVerdict::Escaped("a device was created and can be opened".to_owned()),
         Ok(()) => ProbeVerdict::Blocked("a device was created but cannot be opened".to_owned()),
         Err(error) => ProbeVerdict::Blocked(error.to_string()),
     }

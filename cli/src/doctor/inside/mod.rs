@@ -134,21 +134,18 @@ impl PeerPresence {
     /// The verdict on a failed send or connect.
     fn judge_failure(self, error: &std::io::Error) -> ProbeVerdict {
         let refused = error.kind() == std::io::ErrorKind::ConnectionRefused;
-        let silent =
-            matches!(error.kind(), std::io::ErrorKind::TimedOut | std::io::ErrorKind::WouldBlock);
+        let silent = matches!(error.kind(), std::io::ErrorKind::TimedOut | std::io::ErrorKind::WouldBlock);
         match self {
             PeerPresence::Perhaps if refused => {
                 ProbeVerdict::Unknown("refused, by a firewall or by the target".to_owned())
             }
-            PeerPresence::Perhaps if silent => ProbeVerdict::Unknown(
-                "no answer: it may have left the sandbox all the same".to_owned(),
-            ),
+            PeerPresence::Perhaps if silent => {
+                ProbeVerdict::Unknown("no answer: it may have left the sandbox all the same".to_owned())
+            }
             PeerPresence::Answers if silent => {
                 ProbeVerdict::Blocked("no answer from a target that answers everyone".to_owned())
             }
-            PeerPresence::Answers | PeerPresence::Perhaps => {
-                ProbeVerdict::Blocked(error.to_string())
-            }
+            PeerPresence::Answers | PeerPresence::Perhaps => ProbeVerdict::Blocked(error.to_string()),
         }
     }
 }
@@ -210,16 +207,8 @@ mod tests {
             (libc::ETIMEDOUT, true, false),
             (libc::EAGAIN, true, false),
         ] {
-            assert_eq!(
-                blocked(&PeerPresence::Answers.judge_failure(&of(error))),
-                answers,
-                "{error}"
-            );
-            assert_eq!(
-                blocked(&PeerPresence::Perhaps.judge_failure(&of(error))),
-                perhaps,
-                "{error}"
-            );
+            assert_eq!(blocked(&PeerPresence::Answers.judge_failure(&of(error))), answers, "{error}");
+            assert_eq!(blocked(&PeerPresence::Perhaps.judge_failure(&of(error))), perhaps, "{error}");
         }
     }
 }

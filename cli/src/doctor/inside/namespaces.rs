@@ -66,13 +66,8 @@ pub(super) fn probes() -> Vec<InsideProbe> {
             "the firewall as root of a user namespace",
             MAKE_FIX,
             |_| match unshare_user(CloneFlags::empty()) {
-                Ok(()) => judge_privileged(
-                    remove_table(),
-                    "the firewall of this namespace can be changed",
-                ),
-                Err(error) => {
-                    ProbeVerdict::Blocked(format!("cannot create a user namespace: {error}"))
-                }
+                Ok(()) => judge_privileged(remove_table(), "the firewall of this namespace can be changed"),
+                Err(error) => ProbeVerdict::Blocked(format!("cannot create a user namespace: {error}")),
             },
         ),
         InsideProbe::new(
@@ -207,9 +202,7 @@ fn try_remount(target: &MountPoint) -> ProbeVerdict {
     let (none, shown) = (None::<&str>, target.at.display());
     let flags = MsFlags::MS_REMOUNT | MsFlags::MS_BIND | target.others;
     match mount(none, &target.at, none, flags, none) {
-        Ok(()) if is_read_only(&target.at) => {
-            ProbeVerdict::Blocked(format!("{shown} stays read-only"))
-        }
+        Ok(()) if is_read_only(&target.at) => ProbeVerdict::Blocked(format!("{shown} stays read-only")),
         Ok(()) => ProbeVerdict::Escaped(format!("{shown} became writable")),
         Err(error) => ProbeVerdict::Blocked(format!("{shown}: {error}")),
     }
@@ -241,8 +234,7 @@ mod tests {
 
     #[test]
     fn mountinfo_is_parsed() {
-        let line =
-            "36 35 98:0 /mnt1 /mnt2 ro,noatime master:1 - tmpfs /dev/root rw,errors=continue";
+        let line = "36 35 98:0 /mnt1 /mnt2 ro,noatime master:1 - tmpfs /dev/root rw,errors=continue";
         let mount = parse_mount(line).unwrap();
         assert_eq!((mount.at.as_path(), mount.kind.as_str()), (Path::new("/mnt2"), "tmpfs"));
         assert!(mount.read_only && mount.others == MsFlags::MS_NOATIME);

@@ -43,33 +43,23 @@ pub(super) fn probes() -> Vec<InsideProbe> {
             judge_privileged(ask(), "the network configuration can be changed")
         }));
     }
-    probes.push(InsideProbe::new(
-        GROUP,
-        "network.tun",
-        "creating a network interface (tun)",
-        FIX,
-        |_| match std::fs::File::options().read(true).write(true).open("/dev/net/tun") {
+    probes.push(InsideProbe::new(GROUP, "network.tun", "creating a network interface (tun)", FIX, |_| {
+        match std::fs::File::options().read(true).write(true).open("/dev/net/tun") {
             Ok(_) => match remove_interface() {
-                Err(error) if error.raw_os_error() == Some(libc::EPERM) => ProbeVerdict::Blocked(
-                    "the device opens, but no interface can be created".to_owned(),
-                ),
+                Err(error) if error.raw_os_error() == Some(libc::EPERM) => {
+                    ProbeVerdict::Blocked("the device opens, but no interface can be created".to_owned())
+                }
                 _ => ProbeVerdict::Escaped("an interface can be created".to_owned()),
             },
             Err(error) => ProbeVerdict::Blocked(error.to_string()),
-        },
-    ));
-    probes.push(InsideProbe::new(
-        GROUP,
-        "socket.mark",
-        "setting a firewall mark on packets",
-        FIX,
-        |_| {
-            judge_privileged(
-                tcp_socket().and_then(|socket| socket.set_mark(MARK)),
-                "packets can be marked as Sandbar's own",
-            )
-        },
-    ));
+        }
+    }));
+    probes.push(InsideProbe::new(GROUP, "socket.mark", "setting a firewall mark on packets", FIX, |_| {
+        judge_privileged(
+            tcp_socket().and_then(|socket| socket.set_mark(MARK)),
+            "packets can be marked as Sandbar's own",
+        )
+    }));
     probes.push(InsideProbe::new(
         GROUP,
         "socket.transparent",
@@ -121,9 +111,7 @@ fn probe_bound_device(targets: &ProbeTargets) -> ProbeVerdict {
     let to = SocketAddr::new(targets.ipv4.into(), 80);
     let tried = all.iter().map(|one| {
         let name = one.name().to_bytes();
-        tcp::probe_connect(targets, to, PeerPresence::Answers, |socket| {
-            socket.bind_device(Some(name))
-        })
+        tcp::probe_connect(targets, to, PeerPresence::Answers, |socket| socket.bind_device(Some(name)))
     });
     ProbeVerdict::worst(tried.collect::<Vec<_>>(), "no interface exists")
 }
@@ -158,8 +146,7 @@ fn remove_neighbour() -> io::Result<()> {
 
 /// `struct rtmsg`.
 fn remove_route() -> io::Result<()> {
-    let head =
-        [&[libc::AF_INET as u8, 32, 0, 0, libc::RT_TABLE_MAIN, 0, 0, 0][..], &[0; 4]].concat();
+    let head = [&[libc::AF_INET as u8, 32, 0, 0, libc::RT_TABLE_MAIN, 0, 0, 0][..], &[0; 4]].concat();
     send_route(
         NetlinkMessage::new(libc::RTM_DELROUTE, FLAG_ACK, &head)
             .with(&NetlinkAttribute::Bytes(libc::RTA_DST, TEST_NET_ADDRESS.octets().to_vec())),

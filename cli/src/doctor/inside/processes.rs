@@ -42,16 +42,10 @@ pub(super) fn probes() -> Vec<InsideProbe> {
             }
             Ok(kill(pid, None)?)
         }),
-        InsideProbe::new(
-            GROUP,
-            "processes.root",
-            "other file systems through /proc/PID/root",
-            FIX,
-            |_| {
-                let tried: Vec<ProbeVerdict> = foreign_pids().into_iter().map(probe_root).collect();
-                ProbeVerdict::worst(tried, "no other process is visible")
-            },
-        ),
+        InsideProbe::new(GROUP, "processes.root", "other file systems through /proc/PID/root", FIX, |_| {
+            let tried: Vec<ProbeVerdict> = foreign_pids().into_iter().map(probe_root).collect();
+            ProbeVerdict::worst(tried, "no other process is visible")
+        }),
         InsideProbe::new(
             GROUP,
             "processes.inherited",
@@ -79,11 +73,9 @@ fn probe_each(
     attempt: impl Fn(Pid) -> io::Result<()> + Send + Sync + 'static,
 ) -> InsideProbe {
     InsideProbe::new(GROUP, name, what, FIX, move |_: &ProbeTargets| {
-        let tried = foreign_pids().into_iter().filter(|pid| is_sandbar(*pid)).map(|pid| {
-            match attempt(pid) {
-                Ok(()) => ProbeVerdict::Escaped(format!("it worked on process {pid}")),
-                Err(error) => ProbeVerdict::Blocked(error.to_string()),
-            }
+        let tried = foreign_pids().into_iter().filter(|pid| is_sandbar(*pid)).map(|pid| match attempt(pid) {
+            Ok(()) => ProbeVerdict::Escaped(format!("it worked on process {pid}")),
+            Err(error) => ProbeVerdict::Blocked(error.to_string()),
         });
         ProbeVerdict::worst(tried.collect::<Vec<_>>(), NO_PROCESS)
     })
@@ -146,11 +138,9 @@ fn probe_descriptor(number: u32) -> Option<ProbeVerdict> {
     if !shown.starts_with('/') {
         return Some(ProbeVerdict::Blocked(format!("file descriptor {number} is {shown}")));
     }
-    let same = |one: &fs::Metadata, other: &fs::Metadata| {
-        (one.dev(), one.ino()) == (other.dev(), other.ino())
-    };
-    match (fs::metadata(&path), fs::File::open(Path::new(&shown)).and_then(|file| file.metadata()))
-    {
+    let same =
+        |one: &fs::Metadata, other: &fs::Metadata| (one.dev(), one.ino()) == (other.dev(), other.ino());
+    match (fs::metadata(&path), fs::File::open(Path::new(&shown)).and_then(|file| file.metadata())) {
         (Ok(open), Ok(named)) if same(&open, &named) => Some(ProbeVerdict::Blocked(format!(
             "file descriptor {number} is {shown}, which can be opened anyway"
         ))),

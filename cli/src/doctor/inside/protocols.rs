@@ -16,8 +16,7 @@ use crate::doctor::probe::ProbeVerdict;
 const ANSWER_TIMEOUT: Duration = Duration::from_millis(1500);
 const GROUP: &str = "other protocols";
 const PROTOCOL_FIX: &str = "reject every protocol except TCP and DNS from the sandbox, for IPv4 and IPv6: rules for TCP and UDP do not cover the others";
-const RAW_FIX: &str =
-    "drop CAP_NET_RAW from the sandbox (`--cap-drop NET_RAW`, `capabilities: drop: [ALL]`)";
+const RAW_FIX: &str = "drop CAP_NET_RAW from the sandbox (`--cap-drop NET_RAW`, `capabilities: drop: [ALL]`)";
 const FAMILY_FIX: &str = "block socket families other than inet, inet6, unix and netlink with a system call filter: a network namespace does not restrict these";
 /// Protocol and socket type numbers that not every libc defines.
 const DCCP: i32 = 33;
@@ -34,13 +33,7 @@ pub(super) fn probes() -> Vec<InsideProbe> {
         echo_probe("icmp", "a ping", four, Type::DGRAM, ECHO_REQUEST),
         echo_probe("icmp.six", "a ping over IPv6", six, Type::DGRAM, ECHO6_REQUEST),
         echo_probe("icmp.raw", "a ping through a raw socket", four, Type::RAW, ECHO_REQUEST),
-        echo_probe(
-            "icmp.raw.six",
-            "a ping through a raw socket over IPv6",
-            six,
-            Type::RAW,
-            ECHO6_REQUEST,
-        ),
+        echo_probe("icmp.raw.six", "a ping through a raw socket over IPv6", six, Type::RAW, ECHO6_REQUEST),
         raw_probe("raw.ip", "hand-made IP packets", libc::IPPROTO_RAW),
         raw_probe("raw.gre", "GRE tunnel packets", libc::IPPROTO_GRE),
         raw_probe("raw.ipip", "IP-in-IP tunnel packets", libc::IPPROTO_IPIP),
@@ -51,12 +44,16 @@ pub(super) fn probes() -> Vec<InsideProbe> {
         ("dccp", "DCCP", Type::from(SOCK_DCCP), DCCP),
         ("udplite", "UDP-Lite", Type::DGRAM, UDPLITE),
     ] {
-        probes.push(InsideProbe::new(GROUP, name, what, PROTOCOL_FIX, move |targets| {
-            match send_and_receive(SocketAddr::new(targets.ipv4.into(), 80), kind, protocol) {
+        probes.push(InsideProbe::new(
+            GROUP,
+            name,
+            what,
+            PROTOCOL_FIX,
+            move |targets| match send_and_receive(SocketAddr::new(targets.ipv4.into(), 80), kind, protocol) {
                 Ok(()) => ProbeVerdict::Escaped("the target answered".to_owned()),
                 Err(error) => PeerPresence::Perhaps.judge_failure(&error),
-            }
-        }));
+            },
+        ));
     }
     for (name, what, family) in [
         ("family.packet", "frames that bypass the firewall (AF_PACKET)", libc::AF_PACKET),
@@ -121,8 +118,7 @@ fn send_ping(to: SocketAddr, kind: Type, request: u8) -> io::Result<()> {
     socket.connect(&to.into())?;
     socket.set_read_timeout(Some(ANSWER_TIMEOUT))?;
     let id = std::process::id() as u16;
-    let mut packet =
-        [&[request, 0, 0, 0][..], &id.to_be_bytes(), &[0, 1], b"sandbar-doctor"].concat();
+    let mut packet = [&[request, 0, 0, 0][..], &id.to_be_bytes(), &[0, 1], b"sandbar-doctor"].concat();
     let sum = checksum(&packet).to_be_bytes();
     if let Some(field) = packet.get_mut(2..4) {
         field.copy_from_slice(&sum);

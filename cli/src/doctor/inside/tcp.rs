@@ -30,11 +30,7 @@ const NEARBY_ADDRESSES: &[(&str, IpAddr, &str)] = &[
     ("near.192", IpAddr::V4(Ipv4Addr::new(192, 168, 1, 1)), "a private address"),
     ("near.six", IpAddr::V6(Ipv6Addr::new(0xfc00, 0, 0, 0, 0, 0, 0, 1)), "a private address"),
     ("metadata", IpAddr::V4(Ipv4Addr::new(169, 254, 169, 254)), "the metadata service"),
-    (
-        "metadata.six",
-        IpAddr::V6(Ipv6Addr::new(0xfd00, 0xec2, 0, 0, 0, 0, 0, 0x254)),
-        "the metadata service",
-    ),
+    ("metadata.six", IpAddr::V6(Ipv6Addr::new(0xfd00, 0xec2, 0, 0, 0, 0, 0, 0x254)), "the metadata service"),
     ("metadata.azure", IpAddr::V4(Ipv4Addr::new(168, 63, 129, 16)), "the Azure wire server"),
     ("metadata.ecs", IpAddr::V4(Ipv4Addr::new(169, 254, 170, 2)), "the ECS credentials endpoint"),
 ];
@@ -158,10 +154,8 @@ mod tests {
 
     #[test]
     fn sandbar_is_told_from_other_servers() {
-        let judged =
-            |text: &str| judge_response(&ProbeResponse::read(&mut text.as_bytes()).unwrap());
-        let refused =
-            "HTTP/1.1 403 Forbidden\r\nSandbar-Reason: not_listed\r\nSandbar-Record: 01J\r\n\r\n";
+        let judged = |text: &str| judge_response(&ProbeResponse::read(&mut text.as_bytes()).unwrap());
+        let refused = "HTTP/1.1 403 Forbidden\r\nSandbar-Reason: not_listed\r\nSandbar-Record: 01J\r\n\r\n";
         assert!(matches!(judged(refused), ProbeVerdict::Answered(_)));
         for text in ["", "HTTP/1.1 403 Forbidden\r\n\r\n", "SSH-2.0-x\r\n", "\u{1b}[2J"] {
             let verdict = judged(text);

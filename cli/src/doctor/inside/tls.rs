@@ -7,8 +7,7 @@ use std::sync::Arc;
 use rustls::client::danger::{HandshakeSignatureValid, ServerCertVerified, ServerCertVerifier};
 use rustls::pki_types::{CertificateDer, ServerName, UnixTime};
 use rustls::{
-    AlertDescription, ClientConfig, ClientConnection, DigitallySignedStruct, Error,
-    SignatureScheme, Stream,
+    AlertDescription, ClientConfig, ClientConnection, DigitallySignedStruct, Error, SignatureScheme, Stream,
 };
 
 use super::tcp::{CONNECT_TIMEOUT, judge_response, probe_connect, probe_request};

@@ -59,12 +59,7 @@ const KNOWN_SOCKETS: &[(&str, &str, &[&str])] = &[
     (
         "displays",
         "displays and sound",
-        &[
-            "/tmp/.X11-unix/*",
-            "/run/user/*/wayland-*",
-            "/run/user/*/pulse/native",
-            "/run/user/*/pipewire-*",
-        ],
+        &["/tmp/.X11-unix/*", "/run/user/*/wayland-*", "/run/user/*/pulse/native", "/run/user/*/pipewire-*"],
     ),
     (
         "system",
@@ -149,8 +144,7 @@ pub(super) fn probes() -> Vec<InsideProbe> {
         "abstract sockets with their listener outside",
         "give the sandbox its own network namespace, which also isolates abstract sockets",
         |_| {
-            let tried =
-                abstract_names().iter().map(|name| probe_abstract(name)).collect::<Vec<_>>();
+            let tried = abstract_names().iter().map(|name| probe_abstract(name)).collect::<Vec<_>>();
             ProbeVerdict::worst(tried, "no abstract socket listens in this network namespace")
         },
     ));
@@ -199,16 +193,11 @@ fn probe_known(path: &Path) -> ProbeVerdict {
 /// Any other socket is an escape only if its listener is outside.
 fn probe_foreign(path: &Path) -> ProbeVerdict {
     match locate_peer(path) {
-        Ok(PeerLocation::Outside) => {
-            ProbeVerdict::Escaped(format!("{} is reachable", path.display()))
+        Ok(PeerLocation::Outside) => ProbeVerdict::Escaped(format!("{} is reachable", path.display())),
+        Ok(PeerLocation::Here) => ProbeVerdict::Blocked(format!("{} is served inside", path.display())),
+        Ok(PeerLocation::Unknown) => {
+            ProbeVerdict::Unknown(format!("{} is reachable, but its listener is unknown", path.display()))
         }
-        Ok(PeerLocation::Here) => {
-            ProbeVerdict::Blocked(format!("{} is served inside", path.display()))
-        }
-        Ok(PeerLocation::Unknown) => ProbeVerdict::Unknown(format!(
-            "{} is reachable, but its listener is unknown",
-            path.display()
-        )),
         Err(error) => ProbeVerdict::Blocked(format!("{}: {error}", path.display())),
     }
 }
@@ -321,12 +310,8 @@ mod tests {
         for name in ["a-1", "a-2", "b"] {
             fs::write(dir.path().join(name), "").unwrap();
         }
-        let count =
-            |pattern: &str| expand_pattern(&format!("{}/{pattern}", dir.path().display())).len();
-        assert_eq!(
-            [count("a-*"), count("*"), count("b"), count("c"), count("*-2")],
-            [2, 3, 1, 0, 1]
-        );
+        let count = |pattern: &str| expand_pattern(&format!("{}/{pattern}", dir.path().display())).len();
+        assert_eq!([count("a-*"), count("*"), count("b"), count("c"), count("*-2")], [2, 3, 1, 0, 1]);
     }
 
     #[test]

@@ -24,8 +24,7 @@ const POLL_INTERVAL: Duration = Duration::from_millis(20);
 
 pub(super) fn collect(files: &ConfigFiles, args: &DoctorArgs) -> Vec<RequestEvidence> {
     let log = &files.paths.log;
-    let listener =
-        files.addresses(ListenerMode::Explicit).into_iter().next().map(reachable_address);
+    let listener = files.addresses(ListenerMode::Explicit).into_iter().next().map(reachable_address);
     let wanted = [("allowed", args.allowed.as_ref()), ("refused", Some(&args.denied))];
     let made = wanted.map(|(wanted, host)| match (listener, host) {
         (Some(listener), Some(host)) => {
@@ -51,12 +50,7 @@ fn reachable_address(bound: SocketAddr) -> SocketAddr {
     SocketAddr::new(ip, bound.port())
 }
 
-fn request_evidence(
-    listener: SocketAddr,
-    wanted: &'static str,
-    host: &str,
-    log: &Path,
-) -> RequestEvidence {
+fn request_evidence(listener: SocketAddr, wanted: &'static str, host: &str, log: &Path) -> RequestEvidence {
     let request = format!("GET http://{host}/sandbar-doctor");
     let (answer, record) = match send_request(listener, host) {
         Ok(answer) => (answer.first_line(), answer.record_id().map(str::to_owned)),
@@ -64,9 +58,7 @@ fn request_evidence(
     };
     let line = poll_until(|| match &record {
         Some(record) => find_record(log, |view| view.metadata.correlation_uid == record.as_str()),
-        None => find_record(log, |view| {
-            view.host() == Some(host) && view.stage() == RecordStage::Decision
-        }),
+        None => find_record(log, |view| view.host() == Some(host) && view.stage() == RecordStage::Decision),
     });
     RequestEvidence {
         wanted,
@@ -92,10 +84,7 @@ fn last_evidence(wanted: &'static str, log: &Path) -> Option<RequestEvidence> {
     let decision = if wanted == "allowed" { DecisionKind::Allowed } else { DecisionKind::Denied };
     let line = find_record(log, |view| {
         view.decision() == Some(decision)
-            && matches!(
-                view.stage(),
-                RecordStage::Answered | RecordStage::Decision | RecordStage::Denied
-            )
+            && matches!(view.stage(), RecordStage::Answered | RecordStage::Decision | RecordStage::Denied)
     })?;
     let record = correlation_id(Some(&line));
     let (request, answer) = ("last one in the log".to_owned(), wanted.to_owned());
@@ -109,10 +98,7 @@ fn correlation_id(line: Option<&Value>) -> Option<String> {
 /// The newest record that matches.
 fn find_record(log: &Path, matches: impl Fn(&RecordView<'_>) -> bool) -> Option<Value> {
     let lines = storage::newest_lines(log);
-    let line = lines
-        .iter()
-        .rev()
-        .find(|line| RecordView::parse(line).is_some_and(|view| matches(&view)))?;
+    let line = lines.iter().rev().find(|line| RecordView::parse(line).is_some_and(|view| matches(&view)))?;
     serde_json::from_slice(line).ok()
 }
 

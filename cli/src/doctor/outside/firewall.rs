@@ -50,9 +50,7 @@ pub(super) fn probes() -> Vec<OutsideProbe> {
             "no user is exempt that a sandbox could run as",
             "exempt Sandbar's own connections by a mark (`[upstream] mark`) or by a uid that no sandbox has",
             |site| {
-                with_rules(site, |rules, _| {
-                    judge_exemptions(rules, site.process.map(|process| process.uid))
-                })
+                with_rules(site, |rules, _| judge_exemptions(rules, site.process.map(|process| process.uid)))
             },
         ),
     ]
@@ -107,9 +105,7 @@ impl NftRuleset {
 /// Both IP versions must be redirected to one of these ports.
 fn judge_redirect(rules: &NftRuleset, ports: &[u16], what: &str) -> ProbeVerdict {
     if ports.is_empty() {
-        return ProbeVerdict::Unknown(
-            "its sockets are inherited, so their ports are unknown".to_owned(),
-        );
+        return ProbeVerdict::Unknown("its sockets are inherited, so their ports are unknown".to_owned());
     }
     let to_us = |steps: &[Value]| {
         steps.iter().any(|step| {
@@ -131,9 +127,7 @@ fn judge_redirect(rules: &NftRuleset, ports: &[u16], what: &str) -> ProbeVerdict
         (true, true) => ProbeVerdict::Fine(format!("{what} is redirected over IPv4 and IPv6")),
         (true, false) => ProbeVerdict::Wrong(format!("{what} is redirected over IPv4 only")),
         (false, true) => ProbeVerdict::Wrong(format!("{what} is redirected over IPv6 only")),
-        (false, false) => {
-            ProbeVerdict::Wrong(format!("no rule redirects {what} to port {ports:?}"))
-        }
+        (false, false) => ProbeVerdict::Wrong(format!("no rule redirects {what} to port {ports:?}")),
     }
 }
 
@@ -164,9 +158,7 @@ fn judge_default_drop(rules: &NftRuleset) -> ProbeVerdict {
             let name = text(chain, "name").unwrap_or_default();
             ProbeVerdict::Fine(format!("chain `{name}` drops by default"))
         }
-        None => ProbeVerdict::Wrong(
-            "no chain on the forward or output hook has `policy drop`".to_owned(),
-        ),
+        None => ProbeVerdict::Wrong("no chain on the forward or output hook has `policy drop`".to_owned()),
     }
 }
 
@@ -175,9 +167,7 @@ fn judge_exemptions(rules: &NftRuleset, own_uid: Option<u32>) -> ProbeVerdict {
     let users: BTreeSet<String> = rules
         .rule_steps()
         .flat_map(|(_, steps)| steps)
-        .filter(|step| {
-            step.pointer("/match/left/meta/key").and_then(Value::as_str) == Some("skuid")
-        })
+        .filter(|step| step.pointer("/match/left/meta/key").and_then(Value::as_str) == Some("skuid"))
         .filter_map(|step| step.pointer("/match/right"))
         .map(|user| user.as_str().map_or_else(|| user.to_string(), str::to_owned))
         .collect();

@@ -69,14 +69,9 @@ fn probe_files(site: &DeploymentState) -> ProbeVerdict {
         Ok(files) => match compile(&files.sources, &[]) {
             Ok(rules) => {
                 let policies = rules.policies().count();
-                ProbeVerdict::Fine(format!(
-                    "{policies} policies, digest {}",
-                    rules.digest().short()
-                ))
+                ProbeVerdict::Fine(format!("{policies} policies, digest {}", rules.digest().short()))
             }
-            Err(problems) => {
-                ProbeVerdict::Wrong(format!("{} problems in the policies", problems.len()))
-            }
+            Err(problems) => ProbeVerdict::Wrong(format!("{} problems in the policies", problems.len())),
         },
     }
 }
@@ -124,9 +119,7 @@ fn probe_log(site: &DeploymentState) -> ProbeVerdict {
         None if lost + refused > 0 => ProbeVerdict::Wrong(format!(
             "{lost} records lost, {refused} attempts refused because the log was unavailable"
         )),
-        None => {
-            ProbeVerdict::Fine(format!("{} records written, none lost", number("/log/written")))
-        }
+        None => ProbeVerdict::Fine(format!("{} records written, none lost", number("/log/written"))),
     }
 }
 
@@ -135,16 +128,14 @@ fn probe_privileges(site: &DeploymentState) -> ProbeVerdict {
         Ok(files) => files,
         Err(unknown) => return unknown,
     };
-    let tproxy =
-        files.configuration.listeners.iter().any(|listener| listener.mode == ListenerMode::Tproxy);
+    let tproxy = files.configuration.listeners.iter().any(|listener| listener.mode == ListenerMode::Tproxy);
     if !tproxy && files.configuration.upstream.mark.is_none() && !files.identifies_by_mark() {
         return ProbeVerdict::Fine("no listener needs any".to_owned());
     }
     let Some(process) = site.process else {
         return ProbeVerdict::Unknown("not running".to_owned());
     };
-    let proc_status =
-        fs::read_to_string(format!("/proc/{}/status", process.pid)).unwrap_or_default();
+    let proc_status = fs::read_to_string(format!("/proc/{}/status", process.pid)).unwrap_or_default();
     let held = proc_status.lines().find_map(|line| line.strip_prefix("CapEff:"));
     match held.and_then(|held| u64::from_str_radix(held.trim(), 16).ok()) {
         Some(held) if held >> NET_ADMIN & 1 == 1 => {

@@ -79,24 +79,17 @@ fn needs_authority(files: &ConfigFiles) -> bool {
 }
 
 /// Opens the authority of an instance that has one.
-fn open_authority(
-    site: &DeploymentState,
-) -> Result<(&ConfigFiles, CertificateAuthority), ProbeVerdict> {
+fn open_authority(site: &DeploymentState) -> Result<(&ConfigFiles, CertificateAuthority), ProbeVerdict> {
     let files = site.files()?;
     if !needs_authority(files) {
         return Err(ProbeVerdict::Fine("no listener needs one".to_owned()));
     }
     let dir = &files.paths.ca;
     if !dir.exists() {
-        return Err(ProbeVerdict::Unknown(format!(
-            "{} is created at the first start",
-            dir.display()
-        )));
+        return Err(ProbeVerdict::Unknown(format!("{} is created at the first start", dir.display())));
     }
     let opened = CertificateAuthority::open(dir, UnixTime::now());
-    opened
-        .map(|authority| (files, authority))
-        .map_err(|error| ProbeVerdict::Wrong(error.to_string()))
+    opened.map(|authority| (files, authority)).map_err(|error| ProbeVerdict::Wrong(error.to_string()))
 }
 
 fn probe_authority(site: &DeploymentState) -> ProbeVerdict {
@@ -114,9 +107,7 @@ fn probe_authority(site: &DeploymentState) -> ProbeVerdict {
 }
 
 /// Like `open_authority`, for checks that need it: an error is `Unknown`, since `keys.authority` reports it.
-fn usable_authority(
-    site: &DeploymentState,
-) -> Result<(&ConfigFiles, CertificateAuthority), ProbeVerdict> {
+fn usable_authority(site: &DeploymentState) -> Result<(&ConfigFiles, CertificateAuthority), ProbeVerdict> {
     open_authority(site).map_err(|verdict| match verdict.is_bad() {
         true => ProbeVerdict::Unknown("the authority cannot be opened".to_owned()),
         false => verdict,
@@ -134,12 +125,8 @@ fn probe_bundle(site: &DeploymentState) -> ProbeVerdict {
     };
     let shown = path.display();
     match fs::read_to_string(&path) {
-        Err(error) => {
-            ProbeVerdict::Unknown(format!("{shown}: {error}; the bundle may be elsewhere"))
-        }
-        Ok(text)
-            if !strip_whitespace(&text).contains(&strip_whitespace(&authority.anchor_pem())) =>
-        {
+        Err(error) => ProbeVerdict::Unknown(format!("{shown}: {error}; the bundle may be elsewhere")),
+        Ok(text) if !strip_whitespace(&text).contains(&strip_whitespace(&authority.anchor_pem())) => {
             ProbeVerdict::Wrong(format!("{shown} belongs to another authority"))
         }
         Ok(_) => ProbeVerdict::Fine(format!("{shown} contains the CA certificate")),
@@ -161,8 +148,7 @@ fn probe_tools(site: &DeploymentState) -> ProbeVerdict {
     let Ok(Ok(named)) = named else {
         return ProbeVerdict::Wrong(format!("tools misread the path {}", files.paths.ca.display()));
     };
-    let installed: Vec<&(&str, &str)> =
-        TOOLS.iter().filter(|(tool, _)| is_installed(tool)).collect();
+    let installed: Vec<&(&str, &str)> = TOOLS.iter().filter(|(tool, _)| is_installed(tool)).collect();
     let missing: Vec<&str> = installed
         .iter()
         .filter(|(_, variable)| {
@@ -201,11 +187,7 @@ fn probe_private_files(site: &DeploymentState) -> ProbeVerdict {
         ServiceAuthSettings::ApiKey { .. } | ServiceAuthSettings::Principal(_) => None,
     });
     let secrets = [files.paths.ca.join("ca.key"), files.paths.socket.clone()];
-    judge_modes(
-        secrets.into_iter().chain(credentials).chain(services),
-        OTHERS_MODE,
-        "others can access",
-    )
+    judge_modes(secrets.into_iter().chain(credentials).chain(services), OTHERS_MODE, "others can access")
 }
 
 fn probe_writable_policies(site: &DeploymentState) -> ProbeVerdict {

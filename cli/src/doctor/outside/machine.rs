@@ -129,7 +129,8 @@ fn probe_spoofing(site: &DeploymentState) -> ProbeVerdict {
     match files.configuration.listeners.iter().any(by_address) {
         false => ProbeVerdict::Fine("no listener trusts source addresses".to_owned()),
         true => ProbeVerdict::Unknown(
-            "a listener trusts source addresses; Sandbar cannot check that the network prevents spoofing".to_owned(),
+            "a listener trusts source addresses; Sandbar cannot check that the network prevents spoofing"
+                .to_owned(),
         ),
     }
 }
@@ -151,17 +152,16 @@ fn probe_ipv6(site: &DeploymentState) -> ProbeVerdict {
         .iter()
         .flat_map(|mode| files.addresses(*mode))
         .collect();
-    let inherited = files
-        .transparent_listeners()
-        .any(|one| one.bind.iter().any(|bind| bind.address().is_none()));
+    let inherited =
+        files.transparent_listeners().any(|one| one.bind.iter().any(|bind| bind.address().is_none()));
     match (inherited, transparent.iter().any(SocketAddr::is_ipv6)) {
         (_, true) => ProbeVerdict::Fine("a transparent listener accepts IPv6".to_owned()),
-        (true, false) => ProbeVerdict::Unknown(
-            "sockets are inherited, so their addresses are unknown".to_owned(),
-        ),
-        (false, false) => ProbeVerdict::Wrong(
-            "IPv6 is enabled, but no transparent listener accepts it".to_owned(),
-        ),
+        (true, false) => {
+            ProbeVerdict::Unknown("sockets are inherited, so their addresses are unknown".to_owned())
+        }
+        (false, false) => {
+            ProbeVerdict::Wrong("IPv6 is enabled, but no transparent listener accepts it".to_owned())
+        }
     }
 }
 
@@ -169,10 +169,7 @@ fn probe_clock(site: &DeploymentState) -> ProbeVerdict {
     let now = jiff::Timestamp::now().as_second();
     let newest = site.files.as_ref().ok().and_then(newest_record_time);
     if let Some(newest) = newest.filter(|newest| now + CLOCK_TOLERANCE < *newest) {
-        return ProbeVerdict::Wrong(format!(
-            "the clock is {} s behind the newest record",
-            newest - now
-        ));
+        return ProbeVerdict::Wrong(format!("the clock is {} s behind the newest record", newest - now));
     }
     match sys::clock::is_synchronised() {
         Ok(true) => ProbeVerdict::Fine("synchronised by a time service".to_owned()),

@@ -76,9 +76,7 @@ impl ConfigFiles {
     }
 
     /// The ports of these listeners.
-    fn ports(
-        listeners: impl Iterator<Item = impl std::borrow::Borrow<ListenerSettings>>,
-    ) -> Vec<u16> {
+    fn ports(listeners: impl Iterator<Item = impl std::borrow::Borrow<ListenerSettings>>) -> Vec<u16> {
         let ports = listeners.flat_map(|listener| {
             let binds = listener.borrow().bind.iter();
             binds.filter_map(|bind| bind.address()).map(|to| to.port()).collect::<Vec<_>>()
@@ -87,16 +85,12 @@ impl ConfigFiles {
     }
 
     fn addresses(&self, mode: ListenerMode) -> Vec<SocketAddr> {
-        let listeners =
-            self.configuration.listeners.iter().filter(|listener| listener.mode == mode);
+        let listeners = self.configuration.listeners.iter().filter(|listener| listener.mode == mode);
         listeners.flat_map(|one| one.bind.iter()).filter_map(|bind| bind.address()).collect()
     }
 
     fn identifies_by_mark(&self) -> bool {
-        self.configuration
-            .listeners
-            .iter()
-            .any(|listener| listener.attribution == Attribution::Mark)
+        self.configuration.listeners.iter().any(|listener| listener.attribution == Attribution::Mark)
     }
 }
 
@@ -136,13 +130,8 @@ fn listening_process(socket: &Path) -> io::Result<InstanceProcess> {
 pub(super) fn examine(args: &DoctorArgs, config: Option<&Path>) -> anyhow::Result<DoctorReport> {
     let started = Instant::now();
     let site = DeploymentState::collect(config);
-    let probes = [
-        instance::probes(),
-        machine::probes(),
-        firewall::probes(),
-        keys::probes(),
-        storage::probes(),
-    ];
+    let probes =
+        [instance::probes(), machine::probes(), firewall::probes(), keys::probes(), storage::probes()];
     let findings = probes.into_iter().flatten().map(|probe| {
         let started = Instant::now();
         probe.finding((probe.run)(&site), started.elapsed())

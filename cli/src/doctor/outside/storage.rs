@@ -76,9 +76,10 @@ fn probe_log_chain(site: &DeploymentState) -> ProbeVerdict {
         Err((path, error)) => ProbeVerdict::Unknown(format!("{}: {error}", path.display())),
         Ok(report) => match report.integrity() {
             LogIntegrity::Changed => {
-                let first = report.faults.first().map(|fault| {
-                    format!("{}:{}: {}", fault.file.display(), fault.line, fault.kind)
-                });
+                let first = report
+                    .faults
+                    .first()
+                    .map(|fault| format!("{}:{}: {}", fault.file.display(), fault.line, fault.kind));
                 ProbeVerdict::Wrong(first.unwrap_or_default())
             }
             // A single segment does not start at the first record, and a record may be half written.
