@@ -65,7 +65,7 @@ fn p16_without_descriptors_it_sheds_does_not_spin_and_recovers() {
     let limits = "first_bytes_seconds = 120".to_owned();
     let scene = ProxyScene::with_setup(ProxySetup { prefix, limits, ..ProxySetup::default() });
     let idle: Vec<_> = (0..300).map(|_| connect_tcp(&scene, 0, PROXY_ADDRESS)).collect();
-    let told = "a connection could not be accepted";
+    let told = "cannot accept a connection";
     wait_until("descriptors run out", || scene.stderr().contains(told).then_some(()));
     let before = cpu_ticks(&scene);
     std::thread::sleep(Duration::from_secs(2)); // the time over which it is measured

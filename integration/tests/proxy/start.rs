@@ -19,6 +19,7 @@ listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
 listener.bind(("0.0.0.0", 3128))
 listener.listen()
 os.dup2(listener.fileno(), 3)
+os.set_inheritable(3, True)  # dup2 of 3 onto itself leaves it close-on-exec
 os.environ.update(
     LISTEN_PID=str(os.getpid()), LISTEN_FDS="1", LISTEN_FDNAMES="proxy", NOTIFY_SOCKET=sys.argv[1]
 )

@@ -28,6 +28,7 @@ use tokio::time::timeout;
 
 use super::client_stream::{ClientStream, PingoraStream};
 use super::{HttpConnection, HttpEngine, RequestMonitor};
+use crate::report::refusal::LINGER;
 
 /// Flow-control window of a stream: large enough for a fast link, small enough for many streams.
 const STREAM_WINDOW: u32 = 1 << 20;
@@ -91,7 +92,13 @@ impl HttpEngine {
         }
         if faults >= self.shared.limits.resets {
             connection.record_refusal(&self.shared, &Reason::TooManyResets.into()).await;
+            return;
         }
+        // A client that has its answer may close at once. Its stream's task then still writes the outcome record;
+        // dropping the set would abort it, and a completed request would be recorded as abandoned.
+        drop(broken); // nobody counts any more, and no task may wait to be counted
+        let finished = async { while tasks.join_next().await.is_some() {} };
+        drop(timeout(LINGER, finished).await); // what is still open then ends as abandoned
     }
 
     fn h2_options(&self) -> H2Options {
