@@ -1,18 +1,19 @@
 # Two commands do everything on a fresh machine: `make demo` and `make test`. `make help` lists the rest.
 CARGO ?= cargo
-TARGET := $(or $(CARGO_TARGET_DIR),$(CURDIR)/target)
+TARGET := $(abspath $(or $(CARGO_TARGET_DIR),target))
 FUZZ_SECONDS ?= 30
 MEMORY_ENGINE := target/memory-engine
 
 DEMO_PACKAGES := cmake gcc libc6-dev make
 TEST_PACKAGES := $(DEMO_PACKAGES) bind9-dnsutils ca-certificates chromium curl dns2tcp gdb git iodine iproute2 libfaketime libnss3-tools nftables nginx-light nodejs npm openssl procps python3 python3-aiohttp python3-grpcio python3-h2 python3-httpx python3-jsonschema python3-pip python3-requests python3-venv python3-websockets rsyslog unbound vim wget
 
-.PHONY: help demo test lint bench fuzz advisories setup setup-demo check-demo check-test
+.PHONY: help demo test proptest lint bench fuzz advisories setup setup-demo check-demo check-test
 
 help:
 	@echo 'make demo        builds Sandbar and shows what it does, with real traffic on loopback'
 	@echo 'make test        runs the lints and every test'
-	@echo 'make lint        checks format, dependencies and clippy'
+	@echo 'make proptest    runs the property tests with random inputs, and prints the seed'
+	@echo 'make lint        checks format, dependencies, layers, clippy and rustdoc'
 	@echo 'make bench       measures throughput, latency and memory'
 	@echo 'make fuzz        runs each fuzz target for FUZZ_SECONDS ($(FUZZ_SECONDS))'
 	@echo 'make advisories  looks for known vulnerabilities in dependencies; needs the network'
@@ -26,7 +27,6 @@ demo: check-demo
 # Building the tests of `cli` builds the binary too, so the whole-program tests need not.
 test: export SANDBAR_BIN = $(TARGET)/debug/sandbar
 test: check-test lint
-	@[ -e $(SANDBAR_BIN) ] || echo 'sandbar: the first build of every test takes about ten minutes on two cores'
 	@if $(CARGO) nextest --version >/dev/null 2>&1; then \
 		$(CARGO) nextest run --workspace --no-fail-fast; \
 	else \
@@ -34,13 +34,25 @@ test: check-test lint
 	fi
 	$(CARGO) test --workspace --doc
 
+# `make test` tries the same inputs in every run, by the seed in .cargo/config.toml. This draws a new seed and gives
+# every property test CASES inputs: about seven minutes on two cores, and in proportion. It prints the seed first,
+# so that `make proptest SEED=...` repeats a run. The input that a failure ends with belongs into a test of its own.
+CASES ?= 5000
+proptest: export PROPTEST_CASES = $(CASES)
+proptest: export PROPTEST_RNG_SEED := $(or $(SEED),$(shell od -An -N4 -tu4 /dev/urandom | tr -d ' '))
+proptest:
+	@echo "SEED=$$PROPTEST_RNG_SEED CASES=$$PROPTEST_CASES"
+	$(CARGO) test --no-fail-fast -p audit -p certs -p dns-filter -p proxy -p rules --lib --tests
+
 lint:
 	$(CARGO) fmt --all --check
 	lints/dependencies.py
+	lints/layers.py
 	$(CARGO) clippy --workspace --all-targets -- -D warnings
+	RUSTDOCFLAGS='-D warnings' $(CARGO) doc --workspace --no-deps --document-private-items
 
 bench: check-demo
-	@[ -e $(TARGET)/release/sandbar ] || echo 'sandbar: the first optimised build takes about fifteen minutes on two cores'
+	@[ -e $(TARGET)/release/sandbar ] || echo 'sandbar: the first optimised build takes about ten minutes on two cores'
 	$(CARGO) build --release -p cli
 	integration/benches/dns.sh $(TARGET)/release/sandbar
 	integration/benches/proxy.sh $(TARGET)/release/sandbar
@@ -52,11 +64,13 @@ fuzz:
 		echo '    rustup toolchain install nightly && cargo install cargo-fuzz' >&2; \
 		exit 1; \
 	}
-	@for file in */fuzz/fuzz_targets/*.rs; do \
+	@[ -e $(TARGET)/fuzz ] || echo 'sandbar: the first build, with the address sanitizer, takes about fifteen minutes on two cores'
+	@failed=; for file in */fuzz/fuzz_targets/*.rs; do \
 		crate=$${file%%/*}; name=$$(basename $$file .rs); \
 		echo "sandbar: fuzzing $$name of $$crate for $(FUZZ_SECONDS) s"; \
-		(cd $$crate && $(CARGO) +nightly fuzz run $$name -- -max_total_time=$(FUZZ_SECONDS)) || exit 1; \
-	done
+		(cd $$crate && $(CARGO) +nightly fuzz run --target-dir $(TARGET)/fuzz $$name -- -max_total_time=$(FUZZ_SECONDS)) || failed="$$failed $$crate/$$name"; \
+	done; \
+	[ -z "$$failed" ] || { echo "sandbar: failing inputs in fuzz/artifacts, for:$$failed" >&2; exit 1; }
 
 # Apart from `make lint`, because the database of advisories has to be fetched.
 advisories:
@@ -80,3 +94,4 @@ check-demo:
 
 check-test:
 	@deploy/needs.sh --check $(TEST_PACKAGES) && deploy/memory-engine.sh --check $(MEMORY_ENGINE) || $(MAKE) --no-print-directory setup
+	@[ -e $(TARGET)/debug/sandbar ] || echo 'sandbar: the first build, for the lints and then the tests, takes about ten minutes on two cores'

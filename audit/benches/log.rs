@@ -1,7 +1,7 @@
-//! What a record costs: how many a second, how long a caller waits for its receipt, how much CPU;
-//! and how fast a log verifies. Prints one table. `cargo bench -p audit`, or a part of it with
-//! `cargo bench -p audit -- process`, `disk` or `verify`.
-#![allow(clippy::unwrap_used, clippy::print_stdout)] // a bench speaks, and stops where it fails
+//! The cost of a record: throughput, wait for the receipt, CPU; and how fast a log verifies. Prints
+//! one table. `cargo bench -p audit`, or a part of it with `cargo bench -p audit -- process`, `disk`
+//! or `verify`.
+#![allow(clippy::unwrap_used, clippy::print_stdout)] // a bench prints, and stops on failure
 
 use std::fs;
 use std::path::Path;
@@ -11,28 +11,27 @@ use std::time::{Duration, Instant};
 
 use audit::verify::{LogIntegrity, VerifyProgress, verify};
 use audit::{
-    AttemptOutcome, DecisionDetails, Ending, Environment, HttpScheme, Log, LogConfig,
-    LogDurability, RecordedArrival, RecordedChannel, RecordedFacts, RecordedPolicy,
-    RecordedRequest, RecordedSandbox, SandboxId, StableCode, TenantId, Transport,
+    AttemptOutcome, DecisionDetails, Ending, Environment, HttpScheme, Log, LogConfig, LogDurability,
+    RecordedArrival, RecordedChannel, RecordedFacts, RecordedPolicy, RecordedRequest, RecordedSandbox,
+    SandboxId, StableCode, TenantId, Transport,
 };
 
 const RUN: Duration = Duration::from_secs(3);
 const CALLERS: [usize; 3] = [1, 16, 256];
-/// Size of the log that is verified.
+/// Size of the log to verify.
 const VERIFY_BYTES: u64 = 1 << 30;
 
 fn main() {
     println!("durability  threads  callers   records/s   p50 us   p99 us   CPU us/record  batch");
-    let wanted =
-        |part: &str| std::env::args().skip(1).all(|arg| arg == part || arg.starts_with('-'));
+    let wanted = |part: &str| std::env::args().skip(1).all(|arg| arg == part || arg.starts_with('-'));
     for (part, durability) in [("process", LogDurability::Process), ("disk", LogDurability::Disk)] {
         if !wanted(part) {
             continue;
         }
         for threads in [1, 2] {
             for callers in CALLERS {
-                let told = measure(durability, threads, callers);
-                println!("{durability:<10?}  {threads:>7}  {callers:>7}   {told}");
+                let row = measure(durability, threads, callers);
+                println!("{durability:<10?}  {threads:>7}  {callers:>7}   {row}");
             }
         }
     }
@@ -84,7 +83,7 @@ fn percentile(waits: &[u64], percent: usize) -> f64 {
     waits[(waits.len() - 1) * percent / 100] as f64 / 1000.0
 }
 
-/// Attempts, one after the other: a decision that is waited for, an outcome that is not.
+/// Makes attempts one after the other: waits for the decision, not for the outcome.
 async fn run_load(log: Log, stop: Arc<AtomicBool>) -> Vec<u64> {
     let (arrival, subject, verdict) = (arrival(), subject(), verdict());
     let mut waits = Vec::with_capacity(1 << 16);
@@ -92,15 +91,15 @@ async fn run_load(log: Log, stop: Arc<AtomicBool>) -> Vec<u64> {
         let mut record = log.open_record(arrival.clone());
         record.set_sandbox(subject.clone());
         record.set_facts(RecordedFacts::Request(request()));
-        let asked = Instant::now();
+        let started = Instant::now();
         let _receipt = record.record_decision(verdict.clone()).await.unwrap();
-        waits.push(asked.elapsed().as_nanos() as u64);
+        waits.push(started.elapsed().as_nanos() as u64);
         record.byte_count().add_sent(512);
         record.byte_count().add_received(2048);
         let mut outcome = AttemptOutcome::new(Ending::Completed);
         outcome.status = Some(200);
         record.close(outcome);
-        // The work of an exchange lies between two attempts: others get their turn.
+        // A real attempt does I/O between decision and outcome: let other tasks run.
         tokio::task::yield_now().await;
     }
     waits
@@ -128,8 +127,7 @@ fn subject() -> RecordedSandbox {
 
 fn request() -> RecordedRequest {
     let host = "api.openai.com".into();
-    let mut request =
-        RecordedRequest::new(b"POST", HttpScheme::Https, host, 443, b"/v1/chat/completions");
+    let mut request = RecordedRequest::new(b"POST", HttpScheme::Https, host, 443, b"/v1/chat/completions");
     request.version = Some("2".into());
     request.user_agent = Some("python-httpx/0.28.1".into());
     request.length = Some(512);
@@ -145,7 +143,7 @@ fn verdict() -> DecisionDetails {
     verdict
 }
 
-/// CPU time of this process, user and system, from its `stat` (in hundredths of a second).
+/// Returns the CPU time of this process, user and system, from `stat` (in hundredths of a second).
 fn cpu_seconds() -> f64 {
     let stat = fs::read_to_string("/proc/self/stat").unwrap();
     let fields: Vec<&str> = stat.rsplit(')').next().unwrap().split_whitespace().collect();
@@ -162,8 +160,7 @@ fn measure_verify() {
         runtime.block_on(write_attempts(&log));
     }
     log.close();
-    let files: Vec<_> =
-        audit::list_segments(&config.dir).unwrap().into_iter().map(|(_, p)| p).collect();
+    let files: Vec<_> = audit::list_segments(&config.dir).unwrap().into_iter().map(|(_, p)| p).collect();
     let (began, cpu) = (Instant::now(), cpu_seconds());
     let report = verify(&files, &[], &VerifyProgress::default()).unwrap();
     let (took, cpu) = (began.elapsed().as_secs_f64(), cpu_seconds() - cpu);

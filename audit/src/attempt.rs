@@ -1,28 +1,31 @@
-//! What is said of an attempt, in plain data: where it arrived, whose it is, what it wants, what
-//! was decided, how it ended. Composed into records by `compose`.
+//! The facts about an attempt as plain data: arrival, sandbox, destination, decision, outcome.
+//! `compose` turns them into records.
 
 use std::net::SocketAddr;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
+use rules::Reason;
+
+use crate::codes::{EndCode, FindingCode};
 use crate::record::{
-    Environment, HostText, RecordedAnswer, RecordedChannel, RecordedTls, SandboxId, ScoreFeature,
-    StableCode, TenantId, Transport,
+    Environment, HostText, RecordedAnswer, RecordedChannel, RecordedTls, SandboxId, ScoreFeature, StableCode,
+    TenantId, Transport,
 };
 use crate::text::Text;
 
-/// How a connection or a query came to us. Known at accept.
+/// How a connection or a query arrived. Known at accept.
 #[derive(Clone, Debug)]
 pub struct RecordedArrival {
     pub channel: RecordedChannel,
     pub transport: Transport,
     /// The peer's address, which proves nothing by itself.
     pub source: Option<SocketAddr>,
-    /// Where the sandbox aimed; never trusted, only told until something is dialled.
+    /// The original destination. Never trusted; recorded only until an address is dialled.
     pub original_dst: Option<SocketAddr>,
 }
 
-/// Whose attempt it is.
+/// The sandbox that made an attempt.
 #[derive(Clone, Debug)]
 pub struct RecordedSandbox {
     pub sandbox: SandboxId,
@@ -30,12 +33,12 @@ pub struct RecordedSandbox {
     pub environment: Environment,
 }
 
-/// What the attempt wants: decides the class of its records.
+/// What the attempt wants. It determines the class of the records.
 #[derive(Clone, Debug)]
 pub enum RecordedFacts {
-    /// 4001: a tunnel, or a connection that never made a request.
+    /// 4001: a tunnel, or a connection without a request.
     Connection(RecordedConnection),
-    /// 6003: a call of a memory service.
+    /// 6003: a call to a memory service.
     Memory(MemoryCall),
     /// 4003: a DNS query.
     Query(RecordedQuery),
@@ -43,7 +46,7 @@ pub enum RecordedFacts {
     Request(RecordedRequest),
 }
 
-/// A connection of which no request is seen.
+/// A connection without a visible request.
 #[derive(Clone, Debug, Default)]
 pub struct RecordedConnection {
     pub host: Option<HostText>,
@@ -55,11 +58,11 @@ pub struct RecordedConnection {
 #[derive(Clone, Debug)]
 pub struct RecordedQuery {
     pub name: HostText,
-    /// The type, as `AAAA`.
+    /// The type, such as `AAAA`.
     pub kind: Text<16>,
 }
 
-/// An intercepted HTTP request. Bodies and headers have no place here.
+/// An intercepted HTTP request. It has no fields for bodies and headers.
 #[derive(Clone, Debug)]
 pub struct RecordedRequest {
     pub method: Text<32>,
@@ -68,13 +71,13 @@ pub struct RecordedRequest {
     pub port: u16,
     pub version: Option<Text<16>>,
     pub user_agent: Option<Text<256>>,
-    /// Bytes of body announced.
+    /// The announced length of the body, in bytes.
     pub length: Option<u64>,
     path: Text<2048>,
     query: Option<Text<1024>>,
 }
 
-/// Whether the request came in TLS.
+/// Whether the request arrived over TLS.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum HttpScheme {
     Http,
@@ -82,15 +85,9 @@ pub enum HttpScheme {
 }
 
 impl RecordedRequest {
-    /// Takes the target as it was sent; its query is kept apart, so that it is not logged by
-    /// accident, and an authority, which may carry a password, is left out.
-    pub fn new(
-        method: &[u8],
-        scheme: HttpScheme,
-        host: HostText,
-        port: u16,
-        target: &[u8],
-    ) -> Self {
+    /// Splits the target as it was sent. The query is kept apart, so that it is not logged by accident;
+    /// an authority is dropped, because it may contain a password.
+    pub fn new(method: &[u8], scheme: HttpScheme, host: HostText, port: u16, target: &[u8]) -> Self {
         let target = target.split(|byte| *byte == b'#').next().unwrap_or_default();
         let mut parts = target.splitn(2, |byte| *byte == b'?');
         let path = Text::from_bytes(without_authority(parts.next().unwrap_or_default()));
@@ -100,7 +97,7 @@ impl RecordedRequest {
         Self { method, scheme, host, port, version, user_agent, length, path, query }
     }
 
-    /// The path as a reader of the record will see it, without its query.
+    /// Returns the path as a reader of the record sees it, without the query.
     pub fn display_path(&self) -> String {
         self.path.to_display()
     }
@@ -114,13 +111,11 @@ impl RecordedRequest {
     }
 }
 
-/// The path of a target in absolute form (RFC 9112, section 3.2.2); of any other form what stands
-/// behind the user's name and password, if it begins with such.
+/// Returns the path of a target in absolute form (RFC 9112, section 3.2.2); of any other form, the
+/// target without leading user information.
 fn without_authority(target: &[u8]) -> &[u8] {
     let scheme = target.windows(3).position(|three| three == b"://");
-    let named = |at: &usize| {
-        target.iter().take(*at).all(|b| b.is_ascii_alphanumeric() || b"+-.".contains(b))
-    };
+    let named = |at: &usize| target.iter().take(*at).all(|b| b.is_ascii_alphanumeric() || b"+-.".contains(b));
     if let Some(at) = scheme.filter(named) {
         let rest = target.get(at + 3..).unwrap_or_default();
         let path = rest.iter().position(|byte| *byte == b'/');
@@ -131,24 +126,24 @@ fn without_authority(target: &[u8]) -> &[u8] {
     user.and_then(|at| target.get(at + 1..)).unwrap_or(target)
 }
 
-/// A call of a memory service.
+/// A call to a memory service.
 #[derive(Clone, Debug)]
 pub struct MemoryCall {
     pub request: RecordedRequest,
-    /// The profile by which it was read, as `astrocyte`.
+    /// The profile used to parse the request, such as `astrocyte`.
     pub service: Text<64>,
-    /// The operation in the profile's words, as `recall`.
+    /// The operation in the profile's terms, such as `recall`.
     pub operation: Text<64>,
     pub effect: MemoryEffect,
-    /// Every bank that was selected.
+    /// Every selected bank.
     pub banks: Vec<Text<256>>,
     /// The signed identity, after its signature was checked.
     pub identity: Option<Text<300>>,
-    /// What became of checking it: `verified`, `from_path`, `absent`, `not_looked_at`, or the check that failed.
+    /// The result of checking it: `verified`, `from_channel`, `absent`, `not_looked_at`, or the check that failed.
     pub checked: StableCode,
 }
 
-/// What a memory operation does to a bank.
+/// The effect of a memory operation on a bank.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum MemoryEffect {
     Admin,
@@ -157,28 +152,28 @@ pub enum MemoryEffect {
     Write,
 }
 
-/// Why an attempt was allowed or refused, and by what.
+/// Why an attempt was allowed or refused, and by which rule and policy.
 #[derive(Clone, Debug)]
 pub struct DecisionDetails {
     pub reason: StableCode,
-    /// The rule; absent when none names the destination.
+    /// The rule; absent if no rule matched.
     pub rule: Option<Text<256>>,
     pub policy: Option<RecordedPolicy>,
-    /// How it is carried: `tunnel`, `intercept`, `hold`, `raw`, `answer`.
+    /// How the traffic is handled: `tunnel`, `intercept`, `hold`, `raw`, `answer`.
     pub treatment: Option<StableCode>,
-    /// Name of the credential that is injected.
+    /// The name of the injected credential.
     pub credential: Option<Text<128>>,
-    /// The exfiltration score, when one was made.
+    /// The exfiltration score, if one was computed.
     pub score: Option<u32>,
     pub features: Vec<ScoreFeature>,
     /// A sentence for people: what to do next.
     pub message: Option<Text<512>>,
     pub attention: AlertFlag,
-    /// Further attempts like it that sent nothing and have no record but this one.
+    /// Further attempts of the same kind that sent nothing and are only counted here.
     pub folded: u64,
 }
 
-/// Whether somebody should look.
+/// Whether a record deserves attention.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum AlertFlag {
     Alert,
@@ -186,7 +181,7 @@ pub enum AlertFlag {
 }
 
 impl DecisionDetails {
-    /// A verdict with a reason and nothing else.
+    /// Creates a decision with a reason and nothing else.
     pub fn new(reason: StableCode) -> Self {
         Self {
             reason,
@@ -202,7 +197,7 @@ impl DecisionDetails {
         }
     }
 
-    /// Whether it lets the attempt pass.
+    /// Returns whether the attempt may proceed.
     pub(crate) fn allows(&self) -> bool {
         self.reason == StableCode::ALLOWED
     }
@@ -216,20 +211,20 @@ pub struct RecordedPolicy {
     pub generation: u64,
 }
 
-/// What became of an attempt.
+/// The outcome of an attempt.
 #[derive(Clone, Debug)]
 pub struct AttemptOutcome {
     pub ending: Ending,
-    /// The HTTP status the sandbox was given.
+    /// The HTTP status sent to the sandbox.
     pub status: Option<u16>,
-    /// The DNS response code the sandbox was given.
+    /// The DNS response code sent to the sandbox.
     pub rcode: Option<u8>,
-    /// The DNS answers the sandbox was given.
+    /// The DNS answers sent to the sandbox.
     pub answers: Vec<RecordedAnswer>,
 }
 
 impl AttemptOutcome {
-    /// An outcome of which only the ending is told.
+    /// Creates an outcome with an ending and nothing else.
     pub fn new(ending: Ending) -> Self {
         Self { ending, status: None, rcode: None, answers: Vec::new() }
     }
@@ -238,20 +233,20 @@ impl AttemptOutcome {
 /// How an attempt ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Ending {
-    /// Its task was dropped before anybody said how it ended.
+    /// Its task was dropped before it recorded an ending.
     Abandoned,
     Completed,
-    /// Something between us and the destination failed.
-    Failed(StableCode),
-    /// Refused after the decision, as by the address rules.
+    /// The connection to the destination failed.
+    Failed(EndCode),
+    /// Refused after the decision, for example by the address rules.
     Refused(StableCode),
     /// Cut because the permission ended.
-    Revoked(StableCode),
+    Revoked(Reason),
     /// The process that decided it died.
     Unknown,
 }
 
-/// Bytes of an attempt, counted by whoever carries them.
+/// The bytes of an attempt, counted by the code that relays them.
 #[derive(Debug, Default)]
 pub struct ByteCount {
     sent: AtomicU64,
@@ -259,7 +254,7 @@ pub struct ByteCount {
 }
 
 impl ByteCount {
-    /// Bytes both ways.
+    /// Returns the bytes in both directions.
     pub fn total(&self) -> u64 {
         let (sent, received) = self.sent_and_received();
         sent + received
@@ -270,18 +265,18 @@ impl ByteCount {
         self.sent.fetch_add(bytes, Ordering::Relaxed);
     }
 
-    /// Counts bytes towards the sandbox.
+    /// Counts bytes to the sandbox.
     pub fn add_received(&self, bytes: u64) {
         self.received.fetch_add(bytes, Ordering::Relaxed);
     }
 
-    /// Bytes from the sandbox, and towards it.
+    /// Returns the bytes from the sandbox and to it.
     pub fn sent_and_received(&self) -> (u64, u64) {
         (self.sent.load(Ordering::Relaxed), self.received.load(Ordering::Relaxed))
     }
 }
 
-/// Everything known of one attempt so far.
+/// Everything known about one attempt so far.
 #[derive(Clone, Debug)]
 pub(crate) struct AttemptState {
     pub(crate) id: u128,
@@ -290,14 +285,14 @@ pub(crate) struct AttemptState {
     pub(crate) facts: RecordedFacts,
     pub(crate) verdict: Option<DecisionDetails>,
     pub(crate) dialled: Option<SocketAddr>,
-    pub(crate) meter: Arc<ByteCount>,
+    pub(crate) byte_count: Arc<ByteCount>,
 }
 
-/// A detection that is worth a record of its own.
+/// A detection that gets a record of its own.
 #[derive(Clone, Debug)]
 pub struct DetectionFinding {
-    /// Stable code of what was found.
-    pub code: StableCode,
+    /// The stable code of the finding.
+    pub code: FindingCode,
     pub title: Text<256>,
     pub severity: FindingSeverity,
     pub message: Option<Text<512>>,
@@ -305,7 +300,7 @@ pub struct DetectionFinding {
     pub features: Vec<ScoreFeature>,
 }
 
-/// How much a finding matters.
+/// The severity of a finding.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum FindingSeverity {
     Critical,
@@ -314,7 +309,7 @@ pub enum FindingSeverity {
     Medium,
 }
 
-/// Something that happened to Sandbar itself.
+/// An event in the life of Sandbar itself.
 #[derive(Clone, Debug)]
 pub struct Lifecycle {
     pub event: LifecycleEvent,
@@ -322,7 +317,7 @@ pub struct Lifecycle {
     pub policy: Option<RecordedPolicy>,
 }
 
-/// What happened to Sandbar itself. The log adds events of its own.
+/// The kind of a [`Lifecycle`] event. The log adds events of its own.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum LifecycleEvent {
     GrantEnded,

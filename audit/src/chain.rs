@@ -1,7 +1,10 @@
-//! The chain: each record carries its number, the hash of the record before it and its own.
+//! The chain: each record carries its number, the hash of the previous record and its own hash.
 //!
-//! The hash is SHA-256 over the exact bytes of the line before `,"hash":`, which include the hash
-//! of the record before. Nothing has to be parsed or brought into a canonical form to check it.
+//! The hash is SHA-256 over the exact bytes of the line before `,"hash":`, which include the hash of
+//! the previous record. Checking it needs neither a parser nor a canonical form.
+//!
+//! The chain alone does not stop an attacker who can write the files: they can change a record and
+//! recompute every later hash. Signed notes of the chain head pin it, see `checkpoint`.
 
 use sha2::{Digest, Sha256};
 
@@ -11,18 +14,18 @@ const PREVIOUS: &[u8] = br#","chain":{"previous":""#;
 const HASH: &[u8] = br#"","hash":""#;
 const END: &[u8] = br#""}}}}"#;
 const SEQUENCE: &[u8] = br#","sequence":"#;
-/// Length of a hash in hex.
+/// Length of a hash in hex digits.
 const HEX: usize = 64;
-/// Bytes of a line, newline not counted, that its hash does not cover. The quote that closes
-/// `previous` is covered.
+/// Bytes at the end of a line, without its newline, that the hash does not cover. The hash does cover
+/// the quote that closes `previous`.
 const UNHASHED_BYTES: usize = HASH.len() - 1 + HEX + END.len();
 
-/// A SHA-256 in lower-case hex, as it stands in the line.
+/// A SHA-256 in lower-case hex, as in a line.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub struct ChainHash([u8; HEX]);
 
 impl ChainHash {
-    /// What the first record of all names as the one before it.
+    /// The `previous` hash of the very first record.
     pub const NONE: Self = Self([b'0'; HEX]);
 
     /// Hashes `bytes`.
@@ -30,7 +33,7 @@ impl ChainHash {
         Self::from_bytes(&Sha256::digest(bytes).into())
     }
 
-    /// Takes the 32 bytes of a hash.
+    /// Encodes the 32 bytes of a hash.
     pub fn from_bytes(bytes: &[u8; 32]) -> Self {
         let mut hex = [0; HEX];
         for (pair, byte) in hex.chunks_exact_mut(2).zip(bytes) {
@@ -39,18 +42,18 @@ impl ChainHash {
         Self(hex)
     }
 
-    /// Reads 64 lower-case hex digits.
+    /// Parses 64 lower-case hex digits.
     pub fn parse(hex: &[u8]) -> Option<Self> {
         let hex: [u8; HEX] = hex.try_into().ok()?;
         hex.iter().all(|byte| matches!(byte, b'0'..=b'9' | b'a'..=b'f')).then_some(Self(hex))
     }
 
-    /// The hex digits.
+    /// Returns the hex digits.
     pub fn as_str(&self) -> &str {
         str::from_utf8(&self.0).unwrap_or_default()
     }
 
-    /// The 32 bytes.
+    /// Returns the 32 bytes.
     pub fn bytes(&self) -> [u8; 32] {
         let mut bytes = [0; 32];
         for (byte, pair) in bytes.iter_mut().zip(self.0.chunks_exact(2)) {
@@ -87,10 +90,10 @@ pub struct ChainHead {
 }
 
 impl ChainHead {
-    /// Before the first record.
+    /// The head before the first record.
     pub const START: Self = Self { sequence: 0, hash: ChainHash::NONE };
 
-    /// Gives `draft` its place: appends the finished line to `out` and moves the head onto it.
+    /// Seals `draft`: appends the finished line to `out` and advances the head to it.
     pub(crate) fn seal(&mut self, draft: &Draft, out: &mut Vec<u8>) {
         let start = out.len();
         let (before, after) = draft.bytes.split_at(draft.split);
@@ -110,7 +113,7 @@ impl ChainHead {
     }
 }
 
-/// What a line says of its place in the chain, and whether its own hash is right.
+/// A line's place in the chain, and whether its own hash is right.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct ChainLink {
     pub(crate) previous: ChainHash,
@@ -118,7 +121,7 @@ pub(crate) struct ChainLink {
     pub(crate) content: LineIntegrity,
 }
 
-/// Whether the bytes of a line are those that were hashed.
+/// Whether the bytes of a line match its hash.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum LineIntegrity {
     Changed,
@@ -126,7 +129,7 @@ pub(crate) enum LineIntegrity {
 }
 
 impl ChainLink {
-    /// Reads the link of a line without its newline; `None` when it is no record of ours.
+    /// Parses the link of a line without its newline; `None` if it is not a record of ours.
     pub(crate) fn parse(line: &[u8]) -> Option<Self> {
         let (covered, rest) = line.split_at_checked(line.len().checked_sub(UNHASHED_BYTES)?)?;
         let hash = rest.strip_prefix(HASH.get(1..)?)?.strip_suffix(END)?;
@@ -135,16 +138,13 @@ impl ChainLink {
         let previous = ChainHash::parse(previous.strip_suffix(b"\"")?)?;
         let members = members.strip_suffix(PREVIOUS)?;
         let sequence = find_sequence(members)?;
-        let content = if ChainHash::digest(covered) == hash {
-            LineIntegrity::Intact
-        } else {
-            LineIntegrity::Changed
-        };
+        let content =
+            if ChainHash::digest(covered) == hash { LineIntegrity::Intact } else { LineIntegrity::Changed };
         Some(Self { previous, head: ChainHead { sequence, hash }, content })
     }
 }
 
-/// The number in `metadata`. No text can contain the key, for its quotes would be escaped.
+/// Finds the number in `metadata`. No string can contain the key, because its quotes would be escaped.
 fn find_sequence(members: &[u8]) -> Option<u64> {
     let at = memchr::memmem::rfind(members, SEQUENCE)? + SEQUENCE.len();
     let rest = members.get(at..)?;

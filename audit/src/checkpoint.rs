@@ -1,9 +1,18 @@
-//! Checkpoints: signed notes of how long the chain was and how it ended, kept beside the log and
-//! told in it, so that whoever holds one can tell when the tail was cut off or rewritten.
+//! Checkpoints: signed notes of the chain head (record count and last hash), stored beside the log
+//! and recorded in it.
 //!
-//! The form is that of C2SP signed notes with Ed25519. The text is three lines: the log's name,
-//! the number of records, the hash of the last one in base64. The hash is the chain's, not the
-//! root of a tree.
+//! The format is the C2SP signed note with Ed25519. The text has three lines: the log's name, the
+//! number of records, and the hash of the last one in base64. The hash is the head of the chain, not
+//! the root of a Merkle tree.
+//!
+//! What a checkpoint proves, and where that ends: it fixes the hash of one record, and through the
+//! chain every record before it. Changing or removing any of those changes the hash and is found.
+//! Records after the newest checkpoint are not covered: anyone who can write the files can cut them off
+//! or rewrite them, since the hashes need no key. The same attacker can also delete the newest notes
+//! from this directory together with the records they cover, and the shorter log verifies. With the
+//! signing key, they can even sign a rewritten chain. So the guarantee reaches up to the last
+//! checkpoint *held elsewhere*. That is why each note is also a record: the log shipper carries it
+//! off the machine within a minute or so, and `verify --checkpoint` compares against it.
 
 use std::fs::{self, File, OpenOptions, Permissions};
 use std::io::{self, Read, Seek, Write};
@@ -22,7 +31,7 @@ use crate::note::{self, NAME_MAX, NOTE_MAX, Note, Signer, Verifier};
 pub const FILE: &str = "access.checkpoints";
 /// File name of the public keys, beside the segments.
 pub const PUBLIC_KEY_FILE: &str = "checkpoint.pub";
-/// Largest file of checkpoints that is read: a note a minute for more than thirty years.
+/// Largest checkpoint file to read: one note per minute for more than thirty years.
 const FILE_MAX: u64 = 4 << 30;
 
 /// Why checkpoints cannot be signed or read.
@@ -30,19 +39,17 @@ const FILE_MAX: u64 = 4 << 30;
 pub enum CheckpointError {
     #[error("cannot use {path}")]
     File { path: PathBuf, source: io::Error },
-    #[error("{path} is not a key for checkpoints; move it away and a new one is made")]
+    #[error("{path} is not a checkpoint key; move it away and a new one is generated")]
     Key { path: PathBuf },
-    #[error("{path} can be read by others; make it its owner's alone: chmod 600")]
+    #[error("other users can read {path}; run: chmod 600 {path}")]
     KeyMode { path: PathBuf },
-    #[error(
-        "`{0}` cannot name a log: it must be 1 to {NAME_MAX} bytes without spaces or plus signs"
-    )]
+    #[error("invalid log name `{0}`: use 1 to {NAME_MAX} bytes without spaces or plus signs")]
     Name(String),
-    #[error("it holds no public key; a line of it looks like name+0123abcd+base64")]
+    #[error("no public key found; a public key is a line such as name+0123abcd+base64")]
     NoPublicKey,
-    #[error("`{0}` is not a public key; it looks like name+0123abcd+base64")]
+    #[error("`{0}` is not a public key; a public key looks like name+0123abcd+base64")]
     PublicKey(String),
-    #[error("the system gives no random bytes to make a key of")]
+    #[error("cannot generate a key: the system returned no random bytes")]
     Random,
 }
 
@@ -52,8 +59,8 @@ pub(crate) struct CheckpointSigner {
 }
 
 impl CheckpointSigner {
-    /// Reads the key, or makes one, and adds its public half to those beside the log in `dir`.
-    /// Keys that signed before stay there, so that their notes are still believed.
+    /// Reads or generates the key and adds its public half to the file beside the log in `dir`.
+    /// The file keeps earlier keys, so that their notes still verify.
     pub(crate) fn open(path: &Path, name: &str, dir: &Path) -> Result<Self, CheckpointError> {
         let file = |source| CheckpointError::File { path: path.to_owned(), source };
         let key = || CheckpointError::Key { path: path.to_owned() };
@@ -72,19 +79,15 @@ impl CheckpointSigner {
         Ok(Self { signer })
     }
 
-    /// The signed note of `head`.
+    /// Signs a note of `head`.
     pub(crate) fn sign(&self, head: ChainHead) -> Option<String> {
-        let text = format!(
-            "{}\n{}\n{}\n",
-            self.signer.name(),
-            head.sequence,
-            STANDARD.encode(head.hash.bytes())
-        );
+        let text =
+            format!("{}\n{}\n{}\n", self.signer.name(), head.sequence, STANDARD.encode(head.hash.bytes()));
         self.signer.sign(&text)
     }
 }
 
-/// Reads as much of a file as a key can have.
+/// Reads a key file, no further than a key can be long.
 fn read_key(path: &Path) -> io::Result<Zeroizing<String>> {
     let mut secret = Zeroizing::new(String::with_capacity(note::KEY_MAX));
     File::open(path)?.take(note::KEY_MAX as u64).read_to_string(&mut secret)?;
@@ -103,7 +106,7 @@ fn generate_key(path: &Path, name: &str) -> Result<Zeroizing<String>, Checkpoint
     Ok(secret)
 }
 
-/// Adds a public key to a file of them.
+/// Adds a public key to a file of public keys.
 fn publish_key(path: &Path, public: &str) -> io::Result<()> {
     let known = match fs::read(path) {
         Ok(known) => String::from_utf8_lossy(&known).into_owned(),
@@ -113,30 +116,30 @@ fn publish_key(path: &Path, public: &str) -> io::Result<()> {
     if known.lines().any(|line| line == public) {
         return Ok(());
     }
-    let good = known.lines().filter(|line| Verifier::parse(line).is_some()); // none half written
+    let good = known.lines().filter(|line| Verifier::parse(line).is_some()); // drops torn lines
     let all: String = good.chain([public]).map(|line| format!("{line}\n")).collect();
     file::replace(path, all.as_bytes(), Mode::Everybody, Durability::Disk)
 }
 
-/// Appends a note to the file beside the segments. One that is torn is taken back, and if that
-/// cannot be, parted from the next.
+/// Appends a note to the file beside the segments. A short write is truncated away; if that fails,
+/// the next note starts after an empty line, so that a torn note does not spoil it.
 pub(crate) fn append_note(dir: &Path, note: &str) -> io::Result<()> {
     let mut options = OpenOptions::new();
     let options = options.read(true).append(true).create(true).mode(0o640);
     let mut file = options.open(dir.join(FILE))?;
     let size = file.metadata()?.len();
     if size == 0 {
-        file.set_permissions(Permissions::from_mode(0o640))?; // whatever the umask says
+        file.set_permissions(Permissions::from_mode(0o640))?; // independent of the umask
     }
-    let part = if ends_with_blank_line(&file, size)? { "" } else { "\n\n" };
-    let written = file.write_all(format!("{part}{note}\n").as_bytes()); // an empty line parts them
+    let separator = if ends_with_blank_line(&file, size)? { "" } else { "\n\n" };
+    let written = file.write_all(format!("{separator}{note}\n").as_bytes()); // an empty line ends it
     if written.is_err() {
         file.set_len(size).unwrap_or_default();
     }
     written.and_then(|()| file.sync_data())
 }
 
-/// Whether a file is empty or ends with an empty line.
+/// Returns whether a file is empty or ends with an empty line.
 fn ends_with_blank_line(file: &File, size: u64) -> io::Result<bool> {
     let mut end = [b'\n'; 2];
     let known = size.min(2) as usize;
@@ -144,28 +147,27 @@ fn ends_with_blank_line(file: &File, size: u64) -> io::Result<bool> {
     Ok(end == *b"\n\n")
 }
 
-/// The keys by which checkpoints are believed.
+/// The public keys that checkpoints must be signed by.
 pub struct CheckpointKeys {
     verifiers: Vec<Verifier>,
 }
 
 impl std::fmt::Debug for CheckpointKeys {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.write_str("Keys")
+        f.write_str("CheckpointKeys")
     }
 }
 
 impl CheckpointKeys {
-    /// Reads public keys, one a line.
+    /// Parses public keys, one per line.
     ///
     /// # Errors
     ///
-    /// Returns [`CheckpointError::PublicKey`] for a line that is none, and
-    /// [`CheckpointError::NoPublicKey`] where there is no line.
+    /// Returns [`CheckpointError::PublicKey`] for a line that is not a key, and
+    /// [`CheckpointError::NoPublicKey`] if there is no line.
     pub fn parse(text: &str) -> Result<Self, CheckpointError> {
-        let key = |line: &str| {
-            Verifier::parse(line).ok_or_else(|| CheckpointError::PublicKey(line.to_owned()))
-        };
+        let key =
+            |line: &str| Verifier::parse(line).ok_or_else(|| CheckpointError::PublicKey(line.to_owned()));
         let lines = text.lines().map(str::trim).filter(|line| !line.is_empty());
         let verifiers = lines.map(key).collect::<Result<Vec<_>, _>>()?;
         if verifiers.is_empty() {
@@ -175,16 +177,16 @@ impl CheckpointKeys {
     }
 }
 
-/// A note, and whether it can be believed.
+/// A note, and the result of checking its signature.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Checkpoint {
     pub head: ChainHead,
     pub signature: SignatureStatus,
-    /// Where it stands.
+    /// Where the note is.
     pub place: CheckpointPosition,
 }
 
-/// A line of a file of checkpoints.
+/// A line of a checkpoint file.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct CheckpointPosition {
     pub file: PathBuf,
@@ -192,22 +194,22 @@ pub struct CheckpointPosition {
     pub line: u64,
 }
 
-/// What is in files of checkpoints.
+/// The contents of checkpoint files.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct CheckpointNotes {
     pub checkpoints: Vec<Checkpoint>,
-    /// What is no note, as one that was torn. It proves nothing, for or against the log.
+    /// Text that is not a note, such as a torn one. It proves nothing for or against the log.
     pub unreadable: Vec<CheckpointPosition>,
 }
 
-/// What the signature of a checkpoint is worth.
+/// The result of checking the signature of a checkpoint.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum SignatureStatus {
-    /// Wrong, or by no key that was given.
+    /// Invalid, or not by a given key.
     Bad,
-    /// By a key that was given.
+    /// Valid, by a given key.
     Good,
-    /// No key was given.
+    /// Not checked: no key was given.
     Unchecked,
 }
 
@@ -215,7 +217,8 @@ pub enum SignatureStatus {
 ///
 /// # Errors
 ///
-/// Returns the error of reading. What is no note is told in [`Notes::unreadable`].
+/// Returns an error if the file cannot be read. Text that is not a note goes to
+/// [`CheckpointNotes::unreadable`].
 pub fn read_notes(
     path: &Path,
     keys: Option<&CheckpointKeys>,
@@ -238,20 +241,20 @@ pub fn read_notes(
     Ok(())
 }
 
-/// The head in the newest checkpoint beside the segments of `dir`, read from the end of the file.
+/// Returns the head in the newest checkpoint beside the segments of `dir`. Reads only the file's end.
 pub(crate) fn newest_head(dir: &Path) -> Option<ChainHead> {
     let mut file = fs::File::open(dir.join(FILE)).ok()?;
     let size = file.metadata().ok()?.len();
     file.seek(io::SeekFrom::Start(size.saturating_sub(2 * NOTE_MAX as u64))).ok()?;
     let mut tail = Vec::new();
     file.read_to_end(&mut tail).ok()?;
-    // The first note of the tail may be cut; the newest is whole.
+    // The first note of the tail may be incomplete; the newest is whole.
     let pieces = split_notes(&String::from_utf8_lossy(&tail));
     pieces.iter().rev().find_map(|(_, text)| parse_note(text, None)).map(|(head, _)| head)
 }
 
-/// Parts a file into notes and what is none, each with its line. A note is a text, an empty line
-/// and its signatures; an empty line ends it.
+/// Splits a file into notes and other text, each with its line number. A note is a text, an empty
+/// line and its signatures; an empty line ends it.
 fn split_notes(text: &str) -> Vec<(u64, String)> {
     let mut pieces: Vec<(u64, String)> = Vec::new();
     let mut before = NoteParagraph::Signatures;
@@ -273,22 +276,22 @@ enum NoteParagraph {
     Text,
 }
 
-/// What stands between empty lines, each with the number of its first line.
+/// Splits a text at empty lines, each part with the number of its first line.
 fn split_paragraphs(text: &str) -> Vec<(u64, String)> {
     let mut paragraphs: Vec<(u64, String)> = Vec::new();
-    let mut apart = true;
+    let mut start_new = true;
     for (line, number) in text.lines().zip(1..) {
-        match paragraphs.last_mut().filter(|_| !apart) {
+        match paragraphs.last_mut().filter(|_| !start_new) {
             _ if line.is_empty() => {}
             Some((_, paragraph)) => *paragraph += &format!("{line}\n"),
             None => paragraphs.push((number, format!("{line}\n"))),
         }
-        apart = line.is_empty();
+        start_new = line.is_empty();
     }
     paragraphs
 }
 
-/// Reads one note.
+/// Parses one note and checks its signature, if there are keys.
 fn parse_note(text: &str, keys: Option<&CheckpointKeys>) -> Option<(ChainHead, SignatureStatus)> {
     let note = Note::parse(text)?;
     let mut lines = note.text().lines();
@@ -316,10 +319,7 @@ mod tests {
     use crate::note::tests as vector;
 
     fn head() -> ChainHead {
-        ChainHead {
-            sequence: 42,
-            hash: ChainHash::from_bytes(&std::array::from_fn(|at| 0xff - at as u8)),
-        }
+        ChainHead { sequence: 42, hash: ChainHash::from_bytes(&std::array::from_fn(|at| 0xff - at as u8)) }
     }
 
     fn write_key(path: &Path, text: &str) {
@@ -331,15 +331,14 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("checkpoint.key");
         write_key(&path, &format!("{}\n", vector::SECRET));
-        let notary = CheckpointSigner::open(&path, "another.name", dir.path()).unwrap();
-        assert_eq!(notary.sign(head()).unwrap(), vector::NOTE);
+        let signer = CheckpointSigner::open(&path, "another.name", dir.path()).unwrap();
+        assert_eq!(signer.sign(head()).unwrap(), vector::NOTE);
         let public = fs::read_to_string(dir.path().join(PUBLIC_KEY_FILE)).unwrap();
         assert_eq!(public, format!("{}\n", vector::PUBLIC));
 
         append_note(dir.path(), vector::NOTE).unwrap();
         assert_eq!(newest_head(dir.path()), Some(head()));
-        let (keys, mut notes) =
-            (CheckpointKeys::parse(&public).unwrap(), CheckpointNotes::default());
+        let (keys, mut notes) = (CheckpointKeys::parse(&public).unwrap(), CheckpointNotes::default());
         read_notes(&dir.path().join(FILE), Some(&keys), &mut notes).unwrap();
         let read: Vec<_> = notes.checkpoints.iter().map(|it| (it.head, it.signature)).collect();
         assert_eq!(read, [(head(), SignatureStatus::Good)]);
@@ -356,15 +355,13 @@ mod tests {
             assert!(matches!(refused, CheckpointError::Key { .. }), "{refused}");
         }
         for name in ["", "a b", "a+b", "a\nb"] {
-            let refused = CheckpointSigner::open(&dir.path().join("new.key"), name, dir.path())
-                .err()
-                .unwrap();
+            let refused =
+                CheckpointSigner::open(&dir.path().join("new.key"), name, dir.path()).err().unwrap();
             assert!(matches!(refused, CheckpointError::Name(_)), "{refused}");
         }
         for (text, line) in [("junk", "junk"), (vector::SECRET, vector::SECRET)] {
-            let refused =
-                CheckpointKeys::parse(&format!("{}\n{text}", vector::PUBLIC)).unwrap_err();
-            assert!(matches!(&refused, CheckpointError::PublicKey(told) if told == line));
+            let refused = CheckpointKeys::parse(&format!("{}\n{text}", vector::PUBLIC)).unwrap_err();
+            assert!(matches!(&refused, CheckpointError::PublicKey(refused) if refused == line));
         }
         assert!(matches!(CheckpointKeys::parse("\n \n"), Err(CheckpointError::NoPublicKey)));
     }

@@ -1,4 +1,4 @@
-//! From what is said of an attempt to the members of its records: numbers, names and classes.
+//! Composes records from the facts about an attempt: OCSF numbers, names and classes.
 
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
@@ -11,19 +11,19 @@ use crate::attempt::{
 use crate::config::QueryStrings;
 use crate::draft::{Draft, DraftError, DraftRole, OpenDecision};
 use crate::record::{
-    Actor, ApiCall, ApiService, DestinationEndpoint, DnsQuestion, FindingEvidence, FindingInfo,
-    HttpRequest, HttpResponse, LIST_MAX, Metadata, OCSF_VERSION, PolicyInForce, Product,
-    RecordMembers, RelatedEvent, Resource, Rfc3339Time, RuleName, SandbarExtension, SourceEndpoint,
-    Traffic, Url, split_address,
+    Actor, ApiCall, ApiService, DestinationEndpoint, DnsQuestion, FindingEvidence, FindingInfo, HttpRequest,
+    HttpResponse, LIST_MAX, Metadata, OCSF_VERSION, PolicyInForce, Product, RecordMembers, RelatedEvent,
+    Resource, Rfc3339Time, RuleName, SandbarExtension, SourceEndpoint, StableCode, Traffic, Url,
+    split_address,
 };
 use crate::record::{DecimalText, SandboxId, TenantId};
 use crate::text::Text;
 
 const PROFILES: &[&str] = &["security_control", "datetime"];
-/// Where the class itself has no `actor`.
+/// For classes that do not define `actor` themselves.
 const PROFILES_HOST: &[&str] = &["security_control", "datetime", "host"];
 
-/// A class of OCSF, with the number and the names it has there.
+/// An OCSF class.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum EventClass {
     Dns,
@@ -57,9 +57,7 @@ impl EventClass {
 
     fn profiles(self) -> &'static [&'static str] {
         match self {
-            EventClass::Dns | EventClass::Finding | EventClass::Http | EventClass::Network => {
-                PROFILES_HOST
-            }
+            EventClass::Dns | EventClass::Finding | EventClass::Http | EventClass::Network => PROFILES_HOST,
             EventClass::Lifecycle | EventClass::Memory => PROFILES,
         }
     }
@@ -76,15 +74,15 @@ impl EventClass {
     }
 }
 
-/// Which of an attempt's records it is.
+/// Which of the records of an attempt to draft.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum DraftStage<'a> {
-    /// Answered here: nothing was sent, and no decision stands before it.
+    /// Answered here: nothing was sent, and there is no decision record.
     Answered(&'a AttemptOutcome, Duration),
     Decision,
     Denied,
     Outcome(&'a AttemptOutcome, Duration),
-    /// Ended before anything was decided: nothing was sent, and nobody refused it.
+    /// Ended before a decision: nothing was sent or refused.
     Undecided(&'a AttemptOutcome, Duration),
 }
 
@@ -111,7 +109,7 @@ impl<'a> DraftStage<'a> {
         }
     }
 
-    /// The outcome, for as long as the stage lives.
+    /// Returns the outcome and the duration, if the stage has one.
     fn outcome(self) -> Option<(&'a AttemptOutcome, Duration)> {
         match self {
             DraftStage::Decision | DraftStage::Denied => None,
@@ -121,7 +119,7 @@ impl<'a> DraftStage<'a> {
         }
     }
 
-    /// Status, action and disposition.
+    /// Returns status, action and disposition.
     fn result(self) -> (NamedId, NamedId, NamedId) {
         match self {
             DraftStage::Answered(..) | DraftStage::Decision => (SUCCESS, ALLOWED, ALLOWED),
@@ -139,13 +137,13 @@ impl<'a> DraftStage<'a> {
     }
 }
 
-fn describe_ending(ending: Ending) -> (&'static str, Option<crate::record::StableCode>) {
+fn describe_ending(ending: Ending) -> (&'static str, Option<StableCode>) {
     match ending {
         Ending::Abandoned => ("abandoned", None),
         Ending::Completed => ("completed", None),
-        Ending::Failed(code) => ("failed", Some(code)),
+        Ending::Failed(code) => ("failed", Some(code.code())),
         Ending::Refused(code) => ("refused", Some(code)),
-        Ending::Revoked(code) => ("revoked", Some(code)),
+        Ending::Revoked(reason) => ("revoked", Some(reason.into())),
         Ending::Unknown => ("unknown", None),
     }
 }
@@ -160,12 +158,8 @@ impl AttemptState {
         }
     }
 
-    /// Writes the attempt down as it stands at `stage`.
-    pub(crate) fn draft(
-        &self,
-        stage: DraftStage<'_>,
-        queries: QueryStrings,
-    ) -> Result<Draft, DraftError> {
+    /// Drafts the record of this attempt for `stage`.
+    pub(crate) fn draft(&self, stage: DraftStage<'_>, queries: QueryStrings) -> Result<Draft, DraftError> {
         let mut members = header(self.class(), self.activity(stage));
         self.add_decision(stage, &mut members);
         self.add_endpoints(&mut members);
@@ -183,9 +177,7 @@ impl AttemptState {
     fn role(&self, stage: DraftStage<'_>) -> DraftRole {
         match stage {
             DraftStage::Decision => DraftRole::Decision(self.open_decision()),
-            DraftStage::Answered(..) | DraftStage::Denied | DraftStage::Undecided(..) => {
-                DraftRole::Event
-            }
+            DraftStage::Answered(..) | DraftStage::Denied | DraftStage::Undecided(..) => DraftRole::Event,
             DraftStage::Outcome(..) => DraftRole::Outcome(self.id),
         }
     }
@@ -263,9 +255,7 @@ impl AttemptState {
         members.src_endpoint = Some(SourceEndpoint { uid: sandbox, name, ip, port });
         let identity = match &self.facts {
             RecordedFacts::Memory(call) => call.identity.as_ref(),
-            RecordedFacts::Connection(_) | RecordedFacts::Query(_) | RecordedFacts::Request(_) => {
-                None
-            }
+            RecordedFacts::Connection(_) | RecordedFacts::Query(_) | RecordedFacts::Request(_) => None,
         };
         let user = identity.map(|uid| crate::record::User { uid });
         members.actor = sandbox.map(|app_uid| Actor { app_uid, user });
@@ -277,7 +267,7 @@ impl AttemptState {
         match &self.facts {
             RecordedFacts::Connection(connection) => members.tls = connection.tls.as_ref(),
             RecordedFacts::Memory(call) => {
-                members.connection_info = None; // 6003 has none
+                members.connection_info = None; // 6003 does not define it
                 members.http_request = Some(http_request(&call.request, queries));
                 members.api = Some(api(call));
                 members.resources = call.banks.iter().take(LIST_MAX).map(bank).collect();
@@ -287,9 +277,7 @@ impl AttemptState {
                 let (hostname, kind) = (&query.name, Some(&query.kind));
                 members.query = Some(DnsQuestion { hostname, kind });
             }
-            RecordedFacts::Request(request) => {
-                members.http_request = Some(http_request(request, queries))
-            }
+            RecordedFacts::Request(request) => members.http_request = Some(http_request(request, queries)),
         }
     }
 
@@ -304,9 +292,7 @@ impl AttemptState {
             credential: verdict.and_then(|verdict| verdict.credential.as_ref()),
             identity: match &self.facts {
                 RecordedFacts::Memory(call) => Some(call.checked),
-                RecordedFacts::Connection(_)
-                | RecordedFacts::Query(_)
-                | RecordedFacts::Request(_) => None,
+                RecordedFacts::Connection(_) | RecordedFacts::Query(_) | RecordedFacts::Request(_) => None,
             },
             score: verdict.and_then(|verdict| verdict.score),
             features: features.get(..LIST_MAX).unwrap_or(features),
@@ -314,9 +300,7 @@ impl AttemptState {
             ending: stage.outcome().map(|(outcome, _)| describe_ending(outcome.ending).0),
             traffic: match self.facts {
                 RecordedFacts::Memory(_) => stage.outcome().map(|_| self.traffic()),
-                RecordedFacts::Connection(_)
-                | RecordedFacts::Query(_)
-                | RecordedFacts::Request(_) => None,
+                RecordedFacts::Connection(_) | RecordedFacts::Query(_) | RecordedFacts::Request(_) => None,
             },
             folded: verdict.map(|verdict| verdict.folded).filter(|folded| *folded > 0),
             ..SandbarExtension::default()
@@ -324,7 +308,7 @@ impl AttemptState {
     }
 
     fn traffic(&self) -> Traffic {
-        let (bytes_out, bytes_in) = self.meter.sent_and_received();
+        let (bytes_out, bytes_in) = self.byte_count.sent_and_received();
         Traffic { bytes_in, bytes_out }
     }
 
@@ -341,8 +325,7 @@ impl AttemptState {
             RecordedFacts::Memory(call) => call.banks.len(),
             RecordedFacts::Connection(_) | RecordedFacts::Query(_) | RecordedFacts::Request(_) => 0,
         };
-        let over: usize =
-            [answers, banks, features].map(|n| n.saturating_sub(LIST_MAX)).iter().sum();
+        let over: usize = [answers, banks, features].map(|n| n.saturating_sub(LIST_MAX)).iter().sum();
         (over > 0).then_some(over as u64)
     }
 }
@@ -354,7 +337,7 @@ fn add_outcome<'a>(attempt: &AttemptState, stage: DraftStage<'a>, members: &mut 
     let response = outcome.status.map(|code| HttpResponse { code });
     match &attempt.facts {
         RecordedFacts::Connection(_) => members.traffic = traffic,
-        RecordedFacts::Memory(_) => members.http_response = response, // 6003 has no traffic, see `sandbar`
+        RecordedFacts::Memory(_) => members.http_response = response, // 6003 has no `traffic`: see `extension`
         RecordedFacts::Query(_) => {
             (members.traffic, members.rcode_id) = (traffic, outcome.rcode);
             members.answers = outcome.answers.get(..LIST_MAX).unwrap_or(&outcome.answers);
@@ -430,19 +413,19 @@ fn bank(uid: &Text<256>) -> Resource<'_> {
     Resource { uid, kind: "memory bank" }
 }
 
-/// 6003 demands an actor even of a call that arrived on nobody's channel.
+/// Stands in for a sandbox: 6003 requires an actor even if the channel belongs to no sandbox.
 fn unknown_sandbox() -> &'static crate::record::SandboxId {
-    static NOBODY: std::sync::LazyLock<crate::record::SandboxId> =
+    static UNKNOWN_SANDBOX: std::sync::LazyLock<crate::record::SandboxId> =
         std::sync::LazyLock::new(|| crate::record::SandboxId("unknown".into()));
-    &NOBODY
+    &UNKNOWN_SANDBOX
 }
 
 fn policy_in_force(policy: &crate::attempt::RecordedPolicy) -> PolicyInForce<'_> {
     PolicyInForce { uid: &policy.digest, version: DecimalText(policy.generation) }
 }
 
-/// Writes down that nobody knows how an attempt ended, for the process that decided it died. What
-/// its decision does not tell is left out, not guessed.
+/// Drafts the outcome of an attempt whose process died before it ended. Members that the decision
+/// does not tell are left out, not guessed.
 pub(crate) fn draft_unknown_outcome(owed: &OpenDecision) -> Result<Draft, DraftError> {
     let class = EventClass::from_uid(owed.class_uid);
     let outcome = AttemptOutcome::new(Ending::Unknown);
@@ -459,16 +442,13 @@ pub(crate) fn draft_unknown_outcome(owed: &OpenDecision) -> Result<Draft, DraftE
     members.src_endpoint = Some(SourceEndpoint { uid: sandbox.as_ref(), name, ip, port });
     members.actor = sandbox.as_ref().map(|app_uid| Actor { app_uid, user: None });
     let hostname = Some(&host).filter(|host| !host.is_empty());
-    members.dst_endpoint =
-        hostname.map(|host| DestinationEndpoint { hostname: Some(host), ip, port });
+    members.dst_endpoint = hostname.map(|host| DestinationEndpoint { hostname: Some(host), ip, port });
     let (method, word) = (Text::from("UNKNOWN"), Text::from("unknown"));
     let (version, url, user_agent, length) = (None, None, None, None);
     let asked = HttpRequest { http_method: &method, version, url, user_agent, length };
     match class {
-        EventClass::Dns => {
-            members.query = hostname.map(|hostname| DnsQuestion { hostname, kind: None })
-        }
-        EventClass::Http => members.http_request = Some(asked), // 4002 demands one
+        EventClass::Dns => members.query = hostname.map(|hostname| DnsQuestion { hostname, kind: None }),
+        EventClass::Http => members.http_request = Some(asked), // 4002 requires one
         EventClass::Memory => {
             members.api = Some(ApiCall { operation: &word, service: ApiService { name: &word } });
             members.actor.get_or_insert(Actor { app_uid: unknown_sandbox(), user: None });
@@ -484,7 +464,7 @@ pub(crate) fn draft_unknown_outcome(owed: &OpenDecision) -> Result<Draft, DraftE
     Draft::new(&members, metadata, &sandbar, DraftRole::Outcome(owed.attempt))
 }
 
-/// Writes a finding down, as of `attempt` when there is one.
+/// Drafts a finding, of `attempt` if there is one.
 pub(crate) fn draft_finding(
     finding: &DetectionFinding,
     uid: u128,
@@ -500,14 +480,13 @@ pub(crate) fn draft_finding(
         FindingSeverity::Medium => (3, "Medium"),
     };
     (members.status_id, members.status) = (1, "New");
-    members.status_detail = Some(finding.code);
+    members.status_detail = Some(finding.code.into());
     (members.disposition_id, members.disposition) = (Some(DETECTED.0), Some(DETECTED.1));
     members.is_alert = Some(true);
     members.message = finding.message.as_ref();
     let related_events = about.as_deref().map(|uid| [RelatedEvent { uid }]);
-    let types = [finding.code];
-    members.finding_info =
-        Some(FindingInfo { uid: &uid, title: &finding.title, types, related_events });
+    let types = [finding.code.into()];
+    members.finding_info = Some(FindingInfo { uid: &uid, title: &finding.title, types, related_events });
     let subject = attempt.and_then(|attempt| attempt.subject.as_ref());
     members.actor = subject.map(|subject| Actor { app_uid: &subject.sandbox, user: None });
     let destination = attempt.and_then(AttemptState::destination);
@@ -528,7 +507,7 @@ pub(crate) fn draft_finding(
     Draft::new(&members, metadata, &sandbar, DraftRole::Event)
 }
 
-/// Writes an event of Sandbar's own life down.
+/// Drafts an event in the life of Sandbar itself.
 pub(crate) fn draft_lifecycle(event: &Lifecycle, uid: u128) -> Result<Draft, DraftError> {
     let (activity, name) = match event.event {
         LifecycleEvent::GrantEnded => ((99, "Other"), "grant_ended"),
@@ -550,7 +529,7 @@ pub(crate) fn draft_lifecycle(event: &Lifecycle, uid: u128) -> Result<Draft, Dra
     lifecycle_draft(members, uid, sandbar)
 }
 
-/// Writes an event of the log itself down: a segment, a recovery, a checkpoint.
+/// Drafts an event of the log itself: a segment, a recovery, a checkpoint.
 pub(crate) fn draft_log_event(
     event: &'static str,
     uid: u128,
@@ -578,12 +557,7 @@ fn lifecycle_draft(
     members.app = Some(Product::SELF);
     let uid = Ulid::from(uid).to_string();
     let sandbar = SandbarExtension { stage: "lifecycle", ..sandbar };
-    Draft::new(
-        &members,
-        metadata(EventClass::Lifecycle, &uid, &uid, None),
-        &sandbar,
-        DraftRole::Event,
-    )
+    Draft::new(&members, metadata(EventClass::Lifecycle, &uid, &uid, None), &sandbar, DraftRole::Event)
 }
 
 fn header(class: EventClass, activity: NamedId) -> RecordMembers<'static> {
@@ -624,7 +598,7 @@ fn metadata<'a>(
     }
 }
 
-/// Milliseconds since 1970.
+/// Returns milliseconds since 1970.
 pub(crate) fn unix_millis() -> u64 {
     SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_millis() as u64
 }

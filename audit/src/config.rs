@@ -1,22 +1,22 @@
-//! What the operator can choose about the log. Every default is the safe one.
+//! The settings of the log. Every default is the safe one.
 
 use std::path::PathBuf;
 use std::time::Duration;
 
-/// Where and how the log is written, and every bound of it.
+/// Where and how the log is written, and every bound.
 #[derive(Clone, Debug)]
 pub struct LogConfig {
-    /// The directory of the segments. It is locked: one writer a directory.
+    /// The directory of the segments. It is locked: one writer per directory.
     pub dir: PathBuf,
     pub durability: LogDurability,
-    /// How long a caller waits for room and for its receipt before it is refused.
+    /// How long a caller waits for room in the queue and for its receipt before it is refused.
     pub patience: Duration,
-    /// Most records that wait to be written.
+    /// Maximum number of queued records.
     pub queue_records: usize,
-    /// Most bytes that wait to be written.
+    /// Maximum bytes of queued records.
     pub queue_bytes: usize,
-    /// Most decisions that may be without outcome at a time. Their outcomes are never refused, so
-    /// this bounds what is kept in memory while the disk is full.
+    /// Maximum number of decisions without an outcome. Outcomes are never refused, so this bounds
+    /// the memory used while the disk is full.
     pub open_max: usize,
     /// A segment ends when it has this many bytes...
     pub segment_bytes: u64,
@@ -27,15 +27,15 @@ pub struct LogConfig {
     pub checkpoint_records: u64,
     /// ...or after this long, if there was a record.
     pub checkpoint_age: Duration,
-    /// The key that signs checkpoints; made when it is not there. Without a path it stands in `dir`.
+    /// The key that signs checkpoints, generated if missing. The default is a file in `dir`.
     pub key: Option<PathBuf>,
-    /// The name in the key and on the first line of every checkpoint: no space, no plus.
+    /// The name in the key and on the first line of every checkpoint, without spaces or plus signs.
     pub name: String,
     pub query_strings: QueryStrings,
 }
 
 impl LogConfig {
-    /// The defaults, for a log in `dir`.
+    /// Returns the defaults for a log in `dir`.
     pub fn new(dir: impl Into<PathBuf>) -> Self {
         Self {
             dir: dir.into(),
@@ -60,12 +60,12 @@ impl LogConfig {
     }
 }
 
-/// What a record has survived when its caller is released.
+/// What a record has survived by the time its caller is released.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum LogDurability {
     /// A power loss: `fdatasync` has returned.
     Disk,
-    /// The death of this process: `write` has returned.
+    /// The death of this process (`kill -9`): `write` has returned.
     Process,
 }
 
@@ -73,11 +73,11 @@ pub enum LogDurability {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Retention {
     Everything,
-    /// The newest this many, the one being written included; at least one is always kept.
+    /// The newest segments, including the one being written; at least one.
     Segments(usize),
 }
 
-/// Whether query strings, which often carry secrets, are in the records.
+/// Whether records contain query strings, which often carry secrets.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum QueryStrings {
     Drop,

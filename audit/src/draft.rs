@@ -1,7 +1,8 @@
-//! A record on its way into the log: all of the line but its number and its hash.
+//! A draft: a record's line, complete except for its number and its hashes.
 //!
-//! Made by the caller, in the caller's thread, so that whoever holds the log only copies and
-//! hashes. The number goes to the end of `metadata`, the chain to the end of `unmapped.sandbar`.
+//! The caller encodes it on its own thread, so that the writer, which one thread holds at a time,
+//! only copies and hashes. The number goes to the end of `metadata`, the chain to the end of
+//! `unmapped.sandbar`.
 
 use std::sync::Arc;
 
@@ -10,13 +11,13 @@ use serde::Serialize;
 use crate::encode::{EncodeError, Encoder};
 use crate::record::{LINE_MAX, Metadata, RecordMembers, SandbarExtension};
 
-/// Room for most lines, and for what most have under `unmapped`.
+/// Initial capacity for a line, and for its `unmapped` part: enough for most.
 const LINE_USUAL: usize = 2048;
 const TAIL_USUAL: usize = 512;
 /// Room for the number and the chain.
 const SEAL_MAX: usize = 256;
 
-/// All of a line but its number and its hash.
+/// A line without its number and hashes.
 #[derive(Debug)]
 pub(crate) struct Draft {
     pub(crate) bytes: Vec<u8>,
@@ -25,18 +26,18 @@ pub(crate) struct Draft {
     pub(crate) role: DraftRole,
 }
 
-/// What the record means to the attempt it belongs to.
+/// The role of a record in its attempt.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum DraftRole {
-    /// Something may leave: an outcome has to follow.
+    /// The attempt may proceed: an outcome has to follow.
     Decision(OpenDecision),
-    /// Stands by itself: a refusal, a finding, a lifecycle event.
+    /// Independent of other records: a refusal, a finding, a lifecycle event.
     Event,
-    /// What became of a decision. Never refused, for the traffic has already been.
+    /// The outcome of a decision. Never refused, because the traffic has already happened.
     Outcome(u128),
 }
 
-/// A decision whose outcome is still to come: enough to close it as `unknown` after a crash.
+/// A decision without an outcome yet: enough to close it as `unknown` after a crash.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct OpenDecision {
     pub(crate) attempt: u128,
@@ -46,12 +47,12 @@ pub(crate) struct OpenDecision {
     pub(crate) host: Arc<str>,
 }
 
-/// Why a record could not be put into a line. It has no cause that a peer could choose.
+/// Why a record could not be encoded. No input of a peer can cause this.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum DraftError {
-    #[error("a record does not encode")]
+    #[error("it has an unsupported shape")]
     Encode(#[from] EncodeError),
-    #[error("a record of {0} bytes is longer than a line may be")]
+    #[error("its {0} bytes exceed the maximum length of a line")]
     TooLong(usize),
 }
 
@@ -71,7 +72,7 @@ impl Draft {
             metadata.is_truncated = Some(true);
             metadata.untruncated_size = Some(size.div_ceil(1024));
         }
-        line.bytes.pop(); // each object stays open until what follows is in it
+        line.bytes.pop(); // removes the closing brace: more members follow
         line.bytes.extend_from_slice(br#","metadata":"#);
         metadata.serialize(&mut line)?;
         line.bytes.pop();

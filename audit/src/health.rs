@@ -1,4 +1,4 @@
-//! How the log is doing: for readiness, metrics and whoever is called at night.
+//! The health of the log, for readiness, metrics and on-call staff.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -9,7 +9,7 @@ pub(crate) struct Counters {
     pub(crate) bytes: AtomicU64,
     pub(crate) batches: AtomicU64,
     pub(crate) refused: AtomicU64,
-    /// Folded and not told yet.
+    /// Counted, but not yet recorded as a count.
     pub(crate) folded: AtomicU64,
     pub(crate) folded_total: AtomicU64,
     pub(crate) lost: AtomicU64,
@@ -30,32 +30,32 @@ impl Counters {
     }
 }
 
-/// How the log is doing.
+/// The health of the log.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct LogHealth {
-    /// Whether a record written now would be taken. False means that every attempt is refused.
+    /// Whether the log accepts records now. If false, every attempt is refused.
     pub ready: bool,
-    /// Why not, for people.
+    /// Why the log is not ready, for people.
     pub trouble: Option<String>,
     /// Records written.
     pub written: u64,
     /// Bytes written.
     pub bytes: u64,
-    /// Writes they were written in.
+    /// Writes they took.
     pub batches: u64,
-    /// Callers that were refused because their record could not be written.
+    /// Callers refused because their record could not be written.
     pub refused: u64,
-    /// Attempts that sent nothing and are told only as a count.
+    /// Attempts that sent nothing and are recorded only as a count.
     pub folded: u64,
-    /// Records of traffic that were lost. Anything but 0 is a defect.
+    /// Lost records of traffic. Anything but 0 is a defect.
     pub lost: u64,
     /// Decisions without outcome.
     pub open: u64,
-    /// Records that wait to be written.
+    /// Records waiting to be written.
     pub queued: u64,
     /// Checkpoints signed.
     pub checkpoints: u64,
-    /// Checkpoints that could not be kept.
+    /// Checkpoints that could not be stored.
     pub checkpoint_failures: u64,
     /// Number of the last record.
     pub sequence: u64,

@@ -4,7 +4,7 @@ use std::sync::atomic::{AtomicU32, Ordering};
 
 use crate::compose;
 
-/// Makes ids that no two attempts share: 48 random bits a process, then a counter.
+/// Generates unique ids: a timestamp, 48 random bits per process, then a counter.
 #[derive(Debug)]
 pub(crate) struct IdGenerator {
     process: u128,

@@ -1,12 +1,13 @@
-//! The access log: what was tried, what became of it, in a form that verifies offline.
+//! The access log: a record of every attempt and its outcome, in a form that verifies offline.
 //!
-//! `record` is the schema, `open` the life of one record, `log` what callers call, `queue` who
-//! writes when,
-//! `writer` the chain on disk, `recover` what a restart does, `verify` what an auditor runs.
+//! `record` is the schema, `open_record` the life of one record, `log` the API for callers, `queue`
+//! decides who writes and when, `writer` appends to the chain on disk, `recover` handles a restart,
+//! `verify` is for auditors.
 
 mod attempt;
 mod chain;
 pub mod checkpoint;
+mod codes;
 mod compose;
 mod config;
 mod draft;
@@ -31,20 +32,20 @@ pub mod words;
 mod writer;
 
 pub use attempt::{
-    AlertFlag, AttemptOutcome, ByteCount, DecisionDetails, DetectionFinding, Ending,
-    FindingSeverity, HttpScheme, Lifecycle, LifecycleEvent, MemoryCall, MemoryEffect,
-    RecordedArrival, RecordedConnection, RecordedFacts, RecordedPolicy, RecordedQuery,
-    RecordedRequest, RecordedSandbox,
+    AlertFlag, AttemptOutcome, ByteCount, DecisionDetails, DetectionFinding, Ending, FindingSeverity,
+    HttpScheme, Lifecycle, LifecycleEvent, MemoryCall, MemoryEffect, RecordedArrival, RecordedConnection,
+    RecordedFacts, RecordedPolicy, RecordedQuery, RecordedRequest, RecordedSandbox,
 };
 pub use chain::{ChainHash, ChainHead};
+pub use codes::{EndCode, FailureCode, FindingCode};
 pub use config::{LogConfig, LogDurability, QueryStrings, Retention};
 pub use health::LogHealth;
 pub use log::{Log, LogDown, Receipt};
 pub use observer::{AttemptEvent, AttemptStatus};
 pub use open_record::OpenRecord;
 pub use record::{
-    Environment, HostText, LINE_MAX, LIST_MAX, OCSF_VERSION, RecordedAnswer, RecordedChannel,
-    RecordedTls, SandboxId, ScoreFeature, StableCode, TenantId, Transport,
+    Environment, HostText, LINE_MAX, LIST_MAX, OCSF_VERSION, RecordedAnswer, RecordedChannel, RecordedTls,
+    SandboxId, ScoreFeature, StableCode, TenantId, Transport,
 };
 pub use recover::OpenError;
 pub use segment::list_segments;

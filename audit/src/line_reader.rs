@@ -9,7 +9,7 @@ use sha2::{Digest, Sha256};
 use crate::chain::ChainHash;
 use crate::record::{LINE_MAX, TornLine};
 
-/// Bytes that are read at a time.
+/// Bytes to read at a time.
 const BUFFER: usize = 256 * 1024;
 
 /// The lines of a file.
@@ -22,14 +22,14 @@ pub(crate) struct LineReader<R> {
     pub(crate) offset: u64,
 }
 
-/// What stands between two newlines, or before the end.
+/// The bytes up to a newline or the end of the file.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) enum RawLine<'a> {
-    /// A line of a length that a record may have, without its newline.
+    /// A line no longer than a record may be, without its newline.
     Line(&'a [u8]),
     /// A line longer than any record.
     Long,
-    /// What stands after the last newline.
+    /// The bytes after the last newline.
     Torn(TornLine),
 }
 
@@ -38,10 +38,10 @@ impl<R: Read> LineReader<R> {
         Self { source, buffer: vec![0; BUFFER], start: 0, end: 0, offset: 0 }
     }
 
-    /// Passes over a line, but over no more than some `most` bytes: whoever reads a piece of a
-    /// file need not look for a newline beyond it.
-    pub(crate) fn skip_line(&mut self, most: u64) -> io::Result<()> {
-        while self.offset <= most {
+    /// Skips a line, but no more than about `limit` bytes: a reader of one span of a file need not look
+    /// for a newline beyond it.
+    pub(crate) fn skip_line(&mut self, limit: u64) -> io::Result<()> {
+        while self.offset <= limit {
             let unread = self.buffer.get(self.start..self.end).unwrap_or_default();
             let newline = memchr::memchr(b'\n', unread);
             let count = newline.map_or(unread.len(), |at| at + 1);
@@ -54,7 +54,7 @@ impl<R: Read> LineReader<R> {
         Ok(())
     }
 
-    /// The next piece; `None` at the end.
+    /// Returns the next piece; `None` at the end.
     pub(crate) fn next(&mut self) -> io::Result<Option<RawLine<'_>>> {
         let mut searched = 0;
         loop {
@@ -82,7 +82,7 @@ impl<R: Read> LineReader<R> {
         }
     }
 
-    /// Reads more behind what is unread.
+    /// Reads more bytes after those not yet handed out.
     fn fill(&mut self) -> io::Result<usize> {
         self.buffer.copy_within(self.start..self.end, 0);
         (self.start, self.end) = (0, self.end - self.start);
@@ -92,7 +92,7 @@ impl<R: Read> LineReader<R> {
         Ok(count)
     }
 
-    /// Passes over something that is no line, up to the next newline or the end.
+    /// Skips bytes that are not a line of a record's length, up to the next newline or the end.
     fn skip_long_line(&mut self) -> io::Result<RawLine<'_>> {
         let mut hasher = Sha256::new();
         let mut bytes = 0;
@@ -116,7 +116,7 @@ impl<R: Read> LineReader<R> {
     }
 }
 
-/// The first line of a file, if it is of a length that a record may have.
+/// Returns the first line of a file, unless it is longer than a record may be.
 pub(crate) fn first_line(path: &Path) -> Option<Vec<u8>> {
     let mut lines = LineReader::new(File::open(path).ok()?);
     match lines.next().ok()?? {
@@ -131,15 +131,15 @@ mod tests {
 
     fn read_pieces(bytes: &[u8]) -> Vec<String> {
         let mut lines = LineReader::new(bytes);
-        let mut told = Vec::new();
+        let mut pieces = Vec::new();
         while let Some(piece) = lines.next().unwrap() {
-            told.push(match piece {
+            pieces.push(match piece {
                 RawLine::Line(line) => format!("line {}", line.len()),
                 RawLine::Long => "long".to_owned(),
                 RawLine::Torn(torn) => format!("torn {}", torn.bytes),
             });
         }
-        told
+        pieces
     }
 
     #[test]
@@ -147,7 +147,7 @@ mod tests {
         let endless = vec![b'x'; 8 * BUFFER];
         let mut source = endless.as_slice();
         LineReader::new(&mut source).skip_line(10).unwrap();
-        assert!(source.len() >= 6 * BUFFER, "{} bytes are left", source.len());
+        assert!(source.len() >= 6 * BUFFER, "only {} bytes are left", source.len());
         let mut lines = LineReader::new(&b"ab\ncd\n"[..]);
         lines.skip_line(10).unwrap();
         assert_eq!(lines.next().unwrap(), Some(RawLine::Line(b"cd")));

@@ -1,6 +1,6 @@
 //! The log as its callers see it: submit a record, wait for the receipt.
 //!
-//! No record, no traffic: whoever gets no receipt must refuse.
+//! No record, no traffic: a caller without a receipt must refuse the attempt.
 
 use std::io;
 use std::sync::{Arc, Mutex};
@@ -11,8 +11,7 @@ use tokio::sync::oneshot;
 use tokio::time::timeout_at;
 
 use crate::attempt::{
-    AttemptState, ByteCount, DetectionFinding, Lifecycle, RecordedArrival, RecordedConnection,
-    RecordedFacts,
+    AttemptState, ByteCount, DetectionFinding, Lifecycle, RecordedArrival, RecordedConnection, RecordedFacts,
 };
 use crate::chain::ChainHead;
 use crate::compose::{self, DraftStage};
@@ -25,22 +24,22 @@ use crate::queue::{EnqueueOutcome, LogCore, QueueBound};
 use crate::recover::{self, OpenError};
 use crate::writer::QueuedRecord;
 
-/// Why a record could not be written. The attempt it belongs to is refused.
+/// Why a record could not be written. The attempt it belongs to must be refused.
 #[derive(Clone, Debug, thiserror::Error)]
 pub enum LogDown {
     #[error("the access log is closed")]
     Closed,
-    #[error("a record does not fit the access log: {0}")]
+    #[error("cannot write a record: {0}")]
     Encode(String),
-    #[error("the access log takes no more: its queue stayed full for {0:?}")]
+    #[error("the access log queue stayed full for {0:?}")]
     Full(Duration),
     #[error("the access log is too slow: a record was not written within {0:?}")]
     Slow(Duration),
-    #[error("{0} attempts are without outcome: raise the log's `open_max` or find what keeps them")]
+    #[error("{0} attempts have no outcome yet: raise the log's `open_max` or find out what keeps them open")]
     TooManyOpen(usize),
-    #[error("the access log is not on disk: {0}; check the disk")]
+    #[error("cannot sync the access log to disk: {0}; check the disk")]
     Unsynced(Arc<io::Error>),
-    #[error("the access log cannot be written: {0}; make room or mend its directory")]
+    #[error("cannot write the access log: {0}; free disk space or fix its directory")]
     Unwritable(Arc<io::Error>),
 }
 
@@ -49,7 +48,7 @@ impl LogDown {
         Self::Unwritable(Arc::new(error))
     }
 
-    /// Whether the record may stand in the log although its caller was refused.
+    /// Whether the record may be in the log although its caller was refused.
     pub(crate) fn may_be_recorded(&self) -> bool {
         match self {
             LogDown::Slow(_) | LogDown::Unsynced(_) => true,
@@ -82,13 +81,13 @@ impl std::fmt::Debug for Log {
 }
 
 impl Log {
-    /// Opens the log of a directory: verifies its tail, goes on where it ended, closes what an
-    /// earlier process left open.
+    /// Opens the log of a directory: verifies its tail, continues the chain, and closes the decisions
+    /// that an earlier process left open.
     ///
     /// # Errors
     ///
-    /// Returns [`OpenError`] when the tail does not verify or the directory cannot be written:
-    /// nothing may be served then.
+    /// Returns [`OpenError`] if the tail does not verify or the directory is not writable. Sandbar
+    /// must not serve then.
     pub fn open(config: LogConfig) -> Result<Self, OpenError> {
         let config = Arc::new(config);
         let writer = recover::open(Arc::clone(&config))?;
@@ -102,15 +101,15 @@ impl Log {
         Ok(Self { shared, _closer: Arc::new(closer) })
     }
 
-    /// Lets somebody look on as attempts are recorded; false if somebody does already.
+    /// Subscribes an observer to attempts as they are recorded. Returns false if there is one already.
     ///
-    /// Traffic waits for the one who looks on, so it must be quick.
-    pub fn subscribe(&self, eye: impl Fn(&AttemptEvent<'_>) + Send + Sync + 'static) -> bool {
-        self.shared.witness.subscribe(Box::new(eye))
+    /// It runs on the path of the traffic, so it must be quick.
+    pub fn subscribe(&self, observer: impl Fn(&AttemptEvent<'_>) + Send + Sync + 'static) -> bool {
+        self.shared.observer.subscribe(Box::new(observer))
     }
 
     pub(crate) fn notify_observer(&self, attempt: &AttemptState, stage: &DraftStage<'_>) {
-        self.shared.witness.notify(attempt, stage);
+        self.shared.observer.notify(attempt, stage);
     }
 
     /// Opens the record of an attempt, at accept.
@@ -126,7 +125,7 @@ impl Log {
             facts: RecordedFacts::Connection(RecordedConnection::default()),
             verdict: None,
             dialled: None,
-            meter: Arc::new(ByteCount::default()),
+            byte_count: Arc::new(ByteCount::default()),
         }
     }
 
@@ -134,7 +133,7 @@ impl Log {
     ///
     /// # Errors
     ///
-    /// Returns [`LogDown`] when it could not be written.
+    /// Returns [`LogDown`] if it could not be written.
     pub async fn record_lifecycle(&self, event: &Lifecycle) -> Result<(), LogDown> {
         let draft = compose::draft_lifecycle(event, self.shared.ids.next());
         self.submit(draft, || ()).await.map(drop)
@@ -149,11 +148,11 @@ impl Log {
         self.submit(draft, || ()).await.map(drop)
     }
 
-    /// Ends the segment and begins the next, as for those who move files away themselves.
+    /// Ends the segment and starts the next, for operators who move files away themselves.
     ///
     /// # Errors
     ///
-    /// Returns [`LogDown`] when the next cannot be made; nothing is written until it can.
+    /// Returns [`LogDown`] if the next segment cannot be created; until it can, nothing is written.
     pub fn reopen(&self) -> Result<(), LogDown> {
         let mut writer = self.shared.lock_writer();
         let result = writer.rotate();
@@ -161,17 +160,17 @@ impl Log {
         result
     }
 
-    /// Where the chain ends.
+    /// Returns the head of the chain.
     pub fn head(&self) -> ChainHead {
         self.shared.lock_writer().head
     }
 
-    /// How the log is doing. Never waits for a disk.
+    /// Returns the health of the log. Never waits for a disk.
     pub fn health(&self) -> LogHealth {
         self.shared.health()
     }
 
-    /// Writes what waits, a last record and a last checkpoint. Later records are refused.
+    /// Writes queued records, the final record and the final checkpoint. Later records are refused.
     pub fn close(&self) {
         self._closer.close();
     }
@@ -180,8 +179,8 @@ impl Log {
         &self.shared.config
     }
 
-    /// Writes a record, waits until it is written and returns its number. `queued` is called once
-    /// it will be written whether or not the caller waits on.
+    /// Submits a record, waits until it is written and returns its number. Calls `queued` as soon as
+    /// the record will be written even if the caller is cancelled.
     pub(crate) async fn submit(
         &self,
         draft: Result<Draft, DraftError>,
@@ -205,11 +204,11 @@ impl Log {
         let mut entry = QueuedRecord { draft, waiter: Some(sender) };
         loop {
             let mut room = std::pin::pin!(self.shared.room.notified());
-            room.as_mut().enable(); // before looking, or the wake-up could be missed
+            room.as_mut().enable(); // before checking, or the wake-up could be missed
             match self.shared.enqueue(entry, bound) {
                 EnqueueOutcome::Lead(lead) => {
                     queued();
-                    tokio::task::yield_now().await;
+                    tokio::task::yield_now().await; // lets others join the batch, see `queue`
                     break lead.write();
                 }
                 EnqueueOutcome::Taken => break queued(),
@@ -219,14 +218,14 @@ impl Log {
             timeout_at(deadline, room).await.map_err(|_| LogDown::Full(patience))?;
         }
         if let Ok(result) = receiver.try_recv() {
-            return result; // written in this very thread: no timer is needed
+            return result; // written on this thread: no need for a timer
         }
         let answer = timeout_at(deadline, receiver).await.map_err(|_| LogDown::Slow(patience))?;
         answer.unwrap_or(Err(LogDown::Closed))
     }
 
-    /// Writes a record without waiting for it. An outcome is always taken; anything else is
-    /// counted when there is no room.
+    /// Submits a record without waiting for it. An outcome is always accepted; any other record is only
+    /// counted if the queue is full.
     pub(crate) fn post(&self, draft: Result<Draft, DraftError>) {
         let counters = &self.shared.counters;
         let Ok(draft) = draft else { return Counters::add(&counters.lost, 1) };
@@ -242,7 +241,7 @@ impl Log {
     }
 }
 
-/// An outcome is held to the bound of the decision it belongs to.
+/// Returns the bound for a record: an outcome counts against the open decisions, like its decision.
 fn queue_bound(draft: &Draft) -> QueueBound {
     match draft.role {
         DraftRole::Outcome(_) => QueueBound::Owed,
@@ -250,10 +249,10 @@ fn queue_bound(draft: &Draft) -> QueueBound {
     }
 }
 
-/// Proof that a decision is written. Only [`OpenRecord::decided`] gives one, and dialling demands
-/// it.
+/// Proof that a decision is written. Only [`OpenRecord::record_decision`] returns one, and dialling
+/// requires it.
 #[derive(Debug)]
-#[must_use = "nothing may leave without the receipt of its record"]
+#[must_use = "no traffic without the receipt of its record"]
 pub struct Receipt {
     sequence: u64,
 }
@@ -263,13 +262,13 @@ impl Receipt {
         Self { sequence }
     }
 
-    /// The number of the record.
+    /// Returns the number of the record.
     pub fn sequence(&self) -> u64 {
         self.sequence
     }
 }
 
-/// Closes the log when its last user is gone.
+/// Closes the log when its last handle is dropped.
 struct LogCloser {
     shared: Arc<LogCore>,
     keeper: Mutex<Option<JoinHandle<()>>>,
@@ -280,7 +279,7 @@ impl LogCloser {
         let keeper = sys::lock(&self.keeper).take();
         let Some(keeper) = keeper else { return };
         self.shared.stop_accepting();
-        keeper.join().unwrap_or_default(); // a keeper that panicked writes no more either way
+        keeper.join().unwrap_or_default(); // a panic closed the log already
         self.shared.write_remaining();
     }
 }

@@ -1,8 +1,8 @@
-//! Signed notes: a text and the signatures of those who vouch for it, as specified by
-//! <https://c2sp.org/signed-note>, with Ed25519 keys only.
+//! Signed notes: a text and its signatures, as specified by <https://c2sp.org/signed-note>, with
+//! Ed25519 keys only.
 //!
-//! Every key has exactly one spelling. A signature by an unknown key proves nothing and is ignored;
-//! a wrong one by a known key spoils the note.
+//! Every key has exactly one spelling. A signature by an unknown key is ignored; an invalid one by a
+//! known key invalidates the note.
 
 use aws_lc_rs::signature::{ED25519, Ed25519KeyPair, KeyPair, ParsedPublicKey};
 use base64::Engine as _;
@@ -10,20 +10,20 @@ use base64::engine::general_purpose::STANDARD;
 use sha2::{Digest, Sha256};
 use zeroize::Zeroizing;
 
-/// Longest note that is read.
+/// Longest note to read.
 pub(crate) const NOTE_MAX: usize = 4096;
 /// Longest text of a private key: its name and less than a hundred bytes.
 pub(crate) const KEY_MAX: usize = 2048;
-/// Longest name of a key. A checkpoint has it twice and must stay below [`NOTE_MAX`].
+/// Longest name of a key. A checkpoint contains it twice and must fit into [`NOTE_MAX`].
 pub(crate) const NAME_MAX: usize = 1900;
-/// What a private key begins with, lest it be taken for a public one.
+/// The prefix of a private key, so that it cannot be mistaken for a public one.
 const PRIVATE: &str = "PRIVATE+KEY+";
 /// The signature type of Ed25519.
 const TYPE: u8 = 1;
-/// Bytes of a key's id and an Ed25519 signature. What is shorter was torn.
+/// Bytes of a key id and an Ed25519 signature. A shorter one was torn.
 const SIGNATURE_BYTES: usize = 4 + 64;
 
-/// Whether `name` can name a key.
+/// Returns whether `name` is a valid name for a key.
 pub(crate) fn is_key_name(name: &str) -> bool {
     let refused = |c: char| c.is_whitespace() || c < ' ' || c == '+';
     (1..=NAME_MAX).contains(&name.len()) && !name.contains(refused)
@@ -37,8 +37,8 @@ pub(crate) struct Signer {
 }
 
 impl Signer {
-    /// Makes a key for a name that [`is_key_name`], and its text for [`Signer::parse`]. `None`
-    /// where the system gives no random bytes.
+    /// Generates a key for a name that passes [`is_key_name`], and its text for [`Signer::parse`].
+    /// Returns `None` if the system returns no random bytes.
     pub(crate) fn generate(name: &str) -> Option<(Self, Zeroizing<String>)> {
         let mut seed = Zeroizing::new([0; 32]);
         aws_lc_rs::rand::fill(seed.as_mut()).ok()?;
@@ -47,7 +47,7 @@ impl Signer {
         Some((signer, text))
     }
 
-    /// Reads `PRIVATE+KEY+name+id+base64`.
+    /// Parses `PRIVATE+KEY+name+id+base64`.
     pub(crate) fn parse(text: &str) -> Option<Self> {
         let (name, seed) = parse_key(text.strip_prefix(PRIVATE)?)?;
         Self::from_seed(name, &seed).filter(|signer| *signer.private_key(&seed) == text)
@@ -64,7 +64,7 @@ impl Signer {
         Zeroizing::new([PRIVATE, key.as_str()].concat())
     }
 
-    /// The text of the public key: `name+id+base64`.
+    /// Returns the text of the public key: `name+id+base64`.
     pub(crate) fn public_key(&self) -> String {
         encode_key(&self.name, self.id, self.pair.public_key().as_ref())
     }
@@ -73,7 +73,7 @@ impl Signer {
         &self.name
     }
 
-    /// The note of `text`, which ends with a newline.
+    /// Signs `text`, which ends with a newline, and returns the note.
     pub(crate) fn sign(&self, text: &str) -> Option<String> {
         let signature = self.pair.try_sign(text.as_bytes()).ok()?;
         let bytes = [&self.id.to_be_bytes(), signature.as_ref()].concat();
@@ -81,7 +81,7 @@ impl Signer {
     }
 }
 
-/// A public key and the name it is known by.
+/// A public key and its name.
 pub(crate) struct Verifier {
     name: String,
     id: u32,
@@ -89,8 +89,8 @@ pub(crate) struct Verifier {
 }
 
 impl Verifier {
-    /// Reads `name+id+base64`. AWS-LC decodes the point only when it verifies, so bytes that are
-    /// not on the curve are a key that no signature satisfies.
+    /// Parses `name+id+base64`. AWS-LC decodes the point only when it verifies, so a key that is not on
+    /// the curve parses but never verifies a signature.
     pub(crate) fn parse(text: &str) -> Option<Self> {
         let (name, public) = parse_key(text)?;
         let id = key_id(name, &*public);
@@ -116,7 +116,7 @@ struct SignatureLine<'a> {
 }
 
 impl<'a> Note<'a> {
-    /// Reads a note. At most [`NOTE_MAX`] bytes leave room for some forty signatures.
+    /// Parses a note. [`NOTE_MAX`] bytes leave room for some forty signatures.
     pub(crate) fn parse(note: &'a str) -> Option<Self> {
         if note.len() > NOTE_MAX || note.contains(|c: char| c < ' ' && c != '\n') {
             return None;
@@ -126,13 +126,13 @@ impl<'a> Note<'a> {
         Some(Self { text, signatures: lines.map(SignatureLine::parse).collect::<Option<_>>()? })
     }
 
-    /// What was signed, with the newline at its end.
+    /// Returns the signed text, including its final newline.
     pub(crate) fn text(&self) -> &'a str {
         self.text
     }
 
-    /// Whether one of `keys` signed it, and no signature by one of them is wrong. Two keys of one
-    /// name and id cannot be told apart, so both would have to be right.
+    /// Returns whether one of `keys` signed it and no signature by any of them is invalid. Keys that
+    /// share a name and an id cannot be told apart, so all of them would have to match.
     pub(crate) fn is_signed_by(&self, keys: &[Verifier]) -> bool {
         let mut good = 0;
         for line in &self.signatures {
@@ -157,8 +157,8 @@ impl<'a> SignatureLine<'a> {
     }
 }
 
-/// Reads the name and the 32 bytes of a key. Its caller compares the text with that of the key
-/// found, which checks the id and that nothing is spelt in another way.
+/// Parses the name and the 32 bytes of a key. The caller encodes the result again and compares it with
+/// the input, which checks the id and rejects any other spelling.
 fn parse_key(text: &str) -> Option<(&str, Zeroizing<[u8; 32]>)> {
     let (name, rest) = text.split_once('+').filter(|_| text.len() <= KEY_MAX)?;
     let (_, encoded) = rest.split_once('+').filter(|_| is_key_name(name))?;
@@ -173,7 +173,7 @@ fn encode_key(name: &str, id: u32, key: &[u8]) -> String {
     format!("{name}+{id:08x}+{}", *encoded)
 }
 
-/// The first four bytes of SHA-256 over name, newline, type and public key.
+/// Returns the first four bytes of SHA-256 over name, newline, type and public key.
 fn key_id(name: &str, public: &[u8]) -> u32 {
     let hash = Sha256::new().chain_update(name).chain_update([b'\n', TYPE]).chain_update(public);
     let [a, b, c, d, ..]: [u8; 32] = hash.finalize().into();
@@ -184,7 +184,7 @@ fn key_id(name: &str, public: &[u8]) -> u32 {
 pub(crate) mod tests {
     use super::*;
 
-    // Made by the crate `signed_note` 0.2.0, which signed checkpoints before this module did.
+    // Generated by the crate `signed_note` 0.2.0, which signed checkpoints before this module did.
     pub(crate) const SECRET: &str = "PRIVATE+KEY+sandbar.example/log+8eb4dbea+\
         AQAlSm+Uud4DKE1yl7zhBitQdZq/5AkuU3idwucMMVZ7";
     pub(crate) const PUBLIC: &str =
@@ -192,16 +192,15 @@ pub(crate) mod tests {
     pub(crate) const NOTE: &str = "sandbar.example/log\n42\n\
         //79/Pv6+fj39vX08/Lx8O/u7ezr6uno5+bl5OPi4eA=\n\n\
         — sandbar.example/log jrTb6jgm/OeMCGn4Gjmks/qiGI/KNjhu09ffQt6Zc0PnOT2qHB6ON9XeT1WKo3HOfl9ex5a3vmF2P+zld1mmOT3PxQk=\n";
-    /// Another key of the same name, whose id begins with a zero, and its signature of that text.
+    /// Another key of the same name, with an id that starts with a zero, and its signature of that text.
     const NEXT_SECRET: &str = "PRIVATE+KEY+sandbar.example/log+03a16509+\
         AR1CZ4yx1vsgRWqPtNn+I0htkrfcASZLcJW63wQpTnOY";
-    const NEXT_PUBLIC: &str =
-        "sandbar.example/log+03a16509+AXJ3ltn973wQzkVjn2Bvc/+E365LgEhExjFCKRunjPsV";
+    const NEXT_PUBLIC: &str = "sandbar.example/log+03a16509+AXJ3ltn973wQzkVjn2Bvc/+E365LgEhExjFCKRunjPsV";
     const NEXT_LINE: &str = "— sandbar.example/log A6FlCTRDjgB7+wWU9anBnyHApOq5CZsm2jUKYAsDx0MiTQKXmOBWz/GA0TQIxZXp7Qp4JsqUrvhmbc1htfj3iUOvBgk=\n";
     const WITNESS: &str = "witness.example+67d0d0f7+AepKbGPinFIKvvVQexMuxfmVR3auvr57kkIe6mkURtIs";
     const WITNESS_LINE: &str = "— witness.example Z9DQ979oi8I1nlGe0drwSeUPMmc1ol+fWzbziK2VFtvnbJ15KVcXsFf7dOgSTQJqKa7HkpE0z7kgey+rMS72f2iIhg8=\n";
 
-    // Of Go's golang.org/x/mod/sumdb/note.
+    // From Go's golang.org/x/mod/sumdb/note.
     const GO_SECRET: &str = "PRIVATE+KEY+PeterNeumann+c74f20a3+\
         AYEKFALVFGyNhPJEMzD1QIDr+Y7hfZx09iUvxdXHKDFz";
     const GO_PUBLIC: &str = "PeterNeumann+c74f20a3+ARpc2QcUPDhMQegwxbzhKqiBfsVkmqq/LDE4izWy10TW";
@@ -216,11 +215,9 @@ pub(crate) mod tests {
     #[test]
     fn other_implementations_keys_and_notes_are_ours_to_the_byte() {
         let next = format!("{}\n{NEXT_LINE}", text(NOTE));
-        for (secret, public, note) in [
-            (SECRET, PUBLIC, NOTE),
-            (NEXT_SECRET, NEXT_PUBLIC, &next),
-            (GO_SECRET, GO_PUBLIC, GO_NOTE),
-        ] {
+        for (secret, public, note) in
+            [(SECRET, PUBLIC, NOTE), (NEXT_SECRET, NEXT_PUBLIC, &next), (GO_SECRET, GO_PUBLIC, GO_NOTE)]
+        {
             let signer = Signer::parse(secret).unwrap();
             assert_eq!(signer.public_key(), public);
             assert_eq!(signer.sign(text(note)).unwrap(), note);
@@ -250,8 +247,7 @@ pub(crate) mod tests {
             assert!(Note::parse(&signer.sign(&longest).unwrap()).is_some(), "{good:?}");
         }
         let long = "n".repeat(NAME_MAX + 1);
-        for bad in ["", " ", "a b", "a+b", "a\nb", "a\tb", "a\0b", "a\u{a0}b", "a\u{2003}b", &long]
-        {
+        for bad in ["", " ", "a b", "a+b", "a\nb", "a\tb", "a\0b", "a\u{a0}b", "a\u{2003}b", &long] {
             assert!(!is_key_name(bad), "{bad:?}");
         }
     }
@@ -265,7 +261,7 @@ pub(crate) mod tests {
         };
         let long = "n".repeat(NAME_MAX + 1);
         let public = STANDARD.decode(PUBLIC.split_once("8eb4dbea+").unwrap().1).unwrap();
-        assert_eq!(key("sandbar.example/log", &public), PUBLIC, "else the rows below are no test");
+        assert_eq!(key("sandbar.example/log", &public), PUBLIC, "or the rows below test nothing");
         let rows = [
             ("empty", String::new()),
             ("only plus signs", "++".to_owned()),
@@ -345,7 +341,7 @@ pub(crate) mod tests {
             ("no newline at the end", NOTE.trim_end().to_owned()),
             ("an empty line at the end", format!("{NOTE}\n")),
             ("another line at the end", format!("{NOTE}more\n")),
-            ("lines that end as elsewhere", NOTE.replace('\n', "\r\n")),
+            ("lines that end with CRLF", NOTE.replace('\n', "\r\n")),
             ("a control character in the text", NOTE.replace("42", "4\u{1b}2")),
             ("a NUL in the name", NOTE.replace("— sandbar", "— sand\0bar")),
             ("a hyphen", NOTE.replace('\u{2014}', "-")),
@@ -381,12 +377,11 @@ pub(crate) mod tests {
             let bytes = [STANDARD.decode(encoded).unwrap(), vec![0]].concat();
             format!("— sandbar.example/log {}\n", STANDARD.encode(bytes))
         };
-        // The right id and signature under the name of another.
+        // The right id and signature under another name.
         let renamed = line.replace("sandbar.example/log", "witness.example");
-        // The name and id of a known key, the signature of another.
+        // The name and id of a known key with the signature of another.
         let relabelled = {
-            let mut bytes =
-                STANDARD.decode(NEXT_LINE.trim_end().rsplit(' ').next().unwrap()).unwrap();
+            let mut bytes = STANDARD.decode(NEXT_LINE.trim_end().rsplit(' ').next().unwrap()).unwrap();
             bytes[..4].copy_from_slice(&0x8eb4_dbea_u32.to_be_bytes());
             format!("— sandbar.example/log {}\n", STANDARD.encode(bytes))
         };
@@ -400,9 +395,9 @@ pub(crate) mod tests {
             ("by one of two keys", signed(text, &[line]), &[WITNESS, PUBLIC], true),
             ("the key is given twice", signed(text, &[line]), &[PUBLIC, PUBLIC], true),
             ("signed twice", signed(text, &[line, line]), &[PUBLIC], true),
-            ("a witness nobody knows", signed(text, &[line, WITNESS_LINE]), &[PUBLIC], true),
+            ("an unknown witness", signed(text, &[line, WITNESS_LINE]), &[PUBLIC], true),
             ("and before it", signed(text, &[WITNESS_LINE, line]), &[PUBLIC], true),
-            ("the next key nobody knows", signed(text, &[NEXT_LINE, line]), &[PUBLIC], true),
+            ("the next key, unknown", signed(text, &[NEXT_LINE, line]), &[PUBLIC], true),
             ("two known", signed(text, &[line, WITNESS_LINE]), &[PUBLIC, WITNESS], true),
             ("no key", signed(text, &[line]), &[], false),
             ("unknown only", signed(text, &[line]), &[WITNESS], false),

@@ -1,5 +1,5 @@
-//! Somebody who sees every attempt as its record is made: the list of what is pending, a person at a terminal.
-//! What is seen is not the log.
+//! An observer of attempts: it sees each one as its record is drafted, whether or not the record is
+//! written. Feeds the pending list and the terminal output of `sandbar run`.
 
 use std::net::SocketAddr;
 use std::sync::OnceLock;
@@ -8,51 +8,51 @@ use crate::attempt::{AttemptState, Ending, RecordedFacts, RecordedSandbox};
 use crate::compose::DraftStage;
 use crate::record::{HostText, StableCode};
 
-/// What became of an attempt so far.
+/// The state of an attempt.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum AttemptStatus {
-    /// It may go on.
+    /// It may proceed.
     Allowed,
-    /// It is over; so many bytes went from the sandbox and towards it.
+    /// It has ended; `sent` bytes left the sandbox and `received` bytes went to it.
     Ended { sent: u64, received: u64 },
-    /// It is refused, before or after the decision.
+    /// It was refused, before or after the decision.
     Refused(StableCode),
 }
 
-/// One turn of one attempt.
+/// A change in the state of an attempt.
 #[derive(Clone, Copy, Debug)]
 pub struct AttemptEvent<'a> {
     pub status: AttemptStatus,
-    /// Whose attempt it is, where that is known.
+    /// The sandbox, if known.
     pub subject: Option<&'a RecordedSandbox>,
     pub facts: &'a RecordedFacts,
-    /// Where the sandbox aimed.
+    /// The original destination.
     pub original_dst: Option<SocketAddr>,
-    /// What to do next, where somebody should.
+    /// What the operator can do next, if anything.
     pub advice: Option<&'a crate::text::Text<512>>,
-    /// Further attempts like it that this one stands for.
+    /// Further attempts of the same kind that this one stands for.
     pub folded: u64,
 }
 
 type ObserverFn = Box<dyn Fn(&AttemptEvent<'_>) + Send + Sync>;
 
-/// Who sees. There is one, for the life of the log; it must be quick, for traffic waits for it.
+/// The only observer of a log. It runs on the path of the traffic, so it must be quick.
 #[derive(Default)]
 pub(crate) struct AttemptObserver(OnceLock<ObserverFn>);
 
 impl AttemptObserver {
-    /// Seats the one who sees; false if there is one already.
-    pub(crate) fn subscribe(&self, eye: ObserverFn) -> bool {
-        self.0.set(eye).is_ok()
+    /// Sets the observer. Returns false if there is one already.
+    pub(crate) fn subscribe(&self, observer: ObserverFn) -> bool {
+        self.0.set(observer).is_ok()
     }
 
     pub(crate) fn notify(&self, attempt: &AttemptState, stage: &DraftStage<'_>) {
-        let (Some(eye), Some(turn)) = (self.0.get(), attempt_status(attempt, stage)) else {
+        let (Some(observer), Some(status)) = (self.0.get(), attempt_status(attempt, stage)) else {
             return;
         };
         let verdict = attempt.verdict.as_ref();
-        eye(&AttemptEvent {
-            status: turn,
+        observer(&AttemptEvent {
+            status,
             subject: attempt.subject.as_ref(),
             facts: &attempt.facts,
             original_dst: attempt.arrival.original_dst,
@@ -67,23 +67,24 @@ fn attempt_status(attempt: &AttemptState, stage: &DraftStage<'_>) -> Option<Atte
     match stage {
         DraftStage::Decision => Some(AttemptStatus::Allowed),
         DraftStage::Denied => verdict.map(|verdict| AttemptStatus::Refused(verdict.reason)),
-        // A name is refused by an answer too.
-        DraftStage::Answered(..) => verdict
-            .filter(|verdict| !verdict.allows())
-            .map(|verdict| AttemptStatus::Refused(verdict.reason)),
+        // A DNS answer can carry a refusal too.
+        DraftStage::Answered(..) => {
+            verdict.filter(|verdict| !verdict.allows()).map(|verdict| AttemptStatus::Refused(verdict.reason))
+        }
         DraftStage::Outcome(outcome, _) => Some(match outcome.ending {
-            Ending::Refused(reason) | Ending::Revoked(reason) => AttemptStatus::Refused(reason),
+            Ending::Refused(reason) => AttemptStatus::Refused(reason),
+            Ending::Revoked(reason) => AttemptStatus::Refused(reason.into()),
             Ending::Abandoned | Ending::Completed | Ending::Failed(_) | Ending::Unknown => {
-                let (sent, received) = attempt.meter.sent_and_received();
+                let (sent, received) = attempt.byte_count.sent_and_received();
                 AttemptStatus::Ended { sent, received }
             }
         }),
-        DraftStage::Undecided(..) => None, // nothing was sent, and nobody refused it
+        DraftStage::Undecided(..) => None, // nothing was sent or refused
     }
 }
 
 impl RecordedFacts {
-    /// Where the attempt wants to go, as far as it is known; a name alone for a DNS query.
+    /// Returns the destination as far as it is known; of a DNS query only the name.
     pub fn destination(&self) -> (Option<&HostText>, Option<u16>) {
         match self {
             RecordedFacts::Connection(connection) => (connection.host.as_ref(), connection.port),

@@ -1,5 +1,5 @@
-//! The record of one attempt, from accept to its end. It writes itself whatever happens: closed
-//! by value, or as abandoned when it is dropped.
+//! The record of one attempt, from accept to its end. Every attempt is recorded: the caller closes
+//! the record by value, and dropping it records the attempt as abandoned.
 
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -8,8 +8,8 @@ use std::time::Instant;
 use ulid::Ulid;
 
 use crate::attempt::{
-    AttemptOutcome, AttemptState, ByteCount, DecisionDetails, DetectionFinding, Ending,
-    RecordedFacts, RecordedSandbox,
+    AttemptOutcome, AttemptState, ByteCount, DecisionDetails, DetectionFinding, Ending, RecordedFacts,
+    RecordedSandbox,
 };
 use crate::compose::DraftStage;
 use crate::draft::{Draft, DraftError};
@@ -18,7 +18,7 @@ use crate::record::StableCode;
 
 /// A record that is not closed yet.
 #[derive(Debug)]
-#[must_use = "a record that nobody closes says that its attempt was abandoned"]
+#[must_use = "dropping a record says that its attempt was abandoned"]
 pub struct OpenRecord {
     log: Log,
     attempt: AttemptState,
@@ -28,11 +28,11 @@ pub struct OpenRecord {
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum RecordState {
-    /// All its records are written or on their way, or others stand for it.
+    /// All its records are written or queued, or other records stand for it.
     Closed,
-    /// Its decision is written or on its way: an outcome is owed.
+    /// Its decision is written or queued: an outcome is owed.
     Decided,
-    /// It is refused, and the record of that is not on its way yet.
+    /// It is refused, but the record of that is not queued yet.
     Refused,
     Undecided,
 }
@@ -42,33 +42,33 @@ impl OpenRecord {
         Self { log, attempt, opened: Instant::now(), state: RecordState::Undecided }
     }
 
-    /// The id that all records of the attempt share; fit to be shown to the sandbox.
+    /// Returns the id that all records of the attempt share. It may be shown to the sandbox.
     pub fn id(&self) -> String {
         Ulid::from(self.attempt.id).to_string()
     }
 
-    /// Says whose attempt it is.
+    /// Sets the sandbox that made the attempt.
     pub fn set_sandbox(&mut self, subject: RecordedSandbox) {
         self.attempt.subject = Some(subject);
     }
 
-    /// Says what the attempt wants.
+    /// Sets the facts of the attempt.
     pub fn set_facts(&mut self, facts: RecordedFacts) {
         self.attempt.facts = facts;
     }
 
-    /// Says which address was dialled.
+    /// Sets the address that was dialled.
     pub fn set_dialled(&mut self, address: SocketAddr) {
         self.attempt.dialled = Some(address);
     }
 
-    /// The counter for whoever carries the bytes.
+    /// Returns the byte counter, for the code that relays the traffic.
     pub fn byte_count(&self) -> Arc<ByteCount> {
-        Arc::clone(&self.attempt.meter)
+        Arc::clone(&self.attempt.byte_count)
     }
 
-    /// Opens the record of one request that came by this connection. The connection itself then
-    /// has no record, unless it was decided upon: its requests stand for it.
+    /// Opens the record of one request on this connection. The connection then gets no record of its
+    /// own, unless a decision was recorded for it: its requests stand for it.
     pub fn open_request(&mut self, facts: RecordedFacts) -> OpenRecord {
         if self.state == RecordState::Undecided {
             self.state = RecordState::Closed;
@@ -79,15 +79,15 @@ impl OpenRecord {
         OpenRecord::new(self.log.clone(), attempt)
     }
 
-    /// Records that the attempt may go on, and waits until that is written.
+    /// Records that the attempt may proceed, and waits until the record is written.
     ///
     /// # Errors
     ///
-    /// Returns [`LogDown`] when it is not written: the attempt must be refused.
+    /// Returns [`LogDown`] if it is not written: the attempt must be refused.
     pub async fn record_decision(&mut self, verdict: DecisionDetails) -> Result<Receipt, LogDown> {
         self.attempt.verdict = Some(verdict);
         let draft = self.draft(DraftStage::Decision);
-        // From when it is queued, for a caller cancelled before owes nothing, and one after does.
+        // Set once queued: a caller cancelled earlier owes no outcome, one cancelled later does.
         let result = self.log.submit(draft, || self.state = RecordState::Decided).await;
         if result.as_ref().is_err_and(|down| !down.may_be_recorded()) {
             self.state = RecordState::Undecided;
@@ -95,17 +95,16 @@ impl OpenRecord {
         result.map(Receipt::new)
     }
 
-    /// Records that the attempt is refused, and waits until that is written.
+    /// Records that the attempt is refused, and waits until the record is written.
     ///
     /// # Errors
     ///
-    /// Returns [`LogDown`] when it is not written; the attempt is refused all the same, and
-    /// counted.
+    /// Returns [`LogDown`] if it is not written. The attempt is refused all the same, and counted.
     pub async fn record_refusal(mut self, verdict: DecisionDetails) -> Result<(), LogDown> {
         let outcome = AttemptOutcome::new(Ending::Refused(verdict.reason));
         self.attempt.verdict = Some(verdict);
         let stage = match self.state {
-            // What was decided may have left already: the refusal is how it ended.
+            // Traffic may have left after the decision: the refusal is its outcome.
             RecordState::Decided => DraftStage::Outcome(&outcome, self.opened.elapsed()),
             RecordState::Closed | RecordState::Refused | RecordState::Undecided => {
                 self.state = RecordState::Refused;
@@ -116,36 +115,35 @@ impl OpenRecord {
         let draft = self.draft(stage);
         let result = self.log.submit(draft, || self.state = RecordState::Closed).await;
         if result.as_ref().is_err_and(|down| !down.may_be_recorded()) {
-            self.state = before; // written or counted when this is dropped, a moment from now
+            self.state = before; // `drop`, which follows at once, queues or counts it
         }
         result.map(drop)
     }
 
-    /// Records that the attempt is refused, without waiting: nothing was sent. Where there is no
-    /// room it is counted.
+    /// Records a refusal without waiting: nothing was sent. If the queue is full it is only counted.
     pub fn post_denial(mut self, verdict: DecisionDetails) {
         self.attempt.verdict = Some(verdict);
         self.post(DraftStage::Denied);
     }
 
-    /// Records that the attempt was answered here, without waiting: nothing was sent. Where there
-    /// is no room it is counted.
+    /// Records an attempt that was answered here, without waiting: nothing was sent. If the queue is
+    /// full it is only counted.
     pub fn post_answer(mut self, verdict: DecisionDetails, outcome: &AttemptOutcome) {
         self.attempt.verdict = Some(verdict);
         let took = self.opened.elapsed();
         self.post(DraftStage::Answered(outcome, took));
     }
 
-    /// Records a detection in this attempt, and waits until that is written.
+    /// Records a finding in this attempt, and waits until the record is written.
     ///
     /// # Errors
     ///
-    /// Returns [`LogDown`] when it is not written.
+    /// Returns [`LogDown`] if it is not written.
     pub async fn record_finding(&self, finding: &DetectionFinding) -> Result<(), LogDown> {
         self.log.record_finding(finding, &self.attempt).await
     }
 
-    /// Writes how the attempt ended. Does not wait; outcomes are never refused.
+    /// Records how the attempt ended. Does not wait; outcomes are never refused.
     pub fn close(mut self, outcome: AttemptOutcome) {
         self.finish(&outcome);
     }
@@ -175,7 +173,7 @@ impl OpenRecord {
         self.attempt.draft(stage, self.log.config().query_strings)
     }
 
-    /// What was decided before the refusal does not count: nothing came of it.
+    /// Replaces the reason of an earlier verdict, which had no effect.
     fn set_denial(&mut self, reason: StableCode) {
         match &mut self.attempt.verdict {
             Some(verdict) => verdict.reason = reason,

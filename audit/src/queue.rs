@@ -1,11 +1,23 @@
-//! The queue between callers and the writer, and who writes.
+//! The queue between callers and the writer: group commit with a leader and followers.
 //!
-//! Where `durability` is `process`, whoever finds nobody writing lets the others of its thread
-//! have their turn once and then writes everybody's batch itself; a caller so caught is relieved
-//! by the keeper thread after a few rounds. Where it is `disk`, the keeper always writes. Nobody
-//! waits for an outcome: it goes with the next batch, or by the keeper a few milliseconds later. A
-//! caller that goes away while it waits leaves its record in the queue: the chain knows nothing of
-//! callers.
+//! One write serves every record that is queued, so the cost per record falls as load rises. Who
+//! writes depends on the durability:
+//!
+//! - `process` (write only): the first caller that waits for a record while no one writes becomes the
+//!   *leader*. It yields once, so that other tasks of its thread can queue their records, and then
+//!   writes the whole queue itself: an idle log then costs no thread switch. Callers that arrive
+//!   meanwhile are *followers*: they queue their record and wait for its receipt, which the leader
+//!   sends once the batch is in the file. The leader repeats until the queue is empty, but after
+//!   [`CALLER_BATCHES_MAX`] batches it hands over to the keeper thread, or a busy queue would hold up
+//!   the leader's own connection forever.
+//! - `disk` (write and `fdatasync`): the keeper always writes, so that no async task blocks on a disk.
+//!
+//! The keeper thread also takes over when a leader does not write: its task was cancelled, its
+//! thread stalls for [`FLUSH_DELAY`], or the write panicked. No caller waits for an outcome, so an
+//! outcome goes with the next batch, or the keeper writes it after [`FLUSH_DELAY`]. A record stays
+//! queued when its caller is cancelled: the chain does not depend on callers.
+//!
+//! Lock order: the writer before the queue.
 
 use std::collections::VecDeque;
 use std::mem;
@@ -22,19 +34,18 @@ use crate::log::LogDown;
 use crate::observer::AttemptObserver;
 use crate::writer::{LogWriter, QueuedRecord};
 
-/// Most bytes that are taken into one write: few enough to be copied while the cache holds them...
+/// Maximum bytes per write: small enough to stay in the CPU cache while being copied and hashed.
 const BATCH_BYTES: usize = 64 << 10;
-/// ...and as many as wait where each batch costs a turn of the disk.
+/// The same with durability `disk`, where each batch costs an `fdatasync`.
 const BATCH_BYTES_DISK: usize = 1 << 20;
-/// Batches that a caller writes for others before the keeper relieves it.
+/// Batches that a leader writes before it hands over to the keeper.
 const CALLER_BATCHES_MAX: usize = 16;
-/// How often the keeper looks at the clock, and tries again when writing fails.
+/// Interval of the keeper's periodic work, including retries after a write failure.
 const TICK: Duration = Duration::from_millis(100);
-
-/// How long an outcome waits for a batch to go with.
+/// How long an outcome waits for a batch, and a leader may take to start writing.
 const FLUSH_DELAY: Duration = Duration::from_millis(5);
 
-/// What callers, the keeper and the log's handle share.
+/// The state shared by callers, the keeper and the log's handle.
 pub(crate) struct LogCore {
     pub(crate) config: Arc<LogConfig>,
     pub(crate) counters: Arc<Counters>,
@@ -42,10 +53,10 @@ pub(crate) struct LogCore {
     queue: Mutex<RecordQueue>,
     /// Wakes the keeper.
     wake: Condvar,
-    /// Wakes callers that wait for room.
+    /// Wakes callers that wait for room in the queue.
     pub(crate) room: Notify,
     writer: Mutex<LogWriter>,
-    pub(crate) witness: AttemptObserver,
+    pub(crate) observer: AttemptObserver,
 }
 
 #[derive(Default)]
@@ -53,26 +64,27 @@ struct RecordQueue {
     entries: VecDeque<QueuedRecord>,
     bytes: usize,
     /// Outcomes that could not be written yet; bounded by the open decisions they belong to.
-    kept: VecDeque<QueuedRecord>,
-    lead: WriteOwner,
-    /// Counts whose turn it is to write, so that one who comes too late knows.
+    deferred: VecDeque<QueuedRecord>,
+    owner: WriteOwner,
+    /// Changes whenever the turn to write changes hands, so that a late leader notices.
     term: u64,
-    /// Since when the turn is taken.
-    granted: Option<Instant>,
-    /// Since when somebody writes.
-    writing: Option<Instant>,
-    /// Whether the keeper should look at the clock before its time.
-    due: bool,
-    /// When the keeper writes what nobody waits for.
-    flush: Option<Instant>,
-    /// Kept for the eye of `health`, which must not wait for a writer that hangs.
-    seen: WriterStatus,
+    /// When the current leader got its turn.
+    granted_at: Option<Instant>,
+    /// When the current batch was started.
+    writing_since: Option<Instant>,
+    /// Set to make the keeper run its periodic work now.
+    periodic_due: bool,
+    /// When the keeper writes records that no caller waits for, or checks on the leader.
+    flush_at: Option<Instant>,
+    /// A copy for `health`, which must not wait for a writer that hangs.
+    status: WriterStatus,
     closed: bool,
 }
 
-/// Who writes.
+/// Who has the turn to write.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 enum WriteOwner {
+    /// The leader, one of the callers.
     Caller,
     Keeper,
     #[default]
@@ -86,12 +98,12 @@ struct WriterStatus {
     segment: Option<String>,
 }
 
-/// Which bound a record is held to.
+/// The bound that limits a record.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum QueueBound {
-    /// That of open decisions, which it belongs to.
+    /// The bound on open decisions: the record is the outcome of one.
     Owed,
-    /// That of the queue.
+    /// The bound on the queue.
     Queue,
 }
 
@@ -102,28 +114,29 @@ enum QueueRoom {
 }
 
 pub(crate) enum EnqueueOutcome<'a> {
-    /// No room: the caller may wait for some.
+    /// The queue is full; the caller may wait for room.
     Full(QueuedRecord),
-    /// Nobody writes: the caller has to.
+    /// The caller is the leader: it must write.
     Lead(WriteTurn<'a>),
     Refused(LogDown),
+    /// Queued as a follower, or without a waiter.
     Taken,
 }
 
-/// The duty to write what is queued. A caller that goes away hands it to the keeper, and one that
-/// is kept from its turn for too long finds that the keeper took it.
+/// The leader's turn to write. Dropping it unused hands over to the keeper; a leader that takes too
+/// long finds that the keeper has taken over already.
 pub(crate) struct WriteTurn<'a> {
     shared: &'a LogCore,
     term: u64,
 }
 
 impl WriteTurn<'_> {
-    /// Writes what is queued, unless the keeper took the turn.
+    /// Writes the queue, unless the keeper has taken over.
     pub(crate) fn write(self) {
         let mut queue = self.shared.lock_queue();
         if queue.term == self.term {
-            queue.term += 1; // taken up: nothing is left to hand over
-            queue.writing = Some(Instant::now());
+            queue.term += 1; // so that `drop` has nothing to hand over
+            queue.writing_since = Some(Instant::now());
             drop(queue);
             self.shared.write_batches(CALLER_BATCHES_MAX);
         }
@@ -140,7 +153,7 @@ impl Drop for WriteTurn<'_> {
     }
 }
 
-/// The turn of whoever writes. However it ends, even by a panic, the keeper goes on.
+/// Hands over to the keeper when the writing ends, even by a panic.
 struct HandoverGuard<'a> {
     shared: &'a LogCore,
 }
@@ -148,13 +161,13 @@ struct HandoverGuard<'a> {
 impl Drop for HandoverGuard<'_> {
     fn drop(&mut self) {
         let mut queue = self.shared.lock_queue();
-        queue.writing = None;
+        queue.writing_since = None;
         queue.hand_to_keeper();
         self.shared.wake.notify_one();
     }
 }
 
-/// Sees the keeper die: nobody would write then, so nothing more is taken.
+/// Closes the log if the keeper panics: later records would never be written.
 struct KeeperGuard<'a> {
     shared: &'a LogCore,
 }
@@ -170,13 +183,13 @@ impl RecordQueue {
     /// Gives the keeper the turn.
     fn hand_to_keeper(&mut self) {
         self.term += 1;
-        self.lead = WriteOwner::Keeper;
+        self.owner = WriteOwner::Keeper;
     }
 
-    /// Whether a caller has had its turn for too long without beginning to write.
+    /// Whether the leader has had its turn for too long without starting to write.
     fn is_overdue(&self) -> bool {
-        let late = self.granted.is_some_and(|since| since.elapsed() >= FLUSH_DELAY);
-        self.lead == WriteOwner::Caller && self.writing.is_none() && late
+        let late = self.granted_at.is_some_and(|since| since.elapsed() >= FLUSH_DELAY);
+        self.owner == WriteOwner::Caller && self.writing_since.is_none() && late
     }
 }
 
@@ -190,23 +203,23 @@ impl LogCore {
             wake: Condvar::new(),
             room: Notify::new(),
             writer: Mutex::new(writer),
-            witness: AttemptObserver::default(),
+            observer: AttemptObserver::default(),
         };
         shared.update_status(&shared.lock_writer());
         shared
     }
 
-    /// Lets no more in and sends the keeper home.
+    /// Refuses new records and makes the keeper exit.
     pub(crate) fn stop_accepting(&self) {
         self.lock_queue().closed = true;
         self.wake.notify_one();
     }
 
-    /// Writes what is left and the last record, once the keeper is gone.
+    /// Writes the remaining records and the final one, once the keeper has exited.
     pub(crate) fn write_remaining(&self) {
         let mut writer = self.lock_writer();
         let mut queue = self.lock_queue();
-        let mut rest = Vec::from(mem::take(&mut queue.kept));
+        let mut rest = Vec::from(mem::take(&mut queue.deferred));
         rest.extend(mem::take(&mut queue.entries));
         drop(queue);
         writer.run_periodic();
@@ -215,7 +228,7 @@ impl LogCore {
         writer.stop();
     }
 
-    /// Queues a record, and sees to it that somebody writes it.
+    /// Queues a record and makes sure that the leader or the keeper will write it.
     pub(crate) fn enqueue(&self, entry: QueuedRecord, bound: QueueBound) -> EnqueueOutcome<'_> {
         let mut queue = self.lock_queue();
         match self.check_room(&queue, &entry.draft, bound) {
@@ -226,15 +239,15 @@ impl LogCore {
         let awaited = entry.waiter.is_some();
         queue.bytes += entry.draft.bytes.len();
         queue.entries.push_back(entry);
-        match (queue.lead, awaited, self.config.durability) {
+        match (queue.owner, awaited, self.config.durability) {
             (WriteOwner::Caller | WriteOwner::Keeper, _, _) => {}
             (WriteOwner::Nobody, false, _) => self.schedule_flush(&mut queue),
             (WriteOwner::Nobody, true, LogDurability::Disk) => {
-                queue.lead = WriteOwner::Keeper;
+                queue.owner = WriteOwner::Keeper;
                 self.wake.notify_one();
             }
             (WriteOwner::Nobody, true, LogDurability::Process) => {
-                (queue.lead, queue.granted) = (WriteOwner::Caller, Some(Instant::now()));
+                (queue.owner, queue.granted_at) = (WriteOwner::Caller, Some(Instant::now()));
                 self.schedule_flush(&mut queue);
                 return EnqueueOutcome::Lead(WriteTurn { shared: self, term: queue.term });
             }
@@ -242,11 +255,11 @@ impl LogCore {
         EnqueueOutcome::Taken
     }
 
-    /// Sets the keeper's clock, once, for what nobody waits for and for callers that do not come
-    /// to write.
+    /// Sets the keeper's timer, unless it is set: for records without a waiter, and to check on the
+    /// leader.
     fn schedule_flush(&self, queue: &mut RecordQueue) {
-        if queue.flush.is_none() {
-            queue.flush = Some(Instant::now() + FLUSH_DELAY);
+        if queue.flush_at.is_none() {
+            queue.flush_at = Some(Instant::now() + FLUSH_DELAY);
             self.wake.notify_one();
         }
     }
@@ -273,30 +286,31 @@ impl LogCore {
         Ok(if full { QueueRoom::None } else { QueueRoom::Free })
     }
 
-    /// Writes what is queued, up to `rounds` batches; then the keeper goes on.
+    /// Writes up to `rounds` batches, then hands over to the keeper.
     fn write_batches(&self, rounds: usize) {
         let turn = HandoverGuard { shared: self };
         for _ in 0..rounds {
             if !self.write_batch() {
-                return std::mem::forget(turn); // nothing is left to hand over
+                return std::mem::forget(turn); // the queue is empty: nothing to hand over
             }
         }
     }
 
-    /// Writes one batch, or refuses it. False when there is nothing more to do.
+    /// Writes or refuses one batch. Returns false when the queue is empty.
     fn write_batch(&self) -> bool {
-        // Before anything is taken from the queue, so that `finish` finds it there or written.
+        // Lock the writer before taking records off the queue. `write_remaining`, which also locks the
+        // writer first, then finds every record either in the queue or in the file, never in between.
         let mut writer = self.lock_writer();
         let Some(batch) = self.take_batch() else { return false };
         let again = writer.write(batch);
         if !again.is_empty() {
-            self.lock_queue().kept.extend(again);
+            self.lock_queue().deferred.extend(again);
         }
         let due = writer.checkpoint_due();
         self.update_status(&writer);
         drop(writer);
         if due {
-            self.lock_queue().due = true;
+            self.lock_queue().periodic_due = true;
             self.wake.notify_one();
         }
         self.room.notify_waiters();
@@ -307,11 +321,11 @@ impl LogCore {
         let mut queue = self.lock_queue();
         let mut batch = Vec::new();
         let mut bytes = 0;
-        let most = match self.config.durability {
+        let limit = match self.config.durability {
             LogDurability::Disk => BATCH_BYTES_DISK,
             LogDurability::Process => BATCH_BYTES,
         };
-        while bytes < most
+        while bytes < limit
             && let Some(entry) = queue.entries.pop_front()
         {
             bytes += entry.draft.bytes.len();
@@ -319,14 +333,14 @@ impl LogCore {
         }
         queue.bytes -= bytes;
         if batch.is_empty() {
-            (queue.lead, queue.writing) = (WriteOwner::Nobody, None);
+            (queue.owner, queue.writing_since) = (WriteOwner::Nobody, None);
             return None;
         }
-        queue.writing = Some(Instant::now());
+        queue.writing_since = Some(Instant::now());
         Some(batch)
     }
 
-    /// The keeper thread: relieves callers, writes in `disk` mode, tends to time.
+    /// Runs the keeper thread: takes over from leaders, writes in `disk` mode, does periodic work.
     pub(crate) fn run_keeper(&self) {
         let watch = KeeperGuard { shared: self };
         self.keeper_loop();
@@ -341,38 +355,38 @@ impl LogCore {
             if closed {
                 return;
             }
-            if mem::take(&mut self.lock_queue().due) || Instant::now() >= next {
+            if mem::take(&mut self.lock_queue().periodic_due) || Instant::now() >= next {
                 next = Instant::now() + TICK;
                 self.run_periodic();
             }
         }
     }
 
-    /// Writes what is the keeper's to write by now.
+    /// Writes the queue if it is the keeper's turn, or has become so by now.
     fn flush_due(&self) {
         let mut queue = self.lock_queue();
-        if queue.flush.is_some_and(|at| Instant::now() >= at) {
-            queue.flush = None;
-            if queue.lead == WriteOwner::Nobody || queue.is_overdue() {
+        if queue.flush_at.is_some_and(|at| Instant::now() >= at) {
+            queue.flush_at = None;
+            if queue.owner == WriteOwner::Nobody || queue.is_overdue() {
                 queue.hand_to_keeper();
-            } else if queue.lead == WriteOwner::Caller && queue.writing.is_none() {
-                queue.flush = Some(Instant::now() + FLUSH_DELAY);
+            } else if queue.owner == WriteOwner::Caller && queue.writing_since.is_none() {
+                queue.flush_at = Some(Instant::now() + FLUSH_DELAY);
             }
         }
-        let leads = queue.lead == WriteOwner::Keeper;
+        let is_owner = queue.owner == WriteOwner::Keeper;
         drop(queue);
-        if leads {
+        if is_owner {
             self.write_batches(usize::MAX);
         }
     }
 
-    /// Waits until there is something to write, it is time, or the log closes.
+    /// Waits until there is something to write, a timer expires, or the log closes.
     fn wait_for_work(&self, tick: Instant) -> bool {
         let mut queue = self.lock_queue();
         loop {
-            let until = queue.flush.map_or(tick, |at| at.min(tick));
+            let until = queue.flush_at.map_or(tick, |at| at.min(tick));
             let patience = until.saturating_duration_since(Instant::now());
-            let idle = queue.lead != WriteOwner::Keeper && !queue.due && !queue.closed;
+            let idle = queue.owner != WriteOwner::Keeper && !queue.periodic_due && !queue.closed;
             if !idle || patience.is_zero() {
                 return queue.closed;
             }
@@ -384,15 +398,15 @@ impl LogCore {
     fn run_periodic(&self) {
         let mut writer = self.lock_writer();
         writer.run_periodic();
-        let well = writer.trouble.is_none();
+        let recovered = writer.trouble.is_none();
         self.update_status(&writer);
         drop(writer);
         let mut queue = self.lock_queue();
-        if well && !queue.kept.is_empty() {
-            let kept = mem::take(&mut queue.kept);
-            queue.bytes += kept.iter().map(|entry| entry.draft.bytes.len()).sum::<usize>();
-            kept.into_iter().rev().for_each(|entry| queue.entries.push_front(entry));
-            if queue.lead == WriteOwner::Nobody {
+        if recovered && !queue.deferred.is_empty() {
+            let deferred = mem::take(&mut queue.deferred);
+            queue.bytes += deferred.iter().map(|entry| entry.draft.bytes.len()).sum::<usize>();
+            deferred.into_iter().rev().for_each(|entry| queue.entries.push_front(entry));
+            if queue.owner == WriteOwner::Nobody {
                 queue.hand_to_keeper();
             }
         }
@@ -400,30 +414,30 @@ impl LogCore {
         self.flush_due();
     }
 
-    /// Notes what `health` tells, so that it need not wait for the writer.
+    /// Copies what `health` reports, so that it does not wait for the writer.
     pub(crate) fn update_status(&self, writer: &LogWriter) {
         let segment = writer.segment.as_ref();
         let mut queue = self.lock_queue();
-        queue.seen.sequence = writer.head.sequence;
+        queue.status.sequence = writer.head.sequence;
         let trouble = writer.trouble.as_ref();
-        if queue.seen.trouble.is_some() || trouble.is_some() {
-            queue.seen.trouble = trouble.map(ToString::to_string);
+        if queue.status.trouble.is_some() || trouble.is_some() {
+            queue.status.trouble = trouble.map(ToString::to_string);
         }
-        if queue.seen.segment.as_deref() != segment.map(|segment| segment.name.as_str()) {
-            queue.seen.segment = segment.map(|segment| segment.name.clone());
+        if queue.status.segment.as_deref() != segment.map(|segment| segment.name.as_str()) {
+            queue.status.segment = segment.map(|segment| segment.name.clone());
         }
     }
 
     pub(crate) fn health(&self) -> LogHealth {
         let queue = self.lock_queue();
-        let slow = queue.writing.is_some_and(|since| since.elapsed() > self.config.patience);
+        let slow = queue.writing_since.is_some_and(|since| since.elapsed() > self.config.patience);
         let counters = &self.counters;
         let open_max = self.config.open_max;
         let trouble = match (queue.closed, slow, load_counter(&counters.owed) >= open_max as u64) {
             (true, _, _) => Some(LogDown::Closed.to_string()),
             (false, true, _) => Some(LogDown::Slow(self.config.patience).to_string()),
             (false, false, true) => Some(LogDown::TooManyOpen(open_max).to_string()),
-            (false, false, false) => queue.seen.trouble.clone(),
+            (false, false, false) => queue.status.trouble.clone(),
         };
         LogHealth {
             ready: trouble.is_none(),
@@ -435,15 +449,16 @@ impl LogCore {
             folded: load_counter(&counters.folded_total),
             lost: load_counter(&counters.lost),
             open: load_counter(&counters.owed),
-            queued: (queue.entries.len() + queue.kept.len()) as u64,
+            queued: (queue.entries.len() + queue.deferred.len()) as u64,
             checkpoints: load_counter(&counters.checkpoints),
             checkpoint_failures: load_counter(&counters.checkpoint_failures),
-            sequence: queue.seen.sequence,
-            segment: queue.seen.segment.clone(),
+            sequence: queue.status.sequence,
+            segment: queue.status.segment.clone(),
         }
     }
 
-    // A panic while holding either lock leaves data that the next write finds whole or fails on.
+    // Both structures stay consistent if a holder panics, so a poisoned lock is safe to use: at worst
+    // the next write fails.
     fn lock_queue(&self) -> MutexGuard<'_, RecordQueue> {
         sys::lock(&self.queue)
     }
@@ -460,15 +475,14 @@ mod tests {
     use super::*;
     use crate::recover;
 
-    /// Else `finish`, which has the writer, would miss what somebody took and cannot write yet.
+    /// Otherwise `write_remaining`, which holds the writer, would miss a batch taken but not yet written.
     #[test]
     fn p7_nothing_is_taken_from_the_queue_before_it_can_be_written() {
         let dir = tempfile::tempdir().unwrap();
         let config = Arc::new(LogConfig::new(dir.path()));
         let writer = recover::open(Arc::clone(&config)).unwrap();
-        let draft = writer
-            .draft_event("checkpoint", None, crate::record::SandbarExtension::default())
-            .unwrap();
+        let draft =
+            writer.draft_event("checkpoint", None, crate::record::SandbarExtension::default()).unwrap();
         let shared = LogCore::new(config, writer);
         shared.lock_queue().bytes = draft.bytes.len();
         shared.lock_queue().entries.push_back(QueuedRecord { draft, waiter: None });
@@ -489,19 +503,19 @@ mod tests {
         let config = Arc::new(LogConfig::new(dir.path()));
         let writer = recover::open(Arc::clone(&config)).unwrap();
         let shared = LogCore::new(config, writer);
-        shared.lock_queue().lead = WriteOwner::Caller;
+        shared.lock_queue().owner = WriteOwner::Caller;
         let died = catch_unwind(AssertUnwindSafe(|| {
             let _turn = HandoverGuard { shared: &shared };
-            panic!("as a writer may");
+            panic!("a writer panics");
         }));
         assert!(died.is_err());
-        assert_eq!(shared.lock_queue().lead, WriteOwner::Keeper);
+        assert_eq!(shared.lock_queue().owner, WriteOwner::Keeper);
         assert!(shared.health().ready);
         let died = catch_unwind(AssertUnwindSafe(|| {
             let _watch = KeeperGuard { shared: &shared };
-            panic!("as the keeper may");
+            panic!("the keeper panics");
         }));
         assert!(died.is_err());
-        assert!(!shared.health().ready, "nobody writes any more");
+        assert!(!shared.health().ready, "no thread writes any more");
     }
 }

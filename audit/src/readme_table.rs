@@ -1,5 +1,5 @@
-//! The README's table of members, made from `record.rs` and compared with what is written there.
-//! `SANDBAR_BLESS=1 cargo test -p audit table` writes it anew.
+//! The README's table of members, generated from `record.rs` and compared with the file.
+//! `SANDBAR_BLESS=1 cargo test -p audit table` updates it.
 
 use std::collections::HashMap;
 use std::fs;
@@ -9,7 +9,7 @@ const README: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/README.md");
 const BEGIN: &str = "<!-- members: made from src/record.rs by `cargo test`, not by hand -->\n";
 const END: &str = "<!-- end of members -->\n";
 
-/// A member of a struct: its name in the line, its type, what its comment says.
+/// A member of a struct: its name in the line, its type and its doc comment.
 struct Member {
     name: String,
     kind: String,
@@ -37,7 +37,7 @@ fn table() -> String {
     add_rows(&structs, "Metadata", "metadata.", &mut rows);
     rows += "| `metadata.sequence` | number | The record's number: from 1, without gaps. |\n";
     add_rows(&structs, "SandbarExtension", "unmapped.sandbar.", &mut rows);
-    rows += "| `unmapped.sandbar.chain.previous` | 64 hex digits | The hash of the record before; zeros in the first of all. |\n";
+    rows += "| `unmapped.sandbar.chain.previous` | 64 hex digits | The hash of the previous record; zeros in the very first. |\n";
     rows += "| `unmapped.sandbar.chain.hash` | 64 hex digits | SHA-256 of the line's bytes before `,\"hash\":`. |\n";
     rows
 }
@@ -61,19 +61,18 @@ fn add_rows(structs: &HashMap<String, Vec<Member>>, name: &str, path: &str, rows
 
 fn type_label(kind: &str) -> String {
     let cap = ["Text<128>", "Text<64>", "Text<512>"];
-    let kind = match words(kind)
-        .find(|word| ["SandboxId", "TenantId", "Environment", "HostText"].contains(word))
-    {
-        Some("Environment") => cap[1],
-        Some("HostText") => cap[2],
-        Some(_) => cap[0],
-        None => kind,
-    };
+    let kind =
+        match words(kind).find(|word| ["SandboxId", "TenantId", "Environment", "HostText"].contains(word)) {
+            Some("Environment") => cap[1],
+            Some("HostText") => cap[2],
+            Some(_) => cap[0],
+            None => kind,
+        };
     if let Some((_, rest)) = kind.split_once("Text<") {
         let digits: String = rest.chars().take_while(char::is_ascii_digit).collect();
         return format!("text, at most {digits} bytes");
     }
-    let has = |word: &str| words(kind).any(|found| found == word);
+    let has = |word: &str| words(kind).any(|candidate| candidate == word);
     match () {
         () if has("bool") => "boolean",
         () if ["u8", "u16", "u32", "u64"].into_iter().any(has) => "number",
@@ -87,7 +86,7 @@ fn words(kind: &str) -> impl Iterator<Item = &str> {
     kind.split(|letter: char| !letter.is_alphanumeric()).filter(|word| !word.is_empty())
 }
 
-/// Every struct with named members, as the file says it.
+/// Parses every struct with named members.
 fn parse_structs() -> HashMap<String, Vec<Member>> {
     let mut structs = HashMap::new();
     let mut lines = SOURCE.lines().map(str::trim);
@@ -118,7 +117,7 @@ fn parse_members<'a>(lines: &mut impl Iterator<Item = &'a str>) -> Vec<Member> {
     members
 }
 
-/// The member's name without its visibility.
+/// Returns the member's name without its visibility.
 fn member_name(name: &str) -> String {
     name.rsplit(' ').next().unwrap().to_owned()
 }

@@ -1,8 +1,8 @@
-//! The schema: every member of a record, in the order in which it stands in the line.
+//! The schema: every member of a record, in the order of the line.
 //!
-//! OCSF 1.8 in JSON lines. What OCSF has no place for stands under `unmapped.sandbar`, whose last
-//! member is the chain. The table in the crate's README is made from this file: one comment line a
-//! member, in the order of the line.
+//! OCSF 1.8 as JSON lines. Members that OCSF does not define are under `unmapped.sandbar`, which ends
+//! with the chain. A test generates the table in the crate's README from the doc comments in this
+//! file: one line per member.
 
 use std::net::{IpAddr, SocketAddr};
 
@@ -10,19 +10,19 @@ use serde::{Serialize, Serializer};
 
 use crate::text::Text;
 
-/// Longest line, newline included. The caps below keep every record under it.
+/// Longest line, newline included. The limits on strings and lists keep every record below it.
 pub const LINE_MAX: usize = 16 * 1024;
-/// Version of OCSF that the records follow.
+/// The version of OCSF that the records follow.
 pub const OCSF_VERSION: &str = "1.8.0";
-/// Most banks, answers or features that one record lists; the rest is counted.
+/// Maximum number of banks, answers or features that one record lists; the rest is counted.
 pub const LIST_MAX: usize = 16;
 
-/// A sandbox, as the operator's file names it.
+/// A sandbox, as named in the configuration.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize)]
 #[serde(transparent)]
 pub struct SandboxId(pub Text<128>);
 
-/// A tenant, as the operator's file names it.
+/// A tenant, as named in the configuration.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize)]
 #[serde(transparent)]
 pub struct TenantId(pub Text<128>);
@@ -32,23 +32,23 @@ pub struct TenantId(pub Text<128>);
 #[serde(transparent)]
 pub struct Environment(pub Text<64>);
 
-/// A reason code: lower case, stable, never renamed.
+/// A stable code, such as a reason: lower case, never renamed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(transparent)]
 pub struct StableCode(pub &'static str);
 
 impl StableCode {
-    /// Why something was allowed: the one code that is no refusal.
+    /// The reason of a permitted attempt: the only reason that is not a refusal.
     pub const ALLOWED: StableCode = StableCode("allowed");
 }
 
-/// A host name as it was decided upon, or as it was sent when nothing could be made of it.
+/// A host name as used in the decision, or as sent if it could not be parsed.
 pub type HostText = Text<512>;
 
 /// The members of a record up to its metadata.
 #[derive(Debug, Default, Serialize)]
 pub(crate) struct RecordMembers<'a> {
-    /// When the record was made, in milliseconds since 1970 UTC. Order is told by `metadata.sequence`, not by this.
+    /// When the record was made, in milliseconds since 1970 UTC. Records are ordered by `metadata.sequence`, not by time.
     pub(crate) time: u64,
     /// The same as text (RFC 3339, UTC).
     pub(crate) time_dt: Rfc3339Time,
@@ -56,11 +56,11 @@ pub(crate) struct RecordMembers<'a> {
     pub(crate) class_uid: u16,
     /// Name of the class.
     pub(crate) class_name: &'static str,
-    /// Thousands of the class: 2 findings, 4 network, 6 application.
+    /// `class_uid` divided by 1000: 2 findings, 4 network, 6 application.
     pub(crate) category_uid: u16,
     /// Name of the category.
     pub(crate) category_name: &'static str,
-    /// What was done, numbered by class.
+    /// What was done; the numbers depend on the class.
     pub(crate) activity_id: u8,
     /// Name of the activity.
     pub(crate) activity_name: &'static str,
@@ -70,7 +70,7 @@ pub(crate) struct RecordMembers<'a> {
     pub(crate) severity_id: u8,
     /// Name of the severity.
     pub(crate) severity: &'static str,
-    /// 1 success, 2 failure, 0 unknown; of a finding 1 new.
+    /// 1 success, 2 failure, 0 unknown; for a finding 1 new.
     pub(crate) status_id: u8,
     /// Name of the status.
     pub(crate) status: &'static str,
@@ -83,40 +83,40 @@ pub(crate) struct RecordMembers<'a> {
     /// Name of the action.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) action: Option<&'static str>,
-    /// What became of it: 1 allowed, 2 blocked, 15 detected, 24 access revoked, 27 error, 0 unknown.
+    /// The result: 1 allowed, 2 blocked, 15 detected, 24 access revoked, 27 error, 0 unknown.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) disposition_id: Option<u8>,
     /// Name of the disposition.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) disposition: Option<&'static str>,
-    /// True where somebody should look: findings, and refusals marked so.
+    /// True if the record deserves attention: findings, and refusals marked as alerts.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) is_alert: Option<bool>,
     /// A sentence for people.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) message: Option<&'a Text<512>>,
-    /// Milliseconds from accept to the end; on outcomes.
+    /// Milliseconds from accept to the end; in outcomes.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) duration: Option<u64>,
     /// Who acted.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) actor: Option<Actor<'a>>,
-    /// Where it came from.
+    /// The source of the attempt.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) src_endpoint: Option<SourceEndpoint<'a>>,
-    /// Where it wanted to go, and the address that was dialled.
+    /// The destination, and the address that was dialled.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) dst_endpoint: Option<DestinationEndpoint<'a>>,
-    /// How it travelled.
+    /// The transport.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) connection_info: Option<Transport>,
-    /// TLS as far as it was seen.
+    /// TLS, as far as it is visible.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) tls: Option<&'a RecordedTls>,
     /// The HTTP request.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) http_request: Option<HttpRequest<'a>>,
-    /// The HTTP response; on outcomes.
+    /// The HTTP response; in outcomes.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) http_response: Option<HttpResponse>,
     /// The DNS question.
@@ -131,22 +131,22 @@ pub(crate) struct RecordMembers<'a> {
     /// The memory operation.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) api: Option<ApiCall<'a>>,
-    /// The banks that were selected; at most 16.
+    /// The selected banks; at most 16.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub(crate) resources: Vec<Resource<'a>>,
     /// Sandbar itself, in lifecycle records.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) app: Option<Product>,
-    /// What was found.
+    /// The finding.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) finding_info: Option<FindingInfo<'a>>,
-    /// What a finding is about.
+    /// The subject of a finding.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) evidences: Option<[FindingEvidence<'a>; 1]>,
-    /// Bytes as counted at the sandbox's side; on outcomes.
+    /// Bytes, counted on the sandbox's side; in outcomes.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) traffic: Option<Traffic>,
-    /// The rule that decided; absent when none names the destination.
+    /// The rule that decided; absent if no rule matched.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) firewall_rule: Option<RuleName<'a>>,
     /// The policy in force.
@@ -154,7 +154,7 @@ pub(crate) struct RecordMembers<'a> {
     pub(crate) policy: Option<PolicyInForce<'a>>,
 }
 
-/// A moment as RFC 3339 text, to the millisecond.
+/// A time as RFC 3339 text, to the millisecond.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Rfc3339Time(pub(crate) u64);
 
@@ -183,26 +183,26 @@ pub(crate) struct User<'a> {
 
 #[derive(Debug, Serialize)]
 pub(crate) struct SourceEndpoint<'a> {
-    /// The sandbox; absent when the channel is nobody's.
+    /// The sandbox; absent if the channel belongs to no sandbox.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) uid: Option<&'a SandboxId>,
-    /// The channel, when there is nothing else to name the source by.
+    /// The kind of channel, if neither sandbox nor address is known.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) name: Option<&'static str>,
-    /// Its address, which proves nothing by itself.
+    /// The source address, which proves nothing by itself.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) ip: Option<IpAddr>,
-    /// Its port.
+    /// The source port.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) port: Option<u16>,
 }
 
 #[derive(Debug, Serialize)]
 pub(crate) struct DestinationEndpoint<'a> {
-    /// The name that was decided upon.
+    /// The name used in the decision.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) hostname: Option<&'a HostText>,
-    /// The address that was dialled; before dialling the one the sandbox aimed at.
+    /// The address that was dialled; before dialling, the original destination.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) ip: Option<IpAddr>,
     /// The port.
@@ -210,14 +210,14 @@ pub(crate) struct DestinationEndpoint<'a> {
     pub(crate) port: Option<u16>,
 }
 
-/// TCP or UDP, always outwards.
+/// TCP or UDP, always outbound.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 pub struct Transport {
     /// 2: outbound.
     direction_id: u8,
     /// `tcp` or `udp`.
     protocol_name: &'static str,
-    /// The protocol's number.
+    /// The IP protocol number.
     protocol_num: u8,
 }
 
@@ -228,30 +228,30 @@ impl Transport {
     pub const UDP: Self = Self { direction_id: 2, protocol_name: "udp", protocol_num: 17 };
 }
 
-/// TLS as far as it was seen.
+/// TLS, as far as it is visible.
 #[derive(Clone, Debug, Serialize)]
 pub struct RecordedTls {
-    /// The version, as `1.3`; of a tunnel the highest one offered.
+    /// The version, such as `1.3`; for a tunnel, the highest one offered.
     pub version: Text<16>,
-    /// The name the client asked for.
+    /// The server name that the client sent.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub sni: Option<HostText>,
 }
 
 #[derive(Debug, Serialize)]
 pub(crate) struct HttpRequest<'a> {
-    /// The method as it was sent.
+    /// The method, as sent.
     pub(crate) http_method: &'a Text<32>,
-    /// The version, as `1.1` or `2`.
+    /// The version, such as `1.1` or `2`.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) version: Option<&'a Text<16>>,
-    /// What was asked for; absent where the process that knew it died.
+    /// The target; absent if the process that knew it died.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) url: Option<Url<'a>>,
-    /// The client's name for itself.
+    /// The `User-Agent` of the client.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) user_agent: Option<&'a Text<256>>,
-    /// Bytes of body announced.
+    /// The announced length of the body, in bytes.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) length: Option<u64>,
 }
@@ -260,47 +260,47 @@ pub(crate) struct HttpRequest<'a> {
 pub(crate) struct Url<'a> {
     /// `http` or `https`.
     pub(crate) scheme: &'static str,
-    /// The host that was decided upon.
+    /// The host used in the decision.
     pub(crate) hostname: &'a HostText,
     /// The port.
     pub(crate) port: u16,
     /// The path, without the query.
     pub(crate) path: &'a Text<2048>,
-    /// The query string, only where the operator asked for it.
+    /// The query string; only if enabled.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) query_string: Option<&'a Text<1024>>,
 }
 
 #[derive(Debug, Serialize)]
 pub(crate) struct HttpResponse {
-    /// The status the sandbox was given.
+    /// The status sent to the sandbox.
     pub(crate) code: u16,
 }
 
 #[derive(Debug, Serialize)]
 pub(crate) struct DnsQuestion<'a> {
-    /// The name asked for.
+    /// The name in the question.
     pub(crate) hostname: &'a HostText,
-    /// The type, as `AAAA`.
+    /// The type, such as `AAAA`.
     #[serde(rename = "type", skip_serializing_if = "Option::is_none")]
     pub(crate) kind: Option<&'a Text<16>>,
 }
 
-/// One DNS answer that the sandbox was given.
+/// A DNS answer sent to the sandbox.
 #[derive(Clone, Debug, Serialize)]
 pub struct RecordedAnswer {
-    /// The type, as `AAAA`.
+    /// The type, such as `AAAA`.
     #[serde(rename = "type")]
     pub kind: Text<16>,
     /// The data in presentation form.
     pub rdata: Text<128>,
-    /// Seconds it may be kept.
+    /// Time to live, in seconds.
     pub ttl: u32,
 }
 
 #[derive(Debug, Serialize)]
 pub(crate) struct ApiCall<'a> {
-    /// The operation, as the service's profile names it: `recall`, `retain`.
+    /// The operation in the terms of the service's profile, such as `recall` or `retain`.
     pub(crate) operation: &'a Text<64>,
     /// The memory service.
     pub(crate) service: ApiService<'a>,
@@ -308,7 +308,7 @@ pub(crate) struct ApiCall<'a> {
 
 #[derive(Debug, Serialize)]
 pub(crate) struct ApiService<'a> {
-    /// The profile by which it was read.
+    /// The profile used to parse the request.
     pub(crate) name: &'a Text<64>,
 }
 
@@ -338,13 +338,13 @@ impl Product {
 
 #[derive(Debug, Serialize)]
 pub(crate) struct FindingInfo<'a> {
-    /// The finding's own id.
+    /// The id of the finding.
     pub(crate) uid: &'a str,
-    /// What was found, in a phrase.
+    /// A short description of the finding.
     pub(crate) title: &'a Text<256>,
     /// The kind of finding: its stable code.
     pub(crate) types: [StableCode; 1],
-    /// The attempt it is about.
+    /// The attempt it belongs to.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) related_events: Option<[RelatedEvent<'a>; 1]>,
 }
@@ -357,13 +357,13 @@ pub(crate) struct RelatedEvent<'a> {
 
 #[derive(Debug, Serialize)]
 pub(crate) struct FindingEvidence<'a> {
-    /// Where the attempt wanted to go.
+    /// The destination of the attempt.
     pub(crate) dst_endpoint: DestinationEndpoint<'a>,
 }
 
 #[derive(Debug, Serialize)]
 pub(crate) struct Traffic {
-    /// Bytes towards the sandbox.
+    /// Bytes to the sandbox.
     pub(crate) bytes_in: u64,
     /// Bytes from the sandbox.
     pub(crate) bytes_out: u64,
@@ -377,13 +377,13 @@ pub(crate) struct RuleName<'a> {
 
 #[derive(Debug, Serialize)]
 pub(crate) struct PolicyInForce<'a> {
-    /// SHA-256 of the compiled rules' sources.
+    /// SHA-256 of the sources of the compiled rules.
     pub(crate) uid: &'a Text<80>,
-    /// The generation: counts reloads and grants since the start.
+    /// The generation: the number of reloads and grants since the start.
     pub(crate) version: DecimalText,
 }
 
-/// A number that OCSF wants as a string.
+/// A number that OCSF defines as a string.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct DecimalText(pub(crate) u64);
 
@@ -393,91 +393,91 @@ impl Serialize for DecimalText {
     }
 }
 
-/// The metadata of a record; `sequence` follows when the record takes its place in the chain.
+/// The metadata of a record; `sequence` is added when the record is sealed into the chain.
 #[derive(Debug, Serialize)]
 pub(crate) struct Metadata<'a> {
     /// The OCSF version: `1.8.0`.
     pub(crate) version: &'static str,
-    /// Who wrote the record.
+    /// The product that wrote the record.
     pub(crate) product: Product,
     /// The OCSF profiles that apply.
     pub(crate) profiles: &'static [&'static str],
     /// `access`.
     pub(crate) log_name: &'static str,
-    /// The record's own id; a record shipped twice has it twice.
+    /// The id of the record; a record delivered twice has the same id both times.
     pub(crate) uid: &'a str,
-    /// The attempt: the same in its decision, its outcome and its findings.
+    /// The id of the attempt: the same in its decision, its outcome and its findings.
     pub(crate) correlation_uid: &'a str,
     /// The tenant.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) tenant_uid: Option<&'a TenantId>,
-    /// True when a text was cut; a cut text ends with an ellipsis and the number of bytes cut.
+    /// True if a string was cut; it then ends with an ellipsis and the number of bytes cut.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) is_truncated: Option<bool>,
-    /// Kilobytes the record would have had.
+    /// Kilobytes the record would have without the cut.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) untruncated_size: Option<u64>,
 }
 
-/// What OCSF has no place for; `chain` follows last.
+/// Members that OCSF does not define; `chain` is added last.
 #[derive(Debug, Default, Serialize)]
 pub(crate) struct SandbarExtension<'a> {
-    /// `decision` (before anything leaves), `outcome` (after), `answered` and `denied` (the only one: nothing was sent), `finding`, `lifecycle`.
+    /// `decision` (before anything leaves), `outcome` (after), `answered` and `denied` (the only record: nothing was sent), `finding`, `lifecycle`.
     pub(crate) stage: &'static str,
     /// The environment of the sandbox.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) environment: Option<&'a Environment>,
-    /// How the sandbox was recognised.
+    /// The channel that identified the sandbox.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) channel: Option<&'a RecordedChannel>,
-    /// How it was carried: `tunnel`, `intercept`, `hold`, `raw`, `answer`.
+    /// How the traffic is handled: `tunnel`, `intercept`, `hold`, `raw`, `answer`.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) carried: Option<StableCode>,
-    /// Name of the credential that was injected, never its value.
+    /// The name of the injected credential, never its value.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) credential: Option<&'a Text<128>>,
-    /// What became of checking the signed identity of a memory call: `verified`, `from_path`, `absent`, `not_looked_at`, or the check that failed.
+    /// The result of checking the signed identity of a memory call: `verified`, `from_channel`, `absent`, `not_looked_at`, or the check that failed.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) identity: Option<StableCode>,
     /// The exfiltration score.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) score: Option<u32>,
-    /// What the score is made of; at most 16.
+    /// The parts of the score; at most 16.
     #[serde(skip_serializing_if = "<[ScoreFeature]>::is_empty")]
     pub(crate) features: &'a [ScoreFeature],
-    /// Banks, answers or features beyond the 16 that are listed.
+    /// Number of banks, answers or features beyond the 16 listed.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) unlisted: Option<u64>,
-    /// How the attempt ended: `completed`, `failed`, `refused`, `revoked`, `abandoned`, `unknown`; on outcomes.
+    /// How the attempt ended: `completed`, `failed`, `refused`, `revoked`, `abandoned`, `unknown`; in outcomes.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) ending: Option<&'static str>,
-    /// Bytes of a memory call, for which its class has no place; on outcomes.
+    /// Bytes of a memory call, for which its class has no member; in outcomes.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) traffic: Option<Traffic>,
-    /// What happened to Sandbar or its log; in lifecycle records.
+    /// The event in the life of Sandbar or its log; in lifecycle records.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) event: Option<&'static str>,
-    /// Further attempts that sent nothing and are only counted: alike within a window, or the log could not be written.
+    /// Further attempts that sent nothing and are only counted: repeated within a window, or made while the log could not be written.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) folded: Option<u64>,
-    /// The segment that begins here.
+    /// The segment that starts here.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) segment: Option<SegmentStart>,
-    /// Attempts open when the segment began: their decisions stand in earlier segments.
+    /// Attempts open when the segment started; their decisions are in earlier segments.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub(crate) open: Vec<OpenAttempt<'a>>,
-    /// Segments that were removed, as the operator's retention asks.
+    /// Segments removed by the retention limit.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) removed: Option<RemovedSegments>,
-    /// A file without a whole line that stood where a segment should, moved aside.
+    /// A file without a complete line in the place of a segment, moved aside.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) aside: Option<MovedFile>,
-    /// A signed note of the chain's head.
+    /// A signed note of the head of the chain.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) checkpoint: Option<&'a str>,
 }
 
-/// How the sandbox was recognised.
+/// The channel that identified the sandbox.
 #[derive(Clone, Debug, Serialize)]
 pub struct RecordedChannel {
     /// The kind: `jail`, `dedicated`, `unix`, `interface`, `mark`, `certificate`, `proxy_protocol`, `source_address`.
@@ -487,24 +487,24 @@ pub struct RecordedChannel {
     pub detail: Option<Text<256>>,
 }
 
-/// One named part of an exfiltration score.
+/// One part of an exfiltration score.
 #[derive(Clone, Debug, Serialize)]
 pub struct ScoreFeature {
-    /// The detector's code.
+    /// The code of the detector.
     pub name: StableCode,
-    /// What it added.
+    /// Its contribution.
     pub score: u32,
 }
 
-/// The first record of a segment says which one it follows.
+/// Where a segment starts, in its first record.
 #[derive(Clone, Debug, Serialize)]
 pub(crate) struct SegmentStart {
     /// File name of this segment.
     pub(crate) name: String,
-    /// File name of the one before; its last record is named by `chain.previous`.
+    /// File name of the previous segment; `chain.previous` is the hash of its last record.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) after: Option<String>,
-    /// An unfinished line at the end of the one before, which is not a record.
+    /// An unfinished line at the end of the previous segment, which is not a record.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) torn: Option<TornLine>,
 }
@@ -520,7 +520,7 @@ pub(crate) struct TornLine {
 
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub(crate) struct MovedFile {
-    /// The name it has now.
+    /// Its new name.
     pub(crate) name: String,
     /// Its length.
     pub(crate) bytes: u64,
@@ -530,7 +530,7 @@ pub(crate) struct MovedFile {
 
 #[derive(Clone, Debug, Serialize)]
 pub(crate) struct OpenAttempt<'a> {
-    /// The attempt.
+    /// The id of the attempt.
     pub(crate) uid: String,
     /// The class of its records.
     pub(crate) class_uid: u16,
@@ -545,10 +545,10 @@ pub(crate) struct OpenAttempt<'a> {
     pub(crate) host: &'a str,
 }
 
-/// What retention removed.
+/// The segments that retention removed.
 #[derive(Clone, Debug, Serialize, serde::Deserialize)]
 pub(crate) struct RemovedSegments {
-    /// The last record that was removed.
+    /// The number of the last record removed.
     pub(crate) through: u64,
     /// Its hash.
     pub(crate) hash: String,

@@ -1,5 +1,20 @@
-//! Opening a log that may have been left in any state: the newest segment is verified line by
-//! line, a torn last line is kept and named, decisions without outcome are closed as `unknown`.
+//! Recovery: opening a log that a crash, a full disk or an attacker may have left in any state.
+//!
+//! | state found | action |
+//! | --- | --- |
+//! | the last line is incomplete | keep it; the next segment records its length and hash |
+//! | the newest file has no complete line | delete it if empty, otherwise move it aside and record that |
+//! | decisions without an outcome | close them as `unknown`: their process died with them |
+//! | fewer records than the newest checkpoint covers | record `log_behind_checkpoint` as an alert, and start |
+//! | a complete line that does not verify | refuse to start, see [`OpenError::Tail`] |
+//!
+//! The first three are what `kill -9` or a power loss leaves behind, so they must not prevent a start.
+//! Existing bytes are never truncated or overwritten: a torn line is evidence, and a segment may be
+//! append-only (`chattr +a`). A complete line that does not verify is not what a killed process
+//! leaves: it was changed, or the disk lost data. Continuing the chain after it would vouch for it.
+//!
+//! Only the newest segment is read: each segment starts with the decisions that were open when the
+//! previous one ended.
 
 use std::collections::HashMap;
 use std::fs::{self, DirBuilder, File};
@@ -25,44 +40,43 @@ use crate::segment::{self, LogSegment};
 use crate::text::Text;
 use crate::writer::{self, LastCheckpoint, LogWriter, NoteStored};
 
-/// Why a log could not be opened. Nothing may be served without it.
+/// Why a log could not be opened. Sandbar does not serve without one.
 #[derive(Debug, thiserror::Error)]
 pub enum OpenError {
-    #[error("checkpoints of the access log cannot be signed")]
+    #[error("cannot sign checkpoints of the access log")]
     Checkpoint(#[from] CheckpointError),
-    #[error("the access log cannot be written in {dir}")]
+    #[error("cannot write the access log in {dir}")]
     Dir { dir: PathBuf, source: io::Error },
-    #[error("the access log cannot be begun")]
+    #[error("cannot start the access log")]
     Down(#[from] LogDown),
-    #[error("{file}:{line}: {what}; move the log's directory aside, keep it, and begin a new one")]
+    #[error("{file}:{line}: {what}; move the log directory aside, keep it, and start with an empty one")]
     Tail { file: PathBuf, line: u64, what: &'static str },
-    #[error("the access log's thread cannot be started")]
+    #[error("cannot start the access log thread")]
     Thread(#[source] io::Error),
 }
 
-/// How a segment ends.
+/// The end of a segment.
 struct SegmentTail {
     head: ChainHead,
     torn: Option<TornLine>,
     owed: HashMap<u128, OpenDecision>,
 }
 
-/// Opens the log of `config.dir` and writes that it was.
+/// Opens the log in `config.dir` and records the start.
 pub(crate) fn open(config: Arc<LogConfig>) -> Result<LogWriter, OpenError> {
     let fail = |source| OpenError::Dir { dir: config.dir.clone(), source };
     DirBuilder::new().recursive(true).mode(0o750).create(&config.dir).map_err(fail)?;
     let lock = writer::lock_dir(&config.dir).map_err(fail)?;
-    let notary = CheckpointSigner::open(&config.key_path(), &config.name, &config.dir)?;
+    let signer = CheckpointSigner::open(&config.key_path(), &config.name, &config.dir)?;
     let mut aside = Vec::new();
     let newest = newest_segment(&config.dir, &mut aside).map_err(fail)?;
     let tail = newest.as_ref().map(|(first, path)| read_tail(*first, path)).transpose()?;
-    let tail =
-        tail.unwrap_or(SegmentTail { head: ChainHead::START, torn: None, owed: HashMap::new() });
+    let tail = tail.unwrap_or(SegmentTail { head: ChainHead::START, torn: None, owed: HashMap::new() });
     let behind = missing_tail_message(&config.dir, tail.head);
     let mut writer = LogWriter {
         counters: Arc::new(Counters::default()),
         ids: Arc::new(IdGenerator::new()),
-        notary,
+        signer,
         lock: Some(lock),
         head: tail.head,
         segment: None,
@@ -70,10 +84,10 @@ pub(crate) fn open(config: Arc<LogConfig>) -> Result<LogWriter, OpenError> {
         torn: tail.torn,
         owed: tail.owed,
         trouble: None,
-        noted: LastCheckpoint {
+        last_checkpoint: LastCheckpoint {
             sequence: tail.head.sequence,
             at: Instant::now(),
-            kept: NoteStored::Yes,
+            stored: NoteStored::Yes,
         },
         buffer: Vec::new(),
         marks: Vec::new(),
@@ -91,16 +105,16 @@ pub(crate) fn open(config: Arc<LogConfig>) -> Result<LogWriter, OpenError> {
     Ok(writer)
 }
 
-/// What to say where the newest checkpoint tells of records that are not here: somebody cut off
-/// the tail, or the power failed before it was on disk. Verification will find it; the record
-/// tells it at once.
+/// Returns a message if the newest checkpoint covers more records than the log has: the tail was cut
+/// off, or a power loss came before it was on disk. `verify` would report it too; the record raises
+/// the alert at once.
 fn missing_tail_message(dir: &Path, head: ChainHead) -> Option<Text<512>> {
     let noted = checkpoint::newest_head(dir)?;
     let (size, have) = (noted.sequence, head.sequence);
-    (size > have).then(|| format!("a checkpoint tells of {size} records, {have} are here").into())
+    (size > have).then(|| format!("a checkpoint covers {size} records, but the log has {have}").into())
 }
 
-/// Goes on in the newest segment, or in a new one where that has ended or is torn.
+/// Continues the newest segment, or starts a new one if that is full, too old or torn.
 fn resume(writer: &mut LogWriter, newest: Option<u64>) -> Result<(), OpenError> {
     let config = Arc::clone(&writer.config);
     if let Some(first) = newest.filter(|_| writer.torn.is_none()) {
@@ -114,8 +128,8 @@ fn resume(writer: &mut LogWriter, newest: Option<u64>) -> Result<(), OpenError> 
     Ok(writer.open_segment()?)
 }
 
-/// The newest segment that holds a record. One that holds none was being made when its maker
-/// died; its name is needed, so it is removed where it is empty and moved aside where it is not.
+/// Finds the newest segment that holds a record. A file without one dates from a crash during its
+/// creation. The log needs its name, so it is deleted if empty and moved aside otherwise.
 fn newest_segment(dir: &Path, aside: &mut Vec<MovedFile>) -> io::Result<Option<(u64, PathBuf)>> {
     let mut found = segment::list_segments(dir)?;
     while let Some((first, path)) = found.pop() {
@@ -131,7 +145,7 @@ fn newest_segment(dir: &Path, aside: &mut Vec<MovedFile>) -> io::Result<Option<(
     Ok(None)
 }
 
-/// Verifies a segment and gathers the decisions that have no outcome in it.
+/// Verifies a segment and collects the decisions without an outcome.
 fn read_tail(first: u64, path: &Path) -> Result<SegmentTail, OpenError> {
     let fail = |source| OpenError::Dir { dir: path.to_owned(), source };
     let broken = |line, what| OpenError::Tail { file: path.to_owned(), line, what };
@@ -145,11 +159,11 @@ fn read_tail(first: u64, path: &Path) -> Result<SegmentTail, OpenError> {
                 let last = (number > 1).then_some(tail.head);
                 tail.head = check_link(last, line).map_err(|what| broken(number, what))?;
                 if number == 1 && tail.head.sequence != first {
-                    return Err(broken(number, "a file named after another record"));
+                    return Err(broken(number, "the file is named after another record"));
                 }
                 track_open_decisions(line, &mut tail.owed);
             }
-            RawLine::Long => return Err(broken(number, "a line longer than a record")),
+            RawLine::Long => return Err(broken(number, "the line is longer than any record")),
             RawLine::Torn(torn) => tail.torn = Some(torn),
         }
     }
@@ -157,20 +171,20 @@ fn read_tail(first: u64, path: &Path) -> Result<SegmentTail, OpenError> {
 }
 
 fn check_link(last: Option<ChainHead>, line: &[u8]) -> Result<ChainHead, &'static str> {
-    let link = ChainLink::parse(line).ok_or("a line that is no record")?;
+    let link = ChainLink::parse(line).ok_or("the line is not a record")?;
     match (link.content, last) {
-        (LineIntegrity::Changed, _) => Err("a record that was changed"),
+        (LineIntegrity::Changed, _) => Err("the record was changed"),
         (LineIntegrity::Intact, Some(last)) if link.previous != last.hash => {
-            Err("a record that does not follow the one before it")
+            Err("the record does not follow the one before it")
         }
         (LineIntegrity::Intact, Some(last)) if link.head.sequence != last.sequence + 1 => {
-            Err("a record out of its turn")
+            Err("the record is out of sequence")
         }
         (LineIntegrity::Intact, _) => Ok(link.head),
     }
 }
 
-/// As much of a record as tells whether something is owed.
+/// The members of a record that tell whether an attempt is open.
 #[derive(Deserialize)]
 struct PartialRecord {
     class_uid: u16,
@@ -224,27 +238,27 @@ struct PartialAttempt {
 }
 
 fn track_open_decisions(line: &[u8], owed: &mut HashMap<u128, OpenDecision>) {
-    let Ok(seen) = serde_json::from_slice::<PartialRecord>(line) else { return };
+    let Ok(record) = serde_json::from_slice::<PartialRecord>(line) else { return };
     let attempt = |uid: &str| Ulid::from_string(uid).ok().map(u128::from);
-    match seen.unmapped.sandbar.stage.as_str() {
+    match record.unmapped.sandbar.stage.as_str() {
         "decision" => {
-            let Some(attempt) = attempt(&seen.metadata.correlation_uid) else { return };
-            let names = [seen.dst_endpoint.hostname, seen.query.hostname];
+            let Some(attempt) = attempt(&record.metadata.correlation_uid) else { return };
+            let names = [record.dst_endpoint.hostname, record.query.hostname];
             let host = names.into_iter().find(|name| !name.is_empty()).unwrap_or_default();
             let open = PartialAttempt {
                 uid: String::new(),
-                class_uid: seen.class_uid,
-                sandbox: seen.src_endpoint.uid,
-                tenant: seen.metadata.tenant_uid,
+                class_uid: record.class_uid,
+                sandbox: record.src_endpoint.uid,
+                tenant: record.metadata.tenant_uid,
                 host,
             };
             owed.insert(attempt, open_decision(attempt, open));
         }
         "outcome" => {
-            attempt(&seen.metadata.correlation_uid).map(|attempt| owed.remove(&attempt));
+            attempt(&record.metadata.correlation_uid).map(|attempt| owed.remove(&attempt));
         }
         _ => {
-            for open in seen.unmapped.sandbar.open {
+            for open in record.unmapped.sandbar.open {
                 if let Some(attempt) = attempt(&open.uid) {
                     owed.insert(attempt, open_decision(attempt, open));
                 }

@@ -1,8 +1,8 @@
-//! The files of the log: a new name for each, appended to, never renamed or cut by us once they
-//! hold a record.
+//! Segments: the files of the log. Each is appended to under a name of its own, and never renamed or
+//! truncated once it holds a record.
 //!
-//! A segment is named after the number of its first record, so that sorting the names is sorting
-//! the log, whatever the clock did.
+//! A segment is named after the number of its first record, so that sorting by name gives the order
+//! of the log even if the clock was set back.
 
 use std::fs::{self, File, OpenOptions, Permissions};
 use std::io::{self, Write};
@@ -13,12 +13,12 @@ use std::time::{Duration, SystemTime};
 use crate::line_reader::{LineReader, RawLine};
 use crate::record::MovedFile;
 
-/// Owner writes, group reads (the shipper), others nothing.
+/// The owner writes, the group (the log shipper) reads.
 const MODE: u32 = 0o640;
 const PREFIX: &str = "access-";
 const SUFFIX: &str = ".jsonl";
 
-/// The segment that is being written.
+/// The segment being written.
 #[derive(Debug)]
 pub(crate) struct LogSegment {
     file: File,
@@ -36,21 +36,21 @@ pub(crate) struct ShortWrite {
 }
 
 impl LogSegment {
-    /// Makes the segment whose first record will have the number `first`. An empty file of that
-    /// name is what an earlier try left, and is taken.
+    /// Creates the segment that starts with record number `first`. Reuses an empty file of that name,
+    /// which an earlier attempt left behind.
     pub(crate) fn create(dir: &Path, first: u64) -> io::Result<Self> {
-        let directory = File::open(dir)?; // first: who runs out of descriptors leaves no file
+        let directory = File::open(dir)?; // first: if descriptors run out, no file is left behind
         let path = dir.join(segment_name(first));
         move_aside(&path)?;
-        let made = Self::open(dir, first, OpenOptions::new().create(true)).and_then(|segment| {
-            segment.file.set_permissions(Permissions::from_mode(MODE))?; // whatever the umask says
-            directory.sync_all()?; // or the name could be lost with the power
+        let created = Self::open(dir, first, OpenOptions::new().create(true)).and_then(|segment| {
+            segment.file.set_permissions(Permissions::from_mode(MODE))?; // independent of the umask
+            directory.sync_all()?; // or a power loss could lose the name
             Ok(segment)
         });
-        made.inspect_err(|_| fs::remove_file(&path).unwrap_or_default())
+        created.inspect_err(|_| fs::remove_file(&path).unwrap_or_default())
     }
 
-    /// Goes on with the segment that begins with the record `first`.
+    /// Reopens the segment that starts with record number `first`.
     pub(crate) fn resume(dir: &Path, first: u64) -> io::Result<Self> {
         Self::open(dir, first, &mut OpenOptions::new())
     }
@@ -60,19 +60,19 @@ impl LogSegment {
         let path = dir.join(&name);
         let file = options.append(true).mode(MODE).open(&path)?;
         let metadata = file.metadata()?;
-        // The time of the last change stands in where the file system keeps no time of birth.
+        // Not every file system records a birth time; fall back to the modification time.
         let born = metadata.created().or_else(|_| metadata.modified())?;
         Ok(Self { file, path, name, size: metadata.len(), born })
     }
 
-    /// A segment over whatever a test has at hand.
+    /// Wraps any open file, for tests.
     #[cfg(test)]
     pub(crate) fn from_file(path: &Path, file: File) -> Self {
         let (path, name) = (path.to_owned(), segment_name(1));
         Self { file, path, name, size: 0, born: SystemTime::now() }
     }
 
-    /// Appends whole lines, in one `write` unless the kernel takes less.
+    /// Appends whole lines, in one `write` unless the kernel accepts less.
     pub(crate) fn append(&mut self, bytes: &[u8]) -> Result<(), ShortWrite> {
         let mut written = 0;
         while let Some(rest) = bytes.get(written..).filter(|rest| !rest.is_empty()) {
@@ -93,8 +93,8 @@ impl LogSegment {
         self.file.sync_data()
     }
 
-    /// Fails when the file has no name any more: what is written to it is lost. Cheap enough to be
-    /// asked before anybody is released.
+    /// Fails if the file has been unlinked: everything written to it is lost. This is one `fstat`, cheap
+    /// enough to run before callers are released.
     pub(crate) fn check_linked(&self) -> io::Result<()> {
         match self.file.metadata()?.nlink() {
             0 => Err(io::Error::new(io::ErrorKind::NotFound, "the segment was removed")),
@@ -102,8 +102,8 @@ impl LogSegment {
         }
     }
 
-    /// Fails when the file does not stand where it was made, as when the directory was renamed:
-    /// nobody would look for it there.
+    /// Fails if the file is no longer at its path, for example after the directory was renamed: readers
+    /// would not find it.
     pub(crate) fn check_attached(&self) -> io::Result<()> {
         self.check_linked()?;
         let place = |metadata: fs::Metadata| (metadata.dev(), metadata.ino());
@@ -115,16 +115,15 @@ impl LogSegment {
     }
 
     pub(crate) fn age(&self) -> Duration {
-        self.born.elapsed().unwrap_or_default() // a clock set back makes it young, not old
+        self.born.elapsed().unwrap_or_default() // if the clock was set back, count as new
     }
 }
 
-/// Moves a file that has bytes but no whole line out of the way, under a name of its own, so that
-/// what is in it is kept.
+/// Moves a file that has bytes but no complete line aside, under a new name, to preserve its content.
 ///
 /// # Errors
 ///
-/// Returns `AlreadyExists` for a file with a whole line: that is a segment.
+/// Returns `AlreadyExists` for a file with a complete line: that is a segment.
 pub(crate) fn move_aside(path: &Path) -> io::Result<Option<MovedFile>> {
     let file = match File::open(path) {
         Ok(file) => file,
@@ -146,29 +145,28 @@ pub(crate) fn move_aside(path: &Path) -> io::Result<Option<MovedFile>> {
     Ok(Some(MovedFile { name, bytes: torn.bytes, sha256: torn.sha256 }))
 }
 
-/// The name of the segment that begins with the record `first`.
+/// Returns the name of the segment that starts with record number `first`.
 pub(crate) fn segment_name(first: u64) -> String {
     format!("{PREFIX}{first:020}{SUFFIX}")
 }
 
-/// The number of the first record, from the file's name.
+/// Parses the number of the first record from a file name.
 pub(crate) fn first_sequence(name: &str) -> Option<u64> {
     let digits = name.strip_prefix(PREFIX)?.strip_suffix(SUFFIX)?;
     (digits.len() == 20).then(|| digits.parse().ok())?
 }
 
-/// The segments of a directory in order, by the number of their first record.
+/// Lists the segments of a directory in order, each with the number of its first record.
 ///
 /// # Errors
 ///
-/// Returns the error of reading the directory.
+/// Returns the error from reading the directory.
 pub fn list_segments(dir: &Path) -> io::Result<Vec<(u64, PathBuf)>> {
     let mut found = Vec::new();
     for entry in fs::read_dir(dir)? {
         let entry = entry?;
-        let regular = entry.file_type()?.is_file(); // a link or a pipe is none of ours
-        if let Some(first) = entry.file_name().to_str().and_then(first_sequence).filter(|_| regular)
-        {
+        let regular = entry.file_type()?.is_file(); // we never create links or pipes
+        if let Some(first) = entry.file_name().to_str().and_then(first_sequence).filter(|_| regular) {
             found.push((first, entry.path()));
         }
     }

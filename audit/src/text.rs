@@ -1,5 +1,5 @@
-//! Strings from outside, made safe to stand in a line: bounded once escaped, cut on a character
-//! and marked, never raw bytes.
+//! Untrusted strings made safe for a line: bounded in their escaped length, cut at a character
+//! boundary and marked, never raw bytes.
 
 use std::sync::Arc;
 
@@ -7,13 +7,12 @@ use serde::{Serialize, Serializer};
 
 use crate::encode::needs_no_escape;
 
-/// What a cut text ends with, followed by the number of bytes that were cut.
+/// Marks the end of a cut string; the number of bytes cut follows it.
 ///
-/// A noncharacter, which inputs lose in [`ExplainText`], so that none can make a record say that it was
-/// cut. In the line it is written as an ellipsis, which an input may have, too: only
-/// `metadata.is_truncated` tells.
+/// It is a noncharacter, which [`Text`] replaces in its input, so no input can fake a cut. The encoder
+/// writes it as an ellipsis, which an input may contain too: rely on `metadata.is_truncated`.
 pub(crate) const TRUNCATION_MARK: char = '\u{fdd0}';
-/// Room for the mark: `\u2026+` and the digits of a 64-bit number.
+/// Room for the mark: `\u2026+` and up to 20 digits.
 const MARK_BYTES: usize = 27;
 
 /// A string of at most `CAP` bytes once escaped. Longer input is cut and marked.
@@ -21,9 +20,9 @@ const MARK_BYTES: usize = 27;
 pub struct Text<const CAP: usize>(Arc<str>);
 
 impl<const CAP: usize> Text<CAP> {
-    /// Takes bytes that may not be UTF-8: each bad byte becomes U+FFFD and its two hex digits.
+    /// Converts bytes that may not be UTF-8: each bad byte becomes U+FFFD and its two hex digits.
     pub fn from_bytes(bytes: &[u8]) -> Self {
-        // What is cut anyway need not be looked at; no character is longer than four bytes.
+        // Input beyond the cap is cut anyway; four more bytes complete the last character.
         let near = bytes.get(..CAP + 4).unwrap_or(bytes);
         if near.iter().copied().all(needs_no_escape) && bytes.len() <= CAP {
             return Self(String::from_utf8_lossy(bytes).into());
@@ -35,32 +34,30 @@ impl<const CAP: usize> Text<CAP> {
         Self::from_letters(letters, bytes.len())
     }
 
-    /// What a reader of the record will see.
+    /// Returns the text as a reader of the record sees it.
     pub fn to_display(&self) -> String {
         self.0.replace(TRUNCATION_MARK, "\u{2026}+")
     }
 
-    /// The text with its mark as it is kept, for records that repeat it.
+    /// Returns the text with its mark unchanged, for records that repeat it.
     pub(crate) fn to_arc(&self) -> Arc<str> {
         Arc::clone(&self.0)
     }
 
-    /// Whether nothing is in it.
+    /// Returns whether the text is empty.
     pub fn is_empty(&self) -> bool {
         self.0.is_empty()
     }
 
-    /// Takes letters, each with the bytes of input that end with it, as far as they fit.
+    /// Collects characters as far as they fit, each with the number of input bytes that end with it.
     fn from_letters(letters: impl Iterator<Item = (char, usize)> + Clone, size: usize) -> Self {
         let safe = |letter| if letter == TRUNCATION_MARK { '\u{fffd}' } else { letter };
         let mut room = CAP;
-        let (mut fits, mut taken) = (0, 0); // letters that leave room for the mark, and their bytes
+        let (mut fits, mut taken) = (0, 0); // characters that leave room for the mark, and their bytes
         for (letter, bytes) in letters.clone() {
             let Some(left) = room.checked_sub(escaped_len(safe(letter))) else {
-                let kept: String = letters.take(fits).map(|(letter, _)| safe(letter)).collect();
-                return Self(
-                    format!("{kept}{TRUNCATION_MARK}{}", size.saturating_sub(taken)).into(),
-                );
+                let start: String = letters.take(fits).map(|(letter, _)| safe(letter)).collect();
+                return Self(format!("{start}{TRUNCATION_MARK}{}", size.saturating_sub(taken)).into());
             };
             room = left;
             if room >= MARK_BYTES {
@@ -71,12 +68,12 @@ impl<const CAP: usize> Text<CAP> {
     }
 }
 
-/// A letter with the bytes it has in the input.
+/// Pairs a character with its length in the input.
 fn letter_with_size(letter: char) -> (char, usize) {
     (letter, letter.len_utf8())
 }
 
-/// A byte that is no UTF-8, as three letters.
+/// Renders a byte that is not UTF-8 as three characters.
 fn hex_letters(byte: u8) -> [(char, usize); 3] {
     let digit = |nibble: u8| char::from_digit(nibble.into(), 16).unwrap_or('0');
     [('\u{fffd}', 0), (digit(byte >> 4), 0), (digit(byte & 15), 1)]
@@ -109,7 +106,7 @@ impl<const CAP: usize> Serialize for Text<CAP> {
     }
 }
 
-/// How many bytes a character takes in a line.
+/// Returns the number of bytes that a character takes in a line.
 fn escaped_len(letter: char) -> usize {
     match letter {
         '"' | '\\' => 2,

@@ -1,8 +1,8 @@
-//! Verifying a log offline: every line hashed, every link followed, across segments and against
+//! Verifying a log offline: hashes every line and follows every link, across segments and against
 //! checkpoints.
 //!
-//! Each record names the one before it, so pieces of a file are checked by several threads and
-//! joined afterwards: only the ends of neighbouring pieces have to be compared.
+//! Each record names the previous one, so several threads can check spans of a file independently;
+//! joining them only compares the last record of one span with the first of the next.
 
 use std::fs::File;
 use std::io::{self, Seek, SeekFrom};
@@ -21,14 +21,14 @@ use crate::segment;
 
 /// Bytes of a file that one thread checks at a time.
 const SPAN_BYTES: u64 = 4 << 20;
-/// Most faults that a report lists; one is enough to know.
+/// Maximum number of faults in a report; one is enough to reject the log.
 const FAULTS_MAX: usize = 100;
-/// Most threads: a disk gives no more than a few can hash.
+/// Maximum number of threads: a disk does not deliver more than a few can hash.
 const THREADS_MAX: usize = 8;
-/// Most removals that are kept of one file; a rotation makes one, and forged ones come last.
+/// Maximum number of removals remembered per file. A rotation adds one; forged ones come last.
 const REMOVED_MAX: usize = 4096;
 
-/// What was found.
+/// The result of a verification.
 #[derive(Debug)]
 pub struct VerifyReport {
     pub records: u64,
@@ -37,17 +37,17 @@ pub struct VerifyReport {
     pub first: Option<u64>,
     /// The end of the chain.
     pub last: Option<ChainHead>,
-    /// Checkpoints that agree with the log.
+    /// Number of checkpoints that match the log.
     pub checkpoints: u64,
-    /// The newest record that a checkpoint agrees with.
+    /// The newest record that a matching checkpoint covers.
     pub covered: Option<u64>,
-    /// The newest record that a checkpoint with a good signature agrees with.
+    /// The newest record that a matching checkpoint with a valid signature covers.
     pub attested: Option<u64>,
     pub faults: Vec<LogFault>,
     pub gaps: Vec<Gap>,
 }
 
-/// The answer in one word.
+/// The verdict on a log.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum LogIntegrity {
     Changed,
@@ -56,7 +56,7 @@ pub enum LogIntegrity {
 }
 
 impl VerifyReport {
-    /// The answer in one word.
+    /// Returns the verdict.
     pub fn integrity(&self) -> LogIntegrity {
         match (self.faults.is_empty(), self.gaps.is_empty()) {
             (false, _) => LogIntegrity::Changed,
@@ -66,7 +66,7 @@ impl VerifyReport {
     }
 }
 
-/// A place where the log is not what was written.
+/// A place where the log is not as it was written.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct LogFault {
     pub file: PathBuf,
@@ -75,7 +75,7 @@ pub struct LogFault {
     pub kind: FaultKind,
 }
 
-/// In what way a line is not what was written.
+/// How a line differs from what was written.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum FaultKind {
     #[error("the record's bytes are not those that were hashed")]
@@ -84,44 +84,42 @@ pub enum FaultKind {
     Checkpoint,
     #[error("the next segment follows a later record of this file: its end was cut off")]
     CutOff,
-    #[error(
-        "the link to the record before it is broken: that record was changed, removed or moved"
-    )]
+    #[error("the link to the record before it is broken: that record was changed, removed or moved")]
     Link,
     #[error("the file is named after record {named}, but begins with {found}")]
     Name { named: u64, found: u64 },
-    #[error("the line is no record")]
+    #[error("the line is not a record")]
     NotARecord,
-    #[error("the record is number {found}, but {expected} is due")]
+    #[error("the record has number {found}, expected {expected}")]
     Sequence { expected: u64, found: u64 },
-    #[error("the signature of a checkpoint is not good")]
+    #[error("the signature of a checkpoint is invalid")]
     Signature,
     #[error("the unfinished line is not the one that the next segment names")]
     Torn,
 }
 
-/// Something that is not there.
+/// Something that is missing.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum Gap {
-    #[error("no record is in the files given")]
+    #[error("the given files contain no records")]
     Empty,
-    #[error("records {from} to {to} are in none of the files given")]
+    #[error("records {from} to {to} are missing from the given files")]
     Missing { from: u64, to: u64 },
-    #[error("a checkpoint tells of {size} records: the last {} are missing", size - have)]
+    #[error("a checkpoint covers {size} records: the last {} are missing", size - have)]
     Tail { size: u64, have: u64 },
     #[error("the last line of {file} is unfinished: {bytes} bytes", file = file.display())]
     Torn { file: PathBuf, bytes: u64 },
-    #[error("no checkpoint with a good signature agrees with the log")]
+    #[error("no checkpoint with a valid signature matches the log")]
     Unattested,
 }
 
-/// How far a verification has come; to be watched from another thread.
+/// The progress of a verification, for another thread to read.
 #[derive(Debug, Default)]
 pub struct VerifyProgress {
     pub bytes: AtomicU64,
 }
 
-/// Verifies the segments given, in the order of their records, against the checkpoints given.
+/// Verifies segments, in the order of their records, against checkpoints.
 ///
 /// # Errors
 ///
@@ -140,7 +138,7 @@ pub fn verify(
     Ok(build_report(segments, checkpoints, &notes))
 }
 
-/// A piece of a file: the lines that begin in it.
+/// A span of a file: the lines that start in it.
 struct FileSpan<'a> {
     file: usize,
     path: &'a Path,
@@ -153,38 +151,33 @@ fn plan_spans(files: &[PathBuf]) -> Result<Vec<FileSpan<'_>>, (PathBuf, io::Erro
     for (file, path) in files.iter().enumerate() {
         let size = std::fs::metadata(path).map_err(|error| (path.clone(), error))?.len();
         let starts = (0..size).step_by(SPAN_BYTES as usize);
-        spans.extend(starts.map(|from| FileSpan {
-            file,
-            path,
-            from,
-            to: (from + SPAN_BYTES).min(size),
-        }));
+        spans.extend(starts.map(|from| FileSpan { file, path, from, to: (from + SPAN_BYTES).min(size) }));
     }
     Ok(spans)
 }
 
-/// What one piece, or one file once joined, looks like from outside.
+/// The result for one span, or for one file once its spans are joined.
 #[derive(Default)]
 struct CheckedSpan {
     file: usize,
     lines: u64,
     records: u64,
     bytes: u64,
-    /// What the first record names as the one before it, and its own number.
+    /// The `previous` hash and the number of the first record.
     first: Option<(ChainHash, u64)>,
     last: Option<ChainHead>,
-    /// Line within the piece, and what is wrong there.
+    /// Line number within the span, and the fault.
     faults: Vec<(u64, FaultKind)>,
     torn: Option<TornLine>,
     opening: Option<SegmentOpening>,
-    /// What records say was removed, with their numbers.
+    /// Removals that records announce, with the numbers of those records.
     removed: Vec<(u64, RemovedSegments)>,
     noted: u64,
     covered: Option<u64>,
     attested: Option<u64>,
 }
 
-/// The first record of a segment, as far as it tells of the one before.
+/// The first record of a segment, as far as it describes the previous segment.
 #[derive(Clone, Debug, Default, Deserialize)]
 struct SegmentOpening {
     #[serde(default)]
@@ -223,7 +216,7 @@ fn check_spans(
 
 fn check_span(span: &FileSpan<'_>, notes: &[&Checkpoint]) -> io::Result<CheckedSpan> {
     let mut file = File::open(span.path)?;
-    // The line that runs into this piece belongs to the one before: begin after its newline.
+    // A line that continues into this span belongs to the previous one: start after its newline.
     let skip = span.from > 0;
     file.seek(SeekFrom::Start(span.from - u64::from(skip)))?;
     let mut lines = LineReader::new(file);
@@ -268,7 +261,7 @@ impl CheckedSpan {
         }
     }
 
-    /// Compares the ends of two neighbours: the record before, and what this one says of it.
+    /// Checks that a record follows the one before it.
     fn check_link(&mut self, last: ChainHead, previous: ChainHash, sequence: u64) {
         let expected = last.sequence + 1;
         if previous != last.hash {
@@ -303,37 +296,36 @@ impl CheckedSpan {
     }
 
     fn read_lifecycle(&mut self, line: &[u8]) {
-        let Ok(told) = serde_json::from_slice::<LifecycleLine>(line) else { return };
-        let sandbar = told.unmapped.sandbar;
+        let Ok(record) = serde_json::from_slice::<LifecycleLine>(line) else { return };
+        let sandbar = record.unmapped.sandbar;
         if self.records == 1 {
             self.opening = sandbar.segment;
         }
         let sequence = self.last.map_or(0, |last| last.sequence);
         let room = REMOVED_MAX.saturating_sub(self.removed.len());
-        self.removed
-            .extend(sandbar.removed.map(|removed| (sequence, removed)).into_iter().take(room));
+        self.removed.extend(sandbar.removed.map(|removed| (sequence, removed)).into_iter().take(room));
     }
 
-    /// Notes a fault of a line that is none of ours.
+    /// Counts a line that is not a record and adds a fault for it.
     fn add_line_fault(&mut self, kind: FaultKind) {
         self.lines += 1;
         self.add_fault(kind);
     }
 
-    /// Notes a fault of the line just counted.
+    /// Adds a fault for the last line counted.
     fn add_fault(&mut self, kind: FaultKind) {
         if self.faults.len() < FAULTS_MAX {
             self.faults.push((self.lines, kind));
         }
     }
 
-    /// Joins the next piece of the same file.
+    /// Joins the next span of the same file.
     fn extend(&mut self, next: CheckedSpan) {
         for (line, kind) in next.faults {
             self.faults.push((self.lines + line, kind));
         }
         if let (Some(last), Some((previous, sequence))) = (self.last, next.first) {
-            self.lines += 1; // the fault, if any, is the next line's
+            self.lines += 1; // a fault belongs to the first line of the next span
             self.check_link(last, previous, sequence);
             self.lines -= 1;
         }
@@ -373,7 +365,7 @@ struct LifecycleExtension {
     removed: Option<RemovedSegments>,
 }
 
-/// One file, with its path and all that was found in it.
+/// One file and its joined result.
 struct CheckedFile {
     path: PathBuf,
     checked: CheckedSpan,
@@ -419,7 +411,7 @@ fn build_report(
         let faults = segment.faults.iter();
         report.faults.extend(faults.map(|(line, kind)| file_fault(segment, *line, *kind)));
     }
-    // What holds no record has no place in the chain: it neither follows nor ends it.
+    // A file without a record has no place in the chain.
     let (chain, rest): (Vec<&CheckedFile>, Vec<&CheckedFile>) =
         segments.iter().partition(|segment| segment.first.is_some());
     chain.iter().for_each(|segment| check_name(segment, &mut report));
@@ -429,11 +421,7 @@ fn build_report(
             check_succession(one, next, &mut report);
         }
     }
-    chain
-        .last()
-        .into_iter()
-        .chain(&rest)
-        .for_each(|segment| report_torn_line(segment, &mut report));
+    chain.last().into_iter().chain(&rest).for_each(|segment| report_torn_line(segment, &mut report));
     let have = report.last.map_or(0, |last| last.sequence);
     if let Some(size) = notes.last().map(|note| note.head.sequence).filter(|size| *size > have) {
         report.gaps.push(Gap::Tail { size, have });
@@ -448,7 +436,7 @@ fn build_report(
     report
 }
 
-/// A file that has a segment's name has the one of its first record.
+/// Checks that a file with a segment's name is named after its first record.
 fn check_name(segment: &CheckedFile, report: &mut VerifyReport) {
     let file = segment.path.file_name().and_then(|name| name.to_str());
     let named = file.and_then(segment::first_sequence);
@@ -459,7 +447,7 @@ fn check_name(segment: &CheckedFile, report: &mut VerifyReport) {
     }
 }
 
-/// Tells of an unfinished line that no later segment names.
+/// Reports an unfinished line that no later segment names.
 fn report_torn_line(segment: &CheckedFile, report: &mut VerifyReport) {
     if let Some(torn) = &segment.torn {
         report.gaps.push(Gap::Torn { file: segment.path.clone(), bytes: torn.bytes });
@@ -470,8 +458,9 @@ fn file_fault(segment: &CheckedFile, line: u64, kind: FaultKind) -> LogFault {
     LogFault { file: segment.path.clone(), line, kind }
 }
 
-/// The first record is number 1, or what retention removed reaches up to it. A removal is believed
-/// where a signed checkpoint covers it: after the last one anybody could have written it.
+/// Checks that the log starts with record 1, or that retention removed everything before its start.
+/// A removal counts only if a signed checkpoint covers its record: anyone with write access can
+/// append a record after the last one.
 fn check_beginning(segments: &[&CheckedFile], report: &mut VerifyReport) {
     let Some((segment, (previous, first))) =
         segments.iter().find_map(|segment| segment.first.map(|first| (*segment, first)))
@@ -480,7 +469,7 @@ fn check_beginning(segments: &[&CheckedFile], report: &mut VerifyReport) {
     };
     let attested = report.attested;
     let removed = segments.iter().flat_map(|segment| &segment.removed);
-    // Where the removing was cut short, some of what may be gone is there, and chained.
+    // If the removal was interrupted, some removed segments are still there, and still chained.
     let retained = |(sequence, removed): &(u64, RemovedSegments)| {
         let last = removed.through.checked_add(1) == Some(first);
         let follows = last && ChainHash::parse(removed.hash.as_bytes()) == Some(previous);
@@ -495,7 +484,7 @@ fn check_beginning(segments: &[&CheckedFile], report: &mut VerifyReport) {
     }
 }
 
-/// A segment follows the one before it, whose unfinished line it names.
+/// Checks that a segment follows the previous one and names its unfinished line.
 fn check_succession(one: &CheckedFile, next: &CheckedFile, report: &mut VerifyReport) {
     let (Some(last), Some((previous, first))) = (one.last, next.first) else { return };
     let opening = next.opening.clone().unwrap_or_default();

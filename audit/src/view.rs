@@ -1,4 +1,4 @@
-//! Reading records back: what people ask of a line, filters, and following a log as it grows.
+//! Reading records back: the members people ask for, filters, and following a log as it grows.
 
 use std::borrow::Cow;
 use std::fs::File;
@@ -15,7 +15,7 @@ use crate::segment::list_segments;
 /// Bytes that a follower reads at a time.
 const CHUNK: usize = 64 * 1024;
 
-/// As much of a record as people ask for.
+/// The members of a record that people ask for.
 #[derive(Clone, Debug, Deserialize)]
 pub struct RecordView<'a> {
     pub time: u64,
@@ -91,7 +91,7 @@ pub struct HttpView<'a> {
     pub url: Option<UrlView<'a>>,
 }
 
-/// What was asked for.
+/// The target of a request.
 #[derive(Clone, Debug, Deserialize)]
 pub struct UrlView<'a> {
     #[serde(borrow)]
@@ -139,7 +139,7 @@ struct RuleView<'a> {
     name: Cow<'a, str>,
 }
 
-/// Which record it is.
+/// The ids of a record.
 #[derive(Clone, Debug, Deserialize)]
 pub struct MetadataView<'a> {
     #[serde(borrow)]
@@ -167,14 +167,14 @@ struct SandbarView<'a> {
     traffic: Option<TrafficView>,
 }
 
-/// What was decided.
+/// The decision in a record.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum DecisionKind {
     Allowed,
     Denied,
 }
 
-/// Which record of an attempt it is.
+/// Which of the records of an attempt it is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum RecordStage {
     /// Answered here: nothing was sent.
@@ -187,7 +187,7 @@ pub enum RecordStage {
 }
 
 impl<'a> RecordView<'a> {
-    /// Reads a line; `None` when it is no record.
+    /// Parses a line; `None` if it is not a record.
     pub fn parse(line: &'a [u8]) -> Option<Self> {
         serde_json::from_slice(line).ok()
     }
@@ -215,12 +215,12 @@ impl<'a> RecordView<'a> {
         self.src_endpoint.uid.as_deref().or(self.actor.app_uid.as_deref())
     }
 
-    /// Where it wanted to go; of a finding, where its attempt wanted to.
+    /// Returns the destination; of a finding, that of its attempt.
     fn destination(&self) -> &EndpointView<'a> {
         self.evidences.first().map_or(&self.dst_endpoint, |evidence| &evidence.dst_endpoint)
     }
 
-    /// The host, or the address where no name is known.
+    /// Returns the host, or the address if no name is known.
     pub fn host(&self) -> Option<&str> {
         let name = self.destination().hostname.as_deref();
         let asked = self.query.as_ref().map(|query| &*query.hostname);
@@ -239,7 +239,7 @@ impl<'a> RecordView<'a> {
         self.http_response.as_ref().map(|response| response.code)
     }
 
-    /// Bytes from and towards the sandbox.
+    /// Returns the bytes from the sandbox and to it.
     pub fn bytes(&self) -> (u64, u64) {
         let traffic = self.traffic.as_ref().or(self.unmapped.sandbar.traffic.as_ref());
         traffic.map_or((0, 0), |traffic| (traffic.bytes_out, traffic.bytes_in))
@@ -253,7 +253,7 @@ impl<'a> RecordView<'a> {
         self.unmapped.sandbar.event.as_deref()
     }
 
-    /// Attempts that this record counts and that have none of their own.
+    /// Returns the number of attempts that this record counts and that have no record of their own.
     pub fn folded(&self) -> u64 {
         self.unmapped.sandbar.folded.unwrap_or_default()
     }
@@ -263,7 +263,7 @@ impl<'a> RecordView<'a> {
     }
 }
 
-/// Which records are wanted. What is not said does not filter.
+/// Selects records. A field that is `None` matches every record.
 #[derive(Clone, Debug, Default)]
 pub struct RecordFilter {
     pub sandbox: Option<String>,
@@ -290,7 +290,7 @@ impl RecordFilter {
     }
 }
 
-/// A host as in a policy: `x.com` that name, `*.x.com` below it, `.x.com` both.
+/// A host pattern as in a policy: `x.com` is that name, `*.x.com` names below it, `.x.com` both.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct HostFilter {
     name: String,
@@ -327,11 +327,11 @@ impl HostFilter {
     }
 }
 
-/// Calls `each` with every line of `path` that is of a record's length.
+/// Calls `each` with every line of `path` that is no longer than a record may be.
 ///
 /// # Errors
 ///
-/// Returns the error of reading.
+/// Returns the error from reading.
 pub fn for_each_line(path: &Path, mut each: impl FnMut(&[u8])) -> io::Result<()> {
     let mut lines = LineReader::new(File::open(path)?);
     while let Some(piece) = lines.next()? {
@@ -347,21 +347,21 @@ pub fn for_each_line(path: &Path, mut each: impl FnMut(&[u8])) -> io::Result<()>
 pub struct Follower {
     dir: PathBuf,
     current: Option<(u64, File)>,
-    /// The beginning of a line whose end is not there yet.
+    /// The start of a line that is not complete yet.
     rest: Vec<u8>,
 }
 
 impl Follower {
-    /// Begins with the first record of the oldest segment.
+    /// Starts with the first record of the oldest segment.
     pub fn new(dir: impl Into<PathBuf>) -> Self {
         Self { dir: dir.into(), current: None, rest: Vec::new() }
     }
 
-    /// Begins with the first record of the newest segment but `back`.
+    /// Starts with the first record of the newest segment, or of the one `back` segments before it.
     ///
     /// # Errors
     ///
-    /// Returns the error of reading the directory.
+    /// Returns the error from reading the directory.
     pub fn from_newest(dir: impl Into<PathBuf>, back: usize) -> io::Result<Self> {
         let mut follower = Self::new(dir);
         let found = list_segments(&follower.dir)?;
@@ -372,15 +372,15 @@ impl Follower {
         Ok(follower)
     }
 
-    /// Calls `each` with every line that is there by now. False when there was none.
+    /// Calls `each` with every complete line written since the last call. Returns false if there was none.
     ///
     /// # Errors
     ///
-    /// Returns the error of reading.
+    /// Returns the error from reading.
     pub fn poll(&mut self, mut each: impl FnMut(&[u8])) -> io::Result<bool> {
         let mut any = false;
         loop {
-            let next = self.next_segment()?; // looked up before reading, so that nothing is missed
+            let next = self.next_segment()?; // before reading, or lines written in between would be missed
             let mut chunk = vec![0; CHUNK];
             let count = match &mut self.current {
                 Some((_, file)) => file.read(&mut chunk)?,
@@ -390,7 +390,7 @@ impl Follower {
                 any = true;
                 self.split_lines(chunk.get(..count).unwrap_or_default(), &mut each);
             } else if let Some((first, path)) = self.replaced_segment()?.or(next) {
-                self.rest.clear(); // an unfinished line is named by the next segment
+                self.rest.clear(); // an unfinished line is not a record; the next segment names it
                 self.open_segment(first, &path)?;
             } else {
                 return Ok(any);
@@ -398,7 +398,7 @@ impl Follower {
         }
     }
 
-    /// Goes on with another segment, unless that was removed meanwhile.
+    /// Continues with another segment, unless it has been removed meanwhile.
     fn open_segment(&mut self, first: u64, path: &Path) -> io::Result<()> {
         match File::open(path) {
             Ok(file) => self.current = Some((first, file)),
@@ -408,8 +408,8 @@ impl Follower {
         Ok(())
     }
 
-    /// The segment being read, where it was removed and another made under its name, as after a
-    /// full disk.
+    /// Returns the segment being read if it was removed and created again under the same name, as after
+    /// a full disk.
     fn replaced_segment(&self) -> io::Result<Option<(u64, PathBuf)>> {
         let Some((first, file)) = &self.current else { return Ok(None) };
         let path = self.dir.join(crate::segment::segment_name(*first));
@@ -427,7 +427,7 @@ impl Follower {
         for piece in chunk.split_inclusive(|byte| *byte == b'\n') {
             let Some(end) = piece.strip_suffix(b"\n") else {
                 if self.rest.len() < LINE_MAX {
-                    self.rest.extend_from_slice(piece); // longer than this it is no record
+                    self.rest.extend_from_slice(piece); // beyond the limit it is not a record
                 }
                 continue;
             };
@@ -499,9 +499,9 @@ mod tests {
         fs::write(name(2), "b\nc\n").unwrap();
         fs::write(name(4), format!("{}\nd\n", "x".repeat(LINE_MAX))).unwrap();
         poll(&mut seen);
-        assert_eq!(seen, ["a", "b", "c", "d"], "and no line longer than a record");
+        assert_eq!(seen, ["a", "b", "c", "d"], "a line longer than a record is skipped");
         fs::remove_file(name(4)).unwrap();
-        assert!(!poll(&mut seen), "the last one is gone and none came");
+        assert!(!poll(&mut seen), "the last segment is gone and there is no new one");
         follower.open_segment(9, &name(9)).unwrap();
     }
 }

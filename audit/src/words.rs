@@ -1,11 +1,11 @@
-//! The types of `rules` in the words of the log, for every crate that records.
+//! Conversions from the types of `rules` to those of the log, for every crate that records.
 
 use rules::{Channel, Host, RuleSet, SandboxRef};
 
 use crate::attempt::{RecordedPolicy, RecordedSandbox};
 use crate::record::{self, Environment, SandboxId, StableCode, TenantId};
 
-/// How a channel is called in records.
+/// Converts a channel.
 pub fn channel(channel: &Channel) -> record::RecordedChannel {
     let (kind, detail) = match channel {
         Channel::Dedicated(id) => ("dedicated", id.to_string()),
@@ -17,7 +17,7 @@ pub fn channel(channel: &Channel) -> record::RecordedChannel {
     record::RecordedChannel { kind: StableCode(kind), detail: Some(detail.into()) }
 }
 
-/// Whose attempt it is.
+/// Converts a sandbox. A missing tenant or environment becomes `unset`.
 pub fn subject(sandbox: &SandboxRef) -> RecordedSandbox {
     let unset = "unset";
     let tenant = sandbox.tenant.as_ref().map_or(unset, |tenant| tenant.as_str());
@@ -29,12 +29,12 @@ pub fn subject(sandbox: &SandboxRef) -> RecordedSandbox {
     }
 }
 
-/// The rules in force.
+/// Describes the rules in force.
 pub fn policy(rules: &RuleSet) -> RecordedPolicy {
     RecordedPolicy { digest: rules.digest().to_string().into(), generation: rules.generation() }
 }
 
-/// The host of an attempt.
+/// Converts a host.
 pub fn host(host: &Host) -> record::HostText {
     match host {
         Host::Address(address) => address.to_string().as_str().into(),

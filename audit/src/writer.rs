@@ -1,9 +1,10 @@
 //! The writer: gives records their place in the chain and appends them, whole lines only.
 //!
-//! One thread at a time holds it. A record is told as written only after `write` (and
-//! `fdatasync`, where asked for) has returned and the file still has a name. After any failure
-//! the segment is left as it is, a torn line included, and a new one names it when writing works
-//! again.
+//! A mutex guards it, so one thread writes at a time: the leader or the keeper (see `queue`). It
+//! reports a record as written only after `write` (and `fdatasync`, with durability `disk`) has
+//! returned and the file still has a name. After any failure it abandons the segment without
+//! repairing it, even if its last line is torn. While it has no segment it refuses every batch, and
+//! the keeper retries; the first record of the next segment names the old one and its torn line.
 
 use std::collections::HashMap;
 use std::fs::{self, File};
@@ -29,20 +30,20 @@ use crate::record::{
 use crate::segment::{self, LogSegment};
 use crate::text::Text;
 
-/// A record that waits to be written, and whoever waits for it.
+/// A record in the queue, and the channel to the caller that waits for it.
 #[derive(Debug)]
 pub(crate) struct QueuedRecord {
     pub(crate) draft: Draft,
     pub(crate) waiter: Option<oneshot::Sender<Result<u64, LogDown>>>,
 }
 
-/// The end of the log, and all that is needed to move it on.
+/// The end of the log and everything needed to append to it.
 pub(crate) struct LogWriter {
     pub(crate) config: Arc<LogConfig>,
     pub(crate) counters: Arc<Counters>,
     pub(crate) ids: Arc<IdGenerator>,
-    pub(crate) notary: CheckpointSigner,
-    /// Keeps other writers out of the directory.
+    pub(crate) signer: CheckpointSigner,
+    /// Locks the directory against other writers.
     pub(crate) lock: Option<File>,
     pub(crate) head: ChainHead,
     pub(crate) segment: Option<LogSegment>,
@@ -53,34 +54,34 @@ pub(crate) struct LogWriter {
     pub(crate) owed: HashMap<u128, OpenDecision>,
     /// Why there is no segment.
     pub(crate) trouble: Option<LogDown>,
-    pub(crate) noted: LastCheckpoint,
+    pub(crate) last_checkpoint: LastCheckpoint,
     pub(crate) buffer: Vec<u8>,
     pub(crate) marks: Vec<SealedLine>,
 }
 
-/// What the last checkpoint covers.
+/// What the last checkpoint covers, and when it was signed.
 pub(crate) struct LastCheckpoint {
     pub(crate) sequence: u64,
     pub(crate) at: Instant,
-    pub(crate) kept: NoteStored,
+    pub(crate) stored: NoteStored,
 }
 
-/// Whether the last note could be kept. If not, the next is tried when its time has come.
+/// Whether the last note was stored. If not, the next attempt is made after `checkpoint_age`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum NoteStored {
     No,
     Yes,
 }
 
-/// Where a line ends in the buffer, and the head once it is written.
+/// The end of a line in the buffer, and the chain head once that line is written.
 pub(crate) struct SealedLine {
     end: usize,
     head: ChainHead,
 }
 
 impl LogWriter {
-    /// Writes a batch and releases its callers. Returns what has to be tried again later:
-    /// outcomes, which are never refused.
+    /// Writes a batch and releases its callers. Returns the outcomes to retry later: unlike other
+    /// records they are never refused, because their traffic has already happened.
     pub(crate) fn write(&mut self, batch: Vec<QueuedRecord>) -> Vec<QueuedRecord> {
         let batch = self.drop_orphans(batch);
         if let Err(down) = self.prepare_segment() {
@@ -97,10 +98,10 @@ impl LogWriter {
         self.refuse_batch(rest, &failed.down)
     }
 
-    /// Opens the segment anew after a failure. Called from time to time while there is none.
+    /// Opens a new segment after a failure. The keeper calls it periodically while there is none.
     pub(crate) fn recover(&mut self) {
         let Some(down) = self.trouble.clone() else { return };
-        let message = Text::from(format!("written again after: {down}"));
+        let message = Text::from(format!("writing again after: {down}"));
         let start = self.draft_event("log_recovered", Some(&message), SandbarExtension::default());
         if self.relock().and_then(|()| self.open_segment()).is_ok()
             && start.is_some_and(|draft| self.append([&draft]).is_ok())
@@ -109,7 +110,7 @@ impl LogWriter {
         }
     }
 
-    /// Ends the segment and begins the next.
+    /// Ends the segment and starts the next.
     pub(crate) fn rotate(&mut self) -> Result<(), LogDown> {
         if self.trouble.is_none() {
             self.write_checkpoint();
@@ -123,7 +124,7 @@ impl LogWriter {
         Ok(())
     }
 
-    /// Does what time demands: a checkpoint, a rotation.
+    /// Does periodic work: recovery, rotation by age, checkpoints.
     pub(crate) fn run_periodic(&mut self) {
         if self.trouble.is_some() {
             return self.recover();
@@ -137,58 +138,61 @@ impl LogWriter {
         }
     }
 
-    /// Signs the head, keeps the note beside the log and tells it in the log.
+    /// Signs the chain head, stores the note beside the log and records it in the log.
     pub(crate) fn write_checkpoint(&mut self) {
-        if self.head.sequence == self.noted.sequence {
+        if self.head.sequence == self.last_checkpoint.sequence {
             return;
         }
         let Some(note) = self.sign_checkpoint() else { return };
-        let told = SandbarExtension { checkpoint: Some(&note), ..SandbarExtension::default() };
-        if let Some(draft) = self.draft_event("checkpoint", None, told) {
-            // A failure shows in `trouble` and is dealt with there.
-            self.append([&draft]).unwrap_or_default();
+        let extension = SandbarExtension { checkpoint: Some(&note), ..SandbarExtension::default() };
+        if let Some(draft) = self.draft_event("checkpoint", None, extension) {
+            self.append([&draft]).unwrap_or_default(); // a failure sets `trouble`
         }
-        if self.noted.kept == NoteStored::Yes {
-            self.noted.sequence = self.head.sequence; // the record of the note needs no note
+        if self.last_checkpoint.stored == NoteStored::Yes {
+            // The record of the note alone does not make another checkpoint due.
+            self.last_checkpoint.sequence = self.head.sequence;
         }
     }
 
-    /// Signs the head and keeps the note beside the log. What it tells of is on disk before: a
-    /// note that outlives its records would call an honest log changed for ever.
+    /// Signs the chain head and stores the note beside the log.
+    ///
+    /// It syncs the segment first: after a power loss, a note that covers records which never reached
+    /// the disk would make an honest log fail verification forever.
     fn sign_checkpoint(&mut self) -> Option<String> {
         if let Some(Err(error)) = self.segment.as_ref().map(LogSegment::sync) {
             Counters::add(&self.counters.checkpoint_failures, 1);
             self.set_trouble(LogDown::Unsynced(Arc::new(error)));
             return None;
         }
-        let note = self.notary.sign(self.head);
+        let note = self.signer.sign(self.head);
         let dir = &self.config.dir;
-        let kept = note.as_ref().is_some_and(|note| checkpoint::append_note(dir, note).is_ok());
+        let stored = note.as_ref().is_some_and(|note| checkpoint::append_note(dir, note).is_ok());
         let counters = &self.counters;
-        let counter = if kept { &counters.checkpoints } else { &counters.checkpoint_failures };
+        let counter = if stored { &counters.checkpoints } else { &counters.checkpoint_failures };
         Counters::add(counter, 1);
-        self.noted.at = Instant::now();
-        self.noted.kept = if kept { NoteStored::Yes } else { NoteStored::No };
+        self.last_checkpoint.at = Instant::now();
+        self.last_checkpoint.stored = if stored { NoteStored::Yes } else { NoteStored::No };
         note
     }
 
-    /// Says goodbye: a last record and a last checkpoint.
+    /// Writes the final record and the final checkpoint.
     pub(crate) fn stop(&mut self) {
         self.write_checkpoint();
         if let Some(draft) = self.draft_event("log_stopped", None, SandbarExtension::default()) {
             self.append([&draft]).unwrap_or_default();
         }
-        // The last note covers the last record, so that nothing after it can be cut off unseen.
+        // This note covers the final record, so that cutting off any record is detected.
         self.sign_checkpoint();
         self.set_trouble(LogDown::Closed);
         self.lock = None;
     }
 
-    /// Whether enough was written, or long enough ago, that a checkpoint is due.
+    /// Whether a checkpoint is due, by the number of new records or by age.
     pub(crate) fn checkpoint_due(&self) -> bool {
-        let new = self.head.sequence.saturating_sub(self.noted.sequence);
-        (new >= self.config.checkpoint_records && self.noted.kept == NoteStored::Yes)
-            || (new > 0 && self.noted.at.elapsed() >= self.config.checkpoint_age)
+        let new = self.head.sequence.saturating_sub(self.last_checkpoint.sequence);
+        let stored = self.last_checkpoint.stored == NoteStored::Yes;
+        (new >= self.config.checkpoint_records && stored)
+            || (new > 0 && self.last_checkpoint.at.elapsed() >= self.config.checkpoint_age)
     }
 
     /// Closes every decision of an earlier process as `unknown`.
@@ -196,27 +200,25 @@ impl LogWriter {
         let mut left: Vec<OpenDecision> = self.owed.values().cloned().collect();
         left.sort_by_key(|owed| owed.attempt);
         for some in left.chunks(1024) {
-            let drafts: Result<Vec<Draft>, _> =
-                some.iter().map(compose::draft_unknown_outcome).collect();
+            let drafts: Result<Vec<Draft>, _> = some.iter().map(compose::draft_unknown_outcome).collect();
             let drafts = drafts.map_err(|error| LogDown::Encode(error.to_string()))?;
             self.append(&drafts).map_err(|failed| failed.down)?;
         }
         Ok(())
     }
 
-    /// Makes the next segment: its first record names the one before, the next ones carry over
-    /// the decisions without outcome, so that a restart need read no other segment.
+    /// Creates the next segment. Its first record names the previous segment, and the next records
+    /// carry over the open decisions, so that a restart has to read only the newest segment.
     pub(crate) fn open_segment(&mut self) -> Result<(), LogDown> {
         let before = self.head;
         let segment = LogSegment::create(&self.config.dir, before.sequence + 1);
         let segment = segment.map_err(|error| self.set_trouble(LogDown::unwritable(error)))?;
         let (name, path) = (segment.name.clone(), segment.path.clone());
-        let start =
-            SegmentStart { name: name.clone(), after: self.last.clone(), torn: self.torn.clone() };
+        let start = SegmentStart { name: name.clone(), after: self.last.clone(), torn: self.torn.clone() };
         let (drafts, torn) = (self.opening_drafts(start), self.torn.clone());
         self.segment = Some(segment);
         if let Err(failed) = self.append(&drafts) {
-            // It holds no record that anybody relies upon, and its name is needed again.
+            // No caller was released for any record in it, and the next attempt needs the same name.
             fs::remove_file(path).unwrap_or_default();
             self.counters.written.fetch_sub(failed.written as u64, Ordering::Relaxed);
             (self.head, self.torn) = (before, torn);
@@ -232,16 +234,12 @@ impl LogWriter {
         owed.sort_by_key(|owed| owed.attempt);
         let carried = owed.chunks(LIST_MAX).filter_map(|some| {
             let open = some.iter().map(|owed| open_attempt(owed)).collect();
-            self.draft_event(
-                "attempts_open",
-                None,
-                SandbarExtension { open, ..SandbarExtension::default() },
-            )
+            self.draft_event("attempts_open", None, SandbarExtension { open, ..SandbarExtension::default() })
         });
         self.draft_event("segment_started", None, began).into_iter().chain(carried).collect()
     }
 
-    /// Removes the oldest segments, if the operator asked for it, and says so in the chain.
+    /// Removes the oldest segments, if a retention limit is set, and records that in the chain.
     fn apply_retention(&mut self) {
         let Retention::Segments(keep) = self.config.retention else { return };
         let Ok(found) = segment::list_segments(&self.config.dir) else { return };
@@ -249,15 +247,15 @@ impl LogWriter {
         let Some((first_kept, path)) = found.get(surplus) else { return };
         let Some(hash) = first_previous(path) else { return };
         let removed = RemovedSegments { through: first_kept - 1, hash: hash.as_str().to_owned() };
-        let told = SandbarExtension { removed: Some(removed), ..SandbarExtension::default() };
-        let Some(draft) = self.draft_event("segments_removed", None, told) else { return };
+        let extension = SandbarExtension { removed: Some(removed), ..SandbarExtension::default() };
+        let Some(draft) = self.draft_event("segments_removed", None, extension) else { return };
         if self.append([&draft]).is_err() {
             return;
         }
-        self.write_checkpoint(); // nobody believes a removal that no note covers
-        if self.noted.kept == NoteStored::Yes && self.trouble.is_none() {
+        self.write_checkpoint(); // `verify` accepts a removal only if a signed note covers it
+        if self.last_checkpoint.stored == NoteStored::Yes && self.trouble.is_none() {
             for (_, path) in found.iter().take(surplus) {
-                fs::remove_file(path).unwrap_or_default(); // tried again at the next rotation
+                fs::remove_file(path).unwrap_or_default(); // retried at the next rotation
             }
         }
     }
@@ -274,27 +272,28 @@ impl LogWriter {
         self.record_folded()
     }
 
-    /// Attempts that could not be recorded one by one are told as a count, once that works.
+    /// Records the number of attempts that could not be recorded one by one.
     fn record_folded(&mut self) -> Result<(), LogDown> {
         let folded = self.counters.folded.swap(0, Ordering::Relaxed);
         if folded == 0 {
             return Ok(());
         }
-        let told = SandbarExtension { folded: Some(folded), ..SandbarExtension::default() };
-        let Some(draft) = self.draft_event("attempts_folded", None, told) else { return Ok(()) };
+        let extension = SandbarExtension { folded: Some(folded), ..SandbarExtension::default() };
+        let Some(draft) = self.draft_event("attempts_folded", None, extension) else {
+            return Ok(());
+        };
         self.append([&draft]).map_err(|failed| {
             self.counters.folded.fetch_add(folded, Ordering::Relaxed);
             failed.down
         })
     }
 
-    /// An outcome whose decision was refused would tell of traffic that never was.
+    /// Drops outcomes whose decision was refused: they would report traffic that never happened.
     fn drop_orphans(&self, batch: Vec<QueuedRecord>) -> Vec<QueuedRecord> {
         let orphan = |entry: &QueuedRecord| match entry.draft.role {
             DraftRole::Decision(_) | DraftRole::Event => false,
             DraftRole::Outcome(attempt) => {
-                !self.owed.contains_key(&attempt)
-                    && !batch.iter().any(|e| is_decision_of(e, attempt))
+                !self.owed.contains_key(&attempt) && !batch.iter().any(|e| is_decision_of(e, attempt))
             }
         };
         if !batch.iter().any(orphan) {
@@ -304,11 +303,8 @@ impl LogWriter {
         batch.into_iter().zip(keep).filter_map(|(entry, keep)| keep.then_some(entry)).collect()
     }
 
-    /// Seals and appends drafts. On failure tells how many are whole in the file.
-    fn append<'a>(
-        &mut self,
-        drafts: impl IntoIterator<Item = &'a Draft>,
-    ) -> Result<(), WriteFailure> {
+    /// Seals and appends drafts. A failure says how many of them are complete in the file.
+    fn append<'a>(&mut self, drafts: impl IntoIterator<Item = &'a Draft>) -> Result<(), WriteFailure> {
         let before = self.head;
         self.buffer.clear();
         self.marks.clear();
@@ -332,26 +328,26 @@ impl LogWriter {
         result
     }
 
-    /// Puts the buffer into the file.
+    /// Appends the buffer to the segment.
     fn write_buffer(&mut self, before: ChainHead) -> Result<(), WriteFailure> {
         let Some(segment) = &mut self.segment else {
             self.head = before;
             let down = self.trouble.clone().unwrap_or(LogDown::Closed);
             return Err(WriteFailure { written: 0, unsynced: None, down });
         };
-        let put = segment.append(&self.buffer);
+        let appended = segment.append(&self.buffer);
         if let Err(error) = segment.check_linked() {
-            self.head = before; // the whole file is gone: these lines are nowhere
+            self.head = before; // the whole file was deleted, and these lines with it
             let down = self.set_trouble(LogDown::unwritable(error));
             return Err(WriteFailure { written: 0, unsynced: None, down });
         }
-        // Lines before a tear are released like any other, so they are synced like any other.
+        // After a short write, sync too: the callers of the complete lines are still released.
         let synced = match self.config.durability {
             LogDurability::Disk => segment.sync(),
             LogDurability::Process => Ok(()),
         };
         let unsynced = synced.err().map(|error| LogDown::Unsynced(Arc::new(error)));
-        match (put, unsynced) {
+        match (appended, unsynced) {
             (Err(short), unsynced) => {
                 let failed = self.handle_short_write(before, short.written, short.error);
                 Err(WriteFailure { unsynced, ..failed })
@@ -367,13 +363,9 @@ impl LogWriter {
         }
     }
 
-    /// Some lines are whole in the file, perhaps one is not: the chain goes on after the former.
-    fn handle_short_write(
-        &mut self,
-        before: ChainHead,
-        bytes: usize,
-        error: io::Error,
-    ) -> WriteFailure {
+    /// Handles a short write: the chain continues after the last complete line, and the incomplete
+    /// line, if any, is remembered for the next segment.
+    fn handle_short_write(&mut self, before: ChainHead, bytes: usize, error: io::Error) -> WriteFailure {
         let written = self.marks.partition_point(|mark| mark.end <= bytes);
         let last = written.checked_sub(1).and_then(|at| self.marks.get(at));
         let (whole, head) = last.map_or((0, before), |mark| (mark.end, mark.head));
@@ -389,7 +381,7 @@ impl LogWriter {
         down
     }
 
-    /// Where the directory was replaced, the new one is locked too.
+    /// Locks the directory again if it was replaced by another one of the same name.
     fn relock(&mut self) -> Result<(), LogDown> {
         let place = |metadata: fs::Metadata| (metadata.dev(), metadata.ino());
         let now = fs::metadata(&self.config.dir).map(place).map_err(LogDown::unwritable)?;
@@ -418,7 +410,7 @@ impl LogWriter {
         for (sequence, entry) in (first..).zip(batch) {
             let Some(waiter) = entry.waiter else { continue };
             let result = unsynced.map_or(Ok(sequence), |down| Err(down.clone()));
-            // A caller that went away has its record all the same.
+            // If the caller was cancelled, its record is in the log all the same.
             waiter.send(result).unwrap_or_default();
         }
     }
@@ -427,12 +419,10 @@ impl LogWriter {
         let mut keep = Vec::new();
         for entry in batch {
             match (&entry.draft.role, entry.waiter) {
-                (DraftRole::Outcome(_), waiter) => {
-                    keep.push(QueuedRecord { draft: entry.draft, waiter })
-                }
+                (DraftRole::Outcome(_), waiter) => keep.push(QueuedRecord { draft: entry.draft, waiter }),
                 (DraftRole::Decision(_) | DraftRole::Event, Some(waiter)) => {
                     if waiter.send(Err(down.clone())).is_err() {
-                        self.counters.count_folded(1); // nobody is left who would tell of it
+                        self.counters.count_folded(1); // the caller was cancelled and will not record it
                     }
                 }
                 (DraftRole::Decision(_) | DraftRole::Event, None) => self.counters.count_folded(1),
@@ -441,7 +431,7 @@ impl LogWriter {
         keep
     }
 
-    /// A record of the log's own; the empty case cannot happen and costs only the record.
+    /// Drafts a record of the log itself. Encoding one cannot fail; if it did, only the record is lost.
     pub(crate) fn draft_event(
         &self,
         event: &'static str,
@@ -451,16 +441,16 @@ impl LogWriter {
         compose::draft_log_event(event, self.ids.next(), message, sandbar).ok()
     }
 
-    /// Says that a file was moved aside.
+    /// Records that a file was moved aside.
     pub(crate) fn record_moved_file(&mut self, aside: MovedFile) -> Result<(), LogDown> {
-        let told = SandbarExtension { aside: Some(aside), ..SandbarExtension::default() };
-        match self.draft_event("segment_set_aside", None, told) {
+        let extension = SandbarExtension { aside: Some(aside), ..SandbarExtension::default() };
+        match self.draft_event("segment_set_aside", None, extension) {
             Some(draft) => self.append([&draft]).map_err(|failed| failed.down),
             None => Ok(()),
         }
     }
 
-    /// Appends one record of the log's own.
+    /// Appends one record of the log itself.
     pub(crate) fn record_event(
         &mut self,
         event: &'static str,
@@ -473,10 +463,10 @@ impl LogWriter {
     }
 }
 
-/// A write that did not succeed: how many records are whole in the file all the same.
+/// A failed write, with the number of records that are complete in the file all the same.
 struct WriteFailure {
     written: usize,
-    /// Why those may not be on disk, where that was asked for.
+    /// Why those may not be on disk; with durability `disk` only.
     unsynced: Option<LogDown>,
     /// Why the rest is not written.
     down: LogDown,
@@ -492,20 +482,20 @@ pub(crate) fn describe_torn_line(fragment: &[u8]) -> Option<TornLine> {
     (!fragment.is_empty()).then_some(TornLine { bytes: fragment.len() as u64, sha256 })
 }
 
-/// Keeps other writers out of `dir`, as long as the file is open.
+/// Locks `dir` against other writers, for as long as the returned file is open.
 pub(crate) fn lock_dir(dir: &std::path::Path) -> io::Result<File> {
     let handle = File::open(dir)?;
     handle.try_lock().map_err(|error| match error {
         fs::TryLockError::Error(error) => error,
         fs::TryLockError::WouldBlock => io::Error::new(
             io::ErrorKind::ResourceBusy,
-            "another process writes a log there: give each its own directory",
+            "another process is writing a log there; give each its own directory",
         ),
     })?;
     Ok(handle)
 }
 
-/// The hash that the first record of a segment names.
+/// Reads the `previous` hash of the first record of a segment.
 fn first_previous(path: &std::path::Path) -> Option<ChainHash> {
     let line = crate::line_reader::first_line(path)?;
     crate::chain::ChainLink::parse(&line).map(|link| link.previous)
@@ -531,8 +521,7 @@ mod tests {
     use crate::checkpoint::FILE;
     use crate::recover;
 
-    /// A writer whose segment takes some 64 KiB and then no more, and that no `fdatasync` can
-    /// bring to a disk: a pipe that nobody reads.
+    /// A writer that appends to a FIFO: it accepts some 64 KiB, then no more, and `fdatasync` fails.
     fn writer_over_pipe(dir: &Path, durability: LogDurability) -> LogWriter {
         const O_NONBLOCK: i32 = 0o4000;
         let config = LogConfig { durability, ..LogConfig::new(dir.join("log")) };
@@ -559,8 +548,7 @@ mod tests {
         for durability in [LogDurability::Disk, LogDurability::Process] {
             let dir = tempfile::tempdir().unwrap();
             let mut writer = writer_over_pipe(dir.path(), durability);
-            let (batch, answers): (Vec<_>, Vec<_>) =
-                (0..500).map(|_| queued_record(&writer)).unzip();
+            let (batch, answers): (Vec<_>, Vec<_>) = (0..500).map(|_| queued_record(&writer)).unzip();
             assert!(writer.write(batch).is_empty());
             let answers: Vec<_> = answers.into_iter().map(|mut a| a.try_recv().unwrap()).collect();
             let whole = answers.iter().filter(|a| match a {
@@ -591,10 +579,10 @@ mod tests {
         let file = dir.path().join(FILE);
         fs::create_dir(&file).unwrap();
         writer.write_checkpoint();
-        assert_eq!(writer.noted.sequence, 0);
+        assert_eq!(writer.last_checkpoint.sequence, 0);
         assert!(!writer.checkpoint_due(), "not at once");
         fs::remove_dir(&file).unwrap();
         writer.write_checkpoint();
-        assert_eq!(writer.noted.sequence, writer.head.sequence);
+        assert_eq!(writer.last_checkpoint.sequence, writer.head.sequence);
     }
 }

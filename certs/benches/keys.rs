@@ -1,13 +1,13 @@
-//! What a key operation costs: `cargo bench -p certs`.
-#![allow(clippy::unwrap_used, reason = "a bench that cannot go on says so")]
+//! The cost of key operations: `cargo bench -p certs`.
+#![allow(clippy::unwrap_used, reason = "a bench stops on failure")]
 
 use std::hint::black_box;
 use std::sync::Arc;
 use std::time::Duration;
 
 use certs::identity::{
-    IssueRequest, IssuerOptions, LocalIssuer, SigningAlgorithm, SigningKey, Subject, TrustDomain,
-    Verifier, VerifyContext,
+    IssueRequest, IssuerOptions, LocalIssuer, SigningAlgorithm, SigningKey, Subject, TrustDomain, Verifier,
+    VerifyContext,
 };
 use certs::service_token::{ServiceClaims, ServiceProfile, ServiceTokens};
 use certs::{AuthorityOptions, CertificateAuthority, HostName, LeafCache, UnixTime};
@@ -20,8 +20,7 @@ fn now() -> UnixTime {
 }
 
 fn bench_leaves(criterion: &mut Criterion) {
-    let authority =
-        Arc::new(CertificateAuthority::in_memory(&AuthorityOptions::default(), now()).unwrap());
+    let authority = Arc::new(CertificateAuthority::in_memory(&AuthorityOptions::default(), now()).unwrap());
     let cache = LeafCache::new(authority).unwrap();
     let known = HostName::parse("api.openai.com").unwrap();
     cache.leaf(&known, now()).unwrap();
@@ -34,11 +33,7 @@ fn bench_leaves(criterion: &mut Criterion) {
         HostName::parse(&format!("h{count}.flood.example")).unwrap()
     };
     criterion.bench_function("leaf, minted", |bencher| {
-        bencher.iter_batched(
-            &mut fresh,
-            |host| cache.leaf(&host, now()).unwrap(),
-            BatchSize::SmallInput,
-        );
+        bencher.iter_batched(&mut fresh, |host| cache.leaf(&host, now()).unwrap(), BatchSize::SmallInput);
     });
 }
 
@@ -83,7 +78,7 @@ fn bench_identities(criterion: &mut Criterion) {
     }
 }
 
-/// What a flood of bad tokens costs us each.
+/// The cost of refusing a bad token, as in a flood of them.
 fn bench_refusals(criterion: &mut Criterion) {
     let dir = tempfile::tempdir().unwrap();
     let trust_domain = TrustDomain::parse("acme.example").unwrap();
@@ -95,10 +90,8 @@ fn bench_refusals(criterion: &mut Criterion) {
     };
     let issuer = LocalIssuer::init(dir.path(), &options, now()).unwrap();
     let verifier = Verifier::new(vec![issuer.trusted_issuer().unwrap()], None, now()).unwrap();
-    let [token, other] =
-        [(); 2].map(|()| issuer.issue(&request(), now()).unwrap().expose().to_owned());
-    let (message, signature) =
-        (token.rsplit_once('.').unwrap().0, other.rsplit_once('.').unwrap().1);
+    let [token, other] = [(); 2].map(|()| issuer.issue(&request(), now()).unwrap().expose().to_owned());
+    let (message, signature) = (token.rsplit_once('.').unwrap().0, other.rsplit_once('.').unwrap().1);
     let forged = format!("{message}.{signature}");
     for (what, token, audience) in [
         ("refuse, wrong audience", &token, "other"),
@@ -107,9 +100,7 @@ fn bench_refusals(criterion: &mut Criterion) {
     ] {
         criterion.bench_function(what, |bencher| {
             bencher.iter(|| {
-                verifier
-                    .verify(black_box(token), &VerifyContext::for_audience(audience), now())
-                    .unwrap_err()
+                verifier.verify(black_box(token), &VerifyContext::for_audience(audience), now()).unwrap_err()
             });
         });
     }
@@ -118,19 +109,17 @@ fn bench_refusals(criterion: &mut Criterion) {
 fn bench_service(criterion: &mut Criterion) {
     let subject = Subject::new("acme.example", "acme", "staging", "build-7").unwrap();
     let banks = ["staging:team-a".to_owned()];
-    let claims =
-        ServiceClaims { subject: &subject, audience: "memory", banks: &banks, certificate: None };
+    let claims = ServiceClaims { subject: &subject, audience: "memory", banks: &banks, certificate: None };
     let key = SigningKey::generate(SigningAlgorithm::Es256).unwrap();
     let tokens =
-        ServiceTokens::new(key, "sandbar", ServiceProfile::Generic, Duration::from_secs(60))
-            .unwrap();
+        ServiceTokens::new(key, "sandbar", ServiceProfile::Generic, Duration::from_secs(60)).unwrap();
     criterion.bench_function("service token, cached", |bencher| {
         bencher.iter(|| tokens.token(black_box(&claims), now()).unwrap());
     });
     let mut seconds = NOW;
     criterion.bench_function("service token, signed", |bencher| {
         bencher.iter(|| {
-            seconds += 30; // half its life: never from the cache
+            seconds += 30; // half the lifetime: never from the cache
             tokens.token(&claims, UnixTime::since_unix_epoch(Duration::from_secs(seconds))).unwrap()
         });
     });

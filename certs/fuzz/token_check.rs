@@ -1,4 +1,4 @@
-//! What must hold for any token whatsoever; run by the fuzzer and, for a while, by every test run.
+//! Properties of every token; run by the fuzzer and, for a limited number of inputs, by every test run.
 
 use std::sync::OnceLock;
 use std::time::Duration;
@@ -7,14 +7,13 @@ use base64::Engine;
 use base64::engine::general_purpose::URL_SAFE_NO_PAD;
 use certs::UnixTime;
 use certs::identity::{
-    IssueRequest, IssuerOptions, LocalIssuer, SigningAlgorithm, TrustDomain, Verifier,
-    VerifyContext, inspect,
+    IssueRequest, IssuerOptions, LocalIssuer, SigningAlgorithm, TrustDomain, Verifier, VerifyContext, inspect,
 };
 use serde_json::Value;
 
 const AUDIENCE: &str = "memory";
 
-/// An issuer, a verifier that believes it, and a token of its own.
+/// An issuer, a verifier that trusts it, and one of its tokens.
 struct TokenFuzzFixture {
     verifier: Verifier,
     token: String,
@@ -24,15 +23,15 @@ fn now() -> UnixTime {
     UnixTime::since_unix_epoch(Duration::from_secs(1_800_000_000))
 }
 
-/// Nobody but the issuer makes a token that is believed, and nothing makes the parser panic.
+/// Checks that only the issuer can make a valid token, and that nothing makes the parser panic.
 pub(crate) fn check_token(input: &[u8]) {
     static WORLD: OnceLock<Option<TokenFuzzFixture>> = OnceLock::new();
     let Some(world) = WORLD.get_or_init(make_fixture) else {
-        panic!("no issuer to check against");
+        panic!("the fixture has no issuer");
     };
     let text = String::from_utf8_lossy(input);
     assert_refused(world, &text);
-    // The fuzzer rarely finds base64 by itself, so its bytes also stand for each part.
+    // The fuzzer rarely finds base64 on its own, so its bytes also replace each part.
     let part = URL_SAFE_NO_PAD.encode(input);
     let mut honest = world.token.split('.');
     let (header, claims, signature) = (honest.next(), honest.next(), honest.next());
@@ -49,12 +48,12 @@ pub(crate) fn check_token(input: &[u8]) {
     }
 }
 
-/// The other signature that everybody can make of an honest ECDSA one: (r, n - s) for (r, s).
-#[allow(dead_code, reason = "the fuzzer has no single input to try")]
+/// Checks the second signature that anyone can derive from an ECDSA signature: (r, n - s) from (r, s).
+#[allow(dead_code, reason = "unused by the fuzzer, which needs no fixed inputs")]
 pub(crate) fn check_twin_signature() {
     const ORDER: &str = "ffffffff00000000ffffffffffffffffbce6faada7179e84f3b9cac2fc632551";
     let Some(world) = make_fixture() else {
-        panic!("no issuer to check against");
+        panic!("the fixture has no issuer");
     };
     let Some((message, signature)) = world.token.rsplit_once('.') else {
         panic!("a token has three parts");
@@ -64,7 +63,7 @@ pub(crate) fn check_twin_signature() {
     for index in (0..32).rev() {
         let order = ORDER.get(2 * index..2 * index + 2).map(|hex| i32::from_str_radix(hex, 16));
         let (Some(Ok(order)), Some(octet)) = (order, octets.get_mut(32 + index)) else {
-            panic!("a signature has 64 octets");
+            panic!("a signature has 64 bytes");
         };
         let difference = order - i32::from(*octet) - borrow;
         borrow = i32::from(difference < 0);
@@ -77,32 +76,27 @@ pub(crate) fn check_twin_signature() {
 
 fn assert_refused(world: &TokenFuzzFixture, token: &str) {
     let verdict = world.verifier.verify(token, &VerifyContext::for_audience(AUDIENCE), now());
-    // The message and not the token: whoever has an ECDSA signature (r, s) also has (r, n - s).
+    // Compare messages, not tokens: anyone with an ECDSA signature (r, s) also has (r, n - s).
     let message = |token: &str| token.rsplit_once('.').map(|(message, _)| message.to_owned());
     let honest = message(token) == message(&world.token);
     assert!(verdict.is_err() || honest, "believed: {token:?}");
     assert!(verdict.is_ok() || token != world.token, "refused: {token:?}");
-    if let Ok(said) = inspect(token) {
-        // What was read once reads the same again: there are no two ways to take it.
-        let again = serde_json::to_string(&said.claims).ok();
+    if let Ok(parsed) = inspect(token) {
+        // Serializing and parsing again gives the same claims: they have only one reading.
+        let again = serde_json::to_string(&parsed.claims).ok();
         let again = again.and_then(|text| serde_json::from_str::<Value>(&text).ok());
-        let said = drop_fractions(Value::Object(said.claims));
-        assert!(
-            again.is_some_and(|again| drop_fractions(again) == said),
-            "two readings: {token:?}"
-        );
+        let claims = drop_fractions(Value::Object(parsed.claims));
+        assert!(again.is_some_and(|again| drop_fractions(again) == claims), "two readings: {token:?}");
     }
 }
 
-/// Without the numbers that are not whole, or too large to be: their last digit is nobody's claim, and reading
-/// does not keep it.
+/// Removes numbers that are not 64-bit integers: parsing does not preserve their last digit, and no claim
+/// uses them.
 fn drop_fractions(value: Value) -> Value {
     match value {
         Value::Number(number) if number.is_f64() => Value::Null,
         Value::Array(list) => list.into_iter().map(drop_fractions).collect(),
-        Value::Object(map) => {
-            map.into_iter().map(|(name, value)| (name, drop_fractions(value))).collect()
-        }
+        Value::Object(map) => map.into_iter().map(|(name, value)| (name, drop_fractions(value))).collect(),
         Value::Null | Value::Bool(_) | Value::Number(_) | Value::String(_) => value,
     }
 }

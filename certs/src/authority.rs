@@ -1,7 +1,7 @@
-//! The certificate authority whose leaves a sandbox sees instead of the real ones.
+//! The certificate authority that signs the leaves a sandbox sees instead of the real ones.
 //!
-//! Made at first start, made in memory for one run, or given by the operator as PEM. An authority that
-//! ordinary clients would refuse does not load: a leaf is minted and verified before anybody sees one.
+//! It is created at first start, created in memory for one run, or provided by the operator as PEM. An
+//! authority that ordinary clients would reject does not load: a sample leaf is minted and verified first.
 
 use std::fmt;
 use std::path::{Path, PathBuf};
@@ -27,23 +27,23 @@ use crate::host::HostName;
 use crate::pem::{self, PemError};
 use crate::{NoRandomness, hex, random_bytes, sha256};
 
-/// How far before its making an authority is valid already, for sandboxes whose clock is behind.
+/// How far an authority is backdated, for sandboxes with a slow clock.
 pub const BACKDATED: Duration = Duration::from_secs(24 * 3600);
-/// Longest life of an authority made here: ten years of 365.25 days.
+/// Longest lifetime of an authority created here: ten years of 365.25 days.
 pub const MAX_LIFE: Duration = Duration::from_secs(10 * 31_557_600);
-/// Most certificates in an operator's chain.
+/// Maximum number of certificates in an operator's chain.
 pub const MAX_CHAIN: usize = 8;
 
 const KEY_FILE: &str = "ca.key";
 const CHAIN_FILE: &str = "ca.pem";
 
-/// How to make an authority.
+/// How to create an authority.
 #[derive(Clone, Debug)]
 pub struct AuthorityOptions {
-    /// Shown to people in certificate viewers; a random suffix keeps two authorities apart.
+    /// Shown in certificate viewers; a random suffix tells two authorities apart.
     pub name: String,
     pub life: Duration,
-    /// What it may speak for; `None` is everything.
+    /// The names it may issue for; `None` means all.
     pub permitted: Option<NameConstraints>,
 }
 
@@ -54,7 +54,7 @@ impl Default for AuthorityOptions {
     }
 }
 
-/// Why there is no authority.
+/// Why an authority could not be created or loaded.
 #[derive(Debug, thiserror::Error)]
 pub enum AuthorityError {
     #[error("certificate {0} of the chain cannot be read as X.509")]
@@ -63,57 +63,51 @@ pub enum AuthorityError {
         "certificate {0} of the chain is not signed by the one after it; order the file from the signing certificate up to the root"
     )]
     Chain(usize),
-    #[error("the name constraints of certificate {0} cannot be understood, so they cannot be kept")]
+    #[error("the name constraints of certificate {0} are not supported, or permit no name")]
     Constraints(usize),
-    #[error("{}: there is an authority already; remove it first, or choose another directory", .0.display())]
+    #[error("{}: an authority already exists; remove it first, or choose another directory", .0.display())]
     Exists(PathBuf),
     #[error("certificate {index} of the chain is not valid now; it is valid from {from} to {to}")]
     Expired { index: usize, from: String, to: String },
     #[error(transparent)]
     File(#[from] FileError),
-    #[error("{}: there is {found} but no {missing}, as after an interrupted start; put {missing} back, or remove {found} and begin anew", dir.display())]
+    #[error("{}: found {found} but not {missing}, perhaps after an interrupted start; restore {missing}, or remove {found} and start over", dir.display())]
     Half { dir: PathBuf, found: &'static str, missing: &'static str },
     #[error("the private key does not belong to the first certificate of the chain")]
     KeyMismatch,
-    #[error("an authority lives for at least an hour and at most ten years")]
+    #[error("the lifetime of an authority must be between one hour and ten years")]
     Life,
     #[error("the chain has more than {MAX_CHAIN} certificates")]
     LongChain,
-    #[error("{}: there is no authority; make one with: sandbar ca init --dir {}", .0.display(), .0.display())]
+    #[error("{}: no authority found; create one with: sandbar ca init --dir {}", .0.display(), .0.display())]
     Missing(PathBuf),
     #[error(
-        "the chain does not end with a root that signed itself, which most clients look for; append the certificates up to it"
+        "the chain does not end with a root certificate, which most clients need; append the certificates up to it"
     )]
     NoRoot,
-    #[error(
-        "certificate {0} of the chain may not sign certificates (it needs CA:TRUE and keyCertSign)"
-    )]
+    #[error("certificate {0} of the chain may not sign certificates (it needs CA:TRUE and keyCertSign)")]
     NotAuthority(usize),
-    #[error(
-        "certificate {0} of the chain allows fewer authorities below it (pathlen) than there are"
-    )]
+    #[error("certificate {0} of the chain allows fewer authorities below it (pathlen) than there are")]
     PathLength(usize),
     #[error("{}: {source}", path.display())]
     Pem { path: PathBuf, source: PemError },
-    #[error(
-        "certificate {0} of the chain is not for servers (its extended key usage lacks serverAuth)"
-    )]
+    #[error("certificate {0} of the chain is not for servers (its extended key usage lacks serverAuth)")]
     Purpose(usize),
     #[error(transparent)]
     Randomness(#[from] NoRandomness),
-    #[error("clients would refuse what this authority signs: {0}")]
+    #[error("clients would reject what this authority signs: {0}")]
     Refused(rustls::Error),
-    #[error("the authority could not sign: {0}")]
+    #[error("the authority cannot sign: {0}")]
     Signing(rcgen::Error),
-    #[error("this kind of private key cannot sign here; use ECDSA P-256 or P-384, Ed25519 or RSA")]
+    #[error("unsupported private key; use ECDSA P-256 or P-384, Ed25519 or RSA")]
     UnsupportedKey,
 }
 
-/// Signs leaves. Its key never leaves it and is wiped with it.
+/// Signs leaves. Its key never leaves it and is zeroized on drop.
 pub struct CertificateAuthority {
     pair: ZeroizingKeyPair,
     issuer: Issuer<'static, PlaceholderSigner>,
-    /// The name of the signing certificate, octet by octet.
+    /// The subject of the signing certificate, as raw DER.
     subject: Vec<u8>,
     leaf_key: LeafKey,
     served: Vec<CertificateDer<'static>>,
@@ -122,7 +116,7 @@ pub struct CertificateAuthority {
     valid: ValidityPeriod,
 }
 
-/// What can be said of an authority in public.
+/// The public facts about an authority.
 #[derive(Clone, Debug, PartialEq, Eq, serde::Serialize)]
 pub struct AuthorityInfo {
     pub subject: String,
@@ -134,31 +128,27 @@ pub struct AuthorityInfo {
     pub anchor_sha256: String,
     /// Certificates sent along with a leaf.
     pub intermediates: usize,
-    /// What it may speak for; empty is everything but what is excluded.
+    /// The names it may issue for; empty means all except `excluded`.
     pub permitted: Vec<String>,
-    /// What it may not speak for.
+    /// The names it may not issue for.
     pub excluded: Vec<String>,
 }
 
 impl CertificateAuthority {
-    /// Makes an authority that lives in memory only and dies with the process.
+    /// Creates an authority in memory only, for one run.
     pub fn in_memory(options: &AuthorityOptions, now: UnixTime) -> Result<Self, AuthorityError> {
         let (pair, certificate) = generate_root(options, now)?;
         Self::assemble(pair, vec![certificate], now)
     }
 
-    /// Makes an authority and keeps it in `dir`, the key readable by its owner only.
-    pub fn create(
-        dir: &Path,
-        options: &AuthorityOptions,
-        now: UnixTime,
-    ) -> Result<Self, AuthorityError> {
+    /// Creates an authority and stores it in `dir`, the key readable by its owner only.
+    pub fn create(dir: &Path, options: &AuthorityOptions, now: UnixTime) -> Result<Self, AuthorityError> {
         files::make_private_dir(dir)?;
         let _lock = files::lock_dir(dir)?;
         create_locked(dir, options, now)
     }
 
-    /// Opens the authority kept in `dir`.
+    /// Opens the authority stored in `dir`.
     pub fn open(dir: &Path, now: UnixTime) -> Result<Self, AuthorityError> {
         if !exists(dir)? {
             return Err(AuthorityError::Missing(dir.to_owned()));
@@ -166,7 +156,7 @@ impl CertificateAuthority {
         Self::load(&dir.join(KEY_FILE), &dir.join(CHAIN_FILE), now)
     }
 
-    /// Opens the authority kept in `dir`, or makes it at the first start.
+    /// Opens the authority stored in `dir`, or creates it at the first start.
     pub fn open_or_create(
         dir: &Path,
         options: &AuthorityOptions,
@@ -177,18 +167,13 @@ impl CertificateAuthority {
         if exists(dir)? { Self::open(dir, now) } else { create_locked(dir, options, now) }
     }
 
-    /// Loads an operator's key and chain: the signing certificate first, then upwards.
+    /// Loads an operator's key and chain, which starts with the signing certificate.
     pub fn load(key: &Path, chain: &Path, now: UnixTime) -> Result<Self, AuthorityError> {
         AuthorityFiles::read(key, chain)?.load_authority(now)
     }
 
-    /// Checks an operator's key and chain and keeps a copy in `dir`.
-    pub fn import(
-        dir: &Path,
-        key: &Path,
-        chain: &Path,
-        now: UnixTime,
-    ) -> Result<Self, AuthorityError> {
+    /// Checks an operator's key and chain and stores a copy in `dir`.
+    pub fn import(dir: &Path, key: &Path, chain: &Path, now: UnixTime) -> Result<Self, AuthorityError> {
         let given = AuthorityFiles::read(key, chain)?;
         let authority = given.load_authority(now)?;
         files::make_private_dir(dir)?;
@@ -210,10 +195,7 @@ impl CertificateAuthority {
             return Err(AuthorityError::Certificate(1));
         };
         let served = chain;
-        let blank = PlaceholderSigner {
-            public_key: pair.der_bytes().to_vec(),
-            algorithm: pair.algorithm(),
-        };
+        let blank = PlaceholderSigner { public_key: pair.der_bytes().to_vec(), algorithm: pair.algorithm() };
         let issuer = Issuer::from_ca_cert_der(&signing, blank).map_err(AuthorityError::Signing)?;
         let (subject, leaf_key) = (chain::raw_subject(&signing), LeafKey::generate()?);
         let CheckedChain { limits, valid } = checked;
@@ -222,20 +204,15 @@ impl CertificateAuthority {
         Ok(authority)
     }
 
-    /// Mints a leaf as any sandbox would see it and verifies it as any client would.
+    /// Mints a leaf and verifies it as an ordinary client would.
     fn verify_sample_leaf(&self, now: UnixTime) -> Result<(), AuthorityError> {
-        let mut names = self
-            .limits
-            .iter()
-            .flat_map(NameLimits::examples)
-            .chain(HostName::parse("sandbar.example"));
+        let mut names =
+            self.limits.iter().flat_map(NameLimits::examples).chain(HostName::parse("sandbar.example"));
         let Some(name) = names.find(|name| self.permits(name)) else {
-            return Err(AuthorityError::Constraints(1)); // it can speak for nobody
+            return Err(AuthorityError::Constraints(1)); // it permits no name at all
         };
-        let valid = ValidityPeriod {
-            from: now.as_secs().saturating_sub(60),
-            to: now.as_secs().saturating_add(60),
-        };
+        let valid =
+            ValidityPeriod { from: now.as_secs().saturating_sub(60), to: now.as_secs().saturating_add(60) };
         let leaf = self.sign(&name, valid).map_err(AuthorityError::Signing)?;
         let mut roots = RootCertStore::empty();
         roots.add(self.anchor.clone()).map_err(AuthorityError::Refused)?;
@@ -247,27 +224,27 @@ impl CertificateAuthority {
         Ok(())
     }
 
-    /// Whether clients would believe a leaf of this authority for `host`.
+    /// Returns whether clients would accept a leaf of this authority for `host`.
     pub fn permits(&self, host: &HostName) -> bool {
         self.limits.iter().all(|limits| limits.permits(host))
     }
 
-    /// From when to when the whole chain is valid.
+    /// Returns the period during which the whole chain is valid.
     pub fn valid(&self) -> ValidityPeriod {
         self.valid
     }
 
-    /// The certificate clients must trust, as PEM.
+    /// Returns the certificate that clients must trust, as PEM.
     pub fn anchor_pem(&self) -> String {
         pem::encode_certificate(&self.anchor)
     }
 
-    /// The certificate clients must trust.
+    /// Returns the certificate that clients must trust.
     pub fn anchor(&self) -> &CertificateDer<'static> {
         &self.anchor
     }
 
-    /// What goes out after the leaf: the chain without its root, which a client has or must not accept.
+    /// Returns the certificates to send after the leaf: the chain without its root.
     pub(crate) fn intermediates(&self) -> &[CertificateDer<'static>] {
         &self.served
     }
@@ -290,7 +267,7 @@ impl CertificateAuthority {
         }
     }
 
-    /// Signs a certificate for `host`. The caller has asked [`Self::permits`] and chosen the times.
+    /// Signs a certificate for `host`. The caller has checked [`Self::permits`] and chosen the validity.
     pub(crate) fn sign(
         &self,
         host: &HostName,
@@ -302,7 +279,7 @@ impl CertificateAuthority {
     }
 }
 
-/// An operator's files, read once, so that what was checked is what is kept.
+/// An operator's files, read once, so that the bytes that are checked are the bytes that are stored.
 struct AuthorityFiles<'a> {
     key: &'a Path,
     key_text: Zeroizing<Vec<u8>>,
@@ -312,8 +289,7 @@ struct AuthorityFiles<'a> {
 
 impl<'a> AuthorityFiles<'a> {
     fn read(key: &'a Path, chain: &'a Path) -> Result<Self, AuthorityError> {
-        let (key_text, chain_text) =
-            (files::read_secret(key)?, files::read_bounded(chain, files::MAX_PEM)?);
+        let (key_text, chain_text) = (files::read_secret(key)?, files::read_bounded(chain, files::MAX_PEM)?);
         Ok(Self { key, key_text, chain, chain_text })
     }
 
@@ -335,7 +311,7 @@ impl fmt::Debug for CertificateAuthority {
     }
 }
 
-/// An rcgen key pair that wipes the copy of the key rcgen keeps; aws-lc wipes its own.
+/// An rcgen key pair that zeroizes rcgen's copy of the key; aws-lc zeroizes its own.
 struct ZeroizingKeyPair(KeyPair);
 
 impl Drop for ZeroizingKeyPair {
@@ -360,7 +336,7 @@ impl SigningKey for ZeroizingKeyPair {
     }
 }
 
-/// The one key of all leaves, new at every start: generating one a name would cost more than it buys.
+/// The key of all leaves, generated at every start. A key per name would cost time and gain nothing.
 struct LeafKey {
     pair: ZeroizingKeyPair,
     signer: Arc<dyn rustls::sign::SigningKey>,
@@ -368,16 +344,14 @@ struct LeafKey {
 
 impl LeafKey {
     fn generate() -> Result<Self, AuthorityError> {
-        let pair =
-            KeyPair::generate_for(&PKCS_ECDSA_P256_SHA256).map_err(AuthorityError::Signing)?;
-        let der =
-            Zeroizing::new(PrivateKeyDer::Pkcs8(PrivatePkcs8KeyDer::from(pair.serialize_der())));
+        let pair = KeyPair::generate_for(&PKCS_ECDSA_P256_SHA256).map_err(AuthorityError::Signing)?;
+        let der = Zeroizing::new(PrivateKeyDer::Pkcs8(PrivatePkcs8KeyDer::from(pair.serialize_der())));
         let signer = rustls::crypto::aws_lc_rs::sign::any_ecdsa_type(&der);
         Ok(Self { pair: ZeroizingKeyPair(pair), signer: signer.map_err(AuthorityError::Refused)? })
     }
 }
 
-/// Whether `dir` has an authority; half of one is an error, whatever is wanted of it.
+/// Returns whether `dir` has an authority. Half of one is always an error.
 fn exists(dir: &Path) -> Result<bool, AuthorityError> {
     let half = |found, missing| AuthorityError::Half { dir: dir.to_owned(), found, missing };
     match (dir.join(KEY_FILE).exists(), dir.join(CHAIN_FILE).exists()) {
@@ -388,7 +362,7 @@ fn exists(dir: &Path) -> Result<bool, AuthorityError> {
     }
 }
 
-/// The chain first: a key alone could not be told from one that somebody still needs.
+/// Writes the chain first: a lone key could not be told from one that is still needed.
 fn save_files(dir: &Path, key: &[u8], chain: &[u8]) -> Result<(), FileError> {
     files::write_atomic(&dir.join(CHAIN_FILE), chain, Mode::Everybody)?;
     files::write_atomic(&dir.join(KEY_FILE), key, Mode::Owner)
@@ -405,7 +379,7 @@ fn create_locked(
     let (pair, certificate) = generate_root(options, now)?;
     let key = pem::encode_private_key(pair.0.serialized_der());
     let chain = pem::encode_certificate(&certificate);
-    // Tried out before anything is written, so that a failure leaves nothing behind.
+    // Verify before writing, so that a failure leaves nothing behind.
     let authority = CertificateAuthority::assemble(pair, vec![certificate], now)?;
     save_files(dir, key.as_bytes(), chain.as_bytes())?;
     Ok(authority)
@@ -424,10 +398,7 @@ fn generate_root(
     Ok((pair, certificate.map_err(AuthorityError::Signing)?.der().clone()))
 }
 
-fn authority_params(
-    options: &AuthorityOptions,
-    now: UnixTime,
-) -> Result<CertificateParams, AuthorityError> {
+fn authority_params(options: &AuthorityOptions, now: UnixTime) -> Result<CertificateParams, AuthorityError> {
     let mut params = CertificateParams::default();
     let name = format!("{} {}", options.name, hex(&random_bytes::<3>()?));
     params.distinguished_name = rcgen::DistinguishedName::new();
@@ -436,7 +407,7 @@ fn authority_params(
     params.serial_number = Some(random_serial()?);
     params.not_before = to_datetime(now.as_secs().saturating_sub(BACKDATED.as_secs()));
     params.not_after = to_datetime(now.as_secs().saturating_add(options.life.as_secs()));
-    // It signs leaves, never another authority, and leaves for servers only.
+    // It signs leaves for servers only, and no further authority.
     params.is_ca = IsCa::Ca(BasicConstraints::Constrained(0));
     params.key_usages = vec![KeyUsagePurpose::KeyCertSign, KeyUsagePurpose::CrlSign];
     params.extended_key_usages = vec![ExtendedKeyUsagePurpose::ServerAuth];
@@ -454,9 +425,9 @@ fn key_name(algorithm: &SignatureAlgorithm) -> &'static str {
     }
 }
 
-/// A positive serial number of 127 random bits, as RFC 5280 (4.1.2.2) and strict clients want it.
+/// Returns a positive serial number of 127 random bits, as RFC 5280 (4.1.2.2) and strict clients require.
 pub(crate) fn random_serial() -> Result<rcgen::SerialNumber, NoRandomness> {
     let mut bytes = random_bytes::<16>()?;
-    bytes[0] = bytes[0] & 0x7f | 0x40; // positive, and never shorter than 16 octets
+    bytes[0] = bytes[0] & 0x7f | 0x40; // positive, and always 16 bytes
     Ok(rcgen::SerialNumber::from_slice(&bytes))
 }

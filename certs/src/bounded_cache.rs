@@ -1,9 +1,9 @@
 //! A cache with a hard bound that a flood of new keys cannot empty.
 //!
-//! Newcomers and regulars live apart. A key seen once can push out newcomers only; a key seen again
-//! becomes a regular when there is room, or when it was asked for more often than the regular it would
-//! replace. A regular that is challenged loses half its standing, so one that nobody asks for any more
-//! makes room in the end.
+//! It has two halves, newcomers and regulars. A key seen once can evict only newcomers. A key requested
+//! again becomes a regular if there is room, or if it was requested more often than the regular it would
+//! replace. A regular that survives such a challenge loses half its count, so one that is no longer
+//! requested makes room in the end.
 
 use std::borrow::Borrow;
 use std::hash::Hash;
@@ -11,7 +11,7 @@ use std::num::NonZeroUsize;
 
 use lru::LruCache;
 
-/// How many entries a [`BoundedCache`] holds at most, newcomers and regulars together.
+/// The maximum number of entries of a [`BoundedCache`], newcomers and regulars together.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct CacheBound(NonZeroUsize);
 
@@ -37,7 +37,7 @@ impl<K: Hash + Eq, V> BoundedCache<K, V> {
         Self { newcomers: LruCache::new(bound.0), regulars: LruCache::new(bound.0) }
     }
 
-    /// The value of `key`; being asked for is what makes a regular.
+    /// Returns the value of `key`. Requests are what turns a newcomer into a regular.
     pub(crate) fn get<Q>(&mut self, key: &Q) -> Option<&V>
     where
         K: Borrow<Q>,
@@ -48,7 +48,7 @@ impl<K: Hash + Eq, V> BoundedCache<K, V> {
             entry.hits = entry.hits.saturating_add(1);
             self.promote(key, entry);
         }
-        // Promotion may have been refused, so both are looked at; only one can hold the key.
+        // Promotion may have been refused, so look in both halves; only one can hold the key.
         if let Some(entry) = self.regulars.get_mut(key) {
             entry.hits = entry.hits.saturating_add(1);
             return Some(&entry.value);
@@ -56,7 +56,7 @@ impl<K: Hash + Eq, V> BoundedCache<K, V> {
         self.newcomers.get(key).map(|entry| &entry.value)
     }
 
-    /// Keeps `value`, as a newcomer unless `key` is a regular already.
+    /// Inserts `value`, as a newcomer unless `key` is a regular already.
     pub(crate) fn insert(&mut self, key: K, value: V) {
         if let Some(entry) = self.regulars.get_mut(&key) {
             entry.value = value;
@@ -132,7 +132,7 @@ mod tests {
     }
 
     #[test]
-    fn a_regular_nobody_asks_for_makes_room() {
+    fn a_regular_that_is_no_longer_requested_makes_room() {
         let mut cache = with_regulars();
         cache.insert("new".to_owned(), 99);
         for _ in 0..200 {

@@ -1,7 +1,7 @@
-//! The files by which the tools in a sandbox come to trust the authority.
+//! The files that make the tools in a sandbox trust the authority.
 //!
-//! Most variables *replace* a tool's own store, so they must point at the system's roots and ours together;
-//! a few add to it and get ours alone.
+//! Most environment variables *replace* a tool's own store, so they point at the system's roots and ours
+//! together. A few add to it and point at ours alone.
 
 use std::collections::HashSet;
 use std::fs::{self, Permissions};
@@ -17,23 +17,23 @@ use crate::files::{self, FileError};
 use crate::variables::{self, BundlePathError};
 use crate::{NoRandomness, hex, pem, pkcs12, sha256};
 
-/// The authority's anchor alone.
+/// The authority's root certificate alone.
 pub const CA_FILE: &str = "sandbar-ca.pem";
-/// The system's roots and the anchor.
+/// The system's roots and the authority's.
 pub const BUNDLE_FILE: &str = "bundle.pem";
 /// The same for Java.
 pub const STORE_FILE: &str = "truststore.p12";
-/// For GNU Wget, which reads no variable but the name of its settings.
+/// For GNU Wget, which has no variable for roots, only one for the name of its settings file.
 pub const WGETRC_FILE: &str = "wgetrc";
-/// Searched by PHP for further settings.
+/// A directory that PHP scans for further settings.
 pub const PHP_DIR: &str = "php";
 const PHP_FILE: &str = "sandbar.ini";
-/// What was written here, in the form of `sha256sum`.
+/// The checksums of the files we wrote, in the format of `sha256sum`.
 const SUMS_FILE: &str = "SHA256SUMS";
-/// Largest file that is looked at before it is replaced; ours are about a quarter of a MiB.
+/// Largest existing file to compare before replacing it; ours are about a quarter of a MiB.
 const MAX_FILE: u64 = 16 * 1024 * 1024;
 
-/// What becomes of files that are there already and were not written by us.
+/// What to do with existing files that were not written by us.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ForeignFiles {
     Keep,
@@ -45,7 +45,7 @@ pub enum ForeignFiles {
 pub enum BundleError {
     #[error(transparent)]
     File(#[from] FileError),
-    #[error("{}: it is not as `bundle` wrote it; choose another directory, remove it, or use --force", .0.display())]
+    #[error("{}: not written by `bundle`, or changed since; choose another directory, remove it, or use --force", .0.display())]
     Foreign(PathBuf),
     #[error(transparent)]
     Path(#[from] BundlePathError),
@@ -53,7 +53,7 @@ pub enum BundleError {
     Randomness(#[from] NoRandomness),
 }
 
-/// Writes every file into `dir`, readable by everybody; `seen_at` is where the sandbox will find it.
+/// Writes every file into `dir`, readable by everyone; `seen_at` is the path of `dir` in the sandbox.
 pub fn write(
     dir: &Path,
     seen_at: &Path,
@@ -71,9 +71,8 @@ pub fn write(
             check_ours(dir, name, &known)?;
         }
     }
-    let sums: String =
-        contents.iter().map(|(name, content)| sum_line(name, content) + "\n").collect();
-    // What is there and what comes, so that whatever an interruption leaves is known as ours.
+    let sums: String = contents.iter().map(|(name, content)| sum_line(name, content) + "\n").collect();
+    // The old sums and the new ones, so that after an interruption both kinds of file count as ours.
     let both: String = known.iter().map(|line| format!("{line}\n")).chain([sums.clone()]).collect();
     files::write_atomic(&dir.join(SUMS_FILE), both.as_bytes(), Mode::Everybody)?;
     let mut written = Vec::new();
@@ -86,7 +85,7 @@ pub fn write(
     Ok(written)
 }
 
-/// Every file by its name below the directory that the sandbox finds at `seen_at`.
+/// Returns every file by its name below the directory, which the sandbox sees at `seen_at`.
 ///
 /// # Errors
 ///
@@ -108,13 +107,11 @@ pub fn contents(
     ])
 }
 
-/// The lines of the sums in `dir`, none where nothing was written yet.
+/// Reads the lines of the checksum file in `dir`; empty if there is none yet.
 fn read_sums(dir: &Path) -> Result<HashSet<String>, FileError> {
     match files::read_bounded(&dir.join(SUMS_FILE), files::MAX_PEM) {
         Ok(text) => Ok(String::from_utf8_lossy(&text).lines().map(str::to_owned).collect()),
-        Err(FileError::Io { source, .. }) if source.kind() == ErrorKind::NotFound => {
-            Ok(HashSet::new())
-        }
+        Err(FileError::Io { source, .. }) if source.kind() == ErrorKind::NotFound => Ok(HashSet::new()),
         Err(error) => Err(error),
     }
 }
@@ -133,7 +130,7 @@ fn sum_line(name: &Path, content: &[u8]) -> String {
     format!("{}  {}", hex(&sha256(content)), name.display())
 }
 
-/// Ours first, then the system's, each once and with an alias of its own.
+/// Combines our root with the system's, each once and with a unique alias.
 fn combine_roots(
     authority: &CertificateAuthority,
     system: &[CertificateDer<'static>],

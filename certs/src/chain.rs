@@ -1,4 +1,4 @@
-//! Chains: whether every certificate may do what it is there for, and for how long.
+//! Checks certificate chains: whether every certificate is fit for its role, and for how long.
 
 use rustls_pki_types::{CertificateDer, UnixTime};
 use time::OffsetDateTime;
@@ -7,14 +7,14 @@ use x509_parser::prelude::{FromDer, X509Certificate};
 use crate::authority::{AuthorityError, MAX_CHAIN};
 use crate::constraints::NameLimits;
 
-/// From when to when every certificate of a chain is valid, in Unix seconds.
+/// The period during which every certificate of a chain is valid, in Unix seconds.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ValidityPeriod {
     pub from: u64,
     pub to: u64,
 }
 
-/// What a chain lets its holder do.
+/// The result of checking a chain.
 pub(crate) struct CheckedChain {
     pub(crate) limits: Vec<NameLimits>,
     pub(crate) valid: ValidityPeriod,
@@ -34,8 +34,7 @@ pub(crate) fn check_chain(
         Some(first) if first.public_key().subject_public_key.data == public_key => {}
         Some(_) | None => return Err(AuthorityError::KeyMismatch),
     }
-    let mut checked =
-        CheckedChain { limits: Vec::new(), valid: ValidityPeriod { from: 0, to: u64::MAX } };
+    let mut checked = CheckedChain { limits: Vec::new(), valid: ValidityPeriod { from: 0, to: u64::MAX } };
     for (index, certificate) in parsed.iter().enumerate() {
         check_certificate(index + 1, certificate, parsed.get(index + 1), now, &mut checked)?;
     }
@@ -46,16 +45,17 @@ pub(crate) fn check_chain(
     }
 }
 
-/// No authority may have more authorities below it than it says (RFC 5280, 4.2.1.9); those that issued
-/// themselves do not count. Not every client looks at the root's own, so a try with one says nothing.
+/// Checks that no authority has more authorities below it than its path length allows (RFC 5280,
+/// 4.2.1.9), self-issued ones not counted. Not every client checks the root's own limit, so verifying a
+/// sample leaf does not find this.
 fn check_path_lengths(chain: &[X509Certificate<'_>]) -> Result<(), AuthorityError> {
     let mut below = 0;
     for (index, certificate) in chain.iter().enumerate() {
         let Ok(constraints) = certificate.basic_constraints() else {
             return Err(AuthorityError::Certificate(index + 1));
         };
-        let most = constraints.and_then(|found| found.value.path_len_constraint);
-        if most.is_some_and(|most| most < below) {
+        let limit = constraints.and_then(|found| found.value.path_len_constraint);
+        if limit.is_some_and(|limit| limit < below) {
             return Err(AuthorityError::PathLength(index + 1));
         }
         below += u32::from(certificate.subject().as_raw() != certificate.issuer().as_raw());
@@ -63,14 +63,11 @@ fn check_path_lengths(chain: &[X509Certificate<'_>]) -> Result<(), AuthorityErro
     Ok(())
 }
 
-fn parse_chain<'a>(
-    chain: &'a [CertificateDer<'static>],
-) -> Result<Vec<X509Certificate<'a>>, AuthorityError> {
-    let parse =
-        |(index, der): (usize, &'a CertificateDer<'static>)| match X509Certificate::from_der(der) {
-            Ok((_, certificate)) => Ok(certificate),
-            Err(_) => Err(AuthorityError::Certificate(index + 1)),
-        };
+fn parse_chain<'a>(chain: &'a [CertificateDer<'static>]) -> Result<Vec<X509Certificate<'a>>, AuthorityError> {
+    let parse = |(index, der): (usize, &'a CertificateDer<'static>)| match X509Certificate::from_der(der) {
+        Ok((_, certificate)) => Ok(certificate),
+        Err(_) => Err(AuthorityError::Certificate(index + 1)),
+    };
     chain.iter().enumerate().map(parse).collect()
 }
 
@@ -98,9 +95,7 @@ fn check_certificate(
             to: format_date(valid.to),
         });
     }
-    checked
-        .limits
-        .push(NameLimits::from_certificate(certificate).ok_or(AuthorityError::Constraints(index))?);
+    checked.limits.push(NameLimits::from_certificate(certificate).ok_or(AuthorityError::Constraints(index))?);
     checked.valid.from = checked.valid.from.max(valid.from);
     checked.valid.to = checked.valid.to.min(valid.to);
     Ok(())
@@ -109,13 +104,13 @@ fn check_certificate(
 fn may_sign(certificate: &X509Certificate<'_>) -> bool {
     let usage = match certificate.key_usage() {
         Ok(Some(usage)) => usage.value.key_cert_sign(),
-        Ok(None) => true, // absent: every use is allowed, RFC 5280, 4.2.1.3
+        Ok(None) => true, // absent: every use is allowed (RFC 5280, 4.2.1.3)
         Err(_) => false,
     };
     certificate.is_ca() && usage
 }
 
-/// An extended key usage, where there is one, must let its holder speak for servers.
+/// Checks that an extended key usage, if present, includes server authentication.
 fn is_for_servers(certificate: &X509Certificate<'_>) -> bool {
     match certificate.extended_key_usage() {
         Ok(Some(usage)) => usage.value.server_auth || usage.value.any,
@@ -130,25 +125,23 @@ fn validity(certificate: &X509Certificate<'_>) -> ValidityPeriod {
     ValidityPeriod { from: of(found.not_before.timestamp()), to: of(found.not_after.timestamp()) }
 }
 
-/// The subject as it stands in the certificate, octet by octet.
+/// Returns the subject as raw DER.
 pub(crate) fn raw_subject(der: &CertificateDer<'_>) -> Vec<u8> {
-    X509Certificate::from_der(der)
-        .map(|(_, found)| found.subject().as_raw().to_vec())
-        .unwrap_or_default()
+    X509Certificate::from_der(der).map(|(_, found)| found.subject().as_raw().to_vec()).unwrap_or_default()
 }
 
 pub(crate) fn subject(der: &CertificateDer<'_>) -> String {
     X509Certificate::from_der(der).map(|(_, found)| found.subject().to_string()).unwrap_or_default()
 }
 
-/// Unix seconds as rcgen takes them; beyond the year 9999 a certificate has no date.
+/// Converts Unix seconds for rcgen; certificates have no dates beyond the year 9999.
 pub(crate) fn to_datetime(seconds: u64) -> OffsetDateTime {
     const LAST: i64 = 253_402_300_799;
     let seconds = i64::try_from(seconds).unwrap_or(LAST).min(LAST);
     OffsetDateTime::from_unix_timestamp(seconds).unwrap_or(OffsetDateTime::UNIX_EPOCH)
 }
 
-/// Unix seconds for people and for JSON, in UTC.
+/// Formats Unix seconds for people and JSON, in UTC.
 pub fn format_date(seconds: u64) -> String {
     let at = to_datetime(seconds);
     let (day, clock) = (at.date(), at.time());

@@ -1,7 +1,8 @@
-//! Name constraints: which names an authority may speak for, as its certificate says (RFC 5280, 4.2.1.10).
+//! Name constraints: the names an authority may issue for, according to its certificate (RFC 5280,
+//! 4.2.1.10).
 //!
-//! An authority made for one policy can be limited to that policy's names, so that its key, stolen, is of
-//! little use. The limit is honest: what the certificate forbids is not minted either.
+//! An authority created for one policy can be limited to that policy's names, so that a stolen key is of
+//! little use. Sandbar enforces the constraints too: it does not mint what the certificate forbids.
 
 use std::fmt;
 use std::net::IpAddr;
@@ -13,10 +14,10 @@ use x509_parser::extensions::{GeneralName, GeneralSubtree as ParsedSubtree};
 
 use crate::host::HostName;
 
-/// Most subtrees put into a certificate: every client sees them on every handshake.
+/// Maximum number of subtrees in a certificate: every client receives them in every handshake.
 pub const MAX_SUBTREES: usize = 64;
 
-/// The names below these, and the addresses within these, and nothing else.
+/// Permits names at or below `names` and addresses within `networks`, and nothing else.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct NameConstraints {
     names: Vec<String>,
@@ -24,11 +25,11 @@ pub struct NameConstraints {
 }
 
 impl NameConstraints {
-    /// What covers every pattern (`x.com`, `*.x.com`, `.x.com`, `x.com:8443`, `10.0.0.0/8`), if that can be said.
+    /// Returns constraints that cover every pattern (`x.com`, `*.x.com`, `.x.com`, `x.com:8443`, `10.0.0.0/8`).
     ///
-    /// `None` when there is nothing to cover, when a pattern covers everything (`*`) or is not one of these
-    /// forms, or when there are more than [`MAX_SUBTREES`]: the authority is then not limited. A name
-    /// covers what is below it too, as the standard has no way to say less.
+    /// Returns `None`, which means an authority without constraints, if there is no pattern, if one covers
+    /// everything (`*`) or has another form, or if there would be more than [`MAX_SUBTREES`]. A name always
+    /// covers the names below it too, because the standard cannot express less.
     pub fn from_patterns<'a>(patterns: impl IntoIterator<Item = &'a str>) -> Option<Self> {
         let mut found = Self::default();
         for pattern in patterns {
@@ -53,7 +54,7 @@ impl NameConstraints {
         Some(())
     }
 
-    /// As the extension has it. A kind that is not mentioned would be free, so it is excluded whole.
+    /// Converts to the extension. A name type that is not mentioned would be unrestricted, so it is excluded.
     pub(crate) fn to_extension(&self) -> rcgen::NameConstraints {
         let names = self.names.iter().cloned().map(GeneralSubtree::DnsName);
         let networks = self.networks.iter().map(|network| to_general_subtree(*network));
@@ -86,7 +87,7 @@ impl fmt::Display for NameConstraints {
     }
 }
 
-/// What a certificate, ours or an operator's, lets its holder speak for.
+/// The constraints of a certificate, ours or an operator's.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct NameLimits {
     permitted: Vec<Subtree>,
@@ -95,13 +96,13 @@ pub(crate) struct NameLimits {
 
 #[derive(Clone, Debug, PartialEq, Eq)]
 enum Subtree {
-    /// A name and what is below it; with a leading dot only what is below it.
+    /// A name and the names below it; with a leading dot only the names below it.
     Name(String),
     Network(IpNet),
 }
 
 impl NameLimits {
-    /// Reads the extension; `None` when it cannot be understood and so cannot be kept.
+    /// Parses the extension; `None` if it is not supported and so cannot be enforced.
     pub(crate) fn from_certificate(certificate: &X509Certificate<'_>) -> Option<Self> {
         let Some(extension) = certificate.name_constraints().ok()? else {
             return Some(Self::default());
@@ -112,29 +113,27 @@ impl NameLimits {
         })
     }
 
-    /// Whether a certificate for `host` would be believed under these limits.
+    /// Returns whether clients would accept a certificate for `host` under these constraints.
     pub(crate) fn permits(&self, host: &HostName) -> bool {
         let mut same_kind = self.permitted.iter().filter(|tree| tree.is_kind_of(host)).peekable();
         let permitted = same_kind.peek().is_none() || same_kind.any(|tree| tree.contains(host));
         permitted && !self.excluded.iter().any(|tree| tree.contains(host))
     }
 
-    /// The names and networks permitted, for people to read; empty when nothing is limited to some.
+    /// Returns the permitted names and networks, for display; empty if everything is permitted.
     pub(crate) fn describe_permitted(&self) -> impl Iterator<Item = String> {
         self.permitted.iter().map(Subtree::to_string)
     }
 
-    /// The names and networks excluded, for people to read.
+    /// Returns the excluded names and networks, for display.
     pub(crate) fn describe_excluded(&self) -> impl Iterator<Item = String> {
         self.excluded.iter().map(Subtree::to_string)
     }
 
-    /// A host within each permitted subtree, to try the authority with.
+    /// Returns a host within each permitted subtree, to test the authority with.
     pub(crate) fn examples(&self) -> impl Iterator<Item = HostName> {
         self.permitted.iter().filter_map(|tree| match tree {
-            Subtree::Name(base) if base.starts_with('.') => {
-                HostName::parse(&format!("x{base}")).ok()
-            }
+            Subtree::Name(base) if base.starts_with('.') => HostName::parse(&format!("x{base}")).ok(),
             Subtree::Name(base) => HostName::parse(base).ok(),
             Subtree::Network(network) => Some(network.addr().into()),
         })
@@ -165,11 +164,10 @@ impl fmt::Display for Subtree {
 }
 
 fn parse_subtrees(subtrees: Option<&[ParsedSubtree<'_>]>) -> Option<Vec<Subtree>> {
-    // A leaf has no mail address and no URI. It does have a directory name, its subject, so a limit of that
-    // kind would have to be kept and is not understood here.
-    let of_a_leaf = |tree: &&ParsedSubtree<'_>| {
-        !matches!(tree.base, GeneralName::RFC822Name(_) | GeneralName::URI(_))
-    };
+    // A leaf has no mail address and no URI, so such limits do not matter. It does have a directory name,
+    // its subject, and limits of that type are not supported here.
+    let of_a_leaf =
+        |tree: &&ParsedSubtree<'_>| !matches!(tree.base, GeneralName::RFC822Name(_) | GeneralName::URI(_));
     subtrees.unwrap_or_default().iter().filter(of_a_leaf).map(parse_subtree).collect()
 }
 
@@ -193,7 +191,7 @@ fn parse_masked_address(bytes: &[u8]) -> Option<IpNet> {
     IpNet::with_netmask(of(address)?, of(mask)?).ok()
 }
 
-/// `pattern` as a network, bare addresses included; mapped IPv4 is IPv4, as in a [`HostName`].
+/// Parses `pattern` as a network or an address. IPv4-mapped IPv6 becomes IPv4, as in a [`HostName`].
 fn parse_network(pattern: &str) -> Option<IpNet> {
     let found = pattern.parse().ok().or_else(|| pattern.parse::<IpAddr>().ok().map(IpNet::from))?;
     match (found.addr().to_canonical(), found.prefix_len().checked_sub(96)) {
@@ -204,7 +202,7 @@ fn parse_network(pattern: &str) -> Option<IpNet> {
     }
 }
 
-/// A rule may name a port, a certificate cannot.
+/// Strips a port: a rule may have one, a certificate cannot.
 fn without_port(pattern: &str) -> &str {
     match pattern.rsplit_once(':') {
         Some((host, port)) if !port.is_empty() && port.bytes().all(|b| b.is_ascii_digit()) => host,
@@ -216,8 +214,8 @@ fn to_general_subtree(network: IpNet) -> GeneralSubtree {
     GeneralSubtree::IpAddress(CidrSubnet::from_addr_prefix(network.network(), network.prefix_len()))
 }
 
-/// Whether `name` is `base` or below it; everything is below the empty name, and only what is below `.base`
-/// is below that.
+/// Returns whether `name` is `base` or below it. Every name is below the empty one, and `.base` covers only
+/// the names below it.
 fn is_below(name: &str, base: &str) -> bool {
     match name.strip_suffix(base) {
         Some(rest) if base.starts_with('.') => !rest.is_empty(),
@@ -239,10 +237,7 @@ mod tests {
             (&["*.github.com", "github.com", ".github.com"], Some("github.com")),
             (&["api.github.com", "github.com"], Some("github.com")),
             (&["github.com", "notgithub.com"], Some("github.com, notgithub.com")),
-            (
-                &["github.com", "10.2.3.4/32", "2001:db8::/32"],
-                Some("github.com, 10.2.3.4/32, 2001:db8::/32"),
-            ),
+            (&["github.com", "10.2.3.4/32", "2001:db8::/32"], Some("github.com, 10.2.3.4/32, 2001:db8::/32")),
             (&["10.2.3.4"], Some("10.2.3.4/32")),
             (&["::ffff:10.2.3.4", "::ffff:11.0.0.0/104"], Some("10.2.3.4/32, 11.0.0.0/8")),
             (&["github.com", "memory.corp.example:8443"], Some("github.com, memory.corp.example")),
@@ -271,8 +266,7 @@ mod tests {
         ] {
             assert_eq!(is_below(name, base), below, "{name} below {base:?}");
         }
-        let limits =
-            NameLimits { permitted: vec![Subtree::Name(".example.com".into())], excluded: vec![] };
+        let limits = NameLimits { permitted: vec![Subtree::Name(".example.com".into())], excluded: vec![] };
         let example = limits.examples().next().unwrap();
         assert!(example.as_str() == "x.example.com" && limits.permits(&example));
         assert!(!limits.permits(&HostName::parse("example.com").unwrap()));

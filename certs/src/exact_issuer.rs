@@ -1,17 +1,17 @@
-//! A certificate under its issuer's exact name.
+//! Certificates with the exact issuer name.
 //!
-//! rcgen takes names apart and keeps one attribute of each kind, so `DC=example, DC=corp` comes out as another
-//! name, and a leaf whose issuer is not, octet by octet, the subject of its authority is believed by nobody.
-//! rcgen therefore only lays the certificate out; the issuer is put in, and signed for, here.
+//! A leaf is valid only if its issuer equals the subject of its authority byte for byte. rcgen parses names
+//! and keeps one attribute of each type, so `DC=example, DC=corp` comes out as another name. Therefore rcgen
+//! only builds the certificate; this module replaces the issuer with the raw DER and signs the result.
 
 use rcgen::{Error, PublicKeyData, SignatureAlgorithm, SigningKey};
 use rustls_pki_types::CertificateDer;
 use yasna::{ASN1Result, BERReader};
 
-/// Where the issuer stands in a version 3 certificate: version, serial number, algorithm, issuer (RFC 5280, 4.1).
+/// Index of the issuer in a version 3 certificate: version, serial number, algorithm, issuer (RFC 5280, 4.1).
 const ISSUER_INDEX: usize = 3;
 
-/// The public half of a signing key, which leaves the place of the signature empty.
+/// The public half of a signing key. It produces an empty signature, to be replaced later.
 pub(crate) struct PlaceholderSigner {
     pub(crate) public_key: Vec<u8>,
     pub(crate) algorithm: &'static SignatureAlgorithm,
@@ -33,7 +33,7 @@ impl SigningKey for PlaceholderSigner {
     }
 }
 
-/// Signs `blank`, a certificate laid out by a [`PlaceholderSigner`], as the issuer whose name is `issuer` (DER).
+/// Signs `blank`, a certificate built with a [`PlaceholderSigner`], under the issuer name `issuer` (DER).
 pub(crate) fn issue_certificate(
     blank: &[u8],
     issuer: &[u8],

@@ -1,4 +1,4 @@
-//! Files: bounded reading, key files only we may read, and noticing a change cheaply.
+//! Files: bounded reads, protected key files, and cheap detection of changes.
 
 use std::fs::{self, DirBuilder, File, OpenOptions, TryLockError};
 use std::io::{self, Read};
@@ -10,39 +10,39 @@ use std::time::{Duration, Instant, SystemTime};
 use sys::file::{self, Durability, Mode};
 use zeroize::Zeroizing;
 
-/// Largest PEM file read: a full system store is about a quarter of it.
+/// Largest PEM file to read: a full system store is about a quarter of it.
 pub(crate) const MAX_PEM: u64 = 1024 * 1024;
-/// Largest private key file read: an RSA key of 8192 bits is about 7 KiB.
+/// Largest private key file to read: an RSA key of 8192 bits is about 7 KiB.
 pub(crate) const MAX_KEY: u64 = 64 * 1024;
 
-/// Longest wait for another start that is making the same keys.
+/// Longest wait for another process that is creating the same keys.
 const LOCK_PATIENCE: Duration = Duration::from_secs(10);
-/// How often it is tried meanwhile.
+/// Interval between attempts to lock.
 const LOCK_PAUSE: Duration = Duration::from_millis(20);
 
-/// A file changed again within one tick of a coarse file system clock looks unchanged; younger than
-/// this, its content is compared instead.
+/// A file written twice within one tick of a coarse file system clock looks unchanged. Files younger than
+/// this are therefore read again and compared by content.
 const YOUNG_FILE_AGE: Duration = Duration::from_secs(2);
 
-/// Most entries of watched directories that are looked at; a system's store has some 300.
+/// Maximum number of directory entries to watch; a system store has some 300.
 const MAX_ENTRIES: usize = 4096;
 
-/// Why a file could not be used. Its content is never part of the message.
+/// Why a file could not be used. The message never contains its content.
 #[derive(Debug, thiserror::Error)]
 pub enum FileError {
-    #[error("{}: other users may read it (mode {mode:04o}); run: chmod 600 {}", path.display(), path.display())]
+    #[error("{}: other users can read it (mode {mode:04o}); run: chmod 600 {}", path.display(), path.display())]
     Exposed { path: PathBuf, mode: u32 },
-    #[error("{}: it belongs to user {owner}; a key must belong to who uses it or to root", path.display())]
+    #[error("{}: owned by user {owner}; a key must be owned by the current user or root", path.display())]
     Foreign { path: PathBuf, owner: u32 },
     #[error("{}: {source}", path.display())]
     Io { path: PathBuf, source: io::Error },
     #[error("{}: larger than {limit} bytes", path.display())]
     Large { path: PathBuf, limit: u64 },
-    #[error("{}: it is not a file of its own; remove it", path.display())]
+    #[error("{}: not a regular file; remove it", path.display())]
     Link { path: PathBuf },
-    #[error("{}: another process has held it for {} s; end that process first", path.display(), LOCK_PATIENCE.as_secs())]
+    #[error("{}: another process has held this lock for {} s; stop that process first", path.display(), LOCK_PATIENCE.as_secs())]
     Locked { path: PathBuf },
-    #[error("{}: other users may write into this directory (mode {mode:04o}); run: chmod go-w {}", path.display(), path.display())]
+    #[error("{}: other users can write to this directory (mode {mode:04o}); run: chmod go-w {}", path.display(), path.display())]
     OpenDirectory { path: PathBuf, mode: u32 },
 }
 
@@ -52,13 +52,13 @@ impl FileError {
     }
 }
 
-/// Reads `path`, at most `limit` bytes.
+/// Reads at most `limit` bytes of `path`.
 pub(crate) fn read_bounded(path: &Path, limit: u64) -> Result<Vec<u8>, FileError> {
     let file = File::open(path).map_err(|source| FileError::io(path, source))?;
     read_handle(path, &file, limit)
 }
 
-/// Reads a private key, refusing one that other users may read or that the group may write.
+/// Reads a private key. Refuses one that other users can read or that the group can write.
 pub(crate) fn read_secret(path: &Path) -> Result<Zeroizing<Vec<u8>>, FileError> {
     let file = File::open(path).map_err(|source| FileError::io(path, source))?;
     let found = file.metadata().map_err(|source| FileError::io(path, source))?;
@@ -67,19 +67,19 @@ pub(crate) fn read_secret(path: &Path) -> Result<Zeroizing<Vec<u8>>, FileError> 
         return Err(FileError::Foreign { path: path.to_owned(), owner: found.uid() });
     }
     check_parent_dir(path)?;
-    // Group reading is how orchestrators hand a secret to a non-root process.
+    // Orchestrators hand secrets to non-root processes through group read permission.
     if mode & 0o037 != 0 {
         return Err(FileError::Exposed { path: path.to_owned(), mode });
     }
     read_handle(path, &file, MAX_KEY).map(Zeroizing::new)
 }
 
-/// Who owns a file can change it, so it must be us or one who can do so anyway.
+/// The owner of a file can change it, so it must be us or root.
 fn is_trusted(owner: u32, user: u32) -> bool {
     owner == user || owner == 0
 }
 
-/// The user this process acts as.
+/// Returns the effective user of this process.
 fn current_user() -> Result<u32, FileError> {
     let path = Path::new("/proc/self/status");
     let status = fs::read_to_string(path).map_err(|source| FileError::io(path, source))?;
@@ -89,8 +89,8 @@ fn current_user() -> Result<u32, FileError> {
     effective.ok_or_else(|| FileError::io(path, io::ErrorKind::InvalidData.into()))
 }
 
-/// Refuses a key in a directory where others could put another in its place. A sticky one, as orchestrators
-/// make them for secrets, lets nobody replace what is not his own.
+/// Refuses a key in a directory where other users could replace it. In a sticky directory, which
+/// orchestrators use for secrets, users can replace only their own files.
 fn check_parent_dir(path: &Path) -> Result<(), FileError> {
     let real = fs::canonicalize(path).map_err(|source| FileError::io(path, source))?;
     let Some(dir) = real.parent() else {
@@ -105,7 +105,7 @@ fn check_parent_dir(path: &Path) -> Result<(), FileError> {
 
 fn read_handle(path: &Path, file: &File, limit: u64) -> Result<Vec<u8>, FileError> {
     let size = file.metadata().map_err(|source| FileError::io(path, source))?.len();
-    // Sized beforehand, so that a key leaves no copy in a buffer that grew.
+    // Allocated at full size, so that a buffer that grows leaves no copy of a key behind.
     let mut content = Vec::with_capacity(usize::try_from(size.min(limit)).unwrap_or(0) + 1);
     let read = file.take(limit + 1).read_to_end(&mut content);
     read.map_err(|source| FileError::io(path, source))?;
@@ -115,13 +115,12 @@ fn read_handle(path: &Path, file: &File, limit: u64) -> Result<Vec<u8>, FileErro
     Ok(content)
 }
 
-/// Replaces `path` by `content`, whole or not at all, and durably.
+/// Replaces `path` with `content`, atomically and durably.
 pub(crate) fn write_atomic(path: &Path, content: &[u8], mode: Mode) -> Result<(), FileError> {
-    file::replace(path, content, mode, Durability::Disk)
-        .map_err(|source| FileError::io(path, source))
+    file::replace(path, content, mode, Durability::Disk).map_err(|source| FileError::io(path, source))
 }
 
-/// Makes `dir` (mode 0700) if it is not there; one that is there must be closed to writers.
+/// Creates `dir` (mode 0700) if it is missing. An existing one must not be writable by other users.
 pub(crate) fn make_private_dir(dir: &Path) -> Result<(), FileError> {
     if let Some(parent) = dir.parent() {
         fs::create_dir_all(parent).map_err(|source| FileError::io(parent, source))?;
@@ -144,9 +143,9 @@ fn check_private_dir(dir: &Path) -> Result<(), FileError> {
     }
 }
 
-/// Holds the lock of `dir` until dropped, so that two starts do not make two sets of keys.
+/// Locks `dir` until the file is dropped, so that two processes do not create two sets of keys.
 pub(crate) fn lock_dir(dir: &Path) -> Result<File, FileError> {
-    // Nobody else can write here, so nobody swaps the lock between the look at it and its opening.
+    // No other user can write here, so the lock file cannot be swapped between check and open.
     check_private_dir(dir)?;
     let path = dir.join(".lock");
     if fs::symlink_metadata(&path).is_ok_and(|found| !found.is_file()) {
@@ -172,7 +171,7 @@ fn wait_for_lock(path: &Path, file: &File, patience: Duration) -> Result<(), Fil
     }
 }
 
-/// What a file looked like when it was last read.
+/// The metadata of a file when it was last read.
 #[derive(Clone, Debug, PartialEq, Eq)]
 struct FileStamp {
     device: u64,
@@ -183,7 +182,7 @@ struct FileStamp {
 }
 
 impl FileStamp {
-    /// Symbolic links are followed, so that a swapped link is a change.
+    /// Follows symbolic links, so that a swapped link is a change.
     fn read(path: &Path) -> io::Result<Self> {
         let found = fs::metadata(path)?;
         Ok(Self {
@@ -202,10 +201,10 @@ impl FileStamp {
     }
 }
 
-/// A set of files or directories and whether any of them changed since it was last looked at.
+/// A set of files or directories, and whether any of them changed since the last poll.
 ///
-/// Unchanged costs one `stat` a path and one an entry of a directory, whose own stamp does not tell when an
-/// entry is written over or what a link leads to. Who finds a change reads the files itself.
+/// An unchanged set costs one `stat` per path and per directory entry: the metadata of a directory does not
+/// show when an entry is overwritten or the target of a link changes. The caller reads the files itself.
 #[derive(Debug)]
 pub(crate) struct FilePoller {
     paths: Vec<PathBuf>,
@@ -214,36 +213,34 @@ pub(crate) struct FilePoller {
 }
 
 impl FilePoller {
-    /// Begins with everything changed, so that the first look reads.
+    /// Starts with everything changed, so that the first poll leads to a read.
     pub(crate) fn new(paths: Vec<PathBuf>) -> Self {
         Self { paths, stamps: Vec::new(), young: true }
     }
 
-    /// Whether to read again. Taken before reading, so that a change during it is seen next time.
+    /// Returns whether to read again. Call it before reading: a change during the read is seen next time.
     pub(crate) fn poll_changed(&mut self) -> bool {
         let entries = self.paths.iter().flat_map(|path| list_entries(path));
         let seen: Vec<PathBuf> = self.paths.iter().cloned().chain(entries).collect();
         let too_many = seen.len() > self.paths.len() + MAX_ENTRIES;
         let stamp = |path: PathBuf| (FileStamp::read(&path).ok(), path);
-        let stamps: Vec<_> =
-            seen.into_iter().take(self.paths.len() + MAX_ENTRIES).map(stamp).collect();
+        let stamps: Vec<_> = seen.into_iter().take(self.paths.len() + MAX_ENTRIES).map(stamp).collect();
         let changed = self.young || stamps != self.stamps;
-        let young = |(stamp, _): &(Option<FileStamp>, PathBuf)| {
-            stamp.as_ref().is_some_and(FileStamp::is_young)
-        };
-        // What is beyond the bound is not looked at, so it is read every time.
+        let young =
+            |(stamp, _): &(Option<FileStamp>, PathBuf)| stamp.as_ref().is_some_and(FileStamp::is_young);
+        // Entries beyond the bound are not watched, so the set is read every time.
         self.young = too_many || stamps.iter().any(young);
         self.stamps = stamps;
         changed
     }
 
-    /// Makes the next look read again, because this one came to nothing.
+    /// Reports a change at the next poll, because the read after this one failed.
     pub(crate) fn mark_changed(&mut self) {
         self.young = true;
     }
 }
 
-/// What is in `path`, if that is a directory, in an order of its own.
+/// Lists the entries of `path`, sorted, if it is a directory.
 fn list_entries(path: &Path) -> Vec<PathBuf> {
     let found = fs::read_dir(path).into_iter().flatten().flatten();
     let mut entries: Vec<PathBuf> = found.map(|entry| entry.path()).take(MAX_ENTRIES + 1).collect();
@@ -283,13 +280,9 @@ mod tests {
 
     #[test]
     fn keys_belong_to_their_user_or_to_root() {
-        for (owner, user, trusted) in [
-            (1000, 1000, true),
-            (0, 1000, true),
-            (0, 0, true),
-            (1001, 1000, false),
-            (1000, 0, false),
-        ] {
+        for (owner, user, trusted) in
+            [(1000, 1000, true), (0, 1000, true), (0, 0, true), (1001, 1000, false), (1000, 0, false)]
+        {
             assert_eq!(is_trusted(owner, user), trusted, "{owner} for {user}");
         }
         let dir = tempfile::tempdir().unwrap();
@@ -341,15 +334,14 @@ mod tests {
     #[test]
     fn a_watch_sees_content_replacement_removal_and_swapped_links() {
         let dir = tempfile::tempdir().unwrap();
-        let (one, two, link) =
-            (dir.path().join("1"), dir.path().join("2"), dir.path().join("link"));
+        let (one, two, link) = (dir.path().join("1"), dir.path().join("2"), dir.path().join("link"));
         for path in [&one, &two] {
             fs::write(path, "same").unwrap();
             make_old(path);
         }
         std::os::unix::fs::symlink(&one, &link).unwrap();
         let mut watch = FilePoller::new(vec![link.clone()]);
-        assert!(watch.poll_changed(), "the first look reads");
+        assert!(watch.poll_changed(), "the first poll leads to a read");
         watch.young = false;
         assert!(!watch.poll_changed());
 
@@ -379,9 +371,9 @@ mod tests {
         fs::write(&entry, "one root").unwrap();
         assert!(changed() && !changed(), "written over in place");
         fs::write(&target, "one root").unwrap();
-        assert!(changed() && !changed(), "what a link leads to");
+        assert!(changed() && !changed(), "the target of a link changed");
         fs::remove_file(&target).unwrap();
-        assert!(changed() && !changed(), "a link that leads nowhere");
+        assert!(changed() && !changed(), "a dangling link");
         fs::remove_file(&entry).unwrap();
         assert!(changed() && !changed(), "removed");
     }

@@ -1,7 +1,7 @@
-//! [`HostName`]: what a certificate is for, in one normal form.
+//! [`HostName`]: the subject of a certificate, in one normal form.
 //!
-//! A leaf is minted for one and an upstream is verified as one. Neither can be empty, so neither can be
-//! left out.
+//! Leaves are minted for a `HostName` and upstreams are verified against one. It cannot be empty, so
+//! neither step can be skipped by leaving the name out.
 
 use std::fmt;
 use std::net::IpAddr;
@@ -11,7 +11,7 @@ use rules::name::NameError;
 use rules::{DomainName, Host};
 use rustls_pki_types::{DnsName, ServerName};
 
-/// Longest text looked at: a Unicode name may be longer than its ASCII form.
+/// Longest text to parse: a Unicode name may be longer than its ASCII form.
 const MAX_TEXT: usize = 1024;
 
 /// A DNS name in the normal form of [`DomainName`], or an address. Never empty.
@@ -26,12 +26,12 @@ pub struct HostName {
 pub enum HostNameError {
     #[error(transparent)]
     Name(#[from] NameError),
-    #[error("TLS has no way to say this name")]
+    #[error("TLS cannot represent this name")]
     Unspeakable,
 }
 
 impl HostName {
-    /// Parses a name or an address, bracketed or not, as it stands in a rule, an SNI or an authority.
+    /// Parses a name or an address, bracketed or not, as found in a rule, an SNI or an authority.
     ///
     /// # Errors
     ///
@@ -50,7 +50,7 @@ impl HostName {
         &self.text
     }
 
-    /// The address, if this is one and not a name.
+    /// Returns the address, if this is one and not a name.
     pub fn address(&self) -> Option<IpAddr> {
         let ServerName::IpAddress(address) = &self.server else {
             return None;
@@ -58,13 +58,13 @@ impl HostName {
         Some((*address).into())
     }
 
-    /// The form in which rustls takes it.
+    /// Returns the form that rustls takes.
     pub fn server_name(&self) -> &ServerName<'static> {
         &self.server
     }
 }
 
-/// An IPv4 address in IPv6 clothes is that IPv4 address, here as where it is decided upon.
+/// Converts IPv4-mapped IPv6 to IPv4, as the decision does.
 impl From<IpAddr> for HostName {
     fn from(address: IpAddr) -> Self {
         let address = address.to_canonical();
@@ -72,7 +72,7 @@ impl From<IpAddr> for HostName {
     }
 }
 
-/// What was decided upon, as it was decided upon.
+/// Converts the decided host.
 impl TryFrom<Host> for HostName {
     type Error = HostNameError;
 
@@ -150,9 +150,7 @@ mod tests {
             let found = HostName::parse(text).ok();
             assert_eq!(found.as_ref().map(HostName::as_str), expected, "{text:?}");
         }
-        for long in
-            ["a".repeat(2000), format!("{}.example", "a".repeat(64)), vec!["abc"; 64].join(".")]
-        {
+        for long in ["a".repeat(2000), format!("{}.example", "a".repeat(64)), vec!["abc"; 64].join(".")] {
             assert!(HostName::parse(&long).is_err(), "{}", long.len());
         }
     }

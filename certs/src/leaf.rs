@@ -1,8 +1,8 @@
 //! Leaf certificates: minted on the fly for the decided name, kept in a bounded cache.
 //!
-//! The name is the one that was decided upon, never the client's SNI. One cache a sandbox, so that one
-//! sandbox cannot push out what another needs; within a sandbox a flood of random names pushes out other
-//! random names only.
+//! The name is the decided one, never the client's SNI. Each sandbox has a cache of its own, so that one
+//! sandbox cannot evict what another needs; within a sandbox, a flood of random names evicts only other
+//! random names.
 
 use std::fmt;
 use std::num::NonZeroUsize;
@@ -13,9 +13,7 @@ use rcgen::{
     CertificateParams, DistinguishedName, DnType, ExtendedKeyUsagePurpose, KeyUsagePurpose, SanType,
 };
 use rustls::ServerConfig;
-use rustls::server::{
-    ClientHello, ResolvesServerCert, ServerSessionMemoryCache, StoresServerSessions,
-};
+use rustls::server::{ClientHello, ResolvesServerCert, ServerSessionMemoryCache, StoresServerSessions};
 use rustls::sign::CertifiedKey;
 use rustls_pki_types::UnixTime;
 
@@ -24,36 +22,32 @@ use crate::bounded_cache::{BoundedCache, CacheBound};
 use crate::chain::{ValidityPeriod, to_datetime};
 use crate::host::HostName;
 
-/// How long before its minting a leaf is valid already, for sandboxes whose clock is behind.
+/// How far a leaf is backdated, for sandboxes with a slow clock.
 pub const BACKDATED: Duration = Duration::from_secs(6 * 3600);
-/// How long after its minting a leaf is valid.
+/// How long a leaf is valid after minting.
 pub const LIFE: Duration = Duration::from_secs(48 * 3600);
-/// Half of the most leaves that a cache keeps, some 3 KiB each.
+/// Half of [`MAX_LEAVES`]; a leaf takes some 3 KiB.
 const HALF_OF_LEAVES: NonZeroUsize = NonZeroUsize::new(1024).unwrap();
-/// Most leaves that a cache keeps.
+/// Maximum number of leaves per cache.
 pub const MAX_LEAVES: usize = 2 * HALF_OF_LEAVES.get();
-/// Most TLS sessions that a cache keeps for resumption.
+/// Maximum number of TLS sessions per cache kept for resumption.
 pub const MAX_SESSIONS: usize = 1024;
-/// RFC 5280, appendix A: a common name is at most this long.
+/// Longest common name (RFC 5280, appendix A).
 const MAX_COMMON_NAME: usize = 64;
 
-/// Why there is no leaf.
+/// Why a leaf could not be minted.
 #[derive(Debug, thiserror::Error)]
 pub enum LeafError {
-    #[error(
-        "the certificate authority is not valid at this time; make a new one, or set the clock right"
-    )]
+    #[error("the certificate authority is not valid now; create a new one, or correct the clock")]
     AuthorityExpired,
-    #[error(
-        "the certificate authority may not speak for {0}; make one whose name constraints include it"
-    )]
+    #[error("the certificate authority may not issue for {0}; create one whose name constraints include it")]
     OutsideConstraints(HostName),
-    #[error("the leaf could not be signed: {0}")]
+    #[error("cannot sign the leaf: {0}")]
     Signing(rcgen::Error),
 }
 
 impl LeafError {
-    /// The stable code for records and metrics.
+    /// Returns the stable code for records and metrics.
     pub fn code(&self) -> &'static str {
         match self {
             Self::AuthorityExpired => "authority_expired",
@@ -73,12 +67,12 @@ pub struct Leaf {
 }
 
 impl Leaf {
-    /// The chain and the key, for a resolver of one's own.
+    /// Returns the chain and the key, for callers with their own resolver.
     pub fn certified_key(&self) -> &Arc<CertifiedKey> {
         &self.certified
     }
 
-    /// A TLS server that presents this leaf and no other, whatever the SNI says; h2 and http/1.1.
+    /// Returns a TLS server configuration that presents this leaf whatever the SNI; h2 and http/1.1.
     pub fn server_config(&self) -> &Arc<ServerConfig> {
         &self.config
     }
@@ -87,7 +81,7 @@ impl Leaf {
         self.valid
     }
 
-    /// Until half its life is over, and not when the clock was set back to before its margin.
+    /// Whether the leaf is in the first half of its life and the clock has not gone back beyond its start.
     fn is_fresh(&self, now: u64) -> bool {
         let half = self.minted + self.valid.to.saturating_sub(self.minted) / 2;
         now < half && now.saturating_add(BACKDATED.as_secs() / 2) >= self.minted
@@ -108,11 +102,11 @@ pub struct LeafCache {
 }
 
 impl LeafCache {
-    /// An empty cache of leaves that `authority` signs.
+    /// Creates an empty cache of leaves signed by `authority`.
     ///
     /// # Errors
     ///
-    /// Only if this build of rustls offers no TLS version.
+    /// Fails only if this build of rustls supports no TLS version.
     pub fn new(authority: Arc<CertificateAuthority>) -> Result<Self, rustls::Error> {
         let mut template = ServerConfig::builder_with_provider(crate::crypto_provider())
             .with_safe_default_protocol_versions()?
@@ -124,21 +118,21 @@ impl LeafCache {
         Ok(Self { authority, template, leaves })
     }
 
-    /// The leaf for `host`: from the cache, or minted now.
+    /// Returns the leaf for `host`, from the cache or newly minted.
     pub fn leaf(&self, host: &HostName, now: UnixTime) -> Result<Leaf, LeafError> {
-        let kept = self.lock_leaves().get(host).cloned();
-        if let Some(leaf) = kept
+        let cached = self.lock_leaves().get(host).cloned();
+        if let Some(leaf) = cached
             && leaf.is_fresh(now.as_secs())
         {
             return Ok(leaf);
         }
-        // Minted without the lock: two at once for one name cost a signature, not a wait for everybody.
+        // Mint without the lock: two at once for one name cost a signature, but do not block the others.
         let leaf = self.mint(host, now)?;
         self.lock_leaves().insert(host.clone(), leaf.clone());
         Ok(leaf)
     }
 
-    /// How many leaves are kept.
+    /// Returns the number of cached leaves.
     pub fn len(&self) -> usize {
         self.lock_leaves().len()
     }
@@ -166,7 +160,7 @@ impl LeafCache {
         Ok(Leaf { certified, config: Arc::new(config), valid, minted: now.as_secs() })
     }
 
-    /// Within the life of the authority, so that the chain is never valid in parts.
+    /// Limits the validity to that of the authority, so that the whole chain is valid or none of it.
     fn leaf_validity(&self, now: u64) -> Result<ValidityPeriod, LeafError> {
         let authority = self.authority.valid();
         if now < authority.from || now >= authority.to {
@@ -179,7 +173,7 @@ impl LeafCache {
     }
 
     fn lock_leaves(&self) -> std::sync::MutexGuard<'_, BoundedCache<HostName, Leaf>> {
-        // A panic elsewhere leaves whole entries behind, so a poisoned cache is still a cache.
+        // A panic leaves only complete entries behind, so a poisoned cache is safe to use.
         sys::lock(&self.leaves)
     }
 }
@@ -190,11 +184,8 @@ impl fmt::Debug for LeafCache {
     }
 }
 
-/// What a leaf for `host` says.
-pub(crate) fn leaf_params(
-    host: &HostName,
-    valid: ValidityPeriod,
-) -> Result<CertificateParams, rcgen::Error> {
+/// Builds the parameters of a leaf for `host`.
+pub(crate) fn leaf_params(host: &HostName, valid: ValidityPeriod) -> Result<CertificateParams, rcgen::Error> {
     let mut params = CertificateParams::default();
     params.subject_alt_names = alternative_names(host)?;
     params.distinguished_name = DistinguishedName::new();
@@ -208,7 +199,7 @@ pub(crate) fn leaf_params(
     Ok(params)
 }
 
-/// What was decided upon and nothing beside it.
+/// Returns the decided name as the only alternative name.
 fn alternative_names(host: &HostName) -> Result<Vec<SanType>, rcgen::Error> {
     match host.address() {
         None => Ok(vec![SanType::DnsName(host.as_str().try_into()?)]),
@@ -216,14 +207,14 @@ fn alternative_names(host: &HostName) -> Result<Vec<SanType>, rcgen::Error> {
     }
 }
 
-/// For people only: clients look at the alternative names. An address here would be checked as a name
-/// against name constraints by some, so it is not put here.
+/// Returns the common name, for people only: clients check the alternative names. It is empty for an
+/// address, which some clients would check as a name against name constraints.
 fn common_name(host: &HostName) -> &str {
     let fits = host.address().is_none() && host.as_str().len() <= MAX_COMMON_NAME;
     if fits { host.as_str() } else { "Sandbar leaf" }
 }
 
-/// Presents one leaf, whatever is asked for.
+/// Presents one certificate whatever the client asks for.
 struct FixedCertResolver(Arc<CertifiedKey>);
 
 impl ResolvesServerCert for FixedCertResolver {
@@ -238,8 +229,8 @@ impl fmt::Debug for FixedCertResolver {
     }
 }
 
-/// The sessions of one name within the store of all, so that none is resumed under another name, where the
-/// client would not see the certificate that belongs to it.
+/// The sessions of one name within the shared store. No session is resumed under another name, where the
+/// client would not see the certificate of that name.
 #[derive(Debug)]
 struct HostSessions {
     host: HostName,

@@ -1,16 +1,16 @@
-//! Keys: everything that signs or checks a signature. It decides nothing.
+//! Keys: everything that signs or verifies a signature. It does not decide what is allowed.
 //!
-//! | module | answers |
+//! | module | purpose |
 //! | --- | --- |
-//! | [`authority`] | who signs the certificates a sandbox sees |
-//! | [`leaf`] | which certificate a sandbox sees for the decided name |
-//! | [`trust`] | whom we believe upstream, and as whom we present ourselves there |
-//! | [`identity`] | which sandbox a signed token names |
-//! | [`service_token`] | what a memory service gets to see instead of that token |
-//! | [`bundle`], [`variables`] | how the tools in a sandbox come to trust the authority |
+//! | [`authority`] | the authority that signs the certificates a sandbox sees |
+//! | [`leaf`] | the certificate a sandbox sees for the decided name |
+//! | [`trust`] | the roots we trust upstream, and the client certificate we present there |
+//! | [`identity`] | the sandbox that a signed token names |
+//! | [`service_token`] | the token a memory service gets instead of that one |
+//! | [`bundle`], [`variables`] | making the tools in a sandbox trust the authority |
 //!
-//! Clocks are passed in, files are re-read when their owner calls `refresh`, and there is no thread
-//! in here. aws-lc-rs is the only provider of cryptography.
+//! Callers pass the time in and call `refresh` to read changed files again; the crate starts no
+//! threads. aws-lc-rs is the only crypto provider.
 
 pub mod authority;
 mod bounded_cache;
@@ -40,32 +40,32 @@ use std::sync::{Arc, OnceLock};
 
 use rustls::crypto::CryptoProvider;
 
-/// The one provider of cryptography, shared so that nobody takes the process-wide default.
+/// Returns the only crypto provider, shared so that no code depends on the process-wide default.
 pub fn crypto_provider() -> Arc<CryptoProvider> {
     static PROVIDER: OnceLock<Arc<CryptoProvider>> = OnceLock::new();
     PROVIDER.get_or_init(|| Arc::new(rustls::crypto::aws_lc_rs::default_provider())).clone()
 }
 
-/// The SHA-256 of `bytes`.
+/// Returns the SHA-256 of `bytes`.
 pub(crate) fn sha256(bytes: &[u8]) -> [u8; 32] {
     let mut digest = [0; 32];
     digest.copy_from_slice(aws_lc_rs::digest::digest(&aws_lc_rs::digest::SHA256, bytes).as_ref());
     digest
 }
 
-/// `N` bytes from the operating system's generator.
+/// Returns `N` bytes from the operating system's random generator.
 pub(crate) fn random_bytes<const N: usize>() -> Result<[u8; N], NoRandomness> {
     let mut bytes = [0; N];
     aws_lc_rs::rand::fill(&mut bytes).map_err(|_| NoRandomness)?;
     Ok(bytes)
 }
 
-/// The generator of randomness failed; nothing can be signed.
+/// The random generator failed; nothing can be signed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("the operating system gave no randomness")]
+#[error("the operating system returned no random bytes")]
 pub struct NoRandomness;
 
-/// `bytes` in lower-case hexadecimal.
+/// Returns `bytes` in lower-case hexadecimal.
 pub fn hex(bytes: &[u8]) -> String {
     let digit = |half: u8| char::from_digit(u32::from(half), 16).unwrap_or_default();
     bytes.iter().flat_map(|byte| [digit(byte >> 4), digit(byte & 0xf)]).collect()

@@ -1,4 +1,4 @@
-//! PEM text: certificates and keys out of files, and into them.
+//! PEM: reading and writing certificates and keys.
 
 use base64::Engine;
 use base64::engine::general_purpose::STANDARD;
@@ -6,25 +6,23 @@ use rustls_pki_types::pem::PemObject;
 use rustls_pki_types::{CertificateDer, PrivateKeyDer};
 use zeroize::{Zeroize, Zeroizing};
 
-/// RFC 7468, section 2: writers wrap at 64.
+/// Line length of encoded text (RFC 7468, section 2).
 const LINE: usize = 64;
 
-/// Why PEM text was refused. The text itself is never part of the message.
+/// Why PEM text was refused. The message never contains the text.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum PemError {
-    #[error(
-        "the private key is encrypted; give it without a pass phrase, in a file only Sandbar can read"
-    )]
+    #[error("the private key is encrypted; provide it without a passphrase, in a file only Sandbar can read")]
     EncryptedKey,
     #[error("certificate {0} in the file is not PEM")]
     Malformed(usize),
-    #[error("there is no certificate in the file")]
+    #[error("the file contains no certificate")]
     NoCertificate,
-    #[error("there is no private key (PKCS#8, SEC1 or PKCS#1 PEM) in the file")]
+    #[error("the file contains no private key (PKCS#8, SEC1 or PKCS#1 PEM)")]
     NoKey,
 }
 
-/// Every certificate in `text`, in order; at least one.
+/// Parses every certificate in `text`, in order; at least one.
 pub fn certificates(text: &[u8]) -> Result<Vec<CertificateDer<'static>>, PemError> {
     let found: Result<Vec<_>, _> = CertificateDer::pem_slice_iter(text)
         .enumerate()
@@ -36,7 +34,7 @@ pub fn certificates(text: &[u8]) -> Result<Vec<CertificateDer<'static>>, PemErro
     }
 }
 
-/// The first private key in `text`, wiped when dropped.
+/// Parses the first private key in `text`. It is zeroized on drop.
 pub fn private_key(text: &[u8]) -> Result<Zeroizing<PrivateKeyDer<'static>>, PemError> {
     const ENCRYPTED: [&[u8]; 2] = [b"BEGIN ENCRYPTED PRIVATE KEY", b"Proc-Type: 4,ENCRYPTED"];
     if ENCRYPTED.iter().any(|mark| text.windows(mark.len()).any(|window| window == *mark)) {
@@ -58,7 +56,7 @@ enum KeyFormat {
     Sec1,
 }
 
-/// The kind and the base64 of the key that stands first.
+/// Returns the format and the base64 of the first key.
 fn first_key(text: &[u8]) -> Option<(KeyFormat, &[u8])> {
     let kinds = [
         (KeyFormat::Pkcs1, "RSA PRIVATE KEY"),
@@ -73,13 +71,13 @@ fn first_key(text: &[u8]) -> Option<(KeyFormat, &[u8])> {
     found.min_by_key(|(start, _, _)| *start).map(|(_, kind, body)| (kind, body))
 }
 
-/// Where `mark` begins in `text`, and what comes after it.
+/// Returns where `mark` starts in `text`, and the text after it.
 fn find_after<'a>(text: &'a [u8], mark: &[u8]) -> Option<(usize, &'a [u8])> {
     let start = text.windows(mark.len()).position(|window| window == mark)?;
     Some((start, text.get(start + mark.len()..)?))
 }
 
-/// Every buffer on the way is sized beforehand and wiped, so that no copy of a key stays behind.
+/// Decodes a key. Buffers are allocated at full size and zeroized, so that no copy of it stays in memory.
 fn decode_base64(body: &[u8]) -> Option<Zeroizing<Vec<u8>>> {
     let mut plain = Zeroizing::new(Vec::with_capacity(body.len()));
     plain.extend(body.iter().copied().filter(|byte| !byte.is_ascii_whitespace()));
@@ -89,19 +87,19 @@ fn decode_base64(body: &[u8]) -> Option<Zeroizing<Vec<u8>>> {
     Some(der)
 }
 
-/// `der` as a `CERTIFICATE`.
+/// Encodes `der` as a `CERTIFICATE`.
 pub fn encode_certificate(der: &CertificateDer<'_>) -> String {
     encode_block("CERTIFICATE", der).to_string()
 }
 
-/// `der` (PKCS#8) as a `PRIVATE KEY`, wiped when dropped.
+/// Encodes `der` (PKCS#8) as a `PRIVATE KEY`. It is zeroized on drop.
 pub fn encode_private_key(der: &[u8]) -> Zeroizing<String> {
     encode_block("PRIVATE KEY", der)
 }
 
 fn encode_block(label: &str, der: &[u8]) -> Zeroizing<String> {
     let mut body = STANDARD.encode(der).into_bytes();
-    // One allocation, so that a key leaves no copy behind in a buffer that grew.
+    // One allocation, so that a buffer that grows leaves no copy of a key behind.
     let mut text = String::with_capacity(body.len() + body.len() / LINE + 2 * label.len() + 40);
     text.push_str(&format!("-----BEGIN {label}-----\n"));
     for line in body.chunks(LINE) {
@@ -129,8 +127,7 @@ mod tests {
 
     #[test]
     fn a_key_is_found_among_other_things_and_whatever_its_kind() {
-        let parameters =
-            "-----BEGIN EC PARAMETERS-----\nBggqhkjOPQMBBw==\n-----END EC PARAMETERS-----\n";
+        let parameters = "-----BEGIN EC PARAMETERS-----\nBggqhkjOPQMBBw==\n-----END EC PARAMETERS-----\n";
         let wrapped = |label: &str| {
             format!(
                 "# caf\u{e9}\n{parameters}-----BEGIN {label}-----\r\nMA\r\nAA\r\n-----END {label}-----\r\n"
@@ -141,11 +138,7 @@ mod tests {
             assert_eq!(key.secret_der(), [0x30, 0, 0], "{label}");
             let (pkcs1, sec1) =
                 (matches!(&*key, PrivateKeyDer::Pkcs1(_)), matches!(&*key, PrivateKeyDer::Sec1(_)));
-            assert_eq!(
-                (pkcs1, sec1),
-                (label.starts_with("RSA"), label.starts_with("EC")),
-                "{label}"
-            );
+            assert_eq!((pkcs1, sec1), (label.starts_with("RSA"), label.starts_with("EC")), "{label}");
         }
         let two = format!("{}{}", wrapped("EC PRIVATE KEY"), wrapped("PRIVATE KEY"));
         assert!(matches!(&*private_key(two.as_bytes()).unwrap(), PrivateKeyDer::Sec1(_)));

@@ -1,7 +1,7 @@
-//! A PKCS#12 trust store, for Java: certificates only, so nothing in it is secret.
+//! A PKCS#12 trust store for Java: certificates only, so it contains no secret.
 //!
-//! Java takes a certificate in such a file as trusted only if it carries an attribute of Oracle's own. The
-//! password guards nothing; it is in the file's integrity code because tools insist on one.
+//! Java trusts a certificate in such a file only if it carries an Oracle-specific attribute. The password
+//! protects nothing; it is part of the integrity code because tools require one.
 
 use aws_lc_rs::{digest, hmac};
 use rustls_pki_types::CertificateDer;
@@ -10,14 +10,14 @@ use yasna::{DERWriter, construct_der};
 
 use crate::{NoRandomness, random_bytes};
 
-/// What Java itself uses for a store of public certificates.
+/// Java's default password for a store of public certificates.
 pub(crate) const PASSWORD: &str = "changeit";
 
-/// For a password that is public, enough that no tool complains.
+/// The password is public; this many iterations satisfy every tool.
 const ITERATIONS: u32 = 10_000;
 /// The block size of SHA-256, RFC 7292, appendix B.
 const BLOCK: usize = 64;
-/// RFC 7292, B.3: the key is one for integrity.
+/// The diversifier for integrity keys (RFC 7292, B.3).
 const FOR_INTEGRITY: u8 = 3;
 
 const DATA: &[u64] = &[1, 2, 840, 113_549, 1, 7, 1];
@@ -28,10 +28,8 @@ const TRUSTED_KEY_USAGE: &[u64] = &[2, 16, 840, 1, 113_894, 746_875, 1, 1];
 const ANY_USAGE: &[u64] = &[2, 5, 29, 37, 0];
 const SHA256: &[u64] = &[2, 16, 840, 1, 101, 3, 4, 2, 1];
 
-/// A store of `certificates`, each with the alias beside it.
-pub(crate) fn trust_store(
-    certificates: &[(String, CertificateDer<'_>)],
-) -> Result<Vec<u8>, NoRandomness> {
+/// Builds a store of `certificates`, each with its alias.
+pub(crate) fn trust_store(certificates: &[(String, CertificateDer<'_>)]) -> Result<Vec<u8>, NoRandomness> {
     let salt = random_bytes::<16>()?;
     let bags = construct_der(|writer| {
         writer.write_sequence_of(|writer| {
@@ -40,8 +38,7 @@ pub(crate) fn trust_store(
             }
         });
     });
-    let safe =
-        construct_der(|writer| writer.write_sequence_of(|writer| write_data(writer.next(), &bags)));
+    let safe = construct_der(|writer| writer.write_sequence_of(|writer| write_data(writer.next(), &bags)));
     let code = hmac::sign(&hmac::Key::new(hmac::HMAC_SHA256, &integrity_key(&salt)), &safe);
     Ok(construct_der(|writer| {
         writer.write_sequence(|writer| {
@@ -52,7 +49,7 @@ pub(crate) fn trust_store(
     }))
 }
 
-/// `ContentInfo` of plain data.
+/// Writes the `ContentInfo` of plain data.
 fn write_data(writer: DERWriter<'_>, content: &[u8]) {
     writer.write_sequence(|writer| {
         writer.next().write_oid(&oid(DATA));
@@ -60,23 +57,19 @@ fn write_data(writer: DERWriter<'_>, content: &[u8]) {
     });
 }
 
-/// `SafeBag` of one certificate.
+/// Writes the `SafeBag` of one certificate.
 fn write_bag(writer: DERWriter<'_>, alias: &str, certificate: &[u8]) {
     writer.write_sequence(|writer| {
         writer.next().write_oid(&oid(CERTIFICATE_BAG));
         writer.next().write_tagged(yasna::Tag::context(0), |writer| {
             writer.write_sequence(|writer| {
                 writer.next().write_oid(&oid(X509));
-                writer
-                    .next()
-                    .write_tagged(yasna::Tag::context(0), |writer| writer.write_bytes(certificate));
+                writer.next().write_tagged(yasna::Tag::context(0), |writer| writer.write_bytes(certificate));
             });
         });
         writer.next().write_set_of(|writer| {
             write_attribute(writer.next(), FRIENDLY_NAME, |writer| writer.write_bmp_string(alias));
-            write_attribute(writer.next(), TRUSTED_KEY_USAGE, |writer| {
-                writer.write_oid(&oid(ANY_USAGE))
-            });
+            write_attribute(writer.next(), TRUSTED_KEY_USAGE, |writer| writer.write_oid(&oid(ANY_USAGE)));
         });
     });
 }
@@ -88,7 +81,7 @@ fn write_attribute(writer: DERWriter<'_>, kind: &[u64], value: impl FnOnce(DERWr
     });
 }
 
-/// `MacData`.
+/// Writes the `MacData`.
 fn write_mac(writer: DERWriter<'_>, code: &[u8], salt: &[u8]) {
     writer.write_sequence(|writer| {
         writer.next().write_sequence(|writer| {
@@ -103,7 +96,7 @@ fn write_mac(writer: DERWriter<'_>, code: &[u8], salt: &[u8]) {
     });
 }
 
-/// RFC 7292, B.2, for a key as long as one SHA-256, which needs one round of its outer loop.
+/// Derives the key of RFC 7292, B.2. It is as long as one SHA-256, so one round of the outer loop suffices.
 fn integrity_key(salt: &[u8]) -> [u8; 32] {
     let password: Vec<u8> = PASSWORD.encode_utf16().chain([0]).flat_map(u16::to_be_bytes).collect();
     let mut hash = digest::Context::new(&digest::SHA256);
@@ -119,7 +112,7 @@ fn integrity_key(salt: &[u8]) -> [u8; 32] {
     bytes
 }
 
-/// `part` repeated until it fills whole blocks.
+/// Repeats `part` until it fills whole blocks.
 fn fill_blocks(part: &[u8]) -> Vec<u8> {
     let length = part.len().next_multiple_of(BLOCK);
     part.iter().copied().cycle().take(length).collect()

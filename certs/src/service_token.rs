@@ -1,7 +1,7 @@
-//! The token a memory service gets to see: ours, short, and about the sandbox of the path.
+//! The token a memory service sees: ours, short-lived, and about the sandbox of the channel.
 //!
-//! What the sandbox sent is never handed on, because whoever receives a bearer token can use it. A fresh one
-//! is signed instead, kept for half its life, and verified by the service through the published JWK Set.
+//! Sandbar never forwards the sandbox's own token, because anyone who receives a bearer token can use it. It
+//! signs a new one, caches it for half its life, and publishes a JWK Set for the service to verify it.
 
 use std::fmt;
 use std::num::NonZeroUsize;
@@ -14,30 +14,28 @@ use rustls_pki_types::UnixTime;
 use serde_json::{Value, json};
 
 use crate::bounded_cache::{BoundedCache, CacheBound};
-use crate::identity::{
-    KeyError, MAX_SKEW, SignedToken, SigningAlgorithm, SigningKey, Subject, is_plain,
-};
+use crate::identity::{KeyError, MAX_SKEW, SignedToken, SigningAlgorithm, SigningKey, Subject, is_plain};
 use crate::{NoRandomness, hex, random_bytes, sha256};
 
-/// Longest life of a token towards a service.
+/// Longest lifetime of a token for a service.
 pub const MAX_LIFE: Duration = Duration::from_secs(60);
-/// Shortest life that still leaves time to use it.
+/// Shortest lifetime that still leaves time to use the token.
 pub const MIN_LIFE: Duration = Duration::from_secs(4);
-/// Half of the most tokens kept.
+/// Half of [`MAX_TOKENS`].
 const HALF_OF_TOKENS: NonZeroUsize = NonZeroUsize::new(1024).unwrap();
-/// Most tokens kept.
+/// Maximum number of cached tokens.
 pub const MAX_TOKENS: usize = 2 * HALF_OF_TOKENS.get();
-/// Most banks named in a token, so that it still fits a header.
+/// Maximum number of banks in a token, so that it still fits a header.
 pub const MAX_BANKS: usize = 64;
-/// Largest token: servers commonly take 8 KiB of one header line, and there are others.
+/// Largest token: servers commonly accept 8 KiB per header line, and there is other content.
 pub const MAX_BYTES: usize = 6 * 1024;
 /// Longest issuer, audience or bank.
 const MAX_NAME: usize = 255;
 
-/// Which claims a service reads.
+/// The claims that a service reads.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum ServiceProfile {
-    /// What Astrocyte's OpenID Connect mode maps: it accepts RS256 only.
+    /// The claims that Astrocyte's OpenID Connect mode maps. It accepts RS256 only.
     Astrocyte,
     /// Plain claims: `tid`, `env`, `banks`.
     #[default]
@@ -47,38 +45,38 @@ pub enum ServiceProfile {
 /// Why there is no token for a service.
 #[derive(Debug, thiserror::Error)]
 pub enum ServiceTokenError {
-    #[error("this service accepts RS256 only; give the proxy an RSA key for it")]
+    #[error("this service accepts RS256 only; configure an RSA key for it")]
     Algorithm,
     #[error("the {0} must be 1 to 255 printable characters without spaces")]
     Characters(&'static str),
     #[error(transparent)]
     Key(#[from] KeyError),
-    #[error("towards a service tokens are signed with ES256 or RS256")]
+    #[error("tokens for a service must be signed with ES256 or RS256")]
     KeyKind,
-    #[error("a token towards a service lives for {} to {} seconds", MIN_LIFE.as_secs(), MAX_LIFE.as_secs())]
+    #[error("the lifetime of a token for a service must be {} to {} seconds", MIN_LIFE.as_secs(), MAX_LIFE.as_secs())]
     Life,
     #[error(transparent)]
     Randomness(#[from] NoRandomness),
     #[error("the token would be larger than {MAX_BYTES} bytes; grant fewer banks or shorter names")]
     TooLarge,
-    #[error("a token names at most {MAX_BANKS} banks")]
+    #[error("a token can name at most {MAX_BANKS} banks")]
     TooManyBanks,
 }
 
-/// What a token towards a service is about.
+/// The content of a token for a service.
 #[derive(Clone, Copy, Debug)]
 pub struct ServiceClaims<'a> {
-    /// The sandbox of the path, not of anything the sandbox said.
+    /// The sandbox of the channel, not one that the sandbox claims to be.
     pub subject: &'a Subject,
     /// The service's logical name.
     pub audience: &'a str,
-    /// The banks that policy granted, so that the service can narrow too.
+    /// The banks that the policy grants, so that the service can enforce them too.
     pub banks: &'a [String],
-    /// The SHA-256 of the client certificate we present, which makes the token useless to others.
+    /// The SHA-256 of the client certificate we present; it makes the token useless to others.
     pub certificate: Option<&'a [u8; 32]>,
 }
 
-/// Signs tokens towards services and keeps each for half its life.
+/// Signs tokens for services and caches each for half its life.
 pub struct ServiceTokens {
     key: SigningKey,
     previous: Option<PreviousKey>,
@@ -86,13 +84,13 @@ pub struct ServiceTokens {
     actor: String,
     profile: ServiceProfile,
     life: Duration,
-    kept: Mutex<BoundedCache<[u8; 32], CachedServiceToken>>,
+    cache: Mutex<BoundedCache<[u8; 32], CachedServiceToken>>,
 }
 
-/// The public half of a key that signs no more.
+/// The public half of a key that no longer signs.
 struct PreviousKey {
     jwk: Value,
-    /// Unix seconds at which the last token it signed has ended everywhere.
+    /// Unix seconds at which the last token it signed has expired everywhere.
     ends: u64,
 }
 
@@ -103,7 +101,7 @@ struct CachedServiceToken {
 }
 
 impl ServiceTokens {
-    /// Signs with `key` as `issuer`, which is also the actor in every token until [`Self::acting_as`] says another.
+    /// Signs with `key` as `issuer`, which is also the actor in every token unless [`Self::with_actor`] sets one.
     pub fn new(
         key: SigningKey,
         issuer: &str,
@@ -123,12 +121,12 @@ impl ServiceTokens {
         if !is_plain(issuer, MAX_NAME) {
             return Err(ServiceTokenError::Characters("issuer"));
         }
-        let kept = Mutex::new(BoundedCache::new(CacheBound::from_half(HALF_OF_TOKENS)));
+        let cache = Mutex::new(BoundedCache::new(CacheBound::from_half(HALF_OF_TOKENS)));
         let (issuer, actor) = (issuer.to_owned(), issuer.to_owned());
-        Ok(Self { key, previous: None, issuer, actor, profile, life, kept })
+        Ok(Self { key, previous: None, issuer, actor, profile, life, cache })
     }
 
-    /// Names the proxy itself as the actor (`act.sub`), where several sign as one issuer.
+    /// Sets the actor (`act.sub`), for several proxies that sign as one issuer.
     pub fn with_actor(mut self, actor: &str) -> Result<Self, ServiceTokenError> {
         if !is_plain(actor, MAX_NAME) {
             return Err(ServiceTokenError::Characters("actor"));
@@ -137,7 +135,7 @@ impl ServiceTokens {
         Ok(self)
     }
 
-    /// Takes over from `previous`, whose key stays published until the tokens it signed have ended.
+    /// Takes over from `previous`, whose key stays published until the tokens it signed have expired.
     pub fn with_previous(mut self, previous: &Self, now: UnixTime) -> Self {
         let ends = now.as_secs().saturating_add((previous.life + MAX_SKEW).as_secs());
         let mut jwk = previous.key.jwk().clone();
@@ -146,7 +144,7 @@ impl ServiceTokens {
         self
     }
 
-    /// A token that says `claims`, good for at least half its life.
+    /// Returns a token with `claims`, valid for at least half its lifetime.
     pub fn token(
         &self,
         claims: &ServiceClaims<'_>,
@@ -154,23 +152,22 @@ impl ServiceTokens {
     ) -> Result<Arc<SignedToken>, ServiceTokenError> {
         check_claims(claims)?;
         let now = now.as_secs();
-        let said = self.build_claims(claims);
-        let hash = sha256(said.to_string().as_bytes());
-        let kept = self.lock_cache().get(&hash).cloned();
-        // A clock set back makes the kept one a token of the future.
+        let content = self.build_claims(claims);
+        let hash = sha256(content.to_string().as_bytes());
+        let cached = self.lock_cache().get(&hash).cloned();
+        // If the clock was set back, the cached token may be issued in the future: sign a new one.
         let half = self.life.as_secs() / 2;
-        let fresh = |kept: &CachedServiceToken| {
-            now.checked_sub(kept.issued_at).is_some_and(|age| age < half)
-        };
-        if let Some(kept) = kept.filter(fresh) {
-            return Ok(kept.token);
+        let fresh =
+            |cached: &CachedServiceToken| now.checked_sub(cached.issued_at).is_some_and(|age| age < half);
+        if let Some(cached) = cached.filter(fresh) {
+            return Ok(cached.token);
         }
-        let token = Arc::new(self.sign(said, now)?);
+        let token = Arc::new(self.sign(content, now)?);
         self.lock_cache().insert(hash, CachedServiceToken { token: token.clone(), issued_at: now });
         Ok(token)
     }
 
-    /// The JWK Set by which services verify.
+    /// Returns the JWK Set with which services verify.
     pub fn jwks(&self, now: UnixTime) -> Value {
         let previous = self.previous.as_ref().filter(|previous| now.as_secs() < previous.ends);
         let keys: Vec<&Value> =
@@ -178,7 +175,7 @@ impl ServiceTokens {
         json!({ "keys": keys })
     }
 
-    /// How many tokens are kept.
+    /// Returns the number of cached tokens.
     pub fn len(&self) -> usize {
         self.lock_cache().len()
     }
@@ -187,10 +184,10 @@ impl ServiceTokens {
         self.len() == 0
     }
 
-    /// Everything but the times, so that it tells tokens apart.
+    /// Builds all claims except the times, which is what tells cached tokens apart.
     fn build_claims(&self, claims: &ServiceClaims<'_>) -> Value {
         let Subject { tenant, environment, sandbox, .. } = claims.subject;
-        let mut said = json!({
+        let mut content = json!({
             "iss": self.issuer,
             "sub": claims.subject.to_string(),
             "aud": claims.audience,
@@ -200,13 +197,13 @@ impl ServiceTokens {
             "banks": claims.banks,
         });
         if let Some(thumbprint) = claims.certificate {
-            said["cnf"] = json!({ "x5t#S256": URL_SAFE_NO_PAD.encode(thumbprint) });
+            content["cnf"] = json!({ "x5t#S256": URL_SAFE_NO_PAD.encode(thumbprint) });
         }
         if self.profile == ServiceProfile::Astrocyte {
-            said["astrocyte_actor_type"] = "agent".into();
-            said["astrocyte_principal"] = format!("agent:{sandbox}").into();
+            content["astrocyte_actor_type"] = "agent".into();
+            content["astrocyte_principal"] = format!("agent:{sandbox}").into();
         }
-        said
+        content
     }
 
     fn sign(&self, mut claims: Value, now: u64) -> Result<SignedToken, ServiceTokenError> {
@@ -219,8 +216,8 @@ impl ServiceTokens {
     }
 
     fn lock_cache(&self) -> std::sync::MutexGuard<'_, BoundedCache<[u8; 32], CachedServiceToken>> {
-        // A panic elsewhere leaves whole entries behind, so a poisoned cache is still a cache.
-        sys::lock(&self.kept)
+        // A panic leaves only complete entries behind, so a poisoned cache is safe to use.
+        sys::lock(&self.cache)
     }
 }
 

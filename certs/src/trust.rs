@@ -1,8 +1,8 @@
-//! Whom we believe upstream: roots, and the certificate we present ourselves with.
+//! Trust in upstreams: the roots, and the client certificate to present.
 //!
-//! Never an unverified connection: the only way to a client configuration is a [`TlsPeer`], a [`TlsPeer`] has a
-//! [`HostName`], and a [`HostName`] is never empty. (An HTTP engine that is handed an empty server name may
-//! take it as a wish to verify nothing.)
+//! A connection is never unverified: a client configuration comes only from a [`TlsPeer`], which has a
+//! [`HostName`], which is never empty. (Some HTTP engines treat an empty server name as a request to verify
+//! nothing.)
 
 use std::fmt;
 use std::path::{Path, PathBuf};
@@ -21,12 +21,12 @@ use crate::host::HostName;
 use crate::pem::{self, PemError};
 use crate::sha256;
 
-/// Most roots in one set, the system's included.
+/// Maximum number of roots in one set, including the system's.
 pub const MAX_ROOTS: usize = 4096;
-/// Most TLS sessions kept for resumption towards upstreams, a set.
+/// Maximum number of upstream TLS sessions per set kept for resumption.
 pub const MAX_SESSIONS: usize = 1024;
 
-/// Whether the roots of the operating system are believed.
+/// Whether the roots of the operating system are trusted.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum SystemStore {
     Excluded,
@@ -34,34 +34,34 @@ pub enum SystemStore {
     Included,
 }
 
-/// Where the chain and the key of a client certificate are.
+/// The paths of a client certificate chain and its key.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ClientFiles {
     pub chain: PathBuf,
     pub key: PathBuf,
 }
 
-/// Where one set of trust comes from: the operator's for everybody, or a rule's own.
+/// The source of one set of trust: the operator's default, or that of one rule.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct TrustSource {
     pub system: SystemStore,
-    /// PEM files of further roots.
+    /// PEM files with additional roots.
     pub files: Vec<PathBuf>,
-    /// Presented where the upstream asks for one.
+    /// Presented if the upstream asks for a client certificate.
     pub client: Option<ClientFiles>,
 }
 
 /// Why a set of trust was refused. The last good one stays in use.
 #[derive(Debug, thiserror::Error)]
 pub enum TrustError {
-    #[error("{}: this private key cannot be used; give ECDSA P-256 or P-384, Ed25519 or RSA", .0.display())]
+    #[error("{}: unsupported private key; use ECDSA P-256 or P-384, Ed25519 or RSA", .0.display())]
     ClientKey(PathBuf),
     #[error("{}: the private key does not belong to the first certificate of {}", key.display(), chain.display())]
     ClientMismatch { chain: PathBuf, key: PathBuf },
     #[error(transparent)]
     File(#[from] FileError),
     #[error(
-        "there is no root to believe; install the system's CA certificates, or name a file of roots"
+        "no root certificates to trust; install the system's CA certificates, or configure a file of roots"
     )]
     NoRoots,
     #[error("{}: {source}", path.display())]
@@ -69,16 +69,16 @@ pub enum TrustError {
     #[error("{}: certificate {index} cannot be a root", path.display())]
     Root { path: PathBuf, index: usize },
     #[error(
-        "the system's CA certificates cannot be read whole any more ({roots} roots, {errors} errors); make them readable again"
+        "the system's CA certificates are no longer fully readable ({roots} roots, {errors} errors); make them readable again"
     )]
     SystemStore { roots: usize, errors: usize },
-    #[error("there are more than {MAX_ROOTS} roots")]
+    #[error("more than {MAX_ROOTS} roots")]
     TooMany,
-    #[error("this build offers no TLS version: {0}")]
+    #[error("this build supports no TLS version: {0}")]
     Versions(rustls::Error),
 }
 
-/// What a look at the files came to.
+/// The result of checking the files for changes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum RefreshStatus {
     Changed,
@@ -93,15 +93,15 @@ pub struct TrustStore {
 }
 
 impl TrustStore {
-    /// Loads everything that `source` names.
+    /// Loads everything in `source`.
     pub fn load(source: TrustSource) -> Result<Self, TrustError> {
         let mut watch = FilePoller::new(watched_paths(&source));
-        watch.poll_changed(); // before reading, so that a change meanwhile is seen later
+        watch.poll_changed(); // before reading, so that a change during the read is seen later
         let current = ArcSwap::from_pointee(TrustSet::load(&source, None)?);
         Ok(Self { source, watch: Mutex::new(watch), current })
     }
 
-    /// Looks at the files and takes over what changed, whole or not at all. For a timer; it blocks.
+    /// Checks the files and adopts a change, completely or not at all. For a timer; it blocks.
     pub fn refresh(&self) -> Result<RefreshStatus, TrustError> {
         let mut watch = sys::lock(&self.watch);
         if !watch.poll_changed() {
@@ -117,12 +117,12 @@ impl TrustStore {
         Ok(RefreshStatus::Changed)
     }
 
-    /// The upstream that must prove to be `host`.
+    /// Returns the upstream that must prove to be `host`.
     pub fn peer_for(&self, host: HostName) -> TlsPeer {
         TlsPeer { host, set: self.current.load_full() }
     }
 
-    /// How many roots are believed.
+    /// Returns the number of trusted roots.
     pub fn root_count(&self) -> usize {
         self.current.load().roots.len()
     }
@@ -134,7 +134,7 @@ impl fmt::Debug for TrustStore {
     }
 }
 
-/// An upstream with everything needed to verify it. There is no way to have one without a name.
+/// An upstream with everything needed to verify it. It always has a name.
 #[derive(Clone)]
 pub struct TlsPeer {
     host: HostName,
@@ -146,28 +146,28 @@ impl TlsPeer {
         &self.host
     }
 
-    /// The name (or address) to verify, never empty, for an engine that takes it as text.
+    /// Returns the name or address to verify, never empty, for engines that take text.
     pub fn name(&self) -> &str {
         self.host.as_str()
     }
 
-    /// The name to verify, for rustls.
+    /// Returns the name to verify, for rustls.
     pub fn server_name(&self) -> ServerName<'static> {
         self.host.server_name().clone()
     }
 
-    /// A verifying client: these roots, this client certificate, h2 and http/1.1. Shared, so that
-    /// sessions are resumed.
+    /// Returns a verifying client configuration: these roots, this client certificate, h2 and http/1.1. It is
+    /// shared, so that sessions are resumed.
     pub fn client_config(&self) -> Arc<ClientConfig> {
         self.set.config.clone()
     }
 
-    /// A connection that verifies this very peer; nothing is left to pair up.
+    /// Creates a connection that verifies this very peer: name and configuration cannot be mixed up.
     pub fn connection(&self) -> Result<ClientConnection, rustls::Error> {
         ClientConnection::new(self.client_config(), self.server_name())
     }
 
-    /// The roots, for an engine that builds its own client.
+    /// Returns the roots, for engines that build their own client.
     pub fn roots(&self) -> &[CertificateDer<'static>] {
         &self.set.roots
     }
@@ -176,7 +176,7 @@ impl TlsPeer {
         self.set.client.as_ref()
     }
 
-    /// Tells pools apart: connections made under other roots or another client certificate.
+    /// Returns a key for connection pools: it differs for other roots or another client certificate.
     pub fn group_key(&self) -> u64 {
         let (first, _) = self.set.digest.split_first_chunk().unwrap_or((&[0; 8], &[]));
         u64::from_be_bytes(*first)
@@ -189,7 +189,7 @@ impl fmt::Debug for TlsPeer {
     }
 }
 
-/// The certificate we present to an upstream that asks.
+/// The certificate we present to an upstream that asks for one.
 pub struct ClientCertificate {
     chain: Vec<CertificateDer<'static>>,
     key: Zeroizing<PrivateKeyDer<'static>>,
@@ -200,19 +200,18 @@ impl ClientCertificate {
         &self.chain
     }
 
-    /// The private key, for an engine that builds its own client. Hand it on, keep no copy.
+    /// Returns the private key, for engines that build their own client. Do not keep a copy.
     pub fn expose_key(&self) -> &PrivateKeyDer<'static> {
         &self.key
     }
 
-    /// The SHA-256 of the certificate, as RFC 8705 (`x5t#S256`) binds tokens to it.
+    /// Returns the SHA-256 of the certificate, to which RFC 8705 (`x5t#S256`) binds tokens.
     pub fn thumbprint(&self) -> [u8; 32] {
         self.chain.first().map(|certificate| sha256(certificate)).unwrap_or_default()
     }
 
     fn load(source: &ClientFiles) -> Result<(Self, CertifiedKey), TrustError> {
-        let key = pem::private_key(&files::read_secret(&source.key)?)
-            .map_err(pem_error_at(&source.key))?;
+        let key = pem::private_key(&files::read_secret(&source.key)?).map_err(pem_error_at(&source.key))?;
         let chain_text = files::read_bounded(&source.chain, files::MAX_PEM)?;
         let chain = pem::certificates(&chain_text).map_err(pem_error_at(&source.chain))?;
         let signer = rustls::crypto::aws_lc_rs::sign::any_supported_type(&key)
@@ -257,7 +256,7 @@ impl TrustSet {
     }
 }
 
-/// What the system's store came to.
+/// The result of loading the system's store.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 struct SystemRootCount {
     roots: usize,
@@ -265,28 +264,23 @@ struct SystemRootCount {
 }
 
 impl SystemRootCount {
-    /// A store that is lost or half written is not a store with fewer roots. What could not be read from the
-    /// start is no news: a system may hold a stray file for years.
+    /// Fails if the store is now empty or has new errors: a lost or half-written store is not a store with
+    /// fewer roots. Errors that were there from the start do not count, since a system may hold a stray file
+    /// for years.
     fn check(self, before: Option<Self>) -> Result<(), TrustError> {
         let Self { roots, errors } = self;
-        let lost =
-            before.is_some_and(|before| errors > before.errors || (roots == 0 && before.roots > 0));
+        let lost = before.is_some_and(|before| errors > before.errors || (roots == 0 && before.roots > 0));
         if lost { Err(TrustError::SystemStore { roots, errors }) } else { Ok(()) }
     }
 }
 
-fn client_config(
-    store: RootCertStore,
-    client: Option<CertifiedKey>,
-) -> Result<ClientConfig, TrustError> {
+fn client_config(store: RootCertStore, client: Option<CertifiedKey>) -> Result<ClientConfig, TrustError> {
     let verified = ClientConfig::builder_with_provider(crate::crypto_provider())
         .with_safe_default_protocol_versions()
         .map_err(TrustError::Versions)?
         .with_root_certificates(store);
     let mut config = match client {
-        Some(client) => {
-            verified.with_client_cert_resolver(Arc::new(SingleCertAndKey::from(client)))
-        }
+        Some(client) => verified.with_client_cert_resolver(Arc::new(SingleCertAndKey::from(client))),
         None => verified.with_no_client_auth(),
     };
     config.alpn_protocols = vec![b"h2".to_vec(), b"http/1.1".to_vec()];
@@ -294,17 +288,14 @@ fn client_config(
     Ok(config)
 }
 
-/// The operating system's roots; those it holds but rustls cannot read are left out.
+/// Returns the operating system's roots, without those that rustls cannot parse.
 pub fn system_roots() -> Vec<CertificateDer<'static>> {
     rustls_native_certs::load_native_certs().certs
 }
 
 type LoadedRoots = (RootCertStore, Vec<CertificateDer<'static>>);
 
-fn load_roots(
-    source: &TrustSource,
-    system: Vec<CertificateDer<'static>>,
-) -> Result<LoadedRoots, TrustError> {
+fn load_roots(source: &TrustSource, system: Vec<CertificateDer<'static>>) -> Result<LoadedRoots, TrustError> {
     let (mut store, mut roots) = (RootCertStore::empty(), Vec::new());
     for root in system {
         if store.add(root.clone()).is_ok() {
@@ -321,16 +312,14 @@ fn load_roots(
     }
 }
 
-/// In an operator's file every certificate counts, so one that cannot be used is an error.
+/// Adds the roots of an operator's file, in which an unusable certificate is an error.
 fn add_root_file(
     path: &Path,
     store: &mut RootCertStore,
     roots: &mut Vec<CertificateDer<'static>>,
 ) -> Result<(), TrustError> {
     let text = files::read_bounded(path, files::MAX_PEM)?;
-    for (index, root) in
-        pem::certificates(&text).map_err(pem_error_at(path))?.into_iter().enumerate()
-    {
+    for (index, root) in pem::certificates(&text).map_err(pem_error_at(path))?.into_iter().enumerate() {
         let refused = |_| TrustError::Root { path: path.to_owned(), index: index + 1 };
         store.add(root.clone()).map_err(refused)?;
         roots.push(root);
@@ -340,16 +329,16 @@ fn add_root_file(
 
 fn digest(roots: &[CertificateDer<'_>], client: Option<&ClientCertificate>) -> [u8; 32] {
     let mut parts: Vec<[u8; 32]> = roots.iter().map(|root| sha256(root)).collect();
-    parts.sort_unstable(); // a directory has no order of its own
+    parts.sort_unstable(); // directories have no defined order
     let chain = client.map(|client| client.chain.as_slice()).unwrap_or_default();
     parts.extend(chain.iter().map(|certificate| sha256(certificate)));
-    // How many are roots is part of it, so that a root is not taken for a client certificate. A renewed key
-    // comes with a renewed certificate, so the key itself need not be hashed.
+    // The number of roots tells a root from a client certificate. A renewed key comes with a renewed
+    // certificate, so the key itself need not be hashed.
     let counted = [&roots.len().to_be_bytes()[..], parts.as_flattened()].concat();
     sha256(&counted)
 }
 
-/// Every path whose change may change the set.
+/// Returns every path that can change the set.
 fn watched_paths(source: &TrustSource) -> Vec<PathBuf> {
     let mut paths = source.files.clone();
     if let Some(client) = &source.client {
@@ -361,7 +350,7 @@ fn watched_paths(source: &TrustSource) -> Vec<PathBuf> {
     paths
 }
 
-/// Where `rustls-native-certs` looks: the two variables, else what OpenSSL was built with.
+/// Returns where `rustls-native-certs` looks: the two variables, or else the paths built into OpenSSL.
 fn system_paths() -> Vec<PathBuf> {
     let named = ["SSL_CERT_FILE", "SSL_CERT_DIR"].into_iter().filter_map(std::env::var_os);
     let named: Vec<PathBuf> =
@@ -405,8 +394,7 @@ mod tests {
     fn half_a_file_of_roots_counts_as_an_error() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("roots.pem");
-        let anchor =
-            || CertificateAuthority::in_memory(&AuthorityOptions::default(), UnixTime::now());
+        let anchor = || CertificateAuthority::in_memory(&AuthorityOptions::default(), UnixTime::now());
         let text = anchor().unwrap().anchor_pem() + &anchor().unwrap().anchor_pem();
         for (length, errors) in [(text.len(), false), (text.len() * 3 / 4, true)] {
             std::fs::write(&path, &text.as_bytes()[..length]).unwrap();

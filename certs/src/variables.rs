@@ -1,6 +1,6 @@
-//! The environment variables by which the tools in a sandbox find the authority.
+//! The environment variables that point the tools in a sandbox to the authority.
 //!
-//! Each was tried with the tool itself where that was possible; what a tool ignores is not set for it.
+//! Each was tested with the tool itself where possible; variables that a tool ignores are not set.
 
 use std::path::{Path, PathBuf};
 
@@ -9,10 +9,10 @@ use crate::pkcs12;
 
 /// A path that some tool would misread.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("{}: the path must be absolute and have letters, digits, `/`, `.`, `-` and `_` only, because tools split it at others", .0.display())]
+#[error("{}: the path must be absolute and contain only letters, digits, `/`, `.`, `-` and `_`, because tools split it at other characters", .0.display())]
 pub struct BundlePathError(PathBuf);
 
-/// What a variable points at.
+/// The file that a variable points at.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum VariableTarget {
     /// For tools that add to their own store.
@@ -24,7 +24,7 @@ enum VariableTarget {
     Wget,
 }
 
-/// The variable, what it points at, and who reads it.
+/// The variable, its target, and the tools that read it.
 const VARIABLES: [(&str, VariableTarget, &str); 23] = [
     ("AWS_CA_BUNDLE", VariableTarget::Everything, "AWS command line, botocore"),
     ("BUNDLE_SSL_CA_CERT", VariableTarget::Everything, "Ruby's Bundler"),
@@ -34,11 +34,7 @@ const VARIABLES: [(&str, VariableTarget, &str); 23] = [
     ("CURL_CA_BUNDLE", VariableTarget::Everything, "curl, Python requests"),
     ("DENO_CERT", VariableTarget::AuthorityOnly, "Deno"),
     ("GIT_SSL_CAINFO", VariableTarget::Everything, "git"),
-    (
-        "GRPC_DEFAULT_SSL_ROOTS_FILE_PATH",
-        VariableTarget::Everything,
-        "gRPC (C core: Python, Ruby, PHP)",
-    ),
+    ("GRPC_DEFAULT_SSL_ROOTS_FILE_PATH", VariableTarget::Everything, "gRPC (C core: Python, Ruby, PHP)"),
     ("HEX_CACERTS_PATH", VariableTarget::Everything, "Elixir's Hex"),
     ("HTTPLIB2_CA_CERTS", VariableTarget::Everything, "Python httplib2"),
     ("JAVA_TOOL_OPTIONS", VariableTarget::Java, "Java, Maven, Gradle"),
@@ -50,16 +46,12 @@ const VARIABLES: [(&str, VariableTarget, &str); 23] = [
     ("PHP_INI_SCAN_DIR", VariableTarget::Php, "PHP"),
     ("PIP_CERT", VariableTarget::Everything, "pip"),
     ("REQUESTS_CA_BUNDLE", VariableTarget::Everything, "Python requests, pip, conda, Poetry"),
-    (
-        "SSL_CERT_FILE",
-        VariableTarget::Everything,
-        "OpenSSL, Go, Rust, Ruby, Python ssl and httpx, uv",
-    ),
+    ("SSL_CERT_FILE", VariableTarget::Everything, "OpenSSL, Go, Rust, Ruby, Python ssl and httpx, uv"),
     ("WGETRC", VariableTarget::Wget, "GNU Wget, also where it is built with GnuTLS"),
     ("YARN_HTTPS_CA_FILE_PATH", VariableTarget::Everything, "Yarn 2 and newer"),
 ];
 
-/// How to write variables down.
+/// The output format.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum VariableFormat {
     /// Lines for `docker run --env-file`, which takes quotes literally.
@@ -72,18 +64,18 @@ pub enum VariableFormat {
     Shell,
 }
 
-/// Every variable and its value, for a sandbox that sees the files of a bundle in `dir`.
+/// Returns every variable and its value, for a sandbox that sees the bundle in `dir`.
 pub fn variables(dir: &Path) -> Result<Vec<(&'static str, String)>, BundlePathError> {
     let dir = check_path(dir)?;
     Ok(VARIABLES.iter().map(|(name, target, _)| (*name, target.value(dir))).collect())
 }
 
-/// Which tools read the variable `name`.
+/// Returns the tools that read the variable `name`.
 pub fn variable_readers(name: &str) -> Option<&'static str> {
     VARIABLES.iter().find(|(known, _, _)| *known == name).map(|(_, _, readers)| *readers)
 }
 
-/// `variables` as text.
+/// Renders `variables` as text.
 pub fn render(variables: &[(&'static str, String)], format: VariableFormat) -> String {
     variables.iter().map(|(name, value)| format_line(name, value, format)).collect()
 }
@@ -98,14 +90,14 @@ impl VariableTarget {
                  -Djavax.net.ssl.trustStorePassword={}",
                 pkcs12::PASSWORD
             ),
-            // The empty entry keeps PHP's own directory.
+            // The empty entry keeps PHP's own directory in the list.
             Self::Php => format!(":{dir}/{PHP_DIR}"),
             Self::Wget => format!("{dir}/{WGETRC_FILE}"),
         }
     }
 }
 
-/// No value has a quote, a dollar sign or a newline in it, because no path has.
+/// Formats one variable. Values need no escaping: paths contain no quote, dollar sign or newline.
 fn format_line(name: &str, value: &str, format: VariableFormat) -> String {
     match format {
         VariableFormat::Docker => format!("{name}={value}\n"),
@@ -115,7 +107,7 @@ fn format_line(name: &str, value: &str, format: VariableFormat) -> String {
     }
 }
 
-/// `path` as text that no tool splits or expands.
+/// Returns `path` as text that no tool splits or expands.
 pub(crate) fn check_path(path: &Path) -> Result<&str, BundlePathError> {
     let allowed = |b: u8| b.is_ascii_alphanumeric() || b"/.-_".contains(&b);
     let text = path.to_str().filter(|text| text.starts_with('/') && text.bytes().all(allowed));
@@ -127,9 +119,8 @@ mod tests {
     use super::*;
 
     #[test]
-    fn variables_stand_in_order_and_once() {
-        let names: Vec<String> =
-            VARIABLES.iter().map(|(name, _, _)| name.to_ascii_uppercase()).collect();
+    fn variables_are_sorted_and_unique() {
+        let names: Vec<String> = VARIABLES.iter().map(|(name, _, _)| name.to_ascii_uppercase()).collect();
         let mut sorted = names.clone();
         sorted.sort();
         sorted.dedup();

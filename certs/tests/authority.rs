@@ -1,4 +1,4 @@
-//! Authorities: made, kept, given, limited, and refused.
+//! Authorities: created, stored, provided, limited, and refused.
 
 use std::fs;
 use std::os::unix::fs::PermissionsExt;
@@ -6,12 +6,10 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
-use certs::{
-    AuthorityError, AuthorityOptions, CertificateAuthority, HostName, LeafCache, NameConstraints,
-};
+use certs::{AuthorityError, AuthorityOptions, CertificateAuthority, HostName, LeafCache, NameConstraints};
 use rcgen::{
-    BasicConstraints, CertificateParams, CertifiedIssuer, DnType, ExtendedKeyUsagePurpose, IsCa,
-    KeyPair, KeyUsagePurpose,
+    BasicConstraints, CertificateParams, CertifiedIssuer, DnType, ExtendedKeyUsagePurpose, IsCa, KeyPair,
+    KeyUsagePurpose,
 };
 
 use crate::handshake::{client_at, handshake};
@@ -21,7 +19,7 @@ fn host(text: &str) -> HostName {
     HostName::parse(text).unwrap()
 }
 
-/// Whether a client that believes the authority's anchor accepts its leaf for `name`.
+/// Checks whether a client that trusts the authority's root accepts its leaf for `name`.
 fn check_trusted(authority: CertificateAuthority, name: &str) -> Result<(), String> {
     let (anchor, name) = (authority.anchor().clone(), host(name));
     let cache = LeafCache::new(Arc::new(authority)).unwrap();
@@ -36,10 +34,8 @@ fn made_at_first_start_and_found_at_the_second() {
     let dir = tempfile::tempdir().unwrap();
     let keep = dir.path().join("ca");
     let options = AuthorityOptions::default();
-    let first =
-        CertificateAuthority::open_or_create(&keep, &options, unix_time(NOW)).unwrap().describe();
-    let second =
-        CertificateAuthority::open_or_create(&keep, &options, unix_time(NOW + DAY)).unwrap();
+    let first = CertificateAuthority::open_or_create(&keep, &options, unix_time(NOW)).unwrap().describe();
+    let second = CertificateAuthority::open_or_create(&keep, &options, unix_time(NOW + DAY)).unwrap();
     assert_eq!(first, second.describe());
     assert_eq!(check_trusted(second, "api.openai.com"), Ok(()));
     assert_eq!(file_mode(&keep.join("ca.key")), 0o600);
@@ -55,11 +51,8 @@ fn two_starts_at_once_make_one_authority() {
     let dir = tempfile::tempdir().unwrap();
     let options = AuthorityOptions::default();
     let starts: Vec<_> = std::thread::scope(|scope| {
-        let start = || {
-            CertificateAuthority::open_or_create(dir.path(), &options, unix_time(NOW))
-                .unwrap()
-                .describe()
-        };
+        let start =
+            || CertificateAuthority::open_or_create(dir.path(), &options, unix_time(NOW)).unwrap().describe();
         let threads: Vec<_> = (0..8).map(|_| scope.spawn(start)).collect();
         threads.into_iter().map(|thread| thread.join().unwrap()).collect()
     });
@@ -71,14 +64,10 @@ fn half_an_authority_is_not_replaced_silently() {
     let dir = tempfile::tempdir().unwrap();
     CertificateAuthority::create(dir.path(), &AuthorityOptions::default(), unix_time(NOW)).unwrap();
     fs::remove_file(dir.path().join("ca.pem")).unwrap();
-    let again = CertificateAuthority::open_or_create(
-        dir.path(),
-        &AuthorityOptions::default(),
-        unix_time(NOW),
-    );
-    assert!(matches!(again, Err(AuthorityError::Half { missing: "ca.pem", .. })));
     let again =
-        CertificateAuthority::create(dir.path(), &AuthorityOptions::default(), unix_time(NOW));
+        CertificateAuthority::open_or_create(dir.path(), &AuthorityOptions::default(), unix_time(NOW));
+    assert!(matches!(again, Err(AuthorityError::Half { missing: "ca.pem", .. })));
+    let again = CertificateAuthority::create(dir.path(), &AuthorityOptions::default(), unix_time(NOW));
     assert!(again.unwrap_err().to_string().contains("remove ca.key"));
 }
 
@@ -86,15 +75,11 @@ fn half_an_authority_is_not_replaced_silently() {
 fn what_cannot_be_made_leaves_nothing_behind() {
     let dir = tempfile::tempdir().unwrap();
     fs::write(dir.path().join("ca.key.1.new"), "left by an interrupted start").unwrap();
-    // No certificate is valid after the year 9999, so that one is found out when it is tried.
-    let never =
-        CertificateAuthority::create(dir.path(), &AuthorityOptions::default(), unix_time(u64::MAX));
+    // No certificate is valid after the year 9999; the sample leaf finds that.
+    let never = CertificateAuthority::create(dir.path(), &AuthorityOptions::default(), unix_time(u64::MAX));
     assert!(matches!(never, Err(AuthorityError::Expired { .. })));
     assert!(!dir.path().join("ca.key").exists() && !dir.path().join("ca.pem").exists());
-    assert!(
-        CertificateAuthority::create(dir.path(), &AuthorityOptions::default(), unix_time(NOW))
-            .is_ok()
-    );
+    assert!(CertificateAuthority::create(dir.path(), &AuthorityOptions::default(), unix_time(NOW)).is_ok());
 }
 
 #[test]
@@ -110,11 +95,7 @@ fn an_exposed_key_an_expired_chain_and_a_clock_before_it_are_refused() {
         (NOW + DAY, false),
         (0, false),
     ] {
-        assert_eq!(
-            CertificateAuthority::open(dir.path(), unix_time(when)).is_ok(),
-            opens,
-            "{when}"
-        );
+        assert_eq!(CertificateAuthority::open(dir.path(), unix_time(when)).is_ok(), opens, "{when}");
     }
     fs::set_permissions(dir.path().join("ca.key"), fs::Permissions::from_mode(0o644)).unwrap();
     let complaint = CertificateAuthority::open(dir.path(), unix_time(NOW)).unwrap_err().to_string();
@@ -171,7 +152,7 @@ fn only_names_or_only_addresses_exclude_the_other_kind() {
 
 type OperatorIssuer<'a> = CertifiedIssuer<'a, KeyPair>;
 
-/// An operator's certificate, made with another hand than the product's.
+/// Parameters of an operator's certificate, built independently of the product code.
 fn params(name: &str, ca: IsCa) -> CertificateParams {
     let mut params = CertificateParams::default();
     params.distinguished_name.push(DnType::CommonName, name);
@@ -187,12 +168,11 @@ fn root<'a>() -> OperatorIssuer<'a> {
     root_with(|_| ())
 }
 
-/// A root that differs in something.
+/// A root with altered parameters.
 fn root_with<'a>(alter: impl FnOnce(&mut CertificateParams)) -> OperatorIssuer<'a> {
     let mut params = params("root", IsCa::Ca(BasicConstraints::Unconstrained));
     alter(&mut params);
-    OperatorIssuer::self_signed(params, KeyPair::generate_for(&rcgen::PKCS_RSA_SHA256).unwrap())
-        .unwrap()
+    OperatorIssuer::self_signed(params, KeyPair::generate_for(&rcgen::PKCS_RSA_SHA256).unwrap()).unwrap()
 }
 
 fn issue_below<'a>(
@@ -200,8 +180,7 @@ fn issue_below<'a>(
     key: &'static rcgen::SignatureAlgorithm,
     ca: IsCa,
 ) -> OperatorIssuer<'a> {
-    OperatorIssuer::signed_by(params("below", ca), KeyPair::generate_for(key).unwrap(), root)
-        .unwrap()
+    OperatorIssuer::signed_by(params("below", ca), KeyPair::generate_for(key).unwrap(), root).unwrap()
 }
 
 /// Writes a key and a chain as an operator would.
@@ -209,8 +188,7 @@ fn write_files(dir: &Path, key: &KeyPair, chain: &[&OperatorIssuer<'_>]) -> (Pat
     let (key_path, chain_path) = (dir.join("op.key"), dir.join("op.pem"));
     fs::write(&key_path, certs::pem::encode_private_key(key.serialized_der()).as_bytes()).unwrap();
     fs::set_permissions(&key_path, fs::Permissions::from_mode(0o600)).unwrap();
-    let text: String =
-        chain.iter().map(|signer| certs::pem::encode_certificate(signer.der())).collect();
+    let text: String = chain.iter().map(|signer| certs::pem::encode_certificate(signer.der())).collect();
     fs::write(&chain_path, text).unwrap();
     (key_path, chain_path)
 }
@@ -228,8 +206,7 @@ fn an_operators_intermediate_of_any_key_kind_is_believed_through_its_root() {
         &rcgen::PKCS_RSA_SHA256,
     ] {
         let intermediate = issue_below(&root, key, CA);
-        let (key_path, chain_path) =
-            write_files(dir.path(), intermediate.key(), &[&intermediate, &root]);
+        let (key_path, chain_path) = write_files(dir.path(), intermediate.key(), &[&intermediate, &root]);
         let authority = CertificateAuthority::load(&key_path, &chain_path, unix_time(NOW)).unwrap();
         assert_eq!(authority.anchor(), root.der(), "{key:?}");
         assert_eq!(authority.describe().intermediates, 1, "{key:?}");
@@ -249,8 +226,7 @@ fn an_operators_mistakes_are_named() {
     let other = self::root();
     let shallow = root_with(|root| root.is_ca = IsCa::Ca(BasicConstraints::Constrained(0)));
     let below_shallow = issue_below(&shallow, p256, CA);
-    let for_clients =
-        root_with(|root| root.extended_key_usages = vec![ExtendedKeyUsagePurpose::ClientAuth]);
+    let for_clients = root_with(|root| root.extended_key_usages = vec![ExtendedKeyUsagePurpose::ClientAuth]);
     let below_for_clients = issue_below(&for_clients, p256, CA);
     let for_any = root_with(|root| root.extended_key_usages = vec![ExtendedKeyUsagePurpose::Any]);
     let below_for_any = issue_below(&for_any, p256, CA);
@@ -296,15 +272,11 @@ fn an_operators_authority_is_checked_before_it_is_copied() {
     let root = root();
     let (key, chain) = write_files(dir.path(), root.key(), &[&root]);
     let keep = dir.path().join("keep");
-    let imported =
-        CertificateAuthority::import(&keep, &key, &chain, unix_time(NOW)).unwrap().describe();
+    let imported = CertificateAuthority::import(&keep, &key, &chain, unix_time(NOW)).unwrap().describe();
     assert_eq!(CertificateAuthority::open(&keep, unix_time(NOW)).unwrap().describe(), imported);
     assert_eq!(file_mode(&keep.join("ca.key")), 0o600);
     fs::write(&chain, "nonsense").unwrap();
-    assert!(
-        CertificateAuthority::import(&dir.path().join("other"), &key, &chain, unix_time(NOW))
-            .is_err()
-    );
+    assert!(CertificateAuthority::import(&dir.path().join("other"), &key, &chain, unix_time(NOW)).is_err());
     assert!(!dir.path().join("other").exists());
 }
 
@@ -312,8 +284,7 @@ fn an_operators_authority_is_checked_before_it_is_copied() {
 fn nothing_of_a_key_is_shown() {
     let dir = tempfile::tempdir().unwrap();
     let authority =
-        CertificateAuthority::create(dir.path(), &AuthorityOptions::default(), unix_time(NOW))
-            .unwrap();
+        CertificateAuthority::create(dir.path(), &AuthorityOptions::default(), unix_time(NOW)).unwrap();
     let key = fs::read_to_string(dir.path().join("ca.key")).unwrap();
     let line = key.lines().nth(1).unwrap();
     assert!(!format!("{authority:?} {authority:#?}").contains(line));

@@ -1,11 +1,11 @@
-//! The fuzz target's check, for a bounded number of inputs in every test run.
+//! The check of the fuzz target, for a bounded number of inputs in every test run.
 
 #[path = "../fuzz/token_check.rs"]
 mod token_check;
 
 use proptest::prelude::*;
 
-/// What the checks once got wrong themselves: a number too large for 64 bits, and an honest signature's twin.
+/// Inputs that the checks themselves once got wrong: a number beyond 64 bits, and a second valid signature.
 #[test]
 fn p12_inputs_of_interest() {
     token_check::check_token(br#"{"alg":40000005354274630000,"kid":""}"#);

@@ -1,16 +1,16 @@
-//! A TLS handshake between two ends in memory, at a moment of the test's choosing.
+//! A TLS handshake between two ends in memory, at a time that the test chooses.
 
 use std::sync::Arc;
 
 use rustls::client::WebPkiServerVerifier;
 use rustls::client::danger::{HandshakeSignatureValid, ServerCertVerified, ServerCertVerifier};
 use rustls::{
-    ClientConfig, ClientConnection, DigitallySignedStruct, RootCertStore, ServerConfig,
-    ServerConnection, SignatureScheme,
+    ClientConfig, ClientConnection, DigitallySignedStruct, RootCertStore, ServerConfig, ServerConnection,
+    SignatureScheme,
 };
 use rustls_pki_types::{CertificateDer, ServerName, UnixTime};
 
-/// Shakes hands and says what the client, or else the server, complained about.
+/// Runs a handshake and returns the error of the client, or else of the server.
 pub(crate) fn handshake(
     client: Arc<ClientConfig>,
     name: ServerName<'static>,
@@ -35,12 +35,11 @@ pub(crate) fn handshake(
     Ok(())
 }
 
-/// A client that believes `anchor` only, at the moment `now`.
+/// A client that trusts only `anchor`, at the time `now`.
 pub(crate) fn client_at(anchor: &CertificateDer<'static>, now: UnixTime) -> Arc<ClientConfig> {
     let mut roots = RootCertStore::empty();
     roots.add(anchor.clone()).unwrap();
-    let verifier =
-        WebPkiServerVerifier::builder_with_provider(Arc::new(roots), certs::crypto_provider());
+    let verifier = WebPkiServerVerifier::builder_with_provider(Arc::new(roots), certs::crypto_provider());
     let verifier = Arc::new(FixedTimeVerifier { verifier: verifier.build().unwrap(), now });
     let config = ClientConfig::builder_with_provider(certs::crypto_provider())
         .with_safe_default_protocol_versions()
@@ -51,7 +50,7 @@ pub(crate) fn client_at(anchor: &CertificateDer<'static>, now: UnixTime) -> Arc<
     Arc::new(config)
 }
 
-/// The ordinary verifier, with the test's clock instead of the machine's.
+/// The standard verifier, with the test's clock instead of the system's.
 #[derive(Debug)]
 struct FixedTimeVerifier {
     verifier: Arc<WebPkiServerVerifier>,

@@ -1,4 +1,4 @@
-//! Leaves: right names, right times, a bounded cache, and what a strict client looks for.
+//! Leaves: names, validity, a bounded cache, and the requirements of strict clients.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -17,8 +17,7 @@ fn host(text: &str) -> HostName {
 
 fn cache(life: u64) -> LeafCache {
     let options = AuthorityOptions { life: Duration::from_secs(life), ..Default::default() };
-    LeafCache::new(Arc::new(CertificateAuthority::in_memory(&options, unix_time(NOW)).unwrap()))
-        .unwrap()
+    LeafCache::new(Arc::new(CertificateAuthority::in_memory(&options, unix_time(NOW)).unwrap())).unwrap()
 }
 
 fn leaf_der(cache: &LeafCache, name: &str, now: u64) -> Vec<u8> {
@@ -46,8 +45,7 @@ fn a_client_accepts_the_leaf_for_the_decided_name_only() {
     ] {
         let leaf = cache.leaf(&host(decided), unix_time(NOW)).unwrap();
         let name = ServerName::try_from(expects.to_owned()).unwrap();
-        let shaken =
-            handshake(client_at(&anchor, unix_time(NOW)), name, leaf.server_config().clone());
+        let shaken = handshake(client_at(&anchor, unix_time(NOW)), name, leaf.server_config().clone());
         assert_eq!(shaken.is_ok(), accepted, "{decided} for {expects}: {shaken:?}");
     }
 }
@@ -64,14 +62,13 @@ fn a_client_with_a_wrong_clock_accepts_within_the_margins() {
         (NOW + LIFE.as_secs() + 1, false),
     ] {
         let name = host("a.example").server_name().clone();
-        let shaken =
-            handshake(client_at(&anchor, unix_time(when)), name, leaf.server_config().clone());
+        let shaken = handshake(client_at(&anchor, unix_time(when)), name, leaf.server_config().clone());
         assert_eq!(shaken.is_ok(), accepted, "{when}: {shaken:?}");
     }
 }
 
 #[test]
-fn kept_until_half_its_life_and_minted_anew_when_the_clock_jumps() {
+fn kept_until_half_its_life_and_minted_again_when_the_clock_jumps() {
     let cache = cache(30 * DAY);
     let first = leaf_der(&cache, "a.example", NOW);
     for (jump, same) in [
@@ -120,7 +117,7 @@ fn p17_a_flood_of_names_stays_within_the_bound_and_leaves_the_regulars_alone() {
     assert_eq!(leaf_der(&cache, "api.openai.com", NOW), regular);
 }
 
-/// What Go, Apple and the stricter OpenSSL levels look for, beyond the signature.
+/// What Go, Apple and the stricter OpenSSL levels check beyond the signature.
 #[test]
 fn leaves_and_authorities_please_strict_clients() {
     let cache = cache(365 * DAY);
@@ -131,25 +128,15 @@ fn leaves_and_authorities_please_strict_clients() {
     for (what, certificate) in [("leaf", &leaf), ("authority", &authority)] {
         assert_eq!(certificate.version(), X509Version::V3, "{what}");
         let serial = certificate.raw_serial();
-        assert!(
-            serial.len() <= 20 && serial[0] & 0x80 == 0 && serial[0] != 0,
-            "{what}: {serial:x?}"
-        );
-        assert_eq!(
-            certificate.signature_algorithm.algorithm.to_id_string(),
-            "1.2.840.10045.4.3.2",
-            "{what}"
-        );
+        assert!(serial.len() <= 20 && serial[0] & 0x80 == 0 && serial[0] != 0, "{what}: {serial:x?}");
+        assert_eq!(certificate.signature_algorithm.algorithm.to_id_string(), "1.2.840.10045.4.3.2", "{what}");
         assert!(!certificate.subject().as_raw().is_empty(), "{what}");
         assert!(
-            certificate
-                .iter_extensions()
-                .all(|extension| !extension.parsed_extension().unsupported()),
+            certificate.iter_extensions().all(|extension| !extension.parsed_extension().unsupported()),
             "{what}"
         );
     }
-    let days = (leaf.validity().not_after.timestamp() - leaf.validity().not_before.timestamp())
-        / DAY as i64;
+    let days = (leaf.validity().not_after.timestamp() - leaf.validity().not_before.timestamp()) / DAY as i64;
     assert!(days <= 90, "{days}");
     assert!(!leaf.is_ca());
     let usage = leaf.extended_key_usage().unwrap().unwrap().value;

@@ -1,6 +1,6 @@
-//! The crate as its users see it: real handshakes in memory, real files, hostile tables, a clock in hand.
+//! The crate from its users' side: real handshakes in memory, real files, hostile tables, a fixed clock.
 
-#![allow(clippy::unwrap_used, clippy::panic, reason = "a test that cannot go on fails")]
+#![allow(clippy::unwrap_used, clippy::panic, reason = "a test fails if it cannot continue")]
 
 mod authority;
 mod fuzz;
@@ -13,7 +13,7 @@ use std::time::Duration;
 
 use certs::UnixTime;
 
-/// A moment to test at; no test looks at the machine's clock.
+/// The time of the tests; no test reads the system clock.
 const NOW: u64 = 1_800_000_000;
 
 fn unix_time(seconds: u64) -> UnixTime {

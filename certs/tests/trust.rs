@@ -1,4 +1,4 @@
-//! Trust towards upstreams: never unverified, client certificates, and files that change.
+//! Trust in upstreams: never unverified, client certificates, and files that change.
 
 use std::fs;
 use std::os::unix::fs::PermissionsExt;
@@ -7,16 +7,14 @@ use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
 use certs::trust::{ClientFiles, RefreshStatus, SystemStore};
-use certs::{
-    AuthorityOptions, CertificateAuthority, HostName, LeafCache, TrustSource, TrustStore, UnixTime,
-};
+use certs::{AuthorityOptions, CertificateAuthority, HostName, LeafCache, TrustSource, TrustStore, UnixTime};
 use rcgen::{CertificateParams, KeyPair};
 use rustls::server::WebPkiClientVerifier;
 use rustls::{RootCertStore, ServerConfig};
 
 use crate::handshake::handshake;
 
-/// An upstream of its own authority. rustls' own client looks at the machine's clock, so this does too.
+/// An upstream with its own authority. rustls' own client reads the system clock, so this does too.
 struct TlsUpstream {
     leaves: LeafCache,
 }
@@ -41,7 +39,7 @@ fn host(text: &str) -> HostName {
     HostName::parse(text).unwrap()
 }
 
-/// Replaces a file the way careful tools do.
+/// Replaces a file by rename.
 fn replace_file(path: &Path, text: &str) {
     let new = path.with_extension("new");
     fs::write(&new, text).unwrap();
@@ -103,8 +101,8 @@ fn changed_files_are_taken_over_whole_or_not_at_all() {
         replace_file(&file, bad);
         let complaint = trust.refresh().unwrap_err().to_string();
         assert!(complaint.contains("roots.pem"), "{complaint}");
-        assert!(trust.refresh().is_err(), "and says so again");
-        assert!(reaches(&trust, "a.example", old.config("a.example")), "the last good one stays");
+        assert!(trust.refresh().is_err(), "the error is reported again");
+        assert!(reaches(&trust, "a.example", old.config("a.example")), "the last good set stays");
     }
     fs::remove_file(&file).unwrap();
     assert!(trust.refresh().is_err());
@@ -113,7 +111,7 @@ fn changed_files_are_taken_over_whole_or_not_at_all() {
     assert_eq!(trust.refresh().unwrap(), RefreshStatus::Changed);
     assert!(reaches(&trust, "a.example", new.config("a.example")));
     assert!(!reaches(&trust, "a.example", old.config("a.example")));
-    assert_ne!(trust.peer_for(host("a.example")).group_key(), before, "pools are told apart");
+    assert_ne!(trust.peer_for(host("a.example")).group_key(), before, "pools are kept apart");
 }
 
 #[test]
@@ -162,7 +160,7 @@ fn the_system_store_is_believed_unless_excluded() {
     assert!(!reaches(&trust, "a.example", TlsUpstream::new().config("a.example")));
 }
 
-/// A client certificate and its key as files, and the roots an upstream would check it by.
+/// A client certificate and its key as files, and the roots with which an upstream checks it.
 fn write_client_files(dir: &Path) -> (ClientFiles, RootCertStore) {
     let key = KeyPair::generate().unwrap();
     let mut params = CertificateParams::new(["sandbar.example".to_owned()]).unwrap();
@@ -177,18 +175,15 @@ fn write_client_files(dir: &Path) -> (ClientFiles, RootCertStore) {
     (files, roots)
 }
 
-/// The upstream's configuration, asking for a client certificate that `roots` vouch for.
+/// The upstream's configuration, requiring a client certificate that `roots` verify.
 fn client_auth_config(upstream: &TlsUpstream, roots: RootCertStore) -> Arc<ServerConfig> {
-    let verifier =
-        WebPkiClientVerifier::builder_with_provider(Arc::new(roots), certs::crypto_provider());
+    let verifier = WebPkiClientVerifier::builder_with_provider(Arc::new(roots), certs::crypto_provider());
     let leaf = upstream.leaves.leaf(&host("a.example"), UnixTime::now()).unwrap();
     let config = ServerConfig::builder_with_provider(certs::crypto_provider())
         .with_safe_default_protocol_versions()
         .unwrap()
         .with_client_cert_verifier(verifier.build().unwrap())
-        .with_cert_resolver(Arc::new(rustls::sign::SingleCertAndKey::from(
-            leaf.certified_key().clone(),
-        )));
+        .with_cert_resolver(Arc::new(rustls::sign::SingleCertAndKey::from(leaf.certified_key().clone())));
     Arc::new(config)
 }
 
@@ -202,8 +197,7 @@ fn a_client_certificate_is_presented_where_one_is_asked_for() {
     let server = client_auth_config(&upstream, roots);
     let without = TrustStore::load(only_roots_from(&file)).unwrap();
     let with =
-        TrustStore::load(TrustSource { client: Some(files.clone()), ..only_roots_from(&file) })
-            .unwrap();
+        TrustStore::load(TrustSource { client: Some(files.clone()), ..only_roots_from(&file) }).unwrap();
     assert!(!reaches(&without, "a.example", server.clone()));
     assert!(reaches(&with, "a.example", server));
     let peer = with.peer_for(host("a.example"));
@@ -224,8 +218,7 @@ fn a_renewed_client_certificate_is_taken_over_only_with_its_key() {
     let (new, roots) = write_client_files(renewed.path());
     let server = client_auth_config(&upstream, roots);
     let trust =
-        TrustStore::load(TrustSource { client: Some(files.clone()), ..only_roots_from(&file) })
-            .unwrap();
+        TrustStore::load(TrustSource { client: Some(files.clone()), ..only_roots_from(&file) }).unwrap();
     assert!(!reaches(&trust, "a.example", server.clone()));
     fs::rename(&new.chain, &files.chain).unwrap();
     assert!(trust.refresh().unwrap_err().to_string().contains("does not belong"), "half renewed");
@@ -242,12 +235,11 @@ fn a_client_key_of_another_certificate_or_readable_by_all_is_refused() {
     let (mine, _) = write_client_files(one.path());
     let (other, _) = write_client_files(two.path());
     let mixed = ClientFiles { chain: mine.chain.clone(), key: other.key };
-    let refused = TrustStore::load(TrustSource { client: Some(mixed), ..only_roots_from(&file) })
-        .unwrap_err();
+    let refused =
+        TrustStore::load(TrustSource { client: Some(mixed), ..only_roots_from(&file) }).unwrap_err();
     assert!(refused.to_string().contains("does not belong"), "{refused}");
     fs::set_permissions(&mine.key, fs::Permissions::from_mode(0o644)).unwrap();
-    let refused =
-        TrustStore::load(TrustSource { client: Some(mine), ..only_roots_from(&file) }).unwrap_err();
+    let refused = TrustStore::load(TrustSource { client: Some(mine), ..only_roots_from(&file) }).unwrap_err();
     assert!(refused.to_string().contains("chmod 600"), "{refused}");
 }
 
@@ -255,8 +247,7 @@ fn a_client_key_of_another_certificate_or_readable_by_all_is_refused() {
 fn p17_more_roots_than_the_bound_are_refused() {
     let dir = tempfile::tempdir().unwrap();
     let anchor = TlsUpstream::new().leaves.authority().anchor_pem();
-    let files: Vec<PathBuf> =
-        (0..4).map(|number| dir.path().join(format!("{number}.pem"))).collect();
+    let files: Vec<PathBuf> = (0..4).map(|number| dir.path().join(format!("{number}.pem"))).collect();
     let copies = certs::trust::MAX_ROOTS / files.len();
     for file in &files {
         fs::write(file, anchor.repeat(copies)).unwrap();

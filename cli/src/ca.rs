@@ -1,4 +1,4 @@
-//! `sandbar ca`: the certificate authority, and how the tools in a sandbox come to trust it.
+//! `sandbar ca`: manages the certificate authority (CA) and makes the tools in a sandbox trust it.
 
 use std::fs;
 use std::io::Write;
@@ -16,13 +16,13 @@ use serde_json::json;
 use super::OutputOptions;
 use crate::terminal::{FAINT, GOOD, HEAD, WARN, paint};
 
-/// When `show` begins to warn about the end of an authority.
+/// Remaining validity below which `show` warns.
 pub(crate) const EXPIRY_WARNING: Duration = Duration::from_secs(30 * 24 * 3600);
-/// What is added to the name of the authority's directory, which others cannot look into, for the directory of
-/// the trust files beside it.
+/// Suffix of the directory with the trust files. It is a sibling of the authority's directory, because only the
+/// owner can enter that one.
 const TRUST_SUFFIX: &str = "-trust";
 
-/// Make and show the certificate authority, and have tools trust it
+/// Manage the certificate authority (CA) and make tools trust it
 #[derive(clap::Args)]
 pub(crate) struct CaArgs {
     #[command(subcommand)]
@@ -38,50 +38,50 @@ enum CaCommand {
     Show(CaShowArgs),
 }
 
-/// Make an authority, or take over one of your own
+/// Create a CA, or import an existing one
 #[derive(clap::Args)]
 struct CaInitArgs {
-    /// The directory to keep it in; the key file is readable by its owner only
+    /// Directory to store the CA in; only the owner can read the key file
     #[arg(long)]
     dir: PathBuf,
-    /// Its name in certificate viewers
+    /// Name of the CA, as shown in certificate viewers
     #[arg(long, default_value = "Sandbar", conflicts_with = "key")]
     name: String,
-    /// How long it lives
+    /// Validity period
     #[arg(long = "for", value_name = "TIME", default_value = "365d", value_parser = humantime::parse_duration, conflicts_with = "key")]
     life: Duration,
-    /// A name, `*.name` or network that it may speak for; repeat for more, leave out for everything
+    /// Restrict the CA to a name, `*.name` or network; repeatable [default: unrestricted]
     #[arg(long, value_name = "PATTERN", conflicts_with = "key")]
     permit: Vec<String>,
-    /// Your own private key (PEM), instead of a new one
+    /// Existing private key to import (PEM)
     #[arg(long, value_name = "FILE", requires = "chain")]
     key: Option<PathBuf>,
-    /// Your own certificate and those above it (PEM), the signing one first
+    /// Certificate chain of the imported key (PEM), signing certificate first
     #[arg(long, value_name = "FILE", requires = "key")]
     chain: Option<PathBuf>,
 }
 
-/// Show an authority: its name, life, fingerprint, and what it may speak for
+/// Show a CA: name, validity, fingerprint and name constraints
 #[derive(clap::Args)]
 struct CaShowArgs {
-    /// The directory it is kept in
+    /// Directory of the CA
     #[arg(long)]
     dir: PathBuf,
 }
 
-/// Print the certificate that clients must trust
+/// Print the CA certificate that clients must trust
 #[derive(clap::Args)]
 struct ExportArgs {
-    /// The directory the authority is kept in
+    /// Directory of the CA
     #[arg(long)]
     dir: PathBuf,
-    /// As text or as bytes
+    /// Output format
     #[arg(long, value_enum, default_value_t)]
     format: CertificateFormat,
-    /// Write it into this file instead
+    /// Write to this file instead of stdout
     #[arg(long, value_name = "FILE")]
     out: Option<PathBuf>,
-    /// Replace that file if it is there
+    /// Overwrite an existing file
     #[arg(long, requires = "out")]
     force: bool,
 }
@@ -93,54 +93,54 @@ enum CertificateFormat {
     Pem,
 }
 
-/// Print the variables that make tools trust the authority
+/// Print the environment variables that make tools trust the CA
 #[derive(clap::Args)]
 struct EnvArgs {
-    /// The directory the authority is kept in
+    /// Directory of the CA
     #[arg(long)]
     dir: PathBuf,
-    /// Where the sandbox sees the files that `bundle` wrote [default: DIR-trust]
+    /// Path of the trust files (see `bundle`) inside the sandbox [default: DIR-trust]
     #[arg(long, value_name = "PATH")]
     at: Option<PathBuf>,
-    /// For whom
+    /// Output format
     #[arg(long, value_enum, default_value_t)]
     format: EnvFormat,
 }
 
 #[derive(Clone, Copy, Default, clap::ValueEnum)]
 enum EnvFormat {
-    /// Lines for `docker run --env-file`
+    /// For `docker run --env-file`
     Docker,
-    /// Lines for a `.env` file
+    /// For a `.env` file
     Dotenv,
-    /// The `env` list of a container
+    /// The `env` list of a Kubernetes container
     K8s,
-    /// Lines for `eval` in a shell
+    /// For `eval` in a shell
     #[default]
     Sh,
 }
 
-/// Write the files that tools trust: the combined PEM, ours alone, a PKCS#12 store, settings for wget and PHP
+/// Write the trust files: combined PEM, CA certificate alone, PKCS#12 store, settings for wget and PHP
 #[derive(clap::Args)]
 struct BundleArgs {
-    /// The directory the authority is kept in
+    /// Directory of the CA
     #[arg(long)]
     dir: PathBuf,
-    /// The directory to write into, which the sandbox must be able to read [default: DIR-trust]
+    /// Directory to write to; the sandbox must be able to read it [default: DIR-trust]
     #[arg(long, value_name = "DIR")]
     out: Option<PathBuf>,
-    /// Replace files there that are not as this command wrote them
+    /// Overwrite files that are not as this command wrote them
     #[arg(long)]
     force: bool,
-    /// Where the sandbox sees that directory, if elsewhere
+    /// Path of that directory inside the sandbox, if different
     #[arg(long, value_name = "PATH")]
     at: Option<PathBuf>,
-    /// Leave the roots of this system out, so that the sandbox trusts Sandbar alone
+    /// Leave out the system's CA certificates, so that the sandbox trusts only Sandbar
     #[arg(long)]
     without_system: bool,
 }
 
-/// Runs one of the subcommands. Exit status: 0, or 2 when a file or an argument is not good.
+/// Runs one of the subcommands. Exit status: 0, or 2 for an invalid file or argument.
 pub(crate) fn ca(args: &CaArgs, output: OutputOptions) -> anyhow::Result<ExitCode> {
     match &args.command {
         CaCommand::Bundle(args) => write_bundle(args, output)?,
@@ -169,11 +169,11 @@ fn authority_options(args: &CaInitArgs) -> anyhow::Result<AuthorityOptions> {
     Ok(AuthorityOptions { name: args.name.clone(), life: args.life, permitted })
 }
 
-/// Who asks for a limit gets it or an error, never an authority without one.
+/// Fails on an invalid pattern instead of creating an authority without constraints.
 fn name_constraints(patterns: &[String]) -> anyhow::Result<NameConstraints> {
     NameConstraints::from_patterns(patterns.iter().map(String::as_str)).with_context(|| {
-        let most = certs::constraints::MAX_SUBTREES;
-        format!("--permit takes 1 to {most} names (`x.com`, `*.x.com`) or networks (`10.0.0.0/8`), not `*`")
+        let max = certs::constraints::MAX_SUBTREES;
+        format!("--permit takes 1 to {max} names (`x.com`, `*.x.com`) or networks (`10.0.0.0/8`), not `*`")
     })
 }
 
@@ -181,28 +181,28 @@ fn show(args: &CaShowArgs, output: OutputOptions) -> anyhow::Result<()> {
     print_authority(&CertificateAuthority::open(&args.dir, UnixTime::now())?.describe(), output)
 }
 
-fn print_authority(found: &AuthorityInfo, output: OutputOptions) -> anyhow::Result<()> {
+fn print_authority(info: &AuthorityInfo, output: OutputOptions) -> anyhow::Result<()> {
     if output.json {
-        anstream::println!("{}", serde_json::to_string_pretty(found)?);
+        anstream::println!("{}", serde_json::to_string_pretty(info)?);
         return Ok(());
     }
-    let permitted = match (found.permitted.as_slice(), found.excluded.as_slice()) {
+    let permitted = match (info.permitted.as_slice(), info.excluded.as_slice()) {
         ([], []) => "everything".to_owned(),
         ([], excluded) => format!("everything but {}", excluded.join(", ")),
         (some, _) => some.join(", "),
     };
-    anstream::println!("{}", paint(HEAD, &found.subject));
+    anstream::println!("{}", paint(HEAD, &info.subject));
     for (name, value) in [
-        ("key", found.key.to_owned()),
-        ("valid", format!("{} to {}", found.valid_from, found.valid_to)),
-        ("SHA-256", found.anchor_sha256.clone()),
-        ("speaks for", permitted),
-        ("sent along", format!("{} intermediate certificates", found.intermediates)),
+        ("key", info.key.to_owned()),
+        ("valid", format!("{} to {}", info.valid_from, info.valid_to)),
+        ("SHA-256", info.anchor_sha256.clone()),
+        ("signs for", permitted),
+        ("chain", format!("{} intermediate certificates", info.intermediates)),
     ] {
         anstream::println!("  {} {value}", paint(FAINT, format!("{name:<10}")));
     }
-    if found.valid_to_unix < UnixTime::now().as_secs() + EXPIRY_WARNING.as_secs() {
-        anstream::println!("{}", paint(WARN, "It ends within 30 days: make a new one in time."));
+    if info.valid_to_unix < UnixTime::now().as_secs() + EXPIRY_WARNING.as_secs() {
+        anstream::println!("{}", paint(WARN, "It expires within 30 days: create a new one in time."));
     }
     Ok(())
 }
@@ -231,20 +231,19 @@ fn export(args: &ExportArgs, output: OutputOptions) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Somebody's file is not written over by accident.
+/// Refuses to overwrite an existing file unless `force` is set.
 fn write_file(path: &Path, content: &[u8], force: bool) -> anyhow::Result<()> {
     let mut options = fs::OpenOptions::new();
     options.write(true).truncate(true);
-    let opened =
-        if force { options.create(true).open(path) } else { options.create_new(true).open(path) };
-    let hint = if force { "" } else { " (--force replaces a file that is there)" };
+    let opened = if force { options.create(true).open(path) } else { options.create_new(true).open(path) };
+    let hint = if force { "" } else { " (--force overwrites an existing file)" };
     opened
         .and_then(|mut file| file.write_all(content))
         .with_context(|| format!("cannot write {}{hint}", path.display()))
 }
 
 fn print_env(args: &EnvArgs, output: OutputOptions) -> anyhow::Result<()> {
-    // Variables for an authority that is not there would leave every tool without any trust at all.
+    // Variables that lead to a missing authority would leave every tool without trusted roots.
     CertificateAuthority::open(&args.dir, UnixTime::now())?;
     let dir = match &args.at {
         Some(path) => path.clone(),
@@ -267,12 +266,11 @@ fn print_env(args: &EnvArgs, output: OutputOptions) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Variables that point at nothing would do the same.
+/// Returns the trust directory, or an error if it has no bundle: tools would then trust nothing.
 fn find_bundle(dir: &Path) -> anyhow::Result<PathBuf> {
     let trust = trust_dir(dir)?;
     let shown = dir.display();
-    let missing =
-        || format!("there is no bundle yet; write it with: sandbar ca bundle --dir {shown}");
+    let missing = || format!("no trust bundle found; create it with: sandbar ca bundle --dir {shown}");
     fs::metadata(trust.join(bundle::BUNDLE_FILE)).with_context(missing)?;
     Ok(trust)
 }
@@ -282,8 +280,8 @@ fn write_bundle(args: &BundleArgs, output: OutputOptions) -> anyhow::Result<()> 
     let out = args.out.clone().map_or_else(|| trust_dir(&args.dir), Ok)?;
     let seen_at = args.at.clone().map_or_else(|| absolute(&out), Ok)?;
     let system = if args.without_system { Vec::new() } else { trust::system_roots() };
-    let others = if args.force { ForeignFiles::Replace } else { ForeignFiles::Keep };
-    let written = bundle::write(&out, &seen_at, &authority, &system, others)?;
+    let foreign = if args.force { ForeignFiles::Replace } else { ForeignFiles::Keep };
+    let written = bundle::write(&out, &seen_at, &authority, &system, foreign)?;
     if output.json {
         let files: Vec<_> = written.iter().map(|path| path.display().to_string()).collect();
         anstream::println!("{}", json!({ "files": files, "system_roots": system.len() }));
@@ -294,22 +292,24 @@ fn write_bundle(args: &BundleArgs, output: OutputOptions) -> anyhow::Result<()> 
     }
     if system.is_empty() && !args.without_system {
         anstream::eprintln!(
-            "{} this system has no CA certificates; only Sandbar is trusted",
+            "{} no system CA certificates found; the bundle trusts only Sandbar",
             paint(WARN, "sandbar:")
         );
     }
     Ok(())
 }
 
-/// Beside the authority's own directory, so that other users can read it.
+/// Returns the default trust directory: beside the authority's, so that other users can read it.
 pub(crate) fn trust_dir(dir: &Path) -> anyhow::Result<PathBuf> {
     let dir = absolute(dir)?;
-    let mut name =
-        dir.file_name().context("give --out: there is nothing beside this directory")?.to_owned();
+    let mut name = dir
+        .file_name()
+        .context("--out is required: this directory has no name to derive one from")?
+        .to_owned();
     name.push(TRUST_SUFFIX);
     Ok(dir.with_file_name(name))
 }
 
 fn absolute(path: &Path) -> anyhow::Result<PathBuf> {
-    std::path::absolute(path).with_context(|| format!("cannot find {}", path.display()))
+    std::path::absolute(path).with_context(|| format!("cannot resolve {}", path.display()))
 }

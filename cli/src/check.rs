@@ -1,4 +1,4 @@
-//! `sandbar check`: parses, compiles, runs the tests, and prints what is really in effect.
+//! `sandbar check`: parses and compiles policies, runs their tests, and prints the effective rules.
 
 use std::collections::BTreeMap;
 use std::process::ExitCode;
@@ -6,7 +6,7 @@ use std::process::ExitCode;
 use proxy::admin::explain::budget_json;
 use rules::host_set::PatternHit;
 use rules::policy::{Policy, Rule};
-use rules::terms::TermValue as Said;
+use rules::terms::TermValue;
 use rules::{LoadSources, RuleSet, compile};
 use serde_json::{Value, json};
 
@@ -15,23 +15,23 @@ use crate::policy_args::PathArgs;
 use crate::terminal::{FAINT, GOOD, HEAD, paint, print_json, print_problems};
 use proxy::report::diagnostics::{DiagnosticLevel, to_json};
 
-/// Most patterns of one rule that are printed; `--all` prints every one.
+/// Patterns printed per rule without `--all`.
 const SHOWN_PATTERNS: usize = 8;
 
-/// Check policies: parse, compile, run their tests, and print what is in effect
+/// Check policies: parse and compile them, run their tests, and print the effective rules
 #[derive(clap::Args)]
 pub(crate) struct CheckArgs {
     #[command(flatten)]
     paths: PathArgs,
-    /// Print every pattern, long lists too
+    /// Print every pattern, even of long lists
     #[arg(long)]
     all: bool,
-    /// Print problems and the verdict only
+    /// Print only problems and the result
     #[arg(long, short)]
     quiet: bool,
 }
 
-/// Checks policies. Exit status: 0 good, 1 a test failed, 2 not good.
+/// Checks policies. Exit status: 0 valid, 1 a test failed, 2 invalid.
 pub(crate) fn check(args: &CheckArgs, output: OutputOptions) -> anyhow::Result<ExitCode> {
     let sources = args.paths.read()?;
     let rules = match compile(&sources, &[]) {
@@ -56,7 +56,7 @@ pub(crate) fn check(args: &CheckArgs, output: OutputOptions) -> anyhow::Result<E
     Ok(if failed == 0 { ExitCode::SUCCESS } else { ExitCode::from(EXIT_NEGATIVE) })
 }
 
-/// Prints what keeps a policy from loading, for every command that loads one.
+/// Prints the errors that keep a policy from loading; every command that loads one uses it.
 pub(crate) fn print_load_errors(problems: &[rules::load::problem::Problem], output: OutputOptions) {
     if output.json {
         let all: Vec<Value> =
@@ -74,26 +74,25 @@ pub(crate) fn print_load_errors(problems: &[rules::load::problem::Problem], outp
 struct RuleTargets<'a> {
     hosts: Vec<PatternHit<'a>>,
     addresses: Vec<String>,
-    /// Patterns that are not shown.
+    /// Number of patterns left out.
     more: usize,
 }
 
-/// The targets of every rule of a policy, gathered in one walk: a list may hold a million.
+/// The targets of every rule of a policy, collected in one pass because a list can hold a million.
 fn collect_targets(policy: &Policy, shown: usize) -> Vec<RuleTargets<'_>> {
-    let mut all: Vec<RuleTargets<'_>> =
-        policy.rules().iter().map(|_| RuleTargets::default()).collect();
+    let mut all: Vec<RuleTargets<'_>> = policy.rules().iter().map(|_| RuleTargets::default()).collect();
     for (hit, _) in policy.hosts() {
         match all.get_mut(usize::from(hit.rule)) {
-            Some(own) if own.hosts.len() < shown => own.hosts.push(hit),
-            Some(own) => own.more += 1,
+            Some(targets) if targets.hosts.len() < shown => targets.hosts.push(hit),
+            Some(targets) => targets.more += 1,
             None => {}
         }
     }
     let numbers: BTreeMap<&str, usize> =
         policy.rules().iter().enumerate().map(|(at, rule)| (rule.name(), at)).collect();
     for (net, rule) in policy.addresses() {
-        if let Some(own) = numbers.get(rule.name()).and_then(|at| all.get_mut(*at)) {
-            own.addresses.push(net.to_string());
+        if let Some(targets) = numbers.get(rule.name()).and_then(|at| all.get_mut(*at)) {
+            targets.addresses.push(net.to_string());
         }
     }
     all
@@ -141,8 +140,7 @@ fn print_rule(policy: &Policy, rule: &Rule, targets: &RuleTargets<'_>) {
 fn print_sandbox(rules: &RuleSet, sandbox: &rules::SandboxRef) {
     let names = policy_names(rules, sandbox);
     let base = rules.base_of(sandbox).unwrap_or("none");
-    let environment =
-        sandbox.environment.as_ref().map_or("unset", |environment| environment.as_str());
+    let environment = sandbox.environment.as_ref().map_or("unset", |environment| environment.as_str());
     let tenant = sandbox.tenant.as_ref().map_or("unset", |tenant| tenant.as_str());
     anstream::println!(
         "sandbox {}  tenant {tenant}, environment {environment}, base {base}, policies {}",
@@ -151,7 +149,7 @@ fn print_sandbox(rules: &RuleSet, sandbox: &rules::SandboxRef) {
     );
 }
 
-/// The sandbox's own policies; its base is told apart.
+/// The sandbox's own policies, without its base.
 fn policy_names<'a>(rules: &'a RuleSet, sandbox: &rules::SandboxRef) -> Vec<&'a str> {
     rules.own_policies_of(sandbox).iter().map(|policy| policy.name().as_str()).collect()
 }
@@ -164,21 +162,20 @@ fn print_result(rules: &RuleSet, sources: &LoadSources, tests: usize, failed: us
             "{}",
             paint(
                 FAINT,
-                "not judged without a sandbar.toml: sandboxes, bases, banks and environments, credentials"
+                "not checked without a sandbar.toml: sandboxes, bases, banks and environments, credentials"
             )
         );
     }
-    let verdict =
-        if failed == 0 { paint(GOOD, "ok") } else { paint(crate::terminal::BAD, "tests failed") };
+    let result = if failed == 0 { paint(GOOD, "ok") } else { paint(crate::terminal::BAD, "tests failed") };
     anstream::println!(
-        "{verdict}: {} policies, {count} rules, {patterns} patterns, {} of {tests} tests passed, digest {}",
+        "{result}: {} policies, {count} rules, {patterns} patterns, {} of {tests} tests passed, digest {}",
         rules.policies().count(),
         tests - failed,
         rules.digest().short(),
     );
 }
 
-/// What a pattern covers, in words.
+/// Describes what a pattern covers.
 fn describe_pattern(hit: &PatternHit<'_>, rule: &Rule) -> String {
     format!("{}, {}", hit.describe(), describe_ports(hit.port, rule))
 }
@@ -193,26 +190,22 @@ fn describe_ports(written: Option<u16>, rule: &Rule) -> String {
     }
 }
 
-/// What a rule does and on which terms, in a few words.
+/// Describes a rule's treatment and conditions in a few words.
 fn describe_terms(rule: &Rule) -> String {
     let mut words = vec![rule.describe().to_owned()];
-    words.extend(
-        rule.methods().map(
-            |methods| {
-                if methods.is_empty() { "no method".to_owned() } else { join(methods) }
-            },
-        ),
-    );
-    words.extend(
-        rule.paths().map(|paths| if paths.is_empty() { "no path".to_owned() } else { join(paths) }),
-    );
+    words.extend(rule.methods().map(
+        |methods| {
+            if methods.is_empty() { "no method".to_owned() } else { join(methods) }
+        },
+    ));
+    words.extend(rule.paths().map(|paths| if paths.is_empty() { "no path".to_owned() } else { join(paths) }));
     words.extend(rule.credential().map(|name| format!("credential {name}")));
     words.extend(rule.resolves_to().map(|nets| format!("resolves to {}", join(nets))));
-    // How TLS is treated is the first word already.
+    // `Rule::describe` covers `tls`.
     for term in rule.terms().into_iter().filter(|term| term.key != "tls") {
         words.push(match term.value {
-            Said::List(items) => format!("{} {}", term.key, items.join(" ")),
-            Said::Word(word) => format!("{} {word}", term.key),
+            TermValue::List(items) => format!("{} {}", term.key, items.join(" ")),
+            TermValue::Word(word) => format!("{} {word}", term.key),
         });
     }
     words.extend(rule.budgets().limits().map(|(key, limit)| format!("{key} = {limit}")));
@@ -223,11 +216,7 @@ fn join<T: ToString>(items: &[T]) -> String {
     items.iter().map(ToString::to_string).collect::<Vec<_>>().join(" ")
 }
 
-fn rules_json(
-    rules: &RuleSet,
-    sources: &LoadSources,
-    outcomes: &[rules::policy_test::TestOutcome],
-) -> Value {
+fn rules_json(rules: &RuleSet, sources: &LoadSources, outcomes: &[rules::policy_test::TestOutcome]) -> Value {
     let warnings: Vec<Value> =
         rules.warnings().iter().map(|problem| to_json(problem, DiagnosticLevel::Warning)).collect();
     json!({
@@ -278,8 +267,8 @@ fn rule_json(policy: &Policy, rule: &Rule, targets: &RuleTargets<'_>) -> Value {
     });
     for term in rule.terms() {
         value[term.key] = match term.value {
-            Said::List(items) => json!(items),
-            Said::Word(word) => json!(word),
+            TermValue::List(items) => json!(items),
+            TermValue::Word(word) => json!(word),
         };
     }
     value

@@ -1,4 +1,4 @@
-//! `sandbar diff`: what becomes reachable and what stops being so.
+//! `sandbar diff`: compares what two policies make reachable.
 
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
@@ -12,14 +12,14 @@ use super::{EXIT_BAD_INPUT, EXIT_NEGATIVE, OutputOptions, check};
 use crate::terminal::{BAD, FAINT, GOOD, HEAD, WARN, paint, print_json};
 use proxy::policy::files;
 
-/// Compare two policies: what becomes reachable, and what stops being so
+/// Compare two policies: what becomes reachable, and what stops being reachable
 #[derive(clap::Args)]
 pub(crate) struct DiffArgs {
-    /// The policies as they are: a file, a directory or a sandbar.toml
+    /// Old policies: a file, a directory or a sandbar.toml
     old: PathBuf,
-    /// The policies as they would be
+    /// New policies
     new: PathBuf,
-    /// Exit with 1 when anything differs
+    /// Exit with status 1 if anything differs
     #[arg(long)]
     exit_code: bool,
 }
@@ -30,10 +30,9 @@ struct SandboxDiff {
     differences: Vec<Difference>,
 }
 
-/// Compares policies. Exit status: 0, or 1 with --exit-code and a difference, 2 not a good policy.
+/// Compares policies. Exit status: 0; 1 with --exit-code if anything differs; 2 invalid policy.
 pub(crate) fn diff(args: &DiffArgs, output: OutputOptions) -> anyhow::Result<ExitCode> {
-    let (Some(old), Some(new)) = (load_rules(&args.old, output)?, load_rules(&args.new, output)?)
-    else {
+    let (Some(old), Some(new)) = (load_rules(&args.old, output)?, load_rules(&args.new, output)?) else {
         return Ok(ExitCode::from(EXIT_BAD_INPUT));
     };
     let sections: Vec<SandboxDiff> = pair_sandboxes(&old, &new)
@@ -55,15 +54,15 @@ pub(crate) fn diff(args: &DiffArgs, output: OutputOptions) -> anyhow::Result<Exi
 /// One side of the comparison.
 struct LoadedRules {
     rules: RuleSet,
-    /// Whether an operator's file says which sandboxes there are.
-    operated: bool,
+    /// Whether a configuration declares the sandboxes.
+    has_configuration: bool,
 }
 
 fn load_rules(path: &Path, output: OutputOptions) -> anyhow::Result<Option<LoadedRules>> {
     let sources = files::read_paths(&[path.to_owned()])?;
-    let operated = sources.operator.is_some();
+    let has_configuration = sources.operator.is_some();
     match compile(&sources, &[]) {
-        Ok(rules) => Ok(Some(LoadedRules { rules, operated })),
+        Ok(rules) => Ok(Some(LoadedRules { rules, has_configuration })),
         Err(problems) => {
             check::print_load_errors(&problems, output);
             Ok(None)
@@ -73,11 +72,13 @@ fn load_rules(path: &Path, output: OutputOptions) -> anyhow::Result<Option<Loade
 
 type SandboxPair<'a> = (Option<&'a SandboxRef>, Option<&'a SandboxRef>);
 
-/// Sandboxes by id; two lone policies are compared whatever their names.
+/// Pairs sandboxes by id; two single policies are compared whatever their names.
 fn pair_sandboxes<'a>(old: &'a LoadedRules, new: &'a LoadedRules) -> Vec<SandboxPair<'a>> {
     let (old_all, new_all) = (old.rules.sandboxes(), new.rules.sandboxes());
     let (before, after): (Vec<_>, Vec<_>) = (old_all.iter().collect(), new_all.iter().collect());
-    if let ([one], [other], false, false) = (&before[..], &after[..], old.operated, new.operated) {
+    if let ([one], [other], false, false) =
+        (&before[..], &after[..], old.has_configuration, new.has_configuration)
+    {
         return vec![(Some(one), Some(other))];
     }
     let ids: BTreeSet<_> = before.iter().chain(&after).map(|sandbox| &sandbox.id).collect();
@@ -85,7 +86,7 @@ fn pair_sandboxes<'a>(old: &'a LoadedRules, new: &'a LoadedRules) -> Vec<Sandbox
 }
 
 fn diff_sandbox(old: &RuleSet, new: &RuleSet, (before, after): SandboxPair<'_>) -> SandboxDiff {
-    // A sandbox that is on one side only is compared with one that may do nothing.
+    // A sandbox on one side only is compared with one that may reach nothing.
     let (old_sandbox, new_sandbox) = match (before, after) {
         (Some(before), Some(after)) => (before, after),
         (Some(only), None) | (None, Some(only)) => (only, only),

@@ -1,4 +1,4 @@
-//! `sandbar explain`: one decision, the rule that made it, what came near, and what would change it.
+//! `sandbar explain`: prints one decision, the rule that made it, near misses, and what would change it.
 
 use std::path::PathBuf;
 use std::process::ExitCode;
@@ -11,43 +11,43 @@ use super::instance::RunningInstance;
 use super::policy_args::PolicyArgs;
 use super::{EXIT_BAD_INPUT, EXIT_NEGATIVE, OutputOptions, check, print_json};
 
-/// Say what would become of an attempt, why, and what would change it
+/// Explain the decision about an attempt: the result, the reason, and what would change it
 #[derive(clap::Args)]
 pub(crate) struct ExplainArgs {
     #[command(flatten)]
     policy: PolicyArgs,
-    /// Ask the rules of the running instance rather than the files
+    /// Ask the running instance instead of reading the files
     #[arg(long, conflicts_with = "policies")]
     live: bool,
-    /// The admin socket of the running instance, where it is not the one of the operator's file
+    /// Admin socket of the running instance, if not the one in the configuration file
     #[arg(long, value_name = "PATH", requires = "live")]
     socket: Option<PathBuf>,
     #[command(flatten)]
     attempt: AttemptArgs,
 }
 
-/// The attempt to be explained.
+/// The attempt to explain.
 #[derive(clap::Args, Clone, Debug)]
 struct AttemptArgs {
-    /// The sandbox that tries; not needed where there is only one
+    /// Sandbox that makes the attempt; optional if there is only one
     #[arg(long, short, value_name = "ID")]
     sandbox: Option<String>,
-    /// The request method
+    /// Request method
     #[arg(long, short, value_name = "METHOD")]
     method: Option<String>,
-    /// Try a DNS look-up of this type instead of a connection
+    /// Explain a DNS query of this type instead of a connection
     #[arg(long, value_name = "TYPE", conflicts_with_all = ["method", "tcp", "bank"])]
     dns: Option<String>,
-    /// Try raw TCP instead of TLS or HTTP
+    /// Explain raw TCP instead of TLS or HTTP
     #[arg(long, conflicts_with_all = ["method", "bank"])]
     tcp: bool,
-    /// Try a memory request for this bank
+    /// Explain a memory request for this bank
     #[arg(long, value_name = "BANK", conflicts_with = "method")]
     bank: Option<String>,
-    /// What the memory request does
+    /// Operation of the memory request
     #[arg(long, value_enum, default_value_t, requires = "bank", value_name = "OPERATION")]
     operation: VerbArg,
-    /// A URL, or a host with its port if not 443
+    /// URL, or host with port if not 443
     #[arg(value_name = "URL|HOST[:PORT]")]
     target: String,
 }
@@ -60,14 +60,14 @@ enum VerbArg {
     Retain,
 }
 
-/// Explains one attempt. Exit status: 0 allowed, 1 denied, 2 not a good policy or nobody to ask, 64 not a good
-/// question.
+/// Explains one attempt. Exit status: 0 allowed, 1 denied, 2 invalid policy or no running instance, 64 usage
+/// error.
 pub(crate) fn explain(args: &ExplainArgs, output: OutputOptions) -> anyhow::Result<ExitCode> {
-    let told = if args.live {
+    let reply = if args.live {
         ask_instance(args)?
     } else {
         match compile(&args.policy.read()?, &[]) {
-            Ok(rules) => args.attempt.question().answer(&rules)?,
+            Ok(rules) => args.attempt.request().answer(&rules)?,
             Err(problems) => {
                 check::print_load_errors(&problems, output);
                 return Ok(ExitCode::from(EXIT_BAD_INPUT));
@@ -75,22 +75,21 @@ pub(crate) fn explain(args: &ExplainArgs, output: OutputOptions) -> anyhow::Resu
         }
     };
     match output.json {
-        true => print_json(&told.json),
-        false => anstream::print!("{}", told.text),
+        true => print_json(&reply.json),
+        false => anstream::print!("{}", reply.text),
     }
-    Ok(if told.allowed { ExitCode::SUCCESS } else { ExitCode::from(EXIT_NEGATIVE) })
+    Ok(if reply.allowed { ExitCode::SUCCESS } else { ExitCode::from(EXIT_NEGATIVE) })
 }
 
-/// Asks the running instance.
 fn ask_instance(args: &ExplainArgs) -> anyhow::Result<ExplainReply> {
-    let question = serde_json::to_value(args.attempt.question())?;
+    let request = serde_json::to_value(args.attempt.request())?;
     let running = RunningInstance::new(args.policy.config(), args.socket.clone());
-    let told = running.request("POST", "/explain", &question)?;
-    serde_json::from_value(told).context("the running program gave no answer that is one")
+    let reply = running.request("POST", "/explain", &request)?;
+    serde_json::from_value(reply).context("the running instance sent an invalid response")
 }
 
 impl AttemptArgs {
-    fn question(&self) -> ExplainRequest {
+    fn request(&self) -> ExplainRequest {
         let operation = match self.operation {
             VerbArg::Forget => MemoryVerb::Forget,
             VerbArg::Recall => MemoryVerb::Recall,

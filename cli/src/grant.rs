@@ -1,4 +1,5 @@
-//! `sandbar grant`, `grants`, `revoke` and `pending`: a person lets a sandbox reach a host for a while, and says why.
+//! `sandbar grant`, `grants`, `revoke` and `pending`: let a sandbox reach a host temporarily, with a recorded
+//! reason.
 
 use std::process::ExitCode;
 use std::time::Duration;
@@ -10,40 +11,40 @@ use super::instance::RunningInstance;
 use crate::terminal::{BAD, FAINT, GOOD, paint, print_json};
 use proxy::policy::grants::GrantRequest;
 
-/// Let a sandbox reach a host for a while; it is recorded, and ends by itself
+/// Let a sandbox reach a host temporarily; the grant is recorded and expires on its own
 #[derive(clap::Args, Debug)]
 pub(crate) struct GrantArgs {
     #[command(flatten)]
     running: RunningInstance,
-    /// The sandbox
+    /// Sandbox to grant access to
     #[arg(long, value_name = "ID")]
     sandbox: String,
-    /// The host, as in a rule: `api.example.com`, `*.example.com`, with `:port` if not 443
+    /// Host pattern, as in a rule: `api.example.com`, `*.example.com`, with `:port` if not 443
     #[arg(long, value_name = "PATTERN")]
     host: String,
-    /// Only this method; may be repeated
+    /// Allow only this method; repeatable
     #[arg(long, value_name = "METHOD")]
     method: Vec<String>,
-    /// Only this path, as in a rule: `/v1/**`; may be repeated
+    /// Allow only this path, as in a rule: `/v1/**`; repeatable
     #[arg(long, value_name = "PATTERN")]
     path: Vec<String>,
-    /// At most so many bytes in all, both ways
+    /// Maximum number of bytes, both directions together
     #[arg(long, value_name = "BYTES")]
     bytes: Option<u64>,
     #[command(flatten)]
     terms: GrantTerms,
 }
 
-/// For how long, why, and by whom.
+/// Duration, reason and grantor.
 #[derive(clap::Args, Debug)]
 struct GrantTerms {
-    /// For how long, such as 30m or 2h
+    /// Duration, such as 30m or 2h
     #[arg(long = "for", value_name = "TIME", value_parser = humantime::parse_duration)]
     time: Duration,
-    /// Why: it is recorded
+    /// Reason, which is recorded
     #[arg(long, value_name = "TEXT")]
     why: String,
-    /// Who grants it, if not you; the kernel's word on who you are is recorded beside
+    /// Name of the grantor, if not you; your uid, as the kernel reports it, is recorded too
     #[arg(long, value_name = "WHO")]
     by: Option<String>,
 }
@@ -55,17 +56,17 @@ pub(crate) struct GrantsArgs {
     running: RunningInstance,
 }
 
-/// End a grant before its time, and what is open by it
+/// End a grant early, and cut the connections it allowed
 #[derive(clap::Args, Debug)]
 pub(crate) struct RevokeArgs {
     #[command(flatten)]
     running: RunningInstance,
-    /// The grant's number, as `sandbar grants` shows it
+    /// Number of the grant, as shown by `sandbar grants`
     #[arg(value_name = "NUMBER")]
     id: u64,
 }
 
-/// List what was refused and a grant could lift, the newest first; or approve one of them
+/// List refused attempts that a grant would allow, newest first; or approve one
 #[derive(clap::Args, Debug)]
 #[command(args_conflicts_with_subcommands = true)]
 pub(crate) struct PendingArgs {
@@ -77,11 +78,11 @@ pub(crate) struct PendingArgs {
 
 #[derive(clap::Subcommand, Debug)]
 enum PendingCommand {
-    /// Grant what was refused, for a while
+    /// Grant a refused attempt temporarily
     Approve {
         #[command(flatten)]
         running: RunningInstance,
-        /// The number that `sandbar pending` shows
+        /// Number shown by `sandbar pending`
         #[arg(value_name = "NUMBER")]
         number: u64,
         #[command(flatten)]
@@ -92,14 +93,14 @@ enum PendingCommand {
 impl GrantTerms {
     fn grantor(&self) -> String {
         let user = || std::env::var("SUDO_USER").or_else(|_| std::env::var("USER")).ok();
-        self.by.clone().or_else(user).unwrap_or_else(|| "somebody".to_owned())
+        self.by.clone().or_else(user).unwrap_or_else(|| "unknown".to_owned())
     }
 }
 
-/// Grants. Exit status: 0 granted, 2 refused or nobody to ask.
+/// Makes a grant. Exit status: 0 granted, 2 refused or no running instance.
 pub(crate) fn grant(args: &GrantArgs, output: OutputOptions) -> anyhow::Result<ExitCode> {
     let some = |all: &[String]| (!all.is_empty()).then(|| all.to_vec());
-    let wish = GrantRequest {
+    let request = GrantRequest {
         sandbox: args.sandbox.clone(),
         host: args.host.clone(),
         methods: some(&args.method),
@@ -109,62 +110,58 @@ pub(crate) fn grant(args: &GrantArgs, output: OutputOptions) -> anyhow::Result<E
         why: args.terms.why.clone(),
         by: args.terms.grantor(),
     };
-    let told = args.running.request("POST", "/grants", &json!(wish))?;
-    print_granted(&told, output);
+    let reply = args.running.request("POST", "/grants", &json!(request))?;
+    print_granted(&reply, output);
     Ok(ExitCode::SUCCESS)
 }
 
-/// Lists. Exit status: 0, 2 nobody to ask.
+/// Lists grants. Exit status: 0, or 2 if there is no running instance.
 pub(crate) fn grants(args: &GrantsArgs, output: OutputOptions) -> anyhow::Result<ExitCode> {
-    let told = args.running.request("GET", "/grants", &Value::Null)?;
+    let reply = args.running.request("GET", "/grants", &Value::Null)?;
     if output.json {
-        print_json(&told);
+        print_json(&reply);
         return Ok(ExitCode::SUCCESS);
     }
-    let all = told.get("grants").and_then(Value::as_array).map(Vec::as_slice).unwrap_or_default();
+    let all = reply.get("grants").and_then(Value::as_array).map(Vec::as_slice).unwrap_or_default();
     all.iter().for_each(print_grant);
     if all.is_empty() {
-        anstream::println!("no grant is in force");
+        anstream::println!("no grants in force");
     }
     Ok(ExitCode::SUCCESS)
 }
 
-/// Revokes. Exit status: 0 revoked, 2 no such grant or nobody to ask.
+/// Revokes a grant. Exit status: 0 revoked, 2 no such grant or no running instance.
 pub(crate) fn revoke(args: &RevokeArgs, output: OutputOptions) -> anyhow::Result<ExitCode> {
-    let told = args.running.request("DELETE", &format!("/grants/{}", args.id), &Value::Null)?;
+    let reply = args.running.request("DELETE", &format!("/grants/{}", args.id), &Value::Null)?;
     if output.json {
-        print_json(&told);
+        print_json(&reply);
     } else {
-        let (generation, cut) = (field_text(&told, "generation"), field_text(&told, "cut"));
+        let (generation, cut) = (field_text(&reply, "generation"), field_text(&reply, "cut"));
         let word = paint(GOOD, "revoked:");
-        anstream::println!(
-            "{word} grant {}; generation {generation}, {cut} connections cut",
-            args.id
-        );
+        anstream::println!("{word} grant {}; generation {generation}, {cut} connections cut", args.id);
     }
     Ok(ExitCode::SUCCESS)
 }
 
-/// Lists or approves. Exit status: 0, 2 refused or nobody to ask.
+/// Lists refused attempts, or approves one. Exit status: 0, or 2 if refused or no running instance.
 pub(crate) fn pending(args: &PendingArgs, output: OutputOptions) -> anyhow::Result<ExitCode> {
     match &args.approve {
         Some(PendingCommand::Approve { running, number, terms }) => {
-            let body =
-                json!({ "seconds": terms.time.as_secs(), "why": terms.why, "by": terms.grantor() });
-            let told = running.request("POST", &format!("/pending/{number}"), &body)?;
-            print_granted(&told, output);
+            let body = json!({ "seconds": terms.time.as_secs(), "why": terms.why, "by": terms.grantor() });
+            let reply = running.request("POST", &format!("/pending/{number}"), &body)?;
+            print_granted(&reply, output);
         }
         None => print_pending(&args.running.request("GET", "/pending", &Value::Null)?, output),
     }
     Ok(ExitCode::SUCCESS)
 }
 
-fn print_granted(told: &Value, output: OutputOptions) {
+fn print_granted(reply: &Value, output: OutputOptions) {
     if output.json {
-        return print_json(told);
+        return print_json(reply);
     }
     anstream::print!("{} ", paint(GOOD, "granted:"));
-    print_grant(told);
+    print_grant(reply);
 }
 
 fn print_grant(grant: &Value) {
@@ -189,18 +186,18 @@ fn print_grant(grant: &Value) {
     );
 }
 
-fn print_pending(told: &Value, output: OutputOptions) {
+fn print_pending(reply: &Value, output: OutputOptions) {
     if output.json {
-        return print_json(told);
+        return print_json(reply);
     }
-    let all = told.get("pending").and_then(Value::as_array).map(Vec::as_slice).unwrap_or_default();
+    let all = reply.get("pending").and_then(Value::as_array).map(Vec::as_slice).unwrap_or_default();
     for refused in all {
         let port = refused.get("port").and_then(Value::as_u64);
         let port = port.map(|port| format!(":{port}")).unwrap_or_default();
         let ago = refused.get("seconds_ago").and_then(Value::as_u64).unwrap_or_default();
-        let request = refused.get("request").and_then(Value::as_str).unwrap_or_default();
+        let http_request = refused.get("request").and_then(Value::as_str).unwrap_or_default();
         anstream::println!(
-            "{:>4} {} {}{port} {} {request} {}",
+            "{:>4} {} {}{port} {} {http_request} {}",
             field_text(refused, "number"),
             field_text(refused, "sandbox"),
             field_text(refused, "host"),
@@ -209,10 +206,10 @@ fn print_pending(told: &Value, output: OutputOptions) {
         );
     }
     match all.is_empty() {
-        true => anstream::println!("nothing is pending"),
+        true => anstream::println!("no pending attempts"),
         false => anstream::println!(
             "approve one: sandbar pending approve NUMBER --for 30m --why \"...\"\n\
-             that opens the host and port, with every method and path; for less see `sandbar grant`"
+             this allows the host and port with every method and path; to allow less, use `sandbar grant`"
         ),
     }
 }

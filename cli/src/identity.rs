@@ -1,4 +1,4 @@
-//! `sandbar identity`: issue, verify and look at the signed identity of a sandbox.
+//! `sandbar identity`: issues, verifies and inspects the signed identity of a sandbox.
 
 use std::io::Read;
 use std::path::{Path, PathBuf};
@@ -7,9 +7,9 @@ use std::time::Duration;
 
 use anyhow::{Context, bail};
 use certs::identity::{
-    Environment, IdentityError, IssueRequest, IssuerOptions, LocalIssuer, MAX_TOKEN,
-    RequiredClaims, SigningAlgorithm, SubjectTemplate, Tenant, TrustDomain, TrustedIssuer,
-    VerifiedIdentity, Verifier, VerifyContext, inspect,
+    Environment, IdentityError, IssueRequest, IssuerOptions, LocalIssuer, MAX_TOKEN, RequiredClaims,
+    SigningAlgorithm, SubjectTemplate, Tenant, TrustDomain, TrustedIssuer, VerifiedIdentity, Verifier,
+    VerifyContext, inspect,
 };
 use certs::{UnixTime, format_date};
 use serde_json::{Value, json};
@@ -32,43 +32,47 @@ enum IdentityCommand {
     Inspect(InspectArgs),
     Issue(IssueArgs),
     Jwks(JwksArgs),
-    /// Give an issuer a new key, published at once and used a minute later
+    /// Rotate the key of an issuer: publish a new key now, sign with it a minute later
     Rotate(RotateArgs),
     Verify(VerifyTokenArgs),
 }
 
-/// Give a sandbox that was declared without one its identity, once; it is fixed then, also over restarts
+/// Assign an identity to a sandbox declared without one; permanent, also across restarts
 #[derive(clap::Args)]
 struct AssignArgs {
+    /// Sandbox to assign the identity to
     #[arg(long, value_name = "ID")]
     sandbox: String,
+    /// Tenant of the sandbox
     #[arg(long)]
     tenant: String,
+    /// Environment of the sandbox
     #[arg(long)]
     environment: String,
+    /// Agent card of the sandbox
     #[arg(long)]
     agent_card: Option<String>,
     #[command(flatten)]
     running: RunningInstance,
 }
 
-/// Make an issuer: a key, its public half as a JWK Set, and a description
+/// Create an issuer: a private key, a JWK Set with the public key, and a description
 #[derive(clap::Args)]
 struct IssuerInitArgs {
-    /// The directory to keep it in; the key file is readable by its owner only
+    /// Directory to store the issuer in; only the owner can read the key file
     #[arg(long)]
     dir: PathBuf,
-    /// The trust domain it speaks for
+    /// Trust domain of the issuer
     #[arg(long, value_name = "DOMAIN", default_value = "sandbar.internal")]
     trust_domain: String,
-    /// An environment it may name, so that staging cannot name production; repeat for more.
-    /// Without it the issuer may name every environment
+    /// Environment the issuer may name in tokens, so that staging cannot name production; repeatable
+    /// [default: all]
     #[arg(long, value_name = "ENVIRONMENT", value_parser = parse_environment)]
     environment: Vec<Environment>,
-    /// The `iss` of its tokens [default: spiffe://DOMAIN/issuer]
+    /// `iss` claim of its tokens [default: spiffe://DOMAIN/issuer]
     #[arg(long, value_name = "NAME")]
     issuer: Option<String>,
-    /// What signs
+    /// Signature algorithm
     #[arg(long, value_enum, default_value_t, ignore_case = true)]
     algorithm: AlgorithmName,
 }
@@ -87,103 +91,103 @@ enum AlgorithmName {
 /// Issue a token for a sandbox and print it
 #[derive(clap::Args)]
 struct IssueArgs {
-    /// The directory of the issuer
+    /// Directory of the issuer
     #[arg(long)]
     dir: PathBuf,
-    /// The sandbox
+    /// Sandbox to issue the token for
     #[arg(long, value_name = "ID")]
     sandbox: String,
-    /// Its tenant
+    /// Tenant of the sandbox
     #[arg(long)]
     tenant: String,
-    /// Its environment
+    /// Environment of the sandbox
     #[arg(long)]
     environment: String,
-    /// The memory service the token is for
+    /// Memory service the token is for (`aud` claim)
     #[arg(long)]
     audience: String,
-    /// How long it lives, ten minutes at most
+    /// Validity period, at most ten minutes
     #[arg(long = "for", value_name = "TIME", default_value = "5m", value_parser = humantime::parse_duration)]
     life: Duration,
-    /// The boot of the sandbox, so that a later sandbox of the same name refuses this token
+    /// Generation (boot counter) of the sandbox, so that the token is invalid for a later sandbox of the same name
     #[arg(long, value_name = "NUMBER")]
     generation: Option<u64>,
 }
 
-/// Verify a token: print whom it names, or why it is refused
+/// Verify a token: print the identity it names, or why it is rejected
 #[derive(clap::Args)]
 #[group(id = "keys", required = true, multiple = false, args = ["dir", "jwks"])]
 struct VerifyTokenArgs {
-    /// The directory of the issuer
+    /// Directory of the issuer
     #[arg(long)]
     dir: Option<PathBuf>,
-    /// The keys of another issuer: a JWK Set or a SPIFFE bundle
+    /// Keys of an external issuer: a JWK Set or a SPIFFE bundle
     #[arg(long, value_name = "FILE")]
     jwks: Option<PathBuf>,
-    /// The memory service the token must be for
+    /// Memory service the token must be for (`aud` claim)
     #[arg(long)]
     audience: String,
-    /// A list of what is revoked (JSON)
+    /// Revocation list (JSON)
     #[arg(long, value_name = "FILE")]
     revocations: Option<PathBuf>,
     #[command(flatten)]
     other: OtherIssuer,
-    /// The token, or `-` to read it from standard input, where other users cannot see it
+    /// Token, or `-` to read it from standard input, where other users cannot see it
     token: String,
 }
 
-/// What is known of an issuer whose keys are given by `--jwks`.
+/// Settings of an external issuer, with keys from `--jwks`.
 #[derive(clap::Args)]
 struct OtherIssuer {
-    /// The trust domain the issuer speaks for
+    /// Trust domain of the issuer
     #[arg(long, value_name = "DOMAIN", required_unless_present = "dir", conflicts_with = "dir")]
     trust_domain: Option<String>,
-    /// The exact `iss` [default: whatever the token says, as you chose the keys]
+    /// Required `iss` claim [default: that of the token, since you chose the keys]
     #[arg(long, value_name = "NAME", requires = "jwks")]
     issuer: Option<String>,
-    /// What the issuer may sign with; repeat for more
+    /// Signature algorithm the issuer may use; repeatable
     #[arg(long, value_enum, default_value = "ES256", ignore_case = true, conflicts_with = "dir")]
     algorithm: Vec<AlgorithmName>,
-    /// Ask only for the claims of a JWT-SVID (sub, aud, exp), as SPIRE writes them
+    /// Require only the claims of a JWT-SVID (sub, aud, exp), as SPIRE issues them
     #[arg(long, requires = "jwks")]
     jwt_svid: bool,
-    /// How the issuer writes the path of a subject
+    /// Path template of the issuer's subjects
     #[arg(long, value_name = "PATH", default_value = SubjectTemplate::OURS, conflicts_with = "dir")]
     subject: String,
-    /// The tenant, where the path does not say it
+    /// Tenant, if the path does not contain it
     #[arg(long, requires = "jwks")]
     tenant: Option<String>,
-    /// The environment, where the path does not say it
+    /// Environment, if the path does not contain it
     #[arg(long, requires = "jwks")]
     environment: Option<String>,
 }
 
 #[derive(clap::Args)]
 struct RotateArgs {
-    /// The directory of the issuer
+    /// Directory of the issuer
     #[arg(long)]
     dir: PathBuf,
 }
 
-/// Print public keys as a JWK Set: of the running instance, by which memory services check the tokens it signs
-/// for them (`mode = "token"`), or of an issuer
+/// Print public keys as a JWK Set: those of the running instance, with which memory services verify the tokens it
+/// signs (`mode = "token"`), or those of an issuer
 #[derive(clap::Args)]
 struct JwksArgs {
-    /// The directory of an issuer
+    /// Directory of an issuer
     #[arg(long, conflicts_with_all = ["config", "socket"])]
     dir: Option<PathBuf>,
     #[command(flatten)]
     running: RunningInstance,
 }
 
-/// Show what a token says, without verifying anything
+/// Show the contents of a token without verifying it
 #[derive(clap::Args)]
 struct InspectArgs {
-    /// The token, or `-` to read it from standard input, where other users cannot see it
+    /// Token, or `-` to read it from standard input, where other users cannot see it
     token: String,
 }
 
-/// Runs one of the subcommands. Exit status: 0, 1 for a token that is refused, 2 for a bad file or argument.
+/// Runs one of the subcommands. Exit status: 0, 1 for a rejected token, 2 for an invalid file or argument.
 pub(crate) fn identity(args: &IdentityArgs, output: OutputOptions) -> anyhow::Result<ExitCode> {
     match &args.command {
         IdentityCommand::Assign(args) => assign(args, output),
@@ -201,18 +205,19 @@ fn assign(args: &AssignArgs, output: OutputOptions) -> anyhow::Result<ExitCode> 
     let identity = json!({
         "sandbox": sandbox, "tenant": tenant, "environment": environment, "agent_card": agent_card,
     });
-    let told = running.request("POST", "/identities", &identity)?;
+    let reply = running.request("POST", "/identities", &identity)?;
     match output.json {
-        true => print_json(&told),
-        false => anstream::println!("{sandbox} is of {tenant}, in {environment}"),
+        true => print_json(&reply),
+        false => {
+            anstream::println!("assigned: sandbox {sandbox}, tenant {tenant}, environment {environment}")
+        }
     }
     Ok(ExitCode::SUCCESS)
 }
 
 fn init(args: &IssuerInitArgs, output: OutputOptions) -> anyhow::Result<ExitCode> {
     let trust_domain = TrustDomain::parse(&args.trust_domain)?;
-    let issuer =
-        args.issuer.clone().unwrap_or_else(|| format!("spiffe://{}/issuer", args.trust_domain));
+    let issuer = args.issuer.clone().unwrap_or_else(|| format!("spiffe://{}/issuer", args.trust_domain));
     let environments = Some(args.environment.clone()).filter(|all| !all.is_empty());
     let algorithm = args.algorithm.into();
     let options = IssuerOptions { issuer, trust_domain, environments, algorithm };
@@ -243,11 +248,10 @@ fn print_issuer(issuer: &LocalIssuer, output: OutputOptions) {
         );
         return;
     }
-    let environments =
-        issuer.environments().map_or("every environment".to_owned(), |all| all.join(", "));
+    let environments = issuer.environments().map_or("every environment".to_owned(), |all| all.join(", "));
     anstream::println!("{}", paint(HEAD, issuer.issuer()));
     for (name, value) in [
-        ("speaks for", domain),
+        ("domain", domain),
         ("may name", &environments),
         ("algorithm", issuer.algorithm()),
         ("keys", &keys.join(", ")),
@@ -283,31 +287,31 @@ fn verify(args: &VerifyTokenArgs, output: OutputOptions) -> anyhow::Result<ExitC
         (Some(dir), _) => LocalIssuer::open(dir, now)?.trusted_issuer()?,
         (None, Some(keys)) => match args.other.trusted_issuer(keys, &token)? {
             Ok(issuer) => issuer,
-            Err(refused) => return Ok(print_refused(refused, output)),
+            Err(rejected) => return Ok(print_rejected(rejected, output)),
         },
-        (None, None) => bail!("give --dir or --jwks"),
+        (None, None) => bail!("--dir or --jwks is required"),
     };
     let verifier = Verifier::new(vec![issuer], args.revocations.clone(), now)?;
     Ok(match verifier.verify(&token, &VerifyContext::for_audience(&args.audience), now) {
         Ok(identity) => print_accepted(&identity, output),
-        Err(refused) => print_refused(refused, output),
+        Err(rejected) => print_rejected(rejected, output),
     })
 }
 
 impl OtherIssuer {
-    /// The issuer that the token names, with the keys and the trust domain the caller chose: here the caller is
-    /// the one who trusts.
+    /// Returns an issuer with the caller's keys and trust domain. The `iss` claim of the token may be trusted here,
+    /// because the caller chose the keys.
     fn trusted_issuer(
         &self,
         keys: &Path,
         token: &str,
     ) -> anyhow::Result<Result<TrustedIssuer, IdentityError>> {
-        let said = match inspect(token) {
-            Ok(said) => said.claims,
-            Err(refused) => return Ok(Err(refused)),
+        let claims = match inspect(token) {
+            Ok(token_parts) => token_parts.claims,
+            Err(rejected) => return Ok(Err(rejected)),
         };
-        let text = |name: &str| said.get(name).and_then(Value::as_str);
-        let domain = self.trust_domain.as_deref().context("give --trust-domain")?;
+        let text = |name: &str| claims.get(name).and_then(Value::as_str);
+        let domain = self.trust_domain.as_deref().context("--trust-domain is required")?;
         let trust_domain = TrustDomain::parse(domain)?;
         let issuer = self.issuer.clone().or_else(|| text("iss").map(str::to_owned));
         let mut trusted = TrustedIssuer::new("", trust_domain, keys.to_owned());
@@ -347,21 +351,21 @@ fn print_accepted(identity: &VerifiedIdentity, output: OutputOptions) -> ExitCod
             })
         );
     } else {
-        let good = paint(GOOD, "good:");
+        let label = paint(GOOD, "valid:");
         anstream::println!(
-            "{good} sandbox {sandbox} of tenant {tenant}, environment {environment}, until {until}"
+            "{label} sandbox {sandbox} of tenant {tenant}, environment {environment}, until {until}"
         );
     }
     ExitCode::SUCCESS
 }
 
-fn print_refused(refused: IdentityError, output: OutputOptions) -> ExitCode {
-    let code = refused.code();
+fn print_rejected(rejected: IdentityError, output: OutputOptions) -> ExitCode {
+    let code = rejected.code();
     if output.json {
-        let detail = refused.to_string();
+        let detail = rejected.to_string();
         anstream::println!("{}", json!({ "verified": false, "reason": code, "detail": detail }));
     } else {
-        anstream::println!("{} {code}: {refused}", paint(BAD, "refused:"));
+        anstream::println!("{} {code}: {rejected}", paint(BAD, "rejected:"));
     }
     ExitCode::from(EXIT_NEGATIVE)
 }
@@ -377,19 +381,19 @@ fn jwks(args: &JwksArgs) -> anyhow::Result<ExitCode> {
 }
 
 fn inspect_token(args: &InspectArgs, output: OutputOptions) -> anyhow::Result<ExitCode> {
-    let said = match inspect(&read_token(&args.token)?) {
-        Ok(said) => said,
-        Err(refused) => return Ok(print_refused(refused, output)),
+    let token_parts = match inspect(&read_token(&args.token)?) {
+        Ok(token_parts) => token_parts,
+        Err(rejected) => return Ok(print_rejected(rejected, output)),
     };
     if output.json {
         anstream::println!(
             "{}",
-            json!({ "verified": null, "header": said.header, "claims": said.claims })
+            json!({ "verified": null, "header": token_parts.header, "claims": token_parts.claims })
         );
         return Ok(ExitCode::SUCCESS);
     }
-    anstream::println!("{}", paint(WARN, "not verified; this is only what the token says"));
-    for (name, part) in [("header", said.header), ("claims", said.claims)] {
+    anstream::println!("{}", paint(WARN, "not verified: these are only the token's own claims"));
+    for (name, part) in [("header", token_parts.header), ("claims", token_parts.claims)] {
         anstream::println!("{}", paint(HEAD, name));
         for (member, value) in part {
             let (name, text) = (escape_terminal(&member), escape_terminal(&value.to_string()));
@@ -403,7 +407,7 @@ fn inspect_token(args: &InspectArgs, output: OutputOptions) -> anyhow::Result<Ex
     Ok(ExitCode::SUCCESS)
 }
 
-/// A stranger's text without the characters that would steer a terminal.
+/// Escapes untrusted text, so that it cannot control the terminal.
 fn escape_terminal(text: &str) -> String {
     let escaped = |c: char| {
         if matches!(c, ' '..='~') { c.to_string() } else { c.escape_unicode().to_string() }
@@ -411,15 +415,15 @@ fn escape_terminal(text: &str) -> String {
     text.chars().map(escaped).collect()
 }
 
-/// A date beside the numbers that are moments.
+/// The date of a claim that is a timestamp.
 fn date_suffix(member: &str, value: &Value) -> String {
     match (member, value.as_u64()) {
-        ("exp" | "iat" | "nbf", Some(moment)) => paint(FAINT, format!("  {}", format_date(moment))),
+        ("exp" | "iat" | "nbf", Some(timestamp)) => paint(FAINT, format!("  {}", format_date(timestamp))),
         _ => String::new(),
     }
 }
 
-/// The argument, or standard input, which is cut off just after a token would be too large.
+/// Returns the argument, or standard input up to just over the size limit of a token.
 fn read_token(argument: &str) -> anyhow::Result<String> {
     if argument != "-" {
         return Ok(argument.to_owned());

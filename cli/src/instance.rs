@@ -1,4 +1,4 @@
-//! Which running instance a command speaks to, and the asking.
+//! Finds the running instance and sends requests to its admin socket.
 
 use std::path::PathBuf;
 
@@ -9,13 +9,13 @@ use proxy::admin::client as admin;
 use proxy::app::{instance_paths, load_config};
 use proxy::policy::files;
 
-/// The running instance.
+/// Selects the running instance.
 #[derive(clap::Args, Debug)]
 pub(crate) struct RunningInstance {
-    /// The operator's file of the running instance
+    /// Configuration file of the running instance
     #[arg(long, short = 'c', value_name = "FILE", default_value = "sandbar.toml")]
     config: PathBuf,
-    /// The admin socket, where it is not the one of the operator's file
+    /// Admin socket, if not the one in the configuration file
     #[arg(long, value_name = "PATH")]
     socket: Option<PathBuf>,
 }
@@ -25,22 +25,22 @@ impl RunningInstance {
         RunningInstance { config, socket }
     }
 
-    /// Where its socket is, by its operator's file; policies that are not good do not matter.
+    /// Returns the admin socket named by the configuration. Invalid policies do not matter here.
     fn socket_path(&self) -> anyhow::Result<PathBuf> {
-        let operator = files::read_config_only(&self.config).and_then(|read| load_config(&read));
-        let operator =
-            operator.context("the file does not say where the instance is: say --socket")?;
-        Ok(instance_paths(&self.config, &operator)?.socket)
+        let configuration = files::read_config_only(&self.config).and_then(|read| load_config(&read));
+        let configuration =
+            configuration.context("cannot get the admin socket from the configuration file: use --socket")?;
+        Ok(instance_paths(&self.config, &configuration)?.socket)
     }
 
-    /// Asks it.
+    /// Sends a request and returns the response.
     pub(crate) fn request(&self, method: &str, path: &str, body: &Value) -> anyhow::Result<Value> {
         let socket = match &self.socket {
             Some(socket) => socket.clone(),
             None => self.socket_path()?,
         };
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
-        let told = runtime.block_on(admin::send_command(&socket, method, path, body))?;
-        serde_json::from_str(&told).context("the running program gave no answer that is one")
+        let response = runtime.block_on(admin::send_command(&socket, method, path, body))?;
+        serde_json::from_str(&response).context("the running instance sent an invalid response")
     }
 }

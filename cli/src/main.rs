@@ -1,4 +1,13 @@
-//! The command line: which subcommands there are, and the exit codes they share.
+//! The command line: the subcommands and the exit codes they share.
+//!
+//! | status | meaning |
+//! | --- | --- |
+//! | 0 | success |
+//! | 1 | the command ran and the answer is negative: denied, not ready, test failed, log tampered with |
+//! | 2 | invalid policy, file or log, or no running instance |
+//! | 64 | usage error |
+//!
+//! `sandbar run` exits with the status of its command; see `run/mod.rs` for its own codes.
 
 mod budget;
 mod ca;
@@ -31,14 +40,16 @@ use serde_json::json;
 pub(crate) use proxy::report::UsageError;
 use terminal::{ColorMode, print_json};
 
-/// Exit status of a command that ran and says no: denied, or a test failed.
+/// Exit status of a command that ran with a negative answer: denied, or a test failed.
 pub(crate) const EXIT_NEGATIVE: u8 = 1;
-/// Exit status for a policy, a file or a log that is not good.
+/// Exit status for an invalid policy, file or log, or an instance that cannot be reached.
 pub(crate) const EXIT_BAD_INPUT: u8 = 2;
-/// Exit status for a command line that makes no sense (`EX_USAGE`).
+/// Exit status for a usage error (`EX_USAGE` of sysexits.h).
 pub(crate) const EXIT_USAGE: u8 = 64;
 
-/// The one guarded crossing between a sandbox and everything outside it.
+/// Sandbar is an egress gateway for sandboxes that run untrusted agent code.
+///
+/// It sits on the sandbox's only network path, enforces an allowlist, and records every attempt to get out.
 #[derive(Parser)]
 #[command(name = "sandbar", version, max_term_width = 100, arg_required_else_help = true)]
 pub(crate) struct CliArguments {
@@ -48,7 +59,7 @@ pub(crate) struct CliArguments {
     command: CliCommand,
 }
 
-/// How to answer, for every subcommand.
+/// Output options of every subcommand.
 #[derive(clap::Args, Clone, Copy, Debug)]
 pub(crate) struct OutputOptions {
     /// Print machine-readable JSON instead of text
@@ -89,7 +100,7 @@ enum CliCommand {
     Test(test::TestArgs),
 }
 
-/// Requests make many small blocks; the system's allocator takes a sixth more time for them.
+/// Requests allocate many small blocks, for which the system allocator takes a sixth more time.
 #[global_allocator]
 static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
 
@@ -131,7 +142,7 @@ fn main() -> ExitCode {
     result.unwrap_or_else(|error| print_error(&error, output))
 }
 
-/// Prints an error, for machines too if they listen, and tells the exit status.
+/// Prints an error, with `--json` also as JSON, and returns the exit status.
 fn print_error(error: &anyhow::Error, output: OutputOptions) -> ExitCode {
     terminal::print_error(error);
     if output.json {
@@ -141,10 +152,10 @@ fn print_error(error: &anyhow::Error, output: OutputOptions) -> ExitCode {
     ExitCode::from(if usage { EXIT_USAGE } else { EXIT_BAD_INPUT })
 }
 
-/// Help and version are answers; everything else clap says is a usage error.
+/// Prints what clap returned. Help and version exit with 0; everything else is a usage error.
 fn handle_usage_error(error: &clap::Error) -> ExitCode {
     let printed = error.print();
-    // Where the arguments cannot be parsed, whether JSON was asked for must be looked up by hand.
+    // The arguments did not parse, so look for `--json` by hand.
     if error.use_stderr() && std::env::args_os().any(|argument| argument == "--json") {
         print_json(&json!({ "ok": false, "error": error.render().to_string() }));
     }

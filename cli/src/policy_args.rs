@@ -1,4 +1,4 @@
-//! The arguments by which commands name policies.
+//! Arguments that select policies.
 
 use std::path::{Path, PathBuf};
 
@@ -9,21 +9,21 @@ use rules::load::MAX_FILE;
 
 use super::UsageError;
 
-/// Where policies are to be found.
+/// Where to read policies from.
 #[derive(clap::Args, Clone, Debug)]
 pub(crate) struct PolicyArgs {
-    /// A policy file or a directory of them; may be given several times
+    /// Policy file, or directory of policy files; repeatable
     #[arg(long = "policy", short = 'p', value_name = "PATH")]
     policies: Vec<PathBuf>,
-    /// The operator's file; without --policy it also says where the policies are
+    /// Configuration file; without --policy it also names the policies
     #[arg(long, short = 'c', value_name = "FILE")]
     config: Option<PathBuf>,
 }
 
-/// Policies named outright, or by the arguments above.
+/// Policies given as positional arguments or as options.
 #[derive(clap::Args, Clone, Debug)]
 pub(crate) struct PathArgs {
-    /// Policy files, directories of them, or a sandbar.toml; the sandbar.toml here if none is given
+    /// Policy files, directories of them, or a sandbar.toml [default: ./sandbar.toml]
     #[arg(value_name = "PATH")]
     paths: Vec<PathBuf>,
     #[command(flatten)]
@@ -38,12 +38,12 @@ impl PathArgs {
 }
 
 impl PolicyArgs {
-    /// The operator's file, named or usual.
+    /// The configuration file, given or default.
     pub(crate) fn config(&self) -> PathBuf {
         self.config.clone().unwrap_or_else(|| PathBuf::from(CONFIG_FILE))
     }
 
-    /// Reads what the arguments name, or what `sandbar.toml` here names.
+    /// Reads the policies that the arguments or the `sandbar.toml` in the current directory name.
     pub(crate) fn read(&self) -> anyhow::Result<LoadSources> {
         match (&self.config, self.policies.is_empty()) {
             (None, false) => files::read_paths(&self.policies),
@@ -52,12 +52,10 @@ impl PolicyArgs {
                 files::with_lists(LoadSources { operator, ..files::read_paths(&self.policies)? })
             }
             (Some(config), true) => files::read_config(config),
-            (None, true) if Path::new(CONFIG_FILE).is_file() => {
-                files::read_config(Path::new(CONFIG_FILE))
-            }
+            (None, true) if Path::new(CONFIG_FILE).is_file() => files::read_config(Path::new(CONFIG_FILE)),
             (None, true) => {
-                let why = "no policy given: say --policy PATH, or run where";
-                bail!(UsageError(format!("{why} {CONFIG_FILE} is")))
+                let why = "no policy given: use --policy PATH, or run in a directory with a";
+                bail!(UsageError(format!("{why} {CONFIG_FILE}")))
             }
         }
     }

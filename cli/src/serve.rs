@@ -1,4 +1,4 @@
-//! `sandbar serve`: runs what the operator's file describes until it is told to stop.
+//! `sandbar serve`: runs the instance that the configuration describes, until SIGTERM or SIGINT.
 
 use std::path::PathBuf;
 use std::process::ExitCode;
@@ -9,24 +9,22 @@ use tokio::sync::watch;
 
 use proxy::app::App;
 
-/// What is told of the program's own running: by default warnings and what an operator should know.
+/// Environment variable with the `tracing` filter. The default logs warnings, and what an operator should know.
 const LOG_VARIABLE: &str = "SANDBAR_LOG";
 
-/// Serve what the operator's file describes, until SIGTERM
+/// Run the instance that the configuration describes, until SIGTERM
 #[derive(clap::Args, Debug)]
 pub(crate) struct ServeArgs {
-    /// The operator's file
+    /// Configuration file
     #[arg(long, short = 'c', value_name = "FILE", default_value = "sandbar.toml")]
     config: PathBuf,
 }
 
-/// Serves. Exit status: 0 stopped, 2 could not start or broke.
+/// Serves. Exit status: 0 stopped by a signal, 2 failed to start or failed while running.
 pub(crate) fn serve(args: &ServeArgs) -> anyhow::Result<ExitCode> {
     init_tracing("warn,proxy=info,dns_filter=info");
-    // One provider for everything, Pingora included, which would take another.
-    drop(rustls::crypto::CryptoProvider::install_default(
-        certs::crypto_provider().as_ref().clone(),
-    ));
+    // Install one crypto provider for the process. Pingora uses rustls' default and would otherwise choose its own.
+    drop(rustls::crypto::CryptoProvider::install_default(certs::crypto_provider().as_ref().clone()));
     let runtime = tokio::runtime::Builder::new_multi_thread()
         .enable_all()
         .build()
@@ -42,15 +40,15 @@ pub(crate) fn serve(args: &ServeArgs) -> anyhow::Result<ExitCode> {
     Ok(ExitCode::SUCCESS)
 }
 
-/// Operators read stderr; `SANDBAR_LOG=debug` tells each request.
-pub(super) fn init_tracing(otherwise: &str) {
+/// Logs to stderr, filtered by `SANDBAR_LOG` or else by `default`; `SANDBAR_LOG=debug` logs every request.
+pub(super) fn init_tracing(default: &str) {
     let filter = tracing_subscriber::EnvFilter::try_from_env(LOG_VARIABLE)
-        .unwrap_or_else(|_| tracing_subscriber::EnvFilter::new(otherwise));
+        .unwrap_or_else(|_| tracing_subscriber::EnvFilter::new(default));
     let subscriber = tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr);
-    drop(subscriber.try_init()); // another one is as good
+    drop(subscriber.try_init()); // fails only if a subscriber is installed already
 }
 
-/// Turns true at the first SIGTERM or SIGINT.
+/// Returns a receiver that turns true at the first SIGTERM or SIGINT.
 fn stop_on_signal() -> anyhow::Result<watch::Receiver<bool>> {
     let mut terminate = signal(SignalKind::terminate()).context("cannot wait for SIGTERM")?;
     let mut interrupt = signal(SignalKind::interrupt()).context("cannot wait for SIGINT")?;

@@ -1,4 +1,4 @@
-//! `sandbar status`: asks the running program how it is doing, and what is open.
+//! `sandbar status`: shows the state of the running instance and its open connections.
 
 use std::process::ExitCode;
 
@@ -8,50 +8,45 @@ use super::instance::RunningInstance;
 use super::{EXIT_NEGATIVE, OutputOptions};
 use crate::terminal::{BAD, FAINT, GOOD, paint, print_json};
 
-/// Ask the running program how it is doing
+/// Show the state of the running instance
 #[derive(clap::Args, Debug)]
 pub(crate) struct StatusArgs {
     #[command(flatten)]
     running: RunningInstance,
-    /// List what is open
+    /// List open connections
     #[arg(long, conflicts_with = "cut")]
     connections: bool,
-    /// Cut one connection or stream, by the number that --connections shows
+    /// Cut one connection or stream, by its number in --connections
     #[arg(long, value_name = "NUMBER")]
     cut: Option<u64>,
 }
 
-/// Asks. Exit status: 0 ready, 1 not ready, 2 nobody to ask.
+/// Shows the status. Exit status: 0 ready, 1 not ready, 2 no running instance.
 pub(crate) fn status(args: &StatusArgs, output: OutputOptions) -> anyhow::Result<ExitCode> {
     let (method, path) = match (args.cut, args.connections) {
         (Some(id), _) => ("DELETE", format!("/connections/{id}")),
         (None, true) => ("GET", "/connections".to_owned()),
         (None, false) => ("GET", "/status".to_owned()),
     };
-    let told = args.running.request(method, &path, &Value::Null)?;
+    let reply = args.running.request(method, &path, &Value::Null)?;
     match (output.json, args.cut, args.connections) {
-        (true, ..) => print_json(&told),
+        (true, ..) => print_json(&reply),
         (false, Some(id), _) => anstream::println!("cut {id}"),
-        (false, None, true) => print_connections(&told),
-        (false, None, false) => print_status(&told),
+        (false, None, true) => print_connections(&reply),
+        (false, None, false) => print_status(&reply),
     }
-    let ready = told.get("ready").and_then(Value::as_bool).unwrap_or(true);
+    let ready = reply.get("ready").and_then(Value::as_bool).unwrap_or(true);
     Ok(if ready { ExitCode::SUCCESS } else { ExitCode::from(EXIT_NEGATIVE) })
 }
 
-fn print_status(told: &Value) {
-    let at = |pointer: &str| told.pointer(pointer).map(value_text).unwrap_or_default();
-    let (style, word) = match told.get("ready").and_then(Value::as_bool) {
+fn print_status(reply: &Value) {
+    let at = |pointer: &str| reply.pointer(pointer).map(value_text).unwrap_or_default();
+    let (style, word) = match reply.get("ready").and_then(Value::as_bool) {
         Some(true) => (GOOD, "ready"),
         _ => (BAD, "not ready"),
     };
-    anstream::println!(
-        "{} sandbar {}, up {} s",
-        paint(style, word),
-        at("/version"),
-        at("/uptime_seconds")
-    );
-    for listener in told.get("listeners").and_then(Value::as_array).into_iter().flatten() {
+    anstream::println!("{} sandbar {}, up {} s", paint(style, word), at("/version"), at("/uptime_seconds"));
+    for listener in reply.get("listeners").and_then(Value::as_array).into_iter().flatten() {
         print_field("listens", &value_text(listener));
     }
     print_field(
@@ -63,31 +58,28 @@ fn print_status(told: &Value) {
             at("/policy/digest")
         ),
     );
-    if let Some(trouble) = told.pointer("/policy/trouble").and_then(Value::as_str) {
-        let closed = told.pointer("/policy/closed").and_then(Value::as_bool).unwrap_or_default();
-        let what = if closed { ", so nothing passes" } else { "" };
-        print_field("stale", &format!("the policies on disk are not good{what}:\n{trouble}"));
+    if let Some(trouble) = reply.pointer("/policy/trouble").and_then(Value::as_str) {
+        let closed = reply.pointer("/policy/closed").and_then(Value::as_bool).unwrap_or_default();
+        let effect = if closed { ", so everything is denied" } else { "" };
+        print_field("stale", &format!("the policies on disk are invalid{effect}:\n{trouble}"));
     }
-    print_field(
-        "open",
-        &format!("{} connections, {} tunnels and requests", at("/connections"), at("/open")),
-    );
+    print_field("open", &format!("{} connections, {} tunnels and requests", at("/connections"), at("/open")));
     print_field(
         "log",
         &format!(
-            "{} records written, {} lost, {} attempts refused for want of it",
+            "{} records written, {} lost, {} attempts refused because the log was unavailable",
             at("/log/written"),
             at("/log/lost"),
             at("/log/refused")
         ),
     );
-    if let Some(trouble) = told.pointer("/log/trouble").and_then(Value::as_str) {
+    if let Some(trouble) = reply.pointer("/log/trouble").and_then(Value::as_str) {
         print_field("trouble", trouble);
     }
 }
 
-fn print_connections(told: &Value) {
-    for open in told.get("connections").and_then(Value::as_array).into_iter().flatten() {
+fn print_connections(reply: &Value) {
+    for open in reply.get("connections").and_then(Value::as_array).into_iter().flatten() {
         let at = |name: &str| open.get(name).map(value_text).unwrap_or_default();
         anstream::println!(
             "{:>6} {} {} {}:{} {} {} s, {} B up, {} B down",
@@ -102,7 +94,7 @@ fn print_connections(told: &Value) {
             at("received")
         );
     }
-    anstream::println!("{} open", told.get("open").map(value_text).unwrap_or_default());
+    anstream::println!("{} open", reply.get("open").map(value_text).unwrap_or_default());
 }
 
 fn value_text(value: &Value) -> String {

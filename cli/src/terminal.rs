@@ -1,12 +1,12 @@
-//! How `sandbar` speaks: people first, `--json` for machines, colours only on a terminal.
+//! Terminal output: text for people, `--json` for programs, colours only on a terminal.
 //!
-//! Answers go to stdout for scripts to read, complaints to stderr as `sandbar: ...`.
+//! Results go to stdout, so that scripts can read them; errors go to stderr as `sandbar: ...`.
 
 use proxy::report::diagnostics::{DiagnosticLevel, InvalidPolicy, render};
 pub(crate) use proxy::report::terminal::{BAD, FAINT, GOOD, HEAD, WARN, paint};
 use rules::load::problem::Problem;
 
-/// When to colour, as `--color` says; `anstream` adds `NO_COLOR` and the terminal check.
+/// The value of `--color`. For `auto`, `anstream` checks `NO_COLOR` and whether the output is a terminal.
 #[derive(Clone, Copy, Debug, Default, clap::ValueEnum)]
 pub(crate) enum ColorMode {
     Always,

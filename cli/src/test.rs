@@ -10,14 +10,14 @@ use super::{EXIT_BAD_INPUT, EXIT_NEGATIVE, OutputOptions, check};
 use crate::policy_args::PathArgs;
 use crate::terminal::{BAD, FAINT, GOOD, WARN, paint, print_json};
 
-/// Run the tests that policies carry
+/// Run the `[[test]]` entries of policies
 #[derive(clap::Args)]
 pub(crate) struct TestArgs {
     #[command(flatten)]
     paths: PathArgs,
 }
 
-/// Runs policy tests. Exit status: 0 all passed, 1 one failed, 2 not a good policy.
+/// Runs policy tests. Exit status: 0 all passed, 1 a test failed, 2 invalid policy.
 pub(crate) fn test(args: &TestArgs, output: OutputOptions) -> anyhow::Result<ExitCode> {
     let rules = match compile(&args.paths.read()?, &[]) {
         Ok(rules) => rules,
@@ -36,14 +36,14 @@ pub(crate) fn test(args: &TestArgs, output: OutputOptions) -> anyhow::Result<Exi
     } else {
         outcomes.iter().for_each(print_outcome);
         if outcomes.is_empty() {
-            anstream::println!("{}", paint(WARN, "these policies have no [[test]]"));
+            anstream::println!("{}", paint(WARN, "no [[test]] in these policies"));
         }
         anstream::println!("{} passed, {failed} failed", outcomes.len() - failed);
     }
     Ok(if failed == 0 { ExitCode::SUCCESS } else { ExitCode::from(EXIT_NEGATIVE) })
 }
 
-/// Prints the tests that failed, and nothing when none did.
+/// Prints the tests that failed, if any.
 pub(crate) fn print_failed(outcomes: &[TestOutcome]) {
     outcomes.iter().filter(|outcome| !outcome.has_passed()).for_each(print_outcome);
 }
@@ -51,7 +51,7 @@ pub(crate) fn print_failed(outcomes: &[TestOutcome]) {
 fn print_outcome(outcome: &TestOutcome) {
     let trial = &outcome.trial;
     let word = if outcome.has_passed() { paint(GOOD, "pass") } else { paint(BAD, "FAIL") };
-    let place = paint(FAINT, format!("{}:{}", outcome.policy.file(), trial.line));
+    let location = paint(FAINT, format!("{}:{}", outcome.policy.file(), trial.line));
     let name = trial.name.as_ref().map(|name| format!("  {name}")).unwrap_or_default();
     let got = if outcome.has_passed() {
         decision_text(outcome)
@@ -59,7 +59,7 @@ fn print_outcome(outcome: &TestOutcome) {
         format!("expected {}, got {}", outcome.describe_expected(), decision_text(outcome))
     };
     anstream::println!(
-        "{word}  {:<40}  {got}{name}  [{}]  {place}",
+        "{word}  {:<40}  {got}{name}  [{}]  {location}",
         trial.probe.to_string(),
         outcome.sandbox.id
     );

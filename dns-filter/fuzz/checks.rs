@@ -1,4 +1,4 @@
-//! What must hold for any packet, whoever makes it: the fuzzers here, and a bounded run inside the tests.
+//! Properties that hold for any packet: checked by the fuzz targets here, and by a bounded run in the tests.
 #![allow(dead_code, reason = "each fuzz target uses one of these")]
 
 use std::net::IpAddr;
@@ -19,11 +19,11 @@ use rules::ids::SandboxId;
 use rules::{Channel, Decision, DomainName, LoadSources, RuleSet, SourceFile, compile};
 use tokio::runtime::Runtime;
 
-/// More than any answer of ours adds to its question: OPT, reason and one address.
+/// Upper bound of what a local answer adds to its question: OPT, extended error and one address.
 const MAX_ADDED_BYTES: usize = 96;
 const POLICY: &str = "name = \"p\"\n[[allow]]\nname = \"r\"\nhosts = [\"a.example\", \"*.b.example\"]\ndns_types = [\"A\", \"AAAA\", \"HTTPS\", \"TXT\", \"CNAME\", \"MX\", \"SRV\"]\n";
 
-/// Nothing is ever asked: what may leave is looked at before it does.
+/// A filter without upstreams: the checks stop where a query would leave.
 struct DnsFuzzFixture {
     filter: Arc<DnsFilter>,
     rules: Arc<ArcSwap<RuleSet>>,
@@ -37,11 +37,8 @@ fn fixture() -> &'static DnsFuzzFixture {
         let policy = SourceFile { path: "p.toml".into(), bytes: POLICY.into() };
         let operator = b"[[sandbox]]\nid = \"s\"\nbase = \"system\"\npolicies = [\"p\"]\n".to_vec();
         let operator = SourceFile { path: "sandbar.toml".into(), bytes: operator };
-        let sources = LoadSources {
-            operator: Some(operator),
-            policies: vec![policy],
-            ..LoadSources::default()
-        };
+        let sources =
+            LoadSources { operator: Some(operator), policies: vec![policy], ..LoadSources::default() };
         let rules = Arc::new(ArcSwap::from_pointee(compile(&sources, &[]).unwrap()));
         let dir = tempfile::tempdir().unwrap();
         let log = Log::open(audit::LogConfig::new(dir.path())).unwrap();
@@ -53,22 +50,17 @@ fn fixture() -> &'static DnsFuzzFixture {
     })
 }
 
-/// A packet is dropped, answered with little more than it said, or asks for what is allowed.
+/// Checks that a packet is dropped, gets an answer not much larger than itself, or asks for an allowed name.
 pub(super) fn query(data: &[u8]) {
-    let world = fixture();
-    let _entered = world.runtime.enter(); // findings are written beside the queries
+    let fixture = fixture();
+    let _entered = fixture.runtime.enter(); // findings are written in tasks
     for carrier in [DnsTransport::Tcp, DnsTransport::Udp] {
         let channel = Channel::Dedicated(SandboxId::parse("s").unwrap());
-        let arrived = QueryArrival {
-            channel,
-            carrier,
-            source: None,
-            original_dst: None,
-            toward: QueryTarget::Us,
-        };
-        match world.filter.start_query(data, &arrived) {
+        let arrived =
+            QueryArrival { channel, carrier, source: None, original_dst: None, toward: QueryTarget::Us };
+        match fixture.filter.start_query(data, &arrived) {
             QueryStep::Answer(answer) => check_local_answer(data, &answer),
-            QueryStep::Drop => assert!(DnsQuery::parse(data).is_err(), "a query without an answer"),
+            QueryStep::Drop => assert!(DnsQuery::parse(data).is_err(), "a valid query was dropped"),
             QueryStep::Wait(_) => check_forwarded(data),
         }
     }
@@ -76,19 +68,19 @@ pub(super) fn query(data: &[u8]) {
 
 fn check_local_answer(data: &[u8], answer: &[u8]) {
     assert_eq!(answer.get(..2), data.get(..2), "the id");
-    assert_eq!(answer[2] & 0x80, 0x80, "an answer");
-    assert_eq!(answer[3] & 0x30, 0, "neither authentic nor unchecked");
+    assert_eq!(answer[2] & 0x80, 0x80, "QR is set");
+    assert_eq!(answer[3] & 0x30, 0, "AD and CD are not set");
     assert!(answer.len() <= data.len() + MAX_ADDED_BYTES, "{} for {}", answer.len(), data.len());
     assert!(answer.len() <= UDP_MAX.max(UDP_PLAIN));
-    Message::from_vec(answer).expect("what we say can be read");
+    Message::from_vec(answer).expect("hickory parses our answer");
 }
 
-/// What leaves is a name of the policy, by a rule of thumb that shares no code with the rules.
+/// Checks that the policy allows the name, by an approximation that shares no code with the rules.
 fn check_forwarded(data: &[u8]) {
-    let query = DnsQuery::parse(data).expect("it was read before");
+    let query = DnsQuery::parse(data).expect("the filter parsed it");
     let labels: Vec<String> = query
         .labels()
-        .map(|label| String::from_utf8(label.to_ascii_lowercase()).expect("only ASCII leaves"))
+        .map(|label| String::from_utf8(label.to_ascii_lowercase()).expect("ASCII only"))
         .collect();
     let name = labels.join(".");
     let plain = |byte: u8| matches!(byte, b'a'..=b'z' | b'0'..=b'9' | b'-' | b'_' | b'.');
@@ -101,7 +93,7 @@ fn check_forwarded(data: &[u8]) {
     }
 }
 
-/// A resolver's answer is refused, or little of it is told and none of that is forbidden.
+/// Checks that a resolver's answer is refused, or cleaned within all bounds and without internal addresses.
 pub(super) fn answer(data: &[u8]) {
     let Ok(message) = Message::from_vec(data) else { return };
     let rules = fixture().rules.load();
@@ -111,8 +103,7 @@ pub(super) fn answer(data: &[u8]) {
             let name = DomainName::parse(name).unwrap();
             let facts = Facts::Name(NameFacts { name: name.clone(), query: kind });
             let Decision::Allow(permit) = rules.decide(sandbox, &facts) else { continue };
-            let asked =
-                PermittedQuery { rules: &rules, sandbox, permit: &permit, name: &name, kind };
+            let asked = PermittedQuery { rules: &rules, sandbox, permit: &permit, name: &name, kind };
             check_clean_answer(&asked, &message);
         }
     }
@@ -130,13 +121,13 @@ fn check_clean_answer(asked: &PermittedQuery<'_>, message: &Message) {
     };
     assert!(lives.contains(&cleaned.ttl), "{} of {lives:?}", cleaned.ttl);
     assert!(matches!(cleaned.rcode, Rcode::NOERROR | Rcode::NXDOMAIN));
-    for told in &cleaned.told {
-        let Ok(address) = told.rdata.to_display().parse::<IpAddr>() else { continue };
-        assert!(!is_internal(address), "{address} was told");
+    for record in &cleaned.told {
+        let Ok(address) = record.rdata.to_display().parse::<IpAddr>() else { continue };
+        assert!(!is_internal(address), "{address} was returned");
     }
 }
 
-/// Addresses no public name has, by a rule of thumb that shares no code with the rules.
+/// Returns whether an address is internal, by an approximation that shares no code with the rules.
 fn is_internal(address: IpAddr) -> bool {
     match address.to_canonical() {
         IpAddr::V4(v4) => v4.is_private() || v4.is_loopback() || v4.is_link_local(),

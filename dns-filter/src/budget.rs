@@ -1,8 +1,15 @@
-//! The bit budget (P14): before a query leaves, what it can say is charged. A sandbox sends at most
-//! S + B·t bits in names in any time t, and at most so many queries that their moments say little.
+//! The bit budget (P14): bounds what a sandbox can send to the outside in DNS names. Every query is charged, in bits,
+//! before it leaves.
 //!
-//! The price is a prefix code over everything a sandbox can choose (which pattern, which octets
-//! below it, which type, new or repeated), so no way of choosing says more than was paid.
+//! A token bucket with burst S and rate B lets at most S + B·t bits leave in any time t. There is one per rule and one
+//! per sandbox; a query must find enough in both. A third bucket bounds the number of queries, because their timing
+//! carries information as well ([`timing_bits`]).
+//!
+//! The price is the length of a codeword in a prefix code over everything the sandbox can choose: the pattern, the
+//! octets below a wildcard, the type, and whether the name is new or a repetition. By Kraft's inequality no encoding
+//! of data into queries carries more bits than it is charged; a test below adds the code up.
+//!
+//! The levels are saved at a clean stop and restored at the next start; `budget_store` says how.
 
 use std::collections::{HashMap, HashSet};
 use std::hash::{BuildHasher, RandomState};
@@ -16,26 +23,27 @@ use tokio::time::Instant;
 
 use crate::limits::{BUDGET_NAMES, BUDGET_RULES};
 
-/// What is there after a restart, however it came about: a few names, or nothing would resolve for minutes.
+/// Least level of each bucket after a restart: enough for a few names. After a crash the saved levels are 0, and
+/// without this nothing would resolve for minutes.
 const FORWARDS_AFTER_CRASH: f64 = 30.0;
 const SANDBOX_AFTER_CRASH: f64 = 512.0;
 const RULE_AFTER_CRASH: f64 = 128.0;
-/// Bits an hour by one rule, and once at the start.
+/// Default rate of a rule in bits per hour, and burst in bits.
 pub const RULE_RATE: f64 = 2048.0;
 pub const RULE_BURST: f64 = 4096.0;
-/// Bits an hour of one sandbox, and once at the start.
+/// Default rate of a sandbox in bits per hour, and burst in bits.
 pub const SANDBOX_RATE: f64 = 8192.0;
 pub const SANDBOX_BURST: f64 = 8192.0;
 
-/// Bits of one octet: log2 of letters, digits, hyphen, underscore and dot, rounded up.
+/// Price of one octet: log2 of the number of letters, digits, hyphen, underscore and dot, rounded up.
 const OCTET_BITS: f64 = 5.3;
-/// Bits of a new name beside its octets: that it is new, and how long it is.
+/// Price of a new name besides its octets: that it is new, and its length.
 const NEW_BITS: f64 = 6.0;
-/// Bits of saying that a name is not new.
+/// Price of saying that a name is a repetition.
 const SEEN_BITS: f64 = 1.0;
 const HOUR: f64 = 3600.0;
 
-/// A rule of a policy: what a budget belongs to.
+/// Identifies the rule that a budget belongs to.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct RuleKey {
     pub policy: PolicyName,
@@ -48,7 +56,7 @@ impl RuleKey {
     }
 }
 
-/// What fills at a rate and is drawn from.
+/// A token bucket.
 #[derive(Clone, Copy, Debug)]
 pub struct TokenBucket {
     level: f64,
@@ -62,7 +70,7 @@ impl TokenBucket {
         TokenBucket { level: burst, burst, per_hour, filled: now }
     }
 
-    /// What is there now.
+    /// Returns the level at `now`.
     pub fn level(&self, now: Instant) -> f64 {
         let hours = now.saturating_duration_since(self.filled).as_secs_f64() / HOUR;
         (self.level + hours * self.per_hour).min(self.burst)
@@ -72,7 +80,7 @@ impl TokenBucket {
         (self.level, self.filled) = (self.level(now) - amount, now);
     }
 
-    /// A new rate counts from now on; the burst is given once in a life, not with each rate.
+    /// Changes rate and burst from `now` on. The level does not rise: a reload must not grant another burst.
     fn set_rate(&mut self, burst: f64, per_hour: f64, now: Instant) {
         if (self.burst, self.per_hour) != (burst, per_hour) {
             (self.level, self.filled) = (self.level(now).min(burst), now);
@@ -81,20 +89,20 @@ impl TokenBucket {
     }
 }
 
-/// What one query may choose from.
+/// What the sandbox could choose in one query.
 #[derive(Clone, Copy, Debug)]
 pub struct QueryChoice<'a> {
     /// Name and type, in wire form.
     pub key: &'a [u8],
-    /// Octets of the name that the sandbox could choose.
+    /// Number of octets of the name that the sandbox chose.
     pub octets: usize,
-    /// Types it could choose from.
+    /// Number of types it could choose from.
     pub types: usize,
-    /// log2 of the patterns it could choose from.
+    /// log2 of the number of patterns it could choose from.
     pub pattern_bits: f64,
 }
 
-/// Which bucket is empty.
+/// The bucket that has too little for a query.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ExhaustedBudget {
     Forwards,
@@ -103,17 +111,17 @@ pub enum ExhaustedBudget {
 }
 
 impl ExhaustedBudget {
-    /// What it means, for people.
+    /// Returns a sentence for the finding.
     pub fn meaning(self) -> &'static str {
         match self {
-            ExhaustedBudget::Forwards => "The queries of this hour are used up.",
-            ExhaustedBudget::Rule => "The bits of this rule are used up.",
-            ExhaustedBudget::Sandbox => "The bits of this sandbox are used up.",
+            ExhaustedBudget::Forwards => "The sandbox has used up its DNS queries per hour.",
+            ExhaustedBudget::Rule => "The rule has used up its DNS bits per hour.",
+            ExhaustedBudget::Sandbox => "The sandbox has used up its DNS bits per hour.",
         }
     }
 }
 
-/// What is left, for people.
+/// What is left in each bucket, for `sandbar dns`.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct RemainingBudget {
     pub rule_bits: f64,
@@ -133,16 +141,16 @@ pub struct DnsBudget {
 #[derive(Debug)]
 struct RuleBudget {
     bits: TokenBucket,
-    /// Hashes of names and types that were paid for.
+    /// Hashes of names and types that were charged as new.
     seen: HashSet<u64>,
 }
 
-/// The levels that a restart must not lose, or the burst would be given twice.
+/// The levels of a sandbox's buckets, as saved across a restart.
 #[derive(Clone, Debug, Default, PartialEq, serde::Serialize, serde::Deserialize)]
 pub struct BudgetLevels {
     pub bits: f64,
     pub forwards: f64,
-    /// By policy and rule.
+    /// Policy, rule and level.
     pub rules: Vec<(String, String, f64)>,
 }
 
@@ -157,11 +165,11 @@ impl DnsBudget {
         }
     }
 
-    /// Charges a query, or says which bucket is empty and charges nothing.
+    /// Charges a query to all three buckets, or to none, and returns the price in bits.
     ///
     /// # Errors
     ///
-    /// Returns [`ExhaustedBudget`]: the query must not leave.
+    /// Returns [`ExhaustedBudget`] if a bucket has too little: the query must not leave.
     pub fn charge(
         &mut self,
         permit: &Permit,
@@ -194,7 +202,7 @@ impl DnsBudget {
         Ok(price)
     }
 
-    /// What is left for a rule.
+    /// Returns what is left for the rule of a permit.
     pub fn remaining(&self, permit: &Permit, now: Instant) -> RemainingBudget {
         let known = self.rules.get(&RuleKey::from_permit(permit)).map(|rule| rule.bits.level(now));
         let (burst, _) = rule_terms(permit);
@@ -205,12 +213,12 @@ impl DnsBudget {
         }
     }
 
-    /// Whether a rule has a bucket yet; the first query of one that has not is noted on disk first.
+    /// Returns whether a rule has a bucket. If not, its first query must be noted on disk before it leaves.
     pub fn has_rule(&self, key: &RuleKey) -> bool {
         self.rules.contains_key(key)
     }
 
-    /// The levels at `now`.
+    /// Returns the levels at `now`.
     pub fn save(&self, now: Instant) -> BudgetLevels {
         let rule = |(key, rule): (&RuleKey, &RuleBudget)| {
             (key.policy.to_string(), key.rule.to_string(), rule.bits.level(now).max(0.0))
@@ -222,12 +230,11 @@ impl DnsBudget {
         }
     }
 
-    /// Goes on where an earlier process stopped: no burst is given again.
+    /// Restores the levels that an earlier process saved, raised to the least levels after a restart.
     pub fn restore(&mut self, saved: &BudgetLevels, now: Instant) {
-        self.bits.level =
-            saved.bits.clamp(SANDBOX_AFTER_CRASH, self.bits.burst.max(SANDBOX_AFTER_CRASH));
-        let few = FORWARDS_AFTER_CRASH.min(self.forwards.burst); // else nothing would resolve for minutes
-        self.forwards.level = saved.forwards.clamp(few, self.forwards.burst);
+        self.bits.level = saved.bits.clamp(SANDBOX_AFTER_CRASH, self.bits.burst.max(SANDBOX_AFTER_CRASH));
+        let least = FORWARDS_AFTER_CRASH.min(self.forwards.burst);
+        self.forwards.level = saved.forwards.clamp(least, self.forwards.burst);
         for (policy, rule, level) in saved.rules.iter().take(BUDGET_RULES) {
             let Ok(policy) = PolicyName::parse(policy) else { continue };
             let mut bits = TokenBucket::new(RULE_BURST, RULE_RATE, now);
@@ -250,8 +257,7 @@ impl DnsBudget {
             if self.rules.len() >= BUDGET_RULES {
                 return None;
             }
-            let fresh =
-                RuleBudget { bits: TokenBucket::new(burst, rate, now), seen: HashSet::new() };
+            let fresh = RuleBudget { bits: TokenBucket::new(burst, rate, now), seen: HashSet::new() };
             self.rules.insert(key.clone(), fresh);
         }
         let rule = self.rules.get_mut(key)?;
@@ -260,7 +266,7 @@ impl DnsBudget {
     }
 }
 
-/// Burst and rate of the rule that gave a permit.
+/// Returns burst and rate of the rule that a permit comes from.
 fn rule_terms(permit: &Permit) -> (f64, f64) {
     match permit.rule_budgets().limit(DnsBitsPerHour) {
         None => (RULE_BURST, RULE_RATE),
@@ -268,7 +274,7 @@ fn rule_terms(permit: &Permit) -> (f64, f64) {
     }
 }
 
-/// What a query costs, in bits; `seen` is how many names could be repeated, when it repeats one.
+/// Returns the price of a query in bits. For a repeated name, `seen` is the number of names it could have repeated.
 pub fn price(choice: &QueryChoice<'_>, seen: Option<usize>) -> f64 {
     let types = (choice.types.max(1) as f64).log2();
     match seen {
@@ -277,15 +283,16 @@ pub fn price(choice: &QueryChoice<'_>, seen: Option<usize>) -> f64 {
     }
 }
 
-/// The most that the moments of `forwards` queries in `time` can say, released on a grid (bits).
+/// Returns an upper bound, in bits, of what the timing of `forwards` queries within `time` can carry if they leave on a
+/// time grid.
 ///
-/// Several may leave on one line of the grid, so they are spread in one of C(lines + forwards - 1, forwards)
-/// ways, which is at most (e·(lines + forwards) / forwards)^forwards.
+/// Several queries can leave at one grid point, so there are C(points + forwards - 1, forwards) ways to spread them,
+/// which is at most (e·(points + forwards) / forwards)^forwards.
 pub fn timing_bits(forwards: f64, time: Duration, grid: Duration) -> f64 {
-    let lines = time.as_secs_f64() / grid.as_secs_f64().max(1e-9);
+    let points = time.as_secs_f64() / grid.as_secs_f64().max(1e-9);
     match forwards < 1.0 {
         true => 0.0,
-        false => forwards * (std::f64::consts::E * (lines + forwards) / forwards).log2(),
+        false => forwards * (std::f64::consts::E * (points + forwards) / forwards).log2(),
     }
 }
 
@@ -316,9 +323,9 @@ mod tests {
         }
     }
 
-    /// The weight, at the price of their octets alone, of all texts of exactly `n` octets that can
-    /// stand before a wildcard's base, the joining dot included.
-    fn weights(most: usize) -> Vec<f64> {
+    /// Returns, for each `n` up to `longest`, the Kraft sum over all texts of `n` octets that can precede the base of a
+    /// wildcard (the joining dot included), at the price of their octets only.
+    fn weights(longest: usize) -> Vec<f64> {
         let letter = |count: f64| count * (-OCTET_BITS).exp2();
         let label = |length: usize| match length {
             0 => 0.0,
@@ -326,8 +333,8 @@ mod tests {
             more => letter(36.0).powi(2) * letter(37.0).powi(more as i32 - 2),
         };
         let labels = |length: usize| label(length) + letter(1.0) * label(length.saturating_sub(1));
-        let mut weights = vec![0.0; most + 1];
-        for n in 2..=most {
+        let mut weights = vec![0.0; longest + 1];
+        for n in 2..=longest {
             let several: f64 = (2..n).map(|k| labels(k - 1) * weights[n - k]).sum();
             weights[n] = letter(1.0) * (labels(n - 1) + several);
         }
@@ -347,16 +354,16 @@ mod tests {
     proptest! {
         #![proptest_config(ProptestConfig::with_cases(256))]
 
-        /// Whatever is asked and whenever: what leaves costs no more than S + B·t, by rule and in all.
+        /// What leaves costs at most S + B·t, per rule and in all, for any queries at any time.
         #[test]
         fn p14_no_stream_sends_more_than_the_burst_and_the_rate(
             stream in proptest::collection::vec(
                 (0u64..2_000_000, 0usize..3, 1usize..120, 0usize..3, 0u32..8), 1..300)
         ) {
             let rules = rules();
-            let begun = Instant::now();
-            let mut now = begun;
-            let mut budget = DnsBudget::new(1200, begun);
+            let started = Instant::now();
+            let mut now = started;
+            let mut budget = DnsBudget::new(1200, started);
             let mut sent: HashMap<RuleKey, f64> = HashMap::new();
             let (mut all, mut forwards) = (0.0, 0.0);
             for (pause, base, length, kind, letter) in stream {
@@ -381,7 +388,7 @@ mod tests {
                 *spent += bits;
                 all += bits;
                 forwards += 1.0;
-                let hours = (now - begun).as_secs_f64() / HOUR;
+                let hours = (now - started).as_secs_f64() / HOUR;
                 prop_assert!(*spent <= rate * 2.0 + rate * hours + 1e-6, "{spent} after {hours} h");
                 prop_assert!(all <= SANDBOX_BURST + SANDBOX_RATE * hours + 1e-6);
                 prop_assert!(forwards <= 1200.0 + 1200.0 * hours + 1e-6);
@@ -390,22 +397,22 @@ mod tests {
     }
 
     #[test]
-    fn p14_the_timing_term_counts_every_way_to_spread_queries_over_lines() {
-        let ways = |lines: u32, forwards: u32| -> f64 {
-            (1..=forwards).map(|at| (f64::from(lines + at - 1) / f64::from(at)).log2()).sum()
+    fn p14_the_timing_term_counts_every_way_to_spread_queries_over_the_grid() {
+        let ways = |points: u32, forwards: u32| -> f64 {
+            (1..=forwards).map(|at| (f64::from(points + at - 1) / f64::from(at)).log2()).sum()
         };
-        for lines in [1, 2, 10, 100, 3600, 36_000] {
+        for points in [1, 2, 10, 100, 3600, 36_000] {
             for forwards in [1, 2, 3, 10, 240, 1200, 50_000] {
-                let time = Duration::from_secs(u64::from(lines));
+                let time = Duration::from_secs(u64::from(points));
                 let stated = timing_bits(f64::from(forwards), time, Duration::from_secs(1));
-                let true_bits = ways(lines, forwards);
-                assert!(true_bits <= stated, "{forwards} on {lines}: {true_bits} > {stated}");
+                let true_bits = ways(points, forwards);
+                assert!(true_bits <= stated, "{forwards} on {points}: {true_bits} > {stated}");
             }
         }
     }
 
     #[test]
-    fn p17_no_more_rules_have_a_budget_and_no_more_names_are_remembered_than_there_is_room_for() {
+    fn p17_rules_with_a_budget_and_remembered_names_are_bounded() {
         let (rules, now) = (rules(), Instant::now());
         let mut budget = DnsBudget::new(u64::from(u32::MAX), now);
         let saved = (0..BUDGET_RULES + 10).map(|at| ("p".to_owned(), format!("r{at}"), 9.0));
@@ -416,7 +423,7 @@ mod tests {
         assert_eq!(
             budget.charge(&permit, &choice, now),
             Err(ExhaustedBudget::Rule),
-            "it has none to spend"
+            "a rule beyond the limit has an empty budget"
         );
         let mut budget = DnsBudget::new(u64::from(u32::MAX), now);
         for at in 0..BUDGET_NAMES + 10 {
@@ -428,7 +435,7 @@ mod tests {
     }
 
     #[test]
-    fn p14_a_restart_gives_no_burst_again() {
+    fn p14_a_restart_grants_no_second_burst() {
         let (rules, now) = (rules(), Instant::now());
         let mut first = DnsBudget::new(240, now);
         let permit = permit(&rules, "aaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaa.a.example", QueryType::A);
@@ -436,12 +443,8 @@ mod tests {
         let spend = |budget: &mut DnsBudget| {
             (0u32..).find(|at| {
                 let key = at.to_be_bytes();
-                let choice = QueryChoice {
-                    key: &key,
-                    octets: lookup.chosen_octets,
-                    types: 3,
-                    pattern_bits: 0.0,
-                };
+                let choice =
+                    QueryChoice { key: &key, octets: lookup.chosen_octets, types: 3, pattern_bits: 0.0 };
                 budget.charge(&permit, &choice, now).is_err()
             })
         };

@@ -1,7 +1,17 @@
-//! The budgets across a restart: a burst is given once in a sandbox's life, not with every start.
+//! Saves the DNS budgets across restarts: a sandbox gets each burst once, not at every start.
 //!
-//! The file is written when a rule gets its bucket, with nothing in it, and with the true levels at a
-//! clean stop. After a crash, then, there is nothing left to spend but what comes in anew.
+//! Writing the levels at every charge would cost a disk write per query. Instead the file is pessimistic while the
+//! process runs, and exact only after a clean stop:
+//!
+//! - At the start the levels are read into memory and the file is rewritten with zeros.
+//! - When a rule gets its bucket, it is added to the file with level 0. The first query of the rule waits for that
+//!   write; another query of the same rule may leave while the write is under way.
+//! - A clean stop writes the true levels.
+//!
+//! So a crash loses what was left, and never grants a burst again; `DnsBudget::restore` raises the zeros to a small
+//! amount, so that names still resolve. Time spent down is not credited. The file is replaced by a rename but not
+//! synced: the promise covers a crash of the process, not of the machine. A file that cannot be parsed prevents the
+//! start, because starting without it would grant every burst again.
 
 use std::collections::BTreeMap;
 use std::io;
@@ -16,28 +26,28 @@ use crate::lock;
 /// Largest file that is read.
 const MAX_BYTES: u64 = 64 << 20;
 
-/// By sandbox.
+/// Levels by sandbox.
 type SandboxLevels = BTreeMap<String, BudgetLevels>;
 
-/// Where budgets are kept; nowhere, for tests and for sandboxes that live once.
+/// The budget file. Without a path nothing is saved: for tests, and for sandboxes that live only once.
 #[derive(Debug)]
 pub(crate) struct BudgetStore {
     path: Option<PathBuf>,
-    /// What an earlier process left.
+    /// The levels that an earlier process left.
     restored: SandboxLevels,
-    /// What a crash would leave: every bucket, empty.
-    known: Mutex<SandboxLevels>,
+    /// The contents of the file: every bucket, with level 0 until a clean stop.
+    on_disk: Mutex<SandboxLevels>,
 }
 
 impl BudgetStore {
-    /// Reads the file and marks all it holds as spent, until a clean stop says otherwise.
+    /// Reads the file, and rewrites it with all levels at 0.
     pub(crate) fn open(path: Option<PathBuf>) -> io::Result<Self> {
         let restored = match &path {
             Some(path) => read_levels(path)?,
             None => SandboxLevels::new(),
         };
-        let known = restored.iter().map(|(id, saved)| (id.clone(), zero_levels(saved))).collect();
-        let store = BudgetStore { path, restored, known: Mutex::new(known) };
+        let on_disk = restored.iter().map(|(id, saved)| (id.clone(), zero_levels(saved))).collect();
+        let store = BudgetStore { path, restored, on_disk: Mutex::new(on_disk) };
         store.write()?;
         Ok(store)
     }
@@ -46,25 +56,25 @@ impl BudgetStore {
         self.restored.get(sandbox)
     }
 
-    /// Notes that a rule has been given its burst.
+    /// Writes to disk that a rule has had its burst.
     pub(crate) fn note_burst(&self, sandbox: &str, key: &RuleKey) -> io::Result<()> {
-        let mut known = lock(&self.known);
-        let saved = known.entry(sandbox.to_owned()).or_default();
+        let mut on_disk = lock(&self.on_disk);
+        let saved = on_disk.entry(sandbox.to_owned()).or_default();
         saved.rules.push((key.policy.to_string(), key.rule.to_string(), 0.0));
-        drop(known);
+        drop(on_disk);
         self.write()
     }
 
-    /// Keeps the levels at a clean stop.
+    /// Writes the levels at a clean stop.
     pub(crate) fn save(&self, levels: SandboxLevels) -> io::Result<()> {
-        lock(&self.known).extend(levels);
+        lock(&self.on_disk).extend(levels);
         self.write()
     }
 
     fn write(&self) -> io::Result<()> {
         let Some(path) = &self.path else { return Ok(()) };
-        let known = lock(&self.known); // held while writing: the last writer has the last word
-        let text = serde_json::to_vec(&*known).map_err(io::Error::other)?;
+        let on_disk = lock(&self.on_disk); // held while writing, so that concurrent writes do not interleave
+        let text = serde_json::to_vec(&*on_disk).map_err(io::Error::other)?;
         file::replace(path, &text, Mode::Owner, Durability::Process)
     }
 }
@@ -76,7 +86,7 @@ fn read_levels(path: &Path) -> io::Result<SandboxLevels> {
         Err(error) => return Err(error),
     };
     if metadata.len() > MAX_BYTES {
-        return Err(io::Error::other("it is larger than budgets can be"));
+        return Err(io::Error::other("the file is larger than 64 MiB"));
     }
     serde_json::from_slice(&std::fs::read(path)?).map_err(io::Error::other)
 }
@@ -93,7 +103,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn p14_a_crash_leaves_nothing_and_a_clean_stop_leaves_the_levels() {
+    fn p14_a_crash_leaves_zeros_and_a_clean_stop_leaves_the_levels() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("budget.json");
         let key = RuleKey { policy: PolicyName::parse("p").unwrap(), rule: "r".into() };
@@ -102,8 +112,7 @@ mod tests {
         first.note_burst("a", &key).unwrap();
         let crashed = BudgetStore::open(Some(path.clone())).unwrap();
         assert_eq!(crashed.restored_levels("a").unwrap().rules, [("p".into(), "r".into(), 0.0)]);
-        let left =
-            BudgetLevels { bits: 5.0, forwards: 1.0, rules: vec![("p".into(), "r".into(), 3.0)] };
+        let left = BudgetLevels { bits: 5.0, forwards: 1.0, rules: vec![("p".into(), "r".into(), 3.0)] };
         crashed.save(SandboxLevels::from([("a".to_owned(), left.clone())])).unwrap();
         let stopped = BudgetStore::open(Some(path.clone())).unwrap();
         assert_eq!(stopped.restored_levels("a"), Some(&left));

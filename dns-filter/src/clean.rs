@@ -1,9 +1,6 @@
-//! What a resolver said, made fit for a sandbox: one name, plain addresses, nothing that leads around
-//! the proxy. Nothing here asks anybody anything: a target the answer names is never looked up.
-#![allow(
-    clippy::wildcard_enum_match_arm,
-    reason = "the codec's enums: what is not known is left out"
-)]
+//! Cleans a resolver's answer for a sandbox: one owner name, admitted addresses, nothing that bypasses the proxy. It
+//! makes no queries: CNAME and other targets in an answer are never looked up, since no rule has allowed those names.
+#![allow(clippy::wildcard_enum_match_arm, reason = "the codec's enums: unknown kinds are dropped")]
 
 use std::net::{IpAddr, SocketAddr};
 
@@ -21,7 +18,7 @@ use crate::limits::{
 };
 use crate::message::{AnswerSection, Rcode};
 
-/// What was asked, by whom, on which terms.
+/// An allowed query: name, type, sandbox and permit.
 #[derive(Clone, Copy, Debug)]
 pub struct PermittedQuery<'a> {
     pub rules: &'a RuleSet,
@@ -32,7 +29,7 @@ pub struct PermittedQuery<'a> {
 }
 
 impl PermittedQuery<'_> {
-    /// A name below a wildcard pays for each time it is asked for, so its answer is kept for longer.
+    /// Returns the shortest TTL. It is longer below a wildcard, where every query is charged.
     fn ttl_floor(&self) -> u32 {
         match self.permit.lookup().chosen_octets {
             0 => TTL_FLOOR,
@@ -41,57 +38,57 @@ impl PermittedQuery<'_> {
     }
 }
 
-/// An answer that may be given.
+/// A cleaned answer, safe to give to the sandbox.
 #[derive(Clone, Debug)]
 pub struct CleanAnswer {
     pub rcode: Rcode,
     pub section: AnswerSection,
-    /// Seconds it may be kept.
+    /// How long it may be cached, in seconds.
     pub ttl: u32,
-    /// Every address of the name, also those the sandbox is not told.
+    /// Every address in the resolver's answer, including those withheld from the sandbox.
     pub found: Vec<IpAddr>,
-    /// Why something was left out, when nothing else was left.
+    /// Why a record was withheld, if one was.
     pub withheld: Option<Reason>,
-    /// What is told, for the record.
+    /// The records in `section`, for the log.
     pub told: Vec<RecordedAnswer>,
 }
 
-/// Cleans the answer to what was asked.
+/// Cleans the answer to a query.
 ///
 /// # Errors
 ///
-/// Returns [`Reason::DnsAnswer`] for one that cannot be told at all, and
-/// [`Reason::ResolverUnreachable`] where the resolver itself failed.
-pub fn clean(asked: &PermittedQuery<'_>, message: &Message) -> Result<CleanAnswer, Reason> {
+/// Returns [`Reason::DnsAnswer`] for an unusable answer, and [`Reason::ResolverUnreachable`] if the resolver reports a
+/// failure.
+pub fn clean(query: &PermittedQuery<'_>, message: &Message) -> Result<CleanAnswer, Reason> {
     match message.metadata.response_code {
         ResponseCode::NoError => {}
-        ResponseCode::NXDomain => return Ok(negative_answer(asked, Rcode::NXDOMAIN, message)),
+        ResponseCode::NXDomain => return Ok(negative_answer(query, Rcode::NXDOMAIN, message)),
         _ => return Err(Reason::ResolverUnreachable),
     }
-    let (owner, hops) = follow_cnames(asked, message)?;
-    let kind = RecordType::from(asked.kind.0);
+    let (owner, hops) = follow_cnames(query, message)?;
+    let kind = RecordType::from(query.kind.0);
     let mut answer = CleanAnswer { ttl: TTL_CEILING, ..empty_answer(Rcode::NOERROR) };
     let mut seen = false;
     for record in message.answers.iter().filter(|record| record.record_type() == kind) {
         if record.name != owner {
-            continue; // unasked, or off the chain
+            continue; // not the end of the CNAME chain
         }
         seen = true;
         if usize::from(answer.section.count()) < RECORDS {
-            answer.add_record(asked, record);
+            answer.add_record(query, record);
         }
     }
     if !seen {
-        return no_data_answer(asked, message, hops);
+        return no_data_answer(query, message, hops);
     }
-    answer.ttl = answer.ttl.clamp(asked.ttl_floor(), TTL_CEILING);
+    answer.ttl = answer.ttl.clamp(query.ttl_floor(), TTL_CEILING);
     Ok(answer)
 }
 
-/// The name at the end of the chain of CNAMEs, and its length.
-fn follow_cnames(asked: &PermittedQuery<'_>, message: &Message) -> Result<(Name, usize), Reason> {
-    let mut owner = Name::from_ascii(format!("{}.", asked.name)).map_err(|_| Reason::DnsAnswer)?;
-    if asked.kind.0 == u16::from(RecordType::CNAME) {
+/// Returns the name at the end of the answer's CNAME chain, and the length of the chain.
+fn follow_cnames(query: &PermittedQuery<'_>, message: &Message) -> Result<(Name, usize), Reason> {
+    let mut owner = Name::from_ascii(format!("{}.", query.name)).map_err(|_| Reason::DnsAnswer)?;
+    if query.kind.0 == u16::from(RecordType::CNAME) {
         return Ok((owner, 0));
     }
     for hops in 0..=CNAME_HOPS {
@@ -101,36 +98,33 @@ fn follow_cnames(asked: &PermittedQuery<'_>, message: &Message) -> Result<(Name,
         });
         let Some(target) = next else { return Ok((owner, hops)) };
         let name = host_name(target).ok_or(Reason::DnsAnswer)?;
-        if asked.permit.lookup().strict_cname {
-            asked.check_target(&name)?;
+        if query.permit.lookup().strict_cname {
+            query.check_target(&name)?;
         }
         owner = target.clone();
     }
-    Err(Reason::DnsAnswer) // a loop, or longer than any honest chain
+    Err(Reason::DnsAnswer) // a loop, or too long
 }
 
-/// No record of the kind. A chain that leads nowhere was not followed by the resolver, and is not by us.
-fn no_data_answer(
-    asked: &PermittedQuery<'_>,
-    message: &Message,
-    hops: usize,
-) -> Result<CleanAnswer, Reason> {
+/// Builds the answer for a name without records of the type. A CNAME chain that the resolver did not complete is an
+/// error: we do not follow it.
+fn no_data_answer(query: &PermittedQuery<'_>, message: &Message, hops: usize) -> Result<CleanAnswer, Reason> {
     let vouched = message.authorities.iter().any(|record| record.record_type() == RecordType::SOA);
-    // Some forwarders answer from their cache without SOA, and few names have every kind of record.
-    if hops > 0 && !vouched && asked.kind == QueryType::A {
+    // Some forwarders leave out the SOA of a cached answer; for types other than A, a name without records is common.
+    if hops > 0 && !vouched && query.kind == QueryType::A {
         return Err(Reason::DnsAnswer);
     }
-    Ok(negative_answer(asked, Rcode::NOERROR, message))
+    Ok(negative_answer(query, Rcode::NOERROR, message))
 }
 
-fn negative_answer(asked: &PermittedQuery<'_>, rcode: Rcode, message: &Message) -> CleanAnswer {
+fn negative_answer(query: &PermittedQuery<'_>, rcode: Rcode, message: &Message) -> CleanAnswer {
     let soa = message.authorities.iter().find_map(|record| match &record.data {
         RData::SOA(soa) => Some(record.ttl.min(soa.minimum)),
         _ => None,
     });
     let ttl = soa.unwrap_or(TTL_FLOOR).clamp(1, TTL_NEGATIVE);
-    // What is charged is kept as long as an answer that is there.
-    let ttl = if asked.ttl_floor() > TTL_FLOOR { asked.ttl_floor() } else { ttl };
+    // Charged names: cache a negative answer as long as a positive one.
+    let ttl = if query.ttl_floor() > TTL_FLOOR { query.ttl_floor() } else { ttl };
     CleanAnswer { ttl, ..empty_answer(rcode) }
 }
 
@@ -140,16 +134,16 @@ fn empty_answer(rcode: Rcode) -> CleanAnswer {
 }
 
 impl CleanAnswer {
-    /// The operator's own word on a name's addresses, judged as any other.
-    pub fn from_addresses(asked: &PermittedQuery<'_>, addresses: &[IpAddr], ttl: u32) -> Self {
+    /// Builds an answer from configured addresses, which the rules must admit like any other.
+    pub fn from_addresses(query: &PermittedQuery<'_>, addresses: &[IpAddr], ttl: u32) -> Self {
         let mut answer = CleanAnswer { ttl, ..empty_answer(Rcode::NOERROR) };
         for address in addresses.iter().take(ADDRESSES) {
-            answer.add_address(asked, *address, ttl);
+            answer.add_address(query, *address, ttl);
         }
         answer
     }
 
-    /// Addresses that no rule need admit: ours, or the sandbox's own loopback.
+    /// Builds an answer from addresses that need no rule: synthetic ones, and the sandbox's loopback.
     pub fn from_own_addresses(kind: QueryType, addresses: &[IpAddr], ttl: u32) -> Self {
         let mut answer = CleanAnswer { ttl, ..empty_answer(Rcode::NOERROR) };
         addresses.iter().filter(|address| matches_type(address, kind)).for_each(|address| {
@@ -158,58 +152,55 @@ impl CleanAnswer {
         answer
     }
 
-    fn add_record(&mut self, asked: &PermittedQuery<'_>, record: &Record) {
-        let ttl = record.ttl.clamp(asked.ttl_floor(), TTL_CEILING);
+    fn add_record(&mut self, query: &PermittedQuery<'_>, record: &Record) {
+        let ttl = record.ttl.clamp(query.ttl_floor(), TTL_CEILING);
         self.ttl = self.ttl.min(ttl);
         match &record.data {
-            RData::A(address) => self.add_address(asked, IpAddr::V4(address.0), ttl),
-            RData::AAAA(address) => self.add_address(asked, IpAddr::V6(address.0), ttl),
-            RData::HTTPS(service) => self.add_service(asked, &service.0, ttl),
-            RData::SVCB(service) => self.add_service(asked, service, ttl),
-            RData::CNAME(target) => self.add_target(asked, &target.0, &record.data, ttl),
-            RData::MX(mx) => self.add_target(asked, &mx.exchange, &record.data, ttl),
-            RData::SRV(srv) => self.add_target(asked, &srv.target, &record.data, ttl),
-            RData::TXT(_) | RData::CAA(_) => self.add_data(asked, &record.data, ttl),
-            _ => self.withheld = Some(Reason::DnsAnswer), // no policy can ask for it
+            RData::A(address) => self.add_address(query, IpAddr::V4(address.0), ttl),
+            RData::AAAA(address) => self.add_address(query, IpAddr::V6(address.0), ttl),
+            RData::HTTPS(service) => self.add_service(query, &service.0, ttl),
+            RData::SVCB(service) => self.add_service(query, service, ttl),
+            RData::CNAME(target) => self.add_target(query, &target.0, &record.data, ttl),
+            RData::MX(mx) => self.add_target(query, &mx.exchange, &record.data, ttl),
+            RData::SRV(srv) => self.add_target(query, &srv.target, &record.data, ttl),
+            RData::TXT(_) | RData::CAA(_) => self.add_data(query, &record.data, ttl),
+            _ => self.withheld = Some(Reason::DnsAnswer), // no policy can allow this type
         }
     }
 
-    fn add_address(&mut self, asked: &PermittedQuery<'_>, address: IpAddr, ttl: u32) {
-        if self.found.len() >= ADDRESSES || !matches_type(&address, asked.kind) {
+    fn add_address(&mut self, query: &PermittedQuery<'_>, address: IpAddr, ttl: u32) {
+        if self.found.len() >= ADDRESSES || !matches_type(&address, query.kind) {
             return;
         }
         self.found.push(address);
-        match asked.rules.admit(asked.permit, &[address]) {
-            Ok(_) => {
-                self.push_answer(asked.kind, ttl, &address_octets(address), address.to_string())
-            }
+        match query.rules.admit(query.permit, &[address]) {
+            Ok(_) => self.push_answer(query.kind, ttl, &address_octets(address), address.to_string()),
             Err(denial) => self.withheld = Some(denial.reason),
         }
     }
 
-    /// A target is judged like that of a CNAME; one that no host has is left out.
-    fn add_target(&mut self, asked: &PermittedQuery<'_>, target: &Name, data: &RData, ttl: u32) {
+    /// Adds a record with a target name. With `strict_cname` the rules must allow the target; a target that is not a
+    /// host name is withheld.
+    fn add_target(&mut self, query: &PermittedQuery<'_>, target: &Name, data: &RData, ttl: u32) {
         let Some(name) = host_name(target) else {
             self.withheld = Some(Reason::DnsAnswer);
             return;
         };
-        match asked.permit.lookup().strict_cname.then(|| asked.check_target(&name)) {
+        match query.permit.lookup().strict_cname.then(|| query.check_target(&name)) {
             Some(Err(reason)) => self.withheld = Some(reason),
-            Some(Ok(())) | None => self.add_data(asked, data, ttl),
+            Some(Ok(())) | None => self.add_data(query, data, ttl),
         }
     }
 
-    fn add_data(&mut self, asked: &PermittedQuery<'_>, data: &RData, ttl: u32) {
+    fn add_data(&mut self, query: &PermittedQuery<'_>, data: &RData, ttl: u32) {
         if let Ok(bytes) = data.to_bytes() {
-            self.push_answer(asked.kind, ttl, &bytes, data.to_string());
+            self.push_answer(query.kind, ttl, &bytes, data.to_string());
         }
     }
 
-    fn add_service(&mut self, asked: &PermittedQuery<'_>, service: &SVCB, ttl: u32) {
-        match asked.clean_service(service).map(|service| (service.to_bytes(), service)) {
-            Some((Ok(bytes), service)) => {
-                self.push_answer(asked.kind, ttl, &bytes, service.to_string())
-            }
+    fn add_service(&mut self, query: &PermittedQuery<'_>, service: &SVCB, ttl: u32) {
+        match query.clean_service(service).map(|service| (service.to_bytes(), service)) {
+            Some((Ok(bytes), service)) => self.push_answer(query.kind, ttl, &bytes, service.to_string()),
             Some((Err(_), _)) | None => self.withheld = Some(Reason::DnsAnswer),
         }
     }
@@ -229,37 +220,31 @@ impl PermittedQuery<'_> {
         }
     }
 
-    /// An HTTPS or SVCB record without what would lead around us; none when little of it is left.
+    /// Removes the parameters of an HTTPS or SVCB record that would bypass the proxy; `None` if it is unusable without
+    /// them.
     fn clean_service(&self, service: &SVCB) -> Option<SVCB> {
         let own = service.target_name.is_root()
             || host_name(&service.target_name).is_some_and(|target| target == *self.name);
         if service.svc_priority == 0 || !own {
-            return None; // an alias elsewhere: the client falls back to the addresses of the name
+            return None; // an alias to another name: the client falls back to the name's addresses
         }
-        let kept: Vec<_> = service
-            .svc_params
-            .iter()
-            .filter_map(|(key, value)| self.clean_param(*key, value))
-            .collect();
+        let params: Vec<_> =
+            service.svc_params.iter().filter_map(|(key, value)| self.clean_param(*key, value)).collect();
         let mandatory = service.svc_params.iter().find_map(|(_, value)| match value {
             SvcParamValue::Mandatory(Mandatory(keys)) => Some(keys),
             _ => None,
         });
-        let has = |wanted: &SvcParamKey| kept.iter().any(|(key, _)| key == wanted);
+        let has = |wanted: &SvcParamKey| params.iter().any(|(key, _)| key == wanted);
         let whole = mandatory.is_none_or(|keys| keys.iter().all(has));
         let port = service.svc_params.iter().find_map(|(_, value)| match value {
             SvcParamValue::Port(port) => Some(*port),
             _ => None,
         });
         let reachable = port.is_none_or(|port| self.may_reach_port(port));
-        (whole && reachable).then(|| SVCB::new(service.svc_priority, Name::root(), kept))
+        (whole && reachable).then(|| SVCB::new(service.svc_priority, Name::root(), params))
     }
 
-    fn clean_param(
-        &self,
-        key: SvcParamKey,
-        value: &SvcParamValue,
-    ) -> Option<(SvcParamKey, SvcParamValue)> {
+    fn clean_param(&self, key: SvcParamKey, value: &SvcParamValue) -> Option<(SvcParamKey, SvcParamValue)> {
         let value = match value {
             SvcParamValue::Alpn(Alpn(names)) => {
                 let tcp = |name: &&String| matches!(name.as_str(), "h2" | "http/1.1");
@@ -268,21 +253,19 @@ impl PermittedQuery<'_> {
             }
             SvcParamValue::Ipv4Hint(IpHint(hints)) => {
                 let admitted = |hint: &&A| self.admits(IpAddr::V4(hint.0));
-                let hints: Vec<A> =
-                    hints.iter().filter(admitted).take(ADDRESSES).copied().collect();
+                let hints: Vec<A> = hints.iter().filter(admitted).take(ADDRESSES).copied().collect();
                 (!hints.is_empty()).then_some(SvcParamValue::Ipv4Hint(IpHint(hints)))?
             }
             SvcParamValue::Ipv6Hint(IpHint(hints)) => {
                 let admitted = |hint: &&AAAA| self.admits(IpAddr::V6(hint.0));
-                let hints: Vec<AAAA> =
-                    hints.iter().filter(admitted).take(ADDRESSES).copied().collect();
+                let hints: Vec<AAAA> = hints.iter().filter(admitted).take(ADDRESSES).copied().collect();
                 (!hints.is_empty()).then_some(SvcParamValue::Ipv6Hint(IpHint(hints)))?
             }
             SvcParamValue::Port(_) | SvcParamValue::NoDefaultAlpn => value.clone(),
-            // ECH would hide the name, `dohpath` and unknown keys lead who knows where.
-            SvcParamValue::EchConfigList(_)
-            | SvcParamValue::Mandatory(_)
-            | SvcParamValue::Unknown(_) => return None,
+            // ECH would hide the name from the proxy; `dohpath` and unknown keys could bypass it.
+            SvcParamValue::EchConfigList(_) | SvcParamValue::Mandatory(_) | SvcParamValue::Unknown(_) => {
+                return None;
+            }
         };
         Some((key, value))
     }
@@ -291,17 +274,16 @@ impl PermittedQuery<'_> {
         self.rules.admit(self.permit, &[address]).is_ok()
     }
 
-    /// Whether the sandbox may reach the name on another port than the usual one.
+    /// Returns whether the sandbox may connect to the name on a port; 443 is always left to the proxy to decide.
     fn may_reach_port(&self, port: u16) -> bool {
         let host = Host::Name(self.name.clone());
         let protocol = Protocol::Tls { sni: Some(host.clone()), ech: EchPresence::Absent };
         let facts = ConnectFacts { target: ConnectTarget::Named(host), port, protocol };
-        port == 443
-            || matches!(self.rules.decide(self.sandbox, &Facts::Connect(facts)), Decision::Allow(_))
+        port == 443 || matches!(self.rules.decide(self.sandbox, &Facts::Connect(facts)), Decision::Allow(_))
     }
 }
 
-/// A name of an answer as a host name; none when it has octets that no host name has.
+/// Converts a name in an answer; `None` if it is not a valid host name.
 fn host_name(name: &Name) -> Option<DomainName> {
     match name.iter().all(<[u8]>::is_ascii) {
         true => DomainName::from_labels(name.iter()).ok(),
@@ -323,7 +305,7 @@ fn address_octets(address: IpAddr) -> Vec<u8> {
     }
 }
 
-/// What the record says of an answer.
+/// Returns the outcome of an answer, as recorded.
 pub(crate) fn answer_outcome(
     rcode: Rcode,
     told: &[RecordedAnswer],
@@ -333,7 +315,7 @@ pub(crate) fn answer_outcome(
     audit::AttemptOutcome { ending, status: None, rcode, answers: told.to_vec() }
 }
 
-/// The resolver's address, for people.
+/// Formats a resolver's address.
 pub(crate) fn display_resolver(from: Option<SocketAddr>) -> Option<String> {
     from.map(|address| address.to_string())
 }

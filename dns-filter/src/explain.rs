@@ -1,4 +1,4 @@
-//! `sandbar dns`: asks as a sandbox would, and tells what became of it and why.
+//! `sandbar dns`: asks as a sandbox would, and explains the answer.
 
 use std::sync::Arc;
 
@@ -13,7 +13,7 @@ use crate::filter::DnsFilter;
 use crate::message::{DnsQuery, DnsTransport, Rcode, wire_key};
 use crate::query::{QueryArrival, QueryTarget};
 
-/// What became of a question, for people.
+/// The answer to a question, and the reason for it.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct DnsExplanation {
     pub sandbox: String,
@@ -30,25 +30,25 @@ pub struct DnsExplanation {
     pub generation: u64,
     /// Where the answer came from: `hosts`, `synthetic`, `ahead`, `cache`, `resolver` or `here`.
     pub source: String,
-    /// The resolver that was asked, now or when the answer was kept.
+    /// The resolver that answered, now or when the answer was cached.
     pub resolver: Option<String>,
     pub rcode: String,
     pub answers: Vec<String>,
-    /// Bits and queries left, when the name lies under a wildcard or could not be resolved ahead.
+    /// What is left of the rule's bits, the sandbox's bits and its queries, if the answer is cached.
     pub rule_bits_left: Option<f64>,
     pub sandbox_bits_left: Option<f64>,
     pub forwards_left: Option<f64>,
 }
 
 impl DnsFilter {
-    /// Asks for a name on behalf of a sandbox: charged and recorded like any query of its own.
+    /// Asks for a name on behalf of a sandbox. The query is charged and recorded like one of the sandbox's own.
     pub async fn explain(
         self: &Arc<Self>,
         sandbox: &SandboxId,
         name: &DomainName,
         kind: QueryType,
     ) -> DnsExplanation {
-        let mut told = self.explain_decision(sandbox, name, kind);
+        let mut explanation = self.explain_decision(sandbox, name, kind);
         let arrived = QueryArrival {
             channel: Channel::Dedicated(sandbox.clone()),
             carrier: DnsTransport::Tcp,
@@ -58,20 +58,15 @@ impl DnsFilter {
         };
         let packet = stub_query(name, kind);
         let answer = self.answer(&packet, &arrived).await.unwrap_or_default();
-        told.rcode = Rcode(u16::from(answer.get(3).copied().unwrap_or(2) & 0xf)).name();
-        told.reason = told.reason.or_else(|| extended_error(&answer));
-        self.add_cached(sandbox, name, kind, &mut told);
-        told
+        explanation.rcode = Rcode(u16::from(answer.get(3).copied().unwrap_or(2) & 0xf)).name();
+        explanation.reason = explanation.reason.or_else(|| extended_error(&answer));
+        self.add_cached(sandbox, name, kind, &mut explanation);
+        explanation
     }
 
-    fn explain_decision(
-        &self,
-        sandbox: &SandboxId,
-        name: &DomainName,
-        kind: QueryType,
-    ) -> DnsExplanation {
+    fn explain_decision(&self, sandbox: &SandboxId, name: &DomainName, kind: QueryType) -> DnsExplanation {
         let rules = self.rules.load_full();
-        let mut told = DnsExplanation {
+        let mut explanation = DnsExplanation {
             sandbox: sandbox.to_string(),
             name: name.to_string(),
             kind: kind.to_string(),
@@ -81,46 +76,46 @@ impl DnsFilter {
             ..DnsExplanation::default()
         };
         let Some(known) = rules.sandboxes().get(sandbox) else {
-            told.reason = Some(rules::Reason::UnknownSandbox.code().to_owned());
-            return told;
+            explanation.reason = Some(rules::Reason::UnknownSandbox.code().to_owned());
+            return explanation;
         };
         let facts = Facts::Name(NameFacts { name: name.clone(), query: kind });
         let rule = match rules.decide(known, &facts) {
             Decision::Allow(permit) => {
-                told.decision = "allow".to_owned();
-                let asked =
-                    PermittedQuery { rules: &rules, sandbox: known, permit: &permit, name, kind };
-                told.source = self.answer_source(&asked).to_owned();
+                explanation.decision = "allow".to_owned();
+                let query = PermittedQuery { rules: &rules, sandbox: known, permit: &permit, name, kind };
+                explanation.source = self.answer_source(&query).to_owned();
                 Some(permit.rule().clone())
             }
             Decision::Deny(denial) => {
-                told.reason = Some(denial.reason.code().to_owned());
-                told.meaning = Some(denial.reason.meaning().to_owned());
-                told.next_step = Some(denial.reason.next_step().to_owned());
+                explanation.reason = Some(denial.reason.code().to_owned());
+                explanation.meaning = Some(denial.reason.meaning().to_owned());
+                explanation.next_step = Some(denial.reason.next_step().to_owned());
                 denial.rule.clone()
             }
         };
         if let Some(rule) = rule {
-            told.place = Some(format!("{}:{}", rule.file, rule.line));
-            (told.policy, told.rule) = (Some(rule.policy.to_string()), Some(rule.rule.to_string()));
+            explanation.place = Some(format!("{}:{}", rule.file, rule.line));
+            (explanation.policy, explanation.rule) =
+                (Some(rule.policy.to_string()), Some(rule.rule.to_string()));
         }
-        told
+        explanation
     }
 
-    /// Where an answer will come from.
-    fn answer_source(&self, asked: &PermittedQuery<'_>) -> &'static str {
+    /// Returns where the answer will come from.
+    fn answer_source(&self, query: &PermittedQuery<'_>) -> &'static str {
         let now = Instant::now();
-        let key = wire_key(asked.name, asked.kind);
-        let kept = self
-            .find_state(&asked.sandbox.id)
+        let key = wire_key(query.name, query.kind);
+        let cached = self
+            .find_state(&query.sandbox.id)
             .is_some_and(|state| state.lock().cache.find(&key, now).is_some());
-        let nowhere = special_zone(asked.name).is_some() && !self.upstreams.has_zone(asked.name);
+        let nowhere = special_zone(query.name).is_some() && !self.upstreams.has_zone(query.name);
         match () {
-            () if asked.permit.lookup().synthetic => "synthetic",
-            () if self.hosts.contains_key(asked.name) => "hosts",
-            () if kept => "cache",
+            () if query.permit.lookup().synthetic => "synthetic",
+            () if self.hosts.contains_key(query.name) => "hosts",
+            () if cached => "cache",
             () if nowhere => "here",
-            () if self.pre_resolved.find(asked, now).is_some() => "ahead",
+            () if self.pre_resolved.find(query, now).is_some() => "ahead",
             () => "resolver",
         }
     }
@@ -130,28 +125,28 @@ impl DnsFilter {
         sandbox: &SandboxId,
         name: &DomainName,
         kind: QueryType,
-        told: &mut DnsExplanation,
+        explanation: &mut DnsExplanation,
     ) {
         let now = Instant::now();
         let Some(state) = self.find_state(sandbox) else { return };
         let mut inner = state.lock();
         let key = wire_key(name, kind);
-        let kept = inner.cache.find(&key, now).map(|kept| kept.entry.clone());
-        let Some(entry) = kept else { return };
-        told.resolver = crate::clean::display_resolver(entry.from);
-        told.answers = entry
+        let cached = inner.cache.find(&key, now).map(|cached| cached.entry.clone());
+        let Some(entry) = cached else { return };
+        explanation.resolver = crate::clean::display_resolver(entry.from);
+        explanation.answers = entry
             .told
             .iter()
             .map(|answer| format!("{} {}", answer.kind.to_display(), answer.rdata.to_display()))
             .collect();
         let left = inner.budget.remaining(&entry.permit, now);
-        told.rule_bits_left = Some(left.rule_bits.floor());
-        told.sandbox_bits_left = Some(left.sandbox_bits.floor());
-        told.forwards_left = Some(left.forwards.floor());
+        explanation.rule_bits_left = Some(left.rule_bits.floor());
+        explanation.sandbox_bits_left = Some(left.sandbox_bits.floor());
+        explanation.forwards_left = Some(left.forwards.floor());
     }
 }
 
-/// A query as a stub resolver sends it.
+/// Builds a query as a stub resolver sends it.
 fn stub_query(name: &DomainName, kind: QueryType) -> Vec<u8> {
     let mut packet = vec![0, 0, 1, 0, 0, 1, 0, 0, 0, 0, 0, 1];
     packet.extend_from_slice(&wire_key(name, kind));
@@ -159,15 +154,11 @@ fn stub_query(name: &DomainName, kind: QueryType) -> Vec<u8> {
     packet
 }
 
-/// The reason that stands in the extended error of an answer.
+/// Returns the reason code in the extended error of an answer. Our answers end with it, so it is read from the end.
 fn extended_error(answer: &[u8]) -> Option<String> {
-    DnsQuery::parse(answer).err()?; // an answer is no query: its OPT is looked for from the end
+    DnsQuery::parse(answer).err()?; // fails for an answer
     let text: Vec<u8> =
         answer.iter().rev().copied().take_while(|b| b.is_ascii_lowercase() || *b == b'_').collect();
     let text: String = text.into_iter().rev().map(char::from).collect();
-    rules::Reason::ALL
-        .iter()
-        .map(|reason| reason.code())
-        .find(|code| *code == text)
-        .map(str::to_owned)
+    rules::Reason::ALL.iter().map(|reason| reason.code()).find(|code| *code == text).map(str::to_owned)
 }

@@ -1,4 +1,4 @@
-//! `Filter`: everything the life of a query needs, built once.
+//! [`DnsFilter`]: settings, rules, log, upstreams and the state of all sandboxes, built once and shared by all queries.
 
 use std::collections::{BTreeMap, HashMap};
 use std::io;
@@ -28,18 +28,18 @@ use crate::record_rate::{CountedOutcome, RecordRate, UnrecordedQueries};
 use crate::state::SandboxState;
 use crate::upstream::{ResolverPool, UpstreamClient};
 
-/// What the filter is built from.
+/// The configuration of a filter.
 #[derive(Clone, Debug)]
 pub struct DnsConfig {
     pub settings: DnsSettings,
-    /// Where budgets outlive the process; nowhere, if it is none.
+    /// The file that saves budgets across restarts; `None` saves nothing.
     pub budgets: Option<PathBuf>,
 }
 
-/// Why the filter does not start.
+/// Why the filter cannot start.
 #[derive(Debug, thiserror::Error)]
 pub enum StartError {
-    #[error("cannot use the budgets kept in {path}: {source}; mend or remove the file")]
+    #[error("cannot use the DNS budgets in {path}: {source}; repair or remove the file")]
     Budgets { path: String, source: io::Error },
 }
 
@@ -58,10 +58,9 @@ pub struct DnsFilter {
     pub(crate) malformed: Mutex<RecordRate>,
     pub(crate) store: Arc<BudgetStore>,
     settings: DnsSettings,
-    states:
-        RwLock<hashbrown::HashMap<SandboxId, Arc<SandboxState>, foldhash::quality::RandomState>>,
+    states: RwLock<hashbrown::HashMap<SandboxId, Arc<SandboxState>, foldhash::quality::RandomState>>,
     cached: Arc<AtomicUsize>,
-    /// The grid's first line.
+    /// Origin of the time grid.
     epoch: Instant,
     policy: Mutex<Option<audit::RecordedPolicy>>,
 }
@@ -71,13 +70,8 @@ impl DnsFilter {
     ///
     /// # Errors
     ///
-    /// Returns [`StartError`] when budgets of an earlier process cannot be read: starting without
-    /// them would give every burst again.
-    pub fn new(
-        rules: Arc<ArcSwap<RuleSet>>,
-        log: Log,
-        config: DnsConfig,
-    ) -> Result<Arc<Self>, StartError> {
+    /// Returns [`StartError`] if the budget file cannot be read: starting without it would grant every burst again.
+    pub fn new(rules: Arc<ArcSwap<RuleSet>>, log: Log, config: DnsConfig) -> Result<Arc<Self>, StartError> {
         let upstreams = Arc::new(ResolverPool::new(&config.settings));
         Self::with_upstreams(rules, log, config, upstreams)
     }
@@ -95,18 +89,14 @@ impl DnsFilter {
     ) -> Result<Arc<Self>, StartError> {
         let DnsConfig { settings, budgets } = config;
         let shown = budgets.as_ref().map(|path| path.display().to_string()).unwrap_or_default();
-        let store = BudgetStore::open(budgets)
-            .map_err(|source| StartError::Budgets { path: shown, source })?;
+        let store =
+            BudgetStore::open(budgets).map_err(|source| StartError::Budgets { path: shown, source })?;
         Ok(Arc::new(DnsFilter {
             rules,
             log,
             upstreams,
             denial: settings.denial,
-            hosts: settings
-                .hosts
-                .iter()
-                .map(|host| (host.name.clone(), host.addresses.clone()))
-                .collect(),
+            hosts: settings.hosts.iter().map(|host| (host.name.clone(), host.addresses.clone())).collect(),
             fold: Duration::from_secs(settings.fold_seconds),
             reverse: settings.reverse,
             pre_resolved: PreResolvedNames::default(),
@@ -122,34 +112,30 @@ impl DnsFilter {
         }))
     }
 
-    /// What runs beside the queries: names resolved ahead, and counts that wait to be told.
-    ///
-    /// Runs until it is dropped.
+    /// Runs the background work until dropped: pre-resolves names, and records what was only counted.
     pub async fn run_periodic(self: &Arc<Self>) {
-        let ahead = async {
+        let pre_resolve = async {
             match self.is_pre_resolving() {
                 false => std::future::pending().await,
                 true => self.run_pre_resolve().await,
             }
         };
-        tokio::join!(ahead, self.flush_periodically());
+        tokio::join!(pre_resolve, self.flush_periodically());
     }
 
-    /// Keeps the budgets and tells what was only counted, at a clean stop.
+    /// Saves the budgets and records what was only counted, at a clean stop.
     pub fn stop(&self) {
         self.flush_counts(None);
         let states = self.states.read().unwrap_or_else(PoisonError::into_inner);
         let now = Instant::now();
-        let levels: BTreeMap<_, _> = states
-            .iter()
-            .map(|(id, state)| (id.to_string(), state.lock().budget.save(now)))
-            .collect();
+        let levels: BTreeMap<_, _> =
+            states.iter().map(|(id, state)| (id.to_string(), state.lock().budget.save(now))).collect();
         if let Err(error) = self.store.save(levels) {
-            tracing::warn!(%error, "the DNS budgets could not be kept: they start empty next time");
+            tracing::warn!(%error, "cannot save the DNS budgets: they are nearly empty after the next start");
         }
     }
 
-    /// Queries that wait for a resolver now.
+    /// Returns the number of queries that wait for a resolver.
     pub fn in_flight(&self) -> usize {
         self.in_flight.load(Ordering::Relaxed)
     }
@@ -158,7 +144,7 @@ impl DnsFilter {
         self.settings.pre_resolve == PreResolve::On
     }
 
-    /// The sandbox's own part.
+    /// Returns the state of a sandbox, created on its first query.
     pub(crate) fn sandbox_state(&self, rules: &RuleSet, sandbox: &SandboxRef) -> Arc<SandboxState> {
         let states = self.states.read().unwrap_or_else(PoisonError::into_inner);
         if let Some(state) = states.get(&sandbox.id) {
@@ -172,13 +158,7 @@ impl DnsFilter {
             if let Some(saved) = self.store.restored_levels(sandbox.id.as_str()) {
                 budget.restore(saved, now);
             }
-            Arc::new(SandboxState::new(
-                rules,
-                sandbox,
-                budget,
-                self.settings.synthetic,
-                self.cached.clone(),
-            ))
+            Arc::new(SandboxState::new(rules, sandbox, budget, self.settings.synthetic, self.cached.clone()))
         };
         states.entry(sandbox.id.clone()).or_insert_with(fresh).clone()
     }
@@ -187,39 +167,48 @@ impl DnsFilter {
         self.states.read().unwrap_or_else(PoisonError::into_inner).get(sandbox).cloned()
     }
 
-    /// The rules in force, in the log's words.
+    /// Returns the policy as it is recorded, cached per generation.
     pub(crate) fn policy(&self, rules: &RuleSet) -> audit::RecordedPolicy {
-        let mut kept = lock(&self.policy);
-        match &*kept {
+        let mut cached = lock(&self.policy);
+        match &*cached {
             Some(policy) if policy.generation == rules.generation() => policy.clone(),
-            Some(_) | None => kept.insert(record::policy(rules)).clone(),
+            Some(_) | None => cached.insert(record::policy(rules)).clone(),
         }
     }
 
-    /// Waits for the next line of the grid, so that the moment of a query says little.
+    /// Waits for the next point of the time grid, a multiple of `grid_milliseconds` after the start of the filter.
+    ///
+    /// A sandbox can encode data not only in names but also in when it asks. Charging for names does not see that; the
+    /// grid bounds it: an observer at the resolver learns which grid point a query left at, and nothing finer
+    /// ([`timing_bits`](crate::budget::timing_bits) adds it up). The wait comes last, after charge and record, so the
+    /// time those take does not show either. It always ends at the *next* point, even if a query arrives exactly on
+    /// one, and all queries of that interval leave together. The grid is the same for all sandboxes. Retries at
+    /// another resolver do not wait again: a resolver's failure triggers them, not the sandbox.
+    ///
+    /// `grid_milliseconds = 0` disables the grid (`checked_div` returns `None`).
     pub(crate) async fn wait_for_grid(&self) {
         let grid = self.settings.grid_milliseconds;
-        let since = self.epoch.elapsed().as_millis() as u64;
-        if let Some(line) = since.checked_div(grid) {
-            let next = Duration::from_millis((line + 1) * grid);
+        let elapsed = self.epoch.elapsed().as_millis() as u64;
+        if let Some(point) = elapsed.checked_div(grid) {
+            let next = Duration::from_millis((point + 1) * grid);
             tokio::time::sleep_until(self.epoch + next).await;
         }
     }
 
-    /// Tells now and then what was folded.
+    /// Records folded answers and counted refusals periodically.
     async fn flush_periodically(&self) {
-        let every = (self.fold / 2).clamp(Duration::from_secs(1), Duration::from_secs(30));
+        let interval = (self.fold / 2).clamp(Duration::from_secs(1), Duration::from_secs(30));
         loop {
-            tokio::time::sleep(every).await;
+            tokio::time::sleep(interval).await;
             self.flush_counts(Some(Instant::now()));
         }
     }
 
-    /// Tells what waits; at a stop, when there is no `now`, all of it.
+    /// Records what was only counted and is due at `now`; all of it at a stop, when `now` is `None`.
     fn flush_counts(&self, now: Option<Instant>) {
         let rules = self.rules.load_full();
-        for rest in lock(&self.malformed).take_unrecorded(now) {
-            self.record_summary(&rules, rest);
+        for unrecorded in lock(&self.malformed).take_unrecorded(now) {
+            self.record_summary(&rules, unrecorded);
         }
         let states: Vec<Arc<SandboxState>> = {
             let states = self.states.read().unwrap_or_else(PoisonError::into_inner);
@@ -239,7 +228,7 @@ impl DnsFilter {
                 before.map(|before| inner.cache.take_unrecorded(Some(before))).unwrap_or_default()
             }
         };
-        let rest = inner.record_rate.take_unrecorded(now);
+        let unrecorded = inner.record_rate.take_unrecorded(now);
         let subject = inner.subject.clone();
         drop(inner);
         for (entry, count) in answers {
@@ -247,39 +236,35 @@ impl DnsFilter {
             record.set_sandbox(subject.clone());
             self.record_answer(record, rules, &entry, count.saturating_sub(1));
         }
-        for rest in rest {
-            self.record_summary(
-                rules,
-                UnrecordedQueries { subject: Some(subject.clone()), ..rest },
-            );
+        for unrecorded in unrecorded {
+            self.record_summary(rules, UnrecordedQueries { subject: Some(subject.clone()), ..unrecorded });
         }
     }
 
-    /// Writes one record for queries that were only counted, under their own reason.
-    fn record_summary(&self, rules: &RuleSet, rest: UnrecordedQueries) {
+    /// Writes one record for queries that were only counted, with their common reason.
+    fn record_summary(&self, rules: &RuleSet, unrecorded: UnrecordedQueries) {
         let mut record = self.log.open_record(record::own_arrival("folded"));
-        if let Some(subject) = rest.subject {
+        if let Some(subject) = unrecorded.subject {
             record.set_sandbox(subject);
         }
-        record.set_facts(record::facts(&rest.name, rest.kind));
+        record.set_facts(record::facts(&unrecorded.name, unrecorded.kind));
         let policy = self.policy(rules);
-        match rest.fate {
+        match unrecorded.outcome {
             CountedOutcome::Answered => {
-                let verdict = record::summary_details(record::local_details(policy), rest.count);
-                let outcome =
-                    crate::clean::answer_outcome(Rcode::NOERROR, &[], audit::Ending::Completed);
+                let verdict = record::summary_details(record::local_details(policy), unrecorded.count);
+                let outcome = crate::clean::answer_outcome(Rcode::NOERROR, &[], audit::Ending::Completed);
                 record.post_answer(verdict, &outcome);
             }
             CountedOutcome::Refused(reason) => {
                 record.post_denial(record::summary_details(
                     record::refusal_details(reason, None, policy),
-                    rest.count,
+                    unrecorded.count,
                 ));
             }
         }
     }
 
-    /// Writes that an answer was given without asking anybody, `folded` times more than once.
+    /// Writes the record of an answer given without an upstream query, and `folded` identical ones.
     pub(crate) fn record_answer(
         &self,
         mut record: OpenRecord,
@@ -292,7 +277,7 @@ impl DnsFilter {
         record.post_answer(verdict, &outcome);
     }
 
-    /// What the record of a kept answer says.
+    /// Returns decision and outcome for the record of a cached answer.
     pub(crate) fn answer_details(
         &self,
         rules: &RuleSet,
@@ -300,8 +285,7 @@ impl DnsFilter {
         folded: u64,
     ) -> (DecisionDetails, AttemptOutcome) {
         let verdict = record::allow_details(&entry.permit, self.policy(rules), record::ANSWERED);
-        let outcome =
-            crate::clean::answer_outcome(entry.rcode, &entry.told, audit::Ending::Completed);
+        let outcome = crate::clean::answer_outcome(entry.rcode, &entry.told, audit::Ending::Completed);
         (DecisionDetails { folded, ..verdict }, outcome)
     }
 }

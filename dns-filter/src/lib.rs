@@ -1,8 +1,9 @@
-//! The sandbox's resolver: listeners, the life of one query, our own upstream client.
+//! The sandbox's resolver: DNS listeners, the life of a query, and our own upstream client.
 //!
-//! `query` is the life of a query, `message` the wire, `clean` what may be told, `upstream` and `socket`
-//! who is asked, `budget` what may leave (P14), `score` what looks like a tunnel, `resolver` what the
-//! proxy asks, `ahead` the names resolved before anybody asks, `server` the listeners, `limits` every bound.
+//! `server` has the listeners, `message` the wire format, `query` the life of a query up to a local answer. `resolver`
+//! runs look-ups that leave, for sandboxes and the proxy, over `upstream` and `socket`; `clean` filters their answers;
+//! `cache` keeps them; `pre_resolve` looks up exact names on a timer. `budget` bounds what a sandbox can send in names
+//! (P14), `score` flags what looks like a tunnel, `limits` has every bound.
 
 pub mod budget;
 mod budget_store;

@@ -4,101 +4,103 @@ use std::time::Duration;
 
 /// Largest answer over UDP without EDNS (RFC 1035, 4.2.1).
 pub const UDP_PLAIN: usize = 512;
-/// Largest answer over UDP at all: what no path fragments.
+/// Largest answer over UDP with EDNS: small enough to avoid fragmentation.
 pub const UDP_MAX: usize = 1232;
-/// Largest query that is read over UDP; a question with its OPT has no need of more.
+/// Largest query; a question with its OPT record is smaller.
 pub const QUERY_BYTES: usize = sys::datagrams::DATAGRAM_BYTES;
-/// Largest answer that a resolver may give.
+/// Largest answer of a resolver.
 pub const ANSWER_BYTES: usize = 65_535;
 
-/// Datagrams taken from the kernel, and handed to it, at a time.
+/// Datagrams per `recvmmsg` and `sendmmsg`.
 pub const DATAGRAM_BATCH: usize = sys::datagrams::BATCH;
 /// Queries that wait for a resolver, in all.
 pub const IN_FLIGHT: usize = 8192;
-/// Queries that wait for a resolver, of one sandbox.
+/// Queries that wait for a resolver, per sandbox.
 pub const IN_FLIGHT_SANDBOX: usize = 2048;
-/// Queries of one sandbox that wait for one and the same answer.
+/// Queries that join one query in flight.
 pub const FLIGHT_WAITERS: usize = 64;
 
-/// Times a look-up begins again because whoever asked for it went away.
+/// Times a look-up joins or leads a flight before it gives up, because the leaders were cancelled.
 pub const FLIGHT_REJOINS: usize = 3;
 
-/// How long a stop waits for queries in flight and for the connections they came by.
+/// How long shutdown waits for queries in flight and open connections.
 pub const DRAIN_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// TCP connections in all.
 pub const TCP_CONNECTIONS: usize = 1024;
-/// TCP connections of one sandbox.
+/// TCP connections per sandbox.
 pub const TCP_CONNECTIONS_SANDBOX: usize = 64;
-/// Queries of one TCP connection that are worked on at once (RFC 7766, 6.2.1.1).
+/// Concurrent queries per TCP connection (RFC 7766, 6.2.1.1).
 pub const TCP_PIPELINE: usize = 16;
-/// How long a message may take from its first byte to its last.
+/// How long a message may take from first to last byte.
 pub const TCP_MESSAGE_TIMEOUT: Duration = Duration::from_secs(5);
 /// How long a connection may be idle.
 pub const TCP_IDLE_TIMEOUT: Duration = Duration::from_secs(10);
-/// Octets of answers that wait in the kernel for one connection (it doubles this for its own use).
+/// Send buffer of a connection, in octets (the kernel doubles it for bookkeeping).
 pub const TCP_SEND_BUFFER: usize = 64 << 10;
-/// How long a peer may take to read an answer.
+/// How long a client may take to read an answer.
 pub const TCP_WRITE_TIMEOUT: Duration = Duration::from_secs(5);
 
-/// How long one resolver is given for one try.
+/// Timeout of one try at one resolver.
 pub const UPSTREAM_TRY_TIMEOUT: Duration = Duration::from_millis(1500);
-/// How long a query may take in all.
+/// Deadline of a query over all tries.
 pub const UPSTREAM_DEADLINE: Duration = Duration::from_secs(4);
 /// Tries over all resolvers.
 pub const UPSTREAM_TRIES: usize = 3;
-/// Sockets towards one resolver, each with a port of its own.
+/// Sockets per resolver, each with its own port.
 pub const UPSTREAM_SOCKETS: usize = 64;
-/// Queries by one socket before it is drawn anew.
+/// Queries per socket before a new one, with another port, replaces it.
 pub const UPSTREAM_SOCKET_USES: u32 = 512;
-/// Queries that wait at one socket.
+/// Pending queries per socket.
 pub const UPSTREAM_SOCKET_PENDING: usize = 256;
-/// Answers that fit nothing asked, before the query goes on over TCP.
+/// Answers that match no pending query before the pending ones are repeated over TCP.
 pub const UPSTREAM_STRAYS: u32 = 8;
-/// How long a resolver that failed is left alone.
+/// How long a resolver that failed is not asked while others are healthy.
 pub const UPSTREAM_BACKOFF: Duration = Duration::from_secs(5);
 
-/// Addresses of one name (`rules::MAX_ADDRESSES`).
+/// Addresses per name (`rules::MAX_ADDRESSES`).
 pub const ADDRESSES: usize = rules::MAX_ADDRESSES;
-/// Records of another kind in one answer.
+/// Records per answer.
 pub const RECORDS: usize = 32;
 /// Hops of a CNAME chain.
 pub const CNAME_HOPS: usize = 8;
-/// Shortest and longest time an answer is kept, in seconds.
+/// Shortest TTL of an answer, in seconds.
 pub const TTL_FLOOR: u32 = 30;
-/// The same for a name that is charged: an hour of honest work is a few hundred bits then.
+/// Shortest TTL of an answer for a charged name: it keeps an hour of honest work at a few hundred bits.
 pub const TTL_FLOOR_CHARGED: u32 = 300;
+/// Longest TTL of an answer, in seconds.
 pub const TTL_CEILING: u32 = 3600;
-/// Longest time that a name's absence is kept, in seconds.
+/// Longest TTL of a negative answer, in seconds.
 pub const TTL_NEGATIVE: u32 = 60;
-/// How long an address that stands for a name may be kept by the sandbox, in seconds.
+/// TTL of a synthetic address, in seconds.
 pub const TTL_SYNTHETIC: u32 = 60;
 
-/// Cached answers of one sandbox.
+/// Cached answers per sandbox.
 pub const CACHE_SANDBOX: usize = 8192;
 /// Cached answers in all.
 pub const CACHE_ALL: usize = 262_144;
-/// Synthetic addresses of one sandbox.
+/// Synthetic addresses per sandbox.
 pub const SYNTHETIC_ADDRESSES: usize = 65_536;
-/// Addresses of one sandbox whose name is remembered for its reverse look-ups.
+/// Addresses per sandbox with a name for reverse look-ups.
 pub const REVERSE_NAMES: usize = 4096;
-/// Names resolved ahead, of one policy.
+/// Pre-resolved names per policy.
 pub const PRE_RESOLVE_POLICY: usize = 256;
-/// Names resolved ahead, in all.
+/// Pre-resolved names in all.
 pub const PRE_RESOLVE_ALL: usize = 4096;
-/// Shortest and longest time between two look-ups ahead of the same name.
+/// Shortest time between two successful pre-resolutions of a name.
 pub const PRE_RESOLVE_FLOOR: Duration = Duration::from_secs(60);
+/// Time to the next try after a failed pre-resolution.
 pub const PRE_RESOLVE_RETRY: Duration = Duration::from_secs(15);
-/// Look-ups ahead at once.
+/// Concurrent pre-resolutions.
 pub const PRE_RESOLVE_AT_ONCE: usize = 32;
 
-/// Rules of one sandbox that have a bit budget of their own; a further one has none to spend.
+/// Rules per sandbox with a bit budget; a rule beyond that has an empty one.
 pub const BUDGET_RULES: usize = 4096;
-/// Names remembered as sent, of one rule; a further one is paid for as new.
+/// Names per rule remembered as sent; a name beyond that is charged as new each time.
 pub const BUDGET_NAMES: usize = 16_384;
-/// Denials of one sandbox that have a record of their own, each second; the rest are counted.
+/// Denials per sandbox and second that have a record of their own; the rest are counted.
 pub const DENIED_RECORDS: u32 = 200;
-/// Malformed packets in all that have a record of their own, each second.
+/// Malformed packets per second, in all, that have a record of their own.
 pub const MALFORMED_RECORDS: u32 = 20;
-/// Time between two findings of one kind for one sandbox.
+/// Time between two findings with the same code for one sandbox.
 pub const FINDING_INTERVAL: Duration = Duration::from_secs(600);

@@ -1,7 +1,9 @@
-//! One query off the wire, and the answer onto it. Work is bounded by the bytes that are there, never
-//! by a count field, and the question goes back octet by octet as it came.
+//! Parses a query and builds its answer, in wire form. The work is bounded by the length of the packet, never by a
+//! count field, and the answer repeats the question octet by octet. `server::udp` says why hickory's server is not
+//! used.
 
 use rules::DomainName;
+use rules::Reason;
 use rules::facts::QueryType;
 use rules::name::NameError;
 
@@ -29,7 +31,7 @@ impl Rcode {
     pub const REFUSED: Rcode = Rcode(5);
     pub const BADVERS: Rcode = Rcode(16);
 
-    /// The name people know it by.
+    /// Returns the mnemonic, such as `NXDOMAIN`.
     pub fn name(self) -> String {
         match self.0 {
             0 => "NOERROR".to_owned(),
@@ -44,12 +46,12 @@ impl Rcode {
     }
 }
 
-/// Why an answer is as it is, told to the client that can read it (RFC 8914).
+/// An extended DNS error (RFC 8914).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Ede {
     pub code: u16,
-    /// A reason code of ours.
-    pub text: &'static str,
+    /// The reason; its code is the text of the option.
+    pub reason: Reason,
 }
 
 impl Ede {
@@ -61,7 +63,7 @@ impl Ede {
     pub const OTHER: u16 = 0;
 }
 
-/// One query, as far as it is read; it borrows the packet.
+/// A parsed query, which borrows the packet.
 #[derive(Clone, Copy, Debug)]
 pub struct DnsQuery<'a> {
     head: QueryHeader,
@@ -71,7 +73,7 @@ pub struct DnsQuery<'a> {
     class: u16,
 }
 
-/// What the answer to a packet needs of it, even when its question cannot be read.
+/// The part of a query that an answer needs, even if the question cannot be parsed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct QueryHeader {
     id: u16,
@@ -86,18 +88,18 @@ struct QueryEdns {
     version: u8,
 }
 
-/// Why a packet is no query.
+/// Why a packet is not a valid query.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum QueryError {
-    /// Nothing is answered: too short to have an id, or itself an answer, which would make a loop.
+    /// No answer: the header is incomplete, or the packet is itself an answer, which could start a loop.
     Drop,
-    /// Answered with nothing but a code.
+    /// Answered with a header and response code only.
     Malformed(QueryHeader, Rcode),
-    /// Another operation than a query.
+    /// An opcode other than QUERY.
     Operation(QueryHeader, Rcode),
 }
 
-/// How the answer travels.
+/// The transport of a query and its answer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum DnsTransport {
     Tcp,
@@ -105,11 +107,11 @@ pub enum DnsTransport {
 }
 
 impl<'a> DnsQuery<'a> {
-    /// Reads a packet.
+    /// Parses a packet.
     ///
     /// # Errors
     ///
-    /// Returns [`QueryError`] for everything but one well-formed question with at most one OPT record.
+    /// Returns [`QueryError`] for everything except one well-formed question with at most one OPT record.
     pub fn parse(packet: &'a [u8]) -> Result<Self, QueryError> {
         let mut reader = WireReader { bytes: packet, at: 0 };
         let (id, flags) = (reader.u16(), reader.u16());
@@ -145,7 +147,7 @@ impl<'a> DnsQuery<'a> {
         self.head.id
     }
 
-    /// Name, type and class, octet by octet.
+    /// Returns name, type and class as sent.
     pub fn question(&self) -> &'a [u8] {
         self.question
     }
@@ -154,7 +156,7 @@ impl<'a> DnsQuery<'a> {
         self.class == CLASS_IN
     }
 
-    /// The labels of the name, without the root.
+    /// Returns the labels of the name, without the root.
     pub fn labels(&self) -> impl Iterator<Item = &'a [u8]> {
         let mut rest = self.question;
         std::iter::from_fn(move || {
@@ -165,11 +167,11 @@ impl<'a> DnsQuery<'a> {
         })
     }
 
-    /// The name in its normal form.
+    /// Returns the name in its normal form.
     ///
     /// # Errors
     ///
-    /// Returns [`NameError`] for the root and for every octet that no host name has; UTF-8 too.
+    /// Returns [`NameError`] for the root, and for octets that a host name cannot have, UTF-8 included.
     pub fn name(&self) -> Result<DomainName, NameError> {
         let plain = |label: &[u8]| label.is_ascii();
         match self.labels().all(plain) {
@@ -178,25 +180,24 @@ impl<'a> DnsQuery<'a> {
         }
     }
 
-    /// The name as it was sent, with what is no plain letter escaped, for the record.
+    /// Returns the name as sent, for the record, with octets other than printable ASCII escaped.
     pub fn display_name(&self) -> String {
-        let labels: Vec<String> =
-            self.labels().map(|label| label.escape_ascii().to_string()).collect();
+        let labels: Vec<String> = self.labels().map(|label| label.escape_ascii().to_string()).collect();
         if labels.is_empty() { ".".to_owned() } else { labels.join(".") }
     }
 
-    /// What the answer is kept under: name in lower case and type, in wire form.
+    /// Writes the cache key, name in lower case and type in wire form, into `buffer`.
     pub fn wire_key<'b>(&self, buffer: &'b mut [u8; NAME_MAX + 2]) -> &'b [u8] {
         let length = self.question.len().saturating_sub(2).min(buffer.len());
         let key = buffer.get_mut(..length).unwrap_or_default();
         if let Some(asked) = self.question.get(..length) {
             key.copy_from_slice(asked);
-            key.make_ascii_lowercase(); // lengths are at most 63: below every letter
+            key.make_ascii_lowercase(); // length octets are at most 63, below every letter
         }
         key
     }
 
-    /// The answer, with TTLs `age` seconds lower than when `section` was made.
+    /// Builds the answer, with the TTLs of `section` reduced by `age` seconds.
     pub fn build_answer(
         &self,
         rcode: Rcode,
@@ -211,14 +212,12 @@ impl<'a> DnsQuery<'a> {
         section.write_to(&mut packet, age);
         self.head.write_opt(&mut packet, rcode, ede);
         match carrier {
-            DnsTransport::Udp if packet.len() > self.head.max_payload() => {
-                self.build_truncated(rcode)
-            }
+            DnsTransport::Udp if packet.len() > self.head.max_payload() => self.build_truncated(rcode),
             DnsTransport::Tcp | DnsTransport::Udp => packet,
         }
     }
 
-    /// Whole sets are left out, so the client repeats over TCP (RFC 2181, 9).
+    /// Builds a truncated answer without any records, so that the client retries over TCP (RFC 2181, 9).
     fn build_truncated(&self, rcode: Rcode) -> Vec<u8> {
         let mut packet = Vec::with_capacity(HEADER + self.question.len() + 16);
         self.head.write_header(&mut packet, rcode, 1, 0);
@@ -232,7 +231,7 @@ impl<'a> DnsQuery<'a> {
 }
 
 impl QueryHeader {
-    /// An answer without a question, to a packet whose question could not be read.
+    /// Builds an answer without a question, for a packet whose question could not be parsed.
     pub fn bare_answer(&self, rcode: Rcode) -> Vec<u8> {
         let mut packet = Vec::with_capacity(HEADER + 16);
         self.write_header(&mut packet, rcode, 0, 0);
@@ -241,9 +240,8 @@ impl QueryHeader {
     }
 
     fn write_header(&self, packet: &mut Vec<u8>, rcode: Rcode, questions: u16, answers: u16) {
-        // QR and RA; RD as it was sent; AD and CD never.
-        let flags =
-            0x8080 | u16::from(self.opcode) << 11 | u16::from(self.recursion) << 8 | rcode.0 & 0xf;
+        // QR and RA are set, RD is copied, AD and CD are never set.
+        let flags = 0x8080 | u16::from(self.opcode) << 11 | u16::from(self.recursion) << 8 | rcode.0 & 0xf;
         let additional = u16::from(self.edns.is_some());
         for field in [self.id, flags, questions, answers, 0, additional] {
             packet.extend_from_slice(&field.to_be_bytes());
@@ -254,7 +252,7 @@ impl QueryHeader {
         if self.edns.is_none() {
             return;
         }
-        let text = ede.map_or(&[][..], |ede| ede.text.as_bytes());
+        let text = ede.map_or(&[][..], |ede| ede.reason.code().as_bytes());
         let option = if ede.is_some() { 6 + text.len() as u16 } else { 0 };
         packet.push(0);
         packet.extend_from_slice(&OPT.to_be_bytes());
@@ -277,16 +275,17 @@ impl QueryHeader {
     }
 }
 
-/// The answer section in wire form: every owner is the question's name, by pointer.
+/// The answer section in wire form. The owner of every record is a compression pointer to the question's name, so the
+/// octets fit any question for that name.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct AnswerSection {
     bytes: Vec<u8>,
-    /// Where the TTLs are.
+    /// Offsets of the TTLs.
     ttls: Vec<u16>,
 }
 
 impl AnswerSection {
-    /// Adds a record; one that does not fit a message is left out.
+    /// Adds a record, unless it does not fit into a message.
     pub fn push(&mut self, kind: QueryType, ttl: u32, data: &[u8]) {
         let Ok(length) = u16::try_from(data.len()) else { return };
         let Ok(at) = u16::try_from(self.bytes.len() + 6) else { return };
@@ -346,7 +345,7 @@ impl<'a> WireReader<'a> {
         self.read_bytes(2).and_then(|bytes| bytes.try_into().ok()).map(u16::from_be_bytes)
     }
 
-    /// Name, type and class. A pointer has nothing to point at here and is refused.
+    /// Reads name, type and class. Compression pointers are refused: a question has nothing to point at.
     fn read_question(&mut self) -> Option<(&'a [u8], u16, u16)> {
         let start = self.at;
         loop {
@@ -363,21 +362,21 @@ impl<'a> WireReader<'a> {
         Some((self.bytes.get(start..self.at)?, kind, class))
     }
 
-    /// Walks over all other records: they are looked at for EDNS and for nothing else.
+    /// Skips all other records and returns the EDNS parameters, if there are any.
     fn find_edns(&mut self, others: u32, additional: u32) -> Option<Option<QueryEdns>> {
         for _ in 0..others {
             self.skip_record()?;
         }
-        let mut found = None;
+        let mut opt = None;
         for _ in 0..additional {
             let (kind, edns, root) = self.skip_record()?;
             match kind {
-                OPT if found.is_some() || !root => return None, // RFC 6891, 6.1.1
-                OPT => found = Some(edns),
+                OPT if opt.is_some() || !root => return None, // RFC 6891, 6.1.1
+                OPT => opt = Some(edns),
                 _ => {}
             }
         }
-        Some(found)
+        Some(opt)
     }
 
     fn skip_record(&mut self) -> Option<(u16, QueryEdns, bool)> {
@@ -389,7 +388,7 @@ impl<'a> WireReader<'a> {
                     self.read_bytes(usize::from(length))?;
                 }
                 0xc0.. => {
-                    self.u8()?; // not followed: nobody asks what it says
+                    self.u8()?; // not followed: the name is not used
                     break;
                 }
                 _ => return None,
@@ -404,7 +403,7 @@ impl<'a> WireReader<'a> {
     }
 }
 
-/// The key of a name and type, as [`DnsQuery::wire_key`] makes it.
+/// Returns the cache key of a name and type, the same as [`DnsQuery::wire_key`].
 pub fn wire_key(name: &DomainName, kind: QueryType) -> Vec<u8> {
     let mut key = Vec::with_capacity(name.as_str().len() + 4);
     for label in name.as_str().split('.') {
@@ -475,9 +474,6 @@ mod tests {
         assert_eq!(record, b"\xc0\x0c\x00\x01\x00\x01\x00\x00\x00\x3c\x00\x04\x01\x02\x03\x04");
         let mut buffer = [0; 257];
         assert_eq!(query.wire_key(&mut buffer), b"\x01a\x02bc\x00\x00\x01");
-        assert_eq!(
-            wire_key(&DomainName::parse("a.bc").unwrap(), QueryType::A),
-            query.wire_key(&mut buffer)
-        );
+        assert_eq!(wire_key(&DomainName::parse("a.bc").unwrap(), QueryType::A), query.wire_key(&mut buffer));
     }
 }

@@ -1,12 +1,11 @@
-//! Names resolved ahead: the exact names of policies, on a timer of ours, so that neither the fact nor
-//! the moment of a sandbox's look-up leaves. What comes back is the instance's; each sandbox's own rules
-//! clean it anew.
+//! Pre-resolves the exact names of policies on a timer, so that an observer at the resolver learns neither whether nor
+//! when a sandbox looks one up. All sandboxes share the raw answer; each gets it cleaned by its own rules.
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use audit::{Ending, StableCode};
+use audit::Ending;
 use hickory_proto::op::Message;
 use rules::facts::{NameFacts, QueryType};
 use rules::{Decision, DomainName, Facts, Permit, RuleSet, SandboxRef, special_zone};
@@ -23,16 +22,16 @@ use crate::lock;
 use crate::message::Rcode;
 use crate::record;
 
-/// How often it is looked whether a name is due, and whether the rules have changed.
+/// Interval of the check for due names and changed rules.
 const PRE_RESOLVE_TICK: Duration = Duration::from_secs(1);
 
-/// How long a start waits for the first round.
+/// How long the start waits for the first round.
 const PRE_RESOLVE_WAIT: Duration = Duration::from_secs(5);
 
-/// What was resolved ahead.
+/// The pre-resolved answers.
 #[derive(Debug, Default)]
 pub(crate) struct PreResolvedNames {
-    found: Mutex<HashMap<(DomainName, QueryType), PreResolvedAnswer>>,
+    answers: Mutex<HashMap<(DomainName, QueryType), PreResolvedAnswer>>,
 }
 
 #[derive(Debug)]
@@ -40,11 +39,11 @@ struct PreResolvedAnswer {
     message: Option<Arc<Message>>,
     born: Instant,
     expires: Instant,
-    /// When it is asked for again: at its end, or soon after a failure.
+    /// When to ask again: shortly before it expires, or soon after a failure.
     due: Instant,
 }
 
-/// A name to be resolved ahead, and a sandbox whose rules allow it.
+/// A name to pre-resolve, and a sandbox that may ask for it.
 struct PreResolveTarget {
     sandbox: SandboxRef,
     permit: Permit,
@@ -53,39 +52,35 @@ struct PreResolveTarget {
 }
 
 impl PreResolvedNames {
-    /// What is known of a name, cleaned by the rules of whoever asks.
-    pub(crate) fn find(
-        &self,
-        asked: &PermittedQuery<'_>,
-        now: Instant,
-    ) -> Option<(CleanAnswer, Instant)> {
-        if asked.permit.lookup().chosen_octets > 0 {
+    /// Returns the answer to a query, cleaned by the rules of its sandbox, and when it was received.
+    pub(crate) fn find(&self, query: &PermittedQuery<'_>, now: Instant) -> Option<(CleanAnswer, Instant)> {
+        if query.permit.lookup().chosen_octets > 0 {
             return None;
         }
         let (message, born, expires) = {
-            let found = lock(&self.found);
-            let found =
-                found.get(&(asked.name.clone(), asked.kind)).filter(|found| found.expires > now)?;
-            (found.message.clone()?, found.born, found.expires)
+            let answers = lock(&self.answers);
+            let answer =
+                answers.get(&(query.name.clone(), query.kind)).filter(|answer| answer.expires > now)?;
+            (answer.message.clone()?, answer.born, answer.expires)
         };
-        let mut cleaned = clean(asked, &message).ok()?;
+        let mut cleaned = clean(query, &message).ok()?;
         let left = expires.saturating_duration_since(born).as_secs() as u32;
         cleaned.ttl = cleaned.ttl.max(left);
         Some((cleaned, born))
     }
 
-    fn is_due(&self, literal: &PreResolveTarget, now: Instant) -> bool {
-        let key = (literal.name.clone(), literal.kind);
-        lock(&self.found).get(&key).is_none_or(|found| found.due <= now)
+    fn is_due(&self, target: &PreResolveTarget, now: Instant) -> bool {
+        let key = (target.name.clone(), target.kind);
+        lock(&self.answers).get(&key).is_none_or(|answer| answer.due <= now)
     }
 
-    fn insert(&self, literal: &PreResolveTarget, message: Option<Message>, ttl: u32) {
+    fn insert(&self, target: &PreResolveTarget, message: Option<Message>, ttl: u32) {
         let now = Instant::now();
         let life = Duration::from_secs(u64::from(ttl)).max(PRE_RESOLVE_FLOOR);
-        let mut all = lock(&self.found);
-        let key = (literal.name.clone(), literal.kind);
-        let found = match message {
-            // It is asked for a little before its end, so that nobody meets a gap.
+        let mut all = lock(&self.answers);
+        let key = (target.name.clone(), target.kind);
+        let answer = match message {
+            // Due before it expires, so that there is no gap.
             Some(message) => PreResolvedAnswer {
                 message: Some(Arc::new(message)),
                 born: now,
@@ -94,149 +89,128 @@ impl PreResolvedNames {
             },
             None => match all.remove(&key) {
                 Some(before) => PreResolvedAnswer { due: now + PRE_RESOLVE_RETRY, ..before },
-                None => PreResolvedAnswer {
-                    message: None,
-                    born: now,
-                    expires: now,
-                    due: now + PRE_RESOLVE_RETRY,
-                },
+                None => {
+                    PreResolvedAnswer { message: None, born: now, expires: now, due: now + PRE_RESOLVE_RETRY }
+                }
             },
         };
-        all.insert(key, found);
+        all.insert(key, answer);
     }
 
-    /// Forgets what no policy names any more.
-    fn retain(&self, literals: &[PreResolveTarget]) {
-        let wanted = |name: &DomainName| literals.iter().any(|literal| literal.name == *name);
-        lock(&self.found).retain(|(name, _), _| wanted(name));
+    /// Drops names that no policy has any more.
+    fn retain(&self, targets: &[PreResolveTarget]) {
+        let wanted = |name: &DomainName| targets.iter().any(|target| target.name == *name);
+        lock(&self.answers).retain(|(name, _), _| wanted(name));
     }
 }
 
 impl DnsFilter {
-    /// Resolves the exact names of all policies for ever.
+    /// Pre-resolves the exact names of all policies, until dropped.
     pub(crate) async fn run_pre_resolve(self: &Arc<Self>) {
         let mut generation = None;
-        let mut literals: Arc<Vec<PreResolveTarget>> = Arc::default();
+        let mut targets: Arc<Vec<PreResolveTarget>> = Arc::default();
         loop {
             let rules = self.rules.load_full();
             if generation != Some(rules.generation()) {
                 generation = Some(rules.generation());
-                literals = Arc::new(self.pre_resolve_targets(&rules));
-                self.pre_resolved.retain(&literals);
+                targets = Arc::new(self.pre_resolve_targets(&rules));
+                self.pre_resolved.retain(&targets);
             }
-            self.resolve_due(&rules, &literals).await;
+            self.resolve_due(&rules, &targets).await;
             tokio::time::sleep(PRE_RESOLVE_TICK).await;
         }
     }
 
-    /// Resolves every exact name once, so that the first question finds it; bounded, for a resolver
-    /// that is down must not keep others from being served.
+    /// Pre-resolves every exact name once, before the first query. The time is bounded: a resolver that is down must
+    /// not prevent the start.
     pub async fn pre_resolve_once(self: &Arc<Self>) {
         if self.is_pre_resolving() {
             let rules = self.rules.load_full();
-            let literals = Arc::new(self.pre_resolve_targets(&rules));
-            drop(tokio::time::timeout(PRE_RESOLVE_WAIT, self.resolve_due(&rules, &literals)).await);
+            let targets = Arc::new(self.pre_resolve_targets(&rules));
+            drop(tokio::time::timeout(PRE_RESOLVE_WAIT, self.resolve_due(&rules, &targets)).await);
         }
     }
 
-    async fn resolve_due(
-        self: &Arc<Self>,
-        rules: &Arc<RuleSet>,
-        literals: &Arc<Vec<PreResolveTarget>>,
-    ) {
+    async fn resolve_due(self: &Arc<Self>, rules: &Arc<RuleSet>, targets: &Arc<Vec<PreResolveTarget>>) {
         let now = Instant::now();
         let limit = Arc::new(Semaphore::new(PRE_RESOLVE_AT_ONCE));
         let mut tasks = tokio::task::JoinSet::new();
-        for at in 0..literals.len() {
-            let due =
-                literals.get(at).is_some_and(|literal| self.pre_resolved.is_due(literal, now));
+        for at in 0..targets.len() {
+            let due = targets.get(at).is_some_and(|target| self.pre_resolved.is_due(target, now));
             if !due {
                 continue;
             }
-            let Ok(turn) = limit.clone().acquire_owned().await else { return };
-            let (filter, rules, literals) = (self.clone(), rules.clone(), literals.clone());
+            let Ok(permit) = limit.clone().acquire_owned().await else { return };
+            let (filter, rules, targets) = (self.clone(), rules.clone(), targets.clone());
             tasks.spawn(async move {
-                if let Some(literal) = literals.get(at) {
-                    filter.resolve_one(&rules, literal).await;
+                if let Some(target) = targets.get(at) {
+                    filter.resolve_one(&rules, target).await;
                 }
-                drop(turn);
+                drop(permit);
             });
         }
         while tasks.join_next().await.is_some() {}
     }
 
-    async fn resolve_one(&self, rules: &RuleSet, literal: &PreResolveTarget) {
+    async fn resolve_one(&self, rules: &RuleSet, target: &PreResolveTarget) {
         let mut record = self.log.open_record(record::own_arrival("timer"));
-        record.set_facts(record::facts(literal.name.as_str(), literal.kind));
-        let verdict =
-            record::allow_details(&literal.permit, self.policy(rules), record::PRE_RESOLVE);
+        record.set_facts(record::facts(target.name.as_str(), target.kind));
+        let verdict = record::allow_details(&target.permit, self.policy(rules), record::PRE_RESOLVE);
         let Ok(receipt) = record.record_decision(verdict).await else { return }; // no record, no traffic
-        let told = self.upstreams.ask(&literal.name, literal.kind, &receipt).await;
-        let asked = PermittedQuery {
+        let reply = self.upstreams.ask(&target.name, target.kind, &receipt).await;
+        let query = PermittedQuery {
             rules,
-            sandbox: &literal.sandbox,
-            permit: &literal.permit,
-            name: &literal.name,
-            kind: literal.kind,
+            sandbox: &target.sandbox,
+            permit: &target.permit,
+            name: &target.name,
+            kind: target.kind,
         };
-        let message = told.ok().map(|told| told.message);
-        let cleaned = message.as_ref().map(|message| clean(&asked, message));
+        let message = reply.ok().map(|reply| reply.message);
+        let cleaned = message.as_ref().map(|message| clean(&query, message));
         match cleaned {
             Some(Ok(cleaned)) => {
                 record.close(answer_outcome(cleaned.rcode, &cleaned.told, Ending::Completed));
-                self.pre_resolved.insert(literal, message, cleaned.ttl.min(TTL_CEILING));
+                self.pre_resolved.insert(target, message, cleaned.ttl.min(TTL_CEILING));
             }
             Some(Err(reason)) => {
-                record.close(answer_outcome(
-                    Rcode::SERVFAIL,
-                    &[],
-                    Ending::Failed(StableCode(reason.code())),
-                ));
-                self.pre_resolved.insert(literal, None, 0);
+                record.close(answer_outcome(Rcode::SERVFAIL, &[], Ending::Failed(reason.into())));
+                self.pre_resolved.insert(target, None, 0);
             }
             None => {
-                let code = StableCode(rules::Reason::ResolverUnreachable.code());
+                let code = rules::Reason::ResolverUnreachable.into();
                 record.close(answer_outcome(Rcode::SERVFAIL, &[], Ending::Failed(code)));
-                self.pre_resolved.insert(literal, None, 0);
+                self.pre_resolved.insert(target, None, 0);
             }
         }
     }
 
-    /// The exact names that stand in policies themselves, each with a sandbox that may ask for it.
+    /// Returns the exact names in policies, each with a sandbox that may ask for it.
     fn pre_resolve_targets(&self, rules: &RuleSet) -> Vec<PreResolveTarget> {
-        let mut literals: Vec<PreResolveTarget> = Vec::new();
+        let mut targets: Vec<PreResolveTarget> = Vec::new();
         let mut known = std::collections::HashSet::new();
         for sandbox in rules.sandboxes().iter() {
             for policy in rules.policies_of(sandbox) {
                 let exact = policy.literals().filter(|(_, rule)| !rule.is_deny());
                 for (name, _) in exact.take(PRE_RESOLVE_POLICY) {
-                    if literals.len() >= PRE_RESOLVE_ALL || !known.insert(name.clone()) {
+                    if targets.len() >= PRE_RESOLVE_ALL || !known.insert(name.clone()) {
                         continue;
                     }
-                    literals.extend(self.targets_for(rules, sandbox, name));
+                    targets.extend(self.targets_for(rules, sandbox, name));
                 }
             }
         }
-        literals
+        targets
     }
 
-    fn targets_for(
-        &self,
-        rules: &RuleSet,
-        sandbox: &SandboxRef,
-        name: &DomainName,
-    ) -> Vec<PreResolveTarget> {
-        let unasked = self.hosts.contains_key(name)
-            || special_zone(name).is_some() && !self.upstreams.has_zone(name);
+    fn targets_for(&self, rules: &RuleSet, sandbox: &SandboxRef, name: &DomainName) -> Vec<PreResolveTarget> {
+        let answered_locally =
+            self.hosts.contains_key(name) || special_zone(name).is_some() && !self.upstreams.has_zone(name);
         let allowed = |kind: QueryType| {
             let facts = Facts::Name(NameFacts { name: name.clone(), query: kind });
             match rules.decide(sandbox, &facts) {
-                Decision::Allow(permit) if !unasked => Some(PreResolveTarget {
-                    sandbox: sandbox.clone(),
-                    permit,
-                    name: name.clone(),
-                    kind,
-                }),
+                Decision::Allow(permit) if !answered_locally => {
+                    Some(PreResolveTarget { sandbox: sandbox.clone(), permit, name: name.clone(), kind })
+                }
                 Decision::Allow(_) | Decision::Deny(_) => None,
             }
         };

@@ -1,11 +1,11 @@
-//! The life of a query: read, identify, decide, then answer here or ask. Whatever can be answered here
-//! is answered at once; only what must leave waits.
+//! The life of a query: parse, identify the sandbox, decide, then answer locally or ask a resolver. A local answer is
+//! built without waiting; only a query that must leave waits.
 
 use std::cell::Cell;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::sync::Arc;
 
-use audit::{AttemptOutcome, DecisionDetails, DetectionFinding};
+use audit::{AttemptOutcome, DecisionDetails, DetectionFinding, FindingCode};
 use rules::configuration::{DenialForm, ReverseLookups};
 use rules::facts::{NameFacts, QueryType};
 use rules::{
@@ -30,49 +30,49 @@ use crate::state::{LockedState, SandboxState};
 const TRANSFERS: [u16; 2] = [251, 252];
 const PTR: QueryType = QueryType(12);
 
-/// How a query came to us, as the kernel tells it.
+/// How a query arrived, as the kernel reports it.
 #[derive(Clone, Debug)]
 pub struct QueryArrival {
     pub channel: Channel,
     pub carrier: DnsTransport,
     pub source: Option<SocketAddr>,
-    /// Where the sandbox sent it.
+    /// The destination that the sandbox sent it to.
     pub original_dst: Option<SocketAddr>,
     pub toward: QueryTarget,
 }
 
-/// Whom a query was meant for.
+/// The resolver that a query was sent to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum QueryTarget {
-    /// Another resolver: it is known to have been brought here from its way there.
+    /// Another resolver; the firewall redirected the query here.
     Elsewhere,
-    /// Us, as far as it is known.
+    /// Sandbar, as far as is known.
     Us,
 }
 
-/// What becomes of a packet.
+/// The next step for a packet.
 #[derive(Debug)]
 pub enum QueryStep {
     Answer(Vec<u8>),
     Drop,
-    /// Something has to be asked; [`DnsFilter::finish_query`] has the answer.
+    /// Ask a resolver: [`DnsFilter::finish_query`] returns the answer.
     Wait(Box<PendingQuery>),
 }
 
-/// A query that was allowed and waits for a resolver.
+/// An allowed query that waits for a resolver.
 #[derive(Debug)]
 pub struct PendingQuery {
     packet: Vec<u8>,
     carrier: DnsTransport,
-    want: Lookup,
+    lookup: Lookup,
 }
 
 impl DnsFilter {
-    /// Takes one packet as far as it goes without waiting.
+    /// Processes a packet as far as possible without waiting.
     pub fn start_query(self: &Arc<Self>, packet: &[u8], arrived: &QueryArrival) -> QueryStep {
         let query = match DnsQuery::parse(packet) {
             Ok(query) => query,
-            Err(unfit) => return self.answer_malformed(unfit, arrived),
+            Err(error) => return self.answer_malformed(error, arrived),
         };
         let rules = self.rules.load(); // one snapshot, so one query sees one policy
         let sandbox = match rules.sandboxes().identify(std::slice::from_ref(&arrived.channel)) {
@@ -81,43 +81,38 @@ impl DnsFilter {
         };
         let state = self.sandbox_state(&rules, &sandbox);
         let alarm = Cell::new(due_bypass_finding(&state, arrived));
-        let judging =
-            LocalAnswer { filter: self, rules: &rules, sandbox, state, query, arrived, alarm };
-        match judging.answer_locally() {
+        let local = LocalAnswer { filter: self, rules: &rules, sandbox, state, query, arrived, alarm };
+        match local.answer_locally() {
             LocalResult::Answer(answer) => QueryStep::Answer(answer),
-            LocalResult::Ask(want) => QueryStep::Wait(Box::new(PendingQuery {
+            LocalResult::Ask(lookup) => QueryStep::Wait(Box::new(PendingQuery {
                 packet: packet.to_vec(),
                 carrier: arrived.carrier,
-                want: *want,
+                lookup: *lookup,
             })),
         }
     }
 
-    /// Asks for what [`DnsFilter::start_query`] could not answer, and answers.
+    /// Looks up the name of a query that [`DnsFilter::start_query`] could not answer locally, and builds the answer.
     pub async fn finish_query(&self, pending: PendingQuery) -> Vec<u8> {
-        let PendingQuery { packet, carrier, want } = pending;
-        let found = self.look_up(&want).await;
-        let Ok(query) = DnsQuery::parse(&packet) else { return Vec::new() }; // it was read before
-        match found {
+        let PendingQuery { packet, carrier, lookup } = pending;
+        let result = self.look_up(&lookup).await;
+        let Ok(query) = DnsQuery::parse(&packet) else { return Vec::new() }; // cannot fail: `start_query` parsed it
+        match result {
             Ok(entry) => build_cached_answer(&query, &entry, Instant::now(), carrier),
             Err(refusal) => self.build_refusal(&query, refusal.reason, carrier),
         }
     }
 
-    /// The answer to a query that cannot even wait.
+    /// Records and answers a query that is refused because too many are waiting.
     pub(crate) fn refuse_overload(&self, pending: PendingQuery) -> Vec<u8> {
-        let PendingQuery { packet, carrier, want } = pending;
-        self.record_overload(&want);
+        let PendingQuery { packet, carrier, lookup } = pending;
+        self.record_overload(&lookup);
         let Ok(query) = DnsQuery::parse(&packet) else { return Vec::new() };
         self.build_refusal(&query, Reason::DnsOverload, carrier)
     }
 
-    /// Both steps, for callers that have nothing else to do meanwhile; none when nothing is answered.
-    pub async fn answer(
-        self: &Arc<Self>,
-        packet: &[u8],
-        arrived: &QueryArrival,
-    ) -> Option<Vec<u8>> {
+    /// Runs both steps; `None` if the packet gets no answer.
+    pub async fn answer(self: &Arc<Self>, packet: &[u8], arrived: &QueryArrival) -> Option<Vec<u8>> {
         match self.start_query(packet, arrived) {
             QueryStep::Answer(answer) => Some(answer),
             QueryStep::Drop => None,
@@ -125,9 +120,10 @@ impl DnsFilter {
         }
     }
 
-    /// Packets that are no query cannot flood the log: a few a second, the rest counted.
-    fn answer_malformed(&self, unfit: QueryError, arrived: &QueryArrival) -> QueryStep {
-        let (answer, reason) = match unfit {
+    /// Answers a packet that is not a valid query. The record is rate limited, so that such packets cannot flood the
+    /// log.
+    fn answer_malformed(&self, error: QueryError, arrived: &QueryArrival) -> QueryStep {
+        let (answer, reason) = match error {
             QueryError::Drop => (QueryStep::Drop, Reason::DnsMalformed),
             QueryError::Malformed(head, rcode) => {
                 (QueryStep::Answer(head.bare_answer(rcode)), Reason::DnsMalformed)
@@ -140,15 +136,15 @@ impl DnsFilter {
         answer
     }
 
-    /// Records what came and was not even read: no query, or more than is served.
+    /// Records, rate limited, a packet or connection that was not processed: not a valid query, or beyond a limit.
     pub(crate) fn record_unread(&self, reason: Reason, arrived: &QueryArrival) {
         let rules = self.rules.load_full();
         self.metrics.unread.increment(1);
-        let whose = rules.sandboxes().identify(std::slice::from_ref(&arrived.channel)).ok();
-        let asked = || ("(unreadable)".to_owned(), QueryType(0));
-        if self.admit_or_count(reason, whose.as_ref(), asked) {
+        let sandbox = rules.sandboxes().identify(std::slice::from_ref(&arrived.channel)).ok();
+        let question = || ("(unreadable)".to_owned(), QueryType(0));
+        if self.admit_or_count(reason, sandbox.as_ref(), question) {
             let mut record = self.log.open_record(record::arrival(arrived));
-            if let Some(sandbox) = &whose {
+            if let Some(sandbox) = &sandbox {
                 record.set_sandbox(record::subject(sandbox));
             }
             record.set_facts(record::facts("(unreadable)", QueryType(0)));
@@ -156,7 +152,7 @@ impl DnsFilter {
         }
     }
 
-    /// A query by a path that is nobody's, or two sandboxes' at once.
+    /// Refuses a query whose channel belongs to no sandbox, or to two.
     fn refuse_unknown_channel(
         &self,
         query: &DnsQuery<'_>,
@@ -167,31 +163,27 @@ impl DnsFilter {
         if self.admit_or_count(reason, None, || (query.display_name(), query.kind)) {
             let mut record = self.log.open_record(record::arrival(arrived));
             record.set_facts(record::facts(&query.display_name(), query.kind));
-            record.post_denial(record::mark_alert(record::refusal_details(
-                reason,
-                None,
-                self.policy(rules),
-            )));
+            record.post_denial(record::mark_alert(record::refusal_details(reason, None, self.policy(rules))));
         }
         QueryStep::Answer(self.build_refusal(query, reason, arrived.carrier))
     }
 
-    /// Whether what belongs to no sandbox's meter gets a record of its own; it is counted if not.
+    /// Returns whether a packet outside every sandbox's rate limit gets a record of its own; counts it if not.
     fn admit_or_count(
         &self,
         reason: Reason,
-        whose: Option<&SandboxRef>,
-        asked: impl FnOnce() -> (String, QueryType),
+        sandbox: Option<&SandboxRef>,
+        question: impl FnOnce() -> (String, QueryType),
     ) -> bool {
-        let mut meter = lock(&self.malformed);
-        let own = meter.admits(Instant::now());
-        if !own {
-            meter.count_query(CountedOutcome::Refused(reason), whose, asked);
+        let mut rate = lock(&self.malformed);
+        let admitted = rate.admits(Instant::now());
+        if !admitted {
+            rate.count_query(CountedOutcome::Refused(reason), sandbox, question);
         }
-        own
+        admitted
     }
 
-    /// The answer to a query that is refused, in the operator's form where it is about a name.
+    /// Builds the answer to a refused query. A denied name is answered in the configured form (`denial`).
     pub(crate) fn build_refusal(
         &self,
         query: &DnsQuery<'_>,
@@ -206,7 +198,7 @@ impl DnsFilter {
             RefusalForm::Operation => (Rcode::REFUSED, Ede::PROHIBITED),
             RefusalForm::Withheld => (Rcode::NOERROR, Ede::FILTERED),
         };
-        let ede = Some(Ede { code, text: reason.code() });
+        let ede = Some(Ede { code, reason });
         query.build_answer(rcode, &section, 0, ede, carrier)
     }
 
@@ -228,19 +220,19 @@ impl DnsFilter {
     }
 }
 
-/// How a refusal is told.
+/// How the client sees a refusal.
 enum RefusalForm {
-    /// Not our doing, or not for ever: the client may try again.
+    /// A temporary failure, with its extended error code: the client may retry.
     Failure(u16),
-    /// The name is not for this sandbox.
+    /// The name is denied.
     Name,
-    /// Nothing a stub resolver should send.
+    /// The client sent something that a stub resolver should not send.
     Operation,
-    /// The name is there; its addresses are not for this sandbox.
+    /// The name exists, but its addresses are denied.
     Withheld,
 }
 
-#[expect(clippy::wildcard_enum_match_arm, reason = "every other is a rule's word on the name")]
+#[expect(clippy::wildcard_enum_match_arm, reason = "every other reason is a denial of the name")]
 fn refusal_form(reason: Reason) -> RefusalForm {
     match reason {
         Reason::ResolverUnreachable => RefusalForm::Failure(Ede::NETWORK),
@@ -253,14 +245,12 @@ fn refusal_form(reason: Reason) -> RefusalForm {
         | Reason::UnknownChannel
         | Reason::ChannelsDisagree
         | Reason::UnknownSandbox => RefusalForm::Operation,
-        Reason::PrivateAddress | Reason::AddressNotExpected | Reason::OwnAddress => {
-            RefusalForm::Withheld
-        }
+        Reason::PrivateAddress | Reason::AddressNotExpected | Reason::OwnAddress => RefusalForm::Withheld,
         _ => RefusalForm::Name,
     }
 }
 
-/// An entry as the answer to a query.
+/// Builds the answer to a query from a cached answer.
 fn build_cached_answer(
     query: &DnsQuery<'_>,
     entry: &CachedAnswer,
@@ -270,7 +260,7 @@ fn build_cached_answer(
     query.build_answer(entry.rcode, &entry.section, entry.age(now), entry.ede, carrier)
 }
 
-/// One query on its way through what can be said without asking anybody.
+/// A query on its way through everything that can answer it locally.
 struct LocalAnswer<'a> {
     filter: &'a Arc<DnsFilter>,
     rules: &'a RuleSet,
@@ -278,7 +268,7 @@ struct LocalAnswer<'a> {
     state: Arc<SandboxState>,
     query: DnsQuery<'a>,
     arrived: &'a QueryArrival,
-    /// What is to be found in the first record of the query.
+    /// A finding to write with the first record of the query.
     alarm: Cell<Option<DetectionFinding>>,
 }
 
@@ -313,51 +303,45 @@ impl LocalAnswer<'_> {
         }
     }
 
-    /// What can be said of a name that may be asked for; else it is to be asked.
-    fn answer_allowed(
-        &self,
-        permit: Permit,
-        name: DomainName,
-        key: &[u8],
-        now: Instant,
-    ) -> LocalResult {
+    /// Answers an allowed name locally if possible, otherwise returns the look-up.
+    fn answer_allowed(&self, permit: Permit, name: DomainName, key: &[u8], now: Instant) -> LocalResult {
         let filter = self.filter;
         let (rules, sandbox, kind) = (self.rules, &self.sandbox, self.query.kind);
-        let asked = PermittedQuery { rules, sandbox, permit: &permit, name: &name, kind };
-        let said = filter.hosts.get(&name);
-        if said.is_none() && special_zone(&name).is_some() && !filter.upstreams.has_zone(&name) {
+        let question = PermittedQuery { rules, sandbox, permit: &permit, name: &name, kind };
+        let configured = filter.hosts.get(&name);
+        if configured.is_none() && special_zone(&name).is_some() && !filter.upstreams.has_zone(&name) {
             return self.refuse_with_permit(Reason::SpecialName, Some(&permit));
         }
         if permit.lookup().synthetic {
-            return self.answer_synthetic(&asked, key, now);
+            return self.answer_synthetic(&question, key, now);
         }
-        if let Some(addresses) = said {
-            let cleaned = CleanAnswer::from_addresses(&asked, addresses, TTL_CEILING);
-            return self.answer_and_cache(&asked, cleaned, key, now);
+        if let Some(addresses) = configured {
+            let cleaned = CleanAnswer::from_addresses(&question, addresses, TTL_CEILING);
+            return self.answer_and_cache(&question, cleaned, key, now);
         }
-        if let Some((cleaned, born)) = filter.pre_resolved.find(&asked, now) {
-            return self.answer_and_cache(&asked, cleaned, key, born);
+        if let Some((cleaned, born)) = filter.pre_resolved.find(&question, now) {
+            return self.answer_and_cache(&question, cleaned, key, born);
         }
         let (sandbox, arrival) = (self.sandbox.clone(), record::arrival(self.arrived));
         let (key, by, alarm) = (key.into(), LookupCaller::Sandbox, self.alarm.take());
         LocalResult::Ask(Box::new(Lookup { sandbox, kind, arrival, key, name, permit, by, alarm }))
     }
 
-    /// An answer that is kept, if its permission still is.
+    /// Answers from the cache, if the rules still give the answer's permit.
     fn answer_from_cache(&self, key: &[u8], now: Instant) -> Option<Vec<u8>> {
         let mut inner = self.state.lock();
-        let kept = inner.cache.find(key, now)?;
-        if kept.generation != self.rules.generation() {
-            if !self.still_allows(&kept.entry.permit) {
+        let cached = inner.cache.find(key, now)?;
+        if cached.generation != self.rules.generation() {
+            if !self.still_allows(&cached.entry.permit) {
                 inner.cache.remove(key);
                 return None;
             }
-            kept.generation = self.rules.generation();
+            cached.generation = self.rules.generation();
         }
-        let entry = kept.entry.clone();
+        let entry = cached.entry.clone();
         let due = match self.is_alarming() {
-            true => Some(kept.fold.flush(now)),
-            false => kept.fold.count_answer(self.filter.fold, now),
+            true => Some(cached.fold.flush(now)),
+            false => cached.fold.count_answer(self.filter.fold, now),
         };
         drop(inner);
         if let Some(count) = due {
@@ -366,12 +350,10 @@ impl LocalAnswer<'_> {
         Some(build_cached_answer(&self.query, &entry, now, self.arrived.carrier))
     }
 
-    /// Whether the rules of now give the permit that an answer was asked by.
-    fn still_allows(&self, given: &Permit) -> bool {
-        match self.rules.decide(&self.sandbox, given.facts()) {
-            Decision::Allow(permit) => {
-                !permit.lookup().strict_cname && permit.has_same_terms(given)
-            }
+    /// Returns whether the current rules give a permit with the same terms as that of a cached answer.
+    fn still_allows(&self, cached: &Permit) -> bool {
+        match self.rules.decide(&self.sandbox, cached.facts()) {
+            Decision::Allow(permit) => !permit.lookup().strict_cname && permit.has_same_terms(cached),
             Decision::Deny(_) => false,
         }
     }
@@ -381,7 +363,7 @@ impl LocalAnswer<'_> {
         self.write_record(verdict, Some(outcome));
     }
 
-    /// `localhost` is the sandbox's own, and never asked for elsewhere (RFC 6761, 6.3).
+    /// Answers `localhost` with the loopback addresses; such names never leave (RFC 6761, 6.3).
     fn answer_localhost(&self, name: &DomainName) -> Option<Vec<u8>> {
         let kind = self.query.kind;
         let cleaned = if name.is_within("localhost") {
@@ -397,16 +379,10 @@ impl LocalAnswer<'_> {
             return None;
         };
         self.record_local_answer(&cleaned);
-        Some(self.query.build_answer(
-            cleaned.rcode,
-            &cleaned.section,
-            0,
-            None,
-            self.arrived.carrier,
-        ))
+        Some(self.query.build_answer(cleaned.rcode, &cleaned.section, 0, None, self.arrived.carrier))
     }
 
-    /// Records an answer that no rule need allow.
+    /// Records an answer that needs no rule.
     fn record_local_answer(&self, cleaned: &CleanAnswer) {
         self.filter.metrics.here.increment(1);
         if self.admit_or_count(CountedOutcome::Answered) {
@@ -419,7 +395,7 @@ impl LocalAnswer<'_> {
         }
     }
 
-    /// The name of an address that the sandbox was given, where the operator wants that answered.
+    /// Answers a reverse look-up for an address that the sandbox was given, if the configuration enables that.
     fn answer_reverse(&self, name: &DomainName) -> Option<Vec<u8>> {
         if self.query.kind != PTR || self.filter.reverse == ReverseLookups::Off {
             return None;
@@ -433,64 +409,48 @@ impl LocalAnswer<'_> {
         let wire = wire_key(&known, PTR);
         cleaned.section.push(PTR, TTL_FLOOR, wire.get(..wire.len() - 2)?);
         self.record_local_answer(&cleaned);
-        Some(self.query.build_answer(
-            cleaned.rcode,
-            &cleaned.section,
-            0,
-            None,
-            self.arrived.carrier,
-        ))
+        Some(self.query.build_answer(cleaned.rcode, &cleaned.section, 0, None, self.arrived.carrier))
     }
 
-    /// A query of our own that a resolver sent back: it is asked nowhere again.
+    /// Refuses our own query that an upstream resolver sent back, instead of asking again.
     fn refuse_loop(&self) -> LocalResult {
-        if self.state.lock().is_finding_due(record::LOOP.0, Instant::now()) {
+        if self.state.lock().is_finding_due(FindingCode::DnsForwardingLoop, Instant::now()) {
             self.alarm.set(Some(record::loop_finding()));
         }
         self.refuse(Reason::ResolverUnreachable)
     }
 
-    /// A name for raw TCP: an address that stands for it, and no other way to reach it.
-    fn answer_synthetic(
-        &self,
-        asked: &PermittedQuery<'_>,
-        key: &[u8],
-        now: Instant,
-    ) -> LocalResult {
-        let address = self.state.lock().synthetic.address_of(asked.name);
+    /// Answers a name for raw TCP with its synthetic address, the only one through which the sandbox can reach it.
+    fn answer_synthetic(&self, question: &PermittedQuery<'_>, key: &[u8], now: Instant) -> LocalResult {
+        let address = self.state.lock().synthetic.address_of(question.name);
         match address {
             Some(address) => {
-                let cleaned = CleanAnswer::from_own_addresses(
-                    asked.kind,
-                    &[IpAddr::V4(address)],
-                    TTL_SYNTHETIC,
-                );
-                self.answer_and_cache(asked, cleaned, key, now)
+                let cleaned =
+                    CleanAnswer::from_own_addresses(question.kind, &[IpAddr::V4(address)], TTL_SYNTHETIC);
+                self.answer_and_cache(question, cleaned, key, now)
             }
-            None => self.refuse_with_permit(Reason::NoAddress, Some(asked.permit)),
+            None => self.refuse_with_permit(Reason::NoAddress, Some(question.permit)),
         }
     }
 
-    /// Gives an answer that nobody was asked for, and keeps it.
+    /// Caches and returns an answer that needed no upstream query.
     fn answer_and_cache(
         &self,
-        asked: &PermittedQuery<'_>,
+        question: &PermittedQuery<'_>,
         cleaned: CleanAnswer,
         key: &[u8],
         born: Instant,
     ) -> LocalResult {
         if let (true, Some(reason)) = (cleaned.section.is_empty(), cleaned.withheld) {
-            return self.refuse_with_permit(reason, Some(asked.permit));
+            return self.refuse_with_permit(reason, Some(question.permit));
         }
         self.filter.metrics.here.increment(1);
         let now = Instant::now();
-        let entry = Arc::new(cached_answer(asked, cleaned, born, None));
+        let entry = Arc::new(cached_answer(question, cleaned, born, None));
         let mut inner = self.state.lock();
         inner.store_answer(key, &entry, self.filter.reverse, now);
-        let due = inner
-            .cache
-            .find(key, now)
-            .and_then(|kept| kept.fold.count_answer(self.filter.fold, now));
+        let due =
+            inner.cache.find(key, now).and_then(|cached| cached.fold.count_answer(self.filter.fold, now));
         drop(inner);
         if let Some(count) = due {
             self.record_answer(&entry, count - 1);
@@ -502,7 +462,7 @@ impl LocalAnswer<'_> {
         self.refuse_with_permit(reason, None)
     }
 
-    /// A refusal that no rule made.
+    /// Refuses a query for a reason that is not a denial by a rule.
     fn refuse_with_permit(&self, reason: Reason, permit: Option<&Permit>) -> LocalResult {
         if self.admit_or_count(CountedOutcome::Refused(reason)) {
             let verdict = record::refusal_details(reason, permit, self.filter.policy(self.rules));
@@ -519,11 +479,11 @@ impl LocalAnswer<'_> {
             inner.tunnel_score.note_odd_type(now);
         }
         let score = inner.tunnel_score.score();
-        let alarm = score.0 >= ALARM_SCORE && inner.is_finding_due("dns_tunnel_suspected", now);
-        let own =
+        let alarm = score.0 >= ALARM_SCORE && inner.is_finding_due(FindingCode::DnsTunnelSuspected, now);
+        let admitted =
             alarm || self.admit_or_count_locked(&mut inner, CountedOutcome::Refused(denial.reason));
         drop(inner);
-        if own {
+        if admitted {
             let verdict = record::denial_details(denial, self.filter.policy(self.rules));
             let verdict = record::add_score(verdict, &score);
             if alarm {
@@ -531,23 +491,18 @@ impl LocalAnswer<'_> {
             }
             self.write_record(verdict, None);
         }
-        LocalResult::Answer(self.filter.build_refusal(
-            &self.query,
-            denial.reason,
-            self.arrived.carrier,
-        ))
+        LocalResult::Answer(self.filter.build_refusal(&self.query, denial.reason, self.arrived.carrier))
     }
 
-    /// Whether what sends nothing gets a record of its own; it is counted if not.
-    fn admit_or_count(&self, fate: CountedOutcome) -> bool {
-        self.admit_or_count_locked(&mut self.state.lock(), fate)
+    /// Returns whether a query that sent nothing gets a record of its own; counts it if not.
+    fn admit_or_count(&self, outcome: CountedOutcome) -> bool {
+        self.admit_or_count_locked(&mut self.state.lock(), outcome)
     }
 
-    fn admit_or_count_locked(&self, inner: &mut LockedState, fate: CountedOutcome) -> bool {
+    fn admit_or_count_locked(&self, inner: &mut LockedState, outcome: CountedOutcome) -> bool {
         self.is_alarming()
-            || inner.admit_or_count(self.filter.fold, fate, || {
-                (self.query.display_name(), self.query.kind)
-            })
+            || inner
+                .admit_or_count(self.filter.fold, outcome, || (self.query.display_name(), self.query.kind))
     }
 
     fn is_alarming(&self) -> bool {
@@ -557,7 +512,7 @@ impl LocalAnswer<'_> {
         alarming
     }
 
-    /// Writes the record of what was answered or, without an outcome, refused; nobody waits for it.
+    /// Queues the record of an answer or, without an outcome, of a refusal. The client's answer does not wait for it.
     fn write_record(&self, verdict: DecisionDetails, outcome: Option<AttemptOutcome>) {
         let (record, verdict) = (self.open_record(), record::flag_bypass(verdict, self.arrived));
         match self.alarm.take() {
@@ -577,27 +532,23 @@ impl LocalAnswer<'_> {
     }
 }
 
-fn close_record(
-    record: audit::OpenRecord,
-    verdict: DecisionDetails,
-    outcome: Option<AttemptOutcome>,
-) {
+fn close_record(record: audit::OpenRecord, verdict: DecisionDetails, outcome: Option<AttemptOutcome>) {
     match outcome {
         Some(outcome) => record.post_answer(verdict, &outcome),
         None => record.post_denial(verdict),
     }
 }
 
-/// The finding of a query that was sent elsewhere, at most one in a while.
+/// Returns the finding for a query that was sent to another resolver, if one is due.
 fn due_bypass_finding(state: &SandboxState, arrived: &QueryArrival) -> Option<DetectionFinding> {
     let sent_elsewhere = arrived.toward == QueryTarget::Elsewhere;
-    let due = sent_elsewhere && state.lock().is_finding_due(record::BYPASS.0, Instant::now());
+    let due = sent_elsewhere && state.lock().is_finding_due(FindingCode::DnsBypassAttempt, Instant::now());
     due.then(|| record::bypass_finding(arrived.original_dst))
 }
 
-/// A cleaned answer as it is kept.
+/// Converts a cleaned answer into its cached form.
 pub(crate) fn cached_answer(
-    asked: &PermittedQuery<'_>,
+    question: &PermittedQuery<'_>,
     cleaned: CleanAnswer,
     born: Instant,
     from: Option<SocketAddr>,
@@ -605,21 +556,21 @@ pub(crate) fn cached_answer(
     let empty = cleaned.section.is_empty();
     let withheld = cleaned.withheld.filter(|_| empty);
     CachedAnswer {
-        name: asked.name.clone(),
-        kind: asked.kind,
+        name: question.name.clone(),
+        kind: question.kind,
         rcode: cleaned.rcode,
         section: cleaned.section,
-        ede: withheld.map(|reason| Ede { code: Ede::FILTERED, text: reason.code() }),
+        ede: withheld.map(|reason| Ede { code: Ede::FILTERED, reason }),
         found: cleaned.found,
         told: cleaned.told,
         born,
         expires: born + std::time::Duration::from_secs(u64::from(cleaned.ttl)),
-        permit: asked.permit.clone(),
+        permit: question.permit.clone(),
         from,
     }
 }
 
-/// The key of a name and type.
+/// Returns the cache key of a name and type.
 pub(crate) fn boxed_wire_key(name: &DomainName, kind: QueryType) -> Box<[u8]> {
     wire_key(name, kind).into()
 }

@@ -1,5 +1,5 @@
-//! What the filter counts for dashboards. The handles are drawn once, when the filter is built, so a
-//! recorder must be installed before that; a query then costs one addition.
+//! The filter's metrics. The handles are created once, when the filter is built, so a query costs one addition; the
+//! metrics recorder must be installed before that.
 
 use std::time::Duration;
 
@@ -9,15 +9,15 @@ use metrics::{Counter, Gauge, Histogram, counter, gauge, histogram};
 pub(crate) struct DnsMetrics {
     /// Answered from the cache.
     pub(crate) cached: Counter,
-    /// Answered by what is known here: hosts, synthetic addresses, names resolved ahead.
+    /// Answered locally: `[[dns.host]]`, synthetic addresses, pre-resolved names.
     pub(crate) here: Counter,
-    /// Shared the answer of another query in flight.
+    /// Joined another query in flight.
     pub(crate) joined: Counter,
     pub(crate) refused: Counter,
     pub(crate) sent: Counter,
-    /// No query, or more than is served.
+    /// Not a valid query, or beyond a limit.
     pub(crate) unread: Counter,
-    /// Refused because a budget is spent; among the refused too.
+    /// Refused because a budget is exhausted; also counted in `refused`.
     pub(crate) spent: Counter,
     pub(crate) in_flight: Gauge,
     upstream: Histogram,
@@ -25,8 +25,7 @@ pub(crate) struct DnsMetrics {
 
 impl DnsMetrics {
     pub(crate) fn new() -> Self {
-        let queries =
-            |outcome: &'static str| counter!("sandbar_dns_queries_total", "outcome" => outcome);
+        let queries = |outcome: &'static str| counter!("sandbar_dns_queries_total", "outcome" => outcome);
         DnsMetrics {
             cached: queries("cached"),
             here: queries("here"),
@@ -40,7 +39,7 @@ impl DnsMetrics {
         }
     }
 
-    /// Notes how long resolvers took for one query.
+    /// Records how long an upstream query took, over all tries.
     pub(crate) fn record_upstream_time(&self, time: Duration) {
         self.upstream.record(time.as_secs_f64());
     }

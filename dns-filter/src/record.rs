@@ -1,9 +1,9 @@
-//! What the filter says to the log: one 4003 record before anything leaves, one for what was answered
-//! or refused here, findings for what somebody should look at.
+//! Builds the filter's records: a class 4003 record before a query leaves, one for each query answered or refused
+//! locally, and findings for the operator.
 
 pub(crate) use audit::words::{channel, policy, subject};
 use audit::{
-    AlertFlag, DecisionDetails, DetectionFinding, FindingSeverity, OpenRecord, RecordedFacts,
+    AlertFlag, DecisionDetails, DetectionFinding, FindingCode, FindingSeverity, OpenRecord, RecordedFacts,
     ScoreFeature, StableCode, Transport,
 };
 use rules::facts::QueryType;
@@ -12,20 +12,18 @@ use rules::{Denial, Host, Permit, Reason};
 use crate::message::DnsTransport;
 use crate::query::{QueryArrival, QueryTarget};
 
-/// Carried by a query of ours.
+/// Treatment: sent to an upstream resolver.
 pub(crate) const RESOLVED: StableCode = StableCode("resolve");
-/// Answered here.
+/// Treatment: answered locally.
 pub(crate) const ANSWERED: StableCode = StableCode("answer");
-/// Flag of a name below a wildcard that has letters beyond ASCII.
+/// Flag: a name below a wildcard with punycode labels.
 pub(crate) const PUNYCODE: StableCode = StableCode("punycode");
-/// Flag, and finding, of a query that was sent to another resolver.
-pub(crate) const BYPASS: StableCode = StableCode("dns_bypass_attempt");
-/// Finding of a query of ours that came back to us.
-pub(crate) const LOOP: StableCode = StableCode("dns_forwarding_loop");
-/// Asked by a timer of ours, whatever sandboxes do.
+/// Flag and finding: a query that was sent to another resolver.
+pub(crate) const BYPASS: StableCode = StableCode(FindingCode::DnsBypassAttempt.code());
+/// Treatment: asked by our timer, independently of sandboxes.
 pub(crate) const PRE_RESOLVE: StableCode = StableCode("pre_resolve");
 
-/// How a query came to us.
+/// Returns the arrival of a query, as recorded.
 pub(crate) fn arrival(arrived: &QueryArrival) -> audit::RecordedArrival {
     let transport = match arrived.carrier {
         DnsTransport::Tcp => Transport::TCP,
@@ -39,7 +37,7 @@ pub(crate) fn arrival(arrived: &QueryArrival) -> audit::RecordedArrival {
     }
 }
 
-/// How a query of ours came about.
+/// Returns the arrival of a query that Sandbar itself makes; `kind` says why.
 pub(crate) fn own_arrival(kind: &'static str) -> audit::RecordedArrival {
     audit::RecordedArrival {
         channel: audit::RecordedChannel { kind: StableCode(kind), detail: None },
@@ -67,12 +65,12 @@ pub(crate) fn allow_details(
     }
 }
 
-/// A mark in the record that adds nothing to the score.
+/// Returns a flag: a feature with a score of 0.
 pub(crate) fn flag(name: StableCode) -> ScoreFeature {
     ScoreFeature { name, score: 0 }
 }
 
-/// Whether what a sandbox chose below a wildcard may look like another name to people.
+/// Returns whether a label that the sandbox chose below a wildcard is punycode, which may look like another name.
 fn is_punycode(permit: &Permit) -> bool {
     let Host::Name(name) = permit.host() else { return false };
     let chosen = name.as_str().get(..permit.lookup().chosen_octets).unwrap_or_default();
@@ -84,11 +82,11 @@ pub(crate) fn denial_details(denial: &Denial, policy: audit::RecordedPolicy) -> 
         rule: denial.rule.as_ref().map(|rule| (&*rule.rule).into()),
         policy: Some(policy),
         message: Some(denial.reason.next_step().into()),
-        ..DecisionDetails::new(StableCode(denial.reason.code()))
+        ..DecisionDetails::new(denial.reason.into())
     }
 }
 
-/// A refusal that no rule made.
+/// Returns the details of a refusal that is not a denial by a rule.
 pub(crate) fn refusal_details(
     reason: Reason,
     permit: Option<&Permit>,
@@ -98,11 +96,11 @@ pub(crate) fn refusal_details(
         rule: permit.map(|permit| (&*permit.rule().rule).into()),
         policy: Some(policy),
         message: Some(reason.next_step().into()),
-        ..DecisionDetails::new(StableCode(reason.code()))
+        ..DecisionDetails::new(reason.into())
     }
 }
 
-/// What no rule need allow: the sandbox's own names.
+/// Returns the details of an answer that needs no rule, such as `localhost`.
 pub(crate) fn local_details(policy: audit::RecordedPolicy) -> DecisionDetails {
     DecisionDetails {
         policy: Some(policy),
@@ -111,13 +109,13 @@ pub(crate) fn local_details(policy: audit::RecordedPolicy) -> DecisionDetails {
     }
 }
 
-/// Makes a verdict stand for `count` queries of which only the first is named.
+/// Turns a verdict into that of a summary of `count` queries.
 pub(crate) fn summary_details(verdict: DecisionDetails, count: u64) -> DecisionDetails {
-    let message = format!("{count} queries ended so without a record; this is the first's name.");
+    let message = format!("Summary of {count} queries with this result; the name is the first one's.");
     DecisionDetails { folded: count.saturating_sub(1), message: Some(message.into()), ..verdict }
 }
 
-/// Says the score and what it is made of, when there is one.
+/// Adds the score and its features, if the score is not 0.
 pub(crate) fn add_score(
     verdict: DecisionDetails,
     (score, features): &(u32, Vec<ScoreFeature>),
@@ -131,20 +129,20 @@ pub(crate) fn add_score(
     }
 }
 
-/// Marks a verdict as one that somebody should look at.
+/// Marks a verdict as an alert.
 pub(crate) fn mark_alert(verdict: DecisionDetails) -> DecisionDetails {
     DecisionDetails { attention: AlertFlag::Alert, ..verdict }
 }
 
-/// What was found, in the words of the log.
+/// Builds a finding of medium severity.
 pub(crate) fn finding(
-    code: &'static str,
+    code: FindingCode,
     title: &str,
     message: String,
     (score, features): (u32, Vec<ScoreFeature>),
 ) -> DetectionFinding {
     DetectionFinding {
-        code: StableCode(code),
+        code,
         title: title.into(),
         severity: FindingSeverity::Medium,
         message: Some(message.into()),
@@ -153,20 +151,20 @@ pub(crate) fn finding(
     }
 }
 
-/// A query that was meant for another resolver, and answered here all the same.
-pub(crate) fn bypass_finding(aimed: Option<std::net::SocketAddr>) -> DetectionFinding {
-    let to = aimed.map_or_else(|| "another resolver".to_owned(), |to| to.to_string());
-    let message = format!("A query was sent to {to}; it was brought here and judged as any other.");
-    finding(BYPASS.0, "A sandbox asks another resolver", message, (0, Vec::new()))
+/// Returns the finding for a query that was sent to another resolver and redirected here.
+pub(crate) fn bypass_finding(original_dst: Option<std::net::SocketAddr>) -> DetectionFinding {
+    let to = original_dst.map_or_else(|| "another resolver".to_owned(), |to| to.to_string());
+    let message = format!("The sandbox sent a query to {to}; it was redirected here and decided as usual.");
+    finding(FindingCode::DnsBypassAttempt, "A sandbox asks another resolver", message, (0, Vec::new()))
 }
 
-/// Refused names that look like a tunnel.
+/// Returns the finding for denied names that look like a tunnel.
 pub(crate) fn tunnel_finding(score: (u32, Vec<ScoreFeature>)) -> DetectionFinding {
-    let message = "Refused names look like data; nothing of them left.".to_owned();
-    finding("dns_tunnel_suspected", "DNS names look like a tunnel", message, score)
+    let message = "Denied names look like encoded data; none of them left.".to_owned();
+    finding(FindingCode::DnsTunnelSuspected, "DNS names look like a tunnel", message, score)
 }
 
-/// Flags what was sent to another resolver.
+/// Flags a query that was sent to another resolver.
 pub(crate) fn flag_bypass(mut verdict: DecisionDetails, arrived: &QueryArrival) -> DecisionDetails {
     if arrived.toward == QueryTarget::Elsewhere {
         verdict.features.push(flag(BYPASS));
@@ -174,16 +172,15 @@ pub(crate) fn flag_bypass(mut verdict: DecisionDetails, arrived: &QueryArrival) 
     verdict
 }
 
-/// A query of ours that came back to us.
+/// Returns the finding for our own query that came back to us.
 pub(crate) fn loop_finding() -> DetectionFinding {
-    let message =
-        "A resolver of `[dns]` sends our queries back to us: name another in `upstreams`.";
-    finding(LOOP.0, "DNS forwarding loop", message.to_owned(), (0, Vec::new()))
+    let message = "A resolver of `[dns]` forwards our queries back to us: use another one in `upstreams`.";
+    finding(FindingCode::DnsForwardingLoop, "DNS forwarding loop", message.to_owned(), (0, Vec::new()))
 }
 
-/// Writes a finding about an attempt; a log that is down refuses the attempts themselves.
+/// Writes a finding about an attempt. An error is only logged: if the log is down, the attempts themselves are refused.
 pub(crate) async fn write_finding(record: &OpenRecord, finding: &DetectionFinding) {
-    if let Err(down) = record.record_finding(finding).await {
-        tracing::warn!(%down, "a finding could not be written");
+    if let Err(error) = record.record_finding(finding).await {
+        tracing::warn!(%error, "cannot write a finding");
     }
 }

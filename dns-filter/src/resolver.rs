@@ -1,11 +1,27 @@
-//! Asking a resolver: charged, recorded, released on the grid, cleaned, kept. The sandbox's queries and
-//! the proxy's come together here, so that nothing leaves that was not paid for and written down.
+//! Asks upstream resolvers: charge, record, wait for the time grid, ask, clean, cache. Look-ups of sandboxes and of the
+//! proxy share this code, so no query leaves that was not charged and recorded.
+//!
+//! # Single flight
+//!
+//! Concurrent look-ups of one sandbox for the same name and type share one upstream query (a flight). `LockedState`
+//! has a `watch` sender per flight, by key.
+//!
+//! - **Who leads.** `join_or_lead` checks cache, flights and budget and inserts the flight under one lock of the
+//!   sandbox's state. So exactly one look-up leads and is charged. It runs in the task of its caller.
+//! - **Who joins.** A look-up that finds a flight subscribes to its sender. It sends nothing and costs nothing; it
+//!   still gets a record. At most [`FLIGHT_WAITERS`] may join, the rest are refused as `dns_overload`.
+//! - **The leader finishes.** It caches the answer before it removes the flight, so a look-up in between finds one or
+//!   the other. Then it sends the result, failures included, to everyone who joined.
+//! - **The leader is cancelled** (its connection closed, its task panicked). `Flight::drop` removes the sender; the
+//!   receivers see a closed channel and go back to `join_or_lead`, where the first becomes the leader and is charged.
+//!   The first leader gets no refund, because its query may have left. After [`FLIGHT_REJOINS`] such rounds, or when
+//!   the rules have changed meanwhile, the look-up fails instead: its permit is from the old rules.
 
 use std::net::IpAddr;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
-use audit::{DecisionDetails, DetectionFinding, Ending, OpenRecord, Receipt, StableCode};
+use audit::{DecisionDetails, DetectionFinding, Ending, FindingCode, OpenRecord, Receipt};
 use rules::facts::{NameFacts, QueryType};
 use rules::ids::SandboxId;
 use rules::{Decision, DomainName, Facts, Host, Permit, Reason, RuleSet, SandboxRef};
@@ -24,7 +40,8 @@ use crate::record_rate::CountedOutcome;
 use crate::score::ALARM_SCORE;
 use crate::state::{FlightResult, LockedState, SandboxState};
 
-/// First octet of the key of an answer that is the proxy's alone: longer than any label.
+/// First octet of the cache key of an answer for the proxy only. No wire name starts with it: labels have at most 63
+/// octets.
 const PROXY_KEY_PREFIX: u8 = 0xff;
 
 /// Why a name was not resolved.
@@ -40,7 +57,7 @@ impl From<Reason> for ResolveError {
     }
 }
 
-/// The resolver of whoever has a permit: the proxy's, before it dials.
+/// The proxy's resolver, which resolves the host of a permit before the proxy dials it.
 #[derive(Clone, Debug)]
 pub struct Resolver {
     filter: Arc<DnsFilter>,
@@ -51,11 +68,11 @@ impl Resolver {
         Resolver { filter }
     }
 
-    /// The addresses of the permit's host, not yet admitted: `RuleSet::admit` judges them.
+    /// Returns the addresses of the permit's host, which the caller must check with `RuleSet::admit`.
     ///
     /// # Errors
     ///
-    /// Returns [`ResolveError`] when there is none, the budget is spent or nobody answers.
+    /// Returns [`ResolveError`] if the host has no address, the budget is exhausted or no resolver answers.
     pub async fn resolve(&self, permit: &Permit) -> Result<Vec<IpAddr>, ResolveError> {
         let name = match permit.host() {
             Host::Address(address) => return Ok(vec![*address]),
@@ -73,14 +90,14 @@ impl Resolver {
         }
     }
 
-    /// The name that a synthetic address stands for in a sandbox.
+    /// Returns the name that has a synthetic address in a sandbox.
     pub fn name_of(&self, sandbox: &SandboxId, address: IpAddr) -> Option<DomainName> {
         let IpAddr::V4(address) = address.to_canonical() else { return None };
         self.filter.find_state(sandbox)?.lock().synthetic.name_of(address).cloned()
     }
 }
 
-/// One look-up that was allowed.
+/// A look-up that the rules allow.
 #[derive(Debug)]
 pub(crate) struct Lookup {
     pub(crate) sandbox: SandboxRef,
@@ -90,44 +107,45 @@ pub(crate) struct Lookup {
     pub(crate) key: Box<[u8]>,
     pub(crate) arrival: audit::RecordedArrival,
     pub(crate) by: LookupCaller,
-    /// What is to be found in the record of it.
+    /// A finding to write with its record.
     pub(crate) alarm: Option<DetectionFinding>,
 }
 
-/// Who looks up.
+/// Who asked for a look-up.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum LookupCaller {
-    /// Its kept answers stand in the record of the connection that wanted them.
+    /// A cached answer gets no record of its own: the connection's record has the address.
     Proxy,
     Sandbox,
 }
 
-/// A look-up under one policy.
+/// A look-up and the rules it runs under.
 struct LookupContext<'a> {
-    want: &'a Lookup,
+    lookup: &'a Lookup,
     rules: Arc<RuleSet>,
     state: Arc<SandboxState>,
 }
 
-/// Whose turn it is to ask.
+/// The part of a look-up in a flight.
 enum FlightRole {
+    /// None: the answer is cached.
     Have(Arc<CachedAnswer>),
     Join(watch::Receiver<FlightResult>),
     Lead(Leader),
 }
 
-/// A query that was paid for and is not recorded yet.
+/// The leader of a flight: charged, not recorded yet.
 struct Leader {
     flight: Flight,
     price: f64,
-    /// The first of its rule: that the rule was given its burst is not on disk yet.
+    /// First query of its rule: the budget file does not yet say that the rule has had its burst.
     fresh: bool,
 }
 
-/// A query in flight. However it ends, those who joined are told.
+/// Removes a flight from the sandbox's state, on every exit path.
 struct Flight {
     state: Arc<SandboxState>,
-    /// Empty once it has landed: the key may be another flight's by then.
+    /// Empty after `finish`: another flight may use the key by the time `drop` runs.
     key: Box<[u8]>,
 }
 
@@ -140,16 +158,16 @@ impl Drop for Flight {
 }
 
 impl Flight {
-    fn finish(mut self, landing: &Result<Arc<CachedAnswer>, ResolveError>) {
+    fn finish(mut self, result: &Result<Arc<CachedAnswer>, ResolveError>) {
         let key = std::mem::take(&mut self.key);
         let sender = self.state.lock().flights.remove(&key);
         if let Some(sender) = sender {
-            sender.send_replace(Some(landing.clone()));
+            sender.send_replace(Some(result.clone()));
         }
     }
 }
 
-/// A place among the queries in flight, given back also by a look-up that is cancelled.
+/// Counts a query as in flight until dropped, so that a cancelled look-up is no longer counted.
 struct InFlightGuard<'a>(&'a DnsFilter);
 
 impl<'a> InFlightGuard<'a> {
@@ -179,72 +197,73 @@ impl DnsFilter {
         }
         let rules = self.rules.load_full();
         let sandbox = rules.sandboxes().get(permit.sandbox()).ok_or(Reason::UnknownSandbox)?;
-        let asked = PermittedQuery { rules: &rules, sandbox, permit, name, kind };
+        let query = PermittedQuery { rules: &rules, sandbox, permit, name, kind };
         let cleaned = match self.hosts.get(name) {
-            Some(said) => Some(CleanAnswer::from_addresses(&asked, said, 0)),
-            None => self.pre_resolved.find(&asked, Instant::now()).map(|(cleaned, _)| cleaned),
+            Some(addresses) => Some(CleanAnswer::from_addresses(&query, addresses, 0)),
+            None => self.pre_resolved.find(&query, Instant::now()).map(|(cleaned, _)| cleaned),
         };
         if let Some(cleaned) = cleaned {
             return Ok(cleaned.found);
         }
-        let (permit, key) = proxy_lookup_key(&asked);
+        let (permit, key) = proxy_lookup_key(&query);
         let (by, alarm) = (LookupCaller::Proxy, None);
         let arrival = record::own_arrival("proxy");
         let (sandbox, name) = (sandbox.clone(), name.clone());
-        let want = Lookup { sandbox, permit, name, kind, key, arrival, by, alarm };
-        self.look_up(&want).await.map(|entry| entry.found.clone())
+        let lookup = Lookup { sandbox, permit, name, kind, key, arrival, by, alarm };
+        self.look_up(&lookup).await.map(|entry| entry.found.clone())
     }
 
-    /// Looks a name up, or joins whoever already does so for the same sandbox.
-    pub(crate) async fn look_up(&self, want: &Lookup) -> Result<Arc<CachedAnswer>, ResolveError> {
-        let mut look = self.lookup_context(want);
+    /// Looks up a name: answers from the cache, joins a flight, or leads one. See the module documentation.
+    pub(crate) async fn look_up(&self, lookup: &Lookup) -> Result<Arc<CachedAnswer>, ResolveError> {
+        let mut context = self.lookup_context(lookup);
         for _ in 0..FLIGHT_REJOINS {
-            match self.join_or_lead(&look) {
+            match self.join_or_lead(&context) {
                 Ok(FlightRole::Have(entry)) => {
-                    if want.by == LookupCaller::Sandbox {
-                        self.record_shared(&look, &entry);
+                    if lookup.by == LookupCaller::Sandbox {
+                        self.record_shared(&context, &entry);
                     }
                     return Ok(entry);
                 }
-                Ok(FlightRole::Join(landing)) => {
-                    if let Some(landing) = wait_for_flight(landing).await {
-                        return self.finish_joined(&look, landing);
+                Ok(FlightRole::Join(flight)) => {
+                    if let Some(result) = wait_for_flight(flight).await {
+                        return self.finish_joined(&context, result);
                     }
                 }
-                Ok(FlightRole::Lead(lead)) => return self.lead_lookup(&look, lead).await,
-                Err((reason, spent)) => {
-                    self.refuse_lookup(&look, reason, spent).await;
+                Ok(FlightRole::Lead(leader)) => return self.lead_lookup(&context, leader).await,
+                Err((reason, exhausted)) => {
+                    self.refuse_lookup(&context, reason, exhausted).await;
                     return Err(reason.into());
                 }
             }
-            let before = std::mem::replace(&mut look, self.lookup_context(want));
-            if before.rules.generation() != look.rules.generation() {
-                break; // what was allowed then is judged anew when it is asked again
+            let before = std::mem::replace(&mut context, self.lookup_context(lookup));
+            if before.rules.generation() != context.rules.generation() {
+                break; // the client's retry is decided under the new rules
             }
         }
-        self.finish_joined(&look, Err(Reason::ResolverUnreachable.into()))
+        self.finish_joined(&context, Err(Reason::ResolverUnreachable.into()))
     }
 
-    fn lookup_context<'a>(&self, want: &'a Lookup) -> LookupContext<'a> {
+    fn lookup_context<'a>(&self, lookup: &'a Lookup) -> LookupContext<'a> {
         let rules = self.rules.load_full();
-        let state = self.sandbox_state(&rules, &want.sandbox);
-        LookupContext { want, rules, state }
+        let state = self.sandbox_state(&rules, &lookup.sandbox);
+        LookupContext { lookup, rules, state }
     }
 
     fn join_or_lead(
         &self,
-        look: &LookupContext<'_>,
+        context: &LookupContext<'_>,
     ) -> Result<FlightRole, (Reason, Option<ExhaustedBudget>)> {
-        let (want, now) = (look.want, Instant::now());
-        let mut inner = look.state.lock();
-        inner.refresh(&look.rules, &want.sandbox);
-        if let Some(kept) = inner.cache.find(&want.key, now)
-            && (kept.generation == look.rules.generation()
-                || kept.entry.permit.has_same_terms(&want.permit))
+        let (lookup, now) = (context.lookup, Instant::now());
+        let mut inner = context.state.lock();
+        inner.refresh(&context.rules, &lookup.sandbox);
+        if let Some(cached) = inner.cache.find(&lookup.key, now)
+            && (cached.generation == context.rules.generation()
+                || cached.entry.permit.has_same_terms(&lookup.permit))
         {
-            return Ok(FlightRole::Have(kept.entry.clone())); // a reload that left its terms alone costs nothing
+            // A reload that did not change the terms of the permit keeps the cached answer.
+            return Ok(FlightRole::Have(cached.entry.clone()));
         }
-        if let Some(sender) = inner.flights.get(&want.key) {
+        if let Some(sender) = inner.flights.get(&lookup.key) {
             return match sender.receiver_count() < FLIGHT_WAITERS {
                 true => Ok(FlightRole::Join(sender.subscribe())),
                 false => Err((Reason::DnsOverload, None)),
@@ -253,86 +272,78 @@ impl DnsFilter {
         if inner.flights.len() >= IN_FLIGHT_SANDBOX || self.in_flight() >= IN_FLIGHT {
             return Err((Reason::DnsOverload, None));
         }
-        let (price, fresh) = charge_lookup(&mut inner, want, now)
-            .map_err(|spent| (Reason::DnsBudget, Some(spent)))?;
-        inner.flights.insert(want.key.clone(), watch::channel(None).0);
-        let flight = Flight { state: look.state.clone(), key: want.key.clone() };
+        let (price, fresh) = charge_lookup(&mut inner, lookup, now)
+            .map_err(|exhausted| (Reason::DnsBudget, Some(exhausted)))?;
+        inner.flights.insert(lookup.key.clone(), watch::channel(None).0);
+        let flight = Flight { state: context.state.clone(), key: lookup.key.clone() };
         Ok(FlightRole::Lead(Leader { flight, price, fresh }))
     }
 
     async fn lead_lookup(
         &self,
-        look: &LookupContext<'_>,
-        lead: Leader,
+        context: &LookupContext<'_>,
+        leader: Leader,
     ) -> Result<Arc<CachedAnswer>, ResolveError> {
-        let place = InFlightGuard::acquire(self);
-        let landing = self.query_upstream(look, &lead).await;
-        drop(place);
-        lead.flight.finish(&landing);
-        landing
+        let guard = InFlightGuard::acquire(self);
+        let result = self.query_upstream(context, &leader).await;
+        drop(guard);
+        leader.flight.finish(&result);
+        result
     }
 
-    /// Records, waits for the grid, asks, cleans, keeps.
+    /// Records, waits for the time grid, asks, cleans and caches.
     async fn query_upstream(
         &self,
-        look: &LookupContext<'_>,
-        lead: &Leader,
+        context: &LookupContext<'_>,
+        leader: &Leader,
     ) -> Result<Arc<CachedAnswer>, ResolveError> {
-        if lead.fresh {
-            self.note_burst(look.want).await?;
+        if leader.fresh {
+            self.note_burst(context.lookup).await?;
         }
-        let (record, receipt) = self.record_sent(look, lead.price).await?;
+        let (record, receipt) = self.record_sent(context, leader.price).await?;
         self.wait_for_grid().await;
         self.metrics.sent.increment(1);
-        let begun = Instant::now();
-        let told = self.upstreams.ask(&look.want.name, look.want.kind, &receipt).await;
-        self.metrics.record_upstream_time(begun.elapsed());
-        let asked = look.permitted_query();
-        let cleaned = match &told {
-            Ok(told) => clean(&asked, &told.message),
+        let started = Instant::now();
+        let reply = self.upstreams.ask(&context.lookup.name, context.lookup.kind, &receipt).await;
+        self.metrics.record_upstream_time(started.elapsed());
+        let query = context.permitted_query();
+        let cleaned = match &reply {
+            Ok(reply) => clean(&query, &reply.message),
             Err(error) => {
-                tracing::debug!(%error, "a name was not resolved");
+                tracing::debug!(%error, "cannot resolve a name");
                 Err(Reason::ResolverUnreachable)
             }
         };
         match cleaned {
             Ok(cleaned) => {
-                let from = told.ok().map(|told| told.from);
-                Ok(self.store_answer(
-                    look,
-                    record,
-                    cached_answer(&asked, cleaned, Instant::now(), from),
-                ))
+                let from = reply.ok().map(|reply| reply.from);
+                Ok(self.store_answer(context, record, cached_answer(&query, cleaned, Instant::now(), from)))
             }
             Err(reason) => {
-                record.close(answer_outcome(
-                    Rcode::SERVFAIL,
-                    &[],
-                    Ending::Failed(StableCode(reason.code())),
-                ));
+                record.close(answer_outcome(Rcode::SERVFAIL, &[], Ending::Failed(reason.into())));
                 Err(reason.into())
             }
         }
     }
 
-    /// Writes that a query is about to leave, and waits until that stands.
+    /// Writes the decision record of a query that is about to leave, and waits for the receipt.
     async fn record_sent(
         &self,
-        look: &LookupContext<'_>,
+        context: &LookupContext<'_>,
         price: f64,
     ) -> Result<(OpenRecord, Receipt), ResolveError> {
-        let mut record = self.open_lookup_record(look);
-        let verdict = self.lookup_details(look, price);
+        let mut record = self.open_lookup_record(context);
+        let verdict = self.lookup_details(context, price);
         let alarm = verdict.attention == audit::AlertFlag::Alert;
         let score = (verdict.score.unwrap_or_default(), verdict.features.clone());
         let receipt = record.record_decision(verdict).await.map_err(|_| Reason::LogUnwritable)?;
         if alarm {
-            let message = "Names under an allowed wildcard look like data.".to_owned();
+            let message = "Names below an allowed wildcard look like encoded data.".to_owned();
             let title = "DNS names look like a tunnel";
-            let finding = record::finding("dns_tunnel_suspected", title, message, score);
+            let finding = record::finding(FindingCode::DnsTunnelSuspected, title, message, score);
             record::write_finding(&record, &finding).await;
         }
-        if let Some(finding) = &look.want.alarm {
+        if let Some(finding) = &context.lookup.alarm {
             record::write_finding(&record, finding).await;
         }
         Ok((record, receipt))
@@ -340,122 +351,121 @@ impl DnsFilter {
 
     fn store_answer(
         &self,
-        look: &LookupContext<'_>,
+        context: &LookupContext<'_>,
         record: OpenRecord,
         entry: CachedAnswer,
     ) -> Arc<CachedAnswer> {
         let ending = match entry.ede {
-            Some(ede) => Ending::Refused(StableCode(ede.text)),
+            Some(ede) => Ending::Refused(ede.reason.into()),
             None => Ending::Completed,
         };
         let now = Instant::now();
         let entry = Arc::new(entry);
-        let mut inner = look.state.lock();
+        let mut inner = context.state.lock();
         inner.tunnel_score.note_answer(entry.rcode != Rcode::NXDOMAIN, now);
-        inner.store_answer(&look.want.key, &entry, self.reverse, now);
+        inner.store_answer(&context.lookup.key, &entry, self.reverse, now);
         drop(inner);
         record.close(answer_outcome(entry.rcode, &entry.told, ending));
         entry
     }
 
-    /// A rule's first query: that it was given its burst is on disk before the burst is used.
-    async fn note_burst(&self, want: &Lookup) -> Result<(), ResolveError> {
-        let (store, sandbox) = (self.store.clone(), want.sandbox.id.clone());
-        let key = RuleKey::from_permit(&want.permit);
-        let noted =
-            tokio::task::spawn_blocking(move || store.note_burst(sandbox.as_str(), &key)).await;
+    /// Writes to disk that a rule has had its burst, before its first query uses it.
+    async fn note_burst(&self, lookup: &Lookup) -> Result<(), ResolveError> {
+        let (store, sandbox) = (self.store.clone(), lookup.sandbox.id.clone());
+        let key = RuleKey::from_permit(&lookup.permit);
+        let noted = tokio::task::spawn_blocking(move || store.note_burst(sandbox.as_str(), &key)).await;
         match noted {
             Ok(Ok(())) => Ok(()),
             Ok(Err(_)) | Err(_) => Err(Reason::LogUnwritable.into()),
         }
     }
 
-    /// What another look-up brought: nothing was sent for this one, and it is recorded all the same.
+    /// Records a look-up that joined a flight and sent nothing itself.
     fn finish_joined(
         &self,
-        look: &LookupContext<'_>,
-        landing: Result<Arc<CachedAnswer>, ResolveError>,
+        context: &LookupContext<'_>,
+        result: Result<Arc<CachedAnswer>, ResolveError>,
     ) -> Result<Arc<CachedAnswer>, ResolveError> {
         self.metrics.joined.increment(1);
-        match &landing {
-            Ok(entry) => self.record_shared(look, entry),
-            Err(refusal) => self.record_refused(look, refusal.reason),
+        match &result {
+            Ok(entry) => self.record_shared(context, entry),
+            Err(refusal) => self.record_refused(context, refusal.reason),
         }
-        landing
+        result
     }
 
-    /// Records an answer that another look-up asked for, or counts it with others alike.
-    fn record_shared(&self, look: &LookupContext<'_>, entry: &Arc<CachedAnswer>) {
+    /// Records an answer that another look-up asked for, or folds it into the record of identical answers.
+    fn record_shared(&self, context: &LookupContext<'_>, entry: &Arc<CachedAnswer>) {
         let now = Instant::now();
-        let due = match look.state.lock().cache.find(&look.want.key, now) {
-            Some(kept) if Arc::ptr_eq(&kept.entry, entry) => kept.fold.count_answer(self.fold, now),
+        let due = match context.state.lock().cache.find(&context.lookup.key, now) {
+            Some(cached) if Arc::ptr_eq(&cached.entry, entry) => cached.fold.count_answer(self.fold, now),
             Some(_) | None => Some(1),
         };
         if let Some(count) = due {
-            self.record_answer(self.open_lookup_record(look), &look.rules, entry, count - 1);
+            self.record_answer(self.open_lookup_record(context), &context.rules, entry, count - 1);
         }
     }
 
-    fn record_refused(&self, look: &LookupContext<'_>, reason: Reason) {
-        if look.admit_or_count(self.fold, reason) {
-            let permit = Some(&look.want.permit);
-            self.open_lookup_record(look).post_denial(record::refusal_details(
+    fn record_refused(&self, context: &LookupContext<'_>, reason: Reason) {
+        if context.admit_or_count(self.fold, reason) {
+            let permit = Some(&context.lookup.permit);
+            self.open_lookup_record(context).post_denial(record::refusal_details(
                 reason,
                 permit,
-                self.policy(&look.rules),
+                self.policy(&context.rules),
             ));
         }
     }
 
-    /// Records a look-up that there is no room to begin.
-    pub(crate) fn record_overload(&self, want: &Lookup) {
-        self.record_refused(&self.lookup_context(want), Reason::DnsOverload);
+    /// Records a look-up that was refused because too many are waiting.
+    pub(crate) fn record_overload(&self, lookup: &Lookup) {
+        self.record_refused(&self.lookup_context(lookup), Reason::DnsOverload);
     }
 
-    fn open_lookup_record(&self, look: &LookupContext<'_>) -> OpenRecord {
-        let mut record = self.log.open_record(look.want.arrival.clone());
-        record.set_sandbox(look.state.lock().subject.clone());
-        record.set_facts(record::facts(look.want.name.as_str(), look.want.kind));
+    fn open_lookup_record(&self, context: &LookupContext<'_>) -> OpenRecord {
+        let mut record = self.log.open_record(context.lookup.arrival.clone());
+        record.set_sandbox(context.state.lock().subject.clone());
+        record.set_facts(record::facts(context.lookup.name.as_str(), context.lookup.kind));
         record
     }
 
-    fn lookup_details(&self, look: &LookupContext<'_>, price: f64) -> DecisionDetails {
-        let want = look.want;
+    fn lookup_details(&self, context: &LookupContext<'_>, price: f64) -> DecisionDetails {
+        let lookup = context.lookup;
         let mut verdict =
-            record::allow_details(&want.permit, self.policy(&look.rules), record::RESOLVED);
-        verdict.features.extend(want.alarm.as_ref().map(|finding| record::flag(finding.code)));
-        if want.permit.lookup().chosen_octets > 0 {
-            let mut inner = look.state.lock();
+            record::allow_details(&lookup.permit, self.policy(&context.rules), record::RESOLVED);
+        verdict.features.extend(lookup.alarm.as_ref().map(|finding| record::flag(finding.code.into())));
+        if lookup.permit.lookup().chosen_octets > 0 {
+            let mut inner = context.state.lock();
             verdict = record::add_score(verdict, &inner.tunnel_score.score());
             verdict.message = Some(format!("charged {price:.0} bits").into());
             let alarming = verdict.score.is_some_and(|score| score >= ALARM_SCORE);
-            if alarming && inner.is_finding_due("dns_tunnel_suspected", Instant::now()) {
+            if alarming && inner.is_finding_due(FindingCode::DnsTunnelSuspected, Instant::now()) {
                 verdict = record::mark_alert(verdict);
             }
         }
         verdict
     }
 
-    /// Nothing leaves: the budget is spent, or too much waits already.
+    /// Records a look-up that is refused before anything leaves: budget exhausted, or too many waiting.
     async fn refuse_lookup(
         &self,
-        look: &LookupContext<'_>,
+        context: &LookupContext<'_>,
         reason: Reason,
-        spent: Option<ExhaustedBudget>,
+        exhausted: Option<ExhaustedBudget>,
     ) {
-        self.metrics.spent.increment(u64::from(spent.is_some()));
-        let (due, score) = look.budget_finding(spent);
-        if due.is_none() && !look.admit_or_count(self.fold, reason) {
+        self.metrics.spent.increment(u64::from(exhausted.is_some()));
+        let (due, score) = context.budget_finding(exhausted);
+        if due.is_none() && !context.admit_or_count(self.fold, reason) {
             return;
         }
-        let record = self.open_lookup_record(look);
+        let record = self.open_lookup_record(context);
         let refused =
-            record::refusal_details(reason, Some(&look.want.permit), self.policy(&look.rules));
+            record::refusal_details(reason, Some(&context.lookup.permit), self.policy(&context.rules));
         let mut verdict = record::add_score(refused, &score);
-        if let Some(spent) = due {
+        if let Some(exhausted) = due {
             let title = "DNS budget exhausted";
-            let message = spent.meaning().to_owned();
-            let finding = record::finding("dns_budget_exhausted", title, message, score);
+            let message = exhausted.meaning().to_owned();
+            let finding = record::finding(FindingCode::DnsBudgetExhausted, title, message, score);
             record::write_finding(&record, &finding).await;
             verdict = record::mark_alert(verdict);
         }
@@ -465,66 +475,65 @@ impl DnsFilter {
 
 impl LookupContext<'_> {
     fn permitted_query(&self) -> PermittedQuery<'_> {
-        let Lookup { sandbox, permit, name, kind, .. } = self.want;
+        let Lookup { sandbox, permit, name, kind, .. } = self.lookup;
         PermittedQuery { rules: &self.rules, sandbox, permit, name, kind: *kind }
     }
 
-    /// What is spent, if a finding of that is due, and the score it is written with.
+    /// Returns the exhausted budget, if a finding about it is due, and the score to write with it.
     fn budget_finding(
         &self,
-        spent: Option<ExhaustedBudget>,
+        exhausted: Option<ExhaustedBudget>,
     ) -> (Option<ExhaustedBudget>, (u32, Vec<audit::ScoreFeature>)) {
         let mut inner = self.state.lock();
-        let due = spent.filter(|_| inner.is_finding_due("dns_budget_exhausted", Instant::now()));
+        let due = exhausted.filter(|_| inner.is_finding_due(FindingCode::DnsBudgetExhausted, Instant::now()));
         (due, inner.tunnel_score.score())
     }
 
-    /// Whether a refusal gets a record of its own; it is counted if not.
+    /// Returns whether a refusal gets a record of its own; counts it if not.
     fn admit_or_count(&self, fold: std::time::Duration, reason: Reason) -> bool {
-        let asked = || (self.want.name.to_string(), self.want.kind);
-        self.state.lock().admit_or_count(fold, CountedOutcome::Refused(reason), asked)
+        let question = || (self.lookup.name.to_string(), self.lookup.kind);
+        self.state.lock().admit_or_count(fold, CountedOutcome::Refused(reason), question)
     }
 }
 
-/// Pays for a query; says the price, and whether it is the first of its rule.
+/// Charges a query; returns the price, and whether it is the first of its rule.
 fn charge_lookup(
     inner: &mut LockedState,
-    want: &Lookup,
+    lookup: &Lookup,
     now: Instant,
 ) -> Result<(f64, bool), ExhaustedBudget> {
-    let lookup = want.permit.lookup();
+    let terms = lookup.permit.lookup();
     let choice = QueryChoice {
-        key: &want.key,
-        octets: lookup.chosen_octets,
-        types: lookup.types.len(),
+        key: &lookup.key,
+        octets: terms.chosen_octets,
+        types: terms.types.len(),
         pattern_bits: inner.pattern_bits,
     };
-    let fresh = !inner.budget.has_rule(&RuleKey::from_permit(&want.permit));
-    let price = inner.budget.charge(&want.permit, &choice, now)?;
-    if lookup.chosen_octets > 0 {
-        let chosen = want.name.as_str().get(..lookup.chosen_octets).unwrap_or_default();
+    let fresh = !inner.budget.has_rule(&RuleKey::from_permit(&lookup.permit));
+    let price = inner.budget.charge(&lookup.permit, &choice, now)?;
+    if terms.chosen_octets > 0 {
+        let chosen = lookup.name.as_str().get(..terms.chosen_octets).unwrap_or_default();
         inner.tunnel_score.note_sent(chosen, now);
     }
     Ok((price, fresh))
 }
 
-/// What a look-up of the proxy's is asked under: the sandbox's own leave to ask for the name, so that
-/// both share one answer. A name that has a synthetic address in the sandbox is kept apart from it.
-fn proxy_lookup_key(asked: &PermittedQuery<'_>) -> (Permit, Box<[u8]>) {
-    let own = boxed_wire_key(asked.name, asked.kind);
-    let facts = Facts::Name(NameFacts { name: asked.name.clone(), query: asked.kind });
-    match asked.rules.decide(asked.sandbox, &facts) {
-        Decision::Allow(permit) if !permit.lookup().synthetic => (permit, own),
+/// Returns the permit and cache key of a look-up by the proxy. If the sandbox itself may ask for the name, these are
+/// the sandbox's, so that both share one answer. A name with a synthetic address in the sandbox gets a separate key.
+fn proxy_lookup_key(query: &PermittedQuery<'_>) -> (Permit, Box<[u8]>) {
+    let key = boxed_wire_key(query.name, query.kind);
+    let facts = Facts::Name(NameFacts { name: query.name.clone(), query: query.kind });
+    match query.rules.decide(query.sandbox, &facts) {
+        Decision::Allow(permit) if !permit.lookup().synthetic => (permit, key),
         Decision::Allow(_) | Decision::Deny(_) => {
-            let apart = [&[PROXY_KEY_PREFIX], &*own].concat(); // no question begins so
-            (asked.permit.clone(), apart.into())
+            (query.permit.clone(), [&[PROXY_KEY_PREFIX], &*key].concat().into())
         }
     }
 }
 
-/// What the look-up that was joined brings; none when whoever asked went away.
+/// Waits for the result of a flight; `None` if its leader was cancelled.
 async fn wait_for_flight(
-    mut landing: watch::Receiver<FlightResult>,
+    mut flight: watch::Receiver<FlightResult>,
 ) -> Option<Result<Arc<CachedAnswer>, ResolveError>> {
-    landing.wait_for(Option::is_some).await.ok()?.clone()
+    flight.wait_for(Option::is_some).await.ok()?.clone()
 }

@@ -1,5 +1,5 @@
-//! Which name an address was given for, of one sandbox: for the sandbox's own reverse look-ups and for
-//! nothing else. No decision rests on it, since an address has many names.
+//! The names for which one sandbox was given addresses. They serve only the sandbox's own reverse look-ups; no decision
+//! uses them, since an address can have many names.
 
 use std::collections::{HashMap, VecDeque};
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
@@ -8,7 +8,7 @@ use rules::DomainName;
 
 use crate::limits::REVERSE_NAMES;
 
-/// The addresses a sandbox was told, the oldest forgotten first.
+/// Names by address, bounded; the oldest address is evicted first.
 #[derive(Debug, Default)]
 pub(crate) struct ReverseNames {
     names: HashMap<IpAddr, DomainName>,
@@ -31,14 +31,14 @@ impl ReverseNames {
         self.names.get(&address)
     }
 
-    /// Forgets all: what was learned under rules that are no more may not be allowed any more.
+    /// Removes everything: the current rules may not allow what earlier rules did.
     pub(crate) fn clear(&mut self) {
         self.names.clear();
         self.order.clear();
     }
 }
 
-/// The address that a reverse name stands for (RFC 1035, 3.5 and RFC 3596, 2.5).
+/// Parses a reverse name (RFC 1035, 3.5 and RFC 3596, 2.5).
 pub(crate) fn parse_reverse_name(name: &DomainName) -> Option<IpAddr> {
     let text = name.as_str();
     if let Some(octets) = text.strip_suffix(".in-addr.arpa") {
@@ -63,7 +63,7 @@ mod tests {
     }
 
     #[test]
-    fn only_whole_reverse_names_stand_for_an_address() {
+    fn only_complete_reverse_names_are_parsed() {
         let v6 = format!("1.{}8.b.d.0.1.0.0.2.ip6.arpa", "0.".repeat(23));
         for (text, address) in [
             ("4.3.2.1.in-addr.arpa", Some("1.2.3.4")),
@@ -81,15 +81,15 @@ mod tests {
     }
 
     #[test]
-    fn p17_no_more_is_learned_than_there_is_room_for() {
-        let mut learned = ReverseNames::default();
+    fn p17_reverse_names_are_bounded() {
+        let mut reverse = ReverseNames::default();
         let address = |at: usize| IpAddr::from(Ipv4Addr::from_bits(at as u32));
         for at in 0..REVERSE_NAMES * 2 {
-            learned.insert(address(at), &name("a.example"));
-            learned.insert(address(at), &name("b.example"));
+            reverse.insert(address(at), &name("a.example"));
+            reverse.insert(address(at), &name("b.example"));
         }
-        assert_eq!((learned.names.len(), learned.order.len()), (REVERSE_NAMES, REVERSE_NAMES));
-        assert_eq!(learned.name_of(address(0)), None, "the oldest goes first");
-        assert_eq!(learned.name_of(address(REVERSE_NAMES * 2 - 1)), Some(&name("b.example")));
+        assert_eq!((reverse.names.len(), reverse.order.len()), (REVERSE_NAMES, REVERSE_NAMES));
+        assert_eq!(reverse.name_of(address(0)), None, "the oldest is evicted first");
+        assert_eq!(reverse.name_of(address(REVERSE_NAMES * 2 - 1)), Some(&name("b.example")));
     }
 }

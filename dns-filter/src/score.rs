@@ -1,5 +1,5 @@
-//! The score: how much a sandbox's queries look like a tunnel. It stops nothing (the budget does that);
-//! it says so early, and names what it is made of.
+//! The tunnel score: how much a sandbox's queries look like a tunnel. It blocks nothing (the budget does); it raises a
+//! finding early and names the features that it adds up.
 
 use std::collections::HashSet;
 use std::hash::{BuildHasher, RandomState};
@@ -7,34 +7,34 @@ use std::hash::{BuildHasher, RandomState};
 use audit::{ScoreFeature, StableCode};
 use tokio::time::Instant;
 
-/// Time in which what was seen loses half its weight, in seconds.
+/// Half-life of all observations, in seconds.
 const HALF_LIFE: f64 = 600.0;
 /// Names remembered to tell new from repeated.
 const MAX_NAMES: usize = 4096;
-/// A finding is made at this score.
+/// The score that raises a finding.
 pub(crate) const ALARM_SCORE: u32 = 60;
-/// Below so many names nothing is said: a start-up asks for a dozen new names too.
+/// New names before the features about their shape count: every program asks for some at its start.
 const MIN_NAMES: f64 = 6.0;
 
-/// What was seen of one sandbox, fading.
+/// Observations of one sandbox, which decay over time.
 #[derive(Debug)]
 pub(crate) struct TunnelScore {
     names: HashSet<u64>,
     hasher: RandomState,
     at: Instant,
-    /// Names under wildcards that were sent, and how many of them were new.
+    /// Names below wildcards that were sent, and how many of them were new.
     asked: f64,
     fresh: f64,
-    /// Octets, longest label and bits of the new ones.
+    /// Sums over the new ones: octets, length of the longest label, bits.
     octets: f64,
     longest: f64,
     bits: f64,
-    /// Answers that said there is no such name, of all answers.
+    /// Answers that the name does not exist, and all answers.
     absent: f64,
     answers: f64,
-    /// Types beyond addresses that were refused or asked.
+    /// Queries of types that were denied.
     odd: f64,
-    /// Bits of new names that were refused.
+    /// Bits of new names that were denied.
     denied: f64,
 }
 
@@ -56,7 +56,7 @@ impl TunnelScore {
         }
     }
 
-    /// Notes a name that a wildcard lets pass; `chosen` is the part the sandbox chose.
+    /// Adds a name sent below a wildcard; `chosen` is the part that the sandbox chose.
     pub(crate) fn note_sent(&mut self, chosen: &str, now: Instant) {
         self.decay(now);
         self.asked += 1.0;
@@ -68,7 +68,7 @@ impl TunnelScore {
         }
     }
 
-    /// Notes a name that was refused.
+    /// Adds a denied name.
     pub(crate) fn note_denied(&mut self, name: &str, now: Instant) {
         self.decay(now);
         if self.is_new(name) {
@@ -76,20 +76,20 @@ impl TunnelScore {
         }
     }
 
-    /// Notes a type that no stub resolver asks for by itself.
+    /// Adds a query with a type that was denied.
     pub(crate) fn note_odd_type(&mut self, now: Instant) {
         self.decay(now);
         self.odd += 1.0;
     }
 
-    /// Notes whether a name that was sent exists.
+    /// Adds whether a name that was sent exists.
     pub(crate) fn note_answer(&mut self, exists: bool, now: Instant) {
         self.decay(now);
         self.answers += 1.0;
         self.absent += f64::from(u8::from(!exists));
     }
 
-    /// The score and what it is made of.
+    /// Returns the score and its features.
     pub(crate) fn score(&self) -> (u32, Vec<ScoreFeature>) {
         let of = |part: f64, whole: f64| if whole > 0.0 { part / whole } else { 0.0 };
         let many = self.fresh >= MIN_NAMES;
@@ -100,11 +100,7 @@ impl TunnelScore {
             ("distinct_names", scale(ratio, 0.8, 1.0, 10.0), many),
             ("label_length", scale(of(self.longest, self.fresh), 24.0, 52.0, 25.0), many),
             ("name_entropy", scale(entropy, 3.2, 4.4, 25.0), many),
-            (
-                "absent_names",
-                scale(of(self.absent, self.answers), 0.5, 1.0, 15.0),
-                self.answers >= 20.0,
-            ),
+            ("absent_names", scale(of(self.absent, self.answers), 0.5, 1.0, 15.0), self.answers >= 20.0),
             ("odd_types", scale(self.odd, 10.0, 60.0, 30.0), true),
             ("denied_name_bits", scale(self.denied, 12_000.0, 40_000.0, 60.0), true),
         ];
@@ -118,7 +114,7 @@ impl TunnelScore {
 
     fn is_new(&mut self, name: &str) -> bool {
         if self.names.len() >= MAX_NAMES {
-            self.names.clear(); // counts too much then, never too little
+            self.names.clear(); // old names count as new again: the score is too high, never too low
         }
         self.names.insert(self.hasher.hash_one(name))
     }
@@ -143,16 +139,16 @@ impl TunnelScore {
     }
 }
 
-/// From 0 at `low` to `most` at `high`.
-fn scale(value: f64, low: f64, high: f64, most: f64) -> u32 {
-    (((value - low) / (high - low)).clamp(0.0, 1.0) * most) as u32
+/// Scales `value` linearly, from 0 at `low` to `max` at `high`.
+fn scale(value: f64, low: f64, high: f64, max: f64) -> u32 {
+    (((value - low) / (high - low)).clamp(0.0, 1.0) * max) as u32
 }
 
 fn longest_label(name: &str) -> f64 {
     name.split('.').map(str::len).max().unwrap_or_default() as f64
 }
 
-/// Bits of a name by the classes of its labels: words say little, digits and mixtures much.
+/// Estimates the bits of a name by the kind of its labels: words carry little, digits and mixtures much.
 fn name_bits(name: &str) -> f64 {
     name.split('.').filter(|label| !label.is_empty()).map(label_bits).sum()
 }
@@ -163,7 +159,7 @@ fn label_bits(label: &str) -> f64 {
     let length = label.len();
     let hex = label.bytes().all(|byte| byte.is_ascii_hexdigit());
     let rate = match digits {
-        0 if vowels * 5 >= length && length <= 20 => 1.6, // a word, or several
+        0 if vowels * 5 >= length && length <= 20 => 1.6, // words
         _ if digits == length => 3.3,
         _ if hex && length >= 8 => 4.0,
         0 if length <= 6 => 2.5,
@@ -178,13 +174,12 @@ mod tests {
     use super::*;
 
     #[test]
-    fn tunnels_are_told_from_work() {
+    fn tunnels_raise_an_alarm_and_work_does_not() {
         let base32 = |at: u32| {
             let letters: String = (0..50u32)
                 .map(|n| {
                     char::from(
-                        b"abcdefghijklmnopqrstuvwxyz234567"
-                            [((at * 31 + n * n * 7 + n * at) % 32) as usize],
+                        b"abcdefghijklmnopqrstuvwxyz234567"[((at * 31 + n * n * 7 + n * at) % 32) as usize],
                     )
                 })
                 .collect();
@@ -198,45 +193,39 @@ mod tests {
             ("shards", false, (0..12).map(|at| format!("s{at}.")).collect()),
         ] {
             let now = Instant::now();
-            let mut watch = TunnelScore::new(now);
+            let mut score = TunnelScore::new(now);
             for name in names {
-                watch.note_sent(&name, now);
+                score.note_sent(&name, now);
             }
-            let (score, features) = watch.score();
+            let (score, features) = score.score();
             assert_eq!(score >= ALARM_SCORE, alarm, "{what}: {score} {features:?}");
         }
     }
 
     #[test]
-    fn p17_no_more_names_are_remembered_than_there_is_room_for() {
+    fn p17_remembered_names_are_bounded() {
         let now = Instant::now();
-        let mut watch = TunnelScore::new(now);
+        let mut score = TunnelScore::new(now);
         for at in 0..MAX_NAMES * 3 {
-            watch.note_denied(&format!("n{at}"), now);
-            assert!(watch.names.len() <= MAX_NAMES);
+            score.note_denied(&format!("n{at}"), now);
+            assert!(score.names.len() <= MAX_NAMES);
         }
     }
 
     #[test]
-    fn a_search_list_and_a_browser_raise_nothing() {
+    fn a_search_list_and_a_browser_score_nothing() {
         let now = Instant::now();
-        let mut watch = TunnelScore::new(now);
-        for host in
-            ["api.openai.com", "github.com", "files.example", "objects.example", "auth.example"]
-        {
-            for suffix in [
-                "default.svc.cluster.local",
-                "svc.cluster.local",
-                "cluster.local",
-                "corp.example",
-                "example",
-            ] {
-                watch.note_denied(&format!("{host}.{suffix}"), now);
+        let mut score = TunnelScore::new(now);
+        for host in ["api.openai.com", "github.com", "files.example", "objects.example", "auth.example"] {
+            for suffix in
+                ["default.svc.cluster.local", "svc.cluster.local", "cluster.local", "corp.example", "example"]
+            {
+                score.note_denied(&format!("{host}.{suffix}"), now);
             }
         }
         for probe in ["kdjfhgweru", "qpwoeirutyals", "zmxncbvlaksj"] {
-            watch.note_denied(probe, now);
+            score.note_denied(probe, now);
         }
-        assert_eq!(watch.score().0, 0);
+        assert_eq!(score.score().0, 0);
     }
 }

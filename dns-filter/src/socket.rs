@@ -1,5 +1,5 @@
-//! Sockets towards one resolver: many, each connected, each with a random port that is drawn anew after
-//! a while. An answer is taken by id and question from the socket it was asked by, or not at all.
+//! UDP sockets towards one resolver, against spoofed answers: many of them, each connected, each with a random port and
+//! replaced after a number of queries. An answer must match the id and the question of a query sent by the same socket.
 
 use std::collections::HashMap;
 use std::io;
@@ -12,23 +12,21 @@ use rand::RngExt;
 use tokio::net::UdpSocket;
 use tokio::sync::oneshot;
 
-use crate::limits::{
-    UPSTREAM_SOCKET_PENDING, UPSTREAM_SOCKET_USES, UPSTREAM_SOCKETS, UPSTREAM_STRAYS,
-};
+use crate::limits::{UPSTREAM_SOCKET_PENDING, UPSTREAM_SOCKET_USES, UPSTREAM_SOCKETS, UPSTREAM_STRAYS};
 use crate::lock;
 use crate::upstream::answers_question;
 
-/// Ports below are other programs'.
+/// First unprivileged port.
 const FIRST_PORT: u16 = 1024;
-/// Room for one answer: more than we say we take.
+/// Largest answer over UDP, more than we announce in EDNS.
 const REPLY_BUFFER: usize = 4096;
-/// Draws of a port that may be taken already.
+/// Random ports to try, since one may be in use.
 const PORT_ATTEMPTS: usize = 16;
 
-/// What came of a query by UDP.
+/// The result of a query over UDP.
 #[derive(Debug)]
 pub(crate) enum UdpReply {
-    /// Somebody sends answers that fit nothing: TCP cannot be guessed at.
+    /// Too many answers that match no query, so possibly an attack: repeat over TCP, which is hard to spoof.
     Contested,
     Fits(Box<Message>),
     Unreachable,
@@ -40,7 +38,7 @@ pub(crate) struct UpstreamSockets {
     open: Mutex<Vec<Arc<UpstreamSocket>>>,
 }
 
-/// One socket and those who wait at it.
+/// One socket and the queries that wait for an answer on it.
 struct UpstreamSocket {
     socket: UdpSocket,
     uses: AtomicU32,
@@ -58,7 +56,7 @@ impl UpstreamSockets {
         UpstreamSockets { resolver, open: Mutex::default() }
     }
 
-    /// Sends a query by a random socket under a random id and waits for what fits.
+    /// Sends a query with a random id on a random socket, and waits for the matching answer.
     pub(crate) async fn ask(
         &self,
         question: &Query,
@@ -67,8 +65,8 @@ impl UpstreamSockets {
     ) -> UdpReply {
         let Ok(port) = self.pick_socket() else { return UdpReply::Unreachable };
         let (sender, receiver) = oneshot::channel();
-        let Some(ticket) = port.register(question, sender) else { return UdpReply::Unreachable };
-        let Some(packet) = build(ticket.id) else { return UdpReply::Unreachable };
+        let Some(guard) = port.register(question, sender) else { return UdpReply::Unreachable };
+        let Some(packet) = build(guard.id) else { return UdpReply::Unreachable };
         if port.socket.send(&packet).await.is_err() {
             return UdpReply::Unreachable;
         }
@@ -79,7 +77,7 @@ impl UpstreamSockets {
         reply
     }
 
-    /// A socket at random; a new one while there are few, or when the one drawn is worn.
+    /// Returns a random socket; a new one while there are few, or in place of one that has sent enough queries.
     fn pick_socket(&self) -> io::Result<Arc<UpstreamSocket>> {
         let mut open = lock(&self.open);
         let at = rand::rng().random_range(0..UPSTREAM_SOCKETS);
@@ -89,7 +87,7 @@ impl UpstreamSockets {
             }
             let fresh = UpstreamSocket::open(self.resolver)?;
             if let Some(place) = open.get_mut(at) {
-                *place = fresh.clone(); // the old one lives until its last waiter has gone
+                *place = fresh.clone(); // the old one stays open until its last query is done
             }
             return Ok(fresh);
         }
@@ -102,13 +100,12 @@ impl UpstreamSockets {
 impl UpstreamSocket {
     fn open(resolver: SocketAddr) -> io::Result<Arc<Self>> {
         let socket = UdpSocket::from_std(bind_random_port(resolver)?)?;
-        let port =
-            Arc::new(UpstreamSocket { socket, uses: AtomicU32::new(1), waiting: Mutex::default() });
+        let port = Arc::new(UpstreamSocket { socket, uses: AtomicU32::new(1), waiting: Mutex::default() });
         tokio::spawn(read_replies(Arc::downgrade(&port)));
         Ok(port)
     }
 
-    /// Takes a free random id.
+    /// Registers a query under a free random id; `None` if too many are pending.
     fn register(
         self: &Arc<Self>,
         question: &Query,
@@ -148,16 +145,13 @@ impl UpstreamSocket {
     }
 }
 
-/// Counts an answer that fits nothing against everybody who waits here.
+/// Counts an answer that matches no query against all queries pending on the socket.
 fn count_stray(waiting: &mut HashMap<u16, ReplyWaiter>) {
     for waiter in waiting.values_mut() {
         waiter.strays += 1;
     }
-    let contested: Vec<u16> = waiting
-        .iter()
-        .filter(|(_, waiter)| waiter.strays >= UPSTREAM_STRAYS)
-        .map(|(id, _)| *id)
-        .collect();
+    let contested: Vec<u16> =
+        waiting.iter().filter(|(_, waiter)| waiter.strays >= UPSTREAM_STRAYS).map(|(id, _)| *id).collect();
     for id in contested {
         if let Some(waiter) = waiting.remove(&id) {
             drop(waiter.reply.send(UdpReply::Contested));
@@ -165,7 +159,7 @@ fn count_stray(waiting: &mut HashMap<u16, ReplyWaiter>) {
     }
 }
 
-/// A place among those who wait; given up when whoever waits goes away.
+/// The id of a pending query, released when dropped.
 struct QueryIdGuard {
     port: Arc<UpstreamSocket>,
     id: u16,
@@ -177,13 +171,13 @@ impl Drop for QueryIdGuard {
     }
 }
 
-/// Reads a socket until nobody holds it any more.
+/// Reads answers from a socket until its last owner drops it.
 async fn read_replies(port: Weak<UpstreamSocket>) {
     let mut buffer = vec![0; REPLY_BUFFER];
     loop {
         let Some(port) = port.upgrade() else { return };
         let wait = port.socket.readable();
-        // Without traffic the socket is let go from time to time, so that a dropped one closes.
+        // Release the reference from time to time, so that an idle socket closes once it is dropped elsewhere.
         let ready = tokio::time::timeout(crate::limits::UPSTREAM_DEADLINE, wait).await;
         if ready.is_err() {
             continue;
@@ -193,7 +187,7 @@ async fn read_replies(port: Weak<UpstreamSocket>) {
                 Ok(length) => port.deliver(buffer.get(..length).unwrap_or_default()),
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => break,
                 Err(_) => {
-                    port.fail_waiters(); // the kernel says that nobody is there
+                    port.fail_waiters(); // an ICMP error: the resolver is unreachable
                     break;
                 }
             }
@@ -201,7 +195,7 @@ async fn read_replies(port: Weak<UpstreamSocket>) {
     }
 }
 
-/// A connected socket on a random port: answers from elsewhere never arrive.
+/// Binds a random port and connects, so that the kernel drops answers from other addresses.
 fn bind_random_port(resolver: SocketAddr) -> io::Result<std::net::UdpSocket> {
     let any = |port| match resolver {
         SocketAddr::V4(_) => SocketAddr::from((Ipv4Addr::UNSPECIFIED, port)),
@@ -227,7 +221,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn p17_sockets_are_so_many_and_each_is_used_so_often() {
+    async fn p17_sockets_and_queries_per_socket_are_bounded() {
         let resolver = std::net::UdpSocket::bind("127.0.0.1:0").unwrap();
         let sockets = UpstreamSockets::new(resolver.local_addr().unwrap());
         let mut ports = std::collections::HashSet::new();
@@ -240,20 +234,19 @@ mod tests {
         let first = lock(&sockets.open)[0].clone();
         first.uses.store(UPSTREAM_SOCKET_USES, Ordering::Relaxed);
         while Arc::ptr_eq(&lock(&sockets.open)[0], &first) {
-            sockets.pick_socket().unwrap(); // until chance takes the worn one, which is then replaced
+            sockets.pick_socket().unwrap(); // until a random pick hits the used-up socket and replaces it
         }
     }
 
     #[tokio::test]
-    async fn p17_no_more_wait_at_a_socket_than_there_is_room_for() {
+    async fn p17_pending_queries_per_socket_are_bounded() {
         let resolver = std::net::UdpSocket::bind("127.0.0.1:0").unwrap();
         let port = UpstreamSocket::open(resolver.local_addr().unwrap()).unwrap();
         let enter = || port.register(&question(), oneshot::channel().0);
-        let mut tickets: Vec<QueryIdGuard> =
-            (0..UPSTREAM_SOCKET_PENDING).filter_map(|_| enter()).collect();
-        assert_eq!(tickets.len(), UPSTREAM_SOCKET_PENDING);
+        let mut guards: Vec<QueryIdGuard> = (0..UPSTREAM_SOCKET_PENDING).filter_map(|_| enter()).collect();
+        assert_eq!(guards.len(), UPSTREAM_SOCKET_PENDING);
         assert!(enter().is_none(), "one too many");
-        tickets.pop();
-        assert!(enter().is_some(), "a place that is given up is free");
+        guards.pop();
+        assert!(enter().is_some(), "a released id is free again");
     }
 }

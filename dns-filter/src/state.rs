@@ -1,5 +1,5 @@
-//! What the filter keeps of one sandbox, apart from every other's: cache, flights, budgets, score,
-//! synthetic addresses, what waits to be told.
+//! The state of one sandbox, shared with no other: cache, flights, budgets, score, synthetic addresses, counts that
+//! wait to be recorded.
 
 use std::collections::HashMap;
 use std::net::IpAddr;
@@ -7,7 +7,7 @@ use std::sync::atomic::AtomicUsize;
 use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::Duration;
 
-use audit::RecordedSandbox;
+use audit::{FindingCode, RecordedSandbox};
 use ipnet::Ipv4Net;
 use rules::configuration::ReverseLookups;
 use rules::facts::QueryType;
@@ -26,10 +26,10 @@ use crate::reverse_names::ReverseNames;
 use crate::score::TunnelScore;
 use crate::synthetic::SyntheticAddresses;
 
-/// What a flight brings back.
+/// The result of a flight; `None` while it is under way.
 pub(crate) type FlightResult = Option<Result<Arc<CachedAnswer>, ResolveError>>;
 
-/// One sandbox's part of the filter.
+/// The state of one sandbox, behind a lock.
 #[derive(Debug)]
 pub(crate) struct SandboxState {
     inner: Mutex<LockedState>,
@@ -37,19 +37,20 @@ pub(crate) struct SandboxState {
 
 #[derive(Debug)]
 pub(crate) struct LockedState {
-    /// The rules that `subject` and `pattern_bits` were taken from.
+    /// Generation of the rules that `subject` and `pattern_bits` come from.
     generation: u64,
     pub(crate) subject: RecordedSandbox,
-    /// log2 of the patterns the sandbox can choose from.
+    /// log2 of the number of patterns that the sandbox can choose from.
     pub(crate) pattern_bits: f64,
     pub(crate) cache: AnswerCache,
+    /// Upstream queries in flight, by key: see the documentation of `resolver`.
     pub(crate) flights: HashMap<Box<[u8]>, watch::Sender<FlightResult>>,
     pub(crate) budget: DnsBudget,
     pub(crate) tunnel_score: TunnelScore,
     pub(crate) synthetic: SyntheticAddresses,
     pub(crate) reverse_names: ReverseNames,
     pub(crate) record_rate: RecordRate,
-    last_findings: HashMap<&'static str, Instant>,
+    last_findings: HashMap<FindingCode, Instant>,
 }
 
 impl SandboxState {
@@ -84,7 +85,7 @@ impl SandboxState {
 }
 
 impl LockedState {
-    /// Brings what was taken from the rules up to date.
+    /// Updates everything derived from the rules, if they have changed.
     pub(crate) fn refresh(&mut self, rules: &RuleSet, sandbox: &SandboxRef) {
         if self.generation != rules.generation() {
             self.generation = rules.generation();
@@ -94,21 +95,21 @@ impl LockedState {
         }
     }
 
-    /// Whether what sent nothing gets a record of its own; it is counted if not.
+    /// Returns whether a query that sent nothing gets a record of its own; counts it if not.
     pub(crate) fn admit_or_count(
         &mut self,
         fold: Duration,
-        fate: CountedOutcome,
-        asked: impl FnOnce() -> (String, QueryType),
+        outcome: CountedOutcome,
+        question: impl FnOnce() -> (String, QueryType),
     ) -> bool {
-        let own = fold.is_zero() || self.record_rate.admits(Instant::now());
-        if !own {
-            self.record_rate.count_query(fate, None, asked);
+        let admitted = fold.is_zero() || self.record_rate.admits(Instant::now());
+        if !admitted {
+            self.record_rate.count_query(outcome, None, question);
         }
-        own
+        admitted
     }
 
-    /// The name that an address was given for.
+    /// Returns the name that an address was given for.
     pub(crate) fn name_of(&self, address: IpAddr) -> Option<DomainName> {
         let synthetic = match address {
             IpAddr::V4(v4) => self.synthetic.name_of(v4),
@@ -117,7 +118,7 @@ impl LockedState {
         synthetic.or_else(|| self.reverse_names.name_of(address)).cloned()
     }
 
-    /// Keeps an answer, and what it teaches where that is wanted.
+    /// Caches an answer, and its addresses for reverse look-ups if those are enabled.
     pub(crate) fn store_answer(
         &mut self,
         key: &[u8],
@@ -131,9 +132,9 @@ impl LockedState {
         }
     }
 
-    /// Whether a finding of this kind is due; at most one in a while.
-    pub(crate) fn is_finding_due(&mut self, code: &'static str, now: Instant) -> bool {
-        let due = self.last_findings.get(code).is_none_or(|at| now >= *at + FINDING_INTERVAL);
+    /// Returns whether a finding with this code may be written: one per [`FINDING_INTERVAL`].
+    pub(crate) fn is_finding_due(&mut self, code: FindingCode, now: Instant) -> bool {
+        let due = self.last_findings.get(&code).is_none_or(|at| now >= *at + FINDING_INTERVAL);
         if due {
             self.last_findings.insert(code, now);
         }
@@ -142,7 +143,6 @@ impl LockedState {
 }
 
 fn pattern_bits(rules: &RuleSet, sandbox: &SandboxRef) -> f64 {
-    let patterns: usize =
-        rules.policies_of(sandbox).iter().map(|policy| policy.pattern_count()).sum();
+    let patterns: usize = rules.policies_of(sandbox).iter().map(|policy| policy.pattern_count()).sum();
     (patterns.max(1) as f64).log2()
 }

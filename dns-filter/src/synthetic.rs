@@ -1,5 +1,5 @@
-//! Addresses that stand for names: one for each name of a sandbox that is reached by raw TCP, so that
-//! the connection that follows names its host. Nothing of it is shared between sandboxes.
+//! Synthetic addresses: one for each name that a sandbox reaches by raw TCP, so that the destination address of the
+//! connection identifies the name. Sandboxes share none of them.
 
 use std::collections::HashMap;
 use std::net::Ipv4Addr;
@@ -9,7 +9,7 @@ use rules::DomainName;
 
 use crate::limits::SYNTHETIC_ADDRESSES;
 
-/// The synthetic addresses of one sandbox, in the order in which it asked.
+/// The synthetic addresses of one sandbox, in the order of first use.
 #[derive(Debug)]
 pub(crate) struct SyntheticAddresses {
     range: Ipv4Net,
@@ -22,7 +22,7 @@ impl SyntheticAddresses {
         SyntheticAddresses { range, by_name: HashMap::new(), names: Vec::new() }
     }
 
-    /// The address of a name, for the life of the sandbox; none when the range is used up.
+    /// Returns the address of a name, assigned for the life of the sandbox; `None` if the range is used up.
     pub(crate) fn address_of(&mut self, name: &DomainName) -> Option<Ipv4Addr> {
         if let Some(address) = self.by_name.get(name) {
             return Some(*address);
@@ -33,14 +33,14 @@ impl SyntheticAddresses {
         Some(address)
     }
 
-    /// The name an address stands for in this sandbox.
+    /// Returns the name that has an address in this sandbox.
     pub(crate) fn name_of(&self, address: Ipv4Addr) -> Option<&DomainName> {
         let first = u32::from(self.range.network()) + 1;
         let at = u32::from(address).checked_sub(first)?;
         self.names.get(at as usize)
     }
 
-    /// The network's own address and its broadcast are nobody's.
+    /// Returns the address at an index of the range, skipping the network and broadcast addresses.
     fn nth_address(&self, at: usize) -> Option<Ipv4Addr> {
         let room = 2usize.pow(32 - u32::from(self.range.prefix_len())) - 2;
         let at = u32::try_from(at).ok().filter(|_| at < room.min(SYNTHETIC_ADDRESSES))?;
@@ -53,16 +53,13 @@ mod tests {
     use super::*;
 
     #[test]
-    fn p17_case_67_no_more_names_have_an_address_than_there_is_room_for() {
+    fn p17_case_67_synthetic_addresses_are_bounded() {
         let mut table = SyntheticAddresses::new("198.18.0.0/15".parse().unwrap());
         for at in 0..SYNTHETIC_ADDRESSES + 10 {
             let name = DomainName::parse(&format!("db{at}.corp.example")).unwrap();
             assert_eq!(table.address_of(&name).is_some(), at < SYNTHETIC_ADDRESSES, "{at}");
         }
-        assert_eq!(
-            (table.names.len(), table.by_name.len()),
-            (SYNTHETIC_ADDRESSES, SYNTHETIC_ADDRESSES)
-        );
+        assert_eq!((table.names.len(), table.by_name.len()), (SYNTHETIC_ADDRESSES, SYNTHETIC_ADDRESSES));
     }
 
     #[test]

@@ -1,6 +1,6 @@
-//! Our own upstream client: what leaves is built afresh from a name and a type, and what comes back
-//! must fit what was asked in every bit. Ports, ids and letter case are random; a truncated, odd or
-//! contested answer is asked for again over TCP.
+//! Our own upstream client. It builds every query from a name and a type only, so nothing else that a sandbox sent can
+//! leave, and it accepts an answer only if id, question and letter case match. Ports, ids and letter case are random.
+//! It repeats the query over TCP if the answer is truncated or if answers that match no query arrive.
 
 use std::collections::HashSet;
 use std::net::SocketAddr;
@@ -9,9 +9,7 @@ use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::time::Duration;
 
 use audit::Receipt;
-use hickory_proto::op::{
-    DEFAULT_MAX_PAYLOAD_LEN, Edns, Message, MessageType, OpCode, Query, ResponseCode,
-};
+use hickory_proto::op::{DEFAULT_MAX_PAYLOAD_LEN, Edns, Message, MessageType, OpCode, Query, ResponseCode};
 use hickory_proto::rr::rdata::opt::{ClientSubnet, EdnsOption};
 use hickory_proto::rr::{Name, RecordType};
 use rules::DomainName;
@@ -22,15 +20,14 @@ use tokio::net::TcpStream;
 use tokio::time::{Instant, timeout_at};
 
 use crate::limits::{
-    ANSWER_BYTES, UDP_MAX, UPSTREAM_BACKOFF, UPSTREAM_DEADLINE, UPSTREAM_TRIES,
-    UPSTREAM_TRY_TIMEOUT,
+    ANSWER_BYTES, UDP_MAX, UPSTREAM_BACKOFF, UPSTREAM_DEADLINE, UPSTREAM_TRIES, UPSTREAM_TRY_TIMEOUT,
 };
 use crate::lock;
 use crate::socket::{UdpReply, UpstreamSockets};
 
-/// Asks somebody; the recording upstream of a test is another.
+/// Sends queries to upstream resolvers. Tests implement it to observe what leaves.
 pub trait UpstreamClient: Send + Sync + 'static {
-    /// Asks for a name and a type. The receipt is proof that the query stands in the log.
+    /// Asks for a name and a type. The receipt proves that the query is in the log.
     fn ask<'a>(
         &'a self,
         name: &'a DomainName,
@@ -38,16 +35,16 @@ pub trait UpstreamClient: Send + Sync + 'static {
         receipt: &'a Receipt,
     ) -> std::pin::Pin<Box<dyn Future<Output = Result<UpstreamAnswer, UpstreamError>> + Send + 'a>>;
 
-    /// Whether a zone of the operator's own holds the name.
+    /// Returns whether a configured `[[dns.zone]]` contains the name.
     fn has_zone(&self, name: &DomainName) -> bool;
 
-    /// Whether a query that came to us is one of those that wait here for their answer.
+    /// Returns whether a received query is one of our own that waits for its answer.
     fn is_own(&self, _id: u16, _question: &[u8]) -> bool {
         false
     }
 }
 
-/// What a resolver said, and which.
+/// A resolver's answer.
 #[derive(Clone, Debug)]
 pub struct UpstreamAnswer {
     pub message: Message,
@@ -57,33 +54,33 @@ pub struct UpstreamAnswer {
 /// Why there is no answer.
 #[derive(Clone, Debug, thiserror::Error)]
 pub enum UpstreamError {
-    #[error("no resolver is named for it: add one to `upstreams` under `[dns]`")]
+    #[error("no resolver is configured for this name: add one to `upstreams` under `[dns]`")]
     NoResolver,
     #[error("no resolver answered within {0:?}")]
     TimedOut(Duration),
-    #[error("the resolver {0} cannot be reached")]
+    #[error("the resolver {0} is unreachable")]
     Unreachable(SocketAddr),
-    #[error("the resolver {0} gave an answer that is none")]
+    #[error("the resolver {0} sent an invalid answer")]
     Nonsense(SocketAddr),
 }
 
 /// All resolvers, by zone.
 pub struct ResolverPool {
-    /// Longest name first; the last has none and holds everything else.
+    /// Longest zone first; the last, without a name, is for all other names.
     zones: Vec<(Option<DomainName>, Vec<UpstreamResolver>)>,
     strays: AtomicU64,
     waiting: SentQueries,
 }
 
-/// The queries that wait for their answer, by id and question. Both are random, letter case included,
-/// so no sandbox can send one of them; only a resolver that points back at us does.
+/// The pending queries, by id and question, to detect forwarding loops. The id and the letter case are random, so a
+/// sandbox cannot guess them; a match comes from a resolver that forwards to us.
 #[derive(Default)]
 struct SentQueries {
     queries: Mutex<HashSet<(u16, Box<[u8]>)>>,
     count: AtomicUsize,
 }
 
-/// One of them, until its answer is there or is no longer waited for.
+/// A pending query, removed when dropped.
 struct SentQuery<'a> {
     waiting: &'a SentQueries,
     query: (u16, Box<[u8]>),
@@ -99,8 +96,7 @@ impl SentQueries {
     }
 
     fn contains(&self, id: u16, question: &[u8]) -> bool {
-        self.count.load(Ordering::Relaxed) > 0
-            && lock(&self.queries).contains(&(id, Box::from(question)))
+        self.count.load(Ordering::Relaxed) > 0 && lock(&self.queries).contains(&(id, Box::from(question)))
     }
 }
 
@@ -125,28 +121,22 @@ struct UpstreamHealth {
 
 impl ResolverPool {
     pub fn new(settings: &DnsSettings) -> Self {
-        let pool = |addresses: &[SocketAddr]| {
-            addresses.iter().map(|a| UpstreamResolver::new(*a)).collect()
-        };
-        let mut zones: Vec<(Option<DomainName>, Vec<UpstreamResolver>)> = settings
-            .zones
-            .iter()
-            .map(|zone| (Some(zone.name.clone()), pool(&zone.upstreams)))
-            .collect();
+        let pool = |addresses: &[SocketAddr]| addresses.iter().map(|a| UpstreamResolver::new(*a)).collect();
+        let mut zones: Vec<(Option<DomainName>, Vec<UpstreamResolver>)> =
+            settings.zones.iter().map(|zone| (Some(zone.name.clone()), pool(&zone.upstreams))).collect();
         zones.sort_by_key(|(name, _)| std::cmp::Reverse(name.as_ref().map(|n| n.as_str().len())));
         zones.push((None, pool(&settings.upstreams)));
         ResolverPool { zones, strays: AtomicU64::new(0), waiting: SentQueries::default() }
     }
 
-    /// Answers that fitted nothing asked.
+    /// Returns the number of answers that matched no query.
     pub fn strays(&self) -> u64 {
         self.strays.load(Ordering::Relaxed)
     }
 
     fn resolvers_for(&self, name: &DomainName) -> &[UpstreamResolver] {
-        let holds = |zone: &Option<DomainName>| {
-            zone.as_ref().is_none_or(|zone| name.is_within(zone.as_str()))
-        };
+        let holds =
+            |zone: &Option<DomainName>| zone.as_ref().is_none_or(|zone| name.is_within(zone.as_str()));
         self.zones.iter().find(|(zone, _)| holds(zone)).map_or(&[], |(_, pool)| pool)
     }
 
@@ -163,11 +153,11 @@ impl ResolverPool {
             let until = deadline.min(Instant::now() + UPSTREAM_TRY_TIMEOUT);
             last = upstream.ask(name, kind, until, self).await;
             match &last {
-                Ok(told) if !is_failure(&told.message) => {
+                Ok(reply) if !is_failure(&reply.message) => {
                     upstream.mark_healthy();
                     return last;
                 }
-                Ok(_) if pool.len() == 1 => return last, // asking again says the same
+                Ok(_) if pool.len() == 1 => return last, // the only resolver would fail again
                 Ok(_) | Err(_) => upstream.mark_failed(),
             }
             if Instant::now() >= deadline {
@@ -184,8 +174,7 @@ impl UpstreamClient for ResolverPool {
         name: &'a DomainName,
         kind: QueryType,
         _receipt: &'a Receipt,
-    ) -> std::pin::Pin<Box<dyn Future<Output = Result<UpstreamAnswer, UpstreamError>> + Send + 'a>>
-    {
+    ) -> std::pin::Pin<Box<dyn Future<Output = Result<UpstreamAnswer, UpstreamError>> + Send + 'a>> {
         Box::pin(self.ask_with_retries(name, kind))
     }
 
@@ -194,9 +183,7 @@ impl UpstreamClient for ResolverPool {
     }
 
     fn has_zone(&self, name: &DomainName) -> bool {
-        self.zones
-            .iter()
-            .any(|(zone, _)| zone.as_ref().is_some_and(|zone| name.is_within(zone.as_str())))
+        self.zones.iter().any(|(zone, _)| zone.as_ref().is_some_and(|zone| name.is_within(zone.as_str())))
     }
 }
 
@@ -204,22 +191,17 @@ fn is_failure(message: &Message) -> bool {
     !matches!(message.metadata.response_code, ResponseCode::NoError | ResponseCode::NXDomain)
 }
 
-/// Those that work first, in a random order to begin with, then whoever is left.
+/// Returns the resolver for a try: healthy ones in turn, or any if none is healthy.
 fn choose_resolver(pool: &[UpstreamResolver], turn: usize) -> Option<&UpstreamResolver> {
     let now = Instant::now();
-    let well: Vec<&UpstreamResolver> =
-        pool.iter().filter(|upstream| upstream.is_healthy(now)).collect();
-    let from = if well.is_empty() { pool.iter().collect() } else { well };
-    from.get(turn % from.len().max(1)).copied()
+    let healthy: Vec<&UpstreamResolver> = pool.iter().filter(|upstream| upstream.is_healthy(now)).collect();
+    let candidates = if healthy.is_empty() { pool.iter().collect() } else { healthy };
+    candidates.get(turn % candidates.len().max(1)).copied()
 }
 
 impl UpstreamResolver {
     fn new(address: SocketAddr) -> Self {
-        UpstreamResolver {
-            address,
-            sockets: UpstreamSockets::new(address),
-            health: Mutex::default(),
-        }
+        UpstreamResolver { address, sockets: UpstreamSockets::new(address), health: Mutex::default() }
     }
 
     fn is_healthy(&self, now: Instant) -> bool {
@@ -242,13 +224,13 @@ impl UpstreamResolver {
         all: &ResolverPool,
     ) -> Result<UpstreamAnswer, UpstreamError> {
         let plain = lock(&self.health).plain;
-        let told = self.ask_once(name, kind, until, plain, all).await?;
-        if told.message.metadata.response_code == ResponseCode::FormErr && !plain {
-            let told = self.ask_once(name, kind, until, true, all).await?; // RFC 6891, 7
-            lock(&self.health).plain = !is_failure(&told.message);
-            return Ok(told);
+        let reply = self.ask_once(name, kind, until, plain, all).await?;
+        if reply.message.metadata.response_code == ResponseCode::FormErr && !plain {
+            let reply = self.ask_once(name, kind, until, true, all).await?; // RFC 6891, 7
+            lock(&self.health).plain = !is_failure(&reply.message);
+            return Ok(reply);
         }
-        Ok(told)
+        Ok(reply)
     }
 
     async fn ask_once(
@@ -262,10 +244,10 @@ impl UpstreamResolver {
         let from = self.address;
         let timed_out = |_| UpstreamError::TimedOut(UPSTREAM_TRY_TIMEOUT);
         let question = build_question(name, kind).ok_or(UpstreamError::Nonsense(from))?;
-        let mut own = None;
+        let mut registered = None;
         let packet = |id| {
             let packet = build_query(&question, id, plain)?;
-            own = all.waiting.register(&packet);
+            registered = all.waiting.register(&packet);
             Some(packet)
         };
         let asked = self.sockets.ask(&question, packet, &all.strays);
@@ -274,9 +256,8 @@ impl UpstreamResolver {
                 Ok(UpstreamAnswer { message: *message, from })
             }
             UdpReply::Fits(_) | UdpReply::Contested => {
-                let message = timeout_at(until, self.ask_tcp(&question, plain, all))
-                    .await
-                    .map_err(timed_out)??;
+                let message =
+                    timeout_at(until, self.ask_tcp(&question, plain, all)).await.map_err(timed_out)??;
                 Ok(UpstreamAnswer { message, from })
             }
             UdpReply::Unreachable => Err(UpstreamError::Unreachable(from)),
@@ -293,7 +274,7 @@ impl UpstreamResolver {
         let nonsense = UpstreamError::Nonsense(self.address);
         let id = rand::random();
         let query = build_query(question, id, plain).ok_or(nonsense.clone())?;
-        let _own = all.waiting.register(&query);
+        let _registered = all.waiting.register(&query);
         let mut framed = (query.len() as u16).to_be_bytes().to_vec();
         framed.extend_from_slice(&query);
         let mut stream = TcpStream::connect(self.address).await.map_err(unreachable)?;
@@ -309,14 +290,14 @@ impl UpstreamResolver {
     }
 }
 
-/// The question as it leaves: lower case, then every letter's case drawn by us.
+/// Builds the question, with the case of every letter chosen at random.
 fn build_question(name: &DomainName, kind: QueryType) -> Option<Query> {
     let mut name = Name::from_ascii(format!("{name}.")).ok()?;
     name.randomize_label_case();
     Some(Query::query(name, RecordType::from(kind.0)))
 }
 
-/// A query of nothing but the question: our flags, our EDNS, and no word of who asks.
+/// Builds a query with our own flags and EDNS, and nothing about the client.
 fn build_query(question: &Query, id: u16, plain: bool) -> Option<Vec<u8>> {
     let mut message = Message::new(id, MessageType::Query, OpCode::Query);
     message.metadata.recursion_desired = true;
@@ -324,15 +305,15 @@ fn build_query(question: &Query, id: u16, plain: bool) -> Option<Vec<u8>> {
     if !plain {
         let mut edns = Edns::new();
         edns.set_max_payload((UDP_MAX as u16).min(DEFAULT_MAX_PAYLOAD_LEN)).set_version(0);
-        // RFC 7871, 7.1.2: nobody on the way may add where the question came from.
-        let nobody = ClientSubnet::new(std::net::Ipv4Addr::UNSPECIFIED.into(), 0, 0);
-        edns.options_mut().insert(EdnsOption::Subnet(nobody));
+        // RFC 7871, 7.1.2: a zero prefix forbids resolvers to add the client's subnet.
+        let no_subnet = ClientSubnet::new(std::net::Ipv4Addr::UNSPECIFIED.into(), 0, 0);
+        edns.options_mut().insert(EdnsOption::Subnet(no_subnet));
         message.set_edns(edns);
     }
     message.to_vec().ok()
 }
 
-/// Whether a message answers the question, letter case included.
+/// Returns whether a message answers the question, with the same letter case.
 pub(crate) fn answers_question(question: &Query, message: &Message) -> bool {
     let [echoed] = message.queries.as_slice() else { return false };
     message.metadata.message_type == MessageType::Response

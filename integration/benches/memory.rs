@@ -92,8 +92,7 @@ fn measure(
 
 /// A service that answers every request alike, so that what is measured is what lies before it.
 fn start_service(dir: &Path) -> u16 {
-    let made =
-        rcgen::generate_simple_self_signed(vec![GUARDED.to_owned(), PLAIN.to_owned()]).unwrap();
+    let made = rcgen::generate_simple_self_signed(vec![GUARDED.to_owned(), PLAIN.to_owned()]).unwrap();
     fs::write(dir.join("origin.pem"), certs::pem::encode_certificate(made.cert.der())).unwrap();
     let key = PrivateKeyDer::try_from(made.signing_key.serialize_der()).unwrap();
     let config = ServerConfig::builder_with_provider(certs::crypto_provider());
@@ -114,8 +113,7 @@ fn serve_connection(stream: TcpStream, config: Arc<ServerConfig>) -> Option<()> 
     stream.set_nodelay(true).ok()?;
     let tls = StreamOwned::new(ServerConnection::new(config).ok()?, stream);
     let mut tls = BufReader::new(tls);
-    let hit =
-        format!(r#"{{"text":"{}","bank_id":"staging:team-a","score":1.0}}"#, "x".repeat(1960));
+    let hit = format!(r#"{{"text":"{}","bank_id":"staging:team-a","score":1.0}}"#, "x".repeat(1960));
     let body = format!(r#"{{"hits":[{hit}],"truncated":false}}"#);
     let head = "HTTP/1.1 200 OK\r\nContent-Type: application/json\r\n";
     let reply = format!("{head}Content-Length: {}\r\n\r\n{body}", body.len());

@@ -133,8 +133,7 @@ policies = ["p"]
     }
 
     fn generation(&self) -> u64 {
-        let told: serde_json::Value =
-            serde_json::from_str(&self.admin_get("/status").unwrap()).unwrap();
+        let told: serde_json::Value = serde_json::from_str(&self.admin_get("/status").unwrap()).unwrap();
         told["policy"]["generation"].as_u64().unwrap()
     }
 
@@ -253,8 +252,7 @@ async fn bench_loads(names: usize) {
     }
     let inside = running.reload_seconds() / LOADS as f64;
     took.sort_unstable();
-    let small =
-        running.replace_file("q.toml", "name = \"q\"\n[[allow]]\nname = \"r\"\nhosts = []\n");
+    let small = running.replace_file("q.toml", "name = \"q\"\n[[allow]]\nname = \"r\"\nhosts = []\n");
     std::thread::sleep(SETTLE_TIME);
     let (after, most) = (running.memory_mb("VmRSS:"), running.memory_mb("VmHWM:"));
     println!(

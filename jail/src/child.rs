@@ -1,5 +1,4 @@
-//! The command itself: what it is stripped of between the first process of the jail and its own first
-//! instruction.
+//! Starts the command: init forks, and the child gives up its privileges before it executes the command.
 
 use std::ffi::OsString;
 use std::io;
@@ -14,43 +13,43 @@ use sys::process as kernel;
 
 use super::seccomp;
 
-/// Exit statuses of env(1): found but not run, and not found.
+/// Exit statuses of env(1): the command cannot be executed, and was not found.
 const EXIT_CANNOT_RUN: u8 = 126;
 const EXIT_NOT_FOUND: u8 = 127;
 
-/// What is run.
+/// The command to run, and how.
 #[derive(Clone, Debug)]
 pub struct CommandSpec {
     pub words: Vec<OsString>,
     pub environment: Vec<(OsString, OsString)>,
     pub place: JobPlacement,
-    /// The signals that the caller had blocked, and no others.
+    /// The command's signal mask: exactly the signals that the caller had blocked.
     pub blocked: SigSet,
     pub streams: CommandStdio,
 }
 
-/// What the command reads and writes.
+/// Standard input, output and error of the command.
 #[derive(Clone, Debug)]
 pub enum CommandStdio {
-    /// The caller's own.
+    /// Those of the caller.
     Inherited,
-    /// Pipes for input and output; complaints go nowhere.
+    /// Pipes for input and output; standard error is discarded.
     Pipes(Arc<[OwnedFd; 2]>),
 }
 
-/// Where the command stands towards the terminal.
+/// The process group of the command, and whether it owns the terminal.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum JobPlacement {
-    /// In a process group of its own, in the foreground of the terminal.
+    /// A new process group in the foreground of the terminal.
     Foreground,
-    /// In a process group of its own, behind whoever has the terminal.
+    /// A new process group in the background.
     Background,
-    /// In the caller's process group: it is part of a pipeline, and the shell's signals reach it by themselves.
+    /// The caller's process group: the command is part of a pipeline, and the shell's signals reach it directly.
     Shared,
 }
 
 impl CommandStdio {
-    /// What has to stay open for them.
+    /// The file descriptors that must stay open until the command starts.
     pub(super) fn descriptors(&self) -> Vec<RawFd> {
         match self {
             CommandStdio::Inherited => Vec::new(),
@@ -59,7 +58,11 @@ impl CommandStdio {
     }
 }
 
-/// Starts the command; otherwise the exit status that says why not.
+/// Forks and executes the command. Runs in init.
+///
+/// # Errors
+///
+/// Returns the exit status that env(1) would have, and the error.
 pub(super) fn spawn_command(program: &CommandSpec) -> Result<Child, (u8, io::Error)> {
     let Some((first, rest)) = program.words.split_first() else {
         return Err((EXIT_NOT_FOUND, io::ErrorKind::NotFound.into()));
@@ -77,6 +80,7 @@ pub(super) fn spawn_command(program: &CommandSpec) -> Result<Child, (u8, io::Err
     command.spawn().map_err(why)
 }
 
+/// Runs in init.
 fn set_stdio(command: &mut Command, streams: &CommandStdio) -> io::Result<()> {
     match streams {
         CommandStdio::Inherited => {}
@@ -88,8 +92,19 @@ fn set_stdio(command: &mut Command, streams: &CommandStdio) -> io::Result<()> {
     Ok(())
 }
 
-/// Takes everything away that the command shall not have. In this order: a filter of system calls would
-/// stand in the way of the rest, and needs that no privilege is gained afterwards.
+/// Gives up everything that the command must not have. Runs in the command's process, between fork and exec.
+///
+/// The order matters:
+///
+/// 1. Job control first, while every signal is still blocked (inherited from the keeper): a `SIGTTOU` or `SIGTSTP`
+///    must not stop a process that is in its new group and has not the terminal yet.
+/// 2. `no_new_privs` before capabilities and seccomp. Without `CAP_SYS_ADMIN` the kernel accepts a filter only from
+///    a process with this flag, and the next steps drop that capability.
+/// 3. The caller's signal mask. Signals that were pending arrive here, in the right process group.
+/// 4. Other file descriptors are marked close-on-exec, not closed: the standard library reports a failed exec
+///    through a pipe that has to survive until then.
+/// 5. Capabilities. The filter is installed without any, by virtue of step 2.
+/// 6. The seccomp filter last, so that it need not allow any call of the steps above. It survives the exec.
 fn drop_privileges(place: JobPlacement, blocked: &SigSet) -> io::Result<()> {
     match place {
         JobPlacement::Background => setpgid(Pid::from_raw(0), Pid::from_raw(0))?,
@@ -106,13 +121,17 @@ fn drop_privileges(place: JobPlacement, blocked: &SigSet) -> io::Result<()> {
     seccomp::install_filter(place)
 }
 
-/// Makes a process group of the jail the terminal's foreground; whoever asks from behind would be stopped.
+/// Makes `group` the foreground process group of the terminal. Runs in the command's process (at the start) and in
+/// init (when it resumes the command).
+///
+/// The kernel sends `SIGTTOU` to a background process that calls `tcsetpgrp`, which would stop it; it lets the call
+/// pass if the signal is blocked.
 pub(super) fn take_terminal(group: Pid) -> io::Result<()> {
-    let mut asking = SigSet::empty();
-    asking.add(Signal::SIGTTOU);
+    let mut sigttou = SigSet::empty();
+    sigttou.add(Signal::SIGTTOU);
     let mut before = SigSet::empty();
-    sigprocmask(SigmaskHow::SIG_BLOCK, Some(&asking), Some(&mut before))?;
-    let taken = tcsetpgrp(sys::fd::standard_input(), group);
+    sigprocmask(SigmaskHow::SIG_BLOCK, Some(&sigttou), Some(&mut before))?;
+    let result = tcsetpgrp(sys::fd::standard_input(), group);
     sigprocmask(SigmaskHow::SIG_SETMASK, Some(&before), None)?;
-    Ok(taken?)
+    Ok(result?)
 }

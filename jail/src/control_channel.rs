@@ -1,5 +1,9 @@
-//! What the proxy and the first process of the jail tell each other, over a socket that only they have. The
-//! sockets made inside are handed over with it.
+//! The control channel between the proxy and init, the jail's pid 1: a unix socket pair that no other process holds.
+//! Requests go in, reports come out, and the jail's listening sockets come out as `SCM_RIGHTS`.
+//!
+//! A message is a length of four bytes and JSON. [`JailReport`] is written by init (and by the keeper, if there is
+//! no init yet) and read by the proxy; [`JailRequest`] is written by the proxy and read by init. The command never
+//! has the socket: it is marked close-on-exec.
 
 use std::io::{self, IoSlice, Read, Write};
 use std::os::fd::{AsFd, AsRawFd, OwnedFd, RawFd};
@@ -9,47 +13,47 @@ use std::path::PathBuf;
 use nix::sys::socket::{ControlMessage, MsgFlags, sendmsg};
 use serde::{Deserialize, Serialize};
 
-/// Largest message: the trust files, which are a few hundred KiB.
+/// Largest message. The largest in use carries the trust files, a few hundred KiB.
 const MAX_MESSAGE: usize = 16 << 20;
 
-/// From the jail to the proxy.
+/// A message from the jail to the proxy.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) enum JailReport {
-    /// The command has ended.
+    /// The command has exited.
     Ended(CommandExit),
-    /// There is no jail, and why.
+    /// The jail could not be created, or broke.
     Failed(String),
-    /// The jail stands; so many of the sockets that come along are for DNS, the rest for TCP.
+    /// The jail is set up; of the sockets that follow, the first `dns` are for DNS, the rest for TCP.
     Ready { dns: usize },
-    /// The command could not be run, and why.
+    /// The command could not be executed.
     Refused { status: u8, why: String },
-    /// The command runs.
+    /// The command is running.
     Started,
-    /// A signal of the terminal has stopped the command.
+    /// A stop signal has stopped the command.
     Stopped,
 }
 
-/// How the command ended.
+/// How the command exited: with a status, or by a signal.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum CommandExit {
     Exited(i32),
     Killed(i32),
 }
 
-/// From the proxy to the jail.
+/// A message from the proxy to the jail.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) enum JailRequest {
-    /// Cover these unix sockets, where they are seen inside.
+    /// Cover these unix sockets where they are visible inside.
     Cover(Vec<PathBuf>),
-    /// Run the command; these files make its tools trust the proxy, their content in base64.
+    /// Run the command. `trust` has the files that make its tools trust the proxy: name, and content in base64.
     Go { trust: Vec<(String, String)> },
-    /// Go on, in the foreground of the terminal or behind it.
+    /// Continue a stopped command, in the foreground or background of the terminal.
     Resume { foreground: bool },
-    /// Pass a signal on to the command.
+    /// Send the command a signal.
     Signal(i32),
 }
 
-/// Sends one message: its length, then itself.
+/// Sends one message. Runs in the proxy, the keeper and init.
 pub(super) fn send(mut stream: &UnixStream, message: &impl Serialize) -> io::Result<()> {
     let bytes = serde_json::to_vec(message)?;
     let length = u32::try_from(bytes.len()).map_err(io::Error::other)?;
@@ -57,10 +61,8 @@ pub(super) fn send(mut stream: &UnixStream, message: &impl Serialize) -> io::Res
     stream.write_all(&bytes)
 }
 
-/// Receives one message; none when the other side is gone.
-pub(super) fn receive<T: for<'a> Deserialize<'a>>(
-    mut stream: &UnixStream,
-) -> io::Result<Option<T>> {
+/// Receives one message; `None` when the peer has closed the channel. Runs in the proxy and init.
+pub(super) fn receive<T: for<'a> Deserialize<'a>>(mut stream: &UnixStream) -> io::Result<Option<T>> {
     let mut length = [0; 4];
     match stream.read_exact(&mut length) {
         Err(error) if error.kind() == io::ErrorKind::UnexpectedEof => return Ok(None),
@@ -68,22 +70,22 @@ pub(super) fn receive<T: for<'a> Deserialize<'a>>(
     }
     let length = u32::from_ne_bytes(length) as usize;
     if length > MAX_MESSAGE {
-        return Err(io::Error::other("a message that is too long"));
+        return Err(io::Error::other("message too long"));
     }
     let mut bytes = vec![0; length];
     stream.read_exact(&mut bytes)?;
     Ok(Some(serde_json::from_slice(&bytes)?))
 }
 
-/// Hands sockets over, behind a message that announced them.
+/// Passes sockets to the proxy, after the [`JailReport::Ready`] that announces them. Runs in init.
 pub(super) fn send_sockets(stream: &UnixStream, sockets: &[OwnedFd]) -> io::Result<()> {
-    let numbers: Vec<RawFd> = sockets.iter().map(AsRawFd::as_raw_fd).collect();
-    let (data, rights) = ([IoSlice::new(&[0])], [ControlMessage::ScmRights(&numbers)]);
+    let fds: Vec<RawFd> = sockets.iter().map(AsRawFd::as_raw_fd).collect();
+    let (data, rights) = ([IoSlice::new(&[0])], [ControlMessage::ScmRights(&fds)]);
     sendmsg::<()>(stream.as_raw_fd(), &data, &rights, MsgFlags::empty(), None)?;
     Ok(())
 }
 
-/// Takes the sockets that were handed over.
+/// Receives the sockets that init passed. Runs in the proxy.
 pub(super) fn receive_sockets(stream: &UnixStream) -> io::Result<Vec<OwnedFd>> {
     sys::fd::receive_rights(stream.as_fd())
 }
@@ -95,16 +97,16 @@ mod tests {
     #[test]
     fn messages_and_sockets_arrive_as_they_were_sent() {
         let (one, other) = UnixStream::pair().unwrap();
-        let (kept, passed) = UnixStream::pair().unwrap();
+        let (local, passed) = UnixStream::pair().unwrap();
         send(&one, &JailReport::Ready { dns: 1 }).unwrap();
         send_sockets(&one, &[passed.into()]).unwrap();
         send(&one, &JailReport::Started).unwrap();
         assert_eq!(receive(&other).unwrap(), Some(JailReport::Ready { dns: 1 }));
-        let mut taken = receive_sockets(&other).unwrap();
-        assert_eq!(taken.len(), 1);
-        (&kept).write_all(b"x").unwrap();
+        let mut received = receive_sockets(&other).unwrap();
+        assert_eq!(received.len(), 1);
+        (&local).write_all(b"x").unwrap();
         let mut byte = [0];
-        UnixStream::from(taken.remove(0)).read_exact(&mut byte).unwrap();
+        UnixStream::from(received.remove(0)).read_exact(&mut byte).unwrap();
         assert_eq!(receive(&other).unwrap(), Some(JailReport::Started));
         drop(one);
         assert_eq!(receive::<JailReport>(&other).unwrap(), None);

@@ -1,9 +1,10 @@
-//! What a jail sees of the machine's files: decided outside, before anything is mounted.
+//! Plans which of the machine's files the jail sees. Runs in the proxy, before anything is mounted; `mounts` carries
+//! the plan out in init.
 //!
-//! Everything is read-only but the working directory, the home directory, and what is asked for. Temporary and
-//! runtime directories are new and empty. In the home directory what outlives the jail and is run or believed
-//! outside is read-only, and what proves who the caller is, is hidden. Nothing of this is moved away from inside,
-//! nor is a directory or a symbolic link on the way to it.
+//! Everything is read-only except the working directory, the home directory, and what the caller names. Temporary and
+//! runtime directories are new and empty. In the home directory, startup files that programs outside run or obey are
+//! read-only, and credentials are hidden. The command cannot move any of these away, nor a directory or symbolic link
+//! that leads to them.
 
 use std::collections::BTreeSet;
 use std::ffi::OsString;
@@ -12,15 +13,15 @@ use std::path::{Path, PathBuf};
 
 use super::paths::{MountTable, find_symlinks};
 
-/// Directories that are new and empty inside: sockets of daemons, agents and displays live there, and
-/// files that other programs of the caller trust.
+/// Directories that are new and empty inside. Outside they hold sockets of daemons, agents and displays, and files
+/// that other programs of the caller trust.
 const FRESH_DIRS: &[&str] = &["/run", "/tmp", "/var/run", "/var/tmp"];
-/// Below these nothing becomes writable by being worked in.
+/// System directories: a working directory in one of these stays read-only.
 const SYSTEM_DIRS: &[&str] = &[
-    "/bin", "/boot", "/dev", "/etc", "/lib", "/lib32", "/lib64", "/libx32", "/nix", "/opt",
-    "/proc", "/sbin", "/snap", "/sys", "/usr",
+    "/bin", "/boot", "/dev", "/etc", "/lib", "/lib32", "/lib64", "/libx32", "/nix", "/opt", "/proc", "/sbin",
+    "/snap", "/sys", "/usr",
 ];
-/// In the home directory: what proves who the caller is.
+/// Credentials in the home directory, which are hidden.
 const CREDENTIAL_PATHS: &[&str] = &[
     ".aws",
     ".azure",
@@ -37,7 +38,7 @@ const CREDENTIAL_PATHS: &[&str] = &[
     ".pki",
     ".ssh",
 ];
-/// In the home directory: what programs outside run or obey.
+/// Files in the home directory that programs outside run or obey, which are read-only.
 const STARTUP_FILES: &[&str] = &[
     ".bash_aliases",
     ".bash_login",
@@ -68,7 +69,7 @@ const STARTUP_FILES: &[&str] = &[
     ".zshenv",
     ".zshrc",
 ];
-/// Variables that lead to sockets, or to proxies that cannot be reached from inside.
+/// Environment variables that name sockets, or proxies that are unreachable from inside.
 const DROPPED_VARIABLES: &[&str] = &[
     "ALL_PROXY",
     "CONTAINERD_ADDRESS",
@@ -104,70 +105,72 @@ const DROPPED_VARIABLES: &[&str] = &[
     "XAUTHORITY",
 ];
 
-/// One thing that is done to a path, parents before children.
+/// What init mounts at a path.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum MountAction {
-    /// Nothing is there any more.
+    /// An empty directory or file over the original.
     Hide,
     /// A new directory, empty and writable.
     Fresh,
-    /// A symbolic link, which leads where it did.
+    /// The symbolic link itself, as a mount, so that it cannot be replaced.
     Link,
-    /// As outside, but never written.
+    /// The original, read-only.
     ReadOnly,
-    /// As outside, and written as outside.
+    /// The original, writable where the caller can write.
     Writable,
 }
 
-/// What is asked for by whoever runs the command.
+/// What the caller of `sandbar run` asks for.
 #[derive(Clone, Debug, Default)]
 pub struct ViewOptions {
     pub cwd: PathBuf,
     pub home: Option<PathBuf>,
-    /// The home directory of the account, which `HOME` need not be.
+    /// The home directory in the account database; `HOME` may name another.
     pub account: Option<PathBuf>,
     pub runtime: Option<PathBuf>,
-    /// Directories to be written.
+    /// Additional writable directories.
     pub writable: Vec<PathBuf>,
-    /// What would be hidden or new and shall be seen.
+    /// Paths to expose, read-only, that are hidden or new by default.
     pub visible: Vec<PathBuf>,
-    /// Directories and files of ours, which nobody inside sees.
+    /// Directories and files of Sandbar, which are hidden.
     pub hidden: Vec<PathBuf>,
-    /// Files of trust: nobody inside changes them, if it can be helped.
+    /// CA certificates that the proxy trusts. They are read-only inside where possible.
     pub trusted: Vec<PathBuf>,
-    /// Files that rules come from.
+    /// Policy files and directories, and the lists they name.
     pub policies: Vec<PathBuf>,
 }
 
-/// What the jail sees.
+/// The files that the jail sees.
 #[derive(Clone, Debug)]
 pub struct FilesystemView {
     pub(super) cwd: PathBuf,
     pub(super) changes: Vec<(PathBuf, MountAction)>,
-    /// Unix sockets that somebody outside listens on, wherever they are.
+    /// Unix sockets of processes outside, at any path.
     pub(super) sockets: Vec<PathBuf>,
-    /// Policies that the command can write: they are read once.
+    /// Policies that the command could replace: the proxy reads them once and does not follow edits.
     pub exposed: BTreeSet<PathBuf>,
 }
 
 impl FilesystemView {
-    /// Decides what is seen. Only paths that exist are changed: there is nothing to hide of others.
-    pub fn build(wishes: &ViewOptions) -> anyhow::Result<Self> {
+    /// Plans the view. It ignores paths that do not exist.
+    ///
+    /// # Errors
+    ///
+    /// Fails if the working directory does not exist or belongs to Sandbar.
+    pub fn build(options: &ViewOptions) -> anyhow::Result<Self> {
         let real = |path: &PathBuf| fs::canonicalize(path).ok();
-        let cwd = fs::canonicalize(&wishes.cwd)?;
-        let hidden: Vec<PathBuf> = wishes.hidden.iter().filter_map(real).collect();
-        if let Some(own) = hidden.iter().find(|own| cwd.starts_with(own)) {
-            anyhow::bail!("{} is Sandbar's own: run the command from elsewhere", own.display());
+        let cwd = fs::canonicalize(&options.cwd)?;
+        let hidden: Vec<PathBuf> = options.hidden.iter().filter_map(real).collect();
+        if let Some(dir) = hidden.iter().find(|dir| cwd.starts_with(dir)) {
+            anyhow::bail!("{} belongs to Sandbar: run the command from another directory", dir.display());
         }
-        let home_of = |path: &Option<PathBuf>| {
-            path.iter().filter_map(real).find(|home| home.parent().is_some())
-        };
-        let home = home_of(&wishes.home);
-        let homes: BTreeSet<PathBuf> =
-            home_of(&wishes.account).into_iter().chain(home.clone()).collect();
-        let visible: BTreeSet<PathBuf> = wishes.visible.iter().filter_map(real).collect();
+        let home_of =
+            |path: &Option<PathBuf>| path.iter().filter_map(real).find(|home| home.parent().is_some());
+        let home = home_of(&options.home);
+        let homes: BTreeSet<PathBuf> = home_of(&options.account).into_iter().chain(home.clone()).collect();
+        let visible: BTreeSet<PathBuf> = options.visible.iter().filter_map(real).collect();
         let mut view = MountPlan::default();
-        for path in FRESH_DIRS.iter().map(PathBuf::from).chain(wishes.runtime.clone()) {
+        for path in FRESH_DIRS.iter().map(PathBuf::from).chain(options.runtime.clone()) {
             view.set(real(&path).filter(|path| path.is_dir()), MountAction::Fresh);
         }
         let in_home = |names: &[&str]| -> Vec<PathBuf> {
@@ -182,69 +185,69 @@ impl FilesystemView {
         for path in in_home(CREDENTIAL_PATHS) {
             view.protect(&path, MountAction::Hide);
         }
-        view.make_cwd_writable(&cwd); // whoever works in one of those means it
-        // After everything that is so by itself: what is asked for by name counts.
+        view.make_cwd_writable(&cwd); // a working directory inside one of those is intended
+        // Explicit options override the defaults above.
         for path in &visible {
             view.set(Some(path.clone()), MountAction::ReadOnly);
         }
-        for path in wishes.writable.iter().filter_map(real) {
+        for path in options.writable.iter().filter_map(real) {
             view.set(Some(path), MountAction::Writable);
         }
-        if let Ok(own) = std::env::current_exe() {
-            view.protect(&own, MountAction::ReadOnly);
+        if let Ok(sandbar) = std::env::current_exe() {
+            view.protect(&sandbar, MountAction::ReadOnly);
         }
         for path in hidden {
             view.protect(&path, MountAction::Hide);
         }
-        view.protect_policies(&wishes.trusted, &cwd);
-        let exposed = view.protect_policies(&wishes.policies, &cwd);
+        view.protect_policies(&options.trusted, &cwd);
+        let exposed = view.protect_policies(&options.policies, &cwd);
         let mounts = MountTable::read();
         view.hide_aliases(&mounts);
         let sockets = list_unix_sockets();
         for socket in sockets.iter().filter_map(real) {
-            view.pin(&socket); // or the next jail would not find it where it was made
+            view.pin(&socket); // if the command renamed its directory, the next jail would not cover it
         }
-        let again: Vec<PathBuf> = sockets.iter().flat_map(|path| mounts.aliases(path)).collect();
-        let sockets = sockets.into_iter().chain(again).collect();
+        let aliases: Vec<PathBuf> = sockets.iter().flat_map(|path| mounts.aliases(path)).collect();
+        let sockets = sockets.into_iter().chain(aliases).collect();
         Ok(FilesystemView { cwd, changes: view.0, sockets, exposed })
     }
 }
 
-/// Whether a directory becomes writable by being worked in.
+/// Returns whether `cwd` becomes writable because it is the working directory.
 fn is_workspace(cwd: &Path) -> bool {
     cwd.parent().is_some() && !SYSTEM_DIRS.iter().any(|system| cwd.starts_with(system))
 }
 
+/// Actions by path, sorted, so that parents come before children.
 #[derive(Default)]
 struct MountPlan(Vec<(PathBuf, MountAction)>);
 
 impl MountPlan {
-    /// Later changes of a path take the place of earlier ones; parents stand before children.
-    fn set(&mut self, path: Option<PathBuf>, change: MountAction) {
+    /// Sets the action for a path, replacing an earlier one.
+    fn set(&mut self, path: Option<PathBuf>, action: MountAction) {
         let Some(path) = path else { return };
         self.0.retain(|(known, _)| *known != path);
         let at = self.0.partition_point(|(known, _)| *known < path);
-        self.0.insert(at, (path, change));
+        self.0.insert(at, (path, action));
     }
 
-    /// What becomes of a path: the change of its nearest changed ancestor, or of itself.
+    /// Returns the action that applies to a path: its own, or that of its nearest ancestor with one.
     fn action_for(&self, path: &Path) -> Option<&MountAction> {
-        path.ancestors().find_map(|ancestor| {
-            self.0.iter().find(|(known, _)| known == ancestor).map(|(_, change)| change)
-        })
+        path.ancestors()
+            .find_map(|ancestor| self.0.iter().find(|(known, _)| known == ancestor).map(|(_, action)| action))
     }
 
-    /// Makes the directory that is worked in writable. What is so already is not mounted again: files could
-    /// not be moved between the two.
+    /// Makes the working directory writable. If it already is, it does not become a mount of its own, because files
+    /// cannot be renamed between mounts.
     fn make_cwd_writable(&mut self, cwd: &Path) {
         if is_workspace(cwd) && self.action_for(cwd) != Some(&MountAction::Writable) {
             self.set(Some(cwd.to_owned()), MountAction::Writable);
         }
     }
 
-    /// Changes what a path leads to, for good: were it moved away, or a directory or a link on the way to it,
-    /// another could be put in its place.
-    fn protect(&mut self, path: &Path, change: MountAction) {
+    /// Sets the action for what a path leads to, and pins every directory and symbolic link along it: otherwise the
+    /// command could rename one of them and put another file in its place.
+    fn protect(&mut self, path: &Path, action: MountAction) {
         let Ok(real) = fs::canonicalize(path) else { return };
         for link in find_symlinks(path) {
             if self.action_for(&link) == Some(&MountAction::Writable) {
@@ -253,45 +256,39 @@ impl MountPlan {
             }
         }
         self.pin(&real);
-        self.set(Some(real), change);
+        self.set(Some(real), action);
     }
 
-    /// Hides what is hidden in every other place too where its file system is mounted.
+    /// Hides every other path that leads to a hidden file through another mount of its file system.
     fn hide_aliases(&mut self, mounts: &MountTable) {
-        let hidden = self.0.iter().filter(|(_, change)| *change == MountAction::Hide);
-        let again: Vec<PathBuf> = hidden.flat_map(|(path, _)| mounts.aliases(path)).collect();
-        for path in again {
+        let hidden = self.0.iter().filter(|(_, action)| *action == MountAction::Hide);
+        let aliases: Vec<PathBuf> = hidden.flat_map(|(path, _)| mounts.aliases(path)).collect();
+        for path in aliases {
             self.protect(&path, MountAction::Hide);
         }
     }
 
-    /// Makes the directories of policies read-only, for a file alone would be replaced by the next edit. Those
-    /// that lie in a directory that is worked in cannot be guarded so, nor those that a link leads to which can be
-    /// replaced; they are told.
+    /// Makes the directories of policies read-only, not the files: editors replace a file, and the mount would stay
+    /// on the old one. Returns the policies that cannot be protected this way, because they are in a directory that
+    /// the command works in or behind a symbolic link that it can replace.
     fn protect_policies(&mut self, policies: &[PathBuf], cwd: &Path) -> BTreeSet<PathBuf> {
         let mut exposed = BTreeSet::new();
         for named in policies {
             let Ok(policy) = fs::canonicalize(named) else { continue };
-            if find_symlinks(named)
-                .iter()
-                .any(|link| self.action_for(link) == Some(&MountAction::Writable))
-            {
+            if find_symlinks(named).iter().any(|link| self.action_for(link) == Some(&MountAction::Writable)) {
                 exposed.insert(named.clone());
             }
             let dir = if policy.is_dir() { Some(policy.as_path()) } else { policy.parent() };
             let Some(dir) = dir.map(Path::to_owned) else { continue };
             match self.action_for(&policy) {
                 None
-                | Some(
-                    MountAction::Fresh
-                    | MountAction::Hide
-                    | MountAction::Link
-                    | MountAction::ReadOnly,
-                ) => {}
+                | Some(MountAction::Fresh | MountAction::Hide | MountAction::Link | MountAction::ReadOnly) => {
+                }
                 Some(MountAction::Writable) => {
-                    let worked_in = self.0.iter().any(|(known, change)| {
-                        *change == MountAction::Writable && known.starts_with(&dir)
-                    });
+                    let worked_in = self
+                        .0
+                        .iter()
+                        .any(|(known, action)| *action == MountAction::Writable && known.starts_with(&dir));
                     if worked_in || cwd.starts_with(&dir) {
                         self.set(Some(policy.clone()), MountAction::ReadOnly);
                         exposed.insert(policy);
@@ -305,7 +302,7 @@ impl MountPlan {
         exposed
     }
 
-    /// Keeps a directory where it is: what is a mount of its own cannot be renamed from inside.
+    /// Makes every writable ancestor of a path a mount of its own: a mount point cannot be renamed from inside.
     fn pin(&mut self, dir: &Path) {
         if self.action_for(dir) != Some(&MountAction::Writable) {
             return;
@@ -322,8 +319,8 @@ impl MountPlan {
     }
 }
 
-/// The unix sockets that have a path, of every network that the caller can look into. Those without one are the
-/// network namespace's.
+/// Returns the unix sockets that have a path, in every network namespace that the caller can read. Abstract sockets
+/// need no cover: they belong to their network namespace.
 fn list_unix_sockets() -> Vec<PathBuf> {
     let processes = fs::read_dir("/proc").into_iter().flatten().flatten();
     let processes = processes.map(|entry| entry.path());
@@ -336,13 +333,13 @@ fn list_unix_sockets() -> Vec<PathBuf> {
     lists.flat_map(|list| socket_paths(&list)).collect::<BTreeSet<_>>().into_iter().collect()
 }
 
-/// The unix sockets of this process's own network, looked at again and again.
+/// Detects new unix sockets in the network namespace of this process. Runs in the proxy, while the command runs.
 #[derive(Debug, Default)]
 pub struct UnixSocketWatcher(String);
 
 impl UnixSocketWatcher {
-    /// The paths of all, if anything has changed since the last look: a socket that took the place of another
-    /// has its path.
+    /// Returns the paths of all unix sockets, if the list has changed since the last call. All, not only the new
+    /// ones: a socket that replaced another has the same path.
     pub fn poll_changes(&mut self) -> Option<Vec<PathBuf>> {
         let list = fs::read_to_string("/proc/self/net/unix").ok()?;
         if list == self.0 {
@@ -353,19 +350,18 @@ impl UnixSocketWatcher {
     }
 }
 
-/// The paths of a list as the kernel writes it. Of a socket that was made in the directory where its process was,
-/// the list has the name alone.
+/// Returns the paths in the contents of `/proc/net/unix`. A socket that was bound by a relative path appears there
+/// with that relative path only.
 fn socket_paths(list: &str) -> Vec<PathBuf> {
-    let named =
-        list.lines().filter_map(parse_socket_entry).filter(|(_, name)| !name.starts_with('@'));
-    let (whole, parts): (Vec<_>, Vec<_>) = named.partition(|(_, name)| name.starts_with('/'));
-    let whole = whole.into_iter().map(|(_, name)| PathBuf::from(name));
-    whole
-        .chain(parts.into_iter().flat_map(|(inode, name)| resolve_relative_socket(inode, name)))
+    let named = list.lines().filter_map(parse_socket_entry).filter(|(_, name)| !name.starts_with('@'));
+    let (absolute, relative): (Vec<_>, Vec<_>) = named.partition(|(_, name)| name.starts_with('/'));
+    let absolute = absolute.into_iter().map(|(_, name)| PathBuf::from(name));
+    absolute
+        .chain(relative.into_iter().flat_map(|(inode, name)| resolve_relative_socket(inode, name)))
         .collect()
 }
 
-/// The number of a socket and its name: the seventh column, and the eighth, which may have spaces.
+/// Parses inode and name of a socket: the seventh column, and the eighth, which may contain spaces.
 fn parse_socket_entry(line: &str) -> Option<(&str, &str)> {
     let (mut inode, mut rest) = ("", line);
     for _ in 0..7 {
@@ -374,21 +370,20 @@ fn parse_socket_entry(line: &str) -> Option<(&str, &str)> {
     Some((inode, rest))
 }
 
-/// Where a socket is, if one of the processes that have it is still where it was made.
+/// Resolves a relative socket path against the working directory of every process that holds the socket. The result
+/// is right if one of them is still in the directory where it was bound.
 fn resolve_relative_socket(inode: &str, name: &str) -> Vec<PathBuf> {
     let wanted = PathBuf::from(format!("socket:[{inode}]"));
     let processes = fs::read_dir("/proc").into_iter().flatten().flatten();
-    let has_it = |process: &PathBuf| {
+    let holds_socket = |process: &PathBuf| {
         let mut open = fs::read_dir(process.join("fd")).into_iter().flatten().flatten();
         open.any(|open| fs::read_link(open.path()).is_ok_and(|link| link == wanted))
     };
-    let holders = processes.map(|entry| entry.path()).filter(has_it);
-    holders
-        .filter_map(|process| Some(fs::read_link(process.join("cwd")).ok()?.join(name)))
-        .collect()
+    let holders = processes.map(|entry| entry.path()).filter(holds_socket);
+    holders.filter_map(|process| Some(fs::read_link(process.join("cwd")).ok()?.join(name))).collect()
 }
 
-/// The environment of the command: without what leads to what is hidden, with what makes tools trust us.
+/// Returns the environment of the command: `given` without variables that lead out of the jail, and `added`.
 pub fn command_environment(
     given: impl Iterator<Item = (OsString, OsString)>,
     added: Vec<(String, String)>,
@@ -397,12 +392,12 @@ pub fn command_environment(
         let name = name.to_string_lossy().to_ascii_uppercase();
         DROPPED_VARIABLES.contains(&name.as_str()) || name.starts_with("SANDBAR")
     };
-    let mut kept: Vec<_> = given.filter(|(name, _)| !leads_out(name)).collect();
+    let mut environment: Vec<_> = given.filter(|(name, _)| !leads_out(name)).collect();
     for (name, value) in added {
-        kept.retain(|(known, _)| *known != *name);
-        kept.push((name.into(), value.into()));
+        environment.retain(|(known, _)| *known != *name);
+        environment.push((name.into(), value.into()));
     }
-    kept
+    environment
 }
 
 #[cfg(test)]
@@ -412,17 +407,16 @@ mod tests {
     use super::*;
 
     #[test]
-    fn variables_that_lead_out_are_left_behind() {
-        let given =
-            [("PATH", "/bin"), ("SSH_AUTH_SOCK", "/x"), ("https_proxy", "http://p"), ("A", "1")];
+    fn variables_that_lead_out_are_dropped() {
+        let given = [("PATH", "/bin"), ("SSH_AUTH_SOCK", "/x"), ("https_proxy", "http://p"), ("A", "1")];
         let given = given.iter().map(|(name, value)| (name.into(), value.into()));
-        let kept = command_environment(given, vec![("A".to_owned(), "2".to_owned())]);
+        let environment = command_environment(given, vec![("A".to_owned(), "2".to_owned())]);
         let wanted: Vec<(OsString, OsString)> =
             vec![("PATH".into(), "/bin".into()), ("A".into(), "2".into())];
-        assert_eq!(kept, wanted);
+        assert_eq!(environment, wanted);
     }
 
-    /// A home with a few things in it, below a directory that is not new inside.
+    /// Creates a home directory with a few files, outside the directories that are new in a jail.
     fn make_home() -> (tempfile::TempDir, PathBuf) {
         let dir = tempfile::tempdir_in(env!("CARGO_MANIFEST_DIR")).unwrap();
         let home = fs::canonicalize(dir.path()).unwrap();
@@ -438,7 +432,7 @@ mod tests {
     }
 
     #[test]
-    fn each_path_has_the_change_it_needs() {
+    fn each_path_gets_its_action() {
         let (_dir, home) = make_home();
         let view = FilesystemView::build(&ViewOptions {
             cwd: home.join("work"),
@@ -469,7 +463,7 @@ mod tests {
             let path = if path == ".." { PathBuf::from("/etc/passwd") } else { home.join(path) };
             assert_eq!(changes.action_for(&path), wanted.as_ref(), "{}", path.display());
         }
-        // What could be renamed to bring another in its place is a mount of its own.
+        // A directory or link that the command could rename and replace is a mount of its own.
         for pinned in [".config", ".zshrc", "conf", "dots", "state"] {
             let pinned = home.join(pinned);
             assert!(changes.0.iter().any(|(path, _)| *path == pinned), "{}", pinned.display());
@@ -500,7 +494,7 @@ mod tests {
     }
 
     #[test]
-    fn a_policy_that_the_command_can_replace_is_told() {
+    fn a_policy_that_the_command_can_replace_is_reported() {
         let (_dir, home) = make_home();
         for (cwd, policy, exposed) in [
             ("work", "work/own.toml", true),
@@ -521,35 +515,25 @@ mod tests {
                 policies,
                 ..ViewOptions::default()
             });
-            assert_eq!(
-                !view.unwrap().exposed.is_empty(),
-                exposed,
-                "{policy} from {}",
-                cwd.display()
-            );
+            assert_eq!(!view.unwrap().exposed.is_empty(), exposed, "{policy} from {}", cwd.display());
         }
     }
 
     #[test]
-    fn nothing_of_the_system_is_written_by_being_worked_in() {
-        for (cwd, writable) in
-            [("/", false), ("/etc", false), ("/usr/share", false), ("/tmp", true)]
-        {
+    fn a_system_directory_stays_read_only_as_working_directory() {
+        for (cwd, writable) in [("/", false), ("/etc", false), ("/usr/share", false), ("/tmp", true)] {
             let view =
-                FilesystemView::build(&ViewOptions { cwd: cwd.into(), ..ViewOptions::default() })
-                    .unwrap();
-            let of = MountPlan(view.changes).action_for(Path::new(cwd)).cloned();
-            assert_eq!(of == Some(MountAction::Writable), writable, "{cwd}");
+                FilesystemView::build(&ViewOptions { cwd: cwd.into(), ..ViewOptions::default() }).unwrap();
+            let action = MountPlan(view.changes).action_for(Path::new(cwd)).cloned();
+            assert_eq!(action == Some(MountAction::Writable), writable, "{cwd}");
         }
     }
 
     #[test]
-    fn nobody_works_in_what_is_ours() {
+    fn a_working_directory_of_sandbar_is_refused() {
         let (_dir, home) = make_home();
         let (cwd, hidden) = (home.join("state/own"), vec![home.join("state/own")]);
-        assert!(
-            FilesystemView::build(&ViewOptions { cwd, hidden, ..ViewOptions::default() }).is_err()
-        );
+        assert!(FilesystemView::build(&ViewOptions { cwd, hidden, ..ViewOptions::default() }).is_err());
     }
 
     #[test]
@@ -568,7 +552,7 @@ mod tests {
     }
 
     #[test]
-    fn lists_stand_in_order_and_once() {
+    fn lists_are_sorted_without_duplicates() {
         for list in [CREDENTIAL_PATHS, STARTUP_FILES, DROPPED_VARIABLES, FRESH_DIRS, SYSTEM_DIRS] {
             assert!(list.is_sorted_by(|one, other| one < other), "{list:?}");
         }

@@ -1,5 +1,5 @@
-//! The rules of the jail's own network, in the kernel's words: nothing leaves, and what tries to is sent to the
-//! sockets that the proxy holds.
+//! The nftables ruleset of the jail's network namespace, loaded by init: no packet leaves, and TCP and DNS are
+//! redirected to the listening sockets that the proxy serves. In the syntax of `nft`:
 //!
 //! ```text
 //! table inet sandbar {
@@ -16,14 +16,15 @@
 //! }
 //! ```
 //!
-//! A redirected packet goes to 127.0.0.1 or ::1 by the time the second chain sees it.
+//! A redirected packet has the destination 127.0.0.1 or ::1 by the time the second chain sees it.
+//!
+//! The messages are encoded by hand; the opening of `netlink` says why. The attribute numbers are those of
+//! `linux/netfilter/nf_tables.h`, written where they are used, since the ruleset is fixed.
 
 use std::io;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
-use super::netlink::{
-    FLAG_ACK, FLAG_APPEND, FLAG_CREATE, NetlinkAttribute, NetlinkMessage, NetlinkSocket,
-};
+use super::netlink::{FLAG_ACK, FLAG_APPEND, FLAG_CREATE, NetlinkAttribute, NetlinkMessage, NetlinkSocket};
 use super::network::{DNS_PORT, JAIL_ADDRESS, JAIL_ADDRESS6, TCP_PORT};
 
 const TABLE: &str = "sandbar";
@@ -36,7 +37,7 @@ const HOOK_OUTPUT: u32 = 3;
 /// `NF_DROP`, `NF_ACCEPT`.
 const NF_DROP: u32 = 0;
 const NF_ACCEPT: u32 = 1;
-/// `NFNL_SUBSYS_NFTABLES`, and the types of its messages.
+/// `NFNL_SUBSYS_NFTABLES`, and its message types.
 const SUBSYS_NFTABLES: u16 = 10;
 const NEW_TABLE: u16 = SUBSYS_NFTABLES << 8;
 const NEW_CHAIN: u16 = SUBSYS_NFTABLES << 8 | 3;
@@ -44,42 +45,37 @@ const NEW_RULE: u16 = SUBSYS_NFTABLES << 8 | 6;
 /// `NFNL_MSG_BATCH_BEGIN`, `NFNL_MSG_BATCH_END`.
 const BATCH_BEGIN: u16 = 16;
 const BATCH_END: u16 = 17;
-/// The register that every rule here uses, and the one that holds verdicts.
+/// The register that every rule here uses, and the verdict register.
 const REGISTER: u32 = 1;
 const VERDICT_REGISTER: u32 = 0;
 
-/// Loads the rules, all or none.
+/// Loads the ruleset in one batch, which the kernel applies as a whole or not at all. Runs in init.
 pub(super) fn load_ruleset() -> io::Result<()> {
     let mut netlink = NetlinkSocket::open(libc::NETLINK_NETFILTER)?;
     let table = nft_message(NEW_TABLE, FLAG_CREATE).with(&NetlinkAttribute::string(1, TABLE));
     let mut batch = vec![batch_frame(BATCH_BEGIN), table];
     batch.push(new_chain("redirect", "nat", -100, NF_ACCEPT));
     for protocol in [libc::IPPROTO_UDP, libc::IPPROTO_TCP] {
-        let to_dns =
-            [&match_protocol(protocol)[..], &match_port(DNS_PORT), &redirect_to(DNS_PORT)].concat();
+        let to_dns = [&match_protocol(protocol)[..], &match_port(DNS_PORT), &redirect_to(DNS_PORT)].concat();
         batch.push(new_rule("redirect", to_dns));
     }
-    batch.extend(accept_local_rules().map(|rest| new_rule("redirect", rest)));
-    batch.push(new_rule(
-        "redirect",
-        [match_protocol(libc::IPPROTO_TCP), redirect_to(TCP_PORT)].concat(),
-    ));
+    batch.extend(accept_local_rules().map(|rule| new_rule("redirect", rule)));
+    batch.push(new_rule("redirect", [match_protocol(libc::IPPROTO_TCP), redirect_to(TCP_PORT)].concat()));
     batch.push(new_chain("leave", "filter", 0, NF_DROP));
-    batch.extend(accept_local_rules().map(|rest| new_rule("leave", rest)));
+    batch.extend(accept_local_rules().map(|rule| new_rule("leave", rule)));
     batch.push(new_rule("leave", vec![reject_prohibited()]));
     batch.push(batch_frame(BATCH_END));
     netlink.request(batch)
 }
 
-/// What stays inside is nobody's business but the jail's.
+/// Returns rules that accept traffic between processes inside the jail.
 fn accept_local_rules() -> impl Iterator<Item = Vec<NftExpression>> {
-    let four =
-        |address: Ipv4Addr, mask: Ipv4Addr| match_destination(address.into(), &mask.octets());
+    let four = |address: Ipv4Addr, mask: Ipv4Addr| match_destination(address.into(), &mask.octets());
     let six = |address: Ipv6Addr| match_destination(address.into(), &[0xff; 16]);
-    let every = Ipv4Addr::BROADCAST;
+    let all_bits = Ipv4Addr::BROADCAST;
     [
         four(Ipv4Addr::new(127, 0, 0, 0), Ipv4Addr::new(255, 0, 0, 0)),
-        four(JAIL_ADDRESS, every),
+        four(JAIL_ADDRESS, all_bits),
         six(Ipv6Addr::LOCALHOST),
         six(JAIL_ADDRESS6),
     ]
@@ -90,16 +86,16 @@ fn accept_local_rules() -> impl Iterator<Item = Vec<NftExpression>> {
     })
 }
 
-/// A step of a rule: its name and what it is told.
+/// An expression of a rule: its name and attributes.
 type NftExpression = (&'static str, Vec<(u16, NftValue)>);
 
 #[derive(Clone)]
 enum NftValue {
-    /// `NFTA_DATA_VALUE` in a nest.
+    /// A nested `NFTA_DATA_VALUE`.
     Data(Vec<u8>),
     Number(u32),
     Octet(u8),
-    /// `NFTA_DATA_VERDICT` in a nest.
+    /// A nested `NFTA_DATA_VERDICT`.
     Verdict(u32),
 }
 
@@ -148,14 +144,7 @@ fn load_payload(base: u32, offset: u32, length: u32) -> NftExpression {
 
 fn compare_equal(value: Vec<u8>) -> NftExpression {
     const EQUAL: u32 = 0;
-    (
-        "cmp",
-        vec![
-            (1, NftValue::Number(REGISTER)),
-            (2, NftValue::Number(EQUAL)),
-            (3, NftValue::Data(value)),
-        ],
-    )
+    ("cmp", vec![(1, NftValue::Number(REGISTER)), (2, NftValue::Number(EQUAL)), (3, NftValue::Data(value))])
 }
 
 fn redirect_to(port: u16) -> Vec<NftExpression> {
@@ -168,7 +157,7 @@ fn accept_verdict() -> NftExpression {
     ("immediate", vec![(1, NftValue::Number(VERDICT_REGISTER)), (2, NftValue::Verdict(NF_ACCEPT))])
 }
 
-/// Whoever sends is told at once, so that a client of QUIC falls back without waiting.
+/// Rejects instead of dropping: the sender gets an ICMP error, so a QUIC client falls back to TCP without waiting.
 fn reject_prohibited() -> NftExpression {
     const ICMPX: u32 = 2;
     const ADMIN_PROHIBITED: u8 = 3;
@@ -176,10 +165,8 @@ fn reject_prohibited() -> NftExpression {
 }
 
 fn new_chain(name: &str, kind: &str, priority: i32, policy: u32) -> NetlinkMessage {
-    let hook = vec![
-        NetlinkAttribute::u32_be(1, HOOK_OUTPUT),
-        NetlinkAttribute::u32_be(2, priority.cast_unsigned()),
-    ];
+    let hook =
+        vec![NetlinkAttribute::u32_be(1, HOOK_OUTPUT), NetlinkAttribute::u32_be(2, priority.cast_unsigned())];
     nft_message(NEW_CHAIN, FLAG_CREATE)
         .with(&NetlinkAttribute::string(1, TABLE))
         .with(&NetlinkAttribute::string(3, name))
@@ -205,9 +192,7 @@ fn new_rule(chain: &str, expressions: Vec<NftExpression>) -> NetlinkMessage {
 impl NftValue {
     fn into_attribute(self, kind: u16) -> NetlinkAttribute {
         match self {
-            NftValue::Data(bytes) => {
-                NetlinkAttribute::Nested(kind, vec![NetlinkAttribute::Bytes(1, bytes)])
-            }
+            NftValue::Data(bytes) => NetlinkAttribute::Nested(kind, vec![NetlinkAttribute::Bytes(1, bytes)]),
             NftValue::Number(number) => NetlinkAttribute::u32_be(kind, number),
             NftValue::Octet(octet) => NetlinkAttribute::Bytes(kind, vec![octet]),
             NftValue::Verdict(code) => {
@@ -222,7 +207,7 @@ fn nft_message(kind: u16, flags: u16) -> NetlinkMessage {
     NetlinkMessage::new(kind, flags | FLAG_ACK, &[NFPROTO_INET, 0, 0, 0])
 }
 
-/// What a batch begins and ends with: the subsystem that it is for.
+/// The first or last message of a batch, which names the subsystem.
 fn batch_frame(kind: u16) -> NetlinkMessage {
     let [high, low] = SUBSYS_NFTABLES.to_be_bytes();
     NetlinkMessage::new(kind, 0, &[0, 0, high, low])

@@ -1,5 +1,5 @@
-//! The two processes between the proxy and the command: a keeper outside the jail's processes, that takes
-//! the jail along when the proxy dies, and the first process inside, with whose end everything inside ends.
+//! The two processes between the proxy and the command: the keeper, outside the jail's pid namespace, which kills
+//! the jail when the proxy dies, and init, the jail's pid 1: when it exits, the kernel kills everything else inside.
 
 use std::ffi::CString;
 use std::fs;
@@ -30,24 +30,27 @@ use sys::process as kernel;
 
 use super::{firewall, mounts, network};
 
-/// Everything that the jail is made from.
+/// Everything needed to create a jail.
 #[derive(Clone, Debug)]
 pub struct JailPlan {
     pub view: FilesystemView,
     pub program: CommandSpec,
     /// The caller's terminal, if it has one.
     pub terminal: Option<PathBuf>,
-    /// A directory, and the socket in it that goes when the proxy goes without a word.
+    /// A directory, and the name of the socket in it that the keeper removes if the proxy is killed.
     pub socket: (PathBuf, CString),
 }
 
-/// Leaves the caller's namespaces, makes the first process of the new ones, and stays behind to see that it
-/// does not outlive the proxy. `alive` is closed by the proxy's death alone.
+/// Unshares the namespaces, forks init, and waits for it; kills it when the proxy dies. Runs in the keeper.
+///
+/// `alive` is the read end of a pipe whose write end only the proxy holds. It becomes readable (end of file) when
+/// the proxy dies in any way, `SIGKILL` included, so no cooperation of the proxy is needed. Init does not need the
+/// pipe: its parent-death signal kills it if the keeper dies first.
 pub(super) fn run_keeper(plan: &JailPlan, channel: UnixStream, alive: OwnedFd) -> ! {
-    let kept = prepare_keeper(plan, &[channel.as_raw_fd(), alive.as_raw_fd()]);
-    let made = kept.and_then(|dir| Ok((dir, unshare_and_fork()?)));
-    let (dir, first) = match made {
-        Ok((dir, (_, Some(first)))) => (dir, first),
+    let prepared = prepare_keeper(plan, &[channel.as_raw_fd(), alive.as_raw_fd()]);
+    let forked = prepared.and_then(|dir| Ok((dir, unshare_and_fork()?)));
+    let (dir, init) = match forked {
+        Ok((dir, (_, Some(init)))) => (dir, init),
         Ok((_, (users, None))) => {
             drop(alive);
             run_init(plan, &channel, users)
@@ -58,51 +61,54 @@ pub(super) fn run_keeper(plan: &JailPlan, channel: UnixStream, alive: OwnedFd) -
         }
     };
     drop(channel);
-    if watch_init(first, &alive).is_err() {
-        kill(first, Signal::SIGKILL).unwrap_or_default(); // one that cannot be watched is not left alone
+    if watch_init(init, &alive).is_err() {
+        kill(init, Signal::SIGKILL).unwrap_or_default(); // never leave init unwatched
     }
-    while waitpid(first, None) == Err(Errno::EINTR) {}
-    let dead = poll(&mut [PollFd::new(alive.as_fd(), PollFlags::POLLIN)], PollTimeout::ZERO);
-    if dead.is_ok_and(|dead| dead > 0) {
+    while waitpid(init, None) == Err(Errno::EINTR) {}
+    let proxy_gone = poll(&mut [PollFd::new(alive.as_fd(), PollFlags::POLLIN)], PollTimeout::ZERO);
+    if proxy_gone.is_ok_and(|ready| ready > 0) {
         unlinkat(&dir, plan.socket.1.as_c_str(), UnlinkatFlags::NoRemoveDir).unwrap_or_default();
     }
     kernel::exit(0)
 }
 
-/// Takes no signals: those of the terminal are for the command. Lets go of what was left open, and keeps hold
-/// of a directory that is soon out of sight.
+/// Closes inherited file descriptors, blocks all signals, and opens the socket's directory. Runs in the keeper.
+///
+/// Signals of the terminal are meant for the command. The directory is opened now because the keeper shares init's
+/// mount namespace, in which it will be hidden by the time the keeper has to remove the socket.
 fn prepare_keeper(plan: &JailPlan, own: &[RawFd]) -> anyhow::Result<OwnedFd> {
-    let kept = [own, &plan.program.streams.descriptors()].concat();
-    kernel::close_all_but(&kept).context("cannot close what was left open")?;
+    let keep_open = [own, &plan.program.streams.descriptors()].concat();
+    kernel::close_all_but(&keep_open).context("cannot close inherited file descriptors")?;
     sigprocmask(SigmaskHow::SIG_BLOCK, Some(&SigSet::all()), None)?;
     let flags = OFlag::O_PATH | OFlag::O_DIRECTORY | OFlag::O_CLOEXEC;
     open(&plan.socket.0, flags, Mode::empty())
         .with_context(|| format!("cannot open {}", plan.socket.0.display()))
 }
 
+/// Enters the new namespaces and forks init. Runs in the keeper and returns in both: `None` is init.
 fn unshare_and_fork() -> anyhow::Result<(NamespaceOwner, Option<Pid>)> {
     let users = namespaces::unshare_namespaces()?;
-    set_dumpable(false)?; // from here on nobody looks into it
-    Ok((users, kernel::fork().context("cannot make a process")?))
+    // After the id maps: the /proc files of a process that is not dumpable belong to root. Init inherits the flag.
+    set_dumpable(false)?;
+    Ok((users, kernel::fork().context("cannot fork init")?))
 }
 
-/// Waits until the first process has ended, or ends it when the proxy is gone.
-fn watch_init(first: Pid, alive: &OwnedFd) -> nix::Result<()> {
-    let children = open_sigchld()?;
+/// Blocks until init has exited; kills it if the proxy dies first. Runs in the keeper.
+fn watch_init(init: Pid, alive: &OwnedFd) -> nix::Result<()> {
+    let sigchld = open_sigchld()?;
     loop {
-        let mut waits = [
-            PollFd::new(alive.as_fd(), PollFlags::POLLIN),
-            PollFd::new(children.as_fd(), PollFlags::POLLIN),
-        ];
+        let mut waits =
+            [PollFd::new(alive.as_fd(), PollFlags::POLLIN), PollFd::new(sigchld.as_fd(), PollFlags::POLLIN)];
         poll(&mut waits, PollTimeout::NONE)?;
-        let [gone, ended] = waits.map(|wait| wait.any().unwrap_or(true));
-        if gone {
-            return kill(first, Signal::SIGKILL);
+        let [proxy_gone, child_changed] = waits.map(|wait| wait.any().unwrap_or(true));
+        if proxy_gone {
+            return kill(init, Signal::SIGKILL);
         }
-        if ended {
-            children.read_signal()?;
-            let ended = WaitPidFlag::WEXITED | WaitPidFlag::WNOHANG | WaitPidFlag::WNOWAIT;
-            let status = nix::sys::wait::waitid(nix::sys::wait::Id::Pid(first), ended)?;
+        if child_changed {
+            sigchld.read_signal()?;
+            // WNOWAIT: `run_keeper` reaps it.
+            let exited = WaitPidFlag::WEXITED | WaitPidFlag::WNOHANG | WaitPidFlag::WNOWAIT;
+            let status = nix::sys::wait::waitid(nix::sys::wait::Id::Pid(init), exited)?;
             if status != WaitStatus::StillAlive {
                 return Ok(());
             }
@@ -110,18 +116,19 @@ fn watch_init(first: Pid, alive: &OwnedFd) -> nix::Result<()> {
     }
 }
 
+/// Runs in the keeper and in init, which both block all signals.
 fn open_sigchld() -> nix::Result<SignalFd> {
     let mut set = SigSet::empty();
     set.add(Signal::SIGCHLD);
     SignalFd::with_flags(&set, SfdFlags::SFD_CLOEXEC | SfdFlags::SFD_NONBLOCK)
 }
 
-/// The life of the first process: arrange everything, run the command, see to its end.
+/// The main function of init: sets up the jail, runs the command, reports how it exited.
 fn run_init(plan: &JailPlan, channel: &UnixStream, users: NamespaceOwner) -> ! {
     let report = match start_in_jail(plan, channel, users) {
         Ok(Some(mut command)) => match supervise(&mut command, plan.program.place, channel) {
-            Ok(Some(fate)) => JailReport::Ended(fate),
-            Ok(None) => kernel::exit(0), // the proxy is gone, and everything with it
+            Ok(Some(exit)) => JailReport::Ended(exit),
+            Ok(None) => kernel::exit(0), // the proxy is gone; exiting kills everything inside
             Err(error) => JailReport::Failed(format!("{error:#}")),
         },
         Ok(None) => kernel::exit(0),
@@ -131,22 +138,25 @@ fn run_init(plan: &JailPlan, channel: &UnixStream, users: NamespaceOwner) -> ! {
     kernel::exit(0)
 }
 
-/// Makes the jail, and starts the command once the proxy is ready.
+/// Sets up the jail and starts the command once the proxy asks for it. Runs in init.
+///
+/// Everything here needs the capabilities of the new user namespace; the command gives them up before it starts. The
+/// command is started last, so it never runs without the mounts and the firewall, or before the proxy serves the
+/// listening sockets.
 fn start_in_jail(
     plan: &JailPlan,
     channel: &UnixStream,
     users: NamespaceOwner,
 ) -> anyhow::Result<Option<Child>> {
     set_pdeathsig(Signal::SIGKILL)?;
-    kernel::join_new_keyring().context("cannot leave the session's keys")?;
+    kernel::join_new_keyring().context("cannot join a new session keyring")?;
     mounts::mount_view(&plan.view, plan.terminal.as_deref(), users)?;
     let denied = || namespaces::explain_failure(None);
-    let versions =
-        network::set_up_loopback().with_context(|| format!("cannot set up `lo`; {}", denied()))?;
+    let versions = network::set_up_loopback().with_context(|| format!("cannot set up `lo`; {}", denied()))?;
     firewall::load_ruleset().context(
         "cannot load the firewall: the kernel needs nf_tables with nat, redir and reject (modprobe nf_tables nft_chain_nat nft_redir nft_reject_inet)",
     )?;
-    let sockets = network::bind_sockets(versions).context("cannot listen inside")?;
+    let sockets = network::bind_sockets(versions).context("cannot bind the listening sockets")?;
     let dns = sockets.dns.len();
     control_channel::send(channel, &JailReport::Ready { dns })?;
     control_channel::send_sockets(
@@ -175,45 +185,47 @@ fn start_in_jail(
     }
 }
 
-/// Buries the dead, passes signals on, and tells how the command fares; none when the proxy is gone.
+/// Reaps children, serves the proxy's requests, and returns how the command exited; `None` when the proxy is gone.
+/// Runs in init.
 fn supervise(
     command: &mut Child,
     place: JobPlacement,
     channel: &UnixStream,
 ) -> anyhow::Result<Option<CommandExit>> {
-    let own = Pid::from_raw(i32::try_from(command.id())?);
-    let children = open_sigchld()?;
+    let command = Pid::from_raw(i32::try_from(command.id())?);
+    let sigchld = open_sigchld()?;
     loop {
-        if let Some(fate) = reap_children(own, channel)? {
-            return Ok(Some(fate));
+        if let Some(exit) = reap_children(command, channel)? {
+            return Ok(Some(exit));
         }
         let mut waits = [
             PollFd::new(channel.as_fd(), PollFlags::POLLIN),
-            PollFd::new(children.as_fd(), PollFlags::POLLIN),
+            PollFd::new(sigchld.as_fd(), PollFlags::POLLIN),
         ];
         poll(&mut waits, PollTimeout::NONE)?;
-        let [told, _] = waits.map(|wait| wait.any().unwrap_or(true));
-        while children.read_signal()?.is_some() {}
-        if told {
+        let [has_request, _] = waits.map(|wait| wait.any().unwrap_or(true));
+        while sigchld.read_signal()?.is_some() {}
+        if has_request {
             match control_channel::receive(channel)? {
                 None => return Ok(None),
-                Some(order) => handle_request(&order, own, place),
+                Some(request) => handle_request(&request, command, place),
             }
         }
     }
 }
 
-/// Looks at every child that has changed; how the command ended, if it did.
-fn reap_children(own: Pid, channel: &UnixStream) -> anyhow::Result<Option<CommandExit>> {
+/// Reaps every child that has changed state, orphans included, and returns how the command exited, if it did. Runs
+/// in init.
+fn reap_children(command: Pid, channel: &UnixStream) -> anyhow::Result<Option<CommandExit>> {
     loop {
         match waitpid(None, Some(WaitPidFlag::WNOHANG | WaitPidFlag::WUNTRACED)) {
-            Ok(WaitStatus::Exited(pid, status)) if pid == own => {
+            Ok(WaitStatus::Exited(pid, status)) if pid == command => {
                 return Ok(Some(CommandExit::Exited(status)));
             }
-            Ok(WaitStatus::Signaled(pid, signal, _)) if pid == own => {
+            Ok(WaitStatus::Signaled(pid, signal, _)) if pid == command => {
                 return Ok(Some(CommandExit::Killed(signal as i32)));
             }
-            Ok(WaitStatus::Stopped(pid, _)) if pid == own => {
+            Ok(WaitStatus::Stopped(pid, _)) if pid == command => {
                 control_channel::send(channel, &JailReport::Stopped)?;
             }
             Ok(WaitStatus::StillAlive) => return Ok(None),
@@ -223,30 +235,30 @@ fn reap_children(own: Pid, channel: &UnixStream) -> anyhow::Result<Option<Comman
     }
 }
 
-/// Does what the proxy says. A command that has just gone needs it no more.
-fn handle_request(order: &JailRequest, own: Pid, place: JobPlacement) {
+/// Serves one request of the proxy. Errors are ignored: the command may just have exited. Runs in init.
+fn handle_request(request: &JailRequest, command: Pid, place: JobPlacement) {
     let signal = |signal: Signal| {
         if signal == Signal::SIGKILL {
-            // Everything inside but this process: none of it may have hidden from its end.
+            // -1 is every process inside except init, whatever process group or session it has moved to.
             return kill(Pid::from_raw(-1), signal).unwrap_or_default();
         }
-        let in_group = getpgid(Some(own)) == Ok(own); // or it has joined another
+        let leads_group = getpgid(Some(command)) == Ok(command); // it may have joined another
         match place {
-            JobPlacement::Background | JobPlacement::Foreground if in_group => killpg(own, signal),
+            JobPlacement::Background | JobPlacement::Foreground if leads_group => killpg(command, signal),
             JobPlacement::Background | JobPlacement::Foreground | JobPlacement::Shared => {
-                kill(own, signal)
+                kill(command, signal)
             }
         }
         .unwrap_or_default();
     };
-    match order {
+    match request {
         JailRequest::Cover(sockets) => sockets.iter().for_each(|socket| {
-            mounts::hide_socket(socket).unwrap_or_default(); // what cannot be covered is looked at again
+            mounts::hide_socket(socket).unwrap_or_default(); // the proxy sends it again with its next list
         }),
         JailRequest::Go { .. } => {}
         JailRequest::Resume { foreground } => {
             if *foreground {
-                drop(child::take_terminal(own));
+                drop(child::take_terminal(command));
             }
             signal(Signal::SIGCONT);
         }
@@ -258,7 +270,7 @@ fn handle_request(order: &JailRequest, own: Pid, place: JobPlacement) {
     }
 }
 
-/// The device file of a terminal that is open as `descriptor`.
+/// Returns the device file of the terminal open as `descriptor`; `None` if it is not a terminal. Runs in the proxy.
 pub fn terminal_device(descriptor: BorrowedFd<'_>) -> Option<PathBuf> {
     if !descriptor.is_terminal() {
         return None;

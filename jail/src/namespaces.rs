@@ -1,4 +1,18 @@
-//! Namespaces of the jail, and why there may be none.
+//! Creates the jail's namespaces, and explains why the kernel refused.
+//!
+//! The sequence, in the keeper unless stated otherwise:
+//!
+//! 1. User namespace, alone and first. It gives an unprivileged caller the capabilities for the rest, valid only for
+//!    namespaces that it owns, so root in the jail is not root on the machine.
+//! 2. Id maps: the caller's uid and gid, mapped to themselves, and no others. `setgroups` must be denied before the
+//!    kernel accepts the gid map of an unprivileged process (user_namespaces(7)).
+//! 3. Network, mount, pid and IPC namespaces in one call, owned by the new user namespace. The pid namespace applies
+//!    to the next child, which is init.
+//! 4. Cgroup namespace, if the kernel has it.
+//! 5. In init: mounts, because `/proc` can be mounted only from inside the pid namespace; then, through the new
+//!    `/proc`, the limits that forbid further mount and cgroup namespaces; then the network.
+//!
+//! Where user namespaces are forbidden, root skips steps 1, 2 and 4: it may create the others directly.
 
 use std::fs;
 use std::io;
@@ -7,68 +21,64 @@ use nix::errno::Errno;
 use nix::sched::{CloneFlags, unshare};
 use nix::unistd::{Gid, Uid};
 
-/// What a jail is made of besides a user namespace.
+/// The namespaces of a jail besides the user namespace.
 const JAIL_NAMESPACES: CloneFlags = CloneFlags::CLONE_NEWNET
     .union(CloneFlags::CLONE_NEWNS)
     .union(CloneFlags::CLONE_NEWPID)
     .union(CloneFlags::CLONE_NEWIPC);
 
-/// What nobody inside makes another of. In a mount namespace without our mounts what is hidden or read-only
-/// could be moved away and replaced; a further cgroup namespace shows the caller's own cgroup, to be killed whole.
+/// Limits that init sets to 0. In a new mount namespace the command could move our hidden or read-only mounts away
+/// and replace them; in a new cgroup namespace it could see, and kill, the caller's whole cgroup.
 const NAMESPACE_LIMITS: [&str; 2] =
     ["/proc/sys/user/max_cgroup_namespaces", "/proc/sys/user/max_mnt_namespaces"];
 
-/// Why there is no jail.
+/// Why the namespaces could not be created.
 #[derive(Debug, thiserror::Error)]
 pub(super) enum NamespaceError {
-    #[error("cannot make a {what} namespace: {source}; {advice}")]
+    #[error("cannot create a {what} namespace: {source}; {advice}")]
     Forbidden { what: &'static str, source: io::Error, advice: String },
-    #[error("cannot be the same user inside ({file}): {source}; {advice}")]
+    #[error("cannot map the caller's uid and gid ({file}): {source}; {advice}")]
     Map { file: &'static str, source: io::Error, advice: String },
 }
 
-/// Leaves the caller's namespaces for new ones; the next process made is the first of the new ones.
-///
-/// Inside, the caller has its own uid and gid and none other. What root may do to the machine it may not do
-/// here, for its capabilities are those of the new namespace.
+/// Moves the keeper into the jail's namespaces; the next process it forks is pid 1. Runs in the keeper.
 pub(super) fn unshare_namespaces() -> Result<NamespaceOwner, NamespaceError> {
-    let user = unshare_with_user(JAIL_NAMESPACES, "network, mount or process")?;
-    if user == NamespaceOwner::Own {
-        // Hides where in the hierarchy the jail is; a kernel without them has nothing to hide.
+    let owner = unshare_with_user(JAIL_NAMESPACES, "network, mount or process")?;
+    if owner == NamespaceOwner::Own {
+        // Hides the jail's place in the cgroup hierarchy. Kernels without cgroup namespaces do without.
         unshare(CloneFlags::CLONE_NEWCGROUP).unwrap_or_default();
     }
-    Ok(user)
+    Ok(owner)
 }
 
-/// Forbids further namespaces of the kinds that lead around the jail, to this user namespace and all below it.
-/// Where the namespaces belong to the caller's, that one allows no user namespace, and so none of these.
-pub(super) fn forbid_namespaces(user: NamespaceOwner) -> io::Result<()> {
-    match user {
+/// Forbids new mount and cgroup namespaces in this user namespace and all below it. Runs in init.
+///
+/// If the jail belongs to the caller's user namespace, that one allows no user namespaces, and without one the
+/// command, which has no capabilities, cannot create the others either.
+pub(super) fn forbid_namespaces(owner: NamespaceOwner) -> io::Result<()> {
+    match owner {
         NamespaceOwner::Callers => Ok(()),
         NamespaceOwner::Own => NAMESPACE_LIMITS.iter().try_for_each(|file| fs::write(file, "0")),
     }
 }
 
-/// Leaves the caller's network for a new one, and nothing else.
+/// Moves the calling process into a new network namespace only. Runs in `sandbar demo`, not in a jail.
 pub(super) fn unshare_network() -> Result<(), NamespaceError> {
     unshare_with_user(CloneFlags::CLONE_NEWNET, "network").map(drop)
 }
 
-/// Whose user namespace the new ones belong to.
+/// The user namespace that owns the new namespaces: the caller's, or a new one.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum NamespaceOwner {
     Callers,
     Own,
 }
 
-fn unshare_with_user(
-    parts: CloneFlags,
-    what: &'static str,
-) -> Result<NamespaceOwner, NamespaceError> {
+fn unshare_with_user(parts: CloneFlags, what: &'static str) -> Result<NamespaceOwner, NamespaceError> {
     let (uid, gid) = (Uid::effective(), Gid::effective());
     match unshare(CloneFlags::CLONE_NEWUSER) {
         Ok(()) => write_id_maps(uid, gid)?,
-        // Root needs no user namespace for the others; it gives up its capabilities all the same.
+        // Root needs no user namespace to create the others. The command loses its capabilities in either case.
         Err(_) if uid.is_root() && unshare(parts).is_ok() => return Ok(NamespaceOwner::Callers),
         Err(errno) => return Err(unshare_error("user", errno)),
     }
@@ -96,7 +106,7 @@ fn unshare_error(what: &'static str, errno: Errno) -> NamespaceError {
     NamespaceError::Forbidden { what, source: errno.into(), advice: explain_failure(Some(errno)) }
 }
 
-/// A setting that forbids user namespaces.
+/// A kernel setting that can forbid the namespaces of a jail.
 struct KernelSetting {
     file: &'static str,
     forbids: fn(&str) -> bool,
@@ -131,7 +141,7 @@ const SETTINGS: &[KernelSetting] = &[
     },
 ];
 
-/// The setting that forbids jails, if one does, and the command that changes it.
+/// Returns the first kernel setting that forbids jails, with the command that changes it.
 pub fn blocking_setting() -> Option<String> {
     find_blocking(&read_settings())
 }
@@ -144,7 +154,7 @@ fn read_settings() -> Vec<(&'static str, Option<String>)> {
     SETTINGS.iter().map(|setting| (setting.file, read_setting(setting.file))).collect()
 }
 
-/// Names the very setting that stands in the way, its value, and the command that changes it.
+/// Explains a failed call: names the setting that forbids it, its value, and the command that changes it.
 pub(super) fn explain_failure(errno: Option<Errno>) -> String {
     let filtered = read_setting("/proc/self/status").is_some_and(|status| {
         status.lines().any(|line| line.starts_with("Seccomp:") && !line.trim_end().ends_with('0'))
@@ -152,25 +162,25 @@ pub(super) fn explain_failure(errno: Option<Errno>) -> String {
     diagnose(&read_settings(), filtered, errno)
 }
 
-fn find_blocking(found: &[(&str, Option<String>)]) -> Option<String> {
-    SETTINGS.iter().zip(found).find_map(|(setting, (_, value))| {
+fn find_blocking(values: &[(&str, Option<String>)]) -> Option<String> {
+    SETTINGS.iter().zip(values).find_map(|(setting, (_, value))| {
         let value = value.as_deref().filter(|value| (setting.forbids)(value))?;
         let name = setting.file.trim_start_matches("/proc/sys/").replace('/', ".");
         Some(format!("{name} = {value} forbids it: {}", setting.fix))
     })
 }
 
-fn diagnose(found: &[(&str, Option<String>)], filtered: bool, errno: Option<Errno>) -> String {
-    if let Some(named) = find_blocking(found) {
-        return named;
+fn diagnose(values: &[(&str, Option<String>)], filtered: bool, errno: Option<Errno>) -> String {
+    if let Some(setting) = find_blocking(values) {
+        return setting;
     }
     if errno == Some(Errno::ENOSPC) {
-        return "this is a jail already, and there is none in another, or too many namespaces exist: see user.max_user_namespaces, user.max_net_namespaces and user.max_mnt_namespaces".to_owned();
+        return "this process is already in a jail, and jails cannot be nested, or too many namespaces exist: see user.max_user_namespaces, user.max_net_namespaces and user.max_mnt_namespaces".to_owned();
     }
     if filtered {
-        return "a seccomp filter is in force, as container runtimes set one: allow unshare(2) and mount(2), e.g. `docker run --security-opt seccomp=unconfined --security-opt systempaths=unconfined`".to_owned();
+        return "a seccomp filter is active, probably a container runtime's: allow unshare(2) and mount(2), e.g. `docker run --security-opt seccomp=unconfined --security-opt systempaths=unconfined`".to_owned();
     }
-    "no setting known to forbid it is set: ask whoever runs this machine for user namespaces, or run as root".to_owned()
+    "no known setting forbids it: ask the administrator of this machine to allow user namespaces, or run as root".to_owned()
 }
 
 #[cfg(test)]
@@ -178,39 +188,29 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_setting_that_forbids_is_named_with_what_changes_it() {
-        let found = |values: [Option<&str>; 5]| -> Vec<(&'static str, Option<String>)> {
+    fn the_blocking_setting_is_named_with_the_command_that_changes_it() {
+        let settings = |values: [Option<&str>; 5]| -> Vec<(&'static str, Option<String>)> {
             let values = values.map(|value| value.map(str::to_owned));
             SETTINGS.iter().map(|setting| setting.file).zip(values).collect()
         };
         let fine = [Some("96343"), None, None, Some("96343"), Some("96343")];
         for (values, filtered, errno, wanted) in [
             ([Some("0"), None, None, None, None], false, None, "user.max_user_namespaces = 0"),
-            (
-                [Some("9"), Some("0"), None, None, None],
-                false,
-                None,
-                "kernel.unprivileged_userns_clone=1",
-            ),
+            ([Some("9"), Some("0"), None, None, None], false, None, "kernel.unprivileged_userns_clone=1"),
             (
                 [Some("9"), Some("1"), Some("1"), None, None],
                 true,
                 None,
                 "kernel.apparmor_restrict_unprivileged_userns = 1",
             ),
-            (
-                [Some("9"), None, Some("0"), Some("0"), None],
-                false,
-                None,
-                "user.max_net_namespaces = 0",
-            ),
+            ([Some("9"), None, Some("0"), Some("0"), None], false, None, "user.max_net_namespaces = 0"),
             ([Some("9"), None, None, None, Some("0")], false, None, "user.max_mnt_namespaces = 0"),
             (fine, true, Some(Errno::EPERM), "seccomp"),
             (fine, true, Some(Errno::ENOSPC), "too many"),
             (fine, false, Some(Errno::EPERM), "run as root"),
         ] {
-            let said = diagnose(&found(values), filtered, errno);
-            assert!(said.contains(wanted), "{values:?}: {said}");
+            let diagnosis = diagnose(&settings(values), filtered, errno);
+            assert!(diagnosis.contains(wanted), "{values:?}: {diagnosis}");
         }
     }
 }

@@ -1,5 +1,5 @@
-//! The jail's network: one interface, `lo`, to which every address of the world leads, and the sockets at
-//! which what leaves arrives. They are made inside and served outside.
+//! The jail's network, set up by init: one interface, `lo`, to which every route leads, and the listening sockets
+//! that receive all traffic. Init binds them inside the jail; the proxy serves them from outside.
 
 use std::io;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
@@ -9,35 +9,34 @@ use socket2::{Domain, Protocol, Socket, Type};
 
 use super::netlink::{FLAG_ACK, FLAG_CREATE, NetlinkAttribute, NetlinkMessage, NetlinkSocket};
 
-/// The jail's own addresses. Without one that is not loopback resolvers take the machine for offline, and
-/// answers over UDP would not come back.
+/// Addresses of the jail. It needs one that is not loopback: without it, stub resolvers consider the machine offline
+/// and UDP replies do not come back.
 pub(super) const JAIL_ADDRESS: Ipv4Addr = Ipv4Addr::new(10, 255, 255, 1);
-pub(super) const JAIL_ADDRESS6: Ipv6Addr =
-    Ipv6Addr::new(0xfd53, 0x616e, 0x6462, 0x6172, 0, 0, 0, 1);
-/// Where names are resolved.
+pub(super) const JAIL_ADDRESS6: Ipv6Addr = Ipv6Addr::new(0xfd53, 0x616e, 0x6462, 0x6172, 0, 0, 0, 1);
+/// Port of the DNS listeners.
 pub(super) const DNS_PORT: u16 = 53;
-/// Where every other connection is sent. Like the one above it is a port that nobody inside can take.
+/// Port that every TCP connection is redirected to. Both ports are privileged, so the command cannot bind them.
 pub(super) const TCP_PORT: u16 = 1;
-/// Connections that wait in the kernel to be accepted.
+/// Connections that the kernel queues until they are accepted.
 const BACKLOG: i32 = 4096;
-/// The number of `lo`, which is the first interface of every network.
+/// Index of `lo`, the first interface of every network namespace.
 const LO_INDEX: u32 = 1;
 
-/// Sockets made inside, in the order in which they are handed over.
+/// Sockets bound inside, in the order in which init passes them to the proxy.
 pub(super) struct BoundSockets {
     pub(super) dns: Vec<OwnedFd>,
     pub(super) tcp: Vec<OwnedFd>,
 }
 
-/// The versions of the protocol that there are inside.
+/// The IP versions available inside.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum IpVersions {
     Both,
-    /// The kernel has no IPv6, or it is switched off: then nothing leads anywhere by it.
+    /// The kernel has no IPv6, or it is disabled: there is no IPv6 route then.
     Four,
 }
 
-/// Brings `lo` up and has every address lead to it.
+/// Brings `lo` up and adds default routes through it. Runs in init.
 pub(super) fn set_up_loopback() -> io::Result<IpVersions> {
     let mut netlink = NetlinkSocket::open(libc::NETLINK_ROUTE)?;
     netlink.request(vec![link_up_message()])?;
@@ -50,14 +49,14 @@ pub(super) fn set_up_loopback() -> io::Result<IpVersions> {
     Ok(IpVersions::Both)
 }
 
-/// Brings `lo` up and makes every address of IPv4 one of its own: whatever is dialled is answered here or nowhere.
+/// Brings `lo` up and makes every IPv4 address a local one, so no connection can leave. Runs in `sandbar demo`.
 pub(super) fn claim_all_addresses() -> io::Result<()> {
     let mut netlink = NetlinkSocket::open(libc::NETLINK_ROUTE)?;
     netlink.request(vec![link_up_message()])?;
     netlink.request(vec![local_route_message()])
 }
 
-/// Makes the sockets at which everything arrives.
+/// Binds the listening sockets that receive the jail's traffic. Runs in init.
 pub(super) fn bind_sockets(versions: IpVersions) -> io::Result<BoundSockets> {
     let loopback: &[IpAddr] = match versions {
         IpVersions::Both => &[IpAddr::V4(Ipv4Addr::LOCALHOST), IpAddr::V6(Ipv6Addr::LOCALHOST)],
@@ -99,18 +98,16 @@ fn add_address_message(address: IpAddr) -> NetlinkMessage {
         .with(&NetlinkAttribute::Bytes(libc::IFA_ADDRESS, octets(address)))
 }
 
-/// `struct rtmsg`: the default route, by which packets get `address` for their source.
+/// `struct rtmsg`: the default route, which gives packets `address` as their source.
 fn default_route_message(address: IpAddr) -> NetlinkMessage {
     let (family, _) = address_family(address);
     let scope = match address {
         IpAddr::V4(_) => libc::RT_SCOPE_LINK,
         IpAddr::V6(_) => libc::RT_SCOPE_UNIVERSE,
     };
-    let head = [
-        &[family, 0, 0, 0, libc::RT_TABLE_MAIN, libc::RTPROT_BOOT, scope, libc::RTN_UNICAST][..],
-        &[0; 4],
-    ]
-    .concat();
+    let head =
+        [&[family, 0, 0, 0, libc::RT_TABLE_MAIN, libc::RTPROT_BOOT, scope, libc::RTN_UNICAST][..], &[0; 4]]
+            .concat();
     NetlinkMessage::new(libc::RTM_NEWROUTE, FLAG_ACK | FLAG_CREATE, &head)
         .with(&NetlinkAttribute::u32_ne(libc::RTA_OIF, LO_INDEX))
         .with(&NetlinkAttribute::Bytes(libc::RTA_PREFSRC, octets(address)))
@@ -119,8 +116,7 @@ fn default_route_message(address: IpAddr) -> NetlinkMessage {
 /// `struct rtmsg`: every address is local.
 fn local_route_message() -> NetlinkMessage {
     let (family, table, scope) = (libc::AF_INET as u8, libc::RT_TABLE_LOCAL, libc::RT_SCOPE_HOST);
-    let head = [&[family, 0, 0, 0, table, libc::RTPROT_BOOT, scope, libc::RTN_LOCAL][..], &[0; 4]]
-        .concat();
+    let head = [&[family, 0, 0, 0, table, libc::RTPROT_BOOT, scope, libc::RTN_LOCAL][..], &[0; 4]].concat();
     NetlinkMessage::new(libc::RTM_NEWROUTE, FLAG_ACK | FLAG_CREATE, &head)
         .with(&NetlinkAttribute::u32_ne(libc::RTA_OIF, LO_INDEX))
 }

@@ -1,4 +1,5 @@
-//! Where a path leads: the symbolic links on its way, and the other places where the same thing is mounted.
+//! Where a path leads: the symbolic links along it, and the other mount points that show the same file. Runs in the
+//! proxy, before the jail exists.
 
 use std::ffi::OsString;
 use std::fs;
@@ -6,16 +7,16 @@ use std::os::unix::ffi::OsStringExt;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
-/// Most links that the kernel follows in one path.
+/// Number of links that the kernel follows in one path (`MAXSYMLINKS`).
 const MAX_SYMLINKS: usize = 40;
 
-/// The symbolic links on the way to `path`, each where it really lies.
+/// Returns the symbolic links along `path`, each by its real path.
 pub(super) fn find_symlinks(path: &Path) -> Vec<PathBuf> {
     let mut found = Vec::new();
     let Ok(path) = std::path::absolute(path) else { return found };
-    let mut ahead = reverse_components(&path);
+    let mut remaining = reverse_components(&path);
     let mut at = PathBuf::from("/");
-    while let Some(next) = ahead.pop() {
+    while let Some(next) = remaining.pop() {
         if next == ".." {
             at.pop();
             continue;
@@ -26,7 +27,7 @@ pub(super) fn find_symlinks(path: &Path) -> Vec<PathBuf> {
                 if target.is_absolute() {
                     at = PathBuf::from("/");
                 }
-                ahead.extend(reverse_components(&target));
+                remaining.extend(reverse_components(&target));
                 found.push(here);
             }
             Ok(_) | Err(_) => at = here,
@@ -35,24 +36,24 @@ pub(super) fn find_symlinks(path: &Path) -> Vec<PathBuf> {
     found
 }
 
-/// The names of a path, the last first.
+/// Returns the components of a path, last first.
 fn reverse_components(path: &Path) -> Vec<OsString> {
     let names = path.iter().filter(|name| *name != "/" && *name != ".");
     names.map(OsString::from).rev().collect()
 }
 
-/// Everything that is mounted.
+/// The mounts of this process's mount namespace.
 pub(super) struct MountTable(Vec<MountEntry>);
 
 struct MountEntry {
     device: String,
-    /// What of the file system is mounted.
+    /// The directory of the file system that is mounted here.
     root: PathBuf,
     at: PathBuf,
 }
 
 impl MountTable {
-    /// What this process sees; nothing where that cannot be known.
+    /// Reads the mounts that this process sees; empty if `/proc` is not readable.
     pub(super) fn read() -> Self {
         Self::parse(&fs::read("/proc/self/mountinfo").unwrap_or_default())
     }
@@ -61,33 +62,32 @@ impl MountTable {
         MountTable(text.split(|byte| *byte == b'\n').filter_map(MountEntry::parse).collect())
     }
 
-    /// The other paths by which the very thing at `path` is found.
+    /// Returns the other paths that lead to the same file as `path`.
     pub(super) fn aliases(&self, path: &Path) -> Vec<PathBuf> {
-        let Ok(own) = fs::symlink_metadata(path) else { return Vec::new() };
+        let Ok(target) = fs::symlink_metadata(path) else { return Vec::new() };
         let same = |other: &PathBuf| {
             fs::symlink_metadata(other)
-                .is_ok_and(|other| (other.dev(), other.ino()) == (own.dev(), own.ino()))
+                .is_ok_and(|other| (other.dev(), other.ino()) == (target.dev(), target.ino()))
         };
         self.candidates(path).into_iter().filter(same).collect()
     }
 
     fn candidates(&self, path: &Path) -> Vec<PathBuf> {
         let over = self.0.iter().filter(|mount| path.starts_with(&mount.at));
-        // The last of several at one place covers the others.
-        let Some(own) = over.max_by_key(|mount| mount.at.as_os_str().len()) else {
+        // Of several mounts at one path `max_by_key` returns the last, which covers the others.
+        let Some(mount) = over.max_by_key(|mount| mount.at.as_os_str().len()) else {
             return Vec::new();
         };
-        let Ok(below) = path.strip_prefix(&own.at) else { return Vec::new() };
-        let inner = own.root.join(below);
-        let others = self.0.iter().filter(|mount| mount.device == own.device);
-        let others =
-            others.filter_map(|mount| Some(mount.at.join(inner.strip_prefix(&mount.root).ok()?)));
+        let Ok(below) = path.strip_prefix(&mount.at) else { return Vec::new() };
+        let inner = mount.root.join(below);
+        let others = self.0.iter().filter(|other| other.device == mount.device);
+        let others = others.filter_map(|mount| Some(mount.at.join(inner.strip_prefix(&mount.root).ok()?)));
         others.filter(|other| other != path).collect()
     }
 }
 
 impl MountEntry {
-    /// One line of proc_pid_mountinfo(5): the third to the fifth field.
+    /// Parses the third to fifth field of a line of proc_pid_mountinfo(5).
     fn parse(line: &[u8]) -> Option<Self> {
         let mut fields = line.split(|byte| *byte == b' ').skip(2);
         let device = String::from_utf8(fields.next()?.to_vec()).ok()?;
@@ -96,7 +96,7 @@ impl MountEntry {
     }
 }
 
-/// Spaces and the like are written as a backslash and three octal digits.
+/// Decodes a field of mountinfo, in which the kernel writes a space as a backslash and three octal digits.
 fn unescape_octal(field: &[u8]) -> PathBuf {
     let mut bytes = Vec::with_capacity(field.len());
     let mut rest = field;
@@ -124,7 +124,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn every_link_on_the_way_is_found_where_it_lies() {
+    fn every_link_along_a_path_is_found_by_its_real_path() {
         let dir = tempfile::tempdir().unwrap();
         let dir = fs::canonicalize(dir.path()).unwrap();
         fs::create_dir_all(dir.join("real/deep")).unwrap();
@@ -142,11 +142,11 @@ mod tests {
             let wanted: Vec<PathBuf> = wanted.iter().map(|name| dir.join(name)).collect();
             assert_eq!(find_symlinks(&dir.join(path)), wanted, "{path}");
         }
-        assert_eq!(find_symlinks(&dir.join("round")).len(), MAX_SYMLINKS, "it ends");
+        assert_eq!(find_symlinks(&dir.join("round")).len(), MAX_SYMLINKS, "a loop ends");
     }
 
     #[test]
-    fn a_path_is_found_wherever_its_file_system_is_mounted() {
+    fn a_path_is_found_at_every_mount_of_its_file_system() {
         let mounts = MountTable::parse(
             b"20 1 8:1 / / rw - ext4 /dev/sda1 rw\n\
               21 20 8:2 / /persist rw - ext4 /dev/sda2 rw\n\

@@ -1,12 +1,12 @@
-//! System calls that lead around the namespaces, refused.
+//! The seccomp filter: refuses system calls that bypass the namespaces.
 //!
-//! Sockets other than of the internet, unix and netlink: `AF_VSOCK` reaches the machine's host, and no network
-//! namespace stands in its way. `io_uring`, which makes sockets without asking. Typing into the terminal
-//! (`TIOCSTI`, `TIOCLINUX`), which the caller's shell would read after us. Keys of the caller. What is made for
-//! another machine's calls is refused whole, as those have other numbers.
+//! It refuses socket families other than IPv4, IPv6, unix and netlink: `AF_VSOCK` reaches the hypervisor, and no
+//! network namespace confines it. It refuses `io_uring`, which creates sockets without a `socket` call; typing into
+//! the terminal (`TIOCSTI`, `TIOCLINUX`), which the caller's shell would read afterwards; and the caller's keyrings.
+//! System calls of another architecture have other numbers, so the filter refuses all of them.
 //!
-//! A command in a pipeline shares the process group of its caller, to which process namespaces do not matter: it
-//! may not signal the group, for the proxy is in it.
+//! A command in a pipeline shares the process group of its caller, and signals to a group ignore pid namespaces. The
+//! proxy is in that group, so such a command may not signal it.
 
 use std::io;
 
@@ -17,25 +17,24 @@ use sys::process as kernel;
 const MACHINE: u32 = 0xc000_003e;
 #[cfg(target_arch = "aarch64")]
 const MACHINE: u32 = 0xc000_00b7;
-/// Calls of x32, which share the machine and not the numbers.
+/// First call number of the x32 ABI, which has the architecture of x86-64 but other numbers.
 #[cfg(target_arch = "x86_64")]
 const FOREIGN: u32 = 0x4000_0000;
 #[cfg(target_arch = "aarch64")]
 const FOREIGN: u32 = u32::MAX;
-/// Where `struct seccomp_data` has the call's number, the machine, and the arguments.
+/// Offsets in `struct seccomp_data`: call number, architecture, low halves of the arguments.
 const NUMBER: u32 = 0;
 const ARCHITECTURE: u32 = 4;
 const FIRST: u32 = 16;
 const SECOND: u32 = 24;
 const FOURTH: u32 = 40;
 
-/// Families of sockets that stay inside, or are led to the proxy.
+/// Socket families that stay inside the namespaces or are redirected to the proxy.
 const ALLOWED_FAMILIES: [u32; 4] =
     [libc::AF_UNIX as u32, libc::AF_INET as u32, libc::AF_INET6 as u32, libc::AF_NETLINK as u32];
-/// Ways to type into a terminal.
+/// Requests that insert input into a terminal.
 const TERMINAL_IOCTLS: [u32; 2] = [libc::TIOCSTI as u32, libc::TIOCLINUX as u32];
-/// Calls that are refused whatever they ask, and with what. A library that is told that there is no `io_uring`
-/// does without.
+/// Calls that are refused with any arguments, and the error. On `ENOSYS`, libraries fall back from `io_uring`.
 const REFUSED_SYSCALLS: [(libc::c_long, i32); 6] = [
     (libc::SYS_io_uring_setup, libc::ENOSYS),
     (libc::SYS_io_uring_enter, libc::ENOSYS),
@@ -45,20 +44,18 @@ const REFUSED_SYSCALLS: [(libc::c_long, i32); 6] = [
     (libc::SYS_request_key, libc::EPERM),
 ];
 
-/// Binds this thread, and all that comes of it.
+/// Installs the filter for this thread and everything it starts. Runs in the command's process, between fork and exec.
 pub(super) fn install_filter(place: JobPlacement) -> io::Result<()> {
     kernel::install_seccomp(&build_filter(place))
 }
 
-/// The filter. Every block of it ends in a return, or falls through to the next with the number loaded.
+/// Builds the filter. Each block ends in a return, or falls through to the next with the call number loaded.
 fn build_filter(place: JobPlacement) -> Vec<libc::sock_filter> {
-    let mut steps =
-        vec![load(ARCHITECTURE), skip_if(MACHINE, 1), return_errno(libc::ENOSYS), load(NUMBER)];
+    let mut steps = vec![load(ARCHITECTURE), skip_if(MACHINE, 1), return_errno(libc::ENOSYS), load(NUMBER)];
     steps.extend([skip_unless_from(FOREIGN, 1), return_errno(libc::ENOSYS)]);
     for (call, error) in REFUSED_SYSCALLS {
         steps.extend([skip_unless(call as u32, 1), return_errno(error)]);
     }
-    // One call makes a socket, the other a pair of them.
     for call in [libc::SYS_socket, libc::SYS_socketpair] {
         let mut block = vec![load(FIRST)];
         for (at, family) in ALLOWED_FAMILIES.iter().enumerate() {
@@ -69,7 +66,7 @@ fn build_filter(place: JobPlacement) -> Vec<libc::sock_filter> {
         steps.extend(block);
     }
     if place == JobPlacement::Shared {
-        // The group of whoever calls is number 0; other groups outside have no number inside.
+        // 0 means the caller's own group; groups outside have no number inside.
         let group = [load(FIRST), skip_unless(0, 1), return_errno(libc::EPERM), return_allow()];
         steps.push(skip_unless(libc::SYS_kill as u32, group.len() as u8));
         steps.extend(group);
@@ -120,18 +117,13 @@ fn return_allow() -> libc::sock_filter {
 mod tests {
     use super::*;
 
-    /// Runs the filter as the kernel would, on the few instructions that it has.
+    /// Interprets the filter as the kernel would, for the few instructions that it uses.
     fn run_filter(machine: u32, call: libc::c_long, arguments: [u64; 2]) -> u32 {
         run_filter_in(JobPlacement::Background, machine, call, arguments)
     }
 
-    /// The second argument stands for the fourth too.
-    fn run_filter_in(
-        place: JobPlacement,
-        machine: u32,
-        call: libc::c_long,
-        arguments: [u64; 2],
-    ) -> u32 {
+    /// Uses the second argument as the fourth, too.
+    fn run_filter_in(place: JobPlacement, machine: u32, call: libc::c_long, arguments: [u64; 2]) -> u32 {
         let program = build_filter(place);
         let (mut at, mut loaded) = (0, 0);
         loop {
@@ -157,7 +149,7 @@ mod tests {
     }
 
     #[test]
-    fn a_process_group_that_is_shared_is_not_signalled() {
+    fn a_shared_process_group_cannot_be_signalled() {
         let refused = libc::SECCOMP_RET_ERRNO | libc::EPERM as u32;
         let allowed = libc::SECCOMP_RET_ALLOW;
         for (place, call, arguments, wanted) in [
@@ -172,13 +164,13 @@ mod tests {
             (JobPlacement::Background, libc::SYS_kill, [0, 9], allowed),
             (JobPlacement::Foreground, libc::SYS_kill, [0, 9], allowed),
         ] {
-            let found = run_filter_in(place, MACHINE, call, arguments);
-            assert_eq!(found, wanted, "{place:?} {call} {arguments:?}");
+            let verdict = run_filter_in(place, MACHINE, call, arguments);
+            assert_eq!(verdict, wanted, "{place:?} {call} {arguments:?}");
         }
     }
 
     #[test]
-    fn what_leads_around_is_refused_and_nothing_else() {
+    fn calls_that_bypass_the_namespaces_are_refused_and_no_others() {
         let refused = |error: i32| libc::SECCOMP_RET_ERRNO | error as u32;
         let allowed = libc::SECCOMP_RET_ALLOW;
         for (call, arguments, wanted) in [
@@ -191,7 +183,7 @@ mod tests {
             (libc::SYS_socket, [libc::AF_VSOCK as u64, 0], refused(libc::EAFNOSUPPORT)),
             (libc::SYS_socket, [libc::AF_PACKET as u64, 0], refused(libc::EAFNOSUPPORT)),
             (libc::SYS_socket, [libc::AF_ALG as u64, 0], refused(libc::EAFNOSUPPORT)),
-            // The kernel looks at half of the argument, and so does the filter.
+            // The kernel uses the low half of the argument, and so does the filter.
             (libc::SYS_socket, [1 << 32 | libc::AF_VSOCK as u64, 0], refused(libc::EAFNOSUPPORT)),
             (libc::SYS_socketpair, [libc::AF_VSOCK as u64, 0], refused(libc::EAFNOSUPPORT)),
             (libc::SYS_io_uring_setup, [0, 0], refused(libc::ENOSYS)),
@@ -204,7 +196,7 @@ mod tests {
         ] {
             assert_eq!(run_filter(MACHINE, call, arguments), wanted, "{call} {arguments:?}");
         }
-        assert_eq!(run_filter(0x4000_0003, 102, [0, 0]), refused(libc::ENOSYS), "another machine");
+        assert_eq!(run_filter(0x4000_0003, 102, [0, 0]), refused(libc::ENOSYS), "i386");
         #[cfg(target_arch = "x86_64")]
         assert_eq!(run_filter(MACHINE, 0x4000_0029, [0, 0]), refused(libc::ENOSYS), "x32");
     }

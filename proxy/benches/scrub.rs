@@ -21,14 +21,8 @@ fn bench(criterion: &mut Criterion) {
     for (name, text) in [
         ("octets", octets()),
         ("prose", b"It is a truth universally acknowledged, that a sandbox asks. ".to_vec()),
-        (
-            "json",
-            br#"{"role":"assistant","content":"One \"line\"\nand another, 50% of it"},"#.to_vec(),
-        ),
-        (
-            "events",
-            b"data: {\"choices\":[{\"index\":0,\"delta\":{\"content\":\"word \"}}]}\n\n".to_vec(),
-        ),
+        ("json", br#"{"role":"assistant","content":"One \"line\"\nand another, 50% of it"},"#.to_vec()),
+        ("events", b"data: {\"choices\":[{\"index\":0,\"delta\":{\"content\":\"word \"}}]}\n\n".to_vec()),
         ("near misses", b"sk-proj-0123456789abcdefghijklmnopqrstuvwxyz sk-proj-012".to_vec()),
         ("echoes", SECRET.as_bytes().to_vec()),
     ] {

@@ -14,12 +14,11 @@ use certs::trust::SystemStore;
 use certs::{AuthorityOptions, CertificateAuthority, TrustSource, UnixTime};
 use dns_filter::server::{DnsAttribution, DnsListener, DnsServer};
 use dns_filter::{DnsConfig, DnsFilter, Resolver};
-use rules::configuration::{
-    BindTarget, Configuration, DnsSettings, ListenerMode, SystemRootsSetting,
-};
+use rules::configuration::{BindTarget, Configuration, DnsSettings, ListenerMode, SystemRootsSetting};
 use rules::ids::SandboxId;
 use rules::load;
 use rules::{LoadSources, RuleSet, TimedState, compile};
+use sd_notify::NotifyState;
 use tokio::sync::watch;
 use tokio::time::timeout;
 use tokio_util::task::TaskTracker;
@@ -103,16 +102,13 @@ impl App {
         let prometheus = metrics::install()?;
         sources.own = configuration.listeners.iter().flat_map(listener_addresses).collect();
         let rules = compile_rules(&sources)?;
-        let log =
-            Log::open(audit::LogConfig::new(&paths.log)).context("cannot open the access log")?;
+        let log = Log::open(audit::LogConfig::new(&paths.log)).context("cannot open the access log")?;
         let identities = IdentityStore::open(&paths.log)?;
         let rules = identities.apply(rules)?;
         let ledger = Arc::new(Ledger::open(&paths.log, &rules)?);
         let grants = Arc::new(GrantStore::open(&paths.log, configuration.grants.clone())?);
-        let timed = TimedState {
-            grants: grants.active_grants(&rules),
-            ended: ledger.expired_sandboxes(&rules),
-        };
+        let timed =
+            TimedState { grants: grants.active_grants(&rules), ended: ledger.expired_sandboxes(&rules) };
         let rules = rules.with_timed_state(&timed, rules.generation());
         let rules = rules.map_err(|_| anyhow::anyhow!("the grants do not compile to rules"))?;
         let rules = Arc::new(ArcSwap::from_pointee(rules));
@@ -128,13 +124,7 @@ impl App {
             true => None,
             false => {
                 let authority = overrides.authority.map_or_else(|| open_authority(&paths), Ok)?;
-                Some(Arc::new(build_handler(
-                    &shared,
-                    &configuration,
-                    authority,
-                    base,
-                    stop.clone(),
-                )?))
+                Some(Arc::new(build_handler(&shared, &configuration, authority, base, stop.clone())?))
             }
         };
         let admin = AdminServer::open(&paths.socket)?;
@@ -190,6 +180,7 @@ impl App {
             tokio::spawn(listener.serve(gate, tasks.clone(), stop.clone()));
         }
         state.ready.store(true, Ordering::Release);
+        notify_systemd(NotifyState::Ready);
         // These run until connections have drained, so that revocation works then, too.
         let mut watching = tokio::spawn(watch.run(state.reloader.clone()));
         let mut timing = tokio::spawn(state.reloader.clone().run_periodic());
@@ -201,6 +192,7 @@ impl App {
             ended = &mut timing => Err(io::Error::other(format!("the expiry task stopped: {ended:?}"))),
         };
         state.ready.store(false, Ordering::Release);
+        notify_systemd(NotifyState::Stopping);
         drain(&tasks, gate.as_deref()).await;
         watching.abort();
         timing.abort();
@@ -244,6 +236,13 @@ fn subscribe(
             ledger.start_lifetime(&id);
         }
     });
+}
+
+/// Notifies the service manager, if there is one (`Type=notify`, sd_notify(3)).
+fn notify_systemd(state: NotifyState<'_>) {
+    if let Err(error) = sd_notify::notify(&[state]) {
+        tracing::warn!(%error, "cannot notify the service manager");
+    }
 }
 
 /// Serves DNS until `stop`; without DNS listeners, only waits for it.
@@ -335,17 +334,13 @@ pub fn load_config(sources: &LoadSources) -> anyhow::Result<Configuration> {
 }
 
 /// Returns the paths of an instance, from its configuration.
-pub fn instance_paths(
-    config: &Path,
-    configuration: &Configuration,
-) -> anyhow::Result<InstancePaths> {
+pub fn instance_paths(config: &Path, configuration: &Configuration) -> anyhow::Result<InstancePaths> {
     let base = config.parent().unwrap_or(Path::new(""));
     let Some(dir) = &configuration.log_dir else {
         bail!("{}: `[log] dir` is required: the directory of the access log", config.display());
     };
     let log = base.join(dir);
-    let socket =
-        configuration.admin_socket.as_ref().map_or(log.join(ADMIN_SOCKET), |path| base.join(path));
+    let socket = configuration.admin_socket.as_ref().map_or(log.join(ADMIN_SOCKET), |path| base.join(path));
     let ca = base.join(configuration.ca_dir.as_deref().unwrap_or(CA_DIR));
     Ok(InstancePaths { log, socket, ca })
 }
@@ -360,10 +355,7 @@ fn dns_settings(config: &Path, configuration: &Configuration) -> anyhow::Result<
     match &configuration.dns {
         Some(settings) => Ok(settings.clone()),
         None => {
-            bail!(
-                "{}: `[dns] upstreams` is required: Sandbar resolves names itself",
-                config.display()
-            )
+            bail!("{}: `[dns] upstreams` is required: Sandbar resolves names itself", config.display())
         }
     }
 }
@@ -373,14 +365,9 @@ fn listener_addresses(listener: &rules::configuration::ListenerSettings) -> Vec<
     listener.bind.iter().filter_map(BindTarget::address).collect()
 }
 
-fn open_listeners(
-    configuration: &Configuration,
-    base: &Path,
-) -> anyhow::Result<Vec<BoundListener>> {
+fn open_listeners(configuration: &Configuration, base: &Path) -> anyhow::Result<Vec<BoundListener>> {
     let mut open = Vec::new();
-    for listener in
-        configuration.listeners.iter().filter(|listener| listener.mode != ListenerMode::Dns)
-    {
+    for listener in configuration.listeners.iter().filter(|listener| listener.mode != ListenerMode::Dns) {
         open.extend(listen::open(listener, base)?);
     }
     if configuration.listeners.is_empty() {
@@ -389,14 +376,9 @@ fn open_listeners(
     Ok(open)
 }
 
-fn open_dns_server(
-    filter: &Arc<DnsFilter>,
-    configuration: &Configuration,
-) -> anyhow::Result<DnsServer> {
+fn open_dns_server(filter: &Arc<DnsFilter>, configuration: &Configuration) -> anyhow::Result<DnsServer> {
     let (mut listeners, mut inherited) = (Vec::new(), Vec::new());
-    for listener in
-        configuration.listeners.iter().filter(|listener| listener.mode == ListenerMode::Dns)
-    {
+    for listener in configuration.listeners.iter().filter(|listener| listener.mode == ListenerMode::Dns) {
         let Some(attribution) = DnsAttribution::from_rules(&listener.attribution) else {
             bail!("a dns listener cannot attribute queries to sandboxes by unix socket");
         };

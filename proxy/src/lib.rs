@@ -11,6 +11,7 @@ mod budget;
 mod credential;
 mod egress;
 mod http;
+mod inspect;
 mod memory;
 pub mod policy;
 pub mod report;

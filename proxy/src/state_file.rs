@@ -8,10 +8,6 @@ pub(crate) use sys::file::Durability;
 use sys::file::{self, Mode};
 
 /// Replaces the content of a state file.
-pub(crate) fn write_atomic(
-    path: &Path,
-    value: &impl Serialize,
-    durability: Durability,
-) -> io::Result<()> {
+pub(crate) fn write_atomic(path: &Path, value: &impl Serialize, durability: Durability) -> io::Result<()> {
     file::replace(path, &serde_json::to_vec(value)?, Mode::Owner, durability)
 }

@@ -1,4 +1,4 @@
-//! Compile and look-up with 10, 10 thousand and 1 million host patterns, and the memory they take.
+//! Benchmarks compilation and lookup with 10, 10 thousand and 1 million host patterns, and their memory use.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -27,14 +27,10 @@ fn main() {
     criterion.final_summary();
 }
 
-/// A name as lists have them: a handful of labels, some shared parents, every eighth a wildcard.
+/// Returns a name typical of lists: a few labels, some shared parents, every eighth a wildcard.
 fn pattern(at: usize) -> String {
     let star = if at.is_multiple_of(8) { "*." } else { "" };
-    format!(
-        "{star}host-{at:06}.team-{}.{}.example",
-        at % 977,
-        ["cdn", "mirror", "static", "api"][at % 4]
-    )
+    format!("{star}host-{at:06}.team-{}.{}.example", at % 977, ["cdn", "mirror", "static", "api"][at % 4])
 }
 
 fn sources(size: usize) -> LoadSources {
@@ -53,16 +49,16 @@ fn load(sources: &LoadSources) -> RuleSet {
 fn host_set(size: usize) -> HostSet {
     let mut set = HostSet::default();
     for at in 0..size {
-        let parsed = HostPattern::parse(&pattern(at), PatternWidth::Narrow)
-            .unwrap_or_else(|error| panic!("{error}"));
+        let parsed =
+            HostPattern::parse(&pattern(at), PatternWidth::Narrow).unwrap_or_else(|error| panic!("{error}"));
         set.insert(&parsed, 0, 1).unwrap_or_else(|error| panic!("{error}"));
     }
     set.shrink();
     set
 }
 
-/// Bytes a pattern beyond its text, by count and by what the process grew.
-#[allow(clippy::print_stdout, reason = "a bench prints its figures")]
+/// Prints the bytes per pattern without its text, and the growth of resident memory.
+#[allow(clippy::print_stdout, reason = "a benchmark prints its figures")]
 fn report_memory(size: usize, sources: &LoadSources) {
     let counted = host_set(size);
     let per_pattern = counted.overhead() as f64 / size as f64;
@@ -73,7 +69,7 @@ fn report_memory(size: usize, sources: &LoadSources) {
     let took = started.elapsed();
     let grown = resident_bytes().saturating_sub(before);
     println!(
-        "{size} patterns: compiled once in {took:.1?}, {per_pattern:.1} bytes a pattern beyond its text, resident memory grew by {} KiB",
+        "{size} patterns: compiled once in {took:.1?}, {per_pattern:.1} bytes per pattern without its text, resident memory grew by {} KiB",
         grown / 1024
     );
     drop(rules);
@@ -85,12 +81,10 @@ fn resident_bytes() -> u64 {
     line.split_whitespace().nth(1).and_then(|kib| kib.parse::<u64>().ok()).unwrap_or(0) * 1024
 }
 
-/// Names spread over the set, so that the cache is met as it would be in life.
-fn sample_names(size: usize, made: impl Fn(usize) -> String) -> Vec<DomainName> {
-    let spread = (0..4096).map(|at| made(at * 7919 % size));
-    spread
-        .map(|name| DomainName::parse(&name).unwrap_or_else(|error| panic!("{name}: {error}")))
-        .collect()
+/// Returns names spread over the set, so that CPU cache misses are realistic.
+fn sample_names(size: usize, name: impl Fn(usize) -> String) -> Vec<DomainName> {
+    let spread = (0..4096).map(|at| name(at * 7919 % size));
+    spread.map(|name| DomainName::parse(&name).unwrap_or_else(|error| panic!("{name}: {error}"))).collect()
 }
 
 fn bench_lookup(criterion: &mut Criterion, size: usize) {
@@ -99,7 +93,7 @@ fn bench_lookup(criterion: &mut Criterion, size: usize) {
     let absent = sample_names(size, |at| format!("not-there-{at}.team-1.cdn.example"));
     for (kind, names) in [("present", present), ("absent", absent)] {
         let mut next = names.iter().cycle();
-        criterion.bench_function(&format!("look-up/{kind}/{size}"), |bench| {
+        criterion.bench_function(&format!("lookup/{kind}/{size}"), |bench| {
             bench.iter(|| next.next().map(|name| set.hits(black_box(name)).count()));
         });
     }
@@ -107,16 +101,12 @@ fn bench_lookup(criterion: &mut Criterion, size: usize) {
 
 fn bench_decide(criterion: &mut Criterion, size: usize, rules: &RuleSet) {
     let sandbox = SandboxId::parse("p").ok().and_then(|id| rules.sandboxes().get(&id).cloned());
-    let Some(sandbox) = sandbox else { panic!("the policy's own sandbox") };
+    let Some(sandbox) = sandbox else { panic!("the policy has no sandbox") };
     let question = |name: DomainName| Facts::Name(NameFacts { name, query: QueryType::A });
-    let allowed: Vec<Facts> = sample_names(size, |at| pattern(at).replace("*.", "below."))
-        .into_iter()
-        .map(question)
-        .collect();
-    let denied: Vec<Facts> = sample_names(size, |at| format!("not-there-{at}.example"))
-        .into_iter()
-        .map(question)
-        .collect();
+    let allowed: Vec<Facts> =
+        sample_names(size, |at| pattern(at).replace("*.", "below.")).into_iter().map(question).collect();
+    let denied: Vec<Facts> =
+        sample_names(size, |at| format!("not-there-{at}.example")).into_iter().map(question).collect();
     for (kind, facts) in [("allowed", allowed), ("denied", denied)] {
         let mut next = facts.iter().cycle();
         criterion.bench_function(&format!("decide/{kind}/{size}"), |bench| {
@@ -127,10 +117,7 @@ fn bench_decide(criterion: &mut Criterion, size: usize, rules: &RuleSet) {
 
 fn bench_compile(criterion: &mut Criterion, size: usize, sources: &LoadSources) {
     let mut group = criterion.benchmark_group("compile");
-    group
-        .sample_size(10)
-        .warm_up_time(Duration::from_millis(500))
-        .measurement_time(Duration::from_secs(5));
+    group.sample_size(10).warm_up_time(Duration::from_millis(500)).measurement_time(Duration::from_secs(5));
     group.bench_function(size.to_string(), |bench| {
         bench.iter_batched(|| (), |()| load(black_box(sources)), BatchSize::PerIteration);
     });

@@ -1,4 +1,4 @@
-//! What must hold for any input, whoever makes it: the fuzzers here, and a bounded run inside the tests.
+//! Properties that hold for any input, for the fuzzers here and a bounded run in the tests.
 #![allow(dead_code, reason = "each fuzz target uses one of these")]
 
 use std::collections::BTreeMap;
@@ -10,7 +10,7 @@ use rules::probe::PolicyProbe;
 use rules::url_path::{CanonicalPath, PathPattern};
 use rules::{DomainName, Host, LoadSources, RuleSet, SourceFile, compile};
 
-/// A name is refused, or has one normal form that is its own.
+/// A name is refused, or its normal form parses to itself.
 pub(super) fn name(data: &[u8]) {
     drop(DomainName::from_labels(data.split(|byte| *byte == b'.')));
     let Ok(name) = DomainName::parse_bytes(data) else { return };
@@ -21,20 +21,14 @@ pub(super) fn name(data: &[u8]) {
     assert_eq!(Host::parse(name.as_str()), Ok(Host::Name(name.clone())));
 }
 
-/// A pattern is refused, or prints as a pattern that means the same.
+/// A pattern is refused, or prints as an equal pattern.
 pub(super) fn pattern(data: &[u8]) {
     let Ok(text) = str::from_utf8(data) else { return };
     let Ok(wide) = HostPattern::parse(text, PatternWidth::DangerouslyWide) else {
-        assert!(
-            HostPattern::parse(text, PatternWidth::Narrow).is_err(),
-            "narrow takes less, not more"
-        );
+        assert!(HostPattern::parse(text, PatternWidth::Narrow).is_err(), "narrow accepts less, not more");
         return;
     };
-    assert_eq!(
-        HostPattern::parse(&wide.to_string(), PatternWidth::DangerouslyWide).as_ref(),
-        Ok(&wide)
-    );
+    assert_eq!(HostPattern::parse(&wide.to_string(), PatternWidth::DangerouslyWide).as_ref(), Ok(&wide));
     if let Some(base) = wide.pattern.base() {
         let below = DomainName::parse(&format!("a.{base}"));
         let covers = |name: &DomainName| wide.pattern.matches(name);
@@ -55,19 +49,16 @@ pub(super) fn path(data: &[u8]) {
     }
 }
 
-/// A list loads whole, or every error has its place in it.
+/// A list loads completely, or every error has a location in it.
 pub(super) fn list(data: &[u8]) {
     let policy = "name = \"p\"\n[[allow]]\nname = \"r\"\nhosts_file = \"l.txt\"\n";
     let lists = BTreeMap::from([("l.txt".to_owned(), Ok(data.to_vec()))]);
-    let sources = LoadSources {
-        policies: vec![file("p.toml", policy.as_bytes())],
-        lists,
-        ..LoadSources::default()
-    };
+    let sources =
+        LoadSources { policies: vec![file("p.toml", policy.as_bytes())], lists, ..LoadSources::default() };
     check_load(compile(&sources, &[]), "l.txt", data);
 }
 
-/// A policy loads whole and decides without panic, or every error has its place in it.
+/// A policy loads completely and decides without panic, or every error has a location in it.
 pub(super) fn policy(data: &[u8]) {
     let policy = file("p.toml", data);
     drop(list_files(&policy));
@@ -78,12 +69,11 @@ pub(super) fn policy(data: &[u8]) {
     );
 }
 
-/// The same for the operator's file.
+/// The configuration loads completely and decides without panic, or every error has a location in it.
 pub(super) fn operator(data: &[u8]) {
     let operator = file("sandbar.toml", data);
     drop(policy_dir(&operator));
-    let policies =
-        vec![file("p.toml", b"name = \"p\"\n[[allow]]\nname = \"r\"\nhosts = [\"x.example\"]\n")];
+    let policies = vec![file("p.toml", b"name = \"p\"\n[[allow]]\nname = \"r\"\nhosts = [\"x.example\"]\n")];
     check_load(
         compile(&LoadSources { operator: Some(operator), policies, ..LoadSources::default() }, &[]),
         "sandbar.toml",
@@ -99,7 +89,7 @@ fn check_load(loaded: Result<RuleSet, Vec<Problem>>, file: &str, data: &[u8]) {
     let lines = data.iter().filter(|byte| **byte == b'\n').count() as u32 + 1;
     match loaded {
         Err(problems) => {
-            assert!(!problems.is_empty(), "refused without a word");
+            assert!(!problems.is_empty(), "refused without a problem");
             for problem in problems {
                 assert!(
                     problem.at.line >= 1
@@ -113,9 +103,7 @@ fn check_load(loaded: Result<RuleSet, Vec<Problem>>, file: &str, data: &[u8]) {
         Ok(rules) => {
             drop(rules.run_tests());
             for sandbox in rules.sandboxes().iter() {
-                for target in
-                    ["x.example", "https://a.x.example/v1/..", "http://x.example", "10.0.0.1:22"]
-                {
+                for target in ["x.example", "https://a.x.example/v1/..", "http://x.example", "10.0.0.1:22"] {
                     let Ok(probe) = PolicyProbe::parse(target) else { continue };
                     drop(rules.explain(sandbox, &probe));
                 }

@@ -1,4 +1,4 @@
-//! `RuleSet::admit`: from the addresses a name was found to have, to those that may be dialled (P4).
+//! `RuleSet::admit`: filters the addresses that a name resolved to, keeping those Sandbar may dial (P4).
 
 use std::net::{IpAddr, SocketAddr};
 
@@ -11,20 +11,20 @@ use crate::policy::Policy;
 use crate::reason::Reason;
 use crate::ruleset::RuleSet;
 
-/// Most addresses that are tried for one name.
+/// Most addresses to check for one name.
 pub const MAX_ADDRESSES: usize = 32;
 
 impl RuleSet {
-    /// Leaves of `found` what the permit's rules let its name lead to.
+    /// Returns the addresses of `resolved` that the permit's rules admit.
     ///
     /// # Errors
     ///
-    /// Returns the denial of the first address when none is left, and `no_address` when there was none.
-    pub fn admit(&self, permit: &Permit, found: &[IpAddr]) -> Result<DialPermit, Box<Denial>> {
+    /// Returns the denial of the first address if none is admitted, and `no_address` if there was none.
+    pub fn admit(&self, permit: &Permit, resolved: &[IpAddr]) -> Result<DialPermit, Box<Denial>> {
         let mut refused =
             Denial { rule: Some(permit.rule().clone()), ..self.build_denial(Reason::NoAddress) };
         let mut addresses = Vec::new();
-        for address in found.iter().map(IpAddr::to_canonical).take(MAX_ADDRESSES) {
+        for address in resolved.iter().map(IpAddr::to_canonical).take(MAX_ADDRESSES) {
             match self.check_address(permit, address) {
                 Ok(()) => addresses.push(address),
                 Err(reason) if refused.address.is_none() => {
@@ -58,28 +58,27 @@ impl RuleSet {
         permit.0.admission.iter().try_for_each(|layer| check_layer(layer, address))
     }
 
-    /// Whether Sandbar itself listens there. A wildcard listener is on every local address: of those only the
-    /// public ones must be told, the others are recognised.
+    /// Returns whether Sandbar itself listens there.
+    ///
+    /// A wildcard listener accepts on every local address. Every address in a special range counts as local here;
+    /// local addresses in public ranges must be listed in [`LoadSources::own`](crate::LoadSources::own).
     fn is_own_listener(&self, address: IpAddr, port: Option<u16>) -> bool {
-        let here = |own: &SocketAddr, form: IpAddr| {
+        let matches = |own: &SocketAddr, form: IpAddr| {
             let ip = own.ip().to_canonical();
             ip == form || (ip.is_unspecified() && forbidden_range(form).is_some())
         };
-        let listens = |own: &&SocketAddr| port.is_some_and(|port| own.port() == port);
-        self.own
-            .iter()
-            .filter(listens)
-            .any(|own| address_forms(address).any(|form| here(own, form)))
+        let same_port = |own: &&SocketAddr| port.is_some_and(|port| own.port() == port);
+        self.own.iter().filter(same_port).any(|own| address_forms(address).any(|form| matches(own, form)))
     }
 }
 
-/// Whether the permit is for a memory service, through its guard.
+/// Returns whether the permit leads to a memory service through its guard, or is for a lookup only.
 fn is_guarded(permit: &Permit) -> bool {
     matches!(permit.treatment(), Treatment::Hold { .. })
         || matches!(permit.facts(), Facts::Memory(_) | Facts::Name(_))
 }
 
-/// Whether a memory service of the policy lies at that address and port: no other name leads there.
+/// Returns whether a memory rule of the policy covers that address and port, which no other name may lead to.
 fn is_memory_address(policy: &Policy, address: IpAddr, port: Option<u16>) -> bool {
     policy.rules().iter().filter(|rule| rule.memory_terms().is_some()).any(|rule| {
         let nets = rule.resolves_to().unwrap_or(&[]);
@@ -88,7 +87,7 @@ fn is_memory_address(policy: &Policy, address: IpAddr, port: Option<u16>) -> boo
     })
 }
 
-/// Within a layer rules add up: one that admits the address is enough.
+/// Checks an address against one layer, where one admitting rule is enough.
 fn check_layer(layer: &[AddressAdmission], address: IpAddr) -> Result<(), Reason> {
     let mut refused = Reason::NoAddress;
     for admission in layer {
@@ -106,9 +105,7 @@ impl AddressAdmission {
         match self {
             AddressAdmission::Any => Ok(()),
             AddressAdmission::Only(nets) if nets.iter().any(|net| net.contains(&address)) => Ok(()),
-            AddressAdmission::Only(_) | AddressAdmission::Public if private => {
-                Err(Reason::PrivateAddress)
-            }
+            AddressAdmission::Only(_) | AddressAdmission::Public if private => Err(Reason::PrivateAddress),
             AddressAdmission::Only(_) => Err(Reason::AddressNotExpected),
             AddressAdmission::Public => Ok(()),
         }

@@ -1,11 +1,11 @@
-//! Budgets: how much may pass. Where several apply, the smallest counts.
+//! Budgets: limits on usage. If several apply, the smallest counts.
 
 use std::time::Duration;
 
-/// One limit that can be set, by its key in a policy.
+/// A kind of budget, one per key in a policy.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum BudgetKind {
-    /// Bytes both ways, for as long as there is the rule: what a grant may let pass.
+    /// Bytes in both directions over the lifetime of a grant.
     Bytes,
     Connections,
     DnsBitsPerHour,
@@ -19,7 +19,7 @@ pub enum BudgetKind {
     UploadBytesPerHour,
 }
 
-/// What is counted as it happens.
+/// A kind of usage that counts against budgets.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum UsageKind {
     Download,
@@ -27,7 +27,7 @@ pub enum UsageKind {
     Upload,
 }
 
-/// Limits over time; an absent one does not limit, zero lets nothing pass.
+/// The limit of each budget; an absent one does not limit, zero allows nothing.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Budgets([Option<u64>; BudgetKind::ALL.len()]);
 
@@ -70,33 +70,25 @@ impl BudgetKind {
         Self::ALL.into_iter().find(|budget| budget.key() == key)
     }
 
-    /// Whether what happens counts against it.
+    /// Returns whether that usage counts against this budget.
     pub fn counts(self, what: UsageKind) -> bool {
         match self {
             BudgetKind::Bytes => matches!(what, UsageKind::Download | UsageKind::Upload),
-            BudgetKind::Connections | BudgetKind::DnsBitsPerHour | BudgetKind::LifetimeSeconds => {
-                false
+            BudgetKind::Connections | BudgetKind::DnsBitsPerHour | BudgetKind::LifetimeSeconds => false,
+            BudgetKind::DownloadBytesPerDay | BudgetKind::DownloadBytesPerHour => what == UsageKind::Download,
+            BudgetKind::RequestsPerDay | BudgetKind::RequestsPerHour | BudgetKind::RequestsPerMinute => {
+                what == UsageKind::Requests
             }
-            BudgetKind::DownloadBytesPerDay | BudgetKind::DownloadBytesPerHour => {
-                what == UsageKind::Download
-            }
-            BudgetKind::RequestsPerDay
-            | BudgetKind::RequestsPerHour
-            | BudgetKind::RequestsPerMinute => what == UsageKind::Requests,
-            BudgetKind::UploadBytesPerDay | BudgetKind::UploadBytesPerHour => {
-                what == UsageKind::Upload
-            }
+            BudgetKind::UploadBytesPerDay | BudgetKind::UploadBytesPerHour => what == UsageKind::Upload,
         }
     }
 
-    /// Whether anything that happens counts against it.
+    /// Returns whether any usage counts against this budget.
     pub fn is_counted(self) -> bool {
-        [UsageKind::Download, UsageKind::Requests, UsageKind::Upload]
-            .iter()
-            .any(|what| self.counts(*what))
+        [UsageKind::Download, UsageKind::Requests, UsageKind::Upload].iter().any(|what| self.counts(*what))
     }
 
-    /// The time over which it is counted; none where nothing is ever given back.
+    /// Returns the time window of the budget; `None` if it never refills.
     pub fn window(self) -> Option<Duration> {
         match self {
             BudgetKind::Bytes | BudgetKind::Connections | BudgetKind::LifetimeSeconds => None,
@@ -104,21 +96,21 @@ impl BudgetKind {
             | BudgetKind::DownloadBytesPerHour
             | BudgetKind::RequestsPerHour
             | BudgetKind::UploadBytesPerHour => Some(HOUR),
-            BudgetKind::DownloadBytesPerDay
-            | BudgetKind::RequestsPerDay
-            | BudgetKind::UploadBytesPerDay => Some(DAY),
+            BudgetKind::DownloadBytesPerDay | BudgetKind::RequestsPerDay | BudgetKind::UploadBytesPerDay => {
+                Some(DAY)
+            }
             BudgetKind::RequestsPerMinute => Some(MINUTE),
         }
     }
 }
 
 impl Budgets {
-    /// The limit, if it is set.
+    /// Returns the limit, if set.
     pub fn limit(&self, budget: BudgetKind) -> Option<u64> {
         self.0.get(budget as usize).copied().flatten()
     }
 
-    /// The same with a limit set or left out.
+    /// Returns the same budgets with one limit set or removed.
     #[must_use]
     pub fn with(mut self, budget: BudgetKind, limit: Option<u64>) -> Budgets {
         if let Some(slot) = self.0.get_mut(budget as usize) {
@@ -127,7 +119,7 @@ impl Budgets {
         self
     }
 
-    /// The smaller of each.
+    /// Returns the smaller limit of each kind.
     #[must_use]
     pub fn min(self, other: Budgets) -> Budgets {
         BudgetKind::ALL.into_iter().fold(Budgets::default(), |least, budget| {
@@ -135,7 +127,7 @@ impl Budgets {
         })
     }
 
-    /// The limits that are set.
+    /// Returns the limits that are set.
     pub fn limits(&self) -> impl Iterator<Item = (BudgetKind, u64)> + use<> {
         let all = *self;
         BudgetKind::ALL.into_iter().filter_map(move |budget| Some((budget, all.limit(budget)?)))
@@ -153,7 +145,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn each_budget_has_its_place_and_its_key() {
+    fn each_budget_has_its_index_and_its_key() {
         for (at, budget) in BudgetKind::ALL.into_iter().enumerate() {
             assert_eq!(budget as usize, at, "{budget}");
             assert_eq!(BudgetKind::by_key(budget.key()), Some(budget));
@@ -168,11 +160,7 @@ mod tests {
         let two = Budgets::default()
             .with(BudgetKind::RequestsPerHour, Some(3))
             .with(BudgetKind::Connections, Some(7));
-        let both: Vec<_> =
-            one.min(two).limits().map(|(budget, limit)| (budget.key(), limit)).collect();
-        assert_eq!(
-            both,
-            [("connections", 7), ("requests_per_hour", 3), ("upload_bytes_per_hour", 0)]
-        );
+        let both: Vec<_> = one.min(two).limits().map(|(budget, limit)| (budget.key(), limit)).collect();
+        assert_eq!(both, [("connections", 7), ("requests_per_hour", 3), ("upload_bytes_per_hour", 0)]);
     }
 }

@@ -1,5 +1,5 @@
-//! What the operator's file says beyond sandboxes: listeners, resolvers, where the log lies. It is
-//! plain data for whoever builds the program; only a restart changes it.
+//! The settings of the configuration other than sandboxes: listeners, resolvers, paths. Plain data for the
+//! program's startup; changing a setting takes a restart.
 
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 
@@ -14,12 +14,11 @@ use crate::principal::PrincipalTemplate;
 /// The settings of one instance.
 #[derive(Clone, Debug, Default)]
 pub struct Configuration {
-    /// As written: relative to the file.
+    /// As written: relative to the configuration file, like every path here.
     pub log_dir: Option<String>,
     pub on_invalid: OnInvalid,
-    /// As written: relative to the file.
     pub admin_socket: Option<String>,
-    /// The directory of the certificate authority, as written: relative to the file.
+    /// The directory of the certificate authority.
     pub ca_dir: Option<String>,
     pub credentials: Vec<CredentialFile>,
     pub dns: Option<DnsSettings>,
@@ -31,11 +30,11 @@ pub struct Configuration {
     pub memory_services: Vec<MemoryService>,
 }
 
-/// What no grant may open, and for how long one may last.
+/// Limits on grants.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct GrantSettings {
     pub forbid_hosts: Vec<HostPattern>,
-    /// Bases by name: tiers, or policies.
+    /// Names of tiers or base policies.
     pub forbid_bases: Vec<String>,
     pub most_seconds: u64,
 }
@@ -47,30 +46,29 @@ impl Default for GrantSettings {
     }
 }
 
-/// What happens while the files on disk are not good.
+/// What a reload does if the files on disk are invalid.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum OnInvalid {
-    /// Nothing passes, and what is open is cut.
+    /// Refuse everything and cut open connections.
     Deny,
-    /// The rules in force stay.
+    /// Keep the current rules.
     #[default]
     Keep,
 }
 
-/// Whose signed identities are believed.
+/// Trusted issuers of signed identities.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct IdentitySettings {
-    /// As written: relative to the file.
     pub revocations: Option<String>,
     pub issuers: Vec<IssuerSettings>,
 }
 
-/// One who signs identities, and how far it is believed.
+/// A trusted issuer, and what it may sign.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct IssuerSettings {
     pub name: Option<String>,
     pub trust_domain: String,
-    /// Its JWK Set, as written: relative to the file.
+    /// The file of its JWK Set.
     pub keys: String,
     pub environments: Option<Vec<Environment>>,
     pub tenants: Option<Vec<Tenant>>,
@@ -78,17 +76,17 @@ pub struct IssuerSettings {
     pub life_seconds: Option<u64>,
 }
 
-/// A memory service, and as whom it is spoken to.
+/// A memory service, and how Sandbar authenticates to it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct MemoryService {
     pub host: Host,
     pub port: u16,
-    /// The one audience of identities sent to it.
+    /// The only audience of identities sent to it.
     pub audience: String,
     pub proof: ServiceAuthSettings,
 }
 
-/// How a memory service knows us, and for whom we ask.
+/// How Sandbar authenticates to a memory service, and which principal it sends.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum ServiceAuthSettings {
     ApiKey {
@@ -96,33 +94,32 @@ pub enum ServiceAuthSettings {
         principal: PrincipalTemplate,
     },
     Principal(PrincipalTemplate),
-    /// The key as written: relative to the file.
     Token {
+        /// The file of the signing key.
         key: String,
         issuer: String,
         trust_domain: String,
     },
 }
 
-/// Where the value of a credential is.
+/// The file that holds the value of a credential.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct CredentialFile {
     pub name: CredentialName,
-    /// As written: relative to the file.
     pub file: String,
 }
 
-/// How origins are reached and believed.
+/// Settings of connections to origin servers.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct UpstreamSettings {
-    /// Files of root certificates, as written: relative to the file.
+    /// Files of root certificates.
     pub roots: Vec<String>,
     pub system_roots: SystemRootsSetting,
-    /// The firewall mark of our own connections, by which the redirect lets them pass.
+    /// The firewall mark of Sandbar's own connections, which exempts them from the redirect.
     pub mark: Option<u32>,
 }
 
-/// Whether the roots of the operating system are believed.
+/// Whether to trust the operating system's roots.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum SystemRootsSetting {
     #[default]
@@ -132,21 +129,17 @@ pub enum SystemRootsSetting {
 
 impl Default for UpstreamSettings {
     fn default() -> Self {
-        UpstreamSettings {
-            roots: Vec::new(),
-            system_roots: SystemRootsSetting::Trusted,
-            mark: None,
-        }
+        UpstreamSettings { roots: Vec::new(), system_roots: SystemRootsSetting::Trusted, mark: None }
     }
 }
 
-/// Where a listener's socket comes from.
+/// The source of a listener's socket.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum BindTarget {
-    /// Opened by whoever started us: a name of `LISTEN_FDNAMES`, or a descriptor's number.
+    /// Opened by the parent process: a name of `LISTEN_FDNAMES`, or a file descriptor number.
     Inherited(String),
     Tcp(SocketAddr),
-    /// A path, as written: relative to the file.
+    /// A path.
     Unix(String),
 }
 
@@ -155,9 +148,7 @@ impl BindTarget {
     pub fn parse(text: &str) -> Option<Self> {
         match text.split_once(':') {
             Some(("unix", path)) if !path.is_empty() => Some(BindTarget::Unix(path.to_owned())),
-            Some(("inherited", name)) if !name.is_empty() => {
-                Some(BindTarget::Inherited(name.to_owned()))
-            }
+            Some(("inherited", name)) if !name.is_empty() => Some(BindTarget::Inherited(name.to_owned())),
             _ => text.parse().ok().map(BindTarget::Tcp),
         }
     }
@@ -170,7 +161,7 @@ impl BindTarget {
     }
 }
 
-/// Where connections arrive, and what tells whose they are.
+/// Where connections arrive, and how Sandbar attributes them to a sandbox.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ListenerSettings {
     pub mode: ListenerMode,
@@ -178,7 +169,7 @@ pub struct ListenerSettings {
     pub attribution: Attribution,
 }
 
-/// What a listener speaks.
+/// The protocol of a listener, or how it learns the original destination.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ListenerMode {
     Dns,
@@ -187,7 +178,7 @@ pub enum ListenerMode {
     Tproxy,
 }
 
-/// How a listener knows the sandbox.
+/// How a listener identifies the sandbox of a connection.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Attribution {
     Dedicated(SandboxId),
@@ -197,7 +188,7 @@ pub enum Attribution {
     Unix,
 }
 
-/// Whom the DNS filter asks, and how it answers.
+/// Upstream resolvers of the DNS filter, and how it answers.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct DnsSettings {
     pub upstreams: Vec<SocketAddr>,
@@ -212,59 +203,60 @@ pub struct DnsSettings {
     pub synthetic: Ipv4Net,
 }
 
-/// A zone with resolvers of its own.
+/// A zone with its own resolvers.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ForwardZone {
     pub name: DomainName,
     pub upstreams: Vec<SocketAddr>,
 }
 
-/// A name whose addresses the operator says.
+/// A name with fixed addresses.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct HostEntry {
     pub name: DomainName,
     pub addresses: Vec<IpAddr>,
 }
 
-/// How a refused name is answered.
+/// The DNS answer for a refused name.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum DenialForm {
-    /// The name exists and has no such record.
+    /// NODATA: the name exists but has no such record.
     NoData,
-    /// The name does not exist: stub resolvers walk on through their search list and give up fast.
+    /// NXDOMAIN: the name does not exist. Stub resolvers continue with their search list and give up fast.
     NxDomain,
     /// REFUSED: not cached, but a hard failure to some stub resolvers.
     Refused,
-    /// An address where nothing is.
+    /// An address where nothing listens.
     Sinkhole,
 }
 
-/// Whether the exact names of policies are resolved ahead of being asked for.
+/// Whether to resolve the exact names of policies in advance.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum PreResolve {
     Off,
     On,
 }
 
-/// Whether reverse look-ups are answered.
+/// Whether to answer reverse lookups.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ReverseLookups {
-    /// Those of addresses that the sandbox was given, from what is known here.
+    /// Answers those of addresses that the sandbox received, from the filter's own state.
     Known,
     Off,
 }
 
 impl DnsSettings {
-    /// Milliseconds of the grid that queries leave on.
+    /// Default time grid on which queries leave, in milliseconds.
     pub const GRID_MILLISECONDS: u64 = 100;
-    /// Most queries a sandbox can cause to leave in an hour.
+    /// Default limit of queries per hour that a sandbox can cause to leave.
     pub const FORWARDS_PER_HOUR: u64 = 1200;
-    /// Seconds in which answers that sent nothing share one record.
+    /// Default time in seconds during which answers without an upstream query share one record.
     pub const FOLD_SECONDS: u64 = 10;
-    /// RFC 2544: no host has these, and no program takes them for its own network.
+    /// Default range of synthetic addresses. RFC 2544 reserves it for benchmarks: no host has such an address, and
+    /// programs do not mistake it for their local network.
     pub const SYNTHETIC: Ipv4Net = Ipv4Net::new_assert(Ipv4Addr::new(198, 18, 0, 0), 15);
 
-    /// The defaults, asking `upstreams`.
+    /// Returns the default settings with the given resolvers.
     pub fn new(upstreams: Vec<SocketAddr>) -> Self {
         DnsSettings {
             upstreams,

@@ -1,7 +1,7 @@
-//! `RuleSet::decide`: the only place that decides (P3). DNS, CONNECT, TLS, HTTP and memory all end here.
+//! `RuleSet::decide`: the only code that decides (P3). DNS, CONNECT, TLS, HTTP and memory all call it.
 //!
-//! In order: the names agree, no rule denies, the sandbox's own layer allows, the base allows; then `permit`
-//! says how.
+//! It checks in order that the names agree, that no rule denies, that the sandbox's own layer allows, and that the
+//! base allows; `permit` then builds the permit.
 
 use std::cmp::Reverse;
 use std::net::IpAddr;
@@ -24,7 +24,7 @@ use crate::url_path::{CanonicalPath, PathSpecificity};
 impl RuleSet {
     /// Decides one attempt of `sandbox`.
     ///
-    /// The sandbox is looked up anew, so that one that has left the operator's file may do nothing.
+    /// Looks the sandbox up again, so that it refuses a sandbox that the configuration no longer has.
     pub fn decide(&self, sandbox: &SandboxRef, facts: &Facts) -> Decision {
         match self.evaluate(sandbox, facts) {
             Ok(permit) => Decision::Allow(permit),
@@ -34,8 +34,8 @@ impl RuleSet {
         }
     }
 
-    /// Asks again what `permit` was given for, after the rules have changed: it must still be allowed, be
-    /// treated alike, and lead to where it was dialled.
+    /// Decides the attempt of `permit` again after the rules changed: the rules must still allow it, handle it the
+    /// same way, and admit the address that was dialled.
     pub fn decide_again(&self, permit: &Permit, dialled: Option<IpAddr>) -> Decision {
         let Some(sandbox) = self.sandboxes.get(permit.sandbox()) else {
             return Decision::Deny(Box::new(self.build_denial(Reason::UnknownSandbox)));
@@ -48,10 +48,8 @@ impl RuleSet {
             denied @ Decision::Deny(_) => return denied,
         };
         if fresh.treatment() != permit.treatment() {
-            let denial = Denial {
-                rule: Some(fresh.rule().clone()),
-                ..self.build_denial(Reason::TreatmentChanged)
-            };
+            let denial =
+                Denial { rule: Some(fresh.rule().clone()), ..self.build_denial(Reason::TreatmentChanged) };
             return Decision::Deny(Box::new(denial));
         }
         match dialled.map(|address| self.admit(&fresh, &[address])) {
@@ -60,18 +58,19 @@ impl RuleSet {
         }
     }
 
-    /// Whether a permit was given by a grant that is no more.
+    /// Returns whether the permit came from a grant that has ended.
     fn is_grant_ended(&self, permit: &Permit) -> bool {
         let rule = permit.rule();
-        let granted =
-            self.layers.get(permit.sandbox()).into_iter().flat_map(|layers| {
-                layers.sandbox.iter().filter(|policy| policy.name == rule.policy)
-            });
+        let granted = self
+            .layers
+            .get(permit.sandbox())
+            .into_iter()
+            .flat_map(|layers| layers.sandbox.iter().filter(|policy| policy.name == rule.policy));
         rule.policy.as_str() == GRANTS_POLICY
             && !granted.flat_map(|policy| &policy.rules).any(|one| one.name == rule.rule)
     }
 
-    /// Every allow and memory rule of the sandbox's own layer that names the host, and why each does not decide.
+    /// Returns every allow and memory rule of the sandbox's own layer that names the host, with why it did not decide.
     pub(crate) fn candidate_rules(&self, sandbox: &SandboxRef, facts: &Facts) -> Vec<NearMiss> {
         let (Some(layers), Ok(host)) = (self.layers.get(&sandbox.id), agreed_host(facts)) else {
             return Vec::new();
@@ -80,7 +79,7 @@ impl RuleSet {
             return Vec::new();
         };
         if self.is_closed() {
-            return Vec::new(); // no rule had a say
+            return Vec::new(); // closed rules consult no rule
         }
         let near = |matched: &RuleMatch<'_>| NearMiss {
             rule: rule_ref(matched, PolicyLayer::Sandbox),
@@ -95,14 +94,7 @@ impl RuleSet {
 
     pub(crate) fn build_denial(&self, reason: Reason) -> Denial {
         let (generation, digest) = (self.generation, self.digest);
-        Denial {
-            reason,
-            rule: None,
-            layer: PolicyLayer::Sandbox,
-            generation,
-            digest,
-            address: None,
-        }
+        Denial { reason, rule: None, layer: PolicyLayer::Sandbox, generation, digest, address: None }
     }
 
     fn evaluate(&self, sandbox: &SandboxRef, facts: &Facts) -> Result<Permit, PartialDenial> {
@@ -122,7 +114,7 @@ impl RuleSet {
     }
 }
 
-/// A refusal on its way up, before it is told which rule set it was.
+/// A denial that still lacks the generation and digest of the rule set.
 #[derive(Debug)]
 pub(crate) struct PartialDenial {
     reason: Reason,
@@ -142,23 +134,23 @@ impl PartialDenial {
     }
 }
 
-/// One attempt, and everything it is judged by.
+/// One attempt with the rules that apply to it.
 pub(crate) struct AttemptContext<'a> {
     pub(crate) sandbox: &'a Sandbox,
     pub(crate) layers: &'a SandboxLayers,
     pub(crate) facts: &'a Facts,
     pub(crate) host: &'a Host,
     pub(crate) port: Option<u16>,
-    pub(crate) ask: DecisionStage<'a>,
-    /// The special-use zone the host lies in: only a pattern within it counts.
+    pub(crate) stage: DecisionStage<'a>,
+    /// The special-use zone of the host, which only a pattern in that zone can open.
     zone: Option<&'static str>,
     /// The rules of the sandbox's own layer that name the host.
     pub(crate) own: Vec<RuleMatch<'a>>,
     /// The rules of the base that name the host.
-    pub(crate) floor: Vec<RuleMatch<'a>>,
+    pub(crate) base: Vec<RuleMatch<'a>>,
 }
 
-/// What is asked, stage by stage; a later stage knows more.
+/// The stage of an attempt; a later stage has more facts.
 #[derive(Clone, Copy)]
 pub(crate) enum DecisionStage<'a> {
     Connect(&'a Protocol),
@@ -167,19 +159,19 @@ pub(crate) enum DecisionStage<'a> {
     Request(&'a RequestFacts),
 }
 
-/// The rules that let an attempt pass, the most specific of each layer first.
+/// The rules that allow an attempt, the most specific of each layer first.
 pub(crate) struct AllowingRules<'a> {
     pub(crate) own: Vec<RuleMatch<'a>>,
     pub(crate) base: BaseAllowance<'a>,
 }
 
-/// What of the base lets an attempt pass.
+/// What in the base allows an attempt.
 pub(crate) enum BaseAllowance<'a> {
     Rules(Vec<RuleMatch<'a>>),
     Tier(Tier),
 }
 
-/// Why a rule that names the host does not allow the attempt, and how near it came.
+/// Why a rule that names the host does not allow the attempt, and how many checks it passed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) struct RuleMiss {
     depth: u8,
@@ -197,7 +189,7 @@ impl<'a> AttemptContext<'a> {
         facts: &'a Facts,
         host: &'a Host,
     ) -> Result<Self, Reason> {
-        let (port, ask) = match facts {
+        let (port, stage) = match facts {
             Facts::Connect(facts) => (Some(facts.port), DecisionStage::Connect(&facts.protocol)),
             Facts::Memory(facts) => (Some(facts.request.port), DecisionStage::Memory(facts)),
             Facts::Name(facts) => (None, DecisionStage::Name(facts.query)),
@@ -206,24 +198,23 @@ impl<'a> AttemptContext<'a> {
         if host.name().is_some_and(special_names::is_resolver_discovery) {
             return Err(Reason::ResolverDiscovery);
         }
-        if ask.request().is_some_and(|request| !request.method.is_forwardable()) {
+        if stage.request().is_some_and(|request| !request.method.is_forwardable()) {
             return Err(Reason::MethodNotAllowed);
         }
         let zone = host.name().and_then(special_names::special_zone);
         let own = layers.sandbox.iter().flat_map(|policy| matching_rules(policy, host)).collect();
-        let floor =
-            layers.base_policies().iter().flat_map(|policy| matching_rules(policy, host)).collect();
-        Ok(AttemptContext { sandbox, layers, facts, host, port, ask, zone, own, floor })
+        let base = layers.base_policies().iter().flat_map(|policy| matching_rules(policy, host)).collect();
+        Ok(AttemptContext { sandbox, layers, facts, host, port, stage, zone, own, base })
     }
 
     fn matches_in(&self, layer: PolicyLayer) -> &[RuleMatch<'a>] {
         match layer {
-            PolicyLayer::Base => &self.floor,
+            PolicyLayer::Base => &self.base,
             PolicyLayer::Sandbox => &self.own,
         }
     }
 
-    /// Deny always wins, in whichever layer it stands.
+    /// Refuses the attempt if a rule of any layer denies it: deny always wins.
     fn refuse_denied(&self) -> Result<(), PartialDenial> {
         for layer in [PolicyLayer::Base, PolicyLayer::Sandbox] {
             for matched in self.matches_in(layer) {
@@ -232,10 +223,8 @@ impl<'a> AttemptContext<'a> {
                 }
             }
         }
-        match (self.host, self.ask.request()) {
-            (Host::Address(address), _)
-                if find_address_deny(self.layers, *address, self.port).is_some() =>
-            {
+        match (self.host, self.stage.request()) {
+            (Host::Address(address), _) if find_address_deny(self.layers, *address, self.port).is_some() => {
                 Err(Reason::DeniedByRule.into())
             }
             (Host::Address(_) | Host::Name(_), _) => Ok(()),
@@ -244,50 +233,52 @@ impl<'a> AttemptContext<'a> {
 
     fn denial_reason(&self, matched: &RuleMatch<'_>) -> Option<Reason> {
         let rule = matched.rule;
-        let here =
-            self.port.map_or_else(|| matched.is_on_every_port(), |port| matched.has_port(port));
-        if !rule.is_deny() || !here {
+        let on_port = self.port.map_or_else(|| matched.is_on_every_port(), |port| matched.has_port(port));
+        if !rule.is_deny() || !on_port {
             return None;
         }
-        match self.ask.request() {
+        match self.stage.request() {
             None => (!rule.filters_requests()).then_some(Reason::DeniedByRule),
             Some(request) => deny_reason(rule, request),
         }
     }
 
-    /// A memory service is only spoken to through its guard, whatever else names its host and port.
+    /// Refuses plain requests to a memory service, whatever other rule names its host and port: only the guard
+    /// forwards there.
     fn refuse_unguarded(&self) -> Result<(), PartialDenial> {
-        let guarded = self.memory_guard().filter(|_| matches!(self.ask, DecisionStage::Request(_)));
+        let guarded = self.memory_guard().filter(|_| matches!(self.stage, DecisionStage::Request(_)));
         guarded.map_or(Ok(()), |matched| {
             Err(PartialDenial::from_rule(Reason::MemoryOperation, PolicyLayer::Sandbox, matched))
         })
     }
 
-    /// The memory rule, of whichever layer, that holds the host and port.
+    /// Returns the memory rule of any layer that guards the host and port.
     fn memory_guard(&self) -> Option<&RuleMatch<'a>> {
-        let guards = |matched: &&RuleMatch<'_>| {
-            matched.rule.memory_terms().is_some() && self.is_on_port(matched)
-        };
-        self.own.iter().chain(&self.floor).find(guards)
+        let guards =
+            |matched: &&RuleMatch<'_>| matched.rule.memory_terms().is_some() && self.is_on_port(matched);
+        self.own.iter().chain(&self.base).find(guards)
     }
 
-    /// Whether a rule is for the port of this attempt.
+    /// Returns whether a rule applies to the port of this attempt.
     pub(crate) fn is_on_port(&self, matched: &RuleMatch<'_>) -> bool {
         self.port.is_some_and(|port| matched.has_port(port))
     }
 
-    /// The rules of both layers that allow the attempt. For a look-up the rules of a layer add up; otherwise
-    /// the most specific acts, and the base must let that very rule pass.
+    /// Returns the rules of both layers that allow the attempt.
+    ///
+    /// For a lookup every matching rule of the own layer counts, because any of them can lead to a connection
+    /// later. Otherwise only the most specific one does, and the base must allow exactly that rule: a less specific
+    /// rule never replaces one that the base forbids.
     fn allowing_rules(&self) -> Result<AllowingRules<'a>, PartialDenial> {
         let mut own = self.fitting_rules(PolicyLayer::Sandbox)?;
-        if !matches!(self.ask, DecisionStage::Name(_)) {
+        if !matches!(self.stage, DecisionStage::Name(_)) {
             own.truncate(1);
         }
         let mut refused = None;
         let mut base = None;
         own.retain(|matched| match self.check_base(matched) {
-            Ok(floor) => {
-                base.get_or_insert(floor);
+            Ok(allowance) => {
+                base.get_or_insert(allowance);
                 true
             }
             Err(error) => {
@@ -301,13 +292,12 @@ impl<'a> AttemptContext<'a> {
         }
     }
 
-    /// The rules of a layer that allow the attempt, the most specific first; or the nearest that does not.
+    /// Returns the rules of a layer that allow the attempt, the most specific first, or the denial of the rule that
+    /// came closest.
     fn fitting_rules(&self, layer: PolicyLayer) -> Result<Vec<RuleMatch<'a>>, PartialDenial> {
         let mut fitting: Vec<(RuleRank, RuleMatch<'a>)> = Vec::new();
         let mut nearest: Option<(RuleMiss, RuleMatch<'a>)> = None;
-        for matched in
-            self.matches_in(layer).iter().filter(|matched| !matched.rule.is_deny()).copied()
-        {
+        for matched in self.matches_in(layer).iter().filter(|matched| !matched.rule.is_deny()).copied() {
             match self.check_rule(&matched, layer) {
                 Ok(path) => fitting.push((RuleRank::new(&matched, path), matched)),
                 Err(miss) if nearest.as_ref().is_none_or(|(other, _)| miss > *other) => {
@@ -316,13 +306,11 @@ impl<'a> AttemptContext<'a> {
                 Err(_) => {}
             }
         }
-        // Stable: of rules that rank alike the first in the file, and the first policy's, acts.
+        // The sort is stable: among equal ranks the first policy, and the first rule in its file, wins.
         fitting.sort_by_key(|(rank, _)| Reverse(*rank));
         match (fitting.is_empty(), nearest) {
             (false, _) => Ok(fitting.into_iter().map(|(_, matched)| matched).collect()),
-            (true, Some((miss, matched))) => {
-                Err(PartialDenial::from_rule(miss.reason, layer, &matched))
-            }
+            (true, Some((miss, matched))) => Err(PartialDenial::from_rule(miss.reason, layer, &matched)),
             (true, None) => Err(self.unlisted_reason().into()),
         }
     }
@@ -335,28 +323,24 @@ impl<'a> AttemptContext<'a> {
         }
     }
 
-    /// Whether a rule that names the host allows this attempt; if so, how closely its paths describe it.
-    fn check_rule(
-        &self,
-        matched: &RuleMatch<'_>,
-        layer: PolicyLayer,
-    ) -> Result<PathSpecificity, RuleMiss> {
+    /// Checks whether a rule that names the host allows this attempt; returns the specificity of its paths.
+    fn check_rule(&self, matched: &RuleMatch<'_>, layer: PolicyLayer) -> Result<PathSpecificity, RuleMiss> {
         self.check_reach(matched)?;
         if self.port.is_some() && !self.is_on_port(matched) {
             return Err(rule_miss(3, Reason::PortNotListed));
         }
-        let nothing = |()| PathSpecificity::default();
-        match self.ask {
+        let no_path = |()| PathSpecificity::default();
+        match self.stage {
             DecisionStage::Connect(protocol) => {
-                self.check_protocol(matched.rule, protocol, layer).map(nothing)
+                self.check_protocol(matched.rule, protocol, layer).map(no_path)
             }
-            DecisionStage::Name(query) => check_query_type(matched.rule, query).map(nothing),
+            DecisionStage::Name(query) => check_query_type(matched.rule, query).map(no_path),
             DecisionStage::Request(request) => check_request(matched.rule, request, layer),
             DecisionStage::Memory(facts) => self.check_memory(matched.rule, facts, layer),
         }
     }
 
-    /// Special-use zones and public resolvers are not opened by a pattern that merely happens to cover them.
+    /// Rejects a pattern that covers a special-use zone or a public resolver only by accident.
     fn check_reach(&self, matched: &RuleMatch<'_>) -> Result<(), RuleMiss> {
         let (MatchedEntry::Host(hit), Host::Name(name)) = (matched.by, self.host) else {
             return Ok(());
@@ -370,16 +354,10 @@ impl<'a> AttemptContext<'a> {
         Ok(())
     }
 
-    /// Where a memory rule holds the host only such a rule opens it, and only to TLS.
-    fn check_protocol(
-        &self,
-        rule: &Rule,
-        protocol: &Protocol,
-        layer: PolicyLayer,
-    ) -> Result<(), RuleMiss> {
-        let unguarded = rule.memory_terms().is_none()
-            && layer == PolicyLayer::Sandbox
-            && self.memory_guard().is_some();
+    /// Checks the protocol; where a memory rule guards the host, only that rule opens it, and only to TLS.
+    fn check_protocol(&self, rule: &Rule, protocol: &Protocol, layer: PolicyLayer) -> Result<(), RuleMiss> {
+        let unguarded =
+            rule.memory_terms().is_none() && layer == PolicyLayer::Sandbox && self.memory_guard().is_some();
         match (protocol, self.port) {
             _ if unguarded => Err(rule_miss(4, Reason::MemoryOperation)),
             (Protocol::Http { .. } | Protocol::Raw, _) if rule.memory_terms().is_some() => {
@@ -394,7 +372,8 @@ impl<'a> AttemptContext<'a> {
         }
     }
 
-    /// In the sandbox's layer only a memory rule opens a memory service; a base may do with a plain one.
+    /// Checks a memory request; in the sandbox's own layer only a memory rule opens a memory service, while in a
+    /// base an allow rule is enough.
     fn check_memory(
         &self,
         rule: &Rule,
@@ -406,26 +385,21 @@ impl<'a> AttemptContext<'a> {
             (RuleAction::Memory(terms), ..) => memory::authorize(self.sandbox, terms, facts)
                 .map(|()| PathSpecificity::default())
                 .map_err(|reason| rule_miss(7, reason)),
-            (RuleAction::Allow(_), PolicyLayer::Base, _) => {
-                check_request(rule, &facts.request, layer)
-            }
-            (RuleAction::Allow(_) | RuleAction::Deny, ..) => {
-                Err(rule_miss(4, Reason::MemoryOperation))
-            }
+            (RuleAction::Allow(_), PolicyLayer::Base, _) => check_request(rule, &facts.request, layer),
+            (RuleAction::Allow(_) | RuleAction::Deny, ..) => Err(rule_miss(4, Reason::MemoryOperation)),
         }
     }
 
-    /// What of the base lets `own` pass.
+    /// Returns what in the base allows `own`.
     fn check_base(&self, own: &RuleMatch<'_>) -> Result<BaseAllowance<'a>, PartialDenial> {
         let forbids = || PartialDenial::from_rule(Reason::BaseForbids, PolicyLayer::Base, own);
         match &self.layers.base {
-            BaseLayer::Tier(tier) => self
-                .tier_allows(*tier, own)
-                .then_some(BaseAllowance::Tier(*tier))
-                .ok_or_else(forbids),
+            BaseLayer::Tier(tier) => {
+                self.tier_allows(*tier, own).then_some(BaseAllowance::Tier(*tier)).ok_or_else(forbids)
+            }
             BaseLayer::Policy(_) => {
                 let rules = self.fitting_rules(PolicyLayer::Base).map_err(as_base_denial)?;
-                let raw = matches!(self.ask, DecisionStage::Connect(_)) && own.rule.is_raw();
+                let raw = matches!(self.stage, DecisionStage::Connect(_)) && own.rule.is_raw();
                 match rules.first() {
                     Some(first) if raw && !first.rule.is_raw() => {
                         Err(PartialDenial::from_rule(Reason::BaseForbids, PolicyLayer::Base, first))
@@ -459,12 +433,14 @@ impl<'a> DecisionStage<'a> {
     }
 }
 
-/// What settles which of several rules acts: memory holds its host, then the most specific host, then path. A grant
-/// acts only where no rule of a policy does: a rule's budgets, credential and inspection hold whatever is granted.
+/// Precedence among the rules that allow an attempt; fields compare in order.
+///
+/// A memory rule wins for its host. A rule of a policy wins over a grant, even a more specific one, so that a grant
+/// never bypasses the rule's budgets, credential and inspection. Then the most specific host wins, then path.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 struct RuleRank {
     memory: bool,
-    lasting: bool,
+    permanent: bool,
     host: (usize, bool, bool),
     path: PathSpecificity,
 }
@@ -472,15 +448,15 @@ struct RuleRank {
 impl RuleRank {
     fn new(matched: &RuleMatch<'_>, path: PathSpecificity) -> Self {
         let (rule, policy) = (matched.rule, matched.policy);
-        let (memory, lasting) =
-            (rule.memory_terms().is_some(), policy.name.as_str() != GRANTS_POLICY);
-        RuleRank { memory, lasting, host: matched.specificity(), path }
+        let (memory, permanent) = (rule.memory_terms().is_some(), policy.name.as_str() != GRANTS_POLICY);
+        RuleRank { memory, permanent, host: matched.specificity(), path }
     }
 }
 
-/// What is merely not in the base's rules is the base's refusal: no edit of the sandbox's policies helps.
+/// Turns a denial by the base's rules into `base_forbids`, since editing the sandbox's policies does not help,
+/// except where the request itself is at fault.
 fn as_base_denial(refused: PartialDenial) -> PartialDenial {
-    let own_fault = matches!(
+    let is_request_fault = matches!(
         refused.reason,
         Reason::AmbiguousPath
             | Reason::BankMissing
@@ -492,7 +468,7 @@ fn as_base_denial(refused: PartialDenial) -> PartialDenial {
             | Reason::IdentityStale
             | Reason::IdentityUnset
     );
-    let reason = if own_fault { refused.reason } else { Reason::BaseForbids };
+    let reason = if is_request_fault { refused.reason } else { Reason::BaseForbids };
     PartialDenial { reason, layer: PolicyLayer::Base, ..refused }
 }
 
@@ -501,7 +477,8 @@ fn check_query_type(rule: &Rule, query: QueryType) -> Result<(), RuleMiss> {
     if allowed.contains(&query) { Ok(()) } else { Err(rule_miss(2, Reason::DnsTypeNotAllowed)) }
 }
 
-/// Raw TCP carries no requests to judge, but a base that allows any bytes allows these.
+/// Checks a request against a rule. A raw TCP rule allows no requests in the sandbox's own layer; in a base it
+/// allows any bytes, and so requests too.
 fn check_request(
     rule: &Rule,
     request: &RequestFacts,
@@ -509,19 +486,14 @@ fn check_request(
 ) -> Result<PathSpecificity, RuleMiss> {
     match (request.scheme, request.port, layer) {
         _ if rule.memory_terms().is_some() => Err(rule_miss(4, Reason::MemoryOperation)),
-        (UrlScheme::Http, 443, _) | (UrlScheme::Https, 80, _) => {
-            Err(rule_miss(4, Reason::WrongProtocol))
-        }
+        (UrlScheme::Http, 443, _) | (UrlScheme::Https, 80, _) => Err(rule_miss(4, Reason::WrongProtocol)),
         (.., PolicyLayer::Sandbox) if rule.is_raw() => Err(rule_miss(4, Reason::WrongProtocol)),
         _ => check_filters(rule, request),
     }
 }
 
-/// The method and path of a request against a rule's filters; an absent filter does not filter.
-pub(crate) fn check_filters(
-    rule: &Rule,
-    request: &RequestFacts,
-) -> Result<PathSpecificity, RuleMiss> {
+/// Checks the method and path of a request against a rule's filters; an absent filter matches everything.
+pub(crate) fn check_filters(rule: &Rule, request: &RequestFacts) -> Result<PathSpecificity, RuleMiss> {
     if rule.methods().is_some_and(|methods| !methods.contains(&request.method)) {
         return Err(rule_miss(5, Reason::MethodNotAllowed));
     }
@@ -535,7 +507,7 @@ pub(crate) fn check_filters(
     matching.map(|pattern| pattern.specificity()).max().ok_or(rule_miss(6, Reason::PathNotAllowed))
 }
 
-/// Why a deny rule refuses a request, if it does. A path with a slash at its end is denied with the one without.
+/// Returns why a deny rule refuses a request, if it does; denying a path also denies it with a trailing slash.
 fn deny_reason(rule: &Rule, request: &RequestFacts) -> Option<Reason> {
     let trimmed = || CanonicalPath::parse(&request.path).ok().and_then(|path| path.without_slash());
     match check_filters(rule, request).map_err(|miss| miss.reason) {
@@ -550,7 +522,8 @@ fn deny_reason(rule: &Rule, request: &RequestFacts) -> Option<Reason> {
     }
 }
 
-/// The policy that denies an address whole, also when it hides inside another; whatever name led to it.
+/// Returns the policy that denies an address for all requests, whatever name led to it; also checks IPv4 addresses
+/// embedded in IPv6 ones.
 pub(crate) fn find_address_deny(
     layers: &SandboxLayers,
     address: IpAddr,
@@ -558,13 +531,11 @@ pub(crate) fn find_address_deny(
 ) -> Option<&Policy> {
     let denied = |form: IpAddr, policy: &std::sync::Arc<Policy>| {
         matching_rules(policy, &Host::Address(form)).any(|matched| {
-            let here =
-                port.map_or_else(|| matched.is_on_every_port(), |port| matched.has_port(port));
-            matched.rule.is_deny() && !matched.rule.filters_requests() && here
+            let on_port = port.map_or_else(|| matched.is_on_every_port(), |port| matched.has_port(port));
+            matched.rule.is_deny() && !matched.rule.filters_requests() && on_port
         })
     };
-    let policy =
-        layers.policies().find(|policy| address_forms(address).any(|form| denied(form, policy)));
+    let policy = layers.policies().find(|policy| address_forms(address).any(|form| denied(form, policy)));
     policy.map(|policy| &**policy)
 }
 

@@ -1,4 +1,4 @@
-//! What becomes of an attempt: a permit that only this crate can make, or a denial that explains itself.
+//! The result of a decision: a permit, which only this crate can construct, or a denial with its reason.
 
 use std::fmt;
 use std::net::IpAddr;
@@ -13,19 +13,19 @@ use crate::name::Host;
 use crate::policy::{IdentityMode, PolicyDigest};
 use crate::reason::Reason;
 
-/// What becomes of one attempt to leave the sandbox.
-#[must_use = "an attempt nobody decided must not proceed"]
+/// The decision on one attempt.
+#[must_use = "an attempt must not proceed without a decision"]
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Decision {
     Allow(Permit),
     Deny(Box<Denial>),
 }
 
-/// Leave to do one thing. Resolver and dialler ask for it, and only `decide` makes one.
+/// Proof that [`RuleSet::decide`](crate::RuleSet::decide) allowed one attempt; resolving and dialling require it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Permit(pub(crate) Arc<PermitTerms>);
 
-/// What a permit says; shared, because it is kept by connection, record and ledger alike.
+/// The content of a permit, shared by connection, record and ledger.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct PermitTerms {
     pub(crate) sandbox: SandboxId,
@@ -34,12 +34,12 @@ pub(crate) struct PermitTerms {
     pub(crate) rule: RuleRef,
     pub(crate) generation: u64,
     pub(crate) treatment: Treatment,
-    /// For each layer the rules that let the name pass: an address needs one of each.
+    /// Per layer, the addresses that each allowing rule admits; an address needs one rule of each layer.
     pub(crate) admission: [Box<[AddressAdmission]>; 2],
     pub(crate) lookup: LookupTerms,
     pub(crate) sandbox_budgets: Budgets,
     pub(crate) rule_budgets: Budgets,
-    /// The base's rule that lets it pass, with what may be used by that one in all.
+    /// The allowing rule of the base with its budgets, which all rules of the sandbox share.
     pub(crate) base_budgets: Option<(RuleRef, Budgets)>,
     pub(crate) credential: Option<CredentialName>,
     pub(crate) is_credential_host: bool,
@@ -48,79 +48,79 @@ pub(crate) struct PermitTerms {
     pub(crate) facts: Facts,
 }
 
-/// What a permit is for.
+/// How to handle a permitted attempt.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Treatment {
-    /// Send this request on.
+    /// Forward this request.
     Forward,
-    /// Read memory requests whole, and ask again with what they say.
+    /// Read each memory request completely, then decide again with its bank and operation.
     Hold { profile: ProfileName, identity: IdentityMode },
-    /// End TLS here, or read plain HTTP, and ask again for each request.
+    /// Terminate TLS or read plain HTTP, then decide again for each request.
     Intercept,
-    /// Pass bytes of any protocol.
+    /// Relay raw TCP of any protocol.
     Raw,
-    /// Ask the resolver.
+    /// Query the resolver.
     Resolve,
-    /// Pass TLS unopened.
+    /// Relay TLS without terminating it.
     Tunnel,
 }
 
-/// On which terms a name may be looked up.
+/// The terms of a DNS lookup.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct LookupTerms {
-    /// Octets of the name the sandbox could choose, which the bit budget charges; 0 for an exact pattern.
+    /// Octets of the name that the sandbox chose, for the bit budget; 0 for an exact pattern.
     pub chosen_octets: usize,
     /// The query types the rule allows.
     pub types: Box<[QueryType]>,
-    /// Whether the name gets a synthetic address, because it is reached by raw TCP.
+    /// Whether the name gets a synthetic address, because a rule allows raw TCP to it.
     pub synthetic: bool,
     /// Whether every CNAME target must be allowed too.
     pub strict_cname: bool,
 }
 
-/// Which addresses one layer lets a name lead to.
+/// The addresses that one rule lets a name resolve to.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum AddressAdmission {
     Any,
-    /// Only these: they open forbidden ranges and shut out everything else.
+    /// Only these networks, even in forbidden ranges.
     Only(Box<[IpNet]>),
     Public,
 }
 
-/// The rule that decided, and where it stands.
+/// The rule that decided, and its location.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct RuleRef {
     pub policy: PolicyName,
     pub rule: Arc<str>,
     pub layer: PolicyLayer,
     pub digest: PolicyDigest,
-    /// The file that names the host: the policy, or its list.
+    /// The file that lists the host: the policy, or its list file.
     pub file: Arc<str>,
     pub line: u32,
 }
 
-/// The operator's floor, or the sandbox's own policies.
+/// The base layer, or the sandbox's own policies.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum PolicyLayer {
     Base,
     Sandbox,
 }
 
-/// A refusal: why, by which rule or by the absence of one, under which policy.
+/// A denial: its reason, its rule if there is one, and the loaded policies.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Denial {
     pub reason: Reason,
-    /// The deny rule, or the allow rule that came closest; none when no rule names the host.
+    /// The deny rule, or the allow rule that came closest; `None` if no rule names the host.
     pub rule: Option<RuleRef>,
     pub layer: PolicyLayer,
     pub generation: u64,
-    /// The digest of everything that was loaded.
+    /// The digest of all loaded files and grants.
     pub digest: PolicyDigest,
-    /// The address that was refused, for reasons about addresses.
+    /// The refused address, for reasons about addresses.
     pub address: Option<IpAddr>,
 }
 
-/// Leave to dial these addresses and no others.
+/// Permission to dial these addresses and no others.
 #[derive(Debug)]
 pub struct DialPermit {
     pub(crate) permit: Permit,
@@ -136,7 +136,7 @@ impl Permit {
         &self.0.host
     }
 
-    /// The port; none for a mere look-up.
+    /// Returns the port; `None` for a lookup.
     pub fn port(&self) -> Option<u16> {
         self.0.port
     }
@@ -157,17 +157,17 @@ impl Permit {
         &self.0.lookup
     }
 
-    /// What the sandbox may use in all: the smallest of its policies' budgets.
+    /// Returns the budgets of the whole sandbox: the smallest of its policies' budgets.
     pub fn sandbox_budgets(&self) -> Budgets {
         self.0.sandbox_budgets
     }
 
-    /// What the sandbox may use by this rule.
+    /// Returns the budgets of this rule.
     pub fn rule_budgets(&self) -> Budgets {
         self.0.rule_budgets
     }
 
-    /// What the sandbox may use by the rule of its base that lets this pass too, under whichever rules of its own.
+    /// Returns the allowing rule of the base with its budgets, which all rules of the sandbox share.
     pub fn base_budgets(&self) -> Option<(&RuleRef, Budgets)> {
         self.0.base_budgets.as_ref().map(|(rule, budgets)| (rule, *budgets))
     }
@@ -176,7 +176,8 @@ impl Permit {
         self.0.credential.as_ref()
     }
 
-    /// Whether any rule of the sandbox injects a credential towards this host: it sends none of its own there.
+    /// Returns whether any rule of the sandbox injects a credential for this host, so that Sandbar strips the
+    /// sandbox's own.
     pub fn is_credential_host(&self) -> bool {
         self.0.is_credential_host
     }
@@ -189,15 +190,14 @@ impl Permit {
         self.0.inspect
     }
 
-    /// Whether `other` was given on the same terms, be it by another generation of the rules.
+    /// Returns whether `other` has the same terms, ignoring the generation.
     pub fn has_same_terms(&self, other: &Permit) -> bool {
         let generation = other.generation();
-        let (one, two) = (&*self.0, &*other.0);
-        one.generation == generation && one == two
-            || PermitTerms { generation, ..one.clone() } == *two
+        let (own, other) = (&*self.0, &*other.0);
+        own.generation == generation && own == other || PermitTerms { generation, ..own.clone() } == *other
     }
 
-    /// What it was given for, to be asked again when the rules change.
+    /// Returns the facts of the attempt, to decide it again when the rules change.
     pub fn facts(&self) -> &Facts {
         &self.0.facts
     }
@@ -208,14 +208,14 @@ impl DialPermit {
         &self.permit
     }
 
-    /// At least one, in the order they were found.
+    /// Returns at least one address, in the resolver's order.
     pub fn addresses(&self) -> &[IpAddr] {
         &self.addresses
     }
 }
 
 impl Decision {
-    /// The reason of a denial.
+    /// Returns the reason of a denial.
     pub fn reason(&self) -> Option<Reason> {
         match self {
             Decision::Allow(_) => None,
@@ -225,7 +225,7 @@ impl Decision {
 }
 
 impl Treatment {
-    /// The word for it in records and on the terminal.
+    /// Returns the word for it in records and command output.
     pub fn as_str(&self) -> &'static str {
         match self {
             Treatment::Forward => "forward",

@@ -1,8 +1,8 @@
-//! What a change of policy opens, closes and treats otherwise, told by asking both rule sets the same questions.
+//! Finds what a policy change opens, closes and treats differently, by probing both rule sets.
 //!
-//! A host is tried for every kind of host the two sides tell apart, on every port either has for it, with
-//! every method and path either names and one that none does. So layers, denies and precedence count as
-//! they do when enforced, and no answer means that nothing differs.
+//! It probes one host for every class of hosts that the two sides distinguish, on every port that either side has
+//! for it, with every method and path that either names and one that neither names. So layers, deny rules and
+//! precedence count exactly as in enforcement, and an empty result means that nothing differs.
 
 mod banks;
 mod paths;
@@ -13,9 +13,7 @@ mod view;
 use std::collections::{BTreeSet, HashSet};
 use std::fmt;
 
-use self::targets::{
-    SampleHost, all_matches, connection_probe, host_signature, rule_ports, with_port,
-};
+use self::targets::{SampleHost, all_matches, connection_probe, host_signature, rule_ports, with_port};
 use self::view::{AllowedProbe, AllowedTraffic, SampleConnection, decide_lookup, describe_budget};
 use crate::decision::Treatment;
 use crate::policy::RuleMatch;
@@ -27,16 +25,16 @@ use crate::sandbox::SandboxRef;
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Difference {
     pub change: ReachabilityChange,
-    /// What it is about: a pattern with its port, and the request if only some are concerned.
+    /// The affected pattern with its port, and the request if only some requests are affected.
     pub what: String,
-    /// The rule on the side where it is reachable; empty where none is concerned.
+    /// The rule on the side where it is reachable; empty if no rule is involved.
     pub rule: String,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum ReachabilityChange {
     BecomesReachable,
-    /// Reachable before and after, but on other terms: interception, credential, addresses, budgets...
+    /// Reachable before and after, but with other terms: interception, credential, addresses, budgets...
     IsTreatedOtherwise {
         from: String,
         to: String,
@@ -44,10 +42,10 @@ pub enum ReachabilityChange {
     StopsBeingReachable,
 }
 
-/// A rule set and the sandbox that is asked about.
+/// A rule set and the sandbox to compare.
 pub type DiffSide<'a> = (&'a RuleSet, &'a SandboxRef);
 
-/// What `new` opens, closes and treats otherwise for a sandbox compared with `old`.
+/// Returns what `new` opens, closes and treats differently for a sandbox, compared with `old`.
 pub fn diff(old: DiffSide<'_>, new: DiffSide<'_>) -> Vec<Difference> {
     if is_identical(old, new) {
         return Vec::new();
@@ -57,22 +55,22 @@ pub fn diff(old: DiffSide<'_>, new: DiffSide<'_>) -> Vec<Difference> {
     if has_sandbox(old) && has_sandbox(new) {
         found.add_treatment_change("the sandbox", &sandbox_budget(old), &sandbox_budget(new), "");
     }
-    let mut alike = HashSet::new();
+    let mut unchanged = HashSet::new();
     for target in targets::sample_hosts([old, new]) {
         let signature = host_signature([old, new], &target.host);
-        if signature.as_ref().is_some_and(|signature| alike.contains(signature)) {
+        if signature.as_ref().is_some_and(|signature| unchanged.contains(signature)) {
             continue;
         }
         let before = found.0.len();
         compare_host(old, new, &target, &mut found);
         if found.0.len() == before {
-            alike.extend(signature);
+            unchanged.extend(signature);
         }
     }
     found.0.into_iter().collect()
 }
 
-/// Whether both sides are the same text under the same base, which needs no questions.
+/// Returns whether both sides have the same files, base and identity, so that no probing is needed.
 fn is_identical(old: DiffSide<'_>, new: DiffSide<'_>) -> bool {
     let layers = |(rules, sandbox): DiffSide<'_>| {
         let layers = rules.layers.get(&sandbox.id)?;
@@ -91,7 +89,7 @@ fn has_sandbox((rules, sandbox): DiffSide<'_>) -> bool {
     rules.layers.contains_key(&sandbox.id)
 }
 
-/// The differences found so far, each once and in order.
+/// The differences found so far, sorted and without duplicates.
 #[derive(Default)]
 struct DifferenceSet(BTreeSet<Difference>);
 
@@ -102,84 +100,77 @@ impl DifferenceSet {
 
     fn add_treatment_change(&mut self, what: &str, from: &str, to: &str, rule: &str) {
         if from != to {
-            let change =
-                ReachabilityChange::IsTreatedOtherwise { from: from.to_owned(), to: to.to_owned() };
+            let change = ReachabilityChange::IsTreatedOtherwise { from: from.to_owned(), to: to.to_owned() };
             self.add(change, what, rule);
         }
     }
 }
 
-fn compare_host(
-    old: DiffSide<'_>,
-    new: DiffSide<'_>,
-    target: &SampleHost,
-    found: &mut DifferenceSet,
-) {
+fn compare_host(old: DiffSide<'_>, new: DiffSide<'_>, target: &SampleHost, found: &mut DifferenceSet) {
     let matches = all_matches([old, new], &target.host);
     let (mut opened, mut closed) = (false, false);
     for port in rule_ports(&matches) {
         let what = with_port(&target.shown, port);
         let probe = connection_probe(&target.host, port);
-        let question = SampleConnection { probe, what, matches: &matches };
-        let (before, after) = ask_both_sides(old, new, &question);
+        let sample = SampleConnection { probe, what, matches: &matches };
+        let (before, after) = probe_both_sides(old, new, &sample);
         opened |= before.connection.is_none() && after.connection.is_some();
         closed |= before.connection.is_some() && after.connection.is_none();
-        compare_raw(old, new, &question, found);
+        compare_raw(old, new, &sample, found);
         if !is_only_raw(&before) || !is_only_raw(&after) {
-            compare_connections(&question.what, &before, &after, found);
+            compare_connections(&sample.what, &before, &after, found);
         }
         if is_memory_service(&before) || is_memory_service(&after) {
-            compare_banks(old, new, &question, found);
+            compare_banks(old, new, &sample, found);
         }
     }
     compare_lookups((old, closed), (new, opened), target, &matches, found);
 }
 
-fn ask_both_sides(
+fn probe_both_sides(
     old: DiffSide<'_>,
     new: DiffSide<'_>,
-    question: &SampleConnection<'_>,
+    sample: &SampleConnection<'_>,
 ) -> (AllowedTraffic, AllowedTraffic) {
-    let tries = question.sample_requests();
-    (AllowedTraffic::new(old, question, &tries), AllowedTraffic::new(new, question, &tries))
+    let requests = sample.sample_requests();
+    (AllowedTraffic::new(old, sample, &requests), AllowedTraffic::new(new, sample, &requests))
 }
 
-fn is_memory_service(view: &AllowedTraffic) -> bool {
-    view.connection.as_ref().is_some_and(|pass| matches!(pass.treatment, Treatment::Hold { .. }))
+fn is_memory_service(traffic: &AllowedTraffic) -> bool {
+    traffic.connection.as_ref().is_some_and(|allowed| matches!(allowed.treatment, Treatment::Hold { .. }))
 }
 
-/// Whether nothing passes but what raw TCP lets pass, of which raw TCP itself tells.
-fn is_only_raw(view: &AllowedTraffic) -> bool {
-    view.connection.as_ref().is_none_or(|pass| pass.treatment == Treatment::Raw)
+/// Returns whether only raw TCP passes, which `compare_raw` reports.
+fn is_only_raw(traffic: &AllowedTraffic) -> bool {
+    traffic.connection.as_ref().is_none_or(|allowed| allowed.treatment == Treatment::Raw)
 }
 
 fn compare_raw(
     old: DiffSide<'_>,
     new: DiffSide<'_>,
-    question: &SampleConnection<'_>,
+    sample: &SampleConnection<'_>,
     found: &mut DifferenceSet,
 ) {
     let raw = |matched: &RuleMatch<'_>| {
-        matched.rule.allow_terms().is_some_and(|terms| terms.raw_tcp)
-            && matched.has_port(question.probe.port)
+        matched.rule.allow_terms().is_some_and(|terms| terms.raw_tcp) && matched.has_port(sample.probe.port)
     };
-    if !question.matches.iter().any(raw) {
+    if !sample.matches.iter().any(raw) {
         return;
     }
-    let probe = PolicyProbe { special: ProbeKind::Raw, ..question.probe.clone() };
-    let what = format!("{} (raw TCP)", question.what);
-    let question = SampleConnection { probe, what, matches: question.matches };
-    let (before, after) = ask_both_sides(old, new, &question);
-    compare_connections(&question.what, &before, &after, found);
+    let probe = PolicyProbe { special: ProbeKind::Raw, ..sample.probe.clone() };
+    let what = format!("{} (raw TCP)", sample.what);
+    let sample = SampleConnection { probe, what, matches: sample.matches };
+    let (before, after) = probe_both_sides(old, new, &sample);
+    compare_connections(&sample.what, &before, &after, found);
 }
 
 fn compare_banks(
     old: DiffSide<'_>,
     new: DiffSide<'_>,
-    question: &SampleConnection<'_>,
+    sample: &SampleConnection<'_>,
     found: &mut DifferenceSet,
 ) {
-    let (before, after) = (banks::open_banks(old, question), banks::open_banks(new, question));
+    let (before, after) = (banks::open_banks(old, sample), banks::open_banks(new, sample));
     for (what, rule) in banks::missing_banks(&after, &before) {
         found.add(ReachabilityChange::BecomesReachable, what, rule);
     }
@@ -188,7 +179,7 @@ fn compare_banks(
     }
 }
 
-/// Look-ups that come or go with a connection are told by it.
+/// Compares lookups; one that opens or closes together with a connection is not reported separately.
 fn compare_lookups(
     (old, closed): (DiffSide<'_>, bool),
     (new, opened): (DiffSide<'_>, bool),
@@ -199,9 +190,7 @@ fn compare_lookups(
     let what = format!("DNS {}", target.shown);
     match (decide_lookup(old, &target.host, matches), decide_lookup(new, &target.host, matches)) {
         (Some(before), Some(after)) => compare_terms(&target.shown, &before, &after, found),
-        (None, Some(after)) if !opened => {
-            found.add(ReachabilityChange::BecomesReachable, &what, &after.rule)
-        }
+        (None, Some(after)) if !opened => found.add(ReachabilityChange::BecomesReachable, &what, &after.rule),
         (Some(before), None) if !closed => {
             found.add(ReachabilityChange::StopsBeingReachable, &what, &before.rule);
         }
@@ -217,8 +206,8 @@ fn compare_connections(
 ) {
     match (&before.connection, &after.connection) {
         (None, None) => {}
-        (None, Some(pass)) => found.add(ReachabilityChange::BecomesReachable, what, &pass.rule),
-        (Some(pass), None) => found.add(ReachabilityChange::StopsBeingReachable, what, &pass.rule),
+        (None, Some(to)) => found.add(ReachabilityChange::BecomesReachable, what, &to.rule),
+        (Some(from), None) => found.add(ReachabilityChange::StopsBeingReachable, what, &from.rule),
         (Some(from), Some(to)) => {
             compare_terms(what, from, to, found);
             compare_requests(what, before, after, found);
@@ -226,33 +215,23 @@ fn compare_connections(
     }
 }
 
-fn compare_terms(
-    what: &str,
-    before: &AllowedProbe,
-    after: &AllowedProbe,
-    found: &mut DifferenceSet,
-) {
-    for (about, to) in &after.terms {
-        if let Some(from) = before.terms.get(about) {
+fn compare_terms(what: &str, before: &AllowedProbe, after: &AllowedProbe, found: &mut DifferenceSet) {
+    for (topic, to) in &after.terms {
+        if let Some(from) = before.terms.get(topic) {
             found.add_treatment_change(what, from, to, &after.rule);
         }
     }
 }
 
-fn compare_requests(
-    what: &str,
-    before: &AllowedTraffic,
-    after: &AllowedTraffic,
-    found: &mut DifferenceSet,
-) {
-    for (request, pass) in &after.requests {
+fn compare_requests(what: &str, before: &AllowedTraffic, after: &AllowedTraffic, found: &mut DifferenceSet) {
+    for (request, allowed) in &after.requests {
         if !before.requests.contains_key(request) {
-            found.add(ReachabilityChange::BecomesReachable, request, &pass.rule);
+            found.add(ReachabilityChange::BecomesReachable, request, &allowed.rule);
         }
     }
-    for (request, pass) in &before.requests {
+    for (request, allowed) in &before.requests {
         if !after.requests.contains_key(request) {
-            found.add(ReachabilityChange::StopsBeingReachable, request, &pass.rule);
+            found.add(ReachabilityChange::StopsBeingReachable, request, &allowed.rule);
         }
     }
     let both: Vec<_> = after
@@ -260,27 +239,27 @@ fn compare_requests(
         .iter()
         .filter_map(|(request, to)| Some((request, before.requests.get(request)?, to)))
         .collect();
-    let abouts: BTreeSet<_> = both.iter().flat_map(|(_, _, to)| to.terms.keys()).collect();
-    for about in abouts {
-        compare_term(what, about, &both, found);
+    let topics: BTreeSet<_> = both.iter().flat_map(|(_, _, to)| to.terms.keys()).collect();
+    for topic in topics {
+        compare_term(what, topic, &both, found);
     }
 }
 
-/// One term of every request: told once where it changes for all of them alike.
+/// Compares one term over all requests; a change that is the same for all of them is reported once.
 fn compare_term(
     what: &str,
-    about: &'static str,
+    topic: &'static str,
     both: &[(&String, &AllowedProbe, &AllowedProbe)],
     found: &mut DifferenceSet,
 ) {
     let term = |(request, from, to): &(&String, &AllowedProbe, &AllowedProbe)| {
-        let change = (from.terms.get(about)?.clone(), to.terms.get(about)?.clone());
+        let change = (from.terms.get(topic)?.clone(), to.terms.get(topic)?.clone());
         Some(((*request).clone(), change, to.rule.clone()))
     };
     let changes: Vec<_> = both.iter().filter_map(term).collect();
-    let alike: BTreeSet<_> = changes.iter().map(|(_, change, _)| change).collect();
+    let distinct: BTreeSet<_> = changes.iter().map(|(_, change, _)| change).collect();
     for (request, (from, to), rule) in &changes {
-        let what = if alike.len() == 1 { what } else { request };
+        let what = if distinct.len() == 1 { what } else { request };
         found.add_treatment_change(what, from, to, rule);
     }
 }

@@ -1,5 +1,5 @@
-//! What is known of an attempt. Entry points differ only in how they gather these facts; all ask the
-//! same `decide` with them, and a permit keeps them so that it can be asked again.
+//! The facts of an attempt. Entry points differ only in how they gather facts; all pass them to the same
+//! `decide`, and a permit stores them so that the attempt can be decided again after a reload.
 
 use std::fmt;
 use std::net::IpAddr;
@@ -11,7 +11,7 @@ use crate::name::{DomainName, Host, NameError, split_port};
 /// Longest request method.
 pub const MAX_METHOD: usize = 24;
 
-/// One attempt to leave the sandbox, as far as it can be seen.
+/// Everything visible about one attempt.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Facts {
     Connect(ConnectFacts),
@@ -31,7 +31,7 @@ pub struct NameFacts {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct QueryType(pub u16);
 
-/// A connection: who it is for, and what it speaks.
+/// A connection: its target and its protocol.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ConnectFacts {
     pub target: ConnectTarget,
@@ -39,16 +39,16 @@ pub struct ConnectFacts {
     pub protocol: Protocol,
 }
 
-/// Where a connection says it goes.
+/// The target of a connection, as the client named it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum ConnectTarget {
-    /// The address a transparent connection was sent to; a hint, never trusted as a name.
+    /// The original destination of a transparent connection; Sandbar never trusts it as a name.
     Dialled(IpAddr),
-    /// Named by CONNECT, SOCKS or a synthetic address.
+    /// The host from CONNECT, SOCKS or a synthetic address.
     Named(Host),
 }
 
-/// What the first bytes of a connection turned out to be.
+/// The protocol detected from the first bytes of a connection.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Protocol {
     Http { host: Option<Host> },
@@ -56,17 +56,17 @@ pub enum Protocol {
     Tls { sni: Option<Host>, ech: EchPresence },
 }
 
-/// Whether the TLS hello carries encrypted-client-hello data; grease cannot be told from the real thing.
+/// Whether the ClientHello carries an ECH extension; GREASE ECH is indistinguishable from real ECH.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum EchPresence {
     Absent,
     Present,
 }
 
-/// One HTTP request on a connection that is intercepted or plain.
+/// One HTTP request on an intercepted or plain connection.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct RequestFacts {
-    /// The host the connection was decided for; none on a plain explicit proxy connection.
+    /// The host of the connection's permit; `None` on a plain explicit proxy connection.
     pub connection: Option<Host>,
     /// Every authority the request itself names: absolute target, `Host`, `:authority`.
     pub authorities: Vec<RequestAuthority>,
@@ -74,7 +74,7 @@ pub struct RequestFacts {
     pub scheme: UrlScheme,
     pub version: HttpVersion,
     pub method: HttpMethod,
-    /// The path as sent, without the query: canonical only where a rule needs it to be.
+    /// The path as sent, without the query; made canonical only if a rule matches on paths.
     pub path: String,
 }
 
@@ -90,45 +90,45 @@ pub enum UrlScheme {
     Https,
 }
 
-/// A host with the port it was written with.
+/// A host with its port, if written.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct RequestAuthority {
     pub host: Host,
     pub port: Option<u16>,
 }
 
-/// One request to a memory service, as its profile reads it.
+/// One request to a memory service, as parsed by its profile.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct MemoryFacts {
     pub request: RequestFacts,
     pub operation: BankOperation,
-    /// Every value of every bank selector; each must be allowed.
+    /// Every value of every bank selector; the rule must allow each.
     pub banks: Vec<BankId>,
     pub identity: IdentityClaim,
 }
 
-/// What a memory request does.
+/// The operation of a memory request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum BankOperation {
-    /// Administration, and every route the profile does not know: always refused.
+    /// Administration, or a route unknown to the profile; always refused.
     Admin,
     Delete,
-    /// Touches no bank: health and the like.
+    /// Touches no bank, such as a health check.
     None,
     Read,
     Write,
 }
 
-/// The signed identity a memory request carries, after `certs` has looked at it.
+/// The signed identity of a memory request, after verification by `certs`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum IdentityClaim {
     Absent,
-    /// Carried but not verified; the code of the failed check goes into the record.
+    /// Failed verification; the record carries the code of the failed check.
     Invalid(&'static str),
     Verified(TokenIdentity),
 }
 
-/// Who a verified token names.
+/// The claims of a verified token.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct TokenIdentity {
     pub sandbox: SandboxId,
@@ -141,9 +141,9 @@ pub struct TokenIdentity {
 #[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct HttpMethod(Arc<str>);
 
-/// The text is not a request method.
+/// Error for a text that is not a request method.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("a method is a word in upper-case letters, such as `GET`")]
+#[error("a method is an upper-case word, such as `GET`")]
 pub struct MethodError;
 
 impl HttpMethod {
@@ -160,7 +160,7 @@ impl HttpMethod {
         }
     }
 
-    /// The method of a plain look.
+    /// Returns `GET`.
     pub fn get() -> Self {
         HttpMethod(Arc::from("GET"))
     }
@@ -169,7 +169,8 @@ impl HttpMethod {
         &self.0
     }
 
-    /// TRACE mirrors injected headers and CONNECT opens a second tunnel: neither is ever forwarded.
+    /// Returns whether Sandbar may forward the method: TRACE reflects injected headers, and CONNECT opens a second
+    /// tunnel.
     pub fn is_forwardable(&self) -> bool {
         !matches!(self.as_str(), "CONNECT" | "TRACE")
     }
@@ -182,7 +183,7 @@ impl fmt::Display for HttpMethod {
 }
 
 impl BankOperation {
-    /// The word for it in policies, records and on the terminal.
+    /// Returns the word for it in policies, records and command output.
     pub fn as_str(self) -> &'static str {
         match self {
             BankOperation::Admin => "administer",
@@ -211,7 +212,7 @@ impl QueryType {
     pub const AAAA: QueryType = QueryType(28);
     pub const HTTPS: QueryType = QueryType(65);
 
-    /// What every rule allows: addresses, and the record browsers ask for beside them.
+    /// The types that every rule allows by default: addresses, and the HTTPS record that browsers query with them.
     pub const DEFAULT: [QueryType; 3] = [Self::A, Self::AAAA, Self::HTTPS];
 
     const NAMES: [(&str, u16); 9] = [
@@ -226,7 +227,7 @@ impl QueryType {
         ("TXT", 16),
     ];
 
-    /// The types a policy can name; zone transfers, ANY and tunnel types are not among them.
+    /// Returns the types that a policy can allow; they exclude zone transfers, ANY and types used for tunnels.
     pub fn names() -> impl Iterator<Item = &'static str> {
         Self::NAMES.iter().map(|(name, _)| *name)
     }

@@ -1,8 +1,7 @@
-//! `HostSet`: up to millions of host patterns, looked up by name in well under a microsecond and
-//! without allocating.
+//! `HostSet`: up to millions of host patterns, looked up by name in well under a microsecond without allocating.
 //!
-//! One arena of base names, one 16-byte entry a pattern, one hash index of 8-byte slots. A look-up walks
-//! the name's own suffixes, longest first, so what it finds comes out most specific first.
+//! It consists of one arena of base names, one 16-byte entry per pattern, and one hash index of 8-byte slots. A
+//! lookup walks the suffixes of the name, longest first, so it returns the most specific patterns first.
 
 use std::hash::BuildHasher;
 use std::mem::size_of;
@@ -13,36 +12,36 @@ use hashbrown::{HashTable, hash_table};
 use crate::name::DomainName;
 use crate::pattern::{DomainPattern, HostPattern, PatternReach, RawPattern};
 
-/// Most patterns a set may hold, so that a runaway list is refused and not swallowed.
+/// Most patterns in a set, so that a runaway list is refused instead of exhausting memory.
 pub const MAX_PATTERNS: usize = 4_000_000;
-/// Most bytes of base names a set may hold.
+/// Most bytes of base names in a set.
 pub const MAX_TEXT_BYTES: usize = 256 << 20;
 
-/// Most entries that share one base name: each costs every look-up of that name a step.
+/// Most entries with the same base name: each adds a step to every lookup of that name.
 pub const MAX_PER_BASE: usize = 256;
 
-/// Most exact names that are kept to be resolved ahead.
+/// Most exact names to collect for resolving in advance.
 const MAX_LITERALS: usize = 1024;
 
 const END_OF_CHAIN: u32 = u32::MAX;
-/// The bit of a line number that says the line is a list's; no file of ours has two thousand million lines.
+/// The bit of a line number that marks a line of a list file; size limits keep line numbers below 2^31.
 const LIST_LINE_BIT: u32 = 1 << 31;
 
 /// Patterns with the rule each belongs to.
 #[derive(Clone, Debug, Default)]
 pub struct HostSet {
-    /// Base names, each behind its length, so that a slot is checked without touching its entry.
+    /// Base names, each preceded by its length, so that comparing a slot does not touch its entry.
     text: Vec<u8>,
     entries: Vec<PatternEntry>,
     index: HashTable<IndexSlot>,
     hasher: FixedState,
-    /// The first exact names that came one by one, with their rules: those of policies themselves.
+    /// The first exact names of the policy itself, not of its lists, with their rules.
     literals: Vec<(DomainName, u16)>,
 }
 
 #[derive(Clone, Copy, Debug)]
 struct IndexSlot {
-    /// Where the base name stands in the text.
+    /// Offset of the base name in the text.
     offset: u32,
     /// The first entry with that base.
     entry: u32,
@@ -51,22 +50,22 @@ struct IndexSlot {
 #[derive(Clone, Copy, Debug)]
 struct PatternEntry {
     line: u32,
-    /// The next entry with the same base, or `END`.
+    /// The next entry with the same base, or [`END_OF_CHAIN`].
     next: u32,
     rule: u16,
     port: u16,
     reach: PatternReach,
-    /// Whether it is the first with its base: their order is that of the text.
+    /// Whether it is the first with its base. Such entries are in the order of the text, on which `iter` relies.
     begins: bool,
 }
 
-/// A pattern of the set that covers the name asked for.
+/// A pattern of the set that covers a name.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct PatternHit<'a> {
     pub rule: u16,
-    /// The port written with the pattern; none means the rule's own ports.
+    /// The port of the pattern; `None` means the ports of the rule.
     pub port: Option<u16>,
-    /// The line the pattern stands on.
+    /// The line of the pattern.
     pub line: u32,
     pub origin: PatternOrigin,
     pub reach: PatternReach,
@@ -74,14 +73,14 @@ pub struct PatternHit<'a> {
     pub base: &'a str,
 }
 
-/// The file a pattern stands in.
+/// The kind of file that a pattern is in.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum PatternOrigin {
     List,
     Policy,
 }
 
-/// Why a set takes no more.
+/// Why a set rejects a pattern.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum HostSetError {
     #[error("more than {MAX_PER_BASE} entries for one name in one policy")]
@@ -91,17 +90,12 @@ pub enum HostSetError {
 }
 
 impl HostSet {
-    /// Adds one pattern of `rule`; the same one again changes nothing.
+    /// Adds one pattern of `rule`; adding it again has no effect.
     ///
     /// # Errors
     ///
-    /// Returns [`HostSetError`] at the bounds named above.
-    pub fn insert(
-        &mut self,
-        pattern: &HostPattern,
-        rule: u16,
-        line: u32,
-    ) -> Result<(), HostSetError> {
+    /// Returns [`HostSetError`] when a limit is reached.
+    pub fn insert(&mut self, pattern: &HostPattern, rule: u16, line: u32) -> Result<(), HostSetError> {
         let base = pattern.pattern.base().map_or("", DomainName::as_str);
         let reach = match pattern.pattern {
             DomainPattern::Any | DomainPattern::Tree(_) => PatternReach::Tree,
@@ -118,7 +112,7 @@ impl HostSet {
         Ok(())
     }
 
-    /// The first exact names that were not of lists, with their rules.
+    /// Returns the first exact names of the policy itself, not of its lists, with their rules.
     pub(crate) fn literals(&self) -> &[(DomainName, u16)] {
         &self.literals
     }
@@ -130,8 +124,7 @@ impl HostSet {
         line: u32,
         origin: PatternOrigin,
     ) -> Result<(), HostSetError> {
-        if self.entries.len() >= MAX_PATTERNS || self.text.len() + raw.base.len() >= MAX_TEXT_BYTES
-        {
+        if self.entries.len() >= MAX_PATTERNS || self.text.len() + raw.base.len() >= MAX_TEXT_BYTES {
             return Err(HostSetError::Full);
         }
         let line = match origin {
@@ -168,7 +161,7 @@ impl HostSet {
         self.index.find(hash, |slot| base_at(&self.text, slot.offset) == base.as_bytes()).copied()
     }
 
-    /// One more entry of a base name, behind the others, so that their order is that of the file.
+    /// Appends an entry to the chain of its base name, so that the chain keeps the order of the file.
     fn append(&mut self, first: u32, entry: PatternEntry) -> Result<(), HostSetError> {
         let new = self.entries.len() as u32;
         let mut at = first;
@@ -187,7 +180,7 @@ impl HostSet {
         Err(HostSetError::Crowded)
     }
 
-    /// Room for `patterns` more, so that a long list is read without growing again and again.
+    /// Reserves capacity for `patterns` more, so that a long list loads without repeated growth.
     pub(crate) fn reserve(&mut self, patterns: usize, bytes: usize) {
         let patterns = patterns.min(MAX_PATTERNS);
         self.text.reserve(bytes.min(MAX_TEXT_BYTES));
@@ -196,7 +189,7 @@ impl HostSet {
         self.index.reserve(patterns, |slot| hasher.hash_one(base_at(text, slot.offset)));
     }
 
-    /// Gives back what growing left over.
+    /// Releases unused capacity.
     pub fn shrink(&mut self) {
         self.text.shrink_to_fit();
         self.entries.shrink_to_fit();
@@ -204,7 +197,7 @@ impl HostSet {
         self.index.shrink_to_fit(|slot| hasher.hash_one(base_at(text, slot.offset)));
     }
 
-    /// Every pattern that covers `name`, the most specific base first.
+    /// Returns every pattern that covers `name`, the longest base first.
     pub fn hits<'a>(&'a self, name: &'a DomainName) -> impl Iterator<Item = PatternHit<'a>> {
         let whole = name.as_str().len();
         name.suffixes().chain(std::iter::once("")).flat_map(move |suffix| {
@@ -217,15 +210,14 @@ impl HostSet {
         })
     }
 
-    /// The entries whose base is `base`, whatever their reach.
+    /// Returns the entries with this base name, of any reach.
     fn entries_for(&self, base: &str) -> impl Iterator<Item = PatternHit<'_>> {
         let slot = self.find_slot(base);
-        let first =
-            slot.and_then(|slot| Some((self.entries.get(slot.entry as usize)?, slot.offset)));
+        let first = slot.and_then(|slot| Some((self.entries.get(slot.entry as usize)?, slot.offset)));
         first.into_iter().flat_map(|(first, offset)| self.chain_from(first, offset))
     }
 
-    /// An entry and those behind it with the same base, which stands at `offset`.
+    /// Returns an entry and the rest of its chain; `offset` is that of their base name.
     fn chain_from<'a>(
         &'a self,
         first: &'a PatternEntry,
@@ -236,20 +228,17 @@ impl HostSet {
         std::iter::successors(Some(first), next).map(move |entry| entry.hit(base))
     }
 
-    /// The patterns with this very base, whatever their reach.
+    /// Returns the patterns with this base name, of any reach.
     pub(crate) fn hits_with_base(&self, base: &str) -> Vec<PatternHit<'_>> {
         self.entries_for(base).collect()
     }
 
-    /// The patterns whose base is `name` or a parent of it: all that can cover a pattern with that base.
+    /// Returns the patterns whose base is `name` or a parent of it: all that can cover a pattern with that base.
     pub(crate) fn hits_above<'a>(&'a self, name: &DomainName) -> Vec<PatternHit<'a>> {
-        name.suffixes()
-            .chain(std::iter::once(""))
-            .flat_map(|suffix| self.entries_for(suffix))
-            .collect()
+        name.suffixes().chain(std::iter::once("")).flat_map(|suffix| self.entries_for(suffix)).collect()
     }
 
-    /// Every pattern of the set, by base in the order first met.
+    /// Returns every pattern of the set, grouped by base name in the order of insertion.
     pub fn iter(&self) -> impl Iterator<Item = PatternHit<'_>> {
         let begin = self.entries.iter().filter(|entry| entry.begins);
         let placed = begin.scan(0, |end, entry| {
@@ -268,10 +257,9 @@ impl HostSet {
         self.entries.is_empty()
     }
 
-    /// Bytes the set holds beyond the names themselves.
+    /// Returns the memory of the set in bytes, without the names themselves.
     pub fn overhead(&self) -> usize {
-        let names: usize =
-            self.index.iter().map(|slot| base_at(&self.text, slot.offset).len()).sum();
+        let names: usize = self.index.iter().map(|slot| base_at(&self.text, slot.offset).len()).sum();
         self.entries.capacity() * size_of::<PatternEntry>()
             + self.index.allocation_size()
             + self.text.capacity()
@@ -286,11 +274,7 @@ impl PatternEntry {
             rule: self.rule,
             port: Some(self.port).filter(|port| *port != 0),
             line: self.line & !LIST_LINE_BIT,
-            origin: if self.line & LIST_LINE_BIT == 0 {
-                PatternOrigin::Policy
-            } else {
-                PatternOrigin::List
-            },
+            origin: if self.line & LIST_LINE_BIT == 0 { PatternOrigin::Policy } else { PatternOrigin::List },
             reach: self.reach,
             base,
         }
@@ -298,7 +282,7 @@ impl PatternEntry {
 }
 
 impl PatternHit<'_> {
-    /// The pattern itself, for people to read.
+    /// Returns the pattern as written in a policy, without its port.
     pub fn pattern(&self) -> String {
         match (self.reach, self.base) {
             (_, "") => "*".to_owned(),
@@ -308,7 +292,7 @@ impl PatternHit<'_> {
         }
     }
 
-    /// What the pattern covers, in words.
+    /// Describes what the pattern covers.
     pub fn describe(&self) -> String {
         let Ok(base) = DomainName::parse(self.base) else { return DomainPattern::Any.describe() };
         match self.reach {
@@ -348,8 +332,7 @@ mod tests {
 
     #[test]
     fn hits_come_most_specific_first() {
-        let set =
-            host_set(&["*", "*.com", ".x.com", "a.x.com", "*.a.x.com", "a.x.com:80", "b.x.com"]);
+        let set = host_set(&["*", "*.com", ".x.com", "a.x.com", "*.a.x.com", "a.x.com:80", "b.x.com"]);
         assert_eq!(matching_rules(&set, "a.x.com"), [3, 5, 2, 1, 0]);
         assert_eq!(matching_rules(&set, "x.com"), [2, 1, 0]);
         assert_eq!(matching_rules(&set, "com"), [0]);
@@ -388,7 +371,7 @@ mod tests {
             set.insert(&HostPattern::parse(&text, PatternWidth::Narrow).unwrap(), 0, at).unwrap();
         }
         set.shrink();
-        assert!(set.overhead() <= 40 * set.len(), "{} bytes a pattern", set.overhead() / set.len());
+        assert!(set.overhead() <= 40 * set.len(), "{} bytes per pattern", set.overhead() / set.len());
         assert_eq!(matching_rules(&set, "h99999.d345.example"), [0]);
         assert_eq!(matching_rules(&set, "h99999.d346.example"), [0u16; 0]);
     }
@@ -398,16 +381,15 @@ mod tests {
         let set = host_set(&["b.com", "*.a.com", "b.com:80", "c.com", ".a.com", "*"]);
         let all: Vec<(String, u16)> = set.iter().map(|hit| (hit.pattern(), hit.rule)).collect();
         let all: Vec<(&str, u16)> = all.iter().map(|(text, rule)| (text.as_str(), *rule)).collect();
-        let grouped =
-            [("b.com", 0), ("b.com", 2), ("*.a.com", 1), (".a.com", 4), ("c.com", 3), ("*", 5)];
-        assert_eq!(all, grouped, "by base, as first met");
+        let grouped = [("b.com", 0), ("b.com", 2), ("*.a.com", 1), (".a.com", 4), ("c.com", 3), ("*", 5)];
+        assert_eq!(all, grouped, "grouped by base, in order of insertion");
         let literals: Vec<&str> = set.literals().iter().map(|(name, _)| name.as_str()).collect();
         assert_eq!(literals, ["b.com", "b.com", "c.com"]);
     }
 
     proptest! {
         #[test]
-        fn look_up_agrees_with_a_naive_matcher(
+        fn lookup_agrees_with_a_naive_matcher(
             patterns in proptest::collection::vec("(\\*\\.|\\.)?[ab](\\.[ab]){0,3}|\\*", 0..12), name in "[ab](\\.[ab]){0,4}",
         ) {
             let texts: Vec<&str> = patterns.iter().map(String::as_str).collect();

@@ -1,54 +1,53 @@
-//! The ids people give to things, each its own type, so that two cannot be swapped.
+//! Ids that users choose, each with its own type so that two cannot be confused.
 
 use std::fmt;
 use std::sync::Arc;
 
 /// Longest id of a sandbox, tenant, environment, agent card, policy, credential or profile.
 pub const MAX_ID: usize = 63;
-/// Longest bank id, as memory services have them.
+/// Longest bank id, in line with memory services.
 pub const MAX_BANK_ID: usize = 255;
 
 /// Why a text is not an id.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum IdError {
-    #[error("it has a character other than letters, digits, `.`, `_` and `-`")]
+    #[error("use only letters, digits, `.`, `_` and `-`")]
     Character,
     #[error("it is empty")]
     Empty,
-    #[error("it does not begin with a letter or a digit")]
+    #[error("it must begin with a letter or digit")]
     First,
     #[error("it is too long")]
     TooLong,
 }
 
-// The characters of a SPIFFE path segment, so that an id can stand in a signed identity as it is.
-fn check_id(text: &str, extra: &[u8], longest: usize) -> Result<(), IdError> {
-    let plain =
-        |byte: u8| byte.is_ascii_alphanumeric() || b"._-".contains(&byte) || extra.contains(&byte);
+// Allows the characters of a SPIFFE path segment, so that a signed identity can contain an id unescaped.
+fn check_id(text: &str, extra: &[u8], max: usize) -> Result<(), IdError> {
+    let plain = |byte: u8| byte.is_ascii_alphanumeric() || b"._-".contains(&byte) || extra.contains(&byte);
     match text.as_bytes() {
         [] => Err(IdError::Empty),
-        bytes if bytes.len() > longest => Err(IdError::TooLong),
+        bytes if bytes.len() > max => Err(IdError::TooLong),
         bytes if !bytes.iter().all(|byte| plain(*byte)) => Err(IdError::Character),
         [first, ..] if !first.is_ascii_alphanumeric() => Err(IdError::First),
         _ => Ok(()),
     }
 }
 
-/// Types of one shape: a macro says it once, and each still is a type of its own.
-macro_rules! words {
-    ($($(#[$doc:meta])* $name:ident($extra:expr, $longest:expr);)*) => { $(
+/// Defines id types with the same interface.
+macro_rules! ids {
+    ($($(#[$doc:meta])* $name:ident($extra:expr, $max:expr);)*) => { $(
         $(#[$doc])*
         #[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
         pub struct $name(Arc<str>);
 
         impl $name {
-            /// Parses an id; ids are compared octet by octet, so there is nothing to normalise.
+            /// Parses an id. Ids are compared octet by octet, without normalisation.
             ///
             /// # Errors
             ///
-            /// Returns [`IdError`] for anything but a short plain word.
+            /// Returns [`IdError`] if the text is not a short plain word.
             pub fn parse(text: &str) -> Result<Self, IdError> {
-                check_id(text, $extra, $longest).map(|()| $name(Arc::from(text)))
+                check_id(text, $extra, $max).map(|()| $name(Arc::from(text)))
             }
 
             pub fn as_str(&self) -> &str {
@@ -64,33 +63,33 @@ macro_rules! words {
     )* };
 }
 
-words! {
+ids! {
     /// The kind of agent that runs in a sandbox, for templates of principals.
     AgentCard(b"", MAX_ID);
-    /// A memory bank. Services let `:` and `@` stand in it.
+    /// A memory bank; services also allow `:` and `@`.
     BankId(b":@", MAX_BANK_ID);
-    /// A credential's name in the operator's file; never its value.
+    /// The name of a credential in the configuration, never its value.
     CredentialName(b"", MAX_ID);
-    /// Where a sandbox belongs: staging, production, ...
+    /// The environment of a sandbox: staging, production, ...
     Environment(b"", MAX_ID);
     /// A policy's name.
     PolicyName(b"", MAX_ID);
-    /// How a memory service is spoken to.
+    /// The protocol profile of a memory service.
     ProfileName(b"", MAX_ID);
     /// One sandbox.
     SandboxId(b"", MAX_ID);
-    /// Who owns a sandbox.
+    /// The owner of a sandbox.
     Tenant(b"", MAX_ID);
 }
 
 impl BankId {
-    /// The environment in front of the first colon: `staging:team-a` is a bank of `staging`.
+    /// Returns the environment before the first colon: `staging:team-a` belongs to `staging`.
     pub fn environment(&self) -> Option<Environment> {
         self.0.split_once(':').and_then(|(environment, _)| Environment::parse(environment).ok())
     }
 }
 
-/// Which banks a rule opens: one by name, or all that begin alike (`staging:shared-*`).
+/// The banks that a rule opens: one by name, or all with a prefix (`staging:shared-*`).
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum BankPattern {
     Exact(BankId),
@@ -98,11 +97,11 @@ pub enum BankPattern {
 }
 
 impl BankPattern {
-    /// Parses an entry of `recall`, `retain` or `forget`; `*` may only stand last, after something.
+    /// Parses an entry of `recall`, `retain` or `forget`; `*` is allowed only at the end of a prefix.
     ///
     /// # Errors
     ///
-    /// Returns [`IdError`]; a bare `*` is refused, because it would name every environment's banks.
+    /// Returns [`IdError`], also for a bare `*`, which would match the banks of every environment.
     pub fn parse(text: &str) -> Result<Self, IdError> {
         match text.strip_suffix('*') {
             None => BankId::parse(text).map(BankPattern::Exact),
@@ -112,12 +111,12 @@ impl BankPattern {
 
     pub fn matches(&self, bank: &BankId) -> bool {
         match self {
-            BankPattern::Exact(own) => own == bank,
+            BankPattern::Exact(name) => name == bank,
             BankPattern::Prefix(prefix) => bank.as_str().starts_with(prefix.as_str()),
         }
     }
 
-    /// The environment the pattern's banks are in, when it names one in full.
+    /// Returns the environment of the pattern's banks, if the pattern names it completely.
     pub fn environment(&self) -> Option<Environment> {
         match self {
             BankPattern::Exact(bank) | BankPattern::Prefix(bank) => bank.environment(),
@@ -170,17 +169,13 @@ mod tests {
             ("staging:shared-*", "prod:shared-1", false),
             ("staging:*", "staging:anything", true),
         ] {
-            let (pattern, bank) =
-                (BankPattern::parse(pattern).unwrap(), BankId::parse(bank).unwrap());
+            let (pattern, bank) = (BankPattern::parse(pattern).unwrap(), BankId::parse(bank).unwrap());
             assert_eq!(pattern.matches(&bank), matches, "{pattern} ~ {bank}");
         }
         for text in ["", "*", "a*b", "**", "a**", "bank\n", "bank a", ":a", "\u{202e}a"] {
             assert!(BankPattern::parse(text).is_err(), "{text:?}");
         }
-        assert_eq!(
-            BankId::parse("staging:a:b").unwrap().environment().unwrap().as_str(),
-            "staging"
-        );
+        assert_eq!(BankId::parse("staging:a:b").unwrap().environment().unwrap().as_str(), "staging");
         assert_eq!(BankId::parse("bank-a").unwrap().environment(), None);
     }
 }

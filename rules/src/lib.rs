@@ -1,7 +1,7 @@
-//! Pure decisions: no I/O, no async, no clock, no randomness, no logging.
+//! The policy language and its decisions. Pure: no I/O, no async, no clock, no randomness, no logging.
 //!
-//! Files come in as bytes ([`LoadSources`]), [`compile`] makes a [`RuleSet`] of them, and
-//! [`RuleSet::decide`] is the only place that decides. A [`Permit`] cannot be made elsewhere.
+//! The caller passes files as bytes ([`LoadSources`]), [`compile`] turns them into a [`RuleSet`], and
+//! [`RuleSet::decide`] is the only code that decides. No other code can construct a [`Permit`].
 
 mod admit;
 pub mod budget;

@@ -1,15 +1,14 @@
-//! Every bound of the data path that an operator can set, in one table: its name, its default, the most it
-//! can be, and what it bounds (P17).
+//! Every limit of the data path that `[limits]` can set, in one table: name, default, maximum and meaning (P17).
 
 use schemars::JsonSchema;
 use serde::Deserialize;
 use std::time::Duration;
 use toml::Spanned;
 
-/// Makes the settings, the file's section and the documentation from one table.
+/// Generates the settings, the section of the configuration and the documentation from one table.
 macro_rules! limits {
     ($($(#[doc = $doc:literal])+ $name:ident = $usual:literal, at most $most:literal;)*) => {
-        /// The bounds of one instance.
+        /// The limits of one instance.
         #[derive(Clone, Copy, Debug, PartialEq, Eq)]
         pub struct TrafficLimits {
             $($(#[doc = $doc])+ pub $name: u64,)*
@@ -21,7 +20,7 @@ macro_rules! limits {
             }
         }
 
-        /// `[limits]`: what connections may take.
+        /// `[limits]`: limits on connections, requests and buffers.
         #[derive(Debug, Default, Deserialize, JsonSchema)]
         #[serde(deny_unknown_fields)]
         pub(crate) struct LimitsDocument {
@@ -31,12 +30,12 @@ macro_rules! limits {
         }
 
         impl LimitsDocument {
-            /// The limits it sets; `complain` hears of each entry that is 0 or more than can be.
-            pub(crate) fn to_limits(&self, mut complain: impl FnMut(&Spanned<u64>, u64)) -> TrafficLimits {
+            /// Returns the limits; calls `reject` with each entry that is out of range and its maximum.
+            pub(crate) fn to_limits(&self, mut reject: impl FnMut(&Spanned<u64>, u64)) -> TrafficLimits {
                 let mut limits = TrafficLimits::default();
                 $(match &self.$name {
                     Some(entry) if (1..=$most).contains(entry.get_ref()) => limits.$name = *entry.get_ref(),
-                    Some(entry) => complain(entry, $most),
+                    Some(entry) => reject(entry, $most),
                     None => {}
                 })*
                 limits
@@ -44,7 +43,7 @@ macro_rules! limits {
         }
 
         impl TrafficLimits {
-            /// Name, default, greatest value and meaning of each, for the documentation.
+            /// Name, default, maximum and meaning of each limit, for the documentation.
             pub const TABLE: &[(&str, u64, u64, &str)] =
                 &[$((stringify!($name), $usual, $most, concat!($($doc),+).trim_ascii_start()),)*];
         }
@@ -52,15 +51,15 @@ macro_rules! limits {
 }
 
 limits! {
-    /// Open connections in all.
+    /// Open connections of all sandboxes.
     connections = 20_000, at most 1_000_000;
     /// Open connections of one sandbox.
     connections_per_sandbox = 4_096, at most 1_000_000;
-    /// Seconds until a new connection has said what it wants: TLS hello, CONNECT or request head.
+    /// Seconds until a new connection has sent its TLS ClientHello, CONNECT or request head.
     first_bytes_seconds = 10, at most 120;
-    /// Bytes of a TLS hello.
+    /// Bytes of a TLS ClientHello.
     hello_bytes = 65_536, at most 262_144;
-    /// Bytes of a request head; for HTTP/2 of the decoded header list.
+    /// Bytes of a request head; for HTTP/2, of the decoded header list.
     head_bytes = 32_768, at most 262_144;
     /// Header fields of a request.
     head_fields = 100, at most 250;
@@ -68,33 +67,33 @@ limits! {
     head_seconds = 10, at most 120;
     /// Seconds an HTTP connection may wait for its next request.
     keep_alive_seconds = 75, at most 3_600;
-    /// HTTP/2 streams open at once on one connection.
+    /// Concurrent HTTP/2 streams on one connection.
     streams = 100, at most 1_000;
-    /// HTTP/2 streams of one connection that may be reset or malformed before the connection ends.
+    /// HTTP/2 streams of one connection that may be reset or malformed before Sandbar closes it.
     resets = 200, at most 10_000;
-    /// Seconds to connect to one address of a host, TLS included.
+    /// Seconds to connect to one address of a host, including TLS.
     connect_seconds = 10, at most 120;
-    /// Seconds until the first byte of an answer.
+    /// Seconds until the first byte of a response.
     first_byte_seconds = 300, at most 3_600;
     /// Seconds without a byte in either direction of a request or an upgraded connection.
     idle_seconds = 300, at most 86_400;
     /// Seconds without a byte in either direction of a tunnel.
     tunnel_idle_seconds = 3_600, at most 86_400;
-    /// Seconds any connection may live.
+    /// Lifetime of any connection, in seconds.
     connection_seconds = 86_400, at most 2_592_000;
-    /// Bytes of a request body towards a host whose rule says `inspect`.
+    /// Bytes of a request body to a host whose rule sets `inspect`.
     inspected_body_bytes = 10_485_760, at most 1_073_741_824;
-    /// Bytes of a request body towards a memory service, which is read whole.
+    /// Bytes of a request body to a memory service, which Sandbar buffers completely.
     memory_body_bytes = 4_194_304, at most 67_108_864;
-    /// Seconds until all of that body has arrived.
+    /// Seconds until that body has arrived completely.
     memory_body_seconds = 30, at most 600;
-    /// Bytes of an answer of a memory service, which is read whole.
+    /// Bytes of a response of a memory service, which Sandbar buffers completely.
     memory_answer_bytes = 16_777_216, at most 268_435_456;
-    /// Seconds until all of that answer has arrived.
+    /// Seconds until that response has arrived completely.
     memory_answer_seconds = 300, at most 3_600;
-    /// Idle connections kept towards origins.
+    /// Idle connections to origin servers in the pool.
     pool_connections = 512, at most 100_000;
-    /// Seconds that open connections are given to finish at a stop.
+    /// Seconds that open connections have to finish at shutdown.
     drain_seconds = 20, at most 600;
 }
 
@@ -144,11 +143,11 @@ impl TrafficLimits {
     }
 }
 
-/// The documentation of every bound, as it stands in `proxy/LIMITS.md`.
+/// Returns the content of `proxy/LIMITS.md`.
 pub fn markdown_table() -> String {
     let mut text = String::from(
-        "# Limits\n\nWhat `[limits]` of the operator's file can set. What is not written has its default.\n\n\
-         | name | default | most | bounds |\n| --- | --- | --- | --- |\n",
+        "# Limits\n\nThe keys of `[limits]` in the configuration. Absent keys have their default.\n\n\
+         | name | default | maximum | limits |\n| --- | --- | --- | --- |\n",
     );
     for (name, usual, most, meaning) in TrafficLimits::TABLE {
         text += &format!("| `{name}` | {usual} | {most} | {meaning} |\n");
@@ -163,7 +162,7 @@ mod tests {
         assert_eq!(
             include_str!("../../proxy/LIMITS.md"),
             super::markdown_table(),
-            "write proxy/LIMITS.md anew: cargo run -p cli -- limits --markdown"
+            "regenerate it: cargo run -p cli -- limits --markdown > proxy/LIMITS.md"
         );
     }
 }

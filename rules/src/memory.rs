@@ -1,5 +1,5 @@
-//! Whether a memory request is its sandbox's own: identity against channel, banks against rules,
-//! environment always (P12).
+//! Authorization of memory requests: the identity must match the channel, the banks must match the rule, and
+//! the environment must always match the sandbox's (P12).
 
 use crate::facts::{BankOperation, IdentityClaim, MemoryFacts, TokenIdentity};
 use crate::ids::{BankId, BankPattern, Environment};
@@ -7,11 +7,8 @@ use crate::policy::{IdentityMode, MemoryTerms};
 use crate::reason::Reason;
 use crate::sandbox::Sandbox;
 
-pub(crate) fn authorize(
-    sandbox: &Sandbox,
-    terms: &MemoryTerms,
-    facts: &MemoryFacts,
-) -> Result<(), Reason> {
+/// Checks one memory request of `sandbox` against a memory rule.
+pub(crate) fn authorize(sandbox: &Sandbox, terms: &MemoryTerms, facts: &MemoryFacts) -> Result<(), Reason> {
     let opened = match facts.operation {
         BankOperation::Admin => return Err(Reason::MemoryOperation),
         BankOperation::None => return check_bankless(sandbox, facts),
@@ -26,7 +23,7 @@ pub(crate) fn authorize(
     facts.banks.iter().try_for_each(|bank| check_bank(bank, opened, terms, environment))
 }
 
-/// A request that touches no bank needs no identity; one that claims a foreign one is refused all the same.
+/// Checks a request that touches no bank: it needs no identity, but must not carry another sandbox's.
 fn check_bankless(sandbox: &Sandbox, facts: &MemoryFacts) -> Result<(), Reason> {
     match &facts.identity {
         _ if !facts.banks.is_empty() => Err(Reason::MemoryOperation),
@@ -36,7 +33,7 @@ fn check_bankless(sandbox: &Sandbox, facts: &MemoryFacts) -> Result<(), Reason> 
     }
 }
 
-/// The path decides who the sandbox is; a token must agree with it in every part.
+/// Checks the identity: the channel determines the sandbox, and every claim of a token must match it.
 fn check_identity<'a>(
     sandbox: &'a Sandbox,
     mode: IdentityMode,
@@ -49,9 +46,7 @@ fn check_identity<'a>(
         (IdentityClaim::Invalid(_), _) => Err(Reason::IdentityInvalid),
         (IdentityClaim::Absent, IdentityMode::Required) => Err(Reason::IdentityAbsent),
         (IdentityClaim::Absent, IdentityMode::FromChannel) => Ok(environment),
-        (IdentityClaim::Verified(identity), _) => {
-            check_claims(sandbox, identity).map(|()| environment)
-        }
+        (IdentityClaim::Verified(identity), _) => check_claims(sandbox, identity).map(|()| environment),
     }
 }
 
@@ -75,8 +70,8 @@ fn check_bank(
     if !opened.iter().any(|pattern| pattern.matches(bank)) {
         return Err(Reason::ForeignBank);
     }
-    let own_name = bank.environment();
-    let named = [terms.environment.as_ref(), own_name.as_ref()];
+    let bank_environment = bank.environment();
+    let named = [terms.environment.as_ref(), bank_environment.as_ref()];
     let mut named = named.into_iter().flatten().peekable();
     if named.peek().is_some() && named.all(|environment| environment == own) {
         return Ok(());

@@ -1,5 +1,5 @@
-//! `DomainName`: the one normal form of a host name, for policy text, Host, SNI, CONNECT, SOCKS and
-//! DNS alike. No other code compares host strings, so a name has one meaning everywhere (P6).
+//! `DomainName`: the one normal form of a host name, for policy text, Host, SNI, CONNECT, SOCKS and DNS. No other
+//! code compares host strings, so a name has one meaning everywhere (P6).
 
 use std::borrow::Cow;
 use std::fmt;
@@ -15,34 +15,34 @@ pub const MAX_LABEL: usize = 63;
 
 /// A host name: lower-case A-labels, no trailing dot, letters, digits and hyphens only.
 ///
-/// A name that came as a DNS question may also have labels that begin with `_`.
+/// A name from a DNS question may also have labels that begin with `_`.
 #[derive(Clone, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct DomainName(Arc<str>);
 
 /// Why a text is not a host name.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum NameError {
-    #[error("it is an address or is read as one by some programs; addresses go under `addresses`")]
+    #[error("it is an address, or some programs read it as one; list addresses under `addresses`")]
     Address,
     #[error("{} is not allowed in a host name", describe_character(*.0))]
     Character(char),
     #[error("it is empty")]
     Empty,
-    #[error("it has an empty label (two dots in a row, or a dot too many at an end)")]
+    #[error("it has an empty label (two dots in a row, or an extra dot at either end)")]
     EmptyLabel,
-    #[error("a label of it begins or ends with a hyphen")]
+    #[error("one of its labels begins or ends with a hyphen")]
     Hyphen,
-    #[error("it is not a valid international name (UTS-46)")]
+    #[error("it is not a valid internationalized name (UTS-46)")]
     International,
-    #[error("a label of it is longer than 63 octets")]
+    #[error("one of its labels is longer than 63 octets")]
     LabelTooLong,
-    #[error("it is spelt with characters that stand for others; write it plainly")]
+    #[error("it has characters that normalise to others; write the normalised form")]
     NotNormal,
     #[error("it is longer than 253 octets")]
     TooLong,
 }
 
-/// Where a name stands, which settles whether a label may begin with `_`.
+/// The source of a name, which determines whether a label may begin with `_`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum NameUse {
     Host,
@@ -50,11 +50,11 @@ enum NameUse {
 }
 
 impl DomainName {
-    /// Parses `text` as it arrives in a policy, a `Host` header, an SNI, a CONNECT or a SOCKS request.
+    /// Parses `text` from a policy, a `Host` header, an SNI, a CONNECT or a SOCKS request.
     ///
     /// # Errors
     ///
-    /// Returns [`NameError`] for an address too: those are matched by network, not by name.
+    /// Returns [`NameError`], also for an address: rules match addresses by network, not by name.
     pub fn parse(text: &str) -> Result<Self, NameError> {
         normalise(text, NameUse::Host).map(Self::from_normal)
     }
@@ -63,18 +63,17 @@ impl DomainName {
     ///
     /// # Errors
     ///
-    /// As [`DomainName::parse`]; on the wire a name is ASCII, so an international one has its A-labels.
+    /// As [`DomainName::parse`]. Names on the wire are ASCII: an internationalized name arrives as A-labels.
     pub fn parse_bytes(bytes: &[u8]) -> Result<Self, NameError> {
-        let text =
-            str::from_utf8(bytes).map_err(|_| NameError::Character(char::REPLACEMENT_CHARACTER))?;
+        let text = str::from_utf8(bytes).map_err(|_| NameError::Character(char::REPLACEMENT_CHARACTER))?;
         Self::parse(text)
     }
 
-    /// Builds the name of a DNS question from its labels, the root label left out.
+    /// Builds the name of a DNS question from its labels, without the root label.
     ///
     /// # Errors
     ///
-    /// As [`DomainName::parse`], but a label may begin with `_`; a dot inside a label is refused.
+    /// As [`DomainName::parse`], but a label may begin with `_` and must not contain a dot.
     pub fn from_labels<'a>(labels: impl IntoIterator<Item = &'a [u8]>) -> Result<Self, NameError> {
         let mut text = String::new();
         for label in labels {
@@ -92,7 +91,7 @@ impl DomainName {
         Self::parse_question(&text)
     }
 
-    /// Parses the name of a DNS question in text form, where a label may begin with `_`.
+    /// Parses the name of a DNS question in text form; a label may begin with `_`.
     ///
     /// # Errors
     ///
@@ -109,14 +108,12 @@ impl DomainName {
         &self.0
     }
 
-    /// The name and its parents, longest first: `a.b.c`, `b.c`, `c`.
+    /// Returns the name and its parents, longest first: `a.b.c`, `b.c`, `c`.
     pub fn suffixes(&self) -> impl Iterator<Item = &str> {
-        std::iter::successors(Some(self.as_str()), |name| {
-            name.split_once('.').map(|(_, rest)| rest)
-        })
+        std::iter::successors(Some(self.as_str()), |name| name.split_once('.').map(|(_, rest)| rest))
     }
 
-    /// Whether this name is `parent` or lies below it.
+    /// Returns whether this name is `parent` or below it.
     pub fn is_within(&self, parent: &str) -> bool {
         self.suffixes().any(|suffix| suffix == parent)
     }
@@ -139,12 +136,12 @@ fn parse_wire_label(bytes: &[u8]) -> Result<&str, NameError> {
     text.ok_or(NameError::Character(char::REPLACEMENT_CHARACTER))
 }
 
-/// Brings a host name into its normal form without allocating when it already is in it.
+/// Normalises a host name; does not allocate if it is already normal.
 pub(crate) fn normalise_host(text: &str) -> Result<Cow<'_, str>, NameError> {
     normalise(text, NameUse::Host)
 }
 
-fn normalise(text: &str, place: NameUse) -> Result<Cow<'_, str>, NameError> {
+fn normalise(text: &str, source: NameUse) -> Result<Cow<'_, str>, NameError> {
     if is_normal_form(text) {
         return Ok(Cow::Borrowed(text));
     }
@@ -152,26 +149,25 @@ fn normalise(text: &str, place: NameUse) -> Result<Cow<'_, str>, NameError> {
     if text.is_empty() {
         return Err(NameError::Empty);
     }
-    let name =
-        if text.is_ascii() { lowercase_ascii(text) } else { Cow::Owned(map_international(text)?) };
-    check_name(&name, place)?;
+    let name = if text.is_ascii() { lowercase_ascii(text) } else { Cow::Owned(map_international(text)?) };
+    check_name(&name, source)?;
     if has_punycode(&name) {
         check_punycode(&name)?;
     }
     Ok(name)
 }
 
-/// Whether a text is beyond doubt a name in normal form: one pass, for the million lines of a list.
+/// Returns whether a text is certainly a name in normal form, in one pass, for lists of a million lines.
 ///
-/// What it does not take is not refused but looked at closely.
+/// A text it rejects is not invalid: the full checks then decide.
 pub(crate) fn is_normal_form(text: &str) -> bool {
     let mut label = 0;
     let mut previous = b'.';
     for byte in text.bytes() {
         match byte {
-            b'x' if previous == b'0' => return false, // it may be a hexadecimal number
+            b'x' if previous == b'0' => return false, // may be a hexadecimal number
             b'a'..=b'z' | b'0'..=b'9' => label += 1,
-            b'-' if label != 0 && previous != b'-' => label += 1, // two may be punycode
+            b'-' if label != 0 && previous != b'-' => label += 1, // two in a row may be punycode
             b'.' if label != 0 && previous != b'-' => label = 0,
             _ => return false,
         }
@@ -180,7 +176,7 @@ pub(crate) fn is_normal_form(text: &str) -> bool {
         }
         previous = byte;
     }
-    previous.is_ascii_lowercase() && text.len() <= MAX_NAME // ending in a letter it is no number
+    previous.is_ascii_lowercase() && text.len() <= MAX_NAME // a final letter: not a number
 }
 
 fn lowercase_ascii(text: &str) -> Cow<'_, str> {
@@ -190,25 +186,23 @@ fn lowercase_ascii(text: &str) -> Cow<'_, str> {
     Cow::Borrowed(text)
 }
 
-/// Maps a name with non-ASCII labels by UTS-46, but only from its own lower-case form: full-width letters,
-/// soft hyphens and other dots would give one host many spellings.
+/// Maps a name with non-ASCII labels by UTS-46, but accepts only the lower-case normal form: with full-width letters,
+/// soft hyphens and other dots one host would have many spellings.
 fn map_international(text: &str) -> Result<String, NameError> {
     if let Some(dot) = text.chars().find(|c| matches!(c, '\u{3002}' | '\u{ff0e}' | '\u{ff61}')) {
         return Err(NameError::Character(dot));
     }
     let mapped = to_ascii(text)?.into_owned();
-    let (spelt, sound) =
-        Uts46::new().to_unicode(mapped.as_bytes(), AsciiDenyList::EMPTY, Hyphens::Allow);
-    match sound {
-        Ok(()) if spelt == text.to_lowercase() => Ok(mapped),
+    let (unicode, valid) = Uts46::new().to_unicode(mapped.as_bytes(), AsciiDenyList::EMPTY, Hyphens::Allow);
+    match valid {
+        Ok(()) if unicode == text.to_lowercase() => Ok(mapped),
         _ => Err(NameError::NotNormal),
     }
 }
 
-/// An A-label must be the one its own U-label has, or two spellings would name one host.
+/// Checks that each A-label is the one its U-label maps to; otherwise two spellings would name one host.
 fn check_punycode(name: &str) -> Result<(), NameError> {
-    let bare: Vec<&str> =
-        name.split('.').map(|label| label.strip_prefix('_').unwrap_or(label)).collect();
+    let bare: Vec<&str> = name.split('.').map(|label| label.strip_prefix('_').unwrap_or(label)).collect();
     let bare = bare.join(".");
     match to_ascii(&bare)? {
         same if same == bare => Ok(()),
@@ -226,21 +220,21 @@ fn has_punycode(name: &str) -> bool {
     name.split('.').any(|label| label.trim_start_matches('_').starts_with("xn--"))
 }
 
-fn check_name(name: &str, place: NameUse) -> Result<(), NameError> {
+fn check_name(name: &str, source: NameUse) -> Result<(), NameError> {
     let mut last = "";
     for label in name.split('.') {
-        check_label(label, place)?;
+        check_label(label, source)?;
         last = label;
     }
     if name.len() > MAX_NAME {
         return Err(NameError::TooLong);
     }
-    // The same rule as browsers': a name whose last label is a number is read as an IPv4 address.
+    // As in browsers (WHATWG URL, host parsing), a name whose last label is a number is an IPv4 address.
     if is_number(last) { Err(NameError::Address) } else { Ok(()) }
 }
 
-fn check_label(label: &str, place: NameUse) -> Result<(), NameError> {
-    let letters = match place {
+fn check_label(label: &str, source: NameUse) -> Result<(), NameError> {
+    let letters = match source {
         NameUse::Host => label,
         NameUse::Question => label.strip_prefix('_').unwrap_or(label),
     };
@@ -249,9 +243,7 @@ fn check_label(label: &str, place: NameUse) -> Result<(), NameError> {
     }
     match label.len() {
         0 => Err(NameError::EmptyLabel),
-        1..=MAX_LABEL if letters.starts_with('-') || letters.ends_with('-') => {
-            Err(NameError::Hyphen)
-        }
+        1..=MAX_LABEL if letters.starts_with('-') || letters.ends_with('-') => Err(NameError::Hyphen),
         1..=MAX_LABEL => Ok(()),
         _ => Err(NameError::LabelTooLong),
     }
@@ -259,9 +251,7 @@ fn check_label(label: &str, place: NameUse) -> Result<(), NameError> {
 
 fn is_number(label: &str) -> bool {
     let decimal = !label.is_empty() && label.bytes().all(|byte| byte.is_ascii_digit());
-    let hex = label
-        .strip_prefix("0x")
-        .is_some_and(|hex| hex.bytes().all(|byte| byte.is_ascii_hexdigit()));
+    let hex = label.strip_prefix("0x").is_some_and(|hex| hex.bytes().all(|byte| byte.is_ascii_hexdigit()));
     decimal || hex
 }
 
@@ -273,7 +263,7 @@ fn describe_character(character: char) -> String {
     }
 }
 
-/// What an attempt is for: a name, or an address written out.
+/// The host of an attempt: a name or a literal IP address.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub enum Host {
     Address(IpAddr),
@@ -281,17 +271,15 @@ pub enum Host {
 }
 
 impl Host {
-    /// Parses the host part of an authority: a name, a dotted IPv4 address or an IPv6 one in brackets.
+    /// Parses the host part of an authority: a name, a dotted IPv4 address or a bracketed IPv6 address.
     ///
     /// # Errors
     ///
-    /// Returns [`NameError`] for everything else: zone ids, names in brackets, short or hex addresses.
+    /// Returns [`NameError`] for anything else, such as zone ids, bracketed names, and short or hex addresses.
     pub fn parse(text: &str) -> Result<Self, NameError> {
         if let Some(inside) = text.strip_prefix('[') {
             let address = inside.strip_suffix(']').and_then(|text| text.parse::<Ipv6Addr>().ok());
-            return address
-                .map(|address| Host::from(IpAddr::V6(address)))
-                .ok_or(NameError::Character('['));
+            return address.map(|address| Host::from(IpAddr::V6(address))).ok_or(NameError::Character('['));
         }
         match text.parse::<Ipv4Addr>() {
             Ok(address) => Ok(Host::Address(IpAddr::V4(address))),
@@ -307,7 +295,7 @@ impl Host {
     }
 }
 
-/// An IPv4 address in IPv6 clothes is that IPv4 address.
+/// An IPv4-mapped IPv6 address becomes the IPv4 address.
 impl From<IpAddr> for Host {
     fn from(address: IpAddr) -> Self {
         Host::Address(address.to_canonical())
@@ -330,7 +318,7 @@ impl fmt::Display for Host {
     }
 }
 
-/// Splits `host:port`, as CONNECT, `Host` and policies write it; a colon inside brackets is the address's.
+/// Splits `host:port` of CONNECT, `Host` and policies; a colon inside brackets belongs to the address.
 ///
 /// # Errors
 ///
@@ -346,7 +334,7 @@ pub fn split_port(text: &str) -> Result<(&str, Option<u16>), NameError> {
     }
 }
 
-/// A port as digits only: Rust's own parser would take `+443`.
+/// Parses a port of digits only; Rust's parser would accept `+443`.
 fn parse_port(digits: &str) -> Option<u16> {
     let plain = digits.bytes().all(|byte| byte.is_ascii_digit()) && !digits.starts_with('0');
     digits.parse().ok().filter(|port| plain && *port != 0)
@@ -375,11 +363,7 @@ mod tests {
             ("1.2.3.4.in-addr.arpa", "1.2.3.4.in-addr.arpa"),
             ("0xff.example", "0xff.example"),
         ] {
-            assert_eq!(
-                DomainName::parse(text).as_ref().map(DomainName::as_str),
-                Ok(normal),
-                "{text:?}"
-            );
+            assert_eq!(DomainName::parse(text).as_ref().map(DomainName::as_str), Ok(normal), "{text:?}");
         }
     }
 
@@ -474,11 +458,7 @@ mod tests {
             (&[], Err(NameError::Empty)),
         ] {
             let found = DomainName::from_labels(labels.iter().copied());
-            assert_eq!(
-                found.as_ref().map(DomainName::as_str),
-                normal.as_ref().copied(),
-                "{labels:?}"
-            );
+            assert_eq!(found.as_ref().map(DomainName::as_str), normal.as_ref().copied(), "{labels:?}");
         }
     }
 
@@ -497,11 +477,7 @@ mod tests {
             ("010.0.0.1", None),
             ("10.0.0.1.", None),
         ] {
-            assert_eq!(
-                Host::parse(text).ok().map(|host| host.to_string()).as_deref(),
-                shown,
-                "{text:?}"
-            );
+            assert_eq!(Host::parse(text).ok().map(|host| host.to_string()).as_deref(), shown, "{text:?}");
         }
     }
 
@@ -535,7 +511,7 @@ mod tests {
         }
 
         #[test]
-        fn the_quick_look_agrees_with_the_close_one(text in "[a-c0x.-]{1,20}|[a-z0-9-]{1,70}\\.[a-z0-9]{1,4}|(xn--)?[a-z.]{1,9}") {
+        fn the_fast_check_agrees_with_the_full_one(text in "[a-c0x.-]{1,20}|[a-z0-9-]{1,70}\\.[a-z0-9]{1,4}|(xn--)?[a-z.]{1,9}") {
             if is_normal_form(&text) {
                 prop_assert!(check_name(&text, NameUse::Host).is_ok() && !has_punycode(&text), "{}", text);
             }

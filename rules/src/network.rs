@@ -1,18 +1,18 @@
-//! Which addresses may be dialled at all. The forbidden ranges are built in; only an explicit CIDR
-//! on a rule opens one (P4).
+//! The addresses that Sandbar may dial. The forbidden ranges are built in; only an explicit network in a rule opens
+//! one (P4).
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
 use ipnet::{IpNet, Ipv4Net, Ipv6Net};
 
-/// A range no name may lead into, and what it is.
+/// A range that no name may resolve into, and its purpose.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ForbiddenRange {
     pub range: IpNet,
     pub what: &'static str,
 }
 
-/// The range that forbids `address`, also when an IPv4 address hides inside an IPv6 one.
+/// Returns the forbidden range of `address`, also of an IPv4 address embedded in an IPv6 one.
 pub fn forbidden_range(address: IpAddr) -> Option<ForbiddenRange> {
     match address.to_canonical() {
         IpAddr::V4(address) => forbidden_v4(address),
@@ -20,17 +20,17 @@ pub fn forbidden_range(address: IpAddr) -> Option<ForbiddenRange> {
     }
 }
 
-/// The address and every IPv4 address that hides inside it: a rule against one holds against all.
+/// Returns the address and every IPv4 address embedded in it; a deny rule for one applies to all.
 pub fn address_forms(address: IpAddr) -> impl Iterator<Item = IpAddr> {
     let address = address.to_canonical();
-    let hidden = match address {
+    let embedded = match address {
         IpAddr::V4(_) => [None, None],
         IpAddr::V6(address) => embedded_ipv4(address),
     };
-    std::iter::once(address).chain(hidden.into_iter().flatten().map(IpAddr::V4))
+    std::iter::once(address).chain(embedded.into_iter().flatten().map(IpAddr::V4))
 }
 
-/// Whether nothing can answer over TCP there, so that opening it would be a rule that never acts.
+/// Returns whether no TCP server can have an address in `range`, so that a rule for it has no effect.
 pub fn is_undialable(range: &IpNet) -> bool {
     match range {
         IpNet::V4(net) => {
@@ -42,12 +42,12 @@ pub fn is_undialable(range: &IpNet) -> bool {
     }
 }
 
-/// Whether `range` lies within one forbidden range.
+/// Returns whether `range` is within one forbidden range.
 pub fn is_forbidden(range: &IpNet) -> bool {
     forbidden_ranges().any(|net| net.contains(range))
 }
 
-/// Whether `range` is wider than a forbidden range it takes in, which hardly anybody means.
+/// Returns whether `range` includes a forbidden range and more, which is rarely intended.
 pub fn spans_forbidden(range: &IpNet) -> bool {
     forbidden_ranges().any(|net| range.contains(&net) && net != *range) && !is_forbidden(range)
 }
@@ -68,7 +68,7 @@ fn forbidden_v6(address: Ipv6Addr) -> Option<ForbiddenRange> {
         .or_else(|| embedded_ipv4(address).into_iter().flatten().find_map(forbidden_v4))
 }
 
-/// The IPv4 addresses an IPv6 address leads to through a translator or a tunnel.
+/// Returns the IPv4 addresses that an IPv6 address reaches through a translator or a tunnel.
 fn embedded_ipv4(address: Ipv6Addr) -> [Option<Ipv4Addr>; 2] {
     let bits = address.to_bits();
     let last = Ipv4Addr::from_bits(bits as u32);
@@ -85,11 +85,8 @@ fn embedded_ipv4(address: Ipv6Addr) -> [Option<Ipv4Addr>; 2] {
         return [Some(Ipv4Addr::from_bits((bits >> 80) as u32)), None];
     }
     if TEREDO.contains(&address) {
-        // RFC 4380, section 4: the server in clear, the client's address with every bit flipped.
-        return [
-            Some(Ipv4Addr::from_bits((bits >> 64) as u32)),
-            Some(Ipv4Addr::from_bits(!(bits as u32))),
-        ];
+        // RFC 4380, section 4: the server's address, and the client's address with every bit inverted.
+        return [Some(Ipv4Addr::from_bits((bits >> 64) as u32)), Some(Ipv4Addr::from_bits(!(bits as u32)))];
     }
     [None, None]
 }
@@ -106,13 +103,12 @@ const MULTICAST_V4: Ipv4Net = ipv4_net(224, 0, 0, 0, 4);
 const UNSPECIFIED_V4: Ipv4Net = ipv4_net(0, 0, 0, 0, 8);
 const MULTICAST_V6: Ipv6Net = ipv6_net(0xff00, 0, 0, 0, 8);
 const IPV4_COMPATIBLE: Ipv6Net = ipv6_net(0, 0, 0, 0, 96); // RFC 4291, 2.5.5.1
-const IPV4_TRANSLATED: Ipv6Net =
-    Ipv6Net::new_assert(Ipv6Addr::new(0, 0, 0, 0, 0xffff, 0, 0, 0), 96); // RFC 2765
+const IPV4_TRANSLATED: Ipv6Net = Ipv6Net::new_assert(Ipv6Addr::new(0, 0, 0, 0, 0xffff, 0, 0, 0), 96); // RFC 2765
 const NAT64: Ipv6Net = ipv6_net(0x64, 0xff9b, 0, 0, 96); // RFC 6052
 const SIX_TO_FOUR: Ipv6Net = ipv6_net(0x2002, 0, 0, 0, 16); // RFC 3056
 const TEREDO: Ipv6Net = ipv6_net(0x2001, 0, 0, 0, 32); // RFC 4380
 
-// The special-purpose registries of RFC 6890, and where clouds keep their metadata services.
+// The special-purpose registries of RFC 6890, and the metadata services of clouds.
 const FORBIDDEN_V4: [(Ipv4Net, &str); 16] = [
     (UNSPECIFIED_V4, "this network"),
     (ipv4_net(10, 0, 0, 0, 8), "private"),
@@ -154,7 +150,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn p4_only_public_addresses_are_free() {
+    fn p4_only_public_addresses_are_not_forbidden() {
         for (address, what) in [
             ("1.1.1.1", None),
             ("172.15.255.255", None),
@@ -211,7 +207,7 @@ mod tests {
     }
 
     #[test]
-    fn ranges_are_known_by_where_they_lie() {
+    fn ranges_are_classified_by_their_position() {
         for (range, forbidden, wide, undial) in [
             ("10.1.0.0/16", true, false, false),
             ("10.0.0.0/8", true, false, false),

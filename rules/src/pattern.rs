@@ -1,12 +1,12 @@
-//! `DomainPattern`: an exact name or a whole first label as wildcard; parse, match, and compare.
+//! `DomainPattern`: an exact name, or a wildcard as the whole first label; parsing, matching and comparing.
 //!
-//! `x.com` is that name, `*.x.com` any depth below and not the apex, `.x.com` both, `*` every name.
+//! `x.com` matches that name, `*.x.com` any depth below but not the apex, `.x.com` both, `*` every name.
 
 use std::fmt;
 
 use crate::name::{DomainName, MAX_NAME, NameError, is_normal_form, normalise_host, split_port};
 
-/// A set of names with one shape, as a policy writes it.
+/// A pattern of names, as written in a policy.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub enum DomainPattern {
     /// Every name.
@@ -17,7 +17,7 @@ pub enum DomainPattern {
     Tree(DomainName),
 }
 
-/// One entry of `hosts`: a pattern, and a port when it was written with one.
+/// One entry of `hosts`: a pattern with an optional port.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct HostPattern {
     pub pattern: DomainPattern,
@@ -29,24 +29,24 @@ pub struct HostPattern {
 pub enum PatternError {
     #[error(transparent)]
     Name(#[from] NameError),
-    #[error("it carries a scheme; write the bare host, such as `api.example.com`")]
+    #[error("it has a scheme; write the host alone, such as `api.example.com`")]
     Scheme,
-    #[error("`**` means nothing in a host; `*.{base}` already covers every depth")]
+    #[error("`**` is not supported in a host; `*.{base}` already covers every depth")]
     TwoStars { base: String },
-    #[error("it covers {covers}; say `dangerously_wide = true` in the rule if that is meant")]
+    #[error("it covers {covers}; set `dangerously_wide = true` in the rule if you mean it")]
     Wide { covers: String },
-    #[error("a wildcard is the whole first label, such as `*.example.com`")]
+    #[error("a wildcard must be the whole first label, such as `*.example.com`")]
     Wildcard,
 }
 
-/// Whether a rule said `dangerously_wide = true`.
+/// Whether a rule sets `dangerously_wide = true`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum PatternWidth {
     DangerouslyWide,
     Narrow,
 }
 
-/// The shape of a pattern apart from its base name.
+/// The form of a pattern without its base name.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u8)]
 pub enum PatternReach {
@@ -60,7 +60,7 @@ impl HostPattern {
     ///
     /// # Errors
     ///
-    /// Returns [`PatternError`]; a public suffix is refused unless `width` allows it.
+    /// Returns [`PatternError`], also for a public suffix unless `width` allows it.
     pub fn parse(text: &str, width: PatternWidth) -> Result<Self, PatternError> {
         let raw = RawPattern::parse(text, width)?;
         Ok(HostPattern { pattern: raw.to_pattern()?, port: raw.port })
@@ -77,7 +77,7 @@ impl DomainPattern {
         }
     }
 
-    /// Whether every name of `other` is one of this pattern's.
+    /// Returns whether this pattern matches every name that `other` matches.
     pub fn covers(&self, other: &DomainPattern) -> bool {
         use DomainPattern::{Any, Below, Exact, Tree};
         match (self, other) {
@@ -93,9 +93,7 @@ impl DomainPattern {
     pub fn base(&self) -> Option<&DomainName> {
         match self {
             DomainPattern::Any => None,
-            DomainPattern::Below(base) | DomainPattern::Exact(base) | DomainPattern::Tree(base) => {
-                Some(base)
-            }
+            DomainPattern::Below(base) | DomainPattern::Exact(base) | DomainPattern::Tree(base) => Some(base),
         }
     }
 
@@ -103,7 +101,7 @@ impl DomainPattern {
         matches!(self, DomainPattern::Exact(_))
     }
 
-    /// What the pattern covers, in words: `check` prints it, because no choice here is self-evident.
+    /// Describes what the pattern covers; `check` prints it, because wildcard syntax differs between tools.
     pub fn describe(&self) -> String {
         match self {
             DomainPattern::Any => "every name".to_owned(),
@@ -134,7 +132,7 @@ impl fmt::Display for HostPattern {
     }
 }
 
-/// A parsed pattern that still borrows its text, so that a list of a million costs no allocation a line.
+/// A parsed pattern that borrows its text, so that a list of a million lines needs no allocation per line.
 pub(crate) struct RawPattern<'a> {
     pub(crate) reach: PatternReach,
     /// The base name in normal form; empty for `*`.
@@ -150,7 +148,7 @@ impl<'a> RawPattern<'a> {
         }
     }
 
-    /// The pattern, where beyond doubt it is one without a port in normal form: as most lines of a list are.
+    /// Parses a pattern without port in normal form, as on most lines of a list; `None` if in doubt.
     fn parse_plain(text: &'a str) -> Option<Self> {
         let (reach, base) = match (text.strip_prefix("*."), text.strip_prefix('.')) {
             (Some(base), _) => (PatternReach::Below, base),
@@ -203,22 +201,18 @@ impl<'a> RawPattern<'a> {
 
 fn parse_any(port: Option<u16>, width: PatternWidth) -> Result<RawPattern<'static>, PatternError> {
     match width {
-        PatternWidth::DangerouslyWide => {
-            Ok(RawPattern { reach: PatternReach::Tree, base: "".into(), port })
-        }
-        PatternWidth::Narrow => {
-            Err(PatternError::Wide { covers: "every name there is".to_owned() })
-        }
+        PatternWidth::DangerouslyWide => Ok(RawPattern { reach: PatternReach::Tree, base: "".into(), port }),
+        PatternWidth::Narrow => Err(PatternError::Wide { covers: "every name".to_owned() }),
     }
 }
 
-/// A public suffix belongs to nobody: whoever registers below it would be let in.
+/// Rejects public suffixes: anyone can register a name below them and would get access.
 ///
-/// A single label that the list does not know (`postgres`) may be named exactly, not by wildcard.
+/// A single label that is not on the public suffix list (`postgres`) is allowed as exact name, not as wildcard.
 fn check_width(reach: PatternReach, base: &str) -> Result<(), PatternError> {
     let wide = match reach {
         PatternReach::Exact => is_public_suffix(base.as_bytes(), true),
-        // The list has wildcards of its own (`*.compute.amazonaws.com`): what stands below such a base is a suffix.
+        // The list has wildcards too (`*.compute.amazonaws.com`): every name right below such a base is a suffix.
         PatternReach::Below | PatternReach::Tree => {
             is_public_suffix(base.as_bytes(), false) || covers_public_suffixes(base)
         }
@@ -227,11 +221,11 @@ fn check_width(reach: PatternReach, base: &str) -> Result<(), PatternError> {
         return Ok(());
     }
     Err(PatternError::Wide {
-        covers: format!("`{base}`, a public suffix under which anyone can have a name"),
+        covers: format!("`{base}`, a public suffix under which anyone can register a name"),
     })
 }
 
-/// Whether any name right below `base` is a suffix, whatever its first label.
+/// Returns whether every name right below `base` is a public suffix.
 fn covers_public_suffixes(base: &str) -> bool {
     const ANY: &[u8] = b"any.";
     let mut name = [0; ANY.len() + MAX_NAME];
@@ -242,9 +236,10 @@ fn covers_public_suffixes(base: &str) -> bool {
     name.get(..ANY.len() + base.len()).is_some_and(|name| is_public_suffix(name, true))
 }
 
+/// Returns whether `name` is a public suffix. By default every unlisted single label is one; with `known` only
+/// listed suffixes count.
 fn is_public_suffix(name: &[u8], known: bool) -> bool {
-    psl::suffix(name)
-        .is_some_and(|suffix| suffix.as_bytes() == name && (suffix.is_known() || !known))
+    psl::suffix(name).is_some_and(|suffix| suffix.as_bytes() == name && (suffix.is_known() || !known))
 }
 
 #[cfg(test)]
@@ -258,7 +253,7 @@ mod tests {
     }
 
     #[test]
-    fn the_three_forms_mean_what_check_prints() {
+    fn the_three_forms_match_what_check_prints() {
         for (text, name, matches) in [
             ("x.com", "x.com", true),
             ("x.com", "a.x.com", false),
@@ -325,15 +320,13 @@ mod tests {
         ] {
             assert!(HostPattern::parse(text, PatternWidth::DangerouslyWide).is_err(), "{text}");
         }
-        for text in
-            ["postgres", "x.com", "*.x.co.uk", "*.bucket.s3.amazonaws.com", "*.svc.cluster.local"]
-        {
+        for text in ["postgres", "x.com", "*.x.co.uk", "*.bucket.s3.amazonaws.com", "*.svc.cluster.local"] {
             assert!(HostPattern::parse(text, PatternWidth::Narrow).is_ok(), "{text}");
         }
     }
 
     #[test]
-    fn covering_is_judged_by_shape() {
+    fn covering_follows_the_form() {
         for (wide, narrow, covers) in [
             ("*", "*.x.com", true),
             ("*.x.com", "*", false),
@@ -352,7 +345,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn what_is_printed_parses_back(text in "(\\*\\.|\\.)?[a-c]{1,2}(\\.[a-c]{1,2}){0,3}(:[1-9][0-9]{0,3})?") {
+        fn printed_patterns_parse_back(text in "(\\*\\.|\\.)?[a-c]{1,2}(\\.[a-c]{1,2}){0,3}(:[1-9][0-9]{0,3})?") {
             let parsed = HostPattern::parse(&text, PatternWidth::DangerouslyWide).unwrap();
             prop_assert_eq!(HostPattern::parse(&parsed.to_string(), PatternWidth::DangerouslyWide), Ok(parsed));
         }

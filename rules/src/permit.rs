@@ -1,15 +1,11 @@
-//! What a permit says, once the rules of both layers let an attempt pass: how, where to, on which terms.
-//! What passes is bounded by both layers: unseen only if both say so, within the smaller budget.
+//! Builds the permit after both layers allowed an attempt: treatment, addresses, budgets. Both layers bound it:
+//! bytes pass uninspected only if both layers tunnel, and the smaller budget counts.
 
 use std::sync::Arc;
 
 use crate::budget::Budgets;
-use crate::decide::{
-    AllowingRules, AttemptContext, BaseAllowance, DecisionStage, PartialDenial, rule_ref,
-};
-use crate::decision::{
-    AddressAdmission, LookupTerms, Permit, PermitTerms, PolicyLayer, RuleRef, Treatment,
-};
+use crate::decide::{AllowingRules, AttemptContext, BaseAllowance, DecisionStage, PartialDenial, rule_ref};
+use crate::decision::{AddressAdmission, LookupTerms, Permit, PermitTerms, PolicyLayer, RuleRef, Treatment};
 use crate::facts::{EchPresence, Protocol, QueryType, UrlScheme};
 use crate::name::Host;
 use crate::pattern::PatternReach;
@@ -21,20 +17,17 @@ impl<'a> AttemptContext<'a> {
     pub(crate) fn build_permit(
         &self,
         generation: u64,
-        standing: &AllowingRules<'a>,
+        allowing: &AllowingRules<'a>,
     ) -> Result<Permit, PartialDenial> {
-        let own = standing.own.first().ok_or(Reason::NotListed)?;
-        let how = self
-            .treatment(own, standing)
+        let own = allowing.own.first().ok_or(Reason::NotListed)?;
+        let treatment = self
+            .treatment(own, allowing)
             .map_err(|reason| PartialDenial::from_rule(reason, PolicyLayer::Sandbox, own))?;
         let terms = own.rule.allow_terms();
-        let floor = standing.base_terms();
-        let both =
-            |said: fn(&AllowTerms) -> bool| terms.is_some_and(said) && floor.is_none_or(said);
-        let either =
-            |said: fn(&AllowTerms) -> bool| terms.is_some_and(said) || floor.is_some_and(said);
-        let budgets =
-            |terms: Option<&AllowTerms>| terms.map_or_else(Budgets::default, |terms| terms.budgets);
+        let base_terms = allowing.base_terms();
+        let both = |term: fn(&AllowTerms) -> bool| terms.is_some_and(term) && base_terms.is_none_or(term);
+        let either = |term: fn(&AllowTerms) -> bool| terms.is_some_and(term) || base_terms.is_some_and(term);
+        let budgets = |terms: Option<&AllowTerms>| terms.map_or_else(Budgets::default, |terms| terms.budgets);
         Ok(Permit(Arc::new(PermitTerms {
             sandbox: self.sandbox.id.clone(),
             host: self.host.clone(),
@@ -43,29 +36,22 @@ impl<'a> AttemptContext<'a> {
             generation,
             credential: terms
                 .and_then(|terms| terms.credential.clone())
-                .filter(|_| how == Treatment::Forward),
+                .filter(|_| treatment == Treatment::Forward),
             is_credential_host: self.own.iter().any(injects_credential),
-            treatment: how,
-            admission: [
-                standing.own.iter().map(rule_admission).collect(),
-                standing.base.admissions(),
-            ],
+            treatment,
+            admission: [allowing.own.iter().map(rule_admission).collect(), allowing.base.admissions()],
             lookup: self.lookup_terms(own, either(|terms| terms.strict_cname)),
             sandbox_budgets: self.layers.budgets(),
-            rule_budgets: budgets(terms).min(budgets(floor)),
-            base_budgets: standing.base_budgets(),
+            rule_budgets: budgets(terms).min(budgets(base_terms)),
+            base_budgets: allowing.base_budgets(),
             may_receive_memory: both(|terms| terms.may_receive_memory),
             inspect: either(|terms| terms.inspect),
             facts: self.facts.clone(),
         })))
     }
 
-    fn treatment(
-        &self,
-        own: &RuleMatch<'_>,
-        standing: &AllowingRules<'_>,
-    ) -> Result<Treatment, Reason> {
-        match (self.ask, &own.rule.verdict) {
+    fn treatment(&self, own: &RuleMatch<'_>, allowing: &AllowingRules<'_>) -> Result<Treatment, Reason> {
+        match (self.stage, &own.rule.verdict) {
             (DecisionStage::Name(_), _) => Ok(Treatment::Resolve),
             (DecisionStage::Connect(_), RuleAction::Memory(terms)) => {
                 Ok(Treatment::Hold { profile: terms.profile.clone(), identity: terms.identity })
@@ -74,36 +60,34 @@ impl<'a> AttemptContext<'a> {
                 Err(Reason::RawTcpNotAllowed)
             }
             (DecisionStage::Connect(_), _) if own.rule.is_raw() => Ok(Treatment::Raw),
-            (DecisionStage::Connect(protocol), _) => self.tls_treatment(own, standing, protocol),
-            (
-                DecisionStage::Request(request),
-                RuleAction::Allow(AllowTerms { credential: Some(_), .. }),
-            ) => match request.scheme {
-                UrlScheme::Http => Err(Reason::CredentialNeedsTls),
-                UrlScheme::Https => Ok(Treatment::Forward),
-            },
+            (DecisionStage::Connect(protocol), _) => self.tls_treatment(own, allowing, protocol),
+            (DecisionStage::Request(request), RuleAction::Allow(AllowTerms { credential: Some(_), .. })) => {
+                match request.scheme {
+                    UrlScheme::Http => Err(Reason::CredentialNeedsTls),
+                    UrlScheme::Https => Ok(Treatment::Forward),
+                }
+            }
             (DecisionStage::Memory(_) | DecisionStage::Request(_), _) => Ok(Treatment::Forward),
         }
     }
 
-    /// A connection that is neither raw nor memory: looked into unless both layers tunnel and no rule needs
-    /// requests.
+    /// Returns the treatment of a connection that is neither raw nor memory: intercepted unless both layers tunnel
+    /// and no rule needs requests.
     fn tls_treatment(
         &self,
         own: &RuleMatch<'_>,
-        standing: &AllowingRules<'_>,
+        allowing: &AllowingRules<'_>,
         protocol: &Protocol,
     ) -> Result<Treatment, Reason> {
         let Protocol::Tls { ech, .. } = protocol else { return Ok(Treatment::Intercept) };
-        let floor = standing.base_terms();
-        let tunnels = own.rule.tls() == TlsMode::Tunnel
-            && floor.is_none_or(|terms| terms.tls == TlsMode::Tunnel);
+        let base_terms = allowing.base_terms();
+        let tunnels =
+            own.rule.tls() == TlsMode::Tunnel && base_terms.is_none_or(|terms| terms.tls == TlsMode::Tunnel);
         if !tunnels || self.must_see_requests() {
             return Ok(Treatment::Intercept);
         }
         let tolerates = |terms: &AllowTerms| terms.tolerate_ech;
-        let tolerated =
-            own.rule.allow_terms().is_some_and(tolerates) && floor.is_none_or(tolerates);
+        let tolerated = own.rule.allow_terms().is_some_and(tolerates) && base_terms.is_none_or(tolerates);
         match ech {
             EchPresence::Present if !tolerated => Err(Reason::EchHiddenName),
             EchPresence::Absent | EchPresence::Present => Ok(Treatment::Tunnel),
@@ -111,9 +95,8 @@ impl<'a> AttemptContext<'a> {
     }
 
     fn must_see_requests(&self) -> bool {
-        let needs =
-            |matched: &RuleMatch<'_>| self.is_on_port(matched) && matched.rule.needs_requests();
-        self.own.iter().chain(&self.floor).any(needs)
+        let needs = |matched: &RuleMatch<'_>| self.is_on_port(matched) && matched.rule.needs_requests();
+        self.own.iter().chain(&self.base).any(needs)
     }
 
     fn lookup_terms(&self, own: &RuleMatch<'_>, strict_cname: bool) -> LookupTerms {
@@ -136,7 +119,7 @@ impl<'a> AttemptContext<'a> {
 }
 
 impl AllowingRules<'_> {
-    /// The rule of the base that acts, where it sets budgets.
+    /// Returns the deciding rule of the base, if it sets budgets.
     fn base_budgets(&self) -> Option<(RuleRef, Budgets)> {
         let BaseAllowance::Rules(rules) = &self.base else { return None };
         let matched = rules.first()?;
@@ -145,12 +128,10 @@ impl AllowingRules<'_> {
         Some((rule_ref(matched, PolicyLayer::Base), budgets))
     }
 
-    /// The terms of the base's own rule; a tier has none, and a memory rule sets none.
+    /// Returns the terms of the base's deciding rule; `None` for a tier or a memory rule.
     fn base_terms(&self) -> Option<&AllowTerms> {
         match &self.base {
-            BaseAllowance::Rules(rules) => {
-                rules.first().and_then(|matched| matched.rule.allow_terms())
-            }
+            BaseAllowance::Rules(rules) => rules.first().and_then(|matched| matched.rule.allow_terms()),
             BaseAllowance::Tier(_) => None,
         }
     }

@@ -1,4 +1,4 @@
-//! A policy as compiled: rules, the patterns that lead to them, budgets and tests.
+//! A compiled policy: rules, the patterns that select them, budgets and tests.
 
 use std::fmt;
 use std::sync::Arc;
@@ -18,7 +18,7 @@ use crate::url_path::PathPattern;
 /// Most rules in one policy.
 pub const MAX_RULES: usize = 10_000;
 
-/// One policy file, compiled. It is shared by every sandbox that names it.
+/// One compiled policy file, shared by every sandbox that uses it.
 #[derive(Debug)]
 pub struct Policy {
     pub(crate) name: PolicyName,
@@ -31,7 +31,7 @@ pub struct Policy {
     pub(crate) trials: Vec<PolicyTest>,
 }
 
-/// A literal target of a rule.
+/// A literal IP target of a rule.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct AddressEntry {
     pub(crate) net: IpNet,
@@ -43,9 +43,9 @@ pub(crate) struct AddressEntry {
 pub struct Rule {
     pub(crate) name: Arc<str>,
     pub(crate) line: u32,
-    /// Where its name stands, for problems that are found after parsing.
+    /// The location of its name, for problems found after parsing.
     pub(crate) at: SourceLocation,
-    /// The file of its list, if it has one.
+    /// The path of its list file, if it has one.
     pub(crate) list: Option<Arc<str>>,
     pub(crate) ports: PortSet,
     pub(crate) methods: Option<Box<[HttpMethod]>>,
@@ -53,7 +53,7 @@ pub struct Rule {
     pub(crate) verdict: RuleAction,
 }
 
-/// What a rule does with what it names.
+/// What a rule does with matching attempts.
 #[derive(Debug)]
 pub(crate) enum RuleAction {
     Allow(AllowTerms),
@@ -61,10 +61,10 @@ pub(crate) enum RuleAction {
     Memory(MemoryTerms),
 }
 
-/// On which terms a rule lets something pass.
+/// The terms of an allow rule.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub(crate) struct AllowTerms {
-    /// The only networks the hosts may lead to; none means every public one, an empty list none at all.
+    /// The only networks the hosts may resolve to; `None` means every public address, an empty list no address.
     pub(crate) resolves_to: Option<Box<[IpNet]>>,
     pub(crate) raw_tcp: bool,
     pub(crate) tls: TlsMode,
@@ -77,27 +77,27 @@ pub(crate) struct AllowTerms {
     pub(crate) budgets: Budgets,
 }
 
-/// Which banks of a memory service a sandbox may use.
+/// The terms of a memory rule: which banks of a memory service a sandbox may use.
 #[derive(Debug)]
 pub(crate) struct MemoryTerms {
     pub(crate) resolves_to: Option<Box<[IpNet]>>,
     pub(crate) profile: ProfileName,
     pub(crate) identity: IdentityMode,
-    /// The environment of every bank there; none means each bank names its own.
+    /// The environment of all banks; `None` means each bank names its own.
     pub(crate) environment: Option<Environment>,
     pub(crate) recall: Box<[BankPattern]>,
     pub(crate) retain: Box<[BankPattern]>,
     pub(crate) forget: Box<[BankPattern]>,
 }
 
-/// Whether a memory request must carry its identity or is given it by its path.
+/// Whether a memory request must carry a signed identity or takes that of its channel.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum IdentityMode {
     FromChannel,
     Required,
 }
 
-/// What happens to TLS that a rule lets pass.
+/// How an allow rule treats TLS.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum TlsMode {
     #[default]
@@ -105,18 +105,18 @@ pub enum TlsMode {
     Tunnel,
 }
 
-/// The ports a rule is for.
+/// The ports of a rule.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum PortSet {
     All,
     Listed(Box<[u16]>),
 }
 
-/// SHA-256 of what was loaded: it stands in every record.
+/// SHA-256 of the loaded files; every record carries it.
 #[derive(Clone, Copy, PartialEq, Eq, Hash)]
 pub struct PolicyDigest(pub [u8; 32]);
 
-/// A rule that names the host asked for.
+/// A rule that names the host of an attempt.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct RuleMatch<'p> {
     pub(crate) policy: &'p Arc<Policy>,
@@ -124,7 +124,7 @@ pub(crate) struct RuleMatch<'p> {
     pub(crate) by: MatchedEntry<'p>,
 }
 
-/// How a rule came to name the host.
+/// The entry of a rule that names the host.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum MatchedEntry<'p> {
     Address(IpNet),
@@ -152,32 +152,30 @@ impl Policy {
         &self.rules
     }
 
-    /// The file and line a pattern of `rule` stands on.
+    /// Returns the file and line of a pattern of `rule`.
     pub fn pattern_location(&self, rule: &Rule, hit: &PatternHit<'_>) -> (Arc<str>, u32) {
         pattern_location(self, rule, hit)
     }
 
-    /// Every host pattern, with the rule it leads to.
+    /// Returns every host pattern with its rule.
     pub fn hosts(&self) -> impl Iterator<Item = (PatternHit<'_>, &Rule)> {
         self.hosts.iter().filter_map(|hit| self.rule_at(hit.rule).map(|rule| (hit, rule)))
     }
 
-    /// How many host patterns there are.
+    /// Returns the number of host patterns.
     pub fn pattern_count(&self) -> usize {
         self.hosts.len()
     }
 
-    /// The first exact names that stand in the policy itself, not in a list, with the rule each leads to.
+    /// Returns the first exact names of the policy itself, not of its lists, each with its rule.
     pub fn literals(&self) -> impl Iterator<Item = (&DomainName, &Rule)> {
         let literals = self.hosts.literals().iter();
         literals.filter_map(|(name, at)| self.rule_at(*at).map(|rule| (name, rule)))
     }
 
-    /// Every literal target, with the rule it leads to.
+    /// Returns every literal IP target with its rule.
     pub fn addresses(&self) -> impl Iterator<Item = (IpNet, &Rule)> {
-        self.addresses
-            .iter()
-            .filter_map(|entry| self.rule_at(entry.rule).map(|rule| (entry.net, rule)))
+        self.addresses.iter().filter_map(|entry| self.rule_at(entry.rule).map(|rule| (entry.net, rule)))
     }
 
     pub(crate) fn rule_at(&self, at: u16) -> Option<&Rule> {
@@ -185,7 +183,7 @@ impl Policy {
     }
 }
 
-/// Every rule of `policy` that names `host`, the most specific first.
+/// Returns every rule of `policy` that names `host`, the most specific base name first.
 pub(crate) fn matching_rules<'p>(
     policy: &'p Arc<Policy>,
     host: &'p Host,
@@ -206,18 +204,14 @@ pub(crate) fn matching_rules<'p>(
         .filter_map(move |(at, by)| policy.rule_at(at).map(|rule| RuleMatch { policy, rule, by }))
 }
 
-/// Where a pattern of a rule stands.
-pub(crate) fn pattern_location(
-    policy: &Policy,
-    rule: &Rule,
-    hit: &PatternHit<'_>,
-) -> (Arc<str>, u32) {
+/// Returns the file and line of a pattern.
+pub(crate) fn pattern_location(policy: &Policy, rule: &Rule, hit: &PatternHit<'_>) -> (Arc<str>, u32) {
     let list = rule.list.as_ref().filter(|_| hit.origin == PatternOrigin::List);
     (list.unwrap_or(&policy.file).clone(), hit.line)
 }
 
 impl RuleMatch<'_> {
-    /// The file and line that led to the rule.
+    /// Returns the file and line of the matched entry.
     pub(crate) fn location(&self) -> (Arc<str>, u32) {
         match self.by {
             MatchedEntry::Address(_) => (self.policy.file.clone(), self.rule.line),
@@ -225,7 +219,7 @@ impl RuleMatch<'_> {
         }
     }
 
-    /// Whether the rule is for `port`, by the port written with the pattern or by its own.
+    /// Returns whether the rule applies to `port`: the pattern's port if it has one, else the rule's.
     pub(crate) fn has_port(&self, port: u16) -> bool {
         match self.by {
             MatchedEntry::Host(PatternHit { port: Some(written), .. }) => written == port,
@@ -238,7 +232,7 @@ impl RuleMatch<'_> {
         !written && self.rule.ports == PortSet::All
     }
 
-    /// The pattern that names the host, for people.
+    /// Returns the pattern that names the host, as written.
     pub(crate) fn pattern(&self) -> String {
         match self.by {
             MatchedEntry::Address(net) => net.to_string(),
@@ -246,13 +240,11 @@ impl RuleMatch<'_> {
         }
     }
 
-    /// More is more specific: the longer base first, then the exact name, then the one written with its port.
+    /// Returns a rank that is higher for more specific matches: longer base first, then exact name, then port.
     pub(crate) fn specificity(&self) -> (usize, bool, bool) {
         match self.by {
             MatchedEntry::Address(net) => (usize::from(net.prefix_len()), true, false),
-            MatchedEntry::Host(hit) => {
-                (hit.base.len(), hit.reach == PatternReach::Exact, hit.port.is_some())
-            }
+            MatchedEntry::Host(hit) => (hit.base.len(), hit.reach == PatternReach::Exact, hit.port.is_some()),
         }
     }
 }
@@ -262,12 +254,12 @@ impl Rule {
         &self.name
     }
 
-    /// The line of the policy file the rule begins on.
+    /// Returns the first line of the rule in the policy file.
     pub fn line(&self) -> u32 {
         self.line
     }
 
-    /// The file its list is in.
+    /// Returns the path of its list file.
     pub fn list_file(&self) -> Option<&str> {
         self.list.as_deref()
     }
@@ -280,7 +272,7 @@ impl Rule {
         self.paths.as_deref()
     }
 
-    /// The ports for patterns written without one; none means every port.
+    /// Returns the ports for patterns without one; `None` means every port.
     pub fn ports(&self) -> Option<&[u16]> {
         match &self.ports {
             PortSet::All => None,
@@ -292,7 +284,7 @@ impl Rule {
         self.allow_terms().and_then(|terms| terms.credential.as_ref())
     }
 
-    /// The only networks its hosts may lead to.
+    /// Returns the only networks its hosts may resolve to.
     pub fn resolves_to(&self) -> Option<&[IpNet]> {
         match &self.verdict {
             RuleAction::Allow(terms) => terms.resolves_to.as_deref(),
@@ -305,7 +297,7 @@ impl Rule {
         matches!(self.verdict, RuleAction::Deny)
     }
 
-    /// What the rule does, in a few words.
+    /// Describes what the rule does.
     pub fn describe(&self) -> &'static str {
         match &self.verdict {
             RuleAction::Allow(terms) if terms.raw_tcp => "raw TCP",
@@ -338,19 +330,18 @@ impl Rule {
         self.allow_terms().map_or(TlsMode::Intercept, |terms| terms.tls)
     }
 
-    /// Whether the rule can only act on requests, which forces interception of its hosts and ports.
+    /// Returns whether the rule needs to see requests, which forces interception of its hosts and ports.
     pub(crate) fn needs_requests(&self) -> bool {
-        let terms =
-            self.allow_terms().is_some_and(|terms| terms.credential.is_some() || terms.inspect);
+        let terms = self.allow_terms().is_some_and(|terms| terms.credential.is_some() || terms.inspect);
         self.methods.is_some() || self.paths.is_some() || terms || self.memory_terms().is_some()
     }
 
-    /// Whether the rule filters requests further than by host and port.
+    /// Returns whether the rule filters by method or path.
     pub(crate) fn filters_requests(&self) -> bool {
         self.methods.is_some() || self.paths.is_some()
     }
 
-    /// Whether bytes pass unseen: tunnelled TLS and raw TCP.
+    /// Returns whether bytes pass uninspected: tunnelled TLS or raw TCP.
     pub(crate) fn is_opaque(&self) -> bool {
         self.allow_terms().is_some_and(|terms| terms.raw_tcp || terms.tls == TlsMode::Tunnel)
     }
@@ -366,7 +357,7 @@ impl PortSet {
 }
 
 impl PolicyDigest {
-    /// The first twelve hex digits, for people.
+    /// Returns the first twelve hex digits, for display.
     pub fn short(&self) -> String {
         self.to_string().chars().take(12).collect()
     }

@@ -1,4 +1,4 @@
-//! A `Trial`: one `[[test]]` of a policy. Run by `check`, by `test`, and before every reload takes effect.
+//! `[[test]]` entries of policies. `check` and `test` run them, and so does every reload before it takes effect.
 
 use std::sync::Arc;
 
@@ -11,16 +11,16 @@ use crate::reason::Reason;
 use crate::ruleset::RuleSet;
 use crate::sandbox::{Sandbox, SandboxRef};
 
-/// An attempt and what must become of it.
+/// An attempt and its expected decision.
 #[derive(Clone, Debug)]
 pub struct PolicyTest {
     pub name: Option<String>,
     pub line: u32,
-    /// Where the test stands, for problems that are found after parsing.
+    /// The location of the test, for problems found after parsing.
     pub at: SourceLocation,
     pub expect: ExpectedDecision,
     pub probe: PolicyProbe,
-    /// Only this sandbox; every one that has the policy otherwise.
+    /// The sandbox to test; `None` means every sandbox with the policy.
     pub(crate) sandbox: Option<SandboxId>,
     pub(crate) environment: Option<Environment>,
     pub(crate) reason: Option<Reason>,
@@ -33,7 +33,7 @@ pub enum ExpectedDecision {
     Deny,
 }
 
-/// What became of a trial in one sandbox.
+/// The outcome of a test in one sandbox.
 #[derive(Clone, Debug)]
 pub struct TestOutcome {
     pub policy: Arc<Policy>,
@@ -43,7 +43,7 @@ pub struct TestOutcome {
 }
 
 impl RuleSet {
-    /// Runs every `[[test]]` in every sandbox it is for.
+    /// Runs every `[[test]]` in every sandbox it applies to.
     pub fn run_tests(&self) -> Vec<TestOutcome> {
         self.policies()
             .flat_map(|policy| policy.trials.iter().flat_map(|trial| self.run_test(policy, trial)))
@@ -51,7 +51,7 @@ impl RuleSet {
     }
 
     fn run_test(&self, policy: &Arc<Policy>, trial: &PolicyTest) -> Vec<TestOutcome> {
-        let concerned = |sandbox: &&SandboxRef| match &trial.sandbox {
+        let applies = |sandbox: &&SandboxRef| match &trial.sandbox {
             Some(id) => sandbox.id == *id,
             None => self.policies_of(sandbox).iter().any(|other| other.name == policy.name),
         };
@@ -61,58 +61,57 @@ impl RuleSet {
             sandbox: sandbox.clone(),
             decision: trial.decide(self, sandbox),
         };
-        self.sandboxes().iter().filter(concerned).map(outcome).collect()
+        self.sandboxes().iter().filter(applies).map(outcome).collect()
     }
 }
 
 impl PolicyTest {
     fn decide(&self, rules: &RuleSet, sandbox: &SandboxRef) -> Decision {
         match (&self.environment, &sandbox.environment) {
-            (Some(environment), None) => {
-                rules.with_environment(sandbox, environment, |rules, who| {
-                    self.probe.decide(rules, who)
-                })
-            }
+            (Some(environment), None) => rules
+                .with_environment(sandbox, environment, |rules, sandbox| self.probe.decide(rules, sandbox)),
             _ => self.probe.decide(rules, sandbox),
         }
     }
 }
 
 impl RuleSet {
-    /// Judges as if a sandbox without environment were of `environment`: a policy can be tested on its own.
+    /// Decides as if a sandbox without environment were in `environment`, so that a policy can be tested alone.
     fn with_environment<T>(
         &self,
         sandbox: &SandboxRef,
         environment: &Environment,
-        ask: impl Fn(&RuleSet, &SandboxRef) -> T,
+        decide: impl Fn(&RuleSet, &SandboxRef) -> T,
     ) -> T {
         let tenant = sandbox.tenant.clone().or_else(|| Tenant::parse("any").ok());
-        let who =
+        let identified =
             Sandbox { tenant, environment: Some(environment.clone()), ..Sandbox::clone(sandbox) };
         let mut rules = self.clone();
-        rules.sandboxes.insert(who.clone());
-        ask(&rules, &SandboxRef::new(who))
+        rules.sandboxes.insert(identified.clone());
+        decide(&rules, &SandboxRef::new(identified))
     }
 }
 
 impl TestOutcome {
+    /// Returns whether the decision, its reason and its rule are as expected.
     pub fn has_passed(&self) -> bool {
-        let by = |rule: Option<&Arc<str>>| match &self.trial.rule {
+        let rule_matches = |rule: Option<&Arc<str>>| match &self.trial.rule {
             None => true,
             Some(wanted) => rule.is_some_and(|rule| **rule == **wanted),
         };
         match (&self.decision, self.trial.expect) {
-            (Decision::Allow(permit), ExpectedDecision::Allow) => by(Some(&permit.rule().rule)),
+            (Decision::Allow(permit), ExpectedDecision::Allow) => rule_matches(Some(&permit.rule().rule)),
             (Decision::Deny(denial), ExpectedDecision::Deny) => {
                 let reason = self.trial.reason.is_none_or(|wanted| wanted == denial.reason);
-                reason && by(denial.rule.as_ref().map(|rule| &rule.rule))
+                reason && rule_matches(denial.rule.as_ref().map(|rule| &rule.rule))
             }
-            (Decision::Allow(_), ExpectedDecision::Deny)
-            | (Decision::Deny(_), ExpectedDecision::Allow) => false,
+            (Decision::Allow(_), ExpectedDecision::Deny) | (Decision::Deny(_), ExpectedDecision::Allow) => {
+                false
+            }
         }
     }
 
-    /// What was expected, in words.
+    /// Describes the expected decision.
     pub fn describe_expected(&self) -> String {
         let verb = match self.trial.expect {
             ExpectedDecision::Allow => "allow",

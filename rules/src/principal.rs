@@ -1,12 +1,12 @@
-//! Principals: whom a memory service is told it serves, made of what the operator says of a sandbox and of
-//! nothing the sandbox says itself.
+//! Principals: the user that Sandbar names to a memory service. Built only from the configuration of a
+//! sandbox, never from what the sandbox sends.
 
 use crate::sandbox::Sandbox;
 
 /// Longest template.
 pub const MAX_TEMPLATE: usize = 255;
 
-/// A text with `{agent_card}`, `{environment}`, `{sandbox}` and `{tenant}` in it.
+/// A template with the placeholders `{agent_card}`, `{environment}`, `{sandbox}` and `{tenant}`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct PrincipalTemplate(Vec<PrincipalPart>);
 
@@ -19,22 +19,22 @@ enum PrincipalPart {
     Tenant,
 }
 
-/// The text is no template of a principal.
+/// Error for a text that is not a principal template.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error(
-    "a principal is plain text with `{{sandbox}}` in it, and `{{agent_card}}`, `{{environment}}` or `{{tenant}}` where wanted"
+    "a principal must contain `{{sandbox}}`, and may contain printable text, `{{agent_card}}`, `{{environment}}` and `{{tenant}}`"
 )]
 pub struct TemplateError;
 
 impl PrincipalTemplate {
-    /// What is used where the operator says nothing.
+    /// The default template.
     pub const DEFAULT: &str = "agent:{sandbox}";
 
     /// Parses a template.
     ///
     /// # Errors
     ///
-    /// Returns [`TemplateError`] for one without `{sandbox}` too: sandboxes would share a principal.
+    /// Returns [`TemplateError`], also without `{sandbox}`: sandboxes would share a principal.
     pub fn parse(text: &str) -> Result<Self, TemplateError> {
         let printable = text.bytes().all(|byte| byte.is_ascii_graphic());
         if text.len() > MAX_TEMPLATE || !printable {
@@ -56,7 +56,7 @@ impl PrincipalTemplate {
         Ok(PrincipalTemplate(parts))
     }
 
-    /// The principal of `sandbox`; none while the sandbox lacks something the template names.
+    /// Returns the principal of `sandbox`; `None` while the sandbox lacks a value of the template.
     pub fn render(&self, sandbox: &Sandbox) -> Option<String> {
         self.0.iter().map(|part| part.render(sandbox)).collect()
     }

@@ -1,11 +1,10 @@
-//! A `Probe`: one attempt as a person would describe it (`https://host/path`), turned into the facts
-//! the data path would gather. `explain`, `[[test]]` and `diff` ask with it, so they ask what is enforced.
+//! `PolicyProbe`: an attempt as users describe it (`https://host/path`), turned into the facts that the data path
+//! would gather. `explain`, `[[test]]` and `diff` decide with it, so their answers match enforcement.
 
 use crate::decision::{Decision, Treatment};
 use crate::facts::{
-    BankOperation, ConnectFacts, ConnectTarget, EchPresence, Facts, HttpMethod, HttpVersion,
-    IdentityClaim, MemoryFacts, NameFacts, Protocol, QueryType, RequestAuthority, RequestFacts,
-    TokenIdentity, UrlScheme,
+    BankOperation, ConnectFacts, ConnectTarget, EchPresence, Facts, HttpMethod, HttpVersion, IdentityClaim,
+    MemoryFacts, NameFacts, Protocol, QueryType, RequestAuthority, RequestFacts, TokenIdentity, UrlScheme,
 };
 use crate::ids::BankId;
 use crate::name::{Host, NameError};
@@ -13,24 +12,24 @@ use crate::reason::Reason;
 use crate::ruleset::RuleSet;
 use crate::sandbox::SandboxRef;
 
-/// An attempt to try a policy with.
+/// An attempt to test a policy with.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct PolicyProbe {
     pub host: Host,
     pub port: u16,
     pub scheme: UrlScheme,
-    /// Without method and path only the connection is tried.
+    /// Without method and path the probe is a connection only.
     pub method: Option<HttpMethod>,
     pub path: Option<String>,
     pub special: ProbeKind,
 }
 
-/// What is tried in place of an ordinary connection.
+/// The kind of attempt.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum ProbeKind {
-    /// Nothing special: TLS or HTTP, as the scheme says.
+    /// TLS or HTTP, depending on the scheme.
     Connection,
-    /// A DNS look-up alone.
+    /// A DNS lookup.
     Lookup(QueryType),
     /// A memory request.
     Memory { operation: BankOperation, bank: BankId },
@@ -38,21 +37,21 @@ pub enum ProbeKind {
     Raw,
 }
 
-/// Why a text is not something to try.
+/// Why a text is not a probe.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum ProbeError {
     #[error("`{host}` is not a host: {source}")]
     Host { host: String, source: NameError },
-    #[error("only http and https can be tried, not `{0}`")]
+    #[error("unsupported scheme `{0}`: use http or https")]
     Scheme(String),
 }
 
 impl PolicyProbe {
-    /// Parses `https://host[:port]/path`, `host[:port]` or `host[:port]/path`; a query is left out.
+    /// Parses `https://host[:port]/path`, `host[:port]` or `host[:port]/path`; ignores a query.
     ///
     /// # Errors
     ///
-    /// Returns [`ProbeError`] when the host is not one, or the scheme is neither http nor https.
+    /// Returns [`ProbeError`] if the host is invalid or the scheme is neither http nor https.
     pub fn parse(text: &str) -> Result<Self, ProbeError> {
         let (scheme, rest) = match text.split_once("://") {
             None => (UrlScheme::Https, text),
@@ -62,27 +61,23 @@ impl PolicyProbe {
         };
         let (authority, path) = match rest.find('/') {
             None => (rest, None),
-            Some(at) => {
-                rest.split_at_checked(at).map_or((rest, None), |(host, path)| (host, Some(path)))
-            }
+            Some(at) => rest.split_at_checked(at).map_or((rest, None), |(host, path)| (host, Some(path))),
         };
-        let RequestAuthority { host, port } =
-            RequestAuthority::parse(authority).map_err(|source| ProbeError::Host {
-                host: crate::load::problem::printable(authority),
-                source,
-            })?;
+        let RequestAuthority { host, port } = RequestAuthority::parse(authority).map_err(|source| {
+            ProbeError::Host { host: crate::load::problem::printable(authority), source }
+        })?;
         let path = path.and_then(|path| path.split(['?', '#']).next()).map(str::to_owned);
         let default = match scheme {
             UrlScheme::Http => 80,
             UrlScheme::Https => 443,
         };
         let port = port.unwrap_or(default);
-        // `host:80` without a scheme means what a browser would make of it.
+        // Like a browser, treat `host:80` without a scheme as plain HTTP.
         let scheme = if port == 80 && !text.contains("://") { UrlScheme::Http } else { scheme };
         Ok(PolicyProbe { host, port, scheme, method: None, path, special: ProbeKind::Connection })
     }
 
-    /// The facts of each step, in the order the data path would gather them.
+    /// Returns the facts of each step, in the order that the data path gathers them.
     pub fn facts(&self, sandbox: &SandboxRef) -> Vec<Facts> {
         match &self.special {
             ProbeKind::Connection if self.method.is_some() || self.path.is_some() => {
@@ -96,22 +91,22 @@ impl PolicyProbe {
         }
     }
 
-    /// Decides every step; the first refusal is the answer, else the last permit.
+    /// Decides every step; returns the first denial, else the last permit.
     pub fn decide(&self, rules: &RuleSet, sandbox: &SandboxRef) -> Decision {
-        let mut answer = Decision::Deny(Box::new(rules.build_denial(Reason::NameMissing)));
+        let mut decision = Decision::Deny(Box::new(rules.build_denial(Reason::NameMissing)));
         for facts in self.facts(sandbox) {
-            answer = rules.decide(sandbox, &facts);
-            if !self.continues_after(&answer) {
+            decision = rules.decide(sandbox, &facts);
+            if !self.continues_after(&decision) {
                 break;
             }
         }
-        answer
+        decision
     }
 
-    /// Whether another step would be asked: nothing is after a refusal, nor where bytes pass unseen, and what
-    /// a plain request to a memory service says is for its profile to read.
-    fn continues_after(&self, answer: &Decision) -> bool {
-        match answer {
+    /// Returns whether the data path would decide another step. It would not after a denial or when bytes pass
+    /// uninspected, and only its profile can parse a plain request to a memory service.
+    fn continues_after(&self, decision: &Decision) -> bool {
+        match decision {
             Decision::Deny(_) => false,
             Decision::Allow(permit) => match permit.treatment() {
                 Treatment::Raw | Treatment::Tunnel => false,
@@ -151,7 +146,7 @@ impl PolicyProbe {
         }
     }
 
-    /// A memory request with the sandbox's own identity: whose it is, the path says.
+    /// Returns a memory request with the sandbox's own identity, as determined by its channel.
     fn memory_facts(&self, sandbox: &SandboxRef, operation: BankOperation, bank: &BankId) -> Facts {
         let identity = match (&sandbox.tenant, &sandbox.environment) {
             (Some(tenant), Some(environment)) => IdentityClaim::Verified(TokenIdentity {
@@ -200,7 +195,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn urls_and_bare_hosts_are_read_alike() {
+    fn urls_and_bare_hosts_parse_alike() {
         for (text, shown) in [
             ("github.com", Some("https://github.com")),
             ("GitHub.com:443", Some("https://github.com")),

@@ -1,4 +1,4 @@
-//! `RuleSet`: everything that was loaded, compiled, under one generation number.
+//! `RuleSet`: all compiled rules, under one generation number.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::net::SocketAddr;
@@ -10,62 +10,62 @@ use crate::load::problem::Problem;
 use crate::policy::{Policy, PolicyDigest};
 use crate::sandbox::{IdentityAssignment, SandboxRef, Sandboxes};
 
-/// The compiled rules of every sandbox. Made by [`crate::compile`], swapped whole, never changed.
+/// The compiled rules of every sandbox: built by [`crate::compile`], immutable, replaced as a whole.
 #[derive(Clone, Debug)]
 pub struct RuleSet {
     pub(crate) generation: u64,
     pub(crate) digest: PolicyDigest,
-    /// The digest of the files alone, without what time gives and takes.
+    /// The digest of the files alone, without timed state.
     pub(crate) files: PolicyDigest,
     pub(crate) sandboxes: Sandboxes,
     pub(crate) layers: HashMap<SandboxId, SandboxLayers>,
     pub(crate) policies: BTreeMap<PolicyName, Arc<Policy>>,
-    /// Sandboxes whose lifetime is over: they may do nothing.
+    /// Sandboxes that reached their lifetime; Sandbar refuses all their attempts.
     pub(crate) ended: BTreeSet<SandboxId>,
-    /// Whether any policy bounds the life of a sandbox.
+    /// Whether any policy sets a lifetime.
     pub(crate) lifetimes: bool,
     pub(crate) own: Box<[SocketAddr]>,
     pub(crate) warnings: Vec<Problem>,
-    /// The warnings of each policy by itself, for the load that takes the policy over.
-    pub(crate) noted: BTreeMap<PolicyName, Vec<Problem>>,
+    /// The warnings of each policy alone, for a later load that reuses the policy.
+    pub(crate) policy_warnings: BTreeMap<PolicyName, Vec<Problem>>,
     pub(crate) mode: EnforcementMode,
 }
 
-/// Whether the rules are asked at all.
+/// Whether the rules apply.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum EnforcementMode {
-    /// Every attempt is refused: the files on disk are not good, and the operator wants nothing to pass then.
+    /// Refuses every attempt: the files on disk are invalid and the configuration sets `on_invalid = "deny"`.
     Closed,
     Enforcing,
 }
 
-/// What a sandbox is judged by: every layer must allow, none may deny.
+/// The layers of a sandbox: both must allow an attempt, and neither may deny it.
 #[derive(Clone, Debug)]
 pub(crate) struct SandboxLayers {
     pub(crate) base: BaseLayer,
     pub(crate) sandbox: Vec<Arc<Policy>>,
 }
 
-/// The operator's floor.
+/// The base layer, which the operator sets.
 #[derive(Clone, Debug)]
 pub(crate) enum BaseLayer {
     Policy(Arc<Policy>),
     Tier(Tier),
 }
 
-/// The ready-made bases.
+/// The built-in bases.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Tier {
-    /// Anything.
+    /// Allows anything.
     System,
-    /// Nothing.
+    /// Allows nothing.
     Untrusted,
-    /// Any public name; no raw TCP, no private range.
+    /// Allows any public name, but no raw TCP and no private range.
     User,
 }
 
 impl RuleSet {
-    /// Counts loads; it stands in every decision, record and refusal.
+    /// Returns the number of this load; every decision, record and refusal carries it.
     pub fn generation(&self) -> u64 {
         self.generation
     }
@@ -74,7 +74,7 @@ impl RuleSet {
         self.digest
     }
 
-    /// The digest of the files alone: the same for as long as they are.
+    /// Returns the digest of the files alone, which changes only when they do.
     pub fn files_digest(&self) -> PolicyDigest {
         self.files
     }
@@ -83,16 +83,16 @@ impl RuleSet {
         &self.sandboxes
     }
 
-    /// The same rules, under the next generation, with the identity of a sandbox that waited for one.
+    /// Returns the same rules under the next generation, with an identity for a sandbox that has none yet.
     ///
-    /// None if the sandbox is unknown or has an identity: it is fixed then.
+    /// Returns `None` if the sandbox is unknown or already has an identity, which never changes.
     pub fn with_identity(&self, given: &IdentityAssignment) -> Option<RuleSet> {
         let mut rules = self.clone();
         rules.generation += 1;
         rules.sandboxes.assign_identity(given).then_some(rules)
     }
 
-    /// The same sandboxes under the next generation, and nothing allowed to any of them.
+    /// Returns the same sandboxes under the next generation, with every attempt refused.
     pub fn to_closed(&self) -> RuleSet {
         RuleSet { generation: self.generation + 1, mode: EnforcementMode::Closed, ..self.clone() }
     }
@@ -105,22 +105,22 @@ impl RuleSet {
         self.policies.values()
     }
 
-    /// What was accepted but is likely not meant.
+    /// Returns the warnings: what loaded but is likely a mistake.
     pub fn warnings(&self) -> &[Problem] {
         &self.warnings
     }
 
-    /// The policies of a sandbox, the base's first.
+    /// Returns the policies of a sandbox, those of its base first.
     pub fn policies_of(&self, sandbox: &SandboxRef) -> Vec<&Arc<Policy>> {
         self.layers.get(&sandbox.id).map_or_else(Vec::new, |layers| layers.policies().collect())
     }
 
-    /// The policies of a sandbox without those of its base.
+    /// Returns the sandbox's own policies, without those of its base.
     pub fn own_policies_of(&self, sandbox: &SandboxRef) -> &[Arc<Policy>] {
         self.layers.get(&sandbox.id).map_or(&[], |layers| &layers.sandbox)
     }
 
-    /// The ready-made base of a sandbox, if it is one.
+    /// Returns the tier of a sandbox, if its base is one.
     pub fn tier_of(&self, sandbox: &SandboxRef) -> Option<Tier> {
         match self.layers.get(&sandbox.id)?.base {
             BaseLayer::Policy(_) => None,
@@ -128,7 +128,7 @@ impl RuleSet {
         }
     }
 
-    /// The base of a sandbox, as the operator's file names it.
+    /// Returns the base of a sandbox, by its name in the configuration.
     pub fn base_of(&self, sandbox: &SandboxRef) -> Option<&str> {
         self.layers.get(&sandbox.id).map(|layers| match &layers.base {
             BaseLayer::Policy(policy) => policy.name.as_str(),
@@ -136,12 +136,12 @@ impl RuleSet {
         })
     }
 
-    /// Whether any policy bounds the life of a sandbox.
+    /// Returns whether any policy sets a lifetime.
     pub fn has_lifetimes(&self) -> bool {
         self.lifetimes
     }
 
-    /// The budgets of a sandbox: the smallest of each over its policies.
+    /// Returns the budgets of a sandbox: the smallest of each kind over its policies.
     pub fn budgets_of(&self, sandbox: &SandboxRef) -> Budgets {
         self.layers.get(&sandbox.id).map_or_else(Budgets::default, SandboxLayers::budgets)
     }

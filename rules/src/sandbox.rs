@@ -1,5 +1,5 @@
-//! Sandboxes, and how the path a connection came by names one. Nothing a sandbox can choose or copy
-//! does (P2): unknown paths are refused, and so are paths that name two.
+//! Sandboxes, and how the channels of a connection identify one. Nothing that a sandbox can choose or copy
+//! counts (P2): Sandbar refuses unknown channels, and channels that disagree.
 
 use std::collections::{BTreeMap, HashMap};
 use std::fmt;
@@ -11,33 +11,33 @@ use ipnet::IpNet;
 use crate::ids::{AgentCard, Environment, SandboxId, Tenant};
 use crate::reason::Reason;
 
-/// One thing the kernel says of a connection.
+/// Where a connection arrived, as reported by the kernel.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub enum Channel {
-    /// A listener or a jail that belongs to one sandbox alone.
+    /// A listener or jail of a single sandbox.
     Dedicated(SandboxId),
-    /// The interface the packet came in by.
+    /// The interface the packet arrived on.
     Interface(String),
     /// The firewall mark.
     Mark(u32),
-    /// The peer's address; believed only where the operator dangerously trusts it.
+    /// The peer's address; used only with `dangerously_trust_source_address`.
     SourceAddress(IpAddr),
-    /// The uid at the other end of a unix socket.
+    /// The peer's uid on a unix socket.
     UnixUser(u32),
 }
 
-/// Who a sandbox is. Tenant and environment may be unset while it waits in a warm pool.
+/// A sandbox with its identity. Tenant and environment may be unset while it waits in a warm pool.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Sandbox {
     pub id: SandboxId,
     pub tenant: Option<Tenant>,
     pub environment: Option<Environment>,
     pub agent_card: Option<AgentCard>,
-    /// Counts how often a sandbox of this id was made; older tokens are refused.
+    /// How many times a sandbox with this id was created; tokens of earlier generations are refused.
     pub generation: Option<u64>,
 }
 
-/// The identity of a sandbox that was declared without one, given to it once.
+/// An identity for a sandbox that was declared without one; assigned once.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct IdentityAssignment {
     pub sandbox: SandboxId,
@@ -46,26 +46,27 @@ pub struct IdentityAssignment {
     pub agent_card: Option<AgentCard>,
 }
 
-/// A sandbox that was recognised. It names the sandbox and holds none of its rules, so it stays good over a reload.
+/// An identified sandbox. It holds no rules, so it stays valid across reloads.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct SandboxRef(Arc<Sandbox>);
 
-/// All sandboxes, and the channels that name them.
+/// All sandboxes and their channels.
 #[derive(Clone, Debug, Default)]
 pub struct Sandboxes {
     by_id: BTreeMap<SandboxId, SandboxRef>,
     by_channel: HashMap<Channel, SandboxId>,
-    /// By first address; ranges never overlap, so the one that begins last before an address is the only candidate.
+    /// By first address. Ranges never overlap, so the last range that starts at or before an address is the only
+    /// candidate.
     by_source: BTreeMap<IpAddr, (IpNet, SandboxId)>,
 }
 
 impl Sandboxes {
-    /// The sandbox that every channel in `seen` names.
+    /// Returns the sandbox that every channel in `seen` belongs to.
     ///
     /// # Errors
     ///
-    /// Returns [`Reason::UnknownChannel`] if any of them names none, or there is none, and
-    /// [`Reason::ChannelsDisagree`] if they name two.
+    /// Returns [`Reason::UnknownChannel`] if `seen` is empty or a channel belongs to no sandbox, and
+    /// [`Reason::ChannelsDisagree`] if they belong to two.
     pub fn identify(&self, seen: &[Channel]) -> Result<SandboxRef, Reason> {
         let mut found: Option<&SandboxId> = None;
         for channel in seen {
@@ -82,9 +83,7 @@ impl Sandboxes {
         match channel {
             Channel::Dedicated(id) => Some(id),
             Channel::SourceAddress(address) => self.sandbox_by_address(address.to_canonical()),
-            Channel::Interface(_) | Channel::Mark(_) | Channel::UnixUser(_) => {
-                self.by_channel.get(channel)
-            }
+            Channel::Interface(_) | Channel::Mark(_) | Channel::UnixUser(_) => self.by_channel.get(channel),
         }
     }
 
@@ -105,26 +104,26 @@ impl Sandboxes {
         self.by_id.insert(sandbox.id.clone(), SandboxRef(Arc::new(sandbox)));
     }
 
-    /// Gives a channel to a sandbox; answers with the one that already has it.
+    /// Binds a channel to a sandbox; returns the other sandbox that already had it.
     pub(crate) fn bind_channel(&mut self, channel: Channel, id: &SandboxId) -> Option<SandboxId> {
         self.by_channel.insert(channel, id.clone()).filter(|other| other != id)
     }
 
-    /// Gives a source range to a sandbox; answers with one whose range it touches.
+    /// Binds a source range to a sandbox; returns a sandbox with an overlapping range.
     pub(crate) fn bind_source(&mut self, net: IpNet, id: &SandboxId) -> Option<SandboxId> {
         let before = self.by_source.range(..=net.network()).next_back();
         let inside = self.by_source.range(net.network()..=net.broadcast()).next();
-        let touches = |(_, (other, id)): (&IpAddr, &(IpNet, SandboxId))| {
+        let overlaps = |(_, (other, id)): (&IpAddr, &(IpNet, SandboxId))| {
             (other.contains(&net) || net.contains(other)).then(|| id.clone())
         };
-        let other = before.and_then(touches).or_else(|| inside.and_then(touches));
+        let other = before.and_then(overlaps).or_else(|| inside.and_then(overlaps));
         self.by_source.insert(net.network(), (net, id.clone()));
         other
     }
 }
 
 impl Sandboxes {
-    /// Gives a waiting sandbox its identity; false if it is unknown or has one already.
+    /// Assigns an identity to a sandbox without one; returns false if it is unknown or already has one.
     pub(crate) fn assign_identity(&mut self, given: &IdentityAssignment) -> bool {
         let Some(waiting) = self.by_id.get(&given.sandbox) else { return false };
         if waiting.tenant.is_some() || waiting.environment.is_some() {
@@ -214,7 +213,7 @@ mod tests {
     }
 
     #[test]
-    fn an_identity_is_given_once() {
+    fn an_identity_is_assigned_once() {
         let mut all = two_sandboxes();
         let given = |tenant: &str| IdentityAssignment {
             sandbox: id("a"),
@@ -223,11 +222,9 @@ mod tests {
             agent_card: None,
         };
         assert!(all.assign_identity(&given("acme")));
-        assert!(!all.assign_identity(&given("other")), "it is fixed from then on");
+        assert!(!all.assign_identity(&given("other")), "an identity never changes");
         assert_eq!(all.get(&id("a")).unwrap().tenant.as_ref().unwrap().as_str(), "acme");
-        assert!(
-            !all.assign_identity(&IdentityAssignment { sandbox: id("nobody"), ..given("acme") })
-        );
+        assert!(!all.assign_identity(&IdentityAssignment { sandbox: id("unknown"), ..given("acme") }));
         let seen = all.identify(&[Channel::Mark(0xa1)]).unwrap();
         assert_eq!(seen.tenant.as_ref().unwrap().as_str(), "acme");
     }

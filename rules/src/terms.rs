@@ -1,10 +1,10 @@
-//! The terms of a rule by the keys a policy writes them with, so that `check` can show all that is in effect.
+//! The terms of a rule under their policy keys, so that `check` can show all that is in effect.
 
 use crate::budget::Budgets;
 use crate::facts::QueryType;
 use crate::policy::{AllowTerms, IdentityMode, MemoryTerms, Rule, RuleAction, TlsMode};
 
-/// One term: its key in the policy and what it says.
+/// One term: its policy key and its value.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct RuleTerm {
     pub key: &'static str,
@@ -18,7 +18,7 @@ pub enum TermValue {
 }
 
 impl Rule {
-    /// What a rule says beyond its targets and filters; what merely holds by default is left out.
+    /// Returns the terms of a rule other than its targets and filters; most terms are omitted at their default.
     pub fn terms(&self) -> Vec<RuleTerm> {
         match &self.verdict {
             RuleAction::Allow(terms) => allow_rule_terms(terms),
@@ -27,7 +27,7 @@ impl Rule {
         }
     }
 
-    /// The limits of this rule alone.
+    /// Returns the budgets of this rule alone.
     pub fn budgets(&self) -> Budgets {
         self.allow_terms().map_or_else(Budgets::default, |terms| terms.budgets)
     }
@@ -50,7 +50,7 @@ fn allow_rule_terms(terms: &AllowTerms) -> Vec<RuleTerm> {
 
 fn memory_rule_terms(terms: &MemoryTerms) -> Vec<RuleTerm> {
     let identity = match terms.identity {
-        IdentityMode::FromChannel => "from-path",
+        IdentityMode::FromChannel => "from-channel",
         IdentityMode::Required => "required",
     };
     let environment = terms.environment.as_ref();

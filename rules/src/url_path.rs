@@ -1,26 +1,26 @@
-//! Paths: one canonical form, and patterns over its segments.
+//! URL paths: one canonical form, and patterns over its segments.
 //!
-//! Whatever servers read in different ways (`%2f`, `..`, `//`, `;`, `\`) is refused, not guessed at.
+//! Paths that servers interpret differently (`%2f`, `..`, `//`, `;`, `\`) are refused, never guessed.
 
 use std::fmt;
 
-/// Longest path that is looked at.
+/// Longest path to parse, in octets.
 pub const MAX_PATH: usize = 8192;
 
-/// A path that every server reads alike: `/a/b%20c`, percent signs in upper-case hex, no query.
+/// A path that every server interprets the same way: `/a/b%20c`, upper-case hex escapes, no query.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct CanonicalPath(Box<str>);
 
-/// Why a path has no single meaning.
+/// Why a path is ambiguous or invalid.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum UrlPathError {
-    #[error("`{0}` is read in different ways by different servers")]
+    #[error("servers interpret `{0}` differently")]
     Character(char),
     #[error("it has a `.` or `..` segment")]
     Dots,
     #[error("it has an empty segment (`//`)")]
     EmptySegment,
-    #[error("it percent-encodes what needs no encoding, or what would change the path")]
+    #[error("it percent-encodes a character that needs no encoding or would change the path")]
     Encoding,
     #[error("it does not begin with `/`")]
     Relative,
@@ -29,11 +29,11 @@ pub enum UrlPathError {
 }
 
 impl CanonicalPath {
-    /// Parses the path of a request target, the query left out.
+    /// Parses the path of a request target, without its query.
     ///
     /// # Errors
     ///
-    /// Returns [`UrlPathError`] for every spelling that some server could read as another path.
+    /// Returns [`UrlPathError`] for every spelling that some server could interpret as another path.
     pub fn parse(text: &str) -> Result<Self, UrlPathError> {
         if text.len() > MAX_PATH {
             return Err(UrlPathError::TooLong);
@@ -56,12 +56,9 @@ impl CanonicalPath {
         &self.0
     }
 
-    /// The path without a slash at its end, for rules that deny it.
+    /// Returns the path without its trailing slash, for deny rules; `None` if it has none or is `/`.
     pub(crate) fn without_slash(&self) -> Option<Self> {
-        self.0
-            .strip_suffix('/')
-            .filter(|rest| !rest.is_empty())
-            .map(|rest| CanonicalPath(rest.into()))
+        self.0.strip_suffix('/').filter(|rest| !rest.is_empty()).map(|rest| CanonicalPath(rest.into()))
     }
 
     fn segments(&self) -> impl Iterator<Item = &str> + Clone {
@@ -86,16 +83,16 @@ fn push_segment(canonical: &mut String, segment: &str) -> Result<(), UrlPathErro
             other => return Err(UrlPathError::Character(other)),
         }
     }
-    // Overlong and broken UTF-8 is read as `/` or `.` by some decoders.
+    // Some decoders read overlong or invalid UTF-8 as `/` or `.`.
     str::from_utf8(&decoded).map(drop).map_err(|_| UrlPathError::Encoding)
 }
 
-/// What stands for itself in a path: RFC 3986, 3.3, less `;`, on which servers disagree.
+/// Returns whether a character needs no escape: `pchar` of RFC 3986, 3.3, without `;`, on which servers disagree.
 fn is_unreserved(character: char) -> bool {
     character.is_ascii_alphanumeric() || "-._~!$&'()*+,=:@".contains(character)
 }
 
-/// The octet of a percent escape, refused where it would change the path or need not be escaped at all.
+/// Decodes a percent escape; refuses one that would change the path or is unnecessary.
 fn decode_escape(high: Option<char>, low: Option<char>) -> Result<u8, UrlPathError> {
     let digit = |character: Option<char>| character.and_then(|c| c.to_digit(16));
     let (Some(high), Some(low)) = (digit(high), digit(low)) else {
@@ -103,14 +100,10 @@ fn decode_escape(high: Option<char>, low: Option<char>) -> Result<u8, UrlPathErr
     };
     let octet = (high * 16 + low) as u8;
     let harmful = octet.is_ascii_control() || b"/\\%;?#".contains(&octet);
-    if harmful || is_unreserved(char::from(octet)) {
-        Err(UrlPathError::Encoding)
-    } else {
-        Ok(octet)
-    }
+    if harmful || is_unreserved(char::from(octet)) { Err(UrlPathError::Encoding) } else { Ok(octet) }
 }
 
-/// A pattern over a path: `*` is one segment, `**` any number of them, none included.
+/// A pattern over a path: `*` matches one segment, `**` any number of them, including none.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct PathPattern {
     text: Box<str>,
@@ -129,13 +122,13 @@ enum PatternSegment {
 pub enum PathPatternError {
     #[error("{0}")]
     Path(#[from] UrlPathError),
-    #[error("a path rule says nothing about the query; leave out what follows `?`")]
+    #[error("a path pattern does not match the query; remove everything from `?`")]
     Query,
-    #[error("`*` and `**` stand for whole segments, such as `/v1/*/items/**`")]
+    #[error("`*` and `**` must be whole segments, such as `/v1/*/items/**`")]
     Star,
 }
 
-/// How closely a pattern describes the paths it matches: more is more specific.
+/// The specificity of a pattern; a greater value is more specific.
 pub type PathSpecificity = (usize, usize, usize);
 
 impl PathPattern {
@@ -143,7 +136,7 @@ impl PathPattern {
     ///
     /// # Errors
     ///
-    /// Returns [`PathPatternError`]; a literal segment must be canonical, or it could never match.
+    /// Returns [`PathPatternError`], also for a segment that is not canonical, which could never match.
     pub fn parse(text: &str) -> Result<Self, PathPatternError> {
         if text.contains('?') {
             return Err(PathPatternError::Query);
@@ -153,12 +146,12 @@ impl PathPattern {
         Ok(PathPattern { text: canonical.as_str().into(), segments })
     }
 
-    /// Whether the pattern is `/**`, which holds for every path and so needs no canonical one.
+    /// Returns whether the pattern is `/**`, which matches every path, even one without canonical form.
     pub fn is_everything(&self) -> bool {
         self.segments.iter().all(|segment| *segment == PatternSegment::Any)
     }
 
-    /// Whether some path is matched by both.
+    /// Returns whether some path matches both patterns.
     pub(crate) fn overlaps(&self, other: &PathPattern) -> bool {
         segments_overlap(&self.segments, &other.segments)
     }
@@ -167,14 +160,12 @@ impl PathPattern {
         segments_match(&self.segments, path.segments())
     }
 
-    /// Literal segments count most, then single stars, then fewer `**`; `/**` says no more than no pattern.
+    /// Returns the specificity: literal segments count most, then `*`, then fewer `**`; `/**` ranks like no pattern.
     pub fn specificity(&self) -> PathSpecificity {
         if self.is_everything() {
             return PathSpecificity::default();
         }
-        let count = |wanted: fn(&PatternSegment) -> bool| {
-            self.segments.iter().filter(|s| wanted(s)).count()
-        };
+        let count = |wanted: fn(&PatternSegment) -> bool| self.segments.iter().filter(|s| wanted(s)).count();
         let many = count(|s| matches!(s, PatternSegment::Any));
         (
             count(|s| matches!(s, PatternSegment::Literal(_))),
@@ -183,7 +174,7 @@ impl PathPattern {
         )
     }
 
-    /// A path this pattern matches, to try a policy with.
+    /// Returns a path that this pattern matches, to test a policy with.
     pub fn example(&self) -> String {
         let part = |segment: &PatternSegment| match segment {
             PatternSegment::Any | PatternSegment::One => "/any".to_owned(),
@@ -208,7 +199,11 @@ fn parse_segment(text: &str) -> Result<PatternSegment, PathPatternError> {
     }
 }
 
-/// Whether two patterns have a path in common; the work is bounded by the product of their lengths.
+/// Returns whether two patterns have a path in common.
+///
+/// Dynamic programming over the suffixes of both patterns: cell (at, beside) says whether the rest of `one` from
+/// `at` and the rest of `other` from `beside` overlap. Only the row below is needed, and the work is bounded by the
+/// product of the lengths, so hostile patterns cannot cause exponential backtracking.
 fn segments_overlap(one: &[PatternSegment], other: &[PatternSegment]) -> bool {
     let mut below = vec![false; other.len() + 1];
     for at in (0..=one.len()).rev() {
@@ -218,9 +213,7 @@ fn segments_overlap(one: &[PatternSegment], other: &[PatternSegment]) -> bool {
             let down = below.get(beside).copied().unwrap_or(false);
             let found = match (one.get(at), other.get(beside)) {
                 (None, None) => true,
-                (Some(PatternSegment::Any), _) | (_, Some(PatternSegment::Any)) => {
-                    down || right(&row)
-                }
+                (Some(PatternSegment::Any), _) | (_, Some(PatternSegment::Any)) => down || right(&row),
                 (Some(PatternSegment::Literal(a)), Some(PatternSegment::Literal(b))) => {
                     a == b && right(&below)
                 }
@@ -236,12 +229,11 @@ fn segments_overlap(one: &[PatternSegment], other: &[PatternSegment]) -> bool {
     below.first().copied().unwrap_or(false)
 }
 
-/// Matches with one level of back-tracking: on a miss the last `**` takes one segment more, so the work is
-/// bounded by pattern times path.
-fn segments_match<'a>(
-    pattern: &[PatternSegment],
-    path: impl Iterator<Item = &'a str> + Clone,
-) -> bool {
+/// Matches a path with one level of backtracking: on a mismatch the last `**` consumes one more segment.
+///
+/// Retrying only the last `**` is enough: an earlier one that consumed more could only move the later match
+/// further right, which the last one does too. So the work is bounded by the product of the lengths.
+fn segments_match<'a>(pattern: &[PatternSegment], path: impl Iterator<Item = &'a str> + Clone) -> bool {
     let (mut rest, mut path) = (pattern, path);
     let mut retry = None;
     loop {
@@ -325,14 +317,11 @@ mod tests {
                 "{text:?}"
             );
         }
-        assert_eq!(
-            CanonicalPath::parse(&format!("/{}", "a".repeat(MAX_PATH))),
-            Err(UrlPathError::TooLong)
-        );
+        assert_eq!(CanonicalPath::parse(&format!("/{}", "a".repeat(MAX_PATH))), Err(UrlPathError::TooLong));
     }
 
     #[test]
-    fn stars_stand_for_segments() {
+    fn stars_match_segments() {
         for (pattern, path, matches) in [
             ("/v1/**", "/v1", true),
             ("/v1/**", "/v1/", true),
@@ -354,17 +343,13 @@ mod tests {
             ("/**", "/", true),
         ] {
             let path = CanonicalPath::parse(path).unwrap();
-            assert_eq!(
-                PathPattern::parse(pattern).unwrap().matches(&path),
-                matches,
-                "{pattern} ~ {path:?}"
-            );
+            assert_eq!(PathPattern::parse(pattern).unwrap().matches(&path), matches, "{pattern} ~ {path:?}");
         }
     }
 
     #[test]
-    fn patterns_meet_or_do_not() {
-        for (one, other, meets) in [
+    fn patterns_overlap_or_do_not() {
+        for (one, other, overlaps) in [
             ("/a/*", "/*/b", true),
             ("/a/**", "/**/b", true),
             ("/a/*", "/b/*", false),
@@ -374,7 +359,7 @@ mod tests {
         ] {
             assert_eq!(
                 PathPattern::parse(one).unwrap().overlaps(&PathPattern::parse(other).unwrap()),
-                meets,
+                overlaps,
                 "{one} {other}"
             );
         }
@@ -382,8 +367,7 @@ mod tests {
 
     #[test]
     fn patterns_that_cannot_match_are_refused() {
-        for text in ["", "v1", "/v1?x=1", "/a*", "/a**", "/***", "/../x", "/a//b", "/a%2fb", "/a;b"]
-        {
+        for text in ["", "v1", "/v1?x=1", "/a*", "/a**", "/***", "/../x", "/a//b", "/a%2fb", "/a;b"] {
             assert!(PathPattern::parse(text).is_err(), "{text}");
         }
     }
@@ -406,7 +390,7 @@ mod tests {
         }
 
         #[test]
-        fn patterns_meet_where_a_path_is_both(one in "(/(a|b|\\*|\\*\\*)){1,4}", other in "(/(a|b|\\*|\\*\\*)){1,4}", path in "(/[ab]){1,5}") {
+        fn patterns_overlap_where_a_path_matches_both(one in "(/(a|b|\\*|\\*\\*)){1,4}", other in "(/(a|b|\\*|\\*\\*)){1,4}", path in "(/[ab]){1,5}") {
             let (one, other) = (PathPattern::parse(&one).unwrap(), PathPattern::parse(&other).unwrap());
             let path = CanonicalPath::parse(&path).unwrap();
             prop_assert!(one.overlaps(&other) || !one.matches(&path) || !other.matches(&path));

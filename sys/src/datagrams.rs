@@ -1,4 +1,4 @@
-//! Datagrams by the batch: one system call for many, with what the kernel says of each.
+//! Batched UDP: one system call receives or sends many datagrams, each with its packet information.
 
 use std::io;
 use std::mem::size_of;
@@ -11,13 +11,13 @@ use crate::socket::{PacketInfo, empty_header, read_packet_info};
 
 /// Datagrams per system call.
 pub const BATCH: usize = 32;
-/// Longest datagram that is received; a longer one arrives as an empty one.
+/// Longest datagram to receive; a longer one is reported as empty.
 pub const DATAGRAM_BYTES: usize = 1232;
 
-/// Room for the control messages of one datagram, aligned like their header.
+/// Room for the control messages of one datagram; `u64` for the alignment of their header.
 type ControlBuffer = [u64; 16];
 
-/// Buffers for one batch, used again and again.
+/// Reusable buffers for one batch.
 pub struct DatagramBatch {
     buffers: Vec<[u8; DATAGRAM_BYTES]>,
     controls: Vec<ControlBuffer>,
@@ -27,7 +27,8 @@ pub struct DatagramBatch {
     received: usize,
 }
 
-// SAFETY: the pointers in `headers` and `slices` are to what the other members own, which goes with them.
+// SAFETY: the pointers in `headers` and `slices` point into heap buffers that the other fields own.
+// Moving the batch to another thread moves that ownership along and leaves the buffers in place.
 unsafe impl Send for DatagramBatch {}
 
 /// One datagram of a batch.
@@ -37,7 +38,7 @@ pub struct Datagram<'a> {
     pub seen: PacketInfo,
 }
 
-/// One datagram to be sent, from the address that was asked.
+/// A datagram to send; `from` is the address the peer sent its query to.
 pub struct OutgoingDatagram {
     pub bytes: Vec<u8>,
     pub to: SocketAddr,
@@ -53,7 +54,7 @@ impl Default for DatagramBatch {
             sources: vec![empty_address(); BATCH],
             slices: Vec::with_capacity(BATCH),
             headers: Vec::with_capacity(BATCH),
-            received: BATCH, // all headers are to be made
+            received: BATCH, // so that the first `reset_headers` fills in all headers
         };
         let slice = |buffer: &mut [u8; DATAGRAM_BYTES]| libc::iovec {
             iov_base: buffer.as_mut_ptr().cast(),
@@ -67,8 +68,10 @@ impl Default for DatagramBatch {
 }
 
 impl DatagramBatch {
-    /// Takes what is there, without waiting. A batch that is not full took all there was, and says so
-    /// as [`io::ErrorKind::WouldBlock`]: asking the kernel again would only hear the same.
+    /// Receives what has arrived, without blocking.
+    ///
+    /// A batch that is not full has drained the socket. It returns [`io::ErrorKind::WouldBlock`] then,
+    /// which saves the caller another system call to find that out.
     pub fn drain(&mut self, socket: BorrowedFd<'_>) -> io::Result<()> {
         match self.receive(socket)? {
             BATCH => Ok(()),
@@ -78,8 +81,8 @@ impl DatagramBatch {
 
     fn receive(&mut self, socket: BorrowedFd<'_>) -> io::Result<usize> {
         self.reset_headers();
-        // SAFETY: every header points at a slice, a buffer, a source and a control buffer of this
-        // batch, none of which moves while it lives, with their true lengths.
+        // SAFETY: every header points at an iovec, a source address and a control buffer of this
+        // batch, with their true lengths. No vector is resized, so none of them moves.
         let count = unsafe {
             libc::recvmmsg(
                 socket.as_raw_fd(),
@@ -93,10 +96,10 @@ impl DatagramBatch {
         Ok(self.received)
     }
 
-    /// Makes the headers anew that the kernel wrote to.
+    /// Restores the headers that the kernel wrote to in the last batch.
     fn reset_headers(&mut self) {
-        let rooms = self.controls.iter_mut().zip(&mut self.sources).zip(&mut self.slices);
-        let written = self.headers.iter_mut().zip(rooms).take(self.received);
+        let buffers = self.controls.iter_mut().zip(&mut self.sources).zip(&mut self.slices);
+        let written = self.headers.iter_mut().zip(buffers).take(self.received);
         for (header, ((control, source), slice)) in written {
             let header = &mut header.msg_hdr;
             header.msg_name = (&raw mut *source).cast();
@@ -110,12 +113,13 @@ impl DatagramBatch {
         self.received = 0;
     }
 
-    /// The datagrams of the last batch; what did not fit a buffer is no query and comes as nothing.
+    /// Returns the datagrams of the last batch. One that did not fit its buffer has no bytes.
     pub fn datagrams(&self) -> impl Iterator<Item = Datagram<'_>> {
         let parts = self.headers.iter().zip(&self.buffers).zip(&self.sources).take(self.received);
         parts.filter_map(|((header, buffer), source)| {
-            let cut = header.msg_hdr.msg_flags & (libc::MSG_TRUNC | libc::MSG_CTRUNC) != 0;
-            let bytes = buffer.get(..header.msg_len as usize).filter(|_| !cut).unwrap_or_default();
+            let truncated = header.msg_hdr.msg_flags & (libc::MSG_TRUNC | libc::MSG_CTRUNC) != 0;
+            let bytes = buffer.get(..header.msg_len as usize);
+            let bytes = bytes.filter(|_| !truncated).unwrap_or_default();
             let source = socket_address(source)?;
             Some(Datagram { bytes, source, seen: read_packet_info(&header.msg_hdr) })
         })
@@ -123,7 +127,7 @@ impl DatagramBatch {
 }
 
 fn empty_address() -> libc::sockaddr_storage {
-    // SAFETY: an address is numbers, for all of which zero is a value.
+    // SAFETY: `sockaddr_storage` consists of integers, so all zeros is a valid value.
     unsafe { std::mem::zeroed() }
 }
 
@@ -131,29 +135,29 @@ fn socket_address(storage: &libc::sockaddr_storage) -> Option<SocketAddr> {
     let from = (&raw const *storage).cast::<libc::sockaddr_in6>();
     match i32::from(storage.ss_family) {
         libc::AF_INET => {
-            // SAFETY: the family says which of its forms the storage holds, and it has room for any.
+            // SAFETY: the storage holds a `sockaddr_in`, as its family says, and is larger than one.
             let v4 = unsafe { from.cast::<libc::sockaddr_in>().read_unaligned() };
             let octets = v4.sin_addr.s_addr.to_ne_bytes();
             Some(SocketAddr::from((octets, u16::from_be(v4.sin_port))))
         }
         libc::AF_INET6 => {
-            // SAFETY: as above.
+            // SAFETY: the storage holds a `sockaddr_in6`, as its family says, and is larger than one.
             let v6 = unsafe { from.read_unaligned() };
             let (ip, port) = (v6.sin6_addr.s6_addr.into(), u16::from_be(v6.sin6_port));
-            let scope = v6.sin6_scope_id; // an answer to a link-local address needs it
+            let scope = v6.sin6_scope_id; // needed to reply to a link-local address
             Some(SocketAddr::V6(std::net::SocketAddrV6::new(ip, port, 0, scope)))
         }
         _ => None,
     }
 }
 
-/// Sends all that the kernel takes now; what it does not take is lost, as datagrams are.
+/// Sends without blocking. A datagram that the kernel does not accept now is lost, as UDP allows.
 pub fn send_datagrams(socket: BorrowedFd<'_>, all: &[OutgoingDatagram]) {
     for some in all.chunks(BATCH) {
         let mut rest = some;
         while !rest.is_empty() {
             match send_batch(socket, rest) {
-                Ok(0) | Err(_) => rest = rest.get(1..).unwrap_or_default(), // one that cannot be sent
+                Ok(0) | Err(_) => rest = rest.get(1..).unwrap_or_default(), // skip the one that failed
                 Ok(sent) => rest = rest.get(sent..).unwrap_or_default(),
             }
         }
@@ -165,10 +169,7 @@ fn send_batch(socket: BorrowedFd<'_>, some: &[OutgoingDatagram]) -> io::Result<u
     let mut controls = vec![[0u64; 8]; some.len()];
     let mut slices: Vec<libc::iovec> = some
         .iter()
-        .map(|one| libc::iovec {
-            iov_base: one.bytes.as_ptr().cast_mut().cast(),
-            iov_len: one.bytes.len(),
-        })
+        .map(|one| libc::iovec { iov_base: one.bytes.as_ptr().cast_mut().cast(), iov_len: one.bytes.len() })
         .collect();
     let parts = some.iter().zip(&targets).zip(&mut controls).zip(&mut slices);
     let mut headers: Vec<libc::mmsghdr> = parts
@@ -182,8 +183,8 @@ fn send_batch(socket: BorrowedFd<'_>, some: &[OutgoingDatagram]) -> io::Result<u
             libc::mmsghdr { msg_hdr: header, msg_len: 0 }
         })
         .collect();
-    // SAFETY: every header points at an address, a slice and a control buffer that live through
-    // the call, with their true lengths; none of them is written to.
+    // SAFETY: every header points at an address, an iovec and a control buffer that outlive the call,
+    // with their true lengths. `sendmmsg` reads them and writes only `msg_len` of each header.
     let count = unsafe {
         libc::sendmmsg(
             socket.as_raw_fd(),
@@ -195,7 +196,7 @@ fn send_batch(socket: BorrowedFd<'_>, some: &[OutgoingDatagram]) -> io::Result<u
     usize::try_from(count).map_err(|_| io::Error::last_os_error())
 }
 
-/// Says from which address a datagram leaves.
+/// Sets the source address of a datagram, so that a reply comes from the address the query went to.
 fn set_source_address(header: &mut libc::msghdr, control: &mut [u64; 8], one: &OutgoingDatagram) {
     let Some(from) = one.from else { return };
     let index = one.interface.unwrap_or_default();
@@ -203,9 +204,8 @@ fn set_source_address(header: &mut libc::msghdr, control: &mut [u64; 8], one: &O
     match from {
         IpAddr::V4(address) => {
             let address = libc::in_addr { s_addr: u32::from_ne_bytes(address.octets()) };
-            // The interface is the routing table's to choose, as for any answer.
-            let info =
-                libc::in_pktinfo { ipi_ifindex: 0, ipi_spec_dst: address, ipi_addr: address };
+            // Interface 0 leaves the choice to the routing table, as for any reply.
+            let info = libc::in_pktinfo { ipi_ifindex: 0, ipi_spec_dst: address, ipi_addr: address };
             put_control_message(header, libc::IPPROTO_IP, libc::IP_PKTINFO, info);
         }
         IpAddr::V6(address) => {
@@ -221,7 +221,8 @@ fn set_source_address(header: &mut libc::msghdr, control: &mut [u64; 8], one: &O
 
 fn put_control_message<T>(header: &mut libc::msghdr, level: i32, kind: i32, data: T) {
     let length = size_of::<T>() as libc::c_uint;
-    // SAFETY: the control buffer has 64 octets, which is more than the space of either kind.
+    // SAFETY: the control buffer has 64 bytes, more than `CMSG_SPACE` of either type, so the header
+    // and the payload fit. `CMSG_DATA` may be unaligned for `T`, hence `write_unaligned`.
     unsafe {
         header.msg_controllen = libc::CMSG_SPACE(length) as usize;
         let message = libc::CMSG_FIRSTHDR(header);

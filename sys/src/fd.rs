@@ -1,4 +1,4 @@
-//! File descriptors: inherited, passed over a socket, in memory, leased.
+//! File descriptors: duplicating inherited ones, receiving them over a socket, memory files, leases.
 
 use std::ffi::CStr;
 use std::fs::File;
@@ -10,31 +10,31 @@ use tokio::io::unix::AsyncFd;
 
 use crate::done;
 
-/// The lowest number of a duplicate: below it are the three standard streams.
+/// Lowest number for a duplicate, above the three standard streams.
 const LOWEST: RawFd = 3;
-/// Most file descriptors that one message carries.
+/// Maximum number of file descriptors in one message.
 pub const RIGHTS: usize = 6;
 
-/// Duplicates a file descriptor that this process inherited, so that one named twice is not closed twice.
+/// Duplicates an inherited file descriptor, so that a number given twice is not closed twice.
 ///
 /// # Errors
 ///
 /// Returns the kernel's error if the number is not an open file descriptor.
 pub fn duplicate(number: RawFd) -> io::Result<OwnedFd> {
-    // SAFETY: the number is only duplicated; the result is a descriptor of ours alone, or an error.
-    let fresh = unsafe { libc::fcntl(number, libc::F_DUPFD_CLOEXEC, LOWEST) };
-    done(fresh.into())?;
-    // SAFETY: the call succeeded, so the number is a descriptor of ours alone.
-    Ok(unsafe { OwnedFd::from_raw_fd(fresh) })
+    // SAFETY: the call takes no pointers and fails with `EBADF` if `number` is not open.
+    let duplicated = unsafe { libc::fcntl(number, libc::F_DUPFD_CLOEXEC, LOWEST) };
+    done(duplicated.into())?;
+    // SAFETY: the call succeeded, so the kernel just opened this descriptor and nothing else owns it.
+    Ok(unsafe { OwnedFd::from_raw_fd(duplicated) })
 }
 
-/// Standard input, which is open as long as the process lives.
+/// Returns standard input.
 pub fn standard_input() -> BorrowedFd<'static> {
-    // SAFETY: the standard library opens descriptor 0 at start if it is closed, and we never close it.
+    // SAFETY: the standard library opens descriptor 0 at startup if it is closed, and we never close it.
     unsafe { BorrowedFd::borrow_raw(0) }
 }
 
-/// Receives the file descriptors that came with one byte (`SCM_RIGHTS`), at most [`RIGHTS`].
+/// Receives one byte and the file descriptors sent with it (`SCM_RIGHTS`), at most [`RIGHTS`].
 ///
 /// # Errors
 ///
@@ -48,7 +48,7 @@ pub fn receive_rights(socket: BorrowedFd<'_>) -> io::Result<Vec<OwnedFd>> {
     let mut rights = Vec::new();
     for message in received.cmsgs()? {
         if let ControlMessageOwned::ScmRights(numbers) = message {
-            // SAFETY: the kernel has just made these descriptors, for us alone.
+            // SAFETY: the kernel just installed these descriptors, and nothing else owns them.
             rights.extend(numbers.into_iter().map(|fd| unsafe { OwnedFd::from_raw_fd(fd) }));
         }
     }
@@ -59,13 +59,13 @@ pub fn receive_rights(socket: BorrowedFd<'_>) -> io::Result<Vec<OwnedFd>> {
 ///
 /// # Errors
 ///
-/// Returns the error of the reactor.
+/// Returns the reactor's error.
 ///
 /// # Panics
 ///
 /// Panics outside a tokio runtime with I/O enabled.
 pub fn register(fd: OwnedFd) -> io::Result<AsyncFd<OwnedFd>> {
-    // SAFETY: an `OwnedFd` keeps its descriptor open as long as it lives, and gives out no other.
+    // SAFETY: an `OwnedFd` keeps its descriptor open while it lives and always returns the same number.
     unsafe { AsyncFd::register(fd) }.map_err(io::Error::from)
 }
 
@@ -75,20 +75,21 @@ pub fn register(fd: OwnedFd) -> io::Result<AsyncFd<OwnedFd>> {
 ///
 /// Returns the kernel's error.
 pub fn memory_file(name: &CStr) -> io::Result<File> {
-    // SAFETY: the name is a string that ends, and the call has no other pointers.
-    let made = unsafe { libc::memfd_create(name.as_ptr(), libc::MFD_CLOEXEC) };
-    done(made.into())?;
-    // SAFETY: the call succeeded, so the number is a descriptor of ours alone.
-    Ok(unsafe { File::from_raw_fd(made) })
+    // SAFETY: `name` is NUL-terminated and outlives the call.
+    let created = unsafe { libc::memfd_create(name.as_ptr(), libc::MFD_CLOEXEC) };
+    done(created.into())?;
+    // SAFETY: the call succeeded, so the kernel just opened this descriptor and nothing else owns it.
+    Ok(unsafe { File::from_raw_fd(created) })
 }
 
-/// Whether another process has this file open for writing.
+/// Returns whether another process has this file open for writing.
 ///
-/// The kernel grants a read lease only while nobody has the file open for writing (fcntl(2), *Leases*), so asking for one
-/// and giving it back answers the question. It grants none on files of another user; for those the answer is no.
+/// The kernel grants a read lease only while no process has the file open for writing (`fcntl(2)`,
+/// *Leases*), so taking a lease and releasing it answers the question. It grants no lease on files
+/// of another user; for those this returns false.
 pub fn has_writer(file: &File) -> bool {
     let lease = |kind: libc::c_int| {
-        // SAFETY: the descriptor is open, and a lease is a number.
+        // SAFETY: the descriptor is open for the call, which takes no pointers.
         unsafe { libc::fcntl(file.as_raw_fd(), libc::F_SETLEASE, kind) }
     };
     if lease(libc::F_RDLCK) == 0 {

@@ -41,8 +41,8 @@ pub enum Durability {
 /// directory failed.
 pub fn replace(path: &Path, content: &[u8], mode: Mode, durability: Durability) -> io::Result<()> {
     let temporary = temporary_path(path);
-    let replaced = write_temporary(&temporary, content, mode, durability)
-        .and_then(|()| fs::rename(&temporary, path));
+    let replaced =
+        write_temporary(&temporary, content, mode, durability).and_then(|()| fs::rename(&temporary, path));
     if replaced.is_err() {
         drop(fs::remove_file(&temporary)); // the write's own error says more
         return replaced;
@@ -60,12 +60,7 @@ fn temporary_path(path: &Path) -> PathBuf {
     path.with_file_name(name)
 }
 
-fn write_temporary(
-    path: &Path,
-    content: &[u8],
-    mode: Mode,
-    durability: Durability,
-) -> io::Result<()> {
+fn write_temporary(path: &Path, content: &[u8], mode: Mode, durability: Durability) -> io::Result<()> {
     let mode = mode as u32;
     match fs::remove_file(path) {
         Err(error) if error.kind() != ErrorKind::NotFound => return Err(error),
@@ -97,8 +92,7 @@ mod tests {
     use super::*;
 
     fn names(dir: &Path) -> Vec<OsString> {
-        let mut names: Vec<_> =
-            fs::read_dir(dir).unwrap().map(|entry| entry.unwrap().file_name()).collect();
+        let mut names: Vec<_> = fs::read_dir(dir).unwrap().map(|entry| entry.unwrap().file_name()).collect();
         names.sort();
         names
     }

@@ -1,12 +1,13 @@
 //! Every `unsafe` block of Sandbar: system calls that neither the standard library, `nix` nor
-//! `socket2` wraps safely, and two small things that every crate needs: [`file::replace`] and [`lock`].
-//! Each function is as small as it can be and knows nothing of its callers.
+//! `socket2` wraps safely, and two functions that every crate needs: [`file::replace`] and [`lock`]. Functions are small
+//! and know nothing about their callers.
 
 pub mod clock;
 pub mod datagrams;
 pub mod fd;
 pub mod file;
 pub mod memory;
+pub mod mount;
 pub mod probe;
 pub mod process;
 pub mod socket;
@@ -23,7 +24,7 @@ pub fn lock<T: ?Sized>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// The result of a system call that answers a negative number when it fails.
+/// Turns the return value of a system call into a result; a negative value means that `errno` is set.
 fn done(result: c_long) -> io::Result<c_long> {
     if result < 0 { Err(io::Error::last_os_error()) } else { Ok(result) }
 }

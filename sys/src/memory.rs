@@ -1,7 +1,7 @@
-//! The allocator.
+//! The allocator (mimalloc).
 
 /// Returns freed memory to the kernel.
 pub fn release_freed() {
-    // SAFETY: it takes no pointer, and any thread may call it at any time.
+    // SAFETY: the function takes no pointers and is thread-safe.
     unsafe { libmimalloc_sys::mi_collect(true) }
 }

@@ -1,4 +1,5 @@
-//! The calls that no safe wrapper offers, each as small as it can be.
+//! Probes: system calls that a sandbox should be refused. A success or an error other than the
+//! expected one shows a hole; none of them changes the machine.
 
 use std::ffi::{c_int, c_long, c_uint};
 use std::io;
@@ -8,17 +9,17 @@ use std::time::Duration;
 
 use crate::done;
 
-/// Of `keyctl(2)`.
+/// From `keyctl(2)`.
 const KEYCTL_READ: c_int = 11;
-/// Of `bpf(2)`: the next program that is loaded, whoever loaded it.
+/// From `bpf(2)`: finds the next loaded program of any owner.
 const BPF_PROG_GET_NEXT_ID: c_int = 11;
-/// The bytes of `struct io_uring_params` and, more than enough, of `union bpf_attr`.
+/// At least the size of `struct io_uring_params` (120 bytes) and of the `union bpf_attr` prefix used.
 const PARAMS_LEN: usize = 160;
-/// Most bytes of a file's handle (`MAX_HANDLE_SZ`).
+/// Maximum size of a file handle (`MAX_HANDLE_SZ`).
 const MAX_HANDLE: usize = 128;
-/// A port of the host that nobody has a reason to serve.
+/// A vsock port on which the host is unlikely to listen.
 const VSOCK_PORT: c_uint = 9999;
-/// The mark of x32's calls, which share the machine and not the numbers.
+/// The bit that selects the x32 ABI in a system call number (`__X32_SYSCALL_BIT`).
 #[cfg(target_arch = "x86_64")]
 const X32: c_long = 0x4000_0000;
 
@@ -29,48 +30,47 @@ pub enum Keyring {
     User = -4,
 }
 
-/// How many keys a keyring has.
+/// Counts the keys in a keyring.
 pub fn count_keys(keyring: Keyring) -> io::Result<usize> {
-    // SAFETY: a null buffer of no length asks for the length alone.
-    let length = unsafe {
-        libc::syscall(libc::SYS_keyctl, KEYCTL_READ, keyring as c_int, 0 as c_long, 0 as c_long)
-    };
+    // SAFETY: with a null buffer of length 0 the kernel returns the length and writes nothing.
+    let length =
+        unsafe { libc::syscall(libc::SYS_keyctl, KEYCTL_READ, keyring as c_int, 0 as c_long, 0 as c_long) };
     Ok(usize::try_from(done(length)?).unwrap_or_default() / size_of::<i32>())
 }
 
-/// Makes a ring of `io_uring`, and lets it go.
+/// Creates an `io_uring` and closes it.
 pub fn create_io_uring() -> io::Result<()> {
     let mut parameters = [0u64; PARAMS_LEN / 8];
-    // SAFETY: the kernel reads and writes less than there is.
+    // SAFETY: the buffer is larger than the `io_uring_params` that the kernel reads and writes.
     let ring = unsafe { libc::syscall(libc::SYS_io_uring_setup, 1, parameters.as_mut_ptr()) };
     into_owned_fd(ring).map(drop)
 }
 
-/// Loads a kernel module out of a descriptor that is none.
+/// Tries to load a kernel module from an invalid descriptor.
 pub fn load_invalid_module() -> io::Result<()> {
-    // SAFETY: the string ends, and lives as long as the program.
+    // SAFETY: the string is NUL-terminated and static, and descriptor -1 is never valid.
     let loaded = unsafe { libc::syscall(libc::SYS_finit_module, -1, c"".as_ptr(), 0) };
     done(loaded).map(drop)
 }
 
-/// Asks for the first program of the kernel's; whether there is one is no matter.
+/// Asks for the first BPF program of the kernel. The permission matters, not whether there is one.
 pub fn list_bpf_programs() -> io::Result<()> {
     let mut attributes = [0u64; PARAMS_LEN / 8];
-    // SAFETY: the kernel reads and writes as many bytes as are said, and there are more.
-    let found = unsafe {
-        libc::syscall(libc::SYS_bpf, BPF_PROG_GET_NEXT_ID, attributes.as_mut_ptr(), 12 as c_uint)
-    };
+    // SAFETY: the kernel accesses the 12 bytes announced, and the buffer is larger.
+    let found =
+        unsafe { libc::syscall(libc::SYS_bpf, BPF_PROG_GET_NEXT_ID, attributes.as_mut_ptr(), 12 as c_uint) };
     done(found).map(drop)
 }
 
-/// Restarts the machine, with a magic number that is none.
+/// Calls `reboot(2)` with invalid magic numbers.
 pub fn reboot_without_magic() -> io::Result<()> {
-    // SAFETY: without its magic numbers the call does nothing.
+    // SAFETY: the call takes no pointers here, and without its magic numbers it has no effect.
     done(unsafe { libc::syscall(libc::SYS_reboot, 0, 0, 0, 0 as c_long) }).map(drop)
 }
 
-/// Opens the root directory by its number instead of its name, as one does to leave a mount behind.
+/// Opens the root directory by file handle instead of by name, a known way out of a mount namespace.
 pub fn open_by_handle() -> io::Result<()> {
+    /// `struct file_handle`.
     #[repr(C, align(8))]
     struct FileHandle {
         bytes: c_uint,
@@ -79,7 +79,7 @@ pub fn open_by_handle() -> io::Result<()> {
     }
     let mut handle = FileHandle { bytes: MAX_HANDLE as c_uint, kind: 0, handle: [0; MAX_HANDLE] };
     let mut mount: c_int = 0;
-    // SAFETY: the pointers are to live locals and a string that ends; the first field says how much fits.
+    // SAFETY: the pointers are to live locals and a NUL-terminated string; `bytes` holds the capacity.
     let named = unsafe {
         libc::syscall(
             libc::SYS_name_to_handle_at,
@@ -92,7 +92,7 @@ pub fn open_by_handle() -> io::Result<()> {
     };
     done(named)?;
     let root = std::fs::File::open("/")?;
-    // SAFETY: as above.
+    // SAFETY: `handle` is a live local that the kernel just filled in and now only reads.
     let opened = unsafe {
         libc::syscall(
             libc::SYS_open_by_handle_at,
@@ -104,38 +104,35 @@ pub fn open_by_handle() -> io::Result<()> {
     into_owned_fd(opened).map(drop)
 }
 
-/// Types a letter into the terminal that is open as `terminal`.
+/// Injects a byte into the input of `terminal` (`TIOCSTI`).
 pub fn inject_terminal_input(terminal: BorrowedFd<'_>) -> io::Result<()> {
     let letter = b' ';
-    // SAFETY: the kernel reads one byte, which is there.
-    done(unsafe { libc::ioctl(terminal.as_raw_fd(), libc::TIOCSTI, &raw const letter) }.into())
-        .map(drop)
+    // SAFETY: the kernel reads one byte from a live local.
+    done(unsafe { libc::ioctl(terminal.as_raw_fd(), libc::TIOCSTI, &raw const letter) }.into()).map(drop)
 }
 
-/// Makes a terminal this process's own; it must have none.
+/// Makes `terminal` the controlling terminal of this process, which must not have one.
 pub fn take_terminal(terminal: BorrowedFd<'_>) -> io::Result<()> {
-    // SAFETY: a call without pointers.
+    // SAFETY: the call takes no pointers.
     done(unsafe { libc::ioctl(terminal.as_raw_fd(), libc::TIOCSCTTY, 0) }.into()).map(drop)
 }
 
-/// Connects to the host of this virtual machine.
+/// Connects to the host of this virtual machine over vsock.
 pub fn connect_vsock(patience: Duration) -> io::Result<()> {
-    let socket =
-        socket2::Socket::new(socket2::Domain::from(libc::AF_VSOCK), socket2::Type::STREAM, None)?;
+    let socket = socket2::Socket::new(socket2::Domain::from(libc::AF_VSOCK), socket2::Type::STREAM, None)?;
     let address = socket2::SockAddr::vsock(libc::VMADDR_CID_HOST, VSOCK_PORT);
     socket.connect_timeout(&address, patience)
 }
 
-/// Makes a socket to the host by a call number of x32.
+/// Creates a vsock socket with an x32 system call number, which a seccomp filter may overlook.
 #[cfg(target_arch = "x86_64")]
 pub fn vsock_by_x32() -> io::Result<()> {
-    // SAFETY: a call without pointers.
-    let made =
-        unsafe { libc::syscall(X32 | libc::SYS_socket, libc::AF_VSOCK, libc::SOCK_STREAM, 0) };
+    // SAFETY: the call takes no pointers.
+    let made = unsafe { libc::syscall(X32 | libc::SYS_socket, libc::AF_VSOCK, libc::SOCK_STREAM, 0) };
     into_owned_fd(made).map(drop)
 }
 
-/// There are no such numbers here.
+/// Fails with `ENOSYS`: only x86-64 has the x32 ABI.
 #[cfg(not(target_arch = "x86_64"))]
 pub fn vsock_by_x32() -> io::Result<()> {
     Err(io::Error::from_raw_os_error(libc::ENOSYS))
@@ -143,6 +140,6 @@ pub fn vsock_by_x32() -> io::Result<()> {
 
 fn into_owned_fd(result: c_long) -> io::Result<OwnedFd> {
     let number = c_int::try_from(done(result)?).map_err(io::Error::other)?;
-    // SAFETY: the call succeeded, so the number is a descriptor of ours alone.
+    // SAFETY: the call succeeded, so the kernel just opened this descriptor and nothing else owns it.
     Ok(unsafe { OwnedFd::from_raw_fd(number) })
 }

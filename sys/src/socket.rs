@@ -1,4 +1,4 @@
-//! What only the kernel can tell: interface and mark of a packet or connection.
+//! Socket options of packets and connections: interface, firewall mark, original destination.
 
 use std::ffi::{CStr, c_int};
 use std::io;
@@ -6,12 +6,12 @@ use std::mem::{size_of, size_of_val};
 use std::net::SocketAddr;
 use std::os::fd::{AsRawFd, BorrowedFd};
 
-/// Linux 5.19; not in every libc.
+/// Since Linux 5.19; not every libc has it.
 const SO_RCVMARK: c_int = 75;
-/// RFC 2292's ancestor of packet information, which also works for accepted TCP connections.
+/// The packet information option of RFC 2292, which also works for accepted TCP connections.
 const IPV6_2292PKTOPTIONS: c_int = 6;
 
-/// Asks for the address and interface each packet came to.
+/// Makes the kernel report the destination address and interface of each packet.
 pub fn enable_packet_info(socket: BorrowedFd<'_>, address: SocketAddr) -> io::Result<()> {
     match address {
         SocketAddr::V4(_) => enable_option(socket, libc::IPPROTO_IP, libc::IP_PKTINFO),
@@ -19,13 +19,13 @@ pub fn enable_packet_info(socket: BorrowedFd<'_>, address: SocketAddr) -> io::Re
     }
 }
 
-/// Asks for the firewall mark of each packet.
+/// Makes the kernel report the firewall mark of each packet.
 pub fn enable_packet_mark(socket: BorrowedFd<'_>) -> io::Result<()> {
     enable_option(socket, libc::SOL_SOCKET, SO_RCVMARK)
 }
 
-/// Takes what the firewall brings from its way to another address, and answers from that address.
-/// Only a redirection by TPROXY needs it, and that needs the privilege anyway.
+/// Lets the socket accept traffic for addresses that are not local, and reply from them
+/// (`IP_TRANSPARENT`). Only TPROXY redirection needs it, which needs the same privilege.
 pub fn enable_transparent(socket: BorrowedFd<'_>, address: SocketAddr) -> io::Result<()> {
     let (level, option) = match address {
         SocketAddr::V4(_) => (libc::IPPROTO_IP, libc::IP_TRANSPARENT),
@@ -34,14 +34,14 @@ pub fn enable_transparent(socket: BorrowedFd<'_>, address: SocketAddr) -> io::Re
     enable_option(socket, level, option)
 }
 
-/// Where an accepted connection was sent before the firewall redirected it.
+/// Returns the destination of an accepted connection before the firewall redirected it.
 pub fn original_dst(socket: BorrowedFd<'_>, local: SocketAddr) -> io::Result<SocketAddr> {
     let level = match local {
         SocketAddr::V4(_) => libc::SOL_IP,
         SocketAddr::V6(_) => libc::SOL_IPV6,
     };
     let fill = |storage: *mut socket2::SockAddrStorage, length: *mut _| {
-        // SAFETY: `try_init` hands out a storage for any address, and its true length.
+        // SAFETY: `try_init` passes storage for any address and the length of that storage.
         let result = unsafe {
             libc::getsockopt(
                 socket.as_raw_fd(),
@@ -53,16 +53,16 @@ pub fn original_dst(socket: BorrowedFd<'_>, local: SocketAddr) -> io::Result<Soc
         };
         if result == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
     };
-    // SAFETY: the kernel fills the storage with an address of the family of the socket.
+    // SAFETY: if `fill` succeeds, the kernel has written an address of the socket's family.
     let ((), address) = unsafe { socket2::SockAddr::try_init(fill)? };
-    address.as_socket().ok_or_else(|| io::Error::other("an address of another kind"))
+    address.as_socket().ok_or_else(|| io::Error::other("not an IP address"))
 }
 
-/// The firewall mark of an accepted connection (`tcp_fwmark_accept`).
+/// Returns the firewall mark of an accepted connection (needs the sysctl `tcp_fwmark_accept`).
 pub fn socket_mark(socket: BorrowedFd<'_>) -> io::Result<u32> {
     let mut mark = 0u32;
     let mut length = size_of::<u32>() as libc::socklen_t;
-    // SAFETY: both pointers are to live locals, and `length` is the size of the first.
+    // SAFETY: both pointers are to live locals, and `length` is the size of `mark`.
     let result = unsafe {
         libc::getsockopt(
             socket.as_raw_fd(),
@@ -75,23 +75,17 @@ pub fn socket_mark(socket: BorrowedFd<'_>) -> io::Result<u32> {
     if result == 0 { Ok(mark) } else { Err(io::Error::last_os_error()) }
 }
 
-/// The interface by which an accepted connection came.
+/// Returns the index of the interface on which an accepted connection arrived.
 pub fn arrival_interface(socket: BorrowedFd<'_>, local: SocketAddr) -> io::Result<u32> {
-    let mut control = [0u64; 32]; // aligned like a control message header
+    let mut control = [0u64; 32]; // `u64` for the alignment of a control message header
     let mut length = size_of_val(&control) as libc::socklen_t;
     let (level, option) = match local {
         SocketAddr::V4(_) => (libc::IPPROTO_IP, libc::IP_PKTOPTIONS),
         SocketAddr::V6(_) => (libc::IPPROTO_IPV6, IPV6_2292PKTOPTIONS),
     };
-    // SAFETY: both pointers are to live locals, and `length` is the size of the first.
+    // SAFETY: both pointers are to live locals, and `length` is the size of `control`.
     let result = unsafe {
-        libc::getsockopt(
-            socket.as_raw_fd(),
-            level,
-            option,
-            control.as_mut_ptr().cast(),
-            &raw mut length,
-        )
+        libc::getsockopt(socket.as_raw_fd(), level, option, control.as_mut_ptr().cast(), &raw mut length)
     };
     if result != 0 {
         return Err(io::Error::last_os_error());
@@ -99,36 +93,37 @@ pub fn arrival_interface(socket: BorrowedFd<'_>, local: SocketAddr) -> io::Resul
     let mut header = empty_header();
     header.msg_control = control.as_mut_ptr().cast();
     header.msg_controllen = length as usize;
-    let seen = read_packet_info(&header);
-    seen.interface.ok_or_else(|| io::Error::other("the kernel does not tell the interface"))
+    let info = read_packet_info(&header);
+    info.interface.ok_or_else(|| io::Error::other("the kernel does not report the interface"))
 }
 
-/// The name of an interface.
+/// Returns the name of an interface.
 pub fn interface_name(index: u32) -> io::Result<String> {
     let mut name = [0; libc::IF_NAMESIZE];
-    // SAFETY: `name` has the IF_NAMESIZE octets that the call may write.
-    let found = unsafe { libc::if_indextoname(index, name.as_mut_ptr()) };
-    if found.is_null() {
+    // SAFETY: `name` has the `IF_NAMESIZE` bytes that the call may write.
+    let result = unsafe { libc::if_indextoname(index, name.as_mut_ptr()) };
+    if result.is_null() {
         return Err(io::Error::last_os_error());
     }
-    // SAFETY: the call succeeded, so `name` holds a string that ends within it.
+    // SAFETY: the call succeeded, so `name` holds a NUL-terminated string.
     Ok(unsafe { CStr::from_ptr(name.as_ptr()) }.to_string_lossy().into_owned())
 }
 
-/// What the control messages of a packet say.
+/// The control messages of a packet.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct PacketInfo {
-    /// Where the packet was sent.
+    /// The destination address.
     pub to: Option<std::net::IpAddr>,
     pub interface: Option<u32>,
     pub mark: Option<u32>,
 }
 
-/// Reads the control messages that the kernel wrote behind `header`.
+/// Reads the control messages that the kernel wrote into the control buffer of `header`.
 pub(crate) fn read_packet_info(header: &libc::msghdr) -> PacketInfo {
-    let mut seen = PacketInfo::default();
-    // SAFETY: `header` describes a control buffer that lives and was filled by the kernel, so every
-    // message lies within it, and each type below has the data that the kernel defines for it.
+    let mut packet = PacketInfo::default();
+    // SAFETY: `header` describes a live control buffer that the kernel filled in, so the `CMSG`
+    // macros stay within it, and each type below has the payload that the kernel defines for it.
+    // Payloads may be unaligned, hence `read_unaligned`.
     unsafe {
         let mut message = libc::CMSG_FIRSTHDR(header);
         while !message.is_null() {
@@ -136,34 +131,34 @@ pub(crate) fn read_packet_info(header: &libc::msghdr) -> PacketInfo {
             match ((*message).cmsg_level, (*message).cmsg_type) {
                 (libc::IPPROTO_IP, libc::IP_PKTINFO) => {
                     let info: libc::in_pktinfo = data.cast::<libc::in_pktinfo>().read_unaligned();
-                    seen.interface = u32::try_from(info.ipi_ifindex).ok();
+                    packet.interface = u32::try_from(info.ipi_ifindex).ok();
                     let octets = info.ipi_addr.s_addr.to_ne_bytes();
-                    seen.to = Some(std::net::Ipv4Addr::from(octets).into());
+                    packet.to = Some(std::net::Ipv4Addr::from(octets).into());
                 }
                 (libc::IPPROTO_IPV6, libc::IPV6_PKTINFO | 2) => {
                     let info = data.cast::<libc::in6_pktinfo>().read_unaligned();
-                    seen.interface = Some(info.ipi6_ifindex);
-                    seen.to = Some(std::net::Ipv6Addr::from(info.ipi6_addr.s6_addr).into());
+                    packet.interface = Some(info.ipi6_ifindex);
+                    packet.to = Some(std::net::Ipv6Addr::from(info.ipi6_addr.s6_addr).into());
                 }
                 (libc::SOL_SOCKET, libc::SO_MARK) => {
-                    seen.mark = Some(data.cast::<u32>().read_unaligned());
+                    packet.mark = Some(data.cast::<u32>().read_unaligned());
                 }
                 _ => {}
             }
             message = libc::CMSG_NXTHDR(header, message);
         }
     }
-    seen
+    packet
 }
 
 pub(crate) fn empty_header() -> libc::msghdr {
-    // SAFETY: a message header is numbers and pointers, for all of which zero is a value.
+    // SAFETY: `msghdr` consists of integers and raw pointers, so all zeros is a valid value.
     unsafe { std::mem::zeroed() }
 }
 
 fn enable_option(socket: BorrowedFd<'_>, level: c_int, option: c_int) -> io::Result<()> {
     let on: c_int = 1;
-    // SAFETY: the pointer is to a live local of the size that is given.
+    // SAFETY: the pointer is to a live local of the size passed.
     let result = unsafe {
         libc::setsockopt(
             socket.as_raw_fd(),

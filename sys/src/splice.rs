@@ -1,21 +1,22 @@
-//! `splice(2)`: bytes from socket to socket by way of a pipe, without a copy into this process.
+//! `splice(2)`: moves bytes from socket to socket through a pipe, without copying them into this
+//! process.
 
 use std::io;
 use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
-use std::sync::{Mutex, PoisonError};
+use std::sync::Mutex;
 
-/// Bytes of a pipe: as fast as twice as many, and half of what counts against the user's limit.
+/// Size of a pipe. 1 MiB was no faster and uses twice as much of the per-user limit on pipe pages.
 const PIPE_BYTES: usize = 512 << 10;
-/// Empty pipes kept for the next burst.
+/// Maximum number of empty pipes to keep for reuse.
 const MAX_IDLE_PIPES: usize = 64;
 
-/// Pipes that wait for bytes. A pipe is taken only while bytes flow, so that an idle tunnel holds none.
+/// A pool of empty pipes. A tunnel acquires a pipe only while bytes flow, so an idle one holds none.
 #[derive(Debug, Default)]
 pub struct PipePool {
     empty: Mutex<Vec<Pipe>>,
 }
 
-/// A pipe and how many bytes lie in it.
+/// A pipe and the number of bytes in it.
 #[derive(Debug)]
 pub struct Pipe {
     read: OwnedFd,
@@ -28,19 +29,19 @@ impl PipePool {
         PipePool { empty: Mutex::new(Vec::new()) }
     }
 
-    /// A pipe, empty.
+    /// Returns an empty pipe.
     ///
     /// # Errors
     ///
-    /// The kernel's, when there are no descriptors or pages left: then bytes are copied.
+    /// Returns the kernel's error when it is out of descriptors or pipe pages. The caller then copies.
     pub fn acquire(&self) -> io::Result<Pipe> {
-        let kept = self.empty.lock().unwrap_or_else(PoisonError::into_inner).pop();
-        kept.map_or_else(Pipe::open, Ok)
+        let pooled = crate::lock(&self.empty).pop();
+        pooled.map_or_else(Pipe::open, Ok)
     }
 
-    /// Keeps a pipe for the next; one that still holds bytes is closed, for they are somebody's.
+    /// Takes a pipe back. A pipe that still holds bytes of its last tunnel is closed, not reused.
     pub fn release(&self, pipe: Pipe) {
-        let mut empty = self.empty.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut empty = crate::lock(&self.empty);
         if pipe.buffered == 0 && empty.len() < MAX_IDLE_PIPES {
             empty.push(pipe);
         }
@@ -51,14 +52,14 @@ impl Pipe {
     fn open() -> io::Result<Self> {
         let mut ends = [0; 2];
         // SAFETY: `ends` has room for the two descriptors that the call writes.
-        let made = unsafe { libc::pipe2(ends.as_mut_ptr(), libc::O_NONBLOCK | libc::O_CLOEXEC) };
-        if made != 0 {
+        let result = unsafe { libc::pipe2(ends.as_mut_ptr(), libc::O_NONBLOCK | libc::O_CLOEXEC) };
+        if result != 0 {
             return Err(io::Error::last_os_error());
         }
         let [read, write] = ends;
-        // SAFETY: both are descriptors of ours that nobody else has.
+        // SAFETY: the call succeeded, so both descriptors are new and nothing else owns them.
         let (read, write) = unsafe { (OwnedFd::from_raw_fd(read), OwnedFd::from_raw_fd(write)) };
-        // SAFETY: a call without pointers. Where the limit is reached the pipe stays smaller.
+        // SAFETY: the call takes no pointers. It may fail at the user's limit: the pipe stays smaller.
         unsafe { libc::fcntl(write.as_raw_fd(), libc::F_SETPIPE_SZ, PIPE_BYTES as libc::c_int) };
         Ok(Pipe { read, write, buffered: 0 })
     }
@@ -67,9 +68,9 @@ impl Pipe {
         self.buffered
     }
 
-    /// Moves at most so many bytes from a socket into the pipe; 0 is the socket's end.
-    pub fn fill(&mut self, from: BorrowedFd<'_>, most: usize) -> io::Result<usize> {
-        let moved = splice(from.as_raw_fd(), self.write.as_raw_fd(), most.min(PIPE_BYTES))?;
+    /// Moves at most `limit` bytes from a socket into the pipe. Returns 0 at the end of the stream.
+    pub fn fill(&mut self, from: BorrowedFd<'_>, limit: usize) -> io::Result<usize> {
+        let moved = splice(from.as_raw_fd(), self.write.as_raw_fd(), limit.min(PIPE_BYTES))?;
         self.buffered += moved;
         Ok(moved)
     }
@@ -82,10 +83,11 @@ impl Pipe {
     }
 }
 
-fn splice(from: i32, to: i32, most: usize) -> io::Result<usize> {
+fn splice(from: i32, to: i32, limit: usize) -> io::Result<usize> {
     let flags = libc::SPLICE_F_NONBLOCK | libc::SPLICE_F_MOVE;
     let none = std::ptr::null_mut();
-    // SAFETY: no offsets are given, and both descriptors are borrowed for the call.
-    let moved = unsafe { libc::splice(from, none, to, none, most, flags) };
+    // SAFETY: both offsets are null, which is valid for sockets and pipes, and both descriptors are
+    // borrowed for the call.
+    let moved = unsafe { libc::splice(from, none, to, none, limit, flags) };
     usize::try_from(moved).map_err(|_| io::Error::last_os_error())
 }

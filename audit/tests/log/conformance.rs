@@ -1,15 +1,14 @@
-//! Every class against what OCSF 1.8 demands of it: required members, enumerations, constraints.
+//! Every class against the OCSF 1.8 schema: required members, enumerations, constraints.
 
 use audit::{
-    AttemptOutcome, DetectionFinding, Ending, FindingSeverity, Lifecycle, LifecycleEvent, Log,
-    StableCode,
+    AttemptOutcome, DetectionFinding, Ending, FindingSeverity, Lifecycle, LifecycleEvent, Log, StableCode,
 };
 use serde_json::Value;
 
 use crate::support::*;
 
-/// What the published schema says of a class: its number, its activities, the members it
-/// requires, groups of which at least one must be there, and its status values.
+/// The published schema of a class: its number, its activities, the required members, groups of
+/// which at least one member is required, and its status values.
 struct ClassSchema {
     uid: u64,
     name: &'static str,
@@ -25,7 +24,7 @@ struct ClassSchema {
 
 const STATUS: &[(u64, &str)] = &[(0, "Unknown"), (1, "Success"), (2, "Failure"), (99, "Other")];
 const PROFILES: &[&str] = &["security_control", "datetime"];
-/// `host` defines `actor` for classes that have none of their own.
+/// The profile `host` defines `actor` for classes that do not.
 const PROFILES_HOST: &[&str] = &["security_control", "datetime", "host"];
 const NETWORK: (u64, &str) = (4, "Network Activity");
 const APPLICATION: (u64, &str) = (6, "Application Activity");
@@ -160,7 +159,7 @@ const CLASSES: &[ClassSchema] = &[
     },
 ];
 
-/// What the base event and the profiles `security_control` and `datetime` define.
+/// Members that the base event and the profiles `security_control` and `datetime` define.
 const BASE: &[&str] = &[
     "action",
     "action_id",
@@ -213,10 +212,10 @@ const DISPOSITION: &[(u64, &str)] = &[
     (26, "Unauthorized"),
     (27, "Error"),
 ];
-/// Response codes of RFC 6895 that the schema numbers alike.
+/// Response codes of RFC 6895 that the schema numbers identically.
 const RCODE: std::ops::RangeInclusive<u64> = 0..=11;
 
-/// What objects require: path, members that must be there, members of which one must be.
+/// Requirements of objects: path, required members, members of which one is required.
 const OBJECTS: &[(&str, &[&str], &[&str])] = &[
     ("/metadata", &["product", "version"], &[]),
     ("/metadata/product", &["vendor_name"], &["name", "uid"]),
@@ -250,7 +249,7 @@ async fn every_record_conforms() {
     log.reopen().unwrap();
     log.close();
     drop(log);
-    drop(Log::open(config).unwrap()); // writes what was left open as unknown
+    drop(Log::open(config).unwrap()); // closes open decisions as unknown
     let mut seen = Vec::new();
     for record in records(&dir) {
         assert_conforms(&record);
@@ -261,29 +260,26 @@ async fn every_record_conforms() {
     }
 }
 
-/// Every class, allowed and denied, every ending.
+/// Writes every class, allowed and denied, with every ending.
 async fn write_everything(log: &Log) {
     for method in ["GET", "POST", "BREW"] {
         let host = "api.openai.com".into();
-        let facts =
-            audit::RecordedRequest::new(method.as_bytes(), audit::HttpScheme::Http, host, 80, b"/");
+        let facts = audit::RecordedRequest::new(method.as_bytes(), audit::HttpScheme::Http, host, 80, b"/");
         open_record(log, audit::RecordedFacts::Request(facts))
             .record_refusal(verdict("not_listed"))
             .await
             .unwrap();
     }
-    let code = StableCode("upstream_reset");
+    let reason = rules::Reason::UpstreamBroke;
     let endings = [
         Ending::Abandoned,
         Ending::Completed,
-        Ending::Failed(code),
-        Ending::Refused(code),
-        Ending::Revoked(code),
+        Ending::Failed(reason.into()),
+        Ending::Refused(reason.into()),
+        Ending::Revoked(reason),
     ];
     for ending in endings {
-        for facts in
-            [tunnel("a.example"), audit::RecordedFacts::Request(request("/")), query(), memory()]
-        {
+        for facts in [tunnel("a.example"), audit::RecordedFacts::Request(request("/")), query(), memory()] {
             let mut decided = open_record(log, facts.clone());
             let _receipt = decided.record_decision(verdict("allowed")).await.unwrap();
             decided.close(AttemptOutcome { ending, status: Some(200), ..answered_outcome() });
@@ -294,15 +290,12 @@ async fn write_everything(log: &Log) {
             std::mem::forget(forgotten);
         }
     }
-    // Nobody's channel: no sandbox, no address.
-    let nobody = audit::RecordedArrival { source: None, original_dst: None, ..arrival() };
+    // A channel without a sandbox or an address.
+    let unattributed = audit::RecordedArrival { source: None, original_dst: None, ..arrival() };
     for facts in [tunnel("a.example"), memory()] {
-        let mut record = log.open_record(nobody.clone());
+        let mut record = log.open_record(unattributed.clone());
         record.set_facts(facts);
-        record
-            .record_refusal(audit::DecisionDetails::new(StableCode("unknown_channel")))
-            .await
-            .unwrap();
+        record.record_refusal(audit::DecisionDetails::new(StableCode("unknown_channel"))).await.unwrap();
     }
     write_events(log).await;
 }
@@ -324,14 +317,11 @@ async fn write_events(log: &Log) {
         let event = Lifecycle { event, message: Some("policies/build-agent.toml".into()), policy };
         log.record_lifecycle(&event).await.unwrap();
     }
-    for severity in [
-        FindingSeverity::Critical,
-        FindingSeverity::High,
-        FindingSeverity::Low,
-        FindingSeverity::Medium,
-    ] {
+    for severity in
+        [FindingSeverity::Critical, FindingSeverity::High, FindingSeverity::Low, FindingSeverity::Medium]
+    {
         let finding = DetectionFinding {
-            code: StableCode("identity_mismatch"),
+            code: audit::FindingCode::IdentityMismatch,
             title: "the signed identity is another sandbox's".into(),
             severity,
             message: None,
@@ -342,7 +332,7 @@ async fn write_events(log: &Log) {
     }
 }
 
-/// Every member that is written is in the README's table.
+/// Checks that every member is in the README's table.
 fn assert_documented(path: &str, value: &Value) {
     const README: &str = include_str!("../../README.md");
     match value {
@@ -411,7 +401,7 @@ fn assert_objects(record: &Value) {
 }
 
 #[tokio::test]
-async fn members_stand_in_one_order() {
+async fn members_are_in_one_order() {
     let (_guard, config) = temp_config();
     let dir = config.dir.clone();
     let log = Log::open(config).unwrap();
@@ -423,7 +413,7 @@ async fn members_stand_in_one_order() {
         let mut at = 0;
         for member in order.iter().filter(|member| record.get(member.as_str()).is_some()) {
             let key = format!("\"{member}\":");
-            // Nested members may share a name: the one at the top is behind the one before it.
+            // Nested members may share a name: look for the top-level one after the previous member.
             let found = line.get(at..).and_then(|rest| rest.find(&key));
             let found = found.unwrap_or_else(|| panic!("{member} is out of order: {line}"));
             at += found + key.len() + record[member.as_str()].to_string().len();
@@ -432,7 +422,7 @@ async fn members_stand_in_one_order() {
     }
 }
 
-/// The members at the top of a record, in the order of the README's table.
+/// Returns the top-level members of a record, in the order of the README's table.
 fn documented_order() -> Vec<String> {
     let rows = include_str!("../../README.md").lines().filter_map(|line| line.strip_prefix("| `"));
     let names = rows.filter_map(|row| row.split('`').next()).skip_while(|name| *name != "time");

@@ -1,5 +1,5 @@
-//! `kill -9` under load, again and again: every record that was released is in the log, and the
-//! chain goes on.
+//! `kill -9` under load, again and again: every released record is in the log, and the chain
+//! continues.
 
 use std::collections::HashSet;
 use std::io::{BufRead, BufReader, Write};
@@ -26,7 +26,7 @@ fn p7_every_released_record_survives_kill_9() {
         assert!(!ids.is_empty());
         released.extend(ids);
     }
-    drop(Log::open(config.clone()).unwrap()); // the last restart closes what is open
+    drop(Log::open(config.clone()).unwrap()); // the last restart closes open decisions
     let report = verify_dir(&config.dir);
     assert_eq!(report.integrity(), LogIntegrity::Intact, "{:?} {:?}", report.faults, report.gaps);
     let records = parse_records(&config.dir);
@@ -45,7 +45,7 @@ fn ids(records: &[serde_json::Value], wanted: &str) -> HashSet<String> {
     of_stage.map(|r| r["metadata"]["correlation_uid"].as_str().unwrap().to_owned()).collect()
 }
 
-/// Ends the child whatever becomes of the test.
+/// Kills the child even if the test fails.
 struct KilledChild(Child);
 
 impl Drop for KilledChild {
@@ -55,8 +55,8 @@ impl Drop for KilledChild {
     }
 }
 
-/// Starts a child that writes, and kills it after it told of `count` released records. Whatever
-/// it told before it died counts.
+/// Starts a child that writes, and kills it once it has printed `count` released records. Those it
+/// prints before it dies count too.
 fn run_until(dir: &Path, count: usize) -> (KilledChild, Vec<String>) {
     let mut command = Command::new(std::env::current_exe().unwrap());
     command.args(["--exact", "kill::child", "--ignored", "--nocapture"]);
@@ -67,20 +67,20 @@ fn run_until(dir: &Path, count: usize) -> (KilledChild, Vec<String>) {
     let mut ids = Vec::new();
     while ids.len() < count {
         assert!(Instant::now() < deadline, "the child is too slow");
-        let line = lines.next().expect("the child ended by itself").unwrap();
+        let line = lines.next().expect("the child exited on its own").unwrap();
         ids.extend(line.strip_prefix("released ").map(str::to_owned));
     }
     let mut child = child;
     child.0.kill().unwrap();
-    let told = lines.map_while(Result::ok);
-    ids.extend(told.filter_map(|line| line.strip_prefix("released ").map(str::to_owned)));
-    ids.retain(|id| id.len() == 26); // the last line may be cut
+    let printed = lines.map_while(Result::ok);
+    ids.extend(printed.filter_map(|line| line.strip_prefix("released ").map(str::to_owned)));
+    ids.retain(|id| id.len() == 26); // the last line may be incomplete
     (child, ids)
 }
 
-/// Not a test: the process that is killed.
+/// Not a test: the process to kill.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-#[ignore = "started and killed by every_released_record_survives_kill_9"]
+#[ignore = "started and killed by p7_every_released_record_survives_kill_9"]
 async fn child() {
     let Ok(dir) = std::env::var(DIR) else { return };
     let mut config = LogConfig::new(dir);
@@ -97,8 +97,8 @@ async fn run_load(log: Log) {
     loop {
         let mut record = open_record(&log, tunnel("github.com"));
         let _receipt = record.record_decision(verdict("allowed")).await.unwrap();
-        let told = format!("released {}\n", record.id());
-        std::io::stdout().write_all(told.as_bytes()).unwrap();
+        let released = format!("released {}\n", record.id());
+        std::io::stdout().write_all(released.as_bytes()).unwrap();
         tokio::task::yield_now().await;
         record.close(completed_outcome());
     }

@@ -1,6 +1,6 @@
-//! The access log from outside: written, restarted, damaged, starved, killed.
+//! The access log from outside: writing, restarts, tampering, full disks, `kill -9`.
 
-#![allow(clippy::unwrap_used, clippy::expect_used, clippy::let_underscore_must_use)] // helpers of tests are tests
+#![allow(clippy::unwrap_used, clippy::expect_used, clippy::let_underscore_must_use)] // test helpers
 
 mod conformance;
 mod kill;

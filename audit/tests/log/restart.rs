@@ -1,4 +1,4 @@
-//! A restart finds whatever was left, goes on with the chain and closes what is open.
+//! A restart continues the chain in whatever state it finds the log, and closes open decisions.
 
 use std::fs::{self, OpenOptions};
 use std::io::Write;
@@ -10,7 +10,7 @@ use serde_json::Value;
 
 use crate::support::*;
 
-/// Leaves decisions without outcome, as a killed process does.
+/// Leaves decisions without an outcome, as a killed process does.
 async fn leave_open(log: &Log) -> Vec<String> {
     let mut ids = Vec::new();
     let http = audit::RecordedFacts::Request(request("/v1/x"));
@@ -42,11 +42,7 @@ async fn decisions_left_open_are_closed_as_unknown_even_across_rotations() {
         log.close();
         for id in &ids {
             let seen = attempt_records(&dir, id);
-            assert_eq!(
-                seen.iter().map(stage).collect::<Vec<_>>(),
-                ["decision", "outcome"],
-                "{rotations}"
-            );
+            assert_eq!(seen.iter().map(stage).collect::<Vec<_>>(), ["decision", "outcome"], "{rotations}");
             assert_eq!(seen[1]["unmapped"]["sandbar"]["ending"], "unknown");
             assert_eq!(seen[1]["class_uid"], seen[0]["class_uid"]);
             assert_eq!(seen[1]["src_endpoint"]["uid"], "build-7");
@@ -67,7 +63,7 @@ async fn decisions_left_open_are_closed_as_unknown_even_across_rotations() {
 }
 
 #[tokio::test]
-async fn a_restart_goes_on_in_the_same_segment() {
+async fn a_restart_continues_in_the_same_segment() {
     let (_guard, config) = temp_config();
     let dir = config.dir.clone();
     for _ in 0..3 {
@@ -96,20 +92,16 @@ async fn p8_a_torn_last_line_is_kept_and_named() {
         let log = Log::open(config).unwrap();
         record_attempt(&log, "github.com").await;
         log.close();
-        assert_eq!(torn.metadata().unwrap().len(), length, "nothing is taken away");
+        assert_eq!(torn.metadata().unwrap().len(), length, "the torn line stays");
         let newest = fs::read_to_string(files(&dir).pop().unwrap()).unwrap();
         let opening: Value = serde_json::from_str(newest.lines().next().unwrap()).unwrap();
-        let told = &opening["unmapped"]["sandbar"]["segment"];
-        assert_eq!(told["torn"]["bytes"], fragment.len());
-        assert_eq!(told["after"], torn.file_name().unwrap().to_str().unwrap());
+        let segment = &opening["unmapped"]["sandbar"]["segment"];
+        assert_eq!(segment["torn"]["bytes"], fragment.len());
+        assert_eq!(segment["after"], torn.file_name().unwrap().to_str().unwrap());
         assert_eq!(verify_dir(&dir).integrity(), LogIntegrity::Intact);
 
         fs::write(&torn, &fs::read(&torn).unwrap()[..length as usize - 1]).unwrap();
-        assert_eq!(
-            verify_dir(&dir).integrity(),
-            LogIntegrity::Changed,
-            "the fragment is covered too"
-        );
+        assert_eq!(verify_dir(&dir).integrity(), LogIntegrity::Changed, "the torn line is covered too");
     }
 }
 
@@ -128,15 +120,16 @@ async fn a_segment_whose_making_was_cut_short_is_made_again() {
         log.close();
         assert_eq!(verify_dir(&dir).integrity(), LogIntegrity::Intact);
         let aside = dir.join(format!("access-{next:020}.jsonl.torn"));
-        assert_eq!(aside.exists(), !content.is_empty(), "nothing is taken away");
-        let told = records(&dir).into_iter().map(|mut r| r["unmapped"]["sandbar"]["aside"].take());
-        let bytes: Vec<_> = told.filter_map(|aside| aside["bytes"].as_u64()).collect();
+        assert_eq!(aside.exists(), !content.is_empty(), "its content is preserved");
+        let asides = records(&dir).into_iter();
+        let asides = asides.map(|mut record| record["unmapped"]["sandbar"]["aside"].take());
+        let bytes: Vec<_> = asides.filter_map(|aside| aside["bytes"].as_u64()).collect();
         assert_eq!(bytes.into_iter().sum::<u64>(), content.len() as u64);
     }
 }
 
 #[tokio::test]
-async fn p8_a_changed_tail_is_not_gone_on_with() {
+async fn p8_a_changed_tail_prevents_the_start() {
     let (_guard, config) = temp_config();
     let dir = config.dir.clone();
     let log = Log::open(config.clone()).unwrap();
@@ -150,7 +143,7 @@ async fn p8_a_changed_tail_is_not_gone_on_with() {
 }
 
 #[tokio::test]
-async fn p8_a_tail_cut_off_before_a_restart_is_told_at_once() {
+async fn p8_a_tail_cut_off_before_a_restart_is_recorded_at_once() {
     let (_guard, config) = temp_config();
     let dir = config.dir.clone();
     let log = Log::open(config.clone()).unwrap();
@@ -162,11 +155,7 @@ async fn p8_a_tail_cut_off_before_a_restart_is_told_at_once() {
     fs::write(&path, kept).unwrap();
     drop(Log::open(config).unwrap());
     assert!(events(&records(&dir)).contains(&"log_behind_checkpoint"));
-    assert_eq!(
-        verify_dir(&dir).integrity(),
-        LogIntegrity::Changed,
-        "and the old note disagrees for ever"
-    );
+    assert_eq!(verify_dir(&dir).integrity(), LogIntegrity::Changed, "the old note never matches again");
 }
 
 #[tokio::test]
@@ -201,10 +190,10 @@ async fn a_key_may_be_lost_or_replaced() {
         if let Some(content) = content {
             fs::write(&key, content).unwrap();
             let error = Log::open(config.clone()).unwrap_err();
-            let said = std::error::Error::source(&error).unwrap().to_string();
-            assert!(said.contains("move it away"), "{said}");
+            let cause = std::error::Error::source(&error).unwrap().to_string();
+            assert!(cause.contains("move it away"), "{cause}");
         }
-        fs::rename(&key, dir.join("checkpoint.key.old")).unwrap(); // as it is told
+        fs::rename(&key, dir.join("checkpoint.key.old")).unwrap(); // as the error suggests
         let log = Log::open(config).unwrap();
         record_attempt(&log, "github.com").await;
         drop(log);
@@ -215,7 +204,7 @@ async fn a_key_may_be_lost_or_replaced() {
 }
 
 #[tokio::test]
-async fn the_public_key_stands_beside_the_log_wherever_the_secret_is() {
+async fn the_public_key_is_beside_the_log_wherever_the_secret_is() {
     use std::os::unix::fs::PermissionsExt;
     let (guard, mut config) = temp_config();
     let key = guard.path().join("elsewhere.key");

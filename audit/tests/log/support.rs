@@ -1,4 +1,4 @@
-//! What the tests share: a log in a fresh directory, attempts of every class, the lines written.
+//! Shared by the tests: a log in a fresh directory, attempts of every class, the lines written.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -8,8 +8,8 @@ use audit::verify::{VerifyProgress, VerifyReport, verify};
 use audit::{
     AttemptOutcome, DecisionDetails, Ending, Environment, HttpScheme, Log, LogConfig, MemoryCall,
     MemoryEffect, OpenRecord, RecordedAnswer, RecordedArrival, RecordedChannel, RecordedConnection,
-    RecordedFacts, RecordedPolicy, RecordedQuery, RecordedRequest, RecordedSandbox, RecordedTls,
-    SandboxId, StableCode, TenantId, Transport,
+    RecordedFacts, RecordedPolicy, RecordedQuery, RecordedRequest, RecordedSandbox, RecordedTls, SandboxId,
+    StableCode, TenantId, Transport,
 };
 use serde_json::Value;
 use tempfile::TempDir;
@@ -47,8 +47,7 @@ pub(crate) fn tunnel(host: &str) -> RecordedFacts {
 
 pub(crate) fn request(target: &str) -> RecordedRequest {
     let host = "api.openai.com".into();
-    let mut request =
-        RecordedRequest::new(b"POST", HttpScheme::Https, host, 443, target.as_bytes());
+    let mut request = RecordedRequest::new(b"POST", HttpScheme::Https, host, 443, target.as_bytes());
     request.version = Some("2".into());
     request.user_agent = Some("python-httpx/0.28".into());
     request.length = Some(512);
@@ -74,8 +73,7 @@ pub(crate) fn memory() -> RecordedFacts {
 pub(crate) fn verdict(reason: &'static str) -> DecisionDetails {
     let mut verdict = DecisionDetails::new(StableCode(reason));
     verdict.rule = Some("source code".into());
-    verdict.policy =
-        Some(RecordedPolicy { digest: "sha256:0123456789abcdef".into(), generation: 3 });
+    verdict.policy = Some(RecordedPolicy { digest: "sha256:0123456789abcdef".into(), generation: 3 });
     verdict.treatment = Some(StableCode("tunnel"));
     verdict
 }
@@ -96,7 +94,7 @@ pub(crate) fn answered_outcome() -> AttemptOutcome {
     AttemptOutcome { rcode: Some(0), answers: vec![answer], ..completed_outcome() }
 }
 
-/// Carries one attempt through, decision and outcome.
+/// Makes one attempt, with decision and outcome.
 pub(crate) async fn record_attempt(log: &Log, host: &str) {
     let mut record = open_record(log, tunnel(host));
     let _receipt = record.record_decision(verdict("allowed")).await.unwrap();
@@ -107,7 +105,7 @@ pub(crate) fn files(dir: &Path) -> Vec<PathBuf> {
     audit::list_segments(dir).unwrap().into_iter().map(|(_, path)| path).collect()
 }
 
-/// Every line of the log, as it is.
+/// Every line of the log, unparsed.
 pub(crate) fn lines(dir: &Path) -> Vec<String> {
     let mut lines = Vec::new();
     for path in files(dir) {

@@ -1,4 +1,4 @@
-//! Whatever is done to a log, up to the last checkpoint, is found.
+//! Any tampering with a log, up to the last checkpoint, is found.
 
 use std::fs;
 use std::path::Path;
@@ -11,7 +11,7 @@ use tempfile::TempDir;
 
 use crate::support::*;
 
-/// A log of three segments, made once: some 90 records.
+/// A log of three segments with some 90 records, written once.
 static LOG: LazyLock<(TempDir, LogConfig)> = LazyLock::new(|| {
     let (guard, mut config) = temp_config();
     config.checkpoint_records = 20;
@@ -42,7 +42,7 @@ fn split_lines(bytes: &[u8]) -> Vec<Vec<u8>> {
     bytes.split_inclusive(|byte| *byte == b'\n').map(<[u8]>::to_vec).collect()
 }
 
-/// Changes the lines of one segment.
+/// Edits the lines of one segment.
 fn edit_segment(dir: &Path, segment: usize, change: impl FnOnce(&mut Vec<Vec<u8>>)) {
     let files = files(dir);
     let path = &files[segment % files.len()];
@@ -110,7 +110,7 @@ proptest! {
         prop_assert_ne!(verify_dir(copy.path()).integrity(), LogIntegrity::Intact);
     }
 
-    /// The forger knows the form and hashes the line right, but cannot know what follows.
+    /// The forger knows the format and computes the right hash, but does not change the next record.
     #[test]
     fn p8_a_forged_line_is_found(segment in 0usize..3, at in any::<prop::sample::Index>(), replace: bool) {
         let copy = copy_log();
@@ -126,7 +126,7 @@ proptest! {
         prop_assert_ne!(verify_dir(copy.path()).integrity(), LogIntegrity::Intact);
     }
 
-    /// Whatever is done to the notes, and however many empty files are added.
+    /// Damage to the notes and added empty files must not hide a change.
     #[test]
     fn p8_damaged_notes_hide_no_change(at in any::<prop::sample::Index>(), bit in 0u8..8, cut: bool, line in any::<prop::sample::Index>()) {
         let copy = copy_log();
@@ -154,7 +154,7 @@ proptest! {
     }
 }
 
-/// The line with another word and the hash that goes with it.
+/// Changes a word in a line and recomputes its hash.
 fn forge_line(line: &[u8]) -> Vec<u8> {
     let text = String::from_utf8(line.to_vec()).unwrap().replace("Informational", "informational");
     let (covered, _) = text.rsplit_once(",\"hash\":").unwrap();
@@ -203,10 +203,10 @@ fn p8_a_cut_off_tail_is_found_by_a_later_note() {
     let report = verify_dir(copy.path());
     assert!(matches!(report.gaps[..], [Gap::Tail { .. }]), "{:?}", report.gaps);
     let blind = audit::verify::verify(&files(copy.path()), &[], &Default::default()).unwrap();
-    assert_eq!(blind.integrity(), LogIntegrity::Intact, "without a note nobody can tell");
+    assert_eq!(blind.integrity(), LogIntegrity::Intact, "undetectable without the note");
 }
 
-/// Appends a line that follows the chain, as whoever holds the file can.
+/// Appends a line that continues the chain, as anyone with write access can.
 fn append_forged(dir: &Path, sandbar: &str) {
     let path = files(dir).pop().unwrap();
     let mut text = fs::read_to_string(&path).unwrap();
@@ -268,7 +268,7 @@ fn p8_a_file_under_another_name_is_found() {
 }
 
 #[test]
-fn what_is_no_note_is_told_and_the_rest_still_counts() {
+fn text_that_is_not_a_note_is_reported_and_the_rest_still_counts() {
     let file = |dir: &Path| dir.join(audit::checkpoint::FILE);
     let copy = copy_log();
     let intact = fs::read(file(copy.path())).unwrap();
@@ -292,12 +292,12 @@ fn what_is_no_note_is_told_and_the_rest_still_counts() {
     assert_eq!(
         verify_dir(copy.path()).integrity(),
         LogIntegrity::Changed,
-        "the chain is looked at all the same"
+        "the chain is checked all the same"
     );
 }
 
 #[test]
-fn p8_a_note_by_another_hand_is_not_believed() {
+fn p8_a_note_by_an_unknown_key_is_not_believed() {
     let copy = copy_log();
     let notes = copy.path().join(audit::checkpoint::FILE);
     let text = fs::read_to_string(&notes).unwrap();
@@ -305,5 +305,5 @@ fn p8_a_note_by_another_hand_is_not_believed() {
     fs::write(&notes, format!("{first}x\n{rest}")).unwrap();
     let report = verify_dir(copy.path());
     let bad = report.faults.iter().find(|fault| fault.kind == FaultKind::Signature).unwrap();
-    assert_eq!((&bad.file, bad.line), (&notes, 1), "it is said where");
+    assert_eq!((&bad.file, bad.line), (&notes, 1), "the fault names file and line");
 }

@@ -1,4 +1,5 @@
-//! Disk full, directory gone, queue full: refused, told, and well again by itself.
+//! Full disk, missing directory, full queue: attempts are refused, health reports it, and the log
+//! recovers on its own.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -12,17 +13,16 @@ use crate::support::*;
 
 const DEADLINE: Duration = Duration::from_secs(10);
 
-/// A tmpfs of its own, gone with the value.
+/// A small tmpfs, unmounted on drop.
 struct SmallDisk(PathBuf);
 
 impl SmallDisk {
-    /// Needs root, as the whole suite does; where that is missing the test fails and says so.
+    /// Needs root, like the whole suite; without it the test fails and says so.
     fn mount(at: &Path, size: &str) -> Self {
         fs::create_dir_all(at).unwrap();
         let options = format!("size={size},mode=0755");
-        let mounted =
-            Command::new("mount").args(["-t", "tmpfs", "-o", &options, "tmpfs"]).arg(at).status();
-        assert!(mounted.unwrap().success(), "this test mounts a tmpfs and so needs root");
+        let mounted = Command::new("mount").args(["-t", "tmpfs", "-o", &options, "tmpfs"]).arg(at).status();
+        assert!(mounted.unwrap().success(), "this test mounts a tmpfs, which needs root");
         Self(at.to_owned())
     }
 }
@@ -42,24 +42,21 @@ async fn wait_until_ready(log: &Log, ready: bool) {
     }
 }
 
-/// Takes whatever room is left.
+/// Uses up the free space.
 fn fill_disk(path: &Path) {
     use std::io::Write;
     let mut file = fs::File::create(path).unwrap();
     while file.write_all(&[0; 4096]).is_ok() {}
 }
 
-/// Makes attempts until one is refused, at once and not after waiting; returns how many were
-/// released.
+/// Makes attempts until one is refused at once. Returns how many were released.
 async fn record_until_refused(log: &Log) -> (u64, LogDown) {
     for released in 0.. {
         let mut record = open_record(log, tunnel("github.com"));
         match record.record_decision(verdict("allowed")).await {
             Ok(_) => record.close(completed_outcome()),
             Err(down) => {
-                record.close(AttemptOutcome::new(audit::Ending::Refused(audit::StableCode(
-                    "log_down",
-                ))));
+                record.close(AttemptOutcome::new(audit::Ending::Refused(audit::StableCode("log_down"))));
                 return (released, down);
             }
         }
@@ -84,21 +81,20 @@ async fn p16_a_full_disk_refuses_and_recovers_by_itself() {
         let _receipt = kept_open.record_decision(verdict("allowed")).await.unwrap();
         let mut released = 0;
         for crumbs in ["one", "two"] {
-            // A last free page lets the log recover for a moment: that one is taken, too.
+            // A last free page lets the log recover for a moment, so this one may still be accepted.
             let (some, down) = record_until_refused(&log).await;
             assert!(matches!(down, LogDown::Unwritable(_)), "{down}");
             released += some;
             fill_disk(&disk.0.join(crumbs));
         }
         wait_until_ready(&log, false).await;
-        kept_open.close(completed_outcome()); // traffic that has been: its outcome must not be lost
+        kept_open.close(completed_outcome()); // its traffic has happened: the outcome must not be lost
         for _ in 0..10 {
-            let refused =
-                open_record(&log, tunnel("github.com")).record_refusal(verdict("not_listed")).await;
+            let refused = open_record(&log, tunnel("github.com")).record_refusal(verdict("not_listed")).await;
             assert!(refused.is_err());
         }
         let written = count_parsable_lines(&dir);
-        assert!(written >= released * 2 - 1, "every released record is there");
+        assert!(written >= released * 2 - 1, "every released record is in the log");
 
         for path in [ballast, disk.0.join("one"), disk.0.join("two")] {
             fs::remove_file(path).unwrap();
@@ -110,25 +106,18 @@ async fn p16_a_full_disk_refuses_and_recovers_by_itself() {
         assert_eq!((health.lost, health.open), (0, 0), "{durability:?}");
         assert!(health.folded >= 10, "{health:?}");
         let report = verify_dir(&dir);
-        assert_eq!(
-            report.integrity(),
-            LogIntegrity::Intact,
-            "{:?} {:?}",
-            report.faults,
-            report.gaps
-        );
+        assert_eq!(report.integrity(), LogIntegrity::Intact, "{:?} {:?}", report.faults, report.gaps);
         let folded: u64 = parse_records(&dir)
             .iter()
             .filter_map(|record| record["unmapped"]["sandbar"]["folded"].as_u64())
             .sum();
-        assert_eq!(folded, health.folded, "what was only counted is told");
-        let kept =
-            parse_records(&dir).into_iter().filter(|r| r["metadata"]["correlation_uid"] == kept_id);
+        assert_eq!(folded, health.folded, "attempts that were only counted are recorded as a count");
+        let kept = parse_records(&dir).into_iter().filter(|r| r["metadata"]["correlation_uid"] == kept_id);
         assert_eq!(kept.count(), 2);
     }
 }
 
-/// Records, torn lines left out.
+/// Parses the records, skipping torn lines.
 fn parse_records(dir: &Path) -> Vec<serde_json::Value> {
     lines(dir).iter().filter_map(|line| serde_json::from_str(line).ok()).collect()
 }
@@ -144,7 +133,7 @@ async fn p16_a_removed_directory_refuses_until_it_is_back() {
     let log = Log::open(config).unwrap();
     record_attempt(&log, "github.com").await;
     fs::remove_dir_all(&dir).unwrap();
-    wait_until_ready(&log, false).await; // found without any traffic, too
+    wait_until_ready(&log, false).await; // noticed even without traffic
     let refused = open_record(&log, tunnel("github.com")).record_decision(verdict("allowed")).await;
     assert!(matches!(refused, Err(LogDown::Unwritable(_))), "{refused:?}");
     let health = log.health();
@@ -155,7 +144,7 @@ async fn p16_a_removed_directory_refuses_until_it_is_back() {
     log.close();
     assert_eq!(log.health().lost, 0);
     let blind = audit::verify::verify(&files(&dir), &[], &Default::default()).unwrap();
-    assert_eq!(blind.integrity(), LogIntegrity::Incomplete, "the removed segment is missed");
+    assert_eq!(blind.integrity(), LogIntegrity::Incomplete, "the removed segment is missing");
 }
 
 #[tokio::test]
@@ -170,15 +159,13 @@ async fn p17_a_full_queue_waits_and_then_refuses() {
 }
 
 #[tokio::test]
-async fn whoever_is_cancelled_while_the_queue_is_full_is_counted() {
+async fn callers_cancelled_while_the_queue_is_full_are_counted() {
     let (_guard, mut config) = temp_config();
     config.queue_records = 0;
     let log = Log::open(config).unwrap();
     let moment = Duration::from_millis(20);
     let mut decided = open_record(&log, tunnel("github.com"));
-    assert!(
-        tokio::time::timeout(moment, decided.record_decision(verdict("allowed"))).await.is_err()
-    );
+    assert!(tokio::time::timeout(moment, decided.record_decision(verdict("allowed"))).await.is_err());
     drop(decided);
     assert_eq!(log.health().folded, 1);
     let refused = open_record(&log, tunnel("github.com")).record_refusal(verdict("not_listed"));
@@ -189,14 +176,14 @@ async fn whoever_is_cancelled_while_the_queue_is_full_is_counted() {
 }
 
 #[test]
-fn p16_a_directory_that_cannot_be_made_is_said_at_the_start() {
+fn p16_a_directory_that_cannot_be_created_fails_the_start() {
     let (_guard, mut config) = temp_config();
     config.dir = PathBuf::from("/dev/null/log");
     let error = Log::open(config).unwrap_err();
     assert!(error.to_string().contains("/dev/null/log"), "{error}");
 }
 
-/// Set in the child that may run out of descriptors without taking them from other tests.
+/// Set in the child process, which exhausts its own descriptors instead of those of other tests.
 const CHILD: &str = "SANDBAR_TEST_FEW_DESCRIPTORS";
 
 #[test]
@@ -204,14 +191,14 @@ fn p16_a_rotation_without_descriptors_recovers_when_there_are_some() {
     let this = std::env::current_exe().unwrap();
     let script = format!("ulimit -n 64; exec {this:?} --ignored --exact trouble::runs_out");
     let output = Command::new("sh").args(["-c", &script]).env(CHILD, "1").output().unwrap();
-    let said = String::from_utf8_lossy(&output.stdout).into_owned();
-    assert!(output.status.success() && said.contains("1 passed"), "{said}");
+    let stdout = String::from_utf8_lossy(&output.stdout).into_owned();
+    assert!(output.status.success() && stdout.contains("1 passed"), "{stdout}");
 }
 
 #[tokio::test]
-#[ignore = "run by a_rotation_without_descriptors_recovers_when_there_are_some"]
+#[ignore = "run by p16_a_rotation_without_descriptors_recovers_when_there_are_some"]
 async fn runs_out() {
-    assert!(std::env::var_os(CHILD).is_some(), "it takes every descriptor of its process");
+    assert!(std::env::var_os(CHILD).is_some(), "exhausts the descriptors of its process");
     for spare in 0..3 {
         let (_guard, config) = temp_config();
         let dir = config.dir.clone();
@@ -223,7 +210,7 @@ async fn runs_out() {
         }
         held.truncate(held.len() - spare);
         let rotated = log.reopen();
-        assert_eq!(rotated.is_ok(), spare >= 1, "{spare}: {rotated:?}"); // one more was the old segment
+        assert_eq!(rotated.is_ok(), spare >= 1, "{spare}: {rotated:?}"); // the old segment frees one more
         drop(held);
         wait_until_ready(&log, true).await;
         record_attempt(&log, "github.com").await;
@@ -252,12 +239,11 @@ async fn p16_a_renamed_directory_is_noticed() {
     log.close();
     assert!(
         lines(&dir).iter().any(|line| line.contains("after.example")),
-        "found where it belongs"
+        "the new segment is at the configured path"
     );
     if receipt.is_ok() {
-        let (there, here) =
-            (attempt_records(&moved, &between_id), attempt_records(&dir, &between_id));
-        assert_eq!(there.len() + here.len(), 2, "what was released is in the one or the other");
+        let (there, here) = (attempt_records(&moved, &between_id), attempt_records(&dir, &between_id));
+        assert_eq!(there.len() + here.len(), 2, "every released record is in one of the two");
     }
     let both = [files(&moved), files(&dir)].concat();
     let report = audit::verify::verify(&both, &[], &Default::default()).unwrap();
@@ -265,7 +251,7 @@ async fn p16_a_renamed_directory_is_noticed() {
 }
 
 #[tokio::test]
-async fn p7_nobody_is_released_for_a_record_in_a_removed_file() {
+async fn p7_no_caller_is_released_for_a_record_in_a_removed_file() {
     let (_guard, config) = temp_config();
     let dir = config.dir.clone();
     let log = Log::open(config).unwrap();

@@ -1,4 +1,4 @@
-//! One record before, one after, in order, whole, whoever writes.
+//! One record before, one after, in order and complete, whichever thread writes.
 
 use std::fs;
 use std::sync::Arc;
@@ -6,8 +6,7 @@ use std::time::Duration;
 
 use audit::verify::LogIntegrity;
 use audit::{
-    AttemptOutcome, Ending, LINE_MAX, Log, LogDown, LogDurability, QueryStrings, Retention,
-    StableCode,
+    AttemptOutcome, Ending, LINE_MAX, Log, LogDown, LogDurability, QueryStrings, Retention, StableCode,
 };
 use serde_json::Value;
 
@@ -42,17 +41,17 @@ async fn p7_an_attempt_has_a_decision_before_and_an_outcome_after() {
 }
 
 #[tokio::test]
-async fn a_witness_sees_what_became_of_each_attempt() {
+async fn an_observer_sees_the_status_of_each_attempt() {
     let (_guard, config) = temp_config();
     let seen: Arc<std::sync::Mutex<Vec<String>>> = Arc::default();
-    let told = seen.clone();
+    let events = seen.clone();
     let log = Log::open(config).unwrap();
-    let seated = log.subscribe(move |one| {
+    let subscribed = log.subscribe(move |one| {
         let (host, port) = one.facts.destination();
         let host = host.map(audit::Text::to_display).unwrap_or_default();
-        told.lock().unwrap().push(format!("{host} {port:?} {:?}", one.status));
+        events.lock().unwrap().push(format!("{host} {port:?} {:?}", one.status));
     });
-    assert!(seated && !log.subscribe(|_| ()), "there is one witness");
+    assert!(subscribed && !log.subscribe(|_| ()), "a log has one observer");
     let mut allowed = open_record(&log, tunnel("a.example"));
     drop(allowed.record_decision(verdict("allowed")).await.unwrap());
     allowed.byte_count().add_sent(3);
@@ -62,7 +61,7 @@ async fn a_witness_sees_what_became_of_each_attempt() {
     let mut late = open_record(&log, tunnel("d.example"));
     drop(late.record_decision(verdict("allowed")).await.unwrap());
     late.record_refusal(verdict("private_address")).await.unwrap();
-    drop(open_record(&log, tunnel("e.example"))); // nothing became of it
+    drop(open_record(&log, tunnel("e.example"))); // no decision: no event
     let port = "Some(443)";
     let wanted = [
         format!("a.example {port} Allowed"),
@@ -86,25 +85,16 @@ async fn p7_every_way_out_leaves_the_right_records() {
             &["decision", "outcome"],
             "abandoned",
         ),
-        (
-            "refused",
-            |record, on| block_on(on, record.record_refusal(verdict("not_listed"))),
-            &["denied"],
-            "",
-        ),
+        ("refused", |record, on| block_on(on, record.record_refusal(verdict("not_listed"))), &["denied"], ""),
         (
             "closed as refused",
-            |record, _| {
-                record.close(AttemptOutcome::new(Ending::Refused(StableCode("not_listed"))))
-            },
+            |record, _| record.close(AttemptOutcome::new(Ending::Refused(StableCode("not_listed")))),
             &["denied"],
             "",
         ),
         (
             "refused after the decision",
-            |record, on| {
-                decide_and_close(record, on, Ending::Refused(StableCode("private_address")))
-            },
+            |record, on| decide_and_close(record, on, Ending::Refused(StableCode("private_address"))),
             &["decision", "outcome"],
             "refused",
         ),
@@ -128,7 +118,7 @@ async fn p7_every_way_out_leaves_the_right_records() {
         ),
         (
             "revoked",
-            |record, on| decide_and_close(record, on, Ending::Revoked(StableCode("revoked"))),
+            |record, on| decide_and_close(record, on, Ending::Revoked(rules::Reason::NotListed)),
             &["decision", "outcome"],
             "revoked",
         ),
@@ -164,7 +154,7 @@ fn decide_and_close(mut record: audit::OpenRecord, on: &tokio::runtime::Handle, 
 }
 
 #[tokio::test]
-async fn memory_calls_tell_their_bytes() {
+async fn outcomes_of_memory_calls_have_their_bytes() {
     let (_guard, config) = temp_config();
     let dir = config.dir.clone();
     let log = Log::open(config).unwrap();
@@ -219,8 +209,7 @@ async fn p17_the_most_hostile_record_fits_a_line() {
 }
 
 fn worst_arrival(worst: &str) -> audit::RecordedArrival {
-    let channel =
-        audit::RecordedChannel { kind: StableCode("proxy_protocol"), detail: Some(worst.into()) };
+    let channel = audit::RecordedChannel { kind: StableCode("proxy_protocol"), detail: Some(worst.into()) };
     audit::RecordedArrival { channel, ..arrival() }
 }
 
@@ -255,10 +244,7 @@ fn worst_facts(worst: &str) -> [audit::RecordedFacts; 4] {
             tls,
         }),
         audit::RecordedFacts::Memory(call),
-        audit::RecordedFacts::Query(audit::RecordedQuery {
-            name: worst.into(),
-            kind: worst.into(),
-        }),
+        audit::RecordedFacts::Query(audit::RecordedQuery { name: worst.into(), kind: worst.into() }),
         audit::RecordedFacts::Request(request),
     ]
 }
@@ -270,21 +256,13 @@ fn worst_verdict(worst: &str) -> audit::DecisionDetails {
     verdict.credential = Some(worst.into());
     verdict.message = Some(worst.into());
     verdict.features =
-        vec![
-            audit::ScoreFeature { name: StableCode("header_entropy_over_length"), score: u32::MAX };
-            1000
-        ];
+        vec![audit::ScoreFeature { name: StableCode("header_entropy_over_length"), score: u32::MAX }; 1000];
     verdict
 }
 
 fn worst_outcome(worst: &str) -> AttemptOutcome {
     let answer = audit::RecordedAnswer { kind: worst.into(), rdata: worst.into(), ttl: u32::MAX };
-    AttemptOutcome {
-        answers: vec![answer; 1000],
-        rcode: Some(3),
-        status: Some(999),
-        ..completed_outcome()
-    }
+    AttemptOutcome { answers: vec![answer; 1000], rcode: Some(3), status: Some(999), ..completed_outcome() }
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
@@ -313,13 +291,7 @@ async fn p8_many_writers_make_one_chain_across_rotations() {
         let health = log.health();
         assert_eq!((health.lost, health.folded, health.open), (0, 0, 0), "{durability:?}");
         let report = verify_dir(&dir);
-        assert_eq!(
-            report.integrity(),
-            LogIntegrity::Intact,
-            "{:?} {:?}",
-            report.faults,
-            report.gaps
-        );
+        assert_eq!(report.integrity(), LogIntegrity::Intact, "{:?} {:?}", report.faults, report.gaps);
         assert!(files(&dir).len() > 3, "it rotated");
         assert!(report.checkpoints > 3);
         let decisions = records(&dir).iter().filter(|record| stage(record) == "decision").count();
@@ -330,13 +302,12 @@ async fn p8_many_writers_make_one_chain_across_rotations() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn p8_a_caller_cancelled_while_it_waits_leaves_the_chain_intact() {
     let (_guard, mut config) = temp_config();
-    config.durability = LogDurability::Disk; // waiting is certain there
+    config.durability = LogDurability::Disk; // callers always wait there
     let dir = config.dir.clone();
     let log = Log::open(config).unwrap();
     for round in 0..50 {
         let log = log.clone();
-        let task =
-            tokio::spawn(async move { record_attempt(&log, &format!("{round}.example")).await });
+        let task = tokio::spawn(async move { record_attempt(&log, &format!("{round}.example")).await });
         tokio::task::yield_now().await;
         task.abort();
         match task.await {
@@ -345,11 +316,11 @@ async fn p8_a_caller_cancelled_while_it_waits_leaves_the_chain_intact() {
         }
     }
     log.close();
-    assert_eq!(log.health().open, 0, "whoever was decided was closed");
+    assert_eq!(log.health().open, 0, "every decided attempt was closed");
     assert_eq!(verify_dir(&dir).integrity(), LogIntegrity::Intact);
 }
 
-/// A caller that has its turn to write and does not come back to it, dropped or only stalled.
+/// A leader that never writes: its task is dropped, or only stalled.
 #[test]
 fn a_caller_that_does_not_write_is_relieved() {
     for dropped in [true, false] {
@@ -366,7 +337,7 @@ fn a_caller_that_does_not_write_is_relieved() {
         let runtime = tokio::runtime::Builder::new_current_thread().enable_time().build().unwrap();
         runtime.block_on(record_attempt(&log, "github.com"));
         let polled = turn.as_mut().map(|turn| turn.as_mut().poll(&mut context).is_ready());
-        assert_eq!(polled, (!dropped).then_some(true), "it finds its record written");
+        assert_eq!(polled, (!dropped).then_some(true), "its record is already written");
         drop(turn);
         drop(stalled);
         log.close();
@@ -390,13 +361,7 @@ async fn retention_removes_only_when_asked_and_says_so() {
         log.close();
         assert_eq!(files(&dir).len(), kept, "{retention:?}");
         let report = verify_dir(&dir);
-        assert_eq!(
-            report.integrity(),
-            LogIntegrity::Intact,
-            "{:?} {:?}",
-            report.faults,
-            report.gaps
-        );
+        assert_eq!(report.integrity(), LogIntegrity::Intact, "{:?} {:?}", report.faults, report.gaps);
     }
 }
 
@@ -420,7 +385,7 @@ async fn an_idle_segment_ends_when_it_is_old() {
     let log = Log::open(config).unwrap();
     let deadline = std::time::Instant::now() + Duration::from_secs(10);
     while files(&dir).len() < 2 {
-        assert!(std::time::Instant::now() < deadline, "no attempt is needed to end a segment");
+        assert!(std::time::Instant::now() < deadline, "rotation by age needs no attempt");
         tokio::time::sleep(Duration::from_millis(5)).await;
     }
     log.close();
@@ -450,11 +415,7 @@ async fn a_removal_that_was_cut_short_leaves_no_gap() {
     let report = verify_dir(&dir);
     assert_eq!(report.integrity(), LogIntegrity::Intact, "{:?} {:?}", report.faults, report.gaps);
     fs::remove_file(&old[3]).unwrap();
-    assert_eq!(
-        verify_dir(&dir).integrity(),
-        LogIntegrity::Incomplete,
-        "it is the oldest that go first"
-    );
+    assert_eq!(verify_dir(&dir).integrity(), LogIntegrity::Incomplete, "the oldest are removed first");
 }
 
 #[tokio::test]
@@ -471,14 +432,14 @@ async fn p17_too_many_open_decisions_are_refused_not_kept() {
     let mut one_more = open_record(&log, tunnel("github.com"));
     let refused = one_more.record_decision(verdict("allowed")).await;
     assert!(matches!(refused, Err(LogDown::TooManyOpen(3))), "{refused:?}");
-    assert!(!log.health().ready, "whoever asks is told");
+    assert!(!log.health().ready, "health reports it");
     assert_eq!(log.health().refused, 1);
     open.clear();
     let deadline = std::time::Instant::now() + Duration::from_secs(10);
     while log.health().open > 0 {
         assert!(
             std::time::Instant::now() < deadline,
-            "outcomes are written without being waited for"
+            "outcomes are written although no caller waits for them"
         );
         tokio::time::sleep(Duration::from_millis(1)).await;
     }

@@ -1,4 +1,4 @@
-//! What a token claims, strictly typed, and the checks that need nothing but the claims.
+//! The claims of a token, strictly typed, and the checks that need nothing but the claims.
 
 use base64::Engine;
 use base64::engine::general_purpose::URL_SAFE_NO_PAD;
@@ -8,12 +8,12 @@ use super::subject::Subject;
 use super::verify::{RequiredClaims, TrustedIssuer, VerifyContext};
 use super::{IdentityError, is_plain};
 
-/// No clock of ours goes beyond the year 9999.
+/// The end of the year 9999; later times are refused.
 const LAST_MOMENT: u64 = 253_402_300_799;
 /// Longest `iss`, `aud` or `jti`.
 pub(super) const MAX_TEXT: usize = 255;
 
-/// Whom a verified token names. Only [`Verifier`] makes one.
+/// The identity in a verified token. Only [`Verifier`](super::Verifier) creates one.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct VerifiedIdentity {
     subject: Subject,
@@ -30,12 +30,12 @@ pub struct VerifiedIdentity {
 }
 
 impl VerifiedIdentity {
-    /// The sandbox, its tenant and its environment.
+    /// Returns the sandbox, its tenant and its environment.
     pub fn subject(&self) -> &Subject {
         &self.subject
     }
 
-    /// The `sub` as its issuer wrote it.
+    /// Returns the `sub` as its issuer wrote it.
     pub fn spiffe_id(&self) -> &str {
         &self.spiffe_id
     }
@@ -48,17 +48,17 @@ impl VerifiedIdentity {
         &self.audience
     }
 
-    /// The boot of the sandbox that the token was issued to (`sid`).
+    /// Returns the generation (`sid`): the boot of the sandbox that the token was issued to.
     pub fn generation(&self) -> Option<u64> {
         self.generation
     }
 
-    /// The `jti`.
+    /// Returns the `jti`.
     pub fn token_id(&self) -> Option<&str> {
         self.token_id.as_deref()
     }
 
-    /// The `kid` of the key that signed.
+    /// Returns the `kid` of the key that signed.
     pub fn key_id(&self) -> &str {
         &self.key_id
     }
@@ -67,16 +67,12 @@ impl VerifiedIdentity {
         self.issued_at
     }
 
-    /// Unix seconds.
+    /// Returns the expiry in Unix seconds.
     pub fn expires_at(&self) -> u64 {
         self.expires_at
     }
 
-    pub(super) fn check_times(
-        &self,
-        limits: &TrustedIssuer,
-        now: u64,
-    ) -> Result<(), IdentityError> {
+    pub(super) fn check_times(&self, limits: &TrustedIssuer, now: u64) -> Result<(), IdentityError> {
         let skew = limits.skew.as_secs();
         let begins = [self.issued_at, self.valid_from].into_iter().flatten();
         if begins.max().unwrap_or(0) > now.saturating_add(skew) {
@@ -85,7 +81,7 @@ impl VerifiedIdentity {
         if now >= self.expires_at.saturating_add(skew) {
             return Err(IdentityError::Expired);
         }
-        // Without `iat` and `nbf` the rest of its life is limited instead of the whole.
+        // Without `iat` and `nbf`, limit the remaining lifetime instead of the whole.
         let from = self.issued_at.or(self.valid_from).unwrap_or(now.min(self.expires_at));
         match self.expires_at.checked_sub(from) {
             Some(life) if life <= limits.life.as_secs() => Ok(()),
@@ -106,7 +102,7 @@ impl VerifiedIdentity {
     }
 }
 
-/// Takes claims out of a token, strictly typed.
+/// Reads claims from a token, strictly typed.
 pub(super) struct ClaimReader<'a> {
     pub(super) claims: &'a Map<String, Value>,
 }
@@ -140,7 +136,7 @@ impl<'a> ClaimReader<'a> {
         })
     }
 
-    /// Of the issuer's own trust domain, environments and tenants, in the issuer's own form.
+    /// Parses the subject with the issuer's template and checks trust domain, environment and tenant.
     fn subject(&self, limits: &TrustedIssuer) -> Result<Subject, IdentityError> {
         let text = self.text("sub")?.ok_or(IdentityError::ClaimMissing("sub"))?;
         let subject = limits.subject.parse_subject(text).map_err(|_| IdentityError::Subject)?;
@@ -156,7 +152,7 @@ impl<'a> ClaimReader<'a> {
         Ok(subject)
     }
 
-    /// Exactly one, as a string or as the only entry of a list.
+    /// Returns the only audience, a string or the only entry of a list.
     fn audience(&self) -> Result<&'a str, IdentityError> {
         let malformed = IdentityError::ClaimMalformed("aud");
         let text = match self.claims.get("aud") {
@@ -174,7 +170,7 @@ impl<'a> ClaimReader<'a> {
         if is_plain(text, MAX_TEXT) { Ok(text) } else { Err(malformed) }
     }
 
-    /// `sid`: a decimal number without leading zeros, as text, because OpenID Connect has it as text.
+    /// Parses `sid`: a decimal number without leading zeros, as a string, which OpenID Connect requires.
     fn generation(&self) -> Result<Option<u64>, IdentityError> {
         let Some(text) = self.text("sid")? else {
             return Ok(None);
@@ -183,14 +179,13 @@ impl<'a> ClaimReader<'a> {
         number.map(Some).ok_or(IdentityError::ClaimMalformed("sid"))
     }
 
-    /// `cnf`: only a certificate's thumbprint can be checked here; what cannot be checked is refused.
+    /// Parses `cnf`. Only a certificate thumbprint can be checked here; any other form is refused.
     fn confirmation(&self) -> Result<Option<[u8; 32]>, IdentityError> {
         let Some(claim) = self.claims.get("cnf") else {
             return Ok(None);
         };
         let members = claim.as_object().filter(|members| members.len() == 1);
-        let thumbprint =
-            members.and_then(|members| members.get("x5t#S256")).and_then(Value::as_str);
+        let thumbprint = members.and_then(|members| members.get("x5t#S256")).and_then(Value::as_str);
         let bytes = thumbprint.and_then(|text| URL_SAFE_NO_PAD.decode(text).ok());
         let bytes = bytes.and_then(|bytes| <[u8; 32]>::try_from(bytes).ok());
         bytes.map(Some).ok_or(IdentityError::Confirmation)
@@ -204,7 +199,7 @@ impl<'a> ClaimReader<'a> {
         }
     }
 
-    /// Whole Unix seconds of this age; no text, no fraction, no exponent.
+    /// Parses whole Unix seconds up to the year 9999; no string, fraction or exponent.
     fn unix_time(&self, name: &'static str) -> Result<Option<u64>, IdentityError> {
         let Some(claim) = self.claims.get(name) else {
             return Ok(None);

@@ -1,7 +1,17 @@
-//! The compact form of a token, read strictly: what two readers could take for two things is refused.
+//! The compact form of a token, parsed strictly: a token has one spelling and one meaning, or it is refused.
 //!
-//! Size first, then exactly three parts of canonical base64url, then JSON without a duplicate at any depth.
-//! Nothing here is verified yet.
+//! Attacks on tokens live where two parsers disagree (the issuer's, ours, a log viewer's), or where the token
+//! itself steers its verification. So this parser refuses everything that leaves room for either:
+//!
+//! - more than [`MAX_TOKEN`] bytes, before hashing or decoding anything;
+//! - anything but three parts of canonical base64url (no padding, no stray bits): otherwise one token has
+//!   many spellings, each a separate entry in the cache of verified tokens, whose key is the text's hash;
+//! - a duplicate member at any depth, compared after unescaping: some parsers take the first, some the last;
+//! - header members other than `alg`, `kid` and `typ`: `jku`, `x5u`, `jwk` and `crit` would let a token
+//!   choose its own key. `alg` is only compared with the algorithm of the key, never used to select one;
+//! - nesting deeper than [`MAX_DEPTH`].
+//!
+//! `claims` continues the same way: exact types, exactly one audience. Nothing in here is verified yet.
 
 use std::cell::Cell;
 use std::fmt;
@@ -13,16 +23,16 @@ use serde_json::{Map, Value};
 
 use super::{IdentityError, is_plain};
 
-/// Largest token looked at, in bytes.
+/// Largest token to parse, in bytes.
 pub const MAX_TOKEN: usize = 4096;
 /// Deepest nesting of a claim.
 const MAX_DEPTH: usize = 8;
 /// Longest `kid`.
 pub(super) const MAX_KEY_ID: usize = 128;
 
-/// A token taken apart, believed in nothing.
+/// A parsed token, not verified.
 pub(super) struct CompactJws<'a> {
-    /// What was signed.
+    /// The signed text.
     pub(super) message: &'a str,
     pub(super) signature: &'a str,
     pub(super) algorithm: String,
@@ -34,28 +44,25 @@ impl<'a> CompactJws<'a> {
     pub(super) fn parse(token: &'a str) -> Result<Self, IdentityError> {
         let JwsParts { message, header, claims, signature } = split_token(token)?;
         let (algorithm, key_id) = read_header(decode_object(header)?)?;
-        decode_base64url(signature)?; // only its form; the signature is checked last, as it costs most
+        decode_base64url(signature)?; // only the form; verifying costs most, so it comes last
         Ok(Self { message, signature, algorithm, key_id, claims: decode_object(claims)? })
     }
 }
 
-/// Header and claims of a token nobody has verified, for people to look at.
+/// Header and claims of an unverified token, for display.
 #[derive(Clone, Debug, PartialEq, serde::Serialize)]
 pub struct UnverifiedToken {
     pub header: Map<String, Value>,
     pub claims: Map<String, Value>,
 }
 
-/// Takes a token apart without verifying anything.
+/// Parses a token without verifying it.
 pub fn inspect(token: &str) -> Result<UnverifiedToken, IdentityError> {
     let parts = split_token(token)?;
-    Ok(UnverifiedToken {
-        header: decode_object(parts.header)?,
-        claims: decode_object(parts.claims)?,
-    })
+    Ok(UnverifiedToken { header: decode_object(parts.header)?, claims: decode_object(parts.claims)? })
 }
 
-/// Refuses by size alone, before anything is hashed or decoded.
+/// Checks the size, before anything is hashed or decoded.
 pub(super) fn check_size(token: &str) -> Result<(), IdentityError> {
     match token.len() {
         0 => Err(IdentityError::Absent),
@@ -75,11 +82,11 @@ fn split_token(token: &str) -> Result<JwsParts<'_>, IdentityError> {
     check_size(token)?;
     let (message, signature) = token.rsplit_once('.').ok_or(IdentityError::Malformed)?;
     let (header, claims) = message.split_once('.').ok_or(IdentityError::Malformed)?;
-    // A fourth part ends up in the claims, whose alphabet has no dot.
+    // A fourth part would be in the claims, and base64url has no dot.
     Ok(JwsParts { message, header, claims, signature })
 }
 
-/// Canonical only: no padding, no other alphabet, no stray bits.
+/// Decodes canonical base64url: no padding, no other alphabet, no stray bits.
 fn decode_base64url(part: &str) -> Result<Vec<u8>, IdentityError> {
     URL_SAFE_NO_PAD.decode(part).map_err(|_| IdentityError::Malformed)
 }
@@ -94,7 +101,7 @@ fn decode_object(part: &str) -> Result<Map<String, Value>, IdentityError> {
     }
 }
 
-/// `alg` and `kid`. Whatever else could steer the verification (`jku`, `x5u`, `jwk`, `crit`) must be absent.
+/// Returns `alg` and `kid`. Members that could steer the verification (`jku`, `x5u`, `jwk`, `crit`) must be absent.
 fn read_header(mut header: Map<String, Value>) -> Result<(String, String), IdentityError> {
     let mut take = |name| match header.remove(name) {
         Some(Value::String(text)) => Ok(Some(text)),
@@ -111,15 +118,13 @@ fn read_header(mut header: Map<String, Value>) -> Result<(String, String), Ident
     Ok((algorithm, key_id))
 }
 
-/// Parses JSON, refusing an object with a member that stands twice (decoded, so escapes do not help).
+/// Parses JSON and refuses duplicate members. Names are compared unescaped, so escapes do not hide one.
 pub(super) fn parse_strict_json(bytes: &[u8]) -> Result<Value, IdentityError> {
     let duplicate = Cell::new(false);
     let mut input = serde_json::Deserializer::from_slice(bytes);
     let strict = StrictJson { depth: MAX_DEPTH, duplicate: &duplicate };
     let parsed = strict.deserialize(&mut input).and_then(|value| input.end().map(|()| value));
-    parsed.map_err(|_| {
-        if duplicate.get() { IdentityError::Duplicate } else { IdentityError::Malformed }
-    })
+    parsed.map_err(|_| if duplicate.get() { IdentityError::Duplicate } else { IdentityError::Malformed })
 }
 
 #[derive(Clone, Copy)]

@@ -1,11 +1,11 @@
-//! Why a token was refused. Nothing of the token is in here; the sandbox is told the code only.
+//! Why a token was refused. The messages contain nothing of the token; the sandbox gets only the code.
 
-/// Why a token names nobody.
+/// Why a token was refused.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, thiserror::Error)]
 pub enum IdentityError {
-    #[error("there is no token")]
+    #[error("the token is missing")]
     Absent,
-    #[error("the algorithm is not the one of the issuer's key")]
+    #[error("the algorithm does not match the issuer's key")]
     Algorithm,
     #[error("the token is for another audience")]
     Audience,
@@ -17,7 +17,7 @@ pub enum IdentityError {
     ClaimMissing(&'static str),
     #[error("the token is bound to a client certificate (`cnf`) that was not presented")]
     Confirmation,
-    #[error("a member stands twice in the token")]
+    #[error("the token contains a duplicate member")]
     Duplicate,
     #[error("the issuer may not name this environment")]
     Environment,
@@ -25,40 +25,38 @@ pub enum IdentityError {
     Expired,
     #[error("the sandbox has a newer generation than the token")]
     Generation,
-    #[error(
-        "the token's header has a member other than `alg`, `kid` and `typ`, or a strange `typ`"
-    )]
+    #[error("the token's header has a member other than `alg`, `kid` and `typ`, or an unknown `typ`")]
     Header,
-    #[error("the issuer's keys could not be read for too long; check the JWKS file")]
+    #[error("the issuer's keys have not been readable for too long; check the JWKS file")]
     KeysStale,
-    #[error("the token lives longer than its issuer may let it")]
+    #[error("the token's lifetime exceeds the limit for its issuer")]
     Life,
-    #[error("the token is not three parts of canonical base64url that hold JSON")]
+    #[error("the token is not three parts of canonical base64url containing JSON")]
     Malformed,
     #[error("the token is not valid yet, or was issued in the future")]
     NotYetValid,
-    #[error("the revocation list could not be read for too long; check the file")]
+    #[error("the revocation list has not been readable for too long; check the file")]
     RevocationsStale,
     #[error("the token, its key, its sandbox or its tenant is revoked")]
     Revoked,
-    #[error("the signature is wrong")]
+    #[error("the signature is invalid")]
     Signature,
-    #[error("the subject is not of the form the issuer may name")]
+    #[error("the subject does not have the form configured for its issuer")]
     Subject,
     #[error("the issuer may not name this tenant")]
     Tenant,
     #[error("the token is larger than {} bytes", super::MAX_TOKEN)]
     TooLarge,
-    #[error("the subject is of another trust domain than its issuer")]
+    #[error("the subject's trust domain is not that of its issuer")]
     TrustDomain,
-    #[error("no issuer of this name is trusted")]
+    #[error("the issuer is not trusted")]
     UnknownIssuer,
-    #[error("the issuer has no key of this `kid`")]
+    #[error("the issuer has no key with this `kid`")]
     UnknownKey,
 }
 
 impl IdentityError {
-    /// The stable code for records, metrics and the sandbox. Never renamed, never reused.
+    /// Returns the stable code for records, metrics and the sandbox. Never renamed, never reused.
     pub fn code(self) -> &'static str {
         match self {
             Self::Absent => "identity_absent",

@@ -1,8 +1,8 @@
-//! A local issuer: for one host, for tests and demonstrations, where no control plane issues identities.
+//! A local issuer, for a single host, tests and demos, where no control plane issues identities.
 //!
-//! Its directory holds `issuer.json`, one `<kid>.key` (0600) a key, and `jwks.json` for verifiers. A new key
-//! is published before it signs and an old one stays published until its last token has ended: its entry
-//! says when (`exp`), so that verifiers let go of it even if nobody comes back here.
+//! Its directory holds `issuer.json`, one `<kid>.key` (0600) per key, and `jwks.json` for verifiers. A new
+//! key is published before it signs. An old one stays published until its last token has expired; its entry
+//! has that time (`exp`), so that verifiers drop it even if no command runs here again.
 
 use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
@@ -21,11 +21,11 @@ use super::{KeyError, SignedToken, SigningAlgorithm, SigningKey, is_plain};
 use crate::files::{self, FileError};
 use crate::{NoRandomness, hex, pem, random_bytes};
 
-/// How long a new key is published before it signs, so that every verifier has it by then.
+/// How long a new key is published before it signs, so that every verifier has read it by then.
 pub const PUBLISHED_AHEAD: Duration = Duration::from_secs(60);
 /// Largest `issuer.json`.
 const MAX_DOCUMENT: u64 = 64 * 1024;
-/// Most keys published at once; rotating faster than tokens end is a mistake.
+/// Maximum number of published keys; rotating faster than tokens expire is a mistake.
 const MAX_KEYS: usize = 16;
 /// Longest issuer or audience.
 const MAX_NAME: usize = 255;
@@ -33,18 +33,18 @@ const MAX_NAME: usize = 255;
 const DOCUMENT: &str = "issuer.json";
 const JWKS: &str = "jwks.json";
 
-/// How to make an issuer.
+/// How to create an issuer.
 #[derive(Clone, Debug)]
 pub struct IssuerOptions {
     /// The `iss` of its tokens.
     pub issuer: String,
     pub trust_domain: TrustDomain,
-    /// The only environments it may name; `None` is every one.
+    /// The only environments it may name; `None` means all.
     pub environments: Option<Vec<Environment>>,
     pub algorithm: SigningAlgorithm,
 }
 
-/// What a token shall say.
+/// The content of a token to issue.
 #[derive(Clone, Copy, Debug)]
 pub struct IssueRequest<'a> {
     pub tenant: &'a str,
@@ -52,7 +52,7 @@ pub struct IssueRequest<'a> {
     pub sandbox: &'a str,
     pub audience: &'a str,
     pub life: Duration,
-    /// The boot of the sandbox, so that a later one of the same name refuses this token.
+    /// The boot of the sandbox. A later sandbox of the same name refuses tokens of an earlier generation.
     pub generation: Option<u64>,
 }
 
@@ -61,35 +61,33 @@ pub struct IssueRequest<'a> {
 pub enum IssueError {
     #[error("the {0} must be 1 to 255 printable characters without spaces")]
     Characters(&'static str),
-    #[error("{}: line {line}, column {column}: it is not an issuer's description", path.display())]
+    #[error("{}: line {line}, column {column}: not an issuer description", path.display())]
     Document { path: PathBuf, line: usize, column: usize },
-    #[error("this issuer may not name the environment {0}; it was made for others")]
+    #[error("this issuer may not issue for environment {0}; it was created for others")]
     Environment(Environment),
-    #[error("{}: there is an issuer already; choose another directory, or rotate its key", .0.display())]
+    #[error("{}: an issuer already exists; choose another directory, or rotate its key", .0.display())]
     Exists(PathBuf),
     #[error(transparent)]
     File(#[from] FileError),
     #[error(transparent)]
     Key(#[from] KeyError),
-    #[error("{}: there is a key or a key set but no {DOCUMENT}; put that back, or remove this and begin anew", .0.display())]
+    #[error("{}: found a key or key set but no {DOCUMENT}; restore that, or remove this file and start over", .0.display())]
     Leftover(PathBuf),
-    #[error("a token lives for 1 to {} seconds", TrustedIssuer::DEFAULT_LIFE.as_secs())]
+    #[error("the lifetime of a token must be 1 to {} seconds", TrustedIssuer::DEFAULT_LIFE.as_secs())]
     Life,
-    #[error("{}: there is no issuer; make one with: sandbar identity init --dir {}", .0.display(), .0.display())]
+    #[error("{}: no issuer found; create one with: sandbar identity init --dir {}", .0.display(), .0.display())]
     Missing(PathBuf),
-    #[error("no key may sign at this time; is the clock right?")]
+    #[error("no key may sign now; check the clock")]
     NoKey,
     #[error(transparent)]
     Randomness(#[from] NoRandomness),
     #[error(transparent)]
     Subject(#[from] SubjectError),
-    #[error(
-        "the issuer has {MAX_KEYS} keys that may still be in use; wait until the oldest retires"
-    )]
+    #[error("the issuer has {MAX_KEYS} keys that may still be in use; wait until the oldest retires")]
     TooManyKeys,
 }
 
-/// The issuer kept in a directory.
+/// An issuer stored in a directory.
 #[derive(Debug)]
 pub struct LocalIssuer {
     dir: PathBuf,
@@ -114,13 +112,13 @@ struct KeyDocument {
     kid: String,
     /// Unix seconds.
     signs_from: u64,
-    /// Unix seconds; the newest key has none yet.
+    /// Unix seconds; absent for the newest key.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     retires_at: Option<u64>,
 }
 
 impl LocalIssuer {
-    /// Makes an issuer in `dir`, with one key that signs at once.
+    /// Creates an issuer in `dir`, with one key that signs at once.
     pub fn init(dir: &Path, options: &IssuerOptions, now: UnixTime) -> Result<Self, IssueError> {
         if !is_plain(&options.issuer, MAX_NAME) {
             return Err(IssueError::Characters("issuer"));
@@ -149,17 +147,15 @@ impl LocalIssuer {
         Ok(issuer)
     }
 
-    /// Opens the issuer in `dir` and throws away the keys that have retired.
+    /// Opens the issuer in `dir` and deletes keys that have retired.
     pub fn open(dir: &Path, now: UnixTime) -> Result<Self, IssueError> {
         let found = Self::read(dir)?;
         if !found.document.keys.iter().any(|key| key.is_retired(now.as_secs())) {
             return Ok(found);
         }
         match Self::read_pruned(dir, now.as_secs()) {
-            // Who may only read cannot tidy up; a retired key signs nothing and is believed by nobody.
-            Err(IssueError::File(FileError::Io { source, .. })) if is_read_only(&source) => {
-                Ok(found)
-            }
+            // A read-only user cannot delete them. That is safe: a retired key neither signs nor verifies.
+            Err(IssueError::File(FileError::Io { source, .. })) if is_read_only(&source) => Ok(found),
             tidied => tidied,
         }
     }
@@ -184,9 +180,9 @@ impl LocalIssuer {
         Ok(Self { dir: dir.to_owned(), document })
     }
 
-    /// Publishes a new key, which signs after [`PUBLISHED_AHEAD`], and lets the old ones retire.
+    /// Publishes a new key, which signs after [`PUBLISHED_AHEAD`], and retires the old ones.
     pub fn rotate(dir: &Path, now: UnixTime) -> Result<Self, IssueError> {
-        Self::read(dir)?; // says what is missing, where the lock could only say that it is
+        Self::read(dir)?; // before locking, for an error that says what is missing
         let _lock = files::lock_dir(dir)?;
         let mut issuer = Self::read(dir)?;
         let now = now.as_secs();
@@ -208,11 +204,7 @@ impl LocalIssuer {
     }
 
     /// Issues a token.
-    pub fn issue(
-        &self,
-        request: &IssueRequest<'_>,
-        now: UnixTime,
-    ) -> Result<SignedToken, IssueError> {
+    pub fn issue(&self, request: &IssueRequest<'_>, now: UnixTime) -> Result<SignedToken, IssueError> {
         let life = request.life.as_secs();
         if !(1..=TrustedIssuer::DEFAULT_LIFE.as_secs()).contains(&life) {
             return Err(IssueError::Life);
@@ -241,10 +233,9 @@ impl LocalIssuer {
         Ok(self.signing_key(now)?.sign(&claims)?)
     }
 
-    /// How to verify what this issuer issues.
+    /// Returns how to verify tokens of this issuer.
     pub fn trusted_issuer(&self) -> Result<TrustedIssuer, IssueError> {
-        let algorithm =
-            SigningAlgorithm::from_name(&self.document.algorithm).ok_or(KeyError::Unsupported)?;
+        let algorithm = SigningAlgorithm::from_name(&self.document.algorithm).ok_or(KeyError::Unsupported)?;
         let domain = TrustDomain::parse(&self.document.trust_domain)?;
         let mut trusted = TrustedIssuer::new(&self.document.issuer, domain, self.jwks_path());
         trusted.algorithms = vec![algorithm];
@@ -258,12 +249,12 @@ impl LocalIssuer {
         parsed.map(|all| all.iter().map(parse).collect()).next().transpose()
     }
 
-    /// Where the JWK Set is, for verifiers to follow.
+    /// Returns the path of the JWK Set, for verifiers to watch.
     pub fn jwks_path(&self) -> PathBuf {
         self.dir.join(JWKS)
     }
 
-    /// The JWK Set: every key whose tokens may still be good, and until when.
+    /// Returns the JWK Set: every key whose tokens may still be valid, and until when.
     pub fn jwks(&self, now: UnixTime) -> Result<Value, IssueError> {
         let published = self.document.keys.iter().filter(|key| !key.is_retired(now.as_secs()));
         let keys = published.map(|key| self.jwk(key)).collect::<Result<Vec<_>, _>>()?;
@@ -286,7 +277,7 @@ impl LocalIssuer {
         &self.document.trust_domain
     }
 
-    /// The only environments it may name; `None` is every one.
+    /// Returns the only environments it may name; `None` means all.
     pub fn environments(&self) -> Option<&[String]> {
         self.document.environments.as_deref()
     }
@@ -295,15 +286,14 @@ impl LocalIssuer {
         &self.document.algorithm
     }
 
-    /// The `kid` of every key, the newest last.
+    /// Returns the `kid` of every key, the newest last.
     pub fn key_ids(&self) -> impl Iterator<Item = &str> {
         self.document.keys.iter().map(|key| key.kid.as_str())
     }
 
-    /// The newest key that signs already.
+    /// Returns the newest key that may sign now.
     fn signing_key(&self, now: u64) -> Result<SigningKey, IssueError> {
-        let ready =
-            self.document.keys.iter().rfind(|key| key.signs_from <= now && !key.is_retired(now));
+        let ready = self.document.keys.iter().rfind(|key| key.signs_from <= now && !key.is_retired(now));
         self.load_key(&ready.ok_or(IssueError::NoKey)?.kid)
     }
 
@@ -311,7 +301,7 @@ impl LocalIssuer {
         Ok(SigningKey::load(&self.key_path(kid))?)
     }
 
-    /// A `kid` is a thumbprint, so it is a file name; what is not one stays inside the directory anyway.
+    /// Returns the path of a key. A `kid` is a thumbprint and so a valid file name; anything else stays inside the directory.
     fn key_path(&self, kid: &str) -> PathBuf {
         self.dir.join(format!("{}.key", kid.replace(['/', '.'], "_")))
     }
@@ -319,16 +309,12 @@ impl LocalIssuer {
     fn add_key(&mut self, algorithm: SigningAlgorithm, signs_from: u64) -> Result<(), IssueError> {
         let pkcs8 = generate_pkcs8(algorithm)?;
         let kid = SigningKey::from_pkcs8(&pkcs8)?.id().to_owned();
-        files::write_atomic(
-            &self.key_path(&kid),
-            pem::encode_private_key(&pkcs8).as_bytes(),
-            Mode::Owner,
-        )?;
+        files::write_atomic(&self.key_path(&kid), pem::encode_private_key(&pkcs8).as_bytes(), Mode::Owner)?;
         self.document.keys.push(KeyDocument { kid, signs_from, retires_at: None });
         Ok(())
     }
 
-    /// Forgets retired keys: first in what is published, then the keys themselves.
+    /// Drops retired keys: first from the published set, then the key files.
     fn drop_retired(&mut self, now: u64) -> Result<(), IssueError> {
         let (retired, kept): (Vec<_>, Vec<_>) =
             self.document.keys.drain(..).partition(|key| key.is_retired(now));
@@ -348,21 +334,12 @@ impl LocalIssuer {
         Ok(())
     }
 
-    /// The JWK Set first: a key must never sign before it is published.
+    /// Writes the JWK Set first: a key must never sign before it is published.
     fn save(&self, now: u64) -> Result<(), IssueError> {
         let published = self.jwks(UnixTime::since_unix_epoch(Duration::from_secs(now)))?;
-        files::write_atomic(
-            &self.jwks_path(),
-            format!("{published:#}\n").as_bytes(),
-            Mode::Everybody,
-        )?;
-        let document =
-            serde_json::to_string_pretty(&self.document).map_err(|_| KeyError::Publication)?;
-        files::write_atomic(
-            &self.dir.join(DOCUMENT),
-            format!("{document}\n").as_bytes(),
-            Mode::Everybody,
-        )?;
+        files::write_atomic(&self.jwks_path(), format!("{published:#}\n").as_bytes(), Mode::Everybody)?;
+        let document = serde_json::to_string_pretty(&self.document).map_err(|_| KeyError::Publication)?;
+        files::write_atomic(&self.dir.join(DOCUMENT), format!("{document}\n").as_bytes(), Mode::Everybody)?;
         Ok(())
     }
 }
@@ -371,7 +348,7 @@ fn is_read_only(error: &std::io::Error) -> bool {
     matches!(error.kind(), ErrorKind::PermissionDenied | ErrorKind::ReadOnlyFilesystem)
 }
 
-/// What an issuer without its description left behind: somebody may still trust it.
+/// Finds files of an issuer that lost its description: verifiers may still trust its keys.
 fn find_leftover(dir: &Path) -> Result<Option<PathBuf>, FileError> {
     let entries = std::fs::read_dir(dir).map_err(|source| FileError::io(dir, source))?;
     for entry in entries {

@@ -5,9 +5,7 @@ use std::path::Path;
 
 use aws_lc_rs::encoding::AsDer;
 use aws_lc_rs::rand::SystemRandom;
-use aws_lc_rs::signature::{
-    ECDSA_P256_SHA256_FIXED_SIGNING, EcdsaKeyPair, Ed25519KeyPair, RsaKeyPair,
-};
+use aws_lc_rs::signature::{ECDSA_P256_SHA256_FIXED_SIGNING, EcdsaKeyPair, Ed25519KeyPair, RsaKeyPair};
 use base64::Engine;
 use base64::engine::general_purpose::URL_SAFE_NO_PAD;
 use jsonwebtoken::EncodingKey;
@@ -19,17 +17,17 @@ use zeroize::Zeroizing;
 use crate::files::{self, FileError};
 use crate::pem::{self, PemError};
 
-/// What signs a token. It belongs to a key, is chosen by the operator, and is never read from a token.
+/// A signature algorithm. It belongs to a key, the operator chooses it, and it is never read from a token.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum SigningAlgorithm {
-    /// Not in the JWT-SVID list: for issuers and verifiers of one's own.
+    /// Not in the JWT-SVID list: only for issuers and verifiers that both support it.
     EdDsa,
     Es256,
     Rs256,
 }
 
 impl SigningAlgorithm {
-    /// The name in a header and in a JWK.
+    /// Returns the name in a header and in a JWK.
     pub fn name(self) -> &'static str {
         match self {
             Self::EdDsa => "EdDSA",
@@ -38,11 +36,9 @@ impl SigningAlgorithm {
         }
     }
 
-    /// The algorithm of exactly this name.
+    /// Returns the algorithm of exactly this name.
     pub fn from_name(name: &str) -> Option<Self> {
-        [Self::EdDsa, Self::Es256, Self::Rs256]
-            .into_iter()
-            .find(|algorithm| algorithm.name() == name)
+        [Self::EdDsa, Self::Es256, Self::Rs256].into_iter().find(|algorithm| algorithm.name() == name)
     }
 
     pub(super) fn to_jsonwebtoken(self) -> jsonwebtoken::Algorithm {
@@ -54,26 +50,26 @@ impl SigningAlgorithm {
     }
 }
 
-/// Why there is no key to sign with. Nothing of a key is in here.
+/// Why there is no key to sign with. The messages contain nothing of a key.
 #[derive(Debug, thiserror::Error)]
 pub enum KeyError {
     #[error(transparent)]
     File(#[from] FileError),
-    #[error("a new key could not be made")]
+    #[error("cannot generate a key")]
     Generation,
     #[error("{path}: {source}")]
     Pem { path: String, source: PemError },
-    #[error("the key cannot be described as a JWK")]
+    #[error("cannot represent the key as a JWK")]
     Publication,
-    #[error("the key could not sign")]
+    #[error("the key cannot sign")]
     Signing,
     #[error(
-        "this kind of key cannot sign tokens; use PKCS#8 with ECDSA P-256, Ed25519 or RSA of at least 2048 bits"
+        "unsupported key for signing tokens; use PKCS#8 with ECDSA P-256, Ed25519 or RSA of at least 2048 bits"
     )]
     Unsupported,
 }
 
-/// A signed token. It is a secret: it is shown only by [`SignedToken::expose`].
+/// A signed token. It is a secret: only [`SignedToken::expose`] returns it.
 #[derive(Clone)]
 pub struct SignedToken(Zeroizing<String>);
 
@@ -89,7 +85,7 @@ impl fmt::Debug for SignedToken {
     }
 }
 
-/// A private key that signs tokens, wiped when dropped.
+/// A private key that signs tokens. It is zeroized on drop.
 pub struct SigningKey {
     algorithm: SigningAlgorithm,
     id: String,
@@ -98,7 +94,7 @@ pub struct SigningKey {
 }
 
 impl SigningKey {
-    /// Makes a key that lives in memory only.
+    /// Generates a key in memory only.
     pub fn generate(algorithm: SigningAlgorithm) -> Result<Self, KeyError> {
         Self::from_pkcs8(&generate_pkcs8(algorithm)?)
     }
@@ -128,12 +124,12 @@ impl SigningKey {
         self.algorithm
     }
 
-    /// The `kid`: the RFC 7638 thumbprint, so that it cannot name another key.
+    /// Returns the `kid`: the RFC 7638 thumbprint, which identifies the key.
     pub fn id(&self) -> &str {
         &self.id
     }
 
-    /// The public half.
+    /// Returns the public half.
     pub fn jwk(&self) -> &Value {
         &self.jwk
     }
@@ -157,7 +153,7 @@ impl fmt::Debug for SigningKey {
     }
 }
 
-/// The public halves of `keys` as a JWK Set.
+/// Returns the public halves of `keys` as a JWK Set.
 pub fn jwks<'a>(keys: impl IntoIterator<Item = &'a SigningKey>) -> Value {
     let keys: Vec<&Value> = keys.into_iter().map(SigningKey::jwk).collect();
     json!({ "keys": keys })
@@ -170,12 +166,10 @@ pub(super) fn generate_pkcs8(algorithm: SigningAlgorithm) -> Result<Zeroizing<Ve
         SigningAlgorithm::EdDsa => {
             Ed25519KeyPair::generate_pkcs8v1(&random).map_err(failed)?.as_ref().to_vec()
         }
-        SigningAlgorithm::Es256 => {
-            EcdsaKeyPair::generate_pkcs8(&ECDSA_P256_SHA256_FIXED_SIGNING, &random)
-                .map_err(failed)?
-                .as_ref()
-                .to_vec()
-        }
+        SigningAlgorithm::Es256 => EcdsaKeyPair::generate_pkcs8(&ECDSA_P256_SHA256_FIXED_SIGNING, &random)
+            .map_err(failed)?
+            .as_ref()
+            .to_vec(),
         SigningAlgorithm::Rs256 => {
             let pair = RsaKeyPair::generate(aws_lc_rs::rsa::KeySize::Rsa2048).map_err(failed)?;
             pair.as_der().map_err(failed)?.as_ref().to_vec()
@@ -184,7 +178,7 @@ pub(super) fn generate_pkcs8(algorithm: SigningAlgorithm) -> Result<Zeroizing<Ve
     Ok(Zeroizing::new(pkcs8))
 }
 
-/// The algorithm follows from the key and from nothing else.
+/// Determines the algorithm from the key and nothing else.
 fn encoding_key(pkcs8: &[u8]) -> Result<(SigningAlgorithm, EncodingKey), KeyError> {
     if EcdsaKeyPair::from_pkcs8(&ECDSA_P256_SHA256_FIXED_SIGNING, pkcs8).is_ok() {
         return Ok((SigningAlgorithm::Es256, EncodingKey::from_ec_der(pkcs8)));
@@ -197,7 +191,7 @@ fn encoding_key(pkcs8: &[u8]) -> Result<(SigningAlgorithm, EncodingKey), KeyErro
     Ok((SigningAlgorithm::Rs256, EncodingKey::from_rsa_der(&pkcs1)))
 }
 
-/// The PKCS#1 key that a PKCS#8 RSA key wraps (RFC 5208, section 5), which is what the signer takes.
+/// Extracts the PKCS#1 key from a PKCS#8 RSA key (RFC 5208, section 5), because the signer takes that.
 fn extract_rsa_key(pkcs8: &[u8]) -> Option<Zeroizing<Vec<u8>>> {
     let unwrapped = yasna::parse_der(pkcs8, |reader| {
         reader.read_sequence(|reader| {

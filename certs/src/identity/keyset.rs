@@ -14,29 +14,29 @@ use super::{SigningAlgorithm, is_plain};
 
 /// Largest JWKS file.
 pub(super) const MAX_FILE: u64 = 256 * 1024;
-/// Most keys of one issuer.
+/// Maximum number of keys per issuer.
 pub const MAX_KEYS: usize = 64;
-/// RSA moduli that are neither weak nor a burden, in bytes.
+/// Allowed RSA modulus sizes in bytes: neither weak nor slow.
 const RSA_BYTES: std::ops::RangeInclusive<usize> = 256..=1024;
 
-/// Why a JWK Set was refused. The last good one stays in use, for a while.
+/// Why a JWK Set was refused. The last good one stays in use until it is stale.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum KeySetError {
-    #[error("key {0} has a `kid` that another key has too")]
+    #[error("key {0} has the same `kid` as another key")]
     DuplicateId(usize),
     #[error("key {0} is not a usable P-256, Ed25519 or RSA (2048 to 8192 bits) public key")]
     Malformed(usize),
     #[error("key {0} has no `kid` of 1 to {MAX_KEY_ID} printable characters without spaces")]
     NoId(usize),
     #[error(
-        "there is no key in it that this issuer may sign with; is the algorithm of its keys allowed?"
+        "it contains no key that this issuer may sign with; check that the algorithm of its keys is allowed"
     )]
     NoKeys,
     #[error("it is not a JWK Set: line {line}, column {column}")]
     NotJson { line: usize, column: usize },
     #[error("key {0} is a private or symmetric key; publish public keys only")]
     Private(usize),
-    #[error("there are more than {MAX_KEYS} keys")]
+    #[error("it contains more than {MAX_KEYS} keys")]
     TooMany,
 }
 
@@ -46,18 +46,18 @@ pub(super) struct KeySet(HashMap<String, PublicKey>);
 pub(super) struct PublicKey {
     pub(super) algorithm: SigningAlgorithm,
     key: DecodingKey,
-    /// Unix seconds from which nothing it signed is believed.
+    /// Unix seconds from which on its signatures are refused.
     ends: Option<u64>,
 }
 
 impl KeySet {
-    /// Reads a JWK Set for an issuer that may use `allowed`.
+    /// Parses a JWK Set for an issuer that may use `allowed`.
     ///
-    /// Keys for other uses or of other algorithms are passed over. A set without any key is good: that is
-    /// how an issuer takes back all that it ever signed.
+    /// Skips keys for other uses or of other algorithms. A set without any key is valid: with it an issuer
+    /// revokes everything it ever signed.
     pub(super) fn parse(text: &[u8], allowed: &[SigningAlgorithm]) -> Result<Self, KeySetError> {
         let document: JwksDocument = serde_json::from_slice(text).map_err(|error| {
-            // The error's own text could repeat what is in the file, perhaps a private key.
+            // serde's message could quote the file, perhaps a private key.
             KeySetError::NotJson { line: error.line(), column: error.column() }
         })?;
         if document.keys.len() > MAX_KEYS {
@@ -78,18 +78,17 @@ impl KeySet {
         self.0.is_empty()
     }
 
-    /// The key of this id, unless it has retired.
+    /// Returns the key with this id, unless it has retired.
     pub(super) fn key(&self, id: &str, now: u64) -> Option<&PublicKey> {
         self.0.get(id).filter(|key| key.ends.is_none_or(|end| now < end))
     }
 }
 
 impl PublicKey {
-    /// Whether `signature` (base64url) is this key's over `message`, by this key's own algorithm.
+    /// Returns whether `signature` (base64url) is valid over `message`, by this key's own algorithm.
     pub(super) fn verifies(&self, message: &str, signature: &str) -> bool {
         let algorithm = self.algorithm.to_jsonwebtoken();
-        jsonwebtoken::crypto::verify(signature, message.as_bytes(), &self.key, algorithm)
-            .unwrap_or(false)
+        jsonwebtoken::crypto::verify(signature, message.as_bytes(), &self.key, algorithm).unwrap_or(false)
     }
 }
 
@@ -98,7 +97,7 @@ struct JwksDocument {
     keys: Vec<Jwk>,
 }
 
-/// The members of RFC 7517 and 7518 that matter here; a set may hold others.
+/// The members of RFC 7517 and 7518 used here; a set may contain others.
 #[derive(Deserialize)]
 struct Jwk {
     kty: String,
@@ -112,7 +111,7 @@ struct Jwk {
     n: Option<String>,
     e: Option<String>,
     key_ops: Option<Vec<String>>,
-    /// When the key retires, as our own issuer and OpenID Federation (section 8.6) write it.
+    /// When the key retires, as in our own issuer and OpenID Federation (section 8.6).
     exp: Option<u64>,
     #[serde(default, deserialize_with = "present")]
     d: bool,
@@ -125,7 +124,7 @@ struct Jwk {
 }
 
 impl Jwk {
-    /// The key, or `None` if it is for something else than signing tokens.
+    /// Returns the key, or `None` if it is not for signing tokens.
     fn to_public_key(
         &self,
         index: usize,
@@ -138,7 +137,7 @@ impl Jwk {
         let Some(algorithm) = self.algorithm().filter(usable) else {
             return Ok(None);
         };
-        // What a token cannot name would never be found.
+        // Refuse a `kid` that a token cannot contain: the key would never be found.
         let id = self.kid.clone().filter(|id| is_plain(id, MAX_KEY_ID));
         let id = id.ok_or(KeySetError::NoId(index))?;
         let key = self.decoding_key(algorithm).ok_or(KeySetError::Malformed(index))?;
@@ -153,7 +152,7 @@ impl Jwk {
             && allowed.contains(&algorithm)
     }
 
-    /// By kind and curve; a kind not known here (RFC 7517, section 5) is passed over.
+    /// Determines the algorithm from key type and curve; unknown types are skipped (RFC 7517, section 5).
     fn algorithm(&self) -> Option<SigningAlgorithm> {
         match (self.kty.as_str(), self.crv.as_deref()) {
             ("EC", Some("P-256")) => Some(SigningAlgorithm::Es256),
@@ -163,7 +162,7 @@ impl Jwk {
         }
     }
 
-    /// A point that is not on its curve is found here and not at the first token.
+    /// Decodes the key. Finds a point that is not on its curve now, not at the first token.
     fn decoding_key(&self, algorithm: SigningAlgorithm) -> Option<DecodingKey> {
         match algorithm {
             SigningAlgorithm::EdDsa => {
@@ -178,18 +177,16 @@ impl Jwk {
             }
             SigningAlgorithm::Rs256 => {
                 let (n, e) = (decode_octets(&self.n)?, decode_octets(&self.e)?);
-                let exponent = e
-                    .iter()
-                    .try_fold(0u64, |sum, byte| sum.checked_mul(256)?.checked_add((*byte).into()));
-                let good =
-                    RSA_BYTES.contains(&n.len()) && n.first() != Some(&0) && exponent? >= 65_537;
+                let exponent =
+                    e.iter().try_fold(0u64, |sum, byte| sum.checked_mul(256)?.checked_add((*byte).into()));
+                let good = RSA_BYTES.contains(&n.len()) && n.first() != Some(&0) && exponent? >= 65_537;
                 good.then(|| DecodingKey::from_rsa_raw_components(&n, &e))
             }
         }
     }
 }
 
-/// That a member is there, `null` or not, and nothing of what is in it.
+/// Returns that a member is present, `null` or not, and discards its value.
 fn present<'de, D: Deserializer<'de>>(input: D) -> Result<bool, D::Error> {
     IgnoredAny::deserialize(input).map(|_| true)
 }

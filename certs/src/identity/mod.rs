@@ -1,9 +1,9 @@
 //! Sandbox identity: signed tokens that name a sandbox, its tenant and its environment.
 //!
-//! The shape is the SPIFFE JWT-SVID, so that SPIRE, Vault or a control plane can issue them as well as
-//! [`LocalIssuer`]. [`Verifier`] says whom a token names or why it is refused; whether that is the sandbox
-//! on whose path the token came is for the caller to compare. That comparison is what stops a copied token,
-//! so a token may be used until its end.
+//! The format is the SPIFFE JWT-SVID, so that SPIRE, Vault or a control plane can issue tokens as well as
+//! [`LocalIssuer`]. [`Verifier`] returns the identity in a token or why it is refused. The caller then
+//! compares it with the sandbox of the channel. That comparison, not single use, is what stops a copied
+//! token, so a token may be used until it expires.
 
 mod claims;
 mod compact;
@@ -31,7 +31,7 @@ pub use verify::{
 };
 pub use watched_file::{MAX_STALE, WatchedFileError};
 
-/// A claim or name of another's choosing that we repeat: short and printable.
+/// Returns whether a claim or name from outside is short and printable, so that we may repeat it.
 pub(crate) fn is_plain(text: &str, limit: usize) -> bool {
     (1..=limit).contains(&text.len()) && text.bytes().all(|byte| byte.is_ascii_graphic())
 }

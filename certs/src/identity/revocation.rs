@@ -1,4 +1,4 @@
-//! The revocation list: what is refused although its token is good and has not ended.
+//! The revocation list: ids refused although their token is valid and has not expired.
 
 use std::collections::{HashMap, HashSet};
 use std::hash::Hash;
@@ -13,13 +13,11 @@ use super::{IdentityError, is_plain};
 /// Largest revocation list.
 pub(super) const MAX_FILE: u64 = 4 * 1024 * 1024;
 
-/// Why a revocation list was refused. The last good one stays in use, for a while.
+/// Why a revocation list was refused. The last good one stays in use until it is stale.
 ///
-/// Nothing of the file is in here, which may not be a revocation list at all.
+/// The message contains nothing of the file, which may not be a revocation list at all.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-#[error(
-    "it is not a revocation list, or an id in it can be nobody's: line {line}, column {column}"
-)]
+#[error("it is not a revocation list, or it contains an invalid id: line {line}, column {column}")]
 pub struct RevocationError {
     pub line: usize,
     pub column: usize,
@@ -42,7 +40,7 @@ pub struct Revocations {
 }
 
 impl Revocations {
-    /// Reads the list: JSON with `sandboxes`, `generations`, `tenants`, `keys` and `tokens`, all optional.
+    /// Parses the list: JSON with `sandboxes`, `generations`, `tenants`, `keys` and `tokens`, all optional.
     pub fn parse(text: &[u8]) -> Result<Self, RevocationError> {
         let document: RevocationDocument = serde_json::from_slice(text)?;
         Ok(Self {
@@ -64,13 +62,13 @@ impl Revocations {
         let revoked = self.keys.contains(identity.key_id())
             || identity.token_id().is_some_and(|id| self.tokens.contains(id))
             || self.sandboxes.contains(&sandbox)
-            // Who does not say when it was issued cannot show that it came after.
+            // A token without `iat` cannot prove that it was issued later.
             || identity.issued_at().unwrap_or(0) < tenant_since;
         if revoked {
             return Err(IdentityError::Revoked);
         }
         match self.generations.get(&sandbox) {
-            // Who does not say its generation cannot show that it is new enough.
+            // A token without a generation cannot prove that it is new enough.
             Some(oldest) if identity.generation().is_none_or(|found| found < *oldest) => {
                 Err(IdentityError::Generation)
             }
@@ -79,11 +77,11 @@ impl Revocations {
     }
 }
 
-/// Of two limits for one thing the stricter counts.
+/// Keeps the stricter of two limits for the same thing.
 fn strictest_limits<K: Eq + Hash>(limits: impl Iterator<Item = (K, u64)>) -> HashMap<K, u64> {
     limits.fold(HashMap::new(), |mut all, (key, limit)| {
-        let kept = all.entry(key).or_insert(limit);
-        *kept = limit.max(*kept);
+        let strictest = all.entry(key).or_insert(limit);
+        *strictest = limit.max(*strictest);
         all
     })
 }
@@ -93,7 +91,7 @@ fn strictest_limits<K: Eq + Hash>(limits: impl Iterator<Item = (K, u64)>) -> Has
 struct RevocationDocument {
     #[serde(default)]
     sandboxes: Vec<RevokedSandbox>,
-    /// Sandboxes that were made anew: tokens of an older generation are refused.
+    /// Recreated sandboxes: tokens of an older generation are refused.
     #[serde(default)]
     generations: Vec<RevokedGeneration>,
     #[serde(default)]
@@ -158,12 +156,12 @@ impl RevokedGeneration {
 struct RevokedTenant {
     #[serde(deserialize_with = "tenant")]
     tenant: Tenant,
-    /// Unix seconds: what was issued earlier is refused.
+    /// Unix seconds: tokens issued earlier are refused.
     issued_before: u64,
 }
 
-// An entry that no token can match would revoke nothing and look as if it did, so each is parsed as what
-// it names.
+// Each entry is parsed as the id that it names: an entry that matches no token would revoke nothing, and
+// look as if it did.
 
 fn tenant<'de, D: Deserializer<'de>>(input: D) -> Result<Tenant, D::Error> {
     deserialize_text(input, |text| Tenant::parse(text).ok())
@@ -198,11 +196,9 @@ mod tests {
     use super::*;
 
     #[test]
-    fn an_entry_that_matches_nobody_is_refused_without_being_repeated() {
+    fn an_entry_that_matches_no_token_is_refused_without_being_repeated() {
         let sandbox = |name: &str| {
-            format!(
-                r#"{{"sandboxes":[{{"tenant":"acme","environment":"staging","sandbox":"{name}"}}]}}"#
-            )
+            format!(r#"{{"sandboxes":[{{"tenant":"acme","environment":"staging","sandbox":"{name}"}}]}}"#)
         };
         for (text, good) in [
             (sandbox("build-7"), true),
@@ -218,8 +214,8 @@ mod tests {
         ] {
             let found = Revocations::parse(text.as_bytes());
             assert_eq!(found.is_ok(), good, "{text}");
-            let said = found.err().map(|error| error.to_string()).unwrap_or_default();
-            assert!(!said.contains("s3cr3t"), "{said}");
+            let message = found.err().map(|error| error.to_string()).unwrap_or_default();
+            assert!(!message.contains("s3cr3t"), "{message}");
         }
     }
 }

@@ -1,4 +1,4 @@
-//! SPIFFE IDs: who a token is about, in the one form its issuer may use.
+//! SPIFFE IDs: the subject of a token, in the one form that its issuer may use.
 
 use std::fmt;
 
@@ -7,22 +7,22 @@ use rules::ids::{Environment, IdError, SandboxId, Tenant};
 /// Longest subject, the limit of OpenID Connect.
 pub(crate) const MAX_SUBJECT: usize = 255;
 
-/// Why a text is not a subject, a part of one or a template of one.
+/// Why a text is not a subject, a part of one or a template for one.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum SubjectError {
     #[error("a SPIFFE ID is at most 255 characters long")]
     Long,
-    #[error("a path segment has letters, digits, `.`, `-` and `_` only, and is not `.` or `..`")]
+    #[error("a path segment may contain only letters, digits, `.`, `-` and `_`, and not be `.` or `..`")]
     Segment,
-    #[error("the subject is not of the form `{}`", SubjectTemplate::OURS)]
+    #[error("the subject does not have the form `{}`", SubjectTemplate::OURS)]
     Shape,
     #[error(
-        "a template names {{tenant}}, {{environment}} and {{sandbox}} once each, where they are not fixed"
+        "a template must contain {{tenant}}, {{environment}} and {{sandbox}} once each, except those that are fixed"
     )]
     Template,
-    #[error("a trust domain has lower-case letters, digits, `.`, `-` and `_` only")]
+    #[error("a trust domain may contain only lower-case letters, digits, `.`, `-` and `_`")]
     TrustDomain,
-    #[error("a tenant, environment or sandbox is not a short plain word: {0}")]
+    #[error("invalid tenant, environment or sandbox: {0}")]
     Word(#[from] IdError),
 }
 
@@ -42,14 +42,14 @@ impl TrustDomain {
     }
 }
 
-/// `text`, if it can be one segment of a SPIFFE path.
+/// Checks that `text` can be one segment of a SPIFFE path.
 fn parse_segment(text: &str) -> Result<&str, SubjectError> {
     let allowed = |b: u8| b.is_ascii_alphanumeric() || b".-_".contains(&b);
     let good = !matches!(text, "" | "." | "..") && text.bytes().all(allowed);
     good.then_some(text).ok_or(SubjectError::Segment)
 }
 
-/// The sandbox a token is about.
+/// The sandbox that a token is about.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct Subject {
     pub trust_domain: TrustDomain,
@@ -59,7 +59,7 @@ pub struct Subject {
 }
 
 impl Subject {
-    /// Parses the four parts, as a command line or a channel names them.
+    /// Parses the four parts, as given on a command line or by a channel.
     pub fn new(
         trust_domain: &str,
         tenant: &str,
@@ -76,7 +76,7 @@ impl Subject {
     }
 }
 
-/// The SPIFFE ID, in our own form.
+/// Formats the SPIFFE ID in our own form.
 impl fmt::Display for Subject {
     fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Self { trust_domain, tenant, environment, sandbox } = self;
@@ -85,9 +85,9 @@ impl fmt::Display for Subject {
     }
 }
 
-/// How an issuer writes a subject: a path with `{tenant}`, `{environment}` and `{sandbox}` in it.
+/// The form of an issuer's subjects: a path that contains `{tenant}`, `{environment}` and `{sandbox}`.
 ///
-/// What its path does not say (a cluster's SPIRE may know no tenants) is fixed by the operator.
+/// The operator sets fixed values for parts that the path lacks (a cluster's SPIRE may have no tenants).
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct SubjectTemplate {
     parts: Vec<TemplatePart>,
@@ -107,7 +107,7 @@ impl SubjectTemplate {
     /// The form that our own issuer uses.
     pub const OURS: &str = "/tenant/{tenant}/env/{environment}/sandbox/{sandbox}";
 
-    /// Parses a path; `tenant` and `environment` are fixed when given, and then not in the path.
+    /// Parses a path. A `tenant` or `environment` given here is fixed and must not be in the path.
     pub fn parse(
         path: &str,
         tenant: Option<Tenant>,
@@ -125,7 +125,7 @@ impl SubjectTemplate {
         if good { Ok(template) } else { Err(SubjectError::Template) }
     }
 
-    /// Whom `text` names.
+    /// Parses a subject.
     pub fn parse_subject(&self, text: &str) -> Result<Subject, SubjectError> {
         if text.len() > MAX_SUBJECT {
             return Err(SubjectError::Long);
@@ -133,27 +133,26 @@ impl SubjectTemplate {
         let rest = text.strip_prefix("spiffe://").ok_or(SubjectError::Shape)?;
         let (domain, path) = rest.split_once('/').ok_or(SubjectError::Shape)?;
         let segments = path.split('/').map(parse_segment).collect::<Result<Vec<_>, _>>()?;
-        let literals_agree =
-            self.parts.iter().zip(&segments).all(|(part, found)| part.matches(found));
+        let literals_agree = self.parts.iter().zip(&segments).all(|(part, found)| part.matches(found));
         if segments.len() != self.parts.len() || !literals_agree {
             return Err(SubjectError::Shape);
         }
-        let of = |part: TemplatePart| {
+        let segment_of = |part: TemplatePart| {
             let position = self.parts.iter().position(|found| *found == part)?;
             segments.get(position).copied()
         };
-        let said = |part: TemplatePart| of(part).ok_or(SubjectError::Shape);
+        let required = |part: TemplatePart| segment_of(part).ok_or(SubjectError::Shape);
         Ok(Subject {
             trust_domain: TrustDomain::parse(domain)?,
             tenant: match &self.tenant {
                 Some(fixed) => fixed.clone(),
-                None => Tenant::parse(said(TemplatePart::Tenant)?)?,
+                None => Tenant::parse(required(TemplatePart::Tenant)?)?,
             },
             environment: match &self.environment {
                 Some(fixed) => fixed.clone(),
-                None => Environment::parse(said(TemplatePart::Environment)?)?,
+                None => Environment::parse(required(TemplatePart::Environment)?)?,
             },
-            sandbox: SandboxId::parse(said(TemplatePart::Sandbox)?)?,
+            sandbox: SandboxId::parse(required(TemplatePart::Sandbox)?)?,
         })
     }
 }
@@ -202,10 +201,7 @@ mod tests {
     #[test]
     fn p12_only_the_one_form_names_a_sandbox() {
         let template = SubjectTemplate::default();
-        assert_eq!(
-            SubjectTemplate::parse(SubjectTemplate::OURS, None, None).as_ref(),
-            Ok(&template)
-        );
+        assert_eq!(SubjectTemplate::parse(SubjectTemplate::OURS, None, None).as_ref(), Ok(&template));
         for (text, named) in [
             ("spiffe://acme.example/tenant/acme/env/staging/sandbox/build-7", true),
             ("spiffe://acme.example/tenant/acme/env/staging/sandbox/Build-7", true),
@@ -232,8 +228,7 @@ mod tests {
         ] {
             assert_eq!(template.parse_subject(text).is_ok(), named, "{text:?}");
         }
-        let long =
-            format!("spiffe://acme.example/tenant/acme/env/staging/sandbox/{}", "a".repeat(250));
+        let long = format!("spiffe://acme.example/tenant/acme/env/staging/sandbox/{}", "a".repeat(250));
         assert_eq!(template.parse_subject(&long), Err(SubjectError::Long));
     }
 
@@ -257,8 +252,7 @@ mod tests {
             assert_eq!(SubjectTemplate::parse(path, tenant, environment).is_ok(), good, "{path}");
         }
         let fixed =
-            SubjectTemplate::parse("/ns/{tenant}/sa/{sandbox}", None, environment("staging"))
-                .unwrap();
+            SubjectTemplate::parse("/ns/{tenant}/sa/{sandbox}", None, environment("staging")).unwrap();
         let found = fixed.parse_subject("spiffe://prod.example/ns/acme/sa/build-7").unwrap();
         assert_eq!(found, Subject::new("prod.example", "acme", "staging", "build-7").unwrap());
     }

@@ -1,9 +1,9 @@
-//! Verification: whom a token names, or why it is refused. Cheapest checks first, then the signature; what
-//! is revoked is looked up last, so that nobody without a key can ask the list about others.
+//! Verification of tokens. The cheapest checks come first and the signature last. Only then is the
+//! revocation list consulted, so that a forged token cannot probe which ids are revoked.
 //!
-//! The issuer is one the operator trusts, it selects the keys, the key selects the algorithm; the token
-//! only says which of them it claims. A verified token is remembered by its hash until its end, but its
-//! times, its audience and the revocations are looked at on every use.
+//! The operator configures the trusted issuers. The issuer selects the keys, and the key determines the
+//! algorithm; the token only names them. A verified token is cached by its hash until it expires, but its
+//! times, its audience and the revocations are checked at every use.
 
 use std::fmt;
 use std::num::NonZeroUsize;
@@ -25,40 +25,40 @@ use crate::bounded_cache::{BoundedCache, CacheBound};
 use crate::sha256;
 use crate::trust::RefreshStatus;
 
-/// Longest life that an issuer can be given; the usual limit is [`TrustedIssuer::DEFAULT_LIFE`].
+/// Longest token lifetime that can be configured; the default limit is [`TrustedIssuer::DEFAULT_LIFE`].
 pub const MAX_LIFE: Duration = Duration::from_secs(3600);
-/// Most that two clocks may differ.
+/// Maximum clock skew.
 pub const MAX_SKEW: Duration = Duration::from_secs(30);
-/// Half of the most verified tokens remembered.
+/// Half of [`MAX_CACHED_TOKENS`].
 const HALF_OF_CACHED: NonZeroUsize = NonZeroUsize::new(1024).unwrap();
-/// Most verified tokens remembered.
+/// Maximum number of cached verified tokens.
 pub const MAX_CACHED_TOKENS: usize = 2 * HALF_OF_CACHED.get();
 
-/// Which claims an issuer's tokens must have.
+/// The claims that an issuer's tokens must have.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum RequiredClaims {
-    /// What JWT-SVID asks for: `sub`, `aud` and `exp`. For SPIRE and its like.
+    /// The claims that JWT-SVID requires: `sub`, `aud` and `exp`. For SPIRE and similar issuers.
     JwtSvid,
     /// `iss sub aud exp nbf iat jti`, as our own issuer writes them.
     #[default]
     Ours,
 }
 
-/// An issuer whose tokens are believed, and how far.
+/// A trusted issuer, and the limits of that trust.
 #[derive(Clone, Debug)]
 pub struct TrustedIssuer {
-    /// The exact `iss`. `None` is for a SPIRE that sets none: its tokens are known by their trust domain.
+    /// The exact `iss`. `None` is for a SPIRE that sets none: its tokens are matched by trust domain.
     pub issuer: Option<String>,
-    /// The only trust domain it may speak for.
+    /// The only trust domain it may issue for.
     pub trust_domain: TrustDomain,
-    /// The only environments it may name; `None` is every one, also those of other issuers.
+    /// The only environments it may name; `None` means all, including those of other issuers.
     pub environments: Option<Vec<Environment>>,
-    /// The only tenants it may name; `None` is every one.
+    /// The only tenants it may name; `None` means all.
     pub tenants: Option<Vec<Tenant>>,
     pub algorithms: Vec<SigningAlgorithm>,
     pub claims: RequiredClaims,
     pub subject: SubjectTemplate,
-    /// Longest life of its tokens.
+    /// Longest lifetime of its tokens.
     pub life: Duration,
     pub skew: Duration,
     /// Its JWK Set or SPIFFE bundle.
@@ -68,7 +68,7 @@ pub struct TrustedIssuer {
 impl TrustedIssuer {
     pub const DEFAULT_LIFE: Duration = Duration::from_secs(600);
 
-    /// An issuer like our own: ES256, all claims, ten minutes, every environment and tenant.
+    /// Returns an issuer like our own: ES256, all claims, ten minutes, every environment and tenant.
     pub fn new(issuer: &str, trust_domain: TrustDomain, keys: PathBuf) -> Self {
         Self {
             issuer: Some(issuer.to_owned()),
@@ -85,34 +85,34 @@ impl TrustedIssuer {
     }
 }
 
-/// Why there is no verifier, or why a file was not taken over.
+/// Why a verifier could not be created, or a file not be adopted.
 #[derive(Debug, thiserror::Error)]
 pub enum VerifierError {
     #[error("issuer {0}: an issuer needs at least one algorithm")]
     Algorithms(String),
-    #[error("issuer {0}: another issuer has the same name, or none and the same trust domain")]
+    #[error("issuer {0}: another issuer has the same name, or both have no name and the same trust domain")]
     Ambiguous(String),
-    #[error("issuer {0}: tokens may live {max} s and clocks may differ {skew} s at most", max = MAX_LIFE.as_secs(), skew = MAX_SKEW.as_secs())]
+    #[error("issuer {0}: the maximum token lifetime is {max} s and the maximum clock skew {skew} s", max = MAX_LIFE.as_secs(), skew = MAX_SKEW.as_secs())]
     Bounds(String),
-    #[error("the keys of an issuer: {0}")]
+    #[error("issuer keys: {0}")]
     Keys(#[from] WatchedFileError<KeySetError>),
-    #[error("an issuer without a name can only be one of the JWT-SVID kind")]
+    #[error("an issuer without a name must have JWT-SVID claims")]
     Nameless,
-    #[error("the revocations: {0}")]
+    #[error("revocation list: {0}")]
     Revocations(#[from] WatchedFileError<RevocationError>),
 }
 
-/// What the path on which a token came asks of it.
+/// What the channel on which a token arrived requires of it.
 #[derive(Clone, Copy, Debug)]
 pub struct VerifyContext<'a> {
     /// The memory service's logical name.
     pub audience: &'a str,
-    /// The SHA-256 of the client certificate on the channel, if there is one, for tokens bound to it.
+    /// The SHA-256 of the client certificate on the channel, if any, for tokens bound to one.
     pub certificate: Option<&'a [u8; 32]>,
 }
 
 impl<'a> VerifyContext<'a> {
-    /// A token for `audience`, on a channel without a client certificate.
+    /// Returns the context for `audience` on a channel without a client certificate.
     pub fn for_audience(audience: &'a str) -> Self {
         Self { audience, certificate: None }
     }
@@ -130,7 +130,7 @@ struct LoadedIssuer {
     keys: WatchedFile<KeySet, KeySetError>,
 }
 
-/// A token that was verified by these very keys; with other keys it is verified again.
+/// A token that was verified with exactly these keys; with other keys it is verified again.
 #[derive(Clone)]
 struct CachedToken {
     identity: Arc<VerifiedIdentity>,
@@ -146,36 +146,30 @@ impl Verifier {
         now: UnixTime,
     ) -> Result<Self, VerifierError> {
         check_issuers(&issuers)?;
-        let issuers = issuers
-            .into_iter()
-            .map(|limits| LoadedIssuer::load(limits, now))
-            .collect::<Result<_, _>>()?;
-        let follow = |path: PathBuf| {
-            WatchedFile::load(&path, revocation::MAX_FILE, Box::new(Revocations::parse), now)
-        };
+        let issuers =
+            issuers.into_iter().map(|limits| LoadedIssuer::load(limits, now)).collect::<Result<_, _>>()?;
+        let follow =
+            |path: PathBuf| WatchedFile::load(&path, revocation::MAX_FILE, Box::new(Revocations::parse), now);
         let revocations = revocations.map(follow).transpose()?;
         let verified = Mutex::new(BoundedCache::new(CacheBound::from_half(HALF_OF_CACHED)));
         Ok(Self { issuers, revocations, verified })
     }
 
-    /// Looks at the files and takes over those that changed and are good. For a timer; it blocks.
+    /// Checks the files and adopts those that changed and are valid. For a timer; it blocks.
     ///
-    /// Every file is looked at, whatever is wrong with another.
+    /// An error in one file does not prevent the others from being checked.
     pub fn refresh(&self, now: UnixTime) -> Result<RefreshStatus, Vec<VerifierError>> {
-        let keys =
-            self.issuers.iter().map(|issuer| issuer.keys.refresh(now).map_err(VerifierError::from));
-        let revocations =
-            self.revocations.iter().map(|list| list.refresh(now).map_err(VerifierError::from));
+        let keys = self.issuers.iter().map(|issuer| issuer.keys.refresh(now).map_err(VerifierError::from));
+        let revocations = self.revocations.iter().map(|list| list.refresh(now).map_err(VerifierError::from));
         let (good, bad): (Vec<_>, Vec<_>) = keys.chain(revocations).partition(Result::is_ok);
         if !bad.is_empty() {
             return Err(bad.into_iter().filter_map(Result::err).collect());
         }
-        let changed =
-            good.into_iter().flatten().any(|refreshed| refreshed == RefreshStatus::Changed);
+        let changed = good.into_iter().flatten().any(|refreshed| refreshed == RefreshStatus::Changed);
         Ok(if changed { RefreshStatus::Changed } else { RefreshStatus::Unchanged })
     }
 
-    /// Says whom `token` names.
+    /// Verifies `token` and returns the identity in it.
     pub fn verify(
         &self,
         token: &str,
@@ -202,16 +196,12 @@ impl Verifier {
         Ok(claimed.identity)
     }
 
-    /// How many verified tokens are remembered.
+    /// Returns the number of cached tokens.
     pub fn cached_tokens(&self) -> usize {
         self.lock_cache().len()
     }
 
-    fn lookup_cached(
-        &self,
-        hash: &[u8; 32],
-        now: u64,
-    ) -> Result<Option<CachedToken>, IdentityError> {
+    fn lookup_cached(&self, hash: &[u8; 32], now: u64) -> Result<Option<CachedToken>, IdentityError> {
         let Some(known) = self.lock_cache().get(hash).cloned() else {
             return Ok(None);
         };
@@ -223,7 +213,7 @@ impl Verifier {
         Ok((same && keys.key(known.identity.key_id(), now).is_some()).then_some(known))
     }
 
-    /// What the claims must say at every use, remembered or not.
+    /// Checks the claims that must hold at every use, cached or not.
     fn check_claims(
         &self,
         claimed: &CachedToken,
@@ -235,7 +225,7 @@ impl Verifier {
         claimed.identity.check_expected(expected)
     }
 
-    /// Only for a token whose signature is good: the answer tells of other sandboxes and tenants.
+    /// Call it only once the signature is verified: the result is information about sandboxes and tenants.
     fn check_revocation(&self, identity: &VerifiedIdentity, now: u64) -> Result<(), IdentityError> {
         let Some(list) = &self.revocations else {
             return Ok(());
@@ -243,12 +233,8 @@ impl Verifier {
         list.current(now).ok_or(IdentityError::RevocationsStale)?.check(identity)
     }
 
-    /// Everything the token claims, in the form its issuer may claim it; not yet believed.
-    fn read_claims(
-        &self,
-        compact: &CompactJws<'_>,
-        now: u64,
-    ) -> Result<CachedToken, IdentityError> {
+    /// Reads the claims and checks that the issuer may make them. They are not verified yet.
+    fn read_claims(&self, compact: &CompactJws<'_>, now: u64) -> Result<CachedToken, IdentityError> {
         let claims = ClaimReader { claims: &compact.claims };
         let (index, issuer) = self.find_issuer(&claims)?;
         let keys = issuer.keys.current(now).ok_or(IdentityError::KeysStale)?;
@@ -260,10 +246,7 @@ impl Verifier {
         Ok(CachedToken { identity, issuer: index, keys })
     }
 
-    fn find_issuer(
-        &self,
-        claims: &ClaimReader<'_>,
-    ) -> Result<(usize, &LoadedIssuer), IdentityError> {
+    fn find_issuer(&self, claims: &ClaimReader<'_>) -> Result<(usize, &LoadedIssuer), IdentityError> {
         let (name, subject) = (claims.text("iss")?, claims.text("sub")?.unwrap_or_default());
         let domain = subject.strip_prefix("spiffe://").and_then(|rest| rest.split('/').next());
         let matches = |issuer: &TrustedIssuer| match (&issuer.issuer, name) {
@@ -280,7 +263,7 @@ impl Verifier {
     }
 
     fn lock_cache(&self) -> std::sync::MutexGuard<'_, BoundedCache<[u8; 32], CachedToken>> {
-        // A panic elsewhere leaves whole entries behind, so a poisoned cache is still a cache.
+        // A panic leaves only complete entries behind, so a poisoned cache is safe to use.
         sys::lock(&self.verified)
     }
 }
@@ -297,7 +280,7 @@ impl LoadedIssuer {
         let allowed = limits.algorithms.clone();
         let parse = Box::new(move |text: &[u8]| KeySet::parse(text, &allowed));
         let keys = WatchedFile::load(&limits.keys, keyset::MAX_FILE, parse, now)?;
-        // Later an empty set revokes; at the start it is a mistake, and better said than found out.
+        // Later, an empty set revokes every key; at startup it is a mistake, so report it.
         if keys.current(now.as_secs()).is_none_or(|keys| keys.is_empty()) {
             let path = limits.keys.clone();
             return Err(WatchedFileError::Content { path, source: KeySetError::NoKeys }.into());
@@ -308,8 +291,7 @@ impl LoadedIssuer {
 
 fn check_issuers(issuers: &[TrustedIssuer]) -> Result<(), VerifierError> {
     for (index, issuer) in issuers.iter().enumerate() {
-        let name =
-            || issuer.issuer.clone().unwrap_or_else(|| issuer.trust_domain.as_str().to_owned());
+        let name = || issuer.issuer.clone().unwrap_or_else(|| issuer.trust_domain.as_str().to_owned());
         if issuer.issuer.is_none() && issuer.claims == RequiredClaims::Ours {
             return Err(VerifierError::Nameless);
         }

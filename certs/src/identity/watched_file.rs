@@ -1,4 +1,5 @@
-//! A file whose meaning is followed: taken over when good, kept when it turns bad, given up when bad too long.
+//! A watched file: adopted while valid; the last good content stays in use if the file turns bad, but not
+//! for longer than [`MAX_STALE`].
 
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -12,10 +13,10 @@ use crate::files::{self, FileError, FilePoller};
 use crate::sha256;
 use crate::trust::RefreshStatus;
 
-/// How long the last good content counts while the file cannot be read. Then everything is refused.
+/// How long the last good content is used while the file is unreadable. After that, everything is refused.
 pub const MAX_STALE: Duration = Duration::from_secs(3600);
 
-/// Why a followed file was not taken over.
+/// Why a watched file was not adopted.
 #[derive(Debug, thiserror::Error)]
 pub enum WatchedFileError<E: std::error::Error> {
     #[error("{}: {source}", path.display())]
@@ -43,10 +44,10 @@ impl<T, E: std::error::Error> WatchedFile<T, E> {
         now: UnixTime,
     ) -> Result<Self, WatchedFileError<E>> {
         let mut watch = FilePoller::new(vec![path.to_owned()]);
-        watch.poll_changed(); // before reading, so that a change meanwhile is seen later
+        watch.poll_changed(); // before reading, so that a change during the read is seen later
         let text = files::read_bounded(path, limit)?;
-        let value = parse(&text)
-            .map_err(|source| WatchedFileError::Content { path: path.to_owned(), source })?;
+        let value =
+            parse(&text).map_err(|source| WatchedFileError::Content { path: path.to_owned(), source })?;
         Ok(Self {
             path: path.to_owned(),
             limit,
@@ -57,7 +58,7 @@ impl<T, E: std::error::Error> WatchedFile<T, E> {
         })
     }
 
-    /// Looks at the file and takes it over if it changed and is good. It blocks.
+    /// Checks the file and adopts it if it changed and is valid. It blocks.
     pub(super) fn refresh(&self, now: UnixTime) -> Result<RefreshStatus, WatchedFileError<E>> {
         let mut guard = sys::lock(&self.watch);
         let (watch, digest) = &mut *guard;
@@ -67,7 +68,7 @@ impl<T, E: std::error::Error> WatchedFile<T, E> {
         }
         match &refreshed {
             Ok(_) => self.seen_good.store(now.as_secs(), Ordering::Relaxed),
-            // A clock that was ahead and is set right must not lengthen the patience.
+            // A clock that was ahead and is corrected must not extend the time.
             Err(_) => drop(self.seen_good.fetch_min(now.as_secs(), Ordering::Relaxed)),
         }
         refreshed
@@ -80,14 +81,13 @@ impl<T, E: std::error::Error> WatchedFile<T, E> {
             return Ok(RefreshStatus::Unchanged);
         }
         let parsed = (self.parse)(&text);
-        let value = parsed
-            .map_err(|source| WatchedFileError::Content { path: self.path.clone(), source })?;
+        let value = parsed.map_err(|source| WatchedFileError::Content { path: self.path.clone(), source })?;
         self.current.store(Arc::new(value));
         *digest = found;
         Ok(RefreshStatus::Changed)
     }
 
-    /// What the file means, or nothing once it could not be read for [`MAX_STALE`].
+    /// Returns the last good content, or `None` once the file has been bad for [`MAX_STALE`].
     pub(super) fn current(&self, now: u64) -> Option<Arc<T>> {
         let age = now.saturating_sub(self.seen_good.load(Ordering::Relaxed));
         (age <= MAX_STALE.as_secs()).then(|| self.current.load_full())

@@ -1,5 +1,5 @@
-//! Attacks on the token itself. Those on the path it comes by (another's token, headers sent twice, a bank of
-//! another environment) are stopped where the path is known; here it shows whom such a token names.
+//! Attacks on the token itself. Attacks on the channel (another sandbox's token, duplicate headers, a bank of
+//! another environment) are stopped where the channel is known; here the tests show which sandbox such a token names.
 
 use base64::Engine;
 use base64::engine::general_purpose::URL_SAFE_NO_PAD;
@@ -13,13 +13,11 @@ use crate::{NOW, unix_time};
 type TokenRefusal = IdentityError;
 
 #[test]
-fn p12_an_honest_token_passes_whoever_wrote_it() {
+fn p12_an_honest_token_passes_whichever_library_wrote_it() {
     let world = IssuerFixture::new();
-    for token in
-        [world.token(), world.forger().sign(&claims()), world.forger().sign_plainly(&claims())]
-    {
+    for token in [world.token(), world.forger().sign(&claims()), world.forger().sign_plainly(&claims())] {
         assert_eq!(world.verify(&token).as_deref(), Ok(SUBJECT));
-        assert_eq!(world.verify(&token).as_deref(), Ok(SUBJECT), "and again, until its end");
+        assert_eq!(world.verify(&token).as_deref(), Ok(SUBJECT), "and again, until it expires");
     }
 }
 
@@ -71,11 +69,9 @@ fn p12_attacks_4_and_5_the_algorithm_is_the_keys_and_not_the_tokens() {
             assert_eq!(world.verify(&token), Err(TokenRefusal::Algorithm), "4 {algorithm}");
         }
     }
-    for secret in [
-        world.issuer.jwks(unix_time(NOW)).unwrap().to_string(),
-        public_point(&world),
-        forger.kid.clone(),
-    ] {
+    for secret in
+        [world.issuer.jwks(unix_time(NOW)).unwrap().to_string(), public_point(&world), forger.kid.clone()]
+    {
         let confused = TokenForger {
             kid: forger.kid.clone(),
             key: EncodingKey::from_secret(secret.as_bytes()),
@@ -97,11 +93,7 @@ fn p12_attack_6_headers_that_would_choose_the_key() {
     let forger = world.forger();
     let own = json!({ "kty": "EC", "crv": "P-256", "x": "AA", "y": "AA" });
     for (what, header, refused) in [
-        (
-            "kid traversal",
-            json!({ "alg": "ES256", "kid": "../../etc/passwd" }),
-            TokenRefusal::UnknownKey,
-        ),
+        ("kid traversal", json!({ "alg": "ES256", "kid": "../../etc/passwd" }), TokenRefusal::UnknownKey),
         ("kid unknown", json!({ "alg": "ES256", "kid": "other" }), TokenRefusal::UnknownKey),
         ("kid injection", json!({ "alg": "ES256", "kid": "' OR 1=1 --" }), TokenRefusal::Header),
         ("kid a number", json!({ "alg": "ES256", "kid": 1 }), TokenRefusal::Header),
@@ -120,23 +112,11 @@ fn p12_attack_6_headers_that_would_choose_the_key() {
             TokenRefusal::Header,
         ),
         ("x5c", json!({ "alg": "ES256", "kid": forger.kid, "x5c": ["AA"] }), TokenRefusal::Header),
-        (
-            "crit",
-            json!({ "alg": "ES256", "kid": forger.kid, "crit": ["exp"] }),
-            TokenRefusal::Header,
-        ),
+        ("crit", json!({ "alg": "ES256", "kid": forger.kid, "crit": ["exp"] }), TokenRefusal::Header),
         ("b64", json!({ "alg": "ES256", "kid": forger.kid, "b64": false }), TokenRefusal::Header),
         ("zip", json!({ "alg": "ES256", "kid": forger.kid, "zip": "DEF" }), TokenRefusal::Header),
-        (
-            "strange typ",
-            json!({ "alg": "ES256", "kid": forger.kid, "typ": "at+jwt" }),
-            TokenRefusal::Header,
-        ),
-        (
-            "typ a list",
-            json!({ "alg": "ES256", "kid": forger.kid, "typ": [] }),
-            TokenRefusal::Header,
-        ),
+        ("strange typ", json!({ "alg": "ES256", "kid": forger.kid, "typ": "at+jwt" }), TokenRefusal::Header),
+        ("typ a list", json!({ "alg": "ES256", "kid": forger.kid, "typ": [] }), TokenRefusal::Header),
     ] {
         let token = forger.sign_text(&header.to_string(), &claims().to_string());
         assert_eq!(world.verify(&token), Err(refused), "6 {what}");
@@ -148,7 +128,7 @@ fn p12_attack_6_headers_that_would_choose_the_key() {
     }
 }
 
-/// Each row: what is set (or, if null, removed) in good claims signed by the right key.
+/// Each row sets a claim (or removes it, if null) in otherwise good claims signed by the right key.
 fn assert_spoiled(rows: &[(&str, Value, Option<TokenRefusal>)]) {
     let world = IssuerFixture::new();
     let forger = world.forger();
@@ -156,11 +136,7 @@ fn assert_spoiled(rows: &[(&str, Value, Option<TokenRefusal>)]) {
         let mut claims = claims();
         match value {
             Value::Null => drop(claims.as_object_mut().unwrap().remove(*name)),
-            Value::Bool(_)
-            | Value::Number(_)
-            | Value::String(_)
-            | Value::Array(_)
-            | Value::Object(_) => {
+            Value::Bool(_) | Value::Number(_) | Value::String(_) | Value::Array(_) | Value::Object(_) => {
                 claims[*name] = value.clone();
             }
         }
@@ -206,7 +182,7 @@ fn p12_attack_7_times() {
     assert_eq!(
         world.verify(&world.forger().sign(&claims)),
         Err(TokenRefusal::Expired),
-        "ends before it begins"
+        "expires before it is issued"
     );
 }
 
@@ -242,23 +218,18 @@ fn p12_attack_10_another_sandboxes_token_names_that_sandbox() {
     let mut claims = claims();
     claims["sub"] = SUBJECT.replace("build-7", "trial-2").into();
     let token = world.forger().sign(&claims);
-    let identity = world
-        .verifier
-        .verify(&token, &VerifyContext::for_audience(AUDIENCE), unix_time(NOW))
-        .unwrap();
+    let identity =
+        world.verifier.verify(&token, &VerifyContext::for_audience(AUDIENCE), unix_time(NOW)).unwrap();
     assert_eq!(identity.subject().sandbox.as_str(), "trial-2", "the caller compares, and refuses");
     assert_eq!(identity.generation(), Some(3));
     assert_eq!(identity.expires_at(), NOW + 300);
 }
 
 #[test]
-fn p12_attack_11_a_sandbox_made_anew_refuses_its_predecessors_tokens() {
-    let sandbox =
-        json!({ "tenant": "acme", "environment": "staging", "sandbox": "build-7", "oldest": 4 });
-    let world = IssuerFixture::with_algorithm(
-        SigningAlgorithm::Es256,
-        Some(&json!({ "generations": [sandbox] })),
-    );
+fn p12_attack_11_a_recreated_sandbox_refuses_its_predecessors_tokens() {
+    let sandbox = json!({ "tenant": "acme", "environment": "staging", "sandbox": "build-7", "oldest": 4 });
+    let world =
+        IssuerFixture::with_algorithm(SigningAlgorithm::Es256, Some(&json!({ "generations": [sandbox] })));
     for (generation, refused) in [
         (json!("3"), Some(TokenRefusal::Generation)),
         (json!("4"), None),
@@ -286,11 +257,11 @@ fn attack_12_the_token_may_be_used_until_its_end() {
     for second in 0..300 {
         assert_eq!(world.verify_at(&token, NOW + second).as_deref(), Ok(SUBJECT), "{second}");
     }
-    assert_eq!(world.verify_at(&token, NOW + 330), Err(TokenRefusal::Expired), "remembered or not");
+    assert_eq!(world.verify_at(&token, NOW + 330), Err(TokenRefusal::Expired), "cached or not");
     assert_eq!(world.verifier.cached_tokens(), 1);
 }
 
-/// 14 and 15, as far as they reach the token: several in one value are not one.
+/// 14 and 15, as far as they concern the token: several in one value are not one.
 #[test]
 fn p12_attacks_14_and_15_several_tokens_in_one_value() {
     let world = IssuerFixture::new();
@@ -322,26 +293,11 @@ fn p12_attack_16_two_ways_to_read_one_token() {
     let twice = |member: &str| good.replacen('{', &format!("{{{member},"), 1);
     for (what, header, text, refused) in [
         ("sub twice", &header, twice(&format!(r#""sub":"{victim}""#)), TokenRefusal::Duplicate),
-        (
-            "sub twice, the same",
-            &header,
-            twice(&format!(r#""sub":"{SUBJECT}""#)),
-            TokenRefusal::Duplicate,
-        ),
-        (
-            "sub twice, escaped",
-            &header,
-            twice(&format!(r#""s\u0075b":"{victim}""#)),
-            TokenRefusal::Duplicate,
-        ),
+        ("sub twice, the same", &header, twice(&format!(r#""sub":"{SUBJECT}""#)), TokenRefusal::Duplicate),
+        ("sub twice, escaped", &header, twice(&format!(r#""s\u0075b":"{victim}""#)), TokenRefusal::Duplicate),
         ("exp twice", &header, twice(r#""exp":1"#), TokenRefusal::Duplicate),
         ("deep duplicate", &header, twice(r#""x":{"a":1,"a":2}"#), TokenRefusal::Duplicate),
-        (
-            "alg twice",
-            &header.replacen('{', r#"{"alg":"none","#, 1),
-            good.clone(),
-            TokenRefusal::Duplicate,
-        ),
+        ("alg twice", &header.replacen('{', r#"{"alg":"none","#, 1), good.clone(), TokenRefusal::Duplicate),
         ("two documents", &header, format!("{good}{good}"), TokenRefusal::Malformed),
         ("trailing text", &header, format!("{good}x"), TokenRefusal::Malformed),
         ("a list", &header, format!("[{good}]"), TokenRefusal::Malformed),
@@ -387,11 +343,7 @@ fn p12_attacks_18_to_20_environment_and_look_alikes() {
         ("sub", json!(SUBJECT.replace("/env/staging", "")), subject),
         ("sub", json!(SUBJECT.replace("staging", "")), subject),
         ("sub", json!(SUBJECT.replace("staging", "staging/env/production")), subject),
-        (
-            "sub",
-            json!(SUBJECT.replace("acme.example", "evil.example")),
-            Some(TokenRefusal::TrustDomain),
-        ),
+        ("sub", json!(SUBJECT.replace("acme.example", "evil.example")), Some(TokenRefusal::TrustDomain)),
         ("sub", json!(SUBJECT.replace("acme.example", "ACME.example")), subject),
         ("sub", with("build-7/"), subject),
         ("sub", with("../build-7"), subject),
@@ -408,7 +360,7 @@ fn p12_attacks_18_to_20_environment_and_look_alikes() {
         let mut claims = claims();
         claims["sub"] = with(other);
         let named = world.verify(&world.forger().sign(&claims)).unwrap();
-        assert_ne!(named, SUBJECT, "20 {other} is itself, byte by byte, and not build-7");
+        assert_ne!(named, SUBJECT, "20 {other} is compared byte by byte and is not build-7");
     }
 }
 
@@ -428,12 +380,7 @@ fn p12_a_token_bound_to_a_certificate_needs_that_certificate() {
         ("right, remembered", &good, Some(&mine), None),
         ("another's, remembered", &good, Some(&other), Some(TokenRefusal::Confirmation)),
         ("none, remembered", &good, None, Some(TokenRefusal::Confirmation)),
-        (
-            "unknown kind",
-            &bound_to(json!({ "jkt": print })),
-            Some(&mine),
-            Some(TokenRefusal::Confirmation),
-        ),
+        ("unknown kind", &bound_to(json!({ "jkt": print })), Some(&mine), Some(TokenRefusal::Confirmation)),
         (
             "two kinds",
             &bound_to(json!({ "x5t#S256": print, "jkt": "x" })),
@@ -442,19 +389,10 @@ fn p12_a_token_bound_to_a_certificate_needs_that_certificate() {
         ),
         ("empty", &bound_to(json!({})), Some(&mine), Some(TokenRefusal::Confirmation)),
         ("text", &bound_to(json!(print)), Some(&mine), Some(TokenRefusal::Confirmation)),
-        (
-            "short",
-            &bound_to(json!({ "x5t#S256": "AAAA" })),
-            Some(&mine),
-            Some(TokenRefusal::Confirmation),
-        ),
+        ("short", &bound_to(json!({ "x5t#S256": "AAAA" })), Some(&mine), Some(TokenRefusal::Confirmation)),
     ] {
         let expected = VerifyContext { audience: AUDIENCE, certificate: presented };
-        assert_eq!(
-            world.verifier.verify(token, &expected, unix_time(NOW)).err(),
-            refused,
-            "{what}"
-        );
+        assert_eq!(world.verifier.verify(token, &expected, unix_time(NOW)).err(), refused, "{what}");
     }
 }
 
@@ -467,8 +405,7 @@ fn p12_only_good_tokens_are_remembered_and_only_for_their_audience() {
     assert_eq!(world.verifier.cached_tokens(), 0);
     let token = world.token();
     assert!(world.verify(&token).is_ok());
-    let elsewhere =
-        world.verifier.verify(&token, &VerifyContext::for_audience("other"), unix_time(NOW));
+    let elsewhere = world.verifier.verify(&token, &VerifyContext::for_audience("other"), unix_time(NOW));
     assert_eq!(elsewhere, Err(TokenRefusal::Audience));
 }
 
@@ -485,7 +422,7 @@ fn swap_claims(message: &str) -> String {
     format!("{header}.{}", URL_SAFE_NO_PAD.encode(claims.to_string()))
 }
 
-/// The last character of a 64-byte signature has four bits that say nothing; they must be zero.
+/// The last character of a 64-byte signature has four unused bits, which must be zero.
 fn stray_bits(token: &str) -> String {
     let last = token.chars().last().unwrap();
     let next = match last {

@@ -1,4 +1,4 @@
-//! The local issuer, and the tokens towards services, judged by a strict reader of another library.
+//! The local issuer and the tokens for services, checked with a strict reader from another library.
 
 use std::fs;
 use std::os::unix::fs::PermissionsExt;
@@ -6,9 +6,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use certs::identity::{IssueRequest, LocalIssuer, SigningAlgorithm, SigningKey, Subject};
-use certs::service_token::{
-    MAX_TOKENS, ServiceClaims, ServiceProfile, ServiceTokenError, ServiceTokens,
-};
+use certs::service_token::{MAX_TOKENS, ServiceClaims, ServiceProfile, ServiceTokenError, ServiceTokens};
 use jsonwebtoken::jwk::JwkSet;
 use jsonwebtoken::{DecodingKey, Validation};
 use serde_json::Value;
@@ -16,7 +14,7 @@ use serde_json::Value;
 use super::{AUDIENCE, ISSUER, IssuerFixture, SUBJECT, options, request};
 use crate::{NOW, unix_time};
 
-/// Reads a token by a JWK Set as a careful service would, but for the clock, which it cannot be given.
+/// Reads a token with a JWK Set as a careful service would, except for the clock, which it cannot set.
 fn decode_as_service(
     token: &str,
     set: &Value,
@@ -56,7 +54,7 @@ fn every_algorithm_is_verified_by_us_and_by_others() {
         assert_eq!(claims["exp"], NOW + 300);
         assert_eq!(claims["sid"], "3");
         assert_eq!(claims["jti"].as_str().unwrap().len(), 32, "128 bits");
-        assert_ne!(world.token(), token, "no two are alike");
+        assert_ne!(world.token(), token, "every token is unique");
     }
 }
 
@@ -83,7 +81,7 @@ fn what_the_issuer_will_not_say() {
 }
 
 #[test]
-fn keys_are_the_owners_and_are_shown_to_nobody() {
+fn keys_are_readable_by_their_owner_only_and_never_shown() {
     let world = IssuerFixture::new();
     let dir = world.dir.path().join("issuer");
     let kid = world.issuer.key_ids().next().unwrap();
@@ -97,27 +95,16 @@ fn keys_are_the_owners_and_are_shown_to_nobody() {
     assert!(!shown.contains(line) && !shown.contains(token.expose()));
     let published = world.issuer.jwks(unix_time(NOW)).unwrap().to_string();
     assert!(!published.contains("\"d\""), "{published}");
-    assert!(
-        LocalIssuer::init(&dir, &options(SigningAlgorithm::Es256), unix_time(NOW)).is_err(),
-        "not twice"
-    );
+    assert!(LocalIssuer::init(&dir, &options(SigningAlgorithm::Es256), unix_time(NOW)).is_err(), "not twice");
     fs::set_permissions(&path, fs::Permissions::from_mode(0o644)).unwrap();
-    assert!(
-        world
-            .issuer
-            .issue(&request(), unix_time(NOW))
-            .unwrap_err()
-            .to_string()
-            .contains("chmod 600")
-    );
+    assert!(world.issuer.issue(&request(), unix_time(NOW)).unwrap_err().to_string().contains("chmod 600"));
 }
 
 #[test]
 fn keys_without_their_description_are_not_written_over() {
     for kept in ["jwks.json", "key"] {
         let dir = tempfile::tempdir().unwrap();
-        let init =
-            || LocalIssuer::init(dir.path(), &options(SigningAlgorithm::Es256), unix_time(NOW));
+        let init = || LocalIssuer::init(dir.path(), &options(SigningAlgorithm::Es256), unix_time(NOW));
         let kid = init().unwrap().key_ids().next().unwrap().to_owned();
         let keep = if kept == "key" { format!("{kid}.key") } else { kept.to_owned() };
         for entry in fs::read_dir(dir.path()).unwrap().map(|entry| entry.unwrap().path()) {
@@ -127,7 +114,7 @@ fn keys_without_their_description_are_not_written_over() {
         }
         let before = fs::read(dir.path().join(&keep)).unwrap();
         let refused = init().unwrap_err().to_string();
-        assert!(refused.contains(&keep) && refused.contains("begin anew"), "{refused}");
+        assert!(refused.contains(&keep) && refused.contains("start over"), "{refused}");
         assert_eq!(fs::read(dir.path().join(&keep)).unwrap(), before);
     }
 }
@@ -140,12 +127,7 @@ fn service_tokens(
     algorithm: SigningAlgorithm,
     profile: ServiceProfile,
 ) -> Result<ServiceTokens, ServiceTokenError> {
-    ServiceTokens::new(
-        SigningKey::generate(algorithm).unwrap(),
-        ISSUER,
-        profile,
-        Duration::from_secs(60),
-    )
+    ServiceTokens::new(SigningKey::generate(algorithm).unwrap(), ISSUER, profile, Duration::from_secs(60))
 }
 
 fn service_claims<'a>(subject: &'a Subject, banks: &'a [String]) -> ServiceClaims<'a> {
@@ -162,16 +144,10 @@ fn a_service_verifies_what_we_sign_for_it() {
     ] {
         let tokens = service_tokens(algorithm, profile).unwrap();
         let subject = subject();
-        let bound =
-            ServiceClaims { certificate: Some(&[7; 32]), ..service_claims(&subject, &banks) };
+        let bound = ServiceClaims { certificate: Some(&[7; 32]), ..service_claims(&subject, &banks) };
         let token = tokens.token(&bound, unix_time(NOW)).unwrap();
-        let claims = decode_as_service(
-            token.expose(),
-            &tokens.jwks(unix_time(NOW)),
-            algorithm,
-            "memory",
-            ISSUER,
-        );
+        let claims =
+            decode_as_service(token.expose(), &tokens.jwks(unix_time(NOW)), algorithm, "memory", ISSUER);
         assert_eq!(claims["sub"], SUBJECT);
         assert_eq!(claims["act"]["sub"], ISSUER);
         assert_eq!((&claims["tid"], &claims["env"]), (&"acme".into(), &"staging".into()));
@@ -186,8 +162,7 @@ fn a_service_verifies_what_we_sign_for_it() {
 #[test]
 fn a_service_token_is_kept_for_half_its_life_and_for_its_claims_only() {
     let tokens = service_tokens(SigningAlgorithm::Es256, ServiceProfile::Generic).unwrap();
-    let (mine, other) =
-        (subject(), Subject::new("acme.example", "acme", "staging", "trial-2").unwrap());
+    let (mine, other) = (subject(), Subject::new("acme.example", "acme", "staging", "trial-2").unwrap());
     let banks = ["a".to_owned()];
     let first = tokens.token(&service_claims(&mine, &[]), unix_time(NOW)).unwrap();
     for (what, claims, now, same) in [
@@ -195,22 +170,13 @@ fn a_service_token_is_kept_for_half_its_life_and_for_its_claims_only() {
         ("just before half", service_claims(&mine, &[]), NOW + 29, true),
         ("another sandbox", service_claims(&other, &[]), NOW, false),
         ("another bank", service_claims(&mine, &banks), NOW, false),
-        (
-            "another audience",
-            ServiceClaims { audience: "b", ..service_claims(&mine, &[]) },
-            NOW,
-            false,
-        ),
+        ("another audience", ServiceClaims { audience: "b", ..service_claims(&mine, &[]) }, NOW, false),
         ("half its life", service_claims(&mine, &[]), NOW + 30, false),
     ] {
-        assert_eq!(
-            Arc::ptr_eq(&tokens.token(&claims, unix_time(now)).unwrap(), &first),
-            same,
-            "{what}"
-        );
+        assert_eq!(Arc::ptr_eq(&tokens.token(&claims, unix_time(now)).unwrap(), &first), same, "{what}");
     }
     let before = tokens.token(&service_claims(&mine, &[]), unix_time(NOW - 1)).unwrap();
-    assert!(!Arc::ptr_eq(&before, &first), "a clock set back gets no token of the future");
+    assert!(!Arc::ptr_eq(&before, &first), "after the clock is set back, no token from the future");
 }
 
 #[test]
@@ -225,8 +191,7 @@ fn a_new_key_is_published_beside_the_old_until_its_tokens_have_ended() {
     let after = new.token(&service_claims(&subject, &[]), unix_time(NOW)).unwrap();
     for (token, actor) in [(&before, ISSUER), (&after, "spiffe://acme.example/sandbar/host-1")] {
         let set = new.jwks(unix_time(NOW + 89));
-        let claims =
-            decode_as_service(token.expose(), &set, SigningAlgorithm::Es256, "memory", ISSUER);
+        let claims = decode_as_service(token.expose(), &set, SigningAlgorithm::Es256, "memory", ISSUER);
         assert_eq!(claims["act"]["sub"], actor);
     }
     for (now, keys) in [(NOW + 89, 2), (NOW + 90, 1)] {
@@ -239,16 +204,13 @@ fn a_new_key_is_published_beside_the_old_until_its_tokens_have_ended() {
 fn p17_service_tokens_are_bounded() {
     let tokens = service_tokens(SigningAlgorithm::Es256, ServiceProfile::Generic).unwrap();
     for number in 0..MAX_TOKENS + 200 {
-        let subject =
-            Subject::new("acme.example", "acme", "staging", &format!("s{number}")).unwrap();
+        let subject = Subject::new("acme.example", "acme", "staging", &format!("s{number}")).unwrap();
         tokens.token(&service_claims(&subject, &[]), unix_time(NOW)).unwrap();
     }
     assert!(tokens.len() <= MAX_TOKENS);
     let many = vec!["a".to_owned(); 65];
     assert!(tokens.token(&service_claims(&subject(), &many), unix_time(NOW)).is_err());
-    assert!(
-        tokens.token(&service_claims(&subject(), &["a\nb".to_owned()]), unix_time(NOW)).is_err()
-    );
+    assert!(tokens.token(&service_claims(&subject(), &["a\nb".to_owned()]), unix_time(NOW)).is_err());
     for (length, good) in [(40, true), (255, false)] {
         let banks: Vec<String> = (0..64).map(|number| format!("{number:0>length$}")).collect();
         let token = tokens.token(&service_claims(&subject(), &banks), unix_time(NOW));
@@ -256,8 +218,7 @@ fn p17_service_tokens_are_bounded() {
     }
     for life in [0, 3, 61, 3600] {
         let key = SigningKey::generate(SigningAlgorithm::Es256).unwrap();
-        let made =
-            ServiceTokens::new(key, ISSUER, ServiceProfile::Generic, Duration::from_secs(life));
+        let made = ServiceTokens::new(key, ISSUER, ServiceProfile::Generic, Duration::from_secs(life));
         assert!(matches!(made, Err(ServiceTokenError::Life)), "{life}");
     }
     assert!(

@@ -1,10 +1,9 @@
-//! Rotation, revocation while in use, files that turn bad, and clocks that jump.
+//! Rotation, revocation during use, files that turn bad, and clocks that jump.
 
 use std::fs;
 
 use certs::identity::{
-    IdentityError, LocalIssuer, MAX_STALE, PUBLISHED_AHEAD, SigningAlgorithm, Verifier,
-    VerifyContext,
+    IdentityError, LocalIssuer, MAX_STALE, PUBLISHED_AHEAD, SigningAlgorithm, Verifier, VerifyContext,
 };
 use certs::trust::RefreshStatus;
 use serde_json::{Value, json};
@@ -15,47 +14,38 @@ use crate::{DAY, HOUR, NOW, unix_time};
 #[test]
 fn rotation_refuses_no_honest_token_and_retires_the_old_key() {
     let dir = tempfile::tempdir().unwrap();
-    let issuer =
-        LocalIssuer::init(dir.path(), &options(SigningAlgorithm::Es256), unix_time(NOW)).unwrap();
-    let verifier =
-        Verifier::new(vec![issuer.trusted_issuer().unwrap()], None, unix_time(NOW)).unwrap();
+    let issuer = LocalIssuer::init(dir.path(), &options(SigningAlgorithm::Es256), unix_time(NOW)).unwrap();
+    let verifier = Verifier::new(vec![issuer.trusted_issuer().unwrap()], None, unix_time(NOW)).unwrap();
     let check = |issuer: &LocalIssuer, now: u64| {
         let token = issuer.issue(&request(), unix_time(now)).unwrap();
-        let identity = verifier
-            .verify(token.expose(), &VerifyContext::for_audience(AUDIENCE), unix_time(now))
-            .unwrap();
+        let identity =
+            verifier.verify(token.expose(), &VerifyContext::for_audience(AUDIENCE), unix_time(now)).unwrap();
         (token, identity.key_id().to_owned())
     };
     let (old_token, old_key) = check(&issuer, NOW);
 
     let rotated = LocalIssuer::rotate(dir.path(), unix_time(NOW + 10)).unwrap();
     let (_, still) = check(&rotated, NOW + 20);
-    assert_eq!(still, old_key, "verifiers that have not looked yet must know the signing key");
+    assert_eq!(still, old_key, "verifiers that have not refreshed yet must know the signing key");
     assert_eq!(verifier.refresh(unix_time(NOW + 30)).unwrap(), RefreshStatus::Changed);
     let signs = NOW + 10 + PUBLISHED_AHEAD.as_secs();
     let (_, new_key) = check(&rotated, signs);
     assert_ne!(new_key, old_key);
-    let still_good = verifier.verify(
-        old_token.expose(),
-        &VerifyContext::for_audience(AUDIENCE),
-        unix_time(NOW + 299),
-    );
-    assert!(still_good.is_ok(), "the old key's token lives to its end");
+    let still_good =
+        verifier.verify(old_token.expose(), &VerifyContext::for_audience(AUDIENCE), unix_time(NOW + 299));
+    assert!(still_good.is_ok(), "a token of the old key is valid until it expires");
 
     let retired = LocalIssuer::rotate(dir.path(), unix_time(NOW + HOUR)).unwrap();
     assert!(!retired.key_ids().any(|kid| kid == old_key));
     assert!(!dir.path().join(format!("{old_key}.key")).exists());
     verifier.refresh(unix_time(NOW + HOUR)).unwrap();
-    let gone = verifier.verify(
-        old_token.expose(),
-        &VerifyContext::for_audience(AUDIENCE),
-        unix_time(NOW + 299),
-    );
-    assert_eq!(gone.unwrap_err(), IdentityError::UnknownKey, "remembered tokens go with their key");
+    let gone =
+        verifier.verify(old_token.expose(), &VerifyContext::for_audience(AUDIENCE), unix_time(NOW + 299));
+    assert_eq!(gone.unwrap_err(), IdentityError::UnknownKey, "cached tokens go with their key");
     assert_eq!(check(&retired, NOW + HOUR).1, new_key);
 }
 
-/// Good claims issued at another moment.
+/// Good claims issued at another time.
 fn claims_at(now: u64) -> Value {
     let mut claims = super::claims();
     for (name, moment) in [("exp", now + 300), ("nbf", now), ("iat", now)] {
@@ -67,13 +57,11 @@ fn claims_at(now: u64) -> Value {
 #[test]
 fn p12_one_rotation_is_enough_for_a_stolen_key_to_come_to_its_end() {
     let dir = tempfile::tempdir().unwrap();
-    let issuer =
-        LocalIssuer::init(dir.path(), &options(SigningAlgorithm::Es256), unix_time(NOW)).unwrap();
+    let issuer = LocalIssuer::init(dir.path(), &options(SigningAlgorithm::Es256), unix_time(NOW)).unwrap();
     let old = issuer.key_ids().next().unwrap().to_owned();
     let thief = TokenForger::from_key_file(dir.path(), &old);
     let rotated = LocalIssuer::rotate(dir.path(), unix_time(NOW)).unwrap();
-    let verifier =
-        Verifier::new(vec![rotated.trusted_issuer().unwrap()], None, unix_time(NOW)).unwrap();
+    let verifier = Verifier::new(vec![rotated.trusted_issuer().unwrap()], None, unix_time(NOW)).unwrap();
     let verify = |token: &str, now| {
         verifier.refresh(unix_time(now)).unwrap();
         verifier.verify(token, &VerifyContext::for_audience(AUDIENCE), unix_time(now)).map(drop)
@@ -81,7 +69,7 @@ fn p12_one_rotation_is_enough_for_a_stolen_key_to_come_to_its_end() {
     let ends = NOW + PUBLISHED_AHEAD.as_secs() + 600 + 30;
     let remembered = thief.sign(&claims_at(ends - 1));
     for (what, token, now, expected) in [
-        ("until its last token has ended", &remembered, ends - 1, Ok(())),
+        ("until its last token has expired", &remembered, ends - 1, Ok(())),
         ("remembered", &remembered, ends, Err(IdentityError::UnknownKey)),
         ("new", &thief.sign(&claims_at(ends)), ends, Err(IdentityError::UnknownKey)),
         (
@@ -93,7 +81,7 @@ fn p12_one_rotation_is_enough_for_a_stolen_key_to_come_to_its_end() {
     ] {
         assert_eq!(verify(token, now), expected, "{what}");
     }
-    // Whoever opens the issuer next throws the key away, and its place in the set.
+    // Opening the issuer deletes the key and its entry in the set.
     let jwks = fs::read_to_string(rotated.jwks_path()).unwrap();
     assert!(jwks.contains(&old));
     let reopened = LocalIssuer::open(dir.path(), unix_time(ends)).unwrap();
@@ -107,8 +95,7 @@ fn p12_one_rotation_is_enough_for_a_stolen_key_to_come_to_its_end() {
 #[test]
 fn rotating_what_is_not_there_says_how_to_make_it() {
     let dir = tempfile::tempdir().unwrap();
-    let missing =
-        LocalIssuer::rotate(&dir.path().join("none"), unix_time(NOW)).unwrap_err().to_string();
+    let missing = LocalIssuer::rotate(&dir.path().join("none"), unix_time(NOW)).unwrap_err().to_string();
     assert!(missing.contains("identity init"), "{missing}");
 }
 
@@ -119,11 +106,7 @@ fn p12_an_emptied_set_of_keys_revokes_everything() {
         let token = world.token();
         assert_eq!(world.verify(&token).as_deref(), Ok(SUBJECT));
         fs::write(world.issuer.jwks_path(), empty).unwrap();
-        assert_eq!(
-            world.verifier.refresh(unix_time(NOW)).unwrap(),
-            RefreshStatus::Changed,
-            "{empty}"
-        );
+        assert_eq!(world.verifier.refresh(unix_time(NOW)).unwrap(), RefreshStatus::Changed, "{empty}");
         assert_eq!(world.verify(&token), Err(IdentityError::UnknownKey), "{empty}");
     }
 }
@@ -148,9 +131,9 @@ fn p12_a_forged_token_learns_nothing_of_what_is_revoked() {
         let signed = world.forger().sign(&claims);
         let forged = format!("{}.{}", signed.rsplit_once('.').unwrap().0, "A".repeat(86));
         assert_eq!(world.verify(&forged), Err(IdentityError::Signature), "{claims}");
-        let told = world.verify(&signed).err();
-        let revoked = matches!(told, Some(IdentityError::Revoked | IdentityError::Generation));
-        assert_eq!(revoked, sid != "4711", "{claims}: the owner of a key is told");
+        let refused = world.verify(&signed).err();
+        let revoked = matches!(refused, Some(IdentityError::Revoked | IdentityError::Generation));
+        assert_eq!(revoked, sid != "4711", "{claims}: a token with a valid signature gets the answer");
     }
 }
 
@@ -158,14 +141,12 @@ fn p12_a_forged_token_learns_nothing_of_what_is_revoked() {
 fn rotating_faster_than_tokens_end_is_refused() {
     let dir = tempfile::tempdir().unwrap();
     LocalIssuer::init(dir.path(), &options(SigningAlgorithm::Es256), unix_time(NOW)).unwrap();
-    let rotations = (0..20)
-        .map(|_| LocalIssuer::rotate(dir.path(), unix_time(NOW)))
-        .filter(Result::is_ok)
-        .count();
+    let rotations =
+        (0..20).map(|_| LocalIssuer::rotate(dir.path(), unix_time(NOW))).filter(Result::is_ok).count();
     assert_eq!(rotations, 15, "sixteen keys at most");
 }
 
-/// 13 of the attacks: revoked while a connection is open, refused at the next request.
+/// Attack 13: revoked while a connection is open, refused at the next request.
 #[test]
 fn p12_a_revocation_counts_at_the_next_use_even_of_a_remembered_token() {
     let sandbox = json!({ "tenant": "acme", "environment": "staging", "sandbox": "build-7" });
@@ -234,7 +215,7 @@ fn p16_a_file_that_turns_bad_changes_nothing_for_a_while_and_then_closes() {
         assert_eq!(world.verify_at(token.expose(), late), Err(stale), "{file}");
         fs::write(&path, good).unwrap();
         world.verifier.refresh(unix_time(late)).unwrap();
-        assert_eq!(world.verify_at(token.expose(), late).as_deref(), Ok(SUBJECT), "{file} healed");
+        assert_eq!(world.verify_at(token.expose(), late).as_deref(), Ok(SUBJECT), "{file} is valid again");
     }
 }
 

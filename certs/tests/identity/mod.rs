@@ -1,4 +1,4 @@
-//! Identity: a table of attacks, tokens of other issuers, rotation, revocation, and a clock that jumps.
+//! Identity: a table of attacks, tokens of other issuers, rotation, revocation, and clocks that jump.
 
 mod attacks;
 mod issuers;
@@ -12,8 +12,8 @@ use std::time::Duration;
 use base64::Engine;
 use base64::engine::general_purpose::URL_SAFE_NO_PAD;
 use certs::identity::{
-    IdentityError, IssueRequest, IssuerOptions, LocalIssuer, SigningAlgorithm, TrustDomain,
-    Verifier, VerifyContext,
+    IdentityError, IssueRequest, IssuerOptions, LocalIssuer, SigningAlgorithm, TrustDomain, Verifier,
+    VerifyContext,
 };
 use jsonwebtoken::{EncodingKey, Header};
 use serde_json::{Value, json};
@@ -24,7 +24,7 @@ pub(crate) const AUDIENCE: &str = "spiffe://acme.example/memory";
 pub(crate) const ISSUER: &str = "https://issuer.acme.example";
 pub(crate) const SUBJECT: &str = "spiffe://acme.example/tenant/acme/env/staging/sandbox/build-7";
 
-/// An issuer, its directory, and a verifier that believes it.
+/// An issuer, its directory, and a verifier that trusts it.
 pub(crate) struct IssuerFixture {
     pub(crate) dir: tempfile::TempDir,
     pub(crate) issuer: LocalIssuer,
@@ -39,15 +39,13 @@ impl IssuerFixture {
     pub(crate) fn with_algorithm(algorithm: SigningAlgorithm, revocations: Option<&Value>) -> Self {
         let dir = tempfile::tempdir().unwrap();
         let issuer =
-            LocalIssuer::init(&dir.path().join("issuer"), &options(algorithm), unix_time(NOW))
-                .unwrap();
+            LocalIssuer::init(&dir.path().join("issuer"), &options(algorithm), unix_time(NOW)).unwrap();
         let list = revocations.map(|list| {
             let path = dir.path().join("revocations.json");
             fs::write(&path, list.to_string()).unwrap();
             path
         });
-        let verifier =
-            Verifier::new(vec![issuer.trusted_issuer().unwrap()], list, unix_time(NOW)).unwrap();
+        let verifier = Verifier::new(vec![issuer.trusted_issuer().unwrap()], list, unix_time(NOW)).unwrap();
         Self { dir, issuer, verifier }
     }
 
@@ -60,16 +58,12 @@ impl IssuerFixture {
     }
 
     pub(crate) fn verify_at(&self, token: &str, now: u64) -> Result<String, IdentityError> {
-        let identity =
-            self.verifier.verify(token, &VerifyContext::for_audience(AUDIENCE), unix_time(now))?;
+        let identity = self.verifier.verify(token, &VerifyContext::for_audience(AUDIENCE), unix_time(now))?;
         Ok(identity.subject().to_string())
     }
 
     pub(crate) fn forger(&self) -> TokenForger {
-        TokenForger::from_key_file(
-            &self.dir.path().join("issuer"),
-            self.issuer.key_ids().next().unwrap(),
-        )
+        TokenForger::from_key_file(&self.dir.path().join("issuer"), self.issuer.key_ids().next().unwrap())
     }
 }
 
@@ -89,7 +83,7 @@ pub(crate) fn request<'a>() -> IssueRequest<'a> {
     }
 }
 
-/// Good claims, for a test to spoil.
+/// Good claims, for a test to change.
 pub(crate) fn claims() -> Value {
     json!({
         "iss": ISSUER, "sub": SUBJECT, "aud": AUDIENCE, "exp": NOW + 300, "nbf": NOW, "iat": NOW,
@@ -97,7 +91,7 @@ pub(crate) fn claims() -> Value {
     })
 }
 
-/// Whoever holds a key and writes what he likes; signs with another library call than the product.
+/// An attacker with a key who signs anything; uses other library calls than the product.
 pub(crate) struct TokenForger {
     pub(crate) kid: String,
     pub(crate) key: EncodingKey,
@@ -105,7 +99,7 @@ pub(crate) struct TokenForger {
 }
 
 impl TokenForger {
-    /// With the issuer's own key.
+    /// Uses the issuer's own key.
     pub(crate) fn from_key_file(dir: &Path, kid: &str) -> Self {
         let path: PathBuf = dir.join(format!("{kid}.key"));
         let der = certs::pem::private_key(&fs::read(path).unwrap()).unwrap();
@@ -113,12 +107,10 @@ impl TokenForger {
         Self { kid: kid.to_owned(), key, algorithm: jsonwebtoken::Algorithm::ES256 }
     }
 
-    /// Signs header and claims as texts, so that they need not even be JSON.
+    /// Signs header and claims as text, so that they need not even be JSON.
     pub(crate) fn sign_text(&self, header: &str, claims: &str) -> String {
-        let message =
-            format!("{}.{}", URL_SAFE_NO_PAD.encode(header), URL_SAFE_NO_PAD.encode(claims));
-        let signature =
-            jsonwebtoken::crypto::sign(message.as_bytes(), &self.key, self.algorithm).unwrap();
+        let message = format!("{}.{}", URL_SAFE_NO_PAD.encode(header), URL_SAFE_NO_PAD.encode(claims));
+        let signature = jsonwebtoken::crypto::sign(message.as_bytes(), &self.key, self.algorithm).unwrap();
         format!("{message}.{signature}")
     }
 
@@ -130,7 +122,7 @@ impl TokenForger {
         self.sign_text(&self.header().to_string(), &claims.to_string())
     }
 
-    /// As the library itself would write it.
+    /// Encodes the token as the library itself would.
     pub(crate) fn sign_plainly(&self, claims: &Value) -> String {
         let mut header = Header::new(self.algorithm);
         header.kid = Some(self.kid.clone());

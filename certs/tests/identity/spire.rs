@@ -1,13 +1,12 @@
-//! Tokens as SPIRE, Vault and Kubernetes write them, accepted through a template and nothing more.
+//! Tokens as SPIRE, Vault and Kubernetes issue them, accepted only through a template.
 
 use std::fs;
 use std::path::Path;
 use std::time::Duration;
 
 use certs::identity::{
-    Environment, IdentityError, IssueRequest, IssuerOptions, LocalIssuer, RequiredClaims,
-    SigningAlgorithm, SigningKey, SubjectTemplate, Tenant, TrustDomain, TrustedIssuer, Verifier,
-    VerifyContext,
+    Environment, IdentityError, IssueRequest, IssuerOptions, LocalIssuer, RequiredClaims, SigningAlgorithm,
+    SigningKey, SubjectTemplate, Tenant, TrustDomain, TrustedIssuer, Verifier, VerifyContext,
 };
 use jsonwebtoken::EncodingKey;
 use serde_json::{Value, json};
@@ -27,10 +26,9 @@ impl SpireIssuer {
     fn new() -> Self {
         let pair = rcgen::KeyPair::generate().unwrap();
         let key = EncodingKey::from_ec_der(pair.serialized_der());
-        let jwk = jsonwebtoken::jwk::Jwk::from_encoding_key(&key, jsonwebtoken::Algorithm::ES256)
-            .unwrap();
+        let jwk = jsonwebtoken::jwk::Jwk::from_encoding_key(&key, jsonwebtoken::Algorithm::ES256).unwrap();
         let jwk = serde_json::to_value(jwk).unwrap();
-        // As `spire-server bundle show -format spiffe` prints it: authorities of both kinds, no `alg`.
+        // As printed by `spire-server bundle show -format spiffe`: keys for both uses, no `alg`.
         let bundle = json!({
             "keys": [
                 { "use": "x509-svid", "kty": "EC", "crv": "P-256", "x": jwk["x"], "y": jwk["y"], "x5c": ["MAA="] },
@@ -67,14 +65,13 @@ fn template() -> SubjectTemplate {
     SubjectTemplate::parse("/ns/{tenant}/sa/{sandbox}", None, environment).unwrap()
 }
 
-/// The claims of a SPIRE token of default settings.
+/// The claims of a SPIRE token with default settings.
 fn claims() -> Value {
     json!({ "aud": [AUDIENCE], "exp": NOW + 300, "iat": NOW, "sub": SUBJECT })
 }
 
 fn verify(verifier: &Verifier, token: &str) -> Result<String, IdentityError> {
-    let identity =
-        verifier.verify(token, &VerifyContext::for_audience(AUDIENCE), unix_time(NOW))?;
+    let identity = verifier.verify(token, &VerifyContext::for_audience(AUDIENCE), unix_time(NOW))?;
     Ok(identity.subject().to_string())
 }
 
@@ -88,18 +85,10 @@ fn p12_a_spire_token_names_a_sandbox_through_the_template() {
         ("as issued", json!({}), Ok(ours)),
         ("with jti and nbf", json!({ "jti": "x", "nbf": NOW }), Ok(ours)),
         ("without iat", json!({ "iat": null }), Ok(ours)),
-        (
-            "without iat, too long",
-            json!({ "iat": null, "exp": NOW + 601 }),
-            Err(IdentityError::Life),
-        ),
+        ("without iat, too long", json!({ "iat": null, "exp": NOW + 601 }), Err(IdentityError::Life)),
         ("too long", json!({ "exp": NOW + 601 }), Err(IdentityError::Life)),
         ("without exp", json!({ "exp": null }), Err(IdentityError::ClaimMissing("exp"))),
-        (
-            "with a stranger's iss",
-            json!({ "iss": "https://x.example" }),
-            Err(IdentityError::UnknownIssuer),
-        ),
+        ("with a stranger's iss", json!({ "iss": "https://x.example" }), Err(IdentityError::UnknownIssuer)),
         ("two audiences", json!({ "aud": [AUDIENCE, "b"] }), Err(IdentityError::Audiences)),
         (
             "another domain",
@@ -131,14 +120,12 @@ fn p12_a_spire_token_names_a_sandbox_through_the_template() {
 #[test]
 fn p12_issuers_side_by_side_do_not_speak_for_each_other() {
     let (one, two) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
-    let (spire, vault) =
-        (SpireIssuer::new(), SigningKey::generate(SigningAlgorithm::Rs256).unwrap());
+    let (spire, vault) = (SpireIssuer::new(), SigningKey::generate(SigningAlgorithm::Rs256).unwrap());
     let mut trusted_vault = SpireIssuer::new().write(two.path());
     trusted_vault.issuer = Some("https://vault.acme.example".to_owned());
     trusted_vault.algorithms = vec![SigningAlgorithm::Rs256];
     fs::write(&trusted_vault.keys, certs::identity::jwks([&vault]).to_string()).unwrap();
-    let verifier =
-        Verifier::new(vec![spire.write(one.path()), trusted_vault], None, unix_time(NOW)).unwrap();
+    let verifier = Verifier::new(vec![spire.write(one.path()), trusted_vault], None, unix_time(NOW)).unwrap();
     let mut claims = claims();
     assert!(verify(&verifier, &spire.forger.sign(&claims)).is_ok());
     claims["iss"] = "https://vault.acme.example".into();
@@ -159,13 +146,11 @@ fn p12_an_issuer_names_its_own_environments_and_tenants_only() {
         };
         LocalIssuer::init(&dir.path().join(name), &options, unix_time(NOW)).unwrap()
     };
-    let (staging, production) =
-        (made("staging", &["staging", "trial"]), made("prod", &["production"]));
+    let (staging, production) = (made("staging", &["staging", "trial"]), made("prod", &["production"]));
     let mut tenants = production.trusted_issuer().unwrap();
     tenants.tenants = Some(vec![Tenant::parse("acme").unwrap()]);
     let verifier =
-        Verifier::new(vec![staging.trusted_issuer().unwrap(), tenants], None, unix_time(NOW))
-            .unwrap();
+        Verifier::new(vec![staging.trusted_issuer().unwrap(), tenants], None, unix_time(NOW)).unwrap();
     let key = |issuer: &LocalIssuer, name: &str| {
         TokenForger::from_key_file(&dir.path().join(name), issuer.key_ids().next().unwrap())
     };
@@ -181,19 +166,15 @@ fn p12_an_issuer_names_its_own_environments_and_tenants_only() {
     ] {
         let mut claims = super::claims();
         claims["iss"] = format!("https://{name}.example").into();
-        claims["sub"] = format!(
-            "spiffe://{name}.acme.example/tenant/{tenant}/env/{environment}/sandbox/build-7"
-        )
-        .into();
+        claims["sub"] =
+            format!("spiffe://{name}.acme.example/tenant/{tenant}/env/{environment}/sandbox/build-7").into();
         let found = verify(&verifier, &forger.sign(&claims)).err();
         assert_eq!(found, refused, "{name}: {tenant} {environment}");
     }
     let request = IssueRequest { environment: "production", ..super::request() };
-    assert!(
-        staging.issue(&request, unix_time(NOW)).unwrap_err().to_string().contains("production")
-    );
+    assert!(staging.issue(&request, unix_time(NOW)).unwrap_err().to_string().contains("production"));
     let reopened = LocalIssuer::open(&dir.path().join("staging"), unix_time(NOW)).unwrap();
-    assert!(reopened.issue(&request, unix_time(NOW)).is_err(), "it is kept with the issuer");
+    assert!(reopened.issue(&request, unix_time(NOW)).is_err(), "the limit is stored with the issuer");
 }
 
 #[test]
@@ -216,8 +197,7 @@ fn p12_key_files_are_read_strictly() {
     let p384 = json!({ "kty": "EC", "crv": "P-384", "kid": "b", "x": "AAAA", "y": "AAAA" });
     let pss = json!({ "kty": "RSA", "alg": "PS256", "kid": "c", "n": "AQAB", "e": "AQAB" });
     let empty_half = json!({ "kty": "EC", "crv": "P-256", "kid": "d", "d": null });
-    let off_curve =
-        json!({ "kty": "EC", "crv": "P-256", "kid": "e", "x": jwk["y"], "y": jwk["x"] });
+    let off_curve = json!({ "kty": "EC", "crv": "P-256", "kid": "e", "x": jwk["y"], "y": jwk["x"] });
     for (what, set, complaint) in [
         ("good", with(json!({})), None),
         ("says its algorithm", with(json!({ "alg": "ES256" })), None),
@@ -228,19 +208,15 @@ fn p12_key_files_are_read_strictly() {
         ("says another algorithm", with(json!({ "alg": "HS256" })), Some("no key")),
         ("without kid", with(json!({ "kid": null })), Some("no `kid`")),
         ("a kid that no token can name", with(json!({ "kid": "a b" })), Some("no `kid`")),
-        ("an end that is no moment", with(json!({ "exp": "soon" })), Some("not a JWK Set")),
+        ("an `exp` that is not a time", with(json!({ "exp": "soon" })), Some("not a JWK Set")),
         ("with its private half", with(json!({ "d": "AAAA" })), Some("private")),
         ("with half of its private half", with(json!({ "p": "AAAA" })), Some("private")),
         ("with an empty private half", beside(&[&empty_half]), Some("private")),
         ("with a malformed one beside", beside(&[&off_curve]), Some("not a usable")),
-        (
-            "symmetric",
-            json!({ "keys": [{ "kty": "oct", "k": "AAAA", "kid": "a" }] }),
-            Some("private"),
-        ),
+        ("symmetric", json!({ "keys": [{ "kty": "oct", "k": "AAAA", "kid": "a" }] }), Some("private")),
         ("not on the curve", with(json!({ "x": jwk["y"] })), Some("not a usable")),
         ("short coordinate", with(json!({ "x": "AAAA" })), Some("not a usable")),
-        ("the same kid twice", json!({ "keys": [jwk, jwk] }), Some("another key has too")),
+        ("the same kid twice", json!({ "keys": [jwk, jwk] }), Some("same `kid` as another key")),
         ("an algorithm not allowed", rsa.clone(), Some("no key")),
         ("weak", weak, Some("no key")),
         ("for certificates only", json!({ "keys": [spire.bundle["keys"][0]] }), Some("no key")),
@@ -250,8 +226,7 @@ fn p12_key_files_are_read_strictly() {
     ] {
         let trusted = spire.write(dir.path());
         fs::write(&trusted.keys, set.to_string()).unwrap();
-        let error =
-            Verifier::new(vec![trusted], None, unix_time(NOW)).err().map(|error| error.to_string());
+        let error = Verifier::new(vec![trusted], None, unix_time(NOW)).err().map(|error| error.to_string());
         match (complaint, &error) {
             (None, None) => {}
             (Some(expected), Some(found)) => assert!(found.contains(expected), "{what}: {found}"),
@@ -266,10 +241,7 @@ fn p12_key_files_are_read_strictly() {
     )
     .unwrap();
     assert!(
-        Verifier::new(vec![weak_rsa], None, unix_time(NOW))
-            .unwrap_err()
-            .to_string()
-            .contains("not a usable")
+        Verifier::new(vec![weak_rsa], None, unix_time(NOW)).unwrap_err().to_string().contains("not a usable")
     );
 }
 

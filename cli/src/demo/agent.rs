@@ -1,5 +1,5 @@
-//! The agent of the story: this very binary, run in a jail, which does what it is told line by line. It has
-//! what any program inside has: sockets, names, and the trust files.
+//! The agent of the demo: this binary, run in a jail, executes tasks that it reads line by line. It has what any
+//! program inside has: sockets, DNS and the trust files.
 
 use std::io::{self, BufRead, Read, Write};
 use std::net::{SocketAddr, TcpStream, ToSocketAddrs};
@@ -16,20 +16,20 @@ use proxy::chunks::ChunkValidator;
 
 /// Longest wait for the next byte.
 const IO_TIMEOUT: Duration = Duration::from_secs(20);
-/// Bytes of a body that are kept; the rest is counted.
+/// Bytes of a body kept; the rest is only counted.
 const MAX_BODY_KEPT: usize = 64 << 10;
-/// Largest head of an answer.
+/// Largest response head.
 const MAX_HEAD: usize = 64 << 10;
-/// Header fields of an answer.
+/// Maximum number of header fields in a response.
 const MAX_FIELDS: usize = 64;
-/// Where the roots are, as for any program inside.
+/// Variable with the path of the trusted roots, as for any program inside.
 const ROOTS_VARIABLE: &str = "SSL_CERT_FILE";
 
 /// The agent that `sandbar demo` runs in its jails
 #[derive(clap::Args, Debug)]
 pub(crate) struct AgentArgs {}
 
-/// Something to do.
+/// A numbered task.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub(super) struct AgentRequest {
     pub(super) number: u64,
@@ -39,22 +39,22 @@ pub(super) struct AgentRequest {
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub(super) enum AgentTask {
     Fetch(FetchRequest),
-    /// Looks a name up.
+    /// Resolves a name.
     Look(String),
 }
 
-/// One request, and how it lies.
+/// One HTTP request, with the ways in which it can lie.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 pub(super) struct FetchRequest {
     pub(super) scheme: FetchScheme,
     pub(super) method: String,
-    /// The host, as it is looked up and stands in the TLS hello.
+    /// Host to resolve and to send as SNI.
     pub(super) host: String,
     pub(super) path: String,
-    /// Where to connect to instead of looking the host up.
-    pub(super) aim: Option<SocketAddr>,
-    /// What stands in `Host` instead.
-    pub(super) named: Option<String>,
+    /// Address to connect to instead of resolving the host.
+    pub(super) connect_to: Option<SocketAddr>,
+    /// Value of `Host`, if not the host.
+    pub(super) host_header: Option<String>,
     pub(super) fields: Vec<(String, String)>,
     pub(super) body: String,
 }
@@ -77,7 +77,7 @@ pub(super) enum FetchScheme {
     Https,
 }
 
-/// What came of it.
+/// The outcome of a task.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub(super) struct AgentReply {
     pub(super) number: u64,
@@ -87,20 +87,20 @@ pub(super) struct AgentReply {
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub(super) enum TaskOutcome {
     Answered(FetchResponse),
-    /// The name has an address.
+    /// The name resolved to this address.
     Found(String),
-    /// There was no answer, and why.
+    /// There was no response, for this reason.
     Nothing(String),
 }
 
-/// An answer, be it cut off.
+/// A response, possibly cut off.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub(super) struct FetchResponse {
     pub(super) status: u16,
     pub(super) fields: Vec<(String, String)>,
     pub(super) body: String,
     pub(super) bytes: u64,
-    /// Whether it ended as it should.
+    /// Whether the body is complete.
     pub(super) whole: bool,
 }
 
@@ -111,19 +111,19 @@ impl FetchResponse {
     }
 }
 
-/// Obeys until nobody orders any more. Exit status: 0.
+/// Executes tasks until stdin is closed. Exit status: 0.
 pub(crate) fn run_agent(_: &AgentArgs) -> anyhow::Result<ExitCode> {
-    let trust = tls_config()?;
-    let said = Arc::new(Mutex::new(io::stdout()));
+    let tls = tls_config()?;
+    let stdout = Arc::new(Mutex::new(io::stdout()));
     for line in io::stdin().lock().lines() {
-        let order: AgentRequest = serde_json::from_str(&line?)?;
-        let (trust, said) = (trust.clone(), said.clone());
-        // Each on a thread of its own: a download goes on while the next is ordered.
+        let request: AgentRequest = serde_json::from_str(&line?)?;
+        let (tls, stdout) = (tls.clone(), stdout.clone());
+        // A thread per task, so that a download can run while the next task starts.
         std::thread::spawn(move || {
-            let reply = AgentReply { number: order.number, outcome: run_task(&order.task, trust) };
-            let mut said = said.lock().unwrap_or_else(PoisonError::into_inner);
+            let reply = AgentReply { number: request.number, outcome: run_task(&request.task, tls) };
+            let mut stdout = stdout.lock().unwrap_or_else(PoisonError::into_inner);
             if let Ok(line) = serde_json::to_string(&reply) {
-                drop(writeln!(said, "{line}").and_then(|()| said.flush())); // nobody listens any more
+                drop(writeln!(stdout, "{line}").and_then(|()| stdout.flush())); // the demo has ended
             }
         });
     }
@@ -131,7 +131,7 @@ pub(crate) fn run_agent(_: &AgentArgs) -> anyhow::Result<ExitCode> {
 }
 
 fn tls_config() -> anyhow::Result<Arc<ClientConfig>> {
-    let path = std::env::var_os(ROOTS_VARIABLE).context("there are no roots")?;
+    let path = std::env::var_os(ROOTS_VARIABLE).context("SSL_CERT_FILE is not set")?;
     let mut roots = RootCertStore::empty();
     for root in certs::pem::certificates(&std::fs::read(path)?)? {
         roots.add(root)?;
@@ -143,48 +143,45 @@ fn tls_config() -> anyhow::Result<Arc<ClientConfig>> {
     Ok(Arc::new(config))
 }
 
-fn run_task(task: &AgentTask, trust: Arc<ClientConfig>) -> TaskOutcome {
+fn run_task(task: &AgentTask, tls: Arc<ClientConfig>) -> TaskOutcome {
     match task {
-        AgentTask::Fetch(fetch) => match run_fetch(fetch, trust) {
-            Ok(answer) => TaskOutcome::Answered(answer),
+        AgentTask::Fetch(fetch) => match run_fetch(fetch, tls) {
+            Ok(response) => TaskOutcome::Answered(response),
             Err(error) => TaskOutcome::Nothing(format!("{error:#}")),
         },
         AgentTask::Look(name) => match resolve_name(name, 0) {
-            Ok(found) => TaskOutcome::Found(found.ip().to_string()),
+            Ok(address) => TaskOutcome::Found(address.ip().to_string()),
             Err(error) => TaskOutcome::Nothing(format!("{error:#}")),
         },
     }
 }
 
 fn resolve_name(name: &str, port: u16) -> anyhow::Result<SocketAddr> {
-    let mut found = (name, port).to_socket_addrs().context("the name is not known")?;
-    found.next().context("the name has no address")
+    let mut addresses = (name, port).to_socket_addrs().context("cannot resolve the name")?;
+    addresses.next().context("the name has no address")
 }
 
-fn run_fetch(fetch: &FetchRequest, trust: Arc<ClientConfig>) -> anyhow::Result<FetchResponse> {
+fn run_fetch(fetch: &FetchRequest, tls: Arc<ClientConfig>) -> anyhow::Result<FetchResponse> {
     let port = match fetch.scheme {
         FetchScheme::Http => 80,
         FetchScheme::Https => 443,
     };
-    let to = fetch.aim.map_or_else(|| resolve_name(&fetch.host, port), Ok)?;
+    let to = fetch.connect_to.map_or_else(|| resolve_name(&fetch.host, port), Ok)?;
     let stream = TcpStream::connect_timeout(&to, IO_TIMEOUT).context("cannot connect")?;
     stream.set_read_timeout(Some(IO_TIMEOUT))?;
     match fetch.scheme {
         FetchScheme::Http => send_request(fetch, stream),
         FetchScheme::Https => {
             let name = ServerName::try_from(fetch.host.clone())?;
-            let connection = ClientConnection::new(trust, name)?;
+            let connection = ClientConnection::new(tls, name)?;
             send_request(fetch, StreamOwned::new(connection, stream))
         }
     }
 }
 
-fn send_request(
-    fetch: &FetchRequest,
-    mut stream: impl Read + Write,
-) -> anyhow::Result<FetchResponse> {
+fn send_request(fetch: &FetchRequest, mut stream: impl Read + Write) -> anyhow::Result<FetchResponse> {
     let FetchRequest { method, path, body, .. } = fetch;
-    let host = fetch.named.as_ref().unwrap_or(&fetch.host);
+    let host = fetch.host_header.as_ref().unwrap_or(&fetch.host);
     let mut head = format!("{method} {path} HTTP/1.1\r\nHost: {host}\r\nConnection: close\r\n");
     for (name, value) in &fetch.fields {
         head += &format!("{name}: {value}\r\n");
@@ -198,25 +195,25 @@ fn send_request(
 
 fn read_response(mut stream: impl Read) -> anyhow::Result<FetchResponse> {
     let mut bytes = Vec::new();
-    let (head, mut answer) = loop {
+    let (head, mut response) = loop {
         if let Some(found) = parse_head(&bytes)? {
             break found;
         }
-        if bytes.len() > MAX_HEAD || read_more(&mut stream, &mut bytes).context("no answer")? == 0 {
-            bail!("the connection was closed without an answer");
+        if bytes.len() > MAX_HEAD || read_more(&mut stream, &mut bytes).context("no response")? == 0 {
+            bail!("the connection was closed without a response");
         }
     };
-    let mut body = ResponseBody::for_response(&answer);
+    let mut body = ResponseBody::for_response(&response);
     let mut piece = bytes.split_off(head);
     while !body.push(&piece) {
         piece.clear();
         if matches!(read_more(&mut stream, &mut piece), Ok(0) | Err(_)) {
-            break; // cut: what came so far is the answer
+            break; // cut: return what has arrived so far
         }
     }
-    (answer.bytes, answer.whole) = (body.bytes, body.is_whole());
-    answer.body = String::from_utf8_lossy(&body.kept).into_owned();
-    Ok(answer)
+    (response.bytes, response.whole) = (body.bytes, body.is_whole());
+    response.body = String::from_utf8_lossy(&body.kept).into_owned();
+    Ok(response)
 }
 
 fn read_more(stream: &mut impl Read, bytes: &mut Vec<u8>) -> io::Result<usize> {
@@ -226,7 +223,7 @@ fn read_more(stream: &mut impl Read, bytes: &mut Vec<u8>) -> io::Result<usize> {
     Ok(read)
 }
 
-/// The length of the head, and what it says; none while it is not all there.
+/// Returns the length of the head and the parsed response, or `None` while the head is incomplete.
 fn parse_head(bytes: &[u8]) -> anyhow::Result<Option<(usize, FetchResponse)>> {
     let mut fields = [httparse::EMPTY_HEADER; MAX_FIELDS];
     let mut parsed = httparse::Response::new(&mut fields);
@@ -238,23 +235,23 @@ fn parse_head(bytes: &[u8]) -> anyhow::Result<Option<(usize, FetchResponse)>> {
     Ok(Some((length, FetchResponse { status, fields, body, bytes: 0, whole: false })))
 }
 
-/// A body as it arrives.
+/// A body being received.
 struct ResponseBody {
     kept: Vec<u8>,
     bytes: u64,
     end: ResponseFraming,
 }
 
-/// How it is known where a body ends.
+/// How the end of a body is determined.
 enum ResponseFraming {
     Chunked(ChunkValidator),
     Length(u64),
 }
 
 impl ResponseBody {
-    fn for_response(answer: &FetchResponse) -> Self {
-        let length = answer.field("content-length").and_then(|length| length.parse().ok());
-        let chunked = answer.field("transfer-encoding").is_some();
+    fn for_response(response: &FetchResponse) -> Self {
+        let length = response.field("content-length").and_then(|length| length.parse().ok());
+        let chunked = response.field("transfer-encoding").is_some();
         let end = match (chunked, length) {
             (true, _) => ResponseFraming::Chunked(ChunkValidator::default()),
             (false, length) => ResponseFraming::Length(length.unwrap_or_default()),
@@ -262,7 +259,7 @@ impl ResponseBody {
         ResponseBody { kept: Vec::new(), bytes: 0, end }
     }
 
-    /// Takes a piece; whether that was the last.
+    /// Adds a piece; returns whether the body is complete or invalid.
     fn push(&mut self, piece: &[u8]) -> bool {
         self.bytes += piece.len() as u64;
         let room = MAX_BODY_KEPT.saturating_sub(self.kept.len()).min(piece.len());

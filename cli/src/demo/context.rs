@@ -1,4 +1,4 @@
-//! The stage of the story: the world, the proxy between it and two sandboxes, and what was seen of it all.
+//! The context of the demo: the fake internet, the proxy between it and two sandboxes, and the log.
 
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
@@ -25,35 +25,35 @@ use proxy::admin::status::AdminState;
 use proxy::app::{App, AppOverrides};
 use proxy::policy::source::PolicySource;
 
-/// Longest wait for anything that must happen.
+/// Longest wait for an expected event.
 const STEP_TIMEOUT: Duration = Duration::from_secs(20);
-/// How often something is looked at of which nobody tells.
+/// Polling interval for state that has no notification.
 const POLL_INTERVAL: Duration = Duration::from_millis(5);
 
-/// Everything that a step may use.
+/// Everything a step can use.
 pub(super) struct DemoContext {
     pub(super) a: DemoSandbox,
     pub(super) b: DemoSandbox,
-    pub(super) world: FakeInternet,
+    pub(super) internet: FakeInternet,
     pub(super) issuer: LocalIssuer,
     state: Arc<AdminState>,
     stop: watch::Sender<bool>,
-    /// None once it has ended.
+    /// `None` once stopped.
     serving: Option<JoinHandle<anyhow::Result<()>>>,
     runtime: Runtime,
     files: DemoFiles,
-    mark: StepBaseline,
+    baseline: StepBaseline,
 }
 
-/// How much of everything there was when a step began.
+/// Position in the log and in the observed traffic when a step began.
 #[derive(Clone, Copy, Debug, Default)]
 struct StepBaseline {
     sequence: u64,
-    arrivals: usize,
-    asked: usize,
+    connections: usize,
+    queries: usize,
 }
 
-/// A record that a step must have caused.
+/// Matches a record; empty members match anything.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct RecordQuery<'a> {
     pub(super) sandbox: &'a str,
@@ -61,63 +61,57 @@ pub(super) struct RecordQuery<'a> {
     pub(super) reason: &'a str,
     pub(super) host: &'a str,
     pub(super) event: &'a str,
-    /// Any where it is zero.
+    /// Zero matches any class.
     pub(super) class: u64,
 }
 
 impl DemoContext {
-    /// Sets everything up. This process must have one thread still.
+    /// Sets everything up. This process must still be single-threaded, because creating a jail forks.
     pub(super) fn set_up() -> anyhow::Result<Self> {
         let files = DemoFiles::new()?;
         unshare_network()?;
         let hidden = files.path("");
-        let (a, b) = (
-            PreparedSandbox::create(SANDBOX_A, &hidden)?,
-            PreparedSandbox::create(SANDBOX_B, &hidden)?,
-        );
+        let (a, b) =
+            (PreparedSandbox::create(SANDBOX_A, &hidden)?, PreparedSandbox::create(SANDBOX_B, &hidden)?);
         crate::serve::init_tracing("off");
-        drop(rustls::crypto::CryptoProvider::install_default(
-            certs::crypto_provider().as_ref().clone(),
-        ));
+        drop(rustls::crypto::CryptoProvider::install_default(certs::crypto_provider().as_ref().clone()));
         let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build()?;
         remove_on_signal(&runtime, &hidden)?;
-        let world = runtime.block_on(FakeInternet::start())?;
-        let issuer =
-            files.write(&world.root, &[(SANDBOX_A, &a.arrivals), (SANDBOX_B, &b.arrivals)])?;
-        let authority =
-            CertificateAuthority::in_memory(&AuthorityOptions::default(), UnixTime::now())?;
+        let internet = runtime.block_on(FakeInternet::start())?;
+        let issuer = files.write(&internet.root, &[(SANDBOX_A, &a.arrivals), (SANDBOX_B, &b.arrivals)])?;
+        let authority = CertificateAuthority::in_memory(&AuthorityOptions::default(), UnixTime::now())?;
         let trust = bundle::contents(TRUST_DIR.as_ref(), &authority, &[])?;
         let (stop, stopped) = watch::channel(false);
-        let given = AppOverrides { authority: Some(Arc::new(authority)), witness: None };
+        let overrides = AppOverrides { authority: Some(Arc::new(authority)), witness: None };
         let entered = runtime.enter();
-        let app = App::from(PolicySource::ConfigFile(files.config_path()), given, stopped)?;
+        let app = App::from(PolicySource::ConfigFile(files.config_path()), overrides, stopped)?;
         let state = app.state();
         let serving = runtime.spawn(app.run());
         drop(entered);
         wait_ready(&state, &serving)?;
         let serving = Some(serving);
         let (a, b) = (a.start_agent(&trust)?, b.start_agent(&trust)?);
-        let mark = StepBaseline::default();
-        Ok(DemoContext { a, b, world, issuer, state, stop, serving, runtime, files, mark })
+        let baseline = StepBaseline::default();
+        Ok(DemoContext { a, b, internet, issuer, state, stop, serving, runtime, files, baseline })
     }
 
-    /// From here on a step is judged.
+    /// Starts a step: only what happens from here on counts for it.
     pub(super) fn begin_step(&mut self) {
-        self.mark = StepBaseline {
+        self.baseline = StepBaseline {
             sequence: self.read_records().last().map_or(0, sequence),
-            arrivals: self.world.connections_since(0).len(),
-            asked: self.world.queries_since(0).len(),
+            connections: self.internet.connections_since(0).len(),
+            queries: self.internet.queries_since(0).len(),
         };
     }
 
-    /// Stops the proxy, which closes its log.
+    /// Stops the proxy, which closes and signs its log.
     pub(super) fn stop(&mut self) -> anyhow::Result<()> {
         let Some(serving) = self.serving.take() else { return Ok(()) };
         self.stop.send_replace(true);
-        self.runtime.block_on(serving).context("the proxy broke")?
+        self.runtime.block_on(serving).context("the proxy panicked")?
     }
 
-    /// Ends everything; where its files are, if they shall be kept.
+    /// Ends everything; with `keep`, returns the directory of the files.
     pub(super) fn finish(mut self, keep: bool) -> anyhow::Result<Option<PathBuf>> {
         let stopped = self.stop();
         let DemoContext { a, b, files, .. } = self;
@@ -126,37 +120,35 @@ impl DemoContext {
         stopped.map(|()| kept)
     }
 
-    /// What arrived in the world since the step began.
+    /// Connections that reached the fake internet since the step began.
     pub(super) fn new_connections(&self) -> Vec<ObservedConnection> {
-        self.world.connections_since(self.mark.arrivals)
+        self.internet.connections_since(self.baseline.connections)
     }
 
-    /// The names that left since the step began.
+    /// Names queried at the fake internet's resolver since the step began.
     pub(super) fn new_queries(&self) -> Vec<String> {
-        self.world.queries_since(self.mark.asked)
+        self.internet.queries_since(self.baseline.queries)
     }
 
     pub(super) fn expect_no_traffic(&self) -> Result<(), StepFailure> {
         let arrived = self.new_connections();
-        ensure(arrived.is_empty(), format!("something arrived: {arrived:?}"))
+        ensure(arrived.is_empty(), format!("unexpected connections: {arrived:?}"))
     }
 
-    /// Waits for a record of this step, and tells it.
+    /// Waits for a record of this step and adds it to the report.
     pub(super) fn expect_record(
         &self,
         wanted: RecordQuery<'_>,
-        told: &mut StepReport,
+        report: &mut StepReport,
     ) -> Result<Value, StepFailure> {
-        let since = self.mark.sequence;
+        let since = self.baseline.sequence;
         let found = poll_until(|| {
-            self.read_records()
-                .into_iter()
-                .find(|record| sequence(record) > since && wanted.matches(record))
+            self.read_records().into_iter().find(|record| sequence(record) > since && wanted.matches(record))
         });
         let Some(record) = found else {
-            return Err(StepFailure(format!("there is no record of it: {wanted:?}")));
+            return Err(StepFailure(format!("no matching record: {wanted:?}")));
         };
-        told.note_record(&record);
+        report.note_record(&record);
         Ok(record)
     }
 
@@ -165,7 +157,7 @@ impl DemoContext {
         let mut records = Vec::new();
         for (_, segment) in audit::list_segments(&self.log_dir()).unwrap_or_default() {
             let each = |line: &[u8]| records.extend(serde_json::from_slice::<Value>(line));
-            drop(for_each_line(&segment, each)); // what is not there yet is looked for again
+            drop(for_each_line(&segment, each)); // the caller polls
         }
         records
     }
@@ -182,26 +174,26 @@ impl DemoContext {
         self.state.rules.load().generation()
     }
 
-    /// Edits the first sandbox's policy on disk; nobody is told but by the disk.
+    /// Edits the first sandbox's policy on disk; the proxy must notice by itself.
     pub(super) fn edit_policy(&self, text: &str) -> anyhow::Result<()> {
         let path = self.path("policies/agent-a.toml");
         std::fs::write(&path, text).with_context(|| format!("cannot write {}", path.display()))
     }
 
-    /// Puts the policy back as it was, and waits until it is in force.
+    /// Restores the policy and waits until it is in force.
     pub(super) fn restore_policy(&self) -> anyhow::Result<()> {
         self.edit_policy(POLICY_A)?;
         let good = poll_until(|| {
             let last = self.state.reload();
             last.is_ok().then_some(())
         });
-        good.context("the policy of before is not taken")
+        good.context("the restored policy did not take effect")
     }
 
-    /// Runs this program as an operator would.
+    /// Runs this binary as an operator would.
     pub(super) fn run_cli(&self, words: &[&str]) -> anyhow::Result<Output> {
-        let own = std::env::current_exe()?;
-        Command::new(own).args(words).output().context("cannot run this program")
+        let binary = std::env::current_exe()?;
+        Command::new(binary).args(words).output().context("cannot run this binary")
     }
 
     pub(super) fn admin_socket(&self) -> PathBuf {
@@ -211,16 +203,12 @@ impl DemoContext {
 
 impl RecordQuery<'_> {
     fn matches(&self, record: &Value) -> bool {
-        let same = |wanted: &str, places: &[&str]| {
-            let found = places.iter().find_map(|place| record.pointer(place)?.as_str());
-            wanted.is_empty() || found == Some(wanted)
+        let same = |wanted: &str, pointers: &[&str]| {
+            let value = pointers.iter().find_map(|pointer| record.pointer(pointer)?.as_str());
+            wanted.is_empty() || value == Some(wanted)
         };
-        let hosts = [
-            "/http_request/url/hostname",
-            "/dst_endpoint/hostname",
-            "/query/hostname",
-            "/dst_endpoint/ip",
-        ];
+        let hosts =
+            ["/http_request/url/hostname", "/dst_endpoint/hostname", "/query/hostname", "/dst_endpoint/ip"];
         let class = record.pointer("/class_uid").and_then(Value::as_u64);
         (self.class == 0 || class == Some(self.class))
             && same(self.sandbox, &["/src_endpoint/uid", "/actor/app_uid"])
@@ -231,26 +219,26 @@ impl RecordQuery<'_> {
     }
 }
 
-/// Removes the files when somebody has seen enough; the jails end with this process anyway.
+/// Removes the files when a signal ends the demo. The jails end with this process.
 fn remove_on_signal(runtime: &Runtime, dir: &Path) -> anyhow::Result<()> {
     let _entered = runtime.enter();
     let dir = dir.to_owned();
     for kind in [SignalKind::hangup(), SignalKind::interrupt(), SignalKind::terminate()] {
-        let (mut told, dir) = (signal(kind)?, dir.clone());
+        let (mut received, dir) = (signal(kind)?, dir.clone());
         runtime.spawn(async move {
-            told.recv().await;
-            drop(std::fs::remove_dir_all(&dir)); // there is nobody to tell
+            received.recv().await;
+            drop(std::fs::remove_dir_all(&dir)); // nothing to report to while exiting
             std::process::exit(128 + kind.as_raw_value());
         });
     }
     Ok(())
 }
 
-/// Looks again and again until there is something, or it is too late.
-pub(super) fn poll_until<T>(mut look: impl FnMut() -> Option<T>) -> Option<T> {
+/// Polls until `poll` returns something, or until the timeout.
+pub(super) fn poll_until<T>(mut poll: impl FnMut() -> Option<T>) -> Option<T> {
     let end = Instant::now() + STEP_TIMEOUT;
     loop {
-        if let Some(found) = look() {
+        if let Some(found) = poll() {
             return Some(found);
         }
         if Instant::now() > end {
@@ -260,14 +248,14 @@ pub(super) fn poll_until<T>(mut look: impl FnMut() -> Option<T>) -> Option<T> {
     }
 }
 
-/// Returns once the proxy has seen itself refuse something.
+/// Returns once the proxy is ready, that is, once its self-test has seen a refusal.
 fn wait_ready(state: &AdminState, serving: &JoinHandle<anyhow::Result<()>>) -> anyhow::Result<()> {
     let ready = poll_until(|| {
         let done = state.ready.load(Ordering::Acquire) || serving.is_finished();
         done.then_some(())
     });
     if ready.is_none() || serving.is_finished() {
-        bail!("the proxy does not begin");
+        bail!("the proxy did not become ready");
     }
     Ok(())
 }
@@ -276,7 +264,7 @@ fn sequence(record: &Value) -> u64 {
     record.pointer("/metadata/sequence").and_then(Value::as_u64).unwrap_or_default()
 }
 
-/// A path for a command line.
+/// The path as a command line argument.
 pub(super) fn path_text(path: &Path) -> String {
     path.display().to_string()
 }

@@ -1,4 +1,4 @@
-//! The files of the story, as an operator and a network team would write them, in a directory of their own.
+//! The files of the demo, as an operator and a network team would write them, in a temporary directory.
 
 use std::fs;
 use std::io::Write;
@@ -15,19 +15,19 @@ use tempfile::TempDir;
 use super::fake_internet::RESOLVER;
 use jail::JailListeners;
 
-/// The sandboxes of the story.
+/// The sandboxes of the demo.
 pub(super) const SANDBOX_A: &str = "sandbox-a";
 pub(super) const SANDBOX_B: &str = "sandbox-b";
-/// What the model's host takes for its customer. It is made up.
+/// API key of the model's host (made up).
 pub(super) const SECRET: &str = "sk-demo-7f3a9c41e6b2";
-/// What the memory service takes for the proxy.
+/// API key of the proxy at the memory service.
 const MEMORY_KEY: &str = "the-key-of-the-memory-service";
 const AUDIENCE: &str = "spiffe://acme.example/memory";
 const ISSUER: &str = "https://issuer.acme.example";
-/// How long a token of the story lives.
+/// Validity of the demo's tokens.
 const TOKEN_LIFETIME: Duration = Duration::from_secs(300);
 
-/// What the first sandbox may do.
+/// Policy of the first sandbox.
 pub(super) const POLICY_A: &str = r#"name = "agent-a"
 
 [[allow]]
@@ -64,7 +64,7 @@ profile = "astrocyte"
 recall  = ["staging:team-a"]
 "#;
 
-/// What the second sandbox may do.
+/// Policy of the second sandbox.
 const POLICY_B: &str = r#"name = "agent-b"
 
 [[allow]]
@@ -78,7 +78,7 @@ profile = "astrocyte"
 recall  = ["staging:team-b"]
 "#;
 
-/// The directory with everything in it.
+/// The directory with all files of the demo.
 pub(super) struct DemoFiles {
     dir: TempDir,
 }
@@ -86,19 +86,19 @@ pub(super) struct DemoFiles {
 impl DemoFiles {
     pub(super) fn new() -> anyhow::Result<Self> {
         let dir = tempfile::Builder::new().prefix("sandbar-demo-").tempdir();
-        Ok(DemoFiles { dir: dir.context("there is no place for the files of the story")? })
+        Ok(DemoFiles { dir: dir.context("cannot create a temporary directory")? })
     }
 
     pub(super) fn path(&self, name: &str) -> PathBuf {
         self.dir.path().join(name)
     }
 
-    /// Leaves the directory behind.
+    /// Keeps the directory and returns its path.
     pub(super) fn persist(self) -> PathBuf {
         self.dir.keep()
     }
 
-    /// Writes everything, with the sockets at which each sandbox arrives.
+    /// Writes everything; the configuration names the listening sockets of each sandbox.
     pub(super) fn write(
         &self,
         root: &str,
@@ -107,7 +107,7 @@ impl DemoFiles {
         fs::create_dir(self.path("policies"))?;
         fs::write(self.path("policies/agent-a.toml"), POLICY_A)?;
         fs::write(self.path("policies/agent-b.toml"), POLICY_B)?;
-        fs::write(self.path("world.pem"), root)?;
+        fs::write(self.path("internet.pem"), root)?;
         write_secret(&self.path("model.key"), SECRET)?;
         write_secret(&self.path("memory.key"), MEMORY_KEY)?;
         let options = IssuerOptions {
@@ -126,7 +126,7 @@ impl DemoFiles {
     }
 }
 
-/// A token that names a sandbox.
+/// Issues a token for a sandbox.
 pub(super) fn issue_token(issuer: &LocalIssuer, sandbox: &str) -> anyhow::Result<String> {
     let request = IssueRequest {
         tenant: "acme",
@@ -155,7 +155,7 @@ dir = "log"
 upstreams = ["{RESOLVER}"]
 
 [upstream]
-roots        = ["world.pem"]
+roots        = ["internet.pem"]
 system_roots = false
 
 [[credential]]
@@ -184,7 +184,7 @@ credential = "memory"
     text
 }
 
-/// One sandbox, and the sockets that are its alone.
+/// The configuration of one sandbox and its dedicated listeners.
 fn sandbox_section(sandbox: &str, arrivals: &JailListeners) -> String {
     let bind = |sockets: &[OwnedFd]| {
         let number = |socket: &OwnedFd| format!("\"inherited:{}\"", socket.as_raw_fd());

@@ -1,7 +1,7 @@
-//! `sandbar demo`: the story in one command. Two jails, one proxy, and a little world that sees everything that
-//! leaves them; loopback only, no root. Every step is judged, so it is a test too.
+//! `sandbar demo`: shows every main feature in one command. Two jails, one proxy, and a fake internet on loopback
+//! that observes everything that leaves them; no root. Every step checks its result, so the demo is also a test.
 //!
-//! A step is a file in `steps`, and a line in its list.
+//! A step is a file in `steps` and a line in its list.
 
 pub(crate) mod agent;
 mod context;
@@ -22,24 +22,24 @@ use self::steps::{DemoStep, STEPS};
 use super::{EXIT_NEGATIVE, OutputOptions, UsageError};
 use crate::terminal::{BAD, FAINT, GOOD, paint, print_json};
 
-/// Tell the story: what passes, what does not, and why
+/// Run a demonstration: what is allowed, what is denied, and why
 ///
-/// A little world and two sandboxes, on this machine alone: nothing is needed, nothing leaves, nothing stays. Exit
-/// status: 0 if every step went as promised, 1 if one did not or there can be no jail.
+/// Starts a fake internet and two sandboxes on this machine. It needs no network, sends nothing out and leaves nothing
+/// behind. Exit status: 0 if every step passed, 1 if a step failed or no jail could be created.
 #[derive(clap::Args, Debug)]
 pub(crate) struct DemoArgs {
-    /// Play this step only; may be repeated
+    /// Run only this step; repeatable
     #[arg(long, value_name = "NAME")]
     step: Vec<String>,
-    /// Name the steps
+    /// List the steps
     #[arg(long)]
     list: bool,
-    /// Keep policies, keys and log, and say where
+    /// Keep policies, keys and log, and print their directory
     #[arg(long)]
     keep: bool,
 }
 
-/// Plays. Exit status: see above.
+/// Runs the demo. Exit status: see [`DemoArgs`].
 pub(crate) fn demo(args: &DemoArgs, output: OutputOptions) -> anyhow::Result<ExitCode> {
     if args.list {
         list_steps(output);
@@ -52,70 +52,57 @@ pub(crate) fn demo(args: &DemoArgs, output: OutputOptions) -> anyhow::Result<Exi
     Ok(ExitCode::from(status))
 }
 
-/// Sets the stage, plays the steps and tells how they went; the exit status.
-fn run_steps(
-    steps: &[&DemoStep<DemoContext>],
-    keep: bool,
-    output: OutputOptions,
-) -> anyhow::Result<u8> {
+/// Sets up the context, runs the steps and prints the results; returns the exit status.
+fn run_steps(steps: &[&DemoStep<DemoContext>], keep: bool, output: OutputOptions) -> anyhow::Result<u8> {
     let started = Instant::now();
-    let mut stage = DemoContext::set_up().inspect_err(|error| {
+    let mut context = DemoContext::set_up().inspect_err(|error| {
         if output.json {
             print_json(&json!({ "ok": false, "error": format!("{error:#}") }));
         }
     })?;
-    let mut played = Vec::new();
+    let mut results = Vec::new();
     for step in steps {
-        stage.begin_step();
-        let one = run_step(step, &mut stage);
+        context.begin_step();
+        let one = run_step(step, &mut context);
         if !output.json {
-            one.print(played.len() + 1);
+            one.print(results.len() + 1);
         }
-        played.push(one);
+        results.push(one);
     }
-    let ended = stage.finish(keep);
+    let ended = context.finish(keep);
     match output.json {
-        true => print_json(&played.iter().map(StepResult::to_json).collect::<Value>()),
-        false => print_line(&summarize(&played, started)),
+        true => print_json(&results.iter().map(StepResult::to_json).collect::<Value>()),
+        false => print_line(&summarize(&results, started)),
     }
     if let Some(dir) = ended? {
         anstream::eprintln!("{}", paint(FAINT, format!("kept: {}", dir.display())));
     }
-    Ok(exit_status(&played))
+    Ok(exit_status(&results))
 }
 
-/// Plays one step and judges it.
-fn run_step<S>(step: &DemoStep<S>, stage: &mut S) -> StepResult {
-    let (mut told, started) = (StepReport::default(), Instant::now());
-    let wrong = (step.run)(stage, &mut told).err().map(|wrong| wrong.0);
-    StepResult { name: step.name, title: step.title, told, wrong, took: started.elapsed() }
+/// Runs one step.
+fn run_step<S>(step: &DemoStep<S>, context: &mut S) -> StepResult {
+    let (mut report, started) = (StepReport::default(), Instant::now());
+    let wrong = (step.run)(context, &mut report).err().map(|wrong| wrong.0);
+    StepResult { name: step.name, title: step.title, report, wrong, took: started.elapsed() }
 }
 
-/// One step that misbehaves is one too many; so is a story without steps.
-fn exit_status(played: &[StepResult]) -> u8 {
-    let good = !played.is_empty() && played.iter().all(|step| step.wrong.is_none());
+/// Fails if any step failed, or if there were none.
+fn exit_status(results: &[StepResult]) -> u8 {
+    let good = !results.is_empty() && results.iter().all(|step| step.wrong.is_none());
     if good { 0 } else { EXIT_NEGATIVE }
 }
 
-fn summarize(played: &[StepResult], started: Instant) -> String {
+fn summarize(results: &[StepResult], started: Instant) -> String {
     let seconds = started.elapsed().as_secs_f64();
-    let wrong: Vec<&str> =
-        played.iter().filter(|step| step.wrong.is_some()).map(|step| step.name).collect();
-    let count = played.len();
+    let wrong: Vec<&str> = results.iter().filter(|step| step.wrong.is_some()).map(|step| step.name).collect();
+    let count = results.len();
     match wrong.is_empty() {
         true => {
-            format!(
-                "{} in {seconds:.1} s",
-                paint(GOOD, format!("{}, all as promised,", step_count(count)))
-            )
+            format!("{} in {seconds:.1} s", paint(GOOD, format!("{}, all passed,", step_count(count))))
         }
         false => {
-            let text = format!(
-                "{} of {} misbehaved: {}",
-                wrong.len(),
-                step_count(count),
-                wrong.join(", ")
-            );
+            let text = format!("{} of {} failed: {}", wrong.len(), step_count(count), wrong.join(", "));
             format!("{}; {seconds:.1} s", paint(BAD, text))
         }
     }
@@ -125,16 +112,13 @@ fn step_count(count: usize) -> String {
     if count == 1 { "1 step".to_owned() } else { format!("{count} steps") }
 }
 
-/// The steps of these names, in the order of the story; all where none is named.
+/// Returns the steps with these names in demo order, or all steps if `names` is empty.
 fn select_steps(names: &[String]) -> anyhow::Result<Vec<&'static DemoStep<DemoContext>>> {
     if let Some(name) = names.iter().find(|name| !STEPS.iter().any(|step| step.name == **name)) {
-        return Err(
-            UsageError(format!("there is no step `{name}`: see `sandbar demo --list`")).into()
-        );
+        return Err(UsageError(format!("unknown step `{name}`: see `sandbar demo --list`")).into());
     }
-    let wanted = |step: &&DemoStep<DemoContext>| {
-        names.is_empty() || names.iter().any(|name| name == step.name)
-    };
+    let wanted =
+        |step: &&DemoStep<DemoContext>| names.is_empty() || names.iter().any(|name| name == step.name);
     Ok(STEPS.iter().filter(wanted).collect())
 }
 
@@ -159,49 +143,48 @@ mod tests {
 
     const GOOD: DemoStep<u32> = DemoStep {
         name: "good",
-        title: "Goes well",
-        run: |stage, told| {
-            *stage += 1;
-            told.note_attempt("something");
+        title: "Passes",
+        run: |context, report| {
+            *context += 1;
+            report.note_attempt("something");
             Ok(())
         },
     };
     const BAD: DemoStep<u32> = DemoStep {
         name: "bad",
-        title: "Goes wrong",
-        run: |_, told| {
-            told.note_attempt("something else");
+        title: "Fails",
+        run: |_, report| {
+            report.note_attempt("something else");
             Err(StepFailure("something arrived".to_owned()))
         },
     };
 
     #[test]
-    fn one_step_that_misbehaves_is_one_too_many() {
-        let mut stage = 0;
-        for (steps, wanted, said) in [
+    fn one_failed_step_fails_the_demo() {
+        let mut context = 0;
+        for (steps, wanted, expected) in [
             (&[][..], 1, "0 steps"),
-            (&[&GOOD, &GOOD], 0, "2 steps, all as promised"),
-            (&[&GOOD, &BAD], 1, "1 of 2 steps misbehaved: bad"),
+            (&[&GOOD, &GOOD], 0, "2 steps, all passed"),
+            (&[&GOOD, &BAD], 1, "1 of 2 steps failed: bad"),
         ] {
-            let played: Vec<StepResult> =
-                steps.iter().map(|step| run_step(step, &mut stage)).collect();
-            assert_eq!(exit_status(&played), wanted, "{said}");
-            let summary = summarize(&played, Instant::now());
-            assert!(summary.contains(said), "{summary}");
+            let results: Vec<StepResult> = steps.iter().map(|step| run_step(step, &mut context)).collect();
+            assert_eq!(exit_status(&results), wanted, "{expected}");
+            let summary = summarize(&results, Instant::now());
+            assert!(summary.contains(expected), "{summary}");
         }
-        assert_eq!(stage, 3);
+        assert_eq!(context, 3);
     }
 
     #[test]
-    fn what_was_tried_is_told_of_a_step_that_misbehaves_too() {
-        let told = run_step(&BAD, &mut 0).to_json();
-        assert_eq!(told["good"], false);
-        assert_eq!(told["wrong"], "something arrived");
-        assert_eq!(told["tried"][0], "something else");
+    fn a_failed_step_reports_what_it_tried() {
+        let result = run_step(&BAD, &mut 0).to_json();
+        assert_eq!(result["good"], false);
+        assert_eq!(result["wrong"], "something arrived");
+        assert_eq!(result["tried"][0], "something else");
     }
 
     #[test]
-    fn steps_are_named_once() {
+    fn step_names_are_unique() {
         let mut names: Vec<&str> = STEPS.iter().map(|step| step.name).collect();
         names.sort_unstable();
         names.dedup();

@@ -1,4 +1,4 @@
-//! What a step tells: what was tried, what happened, which records it caused; and whether it went as promised.
+//! The report of a step: what it tried, what happened, the records it caused, and whether it passed.
 
 use std::fmt::Display;
 use std::time::Duration;
@@ -7,7 +7,7 @@ use serde_json::{Value, json};
 
 use crate::terminal::{BAD, FAINT, GOOD, HEAD, paint};
 
-/// A step that did not go as promised, and in what.
+/// Why a step failed.
 #[derive(Debug)]
 pub(super) struct StepFailure(pub(super) String);
 
@@ -17,12 +17,12 @@ impl<E: Into<anyhow::Error>> From<E> for StepFailure {
     }
 }
 
-/// Goes on only if it `holds`.
-pub(super) fn ensure(holds: bool, otherwise: impl Display) -> Result<(), StepFailure> {
-    if holds { Ok(()) } else { Err(StepFailure(otherwise.to_string())) }
+/// Fails with `message` unless `condition` holds.
+pub(super) fn ensure(condition: bool, message: impl Display) -> Result<(), StepFailure> {
+    if condition { Ok(()) } else { Err(StepFailure(message.to_string())) }
 }
 
-/// What a step told so far.
+/// What a step has reported so far.
 #[derive(Debug, Default)]
 pub(super) struct StepReport {
     lines: Vec<(LineKind, String)>,
@@ -46,9 +46,9 @@ impl StepReport {
     }
 
     pub(super) fn note_record(&mut self, record: &Value) {
-        let essence = summarize_record(record);
-        self.lines.push((LineKind::Record, format_record(&essence)));
-        self.records.push(essence);
+        let summary = summarize_record(record);
+        self.lines.push((LineKind::Record, format_record(&summary)));
+        self.records.push(summary);
     }
 
     fn lines_of(&self, wanted: LineKind) -> Vec<&str> {
@@ -57,26 +57,26 @@ impl StepReport {
     }
 }
 
-/// How a step went.
+/// The result of a step.
 #[derive(Debug)]
 pub(super) struct StepResult {
     pub(super) name: &'static str,
     pub(super) title: &'static str,
-    pub(super) told: StepReport,
+    pub(super) report: StepReport,
     pub(super) wrong: Option<String>,
     pub(super) took: Duration,
 }
 
 impl StepResult {
-    /// For people, as soon as it is over.
+    /// Prints the result as text, as soon as the step is over.
     pub(super) fn print(&self, number: usize) {
         let took = paint(FAINT, format!("{} ms", self.took.as_millis()));
         let word = match self.wrong {
-            None => paint(GOOD, "as promised"),
-            Some(_) => paint(BAD, "MISBEHAVED"),
+            None => paint(GOOD, "passed"),
+            Some(_) => paint(BAD, "FAILED"),
         };
         anstream::println!("{number:>2}. {}: {word} {took}", paint(HEAD, self.title));
-        for (kind, text) in &self.told.lines {
+        for (kind, text) in &self.report.lines {
             let label = match kind {
                 LineKind::Happened => "happened",
                 LineKind::Record => "record",
@@ -95,17 +95,17 @@ impl StepResult {
             "title": self.title,
             "good": self.wrong.is_none(),
             "wrong": self.wrong,
-            "tried": self.told.lines_of(LineKind::Tried),
-            "happened": self.told.lines_of(LineKind::Happened),
-            "records": self.told.records,
+            "tried": self.report.lines_of(LineKind::Tried),
+            "happened": self.report.lines_of(LineKind::Happened),
+            "records": self.report.records,
             "milliseconds": u64::try_from(self.took.as_millis()).unwrap_or(u64::MAX),
         })
     }
 }
 
-/// The members of a record that say most.
+/// The most telling members of a record.
 fn summarize_record(record: &Value) -> Value {
-    let text = |place: &str| record.pointer(place).cloned().unwrap_or_default();
+    let text = |pointer: &str| record.pointer(pointer).cloned().unwrap_or_default();
     let host = ["/http_request/url/hostname", "/dst_endpoint/hostname", "/query/hostname"];
     let host = host.into_iter().chain(["/dst_endpoint/ip"]).map(text);
     json!({
@@ -123,18 +123,17 @@ fn summarize_record(record: &Value) -> Value {
     })
 }
 
-/// Its class in a word, what became of it, who and where, by which rule of which generation, and its number.
-fn format_record(essence: &Value) -> String {
-    let member = |name: &str| match essence.get(name) {
+/// Formats class, stage, reason, sandbox, host, rule, generation and sequence number in one line.
+fn format_record(summary: &Value) -> String {
+    let member = |name: &str| match summary.get(name) {
         None | Some(Value::Null) => None,
         Some(Value::String(text)) => Some(text.clone()),
         Some(other) => Some(other.to_string()),
     };
     let stage = member("stage").unwrap_or_default();
     let style = if stage == "denied" { BAD } else { anstyle::Style::new() };
-    let stage = Some(stage).filter(|stage| stage != "lifecycle"); // its class says so
-    let head =
-        [Some(class_label(essence)), stage, member("event"), member("ending"), member("reason")];
+    let stage = Some(stage).filter(|stage| stage != "lifecycle"); // the class name says it
+    let head = [Some(class_label(summary)), stage, member("event"), member("ending"), member("reason")];
     let head = head.into_iter().flatten().collect::<Vec<_>>().join(" ");
     let parts = [
         Some(paint(style, head)),
@@ -149,9 +148,9 @@ fn format_record(essence: &Value) -> String {
     parts.into_iter().flatten().collect::<Vec<_>>().join(&paint(FAINT, ", "))
 }
 
-/// The class of a record, as people call it.
-fn class_label(essence: &Value) -> String {
-    let number = essence.get("class").and_then(Value::as_u64).unwrap_or_default();
+/// Number and short name of a record's class.
+fn class_label(summary: &Value) -> String {
+    let number = summary.get("class").and_then(Value::as_u64).unwrap_or_default();
     let word = match number {
         2004 => "finding",
         4001 => "connection",
@@ -169,7 +168,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_record_is_told_in_a_line() {
+    fn a_record_fits_in_a_line() {
         let record = json!({
             "class_uid": 4002,
             "status_detail": "method_not_allowed",
@@ -180,9 +179,8 @@ mod tests {
             "metadata": { "sequence": 41 },
             "unmapped": { "sandbar": { "stage": "denied" } },
         });
-        let line =
-            anstream::adapter::strip_str(&format_record(&summarize_record(&record))).to_string();
-        let wanted = "4002 http denied method_not_allowed, sandbox-a to code.example, rule `source code`, generation 7, #41";
-        assert_eq!(line, wanted);
+        let line = anstream::adapter::strip_str(&format_record(&summarize_record(&record))).to_string();
+        let expected = "4002 http denied method_not_allowed, sandbox-a to code.example, rule `source code`, generation 7, #41";
+        assert_eq!(line, expected);
     }
 }

@@ -1,4 +1,4 @@
-//! A sandbox of the story: a jail like that of `sandbar run`, and the agent in it that is told what to do.
+//! A sandbox of the demo: a jail like that of `sandbar run`, with an agent inside that executes tasks.
 
 use std::ffi::CString;
 use std::fs::File;
@@ -17,52 +17,53 @@ use nix::unistd::pipe2;
 
 use super::agent::{AgentReply, AgentRequest, AgentTask, FetchRequest, FetchResponse, TaskOutcome};
 use jail::{
-    CommandSpec, CommandStdio, FilesystemView, Jail, JailListeners, JailPlan, JobPlacement,
-    TRUST_DIR, ViewOptions, command_environment,
+    CommandSpec, CommandStdio, FilesystemView, Jail, JailListeners, JailPlan, JobPlacement, TRUST_DIR,
+    ViewOptions, command_environment,
 };
 
-/// Longest wait for anything that an agent does.
+/// Longest wait for a reply of an agent.
 const AGENT_TIMEOUT: Duration = Duration::from_secs(30);
 
 pub(super) struct DemoSandbox {
     pub(super) id: &'static str,
     jail: Jail,
-    orders: File,
+    requests: File,
     replies: Receiver<AgentReply>,
-    /// Replies that nobody has asked for yet.
+    /// Replies received before their task was waited for.
     early: Vec<AgentReply>,
     number: u64,
 }
 
-/// A jail that stands, and nothing in it yet.
+/// A jail whose agent has not started yet.
 pub(super) struct PreparedSandbox {
     id: &'static str,
     jail: Jail,
-    orders: File,
+    requests: File,
     replies: File,
     pub(super) arrivals: JailListeners,
 }
 
-/// An order that was given.
+/// A task sent to the agent.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct TaskId(u64);
 
 impl PreparedSandbox {
-    /// Makes a jail from which `hidden` is not seen. This process must have one thread still.
+    /// Creates a jail that cannot see `hidden`. This process must still be single-threaded.
     pub(super) fn create(id: &'static str, hidden: &Path) -> anyhow::Result<Self> {
-        let (theirs, orders) = pipe2(OFlag::O_CLOEXEC)?;
+        let (theirs, requests) = pipe2(OFlag::O_CLOEXEC)?;
         let (replies, output) = pipe2(OFlag::O_CLOEXEC)?;
         let plan = jail_plan(hidden, [theirs, output])?;
-        // The jail before has shut this process off; a second is made by somebody who may look at itself.
+        // Creating the first jail made this process undumpable, and then /proc/self belongs to root and its uid_map cannot
+        // be written. Undo that for the second jail, which makes the process undumpable again.
         set_dumpable(true)?;
         let (jail, arrivals) = Jail::create(&plan)?;
-        Ok(PreparedSandbox { id, jail, orders: orders.into(), replies: replies.into(), arrivals })
+        Ok(PreparedSandbox { id, jail, requests: requests.into(), replies: replies.into(), arrivals })
     }
 
-    /// Lets the agent begin, which trusts these files.
+    /// Starts the agent with these trust files.
     pub(super) fn start_agent(self, trust: &[(PathBuf, Vec<u8>)]) -> anyhow::Result<DemoSandbox> {
-        let PreparedSandbox { id, jail, orders, replies, .. } = self;
-        jail.start_command(trust).context("the jail is gone")?;
+        let PreparedSandbox { id, jail, requests, replies, .. } = self;
+        jail.start_command(trust).context("the jail has exited")?;
         let (sender, receiver) = channel();
         std::thread::spawn(move || {
             for line in BufReader::new(replies).lines().map_while(Result::ok) {
@@ -72,65 +73,59 @@ impl PreparedSandbox {
                 }
             }
         });
-        Ok(DemoSandbox { id, jail, orders, replies: receiver, early: Vec::new(), number: 0 })
+        Ok(DemoSandbox { id, jail, requests, replies: receiver, early: Vec::new(), number: 0 })
     }
 }
 
 impl DemoSandbox {
-    /// Fetches, and waits for the answer; otherwise why there was none.
-    pub(super) fn fetch(
-        &mut self,
-        fetch: &FetchRequest,
-    ) -> anyhow::Result<Result<FetchResponse, String>> {
-        let ticket = self.start_task(AgentTask::Fetch(fetch.clone()))?;
-        self.wait_fetch(ticket)
+    /// Fetches and waits for the response; the inner error says why there was none.
+    pub(super) fn fetch(&mut self, fetch: &FetchRequest) -> anyhow::Result<Result<FetchResponse, String>> {
+        let task_id = self.start_task(AgentTask::Fetch(fetch.clone()))?;
+        self.wait_fetch(task_id)
     }
 
-    /// Waits for a fetch that was started.
-    pub(super) fn wait_fetch(
-        &mut self,
-        ticket: TaskId,
-    ) -> anyhow::Result<Result<FetchResponse, String>> {
-        match self.wait_outcome(ticket)? {
+    /// Waits for a fetch started with [`Self::start_task`].
+    pub(super) fn wait_fetch(&mut self, task_id: TaskId) -> anyhow::Result<Result<FetchResponse, String>> {
+        match self.wait_outcome(task_id)? {
             TaskOutcome::Answered(answer) => Ok(Ok(answer)),
             TaskOutcome::Nothing(why) => Ok(Err(why)),
-            TaskOutcome::Found(_) => bail!("the agent answers something else"),
+            TaskOutcome::Found(_) => bail!("unexpected reply from the agent"),
         }
     }
 
-    /// Looks a name up; its address, if it has one in there.
+    /// Resolves a name inside the sandbox; returns its address, if any.
     pub(super) fn resolve(&mut self, name: &str) -> anyhow::Result<Option<String>> {
-        let ticket = self.start_task(AgentTask::Look(name.to_owned()))?;
-        match self.wait_outcome(ticket)? {
+        let task_id = self.start_task(AgentTask::Look(name.to_owned()))?;
+        match self.wait_outcome(task_id)? {
             TaskOutcome::Found(address) => Ok(Some(address)),
             TaskOutcome::Nothing(_) => Ok(None),
-            TaskOutcome::Answered(_) => bail!("the agent answers something else"),
+            TaskOutcome::Answered(_) => bail!("unexpected reply from the agent"),
         }
     }
 
-    /// Gives an order without waiting.
+    /// Sends a task without waiting for the reply.
     pub(super) fn start_task(&mut self, task: AgentTask) -> anyhow::Result<TaskId> {
         self.number += 1;
-        let order = serde_json::to_string(&AgentRequest { number: self.number, task })?;
-        writeln!(self.orders, "{order}").with_context(|| format!("{} is gone", self.id))?;
+        let request = serde_json::to_string(&AgentRequest { number: self.number, task })?;
+        writeln!(self.requests, "{request}").with_context(|| format!("{} has exited", self.id))?;
         Ok(TaskId(self.number))
     }
 
-    /// What came of an order, if anything yet.
-    pub(super) fn poll(&mut self, ticket: TaskId) -> Option<TaskOutcome> {
+    /// Returns the outcome of a task, if it has arrived.
+    pub(super) fn poll(&mut self, task_id: TaskId) -> Option<TaskOutcome> {
         self.early.extend(self.replies.try_iter());
-        self.take_reply(ticket)
+        self.take_reply(task_id)
     }
 
-    fn wait_outcome(&mut self, ticket: TaskId) -> anyhow::Result<TaskOutcome> {
+    fn wait_outcome(&mut self, task_id: TaskId) -> anyhow::Result<TaskOutcome> {
         let until = Instant::now() + AGENT_TIMEOUT;
         loop {
-            if let Some(outcome) = self.poll(ticket) {
+            if let Some(outcome) = self.poll(task_id) {
                 return Ok(outcome);
             }
             let left = until.saturating_duration_since(Instant::now());
             let reply = self.replies.recv_timeout(left);
-            self.early.push(reply.with_context(|| format!("{} does not answer", self.id))?);
+            self.early.push(reply.with_context(|| format!("{} did not reply in time", self.id))?);
         }
     }
 
@@ -141,25 +136,25 @@ impl DemoSandbox {
 }
 
 impl Drop for DemoSandbox {
-    /// Nothing inside is left.
+    /// Kills everything inside.
     fn drop(&mut self) {
         self.jail.signal(Signal::SIGKILL as i32);
         self.jail.wait();
     }
 }
 
-/// A jail with nothing to write to but what is new in it, in which this binary runs as the agent.
+/// Plans a jail without writable host directories, which runs this binary as the agent.
 fn jail_plan(hidden: &Path, pipes: [OwnedFd; 2]) -> anyhow::Result<JailPlan> {
     let view = FilesystemView::build(&ViewOptions {
         cwd: PathBuf::from("/"),
         hidden: vec![hidden.to_owned()],
         ..ViewOptions::default()
     })?;
-    let own = std::env::current_exe().context("cannot find this program")?;
+    let binary = std::env::current_exe().context("cannot find this binary")?;
     let trust = certs::variables::variables(Path::new(TRUST_DIR))?;
     let trust = trust.into_iter().map(|(name, value)| (name.to_owned(), value)).collect();
     let program = CommandSpec {
-        words: vec![own.into(), "demo-agent".into()],
+        words: vec![binary.into(), "demo-agent".into()],
         environment: command_environment(std::env::vars_os(), trust),
         place: JobPlacement::Background,
         blocked: SigSet::thread_get_mask()?,

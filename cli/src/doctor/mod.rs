@@ -1,8 +1,8 @@
-//! `sandbar doctor`: inside a sandbox it tries to get around Sandbar; outside it looks at the set-up.
+//! `sandbar doctor`: inside a sandbox it tries to get around Sandbar; outside it checks the set-up.
 //!
-//! Inside, each way around is really tried, in a process of its own, and came to nothing, was answered by Sandbar,
-//! or got out. Nothing is sent but what says that it is this test, and nothing is changed: where a change would
-//! prove it, one is asked for that cannot be made and whose refusal differs with the privilege.
+//! Inside, it really makes each attempt, in a process of its own; the attempt is blocked, refused by Sandbar, or
+//! escapes. Everything it sends identifies itself as this test, and it changes nothing: where a change would be the
+//! proof, it requests one that cannot succeed and that fails with a different error if the privilege is missing.
 
 mod inside;
 mod outside;
@@ -19,52 +19,52 @@ use anyhow::bail;
 use super::{EXIT_NEGATIVE, OutputOptions, UsageError};
 use jail::TRUST_DIR;
 
-/// The operator's file, where nothing else is said.
+/// Default configuration file.
 const CONFIG_FILE: &str = "sandbar.toml";
 
-/// Try every way around Sandbar from inside a sandbox, or look at the set-up from outside
+/// Try every way around Sandbar from inside a sandbox, or check the set-up from outside
 ///
-/// Exit status: 0 nothing bad, 1 something escaped or is wrong, 2 it could not be looked at.
+/// Exit status: 0 no problem found, 1 an attempt escaped or a check failed, 2 the checks could not run.
 #[derive(clap::Args, Debug)]
 pub(crate) struct DoctorArgs {
-    /// Try the ways around: this is a sandbox
+    /// Try ways around Sandbar: this is a sandbox
     #[arg(long, conflicts_with_all = ["outside", "config"])]
     inside: bool,
-    /// Look at the set-up: this is where Sandbar runs
+    /// Check the set-up: this is where Sandbar runs
     #[arg(long)]
     outside: bool,
-    /// The operator's file of the instance to look at [default: sandbar.toml, if there is one]
+    /// Configuration file of the instance to check [default: sandbar.toml, if it exists]
     #[arg(long, short = 'c', value_name = "FILE")]
     config: Option<PathBuf>,
-    /// A host that the policy allows, to be reached by https as evidence and to be misused
+    /// Host that the policy allows; requested over HTTPS as evidence, and target of misuse attempts
     #[arg(long, value_name = "HOST")]
     allowed: Option<String>,
-    /// A host that no policy allows
+    /// Host that no policy allows
     #[arg(long, value_name = "HOST", default_value = "sandbar-doctor.example")]
     denied: String,
-    /// Inside: an address that answers whoever reaches it, on every port that is tried [default: public resolvers]
+    /// Inside: address that answers everyone, on every port tried [default: public resolvers]
     #[arg(long, value_name = "ADDRESS")]
     witness: Vec<IpAddr>,
-    /// Inside: something that must be neither read nor written
+    /// Inside: path that must be neither readable nor writable
     #[arg(long, value_name = "PATH")]
     path: Vec<PathBuf>,
-    /// Inside: something that may be read and must not be written
+    /// Inside: path that may be readable but must not be writable
     #[arg(long, value_name = "PATH")]
     policy: Vec<PathBuf>,
-    /// Try one thing alone, and say only what came of it
+    /// Run a single probe and print its verdict
     #[arg(long, value_name = "NAME", hide = true)]
     probe: Option<String>,
 }
 
-/// Where the doctor is.
+/// Where the doctor runs.
 #[derive(Clone, Debug, PartialEq, Eq)]
 enum DoctorSide {
     Inside,
-    /// With the operator's file, if there is one.
+    /// With the configuration file, if there is one.
     Outside(Option<PathBuf>),
 }
 
-/// Examines. Exit status: 0 nothing bad, 1 something escaped or is wrong, 2 it could not be looked at.
+/// Runs the checks. Exit status: see [`DoctorArgs`].
 pub(crate) fn doctor(args: &DoctorArgs, output: OutputOptions) -> anyhow::Result<ExitCode> {
     if let Some(name) = &args.probe {
         return inside::run_probe(args, name);
@@ -80,24 +80,24 @@ pub(crate) fn doctor(args: &DoctorArgs, output: OutputOptions) -> anyhow::Result
     Ok(if report.is_bad() { ExitCode::from(EXIT_NEGATIVE) } else { ExitCode::SUCCESS })
 }
 
-/// Where this is: as told, or by what a jail of `sandbar run` has and nothing else.
+/// Chooses the side: from the arguments, or else inside in a jail of `sandbar run`, outside beside a sandbar.toml.
 fn choose_side(args: &DoctorArgs) -> anyhow::Result<DoctorSide> {
-    let usual = || Path::new(CONFIG_FILE).is_file().then(|| PathBuf::from(CONFIG_FILE));
+    let default = || Path::new(CONFIG_FILE).is_file().then(|| PathBuf::from(CONFIG_FILE));
     match (args.inside, &args.config) {
         (true, _) => Ok(DoctorSide::Inside),
         (false, Some(config)) => Ok(DoctorSide::Outside(Some(config.clone()))),
-        (false, None) if args.outside => Ok(DoctorSide::Outside(usual())),
+        (false, None) if args.outside => Ok(DoctorSide::Outside(default())),
         (false, None) if is_in_jail() => Ok(DoctorSide::Inside),
-        (false, None) => match usual() {
+        (false, None) => match default() {
             Some(config) => Ok(DoctorSide::Outside(Some(config))),
             None => bail!(UsageError(format!(
-                "say --inside in a sandbox, or --outside where Sandbar runs: there is no {CONFIG_FILE} here, and this is no jail of `sandbar run`"
+                "use --inside in a sandbox, or --outside where Sandbar runs: there is no {CONFIG_FILE} here, and this is not a jail of `sandbar run`"
             ))),
         },
     }
 }
 
-/// Whether this is a jail of `sandbar run`: its trust files are there, and no interface but `lo`.
+/// Whether this is a jail of `sandbar run`: it has the trust files, and `lo` is its only interface.
 fn is_in_jail() -> bool {
     let interfaces = nix::net::if_::if_nameindex();
     let alone = interfaces.is_ok_and(|all| all.iter().all(|one| one.name() == c"lo"));

@@ -1,4 +1,4 @@
-//! What is tried or looked at, and what it came to.
+//! Probes, their verdicts, and running them in separate processes.
 
 use std::io::Read;
 use std::os::unix::process::ExitStatusExt;
@@ -10,35 +10,35 @@ use std::time::{Duration, Instant};
 use anyhow::Context;
 use serde::{Deserialize, Serialize};
 
-/// Longest that one attempt may take, whatever it waits for.
+/// Longest time one probe may take.
 const PROBE_TIMEOUT: Duration = Duration::from_secs(8);
-/// Attempts at once.
+/// Number of probes run at once.
 const PARALLEL_PROBES: usize = 8;
-/// How often an attempt that is on its way is looked at.
+/// How often to check whether a probe has finished.
 const POLL_INTERVAL: Duration = Duration::from_millis(3);
-/// Most bytes that an attempt can say of itself.
+/// Maximum output of a probe process.
 const MAX_OUTPUT: u64 = 64 << 10;
 
-/// What an attempt, or a look at the set-up, came to; each with how that is known.
+/// The result of an attempt or a check, with the evidence for it.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(tag = "verdict", content = "how", rename_all = "lowercase")]
 pub(super) enum ProbeVerdict {
-    /// It arrived at Sandbar, which answered by its rules.
+    /// The attempt reached Sandbar, which applied its rules.
     Answered(String),
-    /// It did not get anywhere.
+    /// The attempt failed.
     Blocked(String),
-    /// It got around Sandbar.
+    /// The attempt got around Sandbar.
     Escaped(String),
-    /// The set-up is as it must be.
+    /// The set-up is correct.
     Fine(String),
-    /// It could not be tried, or what came of it cannot be told from here.
+    /// The attempt could not be made, or its result cannot be determined from here.
     Unknown(String),
-    /// The set-up is not as it must be.
+    /// The set-up is wrong.
     Wrong(String),
 }
 
 impl ProbeVerdict {
-    /// Whether it is reason enough to say no.
+    /// Whether this verdict makes the command exit with 1.
     pub(super) fn is_bad(&self) -> bool {
         match self {
             ProbeVerdict::Escaped(_) | ProbeVerdict::Wrong(_) => true,
@@ -60,7 +60,7 @@ impl ProbeVerdict {
         }
     }
 
-    /// The worst of several attempts at one thing, or `none` where there was none.
+    /// Returns the worst of several verdicts, or `Blocked(none)` if there are none.
     pub(super) fn worst(all: impl IntoIterator<Item = ProbeVerdict>, none: &str) -> ProbeVerdict {
         let badness = |verdict: &ProbeVerdict| match verdict {
             ProbeVerdict::Fine(_) => 0,
@@ -74,32 +74,32 @@ impl ProbeVerdict {
         match (all.iter().max_by_key(|verdict| badness(verdict)), all.len()) {
             (None, _) => ProbeVerdict::Blocked(none.to_owned()),
             (Some(ProbeVerdict::Blocked(how)), 2..) => {
-                ProbeVerdict::Blocked(format!("{} tried, the last: {how}", all.len()))
+                ProbeVerdict::Blocked(format!("{} tried, last: {how}", all.len()))
             }
             (Some(worst), _) => worst.clone(),
         }
     }
 }
 
-/// One thing to try, on a ground that says whereto.
-pub(super) struct DoctorProbe<G> {
+/// One attempt or check, which takes its targets from `T`.
+pub(super) struct DoctorProbe<T> {
     pub(super) group: &'static str,
-    /// What it is called, in `--json` and in the manual: never renamed.
+    /// Name in `--json` and in DOCTOR.md; never renamed.
     pub(super) name: String,
-    /// What is tried, for people.
+    /// Description for people.
     pub(super) what: String,
-    /// What to change where it is bad.
+    /// What to change if the verdict is bad.
     pub(super) fix: &'static str,
-    pub(super) run: Box<dyn Fn(&G) -> ProbeVerdict + Send + Sync>,
+    pub(super) run: Box<dyn Fn(&T) -> ProbeVerdict + Send + Sync>,
 }
 
-impl<G> DoctorProbe<G> {
+impl<T> DoctorProbe<T> {
     pub(super) fn new(
         group: &'static str,
         name: impl Into<String>,
         what: impl Into<String>,
         fix: &'static str,
-        run: impl Fn(&G) -> ProbeVerdict + Send + Sync + 'static,
+        run: impl Fn(&T) -> ProbeVerdict + Send + Sync + 'static,
     ) -> Self {
         DoctorProbe { group, name: name.into(), what: what.into(), fix, run: Box::new(run) }
     }
@@ -116,7 +116,7 @@ impl<G> DoctorProbe<G> {
     }
 }
 
-/// What was tried, and what it came to.
+/// A probe and its verdict.
 #[derive(Clone, Debug, Serialize)]
 pub(super) struct ProbeFinding {
     pub(super) group: &'static str,
@@ -124,16 +124,16 @@ pub(super) struct ProbeFinding {
     pub(super) what: String,
     #[serde(flatten)]
     pub(super) verdict: ProbeVerdict,
-    /// What to change.
+    /// What to change, if the verdict is bad.
     pub(super) fix: Option<&'static str>,
     pub(super) milliseconds: u64,
 }
 
-/// Tries everything, each in a process of its own: one may hang, be killed, or enter another namespace, and the
-/// others do not notice.
-pub(super) fn run_isolated<G>(probes: &[DoctorProbe<G>]) -> anyhow::Result<Vec<ProbeFinding>> {
-    let program = std::env::current_exe().context("where this program lies cannot be seen")?;
-    let (next, found) = (AtomicUsize::new(0), Mutex::new(Vec::new()));
+/// Runs every probe in a process of its own: a probe may hang, be killed, or enter another namespace without
+/// affecting the others.
+pub(super) fn run_isolated<T>(probes: &[DoctorProbe<T>]) -> anyhow::Result<Vec<ProbeFinding>> {
+    let program = std::env::current_exe().context("cannot find the path of this binary")?;
+    let (next, findings) = (AtomicUsize::new(0), Mutex::new(Vec::new()));
     let work = || {
         loop {
             let at = next.fetch_add(1, Ordering::Relaxed);
@@ -141,43 +141,41 @@ pub(super) fn run_isolated<G>(probes: &[DoctorProbe<G>]) -> anyhow::Result<Vec<P
             let started = Instant::now();
             let verdict = run_in_process(&program, &probe.name);
             let finding = probe.finding(verdict, started.elapsed());
-            found.lock().unwrap_or_else(PoisonError::into_inner).push((at, finding));
+            findings.lock().unwrap_or_else(PoisonError::into_inner).push((at, finding));
         }
     };
-    // No closure of the probes is called here: they are told by name what to do.
+    // This process calls no probe itself: it passes the name to a child, which runs it.
     std::thread::scope(|scope| (0..PARALLEL_PROBES).for_each(|_| drop(scope.spawn(work))));
-    let mut found = found.into_inner().unwrap_or_else(PoisonError::into_inner);
-    found.sort_by_key(|(at, _)| *at);
-    Ok(found.into_iter().map(|(_, finding)| finding).collect())
+    let mut findings = findings.into_inner().unwrap_or_else(PoisonError::into_inner);
+    findings.sort_by_key(|(at, _)| *at);
+    Ok(findings.into_iter().map(|(_, finding)| finding).collect())
 }
 
-/// Has another process of this program try one thing.
+/// Runs one probe in a child process of this binary.
 fn run_in_process(program: &std::path::Path, name: &str) -> ProbeVerdict {
     let mut command = Command::new(program);
     command.args(std::env::args_os().skip(1)).args(["--probe", name]);
     command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::null());
     let mut child = match command.spawn() {
         Ok(child) => child,
-        Err(error) => return ProbeVerdict::Unknown(format!("no process could be made: {error}")),
+        Err(error) => return ProbeVerdict::Unknown(format!("cannot start a process: {error}")),
     };
     let Some(status) = wait_with_timeout(&mut child) else {
-        return ProbeVerdict::Unknown(format!("it took more than {} s", PROBE_TIMEOUT.as_secs()));
+        return ProbeVerdict::Unknown(format!("it took longer than {} s", PROBE_TIMEOUT.as_secs()));
     };
-    let mut said = Vec::new();
+    let mut output = Vec::new();
     if let Some(out) = child.stdout.take() {
-        drop(out.take(MAX_OUTPUT).read_to_end(&mut said)); // what cannot be read is no verdict, below
+        drop(out.take(MAX_OUTPUT).read_to_end(&mut output)); // an incomplete verdict fails to parse below
     }
-    match (serde_json::from_slice(&said), status.signal()) {
+    match (serde_json::from_slice(&output), status.signal()) {
         (Ok(verdict), _) => verdict,
-        (Err(_), Some(libc::SIGSYS)) => {
-            ProbeVerdict::Blocked("killed by the system call filter".to_owned())
-        }
+        (Err(_), Some(libc::SIGSYS)) => ProbeVerdict::Blocked("killed by the system call filter".to_owned()),
         (Err(_), Some(signal)) => ProbeVerdict::Unknown(format!("killed by signal {signal}")),
-        (Err(_), None) => ProbeVerdict::Unknown(format!("it ended without a word, {status}")),
+        (Err(_), None) => ProbeVerdict::Unknown(format!("it ended without a verdict, {status}")),
     }
 }
 
-/// Waits for the end; one that takes too long is killed.
+/// Waits for the child; kills it and returns `None` after the timeout.
 fn wait_with_timeout(child: &mut Child) -> Option<ExitStatus> {
     let end = Instant::now() + PROBE_TIMEOUT;
     loop {
@@ -185,7 +183,7 @@ fn wait_with_timeout(child: &mut Child) -> Option<ExitStatus> {
             Ok(Some(status)) => return Some(status),
             Ok(None) if Instant::now() < end => std::thread::sleep(POLL_INTERVAL),
             Ok(None) | Err(_) => {
-                drop(child.kill()); // one that has just ended needs it no more
+                drop(child.kill()); // fails if it has just ended
                 drop(child.wait());
                 return None;
             }

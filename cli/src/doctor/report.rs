@@ -1,4 +1,4 @@
-//! What was found, for people and for machines.
+//! The report, as text and as JSON.
 
 use std::time::Duration;
 
@@ -8,7 +8,7 @@ use serde_json::{Value, json};
 use super::probe::{ProbeFinding, ProbeVerdict};
 use crate::terminal::{BAD, FAINT, GOOD, HEAD, WARN, paint, print_json};
 
-/// Everything that was found on one side.
+/// The findings of one side.
 pub(super) struct DoctorReport {
     pub(super) side: &'static str,
     pub(super) findings: Vec<ProbeFinding>,
@@ -16,29 +16,29 @@ pub(super) struct DoctorReport {
     pub(super) took: Duration,
 }
 
-/// A request that was made to be shown, and what is to be seen of it.
+/// A request made as evidence, with its response and record.
 #[derive(Clone, Debug, serde::Serialize)]
 pub(super) struct RequestEvidence {
     /// `allowed` or `refused`.
     pub(super) wanted: &'static str,
     pub(super) request: String,
-    /// What was answered, or why nothing was.
+    /// The response, or why there was none.
     pub(super) answer: String,
-    /// The record's id, by which the log has it.
+    /// Id of its record in the log.
     pub(super) record: Option<String>,
-    /// The line of the log, where it can be read from here.
+    /// Its line in the log, if readable from here.
     pub(super) line: Option<Value>,
 }
 
 impl RequestEvidence {
-    /// Whether the log says that it was allowed.
+    /// Whether its record says that it was allowed.
     pub(super) fn is_allowed(&self) -> bool {
         let action = self.line.as_ref().and_then(|line| line.get("action_id")?.as_u64());
         action == Some(1)
     }
 }
 
-/// How many came to what.
+/// Number of findings by verdict.
 #[derive(Clone, Copy, Debug, Default)]
 struct VerdictCounts {
     good: usize,
@@ -47,7 +47,7 @@ struct VerdictCounts {
 }
 
 impl DoctorReport {
-    /// Whether anything is bad.
+    /// Whether any verdict is bad.
     pub(super) fn is_bad(&self) -> bool {
         self.findings.iter().any(|finding| finding.verdict.is_bad())
     }
@@ -102,12 +102,12 @@ impl DoctorReport {
         let seconds = self.took.as_secs_f64();
         let unclear = match unknown {
             0 => String::new(),
-            _ => format!(", {} not known", paint(WARN, unknown)),
+            _ => format!(", {} unknown", paint(WARN, unknown)),
         };
-        let (style, word) = if bad > 0 { (BAD, "not good") } else { (GOOD, "good") };
+        let (style, word) = if bad > 0 { (BAD, "failed") } else { (GOOD, "ok") };
         let what = match self.side {
-            "inside" => format!("{} ways around tried, {bad} escaped", good + bad),
-            _ => format!("{} things looked at, {bad} wrong", good + bad),
+            "inside" => format!("tried {} ways around Sandbar, {bad} escaped", good + bad),
+            _ => format!("{} checks, {bad} wrong", good + bad),
         };
         anstream::println!("{}: {what}{unclear}, in {seconds:.1} s", paint(style, word));
     }
@@ -144,7 +144,7 @@ fn print_evidence(evidence: &RequestEvidence) {
     }
 }
 
-/// What others chose must not drive the terminal of whoever reads it.
+/// Escapes text chosen by peers, so that it cannot control the terminal.
 pub(super) fn escape_terminal(text: &str) -> String {
     let escaped = |letter: char| match letter {
         ' '..='~' => letter.to_string(),

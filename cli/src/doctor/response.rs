@@ -1,22 +1,22 @@
-//! Who answered: Sandbar marks its refusals, and nobody else does.
+//! Responses to probes: Sandbar marks its refusals with header fields that no other server sends.
 
 use std::io::{self, Read};
 
 use super::report::escape_terminal;
 
-/// Longest head of an answer that is looked at.
+/// Maximum length of a response head.
 const MAX_HEAD: usize = 16 << 10;
-/// Longest piece of a stranger's answer that is shown.
+/// Maximum length of a shown first line.
 const MAX_SHOWN: usize = 60;
 
-/// The beginning of an answer.
+/// The head of a response.
 #[derive(Clone, Debug, Default)]
 pub(super) struct ProbeResponse {
     head: String,
 }
 
 impl ProbeResponse {
-    /// Reads to the end of the head, or as far as there is anything.
+    /// Reads to the end of the head, or to the end of the stream.
     pub(super) fn read(stream: &mut impl Read) -> io::Result<Self> {
         let mut bytes = Vec::new();
         let mut buffer = [0; 2048];
@@ -27,26 +27,26 @@ impl ProbeResponse {
                 Err(error) => return Err(error),
             };
             bytes.extend(buffer.get(..count).unwrap_or_default());
-            let whole = bytes.windows(4).any(|window| window == b"\r\n\r\n");
-            if count == 0 || whole || bytes.len() > MAX_HEAD {
+            let is_complete = bytes.windows(4).any(|window| window == b"\r\n\r\n");
+            if count == 0 || is_complete || bytes.len() > MAX_HEAD {
                 return Ok(ProbeResponse { head: String::from_utf8_lossy(&bytes).into_owned() });
             }
         }
     }
 
-    /// The value of a field.
+    /// The value of a header field.
     fn field(&self, name: &str) -> Option<&str> {
         let lines = self.head.lines().take_while(|line| !line.is_empty());
         let mut fields = lines.filter_map(|line| line.split_once(':'));
         fields.find(|(known, _)| known.eq_ignore_ascii_case(name)).map(|(_, value)| value.trim())
     }
 
-    /// The id of its record, if Sandbar refused it.
+    /// Id of the record, if Sandbar refused the request.
     pub(super) fn record_id(&self) -> Option<&str> {
         self.field("sandbar-record")
     }
 
-    /// The code of the reason, if Sandbar refused it.
+    /// Reason code, if Sandbar refused the request.
     pub(super) fn reason(&self) -> Option<&str> {
         self.field("sandbar-reason")
     }
@@ -55,10 +55,9 @@ impl ProbeResponse {
         self.head.is_empty()
     }
 
-    /// The first line, shortened.
+    /// The first line, shortened and escaped.
     pub(super) fn first_line(&self) -> String {
-        let line: String =
-            self.head.lines().next().unwrap_or_default().chars().take(MAX_SHOWN).collect();
+        let line: String = self.head.lines().next().unwrap_or_default().chars().take(MAX_SHOWN).collect();
         escape_terminal(&line)
     }
 }
@@ -68,7 +67,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn only_a_head_says_who_answered() {
+    fn only_header_fields_identify_sandbar() {
         for (text, record) in [
             ("HTTP/1.1 403 Forbidden\r\nsandbar-RECORD: 01J\r\n\r\nbody", Some("01J")),
             ("HTTP/1.1 200 OK\r\nServer: x\r\n\r\nSandbar-Record: 01J\r\n\r\n", None),

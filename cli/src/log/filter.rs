@@ -1,28 +1,28 @@
-//! The filters that `tail` and `query` share.
+//! The record filters that `tail` and `query` share.
 
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use audit::view::{DecisionKind, HostFilter, RecordFilter};
 
-/// Which records are wanted
+/// Selects records
 #[derive(clap::Args)]
 pub(crate) struct FilterArgs {
-    /// Only this sandbox
+    /// Only records of this sandbox
     #[arg(long, value_name = "ID")]
     sandbox: Option<String>,
-    /// Only this host: `x.com` that name, `*.x.com` any below it, `.x.com` both
+    /// Only records of this host: `x.com` that name, `*.x.com` any name below it, `.x.com` both
     #[arg(long, value_name = "PATTERN")]
     host: Option<String>,
-    /// Only what was decided so
+    /// Only records with this decision
     #[arg(long, value_enum)]
     decision: Option<DecisionFilter>,
-    /// Only this reason code, as `not_listed`
+    /// Only records with this reason code, such as `not_listed`
     #[arg(long, value_name = "CODE")]
     reason: Option<String>,
-    /// Only from this moment on: RFC 3339, or an age as `90s`, `15m`, `2h`, `7d`
+    /// Only records since this time: RFC 3339, or an age such as `90s`, `15m`, `2h`, `7d`
     #[arg(long, value_name = "TIME", value_parser = parse_time)]
     since: Option<u64>,
-    /// Only before this moment
+    /// Only records before this time
     #[arg(long, value_name = "TIME", value_parser = parse_time)]
     until: Option<u64>,
 }
@@ -38,7 +38,7 @@ impl FilterArgs {
         RecordFilter {
             sandbox: self.sandbox.clone(),
             host: self.host.as_deref().map(HostFilter::parse),
-            decision: self.decision.map(|decided| match decided {
+            decision: self.decision.map(|decision| match decision {
                 DecisionFilter::Allowed => DecisionKind::Allowed,
                 DecisionFilter::Denied => DecisionKind::Denied,
             }),
@@ -49,7 +49,7 @@ impl FilterArgs {
     }
 }
 
-/// Milliseconds since 1970 of a moment or an age.
+/// Parses a time or an age into milliseconds since 1970.
 fn parse_time(text: &str) -> Result<u64, String> {
     let millis = |duration: Duration| duration.as_millis() as u64;
     if let Some(age) = parse_age(text) {
@@ -57,8 +57,9 @@ fn parse_time(text: &str) -> Result<u64, String> {
         return Ok(millis(now.saturating_sub(age)));
     }
     let parsed: Result<jiff::Timestamp, _> = text.parse();
-    let moment = parsed.map_err(|_| "write 2026-11-16T10:00:00Z, or an age as 15m".to_owned())?;
-    u64::try_from(moment.as_millisecond()).map_err(|_| "that is before 1970".to_owned())
+    let timestamp =
+        parsed.map_err(|_| "use a time such as 2026-11-16T10:00:00Z, or an age such as 15m".to_owned())?;
+    u64::try_from(timestamp.as_millisecond()).map_err(|_| "the time is before 1970".to_owned())
 }
 
 fn parse_age(text: &str) -> Option<Duration> {
@@ -79,7 +80,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn moments_are_times_or_ages() {
+    fn a_time_is_rfc_3339_or_an_age() {
         for (text, expected) in [
             ("1970-01-01T00:00:01Z", Some(1000)),
             ("2026-11-16T10:00:00+01:00", Some(1_794_819_600_000)),
@@ -93,6 +94,6 @@ mod tests {
         }
         let now = parse_time("0s").unwrap();
         assert!(now - parse_time("2h").unwrap() >= 2 * 60 * 60 * 1000);
-        assert_eq!(parse_time("999999999999999d").ok(), None, "an age that overflows is no time");
+        assert_eq!(parse_time("999999999999999d").ok(), None, "an age that overflows is rejected");
     }
 }

@@ -1,4 +1,4 @@
-//! `sandbar log`: what operators and auditors do with the access log.
+//! `sandbar log`: reads, follows and verifies the access log.
 
 mod filter;
 mod query;
@@ -14,7 +14,7 @@ use clap::Subcommand;
 
 use super::OutputOptions;
 
-/// Verify, follow and sum up the access log
+/// Verify, follow and summarise the access log
 #[derive(clap::Args)]
 pub(crate) struct LogArgs {
     #[command(subcommand)]
@@ -28,7 +28,7 @@ enum LogCommand {
     Verify(verify::VerifyLogArgs),
 }
 
-/// Runs the subcommand. Exit statuses stand at each.
+/// Runs the subcommand, which documents its exit status.
 pub(crate) fn run(args: &LogArgs, output: OutputOptions) -> anyhow::Result<ExitCode> {
     match &args.command {
         LogCommand::Query(args) => query::query(args, output),
@@ -37,14 +37,14 @@ pub(crate) fn run(args: &LogArgs, output: OutputOptions) -> anyhow::Result<ExitC
     }
 }
 
-/// The segments meant: those of a directory, or the files themselves.
+/// Expands directories into their segments.
 fn find_segments(paths: &[PathBuf]) -> anyhow::Result<Vec<PathBuf>> {
     let mut files = Vec::new();
     for path in paths {
         if path.is_dir() {
-            let found = dir_segments(path)?;
-            anyhow::ensure!(!found.is_empty(), "{} holds no segment of a log", path.display());
-            files.extend(found);
+            let segments = dir_segments(path)?;
+            anyhow::ensure!(!segments.is_empty(), "{} contains no log segments", path.display());
+            files.extend(segments);
         } else {
             files.push(path.clone());
         }
@@ -52,16 +52,15 @@ fn find_segments(paths: &[PathBuf]) -> anyhow::Result<Vec<PathBuf>> {
     Ok(dedup_files(files))
 }
 
-/// Each file once, however it is spelt; one that cannot be found is left for whoever reads it.
+/// Removes duplicates by canonical path. A missing file stays in the list, so that reading it reports the error.
 fn dedup_files(mut files: Vec<PathBuf>) -> Vec<PathBuf> {
-    let place = |path: &mut PathBuf| path.canonicalize().unwrap_or_else(|_| path.clone());
-    files.sort_by_cached_key(|path| place(&mut path.clone()));
-    files.dedup_by_key(place);
+    let canonical = |path: &mut PathBuf| path.canonicalize().unwrap_or_else(|_| path.clone());
+    files.sort_by_cached_key(|path| canonical(&mut path.clone()));
+    files.dedup_by_key(canonical);
     files
 }
 
 fn dir_segments(dir: &Path) -> anyhow::Result<Vec<PathBuf>> {
-    let found =
-        audit::list_segments(dir).with_context(|| format!("cannot read {}", dir.display()))?;
-    Ok(found.into_iter().map(|(_, path)| path).collect())
+    let segments = audit::list_segments(dir).with_context(|| format!("cannot read {}", dir.display()))?;
+    Ok(segments.into_iter().map(|(_, path)| path).collect())
 }

@@ -1,4 +1,4 @@
-//! `sandbar log query`: sums by host and by reason of whatever records are wanted.
+//! `sandbar log query`: totals by host and by reason over the selected records.
 
 use std::collections::HashMap;
 use std::path::PathBuf;
@@ -12,42 +12,42 @@ use super::render::{escape_json, escape_terminal, format_record};
 use crate::OutputOptions;
 use crate::terminal::{HEAD, paint};
 
-/// Most hosts that are counted one by one; sandboxes choose names, so there is a bound.
+/// Maximum number of hosts counted separately. Sandboxes choose the names, so memory must be bounded.
 const HOSTS_MAX: usize = 100_000;
-/// What is counted beyond.
+/// Key for everything beyond `HOSTS_MAX`.
 const OTHERS: &str = "(others)";
 
-/// Sum up the log by host and by reason
+/// Summarise the log by host and by reason
 #[derive(clap::Args)]
 pub(crate) struct QueryArgs {
     /// Segments, or directories of segments
     #[arg(default_value = "log", value_name = "FILES")]
     files: Vec<PathBuf>,
-    /// Show the records that are wanted instead of sums
+    /// List the selected records instead of totals
     #[arg(long)]
     list: bool,
-    /// Show this many hosts and reasons
+    /// Number of hosts and reasons to show
     #[arg(long, default_value_t = 20, value_name = "COUNT")]
     top: usize,
     #[command(flatten)]
     filter: FilterArgs,
 }
 
-/// Sums up a log. Exit status: 0, or 2 when it cannot be read.
+/// Summarises a log. Exit status: 0, or 2 if it cannot be read.
 pub(crate) fn query(args: &QueryArgs, output: OutputOptions) -> anyhow::Result<ExitCode> {
     let filter = args.filter.to_filter();
-    let mut sums = LogTotals::default();
+    let mut totals = LogTotals::default();
     for path in super::find_segments(&args.files)? {
         let read = for_each_line(&path, |line| {
-            let Some(view) = RecordView::parse(line) else { return sums.unread += 1 };
+            let Some(view) = RecordView::parse(line) else { return totals.unread += 1 };
             if !args.list {
-                sums.revert_decision(&view);
+                totals.revert_decision(&view);
             }
             if !filter.matches(&view) {
                 return;
             }
             match (args.list, output.json) {
-                (false, _) => sums.count(&view),
+                (false, _) => totals.count(&view),
                 (true, false) => anstream::println!("{}", format_record(&view)),
                 (true, true) => anstream::println!("{}", escape_json(line)),
             }
@@ -56,8 +56,8 @@ pub(crate) fn query(args: &QueryArgs, output: OutputOptions) -> anyhow::Result<E
     }
     match (args.list, output.json) {
         (true, _) => {}
-        (false, true) => anstream::println!("{}", sums.to_json(args.top)),
-        (false, false) => sums.print(args.top),
+        (false, true) => anstream::println!("{}", totals.to_json(args.top)),
+        (false, false) => totals.print(args.top),
     }
     Ok(ExitCode::SUCCESS)
 }
@@ -66,17 +66,17 @@ pub(crate) fn query(args: &QueryArgs, output: OutputOptions) -> anyhow::Result<E
 struct LogTotals {
     hosts: HashMap<String, HostTotals>,
     reasons: HashMap<String, u64>,
-    /// The host and the reason of decisions that were counted and have no outcome yet, by attempt.
+    /// Host and reason of counted decisions that have no outcome yet, by attempt.
     open: HashMap<String, (String, String)>,
     total: HostTotals,
     findings: u64,
-    /// Attempts that are told only as a count.
+    /// Attempts recorded only as a count.
     folded: u64,
-    /// Lines that are no record.
+    /// Lines that are not records.
     unread: u64,
 }
 
-/// What happened with one host, or in all.
+/// Totals of one host, or of all.
 #[derive(Clone, Copy, Default)]
 struct HostTotals {
     allowed: u64,
@@ -88,8 +88,7 @@ struct HostTotals {
 impl HostTotals {
     fn add(&mut self, view: &RecordView<'_>) {
         let (sent, received) = view.bytes();
-        self.allowed +=
-            u64::from(matches!(view.stage(), RecordStage::Answered | RecordStage::Decision));
+        self.allowed += u64::from(matches!(view.stage(), RecordStage::Answered | RecordStage::Decision));
         self.denied += u64::from(view.stage() == RecordStage::Denied || is_overruled(view));
         self.sent += sent;
         self.received += received;
@@ -102,10 +101,7 @@ impl LogTotals {
         match view.stage() {
             RecordStage::Lifecycle => {}
             RecordStage::Finding => self.findings += 1,
-            RecordStage::Answered
-            | RecordStage::Decision
-            | RecordStage::Denied
-            | RecordStage::Outcome => {
+            RecordStage::Answered | RecordStage::Decision | RecordStage::Denied | RecordStage::Outcome => {
                 self.total.add(view);
                 self.host_totals(view.host().unwrap_or("-")).add(view);
                 if let Some(reason) = view.status_detail.as_deref() {
@@ -124,8 +120,8 @@ impl LogTotals {
         }
     }
 
-    /// An attempt that was refused after its decision was not allowed: what was counted for the
-    /// decision is taken back, whether or not the outcome itself is wanted.
+    /// Subtracts an allowed decision that its outcome overruled: an attempt refused after its decision does
+    /// not count as allowed, whether or not the filter selects the outcome.
     fn revert_decision(&mut self, view: &RecordView<'_>) {
         if view.stage() != RecordStage::Outcome {
             return;
@@ -146,18 +142,18 @@ impl LogTotals {
     fn print(&self, top: usize) {
         let columns = ["allowed", "denied", "bytes out", "bytes in"].map(|c| format!("{c:>12}"));
         anstream::println!("{}", paint(HEAD, format!("{}  host", columns.join(" "))));
-        for (host, sum) in rank_top(&self.hosts, top, |sum| sum.allowed + sum.denied) {
-            anstream::println!("{}  {}", format_row(sum), escape_terminal(host));
+        for (host, totals) in rank_top(&self.hosts, top, |totals| totals.allowed + totals.denied) {
+            anstream::println!("{}  {}", format_row(totals), escape_terminal(host));
         }
-        anstream::println!("{}  in all", format_row(&self.total));
+        anstream::println!("{}  total", format_row(&self.total));
         anstream::println!("\n{}", paint(HEAD, format!("{:>12}  reason", "attempts")));
         for (reason, count) in rank_top(&self.reasons, top, |count| *count) {
             anstream::println!("{count:>12}  {}", escape_terminal(reason));
         }
         for (count, what) in [
             (self.findings, "findings"),
-            (self.folded, "attempts that sent nothing and are only counted"),
-            (self.unread, "lines that are no record: run `sandbar log verify`"),
+            (self.folded, "attempts that sent nothing, recorded only as a count"),
+            (self.unread, "lines that are not records: run `sandbar log verify`"),
         ] {
             if count > 0 {
                 anstream::println!("\n{count:>12}  {what}");
@@ -166,8 +162,8 @@ impl LogTotals {
     }
 
     fn to_json(&self, top: usize) -> serde_json::Value {
-        let hosts = rank_top(&self.hosts, top, |sum| sum.allowed + sum.denied);
-        let hosts: Vec<_> = hosts.into_iter().map(|(host, sum)| row_json(host, sum)).collect();
+        let hosts = rank_top(&self.hosts, top, |totals| totals.allowed + totals.denied);
+        let hosts: Vec<_> = hosts.into_iter().map(|(host, totals)| row_json(host, totals)).collect();
         let reasons = rank_top(&self.reasons, top, |count| *count);
         let reasons = reasons
             .into_iter()
@@ -183,13 +179,13 @@ impl LogTotals {
     }
 }
 
-/// Whether the record says that what was allowed was refused or cut after all.
+/// Whether the outcome says that an allowed attempt was refused or cut after its decision.
 fn is_overruled(view: &RecordView<'_>) -> bool {
     view.stage() == RecordStage::Outcome && matches!(view.ending(), Some("refused" | "revoked"))
 }
 
-/// Whether the record is the one that says why: the decision or the refusal, or an outcome that
-/// overrules it.
+/// Whether the record's reason counts for the attempt: a decision or refusal, or an outcome that
+/// overrules the decision.
 fn counts_reason(view: &RecordView<'_>) -> bool {
     match view.stage() {
         RecordStage::Answered | RecordStage::Decision | RecordStage::Denied => true,
@@ -211,17 +207,17 @@ fn rank_top<V>(map: &HashMap<String, V>, top: usize, rank: impl Fn(&V) -> u64) -
     rows
 }
 
-fn format_row(sum: &HostTotals) -> String {
-    let cells = [sum.allowed, sum.denied, sum.sent, sum.received].map(|n| format!("{n:>12}"));
+fn format_row(totals: &HostTotals) -> String {
+    let cells = [totals.allowed, totals.denied, totals.sent, totals.received].map(|n| format!("{n:>12}"));
     cells.join(" ")
 }
 
-fn row_json(host: &str, sum: &HostTotals) -> serde_json::Value {
+fn row_json(host: &str, totals: &HostTotals) -> serde_json::Value {
     serde_json::json!({
         "host": host,
-        "allowed": sum.allowed,
-        "denied": sum.denied,
-        "bytes_out": sum.sent,
-        "bytes_in": sum.received,
+        "allowed": totals.allowed,
+        "denied": totals.denied,
+        "bytes_out": totals.sent,
+        "bytes_in": totals.received,
     })
 }

@@ -1,11 +1,11 @@
-//! A record as one line for people. What peers chose is shown escaped: a log must not drive the
-//! terminal of whoever reads it.
+//! Renders a record as one line of text. Text chosen by peers is escaped, so that a log cannot
+//! control the terminal of its reader.
 
 use audit::view::{RecordStage, RecordView};
 
 use crate::terminal::{BAD, FAINT, GOOD, HEAD, WARN, paint};
 
-/// One line for people.
+/// Renders a record as one line of text.
 pub(super) fn format_record(view: &RecordView<'_>) -> String {
     let time = paint(FAINT, escape_terminal(&view.time_dt));
     let sandbox = escape_terminal(view.sandbox().unwrap_or("-"));
@@ -34,19 +34,11 @@ fn describe_record(view: &RecordView<'_>) -> String {
         }
         RecordStage::Finding => {
             let code = escape_terminal(view.status_detail.as_deref().unwrap_or_default());
-            format!(
-                "{} {code} {}",
-                describe_target(view),
-                escape_terminal(view.title().unwrap_or_default())
-            )
+            format!("{} {code} {}", describe_target(view), escape_terminal(view.title().unwrap_or_default()))
         }
         RecordStage::Lifecycle => {
             let message = view.message.as_deref().unwrap_or_default();
-            format!(
-                "{} {}",
-                escape_terminal(view.event().unwrap_or_default()),
-                escape_terminal(message)
-            )
+            format!("{} {}", escape_terminal(view.event().unwrap_or_default()), escape_terminal(message))
         }
         RecordStage::Outcome => format!("{} {}", describe_target(view), describe_outcome(view)),
     }
@@ -86,8 +78,10 @@ fn describe_outcome(view: &RecordView<'_>) -> String {
     paint(FAINT, format!("{ending}{reason}{status}, {sent} B out, {received} B in{took}"))
 }
 
-/// A record as JSON that acts on no terminal, whoever wrote it: what is not printable ASCII can
-/// stand in a string only, where an escape means the same, or be a space between members.
+/// Renders a record as JSON in printable ASCII, so that it cannot control a terminal.
+///
+/// Other characters can occur only inside strings, where a `\u` escape means the same, or as white space
+/// between members, where a space does.
 pub(super) fn escape_json(line: &[u8]) -> String {
     let mut text = String::with_capacity(line.len());
     for letter in String::from_utf8_lossy(line).chars() {
@@ -103,7 +97,7 @@ pub(super) fn escape_json(line: &[u8]) -> String {
     text
 }
 
-/// The text with everything but printable ASCII escaped.
+/// Escapes everything but printable ASCII.
 pub(super) fn escape_terminal(text: &str) -> String {
     let escaped = |letter: char| match letter {
         ' '..='~' => letter.to_string(),
@@ -117,7 +111,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_forged_line_cannot_drive_the_terminal_as_json_either() {
+    fn a_forged_line_cannot_control_the_terminal_as_json() {
         let forged = "{\"a\":\r\"\u{202e}\u{9b}31m\u{7f}\u{1f600}\"}";
         let shown = escape_json(forged.as_bytes());
         assert!(shown.bytes().all(|byte| (b' '..=b'~').contains(&byte)), "{shown}");
@@ -126,7 +120,7 @@ mod tests {
     }
 
     #[test]
-    fn a_record_cannot_drive_the_terminal() {
+    fn a_record_cannot_control_the_terminal() {
         for (text, expected) in [
             ("plain", "plain"),
             ("\u{1b}[2J", "\\u{1b}[2J"),

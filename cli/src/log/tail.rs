@@ -1,4 +1,4 @@
-//! `sandbar log tail`: the log as it grows, a line a record, across rotations.
+//! `sandbar log tail`: shows the last records, one per line, and follows the log across rotations.
 
 use std::collections::VecDeque;
 use std::io::{self, Write};
@@ -14,28 +14,28 @@ use super::filter::FilterArgs;
 use super::render::{escape_json, format_record};
 use crate::OutputOptions;
 
-/// How often a log that does not grow is looked at.
+/// Polling interval while the log does not grow.
 const POLL: Duration = Duration::from_millis(100);
-/// Most records shown before following.
+/// Maximum number of records shown before following.
 const LAST_MAX: usize = 100_000;
 
-/// Show the last records, and with `--follow` every new one
+/// Show the last records; with `--follow`, also every new one
 #[derive(clap::Args)]
 pub(crate) struct TailArgs {
-    /// The log's directory
+    /// Directory of the log
     #[arg(default_value = "log", value_name = "DIR")]
     dir: PathBuf,
-    /// Go on with every new record
+    /// Keep running and show every new record
     #[arg(long, short)]
     follow: bool,
-    /// Show this many of the last records that are wanted
+    /// Number of selected records to show
     #[arg(long, short = 'n', default_value_t = 20, value_name = "COUNT")]
     last: usize,
     #[command(flatten)]
     filter: FilterArgs,
 }
 
-/// Shows records. Exit status: 0, or 2 when the log cannot be read.
+/// Shows records. Exit status: 0, or 2 if the log cannot be read.
 pub(crate) fn tail(args: &TailArgs, output: OutputOptions) -> anyhow::Result<ExitCode> {
     let cannot_read = || format!("cannot read {}", args.dir.display());
     let filter = args.filter.to_filter();
@@ -51,8 +51,8 @@ pub(crate) fn tail(args: &TailArgs, output: OutputOptions) -> anyhow::Result<Exi
     Ok(ExitCode::SUCCESS)
 }
 
-/// The last records that are wanted, and a follower that stands behind them. Begins with the
-/// newest segment and goes back as far as it must.
+/// Returns the last selected records, and a follower positioned after them. Starts with the newest
+/// segment and doubles the number of segments until there are enough records.
 fn last_records(
     args: &TailArgs,
     filter: &RecordFilter,
@@ -64,7 +64,7 @@ fn last_records(
         let mut follower = Follower::from_newest(&args.dir, back)?;
         let mut last = VecDeque::new();
         follower.poll(|line| {
-            last.extend(render_wanted(line, filter, output));
+            last.extend(render_selected(line, filter, output));
             if last.len() > keep {
                 last.pop_front();
             }
@@ -76,16 +76,16 @@ fn last_records(
     }
 }
 
-/// Shows every new record until whoever reads us has gone.
+/// Shows every new record until stdout is closed.
 fn follow(follower: &mut Follower, filter: &RecordFilter, output: OutputOptions) -> io::Result<()> {
     loop {
-        let mut said = Ok(());
+        let mut written = Ok(());
         let grew = follower.poll(|line| {
-            if let (Some(text), Ok(())) = (render_wanted(line, filter, output), &said) {
-                said = print_line(&text);
+            if let (Some(text), Ok(())) = (render_selected(line, filter, output), &written) {
+                written = print_line(&text);
             }
         })?;
-        if said.is_err() {
+        if written.is_err() {
             return Ok(());
         }
         if !grew {
@@ -94,8 +94,8 @@ fn follow(follower: &mut Follower, filter: &RecordFilter, output: OutputOptions)
     }
 }
 
-/// The line to show for a record, if it is wanted.
-fn render_wanted(line: &[u8], filter: &RecordFilter, output: OutputOptions) -> Option<String> {
+/// Renders a record, if the filter selects it.
+fn render_selected(line: &[u8], filter: &RecordFilter, output: OutputOptions) -> Option<String> {
     let view = RecordView::parse(line).filter(|view| filter.matches(view))?;
     match output.json {
         true => Some(escape_json(line)),

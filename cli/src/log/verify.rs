@@ -1,4 +1,4 @@
-//! `sandbar log verify`: whether a log is what was written, said by exit status and in words.
+//! `sandbar log verify`: detects whether a log was changed, and reports it by exit status and text.
 
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
@@ -15,32 +15,33 @@ use indicatif::{ProgressBar, ProgressStyle};
 use crate::terminal::{BAD, GOOD, WARN, paint};
 use crate::{EXIT_BAD_INPUT, OutputOptions};
 
-/// Exit status for a log that was changed.
+/// Exit status for a changed log.
 const EXIT_CHANGED: u8 = 1;
 
-/// Verify that nothing in a log was changed, removed, moved or added
+/// Verify that no record in a log was changed, removed, moved or added
 #[derive(clap::Args)]
 pub(crate) struct VerifyLogArgs {
     /// Segments, or directories of segments
     #[arg(required = true, value_name = "FILES")]
     files: Vec<PathBuf>,
-    /// A file of checkpoints held elsewhere; those beside the log are read anyway
+    /// File of checkpoints held elsewhere; those beside the log are always read
     #[arg(long, value_name = "FILE")]
     checkpoint: Vec<PathBuf>,
-    /// The public key of the checkpoints; without it the one beside the log is used
+    /// Public key of the checkpoints [default: the one beside the log]
     #[arg(long, value_name = "FILE")]
     key: Option<PathBuf>,
 }
 
-/// Verifies a log. Exit status: 0 intact, 1 changed, 2 incomplete or not readable.
+/// Verifies a log. Exit status: 0 intact, 1 changed, 2 incomplete or unreadable.
 pub(crate) fn verify(args: &VerifyLogArgs, output: OutputOptions) -> anyhow::Result<ExitCode> {
     let keys = read_keys(args)?;
-    // Before the segments are listed: those of a log that grows must not be behind its notes.
+    // Read the checkpoints before listing the segments: while the log grows, a checkpoint read later could cover
+    // records that the listed segments do not contain yet.
     let notes = read_checkpoints(args, keys.as_ref())?;
     let files = super::find_segments(&args.files)?;
     let mut report = verify_with_progress(&files, &notes.checkpoints)?;
     if args.key.is_some() && report.attested.is_none() {
-        report.gaps.push(Gap::Unattested); // whoever gives a key wants to know by it
+        report.gaps.push(Gap::Unattested); // `--key` asks for a signature by that key
     }
     match output.json {
         true => anstream::println!("{}", report_json(&report, &notes)),
@@ -61,10 +62,7 @@ fn read_keys(args: &VerifyLogArgs) -> anyhow::Result<Option<CheckpointKeys>> {
     CheckpointKeys::parse(&text).map(Some).with_context(|| format!("{shown} is not a key"))
 }
 
-fn read_checkpoints(
-    args: &VerifyLogArgs,
-    keys: Option<&CheckpointKeys>,
-) -> anyhow::Result<CheckpointNotes> {
+fn read_checkpoints(args: &VerifyLogArgs, keys: Option<&CheckpointKeys>) -> anyhow::Result<CheckpointNotes> {
     let mut notes = CheckpointNotes::default();
     let given = args.checkpoint.iter().cloned();
     let files = given.chain(files_beside(&args.files, checkpoint::FILE)).collect();
@@ -74,7 +72,7 @@ fn read_checkpoints(
     Ok(notes)
 }
 
-/// The files called `name` beside the segments meant.
+/// Returns the existing files called `name` in the directories of `paths`.
 fn files_beside(paths: &[PathBuf], name: &str) -> Vec<PathBuf> {
     let dir = |path: &PathBuf| match path.is_dir() {
         true => Some(path.clone()),
@@ -84,12 +82,11 @@ fn files_beside(paths: &[PathBuf], name: &str) -> Vec<PathBuf> {
     beside.filter(|path| path.exists()).collect()
 }
 
-/// Verifies, with a bar on a terminal.
+/// Verifies, with a progress bar on a terminal.
 fn verify_with_progress(files: &[PathBuf], notes: &[Checkpoint]) -> anyhow::Result<VerifyReport> {
     let size = files.iter().filter_map(|file| file.metadata().ok()).map(|m| m.len()).sum();
     let bar = ProgressBar::new(size);
-    let style =
-        ProgressStyle::with_template("{bar:40} {bytes}/{total_bytes} {bytes_per_sec} {eta}");
+    let style = ProgressStyle::with_template("{bar:40} {bytes}/{total_bytes} {bytes_per_sec} {eta}");
     bar.set_style(style.unwrap_or_else(|_| ProgressStyle::default_bar()));
     let progress = VerifyProgress::default();
     let (done, over) = channel::<()>();
@@ -105,12 +102,11 @@ fn verify_with_progress(files: &[PathBuf], notes: &[Checkpoint]) -> anyhow::Resu
         result
     });
     bar.finish_and_clear();
-    result.map_err(|(path, error)| {
-        anyhow::Error::new(error).context(format!("cannot read {}", path.display()))
-    })
+    result
+        .map_err(|(path, error)| anyhow::Error::new(error).context(format!("cannot read {}", path.display())))
 }
 
-/// What the signatures of the notes are worth, in a word.
+/// Summarises the signatures of the checkpoints in a word.
 fn signature_status(report: &VerifyReport, notes: &CheckpointNotes) -> &'static str {
     let unchecked = |note: &Checkpoint| note.signature == SignatureStatus::Unchecked;
     match (report.attested, notes.checkpoints.iter().any(unchecked)) {
@@ -120,7 +116,7 @@ fn signature_status(report: &VerifyReport, notes: &CheckpointNotes) -> &'static 
     }
 }
 
-/// Records that no note covers: whoever holds the files could have cut or forged them.
+/// Counts the records after the last checkpoint, which someone with write access could have removed or forged.
 fn uncovered_records(report: &VerifyReport) -> u64 {
     let last = report.last.map_or(0, |last| last.sequence);
     let before = report.first.map_or(0, |first| first.saturating_sub(1));
@@ -129,22 +125,22 @@ fn uncovered_records(report: &VerifyReport) -> u64 {
 
 fn print_hints(report: &VerifyReport, notes: &CheckpointNotes) {
     let hint = |text: String| anstream::println!("{} {text}", paint(WARN, "note:"));
-    for place in &notes.unreadable {
-        hint(format!("{}:{}: not a checkpoint", place.file.display(), place.line));
+    for line in &notes.unreadable {
+        hint(format!("{}:{}: not a checkpoint", line.file.display(), line.line));
     }
     if signature_status(report, notes) == "unchecked" {
-        hint("the checkpoints' signatures are not checked: give their key with --key".to_owned());
+        hint("checkpoint signatures are not checked: pass the public key with --key".to_owned());
     }
     match uncovered_records(report) {
         0 => {}
-        count => hint(format!("{count} records are covered by no checkpoint")),
+        count => hint(format!("{count} records are not covered by a checkpoint")),
     }
 }
 
 fn print_report(report: &VerifyReport, notes: &CheckpointNotes) {
     for fault in &report.faults {
-        let place = format!("{}:{}", fault.file.display(), fault.line);
-        anstream::println!("{} {place}: {}", paint(BAD, "changed:"), fault.kind);
+        let location = format!("{}:{}", fault.file.display(), fault.line);
+        anstream::println!("{} {location}: {}", paint(BAD, "changed:"), fault.kind);
     }
     for gap in &report.gaps {
         anstream::println!("{} {gap}", paint(WARN, "incomplete:"));
@@ -167,8 +163,7 @@ fn print_report(report: &VerifyReport, notes: &CheckpointNotes) {
 }
 
 fn format_head(report: &VerifyReport) -> String {
-    let ends =
-        |last: audit::ChainHead| format!("; ends with {} {}", last.sequence, last.hash.as_str());
+    let ends = |last: audit::ChainHead| format!("; head {} {}", last.sequence, last.hash.as_str());
     report.last.map(ends).unwrap_or_default()
 }
 
@@ -182,8 +177,8 @@ fn report_json(report: &VerifyReport, notes: &CheckpointNotes) -> serde_json::Va
         })
     });
     let unreadable = notes.unreadable.iter();
-    let unreadable = unreadable
-        .map(|place| serde_json::json!({ "file": shown(&place.file), "line": place.line }));
+    let unreadable =
+        unreadable.map(|line| serde_json::json!({ "file": shown(&line.file), "line": line.line }));
     serde_json::json!({
         "verified": match report.integrity() {
             LogIntegrity::Changed => "changed",

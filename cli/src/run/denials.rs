@@ -1,4 +1,4 @@
-//! Denials as they happen, one line for each destination and reason, and the counts for the summary.
+//! Prints denials as they happen, one line per destination and reason, and counts them for the summary.
 
 use std::collections::BTreeMap;
 use std::net::SocketAddr;
@@ -13,32 +13,32 @@ use tokio::sync::Notify;
 use super::terminal::TerminalState;
 use crate::terminal::{WARN, paint};
 
-/// Most destinations that are told apart; the rest is counted as one.
+/// Maximum number of destinations counted separately; the rest is counted as one.
 const MAX_DESTINATIONS: usize = 1024;
-/// Most lines that wait until the screen is free.
+/// Maximum number of lines queued while the terminal is in raw mode.
 const MAX_LINES: usize = 1024;
-/// How often it is looked whether the screen is free again.
+/// How often to check whether the terminal has left raw mode.
 const POLL_INTERVAL: Duration = Duration::from_millis(250);
-/// What those that are not told apart are called.
+/// Key for the destinations beyond `MAX_DESTINATIONS`.
 const OTHERS: &str = "(others)";
 
-/// What was seen so far.
+/// Observes attempts, prints denials and counts.
 pub(super) struct DenialReporter {
     quiet: bool,
     terminal: TerminalState,
     advice: AllowAdvice,
-    /// Set once the command is about to run: before, the proxy tries itself.
+    /// Set just before the command starts. Earlier attempts are the proxy's self-test.
     armed: AtomicBool,
     inner: Mutex<DenialState>,
-    news: Notify,
+    pending: Notify,
 }
 
-/// Where to write what would allow a host.
+/// Where the user can allow a host.
 #[derive(Clone, Debug)]
 pub(super) enum AllowAdvice {
-    /// On the command line.
+    /// With `--allow` on the command line.
     Argument,
-    /// In this file.
+    /// In this policy file.
     Policy(String),
 }
 
@@ -51,7 +51,7 @@ struct DenialState {
 /// Counts for the summary.
 #[derive(Clone, Debug, Default)]
 pub(super) struct RunTally {
-    /// Attempts that ended by themselves, by host.
+    /// Completed attempts, by host.
     pub(super) reached: BTreeMap<String, u64>,
     /// Refusals, by destination and reason.
     pub(super) refused: BTreeMap<(String, &'static str), u64>,
@@ -61,51 +61,52 @@ pub(super) struct RunTally {
 
 impl DenialReporter {
     pub(super) fn new(quiet: bool, terminal: TerminalState, advice: AllowAdvice) -> Self {
-        let (armed, inner, news) = (AtomicBool::new(false), Mutex::default(), Notify::new());
-        DenialReporter { quiet, terminal, advice, armed, inner, news }
+        let (armed, inner, pending) = (AtomicBool::new(false), Mutex::default(), Notify::new());
+        DenialReporter { quiet, terminal, advice, armed, inner, pending }
     }
 
     pub(super) fn start_counting(&self) {
         self.armed.store(true, Ordering::Release);
     }
 
-    pub(super) fn observe(&self, seen: &AttemptEvent<'_>) {
+    pub(super) fn observe(&self, event: &AttemptEvent<'_>) {
         if !self.armed.load(Ordering::Acquire) {
             return;
         }
-        match seen.status {
+        match event.status {
             AttemptStatus::Allowed => {}
-            AttemptStatus::Ended { .. } if matches!(seen.facts, RecordedFacts::Query(_)) => {}
+            AttemptStatus::Ended { .. } if matches!(event.facts, RecordedFacts::Query(_)) => {}
             AttemptStatus::Ended { sent, received } => {
                 let tally = &mut self.lock().tally;
                 tally.sent += sent;
                 tally.received += received;
-                let (host, _) = destination(seen);
+                let (host, _) = destination(event);
                 count_bounded(&mut tally.reached, host, |others| others.to_owned());
             }
-            AttemptStatus::Refused(code) => self.count_refusal(seen, code.0),
+            AttemptStatus::Refused(code) => self.count_refusal(event, code.0),
         }
     }
 
-    fn count_refusal(&self, seen: &AttemptEvent<'_>, code: &'static str) {
-        let (host, port) = destination(seen);
+    fn count_refusal(&self, event: &AttemptEvent<'_>, code: &'static str) {
+        let (host, port) = destination(event);
         let shown = format_endpoint(&host, port);
         let mut inner = self.lock();
-        let fresh = count_bounded(&mut inner.tally.refused, (shown.clone(), code), |others| {
+        let is_new = count_bounded(&mut inner.tally.refused, (shown.clone(), code), |others| {
             (others.to_owned(), code)
         });
-        if fresh && !self.quiet && inner.lines.len() < MAX_LINES {
-            let advice = self.advice.advise(&host, port, code, seen);
+        if is_new && !self.quiet && inner.lines.len() < MAX_LINES {
+            let advice = self.advice.advise(&host, port, code, event);
             inner.lines.push(format!("denied {shown} ({code}) - {advice}"));
             drop(inner);
-            self.news.notify_one();
+            self.pending.notify_one();
         }
     }
 
-    /// Prints what there is to print, as soon as the screen is free. To be called again and again.
+    /// Prints queued lines as soon as the terminal is not in raw mode. Call it in a loop: it also returns after a
+    /// poll without printing.
     pub(super) async fn print_when_free(&self) {
         if self.lock().lines.is_empty() {
-            self.news.notified().await;
+            self.pending.notified().await;
         }
         if self.terminal.is_raw_mode() {
             return tokio::time::sleep(POLL_INTERVAL).await;
@@ -113,7 +114,7 @@ impl DenialReporter {
         self.flush_all();
     }
 
-    /// Prints everything that waits.
+    /// Prints every queued line.
     pub(super) fn flush_all(&self) {
         let lines = std::mem::take(&mut self.lock().lines);
         for line in lines {
@@ -130,7 +131,7 @@ impl DenialReporter {
     }
 }
 
-/// A host and its port, as they are written.
+/// Formats host and port, with brackets around an IPv6 address.
 fn format_endpoint(host: &str, port: Option<u16>) -> String {
     match (port, host.contains(':')) {
         (None, _) => host.to_owned(),
@@ -139,40 +140,35 @@ fn format_endpoint(host: &str, port: Option<u16>) -> String {
     }
 }
 
-/// Counts one more; true if it is the first.
-fn count_bounded<K: Ord>(
-    counts: &mut BTreeMap<K, u64>,
-    key: K,
-    others: impl Fn(&str) -> K,
-) -> bool {
+/// Increments a count; returns whether the key is new.
+fn count_bounded<K: Ord>(counts: &mut BTreeMap<K, u64>, key: K, others: impl Fn(&str) -> K) -> bool {
     if let Some(count) = counts.get_mut(&key) {
         *count += 1;
         return false;
     }
-    let room = counts.len() < MAX_DESTINATIONS;
-    *counts.entry(if room { key } else { others(OTHERS) }).or_default() += 1;
-    room
+    let has_room = counts.len() < MAX_DESTINATIONS;
+    *counts.entry(if has_room { key } else { others(OTHERS) }).or_default() += 1;
+    has_room
 }
 
-/// What an attempt is called: by its name, or where it was aimed.
-fn destination(seen: &AttemptEvent<'_>) -> (String, Option<u16>) {
-    let (host, port) = seen.facts.destination();
-    let aimed = seen.original_dst.map(|aimed: SocketAddr| aimed.ip().to_string());
-    let host =
-        host.map(audit::Text::to_display).or(aimed).unwrap_or_else(|| "(unnamed)".to_owned());
-    let port = match seen.facts {
+/// Returns the host an attempt names, or else its original destination, and the port.
+fn destination(event: &AttemptEvent<'_>) -> (String, Option<u16>) {
+    let (host, port) = event.facts.destination();
+    let original_dst = event.original_dst.map(|address: SocketAddr| address.ip().to_string());
+    let host = host.map(audit::Text::to_display).or(original_dst).unwrap_or_else(|| "(unnamed)".to_owned());
+    let port = match event.facts {
         RecordedFacts::Query(_) => None,
         RecordedFacts::Connection(_) | RecordedFacts::Memory(_) | RecordedFacts::Request(_) => {
-            port.or(seen.original_dst.map(|aimed| aimed.port()))
+            port.or(event.original_dst.map(|address| address.port()))
         }
     };
     (host, port)
 }
 
 impl AllowAdvice {
-    fn advise(&self, host: &str, port: Option<u16>, code: &str, seen: &AttemptEvent<'_>) -> String {
+    fn advise(&self, host: &str, port: Option<u16>, code: &str, event: &AttemptEvent<'_>) -> String {
         if code != Reason::NotListed.code() {
-            return seen.advice.map(audit::Text::to_display).unwrap_or_default();
+            return event.advice.map(audit::Text::to_display).unwrap_or_default();
         }
         let entry = format_endpoint(host, port.filter(|port| *port != 443));
         match self {
@@ -189,13 +185,13 @@ mod tests {
     use super::*;
 
     #[test]
-    fn p17_no_more_destinations_are_told_apart_than_there_is_room_for() {
+    fn p17_the_number_of_destinations_counted_separately_is_bounded() {
         let mut counts = BTreeMap::new();
         for at in 0..2 * MAX_DESTINATIONS {
             count_bounded(&mut counts, format!("h{at}"), str::to_owned);
         }
         assert_eq!(counts.len(), MAX_DESTINATIONS + 1);
         assert_eq!(counts.get(OTHERS), Some(&(MAX_DESTINATIONS as u64)));
-        assert!(!count_bounded(&mut counts, "h0".to_owned(), str::to_owned), "it is known");
+        assert!(!count_bounded(&mut counts, "h0".to_owned(), str::to_owned), "the key is known");
     }
 }

@@ -1,4 +1,4 @@
-//! `sandbar run`: a command in a jail of its own, with Sandbar as its only way out.
+//! `sandbar run`: runs a command in a jail of its own, with Sandbar as its only way out.
 
 mod denials;
 mod prepare;
@@ -30,69 +30,64 @@ use jail::{CommandExit, Jail, JailEvent, ReceivedSignal, TRUST_DIR, UnixSocketWa
 use proxy::admin::status::AdminState;
 use proxy::app::{App, AppOverrides, RecordObserver};
 
-/// Exit status for what is ours and not the command's, as of env(1).
+/// Exit status for failures of Sandbar rather than of the command, as in env(1).
 const EXIT_INTERNAL: u8 = 125;
-/// Exit status for a command that took too long, as of timeout(1).
+/// Exit status for a command that timed out, as in timeout(1).
 const EXIT_TIMED_OUT: u8 = 124;
-/// How long a command that took too long has for its end.
+/// Time between SIGTERM and SIGKILL for a command that timed out.
 const KILL_GRACE: Duration = Duration::from_secs(5);
-/// How long the last connections have for their end, once everything inside is gone.
+/// How long to wait for connections to close after the last process in the jail has exited.
 const SETTLE_TIMEOUT: Duration = Duration::from_secs(2);
-/// How often it is looked for unix sockets that were made since.
+/// How often to look for new unix sockets outside, which the jail then hides.
 const HIDE_INTERVAL: Duration = Duration::from_secs(1);
-/// News and signals that wait to be looked at.
+/// Capacity of the queues of jail events and of signals.
 const EVENT_QUEUE: usize = 64;
-/// How often something is looked at of which nobody tells.
+/// Polling interval for state that has no notification.
 const POLL_INTERVAL: Duration = Duration::from_millis(2);
 
 /// Run a command in a jail whose only way out is Sandbar
 ///
-/// No root, no Docker. Nothing is allowed but what --allow and --policy say. Exit status: the command's, or 128
-/// and its signal; 124 if it took too long, 125 if there was no jail, 126 if it cannot be run, 127 if it is not
-/// there.
+/// Needs neither root nor Docker. Everything is denied unless --allow or --policy allows it. Exit status: that of
+/// the command, or 128 plus the number of the signal that killed it; 124 timed out, 125 the jail could not be
+/// created, 126 the command cannot be executed, 127 the command was not found.
 #[derive(clap::Args, Debug)]
 pub(crate) struct RunArgs {
-    /// A policy file or a directory of them; may be given several times
+    /// Policy file, or directory of policy files; repeatable
     #[arg(long, short = 'p', value_name = "PATH")]
     policy: Vec<PathBuf>,
-    /// A host that may be reached, such as `github.com`, `*.example.com` or `db.example.com:8443`
+    /// Allow a host, such as `github.com`, `*.example.com` or `db.example.com:8443`; repeatable
     #[arg(long, short = 'a', value_name = "HOST")]
     allow: Vec<String>,
-    /// What the sandbox is called in records [default: run-PID]
+    /// Sandbox id in records [default: run-PID]
     #[arg(long, value_name = "NAME")]
     sandbox: Option<String>,
-    /// End the command after this long, such as `90s` or `2h`
+    /// End the command after this time, such as `90s` or `2h`
     #[arg(long, value_name = "TIME", value_parser = humantime::parse_duration)]
     timeout: Option<Duration>,
-    /// A directory that may be written besides the working directory and the home directory
+    /// Make another directory writable, besides the working and home directories
     #[arg(long, value_name = "DIR")]
     writable: Vec<PathBuf>,
-    /// Something that would be hidden and shall be seen, such as `~/.config/gh`; read-only
+    /// Expose a path that is hidden by default, such as `~/.config/gh` (read-only)
     #[arg(long, value_name = "PATH")]
     visible: Vec<PathBuf>,
-    /// The resolver to ask [default: those of /etc/resolv.conf]
+    /// Upstream DNS resolver [default: those in /etc/resolv.conf]
     #[arg(long, value_name = "ADDRESS:PORT")]
     resolver: Vec<SocketAddr>,
-    /// A file of further root certificates that hosts may be signed by
+    /// Additional CA certificates to trust for upstream servers (PEM)
     #[arg(long, value_name = "FILE")]
     roots: Vec<PathBuf>,
-    /// Where the log is kept [default: $XDG_STATE_HOME/sandbar or ~/.local/state/sandbar]
+    /// Directory for logs [default: $XDG_STATE_HOME/sandbar or ~/.local/state/sandbar]
     #[arg(long, value_name = "DIR")]
     state: Option<PathBuf>,
-    /// Say nothing about denials, and no summary
+    /// Print neither denials nor the summary
     #[arg(long, short = 'q')]
     quiet: bool,
-    /// The command and its arguments
-    #[arg(
-        required = true,
-        trailing_var_arg = true,
-        allow_hyphen_values = true,
-        value_name = "CMD"
-    )]
+    /// Command and its arguments
+    #[arg(required = true, trailing_var_arg = true, allow_hyphen_values = true, value_name = "CMD")]
     command: Vec<OsString>,
 }
 
-/// Runs the command. Exit status: see above.
+/// Runs the command. Exit status: see [`RunArgs`].
 pub(crate) fn run(args: &RunArgs, output: OutputOptions) -> ExitCode {
     match run_in_jail(args, output) {
         Ok(status) => ExitCode::from(status),
@@ -107,28 +102,24 @@ fn run_in_jail(args: &RunArgs, output: OutputOptions) -> anyhow::Result<u8> {
     let terminal = TerminalState::detect();
     let prepared = PreparedRun::prepare(args, &terminal)?;
     let signals = terminal::block_signals()?;
-    // While there is one thread; the authority's key is made afterwards, so that the jail never had it.
-    let (jail, arrivals) =
-        Jail::create(&prepared.plan).inspect_err(|_| prepared.remove_run_dir())?;
+    // Create the jail while this process has one thread: it forks, and only the calling thread survives a fork, so
+    // a lock held by another would stay locked in the child. Generate the authority's key afterwards, so that no
+    // process in the jail ever had it in memory.
+    let (jail, arrivals) = Jail::create(&prepared.plan).inspect_err(|_| prepared.remove_run_dir())?;
     super::serve::init_tracing("warn");
-    drop(rustls::crypto::CryptoProvider::install_default(
-        certs::crypto_provider().as_ref().clone(),
-    ));
+    drop(rustls::crypto::CryptoProvider::install_default(certs::crypto_provider().as_ref().clone()));
     let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build()?;
-    let done = runtime.block_on(async {
-        let denials =
-            Arc::new(DenialReporter::new(args.quiet, terminal.clone(), prepared.advice()));
-        let authority = Arc::new(CertificateAuthority::in_memory(
-            &AuthorityOptions::default(),
-            UnixTime::now(),
-        )?);
+    let result = runtime.block_on(async {
+        let denials = Arc::new(DenialReporter::new(args.quiet, terminal.clone(), prepared.advice()));
+        let authority =
+            Arc::new(CertificateAuthority::in_memory(&AuthorityOptions::default(), UnixTime::now())?);
         let trust = bundle::contents(TRUST_DIR.as_ref(), &authority, &trust::system_roots())?;
         let (stop, stopped) = watch::channel(false);
-        let seeing = denials.clone();
-        let witness: RecordObserver = Box::new(move |seen| seeing.observe(seen));
-        let given = AppOverrides { authority: Some(authority), witness: Some(witness) };
-        let app = App::from(prepared.policy_source(&arrivals), given, stopped)?;
-        drop(arrivals); // the listeners have taken their own
+        let observer = denials.clone();
+        let observe: RecordObserver = Box::new(move |event| observer.observe(event));
+        let overrides = AppOverrides { authority: Some(authority), witness: Some(observe) };
+        let app = App::from(prepared.policy_source(&arrivals), overrides, stopped)?;
+        drop(arrivals); // the listeners hold duplicates
         let run = RunSession {
             jail: Arc::new(jail),
             state: app.state(),
@@ -141,7 +132,7 @@ fn run_in_jail(args: &RunArgs, output: OutputOptions) -> anyhow::Result<u8> {
         let summary = run.summarize(&prepared, ended.as_ref().ok().copied()).await;
         run.record_end(&summary).await;
         stop.send_replace(true);
-        drop(serving.await); // what broke it was told already
+        drop(serving.await); // `supervise` reported its error
         terminal.restore();
         denials.flush_all();
         let status = ended?;
@@ -151,10 +142,10 @@ fn run_in_jail(args: &RunArgs, output: OutputOptions) -> anyhow::Result<u8> {
         Ok(status)
     });
     prepared.remove_socket();
-    done
+    result
 }
 
-/// One run on its way.
+/// A run in progress.
 struct RunSession {
     jail: Arc<Jail>,
     state: Arc<AdminState>,
@@ -164,7 +155,8 @@ struct RunSession {
 }
 
 impl RunSession {
-    /// From a proxy that is about to serve to a command that has ended; its exit status.
+    /// Waits for the proxy to be ready, starts the command and handles events until it ends; returns the exit
+    /// status.
     async fn supervise(
         &self,
         trust: &[(PathBuf, Vec<u8>)],
@@ -177,38 +169,38 @@ impl RunSession {
             () = self.wait_ready() => {}
         }
         self.denials.start_counting();
-        self.jail.start_command(trust).context("the jail is gone")?;
-        let mut news = spawn_event_reader(&self.jail);
-        let mut told = spawn_signal_reader(signals);
-        let mut ending = None;
-        let (mut sockets, mut again) =
+        self.jail.start_command(trust).context("the jail has exited")?;
+        let mut events = spawn_event_reader(&self.jail);
+        let mut received = spawn_signal_reader(signals);
+        let mut kill_at = None;
+        let (mut sockets, mut hide_timer) =
             (UnixSocketWatcher::default(), tokio::time::interval(HIDE_INTERVAL));
         loop {
-            let due = ending.or_else(|| self.limit.map(|limit| started + limit));
+            let deadline = kill_at.or_else(|| self.limit.map(|limit| started + limit));
             tokio::select! {
                 ended = &mut *serving => proxy_failure(ended)?,
-                news = news.recv() => match news {
-                    None => return Ok(128 + Signal::SIGKILL as u8), // somebody has killed the jail
-                    Some(JailEvent::Ended(_)) if ending.is_some() => return Ok(EXIT_TIMED_OUT),
-                    Some(JailEvent::Ended(fate)) => return Ok(exit_status(fate)),
+                event = events.recv() => match event {
+                    None => return Ok(128 + Signal::SIGKILL as u8), // the jail was killed
+                    Some(JailEvent::Ended(_)) if kill_at.is_some() => return Ok(EXIT_TIMED_OUT),
+                    Some(JailEvent::Ended(exit)) => return Ok(exit_status(exit)),
                     Some(JailEvent::Failed { status: Some(status), why }) => {
                         anstream::eprintln!("{} {why}", paint(BAD, "sandbar:"));
                         return Ok(status);
                     }
-                    Some(JailEvent::Failed { status: None, why }) => bail!("the jail broke: {why}"),
+                    Some(JailEvent::Failed { status: None, why }) => bail!("the jail failed: {why}"),
                     Some(JailEvent::Started) => {}
                     Some(JailEvent::Stopped) => self.terminal.stop_with_command(&self.jail),
                 },
-                Some(signal) = told.recv() => self.terminal.forward_signal(signal, &self.jail),
-                () = wait_until(due) => {
-                    let last = if ending.is_some() { Signal::SIGKILL } else { Signal::SIGTERM };
+                Some(signal) = received.recv() => self.terminal.forward_signal(signal, &self.jail),
+                () = wait_until(deadline) => {
+                    let last = if kill_at.is_some() { Signal::SIGKILL } else { Signal::SIGTERM };
                     self.jail.signal(last as i32);
-                    self.jail.signal(Signal::SIGCONT as i32); // one that is stopped could not end
-                    ending = Some(Instant::now() + KILL_GRACE);
+                    self.jail.signal(Signal::SIGCONT as i32); // a stopped process would not handle the signal
+                    kill_at = Some(Instant::now() + KILL_GRACE);
                 }
-                _ = again.tick() => {
-                    if let Some(found) = sockets.poll_changes() {
-                        self.jail.hide_sockets(found);
+                _ = hide_timer.tick() => {
+                    if let Some(changed) = sockets.poll_changes() {
+                        self.jail.hide_sockets(changed);
                     }
                 }
                 () = self.denials.print_when_free() => {}
@@ -216,24 +208,24 @@ impl RunSession {
         }
     }
 
-    /// Returns once the proxy has seen itself refuse something.
+    /// Returns once the proxy is ready, that is, once its self-test has seen a refusal.
     async fn wait_ready(&self) {
         while !self.state.ready.load(Ordering::Acquire) {
             tokio::time::sleep(POLL_INTERVAL).await;
         }
     }
 
-    /// Waits for the end of everything inside, and of its connections; then counts.
+    /// Ends every process in the jail, waits for its connections to close, and returns the totals.
     async fn summarize(&self, prepared: &PreparedRun, status: Option<u8>) -> RunSummary {
         let jail = self.jail.clone();
-        jail.signal(Signal::SIGKILL as i32); // where it goes on although we do not
+        jail.signal(Signal::SIGKILL as i32); // it may still run if the proxy failed
         let usage = spawn_blocking(move || jail.wait()).await.unwrap_or_default();
         let settled = async {
             while self.state.open_connections() > 0 {
                 tokio::time::sleep(POLL_INTERVAL).await;
             }
         };
-        drop(tokio::time::timeout(SETTLE_TIMEOUT, settled).await); // what is still open is cut with the proxy
+        drop(tokio::time::timeout(SETTLE_TIMEOUT, settled).await); // stopping the proxy cuts the rest
         RunSummary {
             wall: prepared.started.elapsed(),
             usage,
@@ -248,40 +240,40 @@ impl RunSession {
         let message = Some(summary.sentence().as_str().into());
         let event = Lifecycle { event: LifecycleEvent::RunEnded, message, policy };
         if let Err(down) = self.state.log.record_lifecycle(&event).await {
-            tracing::warn!(%down, "the end of the run could not be recorded");
+            tracing::warn!(%down, "cannot record the end of the run");
         }
     }
 }
 
-/// The proxy ends before its command only if something is wrong.
+/// Turns the early end of the proxy into an error.
 fn proxy_failure(ended: Result<anyhow::Result<()>, tokio::task::JoinError>) -> anyhow::Result<()> {
-    ended.context("the proxy broke")??;
-    bail!("the proxy ended before its command")
+    ended.context("the proxy panicked")??;
+    bail!("the proxy stopped before the command ended")
 }
 
-/// The exit status that a shell would tell.
-fn exit_status(fate: CommandExit) -> u8 {
-    let number = match fate {
+/// The exit status as a shell reports it.
+fn exit_status(exit: CommandExit) -> u8 {
+    let number = match exit {
         CommandExit::Exited(status) => status,
         CommandExit::Killed(signal) => 128 + signal,
     };
     u8::try_from(number).unwrap_or(EXIT_INTERNAL)
 }
 
-async fn wait_until(due: Option<Instant>) {
-    match due {
-        Some(due) => tokio::time::sleep_until(due.into()).await,
+async fn wait_until(deadline: Option<Instant>) {
+    match deadline {
+        Some(deadline) => tokio::time::sleep_until(deadline.into()).await,
         None => std::future::pending().await,
     }
 }
 
-/// What the jail tells, read by a thread of its own.
+/// Receives the jail's events, read by a dedicated thread because the read blocks.
 fn spawn_event_reader(jail: &Arc<Jail>) -> mpsc::Receiver<JailEvent> {
     let (sender, receiver) = mpsc::channel(EVENT_QUEUE);
     let jail = jail.clone();
     std::thread::spawn(move || {
-        while let Some(news) = jail.next_event() {
-            if sender.blocking_send(news).is_err() {
+        while let Some(event) = jail.next_event() {
+            if sender.blocking_send(event).is_err() {
                 return;
             }
         }
@@ -289,13 +281,13 @@ fn spawn_event_reader(jail: &Arc<Jail>) -> mpsc::Receiver<JailEvent> {
     receiver
 }
 
-/// Signals to this process, waited for by a thread of its own.
+/// Receives the signals sent to this process, awaited by a dedicated thread because `sigwaitinfo` blocks.
 fn spawn_signal_reader(signals: nix::sys::signal::SigSet) -> mpsc::Receiver<ReceivedSignal> {
     let (sender, receiver) = mpsc::channel(EVENT_QUEUE);
     std::thread::spawn(move || {
         loop {
             match jail::next_signal(&signals) {
-                Ok(told) if sender.blocking_send(told).is_err() => return,
+                Ok(received) if sender.blocking_send(received).is_err() => return,
                 Ok(_) | Err(_) => {}
             }
         }

@@ -1,4 +1,4 @@
-//! From the command line to a plan: where things are kept, what is seen inside, which rules hold.
+//! Turns the command line into a plan: directories, the file system view inside, and the rules.
 
 use std::ffi::CString;
 use std::fmt::Write as _;
@@ -21,19 +21,19 @@ use super::RunArgs;
 use super::denials::AllowAdvice;
 use super::terminal::TerminalState;
 use jail::{
-    CommandSpec, CommandStdio, FilesystemView, JailListeners, JailPlan, JobPlacement, TRUST_DIR,
-    ViewOptions, command_environment, runtime_dir, terminal_device,
+    CommandSpec, CommandStdio, FilesystemView, JailListeners, JailPlan, JobPlacement, TRUST_DIR, ViewOptions,
+    command_environment, runtime_dir, terminal_device,
 };
 use proxy::policy::files;
 use proxy::policy::source::{PolicySource, RunFiles};
 use proxy::report::diagnostics::InvalidPolicy;
 
-/// The socket for commands such as `sandbar status`, beside the log.
+/// Admin socket for commands such as `sandbar status`, beside the log.
 const SOCKET: &str = "admin.sock";
-/// What the policy of the command line is called.
+/// Name of the policy built from `--allow`.
 const COMMAND_LINE: &str = "command-line";
 
-/// Everything that is known before there is a jail.
+/// Everything decided before the jail exists.
 pub(super) struct PreparedRun {
     pub(super) plan: JailPlan,
     pub(super) started: Instant,
@@ -47,8 +47,8 @@ impl PreparedRun {
         let id = sandbox_id(args)?;
         let state = state_dir(args)?;
         let dir = create_run_dir(&state)?;
-        let made = Self::build_plan(args, terminal, &id, &state, &dir);
-        let (plan, files) = made.inspect_err(|_| drop(fs::remove_dir_all(&dir)))?;
+        let built = Self::build_plan(args, terminal, &id, &state, &dir);
+        let (plan, files) = built.inspect_err(|_| drop(fs::remove_dir_all(&dir)))?;
         Ok(PreparedRun { plan, started, dir, files })
     }
 
@@ -59,21 +59,21 @@ impl PreparedRun {
         state: &Path,
         dir: &Path,
     ) -> anyhow::Result<(JailPlan, RunFiles)> {
-        let named = files::read_paths(&args.policy)?;
-        if named.operator.is_some() {
-            bail!("--policy takes policies; an operator's file is for `sandbar serve`");
+        let sources = files::read_paths(&args.policy)?;
+        if sources.operator.is_some() {
+            bail!("--policy takes policy files; a configuration is for `sandbar serve`");
         }
-        let view = build_view(args, state, &named)?;
-        let files = build_run_files(args, id, dir, named, &view)?;
+        let view = build_view(args, state, &sources)?;
+        let files = build_run_files(args, id, dir, sources, &view)?;
         check_policies(&files)?;
         let program = CommandSpec {
             words: args.command.clone(),
             environment: command_environment(std::env::vars_os(), sandbox_variables(id)?),
-            place: terminal.place,
+            place: terminal.placement,
             blocked: SigSet::thread_get_mask()?,
             streams: CommandStdio::Inherited,
         };
-        let terminal = match terminal.place {
+        let terminal = match terminal.placement {
             JobPlacement::Background | JobPlacement::Shared => None,
             JobPlacement::Foreground => terminal_device(std::io::stdin().as_fd()),
         };
@@ -81,7 +81,7 @@ impl PreparedRun {
         Ok((JailPlan { view, program, terminal, socket }, files))
     }
 
-    /// Where rules come from, and connections.
+    /// Returns the policy source, with a listener for every socket from the jail.
     pub(super) fn policy_source(&self, arrivals: &JailListeners) -> PolicySource {
         let mut files = self.files.clone();
         for (mode, sockets) in [("dns", &arrivals.dns), ("redirect", &arrivals.tcp)] {
@@ -107,12 +107,12 @@ impl PreparedRun {
         self.dir.join("log")
     }
 
-    /// Removes what is of no use without the proxy.
+    /// Removes the admin socket, which is useless without the proxy.
     pub(super) fn remove_socket(&self) {
         drop(fs::remove_file(self.dir.join(SOCKET)));
     }
 
-    /// Removes everything: nothing came of it.
+    /// Removes the run's directory, after a run that never started.
     pub(super) fn remove_run_dir(&self) {
         drop(fs::remove_dir_all(&self.dir));
     }
@@ -123,26 +123,25 @@ fn sandbox_id(args: &RunArgs) -> anyhow::Result<SandboxId> {
     SandboxId::parse(&name).map_err(|error| anyhow::anyhow!("--sandbox `{name}`: {error}"))
 }
 
-/// Where everything of ours is kept, for its owner alone.
+/// Creates the state directory, accessible only to its owner.
 fn state_dir(args: &RunArgs) -> anyhow::Result<PathBuf> {
-    let from =
-        |name: &str| std::env::var_os(name).map(PathBuf::from).filter(|path| path.is_absolute());
-    let named = args.state.clone();
-    let usual = || from("XDG_STATE_HOME").map(|dir| dir.join("sandbar"));
+    let from = |name: &str| std::env::var_os(name).map(PathBuf::from).filter(|path| path.is_absolute());
+    let given = args.state.clone();
+    let xdg = || from("XDG_STATE_HOME").map(|dir| dir.join("sandbar"));
     let home = || from("HOME").map(|home| home.join(".local/state/sandbar"));
-    let Some(dir) = named.or_else(usual).or_else(home) else {
-        bail!("there is no place for the log: set HOME, or give --state DIR");
+    let Some(dir) = given.or_else(xdg).or_else(home) else {
+        bail!("no directory for the log: set HOME, or use --state DIR");
     };
     create_private_dir(&dir)?;
-    fs::canonicalize(&dir).with_context(|| format!("cannot find {}", dir.display()))
+    fs::canonicalize(&dir).with_context(|| format!("cannot resolve {}", dir.display()))
 }
 
 fn create_private_dir(dir: &Path) -> anyhow::Result<()> {
-    let made = fs::DirBuilder::new().recursive(true).mode(0o700).create(dir);
-    made.with_context(|| format!("cannot make {}: give --state DIR", dir.display()))
+    let created = fs::DirBuilder::new().recursive(true).mode(0o700).create(dir);
+    created.with_context(|| format!("cannot create {}: use --state DIR", dir.display()))
 }
 
-/// A directory of this run's own.
+/// Creates the directory of this run.
 fn create_run_dir(state: &Path) -> anyhow::Result<PathBuf> {
     let now = jiff::Timestamp::now().strftime("%Y%m%d-%H%M%S").to_string();
     let dir = state.join("runs").join(format!("{now}-{}", std::process::id()));
@@ -150,17 +149,16 @@ fn create_run_dir(state: &Path) -> anyhow::Result<PathBuf> {
     Ok(dir)
 }
 
-fn build_view(args: &RunArgs, state: &Path, named: &LoadSources) -> anyhow::Result<FilesystemView> {
-    let variable =
-        |name: &str| std::env::var_os(name).map(PathBuf::from).filter(|path| path.is_absolute());
-    // Those in a directory too: what is in there may be links that lead elsewhere.
-    let policies = named.policies.iter().map(|file| PathBuf::from(&file.path));
-    let lists = named.lists.keys().map(PathBuf::from);
+fn build_view(args: &RunArgs, state: &Path, sources: &LoadSources) -> anyhow::Result<FilesystemView> {
+    let variable = |name: &str| std::env::var_os(name).map(PathBuf::from).filter(|path| path.is_absolute());
+    // Include the files in a directory: they may be symbolic links to elsewhere.
+    let policies = sources.policies.iter().map(|file| PathBuf::from(&file.path));
+    let lists = sources.lists.keys().map(PathBuf::from);
     for path in args.writable.iter().chain(&args.visible) {
-        fs::metadata(path).with_context(|| format!("cannot show {}", path.display()))?;
+        fs::metadata(path).with_context(|| format!("cannot expose {}", path.display()))?;
     }
     FilesystemView::build(&ViewOptions {
-        cwd: std::env::current_dir().context("the working directory is gone")?,
+        cwd: std::env::current_dir().context("cannot get the working directory")?,
         home: variable("HOME"),
         account: account_home(),
         runtime: variable("XDG_RUNTIME_DIR"),
@@ -172,7 +170,7 @@ fn build_view(args: &RunArgs, state: &Path, named: &LoadSources) -> anyhow::Resu
     })
 }
 
-/// Where the account's own home directory is: its credentials lie there, whatever `HOME` says.
+/// Home directory from the user database. Credentials are there even if `HOME` says otherwise.
 fn account_home() -> Option<PathBuf> {
     User::from_uid(Uid::effective()).ok().flatten().map(|user| user.dir)
 }
@@ -181,60 +179,57 @@ fn build_run_files(
     args: &RunArgs,
     id: &SandboxId,
     dir: &Path,
-    named: LoadSources,
+    sources: LoadSources,
     view: &FilesystemView,
 ) -> anyhow::Result<RunFiles> {
-    let quoted = |text: &str| json!(text).to_string(); // a string of JSON is one of TOML
+    let quoted = |text: &str| json!(text).to_string(); // a JSON string is also a TOML string
     let mut once = LoadSources { generation: 1, ..LoadSources::default() };
     let mut policies = args.policy.clone();
     if !view.exposed.is_empty() {
         for path in view.exposed.iter().filter(|_| !args.quiet) {
             let shown = path.display();
             anstream::eprintln!(
-                "sandbar: {shown} lies where the command writes, so it is read once; elsewhere its changes would count at once"
+                "sandbar: {shown} is writable by the command, so it is read once; move it to have edits followed"
             );
         }
-        once = named;
+        once = sources;
         policies.clear();
     }
-    // With policies they say what is allowed; without, no private address and no raw TCP is, whatever is asked for.
+    // Policy files may allow anything. `--allow` alone never opens private addresses or raw TCP.
     let base = if args.policy.is_empty() { "user" } else { "system" };
     once.policies.push(command_line_policy(&args.allow));
-    let resolvers = find_resolvers(args)?
-        .iter()
-        .map(|address| quoted(&address.to_string()))
-        .collect::<Vec<_>>();
+    let resolvers =
+        find_resolvers(args)?.iter().map(|address| quoted(&address.to_string())).collect::<Vec<_>>();
     let roots: Result<Vec<String>, _> = args
         .roots
         .iter()
         .map(std::path::absolute)
         .map(|path| path.map(|path| quoted(&path.to_string_lossy())))
         .collect();
-    let roots = roots.context("cannot find the roots")?;
+    let roots = roots.context("cannot resolve the path of --roots")?;
     let mut settings = String::new();
     writeln!(settings, "[log]\ndir = \"log\"\n[admin]\nsocket = \"{SOCKET}\"")?;
     writeln!(settings, "[dns]\nupstreams = [{}]", resolvers.join(", "))?;
     writeln!(settings, "[upstream]\nroots = [{}]", roots.join(", "))?;
     let id = quoted(id.as_str());
-    let sandbox = format!(
-        "[[sandbox]]\nid = {id}\ntenant = \"local\"\nenvironment = \"local\"\nbase = \"{base}\"\n"
-    );
+    let sandbox =
+        format!("[[sandbox]]\nid = {id}\ntenant = \"local\"\nenvironment = \"local\"\nbase = \"{base}\"\n");
     Ok(RunFiles { path: dir.join("run.toml"), id, settings, sandbox, policies, once })
 }
 
-/// The hosts of the command line as a policy like any other.
+/// Builds a policy from the hosts on the command line.
 fn command_line_policy(hosts: &[String]) -> SourceFile {
     let hosts = json!(hosts);
-    let text =
-        format!("name = \"{COMMAND_LINE}\"\n[[allow]]\nname = \"--allow\"\nhosts = {hosts}\n");
+    let text = format!("name = \"{COMMAND_LINE}\"\n[[allow]]\nname = \"--allow\"\nhosts = {hosts}\n");
     SourceFile { path: COMMAND_LINE.to_owned(), bytes: text.into_bytes() }
 }
 
-/// What is wrong with the policies is said before anything is made.
+/// Compiles the policies, so that errors are reported before anything is created.
 fn check_policies(files: &RunFiles) -> anyhow::Result<()> {
     let sources = PolicySource::Run(Box::new(files.clone())).read()?;
     let compiled = compile(&sources, &[]).map(drop);
-    compiled.map_err(|problems| InvalidPolicy { problems }).context("invalid policy, not running")
+    let compiled = compiled.map_err(|problems| InvalidPolicy { problems });
+    compiled.context("invalid policy, not running the command")
 }
 
 fn find_resolvers(args: &RunArgs) -> anyhow::Result<Vec<SocketAddr>> {
@@ -243,11 +238,11 @@ fn find_resolvers(args: &RunArgs) -> anyhow::Result<Vec<SocketAddr>> {
         return Ok(args.resolver.clone());
     }
     let text = fs::read_to_string(FILE).unwrap_or_default();
-    let found: Vec<SocketAddr> = text.lines().filter_map(parse_nameserver).collect();
-    if found.is_empty() {
-        bail!("{FILE} names no resolver: give --resolver ADDRESS:PORT");
+    let resolvers: Vec<SocketAddr> = text.lines().filter_map(parse_nameserver).collect();
+    if resolvers.is_empty() {
+        bail!("no resolver in {FILE}: use --resolver ADDRESS:PORT");
     }
-    Ok(found)
+    Ok(resolvers)
 }
 
 fn parse_nameserver(line: &str) -> Option<SocketAddr> {
@@ -259,7 +254,7 @@ fn parse_nameserver(line: &str) -> Option<SocketAddr> {
     Some(SocketAddr::new(address, 53))
 }
 
-/// What the command finds in its environment besides what it was given.
+/// Variables added to the environment of the command.
 fn sandbox_variables(id: &SandboxId) -> anyhow::Result<Vec<(String, String)>> {
     let trust = variables::variables(Path::new(TRUST_DIR))?;
     let mut all: Vec<(String, String)> =

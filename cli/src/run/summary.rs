@@ -1,4 +1,4 @@
-//! What a run came to: for the person at the terminal, for machines, and for the log.
+//! The summary of a run: as text, as JSON, and as a sentence for the log.
 
 use std::path::PathBuf;
 use std::time::Duration;
@@ -10,28 +10,28 @@ use crate::OutputOptions;
 use crate::terminal::{FAINT, HEAD, paint};
 use jail::ResourceUsage;
 
-/// Most hosts that are listed for people.
+/// Maximum number of hosts listed in the text summary.
 const MAX_LISTED: usize = 12;
 
-/// One run, when it is over.
+/// A finished run.
 pub(super) struct RunSummary {
     pub(super) wall: Duration,
     pub(super) usage: ResourceUsage,
-    /// None where there is none to speak of: the jail broke.
+    /// `None` if the jail failed.
     pub(super) status: Option<u8>,
     pub(super) log: PathBuf,
     pub(super) tally: RunTally,
 }
 
 impl RunSummary {
-    /// One line for the log.
+    /// One sentence for the log.
     pub(super) fn sentence(&self) -> String {
         let RunTally { reached, refused, sent, received } = &self.tally;
         let denied: u64 = refused.values().sum();
         let status = self.status.map_or("none".to_owned(), |status| status.to_string());
         let seconds = |time: Duration| format!("{:.2} s", time.as_secs_f64());
         format!(
-            "exit status {status}; {} hosts reached, {} destinations refused {denied} times; {sent} bytes sent, {received} received; {} wall, {} CPU, {} bytes at most in one process",
+            "exit status {status}; {} hosts reached, {} destinations refused {denied} times; {sent} bytes sent, {received} received; {} wall, {} CPU, {} bytes peak memory in one process",
             reached.len(),
             refused.len(),
             seconds(self.wall),
@@ -40,7 +40,7 @@ impl RunSummary {
         )
     }
 
-    /// To stderr: stdout is the command's.
+    /// Prints to stderr, because stdout belongs to the command.
     pub(super) fn print(&self, output: OutputOptions) {
         if output.json {
             return anstream::eprintln!("{}", self.to_json());
@@ -53,14 +53,10 @@ impl RunSummary {
         anstream::eprintln!("{} exit status {status}", paint(HEAD, "sandbar:"));
         let hosts = reached.iter().map(|(host, count)| with_count(host, *count));
         line("reached", join_listed(hosts.collect()));
-        let hosts = refused
-            .iter()
-            .map(|((host, code), count)| with_count(&format!("{host} ({code})"), *count));
+        let hosts =
+            refused.iter().map(|((host, code), count)| with_count(&format!("{host} ({code})"), *count));
         line("refused", join_listed(hosts.collect()));
-        line(
-            "bytes",
-            format!("{} sent, {} received", format_bytes(*sent), format_bytes(*received)),
-        );
+        line("bytes", format!("{} sent, {} received", format_bytes(*sent), format_bytes(*received)));
         line(
             "used",
             format!(
@@ -125,16 +121,11 @@ mod tests {
     use super::*;
 
     #[test]
-    fn counts_read_well() {
-        for (count, text) in
-            [(0, "0 bytes"), (999, "999 bytes"), (1000, "1.0 KB"), (12_345_678, "12.3 MB")]
-        {
+    fn counts_are_readable() {
+        for (count, text) in [(0, "0 bytes"), (999, "999 bytes"), (1000, "1.0 KB"), (12_345_678, "12.3 MB")] {
             assert_eq!(format_bytes(count), text);
         }
         assert_eq!(join_listed(vec![]), "nothing");
-        assert_eq!(
-            join_listed((0..14).map(|at| at.to_string()).collect()).matches(',').count(),
-            11
-        );
+        assert_eq!(join_listed((0..14).map(|at| at.to_string()).collect()).matches(',').count(), 11);
     }
 }

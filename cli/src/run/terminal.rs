@@ -1,4 +1,4 @@
-//! The terminal, job control and signals: the command has them as if we were not there.
+//! Terminal, job control and signals: they work for the command as if Sandbar were not in between.
 
 use std::io::IsTerminal;
 use std::os::fd::AsFd;
@@ -9,7 +9,7 @@ use nix::unistd::{getpgid, getpgrp, getpid, getppid, getsid, tcgetpgrp, tcsetpgr
 
 use jail::{Jail, JobPlacement, ReceivedSignal};
 
-/// Signals that are waited for: most are passed on.
+/// Signals that this process waits for; it forwards most of them to the command.
 const AWAITED_SIGNALS: [Signal; 9] = [
     Signal::SIGALRM,
     Signal::SIGCONT,
@@ -22,10 +22,10 @@ const AWAITED_SIGNALS: [Signal; 9] = [
     Signal::SIGUSR2,
 ];
 
-/// What is known of the terminal from before the command had it.
+/// State of the terminal before the command started.
 #[derive(Clone, Debug)]
 pub(super) struct TerminalState {
-    pub(super) place: JobPlacement,
+    pub(super) placement: JobPlacement,
     modes: Option<libc::termios>,
 }
 
@@ -33,9 +33,9 @@ impl TerminalState {
     pub(super) fn detect() -> Self {
         let (input, output) = (std::io::stdin(), std::io::stdout());
         let has_one = std::fs::File::open("/dev/tty").is_ok();
-        let place = match (has_one, input.is_terminal() && output.is_terminal()) {
+        let placement = match (has_one, input.is_terminal() && output.is_terminal()) {
             (false, _) => JobPlacement::Background,
-            // Part of a pipeline: its other parts need the terminal as much.
+            // Part of a pipeline, whose other commands need the terminal too.
             (true, false) => JobPlacement::Shared,
             (true, true) => match tcgetpgrp(input.as_fd()) {
                 Ok(group) if group == getpgrp() => JobPlacement::Foreground,
@@ -43,25 +43,24 @@ impl TerminalState {
             },
         };
         let modes = tcgetattr(std::io::stdin().as_fd()).ok();
-        TerminalState { place, modes: modes.map(Into::into) }
+        TerminalState { placement, modes: modes.map(Into::into) }
     }
 
-    /// Whether something is drawn on it that a line of ours would spoil.
+    /// Whether a full-screen program is using the terminal, which a line of output would disturb.
     pub(super) fn is_raw_mode(&self) -> bool {
         let error = std::io::stderr();
         error.is_terminal()
-            && tcgetattr(error.as_fd())
-                .is_ok_and(|modes| !modes.local_flags.contains(LocalFlags::ICANON))
+            && tcgetattr(error.as_fd()).is_ok_and(|modes| !modes.local_flags.contains(LocalFlags::ICANON))
     }
 
-    /// Takes the terminal back, as it was before.
+    /// Takes the terminal back and restores its modes.
     pub(super) fn restore(&self) {
-        if self.place == JobPlacement::Shared {
+        if self.placement == JobPlacement::Shared {
             return;
         }
         let input = std::io::stdin();
-        // Only from the command that had it: whoever else has it by now keeps it.
-        if self.place == JobPlacement::Foreground {
+        // Only if the command had it. Otherwise another job may own the terminal by now.
+        if self.placement == JobPlacement::Foreground {
             tcsetpgrp(input.as_fd(), getpgrp()).unwrap_or_default();
         }
         let ours = tcgetpgrp(input.as_fd()).is_ok_and(|group| group == getpgrp());
@@ -70,50 +69,50 @@ impl TerminalState {
         }
     }
 
-    /// Passes a signal on, unless the terminal has told the command itself.
-    pub(super) fn forward_signal(&self, told: ReceivedSignal, jail: &Jail) {
-        let Ok(signal) = Signal::try_from(told.number) else { return };
+    /// Forwards a signal to the command, unless the terminal has already sent it to the command's process group.
+    pub(super) fn forward_signal(&self, received: ReceivedSignal, jail: &Jail) {
+        let Ok(signal) = Signal::try_from(received.number) else { return };
         if signal == Signal::SIGCONT {
             let input = std::io::stdin();
             let ours = tcgetpgrp(input.as_fd()).is_ok_and(|group| group == getpgrp());
-            return jail.resume(ours && self.place != JobPlacement::Shared);
+            return jail.resume(ours && self.placement != JobPlacement::Shared);
         }
-        let told_already = told.by_terminal && self.place == JobPlacement::Shared;
-        if !told_already {
-            jail.signal(told.number);
+        let delivered = received.by_terminal && self.placement == JobPlacement::Shared;
+        if !delivered {
+            jail.signal(received.number);
         } else if signal == Signal::SIGTSTP {
             stop_self();
         }
     }
 
-    /// The command was stopped, so we stop: the shell sees one job. Where no shell would let us go on, a command
-    /// that stops itself must not stop the clock.
+    /// Stops this process when the command was stopped, so that the shell sees one job. Without a shell nothing
+    /// would resume us, and a command could evade `--timeout` by stopping itself, so then keep running.
     pub(super) fn stop_with_command(&self, _jail: &Jail) {
-        if self.place != JobPlacement::Shared && is_job_controlled() {
+        if self.placement != JobPlacement::Shared && is_job_controlled() {
             stop_self();
         }
     }
 }
 
-/// Whether somebody controls this process as a job: the parent, from another group of the same session of a terminal.
+/// Whether the parent is a shell with job control: same session, different process group, with a terminal.
 fn is_job_controlled() -> bool {
     let parent = getppid();
-    let beside = getsid(Some(parent)).is_ok_and(|session| getsid(None) == Ok(session));
-    let apart = getpgid(Some(parent)).is_ok_and(|group| group != getpgrp());
-    parent.as_raw() > 0 && beside && apart && std::fs::File::open("/dev/tty").is_ok()
+    let same_session = getsid(Some(parent)).is_ok_and(|session| getsid(None) == Ok(session));
+    let other_group = getpgid(Some(parent)).is_ok_and(|group| group != getpgrp());
+    parent.as_raw() > 0 && same_session && other_group && std::fs::File::open("/dev/tty").is_ok()
 }
 
-/// Stops until somebody lets us go on, of which SIGCONT tells.
+/// Stops this process until it receives SIGCONT.
 fn stop_self() {
     kill(getpid(), Signal::SIGSTOP).unwrap_or_default();
 }
 
-/// Blocks the signals in this thread and all that come of it, to be waited for. Writing to the terminal from
-/// behind its foreground must not stop us either.
+/// Blocks the awaited signals in this thread and the threads it spawns, and returns them for `sigwaitinfo`. Also
+/// blocks SIGTTOU, so that writing to the terminal from the background does not stop us.
 pub(super) fn block_signals() -> nix::Result<SigSet> {
-    let waited: SigSet = AWAITED_SIGNALS.into_iter().collect();
-    let mut blocked = waited;
+    let awaited: SigSet = AWAITED_SIGNALS.into_iter().collect();
+    let mut blocked = awaited;
     blocked.add(Signal::SIGTTOU);
     sigprocmask(SigmaskHow::SIG_BLOCK, Some(&blocked), None)?;
-    Ok(waited)
+    Ok(awaited)
 }

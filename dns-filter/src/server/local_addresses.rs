@@ -1,5 +1,5 @@
-//! Which addresses are ours: a query that was sent to another and answered here was meant to go around
-//! us. The kernel knows; it is asked once in a while.
+//! Tells queries sent to this host from queries sent to another resolver and redirected here. Asks the kernel which
+//! addresses are local, and caches the result for a while.
 
 use std::net::{IpAddr, SocketAddr, UdpSocket};
 use std::time::Duration;
@@ -8,12 +8,12 @@ use tokio::time::Instant;
 
 use crate::query::QueryTarget;
 
-/// How long an answer is believed.
+/// How long a result is cached.
 const ADDRESS_AGE: Duration = Duration::from_secs(10);
-/// Addresses whose answer is remembered.
+/// Number of cached results.
 const REMEMBERED_ADDRESSES: usize = 64;
 
-/// Tells queries to us from those to others.
+/// A cache of local and foreign addresses.
 #[derive(Debug)]
 pub(super) struct LocalAddresses {
     bind: IpAddr,
@@ -25,7 +25,7 @@ impl LocalAddresses {
         LocalAddresses { bind: bind.ip(), known: Vec::new() }
     }
 
-    /// Whom a query that was sent to `address` was meant for, as far as it is known.
+    /// Returns the target of a query sent to `address`; an unknown address counts as ours.
     pub(super) fn query_target(&mut self, address: Option<IpAddr>) -> QueryTarget {
         match address.map(|address| address.to_canonical()) {
             None => QueryTarget::Us,
@@ -40,11 +40,9 @@ impl LocalAddresses {
         if let Some((_, toward, _)) = self.known.iter().find(|(known, _, _)| *known == address) {
             return *toward;
         }
-        // Only an address of this host can be bound; broadcast and multicast are nobody's.
+        // Only an address of this host, or a broadcast or multicast address, can be bound.
         let toward = match UdpSocket::bind((address, 0)) {
-            Err(error) if error.raw_os_error() == Some(libc::EADDRNOTAVAIL) => {
-                QueryTarget::Elsewhere
-            }
+            Err(error) if error.raw_os_error() == Some(libc::EADDRNOTAVAIL) => QueryTarget::Elsewhere,
             Ok(_) | Err(_) => QueryTarget::Us,
         };
         self.known.truncate(REMEMBERED_ADDRESSES - 1);
@@ -77,7 +75,7 @@ mod tests {
     }
 
     #[test]
-    fn p17_no_more_is_remembered_than_there_is_room_for() {
+    fn p17_cached_results_are_bounded() {
         let mut local = LocalAddresses::new("0.0.0.0:53".parse().unwrap());
         for at in 0..200u8 {
             local.query_target(Some(IpAddr::from([203, 0, 113, at])));

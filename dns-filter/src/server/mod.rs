@@ -1,5 +1,5 @@
-//! The listeners: UDP workers that share a port, TCP beside them, both for IPv4 and IPv6. What the
-//! kernel says of a packet names its channel; nothing in the packet does (P2).
+//! The DNS listeners: UDP workers that share a port, and TCP, over IPv4 and IPv6. The channel of a query comes from
+//! what the kernel reports about the packet, never from its content (P2).
 
 mod local_addresses;
 mod tcp;
@@ -19,14 +19,14 @@ use tokio::task::JoinSet;
 use crate::filter::DnsFilter;
 use crate::limits::{DRAIN_TIMEOUT, IN_FLIGHT};
 
-/// Where queries arrive, and what tells whose they are.
+/// A listener's address, and how its queries are attributed to sandboxes.
 #[derive(Clone, Debug)]
 pub struct DnsListener {
     pub bind: SocketAddr,
     pub whose: DnsAttribution,
 }
 
-/// How the sandbox behind a packet is known.
+/// How a query is attributed to a sandbox.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum DnsAttribution {
     Dedicated(SandboxId),
@@ -36,7 +36,7 @@ pub enum DnsAttribution {
 }
 
 impl DnsAttribution {
-    /// What a listener of the operator's file says; none for what DNS has no such thing of.
+    /// Converts the attribution of a configured listener; `None` for unix sockets, which DNS does not use.
     pub fn from_rules(whose: &Attribution) -> Option<Self> {
         match whose {
             Attribution::Dedicated(id) => Some(DnsAttribution::Dedicated(id.clone())),
@@ -51,36 +51,34 @@ impl DnsAttribution {
 /// Why a listener could not be opened.
 #[derive(Debug, thiserror::Error)]
 pub enum ListenError {
-    #[error(
-        "cannot listen on {address}: {source}; free the address or change `bind` of the listener"
-    )]
+    #[error("cannot listen on {address}: {source}; free the address or change `bind` of the listener")]
     Bind { address: SocketAddr, source: io::Error },
     #[error(
-        "a socket that was passed on cannot serve DNS: {source}; it must be bound to an address, for UDP or TCP"
+        "cannot serve DNS on a passed socket: {source}; it must be a UDP or TCP socket bound to an address"
     )]
     Given { source: io::Error },
     #[error(
-        "the kernel does not tell the {what} of packets on {address}: {source}; it needs Linux 5.19 or `identify` of another kind"
+        "the kernel does not report the {what} of packets on {address}: {source}; use Linux 5.19 or newer, or another `identify`"
     )]
     Kernel { address: SocketAddr, what: &'static str, source: io::Error },
 }
 
-/// Open listeners, not serving yet.
+/// Bound listeners, not serving yet.
 pub struct DnsServer {
     filter: Arc<DnsFilter>,
     udp: Vec<udp::UdpWorker>,
     tcp: Vec<tcp::TcpAcceptor>,
     connections: tcp::TcpConnectionLimit,
-    /// Queries that wait for a resolver hold one each.
+    /// Each query that waits for a resolver holds one permit.
     waiting: Arc<Semaphore>,
 }
 
 impl DnsServer {
-    /// Opens every listener, each with `workers` sockets for UDP.
+    /// Opens all listeners, each with `workers` UDP sockets.
     ///
     /// # Errors
     ///
-    /// Returns [`ListenError`] when one cannot be opened: nothing is served then.
+    /// Returns [`ListenError`] if one cannot be opened; none is served then.
     pub fn open(
         filter: Arc<DnsFilter>,
         listeners: &[DnsListener],
@@ -95,7 +93,7 @@ impl DnsServer {
         };
         for listener in listeners {
             let acceptor = tcp::TcpAcceptor::open(listener, server.connections.clone())?;
-            let bind = acceptor.address(); // port 0 was drawn by the kernel: UDP takes the same
+            let bind = acceptor.address(); // the kernel chose a port for port 0: UDP uses the same
             for _ in 0..workers.max(1) {
                 server.udp.push(udp::UdpWorker::open(&DnsListener { bind, ..listener.clone() })?);
             }
@@ -104,12 +102,11 @@ impl DnsServer {
         Ok(server)
     }
 
-    /// Takes a socket that another has opened, for UDP or TCP as it is: answers go out by it, in whatever
-    /// network it was made.
+    /// Adds a UDP or TCP socket that another process has opened, possibly in another network namespace.
     ///
     /// # Errors
     ///
-    /// Returns [`ListenError`] when it is no bound socket of the internet.
+    /// Returns [`ListenError`] if it is not a bound IP socket.
     pub fn adopt(&mut self, socket: Socket, whose: DnsAttribution) -> Result<(), ListenError> {
         let given = |source| ListenError::Given { source };
         let address = socket.local_addr().map_err(given)?;
@@ -129,16 +126,16 @@ impl DnsServer {
         Ok(())
     }
 
-    /// Where it listens, in the order of the listeners.
+    /// Returns the bound addresses, in the order of the listeners.
     pub fn addresses(&self) -> Vec<SocketAddr> {
         self.tcp.iter().map(tcp::TcpAcceptor::address).collect()
     }
 
-    /// Serves until `stop` turns true, then finishes what is in flight.
+    /// Serves until `stop` is true, then waits for queries in flight.
     ///
     /// # Errors
     ///
-    /// Returns the error of a listener that broke: the port is closed then, and nothing is answered.
+    /// Returns the error of a listener that failed. All listeners are closed then, so clients get an error at once.
     pub async fn run(self, stop: watch::Receiver<bool>) -> io::Result<()> {
         let mut tasks = JoinSet::new();
         for worker in self.udp {
@@ -151,7 +148,7 @@ impl DnsServer {
         }
         let ended = wait_for_all(&mut tasks).await;
         if ended.is_err() {
-            tasks.shutdown().await; // closed when this returns, so that nobody asks into a void
+            tasks.shutdown().await; // all sockets are closed when this returns
             return ended;
         }
         let waiting = self.waiting.acquire_many(IN_FLIGHT as u32);
@@ -160,7 +157,7 @@ impl DnsServer {
     }
 }
 
-/// Waits for every listener; the first that breaks ends it, for one worker less must not go unseen.
+/// Waits for all listeners. The first failure ends the wait: losing a worker must not go unnoticed.
 async fn wait_for_all(tasks: &mut JoinSet<io::Result<()>>) -> io::Result<()> {
     while let Some(ended) = tasks.join_next().await {
         ended.map_err(io::Error::other)??;
@@ -168,8 +165,8 @@ async fn wait_for_all(tasks: &mut JoinSet<io::Result<()>>) -> io::Result<()> {
     Ok(())
 }
 
-/// The channel of what came by an interface that the kernel cannot name (any more): nobody's, as no
-/// interface has such a name.
+/// Returns a channel for an interface whose name the kernel does not (or no longer) know. No sandbox can have it: a
+/// slash is not allowed in interface names.
 fn unnamed_interface(index: Option<u32>) -> Channel {
     Channel::Interface(format!("unnamed/{}", index.unwrap_or_default()))
 }
@@ -179,9 +176,9 @@ async fn wait_for_stop(stop: &mut watch::Receiver<bool>) {
     drop(stop.wait_for(|stop| *stop).await); // a dropped sender stops too
 }
 
-/// Lets a socket take queries that TPROXY brings from their way to another resolver. Only that needs the privilege.
+/// Lets a socket receive queries for other resolvers that TPROXY redirects. Needs a capability, and only this does.
 fn take_foreign(socket: std::os::fd::BorrowedFd<'_>, address: SocketAddr) {
     if let Err(error) = sys::socket::enable_transparent(socket, address) {
-        tracing::debug!(%error, %address, "queries on their way to others cannot be taken by TPROXY");
+        tracing::debug!(%error, %address, "cannot receive queries redirected by TPROXY");
     }
 }

@@ -1,4 +1,5 @@
-//! TCP: pipelined queries answered as they are ready, slow and silent peers cut, connections capped.
+//! DNS over TCP. Pipelined queries are answered as they are ready, out of order; slow and idle clients are cut; the
+//! number of connections is limited per sandbox and in all.
 
 use std::collections::HashMap;
 use std::io;
@@ -29,46 +30,46 @@ use crate::lock;
 use crate::message::DnsTransport;
 use crate::query::{PendingQuery, QueryArrival, QueryStep};
 
-/// Connections that wait in the kernel to be accepted.
+/// Connections that the kernel queues until they are accepted.
 const BACKLOG: i32 = 256;
-/// Pause after the process has run out of descriptors.
+/// Pause after a failed `accept`: the process may be out of file descriptors.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(50);
 
-/// The open connections, by sandbox; those of nobody together.
+/// Number of open connections by sandbox; `None` counts those of unknown channels.
 #[derive(Clone, Default)]
 pub(super) struct TcpConnectionLimit(Arc<Mutex<HashMap<Option<SandboxId>, usize>>>);
 
-/// A place among the open connections.
+/// Counts a connection until dropped.
 struct TcpSlot {
-    all: TcpConnectionLimit,
-    whose: Option<SandboxId>,
+    limit: TcpConnectionLimit,
+    sandbox: Option<SandboxId>,
 }
 
 /// One listening socket.
 pub(super) struct TcpAcceptor {
     listener: TcpListener,
     address: SocketAddr,
-    whose: DnsAttribution,
+    attribution: DnsAttribution,
     connections: TcpConnectionLimit,
 }
 
 impl TcpAcceptor {
-    pub(super) fn open(
-        listener: &DnsListener,
-        connections: TcpConnectionLimit,
-    ) -> Result<Self, ListenError> {
+    pub(super) fn open(listener: &DnsListener, connections: TcpConnectionLimit) -> Result<Self, ListenError> {
         let address = listener.bind;
         let bound = |source| ListenError::Bind { address, source };
         let socket = bind_listener(address).map_err(bound)?;
         if listener.whose == DnsAttribution::Interface {
-            kernel::enable_packet_info(socket.as_fd(), address)
-                .map_err(|source| ListenError::Kernel { address, what: "interface", source })?;
+            kernel::enable_packet_info(socket.as_fd(), address).map_err(|source| ListenError::Kernel {
+                address,
+                what: "interface",
+                source,
+            })?;
         }
         super::take_foreign(socket.as_fd(), address);
         Self::from_socket(listener, socket, connections)
     }
 
-    /// Serves a socket that listens already.
+    /// Serves a socket that is already listening.
     pub(super) fn from_socket(
         listener: &DnsListener,
         socket: std::net::TcpListener,
@@ -78,14 +79,15 @@ impl TcpAcceptor {
         let bound = |source| ListenError::Bind { address, source };
         let listening = TcpListener::from_std(socket).map_err(bound)?;
         let address = listening.local_addr().map_err(bound)?;
-        Ok(TcpAcceptor { listener: listening, address, whose: listener.whose.clone(), connections })
+        let attribution = listener.whose.clone();
+        Ok(TcpAcceptor { listener: listening, address, attribution, connections })
     }
 
     pub(super) fn address(&self) -> SocketAddr {
         self.address
     }
 
-    /// Serves until `stop`, then lets open connections have the answers they wait for.
+    /// Serves until `stop`, then waits until open connections have their pending answers.
     pub(super) async fn serve(
         self,
         filter: Arc<DnsFilter>,
@@ -102,63 +104,50 @@ impl TcpAcceptor {
                         let connection = TcpConnection { filter, waiting, arrived, stop };
                         self.spawn_connection(connection, stream, &mut open);
                     }
-                    Err(_) => tokio::time::sleep(ACCEPT_PAUSE).await, // of the peer, or of descriptors
+                    Err(_) => tokio::time::sleep(ACCEPT_PAUSE).await,
                 },
                 Some(ended) = open.join_next() => ended.map_err(io::Error::other)?,
                 () = wait_for_stop(&mut stop) => break,
             }
         }
-        drop(self); // nobody new
+        drop(self); // closes the listening socket
         drain(open).await
     }
 
-    fn spawn_connection(
-        &self,
-        connection: TcpConnection,
-        stream: TcpStream,
-        open: &mut JoinSet<()>,
-    ) {
+    fn spawn_connection(&self, connection: TcpConnection, stream: TcpStream, open: &mut JoinSet<()>) {
         let rules = connection.filter.rules.load();
         let known = rules.sandboxes().identify(std::slice::from_ref(&connection.arrived.channel));
-        let whose = known.ok().map(|sandbox| sandbox.id.clone());
+        let sandbox = known.ok().map(|sandbox| sandbox.id.clone());
         drop(rules);
-        let Some(place) = self.connections.acquire(whose) else {
+        let Some(slot) = self.connections.acquire(sandbox) else {
             connection.filter.record_unread(Reason::DnsOverload, &connection.arrived);
             return;
         };
         open.spawn(async move {
             connection.serve(stream).await;
-            drop(place);
+            drop(slot);
         });
     }
 
     fn query_arrival(&self, stream: &TcpStream, source: SocketAddr) -> QueryArrival {
         let local = stream.local_addr().ok();
-        let channel = match &self.whose {
+        let channel = match &self.attribution {
             DnsAttribution::Dedicated(id) => Channel::Dedicated(id.clone()),
             DnsAttribution::Interface => {
                 let index = local.and_then(|to| kernel::arrival_interface(stream.as_fd(), to).ok());
                 let name = index.and_then(|index| kernel::interface_name(index).ok());
                 name.map_or_else(|| unnamed_interface(index), Channel::Interface)
             }
-            DnsAttribution::Mark => {
-                Channel::Mark(kernel::socket_mark(stream.as_fd()).unwrap_or_default())
-            }
+            DnsAttribution::Mark => Channel::Mark(kernel::socket_mark(stream.as_fd()).unwrap_or_default()),
             DnsAttribution::SourceAddress => Channel::SourceAddress(source.ip()),
         };
-        let aimed = local.and_then(|to| kernel::original_dst(stream.as_fd(), to).ok()).or(local);
-        let toward = LocalAddresses::new(self.address).query_target(aimed.map(|to| to.ip()));
-        QueryArrival {
-            channel,
-            carrier: DnsTransport::Tcp,
-            source: Some(source),
-            original_dst: aimed,
-            toward,
-        }
+        let original_dst = local.and_then(|to| kernel::original_dst(stream.as_fd(), to).ok()).or(local);
+        let toward = LocalAddresses::new(self.address).query_target(original_dst.map(|to| to.ip()));
+        QueryArrival { channel, carrier: DnsTransport::Tcp, source: Some(source), original_dst, toward }
     }
 }
 
-/// Waits for connections to end by themselves; cuts whoever does not.
+/// Waits for connections to close; cuts those that take longer than [`DRAIN_TIMEOUT`].
 async fn drain(mut open: JoinSet<()>) -> io::Result<()> {
     let all = async {
         while let Some(ended) = open.join_next().await {
@@ -170,31 +159,31 @@ async fn drain(mut open: JoinSet<()>) -> io::Result<()> {
 }
 
 impl TcpConnectionLimit {
-    fn acquire(&self, whose: Option<SandboxId>) -> Option<TcpSlot> {
-        let mut all = lock(&self.0);
-        let total: usize = all.values().sum();
-        let own = all.entry(whose.clone()).or_default();
-        if total >= TCP_CONNECTIONS || *own >= TCP_CONNECTIONS_SANDBOX {
+    fn acquire(&self, sandbox: Option<SandboxId>) -> Option<TcpSlot> {
+        let mut counts = lock(&self.0);
+        let total: usize = counts.values().sum();
+        let count = counts.entry(sandbox.clone()).or_default();
+        if total >= TCP_CONNECTIONS || *count >= TCP_CONNECTIONS_SANDBOX {
             return None;
         }
-        *own += 1;
-        Some(TcpSlot { all: self.clone(), whose })
+        *count += 1;
+        Some(TcpSlot { limit: self.clone(), sandbox })
     }
 }
 
 impl Drop for TcpSlot {
     fn drop(&mut self) {
-        let mut all = lock(&self.all.0);
-        if let Some(count) = all.get_mut(&self.whose) {
+        let mut counts = lock(&self.limit.0);
+        if let Some(count) = counts.get_mut(&self.sandbox) {
             *count -= 1;
             if *count == 0 {
-                all.remove(&self.whose);
+                counts.remove(&self.sandbox);
             }
         }
     }
 }
 
-/// A place in the connection's pipeline and one among all that wait.
+/// A slot in the connection's pipeline, and one among all waiting queries.
 type PipelineSlots = (OwnedSemaphorePermit, OwnedSemaphorePermit);
 
 struct TcpConnection {
@@ -211,21 +200,21 @@ impl TcpConnection {
         tokio::join!(self.read_queries(reader, answers), write_answers(writer, queue));
     }
 
-    /// Reads queries until the peer is done or does not behave; answers still due are sent.
+    /// Reads queries until the client closes, is too slow or sends something else; pending answers are still sent.
     async fn read_queries(&self, mut reader: OwnedReadHalf, answers: mpsc::Sender<Vec<u8>>) {
         let pipeline = Arc::new(Semaphore::new(TCP_PIPELINE));
         let mut stop = self.stop.clone();
         while let Some(packet) = read_message(&mut reader, &mut stop).await {
             if answers.is_closed() {
-                return; // the peer does not read
+                return; // the client does not read
             }
             let Ok(slot) = pipeline.clone().acquire_owned().await else { return };
             let answer = match self.filter.start_query(&packet, &self.arrived) {
                 QueryStep::Drop => continue,
                 QueryStep::Answer(answer) => answer,
                 QueryStep::Wait(pending) => match self.waiting.clone().try_acquire_owned() {
-                    Ok(turn) => {
-                        self.spawn_query(*pending, answers.clone(), (slot, turn));
+                    Ok(wait_permit) => {
+                        self.spawn_query(*pending, answers.clone(), (slot, wait_permit));
                         continue;
                     }
                     Err(_) => self.filter.refuse_overload(*pending),
@@ -237,29 +226,21 @@ impl TcpConnection {
         }
     }
 
-    /// Lets a query wait on its own; it holds its places meanwhile.
-    fn spawn_query(
-        &self,
-        pending: PendingQuery,
-        answers: mpsc::Sender<Vec<u8>>,
-        places: PipelineSlots,
-    ) {
+    /// Finishes a query in a task of its own, which holds the slots until then.
+    fn spawn_query(&self, pending: PendingQuery, answers: mpsc::Sender<Vec<u8>>, slots: PipelineSlots) {
         let filter = self.filter.clone();
         tokio::spawn(async move {
             let answer = filter.finish_query(pending).await;
-            drop(answers.send(answer).await); // a peer that has gone needs none
-            drop(places);
+            drop(answers.send(answer).await); // fails if the client is gone
+            drop(slots);
         });
     }
 }
 
-/// One message; none when the peer is done, too slow, or sends what is no query.
-async fn read_message(
-    reader: &mut OwnedReadHalf,
-    stop: &mut watch::Receiver<bool>,
-) -> Option<Vec<u8>> {
+/// Reads one message; `None` if the client closes, is too slow, or announces a length that no query has.
+async fn read_message(reader: &mut OwnedReadHalf, stop: &mut watch::Receiver<bool>) -> Option<Vec<u8>> {
     let first = tokio::select! {
-        biased; // what was sent before the stop is still read
+        biased; // queries sent before the stop are still read
         first = timeout(TCP_IDLE_TIMEOUT, reader.read_u8()) => first.ok()?.ok()?,
         () = wait_for_stop(stop) => return None,
     };
@@ -295,7 +276,7 @@ fn bind_listener(address: SocketAddr) -> io::Result<std::net::TcpListener> {
     if address.is_ipv6() {
         socket.set_only_v6(true)?;
     }
-    socket.set_send_buffer_size(TCP_SEND_BUFFER)?; // connections have it from here
+    socket.set_send_buffer_size(TCP_SEND_BUFFER)?; // accepted connections inherit it
     socket.bind(&address.into())?;
     socket.listen(BACKLOG)?;
     socket.set_nonblocking(true)?;

@@ -1,11 +1,9 @@
-//! Cases 39, 43 to 53, 67 and 68: what of an answer reaches the sandbox.
+//! Cases 39, 43 to 53, 67 and 68: which parts of an answer reach the sandbox.
 
 use std::net::Ipv4Addr;
 
 use hickory_proto::op::{Message, ResponseCode};
-use hickory_proto::rr::rdata::svcb::{
-    Alpn, EchConfigList, IpHint, Mandatory, SvcParamKey, SvcParamValue,
-};
+use hickory_proto::rr::rdata::svcb::{Alpn, EchConfigList, IpHint, Mandatory, SvcParamKey, SvcParamValue};
 use hickory_proto::rr::rdata::{A as Address, HTTPS as Https, SVCB};
 use hickory_proto::rr::{Name, RData};
 
@@ -27,20 +25,20 @@ fn many_addresses(count: u8) -> impl Fn(&Message, UpstreamTransport) -> Scripted
 }
 
 #[tokio::test]
-async fn case_39_what_does_not_fit_is_truncated_whole_and_asked_again_over_tcp() {
+async fn case_39_truncation_towards_the_client_and_from_upstream() {
     let world = DnsFixture::with_script(many_addresses(32)).await;
     let small = build_packet(0x100, &wire_name("github.com"), A, 1, None);
-    let told = ClientAnswer::parse(world.send_packet(&small).await.unwrap());
+    let answer = ClientAnswer::parse(world.send_packet(&small).await.unwrap());
     assert!(
-        told.message.metadata.truncation && told.addresses().is_empty() && told.packet.len() <= 512
+        answer.message.metadata.truncation && answer.addresses().is_empty() && answer.packet.len() <= 512
     );
     let over: Vec<UpstreamTransport> = world.recorder.seen().iter().map(|seen| seen.over).collect();
     assert_eq!(
         over,
         [UpstreamTransport::Udp, UpstreamTransport::Tcp],
-        "truncation upstream is our affair"
+        "the filter itself repeats a truncated upstream answer over TCP"
     );
-    assert_eq!(world.ask("github.com", A).await.addresses().len(), 32, "whole with EDNS");
+    assert_eq!(world.ask("github.com", A).await.addresses().len(), 32, "complete with EDNS");
 }
 
 #[tokio::test]
@@ -55,19 +53,16 @@ async fn case_43_chains_are_flattened_and_never_followed_by_us() {
         ))
     })
     .await;
-    let told = world.ask("github.com", A).await;
-    assert_eq!(told.addresses().len(), 1);
-    assert!(told.message.answers.iter().all(|record| record.name.to_string() == "github.com."));
+    let answer = world.ask("github.com", A).await;
+    assert_eq!(answer.addresses().len(), 1);
+    assert!(answer.message.answers.iter().all(|record| record.name.to_string() == "github.com."));
     assert_eq!(
         world.ask("cdn.elsewhere.example", A).await.code(),
         ResponseCode::NXDomain,
-        "a target is not allowed by that"
+        "a CNAME does not allow its target"
     );
     let bare = DnsFixture::with_script(|query, _| {
-        ScriptedReply::Answer(reply_with(
-            query,
-            vec![("", 300, cname("secret-payload.evil.example."))],
-        ))
+        ScriptedReply::Answer(reply_with(query, vec![("", 300, cname("secret-payload.evil.example."))]))
     })
     .await;
     assert_eq!(bare.ask("github.com", A).await.code(), ResponseCode::ServFail);
@@ -131,17 +126,17 @@ async fn p4_case_45_special_addresses_are_removed() {
             "93.184.216.34",
         ];
         let only = query.queries[0].name.to_lowercase().to_string().starts_with("only");
-        let kept = if only { &all[..9] } else { &all[..] };
+        let addresses = if only { &all[..9] } else { &all[..] };
         ScriptedReply::Answer(reply_with(
             query,
-            kept.iter().map(|address| ("", 300, a(address))).collect(),
+            addresses.iter().map(|address| ("", 300, a(address))).collect(),
         ))
     })
     .await;
     assert_eq!(world.ask("github.com", A).await.addresses().len(), 1);
-    let told = world.ask("only.wild.example", A).await;
-    assert_eq!((told.code(), told.addresses().len()), (ResponseCode::NoError, 0));
-    assert_eq!(told.ede.as_deref(), Some("private_address"));
+    let answer = world.ask("only.wild.example", A).await;
+    assert_eq!((answer.code(), answer.addresses().len()), (ResponseCode::NoError, 0));
+    assert_eq!(answer.ede.as_deref(), Some("private_address"));
     assert!(world.reasons().contains(&"private_address".to_owned()));
 }
 
@@ -153,11 +148,7 @@ async fn p4_case_45_a_rule_opens_a_private_range() {
         |query, _| {
             ScriptedReply::Answer(reply_with(
                 query,
-                vec![
-                    ("", 300, a("10.1.2.3")),
-                    ("", 300, a("10.2.0.1")),
-                    ("", 300, a("93.184.216.34")),
-                ],
+                vec![("", 300, a("10.1.2.3")), ("", 300, a("10.2.0.1")), ("", 300, a("93.184.216.34"))],
             ))
         },
         |_| {},
@@ -170,7 +161,7 @@ async fn p4_case_45_a_rule_opens_a_private_range() {
 }
 
 #[tokio::test]
-async fn p4_case_46_embedded_addresses_are_judged() {
+async fn p4_case_46_embedded_addresses_are_checked() {
     let world = DnsFixture::with_script(|query, _| {
         let hidden = [
             "::ffff:10.0.0.1",
@@ -190,7 +181,7 @@ async fn p4_case_46_embedded_addresses_are_judged() {
 }
 
 #[tokio::test]
-async fn p4_case_47_each_answer_is_judged_by_itself() {
+async fn p4_case_47_each_answer_is_checked_separately() {
     let world = DnsFixture::with_script(|query, _| match query.queries[0].query_type {
         hickory_proto::rr::RecordType::A => {
             ScriptedReply::Answer(reply_with(query, vec![("", 0, a("93.184.216.34"))]))
@@ -213,8 +204,9 @@ fn service_reply(
     }
 }
 
-fn service_params(told: &ClientAnswer) -> Vec<SvcParamKey> {
-    told.message
+fn service_params(answer: &ClientAnswer) -> Vec<SvcParamKey> {
+    answer
+        .message
         .answers
         .iter()
         .flat_map(|record| match &record.data {
@@ -225,62 +217,47 @@ fn service_params(told: &ClientAnswer) -> Vec<SvcParamKey> {
 }
 
 #[tokio::test]
-async fn case_48_ech_is_removed_and_a_record_that_needs_it_with_it() {
-    let ech =
-        (SvcParamKey::EchConfigList, SvcParamValue::EchConfigList(EchConfigList(vec![1, 2, 3])));
+async fn case_48_ech_is_removed_and_so_is_a_record_that_requires_it() {
+    let ech = (SvcParamKey::EchConfigList, SvcParamValue::EchConfigList(EchConfigList(vec![1, 2, 3])));
     let alpn = (SvcParamKey::Alpn, SvcParamValue::Alpn(Alpn(vec!["h2".into(), "h3".into()])));
     let world = DnsFixture::with_script(service_reply(vec![alpn.clone(), ech.clone()])).await;
     assert_eq!(service_params(&world.ask("github.com", HTTPS).await), [SvcParamKey::Alpn]);
-    let needs = (
-        SvcParamKey::Mandatory,
-        SvcParamValue::Mandatory(Mandatory(vec![SvcParamKey::EchConfigList])),
-    );
+    let needs =
+        (SvcParamKey::Mandatory, SvcParamValue::Mandatory(Mandatory(vec![SvcParamKey::EchConfigList])));
     let world = DnsFixture::with_script(service_reply(vec![needs, alpn, ech])).await;
     assert!(world.ask("github.com", HTTPS).await.message.answers.is_empty());
 }
 
 #[tokio::test]
-async fn case_49_hints_ports_and_protocols_lead_nowhere_else() {
+async fn case_49_hints_ports_and_protocols_do_not_bypass_the_proxy() {
     let hints = |list: &[&str]| {
         (
             SvcParamKey::Ipv4Hint,
-            SvcParamValue::Ipv4Hint(IpHint(
-                list.iter().map(|text| Address(text.parse().unwrap())).collect(),
-            )),
+            SvcParamValue::Ipv4Hint(IpHint(list.iter().map(|text| Address(text.parse().unwrap())).collect())),
         )
     };
     let alpn = |names: &[&str]| {
-        (
-            SvcParamKey::Alpn,
-            SvcParamValue::Alpn(Alpn(names.iter().map(|name| (*name).to_owned()).collect())),
-        )
+        (SvcParamKey::Alpn, SvcParamValue::Alpn(Alpn(names.iter().map(|name| (*name).to_owned()).collect())))
     };
     let port = |port| (SvcParamKey::Port, SvcParamValue::Port(port));
-    for (what, given, kept) in [
+    for (what, given, expected) in [
         ("private hint", vec![hints(&["10.0.0.1"])], vec![]),
         ("public hint", vec![hints(&["93.184.216.34", "10.0.0.1"])], vec![SvcParamKey::Ipv4Hint]),
         ("only h3", vec![alpn(&["h3"])], vec![]),
         ("usual port", vec![port(443)], vec![SvcParamKey::Port]),
     ] {
         let world = DnsFixture::with_script(service_reply(given)).await;
-        assert_eq!(service_params(&world.ask("github.com", HTTPS).await), kept, "{what}");
+        assert_eq!(service_params(&world.ask("github.com", HTTPS).await), expected, "{what}");
     }
     let other = DnsFixture::with_script(service_reply(vec![port(8443)])).await;
-    assert!(
-        other.ask("github.com", HTTPS).await.message.answers.is_empty(),
-        "a port no rule opens"
-    );
+    assert!(other.ask("github.com", HTTPS).await.message.answers.is_empty(), "no rule allows the port");
     let alias = DnsFixture::with_script(|query, _| {
         ScriptedReply::Answer(reply_with(
             query,
             vec![(
                 "",
                 300,
-                RData::HTTPS(Https(SVCB::new(
-                    0,
-                    Name::from_ascii("other.example.").unwrap(),
-                    vec![],
-                ))),
+                RData::HTTPS(Https(SVCB::new(0, Name::from_ascii("other.example.").unwrap(), vec![]))),
             )],
         ))
     })
@@ -305,24 +282,24 @@ async fn case_50_unasked_records_are_dropped() {
         ScriptedReply::Answer(message)
     })
     .await;
-    let told = world.ask("github.com", A).await;
-    assert_eq!(told.addresses().len(), 1);
-    assert!(told.message.authorities.is_empty() && told.message.additionals.is_empty());
+    let answer = world.ask("github.com", A).await;
+    assert_eq!(answer.addresses().len(), 1);
+    assert!(answer.message.authorities.is_empty() && answer.message.additionals.is_empty());
 }
 
 #[tokio::test]
-async fn cases_51_and_52_lives_are_clamped() {
-    for (given, kept) in [(0, 30), (5, 30), (300, 300), (604_800, 3600)] {
+async fn cases_51_and_52_ttls_are_clamped() {
+    for (given, expected) in [(0, 30), (5, 30), (300, 300), (604_800, 3600)] {
         let world = DnsFixture::with_script(move |query, _| {
             ScriptedReply::Answer(reply_with(query, vec![("", given, a("93.184.216.34"))]))
         })
         .await;
-        assert_eq!(world.ask("github.com", A).await.ttl(), kept);
+        assert_eq!(world.ask("github.com", A).await.ttl(), expected);
     }
 }
 
 #[tokio::test]
-async fn case_51_tiny_lives_do_not_repeat_a_query() {
+async fn case_51_a_tiny_ttl_does_not_repeat_a_query() {
     let world = DnsFixture::with_script(|query, _| {
         ScriptedReply::Answer(reply_with(query, vec![("", 0, a("93.184.216.34"))]))
     })
@@ -334,7 +311,7 @@ async fn case_51_tiny_lives_do_not_repeat_a_query() {
 }
 
 #[tokio::test]
-async fn case_52_a_week_is_an_hour() {
+async fn case_52_a_ttl_of_a_week_becomes_an_hour() {
     let world = DnsFixture::with_script(|query, _| {
         ScriptedReply::Answer(reply_with(query, vec![("", 604_800, a("93.184.216.34"))]))
     })
@@ -343,7 +320,7 @@ async fn case_52_a_week_is_an_hour() {
 }
 
 #[tokio::test]
-async fn case_53_absence_is_kept_for_a_while_and_for_one_sandbox() {
+async fn case_53_a_negative_answer_is_cached_for_one_sandbox() {
     let world = DnsFixture::with_script(|query, _| {
         ScriptedReply::Answer(negative_reply(query, ResponseCode::NXDomain, 86_400))
     })
@@ -354,23 +331,23 @@ async fn case_53_absence_is_kept_for_a_while_and_for_one_sandbox() {
     assert_eq!(world.recorder.seen().len(), 1);
     world.ask("below.no.wild.example", A).await;
     world.ask_as("t", "no.wild.example", A).await;
-    assert_eq!(world.recorder.seen().len(), 3, "neither below nor for others");
+    assert_eq!(world.recorder.seen().len(), 3, "not for names below, and not for other sandboxes");
 }
 
 #[tokio::test]
-async fn p17_case_67_no_more_than_32_addresses_are_kept() {
+async fn p17_case_67_at_most_32_addresses_are_returned() {
     let world = DnsFixture::with_script(many_addresses(200)).await;
-    let told = world.ask("github.com", A).await;
-    assert_eq!(told.addresses().len(), 32);
+    let answer = world.ask("github.com", A).await;
+    assert_eq!(answer.addresses().len(), 32);
 }
 
 #[tokio::test]
-async fn case_68_no_signature_and_no_claim_of_one() {
+async fn case_68_dnssec_is_neither_requested_nor_claimed() {
     let world = DnsFixture::build(ALLOW, plain_reply, |_| {}).await;
     let mut query = crate::fixture::build_query("github.com", A);
     let at = query.len() - 4;
     query[at] = 0x80;
-    let told = ClientAnswer::parse(world.send_packet(&query).await.unwrap());
-    assert!(!told.message.metadata.authentic_data);
+    let answer = ClientAnswer::parse(world.send_packet(&query).await.unwrap());
+    assert!(!answer.message.metadata.authentic_data);
     assert!(!world.recorder.seen()[0].message.edns.as_ref().unwrap().flags().dnssec_ok);
 }

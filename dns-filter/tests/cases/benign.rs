@@ -1,5 +1,5 @@
-//! The false alarms of the score, measured: what honest work asks for, and no tunnel found in it. Budgets
-//! are another matter, and stated as they are: they do end for work below wildcards.
+//! Measures false alarms of the tunnel score: runs the queries of honest work and expects no finding. Budgets are
+//! reported, not asserted, where they may run out: for the largest work below wildcards.
 
 use std::collections::HashSet;
 use std::sync::Arc;
@@ -14,7 +14,7 @@ use rules::configuration::{DnsSettings, PreResolve};
 use crate::clock::Adversary;
 use crate::fixture::{arrival_from, build_query, compile_rules};
 
-/// Wildcards as policies for such work have them.
+/// Wildcards that policies for such work typically have.
 const POLICY: &str = r#"
 [[allow]]
 name = "packages"
@@ -113,7 +113,7 @@ const PAGES: &[&str] = &[
     "docs.python.org",
     "meta.stackoverflow.com",
 ];
-/// What browsers and agents ask for that no policy names.
+/// Names that browsers and agents ask for and that no policy has.
 const UNLISTED: &[&str] = &[
     "www.google-analytics.com",
     "fonts.gstatic.com",
@@ -134,7 +134,7 @@ const UNLISTED: &[&str] = &[
 const SEARCH: &[&str] =
     &["default.svc.cluster.local", "svc.cluster.local", "cluster.local", "corp.example", "example"];
 
-/// One sandbox's work: what it asks, how often, with which search list.
+/// The queries of one sandbox: hosts, search list, types, pace.
 struct Workload {
     name: &'static str,
     hosts: Vec<&'static [&'static str]>,
@@ -179,28 +179,26 @@ fn workloads() -> Vec<Workload> {
     ]
 }
 
-/// Does the work; says the queries, and the findings of the log.
-async fn run_workload(work: &Workload, policy: &str, ahead: PreResolve) -> (usize, Vec<String>) {
+/// Runs a workload; returns the number of queries and the findings in the log.
+async fn run_workload(work: &Workload, policy: &str, pre_resolve: PreResolve) -> (usize, Vec<String>) {
     let dir = tempfile::tempdir().unwrap();
     let log = Log::open(audit::LogConfig::new(dir.path())).unwrap();
     let mut settings = DnsSettings::new(Vec::new());
-    settings.pre_resolve = ahead;
+    settings.pre_resolve = pre_resolve;
     let config = DnsConfig { settings, budgets: None };
     let rules = Arc::new(ArcSwap::from_pointee(compile_rules(policy, 1)));
     let adversary = Arc::new(Adversary::default());
     let filter = DnsFilter::with_upstreams(rules, log.clone(), config, adversary).unwrap();
     filter.pre_resolve_once().await;
     let beside = filter.clone();
-    let tending = tokio::spawn(async move { beside.run_periodic().await });
+    let background = tokio::spawn(async move { beside.run_periodic().await });
     let mut queries = 0;
     for _ in 0..work.rounds {
         for host in work.hosts.iter().copied().flatten() {
             let expanded = work.search.iter().map(|suffix| format!("{host}.{suffix}"));
             for name in expanded.chain([(*host).to_owned()]) {
                 for kind in work.types {
-                    filter
-                        .answer(&build_query(&name, *kind), &arrival_from("s", DnsTransport::Udp))
-                        .await;
+                    filter.answer(&build_query(&name, *kind), &arrival_from("s", DnsTransport::Udp)).await;
                     queries += 1;
                 }
             }
@@ -208,7 +206,7 @@ async fn run_workload(work: &Workload, policy: &str, ahead: PreResolve) -> (usiz
         }
     }
     tokio::time::sleep(Duration::from_secs(1)).await;
-    tending.abort();
+    background.abort();
     filter.stop();
     log.close();
     (queries, read_findings(dir.path()))
@@ -218,17 +216,16 @@ fn read_findings(log: &std::path::Path) -> Vec<String> {
     let mut found = Vec::new();
     for entry in std::fs::read_dir(log).unwrap() {
         let Ok(text) = std::fs::read_to_string(entry.unwrap().path()) else { continue };
-        let records =
-            text.lines().filter_map(|line| serde_json::from_str::<serde_json::Value>(line).ok());
+        let records = text.lines().filter_map(|line| serde_json::from_str::<serde_json::Value>(line).ok());
         let findings = records.filter(|record| record["class_uid"] == 2004);
         found.extend(findings.map(|record| record["status_detail"].to_string()));
     }
     found
 }
 
-/// Every host of every kind of work below wildcards, which is the worst a policy can make of it.
+/// The worst case for a policy: every host of every workload is below a wildcard.
 #[tokio::test(start_paused = true)]
-async fn honest_work_is_never_taken_for_a_tunnel() {
+async fn honest_work_never_raises_a_tunnel_finding() {
     let (mut queries, mut pairs, mut alarms, mut spent) = (0, 0, 0, 0);
     for work in workloads() {
         let (asked, found) = run_workload(&work, POLICY, PreResolve::Off).await;
@@ -245,10 +242,10 @@ async fn honest_work_is_never_taken_for_a_tunnel() {
     assert!(queries > 20_000 && pairs > 200, "{queries} {pairs}");
 }
 
-/// An hour of one build that never pauses: neither by exact names, which are resolved ahead, nor below
-/// wildcards, whose answers are kept for longer, is the budget used up.
+/// An hour of a build without a pause exhausts no budget, with exact names (which are pre-resolved) or below wildcards
+/// (where answers are cached longer).
 #[tokio::test(start_paused = true)]
-async fn an_hour_of_work_never_spends_the_budget() {
+async fn an_hour_of_work_never_exhausts_the_budget() {
     let mut work = workloads().remove(0);
     work.rounds = 600;
     let hour = work.pause * (work.rounds * PACKAGES.len()) as u32;

@@ -1,5 +1,5 @@
-//! P14: whatever a sandbox asks, and whenever, what an observer at the resolver can learn of it is at
-//! most S + B·t bits by names, plus the timing term. The whole filter runs, by an injected clock.
+//! P14: an observer at the resolver learns at most S + B·t bits from names, plus the timing term, whatever a sandbox
+//! asks and whenever. The tests run the whole filter on a paused clock.
 
 use std::collections::{HashMap, HashSet};
 use std::net::SocketAddr;
@@ -30,10 +30,10 @@ const GRID: Duration = Duration::from_secs(1);
 const FORWARDS: u64 = 240;
 const HOUR: f64 = 3600.0;
 
-/// Who sees all that leaves.
+/// An upstream that records everything that leaves.
 #[derive(Default)]
 struct Observer {
-    saw: Mutex<Vec<(Instant, String, u16)>>,
+    observed: Mutex<Vec<(Instant, String, u16)>>,
 }
 
 impl UpstreamClient for Observer {
@@ -43,13 +43,11 @@ impl UpstreamClient for Observer {
         kind: QueryType,
         _: &'a Receipt,
     ) -> Pin<Box<dyn Future<Output = Result<UpstreamAnswer, UpstreamError>> + Send + 'a>> {
-        self.saw.lock().unwrap().push((Instant::now(), asked.to_string(), kind.0));
+        self.observed.lock().unwrap().push((Instant::now(), asked.to_string(), kind.0));
         let mut question = Message::new(1, MessageType::Query, OpCode::Query);
         question.add_query(Query::query(name(&format!("{asked}.")), RecordType::from(kind.0)));
         let message = reply_with(&question, vec![("", 0, a("93.184.216.34"))]);
-        Box::pin(async move {
-            Ok(UpstreamAnswer { message, from: SocketAddr::from(([127, 0, 0, 1], 53)) })
-        })
+        Box::pin(async move { Ok(UpstreamAnswer { message, from: SocketAddr::from(([127, 0, 0, 1], 53)) }) })
     }
 
     fn has_zone(&self, _: &DomainName) -> bool {
@@ -57,26 +55,25 @@ impl UpstreamClient for Observer {
     }
 }
 
-/// One query of an adversary's: how long after the one before, and what.
+/// A query of the adversary, `pause` milliseconds after the one before.
 #[derive(Clone, Debug)]
 struct AdversaryQuery {
     pause: u64,
     base: usize,
     label: String,
     kind: u16,
-    /// Repeats an earlier name instead.
+    /// Whether to repeat an earlier name instead.
     again: bool,
 }
 
 fn any_query() -> impl Strategy<Value = AdversaryQuery> {
     let pause = prop_oneof![4 => 0u64..1500, 2 => 0u64..90_000, 1 => 0u64..3_000_000];
     let kind = proptest::sample::select(vec![1u16, 28, 65]);
-    (pause, 0usize..3, "[a-z0-9]{1,50}", kind, any::<bool>()).prop_map(
-        |(pause, base, label, kind, again)| AdversaryQuery { pause, base, label, kind, again },
-    )
+    (pause, 0usize..3, "[a-z0-9]{1,50}", kind, any::<bool>())
+        .prop_map(|(pause, base, label, kind, again)| AdversaryQuery { pause, base, label, kind, again })
 }
 
-/// Sends a stream, as fast as it says and without waiting for answers; what left, and when it began.
+/// Sends a stream without waiting for answers; returns the start time and what left.
 async fn observe_stream(stream: &[AdversaryQuery]) -> (Instant, Vec<(Instant, String, u16)>) {
     let dir = tempfile::tempdir().unwrap();
     let log = Log::open(audit::LogConfig::new(dir.path())).unwrap();
@@ -87,12 +84,12 @@ async fn observe_stream(stream: &[AdversaryQuery]) -> (Instant, Vec<(Instant, St
     settings.forwards_per_hour = FORWARDS;
     let config = DnsConfig { settings, budgets: None };
     let rules = Arc::new(ArcSwap::from_pointee(compile_rules(POLICY, 1)));
-    let begun = Instant::now();
+    let started = Instant::now();
     let filter = DnsFilter::with_upstreams(rules, log, config, observer.clone()).unwrap();
     let mut names: Vec<String> = Vec::new();
     let mut all = tokio::task::JoinSet::new();
     for one in stream {
-        sleep(Duration::from_millis(one.pause)).await; // timers on the way fire at their moment
+        sleep(Duration::from_millis(one.pause)).await; // not `advance`: timers in between fire on time
         let fresh = format!("{}.{}", one.label, BASES[one.base]);
         let name = match names.get(one.label.len() % names.len().max(1)) {
             Some(earlier) if one.again => earlier.clone(),
@@ -100,21 +97,20 @@ async fn observe_stream(stream: &[AdversaryQuery]) -> (Instant, Vec<(Instant, St
         };
         names.push(name.clone());
         let (filter, packet) = (filter.clone(), build_query(&name, one.kind));
-        all.spawn(
-            async move { filter.answer(&packet, &arrival_from("s", DnsTransport::Udp)).await },
-        );
+        all.spawn(async move { filter.answer(&packet, &arrival_from("s", DnsTransport::Udp)).await });
         tokio::task::yield_now().await;
     }
     while all.join_next().await.is_some() {}
-    let saw = observer.saw.lock().unwrap().clone();
-    (begun, saw)
+    let observed = observer.observed.lock().unwrap().clone();
+    (started, observed)
 }
 
-/// Bits in the names, by a code of the observer's own: 37 letters and types for a new one, else which.
-fn name_bits(saw: &[(Instant, String, u16)]) -> (f64, HashMap<&'static str, f64>) {
+/// Counts the bits in the names with the observer's own code: letters and type of a new name, or the index of a
+/// repeated one.
+fn name_bits(observed: &[(Instant, String, u16)]) -> (f64, HashMap<&'static str, f64>) {
     let mut known = HashSet::new();
     let mut by_rule: HashMap<&'static str, f64> = HashMap::new();
-    for (_, name, kind) in saw {
+    for (_, name, kind) in observed {
         let base = BASES.into_iter().find(|base| name.ends_with(base)).expect("an allowed name");
         let bits = match known.insert((name, kind)) {
             true => (name.len() - base.len() - 1) as f64 * 36f64.log2() + 3f64.log2(),
@@ -125,66 +121,56 @@ fn name_bits(saw: &[(Instant, String, u16)]) -> (f64, HashMap<&'static str, f64>
     (by_rule.values().sum(), by_rule)
 }
 
-/// Bits in the moments: log2 of the ways to spread so many queries over so many lines of the grid.
-fn moment_bits(lines: f64, queries: usize) -> f64 {
-    (1..=queries).map(|at| ((lines + at as f64 - 1.0) / at as f64).log2()).sum()
+/// Counts the bits in the timing: log2 of the number of ways to spread queries over the points of the grid.
+fn moment_bits(points: f64, queries: usize) -> f64 {
+    (1..=queries).map(|at| ((points + at as f64 - 1.0) / at as f64).log2()).sum()
 }
 
-fn check_bound(begun: Instant, saw: &[(Instant, String, u16)]) {
-    for count in 1..=saw.len() {
-        let time = saw[count - 1].0 - begun;
+fn check_bound(started: Instant, observed: &[(Instant, String, u16)]) {
+    for count in 1..=observed.len() {
+        let time = observed[count - 1].0 - started;
         let off = time.as_millis() % GRID.as_millis();
-        assert_eq!(off, 0, "query {count} left {off} ms after a line of the grid");
+        assert_eq!(off, 0, "query {count} left {off} ms after a grid point");
         let hours = time.as_secs_f64() / HOUR;
-        let (bits, by_rule) = name_bits(&saw[..count]);
+        let (bits, by_rule) = name_bits(&observed[..count]);
         for (rule, bits) in by_rule {
-            let (burst, rate) =
-                if rule == "poor" { (1024.0, 512.0) } else { (RULE_BURST, RULE_RATE) };
+            let (burst, rate) = if rule == "poor" { (1024.0, 512.0) } else { (RULE_BURST, RULE_RATE) };
             assert!(bits <= burst + rate * hours, "{rule}: {bits} bits in {hours} h");
         }
-        let most = FORWARDS as f64 * (1.0 + hours);
-        assert!(count as f64 <= most + 1e-6, "{count} queries in {hours} h");
-        let stated = SANDBOX_BURST + SANDBOX_RATE * hours + timing_bits(most, time + GRID, GRID);
-        let lines = time.as_secs_f64() / GRID.as_secs_f64() + 1.0;
-        let learned = bits + moment_bits(lines, count);
+        let limit = FORWARDS as f64 * (1.0 + hours);
+        assert!(count as f64 <= limit + 1e-6, "{count} queries in {hours} h");
+        let stated = SANDBOX_BURST + SANDBOX_RATE * hours + timing_bits(limit, time + GRID, GRID);
+        let points = time.as_secs_f64() / GRID.as_secs_f64() + 1.0;
+        let learned = bits + moment_bits(points, count);
         assert!(learned <= stated, "{learned} of {stated} bits in {hours} h");
     }
 }
 
 fn run_stream(stream: &[AdversaryQuery]) -> usize {
-    let runtime = tokio::runtime::Builder::new_current_thread()
-        .enable_all()
-        .start_paused(true)
-        .build()
-        .unwrap();
-    let (begun, saw) = runtime.block_on(observe_stream(stream));
-    check_bound(begun, &saw);
-    saw.len()
+    let runtime =
+        tokio::runtime::Builder::new_current_thread().enable_all().start_paused(true).build().unwrap();
+    let (started, observed) = runtime.block_on(observe_stream(stream));
+    check_bound(started, &observed);
+    observed.len()
 }
 
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(40))]
 
     #[test]
-    fn p14_no_stream_says_more_than_the_burst_the_rate_and_the_moments(
+    fn p14_no_stream_carries_more_than_burst_rate_and_timing(
         stream in proptest::collection::vec(any_query(), 1..160)
     ) {
         run_stream(&stream);
     }
 }
 
-/// The bound is met, not missed by far: a greedy sender fills it, and then nothing more leaves.
+/// The bound is tight: a greedy sender reaches it, and then nothing more leaves.
 #[test]
 fn p14_a_greedy_sender_gets_what_it_may_and_no_more() {
     let label = |at: usize| format!("{at:04}{}", "z".repeat(46));
     let stream: Vec<AdversaryQuery> = (0..400)
-        .map(|at| AdversaryQuery {
-            pause: 10,
-            base: at % 3,
-            label: label(at),
-            kind: 1,
-            again: false,
-        })
+        .map(|at| AdversaryQuery { pause: 10, base: at % 3, label: label(at), kind: 1, again: false })
         .collect();
     let left = run_stream(&stream);
     let price = 51.0 * 5.3;
@@ -192,19 +178,13 @@ fn p14_a_greedy_sender_gets_what_it_may_and_no_more() {
     assert!(left as f64 > 0.8 * (RULE_BURST + 1024.0) / (price + 12.0), "{left}");
 }
 
-/// Queries that choose next to nothing are bounded too: by their number, for their moments.
+/// Queries that choose almost nothing are bounded by their number, because of their timing.
 #[test]
 fn p14_queries_that_choose_nothing_are_bounded_by_number() {
-    // A few short names, each again when its answer is too old: some 348 an hour.
+    // A few short names, each repeated after its answer has expired: about 348 queries per hour.
     let label = |at: usize| char::from(b'a' + (at % 25) as u8).to_string();
     let stream: Vec<AdversaryQuery> = (0..1200)
-        .map(|at| AdversaryQuery {
-            pause: 10_334,
-            base: at % 3,
-            label: label(at),
-            kind: 1,
-            again: false,
-        })
+        .map(|at| AdversaryQuery { pause: 10_334, base: at % 3, label: label(at), kind: 1, again: false })
         .collect();
     let left = run_stream(&stream);
     assert!((700..1100).contains(&left), "{left} of 1200");

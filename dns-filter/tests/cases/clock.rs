@@ -1,4 +1,4 @@
-//! Case 70 and the slow senders: hours in a moment, by an injected clock.
+//! Case 70 and slow senders: hours of traffic on a paused clock.
 
 use std::net::SocketAddr;
 use std::pin::Pin;
@@ -20,10 +20,10 @@ use tokio::time::{Instant, advance};
 use crate::fixture::{A, ALLOW, arrival_from, build_query, compile_rules};
 use crate::recording_resolver::{a, name, reply_with};
 
-/// An authoritative server of the adversary's, without sockets, so that the clock can be ours.
+/// An authoritative server of the adversary. It has no sockets, so that the clock can be paused.
 #[derive(Default)]
 pub(crate) struct Adversary {
-    got: Mutex<Vec<String>>,
+    received: Mutex<Vec<String>>,
 }
 
 impl UpstreamClient for Adversary {
@@ -33,13 +33,11 @@ impl UpstreamClient for Adversary {
         kind: QueryType,
         _: &'a Receipt,
     ) -> Pin<Box<dyn Future<Output = Result<UpstreamAnswer, UpstreamError>> + Send + 'a>> {
-        self.got.lock().unwrap().push(asked.to_string());
+        self.received.lock().unwrap().push(asked.to_string());
         let mut question = Message::new(1, MessageType::Query, OpCode::Query);
         question.add_query(Query::query(name(&format!("{asked}.")), RecordType::from(kind.0)));
         let message = reply_with(&question, vec![("", 60, a("93.184.216.34"))]);
-        Box::pin(async move {
-            Ok(UpstreamAnswer { message, from: SocketAddr::from(([127, 0, 0, 1], 53)) })
-        })
+        Box::pin(async move { Ok(UpstreamAnswer { message, from: SocketAddr::from(([127, 0, 0, 1], 53)) }) })
     }
 
     fn has_zone(&self, _: &DomainName) -> bool {
@@ -47,7 +45,8 @@ impl UpstreamClient for Adversary {
     }
 }
 
-/// Sends base32 of random bytes in names of `letters`, one each `pause`, for `hours`; says the bytes that got out in each hour.
+/// Sends random base32 in labels of `letters` letters, one every `pause`, for `hours`; returns the bytes that left in
+/// each hour.
 async fn slow_sender(pause: Duration, letters: usize, hours: u32) -> Vec<usize> {
     let dir = tempfile::tempdir().unwrap();
     let log = Log::open(audit::LogConfig::new(dir.path())).unwrap();
@@ -58,12 +57,12 @@ async fn slow_sender(pause: Duration, letters: usize, hours: u32) -> Vec<usize> 
     let config = DnsConfig { settings, budgets: None };
     let rules = Arc::new(ArcSwap::from_pointee(compile_rules(ALLOW, 1)));
     let filter = DnsFilter::with_upstreams(rules, log, config, adversary.clone()).unwrap();
-    let begun = Instant::now();
+    let started = Instant::now();
     let mut out = Vec::new();
     let mut state = 12345u64;
     for hour in 1..=hours {
-        let before = adversary.got.lock().unwrap().len();
-        while begun.elapsed() < Duration::from_secs(3600) * hour {
+        let before = adversary.received.lock().unwrap().len();
+        while started.elapsed() < Duration::from_secs(3600) * hour {
             let label: String = (0..letters)
                 .map(|_| {
                     state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
@@ -78,7 +77,7 @@ async fn slow_sender(pause: Duration, letters: usize, hours: u32) -> Vec<usize> 
                 .await;
             advance(pause).await;
         }
-        let sent = adversary.got.lock().unwrap().len() - before;
+        let sent = adversary.received.lock().unwrap().len() - before;
         out.push(sent * letters * 5 / 8);
     }
     out
@@ -89,13 +88,13 @@ async fn p14_slow_base32_gets_out_no_more_than_the_budget() {
     for (pause, letters) in [(10, 20), (60, 20), (60, 60), (10, 4)] {
         let out = slow_sender(Duration::from_secs(pause), letters, 4).await;
         println!("one query per {pause} s of {letters} letters: {out:?} bytes in each hour");
-        // By rule: S = 4096 and B = 2048 bits; 5 of the 5.3 bits an octet costs can carry payload.
+        // Per rule S = 4096 and B = 2048 bits; of the 5.3 bits that an octet costs, base32 uses 5.
         assert!(out[0] <= (4096 + 2048) / 8, "{out:?}");
         assert!(out[1..].iter().all(|bytes| *bytes <= (2048 + 400) / 8), "{out:?}");
     }
 }
 
-/// A filter before the adversary's server, on a clock of ours.
+/// Builds a filter with the adversary's server as its only upstream.
 fn build_filter(adversary: Arc<dyn UpstreamClient>) -> (Arc<DnsFilter>, tempfile::TempDir) {
     let dir = tempfile::tempdir().unwrap();
     let log = Log::open(audit::LogConfig::new(dir.path())).unwrap();
@@ -112,7 +111,7 @@ async fn ask(filter: &Arc<DnsFilter>, name: &str) -> crate::fixture::ClientAnswe
 }
 
 #[tokio::test(start_paused = true)]
-async fn p14_case_70_lives_and_budgets_follow_the_steady_clock_and_no_other() {
+async fn p14_case_70_ttls_and_budgets_follow_the_monotonic_clock_only() {
     let adversary = Arc::new(Adversary::default());
     let (filter, _dir) = build_filter(adversary.clone());
     let wall = std::time::SystemTime::now();
@@ -121,26 +120,26 @@ async fn p14_case_70_lives_and_budgets_follow_the_steady_clock_and_no_other() {
         for at in from..from + 100 {
             ask(&filter, &long(at)).await;
         }
-        adversary.got.lock().unwrap().len()
+        adversary.received.lock().unwrap().len()
     };
     ask(&filter, "github.com").await;
     ask(&filter, "github.com").await;
-    assert_eq!(adversary.got.lock().unwrap().len(), 1, "kept while no time passes");
+    assert_eq!(adversary.received.lock().unwrap().len(), 1, "cached while no time passes");
     fill(0).await;
     let spent = fill(500).await;
-    assert_eq!(fill(1000).await, spent, "nothing comes in while no time passes");
+    assert_eq!(fill(1000).await, spent, "no refill while no time passes");
     advance(Duration::from_secs(3600)).await;
-    // Before the bits are spent again, for this name costs some too.
-    let before = adversary.got.lock().unwrap().len();
+    // Before `fill` uses up the budget again, because this name is charged as well.
+    let before = adversary.received.lock().unwrap().len();
     for _ in 0..5 {
-        // A clock that stands still leaps while the log's own thread writes; what is refused for that asks again.
+        // The paused clock jumps while the log's thread writes, which can refuse a query; ask again.
         ask(&filter, "github.com").await;
-        if adversary.got.lock().unwrap().len() > before {
+        if adversary.received.lock().unwrap().len() > before {
             break;
         }
     }
-    assert_eq!(adversary.got.lock().unwrap().len(), before + 1, "its life is over");
-    assert!(fill(2000).await > spent + 1, "an hour of the steady clock brings an hour's bits");
+    assert_eq!(adversary.received.lock().unwrap().len(), before + 1, "its TTL has expired");
+    assert!(fill(2000).await > spent + 1, "an hour of the monotonic clock refills an hour's bits");
     let passed = wall.elapsed().unwrap_or_default();
     assert!(passed < Duration::from_secs(600), "the wall clock has not moved an hour: {passed:?}");
 }
@@ -161,7 +160,7 @@ fn case_70_no_code_of_the_filter_reads_the_wall_clock() {
     assert!(read > 15, "{read}");
 }
 
-/// Says an address of the inside from its second answer on, each to live for no time.
+/// Returns a link-local address from its second answer on, with a TTL of 0.
 #[derive(Default)]
 struct Rebinder {
     asked: std::sync::atomic::AtomicUsize,
@@ -179,9 +178,7 @@ impl UpstreamClient for Rebinder {
         question.add_query(Query::query(name(&format!("{asked}.")), RecordType::from(kind.0)));
         let address = if first { "93.184.216.34" } else { "169.254.169.254" };
         let message = reply_with(&question, vec![("", 0, a(address))]);
-        Box::pin(async move {
-            Ok(UpstreamAnswer { message, from: SocketAddr::from(([127, 0, 0, 1], 53)) })
-        })
+        Box::pin(async move { Ok(UpstreamAnswer { message, from: SocketAddr::from(([127, 0, 0, 1], 53)) }) })
     }
 
     fn has_zone(&self, _: &DomainName) -> bool {
@@ -190,12 +187,12 @@ impl UpstreamClient for Rebinder {
 }
 
 #[tokio::test(start_paused = true)]
-async fn p4_case_47_a_name_that_turns_inward_is_told_no_more() {
+async fn p4_case_47_a_name_that_rebinds_to_an_internal_address_is_withheld() {
     let (filter, _dir) = build_filter(Arc::new(Rebinder::default()));
     assert_eq!(ask(&filter, "github.com").await.addresses().len(), 1);
-    assert_eq!(ask(&filter, "github.com").await.addresses().len(), 1, "the floor holds");
+    assert_eq!(ask(&filter, "github.com").await.addresses().len(), 1, "within the TTL floor");
     advance(Duration::from_secs(31)).await;
-    let told = ask(&filter, "github.com").await;
-    assert!(told.addresses().is_empty());
-    assert_eq!(told.ede.as_deref(), Some("private_address"));
+    let answer = ask(&filter, "github.com").await;
+    assert!(answer.addresses().is_empty());
+    assert_eq!(answer.ede.as_deref(), Some("private_address"));
 }

@@ -1,4 +1,4 @@
-//! One filter, one sandbox (and a second where isolation is the point), one recording resolver, one log.
+//! The fixture: a filter, a sandbox `s` (and `t`, to test isolation), a recording resolver, a log.
 
 use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
@@ -45,8 +45,7 @@ pub(crate) fn compile_rules(policy: &str, generation: u64) -> RuleSet {
     let operator = "[[sandbox]]\nid = \"s\"\nbase = \"system\"\npolicies = [\"p\"]\ntenant = \"acme\"\nenvironment = \"staging\"\n\
         [[sandbox]]\nid = \"t\"\nbase = \"system\"\npolicies = [\"p\"]\n\
         [[sandbox]]\nid = \"marked\"\nbase = \"system\"\npolicies = [\"p\"]\nmark = 7\n";
-    let file =
-        |path: &str, text: String| SourceFile { path: path.into(), bytes: text.into_bytes() };
+    let file = |path: &str, text: String| SourceFile { path: path.into(), bytes: text.into_bytes() };
     let sources = LoadSources {
         operator: Some(file("sandbar.toml", operator.to_owned())),
         policies: vec![file("p.toml", format!("name = \"p\"\n{policy}"))],
@@ -101,20 +100,19 @@ impl DnsFixture {
         ClientAnswer::parse(answer.expect("an answer"))
     }
 
-    /// Lets findings be written: they are, beside the queries they are about.
+    /// Waits until findings are written, which happens in separate tasks.
     pub(crate) async fn wait_for_findings(&self) {
         tokio::time::sleep(std::time::Duration::from_millis(100)).await;
     }
 
-    /// Everything the log holds, in order.
+    /// Stops the filter and returns all records of the log, in order.
     pub(crate) fn records(&self) -> Vec<Value> {
         self.filter.stop();
         self.log.close();
         let mut records = Vec::new();
         for entry in std::fs::read_dir(self.dir.path().join("log")).unwrap() {
             let path = entry.unwrap().path();
-            if path.extension().is_some_and(|extension| extension == "jsonl" || extension == "log")
-            {
+            if path.extension().is_some_and(|extension| extension == "jsonl" || extension == "log") {
                 let text = std::fs::read_to_string(path).unwrap();
                 records.extend(text.lines().filter_map(|line| serde_json::from_str(line).ok()));
             }
@@ -122,15 +120,14 @@ impl DnsFixture {
         records
     }
 
-    /// The DNS records of one stage.
+    /// Returns the DNS records of one stage.
     pub(crate) fn records_at_stage(&self, stage: &str) -> Vec<Value> {
-        let of = |record: &Value| {
-            record["class_uid"] == 4003 && record["unmapped"]["sandbar"]["stage"] == stage
-        };
-        self.records().into_iter().filter(of).collect()
+        let matches =
+            |record: &Value| record["class_uid"] == 4003 && record["unmapped"]["sandbar"]["stage"] == stage;
+        self.records().into_iter().filter(matches).collect()
     }
 
-    /// The reason codes of all DNS records.
+    /// Returns the reason codes of all DNS records.
     pub(crate) fn reasons(&self) -> Vec<String> {
         let dns = |record: &&Value| record["class_uid"] == 4003;
         self.records()
@@ -140,21 +137,18 @@ impl DnsFixture {
             .collect()
     }
 
-    /// Refused here: nothing reached the resolver, and the log says why.
+    /// Asserts that a query is refused with a reason and that nothing reaches the resolver.
     pub(crate) async fn assert_refused(&self, name: &str, kind: u16, reason: &str) {
-        let told = self.ask(name, kind).await;
-        assert_eq!(told.ede.as_deref(), Some(reason), "{name}");
-        assert!(told.addresses().is_empty(), "{name}");
+        let answer = self.ask(name, kind).await;
+        assert_eq!(answer.ede.as_deref(), Some(reason), "{name}");
+        assert!(answer.addresses().is_empty(), "{name}");
         assert_eq!(self.recorder.names(), Vec::<String>::new(), "{name}");
     }
 }
 
-/// How many queries records stand for.
+/// Returns the number of queries that records cover, including folded ones.
 pub(crate) fn count_queries(records: &[Value]) -> u64 {
-    records
-        .iter()
-        .map(|record| 1 + record["unmapped"]["sandbar"]["folded"].as_u64().unwrap_or(0))
-        .sum()
+    records.iter().map(|record| 1 + record["unmapped"]["sandbar"]["folded"].as_u64().unwrap_or(0)).sum()
 }
 
 pub(crate) fn arrival_from(sandbox: &str, carrier: DnsTransport) -> QueryArrival {
@@ -167,7 +161,7 @@ pub(crate) fn arrival_from(sandbox: &str, carrier: DnsTransport) -> QueryArrival
     }
 }
 
-/// A query with EDNS, as a stub resolver sends it; labels are split at dots.
+/// Builds a query with EDNS, as a stub resolver sends it; labels are split at dots.
 pub(crate) fn build_query(name: &str, kind: u16) -> Vec<u8> {
     build_packet(0x0100, &wire_name(name), kind, 1, Some(1232))
 }
@@ -182,13 +176,7 @@ pub(crate) fn wire_name(name: &str) -> Vec<u8> {
     wire
 }
 
-pub(crate) fn build_packet(
-    flags: u16,
-    name: &[u8],
-    kind: u16,
-    class: u16,
-    edns: Option<u16>,
-) -> Vec<u8> {
+pub(crate) fn build_packet(flags: u16, name: &[u8], kind: u16, class: u16, edns: Option<u16>) -> Vec<u8> {
     let mut packet = vec![0x12, 0x34];
     let counts = [flags, 1, 0, 0, u16::from(edns.is_some())];
     counts.iter().for_each(|field| packet.extend_from_slice(&field.to_be_bytes()));
@@ -203,7 +191,7 @@ pub(crate) fn build_packet(
     packet
 }
 
-/// An answer, read.
+/// A parsed answer.
 #[derive(Debug)]
 pub(crate) struct ClientAnswer {
     pub(crate) message: Message,

@@ -1,4 +1,4 @@
-//! The fuzzers' checks on a bounded number of packets: pieces of packets in any order, and any bytes.
+//! Runs the fuzzers' checks on a bounded number of packets: fragments in random order, and random bytes.
 
 use proptest::prelude::*;
 use proptest::strategy::ValueTree;
@@ -6,7 +6,7 @@ use proptest::strategy::ValueTree;
 #[path = "../../fuzz/checks.rs"]
 mod checks;
 
-/// How many packets each check is given.
+/// Number of packets per check.
 const PACKETS: u32 = 3000;
 
 const QUESTIONS: &[&[u8]] = &[
@@ -61,9 +61,8 @@ fn any_query() -> impl Strategy<Value = Vec<u8>> {
     let count = || prop_oneof![6 => Just(0u16), 2 => Just(1u16), 1 => any::<u16>()];
     let one = prop_oneof![6 => Just(1u16), 1 => any::<u16>()];
     let pieces = proptest::collection::vec(proptest::sample::select(QUESTIONS), 0..8);
-    (flags, one, count(), count(), count(), pieces).prop_map(|(flags, one, a, b, c, pieces)| {
-        [header(flags, [one, a, b, c]), pieces.concat()].concat()
-    })
+    (flags, one, count(), count(), count(), pieces)
+        .prop_map(|(flags, one, a, b, c, pieces)| [header(flags, [one, a, b, c]), pieces.concat()].concat())
 }
 
 fn any_answer() -> impl Strategy<Value = Vec<u8>> {
@@ -73,13 +72,8 @@ fn any_answer() -> impl Strategy<Value = Vec<u8>> {
     (code, question, records, 0u16..3).prop_map(|(code, question, records, late)| {
         let all = records.len() as u16;
         let counts = [1, all.saturating_sub(late), late.min(all), 0];
-        [
-            header(0x8180 | code, counts),
-            question.to_vec(),
-            b"\x00\x01\x00\x01".to_vec(),
-            records.concat(),
-        ]
-        .concat()
+        [header(0x8180 | code, counts), question.to_vec(), b"\x00\x01\x00\x01".to_vec(), records.concat()]
+            .concat()
     })
 }
 
@@ -101,7 +95,15 @@ proptest! {
     }
 }
 
-/// The pieces do make packets of every kind, or the checks above would look at nothing.
+/// An answer with a question and no record, which the checks once got wrong.
+#[test]
+fn an_answer_without_records() {
+    let packet = b"\xab\xcd\x81\x80\0\x01\0\0\0\0\0\0\x01a\x07example\0\0\x01\0\x01";
+    checks::query(packet);
+    checks::answer(packet);
+}
+
+/// The fragments must make valid and invalid packets, or the checks above would check nothing.
 #[test]
 fn the_pieces_reach_every_kind_of_packet() {
     let mut runner = proptest::test_runner::TestRunner::deterministic();

@@ -1,5 +1,5 @@
-//! Cases 62, 64 and 69 and the channels by mark, with what only the kernel can do: marks, forged
-//! packets and redirections, in a network namespace of the test's own. They need root, and say so.
+//! Cases 62, 64 and 69, and attribution by mark and interface: tests that need marks, forged packets and redirection,
+//! each in its own network namespace. They need root, and fail with a message without it.
 
 use std::future::Future;
 use std::net::{Ipv4Addr, SocketAddr};
@@ -26,11 +26,11 @@ use crate::fixture::{A, ClientAnswer, DnsFixture, build_query};
 
 const SOON: Duration = Duration::from_secs(10);
 
-/// Runs a test in a network namespace that has nothing but its loopback.
+/// Runs a test in a new network namespace with only a loopback interface.
 fn run_in_namespace<F: Future<Output = ()>>(test: impl FnOnce() -> F + Send + 'static) {
     let body = move || {
         nix::sched::unshare(nix::sched::CloneFlags::CLONE_NEWNET)
-            .expect("this test makes a network namespace: run it as root");
+            .expect("cannot create a network namespace: run this test as root");
         run_command("ip", &["link", "set", "lo", "up"]);
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
         runtime.block_on(test());
@@ -43,11 +43,7 @@ fn run_command(program: &str, arguments: &[&str]) {
     assert!(output.status.success(), "{program} {arguments:?}: {output:?}");
 }
 
-fn serve(
-    world: &DnsFixture,
-    bind: &str,
-    whose: DnsAttribution,
-) -> (SocketAddr, watch::Sender<bool>) {
+fn serve(world: &DnsFixture, bind: &str, whose: DnsAttribution) -> (SocketAddr, watch::Sender<bool>) {
     let listener = DnsListener { bind: bind.parse().unwrap(), whose };
     let server = DnsServer::open(world.filter.clone(), &[listener], 1).unwrap();
     let address = server.addresses()[0];
@@ -74,36 +70,34 @@ async fn ask_tcp(mut stream: TcpStream) -> ClientAnswer {
 }
 
 #[test]
-fn p2_a_firewall_mark_names_the_sandbox_by_udp_and_by_tcp() {
+fn p2_a_firewall_mark_identifies_the_sandbox_over_udp_and_tcp() {
     run_in_namespace(|| async {
         std::fs::write("/proc/sys/net/ipv4/tcp_fwmark_accept", "1").unwrap();
         let world = DnsFixture::new().await;
         let (address, _stop) = serve(&world, "127.0.0.1:0", DnsAttribution::Mark);
-        for (mark, refused) in
-            [(7, None), (8, Some("unknown_channel")), (0, Some("unknown_channel"))]
-        {
+        for (mark, refused) in [(7, None), (8, Some("unknown_channel")), (0, Some("unknown_channel"))] {
             let udp = UdpSocket::bind("127.0.0.1:0").await.unwrap();
             socket2::SockRef::from(&udp).set_mark(mark).unwrap();
             assert_eq!(ask_udp(&udp, address).await.ede.as_deref(), refused, "UDP, {mark}");
             let tcp = TcpSocket::new_v4().unwrap();
             socket2::SockRef::from(&tcp).set_mark(mark).unwrap();
-            let told = ask_tcp(tcp.connect(address).await.unwrap()).await;
-            assert_eq!(told.ede.as_deref(), refused, "TCP, {mark}");
+            let answer = ask_tcp(tcp.connect(address).await.unwrap()).await;
+            assert_eq!(answer.ede.as_deref(), refused, "TCP, {mark}");
         }
         let records = world.records_at_stage("decision");
-        assert_eq!(records[0]["actor"]["app_uid"], "marked", "not the name, not the address");
+        assert_eq!(records[0]["actor"]["app_uid"], "marked", "identified by the mark only");
     });
 }
 
 #[test]
-fn p2_the_interface_names_the_sandbox_and_one_without_a_sandbox_is_refused() {
+fn p2_an_interface_without_a_sandbox_is_refused() {
     run_in_namespace(|| async {
         let world = DnsFixture::new().await;
         let (address, _stop) = serve(&world, "127.0.0.1:0", DnsAttribution::Interface);
         let udp = UdpSocket::bind("127.0.0.1:0").await.unwrap();
         assert_eq!(ask_udp(&udp, address).await.ede.as_deref(), Some("unknown_channel"));
-        let told = ask_tcp(TcpStream::connect(address).await.unwrap()).await;
-        assert_eq!(told.ede.as_deref(), Some("unknown_channel"));
+        let answer = ask_tcp(TcpStream::connect(address).await.unwrap()).await;
+        assert_eq!(answer.ede.as_deref(), Some("unknown_channel"));
         let denied = world.records_at_stage("denied");
         assert_eq!(denied.len(), 2);
         for record in denied {
@@ -127,13 +121,13 @@ fn case_62_a_connection_to_another_resolver_is_answered_here_and_flagged() {
         let straight = ask_tcp(TcpStream::connect(address).await.unwrap()).await;
         assert_eq!(straight.addresses().len(), 1);
         let around = ask_tcp(TcpStream::connect("8.8.8.8:53").await.unwrap()).await;
-        assert_eq!(around.addresses().len(), 1, "answered, and by us");
+        assert_eq!(around.addresses().len(), 1, "answered by the filter");
         world.wait_for_findings().await;
         let flagged = |record: &serde_json::Value| record.to_string().contains("8.8.8.8");
         let findings = world.records();
         let findings: Vec<_> =
             findings.iter().filter(|one| one["status_detail"] == "dns_bypass_attempt").collect();
-        assert_eq!(findings.len(), 1, "only the one that went around");
+        assert_eq!(findings.len(), 1, "only for the redirected query");
         assert!(flagged(findings[0]), "{}", findings[0]);
     });
 }
@@ -152,10 +146,10 @@ fn case_64_a_datagram_from_port_0_is_not_answered_and_is_recorded() {
         }
         forged.extend_from_slice(&query);
         raw.send_to(&forged, &SocketAddr::from((Ipv4Addr::LOCALHOST, 0)).into()).unwrap();
-        // One behind it on the same socket: when that is answered, the forged one was seen.
+        // A second query on the same socket: once it is answered, the forged one has been processed.
         let honest = UdpSocket::bind("127.0.0.1:0").await.unwrap();
         assert_eq!(ask_udp(&honest, address).await.addresses().len(), 1);
-        assert_eq!(world.recorder.seen().len(), 1, "only the honest one was asked for");
+        assert_eq!(world.recorder.seen().len(), 1, "only the second query left");
         let denied = world.records_at_stage("denied");
         assert_eq!(denied.len(), 1);
         assert_eq!(denied[0]["status_detail"], "dns_malformed");
@@ -163,7 +157,7 @@ fn case_64_a_datagram_from_port_0_is_not_answered_and_is_recorded() {
     });
 }
 
-/// A resolver whose code is broken.
+/// An upstream client that panics.
 struct PanickingUpstream;
 
 impl UpstreamClient for PanickingUpstream {
@@ -173,11 +167,11 @@ impl UpstreamClient for PanickingUpstream {
         _: QueryType,
         _: &'a Receipt,
     ) -> Pin<Box<dyn Future<Output = Result<Answer, UpstreamError>> + Send + 'a>> {
-        panic!("broken while asking");
+        panic!("in ask");
     }
 
     fn has_zone(&self, _: &DomainName) -> bool {
-        panic!("broken while judging");
+        panic!("in has_zone");
     }
 }
 
@@ -198,7 +192,7 @@ async fn broken_filter() -> (DnsFixture, Arc<DnsFilter>) {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn p16_case_69_a_worker_that_breaks_closes_the_port_and_says_so() {
+async fn p16_case_69_a_worker_that_panics_closes_the_port_and_reports_it() {
     for over_tcp in [false, true] {
         let (_world, filter) = broken_filter().await;
         let whose = DnsAttribution::Dedicated(SandboxId::parse("s").unwrap());
@@ -216,27 +210,24 @@ async fn p16_case_69_a_worker_that_breaks_closes_the_port_and_says_so() {
         } else {
             udp.send_to(&packet, address).await.unwrap();
         }
-        let ended = timeout(SOON, running).await.expect("it does not go on with a hole").unwrap();
+        let ended = timeout(SOON, running).await.expect("the server ends").unwrap();
         assert!(ended.is_err(), "TCP: {over_tcp}");
-        assert!(TcpStream::connect(address).await.is_err(), "closed, not silent");
+        assert!(TcpStream::connect(address).await.is_err(), "the port is closed");
         std::net::UdpSocket::bind(address).expect("no worker holds the port");
     }
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn p16_case_69_a_query_that_breaks_leaves_a_record_and_no_hole() {
+async fn p16_case_69_a_query_that_panics_has_an_outcome_and_leaks_nothing() {
     let (world, filter) = broken_filter().await;
     let arrived = crate::fixture::arrival_from("s", dns_filter::message::DnsTransport::Udp);
     for _ in 0..3 {
         let (filter, arrived) = (filter.clone(), arrived.clone());
-        let asked =
-            tokio::spawn(
-                async move { filter.answer(&build_query("github.com", A), &arrived).await },
-            );
+        let asked = tokio::spawn(async move { filter.answer(&build_query("github.com", A), &arrived).await });
         assert!(asked.await.unwrap_err().is_panic());
     }
     assert_eq!(filter.in_flight(), 0);
     let outcomes = world.records_at_stage("outcome");
-    assert_eq!(outcomes.len(), 3, "each of them has its end");
+    assert_eq!(outcomes.len(), 3, "one outcome each");
     assert_eq!(world.recorder.seen().len(), 0);
 }

@@ -1,13 +1,12 @@
-//! P17: every bound of `limits` that a peer can lean on, and somebody who does.
+//! P17: tests that exceed each bound of `limits` that a client or resolver can reach.
 
 use std::sync::Arc;
 use std::time::Duration;
 
 use dns_filter::Resolver;
 use dns_filter::limits::{
-    DATAGRAM_BATCH, DENIED_RECORDS, FLIGHT_WAITERS, IN_FLIGHT_SANDBOX, PRE_RESOLVE_POLICY,
-    QUERY_BYTES, RECORDS, TCP_CONNECTIONS, TCP_IDLE_TIMEOUT, TCP_PIPELINE, TCP_WRITE_TIMEOUT,
-    UDP_MAX, UPSTREAM_DEADLINE,
+    DATAGRAM_BATCH, DENIED_RECORDS, FLIGHT_WAITERS, IN_FLIGHT_SANDBOX, PRE_RESOLVE_POLICY, QUERY_BYTES,
+    RECORDS, TCP_CONNECTIONS, TCP_IDLE_TIMEOUT, TCP_PIPELINE, TCP_WRITE_TIMEOUT, UDP_MAX, UPSTREAM_DEADLINE,
 };
 use dns_filter::server::{DnsAttribution, DnsListener, DnsServer};
 use hickory_proto::rr::RData;
@@ -25,7 +24,7 @@ use crate::recording_resolver::{ScriptedReply, plain_reply, reply_with};
 use crate::records::permit;
 
 const SOON: Duration = Duration::from_secs(30);
-/// Bits enough for thousands of names.
+/// A policy with bits for thousands of names.
 const RICH: &str = "[[allow]]\nname = \"wild\"\nhosts = [\"*.wild.example\", \"github.com\"]\ndns_bits_per_hour = 1000000000000\n[budget]\ndns_bits_per_hour = 1000000000000\n";
 
 fn serve(world: &DnsFixture, whose: DnsAttribution) -> (std::net::SocketAddr, watch::Sender<bool>) {
@@ -46,11 +45,11 @@ fn frame(packet: &[u8]) -> Vec<u8> {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn p17_a_query_larger_than_any_is_no_query() {
+async fn p17_a_query_beyond_the_largest_size_is_refused() {
     let world = DnsFixture::new().await;
     let (address, _stop) = serve(&world, dedicated_attribution());
     let mut long = build_packet(0x100, &wire_name("github.com"), A, 1, None);
-    long[11] = 1; // one more record, so that all of it belongs to the query
+    long[11] = 1; // an additional record fills the rest
     long.extend_from_slice(&[0, 0, 16, 0, 1, 0, 0, 0, 0]);
     let rest = QUERY_BYTES - long.len() - 2;
     long.extend_from_slice(&(rest as u16).to_be_bytes());
@@ -62,14 +61,14 @@ async fn p17_a_query_larger_than_any_is_no_query() {
     assert_eq!(
         ClientAnswer::parse(buffer[..length].to_vec()).addresses().len(),
         1,
-        "the largest is read"
+        "the largest size is accepted"
     );
     long.push(7);
     client.send_to(&long, address).await.unwrap();
     client.send_to(&build_query("pastebin.com", A), address).await.unwrap();
     let length = timeout(SOON, client.recv(&mut buffer)).await.unwrap().unwrap();
-    let told = ClientAnswer::parse(buffer[..length].to_vec());
-    assert_eq!(told.ede.as_deref(), Some("not_listed"), "the one in between had no answer");
+    let answer = ClientAnswer::parse(buffer[..length].to_vec());
+    assert_eq!(answer.ede.as_deref(), Some("not_listed"), "the larger one got no answer");
     let mut stream = TcpStream::connect(address).await.unwrap();
     stream.write_all(&frame(&long)).await.unwrap();
     assert_eq!(timeout(SOON, stream.read(&mut [0; 1])).await.unwrap().unwrap_or(0), 0);
@@ -92,7 +91,7 @@ async fn p17_more_datagrams_than_a_batch_are_all_answered() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn p17_an_answer_by_udp_is_never_larger_than_a_path_takes() {
+async fn p17_an_answer_over_udp_is_at_most_udp_max() {
     let policy = "[[allow]]\nname = \"t\"\nhosts = [\"github.com\"]\ndns_types = [\"TXT\"]\n";
     let text = |at: usize| RData::TXT(Text::new(vec![format!("{at:03}{}", "x".repeat(90))]));
     let script = move |query: &hickory_proto::op::Message, over| {
@@ -105,15 +104,15 @@ async fn p17_an_answer_by_udp_is_never_larger_than_a_path_takes() {
     };
     let world = DnsFixture::build(policy, script, |_| {}).await;
     let large = build_packet(0x100, &wire_name("github.com"), TXT, 1, Some(65_535));
-    let told = ClientAnswer::parse(world.send_packet(&large).await.unwrap());
-    assert!(told.packet.len() <= UDP_MAX && told.message.metadata.truncation);
+    let answer = ClientAnswer::parse(world.send_packet(&large).await.unwrap());
+    assert!(answer.packet.len() <= UDP_MAX && answer.message.metadata.truncation);
     let over_tcp = crate::fixture::arrival_from("s", dns_filter::message::DnsTransport::Tcp);
-    let told = ClientAnswer::parse(world.filter.answer(&large, &over_tcp).await.unwrap());
-    assert_eq!(told.message.answers.len(), RECORDS, "and no more records than are told");
+    let answer = ClientAnswer::parse(world.filter.answer(&large, &over_tcp).await.unwrap());
+    assert_eq!(answer.message.answers.len(), RECORDS, "at most RECORDS records");
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn p17_no_more_wait_for_one_answer_than_there_is_room_for() {
+async fn p17_queries_that_join_a_flight_are_bounded() {
     let tune = |settings: &mut rules::configuration::DnsSettings| settings.grid_milliseconds = 500;
     let world = Arc::new(DnsFixture::build(ALLOW, plain_reply, tune).await);
     let ask = |world: Arc<DnsFixture>| async move { world.ask("github.com", A).await.ede };
@@ -122,13 +121,13 @@ async fn p17_no_more_wait_for_one_answer_than_there_is_room_for() {
     for one in all {
         refused += usize::from(one.await.unwrap().as_deref() == Some("dns_overload"));
     }
-    assert_eq!(refused, 20 - 1, "one asks, so many join, the rest are refused");
+    assert_eq!(refused, 20 - 1, "one leads, FLIGHT_WAITERS join, the rest are refused");
     let denied = world.records_at_stage("denied");
     assert_eq!(count_queries(&denied), 19, "and recorded");
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn p17_no_more_of_a_sandbox_are_in_flight_than_there_is_room_for() {
+async fn p17_queries_in_flight_per_sandbox_are_bounded() {
     let tune = |settings: &mut rules::configuration::DnsSettings| {
         (settings.grid_milliseconds, settings.forwards_per_hour) = (60_000, 1_000_000);
         settings.fold_seconds = 10;
@@ -147,51 +146,50 @@ async fn p17_no_more_of_a_sandbox_are_in_flight_than_there_is_room_for() {
     }
     assert_eq!(world.filter.in_flight(), IN_FLIGHT_SANDBOX);
     all.shutdown().await;
-    assert_eq!(world.filter.in_flight(), 0, "and every place is given back");
+    assert_eq!(world.filter.in_flight(), 0, "cancelled queries are no longer counted");
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn p17_a_connection_has_no_more_at_once_than_its_pipeline() {
+async fn p17_concurrent_queries_of_a_connection_are_bounded_by_the_pipeline() {
     let tune = |settings: &mut rules::configuration::DnsSettings| {
         (settings.grid_milliseconds, settings.forwards_per_hour) = (1000, 1_000_000);
     };
     let world = DnsFixture::build(RICH, plain_reply, tune).await;
     let (address, _stop) = serve(&world, dedicated_attribution());
     let mut stream = TcpStream::connect(address).await.unwrap();
-    let all: Vec<u8> = (0..TCP_PIPELINE * 3)
-        .flat_map(|at| frame(&build_query(&format!("n{at}.wild.example"), A)))
-        .collect();
+    let all: Vec<u8> =
+        (0..TCP_PIPELINE * 3).flat_map(|at| frame(&build_query(&format!("n{at}.wild.example"), A))).collect();
     stream.write_all(&all).await.unwrap();
-    let mut most = 0;
+    let mut peak = 0;
     for _ in 0..TCP_PIPELINE * 3 {
-        most = most.max(world.filter.in_flight());
+        peak = peak.max(world.filter.in_flight());
         let length = timeout(SOON, stream.read_u16()).await.unwrap().unwrap();
         stream.read_exact(&mut vec![0; usize::from(length)]).await.unwrap();
     }
-    assert!((1..=TCP_PIPELINE).contains(&most), "{most}");
+    assert!((1..=TCP_PIPELINE).contains(&peak), "{peak}");
 }
 
 #[tokio::test(flavor = "multi_thread")]
 async fn p17_idle_connections_and_those_that_do_not_read_are_cut() {
     let world = DnsFixture::new().await;
     let (address, _stop) = serve(&world, dedicated_attribution());
-    let begun = Instant::now();
+    let started = Instant::now();
     let mut idle = TcpStream::connect(address).await.unwrap();
-    // Small buffers, so that answers nobody reads soon stand in the way.
+    // A small buffer, so that unread answers soon block the writer.
     let socket = tokio::net::TcpSocket::new_v4().unwrap();
     socket.set_recv_buffer_size(2048).unwrap();
     let mut deaf = socket.connect(address).await.unwrap();
     let packet = frame(&build_query("pastebin.com", A));
     let writing = async { while deaf.write_all(&packet).await.is_ok() {} };
-    timeout(TCP_WRITE_TIMEOUT * 4, writing).await.expect("a peer that does not read is cut");
+    timeout(TCP_WRITE_TIMEOUT * 4, writing).await.expect("a client that does not read is cut");
     assert_eq!(timeout(SOON, idle.read(&mut [0; 1])).await.unwrap().unwrap_or(0), 0);
-    assert!(begun.elapsed() < TCP_IDLE_TIMEOUT + TCP_WRITE_TIMEOUT * 3, "{:?}", begun.elapsed());
+    assert!(started.elapsed() < TCP_IDLE_TIMEOUT + TCP_WRITE_TIMEOUT * 3, "{:?}", started.elapsed());
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn p17_connections_are_bounded_in_all() {
+async fn p17_connections_of_all_sandboxes_are_bounded() {
     let world = DnsFixture::new().await;
-    // Each listener is another sandbox's; one sandbox alone would meet its own bound first.
+    // Each listener belongs to another sandbox; a single one would reach its own limit first.
     let mut open = Vec::new();
     let mut refused = 0;
     let server = {
@@ -220,31 +218,31 @@ async fn p17_connections_are_bounded_in_all() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn p17_a_silent_resolver_is_waited_for_no_longer_than_the_deadline() {
+async fn p17_the_wait_for_a_silent_resolver_ends_at_the_deadline() {
     let world = DnsFixture::with_script(|_, _| ScriptedReply::Silence).await;
-    let begun = Instant::now();
+    let started = Instant::now();
     let resolver = Resolver::new(world.filter.clone());
     assert!(resolver.resolve(&permit(&world, "github.com")).await.is_err());
-    let took = begun.elapsed();
+    let took = started.elapsed();
     assert!(took < UPSTREAM_DEADLINE + Duration::from_secs(1), "{took:?}");
 }
 
 #[tokio::test]
-async fn p17_a_flood_of_refusals_has_no_more_records_than_the_meter_allows() {
+async fn p17_records_of_a_flood_of_refusals_are_rate_limited() {
     let world = DnsFixture::build(ALLOW, plain_reply, |settings| settings.fold_seconds = 10).await;
-    let begun = std::time::Instant::now();
+    let started = std::time::Instant::now();
     for at in 0..5000 {
         world.ask(&format!("w{}.example", at % 7), A).await;
     }
-    let seconds = begun.elapsed().as_secs() as usize + 1;
+    let seconds = started.elapsed().as_secs() as usize + 1;
     let denied = world.records_at_stage("denied");
-    let most = DENIED_RECORDS as usize * (seconds + 1) + 1;
-    assert!(denied.len() <= most, "{} of {most}", denied.len());
+    let limit = DENIED_RECORDS as usize * (seconds + 1) + 1;
+    assert!(denied.len() <= limit, "{} of {limit}", denied.len());
     assert_eq!(count_queries(&denied), 5000);
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn p17_no_more_names_of_a_policy_are_resolved_ahead_than_there_is_room_for() {
+async fn p17_pre_resolved_names_of_a_policy_are_bounded() {
     let names: Vec<String> =
         (0..PRE_RESOLVE_POLICY + 30).map(|at| format!("\"n{at}.ahead.example\"")).collect();
     let policy = format!("[[allow]]\nname = \"many\"\nhosts = [{}]\n", names.join(", "));

@@ -14,7 +14,7 @@ use tokio::time::{Instant, timeout};
 use crate::fixture::{A, ALLOW, ClientAnswer, DnsFixture, build_query};
 use crate::recording_resolver::{ScriptedReply, plain_reply};
 
-/// No answer within this is none.
+/// Timeout of every wait.
 const SOON: Duration = Duration::from_secs(20);
 
 async fn serve(world: &DnsFixture, bind: &str) -> (SocketAddr, watch::Sender<bool>) {
@@ -41,18 +41,13 @@ async fn read_answer(stream: &mut TcpStream) -> ClientAnswer {
 #[tokio::test(flavor = "multi_thread")]
 async fn udp_answers_from_the_address_asked_over_both_families() {
     let world = DnsFixture::new().await;
-    for (bind, asked) in [
-        ("127.0.0.1:0", "127.0.0.1"),
-        ("0.0.0.0:0", "127.0.0.7"),
-        ("[::1]:0", "::1"),
-        ("[::]:0", "::1"),
-    ] {
+    for (bind, asked) in
+        [("127.0.0.1:0", "127.0.0.1"), ("0.0.0.0:0", "127.0.0.7"), ("[::1]:0", "::1"), ("[::]:0", "::1")]
+    {
         let (address, _stop) = serve(&world, bind).await;
         let target = SocketAddr::new(asked.parse().unwrap(), address.port());
-        let client = UdpSocket::bind(if target.is_ipv4() { "127.0.0.1:0" } else { "[::1]:0" })
-            .await
-            .unwrap();
-        client.connect(target).await.unwrap(); // only answers from there arrive
+        let client = UdpSocket::bind(if target.is_ipv4() { "127.0.0.1:0" } else { "[::1]:0" }).await.unwrap();
+        client.connect(target).await.unwrap(); // the kernel drops answers from other addresses
         for name in ["github.com", "pastebin.com"] {
             client.send(&build_query(name, A)).await.unwrap();
             let mut buffer = [0; 2048];
@@ -67,7 +62,7 @@ async fn udp_answers_from_the_address_asked_over_both_families() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn sockets_that_others_opened_are_served() {
+async fn passed_sockets_are_served() {
     let world = DnsFixture::new().await;
     let whose = || DnsAttribution::Dedicated(SandboxId::parse("s").unwrap());
     let udp = std::net::UdpSocket::bind("127.0.0.1:0").unwrap();
@@ -115,29 +110,25 @@ async fn case_40_pipelined_queries_are_answered_as_they_are_ready() {
     for _ in 0..4 {
         names.push(read_answer(&mut stream).await.message.queries[0].name.to_string());
     }
-    assert_eq!(
-        names.last().unwrap(),
-        "never.wild.example.",
-        "nobody waits behind the slow one: {names:?}"
-    );
+    assert_eq!(names.last().unwrap(), "never.wild.example.", "the slow query blocks no other: {names:?}");
 }
 
 #[tokio::test(flavor = "multi_thread")]
 async fn p17_case_41_slow_writers_are_cut_and_connections_capped() {
     let world = DnsFixture::new().await;
     let (address, _stop) = serve(&world, "127.0.0.1:0").await;
-    let begun = Instant::now();
+    let started = Instant::now();
     let mut slow = TcpStream::connect(address).await.unwrap();
     slow.write_all(&[0xff, 0xff]).await.unwrap();
     assert_eq!(
         timeout(SOON, slow.read(&mut [0; 1])).await.unwrap().unwrap_or(0),
         0,
-        "a length of 65535 is no query"
+        "a length of 65535 is not a query"
     );
     let mut drip = TcpStream::connect(address).await.unwrap();
     drip.write_all(&[0, 40, 1]).await.unwrap();
     assert_eq!(timeout(SOON, drip.read(&mut [0; 1])).await.unwrap().unwrap_or(0), 0);
-    assert!(begun.elapsed() < Duration::from_secs(8), "{:?}", begun.elapsed());
+    assert!(started.elapsed() < Duration::from_secs(8), "{:?}", started.elapsed());
     let mut open = Vec::new();
     for _ in 0..70 {
         open.push(TcpStream::connect(address).await.unwrap());
@@ -147,7 +138,7 @@ async fn p17_case_41_slow_writers_are_cut_and_connections_capped() {
         stream.write_all(&frame(&build_query("pastebin.com", A))).await.unwrap_or_default();
         refused += usize::from(!matches!(timeout(SOON, stream.read_u16()).await, Ok(Ok(_))));
     }
-    assert_eq!(refused, 6, "64 of a sandbox and no more");
+    assert_eq!(refused, 6, "at most 64 per sandbox");
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -164,10 +155,9 @@ async fn case_42_an_empty_message_closes_and_a_half_close_is_answered() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn p2_case_64_the_source_address_names_nobody() {
+async fn p2_case_64_an_unknown_source_address_is_refused() {
     let world = DnsFixture::new().await;
-    let listener =
-        DnsListener { bind: "127.0.0.1:0".parse().unwrap(), whose: DnsAttribution::SourceAddress };
+    let listener = DnsListener { bind: "127.0.0.1:0".parse().unwrap(), whose: DnsAttribution::SourceAddress };
     let server = DnsServer::open(world.filter.clone(), &[listener], 1).unwrap();
     let address = server.addresses()[0];
     let (_stop, stopped) = watch::channel(false);
@@ -176,17 +166,13 @@ async fn p2_case_64_the_source_address_names_nobody() {
     client.send_to(&build_query("github.com", A), address).await.unwrap();
     let mut buffer = [0; 2048];
     let length = timeout(SOON, client.recv(&mut buffer)).await.unwrap().unwrap();
-    assert_eq!(
-        ClientAnswer::parse(buffer[..length].to_vec()).ede.as_deref(),
-        Some("unknown_channel")
-    );
+    assert_eq!(ClientAnswer::parse(buffer[..length].to_vec()).ede.as_deref(), Some("unknown_channel"));
     assert_eq!(world.recorder.seen().len(), 0);
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_stop_lets_connections_have_what_they_wait_for() {
-    let world =
-        DnsFixture::build(ALLOW, plain_reply, |settings| settings.grid_milliseconds = 500).await;
+async fn a_stop_waits_for_pending_answers() {
+    let world = DnsFixture::build(ALLOW, plain_reply, |settings| settings.grid_milliseconds = 500).await;
     let whose = DnsAttribution::Dedicated(SandboxId::parse("s").unwrap());
     let listener = DnsListener { bind: "127.0.0.1:0".parse().unwrap(), whose };
     let server = DnsServer::open(world.filter.clone(), &[listener], 1).unwrap();
@@ -195,9 +181,8 @@ async fn a_stop_lets_connections_have_what_they_wait_for() {
     let running = tokio::spawn(server.run(stopped));
     let mut busy = TcpStream::connect(address).await.unwrap();
     let mut idle = TcpStream::connect(address).await.unwrap();
-    let all: Vec<u8> = (0..TCP_PIPELINE)
-        .flat_map(|at| frame(&build_query(&format!("n{at}.wild.example"), A)))
-        .collect();
+    let all: Vec<u8> =
+        (0..TCP_PIPELINE).flat_map(|at| frame(&build_query(&format!("n{at}.wild.example"), A))).collect();
     busy.write_all(&all).await.unwrap();
     while world.filter.in_flight() < TCP_PIPELINE {
         tokio::time::sleep(Duration::from_millis(1)).await;
@@ -209,11 +194,11 @@ async fn a_stop_lets_connections_have_what_they_wait_for() {
     assert_eq!(timeout(SOON, busy.read(&mut [0; 1])).await.unwrap().unwrap(), 0, "then it ends");
     assert_eq!(timeout(SOON, idle.read(&mut [0; 1])).await.unwrap().unwrap(), 0, "at once");
     timeout(SOON, running).await.unwrap().unwrap().unwrap();
-    assert!(TcpStream::connect(address).await.is_err(), "nobody new is taken");
+    assert!(TcpStream::connect(address).await.is_err(), "no new connections");
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn p17_a_stop_waits_no_longer_than_it_says() {
+async fn p17_a_stop_waits_at_most_the_drain_timeout() {
     let world = DnsFixture::new().await;
     let whose = DnsAttribution::Dedicated(SandboxId::parse("s").unwrap());
     let listener = DnsListener { bind: "127.0.0.1:0".parse().unwrap(), whose };
@@ -221,16 +206,16 @@ async fn p17_a_stop_waits_no_longer_than_it_says() {
     let address = server.addresses()[0];
     let (stop, stopped) = watch::channel(false);
     let running = tokio::spawn(server.run(stopped));
-    // A peer that never stops asking, and never reads.
+    // A client that sends queries forever and never reads.
     let mut endless = TcpStream::connect(address).await.unwrap();
     let asking = tokio::spawn(async move {
         while endless.write_all(&frame(&build_query("pastebin.com", A))).await.is_ok() {}
     });
     tokio::time::sleep(Duration::from_millis(100)).await;
-    let begun = Instant::now();
+    let started = Instant::now();
     stop.send(true).unwrap();
     timeout(SOON, running).await.unwrap().unwrap().unwrap();
-    let most = DRAIN_TIMEOUT + Duration::from_secs(2);
-    assert!(begun.elapsed() < most, "{:?}", begun.elapsed());
+    let limit = DRAIN_TIMEOUT + Duration::from_secs(2);
+    assert!(started.elapsed() < limit, "{:?}", started.elapsed());
     asking.abort();
 }

@@ -1,6 +1,6 @@
-//! The specification's cases, each a test named after its number, judged by what a recording resolver saw.
+//! The numbered cases of the specification, one test or more each, checked against what a recording resolver received.
 
-#![allow(clippy::unwrap_used, clippy::expect_used)] // helpers of tests are tests
+#![allow(clippy::unwrap_used, clippy::expect_used)] // test helpers
 #![allow(clippy::wildcard_enum_match_arm, reason = "the codec's enums")]
 
 mod answers;

@@ -1,17 +1,15 @@
-//! What dashboards are told: each query under one outcome, and what is in flight.
+//! The metrics: each query counts under one outcome; the gauge of queries in flight returns to 0.
 
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 
-use metrics::{
-    Counter, Gauge, Histogram, HistogramFn, Key, KeyName, Metadata, Recorder, SharedString, Unit,
-};
+use metrics::{Counter, Gauge, Histogram, HistogramFn, Key, KeyName, Metadata, Recorder, SharedString, Unit};
 
 use crate::fixture::{A, ALLOW, DnsFixture, TXT};
 use crate::recording_resolver::plain_reply;
 
-/// Keeps numbers by name and first label.
+/// A metrics recorder that keeps values by name and first label.
 #[derive(Clone, Default)]
 struct MetricsBoard(Arc<Mutex<BTreeMap<String, Arc<AtomicU64>>>>);
 
@@ -56,7 +54,7 @@ impl Recorder for MetricsBoard {
 #[tokio::test]
 async fn each_query_is_counted_under_one_outcome() {
     let board = MetricsBoard::default();
-    metrics::set_global_recorder(board.clone()).expect("this test has its process to itself");
+    metrics::set_global_recorder(board.clone()).expect("the only recorder in this process");
     let world = DnsFixture::build(ALLOW, plain_reply, |_| {}).await;
     world.ask("github.com", A).await;
     world.ask("github.com", A).await;
@@ -67,8 +65,8 @@ async fn each_query_is_counted_under_one_outcome() {
     world.send_packet(&[1, 2, 3]).await;
     let mut budget = 0;
     for at in 0..40 {
-        let told = world.ask(&format!("{at:02}{}.wild.example", "a".repeat(60)), A).await;
-        budget += u64::from(told.ede.as_deref() == Some("dns_budget"));
+        let answer = world.ask(&format!("{at:02}{}.wild.example", "a".repeat(60)), A).await;
+        budget += u64::from(answer.ede.as_deref() == Some("dns_budget"));
     }
     let queries = |outcome: &str| board.read(&format!("sandbar_dns_queries_total {outcome}"));
     assert_eq!((queries("cached"), queries("here"), queries("unread")), (2, 1, 1));

@@ -25,8 +25,7 @@ async fn p1_case_24_other_types_need_the_rule() {
     for kind in [TXT, 10, 25, 33, 15, 5, 64, 65399, 999, 2, 6, 43] {
         world.assert_refused("github.com", kind, "dns_type_not_allowed").await;
     }
-    let policy =
-        "[[allow]]\nname = \"txt\"\nhosts = [\"github.com\"]\ndns_types = [\"A\", \"TXT\"]\n";
+    let policy = "[[allow]]\nname = \"txt\"\nhosts = [\"github.com\"]\ndns_types = [\"A\", \"TXT\"]\n";
     let opened = DnsFixture::build(
         policy,
         |query, _| {
@@ -50,8 +49,8 @@ async fn p5_case_25_any_is_refused_and_never_forwarded() {
 async fn case_26_transfers_are_refused() {
     let world = DnsFixture::new().await;
     for kind in [251, 252] {
-        let told = world.ask("github.com", kind).await;
-        assert_eq!(told.code(), ResponseCode::Refused);
+        let answer = world.ask("github.com", kind).await;
+        assert_eq!(answer.code(), ResponseCode::Refused);
     }
     assert_eq!(world.recorder.seen().len(), 0);
     assert_eq!(world.reasons(), ["dns_operation", "dns_operation"]);
@@ -66,7 +65,7 @@ async fn case_27_other_operations_are_not_implemented() {
             .await
             .unwrap();
         assert_eq!(answer[3] & 0xf, code, "opcode {opcode}");
-        assert_eq!(answer.len(), 12, "nothing but the code");
+        assert_eq!(answer.len(), 12, "only a header with the code");
     }
     assert_eq!(world.recorder.seen().len(), 0);
 }
@@ -75,23 +74,13 @@ async fn case_27_other_operations_are_not_implemented() {
 async fn case_28_other_classes_are_refused() {
     let world = DnsFixture::new().await;
     for class in [3, 4, 255, 0, 254] {
-        let told = ClientAnswer::parse(
+        let answer = ClientAnswer::parse(
             world
-                .send_packet(&build_packet(
-                    0x100,
-                    &wire_name("version.bind"),
-                    TXT,
-                    class,
-                    Some(1232),
-                ))
+                .send_packet(&build_packet(0x100, &wire_name("version.bind"), TXT, class, Some(1232)))
                 .await
                 .unwrap(),
         );
-        assert_eq!(
-            (told.code(), told.message.answers.len()),
-            (ResponseCode::Refused, 0),
-            "{class}"
-        );
+        assert_eq!((answer.code(), answer.message.answers.len()), (ResponseCode::Refused, 0), "{class}");
     }
     assert_eq!(world.recorder.seen().len(), 0);
 }
@@ -116,7 +105,7 @@ async fn case_30_two_questions_are_malformed_and_counts_allocate_nothing() {
 }
 
 #[tokio::test]
-async fn case_31_records_inside_a_query_go_nowhere() {
+async fn case_31_records_inside_a_query_never_leave() {
     let world = DnsFixture::new().await;
     let mut query = build_packet(0x100, &wire_name("github.com"), A, 1, None);
     query[7] = 1;
@@ -124,9 +113,7 @@ async fn case_31_records_inside_a_query_go_nowhere() {
     query.extend_from_slice(b"\x00\x10\x00\x01\x00\x00\x00\x00\x00\x07\x06secret");
     assert_eq!(ClientAnswer::parse(world.send_packet(&query).await.unwrap()).addresses().len(), 1);
     let seen = &world.recorder.seen()[0];
-    assert!(
-        seen.message.answers.is_empty() && !seen.packet.windows(6).any(|part| part == b"secret")
-    );
+    assert!(seen.message.answers.is_empty() && !seen.packet.windows(6).any(|part| part == b"secret"));
 }
 
 #[tokio::test]
@@ -154,18 +141,18 @@ async fn p17_case_33_garbage_is_dropped_and_does_not_flood_the_log() {
 }
 
 #[tokio::test]
-async fn case_34_another_edns_version_is_told_so() {
+async fn case_34_another_edns_version_gets_badvers() {
     let world = DnsFixture::new().await;
     let mut query = build_query("github.com", A);
     let at = query.len() - 5;
     query[at] = 1;
-    let told = ClientAnswer::parse(world.send_packet(&query).await.unwrap());
-    assert_eq!(u16::from(told.code()), 16);
+    let answer = ClientAnswer::parse(world.send_packet(&query).await.unwrap());
+    assert_eq!(u16::from(answer.code()), 16);
     assert_eq!(world.recorder.seen().len(), 0);
 }
 
 #[tokio::test]
-async fn case_35_where_the_sandbox_is_goes_nowhere() {
+async fn case_35_the_client_subnet_never_leaves() {
     let world = DnsFixture::new().await;
     let mut query = build_query("github.com", A);
     let at = query.len() - 1;
@@ -174,8 +161,7 @@ async fn case_35_where_the_sandbox_is_goes_nowhere() {
     world.send_packet(&query).await.unwrap();
     let seen = &world.recorder.seen()[0];
     assert!(!seen.packet.windows(4).any(|part| part == [10, 66, 77, 88]));
-    let Some(EdnsOption::Subnet(subnet)) =
-        seen.message.edns.as_ref().unwrap().option(EdnsCode::Subnet)
+    let Some(EdnsOption::Subnet(subnet)) = seen.message.edns.as_ref().unwrap().option(EdnsCode::Subnet)
     else {
         panic!()
     };
@@ -194,21 +180,13 @@ async fn case_36_no_option_of_the_sandbox_leaves() {
         world.send_packet(&query).await.unwrap();
     }
     assert_eq!(world.recorder.seen().len(), 4);
-    assert!(
-        world
-            .recorder
-            .seen()
-            .iter()
-            .all(|seen| !seen.packet.windows(6).any(|part| part == b"SECRET"))
-    );
+    assert!(world.recorder.seen().iter().all(|seen| !seen.packet.windows(6).any(|part| part == b"SECRET")));
 }
 
 #[tokio::test]
-async fn case_37_flags_id_and_size_are_our_own() {
+async fn case_37_flags_id_and_payload_size_are_ours() {
     let world = DnsFixture::new().await;
-    for (at, flags) in
-        [0x0000u16, 0x0100, 0x0110, 0x0120, 0x0130, 0x0170, 0x06f0].into_iter().enumerate()
-    {
+    for (at, flags) in [0x0000u16, 0x0100, 0x0110, 0x0120, 0x0130, 0x0170, 0x06f0].into_iter().enumerate() {
         world
             .send_packet(&build_packet(
                 flags,
@@ -223,12 +201,11 @@ async fn case_37_flags_id_and_size_are_our_own() {
     let seen = world.recorder.seen();
     assert_eq!(seen.len(), 7);
     for one in &seen {
-        assert_eq!(one.packet[2..4], [0x01, 0x00], "RD and nothing else");
+        assert_eq!(one.packet[2..4], [0x01, 0x00], "only RD is set");
         assert_eq!(one.message.edns.as_ref().unwrap().max_payload(), 1232);
         assert!(!one.message.edns.as_ref().unwrap().flags().dnssec_ok);
     }
-    let ids: std::collections::HashSet<u16> =
-        seen.iter().map(|one| one.message.metadata.id).collect();
+    let ids: std::collections::HashSet<u16> = seen.iter().map(|one| one.message.metadata.id).collect();
     assert!(ids.len() > 1 && !ids.contains(&0x1234) || ids.len() > 5);
 }
 

@@ -1,4 +1,4 @@
-//! A resolver that writes down every packet it gets and answers by a script.
+//! A resolver that records every packet it receives and answers according to a script.
 
 use std::net::SocketAddr;
 use std::sync::{Arc, Mutex};
@@ -9,10 +9,10 @@ use hickory_proto::rr::{Name, RData, Record, RecordType};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{TcpListener, UdpSocket};
 
-/// What the script does with a query.
+/// The reply of the script to a query.
 pub(crate) enum ScriptedReply {
     Answer(Message),
-    /// Several datagrams, as they are.
+    /// Datagrams to send unchanged.
     Raw(Vec<Vec<u8>>),
     Silence,
 }
@@ -54,12 +54,9 @@ impl RecordingResolver {
         self.seen.lock().unwrap().clone()
     }
 
-    /// Names asked for, in lower case.
+    /// Returns the names that were asked for, in lower case.
     pub(crate) fn names(&self) -> Vec<String> {
-        self.seen()
-            .iter()
-            .map(|seen| seen.message.queries[0].name.to_lowercase().to_string())
-            .collect()
+        self.seen().iter().map(|seen| seen.message.queries[0].name.to_lowercase().to_string()).collect()
     }
 
     fn record_query(&self, packet: &[u8], source: SocketAddr, over: UpstreamTransport) -> Message {
@@ -103,7 +100,7 @@ impl RecordingResolver {
     }
 }
 
-/// An empty answer to a query.
+/// Builds an empty answer to a query.
 pub(crate) fn empty_reply(query: &Message) -> Message {
     let mut message = Message::new(query.metadata.id, MessageType::Response, OpCode::Query);
     message.metadata.recursion_available = true;
@@ -118,7 +115,7 @@ pub(crate) fn error_reply(query: &Message, code: ResponseCode) -> Message {
     message
 }
 
-/// An answer with `records` of (owner, ttl, data).
+/// Builds an answer with records of (owner, TTL, data); an empty owner is the name in the question.
 pub(crate) fn reply_with(query: &Message, records: Vec<(&str, u32, RData)>) -> Message {
     let mut message = empty_reply(query);
     for (owner, ttl, data) in records {
@@ -128,7 +125,7 @@ pub(crate) fn reply_with(query: &Message, records: Vec<(&str, u32, RData)>) -> M
     message
 }
 
-/// No such record, with the SOA that says so.
+/// Builds a negative answer with an SOA record.
 pub(crate) fn negative_reply(query: &Message, code: ResponseCode, minimum: u32) -> Message {
     let mut message = error_reply(query, code);
     let soa = SOA::new(name("ns.example."), name("root.example."), 1, 2, 3, 4, minimum);
@@ -136,7 +133,7 @@ pub(crate) fn negative_reply(query: &Message, code: ResponseCode, minimum: u32) 
     message
 }
 
-/// What any name has: one address of each kind.
+/// Answers any name with one address of each family.
 pub(crate) fn plain_reply(query: &Message, _: UpstreamTransport) -> ScriptedReply {
     let data = match query.queries[0].query_type {
         RecordType::A => a("93.184.216.34"),

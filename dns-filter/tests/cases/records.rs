@@ -1,5 +1,5 @@
-//! Every query is recorded or counted: those that join another, those that are cancelled, floods, and
-//! what nobody sent.
+//! Every query is recorded or counted: those that join a flight, those that are cancelled, floods, and packets on
+//! unknown channels.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -18,8 +18,7 @@ use crate::recording_resolver::{ScriptedReply, plain_reply};
 pub(crate) fn permit(world: &DnsFixture, name: &str) -> Permit {
     let host = Host::Name(DomainName::parse(name).unwrap());
     let protocol = Protocol::Tls { sni: Some(host.clone()), ech: EchPresence::Absent };
-    let facts =
-        Facts::Connect(ConnectFacts { target: ConnectTarget::Named(host), port: 443, protocol });
+    let facts = Facts::Connect(ConnectFacts { target: ConnectTarget::Named(host), port: 443, protocol });
     let rules = world.rules.load_full();
     let sandbox = rules.sandboxes().get(&SandboxId::parse("s").unwrap()).unwrap();
     match rules.decide(sandbox, &facts) {
@@ -28,7 +27,7 @@ pub(crate) fn permit(world: &DnsFixture, name: &str) -> Permit {
     }
 }
 
-/// Waits until the resolver has got `count` queries.
+/// Waits until the resolver has received `count` queries.
 async fn wait_for_queries(world: &DnsFixture, count: usize) {
     while world.recorder.seen().len() < count {
         tokio::time::sleep(Duration::from_millis(2)).await;
@@ -36,8 +35,8 @@ async fn wait_for_queries(world: &DnsFixture, count: usize) {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn who_joins_a_query_in_flight_is_recorded_or_counted() {
-    for (fold, own) in [(0, 49), (60, 2)] {
+async fn a_query_that_joins_a_flight_is_recorded_or_counted() {
+    for (fold, expected) in [(0, 49), (60, 2)] {
         let tune = |settings: &mut rules::configuration::DnsSettings| {
             (settings.grid_milliseconds, settings.fold_seconds) = (200, fold);
         };
@@ -50,13 +49,13 @@ async fn who_joins_a_query_in_flight_is_recorded_or_counted() {
         assert_eq!(world.recorder.seen().len(), 1);
         let answered = world.records_at_stage("answered");
         assert_eq!(count_queries(&answered), 49, "with {fold} s of folding");
-        assert_eq!(answered.len(), own, "with {fold} s of folding");
+        assert_eq!(answered.len(), expected, "with {fold} s of folding");
         assert_eq!(world.records_at_stage("decision").len(), 1);
     }
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn who_joins_a_query_that_fails_is_recorded_too() {
+async fn a_query_that_joins_a_failing_flight_is_recorded() {
     let world = Arc::new(
         DnsFixture::build(
             ALLOW,
@@ -76,7 +75,7 @@ async fn who_joins_a_query_that_fails_is_recorded_too() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_cancelled_look_up_gives_back_its_place_and_whoever_joined_asks_anew() {
+async fn after_a_cancelled_leader_the_joined_queries_ask_again() {
     let silent = std::sync::atomic::AtomicBool::new(true);
     let world = Arc::new(
         DnsFixture::with_script(move |query, over| {
@@ -90,7 +89,7 @@ async fn a_cancelled_look_up_gives_back_its_place_and_whoever_joined_asks_anew()
     let resolver = Resolver::new(world.filter.clone());
     let permit = permit(&world, "github.com");
     let leading = tokio::spawn(async move { resolver.resolve(&permit).await });
-    wait_for_queries(&world, 2).await; // both types; one of them is never answered
+    wait_for_queries(&world, 2).await; // both types; the resolver never answers one of them
     let joined = tokio::spawn({
         let world = world.clone();
         async move { (world.ask("github.com", A).await, world.ask("github.com", 28).await) }
@@ -99,8 +98,8 @@ async fn a_cancelled_look_up_gives_back_its_place_and_whoever_joined_asks_anew()
     leading.abort();
     assert!(leading.await.unwrap_err().is_cancelled());
     let (v4, v6) = joined.await.unwrap();
-    assert_eq!(v4.addresses().len() + v6.addresses().len(), 2, "nobody is left behind");
-    assert_eq!(world.filter.in_flight(), 0, "no place is lost");
+    assert_eq!(v4.addresses().len() + v6.addresses().len(), 2, "both joined queries are answered");
+    assert_eq!(world.filter.in_flight(), 0, "the cancelled query is no longer counted");
     let abandoned = world
         .records_at_stage("outcome")
         .iter()
@@ -110,7 +109,7 @@ async fn a_cancelled_look_up_gives_back_its_place_and_whoever_joined_asks_anew()
 }
 
 #[tokio::test]
-async fn p17_cancelled_look_ups_do_not_add_up() {
+async fn p17_cancelled_look_ups_do_not_accumulate() {
     let world = DnsFixture::with_script(|_, _| ScriptedReply::Silence).await;
     let resolver = Resolver::new(world.filter.clone());
     let permit = permit(&world, "github.com");
@@ -122,7 +121,7 @@ async fn p17_cancelled_look_ups_do_not_add_up() {
 }
 
 #[tokio::test]
-async fn what_a_flood_left_uncounted_is_told_under_its_own_reason() {
+async fn queries_of_a_flood_are_summarised_by_reason() {
     let world = DnsFixture::build(ALLOW, plain_reply, |settings| settings.fold_seconds = 10).await;
     for at in 0..1500 {
         world.ask(&format!("n{at}.evil.example"), A).await;
@@ -140,18 +139,18 @@ async fn what_a_flood_left_uncounted_is_told_under_its_own_reason() {
         ("allowed", "localhost"),
         ("bad_name", "a+b"),
     ] {
-        let alike: Vec<_> =
+        let same_reason: Vec<_> =
             dns.iter().filter(|record| record["status_detail"] == reason).cloned().collect();
-        assert_eq!(count_queries(&alike), 1500, "{reason}");
+        assert_eq!(count_queries(&same_reason), 1500, "{reason}");
         let named = |record: &serde_json::Value| {
             record["query"]["hostname"].as_str().is_some_and(|name| name.ends_with(names))
         };
-        assert!(alike.iter().all(named), "{reason}: only names that were asked for so");
+        assert!(same_reason.iter().all(named), "{reason}: only names refused for this reason");
     }
 }
 
 #[tokio::test]
-async fn malformed_packets_are_all_counted_each_for_its_sandbox() {
+async fn malformed_packets_are_counted_per_sandbox() {
     let world = DnsFixture::new().await;
     for sandbox in ["s", "t"] {
         for _ in 0..300 {
@@ -160,9 +159,9 @@ async fn malformed_packets_are_all_counted_each_for_its_sandbox() {
     }
     let denied = world.records_at_stage("denied");
     for sandbox in ["s", "t"] {
-        let own: Vec<_> =
+        let of_sandbox: Vec<_> =
             denied.iter().filter(|record| record["actor"]["app_uid"] == sandbox).cloned().collect();
-        assert_eq!(count_queries(&own), 300, "{sandbox}");
+        assert_eq!(count_queries(&of_sandbox), 300, "{sandbox}");
     }
 }
 
@@ -171,10 +170,9 @@ async fn p2_an_interface_without_a_name_is_refused_and_recorded() {
     let world = DnsFixture::new().await;
     let channel = Channel::Interface("unnamed/77".into());
     let arrived = QueryArrival { channel, ..arrival_from("s", DnsTransport::Udp) };
-    let told = ClientAnswer::parse(
-        world.filter.answer(&build_query("github.com", A), &arrived).await.unwrap(),
-    );
-    assert_eq!(told.ede.as_deref(), Some("unknown_channel"));
+    let answer =
+        ClientAnswer::parse(world.filter.answer(&build_query("github.com", A), &arrived).await.unwrap());
+    assert_eq!(answer.ede.as_deref(), Some("unknown_channel"));
     assert_eq!(world.recorder.seen().len(), 0);
     let denied = world.records_at_stage("denied");
     assert_eq!(denied.len(), 1);

@@ -7,12 +7,8 @@ use std::path::{Path, PathBuf};
 use std::process::Stdio;
 use std::sync::Arc;
 
-use certs::{
-    AuthorityOptions, CertificateAuthority, HostName, LeafCache, NameConstraints, UnixTime,
-};
-use rcgen::{
-    BasicConstraints, CertificateParams, CertifiedIssuer, DnType, IsCa, KeyPair, KeyUsagePurpose,
-};
+use certs::{AuthorityOptions, CertificateAuthority, HostName, LeafCache, NameConstraints, UnixTime};
+use rcgen::{BasicConstraints, CertificateParams, CertifiedIssuer, DnType, IsCa, KeyPair, KeyUsagePurpose};
 
 use super::program::{clean_command, is_installed, output_text, require_program};
 use super::server::LeafServer;
@@ -39,8 +35,7 @@ fn handshake_cases(dir: &Path) -> Vec<HandshakeCase> {
         for host in ["a.example", "bücher.a.example", &deep, "127.0.0.1", "::1"] {
             let address = LeafServer::start(&leaves, host).address;
             let expects = HostName::parse(host).unwrap().to_string();
-            let good =
-                HandshakeCase { what, expects, address, trusts: trusts.clone(), accepted: true };
+            let good = HandshakeCase { what, expects, address, trusts: trusts.clone(), accepted: true };
             let other_name = "b.a.example".to_owned();
             cases.push(HandshakeCase {
                 expects: other_name,
@@ -67,11 +62,7 @@ fn new_authority(permitted: Option<NameConstraints>) -> CertificateAuthority {
 
 fn authorities(dir: &Path) -> [(&'static str, CertificateAuthority); 3] {
     let limited = NameConstraints::from_patterns(["a.example", "127.0.0.0/8", "::1"]);
-    [
-        ("plain", new_authority(None)),
-        ("limited", new_authority(limited)),
-        ("given", operator_authority(dir)),
-    ]
+    [("plain", new_authority(None)), ("limited", new_authority(limited)), ("given", operator_authority(dir))]
 }
 
 /// An operator's intermediate under an operator's root.
@@ -85,14 +76,11 @@ fn operator_authority(dir: &Path) -> CertificateAuthority {
         params
     };
     let root = CertifiedIssuer::self_signed(params("root"), KeyPair::generate().unwrap()).unwrap();
-    let issuer =
-        CertifiedIssuer::signed_by(params("issuer"), KeyPair::generate().unwrap(), &root).unwrap();
+    let issuer = CertifiedIssuer::signed_by(params("issuer"), KeyPair::generate().unwrap(), &root).unwrap();
     let (key, chain) = (dir.join("given.key"), dir.join("given-chain.pem"));
-    fs::write(&key, certs::pem::encode_private_key(issuer.key().serialized_der()).as_bytes())
-        .unwrap();
+    fs::write(&key, certs::pem::encode_private_key(issuer.key().serialized_der()).as_bytes()).unwrap();
     fs::set_permissions(&key, fs::Permissions::from_mode(0o600)).unwrap();
-    let pem: String =
-        [&issuer, &root].map(|found| certs::pem::encode_certificate(found.der())).concat();
+    let pem: String = [&issuer, &root].map(|found| certs::pem::encode_certificate(found.der())).concat();
     fs::write(&chain, pem).unwrap();
     CertificateAuthority::load(&key, &chain, UnixTime::now()).unwrap()
 }
@@ -130,8 +118,7 @@ fn curl_accepts_our_leaves() {
         let host = url_host(&case.expects);
         let url = format!("https://{host}:{}/", case.address.port());
         let mut curl = clean_command("curl", dir.path());
-        curl.args(["--silent", "--show-error", "--max-time", "20", &url, "--cacert"])
-            .arg(&case.trusts);
+        curl.args(["--silent", "--show-error", "--max-time", "20", &url, "--cacert"]).arg(&case.trusts);
         curl.args([
             "--connect-to",
             &format!("::{}:{}", url_host(&case.address.ip().to_string()), case.address.port()),
@@ -157,11 +144,7 @@ fn node_accepts_our_leaves() {
 #[test]
 fn java_accepts_our_leaves() {
     if is_installed("java") {
-        run_probe(
-            "java",
-            &["-XX:TieredStopAtLevel=1", "Probe.java"],
-            include_str!("probes/Probe.java"),
-        );
+        run_probe("java", &["-XX:TieredStopAtLevel=1", "Probe.java"], include_str!("probes/Probe.java"));
     }
 }
 
@@ -183,8 +166,7 @@ fn run_probe(program: &str, args: &[&str], source: &str) {
     };
     fs::write(dir.path().join("cases"), cases.iter().map(line).collect::<String>()).unwrap();
     let output = clean_command(program, dir.path()).args(args).arg("cases").output().unwrap();
-    let answers: Vec<String> =
-        String::from_utf8_lossy(&output.stdout).lines().map(str::to_owned).collect();
+    let answers: Vec<String> = String::from_utf8_lossy(&output.stdout).lines().map(str::to_owned).collect();
     assert_eq!(answers.len(), cases.len(), "{program}: {}", output_text(&output));
     for (case, answer) in cases.iter().zip(&answers) {
         assert_case(case, program, answer == "ok", answer);

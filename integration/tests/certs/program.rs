@@ -52,7 +52,6 @@ pub(crate) fn clean_command(program: &str, home: &Path) -> Command {
 
 /// Runs to the end and gives back both streams as one text.
 pub(crate) fn output_text(output: &Output) -> String {
-    let (out, err) =
-        (String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
+    let (out, err) = (String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
     format!("{out}{err}")
 }

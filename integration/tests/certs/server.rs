@@ -29,8 +29,7 @@ impl LeafServer {
         let mut config = ServerConfig::clone(leaf.server_config());
         config.alpn_protocols = vec![b"http/1.1".to_vec()]; // all that is spoken below
         let at = host.address().unwrap_or(IpAddr::V4(Ipv4Addr::LOCALHOST));
-        let listener =
-            TcpListener::bind((at, 0)).unwrap_or_else(|error| panic!("{at} is needed: {error}"));
+        let listener = TcpListener::bind((at, 0)).unwrap_or_else(|error| panic!("{at} is needed: {error}"));
         let server = Self { address: listener.local_addr().unwrap(), requests: Arc::default() };
         let (config, requests) = (Arc::new(config), server.requests.clone());
         std::thread::spawn(move || {
@@ -49,11 +48,7 @@ impl LeafServer {
 }
 
 /// A client that refuses us ends the conversation, which is what some tests are about.
-fn serve_connection(
-    mut stream: TcpStream,
-    config: Arc<ServerConfig>,
-    requests: &AtomicUsize,
-) -> Option<()> {
+fn serve_connection(mut stream: TcpStream, config: Arc<ServerConfig>, requests: &AtomicUsize) -> Option<()> {
     stream.set_read_timeout(Some(READ_TIMEOUT)).ok()?;
     let mut connection = ServerConnection::new(config).ok()?;
     let mut tls = Stream::new(&mut connection, &mut stream);

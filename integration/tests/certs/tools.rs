@@ -91,9 +91,7 @@ fn run_to_end(command: &mut Command) -> Output {
 
 #[test]
 fn curl_openssl_git_and_wget() {
-    for (program, package) in
-        [("curl", "curl"), ("openssl", "openssl"), ("git", "git"), ("wget", "wget")]
-    {
+    for (program, package) in [("curl", "curl"), ("openssl", "openssl"), ("git", "git"), ("wget", "wget")] {
         require_program(program, package);
     }
     let world = TrustFixture::new();
@@ -137,13 +135,7 @@ fn python_and_pip() {
     if is_installed("uv") {
         world.assert_trust(
             "uv",
-            &[
-                "pip",
-                "compile",
-                "--no-cache",
-                "--index-url=@",
-                &world.write_file("requirements.in", "x"),
-            ],
+            &["pip", "compile", "--no-cache", "--index-url=@", &world.write_file("requirements.in", "x")],
         );
     }
 }
@@ -152,10 +144,7 @@ fn python_and_pip() {
 fn python_with(module: &str) -> Option<&'static str> {
     ["python3", "/usr/bin/python3"].into_iter().find(|python| {
         let import = format!("import {module}");
-        Command::new(python)
-            .args(["-c", &import])
-            .output()
-            .is_ok_and(|output| output.status.success())
+        Command::new(python).args(["-c", &import]).output().is_ok_and(|output| output.status.success())
     })
 }
 
@@ -216,9 +205,7 @@ fn java_with_the_trust_store() {
     if is_installed("keytool") {
         let store = world.dir.path().join("ca-trust/truststore.p12");
         let listed = run_successfully(
-            Command::new("keytool")
-                .args(["-list", "-storepass", "changeit", "-keystore"])
-                .arg(&store),
+            Command::new("keytool").args(["-list", "-storepass", "changeit", "-keystore"]).arg(&store),
         );
         assert!(output_text(&listed).contains("trustedCertEntry"), "{}", output_text(&listed));
     }
@@ -237,9 +224,8 @@ fn go_with_the_bundle() {
     );
     // Built once: the variables are for the program, not for the compiler.
     let binary = world.dir.path().join("fetch");
-    let built = run_to_end(
-        clean_command("go", world.dir.path()).arg("build").arg("-o").arg(&binary).arg(&source),
-    );
+    let built =
+        run_to_end(clean_command("go", world.dir.path()).arg("build").arg("-o").arg(&binary).arg(&source));
     assert!(built.status.success(), "{}", output_text(&built));
     world.assert_trust(binary.to_str().unwrap(), &["@"]);
 }
@@ -248,8 +234,7 @@ fn go_with_the_bundle() {
 fn the_shell_form_is_what_a_shell_takes() {
     require_program("curl", "curl");
     let world = TrustFixture::new();
-    let printed =
-        run_successfully(sandbar().args(["ca", "env", "--dir"]).arg(world.dir.path().join("ca")));
+    let printed = run_successfully(sandbar().args(["ca", "env", "--dir"]).arg(world.dir.path().join("ca")));
     let script = format!("{}\ncurl --silent --show-error \"$1\"", output_text(&printed));
     let home: &Path = world.dir.path();
     let output = run_to_end(clean_command("sh", home).args(["-euc", &script, "sh", &world.url]));

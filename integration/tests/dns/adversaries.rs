@@ -61,9 +61,7 @@ fn p14_iodine_at_its_best_stops_at_the_budget() {
         tunnel.net.start(&sandbox, "python3", &[&pump, "10.99.0.1", packet], "pumping");
         tunnel.net.wait_for_log("dns_budget_exhausted");
         tunnel.inside.wait_until("data that is refused again and again", |seen| {
-            let data = seen
-                .iter()
-                .filter(|seen| seen.name.starts_with(|user: char| user.is_ascii_digit()));
+            let data = seen.iter().filter(|seen| seen.name.starts_with(|user: char| user.is_ascii_digit()));
             data.filter(|seen| seen.rcode == Some(NXDOMAIN)).count() >= 3
         });
         let (bits, records) = tunnel.finish(&format!("iodine with names of {longest}"));
@@ -173,9 +171,7 @@ fn case_62_a_query_to_another_resolver_comes_to_the_filter_and_case_63_nothing_e
     let file = net.dir.path().join("rules.nft");
     fs::write(&file, rules).unwrap();
     let path = file.display().to_string();
-    assert!(
-        net.command_in(&net.gateway.clone(), "nft", &["-f", &path]).status().unwrap().success()
-    );
+    assert!(net.command_in(&net.gateway.clone(), "nft", &["-f", &path]).status().unwrap().success());
     for over in ["+notcp", "+tcp"] {
         let ask = ["+short", "+time=20", "+tries=1", over, "@8.8.8.8", "github.com", "A"];
         let output = net.command_in(&net.sandbox, "dig", &ask).output().unwrap();

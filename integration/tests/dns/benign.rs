@@ -47,9 +47,7 @@ fn a_search_list_of_five_suffixes_finds_its_name() {
     honest.run_client("getent", &["ahosts", "www"]).assert_contains(SERVER);
     honest.run_client("getent", &["ahosts", "files.wild.example"]).assert_contains(SERVER);
     let seen = honest.finish(&["files.wild.example", "www.example"]);
-    for suffix in
-        ["default.svc.cluster.local", "svc.cluster.local", "cluster.local", "corp.example"]
-    {
+    for suffix in ["default.svc.cluster.local", "svc.cluster.local", "cluster.local", "corp.example"] {
         let tried = format!("www.{suffix}");
         assert!(queried_names(&seen).contains(tried.as_str()), "{tried} was not tried: {seen:?}");
     }
@@ -115,8 +113,7 @@ fn npm_installs() {
         document.with_file_name("greeting-1.0.0.tgz").display()
     ));
     let own = ["--userconfig", "npmrc", "--globalconfig", "npmrc-global", "--cache", "npm-cache"];
-    let install =
-        ["--prefix", "project", "--registry", "http://npm.example/", "install", "greeting"];
+    let install = ["--prefix", "project", "--registry", "http://npm.example/", "install", "greeting"];
     honest.run_client("npm", &[&own[..], &install].concat());
     assert!(honest.read_file("project/node_modules/greeting/package.json").contains("1.0.0"));
     honest.finish(&["npm.example"]);
@@ -149,10 +146,7 @@ fn apt_updates_and_downloads() {
     honest.run_client("env", &[&config, "apt-get", "download", "greeting"]);
     assert!(honest.net.dir.path().join("greeting_1.0_all.deb").exists(), "nothing was downloaded");
     let seen = honest.finish(&["deb.example"]);
-    assert!(
-        queried_names(&seen).contains("_http._tcp.deb.example"),
-        "apt asks for SRV first: {seen:?}"
-    );
+    assert!(queried_names(&seen).contains("_http._tcp.deb.example"), "apt asks for SRV first: {seen:?}");
 }
 
 #[test]
@@ -241,11 +235,7 @@ impl BenignClient {
             assert!(queried_names(&seen).contains(name), "{name} was not asked for: {seen:?}");
         }
         let left = self.outside.all_messages(&self.net);
-        assert_eq!(
-            queried_names(&left),
-            BTreeSet::from_iter(expected.iter().copied()),
-            "what left"
-        );
+        assert_eq!(queried_names(&left), BTreeSet::from_iter(expected.iter().copied()), "what left");
 
         let records = self.net.stop();
         assert_eq!(finding_codes(&records), Vec::<String>::new());

@@ -123,8 +123,7 @@ impl DnsNetwork {
         let path = script_path(script);
         let args = [&[path.as_str()], args].concat();
         let output = self.command_in(namespace, "python3", &args).output().unwrap();
-        let (said, complaint) =
-            (integration::text(&output.stdout), integration::text(&output.stderr));
+        let (said, complaint) = (integration::text(&output.stdout), integration::text(&output.stderr));
         assert!(output.status.success(), "{script}: {said}{complaint}");
         said
     }
@@ -184,8 +183,7 @@ impl DnsNetwork {
         let status = Command::new("kill").arg(filter.id().to_string()).status().unwrap();
         assert!(status.success());
         assert!(filter.wait().unwrap().success(), "a clean stop ends with 0");
-        let verified =
-            sandbar().args(["log", "verify"]).arg(self.dir.path().join("log")).output().unwrap();
+        let verified = sandbar().args(["log", "verify"]).arg(self.dir.path().join("log")).output().unwrap();
         assert!(verified.status.success(), "{}", String::from_utf8_lossy(&verified.stdout));
         self.log_text().lines().map(|line| serde_json::from_str(line).unwrap()).collect()
     }
@@ -205,9 +203,9 @@ impl Drop for DnsNetwork {
 }
 
 fn records_at_stage<'a>(records: &'a [Value], stage: &'a str) -> impl Iterator<Item = &'a Value> {
-    records.iter().filter(move |record| {
-        record["unmapped"]["sandbar"]["stage"] == stage && record["class_uid"] == 4003
-    })
+    records
+        .iter()
+        .filter(move |record| record["unmapped"]["sandbar"]["stage"] == stage && record["class_uid"] == 4003)
 }
 
 fn finding_codes(records: &[Value]) -> Vec<String> {

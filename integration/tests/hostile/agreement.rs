@@ -37,12 +37,7 @@ fn p6_each_request_of_a_kept_alive_connection_is_for_its_host() {
             ("the same, always", vec![good.clone(), good.clone(), good.clone()], None),
             (
                 "other spellings",
-                vec![
-                    good.clone(),
-                    format!("A.TEST:{port}"),
-                    "a.test".into(),
-                    format!("a.test.:{port}"),
-                ],
+                vec![good.clone(), format!("A.TEST:{port}"), "a.test".into(), format!("a.test.:{port}")],
                 None,
             ),
             ("another host first", vec![format!("b.test:{port}")], Some("names_disagree")),
@@ -68,11 +63,7 @@ fn p6_each_request_of_a_kept_alive_connection_is_for_its_host() {
             let (last, first) = hosts.split_last().unwrap();
             for host in first {
                 wire.send(request_for(host));
-                assert_eq!(
-                    wire.read_response("GET").map(|answer| answer.status),
-                    Some(200),
-                    "{what}"
-                );
+                assert_eq!(wire.read_response("GET").map(|answer| answer.status), Some(200), "{what}");
             }
             wire.send(request_for(last));
             let answer = wire.read_response("GET").unwrap_or_else(|| panic!("{what}: no answer"));
@@ -109,12 +100,7 @@ fn p6_absolute_form_and_host_are_one() {
             format!("a.test:{port}"),
             Some((403, "names_disagree")),
         ),
-        (
-            "another port",
-            format!("http://a.test:{port}/x"),
-            "a.test:1".into(),
-            Some((403, "names_disagree")),
-        ),
+        ("another port", format!("http://a.test:{port}/x"), "a.test:1".into(), Some((403, "names_disagree"))),
         (
             "a host that is not permitted",
             format!("http://c.test:{port}/x"),
@@ -151,18 +137,8 @@ fn p6_absolute_form_and_host_are_one() {
             format!("a.test:{port}"),
             Some((400, "bad_name")),
         ),
-        (
-            "https",
-            format!("https://a.test:{port}/x"),
-            format!("a.test:{port}"),
-            Some((400, "bad_request")),
-        ),
-        (
-            "ftp",
-            format!("ftp://a.test:{port}/x"),
-            format!("a.test:{port}"),
-            Some((400, "bad_request")),
-        ),
+        ("https", format!("https://a.test:{port}/x"), format!("a.test:{port}"), Some((400, "bad_request"))),
+        ("ftp", format!("ftp://a.test:{port}/x"), format!("a.test:{port}"), Some((400, "bad_request"))),
         ("origin form", "/x".into(), format!("a.test:{port}"), Some((400, "bad_request"))),
         (
             "host in fragment",
@@ -170,12 +146,7 @@ fn p6_absolute_form_and_host_are_one() {
             format!("a.test:{port}"),
             Some((400, "bad_request")),
         ),
-        (
-            "host in query",
-            format!("http://a.test:{port}?@b.test/x"),
-            format!("a.test:{port}"),
-            None,
-        ),
+        ("host in query", format!("http://a.test:{port}?@b.test/x"), format!("a.test:{port}"), None),
     ] {
         let before = plain.requests().len();
         let mut wire = world.connect();

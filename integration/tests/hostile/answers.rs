@@ -25,7 +25,11 @@ fn a_malformed_answer_is_a_bad_gateway() {
     let mut wrong = Vec::new();
     for (what, said, fate) in [
         ("plain", OK.to_owned(), Passes(200, "ok")),
-        ("chunked", "HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n2\r\nok\r\n0\r\n\r\n".into(), Passes(200, "ok")),
+        (
+            "chunked",
+            "HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n2\r\nok\r\n0\r\n\r\n".into(),
+            Passes(200, "ok"),
+        ),
         ("HTTP/1.0", "HTTP/1.0 200 OK\r\n\r\nok".into(), Passes(200, "ok")),
         ("garbage", "\0\x01garbage\r\n\r\n".into(), Broke),
         ("nothing", String::new(), Broke),
@@ -38,24 +42,61 @@ fn a_malformed_answer_is_a_bad_gateway() {
         ("two lengths", "HTTP/1.1 200 OK\r\nContent-Length: 2\r\nContent-Length: 3\r\n\r\nokx".into(), Broke),
         ("minus length", "HTTP/1.1 200 OK\r\nContent-Length: -2\r\n\r\nok".into(), Broke),
         ("plus length", "HTTP/1.1 200 OK\r\nContent-Length: +2\r\n\r\nok".into(), Broke),
-        ("length and chunked", "HTTP/1.1 200 OK\r\nContent-Length: 9\r\nTransfer-Encoding: chunked\r\n\r\n2\r\nok\r\n0\r\n\r\n".into(), Passes(200, "ok")),
+        (
+            "length and chunked",
+            "HTTP/1.1 200 OK\r\nContent-Length: 9\r\nTransfer-Encoding: chunked\r\n\r\n2\r\nok\r\n0\r\n\r\n"
+                .into(),
+            Passes(200, "ok"),
+        ),
         ("another coding", "HTTP/1.1 200 OK\r\nTransfer-Encoding: gzip\r\n\r\nok".into(), Broke),
-        ("chunked twice", "HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked, chunked\r\n\r\n0\r\n\r\n".into(), Broke),
-        ("return in a value", "HTTP/1.1 200 OK\r\nX: a\rSet-Cookie: evil\r\nContent-Length: 2\r\n\r\nok".into(), Broke),
+        (
+            "chunked twice",
+            "HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked, chunked\r\n\r\n0\r\n\r\n".into(),
+            Broke,
+        ),
+        (
+            "return in a value",
+            "HTTP/1.1 200 OK\r\nX: a\rSet-Cookie: evil\r\nContent-Length: 2\r\n\r\nok".into(),
+            Broke,
+        ),
         ("NUL in a value", "HTTP/1.1 200 OK\r\nX: a\0b\r\nContent-Length: 2\r\n\r\nok".into(), Broke),
         ("field without colon", "HTTP/1.1 200 OK\r\nX\r\nContent-Length: 2\r\n\r\nok".into(), Broke),
-        ("300 fields", format!("HTTP/1.1 200 OK\r\n{}Content-Length: 2\r\n\r\nok", "X: y\r\n".repeat(300)), Broke),
+        (
+            "300 fields",
+            format!("HTTP/1.1 200 OK\r\n{}Content-Length: 2\r\n\r\nok", "X: y\r\n".repeat(300)),
+            Broke,
+        ),
         ("two megabytes of head", format!("HTTP/1.1 200 OK\r\nX: {}\r\n\r\n", "y".repeat(2 << 20)), Broke),
-        ("unasked 101", "HTTP/1.1 101 Switching Protocols\r\nConnection: Upgrade\r\nUpgrade: websocket\r\n\r\nraw".into(), Broke),
+        (
+            "unasked 101",
+            "HTTP/1.1 101 Switching Protocols\r\nConnection: Upgrade\r\nUpgrade: websocket\r\n\r\nraw".into(),
+            Broke,
+        ),
         ("100 first", format!("HTTP/1.1 100 Continue\r\n\r\n{OK}"), Passes(200, "ok")),
-        ("103 first", format!("HTTP/1.1 103 Early Hints\r\nLink: </x>\r\nAlt-Svc: h3=\":443\"\r\n\r\n{OK}"), Passes(200, "ok")),
+        (
+            "103 first",
+            format!("HTTP/1.1 103 Early Hints\r\nLink: </x>\r\nAlt-Svc: h3=\":443\"\r\n\r\n{OK}"),
+            Passes(200, "ok"),
+        ),
         ("fifty 103", format!("{}{OK}", "HTTP/1.1 103 Early Hints\r\n\r\n".repeat(50)), Passes(200, "ok")),
         ("only 103", "HTTP/1.1 103 Early Hints\r\n\r\n".into(), Broke),
-        ("204 with a body", "HTTP/1.1 204 No Content\r\n\r\nHTTP/1.1 200 OK\r\nContent-Length: 4\r\n\r\nevil".into(), Passes(204, "")),
-        ("304 with a body", "HTTP/1.1 304 Not Modified\r\n\r\nHTTP/1.1 200 OK\r\nContent-Length: 4\r\n\r\nevil".into(), Passes(304, "")),
+        (
+            "204 with a body",
+            "HTTP/1.1 204 No Content\r\n\r\nHTTP/1.1 200 OK\r\nContent-Length: 4\r\n\r\nevil".into(),
+            Passes(204, ""),
+        ),
+        (
+            "304 with a body",
+            "HTTP/1.1 304 Not Modified\r\n\r\nHTTP/1.1 200 OK\r\nContent-Length: 4\r\n\r\nevil".into(),
+            Passes(304, ""),
+        ),
         ("two answers", format!("{OK}HTTP/1.1 200 OK\r\nContent-Length: 4\r\n\r\nevil"), Passes(200, "ok")),
         ("plain again", OK.to_owned(), Passes(200, "ok")),
-        ("chunk size no number", "HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\nzz\r\nok\r\n0\r\n\r\n".into(), Torn),
+        (
+            "chunk size no number",
+            "HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\nzz\r\nok\r\n0\r\n\r\n".into(),
+            Torn,
+        ),
         ("length not reached", "HTTP/1.1 200 OK\r\nContent-Length: 20\r\n\r\nok".into(), Torn),
         ("chunks not ended", "HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n2\r\nok\r\n".into(), Torn),
     ] {
@@ -70,12 +111,7 @@ fn a_malformed_answer_is_a_bad_gateway() {
     assert!(wrong.is_empty(), "{wrong:?}");
 }
 
-fn assert_outcome(
-    world: &SandbarInstance,
-    origin: &ScriptedOrigin,
-    what: &str,
-    fate: &AnswerOutcome,
-) {
+fn assert_outcome(world: &SandbarInstance, origin: &ScriptedOrigin, what: &str, fate: &AnswerOutcome) {
     let before = origin.requests().len();
     let mut wire = world.open_tunnel("a.test", origin.port());
     wire.send(format!("GET / HTTP/1.1\r\nHost: a.test:{}\r\n\r\n", origin.port()));

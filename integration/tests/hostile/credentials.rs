@@ -50,13 +50,7 @@ impl CredentialScene {
         CredentialScene { world, bound, other, secret }
     }
 
-    fn send_request(
-        &self,
-        host: &str,
-        origin: &ScriptedOrigin,
-        line: &str,
-        fields: &str,
-    ) -> RawResponse {
+    fn send_request(&self, host: &str, origin: &ScriptedOrigin, line: &str, fields: &str) -> RawResponse {
         let mut wire = self.connect_tls(host, origin);
         let port = origin.port();
         wire.send(format!("{line} HTTP/1.1\r\nHost: {host}:{port}\r\n{fields}\r\n"));
@@ -75,12 +69,7 @@ impl CredentialScene {
     }
 
     pub(crate) fn send_post(&self, fields: &str) -> RawResponse {
-        self.send_request(
-            "a.test",
-            &self.bound,
-            "POST /v1/chat",
-            &format!("Content-Length: 0\r\n{fields}"),
-        )
+        self.send_request("a.test", &self.bound, "POST /v1/chat", &format!("Content-Length: 0\r\n{fields}"))
     }
 
     /// The file that holds the credential.
@@ -92,14 +81,12 @@ impl CredentialScene {
     pub(crate) fn received_authorization(origin: &ScriptedOrigin) -> Vec<String> {
         let requests = origin.requests();
         let last = requests.last().unwrap();
-        let named =
-            last.fields.iter().filter(|(name, _)| name.eq_ignore_ascii_case("authorization"));
+        let named = last.fields.iter().filter(|(name, _)| name.eq_ignore_ascii_case("authorization"));
         named.map(|(_, value)| value.clone()).collect()
     }
 
     pub(crate) fn log_text(&self) -> String {
-        let segments =
-            fs::read_dir(self.world.log_dir()).unwrap().map(|entry| entry.unwrap().path());
+        let segments = fs::read_dir(self.world.log_dir()).unwrap().map(|entry| entry.unwrap().path());
         let text = |path: &Path| fs::read_to_string(path).unwrap_or_default();
         segments
             .filter(|path| path.extension().is_some_and(|kind| kind == "jsonl"))
@@ -136,8 +123,7 @@ fn p11_it_goes_to_the_bound_host_method_and_path_and_nowhere_else() {
     );
     assert_eq!(scene.send_request("b.test", &scene.other, "GET /v1/chat", mine).status, 200);
     assert_eq!(CredentialScene::received_authorization(&scene.other), ["Bearer mine"]);
-    let answer =
-        scene.send_request("a.test", &scene.bound, "POST /v2/chat", "Content-Length: 0\r\n");
+    let answer = scene.send_request("a.test", &scene.bound, "POST /v2/chat", "Content-Length: 0\r\n");
     scene.world.assert_refused("another path", &answer, 403, "path_not_allowed");
     assert!(!scene.log_text().contains(SECRET), "it is in no record");
     assert!(scene.log_text().contains("\"key\""), "its name is");
@@ -163,10 +149,7 @@ fn p11_without_it_nothing_is_sent() {
     }
     fs::write(&file, "another-secret-of-ours").unwrap();
     assert_eq!(scene.send_post("").status, 200, "it is read again");
-    assert_eq!(
-        CredentialScene::received_authorization(&scene.bound),
-        ["Bearer another-secret-of-ours"]
-    );
+    assert_eq!(CredentialScene::received_authorization(&scene.bound), ["Bearer another-secret-of-ours"]);
 }
 
 #[test]
@@ -185,13 +168,8 @@ fn p11_what_the_origin_sends_back_is_covered_and_found() {
         let shown = format!("{:?} {}", answer.fields, answer.text());
         assert!(!shown.contains(SECRET) && !shown.contains(percent), "{what}: {shown}");
         assert!(!shown.contains(based.get(12..40).unwrap()), "{what}: {shown}");
-        assert!(
-            shown.contains("second") && shown.contains("thanks"),
-            "{what}: the rest passes: {shown}"
-        );
-        scene
-            .world
-            .wait_for_record(0, what, |record| record.to_string().contains("credential_echoed"));
+        assert!(shown.contains("second") && shown.contains("thanks"), "{what}: the rest passes: {shown}");
+        scene.world.wait_for_record(0, what, |record| record.to_string().contains("credential_echoed"));
         assert!(!scene.log_text().contains(SECRET), "{what}: it is in no record");
     }
 }

@@ -97,9 +97,7 @@ fn p11_what_only_begins_like_it_arrives_whole() {
     let answer = "HTTP/1.1 200 OK\r\nContent-Length: 12\r\n\r\nends sk-live";
     scene.bound.set_reply(OriginReply::Say(answer.as_bytes().to_vec()));
     assert_eq!(scene.send_post("").text(), "ends sk-live");
-    scene
-        .bound
-        .set_reply(OriginReply::SayAndClose(b"HTTP/1.0 200 OK\r\n\r\nends sk-live".to_vec()));
+    scene.bound.set_reply(OriginReply::SayAndClose(b"HTTP/1.0 200 OK\r\n\r\nends sk-live".to_vec()));
     assert_eq!(scene.send_post("").text(), "ends sk-live");
 }
 
@@ -171,9 +169,7 @@ fn p11_each_request_of_a_connection_is_bound_by_itself() {
     let mut wire = scene.connect_bound();
     for request in [
         format!("GET /v1/x HTTP/1.1\r\n{host}Authorization: Bearer mine\r\n\r\n"),
-        format!(
-            "POST /v1/x HTTP/1.1\r\n{host}Authorization: Bearer mine\r\nContent-Length: 0\r\n\r\n"
-        ),
+        format!("POST /v1/x HTTP/1.1\r\n{host}Authorization: Bearer mine\r\nContent-Length: 0\r\n\r\n"),
         format!("GET /v1/x HTTP/1.1\r\n{host}\r\n"),
     ] {
         wire.send(&request);
@@ -202,8 +198,7 @@ fn authorization_fields(request: &crate::strict_http::StrictRequest) -> Vec<Stri
 fn p11_it_is_told_to_nobody() {
     let scene = CredentialScene::new();
     scene.bound.set_reply(OriginReply::Say(
-        format!("HTTP/1.1 500 {SECRET}\r\nX-Echo: {SECRET}\r\nContent-Length: 0\r\n\r\n")
-            .into_bytes(),
+        format!("HTTP/1.1 500 {SECRET}\r\nX-Echo: {SECRET}\r\nContent-Length: 0\r\n\r\n").into_bytes(),
     ));
     assert_eq!(scene.send_post("").status, 500);
     let port = scene.bound.port();
@@ -230,13 +225,8 @@ fn p11_it_is_told_to_nobody() {
         assert!(!told.is_empty(), "{what} is not answered");
         String::from_utf8(told).unwrap()
     });
-    let told = format!(
-        "{}\n{}\n{}\n{}",
-        scene.log_text(),
-        scene.world.stderr_text(),
-        answer.text(),
-        asked.concat()
-    );
+    let told =
+        format!("{}\n{}\n{}\n{}", scene.log_text(), scene.world.stderr_text(), answer.text(), asked.concat());
     assert_covered("somebody is told", &told);
 }
 
@@ -265,8 +255,7 @@ impl Http2EchoScene {
         );
         let file = secret.path().join("key").display().to_string();
         let tables = format!("[[credential]]\nname = \"key\"\nfile = \"{file}\"\n");
-        let plan =
-            InstanceSetup { policy, tables, hosts: vec!["a.test"], ..InstanceSetup::default() };
+        let plan = InstanceSetup { policy, tables, hosts: vec!["a.test"], ..InstanceSetup::default() };
         Http2EchoScene { world: plan.with_roots(root.pem()).start(), origin, _secret: secret }
     }
 

@@ -64,10 +64,11 @@ fn p13_nothing_is_invented_and_nobody_speaks_for_us() {
     let lies: String = removed.iter().map(|name| format!("{name}: 5\r\n")).collect();
     for (what, tunnelled) in [("in a tunnel", true), ("in absolute form", false)] {
         let before = origin.connections().iter().map(|seen| seen.bytes.len()).sum::<usize>();
-        let mut wire =
-            if tunnelled { world.open_tunnel("a.test", origin.port()) } else { world.connect() };
+        let mut wire = if tunnelled { world.open_tunnel("a.test", origin.port()) } else { world.connect() };
         let target = if tunnelled { "/x?q=1".to_owned() } else { format!("http://{host}/x?q=1") };
-        wire.send(format!("GET {target} HTTP/1.1\r\nHost: {host}\r\n{kept}{lies}Connection: close, x-nominated\r\n\r\n"));
+        wire.send(format!(
+            "GET {target} HTTP/1.1\r\nHost: {host}\r\n{kept}{lies}Connection: close, x-nominated\r\n\r\n"
+        ));
         assert_eq!(wire.read_response("GET").map(|answer| answer.status), Some(200), "{what}");
         let bytes: Vec<u8> =
             origin.connections().into_iter().flat_map(|seen| seen.bytes).skip(before).collect();
@@ -105,9 +106,7 @@ fn grpc_keeps_its_trailers() {
 #[test]
 fn an_answer_is_passed_on_as_it_is() {
     let (origin, elsewhere) = (ScriptedOrigin::start_plain(), ScriptedOrigin::start_plain());
-    let world =
-        InstanceSetup::with_hosts(&[("a.test", origin.port()), ("b.test", elsewhere.port())])
-            .start();
+    let world = InstanceSetup::with_hosts(&[("a.test", origin.port()), ("b.test", elsewhere.port())]).start();
     let fields = format!(
         "Server: origin/1\r\nContent-Type: text/odd\r\nContent-Encoding: br\r\nSet-Cookie: a=b\r\nSet-Cookie: c=d\r\n\
          Via: 1.1 cdn\r\nX-Forwarded-For: 192.0.2.1\r\nETag: \"x\"\r\nX-MIXED: Y\r\nLocation: http://b.test:{}/\r\n\
@@ -136,8 +135,7 @@ fn an_answer_is_passed_on_as_it_is() {
         assert_eq!(answer.body, b"\x01\x02\x00\x7f", "{status}");
         // The engine dates every answer by itself, and says whether the connection stays.
         let own = |name: &str| matches!(name, "date" | "connection");
-        let mut got: Vec<_> =
-            answer.fields.iter().filter(|(name, _)| !own(name)).cloned().collect();
+        let mut got: Vec<_> = answer.fields.iter().filter(|(name, _)| !own(name)).cloned().collect();
         let mut said: Vec<_> = fields
             .lines()
             .filter_map(|line| line.split_once(": "))

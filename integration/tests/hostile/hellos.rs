@@ -1,8 +1,6 @@
 //! TLS hellos: in pieces, too long, too old, without a name, with two; and what is no TLS where TLS belongs.
 
-use crate::handshake::{
-    RawClientHello, client_config, server_name_list, tls_handshake, tls_record,
-};
+use crate::handshake::{RawClientHello, client_config, server_name_list, tls_handshake, tls_record};
 use crate::instance::InstanceSetup;
 use crate::origin::ScriptedOrigin;
 
@@ -17,8 +15,7 @@ fn a_hello_is_read_whole_or_refused() {
     let two = RawClientHello { names: Some(server_name_list(&[b"a.test", b"b.test"])), ..plain() };
     let none = RawClientHello { names: Some(server_name_list(&[])), ..plain() };
     let torn = RawClientHello { names: Some(vec![0, 9, 0, 0, 6, b'a']), ..plain() };
-    let with_nul =
-        RawClientHello { names: Some(server_name_list(&[b"a.test\0.b.test"])), ..plain() };
+    let with_nul = RawClientHello { names: Some(server_name_list(&[b"a.test\0.b.test"])), ..plain() };
     let old = |version| RawClientHello { version, versions: Vec::new(), ..plain() }.record_bytes();
     for (what, bytes, begins, code) in [
         ("plain", plain().record_bytes(), true, "bad_handshake"),
@@ -55,18 +52,8 @@ fn a_hello_is_read_whole_or_refused() {
         ("with an empty list of names", none.record_bytes(), false, ""),
         ("with a torn list of names", torn.record_bytes(), false, ""),
         ("with NUL in the name", with_nul.record_bytes(), false, ""),
-        (
-            "for an address",
-            RawClientHello::for_name("127.0.0.1").record_bytes(),
-            false,
-            "address_as_sni",
-        ),
-        (
-            "for another name",
-            RawClientHello::for_name("b.test").record_bytes(),
-            false,
-            "names_disagree",
-        ),
+        ("for an address", RawClientHello::for_name("127.0.0.1").record_bytes(), false, "address_as_sni"),
+        ("for another name", RawClientHello::for_name("b.test").record_bytes(), false, "names_disagree"),
         ("TLS 1.1", old(0x0302), false, "bad_handshake"),
         ("TLS 1.0", old(0x0301), false, "bad_handshake"),
         ("SSL 3", old(0x0300), false, "bad_handshake"),
@@ -87,12 +74,7 @@ fn a_hello_is_read_whole_or_refused() {
         ("a record of nothing", vec![22, 3, 1, 0, 0], false, "bad_handshake"),
         ("another message", tls_record(&[2, 0, 0, 1, 0]), false, "bad_handshake"),
         ("garbage in a record", tls_record(&[0xff; 200]), false, "bad_handshake"),
-        (
-            "a record too long",
-            [&[22, 3, 1, 0xff, 0xff][..], &[1; 500]].concat(),
-            false,
-            "bad_handshake",
-        ),
+        ("a record too long", [&[22, 3, 1, 0xff, 0xff][..], &[1; 500]].concat(), false, "bad_handshake"),
     ] {
         let since = world.record_count();
         let mut wire = world.open_tunnel("a.test", origin.port());
@@ -132,8 +114,7 @@ fn a_hello_in_segments_of_one_byte_is_a_hello() {
 
 #[test]
 fn a_port_speaks_what_it_is_for() {
-    let world =
-        InstanceSetup::with_hosts(&[("a.test", 443), ("a.test", 80), ("a.test", 8443)]).start();
+    let world = InstanceSetup::with_hosts(&[("a.test", 443), ("a.test", 80), ("a.test", 8443)]).start();
     let hello = RawClientHello::for_name("a.test").record_bytes();
     let get = b"GET / HTTP/1.1\r\nHost: a.test\r\nConnection: close\r\n\r\n";
     for (what, port, bytes, begins, code) in [
@@ -174,7 +155,5 @@ fn a_port_speaks_what_it_is_for() {
     let mut wire = world.connect();
     wire.send(&hello);
     assert_eq!(wire.read_to_end(), b"");
-    world.wait_for_record(since, "TLS to the proxy", |record| {
-        record["status_detail"] == "wrong_protocol"
-    });
+    world.wait_for_record(since, "TLS to the proxy", |record| record["status_detail"] == "wrong_protocol");
 }

@@ -131,14 +131,8 @@ pub(crate) fn encode_frame(kind: u8, flags: u8, stream: u32, payload: &[u8]) -> 
 }
 
 /// The fields of a plain request.
-pub(crate) fn request_fields(
-    method: &str,
-    scheme: &str,
-    authority: &str,
-    path: &str,
-) -> HeaderList {
-    let fields =
-        [(":method", method), (":scheme", scheme), (":authority", authority), (":path", path)];
+pub(crate) fn request_fields(method: &str, scheme: &str, authority: &str, path: &str) -> HeaderList {
+    let fields = [(":method", method), (":scheme", scheme), (":authority", authority), (":path", path)];
     fields.map(|(name, value)| (name.to_owned(), value.as_bytes().to_vec())).to_vec()
 }
 
@@ -189,8 +183,7 @@ fn decode_status(block: &[u8]) -> u16 {
 
 /// Digits in the code of RFC 7541, appendix B.
 fn decode_digits(bytes: &[u8]) -> Vec<u8> {
-    let bits: Vec<u8> =
-        bytes.iter().flat_map(|byte| (0..8).rev().map(move |at| byte >> at & 1)).collect();
+    let bits: Vec<u8> = bytes.iter().flat_map(|byte| (0..8).rev().map(move |at| byte >> at & 1)).collect();
     let mut rest = &bits[..];
     let mut text = Vec::new();
     let number = |bits: &[u8]| bits.iter().fold(0, |sum, bit| sum << 1 | bit);

@@ -111,9 +111,7 @@ impl InstanceSetup {
         wait_until("sandbar listens", || world.count_listeners() >= count);
         world.listeners = world.listener_addresses();
         // Its self-test is recorded, and none of the test's business.
-        world.wait_for_record(0, "sandbar is ready", |record| {
-            record["status_detail"] == "not_listed"
-        });
+        world.wait_for_record(0, "sandbar is ready", |record| record["status_detail"] == "not_listed");
         world
     }
 }
@@ -122,9 +120,7 @@ impl InstanceSetup {
 fn collect_stderr(child: &mut Child) -> Arc<Mutex<Vec<String>>> {
     let told = Arc::<Mutex<Vec<String>>>::default();
     let (lines, keep) = (BufReader::new(child.stderr.take().unwrap()).lines(), told.clone());
-    thread::spawn(move || {
-        lines.map_while(Result::ok).for_each(|line| keep.lock().unwrap().push(line))
-    });
+    thread::spawn(move || lines.map_while(Result::ok).for_each(|line| keep.lock().unwrap().push(line)));
     told
 }
 
@@ -189,8 +185,7 @@ impl SandbarInstance {
     /// The whole lines of the log that are of attempts.
     fn log_lines(&self) -> Vec<String> {
         let segments = audit::list_segments(&self.dir.path().join("log")).unwrap();
-        let text: String =
-            segments.iter().map(|(_, path)| fs::read_to_string(path).unwrap()).collect();
+        let text: String = segments.iter().map(|(_, path)| fs::read_to_string(path).unwrap()).collect();
         let whole = text.split_inclusive('\n').filter(|line| line.ends_with('\n'));
         whole.filter(|line| !line.contains("\"class_uid\":6002,")).map(str::to_owned).collect()
     }
@@ -212,15 +207,9 @@ impl SandbarInstance {
     }
 
     /// Waits for a record that fits, among those from `since` on.
-    pub(crate) fn wait_for_record(
-        &self,
-        since: usize,
-        what: &str,
-        fits: impl Fn(&Value) -> bool,
-    ) -> Value {
+    pub(crate) fn wait_for_record(&self, since: usize, what: &str, fits: impl Fn(&Value) -> bool) -> Value {
         let read = |line: String| serde_json::from_str(&line).unwrap();
-        let found =
-            || self.log_lines().into_iter().skip(since).map(read).find(|record| fits(record));
+        let found = || self.log_lines().into_iter().skip(since).map(read).find(|record| fits(record));
         wait_until(what, || found().is_some());
         found().unwrap()
     }

@@ -41,8 +41,7 @@ fn p17_the_first_bytes_come_in_time() {
     let port = origin.port();
     let endless = [b"GET / HTTP/1.1\r\nHost: a.test\r\n".to_vec(), b"X: y\r\n".repeat(60)].concat();
     let greeting = [vec![5, 255], vec![0; 200]].concat();
-    let hello =
-        RawClientHello { padding: 400, ..RawClientHello::for_name("a.test") }.record_bytes();
+    let hello = RawClientHello { padding: 400, ..RawClientHello::for_name("a.test") }.record_bytes();
     for (what, tunnelled, bytes, answered) in [
         ("silence", false, &b""[..], false),
         ("silence in a tunnel", true, b"", false),
@@ -109,9 +108,7 @@ fn p17_a_request_that_stands_still_ends() {
     wire.send(format!("GET /x HTTP/1.1\r\nHost: {host}\r\n\r\n"));
     let answer = wire.read_response("GET").unwrap();
     world.assert_refused("first_byte_seconds", &answer, 504, "upstream_timeout");
-    origin.set_reply(OriginReply::SayAndHang(
-        b"HTTP/1.1 200 OK\r\nContent-Length: 9\r\n\r\nabc".to_vec(),
-    ));
+    origin.set_reply(OriginReply::SayAndHang(b"HTTP/1.1 200 OK\r\nContent-Length: 9\r\n\r\nabc".to_vec()));
     let since = world.record_count();
     let mut wire = world.open_tunnel("a.test", origin.port());
     wire.send(format!("GET /x HTTP/1.1\r\nHost: {host}\r\n\r\n"));
@@ -171,9 +168,7 @@ fn p17_a_tunnel_that_stands_still_ends() {
         raw.port()
     );
     let limits = "tunnel_idle_seconds = 1\n".to_owned();
-    let world =
-        InstanceSetup { policy, limits, hosts: vec!["raw.test"], ..InstanceSetup::default() }
-            .start();
+    let world = InstanceSetup { policy, limits, hosts: vec!["raw.test"], ..InstanceSetup::default() }.start();
     let mut wire = world.open_tunnel("raw.test", raw.port());
     wire.send("hello");
     assert_eq!(wire.read_to_end(), b"");
@@ -186,7 +181,9 @@ fn start_with_size_limits() -> (SandbarInstance, ScriptedOrigin, ScriptedOrigin)
         (ScriptedOrigin::start_plain(), ScriptedOrigin::start_tls(root.server_config("a.test")));
     let mut plan = InstanceSetup::with_hosts(&[("a.test", plain.port()), ("a.test", tls.port())])
         .with_roots(root.pem())
-        .with_limits("head_bytes = 2048\nhead_fields = 20\nhello_bytes = 1024\ninspected_body_bytes = 1000\n");
+        .with_limits(
+            "head_bytes = 2048\nhead_fields = 20\nhello_bytes = 1024\ninspected_body_bytes = 1000\n",
+        );
     plan.hosts.push("inspected.test");
     plan.policy += &format!(
         "[[allow]]\nname = \"inspected\"\nhosts = [\"inspected.test:{}\"]\ninspect = true\nresolves_to = [\"127.0.0.0/8\"]\n",
@@ -226,11 +223,9 @@ fn p17_heads_have_a_size() {
     }
     let config = client_config(&world, "h2");
     for (what, value, times) in [("too many", 1, 21), ("too long", 2048, 1)] {
-        let wire =
-            tls_handshake(world.open_tunnel("a.test", tls.port()), &config, "a.test").unwrap();
+        let wire = tls_handshake(world.open_tunnel("a.test", tls.port()), &config, "a.test").unwrap();
         let mut connection = http2::Http2Client::new(wire);
-        let mut fields =
-            http2::request_fields("GET", "https", &format!("a.test:{}", tls.port()), "/x");
+        let mut fields = http2::request_fields("GET", "https", &format!("a.test:{}", tls.port()), "/x");
         fields.extend((0..times).map(|at| (format!("x-{at}"), vec![b'y'; value])));
         connection.send_headers(1, &fields, true);
         assert_eq!(connection.wait_for_status(1), Some(431), "{what} over HTTP/2");
@@ -243,9 +238,7 @@ fn p17_hellos_have_a_size() {
     let (world, _, tls) = start_with_size_limits();
     let since = world.record_count();
     let mut wire = world.open_tunnel("a.test", tls.port());
-    wire.send(
-        RawClientHello { padding: 8000, ..RawClientHello::for_name("a.test") }.record_bytes(),
-    );
+    wire.send(RawClientHello { padding: 8000, ..RawClientHello::for_name("a.test") }.record_bytes());
     assert_eq!(wire.read_to_end(), [21, 3, 3, 0, 2, 2, 50]);
     world.wait_for_record(since, "hello_bytes", has_reason("head_too_large"));
 }
@@ -255,13 +248,9 @@ fn p17_inspected_bodies_have_a_size() {
     let (world, plain, _) = start_with_size_limits();
     let host = format!("inspected.test:{}", plain.port());
     let chunked = |length: usize| {
-        format!(
-            "Transfer-Encoding: chunked\r\n\r\n{length:x}\r\n{}\r\n0\r\n\r\n",
-            "z".repeat(length)
-        )
+        format!("Transfer-Encoding: chunked\r\n\r\n{length:x}\r\n{}\r\n0\r\n\r\n", "z".repeat(length))
     };
-    let measured =
-        |length: usize| format!("Content-Length: {length}\r\n\r\n{}", "z".repeat(length));
+    let measured = |length: usize| format!("Content-Length: {length}\r\n\r\n{}", "z".repeat(length));
     for (what, body, refused) in [
         ("as long as may be", measured(1000), false),
         ("too long", measured(1001), true),
@@ -285,13 +274,10 @@ fn p17_inspected_bodies_have_a_size() {
 #[test]
 fn p17_connections_are_counted() {
     let origin = ScriptedOrigin::start_plain();
-    for (limits, mine, others) in
-        [("connections_per_sandbox = 3\n", 3, 3), ("connections = 3\n", 3, 0)]
-    {
+    for (limits, mine, others) in [("connections_per_sandbox = 3\n", 3, 3), ("connections = 3\n", 3, 0)] {
         let plan = InstanceSetup::with_hosts(&[("a.test", origin.port())]).with_limits(limits);
         let world = InstanceSetup { others: vec!["two"], ..plan }.start();
-        let mut held: Vec<_> =
-            (0..mine).map(|_| world.open_tunnel("a.test", origin.port())).collect();
+        let mut held: Vec<_> = (0..mine).map(|_| world.open_tunnel("a.test", origin.port())).collect();
         let since = world.record_count();
         assert_eq!(RawConnection::connect(world.listeners[0]).read_to_end(), b"", "{limits}");
         world.wait_for_record(since, limits, has_reason("too_many_connections"));
@@ -299,8 +285,7 @@ fn p17_connections_are_counted() {
             held.push(world.open_tunnel_via(1, "a.test", origin.port())); // another sandbox has its own
         }
         held.remove(0);
-        let get =
-            format!("GET http://a.test:{0}/x HTTP/1.1\r\nHost: a.test:{0}\r\n\r\n", origin.port());
+        let get = format!("GET http://a.test:{0}/x HTTP/1.1\r\nHost: a.test:{0}\r\n\r\n", origin.port());
         wait_until("a place that was given up is taken", || {
             let mut wire = world.connect();
             wire.send(&get);
@@ -318,8 +303,7 @@ fn p17_streams_are_counted() {
     let world = plan.with_limits("streams = 3\nresets = 8\n").start();
     let config = client_config(&world, "h2");
     let connect = || {
-        let wire =
-            tls_handshake(world.open_tunnel("a.test", tls.port()), &config, "a.test").unwrap();
+        let wire = tls_handshake(world.open_tunnel("a.test", tls.port()), &config, "a.test").unwrap();
         http2::Http2Client::new(wire)
     };
     let fields = http2::request_fields("GET", "https", &format!("a.test:{}", tls.port()), "/x");
@@ -342,14 +326,12 @@ fn p17_streams_are_counted() {
 #[test]
 fn p17_a_stop_waits_no_longer_than_it_should() {
     let origin = ScriptedOrigin::start_plain();
-    let mut world = InstanceSetup::with_hosts(&[("a.test", origin.port())])
-        .with_limits("drain_seconds = 1\n")
-        .start();
+    let mut world =
+        InstanceSetup::with_hosts(&[("a.test", origin.port())]).with_limits("drain_seconds = 1\n").start();
     origin.set_reply(OriginReply::SayAndHang(Vec::new()));
     let mut wire = world.open_tunnel("a.test", origin.port());
     wire.send(format!("GET /x HTTP/1.1\r\nHost: a.test:{}\r\n\r\n", origin.port()));
-    origin
-        .wait_until("the request has come", |seen| seen.iter().any(|seen| !seen.bytes.is_empty()));
+    origin.wait_until("the request has come", |seen| seen.iter().any(|seen| !seen.bytes.is_empty()));
     let idle = world.open_tunnel("a.test", origin.port());
     assert!(world.stop(), "a stop ends well");
     wire.read_to_end();

@@ -144,11 +144,7 @@ fn try_connect(world: &SandbarInstance, port: u16, name: &str) -> String {
     match wire.read_until(b"\r\n\r\n") {
         Some(head) if head.starts_with(b"HTTP/1.1 200") => {
             wire.send(format!("GET / HTTP/1.1\r\nHost: {name}:{port}\r\n\r\n"));
-            assert_eq!(
-                wire.read_response("GET").map(|answer| answer.status),
-                Some(200),
-                "{name:?}"
-            );
+            assert_eq!(wire.read_response("GET").map(|answer| answer.status), Some(200), "{name:?}");
             "passes".to_owned()
         }
         _ => refusal_code(world, since),

@@ -184,12 +184,7 @@ fn serve_requests(
 }
 
 /// Writes bytes down; what is to be done about the requests that they complete.
-fn log_bytes(
-    bytes: &[u8],
-    notes: &mut OriginLog,
-    at: usize,
-    act: &Mutex<OriginReply>,
-) -> Vec<OriginReply> {
+fn log_bytes(bytes: &[u8], notes: &mut OriginLog, at: usize, act: &Mutex<OriginReply>) -> Vec<OriginReply> {
     let OriginLog { connections, requests } = notes;
     let seen = &mut connections[at];
     seen.bytes.extend_from_slice(bytes);

@@ -63,18 +63,14 @@ fn p18_a_refusal_is_told_to_people_and_to_machines() {
         ),
         (
             "ambiguous path",
-            format!(
-                "GET http://a.test:{port}/open/%2e%2e/shut HTTP/1.1\r\nHost: a.test:{port}\r\n"
-            ),
+            format!("GET http://a.test:{port}/open/%2e%2e/shut HTTP/1.1\r\nHost: a.test:{port}\r\n"),
             403,
             "ambiguous_path",
             Some("readers"),
         ),
         (
             "path with slash hidden",
-            format!(
-                "GET http://a.test:{port}/open%2f..%2fshut HTTP/1.1\r\nHost: a.test:{port}\r\n"
-            ),
+            format!("GET http://a.test:{port}/open%2f..%2fshut HTTP/1.1\r\nHost: a.test:{port}\r\n"),
             403,
             "ambiguous_path",
             Some("readers"),
@@ -134,11 +130,8 @@ fn p18_a_refusal_is_told_to_people_and_to_machines() {
             let id = answer.field("sandbar-record").unwrap();
             // A head that could not be read has no Accept either.
             let person = matches!(code, "bad_request" | "names_disagree");
-            let kind = if person && what != "connect without port" {
-                "text/plain; charset=utf-8"
-            } else {
-                kind
-            };
+            let kind =
+                if person && what != "connect without port" { "text/plain; charset=utf-8" } else { kind };
             assert_eq!(answer.field("content-type"), Some(kind), "{what} {accept}");
             let text = answer.text();
             assert!(text.contains(code) && text.contains(id), "{what}: {text}");
@@ -147,10 +140,7 @@ fn p18_a_refusal_is_told_to_people_and_to_machines() {
                 let said = &said["error"];
                 assert_eq!(said["reason"], code, "{what}: {said}");
                 assert_eq!(said["record"], id, "{what}: {said}");
-                assert!(
-                    said["next_step"].as_str().is_some_and(|next| next.len() > 5),
-                    "{what}: {said}"
-                );
+                assert!(said["next_step"].as_str().is_some_and(|next| next.len() > 5), "{what}: {said}");
                 if let Some(rule) = rule {
                     assert_eq!(said["rule"]["rule"], rule, "{what}: {said}");
                 }
@@ -168,12 +158,7 @@ fn p18_socks_is_refused_in_its_own_words() {
     let port = origin.port().to_be_bytes();
     for (what, request, reply, code) in [
         ("not listed", [&b"\x05\x01\x00\x03\x06c.test"[..], &port].concat(), 2, "not_listed"),
-        (
-            "an address",
-            [&b"\x05\x01\x00\x01\x7f\x00\x00\x01"[..], &port].concat(),
-            2,
-            "address_not_listed",
-        ),
+        ("an address", [&b"\x05\x01\x00\x01\x7f\x00\x00\x01"[..], &port].concat(), 2, "address_not_listed"),
         (
             "an IPv6 address",
             [&b"\x05\x01\x00\x04"[..], &[0; 15], &[1], &port].concat(),
@@ -187,12 +172,7 @@ fn p18_socks_is_refused_in_its_own_words() {
             "address_not_listed",
         ),
         ("no name", [&b"\x05\x01\x00\x03\x00"[..], &port].concat(), 2, "bad_name"),
-        (
-            "bytes that are no text",
-            [&b"\x05\x01\x00\x03\x03\xff\xfe\x00"[..], &port].concat(),
-            2,
-            "bad_name",
-        ),
+        ("bytes that are no text", [&b"\x05\x01\x00\x03\x03\xff\xfe\x00"[..], &port].concat(), 2, "bad_name"),
         ("BIND", [&b"\x05\x02\x00\x03\x06a.test"[..], &port].concat(), 7, "socks_unsupported"),
         ("UDP", [&b"\x05\x03\x00\x03\x06a.test"[..], &port].concat(), 7, "socks_unsupported"),
         (
@@ -221,9 +201,7 @@ fn p18_socks_is_refused_in_its_own_words() {
     let mut wire = world.connect();
     wire.send([5, 1, 2]);
     assert!(wire.read_to_end().starts_with(&[5, 0xff]));
-    world.wait_for_record(since, "passwords", |record| {
-        record["status_detail"] == "socks_unsupported"
-    });
+    world.wait_for_record(since, "passwords", |record| record["status_detail"] == "socks_unsupported");
     // SOCKS4 is no protocol of ours.
     let since = world.record_count();
     let mut wire = world.connect();

@@ -8,9 +8,9 @@ use std::time::{Duration, Instant};
 
 use crate::handshake::{OriginCa, client_config, tls_handshake};
 use crate::http2::{
-    CONTINUATION, DATA, END_HEADERS, END_STREAM, GOAWAY, HEADERS, HeaderList, Http2Client, PING,
-    PRIORITY, PUSH_PROMISE, RST_STREAM, SETTINGS, StreamEnd, WINDOW_UPDATE, encode_frame,
-    encode_headers, request_fields,
+    CONTINUATION, DATA, END_HEADERS, END_STREAM, GOAWAY, HEADERS, HeaderList, Http2Client, PING, PRIORITY,
+    PUSH_PROMISE, RST_STREAM, SETTINGS, StreamEnd, WINDOW_UPDATE, encode_frame, encode_headers,
+    request_fields,
 };
 use crate::instance::{DEADLINE, InstanceSetup, SandbarInstance};
 use crate::origin::ScriptedOrigin;
@@ -38,8 +38,7 @@ impl StreamScene {
     fn new() -> Self {
         let root = OriginCa::new();
         let origin = ScriptedOrigin::start_tls(root.server_config("a.test"));
-        let world =
-            InstanceSetup::with_hosts(&[("a.test", origin.port())]).with_roots(root.pem()).start();
+        let world = InstanceSetup::with_hosts(&[("a.test", origin.port())]).with_roots(root.pem()).start();
         let config = client_config(&world, "h2");
         StreamScene { world, origin, config }
     }
@@ -117,11 +116,7 @@ fn a_malformed_request_reaches_nobody() {
         ("space in a name", add_field(&get, "x y", b"z"), Malformed),
         ("NUL in a name", add_field(&get, "x\0", b"z"), Malformed),
         ("no name", add_field(&get, "", b"z"), Malformed),
-        (
-            "line ends in :path",
-            with_field(&get, ":path", b"/x HTTP/1.1\r\nx-smuggled: y\r\n\r\n"),
-            Malformed,
-        ),
+        ("line ends in :path", with_field(&get, ":path", b"/x HTTP/1.1\r\nx-smuggled: y\r\n\r\n"), Malformed),
         ("space in :path", with_field(&get, ":path", b"/x HTTP/1.1"), Malformed),
         ("NUL in :path", with_field(&get, ":path", b"/x\0"), Malformed),
         ("empty :path", with_field(&get, ":path", b""), Malformed),
@@ -136,11 +131,7 @@ fn a_malformed_request_reaches_nobody() {
         ("space in :method", with_field(&get, ":method", b"GET /smuggled"), Malformed),
         ("lower-case :method", with_field(&get, ":method", b"get"), Refused(400, "bad_method")),
         ("TRACE", with_field(&get, ":method", b"TRACE"), Refused(403, "method_not_allowed")),
-        (
-            "line ends in :authority",
-            with_field(&get, ":authority", b"a.test\r\nx-smuggled: y"),
-            Malformed,
-        ),
+        ("line ends in :authority", with_field(&get, ":authority", b"a.test\r\nx-smuggled: y"), Malformed),
         (
             "userinfo in :authority",
             with_field(&get, ":authority", format!("b.test@{}", "a.test").as_bytes()),
@@ -164,10 +155,7 @@ fn a_malformed_request_reaches_nobody() {
         ("a length that is none", add_field(&get, "content-length", b"x"), Malformed),
         (
             "CONNECT",
-            without_field(
-                &without_field(&with_field(&get, ":method", b"CONNECT"), ":path"),
-                ":scheme",
-            ),
+            without_field(&without_field(&with_field(&get, ":method", b"CONNECT"), ":path"), ":scheme"),
             Malformed,
         ),
         (
@@ -187,10 +175,8 @@ fn a_malformed_request_reaches_nobody() {
                 scene.world.wait_for_record(0, what, |record| record["status_detail"] == code);
             }
             Malformed => {
-                let refused = matches!(
-                    end,
-                    StreamEnd::Reset | StreamEnd::Gone | StreamEnd::Status(400 | 405 | 421)
-                );
+                let refused =
+                    matches!(end, StreamEnd::Reset | StreamEnd::Gone | StreamEnd::Status(400 | 405 | 421));
                 assert!(refused, "{what}: {end:?}");
             }
         }
@@ -198,8 +184,7 @@ fn a_malformed_request_reaches_nobody() {
         assert_eq!(scene.origin.requests().len(), before + passed, "{what}");
     }
     assert_eq!(scene.origin.faults(), [""; 0], "something malformed has reached the origin");
-    let smuggled =
-        |request: &crate::strict_http::StrictRequest| request.field("x-smuggled").is_some();
+    let smuggled = |request: &crate::strict_http::StrictRequest| request.field("x-smuggled").is_some();
     assert!(!scene.origin.requests().iter().any(smuggled));
     scene.assert_alive("all of it");
 }
@@ -249,10 +234,7 @@ fn a_malformed_frame_ends_its_connection() {
         ("WINDOW_UPDATE on an idle stream", encode_frame(WINDOW_UPDATE, 0, 1, &[0, 0, 0, 1])),
         ("WINDOW_UPDATE by nothing", encode_frame(WINDOW_UPDATE, 0, 0, &[0; 4])),
         ("WINDOW_UPDATE of another size", encode_frame(WINDOW_UPDATE, 0, 0, &[0; 3])),
-        (
-            "a window that overflows",
-            encode_frame(WINDOW_UPDATE, 0, 0, &[0x7f, 255, 255, 255]).repeat(2),
-        ),
+        ("a window that overflows", encode_frame(WINDOW_UPDATE, 0, 0, &[0x7f, 255, 255, 255]).repeat(2)),
         ("SETTINGS on a stream", encode_frame(SETTINGS, 0, 1, &[])),
         ("SETTINGS of another size", encode_frame(SETTINGS, 0, 0, &[0; 5])),
         ("SETTINGS that acknowledge with content", encode_frame(SETTINGS, 1, 0, &[0; 6])),
@@ -268,8 +250,7 @@ fn a_malformed_frame_ends_its_connection() {
         ("CONTINUATION of nothing", encode_frame(CONTINUATION, END_HEADERS, 1, &head)),
         (
             "CONTINUATION of another stream",
-            [encode_frame(HEADERS, 0, 1, &head), encode_frame(CONTINUATION, END_HEADERS, 3, &head)]
-                .concat(),
+            [encode_frame(HEADERS, 0, 1, &head), encode_frame(CONTINUATION, END_HEADERS, 3, &head)].concat(),
         ),
         (
             "a PING inside a header block",
@@ -278,10 +259,7 @@ fn a_malformed_frame_ends_its_connection() {
         ("a frame that is too long", encode_frame(DATA, 0, 1, &vec![0; 20_000])),
         ("a header frame that is too long", encode_frame(HEADERS, whole, 1, &vec![0; 20_000])),
         ("PUSH_PROMISE from a client", encode_frame(PUSH_PROMISE, END_HEADERS, 1, &[0, 0, 0, 2])),
-        (
-            "padding longer than the frame",
-            [headers(1), encode_frame(DATA, 8, 3, &[200, 0])].concat(),
-        ),
+        ("padding longer than the frame", [headers(1), encode_frame(DATA, 8, 3, &[200, 0])].concat()),
         ("headers padded beyond their end", encode_frame(HEADERS, whole | 8, 1, &[200, 0x82])),
         ("an index of nothing", encode_frame(HEADERS, whole, 1, &[0x80])),
         ("an index beyond the table", encode_frame(HEADERS, whole, 1, &[0xff, 0x80, 0x01])),
@@ -309,13 +287,7 @@ fn a_malformed_frame_ends_its_connection() {
 }
 
 /// Bytes of one flood, sent until they are not taken any more; what comes back is thrown away.
-fn send_flood(
-    world: &SandbarInstance,
-    port: u16,
-    start: &[u8],
-    round: impl Fn(u32) -> Vec<u8>,
-    rounds: u32,
-) {
+fn send_flood(world: &SandbarInstance, port: u16, start: &[u8], round: impl Fn(u32) -> Vec<u8>, rounds: u32) {
     let mut stream = TcpStream::connect(world.listeners[0]).unwrap();
     stream.set_write_timeout(Some(Duration::from_secs(5))).unwrap();
     stream.set_read_timeout(Some(DEADLINE)).unwrap();
@@ -329,9 +301,7 @@ fn send_flood(
         let mut buffer = vec![0; 64 << 10];
         while back.read(&mut buffer).is_ok_and(|count| count > 0) {}
     });
-    let hello =
-        [b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n", &encode_frame(SETTINGS, 0, 0, &[])[..], start]
-            .concat();
+    let hello = [b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n", &encode_frame(SETTINGS, 0, 0, &[])[..], start].concat();
     let mut taken = stream.write_all(&hello).is_ok();
     for at in 0..rounds {
         taken = taken && stream.write_all(&round(at)).is_ok();
@@ -350,12 +320,7 @@ fn p17_floods_end_and_others_are_served_beside_them() {
     // One long field goes into the table; each later octet of the block stands for all of it again.
     let long = [&[0x40, 1, b'x', 0x7f, 0x81, 0x1e][..], &vec![b'y'; 4000]].concat();
     let bomb = |at: u32| {
-        encode_frame(
-            HEADERS,
-            END_HEADERS | END_STREAM,
-            odd(at),
-            &[&long[..], &vec![0xbe; 12_000]].concat(),
-        )
+        encode_frame(HEADERS, END_HEADERS | END_STREAM, odd(at), &[&long[..], &vec![0xbe; 12_000]].concat())
     };
     type FloodRound<'a> = Box<dyn Fn(u32) -> Vec<u8> + Send + Sync + 'a>;
     let floods: Vec<(&str, Vec<u8>, FloodRound<'_>, u32)> = vec![
@@ -395,12 +360,7 @@ fn p17_floods_end_and_others_are_served_beside_them() {
             Box::new(|_| encode_frame(SETTINGS, 0, 0, &[0, 3, 0, 0, 0, 9]).repeat(1000)),
             20,
         ),
-        (
-            "empty DATA",
-            headers(END_HEADERS, 1),
-            Box::new(|_| encode_frame(DATA, 0, 1, &[]).repeat(1000)),
-            20,
-        ),
+        ("empty DATA", headers(END_HEADERS, 1), Box::new(|_| encode_frame(DATA, 0, 1, &[]).repeat(1000)), 20),
         (
             "WINDOW_UPDATE",
             headers(END_HEADERS, 1),
@@ -428,7 +388,6 @@ fn p17_floods_end_and_others_are_served_beside_them() {
         let grown = world.resident_kilobytes().saturating_sub(before);
         assert!(grown < 128 << 10, "{what} took {grown} KB");
     }
-    world.wait_for_record(0, "rapid reset is recorded", |record| {
-        record["status_detail"] == "too_many_resets"
-    });
+    world
+        .wait_for_record(0, "rapid reset is recorded", |record| record["status_detail"] == "too_many_resets");
 }

@@ -63,8 +63,7 @@ fn parse_head(bytes: &[u8]) -> Result<StrictRequest, String> {
         return Err(format!("target {target:?}"));
     }
     let fields = lines.map(parse_field).collect::<Result<Vec<_>, _>>()?;
-    let count =
-        |name: &str| fields.iter().filter(|(known, _)| known.eq_ignore_ascii_case(name)).count();
+    let count = |name: &str| fields.iter().filter(|(known, _)| known.eq_ignore_ascii_case(name)).count();
     let (lengths, codings) = (count("content-length"), count("transfer-encoding"));
     if count("host") != 1 || lengths > 1 || codings > 1 || lengths + codings > 1 {
         return Err(format!("hosts, lengths or codings of {text:?}"));
@@ -88,11 +87,7 @@ fn parse_field(line: &str) -> Result<(String, String), String> {
 /// The body and its length on the wire; none while some of it is missing.
 fn parse_body(request: &StrictRequest, rest: &[u8]) -> Result<Option<(Vec<u8>, usize)>, String> {
     if let Some(coding) = request.field("transfer-encoding") {
-        return if coding == "chunked" {
-            parse_chunks(rest)
-        } else {
-            Err(format!("coding {coding:?}"))
-        };
+        return if coding == "chunked" { parse_chunks(rest) } else { Err(format!("coding {coding:?}")) };
     }
     let Some(length) = request.field("content-length") else { return Ok(Some((Vec::new(), 0))) };
     if length.is_empty() || !length.bytes().all(|byte| byte.is_ascii_digit()) {
@@ -110,13 +105,11 @@ fn parse_chunks(bytes: &[u8]) -> Result<Option<(Vec<u8>, usize)>, String> {
             return if rest.len() > 18 { Err("a chunk without a size".into()) } else { Ok(None) };
         };
         let size = str::from_utf8(&rest[..end]).unwrap_or("?");
-        if size.is_empty() || size.len() > 16 || !size.bytes().all(|byte| byte.is_ascii_hexdigit())
-        {
+        if size.is_empty() || size.len() > 16 || !size.bytes().all(|byte| byte.is_ascii_hexdigit()) {
             return Err(format!("chunk size {size:?}"));
         }
         let size = usize::from_str_radix(size, 16).map_err(|_| format!("chunk size {size:?}"))?;
-        let Some(data) = rest.get(end + 2..).and_then(|rest| rest.get(..size.saturating_add(2)))
-        else {
+        let Some(data) = rest.get(end + 2..).and_then(|rest| rest.get(..size.saturating_add(2))) else {
             return Ok(None);
         };
         if !data.ends_with(b"\r\n") {
@@ -134,33 +127,17 @@ fn parse_chunks(bytes: &[u8]) -> Result<Option<(Vec<u8>, usize)>, String> {
 fn the_reader_forgives_nothing() {
     for (text, good) in [
         ("GET / HTTP/1.1\r\nHost: a\r\n\r\n", true),
-        (
-            "POST / HTTP/1.1\r\nHost: a\r\nTransfer-Encoding: chunked\r\n\r\n1\r\nx\r\n0\r\n\r\n",
-            true,
-        ),
+        ("POST / HTTP/1.1\r\nHost: a\r\nTransfer-Encoding: chunked\r\n\r\n1\r\nx\r\n0\r\n\r\n", true),
         ("GET / HTTP/1.1\r\n\r\n", false),
         ("GET / HTTP/1.0\r\nHost: a\r\n\r\n", false),
         ("GET / HTTP/1.1\r\nHost: a\r\nX : y\r\n\r\n", false),
         ("GET / HTTP/1.1\r\nHost: a\r\nX: a\nb\r\n\r\n", false),
         ("GET / HTTP/1.1\r\nHost: a\r\nContent-Length: +1\r\n\r\nx", false),
         ("GET / HTTP/1.1\r\nHost: a\r\nContent-Length: 1\r\nContent-Length: 1\r\n\r\nx", false),
-        (
-            "POST / HTTP/1.1\r\nHost: a\r\nTransfer-Encoding: chunked\r\n\r\n1;x\r\nx\r\n0\r\n\r\n",
-            false,
-        ),
-        (
-            "POST / HTTP/1.1\r\nHost: a\r\nTransfer-Encoding: chunked\r\n\r\n1\r\nxyz0\r\n\r\n",
-            false,
-        ),
-        (
-            "POST / HTTP/1.1\r\nHost: a\r\nTransfer-Encoding: chunked\r\n\r\n0\r\nA: b\r\n\r\n",
-            false,
-        ),
+        ("POST / HTTP/1.1\r\nHost: a\r\nTransfer-Encoding: chunked\r\n\r\n1;x\r\nx\r\n0\r\n\r\n", false),
+        ("POST / HTTP/1.1\r\nHost: a\r\nTransfer-Encoding: chunked\r\n\r\n1\r\nxyz0\r\n\r\n", false),
+        ("POST / HTTP/1.1\r\nHost: a\r\nTransfer-Encoding: chunked\r\n\r\n0\r\nA: b\r\n\r\n", false),
     ] {
-        assert_eq!(
-            matches!(parse_request(text.as_bytes()), StrictParse::Whole(..)),
-            good,
-            "{text:?}"
-        );
+        assert_eq!(matches!(parse_request(text.as_bytes()), StrictParse::Whole(..)), good, "{text:?}");
     }
 }

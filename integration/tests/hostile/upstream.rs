@@ -36,12 +36,8 @@ fn a_wrong_certificate_stops_every_byte() {
     let world = InstanceSetup::with_hosts(&hosts).with_roots(root.pem()).start();
     let config = client_config(&world, "http/1.1");
     for (what, origin, good) in &origins {
-        let mut wire =
-            tls_handshake(world.open_tunnel("a.test", origin.port()), &config, "a.test").unwrap();
-        wire.send(format!(
-            "GET /x HTTP/1.1\r\nHost: a.test:{}\r\nX-Secret: s3cret\r\n\r\n",
-            origin.port()
-        ));
+        let mut wire = tls_handshake(world.open_tunnel("a.test", origin.port()), &config, "a.test").unwrap();
+        wire.send(format!("GET /x HTTP/1.1\r\nHost: a.test:{}\r\nX-Secret: s3cret\r\n\r\n", origin.port()));
         let answer = wire.read_response("GET").unwrap_or_else(|| panic!("{what}: no answer"));
         if *good {
             assert_eq!(answer.status, 200, "{what}: {}", answer.text());
@@ -68,8 +64,7 @@ fn an_origin_that_is_not_there_is_told() {
     world.assert_refused("nobody listens", &answer, 502, "upstream_unreachable");
     // One that does not speak TLS is no origin for TLS.
     let config = client_config(&world, "http/1.1");
-    let mut wire =
-        tls_handshake(world.open_tunnel("a.test", plain.port()), &config, "a.test").unwrap();
+    let mut wire = tls_handshake(world.open_tunnel("a.test", plain.port()), &config, "a.test").unwrap();
     plain.set_reply(OriginReply::SayAndClose(b"HTTP/1.1 400 No\r\n\r\n".to_vec()));
     wire.send(format!("GET /x HTTP/1.1\r\nHost: a.test:{}\r\n\r\n", plain.port()));
     let answer = wire.read_response("GET").unwrap();
@@ -96,11 +91,7 @@ fn what_is_not_safe_to_repeat_is_sent_once() {
         ("GET", GET, 2),
     ] {
         origin.set_reply(OriginReply::Echo);
-        assert_eq!(
-            send_request(&world, 0, origin.port(), GET),
-            200,
-            "{what}: a connection to be used again"
-        );
+        assert_eq!(send_request(&world, 0, origin.port(), GET), 200, "{what}: a connection to be used again");
         // It takes the request on the connection it knows, and hangs up without a word.
         origin.set_reply(OriginReply::SayAndClose(Vec::new()));
         let before = origin.requests().len();
@@ -114,13 +105,10 @@ fn what_is_not_safe_to_repeat_is_sent_once() {
 fn a_pooled_connection_that_the_origin_closed_is_replaced() {
     let origin = ScriptedOrigin::start_plain();
     let world = InstanceSetup::with_hosts(&[("a.test", origin.port())]).start();
-    origin.set_reply(OriginReply::SayAndClose(
-        b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nok".to_vec(),
-    ));
+    origin.set_reply(OriginReply::SayAndClose(b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nok".to_vec()));
     for round in 0..10 {
         assert_eq!(send_request(&world, 0, origin.port(), GET), 200, "round {round}");
-        origin
-            .wait_until("the origin has closed", |seen| seen.last().is_some_and(|seen| seen.over));
+        origin.wait_until("the origin has closed", |seen| seen.last().is_some_and(|seen| seen.over));
     }
     assert_eq!(origin.requests().len(), 10);
 }
@@ -130,8 +118,8 @@ fn no_connection_serves_two_sandboxes() {
     let root = OriginCa::new();
     let (plain, tls) =
         (ScriptedOrigin::start_plain(), ScriptedOrigin::start_tls(root.server_config("a.test")));
-    let plan = InstanceSetup::with_hosts(&[("a.test", plain.port()), ("a.test", tls.port())])
-        .with_roots(root.pem());
+    let plan =
+        InstanceSetup::with_hosts(&[("a.test", plain.port()), ("a.test", tls.port())]).with_roots(root.pem());
     let world = InstanceSetup { others: vec!["two"], ..plan }.start();
     let config = client_config(&world, "http/1.1");
     let rounds = [0, 1, 0, 1, 1, 0, 0, 1];
@@ -141,10 +129,7 @@ fn no_connection_serves_two_sandboxes() {
             if secure {
                 wire = tls_handshake(wire, &config, "a.test").unwrap();
             }
-            wire.send(format!(
-                "GET /{listener} HTTP/1.1\r\nHost: a.test:{}\r\n\r\n",
-                origin.port()
-            ));
+            wire.send(format!("GET /{listener} HTTP/1.1\r\nHost: a.test:{}\r\n\r\n", origin.port()));
             assert_eq!(wire.read_response("GET").map(|answer| answer.status), Some(200));
         }
         let carried = origin.numbered_requests();
@@ -155,9 +140,6 @@ fn no_connection_serves_two_sandboxes() {
         };
         let (one, two) = (of("/0"), of("/1"));
         assert!(one.iter().all(|connection| !two.contains(connection)), "{one:?} {two:?}");
-        assert!(
-            origin.connections().len() < rounds.len(),
-            "none was used again, so nothing is shown"
-        );
+        assert!(origin.connections().len() < rounds.len(), "none was used again, so nothing is shown");
     }
 }

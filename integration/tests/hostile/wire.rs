@@ -165,10 +165,7 @@ impl RawConnection {
         let read = match self.stream.read(&mut buffer) {
             Ok(read) => read,
             Err(error) if matches!(error.kind(), ErrorKind::WouldBlock | ErrorKind::TimedOut) => {
-                panic!(
-                    "neither an answer nor an end; so far {:?}",
-                    String::from_utf8_lossy(&self.ahead)
-                )
+                panic!("neither an answer nor an end; so far {:?}", String::from_utf8_lossy(&self.ahead))
             }
             Err(_) => 0, // reset, or TLS ended without a goodbye
         };

@@ -40,8 +40,7 @@ fn remaining_processes(scene: &JailScene) -> Vec<String> {
 }
 
 fn is_clean(scene: &JailScene) -> bool {
-    fs::read_dir(scene.path("state")).unwrap().next().is_none()
-        && remaining_processes(scene).is_empty()
+    fs::read_dir(scene.path("state")).unwrap().next().is_none() && remaining_processes(scene).is_empty()
 }
 
 #[test]
@@ -72,11 +71,10 @@ fn the_story_goes_as_promised() {
 #[test]
 fn one_step_is_told_for_people_without_colours_and_kept_if_wished() {
     let scene = JailScene::new(RunAs::User);
-    let ran = CommandResult::run(
-        demo_command(&scene, &["--step", "fronting", "--keep"]).stdin(Stdio::null()),
-    );
+    let ran =
+        CommandResult::run(demo_command(&scene, &["--step", "fronting", "--keep"]).stdin(Stdio::null()));
     assert_eq!(ran.status.code(), Some(0), "{ran}");
-    for shown in ["tried", "happened", "record", "names_disagree", "1 step, all as promised"] {
+    for shown in ["tried", "happened", "record", "names_disagree", "1 step, all passed"] {
         assert!(ran.out.contains(shown), "{shown}: {ran}");
     }
     assert!(!ran.out.contains('\u{1b}'), "{ran}");
@@ -86,8 +84,7 @@ fn one_step_is_told_for_people_without_colours_and_kept_if_wished() {
     for (name, _) in STEPS {
         assert!(list.out.lines().any(|line| line.starts_with(name)), "{name}: {list}");
     }
-    let none =
-        CommandResult::run(demo_command(&scene, &["--step", "nothing"]).stdin(Stdio::null()));
+    let none = CommandResult::run(demo_command(&scene, &["--step", "nothing"]).stdin(Stdio::null()));
     assert_eq!(none.status.code(), Some(64), "{none}");
 }
 
@@ -117,9 +114,7 @@ fn p16_where_there_can_be_no_jail_it_says_what_run_says() {
     let forbidden = |words: &[&str]| {
         let mut command = scene.outside_command("unshare");
         command.args(["--user", "--map-current-user", "--keep-caps", "sh", "-c", forbid, "sh"]);
-        CommandResult::run(
-            command.arg(&program).args(words).env("TMPDIR", &state).stdin(Stdio::null()),
-        )
+        CommandResult::run(command.arg(&program).args(words).env("TMPDIR", &state).stdin(Stdio::null()))
     };
     let run = forbidden(&["run", "--state", &state, "--resolver", "127.0.0.1:9", "--", "true"]);
     assert_eq!(run.status.code(), Some(125), "{run}");

@@ -18,14 +18,8 @@ use super::scene::{CommandResult, JailScene, RunAs, wait_until};
 /// A shared memory segment of the outside.
 const SHM: i32 = 0x5a6d_ba12;
 /// Variables that lead to sockets.
-const SOCKET_VARIABLES: [&str; 6] = [
-    "SSH_AUTH_SOCK",
-    "DBUS_SESSION_BUS_ADDRESS",
-    "DOCKER_HOST",
-    "DISPLAY",
-    "WAYLAND_DISPLAY",
-    "https_proxy",
-];
+const SOCKET_VARIABLES: [&str; 6] =
+    ["SSH_AUTH_SOCK", "DBUS_SESSION_BUS_ADDRESS", "DOCKER_HOST", "DISPLAY", "WAYLAND_DISPLAY", "https_proxy"];
 
 /// Sockets outside that count who comes.
 #[derive(Default, Clone)]
@@ -44,9 +38,7 @@ impl SocketCounter {
     fn listen_abstract(&self, scene: &JailScene, name: &str) {
         let address = SocketAddr::from_abstract_name(name).unwrap();
         // Where the proxy is, which is not where the command is.
-        self.count_connections(
-            scene.net.gateway.enter(|| UnixListener::bind_addr(&address)).unwrap(),
-        );
+        self.count_connections(scene.net.gateway.enter(|| UnixListener::bind_addr(&address)).unwrap());
     }
 
     fn count_connections(&self, listener: UnixListener) {
@@ -139,26 +131,15 @@ fn run_escapes(scene: &JailScene, counter: &SocketCounter) -> BTreeMap<String, S
         "program": scene.path("sandbar"), "suid": suid, "disk": disk_device(),
         "shm": SHM, "variables": SOCKET_VARIABLES,
     });
-    fs::copy(
-        concat!(env!("CARGO_MANIFEST_DIR"), "/tests/jail/escapes.py"),
-        scene.path("work/escapes.py"),
-    )
-    .unwrap();
+    fs::copy(concat!(env!("CARGO_MANIFEST_DIR"), "/tests/jail/escapes.py"), scene.path("work/escapes.py"))
+        .unwrap();
     let words = scene.run_arguments();
     let state = scene.path("home/own-state/sandbar").display().to_string();
-    let words: Vec<String> = words
-        .into_iter()
-        .map(|word| if word.ends_with("/state") { state.clone() } else { word })
-        .collect();
+    let words: Vec<String> =
+        words.into_iter().map(|word| if word.ends_with("/state") { state.clone() } else { word }).collect();
     let mut command = scene.outside_command("sh");
     command.args(["-c", "exec 9<\"$0\"; exec \"$@\""]).arg(&secret).args(&words);
-    command.args([
-        "--policy",
-        &policy.display().to_string(),
-        "--",
-        "/usr/bin/python3",
-        "escapes.py",
-    ]);
+    command.args(["--policy", &policy.display().to_string(), "--", "/usr/bin/python3", "escapes.py"]);
     command.arg(prepared.to_string());
     for variable in SOCKET_VARIABLES {
         command.env(variable, "/somewhere");
@@ -260,18 +241,13 @@ const EXPECTED_RESULTS: &[(&str, &[&str])] = &[
 /// What is wanted of an attempt: by the longest beginning of its name.
 fn expected_results(name: &str) -> &'static [&'static str] {
     let fits = EXPECTED_RESULTS.iter().filter(|(begin, _)| name.starts_with(begin));
-    fits.max_by_key(|(begin, _)| begin.len())
-        .unwrap_or_else(|| panic!("`{name}` is not in the table"))
-        .1
+    fits.max_by_key(|(begin, _)| begin.len()).unwrap_or_else(|| panic!("`{name}` is not in the table")).1
 }
 
 #[test]
 fn p1_no_way_out_leads_out() {
     let made = Command::new("/usr/bin/python3")
-        .args([
-            "-c",
-            &format!("import ctypes; print(ctypes.CDLL(None).shmget({SHM}, 4096, 0o1666))"),
-        ])
+        .args(["-c", &format!("import ctypes; print(ctypes.CDLL(None).shmget({SHM}, 4096, 0o1666))")])
         .output()
         .unwrap();
     let shm = String::from_utf8_lossy(&made.stdout).trim().to_owned();

@@ -101,10 +101,7 @@ fn git_clones() {
         cd ..; git clone -q --bare r r.git; cd r.git; git update-server-info",
     );
     let _site = start_site(&scene);
-    scene.run_successfully(
-        &ALLOW_OPTIONS,
-        "git clone -q https://files.example:8444/r.git && cat r/file",
-    );
+    scene.run_successfully(&ALLOW_OPTIONS, "git clone -q https://files.example:8444/r.git && cat r/file");
     assert_eq!(fs::read_to_string(scene.path("work/r/file")).unwrap(), "hello\n");
 }
 
@@ -116,11 +113,8 @@ fn npm_and_pip_install() {
     let scene = JailScene::new(RunAs::User);
     let packument = r#"{"name": "tiny", "dist-tags": {"latest": "1.0.0"}, "versions": {"1.0.0": {"name": "tiny", "version": "1.0.0", "dist": {"tarball": "https://files.example:8444/npm/tiny-1.0.0.tgz"}}}}"#;
     fs::create_dir_all(scene.path("site/www/npm/package")).unwrap();
-    fs::write(
-        scene.path("site/www/npm/package/package.json"),
-        r#"{"name": "tiny", "version": "1.0.0"}"#,
-    )
-    .unwrap();
+    fs::write(scene.path("site/www/npm/package/package.json"), r#"{"name": "tiny", "version": "1.0.0"}"#)
+        .unwrap();
     fs::write(scene.path("site/www/npm/tiny"), packument).unwrap();
     run_in_site(&scene, "cd npm; tar czf tiny-1.0.0.tgz package");
     let _site = start_site(&scene);
@@ -162,11 +156,8 @@ fn chromium_loads_a_page_in_its_own_sandbox() {
     assert!(dom.contains(">after<"), "{dom}\n{}\n{said}", access_log(&scene));
     assert!(!access_log(&scene).contains("evil"), "{}", access_log(&scene));
     assert!(!scene.names.queried_names().iter().any(|name| name.contains("denied")));
-    let (mine, other): (Vec<_>, Vec<_>) = scene
-        .net
-        .arrivals()
-        .into_iter()
-        .partition(|(_, address, _)| address.to_string() == "93.184.216.60");
+    let (mine, other): (Vec<_>, Vec<_>) =
+        scene.net.arrivals().into_iter().partition(|(_, address, _)| address.to_string() == "93.184.216.60");
     assert!(!mine.is_empty() && other.is_empty(), "{other:?}");
 }
 
@@ -176,6 +167,9 @@ fn a_debugger_works_inside() {
         return;
     }
     let scene = JailScene::new(RunAs::User);
-    let out = scene.run_successfully(&["-q"], "gdb -q -batch -ex 'break main' -ex run -ex 'info inferiors' --args /usr/bin/true 2>&1; true");
+    let out = scene.run_successfully(
+        &["-q"],
+        "gdb -q -batch -ex 'break main' -ex run -ex 'info inferiors' --args /usr/bin/true 2>&1; true",
+    );
     assert!(out.contains("process"), "{out}");
 }

@@ -53,22 +53,16 @@ fn p4_a_name_that_is_sent_by_other_ways_is_refused_and_recorded() {
         .map(|request| (request.at.ip().to_string(), request.line))
         .collect();
     // The last names a host that is allowed: that very host is asked, not the address it was aimed at.
-    assert!(
-        lines.iter().all(|(at, line)| at == "93.184.216.34" && line.contains("/lie")),
-        "{lines:?}"
-    );
+    assert!(lines.iter().all(|(at, line)| at == "93.184.216.34" && line.contains("/lie")), "{lines:?}");
     assert!(scene.has_refusal("not_listed", "denied.example"));
     assert!(scene.records().iter().any(|record| record["status_detail"] == "name_missing"));
-    assert!(
-        scene.net.arrivals().iter().all(|(_, address, _)| address.to_string() == "93.184.216.34")
-    );
+    assert!(scene.net.arrivals().iter().all(|(_, address, _)| address.to_string() == "93.184.216.34"));
 }
 
 #[test]
 fn p1_without_anything_allowed_nothing_passes() {
     let scene = JailScene::new(RunAs::User);
-    let ran =
-        scene.run_shell(&[], "curl -sS https://open.example/; getent hosts open.example; true");
+    let ran = scene.run_shell(&[], "curl -sS https://open.example/; getent hosts open.example; true");
     assert_eq!(ran.status.code(), Some(0), "{ran}");
     assert!(scene.net.arrivals().is_empty() && scene.names.queried_names().is_empty(), "{ran}");
     assert!(scene.has_refusal("not_listed", "open.example"));
@@ -88,15 +82,13 @@ fn p4_a_private_address_needs_a_policy_that_says_so() {
 #[test]
 fn a_policy_is_followed_while_the_command_runs() {
     let scene = JailScene::new(RunAs::User);
-    let rule =
-        |hosts: &str| format!("name = \"own\"\n[[allow]]\nname = \"web\"\nhosts = [{hosts}]\n");
+    let rule = |hosts: &str| format!("name = \"own\"\n[[allow]]\nname = \"web\"\nhosts = [{hosts}]\n");
     let path = scene.write_file("policies/own.toml", &rule(""));
     let named = path.display().to_string();
     let script = "curl -sf https://open.example/early; touch waiting\n\
                   while ! curl -sf https://open.example/later; do sleep 0.1; done";
     let mut command = scene.run_command(&["--policy", &named, "--timeout", "60s"]);
-    let child =
-        command.args(["sh", "-c", script]).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn();
+    let child = command.args(["sh", "-c", script]).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn();
     wait_until("the command runs", || scene.path("work/waiting").exists().then_some(()));
     fs::write(&path, rule("\"open.example\"")).unwrap();
     let ran = CommandResult::from_child(child.unwrap());
@@ -108,9 +100,7 @@ fn a_policy_is_followed_while_the_command_runs() {
 #[test]
 fn the_exit_status_is_the_commands() {
     let scene = JailScene::new(RunAs::User);
-    for (script, status) in
-        [("exit 0", 0), ("exit 7", 7), ("kill -TERM $$", 143), ("kill -9 $$", 137)]
-    {
+    for (script, status) in [("exit 0", 0), ("exit 7", 7), ("kill -TERM $$", 143), ("kill -9 $$", 137)] {
         assert_eq!(scene.run_shell(&["-q"], script).status.code(), Some(status), "{script}");
     }
     for (program, status) in [("no-such-program", 127), ("/etc/passwd", 126)] {
@@ -118,9 +108,7 @@ fn the_exit_status_is_the_commands() {
         assert_eq!(ran.status.code(), Some(status), "{ran}");
         assert!(ran.err.contains(program), "{ran}");
     }
-    for options in
-        [&["--sandbox", "no good"][..], &["--policy", "/no/such/policy"], &["--allow", "*"]]
-    {
+    for options in [&["--sandbox", "no good"][..], &["--policy", "/no/such/policy"], &["--allow", "*"]] {
         let ran = scene.run_shell(options, "touch ran");
         assert_eq!(ran.status.code(), Some(125), "{ran}");
     }
@@ -131,8 +119,7 @@ fn the_exit_status_is_the_commands() {
 fn what_takes_too_long_is_ended() {
     let scene = JailScene::new(RunAs::User);
     let started = Instant::now();
-    let ran =
-        scene.run_shell(&["--timeout", "1s"], "trap 'echo told; exit 0' TERM; sleep 300 & wait");
+    let ran = scene.run_shell(&["--timeout", "1s"], "trap 'echo told; exit 0' TERM; sleep 300 & wait");
     assert_eq!(ran.status.code(), Some(124), "{ran}");
     assert!(ran.out.contains("told"), "it is asked to end first: {ran}");
     let ran = scene.run_shell(&["--timeout", "1s"], "trap '' TERM; while :; do sleep 1; done");
@@ -157,15 +144,11 @@ fn nobody_hides_from_the_end_of_its_time() {
     for (what, words) in [
         ("another group", ["/usr/bin/python3", "-c", DESERTER_SCRIPT]),
         ("stopped", ["sh", "-c", "kill -STOP $$"]),
-        (
-            "stopped and deaf",
-            ["sh", "-c", "trap '' TERM; kill -STOP $$; while :; do sleep 1; done"],
-        ),
+        ("stopped and deaf", ["sh", "-c", "trap '' TERM; kill -STOP $$; while :; do sleep 1; done"]),
     ] {
         let started = Instant::now();
         // Without a terminal, as cron runs it.
-        let words_before =
-            [scene.run_arguments(), vec!["--timeout".into(), "1s".into(), "--".into()]];
+        let words_before = [scene.run_arguments(), vec!["--timeout".into(), "1s".into(), "--".into()]];
         let mut command = scene.outside_command("setsid");
         let ran = CommandResult::run(command.arg("-w").args(words_before.concat()).args(words));
         assert_eq!(ran.status.code(), Some(124), "{what}: {ran}");
@@ -176,21 +159,16 @@ fn nobody_hides_from_the_end_of_its_time() {
 #[test]
 fn signals_are_passed_on() {
     let scene = JailScene::new(RunAs::User);
-    let script = "trap 'echo hup' HUP; trap 'echo usr; exit 9' USR1; touch ready; while :; do sleep 0.05; done";
+    let script =
+        "trap 'echo hup' HUP; trap 'echo usr; exit 9' USR1; touch ready; while :; do sleep 0.05; done";
     let mut command = scene.run_command(&["-q"]);
-    let child = command
-        .args(["sh", "-c", script])
-        .stdout(Stdio::piped())
-        .stderr(Stdio::piped())
-        .spawn()
-        .unwrap();
+    let child =
+        command.args(["sh", "-c", script]).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
     wait_until("the command runs", || scene.path("work/ready").exists().then_some(()));
     // `ip netns exec` and `setpriv` have become the program: it is the child.
     for signal in ["-HUP", "-USR1"] {
         let pid = child.id().to_string();
-        assert!(
-            std::process::Command::new("kill").args([signal, &pid]).status().unwrap().success()
-        );
+        assert!(std::process::Command::new("kill").args([signal, &pid]).status().unwrap().success());
         std::thread::sleep(Duration::from_millis(200)); // two signals at once may come in any order
     }
     let ran = CommandResult::from_child(child);
@@ -200,11 +178,11 @@ fn signals_are_passed_on() {
 #[test]
 fn the_summary_is_for_machines_too() {
     let scene = JailScene::new(RunAs::User);
-    let script = "curl -sSf https://open.example/bytes/50000 -o /dev/null; curl -s https://denied.example; exit 3";
+    let script =
+        "curl -sSf https://open.example/bytes/50000 -o /dev/null; curl -s https://denied.example; exit 3";
     let ran = scene.run_shell(&["--json", "--allow", "open.example"], script);
     let last = ran.err.lines().last().unwrap_or_default();
-    let summary: Value =
-        serde_json::from_str(last).unwrap_or_else(|error| panic!("{error}: {ran}"));
+    let summary: Value = serde_json::from_str(last).unwrap_or_else(|error| panic!("{error}: {ran}"));
     assert_eq!(summary["exit_status"], 3, "{summary}");
     assert_eq!(summary["reached"]["open.example"], 1, "{summary}");
     assert_eq!(summary["refused"][0]["destination"], "denied.example", "{summary}");
@@ -224,15 +202,10 @@ fn servers_on_localhost_work_inside_and_are_not_seen_outside() {
           curl -sSf --retry 40 --retry-delay 0 --retry-all-errors --retry-max-time 40 -o /dev/null $url || exit 1\n\
         done; touch up; while [ -e up ]; do sleep 0.05; done";
     let mut command = scene.run_command(&["-q"]);
-    let child = command
-        .args(["sh", "-c", script])
-        .stdout(Stdio::piped())
-        .stderr(Stdio::piped())
-        .spawn()
-        .unwrap();
+    let child =
+        command.args(["sh", "-c", script]).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
     wait_until("the servers answer", || scene.path("work/up").exists().then_some(()));
-    let outside =
-        scene.net.gateway.enter(|| std::net::TcpStream::connect("127.0.0.1:8000").is_ok());
+    let outside = scene.net.gateway.enter(|| std::net::TcpStream::connect("127.0.0.1:8000").is_ok());
     fs::remove_file(scene.path("work/up")).unwrap();
     let ran = CommandResult::from_child(child);
     assert_eq!(ran.status.code(), Some(0), "{ran}");
@@ -248,12 +221,7 @@ fn ten_jails_do_not_touch_each_other() {
     let start = |at: usize| {
         let name = format!("box-{at}");
         let mut command = scene.run_command(&["-q", "--allow", "open.example", "--sandbox", &name]);
-        command
-            .args(["sh", "-c", script])
-            .stdout(Stdio::piped())
-            .stderr(Stdio::piped())
-            .spawn()
-            .unwrap()
+        command.args(["sh", "-c", script]).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap()
     };
     let children: Vec<_> = (0..10).map(start).collect();
     for (at, child) in children.into_iter().enumerate() {
@@ -273,12 +241,12 @@ fn ten_jails_do_not_touch_each_other() {
 /// The program where no user namespace may be made: with the capabilities of root over it, or without any.
 fn run_without_namespaces(scene: &JailScene, capabilities: &str) -> CommandResult {
     let words =
-        [&scene.run_arguments()[..], &["-q", "--allow", "open.example", "--"].map(str::to_owned)]
-            .concat();
+        [&scene.run_arguments()[..], &["-q", "--allow", "open.example", "--"].map(str::to_owned)].concat();
     let shell = "echo 0 > /proc/sys/user/max_user_namespaces; exec setpriv $0 \"$@\"";
     let mut command = scene.outside_command("unshare");
     command.args(["-Ur", "sh", "-c", shell, capabilities]).args(words);
-    let inside = "curl -sSf https://open.example/rooted; grep CapBnd /proc/self/status; ip link add x type dummy";
+    let inside =
+        "curl -sSf https://open.example/rooted; grep CapBnd /proc/self/status; ip link add x type dummy";
     CommandResult::run(command.args(["sh", "-c", inside]))
 }
 
@@ -287,15 +255,10 @@ fn p16_where_namespaces_are_forbidden_the_setting_is_named() {
     let scene = JailScene::new(RunAs::Root);
     let ran = run_without_namespaces(&scene, "--bounding-set=-all");
     assert_eq!(ran.status.code(), Some(125), "{ran}");
-    for said in
-        ["user.max_user_namespaces = 0 forbids it", "sudo sysctl -w user.max_user_namespaces="]
-    {
+    for said in ["user.max_user_namespaces = 0 forbids it", "sudo sysctl -w user.max_user_namespaces="] {
         assert!(ran.err.contains(said), "{said}: {ran}");
     }
-    assert!(
-        scene.origin.requests().is_empty() && scene.run_dirs().is_empty(),
-        "nothing is left of it"
-    );
+    assert!(scene.origin.requests().is_empty() && scene.run_dirs().is_empty(), "nothing is left of it");
 }
 
 #[test]

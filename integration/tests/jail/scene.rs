@@ -160,8 +160,7 @@ impl JailScene {
             assert!(verified.status.success(), "{}", String::from_utf8_lossy(&verified.stdout));
             for (_, segment) in audit::list_segments(&log).unwrap() {
                 let text = fs::read_to_string(segment).unwrap();
-                records
-                    .extend(text.lines().map(|line| serde_json::from_str::<Value>(line).unwrap()));
+                records.extend(text.lines().map(|line| serde_json::from_str::<Value>(line).unwrap()));
             }
         }
         records

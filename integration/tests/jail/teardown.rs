@@ -20,9 +20,7 @@ fn start_jail(scene: &JailScene) -> (Child, u32) {
 fn children_of(pid: u32) -> Vec<u32> {
     let tasks = fs::read_dir(format!("/proc/{pid}/task")).map(Iterator::flatten);
     let lists = tasks.map(|tasks| {
-        tasks
-            .filter_map(|task| fs::read_to_string(task.path().join("children")).ok())
-            .collect::<String>()
+        tasks.filter_map(|task| fs::read_to_string(task.path().join("children")).ok()).collect::<String>()
     });
     lists.unwrap_or_default().split_whitespace().map(|pid| pid.parse().unwrap()).collect()
 }
@@ -51,8 +49,7 @@ fn is_inhabited(wanted: &BTreeSet<String>) -> bool {
         let links = fs::read_dir(format!("/proc/{pid}/ns")).map(Iterator::flatten);
         links.is_ok_and(|mut links| {
             links.any(|link| {
-                fs::read_link(link.path())
-                    .is_ok_and(|name| wanted.contains(&name.display().to_string()))
+                fs::read_link(link.path()).is_ok_and(|name| wanted.contains(&name.display().to_string()))
             })
         })
     })
@@ -67,8 +64,7 @@ fn kill_9_of_either_side_leaves_nothing_behind() {
             let all = process_tree(proxy.id());
             assert!(all.len() >= 5, "{all:?}");
             let first = children_of(keeper)[0];
-            let own: BTreeSet<_> =
-                namespaces(first).difference(&namespaces(proxy.id())).cloned().collect();
+            let own: BTreeSet<_> = namespaces(first).difference(&namespaces(proxy.id())).cloned().collect();
             for kind in ["net:", "mnt:", "pid:", "ipc:", "user:"] {
                 assert!(own.iter().any(|name| name.starts_with(kind)), "{kind} {own:?}");
             }
@@ -119,16 +115,12 @@ fn nobody_of_the_same_user_looks_into_the_processes_around_the_command() {
     let first = children_of(keeper)[0];
     for pid in [proxy.id(), keeper, first] {
         for file in ["environ", "maps", "mem"] {
-            let read = scene
-                .outside_command("head")
-                .args(["-c1", &format!("/proc/{pid}/{file}")])
-                .output();
+            let read = scene.outside_command("head").args(["-c1", &format!("/proc/{pid}/{file}")]).output();
             assert!(!read.unwrap().status.success(), "{file} of {pid} is read");
         }
     }
     let own = children_of(first)[0];
-    let read =
-        scene.outside_command("head").args(["-c1", &format!("/proc/{own}/maps")]).output().unwrap();
+    let read = scene.outside_command("head").args(["-c1", &format!("/proc/{own}/maps")]).output().unwrap();
     assert!(read.status.success(), "the command itself is the caller's: the check can fail");
     kill_process(proxy.id());
     proxy.wait().unwrap();

@@ -24,10 +24,7 @@ fn type_run(scene: &JailScene, rest: &str) -> serde_json::Value {
 
 /// Waits until a process inside is in the foreground of a terminal, or is stopped.
 fn wait_for_state(scene: &JailScene, letters: &str, program: &str) -> serde_json::Value {
-    json!([
-        "wait",
-        format!("ps -u {} -o stat=,args= | grep -Eq '^{letters} +{program}'", scene.who.uid())
-    ])
+    json!(["wait", format!("ps -u {} -o stat=,args= | grep -Eq '^{letters} +{program}'", scene.who.uid())])
 }
 
 #[test]
@@ -38,12 +35,12 @@ fn a_job_is_stopped_and_goes_on() {
         &[
             json!(["see", "out> "]),
             type_run(&scene, "sleep 4321"),
-            wait_for_state(&scene, "S[a-zA-Z]*\\+", "sleep 4321"),
+            wait_for_state(&scene, "S[a-zA-Z<]*\\+", "sleep 4321"),
             json!(["type", "\u{1a}"]),
             json!(["see", "Stopped", "out> "]),
-            wait_for_state(&scene, "T[a-zA-Z]*", "sleep 4321"),
+            wait_for_state(&scene, "T[a-zA-Z<]*", "sleep 4321"),
             json!(["type", "fg\n"]),
-            wait_for_state(&scene, "S[a-zA-Z]*\\+", "sleep 4321"),
+            wait_for_state(&scene, "S[a-zA-Z<]*\\+", "sleep 4321"),
             json!(["type", "\u{3}"]),
             json!(["see", "out> "]),
             json!(["type", "echo status=$?.\n"]),
@@ -55,9 +52,8 @@ fn a_job_is_stopped_and_goes_on() {
 #[test]
 fn a_pipeline_is_one_job() {
     let scene = JailScene::new(RunAs::User);
-    let piped = |rest: &str| {
-        json!(["type", format!("{} -q -- {rest} | cat\n", scene.run_arguments().join(" "))])
-    };
+    let piped =
+        |rest: &str| json!(["type", format!("{} -q -- {rest} | cat\n", scene.run_arguments().join(" "))]);
     type_steps(
         &scene,
         &[
@@ -68,11 +64,11 @@ fn a_pipeline_is_one_job() {
             piped("sh -c 'kill -9 0; echo three'"),
             json!(["see", "three\r\n", "out> "]),
             piped("sleep 4322"),
-            wait_for_state(&scene, "S[a-zA-Z]*\\+", "sleep 4322"),
+            wait_for_state(&scene, "S[a-zA-Z<]*\\+", "sleep 4322"),
             json!(["type", "\u{1a}"]),
             json!(["see", "Stopped", "out> "]),
             json!(["type", "fg\n"]),
-            wait_for_state(&scene, "S[a-zA-Z]*\\+", "sleep 4322"),
+            wait_for_state(&scene, "S[a-zA-Z<]*\\+", "sleep 4322"),
             json!(["type", "\u{3}"]),
             json!(["see", "out> "]),
             json!(["type", "echo status=${PIPESTATUS[0]}.\n"]),
@@ -90,9 +86,9 @@ fn a_job_behind_the_others_waits_for_the_terminal() {
         &[
             json!(["see", "out> "]),
             behind,
-            wait_for_state(&scene, "T[a-zA-Z]*", "cat"),
+            wait_for_state(&scene, "T[a-zA-Z<]*", "cat"),
             json!(["type", "fg\n"]),
-            wait_for_state(&scene, "S[a-zA-Z]*\\+", "cat"),
+            wait_for_state(&scene, "S[a-zA-Z<]*\\+", "cat"),
             json!(["type", "typed\n"]),
             json!(["see", "typed\r\ntyped\r\n"]),
             json!(["type", "\u{4}"]),
@@ -114,7 +110,7 @@ fn a_shell_inside_has_jobs_of_its_own() {
                 json!(["type", "tty; stty rows 33 cols 111; stty size\n"]),
                 json!(["see", "/dev/console", "33 111", "in> "]),
                 json!(["type", "sleep 4323\n"]),
-                wait_for_state(&scene, "S[a-zA-Z]*\\+", "sleep 4323"),
+                wait_for_state(&scene, "S[a-zA-Z<]*\\+", "sleep 4323"),
                 json!(["type", "\u{1a}"]),
                 json!(["see", "Stopped", "in> "]),
                 json!(["type", "kill %1; echo job=$(jobs | wc -l).; exit 3\n"]),

@@ -6,9 +6,9 @@ mod rsyslog;
 use std::path::Path;
 
 use audit::{
-    AttemptOutcome, DecisionDetails, DetectionFinding, Ending, Environment, FindingSeverity,
-    HttpScheme, Log, LogConfig, RecordedArrival, RecordedChannel, RecordedConnection,
-    RecordedFacts, RecordedRequest, RecordedSandbox, SandboxId, StableCode, TenantId, Transport,
+    AttemptOutcome, DecisionDetails, DetectionFinding, Ending, Environment, FindingSeverity, HttpScheme, Log,
+    LogConfig, RecordedArrival, RecordedChannel, RecordedConnection, RecordedFacts, RecordedRequest,
+    RecordedSandbox, SandboxId, StableCode, TenantId, Transport,
 };
 use integration::sandbar;
 use tokio::runtime::{Builder, Runtime};
@@ -28,12 +28,8 @@ impl TestLog {
     fn open_record(&self, sandbox: &str) -> audit::OpenRecord {
         let channel = RecordedChannel { kind: StableCode("dedicated"), detail: None };
         let (transport, source) = (Transport::TCP, Some("10.0.0.7:40000".parse().unwrap()));
-        let mut record = self.log.open_record(RecordedArrival {
-            channel,
-            transport,
-            source,
-            original_dst: None,
-        });
+        let mut record =
+            self.log.open_record(RecordedArrival { channel, transport, source, original_dst: None });
         record.set_sandbox(RecordedSandbox {
             sandbox: SandboxId(sandbox.into()),
             tenant: TenantId("acme".into()),
@@ -44,24 +40,20 @@ impl TestLog {
 
     fn write_allowed(&self, sandbox: &str, host: &str) {
         let mut record = self.open_record(sandbox);
-        let request =
-            RecordedRequest::new(b"GET", HttpScheme::Https, host.into(), 443, b"/v1/x?key=hunter2");
+        let request = RecordedRequest::new(b"GET", HttpScheme::Https, host.into(), 443, b"/v1/x?key=hunter2");
         record.set_facts(RecordedFacts::Request(request));
-        let receipt =
-            self.runtime.block_on(record.record_decision(verdict("allowed", Some("model"))));
+        let receipt = self.runtime.block_on(record.record_decision(verdict("allowed", Some("model"))));
         assert!(receipt.unwrap().sequence() > 0);
         record.byte_count().add_sent(100);
         record.byte_count().add_received(2000);
-        record
-            .close(AttemptOutcome { status: Some(200), ..AttemptOutcome::new(Ending::Completed) });
+        record.close(AttemptOutcome { status: Some(200), ..AttemptOutcome::new(Ending::Completed) });
     }
 
     /// Allowed, and refused by the address rules after that.
     fn write_overruled(&self, sandbox: &str, host: &str) {
         let mut record = self.open_record(sandbox);
         record.set_facts(tunnel_facts(host));
-        let receipt =
-            self.runtime.block_on(record.record_decision(verdict("allowed", Some("model"))));
+        let receipt = self.runtime.block_on(record.record_decision(verdict("allowed", Some("model"))));
         assert!(receipt.unwrap().sequence() > 0);
         record.close(AttemptOutcome::new(Ending::Refused(StableCode("private_address"))));
     }
@@ -70,7 +62,7 @@ impl TestLog {
         let mut record = self.open_record(sandbox);
         record.set_facts(tunnel_facts(host));
         let finding = DetectionFinding {
-            code: StableCode("identity_mismatch"),
+            code: audit::FindingCode::IdentityMismatch,
             title: "the signed identity is another sandbox's".into(),
             severity: FindingSeverity::High,
             message: None,

@@ -15,8 +15,7 @@ use super::TestLog;
 
 const DEADLINE: Duration = Duration::from_secs(30);
 const SHIPPED_CONFIG: &str = include_str!("../../../deploy/log/rsyslog.conf");
-const RSYSLOG_MISSING: &str =
-    "rsyslogd does not start: `make test` installs it, or apt-get install rsyslog";
+const RSYSLOG_MISSING: &str = "rsyslogd does not start: `make test` installs it, or apt-get install rsyslog";
 
 #[test]
 fn rsyslog_ships_every_record_in_order_across_rotations() {
@@ -43,10 +42,8 @@ fn rsyslog_ships_every_record_in_order_across_rotations() {
     // rsyslog reads segments side by side when it is behind, so order is that of each segment.
     for (_, segment) in audit::list_segments(&log_dir).unwrap() {
         let text = fs::read_to_string(&segment).unwrap();
-        let written: Vec<u64> = text
-            .lines()
-            .map(|line| record_sequence(&serde_json::from_str(line).unwrap()))
-            .collect();
+        let written: Vec<u64> =
+            text.lines().map(|line| record_sequence(&serde_json::from_str(line).unwrap())).collect();
         let shipped: Vec<u64> =
             arrived.iter().copied().filter(|sequence| written.contains(sequence)).collect();
         assert_eq!(shipped, written, "every record of {segment:?}, in order, none twice");
@@ -92,11 +89,8 @@ struct RsyslogDaemon(Child);
 
 impl RsyslogDaemon {
     fn start(dir: &Path, config: &Path) -> Self {
-        let checked = Command::new("rsyslogd")
-            .args(["-N1", "-f"])
-            .arg(config)
-            .output()
-            .expect(RSYSLOG_MISSING);
+        let checked =
+            Command::new("rsyslogd").args(["-N1", "-f"]).arg(config).output().expect(RSYSLOG_MISSING);
         let said = String::from_utf8_lossy(&checked.stderr).into_owned();
         assert!(checked.status.success(), "{said}");
         let mut command = Command::new("rsyslogd");

@@ -12,11 +12,7 @@ fn p12_attacks_27_to_39_every_bank_that_is_named_is_ones_own() {
     let rows: Vec<(&str, String, &str)> = vec![
         ("27 a line end", r#"{"bank_id":"staging:team-b\n"}"#.into(), "bank_malformed"),
         ("27 a terminal's escape", r#"{"bank_id":"staging:\u001b[31m"}"#.into(), "bank_malformed"),
-        (
-            "27 too long",
-            format!(r#"{{"bank_id":"staging:{}"}}"#, "x".repeat(255)),
-            "bank_malformed",
-        ),
+        ("27 too long", format!(r#"{{"bank_id":"staging:{}"}}"#, "x".repeat(255)), "bank_malformed"),
         ("28 foreign", format!(r#"{{"bank_id":"{FOREIGN}"}}"#), "foreign_bank"),
         ("28 of another environment", r#"{"bank_id":"production:team-b"}"#.into(), "foreign_bank"),
         ("28 of no environment", r#"{"bank_id":"team-b"}"#.into(), "foreign_bank"),
@@ -44,11 +40,7 @@ fn p12_attacks_27_to_39_every_bank_that_is_named_is_ones_own() {
         ("32 an array", format!(r#"{{"bank_id":["{OWN}"]}}"#), "bank_malformed"),
         ("32 a boolean", r#"{"bank_id":true}"#.into(), "bank_malformed"),
         ("32 null", r#"{"bank_id":null}"#.into(), "bank_missing"),
-        (
-            "32 a text for a list",
-            format!(r#"{{"bank_id":"{OWN}","banks":"{OWN}"}}"#),
-            "bank_malformed",
-        ),
+        ("32 a text for a list", format!(r#"{{"bank_id":"{OWN}","banks":"{OWN}"}}"#), "bank_malformed"),
         ("33 a star", r#"{"bank_id":"*"}"#.into(), "bank_malformed"),
         ("33 empty", r#"{"bank_id":""}"#.into(), "bank_malformed"),
         ("33 all", r#"{"bank_id":"all"}"#.into(), "foreign_bank"),
@@ -58,32 +50,20 @@ fn p12_attacks_27_to_39_every_bank_that_is_named_is_ones_own() {
             format!(r#"{{"bank_id":"{FOREIGN}","bank_id":"{OWN}"}}"#),
             "body_malformed",
         ),
-        (
-            "34 twice, deep",
-            format!(r#"{{"bank_id":"{OWN}","metadata":{{"a":1,"a":2}}}}"#),
-            "body_malformed",
-        ),
+        ("34 twice, deep", format!(r#"{{"bank_id":"{OWN}","metadata":{{"a":1,"a":2}}}}"#), "body_malformed"),
         (
             "35 twice, once escaped",
             format!(r#"{{"bank_id":"{OWN}","bank\u005fid":"{FOREIGN}"}}"#),
             "body_malformed",
         ),
         ("36 escaped, foreign", r#"{"bank\u005fid":"staging:team-\u0061"}"#.into(), "foreign_bank"),
-        (
-            "37 almost the key",
-            format!(r#"{{"bank_id":"{OWN}","Bank_Id":"{FOREIGN}"}}"#),
-            "bank_malformed",
-        ),
+        ("37 almost the key", format!(r#"{{"bank_id":"{OWN}","Bank_Id":"{FOREIGN}"}}"#), "bank_malformed"),
         (
             "37 almost the key, too",
             format!(r#"{{"bank_id":"{OWN}","bankId":"{FOREIGN}"}}"#),
             "bank_malformed",
         ),
-        (
-            "37 with a hyphen",
-            format!(r#"{{"bank_id":"{OWN}","bank-id":"{FOREIGN}"}}"#),
-            "bank_malformed",
-        ),
+        ("37 with a hyphen", format!(r#"{{"bank_id":"{OWN}","bank-id":"{FOREIGN}"}}"#), "bank_malformed"),
         ("38 fullwidth", r#"{"bank_id":"staging:team-ｂ"}"#.into(), "bank_malformed"),
         ("38 no-break space", "{\"bank_id\":\"staging:team-b\u{a0}\"}".into(), "bank_malformed"),
         ("38 zero width", "{\"bank_id\":\"staging:team\u{200b}-b\"}".into(), "bank_malformed"),
@@ -120,49 +100,30 @@ fn p12_attacks_40_and_41_a_bank_in_the_query_is_named_once_and_only_where_it_bel
         ("28 foreign, encoded", "/v1/mental-models?bank_id=staging%3Ateam-a", "foreign_bank"),
         ("31 none", "/v1/mental-models", "bank_missing"),
         ("31 empty", "/v1/mental-models?bank_id=", "bank_malformed"),
-        (
-            "40 twice",
-            "/v1/mental-models?bank_id=staging:team-b&bank_id=staging:team-a",
-            "memory_form",
-        ),
+        ("40 twice", "/v1/mental-models?bank_id=staging:team-b&bank_id=staging:team-a", "memory_form"),
         ("40 an encoded name", "/v1/mental-models?bank%5Fid=staging:team-b", "memory_form"),
-        (
-            "40 by semicolon",
-            "/v1/mental-models?bank_id=staging:team-b;bank_id=staging:team-a",
-            "memory_form",
-        ),
+        ("40 by semicolon", "/v1/mental-models?bank_id=staging:team-b;bank_id=staging:team-a", "memory_form"),
         ("40 a list", "/v1/mental-models?bank_id[]=staging:team-b", "memory_form"),
         ("40 a stray value", "/v1/mental-models?bank_id=staging:team-b&tenant=x", "memory_form"),
         ("40 a line end", "/v1/mental-models?bank_id=staging:team-b%0a", "memory_form"),
     ] {
-        scene.assert_refused(
-            row,
-            &scene.send_honest("sandbox-b", ClientRequest::get(target)),
-            reason,
-            0,
-        );
+        scene.assert_refused(row, &scene.send_honest("sandbox-b", ClientRequest::get(target)), reason, 0);
     }
-    let ask = ClientRequest {
-        target: "/v1/recall?bank_id=staging:team-b".into(),
-        ..ClientRequest::recall(OWN)
-    };
+    let ask =
+        ClientRequest { target: "/v1/recall?bank_id=staging:team-b".into(), ..ClientRequest::recall(OWN) };
     scene.assert_refused(
         "41 where the body names it",
         &scene.send_honest("sandbox-b", ask),
         "memory_form",
         0,
     );
-    for target in [
-        "/v1/mental-models?bank_id=staging%3Ateam-b&limit=5",
-        "/v1/mental-models/m1?bank_id=staging:team-b",
-    ] {
+    for target in
+        ["/v1/mental-models?bank_id=staging%3Ateam-b&limit=5", "/v1/mental-models/m1?bank_id=staging:team-b"]
+    {
         let answer = scene.send_honest("sandbox-b", ClientRequest::get(target));
         assert_eq!(answer.status, 200, "{target}: {}", answer.text());
     }
-    assert_eq!(
-        scene.arrived_requests()[0]["target"],
-        "/v1/mental-models?bank_id=staging:team-b&limit=5"
-    );
+    assert_eq!(scene.arrived_requests()[0]["target"], "/v1/mental-models?bank_id=staging:team-b&limit=5");
 }
 
 #[test]
@@ -198,19 +159,14 @@ fn p12_attacks_43_to_46_what_leads_beyond_a_bank_is_refused() {
         let row = format!("44 {method} {path}");
         scene.assert_refused(&row, &scene.send_honest("sandbox-b", ask), "memory_operation", 0);
     }
-    let routed =
-        format!(r#"{{"bank_id":"{OWN}","content":"x","metadata":{{"beneficiary_user_id":"a"}}}}"#);
+    let routed = format!(r#"{{"bank_id":"{OWN}","content":"x","metadata":{{"beneficiary_user_id":"a"}}}}"#);
     let answer = scene.send_honest("sandbox-b", ClientRequest::post("/v1/retain", &routed));
     scene.assert_refused("46 routed to another's bank", &answer, "memory_operation", 0);
     let everything = format!(r#"{{"bank_id":"{OWN}","scope":"all"}}"#);
     let answer = scene.send_honest("sandbox-b", ClientRequest::post("/v1/forget", &everything));
     scene.assert_refused("44 a whole bank", &answer, "memory_operation", 0);
     for path in ["/live", "/health", "/health/live", "/health/ingest"] {
-        assert_eq!(
-            scene.send("sandbox-b", ClientRequest::get(path)).status,
-            200,
-            "{path} needs no identity"
-        );
+        assert_eq!(scene.send("sandbox-b", ClientRequest::get(path)).status, 200, "{path} needs no identity");
     }
 }
 
@@ -232,10 +188,7 @@ fn p12_attack_47_an_answer_of_another_bank_is_withheld() {
         let answer = scene.send_honest("sandbox-b", ClientRequest::post("/v1/recall", &body));
         scene.assert_refused(row, &answer, reason, before + 1);
         assert_eq!(answer.status, 502, "{row}");
-        assert!(
-            !answer.text().contains(KEY) && !answer.text().contains("of another bank"),
-            "{row}"
-        );
+        assert!(!answer.text().contains(KEY) && !answer.text().contains("of another bank"), "{row}");
         let told = scene.attempt_records(answer.field("Sandbar-Record").unwrap());
         let found = told.iter().any(|record| record["class_uid"] == 2004);
         assert_eq!(found, kind != "huge", "{row}: {told:?}");

@@ -19,11 +19,7 @@ fn p17_attacks_39_and_64_size_depth_and_number_are_bounded() {
         format!("{start}{}\"}}", "p".repeat(rest))
     };
     let nested = |depth: usize| {
-        format!(
-            r#"{{"query":"x","bank_id":"{OWN}","n":{}{}}}"#,
-            "[".repeat(depth),
-            "]".repeat(depth)
-        )
+        format!(r#"{{"query":"x","bank_id":"{OWN}","n":{}{}}}"#, "[".repeat(depth), "]".repeat(depth))
     };
     let keys = |count: usize| {
         let keys: Vec<String> = (0..count).map(|key| format!("\"{key}\":0")).collect();
@@ -49,10 +45,8 @@ fn p17_attacks_39_and_64_size_depth_and_number_are_bounded() {
     ] {
         for framing in [ClientFraming::Length, ClientFraming::Chunked] {
             let started = Instant::now();
-            let answer = scene.send_honest(
-                "sandbox-b",
-                ClientRequest::post("/v1/recall", &body).with_framing(framing),
-            );
+            let answer = scene
+                .send_honest("sandbox-b", ClientRequest::post("/v1/recall", &body).with_framing(framing));
             match reason {
                 None => {
                     assert_eq!(answer.status, 200, "{row}: {}", answer.text());
@@ -69,15 +63,9 @@ fn p17_attacks_39_and_64_size_depth_and_number_are_bounded() {
         .with_framing(ClientFraming::Own)
         .with_field("Content-Length", "99999999999");
     client.send_bytes(
-        &ask.with_field("Sandbox-Identity", &scene.token("sandbox-b"))
-            .encode(&scene.service_host()),
+        &ask.with_field("Sandbox-Identity", &scene.token("sandbox-b")).encode(&scene.service_host()),
     );
-    scene.assert_refused(
-        "64 announced",
-        &client.read_response().unwrap(),
-        "body_too_large",
-        arrived,
-    );
+    scene.assert_refused("64 announced", &client.read_response().unwrap(), "body_too_large", arrived);
 }
 
 #[test]
@@ -85,9 +73,8 @@ fn p17_attack_65_a_body_that_does_not_come_is_not_waited_for() {
     let limits = "memory_body_seconds = 1\nmemory_answer_seconds = 2\n";
     let scene = MemoryScene::with_setup(MemorySetup { limits, ..MemorySetup::default() });
     let token = scene.token("sandbox-b");
-    let stalled = ClientRequest::recall(OWN)
-        .with_framing(ClientFraming::Own)
-        .with_field("Content-Length", "1000");
+    let stalled =
+        ClientRequest::recall(OWN).with_framing(ClientFraming::Own).with_field("Content-Length", "1000");
     let stalled = stalled.with_field("Sandbox-Identity", &token);
     for (row, ask) in [
         ("65 stalled in the body", stalled.clone()),
@@ -109,19 +96,10 @@ fn p17_attack_65_a_body_that_does_not_come_is_not_waited_for() {
     }
     let mut client = scene.connect("sandbox-b");
     client.send_bytes(
-        &stalled
-            .clone()
-            .with_body(b"")
-            .with_field("Expect", "100-continue")
-            .encode(&scene.service_host()),
+        &stalled.clone().with_body(b"").with_field("Expect", "100-continue").encode(&scene.service_host()),
     );
     assert_eq!(client.read_any_response().unwrap().status, 100);
-    scene.assert_refused(
-        "65 expected, never sent",
-        &client.read_response().unwrap(),
-        "body_late",
-        0,
-    );
+    scene.assert_refused("65 expected, never sent", &client.read_response().unwrap(), "body_late", 0);
     let expecting = ClientRequest::recall(OWN)
         .with_field("Expect", "100-continue")
         .with_field("Sandbox-Identity", &token);

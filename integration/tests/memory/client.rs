@@ -92,9 +92,7 @@ impl ClientRequest {
             head += &format!("{name}: {value}\r\n");
         }
         match (self.framing, &self.body) {
-            (ClientFraming::Length, Some(body)) => {
-                head += &format!("Content-Length: {}\r\n", body.len())
-            }
+            (ClientFraming::Length, Some(body)) => head += &format!("Content-Length: {}\r\n", body.len()),
             (ClientFraming::Chunked, _) => head += "Transfer-Encoding: chunked\r\n",
             (ClientFraming::Length | ClientFraming::Own, _) => {}
         }
@@ -122,14 +120,9 @@ impl ClientRequest {
 
 impl ClientResponse {
     pub(crate) fn field(&self, name: &str) -> Option<&str> {
-        let named = |line: &&str| {
-            line.split_once(':').is_some_and(|(known, _)| known.eq_ignore_ascii_case(name))
-        };
-        self.head
-            .lines()
-            .find(named)
-            .and_then(|line| line.split_once(':'))
-            .map(|(_, value)| value.trim())
+        let named =
+            |line: &&str| line.split_once(':').is_some_and(|(known, _)| known.eq_ignore_ascii_case(name));
+        self.head.lines().find(named).and_then(|line| line.split_once(':')).map(|(_, value)| value.trim())
     }
 
     /// The reason of a refusal of ours; none if somebody else answered.
@@ -162,12 +155,7 @@ impl SandboxClient {
     }
 
     /// Connects to `host` and then, in TLS, asks for another name.
-    pub(crate) fn connect_as(
-        proxy: SocketAddr,
-        host: &str,
-        name: &str,
-        trust: &Arc<ClientConfig>,
-    ) -> Self {
+    pub(crate) fn connect_as(proxy: SocketAddr, host: &str, name: &str, trust: &Arc<ClientConfig>) -> Self {
         Self::start_tls(open_tunnel(proxy, None, host), host, name, trust)
     }
 
@@ -181,13 +169,8 @@ impl SandboxClient {
     fn start_tls(socket: TcpStream, host: &str, name: &str, trust: &Arc<ClientConfig>) -> Self {
         socket.set_nodelay(true).unwrap();
         let name = name.split(':').next().unwrap().to_owned();
-        let tls =
-            ClientConnection::new(trust.clone(), ServerName::try_from(name).unwrap()).unwrap();
-        SandboxClient {
-            stream: StreamOwned::new(tls, socket),
-            host: host.to_owned(),
-            bodiless: false,
-        }
+        let tls = ClientConnection::new(trust.clone(), ServerName::try_from(name).unwrap()).unwrap();
+        SandboxClient { stream: StreamOwned::new(tls, socket), host: host.to_owned(), bodiless: false }
     }
 
     pub(crate) fn send(&mut self, ask: &ClientRequest) -> ClientResponse {
@@ -198,9 +181,7 @@ impl SandboxClient {
             let body = ask.body.as_ref().map_or(0, Vec::len);
             let ClientRequest { method, target, framing, .. } = ask;
             let why = self.stream.read(&mut [0]);
-            panic!(
-                "no answer to {method} {target} with {body} bytes of body ({framing:?}): {why:?}"
-            )
+            panic!("no answer to {method} {target} with {body} bytes of body ({framing:?}): {why:?}")
         })
     }
 
@@ -257,9 +238,7 @@ fn connect_from(to: SocketAddr, from: Option<&str>) -> TcpStream {
 fn open_tunnel(proxy: SocketAddr, from: Option<&str>, host: &str) -> TcpStream {
     let mut socket = connect_from(proxy, from);
     socket.set_read_timeout(Some(READ_TIMEOUT)).unwrap();
-    socket
-        .write_all(format!("CONNECT {host} HTTP/1.1\r\nHost: {host}\r\n\r\n").as_bytes())
-        .unwrap();
+    socket.write_all(format!("CONNECT {host} HTTP/1.1\r\nHost: {host}\r\n\r\n").as_bytes()).unwrap();
     let mut said = Vec::new();
     let mut byte = [0];
     while !said.ends_with(b"\r\n\r\n") {

@@ -8,10 +8,8 @@ use integration::repository_root;
 
 /// The Python that has the engine.
 pub(crate) fn engine_python() -> PathBuf {
-    let home = std::env::var_os("CARGO_TARGET_DIR")
-        .map_or(repository_root().join("target"), PathBuf::from);
-    let (home, needs) =
-        (home.join("memory-engine"), repository_root().join("deploy/memory-engine.sh"));
+    let home = std::env::var_os("CARGO_TARGET_DIR").map_or(repository_root().join("target"), PathBuf::from);
+    let (home, needs) = (home.join("memory-engine"), repository_root().join("deploy/memory-engine.sh"));
     let python = home.join("bin/python");
     if !is_ready(&python) {
         fs::create_dir_all(home.parent().unwrap()).unwrap();

@@ -16,10 +16,7 @@ fn retain_note(scene: &MemoryScene, number: usize) -> u16 {
 
 #[test]
 fn p16_attack_78_on_a_full_disk_nothing_reaches_the_service() {
-    let scene = MemoryScene::with_setup(MemorySetup {
-        room: LogVolume::Megabyte,
-        ..MemorySetup::default()
-    });
+    let scene = MemoryScene::with_setup(MemorySetup { room: LogVolume::Megabyte, ..MemorySetup::default() });
     assert_eq!(retain_note(&scene, 0), 200);
     let filler = scene.log_dir_inside().join("filler");
     let mut file = File::create(&filler).unwrap();
@@ -58,9 +55,8 @@ fn p17_attack_78_who_finds_no_place_is_turned_away() {
         let answer = String::from_utf8_lossy(&answer);
         assert!(!answer.starts_with("HTTP/1.1 200"), "{answer}");
     }
-    let refused = |reason: &str| {
-        scene.records().iter().filter(|record| record["status_detail"] == reason).count()
-    };
+    let refused =
+        |reason: &str| scene.records().iter().filter(|record| record["status_detail"] == reason).count();
     wait_for("the records", || refused("too_many_connections") > 0);
     assert_eq!(scene.arrived_requests().len(), 0);
     let answer = scene.send_honest("sandbox-a", ClientRequest::recall("staging:team-a"));

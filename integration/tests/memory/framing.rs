@@ -86,8 +86,7 @@ fn p12_attacks_48_to_54_a_path_has_one_spelling_and_a_route_one_method() {
         ("52 another's address", "http://other.example/v1/recall", "names_disagree"),
         ("49 a fragment", "/v1/recall#x", "bad_request"),
     ] {
-        let answer =
-            scene.send_honest("sandbox-b", ClientRequest { target: target.into(), ..own_recall() });
+        let answer = scene.send_honest("sandbox-b", ClientRequest { target: target.into(), ..own_recall() });
         scene.assert_refused(row, &answer, reason, 0);
     }
     for (row, method, reason) in [
@@ -100,20 +99,10 @@ fn p12_attacks_48_to_54_a_path_has_one_spelling_and_a_route_one_method() {
         scene.assert_refused(row, &answer, reason, 0);
     }
     let body = ClientRequest::get("/v1/mental-models?bank_id=staging:team-b").with_body(b"{}");
-    scene.assert_refused(
-        "54 GET with a body",
-        &scene.send_honest("sandbox-b", body),
-        "memory_form",
-        0,
-    );
-    let chunked = ClientRequest::get("/v1/mental-models?bank_id=staging:team-b")
-        .with_framing(ClientFraming::Chunked);
-    scene.assert_refused(
-        "54 GET in chunks",
-        &scene.send_honest("sandbox-b", chunked),
-        "memory_form",
-        0,
-    );
+    scene.assert_refused("54 GET with a body", &scene.send_honest("sandbox-b", body), "memory_form", 0);
+    let chunked =
+        ClientRequest::get("/v1/mental-models?bank_id=staging:team-b").with_framing(ClientFraming::Chunked);
+    scene.assert_refused("54 GET in chunks", &scene.send_honest("sandbox-b", chunked), "memory_form", 0);
 }
 
 #[test]
@@ -179,12 +168,7 @@ fn p12_attack_75_the_service_is_reached_in_tls_under_its_own_name_or_not_at_all(
         ),
         (
             "75 another name in TLS",
-            SandboxClient::connect_as(
-                scene.listener("sandbox-b"),
-                &host,
-                "other.example",
-                &scene.trust,
-            ),
+            SandboxClient::connect_as(scene.listener("sandbox-b"), &host, "other.example", &scene.trust),
         ),
     ] {
         let mut client = client;
@@ -202,8 +186,8 @@ fn p12_attack_75_the_service_is_reached_in_tls_under_its_own_name_or_not_at_all(
 #[test]
 fn p12_attacks_55_to_57_nothing_becomes_another_protocol() {
     let scene = MemoryScene::new();
-    let smuggled = ClientRequest::recall("staging:team-a")
-        .with_field("X-Astrocyte-Principal", "agent:sandbox-a");
+    let smuggled =
+        ClientRequest::recall("staging:team-a").with_field("X-Astrocyte-Principal", "agent:sandbox-a");
     for (row, connection, upgrade) in [
         ("55 a made-up protocol", "Upgrade", "foo"),
         ("55 h2c", "Upgrade, HTTP2-Settings", "h2c"),
@@ -294,11 +278,9 @@ fn p12_attacks_63_and_66_to_68_a_body_is_plain_json() {
     let scene = MemoryScene::new();
     let body = r#"{"query":"x","bank_id":"staging:team-b"}"#;
     let wide = |text: &str| text.encode_utf16().flat_map(u16::to_le_bytes).collect::<Vec<u8>>();
-    let wider = |text: &str| {
-        text.chars().flat_map(|letter| u32::from(letter).to_le_bytes()).collect::<Vec<u8>>()
-    };
-    let typed =
-        |kind: &str| own_recall().without_field("Content-Type").with_field("Content-Type", kind);
+    let wider =
+        |text: &str| text.chars().flat_map(|letter| u32::from(letter).to_le_bytes()).collect::<Vec<u8>>();
+    let typed = |kind: &str| own_recall().without_field("Content-Type").with_field("Content-Type", kind);
     let rows: Vec<(&str, ClientRequest)> = vec![
         ("63 gzip", own_recall().with_field("Content-Encoding", "gzip")),
         ("63 br", own_recall().with_field("Content-Encoding", "br")),

@@ -7,9 +7,7 @@ use certs::identity::IssueRequest;
 
 use super::client::ClientRequest;
 use super::forger::{IdentityForger, sign_hmac};
-use super::scene::{
-    AUDIENCE, ISSUER, MemoryScene, create_issuer, issue_request, time_at, wait_for,
-};
+use super::scene::{AUDIENCE, ISSUER, MemoryScene, create_issuer, issue_request, time_at, wait_for};
 
 /// What of a token is kept when another signature, or another part, is put to it.
 fn token_parts(token: &str) -> (&str, &str, &str) {
@@ -34,9 +32,7 @@ fn p12_attacks_2_to_20_only_ones_own_fresh_token_is_taken() {
     let now = UnixTime::now().as_secs();
     let subject = "spiffe://acme.example/tenant/acme/env/staging/sandbox/sandbox-b";
     let said = |rest: &str| {
-        format!(
-            r#"{{"iss":"{ISSUER}","sub":"{subject}","nbf":{now},"iat":{now},"jti":"x","sid":"2"{rest}}}"#
-        )
+        format!(r#"{{"iss":"{ISSUER}","sub":"{subject}","nbf":{now},"iat":{now},"jti":"x","sid":"2"{rest}}}"#)
     };
     let es256 = format!(r#"{{"alg":"ES256","kid":"{kid}","typ":"JWT"}}"#);
     let header = |more: &str| format!(r#"{{"alg":"ES256","kid":"{kid}","typ":"JWT",{more}}}"#);
@@ -65,28 +61,16 @@ fn p12_attacks_2_to_20_only_ones_own_fresh_token_is_taken() {
     let spaced = signed(&full.replace("sandbox-b\"", "sandbox-b\u{a0}\""));
     let wide = signed(&full.replace("sandbox-b\"", "sandbox-\u{ff42}\""));
     let rows: Vec<(&str, String, &str)> = vec![
-        (
-            "2 a random signature",
-            format!("{head}.{claims}.{}", "A".repeat(86)),
-            "identity_signature",
-        ),
+        ("2 a random signature", format!("{head}.{claims}.{}", "A".repeat(86)), "identity_signature"),
         ("3 a changed byte", format!("{head}.{changed}.{signature}"), ""),
         ("4 alg none", none("none"), ""),
         ("4 alg None", none("None"), ""),
         ("4 alg nOnE", none("nOnE"), ""),
         ("4 an empty signature", format!("{head}.{claims}."), ""),
         ("5 HMAC with the public key", sign_hmac(&hs256, &full, &published), "identity_algorithm"),
-        (
-            "5 HMAC under the name of the curve",
-            sign_hmac(&es256, &full, &published),
-            "identity_signature",
-        ),
+        ("5 HMAC under the name of the curve", sign_hmac(&es256, &full, &published), "identity_signature"),
         ("5 the right key, another algorithm", forger.sign(&hs256, &full), "identity_algorithm"),
-        (
-            "6 kid traversal",
-            forger.sign(&es256.replace(&kid, "../../keys/x"), &full),
-            "identity_unknown_key",
-        ),
+        ("6 kid traversal", forger.sign(&es256.replace(&kid, "../../keys/x"), &full), "identity_unknown_key"),
         ("6 jku", forger.sign(&header(r#""jku":"http://127.0.0.1:9/""#), &full), "identity_header"),
         ("6 jwk", forger.sign(&header(r#""jwk":{}"#), &full), "identity_header"),
         ("6 x5u", forger.sign(&header(r#""x5u":"http://127.0.0.1:9/""#), &full), "identity_header"),
@@ -108,11 +92,7 @@ fn p12_attacks_2_to_20_only_ones_own_fresh_token_is_taken() {
             signed(&said(&format!(r#"{aud},"exp":18446744073709551615"#))),
             "identity_claim_malformed",
         ),
-        (
-            "7 too long a life",
-            signed(&said(&format!(r#"{aud},"exp":{}"#, now + 3600))),
-            "identity_life",
-        ),
+        ("7 too long a life", signed(&said(&format!(r#"{aud},"exp":{}"#, now + 3600))), "identity_life"),
         (
             "8 another audience",
             issued(&IssueRequest { audience: "spiffe://acme.example/other", ..own() }, 0),
@@ -130,11 +110,7 @@ fn p12_attacks_2_to_20_only_ones_own_fresh_token_is_taken() {
         ),
         ("9 another's key", other.issue(&own(), time_at(0)).unwrap().expose().to_owned(), ""),
         ("14 a list", format!("{good}, {good}"), "identity_malformed"),
-        (
-            "16 sub twice",
-            signed(&said(&format!(r#"{aud}{exp},"sub":"{subject}""#))),
-            "identity_duplicate",
-        ),
+        ("16 sub twice", signed(&said(&format!(r#"{aud}{exp},"sub":"{subject}""#))), "identity_duplicate"),
         (
             "16 sub twice, once escaped",
             signed(&said(&format!(r#"{aud}{exp},"s\u0075b":"x""#))),
@@ -158,26 +134,14 @@ fn p12_attacks_2_to_20_only_ones_own_fresh_token_is_taken() {
             issued(&IssueRequest { generation: Some(1), ..own() }, 0),
             "identity_stale",
         ),
-        (
-            "11 of no generation",
-            issued(&issue_request("sandbox-b", "staging"), 0),
-            "identity_stale",
-        ),
+        ("11 of no generation", issued(&issue_request("sandbox-b", "staging"), 0), "identity_stale"),
         (
             "18 another environment",
             issued(&IssueRequest { environment: "production", ..own() }, 0),
             "identity_mismatch",
         ),
-        (
-            "20 another case",
-            issued(&IssueRequest { sandbox: "Sandbox-B", ..own() }, 0),
-            "identity_mismatch",
-        ),
-        (
-            "20 another tenant",
-            issued(&IssueRequest { tenant: "other", ..own() }, 0),
-            "identity_mismatch",
-        ),
+        ("20 another case", issued(&IssueRequest { sandbox: "Sandbox-B", ..own() }, 0), "identity_mismatch"),
+        ("20 another tenant", issued(&IssueRequest { tenant: "other", ..own() }, 0), "identity_mismatch"),
     ] {
         assert_token_refused(&scene, row, &token, reason, "verified");
     }
@@ -235,11 +199,7 @@ fn p12_attacks_1_14_and_15_there_is_exactly_one_token_in_its_place() {
             &[("Sandbox-Identity", ""), ("Sandbox-Identity", &good)],
             "identity_invalid",
         ),
-        (
-            "14 in both places",
-            &[("Sandbox-Identity", &good), ("Authorization", &bearer)],
-            "identity_invalid",
-        ),
+        ("14 in both places", &[("Sandbox-Identity", &good), ("Authorization", &bearer)], "identity_invalid"),
         ("14 another scheme", &[("Authorization", &good)], "identity_invalid"),
         ("14 an empty one", &[("Sandbox-Identity", "")], "identity_invalid"),
         ("15 in a cookie", &[("Cookie", &good)], "identity_absent"),
@@ -248,10 +208,9 @@ fn p12_attacks_1_14_and_15_there_is_exactly_one_token_in_its_place() {
         ("15 with an underscore", &[("Sandbox_Identity", &good)], "identity_absent"),
     ];
     for (row, fields, reason) in rows {
-        let ask =
-            fields.iter().fold(ClientRequest::recall("staging:team-b"), |ask, (name, value)| {
-                ask.with_field(name, value)
-            });
+        let ask = fields
+            .iter()
+            .fold(ClientRequest::recall("staging:team-b"), |ask, (name, value)| ask.with_field(name, value));
         scene.assert_refused(row, &scene.send("sandbox-b", ask), reason, 0);
     }
     let target = format!("/v1/recall?sandbox_identity={good}");
@@ -265,8 +224,8 @@ fn p12_attacks_1_14_and_15_there_is_exactly_one_token_in_its_place() {
 #[test]
 fn p12_attack_13_what_is_revoked_ends_on_an_open_connection() {
     let scene = MemoryScene::new();
-    let ask = ClientRequest::recall("staging:team-b")
-        .with_field("Sandbox-Identity", &scene.token("sandbox-b"));
+    let ask =
+        ClientRequest::recall("staging:team-b").with_field("Sandbox-Identity", &scene.token("sandbox-b"));
     let mut client = scene.connect("sandbox-b");
     assert_eq!(client.send(&ask).status, 200);
     let list = r#"{"sandboxes":[{"tenant":"acme","environment":"staging","sandbox":"sandbox-b"}]}"#;

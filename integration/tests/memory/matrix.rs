@@ -77,10 +77,8 @@ fn p12_every_cell_of_the_matrix_is_right() {
                 let rights = rights.map(|(_, _, rights)| *rights).unwrap_or_default();
                 for (method, path, right) in OPERATIONS {
                     let cell = format!("{sandbox} {method} {path} {bank}");
-                    let answer = client.send(
-                        &operation_request(method, path, &bank)
-                            .with_field("Sandbox-Identity", &token),
-                    );
+                    let answer = client
+                        .send(&operation_request(method, path, &bank).with_field("Sandbox-Identity", &token));
                     cells += 1;
                     if rights.contains(&right) {
                         allowed += 1;
@@ -89,9 +87,7 @@ fn p12_every_cell_of_the_matrix_is_right() {
                     } else {
                         let reason = match right {
                             BankRight::Administer => "memory_operation",
-                            BankRight::Forget | BankRight::Recall | BankRight::Retain => {
-                                "foreign_bank"
-                            }
+                            BankRight::Forget | BankRight::Recall | BankRight::Retain => "foreign_bank",
                         };
                         assert_eq!(answer.reason(), Some(reason), "{cell}: {}", answer.status);
                     }
@@ -106,9 +102,7 @@ fn p12_every_cell_of_the_matrix_is_right() {
         let principal = headers.iter().find(|pair| pair[0] == "x-astrocyte-principal").unwrap();
         let who = principal[1].as_str().unwrap().trim_start_matches("agent:").to_owned();
         let said = format!("{} {}", seen["target"], seen["body"]);
-        let own = |(sandbox, bank, _): &&(&str, &str, &[BankRight])| {
-            *sandbox == who && said.contains(bank)
-        };
+        let own = |(sandbox, bank, _): &&(&str, &str, &[BankRight])| *sandbox == who && said.contains(bank);
         assert!(RIGHTS.iter().any(|cell| own(&cell)), "{who}: {said}");
     }
 }

@@ -10,7 +10,7 @@ use super::client::{ClientRequest, SandboxClient};
 use super::scene::{AUDIENCE, MemoryScene, MemorySetup, SECRET, wait_for};
 
 #[test]
-fn p12_a_sandbox_without_a_token_is_known_by_its_path() {
+fn p12_a_sandbox_without_a_token_is_identified_by_its_channel() {
     let scene = MemoryScene::new();
     let answer = scene.send("sandbox-d", ClientRequest::recall("staging:team-d"));
     assert_eq!(answer.status, 200, "{}", answer.text());
@@ -20,8 +20,7 @@ fn p12_a_sandbox_without_a_token_is_known_by_its_path() {
         ("28 foreign", ClientRequest::recall("staging:team-b"), "foreign_bank"),
         (
             "10 with A's token",
-            ClientRequest::recall("staging:team-d")
-                .with_field("Sandbox-Identity", &scene.token("sandbox-a")),
+            ClientRequest::recall("staging:team-d").with_field("Sandbox-Identity", &scene.token("sandbox-a")),
             "identity_mismatch",
         ),
         (
@@ -34,7 +33,7 @@ fn p12_a_sandbox_without_a_token_is_known_by_its_path() {
     }
     let of = |record: &Value| record["class_uid"] == 6003 && record["status_detail"] == "allowed";
     let told = scene.records().into_iter().find(of).unwrap();
-    assert_eq!(told["unmapped"]["sandbar"]["identity"], "from_path");
+    assert_eq!(told["unmapped"]["sandbar"]["identity"], "from_channel");
 }
 
 #[test]
@@ -73,8 +72,8 @@ fn p9_attack_77_a_reload_counts_at_once_and_a_broken_one_not_at_all() {
     let scene = MemoryScene::new();
     let policy = scene.dir.path().join("policies/mem-b.toml");
     let good = fs::read_to_string(&policy).unwrap();
-    let ask = ClientRequest::recall("staging:team-b")
-        .with_field("Sandbox-Identity", &scene.token("sandbox-b"));
+    let ask =
+        ClientRequest::recall("staging:team-b").with_field("Sandbox-Identity", &scene.token("sandbox-b"));
     let mut client = scene.connect("sandbox-b");
     assert_eq!(client.send(&ask).status, 200);
     fs::write(&policy, format!("{good}\nnonsense = [")).unwrap();
@@ -102,10 +101,7 @@ fn p10_attack_77_a_request_that_waits_for_the_service_is_cut_and_its_neighbour_i
     let policy = scene.dir.path().join("policies/mem-b.toml");
     let good = fs::read_to_string(&policy).unwrap();
     let slow = |bank: &str| {
-        ClientRequest::post(
-            "/v1/recall",
-            &format!(r#"{{"query":"strange:slow","bank_id":"{bank}"}}"#),
-        )
+        ClientRequest::post("/v1/recall", &format!(r#"{{"query":"strange:slow","bank_id":"{bank}"}}"#))
     };
     let (mut loser, mut neighbour) = (scene.connect("sandbox-b"), scene.connect("sandbox-d"));
     let ask = slow("staging:team-b").with_field("Sandbox-Identity", &scene.token("sandbox-b"));
@@ -145,15 +141,7 @@ fn scene_with_tokens() -> (MemoryScene, TempDir) {
     let dir = tempfile::tempdir().unwrap();
     let key = dir.path().join("service.key");
     let made = Command::new("openssl")
-        .args([
-            "genpkey",
-            "-quiet",
-            "-algorithm",
-            "RSA",
-            "-pkeyopt",
-            "rsa_keygen_bits:2048",
-            "-out",
-        ])
+        .args(["genpkey", "-quiet", "-algorithm", "RSA", "-pkeyopt", "rsa_keygen_bits:2048", "-out"])
         .arg(&key)
         .output()
         .expect("openssl");
@@ -180,8 +168,7 @@ fn print_jwks(scene: &MemoryScene) -> String {
 fn p13_a_token_is_signed_anew_for_the_service() {
     let (scene, _key) = scene_with_tokens();
     let own = scene.token("sandbox-b");
-    let ask = ClientRequest::recall("staging:team-b")
-        .with_field("Authorization", &format!("Bearer {own}"));
+    let ask = ClientRequest::recall("staging:team-b").with_field("Authorization", &format!("Bearer {own}"));
     assert_eq!(scene.send("sandbox-b", ask).status, 401, "nothing is published to it yet");
     let seen = scene.arrived_requests().pop().expect("it arrived");
     let headers = seen["headers"].as_array().unwrap();
@@ -192,9 +179,7 @@ fn p13_a_token_is_signed_anew_for_the_service() {
         .collect();
     let [bearer] = bearers[..] else { panic!("{bearers:?}") };
     assert!(!bearer.contains(&own), "the sandbox's own token arrived");
-    assert!(
-        !headers.iter().any(|pair| pair[0] == "x-api-key" || pair[0] == "x-astrocyte-principal")
-    );
+    assert!(!headers.iter().any(|pair| pair[0] == "x-api-key" || pair[0] == "x-astrocyte-principal"));
     let mut parts = bearer.strip_prefix("Bearer ").unwrap().split('.');
     let (head, claims) = (decode_part(parts.next().unwrap()), decode_part(parts.next().unwrap()));
     assert_eq!(head["alg"], "RS256");

@@ -20,25 +20,17 @@ fn p12_attacks_62_and_80_fifty_at_once_do_not_mix() {
                 let token = scene.token(sandbox);
                 let from = format!("127.0.1.{}", who + 1);
                 let listener = scene.listener("shared");
-                let mut client = SandboxClient::connect(
-                    listener,
-                    Some(&from),
-                    &scene.service_host(),
-                    &scene.trust,
-                );
-                let body =
-                    format!(r#"{{"content":"note {number} of {sandbox}","bank_id":"{own}"}}"#);
-                let kept = client.send(
-                    &ClientRequest::post("/v1/retain", &body)
-                        .with_field("Sandbox-Identity", &token),
-                );
+                let mut client =
+                    SandboxClient::connect(listener, Some(&from), &scene.service_host(), &scene.trust);
+                let body = format!(r#"{{"content":"note {number} of {sandbox}","bank_id":"{own}"}}"#);
+                let kept = client
+                    .send(&ClientRequest::post("/v1/retain", &body).with_field("Sandbox-Identity", &token));
                 assert_eq!(kept.status, 200, "{number}: {}", kept.text());
                 let body = format!(r#"{{"query":"note","max_results":100,"bank_id":"{own}"}}"#);
                 (
                     number,
                     client.send(
-                        &ClientRequest::post("/v1/recall", &body)
-                            .with_field("Sandbox-Identity", &token),
+                        &ClientRequest::post("/v1/recall", &body).with_field("Sandbox-Identity", &token),
                     ),
                 )
             }
@@ -59,10 +51,8 @@ fn p12_attacks_62_and_80_fifty_at_once_do_not_mix() {
         let who = if body.contains("team-a") { "agent:sandbox-a" } else { "agent:sandbox-b" };
         assert!(headers.contains(who), "{headers} {body}");
     }
-    let told: Vec<Value> =
-        scene.records().into_iter().filter(|record| record["class_uid"] == 6003).collect();
-    let decisions =
-        told.iter().filter(|record| record["unmapped"]["sandbar"]["stage"] == "decision");
+    let told: Vec<Value> = scene.records().into_iter().filter(|record| record["class_uid"] == 6003).collect();
+    let decisions = told.iter().filter(|record| record["unmapped"]["sandbar"]["stage"] == "decision");
     assert_eq!(decisions.count(), 2 * AT_ONCE);
     for record in &told {
         let bank = record["resources"][0]["uid"].as_str().unwrap();

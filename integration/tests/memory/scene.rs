@@ -121,12 +121,8 @@ impl MemoryScene {
 
     /// A good token of a sandbox.
     pub(crate) fn token(&self, sandbox: &str) -> String {
-        let (_, environment, generation) =
-            SANDBOXES.iter().find(|(id, ..)| *id == sandbox).unwrap();
-        self.issue_token(&IssueRequest {
-            generation: *generation,
-            ..issue_request(sandbox, environment)
-        })
+        let (_, environment, generation) = SANDBOXES.iter().find(|(id, ..)| *id == sandbox).unwrap();
+        self.issue_token(&IssueRequest { generation: *generation, ..issue_request(sandbox, environment) })
     }
 
     pub(crate) fn issue_token(&self, request: &IssueRequest<'_>) -> String {
@@ -161,19 +157,12 @@ impl MemoryScene {
     }
 
     /// Sees that an ask is refused for `reason`, that this is recorded, and that nothing arrived.
-    pub(crate) fn assert_refused(
-        &self,
-        row: &str,
-        answer: &ClientResponse,
-        reason: &str,
-        before: usize,
-    ) {
+    pub(crate) fn assert_refused(&self, row: &str, answer: &ClientResponse, reason: &str, before: usize) {
         assert_eq!(answer.reason(), Some(reason), "{row}: {} {}", answer.status, answer.text());
         assert!(answer.status >= 400, "{row}: {}", answer.status);
         let attempt = answer.field("Sandbar-Record").unwrap();
         let told = self.attempt_records(attempt);
-        let denied =
-            |record: &&Value| record["class_uid"] != 2004 && record["status_detail"] == reason;
+        let denied = |record: &&Value| record["class_uid"] != 2004 && record["status_detail"] == reason;
         assert_eq!(told.iter().filter(denied).count(), 1, "{row}: {told:?}");
         assert_eq!(self.arrived_requests().len(), before, "{row}: something arrived");
     }
@@ -212,14 +201,7 @@ impl Drop for MemoryScene {
 /// What a token of a sandbox says.
 pub(crate) fn issue_request<'a>(sandbox: &'a str, environment: &'a str) -> IssueRequest<'a> {
     let life = Duration::from_secs(300);
-    IssueRequest {
-        tenant: "acme",
-        environment,
-        sandbox,
-        audience: AUDIENCE,
-        life,
-        generation: None,
-    }
+    IssueRequest { tenant: "acme", environment, sandbox, audience: AUDIENCE, life, generation: None }
 }
 
 /// An issuer with a key of its own.
@@ -328,8 +310,7 @@ fn start_program(mut command: Command, children: &mut Vec<Child>, ready: &str) -
 
 /// Ports that nobody has at the moment.
 fn free_ports(count: usize) -> Vec<u16> {
-    let open: Vec<TcpListener> =
-        (0..count).map(|_| TcpListener::bind("127.0.0.1:0").unwrap()).collect();
+    let open: Vec<TcpListener> = (0..count).map(|_| TcpListener::bind("127.0.0.1:0").unwrap()).collect();
     open.iter().map(|listener| listener.local_addr().unwrap().port()).collect()
 }
 
@@ -384,7 +365,7 @@ fn policy_files(service: u16) -> Vec<(&'static str, String)> {
             "mem-d",
             rule(
                 "mem-d",
-                "identity = \"from-path\"\nrecall = [\"staging:team-d\"]\nretain = [\"staging:team-d\"]\n\
+                "identity = \"from-channel\"\nrecall = [\"staging:team-d\"]\nretain = [\"staging:team-d\"]\n\
                  [[memory]]\nname = \"nobody speaks to it\"\nhost = \"other.corp.example\"\nprofile = \"astrocyte\"\n\
                  recall = [\"staging:team-d\"]\n\
                  [[allow]]\nname = \"another name\"\nhosts = [\"alias.corp.example:PORT\"]\nresolves_to = [\"127.0.0.0/8\"]\n",
@@ -434,8 +415,7 @@ identify = "source-address"
         ports[SANDBOXES.len()]
     );
     for (at, (id, environment, generation)) in SANDBOXES.iter().enumerate() {
-        let generation =
-            generation.map(|number| format!("generation = {number}\n")).unwrap_or_default();
+        let generation = generation.map(|number| format!("generation = {number}\n")).unwrap_or_default();
         let (port, letter) = (ports[at], id.rsplit('-').next().unwrap());
         text += &format!(
             "[[listener]]\nmode = \"explicit\"\nbind = [\"127.0.0.1:{port}\"]\nsandbox = \"{id}\"\n\

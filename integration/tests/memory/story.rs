@@ -22,23 +22,11 @@ fn without_the_guard_one_header_opens_anothers_bank() {
         let as_b = |ask: ClientRequest| {
             ask.with_field("X-Api-Key", KEY).with_field("X-Astrocyte-Principal", "agent:sandbox-b")
         };
-        assert_eq!(
-            direct.send(&as_a(ClientRequest::post("/v1/retain", &body))).status,
-            200,
-            "{mode}"
-        );
-        assert_eq!(
-            direct.send(&as_b(ClientRequest::recall("staging:team-a"))).status,
-            403,
-            "{mode}"
-        );
+        assert_eq!(direct.send(&as_a(ClientRequest::post("/v1/retain", &body))).status, 200, "{mode}");
+        assert_eq!(direct.send(&as_b(ClientRequest::recall("staging:team-a"))).status, 403, "{mode}");
         // The same caller, another name in one header.
         let fooled = direct.send(&as_a(ClientRequest::recall("staging:team-a")));
-        assert!(
-            fooled.status == 200 && fooled.text().contains(SECRET),
-            "{mode}: {}",
-            fooled.text()
-        );
+        assert!(fooled.status == 200 && fooled.text().contains(SECRET), "{mode}: {}", fooled.text());
     }
 }
 
@@ -56,10 +44,8 @@ fn p12_attack_21_and_10_with_the_guard_nobody_reads_anothers_bank() {
     let answer = scene.send("sandbox-b", stolen);
     scene.assert_refused("10 A's token on B's path", &answer, "identity_mismatch", before);
     let bearer = format!("Bearer {}", scene.token("sandbox-a"));
-    let answer = scene.send(
-        "sandbox-b",
-        ClientRequest::recall("staging:team-b").with_field("Authorization", &bearer),
-    );
+    let answer =
+        scene.send("sandbox-b", ClientRequest::recall("staging:team-b").with_field("Authorization", &bearer));
     scene.assert_refused("10 A's token for B's own bank", &answer, "identity_mismatch", before);
     let attempt = answer.field("Sandbar-Record").unwrap();
     let told = scene.attempt_records(attempt);
@@ -91,10 +77,7 @@ fn attack_79_honest_sandboxes_notice_nothing() {
     let scene = MemoryScene::new();
     scene.plant_secret();
     let escaped = r#"{"content":"n\u00e4chste \ud83d\ude00 \"Zeile\"\n","bank_id":"staging:team-b","tags":["a","b"],"metadata":{"n":1.50,"x":null}}"#;
-    let large = format!(
-        r#"{{"content":"{}","bank_id":"staging:team-b"}}"#,
-        "0123456789abcdef".repeat(2800)
-    );
+    let large = format!(r#"{{"content":"{}","bank_id":"staging:team-b"}}"#, "0123456789abcdef".repeat(2800));
     let token = scene.token("sandbox-b");
     let mut client = scene.connect("sandbox-b");
     for (row, body, framing) in [
@@ -133,15 +116,7 @@ fn attack_79_http2_carries_a_megabyte() {
     let file = scene.dir.path().join("body.json");
     std::fs::write(&file, &body).unwrap();
     let mut curl = std::process::Command::new("curl");
-    curl.args([
-        "--silent",
-        "--show-error",
-        "--http2",
-        "--max-time",
-        "60",
-        "--write-out",
-        "%{http_version}",
-    ]);
+    curl.args(["--silent", "--show-error", "--http2", "--max-time", "60", "--write-out", "%{http_version}"]);
     curl.arg("--proxy").arg(format!("http://{}", scene.listener("sandbox-b")));
     curl.arg("--cacert").arg(scene.dir.path().join("ca/ca.pem"));
     curl.arg("--header").arg(format!("Sandbox-Identity: {}", scene.token("sandbox-b")));
@@ -165,16 +140,13 @@ fn p11_records_say_who_asked_what_and_never_what_was_said() {
     let scene = MemoryScene::new();
     scene.plant_secret();
     let token = scene.token("sandbox-a");
-    let answer = scene.send(
-        "sandbox-a",
-        ClientRequest::recall("staging:team-a").with_field("Sandbox-Identity", &token),
-    );
+    let answer = scene
+        .send("sandbox-a", ClientRequest::recall("staging:team-a").with_field("Sandbox-Identity", &token));
     assert!(answer.text().contains(SECRET));
     let of = |record: &Value| record["class_uid"] == 6003 && record["api"]["operation"] == "recall";
     wait_for("the outcome", || scene.records().iter().filter(|record| of(record)).count() == 2);
     let told: Vec<Value> = scene.records().into_iter().filter(of).collect();
-    let stages: Vec<_> =
-        told.iter().map(|record| &record["unmapped"]["sandbar"]["stage"]).collect();
+    let stages: Vec<_> = told.iter().map(|record| &record["unmapped"]["sandbar"]["stage"]).collect();
     assert_eq!(stages, ["decision", "outcome"], "{told:?}");
     for record in &told {
         assert_eq!(record["api"]["service"]["name"], "astrocyte");

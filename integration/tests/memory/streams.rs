@@ -5,9 +5,7 @@ use std::sync::Arc;
 use rustls::pki_types::ServerName;
 use rustls::{ClientConnection, StreamOwned};
 
-use super::http2::{
-    DATA, END_STREAM, HeaderList, Http2Client, RST_STREAM, StreamEnd, request_fields,
-};
+use super::http2::{DATA, END_STREAM, HeaderList, Http2Client, RST_STREAM, StreamEnd, request_fields};
 use super::scene::{HOST, MemoryScene, wait_for};
 use super::wire::RawConnection;
 
@@ -24,10 +22,7 @@ fn connect_http2(scene: &MemoryScene, sandbox: &str, host: &str) -> Http2Client 
     config.alpn_protocols = vec![b"h2".to_vec()];
     let name = ServerName::try_from(host.to_owned()).unwrap();
     let tls = ClientConnection::new(Arc::new(config), name).unwrap();
-    Http2Client::new(RawConnection::from_stream(Box::new(StreamOwned::new(
-        tls,
-        wire.into_stream(),
-    ))))
+    Http2Client::new(RawConnection::from_stream(Box::new(StreamOwned::new(tls, wire.into_stream()))))
 }
 
 /// An honest recall of B's, as fields.
@@ -66,11 +61,7 @@ fn p12_attack_69_a_malformed_request_of_http2_reaches_nobody() {
     late.insert(0, ("x".to_owned(), b"y".to_vec()));
     let rows: Vec<(&str, HeaderList, &str)> = vec![
         ("another host", add_field(&own, "host", other.as_bytes()), OWN),
-        (
-            "two hosts",
-            add_field(&add_field(&own, "host", other.as_bytes()), "host", other.as_bytes()),
-            OWN,
-        ),
+        ("two hosts", add_field(&add_field(&own, "host", other.as_bytes()), "host", other.as_bytes()), OWN),
         ("a space in the path", with_field(&own, ":path", b"/v1/recall HTTP/1.1"), OWN),
         ("line ends in the path", with_field(&own, ":path", b"/v1/recall\r\nx-api-key: k"), OWN),
         ("an absolute path", with_field(&own, ":path", b"http://other.example/v1/recall"), OWN),
@@ -103,14 +94,12 @@ fn p12_attack_69_a_malformed_request_of_http2_reaches_nobody() {
         connection.send_headers(1, &fields, false);
         connection.send_frame(DATA, END_STREAM, 1, body.as_bytes());
         let end = connection.wait_for_end(1);
-        let refused =
-            matches!(end, StreamEnd::Reset | StreamEnd::Gone | StreamEnd::Status(400..=499));
+        let refused = matches!(end, StreamEnd::Reset | StreamEnd::Gone | StreamEnd::Status(400..=499));
         assert!(refused, "69 {row}: {end:?}");
         assert_eq!(scene.arrived_requests().len(), 0, "69 {row}: something arrived");
     }
     // Trailers name nobody, and say nothing that counts.
-    let nobody: HeaderList =
-        own.iter().filter(|(name, _)| name != "sandbox-identity").cloned().collect();
+    let nobody: HeaderList = own.iter().filter(|(name, _)| name != "sandbox-identity").cloned().collect();
     let mut connection = connect_http2(&scene, "sandbox-b", HOST);
     connection.send_headers(1, &nobody, false);
     connection.send_frame(DATA, 0, 1, OWN.as_bytes());
@@ -145,9 +134,8 @@ fn p6_attack_70_a_connection_is_for_one_host_and_resets_are_counted() {
         assert_eq!(connection.wait_for_end(1), StreamEnd::Status(421), "70 {row}");
         assert_eq!(scene.arrived_requests().len(), 0, "70 {row}: something arrived");
     }
-    let count = |reason: &str| {
-        scene.records().iter().filter(|record| record["status_detail"] == reason).count()
-    };
+    let count =
+        |reason: &str| scene.records().iter().filter(|record| record["status_detail"] == reason).count();
     wait_for("the records", || count("misdirected") == 2);
     // Requests that are taken back at once, by the thousand.
     let mut connection = connect_http2(&scene, "sandbox-b", HOST);

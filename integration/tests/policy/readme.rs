@@ -47,9 +47,8 @@ fn every_example_prints_what_the_readme_says() {
     assert!(examples.len() >= 4, "the README shows its commands at work");
     let state = tempfile::tempdir().unwrap();
     for (command, shown) in examples {
-        let arguments = command
-            .strip_prefix("sandbar ")
-            .unwrap_or_else(|| panic!("{command}: not a sandbar command"));
+        let arguments =
+            command.strip_prefix("sandbar ").unwrap_or_else(|| panic!("{command}: not a sandbar command"));
         let mut sandbar = sandbar();
         let output = sandbar.args(arguments.split_whitespace()).env("XDG_STATE_HOME", state.path());
         let output = output.output().unwrap();

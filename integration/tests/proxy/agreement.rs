@@ -77,8 +77,7 @@ fn p6_names_that_disagree_end_the_attempt_before_anything_leaves() {
         let got = scene.curl(args);
         assert!(right(&got), "{what}: {got:?}");
         scene.wait_for_record(what, |record| {
-            record["status_detail"] == code
-                && record["metadata"]["sequence"].as_u64() > Some(before as u64)
+            record["status_detail"] == code && record["metadata"]["sequence"].as_u64() > Some(before as u64)
         });
     }
     assert_nothing_left(&scene);
@@ -106,20 +105,14 @@ fn p6_a_name_is_the_same_however_it_is_written() {
 #[test]
 fn p6_each_request_of_a_connection_is_judged_by_itself() {
     let scene = ProxyScene::new();
-    let mut tls = client::connect_tls(
-        &scene,
-        0,
-        "93.184.216.34:443",
-        &client::client_config(&scene),
-        "open.example",
-    );
+    let mut tls =
+        client::connect_tls(&scene, 0, "93.184.216.34:443", &client::client_config(&scene), "open.example");
     client::send_text(&mut tls, "GET /first HTTP/1.1\r\nHost: open.example\r\n\r\n");
     assert!(client::read_head(&mut tls).starts_with("HTTP/1.1 200 "));
     client::send_text(&mut tls, "GET /second HTTP/1.1\r\nHost: other.example\r\n\r\n");
     assert!(client::read_head(&mut tls).starts_with("HTTP/1.1 403 "));
     scene.wait_for_record("the second request", |record| {
-        record["http_request"]["url"]["path"] == "/second"
-            && record["status_detail"] == "names_disagree"
+        record["http_request"]["url"]["path"] == "/second" && record["status_detail"] == "names_disagree"
     });
     let lines: Vec<_> = scene.origin.requests().into_iter().map(|request| request.line).collect();
     assert_eq!(lines, ["GET /first HTTP/1.1"]);
@@ -159,12 +152,10 @@ fn p6_encrypted_hellos_are_refused_on_a_tunnel_and_ignored_where_we_look_inside(
     let mut seen = client::connect_tls(&scene, 0, "93.184.216.34:443", &grease, "open.example");
     client::send_text(&mut seen, "GET /seen HTTP/1.1\r\nHost: open.example\r\n\r\n");
     assert!(client::read_head(&mut seen).starts_with("HTTP/1.1 200 "));
-    let refused =
-        client::try_connect_tls(&scene, 0, "93.184.216.36:443", &grease, "tunnel.example");
+    let refused = client::try_connect_tls(&scene, 0, "93.184.216.36:443", &grease, "tunnel.example");
     assert!(refused.is_err());
     scene.wait_for_refusal("ech_hidden_name", "tunnel.example");
-    let mut passed =
-        client::connect_tls(&scene, 0, "93.184.216.37:443", &grease, "tolerant.example");
+    let mut passed = client::connect_tls(&scene, 0, "93.184.216.37:443", &grease, "tolerant.example");
     client::send_text(&mut passed, "GET /passed HTTP/1.1\r\nHost: tolerant.example\r\n\r\n");
     assert!(client::read_head(&mut passed).starts_with("HTTP/1.1 200 "));
     let lines: Vec<_> = scene.origin.requests().into_iter().map(|request| request.line).collect();

@@ -37,15 +37,11 @@ tcp   = [5432]
 }
 
 fn start_scene(sandbox: &str, rule: &str) -> ProxyScene {
-    ProxyScene::with_setup(ProxySetup {
-        policy: budget_policy(sandbox, rule),
-        ..ProxySetup::default()
-    })
+    ProxyScene::with_setup(ProxySetup { policy: budget_policy(sandbox, rule), ..ProxySetup::default() })
 }
 
 fn read_budgets(scene: &ProxyScene) -> Value {
-    let told =
-        sandbar().args(["budget", "--json", "-c"]).arg(scene.config_path()).output().unwrap();
+    let told = sandbar().args(["budget", "--json", "-c"]).arg(scene.config_path()).output().unwrap();
     serde_json::from_slice(&told.stdout).unwrap_or_else(|_| panic!("{}", text(&told.stderr)))
 }
 
@@ -67,10 +63,7 @@ fn requests_of_a_rule_are_counted_and_the_next_is_refused_with_when_it_refills()
     assert_eq!(said["error"]["reason"], "budget_spent");
     assert_eq!(said["error"]["rule"]["rule"], "web");
     let detail = said["error"]["detail"].as_str().unwrap();
-    assert!(
-        detail.contains("requests_per_hour = 3") && detail.contains("refills in 3"),
-        "{detail}"
-    );
+    assert!(detail.contains("requests_per_hour = 3") && detail.contains("refills in 3"), "{detail}");
     assert_eq!(scene.origin.requests().len(), 3, "the refused one did not leave");
     assert_eq!(scene.curl(&["https://other.example/"]).status, 200, "another rule goes on");
     let asked = scene.names.queried_names().len();
@@ -169,8 +162,7 @@ fn p10_a_raw_connection_passes_exactly_its_bytes_and_is_cut_when_there_are_more(
     stream.read_exact(&mut back).unwrap();
     stream.write_all(&[7; 1]).unwrap();
     assert!(matches!(stream.read(&mut back), Ok(0) | Err(_)), "it is cut");
-    let record =
-        scene.wait_for_record("the cut", |record| record["status_detail"] == "budget_spent");
+    let record = scene.wait_for_record("the cut", |record| record["status_detail"] == "budget_spent");
     assert_eq!(record["unmapped"]["sandbar"]["ending"], "revoked");
     assert_eq!(record["traffic"]["bytes_out"], 10_000);
     let arrived: usize = scene.origin.raw_connections().iter().map(|(_, bytes)| bytes.len()).sum();
@@ -187,8 +179,7 @@ fn a_raw_connection_that_ends_with_its_budget_ends_well() {
     stream.read_to_end(&mut back).unwrap();
     assert_eq!(back.len(), 10_000);
     scene.wait_for_record("its end", |record| {
-        record["unmapped"]["sandbar"]["ending"] == "completed"
-            && record["traffic"]["bytes_out"] == 10_000
+        record["unmapped"]["sandbar"]["ending"] == "completed" && record["traffic"]["bytes_out"] == 10_000
     });
 }
 
@@ -231,9 +222,7 @@ fn so_many_connections_are_open_at_once() {
     scene.wait_for_record("the refusal", |record| record["status_detail"] == "budget_spent");
     assert!(scene.origin.requests().is_empty());
     drop(one);
-    wait_until("a place is free", || {
-        (scene.curl(&["http://open.example/"]).status == 200).then_some(())
-    });
+    wait_until("a place is free", || (scene.curl(&["http://open.example/"]).status == 200).then_some(()));
 }
 
 #[test]
@@ -273,8 +262,7 @@ fn p10_a_budget_that_is_lowered_counts_for_what_is_open() {
     });
     stream.write_all(&[7; 2]).unwrap();
     assert!(stream.read_exact(&mut [0; 2]).is_err(), "the second byte does not pass");
-    let record =
-        scene.wait_for_record("the cut", |record| record["status_detail"] == "budget_spent");
+    let record = scene.wait_for_record("the cut", |record| record["status_detail"] == "budget_spent");
     assert_eq!(record["traffic"]["bytes_out"], 5001);
     let arrived: usize = scene.origin.raw_connections().iter().map(|(_, bytes)| bytes.len()).sum();
     assert!(arrived <= 5001, "{arrived}");

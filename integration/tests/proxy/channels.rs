@@ -9,12 +9,7 @@ fn two_sandboxes(keys: [&str; 2], listeners: &str) -> ProxySetup {
         format!("[[sandbox]]\nid = \"{id}\"\nbase = \"system\"\npolicies = [\"{id}\"]\n{key}\n")
     };
     let identities = sandbox("box-0", keys[0]) + &sandbox("box-1", keys[1]);
-    ProxySetup {
-        sandboxes: 2,
-        identities,
-        listeners: listeners.to_owned(),
-        ..ProxySetup::default()
-    }
+    ProxySetup { sandboxes: 2, identities, listeners: listeners.to_owned(), ..ProxySetup::default() }
 }
 
 fn listener_table(mode: &str, bind: &str, whose: &str) -> String {
@@ -40,12 +35,7 @@ fn start_scene(setup: ProxySetup) -> ProxyScene {
 }
 
 /// Each sandbox reaches its own host and not the other's, and the records name the channel.
-fn assert_attribution(
-    scene: &ProxyScene,
-    kind: &str,
-    details: [&str; 2],
-    ask: impl Fn(usize, &str) -> u16,
-) {
+fn assert_attribution(scene: &ProxyScene, kind: &str, details: [&str; 2], ask: impl Fn(usize, &str) -> u16) {
     for (sandbox, detail) in details.iter().enumerate() {
         let (own, foreign) = match sandbox {
             0 => ("open.example", "other.example"),
@@ -78,14 +68,10 @@ const TPROXY_BINDS: &str = r#""0.0.0.0:15002", "[::]:15002""#;
 #[test]
 fn p2_two_sandboxes_behind_one_listener_are_told_apart_by_interface() {
     let keys = ["interface = \"sandbox0\"", "interface = \"sandbox1\""];
-    for (mode, bind, firewall) in [
-        ("redirect", REDIRECT_BINDS, FirewallMode::Redirect),
-        ("tproxy", TPROXY_BINDS, FirewallMode::Tproxy),
-    ] {
-        let scene = start_scene(two_sandboxes(
-            keys,
-            &listener_table(mode, bind, "identify = \"interface\""),
-        ));
+    for (mode, bind, firewall) in
+        [("redirect", REDIRECT_BINDS, FirewallMode::Redirect), ("tproxy", TPROXY_BINDS, FirewallMode::Tproxy)]
+    {
+        let scene = start_scene(two_sandboxes(keys, &listener_table(mode, bind, "identify = \"interface\"")));
         scene.net.set_firewall(firewall);
         assert_attribution(&scene, "interface", ["sandbox0", "sandbox1"], |at, host| {
             curl_plain(&scene, at, host)
@@ -164,7 +150,8 @@ fn p2_source_addresses_are_believed_only_where_that_is_said_to_be_dangerous() {
 
 #[test]
 fn p2_what_comes_by_a_path_of_nobodys_is_refused_and_recorded() {
-    let identities = "[[sandbox]]\nid = \"box-0\"\nbase = \"system\"\npolicies = [\"p\"]\ninterface = \"sandbox0\"\n";
+    let identities =
+        "[[sandbox]]\nid = \"box-0\"\nbase = \"system\"\npolicies = [\"p\"]\ninterface = \"sandbox0\"\n";
     let scene = ProxyScene::with_setup(ProxySetup {
         sandboxes: 2,
         identities: identities.to_owned(),

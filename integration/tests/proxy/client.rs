@@ -37,8 +37,7 @@ pub(crate) fn client_config(scene: &ProxyScene) -> Arc<ClientConfig> {
 pub(crate) fn ech_grease_config(scene: &ProxyScene) -> Arc<ClientConfig> {
     let anybody = HpkePublicKey(vec![7; 32]);
     let mode = EchMode::from(EchGreaseConfig::new(DH_KEM_X25519_HKDF_SHA256_AES_128, anybody));
-    let builder =
-        ClientConfig::builder_with_provider(certs::crypto_provider()).with_ech(mode).unwrap();
+    let builder = ClientConfig::builder_with_provider(certs::crypto_provider()).with_ech(mode).unwrap();
     Arc::new(builder.with_root_certificates(root_store(scene)).with_no_client_auth())
 }
 
@@ -57,8 +56,7 @@ pub(crate) fn connect_tls(
     config: &Arc<ClientConfig>,
     name: &str,
 ) -> TlsClientStream {
-    try_connect_tls(scene, sandbox, to, config, name)
-        .unwrap_or_else(|error| panic!("{name}: {error}"))
+    try_connect_tls(scene, sandbox, to, config, name).unwrap_or_else(|error| panic!("{name}: {error}"))
 }
 
 pub(crate) fn try_connect_tls(

@@ -56,24 +56,13 @@ fn curl_carries_large_bodies_unchanged_both_ways() {
         scene.net.set_firewall(firewall);
         for version in ["--http1.1", "--http2"] {
             let got = scene.curl(&[version, &download]);
-            assert!(
-                got.status == 200 && got.body == sent,
-                "{version} down: {} {}",
-                got.status,
-                got.said
-            );
+            assert!(got.status == 200 && got.body == sent, "{version} down: {} {}", got.status, got.said);
             for extra in [
                 &["-H", "Expect:"][..],
                 &["-H", "Expect: 100-continue"],
                 &["-H", "Transfer-Encoding: chunked", "-H", "Expect:"],
             ] {
-                let to = [
-                    "--data-binary",
-                    &upload,
-                    "-H",
-                    "Content-Type: x/y",
-                    "https://open.example/echo",
-                ];
+                let to = ["--data-binary", &upload, "-H", "Content-Type: x/y", "https://open.example/echo"];
                 let args = [&[version], extra, &to[..]].concat();
                 let got = scene.curl(&args);
                 let same = got.body == sent;
@@ -83,13 +72,7 @@ fn curl_carries_large_bodies_unchanged_both_ways() {
     }
     let expecting = |request: &&super::origin::ArrivedRequest| request.field("expect").is_some();
     assert!(scene.origin.requests().iter().filter(expecting).count() >= 2, "none asked to go on");
-    assert!(
-        scene
-            .origin
-            .requests()
-            .iter()
-            .all(|request| request.sni.as_deref() == Some("open.example"))
-    );
+    assert!(scene.origin.requests().iter().all(|request| request.sni.as_deref() == Some("open.example")));
 }
 
 #[test]
@@ -103,11 +86,7 @@ fn events_arrive_as_they_are_made() {
         for step in 0..3 {
             let mut event = [0; 14];
             answer.read_exact(&mut event).unwrap(); // the next is not even made yet
-            assert_eq!(
-                String::from_utf8_lossy(&event),
-                format!("data: step {step}\n\n"),
-                "{version}"
-            );
+            assert_eq!(String::from_utf8_lossy(&event), format!("data: step {step}\n\n"), "{version}");
             scene.origin.release_step();
         }
         assert!(curl.wait().unwrap().success(), "{version}");
@@ -178,14 +157,7 @@ fn pip_downloads() {
     let site = site::start_nginx(&scene);
     let into = scene.dir.path().join("downloaded");
     let mut pip = scene.command_in(0, python);
-    pip.args([
-        "-m",
-        "pip",
-        "download",
-        "--no-deps",
-        "--disable-pip-version-check",
-        "--no-cache-dir",
-    ]);
+    pip.args(["-m", "pip", "download", "--no-deps", "--disable-pip-version-check", "--no-cache-dir"]);
     pip.args(["--index-url", "https://files.example:8444/simple/", "-d"]).arg(&into).arg("tiny");
     run_successfully(&mut pip);
     assert!(into.join(wheel).is_file());
@@ -259,9 +231,8 @@ fn cargo_fetches() {
     .unwrap();
     let mut cargo = scene.command_in(0, "cargo");
     cargo.current_dir(&project).arg("fetch").env("CARGO_HOME", scene.dir.path().join("cargo"));
-    let rustup = std::env::var_os("RUSTUP_HOME").or_else(|| {
-        std::env::var_os("HOME").map(|home| std::path::Path::new(&home).join(".rustup").into())
-    });
+    let rustup = std::env::var_os("RUSTUP_HOME")
+        .or_else(|| std::env::var_os("HOME").map(|home| std::path::Path::new(&home).join(".rustup").into()));
     cargo.envs(rustup.map(|home| ("RUSTUP_HOME", home)));
     run_successfully(&mut cargo);
     assert!(site.access_log().contains("/tiny-1.0.0.crate 200"), "{}", site.access_log());
@@ -270,8 +241,7 @@ fn cargo_fetches() {
 #[test]
 fn node_java_and_python_fetch() {
     let scene = ProxyScene::new();
-    let reached =
-        |path: &str| scene.origin.requests().iter().any(|request| request.line.contains(path));
+    let reached = |path: &str| scene.origin.requests().iter().any(|request| request.line.contains(path));
     if is_installed("node") {
         let script = "fetch('https://open.example/node').then(r => r.text()).then(t => { if (!t.startsWith('hello')) process.exit(1) })";
         run_successfully(scene.command_in(0, "node").args(["-e", script]));
@@ -282,10 +252,7 @@ fn node_java_and_python_fetch() {
             "requests",
             "import requests; assert requests.get('https://open.example/requests').text.startswith('hello')",
         ),
-        (
-            "httpx",
-            "import httpx; assert httpx.get('https://open.example/httpx').text.startswith('hello')",
-        ),
+        ("httpx", "import httpx; assert httpx.get('https://open.example/httpx').text.startswith('hello')"),
         (
             "aiohttp",
             "import asyncio, aiohttp\n\
@@ -380,13 +347,11 @@ fn a_websocket_is_carried_and_may_be_idle() {
         return report_skipped("Python's websockets");
     };
     let limits = "first_bytes_seconds = 2\nhead_seconds = 2\nkeep_alive_seconds = 2";
-    let scene =
-        ProxyScene::with_setup(ProxySetup { limits: limits.to_owned(), ..ProxySetup::default() });
+    let scene = ProxyScene::with_setup(ProxySetup { limits: limits.to_owned(), ..ProxySetup::default() });
     let _server = site::start_python(&scene, python, WEBSOCKET_SERVER, SOCKETS_PORT);
     run_successfully(scene.command_in(0, python).args(["-c", WEBSOCKET_CLIENT]));
     let record = scene.wait_for_record("the websocket", |record| {
-        record["http_response"]["code"] == 101
-            && record["unmapped"]["sandbar"]["stage"] == "outcome"
+        record["http_response"]["code"] == 101 && record["unmapped"]["sandbar"]["stage"] == "outcome"
     });
     for way in ["bytes_in", "bytes_out"] {
         assert!(record["traffic"][way].as_u64() > Some(370_000), "{record}");
@@ -405,8 +370,7 @@ fn p10_a_websocket_is_cut_when_its_budget_is_spent() {
     let _server = site::start_python(&scene, python, WEBSOCKET_SERVER, SOCKETS_PORT);
     let told = run_to_end(scene.command_in(0, python).args(["-c", WEBSOCKET_CLIENT]));
     assert!(!told.status.success(), "its second message is longer than it may send");
-    let record =
-        scene.wait_for_record("the cut", |record| record["status_detail"] == "budget_spent");
+    let record = scene.wait_for_record("the cut", |record| record["status_detail"] == "budget_spent");
     assert!(record["traffic"]["bytes_out"].as_u64() <= Some(100_000), "{record}");
 }
 
@@ -485,8 +449,7 @@ fn chromium_loads_a_page_with_what_belongs_to_it() {
     run_successfully(Command::new("certutil").args(["-N", "--empty-password", "-d", &database]));
     let ours = scene.trust.get("NODE_EXTRA_CA_CERTS").unwrap();
     run_successfully(
-        Command::new("certutil")
-            .args(["-A", "-d", &database, "-n", "ours", "-t", "C,,", "-i", ours]),
+        Command::new("certutil").args(["-A", "-d", &database, "-n", "ours", "-t", "C,,", "-i", ours]),
     );
     let profile = format!("--user-data-dir={}", scene.dir.path().join("profile").display());
     let mut chromium = scene.command_in(0, "chromium");

@@ -39,9 +39,8 @@ fn run_doctor(command: &mut Command) -> DoctorRun {
     });
     let text = |probe: &Value, key: &str| probe[key].as_str().unwrap_or_default().to_owned();
     let probes = report["probes"].as_array().unwrap().iter();
-    let found = probes
-        .map(|probe| (text(probe, "name"), (text(probe, "verdict"), text(probe, "how"))))
-        .collect();
+    let found =
+        probes.map(|probe| (text(probe, "name"), (text(probe, "verdict"), text(probe, "how")))).collect();
     DoctorRun { status: output.status.code(), report, found }
 }
 
@@ -82,16 +81,8 @@ const BROKEN_CASES: &[BrokenCase] = &[
         &["keys.authority", "keys.private"],
     ),
     ("an open admin socket", |scene| set_mode(scene, "admin.sock", 0o666), &["keys.private"]),
-    (
-        "a policy that others write",
-        |scene| set_mode(scene, "policies/p.toml", 0o666),
-        &["keys.policies"],
-    ),
-    (
-        "an open directory of policies",
-        |scene| set_mode(scene, "policies", 0o777),
-        &["keys.policies"],
-    ),
+    ("a policy that others write", |scene| set_mode(scene, "policies/p.toml", 0o666), &["keys.policies"]),
+    ("an open directory of policies", |scene| set_mode(scene, "policies", 0o777), &["keys.policies"]),
     ("a bad policy", break_policy, &["instance.files", "instance.policy"]),
     ("a silent resolver", |scene| scene.names.stop_answering(), &["machine.resolvers"]),
     ("a policy mounted alone", mount_over_policy, &["files.mounts"]),
@@ -180,8 +171,7 @@ fn each_broken_thing_is_found() {
         assert!(more.iter().all(|name| **name == "instance.ready"), "{what}: {more:?} too");
         assert_eq!(examined.status, Some(1), "{what}");
         let probes = examined.report["probes"].as_array().unwrap();
-        let fixed =
-            probes.iter().all(|probe| (probe["verdict"] == "wrong") == probe["fix"].is_string());
+        let fixed = probes.iter().all(|probe| (probe["verdict"] == "wrong") == probe["fix"].is_string());
         assert!(fixed, "{what}: what is wrong comes with what to change");
     }
 }
@@ -189,7 +179,7 @@ fn each_broken_thing_is_found() {
 #[test]
 fn an_authority_that_ends_soon_or_has_ended_is_found() {
     let day = 86_400;
-    for (age, how) in [(360, "ends in"), (400, "")] {
+    for (age, how) in [(360, "expires in"), (400, "")] {
         let mut scene = ProxyScene::with_setup(good_setup());
         scene.stop();
         let dir = scene.dir.path().join("ca");
@@ -208,23 +198,16 @@ fn an_authority_that_ends_soon_or_has_ended_is_found() {
 fn too_few_descriptors_and_a_full_disk_are_found() {
     let log = tempfile::tempdir().unwrap();
     let mount = format!("mount -t tmpfs -o size=8m tmpfs {} && exec \"$@\"", log.path().display());
-    let prefix =
-        ["prlimit", "--nofile=256:256", "sh", "-c", &mount, "sh"].map(str::to_owned).into();
+    let prefix = ["prlimit", "--nofile=256:256", "sh", "-c", &mount, "sh"].map(str::to_owned).into();
     let limits = "connections = 1000".to_owned();
-    let setup =
-        ProxySetup { prefix, limits, log: Some(log.path().to_owned()), ..ProxySetup::default() };
+    let setup = ProxySetup { prefix, limits, log: Some(log.path().to_owned()), ..ProxySetup::default() };
     let scene = ProxyScene::with_setup(setup);
     // Where the instance is, whose mounts these are.
     let program = sandbar().get_program().to_owned();
     let mut command = Command::new("nsenter");
     command.args(["-t", &scene.pid().to_string(), "-m", "-n"]).arg(program);
     let examined = run_doctor(command.args(["doctor", "--json", "-c"]).arg(scene.config_path()));
-    assert_eq!(
-        examined.wrong_probes(),
-        ["instance.descriptors", "log.room"],
-        "{:#?}",
-        examined.found
-    );
+    assert_eq!(examined.wrong_probes(), ["instance.descriptors", "log.room"], "{:#?}", examined.found);
 }
 
 #[test]
@@ -240,11 +223,8 @@ fn p1_behind_a_gateway_the_network_leads_nowhere_else() {
             .iter()
             .any(|begin| name.starts_with(begin))
     };
-    let escaped: Vec<_> = examined
-        .found
-        .iter()
-        .filter(|(name, (verdict, _))| network(name) && verdict == "escaped")
-        .collect();
+    let escaped: Vec<_> =
+        examined.found.iter().filter(|(name, (verdict, _))| network(name) && verdict == "escaped").collect();
     assert!(escaped.is_empty(), "{escaped:#?}");
     for name in ["tcp.80", "tcp.six.443", "tcp.metadata", "tls.named", "dns.udp", "dns.tcp.six"] {
         assert_eq!(examined.found[name].0, "answered", "{name}: {:?}", examined.found[name]);

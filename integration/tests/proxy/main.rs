@@ -16,6 +16,7 @@ mod budgets;
 mod channels;
 mod client;
 mod clients;
+mod departure;
 mod doctor;
 mod grants;
 mod names;

@@ -143,17 +143,15 @@ impl TestNetwork {
         let cable = |one: (&str, &str), other: (&str, &str)| {
             let (name, at) = one;
             let (peer, there) = other;
-            let line =
-                format!("link add {name} netns {at} type veth peer name {peer} netns {there}");
+            let line = format!("link add {name} netns {at} type veth peer name {peer} netns {there}");
             run_ip(&line.split(' ').collect::<Vec<_>>(), "");
         };
         cable(("world", &gateway.name), ("gateway", &world.name));
         gateway.sysctl("net.ipv4.ip_forward", "1");
         gateway.sysctl("net.ipv6.conf.all.forwarding", "1");
-        gateway.ip(
-            "addr add 10.78.0.1/24 dev world\naddr add fd78::1/64 dev world nodad\nlink set world up\n\
-             route add default via 10.78.0.2\nroute add ::/0 via fd78::2\n",
-        );
+        gateway
+            .ip("addr add 10.78.0.1/24 dev world\naddr add fd78::1/64 dev world nodad\nlink set world up\n\
+             route add default via 10.78.0.2\nroute add ::/0 via fd78::2\n");
         // Every address is the world's own but those on the cable, by which answers go back.
         world.ip(
             "addr add 10.78.0.2/24 dev gateway\naddr add fd78::2/64 dev gateway nodad\nlink set gateway up\n\
@@ -172,8 +170,7 @@ impl TestNetwork {
                  route add default via {theirs}\nroute add ::/0 via {theirs6}\n"
             ));
             fs::create_dir_all(self.etc_dir(at)).unwrap();
-            fs::write(self.etc_dir(at).join("resolv.conf"), format!("nameserver {theirs}\n"))
-                .unwrap();
+            fs::write(self.etc_dir(at).join("resolv.conf"), format!("nameserver {theirs}\n")).unwrap();
         }
     }
 
@@ -240,8 +237,7 @@ impl TestNetwork {
              chain passing {{ type filter hook forward priority 0; policy drop; }}\n}}\n"
         ));
         if kind == FirewallMode::Tproxy {
-            let lines =
-                "rule add fwmark 0x1000 lookup 100\nroute replace local default dev lo table 100\n";
+            let lines = "rule add fwmark 0x1000 lookup 100\nroute replace local default dev lo table 100\n";
             self.gateway.ip(lines);
             self.gateway.ip6(lines);
         }

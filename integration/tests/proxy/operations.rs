@@ -5,7 +5,7 @@ use std::collections::BTreeSet;
 use std::fs;
 use std::io::{Read, Write};
 use std::net::TcpStream;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -72,9 +72,7 @@ fn p16_without_descriptors_it_sheds_does_not_spin_and_recovers() {
     let used = cpu_ticks(&scene) - before;
     assert!(used < 100, "{used} hundredths of a second of processor time in two seconds");
     drop(idle);
-    wait_until("it serves again", || {
-        (scene.curl(&["http://open.example/"]).status == 200).then_some(())
-    });
+    wait_until("it serves again", || (scene.curl(&["http://open.example/"]).status == 200).then_some(()));
     let (_, metrics) = wait_until("it answers", || scene.admin_request("GET", "/metrics"));
     let shed = metrics.lines().find_map(|line| line.strip_prefix("sandbar_accepts_shed_total "));
     assert!(shed.is_some_and(|count| count != "0"), "{metrics}");
@@ -97,24 +95,18 @@ fn p7_after_a_kill_every_answered_request_has_its_record_and_the_log_verifies() 
                     let connect = || TcpStream::connect("93.184.216.34:80");
                     let Ok(mut stream) = scene.net.sandboxes[0].enter(connect) else { continue };
                     stream.set_read_timeout(Some(Duration::from_secs(20))).unwrap();
-                    let request = format!(
-                        "GET {path} HTTP/1.1\r\nHost: open.example\r\nConnection: close\r\n\r\n"
-                    );
+                    let request =
+                        format!("GET {path} HTTP/1.1\r\nHost: open.example\r\nConnection: close\r\n\r\n");
                     let mut answer = String::new();
                     let sent = stream.write_all(request.as_bytes());
                     let read = sent.and_then(|()| stream.read_to_string(&mut answer));
-                    if read.is_ok()
-                        && answer.starts_with("HTTP/1.1 200 ")
-                        && answer.contains("hello")
-                    {
+                    if read.is_ok() && answer.starts_with("HTTP/1.1 200 ") && answer.contains("hello") {
                         answered.lock().unwrap().insert(path);
                     }
                 }
             });
         }
-        wait_until("enough is answered", || {
-            (answered.lock().unwrap().len() >= ANSWERED).then_some(())
-        });
+        wait_until("enough is answered", || (answered.lock().unwrap().len() >= ANSWERED).then_some(()));
         scene.signal("-KILL");
         over.store(true, Ordering::SeqCst);
     });
@@ -141,27 +133,36 @@ fn p7_after_a_kill_every_answered_request_has_its_record_and_the_log_verifies() 
     scene.stop();
 }
 
+/// A program whose log has a megabyte, in a file system of its own at `log` that only the program sees.
+pub(crate) fn small_log_setup(log: &Path) -> ProxySetup {
+    fs::create_dir(log).unwrap();
+    let mount = format!("mount -t tmpfs -o size=1m tmpfs {} && exec \"$@\"", log.display());
+    let prefix = ["sh", "-c", &mount, "sh"].map(str::to_owned).into();
+    ProxySetup { prefix, log: Some(log.to_owned()), ..ProxySetup::default() }
+}
+
 /// The log's directory as the program sees it, which has a file system of its own there.
 fn log_dir_inside(scene: &ProxyScene) -> PathBuf {
     let log = scene.log_dir();
     PathBuf::from(format!("/proc/{}/root", scene.pid())).join(log.strip_prefix("/").unwrap())
 }
 
-#[test]
-fn p16_on_a_full_disk_nothing_leaves_until_there_is_room_again() {
-    let outside = tempfile::tempdir().unwrap();
-    let log = outside.path().join("log");
-    fs::create_dir(&log).unwrap();
-    let mount = format!("mount -t tmpfs -o size=1m tmpfs {} && exec \"$@\"", log.display());
-    let prefix = ["sh", "-c", &mount, "sh"].map(str::to_owned).into();
-    let scene =
-        ProxyScene::with_setup(ProxySetup { prefix, log: Some(log), ..ProxySetup::default() });
-    assert_eq!(scene.curl(&["http://open.example/before"]).status, 200);
-
-    let filler = log_dir_inside(&scene).join("filler");
+/// Takes all the room that a small log has; the file that holds it.
+pub(crate) fn fill_log(scene: &ProxyScene) -> PathBuf {
+    let filler = log_dir_inside(scene).join("filler");
     let mut file = fs::File::create(&filler).unwrap();
     while file.write_all(&[b'x'; 4096]).is_ok() {}
     while file.write_all(b"x").is_ok() {}
+    filler
+}
+
+#[test]
+fn p16_on_a_full_disk_nothing_leaves_until_there_is_room_again() {
+    let outside = tempfile::tempdir().unwrap();
+    let scene = ProxyScene::with_setup(small_log_setup(&outside.path().join("log")));
+    assert_eq!(scene.curl(&["http://open.example/before"]).status, 200);
+
+    let filler = fill_log(&scene);
     let mut served = 0;
     let full = wait_until("it refuses", || {
         let lie = "open.example:80:93.184.216.34"; // questions are not answered either
@@ -172,14 +173,9 @@ fn p16_on_a_full_disk_nothing_leaves_until_there_is_room_again() {
     assert_eq!(full.status, 503, "{full:?}");
     assert!(full.text().contains("log_unwritable"), "{full:?}");
     let (arrived, requests) = (scene.net.arrivals(), scene.origin.requests().len());
-    assert_eq!(
-        requests,
-        1 + served,
-        "what was served had its record: there was room in the last page"
-    );
+    assert_eq!(requests, 1 + served, "what was served had its record: there was room in the last page");
     for _ in 0..10 {
-        for (url, port) in [("http://other.example/full", 80), ("https://other.example/full", 443)]
-        {
+        for (url, port) in [("http://other.example/full", 80), ("https://other.example/full", 443)] {
             let lie = format!("other.example:{port}:93.184.216.35"); // questions are not answered either
             let got = scene.curl(&["--resolve", &lie, url]);
             assert_eq!(got.status, 503, "{url}: {got:?}");
@@ -192,7 +188,6 @@ fn p16_on_a_full_disk_nothing_leaves_until_there_is_room_again() {
     assert_eq!(scene.origin.requests().len(), requests);
     assert_eq!(scene.admin_request("GET", "/ready").unwrap().0, 503);
 
-    drop(file);
     fs::remove_file(&filler).unwrap();
     wait_until("it serves again", || {
         (scene.curl(&["http://open.example/after"]).status == 200).then_some(())
@@ -201,8 +196,7 @@ fn p16_on_a_full_disk_nothing_leaves_until_there_is_room_again() {
         scene.admin_request("GET", "/ready").filter(|(status, _)| *status == 200).map(drop)
     });
     let copy = outside.path().join("copy");
-    let status =
-        Command::new("cp").arg("-r").arg(log_dir_inside(&scene)).arg(&copy).status().unwrap();
+    let status = Command::new("cp").arg("-r").arg(log_dir_inside(&scene)).arg(&copy).status().unwrap();
     assert!(status.success());
     let verified = integration::sandbar().args(["log", "verify"]).arg(&copy).output().unwrap();
     assert!(verified.status.success(), "{}", String::from_utf8_lossy(&verified.stdout));
@@ -248,8 +242,7 @@ fn p17_an_origin_that_hangs_is_given_up_in_time() {
 #[test]
 fn an_origin_where_nobody_listens_is_told_as_such() {
     let mut scene = ProxyScene::prepare(ProxySetup {
-        policy: "name = \"p\"\n[[allow]]\nname = \"x\"\nhosts = [\"open.example:7777\"]\n"
-            .to_owned(),
+        policy: "name = \"p\"\n[[allow]]\nname = \"x\"\nhosts = [\"open.example:7777\"]\n".to_owned(),
         ..ProxySetup::default()
     });
     scene.start();
@@ -304,8 +297,7 @@ fn the_admin_socket_tells_how_it_stands() {
 fn p20_one_sandbox_cannot_take_the_connections_of_another() {
     const MOST: usize = 8;
     let limits = format!("connections_per_sandbox = {MOST}\nfirst_bytes_seconds = 120");
-    let scene =
-        ProxyScene::with_setup(ProxySetup { sandboxes: 2, limits, ..ProxySetup::default() });
+    let scene = ProxyScene::with_setup(ProxySetup { sandboxes: 2, limits, ..ProxySetup::default() });
     let held: Vec<_> = (0..MOST).map(|_| connect_tcp(&scene, 0, PROXY_ADDRESS)).collect();
     let taken = |scene: &ProxyScene| {
         let (_, status) = scene.admin_request("GET", "/status")?;
@@ -331,9 +323,7 @@ fn p17_a_request_head_that_comes_drop_by_drop_is_not_waited_for() {
     let scene = ProxyScene::with_setup(ProxySetup { limits, ..ProxySetup::default() });
     let mut stream = connect_tcp(&scene, 0, "93.184.216.34:80");
     let started = Instant::now();
-    for letter in
-        "GET / HTTP/1.1\r\nHost: open.example\r\nX-Slow: ".bytes().chain(std::iter::repeat(b'x'))
-    {
+    for letter in "GET / HTTP/1.1\r\nHost: open.example\r\nX-Slow: ".bytes().chain(std::iter::repeat(b'x')) {
         if stream.write_all(&[letter]).is_err() || started.elapsed() > Duration::from_secs(40) {
             break;
         }

@@ -25,6 +25,9 @@ const SWITCH_DELAY: Duration = Duration::from_millis(50);
 /// What a server that speaks first says.
 pub(crate) const GREETING: &[u8] = b"220 ready\r\n";
 
+/// A memory call with this in its body is not answered.
+const HANG: &[u8] = b"hang";
+
 /// One request as it arrived.
 #[derive(Clone, Debug)]
 pub(crate) struct ArrivedRequest {
@@ -214,6 +217,11 @@ impl TestOriginState {
                 }
                 "steps" => self.send_steps(stream)?,
                 "upgrade" => return serve_upgrade(stream),
+                "v1" if body.windows(HANG.len()).any(|part| part == HANG) => {
+                    drop(stream.read(&mut [0])); // as above, for a memory call
+                    return Ok(());
+                }
+                "v1" => send_response(stream, "application/json", br#"{"hits":[]}"#)?,
                 _ => send_response(stream, "text/plain", format!("hello from {at}\n").as_bytes())?,
             }
         }
@@ -269,8 +277,7 @@ fn send_interim(stream: &mut impl Write) -> io::Result<()> {
 
 /// Another protocol from here on: an echo.
 fn serve_upgrade(stream: &mut (impl Read + Write)) -> io::Result<()> {
-    let head =
-        "HTTP/1.1 101 Switching Protocols\r\nUpgrade: websocket\r\nConnection: Upgrade\r\n\r\n";
+    let head = "HTTP/1.1 101 Switching Protocols\r\nUpgrade: websocket\r\nConnection: Upgrade\r\n\r\n";
     std::thread::sleep(SWITCH_DELAY); // see the known gaps in proxy/README.md
     stream.write_all(head.as_bytes())?;
     stream.flush()?;
@@ -299,8 +306,7 @@ pub(crate) fn noise_bytes(count: usize) -> Vec<u8> {
 
 fn send_response(stream: &mut impl Write, kind: &str, body: &[u8]) -> io::Result<()> {
     let length = body.len();
-    let head =
-        format!("HTTP/1.1 200 OK\r\nContent-Type: {kind}\r\nContent-Length: {length}\r\n\r\n");
+    let head = format!("HTTP/1.1 200 OK\r\nContent-Type: {kind}\r\nContent-Length: {length}\r\n\r\n");
     stream.write_all(head.as_bytes())?;
     stream.write_all(body)?;
     stream.flush()
@@ -319,8 +325,7 @@ fn read_request(
     let line = lines.next().unwrap_or_default().to_owned();
     let fields = lines.filter_map(|line| line.split_once(':'));
     let fields = fields.map(|(name, value)| (name.to_owned(), value.trim().to_owned())).collect();
-    let mut request =
-        ArrivedRequest { at, sni: sni.map(str::to_owned), line, fields, body: Vec::new() };
+    let mut request = ArrivedRequest { at, sni: sni.map(str::to_owned), line, fields, body: Vec::new() };
     if request.field("expect").is_some() {
         stream.write_all(b"HTTP/1.1 100 Continue\r\n\r\n")?;
         stream.flush()?;
@@ -359,11 +364,7 @@ fn read_count(stream: &mut impl Read, ahead: &mut Vec<u8>, count: usize) -> io::
     Ok(std::mem::replace(ahead, rest))
 }
 
-fn read_through(
-    stream: &mut impl Read,
-    ahead: &mut Vec<u8>,
-    end: &[u8],
-) -> io::Result<Option<Vec<u8>>> {
+fn read_through(stream: &mut impl Read, ahead: &mut Vec<u8>, end: &[u8]) -> io::Result<Option<Vec<u8>>> {
     loop {
         if let Some(found) = ahead.windows(end.len()).position(|window| window == end) {
             return read_count(stream, ahead, found + end.len()).map(Some);

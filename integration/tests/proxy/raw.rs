@@ -96,8 +96,7 @@ base = "system"
 policies = ["q"]
 interface = "sandbox1"
 "#;
-    let setup =
-        ProxySetup { sandboxes: 2, identities: identities.to_owned(), ..ProxySetup::default() };
+    let setup = ProxySetup { sandboxes: 2, identities: identities.to_owned(), ..ProxySetup::default() };
     let mut scene = ProxyScene::prepare(setup);
     let policy = POLICY.replace("name = \"p\"", "name = \"q\"").replace("[5432, 2525]", "[2525]");
     std::fs::write(scene.dir.path().join("policies/q.toml"), policy).unwrap();

@@ -61,10 +61,7 @@ impl OpenConnection {
     fn new(what: &str, host: &str, mut wire: impl ReadWrite + 'static, by: ConnectionUse) -> Self {
         match by {
             ConnectionUse::Download => {
-                send_text(
-                    &mut wire,
-                    &format!("GET /bytes/{LONG} HTTP/1.1\r\nHost: {host}\r\n\r\n"),
-                );
+                send_text(&mut wire, &format!("GET /bytes/{LONG} HTTP/1.1\r\nHost: {host}\r\n\r\n"));
                 wire.read_exact(&mut [0; 1000]).unwrap();
             }
             ConnectionUse::Echo => assert_echo(&mut wire),
@@ -73,9 +70,7 @@ impl OpenConnection {
                 let length = LONG;
                 send_text(
                     &mut wire,
-                    &format!(
-                        "POST /echo HTTP/1.1\r\nHost: {host}\r\nContent-Length: {length}\r\n\r\n"
-                    ),
+                    &format!("POST /echo HTTP/1.1\r\nHost: {host}\r\nContent-Length: {length}\r\n\r\n"),
                 );
                 wire.write_all(&noise_bytes(PART_BYTES)).unwrap();
                 wire.flush().unwrap();
@@ -133,10 +128,7 @@ fn connect_through(scene: &ProxyScene, host: &str, tongue: &str) -> TcpStream {
     let mut stream = connect_tcp(scene, 0, "10.77.0.1:3128");
     match tongue {
         "CONNECT" => {
-            send_text(
-                &mut stream,
-                &format!("CONNECT {host}:443 HTTP/1.1\r\nHost: {host}:443\r\n\r\n"),
-            );
+            send_text(&mut stream, &format!("CONNECT {host}:443 HTTP/1.1\r\nHost: {host}:443\r\n\r\n"));
             assert!(read_head(&mut stream).starts_with("HTTP/1.1 200"));
         }
         _ => {
@@ -152,12 +144,7 @@ fn connect_through(scene: &ProxyScene, host: &str, tongue: &str) -> TcpStream {
 }
 
 /// One of each kind, to the hosts of one side.
-fn open_all(
-    scene: &ProxyScene,
-    web: (&str, &str),
-    tunnel: (&str, &str),
-    raw: &str,
-) -> Vec<OpenConnection> {
+fn open_all(scene: &ProxyScene, web: (&str, &str), tunnel: (&str, &str), raw: &str) -> Vec<OpenConnection> {
     let config = client_config(scene);
     let inside = |stream: TcpStream, host: &str| {
         let name = rustls::pki_types::ServerName::try_from(host.to_owned()).unwrap();
@@ -188,12 +175,7 @@ fn open_all(
             inside(connect, tunnel.0),
             ConnectionUse::Requests,
         ),
-        OpenConnection::new(
-            "a tunnel by SOCKS5",
-            tunnel.0,
-            inside(socks, tunnel.0),
-            ConnectionUse::Requests,
-        ),
+        OpenConnection::new("a tunnel by SOCKS5", tunnel.0, inside(socks, tunnel.0), ConnectionUse::Requests),
         OpenConnection::new("raw TCP", raw, database, ConnectionUse::Echo),
         OpenConnection::new("a WebSocket", web.0, upgraded, ConnectionUse::Echo),
         OpenConnection::new("a download", web.0, web_tls(), ConnectionUse::Download),
@@ -208,8 +190,7 @@ fn is_revoked(record: &Value) -> bool {
 
 #[test]
 fn p10_each_kind_of_connection_is_cut_and_its_neighbour_is_not() {
-    let scene =
-        ProxyScene::with_setup(ProxySetup { policy: POLICY.to_owned(), ..ProxySetup::default() });
+    let scene = ProxyScene::with_setup(ProxySetup { policy: POLICY.to_owned(), ..ProxySetup::default() });
     let losers = open_all(
         &scene,
         ("open.example", "93.184.216.34"),
@@ -229,9 +210,8 @@ fn p10_each_kind_of_connection_is_cut_and_its_neighbour_is_not() {
     });
     let count = losers.len();
     let fewer = ["open.example", "tunnel.example", "db.example"];
-    let policy = fewer
-        .iter()
-        .fold(POLICY.to_owned(), |text, host| text.replace(&format!("\"{host}\", "), ""));
+    let policy =
+        fewer.iter().fold(POLICY.to_owned(), |text, host| text.replace(&format!("\"{host}\", "), ""));
     write_policy(&scene, &policy);
     for mut open in losers {
         assert!(open.is_cut(), "{} goes on", open.what);
@@ -284,10 +264,7 @@ while True:
 "#;
 
 /// Reads lines until one begins with `start`; all that was read.
-fn read_lines_until(
-    said: &mut impl Iterator<Item = std::io::Result<String>>,
-    start: &str,
-) -> Vec<String> {
+fn read_lines_until(said: &mut impl Iterator<Item = std::io::Result<String>>, start: &str) -> Vec<String> {
     let mut lines = Vec::new();
     for line in said {
         lines.push(line.unwrap());
@@ -301,9 +278,7 @@ fn read_lines_until(
 #[test]
 fn p10_an_idle_stream_is_reset_and_the_one_beside_it_goes_on() {
     let paths = |list: &str| {
-        format!(
-            "name = \"p\"\n[[allow]]\nname = \"web\"\nhosts = [\"open.example\"]\npaths = {list}\n"
-        )
+        format!("name = \"p\"\n[[allow]]\nname = \"web\"\nhosts = [\"open.example\"]\npaths = {list}\n")
     };
     let policy = paths(r#"["/steps/lose", "/steps/keep"]"#);
     let scene = ProxyScene::with_setup(ProxySetup { policy, ..ProxySetup::default() });
@@ -331,8 +306,7 @@ fn p10_an_idle_stream_is_reset_and_the_one_beside_it_goes_on() {
 
 #[test]
 fn p10_what_is_decided_late_is_decided_by_the_rules_of_then() {
-    let scene =
-        ProxyScene::with_setup(ProxySetup { policy: POLICY.to_owned(), ..ProxySetup::default() });
+    let scene = ProxyScene::with_setup(ProxySetup { policy: POLICY.to_owned(), ..ProxySetup::default() });
     let mut early = connect_tcp(&scene, 0, "93.184.216.36:443"); // accepted, and not a word yet
     let asked = scene.names.queried_names().len();
     write_policy(&scene, &POLICY.replace("\"tunnel.example\", ", ""));

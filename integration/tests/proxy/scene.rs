@@ -39,6 +39,7 @@ pub(crate) const HOSTS: &[(&str, &[&str])] = &[
     ("mixed.example", &["10.78.0.2", "93.184.216.38"]),
     ("gateway.example", &["10.78.0.1"]),
     ("files.example", &["93.184.216.60", "2606:2800::60"]),
+    ("memory.example", &["93.184.216.70", "2606:2800::70"]),
 ];
 
 /// What most tests run under.
@@ -218,10 +219,7 @@ impl ProxyScene {
         self.child = Some(command.stdout(Stdio::null()).stderr(said).spawn().unwrap());
         wait_until("the program is ready", || {
             if let Some(status) = self.child.as_mut().and_then(|child| child.try_wait().unwrap()) {
-                panic!(
-                    "it ended with {status}: {}",
-                    fs::read_to_string(self.stderr_path()).unwrap()
-                );
+                panic!("it ended with {status}: {}", fs::read_to_string(self.stderr_path()).unwrap());
             }
             self.admin_request("GET", "/ready").filter(|(status, _)| *status == 200).map(drop)
         });
@@ -229,8 +227,7 @@ impl ProxyScene {
 
     /// Starts the program where it must not start; its exit status and what it said.
     pub(crate) fn expect_start_refused(&self) -> (Option<i32>, String) {
-        let mut child =
-            self.serve_command().stdout(Stdio::null()).stderr(Stdio::piped()).spawn().unwrap();
+        let mut child = self.serve_command().stdout(Stdio::null()).stderr(Stdio::piped()).spawn().unwrap();
         let status = wait_or_kill(&mut child);
         let mut said = String::new();
         child.stderr.take().unwrap().read_to_string(&mut said).unwrap();
@@ -275,12 +272,7 @@ impl ProxyScene {
         self.admin_request_with(method, path, "")
     }
 
-    pub(crate) fn admin_request_with(
-        &self,
-        method: &str,
-        path: &str,
-        body: &str,
-    ) -> Option<(u16, String)> {
+    pub(crate) fn admin_request_with(&self, method: &str, path: &str, body: &str) -> Option<(u16, String)> {
         let mut socket = UnixStream::connect(self.dir.path().join("admin.sock")).ok()?;
         socket.set_read_timeout(Some(DEADLINE)).ok()?;
         let length = body.len();
@@ -297,8 +289,7 @@ impl ProxyScene {
     /// Every record written so far.
     pub(crate) fn records(&self) -> Vec<Value> {
         let segments = audit::list_segments(&self.log_dir()).unwrap();
-        let text: String =
-            segments.iter().map(|(_, path)| fs::read_to_string(path).unwrap()).collect();
+        let text: String = segments.iter().map(|(_, path)| fs::read_to_string(path).unwrap()).collect();
         let whole = text.rfind('\n').map_or("", |end| &text[..end]);
         whole.lines().map(|line| serde_json::from_str(line).expect(line)).collect()
     }

@@ -88,12 +88,7 @@ pub(crate) fn start_nginx(scene: &ProxyScene) -> SiteServer {
 }
 
 /// A server in Python, told its port, certificate and key.
-pub(crate) fn start_python(
-    scene: &ProxyScene,
-    python: &str,
-    script: &str,
-    port: u16,
-) -> SiteServer {
+pub(crate) fn start_python(scene: &ProxyScene, python: &str, script: &str, port: u16) -> SiteServer {
     let mut command = scene.net.world.command(python);
     command.args(["-c", script, &port.to_string()]).args(write_certificate(scene));
     SiteServer::start(scene, &mut command, port)
@@ -113,9 +108,7 @@ pub(crate) fn run_in_site(www: &Path, script: &str) {
     let mut command = Command::new("sh");
     command.args(["-euc", script]).current_dir(www).env("HOME", www);
     for identity in ["AUTHOR", "COMMITTER"] {
-        command
-            .env(format!("GIT_{identity}_NAME"), "a")
-            .env(format!("GIT_{identity}_EMAIL"), "a@b");
+        command.env(format!("GIT_{identity}_NAME"), "a").env(format!("GIT_{identity}_EMAIL"), "a@b");
     }
     let output = command.output().unwrap();
     assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));

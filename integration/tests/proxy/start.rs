@@ -11,6 +11,60 @@ fn assert_start_refused(setup: ProxySetup, expected: &[&str]) {
     }
 }
 
+/// Starts the program as systemd does: with a bound socket as file descriptor 3, and a socket for notifications.
+const SOCKET_ACTIVATION: &str = r#"
+import os, socket, sys
+listener = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
+listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+listener.bind(("0.0.0.0", 3128))
+listener.listen()
+os.dup2(listener.fileno(), 3)
+os.environ.update(
+    LISTEN_PID=str(os.getpid()), LISTEN_FDS="1", LISTEN_FDNAMES="proxy", NOTIFY_SOCKET=sys.argv[1]
+)
+os.execv(sys.argv[2], sys.argv[2:])
+"#;
+
+#[test]
+fn a_service_manager_hands_over_a_socket_and_hears_of_ready_and_stop() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("notify");
+    let manager = std::os::unix::net::UnixDatagram::bind(&path).unwrap();
+    manager.set_read_timeout(Some(std::time::Duration::from_secs(30))).unwrap();
+    let heard = || {
+        let mut text = [0; 64];
+        let length = manager.recv(&mut text).unwrap();
+        String::from_utf8_lossy(&text[..length]).trim().to_owned()
+    };
+    let path = path.display().to_string();
+    let prefix = ["python3", "-c", SOCKET_ACTIVATION, &path].map(str::to_owned).into();
+    let listeners = "[[listener]]\nmode = \"explicit\"\nbind = [\"inherited:proxy\"]\nsandbox = \"box-0\"\n";
+    let mut scene = ProxyScene::with_setup(ProxySetup {
+        prefix,
+        listeners: listeners.to_owned(),
+        ..ProxySetup::default()
+    });
+    assert_eq!(heard(), "READY=1");
+    let answer = scene.curl(&["-x", "http://10.77.0.1:3128", "http://denied.example/"]);
+    assert_eq!(answer.status, 403, "{}", answer.text());
+    scene.wait_for_refusal("not_listed", "denied.example");
+    scene.stop();
+    assert_eq!(heard(), "STOPPING=1");
+}
+
+#[test]
+fn p16_a_socket_that_was_not_handed_over() {
+    for (bind, expected) in [
+        ("inherited:proxy", "no inherited socket is named `proxy`"),
+        ("inherited:97", "file descriptor 97 is not a socket"),
+    ] {
+        assert_start_refused(
+            ProxySetup { listeners: listener_table("explicit", bind), ..ProxySetup::default() },
+            &[expected],
+        );
+    }
+}
+
 fn listener_table(mode: &str, bind: &str) -> String {
     format!("[[listener]]\nmode = \"{mode}\"\nbind = [\"{bind}\"]\nidentify = \"interface\"\n")
 }
@@ -40,10 +94,7 @@ fn p16_an_address_that_is_taken() {
 #[test]
 fn p16_a_log_that_cannot_be_written() {
     let log = Some(std::path::PathBuf::from("/proc/nowhere"));
-    assert_start_refused(
-        ProxySetup { log, ..ProxySetup::default() },
-        &["cannot open the access log"],
-    );
+    assert_start_refused(ProxySetup { log, ..ProxySetup::default() }, &["cannot open the access log"]);
 }
 
 #[test]
@@ -54,8 +105,7 @@ fn p16_a_policy_with_a_fault() {
 
 #[test]
 fn p16_peer_credentials_where_there_are_none() {
-    let listeners =
-        "[[listener]]\nmode = \"explicit\"\nbind = [\"0.0.0.0:3128\"]\nidentify = \"unix\"\n";
+    let listeners = "[[listener]]\nmode = \"explicit\"\nbind = [\"0.0.0.0:3128\"]\nidentify = \"unix\"\n";
     assert_start_refused(
         ProxySetup { listeners: listeners.to_owned(), ..ProxySetup::default() },
         &["unix:PATH"],

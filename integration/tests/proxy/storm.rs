@@ -35,22 +35,18 @@ fn host_list(version: &str) -> String {
 
 #[test]
 fn p9_a_long_list_rewritten_under_load_fails_no_request_and_opens_nothing() {
-    let mut scene =
-        ProxyScene::prepare(ProxySetup { policy: POLICY.to_owned(), ..ProxySetup::default() });
+    let mut scene = ProxyScene::prepare(ProxySetup { policy: POLICY.to_owned(), ..ProxySetup::default() });
     let path = scene.dir.path().join("policies/list.txt");
     let (one, other) = (host_list("one"), host_list("other"));
     fs::write(&path, &one).unwrap();
     scene.start();
     let config = client_config(&scene);
-    let (over, passed, slowest) =
-        (AtomicBool::new(false), AtomicUsize::new(0), AtomicUsize::new(0));
+    let (over, passed, slowest) = (AtomicBool::new(false), AtomicUsize::new(0), AtomicUsize::new(0));
     let (scene, config) = (&scene, &config);
     let (over, passed, slowest) = (&over, &passed, &slowest);
     std::thread::scope(|threads| {
         // Both names are always allowed, one by the policy and one by the list that changes.
-        for (name, to) in
-            [("open.example", "93.184.216.34:443"), ("other.example", "93.184.216.35:443")]
-        {
+        for (name, to) in [("open.example", "93.184.216.34:443"), ("other.example", "93.184.216.35:443")] {
             threads.spawn(move || {
                 let mut kept = connect_tls(scene, 0, to, config, name);
                 while !over.load(Ordering::Relaxed) {
@@ -69,8 +65,7 @@ fn p9_a_long_list_rewritten_under_load_fails_no_request_and_opens_nothing() {
         }
         threads.spawn(move || {
             while !over.load(Ordering::Relaxed) {
-                let denied =
-                    try_connect_tls(scene, 0, "93.184.216.99:443", config, "denied.example");
+                let denied = try_connect_tls(scene, 0, "93.184.216.99:443", config, "denied.example");
                 assert!(denied.is_err(), "denied.example was let through");
                 let got = scene.curl(&["https://open.example/", "https://denied.example/"]);
                 assert!(got.exit != 0 && got.text().contains("hello"), "{got:?}");

@@ -66,8 +66,7 @@ fn p3_what_a_rule_names_arrives_by_every_way_and_is_recorded() {
                     });
                     assert_eq!(record["actor"]["app_uid"], "box-0", "{path}");
                     assert_eq!(record["firewall_rule"]["name"], "web", "{path}");
-                    let code =
-                        if stage == "outcome" { 200.into() } else { serde_json::Value::Null };
+                    let code = if stage == "outcome" { 200.into() } else { serde_json::Value::Null };
                     assert_eq!(record["http_response"]["code"], code, "{path}");
                 }
             }
@@ -99,9 +98,7 @@ fn p5_what_no_rule_names_never_leaves_not_even_as_a_question() {
                     (ArrivalMode::Redirect | ArrivalMode::Tproxy, "http") => got.status == 403,
                     (ArrivalMode::Connect, "http") => got.status == 403,
                     (ArrivalMode::Connect, _) => got.connect == 403,
-                    (ArrivalMode::Redirect | ArrivalMode::Tproxy, _) => {
-                        got.said.contains("access denied")
-                    }
+                    (ArrivalMode::Redirect | ArrivalMode::Tproxy, _) => got.said.contains("access denied"),
                     (ArrivalMode::Socks, _) => got.exit == 97,
                 };
                 assert!(told_why, "{url}: {got:?}");
@@ -168,8 +165,7 @@ fn p4_where_the_sandbox_aimed_is_recorded_and_never_used() {
             }
         }
     }
-    let own: Vec<IpAddr> =
-        ["93.184.216.34", "2606:2800::34"].map(|address| address.parse().unwrap()).into();
+    let own: Vec<IpAddr> = ["93.184.216.34", "2606:2800::34"].map(|address| address.parse().unwrap()).into();
     for (protocol, address, port) in scene.net.arrivals() {
         assert!(own.contains(&address), "{protocol} {address}:{port} was dialled");
     }

@@ -1,4 +1,4 @@
-//! What the kernel says of a connection: whose it is (P2), and where the sandbox aimed it.
+//! What the kernel reports about a connection: the channel that identifies its sandbox (P2), and its original destination.
 
 use std::io;
 use std::net::SocketAddr;
@@ -10,45 +10,32 @@ use sys::socket as kernel;
 
 use crate::egress::stream::StreamSocket;
 
-/// The channels by which a connection came; an error where the kernel does not tell, which refuses it.
+/// Returns the channels a connection arrived on. A connection whose channel the kernel does not report is refused.
 pub(crate) fn channels(
     socket: &StreamSocket,
-    whose: &Attribution,
+    attribution: &Attribution,
     source: Option<SocketAddr>,
 ) -> io::Result<Vec<Channel>> {
-    let channel = match (whose, socket) {
+    let channel = match (attribution, socket) {
         (Attribution::Dedicated(id), _) => Channel::Dedicated(id.clone()),
         (Attribution::Interface, StreamSocket::Tcp(stream)) => {
             let index = kernel::arrival_interface(stream.as_fd(), stream.local_addr()?)?;
             Channel::Interface(kernel::interface_name(index)?)
         }
-        (Attribution::Mark, StreamSocket::Tcp(stream)) => {
-            Channel::Mark(kernel::socket_mark(stream.as_fd())?)
-        }
+        (Attribution::Mark, StreamSocket::Tcp(stream)) => Channel::Mark(kernel::socket_mark(stream.as_fd())?),
         (Attribution::SourceAddress, StreamSocket::Tcp(_)) => {
             Channel::SourceAddress(source.ok_or(io::ErrorKind::AddrNotAvailable)?.ip())
         }
-        (Attribution::Unix, StreamSocket::Unix(stream)) => {
-            Channel::UnixUser(stream.peer_cred()?.uid())
-        }
-        (
-            Attribution::Interface
-            | Attribution::Mark
-            | Attribution::SourceAddress
-            | Attribution::Unix,
-            _,
-        ) => {
+        (Attribution::Unix, StreamSocket::Unix(stream)) => Channel::UnixUser(stream.peer_cred()?.uid()),
+        (Attribution::Interface | Attribution::Mark | Attribution::SourceAddress | Attribution::Unix, _) => {
             return Err(io::ErrorKind::Unsupported.into());
         }
     };
     Ok(vec![channel])
 }
 
-/// Where the sandbox sent a transparent connection. Recorded, and its port used; never dialled (P4).
-pub(crate) fn original_dst(
-    socket: &StreamSocket,
-    mode: ListenerMode,
-) -> io::Result<Option<SocketAddr>> {
+/// Returns where a transparent connection was going. Its port is used and recorded; its address is never dialled (P4).
+pub(crate) fn original_dst(socket: &StreamSocket, mode: ListenerMode) -> io::Result<Option<SocketAddr>> {
     let StreamSocket::Tcp(stream) = socket else { return Ok(None) };
     match mode {
         ListenerMode::Dns | ListenerMode::Explicit => Ok(None),
@@ -57,7 +44,7 @@ pub(crate) fn original_dst(
     }
 }
 
-/// What the address was before the firewall rewrote it.
+/// Returns the destination before the firewall rewrote it (`SO_ORIGINAL_DST`).
 fn so_original_dst(stream: &tokio::net::TcpStream) -> io::Result<SocketAddr> {
     let socket = socket2::SockRef::from(stream);
     let address = match stream.local_addr()? {

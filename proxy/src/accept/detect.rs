@@ -1,4 +1,4 @@
-//! What a connection speaks, from its first bytes: under one deadline, within a byte cap.
+//! Protocol detection from a connection's first bytes, under one deadline and within a byte cap.
 
 use std::time::Instant;
 
@@ -12,7 +12,7 @@ use crate::egress::stream::PrefixedStream;
 use crate::http::head::{self, HeadFault, RequestHead};
 use crate::report::refusal::Refusal;
 
-/// What HTTP/2 without TLS begins with (RFC 9113, section 3.4).
+/// The preface of HTTP/2 without TLS (RFC 9113, section 3.4).
 pub(crate) const HTTP2_PREFACE: &[u8] = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n";
 /// First byte of a TLS handshake record.
 const HANDSHAKE: u8 = 22;
@@ -22,15 +22,15 @@ const ECH: u16 = 0xfe0d;
 const SERVER_NAME: u16 = 0;
 const SERVER_NAME_OFFSET: usize = 5;
 const SUPPORTED_VERSIONS: u16 = 43;
-/// Letters of the longest method.
+/// Length of the longest method.
 const MAX_METHOD_LEN: usize = rules::facts::MAX_METHOD;
 
-/// What the first bytes are.
+/// The protocol of a connection.
 #[derive(Debug)]
 pub(crate) enum Detected {
-    /// A request, its head whole.
+    /// A request with its complete head.
     Http1(Box<RequestHead>),
-    /// HTTP/2 without TLS; its hosts come with its requests.
+    /// HTTP/2 with prior knowledge; each request names its host.
     Http2,
     Raw,
     Tls {
@@ -40,25 +40,25 @@ pub(crate) enum Detected {
     },
 }
 
-/// Looks at the beginning of `stream` until it is certain what it is.
+/// Reads from `stream` until its protocol is certain.
 pub(crate) async fn detect(
     stream: &mut PrefixedStream,
     limits: &TrafficLimits,
     deadline: Instant,
 ) -> Result<Detected, Refusal> {
     loop {
-        if let Some(spoken) = detect_prefix(&stream.ahead, limits)? {
-            return Ok(spoken);
+        if let Some(detected) = detect_prefix(&stream.ahead, limits)? {
+            return Ok(detected);
         }
         read_more(stream, deadline).await?;
     }
 }
 
-/// What a connection that begins with `bytes` speaks, in a word; `more` while that is not certain.
+/// Names the protocol of a connection that begins with `bytes`; `more` while that is not certain.
 ///
 /// # Errors
 ///
-/// Returns why it would be refused for that beginning alone.
+/// Returns the reason if these bytes alone are refused.
 pub fn protocol_name(bytes: &[u8], limits: &TrafficLimits) -> Result<&'static str, Reason> {
     match detect_prefix(bytes, limits) {
         Ok(None) => Ok("more"),
@@ -70,11 +70,8 @@ pub fn protocol_name(bytes: &[u8], limits: &TrafficLimits) -> Result<&'static st
     }
 }
 
-/// Waits for more of the beginning.
-pub(crate) async fn read_more(
-    stream: &mut PrefixedStream,
-    deadline: Instant,
-) -> Result<(), Refusal> {
+/// Waits for more of the first bytes.
+pub(crate) async fn read_more(stream: &mut PrefixedStream, deadline: Instant) -> Result<(), Refusal> {
     match timeout_at(deadline.into(), stream.read_ahead()).await {
         Ok(Ok(0)) | Ok(Err(_)) => Err(ClientGone.into()),
         Ok(Ok(_)) => Ok(()),
@@ -82,7 +79,7 @@ pub(crate) async fn read_more(
     }
 }
 
-/// The client left before it had said what it wants.
+/// The client closed the connection before its protocol was known.
 struct ClientGone;
 
 impl From<ClientGone> for Refusal {
@@ -112,17 +109,16 @@ fn detect_prefix(bytes: &[u8], limits: &TrafficLimits) -> Result<Option<Detected
     }
 }
 
-/// Whether it begins like a request: a word, then a space. One that is too short yet might.
+/// Whether `bytes` begin like a request, with a method and a space, or are a prefix of one that does.
 fn is_request(bytes: &[u8]) -> bool {
-    let letters =
-        bytes.iter().take_while(|byte| byte.is_ascii_alphabetic() || **byte == b'-').count();
+    let letters = bytes.iter().take_while(|byte| byte.is_ascii_alphabetic() || **byte == b'-').count();
     match bytes.get(letters) {
-        Some(next) => letters > 0 && *next == b' ',
+        Some(next) => (1..=MAX_METHOD_LEN).contains(&letters) && *next == b' ',
         None => letters <= MAX_METHOD_LEN,
     }
 }
 
-/// The hello by rustls' own reader; none while it is incomplete.
+/// Reads a ClientHello with rustls' own parser; none while it is incomplete.
 fn detect_tls(bytes: &[u8], limits: &TrafficLimits) -> Result<Option<Detected>, Refusal> {
     let mut acceptor = Acceptor::default();
     let mut rest = bytes;
@@ -142,14 +138,16 @@ fn detect_tls(bytes: &[u8], limits: &TrafficLimits) -> Result<Option<Detected>, 
     Ok(None)
 }
 
-/// Of the name rustls keeps quiet about what is no name: then the extension itself is looked at.
+/// Reads name, ECH and version from a ClientHello.
+///
+/// rustls reports no server name when the SNI is not a valid DNS name. We parse the extension ourselves, so that such a name
+/// is refused instead of ignored.
 fn read_hello(bytes: &[u8], hello: &rustls::server::ClientHello<'_>) -> Result<Detected, Refusal> {
     let extensions = parse_extensions(bytes).unwrap_or_default();
-    let said = extensions.iter().find(|(kind, _)| *kind == SERVER_NAME);
-    let said = said.map(|(_, body)| {
-        String::from_utf8_lossy(body.get(SERVER_NAME_OFFSET..).unwrap_or_default())
-    });
-    let sni = hello.server_name().map(str::to_owned).or(said.map(Into::into));
+    let extension = extensions.iter().find(|(kind, _)| *kind == SERVER_NAME);
+    let raw_name = extension
+        .map(|(_, body)| String::from_utf8_lossy(body.get(SERVER_NAME_OFFSET..).unwrap_or_default()));
+    let sni = hello.server_name().map(str::to_owned).or(raw_name.map(Into::into));
     let sni = sni.as_deref().map(Host::parse).transpose();
     let sni = sni.map_err(|error| Refusal::from(Reason::BadName).with_detail(error))?;
     let ech = match extensions.iter().any(|(kind, _)| *kind == ECH) {
@@ -159,14 +157,14 @@ fn read_hello(bytes: &[u8], hello: &rustls::server::ClientHello<'_>) -> Result<D
     Ok(Detected::Tls { sni, ech, version: highest_version(&extensions) })
 }
 
-/// The highest version offered: without the list of RFC 8446, section 4.2.1, it is 1.2.
+/// The highest version offered: 1.2 unless the extension of RFC 8446, section 4.2.1, lists 1.3.
 fn highest_version(extensions: &[(u16, Vec<u8>)]) -> &'static str {
     let list = extensions.iter().find(|(kind, _)| *kind == SUPPORTED_VERSIONS);
     let offers = |list: &[u8]| list.get(1..).unwrap_or_default().chunks(2).any(|one| one == [3, 4]);
     if list.is_some_and(|(_, list)| offers(list)) { "1.3" } else { "1.2" }
 }
 
-/// The extensions of a hello that rustls has read whole: it does not tell of all of them.
+/// Parses the extensions of a ClientHello that rustls has accepted: it does not expose all of them.
 fn parse_extensions(bytes: &[u8]) -> Option<Vec<(u16, Vec<u8>)>> {
     let message = handshake_message(bytes)?;
     let mut rest = message.get(4 + 2 + 32..)?; // type and length, version, random
@@ -182,7 +180,7 @@ fn parse_extensions(bytes: &[u8]) -> Option<Vec<(u16, Vec<u8>)>> {
     Some(found)
 }
 
-/// The first handshake message, put together from its records.
+/// Joins the records of the first handshake message.
 fn handshake_message(mut bytes: &[u8]) -> Option<Vec<u8>> {
     let mut message = Vec::new();
     while let [HANDSHAKE, _, _, tail @ ..] = bytes {
@@ -192,7 +190,7 @@ fn handshake_message(mut bytes: &[u8]) -> Option<Vec<u8>> {
     Some(message)
 }
 
-/// Takes a vector whose length stands before it in `width` octets.
+/// Takes a vector that is preceded by its length in `width` octets.
 fn take_vector<'a>(rest: &mut &'a [u8], width: usize) -> Option<&'a [u8]> {
     let (length, tail) = rest.split_at_checked(width)?;
     let length = length.iter().fold(0, |sum, octet| sum << 8 | usize::from(*octet));
@@ -218,6 +216,8 @@ mod tests {
             (b"SSH-2.0-OpenSSH_9.2p1 Debian\r\n", "raw"),
             (b"\x00\x00\x00\x08\x04\xd2\x16\x2f", "raw"),
             (b"AAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAA", "raw"),
+            // The same word, complete: how the client splits its bytes must not choose the protocol.
+            (b"AAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAA / HTTP/1.1\r\n", "raw"),
             (b"GET / HTTP/1.1\nHost: a\n\n", "refused"),
             (b"\x16\x03\x01\x00\x05", "more"),
             (b"\x16\x03\x01\x00\x05hello", "refused"),

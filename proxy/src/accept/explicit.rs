@@ -1,5 +1,5 @@
-//! What explicit clients ask of a proxy: CONNECT, SOCKS5 CONNECT with a host name, or a plain request in
-//! absolute form. CONNECT and SOCKS are answered here; what follows inside is classified like any other.
+//! The explicit proxy: CONNECT, SOCKS5 CONNECT with a host name, or a plain request in absolute form. CONNECT and SOCKS are
+//! answered here; the protocol inside is detected as on any other connection.
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use std::time::Instant;
@@ -18,47 +18,49 @@ const SOCKS5: u8 = 5;
 const NO_AUTH: u8 = 0;
 const NO_ACCEPTABLE_METHODS: u8 = 0xff;
 const CONNECT: u8 = 1;
-/// How CONNECT is granted.
+/// The answer to CONNECT.
 const ESTABLISHED: &[u8] = b"HTTP/1.1 200 Connection established\r\n\r\n";
 
-/// How refusals are said to a client.
+/// How a refusal is encoded for a client.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum ReplyFormat {
     Http(BodyAudience),
     Silent,
     Socks,
     Tls,
+    /// The client has not said anything yet.
+    Undetected,
 }
 
-/// What an explicit client wants.
+/// What a client of the explicit proxy asks for.
 #[derive(Debug)]
 pub(crate) enum ExplicitRequest {
     /// One or more plain requests in absolute form; each names its host.
     Forward,
-    /// Bytes to a host and port.
+    /// A tunnel to a host and port.
     Tunnel(Host, u16),
 }
 
-/// Reads what an explicit client wants. `tongue` says how to tell it no.
+/// Reads the client's request, and sets how to encode a refusal of it.
 pub(crate) async fn read_request(
     stream: &mut PrefixedStream,
     limits: &TrafficLimits,
     deadline: Instant,
-    tongue: &mut ReplyFormat,
+    reply_format: &mut ReplyFormat,
 ) -> Result<ExplicitRequest, Refusal> {
     while stream.ahead.is_empty() {
         detect::read_more(stream, deadline).await?;
     }
     if stream.ahead.first() == Some(&SOCKS5) {
-        *tongue = ReplyFormat::Socks;
+        *reply_format = ReplyFormat::Socks;
         return read_socks(stream, deadline).await;
     }
-    *tongue = ReplyFormat::Http(BodyAudience::Person);
-    let spoken = detect::detect(stream, limits, deadline).await?;
-    if let Detected::Http1(head) = &spoken {
-        *tongue = ReplyFormat::Http(BodyAudience::from_accept(head.accept.as_deref()));
+    *reply_format = ReplyFormat::Http(BodyAudience::Person);
+    let detected = detect::detect(stream, limits, deadline).await?;
+    if let Detected::Http1(head) = &detected {
+        *reply_format = ReplyFormat::Http(BodyAudience::from_accept(head.accept.as_deref()));
     }
-    match spoken {
+    match detected {
         Detected::Http1(head) if head.is_connect() => {
             let authority = head.authority.ok_or(Reason::BadRequest)?;
             let port = authority.port.ok_or(Reason::BadRequest)?;
@@ -68,28 +70,30 @@ pub(crate) async fn read_request(
         }
         Detected::Http1(head) if head.is_absolute() => Ok(ExplicitRequest::Forward),
         Detected::Http1(_) => Err(Refusal::from(Reason::BadRequest)
-            .with_detail("a proxy is asked with CONNECT or with an absolute http address")),
+            .with_detail("a proxy takes CONNECT, or a request with an absolute http URL")),
         Detected::Http2 | Detected::Raw | Detected::Tls { .. } => {
-            *tongue = ReplyFormat::Silent;
+            *reply_format = ReplyFormat::Silent;
             Err(Reason::WrongProtocol.into())
         }
     }
 }
 
-/// Says yes, in the client's own words.
+/// Confirms the tunnel in the client's protocol.
 pub(crate) async fn confirm_tunnel(
     stream: &mut PrefixedStream,
-    tongue: ReplyFormat,
+    reply_format: ReplyFormat,
 ) -> Result<(), Refusal> {
-    let yes: &[u8] = match tongue {
+    let answer: &[u8] = match reply_format {
         ReplyFormat::Socks => &socks_reply(0),
-        ReplyFormat::Http(_) | ReplyFormat::Silent | ReplyFormat::Tls => ESTABLISHED,
+        ReplyFormat::Http(_) | ReplyFormat::Silent | ReplyFormat::Tls | ReplyFormat::Undetected => {
+            ESTABLISHED
+        }
     };
-    stream.write_all(yes).await.map_err(|_| Reason::FirstBytesLate.into())
+    stream.write_all(answer).await.map_err(|_| Reason::FirstBytesLate.into())
 }
 
-/// Whether anything at all may go to `host` and `port`, so that a client that asks first is told at once.
-/// What is then said inside is decided anew.
+/// Checks that some protocol to `host` and `port` is allowed, so that a client that could never pass is refused before it
+/// opens its tunnel. What it sends inside is decided again.
 pub(crate) fn check_reachable(
     rules: &RuleSet,
     sandbox: &SandboxRef,
@@ -115,10 +119,7 @@ pub(crate) fn check_reachable(
 }
 
 /// RFC 1928, sections 3 and 4.
-async fn read_socks(
-    stream: &mut PrefixedStream,
-    deadline: Instant,
-) -> Result<ExplicitRequest, Refusal> {
+async fn read_socks(stream: &mut PrefixedStream, deadline: Instant) -> Result<ExplicitRequest, Refusal> {
     let count = usize::from(peek_octets::<2>(stream, 0, deadline).await?[1]);
     read_at_least(stream, 2 + count, deadline).await?;
     let offers = stream.ahead.get(2..2 + count).unwrap_or_default().contains(&NO_AUTH);
@@ -142,9 +143,7 @@ async fn read_socks(
             let host = Host::parse(&name);
             (host.map_err(|error| Refusal::from(Reason::BadName).with_detail(error))?, end)
         }
-        4 => {
-            (IpAddr::from(Ipv6Addr::from(peek_octets::<16>(stream, 4, deadline).await?)).into(), 20)
-        }
+        4 => (IpAddr::from(Ipv6Addr::from(peek_octets::<16>(stream, 4, deadline).await?)).into(), 20),
         _ => return Err(Reason::SocksUnsupported.into()),
     };
     let port = u16::from_be_bytes(peek_octets::<2>(stream, used, deadline).await?);
@@ -152,7 +151,7 @@ async fn read_socks(
     Ok(ExplicitRequest::Tunnel(host, port))
 }
 
-/// The octets from `at`, once they have come.
+/// Returns the octets from `at` on, without consuming them.
 async fn peek_octets<const N: usize>(
     stream: &mut PrefixedStream,
     at: usize,
@@ -163,23 +162,19 @@ async fn peek_octets<const N: usize>(
     taken.ok_or_else(|| Reason::SocksUnsupported.into())
 }
 
-async fn read_at_least(
-    stream: &mut PrefixedStream,
-    count: usize,
-    deadline: Instant,
-) -> Result<(), Refusal> {
+async fn read_at_least(stream: &mut PrefixedStream, count: usize, deadline: Instant) -> Result<(), Refusal> {
     while stream.ahead.len() < count {
         detect::read_more(stream, deadline).await?;
     }
     Ok(())
 }
 
-/// RFC 1928, section 6, without an address: it is nobody's business.
+/// A SOCKS5 reply without a bound address, which is not the client's business (RFC 1928, section 6).
 pub(crate) fn socks_reply(code: u8) -> [u8; 10] {
     [SOCKS5, code, 0, 1, 0, 0, 0, 0, 0, 0]
 }
 
-/// The code of a refusal.
+/// The SOCKS5 reply code of a refusal.
 pub(crate) fn socks_reply_code(reason: Reason) -> u8 {
     const NOT_ALLOWED: u8 = 2;
     const HOST_UNREACHABLE: u8 = 4;

@@ -1,7 +1,6 @@
-//! Listeners: sockets bound by us or handed over, and the loop that accepts. A socket that cannot do what
-//! its mode needs is refused at the start, with the reason and the fix (P16).
+//! Listeners: sockets that we bind or inherit, and the accept loop. A socket that cannot do what its mode needs fails
+//! at start, with the reason and the fix (P16).
 
-use std::collections::HashMap;
 use std::io;
 use std::net::SocketAddr;
 use std::os::fd::{AsFd, OwnedFd, RawFd};
@@ -23,14 +22,12 @@ use crate::accept::{AcceptedConnection, ConnectionHandler};
 use crate::egress::stream;
 use crate::report::metrics;
 
-/// Connections that wait in the kernel to be accepted.
+/// Length of the kernel's accept queue.
 const BACKLOG: i32 = 4096;
-/// Pause after the process has run out of descriptors.
+/// Pause after a failed accept, as when the process is out of file descriptors.
 const ACCEPT_BACKOFF: Duration = Duration::from_millis(50);
-/// First descriptor that systemd passes on (sd_listen_fds(3)).
-const FIRST_INHERITED: RawFd = 3;
 
-/// An open listener, not serving yet.
+/// A bound listener that does not serve yet.
 pub(crate) struct BoundListener {
     mode: ListenerMode,
     attribution: Attribution,
@@ -42,7 +39,7 @@ enum ListenerSocket {
     Unix(UnixListener, PathBuf),
 }
 
-/// Opens every socket of a listener; `base` is where its paths begin.
+/// Opens every socket of a listener. Relative paths start at `base`.
 pub(crate) fn open(listener: &ListenerSettings, base: &Path) -> anyhow::Result<Vec<BoundListener>> {
     check_requirements(listener)?;
     let each = |bind: &BindTarget| {
@@ -67,20 +64,16 @@ fn bind_socket(
     }
 }
 
-/// What the mode and the way of knowing sandboxes need of the kernel.
+/// Checks what the mode and the attribution need from the kernel.
 fn check_requirements(listener: &ListenerSettings) -> anyhow::Result<()> {
     let tcp = listener.bind.iter().any(|bind| !matches!(bind, BindTarget::Unix(_)));
     let unix = listener.bind.iter().any(|bind| !matches!(bind, BindTarget::Tcp(_)));
     match &listener.attribution {
-        Attribution::Unix
-            if listener.bind.iter().any(|bind| matches!(bind, BindTarget::Tcp(_))) =>
-        {
+        Attribution::Unix if listener.bind.iter().any(|bind| matches!(bind, BindTarget::Tcp(_))) => {
             bail!("`identify = \"unix\"` is for unix sockets: bind `unix:PATH`");
         }
         Attribution::Interface | Attribution::Mark | Attribution::SourceAddress if unix && !tcp => {
-            bail!(
-                "a unix socket has no interface, mark or address: say `identify = \"unix\"` or `sandbox`"
-            );
+            bail!("a unix socket has no interface, mark or address: use `identify = \"unix\"` or `sandbox`");
         }
         Attribution::Mark => check_fwmark_accept(),
         Attribution::Dedicated(_)
@@ -90,15 +83,12 @@ fn check_requirements(listener: &ListenerSettings) -> anyhow::Result<()> {
     }
 }
 
-/// An accepted connection has the mark of its first packet only where the kernel is told so.
+/// Accepted connections inherit the mark of their first packet only if this sysctl is set.
 fn check_fwmark_accept() -> anyhow::Result<()> {
     const SETTING: &str = "/proc/sys/net/ipv4/tcp_fwmark_accept";
-    let kept =
-        std::fs::read_to_string(SETTING).with_context(|| format!("cannot read {SETTING}"))?;
-    if kept.trim() != "1" {
-        bail!(
-            "connections do not keep their firewall mark: run `sysctl -w net.ipv4.tcp_fwmark_accept=1`"
-        );
+    let setting = std::fs::read_to_string(SETTING).with_context(|| format!("cannot read {SETTING}"))?;
+    if setting.trim() != "1" {
+        bail!("connections lose their firewall mark: run `sysctl -w net.ipv4.tcp_fwmark_accept=1`");
     }
     Ok(())
 }
@@ -121,7 +111,7 @@ fn bind_tcp(address: SocketAddr, mode: ListenerMode) -> io::Result<TcpListener> 
         socket.set_only_v6(true)?;
     }
     if mode == ListenerMode::Tproxy {
-        socket.set_ip_transparent_v4(true)?; // the kernel keeps one flag for both versions
+        socket.set_ip_transparent_v4(true)?; // one kernel flag serves IPv4 and IPv6
     }
     kernel::enable_packet_info(socket.as_fd(), address)?;
     socket.bind(&address.into())?;
@@ -130,7 +120,8 @@ fn bind_tcp(address: SocketAddr, mode: ListenerMode) -> io::Result<TcpListener> 
     TcpListener::from_std(socket.into())
 }
 
-/// Open to whoever can reach the path: its directory guards it, and peer credentials tell users apart.
+/// Binds a unix socket that every user may connect to: its directory restricts access, and peer credentials identify
+/// users.
 fn bind_unix(path: &Path) -> anyhow::Result<ListenerSocket> {
     let shown = path.display();
     match std::fs::remove_file(path) {
@@ -146,13 +137,10 @@ fn bind_unix(path: &Path) -> anyhow::Result<ListenerSocket> {
 
 fn inherit_listener(name: &str) -> anyhow::Result<ListenerSocket> {
     let socket = inherited_socket(name)?;
-    let address = socket.local_addr().with_context(|| format!("`{name}` is no socket"))?;
+    let address = socket.local_addr().with_context(|| format!("`{name}` is not a socket"))?;
     socket.set_nonblocking(true)?;
     if let Some(path) = address.as_pathname().map(Path::to_owned) {
-        return Ok(ListenerSocket::Unix(
-            UnixListener::from_std(OwnedFd::from(socket).into())?,
-            path,
-        ));
+        return Ok(ListenerSocket::Unix(UnixListener::from_std(OwnedFd::from(socket).into())?, path));
     }
     if let Some(address) = address.as_socket() {
         kernel::enable_packet_info(socket.as_fd(), address)?;
@@ -160,26 +148,23 @@ fn inherit_listener(name: &str) -> anyhow::Result<ListenerSocket> {
     Ok(ListenerSocket::Tcp(TcpListener::from_std(socket.into())?))
 }
 
-/// The socket that was passed on under this name or number.
+/// Returns the inherited socket with this name or file descriptor number.
 pub(crate) fn inherited_socket(name: &str) -> anyhow::Result<Socket> {
     let number = match name.parse::<RawFd>() {
         Ok(number) => number,
-        Err(_) => *systemd_sockets().get(name).with_context(|| {
-            format!("no socket named `{name}` was passed on: see FileDescriptorName= of the systemd socket")
+        Err(_) => systemd_socket(name).with_context(|| {
+            format!(
+                "no inherited socket is named `{name}`: set FileDescriptorName= in the systemd socket unit"
+            )
         })?,
     };
-    duplicate_socket(number).with_context(|| format!("descriptor {number} is no socket"))
+    duplicate_socket(number).with_context(|| format!("file descriptor {number} is not a socket"))
 }
 
-/// The sockets that systemd says it passed on to this very process, by name.
-fn systemd_sockets() -> HashMap<String, RawFd> {
-    let own = std::process::id().to_string();
-    let variable = |name: &str| std::env::var(name).unwrap_or_default();
-    if variable("LISTEN_PID") != own {
-        return HashMap::new();
-    }
-    let names = variable("LISTEN_FDNAMES");
-    names.split(':').map(str::to_owned).zip(FIRST_INHERITED..).collect()
+/// The socket that systemd passed to this process under this name (sd_listen_fds(3)).
+fn systemd_socket(name: &str) -> Option<RawFd> {
+    let mut sockets = sd_notify::listen_fds_with_names().ok()?;
+    sockets.find(|(_, socket)| socket == name).map(|(number, _)| number)
 }
 
 fn duplicate_socket(number: RawFd) -> io::Result<Socket> {
@@ -188,7 +173,7 @@ fn duplicate_socket(number: RawFd) -> io::Result<Socket> {
 }
 
 impl BoundListener {
-    /// Where it listens, for people.
+    /// Describes where it listens, for people.
     pub(crate) fn describe(&self) -> String {
         let mode = match self.mode {
             ListenerMode::Dns => "dns",
@@ -205,10 +190,10 @@ impl BoundListener {
         }
     }
 
-    /// Accepts until `stop` turns true. Out of descriptors it pauses instead of spinning.
+    /// Accepts connections until `stop` turns true. Pauses after a failed accept instead of spinning.
     pub(crate) async fn serve(
         self,
-        gate: Arc<ConnectionHandler>,
+        handler: Arc<ConnectionHandler>,
         tasks: TaskTracker,
         mut stop: watch::Receiver<bool>,
     ) {
@@ -219,11 +204,11 @@ impl BoundListener {
             };
             match accepted {
                 Ok(accepted) => {
-                    let gate = gate.clone();
-                    tasks.spawn(async move { gate.serve(accepted).await });
+                    let handler = handler.clone();
+                    tasks.spawn(async move { handler.serve(accepted).await });
                 }
                 Err(error) => {
-                    tracing::warn!(%error, "a connection could not be accepted");
+                    tracing::warn!(%error, "cannot accept a connection");
                     metrics::count_shed_accept();
                     tokio::time::sleep(ACCEPT_BACKOFF).await;
                 }
@@ -242,9 +227,9 @@ impl BoundListener {
                 (stream::StreamSocket::Unix(listener.accept().await?.0), None)
             }
         };
-        // What the kernel does not tell makes a connection that belongs to nobody: refused and recorded.
+        // A connection without a channel belongs to no sandbox: it is refused and recorded.
         let channels = channel::channels(&socket, &self.attribution, source).unwrap_or_default();
-        let aimed = channel::original_dst(&socket, self.mode).unwrap_or_default();
-        Ok(AcceptedConnection { socket, mode: self.mode, channels, source, original_dst: aimed })
+        let original_dst = channel::original_dst(&socket, self.mode).unwrap_or_default();
+        Ok(AcceptedConnection { socket, mode: self.mode, channels, source, original_dst })
     }
 }

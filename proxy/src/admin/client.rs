@@ -19,12 +19,7 @@ const MAX_ANSWER: usize = 16 << 20;
 /// # Errors
 ///
 /// Returns the instance's own message if it refuses the command.
-pub async fn send_command(
-    socket: &Path,
-    method: &str,
-    path: &str,
-    body: &Value,
-) -> anyhow::Result<String> {
+pub async fn send_command(socket: &Path, method: &str, path: &str, body: &Value) -> anyhow::Result<String> {
     let shown = socket.display();
     let stream = UnixStream::connect(socket)
         .await
@@ -46,10 +41,7 @@ pub async fn send_command(
     bail!("{}", refusal.get("error").and_then(Value::as_str).unwrap_or(body.trim()));
 }
 
-async fn exchange(
-    stream: UnixStream,
-    request: Request<String>,
-) -> anyhow::Result<(StatusCode, String)> {
+async fn exchange(stream: UnixStream, request: Request<String>) -> anyhow::Result<(StatusCode, String)> {
     let (mut sender, connection) = http1::handshake(TokioIo::new(stream)).await?;
     let connection = tokio::spawn(connection); // moves the bytes while we wait for the answer
     let response = sender.send_request(request).await?;
@@ -74,10 +66,7 @@ mod tests {
         let listener = UnixListener::bind(&path).unwrap();
         for (answer, result) in [
             ("HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\n{}", Ok("{}")),
-            (
-                "HTTP/1.1 409 Conflict\r\nContent-Length: 17\r\n\r\n{\"error\":\"taken\"}",
-                Err("taken"),
-            ),
+            ("HTTP/1.1 409 Conflict\r\nContent-Length: 17\r\n\r\n{\"error\":\"taken\"}", Err("taken")),
             ("HTTP/1.1 502 Bad Gateway\r\n\r\nplain text\n", Err("plain text")),
             ("SSH-2.0-x\r\n", Err("does not answer")),
             ("HTTP/1.1 200 OK\r\nContent-Length: 9\r\n\r\n{", Err("does not answer")),

@@ -81,9 +81,7 @@ impl ExplainRequest {
 }
 
 fn choose_sandbox(rules: &RuleSet, wanted: Option<&str>) -> anyhow::Result<SandboxRef> {
-    let known = || {
-        rules.sandboxes().iter().map(|sandbox| sandbox.id.as_str()).collect::<Vec<_>>().join(", ")
-    };
+    let known = || rules.sandboxes().iter().map(|sandbox| sandbox.id.as_str()).collect::<Vec<_>>().join(", ");
     let mut all = rules.sandboxes().iter();
     match (wanted, all.next(), all.next()) {
         (Some(id), ..) => {
@@ -124,11 +122,8 @@ fn build_probe(args: &ExplainRequest) -> anyhow::Result<Result<PolicyProbe, Prob
 fn build_special(args: &ExplainRequest) -> anyhow::Result<ProbeKind> {
     if let Some(name) = &args.dns {
         let query = QueryType::by_name(name).or_else(|| name.parse().ok().map(QueryType));
-        let bad = || {
-            UsageError(format!(
-                "unknown query type `{name}`: use a name such as A or TXT, or a number"
-            ))
-        };
+        let bad =
+            || UsageError(format!("unknown query type `{name}`: use a name such as A or TXT, or a number"));
         return Ok(ProbeKind::Lookup(query.ok_or_else(bad)?));
     }
     if let Some(bank) = &args.bank {
@@ -158,8 +153,7 @@ fn explanation_text(explanation: &Explanation, context: &ExplainContext<'_>) -> 
         Decision::Deny(denial) => text.push_denial(denial, explanation.never, context),
     }
     for near in &explanation.near {
-        let (rule, why, place) =
-            (&near.rule.rule, near_miss_reason(near), rule_location(&near.rule));
+        let (rule, why, place) = (&near.rule.rule, near_miss_reason(near), rule_location(&near.rule));
         let of = match near.rule.layer {
             PolicyLayer::Base => " of the base",
             PolicyLayer::Sandbox => "",
@@ -199,35 +193,23 @@ impl ExplainText {
                 self.push_field("to allow", &format!("{text}  {}", rule_location(rule)));
             }
             PolicyEdit::Set { rule, key, entries, instead_of } => {
-                let entries: Vec<String> =
-                    entries.iter().map(|entry| format!("\"{entry}\"")).collect();
+                let entries: Vec<String> = entries.iter().map(|entry| format!("\"{entry}\"")).collect();
                 let written = format!("{key} = [{}]", entries.join(", "));
-                let instead =
-                    instead_of.map(|key| format!(", without `{key}`")).unwrap_or_default();
+                let instead = instead_of.map(|key| format!(", without `{key}`")).unwrap_or_default();
                 let text = format!("set `{written}` in rule `{}`{instead}", rule.rule);
                 self.push_field("to allow", &format!("{text}  {}", rule_location(rule)));
             }
         }
     }
 
-    fn push_permit(
-        &mut self,
-        permit: &Permit,
-        ExplainContext { probe, sandbox, .. }: &ExplainContext<'_>,
-    ) {
+    fn push_permit(&mut self, permit: &Permit, ExplainContext { probe, sandbox, .. }: &ExplainContext<'_>) {
         let (word, id) = (paint(GOOD, "allowed"), paint(HEAD, &sandbox.id));
         self.push_line(&format!("{word} {probe} from sandbox {id}"));
         let rule = permit.rule();
         self.push_field("how", permit.treatment().as_str());
-        self.push_field(
-            "rule",
-            &format!("`{}`, layer {}  {}", rule.rule, rule.layer, rule_location(rule)),
-        );
+        self.push_field("rule", &format!("`{}`, layer {}  {}", rule.rule, rule.layer, rule_location(rule)));
         if let Some(name) = permit.credential() {
-            self.push_field(
-                "credential",
-                &format!("{name} is injected; the sandbox never sees it"),
-            );
+            self.push_field("credential", &format!("{name} is injected; the sandbox never sees it"));
         }
         for (key, limit) in permit.rule_budgets().min(permit.sandbox_budgets()).limits() {
             self.push_field("budget", &format!("{key} = {limit}"));
@@ -264,11 +246,7 @@ fn deciding_rule(denial: &Denial, context: &ExplainContext<'_>) -> String {
             format!("`{}`, layer base `{base}`  {}", rule.rule, rule_location(rule))
         }
         (Some(rule), PolicyLayer::Base) => {
-            format!(
-                "`{}` would allow it; base `{base}` denies it  {}",
-                rule.rule,
-                rule_location(rule)
-            )
+            format!("`{}` would allow it; base `{base}` denies it  {}", rule.rule, rule_location(rule))
         }
         (None, PolicyLayer::Base) => format!("no rule of base `{base}` allows it"),
         (None, PolicyLayer::Sandbox) if UNLISTED.contains(&denial.reason) => {

@@ -99,8 +99,7 @@ impl PendingTable {
         }
         // A sandbox that floods the list evicts only its own entries.
         if entries.len() >= MAX_PER_SANDBOX || full {
-            let oldest =
-                entries.iter().enumerate().min_by_key(|(_, one)| one.last).map(|(at, _)| at);
+            let oldest = entries.iter().enumerate().min_by_key(|(_, one)| one.last).map(|(at, _)| at);
             let Some(oldest) = oldest else { return };
             entries.swap_remove(oldest);
             self.all -= 1;
@@ -108,16 +107,7 @@ impl PendingTable {
         self.numbered += 1;
         self.all += 1;
         let (number, sandbox) = (self.numbered, sandbox.to_owned());
-        entries.push(PendingRefusal {
-            number,
-            sandbox,
-            host,
-            port,
-            reason,
-            request,
-            count,
-            last: now,
-        });
+        entries.push(PendingRefusal { number, sandbox, host, port, reason, request, count, last: now });
     }
 }
 

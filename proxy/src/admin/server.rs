@@ -93,11 +93,9 @@ impl AdminServer {
             Err(error) if error.kind() == std::io::ErrorKind::NotFound => {}
             Err(error) => return Err(error).with_context(|| format!("cannot remove {shown}")),
         }
-        let listener =
-            UnixListener::bind(path).with_context(|| format!("cannot listen on {shown}"))?;
+        let listener = UnixListener::bind(path).with_context(|| format!("cannot listen on {shown}"))?;
         let owner = std::fs::Permissions::from_mode(0o600);
-        std::fs::set_permissions(path, owner)
-            .with_context(|| format!("cannot set the mode of {shown}"))?;
+        std::fs::set_permissions(path, owner).with_context(|| format!("cannot set the mode of {shown}"))?;
         Ok(AdminServer { listener })
     }
 
@@ -132,8 +130,7 @@ where
             }
         };
         let answer = timeout(COMMAND_TIMEOUT, answer).await.unwrap_or_else(|_| {
-            CommandError::new(StatusCode::SERVICE_UNAVAILABLE, "the command timed out")
-                .into_response()
+            CommandError::new(StatusCode::SERVICE_UNAVAILABLE, "the command timed out").into_response()
         });
         Ok::<_, Infallible>(answer)
     });
@@ -151,21 +148,17 @@ where
     }
 }
 
-async fn read_command(
-    uid: Option<u32>,
-    request: Request<Incoming>,
-) -> Result<Command, CommandError> {
+async fn read_command(uid: Option<u32>, request: Request<Incoming>) -> Result<Command, CommandError> {
     let (head, body) = request.into_parts();
-    let body =
-        Limited::new(body, MAX_REQUEST).collect().await.map_err(|error| match error
-            .is::<LengthLimitError>()
-        {
+    let body = Limited::new(body, MAX_REQUEST).collect().await.map_err(|error| {
+        match error.is::<LengthLimitError>() {
             true => CommandError::new(
                 StatusCode::PAYLOAD_TOO_LARGE,
                 format!("the request is larger than {MAX_REQUEST} bytes"),
             ),
             false => CommandError::bad_request(error),
-        })?;
+        }
+    })?;
     let (method, path) = (head.method, head.uri.path().to_owned());
     Ok(Command { uid, method, path, body: body.to_bytes() })
 }
@@ -214,16 +207,15 @@ fn readiness(state: &AdminState) -> Response<String> {
     let tested = state.ready.load(Ordering::Acquire);
     let ready = tested && health.ready;
     let status = if ready { StatusCode::OK } else { StatusCode::SERVICE_UNAVAILABLE };
-    let value = json!({ "ready": ready, "self_test": tested, "log": health.ready, "trouble": health.trouble });
+    let value =
+        json!({ "ready": ready, "self_test": tested, "log": health.ready, "trouble": health.trouble });
     json_response(status, &value)
 }
 
 fn cut_connection(state: &AdminState, id: &str) -> Result<Value, CommandError> {
     match id.parse().is_ok_and(|id| state.live.cut(id, Reason::CutByOperator)) {
         true => Ok(json!({ "cut": true })),
-        false => {
-            Err(CommandError::not_found(format!("no open connection `{id}`: see `sandbar status`")))
-        }
+        false => Err(CommandError::not_found(format!("no open connection `{id}`: see `sandbar status`"))),
     }
 }
 
@@ -279,18 +271,13 @@ async fn approve(
         None => refused.host,
     };
     let (methods, paths, bytes) = (None, None, None);
-    let wish =
-        GrantRequest { sandbox: refused.sandbox, host, methods, paths, bytes, seconds, why, by };
+    let wish = GrantRequest { sandbox: refused.sandbox, host, methods, paths, bytes, seconds, why, by };
     let value = submit_grant(state, uid, wish).await?;
     state.pending.remove(refused.number);
     Ok(value)
 }
 
-async fn revoke_grant(
-    state: &AdminState,
-    uid: Option<u32>,
-    id: &str,
-) -> Result<Value, CommandError> {
+async fn revoke_grant(state: &AdminState, uid: Option<u32>, id: &str) -> Result<Value, CommandError> {
     let id = id.parse().map_err(|_| CommandError::bad_request("a grant is named by its number"))?;
     let (reloader, by) = (state.reloader.clone(), name_with_uid("the operator", uid));
     let revoked = spawn_blocking(move || reloader.revoke_grant(id, &by)).await?;
@@ -446,11 +433,7 @@ mod tests {
             ),
             ("no HTTP", "hello\r\n\r\n".to_owned(), "400"),
             ("a slow command", "GET /hang HTTP/1.1\r\nHost: s\r\n\r\n".to_owned(), "503"),
-            (
-                "half a body",
-                "POST / HTTP/1.1\r\nHost: s\r\nContent-Length: 9\r\n\r\n{".to_owned(),
-                "503",
-            ),
+            ("half a body", "POST / HTTP/1.1\r\nHost: s\r\nContent-Length: 9\r\n\r\n{".to_owned(), "503"),
             ("half a head", "GET / HTTP/1.1\r\n".to_owned(), ""),
             ("silence", String::new(), ""),
         ] {

@@ -92,8 +92,7 @@ impl AdminState {
 
     pub fn connections(&self) -> Value {
         let all = self.live.list();
-        let listed: Vec<Value> =
-            all.iter().take(MAX_LISTED).map(|open| connection_json(open)).collect();
+        let listed: Vec<Value> = all.iter().take(MAX_LISTED).map(|open| connection_json(open)).collect();
         json!({ "open": all.len(), "connections": listed })
     }
 
@@ -155,7 +154,7 @@ pub fn grant_json(grant: &ActiveGrant) -> Value {
 }
 
 fn connection_json(open: &LiveConnection) -> Value {
-    let (sent, received) = open.meter.sent_and_received();
+    let (sent, received) = open.byte_count.sent_and_received();
     let permit = &open.permit;
     let request = match permit.facts() {
         Facts::Request(facts) => Some(format!("{} {}", facts.method, facts.path)),
@@ -170,7 +169,7 @@ fn connection_json(open: &LiveConnection) -> Value {
         "request": request,
         "rule": &*permit.rule().rule,
         "generation": permit.generation(),
-        "dialled": open.dialled,
+        "dialled": open.dialled(),
         "seconds": open.since.elapsed().as_secs(),
         "sent": sent,
         "received": received,

@@ -1,4 +1,5 @@
-//! The open connections and streams: who they are, what they were permitted, and how to end each of them.
+//! The registry of open connections and streams: what each was permitted, its byte count and charges, and the signal
+//! that cuts it. A reload uses it to cut connections that have lost their permission (P10).
 
 use std::collections::HashMap;
 use std::net::IpAddr;
@@ -12,33 +13,33 @@ use tokio_util::sync::CancellationToken;
 
 use crate::budget::ledger::Charges;
 
-/// Ends one connection or stream, and remembers why.
+/// Cuts one connection or stream, and keeps the reason.
 #[derive(Debug, Default)]
 pub(crate) struct CutSignal {
     token: CancellationToken,
-    why: OnceLock<Reason>,
+    reason: OnceLock<Reason>,
 }
 
 impl CutSignal {
-    /// Ends it, for the first reason that is given.
+    /// Cuts the connection. The first reason wins.
     pub(crate) fn trigger(&self, reason: Reason) {
-        self.why.get_or_init(|| reason); // the first reason stands
+        self.reason.get_or_init(|| reason);
         self.token.cancel();
     }
 
-    /// Waits until it is to end.
+    /// Waits for the cut, and returns its reason.
     pub(crate) async fn wait(&self) -> Reason {
         self.token.cancelled().await;
         self.reason().unwrap_or(Reason::CutByOperator)
     }
 
-    /// Why it ended, if it was made to.
+    /// The reason of the cut, if there was one.
     pub(crate) fn reason(&self) -> Option<Reason> {
-        self.why.get().copied()
+        self.reason.get().copied()
     }
 }
 
-/// Everything that is open.
+/// All open connections and streams.
 #[derive(Debug, Default)]
 pub(crate) struct LiveConnections {
     next: AtomicU64,
@@ -50,19 +51,20 @@ pub(crate) struct LiveConnections {
 pub(crate) struct LiveConnection {
     pub(crate) id: u64,
     pub(crate) permit: Permit,
-    pub(crate) dialled: Option<IpAddr>,
+    /// The address that is dialled, or the first admitted one.
+    dialled: Mutex<Option<IpAddr>>,
     pub(crate) since: Instant,
-    pub(crate) meter: Arc<ByteCount>,
+    pub(crate) byte_count: Arc<ByteCount>,
     pub(crate) cut: Arc<CutSignal>,
-    pub(crate) tab: Arc<Charges>,
+    pub(crate) charges: Arc<Charges>,
 }
 
-/// Its place among the open ones, given up when this is dropped.
+/// An entry in the registry, removed on drop.
 #[derive(Debug)]
-#[must_use = "what is not held is not known to be open"]
+#[must_use = "dropping the entry removes the connection from the registry"]
 pub(crate) struct LiveEntry {
     live: Arc<LiveConnections>,
-    id: u64,
+    connection: Arc<LiveConnection>,
 }
 
 impl LiveConnections {
@@ -70,22 +72,22 @@ impl LiveConnections {
         self: &Arc<Self>,
         permit: &Permit,
         dialled: Option<IpAddr>,
-        meter: Arc<ByteCount>,
+        byte_count: Arc<ByteCount>,
         cut: Arc<CutSignal>,
-        tab: Arc<Charges>,
+        charges: Arc<Charges>,
     ) -> LiveEntry {
         let id = self.next.fetch_add(1, Ordering::Relaxed);
-        let open = LiveConnection {
+        let connection = Arc::new(LiveConnection {
             id,
             permit: permit.clone(),
-            dialled,
+            dialled: Mutex::new(dialled),
             since: Instant::now(),
-            meter,
+            byte_count,
             cut,
-            tab,
-        };
-        self.lock().insert(id, Arc::new(open));
-        LiveEntry { live: self.clone(), id }
+            charges,
+        });
+        self.lock().insert(id, connection.clone());
+        LiveEntry { live: self.clone(), connection }
     }
 
     pub(crate) fn list(&self) -> Vec<Arc<LiveConnection>> {
@@ -102,7 +104,7 @@ impl LiveConnections {
         self.lock().len()
     }
 
-    /// Ends one of them; false if it is not open.
+    /// Cuts one connection. Returns false if it is not open.
     pub(crate) fn cut(&self, id: u64, reason: Reason) -> bool {
         let open = self.lock().get(&id).cloned();
         open.is_some_and(|open| {
@@ -116,8 +118,21 @@ impl LiveConnections {
     }
 }
 
+impl LiveConnection {
+    pub(crate) fn dialled(&self) -> Option<IpAddr> {
+        *self.dialled.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl LiveEntry {
+    pub(crate) fn set_dialled(&self, address: IpAddr) {
+        let mut dialled = self.connection.dialled.lock().unwrap_or_else(PoisonError::into_inner);
+        *dialled = Some(address);
+    }
+}
+
 impl Drop for LiveEntry {
     fn drop(&mut self) {
-        self.live.lock().remove(&self.id);
+        self.live.lock().remove(&self.connection.id);
     }
 }

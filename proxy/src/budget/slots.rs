@@ -82,11 +82,7 @@ mod tests {
 
     #[test]
     fn p17_no_more_than_the_limits_and_each_is_given_back() {
-        let limits = TrafficLimits {
-            connections: 3,
-            connections_per_sandbox: 2,
-            ..TrafficLimits::default()
-        };
+        let limits = TrafficLimits { connections: 3, connections_per_sandbox: 2, ..TrafficLimits::default() };
         let (limit, a, b) =
             (Arc::new(ConnectionLimit::default()), SandboxId::parse("a"), SandboxId::parse("b"));
         let (a, b) = (a.unwrap(), b.unwrap());

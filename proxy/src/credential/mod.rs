@@ -87,13 +87,9 @@ impl CredentialStore {
     /// Returns a refusal if there is none: the request must not leave without it.
     pub(crate) fn current(&self, name: &CredentialName) -> Result<Arc<Credential>, Refusal> {
         let refused = |why: String| {
-            Refusal::from(Reason::CredentialUnavailable)
-                .with_detail(format!("credential `{name}`: {why}"))
+            Refusal::from(Reason::CredentialUnavailable).with_detail(format!("credential `{name}`: {why}"))
         };
-        let source = self
-            .by
-            .get(name)
-            .ok_or_else(|| refused("it is not in the configuration".to_owned()))?;
+        let source = self.by.get(name).ok_or_else(|| refused("it is not in the configuration".to_owned()))?;
         source.current().map_err(|error| refused(error.to_string()))
     }
 }

@@ -1,4 +1,4 @@
-//! Dialling: only with a permit for these very addresses, and only with the receipt of its record.
+//! Dialling: only with a permit for these addresses, and only with the receipt of its record.
 
 use std::io;
 use std::net::{IpAddr, SocketAddr};
@@ -12,44 +12,44 @@ use tokio::time::timeout;
 use crate::report::metrics;
 use crate::report::refusal::Refusal;
 
-/// Addresses of a host that are tried before it counts as unreachable.
+/// Addresses of a host that are tried.
 pub(crate) const MAX_DIAL_ADDRESSES: usize = 4;
 
-/// How long an address that does not answer holds up the next: one family may be dead.
+/// Connect timeout while other addresses remain; one address family may be unreachable.
 const NEXT_ADDRESS_TIMEOUT: Duration = Duration::from_secs(2);
 
-/// Connects to the first address of the permit that answers, each within `patience`.
+/// Connects to the first address of the permit that answers. `most` is the connect timeout of the last one.
 pub(crate) async fn dial(
     permit: &DialPermit,
     _receipt: &Receipt,
     mark: Option<u32>,
-    patience: Duration,
+    most: Duration,
 ) -> Result<(TcpStream, SocketAddr), Refusal> {
     let port = permit.permit().port().ok_or(Reason::PortNotListed)?;
     let mut refusal = Refusal::from(Reason::UpstreamUnreachable);
     for (at, address) in permit.addresses().iter().take(MAX_DIAL_ADDRESSES).enumerate() {
         let address = SocketAddr::new(*address, port);
-        let patience = connect_timeout(permit, at, patience);
+        let limit = connect_timeout(permit, at, most);
         let started = Instant::now();
-        match timeout(patience, connect(address, mark)).await {
+        match timeout(limit, connect(address, mark)).await {
             Ok(Ok(stream)) => {
                 metrics::observe_connect(started.elapsed());
                 return Ok((stream, address));
             }
             Ok(Err(error)) => refusal = refusal.with_detail(format!("{address}: {error}")),
             Err(_) => {
-                refusal = Refusal::from(Reason::UpstreamTimeout)
-                    .with_detail(format!("{address} does not answer"));
+                refusal =
+                    Refusal::from(Reason::UpstreamTimeout).with_detail(format!("{address} does not answer"));
             }
         }
     }
     Err(refusal)
 }
 
-/// How long one address is waited for: not long, while there are others.
-pub(crate) fn connect_timeout(permit: &DialPermit, at: usize, patience: Duration) -> Duration {
-    let last = at + 1 >= permit.addresses().len().min(MAX_DIAL_ADDRESSES);
-    if last { patience } else { patience.min(NEXT_ADDRESS_TIMEOUT) }
+/// The connect timeout of address number `index`: short while others remain.
+pub(crate) fn connect_timeout(permit: &DialPermit, index: usize, most: Duration) -> Duration {
+    let last = index + 1 >= permit.addresses().len().min(MAX_DIAL_ADDRESSES);
+    if last { most } else { most.min(NEXT_ADDRESS_TIMEOUT) }
 }
 
 async fn connect(address: SocketAddr, mark: Option<u32>) -> io::Result<TcpStream> {
@@ -61,7 +61,7 @@ async fn connect(address: SocketAddr, mark: Option<u32>) -> io::Result<TcpStream
     socket.connect(address).await
 }
 
-/// What all of our own sockets have: the mark by which the firewall knows them, and no waiting for more.
+/// Sets the options of every upstream socket: no Nagle delay, and the mark by which the firewall exempts us.
 pub(crate) fn set_socket_options(socket: &TcpSocket, mark: Option<u32>) -> io::Result<()> {
     socket.set_nodelay(true)?;
     mark.map_or(Ok(()), |mark| socket2::SockRef::from(socket).set_mark(mark))

@@ -1,20 +1,22 @@
-//! What every step of a connection's life needs, built once.
+//! State that every step of a connection's life shares, built once at start.
 
+use std::net::IpAddr;
 use std::sync::Arc;
+use std::time::Instant;
 
 use arc_swap::ArcSwap;
 use audit::Log;
 use dns_filter::Resolver;
 use rules::budget::UsageKind;
 use rules::limits::TrafficLimits;
-use rules::{Decision, Permit, Reason, RuleSet};
-use std::net::IpAddr;
+use rules::{Decision, Facts, Permit, Reason, RuleSet, SandboxRef};
 
-use crate::budget::ledger::{Charges, Exhausted, Ledger};
+use crate::budget::ledger::{Charges, Ledger};
 use crate::budget::live::LiveConnections;
 use crate::budget::slots::ConnectionLimit;
 use crate::credential::CredentialStore;
 use crate::policy::grants::GrantStore;
+use crate::report::metrics;
 use crate::report::refusal::Refusal;
 
 /// Rules, log, resolver, limits, and what is open.
@@ -33,27 +35,26 @@ pub(crate) struct Shared {
 }
 
 impl Shared {
-    /// Opens a tab for what was permitted, and charges it as one more request.
+    /// Opens the charges of a permitted attempt, and charges one request.
     pub(crate) fn charge(&self, permit: &Permit) -> Result<Arc<Charges>, Refusal> {
-        let charged = || {
-            let tab = self.ledger.open_charges(permit)?;
-            tab.charge(UsageKind::Requests, 1)?;
-            Ok(Arc::new(tab))
-        };
-        let tab = charged().map_err(|spent: Exhausted| spent.into_refusal(permit))?;
+        let charges = self.ledger.open_charges(permit)?;
+        charges.charge(UsageKind::Requests, 1)?;
         if permit.rule().policy.as_str() == rules::GRANTS_POLICY {
             self.grants.record_use(permit, &self.log);
         }
-        Ok(tab)
+        Ok(Arc::new(charges))
     }
 
-    /// Whether what was permitted under earlier rules still is: they may have changed on the way here. It goes on
-    /// by their budgets then.
+    /// Checks that the rules in force still allow what `permit` allowed under earlier ones, and adopts their budgets.
+    ///
+    /// # Errors
+    ///
+    /// Returns the reason of the denial.
     pub(crate) fn recheck_permit(
         &self,
         permit: &Permit,
         dialled: IpAddr,
-        tab: &Charges,
+        charges: &Charges,
     ) -> Result<(), Reason> {
         let rules = self.rules.load();
         if rules.generation() == permit.generation() {
@@ -61,10 +62,21 @@ impl Shared {
         }
         match rules.decide_again(permit, Some(dialled)) {
             Decision::Allow(fresh) => {
-                tab.adopt_budgets(&fresh);
+                charges.adopt_budgets(&fresh);
                 Ok(())
             }
             Decision::Deny(denial) => Err(denial.reason),
         }
+    }
+}
+
+/// Asks the one decider, and measures how long it takes.
+pub(crate) fn decide(rules: &RuleSet, sandbox: &SandboxRef, facts: &Facts) -> Result<Permit, Refusal> {
+    let started = Instant::now();
+    let decision = rules.decide(sandbox, facts);
+    metrics::observe_decide(started.elapsed());
+    match decision {
+        Decision::Allow(permit) => Ok(permit),
+        Decision::Deny(denial) => Err(denial.into()),
     }
 }

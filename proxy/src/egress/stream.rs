@@ -1,4 +1,4 @@
-//! A connection from a sandbox: TCP or unix, with the bytes that were read ahead to look at them.
+//! A client's connection, TCP or unix, with the bytes that protocol detection has read ahead.
 
 use std::io::{self, IoSlice};
 use std::os::fd::{AsFd, BorrowedFd};
@@ -9,17 +9,17 @@ use bytes::{Buf, BytesMut};
 use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, Interest, ReadBuf};
 use tokio::net::{TcpStream, UnixStream};
 
-/// Bytes asked for at a time while looking at the beginning of a connection.
+/// Bytes read at a time during protocol detection.
 const READ_AHEAD_BYTES: usize = 4096;
 
-/// What a connection is carried by.
+/// The socket of a connection.
 #[derive(Debug)]
 pub(crate) enum StreamSocket {
     Tcp(TcpStream),
     Unix(UnixStream),
 }
 
-/// A socket, and what was read from it already and not yet passed on.
+/// A socket, and the bytes read from it that nobody has consumed yet.
 #[derive(Debug)]
 pub(crate) struct PrefixedStream {
     pub(crate) ahead: BytesMut,
@@ -31,7 +31,7 @@ impl PrefixedStream {
         PrefixedStream { ahead: BytesMut::new(), socket }
     }
 
-    /// Reads more of the beginning; the number of bytes that came, 0 at the end.
+    /// Reads more bytes ahead. Returns how many, 0 at the end of the stream.
     pub(crate) async fn read_ahead(&mut self) -> io::Result<usize> {
         self.ahead.reserve(READ_AHEAD_BYTES);
         self.socket.read_buf(&mut self.ahead).await
@@ -53,12 +53,8 @@ impl StreamSocket {
         }
     }
 
-    /// Tries `act` on the descriptor; `WouldBlock` makes the next wait a real one.
-    pub(crate) fn try_io<R>(
-        &self,
-        interest: Interest,
-        act: impl FnOnce() -> io::Result<R>,
-    ) -> io::Result<R> {
+    /// Runs `act` on the socket; `WouldBlock` clears its readiness.
+    pub(crate) fn try_io<R>(&self, interest: Interest, act: impl FnOnce() -> io::Result<R>) -> io::Result<R> {
         match self {
             StreamSocket::Tcp(stream) => stream.try_io(interest, act),
             StreamSocket::Unix(stream) => stream.try_io(interest, act),
@@ -72,10 +68,10 @@ impl StreamSocket {
         }
     }
 
-    /// Says that nothing more will be sent, and goes on reading.
+    /// Closes the write half.
     pub(crate) fn shutdown_write(&self) {
         let socket = socket2::SockRef::from(self);
-        drop(socket.shutdown(std::net::Shutdown::Write)); // a peer that has gone knows already
+        drop(socket.shutdown(std::net::Shutdown::Write)); // the peer may be gone
     }
 }
 
@@ -135,7 +131,7 @@ impl AsyncWrite for StreamSocket {
     }
 
     fn poll_flush(self: Pin<&mut Self>, _: &mut Context<'_>) -> Poll<io::Result<()>> {
-        Poll::Ready(Ok(())) // nothing is held back
+        Poll::Ready(Ok(())) // unbuffered
     }
 
     fn poll_shutdown(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
@@ -191,7 +187,7 @@ impl AsyncWrite for PrefixedStream {
     }
 }
 
-/// Moves what fits from `ahead`, and gives its memory back once it is empty.
+/// Moves what fits from `ahead`, and frees its memory once it is empty.
 pub(crate) fn drain_ahead(ahead: &mut BytesMut, buffer: &mut ReadBuf<'_>) {
     let count = ahead.len().min(buffer.remaining());
     if let Some(bytes) = ahead.get(..count) {

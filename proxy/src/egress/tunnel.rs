@@ -1,4 +1,4 @@
-//! Bytes both ways between two sockets: spliced, half-closes kept, counted, cut when idle, old or revoked.
+//! Relays bytes between two sockets: spliced, counted and charged, with half-close, and cut when idle, too old or revoked.
 
 use std::io::{self, Read};
 use std::os::fd::AsFd;
@@ -16,7 +16,7 @@ use crate::budget::live::CutSignal;
 use crate::egress::stream::StreamSocket;
 use sys::splice::{Pipe, PipePool};
 
-/// Bytes copied at a time where there is no pipe.
+/// Bytes copied at a time when no pipe is available.
 const COPY_BYTES: usize = 64 << 10;
 
 static PIPE_POOL: PipePool = PipePool::new();
@@ -24,21 +24,21 @@ static PIPE_POOL: PipePool = PipePool::new();
 /// How a tunnel ended.
 #[derive(Debug)]
 pub(crate) enum TunnelEnd {
-    /// Both sides said all they had to say.
+    /// Both sides closed.
     Both,
-    /// One of them broke.
+    /// One side broke.
     Broken,
     Cut(Reason),
 }
 
-/// Which way bytes go.
+/// The direction of bytes.
 #[derive(Clone, Copy, Debug)]
 enum Direction {
     Down,
     Up,
 }
 
-/// What counts, bounds and ends a tunnel.
+/// Counts, charges and cuts a tunnel.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct TunnelContext<'a> {
     pub(crate) byte_count: &'a ByteCount,
@@ -46,58 +46,58 @@ pub(crate) struct TunnelContext<'a> {
     pub(crate) charges: &'a Charges,
 }
 
-/// Carries bytes until both sides are done, or the tunnel has to end.
+/// Relays bytes until both sides close or the tunnel is cut.
 pub(crate) async fn relay(
     client: &StreamSocket,
     upstream: &StreamSocket,
     limits: &TrafficLimits,
-    passage: TunnelContext<'_>,
+    context: TunnelContext<'_>,
 ) -> TunnelEnd {
     let both = async {
-        let up = relay_direction(client, upstream, passage, Direction::Up);
-        let down = relay_direction(upstream, client, passage, Direction::Down);
+        let up = relay_direction(client, upstream, context, Direction::Up);
+        let down = relay_direction(upstream, client, context, Direction::Down);
         tokio::try_join!(up, down)
     };
     tokio::select! {
-        flowed = both => match (flowed, passage.cut.reason()) {
+        flowed = both => match (flowed, context.cut.reason()) {
             (Ok(_), _) => TunnelEnd::Both,
             (Err(_), Some(reason)) => TunnelEnd::Cut(reason),
             (Err(_), None) => TunnelEnd::Broken,
         },
-        reason = passage.cut.wait() => TunnelEnd::Cut(reason),
-        () = wait_idle(passage.byte_count, limits.tunnel_idle()) => TunnelEnd::Cut(Reason::IdleTooLong),
+        reason = context.cut.wait() => TunnelEnd::Cut(reason),
+        () = wait_idle(limits.tunnel_idle() / 2, || context.byte_count.total()) => TunnelEnd::Cut(Reason::IdleTooLong),
         () = tokio::time::sleep(limits.connection()) => TunnelEnd::Cut(Reason::LifetimeSpent),
     }
 }
 
-/// Returns once no byte has passed for `patience`, give or take half of it.
-async fn wait_idle(meter: &ByteCount, patience: Duration) {
-    let mut before = meter.total();
-    let mut still = 0;
-    while still < 2 {
-        tokio::time::sleep(patience / 2).await;
-        let now = meter.total();
-        still = if now == before { still + 1 } else { 0 };
+/// Returns once `total` has not changed for two intervals in a row.
+pub(crate) async fn wait_idle<T: PartialEq>(interval: Duration, total: impl Fn() -> T) {
+    let mut before = total();
+    let mut unchanged = 0;
+    while unchanged < 2 {
+        tokio::time::sleep(interval).await;
+        let now = total();
+        unchanged = if now == before { unchanged + 1 } else { 0 };
         before = now;
     }
 }
 
-/// Carries one direction to its end, then says so to the other side.
+/// Relays one direction until it ends, then closes the other side's write half.
 async fn relay_direction(
     from: &StreamSocket,
     to: &StreamSocket,
-    passage: TunnelContext<'_>,
-    way: Direction,
+    context: TunnelContext<'_>,
+    direction: Direction,
 ) -> io::Result<()> {
     loop {
         from.readable().await?;
         let over = match PIPE_POOL.acquire() {
             Ok(mut pipe) => {
-                let over = splice_burst(&mut pipe, from, to, passage, way).await?;
+                let over = splice_burst(&mut pipe, from, to, context, direction).await?;
                 PIPE_POOL.release(pipe);
                 over
             }
-            Err(_) => copy_burst(from, to, passage, way).await?,
+            Err(_) => copy_burst(from, to, context, direction).await?,
         };
         if over {
             to.shutdown_write();
@@ -106,17 +106,17 @@ async fn relay_direction(
     }
 }
 
-/// Carries what is there; true at the end of the stream.
+/// Relays what is readable now. Returns true at the end of the stream.
 async fn splice_burst(
     pipe: &mut Pipe,
     from: &StreamSocket,
     to: &StreamSocket,
-    passage: TunnelContext<'_>,
-    way: Direction,
+    context: TunnelContext<'_>,
+    direction: Direction,
 ) -> io::Result<bool> {
     loop {
-        consume_budget().await; // two fast sides must not keep a thread, nor a cut waiting
-        match passage.read(from, way, |most| pipe.fill(from.as_fd(), most)) {
+        consume_budget().await; // two fast sides must not starve other tasks, nor delay a cut
+        match context.read(from, direction, |most| pipe.fill(from.as_fd(), most)) {
             Ok(0) => return Ok(true),
             Ok(_) => {}
             Err(error) if error.kind() == io::ErrorKind::WouldBlock => return Ok(false),
@@ -132,12 +132,12 @@ async fn splice_burst(
     }
 }
 
-/// The same by a buffer of our own.
+/// The same through a buffer, when no pipe is available.
 async fn copy_burst(
     from: &StreamSocket,
     to: &StreamSocket,
-    passage: TunnelContext<'_>,
-    way: Direction,
+    context: TunnelContext<'_>,
+    direction: Direction,
 ) -> io::Result<bool> {
     let mut buffer = vec![0; COPY_BYTES];
     loop {
@@ -146,7 +146,7 @@ async fn copy_burst(
             let room = buffer.get_mut(..most.min(COPY_BYTES)).unwrap_or_default();
             (&*socket2::SockRef::from(from)).read(room)
         };
-        let read = match passage.read(from, way, receive) {
+        let read = match context.read(from, direction, receive) {
             Ok(0) => return Ok(true),
             Ok(read) => read,
             Err(error) if error.kind() == io::ErrorKind::WouldBlock => return Ok(false),
@@ -157,19 +157,19 @@ async fn copy_burst(
 }
 
 impl TunnelContext<'_> {
-    /// Reads what there is, up to what is leased for it before it moves; the rest is given back.
+    /// Reads what is there, up to the bytes leased beforehand; refunds the rest.
     fn read(
         &self,
         from: &StreamSocket,
-        way: Direction,
+        direction: Direction,
         receive: impl FnOnce(usize) -> io::Result<usize>,
     ) -> io::Result<usize> {
-        let what = match way {
+        let what = match direction {
             Direction::Down => UsageKind::Download,
             Direction::Up => UsageKind::Upload,
         };
         if self.cut.reason().is_some() {
-            return Err(io::ErrorKind::ConnectionAborted.into()); // whoever waits for it has not run yet
+            return Err(io::ErrorKind::ConnectionAborted.into()); // the task that waits for the cut has not run yet
         }
         let lease = match self.charges.lease(what) {
             Ok(lease) => lease,
@@ -179,14 +179,14 @@ impl TunnelContext<'_> {
         let read = from.try_io(Interest::READABLE, || receive(most));
         let moved = *read.as_ref().unwrap_or(&0) as u64;
         self.charges.refund(&lease, moved);
-        match way {
+        match direction {
             Direction::Down => self.byte_count.add_received(moved),
             Direction::Up => self.byte_count.add_sent(moved),
         }
         read
     }
 
-    /// Nothing more may pass: the tunnel is cut if there is more, and not if this was the end of it.
+    /// The budget is spent: cuts the tunnel if more bytes wait, and lets it end if it is at its end.
     fn cut_over_budget(&self, from: &StreamSocket, reason: Reason) -> io::Result<usize> {
         let mut next = [std::mem::MaybeUninit::uninit()];
         let socket = socket2::SockRef::from(from);

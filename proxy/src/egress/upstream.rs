@@ -1,81 +1,84 @@
-//! Whom Pingora connects to: an address that was admitted, under the name that was decided, verified as such.
+//! How Pingora reaches an origin server: an admitted address, under the decided name, verified as such; and what its errors
+//! mean.
 
 use std::collections::hash_map::DefaultHasher;
 use std::hash::{Hash, Hasher};
-use std::net::SocketAddr;
 use std::sync::Arc;
 
-use audit::Receipt;
-use pingora_core::ErrorType;
+use ::http::HeaderMap;
 use pingora_core::prelude::{Error, HttpPeer};
 use pingora_core::protocols::ALPN;
 use pingora_core::upstreams::peer::PeerOptions;
+use pingora_core::{ErrorSource, ErrorType};
+use pingora_http::RequestHeader;
 use rules::facts::{HttpVersion, UrlScheme};
-use rules::{DialPermit, Host};
+use rules::{Host, Permit, Reason, SandboxRef};
 
+use crate::egress::departure::Departure;
 use crate::egress::dial::{connect_timeout, set_socket_options};
 use crate::egress::shared::Shared;
-use crate::http::RequestMonitor;
+use crate::report::refusal::Refusal;
 
-/// Streams at once on one connection towards an origin.
-const MAX_H2_STREAMS: usize = 100;
-/// A body up to so many bytes is sent before anybody loses patience with the answer.
+/// Concurrent streams on one HTTP/2 connection to an origin server.
+const MAX_STREAMS: usize = 100;
+/// A body up to this many bytes is sent before the read timeout matters.
 const SMALL_BODY: u64 = 1 << 20;
 
-/// How the request is to be spoken.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct UpstreamOptions {
-    /// It asks to switch to WebSocket, which only HTTP/1 can.
+/// How a request is sent upstream.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct UpstreamOptions<'a> {
+    /// The sandbox in whose pool the connection is kept.
+    pub(crate) sandbox: &'a SandboxRef,
+    pub(crate) scheme: UrlScheme,
+    pub(crate) version: HttpVersion,
+    /// The request asks to switch to WebSocket, which only HTTP/1 can.
     pub(crate) upgrade: bool,
-    /// Bytes of body it announces; none if it does not say.
+    /// Bytes of body that the request announces, if it does.
     pub(crate) body: Option<u64>,
 }
 
-/// The peer for the address `at` of those that may be dialled.
+/// The peer for attempt number `index` of a departure.
 pub(crate) fn http_peer(
     shared: &Shared,
-    exchange: &RequestMonitor,
-    leave: &DialPermit,
-    _receipt: &Receipt,
-    at: usize,
-    manner: UpstreamOptions,
+    departure: &Departure,
+    index: usize,
+    options: UpstreamOptions<'_>,
 ) -> Option<Box<HttpPeer>> {
-    let permit = leave.permit();
-    let address = SocketAddr::new(*leave.addresses().get(at)?, permit.port()?);
-    let tls = exchange.connection.scheme() == UrlScheme::Https;
-    // An empty name would turn verification off: a host always has one.
-    let name = match permit.host() {
+    let address = departure.address(index)?;
+    let tls = options.scheme == UrlScheme::Https;
+    // An empty name would turn verification off; a host always has one.
+    let name = match departure.permit().host() {
         Host::Address(address) => address.to_string(),
         Host::Name(name) => name.as_str().to_owned(),
     };
     let mut peer = HttpPeer::new(address, tls, name);
-    peer.group_key = pool_group(shared, exchange);
-    peer.options = peer_options(shared, alpn(exchange, manner), manner);
-    let patience = connect_timeout(leave, at, shared.limits.connect());
-    peer.options.connection_timeout = Some(patience);
-    peer.options.total_connection_timeout = Some(patience);
+    peer.group_key = pool_group(shared, options.sandbox);
+    peer.options = peer_options(shared, options);
+    let timeout = connect_timeout(&departure.dial_permit, index, shared.limits.connect());
+    peer.options.connection_timeout = Some(timeout);
+    peer.options.total_connection_timeout = Some(timeout);
     Some(Box::new(peer))
 }
 
-fn alpn(exchange: &RequestMonitor, manner: UpstreamOptions) -> ALPN {
-    match (exchange.connection.scheme(), exchange.version) {
-        _ if manner.upgrade => ALPN::H1,
+fn alpn(options: UpstreamOptions<'_>) -> ALPN {
+    match (options.scheme, options.version) {
+        _ if options.upgrade => ALPN::H1,
         (UrlScheme::Https, _) => ALPN::H2H1,
         (UrlScheme::Http, HttpVersion::Http1) => ALPN::H1,
         (UrlScheme::Http, HttpVersion::Http2) => ALPN::H2,
     }
 }
 
-fn peer_options(shared: &Shared, alpn: ALPN, manner: UpstreamOptions) -> PeerOptions {
+fn peer_options(shared: &Shared, wanted: UpstreamOptions<'_>) -> PeerOptions {
     let limits = &shared.limits;
     let mut options = PeerOptions::new();
-    options.alpn = alpn;
+    options.alpn = alpn(wanted);
     options.verify_cert = true;
     options.verify_hostname = true;
-    options.max_h2_streams = MAX_H2_STREAMS;
+    options.max_h2_streams = MAX_STREAMS;
     options.write_timeout = Some(limits.idle());
     options.idle_timeout = Some(limits.keep_alive());
-    let small = manner.body.is_some_and(|length| length <= SMALL_BODY) && !manner.upgrade;
+    let small = wanted.body.is_some_and(|length| length <= SMALL_BODY) && !wanted.upgrade;
     options.read_timeout = small.then(|| limits.first_byte().max(limits.idle()));
     let mark = shared.mark;
     options.upstream_tcp_sock_tweak_hook = Some(Arc::new(move |socket| {
@@ -85,10 +88,71 @@ fn peer_options(shared: &Shared, alpn: ALPN, manner: UpstreamOptions) -> PeerOpt
     options
 }
 
-/// Connections are shared within a sandbox only: the pool's own key knows neither it nor our mark.
-fn pool_group(shared: &Shared, exchange: &RequestMonitor) -> u64 {
+/// The pool key: connections are shared within one sandbox only. Pingora's own key knows neither the sandbox nor our mark.
+fn pool_group(shared: &Shared, sandbox: &SandboxRef) -> u64 {
     let mut hasher = DefaultHasher::new();
-    exchange.connection.sandbox.id.as_str().hash(&mut hasher);
+    sandbox.id.as_str().hash(&mut hasher);
     shared.mark.hash(&mut hasher);
     hasher.finish()
+}
+
+/// The `Host` field for the decided host and port, without the scheme's default port.
+pub(crate) fn host_header(permit: &Permit, scheme: UrlScheme) -> String {
+    let host = match permit.host() {
+        Host::Address(address @ std::net::IpAddr::V6(_)) => format!("[{address}]"),
+        Host::Address(address) => address.to_string(),
+        Host::Name(name) => name.to_string(),
+    };
+    match (permit.port(), scheme) {
+        (None, _) | (Some(443), UrlScheme::Https) | (Some(80), UrlScheme::Http) => host,
+        (Some(port), _) => format!("{host}:{port}"),
+    }
+}
+
+/// The refusal for a Pingora error; none if the client went away.
+pub(crate) fn refusal_from_error(error: &Error) -> Option<Refusal> {
+    let reason = match (error.esource(), error.etype()) {
+        (ErrorSource::Downstream, ErrorType::InvalidHTTPHeader | ErrorType::H1Error) => Reason::BadRequest,
+        (ErrorSource::Downstream, _) => return None,
+        (_, ErrorType::InternalError) => Reason::Internal,
+        (_, ErrorType::ConnectTimedout | ErrorType::ReadTimedout | ErrorType::WriteTimedout) => {
+            Reason::UpstreamTimeout
+        }
+        (_, ErrorType::InvalidCert | ErrorType::TLSHandshakeFailure | ErrorType::HandshakeError) => {
+            Reason::UpstreamCertificate
+        }
+        (
+            _,
+            ErrorType::ConnectRefused
+            | ErrorType::ConnectNoRoute
+            | ErrorType::ConnectError
+            | ErrorType::SocketError,
+        ) => Reason::UpstreamUnreachable,
+        _ => Reason::UpstreamBroke,
+    };
+    Some(Refusal::from(reason).with_detail(error_detail(reason, error)))
+}
+
+/// Detail for the operator. Once connected, report only the kind of error: Pingora's messages quote bytes of the origin
+/// server, which may contain secrets.
+fn error_detail(reason: Reason, error: &Error) -> String {
+    if reason == Reason::UpstreamUnreachable {
+        return error.root_cause().to_string();
+    }
+    let certificate = error.context.as_ref().filter(|_| reason == Reason::UpstreamCertificate);
+    let innermost = certificate.and_then(|context| context.as_str().rsplit_once("cause: "));
+    let innermost = innermost.and_then(|(_, cause)| cause.split(", SNI: ").next());
+    innermost.unwrap_or(error.root_etype().as_str()).to_owned()
+}
+
+/// Bytes of the fields of a head: they carry data as bodies do.
+pub(crate) fn head_bytes(fields: &HeaderMap) -> u64 {
+    fields.iter().map(|(name, value)| (name.as_str().len() + value.len() + 4) as u64).sum()
+}
+
+/// Bytes of a request's head with its target. HTTP/2 says in `:authority` what HTTP/1 says in `Host`.
+pub(crate) fn request_bytes(head: &RequestHeader) -> u64 {
+    let target = head.uri.path_and_query().map_or(0, |target| target.as_str().len());
+    let authority = head.uri.authority().map_or(0, |authority| authority.as_str().len());
+    head_bytes(&head.headers) + (head.method.as_str().len() + target + authority) as u64
 }

@@ -1,36 +1,46 @@
-//! A chunked request body, looked at as it passes (RFC 9112, section 7.1) and held to one reading: sizes are
-//! hexadecimal digits, lines end with CRLF, and neither sizes nor extensions nor trailers hide a line end.
+//! Validates the framing of a chunked request body as it streams through (RFC 9112, section 7.1), so that every server
+//! finds the same end: sizes are hexadecimal digits, lines end with CRLF, extensions and trailers contain no line end.
 
-/// Digits of the largest size that is believed: with them every server can count.
+/// Digits of the largest chunk size: 60 bits, which do not overflow in any server.
 const MAX_SIZE_DIGITS: usize = 15;
-/// Bytes of extensions on one size line, and of trailers after the last chunk: nobody needs more, and both are dropped.
+/// Bytes of extensions on one size line, and of trailers after the last chunk. Pingora drops both, so few are enough.
 const MAX_IGNORED_BYTES: usize = 4096;
 
-/// Why a body was refused.
+/// Why the framing of a body was refused.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum ChunkFault {
-    #[error("a line of a chunk does not end with CRLF")]
+    #[error("a line in the chunked body does not end with CRLF")]
     LineEnd,
-    #[error("a chunk has no size, or one that is no number")]
+    #[error("a chunk size is missing or is not a hexadecimal number")]
     Size,
-    #[error("the extensions or trailers of a chunk are too long")]
+    #[error("chunk extensions or trailers are longer than {MAX_IGNORED_BYTES} bytes")]
     TooLong,
 }
 
-/// Where in a chunked body we are.
+/// An incremental validator of a chunked body.
+///
+/// It runs beside Pingora's own chunk parser, on the same bytes as Pingora reads them, and changes none of them.
+/// Pingora parses size lines with `httparse`, which is lenient: a line without any digit is size zero, and an
+/// extension may contain every byte, a bare LF included, up to the next CRLF. A stricter or laxer parser finds the end
+/// of such a body elsewhere and takes the rest for a request, which is how request smuggling works. Pingora decodes
+/// the body and writes its own framing upstream, which should repair all of this; we do not rely on it, refuse such
+/// framing, and record the fault.
+///
+/// The second pass is cheap, because it skips chunk data. Decoding the body ourselves instead would replace Pingora's
+/// parser with one that is less tested.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct ChunkValidator {
     state: ChunkState,
-    /// Bytes left of the chunk's data; before them, the size as far as it was read.
-    left: u64,
-    /// Digits of a size, bytes of an extension or of trailers, so far.
-    spent: usize,
+    /// Bytes of chunk data that are still to come. While the size line is read, the size so far.
+    remaining: u64,
+    /// Digits of the size, or bytes of the extensions or trailers, so far.
+    length: usize,
 }
 
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 enum ChunkState {
     Data,
-    /// After the data, before its CR.
+    /// After the data, before the CR.
     DataEnd,
     /// After the CR that ends data.
     DataLf,
@@ -44,23 +54,23 @@ enum ChunkState {
     SizeLf,
     Trailer,
     TrailerLf,
-    /// Where a trailer, or the last line, begins.
+    /// At the start of a trailer or of the last, empty line.
     TrailerStart,
 }
 
 impl ChunkValidator {
-    /// Looks at the next bytes of the body. What follows its end is somebody else's.
+    /// Validates the next bytes of the body. Ignores bytes after its end, which belong to the next request.
     ///
     /// # Errors
     ///
-    /// Returns what could be read in more than one way.
+    /// Returns [`ChunkFault`] for framing that another parser could read differently.
     pub fn validate(&mut self, mut bytes: &[u8]) -> Result<(), ChunkFault> {
         while self.state != ChunkState::Done {
             if self.state == ChunkState::Data {
-                let taken = usize::try_from(self.left).unwrap_or(usize::MAX).min(bytes.len());
-                self.left -= taken as u64;
+                let taken = usize::try_from(self.remaining).unwrap_or(usize::MAX).min(bytes.len());
+                self.remaining -= taken as u64;
                 bytes = bytes.get(taken..).unwrap_or_default();
-                if self.left == 0 {
+                if self.remaining == 0 {
                     self.state = ChunkState::DataEnd;
                 }
             }
@@ -79,11 +89,7 @@ impl ChunkValidator {
         match (self.state, byte) {
             (ChunkState::Size, _) => self.step_size(byte),
             (ChunkState::Extension | ChunkState::Trailer, b'\r') => {
-                Ok(if self.state == ChunkState::Trailer {
-                    ChunkState::TrailerLf
-                } else {
-                    ChunkState::SizeLf
-                })
+                Ok(if self.state == ChunkState::Trailer { ChunkState::TrailerLf } else { ChunkState::SizeLf })
             }
             (ChunkState::TrailerStart, b'\r') => Ok(ChunkState::LastLf),
             (ChunkState::Extension | ChunkState::Trailer | ChunkState::TrailerStart, _) => {
@@ -91,12 +97,12 @@ impl ChunkValidator {
             }
             (ChunkState::DataEnd, b'\r') => Ok(ChunkState::DataLf),
             (ChunkState::DataLf, b'\n') => {
-                (self.left, self.spent) = (0, 0);
+                (self.remaining, self.length) = (0, 0);
                 Ok(ChunkState::Size)
             }
             (ChunkState::SizeLf, b'\n') => {
-                self.spent = 0;
-                Ok(if self.left == 0 { ChunkState::TrailerStart } else { ChunkState::Data })
+                self.length = 0;
+                Ok(if self.remaining == 0 { ChunkState::TrailerStart } else { ChunkState::Data })
             }
             (ChunkState::TrailerLf, b'\n') => Ok(ChunkState::TrailerStart),
             (ChunkState::LastLf, b'\n') => Ok(ChunkState::Done),
@@ -116,25 +122,25 @@ impl ChunkValidator {
     fn step_size(&mut self, byte: u8) -> Result<ChunkState, ChunkFault> {
         let digit = char::from(byte).to_digit(16);
         match (digit, byte) {
-            (Some(digit), _) if self.spent < MAX_SIZE_DIGITS => {
-                self.left = self.left << 4 | u64::from(digit);
-                self.spent += 1;
+            (Some(digit), _) if self.length < MAX_SIZE_DIGITS => {
+                self.remaining = self.remaining << 4 | u64::from(digit);
+                self.length += 1;
                 Ok(ChunkState::Size)
             }
-            (None, b'\r') if self.spent > 0 => Ok(ChunkState::SizeLf),
-            (None, b';' | b' ' | b'\t') if self.spent > 0 => {
-                self.spent = 0;
+            (None, b'\r') if self.length > 0 => Ok(ChunkState::SizeLf),
+            (None, b';' | b' ' | b'\t') if self.length > 0 => {
+                self.length = 0;
                 Ok(ChunkState::Extension)
             }
             _ => Err(ChunkFault::Size),
         }
     }
 
-    /// One byte of what is read over.
+    /// Validates one byte of an extension or trailer.
     fn step_ignored(&mut self, byte: u8) -> Result<ChunkState, ChunkFault> {
-        self.spent += 1;
+        self.length += 1;
         match byte {
-            _ if self.spent > MAX_IGNORED_BYTES => Err(ChunkFault::TooLong),
+            _ if self.length > MAX_IGNORED_BYTES => Err(ChunkFault::TooLong),
             b'\t' | b' '..=b'~' | 0x80.. => Ok(if self.state == ChunkState::Extension {
                 ChunkState::Extension
             } else {
@@ -150,7 +156,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_body_has_one_reading_however_it_is_cut() {
+    fn a_body_has_one_reading_however_it_is_split() {
         let long = format!("1;{}\r\nx\r\n0\r\n\r\n", "e".repeat(5000));
         for (text, expected) in [
             ("0\r\n\r\n", Ok(true)),

@@ -1,9 +1,9 @@
-//! Fields of a request that are the sandbox's word on who it is or how it came here (P13), and fields that
-//! make some servers see another request than the one that was decided upon. None of them is passed on.
+//! Header fields that Sandbar does not forward: request fields with which a sandbox claims an identity or an origin
+//! (P13), fields that make some servers see another request than the decided one, and hop-by-hop response fields.
 
 use pingora_http::{RequestHeader, ResponseHeader};
 
-/// Removed from every request.
+/// Fields removed from every request.
 const REMOVED_FIELDS: &[&str] = &[
     "cf-connecting-ip",
     "client-ip",
@@ -31,7 +31,7 @@ const REMOVED_FIELDS: &[&str] = &[
     "x-user-id",
 ];
 
-/// Every field that begins so is removed too.
+/// Prefixes of further fields removed from every request.
 const REMOVED_PREFIXES: &[&str] = &[
     "proxy-",
     "sandbar-",
@@ -45,22 +45,21 @@ const REMOVED_PREFIXES: &[&str] = &[
     "x-spiffe-",
 ];
 
-/// What says where a message ends: never taken away, never said twice.
+/// Fields that frame a message. They are never removed, and a second spelling of one never passes.
 const FRAMING_FIELDS: &[&str] = &["content-length", "transfer-encoding"];
 
-/// Fields of an answer that are for the next hop only.
+/// Response fields for the next hop only.
 const HOP_BY_HOP: &[&str] = &["keep-alive", "proxy-authenticate", "proxy-connection", "upgrade"];
 
-/// Removes what the sandbox says about itself.
+/// Removes what the sandbox claims about itself.
 pub(super) fn strip_request(request: &mut RequestHeader) {
-    let said: Vec<_> =
-        request.headers.keys().filter(|name| is_removed(name.as_str())).cloned().collect();
-    for name in said {
+    let removed: Vec<_> = request.headers.keys().filter(|name| is_removed(name.as_str())).cloned().collect();
+    for name in removed {
         request.remove_header(&name);
     }
 }
 
-/// Removes what an origin says to us and not to the sandbox (RFC 9110, section 7.6.1).
+/// Removes the response fields that are addressed to us, not to the sandbox (RFC 9110, section 7.6.1).
 pub(super) fn strip_hop_by_hop(response: &mut ResponseHeader) {
     let named = response.headers.get_all("connection");
     let named = named.iter().flat_map(|value| value.as_bytes().split(|byte| *byte == b','));
@@ -75,12 +74,12 @@ pub(super) fn strip_hop_by_hop(response: &mut ResponseHeader) {
 }
 
 fn is_removed(name: &str) -> bool {
-    // Some servers read `_` as `-`, which would let a name past this list, or say a second length.
-    let plain = name;
+    // Some servers read `_` as `-`: to them `x_user` is on this list, and `content_length` is a second length.
+    let original = name;
     let name = name.replace('_', "-");
-    (plain != name && FRAMING_FIELDS.contains(&name.as_str()))
+    (original != name && FRAMING_FIELDS.contains(&name.as_str()))
         || REMOVED_FIELDS.binary_search(&name.as_str()).is_ok()
-        || REMOVED_PREFIXES.iter().any(|family| name.starts_with(family))
+        || REMOVED_PREFIXES.iter().any(|prefix| name.starts_with(prefix))
 }
 
 #[cfg(test)]
@@ -88,7 +87,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn p13_what_a_sandbox_says_about_itself_is_removed() {
+    fn p13_identity_claims_of_a_sandbox_are_removed() {
         assert!(REMOVED_FIELDS.is_sorted());
         for (name, removed) in [
             ("x-forwarded-for", true),

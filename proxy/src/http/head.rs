@@ -1,5 +1,5 @@
-//! The head of an HTTP/1 request, looked at before anything else reads it. Whatever two servers could read
-//! in two ways is refused: bare line ends, repeated or mixed lengths, folded lines, two hosts.
+//! Parses the head of an HTTP/1 request before Pingora does, and refuses whatever two servers could read differently:
+//! bare CR or LF, repeated or conflicting lengths, folded lines, two hosts.
 
 use std::borrow::Cow;
 
@@ -9,42 +9,41 @@ use rules::facts::RequestAuthority;
 use rules::limits::TrafficLimits;
 use rules::{Host, Reason};
 
-/// Most fields that `httparse` is given room for; `head_fields` can be no more.
+/// Fields that `httparse` has room for; more than the largest allowed `head_fields`.
 const MAX_FIELDS: usize = 256;
-/// Digits of the largest length that is believed: it fits in 63 bits, so that no server reads another.
+/// Digits of the largest `Content-Length`: it fits in 63 bits, so it does not overflow in any server.
 const MAX_LENGTH_DIGITS: usize = 18;
-/// Fields that no `Connection` may take away: they say where a request goes and where it ends.
-const PROTECTED_FIELDS: [&str; 4] =
-    ["content-length", "host", "sandbox-identity", "transfer-encoding"];
+/// Fields that `Connection` must not remove: they determine the sender, the destination and the end of a request.
+const PROTECTED_FIELDS: [&str; 4] = ["content-length", "host", "sandbox-identity", "transfer-encoding"];
 
 /// Why a head was refused.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum HeadFault {
-    #[error("a carriage return stands alone")]
+    #[error("the head contains a bare CR")]
     BareCarriageReturn,
-    #[error("a line feed stands alone")]
+    #[error("the head contains a bare LF")]
     BareLineFeed,
-    #[error("`Connection` names a field that must stay")]
+    #[error("`Connection` lists a protected field")]
     Connection,
-    #[error("the request begins with an empty line")]
+    #[error("the request starts with an empty line")]
     EmptyLine,
-    #[error("there is not exactly one Host")]
+    #[error("the request does not have exactly one `Host`")]
     Host,
-    #[error("the length of the body is said more than once, or is no number")]
+    #[error("`Content-Length` is repeated, not a number, or combined with `Transfer-Encoding`")]
     Length,
     #[error("the host is malformed")]
     Name,
-    #[error("Host and target name two hosts")]
+    #[error("`Host` and the request target name different hosts")]
     Names,
-    #[error("the head is not one of HTTP/1.0 or HTTP/1.1")]
+    #[error("the head is not valid HTTP/1.0 or HTTP/1.1")]
     Syntax,
-    #[error("the target is neither a path nor an http address")]
+    #[error("the request target is neither a path nor an `http://` URL")]
     Target,
-    #[error("the head has more bytes than are allowed")]
+    #[error("the head is longer than `head_bytes`")]
     TooLarge,
-    #[error("the head has more fields than are allowed")]
+    #[error("the head has more fields than `head_fields`")]
     TooMany,
-    #[error("the transfer coding is not `chunked` alone")]
+    #[error("`Transfer-Encoding` is not exactly `chunked`, or the version is HTTP/1.0")]
     TransferCoding,
 }
 
@@ -67,16 +66,16 @@ impl HeadFault {
     }
 }
 
-/// What of a head matters before the request is decided upon.
+/// The parts of a head that matter before Pingora parses it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct RequestHead {
     pub method: String,
-    /// As it was sent.
+    /// As the client sent it.
     pub target: String,
-    /// Where it says it goes.
+    /// The destination it names, in the target or in `Host`.
     pub authority: Option<RequestAuthority>,
     pub accept: Option<Vec<u8>>,
-    /// Whether its body comes in chunks.
+    /// The body is chunked.
     pub chunked: bool,
     form: TargetForm,
 }
@@ -88,38 +87,40 @@ enum TargetForm {
     Origin,
 }
 
-/// The length of the head at the beginning of `bytes`, once all of it is there.
+/// Returns the length of the head at the start of `bytes`, or none if it is incomplete.
 ///
 /// # Errors
 ///
-/// Returns a fault as soon as one is certain, so that nobody waits for the rest.
+/// Returns a fault as soon as one is certain, even if the head is incomplete.
 pub fn find_end(bytes: &[u8], limits: &TrafficLimits) -> Result<Option<usize>, HeadFault> {
-    let most = usize::try_from(limits.head_bytes).unwrap_or(usize::MAX);
-    let mut line = 0;
-    let mut before = 0;
+    let limit = usize::try_from(limits.head_bytes).unwrap_or(usize::MAX);
+    let mut line_start = 0;
+    let mut previous = 0;
     for (at, byte) in bytes.iter().enumerate() {
-        match (before, *byte) {
-            (b'\r', b'\n') if at == line + 1 && line == 0 => return Err(HeadFault::EmptyLine),
-            (b'\r', b'\n') if at == line + 1 => return check_length(at + 1, most).map(Some),
-            (b'\r', b'\n') => line = at + 1,
+        match (previous, *byte) {
+            (b'\r', b'\n') if at == line_start + 1 && line_start == 0 => {
+                return Err(HeadFault::EmptyLine);
+            }
+            (b'\r', b'\n') if at == line_start + 1 => return check_length(at + 1, limit).map(Some),
+            (b'\r', b'\n') => line_start = at + 1,
             (_, b'\n') => return Err(HeadFault::BareLineFeed),
             (b'\r', _) => return Err(HeadFault::BareCarriageReturn),
             _ => {}
         }
-        before = *byte;
+        previous = *byte;
     }
-    check_length(bytes.len(), most).map(|_| None)
+    check_length(bytes.len(), limit).map(|_| None)
 }
 
-fn check_length(length: usize, most: usize) -> Result<usize, HeadFault> {
-    if length > most { Err(HeadFault::TooLarge) } else { Ok(length) }
+fn check_length(length: usize, limit: usize) -> Result<usize, HeadFault> {
+    if length > limit { Err(HeadFault::TooLarge) } else { Ok(length) }
 }
 
-/// Reads a whole head.
+/// Parses a complete head.
 ///
 /// # Errors
 ///
-/// Returns what makes it ambiguous or malformed.
+/// Returns what makes it malformed or ambiguous.
 pub fn parse(bytes: &[u8], limits: &TrafficLimits) -> Result<RequestHead, HeadFault> {
     let mut fields = [httparse::EMPTY_HEADER; MAX_FIELDS];
     let mut request = httparse::Request::new(&mut fields);
@@ -131,18 +132,15 @@ pub fn parse(bytes: &[u8], limits: &TrafficLimits) -> Result<RequestHead, HeadFa
     if request.headers.len() as u64 > limits.head_fields {
         return Err(HeadFault::TooMany);
     }
-    let (Some(method), Some(target), Some(version)) =
-        (request.method, request.path, request.version)
-    else {
+    let (Some(method), Some(target), Some(version)) = (request.method, request.path, request.version) else {
         return Err(HeadFault::Syntax);
     };
     let fields = HeaderFields { all: request.headers, version };
     fields.check_body_length()?;
     fields.check_connection()?;
     let form = target_form(method, target)?;
-    // What Pingora cannot read it would refuse by itself, without a record and under its own name.
-    if form != TargetForm::Authority && origin_target(form, target).parse::<PathAndQuery>().is_err()
-    {
+    // Pingora would answer a target that it cannot parse with a bare 400, without a reason and a record.
+    if form != TargetForm::Authority && origin_target(form, target).parse::<PathAndQuery>().is_err() {
         return Err(HeadFault::Target);
     }
     let authority = fields.find_authority(form, target)?;
@@ -175,7 +173,7 @@ impl<'a> HeaderFields<'a, '_> {
         self.all.iter().filter(named).map(|field| field.value)
     }
 
-    /// RFC 9112, section 6.3, without what it tolerates.
+    /// Checks the body length by RFC 9112, section 6.3, without the cases that it tolerates.
     fn check_body_length(&self) -> Result<(), HeadFault> {
         let mut lengths = self.values("content-length");
         let mut codings = self.values("transfer-encoding");
@@ -183,8 +181,8 @@ impl<'a> HeaderFields<'a, '_> {
             (None, None) => Ok(()),
             (Some(_), Some(_)) => Err(HeadFault::Length),
             (Some(length), None) => {
-                let number = (1..=MAX_LENGTH_DIGITS).contains(&length.len())
-                    && length.iter().all(u8::is_ascii_digit);
+                let number =
+                    (1..=MAX_LENGTH_DIGITS).contains(&length.len()) && length.iter().all(u8::is_ascii_digit);
                 if number && lengths.next().is_none() { Ok(()) } else { Err(HeadFault::Length) }
             }
             (None, Some(coding)) => {
@@ -195,21 +193,16 @@ impl<'a> HeaderFields<'a, '_> {
         }
     }
 
-    /// A hop-by-hop list that takes away what says where the request goes is an attack.
+    /// Refuses a `Connection` that lists fields which determine the destination: the next hop would remove them.
     fn check_connection(&self) -> Result<(), HeadFault> {
         let names = self.values("connection").flat_map(|value| value.split(|byte| *byte == b','));
         let mut names = names.map(<[u8]>::trim_ascii);
-        let taken = |name: &[u8]| {
-            PROTECTED_FIELDS.iter().any(|kept| name.eq_ignore_ascii_case(kept.as_bytes()))
-        };
-        if names.any(taken) { Err(HeadFault::Connection) } else { Ok(()) }
+        let protected =
+            |name: &[u8]| PROTECTED_FIELDS.iter().any(|field| name.eq_ignore_ascii_case(field.as_bytes()));
+        if names.any(protected) { Err(HeadFault::Connection) } else { Ok(()) }
     }
 
-    fn find_authority(
-        &self,
-        form: TargetForm,
-        target: &str,
-    ) -> Result<Option<RequestAuthority>, HeadFault> {
+    fn find_authority(&self, form: TargetForm, target: &str) -> Result<Option<RequestAuthority>, HeadFault> {
         let mut hosts = self.values("host");
         let host = hosts.next();
         let missing = host.is_none() && self.version == 1 && form != TargetForm::Authority;
@@ -217,14 +210,14 @@ impl<'a> HeaderFields<'a, '_> {
             return Err(HeadFault::Host);
         }
         let host = host.map(parse_authority).transpose()?;
-        let said = match form {
+        let target = match form {
             TargetForm::Absolute => Some(parse_authority(absolute_authority(target).as_bytes())?),
             TargetForm::Authority => Some(parse_authority(target.as_bytes())?),
             TargetForm::Origin => None,
         };
-        match (said, host) {
-            (Some(said), Some(host)) if !same_authority(&said, &host) => Err(HeadFault::Names),
-            (Some(said), _) => Ok(Some(said)),
+        match (target, host) {
+            (Some(target), Some(host)) if !same_authority(&target, &host) => Err(HeadFault::Names),
+            (Some(target), _) => Ok(Some(target)),
             (None, host) => Ok(host),
         }
     }
@@ -235,7 +228,7 @@ fn parse_authority(bytes: &[u8]) -> Result<RequestAuthority, HeadFault> {
     RequestAuthority::parse(text).map_err(|_| HeadFault::Name)
 }
 
-/// The same host, and the same port unless one leaves it out.
+/// Whether two authorities have the same host, and the same port unless one omits it.
 fn same_authority(one: &RequestAuthority, other: &RequestAuthority) -> bool {
     let ports = one.port.zip(other.port).is_none_or(|(one, other)| one == other);
     one.host == other.host && ports
@@ -246,7 +239,7 @@ fn absolute_authority(target: &str) -> &str {
     rest.split(['/', '?']).next().unwrap_or_default()
 }
 
-/// The target as an origin is sent it.
+/// The target in origin form.
 fn origin_target(form: TargetForm, target: &str) -> Cow<'_, str> {
     if form != TargetForm::Absolute {
         return target.into();
@@ -260,7 +253,7 @@ impl RequestHead {
         self.authority.as_ref().map(|authority| &authority.host)
     }
 
-    /// Whether it is written for a proxy.
+    /// Whether the target is in absolute form, as requests to a forward proxy have it.
     pub fn is_absolute(&self) -> bool {
         self.form == TargetForm::Absolute
     }
@@ -269,8 +262,8 @@ impl RequestHead {
         self.form == TargetForm::Authority
     }
 
-    /// Writes a head in absolute form anew in origin form, its one host in `Host` (RFC 9112, section 3.2.2),
-    /// so that nothing behind us can choose between two.
+    /// Rewrites a head from absolute to origin form, with the target's host in `Host` (RFC 9112, section 3.2.2), so
+    /// that it names one host only.
     pub fn to_origin_form(&self, bytes: &mut BytesMut, length: usize) {
         let host = absolute_authority(&self.target);
         let path = origin_target(self.form, &self.target);
@@ -278,16 +271,16 @@ impl RequestHead {
         let mut lines = bytes.as_ref().split(|byte: &u8| *byte == b'\n');
         let first = lines.next().unwrap_or_default();
         let version = first.rsplit(|byte| *byte == b' ').next().unwrap_or_default();
-        let mut fresh = BytesMut::with_capacity(bytes.len() + rest.len());
-        fresh.extend_from_slice(format!("{} {path} ", self.method).as_bytes());
-        fresh.extend_from_slice(version);
-        fresh.extend_from_slice(format!("\nHost: {host}\r\n").as_bytes());
+        let mut rewritten = BytesMut::with_capacity(bytes.len() + rest.len());
+        rewritten.extend_from_slice(format!("{} {path} ", self.method).as_bytes());
+        rewritten.extend_from_slice(version);
+        rewritten.extend_from_slice(format!("\nHost: {host}\r\n").as_bytes());
         for line in lines.filter(|line| !line.is_empty() && !is_host_line(line)) {
-            fresh.extend_from_slice(line);
-            fresh.extend_from_slice(b"\n");
+            rewritten.extend_from_slice(line);
+            rewritten.extend_from_slice(b"\n");
         }
-        fresh.extend_from_slice(&rest);
-        *bytes = fresh;
+        rewritten.extend_from_slice(&rest);
+        *bytes = rewritten;
     }
 }
 
@@ -306,7 +299,7 @@ mod tests {
     }
 
     #[test]
-    fn whatever_can_be_read_in_two_ways_is_refused() {
+    fn ambiguous_heads_are_refused() {
         let fine = "GET / HTTP/1.1\r\nHost: a.example\r\n";
         for (text, fault) in [
             (format!("{fine}\r\n"), None),
@@ -321,23 +314,11 @@ mod tests {
             (format!("{fine}Host: a.example\r\n\r\n"), Some(HeadFault::Host)),
             (format!("{fine}hOST: b.example\r\n\r\n"), Some(HeadFault::Host)),
             ("GET / HTTP/1.1\r\nX: y\r\n\r\n".into(), Some(HeadFault::Host)),
-            (
-                "GET http://a.example/ HTTP/1.1\r\nHost: b.example\r\n\r\n".into(),
-                Some(HeadFault::Names),
-            ),
-            (
-                "GET http://u@a.example/ HTTP/1.1\r\nHost: a.example\r\n\r\n".into(),
-                Some(HeadFault::Name),
-            ),
-            (
-                "GET / HTTP/1.1\r\nHost: a.example\0.evil.test\r\n\r\n".into(),
-                Some(HeadFault::Syntax),
-            ),
+            ("GET http://a.example/ HTTP/1.1\r\nHost: b.example\r\n\r\n".into(), Some(HeadFault::Names)),
+            ("GET http://u@a.example/ HTTP/1.1\r\nHost: a.example\r\n\r\n".into(), Some(HeadFault::Name)),
+            ("GET / HTTP/1.1\r\nHost: a.example\0.evil.test\r\n\r\n".into(), Some(HeadFault::Syntax)),
             ("GET / HTTP/1.1\r\nHost: [a.example]\r\n\r\n".into(), Some(HeadFault::Name)),
-            (
-                "GET https://a.example/ HTTP/1.1\r\nHost: a.example\r\n\r\n".into(),
-                Some(HeadFault::Target),
-            ),
+            ("GET https://a.example/ HTTP/1.1\r\nHost: a.example\r\n\r\n".into(), Some(HeadFault::Target)),
             ("GET a.example/ HTTP/1.1\r\nHost: a.example\r\n\r\n".into(), Some(HeadFault::Target)),
             ("GET /#x HTTP/1.1\r\nHost: a.example\r\n\r\n".into(), Some(HeadFault::Target)),
             ("GET /<x> HTTP/1.1\r\nHost: a.example\r\n\r\n".into(), Some(HeadFault::Target)),
@@ -347,10 +328,7 @@ mod tests {
             ("GET  / HTTP/1.1\r\nHost: a.example\r\n\r\n".into(), Some(HeadFault::Syntax)),
             (format!("{fine}X : y\r\n\r\n"), Some(HeadFault::Syntax)),
             (format!("{fine}X: y\r\n z\r\n\r\n"), Some(HeadFault::Syntax)),
-            (
-                format!("{fine}Content-Length: 1\r\nContent-Length: 1\r\n\r\n"),
-                Some(HeadFault::Length),
-            ),
+            (format!("{fine}Content-Length: 1\r\nContent-Length: 1\r\n\r\n"), Some(HeadFault::Length)),
             (format!("{fine}Content-Length: 1, 1\r\n\r\n"), Some(HeadFault::Length)),
             (format!("{fine}Content-Length: {}\r\n\r\n", "9".repeat(18)), None),
             (format!("{fine}Content-Length: {}\r\n\r\n", "9".repeat(19)), Some(HeadFault::Length)),
@@ -363,14 +341,8 @@ mod tests {
                 Some(HeadFault::Length),
             ),
             (format!("{fine}Transfer-Encoding: xchunked\r\n\r\n"), Some(HeadFault::TransferCoding)),
-            (
-                format!("{fine}Transfer-Encoding: chunked, identity\r\n\r\n"),
-                Some(HeadFault::TransferCoding),
-            ),
-            (
-                format!("{fine}Transfer-Encoding: gzip, chunked\r\n\r\n"),
-                Some(HeadFault::TransferCoding),
-            ),
+            (format!("{fine}Transfer-Encoding: chunked, identity\r\n\r\n"), Some(HeadFault::TransferCoding)),
+            (format!("{fine}Transfer-Encoding: gzip, chunked\r\n\r\n"), Some(HeadFault::TransferCoding)),
             (
                 format!("{fine}Transfer-Encoding: chunked\r\nTransfer-Encoding: chunked\r\n\r\n"),
                 Some(HeadFault::TransferCoding),
@@ -390,7 +362,7 @@ mod tests {
     }
 
     #[test]
-    fn a_fault_is_told_before_the_rest_has_come() {
+    fn a_fault_is_found_in_an_incomplete_head() {
         let limits = TrafficLimits::default();
         assert_eq!(find_end(b"GET / HTTP/1.1\n", &limits), Err(HeadFault::BareLineFeed));
         assert_eq!(find_end(b"GET / HTTP/1.1\r\nHost: a\r\n", &limits), Ok(None));

@@ -1,5 +1,19 @@
-//! HTTP/1: our own loop over the requests of a connection. Each head is read and checked here, under a
-//! deadline and a byte cap, before Pingora sees it.
+//! HTTP/1: our own loop over the requests of a connection. It reads and checks each head, under a deadline and a size
+//! limit, before Pingora sees it.
+//!
+//! Pingora could read requests from the stream itself. We read the head first for four reasons:
+//!
+//! - Pingora's parser is lenient where servers disagree. It accepts lines that end with a bare LF, escapes bytes that
+//!   are illegal in a target, merges repeated lengths, and drops `Content-Length` beside `Transfer-Encoding`. By the
+//!   time a filter runs, the evidence is gone. [`head`] sees the original bytes and refuses them.
+//! - Pingora answers what it does refuse with a bare 400 before any filter runs, so there would be no reason, no
+//!   record and no explanation for the client.
+//! - Pingora's timeout applies to each read and its limit is one megabyte, so a client could send a head
+//!   one byte at a time. Ours is one deadline for the whole head, and `head_bytes`.
+//! - Between two requests no Pingora session exists, so an idle keep-alive connection costs little more than its
+//!   socket.
+//!
+//! The checked bytes then go in front of the stream ([`PingoraStream`]), and Pingora parses them again.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -13,187 +27,173 @@ use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::sync::watch;
 use tokio::time::{timeout, timeout_at};
 
-use super::carrier::{ClientStream, PingoraStream};
+use super::client_stream::{ClientStream, PingoraStream};
 use super::{HttpConnection, HttpEngine, RequestMonitor, RequestScope};
 use crate::http::head::{self, RequestHead};
-use crate::report::metrics;
-use crate::report::record;
-use crate::report::refusal::{BodyAudience, Refusal, RefusalResponse};
+use crate::report::refusal::{self, BodyAudience, LINGER, Refusal};
 
-/// How long a client that was refused is read on, so that it gets to see why.
-const LINGER: Duration = Duration::from_secs(1);
-/// Bytes asked for at a time while a head is read.
+/// Buffer space reserved before each read of a head.
 const READ_BYTES: usize = 4096;
 
-/// What became of waiting for the next request.
+/// The outcome of waiting for the next request.
 enum WaitOutcome {
-    /// Nobody asks any more.
+    /// The client closed or was idle for too long, the connection reached its deadline, or the program stops.
     Over,
     Request,
 }
 
-/// How the end of a request's body is told.
+/// How the body of a request is framed.
 #[derive(Clone, Copy, Debug)]
 enum BodyFraming {
-    /// In chunks, after so many bytes of head.
-    Chunked { after: usize },
-    /// By its length, which may be none.
+    /// Chunked, after `head` bytes of head.
+    Chunked { head: usize },
+    /// By `Content-Length`, or absent.
     Measured,
 }
 
 impl HttpEngine {
     pub(super) async fn serve_http1(
         &self,
-        carrier: ClientStream,
+        stream: ClientStream,
         connection: &Arc<HttpConnection>,
         stop: &watch::Receiver<bool>,
     ) {
-        let mut patience = self.shared.limits.first_bytes();
-        let mut rest = Some((carrier, BytesMut::new()));
-        while let Some((mut carrier, mut ahead)) = rest.take() {
-            match self.wait_request(&mut carrier, &mut ahead, patience, connection, stop).await {
+        let mut idle_limit = self.shared.limits.first_bytes();
+        let mut next = Some((stream, BytesMut::new()));
+        while let Some((mut stream, mut buffered)) = next.take() {
+            match self.wait_request(&mut stream, &mut buffered, idle_limit, connection, stop).await {
                 WaitOutcome::Over => break,
                 WaitOutcome::Request => {}
             }
-            patience = self.shared.limits.keep_alive();
-            rest = match self.read_head(&mut carrier, &mut ahead, connection).await {
-                Ok(body) => {
-                    Box::pin(self.serve_request(carrier, ahead, body, connection, stop)).await
-                }
+            idle_limit = self.shared.limits.keep_alive();
+            next = match self.read_head(&mut stream, &mut buffered, connection).await {
+                Ok(body) => Box::pin(self.serve_request(stream, buffered, body, connection, stop)).await,
                 Err(refusal) => {
-                    Box::pin(self.refuse_head(carrier, connection, &refusal)).await;
+                    Box::pin(self.refuse_head(stream, connection, &refusal)).await;
                     None
                 }
             };
         }
     }
 
-    /// Waits for the first byte of a request, holding as little as can be.
+    /// Waits for the first byte of a request. Allocates no buffer before it arrives: most connections wait here.
     async fn wait_request(
         &self,
-        carrier: &mut ClientStream,
-        ahead: &mut BytesMut,
-        patience: Duration,
+        stream: &mut ClientStream,
+        buffered: &mut BytesMut,
+        idle_limit: Duration,
         connection: &HttpConnection,
         stop: &watch::Receiver<bool>,
     ) -> WaitOutcome {
-        if !ahead.is_empty() {
+        if !buffered.is_empty() {
             return WaitOutcome::Request;
         }
         let mut stop = stop.clone();
         let mut first = [0; 1];
         let read = tokio::select! {
-            read = timeout(patience, carrier.read(&mut first)) => read,
-            () = tokio::time::sleep_until(connection.until.into()) => return WaitOutcome::Over,
+            read = timeout(idle_limit, stream.read(&mut first)) => read,
+            () = tokio::time::sleep_until(connection.deadline.into()) => return WaitOutcome::Over,
             _ = stop.wait_for(|stop| *stop) => return WaitOutcome::Over,
         };
         match read {
             Ok(Ok(1)) => {
-                ahead.reserve(READ_BYTES);
-                ahead.extend_from_slice(&first);
+                buffered.reserve(READ_BYTES);
+                buffered.extend_from_slice(&first);
                 WaitOutcome::Request
             }
             Ok(_) | Err(_) => WaitOutcome::Over,
         }
     }
 
-    /// Reads the rest of a head and checks it; one in absolute form is written anew.
+    /// Reads the rest of a head into `buffered` and checks it. Rewrites absolute form to origin form.
     async fn read_head(
         &self,
-        carrier: &mut ClientStream,
-        ahead: &mut BytesMut,
+        stream: &mut ClientStream,
+        buffered: &mut BytesMut,
         connection: &HttpConnection,
     ) -> Result<BodyFraming, Refusal> {
         let limits = &self.shared.limits;
         let deadline = Instant::now() + limits.head();
         let length = loop {
-            if let Some(length) = head::find_end(ahead, limits)? {
+            if let Some(length) = head::find_end(buffered, limits)? {
                 break length;
             }
-            ahead.reserve(READ_BYTES);
-            match timeout_at(deadline.into(), carrier.read_buf(ahead)).await {
+            buffered.reserve(READ_BYTES);
+            match timeout_at(deadline.into(), stream.read_buf(buffered)).await {
                 Ok(Ok(0)) | Ok(Err(_)) => return Err(Reason::BadRequest.into()),
                 Ok(Ok(_)) => {}
                 Err(_) => return Err(Reason::FirstBytesLate.into()),
             }
         };
-        let head = head::parse(ahead.get(..length).unwrap_or_default(), limits)?;
+        let head = head::parse(buffered.get(..length).unwrap_or_default(), limits)?;
         check_form(&head, connection)?;
-        let rest = ahead.len() - length;
+        let body = buffered.len() - length;
         if head.is_absolute() {
-            head.to_origin_form(ahead, length);
+            head.to_origin_form(buffered, length);
         }
         Ok(if head.chunked {
-            BodyFraming::Chunked { after: ahead.len() - rest }
+            BodyFraming::Chunked { head: buffered.len() - body }
         } else {
             BodyFraming::Measured
         })
     }
 
-    /// Lets Pingora carry one request; what is left of the connection if it can take another.
+    /// Lets Pingora proxy one request. Returns the connection and its buffered bytes if it can take another request.
     async fn serve_request(
         &self,
-        carrier: ClientStream,
-        ahead: BytesMut,
+        stream: ClientStream,
+        buffered: BytesMut,
         body: BodyFraming,
         connection: &Arc<HttpConnection>,
         stop: &watch::Receiver<bool>,
     ) -> Option<(ClientStream, BytesMut)> {
         let limits = &self.shared.limits;
-        let exchange = RequestMonitor::new(connection, HttpVersion::Http1);
-        let down = PingoraStream::new(carrier, ahead, exchange.digest());
-        let down = match body {
-            BodyFraming::Chunked { after } => down.with_chunk_guard(after, &exchange),
-            BodyFraming::Measured => down,
+        let monitor = RequestMonitor::new(connection, HttpVersion::Http1);
+        let stream = PingoraStream::new(stream, buffered, monitor.digest());
+        let stream = match body {
+            BodyFraming::Chunked { head } => stream.with_chunk_guard(head, &monitor),
+            BodyFraming::Measured => stream,
         };
-        let mut session = ServerSession::new_http1(Box::new(down));
+        let mut session = ServerSession::new_http1(Box::new(stream));
         session.set_keepalive((!*stop.borrow()).then_some(limits.keep_alive_seconds));
         session.set_read_timeout(Some(limits.idle()));
         session.set_write_timeout(Some(limits.idle()));
         session.set_total_drain_timeout(Some(limits.head()));
-        let carried = self.proxy.process_new_http(session, stop);
-        let done = exchange.supervise(limits, carried).await;
-        exchange.record_early_reject(&self.shared).await;
-        let (stream, _) = done?.consume();
-        let down = stream.into_any().downcast::<PingoraStream>().ok()?;
-        Some(down.into_parts())
+        let request = self.proxy.process_new_http(session, stop);
+        let reusable = monitor.supervise(limits, request).await;
+        monitor.record_early_reject(&self.shared).await;
+        let (stream, _) = reusable?.consume();
+        let stream = stream.into_any().downcast::<PingoraStream>().ok()?;
+        Some(stream.into_parts())
     }
 
-    /// Records that a head was refused, and says why.
-    async fn refuse_head(
-        &self,
-        mut carrier: ClientStream,
-        connection: &HttpConnection,
-        refusal: &Refusal,
-    ) {
+    /// Records the refusal of a head, responds with it and closes the connection.
+    async fn refuse_head(&self, mut stream: ClientStream, connection: &HttpConnection, refusal: &Refusal) {
         let rules = self.shared.rules.load_full();
-        metrics::count_decision(refusal.reason.code(), "refused");
         let record = connection.record().open_request(connection.audit_facts());
-        let answer = RefusalResponse::new(refusal, &rules, &record.id(), BodyAudience::Person);
-        if record.record_refusal(record::refusal_record(refusal, &rules)).await.is_err() {
-            tracing::warn!(reason = %refusal.reason, "a refusal could not be recorded");
-        }
-        let told = async {
-            carrier.write_all(&answer.to_http1()).await?;
-            carrier.shutdown().await?;
+        let response = refusal::refuse(record, refusal, &rules, BodyAudience::Person).await;
+        let answered = async {
+            stream.write_all(&response.to_http1()).await?;
+            stream.shutdown().await?;
             let mut rest = [0; READ_BYTES];
-            while carrier.read(&mut rest).await? > 0 {} // closing on unread bytes would take it back
+            // Closing a socket with unread bytes sends a RST, which can discard the response in flight.
+            while stream.read(&mut rest).await? > 0 {}
             std::io::Result::Ok(())
         };
-        drop(timeout(LINGER, told).await); // whoever does not listen is left
+        drop(timeout(LINGER, answered).await); // a client that is slower than this may miss the response
     }
 }
 
-/// A connection for one host takes requests in origin form, one of a proxy's in absolute form.
+/// Checks the form of the target: a forward proxy takes absolute form only, and CONNECT does not nest.
 fn check_form(head: &RequestHead, connection: &HttpConnection) -> Result<(), Refusal> {
     let forward = matches!(connection.scope, RequestScope::Anywhere);
     match (forward, head.is_absolute(), head.is_connect()) {
         (_, _, true) => {
-            Err(Refusal::from(Reason::BadRequest).with_detail("CONNECT inside a connection"))
+            Err(Refusal::from(Reason::BadRequest).with_detail("CONNECT inside an established connection"))
         }
         (true, false, false) => {
             Err(Refusal::from(Reason::BadRequest)
-                .with_detail("a proxy takes absolute http addresses"))
+                .with_detail("a forward proxy takes absolute `http://` URLs"))
         }
         (true, true, false) | (false, _, false) => Ok(()),
     }

@@ -1,5 +1,16 @@
-//! HTTP/2: our own loop over the streams of a connection, one task each, so that each can be cut by itself:
-//! dropping a stream's task resets it. Streams that break or are reset are counted, and too many end it all.
+//! HTTP/2: our own loop over the streams of a connection, with one task per stream and a limit on resets.
+//!
+//! Each stream is an attempt with its own permit, so a reload or a budget must be able to cut one stream and leave its
+//! siblings alone. Hence one task per stream: [`RequestMonitor::supervise`] drops the request's future when it is cut,
+//! the stream's `h2` handles drop with it, and `h2` sends RST_STREAM. Dropping the `JoinSet` at the end of the loop
+//! ends all streams with their connection. The loop itself must keep polling `from_h2_conn`, which drives the I/O of
+//! the whole connection, and so never awaits a stream.
+//!
+//! Resets are counted because they are cheap for a client and expensive for us: a reset stream no longer counts
+//! towards the limit of concurrent streams, yet it cost a decision, a record and perhaps an upstream request (rapid
+//! reset, CVE-2023-44487). `h2` limits resets only of streams that we have not accepted yet, and Pingora limits
+//! malformed streams only in its own accept loop, which we do not use. So the loop counts each stream that the client
+//! abandons and each one that Pingora rejects, and closes the connection with `too_many_resets` at `resets`.
 
 use std::sync::Arc;
 
@@ -15,33 +26,34 @@ use tokio::sync::{mpsc, watch};
 use tokio::task::JoinSet;
 use tokio::time::timeout;
 
-use super::carrier::{ClientStream, PingoraStream};
+use super::client_stream::{ClientStream, PingoraStream};
 use super::{HttpConnection, HttpEngine, RequestMonitor};
 
-/// The window of one stream, and of a connection: enough for a fast link, little enough for many.
+/// Flow-control window of a stream: large enough for a fast link, small enough for many streams.
 const STREAM_WINDOW: u32 = 1 << 20;
+/// Flow-control window of a connection.
 const CONNECTION_WINDOW: u32 = 4 << 20;
 
 impl HttpEngine {
     pub(super) async fn serve_http2(
         &self,
-        carrier: ClientStream,
+        stream: ClientStream,
         connection: &Arc<HttpConnection>,
         stop: &watch::Receiver<bool>,
     ) {
-        let first = RequestMonitor::new(connection, HttpVersion::Http2);
-        let down = PingoraStream::new(carrier, BytesMut::new(), first.digest());
-        let shaken = handshake(Box::new(down), Some(self.h2_options()));
-        let Ok(Ok(mut streams)) = timeout(self.shared.limits.first_bytes(), shaken).await else {
+        let unused = RequestMonitor::new(connection, HttpVersion::Http2); // each stream brings its own
+        let stream = PingoraStream::new(stream, BytesMut::new(), unused.digest());
+        let handshake = handshake(Box::new(stream), Some(self.h2_options()));
+        let Ok(Ok(mut streams)) = timeout(self.shared.limits.first_bytes(), handshake).await else {
             return;
         };
         let mut tasks = JoinSet::new();
-        let (broke, mut broken) = mpsc::channel::<()>(1);
+        let (report_broken, mut broken) = mpsc::channel::<()>(1);
         let mut stop = stop.clone();
         let (mut faults, mut stopping) = (0, false);
         loop {
-            let exchange = RequestMonitor::new(connection, HttpVersion::Http2);
-            let digest = Digest { proxy_digest: Some(exchange.digest()), ..Digest::default() };
+            let monitor = RequestMonitor::new(connection, HttpVersion::Http2);
+            let digest = Digest { proxy_digest: Some(monitor.digest()), ..Digest::default() };
             let accepted = tokio::select! {
                 accepted = HttpSession::from_h2_conn(&mut streams, Arc::new(digest)) => accepted,
                 _ = stop.wait_for(|stop| *stop), if !stopping => {
@@ -55,11 +67,11 @@ impl HttpEngine {
                 }
                 Some(_) = tasks.join_next(), if !tasks.is_empty() => continue,
                 () = tokio::time::sleep(self.shared.limits.keep_alive()), if tasks.is_empty() => break,
-                () = tokio::time::sleep_until(connection.until.into()) => break, // the streams know it too
+                () = tokio::time::sleep_until(connection.deadline.into()) => break, // streams watch it too
             };
             match accepted {
                 Ok(Some(H2Accept::Session(session))) => {
-                    tasks.spawn(self.serve_stream(session, exchange, broke.clone()));
+                    tasks.spawn(self.serve_stream(session, monitor, report_broken.clone()));
                 }
                 Ok(Some(H2Accept::Rejected)) => {
                     faults += 1;
@@ -93,30 +105,30 @@ impl HttpEngine {
         options
     }
 
-    /// One stream. That it ended before it was answered is told, for it may be a flood.
+    /// Serves one stream, and reports on `report_broken` if the client abandoned it.
     fn serve_stream(
         &self,
         session: HttpSession,
-        exchange: Arc<RequestMonitor>,
-        broke: mpsc::Sender<()>,
+        monitor: Arc<RequestMonitor>,
+        report_broken: mpsc::Sender<()>,
     ) -> impl Future<Output = ()> + Send + 'static {
         let (proxy, shared, limits) = (self.proxy.clone(), self.shared.clone(), self.shared.limits);
-        let (_never, running) = watch::channel(false); // GOAWAY is the connection's business
+        let (_stop, running) = watch::channel(false); // never stops: the connection's loop sends GOAWAY
         async move {
             let mut session = ServerSession::new_http2(session);
             session.set_write_timeout(Some(limits.idle()));
             session.set_total_drain_timeout(Some(limits.head()));
-            let carried = proxy.process_new_http(session, &running);
-            exchange.supervise(&limits, async { carried.await.or(None) }).await;
-            exchange.record_early_reject(&shared).await;
-            if exchange.is_broken() {
-                broke.send(()).await.unwrap_or_default(); // the connection may be gone already
+            let request = proxy.process_new_http(session, &running);
+            monitor.supervise(&limits, async { request.await.or(None) }).await;
+            monitor.record_early_reject(&shared).await;
+            if monitor.is_broken() {
+                report_broken.send(()).await.unwrap_or_default(); // the connection may be closed already
             }
         }
     }
 }
 
-/// Why the connection could not go on, where it is the client's doing and not the network's.
+/// The reason for a connection error that the client caused; none for errors of the network.
 fn client_fault(error: &Error) -> Option<Reason> {
     let error = error.root_cause().downcast_ref::<h2::Error>()?;
     match error.reason() {

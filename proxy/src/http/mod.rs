@@ -1,14 +1,16 @@
-//! HTTP behind the decision: every request is an attempt of its own, decided and recorded by itself, then
-//! carried by Pingora. The engine sits behind `serve_http1` and `serve_http2`, so that it stays replaceable.
+//! HTTP: every request on a connection is its own attempt, with its own decision and record. Pingora does the
+//! proxying; `serve_http1` and `serve_http2` are the only calls into it, so that it stays replaceable.
 
-mod carrier;
 pub mod chunks;
+mod client_stream;
+mod context;
 mod fields;
 mod filter;
 pub mod head;
 mod http1;
 mod http2;
 mod request;
+mod scrub_fields;
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
@@ -24,35 +26,35 @@ use rules::limits::TrafficLimits;
 use rules::{Host, Reason, SandboxRef};
 use tokio::sync::watch;
 
-pub(crate) use carrier::ClientStream;
-pub(crate) use filter::{head_bytes, refusal_from_error, request_bytes};
+pub(crate) use client_stream::ClientStream;
 
 use crate::budget::live::CutSignal;
 use crate::egress::shared::Shared;
+use crate::egress::tunnel::wait_idle;
 use crate::http::chunks::ChunkFault;
 use crate::memory::MemoryGuard;
-use crate::report::metrics;
 use crate::report::record;
-use crate::report::refusal::Refusal;
+use crate::report::refusal::{self, BodyAudience, Refusal};
 use filter::RequestFilter;
 
-/// Pingora's own time-outs, which can still be explained to the client, come first by so much.
+/// How much later than Pingora's timeouts ours fire: after one of Pingora's, the client still gets a response that
+/// explains it.
 const TIMEOUT_GRACE: Duration = Duration::from_secs(1);
 
-/// Pingora's proxy, fed with connections of our own.
+/// Runs Pingora's proxy on connections that our own listeners accepted.
 pub(crate) struct HttpEngine {
     shared: Arc<Shared>,
     proxy: Arc<HttpProxy<RequestFilter>>,
 }
 
-/// What is known of where the requests of a connection go.
+/// Where the requests of a connection may go, as far as the connection determines it.
 #[derive(Clone, Debug)]
 pub(crate) enum RequestScope {
-    /// Wherever each of them says: they are written for a proxy.
+    /// A forward proxy connection: each request names its destination in absolute form.
     Anywhere,
-    /// In TLS, to a host that was decided with the connection.
+    /// TLS, to the host that was decided with the connection.
     Host(Host, u16),
-    /// Without TLS, where the connection was sent or said it goes.
+    /// Without TLS, to the original destination, or to the target of CONNECT or SOCKS.
     Target(ConnectTarget, u16),
 }
 
@@ -60,26 +62,28 @@ pub(crate) enum RequestScope {
 pub(crate) struct HttpConnection {
     pub(crate) sandbox: SandboxRef,
     pub(crate) scope: RequestScope,
-    /// The host of its first request: one connection is for one host, except where it is a proxy's.
+    /// The host of the first request. All later requests must name the same one, except on a forward proxy connection.
     pinned: OnceLock<Host>,
-    until: Instant,
+    /// When the connection reaches its maximum lifetime.
+    deadline: Instant,
     record: Mutex<OpenRecord>,
 }
 
-/// One request on its connection: what the filters and whoever watches them share.
+/// The half of a request's state that our loops share with the filters; [`RequestContext`](context::RequestContext) is
+/// the other.
 pub(crate) struct RequestMonitor {
     pub(crate) connection: Arc<HttpConnection>,
     pub(crate) version: HttpVersion,
     pub(crate) cut: Arc<CutSignal>,
-    /// Counts the bytes of the request, once it has a record.
+    /// The byte count of the request's record, once it has one.
     byte_count: Mutex<Option<Arc<ByteCount>>>,
-    /// Whether the client went away in the middle of it.
+    /// The client went away before the response was complete.
     broken: AtomicBool,
-    /// Whether the origin has begun to answer.
+    /// The origin server has sent a response head.
     answered: AtomicBool,
-    /// What is wrong with its body.
+    /// The first fault in the framing of a chunked body.
     body_fault: OnceLock<ChunkFault>,
-    /// Whether it came as far as our filters, which make its record.
+    /// The request reached our filters, which open its record.
     reached_filter: AtomicBool,
 }
 
@@ -104,15 +108,15 @@ impl HttpEngine {
     /// Serves the requests of one connection until either side is done.
     pub(crate) async fn serve(
         &self,
-        carrier: ClientStream,
+        stream: ClientStream,
         connection: HttpConnection,
         version: HttpVersion,
         stop: &watch::Receiver<bool>,
     ) {
         let connection = Arc::new(connection);
         match version {
-            HttpVersion::Http1 => self.serve_http1(carrier, &connection, stop).await,
-            HttpVersion::Http2 => self.serve_http2(carrier, &connection, stop).await,
+            HttpVersion::Http1 => self.serve_http1(stream, &connection, stop).await,
+            HttpVersion::Http2 => self.serve_http2(stream, &connection, stop).await,
         }
     }
 }
@@ -128,8 +132,8 @@ impl HttpConnection {
             RequestScope::Host(host, _) => OnceLock::from(host.clone()),
             RequestScope::Anywhere | RequestScope::Target(..) => OnceLock::new(),
         };
-        let until = Instant::now() + limits.connection();
-        HttpConnection { sandbox, scope, pinned, until, record: Mutex::new(record) }
+        let deadline = Instant::now() + limits.connection();
+        HttpConnection { sandbox, scope, pinned, deadline, record: Mutex::new(record) }
     }
 
     pub(crate) fn scheme(&self) -> UrlScheme {
@@ -139,7 +143,7 @@ impl HttpConnection {
         }
     }
 
-    /// The port that requests go to where they do not say.
+    /// The port of requests that do not name one.
     pub(crate) fn port(&self) -> u16 {
         match self.scope {
             RequestScope::Anywhere => 80,
@@ -147,12 +151,12 @@ impl HttpConnection {
         }
     }
 
-    /// The one host of this connection, once it is known.
+    /// The host that this connection is pinned to, once it is known.
     pub(crate) fn host(&self) -> Option<&Host> {
         self.pinned.get()
     }
 
-    /// What can be said of it without a request.
+    /// The facts for a record of a request that could not be parsed.
     fn audit_facts(&self) -> audit::RecordedFacts {
         let host = self.host().map(record::host);
         audit::RecordedFacts::Connection(audit::RecordedConnection {
@@ -175,14 +179,11 @@ impl HttpConnection {
         self.record.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Records what was refused without a request that could be told of.
+    /// Records a refusal for which no request could be parsed.
     async fn record_refusal(&self, shared: &Shared, refusal: &Refusal) {
         let rules = shared.rules.load_full();
-        metrics::count_decision(refusal.reason.code(), "refused");
         let record = self.record().open_request(self.audit_facts());
-        if record.record_refusal(record::refusal_record(refusal, &rules)).await.is_err() {
-            tracing::warn!(reason = %refusal.reason, "a refusal could not be recorded");
-        }
+        drop(refusal::refuse(record, refusal, &rules, BodyAudience::Person).await);
     }
 }
 
@@ -200,15 +201,28 @@ impl RequestMonitor {
         })
     }
 
-    /// In the only form in which Pingora passes data of ours to the filters, for HTTP/1 and HTTP/2 alike.
+    /// Wraps the monitor in a Pingora digest, so that `request_filter` finds it.
+    ///
+    /// Pingora creates the filters' context itself, without arguments (`ProxyHttp::new_ctx`), and offers no parameter
+    /// through which a caller of `process_new_http` could hand over its own state. A session does expose the digest of
+    /// its stream, and a `ProxyDigest`, meant for the CONNECT response of an upstream proxy, carries user data of any
+    /// type. It is the only such place that both protocol versions have: HTTP/1 takes the digest from the stream
+    /// ([`PingoraStream`](client_stream::PingoraStream)), HTTP/2 takes one with each accepted stream. The response
+    /// head in it is a placeholder that nothing reads.
+    ///
+    /// There is one monitor, and so one digest, per request, never per connection. The loop that calls Pingora holds
+    /// one reference, because it must see bytes, cut and faults while Pingora owns the session; the digest holds
+    /// another, and `request_filter` clones a third into the context. State that is closed exactly once (record,
+    /// departure, scrubber) belongs in the context instead, which drops with the request even if its task is
+    /// cancelled.
     fn digest(self: &Arc<Self>) -> Arc<ProxyDigest> {
-        let nobody = ResponseHeader::build_no_case(200, None).map(Box::new);
-        let response = nobody.unwrap_or_else(|_| unreachable!("200 is a status"));
+        let placeholder = ResponseHeader::build_no_case(200, None).map(Box::new);
+        let response = placeholder.unwrap_or_else(|_| unreachable!("200 is a valid status"));
         Arc::new(ProxyDigest::new(response, Some(Box::new(self.clone()))))
     }
 
-    fn set_byte_count(&self, meter: Arc<ByteCount>) {
-        *self.byte_count.lock().unwrap_or_else(PoisonError::into_inner) = Some(meter);
+    fn set_byte_count(&self, byte_count: Arc<ByteCount>) {
+        *self.byte_count.lock().unwrap_or_else(PoisonError::into_inner) = Some(byte_count);
     }
 
     fn set_broken(&self) {
@@ -219,11 +233,12 @@ impl RequestMonitor {
         self.answered.store(true, Ordering::Relaxed);
     }
 
-    /// Returns when the origin has not begun to answer although nothing is sent any more.
-    async fn wait_unanswered(&self, patience: Duration) {
+    /// Returns once the origin server has sent no response head for `limit` after the last byte of the request. Never
+    /// returns if it answers.
+    async fn wait_unanswered(&self, limit: Duration) {
         loop {
             let before = self.byte_total();
-            tokio::time::sleep(patience + TIMEOUT_GRACE).await;
+            tokio::time::sleep(limit + TIMEOUT_GRACE).await;
             match (self.answered.load(Ordering::Relaxed), self.byte_total() == before) {
                 (true, _) => return std::future::pending().await,
                 (false, true) => return,
@@ -237,10 +252,10 @@ impl RequestMonitor {
     }
 
     fn set_body_fault(&self, fault: ChunkFault) {
-        self.body_fault.get_or_init(|| fault); // the first is the one
+        self.body_fault.get_or_init(|| fault); // the first fault wins
     }
 
-    /// What is wrong with the body, if it was found to be.
+    /// The refusal for a malformed body, if it is malformed.
     fn body_refusal(&self) -> Option<Refusal> {
         self.body_fault.get().map(|fault| Refusal::from(Reason::BadRequest).with_detail(fault))
     }
@@ -249,7 +264,7 @@ impl RequestMonitor {
         self.reached_filter.store(true, Ordering::Relaxed);
     }
 
-    /// Records a request that Pingora turned down before our filters saw it: it too was an attempt.
+    /// Records a request that Pingora rejected before it reached our filters: it was an attempt too.
     async fn record_early_reject(&self, shared: &Shared) {
         if !self.reached_filter.load(Ordering::Relaxed) {
             self.connection.record_refusal(shared, &Reason::BadRequest.into()).await;
@@ -257,12 +272,13 @@ impl RequestMonitor {
     }
 
     fn byte_total(&self) -> Option<u64> {
-        let meter = self.byte_count.lock().unwrap_or_else(PoisonError::into_inner);
-        meter.as_ref().map(|meter| meter.total())
+        let byte_count = self.byte_count.lock().unwrap_or_else(PoisonError::into_inner);
+        byte_count.as_ref().map(|byte_count| byte_count.total())
     }
 
-    /// Runs a request until it is done, cut, silent for too long, or its connection too old. Dropping it closes the connection, or
-    /// resets the stream.
+    /// Runs a request until it completes, is cut, is idle for too long, or its connection reaches its maximum
+    /// lifetime. In all but the first case it drops `request`, which closes an HTTP/1 connection and resets an HTTP/2
+    /// stream.
     async fn supervise<T>(
         &self,
         limits: &TrafficLimits,
@@ -271,7 +287,7 @@ impl RequestMonitor {
         tokio::select! {
             done = request => done,
             _ = self.cut.wait() => None,
-            () = tokio::time::sleep_until(self.connection.until.into()) => {
+            () = tokio::time::sleep_until(self.connection.deadline.into()) => {
                 self.cut.trigger(Reason::LifetimeSpent);
                 None
             }
@@ -279,21 +295,10 @@ impl RequestMonitor {
                 self.cut.trigger(Reason::UpstreamTimeout);
                 None
             }
-            () = self.wait_idle(limits.idle().max(limits.first_byte())) => {
+            () = wait_idle(limits.idle().max(limits.first_byte()) / 2 + TIMEOUT_GRACE, || self.byte_total()) => {
                 self.cut.trigger(Reason::IdleTooLong);
                 None
             }
-        }
-    }
-
-    async fn wait_idle(&self, patience: Duration) {
-        let mut before = self.byte_total();
-        let mut still = 0;
-        while still < 2 {
-            tokio::time::sleep(patience / 2 + TIMEOUT_GRACE).await;
-            let now = self.byte_total();
-            still = if now == before { still + 1 } else { 0 };
-            before = now;
         }
     }
 }

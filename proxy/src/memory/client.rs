@@ -1,5 +1,12 @@
-//! Our own client towards memory services: one request in our own framing, one answer read whole within its
-//! bounds. A connection is used again only after an answer that ended as it should, and only for its sandbox.
+//! The client for memory services: sends one request, and reads one answer completely within limits. A connection is
+//! reused only after a complete answer, and only for the same sandbox.
+//!
+//! The guard needs a request and a response in memory, which Pingora's proxy phases do not offer: they stream. This
+//! client therefore calls the layer below, Pingora's `Connector`, which is what the proxy itself connects with. So
+//! everything that makes an upstream connection safe is shared with other requests: the peer from `http_peer`
+//! (admitted address, name to verify, pool group of the sandbox, socket mark, timeouts), the trust roots, the TLS
+//! handshake, the HTTP/1 framing and the keep-alive pool. Nothing of HTTP is implemented here. What remains is policy:
+//! limits on interim responses, on the body and on the total time, trying the next address, and one retry of reads.
 
 use std::time::Instant;
 
@@ -15,20 +22,20 @@ use rules::limits::TrafficLimits;
 use tokio::time::timeout;
 
 use crate::egress::roots::UpstreamRoots;
-use crate::http::refusal_from_error;
+use crate::egress::upstream::{head_bytes, refusal_from_error};
 use crate::report::metrics;
 use crate::report::refusal::Refusal;
 
-/// Interim answers (100, 103) that are read over before the real one.
+/// Limit of interim responses (100, 103) before the final one.
 const MAX_INTERIM: usize = 8;
 
-/// Sends requests.
+/// Sends requests to memory services.
 pub(super) struct MemoryClient {
     connector: Connector,
     limits: TrafficLimits,
 }
 
-/// An answer, whole.
+/// A complete answer.
 #[derive(Debug)]
 pub(super) struct MemoryResponse {
     pub(super) head: ResponseHeader,
@@ -36,19 +43,19 @@ pub(super) struct MemoryResponse {
 }
 
 impl MemoryResponse {
-    /// Bytes of it that the sandbox gets.
+    /// Bytes that the sandbox receives.
     pub(super) fn bytes(&self) -> u64 {
-        crate::http::head_bytes(&self.head.headers) + self.body.len() as u64
+        head_bytes(&self.head.headers) + self.body.len() as u64
     }
 }
 
-/// A request as it is sent.
+/// A request to a memory service.
 #[derive(Debug)]
 pub(super) struct ServiceRequest {
     pub(super) head: RequestHeader,
     pub(super) body: Bytes,
-    /// Whether it may be sent again if nobody answers on a connection that was used before.
-    pub(super) repeat: RetryPolicy,
+    /// Whether to send it again if a reused connection turns out to be stale.
+    pub(super) retry: RetryPolicy,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -57,9 +64,9 @@ pub(super) enum RetryPolicy {
     Once,
 }
 
-/// What went wrong, and whether the service can have seen the request.
+/// Why a round trip failed, and whether a new connection may help.
 enum CallError {
-    /// A connection that was used before gave no answer at all.
+    /// A reused connection gave no response at all: the service may have closed it while it was idle.
     Stale(Refusal),
     Fatal(Refusal),
 }
@@ -68,21 +75,23 @@ impl MemoryClient {
     pub(super) fn new(limits: &TrafficLimits, roots: &UpstreamRoots) -> Self {
         let conf = ServerConf {
             ca_file: Some(roots.path()),
-            upstream_keepalive_pool_size: usize::try_from(limits.pool_connections)
-                .unwrap_or(usize::MAX),
+            upstream_keepalive_pool_size: usize::try_from(limits.pool_connections).unwrap_or(usize::MAX),
             ..ServerConf::default()
         };
         let options = ConnectorOptions::from_server_conf(&conf);
         MemoryClient { connector: Connector::new(Some(options)), limits: *limits }
     }
 
-    /// Sends a request to one of `peers`, which are tried in turn, and reads the answer.
+    /// Sends a request to the first of `peers` that accepts a connection, and reads the answer. `before_dial` gets the
+    /// index of each peer before it is tried, and may refuse it.
     pub(super) async fn send(
         &self,
         peers: &[HttpPeer],
         request: &ServiceRequest,
+        before_dial: impl FnMut(usize) -> Result<(), Refusal>,
     ) -> Result<MemoryResponse, Refusal> {
-        match timeout(self.limits.memory_answer(), self.try_peers(peers, request)).await {
+        let tried = self.try_peers(peers, request, before_dial);
+        match timeout(self.limits.memory_answer(), tried).await {
             Ok(received) => received,
             Err(_) => Err(Reason::UpstreamTimeout.into()),
         }
@@ -92,40 +101,43 @@ impl MemoryClient {
         &self,
         peers: &[HttpPeer],
         request: &ServiceRequest,
+        mut before_dial: impl FnMut(usize) -> Result<(), Refusal>,
     ) -> Result<MemoryResponse, Refusal> {
-        let mut failed = Refusal::from(Reason::UpstreamUnreachable);
-        for peer in peers {
+        let mut last_refusal = Refusal::from(Reason::UpstreamUnreachable);
+        for (index, peer) in peers.iter().enumerate() {
+            before_dial(index)?;
             let started = Instant::now();
             let (session, reused) = match self.connector.get_http_session(peer).await {
                 Ok(connected) => connected,
                 Err(error) => {
-                    failed = to_refusal(&error);
+                    last_refusal = to_refusal(&error);
                     continue;
                 }
             };
             metrics::count_upstream(reused, started.elapsed());
             match self.round_trip(session, peer, request, reused).await {
                 Ok(received) => return Ok(received),
-                Err(CallError::Stale(_)) if request.repeat == RetryPolicy::Once => {
+                Err(CallError::Stale(_)) if request.retry == RetryPolicy::Once => {
                     return self.retry_fresh(peer, request).await;
                 }
                 Err(CallError::Stale(refusal) | CallError::Fatal(refusal)) => return Err(refusal),
             }
         }
-        Err(failed)
+        Err(last_refusal)
     }
 
-    /// Sends the request again, on a connection of its own.
+    /// Sends the request again, on a new connection.
     async fn retry_fresh(
         &self,
         peer: &HttpPeer,
         request: &ServiceRequest,
     ) -> Result<MemoryResponse, Refusal> {
-        let mut alone = peer.clone();
-        alone.group_key = alone.group_key.wrapping_add(1); // finds nothing in the pool
-        let connected = self.connector.get_http_session(&alone).await;
+        let mut unpooled = peer.clone();
+        // The connector has no call that skips the pool; no connection is ever released under this key.
+        unpooled.group_key = unpooled.group_key.wrapping_add(1);
+        let connected = self.connector.get_http_session(&unpooled).await;
         let (session, _) = connected.map_err(|error| to_refusal(&error))?;
-        self.round_trip(session, peer, request, false).await.map_err(|failed| match failed {
+        self.round_trip(session, peer, request, false).await.map_err(|error| match error {
             CallError::Stale(refusal) | CallError::Fatal(refusal) => refusal,
         })
     }
@@ -150,14 +162,14 @@ impl MemoryClient {
         let head = self.read_head(&mut session).await.map_err(CallError::Fatal)?;
         let body = self.read_body(&mut session).await.map_err(CallError::Fatal)?;
         if let HttpSession::H1(session) = &mut session {
-            session.respect_keepalive(); // as the service wishes
+            session.respect_keepalive(); // the service may have asked to close
         }
         let idle = Some(self.limits.keep_alive());
         self.connector.release_http_session(session, peer, idle).await;
         Ok(MemoryResponse { head, body })
     }
 
-    /// The head of the real answer.
+    /// Returns the final response head, after any interim ones.
     async fn read_head(&self, session: &mut HttpSession) -> Result<ResponseHeader, Refusal> {
         for _ in 0..MAX_INTERIM {
             match session.response_header() {
@@ -173,11 +185,9 @@ impl MemoryClient {
 
     async fn read_body(&self, session: &mut HttpSession) -> Result<Bytes, Refusal> {
         let mut all = BytesMut::new();
-        while let Some(bytes) =
-            session.read_response_body().await.map_err(|error| to_refusal(&error))?
-        {
+        while let Some(bytes) = session.read_response_body().await.map_err(|error| to_refusal(&error))? {
             if (all.len() + bytes.len()) as u64 > self.limits.memory_answer_bytes {
-                let why = "it is longer than `memory_answer_bytes`";
+                let why = "the answer is longer than `memory_answer_bytes`";
                 return Err(Refusal::from(Reason::AnswerUnchecked).with_detail(why));
             }
             all.extend_from_slice(&bytes);
@@ -186,7 +196,7 @@ impl MemoryClient {
     }
 }
 
-/// Whatever goes wrong here goes wrong between us and the service.
+/// The refusal for a Pingora error. All errors here are the upstream's; there is no client on this side.
 fn to_refusal(error: &Error) -> Refusal {
     refusal_from_error(error).unwrap_or_else(|| Reason::UpstreamBroke.into())
 }

@@ -1,5 +1,5 @@
-//! The one plain form of a memory request. Servers differ in what they make of anything else, so anything
-//! else is refused: upgrades, encodings, odd types, stray query values, paths in disguise.
+//! The canonical form of a memory request. Servers interpret anything else differently, so the guard refuses it:
+//! upgrades, encodings, other content types, unknown query parameters, paths that are not canonical.
 
 use pingora_http::RequestHeader;
 use rules::Reason;
@@ -8,18 +8,18 @@ use rules::url_path::CanonicalPath;
 use super::profile::{BankSelector, ProfileRoute, RouteMatch};
 use crate::report::refusal::Refusal;
 
-/// Fields by which a request asks to become another protocol; some servers then take its body for a request.
+/// Fields that ask for another protocol. After an upgrade, some servers parse the body as a request.
 const UPGRADE_FIELDS: [&str; 2] = ["http2-settings", "upgrade"];
 
-/// The query of a request: each value once, decoded.
+/// The query of a request: each parameter once, decoded.
 #[derive(Debug)]
 pub(super) struct QueryParams<'a>(Vec<(&'a str, String)>);
 
-/// What must hold before anything is made of a request.
+/// Checks the form of a head, and returns its canonical path.
 pub(super) fn check_head(head: &RequestHeader) -> Result<CanonicalPath, Refusal> {
-    let asks = |name: &&str| head.headers.contains_key(*name);
-    let joined = header_values(head, "connection").any(|value| contains_token(value, b"upgrade"));
-    if joined || UPGRADE_FIELDS.iter().any(asks) {
+    let present = |name: &&str| head.headers.contains_key(*name);
+    let upgrade = header_values(head, "connection").any(|value| contains_token(value, b"upgrade"));
+    if upgrade || UPGRADE_FIELDS.iter().any(present) {
         return Err(form_refusal("it asks for an upgrade"));
     }
     let plain = |value: &[u8]| value.eq_ignore_ascii_case(b"identity");
@@ -27,25 +27,25 @@ pub(super) fn check_head(head: &RequestHeader) -> Result<CanonicalPath, Refusal>
         return Err(Refusal::from(Reason::BodyMalformed).with_detail("the body is encoded"));
     }
     if header_values(head, "expect").any(|value| !value.eq_ignore_ascii_case(b"100-continue")) {
-        return Err(form_refusal("it expects what nobody knows"));
+        return Err(form_refusal("it has an `Expect` other than `100-continue`"));
     }
     let path = head.uri.path();
     let sent = head.uri.path_and_query().map(|target| target.as_str().as_bytes());
     let ambiguous = |why: String| Refusal::from(Reason::AmbiguousPath).with_detail(why);
     let canonical = CanonicalPath::parse(path).map_err(|error| ambiguous(error.to_string()))?;
     if canonical.as_str() != path || sent != Some(head.raw_path()) {
-        return Err(ambiguous("it is not in its plain form".to_owned()));
+        return Err(ambiguous("it is not in canonical form".to_owned()));
     }
     Ok(canonical)
 }
 
-/// The type of a body: JSON, said once.
+/// Checks that `Content-Type` is JSON, exactly once.
 pub(super) fn check_json_type(head: &RequestHeader) -> Result<(), Refusal> {
     let mut kinds = header_values(head, "content-type");
     match (kinds.next(), kinds.next()) {
         (Some(kind), None) if is_plain_json(kind) => Ok(()),
         _ => Err(Refusal::from(Reason::BodyMalformed)
-            .with_detail("its type is not `application/json` alone")),
+            .with_detail("its `Content-Type` is not exactly `application/json`")),
     }
 }
 
@@ -59,27 +59,27 @@ fn is_plain_json(kind: &[u8]) -> bool {
     }
 }
 
-/// Whether the head says that no body follows.
+/// Whether the head announces no body.
 pub(super) fn has_no_body(head: &RequestHeader) -> bool {
     let none = header_values(head, "content-length").all(|length| length == b"0");
     none && !head.headers.contains_key("transfer-encoding")
 }
 
 impl<'a> QueryParams<'a> {
-    /// Reads the query of a request: only what its route takes, each once, each name as it is.
-    pub(super) fn parse(text: Option<&str>, found: &RouteMatch<'a>) -> Result<Self, Refusal> {
+    /// Parses the query of a request. Takes only parameters that the route knows, each once, with names not encoded.
+    pub(super) fn parse(text: Option<&str>, matched: &RouteMatch<'a>) -> Result<Self, Refusal> {
         let mut all: Vec<(&'a str, String)> = Vec::new();
         for pair in text.into_iter().flat_map(|text| text.split('&')) {
             let (name, value) =
-                pair.split_once('=').ok_or_else(|| form_refusal("a query without values"))?;
-            let name = known_parameter(found.route, name)
-                .ok_or_else(|| form_refusal("it has a query value that the route does not take"))?;
+                pair.split_once('=').ok_or_else(|| form_refusal("a query parameter has no value"))?;
+            let name = known_parameter(matched.route, name)
+                .ok_or_else(|| form_refusal("it has a query parameter that the route does not take"))?;
             if all.iter().any(|(known, _)| *known == name) {
-                return Err(form_refusal("a query value stands twice"));
+                return Err(form_refusal("a query parameter is repeated"));
             }
             all.push((
                 name,
-                percent_decode(value).ok_or_else(|| form_refusal("a query value is malformed"))?,
+                percent_decode(value).ok_or_else(|| form_refusal("a query parameter is malformed"))?,
             ));
         }
         Ok(QueryParams(all))
@@ -89,26 +89,23 @@ impl<'a> QueryParams<'a> {
         self.0.iter().find(|(known, _)| *known == name).map(|(_, value)| value.as_str())
     }
 
-    /// The query in the one form in which it is sent.
+    /// Encodes the query in canonical form.
     pub(super) fn to_query_string(&self) -> String {
-        let pairs: Vec<String> = self
-            .0
-            .iter()
-            .map(|(name, value)| format!("{name}={}", percent_encode(value)))
-            .collect();
+        let pairs: Vec<String> =
+            self.0.iter().map(|(name, value)| format!("{name}={}", percent_encode(value))).collect();
         if pairs.is_empty() { String::new() } else { format!("?{}", pairs.join("&")) }
     }
 }
 
 fn known_parameter<'a>(route: &'a ProfileRoute, name: &str) -> Option<&'a str> {
-    let selects = route.banks.iter().filter_map(|selector| match selector {
+    let selectors = route.banks.iter().filter_map(|selector| match selector {
         BankSelector::Query(known) => Some(known.as_str()),
         BankSelector::Body(_) | BankSelector::Path(_) => None,
     });
-    selects.chain(route.query.iter().map(String::as_str)).find(|known| *known == name)
+    selectors.chain(route.query.iter().map(String::as_str)).find(|known| *known == name)
 }
 
-/// Decodes percent signs and plus signs; nothing that is decoded may steer a terminal or a log.
+/// Decodes `%XX` and `+`. Refuses control characters, which could forge terminal output or log lines.
 fn percent_decode(value: &str) -> Option<String> {
     let mut bytes = Vec::with_capacity(value.len());
     let mut rest = value.bytes();
@@ -119,7 +116,7 @@ fn percent_decode(value: &str) -> Option<String> {
                 high << 4 | low
             }
             b'+' => b' ',
-            b';' => return None, // a separator to some
+            b';' => return None, // some servers take it for a separator
             byte => byte,
         });
     }
@@ -161,7 +158,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn p12_a_query_has_each_value_once_under_its_plain_name() {
+    fn p12_a_query_has_each_parameter_once_under_its_plain_name() {
         let profile = MemoryProfile::by_name(&ProfileName::parse("astrocyte").unwrap()).unwrap();
         let found = profile.find_route("GET", "/v1/mental-models").unwrap();
         for (query, sent) in [
@@ -182,8 +179,7 @@ mod tests {
             ("bank_id=a&scope=x&tenant=y", None),
             ("bank_id=a&", None),
         ] {
-            let read =
-                QueryParams::parse(Some(query), &found).map(|query| query.to_query_string()).ok();
+            let read = QueryParams::parse(Some(query), &found).map(|query| query.to_query_string()).ok();
             assert_eq!(read.as_deref(), sent, "{query:?}");
         }
     }

@@ -1,5 +1,5 @@
-//! The signed identity of a memory request: exactly one token, checked by `certs`, compared with the channel
-//! by `rules`.
+//! The signed identity of a memory request: at most one token, verified by `certs` and compared with the channel by
+//! `rules`.
 
 use std::path::Path;
 use std::time::Duration;
@@ -8,8 +8,7 @@ use anyhow::Context;
 use audit::StableCode;
 use certs::UnixTime;
 use certs::identity::{
-    IdentityError, RequiredClaims, SigningAlgorithm, TrustDomain, TrustedIssuer, Verifier,
-    VerifyContext,
+    IdentityError, RequiredClaims, SigningAlgorithm, TrustDomain, TrustedIssuer, Verifier, VerifyContext,
 };
 use pingora_http::RequestHeader;
 use rules::configuration::{IdentitySettings, IssuerSettings};
@@ -18,27 +17,28 @@ use rules::policy::IdentityMode;
 
 use super::form::header_values;
 
-/// More than one token, or one in a form nobody should read.
+/// The request has more than one token.
 const REPEATED_TOKEN: &str = "identity_repeated";
+/// `Authorization` is not `Bearer <token>`.
 const WRONG_SCHEME: &str = "identity_scheme";
 
-/// What a request says of who sent it.
+/// The identity that a request presents, verified.
 #[derive(Debug)]
 pub(super) struct PresentedIdentity {
     pub(super) claim: IdentityClaim,
-    /// The subject of a token that was verified.
+    /// The SPIFFE ID of a verified token.
     pub(super) subject: Option<String>,
-    /// The word for it in the record.
+    /// The outcome of the check, for the record.
     pub(super) checked: StableCode,
 }
 
-/// What checks tokens, by the issuers the operator believes.
+/// Builds the verifier of tokens from the trusted issuers of the configuration.
 pub(super) fn build_verifier(settings: &IdentitySettings, base: &Path) -> anyhow::Result<Verifier> {
     let issuers = settings.issuers.iter().map(|issuer| trusted_issuer(issuer, base));
     let issuers = issuers.collect::<anyhow::Result<Vec<_>>>()?;
     let revocations = settings.revocations.as_ref().map(|path| base.join(path));
     Verifier::new(issuers, revocations, UnixTime::now())
-        .context("cannot check signed identities: look at `[identity]`")
+        .context("cannot set up the verification of signed identities: check `[identity]`")
 }
 
 fn trusted_issuer(settings: &IssuerSettings, base: &Path) -> anyhow::Result<TrustedIssuer> {
@@ -46,13 +46,12 @@ fn trusted_issuer(settings: &IssuerSettings, base: &Path) -> anyhow::Result<Trus
     let mut issuer = TrustedIssuer::new("", domain, base.join(&settings.keys));
     issuer.issuer.clone_from(&settings.name);
     if issuer.issuer.is_none() {
-        issuer.claims = RequiredClaims::JwtSvid; // what a nameless one writes
+        issuer.claims = RequiredClaims::JwtSvid; // an issuer without a name issues JWT-SVIDs
     }
     issuer.environments.clone_from(&settings.environments);
     issuer.tenants.clone_from(&settings.tenants);
     if let Some(names) = &settings.algorithms {
-        issuer.algorithms =
-            names.iter().filter_map(|name| SigningAlgorithm::from_name(name)).collect();
+        issuer.algorithms = names.iter().filter_map(|name| SigningAlgorithm::from_name(name)).collect();
     }
     if let Some(life) = settings.life_seconds {
         issuer.life = Duration::from_secs(life);
@@ -60,7 +59,7 @@ fn trusted_issuer(settings: &IssuerSettings, base: &Path) -> anyhow::Result<Trus
     Ok(issuer)
 }
 
-/// Looks for the token of a request and checks it.
+/// Finds the token of a request and verifies it.
 pub(super) fn verify_identity(
     head: &RequestHeader,
     verifier: Option<&Verifier>,
@@ -71,7 +70,7 @@ pub(super) fn verify_identity(
         Ok(Some(token)) => token,
         Ok(None) => {
             let checked = match mode {
-                IdentityMode::FromChannel => StableCode("from_path"),
+                IdentityMode::FromChannel => StableCode("from_channel"),
                 IdentityMode::Required => StableCode("absent"),
             };
             return PresentedIdentity { claim: IdentityClaim::Absent, subject: None, checked };
@@ -79,39 +78,35 @@ pub(super) fn verify_identity(
         Err(code) => return invalid_identity(code),
     };
     let expected = VerifyContext::for_audience(audience);
-    let found = verifier
+    let verified = verifier
         .ok_or(IdentityError::UnknownIssuer)
         .and_then(|verifier| verifier.verify(token, &expected, UnixTime::now()));
-    match found {
+    match verified {
         Err(error) => invalid_identity(error.code()),
-        Ok(found) => {
-            let subject = found.subject();
+        Ok(identity) => {
+            let subject = identity.subject();
             let claim = IdentityClaim::Verified(TokenIdentity {
                 sandbox: subject.sandbox.clone(),
                 tenant: subject.tenant.clone(),
                 environment: subject.environment.clone(),
-                generation: found.generation(),
+                generation: identity.generation(),
             });
-            let subject = Some(found.spiffe_id().to_owned());
+            let subject = Some(identity.spiffe_id().to_owned());
             PresentedIdentity { claim, subject, checked: StableCode("verified") }
         }
     }
 }
 
 fn invalid_identity(code: &'static str) -> PresentedIdentity {
-    PresentedIdentity {
-        claim: IdentityClaim::Invalid(code),
-        subject: None,
-        checked: StableCode(code),
-    }
+    PresentedIdentity { claim: IdentityClaim::Invalid(code), subject: None, checked: StableCode(code) }
 }
 
-/// The one token, from `Sandbox-Identity` or `Authorization: Bearer`. Two of them are an attack, even alike:
-/// who reads the first and who reads the last would differ.
+/// Finds the token in `Sandbox-Identity` or `Authorization: Bearer`. Refuses two of them, even if they are equal:
+/// servers differ in whether they read the first or the last.
 fn find_token(head: &RequestHeader) -> Result<Option<&str>, &'static str> {
-    let own = header_values(head, "sandbox-identity").map(Ok);
+    let direct = header_values(head, "sandbox-identity").map(Ok);
     let bearer = header_values(head, "authorization").map(bearer_token);
-    let mut all = own.chain(bearer);
+    let mut all = direct.chain(bearer);
     let first = all.next();
     if all.next().is_some() {
         return Err(REPEATED_TOKEN);
@@ -120,7 +115,7 @@ fn find_token(head: &RequestHeader) -> Result<Option<&str>, &'static str> {
     first.transpose()?.map(|token| str::from_utf8(token).map_err(|_| malformed)).transpose()
 }
 
-/// Whoever else reads `Authorization` in another way shall not be asked.
+/// Accepts only the exact spelling `Bearer <token>`: other servers parse variants differently.
 fn bearer_token(value: &[u8]) -> Result<&[u8], &'static str> {
     value.strip_prefix(b"Bearer ").ok_or(WRONG_SCHEME)
 }
@@ -130,7 +125,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn p12_exactly_one_token_is_taken() {
+    fn p12_at_most_one_token_is_accepted() {
         for (fields, found) in [
             (&[][..], Ok(None)),
             (&[("sandbox-identity", "t")], Ok(Some("t"))),

@@ -1,5 +1,5 @@
-//! A strict reading of JSON: one UTF-8 document that every parser reads alike. No key stands twice, also not
-//! once escaped and once plain; depth and number of values are bounded. What is not text is not kept.
+//! A strict JSON parser: it accepts one UTF-8 document that every other parser reads alike. Keys are unique, also
+//! after unescaping; depth and number of values are limited. The result keeps structure and short text, not numbers.
 
 use std::cell::Cell;
 use std::fmt;
@@ -7,12 +7,12 @@ use std::fmt;
 use rules::ids::MAX_BANK_ID;
 use serde::de::{DeserializeSeed, Deserializer, Error, MapAccess, SeqAccess, Visitor};
 
-/// Deepest nesting.
+/// Limit of the nesting depth.
 pub(super) const MAX_DEPTH: usize = 64;
-/// Most values in a document: members, elements, and the document itself.
+/// Limit of the values in a document: members, elements, and the document itself.
 pub(super) const MAX_VALUES: usize = 100_000;
 
-/// What a document holds, as far as anybody asks.
+/// A JSON value, as far as the guard needs it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum JsonValue {
     Array(Vec<JsonValue>),
@@ -21,24 +21,24 @@ pub(super) enum JsonValue {
     /// A number or a boolean.
     Other,
     Text(String),
-    /// A text that is too long to be a bank's name; not kept.
+    /// A text that is too long for the name of a bank.
     TextTooLong,
 }
 
-/// Why bytes are not such a document.
+/// Why a document was refused.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub(super) enum JsonFault {
-    #[error("a key stands twice in the same object")]
+    #[error("it has a duplicate key in an object")]
     Duplicate,
-    #[error("it is not one UTF-8 JSON document")]
+    #[error("it is not exactly one UTF-8 JSON document")]
     Malformed,
-    #[error("it is nested deeper than {MAX_DEPTH}")]
+    #[error("it is nested more than {MAX_DEPTH} levels deep")]
     TooDeep,
     #[error("it has more than {MAX_VALUES} values")]
     TooMany,
 }
 
-/// Reads a whole document.
+/// Parses a complete document.
 pub(super) fn parse_json(bytes: &[u8]) -> Result<JsonValue, JsonFault> {
     let bounds = JsonBounds { left: Cell::new(MAX_VALUES), fault: Cell::new(JsonFault::Malformed) };
     let mut input = serde_json::Deserializer::from_slice(bytes);
@@ -50,7 +50,7 @@ pub(super) fn parse_json(bytes: &[u8]) -> Result<JsonValue, JsonFault> {
 
 struct JsonBounds {
     left: Cell<usize>,
-    /// What stopped the reading, where it was not the syntax.
+    /// Why parsing stopped, if not for its syntax: an error of serde carries only text.
     fault: Cell<JsonFault>,
 }
 
@@ -68,7 +68,7 @@ struct JsonReader<'a> {
 }
 
 impl JsonReader<'_> {
-    /// A reader of what is one level below.
+    /// Returns the reader for the next level of nesting.
     fn descend<E: Error>(self) -> Result<Self, E> {
         let depth = self.depth + 1;
         if depth > MAX_DEPTH {
@@ -120,11 +120,7 @@ impl<'de> Visitor<'de> for JsonReader<'_> {
     }
 
     fn visit_str<E>(self, text: &str) -> Result<JsonValue, E> {
-        Ok(if text.len() > MAX_BANK_ID {
-            JsonValue::TextTooLong
-        } else {
-            JsonValue::Text(text.to_owned())
-        })
+        Ok(if text.len() > MAX_BANK_ID { JsonValue::TextTooLong } else { JsonValue::Text(text.to_owned()) })
     }
 
     fn visit_seq<A: SeqAccess<'de>>(self, mut elements: A) -> Result<JsonValue, A::Error> {
@@ -158,7 +154,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn p12_only_one_plain_document_is_read() {
+    fn p12_only_one_unambiguous_document_is_accepted() {
         use JsonFault::{Duplicate, Malformed};
         for (text, fault) in [
             (&br#"{"bank_id":"a","n":[1,2.5,true,null]}"#[..], None),
@@ -205,19 +201,15 @@ mod tests {
     }
 
     #[test]
-    fn a_text_that_can_be_no_bank_is_not_kept() {
+    fn a_text_too_long_for_a_bank_is_dropped() {
         let text = |length: usize| format!("\"{}\"", "a".repeat(length));
-        assert_eq!(
-            parse_json(text(MAX_BANK_ID).as_bytes()),
-            Ok(JsonValue::Text("a".repeat(MAX_BANK_ID)))
-        );
+        assert_eq!(parse_json(text(MAX_BANK_ID).as_bytes()), Ok(JsonValue::Text("a".repeat(MAX_BANK_ID))));
         assert_eq!(parse_json(text(MAX_BANK_ID + 1).as_bytes()), Ok(JsonValue::TextTooLong));
     }
 
-    /// Bytes of every kind that matters to the syntax, in orders nobody would think of: whatever is read must
-    /// be read by the usual parser too, and no key of it may be lost there.
+    /// Random sequences of every kind of token: what we accept, `serde_json` accepts too, with as many values.
     #[test]
-    fn p12_what_is_read_is_what_others_read() {
+    fn p12_accepted_documents_read_alike_elsewhere() {
         const PIECES: [&str; 26] = [
             "{",
             "}",
@@ -271,11 +263,8 @@ mod tests {
                 (Err(_), Err(_)) => {}
             }
         }
-        assert!(
-            read_in_all > 1000 && duplicates > 10,
-            "{read_in_all} read, {duplicates} duplicates"
-        );
-        assert!(started.elapsed() < Duration::from_secs(60), "reading is slow");
+        assert!(read_in_all > 1000 && duplicates > 10, "{read_in_all} read, {duplicates} duplicates");
+        assert!(started.elapsed() < Duration::from_secs(60), "parsing is slow");
     }
 
     fn count(json: &JsonValue) -> usize {

@@ -1,25 +1,35 @@
-//! The memory guard (P12, P13): a request to a memory service is held. It is read whole, within bounds,
-//! decided upon with everything it says, recorded, sent on in one plain form under the identity of its
-//! channel, and its answer is looked at before the sandbox sees it.
+//! The memory guard (P12, P13). It reads a request to a memory service completely and within limits, decides on every
+//! bank it names, records it, forwards it in canonical form under the identity of its channel, and checks the answer
+//! before the sandbox sees it.
+//!
+//! Other requests stream through Pingora; these do not. A request names its banks in the path, the query and in
+//! several places of the body, so the guard cannot decide before it has read all of it, and the service must not
+//! receive the first byte of a request that is refused for its last. The answer is read completely for the same
+//! reason: it may contain a foreign bank at its end.
+//!
+//! The guard does not forward the bytes it received. It builds a new request from what it parsed: the canonical path,
+//! the known query parameters encoded again, the fields the profile passes, its own `Content-Length`. Only the body
+//! keeps its bytes, after the strict parser has refused every document that two parsers could read differently. What
+//! the service reads is therefore what was decided, even if its parsers are more lenient than ours: an ambiguity that
+//! the checks should miss is not in the canonical form any more.
 
 mod answer;
+mod body;
 mod client;
 mod form;
 mod identity;
 mod json;
 mod profile;
+mod record;
 mod select;
 mod service;
 
 use std::path::Path;
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
-use audit::{
-    DetectionFinding, FindingSeverity, MemoryCall, MemoryEffect, OpenRecord, Receipt, StableCode,
-    Text,
-};
-use bytes::{Bytes, BytesMut};
+use audit::OpenRecord;
+use bytes::Bytes;
 use certs::UnixTime;
 use certs::identity::Verifier;
 use http::header::{ACCEPT_ENCODING, CONTENT_LENGTH, CONTENT_TYPE, HOST};
@@ -31,38 +41,33 @@ use rules::budget::UsageKind;
 use rules::configuration::Configuration;
 use rules::decision::Treatment;
 use rules::facts::{
-    BankOperation, ConnectFacts, ConnectTarget, EchPresence, Facts, IdentityClaim, MemoryFacts,
-    Protocol, RequestFacts,
+    BankOperation, ConnectFacts, ConnectTarget, EchPresence, Facts, HttpVersion, IdentityClaim, MemoryFacts,
+    Protocol, RequestFacts, UrlScheme,
 };
 use rules::ids::{BankId, ProfileName};
 use rules::policy::IdentityMode;
-use rules::{Decision, DialPermit, Host, Permit, Reason, RuleSet};
+use rules::{Host, Permit, Reason, RuleSet, SandboxRef};
 use serde_json::Value;
 use tokio::sync::watch;
-use tokio::time::{sleep, timeout};
+use tokio::time::sleep;
 
-use crate::budget::ledger::Charges;
+use crate::budget::live::CutSignal;
+use crate::egress::departure::{Departure, DepartureTerms};
+use crate::egress::dial::MAX_DIAL_ADDRESSES;
 use crate::egress::roots::UpstreamRoots;
-use crate::egress::shared::Shared;
-use crate::egress::upstream::{UpstreamOptions, http_peer};
-use crate::http::{RequestMonitor, RequestScope};
-use crate::report::metrics;
-use crate::report::record;
+use crate::egress::shared::{self, Shared};
+use crate::egress::upstream::{UpstreamOptions, host_header, http_peer, request_bytes};
 use crate::report::refusal::Refusal;
+use body::{drain_body, parse_body, read_body};
 use client::{MemoryClient, MemoryResponse, RetryPolicy, ServiceRequest};
 use form::QueryParams;
 use identity::PresentedIdentity;
-use json::JsonValue;
-use profile::{MemoryProfile, ProfileRoute, RouteMatch};
+use profile::{MemoryProfile, RouteMatch};
+use record::{explain_denial, memory_call};
 use service::{CallSubject, MemoryServices, ServiceEndpoint};
 
-/// How often the keys of issuers and what they revoked are looked at.
+/// How often the guard reads issuers' keys and revocations again.
 const REFRESH_INTERVAL: Duration = Duration::from_secs(1);
-
-/// How long a client that was refused is read on.
-const LINGER: Duration = Duration::from_secs(1);
-/// Bytes read on meanwhile.
-const LINGER_BYTES: usize = 16 << 20;
 
 /// Guards the memory services of one instance.
 pub(crate) struct MemoryGuard {
@@ -71,79 +76,78 @@ pub(crate) struct MemoryGuard {
     client: MemoryClient,
 }
 
-/// How the requests of a connection are held.
+/// How the guard treats a request: by which profile, and whether a signed identity is required.
 #[derive(Clone, Debug)]
 pub(crate) struct GuardMode {
     profile: ProfileName,
     identity: IdentityMode,
 }
 
-/// One request that is held, and what it may be judged by.
+/// One request to a memory service, with everything that a decision on it needs.
 pub(crate) struct MemoryRequest<'a> {
     pub(crate) shared: &'a Shared,
-    pub(crate) exchange: &'a RequestMonitor,
+    pub(crate) sandbox: &'a SandboxRef,
+    /// The host of the connection.
+    pub(crate) host: Option<&'a Host>,
+    pub(crate) cut: &'a Arc<CutSignal>,
     pub(crate) rules: &'a Arc<RuleSet>,
     pub(crate) record: &'a mut OpenRecord,
     pub(crate) facts: RequestFacts,
-    pub(crate) told: audit::RecordedRequest,
+    /// The request as its record describes it.
+    pub(crate) recorded: audit::RecordedRequest,
 }
 
-/// A request that was read and may be sent.
+/// A request that was read, decided and departed.
 struct AuthorizedCall<'a> {
-    found: RouteMatch<'a>,
+    matched: RouteMatch<'a>,
     query: QueryParams<'a>,
     body: Bytes,
     banks: Vec<BankId>,
-    permit: Permit,
-    receipt: Receipt,
-    tab: Arc<Charges>,
+    departure: Departure,
 }
 
-/// Whether the requests of a connection are held. It is asked for each of them, so that a reload counts at once.
-pub(crate) fn guard_mode(rules: &RuleSet, exchange: &RequestMonitor) -> Option<GuardMode> {
-    let RequestScope::Host(host, port) = &exchange.connection.scope else { return None };
+/// How the guard treats requests to this host, or none if it is not a memory service. Evaluated for each request, so
+/// that a reload takes effect immediately.
+pub(crate) fn guard_mode(rules: &RuleSet, sandbox: &SandboxRef, host: &Host, port: u16) -> Option<GuardMode> {
     let protocol = Protocol::Tls { sni: Some(host.clone()), ech: EchPresence::Absent };
     let target = ConnectTarget::Named(host.clone());
-    let facts = Facts::Connect(ConnectFacts { target, port: *port, protocol });
-    match rules.decide(&exchange.connection.sandbox, &facts) {
-        Decision::Allow(permit) => match permit.treatment() {
-            Treatment::Hold { profile, identity } => {
-                Some(GuardMode { profile: profile.clone(), identity: *identity })
-            }
-            Treatment::Forward
-            | Treatment::Intercept
-            | Treatment::Raw
-            | Treatment::Resolve
-            | Treatment::Tunnel => None,
-        },
-        Decision::Deny(_) => None,
+    let facts = Facts::Connect(ConnectFacts { target, port, protocol });
+    match shared::decide(rules, sandbox, &facts).ok()?.treatment() {
+        Treatment::Hold { profile, identity } => {
+            Some(GuardMode { profile: profile.clone(), identity: *identity })
+        }
+        Treatment::Forward
+        | Treatment::Intercept
+        | Treatment::Raw
+        | Treatment::Resolve
+        | Treatment::Tunnel => None,
     }
 }
 
 impl MemoryGuard {
-    /// Reads keys and issuers: what is missing is found at the start.
+    /// Loads keys and issuers, so that a missing file fails the start and not a request.
     pub(crate) fn open(
-        operator: &Configuration,
+        configuration: &Configuration,
         shared: &Shared,
         base: &Path,
         roots: &UpstreamRoots,
     ) -> anyhow::Result<Arc<Self>> {
-        let verifier = operator
+        let verifier = configuration
             .identity
             .as_ref()
             .map(|identity| identity::build_verifier(identity, base))
             .transpose()?;
-        let services = MemoryServices::open(operator, &shared.credentials, base)?;
-        let client = MemoryClient::new(&operator.limits, roots);
+        let services = MemoryServices::open(configuration, &shared.credentials, base)?;
+        let client = MemoryClient::new(&configuration.limits, roots);
         Ok(Arc::new(MemoryGuard { services, verifier, client }))
     }
 
-    /// The public keys of the tokens that are signed for services.
+    /// The public keys of the tokens that Sandbar signs for services.
     pub(crate) fn jwks(&self) -> Value {
         self.services.jwks(UnixTime::now())
     }
 
-    /// Looks after the issuers' keys and revocations until it is time to stop.
+    /// Reads issuers' keys and revocations again, periodically, until `stop`.
     pub(crate) async fn run_periodic(self: Arc<Self>, mut stop: watch::Receiver<bool>) {
         loop {
             tokio::select! {
@@ -151,9 +155,9 @@ impl MemoryGuard {
                 () = sleep(REFRESH_INTERVAL) => {}
             }
             let guard = self.clone();
-            let looked = tokio::task::spawn_blocking(move || guard.refresh()).await;
-            if looked.is_err() {
-                tracing::error!("the keys of issuers are not looked at any more");
+            let refreshed = tokio::task::spawn_blocking(move || guard.refresh()).await;
+            if refreshed.is_err() {
+                tracing::error!("stopped reading issuers' keys and revocations; restart Sandbar");
                 return;
             }
         }
@@ -163,328 +167,162 @@ impl MemoryGuard {
         let Some(verifier) = &self.verifier else { return };
         if let Err(errors) = verifier.refresh(UnixTime::now()) {
             for error in errors {
-                tracing::error!(%error, "signed identities are checked by what was read before");
+                tracing::error!(%error, "cannot read issuers' keys or revocations; still using the last good ones");
             }
         }
     }
 
-    /// Takes one request from its head to its answer; the status that was answered.
+    /// Handles one request from its head to its response, and returns the status of the response.
     pub(crate) async fn handle(
         &self,
         session: &mut Session,
-        hold: &GuardMode,
-        held: MemoryRequest<'_>,
+        mode: &GuardMode,
+        request: MemoryRequest<'_>,
     ) -> Result<u16, Refusal> {
-        let answered = self.forward(session, hold, held).await;
-        if answered.as_ref().is_err_and(|refusal| refusal.reason != Reason::BodyLate) {
+        let status = self.forward(session, mode, request).await;
+        if status.as_ref().is_err_and(|refusal| refusal.reason != Reason::BodyLate) {
             drain_body(session).await;
         }
-        answered
+        status
     }
 
     async fn forward(
         &self,
         session: &mut Session,
-        hold: &GuardMode,
-        mut held: MemoryRequest<'_>,
+        mode: &GuardMode,
+        mut request: MemoryRequest<'_>,
     ) -> Result<u16, Refusal> {
-        let unread = self.memory_call(&hold.profile, &held, None, &[], None);
-        held.record.set_facts(audit::RecordedFacts::Memory(unread));
-        let profile = MemoryProfile::by_name(&hold.profile).ok_or(Reason::MemoryService)?;
-        let service = self.find_service(&held)?;
-        let granted = self.authorize(session, hold, profile, service, &mut held).await?;
-        let leave = admit(&held, &granted.permit).await?;
-        let _place = register_live(&held, &granted, &leave)?;
-        let key = service.current_key(&held.shared.credentials)?;
-        let whom = CallSubject {
-            sandbox: &held.exchange.connection.sandbox,
-            banks: &granted.banks,
-            key: key.as_deref(),
-        };
-        let mut head = canonical_request(session.req_header(), profile, &granted, &held)?;
-        service.add_identity(&mut head, profile, &whom)?;
-        let told = service::secret_patterns(&head, key.as_deref());
-        let received = self.send(head, &granted, &leave, &mut held).await?;
-        answer::check_answer(&granted, &told, &received, &held).await?;
-        let spent = granted.tab.charge(UsageKind::Download, received.bytes());
-        spent.map_err(|spent| spent.into_refusal(&granted.permit))?;
-        answer::send_answer(session, &received, &held).await
+        let unread = memory_call(&mode.profile, &request, None, &[], None);
+        request.record.set_facts(audit::RecordedFacts::Memory(unread));
+        let profile = MemoryProfile::by_name(&mode.profile).ok_or(Reason::MemoryService)?;
+        let service = self.find_service(&request)?;
+        let call = self.authorize(session, mode, profile, service, &mut request).await?;
+        let status = self.call(session, profile, service, &call, &mut request).await;
+        status.map_err(|refusal| refusal.under(call.departure.permit()))
     }
 
-    fn find_service(&self, held: &MemoryRequest<'_>) -> Result<&ServiceEndpoint, Refusal> {
-        let host = held.exchange.connection.host().ok_or(Reason::NameMissing)?;
-        self.services.find(host, held.facts.port).ok_or_else(|| Reason::MemoryService.into())
+    /// Sends an authorized call in canonical form, checks the answer and passes it on.
+    async fn call(
+        &self,
+        session: &mut Session,
+        profile: &MemoryProfile,
+        service: &ServiceEndpoint,
+        call: &AuthorizedCall<'_>,
+        request: &mut MemoryRequest<'_>,
+    ) -> Result<u16, Refusal> {
+        let key = service.current_key(&request.shared.credentials)?;
+        let subject = CallSubject { sandbox: request.sandbox, banks: &call.banks, key: key.as_deref() };
+        let mut head = canonical_request(session.req_header(), profile, call, request)?;
+        service.add_identity(&mut head, profile, &subject)?;
+        let secrets = service::secret_patterns(&head, key.as_deref());
+        let received = self.send(head, call, request).await?;
+        answer::check_answer(call, &secrets, &received, request).await?;
+        call.departure.charges.charge(UsageKind::Download, received.bytes())?;
+        answer::send_answer(session, &received, request).await
     }
 
-    /// Reads everything the request says, decides, and records the decision.
+    fn find_service(&self, request: &MemoryRequest<'_>) -> Result<&ServiceEndpoint, Refusal> {
+        let host = request.host.ok_or(Reason::NameMissing)?;
+        self.services.find(host, request.facts.port).ok_or_else(|| Reason::MemoryService.into())
+    }
+
+    /// Reads the whole request, decides, and departs.
     async fn authorize<'a>(
         &self,
         session: &mut Session,
-        hold: &GuardMode,
+        mode: &GuardMode,
         profile: &'a MemoryProfile,
         service: &ServiceEndpoint,
-        held: &mut MemoryRequest<'_>,
+        request: &mut MemoryRequest<'_>,
     ) -> Result<AuthorizedCall<'a>, Refusal> {
         let head = session.req_header();
         let path = form::check_head(head)?;
         let audience = &service.audience;
-        let presented =
-            identity::verify_identity(head, self.verifier.as_ref(), audience, hold.identity);
-        let Some(found) = profile.find_route(held.facts.method.as_str(), path.as_str()) else {
-            return Err(deny_unrouted(held, presented));
+        let presented = identity::verify_identity(head, self.verifier.as_ref(), audience, mode.identity);
+        let Some(matched) = profile.find_route(request.facts.method.as_str(), path.as_str()) else {
+            return Err(deny_unrouted(request, presented));
         };
-        let call = self.memory_call(&hold.profile, held, Some(found.route), &[], Some(&presented));
-        held.record.set_facts(audit::RecordedFacts::Memory(call));
-        if found.route.operation == BankOperation::Admin {
-            return Err(deny_unrouted(held, presented)); // whatever it carries
+        let call = memory_call(&mode.profile, request, Some(matched.route), &[], Some(&presented));
+        request.record.set_facts(audit::RecordedFacts::Memory(call));
+        if matched.route.operation == BankOperation::Admin {
+            return Err(deny_unrouted(request, presented)); // without reading its query and body
         }
-        let query = QueryParams::parse(session.req_header().uri.query(), &found)?;
-        let body = read_body(session, found.route, held).await?;
-        let json = parse_body(&body, found.route)?;
-        let banks = select::select_banks(&found, &query, json.as_ref())?;
-        let call =
-            self.memory_call(&hold.profile, held, Some(found.route), &banks, Some(&presented));
-        held.record.set_facts(audit::RecordedFacts::Memory(call));
-        for pointer in &found.route.refused {
+        let query = QueryParams::parse(session.req_header().uri.query(), &matched)?;
+        let body = read_body(session, matched.route, request).await?;
+        let json = parse_body(&body, matched.route)?;
+        let banks = select::select_banks(&matched, &query, json.as_ref())?;
+        let call = memory_call(&mode.profile, request, Some(matched.route), &banks, Some(&presented));
+        request.record.set_facts(audit::RecordedFacts::Memory(call));
+        for pointer in &matched.route.refused {
             json.as_ref().map_or(Ok(()), |json| select::refuse_field(pointer, json))?;
         }
-        let permit = decide(held, found.route.operation, &banks, presented.claim.clone());
+        let permit = decide(request, matched.route.operation, &banks, presented.claim.clone());
         let permit = match permit {
             Ok(permit) => permit,
-            Err(refusal) => return Err(explain_denial(refusal, presented, held).await),
+            Err(refusal) => return Err(explain_denial(refusal, presented, request).await),
         };
-        let tab = held.shared.charge(&permit)?;
-        let sent = crate::http::request_bytes(session.req_header()) + body.len() as u64;
-        tab.charge(UsageKind::Upload, sent).map_err(|spent| spent.into_refusal(&permit))?;
-        let receipt = record_decision(held, &permit, service).await?;
-        Ok(AuthorizedCall { found, query, body, banks, permit, receipt, tab })
+        let terms = DepartureTerms {
+            upfront: request_bytes(session.req_header()) + body.len() as u64,
+            treatment: "hold",
+            credential: service.credential(),
+            cut: request.cut.clone(),
+        };
+        let departure =
+            Departure::begin(request.shared, request.rules, &permit, terms, request.record).await?;
+        Ok(AuthorizedCall { matched, query, body, banks, departure })
     }
 
     async fn send(
         &self,
         head: RequestHeader,
-        granted: &AuthorizedCall<'_>,
-        leave: &DialPermit,
-        held: &mut MemoryRequest<'_>,
+        call: &AuthorizedCall<'_>,
+        request: &mut MemoryRequest<'_>,
     ) -> Result<MemoryResponse, Refusal> {
-        let repeat = match granted.found.route.operation {
+        let retry = match call.matched.route.operation {
             BankOperation::None | BankOperation::Read => RetryPolicy::Once,
-            BankOperation::Admin | BankOperation::Delete | BankOperation::Write => {
-                RetryPolicy::Never
-            }
+            BankOperation::Admin | BankOperation::Delete | BankOperation::Write => RetryPolicy::Never,
         };
-        let request = ServiceRequest { head, body: granted.body.clone(), repeat };
-        let manner = UpstreamOptions { upgrade: false, body: Some(request.body.len() as u64) };
-        let peer = |at| http_peer(held.shared, held.exchange, leave, &granted.receipt, at, manner);
-        let peers = (0..leave.addresses().len().min(crate::egress::dial::MAX_DIAL_ADDRESSES))
-            .filter_map(peer);
-        let peers: Vec<HttpPeer> = peers.map(|peer| force_http1(*peer)).collect();
-        if let (Some(address), Some(port)) = (leave.addresses().first(), granted.permit.port()) {
-            held.record.set_dialled((*address, port).into());
-        }
-        self.client.send(&peers, &request).await
-    }
-
-    /// The call in the log's words, as far as it is known.
-    fn memory_call(
-        &self,
-        profile: &ProfileName,
-        held: &MemoryRequest<'_>,
-        route: Option<&ProfileRoute>,
-        banks: &[BankId],
-        presented: Option<&PresentedIdentity>,
-    ) -> MemoryCall {
-        let effect = match route.map(|route| route.operation) {
-            Some(BankOperation::Admin) | None => MemoryEffect::Admin,
-            Some(BankOperation::Delete) => MemoryEffect::Delete,
-            Some(BankOperation::None | BankOperation::Read) => MemoryEffect::Read,
-            Some(BankOperation::Write) => MemoryEffect::Write,
+        let outgoing = ServiceRequest { head, body: call.body.clone(), retry };
+        let options = UpstreamOptions {
+            sandbox: request.sandbox,
+            scheme: UrlScheme::Https,
+            version: HttpVersion::Http1,
+            upgrade: false,
+            body: Some(outgoing.body.len() as u64),
         };
-        MemoryCall {
-            request: held.told.clone(),
-            service: profile.as_str().into(),
-            operation: route.map_or("unknown", |route| route.call.as_str()).into(),
-            effect,
-            banks: banks.iter().map(|bank| bank.as_str().into()).collect(),
-            identity: presented.and_then(|presented| presented.subject.as_deref()).map(Text::from),
-            checked: presented.map_or(StableCode("not_looked_at"), |presented| presented.checked),
-        }
+        let peer = |index| http_peer(request.shared, &call.departure, index, options);
+        let peers = (0..MAX_DIAL_ADDRESSES).map_while(peer).map(|peer| force_http1(*peer));
+        let peers: Vec<HttpPeer> = peers.collect();
+        let set_dialled = |index| match call.departure.address(index) {
+            Some(address) => call.departure.set_dialled(request.shared, request.record, address),
+            None => Ok(()),
+        };
+        self.client.send(&peers, &outgoing, set_dialled).await
     }
 }
 
-/// Reads the body within its bounds; where none belongs there must be none.
-async fn read_body(
-    session: &mut Session,
-    route: &ProfileRoute,
-    held: &MemoryRequest<'_>,
-) -> Result<Bytes, Refusal> {
-    let limits = &held.shared.limits;
-    let head = session.req_header();
-    let most = if route.has_body() { limits.memory_body_bytes } else { 0 };
-    if route.has_body() {
-        form::check_json_type(head)?;
-    } else if !form::has_no_body(head) {
-        return Err(form::form_refusal("it has a body, and such requests have none"));
-    }
-    if held.told.length.is_some_and(|length| length > most) {
-        return Err(Reason::BodyTooLarge.into());
-    }
-    if head.headers.contains_key("expect") {
-        let told = session.write_continue_response().await;
-        told.map_err(|_| Refusal::from(Reason::BodyLate))?;
-    }
-    let read = timeout(limits.memory_body(), read_to_end(session, most)).await;
-    let body = read.map_err(|_| Refusal::from(Reason::BodyLate))??;
-    held.record.byte_count().add_sent(body.len() as u64);
-    Ok(body)
-}
-
-async fn read_to_end(session: &mut Session, most: u64) -> Result<Bytes, Refusal> {
-    let mut all = BytesMut::new();
-    loop {
-        match session.downstream_session.read_request_body().await {
-            Ok(Some(bytes)) if (all.len() + bytes.len()) as u64 > most => {
-                return Err(Reason::BodyTooLarge.into());
-            }
-            Ok(Some(bytes)) => all.extend_from_slice(&bytes),
-            Ok(None) => return Ok(all.freeze()),
-            Err(_) => return Err(Refusal::from(Reason::BodyLate).with_detail("it broke off")),
-        }
-    }
-}
-
-/// Reads on what a client is still sending, for a moment: a connection that is closed on it takes the refusal
-/// back before the client gets to see it.
-async fn drain_body(session: &mut Session) {
-    if session.req_header().headers.contains_key("expect") {
-        return; // it waits to be told
-    }
-    let mut left = LINGER_BYTES;
-    let reading = async {
-        while let Ok(Some(bytes)) = session.downstream_session.read_request_body().await {
-            match left.checked_sub(bytes.len()) {
-                Some(fewer) => left = fewer,
-                None => break,
-            }
-        }
-    };
-    drop(timeout(LINGER, reading).await); // whoever sends more is left
-}
-
-/// Reads the body as JSON, strictly.
-fn parse_body(body: &[u8], route: &ProfileRoute) -> Result<Option<JsonValue>, Refusal> {
-    if !route.has_body() {
-        return Ok(None);
-    }
-    let malformed =
-        |why: &dyn ToString| Refusal::from(Reason::BodyMalformed).with_detail(why.to_string());
-    match json::parse_json(body).map_err(|fault| malformed(&fault))? {
-        json @ JsonValue::Object(_) => Ok(Some(json)),
-        JsonValue::Array(_)
-        | JsonValue::Null
-        | JsonValue::Other
-        | JsonValue::Text(_)
-        | JsonValue::TextTooLong => Err(malformed(&"it is not an object")),
-    }
-}
-
-/// Asks the one decider.
+/// Decides on a call, with the same decider as for all other attempts.
 fn decide(
-    held: &MemoryRequest<'_>,
+    request: &MemoryRequest<'_>,
     operation: BankOperation,
     banks: &[BankId],
     identity: IdentityClaim,
 ) -> Result<Permit, Refusal> {
-    let (request, banks) = (held.facts.clone(), banks.to_vec());
-    let facts = Facts::Memory(MemoryFacts { request, operation, banks, identity });
-    let started = Instant::now();
-    let decision = held.rules.decide(&held.exchange.connection.sandbox, &facts);
-    metrics::observe_decide(started.elapsed());
-    match decision {
-        Decision::Allow(permit) => Ok(permit),
-        Decision::Deny(denial) => Err(denial.into()),
-    }
+    let facts = Facts::Memory(MemoryFacts {
+        request: request.facts.clone(),
+        operation,
+        banks: banks.to_vec(),
+        identity,
+    });
+    shared::decide(request.rules, request.sandbox, &facts)
 }
 
-/// What no route names is administration, which is refused to everybody.
-fn deny_unrouted(held: &MemoryRequest<'_>, presented: PresentedIdentity) -> Refusal {
-    match decide(held, BankOperation::Admin, &[], presented.claim) {
+/// Denies a request that matches no route. It counts as administration, which no sandbox is permitted.
+fn deny_unrouted(request: &MemoryRequest<'_>, presented: PresentedIdentity) -> Refusal {
+    match decide(request, BankOperation::Admin, &[], presented.claim) {
         Ok(_) => Reason::MemoryOperation.into(),
         Err(refusal) => refusal,
     }
-}
-
-/// Says which check failed; and that a token came by another's path is worth a record of its own.
-async fn explain_denial(
-    refusal: Refusal,
-    presented: PresentedIdentity,
-    held: &MemoryRequest<'_>,
-) -> Refusal {
-    match (refusal.reason, presented.claim) {
-        (Reason::IdentityInvalid, IdentityClaim::Invalid(code)) => refusal.with_detail(code),
-        (reason @ (Reason::IdentityMismatch | Reason::IdentityStale), _) => {
-            let named = presented.subject.unwrap_or_default();
-            let own = &held.exchange.connection.sandbox;
-            let message =
-                format!("the channel is that of sandbox {}; the token names {named}", own.id);
-            let title = "A signed identity came by the path of another sandbox";
-            record_finding(held.record, reason, title, message).await;
-            refusal
-        }
-        _ => refusal,
-    }
-}
-
-/// Writes down something that somebody should look at.
-async fn record_finding(record: &OpenRecord, reason: Reason, title: &str, message: String) {
-    let finding = DetectionFinding {
-        code: StableCode(reason.code()),
-        title: title.into(),
-        severity: FindingSeverity::High,
-        message: Some(message.into()),
-        score: None,
-        features: Vec::new(),
-    };
-    if record.record_finding(&finding).await.is_err() {
-        tracing::warn!(%reason, "a finding could not be recorded");
-    }
-}
-
-/// Records that the request may leave, and waits until that is written.
-async fn record_decision(
-    held: &mut MemoryRequest<'_>,
-    permit: &Permit,
-    service: &ServiceEndpoint,
-) -> Result<Receipt, Refusal> {
-    let mut verdict = record::permit_record(permit, held.rules);
-    verdict.treatment = Some(StableCode("hold"));
-    verdict.credential = service.credential().map(|name| name.as_str().into());
-    let started = Instant::now();
-    let receipt = held.record.record_decision(verdict).await?;
-    metrics::observe_record(started.elapsed());
-    metrics::count_decision("allowed", "hold");
-    Ok(receipt)
-}
-
-async fn admit(held: &MemoryRequest<'_>, permit: &Permit) -> Result<DialPermit, Refusal> {
-    let started = Instant::now();
-    let found = held.shared.resolver.resolve(permit).await?;
-    metrics::observe_resolve(started.elapsed());
-    Ok(held.rules.admit(permit, &found)?)
-}
-
-/// From here on a reload can end it.
-fn register_live(
-    held: &MemoryRequest<'_>,
-    granted: &AuthorizedCall<'_>,
-    leave: &DialPermit,
-) -> Result<crate::budget::live::LiveEntry, Refusal> {
-    let (permit, tab) = (&granted.permit, granted.tab.clone());
-    let first = leave.addresses().first().copied();
-    let (meter, cut) = (held.record.byte_count(), held.exchange.cut.clone());
-    let place = held.shared.live.register(permit, first, meter, cut, tab);
-    first.map_or(Ok(()), |address| held.shared.recheck_permit(permit, address, &granted.tab))?;
-    Ok(place)
 }
 
 fn force_http1(mut peer: HttpPeer) -> HttpPeer {
@@ -492,34 +330,30 @@ fn force_http1(mut peer: HttpPeer) -> HttpPeer {
     peer
 }
 
-/// The request in its one plain form: what was decided upon, in our own framing, with nothing of the
-/// sandbox's but what the profile passes on.
+/// Builds the head of the canonical request: the decided method, path and query, our own framing, and of the
+/// sandbox's fields only those that the profile passes.
 fn canonical_request(
     sent: &RequestHeader,
     profile: &MemoryProfile,
-    granted: &AuthorizedCall<'_>,
-    held: &MemoryRequest<'_>,
+    call: &AuthorizedCall<'_>,
+    request: &MemoryRequest<'_>,
 ) -> Result<RequestHeader, Refusal> {
-    let facts = &held.facts;
-    let target = format!("{}{}", facts.path, granted.query.to_query_string());
-    let broken = |_| Refusal::from(Reason::BadRequest);
+    let facts = &request.facts;
+    let target = format!("{}{}", facts.path, call.query.to_query_string());
+    let malformed = |_| Refusal::from(Reason::BadRequest);
     let mut head =
-        RequestHeader::build(facts.method.as_str(), target.as_bytes(), Some(12)).map_err(broken)?;
-    head.insert_header(HOST, host_header(granted.permit.host(), facts.port)).map_err(broken)?;
+        RequestHeader::build(facts.method.as_str(), target.as_bytes(), Some(12)).map_err(malformed)?;
+    head.insert_header(HOST, host_header(call.departure.permit(), UrlScheme::Https)).map_err(malformed)?;
     for name in &profile.pass {
         if let Some(value) = sent.headers.get(name) {
-            head.insert_header(name, value.clone()).map_err(broken)?;
+            head.insert_header(name, value.clone()).map_err(malformed)?;
         }
     }
-    head.insert_header(ACCEPT_ENCODING, "identity").map_err(broken)?;
-    head.insert_header("x-request-id", held.record.id()).map_err(broken)?;
-    if granted.found.route.has_body() {
-        head.insert_header(CONTENT_TYPE, "application/json").map_err(broken)?;
-        head.insert_header(CONTENT_LENGTH, granted.body.len()).map_err(broken)?;
+    head.insert_header(ACCEPT_ENCODING, "identity").map_err(malformed)?;
+    head.insert_header("x-request-id", request.record.id()).map_err(malformed)?;
+    if call.matched.route.has_body() {
+        head.insert_header(CONTENT_TYPE, "application/json").map_err(malformed)?;
+        head.insert_header(CONTENT_LENGTH, call.body.len()).map_err(malformed)?;
     }
     Ok(head)
-}
-
-fn host_header(host: &Host, port: u16) -> String {
-    if port == 443 { host.to_string() } else { format!("{host}:{port}") }
 }

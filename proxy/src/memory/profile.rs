@@ -1,5 +1,5 @@
-//! Profiles: how a memory service is spoken to, said in a file. A route maps method and path to what the
-//! request does and to every place where it can name a bank; what no route names is refused.
+//! Profiles: the API of a memory service, as a TOML file. A route maps method and path to the operation and to every
+//! place where the request can name a bank; the guard refuses a request that matches no route.
 
 use std::collections::HashMap;
 use std::sync::LazyLock;
@@ -9,19 +9,19 @@ use rules::facts::BankOperation;
 use rules::ids::ProfileName;
 use serde::Deserialize;
 
-/// The profiles that come with Sandbar.
+/// The built-in profiles.
 static PROFILES: LazyLock<HashMap<String, MemoryProfile>> = LazyLock::new(|| {
     let texts = [include_str!("profiles/astrocyte.toml")];
-    // One that cannot be read is not there, and its services are refused; a test reads every one of them.
+    // An invalid profile is left out, so its services are refused. Tests parse every one of them.
     let profiles = texts.into_iter().filter_map(|text| MemoryProfile::parse(text).ok());
     profiles.map(|profile| (profile.name.clone(), profile)).collect()
 });
 
-/// How a memory service is spoken to.
+/// The API of a memory service.
 #[derive(Debug)]
 pub(super) struct MemoryProfile {
     pub(super) name: String,
-    /// Fields of a request that are passed on; no other is.
+    /// Fields of the sandbox's request that the guard forwards. It drops all others.
     pub(super) pass: Vec<HeaderName>,
     pub(super) key_field: HeaderName,
     pub(super) principal_field: HeaderName,
@@ -33,21 +33,21 @@ pub(super) struct MemoryProfile {
 pub(super) struct ProfileRoute {
     method: String,
     paths: Vec<Vec<PathSegment>>,
-    /// What the service calls it.
+    /// The service's name for it, for the record.
     pub(super) call: String,
     pub(super) operation: BankOperation,
     pub(super) banks: Vec<BankSelector>,
-    /// Query values it takes beside its banks.
+    /// Query parameters it takes, apart from those that name banks.
     pub(super) query: Vec<String>,
-    /// What the body must not have.
+    /// Places that must be absent or null in the body.
     pub(super) refused: Vec<JsonPointer>,
-    /// Where the answer names the banks its content is from.
+    /// Places where the answer names the bank of its content.
     pub(super) answer: Vec<JsonPointer>,
 }
 
 #[derive(Debug, PartialEq, Eq)]
 enum PathSegment {
-    /// Any one segment.
+    /// Any non-empty segment, with its name.
     Any(String),
     Literal(String),
 }
@@ -70,28 +70,28 @@ pub(super) enum PointerStep {
     Key(String),
 }
 
-/// A route that fits, and what its path names.
+/// The route of a request, and the values of its named path segments.
 #[derive(Debug)]
 pub(super) struct RouteMatch<'a> {
     pub(super) route: &'a ProfileRoute,
     pub(super) named: Vec<(&'a str, String)>,
 }
 
-/// Why a profile was refused.
+/// Why a profile is invalid.
 #[derive(Debug, thiserror::Error)]
 pub(super) enum ProfileError {
-    #[error("`{0}` is not a header field")]
+    #[error("`{0}` is not a valid header field name")]
     Field(String),
-    #[error("`{0}` names no place: write `body:/key`, `body:/keys/*`, `path:name` or `query:name`")]
+    #[error("`{0}` is not a selector: write `body:/key`, `body:/keys/*`, `path:name` or `query:name`")]
     Selector(String),
     #[error(transparent)]
     Syntax(#[from] toml::de::Error),
-    #[error("route `{0}` touches banks and does not say where it names them")]
+    #[error("route `{0}` accesses banks but has no `banks` selector")]
     Unselected(String),
 }
 
 impl MemoryProfile {
-    /// The profile of this name, if there is one.
+    /// Finds a built-in profile by name.
     pub(super) fn by_name(name: &ProfileName) -> Option<&'static MemoryProfile> {
         PROFILES.get(name.as_str())
     }
@@ -107,7 +107,7 @@ impl MemoryProfile {
         })
     }
 
-    /// The route of a request, by its method and canonical path.
+    /// Finds the route of a request by its method and canonical path.
     pub(super) fn find_route(&self, method: &str, path: &str) -> Option<RouteMatch<'_>> {
         let segments: Vec<&str> = path.split('/').skip(1).collect();
         self.routes.iter().filter(|route| route.method == method).find_map(|route| {
@@ -122,11 +122,11 @@ fn match_path<'a>(path: &'a [PathSegment], segments: &[&str]) -> Option<Vec<(&'a
         return None;
     }
     let mut named = Vec::new();
-    for (segment, found) in path.iter().zip(segments) {
+    for (segment, text) in path.iter().zip(segments) {
         match segment {
-            PathSegment::Any(_) if found.is_empty() => return None,
-            PathSegment::Any(name) => named.push((name.as_str(), (*found).to_owned())),
-            PathSegment::Literal(literal) if literal == found => {}
+            PathSegment::Any(_) if text.is_empty() => return None,
+            PathSegment::Any(name) => named.push((name.as_str(), (*text).to_owned())),
+            PathSegment::Literal(literal) if literal == text => {}
             PathSegment::Literal(_) => return None,
         }
     }
@@ -142,14 +142,13 @@ impl ProfileRoute {
             RouteOperation::Read => BankOperation::Read,
             RouteOperation::Write => BankOperation::Write,
         };
-        let touches = !matches!(operation, BankOperation::Admin | BankOperation::None);
-        if touches && document.banks.is_empty() {
+        let accesses_banks = !matches!(operation, BankOperation::Admin | BankOperation::None);
+        if accesses_banks && document.banks.is_empty() {
             return Err(ProfileError::Unselected(document.call));
         }
         let pointers = |list: &[String]| -> Result<Vec<JsonPointer>, ProfileError> {
-            let parse = |text: &String| {
-                JsonPointer::parse(text).ok_or_else(|| ProfileError::Selector(text.clone()))
-            };
+            let parse =
+                |text: &String| JsonPointer::parse(text).ok_or_else(|| ProfileError::Selector(text.clone()));
             list.iter().map(parse).collect()
         };
         Ok(ProfileRoute {
@@ -157,26 +156,21 @@ impl ProfileRoute {
             paths: document.paths.iter().map(|path| parse_segments(path)).collect(),
             call: document.call,
             operation,
-            banks: document
-                .banks
-                .iter()
-                .map(|text| BankSelector::parse(text))
-                .collect::<Result<_, _>>()?,
+            banks: document.banks.iter().map(|text| BankSelector::parse(text)).collect::<Result<_, _>>()?,
             query: document.query,
             refused: pointers(&document.refused)?,
             answer: pointers(&document.answer)?,
         })
     }
 
-    /// Whether its requests have a body.
+    /// Whether its requests have a body: those with POST do.
     pub(super) fn has_body(&self) -> bool {
         self.method == "POST"
     }
 }
 
 fn parse_segments(path: &str) -> Vec<PathSegment> {
-    let segment = |text: &str| match text.strip_prefix('{').and_then(|text| text.strip_suffix('}'))
-    {
+    let segment = |text: &str| match text.strip_prefix('{').and_then(|text| text.strip_suffix('}')) {
         Some(name) => PathSegment::Any(name.to_owned()),
         None => PathSegment::Literal(text.to_owned()),
     };
@@ -187,9 +181,7 @@ impl BankSelector {
     fn parse(text: &str) -> Result<Self, ProfileError> {
         let wrong = || ProfileError::Selector(text.to_owned());
         match text.split_once(':') {
-            Some(("body", pointer)) => {
-                JsonPointer::parse(pointer).map(BankSelector::Body).ok_or_else(wrong)
-            }
+            Some(("body", pointer)) => JsonPointer::parse(pointer).map(BankSelector::Body).ok_or_else(wrong),
             Some(("path", name)) => Ok(BankSelector::Path(name.to_owned())),
             Some(("query", name)) => Ok(BankSelector::Query(name.to_owned())),
             _ => Err(wrong()),
@@ -211,7 +203,7 @@ fn parse_field(name: &str) -> Result<HeaderName, ProfileError> {
     HeaderName::try_from(name).map_err(|_| ProfileError::Field(name.to_owned()))
 }
 
-/// A profile as it is written.
+/// A profile file.
 #[derive(Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 struct ProfileDocument {
@@ -254,7 +246,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn p12_every_route_of_astrocyte_is_known_for_what_it_is() {
+    fn p12_every_route_of_astrocyte_has_its_operation() {
         use BankOperation::{Admin, Delete, None as Harmless, Read, Write};
         let profile = MemoryProfile::parse(include_str!("profiles/astrocyte.toml")).unwrap();
         for (method, path, operation) in [
@@ -308,7 +300,7 @@ mod tests {
     }
 
     #[test]
-    fn what_touches_banks_says_where_it_names_them() {
+    fn a_route_that_accesses_banks_has_a_selector() {
         let with = |route: &str| {
             let head = "name = \"x\"\npass = []\nkey_field = \"x-k\"\nprincipal_field = \"x-p\"\n";
             MemoryProfile::parse(&format!("{head}[[route]]\n{route}"))

@@ -1,5 +1,5 @@
-//! Which banks a request names: every value of every selector. No precedence is guessed at; a service may
-//! take whichever it likes, because all of them are asked about.
+//! The banks that a request names: every value of every selector. The guard assumes no precedence among them: all must
+//! be permitted, so it does not matter which one the service uses.
 
 use rules::Reason;
 use rules::ids::BankId;
@@ -9,17 +9,17 @@ use super::json::JsonValue;
 use super::profile::{BankSelector, JsonPointer, PointerStep, RouteMatch};
 use crate::report::refusal::Refusal;
 
-/// Most banks in one request.
+/// Limit of the banks in one request.
 pub(super) const MAX_BANKS: usize = 64;
 
-/// Every bank the request names, each once, in the order of the profile.
+/// Returns every bank that the request names, each once, in the order of the profile.
 pub(super) fn select_banks(
-    found: &RouteMatch<'_>,
+    matched: &RouteMatch<'_>,
     query: &QueryParams<'_>,
     body: Option<&JsonValue>,
 ) -> Result<Vec<BankId>, Refusal> {
     let mut banks = Vec::new();
-    for selector in &found.route.banks {
+    for selector in &matched.route.banks {
         match selector {
             BankSelector::Body(pointer) => {
                 visit_values(body.unwrap_or(&JsonValue::Null), pointer, &mut |value| {
@@ -27,7 +27,7 @@ pub(super) fn select_banks(
                 })?;
             }
             BankSelector::Path(name) => {
-                let named = found.named.iter().find(|(known, _)| known == name);
+                let named = matched.named.iter().find(|(known, _)| known == name);
                 named.map_or(Ok(()), |(_, text)| add_bank(text, &mut banks))?;
             }
             BankSelector::Query(name) => {
@@ -38,7 +38,7 @@ pub(super) fn select_banks(
     Ok(banks)
 }
 
-/// Refuses a body that has what its route must not have; null is as good as absent.
+/// Refuses a body that has a field its route refuses. Null counts as absent.
 pub(super) fn refuse_field(pointer: &JsonPointer, body: &JsonValue) -> Result<(), Refusal> {
     visit_values(body, pointer, &mut |value| match value {
         JsonValue::Null => Ok(()),
@@ -47,40 +47,40 @@ pub(super) fn refuse_field(pointer: &JsonPointer, body: &JsonValue) -> Result<()
         | JsonValue::Other
         | JsonValue::Text(_)
         | JsonValue::TextTooLong => Err(Refusal::from(Reason::MemoryOperation)
-            .with_detail(format!("`{pointer}` leads beyond the bank that is named"))),
+            .with_detail(format!("`{pointer}` would affect more than the named bank"))),
     })
 }
 
-/// Asks `own` about everything that stands at `pointer` in an answer. Here an empty list, or null for
-/// one, is nothing to ask about, and what is missing is asked about as null.
+/// Calls `check` with every value at `pointer` in an answer, and with null if there is none. Unlike in a request, an
+/// empty list, or null instead of a list, has no values.
 pub(super) fn check_answer_banks(
     json: &JsonValue,
     pointer: &JsonPointer,
-    own: &dyn Fn(&JsonValue) -> Result<(), Refusal>,
+    check: &dyn Fn(&JsonValue) -> Result<(), Refusal>,
 ) -> Result<(), Refusal> {
-    walk_answer(json, &pointer.0, own)
+    walk_answer(json, &pointer.0, check)
 }
 
 fn walk_answer(
     json: &JsonValue,
     steps: &[PointerStep],
-    own: &dyn Fn(&JsonValue) -> Result<(), Refusal>,
+    check: &dyn Fn(&JsonValue) -> Result<(), Refusal>,
 ) -> Result<(), Refusal> {
     match (steps.split_first(), json) {
-        (None, value) => own(value),
+        (None, value) => check(value),
         (Some((PointerStep::Key(key), rest)), JsonValue::Object(members)) => {
             let named = members.iter().find(|(known, _)| known == key);
-            named.map_or_else(|| own(&JsonValue::Null), |(_, value)| walk_answer(value, rest, own))
+            named.map_or_else(|| check(&JsonValue::Null), |(_, value)| walk_answer(value, rest, check))
         }
         (Some((PointerStep::Each, _)), JsonValue::Null) => Ok(()),
         (Some((PointerStep::Each, rest)), JsonValue::Array(elements)) => {
-            elements.iter().try_for_each(|element| walk_answer(element, rest, own))
+            elements.iter().try_for_each(|element| walk_answer(element, rest, check))
         }
-        (Some(_), other) => own(other),
+        (Some(_), other) => check(other),
     }
 }
 
-/// Calls `each` with everything that stands at `pointer`.
+/// Calls `each` with every value at `pointer` in a request.
 pub(super) fn visit_values<'a>(
     json: &'a JsonValue,
     pointer: &JsonPointer,
@@ -99,9 +99,11 @@ fn walk_request<'a>(
         (None, value) => each(value),
         (Some(_), JsonValue::Null) => Ok(()),
         (Some((PointerStep::Key(key), rest)), JsonValue::Object(members)) => {
-            // A service that is less strict about its keys would read another bank than we do.
+            // A service that folds case or separators in keys would read this bank instead of ours.
             if members.iter().any(|(known, _)| known != key && fold_key(known) == fold_key(key)) {
-                return malformed("a key is spelt almost like the one that names the bank");
+                return malformed(
+                    "a key differs only in case or separators from the one that names the bank",
+                );
             }
             let named = members.iter().find(|(known, _)| known == key);
             named.map_or(Ok(()), |(_, value)| walk_request(value, rest, each))
@@ -112,22 +114,22 @@ fn walk_request<'a>(
         (Some((PointerStep::Each, rest)), JsonValue::Array(elements)) => {
             elements.iter().try_for_each(|element| walk_request(element, rest, each))
         }
-        (Some(_), _) => malformed("something else stands where the bank is named"),
+        (Some(_), _) => malformed("the place that names the bank has another type"),
     }
 }
 
 fn fold_key(key: &str) -> String {
-    let kept = key.chars().filter(|letter| !matches!(letter, '_' | '-' | ' '));
-    kept.flat_map(char::to_lowercase).collect()
+    let letters = key.chars().filter(|letter| !matches!(letter, '_' | '-' | ' '));
+    letters.flat_map(char::to_lowercase).collect()
 }
 
-/// Null is what some clients write for "not given".
+/// Adds the bank that a value names. Null counts as absent, as some clients write it.
 fn add_value(value: &JsonValue, banks: &mut Vec<BankId>) -> Result<(), Refusal> {
     match value {
         JsonValue::Null => Ok(()),
         JsonValue::Text(text) => add_bank(text, banks),
         JsonValue::Array(_) | JsonValue::Object(_) | JsonValue::Other | JsonValue::TextTooLong => {
-            Err(Refusal::from(Reason::BankMalformed).with_detail("a bank is named by a text"))
+            Err(Refusal::from(Reason::BankMalformed).with_detail("the name of a bank is not a string"))
         }
     }
 }
@@ -163,10 +165,10 @@ mod tests {
     use super::*;
 
     #[test]
-    fn p12_every_value_of_every_selector_is_seen() {
+    fn p12_every_value_of_every_selector_counts() {
         let profile = MemoryProfile::by_name(&ProfileName::parse("astrocyte").unwrap()).unwrap();
-        let found = profile.find_route("POST", "/v1/recall").unwrap();
-        let query = QueryParams::parse(None, &found).unwrap();
+        let matched = profile.find_route("POST", "/v1/recall").unwrap();
+        let query = QueryParams::parse(None, &matched).unwrap();
         for (body, banks) in [
             (r#"{"bank_id":"a"}"#, Ok("a")),
             (r#"{"bank_id":"a","banks":["b","a","c"]}"#, Ok("a b c")),
@@ -195,24 +197,23 @@ mod tests {
             (r#""a""#, Err(Reason::BankMalformed)),
         ] {
             let json = json::parse_json(body.as_bytes()).unwrap();
-            let named = super::select_banks(&found, &query, Some(&json));
-            let named =
-                named.map(|all| all.iter().map(|bank| bank.as_str()).collect::<Vec<_>>().join(" "));
+            let named = super::select_banks(&matched, &query, Some(&json));
+            let named = named.map(|all| all.iter().map(|bank| bank.as_str()).collect::<Vec<_>>().join(" "));
             let named = named.map_err(|refusal| refusal.reason);
             assert_eq!(named, banks.map(str::to_owned), "{body}");
         }
     }
 
     #[test]
-    fn p17_the_number_of_banks_is_bounded() {
+    fn p17_the_number_of_banks_is_limited() {
         let profile = MemoryProfile::by_name(&ProfileName::parse("astrocyte").unwrap()).unwrap();
-        let found = profile.find_route("POST", "/v1/recall").unwrap();
-        let query = QueryParams::parse(None, &found).unwrap();
+        let matched = profile.find_route("POST", "/v1/recall").unwrap();
+        let query = QueryParams::parse(None, &matched).unwrap();
         for (count, good) in [(MAX_BANKS, true), (MAX_BANKS + 1, false)] {
             let banks: Vec<String> = (0..count).map(|bank| format!("\"b{bank}\"")).collect();
             let body = format!("{{\"banks\":[{}]}}", banks.join(","));
             let json = json::parse_json(body.as_bytes()).unwrap();
-            assert_eq!(super::select_banks(&found, &query, Some(&json)).is_ok(), good, "{count}");
+            assert_eq!(super::select_banks(&matched, &query, Some(&json)).is_ok(), good, "{count}");
         }
     }
 }

@@ -1,5 +1,5 @@
-//! As whom Sandbar speaks to a memory service: the shared key and the principal, or a token signed for the
-//! sandbox of the path. Nothing here comes from the sandbox.
+//! How Sandbar authenticates to a memory service: with the shared key and a principal, or with a token that it signs
+//! for the sandbox of the channel. None of it comes from the sandbox.
 
 use std::collections::HashMap;
 use std::path::Path;
@@ -23,7 +23,10 @@ use crate::credential::scrub::EchoPatterns;
 use crate::credential::{Credential, CredentialStore};
 use crate::report::refusal::Refusal;
 
-/// The services of the operator's file.
+/// Detail of the refusal when a key, principal or token does not fit into a header field.
+const INVALID_VALUE: &str = "it is not a valid header field value";
+
+/// The memory services of the configuration.
 #[derive(Debug)]
 pub(super) struct MemoryServices(HashMap<(Host, u16), ServiceEndpoint>);
 
@@ -31,10 +34,10 @@ pub(super) struct MemoryServices(HashMap<(Host, u16), ServiceEndpoint>);
 #[derive(Debug)]
 pub(super) struct ServiceEndpoint {
     pub(super) audience: String,
-    voice: ServiceAuth,
+    auth: ServiceAuth,
 }
 
-/// What it is told.
+/// How Sandbar authenticates to a service.
 #[derive(Debug)]
 enum ServiceAuth {
     Key { credential: CredentialName, principal: PrincipalTemplate },
@@ -43,18 +46,18 @@ enum ServiceAuth {
 }
 
 impl MemoryServices {
-    /// Takes over what the operator says, and looks at every key: one that is missing is found at the start.
+    /// Loads every key, so that a missing one fails the start and not a request.
     pub(super) fn open(
-        operator: &Configuration,
+        configuration: &Configuration,
         credentials: &CredentialStore,
         base: &Path,
     ) -> anyhow::Result<Self> {
         let mut services = HashMap::new();
-        for service in &operator.memory_services {
+        for service in &configuration.memory_services {
             let MemoryService { host, port, audience, proof } = service;
-            let voice = ServiceAuth::open(proof, credentials, base)
-                .with_context(|| format!("cannot speak to the memory service {host}:{port}"))?;
-            let service = ServiceEndpoint { audience: audience.clone(), voice };
+            let auth = ServiceAuth::open(proof, credentials, base)
+                .with_context(|| format!("cannot authenticate to the memory service {host}:{port}"))?;
+            let service = ServiceEndpoint { audience: audience.clone(), auth };
             services.insert((host.clone(), *port), service);
         }
         Ok(MemoryServices(services))
@@ -64,14 +67,14 @@ impl MemoryServices {
         self.0.get(&(host.clone(), port))
     }
 
-    /// The JWK Set by which services check the tokens that are signed for them: every public key, each once.
+    /// The JWK Set with which services verify our tokens: every public key, each once.
     pub(super) fn jwks(&self, now: UnixTime) -> Value {
         let mut keys: Vec<Value> = Vec::new();
         for service in self.0.values() {
-            let ServiceAuth::Token { tokens, .. } = &service.voice else { continue };
+            let ServiceAuth::Token { tokens, .. } = &service.auth else { continue };
             let mut set = tokens.jwks(now);
-            let own = set.get_mut("keys").and_then(Value::as_array_mut);
-            keys.extend(own.map(std::mem::take).unwrap_or_default());
+            let set = set.get_mut("keys").and_then(Value::as_array_mut);
+            keys.extend(set.map(std::mem::take).unwrap_or_default());
         }
         keys.sort_by_key(|key| key.get("kid").map(ToString::to_string));
         keys.dedup();
@@ -80,22 +83,15 @@ impl MemoryServices {
 }
 
 impl ServiceAuth {
-    fn open(
-        proof: &ServiceAuthSettings,
-        credentials: &CredentialStore,
-        base: &Path,
-    ) -> anyhow::Result<Self> {
+    fn open(proof: &ServiceAuthSettings, credentials: &CredentialStore, base: &Path) -> anyhow::Result<Self> {
         match proof {
             ServiceAuthSettings::ApiKey { credential, principal } => {
-                let missing =
-                    |refusal: Refusal| anyhow::anyhow!(refusal.detail.unwrap_or_default());
+                let missing = |refusal: Refusal| anyhow::anyhow!(refusal.detail.unwrap_or_default());
                 credentials.current(credential).map_err(missing)?;
                 let (credential, principal) = (credential.clone(), principal.clone());
                 Ok(ServiceAuth::Key { credential, principal })
             }
-            ServiceAuthSettings::Principal(principal) => {
-                Ok(ServiceAuth::Principal(principal.clone()))
-            }
+            ServiceAuthSettings::Principal(principal) => Ok(ServiceAuth::Principal(principal.clone())),
             ServiceAuthSettings::Token { key, issuer, trust_domain } => {
                 let key = SigningKey::load(&base.join(key))?;
                 let tokens = ServiceTokens::new(key, issuer, ServiceProfile::Astrocyte, MAX_LIFE)?;
@@ -107,61 +103,58 @@ impl ServiceAuth {
 }
 
 impl ServiceEndpoint {
-    /// The credential that goes with its requests, for the record.
+    /// The credential in its requests, for the record.
     pub(super) fn credential(&self) -> Option<&CredentialName> {
-        match &self.voice {
+        match &self.auth {
             ServiceAuth::Key { credential, .. } => Some(credential),
             ServiceAuth::Principal(_) | ServiceAuth::Token { .. } => None,
         }
     }
 
-    /// The key as it stands now; none where none is needed.
+    /// The current value of the key, or none if the service needs none.
     pub(super) fn current_key(
         &self,
-        all: &CredentialStore,
+        credentials: &CredentialStore,
     ) -> Result<Option<Arc<Credential>>, Refusal> {
-        self.credential().map(|name| all.current(name)).transpose()
+        self.credential().map(|name| credentials.current(name)).transpose()
     }
 
-    /// Says in a request, from which the sandbox's own word is gone, whose it is.
+    /// Adds the key, and the principal or token, to a canonical request.
     pub(super) fn add_identity(
         &self,
         request: &mut RequestHeader,
         profile: &MemoryProfile,
-        whom: &CallSubject<'_>,
+        subject: &CallSubject<'_>,
     ) -> Result<(), Refusal> {
-        let mut put = |name: &HeaderName, value: HeaderValue| {
-            request.insert_header(name, value).map_err(|_| credential_refusal("it is no field"))
+        let mut insert = |name: &HeaderName, value: HeaderValue| {
+            request.insert_header(name, value).map_err(|_| credential_refusal(INVALID_VALUE))
         };
-        if let Some(key) = whom.key {
-            put(&profile.key_field, key.header_value()?)?;
+        if let Some(key) = subject.key {
+            insert(&profile.key_field, key.header_value()?)?;
         }
-        match &self.voice {
+        match &self.auth {
             ServiceAuth::Key { principal, .. } | ServiceAuth::Principal(principal) => {
-                let name = principal.render(whom.sandbox).ok_or(Reason::IdentityUnset)?;
-                put(&profile.principal_field, sensitive_value(&name)?)
+                let name = principal.render(subject.sandbox).ok_or(Reason::IdentityUnset)?;
+                insert(&profile.principal_field, sensitive_value(&name)?)
             }
             ServiceAuth::Token { tokens, domain } => {
-                let token = sign_token(tokens, domain, &self.audience, whom)?;
-                put(&AUTHORIZATION, sensitive_value(&format!("Bearer {}", token.expose()))?)
+                let token = sign_token(tokens, domain, &self.audience, subject)?;
+                insert(&AUTHORIZATION, sensitive_value(&format!("Bearer {}", token.expose()))?)
             }
         }
     }
 }
 
-/// For whom a service is spoken to.
+/// The sandbox on behalf of which Sandbar calls a service.
 pub(super) struct CallSubject<'a> {
     pub(super) sandbox: &'a SandboxRef,
     pub(super) banks: &'a [BankId],
     pub(super) key: Option<&'a Credential>,
 }
 
-/// What of a request must not come back: the key of the service, and the signature of a token for it, without
-/// which the rest is no token.
-pub(super) fn secret_patterns(
-    head: &RequestHeader,
-    key: Option<&Credential>,
-) -> Vec<Arc<EchoPatterns>> {
+/// The secrets of a request that its answer must not contain: the service's key and the signature of the token.
+/// Without its signature the rest of a token is harmless.
+pub(super) fn secret_patterns(head: &RequestHeader, key: Option<&Credential>) -> Vec<Arc<EchoPatterns>> {
     let token = head.headers.get(AUTHORIZATION).and_then(|bearer| bearer.to_str().ok());
     let signature = token.and_then(|token| token.rsplit('.').next());
     let signature = signature.map(|signature| Arc::new(EchoPatterns::new(signature)));
@@ -169,8 +162,7 @@ pub(super) fn secret_patterns(
 }
 
 fn sensitive_value(text: &str) -> Result<HeaderValue, Refusal> {
-    let mut value =
-        HeaderValue::from_str(text).map_err(|_| credential_refusal("it is no field"))?;
+    let mut value = HeaderValue::from_str(text).map_err(|_| credential_refusal(INVALID_VALUE))?;
     value.set_sensitive(true);
     Ok(value)
 }
@@ -179,19 +171,18 @@ fn sign_token(
     tokens: &ServiceTokens,
     domain: &TrustDomain,
     audience: &str,
-    whom: &CallSubject<'_>,
+    call: &CallSubject<'_>,
 ) -> Result<Arc<SignedToken>, Refusal> {
-    let (Some(tenant), Some(environment)) = (&whom.sandbox.tenant, &whom.sandbox.environment)
-    else {
+    let (Some(tenant), Some(environment)) = (&call.sandbox.tenant, &call.sandbox.environment) else {
         return Err(Reason::IdentityUnset.into());
     };
     let subject = Subject {
         trust_domain: domain.clone(),
         tenant: tenant.clone(),
         environment: environment.clone(),
-        sandbox: whom.sandbox.id.clone(),
+        sandbox: call.sandbox.id.clone(),
     };
-    let banks: Vec<String> = whom.banks.iter().map(|bank| bank.as_str().to_owned()).collect();
+    let banks: Vec<String> = call.banks.iter().map(|bank| bank.as_str().to_owned()).collect();
     let claims = ServiceClaims { subject: &subject, audience, banks: &banks, certificate: None };
     tokens.token(&claims, UnixTime::now()).map_err(credential_refusal)
 }

@@ -61,8 +61,7 @@ fn add_config(sources: &mut LoadSources, config: &Path) -> anyhow::Result<()> {
 /// mounted ConfigMap.
 fn read_dir(dir: &Path) -> anyhow::Result<Vec<SourceFile>> {
     let shown = dir.display();
-    let entries =
-        fs::read_dir(dir).with_context(|| format!("cannot read the directory {shown}"))?;
+    let entries = fs::read_dir(dir).with_context(|| format!("cannot read the directory {shown}"))?;
     let mut paths = Vec::new();
     for entry in entries {
         let path = entry.with_context(|| format!("cannot read the directory {shown}"))?.path();

@@ -218,10 +218,7 @@ impl GrantStore {
 
     /// Checks that the rules compile with one more grant. One that does not would disable all of them.
     fn check_room(&self, book: &GrantFile, grant: Grant, rules: &RuleSet) -> anyhow::Result<()> {
-        ensure!(
-            book.grants.len() < MAX_GRANTS,
-            "{MAX_GRANTS} grants are in force: revoke some first"
-        );
+        ensure!(book.grants.len() < MAX_GRANTS, "{MAX_GRANTS} grants are in force: revoke some first");
         let mut grants = self.active_in(book, rules);
         grants.push(grant);
         let all = rules::TimedState { grants, ..rules::TimedState::default() };
@@ -234,26 +231,17 @@ impl GrantStore {
     }
 
     /// Checks that the configuration permits the grant and that it would have an effect.
-    fn check_allowed(
-        &self,
-        wish: &GrantRequest,
-        grant: &Grant,
-        rules: &RuleSet,
-    ) -> anyhow::Result<()> {
+    fn check_allowed(&self, wish: &GrantRequest, grant: &Grant, rules: &RuleSet) -> anyhow::Result<()> {
         let max = self.settings.most_seconds;
         ensure!(wish.seconds > 0, "a grant needs a duration");
-        ensure!(
-            wish.seconds <= max,
-            "a grant lasts at most {max} s (`most_seconds` of `[grants]`)"
-        );
+        ensure!(wish.seconds <= max, "a grant lasts at most {max} s (`most_seconds` of `[grants]`)");
         if let Some(why) = self.forbidden_reason(grant, rules) {
             bail!(why);
         }
         let Some(sandbox) = rules.sandboxes().get(&grant.sandbox) else {
             bail!("unknown sandbox `{}`", grant.sandbox);
         };
-        let timed =
-            rules::TimedState { grants: vec![grant.clone()], ..rules::TimedState::default() };
+        let timed = rules::TimedState { grants: vec![grant.clone()], ..rules::TimedState::default() };
         let tried = rules.with_timed_state(&timed, rules.generation());
         let tried = tried.map_err(|_| anyhow::anyhow!("the grant does not compile to a rule"))?;
         match tried.decide(sandbox, &example_facts(grant)) {
@@ -275,9 +263,7 @@ impl GrantStore {
         }
         let base = rules.base_of(rules.sandboxes().get(&grant.sandbox)?).unwrap_or_default();
         forbid_bases.iter().any(|name| name == base).then(|| {
-            format!(
-                "the configuration forbids grants for base `{base}` (`forbid_bases` of `[grants]`)"
-            )
+            format!("the configuration forbids grants for base `{base}` (`forbid_bases` of `[grants]`)")
         })
     }
 
@@ -354,21 +340,14 @@ pub fn record_event(log: &Log, event: LifecycleEvent, message: String) {
 fn parse_grant(id: u64, wish: &GrantRequest) -> anyhow::Result<Grant> {
     let host = HostPattern::parse(&wish.host, PatternWidth::Narrow).context("invalid host")?;
     let methods = wish.methods.as_ref().map(|all| {
-        all.iter()
-            .map(|text| HttpMethod::parse(text).with_context(|| format!("method `{text}`")))
-            .collect()
+        all.iter().map(|text| HttpMethod::parse(text).with_context(|| format!("method `{text}`"))).collect()
     });
     let paths = wish.paths.as_ref().map(|all| {
-        all.iter()
-            .map(|text| PathPattern::parse(text).with_context(|| format!("path `{text}`")))
-            .collect()
+        all.iter().map(|text| PathPattern::parse(text).with_context(|| format!("path `{text}`"))).collect()
     });
     ensure!(!wish.why.trim().is_empty(), "a grant needs a reason, which is recorded");
     let odd = |text: &str| text.chars().any(char::is_control);
-    ensure!(
-        !odd(&wish.why) && !odd(&wish.by),
-        "reason and name must be one line without control characters"
-    );
+    ensure!(!odd(&wish.why) && !odd(&wish.by), "reason and name must be one line without control characters");
     ensure!(
         wish.why.len() <= MAX_TEXT && wish.by.len() <= MAX_TEXT,
         "reason and name may have {MAX_TEXT} bytes each"
@@ -387,8 +366,7 @@ fn parse_grant(id: u64, wish: &GrantRequest) -> anyhow::Result<Grant> {
 fn overlaps(forbidden: &HostPattern, host: &HostPattern) -> bool {
     let port = |pattern: &HostPattern| pattern.port.unwrap_or(DEFAULT_PORT);
     let same_port = forbidden.port.is_none() || port(forbidden) == port(host);
-    same_port
-        && (forbidden.pattern.covers(&host.pattern) || host.pattern.covers(&forbidden.pattern))
+    same_port && (forbidden.pattern.covers(&host.pattern) || host.pattern.covers(&forbidden.pattern))
 }
 
 /// Returns the facts of an attempt that the grant is meant to allow.
@@ -399,8 +377,7 @@ fn example_facts(grant: &Grant) -> Facts {
         DomainPattern::Any => None,
     };
     let base = base.or_else(|| DomainName::parse("sandbar-example.example").ok());
-    let host =
-        base.map(Host::Name).unwrap_or(Host::Address(std::net::Ipv4Addr::UNSPECIFIED.into()));
+    let host = base.map(Host::Name).unwrap_or(Host::Address(std::net::Ipv4Addr::UNSPECIFIED.into()));
     let port = grant.host.port.unwrap_or(DEFAULT_PORT);
     let protocol = match port {
         80 => Protocol::Http { host: Some(host.clone()) },
@@ -429,16 +406,7 @@ mod tests {
     fn sample_request() -> GrantRequest {
         let (why, by) = ("a test".to_owned(), "alice".to_owned());
         let (sandbox, host) = ("p".to_owned(), "y.example".to_owned());
-        GrantRequest {
-            sandbox,
-            host,
-            methods: None,
-            paths: None,
-            bytes: None,
-            seconds: 60,
-            why,
-            by,
-        }
+        GrantRequest { sandbox, host, methods: None, paths: None, bytes: None, seconds: 60, why, by }
     }
 
     #[test]
@@ -463,10 +431,8 @@ mod tests {
         let refused = grants.prepare(sample_request(), &rules).unwrap_err().to_string();
         assert!(refused.contains("revoke some first"), "{refused}");
         assert!(grants.activate(ActiveGrant { id: 257, ..grant.clone() }, &rules).is_err());
-        let timed = rules::TimedState {
-            grants: grants.active_grants(&rules),
-            ..rules::TimedState::default()
-        };
+        let timed =
+            rules::TimedState { grants: grants.active_grants(&rules), ..rules::TimedState::default() };
         assert_eq!((timed.grants.len(), rules.with_timed_state(&timed, 2).is_ok()), (256, true));
     }
 

@@ -49,17 +49,13 @@ impl IdentityStore {
     /// Returns the rules with every assigned identity, skipping sandboxes that are no longer configured.
     pub(crate) fn apply(&self, rules: RuleSet) -> anyhow::Result<RuleSet> {
         let assigned = sys::lock(&self.assigned);
-        assigned.iter().try_fold(rules, |rules, one| {
-            Ok(rules.with_identity(&parse_identity(one)?).unwrap_or(rules))
-        })
+        assigned
+            .iter()
+            .try_fold(rules, |rules, one| Ok(rules.with_identity(&parse_identity(one)?).unwrap_or(rules)))
     }
 
     /// Assigns an identity to a waiting sandbox: on disk first, then in the rules.
-    pub(crate) fn assign(
-        &self,
-        rules: &ArcSwap<RuleSet>,
-        identity: AssignedIdentity,
-    ) -> anyhow::Result<u64> {
+    pub(crate) fn assign(&self, rules: &ArcSwap<RuleSet>, identity: AssignedIdentity) -> anyhow::Result<u64> {
         let parsed = parse_identity(&identity)?;
         let mut assigned = sys::lock(&self.assigned);
         let Some(fresh) = rules.load().with_identity(&parsed) else {
@@ -85,8 +81,7 @@ fn parse_identity(identity: &AssignedIdentity) -> anyhow::Result<IdentityAssignm
     Ok(IdentityAssignment {
         sandbox: SandboxId::parse(&identity.sandbox).map_err(|error| bad("sandbox", error))?,
         tenant: Tenant::parse(&identity.tenant).map_err(|error| bad("tenant", error))?,
-        environment: Environment::parse(&identity.environment)
-            .map_err(|error| bad("environment", error))?,
+        environment: Environment::parse(&identity.environment).map_err(|error| bad("environment", error))?,
         agent_card: card.map_err(|error| bad("agent card", error))?,
     })
 }

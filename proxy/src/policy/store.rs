@@ -151,8 +151,7 @@ impl PolicyStore {
             let (settled, before) = (SystemTime::now() - SETTLE_TIME, self.has_writers());
             let read = self.source.read();
             let known = read.as_ref().map_or_else(|_| self.policy_files(), source_files);
-            let young =
-                before || self.has_writers() || known.iter().any(|file| is_newer(file, settled));
+            let young = before || self.has_writers() || known.iter().any(|file| is_newer(file, settled));
             if !young && (read.is_ok() || at >= MISSING_RETRIES) {
                 return read.map_err(|error| format!("{error:#}"));
             }
@@ -229,10 +228,7 @@ impl PolicyStore {
         let timed = TimedState { grants: self.grants.active_grants(&fresh), ended };
         let rules = fresh.with_timed_state(&timed, generation).or_else(|_| {
             tracing::error!("the grants do not compile to rules: none is in force");
-            fresh.with_timed_state(
-                &TimedState { grants: Vec::new(), ended: timed.ended.clone() },
-                generation,
-            )
+            fresh.with_timed_state(&TimedState { grants: Vec::new(), ended: timed.ended.clone() }, generation)
         });
         let rules = rules.unwrap_or_else(|_| fresh.to_closed()); // cannot fail without grants
         *current = timed;
@@ -252,8 +248,8 @@ impl PolicyStore {
     fn recheck_live(&self, rules: &RuleSet) -> Vec<Arc<LiveConnection>> {
         let mut cut = Vec::new();
         for open in self.live.list() {
-            match rules.decide_again(&open.permit, open.dialled) {
-                Decision::Allow(permit) => open.tab.adopt_budgets(&permit),
+            match rules.decide_again(&open.permit, open.dialled()) {
+                Decision::Allow(permit) => open.charges.adopt_budgets(&permit),
                 Decision::Deny(denial) => {
                     open.cut.trigger(denial.reason);
                     cut.push(open);
@@ -277,11 +273,7 @@ impl PolicyStore {
         let reloader = self.clone();
         let prepare = move || reloader.grants.prepare(wish, &reloader.rules.load_full());
         let grant = tokio::task::spawn_blocking(prepare).await?.inspect_err(|error| {
-            grants::record_event(
-                &self.log,
-                LifecycleEvent::GrantRefused,
-                format!("{asked}: {error:#}"),
-            );
+            grants::record_event(&self.log, LifecycleEvent::GrantRefused, format!("{asked}: {error:#}"));
         })?;
         let message = Some(grants::summarize(&grant).into());
         let event = Lifecycle { event: LifecycleEvent::GrantMade, message, policy: None };

@@ -108,8 +108,8 @@ impl ReloadTrigger {
     pub(crate) async fn run(mut self, reloader: Arc<PolicyStore>) {
         loop {
             // Reload at once after adding a watch: the directory may have changed before that.
-            let fresh = sys::lock(&self.watcher).update_watches(&reloader.policy_files())
-                == WatchUpdate::Added;
+            let fresh =
+                sys::lock(&self.watcher).update_watches(&reloader.policy_files()) == WatchUpdate::Added;
             if !fresh {
                 tokio::select! {
                     () = wait_for_change(&self.watcher, &mut self.ready) => self.debounce().await,
@@ -133,8 +133,7 @@ impl ReloadTrigger {
     /// Waits for the end of a burst of events: only the final content matters.
     async fn debounce(&mut self) {
         let ReloadTrigger { watcher, ready, .. } = self;
-        let burst =
-            async { while timeout(DEBOUNCE, wait_for_change(watcher, ready)).await.is_ok() {} };
+        let burst = async { while timeout(DEBOUNCE, wait_for_change(watcher, ready)).await.is_ok() {} };
         drop(timeout(MAX_DEBOUNCE, burst).await); // a longer one is loaded in between, too
     }
 }
@@ -155,8 +154,7 @@ async fn wait_for_change(watcher: &Mutex<FileWatcher>, ready: &mut AsyncFd<Owned
 
 impl FileWatcher {
     pub(crate) fn open() -> anyhow::Result<Self> {
-        let inotify =
-            Inotify::init().context("cannot watch files: check fs.inotify.max_user_instances")?;
+        let inotify = Inotify::init().context("cannot watch files: check fs.inotify.max_user_instances")?;
         Ok(FileWatcher {
             inotify,
             watched: HashMap::new(),
@@ -217,8 +215,7 @@ impl FileWatcher {
             if before.remove(&watch).is_none() && !self.watched.contains_key(&watch) {
                 update = WatchUpdate::Added;
             }
-            let ours =
-                files.iter().filter(|file| parent_dir(file).is_some_and(|parent| parent == dir));
+            let ours = files.iter().filter(|file| parent_dir(file).is_some_and(|parent| parent == dir));
             let names = ours.filter_map(|file| file.file_name().map(ToOwned::to_owned));
             let watched = self.watched.entry(watch).or_default();
             watched.files.extend(names);
@@ -297,9 +294,6 @@ mod tests {
         ];
         assert_eq!(found, wanted.map(|(dir, interest)| (PathBuf::from(dir), interest)).into());
         let here = watch_dirs(&[PathBuf::from("sandbar.toml"), PathBuf::from("p/a.toml")]);
-        assert_eq!(
-            here.keys().map(|dir| dir.display().to_string()).collect::<Vec<_>>(),
-            [".", "p"]
-        );
+        assert_eq!(here.keys().map(|dir| dir.display().to_string()).collect::<Vec<_>>(), [".", "p"]);
     }
 }

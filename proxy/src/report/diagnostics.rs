@@ -8,13 +8,8 @@ use serde_json::{Value, json};
 
 use crate::report::terminal::{BAD, FAINT, GOOD, HEAD, WARN};
 
-const STYLED: Renderer = Renderer::styled()
-    .error(BAD)
-    .warning(WARN)
-    .help(GOOD)
-    .emphasis(HEAD)
-    .line_num(FAINT)
-    .context(FAINT);
+const STYLED: Renderer =
+    Renderer::styled().error(BAD).warning(WARN).help(GOOD).emphasis(HEAD).line_num(FAINT).context(FAINT);
 
 /// Severity of a problem.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -61,9 +56,8 @@ pub fn render(problem: &Problem, severity: DiagnosticLevel) -> String {
 
 /// Renders errors without colours, for logs and records.
 pub(crate) fn render_plain(problems: &[Problem]) -> String {
-    let plain = problems
-        .iter()
-        .map(|problem| render_with(&Renderer::plain(), problem, DiagnosticLevel::Error));
+    let plain =
+        problems.iter().map(|problem| render_with(&Renderer::plain(), problem, DiagnosticLevel::Error));
     plain.collect::<Vec<_>>().join("\n")
 }
 
@@ -78,8 +72,7 @@ fn render_with(renderer: &Renderer, problem: &Problem, severity: DiagnosticLevel
     let line = format!("{:column$}", at.excerpt);
     let offset = |count| line.char_indices().nth(count).map_or(line.len(), |(offset, _)| offset);
     let caret = AnnotationKind::Primary.span(offset(column)..offset(column + width));
-    let snippet =
-        Snippet::source(&line).path(&*at.file).line_start(at.line as usize).annotation(caret);
+    let snippet = Snippet::source(&line).path(&*at.file).line_start(at.line as usize).annotation(caret);
     let report = level.primary_title(problem.fault.to_string()).element(snippet);
     let help = problem.help.as_ref().map(|help| Level::HELP.message(help));
     renderer.render(&[report.elements(help)])
@@ -113,10 +106,9 @@ mod tests {
 
     #[test]
     fn an_error_tells_its_first_problem_and_how_many_follow() {
-        for (count, wanted) in [
-            (1, "p.toml:4:1: `k` is not a key here"),
-            (3, "p.toml:4:1: `k` is not a key here (and 2 more)"),
-        ] {
+        for (count, wanted) in
+            [(1, "p.toml:4:1: `k` is not a key here"), (3, "p.toml:4:1: `k` is not a key here (and 2 more)")]
+        {
             let problems = vec![problem(4, 1, 1, "k = 1"); count];
             assert_eq!(InvalidPolicy { problems }.to_string(), wanted);
         }

@@ -11,18 +11,14 @@ const BUCKETS: &[f64] = &[1e-6, 5e-6, 25e-6, 1e-4, 5e-4, 0.0025, 0.01, 0.05, 0.2
 /// Installs the recorder and describes every metric.
 pub(crate) fn install() -> anyhow::Result<PrometheusHandle> {
     let suffix = Matcher::Suffix("_seconds".to_owned());
-    let handle =
-        PrometheusBuilder::new().set_buckets_for_metric(suffix, BUCKETS)?.install_recorder()?;
+    let handle = PrometheusBuilder::new().set_buckets_for_metric(suffix, BUCKETS)?.install_recorder()?;
     describe_counter!("sandbar_decisions_total", "Decisions, by reason and treatment.");
     describe_counter!(
         "sandbar_upstream_connections_total",
         "Connections to origin servers, new or reused from the pool."
     );
     describe_counter!("sandbar_reloads_total", "Policy loads, by result.");
-    describe_histogram!(
-        "sandbar_reload_seconds",
-        "Time to read, compile and publish changed policies."
-    );
+    describe_histogram!("sandbar_reload_seconds", "Time to read, compile and publish changed policies.");
     describe_counter!(
         "sandbar_revoked_total",
         "Connections and streams cut because they lost their permission."
@@ -30,15 +26,9 @@ pub(crate) fn install() -> anyhow::Result<PrometheusHandle> {
     describe_gauge!("sandbar_policy_stale", "1 while the policies on disk are invalid.");
     describe_counter!("sandbar_sent_bytes_total", "Bytes from sandboxes.");
     describe_counter!("sandbar_received_bytes_total", "Bytes to sandboxes.");
-    describe_counter!(
-        "sandbar_accepts_shed_total",
-        "Failed accepts, such as for lack of file descriptors."
-    );
+    describe_counter!("sandbar_accepts_shed_total", "Failed accepts, such as for lack of file descriptors.");
     describe_histogram!("sandbar_decide_seconds", "Time to decide an attempt.");
-    describe_histogram!(
-        "sandbar_resolve_seconds",
-        "Time to resolve a name, from the cache or not."
-    );
+    describe_histogram!("sandbar_resolve_seconds", "Time to resolve a name, from the cache or not.");
     describe_histogram!("sandbar_connect_seconds", "Time to connect to an origin server.");
     describe_histogram!("sandbar_record_seconds", "Time to write the record of a decision.");
     describe_gauge!("sandbar_connections", "Open connections.");
@@ -50,10 +40,7 @@ pub(crate) fn install() -> anyhow::Result<PrometheusHandle> {
     describe_gauge!("sandbar_pending", "Refusals that a grant could lift.");
     describe_gauge!("sandbar_log_queued", "Records waiting to be written.");
     describe_gauge!("sandbar_log_lost", "Lost records of traffic; anything but 0 is a bug.");
-    describe_gauge!(
-        "sandbar_log_refused",
-        "Attempts refused because their record could not be written."
-    );
+    describe_gauge!("sandbar_log_refused", "Attempts refused because their record could not be written.");
     Ok(handle)
 }
 

@@ -1,4 +1,4 @@
-//! What the proxy says to the log, in the log's words.
+//! Converts the proxy's types to the audit log's, so that all records use the same words.
 
 use audit::words::channel;
 pub(crate) use audit::words::{host, policy, subject};
@@ -7,20 +7,15 @@ use rules::{Channel, Permit, Reason, RuleSet};
 
 use crate::report::refusal::Refusal;
 
-/// How a connection came to us.
+/// Describes how a connection arrived.
 pub(crate) fn arrival(
     channels: &[Channel],
     source: Option<std::net::SocketAddr>,
-    aimed: Option<std::net::SocketAddr>,
+    original_dst: Option<std::net::SocketAddr>,
 ) -> audit::RecordedArrival {
     let unknown = audit::RecordedChannel { kind: StableCode("unknown"), detail: None };
     let channel = channels.first().map_or(unknown, channel);
-    audit::RecordedArrival {
-        channel,
-        transport: audit::Transport::TCP,
-        source,
-        original_dst: aimed,
-    }
+    audit::RecordedArrival { channel, transport: audit::Transport::TCP, source, original_dst }
 }
 
 pub(crate) fn permit_record(permit: &Permit, rules: &RuleSet) -> DecisionDetails {
@@ -43,14 +38,12 @@ pub(crate) fn refusal_record(refusal: &Refusal, rules: &RuleSet) -> DecisionDeta
         rule: refusal.rule.as_ref().map(|rule| (&*rule.rule).into()),
         policy: Some(policy(rules)),
         message: Some(message),
-        ..DecisionDetails::new(StableCode(refusal.reason.code()))
+        ..DecisionDetails::new(refusal.reason.into())
     }
 }
 
-/// How something that was cut has ended: by a bound of ours, or because its permission did.
+/// The ending of an attempt that was cut: failed by one of our timeouts, or revoked.
 pub(crate) fn cut_ending(reason: Reason) -> Ending {
-    let code = StableCode(reason.code());
-    let bound =
-        matches!(reason, Reason::IdleTooLong | Reason::LifetimeSpent | Reason::UpstreamTimeout);
-    if bound { Ending::Failed(code) } else { Ending::Revoked(code) }
+    let timeout = matches!(reason, Reason::IdleTooLong | Reason::LifetimeSpent | Reason::UpstreamTimeout);
+    if timeout { Ending::Failed(reason.into()) } else { Ending::Revoked(reason) }
 }

@@ -1,16 +1,24 @@
-//! Refusals that explain themselves (P18): one type from every step, one text for people, one for machines.
+//! Refusals that explain themselves (P18): one type for every step, and a response body as text or as JSON.
 
+use std::time::Duration;
+
+use audit::OpenRecord;
 use rules::decision::RuleRef;
-use rules::{Denial, Reason, RuleSet};
+use rules::{Denial, Permit, Reason, RuleSet};
 use serde_json::json;
 
-/// Why an attempt ended here.
+use crate::report::{metrics, record};
+
+/// How long a connection stays open after a refusal, so that the client can read the response.
+pub(crate) const LINGER: Duration = Duration::from_secs(1);
+
+/// Why an attempt was refused.
 #[derive(Debug, thiserror::Error)]
 #[error("{reason}")]
 pub(crate) struct Refusal {
     pub(crate) reason: Reason,
     pub(crate) rule: Option<RuleRef>,
-    /// What else is to be told, such as the address that was refused.
+    /// Further detail, such as the refused address.
     pub(crate) detail: Option<String>,
 }
 
@@ -40,14 +48,36 @@ impl From<audit::LogDown> for Refusal {
 }
 
 impl Refusal {
-    /// Adds what was found to be wrong.
+    /// Names the rule of the permit that preceded this refusal, unless it already names one.
+    pub(crate) fn under(self, permit: &Permit) -> Self {
+        let rule = self.rule.or_else(|| Some(permit.rule().clone()));
+        Refusal { rule, ..self }
+    }
+
+    /// Adds detail to the reason.
     pub(crate) fn with_detail(self, detail: impl ToString) -> Self {
         Refusal { detail: Some(detail.to_string()), ..self }
     }
 }
 
-/// The HTTP status that says it best. Never 429, which client libraries answer by trying again.
-#[expect(clippy::wildcard_enum_match_arm, reason = "every other is forbidden by a rule")]
+/// Refuses an attempt: counts it, writes its record, and returns the response for the client.
+pub(crate) async fn refuse(
+    record: OpenRecord,
+    refusal: &Refusal,
+    rules: &RuleSet,
+    audience: BodyAudience,
+) -> RefusalResponse {
+    metrics::count_decision(refusal.reason.code(), "refused");
+    tracing::debug!(reason = %refusal.reason, detail = refusal.detail, "attempt refused");
+    let response = RefusalResponse::new(refusal, rules, &record.id(), audience);
+    if record.record_refusal(record::refusal_record(refusal, rules)).await.is_err() {
+        tracing::warn!(reason = %refusal.reason, "cannot record a refusal");
+    }
+    response
+}
+
+/// The HTTP status for a reason. Never 429, on which client libraries retry.
+#[expect(clippy::wildcard_enum_match_arm, reason = "all other reasons are denials: 403")]
 pub(crate) fn http_status(reason: Reason) -> u16 {
     match reason {
         Reason::BadMethod
@@ -61,6 +91,7 @@ pub(crate) fn http_status(reason: Reason) -> u16 {
         Reason::BodyTooLarge => 413,
         Reason::Misdirected => 421,
         Reason::HeadTooLarge => 431,
+        Reason::Internal => 500,
         Reason::AnswerForeignBank
         | Reason::AnswerUnchecked
         | Reason::AnswerUnreadable
@@ -77,7 +108,7 @@ pub(crate) fn http_status(reason: Reason) -> u16 {
     }
 }
 
-/// What the client is shown: a status, and a body for people or for machines.
+/// The response to a refused request: a status, and a body as text or as JSON.
 #[derive(Debug)]
 pub(crate) struct RefusalResponse {
     pub(crate) status: u16,
@@ -87,7 +118,7 @@ pub(crate) struct RefusalResponse {
     pub(crate) fields: [(&'static str, String); 3],
 }
 
-/// Whom a body is written for.
+/// The reader of a response body: a program gets JSON, a person text.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum BodyAudience {
     Machine,
@@ -95,7 +126,7 @@ pub(crate) enum BodyAudience {
 }
 
 impl BodyAudience {
-    /// By the `Accept` of a request.
+    /// Chooses by the `Accept` field of a request.
     pub(crate) fn from_accept(accept: Option<&[u8]>) -> Self {
         let wants = accept.map(String::from_utf8_lossy).unwrap_or_default();
         if wants.contains("json") { BodyAudience::Machine } else { BodyAudience::Person }
@@ -103,17 +134,10 @@ impl BodyAudience {
 }
 
 impl RefusalResponse {
-    pub(crate) fn new(
-        refusal: &Refusal,
-        rules: &RuleSet,
-        record: &str,
-        reader: BodyAudience,
-    ) -> Self {
-        let (kind, body) = match reader {
+    pub(crate) fn new(refusal: &Refusal, rules: &RuleSet, record: &str, audience: BodyAudience) -> Self {
+        let (kind, body) = match audience {
             BodyAudience::Machine => ("application/json", json_body(refusal, rules, record)),
-            BodyAudience::Person => {
-                ("text/plain; charset=utf-8", text_body(refusal, rules, record))
-            }
+            BodyAudience::Person => ("text/plain; charset=utf-8", text_body(refusal, rules, record)),
         };
         let fields = [
             ("Sandbar-Reason", refusal.reason.code().to_owned()),
@@ -123,7 +147,7 @@ impl RefusalResponse {
         RefusalResponse { status: http_status(refusal.reason), kind, body, fields }
     }
 
-    /// The whole of it as HTTP/1.1, after which the connection is closed.
+    /// Encodes the response as HTTP/1.1 with `Connection: close`.
     pub(crate) fn to_http1(&self) -> Vec<u8> {
         let status = ::http::StatusCode::from_u16(self.status).unwrap_or_default();
         let reason = status.canonical_reason().unwrap_or("Refused");
@@ -144,7 +168,7 @@ impl RefusalResponse {
 fn text_body(refusal: &Refusal, rules: &RuleSet, record: &str) -> String {
     let Refusal { reason, rule, detail } = refusal;
     let rule = rule.as_ref().map_or_else(
-        || "none names it".to_owned(),
+        || "no rule matched".to_owned(),
         |rule| format!("{} in {} ({}:{})", rule.rule, rule.policy, rule.file, rule.line),
     );
     let detail = detail.as_ref().map(|detail| format!(" ({detail})")).unwrap_or_default();
@@ -175,8 +199,8 @@ fn json_body(refusal: &Refusal, rules: &RuleSet, record: &str) -> String {
     format!("{body}\n")
 }
 
-/// A fatal TLS alert for a handshake that never began (RFC 8446, section 6).
-#[expect(clippy::wildcard_enum_match_arm, reason = "every other is forbidden by a rule")]
+/// A fatal TLS alert for a handshake that was refused before it began (RFC 8446, section 6).
+#[expect(clippy::wildcard_enum_match_arm, reason = "all other reasons are denials: access_denied")]
 pub(crate) fn tls_alert(reason: Reason) -> [u8; 7] {
     const ACCESS_DENIED: u8 = 49;
     const DECODE_ERROR: u8 = 50;

@@ -1,4 +1,4 @@
-//! Which banks of a memory service a side opens: each pattern of either side is tried with a bank it covers.
+//! Finds the banks that one side opens: probes each bank pattern of either side with a bank it matches.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -12,23 +12,22 @@ use crate::probe::{PolicyProbe, ProbeKind};
 use crate::ruleset::RuleSet;
 use crate::sandbox::{Sandbox, SandboxRef};
 
-/// The ending that stands for any a prefix leaves open.
+/// The suffix that represents all banks under a prefix.
 const ANY_BANK: &str = "any-bank";
-const OPERATIONS: [BankOperation; 3] =
-    [BankOperation::Delete, BankOperation::Read, BankOperation::Write];
+const OPERATIONS: [BankOperation; 3] = [BankOperation::Delete, BankOperation::Read, BankOperation::Write];
 
-/// What is opened, in words, with the rule that opens it.
+/// Descriptions of open banks, with the rule that opens each.
 pub(super) type OpenBanks = BTreeMap<String, String>;
 
-/// Every bank that either side's rules name at a memory service, as far as `side` opens it.
-pub(super) fn open_banks(side: DiffSide<'_>, question: &SampleConnection<'_>) -> OpenBanks {
+/// Returns the banks that `side` opens, of all that either side's rules name at a memory service.
+pub(super) fn open_banks(side: DiffSide<'_>, sample: &SampleConnection<'_>) -> OpenBanks {
     let mut found = OpenBanks::new();
     for operation in OPERATIONS {
-        for (shown, (bank, environment)) in bank_examples(question, operation) {
+        for (shown, (bank, environment)) in bank_examples(sample, operation) {
             let special = ProbeKind::Memory { operation, bank };
-            let probe = PolicyProbe { special, ..question.probe.clone() };
+            let probe = PolicyProbe { special, ..sample.probe.clone() };
             if let Decision::Allow(permit) = decide_bank(side, &probe, environment.as_ref()) {
-                let what = format!("{} {shown} at {}", operation.as_str(), question.what);
+                let what = format!("{} {shown} at {}", operation.as_str(), sample.what);
                 found.insert(what, permit.rule().rule.to_string());
             }
         }
@@ -38,11 +37,11 @@ pub(super) fn open_banks(side: DiffSide<'_>, question: &SampleConnection<'_>) ->
 
 type BankExamples = BTreeMap<String, (BankId, Option<Environment>)>;
 
-/// A bank for each pattern, and the environment it is of.
-fn bank_examples(question: &SampleConnection<'_>, operation: BankOperation) -> BankExamples {
-    let here = question.matches.iter().filter(|matched| matched.has_port(question.probe.port));
+/// Returns a bank for each pattern, with its environment.
+fn bank_examples(sample: &SampleConnection<'_>, operation: BankOperation) -> BankExamples {
+    let matching = sample.matches.iter().filter(|matched| matched.has_port(sample.probe.port));
     let mut found = BankExamples::new();
-    for terms in here.filter_map(|matched| matched.rule.memory_terms()) {
+    for terms in matching.filter_map(|matched| matched.rule.memory_terms()) {
         for pattern in bank_patterns(terms, operation) {
             let Some(bank) = example_bank(pattern) else { continue };
             let environment = terms.environment.clone().or_else(|| bank.environment());
@@ -70,7 +69,7 @@ fn example_bank(pattern: &BankPattern) -> Option<BankId> {
     }
 }
 
-/// Decides for the sandbox as it is, or as if it were of the bank's environment where it has none yet.
+/// Decides for the sandbox, or, if it has no identity yet, as if it were in the bank's environment.
 fn decide_bank(
     (rules, sandbox): DiffSide<'_>,
     probe: &PolicyProbe,
@@ -88,17 +87,17 @@ fn with_identity(
     sandbox: &SandboxRef,
     environment: Option<&Environment>,
 ) -> (RuleSet, SandboxRef) {
-    let who = Sandbox {
+    let identified = Sandbox {
         tenant: sandbox.tenant.clone().or_else(|| Tenant::parse("any").ok()),
         environment: sandbox.environment.clone().or_else(|| environment.cloned()),
         ..Sandbox::clone(sandbox)
     };
     let mut rules = rules.clone();
-    rules.sandboxes.insert(who.clone());
-    (rules, SandboxRef::new(who))
+    rules.sandboxes.insert(identified.clone());
+    (rules, SandboxRef::new(identified))
 }
 
-/// What the first opens and the second does not.
+/// Returns the banks that are open in `ones` and not in `others`.
 pub(super) fn missing_banks<'a>(
     ones: &'a OpenBanks,
     others: &'a OpenBanks,

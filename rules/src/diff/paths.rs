@@ -1,40 +1,40 @@
-//! One path for every way in which a set of path patterns can match: what `diff` tries.
+//! Finds one path for every combination of patterns that can match together: the paths that `diff` probes.
 //!
-//! All patterns are run side by side over the segments any of them names and one that none does, so a
-//! path that two patterns treat differently is found however the patterns overlap.
+//! It runs all patterns in parallel, as one automaton, over the segments that any of them names and one that none
+//! names. So it finds a path for every pair of patterns that can be distinguished, however they overlap.
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
 use crate::url_path::PathPattern;
 
-/// The segment that stands for any a pattern does not name.
+/// The segment that represents all segments no pattern names.
 const ANY_SEGMENT: &str = "any";
-/// A path that servers read in different ways: refused where a rule looks at paths.
+/// A path that servers interpret differently; refused if a rule matches on paths.
 const AMBIGUOUS_PATH: &str = "/any//any";
-/// Most states that are looked at; beyond it every pattern still has its own example.
+/// Most automaton states to visit; beyond that, every pattern still gets its own example.
 const MAX_STATES: usize = 2_000;
 
-/// A path to try.
+/// A path to probe.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct SamplePath {
     pub(super) path: String,
     pub(super) shown: PathLabel,
 }
 
-/// What a path stands for.
+/// What a path represents.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum PathLabel {
-    /// Paths with more than one reading.
+    /// Ambiguous paths.
     Ambiguous,
-    /// Every path, because no pattern is about paths.
+    /// Every path, because no pattern distinguishes paths.
     Every,
     /// Paths that no pattern matches.
     Other,
-    /// The closest pattern that matches, with the path itself where that does not say enough.
+    /// The most specific matching pattern, with the path itself if the pattern alone is ambiguous.
     Pattern(String),
 }
 
-/// The paths worth trying beside `patterns`, of which those in `denied` also hold without a slash at the end.
+/// Returns the paths to probe for `patterns`; those in `denied` also match a path with a trailing slash.
 pub(super) fn sample_paths(patterns: &[&PathPattern], denied: &[&PathPattern]) -> Vec<SamplePath> {
     if patterns.iter().all(|pattern| pattern.is_everything()) {
         return vec![SamplePath { path: "/".to_owned(), shown: PathLabel::Every }];
@@ -50,13 +50,10 @@ pub(super) fn sample_paths(patterns: &[&PathPattern], denied: &[&PathPattern]) -
         .keys()
         .map(|(matched, trimmed)| most_specific(patterns, &[&matched[..], trimmed].concat()))
         .collect();
-    let repeated =
-        |label: &Option<String>| closest.iter().filter(|other| *other == label).count() > 1;
+    let repeated = |label: &Option<String>| closest.iter().filter(|other| *other == label).count() > 1;
     let shown = |label: &Option<String>, path: &str| match label {
         None => PathLabel::Other,
-        Some(pattern) if repeated(label) => {
-            PathLabel::Pattern(format!("{pattern} (such as {path})"))
-        }
+        Some(pattern) if repeated(label) => PathLabel::Pattern(format!("{pattern} (such as {path})")),
         Some(pattern) => PathLabel::Pattern(pattern.clone()),
     };
     let mut found: Vec<SamplePath> = classes
@@ -68,17 +65,17 @@ pub(super) fn sample_paths(patterns: &[&PathPattern], denied: &[&PathPattern]) -
     found
 }
 
-/// The most specific of the patterns that match.
+/// Returns the most specific of the matching patterns.
 fn most_specific(patterns: &[&PathPattern], matched: &[String]) -> Option<String> {
     let own = patterns.iter().filter(|pattern| matched.contains(&pattern.to_string()));
     own.max_by_key(|pattern| pattern.specificity()).map(ToString::to_string)
 }
 
-/// A walk over every path, as far as the patterns can tell paths apart.
+/// A breadth-first search over the paths that the patterns can distinguish.
 struct PathSearch {
     patterns: Vec<(String, Vec<SearchSegment>)>,
     denied: BTreeSet<String>,
-    /// The segments some pattern names, and one none does; the empty one only ends a path.
+    /// The segments that patterns name, one that none names, and the empty segment, which only ends a path.
     alphabet: BTreeSet<String>,
 }
 
@@ -89,18 +86,17 @@ enum SearchSegment {
     One,
 }
 
-/// The patterns that match a path, and those that deny it only without the slash at its end.
+/// The patterns that match a path, and those that deny it only without its trailing slash.
 type MatchClass = (Vec<String>, Vec<String>);
 
-/// For each pattern, how many of its segments may be used up.
+/// For each pattern, the positions it may have reached: the states of a nondeterministic automaton.
 type SearchState = Vec<BTreeSet<usize>>;
 
 impl PathSearch {
     fn new(patterns: &[&PathPattern], denied: &[&PathPattern]) -> Self {
         let denied = denied.iter().map(ToString::to_string).collect();
         let texts: BTreeSet<String> = patterns.iter().map(ToString::to_string).collect();
-        let patterns: Vec<_> =
-            texts.into_iter().map(|text| (text.clone(), parse_segments(&text))).collect();
+        let patterns: Vec<_> = texts.into_iter().map(|text| (text.clone(), parse_segments(&text))).collect();
         let literals = patterns.iter().flat_map(|(_, parts)| parts).filter_map(|part| match part {
             SearchSegment::Any | SearchSegment::One => None,
             SearchSegment::Literal(text) => Some(text.clone()),
@@ -114,7 +110,7 @@ impl PathSearch {
         PathSearch { patterns, denied, alphabet }
     }
 
-    /// The shortest path found for each set of patterns that some path matches.
+    /// Returns the shortest path for each combination of matching patterns.
     fn match_classes(&self) -> BTreeMap<MatchClass, String> {
         let start: SearchState =
             self.patterns.iter().map(|(_, parts)| closure(parts, BTreeSet::from([0]))).collect();
@@ -123,9 +119,7 @@ impl PathSearch {
         while let Some((state, path)) = queue.pop_front() {
             for segment in &self.alphabet {
                 let (next, longer) = (self.step(&state, segment), format!("{path}/{segment}"));
-                found
-                    .entry(self.classify(&state, &next, segment))
-                    .or_insert_with(|| longer.clone());
+                found.entry(self.classify(&state, &next, segment)).or_insert_with(|| longer.clone());
                 let ends = segment.is_empty() || seen.len() >= MAX_STATES;
                 if !ends && seen.insert(next.clone()) {
                     queue.push_back((next, longer));
@@ -137,8 +131,7 @@ impl PathSearch {
 
     fn classify(&self, before: &SearchState, state: &SearchState, segment: &str) -> MatchClass {
         let matched = self.matching_patterns(state);
-        let mut trimmed =
-            if segment.is_empty() { self.matching_patterns(before) } else { Vec::new() };
+        let mut trimmed = if segment.is_empty() { self.matching_patterns(before) } else { Vec::new() };
         trimmed.retain(|pattern| self.denied.contains(pattern) && !matched.contains(pattern));
         (matched, trimmed)
     }
@@ -164,7 +157,7 @@ impl PathSearch {
     }
 }
 
-/// `**` may stand for nothing.
+/// Adds the positions reachable without consuming a segment: `**` may match nothing.
 fn closure(parts: &[SearchSegment], mut at: BTreeSet<usize>) -> BTreeSet<usize> {
     for (position, part) in parts.iter().enumerate() {
         if at.contains(&position) && *part == SearchSegment::Any {
@@ -189,8 +182,7 @@ mod tests {
     use crate::url_path::CanonicalPath;
 
     fn paths(patterns: &[&str]) -> Vec<String> {
-        let parsed: Vec<_> =
-            patterns.iter().map(|text| PathPattern::parse(text).unwrap()).collect();
+        let parsed: Vec<_> = patterns.iter().map(|text| PathPattern::parse(text).unwrap()).collect();
         let found = sample_paths(&parsed.iter().collect::<Vec<_>>(), &[]);
         found.into_iter().map(|witness| witness.path).collect()
     }
@@ -212,14 +204,13 @@ mod tests {
     }
 
     #[test]
-    fn p17_many_patterns_stay_bounded_and_each_is_tried() {
+    fn p17_many_patterns_stay_bounded_and_each_is_probed() {
         let texts: Vec<String> = (0..40).map(|at| format!("/**/a{at}/**/b{at}/*")).collect();
         let texts: Vec<&str> = texts.iter().map(String::as_str).collect();
         let found = paths(&texts);
         for text in &texts {
             let pattern = PathPattern::parse(text).unwrap();
-            let tried =
-                |path: &String| CanonicalPath::parse(path).is_ok_and(|path| pattern.matches(&path));
+            let tried = |path: &String| CanonicalPath::parse(path).is_ok_and(|path| pattern.matches(&path));
             assert!(found.iter().any(tried), "{text}");
         }
     }

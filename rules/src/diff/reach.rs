@@ -1,4 +1,4 @@
-//! Which addresses a permit lets its name lead to, in words that are the same for the same addresses.
+//! Describes the addresses that a permit admits; equal sets of addresses have equal descriptions.
 
 use ipnet::IpNet;
 
@@ -8,7 +8,7 @@ use crate::name::Host;
 use crate::network::{is_forbidden, spans_forbidden};
 use crate::policy::{MatchedEntry, RuleMatch};
 
-/// The addresses that may be dialled; none when there are none.
+/// Describes the addresses that Sandbar may dial; `None` if there are none.
 pub(super) fn dialable_addresses(side: DiffSide<'_>, permit: &Permit) -> Option<String> {
     match permit.host() {
         Host::Address(address) => {
@@ -20,30 +20,33 @@ pub(super) fn dialable_addresses(side: DiffSide<'_>, permit: &Permit) -> Option<
 
 fn name_addresses(side: DiffSide<'_>, permit: &Permit) -> Option<String> {
     let [own, base] = permit.0.admission.each_ref().map(|layer| AddressSet::new(layer));
-    let AddressSet { any, public, mut nets, mut partly } = own.intersect(base);
+    let AddressSet { any, public, mut nets, mut public_parts } = own.intersect(base);
     let mut denied = denied_nets(side, permit.port());
-    let shut = |net: &IpNet| denied.iter().any(|no| no.contains(net));
-    nets.retain(|net| !shut(net));
-    partly.retain(|net| !shut(net));
-    let within = |no: &IpNet| nets.iter().chain(&partly).any(|net| net.contains(no));
-    denied.retain(|no| any || within(no) || (public && !is_forbidden(no)));
+    let is_denied = |net: &IpNet| denied.iter().any(|deny| deny.contains(net));
+    nets.retain(|net| !is_denied(net));
+    public_parts.retain(|net| !is_denied(net));
+    let within = |deny: &IpNet| nets.iter().chain(&public_parts).any(|net| net.contains(deny));
+    denied.retain(|deny| any || within(deny) || (public && !is_forbidden(deny)));
     let mut words: Vec<String> = Vec::new();
     words.extend(any.then(|| "any address".to_owned()));
     words.extend(public.then(|| "public addresses".to_owned()));
     words.extend((!nets.is_empty()).then(|| format!("addresses in {}", join_nets(&nets))));
     words.extend(
-        (!partly.is_empty()).then(|| format!("public addresses in {}", join_nets(&partly))),
+        (!public_parts.is_empty()).then(|| format!("public addresses in {}", join_nets(&public_parts))),
     );
     (!words.is_empty()).then(|| format!("{}{}", words.join(" and "), describe_exceptions(&denied)))
 }
 
-/// Addresses: all, the public ones, those of networks, and the public ones of networks.
+/// A set of addresses.
 #[derive(Default)]
 struct AddressSet {
     any: bool,
+    /// Whether it includes every public address.
     public: bool,
+    /// Networks it includes completely.
     nets: Vec<IpNet>,
-    partly: Vec<IpNet>,
+    /// Networks of which it includes only the public addresses.
+    public_parts: Vec<IpNet>,
 }
 
 impl AddressSet {
@@ -54,10 +57,10 @@ impl AddressSet {
         });
         let (any, public) =
             (layer.contains(&AddressAdmission::Any), layer.contains(&AddressAdmission::Public));
-        AddressSet { any, public, nets: nets.copied().collect(), partly: Vec::new() }
+        AddressSet { any, public, nets: nets.copied().collect(), public_parts: Vec::new() }
     }
 
-    /// What both layers let pass, each part in one way only.
+    /// Returns the addresses in both sets, in normal form.
     fn intersect(self, other: AddressSet) -> AddressSet {
         if self.any || other.any {
             let any = self.any && other.any;
@@ -66,20 +69,21 @@ impl AddressSet {
         let mut nets = intersect_nets(&self.nets, &other.nets);
         let halves = [(other.public, self.nets), (self.public, other.nets)];
         let halves = halves.into_iter().filter(|(public, _)| *public).flat_map(|(_, nets)| nets);
-        let (partly, whole): (Vec<_>, Vec<_>) =
+        let (public_parts, whole): (Vec<_>, Vec<_>) =
             halves.filter(|net| !is_forbidden(net)).partition(spans_forbidden);
         nets.extend(whole);
-        AddressSet { any: false, public: self.public && other.public, nets, partly }.normalise()
+        AddressSet { any: false, public: self.public && other.public, nets, public_parts }.normalise()
     }
 
+    /// Removes networks that `public` already covers, and aggregates the rest.
     fn normalise(mut self) -> AddressSet {
         if self.public {
             self.nets.retain(|net| is_forbidden(net) || spans_forbidden(net));
-            self.partly.clear();
+            self.public_parts.clear();
         }
         AddressSet {
             nets: IpNet::aggregate(&self.nets),
-            partly: IpNet::aggregate(&self.partly),
+            public_parts: IpNet::aggregate(&self.public_parts),
             ..self
         }
     }
@@ -95,15 +99,14 @@ fn intersect_nets(ones: &[IpNet], others: &[IpNet]) -> Vec<IpNet> {
     pairs.filter_map(|(one, other)| meet(one, other)).collect()
 }
 
-/// The addresses a deny rule shuts whatever name led there.
+/// Returns the networks that deny rules close, whatever name leads there.
 fn denied_nets((rules, sandbox): DiffSide<'_>, port: Option<u16>) -> Vec<IpNet> {
     let mut found = Vec::new();
     for policy in rules.policies_of(sandbox) {
         for (net, rule) in policy.addresses() {
             let matched = RuleMatch { policy, rule, by: MatchedEntry::Address(net) };
-            let here =
-                port.map_or_else(|| matched.is_on_every_port(), |port| matched.has_port(port));
-            if rule.is_deny() && !rule.filters_requests() && here {
+            let on_port = port.map_or_else(|| matched.is_on_every_port(), |port| matched.has_port(port));
+            if rule.is_deny() && !rule.filters_requests() && on_port {
                 found.push(net);
             }
         }
@@ -112,7 +115,7 @@ fn denied_nets((rules, sandbox): DiffSide<'_>, port: Option<u16>) -> Vec<IpNet> 
 }
 
 fn describe_exceptions(nets: &[IpNet]) -> String {
-    if nets.is_empty() { String::new() } else { format!(" but {}", join_nets(nets)) }
+    if nets.is_empty() { String::new() } else { format!(" except {}", join_nets(nets)) }
 }
 
 fn join_nets(nets: &[IpNet]) -> String {

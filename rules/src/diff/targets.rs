@@ -1,4 +1,4 @@
-//! Where to try: a host for every kind of host that the patterns of two sides tell apart, and its ports.
+//! The hosts and ports to probe: one host for every class of hosts that the patterns of the two sides distinguish.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
@@ -15,40 +15,38 @@ use crate::policy::{MatchedEntry, Policy, RuleMatch, matching_rules};
 use crate::probe::{PolicyProbe, ProbeKind};
 use crate::special_names;
 
-/// The label that stands for any name below a wildcard.
+/// The label that represents any name below a wildcard.
 const ANY_LABEL: &str = "any-name";
-/// The port that is always tried.
+/// The port that is always probed.
 const DEFAULT_PORT: u16 = 443;
 
-/// A host to try.
+/// A host to probe.
 pub(super) struct SampleHost {
     pub(super) host: Host,
-    /// The words for it: the pattern it stands for.
+    /// The pattern it represents.
     pub(super) shown: String,
 }
 
-/// A connection to a host as a client would open it.
+/// Returns a probe of a connection as a client would open it.
 pub(super) fn connection_probe(host: &Host, port: u16) -> PolicyProbe {
     let scheme = if port == 80 { UrlScheme::Http } else { UrlScheme::Https };
     let (host, special) = (host.clone(), ProbeKind::Connection);
     PolicyProbe { host, port, scheme, method: None, path: None, special }
 }
 
-/// Every policy of both sides, the old one's first.
+/// Returns every policy of both sides, the old side's first.
 pub(super) fn all_policies<'a>(sides: [DiffSide<'a>; 2]) -> Vec<&'a std::sync::Arc<Policy>> {
     sides.into_iter().flat_map(|(rules, sandbox)| rules.policies_of(sandbox)).collect()
 }
 
-/// Every rule of either side that names `host`.
+/// Returns every rule of either side that names `host`.
 pub(super) fn all_matches<'a>(sides: [DiffSide<'a>; 2], host: &'a Host) -> Vec<RuleMatch<'a>> {
     all_policies(sides).into_iter().flat_map(|policy| matching_rules(policy, host)).collect()
 }
 
 pub(super) fn sample_hosts(sides: [DiffSide<'_>; 2]) -> impl Iterator<Item = SampleHost> {
-    let nets: BTreeSet<IpNet> = all_policies(sides)
-        .into_iter()
-        .flat_map(|policy| policy.addresses().map(|(net, _)| net))
-        .collect();
+    let nets: BTreeSet<IpNet> =
+        all_policies(sides).into_iter().flat_map(|policy| policy.addresses().map(|(net, _)| net)).collect();
     let target = |(shown, host)| SampleHost { host, shown };
     sample_names(sides).into_iter().map(target).chain(sample_addresses(&nets))
 }
@@ -70,11 +68,11 @@ fn sample_names(sides: [DiffSide<'_>; 2]) -> BTreeMap<String, Host> {
     found
 }
 
-/// A name for each kind of name the pattern covers.
+/// Returns a name for each kind of name that the pattern covers.
 fn names_for(hit: &PatternHit<'_>, label: &str) -> Vec<(String, DomainName)> {
     let below = || match hit.base {
         "" => parse_sample("*".to_owned(), label),
-        // The longest names leave room for a single letter only.
+        // A base name of nearly maximum length leaves room for a single letter only.
         base => parse_sample(format!("*.{base}"), &format!("{label}.{base}"))
             .or_else(|| parse_sample(format!("*.{base}"), &format!("a.{base}"))),
     };
@@ -91,7 +89,7 @@ fn parse_sample(shown: String, name: &str) -> Option<(String, DomainName)> {
     DomainName::parse(name).ok().map(|name| (shown, name))
 }
 
-/// The first address of every stretch that lies in the same networks, and is public or not.
+/// Returns the first address of every range whose addresses are in the same networks and equally public.
 fn sample_addresses(nets: &BTreeSet<IpNet>) -> Vec<SampleHost> {
     let mut starts: BTreeSet<IpAddr> = BTreeSet::new();
     for net in nets {
@@ -100,13 +98,11 @@ fn sample_addresses(nets: &BTreeSet<IpNet>) -> Vec<SampleHost> {
     }
     let mut special: Vec<IpAddr> = starts.iter().copied().collect();
     while let Some(address) = special.pop() {
-        let next = forbidden_range(address)
-            .and_then(|forbidden| next_address(forbidden.range.broadcast()));
+        let next = forbidden_range(address).and_then(|forbidden| next_address(forbidden.range.broadcast()));
         special.extend(next.filter(|next| starts.insert(*next)));
     }
-    let narrowest = |address: &IpAddr| {
-        nets.iter().filter(|net| net.contains(address)).max_by_key(|net| net.prefix_len())
-    };
+    let narrowest =
+        |address: &IpAddr| nets.iter().filter(|net| net.contains(address)).max_by_key(|net| net.prefix_len());
     let target = |address: IpAddr| {
         let shown = narrowest(&address)?.to_string();
         Some(SampleHost { host: Host::Address(address), shown })
@@ -121,7 +117,7 @@ fn next_address(address: IpAddr) -> Option<IpAddr> {
     }
 }
 
-/// Every port a rule has for the host. On any other an allow rule never acts, so nothing is reachable.
+/// Returns every port that a rule has for the host; on other ports no rule allows anything.
 pub(super) fn rule_ports(matches: &[RuleMatch<'_>]) -> BTreeSet<u16> {
     let mut found = BTreeSet::from([DEFAULT_PORT]);
     for matched in matches {
@@ -135,7 +131,7 @@ pub(super) fn rule_ports(matches: &[RuleMatch<'_>]) -> BTreeSet<u16> {
     found
 }
 
-/// `shown` with its port, unless that is the usual one.
+/// Returns `shown` with its port, unless that is the default port.
 pub(super) fn with_port(shown: &str, port: u16) -> String {
     match port {
         DEFAULT_PORT => shown.to_owned(),
@@ -143,8 +139,8 @@ pub(super) fn with_port(shown: &str, port: u16) -> String {
     }
 }
 
-/// All that decides for a name: names with the same signature meet the same fate, so a long list is
-/// judged once and not a million times.
+/// Everything that a decision on a name depends on. Names with the same signature get the same decision, so a long
+/// list is probed once and not a million times.
 #[derive(PartialEq, Eq, Hash)]
 pub(super) struct HostSignature {
     rules: Vec<(usize, u16, Option<u16>, u8, usize)>,
@@ -152,14 +148,14 @@ pub(super) struct HostSignature {
     refused: bool,
 }
 
-/// The signature of a name; none for an address, of which there are few.
+/// Returns the signature of a name; `None` for an address, of which there are few.
 pub(super) fn host_signature(sides: [DiffSide<'_>; 2], host: &Host) -> Option<HostSignature> {
     let name = host.name()?;
     let (mut rules, mut refused) = (Vec::new(), special_names::is_resolver_discovery(name));
     for (at, policy) in all_policies(sides).into_iter().enumerate() {
         for hit in policy.hosts.hits(name) {
             refused |= special_names::is_hidden_resolver(name, &hit);
-            // How long an exact name is never matters beside patterns that are all shorter.
+            // The length of an exact name does not affect precedence: every other match has a shorter base.
             let length = if hit.reach == PatternReach::Exact { 0 } else { hit.base.len() };
             rules.push((at, hit.rule, hit.port, hit.reach as u8, length));
         }

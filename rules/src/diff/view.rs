@@ -1,4 +1,4 @@
-//! What one side makes of a connection and of the requests on it, and on which terms.
+//! What one side allows of a connection and its requests, and on which terms.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -12,35 +12,35 @@ use crate::name::Host;
 use crate::policy::{IdentityMode, RuleMatch};
 use crate::probe::{PolicyProbe, ProbeKind};
 
-/// The method that stands for any a rule does not name.
+/// The method that represents all methods no rule names.
 const OTHER_METHOD: &str = "ANY-OTHER-METHOD";
 
-/// Terms by what they are about, so that like is compared with like.
+/// Descriptions of terms by topic, so that only terms on the same topic are compared.
 pub(super) type TermTexts = BTreeMap<&'static str, String>;
 
-/// One connection worth trying.
+/// One connection to probe.
 pub(super) struct SampleConnection<'a> {
     pub(super) probe: PolicyProbe,
-    /// The words for it: the pattern it stands for, and the port.
+    /// Its description: the pattern it represents, and the port.
     pub(super) what: String,
     /// The rules of either side that name the host.
     pub(super) matches: &'a [RuleMatch<'a>],
 }
 
-/// One request worth trying on a connection.
+/// One request to probe on a connection.
 pub(super) struct SampleRequest {
     method: Option<HttpMethod>,
     path: String,
-    /// The words for it.
+    /// Its description.
     pub(super) shown: String,
 }
 
-/// What a side lets pass.
+/// What one side allows.
 #[derive(Default)]
 pub(super) struct AllowedTraffic {
-    /// The connection itself; none when nothing gets through.
+    /// The connection itself; `None` if nothing passes.
     pub(super) connection: Option<AllowedProbe>,
-    /// The requests that pass, by their words.
+    /// The allowed requests, by description.
     pub(super) requests: BTreeMap<String, AllowedProbe>,
 }
 
@@ -51,7 +51,7 @@ pub(super) struct AllowedProbe {
 }
 
 impl SampleConnection<'_> {
-    /// Every method with every path that a rule of either side tells apart for the host.
+    /// Returns every combination of methods and paths that the rules of either side distinguish for the host.
     pub(super) fn sample_requests(&self) -> Vec<SampleRequest> {
         if self.probe.special == ProbeKind::Raw {
             return Vec::new();
@@ -59,14 +59,12 @@ impl SampleConnection<'_> {
         let here = || self.matches.iter().filter(|matched| matched.has_port(self.probe.port));
         let named: BTreeSet<&HttpMethod> =
             here().flat_map(|matched| matched.rule.methods().unwrap_or(&[])).collect();
-        let patterns: Vec<_> =
-            here().flat_map(|matched| matched.rule.paths().unwrap_or(&[])).collect();
+        let patterns: Vec<_> = here().flat_map(|matched| matched.rule.paths().unwrap_or(&[])).collect();
         let other = HttpMethod::parse(OTHER_METHOD).ok();
         let methods: Vec<Option<HttpMethod>> =
             named.iter().map(|method| Some((*method).clone())).chain([None]).collect();
         let denying = here().filter(|matched| matched.rule.is_deny());
-        let denied: Vec<_> =
-            denying.flat_map(|matched| matched.rule.paths().unwrap_or(&[])).collect();
+        let denied: Vec<_> = denying.flat_map(|matched| matched.rule.paths().unwrap_or(&[])).collect();
         let paths = paths::sample_paths(&patterns, &denied);
         let one = |method: &Option<HttpMethod>, path: &paths::SamplePath| SampleRequest {
             method: method.clone().or_else(|| other.clone()),
@@ -80,12 +78,7 @@ impl SampleConnection<'_> {
             .collect()
     }
 
-    fn describe_request(
-        &self,
-        method: Option<&HttpMethod>,
-        some_named: bool,
-        path: &PathLabel,
-    ) -> String {
+    fn describe_request(&self, method: Option<&HttpMethod>, some_named: bool, path: &PathLabel) -> String {
         let front = method.map(|method| format!("{method} ")).unwrap_or_default();
         let (pattern, paths) = match path {
             PathLabel::Ambiguous => ("", Some("ambiguous paths")),
@@ -106,31 +99,29 @@ impl SampleConnection<'_> {
 impl AllowedTraffic {
     pub(super) fn new(
         side: DiffSide<'_>,
-        question: &SampleConnection<'_>,
-        tries: &[SampleRequest],
+        sample: &SampleConnection<'_>,
+        samples: &[SampleRequest],
     ) -> AllowedTraffic {
-        let Some(connection) = decide_probe(side, &question.probe) else {
+        let Some(connection) = decide_probe(side, &sample.probe) else {
             return AllowedTraffic::default();
         };
         let requests: BTreeMap<String, AllowedProbe> = match connection.treatment {
-            Treatment::Intercept => tries
+            Treatment::Intercept => samples
                 .iter()
                 .filter_map(|request| {
-                    decide_probe(side, &request.probe(question))
-                        .map(|pass| (request.shown.clone(), pass))
+                    decide_probe(side, &request.probe(sample)).map(|allowed| (request.shown.clone(), allowed))
                 })
                 .collect(),
-            // What passes unseen passes whatever it asks for.
+            // Without inspection every request passes.
             Treatment::Forward
             | Treatment::Hold { .. }
             | Treatment::Raw
             | Treatment::Resolve
-            | Treatment::Tunnel => tries
-                .iter()
-                .map(|request| (request.shown.clone(), connection.unseen_request()))
-                .collect(),
+            | Treatment::Tunnel => {
+                samples.iter().map(|request| (request.shown.clone(), connection.opaque_request())).collect()
+            }
         };
-        if requests.is_empty() && !tries.is_empty() {
+        if requests.is_empty() && !samples.is_empty() {
             return AllowedTraffic::default();
         }
         AllowedTraffic { connection: Some(connection), requests }
@@ -138,24 +129,20 @@ impl AllowedTraffic {
 }
 
 impl SampleRequest {
-    fn probe(&self, question: &SampleConnection<'_>) -> PolicyProbe {
+    fn probe(&self, connection: &SampleConnection<'_>) -> PolicyProbe {
         let (method, path) = (self.method.clone(), Some(self.path.clone()));
-        PolicyProbe { method, path, ..question.probe.clone() }
+        PolicyProbe { method, path, ..connection.probe.clone() }
     }
 }
 
 impl AllowedProbe {
-    /// A request of which nothing is seen.
-    fn unseen_request(&self) -> AllowedProbe {
-        AllowedProbe {
-            rule: self.rule.clone(),
-            terms: TermTexts::new(),
-            treatment: self.treatment.clone(),
-        }
+    /// Returns a request on this connection that Sandbar does not inspect.
+    fn opaque_request(&self) -> AllowedProbe {
+        AllowedProbe { rule: self.rule.clone(), terms: TermTexts::new(), treatment: self.treatment.clone() }
     }
 }
 
-/// What becomes of a probe on one side; none when it is refused or no address could be dialled for it.
+/// Decides a probe on one side; `None` if it is refused or no address could be dialled for it.
 fn decide_probe(side: DiffSide<'_>, probe: &PolicyProbe) -> Option<AllowedProbe> {
     let Decision::Allow(permit) = probe.decide(side.0, side.1) else { return None };
     let mut terms = TermTexts::from([("addresses", dialable_addresses(side, &permit)?)]);
@@ -172,16 +159,10 @@ fn decide_probe(side: DiffSide<'_>, probe: &PolicyProbe) -> Option<AllowedProbe>
         Treatment::Hold { profile, identity } => {
             terms.insert("profile", format!("profile `{profile}`"));
             let required = *identity == IdentityMode::Required;
-            terms.insert(
-                "identity",
-                choose_text(required, "identity required", "identity from-path"),
-            );
+            terms.insert("identity", choose_text(required, "identity required", "identity from-channel"));
         }
         Treatment::Tunnel => {
-            terms.insert(
-                "ech",
-                choose_text(tolerates_ech(side, &permit), "ECH tolerated", "ECH refused"),
-            );
+            terms.insert("ech", choose_text(tolerates_ech(side, &permit), "ECH tolerated", "ECH refused"));
         }
         Treatment::Intercept | Treatment::Raw | Treatment::Resolve => {}
     }
@@ -192,17 +173,16 @@ fn decide_probe(side: DiffSide<'_>, probe: &PolicyProbe) -> Option<AllowedProbe>
     Some(AllowedProbe { rule, terms, treatment: permit.treatment().clone() })
 }
 
-fn choose_text(is: bool, one: &str, other: &str) -> String {
-    if is { one.to_owned() } else { other.to_owned() }
+fn choose_text(condition: bool, yes: &str, no: &str) -> String {
+    if condition { yes.to_owned() } else { no.to_owned() }
 }
 
 pub(super) fn describe_budget(budgets: Budgets) -> String {
-    let set: Vec<String> =
-        budgets.limits().map(|(key, limit)| format!("{key} = {limit}")).collect();
+    let set: Vec<String> = budgets.limits().map(|(key, limit)| format!("{key} = {limit}")).collect();
     if set.is_empty() { "no budget".to_owned() } else { format!("budget {}", set.join(", ")) }
 }
 
-/// Whether the same connection would pass with an encrypted hello in it.
+/// Returns whether the same connection would pass with ECH in its ClientHello.
 fn tolerates_ech((rules, sandbox): DiffSide<'_>, permit: &Permit) -> bool {
     let mut facts = permit.facts().clone();
     if let Facts::Connect(connect) = &mut facts
@@ -213,7 +193,7 @@ fn tolerates_ech((rules, sandbox): DiffSide<'_>, permit: &Permit) -> bool {
     matches!(rules.decide(sandbox, &facts), Decision::Allow(_))
 }
 
-/// How a side answers DNS questions for a host; none when it answers no type of them.
+/// Returns how a side answers DNS queries for a host; `None` if it refuses every type.
 pub(super) fn decide_lookup(
     side: DiffSide<'_>,
     host: &Host,
@@ -225,10 +205,7 @@ pub(super) fn decide_lookup(
     let mut found: Option<AllowedProbe> = None;
     let (mut allowed, mut strict) = (Vec::new(), false);
     for query in types {
-        let probe = PolicyProbe {
-            special: ProbeKind::Lookup(query),
-            ..targets::connection_probe(host, 443)
-        };
+        let probe = PolicyProbe { special: ProbeKind::Lookup(query), ..targets::connection_probe(host, 443) };
         let Decision::Allow(permit) = probe.decide(side.0, side.1) else { continue };
         allowed.push(query.to_string());
         strict |= permit.lookup().strict_cname;

@@ -1,5 +1,5 @@
-//! What to change so that a refused attempt is allowed. Advice that would not load, would not help or
-//! would open a way around the filter is not given: the reason's next step has to do.
+//! Suggests the edit that would allow a refused attempt. It suggests nothing that would not load, would not help
+//! or would bypass the filter; the reason's next step then has to suffice.
 
 use crate::decide::check_filters;
 use std::sync::Arc;
@@ -21,11 +21,11 @@ use crate::url_path::PathPattern;
 
 use super::PolicyEdit;
 
-/// Longest part of a host that a new rule is named after.
+/// Longest part of a host to use as the name of a new rule.
 const MAX_NAME_LENGTH: usize = 80;
-/// What `access = "read-only"` stands for; a rule with these methods may be written either way.
+/// The methods of `access = "read-only"`; a rule with these methods may use either key.
 const READ_ONLY_METHODS: [&str; 3] = ["GET", "HEAD", "OPTIONS"];
-/// What another rule for the same host can mend.
+/// Reasons that another rule for the same host can fix.
 const FIXABLE_REASONS: [Reason; 6] = [
     Reason::DnsTypeNotAllowed,
     Reason::MethodNotAllowed,
@@ -35,7 +35,7 @@ const FIXABLE_REASONS: [Reason; 6] = [
     Reason::SpecialName,
 ];
 
-/// The edit that would allow `probe`, if there is one to advise.
+/// Returns the edit that would allow `probe`, if there is one to suggest.
 pub(super) fn suggest_edit(
     rules: &RuleSet,
     sandbox: &SandboxRef,
@@ -47,15 +47,13 @@ pub(super) fn suggest_edit(
     }
     let advice = EditAdvisor { rules, sandbox, probe };
     match (&denial.rule, &probe.special) {
-        (Some(reference), ProbeKind::Memory { .. }) => {
-            advice.extend_banks(denial.reason, reference)
-        }
+        (Some(reference), ProbeKind::Memory { .. }) => advice.extend_banks(denial.reason, reference),
         (Some(reference), _) => advice.advise_near_miss(denial.reason, reference),
         (None, _) => advice.advise_new_rule(denial.reason),
     }
 }
 
-/// Behind a public resolver no name can be judged, so none is advised.
+/// Returns whether the host is a public resolver, which the advice never opens: it bypasses the DNS filter.
 fn is_public_resolver(host: &Host) -> bool {
     let (reach, origin) = (PatternReach::Tree, PatternOrigin::Policy);
     let wide = PatternHit { rule: 0, port: None, line: 0, origin, reach, base: "" };
@@ -69,17 +67,17 @@ struct EditAdvisor<'a> {
 }
 
 impl EditAdvisor<'_> {
-    /// No rule came near: one of its own.
+    /// No rule came close: suggests a new one.
     fn advise_new_rule(&self, reason: Reason) -> Option<PolicyEdit> {
         let unlisted = [Reason::NotListed, Reason::AddressNotListed, Reason::NameMissing];
         unlisted.contains(&reason).then(|| self.add_rule()).flatten()
     }
 
-    /// A rule came near: extend it where that suffices, else one of its own.
+    /// A rule came close: suggests to extend it if that suffices, else a new rule.
     fn advise_near_miss(&self, reason: Reason, reference: &RuleRef) -> Option<PolicyEdit> {
-        // Another way to a memory service would be one around its guard.
+        // Any other rule for a memory service would bypass its guard.
         let rule = self.find_rule(reference).filter(|rule| rule.memory_terms().is_none())?;
-        // What the base or a deny rule leaves shut is not mended by extending a rule.
+        // Extending a rule does not help against the base or a deny rule; `add_rule` checks that.
         let add = self.add_rule()?;
         let in_file = reference.policy.as_str() != GRANTS_POLICY;
         if in_file && reason == Reason::DnsTypeNotAllowed {
@@ -116,7 +114,7 @@ impl EditAdvisor<'_> {
         (takes_ports && passes && narrow).then(|| extend_key(reference, "hosts", entry))
     }
 
-    /// Whether methods and paths let the request pass, if it is one.
+    /// Returns whether the rule's methods and paths match the request, if the probe is one.
     fn passes_filters(&self, rule: &Rule) -> bool {
         self.probe.facts(self.sandbox).iter().all(|facts| match facts {
             Facts::Request(request) => check_filters(rule, request).is_ok(),
@@ -143,14 +141,14 @@ impl EditAdvisor<'_> {
         Some(PolicyEdit::Set { rule, key: "methods", entries, instead_of })
     }
 
-    /// The path as it is: with a star in it, it would open more than was asked for.
+    /// Suggests the literal path; a path with a star would open more than requested.
     fn extend_paths(&self, reference: &RuleRef) -> Option<PolicyEdit> {
         let path = self.probe.path.as_deref().unwrap_or("/");
         let pattern = PathPattern::parse(path).ok().filter(|_| !path.contains('*'))?;
         Some(extend_key(reference, "paths", pattern.to_string()))
     }
 
-    /// Every type, because the key replaces the types that hold without it.
+    /// Suggests all types, because the key replaces the default types.
     fn extend_dns_types(&self, rule: &Rule, reference: &RuleRef) -> Option<PolicyEdit> {
         let ProbeKind::Lookup(query) = self.probe.special else { return None };
         let types = rule.allow_terms()?.dns_types.iter().chain([&query]);
@@ -160,19 +158,17 @@ impl EditAdvisor<'_> {
     }
 
     fn extend_banks(&self, reason: Reason, reference: &RuleRef) -> Option<PolicyEdit> {
-        let (ProbeKind::Memory { operation, bank }, Reason::ForeignBank) =
-            (&self.probe.special, reason)
+        let (ProbeKind::Memory { operation, bank }, Reason::ForeignBank) = (&self.probe.special, reason)
         else {
             return None;
         };
         let terms = self.find_rule(reference)?.memory_terms()?;
         let identity = match terms.identity {
-            IdentityMode::FromChannel => "from-path",
+            IdentityMode::FromChannel => "from-channel",
             IdentityMode::Required => "required",
         };
         let environment = terms.environment.as_ref();
-        let environment =
-            environment.map(|name| format!("environment = \"{name}\"\n")).unwrap_or_default();
+        let environment = environment.map(|name| format!("environment = \"{name}\"\n")).unwrap_or_default();
         let service = format!(
             "[[memory]]\nname = \"m\"\nhost = \"{}:{}\"\nprofile = \"{}\"\nidentity = \"{identity}\"\n{environment}{} = [\"{bank}\"]",
             self.probe.host,
@@ -180,31 +176,29 @@ impl EditAdvisor<'_> {
             terms.profile,
             operation.as_str()
         );
-        self.would_allow(&service)
-            .then(|| extend_key(reference, operation.as_str(), bank.to_string()))
+        self.would_allow(&service).then(|| extend_key(reference, operation.as_str(), bank.to_string()))
     }
 
-    /// A rule that allows just what was tried, if one can.
+    /// Suggests a rule that allows exactly the probe, if one can.
     fn add_rule(&self) -> Option<PolicyEdit> {
         let lines = self.new_rule_text();
         (!self.must_inspect() && self.would_allow(&lines)).then_some(PolicyEdit::Add(lines))
     }
 
-    /// Whether raw TCP is tried where another rule has to look at requests, or what was recalled from
-    /// memory could leave by it: neither would load.
+    /// Returns whether the probe is raw TCP where another rule needs requests, or where recalled memory could leave
+    /// uninspected: a rule for it would not load.
     fn must_inspect(&self) -> bool {
         let policies = self.rules.own_policies_of(self.sandbox);
-        let remembers =
-            |policy: &Arc<Policy>| policy.rules.iter().any(|rule| rule.memory_terms().is_some());
-        let mut here = policies
+        let has_memory = |policy: &Arc<Policy>| policy.rules.iter().any(|rule| rule.memory_terms().is_some());
+        let mut matching = policies
             .iter()
             .flat_map(|policy| matching_rules(policy, &self.probe.host))
             .filter(|matched| matched.has_port(self.probe.port));
-        let seen = policies.iter().any(remembers) || here.any(|other| other.rule.needs_requests());
-        self.probe.special == ProbeKind::Raw && seen
+        let inspected = policies.iter().any(has_memory) || matching.any(|other| other.rule.needs_requests());
+        self.probe.special == ProbeKind::Raw && inspected
     }
 
-    /// Whether the attempt passes once `lines` stand in a policy of the sandbox.
+    /// Returns whether adding `lines` to a policy of the sandbox would allow the probe.
     fn would_allow(&self, lines: &str) -> bool {
         let bytes = format!("name = \"advice\"\n{lines}").into_bytes();
         let policies = vec![SourceFile { path: "advice".to_owned(), bytes }];
@@ -234,10 +228,7 @@ impl EditAdvisor<'_> {
             (Host::Address(_), false) => lines.push(format!("ports = [{port}]")),
             (Host::Name(_), false) => {}
         }
-        if host
-            .name()
-            .is_some_and(|name| HostPattern::parse(name.as_str(), PatternWidth::Narrow).is_err())
-        {
+        if host.name().is_some_and(|name| HostPattern::parse(name.as_str(), PatternWidth::Narrow).is_err()) {
             lines.push("dangerously_wide = true".to_owned());
         }
         lines.extend(self.probe.method.iter().map(|method| format!("methods = [\"{method}\"]")));
@@ -249,11 +240,11 @@ impl EditAdvisor<'_> {
         let ProbeKind::Lookup(query) = self.probe.special else { return None };
         let types = QueryType::DEFAULT.iter().chain([&query]);
         let types: Vec<String> = types.map(|query| format!("\"{query}\"")).collect();
-        let usual = QueryType::DEFAULT.contains(&query);
-        (!usual).then(|| format!("dns_types = [{}]", types.join(", ")))
+        let is_default = QueryType::DEFAULT.contains(&query);
+        (!is_default).then(|| format!("dns_types = [{}]", types.join(", ")))
     }
 
-    /// The host, or the host with a number where a rule is named so already.
+    /// Returns the host as rule name, with a number if a rule has that name already.
     fn unused_name(&self) -> String {
         let host: String = self.probe.host.to_string().chars().take(MAX_NAME_LENGTH).collect();
         let policies = self.rules.own_policies_of(self.sandbox);

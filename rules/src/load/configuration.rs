@@ -1,4 +1,4 @@
-//! The operator's file to the settings of the instance; the same checks run in `compile`.
+//! Reads the settings of the instance from the configuration; `compile` runs the same checks.
 
 use std::net::{IpAddr, SocketAddr};
 use std::str::FromStr;
@@ -14,28 +14,28 @@ use super::problem::{Problem, ProblemKind, Problems, SourceText, printable};
 use super::{SourceFile, decode_file, memory, read};
 use crate::configuration::{
     Attribution, BindTarget, Configuration, CredentialFile, DenialForm, DnsSettings, ForwardZone,
-    GrantSettings, HostEntry, ListenerMode, ListenerSettings, OnInvalid, PreResolve,
-    ReverseLookups, SystemRootsSetting, UpstreamSettings,
+    GrantSettings, HostEntry, ListenerMode, ListenerSettings, OnInvalid, PreResolve, ReverseLookups,
+    SystemRootsSetting, UpstreamSettings,
 };
 use crate::ids::{CredentialName, SandboxId};
 use crate::limits::TrafficLimits;
 use crate::name::DomainName;
 use crate::pattern::{HostPattern, PatternWidth};
 
-/// Most resolvers, zones and host entries, each.
+/// Most resolvers, zones and host entries, of each kind.
 const MAX_ENTRIES: usize = 1024;
-/// Slowest grid: a query that waits longer has been given up by whoever asked.
+/// Largest query grid: a stub resolver gives up on queries that wait longer.
 const MAX_GRID_MILLISECONDS: u64 = 2000;
-/// The longest that grants may be allowed to last: a week. What is needed for longer is a rule.
+/// Upper limit of `most_seconds`: one week. A longer need deserves a rule.
 const MAX_GRANT_SECONDS: u64 = 604_800;
-/// Longest time in which answers share a record.
+/// Upper limit of `fold_seconds`.
 const MAX_FOLD_SECONDS: u64 = 3600;
 
-/// Reads the settings of the instance from the operator's file.
+/// Reads the settings of the instance from the configuration.
 ///
 /// # Errors
 ///
-/// Returns what is wrong with them; what is wrong with sandboxes and policies only `compile` says.
+/// Returns the errors of the settings; only `compile` reports those of sandboxes and policies.
 pub fn read_configuration(file: &SourceFile) -> Result<Configuration, Vec<Problem>> {
     let mut problems = Problems::default();
     let settings = parse_configuration(file, &mut problems);
@@ -65,11 +65,7 @@ fn parse_configuration(file: &SourceFile, problems: &mut Problems) -> Option<Con
             .filter_map(|entry| credential_file(entry.get_ref()))
             .collect(),
         ca_dir: document.ca.map(|ca| ca.dir.into_inner()),
-        listeners: document
-            .listener
-            .iter()
-            .filter_map(|entry| listener_settings(entry.get_ref()))
-            .collect(),
+        listeners: document.listener.iter().filter_map(|entry| listener_settings(entry.get_ref())).collect(),
         log_dir: document.log.map(|log| log.dir.into_inner()),
         admin_socket: document.admin.map(|admin| admin.socket.into_inner()),
     })
@@ -81,7 +77,7 @@ fn credential_file(document: &CredentialDocument) -> Option<CredentialFile> {
 }
 
 fn listener_settings(document: &ListenerDocument) -> Option<ListenerSettings> {
-    let whose = match (&document.sandbox, document.identify.as_ref().map(Spanned::get_ref)) {
+    let attribution = match (&document.sandbox, document.identify.as_ref().map(Spanned::get_ref)) {
         (Some(id), _) => Attribution::Dedicated(SandboxId::parse(id.get_ref()).ok()?),
         (None, Some(AttributionDocument::Interface)) => Attribution::Interface,
         (None, Some(AttributionDocument::Mark)) => Attribution::Mark,
@@ -96,10 +92,10 @@ fn listener_settings(document: &ListenerDocument) -> Option<ListenerSettings> {
         ModeDocument::Tproxy => ListenerMode::Tproxy,
     };
     let bind = document.bind.iter().filter_map(|bind| BindTarget::parse(bind.get_ref())).collect();
-    Some(ListenerSettings { mode, bind, attribution: whose })
+    Some(ListenerSettings { mode, bind, attribution })
 }
 
-/// What `[grants]` says, or every problem of it.
+/// Reads `[grants]` and reports its problems.
 pub(crate) fn read_grants(
     source: &SourceText<'_>,
     document: &ConfigurationDocument,
@@ -122,12 +118,11 @@ pub(crate) fn read_grants(
     GrantSettings {
         forbid_hosts,
         forbid_bases: document.forbid_bases.iter().map(|base| base.get_ref().clone()).collect(),
-        most_seconds: most_seconds
-            .map_or(GrantSettings::default().most_seconds, |entry| *entry.get_ref()),
+        most_seconds: most_seconds.map_or(GrantSettings::default().most_seconds, |entry| *entry.get_ref()),
     }
 }
 
-/// What `[limits]` says, or every problem of it.
+/// Reads `[limits]` and reports its problems.
 pub(crate) fn read_limits(
     source: &SourceText<'_>,
     document: &ConfigurationDocument,
@@ -152,7 +147,7 @@ fn upstream_settings(document: &ConfigurationDocument) -> UpstreamSettings {
     }
 }
 
-/// What `[dns]` says, or every problem of it.
+/// Reads `[dns]` and reports its problems.
 pub(crate) fn read_dns(
     source: &SourceText<'_>,
     document: &ConfigurationDocument,
@@ -160,28 +155,28 @@ pub(crate) fn read_dns(
 ) -> Option<DnsSettings> {
     let document = document.dns.as_ref()?;
     let mut reader = DnsReader { source, problems };
-    let known = DnsSettings::new(reader.parse_resolvers(&document.upstreams));
+    let defaults = DnsSettings::new(reader.parse_resolvers(&document.upstreams));
     Some(DnsSettings {
         zones: reader.parse_zones(document),
         hosts: reader.parse_hosts(document),
         denial: denial_form(document.denial),
         grid_milliseconds: reader.read_bounded(
             document.grid_milliseconds.as_ref(),
-            known.grid_milliseconds,
+            defaults.grid_milliseconds,
             MAX_GRID_MILLISECONDS,
-            "the grid has at most 2000 milliseconds: stub resolvers give up soon after",
+            "`grid_milliseconds` is at most 2000: stub resolvers give up soon after",
         ),
         forwards_per_hour: reader.read_bounded(
             document.forwards_per_hour.as_ref(),
-            known.forwards_per_hour,
+            defaults.forwards_per_hour,
             u64::from(u32::MAX),
-            "that is more queries an hour than can leave",
+            "`forwards_per_hour` is at most 4294967295",
         ),
         fold_seconds: reader.read_bounded(
             document.fold_seconds.as_ref(),
-            known.fold_seconds,
+            defaults.fold_seconds,
             MAX_FOLD_SECONDS,
-            "answers share a record for at most 3600 seconds",
+            "`fold_seconds` is at most 3600",
         ),
         pre_resolve: match document.pre_resolve {
             Some(false) => PreResolve::Off,
@@ -191,8 +186,8 @@ pub(crate) fn read_dns(
             Some(true) => ReverseLookups::Known,
             Some(false) | None => ReverseLookups::Off,
         },
-        synthetic: reader.parse_synthetic(document.synthetic.as_ref(), known.synthetic),
-        ..known
+        synthetic: reader.parse_synthetic(document.synthetic.as_ref(), defaults.synthetic),
+        ..defaults
     })
 }
 
@@ -213,7 +208,7 @@ struct DnsReader<'a, 'b> {
 impl DnsReader<'_, '_> {
     fn parse_resolvers(&mut self, entries: &[Spanned<String>]) -> Vec<SocketAddr> {
         self.check_count(entries.len());
-        let why = "a resolver is written `address:port`";
+        let why = "write a resolver as `address:port`, such as `9.9.9.9:53`";
         entries.iter().filter_map(|entry| self.parse_entry(entry, why)).collect()
     }
 
@@ -226,7 +221,7 @@ impl DnsReader<'_, '_> {
             if entry.upstreams.is_empty() {
                 self.report(
                     &entry.name,
-                    ProblemKind::Missing("a zone names at least one resolver"),
+                    ProblemKind::Missing("a zone needs at least one resolver in `upstreams`"),
                 );
             }
             if zones.iter().any(|zone| zone.name == name) {
@@ -242,12 +237,9 @@ impl DnsReader<'_, '_> {
         self.check_count(document.host.len());
         let mut hosts: Vec<HostEntry> = Vec::new();
         for entry in document.host.iter().map(Spanned::get_ref) {
-            let why = "an address of a host is written without port or prefix";
-            let addresses: Vec<IpAddr> = entry
-                .addresses
-                .iter()
-                .filter_map(|address| self.parse_entry(address, why))
-                .collect();
+            let why = "write the address of a host without port or prefix length";
+            let addresses: Vec<IpAddr> =
+                entry.addresses.iter().filter_map(|address| self.parse_entry(address, why)).collect();
             let Some(name) = self.parse_name(&entry.name) else { continue };
             if hosts.iter().any(|host| host.name == name) {
                 let fault = ProblemKind::Twice { what: "host", name: name.to_string(), line: 1 };
@@ -258,33 +250,34 @@ impl DnsReader<'_, '_> {
         hosts
     }
 
-    fn parse_synthetic(&mut self, entry: Option<&Spanned<String>>, usual: Ipv4Net) -> Ipv4Net {
-        let why = "the synthetic range is an IPv4 network of at least 256 addresses, such as `198.18.0.0/15`";
-        let Some(entry) = entry else { return usual };
+    fn parse_synthetic(&mut self, entry: Option<&Spanned<String>>, default: Ipv4Net) -> Ipv4Net {
+        let why =
+            "the synthetic range must be an IPv4 network of at least 256 addresses, such as `198.18.0.0/15`";
+        let Some(entry) = entry else { return default };
         match self.parse_entry::<Ipv4Net>(entry, why) {
             Some(net) if net.prefix_len() <= 24 && net.trunc() == net => net,
             Some(_) => {
                 self.report(entry, ProblemKind::Missing(why));
-                usual
+                default
             }
-            None => usual,
+            None => default,
         }
     }
 
     fn read_bounded(
         &mut self,
         entry: Option<&Spanned<u64>>,
-        usual: u64,
-        most: u64,
+        default: u64,
+        max: u64,
         why: &'static str,
     ) -> u64 {
         match entry {
-            Some(entry) if *entry.get_ref() > most => {
+            Some(entry) if *entry.get_ref() > max => {
                 self.problems.error(self.source.location(entry.span()), ProblemKind::Missing(why));
-                usual
+                default
             }
             Some(entry) => *entry.get_ref(),
-            None => usual,
+            None => default,
         }
     }
 
@@ -292,8 +285,7 @@ impl DnsReader<'_, '_> {
         match DomainName::parse(entry.get_ref()) {
             Ok(name) => Some(name),
             Err(source) => {
-                let fault =
-                    ProblemKind::Host { entry: printable(entry.get_ref()), source: source.into() };
+                let fault = ProblemKind::Host { entry: printable(entry.get_ref()), source: source.into() };
                 self.report(entry, fault);
                 None
             }

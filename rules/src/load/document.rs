@@ -1,6 +1,8 @@
-//! The two files people write, as they write them and nothing more. What they mean is in `rule` and `sandboxes`.
+//! The two files as written: policies and the configuration. `policy_builder`, `configuration` and `sandboxes`
+//! give them meaning.
 //!
-//! Plain structs with spans: a misspelt key is refused with its line, and every list entry keeps its own.
+//! The structs are plain and spanned, so that a misspelt key or an invalid list entry is reported at its
+//! location. Doc comments of the fields become descriptions in the JSON Schema.
 
 use schemars::JsonSchema;
 use serde::Deserialize;
@@ -8,15 +10,15 @@ use toml::Spanned;
 
 use crate::limits::LimitsDocument;
 
-/// `policies/*.toml`: what a network team allows.
+/// A policy, `policies/*.toml`.
 #[derive(Debug, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 #[schemars(title = "Sandbar policy")]
 pub(crate) struct PolicyDocument {
-    /// The name sandboxes refer to the policy by.
+    /// The policy's name, which `[[sandbox]]` entries refer to.
     #[schemars(with = "String")]
     pub(crate) name: Spanned<String>,
-    /// What happens to TLS where a rule does not say; `intercept` unless written.
+    /// TLS treatment for rules that do not set their own; default `intercept`.
     #[schemars(with = "Option<TlsDocument>")]
     pub(crate) tls: Option<Spanned<TlsDocument>>,
     #[serde(default)]
@@ -34,102 +36,102 @@ pub(crate) struct PolicyDocument {
     pub(crate) test: Vec<Spanned<TestDocument>>,
 }
 
-/// `[[allow]]`: what may be reached, and on which terms.
+/// `[[allow]]`: destinations the sandbox may reach, and on which terms.
 #[derive(Debug, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub(crate) struct AllowDocument {
-    /// The rule's name; it stands in every record.
+    /// The rule's name; every record of the rule carries it.
     #[schemars(with = "String")]
     pub(crate) name: Spanned<String>,
-    /// Host patterns: `x.com`, `*.x.com` (below, not the apex), `.x.com` (both), each with `:port` if not 443. An empty list opens none.
+    /// Host patterns: `x.com`, `*.x.com` (below, not the apex), `.x.com` (both), each with `:port` if not 443. An empty list allows nothing.
     #[schemars(with = "Option<Vec<String>>")]
     pub(crate) hosts: Option<Vec<Spanned<String>>>,
-    /// A file of host patterns, one a line, beside the policy.
+    /// A file of host patterns, one per line, relative to the policy.
     #[schemars(with = "Option<String>")]
     pub(crate) hosts_file: Option<Spanned<String>>,
-    /// Literal targets as networks (`10.2.3.4/32`); they need `ports`.
+    /// Literal IP targets as networks (`10.2.3.4/32`); needs `ports` or `tcp`.
     #[schemars(with = "Option<Vec<String>>")]
     pub(crate) addresses: Option<Vec<Spanned<String>>>,
-    /// The ports of patterns written without one; 443 unless written.
+    /// The ports of patterns without one; default 443.
     #[schemars(with = "Option<Vec<u16>>")]
     pub(crate) ports: Option<Vec<Spanned<u16>>>,
-    /// Ports for raw TCP of any protocol; the hosts must be exact names.
+    /// Ports for raw TCP with any protocol; the hosts must be exact names.
     #[schemars(with = "Option<Vec<u16>>")]
     pub(crate) tcp: Option<Vec<Spanned<u16>>>,
-    /// Request methods; needs interception. Absent means every method.
+    /// Request methods; needs interception. Default: every method.
     #[schemars(with = "Option<Vec<String>>")]
     pub(crate) methods: Option<Vec<Spanned<String>>>,
-    /// Shorthand for methods.
+    /// Shorthand for `methods`.
     #[schemars(with = "Option<AccessDocument>")]
     pub(crate) access: Option<Spanned<AccessDocument>>,
-    /// Path patterns: `*` is one segment, `**` any number; needs interception. Absent means every path.
+    /// Path patterns: `*` is one segment, `**` any number; needs interception. Default: every path.
     #[schemars(with = "Option<Vec<String>>")]
     pub(crate) paths: Option<Vec<Spanned<String>>>,
-    /// The only networks the hosts may resolve to, and the only way to a private range.
+    /// The only networks the hosts may resolve to; required to reach a private range.
     #[schemars(with = "Option<Vec<String>>")]
     pub(crate) resolves_to: Option<Vec<Spanned<String>>>,
-    /// Whether TLS is looked into or passed through.
+    /// Whether to intercept TLS or tunnel it.
     #[schemars(with = "Option<TlsDocument>")]
     pub(crate) tls: Option<Spanned<TlsDocument>>,
-    /// What to do with encrypted client hellos on a tunnel; `refuse` unless written.
+    /// How a tunnel treats Encrypted ClientHello; default `refuse`.
     #[schemars(with = "Option<EchDocument>")]
     pub(crate) ech: Option<Spanned<EchDocument>>,
     /// The name of a credential to inject; never its value.
     #[schemars(with = "Option<String>")]
     pub(crate) credential: Option<Spanned<String>>,
-    /// Whether recalled memory may be sent there.
+    /// Whether the hosts may receive recalled memory.
     #[schemars(with = "Option<ReceiveDocument>")]
     pub(crate) memory: Option<Spanned<ReceiveDocument>>,
-    /// Whether bodies are searched for leaks; needs interception.
+    /// Whether to search request bodies for leaks; needs interception.
     #[schemars(with = "Option<bool>")]
     pub(crate) inspect: Option<Spanned<bool>>,
-    /// DNS query types beyond addresses; `A`, `AAAA` and `HTTPS` unless written.
+    /// Allowed DNS query types; default `A`, `AAAA` and `HTTPS`.
     #[schemars(with = "Option<Vec<String>>")]
     pub(crate) dns_types: Option<Vec<Spanned<String>>>,
-    /// Whether every CNAME target must be allowed too.
+    /// Whether every CNAME target must be allowed too (`strict`).
     #[schemars(with = "Option<CnameDocument>")]
     pub(crate) cname: Option<Spanned<CnameDocument>>,
-    /// Bits an hour that may leave in DNS names under this rule's wildcards.
+    /// Bits per hour that may leave in DNS names under this rule's wildcards.
     pub(crate) dns_bits_per_hour: Option<u64>,
-    /// Lets the rule name `*`, public suffixes and wildcards of them.
+    /// Permits `*`, public suffixes and wildcards of them, and networks that include special ranges.
     #[serde(default)]
     pub(crate) dangerously_wide: bool,
     /// Budgets of this rule alone.
     pub(crate) budget: Option<BudgetDocument>,
 }
 
-/// `[[deny]]`: what is refused whatever else allows it.
+/// `[[deny]]`: destinations to refuse, whatever allows them.
 #[derive(Debug, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub(crate) struct DenyDocument {
-    /// The rule's name; `deny <first host>` unless written.
+    /// The rule's name; default `deny <first host>`.
     #[schemars(with = "Option<String>")]
     pub(crate) name: Option<Spanned<String>>,
-    /// Host patterns, on every port unless written with one.
+    /// Host patterns; without `:port` they match every port.
     #[schemars(with = "Option<Vec<String>>")]
     pub(crate) hosts: Option<Vec<Spanned<String>>>,
-    /// A file of host patterns, one a line, beside the policy.
+    /// A file of host patterns, one per line, relative to the policy.
     #[schemars(with = "Option<String>")]
     pub(crate) hosts_file: Option<Spanned<String>>,
-    /// Literal targets as networks.
+    /// Literal IP targets as networks.
     #[schemars(with = "Option<Vec<String>>")]
     pub(crate) addresses: Option<Vec<Spanned<String>>>,
-    /// Only these ports; every port unless written.
+    /// Deny only these ports; default: every port.
     #[schemars(with = "Option<Vec<u16>>")]
     pub(crate) ports: Option<Vec<Spanned<u16>>>,
-    /// Only these methods; forces interception of the hosts.
+    /// Deny only these methods; forces interception of the hosts.
     #[schemars(with = "Option<Vec<String>>")]
     pub(crate) methods: Option<Vec<Spanned<String>>>,
-    /// Only these paths; forces interception of the hosts.
+    /// Deny only these paths; forces interception of the hosts.
     #[schemars(with = "Option<Vec<String>>")]
     pub(crate) paths: Option<Vec<Spanned<String>>>,
 }
 
-/// `[[memory]]`: a memory service, and the banks of it that may be used.
+/// `[[memory]]`: a memory service, and the banks the sandbox may use.
 #[derive(Debug, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub(crate) struct MemoryDocument {
-    /// The rule's name; it stands in every record.
+    /// The rule's name; every record of the rule carries it.
     #[schemars(with = "String")]
     pub(crate) name: Spanned<String>,
     /// The service's exact host, with its port if not 443.
@@ -138,91 +140,91 @@ pub(crate) struct MemoryDocument {
     /// The only networks the host may resolve to.
     #[schemars(with = "Option<Vec<String>>")]
     pub(crate) resolves_to: Option<Vec<Spanned<String>>>,
-    /// How the service is spoken to: `astrocyte`, `hindsight`, `mem0`, `zep`, `graphiti`, `mcp` or one of the operator's own.
+    /// The protocol profile of the service: `astrocyte`, `hindsight`, `mem0`, `zep`, `graphiti`, `mcp` or one of the operator's own.
     #[schemars(with = "String")]
     pub(crate) profile: Spanned<String>,
-    /// Whether requests must carry a signed identity, or are given it by the path they came by; `required` unless written.
+    /// Whether requests must carry a signed identity (`required`, the default) or take the identity of the channel they arrived on (`from-channel`).
     pub(crate) identity: Option<IdentityModeDocument>,
-    /// The environment of every bank there, where banks do not name their own (`staging:team-a`).
+    /// The environment of all banks of the service, if bank names do not carry one (`staging:team-a`).
     #[schemars(with = "Option<String>")]
     pub(crate) environment: Option<Spanned<String>>,
-    /// Banks that may be read, such as `staging:shared-*`.
+    /// Banks the sandbox may read, such as `staging:shared-*`.
     #[serde(default)]
     #[schemars(with = "Vec<String>")]
     pub(crate) recall: Vec<Spanned<String>>,
-    /// Banks that may be written.
+    /// Banks the sandbox may write.
     #[serde(default)]
     #[schemars(with = "Vec<String>")]
     pub(crate) retain: Vec<Spanned<String>>,
-    /// Banks whose content may be deleted.
+    /// Banks the sandbox may delete content from.
     #[serde(default)]
     #[schemars(with = "Vec<String>")]
     pub(crate) forget: Vec<Spanned<String>>,
 }
 
-/// Limits over time; where several apply, the smallest counts. Zero lets nothing pass.
+/// Usage limits; if several apply, the smallest counts. Zero allows nothing.
 #[derive(Clone, Copy, Debug, Default, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub(crate) struct BudgetDocument {
-    /// Connections open at once.
+    /// Concurrent connections.
     pub(crate) connections: Option<u64>,
-    /// Bits that may leave in DNS names.
+    /// Bits that may leave in DNS names, in any hour.
     pub(crate) dns_bits_per_hour: Option<u64>,
-    /// Bytes of answers and of tunnels towards the sandbox, in any day.
+    /// Bytes of responses, and of tunnels towards the sandbox, in any day.
     pub(crate) download_bytes_per_day: Option<u64>,
-    /// The same in any hour.
+    /// Bytes of responses, and of tunnels towards the sandbox, in any hour.
     pub(crate) download_bytes_per_hour: Option<u64>,
-    /// How long a sandbox may use the network at all.
+    /// How long a sandbox may use the network, in seconds.
     pub(crate) lifetime_seconds: Option<u64>,
     /// Requests and tunnels, in any day.
     pub(crate) requests_per_day: Option<u64>,
-    /// The same in any hour.
+    /// Requests and tunnels, in any hour.
     pub(crate) requests_per_hour: Option<u64>,
-    /// The same in any minute.
+    /// Requests and tunnels, in any minute.
     pub(crate) requests_per_minute: Option<u64>,
-    /// Bytes of requests, their heads included, and of tunnels from the sandbox, in any day.
+    /// Bytes of requests including their heads, and of tunnels from the sandbox, in any day.
     pub(crate) upload_bytes_per_day: Option<u64>,
-    /// The same in any hour.
+    /// Bytes of requests including their heads, and of tunnels from the sandbox, in any hour.
     pub(crate) upload_bytes_per_hour: Option<u64>,
 }
 
-/// `[[test]]`: an attempt and what must become of it; run by `check`, by `test` and by every reload.
+/// `[[test]]`: an attempt with its expected decision; `check`, `test` and every reload run it.
 #[derive(Debug, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub(crate) struct TestDocument {
-    /// What the test is about.
+    /// The name of the test.
     pub(crate) name: Option<String>,
     #[schemars(with = "ExpectDocument")]
     pub(crate) expect: Spanned<ExpectDocument>,
     /// A URL, or a host with its port if not 443.
     #[schemars(with = "String")]
     pub(crate) host: Spanned<String>,
-    /// A request method; without it and without a path only the connection is tried.
+    /// A request method; without `method` and `path` only the connection is tested.
     #[schemars(with = "Option<String>")]
     pub(crate) method: Option<Spanned<String>>,
     /// A request path.
     #[schemars(with = "Option<String>")]
     pub(crate) path: Option<Spanned<String>>,
-    /// `tcp` tries raw TCP instead of TLS.
+    /// `tcp` tests raw TCP instead of TLS.
     pub(crate) protocol: Option<ProtocolDocument>,
-    /// A DNS query type: only the look-up is tried.
+    /// A DNS query type; only the lookup is tested.
     #[schemars(with = "Option<String>")]
     pub(crate) dns: Option<Spanned<String>>,
-    /// A memory bank, with `operation`.
+    /// A memory bank, to test a memory request.
     #[schemars(with = "Option<String>")]
     pub(crate) bank: Option<Spanned<String>>,
-    /// What the memory request does.
+    /// The operation of the memory request; default `recall`.
     pub(crate) operation: Option<BankOperationDocument>,
-    /// The sandbox's environment, where no `[[sandbox]]` says it.
+    /// The sandbox's environment, if its `[[sandbox]]` sets none.
     #[schemars(with = "Option<String>")]
     pub(crate) environment: Option<Spanned<String>>,
-    /// The sandbox that tries; every sandbox with this policy unless written.
+    /// The sandbox to test; default: every sandbox with this policy.
     #[schemars(with = "Option<String>")]
     pub(crate) sandbox: Option<Spanned<String>>,
-    /// The reason code a denial must have.
+    /// The expected reason code of a denial.
     #[schemars(with = "Option<String>")]
     pub(crate) reason: Option<Spanned<String>>,
-    /// The rule that must decide.
+    /// The rule expected to decide.
     pub(crate) rule: Option<String>,
 }
 
@@ -263,7 +265,7 @@ pub(crate) enum CnameDocument {
 #[derive(Clone, Copy, Debug, Deserialize, JsonSchema, PartialEq, Eq)]
 #[serde(rename_all = "kebab-case")]
 pub(crate) enum IdentityModeDocument {
-    FromPath,
+    FromChannel,
     Required,
 }
 
@@ -289,15 +291,15 @@ pub(crate) enum BankOperationDocument {
     Retain,
 }
 
-/// `sandbar.toml`: the operator's file.
+/// `sandbar.toml`: the configuration.
 #[derive(Debug, Default, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
-#[schemars(title = "Sandbar operator file")]
+#[schemars(title = "Sandbar configuration")]
 pub(crate) struct ConfigurationDocument {
     /// The directory of policy files, relative to this file.
     #[schemars(with = "Option<String>")]
     pub(crate) policies: Option<Spanned<String>>,
-    /// What happens while the files on disk are not good; `keep` unless written.
+    /// What a reload does if the files on disk are invalid; default `keep`.
     pub(crate) on_invalid: Option<OnInvalidDocument>,
     pub(crate) log: Option<LogDocument>,
     pub(crate) dns: Option<DnsDocument>,
@@ -324,110 +326,110 @@ pub(crate) struct ConfigurationDocument {
 #[derive(Clone, Copy, Debug, Deserialize, JsonSchema, PartialEq, Eq)]
 #[serde(rename_all = "kebab-case")]
 pub(crate) enum OnInvalidDocument {
-    /// Nothing passes, and what is open is cut.
+    /// Refuse everything and cut open connections.
     Deny,
-    /// The rules in force stay.
+    /// Keep the current rules.
     Keep,
 }
 
-/// `[log]`: where the access log is written.
+/// `[log]`: the access log.
 #[derive(Debug, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub(crate) struct LogDocument {
-    /// The directory of the log's segments.
+    /// The directory of the log segments.
     #[schemars(with = "String")]
     pub(crate) dir: Spanned<String>,
 }
 
-/// `[admin]`: where commands reach the running program.
+/// `[admin]`: the admin API of the running instance.
 #[derive(Debug, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub(crate) struct AdminDocument {
-    /// The unix socket; `admin.sock` in the log's directory unless written.
+    /// The unix socket; default `admin.sock` in the log directory.
     #[schemars(with = "String")]
     pub(crate) socket: Spanned<String>,
 }
 
-/// `[ca]`: who signs the certificates that sandboxes see.
+/// `[ca]`: the certificate authority that signs the certificates sandboxes see.
 #[derive(Debug, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub(crate) struct CaDocument {
-    /// The directory of the authority, as `sandbar ca init` makes it; `ca` beside this file unless written.
+    /// The directory of the certificate authority, as `sandbar ca init` creates it; default `ca` next to this file.
     #[schemars(with = "String")]
     pub(crate) dir: Spanned<String>,
 }
 
-/// `[upstream]`: how origins are reached and believed.
+/// `[upstream]`: connections to origin servers.
 #[derive(Debug, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub(crate) struct UpstreamDocument {
-    /// Files of root certificates to believe.
+    /// Files of root certificates to trust.
     #[serde(default)]
     #[schemars(with = "Vec<String>")]
     pub(crate) roots: Vec<Spanned<String>>,
-    /// Whether the roots of the operating system are believed too; true unless written.
+    /// Whether to trust the operating system's roots too; default true.
     pub(crate) system_roots: Option<bool>,
-    /// The firewall mark of our own connections; setting it needs CAP_NET_ADMIN.
+    /// The firewall mark (`SO_MARK`) of Sandbar's own connections; needs CAP_NET_ADMIN.
     pub(crate) mark: Option<u32>,
 }
 
-/// `[grants]`: what no grant may open, and for how long one may last.
+/// `[grants]`: limits on grants.
 #[derive(Debug, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub(crate) struct GrantsDocument {
-    /// Host patterns that no grant may touch.
+    /// Host patterns that no grant may match.
     #[serde(default)]
     #[schemars(with = "Vec<String>")]
     pub(crate) forbid_hosts: Vec<Spanned<String>>,
-    /// Bases (`untrusted`, `user`, `system`, or a policy) whose sandboxes are given none.
+    /// Bases (`untrusted`, `user`, `system`, or a policy) whose sandboxes get no grants.
     #[serde(default)]
     #[schemars(with = "Vec<String>")]
     pub(crate) forbid_bases: Vec<Spanned<String>>,
-    /// The longest a grant may last; a day unless written.
+    /// Longest duration of a grant in seconds; default one day.
     #[schemars(with = "Option<u64>")]
     pub(crate) most_seconds: Option<Spanned<u64>>,
 }
 
-/// `[dns]`: whom the filter asks, and how it answers.
+/// `[dns]`: upstream resolvers, and how the DNS filter answers.
 #[derive(Debug, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub(crate) struct DnsDocument {
     /// Resolvers as `address:port`.
     #[schemars(with = "Vec<String>")]
     pub(crate) upstreams: Vec<Spanned<String>>,
-    /// Zones with resolvers of their own, such as `cluster.local`; the longest name wins.
+    /// Zones with their own resolvers, such as `cluster.local`; the longest match wins.
     #[serde(default)]
     #[schemars(with = "Vec<ZoneDocument>")]
     pub(crate) zone: Vec<Spanned<ZoneDocument>>,
-    /// Names whose addresses stand here; no resolver is asked for them. A rule must still allow them.
+    /// Names with fixed addresses, answered without a resolver. A rule must still allow them.
     #[serde(default)]
     #[schemars(with = "Vec<HostDocument>")]
     pub(crate) host: Vec<Spanned<HostDocument>>,
-    /// How a refused name is answered; `nxdomain` unless written.
+    /// The answer for a refused name; default `nxdomain`.
     pub(crate) denial: Option<DenialDocument>,
-    /// Queries leave on this grid, so that their moment says less; 100 unless written, 1000 is strict, 0 is none.
+    /// Time grid on which queries leave, so that their timing carries less information; default 100, strict 1000, 0 disables it.
     #[schemars(with = "Option<u64>")]
     pub(crate) grid_milliseconds: Option<Spanned<u64>>,
-    /// Most queries a sandbox can cause to leave in an hour; 1200 unless written, 240 is strict.
+    /// Most queries per hour that a sandbox can cause to leave; default 1200, strict 240.
     #[schemars(with = "Option<u64>")]
     pub(crate) forwards_per_hour: Option<Spanned<u64>>,
-    /// Answers that sent nothing share one record for so long; 10 unless written, 0 records each.
+    /// Seconds during which answers without an upstream query share one record; default 10, 0 records each.
     #[schemars(with = "Option<u64>")]
     pub(crate) fold_seconds: Option<Spanned<u64>>,
-    /// Whether the exact names of policies are resolved ahead, so that not even the moment of a look-up leaves; true unless written.
+    /// Whether to resolve the exact names of policies in advance, so that not even the time of a lookup leaves; default true.
     pub(crate) pre_resolve: Option<bool>,
-    /// Whether a sandbox's reverse look-ups of addresses it was given are answered here; false unless written, and they are refused.
+    /// Whether to answer a sandbox's reverse lookups of addresses it received; default false, which refuses them.
     pub(crate) reverse: Option<bool>,
-    /// The range of addresses that stand for names reached by raw TCP; `198.18.0.0/15` unless written.
+    /// The range of synthetic addresses for names reached by raw TCP; default `198.18.0.0/15`.
     #[schemars(with = "Option<String>")]
     pub(crate) synthetic: Option<Spanned<String>>,
 }
 
-/// `[[dns.zone]]`: a zone with resolvers of its own.
+/// `[[dns.zone]]`: a zone with its own resolvers.
 #[derive(Debug, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub(crate) struct ZoneDocument {
-    /// The zone, such as `internal`; every name below it is asked there.
+    /// The zone, such as `internal`, with every name below it.
     #[schemars(with = "String")]
     pub(crate) name: Spanned<String>,
     /// Its resolvers as `address:port`.
@@ -435,7 +437,7 @@ pub(crate) struct ZoneDocument {
     pub(crate) upstreams: Vec<Spanned<String>>,
 }
 
-/// `[[dns.host]]`: a name whose addresses the operator says.
+/// `[[dns.host]]`: a name with fixed addresses.
 #[derive(Debug, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub(crate) struct HostDocument {
@@ -454,19 +456,19 @@ pub(crate) enum DenialDocument {
     Sinkhole,
 }
 
-/// `[[listener]]`: where connections arrive, and what tells whose they are.
+/// `[[listener]]`: where connections arrive, and how Sandbar attributes them to a sandbox.
 #[derive(Debug, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub(crate) struct ListenerDocument {
     #[schemars(with = "ModeDocument")]
     pub(crate) mode: Spanned<ModeDocument>,
-    /// `address:port`; for `explicit` also `unix:PATH`; `inherited:NAME` for a socket that systemd passes on.
+    /// `address:port`; for `explicit` also `unix:PATH`; `inherited:NAME` for a socket passed by systemd.
     #[schemars(with = "Vec<String>")]
     pub(crate) bind: Vec<Spanned<String>>,
-    /// The one sandbox that reaches this listener.
+    /// The one sandbox that can reach this listener.
     #[schemars(with = "Option<String>")]
     pub(crate) sandbox: Option<Spanned<String>>,
-    /// How a shared listener tells its sandboxes apart.
+    /// How a shared listener identifies the sandbox.
     #[schemars(with = "Option<AttributionDocument>")]
     pub(crate) identify: Option<Spanned<AttributionDocument>>,
 }
@@ -489,11 +491,11 @@ pub(crate) enum AttributionDocument {
     Unix,
 }
 
-/// `[[credential]]`: where a secret comes from. The value itself never stands in a file of ours.
+/// `[[credential]]`: the source of a secret; the value itself is never in a policy or the configuration.
 #[derive(Debug, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub(crate) struct CredentialDocument {
-    /// The name rules refer to it by.
+    /// The credential's name, which rules refer to.
     #[schemars(with = "String")]
     pub(crate) name: Spanned<String>,
     /// The file that holds the value.
@@ -501,66 +503,66 @@ pub(crate) struct CredentialDocument {
     pub(crate) file: Spanned<String>,
 }
 
-/// `[identity]`: whose signed identities are believed.
+/// `[identity]`: trusted issuers of signed identities.
 #[derive(Debug, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub(crate) struct SignedIdentityDocument {
-    /// A file of revoked tokens, sandboxes, generations, tenants and keys; it is read again when it changes.
+    /// A file of revoked tokens, sandboxes, generations, tenants and keys; reloaded when it changes.
     #[schemars(with = "Option<String>")]
     pub(crate) revocations: Option<Spanned<String>>,
     #[schemars(with = "Vec<IssuerDocument>")]
     pub(crate) issuer: Vec<Spanned<IssuerDocument>>,
 }
 
-/// `[[identity.issuer]]`: one who signs identities, and how far it is believed.
+/// `[[identity.issuer]]`: a trusted issuer, and what it may sign.
 #[derive(Debug, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub(crate) struct IssuerDocument {
-    /// The exact `iss`. Without it tokens are known by their trust domain alone, as SPIRE writes them.
+    /// The exact `iss`. Without it Sandbar selects the issuer by trust domain alone, as for tokens from SPIRE.
     #[schemars(with = "Option<String>")]
     pub(crate) name: Option<Spanned<String>>,
-    /// The only trust domain it may speak for.
+    /// The only trust domain it may sign for.
     #[schemars(with = "String")]
     pub(crate) trust_domain: Spanned<String>,
-    /// Its JWK Set; it is read again when it changes.
+    /// The file of its JWK Set; reloaded when it changes.
     #[schemars(with = "String")]
     pub(crate) keys: Spanned<String>,
-    /// The only environments it may name; every one unless written.
+    /// The only environments it may name; default: all.
     #[schemars(with = "Option<Vec<String>>")]
     pub(crate) environments: Option<Vec<Spanned<String>>>,
-    /// The only tenants it may name; every one unless written.
+    /// The only tenants it may name; default: all.
     #[schemars(with = "Option<Vec<String>>")]
     pub(crate) tenants: Option<Vec<Spanned<String>>>,
-    /// `ES256` unless written; `RS256` and `EdDSA` are the others.
+    /// Accepted algorithms of `ES256`, `RS256` and `EdDSA`; default `ES256`.
     #[schemars(with = "Option<Vec<String>>")]
     pub(crate) algorithms: Option<Vec<Spanned<String>>>,
-    /// Longest life of its tokens; 600 unless written.
+    /// Longest lifetime of its tokens, in seconds; default 600.
     pub(crate) life_seconds: Option<u64>,
 }
 
-/// `[[memory_service]]`: as whom Sandbar speaks to a memory service. Without one for its host nothing is sent there.
+/// `[[memory_service]]`: how Sandbar authenticates to a memory service. Without one for its host Sandbar sends nothing there.
 #[derive(Debug, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub(crate) struct MemoryServiceDocument {
-    /// The service's exact host, with its port if not 443, as the `[[memory]]` rules have it.
+    /// The service's exact host, with its port if not 443, as in the `[[memory]]` rules.
     #[schemars(with = "String")]
     pub(crate) host: Spanned<String>,
-    /// The service's logical name: the one `aud` that identities sent to it must have.
+    /// The service's logical name: the only `aud` of identities sent to it.
     #[schemars(with = "String")]
     pub(crate) audience: Spanned<String>,
-    /// How Sandbar proves itself there.
+    /// How Sandbar authenticates.
     #[schemars(with = "ServiceModeDocument")]
     pub(crate) mode: Spanned<ServiceModeDocument>,
     /// For `api-key`: the name of the `[[credential]]` that holds the key.
     #[schemars(with = "Option<String>")]
     pub(crate) credential: Option<Spanned<String>>,
-    /// For `api-key` and `principal`: whom the service is told it serves, of `{agent_card}`, `{environment}`, `{sandbox}` and `{tenant}`; `agent:{sandbox}` unless written.
+    /// For `api-key` and `principal`: the principal Sandbar sends, a template of `{agent_card}`, `{environment}`, `{sandbox}` and `{tenant}`; default `agent:{sandbox}`.
     #[schemars(with = "Option<String>")]
     pub(crate) principal: Option<Spanned<String>>,
-    /// For `token`: the private key that signs, in PKCS#8 PEM.
+    /// For `token`: the signing key, in PKCS#8 PEM.
     #[schemars(with = "Option<String>")]
     pub(crate) key: Option<Spanned<String>>,
-    /// For `token`: as whom it signs (`iss`).
+    /// For `token`: the issuer (`iss`).
     #[schemars(with = "Option<String>")]
     pub(crate) issuer: Option<Spanned<String>>,
     /// For `token`: the trust domain of the sandboxes it names.
@@ -571,15 +573,15 @@ pub(crate) struct MemoryServiceDocument {
 #[derive(Clone, Copy, Debug, Deserialize, JsonSchema, PartialEq, Eq)]
 #[serde(rename_all = "kebab-case")]
 pub(crate) enum ServiceModeDocument {
-    /// A shared key, and the principal beside it.
+    /// A shared key, together with the principal.
     ApiKey,
-    /// The principal alone: for a service that nobody else can reach.
+    /// The principal alone, for a service that only Sandbar can reach.
     Principal,
-    /// A token of at most a minute, signed for each sandbox.
+    /// A token with a lifetime of at most a minute, signed for each sandbox.
     Token,
 }
 
-/// `[[sandbox]]`: who it is, how its connections are recognised, what it is judged by.
+/// `[[sandbox]]`: its identity, its channels and its policies.
 #[derive(Debug, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub(crate) struct SandboxDocument {
@@ -591,28 +593,28 @@ pub(crate) struct SandboxDocument {
     pub(crate) environment: Option<Spanned<String>>,
     #[schemars(with = "Option<String>")]
     pub(crate) agent_card: Option<Spanned<String>>,
-    /// Counts how often a sandbox of this id was made; older identity tokens are refused.
+    /// How many times a sandbox with this id was created; Sandbar refuses identity tokens of earlier generations.
     pub(crate) generation: Option<u64>,
-    /// A tier (`untrusted`, `user`, `system`) or a policy of the operator's own; `user` unless written.
+    /// A tier (`untrusted`, `user`, `system`) or a policy of the operator; default `user`.
     #[schemars(with = "Option<String>")]
     pub(crate) base: Option<Spanned<String>>,
-    /// The sandbox's own policies; without any, nothing is allowed.
+    /// The sandbox's own policies; without any, Sandbar allows nothing.
     #[serde(default)]
     #[schemars(with = "Vec<String>")]
     pub(crate) policies: Vec<Spanned<String>>,
-    /// The firewall mark its connections carry.
+    /// The firewall mark of its connections.
     #[schemars(with = "Option<u32>")]
     pub(crate) mark: Option<Spanned<u32>>,
-    /// The interface its packets come in by.
+    /// The interface its packets arrive on.
     #[schemars(with = "Option<String>")]
     pub(crate) interface: Option<Spanned<String>>,
-    /// The uid it has on a unix socket.
+    /// The uid of its peer on a unix socket.
     #[schemars(with = "Option<u32>")]
     pub(crate) unix_uid: Option<Spanned<u32>>,
-    /// The network it sends from; only with `dangerously_trust_source_address`.
+    /// The network it sends from; needs `dangerously_trust_source_address`.
     #[schemars(with = "Option<String>")]
     pub(crate) source_address: Option<Spanned<String>>,
-    /// Believes source addresses, which a neighbour on a shared bridge can take.
+    /// Trusts source addresses, which a neighbour on a shared bridge can spoof.
     #[serde(default)]
     pub(crate) dangerously_trust_source_address: bool,
 }

@@ -1,5 +1,5 @@
-//! The entries of a rule: hosts, lists, networks, methods, paths, banks. Each is parsed by its own type,
-//! and a fault is put where the entry stands.
+//! Parses the entries of a rule: hosts, lists, networks, methods, paths, banks. Each has its own type, and an
+//! invalid entry is reported at its location.
 
 use std::ops::Range;
 
@@ -18,9 +18,9 @@ use crate::pattern::{HostPattern, PatternWidth};
 use crate::policy::AddressEntry;
 use crate::url_path::PathPattern;
 
-/// What `access = "read-only"` stands for.
+/// The methods of `access = "read-only"`.
 const READ_ONLY_METHODS: [&str; 3] = ["GET", "HEAD", "OPTIONS"];
-/// The port of a host written without one.
+/// The port of a host pattern without one.
 pub(super) const DEFAULT_PORT: u16 = 443;
 
 impl PolicyBuilder<'_> {
@@ -34,8 +34,7 @@ impl PolicyBuilder<'_> {
         for entry in hosts.unwrap_or(&[]) {
             if let Some(pattern) = self.parse_host(entry, terms.width) {
                 if terms.exact_only && (!pattern.pattern.is_exact() || pattern.port.is_some()) {
-                    let why =
-                        "a raw TCP rule takes exact names without a port; its ports stand in `tcp`";
+                    let why = "a raw TCP rule takes exact names without a port; list its ports in `tcp`";
                     self.report(entry.span(), ProblemKind::Missing(why));
                 }
                 self.insert_host(&pattern, terms.rule, entry.span());
@@ -58,18 +57,11 @@ impl PolicyBuilder<'_> {
         }
     }
 
-    pub(super) fn parse_host(
-        &mut self,
-        entry: &Spanned<String>,
-        width: PatternWidth,
-    ) -> Option<HostPattern> {
+    pub(super) fn parse_host(&mut self, entry: &Spanned<String>, width: PatternWidth) -> Option<HostPattern> {
         match HostPattern::parse(entry.get_ref(), width) {
             Ok(pattern) => Some(pattern),
             Err(source) => {
-                self.report(
-                    entry.span(),
-                    ProblemKind::Host { entry: entry.get_ref().clone(), source },
-                );
+                self.report(entry.span(), ProblemKind::Host { entry: entry.get_ref().clone(), source });
                 None
             }
         }
@@ -77,16 +69,14 @@ impl PolicyBuilder<'_> {
 
     fn read_list(&mut self, entry: &Spanned<String>, terms: PatternTerms) {
         let Some(path) = list_path(&self.source.file, entry.get_ref()) else {
-            let why = "it must lie beside the policy or below: no `..`, no leading `/`".to_owned();
+            let why = "it must be in the policy's directory or below: no `..`, no leading `/`".to_owned();
             self.report(entry.span(), ProblemKind::List { path: entry.get_ref().clone(), why });
             return;
         };
         let text = match self.sources.lists.get(&path) {
-            None => Err("it was not given".to_owned()),
+            None => Err("it was not supplied".to_owned()),
             Some(Err(why)) => Err(why.clone()),
-            Some(Ok(bytes)) if bytes.len() > MAX_LIST => {
-                Err(format!("it is larger than {MAX_LIST} bytes"))
-            }
+            Some(Ok(bytes)) if bytes.len() > MAX_LIST => Err(format!("it is larger than {MAX_LIST} bytes")),
             Some(Ok(bytes)) => str::from_utf8(bytes).map_err(|_| "it is not UTF-8".to_owned()),
         };
         match text {
@@ -117,12 +107,9 @@ impl PolicyBuilder<'_> {
     pub(super) fn parse_access(&mut self, document: &AllowDocument) -> Option<Box<[HttpMethod]>> {
         match (&document.methods, &document.access) {
             (Some(methods), _) => Some(self.parse_methods(methods)),
-            (None, Some(_)) => Some(
-                READ_ONLY_METHODS
-                    .iter()
-                    .filter_map(|method| HttpMethod::parse(method).ok())
-                    .collect(),
-            ),
+            (None, Some(_)) => {
+                Some(READ_ONLY_METHODS.iter().filter_map(|method| HttpMethod::parse(method).ok()).collect())
+            }
             (None, None) => None,
         }
     }
@@ -138,21 +125,19 @@ impl PolicyBuilder<'_> {
             Ok(_) => self.reject(entry.span(), ProblemKind::MethodNeverForwarded(text.clone())),
             Err(_) => {
                 let help = format!("did you mean `{}`?", text.to_uppercase());
-                let place = self.source.location(entry.span());
-                self.problems.error_with_help(place, ProblemKind::Method(text.clone()), help);
+                let location = self.source.location(entry.span());
+                self.problems.error_with_help(location, ProblemKind::Method(text.clone()), help);
                 None
             }
         }
     }
 
-    pub(super) fn parse_paths(
-        &mut self,
-        entries: Option<&[Spanned<String>]>,
-    ) -> Option<Box<[PathPattern]>> {
+    pub(super) fn parse_paths(&mut self, entries: Option<&[Spanned<String>]>) -> Option<Box<[PathPattern]>> {
         let parse = |entry: &Spanned<String>| match PathPattern::parse(entry.get_ref()) {
             Ok(pattern) => Some(pattern),
-            Err(source) => self
-                .reject(entry.span(), ProblemKind::Path { entry: entry.get_ref().clone(), source }),
+            Err(source) => {
+                self.reject(entry.span(), ProblemKind::Path { entry: entry.get_ref().clone(), source })
+            }
         };
         entries.map(|entries| entries.iter().filter_map(parse).collect())
     }
@@ -162,19 +147,16 @@ impl PolicyBuilder<'_> {
         entries: Option<&[Spanned<String>]>,
         width: PatternWidth,
     ) -> Option<Box<[IpNet]>> {
-        entries.map(|entries| {
-            entries.iter().filter_map(|entry| self.parse_network(entry, width)).collect()
-        })
+        entries.map(|entries| entries.iter().filter_map(|entry| self.parse_network(entry, width)).collect())
     }
 
     fn parse_network(&mut self, entry: &Spanned<String>, width: PatternWidth) -> Option<IpNet> {
         let text = entry.get_ref();
-        let parsed =
-            text.parse::<IpNet>().ok().filter(|net| net.trunc() == *net && !is_ipv4_mapped(net));
+        let parsed = text.parse::<IpNet>().ok().filter(|net| net.trunc() == *net && !is_ipv4_mapped(net));
         match parsed {
             None => self.reject(entry.span(), ProblemKind::Network(text.clone())),
             Some(net) if is_undialable(&net) => {
-                let why = format!("nothing can be dialled in `{net}`");
+                let why = format!("no address in `{net}` can be dialled; remove it");
                 self.reject(entry.span(), ProblemKind::Pointless(why))
             }
             Some(net) if width == PatternWidth::Narrow && spans_forbidden(&net) => {
@@ -184,10 +166,7 @@ impl PolicyBuilder<'_> {
         }
     }
 
-    pub(super) fn parse_query_types(
-        &mut self,
-        entries: Option<&[Spanned<String>]>,
-    ) -> Box<[QueryType]> {
+    pub(super) fn parse_query_types(&mut self, entries: Option<&[Spanned<String>]>) -> Box<[QueryType]> {
         let Some(entries) = entries else { return QueryType::DEFAULT.into() };
         entries.iter().filter_map(|entry| self.parse_query_type(entry)).collect()
     }
@@ -197,16 +176,11 @@ impl PolicyBuilder<'_> {
         if known.is_none() {
             let help = match nearest(entry.get_ref(), QueryType::names()) {
                 Some(near) => format!("did you mean `{near}`?"),
-                None => {
-                    format!("known types: {}", QueryType::names().collect::<Vec<_>>().join(", "))
-                }
+                None => format!("use {}", QueryType::names().collect::<Vec<_>>().join(", ")),
             };
-            let fault = ProblemKind::Unknown {
-                what: "DNS query type that can be allowed",
-                name: entry.get_ref().clone(),
-            };
-            let place = self.source.location(entry.span());
-            self.problems.error_with_help(place, fault, help);
+            let fault = ProblemKind::Unknown { what: "DNS query type", name: entry.get_ref().clone() };
+            let location = self.source.location(entry.span());
+            self.problems.error_with_help(location, fault, help);
         }
         known
     }
@@ -220,16 +194,15 @@ impl PolicyBuilder<'_> {
         for entry in entries {
             let Some(pattern) = self.parse_id("bank", entry, BankPattern::parse) else { continue };
             if environment.is_none() && pattern.environment().is_none() {
-                let place = self.source.location(entry.span());
-                let help = "write `staging:name`, or say `environment = \"staging\"` in the rule if every bank there is of one";
+                let location = self.source.location(entry.span());
+                let help = "write `staging:name`, or set `environment = \"staging\"` in the rule if all its banks are in one environment";
                 self.problems.error_with_help(
-                    place,
+                    location,
                     ProblemKind::NoEnvironment(entry.get_ref().clone()),
                     help,
                 );
             }
-            let other =
-                pattern.environment().filter(|own| environment.is_some_and(|all| all != own));
+            let other = pattern.environment().filter(|named| environment.is_some_and(|all| all != named));
             if let Some(other) = other {
                 let (bank, other) = (entry.get_ref().clone(), other.to_string());
                 self.report(entry.span(), ProblemKind::BankElsewhere { bank, other });
@@ -249,7 +222,7 @@ impl PolicyBuilder<'_> {
     }
 }
 
-/// IPv4 in IPv6 clothes would never be met: addresses are unwrapped before they are compared.
+/// Returns whether the network is IPv4-mapped IPv6, which never matches: addresses are unmapped first.
 fn is_ipv4_mapped(net: &IpNet) -> bool {
     matches!(net, IpNet::V6(net) if net.addr().to_ipv4_mapped().is_some() && net.prefix_len() >= 96)
 }

@@ -1,5 +1,5 @@
-//! Grants as one more policy of the sandbox's own layer: deny rules and the base still win, and a rule of the
-//! sandbox's own policies that allows an attempt acts before a grant, however closely that names the host.
+//! Compiles grants to one more policy of the sandbox's own layer: deny rules and the base still win, and a rule
+//! of the sandbox's own policies that allows an attempt takes precedence over a grant, even a more specific one.
 
 use std::sync::Arc;
 
@@ -12,7 +12,7 @@ use crate::host_set::HostSet;
 use crate::ids::{PolicyName, SandboxId};
 use crate::policy::{AllowTerms, MAX_RULES, Policy, PortSet, Rule, RuleAction};
 
-/// The grants of one sandbox, compiled; none when it has none.
+/// Compiles the grants of one sandbox; returns `None` if it has none.
 pub(super) fn compile_grants(
     id: &SandboxId,
     grants: &[Grant],
@@ -53,11 +53,8 @@ pub(super) fn compile_grants(
 }
 
 fn grant_rule(grant: &Grant, line: u32, source: &SourceText<'_>) -> Rule {
-    let terms = AllowTerms {
-        dns_types: QueryType::DEFAULT.into(),
-        budgets: grant.budgets,
-        ..AllowTerms::default()
-    };
+    let terms =
+        AllowTerms { dns_types: QueryType::DEFAULT.into(), budgets: grant.budgets, ..AllowTerms::default() };
     Rule {
         name: format!("grant {}", grant.id).into(),
         line,

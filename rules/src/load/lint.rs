@@ -1,5 +1,5 @@
-//! Rules that can never act. Within a file they are errors, across layers warnings: a policy may be
-//! shared by sandboxes whose bases differ.
+//! Finds rules without effect. Within a file they are errors; across layers they are warnings, because sandboxes
+//! with different bases can share a policy.
 
 use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
@@ -16,65 +16,64 @@ use crate::ruleset::{BaseLayer, SandboxLayers, Tier};
 use crate::sandbox::Sandbox;
 use crate::special_names;
 
-/// Most entries of a rule that are compared with a base; lists beyond it are taken to act.
+/// Most entries of a rule to compare with a base; a longer list counts as effective.
 const MAX_COMPARED: usize = 256;
-/// Largest base that is searched through for names below a wildcard.
+/// Most patterns of a base to search for names below a wildcard.
 const MAX_SEARCHED: usize = 10_000;
 
-/// What is wrong within one file.
+/// Reports the problems within one policy.
 pub(crate) fn lint_policy(policy: &Arc<Policy>, problems: &mut Problems) {
-    let mut fates = vec![RuleEffect::default(); policy.rules.len()];
-    let mut waiting = fates.len();
+    let mut effects = vec![RuleEffect::default(); policy.rules.len()];
+    let mut pending = effects.len();
     for hit in policy.hosts.iter() {
-        let (Some(rule), Some(fate)) =
-            (policy.rule_at(hit.rule), fates.get_mut(usize::from(hit.rule)))
+        let (Some(rule), Some(effect)) = (policy.rule_at(hit.rule), effects.get_mut(usize::from(hit.rule)))
         else {
             continue;
         };
-        // One entry that acts is enough, so a long list costs one look and not a million.
-        if fate.acts {
+        // One effective entry is enough, so a long list costs one check and not a million.
+        if effect.acts {
             continue;
         }
         match never_acts_cause(policy, rule, &hit) {
             None => {
-                fate.acts = true;
-                waiting -= 1;
-                if waiting == 0 {
+                effect.acts = true;
+                pending -= 1;
+                if pending == 0 {
                     break;
                 }
             }
-            Some(why) => fate.why = Some(why),
+            Some(why) => effect.why = Some(why),
         }
     }
     for entry in &policy.addresses {
-        if let Some(fate) = fates.get_mut(usize::from(entry.rule)) {
-            fate.acts = true;
+        if let Some(effect) = effects.get_mut(usize::from(entry.rule)) {
+            effect.acts = true;
         }
     }
-    for (rule, fate) in policy.rules.iter().zip(fates) {
-        report_rule(rule, fate, problems);
+    for (rule, effect) in policy.rules.iter().zip(effects) {
+        report_rule(rule, effect, problems);
     }
     check_ties(std::slice::from_ref(policy), problems);
     check_opaque_rules(std::slice::from_ref(policy), "this policy", problems);
 }
 
-/// What becomes of a rule's entries.
+/// Whether a rule has any effect, and if not, why.
 #[derive(Clone, Debug, Default)]
 struct RuleEffect {
     acts: bool,
     why: Option<String>,
 }
 
-fn report_rule(rule: &Rule, fate: RuleEffect, problems: &mut Problems) {
+fn report_rule(rule: &Rule, effect: RuleEffect, problems: &mut Problems) {
     let name = rule.name.to_string();
     let empty = |list: Option<usize>| list == Some(0);
     let filters = empty(rule.methods().map(<[_]>::len)) || empty(rule.paths().map(<[_]>::len));
     if filters || empty(rule.ports().map(<[_]>::len)) || empty(rule.resolves_to().map(<[_]>::len)) {
         let what = if rule.is_deny() { "denies" } else { "allows" };
-        let why = format!("rule `{name}` has an empty list, so it {what} nothing");
+        let why = format!("rule `{name}` has an empty list, so it {what} nothing; fill or remove the list");
         problems.warning(rule.at.clone(), ProblemKind::Pointless(why));
     }
-    match fate {
+    match effect {
         RuleEffect { acts: true, .. } => {}
         RuleEffect { why: Some(why), .. } => {
             problems.error(rule.at.clone(), ProblemKind::NeverActs { rule: name, why });
@@ -82,21 +81,20 @@ fn report_rule(rule: &Rule, fate: RuleEffect, problems: &mut Problems) {
         RuleEffect { why: None, .. } => {
             problems.warning(
                 rule.at.clone(),
-                ProblemKind::Pointless(format!("rule `{name}` lists no host")),
+                ProblemKind::Pointless(format!("rule `{name}` lists no host, so it has no effect")),
             );
         }
     }
 }
 
-/// Why an entry of a rule can never act, by itself or beside the others of its file.
+/// Returns why an entry of a rule has no effect, alone or because of other rules in its file.
 fn never_acts_cause(policy: &Policy, rule: &Rule, hit: &PatternHit<'_>) -> Option<String> {
     if rule.is_deny() {
         return None;
     }
     inherent_cause(rule, hit).or_else(|| {
-        let others = covering_entries(policy, hit)
-            .into_iter()
-            .filter(|(_, other)| !std::ptr::eq(*other, rule));
+        let others =
+            covering_entries(policy, hit).into_iter().filter(|(_, other)| !std::ptr::eq(*other, rule));
         others.into_iter().find_map(|(above, other)| shadow_cause((rule, hit), (other, &above)))
     })
 }
@@ -105,23 +103,24 @@ fn inherent_cause(rule: &Rule, hit: &PatternHit<'_>) -> Option<String> {
     let name = DomainName::parse(hit.base).ok()?;
     if special_names::is_resolver_discovery(&name) {
         return Some(format!(
-            "`{}` leads clients to another resolver and is always refused",
+            "`{}` switches clients to another resolver and is always refused",
             hit.pattern()
         ));
     }
     if special_names::is_hidden_resolver(&name, hit) {
         return Some(format!(
-            "`{}` is a public resolver, which only its exact name opens",
+            "`{}` covers a public resolver, which a rule must list by its exact name",
             hit.pattern()
         ));
     }
     let plain = |ports: &[u16]| !ports.is_empty() && ports.iter().all(|port| *port == 80);
     let clear = hit.port.map_or_else(|| rule.ports().is_some_and(plain), |port| port == 80);
-    (rule.credential().is_some() && clear)
-        .then(|| "a credential is never sent in the clear, and port 80 is plain HTTP".to_owned())
+    (rule.credential().is_some() && clear).then(|| {
+        "a credential is never sent in the clear, and port 80 is plain HTTP; use port 443".to_owned()
+    })
 }
 
-/// Why `rule` does not act where `other`, whose pattern covers its entry, stands too.
+/// Returns why `rule` has no effect beside `other`, whose pattern covers the entry.
 fn shadow_cause(
     (rule, hit): (&Rule, &PatternHit<'_>),
     (other, above): (&Rule, &PatternHit<'_>),
@@ -132,53 +131,39 @@ fn shadow_cause(
     let same = above.base == hit.base && above.reach == hit.reach;
     let (pattern, name) = (hit.pattern(), &other.name);
     if other.is_deny() && !other.filters_requests() {
-        return Some(format!("`{pattern}` is denied whole by `{name}`"));
+        return Some(format!("rule `{name}` denies `{pattern}` entirely"));
     }
     if rule.is_opaque() && other.needs_requests() && other.memory_terms().is_none() {
-        return Some(format!("`{pattern}` must be intercepted for `{name}`"));
+        return Some(format!("rule `{name}` needs `{pattern}` intercepted"));
     }
-    if same
-        && other.memory_terms().is_some()
-        && (rule.allow_terms().is_some() || other.line < rule.line)
-    {
-        return Some(format!(
-            "`{pattern}` is the memory service of `{name}`, which holds every request"
-        ));
+    if same && other.memory_terms().is_some() && (rule.allow_terms().is_some() || other.line < rule.line) {
+        return Some(format!("`{pattern}` is the memory service of rule `{name}`"));
     }
     let repeats = rule.allow_terms().is_some() && rule.allow_terms() == other.allow_terms();
     let repeats = repeats && rule.methods == other.methods && rule.paths == other.paths;
     (same && other.line < rule.line && repeats)
-        .then(|| format!("`{name}` opens `{pattern}` in the same way before it"))
+        .then(|| format!("rule `{name}` already allows `{pattern}` in the same way"))
 }
 
-/// The entries of a policy whose pattern covers that of `hit`.
-fn covering_entries<'p>(
-    policy: &'p Policy,
-    hit: &PatternHit<'p>,
-) -> Vec<(PatternHit<'p>, &'p Rule)> {
+/// Returns the entries of a policy whose pattern covers that of `hit`, with their rules.
+fn covering_entries<'p>(policy: &'p Policy, hit: &PatternHit<'p>) -> Vec<(PatternHit<'p>, &'p Rule)> {
     let Some(pattern) = domain_pattern(hit) else { return Vec::new() };
     let candidates = match pattern.base() {
         Some(base) => policy.hosts.hits_above(base),
         None => policy.hosts.hits_with_base(""),
     };
-    let covers =
-        |other: &PatternHit<'_>| domain_pattern(other).is_some_and(|other| other.covers(&pattern));
+    let covers = |other: &PatternHit<'_>| domain_pattern(other).is_some_and(|other| other.covers(&pattern));
     let candidates = candidates.into_iter().filter(covers);
     candidates.filter_map(|other| policy.rule_at(other.rule).map(|rule| (other, rule))).collect()
 }
 
 fn domain_pattern(hit: &PatternHit<'_>) -> Option<DomainPattern> {
-    HostPattern::parse(&hit.pattern(), PatternWidth::DangerouslyWide)
-        .ok()
-        .map(|parsed| parsed.pattern)
+    HostPattern::parse(&hit.pattern(), PatternWidth::DangerouslyWide).ok().map(|parsed| parsed.pattern)
 }
 
-/// Whether every port of the first entry is one of the second's.
-fn ports_within(
-    (hit, rule): (&PatternHit<'_>, &Rule),
-    (above, other): (&PatternHit<'_>, &Rule),
-) -> bool {
-    let has = |port: u16| above.port.map_or_else(|| other.ports.contains(port), |own| own == port);
+/// Returns whether the second entry covers every port of the first.
+fn ports_within((hit, rule): (&PatternHit<'_>, &Rule), (above, other): (&PatternHit<'_>, &Rule)) -> bool {
+    let has = |port: u16| above.port.map_or_else(|| other.ports.contains(port), |written| written == port);
     match (hit.port, &rule.ports) {
         (Some(port), _) => has(port),
         (None, PortSet::All) => above.port.is_none() && other.ports == PortSet::All,
@@ -186,41 +171,33 @@ fn ports_within(
     }
 }
 
-/// Rules of a layer that rank alike for a request must agree on the credential, or luck would choose it.
+/// Reports rules of a layer that are equally specific for some request but inject different credentials: their
+/// order in the file would decide which secret Sandbar sends.
 fn check_ties(policies: &[Arc<Policy>], problems: &mut Problems) {
     for (at, policy) in policies.iter().enumerate() {
         if !policy.rules.iter().any(|rule| rule.credential().is_some()) {
             continue;
         }
         for hit in policy.hosts.iter() {
-            let Some(rule) = policy.rule_at(hit.rule).filter(|rule| rule.credential().is_some())
-            else {
+            let Some(rule) = policy.rule_at(hit.rule).filter(|rule| rule.credential().is_some()) else {
                 continue;
             };
             let rivals = policies.iter().enumerate().flat_map(|(index, other)| {
-                other
-                    .hosts
-                    .hits_with_base(hit.base)
-                    .into_iter()
-                    .map(move |rival| (index, other, rival))
+                other.hosts.hits_with_base(hit.base).into_iter().map(move |rival| (index, other, rival))
             });
             for (index, other, rival) in rivals {
                 let Some(against) = other.rule_at(rival.rule) else { continue };
-                let later =
-                    (index, against.line) < (at, rule.line) || against.credential().is_none();
+                let later = (index, against.line) < (at, rule.line) || against.credential().is_none();
                 if later && is_tie((&hit, rule), (&rival, against)) {
                     let (one, other) = (against.name.to_string(), rule.name.to_string());
-                    problems.error(
-                        rule.at.clone(),
-                        ProblemKind::Tie { one, other, host: hit.pattern() },
-                    );
+                    problems.error(rule.at.clone(), ProblemKind::Tie { one, other, host: hit.pattern() });
                 }
             }
         }
     }
 }
 
-/// Whether some request is both rules', neither more specific, and they differ in the credential.
+/// Returns whether some request matches both rules equally well while their credentials differ.
 fn is_tie((hit, rule): (&PatternHit<'_>, &Rule), (rival, other): (&PatternHit<'_>, &Rule)) -> bool {
     let shape = |hit: &PatternHit<'_>| (hit.reach == PatternReach::Exact, hit.port.is_some());
     let ports = |hit: &PatternHit<'_>, rule: &Rule| match hit.port {
@@ -244,56 +221,46 @@ fn share_method(rule: &Rule, other: &Rule) -> bool {
     }
 }
 
-/// Whether two rules have paths in common that both describe equally closely.
+/// Returns whether two rules share paths that both match with the same specificity.
 fn share_path(rule: &Rule, other: &Rule) -> bool {
-    let whole = |rule: &Rule| {
-        rule.paths().is_none_or(|paths| paths.iter().any(|path| path.is_everything()))
-    };
+    let whole = |rule: &Rule| rule.paths().is_none_or(|paths| paths.iter().any(|path| path.is_everything()));
     let (own, others) = (rule.paths().unwrap_or(&[]), other.paths().unwrap_or(&[]));
     let alike = own.iter().any(|path| {
-        others
-            .iter()
-            .any(|against| path.specificity() == against.specificity() && path.overlaps(against))
+        others.iter().any(|against| path.specificity() == against.specificity() && path.overlaps(against))
     });
     alike || (whole(rule) && whole(other))
 }
 
-/// What passes unseen cannot be searched for recalled memory.
-fn check_opaque_rules(policies: &[Arc<Policy>], whose: &str, problems: &mut Problems) {
+/// Reports tunnels and raw TCP beside memory: Sandbar cannot search their bytes for recalled memory.
+fn check_opaque_rules(policies: &[Arc<Policy>], owner: &str, problems: &mut Problems) {
     let rules = || policies.iter().flat_map(|policy| &policy.rules);
     if !rules().any(|rule| rule.memory_terms().is_some()) {
         return;
     }
     let receives = |rule: &Rule| rule.allow_terms().is_some_and(|terms| terms.may_receive_memory);
     for rule in rules().filter(|rule| rule.is_opaque() && !receives(rule)) {
-        let fault = ProblemKind::OpaqueBesideMemory {
-            whose: whose.to_owned(),
-            rule: rule.name.to_string(),
-        };
+        let fault = ProblemKind::OpaqueBesideMemory { owner: owner.to_owned(), rule: rule.name.to_string() };
         problems.error(rule.at.clone(), fault);
     }
 }
 
-/// What is wrong with a sandbox's layers together.
+/// Reports the problems of a sandbox's layers in combination.
 pub(crate) fn lint_sandbox(
     sandbox: &Sandbox,
     layers: &SandboxLayers,
     credentials: &[CredentialName],
     problems: &mut Problems,
 ) {
-    let whose = format!("sandbox `{}`", sandbox.id);
+    let owner = format!("sandbox `{}`", sandbox.id);
     if layers.sandbox.len() > 1 {
         check_ties(&layers.sandbox, problems);
-        check_opaque_rules(&layers.sandbox, &whose, problems);
+        check_opaque_rules(&layers.sandbox, &owner, problems);
     }
-    for rule in layers
-        .base_policies()
-        .iter()
-        .flat_map(|base| &base.rules)
-        .filter(|rule| rule.credential().is_some())
+    for rule in
+        layers.base_policies().iter().flat_map(|base| &base.rules).filter(|rule| rule.credential().is_some())
     {
         let why = format!(
-            "rule `{}` is of a base, and credentials come from the sandbox's own policies only",
+            "rule `{}` is in a base policy, so Sandbar ignores its `credential`; set it in the sandbox's own policy",
             rule.name
         );
         problems.warning(rule.at.clone(), ProblemKind::Pointless(why));
@@ -306,11 +273,9 @@ pub(crate) fn lint_sandbox(
                 check_environment(sandbox, policy, rule, terms, problems);
             }
             if let Some(why) = base_cause(layers, policy, rule, patterns) {
-                let why = format!("in {whose}, {why}");
-                problems.warning(
-                    rule.at.clone(),
-                    ProblemKind::NeverActs { rule: rule.name.to_string(), why },
-                );
+                let why = format!("in {owner}, {why}");
+                problems
+                    .warning(rule.at.clone(), ProblemKind::NeverActs { rule: rule.name.to_string(), why });
             }
         }
     }
@@ -318,14 +283,11 @@ pub(crate) fn lint_sandbox(
 
 fn check_credential(rule: &Rule, known: &[CredentialName], problems: &mut Problems) {
     if let Some(name) = rule.credential().filter(|name| !known.contains(name)) {
-        problems.error(
-            rule.at.clone(),
-            ProblemKind::Unknown { what: "credential", name: name.to_string() },
-        );
+        problems.error(rule.at.clone(), ProblemKind::Unknown { what: "credential", name: name.to_string() });
     }
 }
 
-/// A bank of another environment is out of reach whatever a rule says, so the rule is wrong.
+/// Reports banks of another environment than the sandbox's, which no rule can open.
 fn check_environment(
     sandbox: &Sandbox,
     policy: &Policy,
@@ -350,7 +312,7 @@ fn check_environment(
     }
 }
 
-/// The first patterns of every rule, found in one walk over the policy.
+/// Collects the first patterns of every rule in one pass over the policy.
 fn sample_patterns(policy: &Policy) -> Vec<Vec<DomainPattern>> {
     let mut samples = vec![Vec::new(); policy.rules.len()];
     for hit in policy.hosts.iter() {
@@ -363,7 +325,7 @@ fn sample_patterns(policy: &Policy) -> Vec<Vec<DomainPattern>> {
     samples
 }
 
-/// Why the base leaves nothing of a rule.
+/// Returns why the base makes a rule ineffective.
 fn base_cause(
     layers: &SandboxLayers,
     policy: &Policy,
@@ -377,51 +339,45 @@ fn base_cause(
     };
     let own = |net: &(ipnet::IpNet, &Rule)| std::ptr::eq(net.1, rule);
     let mut addresses = policy.addresses().filter(own).map(|(net, _)| net).peekable();
-    let only_private = patterns.is_empty()
-        && addresses.peek().is_some()
-        && addresses.all(|net| is_forbidden(&net));
+    let only_private =
+        patterns.is_empty() && addresses.peek().is_some() && addresses.all(|net| is_forbidden(&net));
     match &layers.base {
         _ if rule.is_deny() => None,
         BaseLayer::Tier(Tier::System) => None,
         BaseLayer::Tier(Tier::Untrusted) => Some("base `untrusted` allows nothing".to_owned()),
-        BaseLayer::Tier(Tier::User) if rule.is_raw() => {
-            Some("base `user` allows no raw TCP".to_owned())
-        }
+        BaseLayer::Tier(Tier::User) if rule.is_raw() => Some("base `user` allows no raw TCP".to_owned()),
         BaseLayer::Tier(Tier::User) if private || only_private => {
             Some("base `user` allows no private range".to_owned())
         }
-        BaseLayer::Tier(Tier::User) => every(&|pattern| {
-            pattern.base().is_some_and(|base| special_names::special_zone(base).is_some())
-        })
-        .then(|| "base `user` allows only public names".to_owned()),
+        BaseLayer::Tier(Tier::User) => {
+            every(&|pattern| pattern.base().is_some_and(|base| special_names::special_zone(base).is_some()))
+                .then(|| "base `user` allows only public names".to_owned())
+        }
         BaseLayer::Policy(base) => every(&|pattern| !base_allows(base, pattern))
             .then(|| format!("base `{}` allows none of its hosts", base.name)),
     }
 }
 
-/// Whether some name of `pattern` is allowed by some rule of `base` and not denied whole.
+/// Returns whether `base` allows any name of `pattern`.
 fn base_allows(base: &Policy, pattern: &DomainPattern) -> bool {
     let above = pattern.base().map_or_else(Vec::new, |name| base.hosts.hits_above(name));
-    let covering =
-        |hit: &&PatternHit<'_>| domain_pattern(hit).is_some_and(|other| other.covers(pattern));
+    let covering = |hit: &&PatternHit<'_>| domain_pattern(hit).is_some_and(|other| other.covers(pattern));
     let is_deny = |hit: &PatternHit<'_>| base.rule_at(hit.rule).is_some_and(Rule::is_deny);
     let whole = |hit: &PatternHit<'_>| {
-        base.rule_at(hit.rule)
-            .is_some_and(|rule| !rule.filters_requests() && rule.ports == PortSet::All)
+        base.rule_at(hit.rule).is_some_and(|rule| !rule.filters_requests() && rule.ports == PortSet::All)
     };
     if above.iter().filter(covering).any(|hit| is_deny(hit) && whole(hit) && hit.port.is_none()) {
         return false;
     }
     let allows = |hit: &PatternHit<'_>| !is_deny(hit);
-    let below = |hit: &PatternHit<'_>| {
-        allows(hit) && domain_pattern(hit).is_some_and(|other| pattern.covers(&other))
-    };
+    let below =
+        |hit: &PatternHit<'_>| allows(hit) && domain_pattern(hit).is_some_and(|other| pattern.covers(&other));
     above.iter().filter(covering).any(allows)
         || (!pattern.is_exact()
             && (base.hosts.len() > MAX_SEARCHED || base.hosts.iter().any(|hit| below(&hit))))
 }
 
-/// Memory rules whose requests are all refused, because the operator's file lacks what they need.
+/// Reports memory rules whose requests Sandbar always refuses, because the configuration lacks what they need.
 pub(crate) fn check_memory_services(
     layers: &HashMap<SandboxId, SandboxLayers>,
     services: &[MemoryService],
@@ -433,24 +389,23 @@ pub(crate) fn check_memory_services(
         .flat_map(|stack| stack.policies().map(|policy| (&policy.name, policy)))
         .filter(|(_, policy)| policy.rules.iter().any(|rule| rule.memory_terms().is_some()))
         .collect();
-    let believed = identity.is_some_and(|identity| !identity.issuers.is_empty());
+    let has_issuer = identity.is_some_and(|identity| !identity.issuers.is_empty());
     for (hit, rule) in used.values().flat_map(|policy| policy.hosts()) {
         let Some(terms) = rule.memory_terms() else { continue };
         let port = rule.ports().and_then(|ports| ports.first().copied());
-        let spoken = |service: &MemoryService| {
-            service.host.to_string() == hit.base && Some(service.port) == port
-        };
-        if !services.iter().any(spoken) {
+        let serves =
+            |service: &MemoryService| service.host.to_string() == hit.base && Some(service.port) == port;
+        if !services.iter().any(serves) {
             let why = format!(
-                "`{}` has no `[[memory_service]]` in the operator's file, so every request of rule `{}` is refused",
+                "`{}` has no `[[memory_service]]` in the configuration, so Sandbar refuses every request under rule `{}`",
                 hit.base, rule.name
             );
             problems.warning(rule.at.clone(), ProblemKind::Pointless(why));
         }
-        if terms.identity == IdentityMode::Required && !believed {
+        if terms.identity == IdentityMode::Required && !has_issuer {
             let why = format!(
-                "rule `{}` asks for a signed identity, and the operator's file has no `[[identity.issuer]]` \
-                 to believe, so every request is refused",
+                "rule `{}` requires a signed identity, but the configuration has no `[[identity.issuer]]`, \
+                 so Sandbar refuses every request",
                 rule.name
             );
             problems.warning(rule.at.clone(), ProblemKind::Pointless(why));
@@ -458,7 +413,7 @@ pub(crate) fn check_memory_services(
     }
 }
 
-/// Policies no sandbox names: loaded, and without effect.
+/// Reports policies that no sandbox uses.
 pub(crate) fn check_unused_policies(
     policies: &BTreeMap<PolicyName, Arc<Policy>>,
     layers: &HashMap<SandboxId, SandboxLayers>,
@@ -471,7 +426,10 @@ pub(crate) fn check_unused_policies(
         let at = first.unwrap_or_else(|| SourceText::new(&policy.file, "").location(0..0));
         problems.warning(
             at,
-            ProblemKind::Pointless(format!("no sandbox names policy `{}`", policy.name)),
+            ProblemKind::Pointless(format!(
+                "no sandbox uses policy `{}`; add it to a `[[sandbox]]` or delete it",
+                policy.name
+            )),
         );
     }
 }

@@ -1,4 +1,4 @@
-//! List files: one host pattern a line, `#` begins a comment, up to millions of lines.
+//! List files: one host pattern per line, comments after `#`, up to millions of lines.
 
 use memchr::{memchr, memchr_iter};
 
@@ -6,19 +6,19 @@ use super::problem::{ProblemKind, Problems, SourceText};
 use crate::host_set::{HostSet, PatternOrigin};
 use crate::pattern::{PatternReach, PatternWidth, RawPattern};
 
-/// Largest list file.
+/// Largest list file, in bytes.
 pub const MAX_LIST: usize = 256 << 20;
 
-/// Which patterns a rule takes from its list.
+/// What a rule accepts from its list.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct PatternTerms {
     pub(crate) rule: u16,
     pub(crate) width: PatternWidth,
-    /// Raw TCP is for exact names, and its ports are the rule's.
+    /// Whether the rule is for raw TCP, which takes exact names and the rule's own ports.
     pub(crate) exact_only: bool,
 }
 
-/// Adds every pattern of a list to `hosts`.
+/// Adds every pattern of a list to `hosts`, and reports the invalid ones.
 pub(crate) fn add_list(
     source: &SourceText<'_>,
     terms: PatternTerms,
@@ -32,13 +32,11 @@ pub(crate) fn add_list(
         let line = source.text.get(start..end).unwrap_or_default();
         let entry = strip_comment(line);
         if !entry.is_empty() {
-            match parse_entry(entry, terms).and_then(|raw| {
-                Ok(hosts.insert_raw(&raw, terms.rule, at as u32 + 1, PatternOrigin::List)?)
-            }) {
+            match parse_entry(entry, terms)
+                .and_then(|raw| Ok(hosts.insert_raw(&raw, terms.rule, at as u32 + 1, PatternOrigin::List)?))
+            {
                 Ok(()) => {}
-                Err(fault) => {
-                    problems.error(source.location(entry_span(line, entry, start)), fault)
-                }
+                Err(fault) => problems.error(source.location(entry_span(line, entry, start)), fault),
             }
             if problems.is_full() {
                 break;
@@ -48,13 +46,13 @@ pub(crate) fn add_list(
     }
 }
 
-/// What of a line is the pattern; nothing of an empty one.
+/// Returns the pattern of a line, which is empty for a blank line or a comment.
 fn strip_comment(line: &str) -> &str {
     let entry = match memchr(b'#', line.as_bytes()) {
         Some(comment) => line.get(..comment).unwrap_or_default(),
         None => line,
     };
-    // Some editors put a byte-order mark in front of the first line.
+    // Some editors write a byte-order mark before the first line.
     entry.trim_start_matches('\u{feff}').trim()
 }
 
@@ -63,7 +61,7 @@ fn parse_entry(entry: &str, terms: PatternTerms) -> Result<RawPattern<'_>, Probl
         .map_err(|source| ProblemKind::Host { entry: super::problem::printable(entry), source })?;
     if terms.exact_only && (raw.reach != PatternReach::Exact || raw.port.is_some()) {
         return Err(ProblemKind::Missing(
-            "a raw TCP rule takes exact names without a port; its ports stand in `tcp`",
+            "a raw TCP rule takes exact names without a port; list its ports in `tcp`",
         ));
     }
     Ok(raw)
@@ -80,9 +78,8 @@ mod tests {
     use crate::name::DomainName;
 
     #[test]
-    fn lists_are_lines_with_comments() {
-        let text =
-            "# mirrors\n\n  a.example  # the first\r\n*.b.example\n.c.example:8443\nA.example\n";
+    fn lists_have_one_pattern_per_line_and_comments() {
+        let text = "# mirrors\n\n  a.example  # the first\r\n*.b.example\n.c.example:8443\nA.example\n";
         let (mut hosts, mut problems) = (HostSet::default(), Problems::default());
         let source = SourceText::new("l.txt", text);
         let terms = PatternTerms { rule: 3, width: PatternWidth::Narrow, exact_only: false };
@@ -98,7 +95,7 @@ mod tests {
     }
 
     #[test]
-    fn bad_lines_are_named_by_line_and_column() {
+    fn invalid_lines_are_reported_with_line_and_column() {
         let text = "good.example\n  b*d.example\n*.com\nhttps://x.example/\na b\n\u{202e}evil\n";
         let (mut hosts, mut problems) = (HostSet::default(), Problems::default());
         let source = SourceText::new("l.txt", text);
@@ -108,8 +105,7 @@ mod tests {
             &mut hosts,
             &mut problems,
         );
-        let at: Vec<_> =
-            problems.errors.iter().map(|p| (p.at.line, p.at.column, p.at.width)).collect();
+        let at: Vec<_> = problems.errors.iter().map(|p| (p.at.line, p.at.column, p.at.width)).collect();
         assert_eq!(at, [(2, 3, 11), (3, 1, 5), (4, 1, 18), (5, 1, 3), (6, 1, 5)]);
         assert!(!problems.errors[4].to_string().contains('\u{202e}'));
     }

@@ -1,30 +1,28 @@
-//! What the operator's file says of memory services and of those who sign identities.
+//! Reads memory services and identity issuers from the configuration.
 
 use std::collections::HashMap;
 use std::ops::Range;
 
 use toml::Spanned;
 
-use super::document::{
-    ConfigurationDocument, IssuerDocument, MemoryServiceDocument, ServiceModeDocument,
-};
+use super::document::{ConfigurationDocument, IssuerDocument, MemoryServiceDocument, ServiceModeDocument};
 use super::problem::{ProblemKind, Problems, SourceText, printable};
 use crate::configuration::{IdentitySettings, IssuerSettings, MemoryService, ServiceAuthSettings};
 use crate::facts::RequestAuthority;
 use crate::ids::{CredentialName, Environment, IdError, Tenant};
 use crate::principal::PrincipalTemplate;
 
-/// Most memory services and issuers, each.
+/// Most memory services and issuers, of each kind.
 const MAX_ENTRIES: usize = 256;
-/// Where a service listens unless its host says so.
+/// The port of a service without one.
 const DEFAULT_PORT: u16 = 443;
-/// Longest life of a token that an issuer can be given; longer ones could be copied for long.
+/// Upper limit of `life_seconds`, since a stolen token stays valid until it expires.
 const MAX_TOKEN_LIFE: u64 = 3600;
-/// Longest audience or name of an issuer.
+/// Longest audience or issuer name.
 const MAX_NAME: usize = 255;
 const ALGORITHMS: [&str; 3] = ["ES256", "EdDSA", "RS256"];
 
-/// The memory services, or every problem of them.
+/// Reads the memory services and reports their problems.
 pub(crate) fn read_services(
     source: &SourceText<'_>,
     document: &ConfigurationDocument,
@@ -48,7 +46,7 @@ pub(crate) fn read_services(
     services
 }
 
-/// Whose identities are believed, or every problem of that.
+/// Reads the trusted issuers and reports their problems.
 pub(crate) fn read_identity(
     source: &SourceText<'_>,
     document: &ConfigurationDocument,
@@ -70,15 +68,11 @@ struct ServiceReader<'a, 'b> {
 }
 
 impl ServiceReader<'_, '_> {
-    fn read_service(
-        &mut self,
-        document: &MemoryServiceDocument,
-        known: &[&str],
-    ) -> Option<MemoryService> {
+    fn read_service(&mut self, document: &MemoryServiceDocument, known: &[&str]) -> Option<MemoryService> {
         let authority = RequestAuthority::parse(document.host.get_ref()).ok();
         let named = authority.filter(|authority| authority.host.name().is_some());
         if named.is_none() {
-            let why = "a memory service is one exact host name, with its port if not 443";
+            let why = "a memory service must be one exact host name, with its port if not 443";
             self.report(document.host.span(), ProblemKind::Missing(why));
         }
         self.check_printable(&document.audience);
@@ -88,24 +82,17 @@ impl ServiceReader<'_, '_> {
         Some(MemoryService { host, port: port.unwrap_or(DEFAULT_PORT), audience, proof: proof? })
     }
 
-    fn read_auth(
-        &mut self,
-        document: &MemoryServiceDocument,
-        known: &[&str],
-    ) -> Option<ServiceAuthSettings> {
+    fn read_auth(&mut self, document: &MemoryServiceDocument, known: &[&str]) -> Option<ServiceAuthSettings> {
         let at = document.mode.span();
         let mode = *document.mode.get_ref();
         let (key, token) = (&document.credential, [&document.key, &document.issuer]);
         let signs = token.into_iter().chain([&document.trust_domain]).flatten().next();
         if let Some(stray) = signs.filter(|_| mode != ServiceModeDocument::Token) {
-            let why = "`key`, `issuer` and `trust_domain` are for `mode = \"token\"`";
+            let why = "`key`, `issuer` and `trust_domain` need `mode = \"token\"`";
             self.report(stray.span(), ProblemKind::Missing(why));
         }
         if let Some(stray) = key.as_ref().filter(|_| mode != ServiceModeDocument::ApiKey) {
-            self.report(
-                stray.span(),
-                ProblemKind::Missing("`credential` is for `mode = \"api-key\"`"),
-            );
+            self.report(stray.span(), ProblemKind::Missing("`credential` needs `mode = \"api-key\"`"));
         }
         match mode {
             ServiceModeDocument::ApiKey => {
@@ -122,7 +109,7 @@ impl ServiceReader<'_, '_> {
 
     fn read_token_auth(&mut self, document: &MemoryServiceDocument) -> Option<ServiceAuthSettings> {
         if let Some(stray) = &document.principal {
-            let why = "a token names its sandbox; `principal` is for the other modes";
+            let why = "a token already names its sandbox; remove `principal`";
             self.report(stray.span(), ProblemKind::Missing(why));
         }
         let (Some(key), Some(issuer), Some(domain)) =
@@ -134,11 +121,7 @@ impl ServiceReader<'_, '_> {
         };
         [key, issuer, domain].into_iter().for_each(|text| self.check_printable(text));
         let text = |entry: &Spanned<String>| entry.get_ref().clone();
-        Some(ServiceAuthSettings::Token {
-            key: text(key),
-            issuer: text(issuer),
-            trust_domain: text(domain),
-        })
+        Some(ServiceAuthSettings::Token { key: text(key), issuer: text(issuer), trust_domain: text(domain) })
     }
 
     fn read_principal(&mut self, document: &MemoryServiceDocument) -> Option<PrincipalTemplate> {
@@ -146,7 +129,7 @@ impl ServiceReader<'_, '_> {
         let text = entry.map_or(PrincipalTemplate::DEFAULT, |entry| entry.get_ref());
         let parsed = PrincipalTemplate::parse(text).ok();
         if let (None, Some(entry)) = (&parsed, entry) {
-            let why = "a principal is plain text with `{sandbox}` in it, and `{agent_card}`, `{environment}` or `{tenant}` where wanted";
+            let why = "a principal must contain `{sandbox}`, and may contain printable text, `{agent_card}`, `{environment}` and `{tenant}`";
             self.report(entry.span(), ProblemKind::Missing(why));
         }
         parsed
@@ -171,29 +154,22 @@ impl ServiceReader<'_, '_> {
     }
 
     fn read_issuer(&mut self, document: &IssuerDocument) -> IssuerSettings {
-        document
-            .name
-            .iter()
-            .chain([&document.trust_domain])
-            .for_each(|text| self.check_printable(text));
+        document.name.iter().chain([&document.trust_domain]).for_each(|text| self.check_printable(text));
         for name in document.algorithms.iter().flatten() {
             if !ALGORITHMS.contains(&name.get_ref().as_str()) {
                 self.report(
                     name.span(),
-                    ProblemKind::Missing("an algorithm is one of `ES256`, `EdDSA` and `RS256`"),
+                    ProblemKind::Missing("unsupported algorithm: use `ES256`, `EdDSA` or `RS256`"),
                 );
             }
         }
         if document.life_seconds.is_some_and(|life| !(1..=MAX_TOKEN_LIFE).contains(&life)) {
-            let fault = ProblemKind::Limit {
-                given: document.life_seconds.unwrap_or_default(),
-                most: MAX_TOKEN_LIFE,
-            };
+            let fault =
+                ProblemKind::Limit { given: document.life_seconds.unwrap_or_default(), most: MAX_TOKEN_LIFE };
             self.report(document.trust_domain.span(), fault);
         }
-        let texts = |list: &[Spanned<String>]| {
-            list.iter().map(|entry| entry.get_ref().clone()).collect::<Vec<_>>()
-        };
+        let texts =
+            |list: &[Spanned<String>]| list.iter().map(|entry| entry.get_ref().clone()).collect::<Vec<_>>();
         IssuerSettings {
             name: document.name.as_ref().map(|name| name.get_ref().clone()),
             trust_domain: document.trust_domain.get_ref().clone(),
@@ -211,27 +187,24 @@ impl ServiceReader<'_, '_> {
         list: &Option<Vec<Spanned<String>>>,
         parse: impl Fn(&str) -> Result<T, IdError>,
     ) -> Option<Vec<T>> {
-        let mut words = Vec::new();
+        let mut ids = Vec::new();
         for entry in list.as_ref()? {
             match parse(entry.get_ref()) {
-                Ok(word) => words.push(word),
+                Ok(id) => ids.push(id),
                 Err(source) => {
                     let entry_text = printable(entry.get_ref());
-                    self.report(
-                        entry.span(),
-                        ProblemKind::Word { what, entry: entry_text, source },
-                    );
+                    self.report(entry.span(), ProblemKind::Word { what, entry: entry_text, source });
                 }
             }
         }
-        Some(words)
+        Some(ids)
     }
 
     fn check_printable(&mut self, entry: &Spanned<String>) {
         let text = entry.get_ref();
         let plain = text.bytes().all(|byte| byte.is_ascii_graphic());
         if !plain || !(1..=MAX_NAME).contains(&text.len()) {
-            let why = "this is 1 to 255 printable characters without spaces";
+            let why = "this must be 1 to 255 printable ASCII characters without spaces";
             self.report(entry.span(), ProblemKind::Missing(why));
         }
     }
@@ -254,12 +227,11 @@ mod tests {
     fn is_accepted(text: &str) -> bool {
         let credential = "[[credential]]\nname = \"memory\"\nfile = \"memory.key\"\n";
         let text = format!("{credential}{text}");
-        read_configuration(&SourceFile { path: "sandbar.toml".into(), bytes: text.into_bytes() })
-            .is_ok()
+        read_configuration(&SourceFile { path: "sandbar.toml".into(), bytes: text.into_bytes() }).is_ok()
     }
 
     #[test]
-    fn a_memory_service_says_how_it_is_spoken_to() {
+    fn a_memory_service_sets_how_sandbar_authenticates() {
         let head = "[[memory_service]]\naudience = \"spiffe://a/memory\"\n";
         let host = "host = \"memory.corp.example:8443\"\n";
         let token = "mode = \"token\"\nkey = \"k.pem\"\nissuer = \"https://s\"\n";
@@ -285,15 +257,12 @@ mod tests {
     }
 
     #[test]
-    fn an_issuer_is_believed_as_far_as_is_said() {
+    fn an_issuer_has_valid_settings() {
         let head = "[[identity.issuer]]\ntrust_domain = \"acme.example\"\nkeys = \"jwks.json\"\n";
         for (rest, expected) in [
             ("name = \"https://i\"", true),
             ("", true),
-            (
-                "environments = [\"staging\"]\nalgorithms = [\"RS256\", \"ES256\"]\nlife_seconds = 300",
-                true,
-            ),
+            ("environments = [\"staging\"]\nalgorithms = [\"RS256\", \"ES256\"]\nlife_seconds = 300", true),
             ("algorithms = [\"HS256\"]", false),
             ("environments = [\"a b\"]", false),
             ("tenants = [\"\"]", false),

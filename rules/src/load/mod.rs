@@ -1,4 +1,4 @@
-//! From the bytes of the files to a `RuleSet`, whole or not at all (P9). Reading files is the caller's.
+//! Compiles the bytes of the files to a `RuleSet`, completely or not at all (P9). The caller reads the files.
 
 mod configuration;
 mod document;
@@ -35,27 +35,27 @@ use crate::policy::{Policy, PolicyDigest};
 use crate::ruleset::{EnforcementMode, RuleSet};
 use crate::url_path::PathPattern;
 
-/// Largest policy or operator file.
+/// Largest policy or configuration file, in bytes.
 pub const MAX_FILE: usize = 4 << 20;
-/// The policy name that grants are shown under.
+/// The policy name of compiled grants.
 pub const GRANTS_POLICY: &str = "grants";
 
-/// Everything that is loaded at once.
+/// The input of one load.
 #[derive(Clone, Debug, Default)]
 pub struct LoadSources {
-    /// The operator's file; without it every policy stands alone, as a sandbox of its own name.
+    /// The configuration; without it each policy gets a sandbox with the policy's name.
     pub operator: Option<SourceFile>,
     pub policies: Vec<SourceFile>,
-    /// The list files the policies name, by [`list_path`]; an error text where one could not be read.
+    /// The list files of the policies by [`list_path`], or the error text of reading one.
     pub lists: BTreeMap<String, Result<Vec<u8>, String>>,
-    /// The number of this load.
+    /// The generation number of this load.
     pub generation: u64,
-    /// Where Sandbar itself listens: never dialled, whatever a rule says.
+    /// Sandbar's own listen addresses, which it never dials, whatever a rule allows.
     pub own: Vec<SocketAddr>,
 }
 
 impl LoadSources {
-    /// The digest of everything that is read from files, by which a load that would change nothing is known.
+    /// Returns the digest of all file content and paths; a reload with the same digest changes nothing.
     pub fn digest(&self) -> PolicyDigest {
         let files = self.operator.iter().chain(&self.policies);
         let files = files.flat_map(|file| [file.path.as_bytes(), &file.bytes]);
@@ -71,14 +71,14 @@ impl LoadSources {
     }
 }
 
-/// One file, and what to call it in messages.
+/// One file, with the path that messages show.
 #[derive(Clone, Debug)]
 pub struct SourceFile {
     pub path: String,
     pub bytes: Vec<u8>,
 }
 
-/// A time-limited permission, made by an operator and audited elsewhere; while it lasts it is an allow rule.
+/// A temporary permission from an operator; while it lasts it acts as an allow rule.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Grant {
     pub id: String,
@@ -86,39 +86,35 @@ pub struct Grant {
     pub host: HostPattern,
     pub methods: Option<Vec<HttpMethod>>,
     pub paths: Option<Vec<PathPattern>>,
-    /// How much may pass under the grant.
+    /// Limits on the traffic that the grant allows.
     pub budgets: Budgets,
 }
 
-/// What time gives and takes. It is input like the files, so that deciding needs no clock: a grant's start and
-/// end, and the end of a sandbox's lifetime, are generations of the rules.
+/// The state that depends on time. It is input like the files, so that deciding needs no clock: the start and
+/// end of a grant, and the end of a sandbox's lifetime, each produce a new generation of the rules.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct TimedState {
     pub grants: Vec<Grant>,
-    /// Sandboxes whose lifetime is over.
+    /// Sandboxes that reached their lifetime.
     pub ended: BTreeSet<SandboxId>,
 }
 
-/// Compiles everything, or says everything that is wrong.
+/// Compiles all files.
 ///
 /// # Errors
 ///
-/// Returns every problem found, up to [`problem::MAX_PROBLEMS`]; nothing is loaded then.
+/// Returns every error found, up to [`problem::MAX_PROBLEMS`]; nothing is loaded then.
 pub fn compile(sources: &LoadSources, grants: &[Grant]) -> Result<RuleSet, Vec<Problem>> {
     compile_with(None, sources, grants)
 }
 
-/// As [`compile`], but policies whose bytes are those of `before` are taken over from there: a million names
-/// are not read again because another file changed.
+/// Compiles all files like [`compile`], but reuses each policy of `before` with unchanged bytes: a change to one
+/// file does not parse the million names of another again.
 ///
 /// # Errors
 ///
 /// As [`compile`].
-pub fn recompile(
-    before: &RuleSet,
-    sources: &LoadSources,
-    grants: &[Grant],
-) -> Result<RuleSet, Vec<Problem>> {
+pub fn recompile(before: &RuleSet, sources: &LoadSources, grants: &[Grant]) -> Result<RuleSet, Vec<Problem>> {
     compile_with(Some(before), sources, grants)
 }
 
@@ -128,7 +124,7 @@ fn compile_with(
     grants: &[Grant],
 ) -> Result<RuleSet, Vec<Problem>> {
     let mut problems = Problems::default();
-    let (policies, noted) = compile_policies(before, sources, &mut problems);
+    let (policies, policy_warnings) = compile_policies(before, sources, &mut problems);
     let declared = match &sources.operator {
         Some(file) => sandboxes::read_sandboxes(file, &policies, &mut problems),
         None => Some(sandboxes::lone_sandboxes(&policies)),
@@ -147,7 +143,7 @@ fn compile_with(
             ended: BTreeSet::new(),
             own: sources.own.clone().into(),
             warnings: problems.warnings,
-            noted,
+            policy_warnings,
             mode: EnforcementMode::Enforcing,
         },
         _ => return Err(problems.errors),
@@ -162,16 +158,12 @@ fn compile_with(
 }
 
 impl RuleSet {
-    /// The same files, under another generation, with what time gives and takes.
+    /// Returns the same files compiled under another generation, with the given timed state.
     ///
     /// # Errors
     ///
-    /// Returns what is wrong with the grants.
-    pub fn with_timed_state(
-        &self,
-        timed: &TimedState,
-        generation: u64,
-    ) -> Result<RuleSet, Vec<Problem>> {
+    /// Returns the errors of the grants.
+    pub fn with_timed_state(&self, timed: &TimedState, generation: u64) -> Result<RuleSet, Vec<Problem>> {
         let mut problems = Problems::default();
         let mut rules = RuleSet { generation, ended: timed.ended.clone(), ..self.clone() };
         for (id, layers) in &mut rules.layers {
@@ -181,15 +173,15 @@ impl RuleSet {
         let granted: Vec<String> = timed.grants.iter().map(|grant| format!("{grant:?}")).collect();
         rules.digest = match granted.as_slice() {
             [] => self.files,
-            granted => hash_parts(
-                [&self.files.0[..]].into_iter().chain(granted.iter().map(String::as_bytes)),
-            ),
+            granted => {
+                hash_parts([&self.files.0[..]].into_iter().chain(granted.iter().map(String::as_bytes)))
+            }
         };
         if problems.errors.is_empty() { Ok(rules) } else { Err(problems.errors) }
     }
 }
 
-/// The list files a policy names, so that the caller can read them; errors are left to [`compile`].
+/// Returns the paths of a policy's list files, for the caller to read; [`compile`] reports errors.
 pub fn list_files(policy: &SourceFile) -> Vec<String> {
     let Ok(text) = str::from_utf8(&policy.bytes) else { return Vec::new() };
     let source = SourceText::new(&policy.path, text);
@@ -197,14 +189,14 @@ pub fn list_files(policy: &SourceFile) -> Vec<String> {
     document.map(|document| list_paths(&policy.path, &document)).unwrap_or_default()
 }
 
-/// The list files of a policy, in the order its rules are compiled in.
+/// Returns the paths of a policy's list files, in the order that its rules are compiled in.
 fn list_paths(policy: &str, document: &PolicyDocument) -> Vec<String> {
     let allow = document.allow.iter().filter_map(|rule| rule.get_ref().hosts_file.as_ref());
     let deny = document.deny.iter().filter_map(|rule| rule.get_ref().hosts_file.as_ref());
     allow.chain(deny).filter_map(|entry| list_path(policy, entry.get_ref())).collect()
 }
 
-/// Where a list named in a policy lies: beside the policy or below, never elsewhere.
+/// Resolves the path of a list file against the policy's directory; `None` if it leads outside.
 pub fn list_path(policy: &str, entry: &str) -> Option<String> {
     let inside = entry.split('/').all(|part| !matches!(part, "" | "." | ".."));
     let dir = policy.rsplit_once('/').map_or("", |(dir, _)| dir);
@@ -215,7 +207,7 @@ pub fn list_path(policy: &str, entry: &str) -> Option<String> {
     }
 }
 
-/// The policy directory the operator's file names, as written there.
+/// Returns the policy directory that the configuration sets, as written there.
 pub fn policy_dir(operator: &SourceFile) -> Option<String> {
     let text = str::from_utf8(&operator.bytes).ok()?;
     let source = SourceText::new(&operator.path, text);
@@ -231,9 +223,9 @@ fn compile_policies(
     problems: &mut Problems,
 ) -> CompiledPolicies {
     let mut compiled: BTreeMap<PolicyName, Arc<Policy>> = BTreeMap::new();
-    let mut noted = BTreeMap::new();
+    let mut policy_warnings = BTreeMap::new();
     for file in &sources.policies {
-        let known = problems.warnings.len();
+        let first = problems.warnings.len();
         let Some((policy, named)) = compile_policy(before, file, sources, problems) else {
             continue;
         };
@@ -242,11 +234,11 @@ fn compile_policies(
             problems.error(named, ProblemKind::Twice { what: "policy", name, line: 1 });
             continue;
         }
-        let own = problems.warnings.iter().skip(known).cloned().collect();
-        noted.insert(policy.name.clone(), own);
+        let own = problems.warnings.iter().skip(first).cloned().collect();
+        policy_warnings.insert(policy.name.clone(), own);
         compiled.insert(policy.name.clone(), policy);
     }
-    (compiled, noted)
+    (compiled, policy_warnings)
 }
 
 fn compile_policy(
@@ -261,8 +253,8 @@ fn compile_policy(
     let lists = list_paths(&source.file, &document);
     let lists = lists.iter().filter_map(|path| sources.list_bytes(path));
     let digest = hash_parts([source.text.as_bytes()].into_iter().chain(lists));
-    if let Some((policy, noted)) = before.and_then(|before| reuse_policy(before, &source, digest)) {
-        noted.iter().for_each(|warning| problems.add_warning(warning.clone()));
+    if let Some((policy, warnings)) = before.and_then(|before| reuse_policy(before, &source, digest)) {
+        warnings.iter().for_each(|warning| problems.add_warning(warning.clone()));
         return Some((policy, named));
     }
     let policy = Arc::new(PolicyBuilder::new(&source, sources, problems).build(document, digest)?);
@@ -270,8 +262,9 @@ fn compile_policy(
     Some((policy, named))
 }
 
-/// The policy of an earlier load and what was noted of it, if its text and its lists are what they were. What is
-/// wrong is never taken over: a policy that has errors was not loaded, and a list that is missing changes the digest.
+/// Returns the policy of an earlier load with its warnings, if its text and lists are unchanged.
+///
+/// This never hides an error: a policy with errors was not loaded, and a missing list changes the digest.
 fn reuse_policy<'a>(
     before: &'a RuleSet,
     source: &SourceText<'_>,
@@ -279,33 +272,30 @@ fn reuse_policy<'a>(
 ) -> Option<(Arc<Policy>, &'a [Problem])> {
     let same = |policy: &&Arc<Policy>| policy.file == source.file && policy.digest == digest;
     let policy = before.policies.values().find(same)?;
-    let noted = before.noted.get(&policy.name).map_or(&[][..], Vec::as_slice);
-    Some((policy.clone(), noted))
+    let warnings = before.policy_warnings.get(&policy.name).map_or(&[][..], Vec::as_slice);
+    Some((policy.clone(), warnings))
 }
 
 fn decode_file<'a>(file: &'a SourceFile, problems: &mut Problems) -> Option<SourceText<'a>> {
-    let beginning = || SourceText::new(&file.path, "").location(0..0);
+    let start = || SourceText::new(&file.path, "").location(0..0);
     if file.bytes.len() > MAX_FILE {
-        problems.error(
-            beginning(),
-            ProblemKind::TooMany { what: "bytes in one file", limit: MAX_FILE },
-        );
+        problems.error(start(), ProblemKind::TooMany { what: "bytes in one file", limit: MAX_FILE });
         return None;
     }
     match str::from_utf8(&file.bytes) {
         Ok(text) => Some(SourceText::new(&file.path, text)),
         Err(_) => {
-            problems.error(beginning(), ProblemKind::NotUtf8);
+            problems.error(start(), ProblemKind::NotUtf8);
             None
         }
     }
 }
 
-/// The digest of one policy with its lists; where the files lie does not count.
 fn has_lifetime(policy: &Arc<Policy>) -> bool {
     policy.budgets.limit(BudgetKind::LifetimeSeconds).is_some()
 }
 
+/// Hashes the parts, each with its length, so that moving bytes from one part to the next changes the digest.
 fn hash_parts<'a>(parts: impl IntoIterator<Item = &'a [u8]>) -> PolicyDigest {
     let mut hash = Sha256::new();
     for part in parts {
@@ -315,10 +305,8 @@ fn hash_parts<'a>(parts: impl IntoIterator<Item = &'a [u8]>) -> PolicyDigest {
     PolicyDigest(hash.finalize().into())
 }
 
-fn hash_sources(
-    sources: &LoadSources,
-    policies: &BTreeMap<PolicyName, Arc<Policy>>,
-) -> PolicyDigest {
+/// Returns the digest of the compiled files; their paths do not count.
+fn hash_sources(sources: &LoadSources, policies: &BTreeMap<PolicyName, Arc<Policy>>) -> PolicyDigest {
     let operator = sources.operator.as_ref().map_or(&b"none"[..], |file| &file.bytes);
     let lone = [u8::from(sources.operator.is_none())];
     let policies = policies.values().map(|policy| &policy.digest.0[..]);

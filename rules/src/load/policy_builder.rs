@@ -1,4 +1,4 @@
-//! From one policy document to one `Policy`: every entry is parsed, and every fault has its place.
+//! Compiles one policy document to one [`Policy`]: parses every entry and reports each problem at its location.
 
 use std::collections::HashMap;
 use std::ops::Range;
@@ -19,24 +19,24 @@ use crate::host_set::HostSet;
 use crate::ids::{CredentialName, Environment, PolicyName, ProfileName};
 use crate::pattern::PatternWidth;
 use crate::policy::{
-    AddressEntry, AllowTerms, IdentityMode, MAX_RULES, MemoryTerms, Policy, PolicyDigest, PortSet,
-    Rule, RuleAction, TlsMode,
+    AddressEntry, AllowTerms, IdentityMode, MAX_RULES, MemoryTerms, Policy, PolicyDigest, PortSet, Rule,
+    RuleAction, TlsMode,
 };
 use crate::policy_test::PolicyTest;
 use crate::ruleset::Tier;
 
-/// The profiles that come with Sandbar.
+/// The built-in profiles.
 const KNOWN_PROFILES: [&str; 6] = ["astrocyte", "graphiti", "hindsight", "mcp", "mem0", "zep"];
-/// Longest name of a rule.
+/// Longest rule name, in bytes.
 const MAX_RULE_NAME: usize = 100;
 
-/// Builds one policy, noting problems as it goes.
+/// Builds one policy and collects its problems.
 pub(crate) struct PolicyBuilder<'a> {
     pub(super) source: &'a SourceText<'a>,
     pub(super) sources: &'a LoadSources,
     pub(super) problems: &'a mut Problems,
     rules: Vec<Rule>,
-    /// The line each rule's name stands on.
+    /// The line of each rule name.
     names: HashMap<String, u32>,
     pub(super) hosts: HostSet,
     pub(super) addresses: Vec<AddressEntry>,
@@ -62,17 +62,10 @@ impl<'a> PolicyBuilder<'a> {
         }
     }
 
-    /// The policy, or `None` without a name; faults elsewhere are noted and the rest goes on.
-    pub(crate) fn build(
-        mut self,
-        document: PolicyDocument,
-        digest: PolicyDigest,
-    ) -> Option<Policy> {
+    /// Builds the policy; returns `None` if its name is invalid. Other problems are reported without stopping.
+    pub(crate) fn build(mut self, document: PolicyDocument, digest: PolicyDigest) -> Option<Policy> {
         let name = self.parse_policy_name(&document.name)?;
-        self.tls = document
-            .tls
-            .as_ref()
-            .map_or(TlsMode::default(), |tls| tls_from_document(*tls.get_ref()));
+        self.tls = document.tls.as_ref().map_or(TlsMode::default(), |tls| tls_from_document(*tls.get_ref()));
         document.allow.iter().for_each(|rule| self.add_allow(rule));
         document.deny.iter().for_each(|rule| self.add_deny(rule));
         document.memory.iter().for_each(|rule| self.add_memory(rule));
@@ -128,13 +121,10 @@ impl<'a> PolicyBuilder<'a> {
 
     fn add_deny(&mut self, spanned: &Spanned<DenyDocument>) {
         let document = spanned.get_ref();
-        let name = document
-            .name
-            .clone()
-            .unwrap_or_else(|| Spanned::new(spanned.span(), self.deny_name(document)));
+        let name =
+            document.name.clone().unwrap_or_else(|| Spanned::new(spanned.span(), self.deny_name(document)));
         let Some(at) = self.begin_rule(&name) else { return };
-        if document.hosts.is_none() && document.hosts_file.is_none() && document.addresses.is_none()
-        {
+        if document.hosts.is_none() && document.hosts_file.is_none() && document.addresses.is_none() {
             self.report(
                 name.span(),
                 ProblemKind::Missing("a deny rule needs `hosts`, `hosts_file` or `addresses`"),
@@ -151,9 +141,8 @@ impl<'a> PolicyBuilder<'a> {
             paths: self.parse_paths(document.paths.as_deref()),
             verdict: RuleAction::Deny,
         };
-        // A deny may be as wide as it likes.
-        let terms =
-            PatternTerms { rule: at, width: PatternWidth::DangerouslyWide, exact_only: false };
+        // A wide deny rule is safe, so it needs no `dangerously_wide`.
+        let terms = PatternTerms { rule: at, width: PatternWidth::DangerouslyWide, exact_only: false };
         self.add_targets(
             terms,
             document.hosts.as_deref(),
@@ -168,17 +157,15 @@ impl<'a> PolicyBuilder<'a> {
         let Some(at) = self.begin_rule(&document.name) else { return };
         let profile = self.parse_id("profile", &document.profile, ProfileName::parse);
         let environment = document.environment.as_ref();
-        let environment =
-            environment.and_then(|text| self.parse_id("environment", text, Environment::parse));
-        let resolves_to =
-            self.parse_networks(document.resolves_to.as_deref(), PatternWidth::Narrow);
+        let environment = environment.and_then(|text| self.parse_id("environment", text, Environment::parse));
+        let resolves_to = self.parse_networks(document.resolves_to.as_deref(), PatternWidth::Narrow);
         let mut banks = |list: &[Spanned<String>]| self.parse_banks(list, environment.as_ref());
         let (recall, retain, forget) =
             (banks(&document.recall), banks(&document.retain), banks(&document.forget));
         if recall.is_empty() && retain.is_empty() && forget.is_empty() {
             self.report_never_acts(
                 &document.name,
-                "it opens no bank; list some under `recall`, `retain` or `forget`",
+                "it opens no bank; list banks under `recall`, `retain` or `forget`",
             );
         }
         let Some(profile) = profile else { return };
@@ -187,28 +174,20 @@ impl<'a> PolicyBuilder<'a> {
             let near = nearest(profile.as_str(), KNOWN_PROFILES)
                 .map(|near| format!("; did you mean `{near}`?"))
                 .unwrap_or_default();
-            let why = format!(
-                "no profile `{profile}` comes with Sandbar, so the operator must bring it{near}"
-            );
-            self.problems.warning(
-                self.source.location(document.profile.span()),
-                ProblemKind::Pointless(why),
-            );
+            let why = format!("profile `{profile}` is not built in, so the operator must provide it{near}");
+            self.problems.warning(self.source.location(document.profile.span()), ProblemKind::Pointless(why));
         }
         let identity = match document.identity {
-            Some(IdentityModeDocument::FromPath) => IdentityMode::FromChannel,
+            Some(IdentityModeDocument::FromChannel) => IdentityMode::FromChannel,
             Some(IdentityModeDocument::Required) | None => IdentityMode::Required,
         };
-        let terms =
-            MemoryTerms { resolves_to, profile, identity, environment, recall, retain, forget };
+        let terms = MemoryTerms { resolves_to, profile, identity, environment, recall, retain, forget };
         let rule = Rule {
             name: document.name.get_ref().as_str().into(),
             line: self.source.line(spanned.span().start),
             at: self.source.location(document.name.span()),
             list: None,
-            ports: PortSet::Listed(
-                [host.as_ref().and_then(|host| host.port).unwrap_or(DEFAULT_PORT)].into(),
-            ),
+            ports: PortSet::Listed([host.as_ref().and_then(|host| host.port).unwrap_or(DEFAULT_PORT)].into()),
             methods: None,
             paths: None,
             verdict: RuleAction::Memory(terms),
@@ -217,7 +196,7 @@ impl<'a> PolicyBuilder<'a> {
             if !pattern.pattern.is_exact() {
                 self.report(
                     document.host.span(),
-                    ProblemKind::Missing("a memory service is one exact host"),
+                    ProblemKind::Missing("a memory service must be one exact host name"),
                 );
             }
             self.insert_host(&pattern, at, document.host.span());
@@ -229,40 +208,31 @@ impl<'a> PolicyBuilder<'a> {
         entry.and_then(|entry| list_path(&self.source.file, entry.get_ref())).map(Arc::from)
     }
 
-    /// Checks a rule's name and gives it its number.
+    /// Checks a rule's name and returns the rule's index.
     fn begin_rule(&mut self, name: &Spanned<String>) -> Option<u16> {
         let text = name.get_ref();
         if self.rules.len() >= MAX_RULES {
-            return self.reject(
-                name.span(),
-                ProblemKind::TooMany { what: "rules in one policy", limit: MAX_RULES },
-            );
+            return self
+                .reject(name.span(), ProblemKind::TooMany { what: "rules in one policy", limit: MAX_RULES });
         }
-        if text.trim().is_empty()
-            || text.len() > MAX_RULE_NAME
-            || text.chars().any(char::is_control)
-        {
+        if text.trim().is_empty() || text.len() > MAX_RULE_NAME || text.chars().any(char::is_control) {
             self.report(
                 name.span(),
-                ProblemKind::Missing("a rule's name is a short text without control characters"),
+                ProblemKind::Missing("a rule name must have 1 to 100 bytes and no control characters"),
             );
         }
         let line = self.source.line(name.span().start);
         if let Some(first) = self.names.insert(text.clone(), line) {
-            self.report(
-                name.span(),
-                ProblemKind::Twice { what: "rule", name: text.clone(), line: first },
-            );
+            self.report(name.span(), ProblemKind::Twice { what: "rule", name: text.clone(), line: first });
         }
         u16::try_from(self.rules.len()).ok()
     }
 
-    /// The name of a deny rule that has none: its first target, and a number when that is taken.
+    /// Makes a name for a deny rule without one: its first target, with a number if that name is taken.
     fn deny_name(&self, document: &DenyDocument) -> String {
         let host = document.hosts.iter().flatten().next();
-        let target = host
-            .or(document.hosts_file.as_ref())
-            .or_else(|| document.addresses.iter().flatten().next());
+        let target =
+            host.or(document.hosts_file.as_ref()).or_else(|| document.addresses.iter().flatten().next());
         let target = super::problem::printable(target.map_or("nothing", |target| target.get_ref()));
         let name: String = format!("deny {target}").chars().take(MAX_RULE_NAME / 2).collect();
         let numbered = (2..).map(|number| format!("{name} ({number})"));
@@ -272,28 +242,26 @@ impl<'a> PolicyBuilder<'a> {
             .unwrap_or(name)
     }
 
-    /// Keys that contradict each other, or that can never do anything beside each other.
+    /// Reports keys that contradict each other or have no effect together.
     fn check_allow(&mut self, document: &AllowDocument) {
         let needs = needs_requests(document);
-        let written =
-            document.tls.as_ref().is_some_and(|tls| *tls.get_ref() == TlsDocument::Tunnel);
-        if document.hosts.is_none() && document.hosts_file.is_none() && document.addresses.is_none()
-        {
+        let tunnels = document.tls.as_ref().is_some_and(|tls| *tls.get_ref() == TlsDocument::Tunnel);
+        if document.hosts.is_none() && document.hosts_file.is_none() && document.addresses.is_none() {
             self.report(
                 document.name.span(),
                 ProblemKind::Missing("an allow rule needs `hosts`, `hosts_file` or `addresses`"),
             );
         }
-        if written && needs {
+        if tunnels && needs {
             self.report_never_acts(
                 &document.name,
-                "it tunnels, and methods, paths, credentials and inspection need interception",
+                "it tunnels TLS, and `methods`, `access`, `paths`, `credential` and `inspect` need interception",
             );
         }
         if document.ech.is_some() && self.tls_mode(document) == TlsMode::Intercept {
             self.report_never_acts(
                 &document.name,
-                "`ech` is about tunnels, and this rule intercepts",
+                "`ech` applies to tunnels only; set `tls = \"tunnel\"` or remove `ech`",
             );
         }
         if document.methods.is_some() && document.access.is_some() {
@@ -308,7 +276,7 @@ impl<'a> PolicyBuilder<'a> {
         if document.credential.is_some() && document.dangerously_wide {
             self.report_forbidden(
                 &document.name,
-                "a credential is never sent to names that anyone can have",
+                "a rule with `dangerously_wide` cannot inject a credential: anyone could register a matching name",
             );
         }
     }
@@ -326,7 +294,7 @@ impl<'a> PolicyBuilder<'a> {
         if document.credential.is_some() {
             self.report_forbidden(
                 &document.name,
-                "a credential is bound to a verified host name, never to an address",
+                "a rule with `addresses` cannot inject a credential: it needs a verified host name",
             );
         }
     }
@@ -338,12 +306,12 @@ impl<'a> PolicyBuilder<'a> {
         if needs || document.tls.is_some() || document.ech.is_some() {
             self.report_never_acts(
                 &document.name,
-                "raw TCP carries no requests to look at; drop `tcp`, or what needs requests",
+                "raw TCP carries no requests; remove `tcp`, or `tls`, `ech` and the keys that need requests",
             );
         }
     }
 
-    /// What the rule says, or the policy's head, unless the rule has to see requests.
+    /// Returns the TLS mode of the rule: its own, else interception if it needs requests, else the policy's default.
     fn tls_mode(&self, document: &AllowDocument) -> TlsMode {
         match &document.tls {
             Some(written) => tls_from_document(*written.get_ref()),
@@ -358,14 +326,10 @@ impl<'a> PolicyBuilder<'a> {
         budgets = budgets.min(bits);
         let credential = document.credential.as_ref();
         AllowTerms {
-            resolves_to: self
-                .parse_networks(document.resolves_to.as_deref(), width_from_document(document)),
+            resolves_to: self.parse_networks(document.resolves_to.as_deref(), width_from_document(document)),
             raw_tcp: document.tcp.is_some(),
             tls: self.tls_mode(document),
-            tolerate_ech: document
-                .ech
-                .as_ref()
-                .is_some_and(|ech| *ech.get_ref() == EchDocument::Tolerate),
+            tolerate_ech: document.ech.as_ref().is_some_and(|ech| *ech.get_ref() == EchDocument::Tolerate),
             credential: credential.and_then(|name| self.parse_credential(name)),
             may_receive_memory: document.memory.is_some(),
             inspect: is_inspected(document),
@@ -378,18 +342,18 @@ impl<'a> PolicyBuilder<'a> {
         }
     }
 
-    /// A value pasted where a name belongs is the one mistake that must not be echoed back.
+    /// Parses a credential name; the error does not echo the text, which may be a pasted secret.
     fn parse_credential(&mut self, name: &Spanned<String>) -> Option<CredentialName> {
         match CredentialName::parse(name.get_ref()) {
             Ok(parsed) if !looks_like_secret(parsed.as_str()) => Some(parsed),
             Ok(_) | Err(_) => {
-                let mut place = self.source.location(name.span());
-                place.excerpt = "credential = \"...\"".to_owned();
-                (place.column, place.width) = (1, place.excerpt.chars().count() as u32);
+                let mut location = self.source.location(name.span());
+                location.excerpt = "credential = \"...\"".to_owned();
+                (location.column, location.width) = (1, location.excerpt.chars().count() as u32);
                 let fault = ProblemKind::Missing(
                     "`credential` takes the name of a `[[credential]]`, never a secret itself",
                 );
-                self.problems.error(place, fault);
+                self.problems.error(location, fault);
                 None
             }
         }
@@ -409,12 +373,7 @@ impl<'a> PolicyBuilder<'a> {
         self.report(rule.span(), ProblemKind::Missing(why));
     }
 
-    fn report_exclusive(
-        &mut self,
-        document: &AllowDocument,
-        one: &'static str,
-        other: &'static str,
-    ) {
+    fn report_exclusive(&mut self, document: &AllowDocument, one: &'static str, other: &'static str) {
         self.report(document.name.span(), ProblemKind::Exclusive(one, other));
     }
 
@@ -422,7 +381,7 @@ impl<'a> PolicyBuilder<'a> {
         self.problems.error(self.source.location(span), fault);
     }
 
-    /// Notes a fault; the answer is `None`, so that a parser can end with it.
+    /// Reports a problem and returns `None`, so that a parser can return it.
     pub(super) fn reject<T>(&mut self, span: Range<usize>, fault: ProblemKind) -> Option<T> {
         self.report(span, fault);
         None
@@ -458,8 +417,7 @@ fn width_from_document(document: &AllowDocument) -> PatternWidth {
 }
 
 fn needs_requests(document: &AllowDocument) -> bool {
-    let filters =
-        document.methods.is_some() || document.access.is_some() || document.paths.is_some();
+    let filters = document.methods.is_some() || document.access.is_some() || document.paths.is_some();
     filters || document.credential.is_some() || is_inspected(document)
 }
 

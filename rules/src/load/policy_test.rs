@@ -1,4 +1,4 @@
-//! `[[test]]` entries to trials.
+//! Compiles `[[test]]` entries to [`PolicyTest`]s.
 
 use toml::Spanned;
 
@@ -29,8 +29,7 @@ pub(super) fn read_test(
         },
         probe: read_probe(builder, document)?,
         sandbox: sandbox.and_then(|id| builder.parse_id("sandbox", id, SandboxId::parse)),
-        environment: environment
-            .and_then(|name| builder.parse_id("environment", name, Environment::parse)),
+        environment: environment.and_then(|name| builder.parse_id("environment", name, Environment::parse)),
         reason: document
             .reason
             .as_ref()
@@ -39,22 +38,20 @@ pub(super) fn read_test(
     })
 }
 
-/// Keys that would be passed over beside others make a test that tests nothing.
+/// Reports keys that other keys would override: such a test would not test what its author meant.
 fn check_keys(builder: &mut PolicyBuilder<'_>, document: &TestDocument) {
     let request = document.method.is_some() || document.path.is_some();
     let memory = document.bank.is_some() || document.operation.is_some();
     let why = match (&document.dns, document.protocol) {
-        _ if document.operation.is_some() && document.bank.is_none() => {
-            "`operation` needs a `bank`"
-        }
+        _ if document.operation.is_some() && document.bank.is_none() => "`operation` needs a `bank`",
         (Some(_), _) if request || memory || document.protocol.is_some() => {
-            "`dns` tries a look-up and nothing else"
+            "`dns` tests a lookup only; remove `method`, `path`, `bank`, `operation` and `protocol`"
         }
         (Some(_), _) if document.host.get_ref().parse::<std::net::IpAddr>().is_ok() => {
-            "`dns` looks up a name, not an address"
+            "`dns` needs a host name, not an address"
         }
         (None, Some(ProtocolDocument::Tcp)) if request || memory => {
-            "raw TCP carries no requests to try"
+            "`protocol = \"tcp\"` carries no requests; remove `method`, `path`, `bank` and `operation`"
         }
         (Some(_) | None, _) => return,
     };
@@ -87,10 +84,7 @@ fn probe_kind(builder: &mut PolicyBuilder<'_>, document: &TestDocument) -> Optio
         (Some(query), ..) => builder.parse_query_type(query).map(ProbeKind::Lookup),
         (_, Some(bank), operation, _) => {
             let bank = builder.parse_id("bank", bank, BankId::parse)?;
-            Some(ProbeKind::Memory {
-                operation: operation.map_or(BankOperation::Read, bank_operation),
-                bank,
-            })
+            Some(ProbeKind::Memory { operation: operation.map_or(BankOperation::Read, bank_operation), bank })
         }
         (.., Some(ProtocolDocument::Tcp)) => Some(ProbeKind::Raw),
         (.., Some(ProtocolDocument::Tls) | None) => Some(ProbeKind::Connection),
@@ -115,16 +109,18 @@ fn parse_reason(
         (Some(reason), ExpectDocument::Deny) => Some(reason),
         (Some(_), ExpectDocument::Allow) => builder.reject(
             code.span(),
-            ProblemKind::Pointless("what is allowed has no reason for denial".to_owned()),
+            ProblemKind::Pointless(
+                "an allowed attempt has no reason; remove `reason`, or set `expect = \"deny\"`".to_owned(),
+            ),
         ),
         (None, _) => {
             let near = nearest(code.get_ref(), Reason::ALL.iter().map(|reason| reason.code()));
-            let help = near.map_or("`sandbar reasons` lists them all".to_owned(), |near| {
+            let help = near.map_or("`sandbar reasons` lists all codes".to_owned(), |near| {
                 format!("did you mean `{near}`?")
             });
-            let place = builder.source.location(code.span());
+            let location = builder.source.location(code.span());
             let fault = ProblemKind::Unknown { what: "reason", name: code.get_ref().clone() };
-            builder.problems.error_with_help(place, fault, help);
+            builder.problems.error_with_help(location, fault, help);
             None
         }
     }

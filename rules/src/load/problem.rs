@@ -1,4 +1,4 @@
-//! What is wrong with a file: where, what, and what to change.
+//! Problems of a file: location, description, and the fix.
 
 use std::cell::OnceCell;
 use std::fmt;
@@ -12,45 +12,45 @@ use crate::ids::IdError;
 use crate::pattern::PatternError;
 use crate::url_path::PathPatternError;
 
-/// Most problems that are collected; more help nobody.
+/// Most errors, and most warnings, that one load collects.
 pub const MAX_PROBLEMS: usize = 50;
-/// Longest excerpt of a line that is shown.
+/// Longest excerpt of a line, in characters.
 const MAX_EXCERPT: usize = 200;
 
-/// One thing wrong with one place of one file.
+/// One problem at one location of one file.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Problem {
     pub at: SourceLocation,
     pub fault: ProblemKind,
-    /// What to do, when that is more than the fault itself says.
+    /// A hint on the fix, if the description does not contain it.
     pub help: Option<String>,
 }
 
-/// A place in a file, with the line as it stands there.
+/// A location in a file, with an excerpt of its line.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct SourceLocation {
     pub file: Arc<str>,
-    /// From 1.
+    /// Line number, starting at 1.
     pub line: u32,
-    /// From 1, in characters.
+    /// Column in characters, starting at 1.
     pub column: u32,
-    /// How many characters are meant, at least one.
+    /// Width of the marked text in characters, at least 1.
     pub width: u32,
-    /// The line, with control characters replaced: a policy must not steer the terminal it is shown on.
+    /// The line with control characters replaced, so that a policy cannot send escape sequences to a terminal.
     pub excerpt: String,
 }
 
-/// What is wrong.
+/// A kind of problem, with what its message needs.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum ProblemKind {
     #[error(
-        "bank `{bank}` names environment `{other}`, but the rule says every bank there is of another"
+        "bank `{bank}` names environment `{other}`, but the rule's `environment` is another; change one of them"
     )]
     BankElsewhere { bank: String, other: String },
-    #[error("`{0}` and `{1}` exclude each other")]
+    #[error("`{0}` and `{1}` cannot be used together; remove one of them")]
     Exclusive(&'static str, &'static str),
     #[error(
-        "{policy}: bank `{bank}` is of environment `{found}`, but sandbox `{sandbox}` is of `{own}`"
+        "policy `{policy}`: bank `{bank}` is in environment `{found}`, but sandbox `{sandbox}` is in `{own}`"
     )]
     ForeignEnvironment { policy: String, bank: String, found: String, sandbox: String, own: String },
     #[error("`{entry}` is not a host pattern: {source}")]
@@ -59,57 +59,55 @@ pub enum ProblemKind {
     List { path: String, why: String },
     #[error("`{0}` is not a request method: methods are upper-case words, such as `GET`")]
     Method(String),
-    #[error("`{0}` is never forwarded, whatever a rule says")]
+    #[error("`{0}` is never forwarded; remove it")]
     MethodNeverForwarded(String),
-    #[error("{given} is no limit here: from 1 to {most}")]
+    #[error("{given} is out of range: use 1 to {most}")]
     Limit { given: u64, most: u64 },
     #[error("{0}")]
     Missing(&'static str),
     #[error(
-        "`{0}` is not a network; write it as address/length, such as `10.1.0.0/16` (IPv4 as IPv4)"
+        "`{0}` is not a network; write address/length without host bits, such as `10.1.0.0/16` (IPv4 in IPv4 form)"
     )]
     Network(String),
-    #[error("rule `{rule}` can never act: {why}")]
+    #[error("rule `{rule}` has no effect: {why}")]
     NeverActs { rule: String, why: String },
     #[error("bank `{0}` names no environment")]
     NoEnvironment(String),
     #[error("the file is not UTF-8")]
     NotUtf8,
-    #[error("this does nothing: {0}")]
+    #[error("{0}")]
     Pointless(String),
     #[error(
-        "{whose} has memory, and rule `{rule}` passes bytes unseen to a host that may not receive it"
+        "{owner} uses memory, and rule `{rule}` passes uninspected bytes to a host that may not receive it; intercept TLS, or set `memory = \"may-receive\"`"
     )]
-    OpaqueBesideMemory { whose: String, rule: String },
+    OpaqueBesideMemory { owner: String, rule: String },
     #[error("`{entry}` is not a path pattern: {source}")]
     Path { entry: String, source: PathPatternError },
-    #[error("{0} is not a port")]
+    #[error("{0} is not a port; use 1 to 65535")]
     Port(u16),
-    #[error("`{0}` is a name Sandbar itself uses")]
+    #[error("`{0}` is a reserved name; choose another")]
     Reserved(String),
     #[error(transparent)]
     Set(#[from] HostSetError),
     #[error("{0}")]
     Syntax(String),
-    #[error("rules `{one}` and `{other}` tie for `{host}` but differ in their credential")]
+    #[error(
+        "rules `{one}` and `{other}` tie for `{host}` but inject different credentials; make one of them more specific"
+    )]
     Tie { one: String, other: String, host: String },
     #[error("more than {limit} {what}")]
     TooMany { what: &'static str, limit: usize },
-    #[error(
-        "sandbox `{sandbox}` has memory, and rule `{rule}` passes bytes unseen to a host that may not receive it"
-    )]
-    TunnelBesideMemory { sandbox: String, rule: String },
-    #[error("{what} `{name}` stands twice; first on line {line}")]
+    #[error("{what} `{name}` is defined twice; first on line {line}")]
     Twice { what: &'static str, name: String, line: u32 },
-    #[error("there is no {what} `{name}`")]
+    #[error("unknown {what} `{name}`")]
     Unknown { what: &'static str, name: String },
-    #[error("`{key}` is not a key here")]
+    #[error("unknown key `{key}`")]
     UnknownKey { key: String },
     #[error(
-        "`{0}` takes in private and special ranges; say `dangerously_wide = true` in the rule if that is meant"
+        "`{0}` includes private or special ranges; set `dangerously_wide = true` in the rule if you mean it"
     )]
     WideNetwork(String),
-    #[error("{what} `{entry}` is not good: {source}")]
+    #[error("invalid {what} `{entry}`: {source}")]
     Word { what: &'static str, entry: String, source: IdError },
 }
 
@@ -125,13 +123,13 @@ impl fmt::Display for SourceLocation {
     }
 }
 
-/// A file's text, able to say where in it something stands.
+/// The text of a file, which converts byte offsets to locations.
 #[derive(Clone, Debug)]
 pub(crate) struct SourceText<'a> {
     pub(crate) file: Arc<str>,
     pub(crate) text: &'a str,
-    /// Where each line begins, so that a place is found by search and not by counting anew; of a good list
-    /// nobody asks.
+    /// Offset of each line start, for a binary search per location. Computed on first use: a list without
+    /// errors of a million lines never needs it.
     starts: OnceCell<Vec<usize>>,
 }
 
@@ -147,7 +145,7 @@ impl<'a> SourceText<'a> {
         })
     }
 
-    /// The line a byte offset lies on, from 1.
+    /// Returns the line of a byte offset, starting at 1.
     pub(crate) fn line(&self, offset: usize) -> u32 {
         self.line_starts().partition_point(|start| *start <= offset) as u32
     }
@@ -158,21 +156,20 @@ impl<'a> SourceText<'a> {
         let line = self.line(start);
         let line_start = self.line_starts().get(line as usize - 1).copied().unwrap_or(0);
         let text = self.text.get(line_start..).and_then(|rest| rest.lines().next()).unwrap_or("");
-        let front = self.text.get(line_start..start).map_or(0, |front| front.chars().count());
-        let meant =
-            self.text.get(start..span.end).and_then(|text| text.lines().next()).unwrap_or("");
+        let before = self.text.get(line_start..start).map_or(0, |before| before.chars().count());
+        let marked = self.text.get(start..span.end).and_then(|text| text.lines().next()).unwrap_or("");
         SourceLocation {
             file: self.file.clone(),
             line,
-            column: front as u32 + 1,
-            width: meant.chars().count().max(1) as u32,
+            column: before as u32 + 1,
+            width: marked.chars().count().max(1) as u32,
             excerpt: mask_secrets(&printable(text)),
         }
     }
 }
 
-/// A line with what looks like a key cut out: people paste one where its name belongs, and the error must not
-/// spread it.
+/// Masks words that look like API keys: users paste a key where its name belongs, and the error message must
+/// not leak it.
 fn mask_secrets(line: &str) -> String {
     let word = |c: char| c.is_ascii_alphanumeric() || c == '-' || c == '_';
     let parts = line.split_inclusive(|c: char| !word(c));
@@ -187,34 +184,34 @@ fn mask_secrets(line: &str) -> String {
         .collect()
 }
 
-/// As many dots as characters, so that a caret below still points at what it means.
+/// Replaces each character with a dot, so that the caret below keeps its column.
 fn mask(part: &str, word: impl Fn(char) -> bool) -> String {
     part.chars().map(|c| if word(c) { '.' } else { c }).collect()
 }
 
-/// The shapes of well-known API keys.
+/// Returns whether the text has the shape of a well-known API key, or is longer than a name would be.
 pub(crate) fn looks_like_secret(text: &str) -> bool {
     const PREFIXES: [&str; 9] =
         ["sk-", "sk_", "ghp_", "gho_", "github_pat_", "glpat-", "xoxb-", "AKIA", "eyJ"];
     text.len() >= 8 && PREFIXES.iter().any(|prefix| text.starts_with(prefix)) || text.len() > 40
 }
 
-/// The text with everything a terminal could act on replaced, one character for one.
+/// Replaces every character that a terminal could interpret, one for one, and truncates the text.
 pub fn printable(text: &str) -> String {
-    let harmless = |c: char| match c {
+    let sanitize = |c: char| match c {
         '\t' => ' ',
         c if c.is_control() || is_formatting(c) => char::REPLACEMENT_CHARACTER,
         c => c,
     };
-    text.chars().take(MAX_EXCERPT).map(harmless).collect()
+    text.chars().take(MAX_EXCERPT).map(sanitize).collect()
 }
 
-/// Bidirectional and invisible formatting, which makes a line read other than it is.
+/// Returns whether the character is bidirectional or invisible formatting, which disguises the text.
 fn is_formatting(c: char) -> bool {
     matches!(c, '\u{200b}'..='\u{200f}' | '\u{2028}'..='\u{202e}' | '\u{2060}'..='\u{206f}' | '\u{feff}')
 }
 
-/// The problems found so far, up to a bound.
+/// The problems found so far, at most [`MAX_PROBLEMS`] of each severity.
 #[derive(Debug, Default)]
 pub(crate) struct Problems {
     pub(crate) errors: Vec<Problem>,
@@ -239,22 +236,21 @@ impl Problems {
         self.add_warning(Problem { at, fault, help: None });
     }
 
-    /// Takes a warning as it was found before.
+    /// Adds an existing warning, such as one of an earlier load.
     pub(crate) fn add_warning(&mut self, warning: Problem) {
         if self.warnings.len() < MAX_PROBLEMS {
             self.warnings.push(warning);
         }
     }
 
-    /// In the order a reader meets them.
+    /// Sorts the problems by location.
     pub(crate) fn sort(&mut self) {
-        let place =
-            |problem: &Problem| (problem.at.file.clone(), problem.at.line, problem.at.column);
-        self.errors.sort_by_key(place);
-        self.warnings.sort_by_key(place);
+        let location = |problem: &Problem| (problem.at.file.clone(), problem.at.line, problem.at.column);
+        self.errors.sort_by_key(location);
+        self.warnings.sort_by_key(location);
     }
 
-    /// Parses an id; `None` when it is not one, which is noted.
+    /// Parses an id; reports an invalid one and returns `None`.
     pub(crate) fn parse_id<T>(
         &mut self,
         source: &SourceText<'_>,
@@ -264,8 +260,7 @@ impl Problems {
     ) -> Option<T> {
         parse(entry.get_ref())
             .map_err(|error| {
-                let fault =
-                    ProblemKind::Word { what, entry: printable(entry.get_ref()), source: error };
+                let fault = ProblemKind::Word { what, entry: printable(entry.get_ref()), source: error };
                 self.error(source.location(entry.span()), fault);
             })
             .ok()
@@ -282,7 +277,7 @@ impl Problems {
     }
 }
 
-/// The word of `known` that `found` is a likely slip of.
+/// Returns the word of `known` that `found` most likely misspells.
 pub fn nearest<'a>(found: &str, known: impl IntoIterator<Item = &'a str>) -> Option<&'a str> {
     let score = |word: &&str| (strsim::jaro_winkler(found, word) * 1000.0) as u32;
     known.into_iter().filter(|word| score(word) >= 800).max_by_key(score)
@@ -293,30 +288,26 @@ mod tests {
     use super::*;
 
     #[test]
-    fn places_are_counted_in_characters() {
+    fn locations_count_characters() {
         let source = SourceText::new("p.toml", "a = 1\nü = \"\u{1b}[31m\"\r\nlast");
-        let place = source.location(6..8);
-        assert_eq!((place.line, place.column, place.width), (2, 1, 1));
-        assert_eq!(place.excerpt, "ü = \"\u{fffd}[31m\"");
+        let location = source.location(6..8);
+        assert_eq!((location.line, location.column, location.width), (2, 1, 1));
+        assert_eq!(location.excerpt, "ü = \"\u{fffd}[31m\"");
         let end = source.location(100..200);
         assert_eq!((end.line, end.column, end.excerpt.as_str()), (3, 5, "last"));
         let inside = source.location(7..8);
-        assert_eq!(
-            (inside.line, inside.column),
-            (2, 1),
-            "a span inside a character is moved to its front"
-        );
+        assert_eq!((inside.line, inside.column), (2, 1), "a span inside a character moves to its start");
     }
 
     #[test]
     fn p11_pasted_keys_are_not_shown() {
         let text = "credentials = \"sk-live-0123456789\" # x\n";
-        let place = SourceText::new("p.toml", text).location(0..11);
-        assert_eq!(place.excerpt, "credentials = \"..................\" # x");
+        let location = SourceText::new("p.toml", text).location(0..11);
+        assert_eq!(location.excerpt, "credentials = \"..................\" # x");
     }
 
     #[test]
-    fn slips_are_recognised_and_strangers_are_not() {
+    fn misspellings_are_recognised_and_other_words_are_not() {
         let known = ["methods", "hosts", "paths", "tls"];
         assert_eq!(nearest("methds", known), Some("methods"));
         assert_eq!(nearest("host", known), Some("hosts"));

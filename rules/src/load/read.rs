@@ -1,7 +1,7 @@
-//! TOML to documents, with every error and not only the first.
+//! Deserializes TOML into documents and reports every error, not only the first.
 //!
-//! serde stops at its first error. Here the offending key or table is cut out of the tree and the
-//! rest is read again, so that a file with five slips is mended in one go.
+//! serde stops at its first error. After each error this reader removes the offending key or table from the
+//! tree and deserializes the rest again, so that one run reports all mistakes of a file.
 
 use std::ops::Range;
 
@@ -11,7 +11,10 @@ use toml::de::{DeTable, DeValue, Deserializer, Error};
 
 use super::problem::{MAX_PROBLEMS, ProblemKind, Problems, SourceText, nearest};
 
-/// Reads a document; `None` when nothing sensible is left of it. Problems found on the way are errors all the same.
+/// Reads a document and adds each problem to `problems`.
+///
+/// A document can come back together with problems: it then lacks the parts that failed. `None` means that
+/// the file is not TOML or that nothing usable is left.
 pub(crate) fn read_document<T: DeserializeOwned>(
     source: &SourceText<'_>,
     problems: &mut Problems,
@@ -27,12 +30,12 @@ pub(crate) fn read_document<T: DeserializeOwned>(
             Err(error) => {
                 report(source, problems, &error);
                 let span = error.span()?;
-                let cut = if error.message().starts_with("unknown field") {
+                let scope = if error.message().starts_with("unknown field") {
                     PruneScope::Key
                 } else {
                     PruneScope::Table
                 };
-                if !prune(tree.get_mut(), &span, cut) {
+                if !prune(tree.get_mut(), &span, scope) {
                     return None;
                 }
             }
@@ -42,15 +45,18 @@ pub(crate) fn read_document<T: DeserializeOwned>(
 }
 
 fn report(source: &SourceText<'_>, problems: &mut Problems, error: &Error) {
-    let place = source.location(error.span().unwrap_or(0..0));
+    let location = source.location(error.span().unwrap_or(0..0));
     let (fault, help) = explain_error(error.message());
     match help {
-        None => problems.error(place, fault),
-        Some(help) => problems.error_with_help(place, fault, help),
+        None => problems.error(location, fault),
+        Some(help) => problems.error_with_help(location, fault, help),
     }
 }
 
-/// serde's message in our words, with the nearest known word for a slip.
+/// Values that policies used before, with the value that replaced each.
+const RENAMED_VALUES: [(&str, &str); 1] = [("from-path", "from-channel")];
+
+/// Rewords serde's message and suggests the known key or value nearest to a misspelt one.
 fn explain_error(message: &str) -> (ProblemKind, Option<String>) {
     let words: Vec<&str> = message.split('`').skip(1).step_by(2).collect();
     match (message.split('`').next().map(str::trim_end), words.split_first()) {
@@ -58,15 +64,14 @@ fn explain_error(message: &str) -> (ProblemKind, Option<String>) {
             (ProblemKind::UnknownKey { key: (*key).to_owned() }, Some(suggest_key(key, known)))
         }
         (Some("unknown variant"), Some((found, known))) => {
-            let known_list =
-                known.iter().map(|word| format!("`{word}`")).collect::<Vec<_>>().join(", ");
+            let known_list = known.iter().map(|word| format!("`{word}`")).collect::<Vec<_>>().join(", ");
             (
                 ProblemKind::Syntax(format!("`{found}` is not one of {known_list}")),
-                suggest_nearest(found, known),
+                suggest_value(found, known),
             )
         }
         (Some("missing field"), Some((key, _))) => {
-            (ProblemKind::Syntax(format!("the key `{key}` is missing")), None)
+            (ProblemKind::Syntax(format!("missing key `{key}`")), None)
         }
         _ => (ProblemKind::Syntax(message.trim_end().to_owned()), None),
     }
@@ -76,11 +81,19 @@ fn suggest_key(found: &str, known: &[&str]) -> String {
     suggest_nearest(found, known).unwrap_or_else(|| format!("known keys: {}", known.join(", ")))
 }
 
+fn suggest_value(found: &str, known: &[&str]) -> Option<String> {
+    let renamed = RENAMED_VALUES.iter().find(|(old, new)| *old == found && known.contains(new));
+    match renamed {
+        Some((_, new)) => Some(format!("it is now called `{new}`")),
+        None => suggest_nearest(found, known),
+    }
+}
+
 fn suggest_nearest(found: &str, known: &[&str]) -> Option<String> {
     nearest(found, known.iter().copied()).map(|word| format!("did you mean `{word}`?"))
 }
 
-/// How much to take out: one key, or the whole table around it so that it is not then missed.
+/// How much of the tree to remove: the key, or the table around it, which would otherwise lack a required key.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum PruneScope {
     Key,
@@ -91,12 +104,12 @@ fn span_covers(outer: &Range<usize>, inner: &Range<usize>) -> bool {
     outer.start <= inner.start && inner.end <= outer.end
 }
 
-/// Whether `span` lies in the value or anywhere below it; a table's own span is only its header.
+/// Returns whether `span` is inside the value or its children; the span of a table covers only its header.
 fn contains_span(value: &Spanned<DeValue<'_>>, span: &Range<usize>) -> bool {
     let below = match value.get_ref() {
-        DeValue::Table(table) => table
-            .iter()
-            .any(|(key, value)| span_covers(&key.span(), span) || contains_span(value, span)),
+        DeValue::Table(table) => {
+            table.iter().any(|(key, value)| span_covers(&key.span(), span) || contains_span(value, span))
+        }
         DeValue::Array(items) => items.iter().any(|item| contains_span(item, span)),
         DeValue::String(_)
         | DeValue::Integer(_)
@@ -107,27 +120,26 @@ fn contains_span(value: &Spanned<DeValue<'_>>, span: &Range<usize>) -> bool {
     below || span_covers(&value.span(), span)
 }
 
-/// Takes out what the error is about, wherever in the tree it stands; false when it is not found.
-fn prune(table: &mut DeTable<'_>, span: &Range<usize>, cut: PruneScope) -> bool {
-    let found = table
-        .iter()
-        .find(|(key, value)| span_covers(&key.span(), span) || contains_span(value, span));
+/// Removes the part of the tree that the error refers to; returns false if no part covers `span`.
+fn prune(table: &mut DeTable<'_>, span: &Range<usize>, scope: PruneScope) -> bool {
+    let found =
+        table.iter().find(|(key, value)| span_covers(&key.span(), span) || contains_span(value, span));
     let Some(key) = found.map(|(key, _)| key.clone()) else { return false };
     let inside = !span_covers(&key.span(), span);
-    let pruned = inside && table.get_mut(&key).is_some_and(|value| prune_inside(value, span, cut));
+    let pruned = inside && table.get_mut(&key).is_some_and(|value| prune_inside(value, span, scope));
     pruned || table.remove(&key).is_some()
 }
 
-fn prune_inside(value: &mut Spanned<DeValue<'_>>, span: &Range<usize>, cut: PruneScope) -> bool {
+fn prune_inside(value: &mut Spanned<DeValue<'_>>, span: &Range<usize>, scope: PruneScope) -> bool {
     match value.get_mut() {
-        DeValue::Table(table) => cut == PruneScope::Key && prune(table, span, cut),
+        DeValue::Table(table) => scope == PruneScope::Key && prune(table, span, scope),
         DeValue::Array(items) => {
             let Some(at) = items.iter().position(|item| contains_span(item, span)) else {
                 return false;
             };
-            if !items.get_mut(at).is_some_and(|item| prune_inside(item, span, cut)) {
-                let kept = items.iter().enumerate().filter(|(other, _)| *other != at);
-                *items = kept.map(|(_, item)| item.clone()).collect();
+            if !items.get_mut(at).is_some_and(|item| prune_inside(item, span, scope)) {
+                let rest = items.iter().enumerate().filter(|(other, _)| *other != at);
+                *items = rest.map(|(_, item)| item.clone()).collect();
             }
             true
         }
@@ -153,19 +165,13 @@ mod tests {
             .errors
             .iter()
             .map(|p| {
-                format!(
-                    "{}:{} {} [{}]",
-                    p.at.line,
-                    p.at.column,
-                    p.fault,
-                    p.help.as_deref().unwrap_or("")
-                )
+                format!("{}:{} {} [{}]", p.at.line, p.at.column, p.fault, p.help.as_deref().unwrap_or(""))
             })
             .collect()
     }
 
     #[test]
-    fn p9_every_slip_is_reported_with_its_place() {
+    fn p9_every_mistake_is_reported_with_its_location() {
         let text = r#"name = "p"
 colour = 1
 [[allow]]
@@ -186,14 +192,27 @@ hosts = ["z.com", 7]
         assert_eq!(
             faults(text),
             [
-                "2:1 `colour` is not a key here [known keys: name, tls, allow, deny, memory, budget, test]",
-                "5:1 `hots` is not a key here [did you mean `hosts`?]",
-                "6:1 `methds` is not a key here [did you mean `methods`?]",
+                "2:1 unknown key `colour` [known keys: name, tls, allow, deny, memory, budget, test]",
+                "5:1 unknown key `hots` [did you mean `hosts`?]",
+                "6:1 unknown key `methds` [did you mean `methods`?]",
                 "8:8 invalid type: integer `5`, expected a string []",
-                "9:1 the key `name` is missing []",
+                "9:1 missing key `name` []",
                 "13:7 `tunel` is not one of `intercept`, `tunnel` [did you mean `tunnel`?]",
                 "15:19 invalid type: integer `7`, expected a string []",
-                "16:2 `bugdet` is not a key here [did you mean `budget`?]",
+                "16:2 unknown key `bugdet` [did you mean `budget`?]",
+            ]
+        );
+    }
+
+    #[test]
+    fn renamed_values_are_refused_with_their_new_name() {
+        let text = "name = \"p\"\n[[memory]]\nname = \"m\"\nhost = \"m.example\"\nprofile = \"mcp\"\n\
+                    identity = \"from-path\"\n[[allow]]\nname = \"a\"\ntls = \"from-path\"\n";
+        assert_eq!(
+            faults(text),
+            [
+                "6:12 `from-path` is not one of `from-channel`, `required` [it is now called `from-channel`]",
+                "9:7 `from-path` is not one of `intercept`, `tunnel` []",
             ]
         );
     }

@@ -1,4 +1,4 @@
-//! The operator's file to sandboxes and their layers.
+//! Reads sandboxes and their layers from the configuration.
 
 use std::collections::{BTreeMap, HashMap, HashSet};
 use std::sync::Arc;
@@ -15,28 +15,26 @@ use crate::policy::Policy;
 use crate::ruleset::{BaseLayer, SandboxLayers, Tier};
 use crate::sandbox::{Channel, Sandbox, Sandboxes};
 
-/// Most sandboxes in one operator's file.
+/// Most sandboxes in one configuration.
 const MAX_SANDBOXES: usize = 100_000;
 
 type PolicyMap = BTreeMap<PolicyName, Arc<Policy>>;
 type DeclaredSandboxes = (Sandboxes, HashMap<SandboxId, SandboxLayers>);
 
-/// Without an operator's file each policy is a sandbox of its own name, under a base that forbids nothing.
+/// Makes one sandbox per policy, with the policy's name and base `system`, for a load without configuration.
 pub(crate) fn lone_sandboxes(policies: &PolicyMap) -> DeclaredSandboxes {
     let (mut sandboxes, mut layers) = (Sandboxes::default(), HashMap::new());
     for (name, policy) in policies {
         let Ok(id) = SandboxId::parse(name.as_str()) else { continue };
         let (tenant, environment, agent_card, generation) = (None, None, None, None);
         sandboxes.insert(Sandbox { id: id.clone(), tenant, environment, agent_card, generation });
-        layers.insert(
-            id,
-            SandboxLayers { base: BaseLayer::Tier(Tier::System), sandbox: vec![policy.clone()] },
-        );
+        layers
+            .insert(id, SandboxLayers { base: BaseLayer::Tier(Tier::System), sandbox: vec![policy.clone()] });
     }
     (sandboxes, layers)
 }
 
-/// What the operator's file declares; `None` when it cannot be read at all.
+/// Reads the sandboxes of the configuration; `None` if it is not readable as TOML.
 pub(crate) fn read_sandboxes(
     file: &SourceFile,
     policies: &PolicyMap,
@@ -48,9 +46,9 @@ pub(crate) fn read_sandboxes(
     let mut reader = SandboxReader { source: &source, policies, problems, lines: HashMap::new() };
     let forbidden = document.grants.iter().flat_map(|grants| &grants.forbid_bases);
     for base in forbidden.filter(|base| Tier::by_name(base.get_ref()).is_none()) {
-        drop(reader.find_policy(base, "base")); // only that there is one
+        drop(reader.find_policy(base, "base")); // reports an unknown one
     }
-    let mut judged = HashSet::new();
+    let mut linted = HashSet::new();
     let (mut sandboxes, mut layers) = (Sandboxes::default(), HashMap::new());
     if document.sandbox.len() > MAX_SANDBOXES {
         reader.report(0..0, ProblemKind::TooMany { what: "sandboxes", limit: MAX_SANDBOXES });
@@ -59,8 +57,8 @@ pub(crate) fn read_sandboxes(
         let Some(sandbox) = reader.read_sandbox(entry) else { continue };
         reader.bind_channels(entry.get_ref(), &sandbox.id, &mut sandboxes);
         if let Some(stack) = reader.read_layers(entry.get_ref()) {
-            // Sandboxes by the thousand share a few stacks: each is judged once.
-            if judged.insert((layers_key(entry.get_ref()), sandbox.environment.clone())) {
+            // Thousands of sandboxes share a few combinations of layers; each combination is linted once.
+            if linted.insert((layers_key(entry.get_ref()), sandbox.environment.clone())) {
                 lint::lint_sandbox(&sandbox, &stack, &credentials, reader.problems);
             }
             layers.insert(sandbox.id.clone(), stack);
@@ -80,20 +78,17 @@ pub(crate) fn read_sandboxes(
     Some((sandboxes, layers))
 }
 
-/// What a sandbox is judged by, as written.
+/// Returns the layers of a sandbox as written, to compare them.
 fn layers_key(document: &SandboxDocument) -> (Option<String>, Vec<String>) {
     let base = document.base.as_ref().map(|base| base.get_ref().clone());
     (base, document.policies.iter().map(|name| name.get_ref().clone()).collect())
 }
 
-/// A test for a sandbox that does not exist would never run, and so never fail.
+/// Reports tests for sandboxes that do not exist: such a test never runs and so never fails.
 fn check_tests(policies: &PolicyMap, sandboxes: &Sandboxes, problems: &mut Problems) {
     for trial in policies.values().flat_map(|policy| &policy.trials) {
         if let Some(id) = trial.sandbox.as_ref().filter(|id| sandboxes.get(id).is_none()) {
-            problems.error(
-                trial.at.clone(),
-                ProblemKind::Unknown { what: "sandbox", name: id.to_string() },
-            );
+            problems.error(trial.at.clone(), ProblemKind::Unknown { what: "sandbox", name: id.to_string() });
         }
     }
 }
@@ -111,18 +106,14 @@ fn read_credentials(
             Ok(parsed) => {
                 let line = source.line(name.span().start);
                 if let Some(line) = lines.insert(parsed.clone(), line) {
-                    let fault =
-                        ProblemKind::Twice { what: "credential", name: parsed.to_string(), line };
+                    let fault = ProblemKind::Twice { what: "credential", name: parsed.to_string(), line };
                     problems.error(source.location(name.span()), fault);
                 }
                 names.push(parsed);
             }
             Err(error) => {
-                let fault = ProblemKind::Word {
-                    what: "credential",
-                    entry: printable(name.get_ref()),
-                    source: error,
-                };
+                let fault =
+                    ProblemKind::Word { what: "credential", entry: printable(name.get_ref()), source: error };
                 problems.error(source.location(name.span()), fault);
             }
         }
@@ -134,7 +125,7 @@ struct SandboxReader<'a> {
     source: &'a SourceText<'a>,
     policies: &'a PolicyMap,
     problems: &'a mut Problems,
-    /// The line each sandbox stands on.
+    /// The line of each sandbox.
     lines: HashMap<SandboxId, u32>,
 }
 
@@ -158,36 +149,25 @@ impl SandboxReader<'_> {
                 document.environment.as_ref(),
                 Environment::parse,
             ),
-            agent_card: self.parse_optional_id(
-                "agent card",
-                document.agent_card.as_ref(),
-                AgentCard::parse,
-            ),
+            agent_card: self.parse_optional_id("agent card", document.agent_card.as_ref(), AgentCard::parse),
             generation: document.generation,
         })
     }
 
-    fn bind_channels(
-        &mut self,
-        document: &SandboxDocument,
-        id: &SandboxId,
-        sandboxes: &mut Sandboxes,
-    ) {
+    fn bind_channels(&mut self, document: &SandboxDocument, id: &SandboxId, sandboxes: &mut Sandboxes) {
         let mark = document.mark.as_ref().map(|mark| (mark.span(), Channel::Mark(*mark.get_ref())));
         let interface = document.interface.as_ref();
-        let interface =
-            interface.map(|name| (name.span(), Channel::Interface(name.get_ref().clone())));
-        let uid =
-            document.unix_uid.as_ref().map(|uid| (uid.span(), Channel::UnixUser(*uid.get_ref())));
+        let interface = interface.map(|name| (name.span(), Channel::Interface(name.get_ref().clone())));
+        let uid = document.unix_uid.as_ref().map(|uid| (uid.span(), Channel::UnixUser(*uid.get_ref())));
         for (span, channel) in [mark, interface, uid].into_iter().flatten() {
             if channel == Channel::Mark(0) {
-                let why = "mark 0 is what every unmarked connection carries";
+                let why = "every unmarked connection carries mark 0; choose another mark";
                 self.report(span.clone(), ProblemKind::Missing(why));
             }
             if matches!(&channel, Channel::Interface(name) if name.is_empty() || name.len() > 15) {
                 self.report(
                     span.clone(),
-                    ProblemKind::Missing("an interface name has 1 to 15 characters"),
+                    ProblemKind::Missing("an interface name must have 1 to 15 characters"),
                 );
             }
             let shown = channel.to_string();
@@ -198,19 +178,13 @@ impl SandboxReader<'_> {
         self.bind_source_address(document, id, sandboxes);
     }
 
-    fn bind_source_address(
-        &mut self,
-        document: &SandboxDocument,
-        id: &SandboxId,
-        sandboxes: &mut Sandboxes,
-    ) {
+    fn bind_source_address(&mut self, document: &SandboxDocument, id: &SandboxId, sandboxes: &mut Sandboxes) {
         let Some(entry) = &document.source_address else { return };
         if !document.dangerously_trust_source_address {
-            let why = "a neighbour can take a source address; say `dangerously_trust_source_address = true` if none can";
+            let why = "a neighbour can spoof a source address; set `dangerously_trust_source_address = true` if none can here";
             self.report(entry.span(), ProblemKind::Missing(why));
         }
-        let Some(net) = entry.get_ref().parse::<IpNet>().ok().filter(|net| net.trunc() == *net)
-        else {
+        let Some(net) = entry.get_ref().parse::<IpNet>().ok().filter(|net| net.trunc() == *net) else {
             self.report(entry.span(), ProblemKind::Network(entry.get_ref().clone()));
             return;
         };
@@ -219,12 +193,7 @@ impl SandboxReader<'_> {
         }
     }
 
-    fn report_shared_channel(
-        &mut self,
-        span: std::ops::Range<usize>,
-        channel: &str,
-        other: &SandboxId,
-    ) {
+    fn report_shared_channel(&mut self, span: std::ops::Range<usize>, channel: &str, other: &SandboxId) {
         let line = self.lines.get(other).copied().unwrap_or(1);
         let name = format!("{channel} (of sandbox {other})");
         self.report(span, ProblemKind::Twice { what: "channel", name, line });
@@ -238,8 +207,7 @@ impl SandboxReader<'_> {
                 None => self.find_policy(name, "base").map(BaseLayer::Policy),
             },
         };
-        let sandbox =
-            document.policies.iter().filter_map(|name| self.find_policy(name, "policy")).collect();
+        let sandbox = document.policies.iter().filter_map(|name| self.find_policy(name, "policy")).collect();
         Some(SandboxLayers { base: base?, sandbox })
     }
 
@@ -250,24 +218,23 @@ impl SandboxReader<'_> {
             let known = self.policies.keys().map(PolicyName::as_str).chain(tiers);
             let help = match nearest(name.get_ref(), known.clone()) {
                 Some(near) => format!("did you mean `{near}`?"),
-                None => format!("there are: {}", known.collect::<Vec<_>>().join(", ")),
+                None => format!("use one of: {}", known.collect::<Vec<_>>().join(", ")),
             };
             let fault = ProblemKind::Unknown { what, name: printable(name.get_ref()) };
-            let place = self.source.location(name.span());
-            self.problems.error_with_help(place, fault, help);
+            let location = self.source.location(name.span());
+            self.problems.error_with_help(location, fault, help);
         }
         found.map(|(_, policy)| policy.clone())
     }
 
-    /// An empty path would mean the current directory to some and nothing to others.
+    /// Reports empty paths, which are ambiguous: some code reads them as the current directory.
     fn check_paths(&mut self, document: &ConfigurationDocument) {
         let log = document.log.iter().map(|log| &log.dir);
         let secrets = document.credential.iter().map(|entry| &entry.get_ref().file);
         let admin = document.admin.iter().map(|admin| &admin.socket);
         let ca = document.ca.iter().map(|ca| &ca.dir);
         let roots = document.upstream.iter().flat_map(|upstream| &upstream.roots);
-        let paths =
-            log.chain(secrets).chain(admin).chain(ca).chain(roots).chain(&document.policies);
+        let paths = log.chain(secrets).chain(admin).chain(ca).chain(roots).chain(&document.policies);
         let identity = document.identity.iter();
         let keys = identity.clone().flat_map(|identity| &identity.issuer);
         let paths = paths
@@ -283,16 +250,13 @@ impl SandboxReader<'_> {
             let listener = entry.get_ref();
             match (&listener.sandbox, &listener.identify) {
                 (None, None) => {
-                    let why =
-                        "a listener says whose it is: `sandbox`, or `identify` if it is shared";
+                    let why = "a listener needs `sandbox`, or `identify` if several sandboxes share it";
                     self.report(listener.mode.span(), ProblemKind::Missing(why));
                 }
                 (Some(sandbox), Some(_)) => {
                     self.report(sandbox.span(), ProblemKind::Exclusive("sandbox", "identify"));
                 }
-                (Some(name), None)
-                    if !sandboxes.iter().any(|known| known.id.as_str() == name.get_ref()) =>
-                {
+                (Some(name), None) if !sandboxes.iter().any(|known| known.id.as_str() == name.get_ref()) => {
                     self.report(
                         name.span(),
                         ProblemKind::Unknown { what: "sandbox", name: printable(name.get_ref()) },
@@ -308,9 +272,9 @@ impl SandboxReader<'_> {
         let explicit = *listener.mode.get_ref() == ModeDocument::Explicit;
         for bind in &listener.bind {
             let why = match BindTarget::parse(bind.get_ref()) {
-                None => "a socket is written `address:port`, `unix:PATH` or `inherited:NAME`",
+                None => "write a socket as `address:port`, `unix:PATH` or `inherited:NAME`",
                 Some(BindTarget::Unix(_)) if !explicit => {
-                    "only an explicit listener has a unix socket"
+                    "only a listener with `mode = \"explicit\"` can bind a unix socket"
                 }
                 Some(BindTarget::Inherited(_) | BindTarget::Tcp(_) | BindTarget::Unix(_)) => {
                     continue;
@@ -321,7 +285,7 @@ impl SandboxReader<'_> {
         if listener.bind.is_empty() {
             self.report(
                 listener.mode.span(),
-                ProblemKind::Missing("a listener binds at least one socket"),
+                ProblemKind::Missing("a listener needs at least one socket in `bind`"),
             );
         }
     }

@@ -1,15 +1,15 @@
-//! The JSON Schemas of the two files, made from the structs that read them.
+//! The JSON Schemas of the two files, generated from the structs that read them.
 
 use schemars::Schema;
 
 use super::document::{ConfigurationDocument, PolicyDocument};
 
-/// The schema of a policy file.
+/// Returns the JSON Schema of a policy file.
 pub fn policy_schema() -> Schema {
     schemars::schema_for!(PolicyDocument)
 }
 
-/// The schema of the operator's file.
+/// Returns the JSON Schema of the configuration.
 pub fn configuration_schema() -> Schema {
     schemars::schema_for!(ConfigurationDocument)
 }

@@ -8,9 +8,7 @@ use rules::facts::*;
 use rules::name::{DomainName, Host};
 use rules::{Decision, Facts, Reason, RuleSet};
 
-use super::{
-    assert_decisions, compile_lone, decide_attempt, error_texts, sandbox_ref, unwrap_rules,
-};
+use super::{assert_decisions, compile_lone, decide_attempt, error_texts, sandbox_ref, unwrap_rules};
 
 const POLICY: &str = r#"
 name = "p"
@@ -136,7 +134,7 @@ fn p1_only_what_a_rule_names_passes() {
 }
 
 #[test]
-fn p1_nothing_is_allowed_by_nothing() {
+fn p1_empty_policies_and_lists_allow_nothing() {
     for text in [
         "name = \"p\"",
         "name = \"p\"\n[[allow]]\nname = \"a\"\nhosts = []",
@@ -148,7 +146,7 @@ fn p1_nothing_is_allowed_by_nothing() {
         assert!(decide_attempt(&rules, "p", "GET https://x.com/").is_err(), "{text}");
         assert_eq!(rules.warnings().is_empty(), !text.contains("allow"), "{text}");
     }
-    assert_ne!(error_texts(compile_lone("")), [""; 0], "a file without a name is no policy");
+    assert_ne!(error_texts(compile_lone("")), [""; 0], "a file without a name is not a policy");
 }
 
 #[test]
@@ -204,30 +202,15 @@ fn decide_facts(rules: &RuleSet, facts: &Facts) -> Result<&'static str, Reason> 
 }
 
 #[test]
-fn p6_names_agree_or_the_connection_ends() {
+fn p6_names_agree_or_the_connection_is_refused() {
     let dialled = |text: &str| ConnectTarget::Dialled(text.parse::<IpAddr>().unwrap());
     let named = |text: &str| ConnectTarget::Named(parse_host(text));
     let http = |text: Option<&str>| Protocol::Http { host: text.map(parse_host) };
     let rules = rules();
     for (target, port, protocol, expected) in [
-        (
-            dialled("9.9.9.9"),
-            443,
-            tls_protocol(Some("github.com"), EchPresence::Absent),
-            Ok("intercept"),
-        ),
-        (
-            named("github.com"),
-            443,
-            tls_protocol(Some("github.com"), EchPresence::Absent),
-            Ok("intercept"),
-        ),
-        (
-            named("GITHUB.com."),
-            443,
-            tls_protocol(Some("github.com"), EchPresence::Absent),
-            Ok("intercept"),
-        ),
+        (dialled("9.9.9.9"), 443, tls_protocol(Some("github.com"), EchPresence::Absent), Ok("intercept")),
+        (named("github.com"), 443, tls_protocol(Some("github.com"), EchPresence::Absent), Ok("intercept")),
+        (named("GITHUB.com."), 443, tls_protocol(Some("github.com"), EchPresence::Absent), Ok("intercept")),
         (
             named("github.com"),
             443,
@@ -235,21 +218,11 @@ fn p6_names_agree_or_the_connection_ends() {
             Err(NamesDisagree),
         ),
         (named("github.com"), 443, tls_protocol(None, EchPresence::Absent), Err(NameMissing)),
-        (
-            named("10.2.3.4"),
-            8443,
-            tls_protocol(Some("github.com"), EchPresence::Absent),
-            Err(NamesDisagree),
-        ),
+        (named("10.2.3.4"), 8443, tls_protocol(Some("github.com"), EchPresence::Absent), Err(NamesDisagree)),
         (named("10.2.3.4"), 8443, tls_protocol(None, EchPresence::Absent), Ok("intercept")),
         (dialled("10.2.3.4"), 8443, tls_protocol(None, EchPresence::Absent), Ok("intercept")),
         (dialled("9.9.9.9"), 443, tls_protocol(None, EchPresence::Absent), Err(NameMissing)),
-        (
-            dialled("9.9.9.9"),
-            443,
-            tls_protocol(Some("9.9.9.9"), EchPresence::Absent),
-            Err(AddressAsSni),
-        ),
+        (dialled("9.9.9.9"), 443, tls_protocol(Some("9.9.9.9"), EchPresence::Absent), Err(AddressAsSni)),
         (dialled("9.9.9.9"), 443, Protocol::Raw, Err(NameMissing)),
         (named("github.com"), 443, Protocol::Raw, Err(RawTcpNotAllowed)),
         (named("db.corp.example"), 5432, Protocol::Raw, Ok("raw")),
@@ -295,18 +268,8 @@ fn p6_names_agree_or_the_connection_ends() {
             tls_protocol(Some("pinned.example"), EchPresence::Present),
             Err(EchHiddenName),
         ),
-        (
-            named("ech.example"),
-            443,
-            tls_protocol(Some("ech.example"), EchPresence::Present),
-            Ok("tunnel"),
-        ),
-        (
-            named("github.com"),
-            443,
-            tls_protocol(Some("github.com"), EchPresence::Present),
-            Ok("intercept"),
-        ),
+        (named("ech.example"), 443, tls_protocol(Some("ech.example"), EchPresence::Present), Ok("tunnel")),
+        (named("github.com"), 443, tls_protocol(Some("github.com"), EchPresence::Present), Ok("intercept")),
     ] {
         let facts = connect_facts(target, port, protocol);
         assert_eq!(decide_facts(&rules, &facts), expected, "{facts:?}");
@@ -316,10 +279,7 @@ fn p6_names_agree_or_the_connection_ends() {
 fn request_facts(connection: Option<&str>, authorities: &[&str], version: HttpVersion) -> Facts {
     Facts::Request(RequestFacts {
         connection: connection.map(parse_host),
-        authorities: authorities
-            .iter()
-            .map(|text| RequestAuthority::parse(text).unwrap())
-            .collect(),
+        authorities: authorities.iter().map(|text| RequestAuthority::parse(text).unwrap()).collect(),
         port: 443,
         scheme: UrlScheme::Https,
         version,
@@ -352,7 +312,7 @@ fn p6_names_agree_on_every_request() {
 }
 
 #[test]
-fn questions_are_judged_by_name_and_type() {
+fn questions_are_decided_by_name_and_type() {
     let rules = rules();
     for (name, query, expected) in [
         ("github.com", 1, Ok("resolve")),
@@ -376,7 +336,7 @@ fn questions_are_judged_by_name_and_type() {
 }
 
 #[test]
-fn a_permit_says_what_the_rule_meant() {
+fn a_permit_carries_the_terms_of_its_rule() {
     let rules = rules();
     let permit = |text: &str, stage: usize| {
         let probe = rules::probe::PolicyProbe::parse(text).unwrap();
@@ -394,10 +354,7 @@ fn a_permit_says_what_the_rule_meant() {
     );
     let request = permit("https://api.openai.com/v1/x", 1);
     assert_eq!(request.credential().map(|name| name.as_str()), Some("openai"));
-    assert_eq!(
-        (request.rule().policy.as_str(), request.generation(), request.port()),
-        ("p", 7, Some(443))
-    );
+    assert_eq!((request.rule().policy.as_str(), request.generation(), request.port()), ("p", 7, Some(443)));
     assert_eq!(rules.decide_again(&request, None), Decision::Allow(request.clone()));
 
     let lookup = permit("a.b.githubusercontent.example", 0);
@@ -411,9 +368,7 @@ fn raw_tcp_names_get_synthetic_addresses() {
     let rules = rules();
     let name = DomainName::parse("db.corp.example").unwrap();
     let facts = Facts::Name(NameFacts { name, query: QueryType::A });
-    let Decision::Allow(permit) = rules.decide(&sandbox_ref(&rules, "p"), &facts) else {
-        panic!("denied")
-    };
+    let Decision::Allow(permit) = rules.decide(&sandbox_ref(&rules, "p"), &facts) else { panic!("denied") };
     assert!(permit.lookup().synthetic);
 }
 
@@ -464,7 +419,7 @@ fn p4_addresses_are_admitted_by_the_rule_that_decided() {
 }
 
 #[test]
-fn p4_a_denied_address_is_denied_whatever_name_leads_there() {
+fn p4_a_denied_address_is_denied_for_every_name() {
     let text = "name = \"p\"\n[[allow]]\nname = \"a\"\nhosts = [\"x.example\", \"x.example:8443\"]\n\
         [[deny]]\naddresses = [\"9.9.9.0/24\"]\n[[deny]]\nname = \"one port\"\naddresses = [\"8.8.8.0/24\"]\nports = [8443]";
     let rules = unwrap_rules(compile_lone(text));
@@ -479,28 +434,25 @@ fn p4_a_denied_address_is_denied_whatever_name_leads_there() {
         let Decision::Allow(permit) = probe.decide(&rules, &sandbox_ref(&rules, "p")) else {
             panic!("{target}")
         };
-        let found =
-            rules.admit(&permit, &[address.parse().unwrap()]).err().map(|denial| denial.reason);
+        let found = rules.admit(&permit, &[address.parse().unwrap()]).err().map(|denial| denial.reason);
         assert_eq!(found, expected, "{target} -> {address}");
     }
 }
 
 #[test]
-fn p17_addresses_that_are_tried_are_bounded() {
+fn p17_the_number_of_addresses_is_bounded() {
     let rules = rules();
-    let Decision::Allow(permit) = rules::probe::PolicyProbe::parse("github.com")
-        .unwrap()
-        .decide(&rules, &sandbox_ref(&rules, "p"))
+    let Decision::Allow(permit) =
+        rules::probe::PolicyProbe::parse("github.com").unwrap().decide(&rules, &sandbox_ref(&rules, "p"))
     else {
         panic!("denied")
     };
-    let many: Vec<IpAddr> =
-        (0..500u32).map(|n| IpAddr::from((0x0801_0000 + n).to_be_bytes())).collect();
+    let many: Vec<IpAddr> = (0..500u32).map(|n| IpAddr::from((0x0801_0000 + n).to_be_bytes())).collect();
     assert_eq!(rules.admit(&permit, &many).unwrap().addresses().len(), rules::MAX_ADDRESSES);
 }
 
 #[test]
-fn the_most_specific_rule_acts() {
+fn the_most_specific_rule_wins() {
     let text = r#"
 name = "p"
 [[allow]]
@@ -562,8 +514,7 @@ fn p4_a_wildcard_listener_is_on_every_local_address() {
         ("9.9.9.9", Some(OwnAddress)),
         ("9.9.9.8", None),
     ] {
-        let found =
-            rules.admit(&permit, &[address.parse().unwrap()]).err().map(|denial| denial.reason);
+        let found = rules.admit(&permit, &[address.parse().unwrap()]).err().map(|denial| denial.reason);
         assert_eq!(found, expected, "{address}");
     }
 }
@@ -573,16 +524,13 @@ fn p1_an_empty_resolves_to_admits_nothing() {
     let rules = unwrap_rules(compile_lone(
         "name = \"p\"\n[[allow]]\nname = \"a\"\nhosts = [\"x.example\"]\nresolves_to = []",
     ));
-    let Decision::Allow(permit) = rules::probe::PolicyProbe::parse("x.example")
-        .unwrap()
-        .decide(&rules, &sandbox_ref(&rules, "p"))
+    let Decision::Allow(permit) =
+        rules::probe::PolicyProbe::parse("x.example").unwrap().decide(&rules, &sandbox_ref(&rules, "p"))
     else {
         panic!("denied")
     };
     assert!(rules.admit(&permit, &["9.9.9.9".parse().unwrap()]).is_err());
-    assert!(
-        rules.warnings().iter().any(|warning| warning.to_string().contains("has an empty list"))
-    );
+    assert!(rules.warnings().iter().any(|warning| warning.to_string().contains("has an empty list")));
 }
 
 #[test]
@@ -609,13 +557,12 @@ fn deny_rules_hold_for_every_spelling() {
 }
 
 #[test]
-fn p10_a_connection_is_asked_again_with_where_it_went() {
+fn p10_a_connection_is_decided_again_with_its_dialled_address() {
     let before = unwrap_rules(compile_lone(
         "name = \"p\"\n[[allow]]\nname = \"a\"\nhosts = [\"x.example\"]\ntls = \"tunnel\"\nresolves_to = [\"10.1.0.0/16\"]",
     ));
-    let Decision::Allow(permit) = rules::probe::PolicyProbe::parse("x.example")
-        .unwrap()
-        .decide(&before, &sandbox_ref(&before, "p"))
+    let Decision::Allow(permit) =
+        rules::probe::PolicyProbe::parse("x.example").unwrap().decide(&before, &sandbox_ref(&before, "p"))
     else {
         panic!("denied")
     };
@@ -635,7 +582,7 @@ fn p10_a_connection_is_asked_again_with_where_it_went() {
 }
 
 #[test]
-fn p3_a_test_of_what_passes_unseen_is_not_fooled() {
+fn p3_a_test_of_uninspected_traffic_follows_enforcement() {
     let text = "name = \"p\"\n[[allow]]\nname = \"r\"\nhosts = [\"db.example\"]\ntcp = [443]\n[[test]]\nexpect = \"deny\"\nhost = \"https://db.example/admin\"";
     assert!(
         !unwrap_rules(compile_lone(text)).run_tests()[0].has_passed(),
@@ -644,7 +591,7 @@ fn p3_a_test_of_what_passes_unseen_is_not_fooled() {
 }
 
 #[test]
-fn the_closest_path_acts_beside_one_for_everything() {
+fn the_most_specific_path_wins_beside_one_for_everything() {
     let text = "name = \"p\"\n[[allow]]\nname = \"a\"\nhosts = [\"x.example\"]\npaths = [\"/**\", \"/v1/files\"]\n\
         [[allow]]\nname = \"b\"\nhosts = [\"x.example\"]\npaths = [\"/v1/*\"]";
     assert_decisions(

@@ -1,11 +1,11 @@
-//! The fuzzers' checks on a bounded number of inputs: words of the language in any order, and any bytes.
+//! Runs the fuzzers' checks on a bounded number of inputs: fragments of the language in any order, and any bytes.
 
 use proptest::prelude::*;
 
 #[path = "../../fuzz/checks.rs"]
 mod checks;
 
-/// How many inputs each check is given.
+/// Number of inputs per check.
 const INPUTS: u32 = 1500;
 
 const NAME_WORDS: &[&str] = &[
@@ -38,8 +38,8 @@ const NAME_WORDS: &[&str] = &[
 ];
 
 const PATH_WORDS: &[&str] = &[
-    "/", "//", "*", "**", "..", ".", "%2f", "%20", "%C3%a9", "%", "%4", ";", "\\", "?", "#", "v1",
-    "~", "\u{e9}", "\0",
+    "/", "//", "*", "**", "..", ".", "%2f", "%20", "%C3%a9", "%", "%4", ";", "\\", "?", "#", "v1", "~",
+    "\u{e9}", "\0",
 ];
 
 const POLICY_WORDS: &[&str] = &[
@@ -79,6 +79,7 @@ const POLICY_WORDS: &[&str] = &[
     "expect = \"deny\"\n",
     "host = \"x.example\"\n",
     "profile = \"mcp\"\n",
+    "identity = \"from-channel\"\n",
     "recall = [\"staging:a\"]\n",
     "retain = [\"x\"]\n",
     "requests_per_hour = 5\n",

@@ -1,4 +1,4 @@
-//! Layers, tiers, sandboxes and channels, from the operator's file.
+//! Layers, tiers, sandboxes and channels of the configuration.
 
 use rules::Reason::*;
 use rules::facts::HttpMethod;
@@ -88,19 +88,11 @@ fn p1_every_layer_must_allow_and_none_deny() {
             ("other.example", Err(NotListed)),
         ],
     );
-    assert_decisions(
-        &rules,
-        "b",
-        &[("github.com", Err(BaseForbids)), ("other.example", Err(NotListed))],
-    );
+    assert_decisions(&rules, "b", &[("github.com", Err(BaseForbids)), ("other.example", Err(NotListed))]);
     assert_decisions(
         &rules,
         "c",
-        &[
-            ("github.com", Ok("code")),
-            ("db.corp.example:5432", Ok("db")),
-            ("more.example", Err(NotListed)),
-        ],
+        &[("github.com", Ok("code")), ("db.corp.example:5432", Ok("db")), ("more.example", Err(NotListed))],
     );
     assert_decisions(
         &rules,
@@ -127,12 +119,12 @@ fn the_smallest_budget_counts_over_all_layers() {
 }
 
 #[test]
-fn rules_the_base_leaves_nothing_of_are_warned_about() {
+fn rules_that_the_base_makes_ineffective_cause_warnings() {
     let warnings = problem_texts(rules().warnings()).join("\n");
     for part in [
-        "rule `db` can never act: in sandbox `a`, base `user` allows no raw TCP",
-        "rule `code` can never act: in sandbox `b`, base `untrusted` allows nothing",
-        "rule `more` can never act: in sandbox `d`, base `floor` allows none of its hosts",
+        "rule `db` has no effect: in sandbox `a`, base `user` allows no raw TCP",
+        "rule `code` has no effect: in sandbox `b`, base `untrusted` allows nothing",
+        "rule `more` has no effect: in sandbox `d`, base `floor` allows none of its hosts",
     ] {
         assert!(warnings.contains(part), "{part}\n---\n{warnings}");
     }
@@ -140,7 +132,7 @@ fn rules_the_base_leaves_nothing_of_are_warned_about() {
 }
 
 #[test]
-fn p2_channels_come_from_the_operators_file() {
+fn p2_channels_come_from_the_configuration() {
     let rules = rules();
     let who = |seen: &[Channel]| rules.sandboxes().identify(seen).map(|found| found.id.to_string());
     assert_eq!(who(&[Channel::Mark(0xa1)]), Ok("a".to_owned()));
@@ -151,83 +143,68 @@ fn p2_channels_come_from_the_operators_file() {
 }
 
 #[test]
-fn the_operators_file_is_checked_like_a_policy() {
+fn the_configuration_is_checked_like_a_policy() {
     let one = |entry: &str| format!("[[sandbox]]\nid = \"a\"\npolicies = [\"extra\"]\n{entry}");
-    for (operator, part) in [
-        ("[[sandbox]]\nid = \"a\"\npolicies = [\"extr\"]".to_owned(), "there is no policy `extr`"),
-        ("[[sandbox]]\nid = \"a\"\nbase = \"usr\"".to_owned(), "there is no base `usr`"),
-        ("[[sandbox]]\nid = \"a b\"".to_owned(), "sandbox id `a b` is not good"),
+    for (configuration, part) in [
+        ("[[sandbox]]\nid = \"a\"\npolicies = [\"extr\"]".to_owned(), "unknown policy `extr`"),
+        ("[[sandbox]]\nid = \"a\"\nbase = \"usr\"".to_owned(), "unknown base `usr`"),
+        ("[[sandbox]]\nid = \"a b\"".to_owned(), "invalid sandbox id `a b`"),
         (
             "[[sandbox]]\nid = \"a\"\n[[sandbox]]\nid = \"a\"".to_owned(),
-            "sandbox `a` stands twice; first on line 2",
+            "sandbox `a` is defined twice; first on line 2",
         ),
         (
             "[[sandbox]]\nid = \"a\"\nmark = 1\n[[sandbox]]\nid = \"b\"\nmark = 1".to_owned(),
-            "channel `mark 0x1 (of sandbox a)` stands twice; first on line 2",
+            "channel `mark 0x1 (of sandbox a)` is defined twice; first on line 2",
         ),
-        (one("mark = 0"), "mark 0 is what every unmarked connection carries"),
-        (one("interface = \"\""), "an interface name has 1 to 15 characters"),
+        (one("mark = 0"), "every unmarked connection carries mark 0"),
+        (one("interface = \"\""), "an interface name must have 1 to 15 characters"),
         (one("source_address = \"10.0.0.2/32\""), "dangerously_trust_source_address"),
-        (
-            one("dangerously_trust_source_address = true\nsource_address = \"10.0.0.2/8\""),
-            "is not a network",
-        ),
+        (one("dangerously_trust_source_address = true\nsource_address = \"10.0.0.2/8\""), "is not a network"),
         (
             one("[[listener]]\nmode = \"dns\"\nbind = [\"127.0.0.1:53\"]"),
-            "a listener says whose it is",
+            "a listener needs `sandbox`, or `identify`",
         ),
         (
             one("[[listener]]\nmode = \"dns\"\nbind = [\"nonsense\"]\nsandbox = \"a\""),
-            "a socket is written `address:port`",
+            "write a socket as `address:port`",
         ),
-        (
-            one("[[listener]]\nmode = \"dns\"\nbind = [\"unix:x\"]\nsandbox = \"a\""),
-            "only an explicit listener has a unix socket",
-        ),
-        (
-            one("[[listener]]\nmode = \"explicit\"\nbind = []\nsandbox = \"a\""),
-            "at least one socket",
-        ),
-        (one("[limits]\nstreams = 0"), "0 is no limit here: from 1 to 1000"),
-        (one("[limits]\nhead_bytes = 999999999"), "is no limit here"),
-        (one("[limits]\nstreems = 1"), "`streems` is not a key here"),
+        (one("[[listener]]\nmode = \"dns\"\nbind = [\"unix:x\"]\nsandbox = \"a\""), "can bind a unix socket"),
+        (one("[[listener]]\nmode = \"explicit\"\nbind = []\nsandbox = \"a\""), "at least one socket"),
+        (one("[limits]\nstreams = 0"), "0 is out of range: use 1 to 1000"),
+        (one("[limits]\nhead_bytes = 999999999"), "is out of range"),
+        (one("[limits]\nstreems = 1"), "unknown key `streems`"),
         (one("[ca]\ndir = \"\""), "a path must not be empty"),
-        (
-            one("[[listener]]\nmode = \"dns\"\nbind = []\nsandbox = \"z\""),
-            "there is no sandbox `z`",
-        ),
+        (one("[[listener]]\nmode = \"dns\"\nbind = []\nsandbox = \"z\""), "unknown sandbox `z`"),
         (
             one("[[listener]]\nmode = \"dns\"\nbind = []\nsandbox = \"a\"\nidentify = \"mark\""),
-            "exclude each other",
+            "cannot be used together",
         ),
         (one("[[listener]]\nmode = \"dsn\"\nbind = []"), "`dsn` is not one of"),
-        (one("[dns]\nupstreams = [\"8.8.8.8\"]"), "a resolver is written `address:port`"),
+        (one("[dns]\nupstreams = [\"8.8.8.8\"]"), "write a resolver as `address:port`"),
         (one("[log]\ndir = \"\""), "a path must not be empty"),
-        (one("[logg]"), "`logg` is not a key here"),
-        (one("[[credential]]\nname = \"x y\"\nfile = \"f\""), "credential `x y` is not good"),
+        (one("[logg]"), "unknown key `logg`"),
+        (one("[[credential]]\nname = \"x y\"\nfile = \"f\""), "invalid credential `x y`"),
     ] {
-        let found = error_texts(compile_configured(&operator, &[EXTRA])).join("\n");
-        assert!(found.contains(part), "{operator}\n---\n{found}");
+        let found = error_texts(compile_configured(&configuration, &[EXTRA])).join("\n");
+        assert!(found.contains(part), "{configuration}\n---\n{found}");
     }
 }
 
 #[test]
-fn credentials_must_exist_and_unused_policies_are_noticed() {
-    let operator = "[[sandbox]]\nid = \"a\"\nbase = \"system\"\npolicies = [\"build\"]";
-    let found = error_texts(compile_configured(operator, &[POLICY, EXTRA])).join("\n");
-    assert!(found.contains("there is no credential `openai`"), "{found}");
+fn credentials_must_exist_and_unused_policies_cause_warnings() {
+    let configuration = "[[sandbox]]\nid = \"a\"\nbase = \"system\"\npolicies = [\"build\"]";
+    let found = error_texts(compile_configured(configuration, &[POLICY, EXTRA])).join("\n");
+    assert!(found.contains("unknown credential `openai`"), "{found}");
     let rules = unwrap_rules(compile_configured("[[sandbox]]\nid = \"a\"", &[EXTRA]));
-    assert!(problem_texts(rules.warnings()).join("\n").contains("no sandbox names policy `extra`"));
+    assert!(problem_texts(rules.warnings()).join("\n").contains("no sandbox uses policy `extra`"));
 }
 
 #[test]
-fn a_sandbox_that_leaves_the_file_may_do_nothing() {
+fn a_sandbox_removed_from_the_configuration_may_do_nothing() {
     let before = rules();
     let gone = sandbox_ref(&before, "a");
-    let after = unwrap_rules(compile_configured(
-        "[[sandbox]]\nid = \"z\"\npolicies = [\"extra\"]",
-        &[EXTRA],
-    ));
+    let after = unwrap_rules(compile_configured("[[sandbox]]\nid = \"z\"\npolicies = [\"extra\"]", &[EXTRA]));
     let facts = rules::probe::PolicyProbe::parse("more.example").unwrap().facts(&gone);
     let permit = match before.decide(&gone, &facts[0]) {
         rules::Decision::Allow(permit) => permit,
@@ -259,10 +236,7 @@ fn grants_add_to_the_sandboxes_own_layer_only() {
         grant("d", "more.example", None),
     ];
     let with = unwrap_rules(compile(&sources, &grants));
-    assert_eq!(
-        decide_attempt(&with, "a", "GET https://new.example/"),
-        Ok("grant g-new.example".to_owned())
-    );
+    assert_eq!(decide_attempt(&with, "a", "GET https://new.example/"), Ok("grant g-new.example".to_owned()));
     assert_eq!(decide_attempt(&with, "a", "POST https://new.example/"), Err(MethodNotAllowed));
     assert_eq!(decide_attempt(&with, "b", "new.example"), Err(BaseForbids));
     assert_eq!(decide_attempt(&with, "c", "new.example"), Err(NotListed));
@@ -272,11 +246,11 @@ fn grants_add_to_the_sandboxes_own_layer_only() {
     assert_ne!(with.digest(), without.digest());
 }
 
-/// A base policy and a sandbox policy, and one attempt.
+/// Compiles a base policy and a sandbox policy for sandbox `a`.
 fn compile_layers(base: &str, own: &str) -> rules::RuleSet {
-    let operator = "[[credential]]\nname = \"k\"\nfile = \"f\"\n[[sandbox]]\nid = \"a\"\nbase = \"b\"\npolicies = [\"o\"]";
+    let configuration = "[[credential]]\nname = \"k\"\nfile = \"f\"\n[[sandbox]]\nid = \"a\"\nbase = \"b\"\npolicies = [\"o\"]";
     unwrap_rules(compile_configured(
-        operator,
+        configuration,
         &[&format!("name = \"b\"\n{base}"), &format!("name = \"o\"\n{own}")],
     ))
 }
@@ -288,20 +262,15 @@ fn allow_rule(body: &str) -> String {
 #[test]
 fn a_base_bounds_how_things_pass() {
     let filtered = allow_rule("hosts = [\"x.example\"]\nmethods = [\"GET\"]");
-    let denied = allow_rule("hosts = [\"x.example\"]")
-        + "[[deny]]\nhosts = [\".x.example\"]\npaths = [\"/admin/**\"]";
+    let denied =
+        allow_rule("hosts = [\"x.example\"]") + "[[deny]]\nhosts = [\".x.example\"]\npaths = [\"/admin/**\"]";
     let raw = allow_rule("hosts = [\"x.example\"]\ntcp = [443]");
     for (base, own, text, expected) in [
         (&filtered, &raw, "x.example", Err(BaseForbids)),
         (&denied, &raw, "x.example", Err(BaseForbids)),
         (&raw, &raw, "x.example", Ok("r")),
         (&raw, &allow_rule("hosts = [\"x.example\"]"), "GET https://x.example/", Ok("r")),
-        (
-            &filtered,
-            &allow_rule("hosts = [\"x.example\"]"),
-            "POST https://x.example/",
-            Err(BaseForbids),
-        ),
+        (&filtered, &allow_rule("hosts = [\"x.example\"]"), "POST https://x.example/", Err(BaseForbids)),
     ] {
         assert_eq!(
             decide_attempt(&compile_layers(base, own), "a", text).as_deref(),
@@ -319,33 +288,24 @@ fn terms_of_both_layers_count() {
     );
     let how = |base: &str, own: &str| {
         let rules = compile_layers(base, own);
-        let decision = rules::probe::PolicyProbe::parse("x.example")
-            .unwrap()
-            .decide(&rules, &sandbox_ref(&rules, "a"));
+        let decision =
+            rules::probe::PolicyProbe::parse("x.example").unwrap().decide(&rules, &sandbox_ref(&rules, "a"));
         let rules::Decision::Allow(permit) = decision else { panic!("{decision:?}") };
         let budget = permit.rule_budgets().limit(rules::budget::BudgetKind::RequestsPerHour);
         (permit.treatment().as_str(), permit.inspect(), permit.lookup().strict_cname, budget)
     };
     assert_eq!(how(&tunnel, &tunnel), ("tunnel", false, false, None));
-    assert_eq!(
-        how(&allow_rule("hosts = [\"x.example\"]"), &tunnel),
-        ("intercept", false, false, None)
-    );
-    assert_eq!(
-        how(&plain, &allow_rule("hosts = [\"x.example\"]")),
-        ("intercept", true, true, Some(3))
-    );
+    assert_eq!(how(&allow_rule("hosts = [\"x.example\"]"), &tunnel), ("intercept", false, false, None));
+    assert_eq!(how(&plain, &allow_rule("hosts = [\"x.example\"]")), ("intercept", true, true, Some(3)));
 }
 
 #[test]
-fn a_look_up_is_judged_by_all_rules_that_add_up() {
+fn a_lookup_counts_all_matching_rules() {
     let policy = "name = \"p\"\n[[allow]]\nname = \"db\"\nhosts = [\"x.example\"]\ntcp = [5432]\nresolves_to = [\"10.1.0.0/16\"]\n\
         [[allow]]\nname = \"web\"\nhosts = [\"x.example\"]";
-    let rules =
-        unwrap_rules(compile_configured("[[sandbox]]\nid = \"a\"\npolicies = [\"p\"]", &[policy]));
+    let rules = unwrap_rules(compile_configured("[[sandbox]]\nid = \"a\"\npolicies = [\"p\"]", &[policy]));
     let name = rules::DomainName::parse("x.example").unwrap();
-    let facts =
-        rules::Facts::Name(rules::facts::NameFacts { name, query: rules::facts::QueryType::A });
+    let facts = rules::Facts::Name(rules::facts::NameFacts { name, query: rules::facts::QueryType::A });
     let rules::Decision::Allow(permit) = rules.decide(&sandbox_ref(&rules, "a"), &facts) else {
         panic!("denied")
     };
@@ -365,7 +325,7 @@ fn a_look_up_is_judged_by_all_rules_that_add_up() {
 }
 
 #[test]
-fn every_grant_keeps_to_its_own_rule() {
+fn every_grant_has_its_own_rule() {
     let grant = |id: usize, host: &str, method: Option<&str>| Grant {
         id: id.to_string(),
         sandbox: SandboxId::parse("extra").unwrap(),
@@ -374,8 +334,7 @@ fn every_grant_keeps_to_its_own_rule() {
         paths: None,
         budgets: rules::budget::Budgets::default(),
     };
-    let sources =
-        LoadSources { policies: vec![source_file("p.toml", EXTRA)], ..LoadSources::default() };
+    let sources = LoadSources { policies: vec![source_file("p.toml", EXTRA)], ..LoadSources::default() };
     let crowd: Vec<Grant> = (0..257).map(|id| grant(id, "x.example", None)).collect();
     assert!(
         problem_texts(&compile(&sources, &crowd).unwrap_err())
@@ -384,22 +343,15 @@ fn every_grant_keeps_to_its_own_rule() {
     );
     let few = [grant(1, "readonly.example", Some("GET")), grant(2, "other.example", None)];
     let rules = unwrap_rules(compile(&sources, &few));
-    assert_eq!(
-        decide_attempt(&rules, "extra", "DELETE https://readonly.example/"),
-        Err(MethodNotAllowed)
-    );
-    assert_eq!(
-        decide_attempt(&rules, "extra", "DELETE https://other.example/"),
-        Ok("grant 2".to_owned())
-    );
+    assert_eq!(decide_attempt(&rules, "extra", "DELETE https://readonly.example/"), Err(MethodNotAllowed));
+    assert_eq!(decide_attempt(&rules, "extra", "DELETE https://other.example/"), Ok("grant 2".to_owned()));
 }
 
 #[test]
-fn a_rule_that_allows_acts_before_a_grant_that_names_the_host_more_closely() {
+fn a_rule_takes_precedence_over_a_more_specific_grant() {
     let own = "name = \"p\"\n[[allow]]\nname = \"wild\"\nhosts = [\"*.x.example\"]\nmethods = [\"GET\"]\ninspect = true\n\
                [allow.budget]\nrequests_per_hour = 3";
-    let sources =
-        LoadSources { policies: vec![source_file("p.toml", own)], ..LoadSources::default() };
+    let sources = LoadSources { policies: vec![source_file("p.toml", own)], ..LoadSources::default() };
     let grant = Grant {
         id: "1".into(),
         sandbox: SandboxId::parse("p").unwrap(),
@@ -410,7 +362,7 @@ fn a_rule_that_allows_acts_before_a_grant_that_names_the_host_more_closely() {
     };
     let rules = unwrap_rules(compile(&sources, &[grant]));
     for (text, rule) in [
-        ("GET https://a.x.example/", "wild"), // its budget and its inspection hold
+        ("GET https://a.x.example/", "wild"), // its budget and inspection still apply
         ("POST https://a.x.example/", "grant 1"),
         ("GET https://b.x.example/", "wild"),
     ] {
@@ -419,18 +371,14 @@ fn a_rule_that_allows_acts_before_a_grant_that_names_the_host_more_closely() {
 }
 
 #[test]
-fn thousands_of_sandboxes_and_rules_load_in_good_time() {
+fn thousands_of_sandboxes_and_rules_load_quickly() {
     let sandboxes: String = (0..20_000)
         .map(|n| {
-            format!(
-                "[[sandbox]]\nid = \"s{n}\"\nbase = \"system\"\npolicies = [\"p\"]\nmark = {}\n",
-                n + 1
-            )
+            format!("[[sandbox]]\nid = \"s{n}\"\nbase = \"system\"\npolicies = [\"p\"]\nmark = {}\n", n + 1)
         })
         .collect();
-    let rules: String = (0..5_000)
-        .map(|n| format!("[[allow]]\nname = \"r{n}\"\nhosts = [\"h{n}.example\"]\n"))
-        .collect();
+    let rules: String =
+        (0..5_000).map(|n| format!("[[allow]]\nname = \"r{n}\"\nhosts = [\"h{n}.example\"]\n")).collect();
     let loaded = unwrap_rules(compile_configured(&sandboxes, &[&format!("name = \"p\"\n{rules}")]));
     assert_eq!(loaded.sandboxes().iter().count(), 20_000);
 }

@@ -1,6 +1,6 @@
-//! The policy language from text to decision, as its users meet it.
+//! Tests of the policy language through its public interface, from text to decision.
 
-#![allow(clippy::unwrap_used, reason = "a test that cannot go on fails")]
+#![allow(clippy::unwrap_used, reason = "an unwrap in a test is an assertion")]
 
 mod decide;
 mod diff;
@@ -22,36 +22,28 @@ fn source_file(path: &str, text: &str) -> SourceFile {
     SourceFile { path: path.to_owned(), bytes: text.as_bytes().to_vec() }
 }
 
-/// One policy alone.
+/// Compiles one policy without configuration.
 fn compile_lone(text: &str) -> Result<RuleSet, Vec<Problem>> {
-    let sources = LoadSources {
-        policies: vec![source_file("p.toml", text)],
-        generation: 7,
-        ..LoadSources::default()
-    };
+    let sources =
+        LoadSources { policies: vec![source_file("p.toml", text)], generation: 7, ..LoadSources::default() };
     compile(&sources, &[])
 }
 
-/// One policy with the lists it names.
+/// Compiles one policy with its list files.
 fn compile_with_lists(text: &str, lists: &[(&str, &str)]) -> Result<RuleSet, Vec<Problem>> {
-    let lists: BTreeMap<_, _> = lists
-        .iter()
-        .map(|(path, text)| ((*path).to_owned(), Ok(text.as_bytes().to_vec())))
-        .collect();
-    let sources = LoadSources {
-        policies: vec![source_file("p.toml", text)],
-        lists,
-        ..LoadSources::default()
-    };
+    let lists: BTreeMap<_, _> =
+        lists.iter().map(|(path, text)| ((*path).to_owned(), Ok(text.as_bytes().to_vec()))).collect();
+    let sources =
+        LoadSources { policies: vec![source_file("p.toml", text)], lists, ..LoadSources::default() };
     compile(&sources, &[])
 }
 
-/// An operator's file with its policies.
-fn compile_configured(operator: &str, policies: &[&str]) -> Result<RuleSet, Vec<Problem>> {
+/// Compiles a configuration with its policies.
+fn compile_configured(configuration: &str, policies: &[&str]) -> Result<RuleSet, Vec<Problem>> {
     let named = |(at, text): (usize, &&str)| source_file(&format!("policies/{at}.toml"), text);
     let policies = policies.iter().enumerate().map(named).collect();
     let sources = LoadSources {
-        operator: Some(source_file("sandbar.toml", operator)),
+        operator: Some(source_file("sandbar.toml", configuration)),
         policies,
         ..LoadSources::default()
     };
@@ -66,23 +58,18 @@ fn problem_texts(problems: &[Problem]) -> Vec<String> {
     problems.iter().map(ToString::to_string).collect()
 }
 
-/// The texts of every error, for tables that look for a phrase.
+/// Returns the text of every error.
 fn error_texts(result: Result<RuleSet, Vec<Problem>>) -> Vec<String> {
     problem_texts(&result.err().unwrap_or_default())
 }
 
 fn sandbox_ref(rules: &RuleSet, id: &str) -> SandboxRef {
-    rules
-        .sandboxes()
-        .get(&SandboxId::parse(id).unwrap())
-        .unwrap_or_else(|| panic!("no sandbox {id}"))
-        .clone()
+    rules.sandboxes().get(&SandboxId::parse(id).unwrap()).unwrap_or_else(|| panic!("no sandbox {id}")).clone()
 }
 
-/// Tries `text` (`[METHOD ]url`) in a sandbox: the rule that allows it, or the reason it is refused.
+/// Decides `text` (`[METHOD ]url`) in a sandbox; returns the allowing rule or the reason of the denial.
 fn decide_attempt(rules: &RuleSet, id: &str, text: &str) -> Result<String, Reason> {
-    let (method, url) =
-        text.split_once(' ').map_or((None, text), |(method, url)| (Some(method), url));
+    let (method, url) = text.split_once(' ').map_or((None, text), |(method, url)| (Some(method), url));
     let mut probe = PolicyProbe::parse(url).unwrap_or_else(|error| panic!("{url}: {error}"));
     probe.method = method.map(|method| rules::facts::HttpMethod::parse(method).unwrap());
     match probe.decide(rules, &sandbox_ref(rules, id)) {
@@ -93,10 +80,6 @@ fn decide_attempt(rules: &RuleSet, id: &str, text: &str) -> Result<String, Reaso
 
 fn assert_decisions(rules: &RuleSet, id: &str, rows: &[(&str, Result<&str, Reason>)]) {
     for (text, expected) in rows {
-        assert_eq!(
-            decide_attempt(rules, id, text).as_deref(),
-            expected.as_ref().copied(),
-            "{id}: {text}"
-        );
+        assert_eq!(decide_attempt(rules, id, text).as_deref(), expected.as_ref().copied(), "{id}: {text}");
     }
 }

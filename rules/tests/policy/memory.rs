@@ -1,4 +1,4 @@
-//! Memory: identity against channel, banks against rules, environment always.
+//! Memory: the identity must match the channel, banks must match the rules, and the environment always counts.
 
 use rules::Reason::*;
 use rules::facts::*;
@@ -6,9 +6,7 @@ use rules::ids::{BankId, Environment, SandboxId, Tenant};
 use rules::name::Host;
 use rules::{Decision, Facts, Reason, RuleSet};
 
-use super::{
-    compile_configured, compile_lone, error_texts, problem_texts, sandbox_ref, unwrap_rules,
-};
+use super::{compile_configured, compile_lone, error_texts, problem_texts, sandbox_ref, unwrap_rules};
 
 const POLICY: &str = r#"
 name = "team"
@@ -26,7 +24,7 @@ retain = ["staging:team-a"]
 name = "given"
 host = "given.corp.example"
 profile = "astrocyte"
-identity = "from-path"
+identity = "from-channel"
 environment = "staging"
 recall = ["bank-a"]
 "#;
@@ -45,12 +43,7 @@ base = "system"
 policies = ["team"]
 "#;
 
-fn identity_claim(
-    sandbox: &str,
-    tenant: &str,
-    environment: &str,
-    generation: Option<u64>,
-) -> IdentityClaim {
+fn identity_claim(sandbox: &str, tenant: &str, environment: &str, generation: Option<u64>) -> IdentityClaim {
     IdentityClaim::Verified(TokenIdentity {
         sandbox: SandboxId::parse(sandbox).unwrap(),
         tenant: Tenant::parse(tenant).unwrap(),
@@ -99,17 +92,13 @@ fn decide_facts(rules: &RuleSet, id: &str, facts: &Facts) -> Result<&'static str
 }
 
 #[test]
-fn p12_a_request_is_its_own_sandboxes_for_banks_it_may_use() {
+fn p12_a_request_needs_its_own_identity_and_open_banks() {
     use BankOperation::{Admin, Delete, None as Nothing, Read, Write};
     let rules = unwrap_rules(compile_configured(CONFIGURATION, &[POLICY]));
     let given = |identity| memory_facts("given.corp.example", 443, Read, &["bank-a"], identity);
     for (who, facts, expected) in [
         ("a", team_facts(Read, &["staging:team-a"], own_claim()), Ok("forward")),
-        (
-            "a",
-            team_facts(Read, &["staging:team-a", "staging:shared-1"], own_claim()),
-            Ok("forward"),
-        ),
+        ("a", team_facts(Read, &["staging:team-a", "staging:shared-1"], own_claim()), Ok("forward")),
         ("a", team_facts(Write, &["staging:team-a"], own_claim()), Ok("forward")),
         ("a", team_facts(Nothing, &[], IdentityClaim::Absent), Ok("forward")),
         ("a", team_facts(Nothing, &[], own_claim()), Ok("forward")),
@@ -120,22 +109,14 @@ fn p12_a_request_is_its_own_sandboxes_for_banks_it_may_use() {
         ),
         ("a", team_facts(Nothing, &[], IdentityClaim::Invalid("expired")), Err(IdentityInvalid)),
         ("a", team_facts(Nothing, &["staging:team-a"], own_claim()), Err(MemoryOperation)),
-        (
-            "a",
-            team_facts(Read, &["staging:team-a", "staging:team-b"], own_claim()),
-            Err(ForeignBank),
-        ),
+        ("a", team_facts(Read, &["staging:team-a", "staging:team-b"], own_claim()), Err(ForeignBank)),
         ("a", team_facts(Write, &["staging:shared-1"], own_claim()), Err(ForeignBank)),
         ("a", team_facts(Delete, &["staging:team-a"], own_claim()), Err(ForeignBank)),
         ("a", team_facts(Read, &["production:team-a"], own_claim()), Err(ForeignBank)),
         ("a", team_facts(Read, &[], own_claim()), Err(BankMissing)),
         ("a", team_facts(Admin, &["staging:team-a"], own_claim()), Err(MemoryOperation)),
         ("a", team_facts(Read, &["staging:team-a"], IdentityClaim::Absent), Err(IdentityAbsent)),
-        (
-            "a",
-            team_facts(Read, &["staging:team-a"], IdentityClaim::Invalid("expired")),
-            Err(IdentityInvalid),
-        ),
+        ("a", team_facts(Read, &["staging:team-a"], IdentityClaim::Invalid("expired")), Err(IdentityInvalid)),
         (
             "a",
             team_facts(Read, &["staging:team-a"], identity_claim("b", "acme", "staging", Some(4))),
@@ -153,11 +134,7 @@ fn p12_a_request_is_its_own_sandboxes_for_banks_it_may_use() {
         ),
         (
             "a",
-            team_facts(
-                Read,
-                &["staging:team-a"],
-                identity_claim("a", "acme", "production", Some(4)),
-            ),
+            team_facts(Read, &["staging:team-a"], identity_claim("a", "acme", "production", Some(4))),
             Err(IdentityMismatch),
         ),
         (
@@ -184,21 +161,16 @@ fn p12_a_request_is_its_own_sandboxes_for_banks_it_may_use() {
             memory_facts("docs.example", 443, Read, &["staging:team-a"], own_claim()),
             Err(MemoryOperation),
         ),
-        (
-            "a",
-            memory_facts("other.example", 443, Read, &["staging:team-a"], own_claim()),
-            Err(NotListed),
-        ),
+        ("a", memory_facts("other.example", 443, Read, &["staging:team-a"], own_claim()), Err(NotListed)),
     ] {
         assert_eq!(decide_facts(&rules, who, &facts), expected, "{who}: {facts:?}");
     }
 }
 
 #[test]
-fn p12_a_memory_host_is_held_and_takes_no_plain_requests() {
+fn p12_a_memory_host_is_guarded_and_refuses_plain_requests() {
     let rules = unwrap_rules(compile_configured(CONFIGURATION, &[POLICY]));
-    let probe =
-        rules::probe::PolicyProbe::parse("https://memory.corp.example:8443/v1/recall").unwrap();
+    let probe = rules::probe::PolicyProbe::parse("https://memory.corp.example:8443/v1/recall").unwrap();
     let steps = probe.facts(&sandbox_ref(&rules, "a"));
     assert_eq!(decide_facts(&rules, "a", &steps[0]), Ok("hold"));
     assert_eq!(decide_facts(&rules, "a", &steps[1]), Err(MemoryOperation));
@@ -210,27 +182,25 @@ fn p12_a_bank_of_another_environment_is_a_load_error() {
     let found = error_texts(compile_configured(&production, &[POLICY])).join("\n");
     assert!(
         found.contains(
-            "bank `staging:team-a` is of environment `staging`, but sandbox `a` is of `production`"
+            "bank `staging:team-a` is in environment `staging`, but sandbox `a` is in `production`"
         ),
         "{found}"
     );
-    assert!(found.contains("bank `bank-a` is of environment `staging`"), "{found}");
+    assert!(found.contains("bank `bank-a` is in environment `staging`"), "{found}");
     unwrap_rules(compile_lone(POLICY));
 }
 
 #[test]
-fn banks_must_say_their_environment() {
+fn banks_must_name_their_environment() {
     let rule = |extra: &str| {
-        format!(
-            "name = \"p\"\n[[memory]]\nname = \"m\"\nhost = \"m.example\"\nprofile = \"mem0\"\n{extra}"
-        )
+        format!("name = \"p\"\n[[memory]]\nname = \"m\"\nhost = \"m.example\"\nprofile = \"mem0\"\n{extra}")
     };
     for (extra, part) in [
         ("recall = [\"team-a\"]", "bank `team-a` names no environment"),
-        ("recall = [\"*\"]", "bank `*` is not good"),
-        ("recall = [\"staging:a b\"]", "bank `staging:a b` is not good"),
+        ("recall = [\"*\"]", "invalid bank `*`"),
+        ("recall = [\"staging:a b\"]", "invalid bank `staging:a b`"),
         ("recall = []", "it opens no bank"),
-        ("recall = [\"staging:a\"]\nenvironment = \"a b\"", "environment `a b` is not good"),
+        ("recall = [\"staging:a\"]\nenvironment = \"a b\"", "invalid environment `a b`"),
         (
             "recall = [\"production:*\"]\nenvironment = \"staging\"",
             "bank `production:*` names environment `production`",
@@ -243,16 +213,25 @@ fn banks_must_say_their_environment() {
 }
 
 #[test]
-fn p15_what_passes_unseen_may_not_stand_beside_memory() {
+fn the_former_name_of_from_channel_is_refused_with_a_hint() {
+    let problems = compile_lone(&POLICY.replace("from-channel", "from-path")).unwrap_err();
+    let [problem] = &problems[..] else { panic!("{problems:?}") };
+    assert_eq!(problem.to_string(), "p.toml:17:12: `from-path` is not one of `from-channel`, `required`");
+    assert_eq!((problem.at.excerpt.as_str(), problem.at.width), ("identity = \"from-path\"", 11));
+    assert_eq!(problem.help.as_deref(), Some("it is now called `from-channel`"));
+}
+
+#[test]
+fn p15_uninspected_traffic_is_refused_beside_memory() {
     let tunnel = |extra: &str| {
         format!(
             "name = \"t\"\n[[allow]]\nname = \"blind\"\nhosts = [\"blind.example\"]\ntls = \"tunnel\"\n{extra}"
         )
     };
-    let operator = CONFIGURATION.replace("[\"team\"]", "[\"team\", \"t\"]");
-    let found = error_texts(compile_configured(&operator, &[POLICY, &tunnel("")])).join("\n");
-    assert!(found.contains("rule `blind` passes bytes unseen"), "{found}");
-    unwrap_rules(compile_configured(&operator, &[POLICY, &tunnel("memory = \"may-receive\"")]));
+    let configuration = CONFIGURATION.replace("[\"team\"]", "[\"team\", \"t\"]");
+    let found = error_texts(compile_configured(&configuration, &[POLICY, &tunnel("")])).join("\n");
+    assert!(found.contains("rule `blind` passes uninspected bytes"), "{found}");
+    unwrap_rules(compile_configured(&configuration, &[POLICY, &tunnel("memory = \"may-receive\"")]));
 }
 
 #[test]
@@ -261,8 +240,8 @@ fn p12_a_memory_service_is_reached_through_its_guard_or_not_at_all() {
     let beside = "name = \"beside\"\n[[allow]]\nname = \"raw\"\nhosts = [\"m.example\"]\ntcp = [8443]\nmemory = \"may-receive\"\n\
         [[allow]]\nname = \"net\"\naddresses = [\"10.3.0.0/16\"]\nports = [8443]\n\
         [[allow]]\nname = \"alias\"\nhosts = [\"alias.example:8443\"]\nresolves_to = [\"10.3.0.0/16\"]";
-    let operator = "[[sandbox]]\nid = \"a\"\ntenant = \"t\"\nenvironment = \"staging\"\nbase = \"system\"\npolicies = [\"team\", \"beside\"]";
-    let rules = unwrap_rules(compile_configured(operator, &[memory, beside]));
+    let configuration = "[[sandbox]]\nid = \"a\"\ntenant = \"t\"\nenvironment = \"staging\"\nbase = \"system\"\npolicies = [\"team\", \"beside\"]";
+    let rules = unwrap_rules(compile_configured(configuration, &[memory, beside]));
     let probe = |text: &str, raw: bool| {
         let mut probe = rules::probe::PolicyProbe::parse(text).unwrap();
         if raw {
@@ -270,7 +249,7 @@ fn p12_a_memory_service_is_reached_through_its_guard_or_not_at_all() {
         }
         probe.decide(&rules, &sandbox_ref(&rules, "a"))
     };
-    assert!(probe("m.example:8443", true).reason().is_some(), "raw TCP goes around the guard");
+    assert!(probe("m.example:8443", true).reason().is_some(), "raw TCP would bypass the guard");
     assert!(probe("http://m.example:8443", false).reason().is_some(), "in the clear");
     assert!(
         matches!(probe("m.example:8443", false), Decision::Allow(permit) if permit.treatment().as_str() == "hold")
@@ -284,9 +263,9 @@ fn p12_a_memory_service_is_reached_through_its_guard_or_not_at_all() {
     assert!(rules.admit(&held, &address).is_ok());
 }
 
-/// What would be refused at every request is said when the files are loaded.
+/// A rule whose every request would be refused causes a warning at load time.
 #[test]
-fn a_service_that_nobody_speaks_to_is_noticed() {
+fn a_memory_rule_without_service_or_issuer_causes_a_warning() {
     let service = |host: &str| {
         format!(
             "[[memory_service]]\nhost = \"{host}\"\naudience = \"spiffe://a/memory\"\nmode = \"principal\"\n"
@@ -294,9 +273,9 @@ fn a_service_that_nobody_speaks_to_is_noticed() {
     };
     let issuer = "[[identity.issuer]]\nname = \"i\"\ntrust_domain = \"a.example\"\nkeys = \"k\"\n";
     let both = service("memory.corp.example:8443") + &service("given.corp.example");
-    for (more, noticed) in [
+    for (more, expected) in [
         (format!("{both}{issuer}"), &[][..]),
-        (both.clone(), &["rule `team memory` asks for a signed identity"]),
+        (both.clone(), &["rule `team memory` requires a signed identity"]),
         (
             service("memory.corp.example") + &service("given.corp.example:443") + issuer,
             &["`memory.corp.example` has no `[[memory_service]]`"],
@@ -311,8 +290,8 @@ fn a_service_that_nobody_speaks_to_is_noticed() {
     ] {
         let rules = unwrap_rules(compile_configured(&format!("{CONFIGURATION}{more}"), &[POLICY]));
         let warnings = problem_texts(rules.warnings());
-        assert_eq!(warnings.len(), noticed.len(), "{more}: {warnings:?}");
-        for part in noticed {
+        assert_eq!(warnings.len(), expected.len(), "{more}: {warnings:?}");
+        for part in expected {
             assert!(warnings.iter().any(|one| one.contains(part)), "{part}: {warnings:?}");
         }
     }

@@ -1,4 +1,4 @@
-//! One load after another: what did not change is taken over, and rules that are closed allow nothing.
+//! Reloads: unchanged policies are reused, and closed rules allow nothing.
 
 use std::sync::Arc;
 
@@ -19,16 +19,16 @@ fn load_sources(generation: u64, small: &str, list: &str) -> LoadSources {
     }
 }
 
-/// Which policies of two loads are one and the same.
+/// Returns which policies of two loads are shared.
 fn reused_policies(before: &RuleSet, after: &RuleSet) -> Vec<bool> {
     before.policies().zip(after.policies()).map(|(one, other)| Arc::ptr_eq(one, other)).collect()
 }
 
 #[test]
-fn what_did_not_change_is_taken_over_with_its_warnings() {
+fn unchanged_policies_are_reused_with_their_warnings() {
     let first = unwrap_rules(compile(&load_sources(1, SMALL, "b.example\n"), &[]));
     let next = SMALL.replace("a.example", "c.example");
-    for (small, list, kept) in [
+    for (small, list, reused) in [
         (SMALL, "b.example\n", [true, true]),
         (next.as_str(), "b.example\n", [true, false]),
         (SMALL, "d.example\n", [false, true]),
@@ -36,63 +36,58 @@ fn what_did_not_change_is_taken_over_with_its_warnings() {
     ] {
         let sources = load_sources(2, small, list);
         let again = unwrap_rules(recompile(&first, &sources, &[]));
-        assert_eq!(reused_policies(&first, &again), kept, "{small} {list}");
+        assert_eq!(reused_policies(&first, &again), reused, "{small} {list}");
         let afresh = unwrap_rules(compile(&sources, &[]));
         assert_eq!(again.digest(), afresh.digest(), "{small} {list}");
-        assert_eq!(
-            problem_texts(again.warnings()),
-            problem_texts(afresh.warnings()),
-            "{small} {list}"
-        );
+        assert_eq!(problem_texts(again.warnings()), problem_texts(afresh.warnings()), "{small} {list}");
         assert_eq!(again.generation(), 2);
         let listed = decide_attempt(&again, "listed", "https://b.example/");
         assert_eq!(listed.is_ok(), list.contains("b.example"), "{small} {list}");
         let own = decide_attempt(&again, "small", "https://c.example/");
         assert_eq!(own.is_ok(), small.contains("c.example"), "{small} {list}");
     }
-    assert!(!first.warnings().is_empty(), "there is a warning to be taken over");
+    assert!(!first.warnings().is_empty(), "the first load must have a warning to carry over");
 }
 
 #[test]
-fn p9_what_is_wrong_is_never_taken_over() {
+fn p9_errors_are_never_hidden_by_reuse() {
     let first = unwrap_rules(compile(&load_sources(1, SMALL, "b.example\n"), &[]));
-    let phrase =
-        |result: Result<RuleSet, Vec<Problem>>| problem_texts(&result.unwrap_err()).join("\n");
+    let errors = |result: Result<RuleSet, Vec<Problem>>| problem_texts(&result.unwrap_err()).join("\n");
     let mut gone = load_sources(2, SMALL, "");
     gone.lists.insert("l.txt".to_owned(), Err("it is gone".to_owned()));
-    assert!(phrase(recompile(&first, &gone, &[])).contains("it is gone"));
-    let mut unasked = load_sources(2, SMALL, "");
-    unasked.lists.clear();
-    assert!(phrase(recompile(&first, &unasked, &[])).contains("it was not given"));
+    assert!(errors(recompile(&first, &gone, &[])).contains("it is gone"));
+    let mut unsupplied = load_sources(2, SMALL, "");
+    unsupplied.lists.clear();
+    assert!(errors(recompile(&first, &unsupplied, &[])).contains("it was not supplied"));
     let mut twice = load_sources(2, SMALL, "b.example\n");
     twice.policies.push(source_file("other.toml", SMALL));
-    assert!(phrase(recompile(&first, &twice, &[])).contains("stands twice"));
+    assert!(errors(recompile(&first, &twice, &[])).contains("is defined twice"));
     let bad = load_sources(2, SMALL, "b.example\n*.com\n");
-    assert!(phrase(recompile(&first, &bad, &[])).contains("l.txt:2:1"));
+    assert!(errors(recompile(&first, &bad, &[])).contains("l.txt:2:1"));
 }
 
 #[test]
-fn the_digest_of_sources_is_of_everything_that_was_read() {
+fn the_digest_of_sources_covers_everything_read() {
     let digest = |sources: &LoadSources| sources.digest();
     let first = load_sources(1, SMALL, "b.example\n");
     assert_eq!(
         digest(&first),
         digest(&load_sources(9, SMALL, "b.example\n")),
-        "the number is no file"
+        "the generation is not part of the digest"
     );
     let mut moved = first.clone();
     moved.policies[0].path = "elsewhere.toml".to_owned();
     let mut missing = first.clone();
     missing.lists.insert("l.txt".to_owned(), Err("b.example\n".to_owned()));
-    let mut operated = first.clone();
-    operated.operator = Some(source_file("sandbar.toml", ""));
-    for other in [&load_sources(1, SMALL, "c.example\n"), &moved, &missing, &operated] {
+    let mut configured = first.clone();
+    configured.operator = Some(source_file("sandbar.toml", ""));
+    for other in [&load_sources(1, SMALL, "c.example\n"), &moved, &missing, &configured] {
         assert_ne!(digest(&first), digest(other));
     }
 }
 
 #[test]
-fn p16_closed_rules_allow_nothing_and_say_why() {
+fn p16_closed_rules_allow_nothing_and_give_the_reason() {
     let rules = unwrap_rules(compile(&load_sources(3, SMALL, "b.example\n"), &[]));
     let closed = rules.to_closed();
     assert_eq!((closed.generation(), closed.is_closed(), rules.is_closed()), (4, true, false));

@@ -1,4 +1,4 @@
-//! `explain`: what people are told, and that what they are told to do helps.
+//! `explain`: the explanation is right, and its advice works.
 
 use rules::Reason::*;
 use rules::decision::PolicyLayer;
@@ -18,7 +18,7 @@ fn allow_rule(name: &str, body: &str) -> String {
     format!("[[allow]]\nname = \"{name}\"\n{body}\n")
 }
 
-/// Reads `[METHOD ]url`, `tcp url`, `dns TYPE name` or `recall BANK url`.
+/// Parses `[METHOD ]url`, `tcp url`, `dns TYPE name` or `recall BANK url`.
 fn parse_probe(text: &str) -> PolicyProbe {
     let words: Vec<&str> = text.split(' ').collect();
     let mut probe = PolicyProbe::parse(words.last().unwrap()).unwrap();
@@ -36,27 +36,24 @@ fn parse_probe(text: &str) -> PolicyProbe {
 }
 
 fn explain(rules: &RuleSet, text: &str) -> Explanation {
-    let who = rules.sandboxes().iter().next().unwrap();
-    rules.explain(who, &parse_probe(text))
+    let sandbox = rules.sandboxes().iter().next().unwrap();
+    rules.explain(sandbox, &parse_probe(text))
 }
 
 const CONFIGURATION: &str = "[[sandbox]]\nid = \"p\"\ntenant = \"t\"\nenvironment = \"s\"\nbase = \"system\"\npolicies = [\"p\"]\n[[credential]]\nname = \"k\"\nfile = \"k\"\n";
 
-fn compile_with(operator: &str, text: &str) -> RuleSet {
-    unwrap_rules(compile_configured(operator, &[text]))
+fn compile_with(configuration: &str, text: &str) -> RuleSet {
+    unwrap_rules(compile_configured(configuration, &[text]))
 }
 
-/// The policy after the advice was followed to the letter.
+/// Returns the policy after applying the advice.
 fn apply_edit(text: &str, change: &PolicyEdit) -> String {
     let (rule, key, entries, instead_of) = match change {
         PolicyEdit::Add(lines) => return format!("{text}\n{lines}\n"),
         PolicyEdit::Extend { rule, key, entry } => (rule, *key, vec![entry.clone()], None),
-        PolicyEdit::Set { rule, key, entries, instead_of } => {
-            (rule, *key, entries.clone(), *instead_of)
-        }
+        PolicyEdit::Set { rule, key, entries, instead_of } => (rule, *key, entries.clone(), *instead_of),
     };
-    let block =
-        text.split("[[").find(|block| block.contains(&format!("name = \"{}\"\n", rule.rule)));
+    let block = text.split("[[").find(|block| block.contains(&format!("name = \"{}\"\n", rule.rule)));
     let block = block.unwrap();
     let begins = |line: &str, key: &str| line.starts_with(&format!("{key} = "));
     let old = block.lines().find(|line| begins(line, key)).map(|line| line.trim_end_matches(']'));
@@ -67,10 +64,10 @@ fn apply_edit(text: &str, change: &PolicyEdit) -> String {
         }
         _ => format!("{key} = {entries}"),
     };
-    let kept = block
+    let rest = block
         .lines()
         .filter(|line| !begins(line, key) && !instead_of.is_some_and(|other| begins(line, other)));
-    let new = kept.chain([line.as_str(), ""]).collect::<Vec<_>>().join("\n");
+    let new = rest.chain([line.as_str(), ""]).collect::<Vec<_>>().join("\n");
     text.replace(block, &new)
 }
 
@@ -85,12 +82,9 @@ fn describe_edit(change: &PolicyEdit) -> String {
 }
 
 #[test]
-fn p18_advice_loads_and_helps() {
+fn p18_advice_loads_and_works() {
     let text = "name = \"p\"\n".to_owned()
-        + &allow_rule(
-            "code",
-            "hosts = [\"github.com\"]\nmethods = [\"GET\"]\npaths = [\"/acme/**\"]",
-        )
+        + &allow_rule("code", "hosts = [\"github.com\"]\nmethods = [\"GET\"]\npaths = [\"/acme/**\"]")
         + &allow_rule("api", "hosts = [\"api.example\", \"*.wide.example\", \"*.amazonaws.com\"]")
         + &allow_rule("read", "hosts = [\"read.example\"]\naccess = \"read-only\"")
         + &allow_rule("key", "hosts = [\"key.example\"]\ncredential = \"k\"")
@@ -102,21 +96,13 @@ fn p18_advice_loads_and_helps() {
         + "[[deny]]\nhosts = [\"denied.example:8443\"]\n";
     let rules = compile_with(CONFIGURATION, &text);
     for (attempt, reason, expected) in [
-        (
-            "pastebin.example",
-            NotListed,
-            "name = \"pastebin.example\"; hosts = [\"pastebin.example\"]",
-        ),
+        ("pastebin.example", NotListed, "name = \"pastebin.example\"; hosts = [\"pastebin.example\"]"),
         (
             "pastebin.example:8443",
             NotListed,
             "name = \"pastebin.example\"; hosts = [\"pastebin.example:8443\"]",
         ),
-        (
-            "8.8.8.8:853",
-            AddressNotListed,
-            "name = \"8.8.8.8\"; addresses = [\"8.8.8.8/32\"]; ports = [853]",
-        ),
+        ("8.8.8.8:853", AddressNotListed, "name = \"8.8.8.8\"; addresses = [\"8.8.8.8/32\"]; ports = [853]"),
         (
             "[2001:4860::1]:443",
             AddressNotListed,
@@ -127,16 +113,8 @@ fn p18_advice_loads_and_helps() {
             NotListed,
             "name = \"new.example\"; hosts = [\"new.example\"]; methods = [\"POST\"]",
         ),
-        (
-            "db.corp.internal",
-            NotListed,
-            "name = \"db.corp.internal\"; hosts = [\"db.corp.internal\"]",
-        ),
-        (
-            "github.io",
-            NotListed,
-            "name = \"github.io\"; hosts = [\"github.io\"]; dangerously_wide = true",
-        ),
+        ("db.corp.internal", NotListed, "name = \"db.corp.internal\"; hosts = [\"db.corp.internal\"]"),
+        ("github.io", NotListed, "name = \"github.io\"; hosts = [\"github.io\"]; dangerously_wide = true"),
         (
             "s3.amazonaws.com:8443",
             PortNotListed,
@@ -153,11 +131,7 @@ fn p18_advice_loads_and_helps() {
             DnsTypeNotAllowed,
             "api: dns_types = [\"A\", \"AAAA\", \"HTTPS\", \"TXT\"] without None",
         ),
-        (
-            "dns TXT txt.example",
-            DnsTypeNotAllowed,
-            "txt: dns_types = [\"A\", \"TXT\"] without None",
-        ),
+        ("dns TXT txt.example", DnsTypeNotAllowed, "txt: dns_types = [\"A\", \"TXT\"] without None"),
         ("POST https://github.com/acme/x", MethodNotAllowed, "code: methods += POST"),
         (
             "POST https://github.com/other",
@@ -194,17 +168,14 @@ fn p18_advice_loads_and_helps() {
         assert_eq!(found.decision.reason(), Some(reason), "{attempt}");
         let Some(change) = found.change else { panic!("no advice for {attempt}") };
         assert_eq!(describe_edit(&change), expected, "{attempt}");
-        let mended = compile_with(CONFIGURATION, &apply_edit(&text, &change));
-        let after = explain(&mended, attempt).decision;
-        assert!(
-            matches!(after, Decision::Allow(_)),
-            "the advice for {attempt} does not help: {after:?}"
-        );
+        let edited = compile_with(CONFIGURATION, &apply_edit(&text, &change));
+        let after = explain(&edited, attempt).decision;
+        assert!(matches!(after, Decision::Allow(_)), "the advice for {attempt} does not work: {after:?}");
     }
 }
 
 #[test]
-fn raw_tcp_is_advised_where_nothing_has_to_be_seen() {
+fn raw_tcp_is_advised_if_nothing_needs_inspection() {
     let text = "name = \"p\"\n".to_owned() + &allow_rule("api", "hosts = [\"api.example\"]");
     let rules = compile_with(CONFIGURATION, &text);
     for port in [22, 443] {
@@ -212,13 +183,13 @@ fn raw_tcp_is_advised_where_nothing_has_to_be_seen() {
         let change = explain(&rules, &attempt).change.unwrap();
         let expected = format!("name = \"api.example\"; hosts = [\"api.example\"]; tcp = [{port}]");
         assert_eq!(describe_edit(&change), expected);
-        let mended = compile_with(CONFIGURATION, &apply_edit(&text, &change));
-        assert!(matches!(explain(&mended, &attempt).decision, Decision::Allow(_)), "{attempt}");
+        let edited = compile_with(CONFIGURATION, &apply_edit(&text, &change));
+        assert!(matches!(explain(&edited, &attempt).decision, Decision::Allow(_)), "{attempt}");
     }
 }
 
 #[test]
-fn what_no_advice_mends_gets_none() {
+fn denials_that_no_edit_should_lift_get_no_advice() {
     let text = "name = \"p\"\n".to_owned()
         + &allow_rule(
             "wide",
@@ -255,14 +226,14 @@ fn what_no_advice_mends_gets_none() {
 }
 
 #[test]
-fn the_base_is_not_the_sandboxs_to_mend() {
+fn no_advice_is_given_against_the_base() {
     let own = "name = \"p\"\n".to_owned()
         + &allow_rule("r", "hosts = [\"x.example\", \".x.example\", \"y.example\"]");
     let base = "name = \"floor\"\n".to_owned()
         + &allow_rule("f", "hosts = [\"y.example\", \"githup.com\"]\nmethods = [\"GET\"]");
     let of = |floor: &str| {
-        let operator = CONFIGURATION.replace("system", floor);
-        unwrap_rules(compile_configured(&operator, &[&own, &base]))
+        let configuration = CONFIGURATION.replace("system", floor);
+        unwrap_rules(compile_configured(&configuration, &[&own, &base]))
     };
     for (floor, attempt) in
         [("untrusted", "x.example"), ("floor", "x.example"), ("floor", "POST https://y.example/")]
@@ -274,10 +245,10 @@ fn the_base_is_not_the_sandboxs_to_mend() {
         let whys: Vec<MissCause> = allowed.map(|near| near.why).collect();
         let decided = denial.rule.as_ref().is_some_and(|rule| &*rule.rule == "r");
         let expected = if decided { vec![] } else { vec![MissCause::BaseRefuses] };
-        assert_eq!(whys, expected, "{floor}: {attempt}: each rule is told once");
+        assert_eq!(whys, expected, "{floor}: {attempt}: each rule is reported once");
     }
-    let slip = explain(&of("floor"), "github.com");
-    assert_eq!((slip.near.len(), slip.near[0].rule.layer), (1, PolicyLayer::Base));
+    let misspelt = explain(&of("floor"), "github.com");
+    assert_eq!((misspelt.near.len(), misspelt.near[0].rule.layer), (1, PolicyLayer::Base));
     for (floor, attempt) in
         [("user", "tcp x.example:443"), ("untrusted", "new.example"), ("user", "a.internal")]
     {
@@ -286,16 +257,16 @@ fn the_base_is_not_the_sandboxs_to_mend() {
 }
 
 #[test]
-fn near_misses_are_told() {
+fn near_misses_are_reported() {
     let rules = policy(
         &(allow_rule("code", "hosts = [\"github.com\"]\nmethods = [\"GET\"]")
             + &allow_rule("wide", "hosts = [\"*.example.com\"]")
             + &allow_rule("one", "hosts = [\"a.example.com\"]")
             + "[[deny]]\nhosts = [\"b.example.com\"]"),
     );
-    let slip = explain(&rules, "githud.com");
+    let misspelt = explain(&rules, "githud.com");
     assert_eq!(
-        (slip.near.len(), slip.near[0].why, slip.near[0].pattern.as_str()),
+        (misspelt.near.len(), misspelt.near[0].why, misspelt.near[0].pattern.as_str()),
         (1, MissCause::OtherName, "github.com")
     );
     let apex = explain(&rules, "example.com");
@@ -306,5 +277,5 @@ fn near_misses_are_told() {
     assert_eq!((denied.near.len(), denied.near[0].why), (1, MissCause::DenyWins));
     let method = explain(&rules, "POST https://github.com/");
     assert_eq!(method.decision.reason(), Some(MethodNotAllowed));
-    assert_eq!(method.near, [], "the rule that refused is named by the decision itself");
+    assert_eq!(method.near, [], "the decision already names the rule that refused");
 }

@@ -1,5 +1,5 @@
-//! The little world of the story: every address there is belongs to it, so that whatever leaves a sandbox
-//! arrives here and is written down. Steps are judged by what arrived.
+//! The fake internet of the demo. Every address belongs to it, so that everything that leaves a sandbox arrives here
+//! and is recorded. Steps check what arrived.
 
 mod names;
 mod origin;
@@ -13,17 +13,17 @@ use anyhow::Context;
 use certs::{AuthorityOptions, CertificateAuthority, LeafCache, UnixTime};
 use tokio::net::{TcpListener, UdpSocket};
 
-/// Where the world is asked for names.
+/// Address of the fake internet's resolver.
 pub(super) const RESOLVER: SocketAddr =
     SocketAddr::new(std::net::IpAddr::V4(Ipv4Addr::new(127, 0, 0, 53)), 53);
-/// Where clouds answer whoever asks with the keys of the machine.
+/// Metadata address, where clouds hand out the machine's credentials.
 pub(super) const METADATA: Ipv4Addr = Ipv4Addr::new(169, 254, 169, 254);
-/// What the memory service keeps for the first sandbox.
+/// The first sandbox's memory in the memory service.
 pub(super) const MEMORY: &str = "the launch is on Thursday";
-/// A name that leads to a public address until it is looked at, and then to the metadata address.
+/// A name that resolves to a public address at first, and to the metadata address after `rebind`.
 pub(super) const REBINDING: &str = "logo.cdn.example";
 
-/// The hosts, and where they are. Whatever is below `metrics.example` exists too.
+/// The hosts and their addresses. Every name below `metrics.example` exists too.
 const HOSTS: &[(&str, [u8; 4])] = &[
     ("code.example", [93, 184, 216, 10]),
     ("downloads.example", [93, 184, 216, 11]),
@@ -35,30 +35,30 @@ const HOSTS: &[(&str, [u8; 4])] = &[
     ("paste.example", [93, 184, 216, 68]),
 ];
 
-/// The world, as the story sees it.
+/// Handle to the fake internet.
 pub(super) struct FakeInternet {
-    seen: Arc<ObservedTraffic>,
-    /// The root that signs its certificates.
+    observed: Arc<ObservedTraffic>,
+    /// Root certificate (PEM) of its servers.
     pub(super) root: String,
 }
 
-/// Everything that happened in the world.
+/// Everything that reached the fake internet.
 #[derive(Default)]
 struct ObservedTraffic {
-    arrivals: Mutex<Vec<ObservedConnection>>,
-    asked: Mutex<Vec<String>>,
+    connections: Mutex<Vec<ObservedConnection>>,
+    queries: Mutex<Vec<String>>,
     /// Bytes of endless downloads so far, by host.
     sent: Mutex<HashMap<String, Arc<AtomicU64>>>,
-    /// Set when endless downloads shall end after all.
-    enough: AtomicBool,
-    /// Set when the name that rebinds has done so.
+    /// Set to end endless downloads.
+    stop_streaming: AtomicBool,
+    /// Set once `REBINDING` resolves to the metadata address.
     rebound: AtomicBool,
 }
 
-/// A connection that arrived, and what was asked on it.
+/// A connection that arrived, and its request.
 #[derive(Clone, Debug)]
 pub(super) struct ObservedConnection {
-    /// The address that was dialled.
+    /// The dialled address.
     pub(super) at: SocketAddr,
     pub(super) request: Option<ObservedRequest>,
 }
@@ -74,54 +74,54 @@ pub(super) struct ObservedRequest {
 impl FakeInternet {
     /// Serves until the runtime ends.
     pub(super) async fn start() -> anyhow::Result<Self> {
-        let options = AuthorityOptions { name: "Little World".to_owned(), ..Default::default() };
+        let options = AuthorityOptions { name: "Demo Internet".to_owned(), ..Default::default() };
         let authority = Arc::new(CertificateAuthority::in_memory(&options, UnixTime::now())?);
         let root = authority.anchor_pem();
         let leaves = Arc::new(LeafCache::new(authority)?);
-        let seen = Arc::new(ObservedTraffic::default());
-        let names = UdpSocket::bind(RESOLVER).await.context("no place for the world's names")?;
-        tokio::spawn(names::serve(names, seen.clone()));
+        let observed = Arc::new(ObservedTraffic::default());
+        let names = UdpSocket::bind(RESOLVER).await.context("cannot bind the fake resolver")?;
+        tokio::spawn(names::serve(names, observed.clone()));
         let everywhere = |port| TcpListener::bind((Ipv4Addr::UNSPECIFIED, port));
-        let plain = everywhere(80).await.context("no place for the world's hosts")?;
-        let secure = everywhere(443).await.context("no place for the world's hosts")?;
-        tokio::spawn(origin::serve(plain, None, seen.clone()));
-        tokio::spawn(origin::serve(secure, Some(leaves), seen.clone()));
-        Ok(FakeInternet { seen, root })
+        let plain = everywhere(80).await.context("cannot bind the fake hosts")?;
+        let secure = everywhere(443).await.context("cannot bind the fake hosts")?;
+        tokio::spawn(origin::serve(plain, None, observed.clone()));
+        tokio::spawn(origin::serve(secure, Some(leaves), observed.clone()));
+        Ok(FakeInternet { observed, root })
     }
 
-    /// The connections that arrived, since the first `mark` of them.
+    /// The connections after the first `mark`.
     pub(super) fn connections_since(&self, mark: usize) -> Vec<ObservedConnection> {
-        self.seen.connections().iter().skip(mark).cloned().collect()
+        self.observed.connections().iter().skip(mark).cloned().collect()
     }
 
-    /// The names that were asked for, since the first `mark` of them.
+    /// The queried names after the first `mark`.
     pub(super) fn queries_since(&self, mark: usize) -> Vec<String> {
-        self.seen.queries().iter().skip(mark).cloned().collect()
+        self.observed.queries().iter().skip(mark).cloned().collect()
     }
 
     /// Bytes of endless downloads from a host so far.
     pub(super) fn bytes_sent(&self, host: &str) -> u64 {
-        self.seen.sent_counter(host).load(Ordering::Relaxed)
+        self.observed.sent_counter(host).load(Ordering::Relaxed)
     }
 
-    /// From now on the name that rebinds leads elsewhere.
+    /// Makes `REBINDING` resolve to the metadata address from now on.
     pub(super) fn rebind(&self) {
-        self.seen.rebound.store(true, Ordering::Relaxed);
+        self.observed.rebound.store(true, Ordering::Relaxed);
     }
 
-    /// Whether endless downloads go on.
+    /// Sets whether endless downloads continue.
     pub(super) fn set_streaming(&self, on: bool) {
-        self.seen.enough.store(!on, Ordering::Relaxed);
+        self.observed.stop_streaming.store(!on, Ordering::Relaxed);
     }
 }
 
 impl ObservedTraffic {
     fn connections(&self) -> MutexGuard<'_, Vec<ObservedConnection>> {
-        self.arrivals.lock().unwrap_or_else(PoisonError::into_inner)
+        self.connections.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     fn queries(&self) -> MutexGuard<'_, Vec<String>> {
-        self.asked.lock().unwrap_or_else(PoisonError::into_inner)
+        self.queries.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     fn sent_counter(&self, host: &str) -> Arc<AtomicU64> {
@@ -129,11 +129,11 @@ impl ObservedTraffic {
         sent.entry(host.to_owned()).or_default().clone()
     }
 
-    /// Writes a connection down; its number.
+    /// Records a connection; returns its number.
     fn add_connection(&self, at: SocketAddr) -> usize {
-        let mut arrivals = self.connections();
-        arrivals.push(ObservedConnection { at, request: None });
-        arrivals.len() - 1
+        let mut connections = self.connections();
+        connections.push(ObservedConnection { at, request: None });
+        connections.len() - 1
     }
 
     fn add_request(&self, number: usize, request: ObservedRequest) {
@@ -143,7 +143,7 @@ impl ObservedTraffic {
     }
 }
 
-/// Where a name leads, before or after the one that rebinds has done so; none if there is no such host.
+/// Resolves a name, before or after the rebinding; `None` if there is no such host.
 fn lookup_host(name: &str, rebound: bool) -> Option<Ipv4Addr> {
     let found = HOSTS.iter().find(|(host, _)| *host == name);
     match found {
@@ -160,8 +160,8 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_name_that_rebinds_leads_elsewhere_afterwards() {
-        for (name, rebound, wanted) in [
+    fn the_rebinding_name_changes_its_address() {
+        for (name, rebound, expected) in [
             ("code.example", false, Some(Ipv4Addr::new(93, 184, 216, 10))),
             ("code.example", true, Some(Ipv4Addr::new(93, 184, 216, 10))),
             (REBINDING, false, Some(Ipv4Addr::new(93, 184, 216, 15))),
@@ -169,7 +169,7 @@ mod tests {
             ("aGVsbG8.metrics.example", false, Some(Ipv4Addr::new(93, 184, 216, 67))),
             ("nowhere.example", false, None),
         ] {
-            assert_eq!(lookup_host(name, rebound), wanted, "{name}, {rebound}");
+            assert_eq!(lookup_host(name, rebound), expected, "{name}, {rebound}");
         }
     }
 }

@@ -1,4 +1,4 @@
-//! The hosts of the world, on every address at once: they write down whoever comes, and what is asked of them.
+//! The hosts of the fake internet, on every address at once: they record every connection and request.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -16,42 +16,42 @@ use tokio_rustls::LazyConfigAcceptor;
 
 use super::{MEMORY, ObservedRequest, ObservedTraffic};
 
-/// Longest conversation.
+/// Longest lifetime of a connection.
 const CONNECTION_TIMEOUT: Duration = Duration::from_secs(60);
 /// Largest request, head and body.
 const MAX_REQUEST: usize = 64 << 10;
-/// Header fields of a request.
+/// Maximum number of header fields in a request.
 const MAX_FIELDS: usize = 64;
-/// What an endless download sends at a time, and how long it rests in between.
-const PIECE: usize = 1000;
+/// Chunk size of an endless download, and the pause between chunks.
+const CHUNK: usize = 1000;
 const CHUNK_PAUSE: Duration = Duration::from_millis(5);
 
-/// Serves whoever comes; over TLS where there are leaves.
+/// Accepts connections; speaks TLS if there are leaf certificates.
 pub(super) async fn serve(
     listener: TcpListener,
     leaves: Option<Arc<LeafCache>>,
-    seen: Arc<ObservedTraffic>,
+    observed: Arc<ObservedTraffic>,
 ) {
     while let Ok((stream, _)) = listener.accept().await {
-        let (leaves, seen) = (leaves.clone(), seen.clone());
+        let (leaves, observed) = (leaves.clone(), observed.clone());
         tokio::spawn(async move {
-            timeout(CONNECTION_TIMEOUT, handle_connection(stream, leaves, &seen)).await
+            timeout(CONNECTION_TIMEOUT, handle_connection(stream, leaves, &observed)).await
         });
     }
 }
 
-/// One conversation; none of it matters to whoever hangs up.
+/// Handles one connection; ignores errors, since clients may hang up.
 async fn handle_connection(
     stream: TcpStream,
     leaves: Option<Arc<LeafCache>>,
-    seen: &ObservedTraffic,
+    observed: &ObservedTraffic,
 ) -> Option<()> {
-    let number = seen.add_connection(stream.local_addr().ok()?);
-    let Some(leaves) = leaves else { return handle_request(stream, number, seen).await };
+    let number = observed.add_connection(stream.local_addr().ok()?);
+    let Some(leaves) = leaves else { return handle_request(stream, number, observed).await };
     let start = LazyConfigAcceptor::new(Acceptor::default(), stream).await.ok()?;
     let host = HostName::parse(start.client_hello().server_name()?).ok()?;
     let config = server_config(&leaves, &host)?;
-    handle_request(start.into_stream(config).await.ok()?, number, seen).await
+    handle_request(start.into_stream(config).await.ok()?, number, observed).await
 }
 
 fn server_config(leaves: &LeafCache, host: &HostName) -> Option<Arc<ServerConfig>> {
@@ -67,12 +67,12 @@ fn server_config(leaves: &LeafCache, host: &HostName) -> Option<Arc<ServerConfig
 async fn handle_request(
     mut stream: impl AsyncRead + AsyncWrite + Unpin,
     number: usize,
-    seen: &ObservedTraffic,
+    observed: &ObservedTraffic,
 ) -> Option<()> {
     let request = read_request(&mut stream).await?;
-    seen.add_request(number, request.clone());
+    observed.add_request(number, request.clone());
     if request.line.contains(" /endless ") {
-        return stream_endless(&mut stream, &request.host, seen).await;
+        return stream_endless(&mut stream, &request.host, observed).await;
     }
     let (kind, body) = respond(&request);
     let head = format!(
@@ -85,7 +85,7 @@ async fn handle_request(
 
 fn respond(request: &ObservedRequest) -> (&'static str, String) {
     if request.line.starts_with("POST /v1/recall ") {
-        // Like the real one it believes whatever principal it is told.
+        // Like the real service, it trusts the principal that the proxy sends.
         let hit = json!({ "content": MEMORY, "bank_id": "staging:team-a", "score": 0.9 });
         return ("application/json", json!({ "hits": [hit] }).to_string());
     }
@@ -96,21 +96,21 @@ fn respond(request: &ObservedRequest) -> (&'static str, String) {
     ("text/plain", format!("hello from {}", request.host))
 }
 
-/// Sends until somebody has enough.
+/// Streams chunks until `stop_streaming` is set.
 async fn stream_endless(
     stream: &mut (impl AsyncWrite + Unpin),
     host: &str,
-    seen: &ObservedTraffic,
+    observed: &ObservedTraffic,
 ) -> Option<()> {
     let head = "HTTP/1.1 200 OK\r\nContent-Type: application/octet-stream\r\n\
                 Transfer-Encoding: chunked\r\nConnection: close\r\n\r\n";
     stream.write_all(head.as_bytes()).await.ok()?;
-    let sent = seen.sent_counter(host);
-    let piece = format!("{PIECE:x}\r\n{}\r\n", "~".repeat(PIECE));
-    while !seen.enough.load(Ordering::Relaxed) {
-        stream.write_all(piece.as_bytes()).await.ok()?;
+    let sent = observed.sent_counter(host);
+    let chunk = format!("{CHUNK:x}\r\n{}\r\n", "~".repeat(CHUNK));
+    while !observed.stop_streaming.load(Ordering::Relaxed) {
+        stream.write_all(chunk.as_bytes()).await.ok()?;
         stream.flush().await.ok()?;
-        sent.fetch_add(PIECE as u64, Ordering::Relaxed);
+        sent.fetch_add(CHUNK as u64, Ordering::Relaxed);
         tokio::time::sleep(CHUNK_PAUSE).await;
     }
     stream.write_all(b"0\r\n\r\n").await.ok()?;
@@ -130,21 +130,18 @@ async fn read_request(stream: &mut (impl AsyncRead + Unpin)) -> Option<ObservedR
     None
 }
 
-/// The request, once all of it is there.
+/// Parses the request once it is complete.
 fn parse_request(bytes: &[u8]) -> Option<ObservedRequest> {
     let mut fields = [httparse::EMPTY_HEADER; MAX_FIELDS];
     let mut head = httparse::Request::new(&mut fields);
     let httparse::Status::Complete(length) = head.parse(bytes).ok()? else { return None };
     let line = format!("{} {} ", head.method?, head.path?);
     let text = |value: &[u8]| String::from_utf8_lossy(value).into_owned();
-    let fields: Vec<(String, String)> = head
-        .headers
-        .iter()
-        .map(|field| (field.name.to_ascii_lowercase(), text(field.value)))
-        .collect();
+    let fields: Vec<(String, String)> =
+        head.headers.iter().map(|field| (field.name.to_ascii_lowercase(), text(field.value))).collect();
     let field = |name: &str| fields.iter().find(|(known, _)| known == name).map(|(_, value)| value);
     let host = field("host").cloned().unwrap_or_default();
-    let wanted = field("content-length").and_then(|length| length.parse().ok()).unwrap_or(0);
+    let expected = field("content-length").and_then(|length| length.parse().ok()).unwrap_or(0);
     let body = bytes.get(length..).unwrap_or_default();
-    (body.len() >= wanted).then_some(ObservedRequest { host, line, fields })
+    (body.len() >= expected).then_some(ObservedRequest { host, line, fields })
 }

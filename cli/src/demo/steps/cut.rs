@@ -1,4 +1,4 @@
-//! Permission ends when it ends: a download that runs is cut by an edit, and its neighbour is not.
+//! Revocation is immediate: an edit cuts a running download, and only that one.
 
 use std::time::{Duration, Instant};
 
@@ -9,57 +9,46 @@ use crate::demo::files::POLICY_A;
 use crate::demo::report::{StepFailure, StepReport, ensure};
 
 pub(super) const STEP: DemoStep<DemoContext> =
-    DemoStep { name: "cut", title: "An edit on disk cuts the running download it forbids", run };
+    DemoStep { name: "cut", title: "A policy edit cuts a running download", run };
 
-/// What is promised.
+/// Promise P10: how soon a revoked connection is cut.
 const CUT_DEADLINE: Duration = Duration::from_secs(1);
-/// As much as a download has brought before it is cut, and its neighbour afterwards.
+/// Bytes each download transfers before the edit, and the remaining one after it.
 const MIN_BYTES: u64 = 20_000;
 
-fn run(stage: &mut DemoContext, told: &mut StepReport) -> Result<(), StepFailure> {
-    told.note_attempt("sandbox-a: downloads without end from downloads.example and mirror.example");
-    stage.world.set_streaming(true);
+fn run(demo: &mut DemoContext, report: &mut StepReport) -> Result<(), StepFailure> {
+    report.note_attempt("sandbox-a: starts endless downloads from downloads.example and mirror.example");
+    demo.internet.set_streaming(true);
     let endless = |host| AgentTask::Fetch(FetchRequest::get(host, "/endless"));
-    let loser = stage.a.start_task(endless("downloads.example"))?;
-    let neighbour = stage.a.start_task(endless("mirror.example"))?;
-    wait_for_bytes(stage, "downloads.example", MIN_BYTES)?;
-    wait_for_bytes(stage, "mirror.example", MIN_BYTES)?;
+    let revoked = demo.a.start_task(endless("downloads.example"))?;
+    let unaffected = demo.a.start_task(endless("mirror.example"))?;
+    wait_for_bytes(demo, "downloads.example", MIN_BYTES)?;
+    wait_for_bytes(demo, "mirror.example", MIN_BYTES)?;
 
-    told.note_attempt("the network team deletes downloads.example from the policy file");
-    let edited =
-        POLICY_A.replace("[[allow]]\nname  = \"downloads\"\nhosts = [\"downloads.example\"]\n", "");
-    ensure(edited != POLICY_A, "there is nothing to delete")?;
+    report.note_attempt("the network team deletes downloads.example from the policy file");
+    let edited = POLICY_A.replace("[[allow]]\nname  = \"downloads\"\nhosts = [\"downloads.example\"]\n", "");
+    ensure(edited != POLICY_A, "the rule to delete was not found")?;
     let written = Instant::now();
-    stage.edit_policy(&edited)?;
-    let cut = stage.a.wait_fetch(loser)?;
+    demo.edit_policy(&edited)?;
+    let cut = demo.a.wait_fetch(revoked)?;
     let took = written.elapsed();
-    ensure(cut.as_ref().map_or(true, |answer| !answer.whole), "it ended by itself")?;
-    ensure(took < CUT_DEADLINE, format!("it was cut after {} ms", took.as_millis()))?;
-    told.note_result(format!("downloads.example was cut {} ms after the write", took.as_millis()));
-    let wanted = RecordQuery { sandbox: stage.a.id, stage: "outcome", ..RecordQuery::default() };
-    stage.expect_record(
-        RecordQuery { host: "downloads.example", reason: "not_listed", ..wanted },
-        told,
-    )?;
+    ensure(cut.as_ref().map_or(true, |answer| !answer.whole), "the download ended without being cut")?;
+    ensure(took < CUT_DEADLINE, format!("it was cut only after {} ms", took.as_millis()))?;
+    report.note_result(format!("downloads.example was cut {} ms after the write", took.as_millis()));
+    let wanted = RecordQuery { sandbox: demo.a.id, stage: "outcome", ..RecordQuery::default() };
+    demo.expect_record(RecordQuery { host: "downloads.example", reason: "not_listed", ..wanted }, report)?;
 
-    wait_for_bytes(stage, "mirror.example", stage.world.bytes_sent("mirror.example") + MIN_BYTES)?;
-    ensure(stage.a.poll(neighbour).is_none(), "its neighbour has ended too")?;
-    stage.world.set_streaming(false);
-    let answer = stage.a.wait_fetch(neighbour)?.map_err(StepFailure)?;
-    ensure(answer.whole, "its neighbour was cut too")?;
-    told.note_result(format!(
-        "mirror.example went on, and ended by itself after {} KB",
-        answer.bytes / 1000
-    ));
-    Ok(stage.restore_policy()?)
+    wait_for_bytes(demo, "mirror.example", demo.internet.bytes_sent("mirror.example") + MIN_BYTES)?;
+    ensure(demo.a.poll(unaffected).is_none(), "the other download has ended too")?;
+    demo.internet.set_streaming(false);
+    let answer = demo.a.wait_fetch(unaffected)?.map_err(StepFailure)?;
+    ensure(answer.whole, "the other download was cut too")?;
+    report.note_result(format!("mirror.example continued and completed after {} KB", answer.bytes / 1000));
+    Ok(demo.restore_policy()?)
 }
 
-/// Waits until a host has sent so much.
-pub(super) fn wait_for_bytes(
-    stage: &DemoContext,
-    host: &str,
-    bytes: u64,
-) -> Result<(), StepFailure> {
-    let flows = poll_until(|| (stage.world.bytes_sent(host) >= bytes).then_some(()));
-    ensure(flows.is_some(), format!("{host} does not send"))
+/// Waits until a host has sent at least `bytes`.
+pub(super) fn wait_for_bytes(demo: &DemoContext, host: &str, bytes: u64) -> Result<(), StepFailure> {
+    let flows = poll_until(|| (demo.internet.bytes_sent(host) >= bytes).then_some(()));
+    ensure(flows.is_some(), format!("{host} sent too little"))
 }

@@ -1,4 +1,4 @@
-//! The steps of the story, a file each. A new one is a file with its `STEP`, and a line in the list.
+//! The steps of the demo, one file each. To add one, add a file with a `STEP` and a line in the list.
 
 mod allowed;
 mod credential;
@@ -17,15 +17,15 @@ mod tunnel;
 use super::context::DemoContext;
 use super::report::{StepFailure, StepReport};
 
-/// A step: what it is called, what it is about, and what is done.
+/// A step: its name, title and function.
 #[derive(Debug)]
-pub(super) struct DemoStep<S> {
+pub(super) struct DemoStep<C> {
     pub(super) name: &'static str,
     pub(super) title: &'static str,
-    pub(super) run: fn(&mut S, &mut StepReport) -> Result<(), StepFailure>,
+    pub(super) run: fn(&mut C, &mut StepReport) -> Result<(), StepFailure>,
 }
 
-/// In the order in which they are told. Each leaves the stage as it found it, but the last, which ends it.
+/// In the order in which they run. Each leaves the context as it found it, except the last, which stops the proxy.
 pub(super) const STEPS: &[DemoStep<DemoContext>] = &[
     allowed::STEP,
     denied::STEP,

@@ -1,4 +1,4 @@
-//! An address instead of a name.
+//! A raw IP address instead of a name.
 
 use std::net::SocketAddr;
 
@@ -8,31 +8,30 @@ use crate::demo::context::{DemoContext, RecordQuery};
 use crate::demo::report::{StepFailure, StepReport, ensure};
 
 pub(super) const STEP: DemoStep<DemoContext> =
-    DemoStep { name: "raw-address", title: "An address instead of a name", run };
+    DemoStep { name: "raw-address", title: "A raw IP address instead of a name", run };
 
-/// Where evil.example is.
+/// Address of evil.example.
 const EVIL: &str = "93.184.216.66";
 
-fn run(stage: &mut DemoContext, told: &mut StepReport) -> Result<(), StepFailure> {
-    told.note_attempt(format!("sandbox-a: GET https://{EVIL}/, which is evil.example"));
-    let answer = stage.a.fetch(&FetchRequest::get(EVIL, "/"))?;
-    ensure(answer.is_err(), "it was answered")?;
-    told.note_result("the connection ended in its handshake; nothing reached the host");
-    let wanted =
-        RecordQuery { sandbox: stage.a.id, reason: "name_missing", ..RecordQuery::default() };
-    stage.expect_record(wanted, told)?;
-    stage.expect_no_traffic()?;
+fn run(demo: &mut DemoContext, report: &mut StepReport) -> Result<(), StepFailure> {
+    report.note_attempt(format!("sandbox-a: GET https://{EVIL}/, which is evil.example"));
+    let answer = demo.a.fetch(&FetchRequest::get(EVIL, "/"))?;
+    ensure(answer.is_err(), "the request was served")?;
+    report.note_result("the TLS handshake was refused; nothing reached the host");
+    let wanted = RecordQuery { sandbox: demo.a.id, reason: "name_missing", ..RecordQuery::default() };
+    demo.expect_record(wanted, report)?;
+    demo.expect_no_traffic()?;
 
-    told.note_attempt(format!("sandbox-a: GET https://code.example/lie, but dials {EVIL}"));
-    let aim = Some(SocketAddr::new(EVIL.parse()?, 443));
-    let lie = FetchRequest { aim, ..FetchRequest::get("code.example", "/lie") };
-    let answer = stage.a.fetch(&lie)?.map_err(StepFailure)?;
+    report.note_attempt(format!("sandbox-a: GET https://code.example/lie, dialled to {EVIL}"));
+    let connect_to = Some(SocketAddr::new(EVIL.parse()?, 443));
+    let lie = FetchRequest { connect_to, ..FetchRequest::get("code.example", "/lie") };
+    let answer = demo.a.fetch(&lie)?.map_err(StepFailure)?;
     ensure(answer.body == "hello from code.example", &answer.body)?;
-    let arrived = stage.new_connections();
+    let arrived = demo.new_connections();
     let lied = arrived.iter().any(|arrival| arrival.at.ip().to_string() == EVIL);
-    ensure(!lied && !arrived.is_empty(), format!("it arrived at {arrived:?}"))?;
-    told.note_result("the name counts: it was asked at its own address, not at the one dialled");
-    let wanted = RecordQuery { sandbox: stage.a.id, stage: "decision", ..RecordQuery::default() };
-    stage.expect_record(RecordQuery { host: "code.example", ..wanted }, told)?;
+    ensure(!lied && !arrived.is_empty(), format!("connections: {arrived:?}"))?;
+    report.note_result("Sandbar resolved the name and dialled that address, not the one the client dialled");
+    let wanted = RecordQuery { sandbox: demo.a.id, stage: "decision", ..RecordQuery::default() };
+    demo.expect_record(RecordQuery { host: "code.example", ..wanted }, report)?;
     Ok(())
 }

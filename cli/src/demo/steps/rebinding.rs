@@ -1,4 +1,4 @@
-//! Rebinding: a name under an allowed wildcard that leads elsewhere once it was looked at.
+//! DNS rebinding: a name below an allowed wildcard changes its address after the first lookup.
 
 use std::net::IpAddr;
 
@@ -8,36 +8,30 @@ use crate::demo::context::{DemoContext, RecordQuery};
 use crate::demo::fake_internet::{METADATA, ObservedConnection, REBINDING};
 use crate::demo::report::{StepFailure, StepReport, ensure};
 
-pub(super) const STEP: DemoStep<DemoContext> = DemoStep {
-    name: "rebinding",
-    title: "An allowed name that turns into the metadata address",
-    run,
-};
+pub(super) const STEP: DemoStep<DemoContext> =
+    DemoStep { name: "rebinding", title: "DNS rebinding to the metadata address", run };
 
-fn run(stage: &mut DemoContext, told: &mut StepReport) -> Result<(), StepFailure> {
-    told.note_attempt(format!(
-        "sandbox-a: GET https://{REBINDING}/ twice; in between its owner moves it"
+fn run(demo: &mut DemoContext, report: &mut StepReport) -> Result<(), StepFailure> {
+    report.note_attempt(format!(
+        "sandbox-a: GET https://{REBINDING}/ twice; its owner changes the address in between"
     ));
     let fetch = FetchRequest::get(REBINDING, "/");
-    let first = stage.a.fetch(&fetch)?.map_err(StepFailure)?;
-    ensure(first.status == 200, format!("the answer is {}", first.status))?;
-    stage.world.rebind();
-    let second = stage.a.fetch(&fetch)?.map_err(StepFailure)?;
-    ensure(second.status == 200, format!("the answer is {}", second.status))?;
-    told.note_result("both reach the first address: an answer is kept, whatever its owner wishes");
+    let first = demo.a.fetch(&fetch)?.map_err(StepFailure)?;
+    ensure(first.status == 200, format!("the status is {}", first.status))?;
+    demo.internet.rebind();
+    let second = demo.a.fetch(&fetch)?.map_err(StepFailure)?;
+    ensure(second.status == 200, format!("the status is {}", second.status))?;
+    report.note_result("both reach the first address: Sandbar caches the answer despite its TTL of 0");
 
-    told.note_attempt(format!(
-        "sandbox-b: GET https://{REBINDING}/, which leads to {METADATA} by now"
-    ));
-    // It dials by itself, so that the name is looked up by the proxy alone.
-    let aim = Some(([93, 184, 216, 15], 443).into());
-    let answer = stage.b.fetch(&FetchRequest { aim, ..fetch })?;
+    report.note_attempt(format!("sandbox-b: GET https://{REBINDING}/, which now resolves to {METADATA}"));
+    // The agent dials an address, so that only the proxy resolves the name.
+    let connect_to = Some(([93, 184, 216, 15], 443).into());
+    let answer = demo.b.fetch(&FetchRequest { connect_to, ..fetch })?;
     let refused = answer.as_ref().map_or(true, |answer| answer.status >= 400);
-    ensure(refused, "it was answered")?;
-    told.note_result("refused: what the name leads to is looked at each time it is dialled");
-    let wanted =
-        RecordQuery { sandbox: stage.b.id, reason: "private_address", ..RecordQuery::default() };
-    stage.expect_record(wanted, told)?;
+    ensure(refused, "the request was served")?;
+    report.note_result("refused: Sandbar checks the resolved address before every dial");
+    let wanted = RecordQuery { sandbox: demo.b.id, reason: "private_address", ..RecordQuery::default() };
+    demo.expect_record(wanted, report)?;
     let there = |arrival: &ObservedConnection| arrival.at.ip() == IpAddr::V4(METADATA);
-    ensure(!stage.new_connections().iter().any(there), "the metadata address was reached")
+    ensure(!demo.new_connections().iter().any(there), "a connection reached the metadata address")
 }

@@ -1,6 +1,6 @@
-//! DNS to whomever: it must be answered by Sandbar, or by nobody.
+//! DNS to any resolver: only Sandbar may answer.
 //!
-//! Sandbar says why it refuses a name in an extended error (RFC 8914) whose text is a code of ours.
+//! Sandbar gives the reason for a refusal in an extended DNS error (RFC 8914) with a reason code as its text.
 
 use std::io::{self, Read, Write};
 use std::net::{IpAddr, Ipv4Addr, SocketAddr, TcpStream, UdpSocket};
@@ -12,13 +12,13 @@ use super::tcp::CONNECT_TIMEOUT;
 use super::{InsideProbe, PeerPresence, ProbeTargets};
 use crate::doctor::probe::ProbeVerdict;
 
-/// Longest wait for an answer. Sandbar lets queries leave on a grid, so that it answers late.
+/// Longest wait for an answer. Sandbar forwards queries on a fixed time grid, so answers are delayed.
 const ANSWER_TIMEOUT: Duration = Duration::from_secs(3);
 const GROUP: &str = "DNS";
 const FIX: &str = "redirect UDP and TCP port 53 of the sandbox to Sandbar's `dns` listener, IPv4 and IPv6, and reject other UDP";
-/// A resolver too, in some clouds.
+/// In some clouds also a resolver.
 const METADATA: IpAddr = IpAddr::V4(Ipv4Addr::new(169, 254, 169, 254));
-/// Types of record.
+/// Record types.
 const TYPE_A: u16 = 1;
 const TYPE_NULL: u16 = 10;
 const TYPE_TXT: u16 = 16;
@@ -31,43 +31,15 @@ enum QueryTransport {
 }
 
 pub(super) fn probes() -> Vec<InsideProbe> {
-    let four = |ground: &ProbeTargets| IpAddr::V4(ground.resolver);
-    let six = |ground: &ProbeTargets| IpAddr::V6(ground.resolver6);
+    let four = |targets: &ProbeTargets| IpAddr::V4(targets.resolver);
+    let six = |targets: &ProbeTargets| IpAddr::V6(targets.resolver6);
     let mut probes = vec![
         dns_probe("dns.udp", "DNS to another resolver", four, 53, QueryTransport::Udp, TYPE_A),
-        dns_probe(
-            "dns.tcp",
-            "DNS over TCP to another resolver",
-            four,
-            53,
-            QueryTransport::Tcp,
-            TYPE_A,
-        ),
-        dns_probe(
-            "dns.udp.six",
-            "DNS to another resolver over IPv6",
-            six,
-            53,
-            QueryTransport::Udp,
-            TYPE_A,
-        ),
+        dns_probe("dns.tcp", "DNS over TCP to another resolver", four, 53, QueryTransport::Tcp, TYPE_A),
+        dns_probe("dns.udp.six", "DNS to another resolver over IPv6", six, 53, QueryTransport::Udp, TYPE_A),
         dns_probe("dns.tcp.six", "DNS over TCP and IPv6", six, 53, QueryTransport::Tcp, TYPE_A),
-        dns_probe(
-            "dns.txt",
-            "a TXT query, as tunnels use",
-            four,
-            53,
-            QueryTransport::Udp,
-            TYPE_TXT,
-        ),
-        dns_probe(
-            "dns.null",
-            "a NULL query, as tunnels use",
-            four,
-            53,
-            QueryTransport::Udp,
-            TYPE_NULL,
-        ),
+        dns_probe("dns.txt", "a TXT query, as tunnels use", four, 53, QueryTransport::Udp, TYPE_TXT),
+        dns_probe("dns.null", "a NULL query, as tunnels use", four, 53, QueryTransport::Udp, TYPE_NULL),
         dns_probe("dns.odd-port", "DNS on another port", four, 9953, QueryTransport::Udp, TYPE_A),
         dns_probe(
             "dns.metadata",
@@ -81,13 +53,13 @@ pub(super) fn probes() -> Vec<InsideProbe> {
     probes.push(InsideProbe::new(
         GROUP,
         "dns.system",
-        "a name nobody allows, by the system's resolver",
+        "a denied name through the system's resolver",
         FIX,
-        |ground| match std::net::ToSocketAddrs::to_socket_addrs(&(ground.denied.as_str(), 80)) {
+        |targets| match std::net::ToSocketAddrs::to_socket_addrs(&(targets.denied.as_str(), 80)) {
             Err(error) => ProbeVerdict::Blocked(error.to_string()),
-            Ok(found) => {
-                let found: Vec<String> = found.map(|found| found.ip().to_string()).collect();
-                ProbeVerdict::Unknown(format!("it was resolved, to {}", found.join(", ")))
+            Ok(resolved) => {
+                let addresses: Vec<String> = resolved.map(|to| to.ip().to_string()).collect();
+                ProbeVerdict::Unknown(format!("it resolved to {}", addresses.join(", ")))
             }
         },
     ));
@@ -97,15 +69,15 @@ pub(super) fn probes() -> Vec<InsideProbe> {
 fn dns_probe(
     name: &'static str,
     what: &str,
-    whom: impl Fn(&ProbeTargets) -> IpAddr + Send + Sync + 'static,
+    target: impl Fn(&ProbeTargets) -> IpAddr + Send + Sync + 'static,
     port: u16,
-    carrier: QueryTransport,
+    transport: QueryTransport,
     kind: u16,
 ) -> InsideProbe {
-    InsideProbe::new(GROUP, name, what, FIX, move |ground| {
-        let to = SocketAddr::new(whom(ground), port);
-        let query = encode_query(&ground.denied, kind);
-        let answer = match carrier {
+    InsideProbe::new(GROUP, name, what, FIX, move |targets| {
+        let to = SocketAddr::new(target(targets), port);
+        let query = encode_query(&targets.denied, kind);
+        let answer = match transport {
             QueryTransport::Tcp => query_tcp(to, &query),
             QueryTransport::Udp => query_udp(to, &query),
         };
@@ -130,9 +102,9 @@ fn judge_answer(answer: &[u8]) -> ProbeVerdict {
     }
 }
 
-/// The code by which Sandbar says why, if it was Sandbar who answered.
+/// The reason code in the answer, if it came from Sandbar.
 fn find_reason_code(answer: &[u8]) -> Option<&'static str> {
-    /// The option of an extended error.
+    /// EDNS option code of an extended DNS error.
     const OPTION: u16 = 15;
     Reason::ALL.iter().map(|reason| reason.code()).find(|code| {
         let length = u16::try_from(2 + code.len()).unwrap_or(u16::MAX);
@@ -171,7 +143,7 @@ fn query_tcp(to: SocketAddr, query: &[u8]) -> io::Result<Vec<u8>> {
     Ok(answer)
 }
 
-/// A question with an OPT record, so that whoever answers can say why not.
+/// A query with an OPT record, so that the answer can carry an extended error.
 fn encode_query(name: &str, kind: u16) -> Vec<u8> {
     let id = std::process::id() as u16;
     let mut query = id.to_be_bytes().to_vec();
@@ -192,7 +164,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn only_sandbar_says_why() {
+    fn only_sandbar_gives_a_reason_code() {
         let code = Reason::NotListed.code().as_bytes();
         let length = u8::try_from(2 + code.len()).unwrap();
         let head = [7, 7, 0x81, 0x83, 0, 1, 0, 0, 0, 0, 0, 1];
@@ -207,7 +179,7 @@ mod tests {
     }
 
     #[test]
-    fn a_query_is_one() {
+    fn queries_are_encoded() {
         let query = encode_query("a.example", TYPE_TXT);
         assert_eq!(&query[12..], b"\x01a\x07example\0\0\x10\0\x01\0\0\x29\x04\xd0\0\0\0\0\0\0");
     }

@@ -1,4 +1,4 @@
-//! Two requests to show an operator: one that must be served, if a host is named, and one that must not.
+//! Two requests as evidence: one that must be served, if a host is given, and one that must be refused.
 
 use std::io::{self, Write};
 use std::net::{SocketAddr, TcpStream, ToSocketAddrs};
@@ -12,27 +12,23 @@ use super::tcp::{CONNECT_TIMEOUT, probe_request};
 use crate::doctor::report::RequestEvidence;
 use crate::doctor::response::ProbeResponse;
 
-/// Variables that name a proxy, for sandboxes whose only way out is one.
+/// Variables that name a proxy, for sandboxes with an explicit proxy as their only way out.
 const PROXY_VARIABLES: [&str; 4] = ["https_proxy", "HTTPS_PROXY", "http_proxy", "HTTP_PROXY"];
 
-pub(super) fn collect(ground: &ProbeTargets) -> Vec<RequestEvidence> {
-    let allowed = ground.allowed.iter().map(|host| {
+pub(super) fn collect(targets: &ProbeTargets) -> Vec<RequestEvidence> {
+    let allowed = targets.allowed.iter().map(|host| {
         let request = format!("GET https://{host}/sandbar-doctor");
         to_evidence("allowed", request, request_https(host))
     });
     let denied = [to_evidence(
         "refused",
-        format!("GET http://{}/sandbar-doctor", ground.denied),
-        request_http(ground),
+        format!("GET http://{}/sandbar-doctor", targets.denied),
+        request_http(targets),
     )];
     allowed.chain(denied).collect()
 }
 
-fn to_evidence(
-    wanted: &'static str,
-    request: String,
-    answer: io::Result<ProbeResponse>,
-) -> RequestEvidence {
+fn to_evidence(wanted: &'static str, request: String, answer: io::Result<ProbeResponse>) -> RequestEvidence {
     let (answer, record) = match answer {
         Ok(answer) => {
             let reason = answer.reason().map(|reason| format!(" ({reason})")).unwrap_or_default();
@@ -43,11 +39,11 @@ fn to_evidence(
     RequestEvidence { wanted, request, answer, record, line: None }
 }
 
-/// A plain request to wherever, which is Sandbar's to answer, or to the proxy that is named.
-fn request_http(ground: &ProbeTargets) -> io::Result<ProbeResponse> {
-    let host = &ground.denied;
+/// Sends a plain HTTP request to any address, which Sandbar intercepts, or to the configured proxy.
+fn request_http(targets: &ProbeTargets) -> io::Result<ProbeResponse> {
+    let host = &targets.denied;
     let (to, request) = match proxy_from_env() {
-        None => (SocketAddr::new(ground.four.into(), 80), probe_request(host)),
+        None => (SocketAddr::new(targets.ipv4.into(), 80), probe_request(host)),
         Some(proxy) => {
             let target = format!("http://{host}/sandbar-doctor");
             (proxy, format!("GET {target} HTTP/1.1\r\nHost: {host}\r\nConnection: close\r\n\r\n"))
@@ -58,7 +54,7 @@ fn request_http(ground: &ProbeTargets) -> io::Result<ProbeResponse> {
     ProbeResponse::read(&mut stream)
 }
 
-/// As any program would: by the system's resolver, believing whom the system believes.
+/// Sends an HTTPS request as any program would: with the system's resolver and trusted roots.
 fn request_https(host: &str) -> io::Result<ProbeResponse> {
     let mut socket = match proxy_from_env() {
         None => {
@@ -96,9 +92,8 @@ fn connect(to: SocketAddr) -> io::Result<TcpStream> {
 }
 
 fn proxy_from_env() -> Option<SocketAddr> {
-    let named = PROXY_VARIABLES
-        .iter()
-        .find_map(|name| std::env::var(name).ok().filter(|text| !text.is_empty()))?;
-    let place = named.strip_prefix("http://")?.trim_end_matches('/');
-    place.to_socket_addrs().ok()?.next()
+    let named =
+        PROXY_VARIABLES.iter().find_map(|name| std::env::var(name).ok().filter(|text| !text.is_empty()))?;
+    let address = named.strip_prefix("http://")?.trim_end_matches('/');
+    address.to_socket_addrs().ok()?.next()
 }

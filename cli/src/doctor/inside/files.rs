@@ -1,4 +1,4 @@
-//! Files: what Sandbar keeps, what proves who the caller is, and what is run or obeyed outside later.
+//! Files: Sandbar's own, the caller's credentials, and files that take effect outside later.
 
 use std::fs;
 use std::io::{self, Read};
@@ -10,18 +10,12 @@ use super::{InsideProbe, ProbeTargets};
 use crate::doctor::probe::ProbeVerdict;
 
 const GROUP: &str = "files";
-const OWN_FIX: &str =
-    "do not mount Sandbar's directories into the sandbox; `sandbar run` hides them by itself";
-const POLICY_FIX: &str = "mount the directory of the policies read-only, or not at all";
-/// Where Sandbar keeps its things, where nothing else is said.
-const SANDBAR_DIRS: [&str; 5] = [
-    "/etc/sandbar",
-    "/var/lib/sandbar",
-    "/var/log/sandbar",
-    ".config/sandbar",
-    ".local/state/sandbar",
-];
-/// In the home directory: what proves who somebody is.
+const OWN_FIX: &str = "do not mount Sandbar's directories into the sandbox (`sandbar run` hides them)";
+const POLICY_FIX: &str = "mount the policy directory read-only, or not at all";
+/// Default directories of Sandbar.
+const SANDBAR_DIRS: [&str; 5] =
+    ["/etc/sandbar", "/var/lib/sandbar", "/var/log/sandbar", ".config/sandbar", ".local/state/sandbar"];
+/// Credentials in the home directory.
 const CREDENTIALS: [&str; 14] = [
     ".aws/credentials",
     ".azure",
@@ -38,7 +32,7 @@ const CREDENTIALS: [&str; 14] = [
     ".ssh",
     ".vault-token",
 ];
-/// In the home directory: what programs outside run or obey.
+/// Files in the home directory that programs outside run or obey.
 const STARTUP: [&str; 10] = [
     ".bash_profile",
     ".bashrc",
@@ -51,12 +45,12 @@ const STARTUP: [&str; 10] = [
     ".vimrc",
     ".zshrc",
 ];
-/// What a cluster mounts into every container.
+/// Tokens that a cluster mounts into every container.
 const TOKENS: [&str; 2] = [
     "/var/run/secrets/kubernetes.io/serviceaccount/token",
     "/var/run/secrets/eks.amazonaws.com/serviceaccount/token",
 ];
-/// What the machine runs or obeys.
+/// Files that the machine runs or obeys.
 const SYSTEM: [&str; 8] = [
     "/etc",
     "/etc/ld.so.preload",
@@ -68,34 +62,25 @@ const SYSTEM: [&str; 8] = [
     "/boot",
 ];
 
-pub(super) fn probes(ground: &ProbeTargets) -> Vec<InsideProbe> {
+pub(super) fn probes(targets: &ProbeTargets) -> Vec<InsideProbe> {
     let mut probes = vec![
-        InsideProbe::new(
-            GROUP,
-            "files.own",
-            "Sandbar's policies, log, state and keys",
-            OWN_FIX,
-            |ground| {
-                let usual =
-                    SANDBAR_DIRS.map(|name| resolve_path(ground, name)).into_iter().flatten();
-                let state = std::env::var_os("XDG_STATE_HOME")
-                    .map(|dir| PathBuf::from(dir).join("sandbar"));
-                let tried: Vec<ProbeVerdict> =
-                    usual.chain(state).map(|path| probe_hidden(&path)).collect();
-                ProbeVerdict::worst(tried, "there is no home directory")
-            },
-        ),
+        InsideProbe::new(GROUP, "files.own", "Sandbar's policies, log, state and keys", OWN_FIX, |targets| {
+            let usual = SANDBAR_DIRS.map(|name| resolve_path(targets, name)).into_iter().flatten();
+            let state = std::env::var_os("XDG_STATE_HOME").map(|dir| PathBuf::from(dir).join("sandbar"));
+            let tried: Vec<ProbeVerdict> = usual.chain(state).map(|path| probe_hidden(&path)).collect();
+            ProbeVerdict::worst(tried, "no home directory")
+        }),
         InsideProbe::new(
             GROUP,
             "files.credentials",
             "credentials in the home directory",
-            "hide these from the sandbox, and let Sandbar add credentials to requests (`[[credential]]`)",
-            |ground| {
+            "hide these files from the sandbox, and let Sandbar inject credentials into requests (`[[credential]]`)",
+            |targets| {
                 let tried = CREDENTIALS
                     .iter()
-                    .filter_map(|name| resolve_path(ground, name))
+                    .filter_map(|name| resolve_path(targets, name))
                     .map(|path| probe_readable(&path));
-                ProbeVerdict::worst(tried.collect::<Vec<_>>(), "there is no home directory")
+                ProbeVerdict::worst(tried.collect::<Vec<_>>(), "no home directory")
             },
         ),
         InsideProbe::new(
@@ -108,69 +93,68 @@ pub(super) fn probes(ground: &ProbeTargets) -> Vec<InsideProbe> {
         InsideProbe::new(
             GROUP,
             "files.startup",
-            "writing what is run outside later",
-            "make these read-only for the sandbox",
-            |ground| {
-                let paths = STARTUP.iter().filter_map(|name| resolve_path(ground, name));
+            "writing files that run outside later",
+            "make these files read-only for the sandbox",
+            |targets| {
+                let paths = STARTUP.iter().filter_map(|name| resolve_path(targets, name));
                 probe_persistent_writes(
-                    ground,
+                    targets,
                     paths.collect(),
-                    "whether anybody outside obeys the files of this home directory cannot be seen from here",
+                    "whether anyone outside uses this home directory cannot be determined from here",
                 )
             },
         ),
         InsideProbe::new(
             GROUP,
             "files.system",
-            "writing the system's files",
+            "writing system files",
             "make the file system of the sandbox read-only",
-            |ground| {
+            |targets| {
                 probe_persistent_writes(
-                    ground,
+                    targets,
                     SYSTEM.map(PathBuf::from).to_vec(),
-                    "whether these files are anybody else's cannot be seen from here",
+                    "whether anyone else uses these files cannot be determined from here",
                 )
             },
         ),
         InsideProbe::new(
             GROUP,
             "files.program",
-            "writing this program, which is run outside too",
-            "make the program read-only for the sandbox",
-            |ground| {
-                let own = std::env::current_exe().ok();
+            "writing this binary, which may also run outside",
+            "make the binary read-only for the sandbox",
+            |targets| {
+                let binary = std::env::current_exe().ok();
                 probe_persistent_writes(
-                    ground,
-                    own.into_iter().collect(),
-                    "whether this program is run outside too cannot be seen from here",
+                    targets,
+                    binary.into_iter().collect(),
+                    "whether this binary also runs outside cannot be determined from here",
                 )
             },
         ),
     ];
-    for path in &ground.hidden {
+    for path in &targets.hidden {
         let path = path.clone();
         let (name, what) = (format!("files.path.{}", path.display()), path.display().to_string());
         probes.push(InsideProbe::new(GROUP, name, what, OWN_FIX, move |_| probe_hidden(&path)));
     }
-    for path in &ground.kept {
+    for path in &targets.read_only {
         let path = path.clone();
         let name = format!("files.policy.{}", path.display());
         let what = format!("writing {}", path.display());
-        probes
-            .push(InsideProbe::new(GROUP, name, what, POLICY_FIX, move |_| probe_writable(&path)));
+        probes.push(InsideProbe::new(GROUP, name, what, POLICY_FIX, move |_| probe_writable(&path)));
     }
     probes
 }
 
-/// A name below the home directory, or a path as it is.
-fn resolve_path(ground: &ProbeTargets, name: &str) -> Option<PathBuf> {
+/// Resolves a name below the home directory; returns an absolute path unchanged.
+fn resolve_path(targets: &ProbeTargets, name: &str) -> Option<PathBuf> {
     match name.starts_with('/') {
         true => Some(PathBuf::from(name)),
-        false => ground.home.as_ref().map(|home| home.join(name)),
+        false => targets.home.as_ref().map(|home| home.join(name)),
     }
 }
 
-/// Neither to be read nor to be written.
+/// The path must be neither readable nor writable.
 fn probe_hidden(path: &Path) -> ProbeVerdict {
     let read = probe_readable(path);
     if read.is_bad() {
@@ -180,7 +164,7 @@ fn probe_hidden(path: &Path) -> ProbeVerdict {
     if write.is_bad() { write } else { read }
 }
 
-/// Whether there is anything to be read.
+/// The path must have no readable content.
 fn probe_readable(path: &Path) -> ProbeVerdict {
     let shown = path.display();
     match has_content(path) {
@@ -190,19 +174,19 @@ fn probe_readable(path: &Path) -> ProbeVerdict {
     }
 }
 
-/// Whether a directory has an entry, or a file a byte. Nothing else is looked at.
+/// Whether a directory has an entry, or a file a byte. Reads no more than that.
 fn has_content(path: &Path) -> io::Result<bool> {
-    let found = fs::metadata(path)?;
-    if found.is_dir() {
+    let metadata = fs::metadata(path)?;
+    if metadata.is_dir() {
         return Ok(fs::read_dir(path)?.next().is_some());
     }
-    if !found.is_file() {
-        return Ok(false); // a device is no file with anything in it
+    if !metadata.is_file() {
+        return Ok(false); // a device has no content
     }
     Ok(fs::File::open(path)?.read(&mut [0])? > 0)
 }
 
-/// Whether it could be written. It is not.
+/// The path must not be writable. Checks with access(2), without writing.
 fn probe_writable(path: &Path) -> ProbeVerdict {
     let shown = path.display();
     match access(path, AccessFlags::W_OK) {
@@ -212,21 +196,17 @@ fn probe_writable(path: &Path) -> ProbeVerdict {
     }
 }
 
-/// Whether it is a device that keeps nothing, as is put over what is hidden.
+/// Whether it is a character device such as /dev/null, with which a jail covers hidden files.
 fn is_null_device(path: &Path) -> bool {
     use std::os::unix::fs::FileTypeExt;
-    fs::metadata(path).is_ok_and(|found| found.file_type().is_char_device())
+    fs::metadata(path).is_ok_and(|metadata| metadata.file_type().is_char_device())
 }
 
-/// Writing is bad in a jail, whose files are the caller's. In a container they may be nobody else's.
-fn probe_persistent_writes(
-    ground: &ProbeTargets,
-    paths: Vec<PathBuf>,
-    unclear: &str,
-) -> ProbeVerdict {
+/// Writable files escape in a jail, whose files are the caller's. In a container they may be private to it.
+fn probe_persistent_writes(targets: &ProbeTargets, paths: Vec<PathBuf>, unclear: &str) -> ProbeVerdict {
     let tried = paths.iter().map(|path| probe_writable(path));
-    let worst = ProbeVerdict::worst(tried.collect::<Vec<_>>(), "there are none");
-    match worst.is_bad() && !ground.jail {
+    let worst = ProbeVerdict::worst(tried.collect::<Vec<_>>(), "none exist");
+    match worst.is_bad() && !targets.jail {
         true => ProbeVerdict::Unknown(format!("{}; {unclear}", worst.how())),
         false => worst,
     }
@@ -237,7 +217,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_can_be_read_or_written_is_found() {
+    fn readable_and_writable_paths_are_found() {
         let dir = tempfile::tempdir().unwrap();
         let (file, empty) = (dir.path().join("file"), dir.path().join("empty"));
         fs::write(&file, "x").unwrap();
@@ -247,8 +227,8 @@ mod tests {
                 && probe_hidden(&file).is_bad()
                 && probe_readable(dir.path()).is_bad()
         );
-        assert!(!probe_readable(&empty).is_bad(), "there is nothing in it");
-        assert!(probe_hidden(&empty).is_bad(), "something could be put into it");
+        assert!(!probe_readable(&empty).is_bad(), "it is empty");
+        assert!(probe_hidden(&empty).is_bad(), "it is writable");
         assert!(!probe_hidden(&dir.path().join("none")).is_bad());
         assert!(!probe_hidden(Path::new("/dev/null")).is_bad(), "as a jail covers files");
     }

@@ -1,4 +1,4 @@
-//! Misuse of a host that is allowed: another name in the request than in TLS, another host than was resolved.
+//! Misuse of an allowed host: different names in TLS and in the request, or another address than the resolved one.
 
 use std::io::Write;
 use std::net::{SocketAddr, TcpStream, ToSocketAddrs};
@@ -12,47 +12,46 @@ use crate::doctor::probe::ProbeVerdict;
 use crate::doctor::response::ProbeResponse;
 
 const GROUP: &str = "misuse of an allowed host";
-const FIX: &str = "this is Sandbar's own to prevent: check that requests of the sandbox arrive at it, and report it with the record";
+const FIX: &str =
+    "Sandbar must prevent this: check that the sandbox's requests reach it, and report a bug with the record";
 
 pub(super) fn probes() -> Vec<InsideProbe> {
     vec![
         with_allowed(
             "agreement.fronting",
             "an allowed name in TLS, another in the request",
-            |to, allowed, ground| try_handshake(to, allowed, &ground.denied),
+            |to, allowed, targets| try_handshake(to, allowed, &targets.denied),
         ),
         with_allowed(
             "agreement.address",
-            "an allowed host's address, another name in TLS",
-            |to, _, ground| try_handshake(to, &ground.denied, &ground.denied),
+            "the address of an allowed host, another name in TLS",
+            |to, _, targets| try_handshake(to, &targets.denied, &targets.denied),
         ),
         with_allowed(
             "agreement.borrowed",
-            "an allowed name, at an address of one's own choice",
-            |_, allowed, ground| {
-                try_handshake(SocketAddr::new(ground.four.into(), 443), allowed, &ground.denied)
+            "an allowed name, at an arbitrary address",
+            |_, allowed, targets| {
+                try_handshake(SocketAddr::new(targets.ipv4.into(), 443), allowed, &targets.denied)
             },
         ),
         with_allowed(
             "agreement.absolute",
-            "an absolute address, of another host than `Host`",
-            |to, allowed, ground| {
+            "an absolute URL with another host than `Host`",
+            |to, allowed, targets| {
                 let to = SocketAddr::new(to.ip(), 80);
-                let target = format!("http://{}/sandbar-doctor", ground.denied);
+                let target = format!("http://{}/sandbar-doctor", targets.denied);
                 try_plain_http(
                     to,
-                    &format!(
-                        "GET {target} HTTP/1.1\r\nHost: {allowed}\r\nConnection: close\r\n\r\n"
-                    ),
+                    &format!("GET {target} HTTP/1.1\r\nHost: {allowed}\r\nConnection: close\r\n\r\n"),
                 )
             },
         ),
         with_allowed(
             "agreement.connect",
-            "CONNECT to another host, inside",
-            |to, allowed, ground| {
+            "CONNECT to another host through an allowed one",
+            |to, allowed, targets| {
                 let to = SocketAddr::new(to.ip(), 80);
-                let target = format!("{}:443", ground.denied);
+                let target = format!("{}:443", targets.denied);
                 try_plain_http(to, &format!("CONNECT {target} HTTP/1.1\r\nHost: {allowed}\r\n\r\n"))
             },
         ),
@@ -64,14 +63,12 @@ fn with_allowed(
     what: &'static str,
     run: impl Fn(SocketAddr, &str, &ProbeTargets) -> ProbeVerdict + Send + Sync + 'static,
 ) -> InsideProbe {
-    InsideProbe::new(GROUP, name, what, FIX, move |ground| {
-        let Some(allowed) = &ground.allowed else {
-            return ProbeVerdict::Unknown(
-                "not tried: name a host that is allowed with --allowed".to_owned(),
-            );
+    InsideProbe::new(GROUP, name, what, FIX, move |targets| {
+        let Some(allowed) = &targets.allowed else {
+            return ProbeVerdict::Unknown("not tried: give an allowed host with --allowed".to_owned());
         };
         match (allowed.as_str(), 443).to_socket_addrs().map(|mut all| all.next()) {
-            Ok(Some(to)) => run(to, allowed, ground),
+            Ok(Some(to)) => run(to, allowed, targets),
             Ok(None) => ProbeVerdict::Unknown(format!("{allowed} has no address")),
             Err(error) => ProbeVerdict::Unknown(format!("{allowed} cannot be resolved: {error}")),
         }
@@ -80,7 +77,7 @@ fn with_allowed(
 
 fn try_handshake(to: SocketAddr, name: &str, host: &str) -> ProbeVerdict {
     let Ok(name) = ServerName::try_from(name.to_owned()) else {
-        return ProbeVerdict::Unknown(format!("`{name}` is no name"));
+        return ProbeVerdict::Unknown(format!("`{name}` is not a valid name"));
     };
     match handshake(to, name, host) {
         Ok(answer) => judge_response(&answer),

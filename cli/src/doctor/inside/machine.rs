@@ -1,4 +1,4 @@
-//! The machine itself: privileges, settings of the kernel, devices, keys, the terminal.
+//! The machine: privileges, kernel settings, devices, keyrings, the terminal.
 
 use std::fs;
 use std::os::fd::AsFd;
@@ -16,11 +16,11 @@ use sys::probe::{self as calls, Keyring};
 
 const GROUP: &str = "the machine";
 const DROP_FIX: &str =
-    "take every capability from the sandbox (`--cap-drop ALL`, `capabilities: drop: [ALL]`)";
-const PROC_FIX: &str = "mount /proc/sys and /sys read-only in the sandbox, as container runtimes do unless they are told otherwise";
-const DEVICE_FIX: &str =
-    "give the sandbox no devices but null, zero, full, random, urandom and tty";
-/// Capabilities by which one leaves, by number (capabilities(7)).
+    "drop every capability from the sandbox (`--cap-drop ALL`, `capabilities: drop: [ALL]`)";
+const PROC_FIX: &str =
+    "mount /proc/sys and /sys read-only in the sandbox, as container runtimes do by default";
+const DEVICE_FIX: &str = "give the sandbox only the devices null, zero, full, random, urandom and tty";
+/// Capabilities that allow an escape, by number (capabilities(7)).
 const DANGEROUS_CAPABILITIES: [(u32, &str); 14] = [
     (2, "DAC_READ_SEARCH"),
     (12, "NET_ADMIN"),
@@ -37,7 +37,7 @@ const DANGEROUS_CAPABILITIES: [(u32, &str); 14] = [
     (39, "BPF"),
     (40, "CHECKPOINT_RESTORE"),
 ];
-/// Settings by which the kernel is told what to run, or stopped.
+/// Files that make the kernel run a program, or stop it.
 const SETTINGS: [&str; 9] = [
     "/proc/sys/kernel/core_pattern",
     "/proc/sys/kernel/modprobe",
@@ -49,7 +49,7 @@ const SETTINGS: [&str; 9] = [
     "/sys/kernel/security",
     "/sys/power/state",
 ];
-/// Devices that are the machine.
+/// Devices that give control over the machine.
 const DEVICES: [&str; 9] = [
     "/dev/kmsg",
     "/dev/kmem",
@@ -67,22 +67,22 @@ pub(super) fn probes() -> Vec<InsideProbe> {
         InsideProbe::new(
             GROUP,
             "machine.capabilities",
-            "capabilities by which one leaves",
+            "capabilities that allow an escape",
             DROP_FIX,
             |_| probe_capabilities(&read_status()),
         ),
         InsideProbe::new(
             GROUP,
             "machine.set-user-id",
-            "gaining capabilities by set-user-id programs",
+            "gaining capabilities through set-user-id programs",
             "set `no_new_privs` for the sandbox (`--security-opt no-new-privileges`, `allowPrivilegeEscalation: false`)",
             |_| probe_setuid(&read_status()),
         ),
         InsideProbe::new(GROUP, "machine.module", "loading a kernel module", DROP_FIX, |_| {
             judge_privileged(calls::load_invalid_module(), "kernel modules can be loaded")
         }),
-        InsideProbe::new(GROUP, "machine.bpf", "programs in the kernel (bpf)", DROP_FIX, |_| {
-            judge_privileged(calls::list_bpf_programs(), "the kernel's programs can be seen")
+        InsideProbe::new(GROUP, "machine.bpf", "kernel programs (bpf)", DROP_FIX, |_| {
+            judge_privileged(calls::list_bpf_programs(), "the kernel's BPF programs can be listed")
         }),
         InsideProbe::new(GROUP, "machine.restart", "restarting the machine", DROP_FIX, |_| {
             judge_privileged(calls::reboot_without_magic(), "the machine can be restarted")
@@ -90,82 +90,63 @@ pub(super) fn probes() -> Vec<InsideProbe> {
         InsideProbe::new(
             GROUP,
             "machine.by-number",
-            "opening files by number (open_by_handle_at)",
+            "opening files by handle (open_by_handle_at)",
             DROP_FIX,
-            |_| {
-                judge_privileged(
-                    calls::open_by_handle(),
-                    "files of the whole file system can be opened",
-                )
-            },
+            |_| judge_privileged(calls::open_by_handle(), "any file of the file system can be opened"),
         ),
         InsideProbe::new(GROUP, "machine.mount", "mounting", DROP_FIX, probe_mount),
-        InsideProbe::new(GROUP, "machine.mknod", "making a device", DROP_FIX, probe_mknod),
-        InsideProbe::new(GROUP, "machine.settings", "settings of the kernel", PROC_FIX, |_| {
-            ProbeVerdict::worst(
-                SETTINGS.map(|path| probe_open(Path::new(path), OpenMode::Write)),
-                "none",
-            )
+        InsideProbe::new(GROUP, "machine.mknod", "creating a device", DROP_FIX, probe_mknod),
+        InsideProbe::new(GROUP, "machine.settings", "kernel settings", PROC_FIX, |_| {
+            ProbeVerdict::worst(SETTINGS.map(|path| probe_open(Path::new(path), OpenMode::Write)), "none")
         }),
         InsideProbe::new(
             GROUP,
             "machine.cgroup",
-            "programs that a control group runs (release_agent)",
+            "programs run by a control group (release_agent)",
             PROC_FIX,
             |_| {
-                let agents =
-                    release_agents().into_iter().map(|path| probe_open(&path, OpenMode::Write));
-                ProbeVerdict::worst(agents.collect::<Vec<_>>(), "there is no release_agent")
+                let agents = release_agents().into_iter().map(|path| probe_open(&path, OpenMode::Write));
+                ProbeVerdict::worst(agents.collect::<Vec<_>>(), "no release_agent exists")
             },
         ),
-        InsideProbe::new(
-            GROUP,
-            "machine.devices",
-            "memory and log of the kernel",
-            DEVICE_FIX,
-            |_| {
-                ProbeVerdict::worst(
-                    DEVICES.map(|path| probe_open(Path::new(path), OpenMode::Read)),
-                    "none",
-                )
-            },
-        ),
+        InsideProbe::new(GROUP, "machine.devices", "kernel memory and log", DEVICE_FIX, |_| {
+            ProbeVerdict::worst(DEVICES.map(|path| probe_open(Path::new(path), OpenMode::Read)), "none")
+        }),
         InsideProbe::new(GROUP, "machine.disks", "disks", DEVICE_FIX, |_| {
             let disks = list_disks().into_iter().map(|path| probe_open(&path, OpenMode::Read));
-            ProbeVerdict::worst(disks.collect::<Vec<_>>(), "there are no disks")
+            ProbeVerdict::worst(disks.collect::<Vec<_>>(), "no disks exist")
         }),
         InsideProbe::new(
             GROUP,
             "machine.ring",
-            "system calls past the filter (io_uring)",
-            "have the system call filter refuse io_uring_setup: what it does, no filter sees",
+            "system calls that bypass the filter (io_uring)",
+            "block io_uring_setup in the system call filter: a filter does not see what io_uring does",
             |_| probe_io_uring(&read_status()),
         ),
         InsideProbe::new(
             GROUP,
             "machine.terminal",
-            "typing into the caller's terminal (TIOCSTI)",
-            "give the sandbox a terminal of its own, refuse TIOCSTI by a system call filter, or set dev.tty.legacy_tiocsti=0",
+            "injecting input into the caller's terminal (TIOCSTI)",
+            "give the sandbox its own terminal, block TIOCSTI with a system call filter, or set dev.tty.legacy_tiocsti=0",
             |_| probe_terminal_input(),
         ),
     ];
     for (name, what, keyring) in [
-        ("machine.keys.session", "keys of the caller's session", Keyring::Session),
-        ("machine.keys.user", "keys of the caller", Keyring::User),
+        ("machine.keys.session", "keys in the caller's session keyring", Keyring::Session),
+        ("machine.keys.user", "keys in the caller's user keyring", Keyring::User),
     ] {
-        let fix = "start the sandbox with a session keyring of its own, and refuse keyctl by a system call filter";
-        probes.push(InsideProbe::new(GROUP, name, what, fix, move |_| {
-            match calls::count_keys(keyring) {
-                Ok(0) => ProbeVerdict::Blocked("the keyring is empty".to_owned()),
-                Ok(count) => ProbeVerdict::Escaped(format!("{count} keys can be used")),
-                Err(error) => ProbeVerdict::Blocked(error.to_string()),
-            }
+        let fix =
+            "start the sandbox with its own session keyring, and block keyctl with a system call filter";
+        probes.push(InsideProbe::new(GROUP, name, what, fix, move |_| match calls::count_keys(keyring) {
+            Ok(0) => ProbeVerdict::Blocked("the keyring is empty".to_owned()),
+            Ok(count) => ProbeVerdict::Escaped(format!("{count} keys can be used")),
+            Err(error) => ProbeVerdict::Blocked(error.to_string()),
         }));
     }
     probes
 }
 
-/// What proc(5) says of this process.
+/// Reads /proc/self/status.
 fn read_status() -> String {
     fs::read_to_string("/proc/self/status").unwrap_or_default()
 }
@@ -174,22 +155,16 @@ fn status_field<'a>(status: &'a str, name: &str) -> Option<&'a str> {
     status.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(':')).map(str::trim)
 }
 
-/// The dangerous ones in a set of capabilities; none if the set cannot be read.
+/// The dangerous capabilities in a set; `None` if the set cannot be read.
 fn dangerous_capabilities(status: &str, set: &str) -> Option<Vec<&'static str>> {
     let bits = u64::from_str_radix(status_field(status, set)?, 16).ok()?;
-    Some(
-        DANGEROUS_CAPABILITIES
-            .iter()
-            .filter(|(at, _)| bits >> at & 1 == 1)
-            .map(|(_, name)| *name)
-            .collect(),
-    )
+    Some(DANGEROUS_CAPABILITIES.iter().filter(|(at, _)| bits >> at & 1 == 1).map(|(_, name)| *name).collect())
 }
 
 fn probe_capabilities(status: &str) -> ProbeVerdict {
     match dangerous_capabilities(status, "CapPrm") {
-        Some(none) if none.is_empty() => ProbeVerdict::Blocked("it has none of them".to_owned()),
-        Some(some) => ProbeVerdict::Escaped(format!("it has {}", some.join(", "))),
+        Some(none) if none.is_empty() => ProbeVerdict::Blocked("the process has none of them".to_owned()),
+        Some(some) => ProbeVerdict::Escaped(format!("the process has {}", some.join(", "))),
         None => ProbeVerdict::Unknown("/proc/self/status cannot be read".to_owned()),
     }
 }
@@ -200,7 +175,7 @@ fn probe_setuid(status: &str) -> ProbeVerdict {
     }
     match dangerous_capabilities(status, "CapBnd") {
         Some(none) if none.is_empty() => {
-            ProbeVerdict::Blocked("the bounding set has none that matters".to_owned())
+            ProbeVerdict::Blocked("the bounding set has no dangerous capability".to_owned())
         }
         Some(some) => ProbeVerdict::Escaped(format!(
             "no_new_privs is not set, and a set-user-id program could gain {}",
@@ -210,16 +185,18 @@ fn probe_setuid(status: &str) -> ProbeVerdict {
     }
 }
 
-/// It is bad only where there is a filter to get past.
+/// io_uring is an escape only if there is a seccomp filter to bypass.
 fn probe_io_uring(status: &str) -> ProbeVerdict {
     match (calls::create_io_uring(), status_field(status, "Seccomp")) {
         (Err(error), _) => ProbeVerdict::Blocked(error.to_string()),
-        (Ok(()), Some("2")) => ProbeVerdict::Escaped("a ring was made, past the filter".to_owned()),
-        (Ok(()), _) => ProbeVerdict::Blocked("there is no filter to get past".to_owned()),
+        (Ok(()), Some("2")) => {
+            ProbeVerdict::Escaped("a ring was created, which bypasses the filter".to_owned())
+        }
+        (Ok(()), _) => ProbeVerdict::Blocked("there is no filter to bypass".to_owned()),
     }
 }
 
-/// How something is opened. Nothing is read or written.
+/// How to open a file. Nothing is read or written.
 #[derive(Clone, Copy, Debug)]
 enum OpenMode {
     Read,
@@ -241,7 +218,7 @@ fn probe_open(path: &Path, how: OpenMode) -> ProbeVerdict {
     }
 }
 
-/// Those of the first version of control groups, one a hierarchy.
+/// The release_agent files of control groups version 1, one per hierarchy.
 fn release_agents() -> Vec<PathBuf> {
     let top = Path::new("/sys/fs/cgroup");
     let hierarchies = fs::read_dir(top).into_iter().flatten().flatten().map(|entry| entry.path());
@@ -249,10 +226,9 @@ fn release_agents() -> Vec<PathBuf> {
     agents.filter(|path| path.exists()).collect()
 }
 
-/// The disks that the kernel tells of, and those that are in `/dev` all the same.
+/// The disks in /sys/block, and those in /dev by their usual names.
 fn list_disks() -> Vec<PathBuf> {
-    let names =
-        |dir| fs::read_dir(dir).into_iter().flatten().flatten().map(|entry| entry.file_name());
+    let names = |dir| fs::read_dir(dir).into_iter().flatten().flatten().map(|entry| entry.file_name());
     let usual = names("/dev").filter(|name| {
         let name = name.to_string_lossy();
         ["sd", "vd", "nvme", "xvd", "dm-", "mapper"].iter().any(|begin| name.starts_with(begin))
@@ -274,23 +250,23 @@ fn probe_mount(_: &ProbeTargets) -> ProbeVerdict {
     let dir = match create_scratch_dir() {
         Ok(dir) => dir,
         Err(error) => {
-            return ProbeVerdict::Unknown(format!("no directory for it could be made: {error}"));
+            return ProbeVerdict::Unknown(format!("cannot create a directory: {error}"));
         }
     };
     let mounted = mount(Some("none"), &dir, Some("tmpfs"), MsFlags::empty(), None::<&str>);
     if mounted.is_ok() {
-        umount2(&dir, MntFlags::MNT_DETACH).unwrap_or_default(); // it goes with the namespace anyway
+        umount2(&dir, MntFlags::MNT_DETACH).unwrap_or_default(); // it ends with the namespace anyway
     }
     drop(fs::remove_dir(&dir));
     judge_privileged(mounted.map_err(std::io::Error::from), "file systems can be mounted")
 }
 
-/// A device with the number of the first loop device, which is opened and nothing else.
+/// Creates a device node with the number of the first loop device, and only opens it.
 fn probe_mknod(_: &ProbeTargets) -> ProbeVerdict {
     let dir = match create_scratch_dir() {
         Ok(dir) => dir,
         Err(error) => {
-            return ProbeVerdict::Unknown(format!("no directory for it could be made: {error}"));
+            return ProbeVerdict::Unknown(format!("cannot create a directory: {error}"));
         }
     };
     let path = dir.join("device");
@@ -298,13 +274,13 @@ fn probe_mknod(_: &ProbeTargets) -> ProbeVerdict {
     let opens = made.is_ok() && opens_as_device(&path);
     drop(fs::remove_dir_all(&dir));
     match made {
-        Ok(()) if opens => ProbeVerdict::Escaped("a device was made, and opens".to_owned()),
-        Ok(()) => ProbeVerdict::Blocked("a device was made, and does not open".to_owned()),
+        Ok(()) if opens => ProbeVerdict::Escaped("a device was created and can be opened".to_owned()),
+        Ok(()) => ProbeVerdict::Blocked("a device was created but cannot be opened".to_owned()),
         Err(error) => ProbeVerdict::Blocked(error.to_string()),
     }
 }
 
-/// Whether the kernel looks for what the number stands for, be it there or not.
+/// Whether the kernel looks up the device driver, even if the device does not exist.
 fn opens_as_device(path: &Path) -> bool {
     match fs::File::open(path) {
         Ok(_) => true,
@@ -312,10 +288,10 @@ fn opens_as_device(path: &Path) -> bool {
     }
 }
 
-/// Types into a terminal made for it: whoever can, can type into the caller's, if there is one.
+/// Injects input into a terminal created for this: if that works, it works for the caller's terminal too.
 fn probe_terminal_input() -> ProbeVerdict {
     if fs::File::open("/dev/tty").is_err() {
-        return ProbeVerdict::Blocked("there is no terminal of anybody's".to_owned());
+        return ProbeVerdict::Blocked("there is no controlling terminal".to_owned());
     }
     let typed = (|| -> std::io::Result<()> {
         let master = posix_openpt(OFlag::O_RDWR | OFlag::O_NOCTTY)?;
@@ -323,14 +299,14 @@ fn probe_terminal_input() -> ProbeVerdict {
         unlockpt(&master)?;
         let name = ptsname_r(&master)?;
         setsid()?;
-        let own = fs::File::options().read(true).write(true).open(name)?;
-        drop(calls::take_terminal(own.as_fd())); // by opening it, it may be this process's already
-        let typed = calls::inject_terminal_input(own.as_fd());
-        std::mem::forget(master); // its end would be the end of this process too
+        let terminal = fs::File::options().read(true).write(true).open(name)?;
+        drop(calls::take_terminal(terminal.as_fd())); // opening it may have made it the controlling terminal
+        let typed = calls::inject_terminal_input(terminal.as_fd());
+        std::mem::forget(master); // closing it would hang up this process
         typed
     })();
     match typed {
-        Ok(()) => ProbeVerdict::Escaped("a letter was typed".to_owned()),
+        Ok(()) => ProbeVerdict::Escaped("a character was injected".to_owned()),
         Err(error) => ProbeVerdict::Blocked(error.to_string()),
     }
 }
@@ -340,7 +316,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn privileges_are_read() {
+    fn capabilities_are_parsed() {
         let of = |prm: &str, bnd: &str, nnp: u8| {
             format!("Name:\tx\nCapPrm:\t{prm}\nCapBnd:\t{bnd}\nNoNewPrivs:\t{nnp}\n")
         };

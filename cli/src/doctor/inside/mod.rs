@@ -25,72 +25,72 @@ use super::probe::{self, ProbeVerdict};
 use super::report::DoctorReport;
 use super::{DoctorArgs, UsageError, is_in_jail};
 
-/// Public addresses that answer everybody: TCP 53, 80, 443 and 853, UDP 53 and 443, ICMP.
+/// Public addresses that answer everyone: TCP 53, 80, 443 and 853, UDP 53 and 443, ICMP.
 const WITNESS: Ipv4Addr = Ipv4Addr::new(1, 1, 1, 1);
 const WITNESS6: Ipv6Addr = Ipv6Addr::new(0x2606, 0x4700, 0x4700, 0, 0, 0, 0, 0x1111);
-/// A resolver that answers everybody, and on port 9953 too.
+/// A resolver that answers everyone, also on port 9953.
 const RESOLVER: Ipv4Addr = Ipv4Addr::new(9, 9, 9, 9);
 const RESOLVER6: Ipv6Addr = Ipv6Addr::new(0x2620, 0xfe, 0, 0, 0, 0, 0, 0xfe);
 
 type InsideProbe = probe::DoctorProbe<ProbeTargets>;
 
-/// Whereto ways around are tried.
+/// The targets of the attempts.
 pub(super) struct ProbeTargets {
     /// A host that the policy allows, if one is known.
     allowed: Option<String>,
-    /// A host that it does not.
+    /// A host that the policy denies.
     denied: String,
-    /// Somebody outside who answers.
-    four: Ipv4Addr,
-    six: Ipv6Addr,
+    /// Addresses outside that answer.
+    ipv4: Ipv4Addr,
+    ipv6: Ipv6Addr,
     resolver: Ipv4Addr,
     resolver6: Ipv6Addr,
-    /// What must be neither read nor written.
+    /// Paths that must be neither readable nor writable.
     hidden: Vec<PathBuf>,
-    /// What must not be written.
-    kept: Vec<PathBuf>,
+    /// Paths that must not be writable.
+    read_only: Vec<PathBuf>,
     home: Option<PathBuf>,
-    /// A jail of `sandbar run`, whose files are the caller's own.
+    /// Whether this is a jail of `sandbar run`, whose files are the caller's.
     jail: bool,
 }
 
 impl ProbeTargets {
     fn from_args(args: &DoctorArgs) -> Self {
-        let four = args.witness.iter().find_map(|address| match address {
-            IpAddr::V4(four) => Some(*four),
+        let ipv4 = args.witness.iter().find_map(|witness| match witness {
+            IpAddr::V4(address) => Some(*address),
             IpAddr::V6(_) => None,
         });
-        let six = args.witness.iter().find_map(|address| match address {
+        let ipv6 = args.witness.iter().find_map(|witness| match witness {
             IpAddr::V4(_) => None,
-            IpAddr::V6(six) => Some(*six),
+            IpAddr::V6(address) => Some(*address),
         });
         ProbeTargets {
             allowed: args.allowed.clone(),
             denied: args.denied.clone(),
-            four: four.unwrap_or(WITNESS),
-            six: six.unwrap_or(WITNESS6),
-            resolver: four.unwrap_or(RESOLVER),
-            resolver6: six.unwrap_or(RESOLVER6),
+            ipv4: ipv4.unwrap_or(WITNESS),
+            ipv6: ipv6.unwrap_or(WITNESS6),
+            resolver: ipv4.unwrap_or(RESOLVER),
+            resolver6: ipv6.unwrap_or(RESOLVER6),
             hidden: args.path.clone(),
-            kept: args.policy.clone(),
+            read_only: args.policy.clone(),
             home: std::env::var_os("HOME").map(PathBuf::from).filter(|home| home.is_absolute()),
             jail: is_in_jail(),
         }
     }
 }
 
-/// Everything that is tried, in the order in which it is told.
-fn probes(ground: &ProbeTargets) -> Vec<InsideProbe> {
+/// All probes, in the order of the report.
+fn probes(targets: &ProbeTargets) -> Vec<InsideProbe> {
     [
-        tcp::probes(ground),
-        tls::probes(ground),
+        tcp::probes(targets),
+        tls::probes(targets),
         dns::probes(),
-        udp::probes(ground),
+        udp::probes(targets),
         protocols::probes(),
         network_config::probes(),
         namespaces::probes(),
         unix_sockets::probes(),
-        files::probes(ground),
+        files::probes(targets),
         processes::probes(),
         machine::probes(),
         host_mismatch::probes(),
@@ -100,60 +100,57 @@ fn probes(ground: &ProbeTargets) -> Vec<InsideProbe> {
     .collect()
 }
 
-/// Tries everything.
+/// Runs all probes and collects the evidence.
 pub(super) fn examine(args: &DoctorArgs) -> anyhow::Result<DoctorReport> {
     let started = Instant::now();
-    let ground = ProbeTargets::from_args(args);
-    let findings = probe::run_isolated(&probes(&ground))?;
-    let evidence = evidence::collect(&ground);
+    let targets = ProbeTargets::from_args(args);
+    let findings = probe::run_isolated(&probes(&targets))?;
+    let evidence = evidence::collect(&targets);
     Ok(DoctorReport { side: "inside", findings, evidence, took: started.elapsed() })
 }
 
-/// Tries one thing, and says what it came to as JSON.
+/// Runs one probe and prints its verdict as JSON.
 pub(super) fn run_probe(args: &DoctorArgs, name: &str) -> anyhow::Result<ExitCode> {
-    let ground = ProbeTargets::from_args(args);
-    let probes = probes(&ground);
+    let targets = ProbeTargets::from_args(args);
+    let probes = probes(&targets);
     let Some(probe) = probes.iter().find(|probe| probe.name == name) else {
-        bail!(UsageError(format!("there is no probe `{name}`")));
+        bail!(UsageError(format!("unknown probe `{name}`")));
     };
-    let verdict = (probe.run)(&ground);
+    let verdict = (probe.run)(&targets);
     anstream::println!("{}", serde_json::to_string(&verdict)?);
     Ok(ExitCode::SUCCESS)
 }
 
-/// Whether it is sure that somebody is there, and would answer.
+/// Whether the target is known to answer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum PeerPresence {
-    /// Silence means that nothing arrived.
+    /// It answers everyone: silence means that nothing arrived.
     Answers,
-    /// Silence may mean that nobody is there.
+    /// It may not exist: silence proves nothing.
     Perhaps,
 }
 
 impl PeerPresence {
-    /// What it means that a send or a connect failed.
+    /// The verdict on a failed send or connect.
     fn judge_failure(self, error: &std::io::Error) -> ProbeVerdict {
         let refused = error.kind() == std::io::ErrorKind::ConnectionRefused;
-        let silent =
-            matches!(error.kind(), std::io::ErrorKind::TimedOut | std::io::ErrorKind::WouldBlock);
+        let silent = matches!(error.kind(), std::io::ErrorKind::TimedOut | std::io::ErrorKind::WouldBlock);
         match self {
-            PeerPresence::Perhaps if refused => ProbeVerdict::Unknown(
-                "it was refused, by a firewall or by whoever is there".to_owned(),
-            ),
+            PeerPresence::Perhaps if refused => {
+                ProbeVerdict::Unknown("refused, by a firewall or by the target".to_owned())
+            }
             PeerPresence::Perhaps if silent => {
-                ProbeVerdict::Unknown("nothing came back: it may have left all the same".to_owned())
+                ProbeVerdict::Unknown("no answer: it may have left the sandbox all the same".to_owned())
             }
             PeerPresence::Answers if silent => {
-                ProbeVerdict::Blocked("nothing came back from one who answers everybody".to_owned())
+                ProbeVerdict::Blocked("no answer from a target that answers everyone".to_owned())
             }
-            PeerPresence::Answers | PeerPresence::Perhaps => {
-                ProbeVerdict::Blocked(error.to_string())
-            }
+            PeerPresence::Answers | PeerPresence::Perhaps => ProbeVerdict::Blocked(error.to_string()),
         }
     }
 }
 
-/// The verdict on something that only a privilege allows: refused for want of it, or not.
+/// The verdict on a privileged operation: blocked if the error is a missing privilege, escaped otherwise.
 fn judge_privileged(result: std::io::Result<impl Sized>, gained: &str) -> ProbeVerdict {
     match result {
         Ok(_) => ProbeVerdict::Escaped(gained.to_owned()),
@@ -166,7 +163,9 @@ fn judge_privileged(result: std::io::Result<impl Sized>, gained: &str) -> ProbeV
                 | libc::EOPNOTSUPP
                 | libc::EPROTONOSUPPORT,
             ) => ProbeVerdict::Blocked(error.to_string()),
-            _ => ProbeVerdict::Escaped(format!("{gained} (the kernel minded only: {error})")),
+            _ => ProbeVerdict::Escaped(format!(
+                "{gained} (the kernel objected only to the arguments: {error})"
+            )),
         },
     }
 }
@@ -193,7 +192,7 @@ mod tests {
         let count = names.len();
         names.sort_unstable();
         names.dedup();
-        assert_eq!(names.len(), count, "a name stands twice");
+        assert_eq!(names.len(), count, "a name occurs twice");
         assert!(probes.iter().all(|probe| !probe.fix.is_empty() && !probe.what.is_empty()));
     }
 
@@ -208,16 +207,8 @@ mod tests {
             (libc::ETIMEDOUT, true, false),
             (libc::EAGAIN, true, false),
         ] {
-            assert_eq!(
-                blocked(&PeerPresence::Answers.judge_failure(&of(error))),
-                answers,
-                "{error}"
-            );
-            assert_eq!(
-                blocked(&PeerPresence::Perhaps.judge_failure(&of(error))),
-                perhaps,
-                "{error}"
-            );
+            assert_eq!(blocked(&PeerPresence::Answers.judge_failure(&of(error))), answers, "{error}");
+            assert_eq!(blocked(&PeerPresence::Perhaps.judge_failure(&of(error))), perhaps, "{error}");
         }
     }
 }

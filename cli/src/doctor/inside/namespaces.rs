@@ -1,4 +1,4 @@
-//! Other namespaces: entering those of others, and making new ones in which one is root.
+//! Namespaces: entering those of other processes, and creating new ones as root.
 
 use std::fs;
 use std::io;
@@ -17,10 +17,11 @@ use super::{InsideProbe, PeerPresence, ProbeTargets, judge_privileged, tcp};
 use crate::doctor::probe::ProbeVerdict;
 
 const GROUP: &str = "namespaces";
-const ENTER_FIX: &str = "give the sandbox a process namespace of its own, and take CAP_SYS_ADMIN and CAP_SYS_PTRACE from it";
-const MAKE_FIX: &str = "take CAP_SYS_ADMIN from the sandbox; what is hidden must be hidden from a mount namespace that the sandbox does not own";
+const ENTER_FIX: &str =
+    "give the sandbox its own PID namespace, and drop CAP_SYS_ADMIN and CAP_SYS_PTRACE from it";
+const MAKE_FIX: &str = "drop CAP_SYS_ADMIN from the sandbox, and hide files by mounts in a namespace that the sandbox does not own";
 const NAMESPACE_KINDS: [&str; 7] = ["cgroup", "ipc", "mnt", "net", "pid", "user", "uts"];
-/// Options of a mount beside `ro`.
+/// Mount options other than `ro`.
 const MOUNT_OPTIONS: [(&str, MsFlags); 6] = [
     ("noatime", MsFlags::MS_NOATIME),
     ("nodev", MsFlags::MS_NODEV),
@@ -29,7 +30,7 @@ const MOUNT_OPTIONS: [(&str, MsFlags); 6] = [
     ("nosuid", MsFlags::MS_NOSUID),
     ("relatime", MsFlags::MS_RELATIME),
 ];
-/// Kinds of file systems that hide what is below them.
+/// File systems commonly mounted to hide what is below.
 const COVERING_FILESYSTEMS: [&str; 3] = ["devtmpfs", "ramfs", "tmpfs"];
 
 pub(super) fn probes() -> Vec<InsideProbe> {
@@ -44,7 +45,7 @@ pub(super) fn probes() -> Vec<InsideProbe> {
         InsideProbe::new(
             GROUP,
             "namespaces.init",
-            "entering those of the first process",
+            "entering the namespaces of pid 1",
             ENTER_FIX,
             probe_enter_init,
         ),
@@ -55,46 +56,43 @@ pub(super) fn probes() -> Vec<InsideProbe> {
         InsideProbe::new(
             GROUP,
             "namespaces.root-net",
-            "a network as root of one's own",
+            "a new network namespace as root of a user namespace",
             MAKE_FIX,
             probe_nested_network,
         ),
         InsideProbe::new(
             GROUP,
             "namespaces.root-firewall",
-            "the firewall as root of one's own",
+            "the firewall as root of a user namespace",
             MAKE_FIX,
             |_| match unshare_user(CloneFlags::empty()) {
-                Ok(()) => judge_privileged(
-                    remove_table(),
-                    "the firewall of this namespace can be changed",
-                ),
-                Err(error) => ProbeVerdict::Blocked(format!("no user namespace: {error}")),
+                Ok(()) => judge_privileged(remove_table(), "the firewall of this namespace can be changed"),
+                Err(error) => ProbeVerdict::Blocked(format!("cannot create a user namespace: {error}")),
             },
         ),
         InsideProbe::new(
             GROUP,
             "namespaces.remount",
-            "writing what is read-only, as root of one's own",
+            "remounting read-only mounts as root of a user namespace",
             MAKE_FIX,
             probe_remount,
         ),
         InsideProbe::new(
             GROUP,
             "namespaces.uncover",
-            "uncovering what is hidden, as root of one's own",
+            "unmounting covers as root of a user namespace",
             MAKE_FIX,
             probe_uncover,
         ),
     ]
 }
 
-/// The number of a namespace.
+/// The inode number that identifies a namespace.
 fn namespace_inode(pid: &str, kind: &str) -> Option<u64> {
-    fs::metadata(format!("/proc/{pid}/ns/{kind}")).ok().map(|found| found.ino())
+    fs::metadata(format!("/proc/{pid}/ns/{kind}")).ok().map(|metadata| metadata.ino())
 }
 
-/// Enters every namespace that can be seen and is not this process's own.
+/// Tries to enter every visible namespace other than this process's own.
 fn probe_enter(_: &ProbeTargets) -> ProbeVerdict {
     let mut tried = Vec::new();
     for pid in foreign_pids().iter().map(ToString::to_string) {
@@ -105,11 +103,11 @@ fn probe_enter(_: &ProbeTargets) -> ProbeVerdict {
             }
         }
     }
-    ProbeVerdict::worst(tried, "no namespace but its own can be seen")
+    ProbeVerdict::worst(tried, "no other namespace is visible")
 }
 
 fn probe_enter_init(_: &ProbeTargets) -> ProbeVerdict {
-    ProbeVerdict::worst(NAMESPACE_KINDS.map(|kind| try_enter("1", kind)), "there is none")
+    ProbeVerdict::worst(NAMESPACE_KINDS.map(|kind| try_enter("1", kind)), "none exists")
 }
 
 fn try_enter(pid: &str, kind: &str) -> ProbeVerdict {
@@ -117,7 +115,7 @@ fn try_enter(pid: &str, kind: &str) -> ProbeVerdict {
     let foreign = || namespace_inode(pid, kind) != namespace_inode("self", kind);
     let file = match fs::File::open(&path) {
         Ok(_) if !foreign() => {
-            return ProbeVerdict::Blocked("they are the same as here".to_owned());
+            return ProbeVerdict::Blocked("it is the same namespace".to_owned());
         }
         Ok(file) => file,
         Err(error) => return ProbeVerdict::Blocked(error.to_string()),
@@ -128,8 +126,8 @@ fn try_enter(pid: &str, kind: &str) -> ProbeVerdict {
     }
 }
 
-/// Becomes root of a new user namespace, with further namespaces. Its capabilities there it has even where it
-/// is not let to call itself root.
+/// Becomes root of a new user namespace, with the namespaces in `more`. The process has all capabilities there even if
+/// writing the uid map fails, so those errors are ignored.
 fn unshare_user(more: CloneFlags) -> io::Result<()> {
     let (uid, gid) = (Uid::effective(), Gid::effective());
     unshare(CloneFlags::CLONE_NEWUSER | more)?;
@@ -143,19 +141,19 @@ fn unshare_user(more: CloneFlags) -> io::Result<()> {
     Ok(())
 }
 
-/// A network of one's own leads nowhere.
-fn probe_nested_network(ground: &ProbeTargets) -> ProbeVerdict {
+/// A connection from a new network namespace must lead nowhere.
+fn probe_nested_network(targets: &ProbeTargets) -> ProbeVerdict {
     match unshare_user(CloneFlags::CLONE_NEWNET) {
         Ok(()) => {
-            let to = SocketAddr::new(ground.four.into(), 80);
-            tcp::probe_connect(ground, to, PeerPresence::Answers, |_| Ok(()))
+            let to = SocketAddr::new(targets.ipv4.into(), 80);
+            tcp::probe_connect(targets, to, PeerPresence::Answers, |_| Ok(()))
         }
-        Err(error) => ProbeVerdict::Blocked(format!("no user namespace: {error}")),
+        Err(error) => ProbeVerdict::Blocked(format!("cannot create a user namespace: {error}")),
     }
 }
 
-/// A mount namespace in which anything may be tried: nobody else sees what comes of it. Whoever can have one
-/// without being made root anew has more to try.
+/// Moves to a private mount namespace, where no other process sees the changes. Tries without a new user namespace
+/// first: mounts are not locked then, so more attempts can succeed.
 fn unshare_mounts() -> io::Result<()> {
     if unshare(CloneFlags::CLONE_NEWNS).is_err() {
         unshare_user(CloneFlags::CLONE_NEWNS)?;
@@ -168,7 +166,7 @@ fn unshare_mounts() -> io::Result<()> {
 struct MountPoint {
     at: PathBuf,
     read_only: bool,
-    /// What it is restricted by besides, to be left as it is.
+    /// Other restrictions, which a remount must repeat.
     others: MsFlags,
     kind: String,
 }
@@ -191,34 +189,32 @@ fn parse_mount(line: &str) -> Option<MountPoint> {
 
 fn probe_remount(_: &ProbeTargets) -> ProbeVerdict {
     if let Err(error) = unshare_mounts() {
-        return ProbeVerdict::Blocked(format!("no mount namespace: {error}"));
+        return ProbeVerdict::Blocked(format!("cannot create a mount namespace: {error}"));
     }
-    // What lies below another mount is listed too, and its path leads elsewhere.
-    let seen = |mount: &MountPoint| mount.read_only && is_read_only(&mount.at);
+    // A mount covered by another is listed too, but its path leads to the covering one.
+    let is_visible = |mount: &MountPoint| mount.read_only && is_read_only(&mount.at);
     let tried: Vec<ProbeVerdict> =
-        read_mounts().iter().filter(|mount| seen(mount)).map(try_remount).collect();
-    ProbeVerdict::worst(tried, "nothing is read-only by its mount")
+        read_mounts().iter().filter(|mount| is_visible(mount)).map(try_remount).collect();
+    ProbeVerdict::worst(tried, "no mount is read-only")
 }
 
-fn try_remount(found: &MountPoint) -> ProbeVerdict {
-    let (none, shown) = (None::<&str>, found.at.display());
-    let flags = MsFlags::MS_REMOUNT | MsFlags::MS_BIND | found.others;
-    match mount(none, &found.at, none, flags, none) {
-        Ok(()) if is_read_only(&found.at) => {
-            ProbeVerdict::Blocked(format!("{shown} stays read-only"))
-        }
-        Ok(()) => ProbeVerdict::Escaped(format!("{shown} can be written then")),
+fn try_remount(target: &MountPoint) -> ProbeVerdict {
+    let (none, shown) = (None::<&str>, target.at.display());
+    let flags = MsFlags::MS_REMOUNT | MsFlags::MS_BIND | target.others;
+    match mount(none, &target.at, none, flags, none) {
+        Ok(()) if is_read_only(&target.at) => ProbeVerdict::Blocked(format!("{shown} stays read-only")),
+        Ok(()) => ProbeVerdict::Escaped(format!("{shown} became writable")),
         Err(error) => ProbeVerdict::Blocked(format!("{shown}: {error}")),
     }
 }
 
 fn is_read_only(path: &Path) -> bool {
-    statvfs(path).is_ok_and(|found| found.flags().contains(FsFlags::ST_RDONLY))
+    statvfs(path).is_ok_and(|stats| stats.flags().contains(FsFlags::ST_RDONLY))
 }
 
 fn probe_uncover(_: &ProbeTargets) -> ProbeVerdict {
     if let Err(error) = unshare_mounts() {
-        return ProbeVerdict::Blocked(format!("no mount namespace: {error}"));
+        return ProbeVerdict::Blocked(format!("cannot create a mount namespace: {error}"));
     }
     let covers = |mount: &MountPoint| {
         COVERING_FILESYSTEMS.contains(&mount.kind.as_str()) && mount.at != Path::new("/")
@@ -229,7 +225,7 @@ fn probe_uncover(_: &ProbeTargets) -> ProbeVerdict {
             Err(error) => ProbeVerdict::Blocked(error.to_string()),
         }
     });
-    ProbeVerdict::worst(tried.collect::<Vec<_>>(), "nothing is covered")
+    ProbeVerdict::worst(tried.collect::<Vec<_>>(), "no mount covers anything")
 }
 
 #[cfg(test)]
@@ -237,9 +233,8 @@ mod tests {
     use super::*;
 
     #[test]
-    fn mounts_are_read() {
-        let line =
-            "36 35 98:0 /mnt1 /mnt2 ro,noatime master:1 - tmpfs /dev/root rw,errors=continue";
+    fn mountinfo_is_parsed() {
+        let line = "36 35 98:0 /mnt1 /mnt2 ro,noatime master:1 - tmpfs /dev/root rw,errors=continue";
         let mount = parse_mount(line).unwrap();
         assert_eq!((mount.at.as_path(), mount.kind.as_str()), (Path::new("/mnt2"), "tmpfs"));
         assert!(mount.read_only && mount.others == MsFlags::MS_NOATIME);

@@ -1,8 +1,7 @@
-//! Changing the network instead of going through it: addresses, routes, interfaces, the firewall, and sockets
-//! that say where they belong.
+//! Changing the network configuration: addresses, routes, interfaces, the firewall, and privileged socket options.
 //!
-//! What is asked of the kernel cannot be done, for there is no such thing; whoever lacks the privilege is told so
-//! before the kernel looks.
+//! The requests name objects that do not exist, so they cannot succeed. The kernel checks the privilege first: without
+//! it the error is EPERM, with it ENOENT or similar.
 
 use std::io;
 use std::net::{Ipv4Addr, SocketAddr};
@@ -14,21 +13,21 @@ use super::{InsideProbe, PeerPresence, ProbeTargets, judge_privileged, tcp};
 use crate::doctor::probe::ProbeVerdict;
 use jail::netlink::{FLAG_ACK, NetlinkAttribute, NetlinkMessage, NetlinkSocket};
 
-const GROUP: &str = "the network's own settings";
-const FIX: &str = "take CAP_NET_ADMIN from the sandbox (`--cap-drop ALL`), and do not share a network namespace with Sandbar";
-/// An interface that does not exist.
+const GROUP: &str = "network configuration";
+const FIX: &str = "drop CAP_NET_ADMIN from the sandbox (`--cap-drop ALL`), and do not let it share Sandbar's network namespace";
+/// Index of an interface that does not exist.
 const NO_INTERFACE: u32 = 0x7fff_fffe;
-/// RFC 5737: nobody's.
+/// An address reserved for documentation (RFC 5737).
 const TEST_NET_ADDRESS: Ipv4Addr = Ipv4Addr::new(203, 0, 113, 7);
-/// A table of the firewall that does not exist.
+/// Name of an nftables table that does not exist.
 const NO_TABLE: &str = "sandbar-doctor-none";
-/// `NFNL_SUBSYS_NFTABLES` with the message that deletes a table, and what a batch begins and ends with.
+/// `NFNL_SUBSYS_NFTABLES`, `NFT_MSG_DELTABLE`, and the messages that begin and end a batch.
 const NFTABLES: u16 = 10;
 const DELETE_TABLE: u16 = NFTABLES << 8 | 2;
 const BATCH_BEGIN: u16 = 16;
 const BATCH_END: u16 = 17;
 const INET: u8 = 1;
-/// A mark, as redirects use to let Sandbar's own connections pass.
+/// A firewall mark, such as exempts Sandbar's own connections from redirects.
 const MARK: u32 = 1;
 
 pub(super) fn probes() -> Vec<InsideProbe> {
@@ -41,57 +40,47 @@ pub(super) fn probes() -> Vec<InsideProbe> {
         ("network.route", "changing routes", remove_route),
     ] {
         probes.push(InsideProbe::new(GROUP, name, what, FIX, move |_| {
-            judge_privileged(ask(), "the network of this namespace can be changed")
+            judge_privileged(ask(), "the network configuration can be changed")
         }));
     }
-    probes.push(InsideProbe::new(
-        GROUP,
-        "network.tun",
-        "an interface of one's own (tun)",
-        FIX,
-        |_| match std::fs::File::options().read(true).write(true).open("/dev/net/tun") {
+    probes.push(InsideProbe::new(GROUP, "network.tun", "creating a network interface (tun)", FIX, |_| {
+        match std::fs::File::options().read(true).write(true).open("/dev/net/tun") {
             Ok(_) => match remove_interface() {
-                Err(error) if error.raw_os_error() == Some(libc::EPERM) => ProbeVerdict::Blocked(
-                    "the device opens, and no interface can be made".to_owned(),
-                ),
-                _ => ProbeVerdict::Escaped("an interface can be made".to_owned()),
+                Err(error) if error.raw_os_error() == Some(libc::EPERM) => {
+                    ProbeVerdict::Blocked("the device opens, but no interface can be created".to_owned())
+                }
+                _ => ProbeVerdict::Escaped("an interface can be created".to_owned()),
             },
             Err(error) => ProbeVerdict::Blocked(error.to_string()),
-        },
-    ));
-    probes.push(InsideProbe::new(
-        GROUP,
-        "socket.mark",
-        "a firewall mark on one's packets",
-        FIX,
-        |_| {
-            judge_privileged(
-                tcp_socket().and_then(|socket| socket.set_mark(MARK)),
-                "packets can be marked as Sandbar's own",
-            )
-        },
-    ));
+        }
+    }));
+    probes.push(InsideProbe::new(GROUP, "socket.mark", "setting a firewall mark on packets", FIX, |_| {
+        judge_privileged(
+            tcp_socket().and_then(|socket| socket.set_mark(MARK)),
+            "packets can be marked as Sandbar's own",
+        )
+    }));
     probes.push(InsideProbe::new(
         GROUP,
         "socket.transparent",
-        "another's source address",
+        "a transparent socket with any source address",
         FIX,
         |_| {
             let set = tcp_socket().and_then(|socket| socket.set_ip_transparent_v4(true));
-            judge_privileged(set, "connections can come from any address")
+            judge_privileged(set, "connections can use any source address")
         },
     ));
     probes.push(InsideProbe::new(
         GROUP,
         "socket.spoofed",
-        "a source address that is not there",
+        "binding to a source address that is not local",
         redirect_fix(),
         probe_spoofed_source,
     ));
     probes.push(InsideProbe::new(
         GROUP,
         "socket.device",
-        "one interface rather than another",
+        "binding to each interface",
         redirect_fix(),
         probe_bound_device,
     ));
@@ -99,34 +88,32 @@ pub(super) fn probes() -> Vec<InsideProbe> {
 }
 
 fn redirect_fix() -> &'static str {
-    "redirect by the interface that packets come in by, not by their source address, and drop what is forwarded"
+    "redirect by incoming interface instead of source address, and drop forwarded packets"
 }
 
 fn tcp_socket() -> io::Result<Socket> {
     Socket::new(Domain::IPV4, Type::STREAM, Some(Protocol::TCP))
 }
 
-fn probe_spoofed_source(ground: &ProbeTargets) -> ProbeVerdict {
-    let to = SocketAddr::new(ground.four.into(), 80);
-    tcp::probe_connect(ground, to, PeerPresence::Answers, |socket| {
+fn probe_spoofed_source(targets: &ProbeTargets) -> ProbeVerdict {
+    let to = SocketAddr::new(targets.ipv4.into(), 80);
+    tcp::probe_connect(targets, to, PeerPresence::Answers, |socket| {
         socket.set_freebind_v4(true)?;
         socket.bind(&SocketAddr::new(TEST_NET_ADDRESS.into(), 0).into())
     })
 }
 
-/// By each interface there is.
-fn probe_bound_device(ground: &ProbeTargets) -> ProbeVerdict {
+/// Connects through each interface.
+fn probe_bound_device(targets: &ProbeTargets) -> ProbeVerdict {
     let Ok(all) = if_nameindex() else {
         return ProbeVerdict::Unknown("the interfaces cannot be listed".to_owned());
     };
-    let to = SocketAddr::new(ground.four.into(), 80);
+    let to = SocketAddr::new(targets.ipv4.into(), 80);
     let tried = all.iter().map(|one| {
         let name = one.name().to_bytes();
-        tcp::probe_connect(ground, to, PeerPresence::Answers, |socket| {
-            socket.bind_device(Some(name))
-        })
+        tcp::probe_connect(targets, to, PeerPresence::Answers, |socket| socket.bind_device(Some(name)))
     });
-    ProbeVerdict::worst(tried.collect::<Vec<_>>(), "there is no interface")
+    ProbeVerdict::worst(tried.collect::<Vec<_>>(), "no interface exists")
 }
 
 fn send_route(message: NetlinkMessage) -> io::Result<()> {
@@ -159,8 +146,7 @@ fn remove_neighbour() -> io::Result<()> {
 
 /// `struct rtmsg`.
 fn remove_route() -> io::Result<()> {
-    let head =
-        [&[libc::AF_INET as u8, 32, 0, 0, libc::RT_TABLE_MAIN, 0, 0, 0][..], &[0; 4]].concat();
+    let head = [&[libc::AF_INET as u8, 32, 0, 0, libc::RT_TABLE_MAIN, 0, 0, 0][..], &[0; 4]].concat();
     send_route(
         NetlinkMessage::new(libc::RTM_DELROUTE, FLAG_ACK, &head)
             .with(&NetlinkAttribute::Bytes(libc::RTA_DST, TEST_NET_ADDRESS.octets().to_vec())),

@@ -1,7 +1,7 @@
-//! TCP to addresses, whatever the port: it must arrive at Sandbar, or nowhere.
+//! TCP to any address and port: it must arrive at Sandbar, or nowhere.
 //!
-//! A redirected connect succeeds like any other, so every connection is asked who is there: an HTTP request for
-//! a host that nobody allows, which Sandbar refuses with its own fields on every port.
+//! A redirected connect succeeds like any other, so every probe identifies the peer: it sends an HTTP request for a
+//! denied host, which Sandbar refuses with its own header fields on every port.
 
 use std::fs;
 use std::io::Write;
@@ -14,36 +14,32 @@ use super::{InsideProbe, PeerPresence, ProbeTargets};
 use crate::doctor::probe::ProbeVerdict;
 use crate::doctor::response::ProbeResponse;
 
-/// Longest wait for a connection, and for each piece of an answer.
+/// Connect timeout, and read timeout of the response.
 pub(super) const CONNECT_TIMEOUT: Duration = Duration::from_millis(2500);
 const GROUP: &str = "TCP";
-const FIX: &str = "redirect all TCP of the sandbox to Sandbar, IPv4 and IPv6, and drop what is forwarded (nftables: a chain on the prerouting hook with `meta l4proto tcp redirect to :PORT`), or use `sandbar run`";
-/// Ports that firewalls forget.
+const FIX: &str = "redirect all TCP of the sandbox to Sandbar, IPv4 and IPv6, and drop forwarded packets (nftables: a chain on the prerouting hook with `meta l4proto tcp redirect to :PORT`), or use `sandbar run`";
+/// Ports that firewalls often forget.
 const PORTS: [u16; 7] = [22, 25, 80, 443, 853, 5432, 8080];
-/// Ports of a gateway or a node that give more than a network.
+/// Service ports of a gateway or node (SSH, HTTP, Docker, kubelet).
 const GATEWAY_PORTS: [u16; 5] = [22, 80, 443, 2375, 10250];
-/// Addresses of machines that a sandbox has no business with.
+/// Nearby addresses that a sandbox must not reach.
 const NEARBY_ADDRESSES: &[(&str, IpAddr, &str)] = &[
     ("near.10", IpAddr::V4(Ipv4Addr::new(10, 0, 0, 1)), "a private address"),
-    ("near.100", IpAddr::V4(Ipv4Addr::new(100, 64, 0, 1)), "a carrier's private address"),
-    ("near.172", IpAddr::V4(Ipv4Addr::new(172, 17, 0, 1)), "the usual bridge of containers"),
+    ("near.100", IpAddr::V4(Ipv4Addr::new(100, 64, 0, 1)), "a carrier-grade NAT address"),
+    ("near.172", IpAddr::V4(Ipv4Addr::new(172, 17, 0, 1)), "the default container bridge"),
     ("near.192", IpAddr::V4(Ipv4Addr::new(192, 168, 1, 1)), "a private address"),
     ("near.six", IpAddr::V6(Ipv6Addr::new(0xfc00, 0, 0, 0, 0, 0, 0, 1)), "a private address"),
     ("metadata", IpAddr::V4(Ipv4Addr::new(169, 254, 169, 254)), "the metadata service"),
-    (
-        "metadata.six",
-        IpAddr::V6(Ipv6Addr::new(0xfd00, 0xec2, 0, 0, 0, 0, 0, 0x254)),
-        "the metadata service",
-    ),
-    ("metadata.azure", IpAddr::V4(Ipv4Addr::new(168, 63, 129, 16)), "the wire server of a cloud"),
-    ("metadata.ecs", IpAddr::V4(Ipv4Addr::new(169, 254, 170, 2)), "the credentials of a container"),
+    ("metadata.six", IpAddr::V6(Ipv6Addr::new(0xfd00, 0xec2, 0, 0, 0, 0, 0, 0x254)), "the metadata service"),
+    ("metadata.azure", IpAddr::V4(Ipv4Addr::new(168, 63, 129, 16)), "the Azure wire server"),
+    ("metadata.ecs", IpAddr::V4(Ipv4Addr::new(169, 254, 170, 2)), "the ECS credentials endpoint"),
 ];
 
-pub(super) fn probes(ground: &ProbeTargets) -> Vec<InsideProbe> {
+pub(super) fn probes(targets: &ProbeTargets) -> Vec<InsideProbe> {
     let mut probes = Vec::new();
-    let (four, six) = (ground.four, ground.six);
+    let (four, six) = (targets.ipv4, targets.ipv6);
     let mut add = |name: String, what: String, to: SocketAddr, presence: PeerPresence| {
-        let run = move |ground: &ProbeTargets| probe_connect(ground, to, presence, |_| Ok(()));
+        let run = move |targets: &ProbeTargets| probe_connect(targets, to, presence, |_| Ok(()));
         probes.push(InsideProbe::new(GROUP, name, format!("{what}, {to}"), FIX, run));
     };
     for port in PORTS {
@@ -55,7 +51,12 @@ pub(super) fn probes(ground: &ProbeTargets) -> Vec<InsideProbe> {
         add(format!("tcp.six.{port}"), "TCP over IPv6".to_owned(), to, PeerPresence::Answers);
     }
     let mapped = SocketAddr::new(four.to_ipv6_mapped().into(), 80);
-    add("tcp.mapped".to_owned(), "TCP over IPv6 to IPv4".to_owned(), mapped, PeerPresence::Answers);
+    add(
+        "tcp.mapped".to_owned(),
+        "TCP to an IPv4-mapped IPv6 address".to_owned(),
+        mapped,
+        PeerPresence::Answers,
+    );
     for (name, address, what) in NEARBY_ADDRESSES {
         let to = SocketAddr::new(*address, 80);
         add(format!("tcp.{name}"), format!("TCP to {what}"), to, PeerPresence::Perhaps);
@@ -67,38 +68,32 @@ pub(super) fn probes(ground: &ProbeTargets) -> Vec<InsideProbe> {
             add(name, "TCP to the gateway itself".to_owned(), to, PeerPresence::Perhaps);
         }
     }
-    probes.push(InsideProbe::new(
-        GROUP,
-        "tcp.mptcp",
-        "TCP by several paths (MPTCP)",
-        FIX,
-        |ground| {
-            let to = SocketAddr::new(ground.four.into(), 80);
-            match Socket::new(Domain::IPV4, Type::STREAM, Some(Protocol::MPTCP)) {
-                Ok(socket) => probe_socket(ground, &socket, to, PeerPresence::Answers),
-                Err(error) => ProbeVerdict::Blocked(error.to_string()),
-            }
-        },
-    ));
+    probes.push(InsideProbe::new(GROUP, "tcp.mptcp", "Multipath TCP (MPTCP)", FIX, |targets| {
+        let to = SocketAddr::new(targets.ipv4.into(), 80);
+        match Socket::new(Domain::IPV4, Type::STREAM, Some(Protocol::MPTCP)) {
+            Ok(socket) => probe_socket(targets, &socket, to, PeerPresence::Answers),
+            Err(error) => ProbeVerdict::Blocked(error.to_string()),
+        }
+    }));
     probes
 }
 
-/// Connects by a socket that `prepare` has its way with, and asks who is there.
+/// Connects a socket, after `prepare` has set it up, and identifies the peer.
 pub(super) fn probe_connect(
-    ground: &ProbeTargets,
+    targets: &ProbeTargets,
     to: SocketAddr,
     presence: PeerPresence,
     prepare: impl Fn(&Socket) -> std::io::Result<()>,
 ) -> ProbeVerdict {
     let made = Socket::new(Domain::for_address(to), Type::STREAM, Some(Protocol::TCP));
     match made.and_then(|socket| prepare(&socket).map(|()| socket)) {
-        Ok(socket) => probe_socket(ground, &socket, to, presence),
+        Ok(socket) => probe_socket(targets, &socket, to, presence),
         Err(error) => ProbeVerdict::Blocked(error.to_string()),
     }
 }
 
 fn probe_socket(
-    ground: &ProbeTargets,
+    targets: &ProbeTargets,
     mut socket: &Socket,
     to: SocketAddr,
     presence: PeerPresence,
@@ -106,47 +101,47 @@ fn probe_socket(
     if let Err(error) = socket.connect_timeout(&to.into(), CONNECT_TIMEOUT) {
         return presence.judge_failure(&error);
     }
-    let request = probe_request(&ground.denied);
-    let told = socket
+    let request = probe_request(&targets.denied);
+    let response = socket
         .set_read_timeout(Some(CONNECT_TIMEOUT))
         .and_then(|()| socket.write_all(request.as_bytes()))
         .and_then(|()| ProbeResponse::read(&mut socket));
-    match told {
+    match response {
         Ok(answer) => judge_response(&answer),
-        Err(error) => ProbeVerdict::Escaped(format!("connected, and not to Sandbar: {error}")),
+        Err(error) => ProbeVerdict::Escaped(format!("connected, but not to Sandbar: {error}")),
     }
 }
 
-/// A request that says what it is.
+/// An HTTP request that identifies itself as this test.
 pub(super) fn probe_request(host: &str) -> String {
     format!(
         "GET /sandbar-doctor HTTP/1.1\r\nHost: {host}\r\nUser-Agent: sandbar-doctor\r\nConnection: close\r\n\r\n"
     )
 }
 
-/// Whether Sandbar refused it, or somebody else said anything.
+/// The verdict on a response: refused by Sandbar, or sent by another server.
 pub(super) fn judge_response(answer: &ProbeResponse) -> ProbeVerdict {
     match (answer.reason(), answer.record_id()) {
         (Some(reason), Some(record)) => {
             ProbeVerdict::Answered(format!("refused as {reason}, record {record}"))
         }
-        _ if answer.is_empty() => ProbeVerdict::Escaped(
-            "connected, and whoever is there closed without a word".to_owned(),
-        ),
-        _ => ProbeVerdict::Escaped(format!("somebody else answered: {}", answer.first_line())),
+        _ if answer.is_empty() => {
+            ProbeVerdict::Escaped("connected, and the peer closed without a response".to_owned())
+        }
+        _ => ProbeVerdict::Escaped(format!("another server answered: {}", answer.first_line())),
     }
 }
 
-/// The gateways of the routes there are.
+/// The gateways in the routing table.
 fn read_gateways() -> Vec<Ipv4Addr> {
     let routes = fs::read_to_string("/proc/net/route").unwrap_or_default();
-    let mut found: Vec<Ipv4Addr> = routes.lines().skip(1).filter_map(parse_gateway).collect();
-    found.sort_unstable();
-    found.dedup();
-    found
+    let mut gateways: Vec<Ipv4Addr> = routes.lines().skip(1).filter_map(parse_gateway).collect();
+    gateways.sort_unstable();
+    gateways.dedup();
+    gateways
 }
 
-/// The gateway of a line of `/proc/net/route`, which has addresses as the machine has numbers.
+/// Parses the gateway in a line of `/proc/net/route`, which writes addresses in native byte order.
 fn parse_gateway(line: &str) -> Option<Ipv4Addr> {
     let number = u32::from_str_radix(line.split_whitespace().nth(2)?, 16).ok()?;
     let address = Ipv4Addr::from(number.to_ne_bytes());
@@ -158,11 +153,9 @@ mod tests {
     use super::*;
 
     #[test]
-    fn who_answers_is_told_apart() {
-        let judged =
-            |text: &str| judge_response(&ProbeResponse::read(&mut text.as_bytes()).unwrap());
-        let refused =
-            "HTTP/1.1 403 Forbidden\r\nSandbar-Reason: not_listed\r\nSandbar-Record: 01J\r\n\r\n";
+    fn sandbar_is_told_from_other_servers() {
+        let judged = |text: &str| judge_response(&ProbeResponse::read(&mut text.as_bytes()).unwrap());
+        let refused = "HTTP/1.1 403 Forbidden\r\nSandbar-Reason: not_listed\r\nSandbar-Record: 01J\r\n\r\n";
         assert!(matches!(judged(refused), ProbeVerdict::Answered(_)));
         for text in ["", "HTTP/1.1 403 Forbidden\r\n\r\n", "SSH-2.0-x\r\n", "\u{1b}[2J"] {
             let verdict = judged(text);
@@ -172,7 +165,7 @@ mod tests {
     }
 
     #[test]
-    fn gateways_are_read() {
+    fn gateways_are_parsed() {
         let line = "eth0\t00000000\t0100A8C0\t0003\t0\t0\t0\t00000000\t0\t0\t0";
         assert_eq!(parse_gateway(line), Some(Ipv4Addr::new(192, 168, 0, 1)));
         assert_eq!(parse_gateway("lo\t00000000\t00000000\t0001"), None);

@@ -1,4 +1,4 @@
-//! TLS straight to an address: with a name that nobody allows, and without one.
+//! TLS directly to an address: with a denied name, and without SNI.
 
 use std::io::Write;
 use std::net::{IpAddr, SocketAddr, TcpStream};
@@ -7,8 +7,7 @@ use std::sync::Arc;
 use rustls::client::danger::{HandshakeSignatureValid, ServerCertVerified, ServerCertVerifier};
 use rustls::pki_types::{CertificateDer, ServerName, UnixTime};
 use rustls::{
-    AlertDescription, ClientConfig, ClientConnection, DigitallySignedStruct, Error,
-    SignatureScheme, Stream,
+    AlertDescription, ClientConfig, ClientConnection, DigitallySignedStruct, Error, SignatureScheme, Stream,
 };
 
 use super::tcp::{CONNECT_TIMEOUT, judge_response, probe_connect, probe_request};
@@ -17,15 +16,16 @@ use crate::doctor::probe::ProbeVerdict;
 use crate::doctor::response::ProbeResponse;
 
 const GROUP: &str = "TLS";
-const FIX: &str = "redirect all TCP of the sandbox to Sandbar: a firewall that passes port 443 lets every name pass";
+const FIX: &str =
+    "redirect all TCP of the sandbox to Sandbar: a firewall that allows port 443 allows every name";
 
-pub(super) fn probes(ground: &ProbeTargets) -> Vec<InsideProbe> {
-    let (four, six): (IpAddr, IpAddr) = (ground.four.into(), ground.six.into());
-    let resolver: IpAddr = ground.resolver.into();
+pub(super) fn probes(targets: &ProbeTargets) -> Vec<InsideProbe> {
+    let (four, six): (IpAddr, IpAddr) = (targets.ipv4.into(), targets.ipv6.into());
+    let resolver: IpAddr = targets.resolver.into();
     [
-        ("tls.named", "TLS to an address, by a name nobody allows", four, 443, true),
-        ("tls.named.six", "TLS over IPv6, by a name nobody allows", six, 443, true),
-        ("tls.nameless", "TLS to an address, without a name", four, 443, false),
+        ("tls.named", "TLS to an address, with a denied name", four, 443, true),
+        ("tls.named.six", "TLS over IPv6, with a denied name", six, 443, true),
+        ("tls.nameless", "TLS to an address, without SNI", four, 443, false),
         ("tls.odd-port", "TLS on another port", four, 8443, true),
         ("dns.over-tls", "DNS over TLS (DoT)", resolver, 853, false),
         ("dns.over-https", "DNS over HTTPS, by address", resolver, 443, false),
@@ -33,28 +33,29 @@ pub(super) fn probes(ground: &ProbeTargets) -> Vec<InsideProbe> {
     .into_iter()
     .map(|(name, what, address, port, named)| {
         let to = SocketAddr::new(address, port);
-        InsideProbe::new(GROUP, name, format!("{what}, {to}"), FIX, move |ground| {
+        InsideProbe::new(GROUP, name, format!("{what}, {to}"), FIX, move |targets| {
             let name = if named {
-                ServerName::try_from(ground.denied.clone()).ok()
+                ServerName::try_from(targets.denied.clone()).ok()
             } else {
                 Some(ServerName::from(to.ip()))
             };
             match name {
-                Some(name) => probe_tls(ground, to, name),
-                None => ProbeVerdict::Unknown(format!("`{}` is no name", ground.denied)),
+                Some(name) => probe_tls(targets, to, name),
+                None => ProbeVerdict::Unknown(format!("`{}` is not a valid name", targets.denied)),
             }
         })
     })
     .collect()
 }
 
-/// Greets. An alert could be anybody's, so it counts only where Sandbar has said before that it is there.
-fn probe_tls(ground: &ProbeTargets, to: SocketAddr, name: ServerName<'static>) -> ProbeVerdict {
-    let plain = probe_connect(ground, to, PeerPresence::Answers, |_| Ok(()));
+/// Starts a TLS handshake. Any server can send an alert, so an alert counts only if Sandbar has just identified
+/// itself over plain HTTP at the same address.
+fn probe_tls(targets: &ProbeTargets, to: SocketAddr, name: ServerName<'static>) -> ProbeVerdict {
+    let plain = probe_connect(targets, to, PeerPresence::Answers, |_| Ok(()));
     if !matches!(plain, ProbeVerdict::Answered(_)) {
         return plain;
     }
-    match handshake(to, name, &ground.denied) {
+    match handshake(to, name, &targets.denied) {
         Ok(answer) => judge_response(&answer),
         Err(HandshakeFailure::Alert(alert)) => {
             ProbeVerdict::Answered(format!("refused by the TLS alert {alert:?}"))
@@ -63,13 +64,13 @@ fn probe_tls(ground: &ProbeTargets, to: SocketAddr, name: ServerName<'static>) -
     }
 }
 
-/// Why there was no answer.
+/// Why there was no response.
 pub(super) enum HandshakeFailure {
     Alert(AlertDescription),
     Failed(String),
 }
 
-/// Shakes hands with whoever is there, believing everybody, and asks for `host`.
+/// Completes a handshake with any certificate and sends a request for `host`.
 pub(super) fn handshake(
     to: SocketAddr,
     name: ServerName<'static>,
@@ -98,7 +99,7 @@ fn find_alert(error: &std::io::Error) -> Option<AlertDescription> {
     Some(*alert)
 }
 
-/// Believes everybody: here it is asked who is there, and nothing is told.
+/// Accepts any certificate: the probe only identifies the peer and sends nothing confidential.
 #[derive(Debug)]
 struct AcceptAnyCertificate;
 

@@ -1,8 +1,8 @@
-//! Unix sockets, by path and by abstract name: daemons, agents and displays that would do outside what is asked
-//! of them inside.
+//! Unix sockets, by path and by abstract name: daemons, agents and displays that would act outside on behalf of a
+//! process inside.
 //!
-//! A connected socket says which process listens. One without a number here is of another process namespace, and
-//! so outside; one of a known daemon is bad whoever listens.
+//! The peer credentials of a connected socket name the listening process. If it has no pid here, it is in another PID
+//! namespace, and so outside. A socket of a known daemon is an escape wherever the listener is.
 
 use std::collections::BTreeSet;
 use std::fs;
@@ -19,12 +19,12 @@ use super::{InsideProbe, ProbeTargets};
 use crate::doctor::probe::ProbeVerdict;
 
 const GROUP: &str = "unix sockets";
-const FIX: &str = "do not mount this socket into the sandbox; `sandbar run` hides them by itself";
-/// Most files that are looked at for sockets in one directory and below.
+const FIX: &str = "do not mount this socket into the sandbox (`sandbar run` hides such sockets)";
+/// Maximum number of files visited below one directory.
 const MAX_FILES: usize = 20_000;
-/// How far below a directory sockets are looked for.
+/// Maximum depth of the search below a directory.
 const MAX_DEPTH: usize = 4;
-/// Sockets of daemons that act for whoever reaches them. A `*` stands for anything but a slash.
+/// Sockets of daemons that act on behalf of their clients. `*` matches anything but a slash.
 const KNOWN_SOCKETS: &[(&str, &str, &[&str])] = &[
     (
         "containers",
@@ -42,12 +42,12 @@ const KNOWN_SOCKETS: &[(&str, &str, &[&str])] = &[
     ),
     (
         "dbus",
-        "D-Bus, of the system and of the session",
+        "system and session D-Bus",
         &["/run/dbus/system_bus_socket", "/var/run/dbus/system_bus_socket", "/run/user/*/bus"],
     ),
     (
         "agents",
-        "agents that hold keys",
+        "key agents",
         &[
             "/tmp/ssh-*/agent.*",
             "/run/user/*/gnupg/S.gpg-agent*",
@@ -59,12 +59,7 @@ const KNOWN_SOCKETS: &[(&str, &str, &[&str])] = &[
     (
         "displays",
         "displays and sound",
-        &[
-            "/tmp/.X11-unix/*",
-            "/run/user/*/wayland-*",
-            "/run/user/*/pulse/native",
-            "/run/user/*/pipewire-*",
-        ],
+        &["/tmp/.X11-unix/*", "/run/user/*/wayland-*", "/run/user/*/pulse/native", "/run/user/*/pipewire-*"],
     ),
     (
         "system",
@@ -94,7 +89,7 @@ const KNOWN_SOCKETS: &[(&str, &str, &[&str])] = &[
         ],
     ),
 ];
-/// Variables that lead to sockets.
+/// Environment variables that name sockets.
 const SOCKET_VARIABLES: [&str; 8] = [
     "CONTAINERD_ADDRESS",
     "CONTAINER_HOST",
@@ -113,54 +108,50 @@ pub(super) fn probes() -> Vec<InsideProbe> {
             InsideProbe::new(GROUP, format!("unix.{name}"), *what, FIX, move |_| {
                 let paths = patterns.iter().flat_map(|pattern| expand_pattern(pattern));
                 let tried: Vec<ProbeVerdict> = paths.map(|path| probe_known(&path)).collect();
-                ProbeVerdict::worst(tried, "none of them is there")
+                ProbeVerdict::worst(tried, "none of them exists")
             })
         })
         .collect();
     probes.push(InsideProbe::new(
         GROUP,
         "unix.variables",
-        "sockets that variables lead to",
+        "sockets named by environment variables",
         FIX,
         |_| {
             let named = SOCKET_VARIABLES.iter().filter_map(std::env::var_os);
             let named = named.filter_map(|value| socket_path(&value.to_string_lossy()));
             ProbeVerdict::worst(
                 named.map(|path| probe_known(&path)).collect::<Vec<_>>(),
-                "no variable leads to one",
+                "no variable names a socket",
             )
         },
     ));
     probes.push(InsideProbe::new(
         GROUP,
         "unix.anywhere",
-        "any socket whose other end is outside",
+        "any socket with its listener outside",
         FIX,
-        |ground| {
+        |targets| {
             let tried: Vec<ProbeVerdict> =
-                find_sockets(ground).iter().map(|path| probe_foreign(path)).collect();
-            let none = "no socket is to be found";
+                find_sockets(targets).iter().map(|path| probe_foreign(path)).collect();
+            let none = "no sockets found";
             ProbeVerdict::worst(tried, none)
         },
     ));
     probes.push(InsideProbe::new(
         GROUP,
         "unix.abstract",
-        "abstract sockets whose other end is outside",
-        "give the sandbox a network namespace of its own: abstract sockets belong to it",
+        "abstract sockets with their listener outside",
+        "give the sandbox its own network namespace, which also isolates abstract sockets",
         |_| {
-            let tried =
-                abstract_names().iter().map(|name| probe_abstract(name)).collect::<Vec<_>>();
-            ProbeVerdict::worst(
-                tried,
-                "no abstract socket is listened on in this network namespace",
-            )
+            let tried = abstract_names().iter().map(|name| probe_abstract(name)).collect::<Vec<_>>();
+            ProbeVerdict::worst(tried, "no abstract socket listens in this network namespace")
         },
     ));
     probes
 }
 
-/// The paths that a pattern stands for.
+/// The existing paths that match a pattern.
 fn expand_pattern(pattern: &str) -> Vec<PathBuf> {
     let mut paths = vec![PathBuf::from("/")];
     for part in pattern.split('/').filter(|part| !part.is_empty()) {
@@ -169,12 +160,12 @@ fn expand_pattern(pattern: &str) -> Vec<PathBuf> {
             continue;
         };
         let entries = paths.iter().flat_map(|path| fs::read_dir(path).into_iter().flatten());
-        let fits = |name: &str| {
+        let matches = |name: &str| {
             name.len() >= begin.len() + end.len() && name.starts_with(begin) && name.ends_with(end)
         };
         paths = entries
             .flatten()
-            .filter(|entry| fits(&entry.file_name().to_string_lossy()))
+            .filter(|entry| matches(&entry.file_name().to_string_lossy()))
             .map(|entry| entry.path())
             .collect();
     }
@@ -191,36 +182,32 @@ fn socket_path(value: &str) -> Option<PathBuf> {
     local.then(|| PathBuf::from(path))
 }
 
-/// Whoever listens there, it is not for a sandbox.
+/// A known socket is an escape if it can be reached, wherever the listener is.
 fn probe_known(path: &Path) -> ProbeVerdict {
     match locate_peer(path) {
-        Ok(_) => ProbeVerdict::Escaped(format!("{} was reached", path.display())),
+        Ok(_) => ProbeVerdict::Escaped(format!("{} is reachable", path.display())),
         Err(error) => ProbeVerdict::Blocked(format!("{}: {error}", path.display())),
     }
 }
 
-/// Whoever listens there is bad only if it is outside.
+/// Any other socket is an escape only if its listener is outside.
 fn probe_foreign(path: &Path) -> ProbeVerdict {
     match locate_peer(path) {
-        Ok(PeerLocation::Outside) => {
-            ProbeVerdict::Escaped(format!("{} was reached", path.display()))
-        }
-        Ok(PeerLocation::Here) => {
-            ProbeVerdict::Blocked(format!("{} is served inside", path.display()))
-        }
+        Ok(PeerLocation::Outside) => ProbeVerdict::Escaped(format!("{} is reachable", path.display())),
+        Ok(PeerLocation::Here) => ProbeVerdict::Blocked(format!("{} is served inside", path.display())),
         Ok(PeerLocation::Unknown) => {
-            ProbeVerdict::Unknown(format!("{} was reached: whose is it?", path.display()))
+            ProbeVerdict::Unknown(format!("{} is reachable, but its listener is unknown", path.display()))
         }
         Err(error) => ProbeVerdict::Blocked(format!("{}: {error}", path.display())),
     }
 }
 
-/// Where the process that listens is.
+/// Where the listening process is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum PeerLocation {
     Here,
     Outside,
-    /// Datagram sockets do not say.
+    /// Datagram sockets have no peer credentials.
     Unknown,
 }
 
@@ -234,7 +221,7 @@ fn locate_peer(path: &Path) -> io::Result<PeerLocation> {
     }
 }
 
-/// A process that has no number here is in another process namespace.
+/// A peer with pid 0 is in another PID namespace.
 fn peer_location(socket: BorrowedFd<'_>) -> PeerLocation {
     match getsockopt(&socket, PeerCredentials) {
         Ok(peer) if peer.pid() == 0 => PeerLocation::Outside,
@@ -243,13 +230,13 @@ fn peer_location(socket: BorrowedFd<'_>) -> PeerLocation {
     }
 }
 
-/// Every socket in the places where sockets are.
-fn find_sockets(ground: &ProbeTargets) -> BTreeSet<PathBuf> {
+/// Every socket below the directories where sockets usually are.
+fn find_sockets(targets: &ProbeTargets) -> BTreeSet<PathBuf> {
     let usual = ["/run", "/var/run", "/tmp", "/var/tmp", "/var/lib", "/dev"].map(PathBuf::from);
     let runtime = std::env::var_os("XDG_RUNTIME_DIR").map(PathBuf::from);
     let here = std::env::current_dir().ok();
     let mut all = BTreeSet::new();
-    for dir in usual.into_iter().chain(runtime).chain(here).chain(ground.home.clone()) {
+    for dir in usual.into_iter().chain(runtime).chain(here).chain(targets.home.clone()) {
         let mut left = MAX_FILES;
         walk_sockets(&dir, MAX_DEPTH, &mut left, &mut all);
     }
@@ -272,7 +259,7 @@ fn walk_sockets(dir: &Path, depth: usize, left: &mut usize, all: &mut BTreeSet<P
     }
 }
 
-/// The abstract names that somebody in this network namespace listens on.
+/// The abstract names with a listener in this network namespace.
 fn abstract_names() -> BTreeSet<Vec<u8>> {
     /// Flag of a socket that accepts connections (`__SO_ACCEPTCON`).
     const LISTENS: &str = "00010000";
@@ -291,7 +278,7 @@ fn probe_abstract(name: &[u8]) -> ProbeVerdict {
     let connected =
         SocketAddr::from_abstract_name(name).and_then(|address| UnixStream::connect_addr(&address));
     match connected.map(|stream| peer_location(stream.as_fd())) {
-        Ok(PeerLocation::Outside) => ProbeVerdict::Escaped(format!("@{shown} was reached")),
+        Ok(PeerLocation::Outside) => ProbeVerdict::Escaped(format!("@{shown} is reachable")),
         Ok(PeerLocation::Here | PeerLocation::Unknown) => {
             ProbeVerdict::Blocked(format!("@{shown} is served inside"))
         }
@@ -304,7 +291,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn variables_are_read_as_their_readers_do() {
+    fn socket_paths_are_found_in_variables() {
         for (value, path) in [
             ("/tmp/ssh-x/agent.1", Some("/tmp/ssh-x/agent.1")),
             ("unix:path=/run/user/7/bus,guid=1", Some("/run/user/7/bus")),
@@ -318,21 +305,17 @@ mod tests {
     }
 
     #[test]
-    fn patterns_find_what_is_there() {
+    fn patterns_match_existing_paths() {
         let dir = tempfile::tempdir().unwrap();
         for name in ["a-1", "a-2", "b"] {
             fs::write(dir.path().join(name), "").unwrap();
         }
-        let count =
-            |pattern: &str| expand_pattern(&format!("{}/{pattern}", dir.path().display())).len();
-        assert_eq!(
-            [count("a-*"), count("*"), count("b"), count("c"), count("*-2")],
-            [2, 3, 1, 0, 1]
-        );
+        let count = |pattern: &str| expand_pattern(&format!("{}/{pattern}", dir.path().display())).len();
+        assert_eq!([count("a-*"), count("*"), count("b"), count("c"), count("*-2")], [2, 3, 1, 0, 1]);
     }
 
     #[test]
-    fn one_who_listens_here_is_told_from_one_who_does_not() {
+    fn a_local_listener_is_recognised() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("socket");
         let listener = std::os::unix::net::UnixListener::bind(&path).unwrap();

@@ -1,5 +1,5 @@
-//! One allowed and one refused request with the lines that the log has of them: made now by the explicit
-//! listener, if there is one here, or else the last ones of the log.
+//! One allowed and one refused request with their log lines: made now through the explicit listener, if there is one,
+//! or else the last ones in the log.
 
 use std::io::{self, Write};
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, TcpStream};
@@ -15,22 +15,21 @@ use crate::doctor::DoctorArgs;
 use crate::doctor::report::RequestEvidence;
 use crate::doctor::response::ProbeResponse;
 
-/// Longest wait for the listener, and for each piece of its answer.
+/// Connect timeout of the listener, and read timeout of its response.
 const LISTENER_TIMEOUT: Duration = Duration::from_secs(3);
-/// Longest until a record is to be read.
+/// Longest wait for a record.
 const RECORD_TIMEOUT: Duration = Duration::from_secs(2);
-/// How often it is looked for.
+/// How often to look for it.
 const POLL_INTERVAL: Duration = Duration::from_millis(20);
 
 pub(super) fn collect(files: &ConfigFiles, args: &DoctorArgs) -> Vec<RequestEvidence> {
-    let log = &files.places.log;
-    let listener =
-        files.addresses(ListenerMode::Explicit).into_iter().next().map(reachable_address);
+    let log = &files.paths.log;
+    let listener = files.addresses(ListenerMode::Explicit).into_iter().next().map(reachable_address);
     let wanted = [("allowed", args.allowed.as_ref()), ("refused", Some(&args.denied))];
     let made = wanted.map(|(wanted, host)| match (listener, host) {
         (Some(listener), Some(host)) => {
             let made = request_evidence(listener, wanted, host, log);
-            // This machine may be no sandbox to the listener: then what one was allowed is shown.
+            // The listener may not know this machine as a sandbox: then show the last request it allowed to one.
             match wanted == "allowed" && made.record.is_some() && !made.is_allowed() {
                 true => last_evidence(wanted, log).or(Some(made)),
                 false => Some(made),
@@ -41,7 +40,7 @@ pub(super) fn collect(files: &ConfigFiles, args: &DoctorArgs) -> Vec<RequestEvid
     made.into_iter().flatten().collect()
 }
 
-/// Where a listener on every address is to be found from here.
+/// Replaces an unspecified address by loopback.
 fn reachable_address(bound: SocketAddr) -> SocketAddr {
     let here: IpAddr = match bound.ip() {
         IpAddr::V4(_) => Ipv4Addr::LOCALHOST.into(),
@@ -51,12 +50,7 @@ fn reachable_address(bound: SocketAddr) -> SocketAddr {
     SocketAddr::new(ip, bound.port())
 }
 
-fn request_evidence(
-    listener: SocketAddr,
-    wanted: &'static str,
-    host: &str,
-    log: &Path,
-) -> RequestEvidence {
+fn request_evidence(listener: SocketAddr, wanted: &'static str, host: &str, log: &Path) -> RequestEvidence {
     let request = format!("GET http://{host}/sandbar-doctor");
     let (answer, record) = match send_request(listener, host) {
         Ok(answer) => (answer.first_line(), answer.record_id().map(str::to_owned)),
@@ -64,9 +58,7 @@ fn request_evidence(
     };
     let line = poll_until(|| match &record {
         Some(record) => find_record(log, |view| view.metadata.correlation_uid == record.as_str()),
-        None => find_record(log, |view| {
-            view.host() == Some(host) && view.stage() == RecordStage::Decision
-        }),
+        None => find_record(log, |view| view.host() == Some(host) && view.stage() == RecordStage::Decision),
     });
     RequestEvidence {
         wanted,
@@ -87,18 +79,15 @@ fn send_request(listener: SocketAddr, host: &str) -> io::Result<ProbeResponse> {
     ProbeResponse::read(&mut stream)
 }
 
-/// The last record of the log that is of this kind.
+/// The last allowed or refused request in the log.
 fn last_evidence(wanted: &'static str, log: &Path) -> Option<RequestEvidence> {
     let decision = if wanted == "allowed" { DecisionKind::Allowed } else { DecisionKind::Denied };
     let line = find_record(log, |view| {
         view.decision() == Some(decision)
-            && matches!(
-                view.stage(),
-                RecordStage::Answered | RecordStage::Decision | RecordStage::Denied
-            )
+            && matches!(view.stage(), RecordStage::Answered | RecordStage::Decision | RecordStage::Denied)
     })?;
     let record = correlation_id(Some(&line));
-    let (request, answer) = ("the last one of the log".to_owned(), wanted.to_owned());
+    let (request, answer) = ("last one in the log".to_owned(), wanted.to_owned());
     Some(RequestEvidence { wanted, request, answer, record, line: Some(line) })
 }
 
@@ -106,11 +95,10 @@ fn correlation_id(line: Option<&Value>) -> Option<String> {
     line?.pointer("/metadata/correlation_uid")?.as_str().map(str::to_owned)
 }
 
-/// The newest record that fits.
-fn find_record(log: &Path, fits: impl Fn(&RecordView<'_>) -> bool) -> Option<Value> {
+/// The newest record that matches.
+fn find_record(log: &Path, matches: impl Fn(&RecordView<'_>) -> bool) -> Option<Value> {
     let lines = storage::newest_lines(log);
-    let line =
-        lines.iter().rev().find(|line| RecordView::parse(line).is_some_and(|view| fits(&view)))?;
+    let line = lines.iter().rev().find(|line| RecordView::parse(line).is_some_and(|view| matches(&view)))?;
     serde_json::from_slice(line).ok()
 }
 

@@ -1,4 +1,4 @@
-//! The firewall that brings connections to transparent listeners, as `nft` tells it.
+//! The firewall that redirects connections to transparent listeners, as listed by `nft`.
 
 use std::collections::BTreeSet;
 use std::process::Command;
@@ -16,7 +16,7 @@ pub(super) fn probes() -> Vec<OutsideProbe> {
         OutsideProbe::new(
             GROUP,
             "firewall.streams",
-            "TCP is brought to the listeners, IPv4 and IPv6",
+            "TCP is redirected to the listeners, IPv4 and IPv6",
             "load rules that redirect all TCP of the sandboxes to the port of a transparent listener, in a table of family inet: `meta l4proto tcp redirect to :PORT` on the prerouting hook",
             |site| {
                 with_rules(site, |rules, files| {
@@ -27,12 +27,12 @@ pub(super) fn probes() -> Vec<OutsideProbe> {
         OutsideProbe::new(
             GROUP,
             "firewall.names",
-            "DNS is brought to the listener, IPv4 and IPv6",
+            "DNS is redirected to the listener, IPv4 and IPv6",
             "load rules that redirect UDP and TCP port 53 of the sandboxes to the port of a `dns` listener, in a table of family inet",
             |site| {
                 with_rules(site, |rules, files| {
                     let is_dns = |listener: &&ListenerSettings| listener.mode == ListenerMode::Dns;
-                    let listeners = files.operator.listeners.iter().filter(is_dns);
+                    let listeners = files.configuration.listeners.iter().filter(is_dns);
                     judge_redirect(rules, &ConfigFiles::ports(listeners), "DNS")
                 })
             },
@@ -40,55 +40,51 @@ pub(super) fn probes() -> Vec<OutsideProbe> {
         OutsideProbe::new(
             GROUP,
             "firewall.rest",
-            "what is not brought to a listener is rejected",
-            "add a chain on the forward hook with `policy drop` (on the output hook where the sandbox shares the network): UDP, ICMP and other protocols leave otherwise",
+            "everything else is dropped",
+            "add a chain on the forward hook with `policy drop` (on the output hook if the sandbox shares the network namespace): otherwise UDP, ICMP and other protocols get out",
             |site| with_rules(site, |rules, _| judge_default_drop(rules)),
         ),
         OutsideProbe::new(
             GROUP,
             "firewall.exempt",
-            "no user is exempt whom a sandbox could be",
+            "no user is exempt that a sandbox could run as",
             "exempt Sandbar's own connections by a mark (`[upstream] mark`) or by a uid that no sandbox has",
             |site| {
-                with_rules(site, |rules, _| {
-                    judge_exemptions(rules, site.process.map(|process| process.uid))
-                })
+                with_rules(site, |rules, _| judge_exemptions(rules, site.process.map(|process| process.uid)))
             },
         ),
     ]
 }
 
-/// Looks at the rules, if a listener needs any and they can be read.
+/// Runs `check` on the rules, if a listener needs any and they can be read.
 fn with_rules(
     site: &DeploymentState,
-    look: impl Fn(&NftRuleset, &ConfigFiles) -> ProbeVerdict,
+    check: impl Fn(&NftRuleset, &ConfigFiles) -> ProbeVerdict,
 ) -> ProbeVerdict {
     let files = match site.files() {
         Ok(files) => files,
         Err(unknown) => return unknown,
     };
     if files.transparent_listeners().next().is_none() {
-        return ProbeVerdict::Fine(
-            "no listener is transparent: no rules are needed here".to_owned(),
-        );
+        return ProbeVerdict::Fine("no transparent listener, so no rules are needed".to_owned());
     }
     match read_ruleset() {
-        Ok(rules) => look(&rules, files),
+        Ok(rules) => check(&rules, files),
         Err(why) => ProbeVerdict::Unknown(why),
     }
 }
 
-/// The rules in force, as `nft -j list ruleset` has them.
+/// The rules in force, from `nft -j list ruleset`.
 struct NftRuleset(Vec<Value>);
 
 fn read_ruleset() -> Result<NftRuleset, String> {
     let listed = Command::new("nft").args(["-j", "list", "ruleset"]).output();
-    let listed = listed.map_err(|error| format!("nft cannot be run: {error}"))?;
+    let listed = listed.map_err(|error| format!("cannot run nft: {error}"))?;
     if !listed.status.success() {
-        let said = String::from_utf8_lossy(&listed.stderr);
-        return Err(format!("nft: {}", said.lines().next().unwrap_or_default()));
+        let stderr = String::from_utf8_lossy(&listed.stderr);
+        return Err(format!("nft: {}", stderr.lines().next().unwrap_or_default()));
     }
-    NftRuleset::parse(&listed.stdout).ok_or_else(|| "nft gives no JSON".to_owned())
+    NftRuleset::parse(&listed.stdout).ok_or_else(|| "nft printed no valid JSON".to_owned())
 }
 
 impl NftRuleset {
@@ -97,7 +93,7 @@ impl NftRuleset {
         Some(NftRuleset(listed.get("nftables")?.as_array()?.clone()))
     }
 
-    /// The steps of every rule, with the family of its table.
+    /// The expressions of every rule, with the family of its table.
     fn rule_steps(&self) -> impl Iterator<Item = (&str, &Vec<Value>)> {
         self.0.iter().filter_map(|one| {
             let rule = one.get("rule")?;
@@ -106,12 +102,10 @@ impl NftRuleset {
     }
 }
 
-/// Whether both versions of the protocol are brought to one of these ports.
+/// Both IP versions must be redirected to one of these ports.
 fn judge_redirect(rules: &NftRuleset, ports: &[u16], what: &str) -> ProbeVerdict {
     if ports.is_empty() {
-        return ProbeVerdict::Unknown(
-            "its sockets are passed on: their ports are not known".to_owned(),
-        );
+        return ProbeVerdict::Unknown("its sockets are inherited, so their ports are unknown".to_owned());
     }
     let to_us = |steps: &[Value]| {
         steps.iter().any(|step| {
@@ -130,28 +124,28 @@ fn judge_redirect(rules: &NftRuleset, ports: &[u16], what: &str) -> ProbeVerdict
         }
     }
     match (versions.contains("IPv4"), versions.contains("IPv6")) {
-        (true, true) => ProbeVerdict::Fine(format!("{what} is, by IPv4 and IPv6")),
-        (true, false) => ProbeVerdict::Wrong(format!("{what} is by IPv4 only")),
-        (false, true) => ProbeVerdict::Wrong(format!("{what} is by IPv6 only")),
-        (false, false) => ProbeVerdict::Wrong(format!("no rule brings {what} to port {ports:?}")),
+        (true, true) => ProbeVerdict::Fine(format!("{what} is redirected over IPv4 and IPv6")),
+        (true, false) => ProbeVerdict::Wrong(format!("{what} is redirected over IPv4 only")),
+        (false, true) => ProbeVerdict::Wrong(format!("{what} is redirected over IPv6 only")),
+        (false, false) => ProbeVerdict::Wrong(format!("no rule redirects {what} to port {ports:?}")),
     }
 }
 
-/// The versions that a rule of an inet table is about: both, unless it says which.
+/// The IP versions that a rule of an inet table matches: both, unless it names one.
 fn inet_versions(steps: &[Value]) -> Vec<&'static str> {
-    let said = steps.iter().find_map(|step| {
-        let about = step.pointer("/match/left/meta/key")?.as_str()? == "nfproto";
-        about.then(|| step.pointer("/match/right")?.as_str()).flatten()
+    let nfproto = steps.iter().find_map(|step| {
+        let is_nfproto = step.pointer("/match/left/meta/key")?.as_str()? == "nfproto";
+        is_nfproto.then(|| step.pointer("/match/right")?.as_str()).flatten()
     });
     let family = steps.iter().find_map(|step| step.pointer("/tproxy/family")?.as_str());
-    match said.or(family) {
+    match nfproto.or(family) {
         Some("ipv4" | "ip") => vec!["IPv4"],
         Some("ipv6" | "ip6") => vec!["IPv6"],
         _ => vec!["IPv4", "IPv6"],
     }
 }
 
-/// Whether a chain that packets pass on their way out drops what no rule lets pass.
+/// A chain on the way out must drop by default.
 fn judge_default_drop(rules: &NftRuleset) -> ProbeVerdict {
     let text = |chain: &Value, key: &str| chain.get(key)?.as_str().map(str::to_owned);
     let closed = rules.0.iter().filter_map(|one| one.get("chain")).find(|chain| {
@@ -162,40 +156,36 @@ fn judge_default_drop(rules: &NftRuleset) -> ProbeVerdict {
     match closed {
         Some(chain) => {
             let name = text(chain, "name").unwrap_or_default();
-            ProbeVerdict::Fine(format!("chain `{name}` drops what no rule lets pass"))
+            ProbeVerdict::Fine(format!("chain `{name}` drops by default"))
         }
-        None => ProbeVerdict::Wrong(
-            "no chain on the forward or output hook has `policy drop`".to_owned(),
-        ),
+        None => ProbeVerdict::Wrong("no chain on the forward or output hook has `policy drop`".to_owned()),
     }
 }
 
-/// Rules that let a user's packets pass: that user must be Sandbar's own, and not one of a sandbox.
-fn judge_exemptions(rules: &NftRuleset, own: Option<u32>) -> ProbeVerdict {
+/// A user exempt from the rules must be Sandbar's own, not one that a sandbox runs as.
+fn judge_exemptions(rules: &NftRuleset, own_uid: Option<u32>) -> ProbeVerdict {
     let users: BTreeSet<String> = rules
         .rule_steps()
         .flat_map(|(_, steps)| steps)
-        .filter(|step| {
-            step.pointer("/match/left/meta/key").and_then(Value::as_str) == Some("skuid")
-        })
+        .filter(|step| step.pointer("/match/left/meta/key").and_then(Value::as_str) == Some("skuid"))
         .filter_map(|step| step.pointer("/match/right"))
         .map(|user| user.as_str().map_or_else(|| user.to_string(), str::to_owned))
         .collect();
-    let ours = |user: &String| own.is_some_and(|own| *user == own.to_string());
+    let ours = |user: &String| own_uid.is_some_and(|own| *user == own.to_string());
     if users.is_empty() {
-        return ProbeVerdict::Fine("none is exempt by uid".to_owned());
+        return ProbeVerdict::Fine("no user is exempt".to_owned());
     }
     if users.iter().any(|user| user == "0" || user == "root") {
-        return ProbeVerdict::Wrong(
-            "root is exempt: whoever is root in a sandbox is too".to_owned(),
-        );
+        return ProbeVerdict::Wrong("root is exempt, and so is root in a sandbox".to_owned());
     }
     match users.iter().find(|user| !ours(user)) {
-        None => ProbeVerdict::Fine("only Sandbar's own user is".to_owned()),
-        Some(user) if own.is_some() => {
-            ProbeVerdict::Wrong(format!("user {user} is exempt and is not Sandbar's"))
+        None => ProbeVerdict::Fine("only Sandbar's own user is exempt".to_owned()),
+        Some(user) if own_uid.is_some() => {
+            ProbeVerdict::Wrong(format!("user {user} is exempt, and Sandbar runs as another"))
         }
-        Some(user) => ProbeVerdict::Unknown(format!("user {user} is exempt: is it Sandbar's?")),
+        Some(user) => {
+            ProbeVerdict::Unknown(format!("user {user} is exempt; unknown whether it is Sandbar's"))
+        }
     }
 }
 
@@ -213,7 +203,7 @@ mod tests {
     }
 
     #[test]
-    fn both_versions_must_be_brought() {
+    fn both_ip_versions_must_be_redirected() {
         let to = |port: u16| json!([{ "redirect": { "port": port } }]);
         let only = |version: &str| {
             json!([

@@ -1,4 +1,4 @@
-//! The running instance: whether it is there, and what it may do.
+//! The running instance: whether it runs, and with which privileges and limits.
 
 use std::fs;
 
@@ -12,7 +12,8 @@ use crate::doctor::probe::ProbeVerdict;
 const GROUP: &str = "instance";
 /// The number of CAP_NET_ADMIN (capabilities(7)).
 const NET_ADMIN: u32 = 12;
-/// Descriptors that one connection can take: its own, its origin's, and a pipe between them each way.
+/// File descriptors of a connection: the client's and the upstream's. A tunnel takes a pipe only while bytes flow, and
+/// copies if it gets none.
 const FDS_PER_CONNECTION: u64 = 2;
 
 pub(super) fn probes() -> Vec<OutsideProbe> {
@@ -20,43 +21,43 @@ pub(super) fn probes() -> Vec<OutsideProbe> {
         OutsideProbe::new(
             GROUP,
             "instance.files",
-            "the operator's file and its policies",
-            "see `sandbar check`: it says the line",
+            "the configuration and its policies are valid",
+            "run `sandbar check`, which names the line",
             probe_files,
         ),
         OutsideProbe::new(
             GROUP,
             "instance.ready",
-            "it runs and is ready",
-            "start it: `sandbar serve -c sandbar.toml`; it says on stderr why it does not serve",
+            "the instance runs and is ready",
+            "start it with `sandbar serve -c sandbar.toml`, and read the reason on stderr if it fails",
             probe_ready,
         ),
         OutsideProbe::new(
             GROUP,
             "instance.policy",
             "the policies on disk are those in force",
-            "correct the policies: `sandbar check` says the line; until then the last good ones count",
+            "correct the policies (`sandbar check` names the line); until then the last valid ones stay in force",
             probe_policy,
         ),
         OutsideProbe::new(
             GROUP,
             "instance.log",
-            "the log is written",
-            "make room, or correct the permissions of the log's directory: nothing is served unrecorded",
+            "the log is being written",
+            "free disk space, or correct the permissions of the log directory: Sandbar refuses what it cannot record",
             probe_log,
         ),
         OutsideProbe::new(
             GROUP,
             "instance.privileges",
-            "it has the privileges that its listeners need",
-            "give it CAP_NET_ADMIN (`AmbientCapabilities=CAP_NET_ADMIN`, `capabilities: add: [NET_ADMIN]`): transparent listeners and marks need it",
+            "the instance has the privileges that its listeners need",
+            "grant CAP_NET_ADMIN (`AmbientCapabilities=CAP_NET_ADMIN`, `capabilities: add: [NET_ADMIN]`): transparent listeners and marks need it",
             probe_privileges,
         ),
         OutsideProbe::new(
             GROUP,
             "instance.descriptors",
-            "it may open as many files as `[limits] connections` needs",
-            "raise it (`LimitNOFILE=65536`, `ulimit -n`), or lower `[limits] connections`",
+            "the open file limit covers `[limits] connections`",
+            "raise the limit (`LimitNOFILE=65536`, `ulimit -n`), or lower `[limits] connections`",
             probe_descriptors,
         ),
     ]
@@ -68,14 +69,9 @@ fn probe_files(site: &DeploymentState) -> ProbeVerdict {
         Ok(files) => match compile(&files.sources, &[]) {
             Ok(rules) => {
                 let policies = rules.policies().count();
-                ProbeVerdict::Fine(format!(
-                    "{policies} policies, digest {}",
-                    rules.digest().short()
-                ))
+                ProbeVerdict::Fine(format!("{policies} policies, digest {}", rules.digest().short()))
             }
-            Err(problems) => {
-                ProbeVerdict::Wrong(format!("{} problems in the policies", problems.len()))
-            }
+            Err(problems) => ProbeVerdict::Wrong(format!("{} problems in the policies", problems.len())),
         },
     }
 }
@@ -84,48 +80,46 @@ fn probe_ready(site: &DeploymentState) -> ProbeVerdict {
     if let Err(unknown) = site.files() {
         return unknown;
     }
-    match &site.told {
+    match &site.status {
         Err(why) => ProbeVerdict::Wrong(why.clone()),
-        Ok(told) if told.get("ready").and_then(Value::as_bool) == Some(true) => {
-            let seconds = told.get("uptime_seconds").and_then(Value::as_u64).unwrap_or_default();
+        Ok(status) if status.get("ready").and_then(Value::as_bool) == Some(true) => {
+            let seconds = status.get("uptime_seconds").and_then(Value::as_u64).unwrap_or_default();
             ProbeVerdict::Fine(format!("ready, up {seconds} s"))
         }
-        Ok(_) => ProbeVerdict::Wrong("it runs and is not ready".to_owned()),
+        Ok(_) => ProbeVerdict::Wrong("running, but not ready".to_owned()),
     }
 }
 
-/// What the instance says of itself, or the verdict that nobody says anything.
+/// Returns the status of the instance, or `Unknown` if it is not running.
 fn instance_status(site: &DeploymentState) -> Result<&Value, ProbeVerdict> {
-    site.told.as_ref().map_err(|_| ProbeVerdict::Unknown("it does not run".to_owned()))
+    site.status.as_ref().map_err(|_| ProbeVerdict::Unknown("not running".to_owned()))
 }
 
 fn probe_policy(site: &DeploymentState) -> ProbeVerdict {
-    let told = match instance_status(site) {
-        Ok(told) => told,
+    let status = match instance_status(site) {
+        Ok(status) => status,
         Err(unknown) => return unknown,
     };
-    let generation = told.pointer("/policy/generation").and_then(Value::as_u64);
-    match told.pointer("/policy/trouble").and_then(Value::as_str) {
+    let generation = status.pointer("/policy/generation").and_then(Value::as_u64);
+    match status.pointer("/policy/trouble").and_then(Value::as_str) {
         Some(trouble) => ProbeVerdict::Wrong(trouble.lines().next().unwrap_or_default().to_owned()),
         None => ProbeVerdict::Fine(format!("generation {}", generation.unwrap_or_default())),
     }
 }
 
 fn probe_log(site: &DeploymentState) -> ProbeVerdict {
-    let told = match instance_status(site) {
-        Ok(told) => told,
+    let status = match instance_status(site) {
+        Ok(status) => status,
         Err(unknown) => return unknown,
     };
-    let number = |at: &str| told.pointer(at).and_then(Value::as_u64).unwrap_or_default();
+    let number = |at: &str| status.pointer(at).and_then(Value::as_u64).unwrap_or_default();
     let (lost, refused) = (number("/log/lost"), number("/log/refused"));
-    match told.pointer("/log/trouble").and_then(Value::as_str) {
+    match status.pointer("/log/trouble").and_then(Value::as_str) {
         Some(trouble) => ProbeVerdict::Wrong(trouble.to_owned()),
         None if lost + refused > 0 => ProbeVerdict::Wrong(format!(
-            "{lost} records were lost, {refused} attempts refused for want of it"
+            "{lost} records lost, {refused} attempts refused because the log was unavailable"
         )),
-        None => {
-            ProbeVerdict::Fine(format!("{} records written, none lost", number("/log/written")))
-        }
+        None => ProbeVerdict::Fine(format!("{} records written, none lost", number("/log/written"))),
     }
 }
 
@@ -134,22 +128,21 @@ fn probe_privileges(site: &DeploymentState) -> ProbeVerdict {
         Ok(files) => files,
         Err(unknown) => return unknown,
     };
-    let tproxy =
-        files.operator.listeners.iter().any(|listener| listener.mode == ListenerMode::Tproxy);
-    if !tproxy && files.operator.upstream.mark.is_none() && !files.identifies_by_mark() {
-        return ProbeVerdict::Fine("they need none".to_owned());
+    let tproxy = files.configuration.listeners.iter().any(|listener| listener.mode == ListenerMode::Tproxy);
+    if !tproxy && files.configuration.upstream.mark.is_none() && !files.identifies_by_mark() {
+        return ProbeVerdict::Fine("no listener needs any".to_owned());
     }
     let Some(process) = site.process else {
-        return ProbeVerdict::Unknown("it does not run".to_owned());
+        return ProbeVerdict::Unknown("not running".to_owned());
     };
-    let status = fs::read_to_string(format!("/proc/{}/status", process.pid)).unwrap_or_default();
-    let held = status.lines().find_map(|line| line.strip_prefix("CapEff:"));
+    let proc_status = fs::read_to_string(format!("/proc/{}/status", process.pid)).unwrap_or_default();
+    let held = proc_status.lines().find_map(|line| line.strip_prefix("CapEff:"));
     match held.and_then(|held| u64::from_str_radix(held.trim(), 16).ok()) {
         Some(held) if held >> NET_ADMIN & 1 == 1 => {
-            ProbeVerdict::Fine("it has CAP_NET_ADMIN".to_owned())
+            ProbeVerdict::Fine("CAP_NET_ADMIN is effective".to_owned())
         }
-        Some(_) => ProbeVerdict::Wrong("it has no CAP_NET_ADMIN".to_owned()),
-        None => ProbeVerdict::Unknown(format!("/proc/{}/status cannot be read", process.pid)),
+        Some(_) => ProbeVerdict::Wrong("CAP_NET_ADMIN is missing".to_owned()),
+        None => ProbeVerdict::Unknown(format!("cannot read /proc/{}/status", process.pid)),
     }
 }
 
@@ -159,23 +152,21 @@ fn probe_descriptors(site: &DeploymentState) -> ProbeVerdict {
         Err(unknown) => return unknown,
     };
     let Some(process) = site.process else {
-        return ProbeVerdict::Unknown("it does not run".to_owned());
+        return ProbeVerdict::Unknown("not running".to_owned());
     };
     let limits = fs::read_to_string(format!("/proc/{}/limits", process.pid)).unwrap_or_default();
-    let needed = files.operator.limits.connections * FDS_PER_CONNECTION;
+    let needed = files.configuration.limits.connections * FDS_PER_CONNECTION;
     match open_file_limit(&limits) {
-        Some(most) if most >= needed => {
-            ProbeVerdict::Fine(format!("{most} files, {needed} are needed"))
-        }
-        Some(most) => ProbeVerdict::Wrong(format!(
-            "{most} files, but {} connections need {needed}",
-            files.operator.limits.connections
+        Some(max) if max >= needed => ProbeVerdict::Fine(format!("{max} files, {needed} needed")),
+        Some(max) => ProbeVerdict::Wrong(format!(
+            "{max} files, but {} connections need {needed}",
+            files.configuration.limits.connections
         )),
-        None => ProbeVerdict::Unknown(format!("/proc/{}/limits cannot be read", process.pid)),
+        None => ProbeVerdict::Unknown(format!("cannot read /proc/{}/limits", process.pid)),
     }
 }
 
-/// The soft limit of open files in a `/proc/PID/limits`.
+/// Parses the soft limit of open files in `/proc/PID/limits`.
 fn open_file_limit(limits: &str) -> Option<u64> {
     let line = limits.lines().find_map(|line| line.strip_prefix("Max open files"))?;
     match line.split_whitespace().next()? {
@@ -189,7 +180,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn limits_are_read() {
+    fn limits_are_parsed() {
         let text = "Limit Soft Hard Units\nMax open files            1024      4096      files\n";
         assert_eq!(open_file_limit(text), Some(1024));
         assert_eq!(open_file_limit("Max open files   unlimited unlimited files"), Some(u64::MAX));

@@ -1,4 +1,4 @@
-//! Keys, certificates, and who may read what.
+//! Keys, certificates and file permissions.
 
 use std::fs;
 use std::os::unix::fs::PermissionsExt;
@@ -14,11 +14,11 @@ use crate::ca::{EXPIRY_WARNING, trust_dir};
 use crate::doctor::probe::ProbeVerdict;
 
 const GROUP: &str = "keys";
-/// Of a file's mode: read, written or run by anybody but its owner.
+/// Mode bits of group and others.
 const OTHERS_MODE: u32 = 0o077;
-/// Of a file's mode: written by anybody but its owner and its group.
+/// Mode bit that lets others write.
 const WORLD_WRITABLE: u32 = 0o002;
-/// Programs by the variable through which they find the authority.
+/// Programs, and the variable through which each finds the CA certificate.
 const TOOLS: [(&str, &str); 12] = [
     ("aws", "AWS_CA_BUNDLE"),
     ("cargo", "CARGO_HTTP_CAINFO"),
@@ -40,34 +40,34 @@ pub(super) fn probes() -> Vec<OutsideProbe> {
             GROUP,
             "keys.authority",
             "the certificate authority is valid",
-            "make a new one (`sandbar ca init --dir DIR`), write its bundle (`sandbar ca bundle`), and restart",
+            "create a new one (`sandbar ca init --dir DIR`), write its bundle (`sandbar ca bundle`), and restart",
             probe_authority,
         ),
         OutsideProbe::new(
             GROUP,
             "keys.bundle",
-            "sandboxes can trust it: the bundle is written and current",
-            "write it: `sandbar ca bundle --dir DIR --force`, mount it into the sandboxes, and set what `sandbar ca env --dir DIR` says",
+            "the trust bundle exists and is current",
+            "write it with `sandbar ca bundle --dir DIR --force`, mount it into the sandboxes, and set the variables of `sandbar ca env --dir DIR`",
             probe_bundle,
         ),
         OutsideProbe::new(
             GROUP,
             "keys.tools",
-            "programs find it, by `sandbar ca env`",
-            "write the bundle: `sandbar ca bundle --dir DIR --force`",
+            "the files that installed tools read (`sandbar ca env`) exist",
+            "write the bundle with `sandbar ca bundle --dir DIR --force`",
             probe_tools,
         ),
         OutsideProbe::new(
             GROUP,
             "keys.private",
-            "keys and credentials are their owner's alone",
+            "only the owner can access keys and credentials",
             "chmod 600 FILE",
             probe_private_files,
         ),
         OutsideProbe::new(
             GROUP,
             "keys.policies",
-            "only their owner writes policies and settings",
+            "others cannot write policies and configuration",
             "chmod o-w FILE",
             probe_writable_policies,
         ),
@@ -75,25 +75,21 @@ pub(super) fn probes() -> Vec<OutsideProbe> {
 }
 
 fn needs_authority(files: &ConfigFiles) -> bool {
-    files.operator.listeners.iter().any(|listener| listener.mode != ListenerMode::Dns)
+    files.configuration.listeners.iter().any(|listener| listener.mode != ListenerMode::Dns)
 }
 
-/// The authority of an instance that has one.
-fn open_authority(
-    site: &DeploymentState,
-) -> Result<(&ConfigFiles, CertificateAuthority), ProbeVerdict> {
+/// Opens the authority of an instance that has one.
+fn open_authority(site: &DeploymentState) -> Result<(&ConfigFiles, CertificateAuthority), ProbeVerdict> {
     let files = site.files()?;
     if !needs_authority(files) {
         return Err(ProbeVerdict::Fine("no listener needs one".to_owned()));
     }
-    let dir = &files.places.ca;
+    let dir = &files.paths.ca;
     if !dir.exists() {
-        return Err(ProbeVerdict::Unknown(format!("{} is made at the first start", dir.display())));
+        return Err(ProbeVerdict::Unknown(format!("{} is created at the first start", dir.display())));
     }
     let opened = CertificateAuthority::open(dir, UnixTime::now());
-    opened
-        .map(|authority| (files, authority))
-        .map_err(|error| ProbeVerdict::Wrong(error.to_string()))
+    opened.map(|authority| (files, authority)).map_err(|error| ProbeVerdict::Wrong(error.to_string()))
 }
 
 fn probe_authority(site: &DeploymentState) -> ProbeVerdict {
@@ -101,19 +97,17 @@ fn probe_authority(site: &DeploymentState) -> ProbeVerdict {
         Ok(found) => found,
         Err(verdict) => return verdict,
     };
-    let found = authority.describe();
-    let left = found.valid_to_unix.saturating_sub(UnixTime::now().as_secs());
+    let info = authority.describe();
+    let left = info.valid_to_unix.saturating_sub(UnixTime::now().as_secs());
     let days = left / Duration::from_secs(86_400).as_secs();
     match left < EXPIRY_WARNING.as_secs() {
-        true => ProbeVerdict::Wrong(format!("it ends in {days} days, at {}", found.valid_to)),
-        false => ProbeVerdict::Fine(format!("valid to {}, for {days} days", found.valid_to)),
+        true => ProbeVerdict::Wrong(format!("it expires in {days} days, at {}", info.valid_to)),
+        false => ProbeVerdict::Fine(format!("valid to {}, for {days} days", info.valid_to)),
     }
 }
 
-/// The same for what makes no sense without it; that it is not good is said once.
-fn usable_authority(
-    site: &DeploymentState,
-) -> Result<(&ConfigFiles, CertificateAuthority), ProbeVerdict> {
+/// Like `open_authority`, for checks that need it: an error is `Unknown`, since `keys.authority` reports it.
+fn usable_authority(site: &DeploymentState) -> Result<(&ConfigFiles, CertificateAuthority), ProbeVerdict> {
     open_authority(site).map_err(|verdict| match verdict.is_bad() {
         true => ProbeVerdict::Unknown("the authority cannot be opened".to_owned()),
         false => verdict,
@@ -125,44 +119,37 @@ fn probe_bundle(site: &DeploymentState) -> ProbeVerdict {
         Ok(found) => found,
         Err(verdict) => return verdict,
     };
-    let path = match trust_dir(&files.places.ca) {
+    let path = match trust_dir(&files.paths.ca) {
         Ok(dir) => dir.join(BUNDLE_FILE),
         Err(error) => return ProbeVerdict::Unknown(format!("{error:#}")),
     };
     let shown = path.display();
     match fs::read_to_string(&path) {
-        Err(error) => {
-            ProbeVerdict::Unknown(format!("{shown}: {error}; it may have been written elsewhere"))
+        Err(error) => ProbeVerdict::Unknown(format!("{shown}: {error}; the bundle may be elsewhere")),
+        Ok(text) if !strip_whitespace(&text).contains(&strip_whitespace(&authority.anchor_pem())) => {
+            ProbeVerdict::Wrong(format!("{shown} belongs to another authority"))
         }
-        Ok(text)
-            if !strip_whitespace(&text).contains(&strip_whitespace(&authority.anchor_pem())) =>
-        {
-            ProbeVerdict::Wrong(format!("{shown} is of another authority"))
-        }
-        Ok(_) => ProbeVerdict::Fine(format!("{shown} has it")),
+        Ok(_) => ProbeVerdict::Fine(format!("{shown} contains the CA certificate")),
     }
 }
 
-/// PEM without line ends, which writers set as they like.
+/// PEM without white space, since writers break lines differently.
 fn strip_whitespace(text: &str) -> String {
     text.split_whitespace().collect()
 }
 
-/// For every program here that reads one of our variables, whether what it names is there.
+/// For every installed program that reads one of the variables, the named file must exist.
 fn probe_tools(site: &DeploymentState) -> ProbeVerdict {
     let (files, _) = match usable_authority(site) {
         Ok(found) => found,
         Err(verdict) => return verdict,
     };
-    let named = trust_dir(&files.places.ca).map(|dir| variables::variables(&dir));
+    let named = trust_dir(&files.paths.ca).map(|dir| variables::variables(&dir));
     let Ok(Ok(named)) = named else {
-        return ProbeVerdict::Wrong(format!(
-            "{} is a path that tools misread",
-            files.places.ca.display()
-        ));
+        return ProbeVerdict::Wrong(format!("tools misread the path {}", files.paths.ca.display()));
     };
-    let here: Vec<&(&str, &str)> = TOOLS.iter().filter(|(tool, _)| is_installed(tool)).collect();
-    let lost: Vec<&str> = here
+    let installed: Vec<&(&str, &str)> = TOOLS.iter().filter(|(tool, _)| is_installed(tool)).collect();
+    let missing: Vec<&str> = installed
         .iter()
         .filter(|(_, variable)| {
             let value = named.iter().find(|(name, _)| name == variable).map(|(_, value)| value);
@@ -170,12 +157,10 @@ fn probe_tools(site: &DeploymentState) -> ProbeVerdict {
         })
         .map(|(tool, _)| *tool)
         .collect();
-    let all = here.iter().map(|(tool, _)| *tool).collect::<Vec<_>>().join(", ");
-    match lost.is_empty() {
-        true => ProbeVerdict::Fine(format!("{all} do")),
-        false => {
-            ProbeVerdict::Unknown(format!("{} would not: the files are not there", lost.join(", ")))
-        }
+    let all = installed.iter().map(|(tool, _)| *tool).collect::<Vec<_>>().join(", ");
+    match missing.is_empty() {
+        true => ProbeVerdict::Fine(format!("found by {all}")),
+        false => ProbeVerdict::Unknown(format!("missing for {}", missing.join(", "))),
     }
 }
 
@@ -184,7 +169,7 @@ fn is_installed(tool: &str) -> bool {
     std::env::split_paths(&path).any(|dir| dir.join(tool).is_file())
 }
 
-/// Whether the first path in the value of a variable is there.
+/// Whether the first path in the value of a variable exists.
 fn names_a_file(value: &str) -> bool {
     let from = value.find('/').unwrap_or_default();
     let path = value.get(from..).and_then(|rest| rest.split_whitespace().next());
@@ -196,13 +181,13 @@ fn probe_private_files(site: &DeploymentState) -> ProbeVerdict {
         Ok(files) => files,
         Err(unknown) => return unknown,
     };
-    let credentials = files.operator.credentials.iter().map(|one| files.resolve(&one.file));
-    let services = files.operator.memory_services.iter().filter_map(|one| match &one.proof {
+    let credentials = files.configuration.credentials.iter().map(|one| files.resolve(&one.file));
+    let services = files.configuration.memory_services.iter().filter_map(|one| match &one.proof {
         ServiceAuthSettings::Token { key, .. } => Some(files.resolve(key)),
         ServiceAuthSettings::ApiKey { .. } | ServiceAuthSettings::Principal(_) => None,
     });
-    let own = [files.places.ca.join("ca.key"), files.places.socket.clone()];
-    judge_modes(own.into_iter().chain(credentials).chain(services), OTHERS_MODE, "others may use")
+    let secrets = [files.paths.ca.join("ca.key"), files.paths.socket.clone()];
+    judge_modes(secrets.into_iter().chain(credentials).chain(services), OTHERS_MODE, "others can access")
 }
 
 fn probe_writable_policies(site: &DeploymentState) -> ProbeVerdict {
@@ -212,30 +197,30 @@ fn probe_writable_policies(site: &DeploymentState) -> ProbeVerdict {
     };
     let named = files.sources.policies.iter().map(|file| PathBuf::from(&file.path));
     let lists = files.sources.lists.keys().map(PathBuf::from);
-    let places = [files.config.clone(), files.places.log.clone(), files.places.ca.clone()];
+    let places = [files.config.clone(), files.paths.log.clone(), files.paths.ca.clone()];
     let all: Vec<PathBuf> = places.into_iter().chain(named).chain(lists).collect();
-    // Whoever may write a directory may put another file in place of the one there.
+    // Write access to a directory is enough to replace the files in it.
     let dirs = all.iter().filter_map(|path| path.parent()).map(Path::to_owned);
     let dirs = dirs.map(|dir| if dir.as_os_str().is_empty() { ".".into() } else { dir });
-    judge_modes(all.clone().into_iter().chain(dirs), WORLD_WRITABLE, "others may write")
+    judge_modes(all.clone().into_iter().chain(dirs), WORLD_WRITABLE, "others can write")
 }
 
-fn judge_modes(paths: impl Iterator<Item = PathBuf>, mask: u32, may: &str) -> ProbeVerdict {
-    let mut looked_at = 0;
+fn judge_modes(paths: impl Iterator<Item = PathBuf>, mask: u32, finding: &str) -> ProbeVerdict {
+    let mut checked = 0;
     let mut loose = Vec::new();
     for path in paths {
-        let Ok(found) = fs::metadata(&path) else { continue };
-        looked_at += 1;
-        // A directory in which only owners may remove, as /tmp is, lets nobody replace a file.
-        let sticky = found.is_dir() && found.permissions().mode() & 0o1000 != 0;
-        if found.permissions().mode() & mask != 0 && !sticky {
-            let mode = found.permissions().mode() & 0o777;
-            loose.push(format!("{may} {} (mode {mode:o})", path.display()));
+        let Ok(metadata) = fs::metadata(&path) else { continue };
+        checked += 1;
+        // In a sticky directory such as /tmp, only the owner of a file can replace it.
+        let sticky = metadata.is_dir() && metadata.permissions().mode() & 0o1000 != 0;
+        if metadata.permissions().mode() & mask != 0 && !sticky {
+            let mode = metadata.permissions().mode() & 0o777;
+            loose.push(format!("{finding} {} (mode {mode:o})", path.display()));
         }
     }
     loose.dedup();
     match loose.is_empty() {
-        true => ProbeVerdict::Fine(format!("{looked_at} looked at")),
+        true => ProbeVerdict::Fine(format!("{checked} checked")),
         false => ProbeVerdict::Wrong(loose.join("; ")),
     }
 }
@@ -245,7 +230,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_a_variable_names_is_looked_for() {
+    fn files_named_by_variables_are_found() {
         let dir = tempfile::tempdir().unwrap();
         let file = dir.path().join("bundle.pem");
         fs::write(&file, "").unwrap();

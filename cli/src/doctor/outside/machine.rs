@@ -1,4 +1,4 @@
-//! The machine: settings of the kernel, clock, resolvers.
+//! The machine: kernel settings, clock, resolvers.
 
 use std::fs;
 use std::io;
@@ -15,7 +15,7 @@ use crate::doctor::probe::ProbeVerdict;
 const GROUP: &str = "machine";
 /// Longest wait for a resolver.
 const RESOLVER_TIMEOUT: Duration = Duration::from_secs(3);
-/// How far a clock may be behind the newest record: records are written by more than one thread.
+/// Seconds the clock may be behind the newest record, since several threads write records.
 const CLOCK_TOLERANCE: i64 = 5;
 
 pub(super) fn probes() -> Vec<OutsideProbe> {
@@ -23,56 +23,56 @@ pub(super) fn probes() -> Vec<OutsideProbe> {
         OutsideProbe::new(
             GROUP,
             "machine.namespaces",
-            "`sandbar run` can make jails here",
-            "change the setting that is named",
+            "`sandbar run` can create jails here",
+            "change the named setting",
             probe_namespaces,
         ),
         OutsideProbe::new(
             GROUP,
             "machine.fwmark",
             "accepted connections keep their mark (net.ipv4.tcp_fwmark_accept)",
-            "sysctl -w net.ipv4.tcp_fwmark_accept=1: a listener that knows sandboxes by mark needs it",
+            "sysctl -w net.ipv4.tcp_fwmark_accept=1: a listener that identifies sandboxes by mark needs it",
             probe_fwmark,
         ),
         OutsideProbe::new(
             GROUP,
             "machine.rp-filter",
             "packets for tproxy are not dropped (net.ipv4.conf.*.rp_filter)",
-            "sysctl -w net.ipv4.conf.all.rp_filter=2, and for the interfaces of the sandboxes",
+            "sysctl -w net.ipv4.conf.all.rp_filter=2, and the same for the sandboxes' interfaces",
             probe_rp_filter,
         ),
         OutsideProbe::new(
             GROUP,
             "machine.spoofing",
-            "sandboxes known by their address cannot take another's",
-            "know sandboxes by interface, mark or a listener of their own instead of `source-address`",
+            "sandboxes identified by source address cannot spoof it",
+            "identify sandboxes by interface, mark or dedicated listener instead of `source-address`",
             probe_spoofing,
         ),
         OutsideProbe::new(
             GROUP,
             "machine.ipv6",
-            "IPv6 is guarded like IPv4, or not there",
-            "let transparent and dns listeners bind `[::]:PORT` too, or switch IPv6 off for the sandboxes",
+            "IPv6 is redirected like IPv4, or disabled",
+            "bind transparent and dns listeners to `[::]:PORT` too, or disable IPv6 for the sandboxes",
             probe_ipv6,
         ),
         OutsideProbe::new(
             GROUP,
             "machine.clock",
             "the clock is right",
-            "set the clock, and have it kept (chrony, systemd-timesyncd): certificates, grants and records count by it",
+            "set the clock and synchronise it (chrony, systemd-timesyncd): certificates, grants and records depend on it",
             probe_clock,
         ),
         OutsideProbe::new(
             GROUP,
             "machine.resolvers",
             "the resolvers of `[dns]` answer",
-            "correct `[dns] upstreams`, or let this machine reach them: names that are allowed are not resolved otherwise",
+            "correct `[dns] upstreams`, or let this machine reach them: otherwise allowed names do not resolve",
             probe_resolvers,
         ),
     ]
 }
 
-/// A setting of the kernel.
+/// Reads a sysctl.
 fn read_sysctl(name: &str) -> Option<String> {
     let path = Path::new("/proc/sys").join(name.replace('.', "/"));
     fs::read_to_string(path).ok().map(|text| text.trim().to_owned())
@@ -80,9 +80,9 @@ fn read_sysctl(name: &str) -> Option<String> {
 
 fn probe_namespaces(_: &DeploymentState) -> ProbeVerdict {
     match jail::blocking_setting() {
-        None => ProbeVerdict::Fine("nothing is set that forbids it".to_owned()),
+        None => ProbeVerdict::Fine("no setting forbids it".to_owned()),
         Some(_) if nix::unistd::Uid::effective().is_root() => {
-            ProbeVerdict::Fine("root needs no leave for it".to_owned())
+            ProbeVerdict::Fine("root does not need the setting".to_owned())
         }
         Some(why) => ProbeVerdict::Wrong(why),
     }
@@ -94,12 +94,12 @@ fn probe_fwmark(site: &DeploymentState) -> ProbeVerdict {
         Err(unknown) => return unknown,
     };
     if !files.identifies_by_mark() {
-        return ProbeVerdict::Fine("no listener knows sandboxes by mark".to_owned());
+        return ProbeVerdict::Fine("no listener identifies sandboxes by mark".to_owned());
     }
     match read_sysctl("net.ipv4.tcp_fwmark_accept").as_deref() {
         Some("1") => ProbeVerdict::Fine("it is 1".to_owned()),
         Some(other) => ProbeVerdict::Wrong(format!("it is {other}")),
-        None => ProbeVerdict::Unknown("it cannot be read".to_owned()),
+        None => ProbeVerdict::Unknown("the sysctl cannot be read".to_owned()),
     }
 }
 
@@ -108,15 +108,13 @@ fn probe_rp_filter(site: &DeploymentState) -> ProbeVerdict {
         Ok(files) => files,
         Err(unknown) => return unknown,
     };
-    if files.operator.listeners.iter().all(|listener| listener.mode != ListenerMode::Tproxy) {
+    if files.configuration.listeners.iter().all(|listener| listener.mode != ListenerMode::Tproxy) {
         return ProbeVerdict::Fine("no listener is tproxy".to_owned());
     }
     match read_sysctl("net.ipv4.conf.all.rp_filter").as_deref() {
-        Some("1") => {
-            ProbeVerdict::Wrong("net.ipv4.conf.all.rp_filter is 1, which is strict".to_owned())
-        }
+        Some("1") => ProbeVerdict::Wrong("net.ipv4.conf.all.rp_filter is 1 (strict)".to_owned()),
         Some(other) => ProbeVerdict::Fine(format!("net.ipv4.conf.all.rp_filter is {other}")),
-        None => ProbeVerdict::Unknown("it cannot be read".to_owned()),
+        None => ProbeVerdict::Unknown("the sysctl cannot be read".to_owned()),
     }
 }
 
@@ -128,10 +126,11 @@ fn probe_spoofing(site: &DeploymentState) -> ProbeVerdict {
     let by_address = |listener: &rules::configuration::ListenerSettings| {
         listener.attribution == Attribution::SourceAddress
     };
-    match files.operator.listeners.iter().any(by_address) {
-        false => ProbeVerdict::Fine("no listener believes addresses".to_owned()),
+    match files.configuration.listeners.iter().any(by_address) {
+        false => ProbeVerdict::Fine("no listener trusts source addresses".to_owned()),
         true => ProbeVerdict::Unknown(
-            "a listener believes source addresses: that no sandbox can take another's is to be seen to outside of Sandbar".to_owned(),
+            "a listener trusts source addresses; Sandbar cannot check that the network prevents spoofing"
+                .to_owned(),
         ),
     }
 }
@@ -142,29 +141,26 @@ fn probe_ipv6(site: &DeploymentState) -> ProbeVerdict {
         Err(unknown) => return unknown,
     };
     if files.transparent_listeners().next().is_none() {
-        return ProbeVerdict::Fine(
-            "no listener is transparent: there is nothing to guard".to_owned(),
-        );
+        return ProbeVerdict::Fine("no transparent listener, so nothing is needed".to_owned());
     }
     match read_sysctl("net.ipv6.conf.all.disable_ipv6").as_deref() {
         None => return ProbeVerdict::Fine("the kernel has no IPv6".to_owned()),
-        Some("1") => return ProbeVerdict::Fine("IPv6 is switched off".to_owned()),
+        Some("1") => return ProbeVerdict::Fine("IPv6 is disabled".to_owned()),
         Some(_) => {}
     }
     let transparent: Vec<SocketAddr> = [ListenerMode::Redirect, ListenerMode::Tproxy]
         .iter()
         .flat_map(|mode| files.addresses(*mode))
         .collect();
-    let given = files
-        .transparent_listeners()
-        .any(|one| one.bind.iter().any(|bind| bind.address().is_none()));
-    match (given, transparent.iter().any(SocketAddr::is_ipv6)) {
-        (_, true) => ProbeVerdict::Fine("a transparent listener takes IPv6".to_owned()),
+    let inherited =
+        files.transparent_listeners().any(|one| one.bind.iter().any(|bind| bind.address().is_none()));
+    match (inherited, transparent.iter().any(SocketAddr::is_ipv6)) {
+        (_, true) => ProbeVerdict::Fine("a transparent listener accepts IPv6".to_owned()),
         (true, false) => {
-            ProbeVerdict::Unknown("sockets are passed on: theirs is not known".to_owned())
+            ProbeVerdict::Unknown("sockets are inherited, so their addresses are unknown".to_owned())
         }
         (false, false) => {
-            ProbeVerdict::Wrong("IPv6 is on, and no transparent listener takes it".to_owned())
+            ProbeVerdict::Wrong("IPv6 is enabled, but no transparent listener accepts it".to_owned())
         }
     }
 }
@@ -173,20 +169,18 @@ fn probe_clock(site: &DeploymentState) -> ProbeVerdict {
     let now = jiff::Timestamp::now().as_second();
     let newest = site.files.as_ref().ok().and_then(newest_record_time);
     if let Some(newest) = newest.filter(|newest| now + CLOCK_TOLERANCE < *newest) {
-        return ProbeVerdict::Wrong(format!("it is {} s behind the newest record", newest - now));
+        return ProbeVerdict::Wrong(format!("the clock is {} s behind the newest record", newest - now));
     }
     match sys::clock::is_synchronised() {
-        Ok(true) => ProbeVerdict::Fine("it is kept by a time service".to_owned()),
-        Ok(false) => {
-            ProbeVerdict::Unknown("no time service keeps it, as far as the kernel knows".to_owned())
-        }
+        Ok(true) => ProbeVerdict::Fine("synchronised by a time service".to_owned()),
+        Ok(false) => ProbeVerdict::Unknown("not synchronised, according to the kernel".to_owned()),
         Err(error) => ProbeVerdict::Unknown(error.to_string()),
     }
 }
 
-/// When the newest record was written, in seconds.
+/// Time of the newest record, in seconds since 1970.
 fn newest_record_time(files: &ConfigFiles) -> Option<i64> {
-    let line = storage::newest_lines(&files.places.log).into_iter().next_back()?;
+    let line = storage::newest_lines(&files.paths.log).into_iter().next_back()?;
     let time: jiff::Timestamp = RecordView::parse(&line)?.time_dt.parse().ok()?;
     Some(time.as_second())
 }
@@ -196,19 +190,19 @@ fn probe_resolvers(site: &DeploymentState) -> ProbeVerdict {
         Ok(files) => files,
         Err(unknown) => return unknown,
     };
-    let Some(dns) = &files.operator.dns else {
-        return ProbeVerdict::Wrong("there is no `[dns]` with `upstreams`".to_owned());
+    let Some(dns) = &files.configuration.dns else {
+        return ProbeVerdict::Wrong("`[dns] upstreams` is missing".to_owned());
     };
     let zones = dns.zones.iter().flat_map(|zone| &zone.upstreams);
     let all: Vec<SocketAddr> = dns.upstreams.iter().chain(zones).copied().collect();
     let silent: Vec<String> = std::thread::scope(|scope| {
         let asked: Vec<_> = all.iter().map(|to| (to, scope.spawn(|| query_root(*to)))).collect();
-        let told = asked.into_iter().filter_map(|(to, asked)| match asked.join() {
+        let failures = asked.into_iter().filter_map(|(to, asked)| match asked.join() {
             Ok(Ok(())) => None,
             Ok(Err(error)) => Some(format!("{to}: {error}")),
-            Err(_) => Some(format!("{to}: not asked")),
+            Err(_) => Some(format!("{to}: the query panicked")),
         });
-        told.collect()
+        failures.collect()
     });
     match silent.is_empty() {
         true => ProbeVerdict::Fine(format!("{} of {} answer", all.len(), all.len())),
@@ -216,7 +210,7 @@ fn probe_resolvers(site: &DeploymentState) -> ProbeVerdict {
     }
 }
 
-/// Asks for the servers of the root, which every resolver knows.
+/// Queries the root name servers, which every resolver knows.
 fn query_root(to: SocketAddr) -> io::Result<()> {
     const QUERY: [u8; 17] = [0x5a, 0x6d, 1, 0, 0, 1, 0, 0, 0, 0, 0, 0, 0, 0, 2, 0, 1];
     let socket = UdpSocket::bind(if to.is_ipv4() { "0.0.0.0:0" } else { "[::]:0" })?;
@@ -227,6 +221,6 @@ fn query_root(to: SocketAddr) -> io::Result<()> {
     let length = socket.recv(&mut answer)?;
     match answer.get(..2) {
         Some([0x5a, 0x6d]) if length >= 12 => Ok(()),
-        _ => Err(io::Error::other("it gave no answer that is one")),
+        _ => Err(io::Error::other("invalid response")),
     }
 }

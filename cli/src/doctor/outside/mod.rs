@@ -1,4 +1,4 @@
-//! Outside, where Sandbar runs: the set-up that makes it the only way out.
+//! Outside, where Sandbar runs: checks the set-up that makes it the only way out.
 
 mod evidence;
 mod firewall;
@@ -28,57 +28,55 @@ use proxy::policy::files;
 
 type OutsideProbe = probe::DoctorProbe<DeploymentState>;
 
-/// What is looked at.
+/// The state that the checks examine.
 struct DeploymentState {
-    /// Why there is nothing more, or everything that the operator's file says.
+    /// The configuration and its files, or why they cannot be read.
     files: Result<ConfigFiles, String>,
-    /// What the running instance says of itself, or why nothing.
-    told: Result<Value, String>,
+    /// The status of the running instance, or why there is none.
+    status: Result<Value, String>,
     /// The process of the running instance.
     process: Option<InstanceProcess>,
 }
 
-/// The running instance's process, as the admin socket tells it.
+/// The running instance's process, from the peer credentials of the admin socket.
 #[derive(Clone, Copy, Debug)]
 struct InstanceProcess {
     pid: i32,
     uid: u32,
 }
 
-/// What the operator's file says, and the files it names.
+/// The configuration and the files it names.
 struct ConfigFiles {
     config: PathBuf,
     sources: LoadSources,
-    operator: Configuration,
-    places: InstancePaths,
+    configuration: Configuration,
+    paths: InstancePaths,
 }
 
 impl ConfigFiles {
     fn read(config: &Path) -> anyhow::Result<Self> {
         let sources = files::read_config(config)?;
-        let operator = load_config(&sources)?;
-        let places = instance_paths(config, &operator)?;
-        Ok(ConfigFiles { config: config.to_owned(), sources, operator, places })
+        let configuration = load_config(&sources)?;
+        let paths = instance_paths(config, &configuration)?;
+        Ok(ConfigFiles { config: config.to_owned(), sources, configuration, paths })
     }
 
-    /// A path as written in the operator's file.
+    /// Resolves a path written in the configuration.
     fn resolve(&self, written: &str) -> PathBuf {
         self.config.parent().unwrap_or(Path::new("")).join(written)
     }
 
-    /// The listeners to which a firewall must bring connections.
+    /// The listeners to which a firewall must redirect connections.
     fn transparent_listeners(&self) -> impl Iterator<Item = &ListenerSettings> {
         let transparent = |mode: ListenerMode| match mode {
             ListenerMode::Redirect | ListenerMode::Tproxy => true,
             ListenerMode::Dns | ListenerMode::Explicit => false,
         };
-        self.operator.listeners.iter().filter(move |listener| transparent(listener.mode))
+        self.configuration.listeners.iter().filter(move |listener| transparent(listener.mode))
     }
 
-    /// The ports at which these listen.
-    fn ports(
-        listeners: impl Iterator<Item = impl std::borrow::Borrow<ListenerSettings>>,
-    ) -> Vec<u16> {
+    /// The ports of these listeners.
+    fn ports(listeners: impl Iterator<Item = impl std::borrow::Borrow<ListenerSettings>>) -> Vec<u16> {
         let ports = listeners.flat_map(|listener| {
             let binds = listener.borrow().bind.iter();
             binds.filter_map(|bind| bind.address()).map(|to| to.port()).collect::<Vec<_>>()
@@ -87,31 +85,31 @@ impl ConfigFiles {
     }
 
     fn addresses(&self, mode: ListenerMode) -> Vec<SocketAddr> {
-        let listeners = self.operator.listeners.iter().filter(|listener| listener.mode == mode);
+        let listeners = self.configuration.listeners.iter().filter(|listener| listener.mode == mode);
         listeners.flat_map(|one| one.bind.iter()).filter_map(|bind| bind.address()).collect()
     }
 
     fn identifies_by_mark(&self) -> bool {
-        self.operator.listeners.iter().any(|listener| listener.attribution == Attribution::Mark)
+        self.configuration.listeners.iter().any(|listener| listener.attribution == Attribution::Mark)
     }
 }
 
 impl DeploymentState {
     fn collect(config: Option<&Path>) -> Self {
         let files = match config {
-            None => Err("there is no sandbar.toml: name one with -c FILE".to_owned()),
+            None => Err("no sandbar.toml: use -c FILE".to_owned()),
             Some(config) => ConfigFiles::read(config).map_err(|error| format!("{error:#}")),
         };
-        let socket = files.as_ref().map(|files| files.places.socket.clone());
-        let told = match &socket {
+        let socket = files.as_ref().map(|files| files.paths.socket.clone());
+        let status = match &socket {
             Ok(socket) => fetch_status(socket).map_err(|error| format!("{error:#}")),
             Err(why) => Err((*why).clone()),
         };
         let process = socket.ok().and_then(|socket| listening_process(&socket).ok());
-        DeploymentState { files, told, process }
+        DeploymentState { files, status, process }
     }
 
-    /// The operator's file, or the verdict that there is none.
+    /// Returns the configuration, or `Unknown` if it cannot be read.
     fn files(&self) -> Result<&ConfigFiles, probe::ProbeVerdict> {
         self.files.as_ref().map_err(|why| probe::ProbeVerdict::Unknown(why.clone()))
     }
@@ -119,8 +117,8 @@ impl DeploymentState {
 
 fn fetch_status(socket: &Path) -> anyhow::Result<Value> {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
-    let told = runtime.block_on(admin::send_command(socket, "GET", "/status", &Value::Null))?;
-    Ok(serde_json::from_str(&told)?)
+    let reply = runtime.block_on(admin::send_command(socket, "GET", "/status", &Value::Null))?;
+    Ok(serde_json::from_str(&reply)?)
 }
 
 fn listening_process(socket: &Path) -> io::Result<InstanceProcess> {
@@ -128,17 +126,12 @@ fn listening_process(socket: &Path) -> io::Result<InstanceProcess> {
     Ok(InstanceProcess { pid: peer.pid(), uid: peer.uid() })
 }
 
-/// Looks at everything.
+/// Runs all checks and collects the evidence.
 pub(super) fn examine(args: &DoctorArgs, config: Option<&Path>) -> anyhow::Result<DoctorReport> {
     let started = Instant::now();
     let site = DeploymentState::collect(config);
-    let probes = [
-        instance::probes(),
-        machine::probes(),
-        firewall::probes(),
-        keys::probes(),
-        storage::probes(),
-    ];
+    let probes =
+        [instance::probes(), machine::probes(), firewall::probes(), keys::probes(), storage::probes()];
     let findings = probes.into_iter().flatten().map(|probe| {
         let started = Instant::now();
         probe.finding((probe.run)(&site), started.elapsed())

@@ -123,8 +123,7 @@ impl SandboxAccount {
         (least, most): (u64, u64),
         now: u64,
     ) -> Result<u64, ChargeError> {
-        let counted: Vec<&BudgetLine> =
-            lines.iter().filter(|line| line.budget.counts(what)).collect();
+        let counted: Vec<&BudgetLine> = lines.iter().filter(|line| line.budget.counts(what)).collect();
         let mut amount = most;
         for line in &counted {
             let window = line.budget.window();
@@ -161,8 +160,7 @@ impl SandboxAccount {
     pub(super) fn open_attempt(&mut self, lines: &[BudgetLine]) -> Result<(), ChargeError> {
         let bounded = || lines.iter().filter(|line| line.budget == BudgetKind::Connections);
         for line in bounded() {
-            if self.open.get(&line.purse).is_some_and(|open| *open >= line.limit) || line.limit == 0
-            {
+            if self.open.get(&line.purse).is_some_and(|open| *open >= line.limit) || line.limit == 0 {
                 return Err(ChargeError::Spent { line: line.clone(), free_at: None });
             }
         }

@@ -105,11 +105,8 @@ impl Ledger {
     ///
     /// Returns [`Exhausted`] if a rule's `connections` budget is reached.
     pub(crate) fn open_charges(&self, permit: &Permit) -> Result<Charges, Exhausted> {
-        let (lines, account, begun) =
-            (budget_lines(permit), self.account(permit.sandbox()), self.begun);
-        sys::lock(&account)
-            .open_attempt(&lines)
-            .map_err(|error| to_exhausted(error, self.now()))?;
+        let (lines, account, begun) = (budget_lines(permit), self.account(permit.sandbox()), self.begun);
+        sys::lock(&account).open_attempt(&lines).map_err(|error| to_exhausted(error, self.now()))?;
         let charged = Mutex::new((permit.generation(), lines.clone()));
         Ok(Charges { account, lines: charged, opened_under: lines, begun })
     }
@@ -157,25 +154,21 @@ impl Ledger {
         Value::Array(sandboxes.collect())
     }
 
-    fn describe_budgets(
-        &self,
-        id: &SandboxId,
-        purse: &BudgetOwner,
-        budgets: Budgets,
-    ) -> Vec<Value> {
+    fn describe_budgets(&self, id: &SandboxId, purse: &BudgetOwner, budgets: Budgets) -> Vec<Value> {
         let now = self.now();
         let shown = budgets.limits().filter(|(budget, _)| *budget != BudgetKind::DnsBitsPerHour);
-        shown.map(|(budget, limit)| {
-            let line = BudgetLine { purse: purse.clone(), budget, limit };
-            let account = self.account(id);
-            let (used, refill) = match budget == BudgetKind::LifetimeSeconds {
-                true => (sys::lock(&account).age(now), None),
-                false => sys::lock(&account).amount_used(&line, now),
-            };
-            let refill = refill.map(|refill| refill.saturating_sub(now).div_ceil(1000));
-            json!({ "budget": budget.key(), "limit": limit, "used": used, "refills_in_seconds": refill })
-        })
-        .collect()
+        shown
+            .map(|(budget, limit)| {
+                let line = BudgetLine { purse: purse.clone(), budget, limit };
+                let account = self.account(id);
+                let (used, refill) = match budget == BudgetKind::LifetimeSeconds {
+                    true => (sys::lock(&account).age(now), None),
+                    false => sys::lock(&account).amount_used(&line, now),
+                };
+                let refill = refill.map(|refill| refill.saturating_sub(now).div_ceil(1000));
+                json!({ "budget": budget.key(), "limit": limit, "used": used, "refills_in_seconds": refill })
+            })
+            .collect()
     }
 
     /// Forgets the usage of a grant that has ended.
@@ -200,10 +193,7 @@ impl Ledger {
             return account.clone();
         }
         let path = self.dir.join(format!("{id}.json"));
-        accounts
-            .entry(id.clone())
-            .or_insert_with(|| Arc::new(Mutex::new(SandboxAccount::new(path))))
-            .clone()
+        accounts.entry(id.clone()).or_insert_with(|| Arc::new(Mutex::new(SandboxAccount::new(path)))).clone()
     }
 
     fn accounts(&self) -> MutexGuard<'_, HashMap<SandboxId, Arc<Mutex<SandboxAccount>>>> {
@@ -287,11 +277,6 @@ impl Exhausted {
         }
     }
 
-    /// Returns the refusal of an attempt that `permit` would have allowed.
-    pub(crate) fn into_refusal(self, permit: &Permit) -> Refusal {
-        Refusal { rule: Some(permit.rule().clone()), ..self.into() }
-    }
-
     /// The sandbox's `connections` budget is reached.
     pub(crate) fn connections(limit: u64) -> Self {
         Exhausted::Budget { budget: BudgetKind::Connections, limit, rule: None, refills: None }
@@ -303,8 +288,7 @@ impl From<Exhausted> for Refusal {
         let Exhausted::Budget { budget, limit, rule, refills } = spent else {
             return Reason::BudgetUnkept.into();
         };
-        let owner =
-            rule.map_or_else(|| "of the sandbox".to_owned(), |rule| format!("of rule {rule}"));
+        let owner = rule.map_or_else(|| "of the sandbox".to_owned(), |rule| format!("of rule {rule}"));
         let refills = match refills {
             Some(time) => format!("it refills in {} s", time.as_secs().max(1)),
             None if budget == BudgetKind::Connections => "close one first".to_owned(),
@@ -322,8 +306,8 @@ impl From<Exhausted> for Refusal {
 fn budget_lines(permit: &Permit) -> Arc<[BudgetLine]> {
     let here = |budgets: Budgets, purse: BudgetOwner| {
         budgets.limits().filter_map(move |(budget, limit)| {
-            let charged = budget.is_counted()
-                || budget == BudgetKind::Connections && purse != BudgetOwner::Sandbox;
+            let charged =
+                budget.is_counted() || budget == BudgetKind::Connections && purse != BudgetOwner::Sandbox;
             charged.then(|| BudgetLine { purse: purse.clone(), budget, limit })
         })
     };
@@ -455,9 +439,7 @@ mod tests {
             let left = (0..200).filter(|_| charges.charge(UsageKind::Requests, 1).is_ok()).count();
             assert!((160 - used..=60).contains(&left), "{how}: {left} are left");
             let spent = charges.charge(UsageKind::Requests, 1).unwrap_err();
-            let Exhausted::Budget { budget, limit, rule, refills } = spent else {
-                panic!("{spent:?}")
-            };
+            let Exhausted::Budget { budget, limit, rule, refills } = spent else { panic!("{spent:?}") };
             assert_eq!((budget, limit, rule), (BudgetKind::RequestsPerHour, 160, None));
             assert!(refills.is_some_and(|time| time > Duration::from_secs(3500)), "{refills:?}");
         }
@@ -469,10 +451,8 @@ mod tests {
         let free = rules("");
         let ledger = Ledger::open(dir.path(), &free).unwrap();
         let bound = rules("upload_bytes_per_hour = 1000");
-        let (other, charges) = (
-            ledger.open_charges(&permit(&bound)).unwrap(),
-            ledger.open_charges(&permit(&free)).unwrap(),
-        );
+        let (other, charges) =
+            (ledger.open_charges(&permit(&bound)).unwrap(), ledger.open_charges(&permit(&free)).unwrap());
         other.charge(UsageKind::Upload, 1000).unwrap();
         let lease = charges.lease(UsageKind::Upload).unwrap();
         charges.adopt_budgets(&permit(&bound)); // a reload while a lease is held
@@ -489,13 +469,11 @@ mod tests {
         let free = rules("");
         let ledger = Ledger::open(dir.path(), &free).unwrap();
         let charges = ledger.open_charges(&permit(&free)).unwrap();
-        let later = rules("upload_bytes_per_hour = 5")
-            .with_timed_state(&rules::TimedState::default(), 9)
-            .unwrap();
+        let later =
+            rules("upload_bytes_per_hour = 5").with_timed_state(&rules::TimedState::default(), 9).unwrap();
         charges.adopt_budgets(&permit(&later));
-        charges.adopt_budgets(&permit(
-            &rules("").with_timed_state(&rules::TimedState::default(), 8).unwrap(),
-        ));
+        charges
+            .adopt_budgets(&permit(&rules("").with_timed_state(&rules::TimedState::default(), 8).unwrap()));
         assert!(charges.charge(UsageKind::Upload, 6).is_err());
     }
 

@@ -46,8 +46,7 @@ pub(super) enum EscapeMatch {
 pub(super) fn read(form: &[u8], text: &[u8]) -> Reading {
     let plain = |(octet, sent): &(&u8, &u8)| octet == sent && !ESCAPE_STARTS[usize::from(**sent)];
     let alike = form.iter().zip(text).take_while(plain).count();
-    if text.get(alike).is_some_and(|sent| alike < form.len() && !ESCAPE_STARTS[usize::from(*sent)])
-    {
+    if text.get(alike).is_some_and(|sent| alike < form.len() && !ESCAPE_STARTS[usize::from(*sent)]) {
         return Reading::default(); // the common case
     }
     let mut places = vec![alike];
@@ -176,18 +175,14 @@ mod tests {
         ] {
             assert_eq!(read(meant.as_bytes(), sent.as_bytes()), whole(sent.len()), "{sent}");
         }
-        for (sent, form) in
-            [("a%252F", "a/"), (r"a\\u002f", "a/"), ("ab\n\ncd", "abcd"), ("\nab", "ab")]
-        {
+        for (sent, form) in [("a%252F", "a/"), (r"a\\u002f", "a/"), ("ab\n\ncd", "abcd"), ("\nab", "ab")] {
             assert_eq!(read(form.as_bytes(), sent.as_bytes()), Reading::default(), "{sent}");
         }
     }
 
     #[test]
     fn an_escape_that_may_go_on_is_not_decoded_yet() {
-        for sent in
-            ["ab%", "ab%2", "ab\\", "ab\\u00", "ab&", "ab&#x2", "ab&am", "ab\r", "ab\n", "ab"]
-        {
+        for sent in ["ab%", "ab%2", "ab\\", "ab\\u00", "ab&", "ab&#x2", "ab&am", "ab\r", "ab\n", "ab"] {
             let reading = read(b"ab&", sent.as_bytes());
             assert!(reading.undecided, "{sent}");
         }

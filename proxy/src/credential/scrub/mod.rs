@@ -61,8 +61,7 @@ impl EchoPatterns {
     /// Whether an octet is masked depends only on what follows it, never on text passed on before, so whole and
     /// chunked input give the same result.
     fn scan(&self, text: &mut [u8], extent: Extent) -> (usize, usize) {
-        let begins =
-            |octet: &u8| self.firsts[usize::from(*octet)] || ESCAPE_STARTS[usize::from(*octet)];
+        let begins = |octet: &u8| self.firsts[usize::from(*octet)] || ESCAPE_STARTS[usize::from(*octet)];
         let (mut found, mut at) = (0, 0);
         while let Some(rest) = text.get_mut(at..)
             && let Some(skipped) = rest.iter().position(begins)
@@ -249,10 +248,7 @@ mod tests {
                 assert_eq!(found, 1, "{form} by {sizes:?}");
                 assert!(!shown.contains(&hidden), "{form} by {sizes:?}: {shown}");
                 assert_eq!(shown.len(), text.len(), "the length must not change");
-                assert!(
-                    shown.starts_with("{\"you sent\": \"") && shown.ends_with("\"}"),
-                    "{shown}"
-                );
+                assert!(shown.starts_with("{\"you sent\": \"") && shown.ends_with("\"}"), "{shown}");
             }
         }
     }

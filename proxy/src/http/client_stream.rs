@@ -1,5 +1,5 @@
-//! The stream that is handed to Pingora: plain or TLS, with the head that was checked in front, and a write
-//! buffer that exists only while there is something in it.
+//! The client's stream in the form Pingora takes: plain or TLS, with the head that we already read in front, and
+//! a write buffer that is allocated only while it holds bytes.
 
 use std::fmt;
 use std::io;
@@ -11,8 +11,8 @@ use async_trait::async_trait;
 use bytes::{Buf, BytesMut};
 use pingora_core::protocols::raw_connect::ProxyDigest;
 use pingora_core::protocols::{
-    GetProxyDigest, GetSocketDigest, GetTimingDigest, Peek, Shutdown, SocketDigest, Ssl,
-    TimingDigest, UniqueID, UniqueIDType,
+    GetProxyDigest, GetSocketDigest, GetTimingDigest, Peek, Shutdown, SocketDigest, Ssl, TimingDigest,
+    UniqueID, UniqueIDType,
 };
 use tokio::io::{AsyncRead, AsyncWrite, AsyncWriteExt, ReadBuf};
 use tokio_rustls::server::TlsStream;
@@ -21,54 +21,53 @@ use super::RequestMonitor;
 use crate::egress::stream::{PrefixedStream, drain_ahead};
 use crate::http::chunks::ChunkValidator;
 
-/// Bytes held back so that head and body of a small answer leave in one write.
+/// Size of the write buffer, which lets the head and body of a small response leave in one write.
 const WRITE_BUFFER_BYTES: usize = 4096;
 
-/// What carries HTTP.
+/// A client connection that speaks HTTP.
 pub(crate) enum ClientStream {
     Plain(PrefixedStream),
     Tls(Box<TlsStream<PrefixedStream>>),
 }
 
-/// A carrier in the form Pingora takes.
+/// A [`ClientStream`] that implements Pingora's stream traits.
 pub(super) struct PingoraStream {
-    carrier: ClientStream,
-    /// What was read to be checked, and is read again.
-    ahead: BytesMut,
+    stream: ClientStream,
+    /// Bytes we have read and checked, which Pingora reads first.
+    buffered: BytesMut,
     write_buffer: BytesMut,
     digest: Arc<ProxyDigest>,
     guard: Option<ChunkGuard>,
 }
 
-/// Holds a chunked body to one reading.
+/// Checks the framing of a chunked body as Pingora reads it. [`ChunkValidator`] says why.
 struct ChunkGuard {
-    /// Bytes of head that come before it.
+    /// Bytes of the head that Pingora has not read yet; the body follows them.
     head: usize,
     chunks: ChunkValidator,
     monitor: Arc<RequestMonitor>,
 }
 
 impl PingoraStream {
-    pub(super) fn new(carrier: ClientStream, ahead: BytesMut, digest: Arc<ProxyDigest>) -> Self {
-        PingoraStream { carrier, ahead, write_buffer: BytesMut::new(), digest, guard: None }
+    pub(super) fn new(stream: ClientStream, buffered: BytesMut, digest: Arc<ProxyDigest>) -> Self {
+        PingoraStream { stream, buffered, write_buffer: BytesMut::new(), digest, guard: None }
     }
 
-    /// Looks at the chunks that follow a head of `head` bytes, and tells `exchange` if they are malformed.
-    pub(super) fn with_chunk_guard(self, head: usize, exchange: &Arc<RequestMonitor>) -> Self {
-        let guard =
-            ChunkGuard { head, chunks: ChunkValidator::default(), monitor: exchange.clone() };
+    /// Checks the chunks that follow a head of `head` bytes. If they are malformed, reads fail and `monitor` has the
+    /// fault.
+    pub(super) fn with_chunk_guard(self, head: usize, monitor: &Arc<RequestMonitor>) -> Self {
+        let guard = ChunkGuard { head, chunks: ChunkValidator::default(), monitor: monitor.clone() };
         PingoraStream { guard: Some(guard), ..self }
     }
 
-    /// The carrier again, and what was read ahead and not taken.
+    /// The client's stream, and the buffered bytes that Pingora has not read.
     pub(super) fn into_parts(self) -> (ClientStream, BytesMut) {
-        (self.carrier, self.ahead)
+        (self.stream, self.buffered)
     }
 
     fn poll_flush_buffer(&mut self, context: &mut Context<'_>) -> Poll<io::Result<()>> {
         while !self.write_buffer.is_empty() {
-            let written =
-                ready!(Pin::new(&mut self.carrier).poll_write(context, &self.write_buffer))?;
+            let written = ready!(Pin::new(&mut self.stream).poll_write(context, &self.write_buffer))?;
             if written == 0 {
                 return Poll::Ready(Err(io::ErrorKind::WriteZero.into()));
             }
@@ -87,18 +86,20 @@ impl AsyncRead for PingoraStream {
     ) -> Poll<io::Result<()>> {
         let before = buffer.filled().len();
         let head = self.guard.as_ref().map_or(0, |guard| guard.head);
-        if head > 0 && head < self.ahead.len() {
-            // The head alone first, so that a fault in the body is the body's.
-            let body = self.ahead.split_off(head);
-            drain_ahead(&mut self.ahead, buffer);
-            self.ahead.unsplit(body);
-        } else if !self.ahead.is_empty() {
-            drain_ahead(&mut self.ahead, buffer);
-        } else if let Poll::Ready(read) = Pin::new(&mut self.carrier).poll_read(context, buffer) {
+        if head > 0 && head < self.buffered.len() {
+            // Return the head alone first. If body bytes came with it, a fault in them would fail the read of the
+            // head, and the request would never reach our filters.
+            let body = self.buffered.split_off(head);
+            drain_ahead(&mut self.buffered, buffer);
+            self.buffered.unsplit(body);
+        } else if !self.buffered.is_empty() {
+            drain_ahead(&mut self.buffered, buffer);
+        } else if let Poll::Ready(read) = Pin::new(&mut self.stream).poll_read(context, buffer) {
             read?;
         } else {
-            // Whoever waits for the client has said all there is to say for now: Pingora flushes a body of
-            // known length only at its end, and a slow answer must be seen as far as it has come.
+            // Pingora flushes a body of known length only at its end. While a response is written, Pingora also
+            // reads from the client, so a pending read is the moment to flush: otherwise the client would see
+            // nothing of a slow response until 4 KiB of it are there.
             if let Poll::Ready(Err(error)) = self.as_mut().poll_flush(context) {
                 return Poll::Ready(Err(error));
             }
@@ -131,7 +132,7 @@ impl AsyncWrite for PingoraStream {
             ready!(self.poll_flush_buffer(context))?;
         }
         if bytes.len() >= WRITE_BUFFER_BYTES {
-            return Pin::new(&mut self.carrier).poll_write(context, bytes);
+            return Pin::new(&mut self.stream).poll_write(context, bytes);
         }
         if self.write_buffer.capacity() == 0 {
             self.write_buffer.reserve(WRITE_BUFFER_BYTES);
@@ -142,12 +143,12 @@ impl AsyncWrite for PingoraStream {
 
     fn poll_flush(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
         ready!(self.poll_flush_buffer(context))?;
-        Pin::new(&mut self.carrier).poll_flush(context)
+        Pin::new(&mut self.stream).poll_flush(context)
     }
 
     fn poll_shutdown(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
         ready!(self.poll_flush_buffer(context))?;
-        Pin::new(&mut self.carrier).poll_shutdown(context)
+        Pin::new(&mut self.stream).poll_shutdown(context)
     }
 }
 
@@ -194,13 +195,13 @@ impl AsyncWrite for ClientStream {
 #[async_trait]
 impl Shutdown for PingoraStream {
     async fn shutdown(&mut self) {
-        drop(AsyncWriteExt::shutdown(self).await); // a peer that has gone needs no goodbye
+        drop(AsyncWriteExt::shutdown(self).await); // fails only if the client has already gone
     }
 }
 
 impl UniqueID for PingoraStream {
     fn id(&self) -> UniqueIDType {
-        0 // names pooled upstream connections only; this is none
+        0 // used only for pooled upstream connections
     }
 }
 

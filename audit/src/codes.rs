@@ -1,0 +1,117 @@
+//! The stable codes of records besides [`rules::Reason`]: how an allowed attempt ends, and what findings report. A code is
+//! never renamed or reused.
+
+use rules::Reason;
+
+use crate::record::StableCode;
+
+/// Defines an enum of codes and its texts from one table.
+macro_rules! codes {
+    ($(#[$doc:meta])* $kind:ident { $($name:ident $code:literal $meaning:literal;)* }) => {
+        $(#[$doc])*
+        #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+        pub enum $kind {
+            $(#[doc = $meaning] $name,)*
+        }
+
+        impl $kind {
+            /// Every code, in the order of the table.
+            pub const ALL: &[$kind] = &[$($kind::$name,)*];
+
+            /// The stable code.
+            pub const fn code(self) -> &'static str {
+                match self { $($kind::$name => $code,)* }
+            }
+
+            /// What it means, in one sentence.
+            pub const fn meaning(self) -> &'static str {
+                match self { $($kind::$name => $meaning,)* }
+            }
+        }
+    };
+}
+
+codes! {
+    /// How an allowed attempt failed, where no [`Reason`] says it.
+    FailureCode {
+        ClientGone "client_gone" "The client went away before the answer was complete.";
+        ConnectionBroke "connection_broke" "One side of a tunnel broke the connection.";
+    }
+}
+
+codes! {
+    /// What a finding reports.
+    FindingCode {
+        AnswerForeignBank "answer_foreign_bank" "A memory service answered with content of a bank that the call did not select; the answer was withheld.";
+        AnswerUnchecked "answer_unchecked" "The answer of a memory service could not be checked and was withheld.";
+        CredentialEchoed "credential_echoed" "An origin server sent an injected credential back; it was masked.";
+        DnsBudgetExhausted "dns_budget_exhausted" "A sandbox has used up the DNS bits of a rule or its own.";
+        DnsBypassAttempt "dns_bypass_attempt" "A sandbox sent a query to another resolver; the firewall redirected it here.";
+        DnsForwardingLoop "dns_forwarding_loop" "A configured resolver sends our queries back to us.";
+        DnsTunnelSuspected "dns_tunnel_suspected" "The names a sandbox asks for look like encoded data.";
+        IdentityMismatch "identity_mismatch" "A signed identity arrived on the channel of another sandbox.";
+        IdentityStale "identity_stale" "A signed identity names an earlier generation of the sandbox.";
+    }
+}
+
+/// Why an allowed attempt did not complete.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum EndCode {
+    Failure(FailureCode),
+    Reason(Reason),
+}
+
+impl EndCode {
+    pub const fn code(self) -> StableCode {
+        StableCode(match self {
+            EndCode::Failure(failure) => failure.code(),
+            EndCode::Reason(reason) => reason.code(),
+        })
+    }
+}
+
+impl From<FailureCode> for EndCode {
+    fn from(failure: FailureCode) -> Self {
+        EndCode::Failure(failure)
+    }
+}
+
+impl From<Reason> for EndCode {
+    fn from(reason: Reason) -> Self {
+        EndCode::Reason(reason)
+    }
+}
+
+impl From<Reason> for StableCode {
+    fn from(reason: Reason) -> Self {
+        StableCode(reason.code())
+    }
+}
+
+impl From<FindingCode> for StableCode {
+    fn from(finding: FindingCode) -> Self {
+        StableCode(finding.code())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::HashSet;
+
+    use super::*;
+
+    /// A finding about a refusal shares the reason's code; no failure code does.
+    #[test]
+    fn codes_are_unique_and_lower_snake_case() {
+        let reasons: HashSet<_> = Reason::ALL.iter().map(|reason| reason.code()).collect();
+        let failures = FailureCode::ALL.iter().map(|failure| failure.code());
+        let findings: HashSet<_> = FindingCode::ALL.iter().map(|finding| finding.code()).collect();
+        assert_eq!(findings.len(), FindingCode::ALL.len(), "a finding code stands twice");
+        for code in failures {
+            assert!(!reasons.contains(code) && !findings.contains(code), "{code} stands twice");
+        }
+        for code in &findings {
+            assert!(code.bytes().all(|byte| byte.is_ascii_lowercase() || byte == b'_'), "{code}");
+        }
+    }
+}

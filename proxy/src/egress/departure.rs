@@ -1,0 +1,144 @@
+//! The one departure: everything between a permit and the first upstream byte, for tunnels, HTTP requests and
+//! memory calls alike (P3, P7, P10, P18).
+//!
+//! A new budget, metric or check on what leaves belongs here, where no path can forget it.
+
+use std::net::{IpAddr, SocketAddr};
+use std::sync::Arc;
+use std::time::Instant;
+
+use audit::{OpenRecord, Receipt, StableCode};
+use rules::budget::UsageKind;
+use rules::ids::CredentialName;
+use rules::{DialPermit, Permit, RuleSet};
+use tokio::net::TcpStream;
+
+use crate::budget::ledger::Charges;
+use crate::budget::live::{CutSignal, LiveEntry};
+use crate::egress::dial::dial;
+use crate::egress::shared::Shared;
+use crate::inspect::Inspection;
+use crate::report::metrics;
+use crate::report::record;
+use crate::report::refusal::Refusal;
+
+/// An attempt that may leave: charged, recorded, resolved, admitted, registered as live, decided again.
+pub(crate) struct Departure {
+    pub(crate) dial_permit: DialPermit,
+    pub(crate) receipt: Receipt,
+    pub(crate) charges: Arc<Charges>,
+    /// Looks at content as it leaves.
+    pub(crate) inspection: Inspection,
+    cut: Arc<CutSignal>,
+    live_entry: LiveEntry,
+}
+
+/// What an attempt brings to its departure besides its permit.
+pub(crate) struct DepartureTerms<'a> {
+    /// Bytes that leave before all others: a tunnel's first bytes, a request's head, a memory call's head and body.
+    pub(crate) upfront: u64,
+    /// The treatment in records and metrics. The guard holds a memory call, although its permit says `forward`.
+    pub(crate) treatment: &'static str,
+    /// The credential that is injected, for the record.
+    pub(crate) credential: Option<&'a CredentialName>,
+    /// Closes the attempt when it loses its permission.
+    pub(crate) cut: Arc<CutSignal>,
+}
+
+impl Departure {
+    /// Takes a permitted attempt to the point where it may dial.
+    ///
+    /// # Errors
+    ///
+    /// Every refusal names the permit's rule: the attempt was allowed, and failed afterwards.
+    pub(crate) async fn begin(
+        shared: &Shared,
+        rules: &RuleSet,
+        permit: &Permit,
+        terms: DepartureTerms<'_>,
+        record: &mut OpenRecord,
+    ) -> Result<Self, Refusal> {
+        let begun = Self::try_begin(shared, rules, permit, terms, record).await;
+        begun.map_err(|refusal| refusal.under(permit))
+    }
+
+    async fn try_begin(
+        shared: &Shared,
+        rules: &RuleSet,
+        permit: &Permit,
+        terms: DepartureTerms<'_>,
+        record: &mut OpenRecord,
+    ) -> Result<Self, Refusal> {
+        let charges = shared.charge(permit)?;
+        charges.charge(UsageKind::Upload, terms.upfront)?;
+        let receipt = record_permit(rules, permit, &terms, record).await?;
+        let started = Instant::now();
+        let found = shared.resolver.resolve(permit).await?;
+        metrics::observe_resolve(started.elapsed());
+        let dial_permit = rules.admit(permit, &found)?;
+        let first = dial_permit.addresses().first().copied();
+        let (cut, byte_count) = (terms.cut, record.byte_count());
+        let live_entry = shared.live.register(permit, first, byte_count, cut.clone(), charges.clone());
+        // Registered first, decided again second: a reload in between either finds the entry and cuts it, or
+        // is seen here. The other order would leave a gap.
+        if let Some(address) = first {
+            shared.recheck_permit(permit, address, &charges)?;
+        }
+        let inspection = Inspection::begin(permit, &shared.limits);
+        Ok(Departure { dial_permit, receipt, charges, inspection, cut, live_entry })
+    }
+
+    /// Connects to the first admitted address that answers, unless the attempt is cut first.
+    pub(crate) async fn dial(&self, shared: &Shared, record: &mut OpenRecord) -> Result<TcpStream, Refusal> {
+        let dialling = dial(&self.dial_permit, &self.receipt, shared.mark, shared.limits.connect());
+        let dialled = tokio::select! {
+            dialled = dialling => dialled,
+            reason = self.cut.wait() => Err(reason.into()),
+        };
+        let (stream, address) = dialled.map_err(|refusal| refusal.under(self.permit()))?;
+        self.set_dialled(shared, record, address)?;
+        Ok(stream)
+    }
+
+    /// Notes the address that is dialled, in the record and among the live connections. Permission is checked again for
+    /// this very address, because it may not be the first of those that were admitted.
+    pub(crate) fn set_dialled(
+        &self,
+        shared: &Shared,
+        record: &mut OpenRecord,
+        address: SocketAddr,
+    ) -> Result<(), Refusal> {
+        record.set_dialled(address);
+        self.live_entry.set_dialled(address.ip());
+        let rechecked = shared.recheck_permit(self.permit(), address.ip(), &self.charges);
+        rechecked.map_err(|reason| Refusal::from(reason).under(self.permit()))
+    }
+
+    /// The address of attempt number `index`, with the port that was decided upon.
+    pub(crate) fn address(&self, index: usize) -> Option<SocketAddr> {
+        let address: IpAddr = *self.dial_permit.addresses().get(index)?;
+        Some(SocketAddr::new(address, self.permit().port()?))
+    }
+
+    pub(crate) fn permit(&self) -> &Permit {
+        self.dial_permit.permit()
+    }
+}
+
+/// Writes the decision record, then counts the attempt as allowed: one that could not be recorded is refused and
+/// counted as such, once.
+async fn record_permit(
+    rules: &RuleSet,
+    permit: &Permit,
+    terms: &DepartureTerms<'_>,
+    record: &mut OpenRecord,
+) -> Result<Receipt, Refusal> {
+    let mut details = record::permit_record(permit, rules);
+    details.treatment = Some(StableCode(terms.treatment));
+    details.credential = terms.credential.map(|name| name.as_str().into());
+    let started = Instant::now();
+    let receipt = record.record_decision(details).await?;
+    metrics::observe_record(started.elapsed());
+    metrics::count_decision("allowed", terms.treatment);
+    Ok(receipt)
+}

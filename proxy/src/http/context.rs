@@ -1,0 +1,99 @@
+//! The state of one request between Pingora's phases. Dropping it closes the record of a request that was cut.
+
+use std::sync::Arc;
+
+use audit::{AttemptOutcome, OpenRecord};
+use pingora_core::ErrorType;
+use pingora_core::prelude::{Error, Result};
+use rules::RuleSet;
+use rules::budget::UsageKind;
+
+use super::RequestMonitor;
+use crate::credential::Credential;
+use crate::credential::scrub::ResponseScrubber;
+use crate::egress::departure::Departure;
+use crate::report::record;
+use crate::report::refusal::Refusal;
+
+/// The type of a Pingora error that a phase returns for a refusal of ours; the context holds the refusal.
+const REFUSED: &str = "refused";
+
+/// The half of a request's state that Pingora owns.
+///
+/// A request has two halves because two parties hold it. Pingora creates this one before we know the request, passes
+/// it by `&mut` from phase to phase, and drops it when the request ends or its task is cancelled: it owns whatever
+/// must be closed exactly once (record, departure, scrubber). The other half is [`RequestMonitor`]: our own loops
+/// create it, share it by `Arc`, and watch it from outside while Pingora works (bytes moved, cut, answered, broken).
+/// `RequestMonitor::digest` says how it reaches the phases.
+#[derive(Default)]
+pub(super) struct RequestContext {
+    /// Empty until `request_filter`, because Pingora creates the context without arguments.
+    pub(super) state: Option<RequestState>,
+}
+
+/// One request between its first phase and its record's close.
+pub(super) struct RequestState {
+    pub(super) monitor: Arc<RequestMonitor>,
+    pub(super) rules: Arc<RuleSet>,
+    /// Taken when it is closed.
+    pub(super) record: Option<OpenRecord>,
+    /// Set once the request may leave.
+    pub(super) departed: Option<DepartedRequest>,
+    pub(super) status: Option<u16>,
+    /// The refusal behind the error that a phase returned.
+    pub(super) refusal: Option<Refusal>,
+}
+
+/// A request that may leave, or has left.
+pub(super) struct DepartedRequest {
+    pub(super) departure: Departure,
+    /// Index of the admitted address that is tried.
+    pub(super) attempt: usize,
+    pub(super) credential: Option<Arc<Credential>>,
+    pub(super) scrubber: Option<ResponseScrubber>,
+}
+
+impl Drop for RequestState {
+    /// Closes the record of a request whose task was cancelled by a cut.
+    fn drop(&mut self) {
+        if let (Some(record), Some(reason)) = (self.record.take(), self.monitor.cut.reason()) {
+            let outcome = AttemptOutcome::new(record::cut_ending(reason));
+            record.close(AttemptOutcome { status: self.status, ..outcome });
+        }
+    }
+}
+
+impl RequestContext {
+    /// The request. Pingora runs no other phase before `request_filter`, which sets it.
+    pub(super) fn state(&mut self) -> Result<&mut RequestState> {
+        self.state.as_mut().ok_or_else(internal)
+    }
+}
+
+impl RequestState {
+    /// The departed request. Pingora runs the upstream phases only if `request_filter` let the request depart.
+    pub(super) fn departed(&mut self) -> Result<&mut DepartedRequest> {
+        self.departed.as_mut().ok_or_else(internal)
+    }
+
+    /// Charges bytes before they are passed on.
+    pub(super) fn charge(&mut self, usage: UsageKind, bytes: u64) -> Result<()> {
+        let charged = self.departed()?.departure.charges.charge(usage, bytes);
+        charged.map_err(|exhausted| self.fail(exhausted))
+    }
+
+    /// Keeps a refusal for `fail_to_proxy`, and returns the error that makes Pingora call it.
+    pub(super) fn fail(&mut self, refusal: impl Into<Refusal>) -> Box<Error> {
+        self.refusal = Some(refusal.into());
+        Error::new(ErrorType::Custom(REFUSED))
+    }
+
+    pub(super) fn scrubber(&mut self) -> Option<&mut ResponseScrubber> {
+        self.departed.as_mut().and_then(|departed| departed.scrubber.as_mut())
+    }
+}
+
+/// The error for a state that cannot occur. The request ends as `internal`.
+pub(super) fn internal() -> Box<Error> {
+    Error::new(ErrorType::InternalError)
+}
