@@ -107,7 +107,7 @@ mod tests {
     #[test]
     fn an_error_tells_its_first_problem_and_how_many_follow() {
         for (count, wanted) in
-            [(1, "p.toml:4:1: `k` is not a key here"), (3, "p.toml:4:1: `k` is not a key here (and 2 more)")]
+            [(1, "p.toml:4:1: unknown key `k`"), (3, "p.toml:4:1: unknown key `k` (and 2 more)")]
         {
             let problems = vec![problem(4, 1, 1, "k = 1"); count];
             assert_eq!(InvalidPolicy { problems }.to_string(), wanted);
@@ -116,7 +116,7 @@ mod tests {
 
     #[test]
     fn carets_point_at_the_characters() {
-        let head = "error: `k` is not a key here";
+        let head = "error: unknown key `k`";
         for (text, wanted) in [
             (
                 shown(4, 1, 1, "k = 1", Some("did you mean `l`?")),
