@@ -167,7 +167,7 @@ fn words_that_would_write_another_line_are_refused() {
             args.extend(["--why", "fine"]);
         }
         let (good, said) = run_sandbar(&scene, &[&["grant"], &args[..]].concat());
-        assert!(!good && said.contains("in one line"), "{option}: {said}");
+        assert!(!good && said.contains("one line without control characters"), "{option}: {said}");
     }
     assert!(!is_reachable(&scene, "other.example"));
 }
