@@ -182,7 +182,7 @@ fn mistakes_with_the_authority() {
     for (args, status, said) in [
         (&["ca", "init", "--dir", "ca"][..], 2, "already"),
         (&["ca", "init", "--dir", "x", "--permit", "*"], 2, "--permit"),
-        (&["ca", "init", "--dir", "x", "--for", "1s"], 2, "at least an hour"),
+        (&["ca", "init", "--dir", "x", "--for", "1s"], 2, "between one hour"),
         (&["ca", "init", "--dir", "long", "--for", "10y"], 0, "Sandbar"),
         (&["ca", "init", "--dir", "x", "--for", "soon"], 64, "soon"),
         (&["ca", "init", "--dir", "x", "--key", "junk.pem"], 64, "--chain"),
