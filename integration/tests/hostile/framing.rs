@@ -149,7 +149,7 @@ fn head_cases() -> Vec<(&'static str, String, FramingOutcome)> {
         (
             "no method is that long: it is raw TCP, however it is split",
             format!("{} /x HTTP/1.1\r\nHost: HOST\r\n\r\n", "A".repeat(30)),
-            Closed("wrong_protocol"),
+            Closed("raw_tcp_not_allowed"),
         ),
         (
             "method with underscore",
