@@ -28,6 +28,7 @@ pub mod probe;
 pub mod reason;
 mod ruleset;
 pub mod sandbox;
+pub mod share;
 mod special_names;
 pub mod terms;
 pub mod url_path;

@@ -51,6 +51,9 @@ reasons! {
     AnswerForeignBank "answer_foreign_bank"
         "The memory service returned content of a bank that the request did not name; Sandbar withheld the response."
         "Check the memory service: it mixes banks, or routes requests to the wrong one.";
+    AnswerTooLarge "answer_too_large"
+        "The head of the origin server's response exceeds the limit."
+        "Check the origin server; `answer_head_bytes` and `answer_head_fields` set the limits.";
     AnswerUnchecked "answer_unchecked"
         "Sandbar could not check the memory service's response, or found a secret in it, and withheld it."
         "Request less at once; if that does not help, check what the memory service returns.";
@@ -150,6 +153,9 @@ reasons! {
     IdentityAbsent "identity_absent"
         "The memory request carries no signed identity, and the rule requires one."
         "Send the token in `Sandbox-Identity`, or set `identity = \"from-channel\"`.";
+    IdentityChanged "identity_changed"
+        "The connection's channel now belongs to another sandbox, tenant or environment."
+        "Connect again; the new connection has the new identity.";
     IdentityInvalid "identity_invalid"
         "The signed identity failed verification."
         "Fetch a fresh token; the record names the check that failed.";
@@ -174,6 +180,9 @@ reasons! {
     LifetimeSpent "lifetime_spent"
         "The connection reached its maximum lifetime."
         "Connect again; `connection_seconds` sets the limit.";
+    LogQuota "log_quota"
+        "The sandbox has used up its part of the access log, and Sandbar forwards nothing without a record."
+        "See `sandbar status --sandbox`; raise `max_bytes` or shorten `retention` under `[log]` if this traffic is expected.";
     LogUnwritable "log_unwritable"
         "Sandbar could not write the record of the attempt, and forwards nothing without one."
         "Check the disk and directory of the log; `sandbar log verify` shows its state.";
@@ -204,6 +213,9 @@ reasons! {
     NotListed "not_listed"
         "No rule of this sandbox names the host."
         "Add the host to an `[[allow]]` rule.";
+    OutOfPorts "out_of_ports"
+        "The sandbox uses all the source ports it may use towards this address, or the kernel has none left."
+        "Close or reuse connections to this host; a closed one keeps its port for a minute.";
     OwnAddress "own_address"
         "The name resolves to Sandbar itself."
         "Nothing to do: no rule can allow this.";
@@ -219,6 +231,9 @@ reasons! {
     PrivateAddress "private_address"
         "The target is in a private, local or otherwise special address range."
         "If that is intended, name the range in the rule's `resolves_to`.";
+    QuotaExhausted "quota_exhausted"
+        "The sandbox uses all it may use of a resource of the gateway; the detail names it."
+        "Finish or close requests and connections; `sandbar status --sandbox` shows the use, `[limits]` sets the quotas.";
     RawTcpNotAllowed "raw_tcp_not_allowed"
         "The connection is neither TLS nor HTTP, and no rule allows raw TCP to this host and port."
         "Add the port to a rule's `tcp` with the exact host name.";
@@ -231,6 +246,9 @@ reasons! {
     SandboxEnded "sandbox_ended"
         "The sandbox has reached its `lifetime_seconds`."
         "Create a new sandbox, or raise the lifetime.";
+    SandboxRevoked "sandbox_revoked"
+        "The identity of the sandbox is revoked."
+        "Ask the operator; `revocations` under `[identity]` names the file.";
     SocksUnsupported "socks_unsupported"
         "The SOCKS request is not a SOCKS5 CONNECT without authentication."
         "Use SOCKS5 CONNECT with the host name (socks5h).";

@@ -93,6 +93,7 @@ pub(crate) fn http_status(reason: Reason) -> u16 {
         Reason::HeadTooLarge => 431,
         Reason::Internal => 500,
         Reason::AnswerForeignBank
+        | Reason::AnswerTooLarge
         | Reason::AnswerUnchecked
         | Reason::AnswerUnreadable
         | Reason::CredentialUnavailable
@@ -102,7 +103,12 @@ pub(crate) fn http_status(reason: Reason) -> u16 {
         | Reason::UpstreamBroke
         | Reason::UpstreamCertificate
         | Reason::UpstreamUnreachable => 502,
-        Reason::DnsOverload | Reason::LogUnwritable | Reason::TooManyConnections => 503,
+        Reason::DnsOverload
+        | Reason::LogQuota
+        | Reason::LogUnwritable
+        | Reason::OutOfPorts
+        | Reason::QuotaExhausted
+        | Reason::TooManyConnections => 503,
         Reason::UpstreamTimeout => 504,
         _ => 403,
     }
