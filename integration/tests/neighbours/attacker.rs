@@ -2,9 +2,8 @@
 
 use std::future::{Future, poll_fn};
 use std::io;
-use std::net::SocketAddr;
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use bytes::Bytes;
 use h2::client::{ResponseFuture, SendRequest};
@@ -16,16 +15,18 @@ use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{TcpSocket, TcpStream};
 use tokio_rustls::TlsConnector;
 
-use crate::scene::PROXY;
+use crate::scene::{Network, PROXY};
 
 /// How long A waits for any one thing before it goes on with the next.
 const PATIENCE: Duration = Duration::from_secs(5);
+/// How long A goes on building something up.
+const LONGEST_BUILD: Duration = Duration::from_secs(8);
 
 pub(crate) type TlsStream = tokio_rustls::client::TlsStream<TcpStream>;
 
 #[derive(Clone)]
 pub(crate) struct Attacker {
-    address: &'static str,
+    network: Network,
     trust: Arc<ClientConfig>,
 }
 
@@ -39,20 +40,20 @@ pub(crate) struct HeldStreams {
 }
 
 impl Attacker {
-    pub(crate) fn new(address: &'static str, trust: Arc<ClientConfig>) -> Self {
-        Attacker { address, trust }
+    pub(crate) fn new(network: Network, trust: Arc<ClientConfig>) -> Self {
+        Attacker { network, trust }
     }
 
-    /// The same sandbox at another of its source addresses.
-    pub(crate) fn at(&self, address: &'static str) -> Self {
-        Attacker { address, trust: self.trust.clone() }
+    /// The same client in another sandbox.
+    pub(crate) fn in_network(&self, network: Network) -> Self {
+        Attacker { network, trust: self.trust.clone() }
     }
 
     /// A connection to the gateway, with a receive buffer so small that what A does not read stays outside.
     pub(crate) async fn connect(&self) -> io::Result<TcpStream> {
         let socket = TcpSocket::new_v4()?;
         socket.set_recv_buffer_size(16 << 10)?;
-        socket.bind(SocketAddr::new(self.address.parse().unwrap(), 0))?;
+        socket.bind(self.network.next_address())?;
         let stream = within(socket.connect(PROXY.parse().unwrap())).await?;
         stream.set_nodelay(true)?;
         Ok(stream)
@@ -128,7 +129,9 @@ impl HeldStreams {
                 while left > 0 {
                     body.reserve_capacity(part.len().min(left));
                     let granted = poll_fn(|context| body.poll_capacity(context));
-                    let Ok(Some(Ok(granted))) = tokio::time::timeout(PATIENCE / 3, granted).await else { break };
+                    let Ok(Some(Ok(granted))) = tokio::time::timeout(PATIENCE / 3, granted).await else {
+                        break;
+                    };
                     let now = part.slice(..granted.min(left).min(part.len()));
                     left -= now.len();
                     if body.send_data(now, false).is_err() {
@@ -170,7 +173,8 @@ pub(crate) async fn join_all<F: Future>(all: impl IntoIterator<Item = F>) -> Vec
     all.into_iter().filter_map(|(_, done)| done).collect()
 }
 
-/// Runs `make` so many times, some at a time, each in a task of its own; what succeeded, and how often it failed.
+/// Runs `make` so many times, some at a time, each in a task of its own, and begins none after a while; what succeeded,
+/// and how often it did not.
 pub(crate) async fn take<T, F>(count: usize, at_once: usize, make: impl Fn(usize) -> F) -> (Vec<T>, usize)
 where
     T: Send + 'static,
@@ -182,8 +186,11 @@ where
         Ok(Ok(one)) => taken.push(one),
         Ok(Err(_)) | Err(_) => failed += 1,
     };
-    for at in 0..count {
-        tasks.spawn(make(at));
+    let end = Instant::now() + LONGEST_BUILD;
+    let mut begun = 0;
+    while begun < count && Instant::now() < end {
+        tasks.spawn(make(begun));
+        begun += 1;
         if tasks.len() >= at_once {
             keep(tasks.join_next().await.unwrap());
         }
@@ -191,7 +198,7 @@ where
     while let Some(done) = tasks.join_next().await {
         keep(done);
     }
-    (taken, failed)
+    (taken, failed + count - begun)
 }
 
 pub(crate) async fn read_head(stream: &mut (impl AsyncReadExt + Unpin)) -> io::Result<String> {
@@ -209,7 +216,9 @@ pub(crate) fn status_of(head: &str) -> u16 {
 }
 
 pub(crate) fn reason_of(head: &str) -> Option<String> {
-    let field = head.lines().find_map(|line| line.to_ascii_lowercase().strip_prefix("sandbar-reason:").map(str::to_owned));
+    let field = head
+        .lines()
+        .find_map(|line| line.to_ascii_lowercase().strip_prefix("sandbar-reason:").map(str::to_owned));
     field.map(|reason| reason.trim().to_owned())
 }
 

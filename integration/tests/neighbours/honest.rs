@@ -12,16 +12,21 @@ use std::time::{Duration, Instant};
 use rustls::pki_types::ServerName;
 use rustls::{ClientConfig, ClientConnection, StreamOwned};
 
-use crate::scene::{DEADLINE, DNS, PROXY};
+use crate::scene::{DEADLINE, DNS, Network, PROXY};
 
 /// An honest client gives up after this.
 const PATIENCE: Duration = Duration::from_secs(5);
+
+/// How long it rests between two things it does.
+const REST: Duration = Duration::from_millis(20);
 
 /// What B does.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum Kind {
     /// A request in intercepted TLS.
     Tls,
+    /// The same, on a connection to the origin that nobody uses again.
+    CloseTls,
     /// A plain request in absolute form.
     Plain,
     /// Bytes through a tunnel and back.
@@ -50,7 +55,7 @@ impl KindSamples {
         sorted.get(at).copied().unwrap_or_default()
     }
 
-    fn rounds(&self) -> usize {
+    pub(crate) fn rounds(&self) -> usize {
         self.latencies.len() + self.failures.len()
     }
 }
@@ -89,13 +94,13 @@ pub(crate) struct HonestClient {
 }
 
 impl HonestClient {
-    pub(crate) fn start(kinds: &[Kind], address: &'static str, trust: &Arc<ClientConfig>) -> Self {
+    pub(crate) fn start(kinds: &[Kind], network: Network, trust: &Arc<ClientConfig>) -> Self {
         let (over, seen) = (Arc::<AtomicBool>::default(), Arc::<Mutex<Samples>>::default());
         seen.lock().unwrap().0.extend(kinds.iter().map(|kind| (*kind, KindSamples::default())));
         let start = |kind: Kind| {
             let (over, seen, trust) = (over.clone(), seen.clone(), trust.clone());
             std::thread::spawn(move || {
-                let worker = Worker { address, trust };
+                let worker = Worker { network, trust };
                 while !over.load(Ordering::SeqCst) {
                     let started = Instant::now();
                     let done = worker.work(kind);
@@ -106,6 +111,8 @@ impl HonestClient {
                         Ok(()) => samples.latencies.push(took),
                         Err(why) => samples.failures.push(format!("{why} (after {took:?})")),
                     }
+                    drop(seen);
+                    std::thread::sleep(REST);
                 }
             })
         };
@@ -114,7 +121,7 @@ impl HonestClient {
     }
 
     /// Waits until B has done so many more rounds of each kind, or its patience is at an end.
-    pub(crate) fn wait_for_rounds(&self, rounds: usize) {
+    fn wait_for_rounds(&self, rounds: usize) {
         let done = self.seen.lock().unwrap().least_rounds();
         let end = Instant::now() + DEADLINE / 4;
         while self.seen.lock().unwrap().least_rounds() < done + rounds && Instant::now() < end {
@@ -124,9 +131,7 @@ impl HonestClient {
 
     /// The same, and ends B's work.
     pub(crate) fn finish_rounds(self, rounds: usize) -> Samples {
-        if rounds > 0 {
-            self.wait_for_rounds(rounds);
-        }
+        self.wait_for_rounds(rounds);
         self.over.store(true, Ordering::SeqCst);
         for thread in self.threads {
             thread.join().unwrap();
@@ -135,9 +140,9 @@ impl HonestClient {
     }
 }
 
-/// Who works, and how it is known.
+/// Who works.
 struct Worker {
-    address: &'static str,
+    network: Network,
     trust: Arc<ClientConfig>,
 }
 
@@ -145,19 +150,22 @@ impl Worker {
     fn work(&self, kind: Kind) -> Result<(), String> {
         let done = match kind {
             Kind::Tls => self.request_tls("origin.test:8002", "GET /hello", ""),
+            Kind::CloseTls => self.request_tls("origin.test:8002", "GET /close", ""),
             Kind::Plain => self.request_plain(),
             Kind::Tunnel => self.echo(),
             Kind::Dns => self.resolve("origin.test"),
             Kind::FreshName => self.resolve(&next_fresh_name()),
-            Kind::Memory => {
-                self.request_tls("memory.test:8007", "POST /v1/recall", r#"{"query":"x","bank_id":"staging:team"}"#)
-            }
+            Kind::Memory => self.request_tls(
+                "memory.test:8007",
+                "POST /v1/recall",
+                r#"{"query":"x","bank_id":"staging:team"}"#,
+            ),
         };
         done.map_err(|error| error.to_string())
     }
 
     fn connect(&self) -> io::Result<TcpStream> {
-        let stream = connect_from(self.address, PROXY.parse().unwrap())?;
+        let stream = connect_from(self.network, PROXY.parse().unwrap())?;
         stream.set_read_timeout(Some(PATIENCE))?;
         stream.set_write_timeout(Some(PATIENCE))?;
         Ok(stream)
@@ -199,7 +207,7 @@ impl Worker {
 
     /// Asks once; a client whose resolver does not answer within its patience has none.
     fn resolve(&self, name: &str) -> io::Result<()> {
-        let socket = UdpSocket::bind((self.address, 0))?;
+        let socket = UdpSocket::bind(self.network.next_address())?;
         socket.connect(DNS)?;
         socket.set_read_timeout(Some(PATIENCE))?;
         socket.send(&dns_query(7, name))?;
@@ -218,7 +226,7 @@ impl Worker {
 fn next_fresh_name() -> String {
     use std::sync::atomic::AtomicUsize;
     static NEXT: AtomicUsize = AtomicUsize::new(0);
-    format!("b{}.quick.test", NEXT.fetch_add(1, Ordering::SeqCst))
+    format!("b{}.quick.example", NEXT.fetch_add(1, Ordering::SeqCst))
 }
 
 /// A question for the A record of a name.
@@ -234,10 +242,9 @@ pub(crate) fn dns_query(id: u16, name: &str) -> Vec<u8> {
 }
 
 /// A connection whose source address names the sandbox.
-pub(crate) fn connect_from(address: &str, to: SocketAddr) -> io::Result<TcpStream> {
+pub(crate) fn connect_from(network: Network, to: SocketAddr) -> io::Result<TcpStream> {
     let socket = socket2::Socket::new(socket2::Domain::IPV4, socket2::Type::STREAM, None)?;
-    let from: SocketAddr = format!("{address}:0").parse().unwrap();
-    socket.bind(&from.into())?;
+    socket.bind(&network.next_address().into())?;
     socket.connect_timeout(&to.into(), PATIENCE)?;
     let stream = TcpStream::from(socket);
     stream.set_nodelay(true)?;

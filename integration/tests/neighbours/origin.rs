@@ -2,12 +2,13 @@
 //!
 //! | port | what |
 //! | --- | --- |
-//! | 53 | a resolver: `*.slow.test` gets no answer |
+//! | 53 | a resolver: `*.slow.example` gets no answer |
 //! | 8001, 8002, 8007 | HTTP/1, plain, in TLS, and as a memory service |
 //! | 8003 | HTTP/2 |
 //! | 8004 | raw bytes, sent back |
 //! | 8005 | HTTP/2 by hand: a GET is answered with a head that grows, a body gets no window |
 //! | 8006 | raw bytes without end |
+//! | 8008 | nobody accepts, and no SYN is answered |
 
 use std::future::Future;
 use std::sync::Arc;
@@ -22,15 +23,16 @@ use tokio_rustls::TlsAcceptor;
 
 /// Bytes of a large file.
 pub(crate) const LARGE: usize = 10 << 20;
+/// What every body consists of.
+static PART: [u8; 64 << 10] = [b'x'; 64 << 10];
 /// Bytes of a large head of HTTP/1, just below what a client could take for one of Pingora's limits.
 const LARGE_HEAD: usize = 900 << 10;
 
 /// Connections that came to the origins, by port.
 #[derive(Debug, Default)]
 pub(crate) struct Arrivals {
-    ever: [AtomicUsize; 8],
-    now: [AtomicUsize; 8],
-    most: [AtomicUsize; 8],
+    now: [AtomicUsize; 9],
+    most: [AtomicUsize; 9],
 }
 
 fn place(port: u16) -> usize {
@@ -38,11 +40,6 @@ fn place(port: u16) -> usize {
 }
 
 impl Arrivals {
-    /// Connections so far.
-    pub(crate) fn ever(&self, port: u16) -> usize {
-        self.ever[place(port)].load(Ordering::SeqCst)
-    }
-
     /// Most connections at a time.
     pub(crate) fn most(&self, port: u16) -> usize {
         self.most[place(port)].load(Ordering::SeqCst)
@@ -56,6 +53,8 @@ impl Arrivals {
 
 pub(crate) struct Origins {
     pub(crate) arrivals: Arc<Arrivals>,
+    _silent: [std::net::TcpStream; 2],
+    _unanswered: socket2::Socket,
     runtime: Option<Runtime>,
 }
 
@@ -84,7 +83,8 @@ impl Origins {
             let socket = UdpSocket::bind("127.0.0.1:53").await.unwrap();
             tokio::spawn(serve_names(socket));
         });
-        Origins { arrivals, runtime: Some(runtime) }
+        let (silent, unanswered) = listen_without_answering(8008);
+        Origins { arrivals, _silent: silent, _unanswered: unanswered, runtime: Some(runtime) }
     }
 }
 
@@ -125,7 +125,6 @@ async fn serve<T, A, S>(
     tokio::spawn(async move {
         while let Ok((stream, _)) = listener.accept().await {
             let at = place(port);
-            arrivals.ever[at].fetch_add(1, Ordering::SeqCst);
             let now = arrivals.now[at].fetch_add(1, Ordering::SeqCst) + 1;
             arrivals.most[at].fetch_max(now, Ordering::SeqCst);
             drop(stream.set_nodelay(true));
@@ -167,7 +166,9 @@ async fn serve_http1(stream: impl AsyncRead + AsyncWrite + Send + Unpin + 'stati
             "/large" => {
                 let head = format!("HTTP/1.1 200 OK\r\nContent-Length: {LARGE}\r\n\r\n");
                 stream.write_all(head.as_bytes()).await.ok()?;
-                stream.write_all(&vec![b'x'; LARGE]).await.ok()?;
+                for _ in 0..LARGE / PART.len() {
+                    stream.write_all(&PART).await.ok()?;
+                }
             }
             "/large-head" => {
                 let field = format!("X-Field: {}\r\n", "y".repeat(8 << 10));
@@ -176,7 +177,8 @@ async fn serve_http1(stream: impl AsyncRead + AsyncWrite + Send + Unpin + 'stati
                 stream.write_all(answer.as_bytes()).await.ok()?;
             }
             "/upgrade" => {
-                let answer = b"HTTP/1.1 101 Switching Protocols\r\nConnection: Upgrade\r\nUpgrade: websocket\r\n\r\n";
+                let answer =
+                    b"HTTP/1.1 101 Switching Protocols\r\nConnection: Upgrade\r\nUpgrade: websocket\r\n\r\n";
                 stream.write_all(answer).await.ok()?;
                 stream.flush().await.ok()?;
                 return serve_flood(stream).await;
@@ -192,10 +194,29 @@ async fn serve_http1(stream: impl AsyncRead + AsyncWrite + Send + Unpin + 'stati
                 stream.write_all(head.as_bytes()).await.ok()?;
                 stream.write_all(hits.as_bytes()).await.ok()?;
             }
+            "/close" => {
+                let answer = b"HTTP/1.1 200 OK\r\nConnection: close\r\nContent-Length: 5\r\n\r\nhello";
+                stream.write_all(answer).await.ok()?;
+                stream.shutdown().await.ok()?;
+                return Some(());
+            }
             _ => stream.write_all(b"HTTP/1.1 200 OK\r\nContent-Length: 5\r\n\r\nhello").await.ok()?,
         }
         stream.flush().await.ok()?;
     }
+}
+
+/// A listener whose queue is full, so that the kernel drops every further SYN.
+fn listen_without_answering(port: u16) -> ([std::net::TcpStream; 2], socket2::Socket) {
+    let socket = socket2::Socket::new(socket2::Domain::IPV4, socket2::Type::STREAM, None).unwrap();
+    let address = std::net::SocketAddr::from(([127, 0, 0, 1], port));
+    socket.bind(&address.into()).unwrap();
+    socket.listen(0).unwrap();
+    let first = std::net::TcpStream::connect(address).unwrap();
+    let second = socket2::Socket::new(socket2::Domain::IPV4, socket2::Type::STREAM, None).unwrap();
+    second.set_nonblocking(true).unwrap();
+    drop(second.connect(&address.into())); // in progress for ever
+    ([first, second.into()], socket)
 }
 
 async fn serve_http2(stream: TlsStream) -> Option<()> {
@@ -220,7 +241,7 @@ async fn serve_stream(
         }
         "/large" => {
             let mut answer = respond.send_response(http::Response::new(()), false).ok()?;
-            let part = Bytes::from(vec![b'x'; 64 << 10]);
+            let part = Bytes::from_static(&PART);
             let mut left = LARGE;
             while left > 0 {
                 answer.reserve_capacity(part.len().min(left));
@@ -247,9 +268,8 @@ async fn serve_echo(mut stream: TcpStream) -> Option<()> {
 }
 
 async fn serve_flood(mut stream: impl AsyncRead + AsyncWrite + Send + Unpin) -> Option<()> {
-    let part = vec![b'x'; 64 << 10];
     loop {
-        stream.write_all(&part).await.ok()?;
+        stream.write_all(&PART).await.ok()?;
     }
 }
 

@@ -5,10 +5,12 @@ use std::fmt::Write as _;
 use std::fs;
 use std::future::Future;
 use std::io::{Read, Write as _};
+use std::net::SocketAddr;
 use std::os::unix::fs::PermissionsExt;
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
+use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::{Duration, Instant};
 
@@ -34,9 +36,23 @@ pub(crate) const DEADLINE: Duration = Duration::from_secs(60);
 pub(crate) const PROXY: &str = "127.0.0.1:3128";
 pub(crate) const DNS: &str = "127.0.0.1:5353";
 
-/// Source addresses of the sandboxes, which the listeners know them by.
-pub(crate) const A_ADDRESS: &str = "127.1.0.1";
-pub(crate) const B_ADDRESS: &str = "127.2.0.1";
+/// Networks of the sandboxes, which the listeners know them by.
+pub(crate) const A_NETWORK: Network = Network("127.1");
+pub(crate) const B_NETWORK: Network = Network("127.2");
+const C_NETWORK: Network = Network("127.3");
+
+/// The first half of a sandbox's source addresses.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Network(pub(crate) &'static str);
+
+impl Network {
+    /// Another address for each connection: ports that clients keep after closing are not what is tested.
+    pub(crate) fn next_address(self) -> SocketAddr {
+        static NEXT: AtomicU32 = AtomicU32::new(0);
+        let next = NEXT.fetch_add(1, Ordering::Relaxed);
+        format!("{}.{}.{}:0", self.0, next / 200 % 200, next % 200 + 1).parse().unwrap()
+    }
+}
 
 /// How often B does each kind of thing: before the attack, and when A has taken what it can get.
 const ROUNDS: usize = 40;
@@ -81,12 +97,13 @@ impl Default for Setup {
 const POLICY: &str = r#"name = "p"
 [[allow]]
 name = "web"
-hosts = ["origin.test:8001", "origin.test:8002", "origin.test:8003", "origin.test:8005"]
+hosts = ["origin.test:8001", "origin.test:8002", "origin.test:8003", "origin.test:8005", "origin.test:8008"]
 resolves_to = ["127.0.0.0/8"]
 [[allow]]
 name = "raw"
 hosts = ["raw.test"]
 tcp = [8004, 8006]
+memory = "may-receive"
 resolves_to = ["127.0.0.0/8"]
 [[memory]]
 name = "memory"
@@ -137,7 +154,7 @@ impl Scene {
         let watch = MemoryWatch::start(child.clone(), cgroup.is_some());
         let trust = trust_authority(dir.path());
         let attack = Runtime::new().unwrap();
-        let attacker = Attacker::new(A_ADDRESS, trust.clone());
+        let attacker = Attacker::new(A_NETWORK, trust.clone());
         let quiet = Samples::default();
         let mut scene = Scene {
             setup,
@@ -160,7 +177,7 @@ impl Scene {
 
     /// B, at work from now on.
     pub(crate) fn honest(&self) -> HonestClient {
-        HonestClient::start(&self.setup.kinds, B_ADDRESS, &self.trust)
+        HonestClient::start(&self.setup.kinds, B_NETWORK, &self.trust)
     }
 
     /// Runs something of A's to its end.
@@ -181,13 +198,16 @@ impl Scene {
         let before = self.resident();
         let honest = self.honest();
         let held = self.run(build);
-        honest.wait_for_rounds(ROUNDS); // more than before, and while A holds all it got
-        let busy = honest.finish_rounds(ROUNDS);
+        let building = honest.finish_rounds(0);
+        let holding = self.honest().finish_rounds(ROUNDS);
+        let newcomer = HonestClient::start(&self.setup.kinds, C_NETWORK, &self.trust).finish_rounds(3);
         let killed = self.watch.has_killed() || self.cgroup.as_ref().is_some_and(MemoryCgroup::has_killed);
         let outcome = Outcome {
             what: what.to_owned(),
             quiet: self.quiet.clone(),
-            busy,
+            building,
+            holding,
+            newcomer,
             killed,
             before,
             peak: self.watch.peak(),
@@ -261,7 +281,9 @@ impl Drop for Scene {
         drop(child.kill()); // it may have ended by itself
         drop(child.wait());
         if std::thread::panicking() {
-            println!("the gateway said: {}", self.stderr());
+            let said = self.stderr();
+            let last: Vec<_> = said.lines().rev().take(10).collect();
+            println!("the gateway said {} lines, the last of them: {last:#?}", said.lines().count());
         }
     }
 }
@@ -270,7 +292,11 @@ impl Drop for Scene {
 pub(crate) struct Outcome {
     what: String,
     quiet: Samples,
-    pub(crate) busy: Samples,
+    /// B's attempts while A built up, and while it held what it had got.
+    building: Samples,
+    holding: Samples,
+    /// Those of a third sandbox, which had done nothing before A had taken everything.
+    newcomer: Samples,
     killed: bool,
     before: u64,
     pub(crate) peak: u64,
@@ -289,28 +315,26 @@ impl Outcome {
             self.descriptors,
         );
         for kind in self.quiet.kinds() {
-            let (quiet, busy) = (self.quiet.of(kind), self.busy.of(kind));
-            write!(
-                line,
-                "; {kind:?} p50 {:.1?} -> {:.1?}, p99 {:.1?} -> {:.1?}, {} of {} failed",
-                quiet.percentile(50),
-                busy.percentile(50),
-                quiet.percentile(99),
-                busy.percentile(99),
-                busy.failures.len(),
-                busy.failures.len() + busy.latencies.len(),
-            )
-            .unwrap();
+            let phases = [&self.quiet, &self.building, &self.holding].map(|phase| phase.of(kind));
+            let [_, building, holding] = &phases;
+            write!(line, "; {kind:?}").unwrap();
+            for percent in [50, 99] {
+                let [quiet, building, holding] = phases.each_ref().map(|phase| phase.percentile(percent));
+                write!(line, " p{percent} {quiet:.1?}, {building:.1?}, {holding:.1?}").unwrap();
+            }
+            let failed = building.failures.len() + holding.failures.len();
+            write!(line, ", {failed} of {} failed", building.rounds() + holding.rounds()).unwrap();
         }
         println!("{line}");
     }
 
-    /// B was served as before, and nobody had to kill the gateway.
+    /// B was served as before, and nobody had to kill the gateway. While A builds up, it and the origins use the
+    /// cores that B and the gateway need, so B's latency counts once A holds what it got; its success counts always.
     pub(crate) fn assert_unharmed(&self) {
         self.assert_served();
         for kind in self.quiet.kinds() {
             let quiet = self.quiet.of(kind).percentile(99);
-            let busy = self.busy.of(kind).percentile(99);
+            let busy = self.holding.of(kind).percentile(99);
             let bound = LATENCY_FLOOR.max(2 * quiet);
             assert!(
                 busy <= bound,
@@ -329,7 +353,9 @@ impl Outcome {
             self.peak >> 20,
             MEMORY_LIMIT >> 20
         );
-        self.busy.assert_all_succeeded(&self.what);
+        self.building.assert_all_succeeded(&self.what);
+        self.holding.assert_all_succeeded(&self.what);
+        self.newcomer.assert_all_succeeded(&format!("{}, for a newcomer", self.what));
     }
 }
 
@@ -350,7 +376,7 @@ pub(crate) fn set_sysctl(name: &str, value: &str) {
 
 /// Writes the certificate that all origins have, and gives back a server that shows it.
 fn write_certificate(dir: &Path) -> ServerConfig {
-    let names = ["origin.test", "memory.test", "*.many.test"].map(str::to_owned);
+    let names = ["origin.test", "memory.test", "keyed.test", "*.many.example"].map(str::to_owned);
     let made = rcgen::generate_simple_self_signed(names).unwrap();
     fs::write(dir.join("origin.pem"), certs::pem::encode_certificate(made.cert.der())).unwrap();
     let key = PrivateKeyDer::try_from(made.signing_key.serialize_der()).unwrap();
@@ -376,6 +402,9 @@ fn trust_authority(dir: &Path) -> Arc<ClientConfig> {
 fn write_files(dir: &Path, setup: &Setup) {
     fs::create_dir(dir.join("policies")).unwrap();
     fs::write(dir.join("policies/p.toml"), format!("{POLICY}{}", setup.rules)).unwrap();
+    fs::write(dir.join("policies/list.txt"), "listed.test\n").unwrap();
+    fs::write(dir.join("key"), "a-key-of-the-test\n").unwrap();
+    fs::set_permissions(dir.join("key"), fs::Permissions::from_mode(0o600)).unwrap();
     fs::write(dir.join("sandbar.toml"), configuration(setup, "")).unwrap();
 }
 
@@ -418,6 +447,7 @@ identify = "source-address"
     }
     text += &sandbox_table("a", "127.1.0.0/16", "p");
     text += &sandbox_table("b", "127.2.0.0/16", "p");
+    text += &sandbox_table("c", "127.3.0.0/16", "p");
     text + sandboxes
 }
 
@@ -434,8 +464,7 @@ fn start_gateway(dir: &Path, setup: &Setup, cgroup: Option<&MemoryCgroup>) -> (C
     if let Some(megabytes) = setup.log_megabytes {
         let log = dir.join("log");
         fs::create_dir(&log).unwrap();
-        let mount =
-            format!("mount -t tmpfs -o size={megabytes}m tmpfs {} && exec \"$@\"", log.display());
+        let mount = format!("mount -t tmpfs -o size={megabytes}m tmpfs {} && exec \"$@\"", log.display());
         words.extend(["unshare", "--mount", "sh", "-c", &mount, "sh"].map(str::to_owned));
     }
     words.push(sandbar().get_program().to_str().unwrap().to_owned());
@@ -464,8 +493,12 @@ fn admin_request(dir: &Path, method: &str, path: &str) -> Option<(u16, String)> 
 }
 
 /// Looks again and again until there is something.
-pub(crate) fn wait_until<T>(what: &str, mut look: impl FnMut() -> Option<T>) -> T {
-    let end = Instant::now() + DEADLINE;
+pub(crate) fn wait_until<T>(what: &str, look: impl FnMut() -> Option<T>) -> T {
+    wait_within(DEADLINE, what, look)
+}
+
+pub(crate) fn wait_within<T>(patience: Duration, what: &str, mut look: impl FnMut() -> Option<T>) -> T {
+    let end = Instant::now() + patience;
     loop {
         if let Some(found) = look() {
             return found;
