@@ -34,6 +34,8 @@ pub(crate) struct Attacker {
 pub(crate) struct HeldStreams {
     pub(crate) sender: SendRequest<Bytes>,
     target: String,
+    /// Sent with every request; after the first an index says each (RFC 7541, 6.1).
+    pub(crate) fields: http::HeaderMap,
     responses: Vec<ResponseFuture>,
     bodies: Vec<SendStream<Bytes>>,
     answers: Vec<Response<RecvStream>>,
@@ -86,7 +88,8 @@ impl Attacker {
         tokio::spawn(async move { drop(connection.await) });
         let sender = within_h2(sender.ready()).await?;
         let (responses, bodies, answers) = (Vec::new(), Vec::new(), Vec::new());
-        Ok(HeldStreams { sender, target: target.to_owned(), responses, bodies, answers })
+        let (target, fields) = (target.to_owned(), http::HeaderMap::new());
+        Ok(HeldStreams { sender, target, fields, responses, bodies, answers })
     }
 
     /// One request on a connection of its own; the status and, if it is a refusal, its reason.
@@ -103,7 +106,9 @@ impl HeldStreams {
     fn new_request(&self, method: &str, path: &str) -> Request<()> {
         let uri = format!("https://{}{path}", self.target);
         let builder = Request::builder().method(method).uri(uri);
-        builder.header("content-type", "application/json").body(()).unwrap()
+        let mut request = builder.header("content-type", "application/json").body(()).unwrap();
+        request.headers_mut().extend(self.fields.clone());
+        request
     }
 
     /// Starts a request; what becomes of it is seen later, if at all.

@@ -60,8 +60,8 @@ fn p20_socks_greetings_without_end() {
 fn p20_header_blocks_without_end() {
     let scene = Scene::new();
     let (held, failed) = scene.attack(
-        "1,000 header blocks of 30 KB without end",
-        take(1000, 16, |_| {
+        "4,096 header blocks of 30 KB without end",
+        take(ALL, 16, |_| {
             let attacker = scene.attacker.clone();
             async move {
                 let mut stream = attacker.open_tls("origin.test:8003", "h2").await?;
@@ -98,8 +98,8 @@ fn p20_header_blocks_without_end() {
 fn p20_upgraded_connections_that_are_not_read() {
     let scene = Scene::new();
     let (held, failed) = scene.attack(
-        "500 upgraded connections that are not read",
-        take(500, 16, |_| {
+        "1,500 upgraded connections that are not read",
+        take(1500, 16, |_| {
             let attacker = scene.attacker.clone();
             async move {
                 let mut stream = attacker.open_tls("origin.test:8002", "http/1.1").await?;

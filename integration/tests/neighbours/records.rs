@@ -27,6 +27,30 @@ fn p20_requests_without_an_answer_take_open_decisions() {
     scene.assert_ready("while A holds its decisions");
 }
 
+/// The same with heads that are 300 bytes on the wire and nearly `head_bytes` when they are read.
+#[test]
+fn p20_large_heads_of_requests_without_an_answer() {
+    let scene = Scene::new();
+    let (held, failed) = scene.attack(
+        "200 x 100 requests with heads of 30 KB, without an answer",
+        take(200, 8, |_| {
+            let attacker = scene.attacker.clone();
+            async move {
+                let mut streams = attacker.open_http2("origin.test:8003").await?;
+                let value = http::HeaderValue::from_str(&"y".repeat(3900)).unwrap();
+                for _ in 0..7 {
+                    streams.fields.append("x-large", value.clone());
+                }
+                for _ in 0..100 {
+                    streams.start("GET", "/hang").await?;
+                }
+                Ok(streams)
+            }
+        }),
+    );
+    println!("{} connections with 100 requests each ({failed} not)", held.len());
+}
+
 /// Denied requests of A's in a loop, on several connections, each as long a record as can be had.
 async fn deny(scene: &Scene, duration: Duration) -> usize {
     let end = Instant::now() + duration;

@@ -282,7 +282,7 @@ impl Drop for Scene {
         drop(child.wait());
         if std::thread::panicking() {
             let said = self.stderr();
-            let last: Vec<_> = said.lines().rev().take(10).collect();
+            let last: Vec<_> = said.lines().rev().take(3).collect();
             println!("the gateway said {} lines, the last of them: {last:#?}", said.lines().count());
         }
     }
@@ -472,7 +472,7 @@ fn start_gateway(dir: &Path, setup: &Setup, cgroup: Option<&MemoryCgroup>) -> (C
         Some(cgroup) => cgroup.command(),
         None => Command::new(words.remove(0)),
     };
-    command.args(&words).args(["serve", "-c"]).arg(dir.join("sandbar.toml"));
+    command.args(&words).args(["serve", "-c"]).arg(dir.join("sandbar.toml")).env("NO_COLOR", "1");
     let stderr = dir.join("stderr");
     let said = fs::File::create(&stderr).unwrap();
     let child = command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(said).spawn();
