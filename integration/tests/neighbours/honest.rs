@@ -12,13 +12,10 @@ use std::time::{Duration, Instant};
 use rustls::pki_types::ServerName;
 use rustls::{ClientConfig, ClientConnection, StreamOwned};
 
-use crate::scene::{DEADLINE, DNS, Network, PROXY};
+use crate::scene::{DEADLINE, DNS, Network, PROXY, Setup};
 
 /// An honest client gives up after this.
 const PATIENCE: Duration = Duration::from_secs(5);
-
-/// How long it rests between two things it does.
-const REST: Duration = Duration::from_millis(20);
 
 /// What B does.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -94,11 +91,11 @@ pub(crate) struct HonestClient {
 }
 
 impl HonestClient {
-    pub(crate) fn start(kinds: &[Kind], network: Network, trust: &Arc<ClientConfig>) -> Self {
+    pub(crate) fn start(setup: &Setup, network: Network, trust: &Arc<ClientConfig>) -> Self {
         let (over, seen) = (Arc::<AtomicBool>::default(), Arc::<Mutex<Samples>>::default());
-        seen.lock().unwrap().0.extend(kinds.iter().map(|kind| (*kind, KindSamples::default())));
+        seen.lock().unwrap().0.extend(setup.kinds.iter().map(|kind| (*kind, KindSamples::default())));
         let start = |kind: Kind| {
-            let (over, seen, trust) = (over.clone(), seen.clone(), trust.clone());
+            let (over, seen, trust, rest) = (over.clone(), seen.clone(), trust.clone(), setup.rest);
             std::thread::spawn(move || {
                 let worker = Worker { network, trust };
                 while !over.load(Ordering::SeqCst) {
@@ -112,11 +109,11 @@ impl HonestClient {
                         Err(why) => samples.failures.push(format!("{why} (after {took:?})")),
                     }
                     drop(seen);
-                    std::thread::sleep(REST);
+                    std::thread::sleep(rest);
                 }
             })
         };
-        let threads = kinds.iter().map(|kind| start(*kind)).collect();
+        let threads = setup.kinds.iter().map(|kind| start(*kind)).collect();
         HonestClient { over, seen, threads }
     }
 

@@ -1,11 +1,12 @@
 //! The container that the gateway runs in: 512 MiB, and whoever takes more is killed.
 //!
 //! A memory cgroup does it where this process may make one (cgroup v2 with the memory controller delegated). Elsewhere
-//! the tests do what the kernel would: they look at the resident memory many times a second and kill the gateway.
+//! the tests do what the kernel would: they look at the resident memory many times a second and kill the gateway. The
+//! gateway reads the same limit then, from files in a mount namespace of its own.
 
 use std::fs;
 use std::path::{Path, PathBuf};
-use std::process::{Child, Command};
+use std::process::Child;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 use std::thread::JoinHandle;
@@ -91,6 +92,15 @@ fn count_descriptors(pid: u32) -> u64 {
     fs::read_dir(format!("/proc/{pid}/fd")).map_or(0, |all| all.count() as u64)
 }
 
+/// What a shell in a mount namespace of its own does so that a program there reads the limit where a cgroup would have it.
+pub(crate) fn tell_limit() -> String {
+    let root = "/sys/fs/cgroup";
+    format!(
+        "mount -t tmpfs tmpfs {root} && mkdir {root}/memory && echo {MEMORY_LIMIT} > {root}/memory.max && \
+         echo {MEMORY_LIMIT} > {root}/memory/memory.limit_in_bytes"
+    )
+}
+
 /// A memory cgroup of the limit's size, below this process's own; removed when it is dropped.
 #[derive(Debug)]
 pub(crate) struct MemoryCgroup(PathBuf);
@@ -113,12 +123,9 @@ impl MemoryCgroup {
         Some(made)
     }
 
-    /// A command that runs the rest of its arguments inside.
-    pub(crate) fn command(&self) -> Command {
-        let mut command = Command::new("sh");
-        let join = format!("echo $$ > {}/cgroup.procs && exec \"$@\"", self.0.display());
-        command.args(["-c", &join, "sh"]);
-        command
+    /// What a shell does to enter it.
+    pub(crate) fn join_script(&self) -> String {
+        format!("echo $$ > {}/cgroup.procs", self.0.display())
     }
 
     /// Whether the kernel killed somebody inside.

@@ -7,10 +7,10 @@ use tokio::io::{AsyncReadExt, AsyncWriteExt};
 
 use crate::attacker::{HeldStreams, join_all, take, within};
 use crate::honest::Kind;
-use crate::scene::{Scene, Setup, set_sysctl};
+use crate::scene::{Scene, Setup};
 
-/// Ports towards one address, so few that a test can take them.
-const PORTS: &str = "40000 40999";
+/// 2,000 ports towards one address, so few that a test can take them.
+const PORTS: (&str, &str) = ("net.ipv4.ip_local_port_range", "40000 41999");
 
 /// Codes that say whose fault a want of ports is.
 const HONEST_CODES: [&str; 4] = ["out_of_ports", "quota_exhausted", "too_many_connections", "allowed"];
@@ -39,8 +39,15 @@ async fn hang(scene: &Scene, connections: usize) -> (Vec<HeldStreams>, BTreeMap<
 }
 
 /// B needs ports of its own: an origin that closes leaves nothing in the pool.
-fn scene_without_pools() -> Setup {
+fn without_pools() -> Setup {
     Setup { kinds: vec![Kind::CloseTls, Kind::Plain, Kind::Tunnel, Kind::Dns], ..Setup::default() }
+}
+
+/// B rests longer, so that it does not use up its own share of so few.
+fn with_few_ports() -> Setup {
+    let mut setup = Setup { rest: Duration::from_millis(50), ..without_pools() };
+    setup.sysctls.push(PORTS);
+    setup
 }
 
 fn assert_honest_codes(reasons: &BTreeMap<String, usize>) {
@@ -51,10 +58,9 @@ fn assert_honest_codes(reasons: &BTreeMap<String, usize>) {
 
 #[test]
 fn p20_hanging_requests_take_source_ports() {
-    let scene = Scene::with_setup(scene_without_pools());
-    set_sysctl("net.ipv4.ip_local_port_range", PORTS);
+    let scene = Scene::with_setup(with_few_ports());
     let ((held, reasons), outcome) =
-        scene.observe("14 x 100 hanging requests, 1,000 ports", hang(&scene, 14));
+        scene.observe("24 x 100 hanging requests, 2,000 ports", hang(&scene, 24));
     println!("{} connections to the origin at a time", scene.origins.arrivals.most(8002));
     outcome.assert_unharmed();
     assert_honest_codes(&reasons);
@@ -63,11 +69,10 @@ fn p20_hanging_requests_take_source_ports() {
 
 #[test]
 fn p20_tunnels_that_the_client_closes_keep_source_ports() {
-    let scene = Scene::new();
-    set_sysctl("net.ipv4.ip_local_port_range", PORTS);
+    let scene = Scene::with_setup(with_few_ports());
     let (taken, failed) = scene.attack(
-        "1,600 tunnels closed by the client first, 1,000 ports",
-        take(1600, 8, |_| {
+        "3,000 tunnels closed by the client first, 2,000 ports",
+        take(3000, 8, |_| {
             let attacker = scene.attacker.clone();
             async move {
                 let mut tunnel = attacker.open_tunnel("raw.test:8004").await?;
@@ -86,7 +91,7 @@ fn p20_tunnels_that_the_client_closes_keep_source_ports() {
 fn p20_dials_that_nobody_answers() {
     let scene = Scene::with_setup(Setup {
         prefix: ["prlimit", "--nofile=4096:4096"].map(str::to_owned).to_vec(),
-        ..scene_without_pools()
+        ..without_pools()
     });
     let (held, failed) = scene.attack(
         "60 x 100 requests to an origin that drops SYNs, 4,096 descriptors",

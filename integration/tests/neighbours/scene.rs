@@ -26,7 +26,7 @@ use integration::sandbar;
 
 use crate::attacker::Attacker;
 use crate::honest::{HonestClient, Kind, Samples};
-use crate::memory_limit::{MEMORY_LIMIT, MemoryCgroup, MemoryWatch, resident_bytes};
+use crate::memory_limit::{self, MEMORY_LIMIT, MemoryCgroup, MemoryWatch, resident_bytes};
 use crate::origin::Origins;
 
 /// Longest wait for anything that must happen, on a machine that is busy with other things.
@@ -75,8 +75,11 @@ pub(crate) struct Setup {
     pub(crate) prefix: Vec<String>,
     /// A log on a file system of so many megabytes, which only the gateway sees.
     pub(crate) log_megabytes: Option<u32>,
-    /// What B does.
+    /// What B does, and how long it rests after each.
     pub(crate) kinds: Vec<Kind>,
+    pub(crate) rest: Duration,
+    /// Settings of the kernel, for the test's own network.
+    pub(crate) sysctls: Vec<(&'static str, &'static str)>,
 }
 
 impl Default for Setup {
@@ -89,6 +92,9 @@ impl Default for Setup {
             prefix: Vec::new(),
             log_megabytes: None,
             kinds: vec![Kind::Tls, Kind::Plain, Kind::Tunnel, Kind::Dns],
+            rest: Duration::from_millis(20),
+            // A real network keeps a port for a minute; only on loopback the kernel gives it out again at once.
+            sysctls: vec![("net.ipv4.tcp_tw_reuse", "0")],
         }
     }
 }
@@ -138,6 +144,9 @@ impl Scene {
         static ALONE: Mutex<()> = Mutex::new(()); // latencies of two tests at once mean nothing
         let alone = ALONE.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
         enter_own_network();
+        for (name, value) in &setup.sysctls {
+            set_sysctl(name, value);
+        }
         let dir = tempfile::Builder::new().prefix("sandbar-").tempdir().unwrap();
         fs::set_permissions(dir.path(), fs::Permissions::from_mode(0o755)).unwrap();
         let server = write_certificate(dir.path());
@@ -177,7 +186,7 @@ impl Scene {
 
     /// B, at work from now on.
     pub(crate) fn honest(&self) -> HonestClient {
-        HonestClient::start(&self.setup.kinds, B_NETWORK, &self.trust)
+        HonestClient::start(&self.setup, B_NETWORK, &self.trust)
     }
 
     /// Runs something of A's to its end.
@@ -200,7 +209,7 @@ impl Scene {
         let held = self.run(build);
         let building = honest.finish_rounds(0);
         let holding = self.honest().finish_rounds(ROUNDS);
-        let newcomer = HonestClient::start(&self.setup.kinds, C_NETWORK, &self.trust).finish_rounds(3);
+        let newcomer = HonestClient::start(&self.setup, C_NETWORK, &self.trust).finish_rounds(3);
         let killed = self.watch.has_killed() || self.cgroup.as_ref().is_some_and(MemoryCgroup::has_killed);
         let outcome = Outcome {
             what: what.to_owned(),
@@ -364,12 +373,10 @@ fn enter_own_network() {
     nix::sched::unshare(CloneFlags::CLONE_NEWNET).expect("network namespaces need root");
     let up = Command::new("ip").args(["link", "set", "lo", "up"]).status();
     assert!(up.is_ok_and(|status| status.success()), "`ip` is needed");
-    // A real network keeps a port for a minute; only on loopback the kernel gives it out again at once.
-    set_sysctl("net.ipv4.tcp_tw_reuse", "0");
 }
 
 /// Sets a kernel setting of this test's network alone.
-pub(crate) fn set_sysctl(name: &str, value: &str) {
+fn set_sysctl(name: &str, value: &str) {
     let path = format!("/proc/sys/{}", name.replace('.', "/"));
     fs::write(&path, value).unwrap_or_else(|error| panic!("{path}: {error}"));
 }
@@ -460,19 +467,17 @@ pub(crate) fn sandbox_table(id: &str, network: &str, policy: &str) -> String {
 
 /// Starts the gateway in its container; the process, and the file with what it says.
 fn start_gateway(dir: &Path, setup: &Setup, cgroup: Option<&MemoryCgroup>) -> (Child, PathBuf) {
-    let mut words = setup.prefix.clone();
+    let mut script = String::new();
     if let Some(megabytes) = setup.log_megabytes {
         let log = dir.join("log");
         fs::create_dir(&log).unwrap();
-        let mount = format!("mount -t tmpfs -o size={megabytes}m tmpfs {} && exec \"$@\"", log.display());
-        words.extend(["unshare", "--mount", "sh", "-c", &mount, "sh"].map(str::to_owned));
+        write!(script, "mount -t tmpfs -o size={megabytes}m tmpfs {} && ", log.display()).unwrap();
     }
-    words.push(sandbar().get_program().to_str().unwrap().to_owned());
-    let mut command = match cgroup {
-        Some(cgroup) => cgroup.command(),
-        None => Command::new(words.remove(0)),
-    };
-    command.args(&words).args(["serve", "-c"]).arg(dir.join("sandbar.toml")).env("NO_COLOR", "1");
+    script += &cgroup.map_or_else(memory_limit::tell_limit, MemoryCgroup::join_script);
+    let mut command = Command::new("unshare"); // mounts that only the gateway sees
+    command.args(["--mount", "sh", "-c", &format!("{script} && exec \"$@\""), "sh"]);
+    command.args(&setup.prefix).arg(sandbar().get_program());
+    command.args(["serve", "-c"]).arg(dir.join("sandbar.toml")).env("NO_COLOR", "1");
     let stderr = dir.join("stderr");
     let said = fs::File::create(&stderr).unwrap();
     let child = command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(said).spawn();
