@@ -2,7 +2,7 @@
 
 use std::fs;
 
-use crate::attacker::take;
+use crate::attacker::{read_head, take, within};
 use crate::scene::{Scene, Setup};
 
 fn attack_with_silence(what: &str, nofile: &str) -> Scene {
@@ -31,6 +31,25 @@ fn p20_silent_connections_take_descriptors() {
 #[test]
 fn p20_silent_connections_under_a_hard_limit() {
     attack_with_silence("1,100 silent connections, hard limit 1,024", "1024:1024");
+}
+
+/// A refused connection has a descriptor until the client has read why.
+#[test]
+fn p20_connections_beyond_the_limit_under_a_hard_limit() {
+    let prefix = ["prlimit", "--nofile=1024:1024"].map(str::to_owned).to_vec();
+    let limits = "connections_per_sandbox = 20\n".to_owned();
+    let scene = Scene::with_setup(Setup { prefix, limits, ..Setup::default() });
+    let (_, refused) = scene.attack(
+        "1,500 connections at a time beyond a limit of 20, hard limit 1,024",
+        take(20_000, 1500, |_| {
+            let attacker = scene.attacker.clone();
+            async move {
+                let mut stream = attacker.connect().await?;
+                within(read_head(&mut stream)).await
+            }
+        }),
+    );
+    println!("{refused} refused or not begun");
 }
 
 /// Tunnels have four descriptors each: two sockets and a pipe.

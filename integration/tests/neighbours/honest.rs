@@ -202,14 +202,14 @@ impl Worker {
         if &back == b"hello" { Ok(()) } else { Err(io::Error::other("another echo")) }
     }
 
-    /// Asks once; a client whose resolver does not answer within its patience has none.
+    /// Asks again twice, as every resolver of a system does: datagrams may be lost.
     fn resolve(&self, name: &str) -> io::Result<()> {
         let socket = UdpSocket::bind(self.network.next_address())?;
         socket.connect(DNS)?;
-        socket.set_read_timeout(Some(PATIENCE))?;
-        socket.send(&dns_query(7, name))?;
+        socket.set_read_timeout(Some(PATIENCE / 3))?;
         let mut answer = [0; 1500];
-        let length = socket.recv(&mut answer)?;
+        let mut ask = || socket.send(&dns_query(7, name)).and_then(|_| socket.recv(&mut answer));
+        let length = ask().or_else(|_| ask()).or_else(|_| ask())?;
         match (answer[3] & 15, answer[7]) {
             (0, 1..) => Ok(()),
             (code, count) => {

@@ -4,8 +4,11 @@
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
+use tokio::net::UdpSocket;
+
 use crate::attacker::take;
-use crate::scene::{Scene, Setup};
+use crate::honest::dns_query;
+use crate::scene::{A_NETWORK, DNS, Scene, Setup};
 
 const STORM: Duration = Duration::from_secs(6);
 
@@ -65,5 +68,28 @@ fn p20_requests_in_a_loop() {
         }),
     );
     println!("{} requests answered", counts.0.iter().sum::<usize>());
+    outcome.assert_served();
+}
+
+/// Datagrams as fast as they go, for names that are denied, to the socket that everybody's queries arrive at.
+#[test]
+fn p20_denied_names_in_a_loop() {
+    let scene = Scene::new();
+    let end = Instant::now() + STORM;
+    let (counts, outcome) = scene.observe(
+        "denied names on 8 sockets in a loop",
+        take(8, 8, |task| async move {
+            let socket = UdpSocket::bind(A_NETWORK.next_address()).await?;
+            socket.connect(DNS).await?;
+            let mut count = 0;
+            while Instant::now() < end {
+                let query = dns_query(7, &format!("n{task}-{count}.denied.example"));
+                count += usize::from(socket.send(&query).await.is_ok());
+                while socket.try_recv(&mut [0; 1500]).is_ok() {}
+            }
+            Ok(count)
+        }),
+    );
+    println!("{} queries sent", counts.0.iter().sum::<usize>());
     outcome.assert_served();
 }

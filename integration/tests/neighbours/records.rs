@@ -1,5 +1,7 @@
 //! Places and bytes of the access log.
 
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
 use tokio::io::AsyncWriteExt;
@@ -111,15 +113,20 @@ fn p20_refused_connections_fill_the_log() {
             async move { attacker.connect().await }
         })
         .await;
-        let (_, failed) = take(10_000, 16, |_| {
-            let attacker = scene.attacker.clone();
+        let refused = Arc::new(AtomicUsize::new(0));
+        take(20_000, 64, |_| {
+            let (attacker, refused) = (scene.attacker.clone(), refused.clone());
             async move {
                 let mut stream = attacker.connect().await?;
-                within(read_head(&mut stream)).await
+                let request = b"GET http://origin.test:8001/hello HTTP/1.1\r\nHost: origin.test:8001\r\n\r\n";
+                stream.write_all(request).await?;
+                let head = within(read_head(&mut stream)).await;
+                refused.fetch_add(usize::from(!head?.starts_with("HTTP/1.1 200")), Ordering::SeqCst);
+                Ok(())
             }
         })
         .await;
-        (held, failed)
+        (held, refused.load(Ordering::SeqCst))
     });
     let (written, took) = (scene.log_bytes() - before, started.elapsed().as_secs_f64());
     println!(
