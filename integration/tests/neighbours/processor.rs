@@ -71,7 +71,8 @@ fn p20_requests_in_a_loop() {
     outcome.assert_served();
 }
 
-/// Datagrams as fast as they go, for names that are denied, to the socket that everybody's queries arrive at.
+/// Some thousand datagrams a second, for names that are denied, to the socket that everybody's queries arrive at. At
+/// full speed the kernel drops B's datagrams too, before anybody can tell whose they are.
 #[test]
 fn p20_denied_names_in_a_loop() {
     let scene = Scene::new();
@@ -86,6 +87,9 @@ fn p20_denied_names_in_a_loop() {
                 let query = dns_query(7, &format!("n{task}-{count}.denied.example"));
                 count += usize::from(socket.send(&query).await.is_ok());
                 while socket.try_recv(&mut [0; 1500]).is_ok() {}
+                if count % 10 == 0 {
+                    tokio::time::sleep(Duration::from_millis(16)).await;
+                }
             }
             Ok(count)
         }),
