@@ -55,7 +55,7 @@ impl Attacker {
     pub(crate) async fn connect(&self) -> io::Result<TcpStream> {
         let socket = TcpSocket::new_v4()?;
         socket.set_recv_buffer_size(16 << 10)?;
-        socket.bind(self.network.next_address())?;
+        self.network.bind(&socket)?;
         let stream = within(socket.connect(PROXY.parse().unwrap())).await?;
         stream.set_nodelay(true)?;
         Ok(stream)

@@ -1,11 +1,13 @@
 //! Everything at once, in a network namespace of the test's own: the gateway in its container, origins that both
 //! sandboxes may reach, an attacker and an honest neighbour.
 
+use std::collections::BTreeMap;
 use std::fmt::Write as _;
 use std::fs;
 use std::future::Future;
 use std::io::{Read, Write as _};
 use std::net::SocketAddr;
+use std::os::fd::{AsFd, AsRawFd};
 use std::os::unix::fs::PermissionsExt;
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
@@ -15,6 +17,7 @@ use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::{Duration, Instant};
 
 use nix::sched::CloneFlags;
+use nix::sys::socket::{SockaddrStorage, setsockopt, sockopt};
 use rustls::pki_types::pem::PemObject;
 use rustls::pki_types::{CertificateDer, PrivateKeyDer};
 use rustls::{ClientConfig, RootCertStore, ServerConfig};
@@ -51,6 +54,14 @@ impl Network {
         static NEXT: AtomicU32 = AtomicU32::new(0);
         let next = NEXT.fetch_add(1, Ordering::Relaxed);
         format!("{}.{}.{}:0", self.0, next / 200 % 200, next % 200 + 1).parse().unwrap()
+    }
+
+    /// Binds to an address of this network but to no port: the kernel keeps bound ports from the gateway, too, which
+    /// shares the network with its clients here.
+    pub(crate) fn bind(self, socket: &impl AsFd) -> nix::Result<()> {
+        let address = SockaddrStorage::from(self.next_address());
+        setsockopt(socket, sockopt::IpBindAddressNoPort, &true)?;
+        nix::sys::socket::bind(socket.as_fd().as_raw_fd(), &address)
     }
 }
 
@@ -263,6 +274,17 @@ impl Scene {
     pub(crate) fn count_records(&self, code: &str) -> usize {
         let of = |record: &Value| record["status_detail"] == code && record["actor"]["app_uid"] == "a";
         self.records().iter().filter(|record| of(record)).count()
+    }
+
+    /// How often each sandbox was refused, and why.
+    pub(crate) fn count_refusals(&self) -> BTreeMap<String, usize> {
+        let mut counts = BTreeMap::new();
+        for record in self.records().iter().filter(|record| record["action_id"] == 2) {
+            let of = |value: &Value| value.as_str().unwrap_or("-").to_owned();
+            let key = format!("{} {}", of(&record["actor"]["app_uid"]), of(&record["status_detail"]));
+            *counts.entry(key).or_default() += 1;
+        }
+        counts
     }
 
     /// Asks over the admin socket; none where nobody answers in time.

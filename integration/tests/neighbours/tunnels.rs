@@ -3,7 +3,7 @@
 use std::fs;
 use std::io::{Read, Write};
 use std::net::TcpStream;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use crate::attacker::take;
 use crate::honest::connect_from;
@@ -22,13 +22,15 @@ fn p20_stalled_tunnels_take_tcp_memory() {
     let scene = Scene::new();
     let quiet = best_of_three();
     let before = tcp_memory();
-    let ((held, failed), outcome) = scene.observe(
-        "1,024 stalled tunnels",
-        take(TUNNELS, 32, |_| {
+    let ((held, failed), outcome) = scene.observe("1,024 stalled tunnels", async {
+        let taken = take(TUNNELS, 32, |_| {
             let attacker = scene.attacker.clone();
             async move { attacker.open_tunnel("raw.test:8006").await }
-        }),
-    );
+        });
+        let taken = taken.await;
+        wait_until_stalled().await;
+        taken
+    });
     let busy = best_of_three();
     let grown = tcp_memory().saturating_sub(before);
     println!(
@@ -40,6 +42,17 @@ fn p20_stalled_tunnels_take_tcp_memory() {
     let bound = BYTES_EACH * TUNNELS as u64;
     assert!(grown <= bound, "stalled tunnels hold {} MiB of TCP memory, above {}", grown >> 20, bound >> 20);
     assert!(busy * WORST_FACTOR >= quiet, "B's tunnel went from {quiet:.0} to {busy:.0} MB/s");
+}
+
+/// Waits until every buffer is full: until then the origin is as busy as it can be.
+async fn wait_until_stalled() {
+    for _ in 0..20 {
+        let before = tcp_memory();
+        tokio::time::sleep(Duration::from_millis(200)).await;
+        if tcp_memory() <= before + (1 << 20) {
+            break;
+        }
+    }
 }
 
 /// TCP memory of the machine, in bytes.
