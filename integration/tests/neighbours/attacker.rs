@@ -20,7 +20,7 @@ use crate::scene::{Network, PROXY};
 /// How long A waits for any one thing before it goes on with the next.
 const PATIENCE: Duration = Duration::from_secs(5);
 /// How long A goes on building something up.
-const LONGEST_BUILD: Duration = Duration::from_secs(8);
+const LONGEST_BUILD: Duration = Duration::from_secs(6);
 
 pub(crate) type TlsStream = tokio_rustls::client::TlsStream<TcpStream>;
 

@@ -11,7 +11,7 @@ use crate::attacker::take;
 use crate::honest::dns_query;
 use crate::scene::{A_NETWORK, DNS, Scene, Setup};
 
-const STORM: Duration = Duration::from_secs(6);
+const STORM: Duration = Duration::from_secs(4);
 
 /// Handshakes as fast as they go, each for a name that needs a certificate of its own.
 #[test]

@@ -21,18 +21,17 @@ const WORST_FACTOR: f64 = 4.0;
 fn p20_stalled_tunnels_take_tcp_memory() {
     let scene = Scene::new();
     let quiet = best_of_three();
-    let before = tcp_memory();
+    let (before, mut grown) = (tcp_memory(), 0);
     let ((held, failed), outcome) = scene.observe("1,024 stalled tunnels", async {
         let taken = take(TUNNELS, 32, |_| {
             let attacker = scene.attacker.clone();
             async move { attacker.open_tunnel("raw.test:8006").await }
         });
         let taken = taken.await;
-        wait_until_stalled().await;
+        grown = wait_until_stalled().await.saturating_sub(before);
         taken
     });
     let busy = best_of_three();
-    let grown = tcp_memory().saturating_sub(before);
     println!(
         "{} stalled tunnels ({failed} refused): TCP memory +{} MiB, B's tunnel {quiet:.0} -> {busy:.0} MB/s",
         held.len(),
@@ -44,15 +43,18 @@ fn p20_stalled_tunnels_take_tcp_memory() {
     assert!(busy * WORST_FACTOR >= quiet, "B's tunnel went from {quiet:.0} to {busy:.0} MB/s");
 }
 
-/// Waits until every buffer is full: until then the origin is as busy as it can be.
-async fn wait_until_stalled() {
+/// Waits until every buffer is full: until then the origin is as busy as it can be. Most TCP memory on the way.
+async fn wait_until_stalled() -> u64 {
+    let mut most = 0;
     for _ in 0..20 {
         let before = tcp_memory();
+        most = most.max(before);
         tokio::time::sleep(Duration::from_millis(200)).await;
         if tcp_memory() <= before + (1 << 20) {
             break;
         }
     }
+    most
 }
 
 /// TCP memory of the machine, in bytes.
