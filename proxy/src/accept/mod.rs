@@ -234,7 +234,7 @@ impl ConnectionHandler {
             Err(refusal) => return inbound.refuse(&refusal).await,
         };
         let InboundConnection { stream, record, rules, .. } = inbound;
-        let (tls, version) = match self.accept_tls(config, stream).await {
+        let (tls, version) = match self.accept_tls(&sandbox, config, stream).await {
             Ok(accepted) => accepted,
             Err(refusal) => {
                 // The handshake took the stream with it: record the refusal, there is nobody to answer.
@@ -249,10 +249,14 @@ impl ConnectionHandler {
 
     async fn accept_tls(
         &self,
+        sandbox: &SandboxRef,
         config: Arc<rustls::ServerConfig>,
         stream: PrefixedStream,
     ) -> Result<(Box<TlsStream<PrefixedStream>>, HttpVersion), Refusal> {
-        let handshake = TlsAcceptor::from(config).accept(stream);
+        let handshake = async {
+            let _turn = self.shared.handshakes.turn(sandbox.id.clone()).await;
+            TlsAcceptor::from(config).accept(stream).await
+        };
         let accepted = timeout(self.shared.limits.first_bytes(), handshake).await;
         let accepted = accepted.map_err(|_| Reason::FirstBytesLate)?;
         let tls = accepted.map_err(|error| Refusal::from(Reason::BadHandshake).with_detail(error))?;

@@ -51,6 +51,7 @@ use serde_json::Value;
 use tokio::sync::watch;
 use tokio::time::sleep;
 
+use crate::budget::cost::LARGE_DOCUMENT;
 use crate::budget::live::CutSignal;
 use crate::budget::quota::Reservation;
 use crate::egress::departure::{Departure, DepartureTerms};
@@ -255,7 +256,7 @@ impl MemoryGuard {
             return Err(explain_denial(refusal, presented, request).await);
         }
         let body = read_body(session, matched.route, request).await?;
-        let json = parse_body(&body, matched.route)?;
+        let json = run_check(request, body.len(), || parse_body(&body, matched.route)).await?;
         let banks = select::select_banks(&matched, &query, json.as_ref())?;
         let call = memory_call(&mode.profile, request, Some(matched.route), &banks, Some(&presented));
         request.record.set_facts(audit::RecordedFacts::Memory(call));
@@ -335,6 +336,14 @@ fn prejudge(
         Err(refusal) if refusal.reason != Reason::BankMissing => Err(refusal),
         Ok(_) | Err(_) => Ok(()),
     }
+}
+
+/// Runs the check of a document: at once if it is small, else off the runtime, one at a time for each sandbox.
+async fn run_check<T>(request: &MemoryRequest<'_>, length: usize, check: impl FnOnce() -> T) -> T {
+    if length <= LARGE_DOCUMENT {
+        return check();
+    }
+    request.shared.large_checks.turn(request.sandbox.id.clone()).await.run(check)
 }
 
 /// Denies a request that matches no route. It counts as administration, which no sandbox is permitted.
