@@ -12,7 +12,8 @@ use pingora_core::upstreams::peer::PeerOptions;
 use pingora_core::{ErrorSource, ErrorType};
 use pingora_http::RequestHeader;
 use rules::facts::{HttpVersion, UrlScheme};
-use rules::{Host, Permit, Reason, SandboxRef};
+use rules::ids::SandboxId;
+use rules::{Host, Permit, Reason};
 
 use crate::egress::departure::Departure;
 use crate::egress::dial::{connect_timeout, set_socket_options};
@@ -26,9 +27,7 @@ const SMALL_BODY: u64 = 1 << 20;
 
 /// How a request is sent upstream.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct UpstreamOptions<'a> {
-    /// The sandbox in whose pool the connection is kept.
-    pub(crate) sandbox: &'a SandboxRef,
+pub(crate) struct UpstreamOptions {
     pub(crate) scheme: UrlScheme,
     pub(crate) version: HttpVersion,
     /// The request asks to switch to WebSocket, which only HTTP/1 can.
@@ -42,7 +41,7 @@ pub(crate) fn http_peer(
     shared: &Shared,
     departure: &Departure,
     index: usize,
-    options: UpstreamOptions<'_>,
+    options: UpstreamOptions,
 ) -> Option<Box<HttpPeer>> {
     let address = departure.address(index)?;
     let tls = options.scheme == UrlScheme::Https;
@@ -52,7 +51,7 @@ pub(crate) fn http_peer(
         Host::Name(name) => name.as_str().to_owned(),
     };
     let mut peer = HttpPeer::new(address, tls, name);
-    peer.group_key = pool_group(shared, options.sandbox);
+    peer.group_key = pool_group(shared, departure.permit().sandbox());
     peer.options = peer_options(shared, options);
     let timeout = connect_timeout(&departure.dial_permit, index, shared.limits.connect());
     peer.options.connection_timeout = Some(timeout);
@@ -60,7 +59,7 @@ pub(crate) fn http_peer(
     Some(Box::new(peer))
 }
 
-fn alpn(options: UpstreamOptions<'_>) -> ALPN {
+fn alpn(options: UpstreamOptions) -> ALPN {
     match (options.scheme, options.version) {
         _ if options.upgrade => ALPN::H1,
         (UrlScheme::Https, _) => ALPN::H2H1,
@@ -69,7 +68,7 @@ fn alpn(options: UpstreamOptions<'_>) -> ALPN {
     }
 }
 
-fn peer_options(shared: &Shared, wanted: UpstreamOptions<'_>) -> PeerOptions {
+fn peer_options(shared: &Shared, wanted: UpstreamOptions) -> PeerOptions {
     let limits = &shared.limits;
     let mut options = PeerOptions::new();
     options.alpn = alpn(wanted);
@@ -88,10 +87,11 @@ fn peer_options(shared: &Shared, wanted: UpstreamOptions<'_>) -> PeerOptions {
     options
 }
 
-/// The pool key: connections are shared within one sandbox only. Pingora's own key knows neither the sandbox nor our mark.
-fn pool_group(shared: &Shared, sandbox: &SandboxRef) -> u64 {
+/// The pool key: connections are shared within the sandbox that the permit was given to. Pingora's own key knows neither
+/// the sandbox nor our mark.
+fn pool_group(shared: &Shared, sandbox: &SandboxId) -> u64 {
     let mut hasher = DefaultHasher::new();
-    sandbox.id.as_str().hash(&mut hasher);
+    sandbox.as_str().hash(&mut hasher);
     shared.mark.hash(&mut hasher);
     hasher.finish()
 }

@@ -211,7 +211,11 @@ impl MemoryGuard {
         request: &mut MemoryRequest<'_>,
     ) -> Result<u16, Refusal> {
         let key = service.current_key(&request.shared.credentials)?;
-        let subject = CallSubject { sandbox: request.sandbox, banks: &call.banks, key: key.as_deref() };
+        let subject = CallSubject {
+            sandbox: call.departure.permit().holder(),
+            banks: &call.banks,
+            key: key.as_deref(),
+        };
         let mut head = canonical_request(session.req_header(), profile, call, request)?;
         service.add_identity(&mut head, profile, &subject)?;
         let secrets = service::secret_patterns(&head, key.as_deref());
@@ -284,7 +288,6 @@ impl MemoryGuard {
         };
         let outgoing = ServiceRequest { head, body: call.body.clone(), retry };
         let options = UpstreamOptions {
-            sandbox: request.sandbox,
             scheme: UrlScheme::Https,
             version: HttpVersion::Http1,
             upgrade: false,
