@@ -167,6 +167,30 @@ impl MemoryScene {
         assert_eq!(self.arrived_requests().len(), before, "{row}: something arrived");
     }
 
+    /// Writes the list of what is revoked, and waits until `ask` of a sandbox is refused or cut for it.
+    pub(crate) fn revoke(&self, list: &str, sandbox: &str, ask: &ClientRequest) {
+        fs::write(self.dir.path().join("revoked.json"), list).unwrap();
+        wait_for("the revocation", || {
+            self.connect(sandbox).try_send(ask).is_none_or(|answer| answer.status != 200)
+        });
+    }
+
+    /// Changes the operator's file and waits until it is in force.
+    pub(crate) fn reconfigure(&self, from: &str, to: &str) {
+        let path = self.dir.path().join("sandbar.toml");
+        let text = fs::read_to_string(&path).unwrap();
+        assert!(text.contains(from), "{text}");
+        fs::write(&path, text.replace(from, to)).unwrap();
+        self.run_command(&["reload", "--wait"]);
+    }
+
+    /// Runs a command against the program.
+    pub(crate) fn run_command(&self, args: &[&str]) {
+        let mut command = sandbar();
+        let output = command.args(args).arg("-c").arg(self.dir.path().join("sandbar.toml")).output().unwrap();
+        assert!(output.status.success(), "{args:?}: {}", String::from_utf8_lossy(&output.stderr));
+    }
+
     /// The log's directory as the program sees it.
     pub(crate) fn log_dir_inside(&self) -> PathBuf {
         let log = self.dir.path().join("log");
