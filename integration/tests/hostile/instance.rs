@@ -87,6 +87,7 @@ impl InstanceSetup {
             .map(|id| {
                 format!(
                     "[[listener]]\nmode = \"explicit\"\nbind = [\"127.0.0.1:0\"]\nsandbox = \"{id}\"\n\
+                     dangerously_share_address = true\n\
                      [[sandbox]]\nid = \"{id}\"\nbase = \"system\"\npolicies = [\"p\"]\n"
                 )
             })

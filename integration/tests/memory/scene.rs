@@ -443,6 +443,7 @@ identify = "source-address"
         let (port, letter) = (ports[at], id.rsplit('-').next().unwrap());
         text += &format!(
             "[[listener]]\nmode = \"explicit\"\nbind = [\"127.0.0.1:{port}\"]\nsandbox = \"{id}\"\n\
+             dangerously_share_address = true\n\
              [[sandbox]]\nid = \"{id}\"\ntenant = \"acme\"\nenvironment = \"{environment}\"\n{generation}\
              base = \"system\"\npolicies = [\"mem-{letter}\"]\nsource_address = \"127.0.1.{}/32\"\n\
              dangerously_trust_source_address = true\n",
