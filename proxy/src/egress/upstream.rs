@@ -12,7 +12,7 @@ use pingora_core::upstreams::peer::PeerOptions;
 use pingora_core::{ErrorSource, ErrorType};
 use pingora_http::RequestHeader;
 use rules::facts::{HttpVersion, UrlScheme};
-use rules::ids::SandboxId;
+use rules::sandbox::Sandbox;
 use rules::{Host, Permit, Reason};
 
 use crate::egress::departure::Departure;
@@ -51,7 +51,7 @@ pub(crate) fn http_peer(
         Host::Name(name) => name.as_str().to_owned(),
     };
     let mut peer = HttpPeer::new(address, tls, name);
-    peer.group_key = pool_group(shared, departure.permit().sandbox());
+    peer.group_key = pool_group(shared, departure.permit().holder());
     peer.options = peer_options(shared, options);
     let timeout = connect_timeout(&departure.dial_permit, index, shared.limits.connect());
     peer.options.connection_timeout = Some(timeout);
@@ -87,11 +87,12 @@ fn peer_options(shared: &Shared, wanted: UpstreamOptions) -> PeerOptions {
     options
 }
 
-/// The pool key: connections are shared within the sandbox that the permit was given to. Pingora's own key knows neither
-/// the sandbox nor our mark.
-fn pool_group(shared: &Shared, sandbox: &SandboxId) -> u64 {
+/// The pool key: connections are shared within the sandbox that the permit was given to, while its identity lasts.
+/// Pingora's own key knows neither the sandbox nor our mark.
+fn pool_group(shared: &Shared, sandbox: &Sandbox) -> u64 {
+    let Sandbox { id, tenant, environment, agent_card: _, generation } = sandbox;
     let mut hasher = DefaultHasher::new();
-    sandbox.as_str().hash(&mut hasher);
+    (id, tenant, environment, generation).hash(&mut hasher);
     shared.mark.hash(&mut hasher);
     hasher.finish()
 }
