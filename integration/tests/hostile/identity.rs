@@ -149,7 +149,7 @@ fn p2_p10_a_channel_that_changes_hands_takes_its_connections_from_the_first_sand
     let mut open = scene.open_all();
     let (asked, moved) = (scene.web.requests().len(), Instant::now());
     let said = scene.move_sources(OTHER, OURS);
-    assert!(said.contains("generation 2, 2 connections cut"), "{said}");
+    assert!(said.contains("generation 2"), "{said}");
     assert_eq!(open.tunnel.read_to_end(), b"", "the tunnel is cut");
     assert_eq!(open.waiting.read_to_end(), b"", "the open request is cut");
     println!("cut {:?} after the file was written, the reload included", moved.elapsed());
@@ -223,7 +223,7 @@ fn p2_p10_an_assigned_identity_breaks_nothing_and_a_changed_one_does() {
             "id = \"trusted\"\ntenant = \"initech\"\nenvironment = \"staging\"\n",
         )
     });
-    assert!(said.contains("2 connections cut"), "{said}");
+    assert!(said.contains("generation 3"), "{said}");
     assert_eq!((open.tunnel.read_to_end(), open.waiting.read_to_end()), (Vec::new(), Vec::new()));
     scene.assert_cut("raw.test", "identity_changed");
     assert_eq!(scene.ask_web(&mut open.http1).status, 200);

@@ -298,8 +298,9 @@ impl SandboxReader<'_> {
             let Some(own) = listener.sandbox.as_ref().filter(|_| !listener.dangerously_share_address) else {
                 continue;
             };
-            let is_other = |other: &&&ListenerDocument| {
-                other.sandbox.as_ref().map(Spanned::get_ref) != Some(own.get_ref())
+            let is_other = |other: &&&ListenerDocument| match &other.sandbox {
+                Some(name) => name.get_ref() != own.get_ref(),
+                None => document.sandbox.len() > 1,
             };
             let shared = reached_at(listener).find_map(|place| match place == EVERYWHERE {
                 true => listeners.values().flatten().find(is_other),

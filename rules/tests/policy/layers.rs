@@ -238,6 +238,9 @@ fn p2_a_process_does_not_choose_its_sandbox_by_port() {
             assert!(found.starts_with(&format!("sandbar.toml:{place}")), "{text}\n---\n{found}");
         }
     }
+    let alone = listener("10.0.0.1:3201", a) + &listener("10.0.0.1:53", "identify = \"mark\"");
+    let found = compile_configured(&format!("{alone}[[sandbox]]\nid = \"a\"\n"), &[EXTRA]);
+    assert_eq!(error_texts(found), Vec::<String>::new(), "there is no other sandbox");
 }
 
 #[test]
