@@ -173,16 +173,11 @@ impl SandboxClient {
         SandboxClient { stream: StreamOwned::new(tls, socket), host: host.to_owned(), bodiless: false }
     }
 
-    /// Asks; none where the connection ends before the answer.
-    pub(crate) fn try_send(&mut self, ask: &ClientRequest) -> Option<ClientResponse> {
+    pub(crate) fn send(&mut self, ask: &ClientRequest) -> ClientResponse {
         let bytes = ask.encode(&self.host);
         self.send_bytes(&bytes);
         self.bodiless = ask.method == "HEAD";
-        self.read_response()
-    }
-
-    pub(crate) fn send(&mut self, ask: &ClientRequest) -> ClientResponse {
-        self.try_send(ask).unwrap_or_else(|| {
+        self.read_response().unwrap_or_else(|| {
             let body = ask.body.as_ref().map_or(0, Vec::len);
             let ClientRequest { method, target, framing, .. } = ask;
             let why = self.stream.read(&mut [0]);

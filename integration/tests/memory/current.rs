@@ -79,7 +79,7 @@ fn p12_a_revoked_sandbox_does_not_get_in_by_leaving_its_token_out() {
     let scene = MemoryScene::new();
     let mut client = scene.connect("sandbox-d");
     assert_eq!(client.send(&recall()).status, 200);
-    scene.revoke(REVOKED, "sandbox-d", &recall());
+    scene.revoke(REVOKED, "sandbox-d");
     let before = scene.arrived_requests().len();
     for (row, ask) in [
         ("no token", recall()),
@@ -101,7 +101,7 @@ fn p12_a_sandbox_of_an_earlier_generation_does_not_get_in_either() {
     let mut client = scene.connect("sandbox-d");
     assert_eq!(client.send(&recall()).status, 200);
     let list = REVOKED.replace("sandboxes", "generations").replace("\"}", "\",\"oldest\":3}");
-    scene.revoke(&list, "sandbox-d", &recall());
+    scene.revoke(&list, "sandbox-d");
     assert_eq!(client.send(&recall()).reason(), Some("sandbox_revoked"));
     scene.reconfigure(D, &format!("{D}generation = 3\n"));
     assert_eq!(client.send(&recall()).status, 200, "it was created again");

@@ -229,7 +229,7 @@ fn p12_attack_13_what_is_revoked_ends_on_an_open_connection() {
     let mut client = scene.connect("sandbox-b");
     assert_eq!(client.send(&ask).status, 200);
     let list = r#"{"sandboxes":[{"tenant":"acme","environment":"staging","sandbox":"sandbox-b"}]}"#;
-    scene.revoke(list, "sandbox-b", &ask);
+    scene.revoke(list, "sandbox-b");
     let last = client.send(&ask);
     assert_eq!(last.reason(), Some("sandbox_revoked"));
     let told = scene.attempt_records(last.field("Sandbar-Record").unwrap());

@@ -167,11 +167,13 @@ impl MemoryScene {
         assert_eq!(self.arrived_requests().len(), before, "{row}: something arrived");
     }
 
-    /// Writes the list of what is revoked, and waits until `ask` of a sandbox is refused or cut for it.
-    pub(crate) fn revoke(&self, list: &str, sandbox: &str, ask: &ClientRequest) {
+    /// Writes the list of what is revoked, and waits until it is in force for a sandbox. What it asks for meanwhile is
+    /// refused before and after, so nothing arrives and nothing is cut.
+    pub(crate) fn revoke(&self, list: &str, sandbox: &str) {
         fs::write(self.dir.path().join("revoked.json"), list).unwrap();
+        let mut client = self.connect(sandbox);
         wait_for("the revocation", || {
-            self.connect(sandbox).try_send(ask).is_none_or(|answer| answer.status != 200)
+            client.send(&ClientRequest::recall("staging:nobody")).reason() == Some("sandbox_revoked")
         });
     }
 

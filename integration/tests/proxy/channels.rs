@@ -195,9 +195,9 @@ fn p2_p10_exchanged_interfaces_take_open_connections_along() {
     let arrived = scene.origin.requests().len();
     let text = std::fs::read_to_string(scene.config_path()).unwrap();
     let text = text
-        .replace("\"sandbox0\"", "X")
+        .replace("\"sandbox0\"", "EXCHANGED")
         .replace("\"sandbox1\"", "\"sandbox0\"")
-        .replace('X', "\"sandbox1\"");
+        .replace("EXCHANGED", "\"sandbox1\"");
     std::fs::write(scene.config_path(), text).unwrap();
     let (status, said) = run_reload(&scene, &["--wait"]);
     assert!(status == Some(0) && said.contains("generation 2"), "{said}");
