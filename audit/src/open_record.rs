@@ -47,9 +47,9 @@ impl OpenRecord {
         Ulid::from(self.attempt.id).to_string()
     }
 
-    /// Sets the sandbox that made the attempt.
-    pub fn set_sandbox(&mut self, subject: RecordedSandbox) {
-        self.attempt.subject = Some(subject);
+    /// Sets the sandbox that made the attempt; none if its channel belongs to none.
+    pub fn set_sandbox(&mut self, subject: impl Into<Option<RecordedSandbox>>) {
+        self.attempt.subject = subject.into();
     }
 
     /// Sets the facts of the attempt.

@@ -210,11 +210,14 @@ impl DnsFilter {
         for unrecorded in lock(&self.malformed).take_unrecorded(now) {
             self.record_summary(&rules, unrecorded);
         }
-        let states: Vec<Arc<SandboxState>> = {
+        let states: Vec<(SandboxId, Arc<SandboxState>)> = {
             let states = self.states.read().unwrap_or_else(PoisonError::into_inner);
-            states.values().cloned().collect()
+            states.iter().map(|(id, state)| (id.clone(), state.clone())).collect()
         };
-        for state in states {
+        for (id, state) in states {
+            if let Some(sandbox) = rules.sandboxes().get(&id) {
+                state.lock().refresh(&rules, sandbox); // a summary names the identity of its generation
+            }
             self.flush_sandbox(&rules, &state, now);
         }
     }

@@ -526,7 +526,7 @@ impl LocalAnswer<'_> {
 
     fn open_record(&self) -> audit::OpenRecord {
         let mut record = self.filter.log.open_record(record::arrival(self.arrived));
-        record.set_sandbox(self.state.lock().subject.clone());
+        record.set_sandbox(record::subject(&self.sandbox)); // of the snapshot that decided, not of an earlier one
         record.set_facts(record::facts(&self.query.display_name(), self.query.kind));
         record
     }

@@ -123,6 +123,8 @@ pub(crate) enum LookupCaller {
 struct LookupContext<'a> {
     lookup: &'a Lookup,
     rules: Arc<RuleSet>,
+    /// With its identity under these rules.
+    sandbox: SandboxRef,
     state: Arc<SandboxState>,
 }
 
@@ -245,8 +247,10 @@ impl DnsFilter {
 
     fn lookup_context<'a>(&self, lookup: &'a Lookup) -> LookupContext<'a> {
         let rules = self.rules.load_full();
-        let state = self.sandbox_state(&rules, &lookup.sandbox);
-        LookupContext { lookup, rules, state }
+        let identified = rules.sandboxes().identify_again(&lookup.sandbox);
+        let sandbox = identified.unwrap_or_else(|_| lookup.sandbox.clone()); // gone: it is recorded as it was
+        let state = self.sandbox_state(&rules, &sandbox);
+        LookupContext { lookup, rules, sandbox, state }
     }
 
     fn join_or_lead(
@@ -255,7 +259,7 @@ impl DnsFilter {
     ) -> Result<FlightRole, (Reason, Option<ExhaustedBudget>)> {
         let (lookup, now) = (context.lookup, Instant::now());
         let mut inner = context.state.lock();
-        inner.refresh(&context.rules, &lookup.sandbox);
+        inner.refresh(&context.rules, &context.sandbox);
         if let Some(cached) = inner.cache.find(&lookup.key, now)
             && (cached.generation == context.rules.generation()
                 || cached.entry.permit.has_same_terms(&lookup.permit))
@@ -424,7 +428,7 @@ impl DnsFilter {
 
     fn open_lookup_record(&self, context: &LookupContext<'_>) -> OpenRecord {
         let mut record = self.log.open_record(context.lookup.arrival.clone());
-        record.set_sandbox(context.state.lock().subject.clone());
+        record.set_sandbox(record::subject(&context.sandbox));
         record.set_facts(record::facts(context.lookup.name.as_str(), context.lookup.kind));
         record
     }

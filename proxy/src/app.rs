@@ -30,10 +30,11 @@ use crate::accept::{self, ConnectionHandler};
 use crate::admin::pending::PendingList;
 use crate::admin::server::AdminServer;
 use crate::admin::status::AdminState;
+use crate::budget::cost::HANDSHAKES;
+use crate::budget::gates::Gates;
 use crate::budget::ledger::Ledger;
 use crate::budget::quota::Quotas;
 use crate::credential::CredentialStore;
-use crate::egress::connect::DialGates;
 use crate::egress::roots::UpstreamRoots;
 use crate::egress::shared::Shared;
 use crate::http::HttpEngine;
@@ -299,7 +300,9 @@ fn build_shared(
         grants: grants.clone(),
         live: Arc::default(),
         quotas,
-        dial_gates: DialGates::default(),
+        dial_gates: Gates::new(1),
+        handshakes: Gates::new(HANDSHAKES),
+        large_checks: Gates::new(1),
         mark: configuration.upstream.mark,
     })
 }

@@ -13,6 +13,7 @@ mod handshake;
 mod hellos;
 mod http2;
 mod http2_origin;
+mod identity;
 mod instance;
 mod limits;
 mod names;

@@ -113,7 +113,7 @@ impl ConnectionHandler {
         let rules = self.shared.rules.load_full();
         let arrival = record::arrival(&channels, source, original_dst);
         let mut record = self.shared.log.open_record(arrival);
-        let identified = rules.sandboxes().identify(&channels);
+        let identified = rules.sandboxes().identify_connection(&channels.into());
         if let Ok(sandbox) = &identified {
             record.set_sandbox(record::subject(sandbox));
         }
@@ -131,8 +131,8 @@ impl ConnectionHandler {
 
     /// Reads from the first byte until the connection can be decided.
     ///
-    /// The rules are loaded again after every wait for the client. It may take seconds to send its first bytes, and a
-    /// reload meanwhile must apply; the snapshot that decides is the one that records.
+    /// The rules are loaded and the sandbox identified again after every wait for the client. It may take seconds to
+    /// send its first bytes, and a reload meanwhile must apply; the snapshot that decides is the one that records.
     async fn decide(
         &self,
         inbound: &mut InboundConnection,
@@ -143,14 +143,14 @@ impl ConnectionHandler {
         let Some((target, port)) = self.find_target(inbound, sandbox, deadline).await? else {
             return Ok(NextStage::Plain(RequestScope::Anywhere, HttpVersion::Http1));
         };
-        inbound.rules = self.shared.rules.load_full();
+        let sandbox = &inbound.reload_rules(&self.shared, sandbox)?;
         // Server-first protocols (SSH, SMTP): if a raw TCP rule matches, tunnel now instead of waiting for client bytes.
         if let Some(permit) = inbound.decide_raw(sandbox, &target, port) {
             return Ok(NextStage::Tunnel(permit));
         }
         let detected = detect(&mut inbound.stream, limits, deadline).await;
         inbound.reply_format = reply_format(&inbound.stream, &detected);
-        inbound.rules = self.shared.rules.load_full();
+        let sandbox = &inbound.reload_rules(&self.shared, sandbox)?;
         inbound.decide(sandbox, target, port, detected?)
     }
 
@@ -176,6 +176,7 @@ impl ConnectionHandler {
         let request = explicit::read_request(stream, limits, deadline, reply_format).await?;
         let ExplicitRequest::Tunnel(host, port) = request else { return Ok(None) };
         inbound.record_facts(Some(&host), port, None);
+        let sandbox = &inbound.reload_rules(&self.shared, sandbox)?;
         explicit::check_reachable(&inbound.rules, sandbox, &host, port)?;
         explicit::confirm_tunnel(&mut inbound.stream, inbound.reply_format).await?;
         // Granted: the client takes every byte from here on for the origin's, also those of a refusal.
@@ -234,7 +235,7 @@ impl ConnectionHandler {
             Err(refusal) => return inbound.refuse(&refusal).await,
         };
         let InboundConnection { stream, record, rules, .. } = inbound;
-        let (tls, version) = match self.accept_tls(config, stream).await {
+        let (tls, version) = match self.accept_tls(&sandbox, config, stream).await {
             Ok(accepted) => accepted,
             Err(refusal) => {
                 // The handshake took the stream with it: record the refusal, there is nobody to answer.
@@ -249,10 +250,14 @@ impl ConnectionHandler {
 
     async fn accept_tls(
         &self,
+        sandbox: &SandboxRef,
         config: Arc<rustls::ServerConfig>,
         stream: PrefixedStream,
     ) -> Result<(Box<TlsStream<PrefixedStream>>, HttpVersion), Refusal> {
-        let handshake = TlsAcceptor::from(config).accept(stream);
+        let handshake = async {
+            let _turn = self.shared.handshakes.turn(sandbox.id.clone()).await;
+            TlsAcceptor::from(config).accept(stream).await
+        };
         let accepted = timeout(self.shared.limits.first_bytes(), handshake).await;
         let accepted = accepted.map_err(|_| Reason::FirstBytesLate)?;
         let tls = accepted.map_err(|error| Refusal::from(Reason::BadHandshake).with_detail(error))?;

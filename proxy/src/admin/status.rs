@@ -176,7 +176,7 @@ pub fn grant_json(grant: &ActiveGrant) -> Value {
 
 fn connection_json(open: &LiveConnection) -> Value {
     let (sent, received) = open.byte_count.sent_and_received();
-    let permit = &open.permit;
+    let permit = open.permit();
     let request = match permit.facts() {
         Facts::Request(facts) => Some(format!("{} {}", facts.method, facts.path)),
         Facts::Connect(_) | Facts::Memory(_) | Facts::Name(_) => None,

@@ -33,6 +33,11 @@ pub(crate) const STALLED_BYTES: u64 = MIB;
 /// Descriptors of a tunnel's pipes, one for each direction.
 pub(crate) const PIPE_DESCRIPTORS: u64 = 4;
 
+/// TLS handshakes of one sandbox that run at once. The others wait, so that they do not fill the processor's queue.
+pub(crate) const HANDSHAKES: usize = 16;
+/// A document of a memory service above this size is checked off the runtime, one at a time for each sandbox.
+pub(crate) const LARGE_DOCUMENT: usize = 256 << 10;
+
 /// The machine of the worked example in `proxy/LIMITS.md`.
 const EXAMPLE: MachineLimits =
     MachineLimits { memory: 512 * MIB, descriptors: 1_048_576, ports: 28_232, tcp_memory: 384 * MIB };

@@ -1,7 +1,6 @@
 //! Connections to origin servers, each counted in the quota of its sandbox until it is closed: a descriptor, a source
 //! port, memory, and a place in the `connections` budget while it is in use.
 
-use std::collections::HashMap;
 use std::io;
 use std::net::{IpAddr, SocketAddr};
 use std::sync::{Arc, Mutex, Weak};
@@ -21,7 +20,6 @@ use rules::ids::SandboxId;
 use rules::quota::Resource;
 use rules::{Reason, RuleSet};
 use tokio::net::{TcpSocket, TcpStream};
-use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
 use crate::budget::cost::{DIALLED_BYTES, MAX_WINDOW, MIN_WINDOW};
 use crate::budget::quota::{DialledUse, PortReservation, Quotas, Reservation};
@@ -168,90 +166,4 @@ fn refused_dial(refusal: Refusal) -> Box<Error> {
 /// Returns the refusal inside a Pingora error, if our dialler made it.
 pub(crate) fn refusal_of_dial(error: &Error) -> Option<Refusal> {
     error.root_cause().downcast_ref::<Refusal>().cloned()
-}
-
-/// Lets one request at a time connect to an origin server that may speak HTTP/2, so that requests which start together
-/// share one connection instead of dialling one each.
-#[derive(Clone, Debug, Default)]
-pub(crate) struct DialGates(Arc<Mutex<HashMap<u64, Arc<Semaphore>>>>);
-
-/// A request's turn to connect. Dropping it lets the next request try.
-#[derive(Debug)]
-pub(crate) struct DialTurn {
-    gates: DialGates,
-    key: u64,
-    gate: Arc<Semaphore>,
-    permit: Option<OwnedSemaphorePermit>,
-}
-
-impl DialGates {
-    /// Waits for the turn of a request to connect to the peer with this pool key. The one before it takes at most the
-    /// connect timeout.
-    pub(crate) async fn turn(&self, key: u64) -> DialTurn {
-        let gate = sys::lock(&self.0).entry(key).or_insert_with(|| Arc::new(Semaphore::new(1))).clone();
-        let permit = gate.clone().acquire_owned().await.ok(); // closed: everyone dials for itself
-        DialTurn { gates: self.clone(), key, gate, permit }
-    }
-}
-
-impl DialTurn {
-    /// Lets all who wait dial at once: the connection cannot be shared, or failed.
-    pub(crate) fn open_to_all(self) {
-        self.gate.close();
-    }
-}
-
-impl Drop for DialTurn {
-    fn drop(&mut self) {
-        let mut gates = sys::lock(&self.gates.0);
-        drop(self.permit.take()); // it holds the gate, too
-        // Two are left, the table's and ours: nobody waits. A closed gate serves nobody new.
-        let last = Arc::strong_count(&self.gate) <= 2 || self.gate.is_closed();
-        if last && gates.get(&self.key).is_some_and(|gate| Arc::ptr_eq(gate, &self.gate)) {
-            gates.remove(&self.key);
-        }
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[tokio::test]
-    async fn one_request_connects_at_a_time() {
-        let gates = DialGates::default();
-        let first = gates.turn(1).await;
-        let waits = tokio::spawn({
-            let gates = gates.clone();
-            async move { drop(gates.turn(1).await) }
-        });
-        tokio::task::yield_now().await;
-        assert!(!waits.is_finished());
-        drop(gates.turn(2).await); // another peer does not wait
-        drop(first);
-        waits.await.unwrap();
-        assert!(sys::lock(&gates.0).is_empty(), "nothing stays behind");
-    }
-
-    #[tokio::test]
-    async fn a_connection_that_cannot_be_shared_holds_up_nobody() {
-        let gates = DialGates::default();
-        let first = gates.turn(1).await;
-        let waits: Vec<_> = (0..3)
-            .map(|_| {
-                tokio::spawn({
-                    let gates = gates.clone();
-                    async move { gates.turn(1).await }
-                })
-            })
-            .collect();
-        tokio::task::yield_now().await;
-        first.open_to_all();
-        let mut turns = Vec::new();
-        for wait in waits {
-            turns.push(wait.await.unwrap()); // all at the same time
-        }
-        drop(turns);
-        assert!(sys::lock(&gates.0).is_empty());
-    }
 }

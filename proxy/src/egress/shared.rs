@@ -12,11 +12,12 @@ use rules::ids::SandboxId;
 use rules::limits::TrafficLimits;
 use rules::{Decision, Facts, Permit, Reason, RuleSet, SandboxRef};
 
+use crate::budget::gates::Gates;
 use crate::budget::ledger::{Charges, Ledger};
 use crate::budget::live::LiveConnections;
 use crate::budget::quota::Quotas;
 use crate::credential::CredentialStore;
-use crate::egress::connect::{CountedDialler, DialGates};
+use crate::egress::connect::CountedDialler;
 use crate::policy::grants::GrantStore;
 use crate::report::metrics;
 use crate::report::refusal::Refusal;
@@ -32,7 +33,13 @@ pub(crate) struct Shared {
     pub(crate) grants: Arc<GrantStore>,
     pub(crate) live: Arc<LiveConnections>,
     pub(crate) quotas: Arc<Quotas>,
-    pub(crate) dial_gates: DialGates,
+    /// Lets one request at a time connect to an origin server that may speak HTTP/2, by pool key, so that requests which
+    /// start together share one connection instead of dialling one each.
+    pub(crate) dial_gates: Gates<u64>,
+    /// Bounds the TLS handshakes of a sandbox that run at once.
+    pub(crate) handshakes: Gates<SandboxId>,
+    /// Lets one large document of a sandbox be checked at a time.
+    pub(crate) large_checks: Gates<SandboxId>,
     /// The firewall mark of our own connections.
     pub(crate) mark: Option<u32>,
 }

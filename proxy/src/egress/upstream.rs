@@ -12,8 +12,10 @@ use pingora_core::upstreams::peer::PeerOptions;
 use pingora_core::{ErrorSource, ErrorType};
 use pingora_http::{RequestHeader, ResponseHeader};
 use rules::facts::{HttpVersion, UrlScheme};
+use rules::ids::SandboxId;
 use rules::limits::TrafficLimits;
-use rules::{Host, Permit, Reason, SandboxRef};
+use rules::sandbox::Sandbox;
+use rules::{Host, Permit, Reason};
 
 use crate::egress::connect::{http2_windows, refusal_of_dial};
 use crate::egress::departure::Departure;
@@ -28,9 +30,7 @@ const SMALL_BODY: u64 = 1 << 20;
 
 /// How a request is sent upstream.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct UpstreamOptions<'a> {
-    /// The sandbox in whose pool the connection is kept.
-    pub(crate) sandbox: &'a SandboxRef,
+pub(crate) struct UpstreamOptions {
     pub(crate) scheme: UrlScheme,
     pub(crate) version: HttpVersion,
     /// The request asks to switch to WebSocket, which only HTTP/1 can.
@@ -44,7 +44,7 @@ pub(crate) fn http_peer(
     shared: &Shared,
     departure: &Departure,
     index: usize,
-    options: UpstreamOptions<'_>,
+    options: UpstreamOptions,
 ) -> Option<Box<HttpPeer>> {
     let address = departure.address(index)?;
     let tls = options.scheme == UrlScheme::Https;
@@ -54,15 +54,15 @@ pub(crate) fn http_peer(
         Host::Name(name) => name.as_str().to_owned(),
     };
     let mut peer = HttpPeer::new(address, tls, name);
-    peer.group_key = pool_group(shared, options.sandbox);
-    peer.options = peer_options(shared, options);
+    peer.group_key = pool_group(shared, departure.permit().holder());
+    peer.options = peer_options(shared, departure.permit().sandbox(), options);
     let timeout = connect_timeout(&departure.dial_permit, index, shared.limits.connect());
     peer.options.connection_timeout = Some(timeout);
     peer.options.total_connection_timeout = Some(timeout);
     Some(Box::new(peer))
 }
 
-fn alpn(options: UpstreamOptions<'_>) -> ALPN {
+fn alpn(options: UpstreamOptions) -> ALPN {
     match (options.scheme, options.version) {
         _ if options.upgrade => ALPN::H1,
         (UrlScheme::Https, _) => ALPN::H2H1,
@@ -71,7 +71,7 @@ fn alpn(options: UpstreamOptions<'_>) -> ALPN {
     }
 }
 
-fn peer_options(shared: &Shared, wanted: UpstreamOptions<'_>) -> PeerOptions {
+fn peer_options(shared: &Shared, sandbox: &SandboxId, wanted: UpstreamOptions) -> PeerOptions {
     let limits = &shared.limits;
     let mut options = PeerOptions::new();
     options.alpn = alpn(wanted);
@@ -82,7 +82,6 @@ fn peer_options(shared: &Shared, wanted: UpstreamOptions<'_>) -> PeerOptions {
     options.idle_timeout = Some(limits.keep_alive());
     let small = wanted.body.is_some_and(|length| length <= SMALL_BODY) && !wanted.upgrade;
     options.read_timeout = small.then(|| limits.first_byte().max(limits.idle()));
-    let sandbox = &wanted.sandbox.id;
     let window = match options.alpn.get_max_http_version() {
         2 => {
             let (connection, stream) = http2_windows(&shared.quotas, sandbox);
@@ -96,10 +95,12 @@ fn peer_options(shared: &Shared, wanted: UpstreamOptions<'_>) -> PeerOptions {
     options
 }
 
-/// The pool key: connections are shared within one sandbox only. Pingora's own key knows neither the sandbox nor our mark.
-fn pool_group(shared: &Shared, sandbox: &SandboxRef) -> u64 {
+/// The pool key: connections are shared within the sandbox that the permit was given to, while its identity lasts.
+/// Pingora's own key knows neither the sandbox nor our mark.
+fn pool_group(shared: &Shared, sandbox: &Sandbox) -> u64 {
+    let Sandbox { id, tenant, environment, agent_card: _, generation } = sandbox;
     let mut hasher = DefaultHasher::new();
-    sandbox.id.as_str().hash(&mut hasher);
+    (id, tenant, environment, generation).hash(&mut hasher);
     shared.mark.hash(&mut hasher);
     hasher.finish()
 }

@@ -9,10 +9,11 @@ use rules::RuleSet;
 use rules::budget::UsageKind;
 
 use super::RequestMonitor;
+use crate::budget::gates::Turn;
 use crate::budget::quota::{DialledUse, RequestQuota};
 use crate::credential::Credential;
 use crate::credential::scrub::ResponseScrubber;
-use crate::egress::connect::{DialTurn, DialledConnection};
+use crate::egress::connect::DialledConnection;
 use crate::egress::departure::Departure;
 use crate::report::record;
 use crate::report::refusal::Refusal;
@@ -54,7 +55,7 @@ pub(super) struct DepartedRequest {
     /// Index of the admitted address that is tried.
     pub(super) attempt: usize,
     /// The request's turn to connect, until it has a connection.
-    pub(super) turn: Option<DialTurn>,
+    pub(super) turn: Option<Turn<u64>>,
     /// The connection it uses.
     pub(super) dialled: Option<DialledRequest>,
     pub(super) credential: Option<Arc<Credential>>,

@@ -14,7 +14,7 @@ use pingora_core::upstreams::peer::Peer;
 use pingora_http::{RequestHeader, ResponseHeader};
 use pingora_proxy::{FailToProxy, ProxyHttp, ProxyWarnLogContext, Session};
 use rules::budget::UsageKind;
-use rules::{Facts, Reason, RuleSet};
+use rules::{Facts, Reason, RuleSet, SandboxRef};
 
 use super::context::{DepartedRequest, DialledRequest, RequestContext, RequestState, internal};
 use super::fields::{strip_hop_by_hop, strip_request};
@@ -45,10 +45,14 @@ impl RequestFilter {
     }
 
     /// Reserves what the request needs, before anything of it is decided or read.
-    fn reserve(&self, session: &Session, state: &mut RequestState) -> Result<(), Refusal> {
-        let sandbox = &state.monitor.connection.sandbox.id;
+    fn reserve(
+        &self,
+        session: &Session,
+        state: &mut RequestState,
+        sandbox: &SandboxRef,
+    ) -> Result<(), Refusal> {
         let head = request_bytes(session.req_header());
-        state.quota = Some(self.shared.quotas.reserve_request(sandbox, head)?);
+        state.quota = Some(self.shared.quotas.reserve_request(&sandbox.id, head)?);
         Ok(())
     }
 
@@ -57,6 +61,7 @@ impl RequestFilter {
         &self,
         session: &mut Session,
         state: &mut RequestState,
+        sandbox: &SandboxRef,
         mode: &GuardMode,
     ) -> Result<(), Refusal> {
         let record = state.record.as_mut().ok_or(Reason::Internal)?;
@@ -66,7 +71,7 @@ impl RequestFilter {
         let facts = request_facts(session.req_header(), &state.monitor, &self.shared.limits)?.facts;
         let request = MemoryRequest {
             shared: &self.shared,
-            sandbox: &connection.sandbox,
+            sandbox,
             host: connection.host(),
             cut: &state.monitor.cut,
             rules: &state.rules,
@@ -80,9 +85,13 @@ impl RequestFilter {
     }
 
     /// Decides and departs. On success, Pingora may send the request to an admitted address.
-    async fn authorize(&self, session: &mut Session, state: &mut RequestState) -> Result<(), Refusal> {
+    async fn authorize(
+        &self,
+        session: &mut Session,
+        state: &mut RequestState,
+        sandbox: &SandboxRef,
+    ) -> Result<(), Refusal> {
         let (monitor, rules) = (&state.monitor, &state.rules);
-        let sandbox = &monitor.connection.sandbox;
         let parsed = request_facts(session.req_header(), monitor, &self.shared.limits)?;
         if let Some(connect) = &parsed.connect {
             decide(rules, sandbox, connect)?;
@@ -175,17 +184,23 @@ impl ProxyHttp for RequestFilter {
         let monitor = monitor.ok_or_else(internal)?; // `RequestMonitor::digest` puts it into every session
         let recorded = request_record(session.req_header(), &monitor);
         let recorded = audit::RecordedFacts::Request(recorded);
-        let record = monitor.connection.record().open_request(recorded);
         let rules = self.shared.rules.load_full(); // one snapshot, so one request sees one policy
-        let mode = guard_mode(&rules, &monitor);
+        let (record, identified) = monitor.connection.open_request(&rules, recorded);
+        let mode = identified.as_ref().ok().and_then(|sandbox| guard_mode(&rules, sandbox, &monitor));
         monitor.set_reached_filter();
         let (record, quota, departed) = (Some(record), None, None);
         let state = RequestState { monitor, rules, record, quota, departed, status: None, refusal: None };
         let state = request.state.insert(state);
-        let done = match (self.reserve(session, state), &mode) {
-            (Ok(()), Some(mode)) => self.handle_memory(session, state, mode).await,
-            (Ok(()), None) => self.authorize(session, state).await,
-            (Err(refusal), _) => Err(refusal),
+        let done = match (identified, &mode) {
+            (Ok(sandbox), mode) => match (self.reserve(session, state, &sandbox), mode) {
+                (Ok(()), Some(mode)) => self.handle_memory(session, state, &sandbox, mode).await,
+                (Ok(()), None) => self.authorize(session, state, &sandbox).await,
+                (Err(refusal), _) => Err(refusal),
+            },
+            (Err(reason), _) => {
+                session.set_keepalive(None);
+                Err(reason.into())
+            }
         };
         match done {
             Ok(()) => Ok(mode.is_some()), // true ends the request here: the guard has responded
@@ -204,7 +219,6 @@ impl ProxyHttp for RequestFilter {
         let state = request.state()?;
         let monitor = state.monitor.clone();
         let options = UpstreamOptions {
-            sandbox: &monitor.connection.sandbox,
             scheme: monitor.connection.scheme(),
             version: monitor.version,
             upgrade: session.is_upgrade_req(),
@@ -479,9 +493,9 @@ fn content_length(session: &mut Session) -> Option<u64> {
 }
 
 /// How the memory guard treats this request, or none if it is not one for a memory service.
-fn guard_mode(rules: &RuleSet, monitor: &RequestMonitor) -> Option<GuardMode> {
+fn guard_mode(rules: &RuleSet, sandbox: &SandboxRef, monitor: &RequestMonitor) -> Option<GuardMode> {
     match &monitor.connection.scope {
-        RequestScope::Host(host, port) => memory::guard_mode(rules, &monitor.connection.sandbox, host, *port),
+        RequestScope::Host(host, port) => memory::guard_mode(rules, sandbox, host, *port),
         RequestScope::Anywhere | RequestScope::Target(..) => None,
     }
 }

@@ -59,7 +59,7 @@ impl HttpEngine {
             let digest = Digest { proxy_digest: Some(monitor.digest()), ..Digest::default() };
             let accepted = tokio::select! {
                 accepted = HttpSession::from_h2_conn(&mut streams, Arc::new(digest)) => accepted,
-                _ = stop.wait_for(|stop| *stop), if !stopping => {
+                () = stop_or_disowned(&mut stop, connection), if !stopping => {
                     stopping = true;
                     streams.graceful_shutdown();
                     continue;
@@ -135,6 +135,14 @@ impl HttpEngine {
                 report_broken.send(()).await.unwrap_or_default(); // the connection may be closed already
             }
         }
+    }
+}
+
+/// Waits until the program stops, or the connection's channel belongs to its sandbox no longer.
+async fn stop_or_disowned(stop: &mut watch::Receiver<bool>, connection: &HttpConnection) {
+    tokio::select! {
+        _ = stop.wait_for(|stop| *stop) => {}
+        () = connection.disowned.cancelled() => {}
     }
 }
 

@@ -252,8 +252,8 @@ impl PolicyStore {
     fn recheck_live(&self, rules: &RuleSet) -> Vec<Arc<LiveConnection>> {
         let mut cut = Vec::new();
         for open in self.live.list() {
-            match rules.decide_again(&open.permit, open.dialled()) {
-                Decision::Allow(permit) => open.charges.adopt_budgets(&permit),
+            match rules.decide_again(&open.permit(), open.dialled()) {
+                Decision::Allow(permit) => open.adopt_permit(permit),
                 Decision::Deny(denial) => {
                     open.cut.trigger(denial.reason);
                     cut.push(open);

@@ -473,6 +473,9 @@ pub(crate) struct ListenerDocument {
     /// How a shared listener identifies the sandbox.
     #[schemars(with = "Option<AttributionDocument>")]
     pub(crate) identify: Option<Spanned<AttributionDocument>>,
+    /// Other sandboxes reach this listener's address, and only a firewall keeps them from its port.
+    #[serde(default)]
+    pub(crate) dangerously_share_address: bool,
 }
 
 #[derive(Clone, Copy, Debug, Deserialize, JsonSchema, PartialEq, Eq)]
