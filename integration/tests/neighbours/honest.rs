@@ -78,6 +78,10 @@ impl Samples {
         }
     }
 
+    pub(crate) fn has_failures(&self) -> bool {
+        self.0.values().any(|seen| !seen.failures.is_empty())
+    }
+
     fn least_rounds(&self) -> usize {
         self.0.values().map(KindSamples::rounds).min().unwrap_or_default()
     }
