@@ -119,7 +119,7 @@ impl App {
         let filter = DnsFilter::new(rules.clone(), log.clone(), DnsConfig { settings, budgets })?;
         let dns = open_dns_server(&filter, &configuration)?;
         let listeners = open_listeners(&configuration, base)?;
-        let shared = build_shared(&rules, &log, &filter, &configuration, base, (&ledger, &grants));
+        let shared = build_shared(&rules, &log, &filter, &configuration, base, (&ledger, &grants))?;
         let gate = match listeners.is_empty() {
             true => None,
             false => {
@@ -279,21 +279,22 @@ fn build_shared(
     configuration: &Configuration,
     base: &Path,
     (ledger, grants): (&Arc<Ledger>, &Arc<GrantStore>),
-) -> Arc<Shared> {
+) -> anyhow::Result<Arc<Shared>> {
     let credentials = configuration.credentials.iter();
     let credentials = credentials.map(|one| (one.name.clone(), base.join(&one.file)));
-    Arc::new(Shared {
+    let credentials = CredentialStore::open(credentials).context("cannot start a thread")?;
+    Ok(Arc::new(Shared {
         rules: rules.clone(),
         log: log.clone(),
         resolver: Resolver::new(filter.clone()),
         limits: configuration.limits,
-        credentials: CredentialStore::new(credentials),
+        credentials,
         ledger: ledger.clone(),
         grants: grants.clone(),
         live: Arc::default(),
         connection_limit: Arc::default(),
         mark: configuration.upstream.mark,
-    })
+    }))
 }
 
 fn open_authority(paths: &InstancePaths) -> anyhow::Result<Arc<CertificateAuthority>> {
