@@ -19,6 +19,7 @@ use rules::ids::SandboxId;
 use rules::load;
 use rules::{LoadSources, RuleSet, TimedState, compile};
 use sd_notify::NotifyState;
+use sys::worker::Worker;
 use tokio::sync::watch;
 use tokio::time::timeout;
 use tokio_util::task::TaskTracker;
@@ -105,7 +106,8 @@ impl App {
         let log = Log::open(audit::LogConfig::new(&paths.log)).context("cannot open the access log")?;
         let identities = IdentityStore::open(&paths.log)?;
         let rules = identities.apply(rules)?;
-        let ledger = Arc::new(Ledger::open(&paths.log, &rules)?);
+        let state_files = Worker::start("state-files").context("cannot start a thread")?;
+        let ledger = Arc::new(Ledger::open(&paths.log, &rules, state_files.clone())?);
         let grants = Arc::new(GrantStore::open(&paths.log, configuration.grants.clone())?);
         let timed =
             TimedState { grants: grants.active_grants(&rules), ended: ledger.expired_sandboxes(&rules) };
@@ -119,7 +121,7 @@ impl App {
         let filter = DnsFilter::new(rules.clone(), log.clone(), DnsConfig { settings, budgets })?;
         let dns = open_dns_server(&filter, &configuration)?;
         let listeners = open_listeners(&configuration, base)?;
-        let shared = build_shared(&rules, &log, &filter, &configuration, base, (&ledger, &grants))?;
+        let shared = build_shared(&rules, &log, &filter, &configuration, base, (&ledger, &grants, &state_files))?;
         let gate = match listeners.is_empty() {
             true => None,
             false => {
@@ -139,6 +141,8 @@ impl App {
             ledger: ledger.clone(),
             grants,
             on_invalid: configuration.on_invalid,
+            loader: Worker::start("policy-files").context("cannot start a thread")?,
+            state_files,
             loading: std::sync::Mutex::default(),
             watcher: Arc::new(std::sync::Mutex::new(FileWatcher::open()?)),
             last,
@@ -197,7 +201,7 @@ impl App {
         watching.abort();
         timing.abort();
         commands.abort();
-        state.reloader.ledger.flush();
+        state.reloader.ledger.flush().await;
         filter.stop();
         let recorded = record_event(&log, &state, LifecycleEvent::Stopped).await;
         log.close();
@@ -278,7 +282,7 @@ fn build_shared(
     filter: &Arc<DnsFilter>,
     configuration: &Configuration,
     base: &Path,
-    (ledger, grants): (&Arc<Ledger>, &Arc<GrantStore>),
+    (ledger, grants, state_files): (&Arc<Ledger>, &Arc<GrantStore>, &Worker),
 ) -> anyhow::Result<Arc<Shared>> {
     let credentials = configuration.credentials.iter();
     let credentials = credentials.map(|one| (one.name.clone(), base.join(&one.file)));
@@ -291,6 +295,7 @@ fn build_shared(
         credentials,
         ledger: ledger.clone(),
         grants: grants.clone(),
+        state_files: state_files.clone(),
         live: Arc::default(),
         connection_limit: Arc::default(),
         mark: configuration.upstream.mark,
@@ -318,7 +323,7 @@ fn build_handler(
     let roots = UpstreamRoots::load(TrustSource { system, files, client: None })?;
     let guard = MemoryGuard::open(configuration, shared, base, &roots)?;
     let engine = HttpEngine::new(shared.clone(), guard.clone(), &roots);
-    let leaves = LeafCerts::new(authority);
+    let leaves = LeafCerts::new(authority, shared.ledger.clone());
     Ok(ConnectionHandler { shared: shared.clone(), engine, guard, leaf_certs: leaves, stop })
 }
 

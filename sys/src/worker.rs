@@ -23,7 +23,7 @@ pub struct Worker {
 }
 
 /// The queue is full, or the job panicked.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Debug, PartialEq, Eq)]
 pub struct JobLost;
 
 impl Worker {

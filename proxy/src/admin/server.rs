@@ -223,8 +223,7 @@ fn cut_connection(state: &AdminState, id: &str) -> Result<Value, CommandError> {
 async fn reload(state: &AdminState, body: &[u8]) -> Result<Value, CommandError> {
     let options = serde_json::from_slice::<Value>(body).unwrap_or_default();
     let wait = options.get("wait").and_then(Value::as_bool).unwrap_or_default();
-    let reloader = state.reloader.clone();
-    match spawn_blocking(move || reloader.reload()).await? {
+    match state.reloader.reload().await {
         Ok(loaded) => {
             if wait {
                 loaded.wait_closed(&state.live).await;
@@ -279,8 +278,8 @@ async fn approve(
 
 async fn revoke_grant(state: &AdminState, uid: Option<u32>, id: &str) -> Result<Value, CommandError> {
     let id = id.parse().map_err(|_| CommandError::bad_request("a grant is named by its number"))?;
-    let (reloader, by) = (state.reloader.clone(), name_with_uid("the operator", uid));
-    let revoked = spawn_blocking(move || reloader.revoke_grant(id, &by)).await?;
+    let by = name_with_uid("the operator", uid);
+    let revoked = state.reloader.clone().revoke_grant(id, &by).await;
     let loaded = revoked.map_err(|error| CommandError::not_found(format!("{error:#}")))?;
     Ok(json!({ "id": id, "generation": loaded.generation(), "cut": loaded.cut_count() }))
 }
@@ -294,8 +293,7 @@ fn name_with_uid(by: &str, uid: Option<u32>) -> String {
 /// Assigns an identity to a sandbox of a warm pool, once.
 async fn assign_identity(state: &AdminState, body: &[u8]) -> Result<Value, CommandError> {
     let identity = parse_body(body)?;
-    let reloader = state.reloader.clone();
-    let assigned = spawn_blocking(move || reloader.assign_identity(identity)).await?;
+    let assigned = state.reloader.clone().assign_identity(identity).await;
     let generation = assigned.map_err(CommandError::conflict)?;
     Ok(json!({ "generation": generation }))
 }

@@ -44,13 +44,13 @@ impl AdminState {
         self.live.len()
     }
 
-    /// Loads the policies now.
+    /// Loads the policies on the calling thread.
     ///
     /// # Errors
     ///
     /// Returns the problems, rendered with their locations.
     pub fn reload(&self) -> Result<(), String> {
-        self.reloader.reload().map(drop)
+        self.reloader.load_now().map(drop)
     }
 
     /// Returns the JWK Set with which memory services verify our tokens.
@@ -130,7 +130,7 @@ impl AdminState {
         gauge!("sandbar_log_refused").set(health.refused as f64);
         if let Some(gate) = &self.gate {
             gauge!("sandbar_connections").set(gate.shared.connection_limit.in_use() as f64);
-            gauge!("sandbar_leaves").set(gate.leaf_certs.len() as f64);
+            gauge!("sandbar_leaves").set(self.reloader.ledger.leaf_count() as f64);
         }
         self.prometheus.render()
     }
