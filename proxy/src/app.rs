@@ -121,7 +121,8 @@ impl App {
         let filter = DnsFilter::new(rules.clone(), log.clone(), DnsConfig { settings, budgets })?;
         let dns = open_dns_server(&filter, &configuration)?;
         let listeners = open_listeners(&configuration, base)?;
-        let shared = build_shared(&rules, &log, &filter, &configuration, base, (&ledger, &grants, &state_files))?;
+        let shared =
+            build_shared(&rules, &log, &filter, &configuration, base, (&ledger, &grants, &state_files))?;
         let gate = match listeners.is_empty() {
             true => None,
             false => {

@@ -332,7 +332,10 @@ fn files_that_would_hang_or_escape_are_refused() {
         "{}",
         text(&output.stderr)
     );
-    assert!(text(&run_in(dir.path(), &["check", "pipe"]).stderr).contains("cannot read pipe: it is not a regular file"));
+    assert!(
+        text(&run_in(dir.path(), &["check", "pipe"]).stderr)
+            .contains("cannot read pipe: it is not a regular file")
+    );
 }
 
 #[test]

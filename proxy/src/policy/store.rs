@@ -301,9 +301,8 @@ impl PolicyStore {
         wish: GrantRequest,
     ) -> anyhow::Result<(ActiveGrant, u64)> {
         let asked = format!("{} for {}, by {}: {}", wish.sandbox, wish.host, wish.by, wish.why);
-        let prepared = self.change_state("the grant", move |store| {
-            store.grants.prepare(wish, &store.rules.load_full())
-        });
+        let prepared =
+            self.change_state("the grant", move |store| store.grants.prepare(wish, &store.rules.load_full()));
         let grant = prepared.await.inspect_err(|error| {
             grants::record_event(&self.log, LifecycleEvent::GrantRefused, format!("{asked}: {error:#}"));
         })?;
@@ -367,10 +366,7 @@ impl PolicyStore {
     }
 
     /// Assigns an identity to a sandbox of a warm pool.
-    pub(crate) async fn assign_identity(
-        self: Arc<Self>,
-        identity: AssignedIdentity,
-    ) -> anyhow::Result<u64> {
+    pub(crate) async fn assign_identity(self: Arc<Self>, identity: AssignedIdentity) -> anyhow::Result<u64> {
         self.change_state("the identity", move |store| {
             let assigned = store.identities.store(&store.rules.load(), identity)?;
             let _publishing = sys::lock(&store.timed);

@@ -238,9 +238,7 @@ impl Ledger {
     pub(crate) fn open_charges(&self, permit: &Permit) -> Result<Charges, Exhausted> {
         let sandbox = self.sandbox(permit.sandbox()).ok_or(Exhausted::Unkept)?;
         let (lines, begun) = (budget_lines(permit), self.begun);
-        sys::lock(&sandbox.account)
-            .open_attempt(&lines)
-            .map_err(|error| to_exhausted(error, self.now()))?;
+        sys::lock(&sandbox.account).open_attempt(&lines).map_err(|error| to_exhausted(error, self.now()))?;
         let charged = Mutex::new((permit.generation(), lines.clone()));
         let state_files = self.state_files.clone();
         Ok(Charges { sandbox, state_files, lines: charged, opened_under: lines, begun })
