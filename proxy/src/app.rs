@@ -231,7 +231,7 @@ fn subscribe(
 ) {
     let (rules, ledger, pending) = (rules.clone(), ledger.clone(), pending.clone());
     log.subscribe(move |seen| {
-        pending.observe(seen);
+        pending.observe(seen, &rules.load());
         if let Some(witness) = &witness {
             witness(seen);
         }
