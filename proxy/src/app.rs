@@ -34,12 +34,13 @@ use crate::budget::ledger::Ledger;
 use crate::credential::CredentialStore;
 use crate::egress::roots::UpstreamRoots;
 use crate::egress::shared::Shared;
+use crate::housekeeping;
 use crate::http::HttpEngine;
 use crate::memory::MemoryGuard;
 use crate::policy::grants::GrantStore;
 use crate::policy::identities::IdentityStore;
 use crate::policy::source::PolicySource;
-use crate::policy::store::{LoadStatus, PolicyStore};
+use crate::policy::store::{LOADER, LoadStatus, PolicyStore, STATE_FILES};
 use crate::policy::watch::{FileWatcher, ReloadTrigger};
 use crate::report::diagnostics::InvalidPolicy;
 use crate::report::metrics;
@@ -106,7 +107,7 @@ impl App {
         let log = Log::open(audit::LogConfig::new(&paths.log)).context("cannot open the access log")?;
         let identities = IdentityStore::open(&paths.log)?;
         let rules = identities.apply(rules)?;
-        let state_files = Worker::start("state-files").context("cannot start a thread")?;
+        let state_files = Worker::start(STATE_FILES).context("cannot start a thread")?;
         let ledger = Arc::new(Ledger::open(&paths.log, &rules, state_files.clone())?);
         let grants = Arc::new(GrantStore::open(&paths.log, configuration.grants.clone())?);
         let timed =
@@ -142,7 +143,7 @@ impl App {
             ledger: ledger.clone(),
             grants,
             on_invalid: configuration.on_invalid,
-            loader: Worker::start("policy-files").context("cannot start a thread")?,
+            loader: Worker::start(LOADER).context("cannot start a thread")?,
             state_files,
             loading: std::sync::Mutex::default(),
             watcher: Arc::new(std::sync::Mutex::new(FileWatcher::open()?)),
@@ -190,6 +191,7 @@ impl App {
         let mut watching = tokio::spawn(watch.run(state.reloader.clone()));
         let mut timing = tokio::spawn(state.reloader.clone().run_periodic());
         let commands = tokio::spawn(admin.serve(state.clone()));
+        let keeping = tokio::spawn(housekeeping::run_periodic(state.clone()));
         let served = tokio::select! {
             served = serve_dns(dns, stop) => served,
             () = filter.run_periodic() => Ok(()),
@@ -202,6 +204,7 @@ impl App {
         watching.abort();
         timing.abort();
         commands.abort();
+        keeping.abort();
         state.reloader.ledger.flush().await;
         filter.stop();
         let recorded = record_event(&log, &state, LifecycleEvent::Stopped).await;

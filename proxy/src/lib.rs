@@ -10,6 +10,7 @@ pub mod app;
 mod budget;
 mod credential;
 mod egress;
+mod housekeeping;
 mod http;
 mod inspect;
 mod memory;

@@ -22,6 +22,8 @@ static CALLS: Mutex<Vec<FileCall>> = Mutex::new(Vec::new());
 pub struct FileCall {
     pub path: PathBuf,
     pub since: Instant,
+    /// The name of the thread that waits.
+    pub thread: String,
 }
 
 /// Keeps a call in the list until dropped.
@@ -34,7 +36,8 @@ pub struct CallNote {
 /// Notes that this thread is about to use `path`.
 pub fn note_call(path: &Path) -> CallNote {
     let (path, since) = (path.to_owned(), Instant::now());
-    lock(&CALLS).push(FileCall { path: path.clone(), since });
+    let thread = std::thread::current().name().unwrap_or_default().to_owned();
+    lock(&CALLS).push(FileCall { path: path.clone(), since, thread });
     CallNote { path, since }
 }
 

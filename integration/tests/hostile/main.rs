@@ -8,6 +8,7 @@ mod answers;
 mod credentials;
 mod echoes;
 mod fields;
+mod files;
 mod framing;
 mod handshake;
 mod hellos;

@@ -33,7 +33,7 @@ use tokio::task::{JoinError, spawn_blocking};
 use tokio::time::timeout;
 
 use crate::admin::explain::ExplainRequest;
-use crate::admin::status::{AdminState, grant_json};
+use crate::admin::status::{AdminState, grant_json, hanging_files};
 use crate::policy::grants::GrantRequest;
 
 /// Largest request head, and largest request body.
@@ -207,8 +207,13 @@ fn readiness(state: &AdminState) -> Response<String> {
     let tested = state.ready.load(Ordering::Acquire);
     let ready = tested && health.ready;
     let status = if ready { StatusCode::OK } else { StatusCode::SERVICE_UNAVAILABLE };
-    let value =
-        json!({ "ready": ready, "self_test": tested, "log": health.ready, "trouble": health.trouble });
+    let value = json!({
+        "ready": ready,
+        "self_test": tested,
+        "log": health.ready,
+        "trouble": health.trouble,
+        "hanging_files": hanging_files(),
+    });
     json_response(status, &value)
 }
 

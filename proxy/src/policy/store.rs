@@ -31,7 +31,7 @@ use rules::policy_test::TestOutcome;
 use rules::{Decision, LoadSources, RuleSet, TimedState, recompile};
 use sys::file;
 use sys::worker::{JobLost, Worker};
-use tokio::time::timeout;
+use tokio::time::sleep;
 
 use crate::budget::ledger::Ledger;
 use crate::budget::live::{LiveConnection, LiveConnections};
@@ -47,8 +47,12 @@ use crate::report::record;
 const CLOCK_INTERVAL: Duration = Duration::from_millis(200);
 /// How long `reload --wait` waits for revoked connections to close.
 const CUT_GRACE: Duration = Duration::from_secs(5);
-/// How long a reload or a change of stored state may take before its caller is told which file does not answer: less
-/// than an admin command may take.
+/// Names of the threads that read policies and write state.
+pub(crate) const LOADER: &str = "policy-files";
+pub(crate) const STATE_FILES: &str = "state-files";
+/// A file call that takes longer than this is reported as hanging.
+pub(crate) const HANGING_AFTER: Duration = Duration::from_secs(2);
+/// How long a caller waits for a reload or a change of stored state: less than an admin command may take.
 const LOAD_WAIT: Duration = Duration::from_secs(10);
 /// A file that changed within this time may still be in the middle of a write...
 const SETTLE_TIME: Duration = Duration::from_millis(20);
@@ -129,9 +133,10 @@ impl PolicyStore {
     /// As [`PolicyStore::load_now`]; or says which file does not answer. The load then goes on without us.
     pub(crate) async fn reload(self: &Arc<Self>) -> Result<LoadOutcome, String> {
         let store = self.clone();
-        match timeout(LOAD_WAIT, self.loader.run(move || store.load_now())).await {
-            Ok(Ok(loaded)) => loaded,
-            Ok(Err(JobLost)) | Err(_) => Err(describe_wait("the load")),
+        let loaded = self.loader.run(move || store.load_now());
+        match wait_for_files(LOADER, loaded).await {
+            Ok(loaded) => loaded,
+            Err(why) => Err(format!("the load has not finished: {why}. The rules in force stay")),
         }
     }
 
@@ -332,9 +337,9 @@ impl PolicyStore {
         change: impl FnOnce(&Self) -> anyhow::Result<T> + Send + 'static,
     ) -> anyhow::Result<T> {
         let store = self.clone();
-        match timeout(LOAD_WAIT, self.state_files.run(move || change(&store))).await {
-            Ok(Ok(changed)) => changed,
-            Ok(Err(JobLost)) | Err(_) => anyhow::bail!(describe_wait(what)),
+        match wait_for_files(STATE_FILES, self.state_files.run(move || change(&store))).await {
+            Ok(changed) => changed,
+            Err(why) => anyhow::bail!("{what} is not stored: {why}"),
         }
     }
 
@@ -380,7 +385,7 @@ impl PolicyStore {
     /// Ends expired grants and lifetimes, until dropped.
     pub(crate) async fn run_periodic(self: Arc<Self>) {
         loop {
-            tokio::time::sleep(CLOCK_INTERVAL).await;
+            sleep(CLOCK_INTERVAL).await;
             let rules = self.rules.load();
             if self.grants.is_empty() && !rules.has_lifetimes() {
                 continue;
@@ -434,15 +439,24 @@ impl PolicyStore {
     }
 }
 
-/// Says what a load or another change waits for.
-fn describe_wait(what: &str) -> String {
-    let calls = file::calls_longer_than(Duration::from_secs(1));
-    let waits = |call: &file::FileCall| {
-        format!("{} has not answered for {} s", call.path.display(), call.since.elapsed().as_secs())
+/// Waits for a job of a thread for files, until one of its calls hangs or it takes longer than [`LOAD_WAIT`].
+async fn wait_for_files<T>(thread: &str, job: impl Future<Output = Result<T, JobLost>>) -> Result<T, String> {
+    let hangs = async {
+        loop {
+            let calls = file::calls_longer_than(HANGING_AFTER);
+            if let Some(call) = calls.iter().find(|call| call.thread == thread) {
+                let (path, seconds) = (call.path.display(), call.since.elapsed().as_secs());
+                return format!("{path} has not answered for {seconds} s");
+            }
+            sleep(CLOCK_INTERVAL).await;
+        }
     };
-    let calls: Vec<String> = calls.iter().map(waits).collect();
-    let why = if calls.is_empty() { "it takes long".to_owned() } else { calls.join("; ") };
-    format!("{what} has not finished: {why}. The rules in force stay")
+    tokio::select! {
+        biased;
+        done = job => done.map_err(|JobLost| "too much waits for its files".to_owned()),
+        why = hangs => Err(why),
+        () = sleep(LOAD_WAIT) => Err(format!("it takes longer than {} s", LOAD_WAIT.as_secs())),
+    }
 }
 
 fn describe_failure(outcome: &TestOutcome) -> String {
@@ -502,7 +516,7 @@ impl LoadOutcome {
         let LoadOutcome::Fresh { cut, .. } = self else { return };
         let until = Instant::now() + CUT_GRACE;
         while Instant::now() < until && cut.iter().any(|open| live.is_open(open.id)) {
-            tokio::time::sleep(Duration::from_millis(5)).await;
+            sleep(Duration::from_millis(5)).await;
         }
     }
 }
