@@ -41,7 +41,7 @@ impl Drop for DeadMount {
     }
 }
 
-fn ask_admin(world: &SandbarInstance, method: &str, path: &str) -> String {
+pub(crate) fn ask_admin(world: &SandbarInstance, method: &str, path: &str) -> String {
     let mut curl = Command::new("curl");
     curl.args(["--silent", "--max-time", "50", "-X", method, "--unix-socket"]);
     curl.arg(world.log_dir().join("admin.sock")).arg(format!("http://sandbar/{path}"));

@@ -130,7 +130,7 @@ fn collect_stderr(child: &mut Child) -> Arc<Mutex<Vec<String>>> {
 }
 
 impl SandbarInstance {
-    fn listener_addresses(&self) -> Vec<SocketAddr> {
+    pub(crate) fn listener_addresses(&self) -> Vec<SocketAddr> {
         let told = self.told.lock().unwrap();
         let said = told.iter().filter_map(|line| line.split_once("listening: explicit "));
         said.map(|(_, address)| address.parse().unwrap()).collect()
@@ -164,6 +164,10 @@ impl SandbarInstance {
     /// The authority's certificate, which a sandbox is told to trust.
     pub(crate) fn ca_path(&self) -> PathBuf {
         self.dir.path().join("ca/ca.pem")
+    }
+
+    pub(crate) fn config_path(&self) -> PathBuf {
+        self.dir.path().join("sandbar.toml")
     }
 
     pub(crate) fn policy_dir(&self) -> PathBuf {

@@ -19,6 +19,7 @@ mod limits;
 mod names;
 mod origin;
 mod refusals;
+mod sandboxes;
 mod streams;
 mod strict_http;
 mod upstream;
