@@ -332,7 +332,10 @@ mod tests {
         write_atomic(&path, &[0; 100], Mode::Everybody).unwrap();
         assert_eq!(read_bounded(&path, 100).unwrap().len(), 100);
         assert!(matches!(read_bounded(&path, 99), Err(FileError::Large { limit: 99, .. })));
-        assert!(matches!(read_bounded(Path::new("/dev/zero"), 10), Err(FileError::Large { .. })));
+        let device = read_bounded(Path::new("/dev/zero"), 10).unwrap_err();
+        assert_eq!(device.to_string(), "/dev/zero: it is not a regular file");
+        File::create(&path).unwrap().set_len(1 << 40).unwrap();
+        assert!(matches!(read_bounded(&path, 10), Err(FileError::Large { .. })));
     }
 
     #[test]

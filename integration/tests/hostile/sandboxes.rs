@@ -8,7 +8,7 @@ use socket2::{Domain, Socket, Type};
 
 use crate::handshake::{OriginCa, client_config, tls_handshake};
 use crate::instance::{InstanceSetup, SandbarInstance, wait_until};
-use crate::origin::ScriptedOrigin;
+use crate::origin::{OriginReply, ScriptedOrigin};
 use crate::wire::RawConnection;
 
 /// Sandboxes at a time, and how often they are replaced by others.
@@ -17,6 +17,11 @@ const ROUNDS: usize = 6;
 /// Most memory that may be resident after all rounds beyond that after the first, in kilobytes: a tenth of what 1,000
 /// sandboxes would hold if they were kept (240 KB each). It is slack of the allocator, which does not grow with rounds.
 const SLACK: u64 = 24 << 10;
+/// Connections of a burst, and the bytes that each is sent and does not read.
+const BURST: usize = 300;
+const BURST_BODY: usize = 4 << 20;
+/// Most memory that may stay resident after a burst, in kilobytes: what is not worth returning, and caches.
+const BURST_SLACK: u64 = 48 << 10;
 
 fn address(round: usize, at: usize) -> String {
     format!("127.1.{round}.{}", at + 1)
@@ -92,4 +97,30 @@ fn p17_what_is_kept_for_a_sandbox_is_dropped_when_it_leaves() {
     }
     let (first, last) = (resident[1], resident[ROUNDS]);
     assert!(last < first + SLACK, "{resident:?}");
+}
+
+#[test]
+fn p17_memory_is_returned_after_a_burst() {
+    let root = OriginCa::new();
+    let origin = ScriptedOrigin::start_tls(root.server_config("a.test"));
+    let body = vec![b'x'; BURST_BODY];
+    let head = format!("HTTP/1.1 200 OK\r\nContent-Length: {BURST_BODY}\r\n\r\n");
+    origin.set_reply(OriginReply::Say([head.as_bytes(), &body].concat()));
+    let world = InstanceSetup::with_hosts(&[("a.test", origin.port())]).with_roots(root.pem()).start();
+    let config = client_config(&world, "http/1.1");
+    let port = origin.port();
+    let request = || {
+        let mut wire = tls_handshake(world.open_tunnel("a.test", port), &config, "a.test").unwrap();
+        wire.send(format!("GET / HTTP/1.1\r\nHost: a.test:{port}\r\n\r\n"));
+        wire
+    };
+    assert_eq!(request().read_response("GET").unwrap().status, 200);
+    let quiet = world.resident_kilobytes();
+    let open: Vec<RawConnection> = (0..BURST).map(|_| request()).collect();
+    origin.wait_until("all are asked", |seen| seen.len() >= BURST);
+    let peak = world.resident_kilobytes();
+    drop(open);
+    println!("{quiet} KB before, {peak} KB at the peak");
+    assert!(peak > quiet + 2 * BURST_SLACK, "no burst: {quiet} KB before, {peak} KB at the peak");
+    wait_until("memory is returned", || world.resident_kilobytes() < quiet + BURST_SLACK);
 }

@@ -18,7 +18,7 @@
 
 use std::fs;
 use std::net::SocketAddr;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant, SystemTime};
 
@@ -198,7 +198,7 @@ impl PolicyStore {
 
     /// Whether a process is writing one of the files that were read last.
     fn has_writers(&self) -> bool {
-        sys::lock(&self.watcher).has_writers() || self.policy_files().iter().any(has_writer)
+        sys::lock(&self.watcher).has_writers() || self.policy_files().iter().any(|file| has_writer(file))
     }
 
     /// Compiles what was read and runs the policies' own tests.
@@ -484,13 +484,13 @@ fn source_files(sources: &LoadSources) -> Vec<PathBuf> {
 ///
 /// The settle time and [`FileWatcher::has_writers`] cover those. While we hold the lease, a process that opens the file
 /// for writing makes the kernel send us `SIGIO`, which would kill the process by default; see `ReloadTrigger::new`.
-fn has_writer(path: &PathBuf) -> bool {
+fn has_writer(path: &Path) -> bool {
     let _note = file::note_call(path);
     file::open_regular(path).is_ok_and(|file| sys::fd::has_writer(&file))
 }
 
 /// Whether a file was modified after `since`. A time in the future does not count: the clock has been set back.
-fn is_newer(path: &PathBuf, since: SystemTime) -> bool {
+fn is_newer(path: &Path, since: SystemTime) -> bool {
     let _note = file::note_call(path);
     let changed = fs::metadata(path).and_then(|metadata| metadata.modified());
     changed.is_ok_and(|changed| changed > since && changed <= SystemTime::now())

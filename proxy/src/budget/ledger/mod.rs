@@ -789,6 +789,80 @@ mod tests {
     }
 
     #[test]
+    fn p16_a_charge_waits_for_its_file_but_not_for_long() {
+        let (dir, rules) = (tempfile::tempdir().unwrap(), rules("requests_per_hour = 9"));
+        let files = Worker::start("state-files").unwrap();
+        let ledger = Ledger::open(dir.path(), &rules, files.clone()).unwrap();
+        let charges = ledger.open_charges(&permit(&rules)).unwrap();
+        charges.charge_now(UsageKind::Requests, 1).unwrap();
+        let (release, hang) = std::sync::mpsc::channel::<()>();
+        files.post(move || assert!(hang.recv().is_err())).unwrap(); // a file system that does not answer
+        let started = std::time::Instant::now();
+        assert_eq!(charges.charge_now(UsageKind::Requests, 1), Err(Exhausted::Unkept));
+        assert!(started.elapsed() >= WRITE_WAIT);
+        assert_eq!(ledger.describe(&rules)[0]["budgets"][0]["used"], 1, "and nobody else waits");
+        drop(release);
+        assert_eq!((0..20).filter(|_| charges.charge_now(UsageKind::Requests, 1).is_ok()).count(), 8);
+    }
+
+    #[test]
+    fn leaving_and_returning_refills_nothing() {
+        let (dir, with) = (tempfile::tempdir().unwrap(), rules("requests_per_hour = 160"));
+        let other = SourceFile {
+            path: "q.toml".into(),
+            bytes: "name = \"q\"\n[[allow]]\nname = \"r\"\nhosts = [\"x.example\"]\n".into(),
+        };
+        let without = compile(&LoadSources { policies: vec![other], ..LoadSources::default() }, &[]).unwrap();
+        let ledger = Arc::new(open(dir.path(), &with).unwrap());
+        let prune = || {
+            let pruned = ledger.clone();
+            wait(ledger.state_files.run(move || pruned.prune_sandboxes())).unwrap();
+        };
+        let charges = ledger.open_charges(&permit(&with)).unwrap();
+        (0..100).for_each(|_| charges.charge_now(UsageKind::Requests, 1).unwrap());
+        ledger.admit_sandboxes(&without);
+        prune();
+        assert_eq!(ledger.sandbox_count(), 2, "it has an open connection");
+        charges.charge_now(UsageKind::Requests, 1).unwrap();
+        drop(charges);
+        for round in 0..3 {
+            ledger.admit_sandboxes(&without);
+            prune();
+            assert_eq!(ledger.sandbox_count(), 1, "round {round}");
+            assert!(ledger.open_charges(&permit(&with)).is_err(), "refused while it is not configured");
+            ledger.admit_sandboxes(&with);
+        }
+        let charges = ledger.open_charges(&permit(&with)).unwrap();
+        assert_eq!((0..200).filter(|_| charges.charge_now(UsageKind::Requests, 1).is_ok()).count(), 59);
+        drop(charges);
+        let path = dir.path().join(BUDGETS_DIR).join("p.json");
+        ledger.admit_sandboxes(&without);
+        prune();
+        std::fs::write(&path, "{").unwrap();
+        ledger.admit_sandboxes(&with);
+        let spent = ledger.open_charges(&permit(&with)).unwrap_err();
+        assert_eq!(spent, Exhausted::Unkept, "an account that cannot be read refuses its sandbox");
+    }
+
+    #[test]
+    fn the_file_of_a_sandbox_that_left_is_deleted_once_nothing_in_it_counts() {
+        const HOURS: u64 = 3_600_000;
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("a.json");
+        for (content, age, kept) in [
+            (r#"{"at":0,"born":null,"sandbox":{"requests_per_day":{"parts":[],"ahead":0}}}"#, 24, true),
+            (r#"{"at":0,"born":null,"sandbox":{"requests_per_day":{"parts":[],"ahead":0}}}"#, 25, false),
+            (r#"{"at":0,"born":1}"#, 25, true),
+            (r#"{"at":0,"born":1}"#, 30 * 24 + 1, false),
+            (r#"{"at":0,"born":null,"rules":{"g":{"bytes":{"parts":[],"ahead":0}}}}"#, 25, true),
+        ] {
+            std::fs::write(&path, content).unwrap();
+            SandboxAccount::read(&path).unwrap().discard_if_old(age * HOURS, ACCOUNT_RETENTION);
+            assert_eq!(path.exists(), kept, "{content} after {age} h");
+        }
+    }
+
+    #[test]
     fn p16_a_broken_file_stops_the_start() {
         let (dir, rules) = (tempfile::tempdir().unwrap(), rules(""));
         std::fs::create_dir(dir.path().join(BUDGETS_DIR)).unwrap();
