@@ -167,35 +167,43 @@ impl DnsFilter {
     /// no second burst.
     pub fn prune_sandboxes(&self) {
         let rules = self.rules.load_full();
-        let now = Instant::now();
-        let mut states = self.states.write().unwrap_or_else(PoisonError::into_inner); // before `departed`
-        let mut departed = lock(&self.departed);
-        departed.retain(|id, budget| {
-            let kept = !budget.is_full(now);
-            if !kept && rules.sandboxes().get(id).is_none() {
-                self.store.forget(id.as_str());
-            }
-            kept
-        });
-        if self.epoch.elapsed() > BUDGET_REFILL {
-            self.store.forget_restored(|id| {
-                SandboxId::parse(id).is_ok_and(|id| rules.sandboxes().get(&id).is_some())
-            });
-        }
-        let room = DEPARTED_SANDBOXES.saturating_sub(departed.len());
-        // Nobody gets another reference meanwhile: the table is locked.
-        let gone = states
-            .iter()
-            .filter(|(id, state)| rules.sandboxes().get(id).is_none() && Arc::strong_count(state) == 1);
-        let gone: Vec<SandboxId> = gone.map(|(id, _)| id.clone()).take(room).collect();
+        let has_left = |id: &SandboxId| rules.sandboxes().get(id).is_none();
+        let room = self.forget_full_budgets(&rules);
+        let states = self.states.read().unwrap_or_else(PoisonError::into_inner);
+        let gone: Vec<SandboxId> = states.keys().filter(|id| has_left(id)).take(room).cloned().collect();
+        drop(states);
         let mut dropped = Vec::new();
         for id in gone {
-            let Some(state) = states.remove(&id) else { continue };
-            departed.insert(id, state.lock().take_budget(now));
-            dropped.push(state);
+            let mut states = self.states.write().unwrap_or_else(PoisonError::into_inner);
+            // Nobody gets another reference meanwhile: the table is locked.
+            if states.get(&id).is_some_and(|state| Arc::strong_count(state) == 1)
+                && let Some(state) = states.remove(&id)
+            {
+                let budget = state.lock().take_budget(Instant::now());
+                lock(&self.departed).insert(id, budget); // before a query can create the state again
+                dropped.push(state);
+            }
         }
-        drop((states, departed));
         dropped.iter().for_each(|state| self.flush_sandbox(&rules, state, None));
+    }
+
+    /// Forgets the budgets of sandboxes that have left and that are full again; returns how many more can be kept.
+    fn forget_full_budgets(&self, rules: &RuleSet) -> usize {
+        let now = Instant::now();
+        let mut departed = lock(&self.departed);
+        departed.retain(|id, budget| {
+            let is_kept = !budget.is_full(now);
+            if !is_kept && rules.sandboxes().get(id).is_none() {
+                self.store.forget(id.as_str());
+            }
+            is_kept
+        });
+        if self.epoch.elapsed() > BUDGET_REFILL {
+            let is_configured =
+                |id: &str| SandboxId::parse(id).is_ok_and(|id| rules.sandboxes().get(&id).is_some());
+            self.store.forget_restored(is_configured);
+        }
+        DEPARTED_SANDBOXES.saturating_sub(departed.len())
     }
 
     /// Counts the sandboxes that have left and whose budgets are kept.

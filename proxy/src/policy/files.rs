@@ -17,6 +17,7 @@ pub const CONFIG_FILE: &str = "sandbar.toml";
 pub fn read_paths(paths: &[PathBuf]) -> anyhow::Result<LoadSources> {
     let mut sources = LoadSources { generation: 1, ..LoadSources::default() };
     for path in paths {
+        let _note = file::note_call(path);
         if path.file_name().is_some_and(|name| name == CONFIG_FILE) {
             add_config(&mut sources, path)?;
         } else if path.is_dir() && path.join(CONFIG_FILE).is_file() {
