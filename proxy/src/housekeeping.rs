@@ -85,10 +85,14 @@ async fn prune_sandboxes(state: &AdminState) {
         tokio::time::sleep(INTERVAL).await;
         state.filter.prune_sandboxes();
         state.pending.prune_sandboxes(&state.rules.load());
-        let ledger = &state.reloader.ledger;
-        if ledger.needs_pruning() {
-            let ledger = ledger.clone();
-            drop(state.reloader.state_files.run(move || ledger.prune_sandboxes()).await); // tried again
+        let store = &state.reloader;
+        for id in store.ledger.departed() {
+            let ledger = store.ledger.clone();
+            drop(store.state_files.run(move || ledger.prune_sandbox(&id)).await); // tried again
+        }
+        if store.ledger.needs_sweep() {
+            let ledger = store.ledger.clone();
+            drop(store.loader.run(move || ledger.sweep_files()).await); // tried again
         }
     }
 }

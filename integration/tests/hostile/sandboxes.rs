@@ -14,9 +14,10 @@ use crate::wire::RawConnection;
 /// Sandboxes at a time, and how often they are replaced by others.
 const SANDBOXES: usize = 200;
 const ROUNDS: usize = 6;
-/// Most memory that may be resident after all rounds beyond that after the first, in kilobytes: a tenth of what 1,000
-/// sandboxes would hold if they were kept (240 KB each). It is slack of the allocator, which does not grow with rounds.
-const SLACK: u64 = 24 << 10;
+/// Most memory that may stay resident after all rounds beyond that after the first, in kilobytes: what the program does
+/// not find worth returning to the kernel (32 MiB), and slack of the allocator. Neither grows with rounds; the 1,000
+/// sandboxes that left would hold 240,000.
+const SLACK: u64 = 48 << 10;
 /// Connections of a burst, and the bytes that each is sent and does not read.
 const BURST: usize = 300;
 const BURST_BODY: usize = 4 << 20;
@@ -87,7 +88,8 @@ fn p17_what_is_kept_for_a_sandbox_is_dropped_when_it_leaves() {
             wire.read_until(b"\r\n\r\n").unwrap();
             let mut wire = tls_handshake(wire, &config, "a.test").unwrap();
             wire.send(format!("GET / HTTP/1.1\r\nHost: a.test:{port}\r\nConnection: close\r\n\r\n"));
-            assert_eq!(wire.read_response("GET").unwrap().status, 200, "{round} {at}");
+            let answer = wire.read_response("GET").unwrap();
+            assert_eq!(answer.status, 200, "{round} {at}: {}", answer.text());
         }
         // Those of the round before have left.
         wait_until("they are dropped", || metric(&world, "sandbar_sandbox_states") == SANDBOXES + 1);
@@ -95,8 +97,8 @@ fn p17_what_is_kept_for_a_sandbox_is_dropped_when_it_leaves() {
         resident.push(world.resident_kilobytes());
         println!("round {round}: {} KB resident", world.resident_kilobytes());
     }
-    let (first, last) = (resident[1], resident[ROUNDS]);
-    assert!(last < first + SLACK, "{resident:?}");
+    let bound = resident[1] + SLACK;
+    wait_until(&format!("it is below {bound} KB: {resident:?}"), || world.resident_kilobytes() < bound);
 }
 
 #[test]
@@ -117,7 +119,7 @@ fn p17_memory_is_returned_after_a_burst() {
     assert_eq!(request().read_response("GET").unwrap().status, 200);
     let quiet = world.resident_kilobytes();
     let open: Vec<RawConnection> = (0..BURST).map(|_| request()).collect();
-    origin.wait_until("all are asked", |seen| seen.len() >= BURST);
+    wait_until("all are asked", || origin.requests().len() > BURST);
     let peak = world.resident_kilobytes();
     drop(open);
     println!("{quiet} KB before, {peak} KB at the peak");

@@ -43,7 +43,7 @@ const ACCOUNT_RETENTION: Duration = Duration::from_secs(30 * 86_400);
 /// How often the files of sandboxes that have left are looked through.
 const SWEEP_INTERVAL: Duration = Duration::from_secs(3600);
 /// How long a charge waits until the account file covers it.
-const WRITE_WAIT: Duration = Duration::from_secs(2);
+const WRITE_WAIT: Duration = Duration::from_secs(5);
 /// How long a stop waits for the account files.
 const FLUSH_WAIT: Duration = Duration::from_secs(5);
 
@@ -165,46 +165,39 @@ impl Ledger {
         }
     }
 
-    /// Writes the accounts of sandboxes that have left, and drops their states unless connections are still open.
-    /// Blocks.
-    pub(crate) fn prune_sandboxes(&self) {
-        for (id, state) in self.departed() {
-            if state.write_exact(self.now()).is_err() {
-                continue; // tried again
-            }
-            drop(state);
-            let mut table = self.table();
-            // Nobody can get another reference meanwhile: the table is locked.
-            let unused = table.states.get(&id).is_some_and(|state| {
-                Arc::strong_count(state) == 1 && !sys::lock(&state.account).is_changed()
-            });
-            if unused && !table.configured.contains(&id) {
-                table.states.remove(&id);
-            }
-        }
-        self.sweep_files();
-    }
-
-    /// Whether there is something for [`Ledger::prune_sandboxes`] to do.
-    pub(crate) fn needs_pruning(&self) -> bool {
-        let due = self.table().swept.is_none_or(|at| at.elapsed() > SWEEP_INTERVAL);
-        due || !self.departed().is_empty()
-    }
-
     /// Returns the sandboxes that have left and have no open connection.
-    fn departed(&self) -> Vec<(SandboxId, Arc<SandboxState>)> {
+    pub(crate) fn departed(&self) -> Vec<SandboxId> {
         let table = self.table();
         let left = table.states.iter().filter(|(id, _)| !table.configured.contains(*id));
-        let unused = left.filter(|(_, state)| Arc::strong_count(state) == 1);
-        unused.map(|(id, state)| (id.clone(), state.clone())).collect()
+        left.filter(|(_, state)| Arc::strong_count(state) == 1).map(|(id, _)| id.clone()).collect()
     }
 
-    /// Deletes the files of sandboxes that left so long ago that nothing in them counts, once an hour.
-    fn sweep_files(&self) {
+    /// Writes the account of a sandbox that has left, and drops its state unless a connection is still open.
+    ///
+    /// One at a time on the thread for state files, so that charges of other sandboxes do not wait for many.
+    pub(crate) fn prune_sandbox(&self, id: &SandboxId) {
+        let written = self.sandbox(id).map(|state| state.write_exact(self.now()));
+        let Some(Ok(())) = written else { return }; // tried again
         let mut table = self.table();
-        if table.swept.is_some_and(|at| at.elapsed() <= SWEEP_INTERVAL) {
-            return;
+        // Nobody can get another reference meanwhile: the table is locked.
+        let unused = table
+            .states
+            .get(id)
+            .is_some_and(|state| Arc::strong_count(state) == 1 && !sys::lock(&state.account).is_changed());
+        if unused && !table.configured.contains(id) {
+            table.states.remove(id);
         }
+    }
+
+    /// Whether it is time for [`Ledger::sweep_files`].
+    pub(crate) fn needs_sweep(&self) -> bool {
+        self.table().swept.is_none_or(|at| at.elapsed() > SWEEP_INTERVAL)
+    }
+
+    /// Deletes the files of sandboxes that left so long ago that nothing in them counts. Runs on the thread that also
+    /// reads the accounts of sandboxes that join.
+    pub(crate) fn sweep_files(&self) {
+        let mut table = self.table();
         table.swept = Some(Instant::now());
         let known: HashSet<SandboxId> = table.states.keys().chain(&table.configured).cloned().collect();
         drop(table);
@@ -816,7 +809,8 @@ mod tests {
         let ledger = Arc::new(open(dir.path(), &with).unwrap());
         let prune = || {
             let pruned = ledger.clone();
-            wait(ledger.state_files.run(move || pruned.prune_sandboxes())).unwrap();
+            let prune_all = move || pruned.departed().iter().for_each(|id| pruned.prune_sandbox(id));
+            wait(ledger.state_files.run(prune_all)).unwrap();
         };
         let charges = ledger.open_charges(&permit(&with)).unwrap();
         (0..100).for_each(|_| charges.charge_now(UsageKind::Requests, 1).unwrap());
