@@ -78,6 +78,10 @@ fn print_status(reply: &Value) {
             at("/log/refused")
         ),
     );
+    for hanging in reply.get("hanging_files").and_then(Value::as_array).into_iter().flatten() {
+        let at = |name: &str| hanging.get(name).map(value_text).unwrap_or_default();
+        print_field("hangs", &format!("{} has not answered for {} s", at("path"), at("seconds")));
+    }
     if let Some(trouble) = reply.pointer("/log/trouble").and_then(Value::as_str) {
         print_field("trouble", trouble);
     }

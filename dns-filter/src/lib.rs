@@ -20,6 +20,7 @@ pub mod record;
 mod record_rate;
 mod resolver;
 mod reverse_names;
+mod sandbox_quota;
 mod score;
 pub mod server;
 mod socket;

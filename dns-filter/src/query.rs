@@ -23,6 +23,7 @@ use crate::record;
 use crate::record_rate::CountedOutcome;
 use crate::resolver::{Lookup, LookupCaller};
 use crate::reverse_names::parse_reverse_name;
+use crate::sandbox_quota::QuotaExhausted;
 use crate::score::ALARM_SCORE;
 use crate::state::{LockedState, SandboxState};
 
@@ -64,7 +65,7 @@ pub enum QueryStep {
 pub struct PendingQuery {
     packet: Vec<u8>,
     carrier: DnsTransport,
-    lookup: Lookup,
+    pub(crate) lookup: Lookup,
 }
 
 impl DnsFilter {
@@ -104,9 +105,9 @@ impl DnsFilter {
     }
 
     /// Records and answers a query that is refused because too many are waiting.
-    pub(crate) fn refuse_overload(&self, pending: PendingQuery) -> Vec<u8> {
+    pub(crate) fn refuse_overload(&self, pending: PendingQuery, exhausted: &QuotaExhausted) -> Vec<u8> {
         let PendingQuery { packet, carrier, lookup } = pending;
-        self.record_overload(&lookup);
+        self.record_overload(&lookup, exhausted);
         let Ok(query) = DnsQuery::parse(&packet) else { return Vec::new() };
         self.build_refusal(&query, Reason::DnsOverload, carrier)
     }
@@ -132,12 +133,12 @@ impl DnsFilter {
                 (QueryStep::Answer(head.bare_answer(rcode)), Reason::DnsOperation)
             }
         };
-        self.record_unread(reason, arrived);
+        self.record_unread(reason, arrived, None);
         answer
     }
 
     /// Records, rate limited, a packet or connection that was not processed: not a valid query, or beyond a limit.
-    pub(crate) fn record_unread(&self, reason: Reason, arrived: &QueryArrival) {
+    pub(crate) fn record_unread(&self, reason: Reason, arrived: &QueryArrival, why: Option<String>) {
         let rules = self.rules.load_full();
         self.metrics.unread.increment(1);
         let sandbox = rules.sandboxes().identify(std::slice::from_ref(&arrived.channel)).ok();
@@ -148,7 +149,8 @@ impl DnsFilter {
                 record.set_sandbox(record::subject(sandbox));
             }
             record.set_facts(record::facts("(unreadable)", QueryType(0)));
-            record.post_denial(record::refusal_details(reason, None, self.policy(&rules)));
+            let refused = record::refusal_details(reason, None, self.policy(&rules));
+            record.post_denial(record::add_message(refused, why));
         }
     }
 

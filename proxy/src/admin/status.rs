@@ -19,7 +19,7 @@ use crate::accept::ConnectionHandler;
 use crate::admin::pending::PendingList;
 use crate::budget::live::{LiveConnection, LiveConnections};
 use crate::policy::grants::{ActiveGrant, GrantRequest};
-use crate::policy::store::PolicyStore;
+use crate::policy::store::{HANGING_AFTER, PolicyStore};
 
 /// Most connections in one answer.
 const MAX_LISTED: usize = 10_000;
@@ -46,13 +46,13 @@ impl AdminState {
         self.live.len()
     }
 
-    /// Loads the policies now.
+    /// Loads the policies on the calling thread.
     ///
     /// # Errors
     ///
     /// Returns the problems, rendered with their locations.
     pub fn reload(&self) -> Result<(), String> {
-        self.reloader.reload().map(drop)
+        self.reloader.load_now().map(drop)
     }
 
     /// Returns the JWK Set with which memory services verify our tokens.
@@ -79,6 +79,7 @@ impl AdminState {
                 "policy_stale": last.trouble.is_some(),
                 "trouble": last.trouble,
             },
+            "hanging_files": hanging_files(),
             "connections": self.gate.as_ref().map_or(0, |gate| gate.shared.quotas.usage(Resource::Connections).0),
             "open": self.live.len(),
             "log": {
@@ -141,6 +142,9 @@ impl AdminState {
         gauge!("sandbar_policy_stale").set(if last.trouble.is_some() { 1.0 } else { 0.0 });
         gauge!("sandbar_grants").set(self.reloader.grants.list().len() as f64);
         gauge!("sandbar_pending").set(self.pending.list().len() as f64);
+        gauge!("sandbar_hanging_files").set(hanging_files().len() as f64);
+        gauge!("sandbar_sandbox_states").set(self.reloader.ledger.sandbox_count() as f64);
+        gauge!("sandbar_dns_sandbox_states").set(self.filter.sandbox_count() as f64);
         gauge!("sandbar_log_queued").set(health.queued as f64);
         gauge!("sandbar_log_lost").set(health.lost as f64);
         gauge!("sandbar_log_refused").set(health.refused as f64);
@@ -151,10 +155,17 @@ impl AdminState {
                 gauge!("sandbar_quota_used", "resource" => resource.key()).set(used as f64);
                 gauge!("sandbar_quota_total", "resource" => resource.key()).set(total as f64);
             }
-            gauge!("sandbar_leaves").set(gate.leaf_certs.len() as f64);
+            gauge!("sandbar_leaves").set(self.reloader.ledger.leaf_count() as f64);
         }
         self.prometheus.render()
     }
+}
+
+/// Returns the files that do not answer, and for how long.
+pub(crate) fn hanging_files() -> Vec<Value> {
+    let calls = sys::file::calls_longer_than(HANGING_AFTER);
+    let describe = |call: &sys::file::FileCall| json!({ "path": call.path.display().to_string(), "seconds": call.since.elapsed().as_secs() });
+    calls.iter().map(describe).collect()
 }
 
 pub fn grant_json(grant: &ActiveGrant) -> Value {
