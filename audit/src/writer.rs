@@ -131,7 +131,7 @@ impl LogWriter {
         }
         if let Some(Err(error)) = self.segment.as_ref().map(LogSegment::check_attached) {
             self.set_trouble(LogDown::unwritable(error));
-        } else if self.segment.as_ref().is_some_and(|s| s.age() >= self.config.segment_age) {
+        } else if self.rotation_due() {
             self.rotate().unwrap_or_default(); // a failure shows in `trouble`
         } else if self.checkpoint_due() {
             self.write_checkpoint();
@@ -260,16 +260,23 @@ impl LogWriter {
         }
     }
 
+    /// Fails while there is no segment. Never starts one: only maintenance does, on the keeper's thread.
     fn prepare_segment(&mut self) -> Result<(), LogDown> {
         if let Some(down) = &self.trouble {
             return Err(down.clone());
         }
-        let segment = self.segment.as_ref();
-        let full = segment.is_none_or(|segment| segment.size >= self.config.segment_bytes);
-        if full || segment.is_some_and(|segment| segment.age() >= self.config.segment_age) {
-            self.rotate()?;
-        }
         self.record_folded()
+    }
+
+    /// Whether the segment is full or old enough to start the next.
+    fn rotation_due(&self) -> bool {
+        let LogConfig { segment_bytes, segment_age, .. } = *self.config;
+        self.segment.as_ref().is_some_and(|open| open.size >= segment_bytes || open.age() >= segment_age)
+    }
+
+    /// Whether the keeper should do its work now, not at the next tick.
+    pub(crate) fn maintenance_due(&self) -> bool {
+        self.trouble.is_none() && (self.rotation_due() || self.checkpoint_due())
     }
 
     /// Records the number of attempts that could not be recorded one by one.
