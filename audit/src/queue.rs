@@ -32,11 +32,13 @@ use std::time::{Duration, Instant};
 use tokio::sync::Notify;
 
 use crate::config::{LogConfig, LogDurability};
-use crate::draft::{Draft, DraftRole};
+use crate::draft::Draft;
 use crate::health::{Counters, LogHealth, load_counter};
 use crate::id::IdGenerator;
 use crate::log::LogDown;
+use crate::meter::{DenialMeter, SummaryRoom};
 use crate::observer::AttemptObserver;
+use crate::quota::LogQuota;
 use crate::writer::{LogWriter, QueuedRecord};
 
 /// Maximum bytes per write: small enough to stay in the CPU cache while being copied and hashed.
@@ -62,6 +64,8 @@ pub(crate) struct LogCore {
     pub(crate) room: Notify,
     writer: Mutex<LogWriter>,
     writer_thread: WriterThread,
+    pub(crate) quota: Arc<LogQuota>,
+    pub(crate) meter: DenialMeter,
     pub(crate) observer: AttemptObserver,
 }
 
@@ -234,6 +238,8 @@ impl LogCore {
             LogDurability::Process if sys::file::is_local(&config.dir) => WriterThread::Caller,
             LogDurability::Disk | LogDurability::Process => WriterThread::Keeper,
         };
+        let quota = Arc::clone(&writer.quota);
+        let meter = DenialMeter::new(config.denials);
         let shared = Self {
             config,
             counters: Arc::clone(&writer.counters),
@@ -243,6 +249,8 @@ impl LogCore {
             room: Notify::new(),
             writer: Mutex::new(writer),
             writer_thread,
+            quota,
+            meter,
             observer: AttemptObserver::default(),
         };
         shared.update_status(&shared.lock_writer());
@@ -263,6 +271,7 @@ impl LogCore {
         rest.extend(mem::take(&mut queue.entries));
         drop(queue);
         writer.run_periodic();
+        writer.write_summaries(self.meter.take_due(true, |_| SummaryRoom::Free));
         let unwritten = writer.write(rest);
         Counters::add(&self.counters.lost, unwritten.len() as u64);
         writer.stop();
@@ -304,6 +313,7 @@ impl LogCore {
         }
     }
 
+    /// Finds room for a record, and reserves what it needs of its sandbox's part of the log.
     fn check_room(
         &self,
         queue: &RecordQueue,
@@ -316,14 +326,12 @@ impl LogCore {
         if bound == QueueBound::Owed {
             return Ok(QueueRoom::Free);
         }
-        let open_max = self.config.open_max;
-        let decision = matches!(draft.role, DraftRole::Decision(_));
-        if decision && load_counter(&self.counters.owed) >= open_max as u64 {
-            return Err(LogDown::TooManyOpen(open_max));
-        }
         let full = queue.entries.len() >= self.config.queue_records
             || queue.bytes + draft.bytes.len() > self.config.queue_bytes;
-        Ok(if full { QueueRoom::None } else { QueueRoom::Free })
+        if full {
+            return Ok(QueueRoom::None);
+        }
+        self.quota.admit(draft).map(|()| QueueRoom::Free)
     }
 
     /// Writes up to `rounds` batches, then hands over to the keeper; sooner if maintenance is due.
@@ -436,6 +444,10 @@ impl LogCore {
         self.lock_queue().writing_since = Some(Instant::now()); // if it hangs, `health` says so
         let mut writer = self.lock_writer();
         writer.run_periodic();
+        if writer.trouble.is_none() {
+            let due = self.meter.take_due(false, |sandbox| self.quota.summary_room(sandbox));
+            writer.write_summaries(due);
+        }
         let recovered = writer.trouble.is_none();
         self.update_status(&writer);
         drop(writer);
@@ -466,12 +478,10 @@ impl LogCore {
         let queue = self.lock_queue();
         let slow = queue.writing_since.is_some_and(|since| since.elapsed() > self.config.patience);
         let counters = &self.counters;
-        let open_max = self.config.open_max;
-        let trouble = match (queue.closed, slow, load_counter(&counters.owed) >= open_max as u64) {
-            (true, _, _) => Some(LogDown::Closed.to_string()),
-            (false, true, _) => Some(LogDown::Slow(self.config.patience).to_string()),
-            (false, false, true) => Some(LogDown::TooManyOpen(open_max).to_string()),
-            (false, false, false) => queue.status.trouble.clone(),
+        let trouble = match (queue.closed, slow) {
+            (true, _) => Some(LogDown::Closed.to_string()),
+            (false, true) => Some(LogDown::Slow(self.config.patience).to_string()),
+            (false, false) => queue.status.trouble.clone(),
         };
         LogHealth {
             ready: trouble.is_none(),

@@ -18,13 +18,10 @@ use tokio::time::Instant;
 use crate::budget::DnsBudget;
 use crate::budget_store::BudgetStore;
 use crate::cache::CachedAnswer;
-use crate::limits::MALFORMED_RECORDS;
 use crate::lock;
-use crate::message::Rcode;
 use crate::pre_resolve::PreResolvedNames;
 use crate::query_metrics::DnsMetrics;
 use crate::record;
-use crate::record_rate::{CountedOutcome, RecordRate, UnrecordedQueries};
 use crate::state::SandboxState;
 use crate::upstream::{ResolverPool, UpstreamClient};
 
@@ -55,7 +52,6 @@ pub struct DnsFilter {
     pub(crate) pre_resolved: PreResolvedNames,
     pub(crate) in_flight: AtomicUsize,
     pub(crate) metrics: DnsMetrics,
-    pub(crate) malformed: Mutex<RecordRate>,
     pub(crate) store: Arc<BudgetStore>,
     settings: DnsSettings,
     states: RwLock<hashbrown::HashMap<SandboxId, Arc<SandboxState>, foldhash::quality::RandomState>>,
@@ -102,7 +98,6 @@ impl DnsFilter {
             pre_resolved: PreResolvedNames::default(),
             in_flight: AtomicUsize::new(0),
             metrics: DnsMetrics::new(),
-            malformed: Mutex::new(RecordRate::new(MALFORMED_RECORDS)),
             store: Arc::new(store),
             states: RwLock::default(),
             cached: Arc::default(),
@@ -195,7 +190,7 @@ impl DnsFilter {
         }
     }
 
-    /// Records folded answers and counted refusals periodically.
+    /// Records folded answers periodically.
     async fn flush_periodically(&self) {
         let interval = (self.fold / 2).clamp(Duration::from_secs(1), Duration::from_secs(30));
         loop {
@@ -207,9 +202,6 @@ impl DnsFilter {
     /// Records what was only counted and is due at `now`; all of it at a stop, when `now` is `None`.
     fn flush_counts(&self, now: Option<Instant>) {
         let rules = self.rules.load_full();
-        for unrecorded in lock(&self.malformed).take_unrecorded(now) {
-            self.record_summary(&rules, unrecorded);
-        }
         let states: Vec<Arc<SandboxState>> = {
             let states = self.states.read().unwrap_or_else(PoisonError::into_inner);
             states.values().cloned().collect()
@@ -228,39 +220,12 @@ impl DnsFilter {
                 before.map(|before| inner.cache.take_unrecorded(Some(before))).unwrap_or_default()
             }
         };
-        let unrecorded = inner.record_rate.take_unrecorded(now);
         let subject = inner.subject.clone();
         drop(inner);
         for (entry, count) in answers {
             let mut record = self.log.open_record(record::own_arrival("folded"));
             record.set_sandbox(subject.clone());
             self.record_answer(record, rules, &entry, count.saturating_sub(1));
-        }
-        for unrecorded in unrecorded {
-            self.record_summary(rules, UnrecordedQueries { subject: Some(subject.clone()), ..unrecorded });
-        }
-    }
-
-    /// Writes one record for queries that were only counted, with their common reason.
-    fn record_summary(&self, rules: &RuleSet, unrecorded: UnrecordedQueries) {
-        let mut record = self.log.open_record(record::own_arrival("folded"));
-        if let Some(subject) = unrecorded.subject {
-            record.set_sandbox(subject);
-        }
-        record.set_facts(record::facts(&unrecorded.name, unrecorded.kind));
-        let policy = self.policy(rules);
-        match unrecorded.outcome {
-            CountedOutcome::Answered => {
-                let verdict = record::summary_details(record::local_details(policy), unrecorded.count);
-                let outcome = crate::clean::answer_outcome(Rcode::NOERROR, &[], audit::Ending::Completed);
-                record.post_answer(verdict, &outcome);
-            }
-            CountedOutcome::Refused(reason) => {
-                record.post_denial(record::summary_details(
-                    record::refusal_details(reason, None, policy),
-                    unrecorded.count,
-                ));
-            }
         }
     }
 

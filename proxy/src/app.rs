@@ -111,6 +111,7 @@ impl App {
             TimedState { grants: grants.active_grants(&rules), ended: ledger.expired_sandboxes(&rules) };
         let rules = rules.with_timed_state(&timed, rules.generation());
         let rules = rules.map_err(|_| anyhow::anyhow!("the grants do not compile to rules"))?;
+        log.set_sandboxes(rules.sandboxes().iter().map(|sandbox| sandbox.id.clone()));
         let rules = Arc::new(ArcSwap::from_pointee(rules));
         let pending = Arc::new(PendingList::default());
         subscribe(&log, &rules, &ledger, &pending, overrides.witness);

@@ -139,6 +139,11 @@ impl SharedTotal {
         self.used.get(sandbox).copied().unwrap_or_default()
     }
 
+    /// Returns every sandbox that uses something, and how much.
+    pub fn used(&self) -> impl Iterator<Item = (&SandboxId, u64)> {
+        self.used.iter().map(|(id, used)| (id, *used))
+    }
+
     /// Returns what all sandboxes use together.
     pub fn in_use(&self) -> u64 {
         self.in_use

@@ -233,6 +233,7 @@ impl PolicyStore {
         let rules = rules.unwrap_or_else(|_| fresh.to_closed()); // cannot fail without grants
         *current = timed;
         let rules = Arc::new(rules);
+        self.log.set_sandboxes(rules.sandboxes().iter().map(|sandbox| sandbox.id.clone()));
         self.rules.store(rules.clone());
         let cut = self.recheck_live(&rules);
         LoadOutcome::Fresh { generation, cut }
