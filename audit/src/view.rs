@@ -164,6 +164,8 @@ struct SandbarView<'a> {
     #[serde(default)]
     folded: Option<u64>,
     #[serde(default)]
+    last: Option<serde::de::IgnoredAny>,
+    #[serde(default)]
     traffic: Option<TrafficView>,
 }
 
@@ -256,6 +258,11 @@ impl<'a> RecordView<'a> {
     /// Returns the number of attempts that this record counts and that have no record of their own.
     pub fn folded(&self) -> u64 {
         self.unmapped.sandbar.folded.unwrap_or_default()
+    }
+
+    /// Returns whether those attempts may have had other destinations than this one.
+    pub fn is_summary(&self) -> bool {
+        self.unmapped.sandbar.last.is_some()
     }
 
     pub fn title(&self) -> Option<&str> {

@@ -5,7 +5,7 @@ use std::sync::atomic::AtomicBool;
 use std::time::Instant;
 
 use arc_swap::ArcSwap;
-use audit::Log;
+use audit::{Log, LogUsage};
 use dns_filter::DnsFilter;
 use metrics::gauge;
 use metrics_exporter_prometheus::PrometheusHandle;
@@ -86,6 +86,8 @@ impl AdminState {
                 "lost": health.lost,
                 "refused": health.refused,
                 "queued": health.queued,
+                "folded": health.folded,
+                "usage": log_usage_json(&self.log.usage()),
             },
         })
     }
@@ -128,12 +130,31 @@ impl AdminState {
         gauge!("sandbar_log_queued").set(health.queued as f64);
         gauge!("sandbar_log_lost").set(health.lost as f64);
         gauge!("sandbar_log_refused").set(health.refused as f64);
+        let usage = self.log.usage();
+        gauge!("sandbar_log_bytes").set(usage.bytes as f64);
+        gauge!("sandbar_log_max_bytes").set(usage.max_bytes as f64);
         if let Some(gate) = &self.gate {
             gauge!("sandbar_connections").set(gate.shared.connection_limit.in_use() as f64);
             gauge!("sandbar_leaves").set(gate.leaf_certs.len() as f64);
         }
         self.prometheus.render()
     }
+}
+
+/// What the log has on disk of what it may have, and each sandbox's part.
+fn log_usage_json(usage: &LogUsage) -> Value {
+    let percent = |bytes: u64, of: u64| bytes.saturating_mul(100) / of.max(1);
+    let sandboxes = usage.sandboxes.iter().map(|(id, used)| {
+        let value = json!({ "bytes": used.bytes, "open": used.open, "percent_of_share": percent(used.bytes, usage.share) });
+        (id.to_string(), value)
+    });
+    json!({
+        "bytes": usage.bytes,
+        "max_bytes": usage.max_bytes,
+        "percent": percent(usage.bytes, usage.max_bytes),
+        "share": usage.share,
+        "sandboxes": sandboxes.collect::<serde_json::Map<_, _>>(),
+    })
 }
 
 pub fn grant_json(grant: &ActiveGrant) -> Value {

@@ -85,6 +85,8 @@ pub enum ProblemKind {
     Path { entry: String, source: PathPatternError },
     #[error("{0} is not a port; use 1 to 65535")]
     Port(u16),
+    #[error("{0}")]
+    Quota(String),
     #[error("`{0}` is a reserved name; choose another")]
     Reserved(String),
     #[error(transparent)]
