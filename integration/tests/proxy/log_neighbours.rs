@@ -120,21 +120,25 @@ fn p20_a_flood_of_refusals_is_folded_and_the_neighbour_is_served() {
     assert_eq!(scene.origin.requests().len(), served, "nothing else arrived");
     let query = sandbar().args(["log", "query", "--json"]).arg(scene.log_dir()).output().unwrap();
     let sums: Value = serde_json::from_slice(&query.stdout).unwrap();
-    assert_eq!(sums["total"]["denied"], FLOOD, "{sums}");
+    assert_eq!(sums["reasons"][0]["attempts"], FLOOD, "{sums}");
 }
 
 #[test]
 fn p20_a_sandbox_that_used_up_its_part_of_the_log_is_refused_alone() {
     let mut scene = scene_with("max_bytes = 1048576");
     let mut requester = Requester { scene: &scene, stream: None };
-    let mut passed = 0;
+    let (mut passed, mut refused, mut in_a_row) = (0, 0, 0);
+    // An outcome needs less than was reserved for it, so a few requests still pass after the first refusal.
     let (head, body) = loop {
         let (head, body) = requester.get("http://open.example/a");
-        if !head.starts_with("HTTP/1.1 200") {
+        match head.starts_with("HTTP/1.1 200") {
+            true => (passed, in_a_row) = (passed + 1, 0),
+            false => (refused, in_a_row) = (refused + 1, in_a_row + 1),
+        }
+        assert!(passed < 5000, "its part is never used up");
+        if in_a_row == 50 {
             break (head, body);
         }
-        passed += 1;
-        assert!(passed < 5000, "its part is never used up");
     };
     assert!(head.starts_with("HTTP/1.1 503"), "{head}");
     assert_eq!(field(&head, "sandbar-reason").as_deref(), Some("log_quota"), "{body}");
@@ -159,14 +163,16 @@ fn p20_a_sandbox_that_used_up_its_part_of_the_log_is_refused_alone() {
     assert!(shown.contains("of 1048576 bytes of log") && shown.contains("`box-0`"), "{shown}");
     drop(requester);
     let all = scene.stop();
-    let refused = all.iter().filter(|record| record["status_detail"] == "log_quota");
+    let recorded = all.iter().filter(|record| record["status_detail"] == "log_quota");
     let total: u64 =
-        refused.map(|r| 1 + r["unmapped"]["sandbar"]["folded"].as_u64().unwrap_or_default()).sum();
-    assert_eq!(total, 501, "folded to the bone, and exact");
-    // A restart knows what is used.
+        recorded.map(|r| 1 + r["unmapped"]["sandbar"]["folded"].as_u64().unwrap_or_default()).sum();
+    assert_eq!(total, refused + 500, "folded to the bone, and exact");
+    // A restart knows what is used, but for the little that was charged too much.
     scene.start();
-    let (head, _) = Requester { scene: &scene, stream: None }.get("http://open.example/a");
-    assert_eq!(field(&head, "sandbar-reason").as_deref(), Some("log_quota"), "{head}");
+    let mut requester = Requester { scene: &scene, stream: None };
+    let again =
+        (0..passed).take_while(|_| requester.get("http://open.example/a").0.starts_with("HTTP/1.1 200"));
+    assert!(again.count() < passed / 4);
     serves_neighbour(&scene);
 }
 
