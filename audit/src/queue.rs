@@ -592,4 +592,58 @@ mod tests {
         shared.write_batches(usize::MAX);
         assert_eq!(shared.lock_queue().entries.len(), 0);
     }
+
+    /// A disk that hangs holds up the keeper, and nobody else: this runtime has only one thread.
+    #[tokio::test]
+    async fn p20_a_directory_that_blocks_stops_no_runtime_thread() {
+        use std::io::Read as _;
+
+        let dir = tempfile::tempdir().unwrap();
+        let pipe = dir.path().join("pipe");
+        assert!(std::process::Command::new("mkfifo").arg(&pipe).status().unwrap().success());
+        let mut file = std::fs::File::options().read(true).write(true).open(&pipe).unwrap();
+        let patience = Duration::from_millis(200);
+        let config = Arc::new(LogConfig { patience, ..LogConfig::new(dir.path().join("log")) });
+        let mut writer = recover::open(Arc::clone(&config)).unwrap();
+        writer.segment = Some(crate::segment::LogSegment::from_file(&pipe, file.try_clone().unwrap()));
+        let draft = |writer: &LogWriter| {
+            writer.draft_event("checkpoint", None, crate::record::SandbarExtension::default()).unwrap()
+        };
+        let drafts: Vec<Draft> = (0..500).map(|_| draft(&writer)).collect();
+        let mut shared = LogCore::new(config, writer);
+        shared.writer_thread = WriterThread::Keeper; // as on a network file system
+        let shared = Arc::new(shared);
+        let keeper = std::thread::spawn({
+            let shared = Arc::clone(&shared);
+            move || shared.run_keeper()
+        });
+        let mut waiting = Vec::new();
+        for draft in drafts {
+            let (sender, receiver) = tokio::sync::oneshot::channel();
+            let entry = QueuedRecord { draft, waiter: Some(sender) };
+            assert!(matches!(shared.enqueue(entry, QueueBound::Queue), EnqueueOutcome::Taken));
+            waiting.push(receiver);
+        }
+        while shared.health().ready {
+            tokio::time::sleep(Duration::from_millis(1)).await; // this thread goes on
+        }
+        assert!(shared.health().trouble.is_some_and(|trouble| trouble.contains("too slow")));
+        let drain = std::thread::spawn(move || {
+            let mut chunk = vec![0; 64 << 10];
+            loop {
+                let count = file.read(&mut chunk).unwrap();
+                if chunk[..count].ends_with(b"END") {
+                    return;
+                }
+            }
+        });
+        for receiver in waiting {
+            assert!(receiver.await.unwrap().is_ok(), "written once the disk moves again");
+        }
+        shared.stop_accepting();
+        keeper.join().unwrap();
+        std::io::Write::write_all(&mut std::fs::File::options().write(true).open(&pipe).unwrap(), b"END")
+            .unwrap();
+        drain.join().unwrap();
+    }
 }

@@ -100,6 +100,7 @@ pub(crate) fn open(config: Arc<LogConfig>) -> Result<LogWriter, OpenError> {
         usage: tail.usage,
         archive,
         quota: Arc::new(quota),
+        folded_at: Instant::now(),
         retention_at: Instant::now(),
         trouble: None,
         last_checkpoint: LastCheckpoint {

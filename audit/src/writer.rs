@@ -36,6 +36,8 @@ use crate::segment::{self, LogSegment};
 use crate::text::Text;
 use crate::usage::SegmentUsage;
 
+/// Time between two records of attempts that are only counted.
+const FOLDED_INTERVAL: Duration = Duration::from_secs(1);
 /// How often the keeper looks for expired segments, apart from each rotation.
 const RETENTION_INTERVAL: Duration = Duration::from_secs(60);
 
@@ -65,6 +67,8 @@ pub(crate) struct LogWriter {
     pub(crate) usage: SegmentUsage,
     pub(crate) archive: SegmentArchive,
     pub(crate) quota: Arc<LogQuota>,
+    /// When to record counts of attempts again.
+    pub(crate) folded_at: Instant,
     /// When to look for expired segments again.
     pub(crate) retention_at: Instant,
     /// Why there is no segment.
@@ -99,7 +103,7 @@ impl LogWriter {
     /// records they are never refused, because their traffic has already happened.
     pub(crate) fn write(&mut self, batch: Vec<QueuedRecord>) -> Vec<QueuedRecord> {
         let batch = self.drop_orphans(batch);
-        if let Err(down) = self.prepare_segment() {
+        if let Some(down) = self.trouble.clone() {
             return self.refuse_batch(batch, &down);
         }
         let result = self.append(batch.iter().map(|entry| &entry.draft));
@@ -152,6 +156,10 @@ impl LogWriter {
         } else if self.checkpoint_due() {
             self.write_checkpoint();
         }
+        if Instant::now() >= self.folded_at {
+            self.folded_at = Instant::now() + FOLDED_INTERVAL;
+            self.record_folded();
+        }
         self.apply_retention();
         if self.config.compression == Compression::Zstd
             && let Some(freed) = self.archive.compress()
@@ -199,6 +207,7 @@ impl LogWriter {
 
     /// Writes the final record and the final checkpoint.
     pub(crate) fn stop(&mut self) {
+        self.record_folded();
         self.write_checkpoint();
         if let Some(draft) = self.draft_event("log_stopped", None, SandbarExtension::default()) {
             self.append([&draft]).unwrap_or_default();
@@ -324,14 +333,6 @@ impl LogWriter {
         drafts.iter().skip(written).for_each(|draft| self.quota.withdraw(draft));
     }
 
-    /// Fails while there is no segment. Never starts one: only maintenance does, on the keeper's thread.
-    fn prepare_segment(&mut self) -> Result<(), LogDown> {
-        if let Some(down) = &self.trouble {
-            return Err(down.clone());
-        }
-        self.record_folded()
-    }
-
     /// Whether the segment is full or old enough to start the next.
     fn rotation_due(&self) -> bool {
         let LogConfig { segment_bytes, segment_age, .. } = *self.config;
@@ -344,19 +345,16 @@ impl LogWriter {
     }
 
     /// Records the number of attempts that could not be recorded one by one.
-    fn record_folded(&mut self) -> Result<(), LogDown> {
+    fn record_folded(&mut self) {
         let folded = self.counters.folded.swap(0, Ordering::Relaxed);
         if folded == 0 {
-            return Ok(());
+            return;
         }
         let extension = SandbarExtension { folded: Some(folded), ..SandbarExtension::default() };
-        let Some(draft) = self.draft_event("attempts_folded", None, extension) else {
-            return Ok(());
-        };
-        self.append([&draft]).map_err(|failed| {
+        let draft = self.draft_event("attempts_folded", None, extension);
+        if draft.is_some_and(|draft| self.append([&draft]).is_err()) {
             self.counters.folded.fetch_add(folded, Ordering::Relaxed);
-            failed.down
-        })
+        }
     }
 
     /// Drops outcomes whose decision was refused: they would report traffic that never happened.

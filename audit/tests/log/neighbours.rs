@@ -46,10 +46,10 @@ fn size(dir: &Path) -> u64 {
 }
 
 async fn wait_for(what: &str, mut done: impl FnMut() -> bool) {
-    let deadline = Instant::now() + Duration::from_secs(20);
+    let deadline = Instant::now() + Duration::from_secs(60);
     while !done() {
         assert!(Instant::now() < deadline, "{what}");
-        tokio::time::sleep(Duration::from_millis(5)).await;
+        tokio::time::sleep(Duration::from_millis(50)).await;
     }
 }
 
@@ -95,7 +95,7 @@ async fn p17_a_flood_of_refusals_is_folded_and_counted_exactly() {
     log.subscribe(move |event| {
         counter.fetch_add(1 + event.folded, Ordering::Relaxed);
     });
-    let mut ids = Vec::new();
+    let (mut ids, started) = (Vec::new(), Instant::now());
     for round in 0..FLOOD {
         let record = open_for(&log, Some("a"), &format!("{round}.example"));
         ids.push(record.record_refusal(verdict("not_listed")).await.unwrap());
@@ -120,7 +120,9 @@ async fn p17_a_flood_of_refusals_is_folded_and_counted_exactly() {
         all.iter().rfind(|record| folded(record) > 0 && record["status_detail"] == "not_listed").unwrap();
     let last = &last["unmapped"]["sandbar"]["last"];
     assert_eq!(last["hostname"], format!("{}.example", FLOOD - 1));
-    assert!(size(&dir) < 3 << 20, "{} bytes for {} attempts", size(&dir), 2 * FLOOD);
+    // Of each: half a megabyte at once, then 64 KiB and a summary a second.
+    let most = (3 << 19) + 2 * (started.elapsed().as_secs() + 2) * (72 << 10);
+    assert!(size(&dir) < most, "{} bytes for {} attempts", size(&dir), 2 * FLOOD);
     log.close();
     assert_eq!(verify_dir(&dir).integrity(), LogIntegrity::Intact);
 }

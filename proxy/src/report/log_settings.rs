@@ -51,3 +51,26 @@ fn warn_of_small_disk(dir: &Path, usage: &LogUsage) {
         );
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use rules::load::{SourceFile, read_configuration};
+
+    use super::*;
+
+    #[test]
+    fn every_key_reaches_the_log() {
+        let text = "[log]\ndir = \"l\"\nretention = \"30d\"\nmax_bytes = 8388608\nsegment_bytes = 131072\n\
+                    segment_age = \"12h\"\ndurability = \"disk\"\ncompress = true\nquery_strings = true\n\
+                    open_decisions = 100\n";
+        let file = SourceFile { path: "sandbar.toml".to_owned(), bytes: text.into() };
+        let config = log_config(Path::new("l"), &read_configuration(&file).unwrap());
+        assert_eq!(config.retention, Retention::Age(Duration::from_secs(30 * 86_400)));
+        assert_eq!((config.max_bytes, config.segment_bytes), (Some(8_388_608), 131_072));
+        assert_eq!(config.segment_age, Duration::from_secs(12 * 3600));
+        assert_eq!((config.durability, config.compression), (LogDurability::Disk, Compression::Zstd));
+        assert_eq!((config.query_strings, config.open_max), (QueryStrings::Keep, 100));
+    }
+}
