@@ -21,15 +21,13 @@ use crate::budget::DnsBudget;
 use crate::budget_store::BudgetStore;
 use crate::cache::CachedAnswer;
 use crate::limits::{
-    BUDGET_REFILL, BUDGET_SAVE_WAIT, DEPARTED_SANDBOXES, IN_FLIGHT, IN_FLIGHT_SANDBOX, MALFORMED_RECORDS,
-    WAITING, WAITING_SANDBOX,
+    BUDGET_REFILL, BUDGET_SAVE_WAIT, DEPARTED_SANDBOXES, IN_FLIGHT, IN_FLIGHT_SANDBOX, WAITING,
+    WAITING_SANDBOX,
 };
 use crate::lock;
-use crate::message::Rcode;
 use crate::pre_resolve::PreResolvedNames;
 use crate::query_metrics::DnsMetrics;
 use crate::record;
-use crate::record_rate::{CountedOutcome, RecordRate, UnrecordedQueries};
 use crate::sandbox_quota::SandboxQuota;
 use crate::state::SandboxState;
 use crate::upstream::{ResolverPool, UpstreamClient};
@@ -66,7 +64,6 @@ pub struct DnsFilter {
     /// Queries that wait for one.
     pub(crate) waiting: Arc<SandboxQuota>,
     pub(crate) metrics: DnsMetrics,
-    pub(crate) malformed: Mutex<RecordRate>,
     pub(crate) store: Arc<BudgetStore>,
     /// The thread that writes the budget file.
     pub(crate) store_files: Worker,
@@ -118,7 +115,6 @@ impl DnsFilter {
             flights: SandboxQuota::new("DNS look-ups in flight", IN_FLIGHT, IN_FLIGHT_SANDBOX),
             waiting: SandboxQuota::new("waiting DNS queries", WAITING, WAITING_SANDBOX),
             metrics: DnsMetrics::new(),
-            malformed: Mutex::new(RecordRate::new(MALFORMED_RECORDS)),
             store: Arc::new(store),
             store_files: Worker::start("dns-budget").map_err(StartError::Thread)?,
             departed: Mutex::default(),
@@ -282,7 +278,7 @@ impl DnsFilter {
         }
     }
 
-    /// Records folded answers and counted refusals periodically.
+    /// Records folded answers periodically.
     async fn flush_periodically(&self) {
         let interval = (self.fold / 2).clamp(Duration::from_secs(1), Duration::from_secs(30));
         loop {
@@ -294,9 +290,6 @@ impl DnsFilter {
     /// Records what was only counted and is due at `now`; all of it at a stop, when `now` is `None`.
     fn flush_counts(&self, now: Option<Instant>) {
         let rules = self.rules.load_full();
-        for unrecorded in lock(&self.malformed).take_unrecorded(now) {
-            self.record_summary(&rules, unrecorded);
-        }
         let states: Vec<(SandboxId, Arc<SandboxState>)> = {
             let states = self.states.read().unwrap_or_else(PoisonError::into_inner);
             states.iter().map(|(id, state)| (id.clone(), state.clone())).collect()
@@ -318,39 +311,12 @@ impl DnsFilter {
                 before.map(|before| inner.cache.take_unrecorded(Some(before))).unwrap_or_default()
             }
         };
-        let unrecorded = inner.record_rate.take_unrecorded(now);
         let subject = inner.subject.clone();
         drop(inner);
         for (entry, count) in answers {
             let mut record = self.log.open_record(record::own_arrival("folded"));
             record.set_sandbox(subject.clone());
             self.record_answer(record, rules, &entry, count.saturating_sub(1));
-        }
-        for unrecorded in unrecorded {
-            self.record_summary(rules, UnrecordedQueries { subject: Some(subject.clone()), ..unrecorded });
-        }
-    }
-
-    /// Writes one record for queries that were only counted, with their common reason.
-    fn record_summary(&self, rules: &RuleSet, unrecorded: UnrecordedQueries) {
-        let mut record = self.log.open_record(record::own_arrival("folded"));
-        if let Some(subject) = unrecorded.subject {
-            record.set_sandbox(subject);
-        }
-        record.set_facts(record::facts(&unrecorded.name, unrecorded.kind));
-        let policy = self.policy(rules);
-        match unrecorded.outcome {
-            CountedOutcome::Answered => {
-                let verdict = record::summary_details(record::local_details(policy), unrecorded.count);
-                let outcome = crate::clean::answer_outcome(Rcode::NOERROR, &[], audit::Ending::Completed);
-                record.post_answer(verdict, &outcome);
-            }
-            CountedOutcome::Refused(reason) => {
-                record.post_denial(record::summary_details(
-                    record::refusal_details(reason, None, policy),
-                    unrecorded.count,
-                ));
-            }
         }
     }
 

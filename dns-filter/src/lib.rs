@@ -17,7 +17,6 @@ mod pre_resolve;
 mod query;
 mod query_metrics;
 pub mod record;
-mod record_rate;
 mod resolver;
 mod reverse_names;
 mod sandbox_quota;

@@ -112,9 +112,5 @@ pub const BUDGET_REFILL: Duration = Duration::from_secs(2 * 3600);
 pub const BUDGET_RULES: usize = 4096;
 /// Names per rule remembered as sent; a name beyond that is charged as new each time.
 pub const BUDGET_NAMES: usize = 16_384;
-/// Denials per sandbox and second that have a record of their own; the rest are counted.
-pub const DENIED_RECORDS: u32 = 200;
-/// Malformed packets per second, in all, that have a record of their own.
-pub const MALFORMED_RECORDS: u32 = 20;
 /// Time between two findings with the same code for one sandbox.
 pub const FINDING_INTERVAL: Duration = Duration::from_secs(600);

@@ -116,12 +116,6 @@ pub(crate) fn local_details(policy: audit::RecordedPolicy) -> DecisionDetails {
     }
 }
 
-/// Turns a verdict into that of a summary of `count` queries.
-pub(crate) fn summary_details(verdict: DecisionDetails, count: u64) -> DecisionDetails {
-    let message = format!("Summary of {count} queries with this result; the name is the first one's.");
-    DecisionDetails { folded: count.saturating_sub(1), message: Some(message.into()), ..verdict }
-}
-
 /// Adds the score and its features, if the score is not 0.
 pub(crate) fn add_score(
     verdict: DecisionDetails,

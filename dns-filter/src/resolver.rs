@@ -35,7 +35,6 @@ use crate::limits::{BUDGET_WRITE_WAIT, FLIGHT_REJOINS, FLIGHT_WAITERS};
 use crate::message::Rcode;
 use crate::query::{boxed_wire_key, cached_answer};
 use crate::record;
-use crate::record_rate::CountedOutcome;
 use crate::sandbox_quota::{QuotaExhausted, QuotaSlot};
 use crate::score::ALARM_SCORE;
 use crate::state::{FlightResult, LockedState, SandboxState};
@@ -344,7 +343,7 @@ impl DnsFilter {
         let verdict = self.lookup_details(context, price);
         let alarm = verdict.attention == audit::AlertFlag::Alert;
         let score = (verdict.score.unwrap_or_default(), verdict.features.clone());
-        let receipt = record.record_decision(verdict).await.map_err(|_| Reason::LogUnwritable)?;
+        let receipt = record.record_decision(verdict).await.map_err(|down| down.reason())?;
         if alarm {
             let message = "Names below an allowed wildcard look like encoded data.".to_owned();
             let title = "DNS names look like a tunnel";
@@ -419,11 +418,9 @@ impl DnsFilter {
 
     /// Records a refusal; `why` says more than the reason.
     fn record_refused(&self, context: &LookupContext<'_>, reason: Reason, why: Option<String>) {
-        if context.admit_or_count(self.fold, reason) {
-            let permit = Some(&context.lookup.permit);
-            let refused = record::refusal_details(reason, permit, self.policy(&context.rules));
-            self.open_lookup_record(context).post_denial(record::add_message(refused, why));
-        }
+        let permit = Some(&context.lookup.permit);
+        let refused = record::refusal_details(reason, permit, self.policy(&context.rules));
+        self.open_lookup_record(context).post_denial(record::add_message(refused, why));
     }
 
     /// Takes a place among the queries that wait.
@@ -470,9 +467,6 @@ impl DnsFilter {
         };
         self.metrics.spent.increment(u64::from(exhausted.is_some()));
         let (due, score) = context.budget_finding(exhausted);
-        if due.is_none() && !context.admit_or_count(self.fold, reason) {
-            return;
-        }
         let record = self.open_lookup_record(context);
         let refused =
             record::refusal_details(reason, Some(&context.lookup.permit), self.policy(&context.rules));
@@ -511,12 +505,6 @@ impl LookupContext<'_> {
         let mut inner = self.state.lock();
         let due = exhausted.filter(|_| inner.is_finding_due(FindingCode::DnsBudgetExhausted, Instant::now()));
         (due, inner.tunnel_score.score())
-    }
-
-    /// Returns whether a refusal gets a record of its own; counts it if not.
-    fn admit_or_count(&self, fold: std::time::Duration, reason: Reason) -> bool {
-        let question = || (self.lookup.name.to_string(), self.lookup.kind);
-        self.state.lock().admit_or_count(fold, CountedOutcome::Refused(reason), question)
     }
 }
 

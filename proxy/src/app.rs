@@ -14,7 +14,9 @@ use certs::trust::SystemStore;
 use certs::{AuthorityOptions, CertificateAuthority, TrustSource, UnixTime};
 use dns_filter::server::{DnsAttribution, DnsListener, DnsServer};
 use dns_filter::{DnsConfig, DnsFilter, Resolver};
-use rules::configuration::{BindTarget, Configuration, DnsSettings, ListenerMode, SystemRootsSetting};
+use rules::configuration::{
+    BindTarget, Configuration, DnsSettings, ListenerMode, LogSettings, SystemRootsSetting,
+};
 use rules::ids::SandboxId;
 use rules::load;
 use rules::quota::MachineLimits;
@@ -47,7 +49,7 @@ use crate::policy::source::PolicySource;
 use crate::policy::store::{LOADER, LoadStatus, PolicyStore, STATE_FILES};
 use crate::policy::watch::{FileWatcher, ReloadTrigger};
 use crate::report::diagnostics::InvalidPolicy;
-use crate::report::metrics;
+use crate::report::{log_settings, metrics};
 use crate::self_test;
 
 /// File of the DNS budgets, in the log directory.
@@ -108,7 +110,7 @@ impl App {
         let prometheus = metrics::install()?;
         sources.own = configuration.listeners.iter().flat_map(listener_addresses).collect();
         let rules = compile_rules(&sources)?;
-        let log = Log::open(audit::LogConfig::new(&paths.log)).context("cannot open the access log")?;
+        let log = log_settings::open_log(&paths.log, &configuration)?;
         let identities = IdentityStore::open(&paths.log)?;
         let rules = identities.apply(rules)?;
         let state_files = Worker::start(STATE_FILES).context("cannot start a thread")?;
@@ -118,6 +120,7 @@ impl App {
             TimedState { grants: grants.active_grants(&rules), ended: ledger.expired_sandboxes(&rules) };
         let rules = rules.with_timed_state(&timed, rules.generation());
         let rules = rules.map_err(|_| anyhow::anyhow!("the grants do not compile to rules"))?;
+        log.set_sandboxes(rules.sandboxes().iter().map(|sandbox| sandbox.id.clone()));
         let rules = Arc::new(ArcSwap::from_pointee(rules));
         let pending = Arc::new(PendingList::default());
         subscribe(&log, &rules, &ledger, &pending, overrides.witness);
@@ -368,7 +371,7 @@ pub fn load_config(sources: &LoadSources) -> anyhow::Result<Configuration> {
 /// Returns the paths of an instance, from its configuration.
 pub fn instance_paths(config: &Path, configuration: &Configuration) -> anyhow::Result<InstancePaths> {
     let base = config.parent().unwrap_or(Path::new(""));
-    let Some(dir) = &configuration.log_dir else {
+    let Some(LogSettings { dir, .. }) = &configuration.log else {
         bail!("{}: `[log] dir` is required: the directory of the access log", config.display());
     };
     let log = base.join(dir);

@@ -96,6 +96,8 @@ pub fn read_state(path: &Path, limit: u64) -> io::Result<Option<Vec<u8>>> {
     }
 }
 
+use nix::sys::statfs::statfs;
+
 /// Who may read a file, whatever the umask.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Mode {
@@ -142,6 +144,33 @@ pub fn replace(path: &Path, content: &[u8], mode: Mode, durability: Durability) 
         Durability::Disk => sync_directory(path),
         Durability::Process => Ok(()),
     }
+}
+
+/// Returns whether a file system is on this machine, so that `write(2)` ends in the page cache. On a network or in
+/// user space a write can wait for ever. An unknown answer counts as no.
+pub fn is_local(path: &Path) -> bool {
+    const REMOTE: [i64; 9] = [
+        0x6969,      // NFS
+        0x517b,      // SMB
+        0xff53_4d42, // CIFS
+        0xfe53_4d42, // SMB 2
+        0x6573_5546, // FUSE
+        0x0102_1997, // 9P
+        0x00c3_6400, // Ceph
+        0x5346_414f, // AFS
+        0x0bd0_0bd0, // Lustre
+    ];
+    statfs(path).is_ok_and(|found| !REMOTE.contains(&found.filesystem_type().0))
+}
+
+/// Returns the bytes that are free to unprivileged users on the file system of `path`.
+///
+/// # Errors
+///
+/// Returns the error of `statfs(2)`.
+pub fn free_bytes(path: &Path) -> io::Result<u64> {
+    let found = statfs(path)?;
+    Ok(found.blocks_available().saturating_mul(found.block_size() as u64))
 }
 
 fn temporary_path(path: &Path) -> PathBuf {

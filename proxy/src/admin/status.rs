@@ -5,7 +5,7 @@ use std::sync::atomic::AtomicBool;
 use std::time::Instant;
 
 use arc_swap::ArcSwap;
-use audit::Log;
+use audit::{Log, LogUsage};
 use dns_filter::DnsFilter;
 use metrics::gauge;
 use metrics_exporter_prometheus::PrometheusHandle;
@@ -89,6 +89,8 @@ impl AdminState {
                 "lost": health.lost,
                 "refused": health.refused,
                 "queued": health.queued,
+                "folded": health.folded,
+                "usage": log_usage_json(&self.log.usage()),
             },
         })
     }
@@ -148,6 +150,9 @@ impl AdminState {
         gauge!("sandbar_log_queued").set(health.queued as f64);
         gauge!("sandbar_log_lost").set(health.lost as f64);
         gauge!("sandbar_log_refused").set(health.refused as f64);
+        let usage = self.log.usage();
+        gauge!("sandbar_log_bytes").set(usage.bytes as f64);
+        gauge!("sandbar_log_max_bytes").set(usage.max_bytes as f64);
         if let Some(gate) = &self.gate {
             gauge!("sandbar_connections").set(gate.shared.quotas.usage(Resource::Connections).0 as f64);
             for resource in Resource::ALL {
@@ -166,6 +171,22 @@ pub(crate) fn hanging_files() -> Vec<Value> {
     let calls = sys::file::calls_longer_than(HANGING_AFTER);
     let describe = |call: &sys::file::FileCall| json!({ "path": call.path.display().to_string(), "seconds": call.since.elapsed().as_secs() });
     calls.iter().map(describe).collect()
+}
+
+/// What the log has on disk of what it may have, and each sandbox's part.
+fn log_usage_json(usage: &LogUsage) -> Value {
+    let percent = |bytes: u64, of: u64| bytes.saturating_mul(100) / of.max(1);
+    let sandboxes = usage.sandboxes.iter().map(|(id, used)| {
+        let value = json!({ "bytes": used.bytes, "open": used.open, "percent_of_share": percent(used.bytes, usage.share) });
+        (id.to_string(), value)
+    });
+    json!({
+        "bytes": usage.bytes,
+        "max_bytes": usage.max_bytes,
+        "percent": percent(usage.bytes, usage.max_bytes),
+        "share": usage.share,
+        "sandboxes": sandboxes.collect::<serde_json::Map<_, _>>(),
+    })
 }
 
 pub fn grant_json(grant: &ActiveGrant) -> Value {

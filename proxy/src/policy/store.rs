@@ -272,6 +272,7 @@ impl PolicyStore {
         let rules = rules.unwrap_or_else(|_| fresh.to_closed()); // cannot fail without grants
         *current = timed;
         let rules = Arc::new(rules);
+        self.log.set_sandboxes(rules.sandboxes().iter().map(|sandbox| sandbox.id.clone()));
         self.rules.store(rules.clone());
         self.quotas.adopt(&rules);
         let cut = self.recheck_live(&rules);

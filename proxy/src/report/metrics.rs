@@ -46,6 +46,8 @@ pub(crate) fn install() -> anyhow::Result<PrometheusHandle> {
     describe_gauge!("sandbar_dns_sandbox_states", "Sandboxes for which the DNS filter keeps state.");
     describe_gauge!("sandbar_log_queued", "Records waiting to be written.");
     describe_gauge!("sandbar_log_lost", "Lost records of traffic; anything but 0 is a bug.");
+    describe_gauge!("sandbar_log_bytes", "Bytes of the log on disk.");
+    describe_gauge!("sandbar_log_max_bytes", "Bytes that the log may have on disk.");
     describe_gauge!("sandbar_log_refused", "Attempts refused because their record could not be written.");
     Ok(handle)
 }
