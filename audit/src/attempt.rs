@@ -8,6 +8,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use rules::Reason;
 
 use crate::codes::{EndCode, FindingCode};
+use crate::meter::FoldSummary;
 use crate::record::{
     Environment, HostText, RecordedAnswer, RecordedChannel, RecordedTls, SandboxId, ScoreFeature, StableCode,
     TenantId, Transport,
@@ -286,6 +287,16 @@ pub(crate) struct AttemptState {
     pub(crate) verdict: Option<DecisionDetails>,
     pub(crate) dialled: Option<SocketAddr>,
     pub(crate) byte_count: Arc<ByteCount>,
+    /// Set if its record stands for other attempts, too.
+    pub(crate) summary: Option<FoldSummary>,
+}
+
+impl AttemptState {
+    /// Returns the sandbox whose quotas the attempt counts against.
+    pub(crate) fn sandbox(&self) -> Option<rules::ids::SandboxId> {
+        let subject = self.subject.as_ref()?;
+        rules::ids::SandboxId::parse(&subject.sandbox.0.to_arc()).ok()
+    }
 }
 
 /// A detection that gets a record of its own.

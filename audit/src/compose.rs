@@ -12,9 +12,9 @@ use crate::config::QueryStrings;
 use crate::draft::{Draft, DraftError, DraftRole, OpenDecision};
 use crate::record::{
     Actor, ApiCall, ApiService, DestinationEndpoint, DnsQuestion, FindingEvidence, FindingInfo, HttpRequest,
-    HttpResponse, LIST_MAX, Metadata, OCSF_VERSION, PolicyInForce, Product, RecordMembers, RelatedEvent,
-    Resource, Rfc3339Time, RuleName, SandbarExtension, SourceEndpoint, StableCode, Traffic, Url,
-    split_address,
+    HttpResponse, LIST_MAX, LastFolded, Metadata, OCSF_VERSION, PolicyInForce, Product, RecordMembers,
+    RelatedEvent, Resource, Rfc3339Time, RuleName, SandbarExtension, SourceEndpoint, StableCode, Traffic,
+    Url, split_address,
 };
 use crate::record::{DecimalText, SandboxId, TenantId};
 use crate::text::Text;
@@ -100,7 +100,7 @@ const REVOKED: NamedId = (24, "Access Revoked");
 const ERROR: NamedId = (27, "Error");
 
 impl<'a> DraftStage<'a> {
-    fn name(self) -> &'static str {
+    pub(crate) fn name(self) -> &'static str {
         match self {
             DraftStage::Answered(..) => "answered",
             DraftStage::Decision => "decision",
@@ -171,7 +171,19 @@ impl AttemptState {
         let uid = [attempt.as_str(), suffix].concat();
         let tenant = self.subject.as_ref().map(|subject| &subject.tenant);
         let metadata = metadata(self.class(), &uid, &attempt, tenant);
-        Draft::new(&members, metadata, &sandbar, self.role(stage))
+        let draft = Draft::new(&members, metadata, &sandbar, self.role(stage))?;
+        Ok(draft.charged_to(self.sandbox()))
+    }
+
+    /// Returns how many further attempts its record stands for.
+    pub(crate) fn folded(&self) -> u64 {
+        let counted = self.verdict.as_ref().map_or(0, |verdict| verdict.folded);
+        self.summary.as_ref().map_or(counted, |summary| summary.count - 1)
+    }
+
+    fn last_folded(&self) -> Option<LastFolded<'_>> {
+        let last = &self.summary.as_ref()?.last;
+        Some(LastFolded { time_dt: Rfc3339Time(last.time), hostname: last.host.as_ref() })
     }
 
     fn role(&self, stage: DraftStage<'_>) -> DraftRole {
@@ -191,10 +203,11 @@ impl AttemptState {
             sandbox: subject.map_or_else(none, |subject| subject.sandbox.0.to_arc()),
             tenant: subject.map_or_else(none, |subject| subject.tenant.0.to_arc()),
             host: self.host().map_or_else(none, Text::to_arc),
+            outcome_bytes: 0, // known once it is encoded
         }
     }
 
-    fn host(&self) -> Option<&Text<512>> {
+    pub(crate) fn host(&self) -> Option<&Text<512>> {
         match &self.facts {
             RecordedFacts::Connection(connection) => connection.host.as_ref(),
             RecordedFacts::Memory(call) => Some(&call.request.host),
@@ -234,7 +247,8 @@ impl AttemptState {
         (members.disposition_id, members.disposition) = (Some(disposition.0), Some(disposition.1));
         let ended = stage.outcome().and_then(|(outcome, _)| describe_ending(outcome.ending).1);
         members.status_detail = ended.or(verdict.map(|verdict| verdict.reason));
-        members.message = verdict.and_then(|verdict| verdict.message.as_ref());
+        let summary = self.summary.as_ref().map(|summary| &summary.message);
+        members.message = summary.or(verdict.and_then(|verdict| verdict.message.as_ref()));
         let alert = verdict.is_some_and(|verdict| verdict.attention == AlertFlag::Alert);
         members.is_alert = alert.then_some(true);
         (members.severity_id, members.severity) = match (alert, action == DENIED) {
@@ -302,7 +316,8 @@ impl AttemptState {
                 RecordedFacts::Memory(_) => stage.outcome().map(|_| self.traffic()),
                 RecordedFacts::Connection(_) | RecordedFacts::Query(_) | RecordedFacts::Request(_) => None,
             },
-            folded: verdict.map(|verdict| verdict.folded).filter(|folded| *folded > 0),
+            folded: Some(self.folded()).filter(|folded| *folded > 0),
+            last: self.last_folded(),
             ..SandbarExtension::default()
         }
     }
@@ -461,7 +476,8 @@ pub(crate) fn draft_unknown_outcome(owed: &OpenDecision) -> Result<Draft, DraftE
     let uid = [attempt.as_str(), "-2"].concat();
     let tenant = Some(TenantId(Text::from(&*owed.tenant))).filter(|id| !id.0.is_empty());
     let metadata = metadata(class, &uid, &attempt, tenant.as_ref());
-    Draft::new(&members, metadata, &sandbar, DraftRole::Outcome(owed.attempt))
+    let draft = Draft::new(&members, metadata, &sandbar, DraftRole::Outcome(owed.attempt))?;
+    Ok(draft.charged_to(rules::ids::SandboxId::parse(&owed.sandbox).ok()))
 }
 
 /// Drafts a finding, of `attempt` if there is one.
@@ -499,12 +515,15 @@ pub(crate) fn draft_finding(
         environment: subject.map(|subject| &subject.environment),
         score: finding.score,
         features: finding.features.get(..LIST_MAX).unwrap_or(&finding.features),
+        folded: attempt.and_then(|attempt| attempt.summary.as_ref()).map(|summary| summary.count - 1),
+        last: attempt.and_then(AttemptState::last_folded),
         ..SandbarExtension::default()
     };
     let correlation = about.as_deref().unwrap_or(&uid);
     let tenant = subject.map(|subject| &subject.tenant);
     let metadata = metadata(EventClass::Finding, &uid, correlation, tenant);
-    Draft::new(&members, metadata, &sandbar, DraftRole::Event)
+    let draft = Draft::new(&members, metadata, &sandbar, DraftRole::Event)?;
+    Ok(draft.charged_to(attempt.and_then(AttemptState::sandbox)))
 }
 
 /// Drafts an event in the life of Sandbar itself.

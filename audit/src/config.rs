@@ -15,14 +15,20 @@ pub struct LogConfig {
     pub queue_records: usize,
     /// Maximum bytes of queued records.
     pub queue_bytes: usize,
-    /// Maximum number of decisions without an outcome. Outcomes are never refused, so this bounds
-    /// the memory used while the disk is full.
-    pub open_max: usize,
+    /// Maximum number of decisions without an outcome, divided among the sandboxes. Outcomes are never refused, so
+    /// this bounds the memory used while the disk is full.
+    pub open_max: u64,
+    /// How many attempts that sent nothing have a record of their own.
+    pub denials: DenialRate,
+    /// Maximum bytes of the log on disk, divided among the sandboxes; `None` for a part of the disk, see
+    /// [`LogConfig::DISK_PART`].
+    pub max_bytes: Option<u64>,
     /// A segment ends when it has this many bytes...
     pub segment_bytes: u64,
     /// ...or is this old.
     pub segment_age: Duration,
     pub retention: Retention,
+    pub compression: Compression,
     /// A checkpoint is signed after this many records...
     pub checkpoint_records: u64,
     /// ...or after this long, if there was a record.
@@ -34,7 +40,31 @@ pub struct LogConfig {
     pub query_strings: QueryStrings,
 }
 
+/// The rate of records, per sandbox, for attempts that sent nothing. Unknown channels together have one more.
+/// The burst lets an ordinary mistake be seen attempt by attempt; a flood is folded.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct DenialRate {
+    pub records_per_second: u32,
+    pub records_burst: u32,
+    pub bytes_per_second: u32,
+    pub bytes_burst: u32,
+}
+
+impl Default for DenialRate {
+    fn default() -> Self {
+        DenialRate {
+            records_per_second: 50,
+            records_burst: 256,
+            bytes_per_second: 64 << 10,
+            bytes_burst: 512 << 10,
+        }
+    }
+}
+
 impl LogConfig {
+    /// The part of the disk that a log without `max_bytes` may use, in percent of what is free and what it has.
+    pub const DISK_PART: u64 = 80;
+
     /// Returns the defaults for a log in `dir`.
     pub fn new(dir: impl Into<PathBuf>) -> Self {
         Self {
@@ -44,9 +74,12 @@ impl LogConfig {
             queue_records: 8192,
             queue_bytes: 16 << 20,
             open_max: 65_536,
+            denials: DenialRate::default(),
+            max_bytes: None,
             segment_bytes: 64 << 20,
             segment_age: Duration::from_secs(24 * 60 * 60),
             retention: Retention::Everything,
+            compression: Compression::None,
             checkpoint_records: 10_000,
             checkpoint_age: Duration::from_secs(60),
             key: None,
@@ -69,12 +102,20 @@ pub enum LogDurability {
     Process,
 }
 
-/// Which segments are kept.
+/// Which segments are kept. Only age removes evidence: by size, a flood could push out what it wants to hide.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Retention {
     Everything,
-    /// The newest segments, including the one being written; at least one.
-    Segments(usize),
+    /// Closed segments whose last record is not older than this.
+    Age(Duration),
+}
+
+/// How closed segments are stored.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Compression {
+    None,
+    /// The newest closed segment stays plain, so that a log shipper has the time of a segment to read it.
+    Zstd,
 }
 
 /// Whether records contain query strings, which often carry secrets.

@@ -6,6 +6,7 @@
 
 use std::sync::Arc;
 
+use rules::ids::SandboxId;
 use serde::Serialize;
 
 use crate::encode::{EncodeError, Encoder};
@@ -14,6 +15,8 @@ use crate::record::{LINE_MAX, Metadata, RecordMembers, SandbarExtension};
 /// Initial capacity for a line, and for its `unmapped` part: enough for most.
 const LINE_USUAL: usize = 2048;
 const TAIL_USUAL: usize = 512;
+/// Bytes that an outcome has beyond its decision: at most 16 DNS answers, bytes, status, duration.
+const OUTCOME_EXTRA: usize = 4096;
 /// Room for the number and the chain.
 const SEAL_MAX: usize = 256;
 
@@ -24,6 +27,8 @@ pub(crate) struct Draft {
     /// Where the number goes.
     pub(crate) split: usize,
     pub(crate) role: DraftRole,
+    /// The sandbox whose quota it counts against.
+    pub(crate) sandbox: Option<SandboxId>,
 }
 
 /// The role of a record in its attempt.
@@ -45,6 +50,8 @@ pub(crate) struct OpenDecision {
     pub(crate) sandbox: Arc<str>,
     pub(crate) tenant: Arc<str>,
     pub(crate) host: Arc<str>,
+    /// Bytes reserved for its outcome.
+    pub(crate) outcome_bytes: u64,
 }
 
 /// Why a record could not be encoded. No input of a peer can cause this.
@@ -61,7 +68,7 @@ impl Draft {
         members: &RecordMembers<'_>,
         mut metadata: Metadata<'_>,
         sandbar: &SandbarExtension<'_>,
-        role: DraftRole,
+        mut role: DraftRole,
     ) -> Result<Self, DraftError> {
         let mut tail = Encoder { bytes: Vec::with_capacity(TAIL_USUAL), cut: 0 };
         sandbar.serialize(&mut tail)?;
@@ -83,7 +90,22 @@ impl Draft {
         bytes.append(&mut tail.bytes);
         match bytes.len() + SEAL_MAX {
             size if size > LINE_MAX => Err(DraftError::TooLong(size)),
-            _ => Ok(Self { bytes, split, role }),
+            size => {
+                if let DraftRole::Decision(owed) = &mut role {
+                    owed.outcome_bytes = (size + OUTCOME_EXTRA) as u64;
+                }
+                Ok(Self { bytes, split, role, sandbox: None })
+            }
         }
+    }
+
+    /// Returns the bytes charged for it: its line, with the most that its place in the chain takes.
+    pub(crate) fn size(&self) -> u64 {
+        (self.bytes.len() + SEAL_MAX) as u64
+    }
+
+    /// Sets the sandbox whose quota it counts against.
+    pub(crate) fn charged_to(self, sandbox: Option<SandboxId>) -> Self {
+        Self { sandbox, ..self }
     }
 }

@@ -1,6 +1,5 @@
 //! Reading segments line by line, in bounded memory, whatever is in the file.
 
-use std::fs::File;
 use std::io::{self, Read};
 use std::path::Path;
 
@@ -118,7 +117,7 @@ impl<R: Read> LineReader<R> {
 
 /// Returns the first line of a file, unless it is longer than a record may be.
 pub(crate) fn first_line(path: &Path) -> Option<Vec<u8>> {
-    let mut lines = LineReader::new(File::open(path).ok()?);
+    let mut lines = LineReader::new(crate::segment::open_reader(path).ok()?);
     match lines.next().ok()?? {
         RawLine::Line(line) => Some(line.to_vec()),
         RawLine::Long | RawLine::Torn(_) => None,

@@ -7,6 +7,9 @@ use std::sync::{Arc, Mutex};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
+use rules::Reason;
+use rules::ids::SandboxId;
+use rules::share::ShareExhausted;
 use tokio::sync::oneshot;
 use tokio::time::timeout_at;
 
@@ -18,9 +21,11 @@ use crate::compose::{self, DraftStage};
 use crate::config::LogConfig;
 use crate::draft::{Draft, DraftError, DraftRole};
 use crate::health::{Counters, LogHealth};
+use crate::meter::{FoldKind, FoldedRecord, LastAttempt, Metered};
 use crate::observer::AttemptEvent;
 use crate::open_record::OpenRecord;
 use crate::queue::{EnqueueOutcome, LogCore, QueueBound};
+use crate::quota::LogUsage;
 use crate::recover::{self, OpenError};
 use crate::writer::QueuedRecord;
 
@@ -35,8 +40,12 @@ pub enum LogDown {
     Full(Duration),
     #[error("the access log is too slow: a record was not written within {0:?}")]
     Slow(Duration),
-    #[error("{0} attempts have no outcome yet: raise the log's `open_max` or find out what keeps them open")]
-    TooManyOpen(usize),
+    #[error("the log has no room for sandbox `{sandbox}`, which {exhausted} (bytes)")]
+    Quota { sandbox: SandboxId, exhausted: Box<ShareExhausted> },
+    #[error(
+        "open decisions in the log: sandbox `{sandbox}` {exhausted}; `open_decisions` under `[log]` sets the total"
+    )]
+    TooManyOpen { sandbox: SandboxId, exhausted: Box<ShareExhausted> },
     #[error("cannot sync the access log to disk: {0}; check the disk")]
     Unsynced(Arc<io::Error>),
     #[error("cannot write the access log: {0}; free disk space or fix its directory")]
@@ -48,6 +57,28 @@ impl LogDown {
         Self::Unwritable(Arc::new(error))
     }
 
+    pub(crate) fn quota(sandbox: &SandboxId, exhausted: ShareExhausted) -> Self {
+        Self::Quota { sandbox: sandbox.clone(), exhausted: Box::new(exhausted) }
+    }
+
+    pub(crate) fn too_many_open(sandbox: &SandboxId, exhausted: ShareExhausted) -> Self {
+        Self::TooManyOpen { sandbox: sandbox.clone(), exhausted: Box::new(exhausted) }
+    }
+
+    /// Returns the reason for the refusal of the attempt.
+    pub fn reason(&self) -> Reason {
+        match self {
+            LogDown::Quota { .. } => Reason::LogQuota,
+            LogDown::TooManyOpen { .. } => Reason::QuotaExhausted,
+            LogDown::Closed
+            | LogDown::Encode(_)
+            | LogDown::Full(_)
+            | LogDown::Slow(_)
+            | LogDown::Unsynced(_)
+            | LogDown::Unwritable(_) => Reason::LogUnwritable,
+        }
+    }
+
     /// Whether the record may be in the log although its caller was refused.
     pub(crate) fn may_be_recorded(&self) -> bool {
         match self {
@@ -55,7 +86,8 @@ impl LogDown {
             LogDown::Closed
             | LogDown::Encode(_)
             | LogDown::Full(_)
-            | LogDown::TooManyOpen(_)
+            | LogDown::Quota { .. }
+            | LogDown::TooManyOpen { .. }
             | LogDown::Unwritable(_) => false,
         }
     }
@@ -126,7 +158,53 @@ impl Log {
             verdict: None,
             dialled: None,
             byte_count: Arc::new(ByteCount::default()),
+            summary: None,
         }
+    }
+
+    /// Divides the log among these sandboxes. To be called at the start and whenever they change.
+    pub fn set_sandboxes(&self, sandboxes: impl IntoIterator<Item = SandboxId>) {
+        self.shared.quota.set_sandboxes(&sandboxes.into_iter().collect());
+    }
+
+    /// Returns what each sandbox uses of the log.
+    pub fn usage(&self) -> LogUsage {
+        self.shared.quota.usage()
+    }
+
+    /// Counts an attempt that sent nothing in a summary, if it gets no record of its own. Returns the id of
+    /// the summary.
+    pub(crate) fn fold(&self, attempt: &AttemptState, stage: &DraftStage<'_>) -> Option<u128> {
+        let kind = FoldKind::of_attempt(attempt, stage)?;
+        let folded = self.meter(attempt, kind, || FoldedRecord::of_attempt(attempt, stage))?;
+        self.notify_observer(attempt, stage);
+        Some(folded)
+    }
+
+    fn meter(
+        &self,
+        attempt: &AttemptState,
+        kind: FoldKind,
+        first: impl FnOnce() -> FoldedRecord,
+    ) -> Option<u128> {
+        let LogCore { meter, quota, counters, .. } = &*self.shared;
+        let sandbox = attempt.sandbox();
+        let room = quota.has_room(sandbox.as_ref());
+        let count = attempt.folded().saturating_add(1);
+        let last = LastAttempt { time: compose::unix_millis(), host: attempt.host().cloned() };
+        match meter.admit_or_fold(sandbox, kind, (count, last), room, first) {
+            Metered::Recorded => None,
+            Metered::Folded(id) => Some(id),
+            Metered::Counted => {
+                counters.count_folded(count);
+                Some(attempt.id)
+            }
+        }
+    }
+
+    /// Charges a record that the meter admitted.
+    pub(crate) fn charge_meter(&self, draft: &Draft) {
+        self.shared.meter.charge(draft.sandbox.as_ref(), draft.bytes.len());
     }
 
     /// Records something that happened to Sandbar itself.
@@ -145,7 +223,15 @@ impl Log {
         attempt: &AttemptState,
     ) -> Result<(), LogDown> {
         let draft = compose::draft_finding(finding, self.shared.ids.next(), Some(attempt));
+        draft.iter().for_each(|draft| self.charge_meter(draft));
         self.submit(draft, || ()).await.map(drop)
+    }
+
+    /// Counts a finding in a summary, if it gets no record of its own. Returns the id of the attempt that the
+    /// summary names.
+    pub(crate) fn fold_finding(&self, finding: &DetectionFinding, attempt: &AttemptState) -> Option<u128> {
+        let first = || FoldedRecord::Finding(attempt.clone(), finding.clone(), self.shared.ids.next());
+        self.meter(attempt, FoldKind::of_finding(finding), first)
     }
 
     /// Ends the segment and starts the next, for operators who move files away themselves.

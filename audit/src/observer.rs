@@ -57,7 +57,7 @@ impl AttemptObserver {
             facts: &attempt.facts,
             original_dst: attempt.arrival.original_dst,
             advice: verdict.and_then(|verdict| verdict.message.as_ref()),
-            folded: verdict.map_or(0, |verdict| verdict.folded),
+            folded: attempt.folded(),
         });
     }
 }

@@ -3,6 +3,7 @@
 
 use std::net::SocketAddr;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Instant;
 
 use ulid::Ulid;
@@ -12,7 +13,7 @@ use crate::attempt::{
     RecordedSandbox,
 };
 use crate::compose::DraftStage;
-use crate::draft::{Draft, DraftError};
+use crate::draft::{Draft, DraftError, DraftRole};
 use crate::log::{Log, LogDown, Receipt};
 use crate::record::StableCode;
 
@@ -24,6 +25,8 @@ pub struct OpenRecord {
     attempt: AttemptState,
     opened: Instant,
     state: RecordState,
+    /// Set once a finding names the attempt: its record can then not be folded, or the name would lead nowhere.
+    named: AtomicBool,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -39,7 +42,8 @@ enum RecordState {
 
 impl OpenRecord {
     pub(crate) fn new(log: Log, attempt: AttemptState) -> Self {
-        Self { log, attempt, opened: Instant::now(), state: RecordState::Undecided }
+        let named = AtomicBool::new(false);
+        Self { log, attempt, opened: Instant::now(), state: RecordState::Undecided, named }
     }
 
     /// Returns the id that all records of the attempt share. It may be shown to the sandbox.
@@ -95,12 +99,13 @@ impl OpenRecord {
         result.map(Receipt::new)
     }
 
-    /// Records that the attempt is refused, and waits until the record is written.
+    /// Records that the attempt is refused, and waits until the record is written. Returns the id under which it
+    /// is found: if its sandbox is refused too often, that of a summary, which is written a second later.
     ///
     /// # Errors
     ///
     /// Returns [`LogDown`] if it is not written. The attempt is refused all the same, and counted.
-    pub async fn record_refusal(mut self, verdict: DecisionDetails) -> Result<(), LogDown> {
+    pub async fn record_refusal(mut self, verdict: DecisionDetails) -> Result<String, LogDown> {
         let outcome = AttemptOutcome::new(Ending::Refused(verdict.reason));
         self.attempt.verdict = Some(verdict);
         let stage = match self.state {
@@ -111,13 +116,18 @@ impl OpenRecord {
                 DraftStage::Denied
             }
         };
+        if let Some(summary) = self.fold(&stage) {
+            self.state = RecordState::Closed;
+            return Ok(Ulid::from(summary).to_string());
+        }
         let before = self.state;
         let draft = self.draft(stage);
+        let id = self.id();
         let result = self.log.submit(draft, || self.state = RecordState::Closed).await;
         if result.as_ref().is_err_and(|down| !down.may_be_recorded()) {
             self.state = before; // `drop`, which follows at once, queues or counts it
         }
-        result.map(drop)
+        result.map(|_| id)
     }
 
     /// Records a refusal without waiting: nothing was sent. If the queue is full it is only counted.
@@ -134,13 +144,21 @@ impl OpenRecord {
         self.post(DraftStage::Answered(outcome, took));
     }
 
-    /// Records a finding in this attempt, and waits until the record is written.
+    /// Records a finding in this attempt, and waits until the record is written. Repeated findings are folded like
+    /// refusals.
     ///
     /// # Errors
     ///
     /// Returns [`LogDown`] if it is not written.
     pub async fn record_finding(&self, finding: &DetectionFinding) -> Result<(), LogDown> {
-        self.log.record_finding(finding, &self.attempt).await
+        let folded = self.log.fold_finding(finding, &self.attempt);
+        if folded.is_none_or(|named| named == self.attempt.id) {
+            self.named.store(true, Ordering::Relaxed);
+        }
+        match folded {
+            Some(_) => Ok(()),
+            None => self.log.record_finding(finding, &self.attempt).await,
+        }
     }
 
     /// Records how the attempt ended. Does not wait; outcomes are never refused.
@@ -165,12 +183,24 @@ impl OpenRecord {
 
     fn post(&mut self, stage: DraftStage<'_>) {
         self.state = RecordState::Closed;
-        self.log.post(self.draft(stage));
+        if self.fold(&stage).is_none() {
+            self.log.post(self.draft(stage));
+        }
+    }
+
+    /// Returns the id of the summary that counts the attempt, if it gets no record of its own.
+    fn fold(&self, stage: &DraftStage<'_>) -> Option<u128> {
+        let foldable = !self.named.load(Ordering::Relaxed);
+        foldable.then(|| self.log.fold(&self.attempt, stage))?
     }
 
     fn draft(&self, stage: DraftStage<'_>) -> Result<Draft, DraftError> {
         self.log.notify_observer(&self.attempt, &stage);
-        self.attempt.draft(stage, self.log.config().query_strings)
+        let draft = self.attempt.draft(stage, self.log.config().query_strings)?;
+        if matches!(draft.role, DraftRole::Event) {
+            self.log.charge_meter(&draft);
+        }
+        Ok(draft)
     }
 
     /// Replaces the reason of an earlier verdict, which had no effect.

@@ -10,7 +10,12 @@
 //!   sends once the batch is in the file. The leader repeats until the queue is empty, but after
 //!   [`CALLER_BATCHES_MAX`] batches it hands over to the keeper thread, or a busy queue would hold up
 //!   the leader's own connection forever.
-//! - `disk` (write and `fdatasync`): the keeper always writes, so that no async task blocks on a disk.
+//! - `disk` (write and `fdatasync`): the keeper always writes, so that no async task blocks on a disk. The
+//!   same holds for a directory on a network file system, where even `write` can block for ever.
+//!
+//! A leader only appends to the open segment. Everything else that touches the file system (rotation, checkpoints,
+//! recovery, retention) is *maintenance*, and only the keeper does it. While it does, it has the turn to
+//! write, so a caller queues its record and waits as a task: no runtime thread ever waits for the writer's lock.
 //!
 //! The keeper thread also takes over when a leader does not write: its task was cancelled, its
 //! thread stalls for [`FLUSH_DELAY`], or the write panicked. No caller waits for an outcome, so an
@@ -27,11 +32,13 @@ use std::time::{Duration, Instant};
 use tokio::sync::Notify;
 
 use crate::config::{LogConfig, LogDurability};
-use crate::draft::{Draft, DraftRole};
+use crate::draft::Draft;
 use crate::health::{Counters, LogHealth, load_counter};
 use crate::id::IdGenerator;
 use crate::log::LogDown;
+use crate::meter::{DenialMeter, SummaryRoom};
 use crate::observer::AttemptObserver;
+use crate::quota::LogQuota;
 use crate::writer::{LogWriter, QueuedRecord};
 
 /// Maximum bytes per write: small enough to stay in the CPU cache while being copied and hashed.
@@ -56,6 +63,9 @@ pub(crate) struct LogCore {
     /// Wakes callers that wait for room in the queue.
     pub(crate) room: Notify,
     writer: Mutex<LogWriter>,
+    writer_thread: WriterThread,
+    pub(crate) quota: Arc<LogQuota>,
+    pub(crate) meter: DenialMeter,
     pub(crate) observer: AttemptObserver,
 }
 
@@ -72,13 +82,20 @@ struct RecordQueue {
     granted_at: Option<Instant>,
     /// When the current batch was started.
     writing_since: Option<Instant>,
-    /// Set to make the keeper run its periodic work now.
-    periodic_due: bool,
+    /// Set to make the keeper do maintenance; a leader then hands over after its batch.
+    maintenance_due: bool,
     /// When the keeper writes records that no caller waits for, or checks on the leader.
     flush_at: Option<Instant>,
     /// A copy for `health`, which must not wait for a writer that hangs.
     status: WriterStatus,
     closed: bool,
+}
+
+/// The thread that writes while no maintenance is due.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum WriterThread {
+    Caller,
+    Keeper,
 }
 
 /// Who has the turn to write.
@@ -186,6 +203,28 @@ impl RecordQueue {
         self.owner = WriteOwner::Keeper;
     }
 
+    /// Gives the keeper the turn if nobody has it and work is due, or if the leader does not start to write.
+    fn take_keeper_turn(&mut self) {
+        let flush = self.flush_at.is_some_and(|at| Instant::now() >= at);
+        if flush {
+            self.flush_at = None;
+        }
+        match self.owner {
+            WriteOwner::Nobody if flush || self.maintenance_due => self.hand_to_keeper(),
+            WriteOwner::Caller if flush && self.is_overdue() => self.hand_to_keeper(),
+            WriteOwner::Caller if flush && self.writing_since.is_none() => {
+                self.flush_at = Some(Instant::now() + FLUSH_DELAY);
+            }
+            WriteOwner::Caller | WriteOwner::Keeper | WriteOwner::Nobody => {}
+        }
+    }
+
+    /// Gives the turn back once the queue is empty: to the keeper if it has maintenance to do.
+    fn end_turn(&mut self) {
+        self.writing_since = None;
+        self.owner = if self.maintenance_due { WriteOwner::Keeper } else { WriteOwner::Nobody };
+    }
+
     /// Whether the leader has had its turn for too long without starting to write.
     fn is_overdue(&self) -> bool {
         let late = self.granted_at.is_some_and(|since| since.elapsed() >= FLUSH_DELAY);
@@ -195,6 +234,12 @@ impl RecordQueue {
 
 impl LogCore {
     pub(crate) fn new(config: Arc<LogConfig>, writer: LogWriter) -> Self {
+        let writer_thread = match config.durability {
+            LogDurability::Process if sys::file::is_local(&config.dir) => WriterThread::Caller,
+            LogDurability::Disk | LogDurability::Process => WriterThread::Keeper,
+        };
+        let quota = Arc::clone(&writer.quota);
+        let meter = DenialMeter::new(config.denials);
         let shared = Self {
             config,
             counters: Arc::clone(&writer.counters),
@@ -203,6 +248,9 @@ impl LogCore {
             wake: Condvar::new(),
             room: Notify::new(),
             writer: Mutex::new(writer),
+            writer_thread,
+            quota,
+            meter,
             observer: AttemptObserver::default(),
         };
         shared.update_status(&shared.lock_writer());
@@ -223,6 +271,7 @@ impl LogCore {
         rest.extend(mem::take(&mut queue.entries));
         drop(queue);
         writer.run_periodic();
+        writer.write_summaries(self.meter.take_due(true, |_| SummaryRoom::Free));
         let unwritten = writer.write(rest);
         Counters::add(&self.counters.lost, unwritten.len() as u64);
         writer.stop();
@@ -239,14 +288,14 @@ impl LogCore {
         let awaited = entry.waiter.is_some();
         queue.bytes += entry.draft.bytes.len();
         queue.entries.push_back(entry);
-        match (queue.owner, awaited, self.config.durability) {
+        match (queue.owner, awaited, self.writer_thread) {
             (WriteOwner::Caller | WriteOwner::Keeper, _, _) => {}
             (WriteOwner::Nobody, false, _) => self.schedule_flush(&mut queue),
-            (WriteOwner::Nobody, true, LogDurability::Disk) => {
+            (WriteOwner::Nobody, true, WriterThread::Keeper) => {
                 queue.owner = WriteOwner::Keeper;
                 self.wake.notify_one();
             }
-            (WriteOwner::Nobody, true, LogDurability::Process) => {
+            (WriteOwner::Nobody, true, WriterThread::Caller) => {
                 (queue.owner, queue.granted_at) = (WriteOwner::Caller, Some(Instant::now()));
                 self.schedule_flush(&mut queue);
                 return EnqueueOutcome::Lead(WriteTurn { shared: self, term: queue.term });
@@ -264,6 +313,7 @@ impl LogCore {
         }
     }
 
+    /// Finds room for a record, and reserves what it needs of its sandbox's part of the log.
     fn check_room(
         &self,
         queue: &RecordQueue,
@@ -276,22 +326,23 @@ impl LogCore {
         if bound == QueueBound::Owed {
             return Ok(QueueRoom::Free);
         }
-        let open_max = self.config.open_max;
-        let decision = matches!(draft.role, DraftRole::Decision(_));
-        if decision && load_counter(&self.counters.owed) >= open_max as u64 {
-            return Err(LogDown::TooManyOpen(open_max));
-        }
         let full = queue.entries.len() >= self.config.queue_records
             || queue.bytes + draft.bytes.len() > self.config.queue_bytes;
-        Ok(if full { QueueRoom::None } else { QueueRoom::Free })
+        if full {
+            return Ok(QueueRoom::None);
+        }
+        self.quota.admit(draft).map(|()| QueueRoom::Free)
     }
 
-    /// Writes up to `rounds` batches, then hands over to the keeper.
+    /// Writes up to `rounds` batches, then hands over to the keeper; sooner if maintenance is due.
     fn write_batches(&self, rounds: usize) {
         let turn = HandoverGuard { shared: self };
         for _ in 0..rounds {
             if !self.write_batch() {
                 return std::mem::forget(turn); // the queue is empty: nothing to hand over
+            }
+            if self.lock_queue().maintenance_due {
+                return;
             }
         }
     }
@@ -306,12 +357,11 @@ impl LogCore {
         if !again.is_empty() {
             self.lock_queue().deferred.extend(again);
         }
-        let due = writer.checkpoint_due();
+        let due = writer.maintenance_due();
         self.update_status(&writer);
         drop(writer);
         if due {
-            self.lock_queue().periodic_due = true;
-            self.wake.notify_one();
+            self.lock_queue().maintenance_due = true;
         }
         self.room.notify_waiters();
         true
@@ -333,7 +383,8 @@ impl LogCore {
         }
         queue.bytes -= bytes;
         if batch.is_empty() {
-            (queue.owner, queue.writing_since) = (WriteOwner::Nobody, None);
+            queue.end_turn();
+            self.wake.notify_one();
             return None;
         }
         queue.writing_since = Some(Instant::now());
@@ -351,42 +402,35 @@ impl LogCore {
         let mut next = Instant::now() + TICK;
         loop {
             let closed = self.wait_for_work(next);
-            self.flush_due();
             if closed {
                 return;
             }
-            if mem::take(&mut self.lock_queue().periodic_due) || Instant::now() >= next {
+            let mut queue = self.lock_queue();
+            if Instant::now() >= next {
                 next = Instant::now() + TICK;
-                self.run_periodic();
+                queue.maintenance_due = true;
+            }
+            queue.take_keeper_turn();
+            let is_owner = queue.owner == WriteOwner::Keeper;
+            let maintain = is_owner && mem::take(&mut queue.maintenance_due);
+            drop(queue);
+            if maintain {
+                self.run_maintenance();
+            }
+            if is_owner {
+                self.write_batches(usize::MAX);
             }
         }
     }
 
-    /// Writes the queue if it is the keeper's turn, or has become so by now.
-    fn flush_due(&self) {
-        let mut queue = self.lock_queue();
-        if queue.flush_at.is_some_and(|at| Instant::now() >= at) {
-            queue.flush_at = None;
-            if queue.owner == WriteOwner::Nobody || queue.is_overdue() {
-                queue.hand_to_keeper();
-            } else if queue.owner == WriteOwner::Caller && queue.writing_since.is_none() {
-                queue.flush_at = Some(Instant::now() + FLUSH_DELAY);
-            }
-        }
-        let is_owner = queue.owner == WriteOwner::Keeper;
-        drop(queue);
-        if is_owner {
-            self.write_batches(usize::MAX);
-        }
-    }
-
-    /// Waits until there is something to write, a timer expires, or the log closes.
+    /// Waits until the keeper has something to do, a timer expires, or the log closes.
     fn wait_for_work(&self, tick: Instant) -> bool {
         let mut queue = self.lock_queue();
         loop {
             let until = queue.flush_at.map_or(tick, |at| at.min(tick));
             let patience = until.saturating_duration_since(Instant::now());
-            let idle = queue.owner != WriteOwner::Keeper && !queue.periodic_due && !queue.closed;
+            let maintain = queue.maintenance_due && queue.owner == WriteOwner::Nobody;
+            let idle = queue.owner != WriteOwner::Keeper && !maintain && !queue.closed;
             if !idle || patience.is_zero() {
                 return queue.closed;
             }
@@ -395,23 +439,25 @@ impl LogCore {
         }
     }
 
-    fn run_periodic(&self) {
+    /// Does maintenance. The keeper has the turn, so the lock is free.
+    fn run_maintenance(&self) {
+        self.lock_queue().writing_since = Some(Instant::now()); // if it hangs, `health` says so
         let mut writer = self.lock_writer();
         writer.run_periodic();
+        if writer.trouble.is_none() {
+            let due = self.meter.take_due(false, |sandbox| self.quota.summary_room(sandbox));
+            writer.write_summaries(due);
+        }
         let recovered = writer.trouble.is_none();
         self.update_status(&writer);
         drop(writer);
         let mut queue = self.lock_queue();
+        queue.writing_since = None;
         if recovered && !queue.deferred.is_empty() {
             let deferred = mem::take(&mut queue.deferred);
             queue.bytes += deferred.iter().map(|entry| entry.draft.bytes.len()).sum::<usize>();
             deferred.into_iter().rev().for_each(|entry| queue.entries.push_front(entry));
-            if queue.owner == WriteOwner::Nobody {
-                queue.hand_to_keeper();
-            }
         }
-        drop(queue);
-        self.flush_due();
     }
 
     /// Copies what `health` reports, so that it does not wait for the writer.
@@ -432,12 +478,10 @@ impl LogCore {
         let queue = self.lock_queue();
         let slow = queue.writing_since.is_some_and(|since| since.elapsed() > self.config.patience);
         let counters = &self.counters;
-        let open_max = self.config.open_max;
-        let trouble = match (queue.closed, slow, load_counter(&counters.owed) >= open_max as u64) {
-            (true, _, _) => Some(LogDown::Closed.to_string()),
-            (false, true, _) => Some(LogDown::Slow(self.config.patience).to_string()),
-            (false, false, true) => Some(LogDown::TooManyOpen(open_max).to_string()),
-            (false, false, false) => queue.status.trouble.clone(),
+        let trouble = match (queue.closed, slow) {
+            (true, _) => Some(LogDown::Closed.to_string()),
+            (false, true) => Some(LogDown::Slow(self.config.patience).to_string()),
+            (false, false) => queue.status.trouble.clone(),
         };
         LogHealth {
             ready: trouble.is_none(),
@@ -517,5 +561,89 @@ mod tests {
         }));
         assert!(died.is_err());
         assert!(!shared.health().ready, "no thread writes any more");
+    }
+
+    /// A full segment is not the leader's business, and a caller never waits for a lock that maintenance holds.
+    #[test]
+    fn p20_only_the_keeper_starts_segments_and_nobody_blocks_on_it() {
+        let dir = tempfile::tempdir().unwrap();
+        let config = Arc::new(LogConfig { segment_bytes: 1, ..LogConfig::new(dir.path()) });
+        let shared = LogCore::new(Arc::clone(&config), recover::open(config).unwrap());
+        let entry = || {
+            let extension = crate::record::SandbarExtension::default();
+            let draft = shared.lock_writer().draft_event("checkpoint", None, extension).unwrap();
+            QueuedRecord { draft, waiter: Some(tokio::sync::oneshot::channel().0) }
+        };
+        let before = shared.lock_writer().last.clone();
+        let (first, second) = (entry(), entry());
+        let EnqueueOutcome::Lead(turn) = shared.enqueue(first, QueueBound::Queue) else {
+            panic!("not the leader")
+        };
+        turn.write();
+        assert_eq!(shared.lock_writer().last, before, "the leader only appended");
+        assert!(shared.lock_queue().maintenance_due);
+        assert_eq!(shared.lock_queue().owner, WriteOwner::Keeper, "handed over");
+        let maintaining = shared.lock_writer();
+        assert!(matches!(shared.enqueue(second, QueueBound::Queue), EnqueueOutcome::Taken));
+        assert!(shared.health().ready);
+        drop(maintaining);
+        shared.run_maintenance();
+        assert_ne!(shared.lock_writer().last, before);
+        shared.write_batches(usize::MAX);
+        assert_eq!(shared.lock_queue().entries.len(), 0);
+    }
+
+    /// A disk that hangs holds up the keeper, and nobody else: this runtime has only one thread.
+    #[tokio::test]
+    async fn p20_a_directory_that_blocks_stops_no_runtime_thread() {
+        use std::io::Read as _;
+
+        let dir = tempfile::tempdir().unwrap();
+        let pipe = dir.path().join("pipe");
+        assert!(std::process::Command::new("mkfifo").arg(&pipe).status().unwrap().success());
+        let mut file = std::fs::File::options().read(true).write(true).open(&pipe).unwrap();
+        let patience = Duration::from_millis(200);
+        let config = Arc::new(LogConfig { patience, ..LogConfig::new(dir.path().join("log")) });
+        let mut writer = recover::open(Arc::clone(&config)).unwrap();
+        writer.segment = Some(crate::segment::LogSegment::from_file(&pipe, file.try_clone().unwrap()));
+        let draft = |writer: &LogWriter| {
+            writer.draft_event("checkpoint", None, crate::record::SandbarExtension::default()).unwrap()
+        };
+        let drafts: Vec<Draft> = (0..500).map(|_| draft(&writer)).collect();
+        let mut shared = LogCore::new(config, writer);
+        shared.writer_thread = WriterThread::Keeper; // as on a network file system
+        let shared = Arc::new(shared);
+        let keeper = std::thread::spawn({
+            let shared = Arc::clone(&shared);
+            move || shared.run_keeper()
+        });
+        let mut waiting = Vec::new();
+        for draft in drafts {
+            let (sender, receiver) = tokio::sync::oneshot::channel();
+            let entry = QueuedRecord { draft, waiter: Some(sender) };
+            assert!(matches!(shared.enqueue(entry, QueueBound::Queue), EnqueueOutcome::Taken));
+            waiting.push(receiver);
+        }
+        while shared.health().ready {
+            tokio::time::sleep(Duration::from_millis(1)).await; // this thread goes on
+        }
+        assert!(shared.health().trouble.is_some_and(|trouble| trouble.contains("too slow")));
+        let drain = std::thread::spawn(move || {
+            let mut chunk = vec![0; 64 << 10];
+            loop {
+                let count = file.read(&mut chunk).unwrap();
+                if chunk[..count].ends_with(b"END") {
+                    return;
+                }
+            }
+        });
+        for receiver in waiting {
+            assert!(receiver.await.unwrap().is_ok(), "written once the disk moves again");
+        }
+        shared.stop_accepting();
+        keeper.join().unwrap();
+        std::io::Write::write_all(&mut std::fs::File::options().write(true).open(&pipe).unwrap(), b"END")
+            .unwrap();
+        drain.join().unwrap();
     }
 }

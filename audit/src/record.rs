@@ -460,6 +460,9 @@ pub(crate) struct SandbarExtension<'a> {
     /// Further attempts that sent nothing and are only counted: repeated within a window, or made while the log could not be written.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) folded: Option<u64>,
+    /// The last of the attempts that this record stands for; with `folded`.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) last: Option<LastFolded<'a>>,
     /// The segment that starts here.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) segment: Option<SegmentStart>,
@@ -475,6 +478,16 @@ pub(crate) struct SandbarExtension<'a> {
     /// A signed note of the head of the chain.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) checkpoint: Option<&'a str>,
+}
+
+/// The last attempt of a summary.
+#[derive(Debug, Serialize)]
+pub(crate) struct LastFolded<'a> {
+    /// When it was made (RFC 3339, UTC).
+    pub(crate) time_dt: Rfc3339Time,
+    /// Its destination.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) hostname: Option<&'a HostText>,
 }
 
 /// The channel that identified the sandbox.

@@ -17,7 +17,7 @@
 //! previous one ended.
 
 use std::collections::HashMap;
-use std::fs::{self, DirBuilder, File};
+use std::fs::{self, DirBuilder};
 use std::io;
 use std::os::unix::fs::DirBuilderExt;
 use std::path::{Path, PathBuf};
@@ -27,6 +27,7 @@ use std::time::Instant;
 use serde::Deserialize;
 use ulid::Ulid;
 
+use crate::archive::SegmentArchive;
 use crate::chain::{ChainHead, ChainLink, LineIntegrity};
 use crate::checkpoint::{self, CheckpointError, CheckpointSigner};
 use crate::config::LogConfig;
@@ -35,9 +36,11 @@ use crate::health::Counters;
 use crate::id::IdGenerator;
 use crate::line_reader::{LineReader, RawLine};
 use crate::log::LogDown;
+use crate::quota::LogQuota;
 use crate::record::{MovedFile, TornLine};
 use crate::segment::{self, LogSegment};
 use crate::text::Text;
+use crate::usage::SegmentUsage;
 use crate::writer::{self, LastCheckpoint, LogWriter, NoteStored};
 
 /// Why a log could not be opened. Sandbar does not serve without one.
@@ -60,6 +63,13 @@ struct SegmentTail {
     head: ChainHead,
     torn: Option<TornLine>,
     owed: HashMap<u128, OpenDecision>,
+    usage: SegmentUsage,
+}
+
+impl SegmentTail {
+    fn new() -> Self {
+        Self { head: ChainHead::START, torn: None, owed: HashMap::new(), usage: SegmentUsage::default() }
+    }
 }
 
 /// Opens the log in `config.dir` and records the start.
@@ -71,7 +81,11 @@ pub(crate) fn open(config: Arc<LogConfig>) -> Result<LogWriter, OpenError> {
     let mut aside = Vec::new();
     let newest = newest_segment(&config.dir, &mut aside).map_err(fail)?;
     let tail = newest.as_ref().map(|(first, path)| read_tail(*first, path)).transpose()?;
-    let tail = tail.unwrap_or(SegmentTail { head: ChainHead::START, torn: None, owed: HashMap::new() });
+    let tail = tail.unwrap_or_else(SegmentTail::new);
+    let mut closed = segment::list_segments(&config.dir).map_err(fail)?;
+    closed.retain(|(first, _)| newest.as_ref().is_none_or(|(newest, _)| first < newest));
+    let archive = SegmentArchive::open(&config.dir, &closed).map_err(fail)?;
+    let quota = open_quota(&config, &archive, &tail.usage).map_err(fail)?;
     let behind = missing_tail_message(&config.dir, tail.head);
     let mut writer = LogWriter {
         counters: Arc::new(Counters::default()),
@@ -83,6 +97,11 @@ pub(crate) fn open(config: Arc<LogConfig>) -> Result<LogWriter, OpenError> {
         last: newest.as_ref().map(|(first, _)| segment::segment_name(*first)),
         torn: tail.torn,
         owed: tail.owed,
+        usage: tail.usage,
+        archive,
+        quota: Arc::new(quota),
+        folded_at: Instant::now(),
+        retention_at: Instant::now(),
         trouble: None,
         last_checkpoint: LastCheckpoint {
             sequence: tail.head.sequence,
@@ -93,7 +112,9 @@ pub(crate) fn open(config: Arc<LogConfig>) -> Result<LogWriter, OpenError> {
         marks: Vec::new(),
         config,
     };
-    resume(&mut writer, newest.map(|(first, _)| first))?;
+    // A compressed segment is not continued.
+    let open = newest.filter(|(_, path)| !segment::is_compressed(path)).map(|(first, _)| first);
+    resume(&mut writer, open)?;
     writer.record_event("log_started", None)?;
     for aside in aside {
         writer.record_moved_file(aside)?;
@@ -103,6 +124,22 @@ pub(crate) fn open(config: Arc<LogConfig>) -> Result<LogWriter, OpenError> {
     }
     writer.close_unknown()?;
     Ok(writer)
+}
+
+/// Counts what the log has on disk, and finds out how much it may have.
+fn open_quota(config: &LogConfig, archive: &SegmentArchive, newest: &SegmentUsage) -> io::Result<LogQuota> {
+    let usages = || archive.usages().chain([newest]);
+    let max_bytes = match config.max_bytes {
+        Some(most) => most,
+        None => {
+            let have: u64 = usages().map(SegmentUsage::total).sum();
+            let disk = sys::file::free_bytes(&config.dir)?.saturating_add(have);
+            disk / 100 * LogConfig::DISK_PART
+        }
+    };
+    let quota = LogQuota::new(config.open_max, max_bytes);
+    usages().for_each(|usage| quota.load(usage));
+    Ok(quota)
 }
 
 /// Returns a message if the newest checkpoint covers more records than the log has: the tail was cut
@@ -149,8 +186,8 @@ fn newest_segment(dir: &Path, aside: &mut Vec<MovedFile>) -> io::Result<Option<(
 fn read_tail(first: u64, path: &Path) -> Result<SegmentTail, OpenError> {
     let fail = |source| OpenError::Dir { dir: path.to_owned(), source };
     let broken = |line, what| OpenError::Tail { file: path.to_owned(), line, what };
-    let mut lines = LineReader::new(File::open(path).map_err(fail)?);
-    let mut tail = SegmentTail { head: ChainHead::START, torn: None, owed: HashMap::new() };
+    let mut lines = LineReader::new(segment::open_reader(path).map_err(fail)?);
+    let mut tail = SegmentTail::new();
     let mut number = 0;
     while let Some(piece) = lines.next().map_err(fail)? {
         number += 1;
@@ -162,6 +199,7 @@ fn read_tail(first: u64, path: &Path) -> Result<SegmentTail, OpenError> {
                     return Err(broken(number, "the file is named after another record"));
                 }
                 track_open_decisions(line, &mut tail.owed);
+                tail.usage.add_line(line);
             }
             RawLine::Long => return Err(broken(number, "the line is longer than any record")),
             RawLine::Torn(torn) => tail.torn = Some(torn),
@@ -274,5 +312,6 @@ fn open_decision(attempt: u128, open: PartialAttempt) -> OpenDecision {
         sandbox: open.sandbox.into(),
         tenant: open.tenant.into(),
         host: open.host.into(),
+        outcome_bytes: 0,
     }
 }

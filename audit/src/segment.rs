@@ -1,11 +1,11 @@
 //! Segments: the files of the log. Each is appended to under a name of its own, and never renamed or
-//! truncated once it holds a record.
+//! truncated once it holds a record. A closed one may be compressed; its lines stay the same.
 //!
 //! A segment is named after the number of its first record, so that sorting by name gives the order
 //! of the log even if the clock was set back.
 
 use std::fs::{self, File, OpenOptions, Permissions};
-use std::io::{self, Write};
+use std::io::{self, Read, Write};
 use std::os::unix::fs::{MetadataExt, OpenOptionsExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 use std::time::{Duration, SystemTime};
@@ -14,9 +14,13 @@ use crate::line_reader::{LineReader, RawLine};
 use crate::record::MovedFile;
 
 /// The owner writes, the group (the log shipper) reads.
-const MODE: u32 = 0o640;
+pub(crate) const MODE: u32 = 0o640;
 const PREFIX: &str = "access-";
 const SUFFIX: &str = ".jsonl";
+/// What a compressed segment has at the end of its name in addition.
+const COMPRESSED: &str = ".zst";
+/// Largest window of a compressed segment to read (16 MiB); ours are smaller.
+const WINDOW_LOG_MAX: u32 = 24;
 
 /// The segment being written.
 #[derive(Debug)]
@@ -125,7 +129,7 @@ impl LogSegment {
 ///
 /// Returns `AlreadyExists` for a file with a complete line: that is a segment.
 pub(crate) fn move_aside(path: &Path) -> io::Result<Option<MovedFile>> {
-    let file = match File::open(path) {
+    let file = match open_reader(path) {
         Ok(file) => file,
         Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
         Err(error) => return Err(error),
@@ -150,13 +154,40 @@ pub(crate) fn segment_name(first: u64) -> String {
     format!("{PREFIX}{first:020}{SUFFIX}")
 }
 
+/// Returns the path of a segment once it is compressed.
+pub(crate) fn compressed_path(plain: &Path) -> PathBuf {
+    let mut name = plain.as_os_str().to_owned();
+    name.push(COMPRESSED);
+    name.into()
+}
+
+pub(crate) fn is_compressed(path: &Path) -> bool {
+    path.as_os_str().as_encoded_bytes().ends_with(COMPRESSED.as_bytes())
+}
+
+/// Opens a segment, compressed or not, and reads its lines as they were written.
+pub(crate) fn open_reader(path: &Path) -> io::Result<Box<dyn Read + Send>> {
+    let file = File::open(path)?;
+    if !is_compressed(path) {
+        return Ok(Box::new(file));
+    }
+    let mut decoder = zstd::Decoder::new(file)?;
+    decoder.window_log_max(WINDOW_LOG_MAX)?;
+    Ok(Box::new(decoder))
+}
+
+/// Returns the name under which a segment was written, before it was compressed.
+pub(crate) fn plain_name(name: &str) -> &str {
+    name.strip_suffix(COMPRESSED).unwrap_or(name)
+}
+
 /// Parses the number of the first record from a file name.
 pub(crate) fn first_sequence(name: &str) -> Option<u64> {
-    let digits = name.strip_prefix(PREFIX)?.strip_suffix(SUFFIX)?;
+    let digits = plain_name(name).strip_prefix(PREFIX)?.strip_suffix(SUFFIX)?;
     (digits.len() == 20).then(|| digits.parse().ok())?
 }
 
-/// Lists the segments of a directory in order, each with the number of its first record.
+/// Lists the segments of a directory in order, compressed or not, each with the number of its first record.
 ///
 /// # Errors
 ///
@@ -170,6 +201,7 @@ pub fn list_segments(dir: &Path) -> io::Result<Vec<(u64, PathBuf)>> {
             found.push((first, entry.path()));
         }
     }
-    found.sort();
+    found.sort(); // the plain form of a segment first: while both exist, the compressed one may be unfinished
+    found.dedup_by_key(|(first, _)| *first);
     Ok(found)
 }

@@ -5,7 +5,7 @@
 //! joining them only compares the last record of one span with the first of the next.
 
 use std::fs::File;
-use std::io::{self, Seek, SeekFrom};
+use std::io::{self, Read, Seek, SeekFrom};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Mutex, PoisonError};
@@ -144,14 +144,23 @@ struct FileSpan<'a> {
     path: &'a Path,
     from: u64,
     to: u64,
+    /// Its size on disk.
+    bytes: u64,
 }
 
 fn plan_spans(files: &[PathBuf]) -> Result<Vec<FileSpan<'_>>, (PathBuf, io::Error)> {
     let mut spans = Vec::new();
     for (file, path) in files.iter().enumerate() {
         let size = std::fs::metadata(path).map_err(|error| (path.clone(), error))?.len();
+        if segment::is_compressed(path) {
+            spans.push(FileSpan { file, path, from: 0, to: u64::MAX, bytes: size }); // it cannot be entered in between
+            continue;
+        }
         let starts = (0..size).step_by(SPAN_BYTES as usize);
-        spans.extend(starts.map(|from| FileSpan { file, path, from, to: (from + SPAN_BYTES).min(size) }));
+        spans.extend(starts.map(|from| {
+            let to = (from + SPAN_BYTES).min(size);
+            FileSpan { file, path, from, to, bytes: to - from }
+        }));
     }
     Ok(spans)
 }
@@ -198,7 +207,7 @@ fn check_spans(
             let at = next.fetch_add(1, Ordering::Relaxed);
             let Some(span) = spans.get(at) else { return };
             let result = check_span(span, notes).map_err(|error| (span.path.to_owned(), error));
-            progress.bytes.fetch_add(span.to - span.from, Ordering::Relaxed);
+            progress.bytes.fetch_add(span.bytes, Ordering::Relaxed);
             sys::lock(&done).push((at, result));
         }
     };
@@ -215,11 +224,17 @@ fn check_spans(
 }
 
 fn check_span(span: &FileSpan<'_>, notes: &[&Checkpoint]) -> io::Result<CheckedSpan> {
-    let mut file = File::open(span.path)?;
     // A line that continues into this span belongs to the previous one: start after its newline.
     let skip = span.from > 0;
-    file.seek(SeekFrom::Start(span.from - u64::from(skip)))?;
-    let mut lines = LineReader::new(file);
+    let source: Box<dyn Read> = match skip {
+        false => segment::open_reader(span.path)?,
+        true => {
+            let mut file = File::open(span.path)?;
+            file.seek(SeekFrom::Start(span.from - 1))?;
+            Box::new(file)
+        }
+    };
+    let mut lines = LineReader::new(source);
     let mut checked = CheckedSpan { file: span.file, ..CheckedSpan::default() };
     let base = span.from - u64::from(skip);
     if skip {
@@ -488,7 +503,8 @@ fn check_beginning(segments: &[&CheckedFile], report: &mut VerifyReport) {
 fn check_succession(one: &CheckedFile, next: &CheckedFile, report: &mut VerifyReport) {
     let (Some(last), Some((previous, first))) = (one.last, next.first) else { return };
     let opening = next.opening.clone().unwrap_or_default();
-    let named = one.path.file_name().and_then(|name| name.to_str()).map(str::to_owned);
+    let named = one.path.file_name().and_then(|name| name.to_str());
+    let named = named.map(|name| segment::plain_name(name).to_owned());
     let expected = last.sequence + 1;
     if first > expected {
         if opening.after.is_some() && opening.after == named {

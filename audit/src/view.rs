@@ -10,7 +10,7 @@ use serde::Deserialize;
 
 use crate::line_reader::{LineReader, RawLine};
 use crate::record::LINE_MAX;
-use crate::segment::list_segments;
+use crate::segment::{compressed_path, is_compressed, list_segments, open_reader};
 
 /// Bytes that a follower reads at a time.
 const CHUNK: usize = 64 * 1024;
@@ -164,6 +164,8 @@ struct SandbarView<'a> {
     #[serde(default)]
     folded: Option<u64>,
     #[serde(default)]
+    last: Option<serde::de::IgnoredAny>,
+    #[serde(default)]
     traffic: Option<TrafficView>,
 }
 
@@ -258,6 +260,11 @@ impl<'a> RecordView<'a> {
         self.unmapped.sandbar.folded.unwrap_or_default()
     }
 
+    /// Returns whether those attempts may have had other destinations than this one.
+    pub fn is_summary(&self) -> bool {
+        self.unmapped.sandbar.last.is_some()
+    }
+
     pub fn title(&self) -> Option<&str> {
         self.finding_info.as_ref().map(|finding| &*finding.title)
     }
@@ -333,7 +340,7 @@ impl HostFilter {
 ///
 /// Returns the error from reading.
 pub fn for_each_line(path: &Path, mut each: impl FnMut(&[u8])) -> io::Result<()> {
-    let mut lines = LineReader::new(File::open(path)?);
+    let mut lines = LineReader::new(open_reader(path)?);
     while let Some(piece) = lines.next()? {
         if let RawLine::Line(line) = piece {
             each(line);
@@ -343,12 +350,37 @@ pub fn for_each_line(path: &Path, mut each: impl FnMut(&[u8])) -> io::Result<()>
 }
 
 /// Reads a directory's log as it grows, from segment to segment.
-#[derive(Debug)]
 pub struct Follower {
     dir: PathBuf,
-    current: Option<(u64, File)>,
+    current: Option<FollowedSegment>,
     /// The start of a line that is not complete yet.
     rest: Vec<u8>,
+}
+
+struct FollowedSegment {
+    first: u64,
+    source: FollowedSource,
+}
+
+enum FollowedSource {
+    Compressed(Box<dyn Read + Send>),
+    Plain(File),
+}
+
+impl FollowedSource {
+    fn open(path: &Path) -> io::Result<Self> {
+        match is_compressed(path) {
+            false => File::open(path).map(Self::Plain),
+            true => open_reader(path).map(Self::Compressed),
+        }
+    }
+
+    fn read(&mut self, chunk: &mut [u8]) -> io::Result<usize> {
+        match self {
+            Self::Compressed(source) => source.read(chunk),
+            Self::Plain(file) => file.read(chunk),
+        }
+    }
 }
 
 impl Follower {
@@ -383,7 +415,7 @@ impl Follower {
             let next = self.next_segment()?; // before reading, or lines written in between would be missed
             let mut chunk = vec![0; CHUNK];
             let count = match &mut self.current {
-                Some((_, file)) => file.read(&mut chunk)?,
+                Some(followed) => followed.source.read(&mut chunk)?,
                 None => 0,
             };
             if count > 0 {
@@ -400,10 +432,16 @@ impl Follower {
 
     /// Continues with another segment, unless it has been removed meanwhile.
     fn open_segment(&mut self, first: u64, path: &Path) -> io::Result<()> {
-        match File::open(path) {
-            Ok(file) => self.current = Some((first, file)),
-            Err(error) if error.kind() == io::ErrorKind::NotFound => {}
-            Err(error) => return Err(error),
+        let compressed = compressed_path(path); // it may have been compressed meanwhile
+        for path in [path, &compressed] {
+            match FollowedSource::open(path) {
+                Ok(source) => {
+                    self.current = Some(FollowedSegment { first, source });
+                    return Ok(());
+                }
+                Err(error) if error.kind() == io::ErrorKind::NotFound => {}
+                Err(error) => return Err(error),
+            }
         }
         Ok(())
     }
@@ -411,14 +449,16 @@ impl Follower {
     /// Returns the segment being read if it was removed and created again under the same name, as after
     /// a full disk.
     fn replaced_segment(&self) -> io::Result<Option<(u64, PathBuf)>> {
-        let Some((first, file)) = &self.current else { return Ok(None) };
+        let Some(FollowedSegment { first, source: FollowedSource::Plain(file) }) = &self.current else {
+            return Ok(None);
+        };
         let path = self.dir.join(crate::segment::segment_name(*first));
         let removed = file.metadata()?.nlink() == 0;
         Ok((removed && path.exists()).then_some((*first, path)))
     }
 
     fn next_segment(&self) -> io::Result<Option<(u64, PathBuf)>> {
-        let current = self.current.as_ref().map(|(first, _)| *first);
+        let current = self.current.as_ref().map(|followed| followed.first);
         let mut found = list_segments(&self.dir)?.into_iter();
         Ok(found.find(|(first, _)| current.is_none_or(|current| *first > current)))
     }

@@ -9,26 +9,37 @@
 use std::collections::HashMap;
 use std::fs::{self, File};
 use std::io;
+use std::mem;
 use std::os::unix::fs::MetadataExt;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
+use rules::ids::SandboxId;
 use tokio::sync::oneshot;
 
+use crate::archive::SegmentArchive;
 use crate::chain::{ChainHash, ChainHead};
 use crate::checkpoint::{self, CheckpointSigner};
 use crate::compose;
-use crate::config::{LogConfig, LogDurability, Retention};
+use crate::config::{Compression, LogConfig, LogDurability, Retention};
 use crate::draft::{Draft, DraftRole, OpenDecision};
 use crate::health::Counters;
 use crate::id::IdGenerator;
 use crate::log::LogDown;
+use crate::meter::Fold;
+use crate::quota::LogQuota;
 use crate::record::{
     LIST_MAX, MovedFile, OpenAttempt, RemovedSegments, SandbarExtension, SegmentStart, TornLine,
 };
 use crate::segment::{self, LogSegment};
 use crate::text::Text;
+use crate::usage::SegmentUsage;
+
+/// Time between two records of attempts that are only counted.
+const FOLDED_INTERVAL: Duration = Duration::from_secs(1);
+/// How often the keeper looks for expired segments, apart from each rotation.
+const RETENTION_INTERVAL: Duration = Duration::from_secs(60);
 
 /// A record in the queue, and the channel to the caller that waits for it.
 #[derive(Debug)]
@@ -52,6 +63,14 @@ pub(crate) struct LogWriter {
     pub(crate) torn: Option<TornLine>,
     /// Decisions without outcome.
     pub(crate) owed: HashMap<u128, OpenDecision>,
+    /// Bytes of each sandbox in the newest segment.
+    pub(crate) usage: SegmentUsage,
+    pub(crate) archive: SegmentArchive,
+    pub(crate) quota: Arc<LogQuota>,
+    /// When to record counts of attempts again.
+    pub(crate) folded_at: Instant,
+    /// When to look for expired segments again.
+    pub(crate) retention_at: Instant,
     /// Why there is no segment.
     pub(crate) trouble: Option<LogDown>,
     pub(crate) last_checkpoint: LastCheckpoint,
@@ -84,7 +103,7 @@ impl LogWriter {
     /// records they are never refused, because their traffic has already happened.
     pub(crate) fn write(&mut self, batch: Vec<QueuedRecord>) -> Vec<QueuedRecord> {
         let batch = self.drop_orphans(batch);
-        if let Err(down) = self.prepare_segment() {
+        if let Some(down) = self.trouble.clone() {
             return self.refuse_batch(batch, &down);
         }
         let result = self.append(batch.iter().map(|entry| &entry.draft));
@@ -119,22 +138,33 @@ impl LogWriter {
             return Err(down.clone());
         }
         self.segment = None;
-        self.open_segment()?;
-        self.apply_retention();
-        Ok(())
+        self.open_segment()
     }
 
-    /// Does periodic work: recovery, rotation by age, checkpoints.
+    /// Does periodic work: recovery, rotation, checkpoints, retention, compression.
     pub(crate) fn run_periodic(&mut self) {
         if self.trouble.is_some() {
-            return self.recover();
+            self.recover();
+        }
+        if self.trouble.is_some() {
+            return;
         }
         if let Some(Err(error)) = self.segment.as_ref().map(LogSegment::check_attached) {
             self.set_trouble(LogDown::unwritable(error));
-        } else if self.segment.as_ref().is_some_and(|s| s.age() >= self.config.segment_age) {
+        } else if self.rotation_due() {
             self.rotate().unwrap_or_default(); // a failure shows in `trouble`
         } else if self.checkpoint_due() {
             self.write_checkpoint();
+        }
+        if Instant::now() >= self.folded_at {
+            self.folded_at = Instant::now() + FOLDED_INTERVAL;
+            self.record_folded();
+        }
+        self.apply_retention();
+        if self.config.compression == Compression::Zstd
+            && let Some(freed) = self.archive.compress()
+        {
+            self.quota.release(&freed);
         }
     }
 
@@ -177,12 +207,14 @@ impl LogWriter {
 
     /// Writes the final record and the final checkpoint.
     pub(crate) fn stop(&mut self) {
+        self.record_folded();
         self.write_checkpoint();
         if let Some(draft) = self.draft_event("log_stopped", None, SandbarExtension::default()) {
             self.append([&draft]).unwrap_or_default();
         }
         // This note covers the final record, so that cutting off any record is detected.
         self.sign_checkpoint();
+        self.archive.wait();
         self.set_trouble(LogDown::Closed);
         self.lock = None;
     }
@@ -217,14 +249,20 @@ impl LogWriter {
         let start = SegmentStart { name: name.clone(), after: self.last.clone(), torn: self.torn.clone() };
         let (drafts, torn) = (self.opening_drafts(start), self.torn.clone());
         self.segment = Some(segment);
+        let ended = mem::take(&mut self.usage);
         if let Err(failed) = self.append(&drafts) {
+            self.quota.release(&mem::replace(&mut self.usage, ended));
             // No caller was released for any record in it, and the next attempt needs the same name.
             fs::remove_file(path).unwrap_or_default();
             self.counters.written.fetch_sub(failed.written as u64, Ordering::Relaxed);
             (self.head, self.torn) = (before, torn);
             return Err(failed.down);
         }
+        if let Some(first) = self.last.as_deref().and_then(segment::first_sequence) {
+            self.archive.add(first, ended);
+        }
         (self.last, self.torn) = (Some(name), None);
+        self.retention_at = Instant::now();
         Ok(())
     }
 
@@ -239,13 +277,22 @@ impl LogWriter {
         self.draft_event("segment_started", None, began).into_iter().chain(carried).collect()
     }
 
-    /// Removes the oldest segments, if a retention limit is set, and records that in the chain.
+    /// Removes the segments that are too old, if there is a limit, and records that in the chain.
     fn apply_retention(&mut self) {
-        let Retention::Segments(keep) = self.config.retention else { return };
-        let Ok(found) = segment::list_segments(&self.config.dir) else { return };
-        let Some(surplus) = found.len().checked_sub(keep.max(1)).filter(|n| *n > 0) else { return };
-        let Some((first_kept, path)) = found.get(surplus) else { return };
-        let Some(hash) = first_previous(path) else { return };
+        let Retention::Age(age) = self.config.retention else { return };
+        if Instant::now() < self.retention_at || self.trouble.is_some() {
+            return;
+        }
+        self.retention_at = Instant::now() + RETENTION_INTERVAL;
+        let expired = self.archive.count_expired(age);
+        if expired == 0 {
+            return;
+        }
+        let newest =
+            || self.segment.as_ref().map(|open| (segment::first_sequence(&open.name), open.path.clone()));
+        let kept = self.archive.first_after(expired).map(|(first, path)| (Some(first), path)).or_else(newest);
+        let Some((Some(first_kept), path)) = kept else { return };
+        let Some(hash) = first_previous(&path) else { return };
         let removed = RemovedSegments { through: first_kept - 1, hash: hash.as_str().to_owned() };
         let extension = SandbarExtension { removed: Some(removed), ..SandbarExtension::default() };
         let Some(draft) = self.draft_event("segments_removed", None, extension) else { return };
@@ -254,38 +301,60 @@ impl LogWriter {
         }
         self.write_checkpoint(); // `verify` accepts a removal only if a signed note covers it
         if self.last_checkpoint.stored == NoteStored::Yes && self.trouble.is_none() {
-            for (_, path) in found.iter().take(surplus) {
-                fs::remove_file(path).unwrap_or_default(); // retried at the next rotation
+            for usage in self.archive.remove_oldest(expired) {
+                self.quota.release(&usage);
             }
         }
     }
 
-    fn prepare_segment(&mut self) -> Result<(), LogDown> {
-        if let Some(down) = &self.trouble {
-            return Err(down.clone());
+    /// Writes summaries of folded attempts. What cannot be written is counted.
+    pub(crate) fn write_summaries(&mut self, folds: Vec<(Option<SandboxId>, Fold)>) {
+        let mut drafts = Vec::new();
+        let mut counts = Vec::new();
+        for (sandbox, fold) in folds {
+            let count = fold.count;
+            let Ok(draft) = fold.draft(self.config.query_strings) else { continue };
+            let draft = draft.charged_to(sandbox);
+            // Without room in its sandbox's part it comes out of the reserve.
+            let draft = if self.quota.admit(&draft).is_ok() { draft } else { draft.charged_to(None) };
+            drafts.push(draft);
+            counts.push(count);
         }
-        let segment = self.segment.as_ref();
-        let full = segment.is_none_or(|segment| segment.size >= self.config.segment_bytes);
-        if full || segment.is_some_and(|segment| segment.age() >= self.config.segment_age) {
-            self.rotate()?;
+        if drafts.is_empty() {
+            return;
         }
-        self.record_folded()
+        let written = match self.append(&drafts) {
+            Ok(()) => drafts.len(),
+            Err(failed) => failed.written,
+        };
+        let (written_counts, lost) = counts.split_at(written);
+        Counters::add(&self.counters.folded_total, written_counts.iter().map(|count| count - 1).sum());
+        self.counters.count_folded(lost.iter().sum());
+        drafts.iter().skip(written).for_each(|draft| self.quota.withdraw(draft));
+    }
+
+    /// Whether the segment is full or old enough to start the next.
+    fn rotation_due(&self) -> bool {
+        let LogConfig { segment_bytes, segment_age, .. } = *self.config;
+        self.segment.as_ref().is_some_and(|open| open.size >= segment_bytes || open.age() >= segment_age)
+    }
+
+    /// Whether the keeper should do its work now, not at the next tick.
+    pub(crate) fn maintenance_due(&self) -> bool {
+        self.trouble.is_none() && (self.rotation_due() || self.checkpoint_due())
     }
 
     /// Records the number of attempts that could not be recorded one by one.
-    fn record_folded(&mut self) -> Result<(), LogDown> {
+    fn record_folded(&mut self) {
         let folded = self.counters.folded.swap(0, Ordering::Relaxed);
         if folded == 0 {
-            return Ok(());
+            return;
         }
         let extension = SandbarExtension { folded: Some(folded), ..SandbarExtension::default() };
-        let Some(draft) = self.draft_event("attempts_folded", None, extension) else {
-            return Ok(());
-        };
-        self.append([&draft]).map_err(|failed| {
+        let draft = self.draft_event("attempts_folded", None, extension);
+        if draft.is_some_and(|draft| self.append([&draft]).is_err()) {
             self.counters.folded.fetch_add(folded, Ordering::Relaxed);
-            failed.down
-        })
+        }
     }
 
     /// Drops outcomes whose decision was refused: they would report traffic that never happened.
@@ -308,19 +377,21 @@ impl LogWriter {
         let before = self.head;
         self.buffer.clear();
         self.marks.clear();
-        let mut roles = Vec::new();
+        let mut sealed = Vec::new();
         for draft in drafts {
             self.head.seal(draft, &mut self.buffer);
             self.marks.push(SealedLine { end: self.buffer.len(), head: self.head });
-            roles.push(&draft.role);
+            sealed.push(draft);
         }
         let result = self.write_buffer(before);
         let written = match &result {
-            Ok(()) => roles.len(),
+            Ok(()) => sealed.len(),
             Err(failed) => failed.written,
         };
-        for role in roles.into_iter().take(written) {
-            self.track_open_decision(role);
+        for draft in sealed.into_iter().take(written) {
+            let reserved = self.track_open_decision(&draft.role);
+            let charged = self.quota.settle(draft, reserved);
+            self.usage.add(draft.sandbox.as_ref(), charged);
         }
         Counters::add(&self.counters.written, written as u64);
         Counters::add(&self.counters.batches, 1);
@@ -392,15 +463,15 @@ impl LogWriter {
         Ok(())
     }
 
-    fn track_open_decision(&mut self, role: &DraftRole) {
+    /// Remembers or forgets a decision. Returns the bytes that were reserved for an outcome.
+    fn track_open_decision(&mut self, role: &DraftRole) -> u64 {
         match role {
             DraftRole::Decision(owed) => {
                 self.owed.insert(owed.attempt, owed.clone());
+                0
             }
-            DraftRole::Event => {}
-            DraftRole::Outcome(attempt) => {
-                self.owed.remove(attempt);
-            }
+            DraftRole::Event => 0,
+            DraftRole::Outcome(attempt) => self.owed.remove(attempt).map_or(0, |owed| owed.outcome_bytes),
         }
     }
 
@@ -418,6 +489,7 @@ impl LogWriter {
     fn refuse_batch(&self, batch: Vec<QueuedRecord>, down: &LogDown) -> Vec<QueuedRecord> {
         let mut keep = Vec::new();
         for entry in batch {
+            self.quota.withdraw(&entry.draft); // nothing was reserved for an outcome
             match (&entry.draft.role, entry.waiter) {
                 (DraftRole::Outcome(_), waiter) => keep.push(QueuedRecord { draft: entry.draft, waiter }),
                 (DraftRole::Decision(_) | DraftRole::Event, Some(waiter)) => {

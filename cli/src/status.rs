@@ -78,6 +78,23 @@ fn print_status(reply: &Value) {
             at("/log/refused")
         ),
     );
+    print_field(
+        "disk",
+        &format!(
+            "{} of {} bytes of log ({} %), {} kept for each sandbox",
+            at("/log/usage/bytes"),
+            at("/log/usage/max_bytes"),
+            at("/log/usage/percent"),
+            at("/log/usage/share")
+        ),
+    );
+    for (sandbox, used) in largest_logs(reply) {
+        print_field("", &format!("{} bytes of `{sandbox}`", value_text(used)));
+    }
+    for hanging in reply.get("hanging_files").and_then(Value::as_array).into_iter().flatten() {
+        let at = |name: &str| hanging.get(name).map(value_text).unwrap_or_default();
+        print_field("hangs", &format!("{} has not answered for {} s", at("path"), at("seconds")));
+    }
     if let Some(trouble) = reply.pointer("/log/trouble").and_then(Value::as_str) {
         print_field("trouble", trouble);
     }
@@ -100,6 +117,17 @@ fn print_sandbox(reply: &Value) {
             towards.unwrap_or_default()
         );
     }
+}
+
+/// Returns the sandboxes with the most bytes in the log; `--json` has all.
+fn largest_logs(reply: &Value) -> Vec<(&String, &Value)> {
+    const SHOWN: usize = 5;
+    let sandboxes = reply.pointer("/log/usage/sandboxes").and_then(Value::as_object);
+    let mut all: Vec<_> =
+        sandboxes.into_iter().flatten().filter_map(|(id, used)| Some((id, used.get("bytes")?))).collect();
+    all.sort_by_key(|(_, used)| std::cmp::Reverse(used.as_u64()));
+    all.truncate(SHOWN);
+    all
 }
 
 fn print_connections(reply: &Value) {

@@ -17,14 +17,13 @@ use crate::cache::CachedAnswer;
 use crate::clean::{CleanAnswer, PermittedQuery};
 use crate::filter::DnsFilter;
 use crate::limits::{TTL_CEILING, TTL_FLOOR, TTL_SYNTHETIC};
-use crate::lock;
 use crate::message::{AnswerSection, DnsQuery, DnsTransport, Ede, QueryError, Rcode, wire_key};
 use crate::record;
-use crate::record_rate::CountedOutcome;
 use crate::resolver::{Lookup, LookupCaller};
 use crate::reverse_names::parse_reverse_name;
+use crate::sandbox_quota::QuotaExhausted;
 use crate::score::ALARM_SCORE;
-use crate::state::{LockedState, SandboxState};
+use crate::state::SandboxState;
 
 /// Zone transfers (RFC 5936, 1995).
 const TRANSFERS: [u16; 2] = [251, 252];
@@ -64,7 +63,7 @@ pub enum QueryStep {
 pub struct PendingQuery {
     packet: Vec<u8>,
     carrier: DnsTransport,
-    lookup: Lookup,
+    pub(crate) lookup: Lookup,
 }
 
 impl DnsFilter {
@@ -104,9 +103,9 @@ impl DnsFilter {
     }
 
     /// Records and answers a query that is refused because too many are waiting.
-    pub(crate) fn refuse_overload(&self, pending: PendingQuery) -> Vec<u8> {
+    pub(crate) fn refuse_overload(&self, pending: PendingQuery, exhausted: &QuotaExhausted) -> Vec<u8> {
         let PendingQuery { packet, carrier, lookup } = pending;
-        self.record_overload(&lookup);
+        self.record_overload(&lookup, exhausted);
         let Ok(query) = DnsQuery::parse(&packet) else { return Vec::new() };
         self.build_refusal(&query, Reason::DnsOverload, carrier)
     }
@@ -132,24 +131,22 @@ impl DnsFilter {
                 (QueryStep::Answer(head.bare_answer(rcode)), Reason::DnsOperation)
             }
         };
-        self.record_unread(reason, arrived);
+        self.record_unread(reason, arrived, None);
         answer
     }
 
-    /// Records, rate limited, a packet or connection that was not processed: not a valid query, or beyond a limit.
-    pub(crate) fn record_unread(&self, reason: Reason, arrived: &QueryArrival) {
+    /// Records a packet or connection that was not processed: not a valid query, or beyond a limit.
+    pub(crate) fn record_unread(&self, reason: Reason, arrived: &QueryArrival, why: Option<String>) {
         let rules = self.rules.load_full();
         self.metrics.unread.increment(1);
         let sandbox = rules.sandboxes().identify(std::slice::from_ref(&arrived.channel)).ok();
-        let question = || ("(unreadable)".to_owned(), QueryType(0));
-        if self.admit_or_count(reason, sandbox.as_ref(), question) {
-            let mut record = self.log.open_record(record::arrival(arrived));
-            if let Some(sandbox) = &sandbox {
-                record.set_sandbox(record::subject(sandbox));
-            }
-            record.set_facts(record::facts("(unreadable)", QueryType(0)));
-            record.post_denial(record::refusal_details(reason, None, self.policy(&rules)));
+        let mut record = self.log.open_record(record::arrival(arrived));
+        if let Some(sandbox) = &sandbox {
+            record.set_sandbox(record::subject(sandbox));
         }
+        record.set_facts(record::facts("(unreadable)", QueryType(0)));
+        let refused = record::refusal_details(reason, None, self.policy(&rules));
+        record.post_denial(record::add_message(refused, why));
     }
 
     /// Refuses a query whose channel belongs to no sandbox, or to two.
@@ -160,27 +157,10 @@ impl DnsFilter {
         reason: Reason,
         rules: &RuleSet,
     ) -> QueryStep {
-        if self.admit_or_count(reason, None, || (query.display_name(), query.kind)) {
-            let mut record = self.log.open_record(record::arrival(arrived));
-            record.set_facts(record::facts(&query.display_name(), query.kind));
-            record.post_denial(record::mark_alert(record::refusal_details(reason, None, self.policy(rules))));
-        }
+        let mut record = self.log.open_record(record::arrival(arrived));
+        record.set_facts(record::facts(&query.display_name(), query.kind));
+        record.post_denial(record::mark_alert(record::refusal_details(reason, None, self.policy(rules))));
         QueryStep::Answer(self.build_refusal(query, reason, arrived.carrier))
-    }
-
-    /// Returns whether a packet outside every sandbox's rate limit gets a record of its own; counts it if not.
-    fn admit_or_count(
-        &self,
-        reason: Reason,
-        sandbox: Option<&SandboxRef>,
-        question: impl FnOnce() -> (String, QueryType),
-    ) -> bool {
-        let mut rate = lock(&self.malformed);
-        let admitted = rate.admits(Instant::now());
-        if !admitted {
-            rate.count_query(CountedOutcome::Refused(reason), sandbox, question);
-        }
-        admitted
     }
 
     /// Builds the answer to a refused query. A denied name is answered in the configured form (`denial`).
@@ -237,9 +217,12 @@ fn refusal_form(reason: Reason) -> RefusalForm {
     match reason {
         Reason::ResolverUnreachable => RefusalForm::Failure(Ede::NETWORK),
         Reason::DnsAnswer => RefusalForm::Failure(Ede::UNREACHABLE),
-        Reason::DnsOverload | Reason::LogUnwritable | Reason::NoAddress | Reason::PolicyInvalid => {
-            RefusalForm::Failure(Ede::OTHER)
-        }
+        Reason::DnsOverload
+        | Reason::LogQuota
+        | Reason::LogUnwritable
+        | Reason::NoAddress
+        | Reason::PolicyInvalid
+        | Reason::QuotaExhausted => RefusalForm::Failure(Ede::OTHER),
         Reason::DnsOperation
         | Reason::DnsMalformed
         | Reason::UnknownChannel
@@ -385,14 +368,9 @@ impl LocalAnswer<'_> {
     /// Records an answer that needs no rule.
     fn record_local_answer(&self, cleaned: &CleanAnswer) {
         self.filter.metrics.here.increment(1);
-        if self.admit_or_count(CountedOutcome::Answered) {
-            let verdict = record::local_details(self.filter.policy(self.rules));
-            let ending = audit::Ending::Completed;
-            self.write_record(
-                verdict,
-                Some(crate::clean::answer_outcome(cleaned.rcode, &cleaned.told, ending)),
-            );
-        }
+        let verdict = record::local_details(self.filter.policy(self.rules));
+        let ending = audit::Ending::Completed;
+        self.write_record(verdict, Some(crate::clean::answer_outcome(cleaned.rcode, &cleaned.told, ending)));
     }
 
     /// Answers a reverse look-up for an address that the sandbox was given, if the configuration enables that.
@@ -464,10 +442,8 @@ impl LocalAnswer<'_> {
 
     /// Refuses a query for a reason that is not a denial by a rule.
     fn refuse_with_permit(&self, reason: Reason, permit: Option<&Permit>) -> LocalResult {
-        if self.admit_or_count(CountedOutcome::Refused(reason)) {
-            let verdict = record::refusal_details(reason, permit, self.filter.policy(self.rules));
-            self.write_record(verdict, None);
-        }
+        let verdict = record::refusal_details(reason, permit, self.filter.policy(self.rules));
+        self.write_record(verdict, None);
         LocalResult::Answer(self.filter.build_refusal(&self.query, reason, self.arrived.carrier))
     }
 
@@ -480,29 +456,14 @@ impl LocalAnswer<'_> {
         }
         let score = inner.tunnel_score.score();
         let alarm = score.0 >= ALARM_SCORE && inner.is_finding_due(FindingCode::DnsTunnelSuspected, now);
-        let admitted =
-            alarm || self.admit_or_count_locked(&mut inner, CountedOutcome::Refused(denial.reason));
         drop(inner);
-        if admitted {
-            let verdict = record::denial_details(denial, self.filter.policy(self.rules));
-            let verdict = record::add_score(verdict, &score);
-            if alarm {
-                self.alarm.set(Some(record::tunnel_finding(score)));
-            }
-            self.write_record(verdict, None);
+        let verdict = record::denial_details(denial, self.filter.policy(self.rules));
+        let verdict = record::add_score(verdict, &score);
+        if alarm {
+            self.alarm.set(Some(record::tunnel_finding(score)));
         }
+        self.write_record(verdict, None);
         LocalResult::Answer(self.filter.build_refusal(&self.query, denial.reason, self.arrived.carrier))
-    }
-
-    /// Returns whether a query that sent nothing gets a record of its own; counts it if not.
-    fn admit_or_count(&self, outcome: CountedOutcome) -> bool {
-        self.admit_or_count_locked(&mut self.state.lock(), outcome)
-    }
-
-    fn admit_or_count_locked(&self, inner: &mut LockedState, outcome: CountedOutcome) -> bool {
-        self.is_alarming()
-            || inner
-                .admit_or_count(self.filter.fold, outcome, || (self.query.display_name(), self.query.kind))
     }
 
     fn is_alarming(&self) -> bool {

@@ -100,6 +100,13 @@ pub(crate) fn refusal_details(
     }
 }
 
+/// Puts a message before the one that a verdict has.
+pub(crate) fn add_message(verdict: DecisionDetails, message: Option<String>) -> DecisionDetails {
+    let Some(message) = message else { return verdict };
+    let next = verdict.message.map(|next| format!(". {}", next.to_display())).unwrap_or_default();
+    DecisionDetails { message: Some(format!("{message}{next}").into()), ..verdict }
+}
+
 /// Returns the details of an answer that needs no rule, such as `localhost`.
 pub(crate) fn local_details(policy: audit::RecordedPolicy) -> DecisionDetails {
     DecisionDetails {
@@ -107,12 +114,6 @@ pub(crate) fn local_details(policy: audit::RecordedPolicy) -> DecisionDetails {
         treatment: Some(ANSWERED),
         ..DecisionDetails::new(StableCode::ALLOWED)
     }
-}
-
-/// Turns a verdict into that of a summary of `count` queries.
-pub(crate) fn summary_details(verdict: DecisionDetails, count: u64) -> DecisionDetails {
-    let message = format!("Summary of {count} queries with this result; the name is the first one's.");
-    DecisionDetails { folded: count.saturating_sub(1), message: Some(message.into()), ..verdict }
 }
 
 /// Adds the score and its features, if the score is not 0.

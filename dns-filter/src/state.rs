@@ -5,22 +5,19 @@ use std::collections::HashMap;
 use std::net::IpAddr;
 use std::sync::atomic::AtomicUsize;
 use std::sync::{Arc, Mutex, MutexGuard};
-use std::time::Duration;
 
 use audit::{FindingCode, RecordedSandbox};
 use ipnet::Ipv4Net;
 use rules::configuration::ReverseLookups;
-use rules::facts::QueryType;
 use rules::{DomainName, RuleSet, SandboxRef};
 use tokio::sync::watch;
 use tokio::time::Instant;
 
 use crate::budget::DnsBudget;
 use crate::cache::{AnswerCache, CachedAnswer};
-use crate::limits::{DENIED_RECORDS, FINDING_INTERVAL};
+use crate::limits::FINDING_INTERVAL;
 use crate::lock;
 use crate::record;
-use crate::record_rate::{CountedOutcome, RecordRate};
 use crate::resolver::ResolveError;
 use crate::reverse_names::ReverseNames;
 use crate::score::TunnelScore;
@@ -49,7 +46,6 @@ pub(crate) struct LockedState {
     pub(crate) tunnel_score: TunnelScore,
     pub(crate) synthetic: SyntheticAddresses,
     pub(crate) reverse_names: ReverseNames,
-    pub(crate) record_rate: RecordRate,
     last_findings: HashMap<FindingCode, Instant>,
 }
 
@@ -73,7 +69,6 @@ impl SandboxState {
                 tunnel_score: TunnelScore::new(now),
                 synthetic: SyntheticAddresses::new(range),
                 reverse_names: ReverseNames::default(),
-                record_rate: RecordRate::new(DENIED_RECORDS),
                 last_findings: HashMap::new(),
             }),
         }
@@ -95,18 +90,11 @@ impl LockedState {
         }
     }
 
-    /// Returns whether a query that sent nothing gets a record of its own; counts it if not.
-    pub(crate) fn admit_or_count(
-        &mut self,
-        fold: Duration,
-        outcome: CountedOutcome,
-        question: impl FnOnce() -> (String, QueryType),
-    ) -> bool {
-        let admitted = fold.is_zero() || self.record_rate.admits(Instant::now());
-        if !admitted {
-            self.record_rate.count_query(outcome, None, question);
-        }
-        admitted
+    /// Takes the budget out of a state that is dropped.
+    pub(crate) fn take_budget(&mut self, now: Instant) -> DnsBudget {
+        let mut budget = std::mem::replace(&mut self.budget, DnsBudget::new(0, now));
+        budget.forget_names();
+        budget
     }
 
     /// Returns the name that an address was given for.

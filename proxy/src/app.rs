@@ -14,12 +14,15 @@ use certs::trust::SystemStore;
 use certs::{AuthorityOptions, CertificateAuthority, TrustSource, UnixTime};
 use dns_filter::server::{DnsAttribution, DnsListener, DnsServer};
 use dns_filter::{DnsConfig, DnsFilter, Resolver};
-use rules::configuration::{BindTarget, Configuration, DnsSettings, ListenerMode, SystemRootsSetting};
+use rules::configuration::{
+    BindTarget, Configuration, DnsSettings, ListenerMode, LogSettings, SystemRootsSetting,
+};
 use rules::ids::SandboxId;
 use rules::load;
 use rules::quota::MachineLimits;
 use rules::{LoadSources, RuleSet, TimedState, compile};
 use sd_notify::NotifyState;
+use sys::worker::Worker;
 use tokio::sync::{Semaphore, watch};
 use tokio::time::timeout;
 use tokio_util::task::TaskTracker;
@@ -37,15 +40,16 @@ use crate::budget::quota::Quotas;
 use crate::credential::CredentialStore;
 use crate::egress::roots::UpstreamRoots;
 use crate::egress::shared::Shared;
+use crate::housekeeping;
 use crate::http::HttpEngine;
 use crate::memory::MemoryGuard;
 use crate::policy::grants::GrantStore;
 use crate::policy::identities::IdentityStore;
 use crate::policy::source::PolicySource;
-use crate::policy::store::{LoadStatus, PolicyStore};
+use crate::policy::store::{LOADER, LoadStatus, PolicyStore, STATE_FILES};
 use crate::policy::watch::{FileWatcher, ReloadTrigger};
 use crate::report::diagnostics::InvalidPolicy;
-use crate::report::metrics;
+use crate::report::{log_settings, metrics};
 use crate::self_test;
 
 /// File of the DNS budgets, in the log directory.
@@ -106,15 +110,17 @@ impl App {
         let prometheus = metrics::install()?;
         sources.own = configuration.listeners.iter().flat_map(listener_addresses).collect();
         let rules = compile_rules(&sources)?;
-        let log = Log::open(audit::LogConfig::new(&paths.log)).context("cannot open the access log")?;
+        let log = log_settings::open_log(&paths.log, &configuration)?;
         let identities = IdentityStore::open(&paths.log)?;
         let rules = identities.apply(rules)?;
-        let ledger = Arc::new(Ledger::open(&paths.log, &rules)?);
+        let state_files = Worker::start(STATE_FILES).context("cannot start a thread")?;
+        let ledger = Arc::new(Ledger::open(&paths.log, &rules, state_files.clone())?);
         let grants = Arc::new(GrantStore::open(&paths.log, configuration.grants.clone())?);
         let timed =
             TimedState { grants: grants.active_grants(&rules), ended: ledger.expired_sandboxes(&rules) };
         let rules = rules.with_timed_state(&timed, rules.generation());
         let rules = rules.map_err(|_| anyhow::anyhow!("the grants do not compile to rules"))?;
+        log.set_sandboxes(rules.sandboxes().iter().map(|sandbox| sandbox.id.clone()));
         let rules = Arc::new(ArcSwap::from_pointee(rules));
         let pending = Arc::new(PendingList::default());
         subscribe(&log, &rules, &ledger, &pending, overrides.witness);
@@ -125,7 +131,8 @@ impl App {
         let listeners = open_listeners(&configuration, base)?;
         let quotas = Quotas::new(configuration.quota, machine_limits()?, configuration.limits, &rules.load())
             .context("the quotas cannot hold, not starting")?;
-        let shared = build_shared(&rules, &log, &filter, &configuration, base, (&ledger, &grants), quotas);
+        let kept = (&ledger, &grants, &state_files);
+        let shared = build_shared(&rules, &log, &filter, &configuration, base, kept, quotas)?;
         let gate = match listeners.is_empty() {
             true => None,
             false => {
@@ -146,6 +153,8 @@ impl App {
             quotas: shared.quotas.clone(),
             grants,
             on_invalid: configuration.on_invalid,
+            loader: Worker::start(LOADER).context("cannot start a thread")?,
+            state_files,
             loading: std::sync::Mutex::default(),
             watcher: Arc::new(std::sync::Mutex::new(FileWatcher::open()?)),
             last,
@@ -192,6 +201,7 @@ impl App {
         let mut watching = tokio::spawn(watch.run(state.reloader.clone()));
         let mut timing = tokio::spawn(state.reloader.clone().run_periodic());
         let commands = tokio::spawn(admin.serve(state.clone()));
+        let keeping = tokio::spawn(housekeeping::run_periodic(state.clone()));
         let served = tokio::select! {
             served = serve_dns(dns, stop) => served,
             () = filter.run_periodic() => Ok(()),
@@ -204,7 +214,8 @@ impl App {
         watching.abort();
         timing.abort();
         commands.abort();
-        state.reloader.ledger.flush();
+        keeping.abort();
+        state.reloader.ledger.flush().await;
         filter.stop();
         let recorded = record_event(&log, &state, LifecycleEvent::Stopped).await;
         log.close();
@@ -233,7 +244,7 @@ fn subscribe(
 ) {
     let (rules, ledger, pending) = (rules.clone(), ledger.clone(), pending.clone());
     log.subscribe(move |seen| {
-        pending.observe(seen);
+        pending.observe(seen, &rules.load());
         if let Some(witness) = &witness {
             witness(seen);
         }
@@ -285,26 +296,28 @@ fn build_shared(
     filter: &Arc<DnsFilter>,
     configuration: &Configuration,
     base: &Path,
-    (ledger, grants): (&Arc<Ledger>, &Arc<GrantStore>),
+    (ledger, grants, state_files): (&Arc<Ledger>, &Arc<GrantStore>, &Worker),
     quotas: Arc<Quotas>,
-) -> Arc<Shared> {
+) -> anyhow::Result<Arc<Shared>> {
     let credentials = configuration.credentials.iter();
     let credentials = credentials.map(|one| (one.name.clone(), base.join(&one.file)));
-    Arc::new(Shared {
+    let credentials = CredentialStore::open(credentials).context("cannot start a thread")?;
+    Ok(Arc::new(Shared {
         rules: rules.clone(),
         log: log.clone(),
         resolver: Resolver::new(filter.clone()),
         limits: configuration.limits,
-        credentials: CredentialStore::new(credentials),
+        credentials,
         ledger: ledger.clone(),
         grants: grants.clone(),
+        state_files: state_files.clone(),
         live: Arc::default(),
         quotas,
         dial_gates: Gates::new(1),
         handshakes: Gates::new(HANDSHAKES),
         large_checks: Gates::new(1),
         mark: configuration.upstream.mark,
-    })
+    }))
 }
 
 /// Measures the machine, and raises the limit on descriptors as far as it goes.
@@ -338,7 +351,7 @@ fn build_handler(
     let roots = UpstreamRoots::load(TrustSource { system, files, client: None })?;
     let guard = MemoryGuard::open(configuration, shared, base, &roots)?;
     let engine = HttpEngine::new(shared.clone(), guard.clone(), &roots);
-    let leaves = LeafCerts::new(authority);
+    let leaves = LeafCerts::new(authority, shared.ledger.clone());
     let refused = Semaphore::new(accept::MAX_REFUSED);
     Ok(ConnectionHandler { shared: shared.clone(), engine, guard, leaf_certs: leaves, refused, stop })
 }
@@ -358,7 +371,7 @@ pub fn load_config(sources: &LoadSources) -> anyhow::Result<Configuration> {
 /// Returns the paths of an instance, from its configuration.
 pub fn instance_paths(config: &Path, configuration: &Configuration) -> anyhow::Result<InstancePaths> {
     let base = config.parent().unwrap_or(Path::new(""));
-    let Some(dir) = &configuration.log_dir else {
+    let Some(LogSettings { dir, .. }) = &configuration.log else {
         bail!("{}: `[log] dir` is required: the directory of the access log", config.display());
     };
     let log = base.join(dir);

@@ -2,6 +2,7 @@
 //! program's startup; changing a setting takes a restart.
 
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
+use std::time::Duration;
 
 use ipnet::Ipv4Net;
 
@@ -15,8 +16,7 @@ use crate::quota::QuotaSettings;
 /// The settings of one instance.
 #[derive(Clone, Debug, Default)]
 pub struct Configuration {
-    /// As written: relative to the configuration file, like every path here.
-    pub log_dir: Option<String>,
+    pub log: Option<LogSettings>,
     pub on_invalid: OnInvalid,
     pub admin_socket: Option<String>,
     /// The directory of the certificate authority.
@@ -30,6 +30,66 @@ pub struct Configuration {
     pub upstream: UpstreamSettings,
     pub identity: Option<IdentitySettings>,
     pub memory_services: Vec<MemoryService>,
+}
+
+/// The access log.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct LogSettings {
+    /// As written: relative to the configuration file, like every path here.
+    pub dir: String,
+    /// How long closed segments are kept; `None`: for ever.
+    pub retention: Option<Duration>,
+    /// Bytes on disk; `None`: a part of the disk.
+    pub max_bytes: Option<u64>,
+    pub segment_bytes: u64,
+    pub segment_age: Duration,
+    pub durability: DurabilitySetting,
+    pub compression: CompressionSetting,
+    pub query_strings: QueryStringsSetting,
+    /// Decisions without outcome.
+    pub open_decisions: u64,
+}
+
+/// What a record survives before its attempt proceeds.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum DurabilitySetting {
+    Disk,
+    Process,
+}
+
+/// Whether closed segments of the log are compressed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum CompressionSetting {
+    None,
+    Zstd,
+}
+
+/// Whether records contain query strings.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum QueryStringsSetting {
+    Drop,
+    Keep,
+}
+
+impl LogSettings {
+    pub const SEGMENT_BYTES: u64 = 64 << 20;
+    pub const SEGMENT_AGE: Duration = Duration::from_secs(86_400);
+    pub const OPEN_DECISIONS: u64 = 65_536;
+
+    /// Returns the default settings of a log in `dir`.
+    pub fn new(dir: impl Into<String>) -> Self {
+        LogSettings {
+            dir: dir.into(),
+            retention: None,
+            max_bytes: None,
+            segment_bytes: Self::SEGMENT_BYTES,
+            segment_age: Self::SEGMENT_AGE,
+            durability: DurabilitySetting::Process,
+            compression: CompressionSetting::None,
+            query_strings: QueryStringsSetting::Drop,
+            open_decisions: Self::OPEN_DECISIONS,
+        }
+    }
 }
 
 /// Limits on grants.

@@ -147,6 +147,11 @@ impl SharedTotal {
         own.saturating_add(common).min(self.terms.cap.saturating_sub(used))
     }
 
+    /// Returns every sandbox that uses something, and how much.
+    pub fn used(&self) -> impl Iterator<Item = (&SandboxId, u64)> {
+        self.used.iter().map(|(id, used)| (id, *used))
+    }
+
     /// Returns what all sandboxes use together.
     pub fn in_use(&self) -> u64 {
         self.in_use

@@ -1,5 +1,5 @@
 //! Every `unsafe` block of Sandbar: system calls that neither the standard library, `nix` nor
-//! `socket2` wraps safely, and two functions that every crate needs: [`file::replace`] and [`lock`]. Functions are small
+//! `socket2` wraps safely, and what every crate needs: [`file`], [`worker`] and [`lock`]. Functions are small
 //! and know nothing about their callers.
 
 pub mod clock;
@@ -13,6 +13,7 @@ pub mod probe;
 pub mod process;
 pub mod socket;
 pub mod splice;
+pub mod worker;
 
 use std::ffi::c_long;
 use std::io;

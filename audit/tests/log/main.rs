@@ -4,6 +4,7 @@
 
 mod conformance;
 mod kill;
+mod neighbours;
 mod restart;
 mod support;
 mod tamper;

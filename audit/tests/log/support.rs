@@ -33,8 +33,12 @@ pub(crate) fn arrival() -> RecordedArrival {
 }
 
 pub(crate) fn subject() -> RecordedSandbox {
+    named_subject("build-7")
+}
+
+pub(crate) fn named_subject(sandbox: &str) -> RecordedSandbox {
     RecordedSandbox {
-        sandbox: SandboxId("build-7".into()),
+        sandbox: SandboxId(sandbox.into()),
         tenant: TenantId("acme".into()),
         environment: Environment("staging".into()),
     }
@@ -109,7 +113,8 @@ pub(crate) fn files(dir: &Path) -> Vec<PathBuf> {
 pub(crate) fn lines(dir: &Path) -> Vec<String> {
     let mut lines = Vec::new();
     for path in files(dir) {
-        lines.extend(fs::read_to_string(path).unwrap().lines().map(str::to_owned));
+        let mut add = |line: &[u8]| lines.push(String::from_utf8(line.to_vec()).unwrap());
+        audit::view::for_each_line(&path, &mut add).unwrap();
     }
     lines
 }

@@ -73,6 +73,7 @@ async fn p16_a_full_disk_refuses_and_recovers_by_itself() {
         fs::write(&ballast, vec![0; 300 * 1024]).unwrap();
         let mut config = LogConfig::new(disk.0.join("log"));
         config.durability = durability;
+        config.max_bytes = Some(1 << 30); // more than there is
         let dir = config.dir.clone();
         let log = Log::open(config).unwrap();
 

@@ -349,7 +349,11 @@ fn a_caller_that_does_not_write_is_relieved() {
 
 #[tokio::test]
 async fn retention_removes_only_when_asked_and_says_so() {
-    for (retention, kept) in [(Retention::Everything, 6), (Retention::Segments(2), 2)] {
+    for (retention, kept) in [
+        (Retention::Everything, 6),
+        (Retention::Age(Duration::from_secs(3600)), 6),
+        (Retention::Age(Duration::ZERO), 1),
+    ] {
         let (_guard, mut config) = temp_config();
         config.retention = retention;
         let dir = config.dir.clone();
@@ -373,7 +377,7 @@ async fn a_segment_ends_when_it_is_old() {
     let log = Log::open(config).unwrap();
     record_attempt(&log, "github.com").await;
     log.close();
-    assert!(files(&dir).len() >= 3, "{:?}", files(&dir));
+    assert!(files(&dir).len() >= 2, "{:?}", files(&dir));
     assert_eq!(verify_dir(&dir).integrity(), LogIntegrity::Intact);
 }
 
@@ -404,11 +408,9 @@ async fn a_removal_that_was_cut_short_leaves_no_gap() {
     drop(log);
     let old = files(&dir);
     let unreached: Vec<_> = old[2..4].iter().map(|path| (path, fs::read(path).unwrap())).collect();
-    config.retention = Retention::Segments(2);
-    let log = Log::open(config).unwrap();
-    log.reopen().unwrap();
-    drop(log);
-    assert_eq!(files(&dir).len(), 2);
+    config.retention = Retention::Age(Duration::ZERO);
+    drop(Log::open(config).unwrap());
+    assert_eq!(files(&dir).len(), 1);
     for (path, bytes) in unreached {
         fs::write(path, bytes).unwrap();
     }
@@ -431,8 +433,8 @@ async fn p17_too_many_open_decisions_are_refused_not_kept() {
     }
     let mut one_more = open_record(&log, tunnel("github.com"));
     let refused = one_more.record_decision(verdict("allowed")).await;
-    assert!(matches!(refused, Err(LogDown::TooManyOpen(3))), "{refused:?}");
-    assert!(!log.health().ready, "health reports it");
+    assert!(matches!(refused, Err(LogDown::TooManyOpen { .. })), "{refused:?}");
+    assert!(log.health().ready, "it is the sandbox's own affair");
     assert_eq!(log.health().refused, 1);
     open.clear();
     let deadline = std::time::Instant::now() + Duration::from_secs(10);

@@ -86,10 +86,13 @@ struct HostTotals {
 }
 
 impl HostTotals {
-    fn add(&mut self, view: &RecordView<'_>) {
+    /// Adds a record that stands for `count` attempts.
+    fn add(&mut self, view: &RecordView<'_>, count: u64) {
         let (sent, received) = view.bytes();
-        self.allowed += u64::from(matches!(view.stage(), RecordStage::Answered | RecordStage::Decision));
-        self.denied += u64::from(view.stage() == RecordStage::Denied || is_overruled(view));
+        let allowed = matches!(view.stage(), RecordStage::Answered | RecordStage::Decision);
+        let denied = view.stage() == RecordStage::Denied || is_overruled(view);
+        self.allowed += if allowed { count } else { 0 };
+        self.denied += if denied { count } else { 0 };
         self.sent += sent;
         self.received += received;
     }
@@ -102,10 +105,13 @@ impl LogTotals {
             RecordStage::Lifecycle => {}
             RecordStage::Finding => self.findings += 1,
             RecordStage::Answered | RecordStage::Decision | RecordStage::Denied | RecordStage::Outcome => {
-                self.total.add(view);
-                self.host_totals(view.host().unwrap_or("-")).add(view);
-                if let Some(reason) = view.status_detail.as_deref() {
-                    *bounded_entry(&mut self.reasons, reason) += u64::from(counts_reason(view));
+                let count = view.folded().saturating_add(1);
+                self.total.add(view, count);
+                // A summary names the host of the first attempt only.
+                let known = if view.is_summary() { 1 } else { count };
+                self.host_totals(view.host().unwrap_or("-")).add(view, known);
+                if let Some(reason) = view.status_detail.as_deref().filter(|_| counts_reason(view)) {
+                    *bounded_entry(&mut self.reasons, reason) += count;
                 }
                 self.remember_decision(view);
             }
@@ -152,7 +158,7 @@ impl LogTotals {
         }
         for (count, what) in [
             (self.findings, "findings"),
-            (self.folded, "attempts that sent nothing, recorded only as a count"),
+            (self.folded, "of these attempts sent nothing and have no record of their own"),
             (self.unread, "lines that are not records: run `sandbar log verify`"),
         ] {
             if count > 0 {

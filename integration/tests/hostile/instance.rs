@@ -30,6 +30,8 @@ pub(crate) struct InstanceSetup {
     pub(crate) tables: String,
     /// Further sandboxes, each with a listener of its own.
     pub(crate) others: Vec<&'static str>,
+    /// The list that rules may name as `lists/hosts.txt`.
+    pub(crate) list: Option<&'static str>,
 }
 
 /// A running instance.
@@ -66,7 +68,10 @@ impl InstanceSetup {
     pub(crate) fn start(self) -> SandbarInstance {
         let dir = tempfile::tempdir().unwrap();
         let path = |name: &str| dir.path().join(name);
-        fs::create_dir_all(path("policies")).unwrap();
+        fs::create_dir_all(path("policies/lists")).unwrap();
+        if let Some(list) = self.list {
+            fs::write(path("policies/lists/hosts.txt"), list).unwrap();
+        }
         fs::write(path("policies/p.toml"), format!("name = \"p\"\n{}", self.policy)).unwrap();
         let upstream = match &self.roots {
             Some(roots) => {
@@ -126,7 +131,7 @@ fn collect_stderr(child: &mut Child) -> Arc<Mutex<Vec<String>>> {
 }
 
 impl SandbarInstance {
-    fn listener_addresses(&self) -> Vec<SocketAddr> {
+    pub(crate) fn listener_addresses(&self) -> Vec<SocketAddr> {
         let told = self.told.lock().unwrap();
         let said = told.iter().filter_map(|line| line.split_once("listening: explicit "));
         said.map(|(_, address)| address.parse().unwrap()).collect()
@@ -176,6 +181,14 @@ impl SandbarInstance {
     /// The authority's certificate, which a sandbox is told to trust.
     pub(crate) fn ca_path(&self) -> PathBuf {
         self.dir.path().join("ca/ca.pem")
+    }
+
+    pub(crate) fn config_path(&self) -> PathBuf {
+        self.dir.path().join("sandbar.toml")
+    }
+
+    pub(crate) fn policy_dir(&self) -> PathBuf {
+        self.dir.path().join("policies")
     }
 
     /// Where the log is, and the admin socket beside it.

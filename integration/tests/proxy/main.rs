@@ -19,6 +19,7 @@ mod clients;
 mod departure;
 mod doctor;
 mod grants;
+mod log_neighbours;
 mod names;
 mod net;
 mod operations;

@@ -101,6 +101,8 @@ pub(crate) struct ProxySetup {
     /// Keys of the operator's file itself.
     pub(crate) head: String,
     pub(crate) limits: String,
+    /// Further keys of `[log]`.
+    pub(crate) log_keys: String,
     pub(crate) listeners: String,
     /// `[[sandbox]]` tables; the usual ones where it is empty.
     pub(crate) identities: String,
@@ -117,6 +119,7 @@ impl Default for ProxySetup {
             policy: POLICY.to_owned(),
             head: String::new(),
             limits: String::new(),
+            log_keys: String::new(),
             listeners: LISTENERS.to_owned(),
             identities: String::new(),
             log: None,
@@ -168,7 +171,7 @@ impl ProxyScene {
     }
 
     fn write_files(&self) {
-        let ProxySetup { sandboxes, policy, head, limits, listeners, identities, .. } = &self.setup;
+        let ProxySetup { sandboxes, policy, head, limits, log_keys, listeners, identities, .. } = &self.setup;
         let mut known = identities.clone();
         for at in (0..*sandboxes).filter(|_| identities.is_empty()) {
             let (uid, interface) = (4000 + at, interface_name(at));
@@ -181,7 +184,7 @@ impl ProxyScene {
         }
         let log = self.log_dir().display().to_string();
         let text = format!(
-            "policies = \"policies\"\n{head}\n[log]\ndir = \"{log}\"\n[admin]\nsocket = \"admin.sock\"\n\
+            "policies = \"policies\"\n{head}\n[log]\ndir = \"{log}\"\n{log_keys}\n[admin]\nsocket = \"admin.sock\"\n\
              [dns]\nupstreams = [\"{RESOLVER}\"]\npre_resolve = false\ngrid_milliseconds = 0\nfold_seconds = 0\n\
              [upstream]\nroots = [\"origin.pem\"]\nsystem_roots = false\n\
              [limits]\n{limits}\n{listeners}\n{known}"
@@ -289,9 +292,12 @@ impl ProxyScene {
     /// Every record written so far.
     pub(crate) fn records(&self) -> Vec<Value> {
         let segments = audit::list_segments(&self.log_dir()).unwrap();
-        let text: String = segments.iter().map(|(_, path)| fs::read_to_string(path).unwrap()).collect();
-        let whole = text.rfind('\n').map_or("", |end| &text[..end]);
-        whole.lines().map(|line| serde_json::from_str(line).expect(line)).collect()
+        let mut records = Vec::new();
+        for (_, path) in segments {
+            audit::view::for_each_line(&path, |line| records.push(serde_json::from_slice(line).unwrap()))
+                .unwrap();
+        }
+        records
     }
 
     /// The first record that is as wanted, once it is there.

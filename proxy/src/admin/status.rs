@@ -5,7 +5,7 @@ use std::sync::atomic::AtomicBool;
 use std::time::Instant;
 
 use arc_swap::ArcSwap;
-use audit::Log;
+use audit::{Log, LogUsage};
 use dns_filter::DnsFilter;
 use metrics::gauge;
 use metrics_exporter_prometheus::PrometheusHandle;
@@ -19,7 +19,7 @@ use crate::accept::ConnectionHandler;
 use crate::admin::pending::PendingList;
 use crate::budget::live::{LiveConnection, LiveConnections};
 use crate::policy::grants::{ActiveGrant, GrantRequest};
-use crate::policy::store::PolicyStore;
+use crate::policy::store::{HANGING_AFTER, PolicyStore};
 
 /// Most connections in one answer.
 const MAX_LISTED: usize = 10_000;
@@ -46,13 +46,13 @@ impl AdminState {
         self.live.len()
     }
 
-    /// Loads the policies now.
+    /// Loads the policies on the calling thread.
     ///
     /// # Errors
     ///
     /// Returns the problems, rendered with their locations.
     pub fn reload(&self) -> Result<(), String> {
-        self.reloader.reload().map(drop)
+        self.reloader.load_now().map(drop)
     }
 
     /// Returns the JWK Set with which memory services verify our tokens.
@@ -79,6 +79,7 @@ impl AdminState {
                 "policy_stale": last.trouble.is_some(),
                 "trouble": last.trouble,
             },
+            "hanging_files": hanging_files(),
             "connections": self.gate.as_ref().map_or(0, |gate| gate.shared.quotas.usage(Resource::Connections).0),
             "open": self.live.len(),
             "log": {
@@ -88,6 +89,8 @@ impl AdminState {
                 "lost": health.lost,
                 "refused": health.refused,
                 "queued": health.queued,
+                "folded": health.folded,
+                "usage": log_usage_json(&self.log.usage()),
             },
         })
     }
@@ -141,9 +144,15 @@ impl AdminState {
         gauge!("sandbar_policy_stale").set(if last.trouble.is_some() { 1.0 } else { 0.0 });
         gauge!("sandbar_grants").set(self.reloader.grants.list().len() as f64);
         gauge!("sandbar_pending").set(self.pending.list().len() as f64);
+        gauge!("sandbar_hanging_files").set(hanging_files().len() as f64);
+        gauge!("sandbar_sandbox_states").set(self.reloader.ledger.sandbox_count() as f64);
+        gauge!("sandbar_dns_sandbox_states").set(self.filter.sandbox_count() as f64);
         gauge!("sandbar_log_queued").set(health.queued as f64);
         gauge!("sandbar_log_lost").set(health.lost as f64);
         gauge!("sandbar_log_refused").set(health.refused as f64);
+        let usage = self.log.usage();
+        gauge!("sandbar_log_bytes").set(usage.bytes as f64);
+        gauge!("sandbar_log_max_bytes").set(usage.max_bytes as f64);
         if let Some(gate) = &self.gate {
             gauge!("sandbar_connections").set(gate.shared.quotas.usage(Resource::Connections).0 as f64);
             for resource in Resource::ALL {
@@ -151,10 +160,33 @@ impl AdminState {
                 gauge!("sandbar_quota_used", "resource" => resource.key()).set(used as f64);
                 gauge!("sandbar_quota_total", "resource" => resource.key()).set(total as f64);
             }
-            gauge!("sandbar_leaves").set(gate.leaf_certs.len() as f64);
+            gauge!("sandbar_leaves").set(self.reloader.ledger.leaf_count() as f64);
         }
         self.prometheus.render()
     }
+}
+
+/// Returns the files that do not answer, and for how long.
+pub(crate) fn hanging_files() -> Vec<Value> {
+    let calls = sys::file::calls_longer_than(HANGING_AFTER);
+    let describe = |call: &sys::file::FileCall| json!({ "path": call.path.display().to_string(), "seconds": call.since.elapsed().as_secs() });
+    calls.iter().map(describe).collect()
+}
+
+/// What the log has on disk of what it may have, and each sandbox's part.
+fn log_usage_json(usage: &LogUsage) -> Value {
+    let percent = |bytes: u64, of: u64| bytes.saturating_mul(100) / of.max(1);
+    let sandboxes = usage.sandboxes.iter().map(|(id, used)| {
+        let value = json!({ "bytes": used.bytes, "open": used.open, "percent_of_share": percent(used.bytes, usage.share) });
+        (id.to_string(), value)
+    });
+    json!({
+        "bytes": usage.bytes,
+        "max_bytes": usage.max_bytes,
+        "percent": percent(usage.bytes, usage.max_bytes),
+        "share": usage.share,
+        "sandboxes": sandboxes.collect::<serde_json::Map<_, _>>(),
+    })
 }
 
 pub fn grant_json(grant: &ActiveGrant) -> Value {

@@ -70,8 +70,8 @@ impl Departure {
         terms: DepartureTerms<'_>,
         record: &mut OpenRecord,
     ) -> Result<Self, Refusal> {
-        let charges = shared.charge(permit)?;
-        charges.charge(UsageKind::Upload, terms.upfront)?;
+        let charges = shared.charge(permit).await?;
+        charges.charge(UsageKind::Upload, terms.upfront).await?;
         let receipt = record_permit(rules, permit, &terms, record).await?;
         let started = Instant::now();
         let found = shared.resolver.resolve(permit).await?;

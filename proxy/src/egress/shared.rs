@@ -11,6 +11,7 @@ use rules::budget::UsageKind;
 use rules::ids::SandboxId;
 use rules::limits::TrafficLimits;
 use rules::{Decision, Facts, Permit, Reason, RuleSet, SandboxRef};
+use sys::worker::Worker;
 
 use crate::budget::gates::Gates;
 use crate::budget::ledger::{Charges, Ledger};
@@ -31,6 +32,8 @@ pub(crate) struct Shared {
     pub(crate) credentials: CredentialStore,
     pub(crate) ledger: Arc<Ledger>,
     pub(crate) grants: Arc<GrantStore>,
+    /// The thread that writes state files.
+    pub(crate) state_files: Worker,
     pub(crate) live: Arc<LiveConnections>,
     pub(crate) quotas: Arc<Quotas>,
     /// Lets one request at a time connect to an origin server that may speak HTTP/2, by pool key, so that requests which
@@ -57,11 +60,11 @@ impl Shared {
     }
 
     /// Opens the charges of a permitted attempt, and charges one request.
-    pub(crate) fn charge(&self, permit: &Permit) -> Result<Arc<Charges>, Refusal> {
+    pub(crate) async fn charge(&self, permit: &Permit) -> Result<Arc<Charges>, Refusal> {
         let charges = self.ledger.open_charges(permit)?;
-        charges.charge(UsageKind::Requests, 1)?;
+        charges.charge(UsageKind::Requests, 1).await?;
         if permit.rule().policy.as_str() == rules::GRANTS_POLICY {
-            self.grants.record_use(permit, &self.log);
+            self.grants.record_use(permit, &self.log, &self.state_files);
         }
         Ok(Arc::new(charges))
     }

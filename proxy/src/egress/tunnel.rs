@@ -134,7 +134,7 @@ async fn splice_burst(
 ) -> io::Result<bool> {
     loop {
         consume_budget().await; // two fast sides must not starve other tasks, nor delay a cut
-        match context.read(from, direction, |most| pipe.fill(from.as_fd(), most)) {
+        match context.read(from, direction, |most| pipe.fill(from.as_fd(), most)).await {
             Ok(0) => return Ok(true),
             Ok(_) => {}
             Err(error) if error.kind() == io::ErrorKind::WouldBlock => return Ok(false),
@@ -164,7 +164,7 @@ async fn copy_burst(
             let room = buffer.get_mut(..most.min(COPY_BYTES)).unwrap_or_default();
             (&*socket2::SockRef::from(from)).read(room)
         };
-        let read = match context.read(from, direction, receive) {
+        let read = match context.read(from, direction, receive).await {
             Ok(0) => return Ok(true),
             Ok(read) => read,
             Err(error) if error.kind() == io::ErrorKind::WouldBlock => return Ok(false),
@@ -176,7 +176,7 @@ async fn copy_burst(
 
 impl TunnelContext<'_> {
     /// Reads what is there, up to the bytes leased beforehand; refunds the rest.
-    fn read(
+    async fn read(
         &self,
         from: &StreamSocket,
         direction: Direction,
@@ -189,7 +189,7 @@ impl TunnelContext<'_> {
         if self.cut.reason().is_some() {
             return Err(io::ErrorKind::ConnectionAborted.into()); // the task that waits for the cut has not run yet
         }
-        let lease = match self.charges.lease(what) {
+        let lease = match self.charges.lease(what).await {
             Ok(lease) => lease,
             Err(spent) => return self.cut_over_budget(from, spent.reason()),
         };

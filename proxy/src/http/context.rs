@@ -112,8 +112,14 @@ impl RequestState {
     }
 
     /// Charges bytes before they are passed on.
-    pub(super) fn charge(&mut self, usage: UsageKind, bytes: u64) -> Result<()> {
-        let charged = self.departed()?.departure.charges.charge(usage, bytes);
+    pub(super) async fn charge(&mut self, usage: UsageKind, bytes: u64) -> Result<()> {
+        let charged = self.departed()?.departure.charges.charge(usage, bytes).await;
+        charged.map_err(|exhausted| self.fail(exhausted))
+    }
+
+    /// The same in a phase that cannot await.
+    pub(super) fn charge_blocking(&mut self, usage: UsageKind, bytes: u64) -> Result<()> {
+        let charged = self.departed()?.departure.charges.charge_blocking(usage, bytes);
         charged.map_err(|exhausted| self.fail(exhausted))
     }
 

@@ -326,7 +326,7 @@ impl ProxyHttp for RequestFilter {
     ) -> Result<()> {
         let state = request.state()?;
         let bytes = body.as_ref().map_or(&[][..], |bytes| bytes.as_ref());
-        state.charge(UsageKind::Upload, bytes.len() as u64)?;
+        state.charge(UsageKind::Upload, bytes.len() as u64).await?;
         if let Some(record) = &state.record {
             record.byte_count().add_sent(bytes.len() as u64);
         }
@@ -354,7 +354,7 @@ impl ProxyHttp for RequestFilter {
             return Err(state.fail(Reason::AnswerUnreadable));
         }
         let bytes = head_bytes(&response.headers) + status_bytes(response);
-        state.charge(UsageKind::Download, bytes)?;
+        state.charge(UsageKind::Download, bytes).await?;
         let switched = response.status == ::http::StatusCode::SWITCHING_PROTOCOLS;
         if !switched {
             strip_hop_by_hop(response);
@@ -385,7 +385,7 @@ impl ProxyHttp for RequestFilter {
             *body = (!scrubbed.is_empty() || body.is_some()).then_some(scrubbed);
         }
         let bytes = body.as_ref().map_or(0, Bytes::len) as u64;
-        state.charge(UsageKind::Download, bytes)?;
+        state.charge_blocking(UsageKind::Download, bytes)?;
         if let Some(record) = &state.record {
             record.byte_count().add_received(bytes);
         }
@@ -401,7 +401,7 @@ impl ProxyHttp for RequestFilter {
         let state = request.state()?;
         let rest = state.scrubber().map(|scrubber| scrub_trailers(trailers, scrubber));
         let bytes = head_bytes(trailers) + rest.as_ref().map_or(0, Bytes::len) as u64;
-        if state.charge(UsageKind::Download, bytes).is_err() {
+        if state.charge(UsageKind::Download, bytes).await.is_err() {
             trailers.clear(); // Pingora forwards them even if this phase fails
             if let Some(refusal) = &state.refusal {
                 state.monitor.cut.trigger(refusal.reason);

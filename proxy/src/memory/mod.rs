@@ -49,6 +49,7 @@ use rules::ids::{BankId, ProfileName};
 use rules::policy::IdentityMode;
 use rules::{Host, Permit, Reason, RuleSet, SandboxRef};
 use serde_json::Value;
+use sys::worker::Worker;
 use tokio::sync::watch;
 use tokio::time::sleep;
 
@@ -155,16 +156,19 @@ impl MemoryGuard {
 
     /// Reads issuers' keys and revocations again, periodically, until `stop`.
     pub(crate) async fn run_periodic(self: Arc<Self>, mut stop: watch::Receiver<bool>) {
+        let stopped = "stopped reading issuers' keys and revocations; restart Sandbar";
+        let files = match Worker::start("identity-files") {
+            Ok(files) => files,
+            Err(error) => return tracing::error!(%error, "{stopped}"),
+        };
         loop {
             tokio::select! {
                 _ = stop.wait_for(|stop| *stop) => return,
                 () = sleep(REFRESH_INTERVAL) => {}
             }
             let guard = self.clone();
-            let refreshed = tokio::task::spawn_blocking(move || guard.refresh()).await;
-            if refreshed.is_err() {
-                tracing::error!("stopped reading issuers' keys and revocations; restart Sandbar");
-                return;
+            if files.run(move || guard.refresh()).await.is_err() {
+                return tracing::error!("{stopped}");
             }
         }
     }
@@ -242,7 +246,7 @@ impl MemoryGuard {
         let secrets = service::secret_patterns(&head, key.as_deref());
         let received = self.send(head, call, request).await?;
         answer::check_answer(call, &secrets, &received, request).await?;
-        call.departure.charges.charge(UsageKind::Download, received.bytes())?;
+        call.departure.charges.charge(UsageKind::Download, received.bytes()).await?;
         answer::send_answer(session, &received, request).await
     }
 

@@ -41,8 +41,13 @@ pub(crate) fn install() -> anyhow::Result<PrometheusHandle> {
     describe_gauge!("sandbar_policy_age_seconds", "Seconds since the rules were loaded.");
     describe_gauge!("sandbar_grants", "Grants in force.");
     describe_gauge!("sandbar_pending", "Refusals that a grant could lift.");
+    describe_gauge!("sandbar_hanging_files", "Files that have not answered for two seconds.");
+    describe_gauge!("sandbar_sandbox_states", "Sandboxes for which the proxy keeps state.");
+    describe_gauge!("sandbar_dns_sandbox_states", "Sandboxes for which the DNS filter keeps state.");
     describe_gauge!("sandbar_log_queued", "Records waiting to be written.");
     describe_gauge!("sandbar_log_lost", "Lost records of traffic; anything but 0 is a bug.");
+    describe_gauge!("sandbar_log_bytes", "Bytes of the log on disk.");
+    describe_gauge!("sandbar_log_max_bytes", "Bytes that the log may have on disk.");
     describe_gauge!("sandbar_log_refused", "Attempts refused because their record could not be written.");
     Ok(handle)
 }

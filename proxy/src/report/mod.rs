@@ -1,6 +1,7 @@
 //! What is said: records, refusals, metrics, diagnostics.
 
 pub mod diagnostics;
+pub(crate) mod log_settings;
 pub(crate) mod metrics;
 pub(crate) mod record;
 pub(crate) mod refusal;

@@ -42,8 +42,12 @@ impl From<dns_filter::ResolveError> for Refusal {
 }
 
 impl From<audit::LogDown> for Refusal {
-    fn from(_: audit::LogDown) -> Self {
-        Reason::LogUnwritable.into()
+    fn from(down: audit::LogDown) -> Self {
+        let refusal = Refusal::from(down.reason());
+        match down.reason() == Reason::LogUnwritable {
+            true => refusal, // the sandbox need not know what is wrong with the disk
+            false => refusal.with_detail(down),
+        }
     }
 }
 
@@ -69,11 +73,12 @@ pub(crate) async fn refuse(
 ) -> RefusalResponse {
     metrics::count_decision(refusal.reason.code(), "refused");
     tracing::debug!(reason = %refusal.reason, detail = refusal.detail, "attempt refused");
-    let response = RefusalResponse::new(refusal, rules, &record.id(), audience);
-    if record.record_refusal(record::refusal_record(refusal, rules)).await.is_err() {
+    let id = record.id();
+    let recorded = record.record_refusal(record::refusal_record(refusal, rules)).await;
+    if recorded.is_err() {
         tracing::warn!(reason = %refusal.reason, "cannot record a refusal");
     }
-    response
+    RefusalResponse::new(refusal, rules, &recorded.unwrap_or(id), audience)
 }
 
 /// The HTTP status for a reason. Never 429, on which client libraries retry.

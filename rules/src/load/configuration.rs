@@ -11,7 +11,7 @@ use super::document::{
     ListenerDocument, ModeDocument, OnInvalidDocument,
 };
 use super::problem::{Problem, ProblemKind, Problems, SourceText, printable};
-use super::{SourceFile, decode_file, memory, read};
+use super::{SourceFile, decode_file, log, memory, read};
 use crate::configuration::{
     Attribution, BindTarget, Configuration, CredentialFile, DenialForm, DnsSettings, ForwardZone,
     GrantSettings, HostEntry, ListenerMode, ListenerSettings, OnInvalid, PreResolve, ReverseLookups,
@@ -49,6 +49,7 @@ pub fn read_configuration(file: &SourceFile) -> Result<Configuration, Vec<Proble
 fn parse_configuration(file: &SourceFile, problems: &mut Problems) -> Option<Configuration> {
     let source = decode_file(file, problems)?;
     let document: ConfigurationDocument = read::read_document(&source, problems)?;
+    let log = log::read_log(&source, &document, problems);
     Some(Configuration {
         dns: read_dns(&source, &document, problems),
         grants: read_grants(&source, &document, problems),
@@ -68,7 +69,7 @@ fn parse_configuration(file: &SourceFile, problems: &mut Problems) -> Option<Con
             .collect(),
         ca_dir: document.ca.map(|ca| ca.dir.into_inner()),
         listeners: document.listener.iter().filter_map(|entry| listener_settings(entry.get_ref())).collect(),
-        log_dir: document.log.map(|log| log.dir.into_inner()),
+        log,
         admin_socket: document.admin.map(|admin| admin.socket.into_inner()),
     })
 }

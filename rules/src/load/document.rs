@@ -341,6 +341,36 @@ pub(crate) struct LogDocument {
     /// The directory of the log segments.
     #[schemars(with = "String")]
     pub(crate) dir: Spanned<String>,
+    /// How long closed segments are kept, such as `30d`; units `s`, `m`, `h`, `d`. Absent: for ever.
+    #[schemars(with = "Option<String>")]
+    pub(crate) retention: Option<Spanned<String>>,
+    /// Bytes of the log on disk, divided among the sandboxes; default 80 % of the disk's free space and the log.
+    #[schemars(with = "Option<u64>")]
+    pub(crate) max_bytes: Option<Spanned<u64>>,
+    /// A segment ends when it has this many bytes; default 67108864.
+    #[schemars(with = "Option<u64>")]
+    pub(crate) segment_bytes: Option<Spanned<u64>>,
+    /// A segment ends when it is this old; default `1d`.
+    #[schemars(with = "Option<String>")]
+    pub(crate) segment_age: Option<Spanned<String>>,
+    /// What a record survives before its attempt proceeds; default `process`.
+    pub(crate) durability: Option<DurabilityDocument>,
+    /// Whether closed segments are compressed; default false.
+    pub(crate) compress: Option<bool>,
+    /// Whether records contain query strings, which often carry secrets; default false.
+    pub(crate) query_strings: Option<bool>,
+    /// Attempts that may be under way at the same time, divided among the sandboxes; default 65536.
+    #[schemars(with = "Option<u64>")]
+    pub(crate) open_decisions: Option<Spanned<u64>>,
+}
+
+#[derive(Clone, Copy, Debug, Deserialize, JsonSchema, PartialEq, Eq)]
+#[serde(rename_all = "kebab-case")]
+pub(crate) enum DurabilityDocument {
+    /// A power loss.
+    Disk,
+    /// The death of Sandbar's process.
+    Process,
 }
 
 /// `[admin]`: the admin API of the running instance.

@@ -6,6 +6,7 @@ mod entry;
 mod grants;
 mod lint;
 mod list;
+mod log;
 mod memory;
 mod policy_builder;
 mod policy_test;

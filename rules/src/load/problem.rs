@@ -90,6 +90,8 @@ pub enum ProblemKind {
     Path { entry: String, source: PathPatternError },
     #[error("{0} is not a port; use 1 to 65535")]
     Port(u16),
+    #[error("{0}")]
+    LogQuota(String),
     #[error(transparent)]
     Quota(#[from] QuotaError),
     #[error("`{0}` is a reserved name; choose another")]

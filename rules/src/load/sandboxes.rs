@@ -9,7 +9,7 @@ use toml::Spanned;
 
 use super::document::{ConfigurationDocument, ListenerDocument, ModeDocument, SandboxDocument};
 use super::problem::{ProblemKind, Problems, SourceText, nearest, printable};
-use super::{SourceFile, configuration, decode_file, lint, memory, read};
+use super::{SourceFile, configuration, decode_file, lint, log, memory, read};
 use crate::configuration::BindTarget;
 use crate::ids::{AgentCard, CredentialName, Environment, IdError, PolicyName, SandboxId, Tenant};
 use crate::policy::Policy;
@@ -72,6 +72,7 @@ pub(crate) fn read_sandboxes(
     configuration::read_grants(&source, &document, problems);
     configuration::read_limits(&source, &document, problems);
     configuration::read_quota(&source, &document, problems);
+    log::read_log(&source, &document, problems);
     let services = memory::read_services(&source, &document, problems);
     let identity = memory::read_identity(&source, &document, problems);
     lint::check_memory_services(&layers, &services, identity.as_ref(), problems);

@@ -184,6 +184,19 @@ fn the_configuration_is_checked_like_a_policy() {
         (one("[dns]\nupstreams = [\"8.8.8.8\"]"), "write a resolver as `address:port`"),
         (one("[log]\ndir = \"\""), "a path must not be empty"),
         (one("[logg]"), "unknown key `logg`"),
+        (one("[log]\ndir = \"l\"\nretention = \"30\""), "`retention` = `30` is not an age from 60s to 3650d"),
+        (one("[log]\ndir = \"l\"\nretention = \"5s\""), "is not an age"),
+        (one("[log]\ndir = \"l\"\nsegment_age = \"99999999999999999999d\""), "is not an age"),
+        (one("[log]\ndir = \"l\"\nsegment_age = \"-1d\""), "is not an age"),
+        (one("[log]\ndir = \"l\"\nmax_bytes = 1000"), "`max_bytes` = 1000 is out of range: use 1048576 to"),
+        (
+            one("[log]\ndir = \"l\"\nmax_bytes = 4000000\nsegment_bytes = 1000001"),
+            "4 segments x 1000001 = 4000004, but `max_bytes` is 4000000",
+        ),
+        (one("[log]\ndir = \"l\"\nsegment_bytes = 1"), "use 65536 to 1073741824"),
+        (one("[log]\ndir = \"l\"\nopen_decisions = 8"), "1 sandboxes x 8 = 8, but the total is 4 for shares"),
+        (one("[log]\ndir = \"l\"\ndurability = \"tape\""), "`tape` is not one of"),
+        (one("[log]\ndir = \"l\"\ncompress = \"zstd\""), "invalid type"),
         (one("[[credential]]\nname = \"x y\"\nfile = \"f\""), "invalid credential `x y`"),
     ] {
         let found = error_texts(compile_configured(&configuration, &[EXTRA])).join("\n");
@@ -433,4 +446,23 @@ fn thousands_of_sandboxes_and_rules_load_quickly() {
         (0..5_000).map(|n| format!("[[allow]]\nname = \"r{n}\"\nhosts = [\"h{n}.example\"]\n")).collect();
     let loaded = unwrap_rules(compile_configured(&sandboxes, &[&format!("name = \"p\"\n{rules}")]));
     assert_eq!(loaded.sandboxes().iter().count(), 20_000);
+}
+
+#[test]
+fn the_log_section_has_defaults_that_fit_and_shares_that_must() {
+    let read = |text: &str| {
+        let file = rules::load::SourceFile { path: "sandbar.toml".into(), bytes: text.as_bytes().into() };
+        rules::load::read_configuration(&file)
+    };
+    let log = read("[log]\ndir = \"l\"").unwrap().log.unwrap();
+    assert_eq!(log, rules::configuration::LogSettings::new("l"));
+    let small =
+        read("[log]\ndir = \"l\"\nmax_bytes = 8388608\nretention = \"30d\"\ncompress = true").unwrap();
+    let small = small.log.unwrap();
+    assert_eq!((small.segment_bytes, small.retention.unwrap().as_secs()), (2_097_152, 30 * 86_400));
+    let many: String = (0..100).map(|at| format!("[[sandbox]]\nid = \"s{at}\"\n")).collect();
+    let problems = read(&format!("[log]\ndir = \"l\"\nmax_bytes = 8388608\n{many}")).unwrap_err();
+    let text = problems[0].to_string();
+    assert!(text.contains("sandbar.toml:3:13"), "{text}");
+    assert!(text.contains("100 sandboxes x 65536 = 6553600, but the total is 3670016"), "{text}");
 }
