@@ -20,7 +20,7 @@ fn ask_without_reading(what: &str, target: &'static str, request: &'static str, 
             }
         }),
     );
-    drop(held);
+    scene.release(held);
     scene
 }
 

@@ -16,6 +16,7 @@ fn attack_with_silence(what: &str, nofile: &str) -> Scene {
         }),
     );
     println!("{} silent connections ({failed} not)", held.len());
+    scene.release(held);
     scene
 }
 
@@ -65,4 +66,5 @@ fn p20_tunnels_under_a_hard_limit() {
         }),
     );
     println!("{} tunnels ({failed} not)", held.len());
+    scene.release(held);
 }

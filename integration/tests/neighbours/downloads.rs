@@ -37,7 +37,7 @@ fn p20_downloads_from_an_http2_origin_that_are_not_read() {
         println!("{what}: {most} connections to the origin at a time");
         outcome.assert_unharmed();
         assert!(most <= FEW * connections, "{what}: {most} connections to an HTTP/2 origin");
-        drop(held);
+        scene.release(held);
     }
 }
 
@@ -49,7 +49,7 @@ fn p20_downloads_from_an_http1_origin_that_are_not_read() {
         take(10, 10, |_| start_downloads(scene.attacker.clone(), "origin.test:8002")),
     );
     println!("{} connections to the HTTP/1 origin at a time", scene.origins.arrivals.most(8002));
-    drop(held);
+    scene.release(held);
 }
 
 #[test]
@@ -66,5 +66,5 @@ fn p20_downloads_by_http1_that_are_not_read() {
             }
         }),
     );
-    drop(held);
+    scene.release(held);
 }

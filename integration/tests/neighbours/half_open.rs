@@ -28,6 +28,7 @@ fn attack_with_bytes(what: &str, tunnel: Option<&'static str>, bytes: Vec<u8>) {
         }),
     );
     println!("{} connections ({failed} not)", held.len());
+    scene.release(held);
 }
 
 #[test]
@@ -91,6 +92,7 @@ fn p20_header_blocks_without_end() {
         }),
     );
     println!("{} connections ({failed} not)", held.len());
+    scene.release(held);
 }
 
 /// Upgraded connections whose origin sends without end and whose client does not read.
@@ -113,6 +115,7 @@ fn p20_upgraded_connections_that_are_not_read() {
     );
     println!("{} upgraded connections ({failed} not)", held.len());
     assert!(!held.is_empty(), "no connection was upgraded");
+    scene.release(held);
 }
 
 /// Bodies of one byte now and then, on as many streams as there are.
@@ -137,6 +140,7 @@ fn p20_bodies_that_trickle() {
         }),
     );
     println!("{} connections ({failed} not)", held.len());
+    scene.release(held);
 }
 
 /// Pings whose answers are not read: what an endpoint owes must not pile up.

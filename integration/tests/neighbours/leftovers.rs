@@ -63,7 +63,7 @@ fn p17_memory_is_given_back_after_a_burst() {
         }),
     );
     let burst = scene.resident();
-    drop(held);
+    scene.release(held);
     let started = Instant::now();
     wait_within(GIVEN_BACK_WITHIN, "memory is given back", || {
         (scene.resident() <= before + AFTER_BURST).then_some(())

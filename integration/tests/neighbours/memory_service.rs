@@ -28,7 +28,7 @@ fn p20_unfinished_bodies_for_the_memory_service() {
         })
         .await
     });
-    drop(held);
+    scene.release(held);
 }
 
 #[test]
@@ -52,6 +52,6 @@ fn p20_answers_of_the_memory_service_that_are_not_read() {
         })
         .await
     });
-    drop(held);
+    scene.release(held);
     outcome.assert_served(); // the guard reads megabytes of JSON, in a build that is not optimised
 }

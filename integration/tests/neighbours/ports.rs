@@ -64,7 +64,7 @@ fn p20_hanging_requests_take_source_ports() {
     println!("{} connections to the origin at a time", scene.origins.arrivals.most(8002));
     outcome.assert_unharmed();
     assert_honest_codes(&reasons);
-    drop(held);
+    scene.release(held);
 }
 
 #[test]
@@ -108,6 +108,7 @@ fn p20_dials_that_nobody_answers() {
         }),
     );
     println!("{} connections ({failed} not)", held.len());
+    scene.release(held);
 }
 
 #[test]
@@ -120,5 +121,5 @@ fn p17_a_budget_of_connections_counts_what_is_dialled() {
     let dialled = scene.origins.arrivals.now(8002).saturating_sub(others);
     println!("{dialled} connections to the origin of a sandbox that may have 5; A was told {reasons:?}");
     assert!((1..=5).contains(&dialled), "{dialled} connections were let out");
-    drop(held);
+    scene.release(held);
 }

@@ -26,6 +26,7 @@ fn p20_requests_without_an_answer_take_open_decisions() {
         }),
     );
     println!("{} connections with 100 requests each ({failed} not)", held.len());
+    scene.release(held);
     scene.assert_ready("while A holds its decisions");
 }
 
@@ -51,6 +52,7 @@ fn p20_large_heads_of_requests_without_an_answer() {
         }),
     );
     println!("{} connections with 100 requests each ({failed} not)", held.len());
+    scene.release(held);
 }
 
 /// Denied requests of A's in a loop, on several connections, each as long a record as can be had.

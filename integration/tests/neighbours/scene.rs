@@ -68,6 +68,9 @@ impl Network {
 /// How often B does each kind of thing: before the attack, and when A has taken what it can get.
 const ROUNDS: usize = 40;
 
+/// How long the gateway may take to notice that a client has gone, and to end what it did for it.
+const GIVEN_BACK_WITHIN: Duration = Duration::from_secs(15);
+
 /// How often that is measured until B's latency is what it was: work that A has left behind ends.
 const TRIES: usize = 3;
 
@@ -245,6 +248,33 @@ impl Scene {
         };
         outcome.print(self.cgroup.is_some());
         (held, outcome)
+    }
+
+    /// Lets A give up what it holds, and waits until the gateway has given it back: a quota that leaks is used up one
+    /// day, and the part that all share with it.
+    pub(crate) fn release<T>(&self, held: T) {
+        drop(held);
+        let mut used = BTreeMap::new();
+        let end = Instant::now() + GIVEN_BACK_WITHIN;
+        while Instant::now() < end {
+            used = self.quotas_used("a");
+            if ["connections", "requests", "stalled"].iter().all(|resource| used.get(*resource) == Some(&0)) {
+                println!("A's quotas afterwards: {used:?}");
+                return;
+            }
+            std::thread::sleep(Duration::from_millis(50));
+        }
+        panic!("A has closed everything and still uses {used:?}");
+    }
+
+    /// What a sandbox uses of each resource, as the operator sees it.
+    fn quotas_used(&self, sandbox: &str) -> BTreeMap<String, u64> {
+        let answer = self.admin("GET", &format!("/sandboxes/{sandbox}"));
+        let (_, body) = answer.unwrap_or_else(|| panic!("the admin socket does not answer"));
+        let described: Value = serde_json::from_str(&body).expect(&body);
+        let quotas = described["quotas"].as_array().unwrap_or_else(|| panic!("no quotas in {body}"));
+        let row = |quota: &Value| Some((quota["resource"].as_str()?.to_owned(), quota["used"].as_u64()?));
+        quotas.iter().filter_map(row).collect()
     }
 
     /// The first kind whose latency is out of bounds, with its p99 and the bound.

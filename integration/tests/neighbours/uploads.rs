@@ -21,7 +21,7 @@ fn attack_with_uploads(what: &str, target: &'static str, connections: usize, str
             }
         }),
     );
-    drop(held);
+    scene.release(held);
 }
 
 #[test]
