@@ -5,7 +5,8 @@ use std::time::Duration;
 use tokio::io::AsyncWriteExt;
 
 use crate::attacker::{read_head, take, within};
-use crate::scene::Scene;
+use crate::honest::Kind;
+use crate::scene::{Scene, Setup, sandbox_table};
 
 /// As many connections as a sandbox may have.
 const ALL: usize = 4096;
@@ -91,6 +92,27 @@ fn p20_header_blocks_without_end() {
             }
         }),
     );
+    println!("{} connections ({failed} not)", held.len());
+    scene.release(held);
+}
+
+/// Shares are small where there are many sandboxes; each must still be enough to work with when A has taken what they
+/// have in common, to the last byte.
+#[test]
+fn p20_silent_connections_among_40_sandboxes() {
+    let tables =
+        (0..40).map(|at| sandbox_table(&format!("idle-{at}"), &format!("127.{}.0.0/16", 100 + at), "p"));
+    let kinds = vec![Kind::Tls, Kind::Http2Origin, Kind::Plain, Kind::Tunnel, Kind::Memory];
+    let scene = Scene::with_setup(Setup { tables: tables.collect(), kinds, ..Setup::default() });
+    let ((held, failed), outcome) = scene.observe(
+        "4,096 silent connections among 40 sandboxes",
+        take(ALL, 32, |_| {
+            let attacker = scene.attacker.clone();
+            async move { attacker.connect().await }
+        }),
+    );
+    println!("refused: {:?}", scene.count_refusals());
+    outcome.assert_unharmed();
     println!("{} connections ({failed} not)", held.len());
     scene.release(held);
 }

@@ -24,6 +24,8 @@ pub(crate) enum Kind {
     Tls,
     /// The same, on a connection to the origin that nobody uses again.
     CloseTls,
+    /// The same, to an origin that speaks HTTP/2.
+    Http2Origin,
     /// A plain request in absolute form.
     Plain,
     /// Bytes through a tunnel and back.
@@ -152,6 +154,7 @@ impl Worker {
         let done = match kind {
             Kind::Tls => self.request_tls("origin.test:8002", "GET /hello", ""),
             Kind::CloseTls => self.request_tls("origin.test:8002", "GET /close", ""),
+            Kind::Http2Origin => self.request_tls("origin.test:8003", "GET /hello", ""),
             Kind::Plain => self.request_plain(),
             Kind::Tunnel => self.echo(),
             Kind::Dns => self.resolve("origin.test"),
