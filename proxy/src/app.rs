@@ -17,20 +17,23 @@ use dns_filter::{DnsConfig, DnsFilter, Resolver};
 use rules::configuration::{BindTarget, Configuration, DnsSettings, ListenerMode, SystemRootsSetting};
 use rules::ids::SandboxId;
 use rules::load;
+use rules::quota::MachineLimits;
 use rules::{LoadSources, RuleSet, TimedState, compile};
 use sd_notify::NotifyState;
-use tokio::sync::watch;
+use tokio::sync::{Semaphore, watch};
 use tokio::time::timeout;
 use tokio_util::task::TaskTracker;
 
-use crate::accept::ConnectionHandler;
 use crate::accept::leaf_certs::LeafCerts;
 use crate::accept::listen::{self, BoundListener};
+use crate::accept::{self, ConnectionHandler};
 use crate::admin::pending::PendingList;
 use crate::admin::server::AdminServer;
 use crate::admin::status::AdminState;
 use crate::budget::ledger::Ledger;
+use crate::budget::quota::Quotas;
 use crate::credential::CredentialStore;
+use crate::egress::connect::DialGates;
 use crate::egress::roots::UpstreamRoots;
 use crate::egress::shared::Shared;
 use crate::http::HttpEngine;
@@ -119,7 +122,9 @@ impl App {
         let filter = DnsFilter::new(rules.clone(), log.clone(), DnsConfig { settings, budgets })?;
         let dns = open_dns_server(&filter, &configuration)?;
         let listeners = open_listeners(&configuration, base)?;
-        let shared = build_shared(&rules, &log, &filter, &configuration, base, (&ledger, &grants));
+        let quotas = Quotas::new(configuration.quota, machine_limits()?, configuration.limits, &rules.load())
+            .context("the quotas cannot hold, not starting")?;
+        let shared = build_shared(&rules, &log, &filter, &configuration, base, (&ledger, &grants), quotas);
         let gate = match listeners.is_empty() {
             true => None,
             false => {
@@ -137,6 +142,7 @@ impl App {
             live: shared.live.clone(),
             log: log.clone(),
             ledger: ledger.clone(),
+            quotas: shared.quotas.clone(),
             grants,
             on_invalid: configuration.on_invalid,
             loading: std::sync::Mutex::default(),
@@ -279,6 +285,7 @@ fn build_shared(
     configuration: &Configuration,
     base: &Path,
     (ledger, grants): (&Arc<Ledger>, &Arc<GrantStore>),
+    quotas: Arc<Quotas>,
 ) -> Arc<Shared> {
     let credentials = configuration.credentials.iter();
     let credentials = credentials.map(|one| (one.name.clone(), base.join(&one.file)));
@@ -291,8 +298,19 @@ fn build_shared(
         ledger: ledger.clone(),
         grants: grants.clone(),
         live: Arc::default(),
-        connection_limit: Arc::default(),
+        quotas,
+        dial_gates: DialGates::default(),
         mark: configuration.upstream.mark,
+    })
+}
+
+/// Measures the machine, and raises the limit on descriptors as far as it goes.
+fn machine_limits() -> anyhow::Result<MachineLimits> {
+    Ok(MachineLimits {
+        memory: sys::machine::memory_limit(),
+        descriptors: sys::machine::raise_descriptor_limit().context("cannot read the descriptor limit")?,
+        ports: sys::machine::local_ports(),
+        tcp_memory: sys::machine::tcp_memory(),
     })
 }
 
@@ -318,7 +336,8 @@ fn build_handler(
     let guard = MemoryGuard::open(configuration, shared, base, &roots)?;
     let engine = HttpEngine::new(shared.clone(), guard.clone(), &roots);
     let leaves = LeafCerts::new(authority);
-    Ok(ConnectionHandler { shared: shared.clone(), engine, guard, leaf_certs: leaves, stop })
+    let refused = Semaphore::new(accept::MAX_REFUSED);
+    Ok(ConnectionHandler { shared: shared.clone(), engine, guard, leaf_certs: leaves, refused, stop })
 }
 
 /// Parses the configuration.

@@ -19,5 +19,6 @@ mod self_test;
 mod state_file;
 
 pub use accept::detect;
+pub use budget::cost::limits_markdown;
 pub use credential::scrub;
 pub use http::{chunks, head};

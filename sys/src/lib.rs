@@ -6,6 +6,7 @@ pub mod clock;
 pub mod datagrams;
 pub mod fd;
 pub mod file;
+pub mod machine;
 pub mod memory;
 pub mod mount;
 pub mod probe;

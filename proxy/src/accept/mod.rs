@@ -16,7 +16,7 @@ use rules::budget::BudgetKind;
 use rules::configuration::ListenerMode;
 use rules::facts::{ConnectTarget, HttpVersion};
 use rules::{Channel, Host, Permit, Reason, RuleSet, SandboxRef};
-use tokio::sync::watch;
+use tokio::sync::{Semaphore, watch};
 use tokio::time::timeout;
 use tokio_rustls::TlsAcceptor;
 use tokio_rustls::server::TlsStream;
@@ -26,7 +26,7 @@ use crate::accept::explicit::{ExplicitRequest, ReplyFormat};
 use crate::accept::inbound::{InboundConnection, reply_format};
 use crate::accept::leaf_certs::LeafCerts;
 use crate::budget::live::CutSignal;
-use crate::budget::slots::Slot;
+use crate::budget::quota::ConnectionSlot;
 use crate::egress::departure::{Departure, DepartureTerms};
 use crate::egress::shared::Shared;
 use crate::egress::stream::{PrefixedStream, StreamSocket};
@@ -55,8 +55,13 @@ pub(crate) struct ConnectionHandler {
     pub(crate) engine: HttpEngine,
     pub(crate) guard: Arc<MemoryGuard>,
     pub(crate) leaf_certs: LeafCerts,
+    /// Places for connections without quota that wait for the answer of their refusal.
+    pub(crate) refused: Semaphore,
     pub(crate) stop: watch::Receiver<bool>,
 }
+
+/// How many connections without quota may wait for the answer of their refusal, for at most two seconds each.
+pub(crate) const MAX_REFUSED: usize = 64;
 
 /// What happens to a connection once its protocol is known.
 enum NextStage {
@@ -81,7 +86,12 @@ impl ConnectionHandler {
         });
         let (sandbox, _slot) = match admitted {
             Ok(admitted) => admitted,
-            Err(refusal) => return Box::pin(inbound.refuse(&refusal)).await,
+            Err(refusal) => {
+                // It holds no quota, so only a few may wait for their answer; the others are closed at once.
+                let _answered =
+                    self.refused.try_acquire().map_err(|_| inbound.reply_format = ReplyFormat::Silent);
+                return Box::pin(inbound.refuse(&refusal)).await;
+            }
         };
         match Box::pin(self.decide(&mut inbound, &sandbox)).await {
             Ok(NextStage::Intercept(host, port)) => {
@@ -114,9 +124,9 @@ impl ConnectionHandler {
     }
 
     /// Takes one of the sandbox's connection slots.
-    fn acquire_slot(&self, rules: &RuleSet, sandbox: &SandboxRef) -> Result<Slot, Refusal> {
+    fn acquire_slot(&self, rules: &RuleSet, sandbox: &SandboxRef) -> Result<ConnectionSlot, Refusal> {
         let budget = rules.budgets_of(sandbox).limit(BudgetKind::Connections);
-        self.shared.connection_limit.acquire(&sandbox.id, &self.shared.limits, budget)
+        self.shared.quotas.reserve_connection(&sandbox.id, budget)
     }
 
     /// Reads from the first byte until the connection can be decided.
@@ -176,6 +186,10 @@ impl ConnectionHandler {
 
     /// Departs and relays bytes.
     async fn serve_tunnel(&self, mut inbound: InboundConnection, permit: Permit) {
+        let _quota = match self.shared.quotas.reserve_tunnel(permit.sandbox()) {
+            Ok(reserved) => reserved,
+            Err(refusal) => return inbound.refuse(&refusal.under(&permit)).await,
+        };
         let cut = Arc::new(CutSignal::default());
         let terms = DepartureTerms {
             upfront: inbound.stream.ahead.len() as u64,
@@ -189,10 +203,10 @@ impl ConnectionHandler {
             Ok(departure) => departure
                 .dial(shared, &mut inbound.record)
                 .await
-                .map(|upstream| (departure, StreamSocket::from(upstream))),
+                .map(|(upstream, held)| (departure, StreamSocket::from(upstream), held)),
             Err(refusal) => Err(refusal),
         };
-        let (departure, upstream) = match (dialled, cut.reason()) {
+        let (departure, upstream, _held) = match (dialled, cut.reason()) {
             (Ok(dialled), _) => dialled,
             // Cut while it dialled: it ends as an open tunnel does.
             (Err(_), Some(reason)) => {
@@ -202,16 +216,14 @@ impl ConnectionHandler {
         };
         let InboundConnection { stream: PrefixedStream { ahead, socket }, record, .. } = inbound;
         let byte_count = record.byte_count();
-        byte_count.add_sent(ahead.len() as u64);
-        let end = match tunnel::write_all(&upstream, &ahead).await {
-            Ok(()) => {
-                drop(ahead);
-                let charges = &departure.charges;
-                let context = TunnelContext { byte_count: &byte_count, cut: &cut, charges };
-                tunnel::relay(&socket, &upstream, &shared.limits, context).await
-            }
-            Err(_) => TunnelEnd::Broken,
+        let context = TunnelContext {
+            byte_count: &byte_count,
+            cut: &cut,
+            charges: &departure.charges,
+            quotas: &shared.quotas,
+            sandbox: departure.permit().sandbox(),
         };
+        let end = tunnel::relay(&socket, &upstream, ahead, &shared.limits, context).await;
         metrics::count_bytes(&byte_count);
         record.close(AttemptOutcome::new(tunnel_ending(&end)));
     }

@@ -185,6 +185,7 @@ async fn execute(state: &AdminState, command: &Command) -> Result<Value, Command
         ("GET", ["health"]) => Ok(json!({ "healthy": true })),
         ("GET", ["jwks"]) => Ok(state.jwks()),
         ("GET", ["status"]) => Ok(state.status()),
+        ("GET", ["sandboxes", id]) => describe_sandbox(state, id),
         ("GET", ["connections"]) => Ok(state.connections()),
         ("DELETE", ["connections", id]) => cut_connection(state, id),
         ("POST", ["dns"]) => explain_dns(state, body).await,
@@ -210,6 +211,11 @@ fn readiness(state: &AdminState) -> Response<String> {
     let value =
         json!({ "ready": ready, "self_test": tested, "log": health.ready, "trouble": health.trouble });
     json_response(status, &value)
+}
+
+fn describe_sandbox(state: &AdminState, id: &str) -> Result<Value, CommandError> {
+    let described = SandboxId::parse(id).ok().and_then(|id| state.sandbox(&id));
+    described.ok_or_else(|| CommandError::not_found(format!("no sandbox `{id}` is configured")))
 }
 
 fn cut_connection(state: &AdminState, id: &str) -> Result<Value, CommandError> {

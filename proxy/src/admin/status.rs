@@ -11,6 +11,8 @@ use metrics::gauge;
 use metrics_exporter_prometheus::PrometheusHandle;
 use rules::RuleSet;
 use rules::facts::Facts;
+use rules::ids::{Environment, SandboxId, Tenant};
+use rules::quota::Resource;
 use serde_json::{Value, json};
 
 use crate::accept::ConnectionHandler;
@@ -77,7 +79,7 @@ impl AdminState {
                 "policy_stale": last.trouble.is_some(),
                 "trouble": last.trouble,
             },
-            "connections": self.gate.as_ref().map_or(0, |gate| gate.shared.connection_limit.in_use()),
+            "connections": self.gate.as_ref().map_or(0, |gate| gate.shared.quotas.usage(Resource::Connections).0),
             "open": self.live.len(),
             "log": {
                 "ready": health.ready,
@@ -88,6 +90,20 @@ impl AdminState {
                 "queued": health.queued,
             },
         })
+    }
+
+    /// Describes one sandbox: its identity, and what it uses of its quotas. None if it is not configured.
+    pub fn sandbox(&self, id: &SandboxId) -> Option<Value> {
+        let rules = self.rules.load();
+        let sandbox = rules.sandboxes().get(id)?;
+        let quotas = self.gate.as_ref().map(|gate| gate.shared.quotas.describe(id));
+        Some(json!({
+            "sandbox": sandbox.id.as_str(),
+            "tenant": sandbox.tenant.as_ref().map(Tenant::as_str),
+            "environment": sandbox.environment.as_ref().map(Environment::as_str),
+            "generation": rules.generation(),
+            "quotas": quotas.unwrap_or_default(),
+        }))
     }
 
     pub fn connections(&self) -> Value {
@@ -129,7 +145,12 @@ impl AdminState {
         gauge!("sandbar_log_lost").set(health.lost as f64);
         gauge!("sandbar_log_refused").set(health.refused as f64);
         if let Some(gate) = &self.gate {
-            gauge!("sandbar_connections").set(gate.shared.connection_limit.in_use() as f64);
+            gauge!("sandbar_connections").set(gate.shared.quotas.usage(Resource::Connections).0 as f64);
+            for resource in Resource::ALL {
+                let (used, total) = gate.shared.quotas.usage(*resource);
+                gauge!("sandbar_quota_used", "resource" => resource.key()).set(used as f64);
+                gauge!("sandbar_quota_total", "resource" => resource.key()).set(total as f64);
+            }
             gauge!("sandbar_leaves").set(gate.leaf_certs.len() as f64);
         }
         self.prometheus.render()

@@ -8,13 +8,15 @@ use arc_swap::ArcSwap;
 use audit::Log;
 use dns_filter::Resolver;
 use rules::budget::UsageKind;
+use rules::ids::SandboxId;
 use rules::limits::TrafficLimits;
 use rules::{Decision, Facts, Permit, Reason, RuleSet, SandboxRef};
 
 use crate::budget::ledger::{Charges, Ledger};
 use crate::budget::live::LiveConnections;
-use crate::budget::slots::ConnectionLimit;
+use crate::budget::quota::Quotas;
 use crate::credential::CredentialStore;
+use crate::egress::connect::{CountedDialler, DialGates};
 use crate::policy::grants::GrantStore;
 use crate::report::metrics;
 use crate::report::refusal::Refusal;
@@ -29,12 +31,24 @@ pub(crate) struct Shared {
     pub(crate) ledger: Arc<Ledger>,
     pub(crate) grants: Arc<GrantStore>,
     pub(crate) live: Arc<LiveConnections>,
-    pub(crate) connection_limit: Arc<ConnectionLimit>,
+    pub(crate) quotas: Arc<Quotas>,
+    pub(crate) dial_gates: DialGates,
     /// The firewall mark of our own connections.
     pub(crate) mark: Option<u32>,
 }
 
 impl Shared {
+    /// Returns the dialler of a sandbox, which reserves `window` bytes of memory with each connection.
+    pub(crate) fn dialler(&self, sandbox: &SandboxId, window: u64) -> CountedDialler {
+        CountedDialler {
+            quotas: self.quotas.clone(),
+            rules: self.rules.clone(),
+            sandbox: sandbox.clone(),
+            mark: self.mark,
+            window,
+        }
+    }
+
     /// Opens the charges of a permitted attempt, and charges one request.
     pub(crate) fn charge(&self, permit: &Permit) -> Result<Arc<Charges>, Refusal> {
         let charges = self.ledger.open_charges(permit)?;

@@ -10,21 +10,23 @@ use bytes::Bytes;
 use pingora_core::ErrorType;
 use pingora_core::prelude::{Error, HttpPeer, Result};
 use pingora_core::protocols::Digest;
+use pingora_core::upstreams::peer::Peer;
 use pingora_http::{RequestHeader, ResponseHeader};
 use pingora_proxy::{FailToProxy, ProxyHttp, ProxyWarnLogContext, Session};
 use rules::budget::UsageKind;
 use rules::{Facts, Reason, RuleSet, SandboxRef};
 
-use super::context::{DepartedRequest, RequestContext, RequestState, internal};
+use super::context::{DepartedRequest, DialledRequest, RequestContext, RequestState, internal};
 use super::fields::{strip_hop_by_hop, strip_request};
 use super::request::{request_facts, request_record};
 use super::scrub_fields::{ScrubOutcome, scrub_response, scrub_trailers};
 use super::{RequestMonitor, RequestScope};
 use crate::credential::scrub::ResponseScrubber;
+use crate::egress::connect::DialledConnection;
 use crate::egress::departure::{Departure, DepartureTerms};
 use crate::egress::shared::{Shared, decide};
 use crate::egress::upstream::{
-    UpstreamOptions, head_bytes, host_header, http_peer, refusal_from_error, request_bytes,
+    UpstreamOptions, check_answer_head, head_bytes, host_header, http_peer, refusal_from_error, request_bytes,
 };
 use crate::memory::{self, GuardMode, MemoryGuard, MemoryRequest};
 use crate::report::metrics;
@@ -42,6 +44,14 @@ impl RequestFilter {
         RequestFilter { shared, guard }
     }
 
+    /// Reserves what the request needs, before anything of it is decided or read.
+    fn reserve(&self, session: &Session, state: &mut RequestState) -> Result<(), Refusal> {
+        let sandbox = &state.monitor.connection.sandbox.id;
+        let head = request_bytes(session.req_header());
+        state.quota = Some(self.shared.quotas.reserve_request(sandbox, head)?);
+        Ok(())
+    }
+
     /// Lets the memory guard handle the request.
     async fn handle_memory(
         &self,
@@ -51,6 +61,7 @@ impl RequestFilter {
         mode: &GuardMode,
     ) -> Result<(), Refusal> {
         let record = state.record.as_mut().ok_or(Reason::Internal)?;
+        let quota = state.quota.as_mut().ok_or(Reason::Internal)?;
         let connection = &state.monitor.connection;
         state.monitor.set_byte_count(record.byte_count());
         let facts = request_facts(session.req_header(), &state.monitor, &self.shared.limits)?.facts;
@@ -62,6 +73,7 @@ impl RequestFilter {
             rules: &state.rules,
             recorded: request_record(session.req_header(), &state.monitor),
             record,
+            buffers: &mut quota.buffers,
             facts,
         };
         state.status = Some(self.guard.handle(session, mode, request).await?);
@@ -71,7 +83,7 @@ impl RequestFilter {
     /// Decides and departs. On success, Pingora may send the request to an admitted address.
     async fn authorize(
         &self,
-        session: &Session,
+        session: &mut Session,
         state: &mut RequestState,
         sandbox: &SandboxRef,
     ) -> Result<(), Refusal> {
@@ -93,8 +105,11 @@ impl RequestFilter {
             credential: permit.credential(),
             cut: monitor.cut.clone(),
         };
+        let body = content_length(session);
+        let quota = state.quota.as_mut().ok_or(Reason::Internal)?;
+        quota.expect_upload(body).map_err(|refusal| refusal.under(&permit))?;
         let departure = Departure::begin(&self.shared, rules, &permit, terms, record).await?;
-        state.departed = Some(DepartedRequest { departure, attempt: 0, credential, scrubber: None });
+        state.departed = Some(DepartedRequest::new(departure, credential));
         Ok(())
     }
 
@@ -169,16 +184,16 @@ impl ProxyHttp for RequestFilter {
         let (record, identified) = monitor.connection.open_request(&rules, recorded);
         let mode = identified.as_ref().ok().and_then(|sandbox| guard_mode(&rules, sandbox, &monitor));
         monitor.set_reached_filter();
-        let (record, departed, status, refusal) = (Some(record), None, None, None);
-        let state = RequestState { monitor, rules, record, departed, status, refusal };
+        let (record, quota, departed) = (Some(record), None, None);
+        let state = RequestState { monitor, rules, record, quota, departed, status: None, refusal: None };
         let state = request.state.insert(state);
-        let done = match (identified, &mode) {
+        let identified = identified.inspect_err(|_| session.set_keepalive(None));
+        let admitted = identified.map_err(Refusal::from);
+        let admitted = admitted.and_then(|sandbox| self.reserve(session, state).map(|()| sandbox));
+        let done = match (admitted, &mode) {
             (Ok(sandbox), Some(mode)) => self.handle_memory(session, state, &sandbox, mode).await,
             (Ok(sandbox), None) => self.authorize(session, state, &sandbox).await,
-            (Err(reason), _) => {
-                session.set_keepalive(None);
-                Err(reason.into())
-            }
+            (Err(refusal), _) => Err(refusal),
         };
         match done {
             Ok(()) => Ok(mode.is_some()), // true ends the request here: the guard has responded
@@ -205,9 +220,13 @@ impl ProxyHttp for RequestFilter {
         let RequestState { departed: Some(departed), record: Some(record), .. } = state else {
             return Err(internal());
         };
-        let DepartedRequest { departure, attempt, .. } = departed;
+        let DepartedRequest { departure, attempt, turn, .. } = departed;
         let address = departure.address(*attempt).ok_or_else(internal)?;
         let peer = http_peer(&self.shared, departure, *attempt, options).ok_or_else(internal)?;
+        if peer.options.alpn.get_max_http_version() == 2 {
+            *turn = None; // of the address before this one
+            *turn = Some(self.shared.dial_gates.turn(peer.reuse_hash()).await);
+        }
         match departure.set_dialled(&self.shared, record, address) {
             Ok(()) => Ok(peer),
             Err(refusal) => Err(state.fail(refusal)),
@@ -224,6 +243,9 @@ impl ProxyHttp for RequestFilter {
         match request.state().and_then(RequestState::departed) {
             Ok(departed) => {
                 departed.attempt += 1;
+                if let Some(turn) = departed.turn.take() {
+                    turn.open_to_all();
+                }
                 let addresses = departed.departure.dial_permit.addresses().len();
                 error.set_retry(departed.attempt < addresses);
                 error
@@ -239,8 +261,14 @@ impl ProxyHttp for RequestFilter {
         _: &HttpPeer,
         _: std::os::fd::RawFd,
         digest: Option<&Digest>,
-        _: &mut RequestContext,
+        request: &mut RequestContext,
     ) -> Result<()> {
+        let state = request.state()?;
+        let connection = DialledConnection::of(digest).ok_or_else(internal)?.clone();
+        match connection.claim() {
+            Ok(in_use) => state.departed()?.dialled = Some(DialledRequest { connection, _in_use: in_use }),
+            Err(refusal) => return Err(state.fail(refusal)),
+        }
         let layers = digest.map(|digest| digest.timing_digest.as_slice()).unwrap_or_default();
         let took = layers.iter().flatten().filter_map(|layer| layer.establishment_duration).sum();
         metrics::count_upstream(reused, took);
@@ -257,6 +285,7 @@ impl ProxyHttp for RequestFilter {
         let state = request.state()?;
         let scheme = state.monitor.connection.scheme();
         let departed = state.departed()?;
+        departed.end_turn(upstream.version);
         let permit = departed.departure.permit();
         if permit.is_credential_host() {
             upstream.remove_header("authorization"); // we choose the account, whichever rule matched
@@ -309,6 +338,9 @@ impl ProxyHttp for RequestFilter {
             return Err(Error::new_up(ErrorType::InvalidHTTPHeader));
         }
         let state = request.state()?;
+        if let Err(refusal) = check_answer_head(response, &self.shared.limits) {
+            return Err(state.fail(refusal));
+        }
         if let Some(scrubber) = state.scrubber()
             && scrub_response(response, scrubber)? == ScrubOutcome::Unreadable
         {
@@ -325,6 +357,10 @@ impl ProxyHttp for RequestFilter {
         // 101 is informational by its number, but it is the last head of the response.
         if switched || !response.status.is_informational() {
             state.status = Some(response.status.as_u16());
+            let length = response.headers.get("content-length").and_then(|length| length.to_str().ok());
+            let length = length.and_then(|length| length.parse().ok());
+            let reserved = state.quota.as_mut().map_or(Ok(()), |quota| quota.expect_download(length));
+            reserved.map_err(|refusal| state.fail(refusal))?;
         }
         Ok(())
     }

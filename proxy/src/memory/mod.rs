@@ -53,6 +53,7 @@ use tokio::sync::watch;
 use tokio::time::sleep;
 
 use crate::budget::live::{CutSignal, LiveConnections};
+use crate::budget::quota::Reservation;
 use crate::egress::departure::{Departure, DepartureTerms};
 use crate::egress::dial::MAX_DIAL_ADDRESSES;
 use crate::egress::roots::UpstreamRoots;
@@ -94,6 +95,8 @@ pub(crate) struct MemoryRequest<'a> {
     pub(crate) cut: &'a Arc<CutSignal>,
     pub(crate) rules: &'a Arc<RuleSet>,
     pub(crate) record: &'a mut OpenRecord,
+    /// What the request holds in memory.
+    pub(crate) buffers: &'a mut Reservation,
     pub(crate) facts: RequestFacts,
     /// The request as its record describes it.
     pub(crate) recorded: audit::RecordedRequest,
@@ -270,6 +273,9 @@ impl MemoryGuard {
             return Err(deny_unrouted(request, presented)); // without reading its query and body
         }
         let query = QueryParams::parse(session.req_header().uri.query(), &matched)?;
+        if let Err(refusal) = prejudge(request, matched.route.operation, presented.claim.clone()) {
+            return Err(explain_denial(refusal, presented, request).await);
+        }
         let body = read_body(session, matched.route, request).await?;
         let json = parse_body(&body, matched.route)?;
         let banks = select::select_banks(&matched, &query, json.as_ref())?;
@@ -278,6 +284,7 @@ impl MemoryGuard {
         for pointer in &matched.route.refused {
             json.as_ref().map_or(Ok(()), |json| select::refuse_field(pointer, json))?;
         }
+        drop(json); // it may be larger than the body, and what follows may take long
         let permit = decide(request, matched.route.operation, &banks, presented.claim.clone());
         let permit = match permit {
             Ok(permit) => permit,
@@ -322,7 +329,7 @@ impl MemoryGuard {
             Some(address) => call.departure.set_dialled(request.shared, request.record, address),
             None => Ok(()),
         };
-        self.client.send(&peers, &outgoing, set_dialled).await
+        self.client.send(&peers, &outgoing, set_dialled, request.buffers).await
     }
 }
 
@@ -340,6 +347,19 @@ fn decide(
         identity,
     });
     shared::decide(request.rules, request.sandbox, &facts)
+}
+
+/// Decides on identity and operation before the body is read: who may not call at all cannot make us hold a body. The
+/// banks are not known yet, so their absence is no reason.
+fn prejudge(
+    request: &MemoryRequest<'_>,
+    operation: BankOperation,
+    identity: IdentityClaim,
+) -> Result<(), Refusal> {
+    match decide(request, operation, &[], identity) {
+        Err(refusal) if refusal.reason != Reason::BankMissing => Err(refusal),
+        Ok(_) | Err(_) => Ok(()),
+    }
 }
 
 /// Denies a request that matches no route. It counts as administration, which no sandbox is permitted.

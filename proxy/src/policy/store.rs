@@ -28,6 +28,7 @@ use rules::{Decision, LoadSources, RuleSet, TimedState, recompile};
 
 use crate::budget::ledger::Ledger;
 use crate::budget::live::{LiveConnection, LiveConnections};
+use crate::budget::quota::Quotas;
 use crate::policy::grants::{self, ActiveGrant, GrantRequest, GrantStore};
 use crate::policy::identities::{AssignedIdentity, IdentityStore};
 use crate::policy::source::PolicySource;
@@ -58,6 +59,7 @@ pub(crate) struct PolicyStore {
     pub(crate) log: Log,
     pub(crate) on_invalid: OnInvalid,
     pub(crate) ledger: Arc<Ledger>,
+    pub(crate) quotas: Arc<Quotas>,
     pub(crate) grants: Arc<GrantStore>,
     /// One load at a time.
     pub(crate) loading: Mutex<()>,
@@ -172,6 +174,7 @@ impl PolicyStore {
         let sources = LoadSources { generation, own: self.own.clone(), ..read };
         let rules = recompile(before, &sources, &[]).map_err(|problems| render_plain(&problems))?;
         let rules = self.identities.apply(rules).map_err(|error| format!("{error:#}"))?;
+        self.quotas.check(&rules).map_err(|error| error.to_string())?;
         let outcomes = rules.run_tests();
         let failed: Vec<String> =
             outcomes.iter().filter(|one| !one.has_passed()).map(describe_failure).collect();
@@ -234,6 +237,7 @@ impl PolicyStore {
         *current = timed;
         let rules = Arc::new(rules);
         self.rules.store(rules.clone());
+        self.quotas.adopt(&rules);
         let cut = self.recheck_live(&rules);
         LoadOutcome::Fresh { generation, cut }
     }

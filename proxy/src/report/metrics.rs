@@ -27,6 +27,9 @@ pub(crate) fn install() -> anyhow::Result<PrometheusHandle> {
     describe_counter!("sandbar_sent_bytes_total", "Bytes from sandboxes.");
     describe_counter!("sandbar_received_bytes_total", "Bytes to sandboxes.");
     describe_counter!("sandbar_accepts_shed_total", "Failed accepts, such as for lack of file descriptors.");
+    describe_counter!("sandbar_quota_exhausted_total", "Refusals for want of quota, by resource.");
+    describe_gauge!("sandbar_quota_used", "What all sandboxes use of a resource.");
+    describe_gauge!("sandbar_quota_total", "What all sandboxes may use of a resource.");
     describe_histogram!("sandbar_decide_seconds", "Time to decide an attempt.");
     describe_histogram!("sandbar_resolve_seconds", "Time to resolve a name, from the cache or not.");
     describe_histogram!("sandbar_connect_seconds", "Time to connect to an origin server.");
@@ -56,6 +59,10 @@ pub(crate) fn count_bytes(meter: &ByteCount) {
 
 pub(crate) fn count_shed_accept() {
     counter!("sandbar_accepts_shed_total").increment(1);
+}
+
+pub(crate) fn count_quota_exhausted(resource: &'static str) {
+    counter!("sandbar_quota_exhausted_total", "resource" => resource).increment(1);
 }
 
 pub(crate) fn observe_decide(took: Duration) {

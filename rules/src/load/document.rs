@@ -9,6 +9,7 @@ use serde::Deserialize;
 use toml::Spanned;
 
 use crate::limits::LimitsDocument;
+use crate::quota::QuotaDocument;
 
 /// A policy, `policies/*.toml`.
 #[derive(Debug, Deserialize, JsonSchema)]
@@ -308,6 +309,7 @@ pub(crate) struct ConfigurationDocument {
     pub(crate) upstream: Option<UpstreamDocument>,
     pub(crate) grants: Option<GrantsDocument>,
     pub(crate) limits: Option<LimitsDocument>,
+    pub(crate) quota: Option<QuotaDocument>,
     #[serde(default)]
     #[schemars(with = "Vec<ListenerDocument>")]
     pub(crate) listener: Vec<Spanned<ListenerDocument>>,

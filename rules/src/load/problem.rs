@@ -10,6 +10,7 @@ use toml::Spanned;
 use crate::host_set::HostSetError;
 use crate::ids::IdError;
 use crate::pattern::PatternError;
+use crate::quota::QuotaError;
 use crate::url_path::PathPatternError;
 
 /// Most errors, and most warnings, that one load collects.
@@ -89,6 +90,8 @@ pub enum ProblemKind {
     Path { entry: String, source: PathPatternError },
     #[error("{0} is not a port; use 1 to 65535")]
     Port(u16),
+    #[error(transparent)]
+    Quota(#[from] QuotaError),
     #[error("`{0}` is a reserved name; choose another")]
     Reserved(String),
     #[error(transparent)]

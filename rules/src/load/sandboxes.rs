@@ -71,6 +71,7 @@ pub(crate) fn read_sandboxes(
     configuration::read_dns(&source, &document, problems);
     configuration::read_grants(&source, &document, problems);
     configuration::read_limits(&source, &document, problems);
+    configuration::read_quota(&source, &document, problems);
     let services = memory::read_services(&source, &document, problems);
     let identity = memory::read_identity(&source, &document, problems);
     lint::check_memory_services(&layers, &services, identity.as_ref(), problems);
