@@ -6,6 +6,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Instant;
 
+use rules::ids::SandboxId;
 use ulid::Ulid;
 
 use crate::attempt::{
@@ -53,6 +54,7 @@ impl OpenRecord {
 
     /// Sets the sandbox that made the attempt.
     pub fn set_sandbox(&mut self, subject: RecordedSandbox) {
+        self.attempt.sandbox = SandboxId::parse(&subject.sandbox.0.to_arc()).ok();
         self.attempt.subject = Some(subject);
     }
 
@@ -79,6 +81,7 @@ impl OpenRecord {
         }
         let mut attempt = self.log.new_attempt(self.attempt.arrival.clone());
         attempt.subject.clone_from(&self.attempt.subject);
+        attempt.sandbox.clone_from(&self.attempt.sandbox);
         attempt.facts = facts;
         OpenRecord::new(self.log.clone(), attempt)
     }
