@@ -24,7 +24,7 @@ CRATES = """
 
 PROXY = """
     app
-    self_test
+    self_test housekeeping
     admin
     accept
     http

@@ -52,10 +52,11 @@ impl OpenRecord {
         Ulid::from(self.attempt.id).to_string()
     }
 
-    /// Sets the sandbox that made the attempt.
-    pub fn set_sandbox(&mut self, subject: RecordedSandbox) {
-        self.attempt.sandbox = SandboxId::parse(&subject.sandbox.0.to_arc()).ok();
-        self.attempt.subject = Some(subject);
+    /// Sets the sandbox that made the attempt; none if its channel belongs to none.
+    pub fn set_sandbox(&mut self, subject: impl Into<Option<RecordedSandbox>>) {
+        self.attempt.subject = subject.into();
+        let subject = self.attempt.subject.as_ref();
+        self.attempt.sandbox = subject.and_then(|subject| SandboxId::parse(&subject.sandbox.0.to_arc()).ok());
     }
 
     /// Sets the facts of the attempt.

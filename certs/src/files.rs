@@ -54,13 +54,15 @@ impl FileError {
 
 /// Reads at most `limit` bytes of `path`.
 pub(crate) fn read_bounded(path: &Path, limit: u64) -> Result<Vec<u8>, FileError> {
-    let file = File::open(path).map_err(|source| FileError::io(path, source))?;
+    let _note = file::note_call(path);
+    let file = file::open_regular(path).map_err(|source| FileError::io(path, source))?;
     read_handle(path, &file, limit)
 }
 
 /// Reads a private key. Refuses one that other users can read or that the group can write.
 pub(crate) fn read_secret(path: &Path) -> Result<Zeroizing<Vec<u8>>, FileError> {
-    let file = File::open(path).map_err(|source| FileError::io(path, source))?;
+    let _note = file::note_call(path);
+    let file = file::open_regular(path).map_err(|source| FileError::io(path, source))?;
     let found = file.metadata().map_err(|source| FileError::io(path, source))?;
     let mode = found.mode() & 0o777;
     if !is_trusted(found.uid(), current_user()?) {
@@ -184,6 +186,7 @@ struct FileStamp {
 impl FileStamp {
     /// Follows symbolic links, so that a swapped link is a change.
     fn read(path: &Path) -> io::Result<Self> {
+        let _note = file::note_call(path);
         let found = fs::metadata(path)?;
         Ok(Self {
             device: found.dev(),
@@ -242,6 +245,7 @@ impl FilePoller {
 
 /// Lists the entries of `path`, sorted, if it is a directory.
 fn list_entries(path: &Path) -> Vec<PathBuf> {
+    let _note = file::note_call(path);
     let found = fs::read_dir(path).into_iter().flatten().flatten();
     let mut entries: Vec<PathBuf> = found.map(|entry| entry.path()).take(MAX_ENTRIES + 1).collect();
     entries.sort_unstable();
@@ -328,7 +332,10 @@ mod tests {
         write_atomic(&path, &[0; 100], Mode::Everybody).unwrap();
         assert_eq!(read_bounded(&path, 100).unwrap().len(), 100);
         assert!(matches!(read_bounded(&path, 99), Err(FileError::Large { limit: 99, .. })));
-        assert!(matches!(read_bounded(Path::new("/dev/zero"), 10), Err(FileError::Large { .. })));
+        let device = read_bounded(Path::new("/dev/zero"), 10).unwrap_err();
+        assert_eq!(device.to_string(), "/dev/zero: it is not a regular file");
+        File::create(&path).unwrap().set_len(1 << 40).unwrap();
+        assert!(matches!(read_bounded(&path, 10), Err(FileError::Large { .. })));
     }
 
     #[test]

@@ -91,7 +91,7 @@ pub(crate) fn reasons(args: &ReasonsArgs, output: OutputOptions) -> anyhow::Resu
 /// Prints the limits. Exit status: 0.
 pub(crate) fn limits(args: &LimitsArgs, output: OutputOptions) -> anyhow::Result<ExitCode> {
     if args.markdown {
-        anstream::print!("{}", rules::limits::markdown_table());
+        anstream::print!("{}", proxy::limits_markdown());
     } else if output.json {
         let all = TrafficLimits::TABLE.iter().map(|(name, default, max, meaning)| {
             json!({ "name": name, "default": default, "most": max, "meaning": meaning })

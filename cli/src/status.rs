@@ -13,6 +13,9 @@ use crate::terminal::{BAD, FAINT, GOOD, paint, print_json};
 pub(crate) struct StatusArgs {
     #[command(flatten)]
     running: RunningInstance,
+    /// Show what one sandbox uses of its quotas
+    #[arg(long, value_name = "ID", conflicts_with_all = ["connections", "cut"])]
+    sandbox: Option<String>,
     /// List open connections
     #[arg(long, conflicts_with = "cut")]
     connections: bool,
@@ -23,17 +26,19 @@ pub(crate) struct StatusArgs {
 
 /// Shows the status. Exit status: 0 ready, 1 not ready, 2 no running instance.
 pub(crate) fn status(args: &StatusArgs, output: OutputOptions) -> anyhow::Result<ExitCode> {
-    let (method, path) = match (args.cut, args.connections) {
-        (Some(id), _) => ("DELETE", format!("/connections/{id}")),
-        (None, true) => ("GET", "/connections".to_owned()),
-        (None, false) => ("GET", "/status".to_owned()),
+    let (method, path) = match (args.cut, &args.sandbox, args.connections) {
+        (Some(id), ..) => ("DELETE", format!("/connections/{id}")),
+        (None, Some(sandbox), _) => ("GET", format!("/sandboxes/{sandbox}")),
+        (None, None, true) => ("GET", "/connections".to_owned()),
+        (None, None, false) => ("GET", "/status".to_owned()),
     };
     let reply = args.running.request(method, &path, &Value::Null)?;
-    match (output.json, args.cut, args.connections) {
+    match (output.json, args.cut, &args.sandbox, args.connections) {
         (true, ..) => print_json(&reply),
-        (false, Some(id), _) => anstream::println!("cut {id}"),
-        (false, None, true) => print_connections(&reply),
-        (false, None, false) => print_status(&reply),
+        (false, Some(id), ..) => anstream::println!("cut {id}"),
+        (false, None, Some(_), _) => print_sandbox(&reply),
+        (false, None, None, true) => print_connections(&reply),
+        (false, None, None, false) => print_status(&reply),
     }
     let ready = reply.get("ready").and_then(Value::as_bool).unwrap_or(true);
     Ok(if ready { ExitCode::SUCCESS } else { ExitCode::from(EXIT_NEGATIVE) })
@@ -86,8 +91,31 @@ fn print_status(reply: &Value) {
     for (sandbox, used) in largest_logs(reply) {
         print_field("", &format!("{} bytes of `{sandbox}`", value_text(used)));
     }
+    for hanging in reply.get("hanging_files").and_then(Value::as_array).into_iter().flatten() {
+        let at = |name: &str| hanging.get(name).map(value_text).unwrap_or_default();
+        print_field("hangs", &format!("{} has not answered for {} s", at("path"), at("seconds")));
+    }
     if let Some(trouble) = reply.pointer("/log/trouble").and_then(Value::as_str) {
         print_field("trouble", trouble);
+    }
+}
+
+fn print_sandbox(reply: &Value) {
+    let at = |name: &str| reply.get(name).map(value_text).unwrap_or_default();
+    anstream::println!("{} (tenant {}, environment {})", at("sandbox"), at("tenant"), at("environment"));
+    for quota in reply.get("quotas").and_then(Value::as_array).into_iter().flatten() {
+        let at = |name: &str| quota.get(name).map(value_text).unwrap_or_default();
+        let towards = quota.get("towards").and_then(Value::as_str).map(|to| format!(" (most: {to})"));
+        anstream::println!(
+            "  {:<12} {} used; {} kept for it, {} at most; all sandboxes use {} of {}{}",
+            at("resource"),
+            at("used"),
+            at("share"),
+            at("per_sandbox"),
+            at("used_by_all"),
+            at("total"),
+            towards.unwrap_or_default()
+        );
     }
 }
 

@@ -218,6 +218,17 @@ impl DnsBudget {
         self.rules.contains_key(key)
     }
 
+    /// Forgets which names were sent, so that each is charged as new again.
+    pub(crate) fn forget_names(&mut self) {
+        self.rules.values_mut().for_each(|rule| rule.seen = HashSet::new());
+    }
+
+    /// Whether every bucket is full, as in a new budget.
+    pub(crate) fn is_full(&self, now: Instant) -> bool {
+        let full = |bucket: &TokenBucket| bucket.level(now) >= bucket.burst;
+        full(&self.bits) && full(&self.forwards) && self.rules.values().all(|rule| full(&rule.bits))
+    }
+
     /// Returns the levels at `now`.
     pub fn save(&self, now: Instant) -> BudgetLevels {
         let rule = |(key, rule): (&RuleKey, &RuleBudget)| {

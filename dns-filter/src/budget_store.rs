@@ -34,7 +34,7 @@ type SandboxLevels = BTreeMap<String, BudgetLevels>;
 pub(crate) struct BudgetStore {
     path: Option<PathBuf>,
     /// The levels that an earlier process left.
-    restored: SandboxLevels,
+    restored: Mutex<SandboxLevels>,
     /// The contents of the file: every bucket, with level 0 until a clean stop.
     on_disk: Mutex<SandboxLevels>,
 }
@@ -47,20 +47,45 @@ impl BudgetStore {
             None => SandboxLevels::new(),
         };
         let on_disk = restored.iter().map(|(id, saved)| (id.clone(), zero_levels(saved))).collect();
-        let store = BudgetStore { path, restored, on_disk: Mutex::new(on_disk) };
+        let store = BudgetStore { path, restored: Mutex::new(restored), on_disk: Mutex::new(on_disk) };
         store.write()?;
         Ok(store)
     }
 
-    pub(crate) fn restored_levels(&self, sandbox: &str) -> Option<&BudgetLevels> {
-        self.restored.get(sandbox)
+    pub(crate) fn has_file(&self) -> bool {
+        self.path.is_some()
+    }
+
+    /// Takes the levels that an earlier process left.
+    pub(crate) fn take_restored(&self, sandbox: &str) -> Option<BudgetLevels> {
+        lock(&self.restored).remove(sandbox)
+    }
+
+    /// Forgets a sandbox that has left and whose budgets are full again. The file follows at the next write.
+    pub(crate) fn forget(&self, sandbox: &str) {
+        lock(&self.on_disk).remove(sandbox);
+    }
+
+    /// Forgets the levels that an earlier process left of sandboxes that are not configured.
+    pub(crate) fn forget_restored(&self, is_configured: impl Fn(&str) -> bool) {
+        let mut on_disk = lock(&self.on_disk);
+        lock(&self.restored).retain(|id, _| {
+            let kept = is_configured(id);
+            if !kept {
+                on_disk.remove(id);
+            }
+            kept
+        });
     }
 
     /// Writes to disk that a rule has had its burst.
     pub(crate) fn note_burst(&self, sandbox: &str, key: &RuleKey) -> io::Result<()> {
         let mut on_disk = lock(&self.on_disk);
         let saved = on_disk.entry(sandbox.to_owned()).or_default();
-        saved.rules.push((key.policy.to_string(), key.rule.to_string(), 0.0));
+        let rule = (key.policy.to_string(), key.rule.to_string(), 0.0);
+        if !saved.rules.contains(&rule) {
+            saved.rules.push(rule);
+        }
         drop(on_disk);
         self.write()
     }
@@ -73,22 +98,17 @@ impl BudgetStore {
 
     fn write(&self) -> io::Result<()> {
         let Some(path) = &self.path else { return Ok(()) };
-        let on_disk = lock(&self.on_disk); // held while writing, so that concurrent writes do not interleave
-        let text = serde_json::to_vec(&*on_disk).map_err(io::Error::other)?;
+        // One thread writes, so that writes do not interleave, and no lock is held while it does.
+        let text = serde_json::to_vec(&*lock(&self.on_disk)).map_err(io::Error::other)?;
         file::replace(path, &text, Mode::Owner, Durability::Process)
     }
 }
 
 fn read_levels(path: &Path) -> io::Result<SandboxLevels> {
-    let metadata = match std::fs::metadata(path) {
-        Ok(metadata) => metadata,
-        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(SandboxLevels::new()),
-        Err(error) => return Err(error),
-    };
-    if metadata.len() > MAX_BYTES {
-        return Err(io::Error::other("the file is larger than 64 MiB"));
+    match file::read_state(path, MAX_BYTES)? {
+        Some(text) => serde_json::from_slice(&text).map_err(io::Error::other),
+        None => Ok(SandboxLevels::new()),
     }
-    serde_json::from_slice(&std::fs::read(path)?).map_err(io::Error::other)
 }
 
 fn zero_levels(saved: &BudgetLevels) -> BudgetLevels {
@@ -108,14 +128,14 @@ mod tests {
         let path = dir.path().join("budget.json");
         let key = RuleKey { policy: PolicyName::parse("p").unwrap(), rule: "r".into() };
         let first = BudgetStore::open(Some(path.clone())).unwrap();
-        assert!(first.restored_levels("a").is_none());
+        assert!(first.take_restored("a").is_none());
         first.note_burst("a", &key).unwrap();
         let crashed = BudgetStore::open(Some(path.clone())).unwrap();
-        assert_eq!(crashed.restored_levels("a").unwrap().rules, [("p".into(), "r".into(), 0.0)]);
+        assert_eq!(crashed.take_restored("a").unwrap().rules, [("p".into(), "r".into(), 0.0)]);
         let left = BudgetLevels { bits: 5.0, forwards: 1.0, rules: vec![("p".into(), "r".into(), 3.0)] };
         crashed.save(SandboxLevels::from([("a".to_owned(), left.clone())])).unwrap();
         let stopped = BudgetStore::open(Some(path.clone())).unwrap();
-        assert_eq!(stopped.restored_levels("a"), Some(&left));
+        assert_eq!(stopped.take_restored("a"), Some(left));
         std::fs::write(&path, "{").unwrap();
         assert!(BudgetStore::open(Some(path)).is_err());
     }

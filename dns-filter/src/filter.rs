@@ -4,7 +4,8 @@ use std::collections::{BTreeMap, HashMap};
 use std::io;
 use std::net::IpAddr;
 use std::path::PathBuf;
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::atomic::AtomicUsize;
+use std::sync::mpsc::sync_channel;
 use std::sync::{Arc, Mutex, PoisonError, RwLock};
 use std::time::Duration;
 
@@ -13,15 +14,21 @@ use audit::{AttemptOutcome, DecisionDetails, Log, OpenRecord};
 use rules::configuration::{DenialForm, DnsSettings, PreResolve, ReverseLookups};
 use rules::ids::SandboxId;
 use rules::{DomainName, RuleSet, SandboxRef};
+use sys::worker::Worker;
 use tokio::time::Instant;
 
 use crate::budget::DnsBudget;
 use crate::budget_store::BudgetStore;
 use crate::cache::CachedAnswer;
+use crate::limits::{
+    BUDGET_REFILL, BUDGET_SAVE_WAIT, DEPARTED_SANDBOXES, IN_FLIGHT, IN_FLIGHT_SANDBOX, WAITING,
+    WAITING_SANDBOX,
+};
 use crate::lock;
 use crate::pre_resolve::PreResolvedNames;
 use crate::query_metrics::DnsMetrics;
 use crate::record;
+use crate::sandbox_quota::SandboxQuota;
 use crate::state::SandboxState;
 use crate::upstream::{ResolverPool, UpstreamClient};
 
@@ -38,6 +45,8 @@ pub struct DnsConfig {
 pub enum StartError {
     #[error("cannot use the DNS budgets in {path}: {source}; repair or remove the file")]
     Budgets { path: String, source: io::Error },
+    #[error("cannot start a thread: {0}")]
+    Thread(io::Error),
 }
 
 /// The sandbox's resolver.
@@ -50,11 +59,18 @@ pub struct DnsFilter {
     pub(crate) fold: Duration,
     pub(crate) reverse: ReverseLookups,
     pub(crate) pre_resolved: PreResolvedNames,
-    pub(crate) in_flight: AtomicUsize,
+    /// Upstream queries in flight.
+    pub(crate) flights: Arc<SandboxQuota>,
+    /// Queries that wait for one.
+    pub(crate) waiting: Arc<SandboxQuota>,
     pub(crate) metrics: DnsMetrics,
     pub(crate) store: Arc<BudgetStore>,
+    /// The thread that writes the budget file.
+    pub(crate) store_files: Worker,
     settings: DnsSettings,
     states: RwLock<hashbrown::HashMap<SandboxId, Arc<SandboxState>, foldhash::quality::RandomState>>,
+    /// The budgets of sandboxes that have left, until they are full again.
+    departed: Mutex<HashMap<SandboxId, DnsBudget>>,
     cached: Arc<AtomicUsize>,
     /// Origin of the time grid.
     epoch: Instant,
@@ -96,9 +112,12 @@ impl DnsFilter {
             fold: Duration::from_secs(settings.fold_seconds),
             reverse: settings.reverse,
             pre_resolved: PreResolvedNames::default(),
-            in_flight: AtomicUsize::new(0),
+            flights: SandboxQuota::new("DNS look-ups in flight", IN_FLIGHT, IN_FLIGHT_SANDBOX),
+            waiting: SandboxQuota::new("waiting DNS queries", WAITING, WAITING_SANDBOX),
             metrics: DnsMetrics::new(),
             store: Arc::new(store),
+            store_files: Worker::start("dns-budget").map_err(StartError::Thread)?,
+            departed: Mutex::default(),
             states: RwLock::default(),
             cached: Arc::default(),
             epoch: Instant::now(),
@@ -123,16 +142,79 @@ impl DnsFilter {
         self.flush_counts(None);
         let states = self.states.read().unwrap_or_else(PoisonError::into_inner);
         let now = Instant::now();
-        let levels: BTreeMap<_, _> =
-            states.iter().map(|(id, state)| (id.to_string(), state.lock().budget.save(now))).collect();
-        if let Err(error) = self.store.save(levels) {
-            tracing::warn!(%error, "cannot save the DNS budgets: they are nearly empty after the next start");
+        let present = states.iter().map(|(id, state)| (id.to_string(), state.lock().budget.save(now)));
+        let departed = lock(&self.departed);
+        let departed = departed.iter().map(|(id, budget)| (id.to_string(), budget.save(now)));
+        let levels: BTreeMap<_, _> = departed.chain(present).collect();
+        let (store, (saved, result)) = (self.store.clone(), sync_channel(1));
+        let posted = self.store_files.post(move || drop(saved.send(store.save(levels))));
+        let result = posted.ok().and_then(|()| result.recv_timeout(BUDGET_SAVE_WAIT).ok());
+        if !matches!(result, Some(Ok(()))) {
+            tracing::warn!(
+                ?result,
+                "cannot save the DNS budgets: they are nearly empty after the next start"
+            );
         }
+    }
+
+    /// Drops the state of sandboxes that have left the configuration and have no query under way.
+    ///
+    /// Their budgets are kept until they are full again, at most a few hours: a sandbox that leaves and returns gets
+    /// no second burst.
+    pub fn prune_sandboxes(&self) {
+        let rules = self.rules.load_full();
+        let has_left = |id: &SandboxId| rules.sandboxes().get(id).is_none();
+        let room = self.forget_full_budgets(&rules);
+        let states = self.states.read().unwrap_or_else(PoisonError::into_inner);
+        let gone: Vec<SandboxId> = states.keys().filter(|id| has_left(id)).take(room).cloned().collect();
+        drop(states);
+        let mut dropped = Vec::new();
+        for id in gone {
+            let mut states = self.states.write().unwrap_or_else(PoisonError::into_inner);
+            // Nobody gets another reference meanwhile: the table is locked.
+            if states.get(&id).is_some_and(|state| Arc::strong_count(state) == 1)
+                && let Some(state) = states.remove(&id)
+            {
+                let budget = state.lock().take_budget(Instant::now());
+                lock(&self.departed).insert(id, budget); // before a query can create the state again
+                dropped.push(state);
+            }
+        }
+        dropped.iter().for_each(|state| self.flush_sandbox(&rules, state, None));
+    }
+
+    /// Forgets the budgets of sandboxes that have left and that are full again; returns how many more can be kept.
+    fn forget_full_budgets(&self, rules: &RuleSet) -> usize {
+        let now = Instant::now();
+        let mut departed = lock(&self.departed);
+        departed.retain(|id, budget| {
+            let is_kept = !budget.is_full(now);
+            if !is_kept && rules.sandboxes().get(id).is_none() {
+                self.store.forget(id.as_str());
+            }
+            is_kept
+        });
+        if self.epoch.elapsed() > BUDGET_REFILL {
+            let is_configured =
+                |id: &str| SandboxId::parse(id).is_ok_and(|id| rules.sandboxes().get(&id).is_some());
+            self.store.forget_restored(is_configured);
+        }
+        DEPARTED_SANDBOXES.saturating_sub(departed.len())
+    }
+
+    /// Counts the sandboxes that have left and whose budgets are kept.
+    pub fn departed_count(&self) -> usize {
+        lock(&self.departed).len()
+    }
+
+    /// Counts the sandboxes that have a state.
+    pub fn sandbox_count(&self) -> usize {
+        self.states.read().unwrap_or_else(PoisonError::into_inner).len()
     }
 
     /// Returns the number of queries that wait for a resolver.
     pub fn in_flight(&self) -> usize {
-        self.in_flight.load(Ordering::Relaxed)
+        self.flights.in_use()
     }
 
     pub(crate) fn is_pre_resolving(&self) -> bool {
@@ -148,14 +230,20 @@ impl DnsFilter {
         drop(states);
         let mut states = self.states.write().unwrap_or_else(PoisonError::into_inner);
         let fresh = || {
-            let now = Instant::now();
-            let mut budget = DnsBudget::new(self.settings.forwards_per_hour, now);
-            if let Some(saved) = self.store.restored_levels(sandbox.id.as_str()) {
-                budget.restore(saved, now);
-            }
+            let budget = lock(&self.departed).remove(&sandbox.id);
+            let budget = budget.unwrap_or_else(|| self.restore_budget(&sandbox.id, Instant::now()));
             Arc::new(SandboxState::new(rules, sandbox, budget, self.settings.synthetic, self.cached.clone()))
         };
         states.entry(sandbox.id.clone()).or_insert_with(fresh).clone()
+    }
+
+    /// Returns the budget that an earlier process left, or a full one.
+    fn restore_budget(&self, sandbox: &SandboxId, now: Instant) -> DnsBudget {
+        let mut budget = DnsBudget::new(self.settings.forwards_per_hour, now);
+        if let Some(saved) = self.store.take_restored(sandbox.as_str()) {
+            budget.restore(&saved, now);
+        }
+        budget
     }
 
     pub(crate) fn find_state(&self, sandbox: &SandboxId) -> Option<Arc<SandboxState>> {
@@ -202,11 +290,14 @@ impl DnsFilter {
     /// Records what was only counted and is due at `now`; all of it at a stop, when `now` is `None`.
     fn flush_counts(&self, now: Option<Instant>) {
         let rules = self.rules.load_full();
-        let states: Vec<Arc<SandboxState>> = {
+        let states: Vec<(SandboxId, Arc<SandboxState>)> = {
             let states = self.states.read().unwrap_or_else(PoisonError::into_inner);
-            states.values().cloned().collect()
+            states.iter().map(|(id, state)| (id.clone(), state.clone())).collect()
         };
-        for state in states {
+        for (id, state) in states {
+            if let Some(sandbox) = rules.sandboxes().get(&id) {
+                state.lock().refresh(&rules, sandbox); // a summary names the identity of its generation
+            }
             self.flush_sandbox(&rules, &state, now);
         }
     }

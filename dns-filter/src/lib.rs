@@ -19,6 +19,7 @@ mod query_metrics;
 pub mod record;
 mod resolver;
 mod reverse_names;
+mod sandbox_quota;
 mod score;
 pub mod server;
 mod socket;

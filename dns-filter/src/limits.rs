@@ -13,10 +13,14 @@ pub const ANSWER_BYTES: usize = 65_535;
 
 /// Datagrams per `recvmmsg` and `sendmmsg`.
 pub const DATAGRAM_BATCH: usize = sys::datagrams::BATCH;
-/// Queries that wait for a resolver, in all.
+/// Upstream queries in flight, in all. Half of them are divided among the sandboxes: a share that no other can take.
 pub const IN_FLIGHT: usize = 8192;
-/// Queries that wait for a resolver, per sandbox.
+/// Upstream queries in flight, per sandbox.
 pub const IN_FLIGHT_SANDBOX: usize = 2048;
+/// Queries that wait for an upstream query of their own or of others, in all; shared like [`IN_FLIGHT`].
+pub const WAITING: usize = 8192;
+/// Queries that wait, per sandbox.
+pub const WAITING_SANDBOX: usize = 4096;
 /// Queries that join one query in flight.
 pub const FLIGHT_WAITERS: usize = 64;
 
@@ -26,10 +30,12 @@ pub const FLIGHT_REJOINS: usize = 3;
 /// How long shutdown waits for queries in flight and open connections.
 pub const DRAIN_TIMEOUT: Duration = Duration::from_secs(5);
 
-/// TCP connections in all.
+/// TCP connections of sandboxes, in all; shared like [`IN_FLIGHT`].
 pub const TCP_CONNECTIONS: usize = 1024;
 /// TCP connections per sandbox.
 pub const TCP_CONNECTIONS_SANDBOX: usize = 64;
+/// TCP connections of channels that belong to no sandbox.
+pub const TCP_CONNECTIONS_UNKNOWN: usize = 64;
 /// Concurrent queries per TCP connection (RFC 7766, 6.2.1.1).
 pub const TCP_PIPELINE: usize = 16;
 /// How long a message may take from first to last byte.
@@ -94,6 +100,14 @@ pub const PRE_RESOLVE_RETRY: Duration = Duration::from_secs(15);
 /// Concurrent pre-resolutions.
 pub const PRE_RESOLVE_AT_ONCE: usize = 32;
 
+/// How long a query waits until the budget file says that its rule has had its burst.
+pub const BUDGET_WRITE_WAIT: Duration = Duration::from_secs(2);
+/// How long a stop waits for the budget file.
+pub const BUDGET_SAVE_WAIT: Duration = Duration::from_secs(5);
+/// Sandboxes that have left and whose budgets are not full again. Beyond that, states of sandboxes that leave are kept.
+pub const DEPARTED_SANDBOXES: usize = 16_384;
+/// Longest time until the default budgets are full again: those that an earlier process left are forgotten after it.
+pub const BUDGET_REFILL: Duration = Duration::from_secs(2 * 3600);
 /// Rules per sandbox with a bit budget; a rule beyond that has an empty one.
 pub const BUDGET_RULES: usize = 4096;
 /// Names per rule remembered as sent; a name beyond that is charged as new each time.

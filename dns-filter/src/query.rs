@@ -21,6 +21,7 @@ use crate::message::{AnswerSection, DnsQuery, DnsTransport, Ede, QueryError, Rco
 use crate::record;
 use crate::resolver::{Lookup, LookupCaller};
 use crate::reverse_names::parse_reverse_name;
+use crate::sandbox_quota::QuotaExhausted;
 use crate::score::ALARM_SCORE;
 use crate::state::SandboxState;
 
@@ -62,7 +63,7 @@ pub enum QueryStep {
 pub struct PendingQuery {
     packet: Vec<u8>,
     carrier: DnsTransport,
-    lookup: Lookup,
+    pub(crate) lookup: Lookup,
 }
 
 impl DnsFilter {
@@ -102,9 +103,9 @@ impl DnsFilter {
     }
 
     /// Records and answers a query that is refused because too many are waiting.
-    pub(crate) fn refuse_overload(&self, pending: PendingQuery) -> Vec<u8> {
+    pub(crate) fn refuse_overload(&self, pending: PendingQuery, exhausted: &QuotaExhausted) -> Vec<u8> {
         let PendingQuery { packet, carrier, lookup } = pending;
-        self.record_overload(&lookup);
+        self.record_overload(&lookup, exhausted);
         let Ok(query) = DnsQuery::parse(&packet) else { return Vec::new() };
         self.build_refusal(&query, Reason::DnsOverload, carrier)
     }
@@ -130,12 +131,12 @@ impl DnsFilter {
                 (QueryStep::Answer(head.bare_answer(rcode)), Reason::DnsOperation)
             }
         };
-        self.record_unread(reason, arrived);
+        self.record_unread(reason, arrived, None);
         answer
     }
 
     /// Records a packet or connection that was not processed: not a valid query, or beyond a limit.
-    pub(crate) fn record_unread(&self, reason: Reason, arrived: &QueryArrival) {
+    pub(crate) fn record_unread(&self, reason: Reason, arrived: &QueryArrival, why: Option<String>) {
         let rules = self.rules.load_full();
         self.metrics.unread.increment(1);
         let sandbox = rules.sandboxes().identify(std::slice::from_ref(&arrived.channel)).ok();
@@ -144,7 +145,8 @@ impl DnsFilter {
             record.set_sandbox(record::subject(sandbox));
         }
         record.set_facts(record::facts("(unreadable)", QueryType(0)));
-        record.post_denial(record::refusal_details(reason, None, self.policy(&rules)));
+        let refused = record::refusal_details(reason, None, self.policy(&rules));
+        record.post_denial(record::add_message(refused, why));
     }
 
     /// Refuses a query whose channel belongs to no sandbox, or to two.
@@ -485,7 +487,7 @@ impl LocalAnswer<'_> {
 
     fn open_record(&self) -> audit::OpenRecord {
         let mut record = self.filter.log.open_record(record::arrival(self.arrived));
-        record.set_sandbox(self.state.lock().subject.clone());
+        record.set_sandbox(record::subject(&self.sandbox)); // of the snapshot that decided, not of an earlier one
         record.set_facts(record::facts(&self.query.display_name(), self.query.kind));
         record
     }

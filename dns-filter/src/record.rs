@@ -100,6 +100,13 @@ pub(crate) fn refusal_details(
     }
 }
 
+/// Puts a message before the one that a verdict has.
+pub(crate) fn add_message(verdict: DecisionDetails, message: Option<String>) -> DecisionDetails {
+    let Some(message) = message else { return verdict };
+    let next = verdict.message.map(|next| format!(". {}", next.to_display())).unwrap_or_default();
+    DecisionDetails { message: Some(format!("{message}{next}").into()), ..verdict }
+}
+
 /// Returns the details of an answer that needs no rule, such as `localhost`.
 pub(crate) fn local_details(policy: audit::RecordedPolicy) -> DecisionDetails {
     DecisionDetails {

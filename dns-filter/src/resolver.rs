@@ -19,23 +19,23 @@
 
 use std::net::IpAddr;
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
 
 use audit::{DecisionDetails, DetectionFinding, Ending, FindingCode, OpenRecord, Receipt};
 use rules::facts::{NameFacts, QueryType};
 use rules::ids::SandboxId;
 use rules::{Decision, DomainName, Facts, Host, Permit, Reason, RuleSet, SandboxRef};
 use tokio::sync::watch;
-use tokio::time::Instant;
+use tokio::time::{Instant, timeout};
 
 use crate::budget::{ExhaustedBudget, QueryChoice, RuleKey};
 use crate::cache::CachedAnswer;
 use crate::clean::{CleanAnswer, PermittedQuery, answer_outcome, clean};
 use crate::filter::DnsFilter;
-use crate::limits::{FLIGHT_REJOINS, FLIGHT_WAITERS, IN_FLIGHT, IN_FLIGHT_SANDBOX};
+use crate::limits::{BUDGET_WRITE_WAIT, FLIGHT_REJOINS, FLIGHT_WAITERS};
 use crate::message::Rcode;
 use crate::query::{boxed_wire_key, cached_answer};
 use crate::record;
+use crate::sandbox_quota::{QuotaExhausted, QuotaSlot};
 use crate::score::ALARM_SCORE;
 use crate::state::{FlightResult, LockedState, SandboxState};
 
@@ -122,6 +122,8 @@ pub(crate) enum LookupCaller {
 struct LookupContext<'a> {
     lookup: &'a Lookup,
     rules: Arc<RuleSet>,
+    /// With its identity under these rules.
+    sandbox: SandboxRef,
     state: Arc<SandboxState>,
 }
 
@@ -133,9 +135,17 @@ enum FlightRole {
     Lead(Leader),
 }
 
+/// Why a look-up is refused before anything leaves.
+enum LookupRefusal {
+    Budget(ExhaustedBudget),
+    Overload(String),
+}
+
 /// The leader of a flight: charged, not recorded yet.
 struct Leader {
     flight: Flight,
+    /// Its place among the queries in flight.
+    slot: QuotaSlot,
     price: f64,
     /// First query of its rule: the budget file does not yet say that the rule has had its burst.
     fresh: bool,
@@ -166,20 +176,18 @@ impl Flight {
     }
 }
 
-/// Counts a query as in flight until dropped, so that a cancelled look-up is no longer counted.
-struct InFlightGuard<'a>(&'a DnsFilter);
+/// Shows a query as in flight until dropped, so that a cancelled look-up is no longer shown.
+struct InFlightGauge<'a>(&'a DnsFilter);
 
-impl<'a> InFlightGuard<'a> {
-    fn acquire(filter: &'a DnsFilter) -> Self {
-        filter.in_flight.fetch_add(1, Ordering::Relaxed);
+impl<'a> InFlightGauge<'a> {
+    fn raise(filter: &'a DnsFilter) -> Self {
         filter.metrics.in_flight.increment(1.0);
-        InFlightGuard(filter)
+        InFlightGauge(filter)
     }
 }
 
-impl Drop for InFlightGuard<'_> {
+impl Drop for InFlightGauge<'_> {
     fn drop(&mut self) {
-        self.0.in_flight.fetch_sub(1, Ordering::Relaxed);
         self.0.metrics.in_flight.decrement(1.0);
     }
 }
@@ -229,8 +237,9 @@ impl DnsFilter {
                     }
                 }
                 Ok(FlightRole::Lead(leader)) => return self.lead_lookup(&context, leader).await,
-                Err((reason, exhausted)) => {
-                    self.refuse_lookup(&context, reason, exhausted).await;
+                Err(refusal) => {
+                    let reason = refusal.reason();
+                    self.refuse_lookup(&context, refusal).await;
                     return Err(reason.into());
                 }
             }
@@ -244,17 +253,16 @@ impl DnsFilter {
 
     fn lookup_context<'a>(&self, lookup: &'a Lookup) -> LookupContext<'a> {
         let rules = self.rules.load_full();
-        let state = self.sandbox_state(&rules, &lookup.sandbox);
-        LookupContext { lookup, rules, state }
+        let identified = rules.sandboxes().identify_again(&lookup.sandbox);
+        let sandbox = identified.unwrap_or_else(|_| lookup.sandbox.clone()); // gone: it is recorded as it was
+        let state = self.sandbox_state(&rules, &sandbox);
+        LookupContext { lookup, rules, sandbox, state }
     }
 
-    fn join_or_lead(
-        &self,
-        context: &LookupContext<'_>,
-    ) -> Result<FlightRole, (Reason, Option<ExhaustedBudget>)> {
+    fn join_or_lead(&self, context: &LookupContext<'_>) -> Result<FlightRole, LookupRefusal> {
         let (lookup, now) = (context.lookup, Instant::now());
         let mut inner = context.state.lock();
-        inner.refresh(&context.rules, &lookup.sandbox);
+        inner.refresh(&context.rules, &context.sandbox);
         if let Some(cached) = inner.cache.find(&lookup.key, now)
             && (cached.generation == context.rules.generation()
                 || cached.entry.permit.has_same_terms(&lookup.permit))
@@ -265,17 +273,17 @@ impl DnsFilter {
         if let Some(sender) = inner.flights.get(&lookup.key) {
             return match sender.receiver_count() < FLIGHT_WAITERS {
                 true => Ok(FlightRole::Join(sender.subscribe())),
-                false => Err((Reason::DnsOverload, None)),
+                false => Err(LookupRefusal::Overload(format!(
+                    "{FLIGHT_WAITERS} queries wait for this name already"
+                ))),
             };
         }
-        if inner.flights.len() >= IN_FLIGHT_SANDBOX || self.in_flight() >= IN_FLIGHT {
-            return Err((Reason::DnsOverload, None));
-        }
-        let (price, fresh) = charge_lookup(&mut inner, lookup, now)
-            .map_err(|exhausted| (Reason::DnsBudget, Some(exhausted)))?;
+        let slot = self.flights.acquire(&context.rules, &lookup.sandbox.id);
+        let slot = slot.map_err(|exhausted| LookupRefusal::Overload(exhausted.to_string()))?;
+        let (price, fresh) = charge_lookup(&mut inner, lookup, now).map_err(LookupRefusal::Budget)?;
         inner.flights.insert(lookup.key.clone(), watch::channel(None).0);
         let flight = Flight { state: context.state.clone(), key: lookup.key.clone() };
-        Ok(FlightRole::Lead(Leader { flight, price, fresh }))
+        Ok(FlightRole::Lead(Leader { flight, slot, price, fresh }))
     }
 
     async fn lead_lookup(
@@ -283,9 +291,9 @@ impl DnsFilter {
         context: &LookupContext<'_>,
         leader: Leader,
     ) -> Result<Arc<CachedAnswer>, ResolveError> {
-        let guard = InFlightGuard::acquire(self);
+        let gauge = InFlightGauge::raise(self);
         let result = self.query_upstream(context, &leader).await;
-        drop(guard);
+        drop((gauge, leader.slot));
         leader.flight.finish(&result);
         result
     }
@@ -370,12 +378,15 @@ impl DnsFilter {
 
     /// Writes to disk that a rule has had its burst, before its first query uses it.
     async fn note_burst(&self, lookup: &Lookup) -> Result<(), ResolveError> {
+        if !self.store.has_file() {
+            return Ok(());
+        }
         let (store, sandbox) = (self.store.clone(), lookup.sandbox.id.clone());
         let key = RuleKey::from_permit(&lookup.permit);
-        let noted = tokio::task::spawn_blocking(move || store.note_burst(sandbox.as_str(), &key)).await;
-        match noted {
-            Ok(Ok(())) => Ok(()),
-            Ok(Err(_)) | Err(_) => Err(Reason::LogUnwritable.into()),
+        let noted = self.store_files.run(move || store.note_burst(sandbox.as_str(), &key));
+        match timeout(BUDGET_WRITE_WAIT, noted).await {
+            Ok(Ok(Ok(()))) => Ok(()),
+            Ok(Ok(Err(_)) | Err(_)) | Err(_) => Err(Reason::LogUnwritable.into()),
         }
     }
 
@@ -388,7 +399,7 @@ impl DnsFilter {
         self.metrics.joined.increment(1);
         match &result {
             Ok(entry) => self.record_shared(context, entry),
-            Err(refusal) => self.record_refused(context, refusal.reason),
+            Err(refusal) => self.record_refused(context, refusal.reason, None),
         }
         result
     }
@@ -405,20 +416,27 @@ impl DnsFilter {
         }
     }
 
-    fn record_refused(&self, context: &LookupContext<'_>, reason: Reason) {
-        let details =
-            record::refusal_details(reason, Some(&context.lookup.permit), self.policy(&context.rules));
-        self.open_lookup_record(context).post_denial(details);
+    /// Records a refusal; `why` says more than the reason.
+    fn record_refused(&self, context: &LookupContext<'_>, reason: Reason, why: Option<String>) {
+        let permit = Some(&context.lookup.permit);
+        let refused = record::refusal_details(reason, permit, self.policy(&context.rules));
+        self.open_lookup_record(context).post_denial(record::add_message(refused, why));
+    }
+
+    /// Takes a place among the queries that wait.
+    pub(crate) fn admit_waiting(&self, lookup: &Lookup) -> Result<QuotaSlot, QuotaExhausted> {
+        self.waiting.acquire(&self.rules.load(), &lookup.sandbox.id)
     }
 
     /// Records a look-up that was refused because too many are waiting.
-    pub(crate) fn record_overload(&self, lookup: &Lookup) {
-        self.record_refused(&self.lookup_context(lookup), Reason::DnsOverload);
+    pub(crate) fn record_overload(&self, lookup: &Lookup, exhausted: &QuotaExhausted) {
+        let why = Some(exhausted.to_string());
+        self.record_refused(&self.lookup_context(lookup), Reason::DnsOverload, why);
     }
 
     fn open_lookup_record(&self, context: &LookupContext<'_>) -> OpenRecord {
         let mut record = self.log.open_record(context.lookup.arrival.clone());
-        record.set_sandbox(context.state.lock().subject.clone());
+        record.set_sandbox(record::subject(&context.sandbox));
         record.set_facts(record::facts(context.lookup.name.as_str(), context.lookup.kind));
         record
     }
@@ -441,18 +459,18 @@ impl DnsFilter {
     }
 
     /// Records a look-up that is refused before anything leaves: budget exhausted, or too many waiting.
-    async fn refuse_lookup(
-        &self,
-        context: &LookupContext<'_>,
-        reason: Reason,
-        exhausted: Option<ExhaustedBudget>,
-    ) {
+    async fn refuse_lookup(&self, context: &LookupContext<'_>, refusal: LookupRefusal) {
+        let reason = refusal.reason();
+        let (exhausted, why) = match refusal {
+            LookupRefusal::Budget(exhausted) => (Some(exhausted), None),
+            LookupRefusal::Overload(why) => (None, Some(why)),
+        };
         self.metrics.spent.increment(u64::from(exhausted.is_some()));
         let (due, score) = context.budget_finding(exhausted);
         let record = self.open_lookup_record(context);
         let refused =
             record::refusal_details(reason, Some(&context.lookup.permit), self.policy(&context.rules));
-        let mut verdict = record::add_score(refused, &score);
+        let mut verdict = record::add_message(record::add_score(refused, &score), why);
         if let Some(exhausted) = due {
             let title = "DNS budget exhausted";
             let message = exhausted.meaning().to_owned();
@@ -461,6 +479,15 @@ impl DnsFilter {
             verdict = record::mark_alert(verdict);
         }
         record.post_denial(verdict);
+    }
+}
+
+impl LookupRefusal {
+    fn reason(&self) -> Reason {
+        match self {
+            LookupRefusal::Budget(_) => Reason::DnsBudget,
+            LookupRefusal::Overload(_) => Reason::DnsOverload,
+        }
     }
 }
 

@@ -90,6 +90,13 @@ impl LockedState {
         }
     }
 
+    /// Takes the budget out of a state that is dropped.
+    pub(crate) fn take_budget(&mut self, now: Instant) -> DnsBudget {
+        let mut budget = std::mem::replace(&mut self.budget, DnsBudget::new(0, now));
+        budget.forget_names();
+        budget
+    }
+
     /// Returns the name that an address was given for.
     pub(crate) fn name_of(&self, address: IpAddr) -> Option<DomainName> {
         let synthetic = match address {

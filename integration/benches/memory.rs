@@ -209,10 +209,12 @@ credential = "memory"
 mode = "explicit"
 bind = ["{guarded}"]
 sandbox = "sandbox-a"
+dangerously_share_address = true
 [[listener]]
 mode = "explicit"
 bind = ["{unguarded}"]
 sandbox = "sandbox-b"
+dangerously_share_address = true
 [[sandbox]]
 id = "sandbox-a"
 tenant = "acme"

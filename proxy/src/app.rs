@@ -19,28 +19,34 @@ use rules::configuration::{
 };
 use rules::ids::SandboxId;
 use rules::load;
+use rules::quota::MachineLimits;
 use rules::{LoadSources, RuleSet, TimedState, compile};
 use sd_notify::NotifyState;
-use tokio::sync::watch;
+use sys::worker::Worker;
+use tokio::sync::{Semaphore, watch};
 use tokio::time::timeout;
 use tokio_util::task::TaskTracker;
 
-use crate::accept::ConnectionHandler;
 use crate::accept::leaf_certs::LeafCerts;
 use crate::accept::listen::{self, BoundListener};
+use crate::accept::{self, ConnectionHandler};
 use crate::admin::pending::PendingList;
 use crate::admin::server::AdminServer;
 use crate::admin::status::AdminState;
+use crate::budget::cost::HANDSHAKES;
+use crate::budget::gates::Gates;
 use crate::budget::ledger::Ledger;
+use crate::budget::quota::Quotas;
 use crate::credential::CredentialStore;
 use crate::egress::roots::UpstreamRoots;
 use crate::egress::shared::Shared;
+use crate::housekeeping;
 use crate::http::HttpEngine;
 use crate::memory::MemoryGuard;
 use crate::policy::grants::GrantStore;
 use crate::policy::identities::IdentityStore;
 use crate::policy::source::PolicySource;
-use crate::policy::store::{LoadStatus, PolicyStore};
+use crate::policy::store::{LOADER, LoadStatus, PolicyStore, STATE_FILES};
 use crate::policy::watch::{FileWatcher, ReloadTrigger};
 use crate::report::diagnostics::InvalidPolicy;
 use crate::report::{log_settings, metrics};
@@ -107,7 +113,8 @@ impl App {
         let log = log_settings::open_log(&paths.log, &configuration)?;
         let identities = IdentityStore::open(&paths.log)?;
         let rules = identities.apply(rules)?;
-        let ledger = Arc::new(Ledger::open(&paths.log, &rules)?);
+        let state_files = Worker::start(STATE_FILES).context("cannot start a thread")?;
+        let ledger = Arc::new(Ledger::open(&paths.log, &rules, state_files.clone())?);
         let grants = Arc::new(GrantStore::open(&paths.log, configuration.grants.clone())?);
         let timed =
             TimedState { grants: grants.active_grants(&rules), ended: ledger.expired_sandboxes(&rules) };
@@ -122,7 +129,10 @@ impl App {
         let filter = DnsFilter::new(rules.clone(), log.clone(), DnsConfig { settings, budgets })?;
         let dns = open_dns_server(&filter, &configuration)?;
         let listeners = open_listeners(&configuration, base)?;
-        let shared = build_shared(&rules, &log, &filter, &configuration, base, (&ledger, &grants));
+        let quotas = Quotas::new(configuration.quota, machine_limits()?, configuration.limits, &rules.load())
+            .context("the quotas cannot hold, not starting")?;
+        let kept = (&ledger, &grants, &state_files);
+        let shared = build_shared(&rules, &log, &filter, &configuration, base, kept, quotas)?;
         let gate = match listeners.is_empty() {
             true => None,
             false => {
@@ -140,8 +150,11 @@ impl App {
             live: shared.live.clone(),
             log: log.clone(),
             ledger: ledger.clone(),
+            quotas: shared.quotas.clone(),
             grants,
             on_invalid: configuration.on_invalid,
+            loader: Worker::start(LOADER).context("cannot start a thread")?,
+            state_files,
             loading: std::sync::Mutex::default(),
             watcher: Arc::new(std::sync::Mutex::new(FileWatcher::open()?)),
             last,
@@ -188,6 +201,7 @@ impl App {
         let mut watching = tokio::spawn(watch.run(state.reloader.clone()));
         let mut timing = tokio::spawn(state.reloader.clone().run_periodic());
         let commands = tokio::spawn(admin.serve(state.clone()));
+        let keeping = tokio::spawn(housekeeping::run_periodic(state.clone()));
         let served = tokio::select! {
             served = serve_dns(dns, stop) => served,
             () = filter.run_periodic() => Ok(()),
@@ -200,7 +214,8 @@ impl App {
         watching.abort();
         timing.abort();
         commands.abort();
-        state.reloader.ledger.flush();
+        keeping.abort();
+        state.reloader.ledger.flush().await;
         filter.stop();
         let recorded = record_event(&log, &state, LifecycleEvent::Stopped).await;
         log.close();
@@ -229,7 +244,7 @@ fn subscribe(
 ) {
     let (rules, ledger, pending) = (rules.clone(), ledger.clone(), pending.clone());
     log.subscribe(move |seen| {
-        pending.observe(seen);
+        pending.observe(seen, &rules.load());
         if let Some(witness) = &witness {
             witness(seen);
         }
@@ -281,21 +296,37 @@ fn build_shared(
     filter: &Arc<DnsFilter>,
     configuration: &Configuration,
     base: &Path,
-    (ledger, grants): (&Arc<Ledger>, &Arc<GrantStore>),
-) -> Arc<Shared> {
+    (ledger, grants, state_files): (&Arc<Ledger>, &Arc<GrantStore>, &Worker),
+    quotas: Arc<Quotas>,
+) -> anyhow::Result<Arc<Shared>> {
     let credentials = configuration.credentials.iter();
     let credentials = credentials.map(|one| (one.name.clone(), base.join(&one.file)));
-    Arc::new(Shared {
+    let credentials = CredentialStore::open(credentials).context("cannot start a thread")?;
+    Ok(Arc::new(Shared {
         rules: rules.clone(),
         log: log.clone(),
         resolver: Resolver::new(filter.clone()),
         limits: configuration.limits,
-        credentials: CredentialStore::new(credentials),
+        credentials,
         ledger: ledger.clone(),
         grants: grants.clone(),
+        state_files: state_files.clone(),
         live: Arc::default(),
-        connection_limit: Arc::default(),
+        quotas,
+        dial_gates: Gates::new(1),
+        handshakes: Gates::new(HANDSHAKES),
+        large_checks: Gates::new(1),
         mark: configuration.upstream.mark,
+    }))
+}
+
+/// Measures the machine, and raises the limit on descriptors as far as it goes.
+fn machine_limits() -> anyhow::Result<MachineLimits> {
+    Ok(MachineLimits {
+        memory: sys::machine::memory_limit(),
+        descriptors: sys::machine::raise_descriptor_limit().context("cannot read the descriptor limit")?,
+        ports: sys::machine::local_ports(),
+        tcp_memory: sys::machine::tcp_memory(),
     })
 }
 
@@ -320,8 +351,9 @@ fn build_handler(
     let roots = UpstreamRoots::load(TrustSource { system, files, client: None })?;
     let guard = MemoryGuard::open(configuration, shared, base, &roots)?;
     let engine = HttpEngine::new(shared.clone(), guard.clone(), &roots);
-    let leaves = LeafCerts::new(authority);
-    Ok(ConnectionHandler { shared: shared.clone(), engine, guard, leaf_certs: leaves, stop })
+    let leaves = LeafCerts::new(authority, shared.ledger.clone());
+    let refused = Semaphore::new(accept::MAX_REFUSED);
+    Ok(ConnectionHandler { shared: shared.clone(), engine, guard, leaf_certs: leaves, refused, stop })
 }
 
 /// Parses the configuration.

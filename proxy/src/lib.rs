@@ -1,8 +1,8 @@
 //! The proxy: listeners, the life of a connection, egress, HTTP, the memory guard, credentials, budgets, admin.
 //!
 //! A connection is followed through `accept` (whose is it, what does it speak), `egress` (charge, record, resolve,
-//! dial) and `http` or `memory` (act). Dependencies between the folders run one way: `app`, `admin`, `accept`, `http`,
-//! `memory`, `egress`, `policy`, `budget`, `credential`, `report`, `state_file`.
+//! dial) and `http` or `memory` (act). Dependencies between the folders run one way: `app`, `housekeeping`, `admin`,
+//! `accept`, `http`, `memory`, `egress`, `policy`, `budget`, `credential`, `report`, `state_file`.
 
 mod accept;
 pub mod admin;
@@ -10,6 +10,7 @@ pub mod app;
 mod budget;
 mod credential;
 mod egress;
+mod housekeeping;
 mod http;
 mod inspect;
 mod memory;
@@ -19,5 +20,6 @@ mod self_test;
 mod state_file;
 
 pub use accept::detect;
+pub use budget::cost::limits_markdown;
 pub use credential::scrub;
 pub use http::{chunks, head};

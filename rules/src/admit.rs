@@ -55,7 +55,7 @@ impl RuleSet {
         if matches!(permit.host(), Host::Address(wanted) if *wanted != address) {
             return Err(Reason::AddressNotExpected);
         }
-        permit.0.admission.iter().try_for_each(|layer| check_layer(layer, address))
+        permit.terms.admission.iter().try_for_each(|layer| check_layer(layer, address))
     }
 
     /// Returns whether Sandbar itself listens there.

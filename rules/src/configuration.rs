@@ -11,6 +11,7 @@ use crate::limits::TrafficLimits;
 use crate::name::{DomainName, Host};
 use crate::pattern::HostPattern;
 use crate::principal::PrincipalTemplate;
+use crate::quota::QuotaSettings;
 
 /// The settings of one instance.
 #[derive(Clone, Debug, Default)]
@@ -24,6 +25,7 @@ pub struct Configuration {
     pub dns: Option<DnsSettings>,
     pub grants: GrantSettings,
     pub limits: TrafficLimits,
+    pub quota: QuotaSettings,
     pub listeners: Vec<ListenerSettings>,
     pub upstream: UpstreamSettings,
     pub identity: Option<IdentitySettings>,

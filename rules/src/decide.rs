@@ -17,14 +17,15 @@ use crate::network::{address_forms, forbidden_range};
 use crate::policy::{MatchedEntry, Policy, Rule, RuleAction, RuleMatch, matching_rules};
 use crate::reason::Reason;
 use crate::ruleset::{BaseLayer, RuleSet, SandboxLayers, Tier};
-use crate::sandbox::{Sandbox, SandboxRef};
+use crate::sandbox::SandboxRef;
 use crate::special_names;
 use crate::url_path::{CanonicalPath, PathSpecificity};
 
 impl RuleSet {
     /// Decides one attempt of `sandbox`.
     ///
-    /// Looks the sandbox up again, so that it refuses a sandbox that the configuration no longer has.
+    /// Identifies the sandbox again, so that it refuses one whose channel belongs to another by now, or that the
+    /// configuration no longer has.
     pub fn decide(&self, sandbox: &SandboxRef, facts: &Facts) -> Decision {
         match self.evaluate(sandbox, facts) {
             Ok(permit) => Decision::Allow(permit),
@@ -34,13 +35,16 @@ impl RuleSet {
         }
     }
 
-    /// Decides the attempt of `permit` again after the rules changed: the rules must still allow it, handle it the
-    /// same way, and admit the address that was dialled.
+    /// Decides the attempt of `permit` again after the rules changed: its channel must still belong to the same
+    /// sandbox with the same identity, and the rules must still allow the attempt, handle it the same way, and admit
+    /// the address that was dialled.
     pub fn decide_again(&self, permit: &Permit, dialled: Option<IpAddr>) -> Decision {
-        let Some(sandbox) = self.sandboxes.get(permit.sandbox()) else {
-            return Decision::Deny(Box::new(self.build_denial(Reason::UnknownSandbox)));
+        let sandbox = match self.sandboxes.identify_again(permit.holder()) {
+            Ok(now) if permit.holder().keeps_identity(&now) => now,
+            Ok(_) => return Decision::Deny(Box::new(self.build_denial(Reason::IdentityChanged))),
+            Err(reason) => return Decision::Deny(Box::new(self.build_denial(reason))),
         };
-        let fresh = match self.decide(sandbox, permit.facts()) {
+        let fresh = match self.decide(&sandbox, permit.facts()) {
             Decision::Allow(fresh) => fresh,
             Decision::Deny(denial) if self.is_grant_ended(permit) => {
                 return Decision::Deny(Box::new(Denial { reason: Reason::GrantEnded, ..*denial }));
@@ -101,13 +105,16 @@ impl RuleSet {
         if self.is_closed() {
             return Err(Reason::PolicyInvalid.into());
         }
-        let layers = self.layers.get(&sandbox.id).ok_or(Reason::UnknownSandbox)?;
-        let current = self.sandboxes.get(&sandbox.id).ok_or(Reason::UnknownSandbox)?;
+        let current = self.sandboxes.identify_again(sandbox)?;
+        if current.id != sandbox.id {
+            return Err(Reason::IdentityChanged.into());
+        }
+        let layers = self.layers.get(&current.id).ok_or(Reason::UnknownSandbox)?;
         if self.ended.contains(&sandbox.id) {
             return Err(Reason::SandboxEnded.into());
         }
         let host = agreed_host(facts)?;
-        let attempt = AttemptContext::new(current, layers, facts, &host)?;
+        let attempt = AttemptContext::new(&current, layers, facts, &host)?;
         attempt.refuse_denied()?;
         attempt.refuse_unguarded()?;
         attempt.build_permit(self.generation, &attempt.allowing_rules()?)
@@ -136,7 +143,7 @@ impl PartialDenial {
 
 /// One attempt with the rules that apply to it.
 pub(crate) struct AttemptContext<'a> {
-    pub(crate) sandbox: &'a Sandbox,
+    pub(crate) sandbox: &'a SandboxRef,
     pub(crate) layers: &'a SandboxLayers,
     pub(crate) facts: &'a Facts,
     pub(crate) host: &'a Host,
@@ -184,7 +191,7 @@ const fn rule_miss(depth: u8, reason: Reason) -> RuleMiss {
 
 impl<'a> AttemptContext<'a> {
     fn new(
-        sandbox: &'a Sandbox,
+        sandbox: &'a SandboxRef,
         layers: &'a SandboxLayers,
         facts: &'a Facts,
         host: &'a Host,

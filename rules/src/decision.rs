@@ -12,6 +12,7 @@ use crate::ids::{CredentialName, PolicyName, ProfileName, SandboxId};
 use crate::name::Host;
 use crate::policy::{IdentityMode, PolicyDigest};
 use crate::reason::Reason;
+use crate::sandbox::SandboxRef;
 
 /// The decision on one attempt.
 #[must_use = "an attempt must not proceed without a decision"]
@@ -23,12 +24,15 @@ pub enum Decision {
 
 /// Proof that [`RuleSet::decide`](crate::RuleSet::decide) allowed one attempt; resolving and dialling require it.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Permit(pub(crate) Arc<PermitTerms>);
+pub struct Permit {
+    /// The sandbox that made the attempt, with the identity that it had.
+    pub(crate) holder: SandboxRef,
+    pub(crate) terms: Arc<PermitTerms>,
+}
 
 /// The content of a permit, shared by connection, record and ledger.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct PermitTerms {
-    pub(crate) sandbox: SandboxId,
     pub(crate) host: Host,
     pub(crate) port: Option<u16>,
     pub(crate) rule: RuleRef,
@@ -129,77 +133,84 @@ pub struct DialPermit {
 
 impl Permit {
     pub fn sandbox(&self) -> &SandboxId {
-        &self.0.sandbox
+        &self.holder.id
+    }
+
+    /// Returns the sandbox with the identity that was decided upon: everything done under the permit is done as it.
+    pub fn holder(&self) -> &SandboxRef {
+        &self.holder
     }
 
     pub fn host(&self) -> &Host {
-        &self.0.host
+        &self.terms.host
     }
 
     /// Returns the port; `None` for a lookup.
     pub fn port(&self) -> Option<u16> {
-        self.0.port
+        self.terms.port
     }
 
     pub fn rule(&self) -> &RuleRef {
-        &self.0.rule
+        &self.terms.rule
     }
 
     pub fn generation(&self) -> u64 {
-        self.0.generation
+        self.terms.generation
     }
 
     pub fn treatment(&self) -> &Treatment {
-        &self.0.treatment
+        &self.terms.treatment
     }
 
     pub fn lookup(&self) -> &LookupTerms {
-        &self.0.lookup
+        &self.terms.lookup
     }
 
     /// Returns the budgets of the whole sandbox: the smallest of its policies' budgets.
     pub fn sandbox_budgets(&self) -> Budgets {
-        self.0.sandbox_budgets
+        self.terms.sandbox_budgets
     }
 
     /// Returns the budgets of this rule.
     pub fn rule_budgets(&self) -> Budgets {
-        self.0.rule_budgets
+        self.terms.rule_budgets
     }
 
     /// Returns the allowing rule of the base with its budgets, which all rules of the sandbox share.
     pub fn base_budgets(&self) -> Option<(&RuleRef, Budgets)> {
-        self.0.base_budgets.as_ref().map(|(rule, budgets)| (rule, *budgets))
+        self.terms.base_budgets.as_ref().map(|(rule, budgets)| (rule, *budgets))
     }
 
     pub fn credential(&self) -> Option<&CredentialName> {
-        self.0.credential.as_ref()
+        self.terms.credential.as_ref()
     }
 
     /// Returns whether any rule of the sandbox injects a credential for this host, so that Sandbar strips the
     /// sandbox's own.
     pub fn is_credential_host(&self) -> bool {
-        self.0.is_credential_host
+        self.terms.is_credential_host
     }
 
     pub fn may_receive_memory(&self) -> bool {
-        self.0.may_receive_memory
+        self.terms.may_receive_memory
     }
 
     pub fn inspect(&self) -> bool {
-        self.0.inspect
+        self.terms.inspect
     }
 
-    /// Returns whether `other` has the same terms, ignoring the generation.
+    /// Returns whether `other` permits the same sandbox the same, ignoring generation and identity.
     pub fn has_same_terms(&self, other: &Permit) -> bool {
         let generation = other.generation();
-        let (own, other) = (&*self.0, &*other.0);
-        own.generation == generation && own == other || PermitTerms { generation, ..own.clone() } == *other
+        let same_sandbox = self.sandbox() == other.sandbox();
+        let (own, other) = (&*self.terms, &*other.terms);
+        let equal = || own == other || PermitTerms { generation, ..own.clone() } == *other;
+        same_sandbox && equal()
     }
 
     /// Returns the facts of the attempt, to decide it again when the rules change.
     pub fn facts(&self) -> &Facts {
-        &self.0.facts
+        &self.terms.facts
     }
 }
 

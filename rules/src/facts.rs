@@ -125,6 +125,8 @@ pub enum IdentityClaim {
     Absent,
     /// Failed verification; the record carries the code of the failed check.
     Invalid(&'static str),
+    /// The channel's own sandbox is revoked, whatever token it shows or leaves out.
+    Revoked,
     Verified(TokenIdentity),
 }
 

@@ -25,6 +25,7 @@ pub mod policy;
 pub mod policy_test;
 pub mod principal;
 pub mod probe;
+pub mod quota;
 pub mod reason;
 mod ruleset;
 pub mod sandbox;

@@ -29,6 +29,7 @@ fn check_bankless(sandbox: &Sandbox, facts: &MemoryFacts) -> Result<(), Reason> 
         _ if !facts.banks.is_empty() => Err(Reason::MemoryOperation),
         IdentityClaim::Absent => Ok(()),
         IdentityClaim::Invalid(_) => Err(Reason::IdentityInvalid),
+        IdentityClaim::Revoked => Err(Reason::SandboxRevoked),
         IdentityClaim::Verified(identity) => check_claims(sandbox, identity),
     }
 }
@@ -44,6 +45,7 @@ fn check_identity<'a>(
     };
     match (claim, mode) {
         (IdentityClaim::Invalid(_), _) => Err(Reason::IdentityInvalid),
+        (IdentityClaim::Revoked, _) => Err(Reason::SandboxRevoked),
         (IdentityClaim::Absent, IdentityMode::Required) => Err(Reason::IdentityAbsent),
         (IdentityClaim::Absent, IdentityMode::FromChannel) => Ok(environment),
         (IdentityClaim::Verified(identity), _) => check_claims(sandbox, identity).map(|()| environment),

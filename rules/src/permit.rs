@@ -28,8 +28,7 @@ impl<'a> AttemptContext<'a> {
         let both = |term: fn(&AllowTerms) -> bool| terms.is_some_and(term) && base_terms.is_none_or(term);
         let either = |term: fn(&AllowTerms) -> bool| terms.is_some_and(term) || base_terms.is_some_and(term);
         let budgets = |terms: Option<&AllowTerms>| terms.map_or_else(Budgets::default, |terms| terms.budgets);
-        Ok(Permit(Arc::new(PermitTerms {
-            sandbox: self.sandbox.id.clone(),
+        let terms = Arc::new(PermitTerms {
             host: self.host.clone(),
             port: self.port,
             rule: rule_ref(own, PolicyLayer::Sandbox),
@@ -47,7 +46,8 @@ impl<'a> AttemptContext<'a> {
             may_receive_memory: both(|terms| terms.may_receive_memory),
             inspect: either(|terms| terms.inspect),
             facts: self.facts.clone(),
-        })))
+        });
+        Ok(Permit { holder: self.sandbox.clone(), terms })
     }
 
     fn treatment(&self, own: &RuleMatch<'_>, allowing: &AllowingRules<'_>) -> Result<Treatment, Reason> {

@@ -46,9 +46,14 @@ pub struct IdentityAssignment {
     pub agent_card: Option<AgentCard>,
 }
 
-/// An identified sandbox. It holds no rules, so it stays valid across reloads.
+/// An identified sandbox, with the channels that identified it. It holds no rules, so it outlives a reload; every
+/// decision identifies it again ([`Sandboxes::identify_again`]).
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct SandboxRef(Arc<Sandbox>);
+pub struct SandboxRef {
+    sandbox: Arc<Sandbox>,
+    /// None if its id identified it, or the channels of one message, which is decided at once.
+    channels: Option<Arc<[Channel]>>,
+}
 
 /// All sandboxes and their channels.
 #[derive(Clone, Debug, Default)]
@@ -61,6 +66,32 @@ pub struct Sandboxes {
 }
 
 impl Sandboxes {
+    /// Identifies the sandbox of a connection, which may live for many generations: the reference keeps the channels,
+    /// so that whoever holds it is identified again at every decision.
+    ///
+    /// # Errors
+    ///
+    /// As [`Sandboxes::identify`].
+    pub fn identify_connection(&self, channels: &Arc<[Channel]>) -> Result<SandboxRef, Reason> {
+        let found = self.identify(channels)?;
+        Ok(SandboxRef { channels: Some(channels.clone()), ..found })
+    }
+
+    /// Returns the sandbox that the channels of `before` belong to now, which may be another one.
+    ///
+    /// # Errors
+    ///
+    /// As [`Sandboxes::identify`], and [`Reason::UnknownSandbox`] if the configuration has the sandbox no longer.
+    pub fn identify_again(&self, before: &SandboxRef) -> Result<SandboxRef, Reason> {
+        let Some(channels) = &before.channels else {
+            return self.get(&before.id).cloned().ok_or(Reason::UnknownSandbox);
+        };
+        self.identify_connection(channels).map_err(|reason| match self.get(&before.id) {
+            Some(_) => reason,
+            None => Reason::UnknownSandbox,
+        })
+    }
+
     /// Returns the sandbox that every channel in `seen` belongs to.
     ///
     /// # Errors
@@ -101,7 +132,7 @@ impl Sandboxes {
     }
 
     pub(crate) fn insert(&mut self, sandbox: Sandbox) {
-        self.by_id.insert(sandbox.id.clone(), SandboxRef(Arc::new(sandbox)));
+        self.by_id.insert(sandbox.id.clone(), SandboxRef::new(sandbox));
     }
 
     /// Binds a channel to a sandbox; returns the other sandbox that already had it.
@@ -139,7 +170,19 @@ impl Sandboxes {
 
 impl SandboxRef {
     pub(crate) fn new(sandbox: Sandbox) -> Self {
-        SandboxRef(Arc::new(sandbox))
+        SandboxRef { sandbox: Arc::new(sandbox), channels: None }
+    }
+
+    /// Returns whether `now` is this sandbox with the same identity. One that was assigned only since is the same: in a
+    /// warm pool, connections exist before the identity does.
+    pub(crate) fn keeps_identity(&self, now: &Sandbox) -> bool {
+        fn keeps<T: PartialEq>(before: Option<&T>, now: Option<&T>) -> bool {
+            before.is_none() || before == now
+        }
+        self.id == now.id
+            && keeps(self.tenant.as_ref(), now.tenant.as_ref())
+            && keeps(self.environment.as_ref(), now.environment.as_ref())
+            && keeps(self.generation.as_ref(), now.generation.as_ref())
     }
 }
 
@@ -147,7 +190,7 @@ impl std::ops::Deref for SandboxRef {
     type Target = Sandbox;
 
     fn deref(&self) -> &Sandbox {
-        &self.0
+        &self.sandbox
     }
 }
 

@@ -139,6 +139,14 @@ impl SharedTotal {
         self.used.get(sandbox).copied().unwrap_or_default()
     }
 
+    /// Returns how much more a sandbox could take.
+    pub fn available(&self, sandbox: &SandboxId) -> u64 {
+        let used = self.used_by(sandbox);
+        let own = self.terms.share.saturating_sub(used);
+        let common = self.common().saturating_sub(self.borrowed);
+        own.saturating_add(common).min(self.terms.cap.saturating_sub(used))
+    }
+
     /// Returns every sandbox that uses something, and how much.
     pub fn used(&self) -> impl Iterator<Item = (&SandboxId, u64)> {
         self.used.iter().map(|(id, used)| (id, *used))

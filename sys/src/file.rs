@@ -1,10 +1,100 @@
-//! Files that are replaced whole: a reader, or a crash, finds the old content or the new one.
+//! Files that are read and replaced whole: a reader, or a crash, finds the old content or the new one.
+//!
+//! A file system may never answer: a dead NFS server, a CSI driver that hangs. No deadline ends such a call, so these
+//! functions belong on a thread of their own ([`crate::worker`]), and each notes its call while it lasts, so that
+//! [`calls_longer_than`] can say which file hangs.
 
 use std::ffi::OsString;
 use std::fs::{self, File, OpenOptions, Permissions};
-use std::io::{self, ErrorKind, Write};
+use std::io::{self, ErrorKind, Read, Write};
 use std::os::unix::fs::{MetadataExt, OpenOptionsExt, PermissionsExt};
 use std::path::{Path, PathBuf};
+use std::sync::Mutex;
+use std::time::{Duration, Instant};
+
+use crate::lock;
+
+/// The calls under way on all threads.
+static CALLS: Mutex<Vec<FileCall>> = Mutex::new(Vec::new());
+
+/// A file call that has not returned yet.
+#[derive(Clone, Debug)]
+pub struct FileCall {
+    pub path: PathBuf,
+    pub since: Instant,
+    /// The name of the thread that waits.
+    pub thread: String,
+}
+
+/// Keeps a call in the list until dropped.
+#[must_use = "the call counts as returned when this is dropped"]
+pub struct CallNote {
+    path: PathBuf,
+    since: Instant,
+}
+
+/// Notes that this thread is about to use `path`.
+pub fn note_call(path: &Path) -> CallNote {
+    let (path, since) = (path.to_owned(), Instant::now());
+    let thread = std::thread::current().name().unwrap_or_default().to_owned();
+    lock(&CALLS).push(FileCall { path: path.clone(), since, thread });
+    CallNote { path, since }
+}
+
+impl Drop for CallNote {
+    fn drop(&mut self) {
+        let mut calls = lock(&CALLS);
+        let ours = calls.iter().position(|call| call.since == self.since && call.path == self.path);
+        if let Some(at) = ours {
+            calls.swap_remove(at);
+        }
+    }
+}
+
+/// Returns the calls that have been under way for longer than `age`, oldest first.
+pub fn calls_longer_than(age: Duration) -> Vec<FileCall> {
+    let mut calls: Vec<FileCall> =
+        lock(&CALLS).iter().filter(|call| call.since.elapsed() > age).cloned().collect();
+    calls.sort_by_key(|call| call.since);
+    calls
+}
+
+/// Opens a regular file for reading.
+///
+/// Without `O_NONBLOCK`, opening a named pipe would wait until a process opens it for writing.
+///
+/// # Errors
+///
+/// Returns an error for everything that is not a regular file: reading from a pipe or a device may never end.
+pub fn open_regular(path: &Path) -> io::Result<File> {
+    let flags = libc::O_NONBLOCK | libc::O_NOCTTY | libc::O_CLOEXEC;
+    let file = File::options().read(true).custom_flags(flags).open(path)?;
+    match file.metadata()?.is_file() {
+        true => Ok(file),
+        false => Err(io::Error::new(ErrorKind::InvalidInput, "it is not a regular file")),
+    }
+}
+
+/// Reads a regular file, up to `limit` bytes and one more, which tells the caller that the file is too large.
+pub fn read_regular(path: &Path, limit: u64) -> io::Result<Vec<u8>> {
+    let _note = note_call(path);
+    let file = open_regular(path)?;
+    // Allocated at full size, so that a buffer that grows leaves no copy of a secret behind.
+    let size = file.metadata()?.len().min(limit).saturating_add(1);
+    let mut content = Vec::with_capacity(usize::try_from(size).unwrap_or_default());
+    file.take(limit.saturating_add(1)).read_to_end(&mut content)?;
+    Ok(content)
+}
+
+/// Reads a file of state of at most `limit` bytes; `None` if there is none.
+pub fn read_state(path: &Path, limit: u64) -> io::Result<Option<Vec<u8>>> {
+    match read_regular(path, limit) {
+        Ok(content) if content.len() as u64 > limit => Err(ErrorKind::FileTooLarge.into()),
+        Ok(content) => Ok(Some(content)),
+        Err(error) if error.kind() == ErrorKind::NotFound => Ok(None),
+        Err(error) => Err(error),
+    }
+}
 
 use nix::sys::statfs::statfs;
 
@@ -42,6 +132,7 @@ pub enum Durability {
 /// Returns the error of the file system; `path` then has its old content, except where only the final sync of the
 /// directory failed.
 pub fn replace(path: &Path, content: &[u8], mode: Mode, durability: Durability) -> io::Result<()> {
+    let _note = note_call(path);
     let temporary = temporary_path(path);
     let replaced =
         write_temporary(&temporary, content, mode, durability).and_then(|()| fs::rename(&temporary, path));
@@ -124,6 +215,34 @@ mod tests {
         let mut names: Vec<_> = fs::read_dir(dir).unwrap().map(|entry| entry.unwrap().file_name()).collect();
         names.sort();
         names
+    }
+
+    #[test]
+    fn p16_a_pipe_or_a_device_is_refused_and_does_not_block() {
+        let dir = tempfile::tempdir().unwrap();
+        let pipe = dir.path().join("pipe");
+        nix::unistd::mkfifo(&pipe, nix::sys::stat::Mode::S_IRWXU).unwrap();
+        for path in [pipe.as_path(), Path::new("/dev/zero"), dir.path()] {
+            let error = read_regular(path, 10).unwrap_err();
+            assert_eq!(error.to_string(), "it is not a regular file", "{}", path.display());
+        }
+        let file = dir.path().join("file");
+        fs::write(&file, "0123456789ab").unwrap();
+        assert_eq!(read_regular(&file, 10).unwrap(), b"0123456789a");
+        assert!(read_state(&file, 10).is_err());
+        assert_eq!(read_state(&dir.path().join("none"), 10).unwrap(), None);
+    }
+
+    #[test]
+    fn a_call_is_listed_while_it_lasts() {
+        let path = Path::new("/mnt/dead/key");
+        let listed = || calls_longer_than(Duration::ZERO).iter().filter(|call| call.path == path).count();
+        let (one, two) = (note_call(path), note_call(path));
+        assert_eq!(listed(), 2);
+        drop(one);
+        assert_eq!(listed(), 1);
+        drop(two);
+        assert_eq!(listed(), 0);
     }
 
     #[test]

@@ -1,17 +1,19 @@
 //! Every `unsafe` block of Sandbar: system calls that neither the standard library, `nix` nor
-//! `socket2` wraps safely, and two functions that every crate needs: [`file::replace`] and [`lock`]. Functions are small
+//! `socket2` wraps safely, and what every crate needs: [`file`], [`worker`] and [`lock`]. Functions are small
 //! and know nothing about their callers.
 
 pub mod clock;
 pub mod datagrams;
 pub mod fd;
 pub mod file;
+pub mod machine;
 pub mod memory;
 pub mod mount;
 pub mod probe;
 pub mod process;
 pub mod socket;
 pub mod splice;
+pub mod worker;
 
 use std::ffi::c_long;
 use std::io;

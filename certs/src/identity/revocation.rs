@@ -4,6 +4,7 @@ use std::collections::{HashMap, HashSet};
 use std::hash::Hash;
 
 use rules::ids::{Environment, SandboxId, Tenant};
+use rules::sandbox::Sandbox;
 use serde::{Deserialize, Deserializer, de};
 
 use super::claims::{MAX_TEXT, VerifiedIdentity};
@@ -61,17 +62,34 @@ impl Revocations {
         let tenant_since = self.tenants.get(&sandbox.tenant).copied().unwrap_or(0);
         let revoked = self.keys.contains(identity.key_id())
             || identity.token_id().is_some_and(|id| self.tokens.contains(id))
-            || self.sandboxes.contains(&sandbox)
             // A token without `iat` cannot prove that it was issued later.
             || identity.issued_at().unwrap_or(0) < tenant_since;
         if revoked {
             return Err(IdentityError::Revoked);
         }
-        match self.generations.get(&sandbox) {
-            // A token without a generation cannot prove that it is new enough.
-            Some(oldest) if identity.generation().is_none_or(|found| found < *oldest) => {
-                Err(IdentityError::Generation)
-            }
+        self.check_generation(&sandbox, identity.generation())
+    }
+
+    /// Checks the sandbox of a channel. One without an identity cannot be on the list.
+    pub(super) fn check_sandbox(&self, sandbox: &Sandbox) -> Result<(), IdentityError> {
+        let (Some(tenant), Some(environment)) = (sandbox.tenant.clone(), sandbox.environment.clone()) else {
+            return Ok(());
+        };
+        let listed = RevokedSandbox { tenant, environment, sandbox: sandbox.id.clone() };
+        self.check_generation(&listed, sandbox.generation)
+    }
+
+    fn check_generation(
+        &self,
+        sandbox: &RevokedSandbox,
+        generation: Option<u64>,
+    ) -> Result<(), IdentityError> {
+        if self.sandboxes.contains(sandbox) {
+            return Err(IdentityError::Revoked);
+        }
+        match self.generations.get(sandbox) {
+            // Without a generation, nothing proves that it is new enough.
+            Some(oldest) if generation.is_none_or(|found| found < *oldest) => Err(IdentityError::Generation),
             Some(_) | None => Ok(()),
         }
     }

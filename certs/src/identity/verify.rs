@@ -12,6 +12,7 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use rules::ids::{Environment, Tenant};
+use rules::sandbox::Sandbox;
 use rustls_pki_types::UnixTime;
 
 use super::claims::{ClaimReader, VerifiedIdentity};
@@ -194,6 +195,17 @@ impl Verifier {
         self.check_revocation(&claimed.identity, now)?;
         self.lock_cache().insert(hash, claimed.clone());
         Ok(claimed.identity)
+    }
+
+    /// Checks that the sandbox of a channel is not revoked: it is, whether it shows a token or leaves it out.
+    ///
+    /// # Errors
+    ///
+    /// Returns [`IdentityError::Revoked`], [`IdentityError::Generation`] if the list asks for a later generation than
+    /// the sandbox is known to have, and [`IdentityError::RevocationsStale`] if the list cannot be read.
+    pub fn check_sandbox(&self, sandbox: &Sandbox, now: UnixTime) -> Result<(), IdentityError> {
+        let Some(list) = &self.revocations else { return Ok(()) };
+        list.current(now.as_secs()).ok_or(IdentityError::RevocationsStale)?.check_sandbox(sandbox)
     }
 
     /// Returns the number of cached tokens.

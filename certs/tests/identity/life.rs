@@ -6,6 +6,8 @@ use certs::identity::{
     IdentityError, LocalIssuer, MAX_STALE, PUBLISHED_AHEAD, SigningAlgorithm, Verifier, VerifyContext,
 };
 use certs::trust::RefreshStatus;
+use rules::ids::{Environment, SandboxId, Tenant};
+use rules::sandbox::Sandbox;
 use serde_json::{Value, json};
 
 use super::{AUDIENCE, IssuerFixture, SUBJECT, TokenForger, options, request};
@@ -144,6 +146,49 @@ fn rotating_faster_than_tokens_end_is_refused() {
     let rotations =
         (0..20).map(|_| LocalIssuer::rotate(dir.path(), unix_time(NOW))).filter(Result::is_ok).count();
     assert_eq!(rotations, 15, "sixteen keys at most");
+}
+
+/// Without a token there is only the sandbox of the channel, and what the operator's file says of it.
+#[test]
+fn p12_a_sandbox_is_revoked_whether_or_not_it_shows_a_token() {
+    let known = |tenant: &str, generation| Sandbox {
+        id: SandboxId::parse("build-7").unwrap(),
+        tenant: Some(Tenant::parse(tenant).unwrap()),
+        environment: Some(Environment::parse("staging").unwrap()),
+        agent_card: None,
+        generation,
+    };
+    let unset = Sandbox { tenant: None, environment: None, ..known("acme", None) };
+    let entry = json!({"tenant": "acme", "environment": "staging", "sandbox": "build-7"});
+    let mut from_three = entry.clone();
+    from_three["oldest"] = 3.into();
+    let (revoked, generation) = (Err(IdentityError::Revoked), Err(IdentityError::Generation));
+    for (what, list, sandbox, expected) in [
+        ("listed", json!({"sandboxes": [entry]}), known("acme", None), revoked),
+        ("listed, of any generation", json!({"sandboxes": [entry]}), known("acme", Some(9)), revoked),
+        ("another tenant's", json!({"sandboxes": [entry]}), known("initech", None), Ok(())),
+        ("no identity yet", json!({"sandboxes": [entry]}), unset, Ok(())),
+        ("an earlier generation", json!({"generations": [from_three]}), known("acme", Some(2)), generation),
+        ("no generation", json!({"generations": [from_three]}), known("acme", None), generation),
+        ("new enough", json!({"generations": [from_three]}), known("acme", Some(3)), Ok(())),
+        (
+            "its tenant's tokens",
+            json!({"tenants": [{"tenant": "acme", "issued_before": NOW}]}),
+            known("acme", None),
+            Ok(()),
+        ),
+    ] {
+        let world = IssuerFixture::with_algorithm(SigningAlgorithm::Es256, Some(&list));
+        assert_eq!(world.verifier.check_sandbox(&sandbox, unix_time(NOW)), expected, "{what}");
+        let stale = unix_time(NOW + MAX_STALE.as_secs() + DAY);
+        assert_eq!(
+            world.verifier.check_sandbox(&sandbox, stale),
+            Err(IdentityError::RevocationsStale),
+            "{what}"
+        );
+    }
+    let none = IssuerFixture::new();
+    assert_eq!(none.verifier.check_sandbox(&known("acme", None), unix_time(NOW)), Ok(()), "no list");
 }
 
 /// Attack 13: revoked while a connection is open, refused at the next request.

@@ -13,11 +13,13 @@ use rules::Channel;
 use rules::configuration::Attribution;
 use rules::ids::SandboxId;
 use socket2::{Socket, Type};
-use tokio::sync::{Semaphore, watch};
+use tokio::sync::{OwnedSemaphorePermit, Semaphore, watch};
 use tokio::task::JoinSet;
 
 use crate::filter::DnsFilter;
-use crate::limits::{DRAIN_TIMEOUT, IN_FLIGHT};
+use crate::limits::{DRAIN_TIMEOUT, WAITING};
+use crate::query::PendingQuery;
+use crate::sandbox_quota::{QuotaExhausted, QuotaSlot};
 
 /// A listener's address, and how its queries are attributed to sandboxes.
 #[derive(Clone, Debug)]
@@ -88,8 +90,8 @@ impl DnsServer {
             filter,
             udp: Vec::new(),
             tcp: Vec::new(),
-            connections: tcp::TcpConnectionLimit::default(),
-            waiting: Arc::new(Semaphore::new(IN_FLIGHT)),
+            connections: tcp::TcpConnectionLimit::new(),
+            waiting: Arc::new(Semaphore::new(WAITING)),
         };
         for listener in listeners {
             let acceptor = tcp::TcpAcceptor::open(listener, server.connections.clone())?;
@@ -151,10 +153,23 @@ impl DnsServer {
             tasks.shutdown().await; // all sockets are closed when this returns
             return ended;
         }
-        let waiting = self.waiting.acquire_many(IN_FLIGHT as u32);
+        let waiting = self.waiting.acquire_many(WAITING as u32);
         drop(tokio::time::timeout(DRAIN_TIMEOUT, waiting).await);
         Ok(())
     }
+}
+
+/// A query's place among those that wait, and its part in the wait for all of them at a stop.
+type WaitSlot = (QuotaSlot, Option<OwnedSemaphorePermit>);
+
+/// Admits a query that must wait for a resolver.
+fn admit_waiting(
+    filter: &DnsFilter,
+    waiting: &Arc<Semaphore>,
+    pending: &PendingQuery,
+) -> Result<WaitSlot, QuotaExhausted> {
+    let slot = filter.admit_waiting(&pending.lookup)?;
+    Ok((slot, waiting.clone().try_acquire_owned().ok()))
 }
 
 /// Waits for all listeners. The first failure ends the wait: losing a worker must not go unnoticed.

@@ -1,16 +1,14 @@
 //! DNS over TCP. Pipelined queries are answered as they are ready, out of order; slow and idle clients are cut; the
 //! number of connections is limited per sandbox and in all.
 
-use std::collections::HashMap;
 use std::io;
 use std::net::SocketAddr;
 use std::os::fd::AsFd;
-use std::sync::{Arc, Mutex};
+use std::sync::Arc;
 use std::time::Duration;
 use sys::socket as kernel;
 
-use rules::ids::SandboxId;
-use rules::{Channel, Reason};
+use rules::{Channel, Reason, RuleSet};
 use socket2::{Domain, Protocol, Socket, Type};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::tcp::{OwnedReadHalf, OwnedWriteHalf};
@@ -20,29 +18,34 @@ use tokio::task::JoinSet;
 use tokio::time::timeout;
 
 use super::local_addresses::LocalAddresses;
-use super::{DnsAttribution, DnsListener, ListenError, unnamed_interface, wait_for_stop};
+use super::{
+    DnsAttribution, DnsListener, ListenError, WaitSlot, admit_waiting, unnamed_interface, wait_for_stop,
+};
 use crate::filter::DnsFilter;
 use crate::limits::{
-    DRAIN_TIMEOUT, QUERY_BYTES, TCP_CONNECTIONS, TCP_CONNECTIONS_SANDBOX, TCP_IDLE_TIMEOUT,
-    TCP_MESSAGE_TIMEOUT, TCP_PIPELINE, TCP_SEND_BUFFER, TCP_WRITE_TIMEOUT,
+    DRAIN_TIMEOUT, QUERY_BYTES, TCP_CONNECTIONS, TCP_CONNECTIONS_SANDBOX, TCP_CONNECTIONS_UNKNOWN,
+    TCP_IDLE_TIMEOUT, TCP_MESSAGE_TIMEOUT, TCP_PIPELINE, TCP_SEND_BUFFER, TCP_WRITE_TIMEOUT,
 };
-use crate::lock;
 use crate::message::DnsTransport;
 use crate::query::{PendingQuery, QueryArrival, QueryStep};
+use crate::sandbox_quota::{QuotaSlot, SandboxQuota};
 
 /// Connections that the kernel queues until they are accepted.
 const BACKLOG: i32 = 256;
 /// Pause after a failed `accept`: the process may be out of file descriptors.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(50);
 
-/// Number of open connections by sandbox; `None` counts those of unknown channels.
-#[derive(Clone, Default)]
-pub(super) struct TcpConnectionLimit(Arc<Mutex<HashMap<Option<SandboxId>, usize>>>);
+/// The open connections of sandboxes, and those of channels that belong to none.
+#[derive(Clone)]
+pub(super) struct TcpConnectionLimit {
+    sandboxes: Arc<SandboxQuota>,
+    unknown: Arc<Semaphore>,
+}
 
 /// Counts a connection until dropped.
-struct TcpSlot {
-    limit: TcpConnectionLimit,
-    sandbox: Option<SandboxId>,
+enum TcpSlot {
+    Sandbox(#[expect(dead_code, reason = "held until dropped")] QuotaSlot),
+    Unknown(#[expect(dead_code, reason = "held until dropped")] OwnedSemaphorePermit),
 }
 
 /// One listening socket.
@@ -116,13 +119,13 @@ impl TcpAcceptor {
 
     fn spawn_connection(&self, connection: TcpConnection, stream: TcpStream, open: &mut JoinSet<()>) {
         let rules = connection.filter.rules.load();
-        let known = rules.sandboxes().identify(std::slice::from_ref(&connection.arrived.channel));
-        let sandbox = known.ok().map(|sandbox| sandbox.id.clone());
-        drop(rules);
-        let Some(slot) = self.connections.acquire(sandbox) else {
-            connection.filter.record_unread(Reason::DnsOverload, &connection.arrived);
-            return;
+        let slot = match self.connections.acquire(&rules, &connection.arrived.channel) {
+            Ok(slot) => slot,
+            Err(why) => {
+                return connection.filter.record_unread(Reason::DnsOverload, &connection.arrived, Some(why));
+            }
         };
+        drop(rules);
         open.spawn(async move {
             connection.serve(stream).await;
             drop(slot);
@@ -159,32 +162,30 @@ async fn drain(mut open: JoinSet<()>) -> io::Result<()> {
 }
 
 impl TcpConnectionLimit {
-    fn acquire(&self, sandbox: Option<SandboxId>) -> Option<TcpSlot> {
-        let mut counts = lock(&self.0);
-        let total: usize = counts.values().sum();
-        let count = counts.entry(sandbox.clone()).or_default();
-        if total >= TCP_CONNECTIONS || *count >= TCP_CONNECTIONS_SANDBOX {
-            return None;
-        }
-        *count += 1;
-        Some(TcpSlot { limit: self.clone(), sandbox })
+    pub(super) fn new() -> Self {
+        let sandboxes =
+            SandboxQuota::new("DNS connections over TCP", TCP_CONNECTIONS, TCP_CONNECTIONS_SANDBOX);
+        TcpConnectionLimit { sandboxes, unknown: Arc::new(Semaphore::new(TCP_CONNECTIONS_UNKNOWN)) }
     }
-}
 
-impl Drop for TcpSlot {
-    fn drop(&mut self) {
-        let mut counts = lock(&self.limit.0);
-        if let Some(count) = counts.get_mut(&self.sandbox) {
-            *count -= 1;
-            if *count == 0 {
-                counts.remove(&self.sandbox);
+    /// Takes a place for a connection; the error says whose places are used up.
+    fn acquire(&self, rules: &RuleSet, channel: &Channel) -> Result<TcpSlot, String> {
+        match rules.sandboxes().identify(std::slice::from_ref(channel)) {
+            Ok(sandbox) => {
+                let slot = self.sandboxes.acquire(rules, &sandbox.id);
+                slot.map(TcpSlot::Sandbox).map_err(|exhausted| exhausted.to_string())
+            }
+            Err(_) => {
+                let slot = self.unknown.clone().try_acquire_owned();
+                let why = "DNS connections over TCP: those of unknown channels are used up";
+                slot.map(TcpSlot::Unknown).map_err(|_| why.to_owned())
             }
         }
     }
 }
 
 /// A slot in the connection's pipeline, and one among all waiting queries.
-type PipelineSlots = (OwnedSemaphorePermit, OwnedSemaphorePermit);
+type PipelineSlots = (OwnedSemaphorePermit, WaitSlot);
 
 struct TcpConnection {
     filter: Arc<DnsFilter>,
@@ -212,12 +213,12 @@ impl TcpConnection {
             let answer = match self.filter.start_query(&packet, &self.arrived) {
                 QueryStep::Drop => continue,
                 QueryStep::Answer(answer) => answer,
-                QueryStep::Wait(pending) => match self.waiting.clone().try_acquire_owned() {
-                    Ok(wait_permit) => {
-                        self.spawn_query(*pending, answers.clone(), (slot, wait_permit));
+                QueryStep::Wait(pending) => match admit_waiting(&self.filter, &self.waiting, &pending) {
+                    Ok(wait) => {
+                        self.spawn_query(*pending, answers.clone(), (slot, wait));
                         continue;
                     }
-                    Err(_) => self.filter.refuse_overload(*pending),
+                    Err(exhausted) => self.filter.refuse_overload(*pending, &exhausted),
                 },
             };
             if answers.send(answer).await.is_err() {

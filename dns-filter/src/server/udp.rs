@@ -29,7 +29,7 @@ use tokio::sync::{Semaphore, watch};
 use tokio::time::Instant;
 
 use super::local_addresses::LocalAddresses;
-use super::{DnsAttribution, DnsListener, ListenError, unnamed_interface, wait_for_stop};
+use super::{DnsAttribution, DnsListener, ListenError, admit_waiting, unnamed_interface, wait_for_stop};
 use crate::filter::DnsFilter;
 use crate::limits::DATAGRAM_BATCH;
 use crate::message::DnsTransport;
@@ -121,23 +121,26 @@ impl UdpWorker {
         for datagram in batch.datagrams() {
             let arrived = self.query_arrival(&datagram);
             if datagram.source.port() == 0 {
-                filter.record_unread(Reason::DnsMalformed, &arrived);
+                filter.record_unread(Reason::DnsMalformed, &arrived, None);
                 continue; // forged: no reply can be sent to port 0
             }
             let route = ReplyRoute::from_datagram(&datagram);
             match filter.start_query(datagram.bytes, &arrived) {
                 QueryStep::Drop => {}
                 QueryStep::Answer(bytes) => answers.push(route.into_datagram(bytes)),
-                QueryStep::Wait(pending) => match waiting.clone().try_acquire_owned() {
-                    Ok(wait_permit) => {
+                QueryStep::Wait(pending) => match admit_waiting(filter, waiting, &pending) {
+                    Ok(slot) => {
                         let (filter, socket) = (filter.clone(), self.socket.clone());
                         tokio::spawn(async move {
                             let bytes = filter.finish_query(*pending).await;
                             send_datagrams(socket.as_fd(), &[route.into_datagram(bytes)]);
-                            drop(wait_permit);
+                            drop(slot);
                         });
                     }
-                    Err(_) => answers.push(route.into_datagram(filter.refuse_overload(*pending))),
+                    Err(exhausted) => {
+                        let refused = filter.refuse_overload(*pending, &exhausted);
+                        answers.push(route.into_datagram(refused));
+                    }
                 },
             }
         }

@@ -196,3 +196,59 @@ async fn p4_case_47_a_name_that_rebinds_to_an_internal_address_is_withheld() {
     assert!(answer.addresses().is_empty());
     assert_eq!(answer.ede.as_deref(), Some("private_address"));
 }
+
+/// A sandbox that spends its budget, leaves the configuration and returns finds it spent, refilled only by the time
+/// that passed; and nothing of it remains once the budget is full again.
+#[tokio::test(start_paused = true)]
+async fn p14_leaving_and_returning_refills_nothing() {
+    let dir = tempfile::tempdir().unwrap();
+    let log = Log::open(audit::LogConfig::new(dir.path())).unwrap();
+    let adversary = Arc::new(Adversary::default());
+    let mut settings = DnsSettings::new(Vec::new());
+    (settings.pre_resolve, settings.grid_milliseconds) = (PreResolve::Off, 0);
+    let config = DnsConfig { settings, budgets: None };
+    let with = Arc::new(compile_rules(ALLOW, 1));
+    let rules = Arc::new(ArcSwap::from(with.clone()));
+    let filter = DnsFilter::with_upstreams(rules.clone(), log, config, adversary.clone()).unwrap();
+    let spend = async |from: usize| {
+        let before = adversary.received.lock().unwrap().len();
+        for at in from..from + 200 {
+            let packet = build_query(&format!("x{at:040}.wild.example"), A);
+            filter.answer(&packet, &arrival_from("s", DnsTransport::Udp)).await;
+        }
+        adversary.received.lock().unwrap().len() - before
+    };
+    let without = || {
+        let text = "[[sandbox]]\nid = \"other\"\nbase = \"system\"\npolicies = [\"p\"]\n";
+        let file =
+            |path: &str, text: String| rules::SourceFile { path: path.into(), bytes: text.into_bytes() };
+        let sources = rules::LoadSources {
+            operator: Some(file("sandbar.toml", text.to_owned())),
+            policies: vec![file("p.toml", format!("name = \"p\"\n{ALLOW}"))],
+            generation: 2,
+            ..rules::LoadSources::default()
+        };
+        Arc::new(rules::compile(&sources, &[]).unwrap())
+    };
+    let leave_and_return = || {
+        rules.store(without());
+        filter.prune_sandboxes();
+        assert_eq!(filter.sandbox_count(), 0, "its state is dropped");
+        rules.store(with.clone());
+    };
+    let first = spend(0).await;
+    assert!(first > 10, "{first}");
+    for round in 1..4 {
+        leave_and_return();
+        assert_eq!(spend(1000 * round).await, 0, "round {round}");
+    }
+    leave_and_return();
+    advance(Duration::from_secs(1800)).await;
+    let later = spend(9000).await;
+    assert!((1..first / 2).contains(&later), "{later} after half an hour, {first} at first");
+    rules.store(without());
+    filter.prune_sandboxes();
+    advance(Duration::from_secs(3 * 3600)).await;
+    filter.prune_sandboxes();
+    assert_eq!(filter.departed_count(), 0, "full again, so forgotten");
+}

@@ -149,6 +149,48 @@ async fn p17_queries_in_flight_per_sandbox_are_bounded() {
     assert_eq!(world.filter.in_flight(), 0, "cancelled queries are no longer counted");
 }
 
+/// Sandbox `s` has as many look-ups without an answer as it can get, `marked` too, and `t` still resolves.
+#[tokio::test(flavor = "multi_thread")]
+async fn p20_look_ups_without_an_answer_leave_another_sandbox_its_share() {
+    let silent_but_one = |query: &hickory_proto::op::Message, over| {
+        let name = query.queries[0].name().to_ascii().to_lowercase();
+        if name.starts_with("github") { plain_reply(query, over) } else { ScriptedReply::Silence }
+    };
+    let tune = |settings: &mut rules::configuration::DnsSettings| settings.forwards_per_hour = 1_000_000;
+    let world = Arc::new(DnsFixture::build(RICH, silent_but_one, tune).await);
+    let mut servers = Vec::new();
+    for id in ["s", "marked"] {
+        let whose = DnsAttribution::Dedicated(SandboxId::parse(id).unwrap());
+        servers.push((serve(&world, whose), UdpSocket::bind("127.0.0.1:0").await.unwrap()));
+    }
+    let (mut asked, mut answer) = (0, [0; 2048]);
+    let mut overloads = Vec::new();
+    // Each name is asked for several times: joining queries wait, too.
+    while overloads.len() < 20 {
+        for ((address, _), client) in &servers {
+            let packet = build_query(&format!("n{}.wild.example", asked / 3), A);
+            client.send_to(&packet, address).await.unwrap();
+            while let Ok(length) = client.try_recv(&mut answer) {
+                overloads.extend(ClientAnswer::parse(answer[..length].to_vec()).ede);
+            }
+        }
+        asked += 1;
+        assert!(asked < 100_000, "never refused");
+        if asked % 64 == 0 {
+            tokio::time::sleep(Duration::from_millis(1)).await; // lets the workers read
+        }
+    }
+    let whose = DnsAttribution::Dedicated(SandboxId::parse("t").unwrap());
+    let (address, _stop) = serve(&world, whose);
+    let client = UdpSocket::bind("127.0.0.1:0").await.unwrap();
+    client.send_to(&build_query("github.com", A), address).await.unwrap();
+    let length = timeout(SOON, client.recv(&mut answer)).await.unwrap().unwrap();
+    assert_eq!(ClientAnswer::parse(answer[..length].to_vec()).addresses().len(), 1);
+    let refused = world.records_at_stage("denied");
+    let text = serde_json::to_string(&refused).unwrap();
+    assert!(text.contains("sandbox `s` uses") && text.contains("asked for 1"), "says whose quota it is");
+}
+
 #[tokio::test(flavor = "multi_thread")]
 async fn p17_concurrent_queries_of_a_connection_are_bounded_by_the_pipeline() {
     let tune = |settings: &mut rules::configuration::DnsSettings| {

@@ -7,8 +7,8 @@ use std::time::Duration;
 use dns_filter::message::DnsTransport;
 use dns_filter::{QueryArrival, Resolver};
 use rules::facts::{ConnectFacts, ConnectTarget, EchPresence, Facts, Protocol};
-use rules::ids::SandboxId;
-use rules::{Channel, Decision, DomainName, Host, Permit};
+use rules::ids::{Environment, SandboxId, Tenant};
+use rules::{Channel, Decision, DomainName, Host, IdentityAssignment, Permit};
 
 use crate::fixture::{
     A, ALLOW, ClientAnswer, DnsFixture, arrival_from, build_packet, build_query, count_queries,
@@ -177,4 +177,33 @@ async fn p2_an_interface_without_a_name_is_refused_and_recorded() {
     let denied = world.records_at_stage("denied");
     assert_eq!(denied.len(), 1);
     assert!(denied[0].to_string().contains("unnamed/77"), "{}", denied[0]);
+}
+
+/// After an assignment, what is denied, cached, local or folded is recorded with the new tenant, whether or not a
+/// look-up has left since.
+#[tokio::test]
+async fn p2_every_record_has_the_identity_of_its_generation() {
+    for fold in [0, 60] {
+        let world = DnsFixture::build(ALLOW, plain_reply, |settings| settings.fold_seconds = fold).await;
+        let ask_all = async || {
+            for (name, kind) in [("github.com", A), ("evil.example", A), ("github.com", 16), ("localhost", A)]
+            {
+                world.ask_as("t", name, kind).await;
+            }
+        };
+        ask_all().await;
+        let given = IdentityAssignment {
+            sandbox: SandboxId::parse("t").unwrap(),
+            tenant: Tenant::parse("initech").unwrap(),
+            environment: Environment::parse("staging").unwrap(),
+            agent_card: None,
+        };
+        world.rules.store(Arc::new(world.rules.load().with_identity(&given).unwrap()));
+        ask_all().await;
+        for record in world.records().iter().filter(|record| record["class_uid"] == 4003) {
+            let tenant = if record["policy"]["version"] == "2" { "initech" } else { "unset" };
+            assert_eq!(record["metadata"]["tenant_uid"], tenant, "{fold}: {record}");
+        }
+        assert_eq!(world.recorder.seen().len(), 1, "the second time, nothing left");
+    }
 }

@@ -9,7 +9,7 @@ use base64::engine::general_purpose::STANDARD;
 use tempfile::TempDir;
 
 use crate::handshake::{OriginCa, client_config, tls_handshake};
-use crate::instance::{InstanceSetup, SandbarInstance};
+use crate::instance::{InstanceSetup, SandbarInstance, wait_until};
 use crate::origin::{OriginReply, ScriptedOrigin};
 use crate::wire::{RawConnection, RawResponse};
 
@@ -19,7 +19,7 @@ pub(crate) const SECRET: &str = "sk-live/0123456789+abcdef==";
 pub(crate) struct CredentialScene {
     pub(crate) world: SandbarInstance,
     pub(crate) bound: ScriptedOrigin,
-    other: ScriptedOrigin,
+    pub(crate) other: ScriptedOrigin,
     secret: TempDir,
 }
 
@@ -50,7 +50,13 @@ impl CredentialScene {
         CredentialScene { world, bound, other, secret }
     }
 
-    fn send_request(&self, host: &str, origin: &ScriptedOrigin, line: &str, fields: &str) -> RawResponse {
+    pub(crate) fn send_request(
+        &self,
+        host: &str,
+        origin: &ScriptedOrigin,
+        line: &str,
+        fields: &str,
+    ) -> RawResponse {
         let mut wire = self.connect_tls(host, origin);
         let port = origin.port();
         wire.send(format!("{line} HTTP/1.1\r\nHost: {host}:{port}\r\n{fields}\r\n"));
@@ -70,6 +76,12 @@ impl CredentialScene {
 
     pub(crate) fn send_post(&self, fields: &str) -> RawResponse {
         self.send_request("a.test", &self.bound, "POST /v1/chat", &format!("Content-Length: 0\r\n{fields}"))
+    }
+
+    /// Waits until the credential's file was looked at and requests are answered as it is now.
+    pub(crate) fn wait_for_answer(&self, what: &str, fits: impl Fn(&RawResponse) -> bool) -> RawResponse {
+        wait_until(what, || fits(&self.send_post("")));
+        self.send_post("Authorization: Bearer mine\r\n")
     }
 
     /// The file that holds the credential.
@@ -134,21 +146,25 @@ fn p11_without_it_nothing_is_sent() {
     let scene = CredentialScene::new();
     assert_eq!(scene.send_post("").status, 200);
     let file = scene.credential_file();
-    for (what, content) in
-        [("gone", None), ("two lines", Some("a-secret-of\nmany lines")), ("short", Some("x"))]
-    {
+    for (what, content, why) in [
+        ("gone", None, "cannot read the file"),
+        ("two lines", Some("a-secret-of\nmany lines"), "a header field cannot carry"),
+        ("short", Some("x"), "is shorter than"),
+    ] {
         match content {
             None => fs::remove_file(&file).unwrap(),
             Some(content) => fs::write(&file, content).unwrap(),
         }
+        let refused = |answer: &RawResponse| answer.text().contains(why);
+        scene.wait_for_answer(what, refused);
         let before = scene.bound.requests().len();
-        let answer = scene.send_post("Authorization: Bearer mine\r\n");
+        let answer = scene.wait_for_answer(what, refused);
         scene.world.assert_refused(what, &answer, 502, "credential_unavailable");
         assert!(answer.text().contains("credential `key`"), "{what}: {}", answer.text());
         assert_eq!(scene.bound.requests().len(), before, "{what}: a request left without it");
     }
     fs::write(&file, "another-secret-of-ours").unwrap();
-    assert_eq!(scene.send_post("").status, 200, "it is read again");
+    scene.wait_for_answer("it is read again", |answer| answer.status == 200);
     assert_eq!(CredentialScene::received_authorization(&scene.bound), ["Bearer another-secret-of-ours"]);
 }
 

@@ -215,7 +215,7 @@ fn p11_it_is_told_to_nobody() {
     scene.world.assert_refused("TRACE", &answer, 403, "method_not_allowed");
     assert_eq!(scene.bound.requests().len(), arrived, "something arrived");
     fs::remove_file(scene.credential_file()).unwrap();
-    let answer = scene.send_post("");
+    let answer = scene.wait_for_answer("it is gone", |answer| answer.status == 502);
     scene.world.assert_refused("gone", &answer, 502, "credential_unavailable");
     let socket = scene.world.log_dir().join("admin.sock");
     let asked = ["health", "ready", "metrics", "status", "connections", "jwks"].map(|what| {

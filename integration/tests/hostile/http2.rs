@@ -31,6 +31,16 @@ pub(crate) struct Frame {
     pub(crate) payload: Vec<u8>,
 }
 
+impl Frame {
+    /// Whether it is a GOAWAY after which `stream` gets no answer: a graceful one promises those up to its last
+    /// stream (RFC 9113, section 6.8).
+    fn ends_stream(&self, stream: u32) -> bool {
+        let last = self.payload.first_chunk().map(|last| u32::from_be_bytes(*last) & 0x7fff_ffff);
+        let graceful = self.payload.get(4..8) == Some(&[0; 4]);
+        self.kind == GOAWAY && !(graceful && last >= Some(stream))
+    }
+}
+
 /// How something ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum StreamEnd {
@@ -86,7 +96,7 @@ impl Http2Client {
             if let Some(fate) = fate {
                 return fate;
             }
-            if self.frames.iter().any(|frame| frame.kind == GOAWAY) || !self.read_frame() {
+            if self.frames.iter().any(|frame| frame.ends_stream(stream)) || !self.read_frame() {
                 return StreamEnd::Gone;
             }
         }

@@ -30,6 +30,8 @@ pub(crate) struct InstanceSetup {
     pub(crate) tables: String,
     /// Further sandboxes, each with a listener of its own.
     pub(crate) others: Vec<&'static str>,
+    /// The list that rules may name as `lists/hosts.txt`.
+    pub(crate) list: Option<&'static str>,
 }
 
 /// A running instance.
@@ -66,7 +68,10 @@ impl InstanceSetup {
     pub(crate) fn start(self) -> SandbarInstance {
         let dir = tempfile::tempdir().unwrap();
         let path = |name: &str| dir.path().join(name);
-        fs::create_dir_all(path("policies")).unwrap();
+        fs::create_dir_all(path("policies/lists")).unwrap();
+        if let Some(list) = self.list {
+            fs::write(path("policies/lists/hosts.txt"), list).unwrap();
+        }
         fs::write(path("policies/p.toml"), format!("name = \"p\"\n{}", self.policy)).unwrap();
         let upstream = match &self.roots {
             Some(roots) => {
@@ -87,6 +92,7 @@ impl InstanceSetup {
             .map(|id| {
                 format!(
                     "[[listener]]\nmode = \"explicit\"\nbind = [\"127.0.0.1:0\"]\nsandbox = \"{id}\"\n\
+                     dangerously_share_address = true\n\
                      [[sandbox]]\nid = \"{id}\"\nbase = \"system\"\npolicies = [\"p\"]\n"
                 )
             })
@@ -107,7 +113,7 @@ impl InstanceSetup {
             .unwrap();
         let told = collect_stderr(&mut child);
         let mut world = SandbarInstance { dir, child, listeners: Vec::new(), told };
-        let count = 1 + self.others.len();
+        let count = 1 + self.others.len() + self.tables.matches("[[listener]]").count();
         wait_until("sandbar listens", || world.count_listeners() >= count);
         world.listeners = world.listener_addresses();
         // Its self-test is recorded, and none of the test's business.
@@ -125,7 +131,7 @@ fn collect_stderr(child: &mut Child) -> Arc<Mutex<Vec<String>>> {
 }
 
 impl SandbarInstance {
-    fn listener_addresses(&self) -> Vec<SocketAddr> {
+    pub(crate) fn listener_addresses(&self) -> Vec<SocketAddr> {
         let told = self.told.lock().unwrap();
         let said = told.iter().filter_map(|line| line.split_once("listening: explicit "));
         said.map(|(_, address)| address.parse().unwrap()).collect()
@@ -156,9 +162,33 @@ impl SandbarInstance {
         wire
     }
 
+    /// Changes the operator's file and waits until it is in force; what `reload` said.
+    pub(crate) fn reconfigure(&self, edit: impl Fn(&str) -> String) -> String {
+        let path = self.dir.path().join("sandbar.toml");
+        fs::write(&path, edit(&fs::read_to_string(&path).unwrap())).unwrap();
+        self.run_command(&["reload", "--wait"])
+    }
+
+    /// Runs a command against this instance; what it said.
+    pub(crate) fn run_command(&self, args: &[&str]) -> String {
+        let output =
+            sandbar().args(args).arg("-c").arg(self.dir.path().join("sandbar.toml")).output().unwrap();
+        let said = String::from_utf8_lossy(&[output.stdout, output.stderr].concat()).into_owned();
+        assert!(output.status.success(), "{args:?}: {said}");
+        said
+    }
+
     /// The authority's certificate, which a sandbox is told to trust.
     pub(crate) fn ca_path(&self) -> PathBuf {
         self.dir.path().join("ca/ca.pem")
+    }
+
+    pub(crate) fn config_path(&self) -> PathBuf {
+        self.dir.path().join("sandbar.toml")
+    }
+
+    pub(crate) fn policy_dir(&self) -> PathBuf {
+        self.dir.path().join("policies")
     }
 
     /// Where the log is, and the admin socket beside it.
@@ -188,6 +218,10 @@ impl SandbarInstance {
         let text: String = segments.iter().map(|(_, path)| fs::read_to_string(path).unwrap()).collect();
         let whole = text.split_inclusive('\n').filter(|line| line.ends_with('\n'));
         whole.filter(|line| !line.contains("\"class_uid\":6002,")).map(str::to_owned).collect()
+    }
+
+    pub(crate) fn records(&self) -> Vec<Value> {
+        self.log_lines().iter().map(|line| serde_json::from_str(line).unwrap()).collect()
     }
 
     /// How many records there are, to look at later ones only.

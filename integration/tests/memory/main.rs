@@ -38,6 +38,7 @@
 mod banks;
 mod bounds;
 mod client;
+mod current;
 mod engine;
 mod failure;
 mod forger;

@@ -3,7 +3,7 @@
 
 use std::fs;
 use std::io::{BufRead, BufReader};
-use std::net::{SocketAddr, TcpListener};
+use std::net::SocketAddr;
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
@@ -73,7 +73,8 @@ pub(crate) struct MemoryScene {
     pub(crate) dir: TempDir,
     pub(crate) service: SocketAddr,
     pub(crate) issuer: LocalIssuer,
-    ports: Vec<u16>,
+    /// Of the sandboxes in their order, then the one that they share.
+    listeners: Vec<SocketAddr>,
     children: Vec<Child>,
     pub(crate) trust: Arc<ClientConfig>,
     pub(crate) origin: Arc<ClientConfig>,
@@ -90,12 +91,11 @@ impl MemoryScene {
         let mut children = Vec::new();
         let port = start_service(dir.path(), setup.mode, &mut children);
         let issuer = create_issuer(dir.path(), "issuer");
-        let ports: Vec<u16> = free_ports(SANDBOXES.len() + 1);
-        write_files(dir.path(), &setup, port, &ports);
-        start_sandbar(dir.path(), setup.room, &mut children);
+        write_files(dir.path(), &setup, port);
+        let listeners = start_sandbar(dir.path(), setup.room, &mut children);
         let trust = client_config(&dir.path().join("ca/ca.pem"));
         let service = SocketAddr::from(([127, 0, 0, 1], port));
-        MemoryScene { dir, service, issuer, ports, children, trust, origin }
+        MemoryScene { dir, service, issuer, listeners, children, trust, origin }
     }
 
     /// The host of the service, with its port.
@@ -106,7 +106,7 @@ impl MemoryScene {
     /// The listener of one sandbox, or the one they share.
     pub(crate) fn listener(&self, sandbox: &str) -> SocketAddr {
         let at = SANDBOXES.iter().position(|(id, ..)| *id == sandbox).unwrap_or(SANDBOXES.len());
-        SocketAddr::from(([127, 0, 0, 1], self.ports[at]))
+        self.listeners[at]
     }
 
     /// A connection of a sandbox to the service.
@@ -165,6 +165,32 @@ impl MemoryScene {
         let denied = |record: &&Value| record["class_uid"] != 2004 && record["status_detail"] == reason;
         assert_eq!(told.iter().filter(denied).count(), 1, "{row}: {told:?}");
         assert_eq!(self.arrived_requests().len(), before, "{row}: something arrived");
+    }
+
+    /// Writes the list of what is revoked, and waits until it is in force for a sandbox. What it asks for meanwhile is
+    /// refused before and after, so nothing arrives and nothing is cut.
+    pub(crate) fn revoke(&self, list: &str, sandbox: &str) {
+        fs::write(self.dir.path().join("revoked.json"), list).unwrap();
+        let mut client = self.connect(sandbox);
+        wait_for("the revocation", || {
+            client.send(&ClientRequest::recall("staging:nobody")).reason() == Some("sandbox_revoked")
+        });
+    }
+
+    /// Changes the operator's file and waits until it is in force.
+    pub(crate) fn reconfigure(&self, from: &str, to: &str) {
+        let path = self.dir.path().join("sandbar.toml");
+        let text = fs::read_to_string(&path).unwrap();
+        assert!(text.contains(from), "{text}");
+        fs::write(&path, text.replace(from, to)).unwrap();
+        self.run_command(&["reload", "--wait"]);
+    }
+
+    /// Runs a command against the program.
+    pub(crate) fn run_command(&self, args: &[&str]) {
+        let mut command = sandbar();
+        let output = command.args(args).arg("-c").arg(self.dir.path().join("sandbar.toml")).output().unwrap();
+        assert!(output.status.success(), "{args:?}: {}", String::from_utf8_lossy(&output.stderr));
     }
 
     /// The log's directory as the program sees it.
@@ -260,11 +286,12 @@ fn start_service(dir: &Path, mode: &str, children: &mut Vec<Child>) -> u16 {
     let mut command = Command::new(engine::engine_python());
     command.arg(script).arg(mode).arg(dir.join("origin.pem")).arg(dir.join("origin.key"));
     command.arg(dir.join("seen.jsonl"));
-    let said = start_program(command, children, "listening on ");
-    said.rsplit(' ').next().unwrap().parse().unwrap()
+    let said = start_program(command, children, "listening on ", 1);
+    last_word(&said[0]).parse().unwrap()
 }
 
-fn start_sandbar(dir: &Path, room: LogVolume, children: &mut Vec<Child>) {
+/// Starts the program; its listeners, in the order of the file.
+fn start_sandbar(dir: &Path, room: LogVolume, children: &mut Vec<Child>) -> Vec<SocketAddr> {
     let mut command = sandbar();
     if room == LogVolume::Megabyte {
         let log = dir.join("log");
@@ -275,11 +302,16 @@ fn start_sandbar(dir: &Path, room: LogVolume, children: &mut Vec<Child>) {
         command.args(["--mount", "sh", "-c", &mount, "sh"]).arg(program);
     }
     command.arg("serve").arg("-c").arg(dir.join("sandbar.toml"));
-    start_program(command, children, "listening: explicit");
+    let said = start_program(command, children, "listening: explicit", SANDBOXES.len() + 1);
+    said.iter().map(|line| last_word(line).parse().unwrap()).collect()
 }
 
-/// Starts a program and waits until it says `ready`, on either stream; the line it said it with.
-fn start_program(mut command: Command, children: &mut Vec<Child>, ready: &str) -> String {
+fn last_word(line: &str) -> &str {
+    line.rsplit(' ').next().unwrap()
+}
+
+/// Starts a program and waits until it has said `ready` so many times, on either stream; the lines it said it with.
+fn start_program(mut command: Command, children: &mut Vec<Child>, ready: &str, times: usize) -> Vec<String> {
     command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
     let mut child = command.spawn().unwrap();
     let (sender, lines) = channel();
@@ -301,27 +333,22 @@ fn start_program(mut command: Command, children: &mut Vec<Child>, ready: &str) -
         let left = until.saturating_duration_since(Instant::now());
         let line = lines.recv_timeout(left);
         let line = line.unwrap_or_else(|_| panic!("{command:?} does not start: {said:#?}"));
-        if line.contains(ready) {
-            return line;
-        }
         said.push(line);
+        if said.iter().filter(|line| line.contains(ready)).count() == times {
+            said.retain(|line| line.contains(ready));
+            return said;
+        }
     }
 }
 
-/// Ports that nobody has at the moment.
-fn free_ports(count: usize) -> Vec<u16> {
-    let open: Vec<TcpListener> = (0..count).map(|_| TcpListener::bind("127.0.0.1:0").unwrap()).collect();
-    open.iter().map(|listener| listener.local_addr().unwrap().port()).collect()
-}
-
-fn write_files(dir: &Path, setup: &MemorySetup, service: u16, ports: &[u16]) {
+fn write_files(dir: &Path, setup: &MemorySetup, service: u16) {
     fs::create_dir(dir.join("policies")).unwrap();
     for (name, text) in policy_files(service) {
         fs::write(dir.join(format!("policies/{name}.toml")), text).unwrap();
     }
     write_secret(&dir.join("memory.key"), &format!("{KEY}\n"));
     fs::write(dir.join("revoked.json"), "{}").unwrap();
-    fs::write(dir.join("sandbar.toml"), configuration(setup, service, ports)).unwrap();
+    fs::write(dir.join("sandbar.toml"), configuration(setup, service)).unwrap();
 }
 
 pub(crate) fn write_secret(path: &PathBuf, text: &str) {
@@ -374,7 +401,7 @@ fn policy_files(service: u16) -> Vec<(&'static str, String)> {
     ]
 }
 
-fn configuration(setup: &MemorySetup, service: u16, ports: &[u16]) -> String {
+fn configuration(setup: &MemorySetup, service: u16) -> String {
     let MemorySetup { limits, service: rest, .. } = setup;
     let mut text = format!(
         r#"policies = "policies"
@@ -407,23 +434,19 @@ keys = "issuer/jwks.json"
 host = "{HOST}:{service}"
 audience = "{AUDIENCE}"
 {rest}
-[[listener]]
-mode = "explicit"
-bind = ["127.0.0.1:{}"]
-identify = "source-address"
-"#,
-        ports[SANDBOXES.len()]
+"#
     );
     for (at, (id, environment, generation)) in SANDBOXES.iter().enumerate() {
         let generation = generation.map(|number| format!("generation = {number}\n")).unwrap_or_default();
-        let (port, letter) = (ports[at], id.rsplit('-').next().unwrap());
+        let letter = id.rsplit('-').next().unwrap();
         text += &format!(
-            "[[listener]]\nmode = \"explicit\"\nbind = [\"127.0.0.1:{port}\"]\nsandbox = \"{id}\"\n\
+            "[[listener]]\nmode = \"explicit\"\nbind = [\"127.0.0.1:0\"]\nsandbox = \"{id}\"\n\
+             dangerously_share_address = true\n\
              [[sandbox]]\nid = \"{id}\"\ntenant = \"acme\"\nenvironment = \"{environment}\"\n{generation}\
              base = \"system\"\npolicies = [\"mem-{letter}\"]\nsource_address = \"127.0.1.{}/32\"\n\
              dangerously_trust_source_address = true\n",
             at + 1
         );
     }
-    text
+    text + "[[listener]]\nmode = \"explicit\"\nbind = [\"127.0.0.1:0\"]\nidentify = \"source-address\"\n"
 }

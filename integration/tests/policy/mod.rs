@@ -328,11 +328,14 @@ fn files_that_would_hang_or_escape_are_refused() {
     assert!(made.success());
     let output = run_in(dir.path(), &["check", "p.toml"]);
     assert!(
-        text(&output.stderr).contains("cannot read the list `pipe`: pipe is not a regular file"),
+        text(&output.stderr).contains("cannot read the list `pipe`: it is not a regular file"),
         "{}",
         text(&output.stderr)
     );
-    assert!(text(&run_in(dir.path(), &["check", "pipe"]).stderr).contains("pipe is not a regular file"));
+    assert!(
+        text(&run_in(dir.path(), &["check", "pipe"]).stderr)
+            .contains("cannot read pipe: it is not a regular file")
+    );
 }
 
 #[test]

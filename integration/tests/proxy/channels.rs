@@ -1,6 +1,8 @@
 //! The path names the sandbox (P2): every kind of channel, and what comes by none.
 
+use super::client::{client_config, connect_tls, read_head, send_text};
 use super::net::FirewallMode;
+use super::reload::{connect_echo, round_trip, run_reload};
 use super::scene::{POLICY, ProxyScene, ProxySetup};
 
 /// Two sandboxes with a policy each: the first may reach one host, the second another.
@@ -175,4 +177,52 @@ fn p2_what_comes_by_a_path_of_nobodys_is_refused_and_recorded() {
     assert_eq!(scene.records().iter().filter(unknown).count(), 3);
     assert_eq!(scene.net.arrivals().into_iter().collect::<Vec<_>>(), []);
     assert_eq!(scene.names.queried_names(), Vec::<String>::new());
+}
+
+/// A reload exchanges the interfaces of two sandboxes that may do the same. What is open on an interface is the first
+/// one's no longer, and DNS, tunnels and requests on it are the other's.
+#[test]
+fn p2_p10_exchanged_interfaces_take_open_connections_along() {
+    let scene = ProxyScene::with_setup(ProxySetup { sandboxes: 2, ..ProxySetup::default() });
+    let mut tunnel = connect_echo(&scene, "db.example");
+    assert!(round_trip(&mut tunnel, b"hello"));
+    let mut web = connect_tls(&scene, 0, "93.184.216.34:443", &client_config(&scene), "open.example");
+    let mut ask = || {
+        send_text(&mut web, "GET / HTTP/1.1\r\nHost: open.example\r\n\r\n");
+        read_head(&mut web)
+    };
+    assert!(ask().starts_with("HTTP/1.1 200"));
+    let arrived = scene.origin.requests().len();
+    let text = std::fs::read_to_string(scene.config_path()).unwrap();
+    let text = text
+        .replace("\"sandbox0\"", "EXCHANGED")
+        .replace("\"sandbox1\"", "\"sandbox0\"")
+        .replace("EXCHANGED", "\"sandbox1\"");
+    std::fs::write(scene.config_path(), text).unwrap();
+    let (status, said) = run_reload(&scene, &["--wait"]);
+    assert!(status == Some(0) && said.contains("generation 2"), "{said}");
+    assert!(!round_trip(&mut tunnel, b"still here?"), "the tunnel is cut");
+    let refused = ask();
+    assert!(refused.starts_with("HTTP/1.1 403") && refused.contains("identity_changed"), "{refused}");
+    assert_eq!(scene.origin.requests().len(), arrived);
+    assert!(
+        round_trip(&mut connect_echo(&scene, "db.example"), b"again"),
+        "a new one is the other sandbox's"
+    );
+    let changed = |record: &serde_json::Value, owner: &str| {
+        record["status_detail"] == "identity_changed" && record["actor"]["app_uid"] == owner
+    };
+    scene.wait_for_record("the tunnel that was cut", |record| {
+        changed(record, "box-0") && record["unmapped"]["sandbar"]["ending"] == "revoked"
+    });
+    scene.wait_for_record("the request that was refused", |record| {
+        changed(record, "box-1") && record["unmapped"]["sandbar"]["stage"] == "denied"
+    });
+    for record in scene.records() {
+        let sandbar = &record["unmapped"]["sandbar"];
+        if sandbar["channel"]["detail"] == "sandbox0" && sandbar["stage"] != "outcome" {
+            let owner = if record["policy"]["version"] == "1" { "box-0" } else { "box-1" };
+            assert_eq!(record["actor"]["app_uid"], owner, "{record}");
+        }
+    }
 }

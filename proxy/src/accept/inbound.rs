@@ -7,14 +7,14 @@ use audit::OpenRecord;
 use rules::configuration::ListenerMode;
 use rules::decision::Treatment;
 use rules::facts::{ConnectFacts, ConnectTarget, Facts, HttpVersion, Protocol};
-use rules::{Host, Permit, RuleSet, SandboxRef};
+use rules::{Host, Permit, Reason, RuleSet, SandboxRef};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::time::timeout;
 
 use super::NextStage;
 use super::detect::Detected;
 use super::explicit::{self, ReplyFormat};
-use crate::egress::shared;
+use crate::egress::shared::{self, Shared};
 use crate::egress::stream::PrefixedStream;
 use crate::http::RequestScope;
 use crate::report::record;
@@ -34,6 +34,16 @@ pub(super) struct InboundConnection {
 }
 
 impl InboundConnection {
+    /// Takes the rules of now, and returns the sandbox as they identify it.
+    pub(super) fn reload_rules(
+        &mut self,
+        shared: &Shared,
+        accepted: &SandboxRef,
+    ) -> Result<SandboxRef, Reason> {
+        self.rules = shared.rules.load_full();
+        record::identify_again(&self.rules, accepted, &mut self.record)
+    }
+
     /// A permit for raw TCP, if a rule gives one.
     pub(super) fn decide_raw(
         &mut self,

@@ -19,6 +19,7 @@ use tokio_util::task::TaskTracker;
 
 use crate::accept::channel;
 use crate::accept::{AcceptedConnection, ConnectionHandler};
+use crate::egress::connect::UNSENT_BYTES;
 use crate::egress::stream;
 use crate::report::metrics;
 
@@ -114,6 +115,7 @@ fn bind_tcp(address: SocketAddr, mode: ListenerMode) -> io::Result<TcpListener> 
         socket.set_ip_transparent_v4(true)?; // one kernel flag serves IPv4 and IPv6
     }
     kernel::enable_packet_info(socket.as_fd(), address)?;
+    socket.set_tcp_notsent_lowat(UNSENT_BYTES)?; // accepted sockets inherit it
     socket.bind(&address.into())?;
     socket.listen(BACKLOG)?;
     socket.set_nonblocking(true)?;
@@ -144,6 +146,7 @@ fn inherit_listener(name: &str) -> anyhow::Result<ListenerSocket> {
     }
     if let Some(address) = address.as_socket() {
         kernel::enable_packet_info(socket.as_fd(), address)?;
+        socket.set_tcp_notsent_lowat(UNSENT_BYTES)?;
     }
     Ok(ListenerSocket::Tcp(TcpListener::from_std(socket.into())?))
 }

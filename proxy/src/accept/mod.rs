@@ -16,7 +16,7 @@ use rules::budget::BudgetKind;
 use rules::configuration::ListenerMode;
 use rules::facts::{ConnectTarget, HttpVersion};
 use rules::{Channel, Host, Permit, Reason, RuleSet, SandboxRef};
-use tokio::sync::watch;
+use tokio::sync::{Semaphore, watch};
 use tokio::time::timeout;
 use tokio_rustls::TlsAcceptor;
 use tokio_rustls::server::TlsStream;
@@ -26,7 +26,7 @@ use crate::accept::explicit::{ExplicitRequest, ReplyFormat};
 use crate::accept::inbound::{InboundConnection, reply_format};
 use crate::accept::leaf_certs::LeafCerts;
 use crate::budget::live::CutSignal;
-use crate::budget::slots::Slot;
+use crate::budget::quota::ConnectionSlot;
 use crate::egress::departure::{Departure, DepartureTerms};
 use crate::egress::shared::Shared;
 use crate::egress::stream::{PrefixedStream, StreamSocket};
@@ -55,8 +55,13 @@ pub(crate) struct ConnectionHandler {
     pub(crate) engine: HttpEngine,
     pub(crate) guard: Arc<MemoryGuard>,
     pub(crate) leaf_certs: LeafCerts,
+    /// Places for connections without quota that wait for the answer of their refusal.
+    pub(crate) refused: Semaphore,
     pub(crate) stop: watch::Receiver<bool>,
 }
+
+/// How many connections without quota may wait for the answer of their refusal, for at most two seconds each.
+pub(crate) const MAX_REFUSED: usize = 64;
 
 /// What happens to a connection once its protocol is known.
 enum NextStage {
@@ -81,7 +86,12 @@ impl ConnectionHandler {
         });
         let (sandbox, _slot) = match admitted {
             Ok(admitted) => admitted,
-            Err(refusal) => return Box::pin(inbound.refuse(&refusal)).await,
+            Err(refusal) => {
+                // It holds no quota, so only a few may wait for their answer; the others are closed at once.
+                let _answered =
+                    self.refused.try_acquire().map_err(|_| inbound.reply_format = ReplyFormat::Silent);
+                return Box::pin(inbound.refuse(&refusal)).await;
+            }
         };
         match Box::pin(self.decide(&mut inbound, &sandbox)).await {
             Ok(NextStage::Intercept(host, port)) => {
@@ -103,7 +113,7 @@ impl ConnectionHandler {
         let rules = self.shared.rules.load_full();
         let arrival = record::arrival(&channels, source, original_dst);
         let mut record = self.shared.log.open_record(arrival);
-        let identified = rules.sandboxes().identify(&channels);
+        let identified = rules.sandboxes().identify_connection(&channels.into());
         if let Ok(sandbox) = &identified {
             record.set_sandbox(record::subject(sandbox));
         }
@@ -114,15 +124,15 @@ impl ConnectionHandler {
     }
 
     /// Takes one of the sandbox's connection slots.
-    fn acquire_slot(&self, rules: &RuleSet, sandbox: &SandboxRef) -> Result<Slot, Refusal> {
+    fn acquire_slot(&self, rules: &RuleSet, sandbox: &SandboxRef) -> Result<ConnectionSlot, Refusal> {
         let budget = rules.budgets_of(sandbox).limit(BudgetKind::Connections);
-        self.shared.connection_limit.acquire(&sandbox.id, &self.shared.limits, budget)
+        self.shared.quotas.reserve_connection(&sandbox.id, budget)
     }
 
     /// Reads from the first byte until the connection can be decided.
     ///
-    /// The rules are loaded again after every wait for the client. It may take seconds to send its first bytes, and a
-    /// reload meanwhile must apply; the snapshot that decides is the one that records.
+    /// The rules are loaded and the sandbox identified again after every wait for the client. It may take seconds to
+    /// send its first bytes, and a reload meanwhile must apply; the snapshot that decides is the one that records.
     async fn decide(
         &self,
         inbound: &mut InboundConnection,
@@ -133,14 +143,14 @@ impl ConnectionHandler {
         let Some((target, port)) = self.find_target(inbound, sandbox, deadline).await? else {
             return Ok(NextStage::Plain(RequestScope::Anywhere, HttpVersion::Http1));
         };
-        inbound.rules = self.shared.rules.load_full();
+        let sandbox = &inbound.reload_rules(&self.shared, sandbox)?;
         // Server-first protocols (SSH, SMTP): if a raw TCP rule matches, tunnel now instead of waiting for client bytes.
         if let Some(permit) = inbound.decide_raw(sandbox, &target, port) {
             return Ok(NextStage::Tunnel(permit));
         }
         let detected = detect(&mut inbound.stream, limits, deadline).await;
         inbound.reply_format = reply_format(&inbound.stream, &detected);
-        inbound.rules = self.shared.rules.load_full();
+        let sandbox = &inbound.reload_rules(&self.shared, sandbox)?;
         inbound.decide(sandbox, target, port, detected?)
     }
 
@@ -166,6 +176,7 @@ impl ConnectionHandler {
         let request = explicit::read_request(stream, limits, deadline, reply_format).await?;
         let ExplicitRequest::Tunnel(host, port) = request else { return Ok(None) };
         inbound.record_facts(Some(&host), port, None);
+        let sandbox = &inbound.reload_rules(&self.shared, sandbox)?;
         explicit::check_reachable(&inbound.rules, sandbox, &host, port)?;
         explicit::confirm_tunnel(&mut inbound.stream, inbound.reply_format).await?;
         // Granted: the client takes every byte from here on for the origin's, also those of a refusal.
@@ -175,6 +186,10 @@ impl ConnectionHandler {
 
     /// Departs and relays bytes.
     async fn serve_tunnel(&self, mut inbound: InboundConnection, permit: Permit) {
+        let _quota = match self.shared.quotas.reserve_tunnel(permit.sandbox()) {
+            Ok(reserved) => reserved,
+            Err(refusal) => return inbound.refuse(&refusal.under(&permit)).await,
+        };
         let cut = Arc::new(CutSignal::default());
         let terms = DepartureTerms {
             upfront: inbound.stream.ahead.len() as u64,
@@ -188,10 +203,10 @@ impl ConnectionHandler {
             Ok(departure) => departure
                 .dial(shared, &mut inbound.record)
                 .await
-                .map(|upstream| (departure, StreamSocket::from(upstream))),
+                .map(|(upstream, held)| (departure, StreamSocket::from(upstream), held)),
             Err(refusal) => Err(refusal),
         };
-        let (departure, upstream) = match (dialled, cut.reason()) {
+        let (departure, upstream, _held) = match (dialled, cut.reason()) {
             (Ok(dialled), _) => dialled,
             // Cut while it dialled: it ends as an open tunnel does.
             (Err(_), Some(reason)) => {
@@ -201,16 +216,14 @@ impl ConnectionHandler {
         };
         let InboundConnection { stream: PrefixedStream { ahead, socket }, record, .. } = inbound;
         let byte_count = record.byte_count();
-        byte_count.add_sent(ahead.len() as u64);
-        let end = match tunnel::write_all(&upstream, &ahead).await {
-            Ok(()) => {
-                drop(ahead);
-                let charges = &departure.charges;
-                let context = TunnelContext { byte_count: &byte_count, cut: &cut, charges };
-                tunnel::relay(&socket, &upstream, &shared.limits, context).await
-            }
-            Err(_) => TunnelEnd::Broken,
+        let context = TunnelContext {
+            byte_count: &byte_count,
+            cut: &cut,
+            charges: &departure.charges,
+            quotas: &shared.quotas,
+            sandbox: departure.permit().sandbox(),
         };
+        let end = tunnel::relay(&socket, &upstream, ahead, &shared.limits, context).await;
         metrics::count_bytes(&byte_count);
         record.close(AttemptOutcome::new(tunnel_ending(&end)));
     }
@@ -222,7 +235,7 @@ impl ConnectionHandler {
             Err(refusal) => return inbound.refuse(&refusal).await,
         };
         let InboundConnection { stream, record, rules, .. } = inbound;
-        let (tls, version) = match self.accept_tls(config, stream).await {
+        let (tls, version) = match self.accept_tls(&sandbox, config, stream).await {
             Ok(accepted) => accepted,
             Err(refusal) => {
                 // The handshake took the stream with it: record the refusal, there is nobody to answer.
@@ -237,10 +250,14 @@ impl ConnectionHandler {
 
     async fn accept_tls(
         &self,
+        sandbox: &SandboxRef,
         config: Arc<rustls::ServerConfig>,
         stream: PrefixedStream,
     ) -> Result<(Box<TlsStream<PrefixedStream>>, HttpVersion), Refusal> {
-        let handshake = TlsAcceptor::from(config).accept(stream);
+        let handshake = async {
+            let _turn = self.shared.handshakes.turn(sandbox.id.clone()).await;
+            TlsAcceptor::from(config).accept(stream).await
+        };
         let accepted = timeout(self.shared.limits.first_bytes(), handshake).await;
         let accepted = accepted.map_err(|_| Reason::FirstBytesLate)?;
         let tls = accepted.map_err(|error| Refusal::from(Reason::BadHandshake).with_detail(error))?;

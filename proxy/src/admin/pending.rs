@@ -1,17 +1,20 @@
 //! Pending refusals: those that a grant could lift, for a person to review. Newest first, one entry per host, and
-//! bounded whatever a sandbox sends.
+//! bounded whatever sandboxes send: each has a share of the entries, and one that floods the list evicts its own.
 
 use std::collections::HashMap;
 use std::sync::{Mutex, MutexGuard};
 use std::time::SystemTime;
 
 use audit::{AttemptEvent, AttemptStatus, RecordedFacts};
-use rules::{DomainName, Reason};
+use rules::ids::SandboxId;
+use rules::share::{ShareTerms, SharedTotal};
+use rules::{DomainName, Reason, RuleSet};
 use serde::Serialize;
 
-/// Most entries per sandbox, and in total.
-const MAX_PER_SANDBOX: usize = 64;
-const MAX_TOTAL: usize = 4096;
+/// Most entries per sandbox, and in total. With more than half as many sandboxes as the total, the total is two for
+/// each.
+const MAX_PER_SANDBOX: u64 = 64;
+const MAX_TOTAL: u64 = 4096;
 
 /// Refusals of one host.
 #[derive(Clone, Debug, Serialize)]
@@ -34,21 +37,50 @@ pub struct PendingRefusal {
 #[derive(Debug, Default)]
 pub struct PendingList(Mutex<PendingTable>);
 
-#[derive(Debug, Default)]
+#[derive(Debug)]
 struct PendingTable {
     numbered: u64,
-    all: usize,
-    by: HashMap<String, Vec<PendingRefusal>>,
+    /// The entries of each sandbox, and the generation of the rules that the shares come from.
+    quota: SharedTotal,
+    generation: u64,
+    by: HashMap<SandboxId, Vec<PendingRefusal>>,
+}
+
+impl Default for PendingTable {
+    fn default() -> Self {
+        PendingTable { numbered: 0, quota: SharedTotal::new(terms(1), 1), generation: 0, by: HashMap::new() }
+    }
+}
+
+fn terms(sandboxes: u64) -> ShareTerms {
+    ShareTerms::halved(MAX_TOTAL.max(2 * sandboxes), MAX_PER_SANDBOX, sandboxes)
 }
 
 impl PendingList {
     /// Adds an attempt if it is a refusal that a grant could lift.
-    pub fn observe(&self, seen: &AttemptEvent<'_>) {
+    pub fn observe(&self, seen: &AttemptEvent<'_>, rules: &RuleSet) {
         let AttemptStatus::Refused(code) = seen.status else { return };
         let (Some(subject), true) = (seen.subject, is_liftable(code.0)) else { return };
         let Some((host, port, request)) = requested_host(seen.facts) else { return };
         let count = seen.folded.saturating_add(1);
-        self.lock().add(&subject.sandbox.0.to_display(), (host, port, request), code.0, count);
+        let Ok(sandbox) = SandboxId::parse(&subject.sandbox.0.to_display()) else { return };
+        let mut table = self.lock();
+        table.adopt_sandboxes(rules);
+        table.add(&sandbox, (host, port, request), code.0, count);
+    }
+
+    /// Drops the entries of sandboxes that have left: no grant could lift them.
+    pub fn prune_sandboxes(&self, rules: &RuleSet) {
+        let mut table = self.lock();
+        table.adopt_sandboxes(rules);
+        let PendingTable { by, quota, .. } = &mut *table;
+        by.retain(|id, refused| {
+            let stays = rules.sandboxes().get(id).is_some();
+            if !stays {
+                quota.give_back(id, refused.len() as u64);
+            }
+            stays
+        });
     }
 
     /// Returns all entries, newest first.
@@ -65,11 +97,14 @@ impl PendingList {
     /// Removes an entry that was approved.
     pub fn remove(&self, number: u64) {
         let mut table = self.lock();
-        for refused in table.by.values_mut() {
-            refused.retain(|refused| refused.number != number);
+        let PendingTable { by, quota, .. } = &mut *table;
+        for (id, refused) in by.iter_mut() {
+            if let Some(at) = refused.iter().position(|refused| refused.number == number) {
+                refused.remove(at);
+                quota.give_back(id, 1);
+            }
         }
-        table.by.retain(|_, refused| !refused.is_empty());
-        table.all = table.by.values().map(Vec::len).sum();
+        by.retain(|_, refused| !refused.is_empty());
     }
 
     fn lock(&self) -> MutexGuard<'_, PendingTable> {
@@ -78,35 +113,38 @@ impl PendingList {
 }
 
 impl PendingTable {
+    /// Divides the list among the sandboxes of the rules.
+    fn adopt_sandboxes(&mut self, rules: &RuleSet) {
+        if rules.generation() > self.generation {
+            let count = rules.sandboxes().iter().count() as u64;
+            self.quota.set_terms(terms(count), count);
+            self.generation = rules.generation();
+        }
+    }
+
     fn add(
         &mut self,
-        sandbox: &str,
+        sandbox: &SandboxId,
         (host, port, request): (String, Option<u16>, Option<String>),
         reason: &'static str,
         count: u64,
     ) {
         let now = SystemTime::now();
-        let full = self.all >= MAX_TOTAL;
-        if full && !self.by.contains_key(sandbox) {
-            return;
-        }
-        let entries = self.by.entry(sandbox.to_owned()).or_default();
+        let entries = self.by.entry(sandbox.clone()).or_default();
         let same = entries.iter_mut().find(|one| one.host == host && one.port == port);
         if let Some(same) = same {
             (same.count, same.last) = (same.count.saturating_add(count), now);
             (same.reason, same.request) = (reason, request);
             return;
         }
-        // A sandbox that floods the list evicts only its own entries.
-        if entries.len() >= MAX_PER_SANDBOX || full {
+        // A sandbox that floods the list evicts only its own entries. Its share is at least one, so it has some.
+        if self.quota.take(sandbox, 1).is_err() {
             let oldest = entries.iter().enumerate().min_by_key(|(_, one)| one.last).map(|(at, _)| at);
             let Some(oldest) = oldest else { return };
             entries.swap_remove(oldest);
-            self.all -= 1;
         }
         self.numbered += 1;
-        self.all += 1;
-        let (number, sandbox) = (self.numbered, sandbox.to_owned());
+        let (number, sandbox) = (self.numbered, sandbox.to_string());
         entries.push(PendingRefusal { number, sandbox, host, port, reason, request, count, last: now });
     }
 }
@@ -163,21 +201,42 @@ mod tests {
         assert_eq!(escape_text("GET /\u{1b}[2J"), "GET /\\u{1b}[2J");
     }
 
+    fn id(name: &str) -> SandboxId {
+        SandboxId::parse(name).unwrap()
+    }
+
+    fn add(table: &mut PendingTable, sandbox: &str, host: &str) {
+        table.add(&id(sandbox), (host.into(), Some(443), None), "not_listed", 1);
+    }
+
     #[test]
     fn p17_a_flood_evicts_only_entries_of_its_own_sandbox() {
         let mut table = PendingTable::default();
-        table.add("b", ("kept.example".into(), Some(443), None), "not_listed", 1);
+        table.quota.set_terms(terms(2), 2);
+        add(&mut table, "b", "kept.example");
         for at in 0..10 * MAX_PER_SANDBOX {
-            table.add("a", (format!("n{at}.example"), Some(443), None), "not_listed", 1);
-            table.add("a", (format!("n{at}.example"), Some(443), None), "not_listed", 1);
+            add(&mut table, "a", &format!("n{at}.example"));
+            add(&mut table, "a", &format!("n{at}.example"));
         }
-        assert_eq!(table.by["a"].len(), MAX_PER_SANDBOX);
-        assert!(table.by["a"].iter().all(|one| one.count == 2));
-        assert_eq!(table.by["b"].len(), 1);
-        for at in 0..2 * MAX_TOTAL {
-            table.add(&format!("s{at}"), ("x.example".into(), None, None), "not_listed", 1);
+        assert_eq!(table.by[&id("a")].len() as u64, MAX_PER_SANDBOX);
+        assert!(table.by[&id("a")].iter().all(|one| one.count == 2));
+        assert_eq!(table.by[&id("b")].len(), 1);
+    }
+
+    #[test]
+    fn p20_a_full_list_has_room_for_every_sandbox() {
+        for sandboxes in [200, 5000] {
+            let mut table = PendingTable::default();
+            table.quota.set_terms(terms(sandboxes), sandboxes);
+            for at in 0..sandboxes - 1 {
+                (0..MAX_PER_SANDBOX)
+                    .for_each(|host| add(&mut table, &format!("s{at}"), &format!("n{host}.example")));
+            }
+            let listed = |table: &PendingTable| table.by.values().map(Vec::len).sum::<usize>() as u64;
+            assert!(listed(&table) < MAX_TOTAL.max(2 * sandboxes), "{sandboxes}");
+            add(&mut table, "quiet", "wanted.example");
+            assert_eq!(table.by[&id("quiet")].len(), 1, "{sandboxes}");
+            assert_eq!(table.quota.in_use(), listed(&table));
         }
-        assert_eq!(table.all, MAX_TOTAL);
-        assert_eq!(table.by.values().map(Vec::len).sum::<usize>(), MAX_TOTAL);
     }
 }

@@ -33,7 +33,7 @@ use tokio::task::{JoinError, spawn_blocking};
 use tokio::time::timeout;
 
 use crate::admin::explain::ExplainRequest;
-use crate::admin::status::{AdminState, grant_json};
+use crate::admin::status::{AdminState, grant_json, hanging_files};
 use crate::policy::grants::GrantRequest;
 
 /// Largest request head, and largest request body.
@@ -185,6 +185,7 @@ async fn execute(state: &AdminState, command: &Command) -> Result<Value, Command
         ("GET", ["health"]) => Ok(json!({ "healthy": true })),
         ("GET", ["jwks"]) => Ok(state.jwks()),
         ("GET", ["status"]) => Ok(state.status()),
+        ("GET", ["sandboxes", id]) => describe_sandbox(state, id),
         ("GET", ["connections"]) => Ok(state.connections()),
         ("DELETE", ["connections", id]) => cut_connection(state, id),
         ("POST", ["dns"]) => explain_dns(state, body).await,
@@ -207,9 +208,19 @@ fn readiness(state: &AdminState) -> Response<String> {
     let tested = state.ready.load(Ordering::Acquire);
     let ready = tested && health.ready;
     let status = if ready { StatusCode::OK } else { StatusCode::SERVICE_UNAVAILABLE };
-    let value =
-        json!({ "ready": ready, "self_test": tested, "log": health.ready, "trouble": health.trouble });
+    let value = json!({
+        "ready": ready,
+        "self_test": tested,
+        "log": health.ready,
+        "trouble": health.trouble,
+        "hanging_files": hanging_files(),
+    });
     json_response(status, &value)
+}
+
+fn describe_sandbox(state: &AdminState, id: &str) -> Result<Value, CommandError> {
+    let described = SandboxId::parse(id).ok().and_then(|id| state.sandbox(&id));
+    described.ok_or_else(|| CommandError::not_found(format!("no sandbox `{id}` is configured")))
 }
 
 fn cut_connection(state: &AdminState, id: &str) -> Result<Value, CommandError> {
@@ -223,8 +234,7 @@ fn cut_connection(state: &AdminState, id: &str) -> Result<Value, CommandError> {
 async fn reload(state: &AdminState, body: &[u8]) -> Result<Value, CommandError> {
     let options = serde_json::from_slice::<Value>(body).unwrap_or_default();
     let wait = options.get("wait").and_then(Value::as_bool).unwrap_or_default();
-    let reloader = state.reloader.clone();
-    match spawn_blocking(move || reloader.reload()).await? {
+    match state.reloader.reload().await {
         Ok(loaded) => {
             if wait {
                 loaded.wait_closed(&state.live).await;
@@ -279,8 +289,8 @@ async fn approve(
 
 async fn revoke_grant(state: &AdminState, uid: Option<u32>, id: &str) -> Result<Value, CommandError> {
     let id = id.parse().map_err(|_| CommandError::bad_request("a grant is named by its number"))?;
-    let (reloader, by) = (state.reloader.clone(), name_with_uid("the operator", uid));
-    let revoked = spawn_blocking(move || reloader.revoke_grant(id, &by)).await?;
+    let by = name_with_uid("the operator", uid);
+    let revoked = state.reloader.clone().revoke_grant(id, &by).await;
     let loaded = revoked.map_err(|error| CommandError::not_found(format!("{error:#}")))?;
     Ok(json!({ "id": id, "generation": loaded.generation(), "cut": loaded.cut_count() }))
 }
@@ -294,8 +304,7 @@ fn name_with_uid(by: &str, uid: Option<u32>) -> String {
 /// Assigns an identity to a sandbox of a warm pool, once.
 async fn assign_identity(state: &AdminState, body: &[u8]) -> Result<Value, CommandError> {
     let identity = parse_body(body)?;
-    let reloader = state.reloader.clone();
-    let assigned = spawn_blocking(move || reloader.assign_identity(identity)).await?;
+    let assigned = state.reloader.clone().assign_identity(identity).await;
     let generation = assigned.map_err(CommandError::conflict)?;
     Ok(json!({ "generation": generation }))
 }

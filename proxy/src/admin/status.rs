@@ -11,13 +11,15 @@ use metrics::gauge;
 use metrics_exporter_prometheus::PrometheusHandle;
 use rules::RuleSet;
 use rules::facts::Facts;
+use rules::ids::{Environment, SandboxId, Tenant};
+use rules::quota::Resource;
 use serde_json::{Value, json};
 
 use crate::accept::ConnectionHandler;
 use crate::admin::pending::PendingList;
 use crate::budget::live::{LiveConnection, LiveConnections};
 use crate::policy::grants::{ActiveGrant, GrantRequest};
-use crate::policy::store::PolicyStore;
+use crate::policy::store::{HANGING_AFTER, PolicyStore};
 
 /// Most connections in one answer.
 const MAX_LISTED: usize = 10_000;
@@ -44,13 +46,13 @@ impl AdminState {
         self.live.len()
     }
 
-    /// Loads the policies now.
+    /// Loads the policies on the calling thread.
     ///
     /// # Errors
     ///
     /// Returns the problems, rendered with their locations.
     pub fn reload(&self) -> Result<(), String> {
-        self.reloader.reload().map(drop)
+        self.reloader.load_now().map(drop)
     }
 
     /// Returns the JWK Set with which memory services verify our tokens.
@@ -77,7 +79,8 @@ impl AdminState {
                 "policy_stale": last.trouble.is_some(),
                 "trouble": last.trouble,
             },
-            "connections": self.gate.as_ref().map_or(0, |gate| gate.shared.connection_limit.in_use()),
+            "hanging_files": hanging_files(),
+            "connections": self.gate.as_ref().map_or(0, |gate| gate.shared.quotas.usage(Resource::Connections).0),
             "open": self.live.len(),
             "log": {
                 "ready": health.ready,
@@ -90,6 +93,20 @@ impl AdminState {
                 "usage": log_usage_json(&self.log.usage()),
             },
         })
+    }
+
+    /// Describes one sandbox: its identity, and what it uses of its quotas. None if it is not configured.
+    pub fn sandbox(&self, id: &SandboxId) -> Option<Value> {
+        let rules = self.rules.load();
+        let sandbox = rules.sandboxes().get(id)?;
+        let quotas = self.gate.as_ref().map(|gate| gate.shared.quotas.describe(id));
+        Some(json!({
+            "sandbox": sandbox.id.as_str(),
+            "tenant": sandbox.tenant.as_ref().map(Tenant::as_str),
+            "environment": sandbox.environment.as_ref().map(Environment::as_str),
+            "generation": rules.generation(),
+            "quotas": quotas.unwrap_or_default(),
+        }))
     }
 
     pub fn connections(&self) -> Value {
@@ -127,6 +144,9 @@ impl AdminState {
         gauge!("sandbar_policy_stale").set(if last.trouble.is_some() { 1.0 } else { 0.0 });
         gauge!("sandbar_grants").set(self.reloader.grants.list().len() as f64);
         gauge!("sandbar_pending").set(self.pending.list().len() as f64);
+        gauge!("sandbar_hanging_files").set(hanging_files().len() as f64);
+        gauge!("sandbar_sandbox_states").set(self.reloader.ledger.sandbox_count() as f64);
+        gauge!("sandbar_dns_sandbox_states").set(self.filter.sandbox_count() as f64);
         gauge!("sandbar_log_queued").set(health.queued as f64);
         gauge!("sandbar_log_lost").set(health.lost as f64);
         gauge!("sandbar_log_refused").set(health.refused as f64);
@@ -134,11 +154,23 @@ impl AdminState {
         gauge!("sandbar_log_bytes").set(usage.bytes as f64);
         gauge!("sandbar_log_max_bytes").set(usage.max_bytes as f64);
         if let Some(gate) = &self.gate {
-            gauge!("sandbar_connections").set(gate.shared.connection_limit.in_use() as f64);
-            gauge!("sandbar_leaves").set(gate.leaf_certs.len() as f64);
+            gauge!("sandbar_connections").set(gate.shared.quotas.usage(Resource::Connections).0 as f64);
+            for resource in Resource::ALL {
+                let (used, total) = gate.shared.quotas.usage(*resource);
+                gauge!("sandbar_quota_used", "resource" => resource.key()).set(used as f64);
+                gauge!("sandbar_quota_total", "resource" => resource.key()).set(total as f64);
+            }
+            gauge!("sandbar_leaves").set(self.reloader.ledger.leaf_count() as f64);
         }
         self.prometheus.render()
     }
+}
+
+/// Returns the files that do not answer, and for how long.
+pub(crate) fn hanging_files() -> Vec<Value> {
+    let calls = sys::file::calls_longer_than(HANGING_AFTER);
+    let describe = |call: &sys::file::FileCall| json!({ "path": call.path.display().to_string(), "seconds": call.since.elapsed().as_secs() });
+    calls.iter().map(describe).collect()
 }
 
 /// What the log has on disk of what it may have, and each sandbox's part.
@@ -176,7 +208,7 @@ pub fn grant_json(grant: &ActiveGrant) -> Value {
 
 fn connection_json(open: &LiveConnection) -> Value {
     let (sent, received) = open.byte_count.sent_and_received();
-    let permit = &open.permit;
+    let permit = open.permit();
     let request = match permit.facts() {
         Facts::Request(facts) => Some(format!("{} {}", facts.method, facts.path)),
         Facts::Connect(_) | Facts::Memory(_) | Facts::Name(_) => None,

@@ -50,7 +50,8 @@ pub(crate) struct LiveConnections {
 #[derive(Debug)]
 pub(crate) struct LiveConnection {
     pub(crate) id: u64,
-    pub(crate) permit: Permit,
+    /// As last decided: under the rules in force, with the identity of now.
+    permit: Mutex<Permit>,
     /// The address that is dialled, or the first admitted one.
     dialled: Mutex<Option<IpAddr>>,
     pub(crate) since: Instant,
@@ -79,7 +80,7 @@ impl LiveConnections {
         let id = self.next.fetch_add(1, Ordering::Relaxed);
         let connection = Arc::new(LiveConnection {
             id,
-            permit: permit.clone(),
+            permit: Mutex::new(permit.clone()),
             dialled: Mutex::new(dialled),
             since: Instant::now(),
             byte_count,
@@ -119,6 +120,16 @@ impl LiveConnections {
 }
 
 impl LiveConnection {
+    pub(crate) fn permit(&self) -> Permit {
+        self.permit.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
+    /// Goes on under a permit that newer rules gave for the same attempt.
+    pub(crate) fn adopt_permit(&self, fresh: Permit) {
+        self.charges.adopt_budgets(&fresh);
+        *self.permit.lock().unwrap_or_else(PoisonError::into_inner) = fresh;
+    }
+
     pub(crate) fn dialled(&self) -> Option<IpAddr> {
         *self.dialled.lock().unwrap_or_else(PoisonError::into_inner)
     }

@@ -1,5 +1,7 @@
-//! Budgets of a sandbox: bytes, requests, open connections.
+//! What a sandbox may use: budgets that policies set, quotas of the gateway's resources, and what is open now.
 
+pub(crate) mod cost;
+pub(crate) mod gates;
 pub(crate) mod ledger;
 pub(crate) mod live;
-pub(crate) mod slots;
+pub(crate) mod quota;

@@ -4,22 +4,33 @@
 pub mod scrub;
 
 use std::collections::HashMap;
-use std::fs::{self, File};
-use std::io::Read;
+use std::fs;
+use std::io;
 use std::os::unix::fs::MetadataExt;
-use std::path::PathBuf;
-use std::sync::{Arc, Mutex};
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, Condvar, Mutex, Weak};
+use std::time::{Duration, Instant};
 
 use ::http::HeaderValue;
 use pingora_http::RequestHeader;
 use rules::Reason;
 use rules::ids::CredentialName;
 use secrecy::{ExposeSecret, SecretString};
+use sys::file;
 use zeroize::Zeroizing;
 
 use crate::credential::scrub::EchoPatterns;
 use crate::report::refusal::Refusal;
 
+/// How often a credential file is looked at. A changed, deleted or broken one counts after this time.
+const POLL_INTERVAL: Duration = Duration::from_millis(250);
+/// How long the last value is used while its file system does not answer. Long enough for an NFS server or a CSI
+/// driver to come back; short, because a key that was withdrawn meanwhile must not be used for ever.
+const MAX_SILENCE: Duration = Duration::from_secs(60);
+/// How long the start waits for the first look at all files.
+const FIRST_LOOK: Duration = Duration::from_secs(5);
+/// Stack of a thread that looks at a file.
+const READER_STACK: usize = 256 << 10;
 /// Longest credential, in bytes.
 const LENGTH: u64 = 8192;
 /// Shortest credential: a shorter one would occur by chance in responses.
@@ -36,14 +47,26 @@ const UNSEARCHABLE_FIELDS: [&str; 6] = [
 ];
 
 /// The credentials of the configuration.
+///
+/// A request never waits for a file: each file has a thread that looks at it again and again, and requests use what it
+/// saw last. A thread of its own for each, so that a file that hangs keeps no other from being read.
 pub(crate) struct CredentialStore {
-    by: HashMap<CredentialName, CredentialSource>,
+    by: HashMap<CredentialName, Arc<CredentialSource>>,
 }
 
-/// A credential file, and the credential last read from it.
+/// A credential file, and what was last seen in it.
 struct CredentialSource {
     path: PathBuf,
-    last: Mutex<Option<(FileVersion, Arc<Credential>)>>,
+    seen: Mutex<LastLook>,
+    looked: Condvar,
+}
+
+/// What a look at a credential file found.
+struct LastLook {
+    /// `None` before the first look.
+    version: Option<FileVersion>,
+    credential: Result<Arc<Credential>, CredentialError>,
+    at: Instant,
 }
 
 /// Metadata that changes when a file does.
@@ -62,25 +85,43 @@ pub(crate) struct Credential {
 }
 
 /// Why a credential cannot be used. Never contains its value.
-#[derive(Debug, thiserror::Error)]
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 enum CredentialError {
     #[error("cannot read the file: {0}")]
-    File(#[from] std::io::Error),
+    File(String),
     #[error("it is longer than {LENGTH} bytes")]
     Long,
     #[error("it contains characters that a header field cannot carry")]
     Malformed,
     #[error("it is shorter than {SHORTEST} characters")]
     Short,
+    #[error("its file has not answered for {} s", .0.as_secs())]
+    Silent(Duration),
+}
+
+impl From<io::Error> for CredentialError {
+    fn from(error: io::Error) -> Self {
+        CredentialError::File(error.to_string())
+    }
 }
 
 impl CredentialStore {
-    pub(crate) fn new(files: impl IntoIterator<Item = (CredentialName, PathBuf)>) -> Self {
-        let source = |(name, path)| (name, CredentialSource { path, last: Mutex::default() });
-        CredentialStore { by: files.into_iter().map(source).collect() }
+    /// Starts looking at the files, and waits until each was looked at once, or [`FIRST_LOOK`].
+    pub(crate) fn open(files: impl IntoIterator<Item = (CredentialName, PathBuf)>) -> io::Result<Self> {
+        let until = Instant::now() + FIRST_LOOK;
+        let mut by = HashMap::new();
+        for (name, path) in files {
+            let source = Arc::new(CredentialSource::new(path));
+            let thread = std::thread::Builder::new().name("credential".to_owned()).stack_size(READER_STACK);
+            let watched = Arc::downgrade(&source);
+            thread.spawn(move || watch_file(&watched))?;
+            by.insert(name, source);
+        }
+        by.values().for_each(|source| source.wait_for_look(until));
+        Ok(CredentialStore { by })
     }
 
-    /// Returns the credential that the file holds now.
+    /// Returns the credential that the file held when it was last looked at.
     ///
     /// # Errors
     ///
@@ -90,25 +131,81 @@ impl CredentialStore {
             Refusal::from(Reason::CredentialUnavailable).with_detail(format!("credential `{name}`: {why}"))
         };
         let source = self.by.get(name).ok_or_else(|| refused("it is not in the configuration".to_owned()))?;
-        source.current().map_err(|error| refused(error.to_string()))
+        source.current(Instant::now()).map_err(|error| refused(error.to_string()))
     }
 }
 
 impl CredentialSource {
-    /// Returns the credential in the file, reading it again if the file has changed.
-    fn current(&self) -> Result<Arc<Credential>, CredentialError> {
-        let version = FileVersion::from_metadata(&fs::metadata(&self.path)?);
-        let mut last = sys::lock(&self.last);
-        if let Some((known, credential)) = &*last
-            && *known == version
-        {
-            return Ok(credential.clone());
-        }
-        *last = None; // a file that has become unreadable must not leave its old value in use
-        let credential = Arc::new(Credential::parse(&read_secret(&self.path)?)?);
-        *last = Some((version, credential.clone()));
-        Ok(credential)
+    fn new(path: PathBuf) -> Self {
+        let at = Instant::now();
+        let unseen = LastLook { version: None, credential: Err(CredentialError::Silent(Duration::ZERO)), at };
+        CredentialSource { path, seen: Mutex::new(unseen), looked: Condvar::new() }
     }
+
+    /// Returns what was last seen, unless that was longer than [`MAX_SILENCE`] ago.
+    fn current(&self, now: Instant) -> Result<Arc<Credential>, CredentialError> {
+        let last = sys::lock(&self.seen);
+        let silence = now.saturating_duration_since(last.at);
+        match &last.credential {
+            Err(CredentialError::Silent(_)) => Err(CredentialError::Silent(silence)),
+            Ok(_) if silence > MAX_SILENCE => Err(CredentialError::Silent(silence)),
+            seen => seen.clone(),
+        }
+    }
+
+    fn wait_for_look(&self, until: Instant) {
+        let left = until.saturating_duration_since(Instant::now());
+        let unseen = |last: &mut LastLook| matches!(last.credential, Err(CredentialError::Silent(_)));
+        drop(self.looked.wait_timeout_while(sys::lock(&self.seen), left, unseen));
+    }
+
+    /// Looks at the file, and reads it if it has changed. Blocks while the file system does not answer.
+    fn look(&self) {
+        let version = file_version(&self.path);
+        let known = sys::lock(&self.seen).version;
+        let read = match &version {
+            Ok(version) if Some(*version) == known => None,
+            Ok(_) => Some(read_credential(&self.path)),
+            Err(error) => Some(Err(error.clone())),
+        };
+        let mut last = sys::lock(&self.seen);
+        last.at = Instant::now();
+        if let Some(credential) = read {
+            // A file that could not be read is read again, whether it changes or not.
+            last.version = version.ok().filter(|_| credential.is_ok());
+            if let Err(error) = &credential
+                && last.credential.as_ref().err() != Some(error)
+            {
+                tracing::warn!(path = %self.path.display(), %error, "a credential cannot be used");
+            }
+            last.credential = credential;
+        }
+        drop(last);
+        self.looked.notify_all();
+    }
+}
+
+/// Looks at a file until its store is dropped.
+fn watch_file(source: &Weak<CredentialSource>) {
+    while let Some(source) = source.upgrade() {
+        source.look();
+        drop(source);
+        std::thread::sleep(POLL_INTERVAL);
+    }
+}
+
+fn file_version(path: &Path) -> Result<FileVersion, CredentialError> {
+    let _note = file::note_call(path);
+    Ok(FileVersion::from_metadata(&fs::metadata(path)?))
+}
+
+fn read_credential(path: &Path) -> Result<Arc<Credential>, CredentialError> {
+    let bytes = Zeroizing::new(file::read_regular(path, LENGTH)?);
+    if bytes.len() as u64 > LENGTH {
+        return Err(CredentialError::Long);
+    }
+    let text = std::str::from_utf8(&bytes).map_err(|_| CredentialError::Malformed)?;
+    Credential::parse(text).map(Arc::new)
 }
 
 impl FileVersion {
@@ -120,12 +217,6 @@ impl FileVersion {
             changed: (metadata.ctime(), metadata.ctime_nsec()),
         }
     }
-}
-
-fn read_secret(path: &PathBuf) -> Result<Zeroizing<String>, CredentialError> {
-    let mut text = Zeroizing::new(String::with_capacity(LENGTH as usize + 1));
-    let read = File::open(path)?.take(LENGTH + 1).read_to_string(&mut text)?;
-    if read as u64 > LENGTH { Err(CredentialError::Long) } else { Ok(text) }
 }
 
 impl Credential {
@@ -195,21 +286,70 @@ mod tests {
         }
     }
 
+    /// What requests get, once the thread has seen what it should.
+    fn wait_for(store: &CredentialStore, name: &CredentialName, wanted: Result<&str, &str>) {
+        let until = Instant::now() + Duration::from_secs(30);
+        loop {
+            let current = store.current(name);
+            let value = current.as_ref().map(|one| one.value.expose_secret().to_owned());
+            let detail = |refusal: &&Refusal| refusal.detail.clone().unwrap_or_default();
+            let as_wanted = match (&value, wanted) {
+                (Ok(value), Ok(wanted)) => value == wanted,
+                (Err(refusal), Err(wanted)) => detail(refusal).contains(wanted),
+                _ => false,
+            };
+            if as_wanted {
+                return;
+            }
+            assert!(Instant::now() < until, "{:?} instead of {wanted:?}", value.map_err(|one| detail(&one)));
+            std::thread::sleep(Duration::from_millis(5));
+        }
+    }
+
     #[test]
     fn a_file_is_read_again_when_it_changes_and_not_used_when_it_is_gone() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("key");
         let name = CredentialName::parse("openai").unwrap();
-        let all = CredentialStore::new([(name.clone(), path.clone())]);
-        let value = || all.current(&name).map(|one| one.value.expose_secret().to_owned()).ok();
-        assert_eq!(value(), None);
+        let store = CredentialStore::open([(name.clone(), path.clone())]).unwrap();
+        wait_for(&store, &name, Err("cannot read the file"));
         fs::write(&path, "sk-first-value\n").unwrap();
-        assert_eq!(value().as_deref(), Some("sk-first-value"));
+        wait_for(&store, &name, Ok("sk-first-value"));
         fs::write(dir.path().join("new"), "sk-other-value\n").unwrap();
         fs::rename(dir.path().join("new"), &path).unwrap();
-        assert_eq!(value().as_deref(), Some("sk-other-value"));
+        wait_for(&store, &name, Ok("sk-other-value"));
         fs::remove_file(&path).unwrap();
-        assert_eq!(value(), None);
+        wait_for(&store, &name, Err("cannot read the file"));
+    }
+
+    #[test]
+    fn p16_a_pipe_is_no_credential_and_a_huge_file_is_none_either() {
+        let dir = tempfile::tempdir().unwrap();
+        let (pipe, huge) = (dir.path().join("pipe"), dir.path().join("huge"));
+        assert!(std::process::Command::new("mkfifo").arg(&pipe).status().unwrap().success());
+        fs::File::create(&huge).unwrap().set_len(1 << 40).unwrap();
+        let names = ["pipe", "huge"].map(|name| CredentialName::parse(name).unwrap());
+        let store = CredentialStore::open(names.clone().into_iter().zip([pipe, huge])).unwrap();
+        wait_for(&store, &names[0], Err("it is not a regular file"));
+        wait_for(&store, &names[1], Err("it is longer than 8192 bytes"));
+    }
+
+    #[test]
+    fn p16_a_silent_file_keeps_its_value_for_a_while_and_then_none() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("key");
+        fs::write(&path, "sk-first-value\n").unwrap();
+        let source = CredentialSource::new(path);
+        let start = sys::lock(&source.seen).at;
+        assert!(source.current(start).is_err(), "nothing was seen yet");
+        source.look();
+        let seen = sys::lock(&source.seen).at;
+        assert!(source.current(seen + MAX_SILENCE).is_ok());
+        let late = source.current(seen + MAX_SILENCE + Duration::from_secs(1)).err().unwrap();
+        assert_eq!(late.to_string(), "its file has not answered for 61 s");
+        source.look();
+        let again = sys::lock(&source.seen).at;
+        assert!(source.current(again).is_ok());
     }
 
     #[test]

@@ -15,6 +15,7 @@ use tokio::net::TcpStream;
 
 use crate::budget::ledger::Charges;
 use crate::budget::live::{CutSignal, LiveEntry};
+use crate::egress::connect::DialledConnection;
 use crate::egress::dial::dial;
 use crate::egress::shared::Shared;
 use crate::inspect::Inspection;
@@ -69,8 +70,8 @@ impl Departure {
         terms: DepartureTerms<'_>,
         record: &mut OpenRecord,
     ) -> Result<Self, Refusal> {
-        let charges = shared.charge(permit)?;
-        charges.charge(UsageKind::Upload, terms.upfront)?;
+        let charges = shared.charge(permit).await?;
+        charges.charge(UsageKind::Upload, terms.upfront).await?;
         let receipt = record_permit(rules, permit, &terms, record).await?;
         let started = Instant::now();
         let found = shared.resolver.resolve(permit).await?;
@@ -89,15 +90,20 @@ impl Departure {
     }
 
     /// Connects to the first admitted address that answers, unless the attempt is cut first.
-    pub(crate) async fn dial(&self, shared: &Shared, record: &mut OpenRecord) -> Result<TcpStream, Refusal> {
-        let dialling = dial(&self.dial_permit, &self.receipt, shared.mark, shared.limits.connect());
+    pub(crate) async fn dial(
+        &self,
+        shared: &Shared,
+        record: &mut OpenRecord,
+    ) -> Result<(TcpStream, DialledConnection), Refusal> {
+        let dialler = shared.dialler(self.permit().sandbox(), 0);
+        let dialling = dial(&self.dial_permit, &self.receipt, &dialler, shared.limits.connect());
         let dialled = tokio::select! {
             dialled = dialling => dialled,
             reason = self.cut.wait() => Err(reason.into()),
         };
-        let (stream, address) = dialled.map_err(|refusal| refusal.under(self.permit()))?;
+        let (stream, held, address) = dialled.map_err(|refusal| refusal.under(self.permit()))?;
         self.set_dialled(shared, record, address)?;
-        Ok(stream)
+        Ok((stream, held))
     }
 
     /// Notes the address that is dialled, in the record and among the live connections. Permission is checked again for

@@ -1,14 +1,14 @@
 //! Dialling: only with a permit for these addresses, and only with the receipt of its record.
 
-use std::io;
-use std::net::{IpAddr, SocketAddr};
+use std::net::SocketAddr;
 use std::time::{Duration, Instant};
 
 use audit::Receipt;
 use rules::{DialPermit, Reason};
-use tokio::net::{TcpSocket, TcpStream};
+use tokio::net::TcpStream;
 use tokio::time::timeout;
 
+use crate::egress::connect::{CountedDialler, DialledConnection};
 use crate::report::metrics;
 use crate::report::refusal::Refusal;
 
@@ -22,21 +22,21 @@ const NEXT_ADDRESS_TIMEOUT: Duration = Duration::from_secs(2);
 pub(crate) async fn dial(
     permit: &DialPermit,
     _receipt: &Receipt,
-    mark: Option<u32>,
+    dialler: &CountedDialler,
     most: Duration,
-) -> Result<(TcpStream, SocketAddr), Refusal> {
+) -> Result<(TcpStream, DialledConnection, SocketAddr), Refusal> {
     let port = permit.permit().port().ok_or(Reason::PortNotListed)?;
     let mut refusal = Refusal::from(Reason::UpstreamUnreachable);
     for (at, address) in permit.addresses().iter().take(MAX_DIAL_ADDRESSES).enumerate() {
         let address = SocketAddr::new(*address, port);
         let limit = connect_timeout(permit, at, most);
         let started = Instant::now();
-        match timeout(limit, connect(address, mark)).await {
-            Ok(Ok(stream)) => {
+        match timeout(limit, dialler.dial(address)).await {
+            Ok(Ok((stream, dialled))) => {
                 metrics::observe_connect(started.elapsed());
-                return Ok((stream, address));
+                return Ok((stream, dialled, address));
             }
-            Ok(Err(error)) => refusal = refusal.with_detail(format!("{address}: {error}")),
+            Ok(Err(failed)) => refusal = failed,
             Err(_) => {
                 refusal =
                     Refusal::from(Reason::UpstreamTimeout).with_detail(format!("{address} does not answer"));
@@ -50,19 +50,4 @@ pub(crate) async fn dial(
 pub(crate) fn connect_timeout(permit: &DialPermit, index: usize, most: Duration) -> Duration {
     let last = index + 1 >= permit.addresses().len().min(MAX_DIAL_ADDRESSES);
     if last { most } else { most.min(NEXT_ADDRESS_TIMEOUT) }
-}
-
-async fn connect(address: SocketAddr, mark: Option<u32>) -> io::Result<TcpStream> {
-    let socket = match address.ip() {
-        IpAddr::V4(_) => TcpSocket::new_v4(),
-        IpAddr::V6(_) => TcpSocket::new_v6(),
-    }?;
-    set_socket_options(&socket, mark)?;
-    socket.connect(address).await
-}
-
-/// Sets the options of every upstream socket: no Nagle delay, and the mark by which the firewall exempts us.
-pub(crate) fn set_socket_options(socket: &TcpSocket, mark: Option<u32>) -> io::Result<()> {
-    socket.set_nodelay(true)?;
-    mark.map_or(Ok(()), |mark| socket2::SockRef::from(socket).set_mark(mark))
 }

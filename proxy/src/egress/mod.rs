@@ -1,5 +1,6 @@
 //! From a permit to the first byte upstream, and the bytes after it.
 
+pub(crate) mod connect;
 pub(crate) mod departure;
 pub(crate) mod dial;
 pub(crate) mod roots;

@@ -8,13 +8,17 @@ use arc_swap::ArcSwap;
 use audit::Log;
 use dns_filter::Resolver;
 use rules::budget::UsageKind;
+use rules::ids::SandboxId;
 use rules::limits::TrafficLimits;
 use rules::{Decision, Facts, Permit, Reason, RuleSet, SandboxRef};
+use sys::worker::Worker;
 
+use crate::budget::gates::Gates;
 use crate::budget::ledger::{Charges, Ledger};
 use crate::budget::live::LiveConnections;
-use crate::budget::slots::ConnectionLimit;
+use crate::budget::quota::Quotas;
 use crate::credential::CredentialStore;
+use crate::egress::connect::CountedDialler;
 use crate::policy::grants::GrantStore;
 use crate::report::metrics;
 use crate::report::refusal::Refusal;
@@ -28,19 +32,39 @@ pub(crate) struct Shared {
     pub(crate) credentials: CredentialStore,
     pub(crate) ledger: Arc<Ledger>,
     pub(crate) grants: Arc<GrantStore>,
+    /// The thread that writes state files.
+    pub(crate) state_files: Worker,
     pub(crate) live: Arc<LiveConnections>,
-    pub(crate) connection_limit: Arc<ConnectionLimit>,
+    pub(crate) quotas: Arc<Quotas>,
+    /// Lets one request at a time connect to an origin server that may speak HTTP/2, by pool key, so that requests which
+    /// start together share one connection instead of dialling one each.
+    pub(crate) dial_gates: Gates<u64>,
+    /// Bounds the TLS handshakes of a sandbox that run at once.
+    pub(crate) handshakes: Gates<SandboxId>,
+    /// Lets one large document of a sandbox be checked at a time.
+    pub(crate) large_checks: Gates<SandboxId>,
     /// The firewall mark of our own connections.
     pub(crate) mark: Option<u32>,
 }
 
 impl Shared {
+    /// Returns the dialler of a sandbox, which reserves `window` bytes of memory with each connection.
+    pub(crate) fn dialler(&self, sandbox: &SandboxId, window: u64) -> CountedDialler {
+        CountedDialler {
+            quotas: self.quotas.clone(),
+            rules: self.rules.clone(),
+            sandbox: sandbox.clone(),
+            mark: self.mark,
+            window,
+        }
+    }
+
     /// Opens the charges of a permitted attempt, and charges one request.
-    pub(crate) fn charge(&self, permit: &Permit) -> Result<Arc<Charges>, Refusal> {
+    pub(crate) async fn charge(&self, permit: &Permit) -> Result<Arc<Charges>, Refusal> {
         let charges = self.ledger.open_charges(permit)?;
-        charges.charge(UsageKind::Requests, 1)?;
+        charges.charge(UsageKind::Requests, 1).await?;
         if permit.rule().policy.as_str() == rules::GRANTS_POLICY {
-            self.grants.record_use(permit, &self.log);
+            self.grants.record_use(permit, &self.log, &self.state_files);
         }
         Ok(Arc::new(charges))
     }

@@ -2,22 +2,32 @@
 
 use std::io::{self, Read};
 use std::os::fd::AsFd;
+use std::sync::Arc;
 use std::time::Duration;
 
 use audit::ByteCount;
+use bytes::BytesMut;
 use rules::Reason;
 use rules::budget::UsageKind;
+use rules::ids::SandboxId;
 use rules::limits::TrafficLimits;
+use rules::quota::Resource;
 use tokio::io::Interest;
 use tokio::task::coop::consume_budget;
+use tokio::time::timeout;
 
+use crate::budget::cost::STALLED_BYTES;
 use crate::budget::ledger::Charges;
 use crate::budget::live::CutSignal;
+use crate::budget::quota::Quotas;
 use crate::egress::stream::StreamSocket;
 use sys::splice::{Pipe, PipePool};
 
 /// Bytes copied at a time when no pipe is available.
 const COPY_BYTES: usize = 64 << 10;
+
+/// How long a side may take no bytes before what waits for it counts as stalled.
+const STALL_GRACE: Duration = Duration::from_millis(200);
 
 static PIPE_POOL: PipePool = PipePool::new();
 
@@ -44,17 +54,25 @@ pub(crate) struct TunnelContext<'a> {
     pub(crate) byte_count: &'a ByteCount,
     pub(crate) cut: &'a CutSignal,
     pub(crate) charges: &'a Charges,
+    pub(crate) quotas: &'a Arc<Quotas>,
+    pub(crate) sandbox: &'a SandboxId,
 }
 
-/// Relays bytes until both sides close or the tunnel is cut.
+/// Relays bytes until both sides close or the tunnel is cut. `ahead` was read from the client already.
 pub(crate) async fn relay(
     client: &StreamSocket,
     upstream: &StreamSocket,
+    ahead: BytesMut,
     limits: &TrafficLimits,
     context: TunnelContext<'_>,
 ) -> TunnelEnd {
     let both = async {
-        let up = relay_direction(client, upstream, context, Direction::Up);
+        let up = async {
+            context.byte_count.add_sent(ahead.len() as u64);
+            context.write_all(upstream, &ahead).await?;
+            drop(ahead);
+            relay_direction(client, upstream, context, Direction::Up).await
+        };
         let down = relay_direction(upstream, client, context, Direction::Down);
         tokio::try_join!(up, down)
     };
@@ -116,7 +134,7 @@ async fn splice_burst(
 ) -> io::Result<bool> {
     loop {
         consume_budget().await; // two fast sides must not starve other tasks, nor delay a cut
-        match context.read(from, direction, |most| pipe.fill(from.as_fd(), most)) {
+        match context.read(from, direction, |most| pipe.fill(from.as_fd(), most)).await {
             Ok(0) => return Ok(true),
             Ok(_) => {}
             Err(error) if error.kind() == io::ErrorKind::WouldBlock => return Ok(false),
@@ -125,7 +143,7 @@ async fn splice_burst(
         while pipe.buffered() > 0 {
             match to.try_io(Interest::WRITABLE, || pipe.drain(to.as_fd())) {
                 Ok(_) => {}
-                Err(error) if error.kind() == io::ErrorKind::WouldBlock => to.writable().await?,
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => context.wait_writable(to).await?,
                 Err(error) => return Err(error),
             }
         }
@@ -146,19 +164,19 @@ async fn copy_burst(
             let room = buffer.get_mut(..most.min(COPY_BYTES)).unwrap_or_default();
             (&*socket2::SockRef::from(from)).read(room)
         };
-        let read = match context.read(from, direction, receive) {
+        let read = match context.read(from, direction, receive).await {
             Ok(0) => return Ok(true),
             Ok(read) => read,
             Err(error) if error.kind() == io::ErrorKind::WouldBlock => return Ok(false),
             Err(error) => return Err(error),
         };
-        write_all(to, buffer.get(..read).unwrap_or_default()).await?;
+        context.write_all(to, buffer.get(..read).unwrap_or_default()).await?;
     }
 }
 
 impl TunnelContext<'_> {
     /// Reads what is there, up to the bytes leased beforehand; refunds the rest.
-    fn read(
+    async fn read(
         &self,
         from: &StreamSocket,
         direction: Direction,
@@ -171,7 +189,7 @@ impl TunnelContext<'_> {
         if self.cut.reason().is_some() {
             return Err(io::ErrorKind::ConnectionAborted.into()); // the task that waits for the cut has not run yet
         }
-        let lease = match self.charges.lease(what) {
+        let lease = match self.charges.lease(what).await {
             Ok(lease) => lease,
             Err(spent) => return self.cut_over_budget(from, spent.reason()),
         };
@@ -186,6 +204,33 @@ impl TunnelContext<'_> {
         read
     }
 
+    async fn write_all(&self, to: &StreamSocket, mut bytes: &[u8]) -> io::Result<()> {
+        while !bytes.is_empty() {
+            match to.try_write(bytes) {
+                Ok(written) => bytes = bytes.get(written..).unwrap_or_default(),
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => self.wait_writable(to).await?,
+                Err(error) => return Err(error),
+            }
+        }
+        Ok(())
+    }
+
+    /// Waits until `to` takes more bytes. While it does not for long, what waits for it is reserved from the sandbox's
+    /// quota of stalled bytes; without quota the tunnel is cut.
+    async fn wait_writable(&self, to: &StreamSocket) -> io::Result<()> {
+        if let Ok(writable) = timeout(STALL_GRACE, to.writable()).await {
+            return writable;
+        }
+        match self.quotas.reserve(Resource::Stalled, self.sandbox, STALLED_BYTES) {
+            Ok(_stalled) => to.writable().await,
+            Err(refusal) => {
+                tracing::debug!(detail = refusal.detail, "cutting a stalled tunnel");
+                self.cut.trigger(refusal.reason);
+                Err(io::ErrorKind::QuotaExceeded.into())
+            }
+        }
+    }
+
     /// The budget is spent: cuts the tunnel if more bytes wait, and lets it end if it is at its end.
     fn cut_over_budget(&self, from: &StreamSocket, reason: Reason) -> io::Result<usize> {
         let mut next = [std::mem::MaybeUninit::uninit()];
@@ -198,16 +243,4 @@ impl TunnelContext<'_> {
             }
         }
     }
-}
-
-/// Writes all of `bytes`.
-pub(crate) async fn write_all(to: &StreamSocket, mut bytes: &[u8]) -> io::Result<()> {
-    while !bytes.is_empty() {
-        match to.try_write(bytes) {
-            Ok(written) => bytes = bytes.get(written..).unwrap_or_default(),
-            Err(error) if error.kind() == io::ErrorKind::WouldBlock => to.writable().await?,
-            Err(error) => return Err(error),
-        }
-    }
-    Ok(())
 }

@@ -10,12 +10,16 @@ use pingora_core::prelude::{Error, HttpPeer};
 use pingora_core::protocols::ALPN;
 use pingora_core::upstreams::peer::PeerOptions;
 use pingora_core::{ErrorSource, ErrorType};
-use pingora_http::RequestHeader;
+use pingora_http::{RequestHeader, ResponseHeader};
 use rules::facts::{HttpVersion, UrlScheme};
-use rules::{Host, Permit, Reason, SandboxRef};
+use rules::ids::SandboxId;
+use rules::limits::TrafficLimits;
+use rules::sandbox::Sandbox;
+use rules::{Host, Permit, Reason};
 
+use crate::egress::connect::{http2_windows, refusal_of_dial};
 use crate::egress::departure::Departure;
-use crate::egress::dial::{connect_timeout, set_socket_options};
+use crate::egress::dial::connect_timeout;
 use crate::egress::shared::Shared;
 use crate::report::refusal::Refusal;
 
@@ -26,9 +30,7 @@ const SMALL_BODY: u64 = 1 << 20;
 
 /// How a request is sent upstream.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct UpstreamOptions<'a> {
-    /// The sandbox in whose pool the connection is kept.
-    pub(crate) sandbox: &'a SandboxRef,
+pub(crate) struct UpstreamOptions {
     pub(crate) scheme: UrlScheme,
     pub(crate) version: HttpVersion,
     /// The request asks to switch to WebSocket, which only HTTP/1 can.
@@ -42,7 +44,7 @@ pub(crate) fn http_peer(
     shared: &Shared,
     departure: &Departure,
     index: usize,
-    options: UpstreamOptions<'_>,
+    options: UpstreamOptions,
 ) -> Option<Box<HttpPeer>> {
     let address = departure.address(index)?;
     let tls = options.scheme == UrlScheme::Https;
@@ -52,15 +54,15 @@ pub(crate) fn http_peer(
         Host::Name(name) => name.as_str().to_owned(),
     };
     let mut peer = HttpPeer::new(address, tls, name);
-    peer.group_key = pool_group(shared, options.sandbox);
-    peer.options = peer_options(shared, options);
+    peer.group_key = pool_group(shared, departure.permit().holder());
+    peer.options = peer_options(shared, departure.permit().sandbox(), options);
     let timeout = connect_timeout(&departure.dial_permit, index, shared.limits.connect());
     peer.options.connection_timeout = Some(timeout);
     peer.options.total_connection_timeout = Some(timeout);
     Some(Box::new(peer))
 }
 
-fn alpn(options: UpstreamOptions<'_>) -> ALPN {
+fn alpn(options: UpstreamOptions) -> ALPN {
     match (options.scheme, options.version) {
         _ if options.upgrade => ALPN::H1,
         (UrlScheme::Https, _) => ALPN::H2H1,
@@ -69,7 +71,7 @@ fn alpn(options: UpstreamOptions<'_>) -> ALPN {
     }
 }
 
-fn peer_options(shared: &Shared, wanted: UpstreamOptions<'_>) -> PeerOptions {
+fn peer_options(shared: &Shared, sandbox: &SandboxId, wanted: UpstreamOptions) -> PeerOptions {
     let limits = &shared.limits;
     let mut options = PeerOptions::new();
     options.alpn = alpn(wanted);
@@ -80,18 +82,25 @@ fn peer_options(shared: &Shared, wanted: UpstreamOptions<'_>) -> PeerOptions {
     options.idle_timeout = Some(limits.keep_alive());
     let small = wanted.body.is_some_and(|length| length <= SMALL_BODY) && !wanted.upgrade;
     options.read_timeout = small.then(|| limits.first_byte().max(limits.idle()));
-    let mark = shared.mark;
-    options.upstream_tcp_sock_tweak_hook = Some(Arc::new(move |socket| {
-        set_socket_options(socket, mark)
-            .map_err(|error| Error::because(ErrorType::SocketError, "cannot set the mark", error))
-    }));
+    let window = match options.alpn.get_max_http_version() {
+        2 => {
+            let (connection, stream) = http2_windows(&shared.quotas, sandbox);
+            options.h2_connection_window_size = Some(connection);
+            options.h2_stream_window_size = Some(stream);
+            u64::from(connection)
+        }
+        _ => 0,
+    };
+    options.custom_l4 = Some(Arc::new(shared.dialler(sandbox, window)));
     options
 }
 
-/// The pool key: connections are shared within one sandbox only. Pingora's own key knows neither the sandbox nor our mark.
-fn pool_group(shared: &Shared, sandbox: &SandboxRef) -> u64 {
+/// The pool key: connections are shared within the sandbox that the permit was given to, while its identity lasts.
+/// Pingora's own key knows neither the sandbox nor our mark.
+fn pool_group(shared: &Shared, sandbox: &Sandbox) -> u64 {
+    let Sandbox { id, tenant, environment, agent_card: _, generation } = sandbox;
     let mut hasher = DefaultHasher::new();
-    sandbox.id.as_str().hash(&mut hasher);
+    (id, tenant, environment, generation).hash(&mut hasher);
     shared.mark.hash(&mut hasher);
     hasher.finish()
 }
@@ -111,6 +120,9 @@ pub(crate) fn host_header(permit: &Permit, scheme: UrlScheme) -> String {
 
 /// The refusal for a Pingora error; none if the client went away.
 pub(crate) fn refusal_from_error(error: &Error) -> Option<Refusal> {
+    if let Some(refusal) = refusal_of_dial(error) {
+        return Some(refusal);
+    }
     let reason = match (error.esource(), error.etype()) {
         (ErrorSource::Downstream, ErrorType::InvalidHTTPHeader | ErrorType::H1Error) => Reason::BadRequest,
         (ErrorSource::Downstream, _) => return None,
@@ -143,6 +155,20 @@ fn error_detail(reason: Reason, error: &Error) -> String {
     let innermost = certificate.and_then(|context| context.as_str().rsplit_once("cause: "));
     let innermost = innermost.and_then(|(_, cause)| cause.split(", SNI: ").next());
     innermost.unwrap_or(error.root_etype().as_str()).to_owned()
+}
+
+/// Refuses a response head beyond its limits. HTTP/2 compresses heads: a few kilobytes can stand for megabytes, which an
+/// HTTP/1 client would be sent in full.
+pub(crate) fn check_answer_head(head: &ResponseHeader, limits: &TrafficLimits) -> Result<(), Refusal> {
+    let (bytes, fields) = (head_bytes(&head.headers), head.headers.len() as u64);
+    if bytes <= limits.answer_head_bytes && fields <= limits.answer_head_fields {
+        return Ok(());
+    }
+    let detail = format!(
+        "{fields} fields of {bytes} bytes; {} fields of {} bytes are allowed",
+        limits.answer_head_fields, limits.answer_head_bytes
+    );
+    Err(Refusal::from(Reason::AnswerTooLarge).with_detail(detail))
 }
 
 /// Bytes of the fields of a head: they carry data as bodies do.

@@ -9,8 +9,11 @@ use rules::RuleSet;
 use rules::budget::UsageKind;
 
 use super::RequestMonitor;
+use crate::budget::gates::Turn;
+use crate::budget::quota::{DialledUse, RequestQuota};
 use crate::credential::Credential;
 use crate::credential::scrub::ResponseScrubber;
+use crate::egress::connect::DialledConnection;
 use crate::egress::departure::Departure;
 use crate::report::record;
 use crate::report::refusal::Refusal;
@@ -37,6 +40,8 @@ pub(super) struct RequestState {
     pub(super) rules: Arc<RuleSet>,
     /// Taken when it is closed.
     pub(super) record: Option<OpenRecord>,
+    /// What the request holds of its sandbox's quota.
+    pub(super) quota: Option<RequestQuota>,
     /// Set once the request may leave.
     pub(super) departed: Option<DepartedRequest>,
     pub(super) status: Option<u16>,
@@ -49,8 +54,18 @@ pub(super) struct DepartedRequest {
     pub(super) departure: Departure,
     /// Index of the admitted address that is tried.
     pub(super) attempt: usize,
+    /// The request's turn to connect, until it has a connection.
+    pub(super) turn: Option<Turn<u64>>,
+    /// The connection it uses.
+    pub(super) dialled: Option<DialledRequest>,
     pub(super) credential: Option<Arc<Credential>>,
     pub(super) scrubber: Option<ResponseScrubber>,
+}
+
+/// The dialled connection of a request.
+pub(super) struct DialledRequest {
+    pub(super) connection: Arc<DialledConnection>,
+    pub(super) _in_use: Arc<DialledUse>,
 }
 
 impl Drop for RequestState {
@@ -59,6 +74,26 @@ impl Drop for RequestState {
         if let (Some(record), Some(reason)) = (self.record.take(), self.monitor.cut.reason()) {
             let outcome = AttemptOutcome::new(record::cut_ending(reason));
             record.close(AttemptOutcome { status: self.status, ..outcome });
+        }
+    }
+}
+
+impl DepartedRequest {
+    pub(super) fn new(departure: Departure, credential: Option<Arc<Credential>>) -> Self {
+        DepartedRequest { departure, attempt: 0, turn: None, dialled: None, credential, scrubber: None }
+    }
+
+    /// Lets the next request connect: it shares this connection if that speaks HTTP/2, else it dials its own.
+    pub(super) fn end_turn(&mut self, version: http::Version) {
+        let turn = self.turn.take();
+        if version == http::Version::HTTP_2 {
+            return;
+        }
+        if let Some(turn) = turn {
+            turn.open_to_all();
+        }
+        if let Some(dialled) = &self.dialled {
+            dialled.connection.release_window();
         }
     }
 }
@@ -77,8 +112,14 @@ impl RequestState {
     }
 
     /// Charges bytes before they are passed on.
-    pub(super) fn charge(&mut self, usage: UsageKind, bytes: u64) -> Result<()> {
-        let charged = self.departed()?.departure.charges.charge(usage, bytes);
+    pub(super) async fn charge(&mut self, usage: UsageKind, bytes: u64) -> Result<()> {
+        let charged = self.departed()?.departure.charges.charge(usage, bytes).await;
+        charged.map_err(|exhausted| self.fail(exhausted))
+    }
+
+    /// The same in a phase that cannot await.
+    pub(super) fn charge_blocking(&mut self, usage: UsageKind, bytes: u64) -> Result<()> {
+        let charged = self.departed()?.departure.charges.charge_blocking(usage, bytes);
         charged.map_err(|exhausted| self.fail(exhausted))
     }
 

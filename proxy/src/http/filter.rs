@@ -10,21 +10,23 @@ use bytes::Bytes;
 use pingora_core::ErrorType;
 use pingora_core::prelude::{Error, HttpPeer, Result};
 use pingora_core::protocols::Digest;
+use pingora_core::upstreams::peer::Peer;
 use pingora_http::{RequestHeader, ResponseHeader};
 use pingora_proxy::{FailToProxy, ProxyHttp, ProxyWarnLogContext, Session};
 use rules::budget::UsageKind;
-use rules::{Facts, Reason, RuleSet};
+use rules::{Facts, Reason, RuleSet, SandboxRef};
 
-use super::context::{DepartedRequest, RequestContext, RequestState, internal};
+use super::context::{DepartedRequest, DialledRequest, RequestContext, RequestState, internal};
 use super::fields::{strip_hop_by_hop, strip_request};
 use super::request::{request_facts, request_record};
 use super::scrub_fields::{ScrubOutcome, scrub_response, scrub_trailers};
 use super::{RequestMonitor, RequestScope};
 use crate::credential::scrub::ResponseScrubber;
+use crate::egress::connect::DialledConnection;
 use crate::egress::departure::{Departure, DepartureTerms};
 use crate::egress::shared::{Shared, decide};
 use crate::egress::upstream::{
-    UpstreamOptions, head_bytes, host_header, http_peer, refusal_from_error, request_bytes,
+    UpstreamOptions, check_answer_head, head_bytes, host_header, http_peer, refusal_from_error, request_bytes,
 };
 use crate::memory::{self, GuardMode, MemoryGuard, MemoryRequest};
 use crate::report::metrics;
@@ -42,25 +44,40 @@ impl RequestFilter {
         RequestFilter { shared, guard }
     }
 
+    /// Reserves what the request needs, before anything of it is decided or read.
+    fn reserve(
+        &self,
+        session: &Session,
+        state: &mut RequestState,
+        sandbox: &SandboxRef,
+    ) -> Result<(), Refusal> {
+        let head = request_bytes(session.req_header());
+        state.quota = Some(self.shared.quotas.reserve_request(&sandbox.id, head)?);
+        Ok(())
+    }
+
     /// Lets the memory guard handle the request.
     async fn handle_memory(
         &self,
         session: &mut Session,
         state: &mut RequestState,
+        sandbox: &SandboxRef,
         mode: &GuardMode,
     ) -> Result<(), Refusal> {
         let record = state.record.as_mut().ok_or(Reason::Internal)?;
+        let quota = state.quota.as_mut().ok_or(Reason::Internal)?;
         let connection = &state.monitor.connection;
         state.monitor.set_byte_count(record.byte_count());
         let facts = request_facts(session.req_header(), &state.monitor, &self.shared.limits)?.facts;
         let request = MemoryRequest {
             shared: &self.shared,
-            sandbox: &connection.sandbox,
+            sandbox,
             host: connection.host(),
             cut: &state.monitor.cut,
             rules: &state.rules,
             recorded: request_record(session.req_header(), &state.monitor),
             record,
+            buffers: &mut quota.buffers,
             facts,
         };
         state.status = Some(self.guard.handle(session, mode, request).await?);
@@ -68,9 +85,13 @@ impl RequestFilter {
     }
 
     /// Decides and departs. On success, Pingora may send the request to an admitted address.
-    async fn authorize(&self, session: &Session, state: &mut RequestState) -> Result<(), Refusal> {
+    async fn authorize(
+        &self,
+        session: &mut Session,
+        state: &mut RequestState,
+        sandbox: &SandboxRef,
+    ) -> Result<(), Refusal> {
         let (monitor, rules) = (&state.monitor, &state.rules);
-        let sandbox = &monitor.connection.sandbox;
         let parsed = request_facts(session.req_header(), monitor, &self.shared.limits)?;
         if let Some(connect) = &parsed.connect {
             decide(rules, sandbox, connect)?;
@@ -88,8 +109,11 @@ impl RequestFilter {
             credential: permit.credential(),
             cut: monitor.cut.clone(),
         };
+        let body = content_length(session);
+        let quota = state.quota.as_mut().ok_or(Reason::Internal)?;
+        quota.expect_upload(body).map_err(|refusal| refusal.under(&permit))?;
         let departure = Departure::begin(&self.shared, rules, &permit, terms, record).await?;
-        state.departed = Some(DepartedRequest { departure, attempt: 0, credential, scrubber: None });
+        state.departed = Some(DepartedRequest::new(departure, credential));
         Ok(())
     }
 
@@ -160,16 +184,23 @@ impl ProxyHttp for RequestFilter {
         let monitor = monitor.ok_or_else(internal)?; // `RequestMonitor::digest` puts it into every session
         let recorded = request_record(session.req_header(), &monitor);
         let recorded = audit::RecordedFacts::Request(recorded);
-        let record = monitor.connection.record().open_request(recorded);
         let rules = self.shared.rules.load_full(); // one snapshot, so one request sees one policy
-        let mode = guard_mode(&rules, &monitor);
+        let (record, identified) = monitor.connection.open_request(&rules, recorded);
+        let mode = identified.as_ref().ok().and_then(|sandbox| guard_mode(&rules, sandbox, &monitor));
         monitor.set_reached_filter();
-        let (record, departed, status, refusal) = (Some(record), None, None, None);
-        let state = RequestState { monitor, rules, record, departed, status, refusal };
+        let (record, quota, departed) = (Some(record), None, None);
+        let state = RequestState { monitor, rules, record, quota, departed, status: None, refusal: None };
         let state = request.state.insert(state);
-        let done = match &mode {
-            Some(mode) => self.handle_memory(session, state, mode).await,
-            None => self.authorize(session, state).await,
+        let done = match (identified, &mode) {
+            (Ok(sandbox), mode) => match (self.reserve(session, state, &sandbox), mode) {
+                (Ok(()), Some(mode)) => self.handle_memory(session, state, &sandbox, mode).await,
+                (Ok(()), None) => self.authorize(session, state, &sandbox).await,
+                (Err(refusal), _) => Err(refusal),
+            },
+            (Err(reason), _) => {
+                session.set_keepalive(None);
+                Err(reason.into())
+            }
         };
         match done {
             Ok(()) => Ok(mode.is_some()), // true ends the request here: the guard has responded
@@ -188,7 +219,6 @@ impl ProxyHttp for RequestFilter {
         let state = request.state()?;
         let monitor = state.monitor.clone();
         let options = UpstreamOptions {
-            sandbox: &monitor.connection.sandbox,
             scheme: monitor.connection.scheme(),
             version: monitor.version,
             upgrade: session.is_upgrade_req(),
@@ -197,9 +227,13 @@ impl ProxyHttp for RequestFilter {
         let RequestState { departed: Some(departed), record: Some(record), .. } = state else {
             return Err(internal());
         };
-        let DepartedRequest { departure, attempt, .. } = departed;
+        let DepartedRequest { departure, attempt, turn, .. } = departed;
         let address = departure.address(*attempt).ok_or_else(internal)?;
         let peer = http_peer(&self.shared, departure, *attempt, options).ok_or_else(internal)?;
+        if peer.options.alpn.get_max_http_version() == 2 {
+            *turn = None; // of the address before this one
+            *turn = Some(self.shared.dial_gates.turn(peer.reuse_hash()).await);
+        }
         match departure.set_dialled(&self.shared, record, address) {
             Ok(()) => Ok(peer),
             Err(refusal) => Err(state.fail(refusal)),
@@ -216,6 +250,9 @@ impl ProxyHttp for RequestFilter {
         match request.state().and_then(RequestState::departed) {
             Ok(departed) => {
                 departed.attempt += 1;
+                if let Some(turn) = departed.turn.take() {
+                    turn.open_to_all();
+                }
                 let addresses = departed.departure.dial_permit.addresses().len();
                 error.set_retry(departed.attempt < addresses);
                 error
@@ -231,8 +268,14 @@ impl ProxyHttp for RequestFilter {
         _: &HttpPeer,
         _: std::os::fd::RawFd,
         digest: Option<&Digest>,
-        _: &mut RequestContext,
+        request: &mut RequestContext,
     ) -> Result<()> {
+        let state = request.state()?;
+        let connection = DialledConnection::of(digest).ok_or_else(internal)?.clone();
+        match connection.claim() {
+            Ok(in_use) => state.departed()?.dialled = Some(DialledRequest { connection, _in_use: in_use }),
+            Err(refusal) => return Err(state.fail(refusal)),
+        }
         let layers = digest.map(|digest| digest.timing_digest.as_slice()).unwrap_or_default();
         let took = layers.iter().flatten().filter_map(|layer| layer.establishment_duration).sum();
         metrics::count_upstream(reused, took);
@@ -249,6 +292,7 @@ impl ProxyHttp for RequestFilter {
         let state = request.state()?;
         let scheme = state.monitor.connection.scheme();
         let departed = state.departed()?;
+        departed.end_turn(upstream.version);
         let permit = departed.departure.permit();
         if permit.is_credential_host() {
             upstream.remove_header("authorization"); // we choose the account, whichever rule matched
@@ -282,7 +326,7 @@ impl ProxyHttp for RequestFilter {
     ) -> Result<()> {
         let state = request.state()?;
         let bytes = body.as_ref().map_or(&[][..], |bytes| bytes.as_ref());
-        state.charge(UsageKind::Upload, bytes.len() as u64)?;
+        state.charge(UsageKind::Upload, bytes.len() as u64).await?;
         if let Some(record) = &state.record {
             record.byte_count().add_sent(bytes.len() as u64);
         }
@@ -301,13 +345,16 @@ impl ProxyHttp for RequestFilter {
             return Err(Error::new_up(ErrorType::InvalidHTTPHeader));
         }
         let state = request.state()?;
+        if let Err(refusal) = check_answer_head(response, &self.shared.limits) {
+            return Err(state.fail(refusal));
+        }
         if let Some(scrubber) = state.scrubber()
             && scrub_response(response, scrubber)? == ScrubOutcome::Unreadable
         {
             return Err(state.fail(Reason::AnswerUnreadable));
         }
         let bytes = head_bytes(&response.headers) + status_bytes(response);
-        state.charge(UsageKind::Download, bytes)?;
+        state.charge(UsageKind::Download, bytes).await?;
         let switched = response.status == ::http::StatusCode::SWITCHING_PROTOCOLS;
         if !switched {
             strip_hop_by_hop(response);
@@ -317,6 +364,10 @@ impl ProxyHttp for RequestFilter {
         // 101 is informational by its number, but it is the last head of the response.
         if switched || !response.status.is_informational() {
             state.status = Some(response.status.as_u16());
+            let length = response.headers.get("content-length").and_then(|length| length.to_str().ok());
+            let length = length.and_then(|length| length.parse().ok());
+            let reserved = state.quota.as_mut().map_or(Ok(()), |quota| quota.expect_download(length));
+            reserved.map_err(|refusal| state.fail(refusal))?;
         }
         Ok(())
     }
@@ -334,7 +385,7 @@ impl ProxyHttp for RequestFilter {
             *body = (!scrubbed.is_empty() || body.is_some()).then_some(scrubbed);
         }
         let bytes = body.as_ref().map_or(0, Bytes::len) as u64;
-        state.charge(UsageKind::Download, bytes)?;
+        state.charge_blocking(UsageKind::Download, bytes)?;
         if let Some(record) = &state.record {
             record.byte_count().add_received(bytes);
         }
@@ -350,7 +401,7 @@ impl ProxyHttp for RequestFilter {
         let state = request.state()?;
         let rest = state.scrubber().map(|scrubber| scrub_trailers(trailers, scrubber));
         let bytes = head_bytes(trailers) + rest.as_ref().map_or(0, Bytes::len) as u64;
-        if state.charge(UsageKind::Download, bytes).is_err() {
+        if state.charge(UsageKind::Download, bytes).await.is_err() {
             trailers.clear(); // Pingora forwards them even if this phase fails
             if let Some(refusal) = &state.refusal {
                 state.monitor.cut.trigger(refusal.reason);
@@ -442,9 +493,9 @@ fn content_length(session: &mut Session) -> Option<u64> {
 }
 
 /// How the memory guard treats this request, or none if it is not one for a memory service.
-fn guard_mode(rules: &RuleSet, monitor: &RequestMonitor) -> Option<GuardMode> {
+fn guard_mode(rules: &RuleSet, sandbox: &SandboxRef, monitor: &RequestMonitor) -> Option<GuardMode> {
     match &monitor.connection.scope {
-        RequestScope::Host(host, port) => memory::guard_mode(rules, &monitor.connection.sandbox, host, *port),
+        RequestScope::Host(host, port) => memory::guard_mode(rules, sandbox, host, *port),
         RequestScope::Anywhere | RequestScope::Target(..) => None,
     }
 }

@@ -170,7 +170,7 @@ impl HttpEngine {
     /// Records the refusal of a head, responds with it and closes the connection.
     async fn refuse_head(&self, mut stream: ClientStream, connection: &HttpConnection, refusal: &Refusal) {
         let rules = self.shared.rules.load_full();
-        let record = connection.record().open_request(connection.audit_facts());
+        let (record, _) = connection.open_request(&rules, connection.audit_facts());
         let response = refusal::refuse(record, refusal, &rules, BodyAudience::Person).await;
         let answered = async {
             stream.write_all(&response.to_http1()).await?;

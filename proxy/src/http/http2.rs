@@ -22,18 +22,15 @@ use pingora_core::protocols::http::ServerSession;
 use pingora_core::protocols::http::v2::server::{H2Accept, H2Options, HttpSession, handshake};
 use rules::Reason;
 use rules::facts::HttpVersion;
+use rules::quota::Resource;
 use tokio::sync::{mpsc, watch};
 use tokio::task::JoinSet;
 use tokio::time::timeout;
 
 use super::client_stream::{ClientStream, PingoraStream};
 use super::{HttpConnection, HttpEngine, RequestMonitor};
+use crate::budget::cost::{HTTP2_STREAM_WINDOW, HTTP2_WINDOW, SEND_QUEUE_BYTES};
 use crate::report::refusal::LINGER;
-
-/// Flow-control window of a stream: large enough for a fast link, small enough for many streams.
-const STREAM_WINDOW: u32 = 1 << 20;
-/// Flow-control window of a connection.
-const CONNECTION_WINDOW: u32 = 4 << 20;
 
 impl HttpEngine {
     pub(super) async fn serve_http2(
@@ -42,6 +39,11 @@ impl HttpEngine {
         connection: &Arc<HttpConnection>,
         stop: &watch::Receiver<bool>,
     ) {
+        let window = u64::from(HTTP2_WINDOW);
+        let _window = match self.shared.quotas.reserve(Resource::Buffers, &connection.sandbox.id, window) {
+            Ok(reserved) => reserved,
+            Err(refusal) => return connection.record_refusal(&self.shared, &refusal).await,
+        };
         let unused = RequestMonitor::new(connection, HttpVersion::Http2); // each stream brings its own
         let stream = PingoraStream::new(stream, BytesMut::new(), unused.digest());
         let handshake = handshake(Box::new(stream), Some(self.h2_options()));
@@ -57,7 +59,7 @@ impl HttpEngine {
             let digest = Digest { proxy_digest: Some(monitor.digest()), ..Digest::default() };
             let accepted = tokio::select! {
                 accepted = HttpSession::from_h2_conn(&mut streams, Arc::new(digest)) => accepted,
-                _ = stop.wait_for(|stop| *stop), if !stopping => {
+                () = stop_or_disowned(&mut stop, connection), if !stopping => {
                     stopping = true;
                     streams.graceful_shutdown();
                     continue;
@@ -107,8 +109,9 @@ impl HttpEngine {
         let mut options = H2Options::default();
         options.max_header_list_size(narrow(limits.head_bytes));
         options.max_concurrent_streams(narrow(limits.streams));
-        options.initial_window_size(STREAM_WINDOW);
-        options.initial_connection_window_size(CONNECTION_WINDOW);
+        options.initial_window_size(HTTP2_STREAM_WINDOW);
+        options.initial_connection_window_size(HTTP2_WINDOW);
+        options.max_send_buffer_size(usize::try_from(SEND_QUEUE_BYTES).unwrap_or(usize::MAX));
         options
     }
 
@@ -132,6 +135,14 @@ impl HttpEngine {
                 report_broken.send(()).await.unwrap_or_default(); // the connection may be closed already
             }
         }
+    }
+}
+
+/// Waits until the program stops, or the connection's channel belongs to its sandbox no longer.
+async fn stop_or_disowned(stop: &mut watch::Receiver<bool>, connection: &HttpConnection) {
+    tokio::select! {
+        _ = stop.wait_for(|stop| *stop) => {}
+        () = connection.disowned.cancelled() => {}
     }
 }
 

@@ -13,7 +13,7 @@ mod request;
 mod scrub_fields;
 
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
+use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use std::time::{Duration, Instant};
 
 use audit::{ByteCount, OpenRecord};
@@ -23,8 +23,9 @@ use pingora_http::ResponseHeader;
 use pingora_proxy::HttpProxy;
 use rules::facts::{ConnectTarget, HttpVersion, UrlScheme};
 use rules::limits::TrafficLimits;
-use rules::{Host, Reason, SandboxRef};
+use rules::{Host, Reason, RuleSet, SandboxRef};
 use tokio::sync::watch;
+use tokio_util::sync::CancellationToken;
 
 pub(crate) use client_stream::ClientStream;
 
@@ -60,12 +61,15 @@ pub(crate) enum RequestScope {
 
 /// One HTTP connection.
 pub(crate) struct HttpConnection {
+    /// The sandbox it was accepted from, by its channels: each request is identified again.
     pub(crate) sandbox: SandboxRef,
     pub(crate) scope: RequestScope,
     /// The host of the first request. All later requests must name the same one, except on a forward proxy connection.
     pinned: OnceLock<Host>,
     /// When the connection reaches its maximum lifetime.
     deadline: Instant,
+    /// Its channel belongs to another sandbox by now, or to none: it takes no more requests.
+    disowned: CancellationToken,
     record: Mutex<OpenRecord>,
 }
 
@@ -133,7 +137,8 @@ impl HttpConnection {
             RequestScope::Anywhere | RequestScope::Target(..) => OnceLock::new(),
         };
         let deadline = Instant::now() + limits.connection();
-        HttpConnection { sandbox, scope, pinned, deadline, record: Mutex::new(record) }
+        let (disowned, record) = (CancellationToken::new(), Mutex::new(record));
+        HttpConnection { sandbox, scope, pinned, deadline, disowned, record }
     }
 
     pub(crate) fn scheme(&self) -> UrlScheme {
@@ -175,14 +180,27 @@ impl HttpConnection {
         }
     }
 
-    fn record(&self) -> MutexGuard<'_, OpenRecord> {
-        self.record.lock().unwrap_or_else(PoisonError::into_inner)
+    /// Opens the record of a request, and identifies the sandbox that makes it under the rules that will decide it.
+    ///
+    /// A connection whose channel went to another sandbox serves neither: it was accepted, and perhaps given a
+    /// certificate, for the first. The request is refused under the name of the second, and the connection ends.
+    fn open_request(
+        &self,
+        rules: &RuleSet,
+        facts: audit::RecordedFacts,
+    ) -> (OpenRecord, Result<SandboxRef, Reason>) {
+        let mut record = self.record.lock().unwrap_or_else(PoisonError::into_inner);
+        let identified = record::identify_again(rules, &self.sandbox, &mut record);
+        if identified.is_err() {
+            self.disowned.cancel();
+        }
+        (record.open_request(facts), identified)
     }
 
     /// Records a refusal for which no request could be parsed.
     async fn record_refusal(&self, shared: &Shared, refusal: &Refusal) {
         let rules = shared.rules.load_full();
-        let record = self.record().open_request(self.audit_facts());
+        let (record, _) = self.open_request(&rules, self.audit_facts());
         drop(refusal::refuse(record, refusal, &rules, BodyAudience::Person).await);
     }
 }

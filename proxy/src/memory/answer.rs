@@ -11,7 +11,7 @@ use rules::Reason;
 use super::client::MemoryResponse;
 use super::json::{self, JsonValue};
 use super::record::record_finding;
-use super::{AuthorizedCall, MemoryRequest, select};
+use super::{AuthorizedCall, MemoryRequest, run_check, select};
 use crate::credential::scrub::EchoPatterns;
 use crate::report::refusal::Refusal;
 
@@ -35,7 +35,8 @@ pub(super) async fn check_answer(
     received: &MemoryResponse,
     request: &MemoryRequest<'_>,
 ) -> Result<(), Refusal> {
-    let refusal = match check_content(call, secrets, received) {
+    let checked = run_check(request, received.body.len(), || check_content(call, secrets, received)).await;
+    let refusal = match checked {
         Ok(()) => return Ok(()),
         Err(refusal) => refusal,
     };

@@ -1,6 +1,6 @@
 //! The body of a memory request: read within limits, parsed strictly, and drained when the request is refused.
 
-use bytes::{Bytes, BytesMut};
+use bytes::Bytes;
 use pingora_proxy::Session;
 use rules::Reason;
 use tokio::time::timeout;
@@ -8,16 +8,17 @@ use tokio::time::timeout;
 use super::json::{self, JsonValue};
 use super::profile::ProfileRoute;
 use super::{MemoryRequest, form};
+use crate::budget::quota::ReservedBuffer;
 use crate::report::refusal::{LINGER, Refusal};
 
 /// Limit of the bytes that are drained.
 const DRAIN_BYTES: usize = 16 << 20;
 
-/// Reads the body within its limits. Refuses a body on a route that takes none.
+/// Reads the body within its limits and the sandbox's quota. Refuses a body on a route that takes none.
 pub(super) async fn read_body(
     session: &mut Session,
     route: &ProfileRoute,
-    request: &MemoryRequest<'_>,
+    request: &mut MemoryRequest<'_>,
 ) -> Result<Bytes, Refusal> {
     let limits = &request.shared.limits;
     let head = session.req_header();
@@ -34,20 +35,24 @@ pub(super) async fn read_body(
         let written = session.write_continue_response().await;
         written.map_err(|_| Refusal::from(Reason::BodyLate))?;
     }
-    let read = timeout(limits.memory_body(), read_to_end(session, limit)).await;
+    let buffer = ReservedBuffer::new(request.buffers);
+    let read = timeout(limits.memory_body(), read_to_end(session, limit, buffer)).await;
     let body = read.map_err(|_| Refusal::from(Reason::BodyLate))??;
     request.record.byte_count().add_sent(body.len() as u64);
     Ok(body)
 }
 
-async fn read_to_end(session: &mut Session, limit: u64) -> Result<Bytes, Refusal> {
-    let mut all = BytesMut::new();
+async fn read_to_end(
+    session: &mut Session,
+    limit: u64,
+    mut all: ReservedBuffer<'_>,
+) -> Result<Bytes, Refusal> {
     loop {
         match session.downstream_session.read_request_body().await {
-            Ok(Some(bytes)) if (all.len() + bytes.len()) as u64 > limit => {
+            Ok(Some(bytes)) if all.len() + bytes.len() as u64 > limit => {
                 return Err(Reason::BodyTooLarge.into());
             }
-            Ok(Some(bytes)) => all.extend_from_slice(&bytes),
+            Ok(Some(bytes)) => all.extend(&bytes, limit)?,
             Ok(None) => return Ok(all.freeze()),
             Err(_) => {
                 return Err(

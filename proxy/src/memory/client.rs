@@ -10,7 +10,7 @@
 
 use std::time::Instant;
 
-use bytes::{Bytes, BytesMut};
+use bytes::Bytes;
 use pingora_core::connectors::ConnectorOptions;
 use pingora_core::connectors::http::Connector;
 use pingora_core::prelude::{Error, HttpPeer};
@@ -21,8 +21,10 @@ use rules::Reason;
 use rules::limits::TrafficLimits;
 use tokio::time::timeout;
 
+use crate::budget::quota::{Reservation, ReservedBuffer};
+use crate::egress::connect::DialledConnection;
 use crate::egress::roots::UpstreamRoots;
-use crate::egress::upstream::{head_bytes, refusal_from_error};
+use crate::egress::upstream::{check_answer_head, head_bytes, refusal_from_error};
 use crate::report::metrics;
 use crate::report::refusal::Refusal;
 
@@ -89,8 +91,9 @@ impl MemoryClient {
         peers: &[HttpPeer],
         request: &ServiceRequest,
         before_dial: impl FnMut(usize) -> Result<(), Refusal>,
+        buffers: &mut Reservation,
     ) -> Result<MemoryResponse, Refusal> {
-        let tried = self.try_peers(peers, request, before_dial);
+        let tried = self.try_peers(peers, request, before_dial, buffers);
         match timeout(self.limits.memory_answer(), tried).await {
             Ok(received) => received,
             Err(_) => Err(Reason::UpstreamTimeout.into()),
@@ -102,6 +105,7 @@ impl MemoryClient {
         peers: &[HttpPeer],
         request: &ServiceRequest,
         mut before_dial: impl FnMut(usize) -> Result<(), Refusal>,
+        buffers: &mut Reservation,
     ) -> Result<MemoryResponse, Refusal> {
         let mut last_refusal = Refusal::from(Reason::UpstreamUnreachable);
         for (index, peer) in peers.iter().enumerate() {
@@ -115,10 +119,10 @@ impl MemoryClient {
                 }
             };
             metrics::count_upstream(reused, started.elapsed());
-            match self.round_trip(session, peer, request, reused).await {
+            match self.round_trip(session, peer, request, reused, buffers).await {
                 Ok(received) => return Ok(received),
                 Err(CallError::Stale(_)) if request.retry == RetryPolicy::Once => {
-                    return self.retry_fresh(peer, request).await;
+                    return self.retry_fresh(peer, request, buffers).await;
                 }
                 Err(CallError::Stale(refusal) | CallError::Fatal(refusal)) => return Err(refusal),
             }
@@ -131,13 +135,14 @@ impl MemoryClient {
         &self,
         peer: &HttpPeer,
         request: &ServiceRequest,
+        buffers: &mut Reservation,
     ) -> Result<MemoryResponse, Refusal> {
         let mut unpooled = peer.clone();
         // The connector has no call that skips the pool; no connection is ever released under this key.
         unpooled.group_key = unpooled.group_key.wrapping_add(1);
         let connected = self.connector.get_http_session(&unpooled).await;
         let (session, _) = connected.map_err(|error| to_refusal(&error))?;
-        self.round_trip(session, peer, request, false).await.map_err(|error| match error {
+        self.round_trip(session, peer, request, false, buffers).await.map_err(|error| match error {
             CallError::Stale(refusal) | CallError::Fatal(refusal) => refusal,
         })
     }
@@ -148,7 +153,10 @@ impl MemoryClient {
         peer: &HttpPeer,
         request: &ServiceRequest,
         reused: bool,
+        buffers: &mut Reservation,
     ) -> Result<MemoryResponse, CallError> {
+        let in_use = DialledConnection::of(session.digest()).map(|connection| connection.claim());
+        let _in_use = in_use.transpose().map_err(CallError::Fatal)?;
         let early = |error: Box<Error>| match reused {
             true => CallError::Stale(to_refusal(&error)),
             false => CallError::Fatal(to_refusal(&error)),
@@ -160,7 +168,8 @@ impl MemoryClient {
         session.finish_request_body().await.map_err(early)?;
         session.read_response_header().await.map_err(early)?;
         let head = self.read_head(&mut session).await.map_err(CallError::Fatal)?;
-        let body = self.read_body(&mut session).await.map_err(CallError::Fatal)?;
+        check_answer_head(&head, &self.limits).map_err(CallError::Fatal)?;
+        let body = self.read_body(&mut session, buffers).await.map_err(CallError::Fatal)?;
         if let HttpSession::H1(session) = &mut session {
             session.respect_keepalive(); // the service may have asked to close
         }
@@ -183,14 +192,18 @@ impl MemoryClient {
         Err(Reason::UpstreamBroke.into())
     }
 
-    async fn read_body(&self, session: &mut HttpSession) -> Result<Bytes, Refusal> {
-        let mut all = BytesMut::new();
+    async fn read_body(
+        &self,
+        session: &mut HttpSession,
+        buffers: &mut Reservation,
+    ) -> Result<Bytes, Refusal> {
+        let (limit, mut all) = (self.limits.memory_answer_bytes, ReservedBuffer::new(buffers));
         while let Some(bytes) = session.read_response_body().await.map_err(|error| to_refusal(&error))? {
-            if (all.len() + bytes.len()) as u64 > self.limits.memory_answer_bytes {
+            if all.len() + bytes.len() as u64 > limit {
                 let why = "the answer is longer than `memory_answer_bytes`";
                 return Err(Refusal::from(Reason::AnswerUnchecked).with_detail(why));
             }
-            all.extend_from_slice(&bytes);
+            all.extend(&bytes, limit)?;
         }
         Ok(all.freeze())
     }

@@ -14,6 +14,7 @@ use pingora_http::RequestHeader;
 use rules::configuration::{IdentitySettings, IssuerSettings};
 use rules::facts::{IdentityClaim, TokenIdentity};
 use rules::policy::IdentityMode;
+use rules::sandbox::Sandbox;
 
 use super::form::header_values;
 
@@ -59,28 +60,37 @@ fn trusted_issuer(settings: &IssuerSettings, base: &Path) -> anyhow::Result<Trus
     Ok(issuer)
 }
 
-/// Finds the token of a request and verifies it.
+/// Finds the token of a request and verifies it. The sandbox of the channel is looked up among the revoked ones in any
+/// case: otherwise one would get in by leaving its token out.
 pub(super) fn verify_identity(
     head: &RequestHeader,
     verifier: Option<&Verifier>,
+    sandbox: &Sandbox,
     audience: &str,
     mode: IdentityMode,
 ) -> PresentedIdentity {
-    let token = match find_token(head) {
-        Ok(Some(token)) => token,
-        Ok(None) => {
+    let now = UnixTime::now();
+    let standing = verifier.map_or(Ok(()), |verifier| verifier.check_sandbox(sandbox, now));
+    let token = match (find_token(head), standing) {
+        (_, Err(error @ IdentityError::Revoked)) | (Ok(None), Err(error @ IdentityError::Generation)) => {
+            let checked = StableCode(error.code());
+            return PresentedIdentity { claim: IdentityClaim::Revoked, subject: None, checked };
+        }
+        (Ok(Some(token)), _) => token, // its own generation is checked with it
+        (Ok(None), Err(error)) => return invalid_identity(error.code()),
+        (Ok(None), Ok(())) => {
             let checked = match mode {
                 IdentityMode::FromChannel => StableCode("from_channel"),
                 IdentityMode::Required => StableCode("absent"),
             };
             return PresentedIdentity { claim: IdentityClaim::Absent, subject: None, checked };
         }
-        Err(code) => return invalid_identity(code),
+        (Err(code), _) => return invalid_identity(code),
     };
     let expected = VerifyContext::for_audience(audience);
     let verified = verifier
         .ok_or(IdentityError::UnknownIssuer)
-        .and_then(|verifier| verifier.verify(token, &expected, UnixTime::now()));
+        .and_then(|verifier| verifier.verify(token, &expected, now));
     match verified {
         Err(error) => invalid_identity(error.code()),
         Ok(identity) => {

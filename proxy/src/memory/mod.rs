@@ -31,7 +31,8 @@ use std::time::Duration;
 use audit::OpenRecord;
 use bytes::Bytes;
 use certs::UnixTime;
-use certs::identity::Verifier;
+use certs::identity::{IdentityError, Verifier};
+use certs::trust::RefreshStatus;
 use http::header::{ACCEPT_ENCODING, CONTENT_LENGTH, CONTENT_TYPE, HOST};
 use pingora_core::prelude::HttpPeer;
 use pingora_core::protocols::ALPN;
@@ -48,10 +49,13 @@ use rules::ids::{BankId, ProfileName};
 use rules::policy::IdentityMode;
 use rules::{Host, Permit, Reason, RuleSet, SandboxRef};
 use serde_json::Value;
+use sys::worker::Worker;
 use tokio::sync::watch;
 use tokio::time::sleep;
 
-use crate::budget::live::CutSignal;
+use crate::budget::cost::LARGE_DOCUMENT;
+use crate::budget::live::{CutSignal, LiveConnections};
+use crate::budget::quota::Reservation;
 use crate::egress::departure::{Departure, DepartureTerms};
 use crate::egress::dial::MAX_DIAL_ADDRESSES;
 use crate::egress::roots::UpstreamRoots;
@@ -74,6 +78,7 @@ pub(crate) struct MemoryGuard {
     services: MemoryServices,
     verifier: Option<Verifier>,
     client: MemoryClient,
+    live: Arc<LiveConnections>,
 }
 
 /// How the guard treats a request: by which profile, and whether a signed identity is required.
@@ -92,6 +97,8 @@ pub(crate) struct MemoryRequest<'a> {
     pub(crate) cut: &'a Arc<CutSignal>,
     pub(crate) rules: &'a Arc<RuleSet>,
     pub(crate) record: &'a mut OpenRecord,
+    /// What the request holds in memory.
+    pub(crate) buffers: &'a mut Reservation,
     pub(crate) facts: RequestFacts,
     /// The request as its record describes it.
     pub(crate) recorded: audit::RecordedRequest,
@@ -139,7 +146,7 @@ impl MemoryGuard {
             .transpose()?;
         let services = MemoryServices::open(configuration, &shared.credentials, base)?;
         let client = MemoryClient::new(&configuration.limits, roots);
-        Ok(Arc::new(MemoryGuard { services, verifier, client }))
+        Ok(Arc::new(MemoryGuard { services, verifier, client, live: shared.live.clone() }))
     }
 
     /// The public keys of the tokens that Sandbar signs for services.
@@ -149,27 +156,45 @@ impl MemoryGuard {
 
     /// Reads issuers' keys and revocations again, periodically, until `stop`.
     pub(crate) async fn run_periodic(self: Arc<Self>, mut stop: watch::Receiver<bool>) {
+        let stopped = "stopped reading issuers' keys and revocations; restart Sandbar";
+        let files = match Worker::start("identity-files") {
+            Ok(files) => files,
+            Err(error) => return tracing::error!(%error, "{stopped}"),
+        };
         loop {
             tokio::select! {
                 _ = stop.wait_for(|stop| *stop) => return,
                 () = sleep(REFRESH_INTERVAL) => {}
             }
             let guard = self.clone();
-            let refreshed = tokio::task::spawn_blocking(move || guard.refresh()).await;
-            if refreshed.is_err() {
-                tracing::error!("stopped reading issuers' keys and revocations; restart Sandbar");
-                return;
+            if files.run(move || guard.refresh()).await.is_err() {
+                return tracing::error!("{stopped}");
             }
         }
     }
 
+    /// Reads issuers' keys and revocations again, and cuts the open calls of sandboxes that are revoked by now (P10).
     fn refresh(&self) {
         let Some(verifier) = &self.verifier else { return };
-        if let Err(errors) = verifier.refresh(UnixTime::now()) {
-            for error in errors {
-                tracing::error!(%error, "cannot read issuers' keys or revocations; still using the last good ones");
+        match verifier.refresh(UnixTime::now()) {
+            Ok(RefreshStatus::Unchanged) => return,
+            Ok(RefreshStatus::Changed) => {}
+            Err(errors) => {
+                for error in errors {
+                    tracing::error!(%error, "cannot read issuers' keys or revocations; still using the last good ones");
+                }
             }
         }
+        for open in self.live.list().iter().filter(|open| self.is_revoked(&open.permit())) {
+            open.cut.trigger(Reason::SandboxRevoked);
+        }
+    }
+
+    /// Whether a permit is for a memory call of a sandbox that is revoked.
+    fn is_revoked(&self, permit: &Permit) -> bool {
+        let check = |verifier: &Verifier| verifier.check_sandbox(permit.holder(), UnixTime::now());
+        let checked = self.verifier.as_ref().map_or(Ok(()), check);
+        matches!(permit.facts(), Facts::Memory(_)) && checked == Err(IdentityError::Revoked)
     }
 
     /// Handles one request from its head to its response, and returns the status of the response.
@@ -211,13 +236,17 @@ impl MemoryGuard {
         request: &mut MemoryRequest<'_>,
     ) -> Result<u16, Refusal> {
         let key = service.current_key(&request.shared.credentials)?;
-        let subject = CallSubject { sandbox: request.sandbox, banks: &call.banks, key: key.as_deref() };
+        let subject = CallSubject {
+            sandbox: call.departure.permit().holder(),
+            banks: &call.banks,
+            key: key.as_deref(),
+        };
         let mut head = canonical_request(session.req_header(), profile, call, request)?;
         service.add_identity(&mut head, profile, &subject)?;
         let secrets = service::secret_patterns(&head, key.as_deref());
         let received = self.send(head, call, request).await?;
         answer::check_answer(call, &secrets, &received, request).await?;
-        call.departure.charges.charge(UsageKind::Download, received.bytes())?;
+        call.departure.charges.charge(UsageKind::Download, received.bytes()).await?;
         answer::send_answer(session, &received, request).await
     }
 
@@ -238,7 +267,8 @@ impl MemoryGuard {
         let head = session.req_header();
         let path = form::check_head(head)?;
         let audience = &service.audience;
-        let presented = identity::verify_identity(head, self.verifier.as_ref(), audience, mode.identity);
+        let presented =
+            identity::verify_identity(head, self.verifier.as_ref(), request.sandbox, audience, mode.identity);
         let Some(matched) = profile.find_route(request.facts.method.as_str(), path.as_str()) else {
             return Err(deny_unrouted(request, presented));
         };
@@ -248,14 +278,18 @@ impl MemoryGuard {
             return Err(deny_unrouted(request, presented)); // without reading its query and body
         }
         let query = QueryParams::parse(session.req_header().uri.query(), &matched)?;
+        if let Err(refusal) = prejudge(request, matched.route.operation, presented.claim.clone()) {
+            return Err(explain_denial(refusal, presented, request).await);
+        }
         let body = read_body(session, matched.route, request).await?;
-        let json = parse_body(&body, matched.route)?;
+        let json = run_check(request, body.len(), || parse_body(&body, matched.route)).await?;
         let banks = select::select_banks(&matched, &query, json.as_ref())?;
         let call = memory_call(&mode.profile, request, Some(matched.route), &banks, Some(&presented));
         request.record.set_facts(audit::RecordedFacts::Memory(call));
         for pointer in &matched.route.refused {
             json.as_ref().map_or(Ok(()), |json| select::refuse_field(pointer, json))?;
         }
+        drop(json); // it may be larger than the body, and what follows may take long
         let permit = decide(request, matched.route.operation, &banks, presented.claim.clone());
         let permit = match permit {
             Ok(permit) => permit,
@@ -269,6 +303,10 @@ impl MemoryGuard {
         };
         let departure =
             Departure::begin(request.shared, request.rules, &permit, terms, request.record).await?;
+        // Registered first, looked up second: a revocation in between is found here or cuts the call.
+        if self.is_revoked(departure.permit()) {
+            return Err(Refusal::from(Reason::SandboxRevoked).under(departure.permit()));
+        }
         Ok(AuthorizedCall { matched, query, body, banks, departure })
     }
 
@@ -284,7 +322,6 @@ impl MemoryGuard {
         };
         let outgoing = ServiceRequest { head, body: call.body.clone(), retry };
         let options = UpstreamOptions {
-            sandbox: request.sandbox,
             scheme: UrlScheme::Https,
             version: HttpVersion::Http1,
             upgrade: false,
@@ -297,7 +334,7 @@ impl MemoryGuard {
             Some(address) => call.departure.set_dialled(request.shared, request.record, address),
             None => Ok(()),
         };
-        self.client.send(&peers, &outgoing, set_dialled).await
+        self.client.send(&peers, &outgoing, set_dialled, request.buffers).await
     }
 }
 
@@ -315,6 +352,27 @@ fn decide(
         identity,
     });
     shared::decide(request.rules, request.sandbox, &facts)
+}
+
+/// Decides on identity and operation before the body is read: who may not call at all cannot make us hold a body. The
+/// banks are not known yet, so their absence is no reason.
+fn prejudge(
+    request: &MemoryRequest<'_>,
+    operation: BankOperation,
+    identity: IdentityClaim,
+) -> Result<(), Refusal> {
+    match decide(request, operation, &[], identity) {
+        Err(refusal) if refusal.reason != Reason::BankMissing => Err(refusal),
+        Ok(_) | Err(_) => Ok(()),
+    }
+}
+
+/// Runs the check of a document: at once if it is small, else off the runtime, one at a time for each sandbox.
+async fn run_check<T>(request: &MemoryRequest<'_>, length: usize, check: impl FnOnce() -> T) -> T {
+    if length <= LARGE_DOCUMENT {
+        return check();
+    }
+    request.shared.large_checks.turn(request.sandbox.id.clone()).await.run(check)
 }
 
 /// Denies a request that matches no route. It counts as administration, which no sandbox is permitted.

@@ -1,13 +1,12 @@
 //! Reads policies from disk into [`LoadSources`]; nothing else in the proxy does.
 
-use std::fs::{self, File};
-use std::io::Read;
-use std::os::unix::fs::OpenOptionsExt;
+use std::fs;
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, bail};
 use rules::load::{MAX_FILE, MAX_LIST, list_files, policy_dir};
 use rules::{LoadSources, SourceFile};
+use sys::file;
 
 use crate::report::UsageError;
 
@@ -18,6 +17,7 @@ pub const CONFIG_FILE: &str = "sandbar.toml";
 pub fn read_paths(paths: &[PathBuf]) -> anyhow::Result<LoadSources> {
     let mut sources = LoadSources { generation: 1, ..LoadSources::default() };
     for path in paths {
+        let _note = file::note_call(path);
         if path.file_name().is_some_and(|name| name == CONFIG_FILE) {
             add_config(&mut sources, path)?;
         } else if path.is_dir() && path.join(CONFIG_FILE).is_file() {
@@ -61,6 +61,7 @@ fn add_config(sources: &mut LoadSources, config: &Path) -> anyhow::Result<()> {
 /// mounted ConfigMap.
 fn read_dir(dir: &Path) -> anyhow::Result<Vec<SourceFile>> {
     let shown = dir.display();
+    let _note = file::note_call(dir);
     let entries = fs::read_dir(dir).with_context(|| format!("cannot read the directory {shown}"))?;
     let mut paths = Vec::new();
     for entry in entries {
@@ -88,7 +89,10 @@ pub fn with_lists(mut sources: LoadSources) -> anyhow::Result<LoadSources> {
 
 /// Reads a list. Checks its size first, so that a huge file is not read only to be rejected.
 fn read_list(path: &Path) -> Result<Vec<u8>, String> {
-    if fs::metadata(path).is_ok_and(|found| found.len() > MAX_LIST as u64) {
+    let note = file::note_call(path);
+    let size = fs::metadata(path).map(|found| found.len());
+    drop(note);
+    if size.is_ok_and(|size| size > MAX_LIST as u64) {
         return Err(format!("it is larger than {MAX_LIST} bytes"));
     }
     let read = read_file(path, MAX_LIST).map(|file| file.bytes);
@@ -98,14 +102,6 @@ fn read_list(path: &Path) -> Result<Vec<u8>, String> {
 /// Reads a regular file up to `limit` bytes and one more, which tells the compiler that the file is too large.
 pub fn read_file(path: &Path, limit: usize) -> anyhow::Result<SourceFile> {
     let shown = path.display();
-    let cannot = || format!("cannot read {shown}");
-    // Without O_NONBLOCK, opening a named pipe would block until a process opens it for writing.
-    let file = File::options().read(true).custom_flags(libc::O_NONBLOCK).open(path);
-    let file = file.with_context(cannot)?;
-    if !file.metadata().with_context(cannot)?.is_file() {
-        bail!("{shown} is not a regular file");
-    }
-    let mut bytes = Vec::new();
-    file.take(limit as u64 + 1).read_to_end(&mut bytes).with_context(cannot)?;
+    let bytes = file::read_regular(path, limit as u64).with_context(|| format!("cannot read {shown}"))?;
     Ok(SourceFile { path: shown.to_string(), bytes })
 }

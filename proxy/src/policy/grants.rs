@@ -5,10 +5,14 @@
 //! back, which would prolong a grant. The time since boot cannot be set back but starts again at every reboot, so it
 //! only counts while the boot id is the same. After a reboot, a wall clock that shows a time before the grant was made
 //! is evidently wrong, and the grant is over.
+//!
+//! The grants are in memory; the file keeps them across restarts. A grant is in force only once it is stored. Its end
+//! counts at once and is stored afterwards, because a file system that does not answer must not prolong it. Whatever
+//! writes the file ([`GrantStore::prepare`], [`GrantStore::activate`], [`GrantStore::store`]) runs on the thread for
+//! state files, one at a time, and holds no lock while it writes.
 
-use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
-use std::sync::{Mutex, MutexGuard};
+use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use anyhow::{Context, bail, ensure};
@@ -21,8 +25,9 @@ use rules::pattern::{DomainPattern, HostPattern, PatternWidth};
 use rules::url_path::PathPattern;
 use rules::{Decision, DomainName, Facts, Grant, Host, Permit, RuleSet};
 use serde::{Deserialize, Serialize};
+use sys::worker::Worker;
 
-use crate::state_file::{Durability, write_atomic};
+use crate::state_file::{Durability, read_state, write_atomic};
 
 /// File of the grants, in the log directory.
 const GRANTS_FILE: &str = "grants.json";
@@ -69,7 +74,7 @@ pub struct ActiveGrant {
 }
 
 /// The content of the grants file.
-#[derive(Debug, Default, Serialize, Deserialize)]
+#[derive(Clone, Debug, Default, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 struct GrantFile {
     /// The last number used. Numbers are never reused, because records refer to grants by them.
@@ -98,13 +103,11 @@ impl GrantStore {
     pub fn open(dir: &Path, settings: GrantSettings) -> anyhow::Result<Self> {
         let path = dir.join(GRANTS_FILE);
         let shown = path.display();
-        let book = match std::fs::read(&path) {
-            Ok(bytes) => serde_json::from_slice(&bytes)
-                .with_context(|| format!("{shown} is not valid: repair or remove it"))?,
-            Err(error) if error.kind() == ErrorKind::NotFound => GrantFile::default(),
-            Err(error) => return Err(error).with_context(|| format!("cannot read {shown}")),
-        };
-        Ok(GrantStore { path, settings, book: Mutex::new(book) })
+        let read = read_state(&path).with_context(|| format!("cannot read {shown}"))?;
+        let book = read.map(|bytes| serde_json::from_slice(&bytes)).transpose();
+        let book: Option<GrantFile> =
+            book.with_context(|| format!("{shown} is not valid: repair or remove it"))?;
+        Ok(GrantStore { path, settings, book: Mutex::new(book.unwrap_or_default()) })
     }
 
     /// Returns the grants in force. Skips those whose sandbox is no longer configured or that the configuration now
@@ -135,15 +138,15 @@ impl GrantStore {
     ///
     /// Returns why the grant is refused.
     pub fn prepare(&self, wish: GrantRequest, rules: &RuleSet) -> anyhow::Result<ActiveGrant> {
-        let mut book = self.lock();
+        let book = self.lock().clone();
         let id = book.made + 1;
         let grant = parse_grant(id, &wish)?;
         self.check_allowed(&wish, &grant, rules)?;
         self.check_room(&book, grant, rules)?;
         let now = ClockReading::read()?;
         let length = wish.seconds * 1000;
-        let grants = book.grants.clone();
-        self.save(&mut book, GrantFile { made: id, grants })?;
+        self.save(&GrantFile { made: id, ..book })?;
+        self.lock().made = id;
         Ok(ActiveGrant {
             id,
             wish,
@@ -157,27 +160,43 @@ impl GrantStore {
 
     /// Stores a grant that has been recorded, on disk first. The caller publishes the rules.
     pub fn activate(&self, grant: ActiveGrant, rules: &RuleSet) -> anyhow::Result<()> {
-        let mut book = self.lock();
+        let mut book = self.lock().clone();
         self.check_room(&book, parse_grant(grant.id, &grant.wish)?, rules)?; // others may have been made since
-        let grants = book.grants.iter().cloned().chain([grant]).collect();
-        let made = book.made;
-        self.save(&mut book, GrantFile { made, grants })
+        book.grants.push(grant.clone());
+        self.save(&book)?;
+        self.lock().grants.push(grant);
+        Ok(())
     }
 
-    /// Revokes a grant, also if the file cannot be written; the inner result then tells so.
-    pub fn revoke(&self, id: u64) -> anyhow::Result<(ActiveGrant, anyhow::Result<()>)> {
+    /// Ends a grant in memory; [`GrantStore::store`] keeps it from coming back.
+    pub fn remove(&self, id: u64) -> anyhow::Result<ActiveGrant> {
         let mut book = self.lock();
-        let Some(gone) = book.grants.iter().find(|grant| grant.id == id).cloned() else {
-            bail!("no grant {id} is in force: see `sandbar grants`");
-        };
-        let grants = book.grants.iter().filter(|grant| grant.id != id).cloned().collect();
-        let made = book.made;
-        let written = self.save(&mut book, GrantFile { made, grants });
-        book.grants.retain(|grant| grant.id != id);
-        Ok((gone, written.context("the grant is revoked, but a restart brings it back")))
+        match book.grants.iter().position(|grant| grant.id == id) {
+            Some(at) => Ok(book.grants.remove(at)),
+            None => bail!("no grant {id} is in force: see `sandbar grants`"),
+        }
     }
 
-    /// Removes and returns expired grants.
+    /// Writes the grants in force.
+    pub fn store(&self) -> anyhow::Result<()> {
+        let book = self.lock().clone();
+        self.save(&book)
+    }
+
+    /// Writes the grants in force, without waiting for that.
+    pub fn store_later(self: &Arc<Self>, state_files: &Worker) {
+        let store = self.clone();
+        let posted = state_files.post(move || {
+            if let Err(error) = store.store() {
+                tracing::warn!("{error:#}");
+            }
+        });
+        if posted.is_err() {
+            tracing::warn!("too many state files wait to be written; the grants are not stored");
+        }
+    }
+
+    /// Removes and returns expired grants. A restart finds them expired again.
     pub fn expire(&self) -> Vec<ActiveGrant> {
         let mut book = self.lock();
         if book.grants.is_empty() {
@@ -185,22 +204,13 @@ impl GrantStore {
         }
         let now = ClockReading::read().ok(); // without a clock every grant expires
         let over = |grant: &ActiveGrant| now.as_ref().is_none_or(|now| grant.is_expired(now));
-        let (over, grants): (Vec<ActiveGrant>, Vec<ActiveGrant>) =
-            book.grants.iter().cloned().partition(over);
-        if over.is_empty() {
-            return over;
-        }
-        let fresh = GrantFile { made: book.made, grants };
-        // Expired also if the file cannot be written: a restart finds it expired again.
-        if let Err(error) = self.save(&mut book, fresh) {
-            tracing::warn!("{error:#}");
-            book.grants.retain(|grant| !over.iter().any(|gone| gone.id == grant.id));
-        }
+        let (over, grants) = std::mem::take(&mut book.grants).into_iter().partition(over);
+        book.grants = grants;
         over
     }
 
     /// Records the first use of a grant.
-    pub fn record_use(&self, permit: &Permit, log: &Log) {
+    pub fn record_use(self: &Arc<Self>, permit: &Permit, log: &Log, state_files: &Worker) {
         let id = permit.rule().rule.strip_prefix(RULE_PREFIX).and_then(|id| id.parse().ok());
         let mut book = self.lock();
         let named = |grant: &&mut ActiveGrant| Some(grant.id) == id;
@@ -209,10 +219,8 @@ impl GrantStore {
         };
         grant.used = true;
         let message = format!("{} was used for the first time", summarize(grant));
-        let (made, grants) = (book.made, book.grants.clone());
-        if let Err(error) = self.save(&mut book, GrantFile { made, grants }) {
-            tracing::warn!("{error:#}");
-        }
+        drop(book);
+        self.store_later(state_files);
         record_event(log, LifecycleEvent::GrantUsed, message);
     }
 
@@ -267,11 +275,9 @@ impl GrantStore {
         })
     }
 
-    fn save(&self, book: &mut GrantFile, fresh: GrantFile) -> anyhow::Result<()> {
-        write_atomic(&self.path, &fresh, Durability::Disk)
-            .with_context(|| format!("cannot write {}", self.path.display()))?;
-        *book = fresh;
-        Ok(())
+    fn save(&self, book: &GrantFile) -> anyhow::Result<()> {
+        write_atomic(&self.path, book, Durability::Disk)
+            .with_context(|| format!("cannot write {}", self.path.display()))
     }
 
     fn lock(&self) -> MutexGuard<'_, GrantFile> {
@@ -443,8 +449,8 @@ mod tests {
         let grant = grants.prepare(sample_request(), &rules).unwrap();
         grants.activate(grant.clone(), &rules).unwrap();
         std::fs::remove_dir_all(dir.path()).unwrap();
-        let (_, written) = grants.revoke(grant.id).unwrap();
-        assert!(format!("{:#}", written.unwrap_err()).contains("a restart brings it back"));
+        grants.remove(grant.id).unwrap();
         assert!(grants.active_grants(&rules).is_empty());
+        assert!(grants.store().is_err());
     }
 }

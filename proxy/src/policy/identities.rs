@@ -1,6 +1,5 @@
 //! Identities assigned to sandboxes of a warm pool: once, then fixed, also across restarts.
 
-use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
 use std::sync::Mutex;
 
@@ -10,7 +9,7 @@ use rules::ids::{AgentCard, Environment, SandboxId, Tenant};
 use rules::{IdentityAssignment, RuleSet};
 use serde::{Deserialize, Serialize};
 
-use crate::state_file::{Durability, write_atomic};
+use crate::state_file::{Durability, read_state, write_atomic};
 
 /// File of the assigned identities, in the log directory.
 const IDENTITIES_FILE: &str = "identities.json";
@@ -37,12 +36,10 @@ impl IdentityStore {
     pub(crate) fn open(dir: &Path) -> anyhow::Result<Self> {
         let path = dir.join(IDENTITIES_FILE);
         let shown = path.display();
-        let assigned = match std::fs::read(&path) {
-            Ok(bytes) => serde_json::from_slice(&bytes)
-                .with_context(|| format!("{shown} is not valid: repair or remove it"))?,
-            Err(error) if error.kind() == ErrorKind::NotFound => Vec::new(),
-            Err(error) => return Err(error).with_context(|| format!("cannot read {shown}")),
-        };
+        let read = read_state(&path).with_context(|| format!("cannot read {shown}"))?;
+        let assigned = read.map(|bytes| serde_json::from_slice(&bytes)).transpose();
+        let assigned = assigned.with_context(|| format!("{shown} is not valid: repair or remove it"))?;
+        let assigned = assigned.unwrap_or_default();
         Ok(IdentityStore { path, assigned: Mutex::new(assigned) })
     }
 
@@ -54,16 +51,31 @@ impl IdentityStore {
             .try_fold(rules, |rules, one| Ok(rules.with_identity(&parse_identity(one)?).unwrap_or(rules)))
     }
 
-    /// Assigns an identity to a waiting sandbox: on disk first, then in the rules.
-    pub(crate) fn assign(&self, rules: &ArcSwap<RuleSet>, identity: AssignedIdentity) -> anyhow::Result<u64> {
-        let parsed = parse_identity(&identity)?;
-        let mut assigned = sys::lock(&self.assigned);
-        let Some(fresh) = rules.load().with_identity(&parsed) else {
+    /// Stores the identity of a waiting sandbox. It counts once [`IdentityStore::publish`] has been called.
+    pub(crate) fn store(
+        &self,
+        rules: &RuleSet,
+        identity: AssignedIdentity,
+    ) -> anyhow::Result<AssignedIdentity> {
+        if rules.with_identity(&parse_identity(&identity)?).is_none() {
             bail!("sandbox `{}` is unknown, or already has an identity", identity.sandbox);
-        };
-        let all: Vec<AssignedIdentity> = assigned.iter().cloned().chain([identity]).collect();
+        }
+        let all: Vec<AssignedIdentity> =
+            sys::lock(&self.assigned).iter().cloned().chain([identity.clone()]).collect();
         self.save(&all)?;
-        *assigned = all;
+        Ok(identity)
+    }
+
+    /// Puts a stored identity into the rules.
+    pub(crate) fn publish(
+        &self,
+        rules: &ArcSwap<RuleSet>,
+        identity: AssignedIdentity,
+    ) -> anyhow::Result<u64> {
+        let Some(fresh) = rules.load().with_identity(&parse_identity(&identity)?) else {
+            bail!("sandbox `{}` has left meanwhile, or has an identity", identity.sandbox);
+        };
+        sys::lock(&self.assigned).push(identity);
         let generation = fresh.generation();
         rules.store(std::sync::Arc::new(fresh));
         Ok(generation)

@@ -11,23 +11,31 @@
 //! So a grant does not wait for a load, and two changes never get the same generation. A grant may therefore be
 //! published between the start of a load and its end; `publish` reads grants, identities and generation again under
 //! `timed`, so the load does not undo it. Lock order: `loading`, then `timed` or `last`.
+//!
+//! A file may be on a mount that never answers. Policies and lists are read by one thread (`loader`), state is written
+//! by another (`state_files`), and only `loading` is held meanwhile: the rules in force stay, and status, metrics, the
+//! end of grants and everything else on the runtime go on.
 
 use std::fs;
 use std::net::SocketAddr;
-use std::os::unix::fs::OpenOptionsExt;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant, SystemTime};
 
+use anyhow::Context;
 use arc_swap::ArcSwap;
 use audit::{Lifecycle, LifecycleEvent, Log};
 use rules::configuration::OnInvalid;
 use rules::policy::PolicyDigest;
 use rules::policy_test::TestOutcome;
 use rules::{Decision, LoadSources, RuleSet, TimedState, recompile};
+use sys::file;
+use sys::worker::{JobLost, Worker};
+use tokio::time::sleep;
 
 use crate::budget::ledger::Ledger;
 use crate::budget::live::{LiveConnection, LiveConnections};
+use crate::budget::quota::Quotas;
 use crate::policy::grants::{self, ActiveGrant, GrantRequest, GrantStore};
 use crate::policy::identities::{AssignedIdentity, IdentityStore};
 use crate::policy::source::PolicySource;
@@ -40,6 +48,13 @@ use crate::report::record;
 const CLOCK_INTERVAL: Duration = Duration::from_millis(200);
 /// How long `reload --wait` waits for revoked connections to close.
 const CUT_GRACE: Duration = Duration::from_secs(5);
+/// Names of the threads that read policies and write state.
+pub(crate) const LOADER: &str = "policy-files";
+pub(crate) const STATE_FILES: &str = "state-files";
+/// A file call that takes longer than this is reported as hanging.
+pub(crate) const HANGING_AFTER: Duration = Duration::from_secs(2);
+/// How long a caller waits for a reload or a change of stored state: less than an admin command may take.
+const LOAD_WAIT: Duration = Duration::from_secs(10);
 /// A file that changed within this time may still be in the middle of a write...
 const SETTLE_TIME: Duration = Duration::from_millis(20);
 /// ...so it is read again, this many times; then the load goes ahead anyway.
@@ -58,7 +73,12 @@ pub(crate) struct PolicyStore {
     pub(crate) log: Log,
     pub(crate) on_invalid: OnInvalid,
     pub(crate) ledger: Arc<Ledger>,
+    pub(crate) quotas: Arc<Quotas>,
     pub(crate) grants: Arc<GrantStore>,
+    /// The thread that reads policies and lists. They may be on a mount that does not answer.
+    pub(crate) loader: Worker,
+    /// The thread that writes state files.
+    pub(crate) state_files: Worker,
     /// One load at a time.
     pub(crate) loading: Mutex<()>,
     /// The grants and expired lifetimes in force. Every change of the rules holds this lock; see the module's comment.
@@ -108,12 +128,26 @@ impl PolicyStore {
         files.into_iter().filter(|file| self.source.is_file(file)).collect()
     }
 
-    /// Loads the files. Reads and compiles on the calling thread, which must not be one that serves traffic.
+    /// Loads the files on the thread for policy files, and waits for that, but not longer than [`LOAD_WAIT`].
+    ///
+    /// # Errors
+    ///
+    /// As [`PolicyStore::load_now`]; or says which file does not answer. The load then goes on without us.
+    pub(crate) async fn reload(self: &Arc<Self>) -> Result<LoadOutcome, String> {
+        let store = self.clone();
+        let loaded = self.loader.run(move || store.load_now());
+        match wait_for_files(LOADER, loaded).await {
+            Ok(loaded) => loaded,
+            Err(why) => Err(format!("the load has not finished: {why}. The rules in force stay")),
+        }
+    }
+
+    /// Loads the files on the calling thread, which must not be one that serves traffic.
     ///
     /// # Errors
     ///
     /// Returns the problems with their locations. The rules in force stay, unless `on_invalid = "deny"`.
-    pub(crate) fn reload(&self) -> Result<LoadOutcome, String> {
+    pub(crate) fn load_now(&self) -> Result<LoadOutcome, String> {
         let _loading = sys::lock(&self.loading);
         let loaded = self.load();
         sys::memory::release_freed();
@@ -139,6 +173,9 @@ impl PolicyStore {
             Ok(fresh) => {
                 let loaded = self.activate(before, fresh, digest);
                 metrics::observe_reload(started.elapsed());
+                if let LoadOutcome::Fresh { generation, cut } = &loaded {
+                    tracing::info!(generation, cut = cut.len(), "policies loaded");
+                }
                 Ok(loaded)
             }
             Err(trouble) => Err(self.reject(trouble, Some(digest))),
@@ -163,7 +200,7 @@ impl PolicyStore {
 
     /// Whether a process is writing one of the files that were read last.
     fn has_writers(&self) -> bool {
-        sys::lock(&self.watcher).has_writers() || self.policy_files().iter().any(has_writer)
+        sys::lock(&self.watcher).has_writers() || self.policy_files().iter().any(|file| has_writer(file))
     }
 
     /// Compiles what was read and runs the policies' own tests.
@@ -172,6 +209,7 @@ impl PolicyStore {
         let sources = LoadSources { generation, own: self.own.clone(), ..read };
         let rules = recompile(before, &sources, &[]).map_err(|problems| render_plain(&problems))?;
         let rules = self.identities.apply(rules).map_err(|error| format!("{error:#}"))?;
+        self.quotas.check(&rules).map_err(|error| error.to_string())?;
         let outcomes = rules.run_tests();
         let failed: Vec<String> =
             outcomes.iter().filter(|one| !one.has_passed()).map(describe_failure).collect();
@@ -187,6 +225,7 @@ impl PolicyStore {
         }
         last.at = Instant::now();
         drop(last);
+        self.ledger.admit_sandboxes(&fresh);
         let loaded = self.publish(fresh, &mut sys::lock(&self.timed));
         metrics::count_reload("loaded");
         self.record_event(LifecycleEvent::PolicyLoaded, None);
@@ -235,6 +274,7 @@ impl PolicyStore {
         let rules = Arc::new(rules);
         self.log.set_sandboxes(rules.sandboxes().iter().map(|sandbox| sandbox.id.clone()));
         self.rules.store(rules.clone());
+        self.quotas.adopt(&rules);
         let cut = self.recheck_live(&rules);
         LoadOutcome::Fresh { generation, cut }
     }
@@ -249,8 +289,8 @@ impl PolicyStore {
     fn recheck_live(&self, rules: &RuleSet) -> Vec<Arc<LiveConnection>> {
         let mut cut = Vec::new();
         for open in self.live.list() {
-            match rules.decide_again(&open.permit, open.dialled()) {
-                Decision::Allow(permit) => open.charges.adopt_budgets(&permit),
+            match rules.decide_again(&open.permit(), open.dialled()) {
+                Decision::Allow(permit) => open.adopt_permit(permit),
                 Decision::Deny(denial) => {
                     open.cut.trigger(denial.reason);
                     cut.push(open);
@@ -271,9 +311,9 @@ impl PolicyStore {
         wish: GrantRequest,
     ) -> anyhow::Result<(ActiveGrant, u64)> {
         let asked = format!("{} for {}, by {}: {}", wish.sandbox, wish.host, wish.by, wish.why);
-        let reloader = self.clone();
-        let prepare = move || reloader.grants.prepare(wish, &reloader.rules.load_full());
-        let grant = tokio::task::spawn_blocking(prepare).await?.inspect_err(|error| {
+        let prepared =
+            self.change_state("the grant", move |store| store.grants.prepare(wish, &store.rules.load_full()));
+        let grant = prepared.await.inspect_err(|error| {
             grants::record_event(&self.log, LifecycleEvent::GrantRefused, format!("{asked}: {error:#}"));
         })?;
         let message = Some(grants::summarize(&grant).into());
@@ -281,7 +321,31 @@ impl PolicyStore {
         if let Err(down) = self.log.record_lifecycle(&event).await {
             anyhow::bail!("cannot record the grant, so it is not made: {down}");
         }
-        tokio::task::spawn_blocking(move || self.activate_grant(grant)).await?
+        let id = grant.id;
+        let activated = self.change_state("the grant", move |store| store.activate_grant(grant)).await;
+        activated.inspect_err(|_| {
+            // It may have been stored after we stopped waiting.
+            let store = self.clone();
+            let withdraw = move || {
+                if store.end_grant(id, "it could not be stored in time").is_ok() {
+                    drop(store.grants.store()); // a restart would find it expired at the latest when it ends
+                }
+            };
+            drop(self.state_files.post(withdraw)); // a full queue holds only jobs that wait for the same file system
+        })
+    }
+
+    /// Changes what is stored, on the thread for state files.
+    async fn change_state<T: Send + 'static>(
+        self: &Arc<Self>,
+        what: &str,
+        change: impl FnOnce(&Self) -> anyhow::Result<T> + Send + 'static,
+    ) -> anyhow::Result<T> {
+        let store = self.clone();
+        match wait_for_files(STATE_FILES, self.state_files.run(move || change(&store))).await {
+            Ok(changed) => changed,
+            Err(why) => anyhow::bail!("{what} is not stored: {why}"),
+        }
     }
 
     /// Puts a recorded grant in force: no record, no grant.
@@ -294,26 +358,39 @@ impl PolicyStore {
         Ok((grant, generation))
     }
 
-    /// Revokes a grant and cuts the connections that need it.
-    pub(crate) fn revoke_grant(&self, id: u64, by: &str) -> anyhow::Result<LoadOutcome> {
-        let (gone, written) = self.grants.revoke(id)?;
+    /// Revokes a grant and cuts the connections that need it, then stores that.
+    pub(crate) async fn revoke_grant(self: Arc<Self>, id: u64, by: &str) -> anyhow::Result<LoadOutcome> {
+        let (store, why) = (self.clone(), format!("revoked by {by}"));
+        let loaded = tokio::task::spawn_blocking(move || store.end_grant(id, &why)).await??;
+        let stored = self.change_state("the end of the grant", |store| store.grants.store()).await;
+        stored.context("the grant is revoked, but a restart brings it back")?;
+        Ok(loaded)
+    }
+
+    /// Ends a grant in memory.
+    fn end_grant(&self, id: u64, why: &str) -> anyhow::Result<LoadOutcome> {
+        let gone = self.grants.remove(id)?;
         let loaded = self.republish();
-        self.record_grant_end(&gone, &format!("revoked by {by}"));
-        written.map(|()| loaded)
+        self.record_grant_end(&gone, why);
+        Ok(loaded)
     }
 
     /// Assigns an identity to a sandbox of a warm pool.
-    pub(crate) fn assign_identity(&self, identity: AssignedIdentity) -> anyhow::Result<u64> {
-        let _publishing = sys::lock(&self.timed);
-        let generation = self.identities.assign(&self.rules, identity)?;
-        self.recheck_live(&self.rules.load_full());
-        Ok(generation)
+    pub(crate) async fn assign_identity(self: Arc<Self>, identity: AssignedIdentity) -> anyhow::Result<u64> {
+        self.change_state("the identity", move |store| {
+            let assigned = store.identities.store(&store.rules.load(), identity)?;
+            let _publishing = sys::lock(&store.timed);
+            let generation = store.identities.publish(&store.rules, assigned)?;
+            store.recheck_live(&store.rules.load_full());
+            Ok(generation)
+        })
+        .await
     }
 
     /// Ends expired grants and lifetimes, until dropped.
     pub(crate) async fn run_periodic(self: Arc<Self>) {
         loop {
-            tokio::time::sleep(CLOCK_INTERVAL).await;
+            sleep(CLOCK_INTERVAL).await;
             let rules = self.rules.load();
             if self.grants.is_empty() && !rules.has_lifetimes() {
                 continue;
@@ -332,6 +409,9 @@ impl PolicyStore {
         let ended = self.ledger.expired_sandboxes(&self.rules.load());
         if !over.is_empty() || ended != sys::lock(&self.timed).ended {
             self.republish();
+        }
+        if !over.is_empty() {
+            self.grants.store_later(&self.state_files);
         }
         over.iter().for_each(|grant| self.record_grant_end(grant, "it has expired"));
     }
@@ -364,6 +444,26 @@ impl PolicyStore {
     }
 }
 
+/// Waits for a job of a thread for files, until one of its calls hangs or it takes longer than [`LOAD_WAIT`].
+async fn wait_for_files<T>(thread: &str, job: impl Future<Output = Result<T, JobLost>>) -> Result<T, String> {
+    let hangs = async {
+        loop {
+            let calls = file::calls_longer_than(HANGING_AFTER);
+            if let Some(call) = calls.iter().find(|call| call.thread == thread) {
+                let (path, seconds) = (call.path.display(), call.since.elapsed().as_secs());
+                return format!("{path} has not answered for {seconds} s");
+            }
+            sleep(CLOCK_INTERVAL).await;
+        }
+    };
+    tokio::select! {
+        biased;
+        done = job => done.map_err(|JobLost| "too much waits for its files".to_owned()),
+        why = hangs => Err(why),
+        () = sleep(LOAD_WAIT) => Err(format!("it takes longer than {} s", LOAD_WAIT.as_secs())),
+    }
+}
+
 fn describe_failure(outcome: &TestOutcome) -> String {
     let (probe, expected) = (&outcome.trial.probe, outcome.describe_expected());
     format!("{}: the test of {probe} failed: expected {expected}", outcome.trial.at)
@@ -389,14 +489,15 @@ fn source_files(sources: &LoadSources) -> Vec<PathBuf> {
 ///
 /// The settle time and [`FileWatcher::has_writers`] cover those. While we hold the lease, a process that opens the file
 /// for writing makes the kernel send us `SIGIO`, which would kill the process by default; see `ReloadTrigger::new`.
-fn has_writer(path: &PathBuf) -> bool {
-    let file = fs::File::options().read(true).custom_flags(libc::O_NONBLOCK).open(path);
-    file.is_ok_and(|file| sys::fd::has_writer(&file))
+fn has_writer(path: &Path) -> bool {
+    let _note = file::note_call(path);
+    file::open_regular(path).is_ok_and(|file| sys::fd::has_writer(&file))
 }
 
 /// Whether a file was modified after `since`. A time in the future does not count: the clock has been set back.
-fn is_newer(file: &PathBuf, since: SystemTime) -> bool {
-    let changed = fs::metadata(file).and_then(|metadata| metadata.modified());
+fn is_newer(path: &Path, since: SystemTime) -> bool {
+    let _note = file::note_call(path);
+    let changed = fs::metadata(path).and_then(|metadata| metadata.modified());
     changed.is_ok_and(|changed| changed > since && changed <= SystemTime::now())
 }
 
@@ -420,7 +521,7 @@ impl LoadOutcome {
         let LoadOutcome::Fresh { cut, .. } = self else { return };
         let until = Instant::now() + CUT_GRACE;
         while Instant::now() < until && cut.iter().any(|open| live.is_open(open.id)) {
-            tokio::time::sleep(Duration::from_millis(5)).await;
+            sleep(Duration::from_millis(5)).await;
         }
     }
 }

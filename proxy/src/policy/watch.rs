@@ -16,7 +16,7 @@ use tokio::io::unix::AsyncFd;
 use tokio::signal::unix::{Signal, SignalKind, signal};
 use tokio::time::timeout;
 
-use crate::policy::store::{LoadOutcome, PolicyStore};
+use crate::policy::store::PolicyStore;
 
 /// A burst of events ends after this long without one...
 const DEBOUNCE: Duration = Duration::from_millis(20);
@@ -24,6 +24,8 @@ const DEBOUNCE: Duration = Duration::from_millis(20);
 const MAX_DEBOUNCE: Duration = Duration::from_millis(200);
 /// How often to reload without an event.
 const POLL_INTERVAL: Duration = Duration::from_secs(10);
+/// How long to wait until the directories are watched, before waiting for changes of those that are.
+const WATCH_WAIT: Duration = Duration::from_secs(5);
 /// Size of the event buffer; further events come with the next read...
 const EVENT_BUFFER: usize = 4096;
 /// ...of at most this many in a row, so that a flood of events does not keep us reading forever.
@@ -84,6 +86,9 @@ impl DirInterest {
     }
 }
 
+/// A directory, what matters in it, and its watch.
+type AddedWatch = (PathBuf, DirInterest, std::io::Result<WatchDescriptor>);
+
 /// Whether an update added a watch.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum WatchUpdate {
@@ -108,26 +113,23 @@ impl ReloadTrigger {
     pub(crate) async fn run(mut self, reloader: Arc<PolicyStore>) {
         loop {
             // Reload at once after adding a watch: the directory may have changed before that.
-            let fresh =
-                sys::lock(&self.watcher).update_watches(&reloader.policy_files()) == WatchUpdate::Added;
-            if !fresh {
+            if self.update_watches(&reloader).await == WatchUpdate::Unchanged {
                 tokio::select! {
                     () = wait_for_change(&self.watcher, &mut self.ready) => self.debounce().await,
                     _ = self.hangup.recv() => {}
                     () = tokio::time::sleep(POLL_INTERVAL) => {}
                 }
             }
-            let reloader = reloader.clone();
-            match tokio::task::spawn_blocking(move || reloader.reload()).await {
-                Ok(Ok(LoadOutcome::Fresh { generation, cut })) => {
-                    tracing::info!(generation, cut = cut.len(), "policies loaded");
-                }
-                Ok(Ok(LoadOutcome::Same { .. }) | Err(_)) => {} // `reload` has logged the problems
-                Err(error) => {
-                    tracing::error!(%error, "a load panicked; keeping the rules in force")
-                }
-            }
+            drop(reloader.reload().await); // it has logged the problems
         }
+    }
+
+    /// Watches the directories of the files, unless one of them does not answer.
+    async fn update_watches(&self, reloader: &Arc<PolicyStore>) -> WatchUpdate {
+        let (watcher, files) = (self.watcher.clone(), reloader.policy_files());
+        let update = reloader.loader.run(move || update_watches(&watcher, &files));
+        let updated = timeout(WATCH_WAIT, update).await;
+        updated.ok().and_then(Result::ok).unwrap_or(WatchUpdate::Unchanged)
     }
 
     /// Waits for the end of a burst of events: only the final content matters.
@@ -186,22 +188,13 @@ impl FileWatcher {
         }
     }
 
-    /// Watches the directories of `files` and no others. A directory that replaced another gets a new watch.
-    fn update_watches(&mut self, files: &[PathBuf]) -> WatchUpdate {
-        let mask = WatchMask::ATTRIB
-            | WatchMask::CLOSE_WRITE
-            | WatchMask::CREATE
-            | WatchMask::DELETE
-            | WatchMask::DELETE_SELF
-            | WatchMask::MODIFY
-            | WatchMask::MOVED_FROM
-            | WatchMask::MOVED_TO
-            | WatchMask::MOVE_SELF;
+    /// Watches these directories and no others. A directory that replaced another gets a new watch.
+    fn adopt_watches(&mut self, files: &[PathBuf], dirs: Vec<AddedWatch>) -> WatchUpdate {
         let mut before = std::mem::take(&mut self.watched);
         let mut update = WatchUpdate::Unchanged;
-        for (dir, interest) in watch_dirs(files) {
+        for (dir, interest, added) in dirs {
             // A missing directory is watched once it is back: an event of its parent or the periodic reload leads here.
-            let watch = match self.inotify.watches().add(&dir, mask) {
+            let watch = match added {
                 Ok(watch) => watch,
                 Err(error) => {
                     let shown = dir.display().to_string();
@@ -227,6 +220,30 @@ impl FileWatcher {
         }
         update
     }
+}
+
+/// Watches the directories of `files` and no others.
+///
+/// The kernel looks each directory up, which may hang, so the lock is not held meanwhile: the reload loop needs it. An
+/// event in between may be missed, but an added watch leads to a reload.
+fn update_watches(watcher: &Mutex<FileWatcher>, files: &[PathBuf]) -> WatchUpdate {
+    let mask = WatchMask::ATTRIB
+        | WatchMask::CLOSE_WRITE
+        | WatchMask::CREATE
+        | WatchMask::DELETE
+        | WatchMask::DELETE_SELF
+        | WatchMask::MODIFY
+        | WatchMask::MOVED_FROM
+        | WatchMask::MOVED_TO
+        | WatchMask::MOVE_SELF;
+    let mut watches = sys::lock(watcher).inotify.watches();
+    let add = |(dir, interest): (PathBuf, DirInterest)| {
+        let _note = sys::file::note_call(&dir);
+        let added = watches.add(&dir, mask);
+        (dir, interest, added)
+    };
+    let dirs = watch_dirs(files).into_iter().map(add).collect();
+    sys::lock(watcher).adopt_watches(files, dirs)
 }
 
 /// Returns the directories of the files, and the parents of those.

@@ -27,6 +27,9 @@ pub(crate) fn install() -> anyhow::Result<PrometheusHandle> {
     describe_counter!("sandbar_sent_bytes_total", "Bytes from sandboxes.");
     describe_counter!("sandbar_received_bytes_total", "Bytes to sandboxes.");
     describe_counter!("sandbar_accepts_shed_total", "Failed accepts, such as for lack of file descriptors.");
+    describe_counter!("sandbar_quota_exhausted_total", "Refusals for want of quota, by resource.");
+    describe_gauge!("sandbar_quota_used", "What all sandboxes use of a resource.");
+    describe_gauge!("sandbar_quota_total", "What all sandboxes may use of a resource.");
     describe_histogram!("sandbar_decide_seconds", "Time to decide an attempt.");
     describe_histogram!("sandbar_resolve_seconds", "Time to resolve a name, from the cache or not.");
     describe_histogram!("sandbar_connect_seconds", "Time to connect to an origin server.");
@@ -38,6 +41,9 @@ pub(crate) fn install() -> anyhow::Result<PrometheusHandle> {
     describe_gauge!("sandbar_policy_age_seconds", "Seconds since the rules were loaded.");
     describe_gauge!("sandbar_grants", "Grants in force.");
     describe_gauge!("sandbar_pending", "Refusals that a grant could lift.");
+    describe_gauge!("sandbar_hanging_files", "Files that have not answered for two seconds.");
+    describe_gauge!("sandbar_sandbox_states", "Sandboxes for which the proxy keeps state.");
+    describe_gauge!("sandbar_dns_sandbox_states", "Sandboxes for which the DNS filter keeps state.");
     describe_gauge!("sandbar_log_queued", "Records waiting to be written.");
     describe_gauge!("sandbar_log_lost", "Lost records of traffic; anything but 0 is a bug.");
     describe_gauge!("sandbar_log_bytes", "Bytes of the log on disk.");
@@ -58,6 +64,10 @@ pub(crate) fn count_bytes(meter: &ByteCount) {
 
 pub(crate) fn count_shed_accept() {
     counter!("sandbar_accepts_shed_total").increment(1);
+}
+
+pub(crate) fn count_quota_exhausted(resource: &'static str) {
+    counter!("sandbar_quota_exhausted_total", "resource" => resource).increment(1);
 }
 
 pub(crate) fn observe_decide(took: Duration) {

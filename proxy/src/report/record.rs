@@ -2,8 +2,8 @@
 
 use audit::words::channel;
 pub(crate) use audit::words::{host, policy, subject};
-use audit::{DecisionDetails, Ending, StableCode, Text};
-use rules::{Channel, Permit, Reason, RuleSet};
+use audit::{DecisionDetails, Ending, OpenRecord, StableCode, Text};
+use rules::{Channel, Permit, Reason, RuleSet, SandboxRef};
 
 use crate::report::refusal::Refusal;
 
@@ -16,6 +16,26 @@ pub(crate) fn arrival(
     let unknown = audit::RecordedChannel { kind: StableCode("unknown"), detail: None };
     let channel = channels.first().map_or(unknown, channel);
     audit::RecordedArrival { channel, transport: audit::Transport::TCP, source, original_dst }
+}
+
+/// Identifies a connection again under the rules of now, and notes in its record who makes the attempt (P2).
+///
+/// # Errors
+///
+/// Returns why the connection serves no longer: its channel belongs to another sandbox than when it was accepted, for
+/// which it holds a slot, or to none.
+pub(crate) fn identify_again(
+    rules: &RuleSet,
+    accepted: &SandboxRef,
+    record: &mut OpenRecord,
+) -> Result<SandboxRef, Reason> {
+    let identified = rules.sandboxes().identify_again(accepted);
+    record.set_sandbox(identified.as_ref().ok().map(subject));
+    match identified {
+        Ok(now) if now.id == accepted.id => Ok(now),
+        Ok(_) => Err(Reason::IdentityChanged),
+        Err(reason) => Err(reason),
+    }
 }
 
 pub(crate) fn permit_record(permit: &Permit, rules: &RuleSet) -> DecisionDetails {

@@ -13,7 +13,7 @@ use crate::report::{metrics, record};
 pub(crate) const LINGER: Duration = Duration::from_secs(1);
 
 /// Why an attempt was refused.
-#[derive(Debug, thiserror::Error)]
+#[derive(Clone, Debug, thiserror::Error)]
 #[error("{reason}")]
 pub(crate) struct Refusal {
     pub(crate) reason: Reason,

@@ -19,7 +19,7 @@ pub(super) fn dialable_addresses(side: DiffSide<'_>, permit: &Permit) -> Option<
 }
 
 fn name_addresses(side: DiffSide<'_>, permit: &Permit) -> Option<String> {
-    let [own, base] = permit.0.admission.each_ref().map(|layer| AddressSet::new(layer));
+    let [own, base] = permit.terms.admission.each_ref().map(|layer| AddressSet::new(layer));
     let AddressSet { any, public, mut nets, mut public_parts } = own.intersect(base);
     let mut denied = denied_nets(side, permit.port());
     let is_denied = |net: &IpNet| denied.iter().any(|deny| deny.contains(net));

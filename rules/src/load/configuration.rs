@@ -21,6 +21,7 @@ use crate::ids::{CredentialName, SandboxId};
 use crate::limits::TrafficLimits;
 use crate::name::DomainName;
 use crate::pattern::{HostPattern, PatternWidth};
+use crate::quota::QuotaSettings;
 
 /// Most resolvers, zones and host entries, of each kind.
 const MAX_ENTRIES: usize = 1024;
@@ -53,6 +54,7 @@ fn parse_configuration(file: &SourceFile, problems: &mut Problems) -> Option<Con
         dns: read_dns(&source, &document, problems),
         grants: read_grants(&source, &document, problems),
         limits: read_limits(&source, &document, problems),
+        quota: read_quota(&source, &document, problems),
         upstream: upstream_settings(&document),
         on_invalid: match document.on_invalid {
             Some(OnInvalidDocument::Deny) => OnInvalid::Deny,
@@ -133,6 +135,18 @@ pub(crate) fn read_limits(
     document.to_limits(|entry, most| {
         let fault = ProblemKind::Limit { given: *entry.get_ref(), most };
         problems.error(source.location(entry.span()), fault);
+    })
+}
+
+/// Reads `[quota]` and reports its problems.
+pub(crate) fn read_quota(
+    source: &SourceText<'_>,
+    document: &ConfigurationDocument,
+    problems: &mut Problems,
+) -> QuotaSettings {
+    let Some(quota) = &document.quota else { return QuotaSettings::default() };
+    quota.to_settings(document.sandbox.len() as u64, |entry, error| {
+        problems.error(source.location(entry.span()), error.into());
     })
 }
 

@@ -9,6 +9,7 @@ use serde::Deserialize;
 use toml::Spanned;
 
 use crate::limits::LimitsDocument;
+use crate::quota::QuotaDocument;
 
 /// A policy, `policies/*.toml`.
 #[derive(Debug, Deserialize, JsonSchema)]
@@ -308,6 +309,7 @@ pub(crate) struct ConfigurationDocument {
     pub(crate) upstream: Option<UpstreamDocument>,
     pub(crate) grants: Option<GrantsDocument>,
     pub(crate) limits: Option<LimitsDocument>,
+    pub(crate) quota: Option<QuotaDocument>,
     #[serde(default)]
     #[schemars(with = "Vec<ListenerDocument>")]
     pub(crate) listener: Vec<Spanned<ListenerDocument>>,
@@ -501,6 +503,9 @@ pub(crate) struct ListenerDocument {
     /// How a shared listener identifies the sandbox.
     #[schemars(with = "Option<AttributionDocument>")]
     pub(crate) identify: Option<Spanned<AttributionDocument>>,
+    /// Other sandboxes reach this listener's address, and only a firewall keeps them from its port.
+    #[serde(default)]
+    pub(crate) dangerously_share_address: bool,
 }
 
 #[derive(Clone, Copy, Debug, Deserialize, JsonSchema, PartialEq, Eq)]

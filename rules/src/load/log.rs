@@ -131,7 +131,7 @@ impl LogReader<'_, '_> {
     }
 
     fn report(&mut self, span: std::ops::Range<usize>, text: String) {
-        self.problems.error(self.source.location(span), ProblemKind::Quota(text));
+        self.problems.error(self.source.location(span), ProblemKind::LogQuota(text));
     }
 }
 

@@ -10,6 +10,7 @@ use toml::Spanned;
 use crate::host_set::HostSetError;
 use crate::ids::IdError;
 use crate::pattern::PatternError;
+use crate::quota::QuotaError;
 use crate::url_path::PathPatternError;
 
 /// Most errors, and most warnings, that one load collects.
@@ -81,12 +82,18 @@ pub enum ProblemKind {
         "{owner} uses memory, and rule `{rule}` passes uninspected bytes to a host that may not receive it; intercept TLS, or set `memory = \"may-receive\"`"
     )]
     OpaqueBesideMemory { owner: String, rule: String },
+    #[error(
+        "{other} (line {line}) listens on the same address: a process that reaches both ports chooses which sandbox it is"
+    )]
+    SharedAddress { other: String, line: u32 },
     #[error("`{entry}` is not a path pattern: {source}")]
     Path { entry: String, source: PathPatternError },
     #[error("{0} is not a port; use 1 to 65535")]
     Port(u16),
     #[error("{0}")]
-    Quota(String),
+    LogQuota(String),
+    #[error(transparent)]
+    Quota(#[from] QuotaError),
     #[error("`{0}` is a reserved name; choose another")]
     Reserved(String),
     #[error(transparent)]

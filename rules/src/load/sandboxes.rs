@@ -1,6 +1,7 @@
 //! Reads sandboxes and their layers from the configuration.
 
 use std::collections::{BTreeMap, HashMap, HashSet};
+use std::net::{IpAddr, Ipv4Addr};
 use std::sync::Arc;
 
 use ipnet::IpNet;
@@ -70,6 +71,7 @@ pub(crate) fn read_sandboxes(
     configuration::read_dns(&source, &document, problems);
     configuration::read_grants(&source, &document, problems);
     configuration::read_limits(&source, &document, problems);
+    configuration::read_quota(&source, &document, problems);
     log::read_log(&source, &document, problems);
     let services = memory::read_services(&source, &document, problems);
     let identity = memory::read_identity(&source, &document, problems);
@@ -120,6 +122,20 @@ fn read_credentials(
         }
     }
     names
+}
+
+/// A listener on all addresses.
+const EVERYWHERE: IpAddr = IpAddr::V4(Ipv4Addr::UNSPECIFIED);
+
+/// Returns the addresses at which a listener is reached. Those of the loopback interface count as one, because whoever
+/// reaches one of them reaches all.
+fn reached_at(listener: &ListenerDocument) -> impl Iterator<Item = IpAddr> {
+    let address = |bind: &Spanned<String>| BindTarget::parse(bind.get_ref())?.address();
+    listener.bind.iter().filter_map(address).map(|address| match address.ip().to_canonical() {
+        any if any.is_unspecified() => EVERYWHERE,
+        local if local.is_loopback() => IpAddr::V4(Ipv4Addr::LOCALHOST),
+        other => other,
+    })
 }
 
 struct SandboxReader<'a> {
@@ -266,6 +282,43 @@ impl SandboxReader<'_> {
                 (Some(_), None) | (None, Some(_)) => {}
             }
             self.check_binds(listener);
+        }
+        self.check_shared_addresses(document);
+    }
+
+    /// Reports a dedicated listener on an address where other sandboxes arrive too: a port is no channel, because a
+    /// process chooses the port it connects to (P2).
+    fn check_shared_addresses(&mut self, document: &ConfigurationDocument) {
+        let mut listeners: HashMap<IpAddr, Vec<&ListenerDocument>> = HashMap::new();
+        for listener in document.listener.iter().map(Spanned::get_ref) {
+            for place in reached_at(listener) {
+                listeners.entry(place).or_default().push(listener);
+            }
+        }
+        let of = |place: &IpAddr| listeners.get(place).into_iter().flatten();
+        for listener in document.listener.iter().map(Spanned::get_ref) {
+            let Some(own) = listener.sandbox.as_ref().filter(|_| !listener.dangerously_share_address) else {
+                continue;
+            };
+            let is_other = |other: &&&ListenerDocument| match &other.sandbox {
+                Some(name) => name.get_ref() != own.get_ref(),
+                None => document.sandbox.len() > 1,
+            };
+            let shared = reached_at(listener).find_map(|place| match place == EVERYWHERE {
+                true => listeners.values().flatten().find(is_other),
+                false => of(&place).chain(of(&EVERYWHERE)).find(is_other),
+            });
+            if let Some(other) = shared {
+                let line = self.source.line(other.mode.span().start);
+                let other = match &other.sandbox {
+                    Some(name) => format!("sandbox `{}`", printable(name.get_ref())),
+                    None => "a shared listener".to_owned(),
+                };
+                let help = "give each sandbox an address or a unix socket of its own, or use `identify`; if a firewall separates the ports, set `dangerously_share_address = true` in both listeners";
+                let location = self.source.location(own.span());
+                let fault = ProblemKind::SharedAddress { other, line };
+                self.problems.error_with_help(location, fault, help.to_owned());
+            }
         }
     }
 

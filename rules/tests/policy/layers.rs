@@ -205,6 +205,58 @@ fn the_configuration_is_checked_like_a_policy() {
 }
 
 #[test]
+fn p2_a_process_does_not_choose_its_sandbox_by_port() {
+    let listener = |bind: &str, whose: &str| {
+        format!("[[listener]]\nmode = \"explicit\"\nbind = [\"{bind}\"]\n{whose}\n")
+    };
+    let (a, b) = ("sandbox = \"a\"", "sandbox = \"b\"");
+    let known = "dangerously_share_address = true";
+    for (first, second, refused) in [
+        (
+            listener("10.0.0.1:3201", a),
+            listener("10.0.0.1:3202", b),
+            &["6:11: sandbox `b` (line 8)", "10:11"][..],
+        ),
+        (listener("10.0.0.1:3201", a), listener("[::ffff:10.0.0.1]:3202", b), &["6:11", "10:11"]),
+        (listener("0.0.0.0:3201", a), listener("10.0.0.1:3202", b), &["6:11", "10:11"]),
+        (listener("10.0.0.1:3201", a), listener("[::]:3202", b), &["6:11", "10:11"]),
+        (listener("127.0.0.1:3201", a), listener("127.0.0.2:3202", b), &["6:11", "10:11"]),
+        (
+            listener("10.0.0.1:3201", a),
+            listener("10.0.0.1:3202", "identify = \"mark\""),
+            &["6:11: a shared listener (line 8)"],
+        ),
+        (listener("10.0.0.1:3201", &format!("{a}\n{known}")), listener("10.0.0.1:3202", b), &["11:11"]),
+        (
+            listener("10.0.0.1:3201", &format!("{a}\n{known}")),
+            listener("10.0.0.1:3202", &format!("{b}\n{known}")),
+            &[],
+        ),
+        (listener("10.0.0.1:3201", a), listener("10.0.0.1:53", a), &[]),
+        (listener("10.0.0.1:3201", a), listener("10.0.0.2:3201", b), &[]),
+        (listener("127.0.0.1:3201", a), listener("10.0.0.2:3201", b), &[]),
+        (listener("unix:a.sock", a), listener("unix:b.sock", b), &[]),
+        (listener("inherited:a", a), listener("inherited:b", b), &[]),
+        (
+            listener("0.0.0.0:3201", "identify = \"mark\""),
+            listener("0.0.0.0:53", "identify = \"interface\""),
+            &[],
+        ),
+    ] {
+        let text =
+            format!("policies = \"p\"\n\n{first}{second}[[sandbox]]\nid = \"a\"\n[[sandbox]]\nid = \"b\"\n");
+        let found = error_texts(compile_configured(&text, &[EXTRA]));
+        assert_eq!(found.len(), refused.len(), "{text}\n---\n{found:#?}");
+        for (found, place) in found.iter().zip(refused) {
+            assert!(found.starts_with(&format!("sandbar.toml:{place}")), "{text}\n---\n{found}");
+        }
+    }
+    let alone = listener("10.0.0.1:3201", a) + &listener("10.0.0.1:53", "identify = \"mark\"");
+    let found = compile_configured(&format!("{alone}[[sandbox]]\nid = \"a\"\n"), &[EXTRA]);
+    assert_eq!(error_texts(found), Vec::<String>::new(), "there is no other sandbox");
+}
+
+#[test]
 fn credentials_must_exist_and_unused_policies_cause_warnings() {
     let configuration = "[[sandbox]]\nid = \"a\"\nbase = \"system\"\npolicies = [\"build\"]";
     let found = error_texts(compile_configured(configuration, &[POLICY, EXTRA])).join("\n");

@@ -108,6 +108,8 @@ fn p12_a_request_needs_its_own_identity_and_open_banks() {
             Err(IdentityMismatch),
         ),
         ("a", team_facts(Nothing, &[], IdentityClaim::Invalid("expired")), Err(IdentityInvalid)),
+        ("a", team_facts(Nothing, &[], IdentityClaim::Revoked), Err(SandboxRevoked)),
+        ("a", team_facts(Read, &["staging:team-a"], IdentityClaim::Revoked), Err(SandboxRevoked)),
         ("a", team_facts(Nothing, &["staging:team-a"], own_claim()), Err(MemoryOperation)),
         ("a", team_facts(Read, &["staging:team-a", "staging:team-b"], own_claim()), Err(ForeignBank)),
         ("a", team_facts(Write, &["staging:shared-1"], own_claim()), Err(ForeignBank)),
@@ -149,6 +151,7 @@ fn p12_a_request_needs_its_own_identity_and_open_banks() {
         ),
         ("pooled", team_facts(Read, &["staging:team-a"], own_claim()), Err(IdentityUnset)),
         ("a", given(IdentityClaim::Absent), Ok("forward")),
+        ("a", given(IdentityClaim::Revoked), Err(SandboxRevoked)),
         ("a", given(own_claim()), Ok("forward")),
         ("a", given(identity_claim("b", "acme", "staging", Some(4))), Err(IdentityMismatch)),
         (

@@ -1,11 +1,12 @@
-//! Reloads: unchanged policies are reused, and closed rules allow nothing.
+//! Reloads: unchanged policies are reused, closed rules allow nothing, and a channel may change hands.
 
 use std::sync::Arc;
 
 use rules::load::problem::Problem;
-use rules::{LoadSources, Reason, RuleSet, compile, recompile};
+use rules::probe::PolicyProbe;
+use rules::{Channel, Decision, LoadSources, Reason, RuleSet, compile, recompile};
 
-use super::{decide_attempt, problem_texts, source_file, unwrap_rules};
+use super::{compile_configured, decide_attempt, problem_texts, sandbox_ref, source_file, unwrap_rules};
 
 const LISTED: &str = "name = \"listed\"\n[[allow]]\nname = \"list\"\nhosts_file = \"l.txt\"\n[[allow]]\nname = \"idle\"\nhosts = []\n";
 const SMALL: &str = "name = \"small\"\n[[allow]]\nname = \"r\"\nhosts = [\"a.example\"]\n";
@@ -101,4 +102,75 @@ fn p16_closed_rules_allow_nothing_and_give_the_reason() {
     let open = unwrap_rules(recompile(&closed, &load_sources(5, SMALL, "b.example\n"), &[]));
     assert_eq!(decide_attempt(&open, "small", "https://a.example/").as_deref(), Ok("r"));
     assert_eq!(reused_policies(&closed, &open), [true, true]);
+}
+
+/// Two sandboxes with the same policy, and keys of their own.
+fn compile_pair(a: &str, b: &str) -> RuleSet {
+    let sandbox = |id: &str, keys: &str| {
+        format!("[[sandbox]]\nid = \"{id}\"\nbase = \"system\"\npolicies = [\"small\"]\n{keys}\n")
+    };
+    unwrap_rules(compile_configured(&(sandbox("a", a) + &sandbox("b", b)), &[SMALL]))
+}
+
+const ACME: &str = "unix_uid = 1\ntenant = \"acme\"\nenvironment = \"staging\"\ngeneration = 1";
+
+/// What is done again on a connection of uid 1 after the sandboxes changed: a permit that it holds, and a new attempt.
+#[test]
+fn p2_p10_a_connection_is_identified_by_its_channel_at_every_decision() {
+    use Reason::{ChannelsDisagree, IdentityChanged, UnknownChannel, UnknownSandbox};
+    let none = "unix_uid = 1";
+    let change = |from: &str, to: &str| ACME.replace(from, to);
+    let both = [Channel::UnixUser(1), Channel::Mark(7)];
+    for (what, channels, before, [a, b], held, fresh) in [
+        ("nothing", &both[..1], ACME, [ACME, "unix_uid = 2"], None, None),
+        ("exchanged", &both[..1], ACME, ["unix_uid = 2", ACME], Some(IdentityChanged), Some(IdentityChanged)),
+        ("nobody's", &both[..1], ACME, ["unix_uid = 3", ""], Some(UnknownChannel), Some(UnknownChannel)),
+        ("another tenant", &both[..1], ACME, [&change("acme", "initech"), ""], Some(IdentityChanged), None),
+        (
+            "another environment",
+            &both[..1],
+            ACME,
+            [&change("staging", "production"), ""],
+            Some(IdentityChanged),
+            None,
+        ),
+        (
+            "created again",
+            &both[..1],
+            ACME,
+            [&change("generation = 1", "generation = 2"), ""],
+            Some(IdentityChanged),
+            None,
+        ),
+        ("no tenant any more", &both[..1], ACME, [none, ""], Some(IdentityChanged), None),
+        ("assigned", &both[..1], none, [ACME, ""], None, None),
+        (
+            "half of its channels went",
+            &both[..],
+            "unix_uid = 1\nmark = 7",
+            ["unix_uid = 1", "mark = 7"],
+            Some(ChannelsDisagree),
+            Some(ChannelsDisagree),
+        ),
+    ] {
+        let (old, new) = (compile_pair(before, "unix_uid = 9"), compile_pair(a, b));
+        let connection = old.sandboxes().identify_connection(&channels.into()).unwrap();
+        let facts = PolicyProbe::parse("https://a.example/").unwrap().facts(&connection);
+        let Decision::Allow(permit) = old.decide(&connection, &facts[0]) else { panic!("{what}: denied") };
+        assert_eq!(permit.holder(), &connection, "{what}");
+        assert_eq!(new.decide_again(&permit, None).reason(), held, "{what}: held");
+        let again = new.decide(&connection, &facts[0]);
+        assert_eq!(again.reason(), fresh, "{what}: fresh");
+        if let Decision::Allow(permit) = again {
+            assert_eq!(
+                permit.holder().tenant,
+                sandbox_ref(&new, "a").tenant,
+                "{what}: as the sandbox is now"
+            );
+        }
+    }
+    let gone = unwrap_rules(compile_configured("[[sandbox]]\nid = \"b\"\npolicies = [\"small\"]", &[SMALL]));
+    let old = compile_pair(ACME, "");
+    let connection = old.sandboxes().identify_connection(&both[..1].into()).unwrap();
+    assert_eq!(gone.sandboxes().identify_again(&connection), Err(UnknownSandbox));
 }

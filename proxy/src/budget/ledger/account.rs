@@ -11,7 +11,10 @@ use rules::budget::{BudgetKind, UsageKind};
 use serde::{Deserialize, Serialize};
 
 use super::window::{self, SlidingWindow};
-use crate::state_file::{Durability, write_atomic};
+use crate::state_file::read_state;
+
+/// Longest window of a budget, and one part of it, by which usage may count too long.
+const MAX_WINDOW: Duration = Duration::from_secs(86_400 + 1440);
 
 /// One budget that an attempt is charged to.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -34,25 +37,27 @@ pub(super) enum BudgetOwner {
 pub(super) enum ChargeError {
     /// This budget has too little left, until `free_at` or for good.
     Spent { line: BudgetLine, free_at: Option<u64> },
-    /// The account file cannot be written.
-    Unkept,
+    /// The account file must say so first: repeat the charge after its next write.
+    Unwritten,
 }
 
 /// One sandbox's account.
 #[derive(Debug, Default)]
 pub(super) struct SandboxAccount {
-    path: PathBuf,
+    pub(super) path: PathBuf,
     kept: AccountFile,
     /// Open attempts, by rule.
     open: BTreeMap<BudgetOwner, u64>,
-    /// Whether anything was charged since the last write.
+    /// Whether anything was charged since the last exact write.
     is_changed: bool,
+    /// Whether the thread for state files will write this account.
+    pub(super) is_queued: bool,
 }
 
 /// The content of the account file.
-#[derive(Debug, Default, Serialize, Deserialize)]
+#[derive(Clone, Debug, Default, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
-struct AccountFile {
+pub(super) struct AccountFile {
     /// Ledger time of the write, in milliseconds.
     at: u64,
     /// Ledger time at which the sandbox's lifetime started.
@@ -68,16 +73,27 @@ impl SandboxAccount {
         SandboxAccount { path, ..SandboxAccount::default() }
     }
 
-    /// Reads the account that an earlier process wrote.
+    /// Reads the account that was last written; an empty one if there is no file.
     pub(super) fn read(path: &Path) -> io::Result<Self> {
-        let kept = serde_json::from_slice(&fs::read(path)?)?;
+        let kept = read_state(path)?.map(|bytes| serde_json::from_slice(&bytes)).transpose()?;
+        let kept = kept.unwrap_or_default();
         Ok(SandboxAccount { path: path.to_owned(), kept, ..SandboxAccount::default() })
     }
 
-    /// Deletes the file if its last write is older than `age`; returns whether it did.
-    pub(super) fn discard_if_old(&self, now: u64, age: Duration) -> bool {
-        let old = u128::from(now.saturating_sub(self.kept.at)) > age.as_millis();
-        old && fs::remove_file(&self.path).is_ok()
+    /// Deletes the file of a sandbox that is no longer configured, if nothing in it would count any more.
+    pub(super) fn discard_if_old(&self, now: u64, retention: Duration) {
+        let age = u128::from(now.saturating_sub(self.kept.at));
+        let rules = self.kept.rules.values().chain([&self.kept.sandbox]);
+        let mut budgets = rules.flat_map(BTreeMap::keys).map(|key| BudgetKind::by_key(key));
+        // A lifetime that began, and a budget without a window, count until the retention ends.
+        let refills = |budget: Option<BudgetKind>| budget.and_then(BudgetKind::window).is_some();
+        let counts_for = match self.kept.born.is_none() && budgets.all(refills) {
+            true => MAX_WINDOW,
+            false => retention,
+        };
+        if age > counts_for.as_millis() {
+            drop(fs::remove_file(&self.path)); // tried again at the next start or sweep
+        }
     }
 
     /// Ledger time of the last write.
@@ -103,19 +119,20 @@ impl SandboxAccount {
         self.kept.born
     }
 
-    /// Starts the sandbox's lifetime, unless it has started.
-    pub(super) fn start_lifetime(&mut self, now: u64) -> io::Result<()> {
-        if self.kept.born.is_some() {
-            return Ok(());
+    /// Starts the sandbox's lifetime, unless it has started; returns whether it did.
+    pub(super) fn start_lifetime(&mut self, now: u64) -> bool {
+        let starts = self.kept.born.is_none();
+        if starts {
+            (self.kept.born, self.is_changed) = (Some(now), true);
         }
-        (self.kept.born, self.is_changed) = (Some(now), true);
-        self.write(now)
+        starts
     }
 
     /// Charges the same amount to every line that counts `what`: at least `least`, at most `most`, or nothing.
     ///
     /// All or nothing across the lines: the first loop finds the smallest remainder without changing anything, the
-    /// second charges it everywhere. The caller holds the account's lock over both.
+    /// second charges it everywhere. The caller holds the account's lock over both. Nothing is charged that the file
+    /// does not cover yet.
     pub(super) fn charge(
         &mut self,
         lines: &[BudgetLine],
@@ -133,20 +150,24 @@ impl SandboxAccount {
                 let free_at = account.free_at(window, line.limit, least);
                 return Err(ChargeError::Spent { line: (*line).clone(), free_at });
             }
-            amount = amount.min(left).min(window::max_lease(line.limit).max(least));
+            // A lease takes what the file covers rather than wait for the next write.
+            let room = account.room().max(least);
+            amount = amount.min(left).min(window::max_lease(line.limit).max(least)).min(room);
         }
-        let mut needs_write = false;
-        self.is_changed = true;
+        self.is_changed |= !counted.is_empty();
+        if counted.iter().any(|line| self.window(line).room() < amount) {
+            counted.iter().for_each(|line| self.window(line).want(amount, line.limit));
+            return Err(ChargeError::Unwritten);
+        }
         for line in &counted {
-            let window = self.window(line);
-            window.charge(now, line.budget.window(), amount);
-            needs_write |= window.needs_write();
-        }
-        if needs_write && self.save(lines, now).is_err() {
-            self.refund(lines, what, amount, now);
-            return Err(ChargeError::Unkept);
+            self.window(line).charge(now, line.budget.window(), amount);
         }
         Ok(amount)
+    }
+
+    /// Whether the allowance of a budget will soon be used up.
+    pub(super) fn needs_write(&mut self, lines: &[BudgetLine]) -> bool {
+        lines.iter().filter(|line| line.budget.is_counted()).any(|line| self.window(line).is_low())
     }
 
     /// Refunds what was charged at `then` and not used.
@@ -199,29 +220,55 @@ impl SandboxAccount {
         self.kept.rules.remove(rule).is_some()
     }
 
-    /// Writes the exact usage at a clean stop, without an unwritten allowance.
-    pub(super) fn flush(&mut self, now: u64) -> io::Result<()> {
-        if !self.is_changed {
-            return Ok(());
-        }
-        for windows in self.kept.rules.values_mut().chain([&mut self.kept.sandbox]) {
-            windows.values_mut().for_each(SlidingWindow::finalize);
-        }
-        self.write(now)
+    /// Returns what to write: the usage of now, with an allowance that may be used before the next write.
+    pub(super) fn begin_write(&mut self, now: u64) -> AccountFile {
+        self.is_queued = false;
+        self.snapshot(now, SlidingWindow::begin_write)
     }
 
-    /// Writes the account, including an allowance that may be used before the next write.
-    fn save(&mut self, lines: &[BudgetLine], now: u64) -> io::Result<()> {
-        let counted = || lines.iter().filter(|line| line.budget != BudgetKind::Connections);
-        counted().for_each(|line| self.window(line).mark_written(line.limit));
-        self.write(now).inspect_err(|_| {
-            counted().for_each(|line| self.window(line).mark_unwritten());
-        })
+    /// Adopts the allowances that were written.
+    pub(super) fn finish_write(&mut self, written: &AccountFile) {
+        let adopt = |windows: &mut BTreeMap<String, SlidingWindow>, written: &BTreeMap<_, _>| {
+            for (key, window) in windows {
+                if let Some(written) = written.get(key) {
+                    window.finish_write(written);
+                }
+            }
+        };
+        adopt(&mut self.kept.sandbox, &written.sandbox);
+        for (rule, windows) in &mut self.kept.rules {
+            if let Some(written) = written.rules.get(rule) {
+                adopt(windows, written);
+            }
+        }
     }
 
-    fn write(&mut self, now: u64) -> io::Result<()> {
+    /// Returns the exact usage, without an allowance, if it is not written yet.
+    pub(super) fn finalize(&mut self, now: u64) -> Option<AccountFile> {
+        let changed = std::mem::take(&mut self.is_changed);
+        changed.then(|| self.snapshot(now, SlidingWindow::finalize))
+    }
+
+    /// Notes that the exact usage could not be written, or that nothing may be forgotten.
+    pub(super) fn mark_changed(&mut self) {
+        self.is_changed = true;
+    }
+
+    pub(super) fn is_changed(&self) -> bool {
+        self.is_changed
+    }
+
+    fn snapshot(&mut self, now: u64, take: impl Fn(&mut SlidingWindow) -> SlidingWindow) -> AccountFile {
         self.kept.at = now;
-        write_atomic(&self.path, &self.kept, Durability::Process)
+        let copy = |windows: &mut BTreeMap<String, SlidingWindow>| {
+            windows.iter_mut().map(|(key, window)| (key.clone(), take(window))).collect()
+        };
+        AccountFile {
+            at: now,
+            born: self.kept.born,
+            sandbox: copy(&mut self.kept.sandbox),
+            rules: self.kept.rules.iter_mut().map(|(rule, windows)| (rule.clone(), copy(windows))).collect(),
+        }
     }
 
     fn window(&mut self, line: &BudgetLine) -> &mut SlidingWindow {

@@ -6,10 +6,13 @@
 //! and never too short: the limit is a limit for every interval of that length.
 //!
 //! Writing the file for every charge would cost a write per request. Instead each write also records an allowance
-//! (`ahead`, a sixteenth of the limit) that may be used before the next write. After a crash the whole allowance
-//! counts as used, because how much of it was used is unknown: a crash of the process can cost a sandbox some budget
-//! but never refills any. (A power failure may lose the last writes, which are not synced.) A clean stop writes the
-//! exact usage and no allowance.
+//! (`ahead`, a sixteenth of the limit and what waits for the write) that may be used before the next write. After a
+//! crash the whole allowance counts as used, because how much of it was used is unknown: a crash of the process can
+//! cost a sandbox some budget but never refills any. (A power failure may lose the last writes, which are not synced.)
+//! A clean stop writes the exact usage and no allowance.
+//!
+//! Another thread writes. Usage goes on meanwhile under the old allowance, so the new one covers at least what was left
+//! of the old: the file covers all usage whichever of the two a crash leaves behind.
 
 use std::collections::VecDeque;
 use std::time::Duration;
@@ -31,8 +34,18 @@ pub(super) struct SlidingWindow {
     ahead: u64,
     #[serde(skip)]
     used: u64,
+    /// Usage since the last write.
     #[serde(skip)]
     unwritten: u64,
+    /// The largest charge that waits for a write.
+    #[serde(skip)]
+    wanted: u64,
+    /// The limit, as of the last charge.
+    #[serde(skip)]
+    limit: u64,
+    /// `unwritten` as of the write that is under way.
+    #[serde(skip)]
+    under_way: u64,
 }
 
 /// Returns the largest lease for a limit: half of the allowance, so that a lease which is mostly refunded needs no
@@ -69,6 +82,7 @@ impl SlidingWindow {
         self.used
     }
 
+    /// Counts usage, which must be within [`SlidingWindow::room`].
     pub(super) fn charge(&mut self, now: u64, window: Option<Duration>, amount: u64) {
         self.add(now / part_length(window), amount);
         self.unwritten = self.unwritten.saturating_add(amount);
@@ -98,19 +112,33 @@ impl SlidingWindow {
         None
     }
 
-    /// Whether usage since the last write exceeds the allowance.
-    pub(super) fn needs_write(&self) -> bool {
-        self.unwritten > self.ahead
+    /// Returns what is left of the allowance.
+    pub(super) fn room(&self) -> u64 {
+        self.ahead.saturating_sub(self.unwritten)
     }
 
-    /// Prepares for a write: grants a new allowance.
-    pub(super) fn mark_written(&mut self, limit: u64) {
-        (self.unwritten, self.ahead) = (0, limit / AHEAD_DIVISOR);
+    /// Asks that the next write has room for `amount` more.
+    pub(super) fn want(&mut self, amount: u64, limit: u64) {
+        (self.wanted, self.limit) = (self.wanted.max(amount), limit);
     }
 
-    /// Withdraws the allowance after a failed write, so that the next charge tries to write again.
-    pub(super) fn mark_unwritten(&mut self) {
-        self.ahead = 0;
+    /// Whether so much of the allowance is used that the next write should begin.
+    pub(super) fn is_low(&self) -> bool {
+        self.unwritten > self.ahead - self.ahead / 4
+    }
+
+    /// Returns what to write: the usage of now, and a new allowance.
+    pub(super) fn begin_write(&mut self) -> Self {
+        self.under_way = self.unwritten;
+        let wanted = std::mem::take(&mut self.wanted);
+        let ahead = wanted.saturating_add(self.limit / AHEAD_DIVISOR).max(self.room());
+        SlidingWindow { ahead, ..self.clone() }
+    }
+
+    /// Adopts the allowance that was written. Without a write, the old one stays.
+    pub(super) fn finish_write(&mut self, written: &Self) {
+        self.unwritten = self.unwritten.saturating_sub(self.under_way);
+        self.ahead = written.ahead;
     }
 
     /// Returns when the oldest usage expires.
@@ -119,9 +147,10 @@ impl SlidingWindow {
         self.parts.front().map(|(at, _)| part_end(*at, length))
     }
 
-    /// Prepares for the last write: exact usage, no allowance.
-    pub(super) fn finalize(&mut self) {
+    /// Returns what the last write contains: exact usage, no allowance. Nothing may be used after it.
+    pub(super) fn finalize(&mut self) -> Self {
         (self.unwritten, self.ahead) = (0, 0);
+        self.clone()
     }
 
     fn add(&mut self, at: u64, amount: u64) {
@@ -179,23 +208,43 @@ mod tests {
         assert_eq!(endless.free_at(None, 5, 1), None);
     }
 
+    fn reopen(text: &str) -> SlidingWindow {
+        let mut window: SlidingWindow = serde_json::from_str(text).unwrap();
+        window.restore(0, HOUR);
+        window
+    }
+
     #[test]
     fn a_crash_uses_up_what_may_have_been_used() {
         let mut window = SlidingWindow::default();
-        window.charge(0, HOUR, 100);
-        assert!(window.needs_write());
-        window.mark_written(1600);
-        let text = serde_json::to_string(&window).unwrap();
-        window.charge(0, HOUR, 100);
-        assert!(!window.needs_write(), "the allowance needs no write");
-        let mut crashed: SlidingWindow = serde_json::from_str(&text).unwrap();
-        crashed.restore(0, HOUR);
-        assert_eq!(crashed.amount_used(0, HOUR), 200);
-        window.finalize();
-        let mut orderly: SlidingWindow =
-            serde_json::from_str(&serde_json::to_string(&window).unwrap()).unwrap();
-        orderly.restore(0, HOUR);
-        assert_eq!(orderly.amount_used(0, HOUR), 200);
+        assert_eq!(window.room(), 0, "nothing is written yet");
+        window.want(100, 1600);
+        let written = window.begin_write();
+        assert_eq!(window.room(), 0, "it is not written yet");
+        window.finish_write(&written);
+        let text = serde_json::to_string(&written).unwrap();
+        assert_eq!(window.room(), 200);
+        window.charge(0, HOUR, 200);
+        assert_eq!(reopen(&text).amount_used(0, HOUR), 200);
+        let text = serde_json::to_string(&window.finalize()).unwrap();
+        assert_eq!(reopen(&text).amount_used(0, HOUR), 200);
+    }
+
+    #[test]
+    fn usage_during_a_write_is_covered_by_the_old_file_and_the_new_one() {
+        let mut window = SlidingWindow::default();
+        window.want(1000, 160);
+        let old = window.begin_write();
+        window.finish_write(&old);
+        window.charge(0, HOUR, 300);
+        let new = window.begin_write();
+        assert_eq!(window.room(), 710);
+        window.charge(0, HOUR, 710);
+        for text in [&old, &new].map(|file| serde_json::to_string(file).unwrap()) {
+            assert_eq!(reopen(&text).amount_used(0, HOUR), 1010);
+        }
+        window.finish_write(&new);
+        assert_eq!(window.room(), 0, "all of the new allowance is used");
     }
 
     #[test]

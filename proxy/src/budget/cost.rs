@@ -1,0 +1,170 @@
+//! What each object costs at worst, as its quota counts it, and `proxy/LIMITS.md`, which adds it up (P17).
+
+use rules::limits::TrafficLimits;
+use rules::quota::{MachineLimits, QuotaSettings, Resource};
+
+const KIB: u64 = 1 << 10;
+const MIB: u64 = 1 << 20;
+
+/// Memory of an accepted connection: TLS state, its task, and its first bytes.
+pub(crate) const CONNECTION_BYTES: u64 = 64 * KIB;
+/// Flow-control window of a client's HTTP/2 connection: what its streams can have sent that nobody has read.
+pub(crate) const HTTP2_WINDOW: u32 = 512 << 10;
+/// Flow-control window of one stream. Sandboxes are near: a round trip takes far less than a millisecond.
+pub(crate) const HTTP2_STREAM_WINDOW: u32 = 128 << 10;
+/// Bytes that `h2` may queue for one stream of a client.
+pub(crate) const SEND_QUEUE_BYTES: u64 = 64 * KIB;
+/// Memory of an open request besides its head and bodies: the tasks and queues of Pingora and `h2`.
+pub(crate) const REQUEST_BYTES: u64 = 32 * KIB;
+/// Copies of a request head that exist at once: as received, as forwarded, as encoded.
+pub(crate) const HEAD_COPIES: u64 = 3;
+/// Memory of a request body on its way up: what `h2` queues towards an origin server (400 KiB), and Pingora's buffers.
+pub(crate) const UPLOAD_BYTES: u64 = 512 * KIB;
+/// Memory of a response body on its way down: five of Pingora's buffers of 64 KiB, and [`SEND_QUEUE_BYTES`].
+pub(crate) const DOWNLOAD_BYTES: u64 = 5 * 64 * KIB + SEND_QUEUE_BYTES;
+/// Memory of a dialled connection: TLS state and its task.
+pub(crate) const DIALLED_BYTES: u64 = 64 * KIB;
+/// Smallest HTTP/2 window towards an origin server.
+pub(crate) const MIN_WINDOW: u64 = 64 * KIB;
+/// Largest HTTP/2 window towards an origin server, for all streams of a connection.
+pub(crate) const MAX_WINDOW: u64 = 4 * MIB;
+/// Kernel memory of a direction of a tunnel that is stalled: the pipe, and the buffers of both sockets.
+pub(crate) const STALLED_BYTES: u64 = MIB;
+/// Descriptors of a tunnel's pipes, one for each direction.
+pub(crate) const PIPE_DESCRIPTORS: u64 = 4;
+
+/// TLS handshakes of one sandbox that run at once. The others wait, so that they do not fill the processor's queue.
+pub(crate) const HANDSHAKES: usize = 16;
+/// A document of a memory service above this size is checked off the runtime, one at a time for each sandbox.
+pub(crate) const LARGE_DOCUMENT: usize = 256 << 10;
+
+/// The machine of the worked example in `proxy/LIMITS.md`.
+const EXAMPLE: MachineLimits =
+    MachineLimits { memory: 512 * MIB, descriptors: 1_048_576, ports: 28_232, tcp_memory: 384 * MIB };
+/// Its number of sandboxes.
+const EXAMPLE_SANDBOXES: u64 = 4;
+
+/// Returns the content of `proxy/LIMITS.md`.
+pub fn limits_markdown() -> String {
+    let mut text = rules::limits::markdown_table();
+    text += "\n# Quotas\n\nWhat a sandbox can make the gateway hold is reserved from its quota first, and refused \
+             without one (`quota_exhausted`, `too_many_connections`, `out_of_ports`). Each total is divided: half of \
+             it in equal shares, one for each `[[sandbox]]`, which nobody else can take; the other half is common. \
+             `[quota]` in the configuration changes this, for example `requests = { total = 10000, per_sandbox = \
+             2000, share = 100 }`. `sandbar status --sandbox ID` shows the use.\n\n\
+             | key | default total | counts |\n| --- | --- | --- |\n";
+    for resource in Resource::ALL {
+        text += &format!("| `{}` | {} | {} |\n", resource.key(), resource.source(), resource.meaning());
+    }
+    text += "\n## What things cost\n\nMemory is reserved by what an object can hold at worst: its windows, queues and \
+             buffers, added up. A body that announces its length reserves no more than that.\n\n\
+             | object | reserves |\n| --- | --- |\n";
+    for (object, cost) in costs(&TrafficLimits::default()) {
+        text += &format!("| {object} | {cost} |\n");
+    }
+    text += &format!(
+        "\n## The products, worked out\n\nWith default settings, on a machine with {} of memory and {EXAMPLE_SANDBOXES} \
+         sandboxes. *Alone* is what one sandbox can take while the others are idle, *kept* what each has left then.\n\n\
+         | resource | total | alone | kept |\n| --- | --- | --- | --- |\n",
+        bytes(EXAMPLE.memory)
+    );
+    let (settings, limits) = (QuotaSettings::default(), TrafficLimits::default());
+    for resource in Resource::ALL {
+        let Ok(terms) = settings.terms(*resource, &EXAMPLE, &limits, EXAMPLE_SANDBOXES) else { continue };
+        let common = terms.total - terms.share * EXAMPLE_SANDBOXES;
+        let row = [terms.total, (terms.share + common).min(terms.cap), terms.share];
+        let row = row.map(|amount| amount_text(*resource, amount)).join(" | ");
+        text += &format!("| {} | {row} |\n", resource.noun());
+    }
+    text += "\nSo the buffers of that machine hold, at most, one of these, or any mixture:\n\n\
+             | objects | all sandboxes | one alone | kept for each |\n| --- | --- | --- | --- |\n";
+    let buffers = settings.terms(Resource::Buffers, &EXAMPLE, &limits, EXAMPLE_SANDBOXES);
+    for (object, cost) in products(&limits) {
+        let Ok(terms) = buffers else { continue };
+        let alone = terms.total - terms.share * (EXAMPLE_SANDBOXES - 1);
+        let row = [terms.total, alone, terms.share].map(|amount| (amount / cost).to_string()).join(" | ");
+        text += &format!("| {object}, {} each | {row} |\n", bytes(cost));
+    }
+    text
+}
+
+fn costs(limits: &TrafficLimits) -> Vec<(String, String)> {
+    let head = limits.head_bytes;
+    [
+        ("connection", format!("{} of buffers, 1 connection, 1 descriptor", bytes(CONNECTION_BYTES))),
+        ("HTTP/2 connection, in addition", format!("{} of buffers: its window", bytes(HTTP2_WINDOW.into()))),
+        (
+            "request or HTTP/2 stream",
+            format!(
+                "1 request, {} of buffers and {HEAD_COPIES} times its head (at most {})",
+                bytes(REQUEST_BYTES),
+                bytes(head)
+            ),
+        ),
+        ("request body", format!("at most {} of buffers", bytes(UPLOAD_BYTES))),
+        ("response body", format!("at most {} of buffers", bytes(DOWNLOAD_BYTES))),
+        ("memory request body", format!("its bytes, at most {}", bytes(limits.memory_body_bytes))),
+        ("memory response body", format!("its bytes, at most {}", bytes(limits.memory_answer_bytes))),
+        (
+            "connection to an origin server",
+            format!("{} of buffers, 1 descriptor, 1 port until a minute after its end", bytes(DIALLED_BYTES)),
+        ),
+        (
+            "HTTP/2 connection to an origin server, in addition",
+            format!(
+                "its window: 1/16 of the buffers that the sandbox may still reserve, {} to {}",
+                bytes(MIN_WINDOW),
+                bytes(MAX_WINDOW)
+            ),
+        ),
+        (
+            "tunnel, besides its two connections",
+            format!("1 request, {PIPE_DESCRIPTORS} descriptors for pipes"),
+        ),
+        (
+            "direction of a tunnel that takes no bytes for 200 ms",
+            format!("{} of stalled bytes", bytes(STALLED_BYTES)),
+        ),
+    ]
+    .map(|(object, cost)| (object.to_owned(), cost))
+    .into()
+}
+
+fn products(limits: &TrafficLimits) -> [(&'static str, u64); 5] {
+    let request = REQUEST_BYTES + HEAD_COPIES * limits.head_bytes;
+    [
+        ("idle connections", CONNECTION_BYTES),
+        ("idle HTTP/2 connections", CONNECTION_BYTES + u64::from(HTTP2_WINDOW)),
+        ("requests with the largest head", request),
+        ("downloads that nobody reads", request + DOWNLOAD_BYTES),
+        ("memory request bodies", request + limits.memory_body_bytes),
+    ]
+}
+
+fn amount_text(resource: Resource, amount: u64) -> String {
+    match resource {
+        Resource::Buffers | Resource::Stalled => bytes(amount),
+        Resource::Connections | Resource::Descriptors | Resource::Ports | Resource::Requests => {
+            amount.to_string()
+        }
+    }
+}
+
+fn bytes(amount: u64) -> String {
+    match amount {
+        amount if amount >= MIB && amount % MIB == 0 => format!("{} MiB", amount / MIB),
+        amount => format!("{} KiB", amount.div_ceil(KIB)),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    #[test]
+    fn p17_the_documented_table_is_the_code() {
+        assert_eq!(
+            include_str!("../../LIMITS.md"),
+            super::limits_markdown(),
+            "regenerate it: cargo run -p cli -- limits --markdown > proxy/LIMITS.md"
+        );
+    }
+}

@@ -1,0 +1,169 @@
+//! Connections to origin servers, each counted in the quota of its sandbox until it is closed: a descriptor, a source
+//! port, memory, and a place in the `connections` budget while it is in use.
+
+use std::io;
+use std::net::{IpAddr, SocketAddr};
+use std::sync::{Arc, Mutex, Weak};
+
+use arc_swap::ArcSwap;
+use async_trait::async_trait;
+use pingora_core::ErrorType;
+use pingora_core::connectors::l4::Connect;
+use pingora_core::prelude::{Error, Result as PingoraResult};
+use pingora_core::protocols::l4::socket::SocketAddr as PeerAddress;
+use pingora_core::protocols::l4::stream::Stream;
+use pingora_core::protocols::raw_connect::ProxyDigest;
+use pingora_core::protocols::{Digest, GetProxyDigest};
+use pingora_http::ResponseHeader;
+use rules::budget::BudgetKind;
+use rules::ids::SandboxId;
+use rules::quota::Resource;
+use rules::{Reason, RuleSet};
+use tokio::net::{TcpSocket, TcpStream};
+
+use crate::budget::cost::{DIALLED_BYTES, MAX_WINDOW, MIN_WINDOW};
+use crate::budget::quota::{DialledUse, PortReservation, Quotas, Reservation};
+use crate::report::refusal::Refusal;
+
+/// A connection gets this part of the memory that its sandbox may still reserve as its window.
+const WINDOW_PART: u64 = 16;
+/// A stream gets this part of the connection's window, so that a few streams that nobody reads do not block the others.
+const STREAM_WINDOW_PART: u64 = 8;
+/// Bytes that may wait unsent in a socket, also of a client that does not read; the rest waits with the sender.
+pub(crate) const UNSENT_BYTES: u32 = 128 << 10;
+
+/// The type of a Pingora error whose cause is a [`Refusal`].
+const REFUSED_DIAL: ErrorType = ErrorType::Custom("refused dial");
+
+/// Dials for one sandbox.
+#[derive(Clone, Debug)]
+pub(crate) struct CountedDialler {
+    pub(crate) quotas: Arc<Quotas>,
+    pub(crate) rules: Arc<ArcSwap<RuleSet>>,
+    pub(crate) sandbox: SandboxId,
+    /// The firewall mark of our own connections.
+    pub(crate) mark: Option<u32>,
+    /// Bytes of HTTP/2 window to reserve; 0 for a tunnel.
+    pub(crate) window: u64,
+}
+
+/// What a dialled connection holds. It lives as long as its socket.
+#[derive(Debug)]
+pub(crate) struct DialledConnection {
+    dialler: CountedDialler,
+    _descriptor: Reservation,
+    _port: PortReservation,
+    buffers: Mutex<Reservation>,
+    in_use: Mutex<Weak<DialledUse>>,
+    /// Its use by the request that dialled it, until that claims it.
+    unclaimed: Mutex<Option<Arc<DialledUse>>>,
+}
+
+impl CountedDialler {
+    /// Connects to `address`.
+    ///
+    /// # Errors
+    ///
+    /// Returns a refusal if the sandbox has no quota left, the `connections` budget is spent, or the connection fails.
+    pub(crate) async fn dial(&self, address: SocketAddr) -> Result<(TcpStream, DialledConnection), Refusal> {
+        let in_use = Arc::new(self.begin_use()?);
+        let (quotas, sandbox) = (&self.quotas, &self.sandbox);
+        let dialled = DialledConnection {
+            dialler: self.clone(),
+            _descriptor: quotas.reserve(Resource::Descriptors, sandbox, 1)?,
+            _port: quotas.reserve_port(sandbox, address)?,
+            buffers: Mutex::new(quotas.reserve(Resource::Buffers, sandbox, DIALLED_BYTES + self.window)?),
+            in_use: Mutex::new(Arc::downgrade(&in_use)),
+            unclaimed: Mutex::new(Some(in_use)),
+        };
+        let connected = connect(address, self.mark).await;
+        let stream =
+            connected.map_err(|error| dial_refusal(&error).with_detail(format!("{address}: {error}")))?;
+        Ok((stream, dialled))
+    }
+
+    fn begin_use(&self) -> Result<DialledUse, Refusal> {
+        let rules = self.rules.load();
+        let sandbox = rules.sandboxes().get(&self.sandbox).ok_or(Reason::UnknownSandbox)?;
+        let budget = rules.budgets_of(sandbox).limit(BudgetKind::Connections);
+        self.quotas.use_dialled(&self.sandbox, budget)
+    }
+}
+
+/// The windows of a new HTTP/2 connection to an origin server, in bytes: of the connection, and of one stream. They
+/// follow the quota: the more memory the sandbox may still reserve, the larger they are.
+pub(crate) fn http2_windows(quotas: &Quotas, sandbox: &SandboxId) -> (u32, u32) {
+    let part = quotas.available(Resource::Buffers, sandbox) / WINDOW_PART;
+    let window = part.clamp(MIN_WINDOW, MAX_WINDOW);
+    let stream = (window / STREAM_WINDOW_PART).max(MIN_WINDOW);
+    (u32::try_from(window).unwrap_or(u32::MAX), u32::try_from(stream).unwrap_or(u32::MAX))
+}
+
+#[async_trait]
+impl Connect for CountedDialler {
+    async fn connect(&self, address: &PeerAddress) -> PingoraResult<Stream> {
+        let Some(address) = address.as_inet() else { return Err(refused_dial(Reason::Internal.into())) };
+        let (stream, dialled) = self.dial(*address).await.map_err(refused_dial)?;
+        let mut stream = Stream::from(stream);
+        // The digest goes where the socket goes, through TLS and pools, and drops with it.
+        let placeholder = ResponseHeader::build_no_case(200, None)?;
+        stream.set_proxy_digest(ProxyDigest::new(Box::new(placeholder), Some(Box::new(Arc::new(dialled)))));
+        Ok(stream)
+    }
+}
+
+impl DialledConnection {
+    /// Finds what Pingora's connection holds.
+    pub(crate) fn of(digest: Option<&Digest>) -> Option<&Arc<Self>> {
+        let data = digest?.proxy_digest.as_ref()?.user_data.as_ref()?;
+        data.downcast_ref::<Arc<Self>>()
+    }
+
+    /// Counts the connection as in use until the result is dropped. Requests on one HTTP/2 connection count once.
+    pub(crate) fn claim(&self) -> Result<Arc<DialledUse>, Refusal> {
+        if let Some(in_use) = sys::lock(&self.unclaimed).take() {
+            return Ok(in_use);
+        }
+        let mut in_use = sys::lock(&self.in_use);
+        if let Some(in_use) = in_use.upgrade() {
+            return Ok(in_use);
+        }
+        let fresh = Arc::new(self.dialler.begin_use()?);
+        *in_use = Arc::downgrade(&fresh);
+        Ok(fresh)
+    }
+
+    /// Gives the window back: the connection turned out to speak HTTP/1.
+    pub(crate) fn release_window(&self) {
+        sys::lock(&self.buffers).shrink_to(DIALLED_BYTES);
+    }
+}
+
+async fn connect(address: SocketAddr, mark: Option<u32>) -> io::Result<TcpStream> {
+    let socket = match address.ip() {
+        IpAddr::V4(_) => TcpSocket::new_v4(),
+        IpAddr::V6(_) => TcpSocket::new_v6(),
+    }?;
+    socket.set_nodelay(true)?;
+    let socket_ref = socket2::SockRef::from(&socket);
+    socket_ref.set_tcp_notsent_lowat(UNSENT_BYTES)?;
+    mark.map_or(Ok(()), |mark| socket_ref.set_mark(mark))?;
+    socket.connect(address).await
+}
+
+fn dial_refusal(error: &io::Error) -> Refusal {
+    match error.kind() {
+        io::ErrorKind::AddrNotAvailable => Reason::OutOfPorts.into(),
+        io::ErrorKind::TimedOut => Reason::UpstreamTimeout.into(),
+        _ => Reason::UpstreamUnreachable.into(),
+    }
+}
+
+fn refused_dial(refusal: Refusal) -> Box<Error> {
+    Error::because(REFUSED_DIAL, "cannot dial", refusal)
+}
+
+/// Returns the refusal inside a Pingora error, if our dialler made it.
+pub(crate) fn refusal_of_dial(error: &Error) -> Option<Refusal> {
+    error.root_cause().downcast_ref::<Refusal>().cloned()
+}

@@ -1,0 +1,98 @@
+//! What an instance does from time to time, off the data path: says which files hang, drops the state of sandboxes that
+//! have left, returns memory.
+
+use std::collections::HashSet;
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use sys::file::{self, FileCall};
+
+use crate::admin::status::AdminState;
+use crate::policy::store::HANGING_AFTER;
+
+/// Time between two looks.
+const INTERVAL: Duration = Duration::from_secs(1);
+/// Resident bytes beyond those after the last return of memory that are worth returning.
+const RETURN_BYTES: u64 = 32 << 20;
+/// Tasks per worker thread that return its memory. More than one, because a thread may run two in a row.
+const RETURNS_PER_WORKER: usize = 4;
+/// Size of a page, in which the kernel counts. Where pages are larger, less memory seems resident.
+const PAGE_BYTES: u64 = 4096;
+
+/// Runs until dropped.
+pub(crate) async fn run_periodic(state: Arc<AdminState>) {
+    tokio::join!(report_hanging_files(), prune_sandboxes(&state), return_memory());
+}
+
+/// Logs each file that does not answer, once, and when it does again.
+async fn report_hanging_files() {
+    let mut reported: HashSet<(PathBuf, Instant)> = HashSet::new();
+    loop {
+        tokio::time::sleep(INTERVAL).await;
+        let hanging = file::calls_longer_than(HANGING_AFTER);
+        let hanging: HashSet<_> =
+            hanging.into_iter().map(|FileCall { path, since, .. }| (path, since)).collect();
+        for (path, since) in hanging.difference(&reported) {
+            let seconds = since.elapsed().as_secs();
+            tracing::error!(path = %path.display(), seconds, "a file does not answer; its last content stays in use");
+        }
+        for (path, _) in reported.difference(&hanging) {
+            tracing::info!(path = %path.display(), "a file answers again");
+        }
+        reported = hanging;
+    }
+}
+
+/// Returns memory to the kernel when a burst is over.
+///
+/// The allocator keeps freed memory with the thread that allocated it, for reuse, and an idle thread never looks at it
+/// again: hundreds of megabytes stay resident. So, once more is resident than after the last time and it grows no
+/// further, every worker thread is made to return what it has. Whatever stays is in use, and counts from then on.
+async fn return_memory() {
+    let (mut base, mut last) = (resident_bytes(), resident_bytes());
+    loop {
+        tokio::time::sleep(INTERVAL).await;
+        let resident = resident_bytes();
+        let is_growing = resident > last;
+        (base, last) = (base.min(resident), resident);
+        if is_growing || resident < base + RETURN_BYTES {
+            continue;
+        }
+        let started = Instant::now();
+        let workers = tokio::runtime::Handle::current().metrics().num_workers();
+        let returns =
+            (0..workers * RETURNS_PER_WORKER).map(|_| tokio::spawn(async { sys::memory::release_freed() }));
+        for task in returns.collect::<Vec<_>>() {
+            drop(task.await); // it cannot fail
+        }
+        (base, last) = (resident_bytes(), resident_bytes());
+        let took = started.elapsed();
+        tracing::debug!(before = resident, after = base, ?took, "returned memory to the kernel");
+    }
+}
+
+/// Returns the bytes that are resident; see proc(5).
+fn resident_bytes() -> u64 {
+    let text = std::fs::read_to_string("/proc/self/statm").unwrap_or_default();
+    let pages = text.split(' ').nth(1).and_then(|pages| pages.parse::<u64>().ok());
+    pages.unwrap_or_default() * PAGE_BYTES
+}
+
+/// Drops the state of sandboxes that have left the configuration and whose connections are closed.
+async fn prune_sandboxes(state: &AdminState) {
+    loop {
+        tokio::time::sleep(INTERVAL).await;
+        state.filter.prune_sandboxes();
+        state.pending.prune_sandboxes(&state.rules.load());
+        let store = &state.reloader;
+        for id in store.ledger.departed() {
+            let ledger = store.ledger.clone();
+            drop(store.state_files.run(move || ledger.prune_sandbox(&id)).await); // tried again
+        }
+        if store.ledger.needs_sweep() {
+            let ledger = store.ledger.clone();
+            drop(store.loader.run(move || ledger.sweep_files()).await); // tried again
+        }
+    }
+}
