@@ -4,6 +4,7 @@
 use std::collections::HashSet;
 use std::path::PathBuf;
 use std::sync::Arc;
+use std::sync::mpsc::{RecvTimeoutError, Sender, channel};
 use std::time::{Duration, Instant};
 
 use sys::file::{self, FileCall};
@@ -26,6 +27,20 @@ const PAGE_BYTES: u64 = 4096;
 /// Runs until dropped.
 pub(crate) async fn run_periodic(state: Arc<AdminState>) {
     tokio::join!(report_hanging_files(), prune_sandboxes(&state), return_memory());
+}
+
+/// Logs what a start waits for, until the sender is dropped. A start reads files itself: it serves nothing yet.
+pub(crate) fn report_start() -> std::io::Result<Sender<()>> {
+    let (started, wait) = channel();
+    std::thread::Builder::new().name("start".to_owned()).spawn(move || {
+        while wait.recv_timeout(HANGING_AFTER) == Err(RecvTimeoutError::Timeout) {
+            for call in file::calls_longer_than(HANGING_AFTER) {
+                let seconds = call.since.elapsed().as_secs();
+                tracing::error!(path = %call.path.display(), seconds, "still starting: a file does not answer");
+            }
+        }
+    })?;
+    Ok(started)
 }
 
 /// Logs each file that does not answer, once, and when it does again.
