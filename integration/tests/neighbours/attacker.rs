@@ -20,7 +20,7 @@ use crate::scene::{Network, PROXY};
 /// How long A waits for any one thing before it goes on with the next.
 const PATIENCE: Duration = Duration::from_secs(5);
 /// How long A goes on building something up.
-const LONGEST_BUILD: Duration = Duration::from_secs(8);
+const LONGEST_BUILD: Duration = Duration::from_secs(6);
 
 pub(crate) type TlsStream = tokio_rustls::client::TlsStream<TcpStream>;
 
@@ -55,7 +55,7 @@ impl Attacker {
     pub(crate) async fn connect(&self) -> io::Result<TcpStream> {
         let socket = TcpSocket::new_v4()?;
         socket.set_recv_buffer_size(16 << 10)?;
-        socket.bind(self.network.next_address())?;
+        self.network.bind(&socket)?;
         let stream = within(socket.connect(PROXY.parse().unwrap())).await?;
         stream.set_nodelay(true)?;
         Ok(stream)

@@ -78,6 +78,10 @@ impl Samples {
         }
     }
 
+    pub(crate) fn has_failures(&self) -> bool {
+        self.0.values().any(|seen| !seen.failures.is_empty())
+    }
+
     fn least_rounds(&self) -> usize {
         self.0.values().map(KindSamples::rounds).min().unwrap_or_default()
     }
@@ -241,7 +245,7 @@ pub(crate) fn dns_query(id: u16, name: &str) -> Vec<u8> {
 /// A connection whose source address names the sandbox.
 pub(crate) fn connect_from(network: Network, to: SocketAddr) -> io::Result<TcpStream> {
     let socket = socket2::Socket::new(socket2::Domain::IPV4, socket2::Type::STREAM, None)?;
-    socket.bind(&network.next_address().into())?;
+    network.bind(&socket)?;
     socket.connect_timeout(&to.into(), PATIENCE)?;
     let stream = TcpStream::from(socket);
     stream.set_nodelay(true)?;

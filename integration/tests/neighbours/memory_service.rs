@@ -35,8 +35,8 @@ fn p20_unfinished_bodies_for_the_memory_service() {
 fn p20_answers_of_the_memory_service_that_are_not_read() {
     let scene = scene_with_memory();
     let attacker = scene.attacker.clone();
-    let held = scene.attack("200 memory answers of 15 MB that are not read", async {
-        take(200, 20, |_| {
+    let (held, outcome) = scene.observe("60 memory answers of 15 MB that are not read", async {
+        take(60, 20, |_| {
             let attacker = attacker.clone();
             async move {
                 use tokio::io::AsyncWriteExt;
@@ -53,4 +53,5 @@ fn p20_answers_of_the_memory_service_that_are_not_read() {
         .await
     });
     drop(held);
+    outcome.assert_served(); // the guard reads megabytes of JSON, in a build that is not optimised
 }

@@ -88,7 +88,7 @@ fn p20_denials_fill_the_log() {
     let before = scene.log_bytes();
     let (mut denied, started) = (0, Instant::now());
     scene.attack("denials in a loop, 16 MB for the log", async {
-        denied = deny(&scene, Duration::from_secs(10)).await;
+        denied = deny(&scene, Duration::from_secs(8)).await;
     });
     let (written, took) = (scene.log_bytes() - before, started.elapsed().as_secs_f64());
     println!(
