@@ -3,7 +3,7 @@
 
 use std::collections::VecDeque;
 use std::fs::{self, File, OpenOptions};
-use std::io::{self, Read, Write};
+use std::io::{self, Read};
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 use std::thread::JoinHandle;
@@ -167,24 +167,32 @@ fn compress_segment(dir: &Path, first: u64) -> io::Result<u64> {
     let plain = dir.join(segment_name(first));
     let (done, temporary) = (segment::compressed_path(&plain), plain.with_extension("jsonl.zst.new"));
     remove_existing(&temporary)?;
-    let mut source = File::open(&plain)?;
-    let ended = source.metadata()?.modified()?;
-    let target = OpenOptions::new().write(true).create_new(true).mode(segment::MODE).open(&temporary)?;
-    let mut encoder = zstd::Encoder::new(target, LEVEL)?;
-    encoder.include_checksum(true)?;
-    io::copy(&mut source, &mut encoder)?;
-    let mut target = encoder.finish()?;
-    target.flush()?;
-    target.set_permissions(source.metadata()?.permissions())?;
-    target.set_modified(ended)?;
-    target.sync_all()?;
-    fs::rename(&temporary, &done)?;
-    File::open(dir)?.sync_all()?;
+    let written = write_compressed(&plain, &temporary).and_then(|size| {
+        fs::rename(&temporary, &done)?;
+        File::open(dir)?.sync_all()?;
+        Ok(size)
+    });
+    let size = written.inspect_err(|_| remove_existing(&temporary).unwrap_or_default())?;
     if digest(&mut segment::open_reader(&done)?)? != digest(&mut File::open(&plain)?)? {
         fs::remove_file(&done)?;
         return Err(io::ErrorKind::InvalidData.into());
     }
     fs::remove_file(&plain)?;
+    Ok(size)
+}
+
+/// Writes the compressed form, with the mode and the time of the plain one.
+fn write_compressed(plain: &Path, to: &Path) -> io::Result<u64> {
+    let mut source = File::open(plain)?;
+    let metadata = source.metadata()?;
+    let target = OpenOptions::new().write(true).create_new(true).mode(segment::MODE).open(to)?;
+    let mut encoder = zstd::Encoder::new(target, LEVEL)?;
+    encoder.include_checksum(true)?;
+    io::copy(&mut source, &mut encoder)?;
+    let target = encoder.finish()?;
+    target.set_permissions(metadata.permissions())?;
+    target.set_modified(metadata.modified()?)?;
+    target.sync_all()?;
     Ok(target.metadata()?.len())
 }
 

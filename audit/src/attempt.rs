@@ -283,20 +283,14 @@ pub(crate) struct AttemptState {
     pub(crate) id: u128,
     pub(crate) arrival: RecordedArrival,
     pub(crate) subject: Option<RecordedSandbox>,
+    /// The same sandbox, whose quotas the attempt counts against.
+    pub(crate) sandbox: Option<rules::ids::SandboxId>,
     pub(crate) facts: RecordedFacts,
     pub(crate) verdict: Option<DecisionDetails>,
     pub(crate) dialled: Option<SocketAddr>,
     pub(crate) byte_count: Arc<ByteCount>,
     /// Set if its record stands for other attempts, too.
     pub(crate) summary: Option<FoldSummary>,
-}
-
-impl AttemptState {
-    /// Returns the sandbox whose quotas the attempt counts against.
-    pub(crate) fn sandbox(&self) -> Option<rules::ids::SandboxId> {
-        let subject = self.subject.as_ref()?;
-        rules::ids::SandboxId::parse(&subject.sandbox.0.to_arc()).ok()
-    }
 }
 
 /// A detection that gets a record of its own.

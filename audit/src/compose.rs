@@ -172,7 +172,7 @@ impl AttemptState {
         let tenant = self.subject.as_ref().map(|subject| &subject.tenant);
         let metadata = metadata(self.class(), &uid, &attempt, tenant);
         let draft = Draft::new(&members, metadata, &sandbar, self.role(stage))?;
-        Ok(draft.charged_to(self.sandbox()))
+        Ok(draft.charged_to(self.sandbox.clone()))
     }
 
     /// Returns how many further attempts its record stands for.
@@ -523,7 +523,7 @@ pub(crate) fn draft_finding(
     let tenant = subject.map(|subject| &subject.tenant);
     let metadata = metadata(EventClass::Finding, &uid, correlation, tenant);
     let draft = Draft::new(&members, metadata, &sandbar, DraftRole::Event)?;
-    Ok(draft.charged_to(attempt.and_then(AttemptState::sandbox)))
+    Ok(draft.charged_to(attempt.and_then(|attempt| attempt.sandbox.clone())))
 }
 
 /// Drafts an event in the life of Sandbar itself.

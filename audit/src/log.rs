@@ -154,6 +154,7 @@ impl Log {
             id: self.shared.ids.next(),
             arrival,
             subject: None,
+            sandbox: None,
             facts: RecordedFacts::Connection(RecordedConnection::default()),
             verdict: None,
             dialled: None,
@@ -188,7 +189,7 @@ impl Log {
         first: impl FnOnce() -> FoldedRecord,
     ) -> Option<u128> {
         let LogCore { meter, quota, counters, .. } = &*self.shared;
-        let sandbox = attempt.sandbox();
+        let sandbox = attempt.sandbox.clone();
         let room = quota.has_room(sandbox.as_ref());
         let count = attempt.folded().saturating_add(1);
         let last = LastAttempt { time: compose::unix_millis(), host: attempt.host().cloned() };

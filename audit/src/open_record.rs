@@ -6,6 +6,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Instant;
 
+use rules::ids::SandboxId;
 use ulid::Ulid;
 
 use crate::attempt::{
@@ -54,6 +55,8 @@ impl OpenRecord {
     /// Sets the sandbox that made the attempt; none if its channel belongs to none.
     pub fn set_sandbox(&mut self, subject: impl Into<Option<RecordedSandbox>>) {
         self.attempt.subject = subject.into();
+        let subject = self.attempt.subject.as_ref();
+        self.attempt.sandbox = subject.and_then(|subject| SandboxId::parse(&subject.sandbox.0.to_arc()).ok());
     }
 
     /// Sets the facts of the attempt.
@@ -79,6 +82,7 @@ impl OpenRecord {
         }
         let mut attempt = self.log.new_attempt(self.attempt.arrival.clone());
         attempt.subject.clone_from(&self.attempt.subject);
+        attempt.sandbox.clone_from(&self.attempt.sandbox);
         attempt.facts = facts;
         OpenRecord::new(self.log.clone(), attempt)
     }

@@ -384,7 +384,9 @@ impl LogCore {
         queue.bytes -= bytes;
         if batch.is_empty() {
             queue.end_turn();
-            self.wake.notify_one();
+            if queue.owner == WriteOwner::Keeper {
+                self.wake.notify_one();
+            }
             return None;
         }
         queue.writing_since = Some(Instant::now());

@@ -11,6 +11,8 @@ pub const QUERY_BYTES: usize = sys::datagrams::DATAGRAM_BYTES;
 /// Largest answer of a resolver.
 pub const ANSWER_BYTES: usize = 65_535;
 
+/// UDP sockets of an address whose queries belong to several sandboxes: each sandbox's queries wait in one of them.
+pub const SHARED_SOCKETS: usize = 32;
 /// Datagrams per `recvmmsg` and `sendmmsg`.
 pub const DATAGRAM_BATCH: usize = sys::datagrams::BATCH;
 /// Upstream queries in flight, in all. Half of them are divided among the sandboxes: a share that no other can take.

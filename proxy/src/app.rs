@@ -102,6 +102,7 @@ impl App {
         overrides: AppOverrides,
         stop: watch::Receiver<bool>,
     ) -> anyhow::Result<Self> {
+        let _starting = housekeeping::report_start().context("cannot start a thread")?;
         let config = source.path();
         let mut sources = source.read()?;
         let configuration = load_config(&sources)?;

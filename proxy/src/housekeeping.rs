@@ -4,25 +4,43 @@
 use std::collections::HashSet;
 use std::path::PathBuf;
 use std::sync::Arc;
+use std::sync::mpsc::{RecvTimeoutError, Sender, channel};
 use std::time::{Duration, Instant};
 
 use sys::file::{self, FileCall};
 
 use crate::admin::status::AdminState;
 use crate::policy::store::HANGING_AFTER;
+use crate::report::metrics;
 
 /// Time between two looks.
 const INTERVAL: Duration = Duration::from_secs(1);
-/// Resident bytes beyond those after the last return of memory that are worth returning.
+/// Resident bytes beyond those at the quietest time that are worth returning.
 const RETURN_BYTES: u64 = 32 << 20;
+/// Longest time between two returns of memory, while they gain nothing.
+const MAX_PAUSE: Duration = Duration::from_secs(60);
 /// Tasks per worker thread that return its memory. More than one, because a thread may run two in a row.
-const RETURNS_PER_WORKER: usize = 4;
+const RELEASES_PER_WORKER: usize = 4;
 /// Size of a page, in which the kernel counts. Where pages are larger, less memory seems resident.
 const PAGE_BYTES: u64 = 4096;
 
 /// Runs until dropped.
 pub(crate) async fn run_periodic(state: Arc<AdminState>) {
     tokio::join!(report_hanging_files(), prune_sandboxes(&state), return_memory());
+}
+
+/// Logs what a start waits for, until the sender is dropped. A start reads files itself: it serves nothing yet.
+pub(crate) fn report_start() -> std::io::Result<Sender<()>> {
+    let (started, wait) = channel();
+    std::thread::Builder::new().name("start".to_owned()).spawn(move || {
+        while wait.recv_timeout(HANGING_AFTER) == Err(RecvTimeoutError::Timeout) {
+            for call in file::calls_longer_than(HANGING_AFTER) {
+                let seconds = call.since.elapsed().as_secs();
+                tracing::error!(path = %call.path.display(), seconds, "still starting: a file does not answer");
+            }
+        }
+    })?;
+    Ok(started)
 }
 
 /// Logs each file that does not answer, once, and when it does again.
@@ -47,28 +65,37 @@ async fn report_hanging_files() {
 /// Returns memory to the kernel when a burst is over.
 ///
 /// The allocator keeps freed memory with the thread that allocated it, for reuse, and an idle thread never looks at it
-/// again: hundreds of megabytes stay resident. So, once more is resident than after the last time and it grows no
-/// further, every worker thread is made to return what it has. Whatever stays is in use, and counts from then on.
+/// again: hundreds of megabytes stay resident. So, while more is resident than there was at the quietest time and it
+/// does not grow, every worker thread is made to return what it has; less and less often if that gains nothing, because
+/// the memory is in use.
 async fn return_memory() {
-    let (mut base, mut last) = (resident_bytes(), resident_bytes());
+    let mut quietest = resident_bytes();
+    let (mut last, mut pause) = (quietest, INTERVAL);
     loop {
-        tokio::time::sleep(INTERVAL).await;
+        tokio::time::sleep(pause).await;
         let resident = resident_bytes();
         let is_growing = resident > last;
-        (base, last) = (base.min(resident), resident);
-        if is_growing || resident < base + RETURN_BYTES {
+        (quietest, last) = (quietest.min(resident), resident);
+        if is_growing || resident < quietest + RETURN_BYTES {
+            pause = INTERVAL;
             continue;
         }
-        let started = Instant::now();
-        let workers = tokio::runtime::Handle::current().metrics().num_workers();
-        let returns =
-            (0..workers * RETURNS_PER_WORKER).map(|_| tokio::spawn(async { sys::memory::release_freed() }));
-        for task in returns.collect::<Vec<_>>() {
-            drop(task.await); // it cannot fail
-        }
-        (base, last) = (resident_bytes(), resident_bytes());
-        let took = started.elapsed();
-        tracing::debug!(before = resident, after = base, ?took, "returned memory to the kernel");
+        release_on_workers().await;
+        last = resident_bytes();
+        pause = match resident.saturating_sub(last) > RETURN_BYTES / 4 {
+            true => INTERVAL,
+            false => (pause * 2).min(MAX_PAUSE),
+        };
+        metrics::count_memory_return(resident.saturating_sub(last));
+    }
+}
+
+/// Makes every worker thread of the runtime return the memory that it has freed.
+async fn release_on_workers() {
+    let workers = tokio::runtime::Handle::current().metrics().num_workers();
+    let release = |_| tokio::spawn(async { sys::memory::release_freed() });
+    for task in (0..workers * RELEASES_PER_WORKER).map(release).collect::<Vec<_>>() {
+        drop(task.await); // it cannot fail
     }
 }
 

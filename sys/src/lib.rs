@@ -1,5 +1,5 @@
 //! Every `unsafe` block of Sandbar: system calls that neither the standard library, `nix` nor
-//! `socket2` wraps safely, and what every crate needs: [`file`], [`worker`] and [`lock`]. Functions are small
+//! `socket2` wraps safely, and what every crate needs: [`mod@file`], [`worker`] and [`lock`]. Functions are small
 //! and know nothing about their callers.
 
 pub mod clock;

@@ -24,6 +24,61 @@ pub fn enable_packet_mark(socket: BorrowedFd<'_>) -> io::Result<()> {
     enable_option(socket, libc::SOL_SOCKET, SO_RCVMARK)
 }
 
+/// What decides which of the sockets that share a port (`SO_REUSEPORT`) receives a packet.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum SteerKey {
+    Interface,
+    Mark,
+    SourceAddress,
+}
+
+/// Makes the kernel choose among the first `sockets` sockets that share this one's port by `key`, rather than by a hash
+/// that includes the source port: all packets with one key then wait in one queue, and fill no other.
+pub fn steer_packets(
+    socket: BorrowedFd<'_>,
+    local: SocketAddr,
+    key: SteerKey,
+    sockets: u32,
+) -> io::Result<()> {
+    // Offsets that the kernel understands as "ancillary data" and "from the network header", see bpf(2) and
+    // <linux/filter.h>; they are negative, and the field is unsigned.
+    const ANCILLARY: u32 = -0x1000_i32 as u32;
+    const NETWORK: u32 = -0x10_0000_i32 as u32;
+    const SKF_AD_IFINDEX: u32 = 8;
+    const SKF_AD_MARK: u32 = 20;
+    let step = |code: u32, k: u32| libc::sock_filter { code: code as u16, jt: 0, jf: 0, k };
+    let load = |offset: u32| step(libc::BPF_LD | libc::BPF_W | libc::BPF_ABS, offset);
+    let mut program = match (key, local) {
+        (SteerKey::Interface, _) => vec![load(ANCILLARY.wrapping_add(SKF_AD_IFINDEX))],
+        (SteerKey::Mark, _) => vec![load(ANCILLARY.wrapping_add(SKF_AD_MARK))],
+        (SteerKey::SourceAddress, SocketAddr::V4(_)) => vec![load(NETWORK.wrapping_add(12))],
+        (SteerKey::SourceAddress, SocketAddr::V6(_)) => {
+            let words = [8, 12, 16, 20].map(|at| load(NETWORK.wrapping_add(at)));
+            let [first, rest @ ..] = words;
+            let fold = rest.into_iter().flat_map(|word| {
+                let keep = step(libc::BPF_MISC | libc::BPF_TAX, 0);
+                [keep, word, step(libc::BPF_ALU | libc::BPF_XOR | libc::BPF_X, 0)]
+            });
+            std::iter::once(first).chain(fold).collect()
+        }
+    };
+    program.push(step(libc::BPF_ALU | libc::BPF_MOD | libc::BPF_K, sockets.max(1)));
+    program.push(step(libc::BPF_RET | libc::BPF_A, 0));
+    let length = u16::try_from(program.len()).map_err(io::Error::other)?;
+    let program = libc::sock_fprog { len: length, filter: program.as_mut_ptr() };
+    // SAFETY: `program` is a live local that points to `length` instructions, which the kernel copies.
+    let attached = unsafe {
+        libc::setsockopt(
+            socket.as_raw_fd(),
+            libc::SOL_SOCKET,
+            libc::SO_ATTACH_REUSEPORT_CBPF,
+            (&raw const program).cast(),
+            size_of::<libc::sock_fprog>() as libc::socklen_t,
+        )
+    };
+    if attached == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
+}
+
 /// Lets the socket accept traffic for addresses that are not local, and reply from them
 /// (`IP_TRANSPARENT`). Only TPROXY redirection needs it, which needs the same privilege.
 pub fn enable_transparent(socket: BorrowedFd<'_>, address: SocketAddr) -> io::Result<()> {

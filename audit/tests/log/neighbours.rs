@@ -271,3 +271,49 @@ async fn p8_compressed_segments_read_and_verify_like_plain_ones() {
     let verified = audit::verify::verify(&files(&dir), &[], &audit::verify::VerifyProgress::default());
     assert!(verified.is_err() || !verified.unwrap().faults.is_empty());
 }
+
+#[tokio::test]
+async fn p17_a_flood_of_many_kinds_is_counted_too() {
+    let (_guard, config) = temp_config();
+    let dir = config.dir.clone();
+    let log = Log::open(config).unwrap();
+    let codes: Vec<&'static str> = (0..100).map(|at| &*format!("kind_{at}").leak()).collect();
+    for round in 0..5_000 {
+        open_for(&log, Some("a"), "no.example").post_denial(verdict(codes[round % codes.len()]));
+    }
+    log.close();
+    let all = records(&dir);
+    let counted = all.iter().filter(|record| record["unmapped"]["sandbar"]["event"] == "attempts_folded");
+    assert_eq!(denied(&all, Some("a")) + counted.map(folded).sum::<u64>(), 5_000);
+    assert!(all.len() < 600, "{}", all.len());
+}
+
+#[tokio::test]
+async fn p17_a_flood_of_findings_is_folded_and_each_names_an_attempt_that_is_there() {
+    let (_guard, config) = temp_config();
+    let dir = config.dir.clone();
+    let log = Log::open(config).unwrap();
+    let finding = audit::DetectionFinding {
+        code: audit::FindingCode::DnsTunnelSuspected,
+        title: "again".into(),
+        severity: audit::FindingSeverity::Medium,
+        message: None,
+        score: None,
+        features: Vec::new(),
+    };
+    for _ in 0..2_000 {
+        let record = open_for(&log, Some("a"), "no.example");
+        record.record_finding(&finding).await.unwrap();
+        record.record_refusal(verdict("not_listed")).await.unwrap();
+    }
+    log.close();
+    let all = records(&dir);
+    let findings: Vec<&Value> = all.iter().filter(|record| record["class_uid"] == 2004).collect();
+    assert_eq!(findings.iter().map(|record| 1 + folded(record)).sum::<u64>(), 2_000);
+    assert_eq!(denied(&all, Some("a")), 2_000);
+    assert!(all.len() < 600, "{}", all.len());
+    for found in findings {
+        let named = found["finding_info"]["related_events"][0]["uid"].as_str().unwrap();
+        assert!(attempt_records(&dir, named).iter().any(|record| stage(record) == "denied"), "{found}");
+    }
+}

@@ -76,7 +76,7 @@ pub struct DnsServer {
 }
 
 impl DnsServer {
-    /// Opens all listeners, each with `workers` UDP sockets.
+    /// Opens all listeners, each with `workers` UDP sockets, or more if it serves several sandboxes.
     ///
     /// # Errors
     ///
@@ -96,9 +96,7 @@ impl DnsServer {
         for listener in listeners {
             let acceptor = tcp::TcpAcceptor::open(listener, server.connections.clone())?;
             let bind = acceptor.address(); // the kernel chose a port for port 0: UDP uses the same
-            for _ in 0..workers.max(1) {
-                server.udp.push(udp::UdpWorker::open(&DnsListener { bind, ..listener.clone() })?);
-            }
+            server.udp.extend(udp::UdpWorker::open_all(&DnsListener { bind, ..listener.clone() }, workers)?);
             server.tcp.push(acceptor);
         }
         Ok(server)

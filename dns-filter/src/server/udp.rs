@@ -31,14 +31,14 @@ use tokio::time::Instant;
 use super::local_addresses::LocalAddresses;
 use super::{DnsAttribution, DnsListener, ListenError, admit_waiting, unnamed_interface, wait_for_stop};
 use crate::filter::DnsFilter;
-use crate::limits::DATAGRAM_BATCH;
+use crate::limits::{DATAGRAM_BATCH, SHARED_SOCKETS};
 use crate::message::DnsTransport;
 use crate::query::{QueryArrival, QueryStep};
 use sys::datagrams::{Datagram, DatagramBatch, OutgoingDatagram, send_datagrams};
-use sys::socket as kernel;
+use sys::socket::{self as kernel, SteerKey};
 
 /// Receive buffer of a socket, in octets.
-const RECEIVE_BUFFER: usize = 4 << 20;
+const RECEIVE_BUFFER: usize = 1 << 20;
 /// How long the name of an interface is cached.
 const NAME_AGE: Duration = Duration::from_secs(1);
 /// Batches before the worker yields to other tasks.
@@ -54,7 +54,29 @@ pub(super) struct UdpWorker {
 }
 
 impl UdpWorker {
-    pub(super) fn open(listener: &DnsListener) -> Result<Self, ListenError> {
+    /// Opens the sockets of one address.
+    ///
+    /// A socket has one queue, and when it is full the kernel drops whatever comes. So that a sandbox that floods its
+    /// queue drops only its own queries, an address of several sandboxes has more sockets than workers, and the kernel
+    /// chooses by what tells sandboxes apart. Two that share a socket remain possible: there are [`SHARED_SOCKETS`].
+    pub(super) fn open_all(listener: &DnsListener, workers: usize) -> Result<Vec<Self>, ListenError> {
+        let key = match &listener.whose {
+            DnsAttribution::Dedicated(_) => None,
+            DnsAttribution::Interface => Some(SteerKey::Interface),
+            DnsAttribution::Mark => Some(SteerKey::Mark),
+            DnsAttribution::SourceAddress => Some(SteerKey::SourceAddress),
+        };
+        let count = key.map_or(workers.max(1), |_| workers.max(SHARED_SOCKETS));
+        let opened: Vec<Self> = (0..count).map(|_| Self::open(listener)).collect::<Result<_, _>>()?;
+        if let (Some(key), Some(last)) = (key, opened.last()) {
+            let (address, what) = (listener.bind, "queue");
+            let steered = kernel::steer_packets(last.socket.as_fd(), address, key, count as u32);
+            steered.map_err(|source| ListenError::Kernel { address, what, source })?;
+        }
+        Ok(opened)
+    }
+
+    fn open(listener: &DnsListener) -> Result<Self, ListenError> {
         let address = listener.bind;
         let bound = |source| ListenError::Bind { address, source };
         let socket = bind_socket(address).map_err(bound)?;

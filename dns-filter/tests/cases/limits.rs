@@ -191,6 +191,49 @@ async fn p20_look_ups_without_an_answer_leave_another_sandbox_its_share() {
     assert!(text.contains("sandbox `s` uses") && text.contains("asked for 1"), "says whose quota it is");
 }
 
+/// Sandbox A has filled its queue before anything is read; all queries of B, C and D are answered.
+#[tokio::test(flavor = "multi_thread")]
+async fn p20_a_flood_of_queries_drops_only_those_of_its_own_sandbox() {
+    let world = DnsFixture::new().await;
+    for whose in [DnsAttribution::Interface, DnsAttribution::SourceAddress] {
+        let listener = DnsListener { bind: "[::1]:0".parse().unwrap(), whose };
+        assert!(
+            DnsServer::open(world.filter.clone(), &[listener], 2).is_ok(),
+            "the kernel takes the program"
+        );
+    }
+    let addresses = ["127.0.1.1", "127.0.1.2", "127.0.1.3", "127.0.1.4"];
+    let whose = DnsAttribution::SourceAddress;
+    let listener = DnsListener { bind: "127.0.0.1:0".parse().unwrap(), whose };
+    let server = DnsServer::open(world.filter.clone(), &[listener], 2).unwrap();
+    let address = server.addresses()[0];
+    let query = build_query("pastebin.com", A);
+    for _ in 0..64 {
+        let flooder = UdpSocket::bind((addresses[0], 0)).await.unwrap(); // another port each time
+        for _ in 0..2000 {
+            flooder.send_to(&query, address).await.unwrap();
+        }
+    }
+    let mut clients = Vec::new();
+    for source in &addresses[1..] {
+        let client = UdpSocket::bind((*source, 0)).await.unwrap();
+        for _ in 0..20 {
+            client.send_to(&query, address).await.unwrap();
+        }
+        clients.push(client);
+    }
+    let (_stop, stopped) = watch::channel(false);
+    tokio::spawn(server.run(stopped));
+    for client in &clients {
+        for at in 0..20 {
+            timeout(SOON, client.recv(&mut [0; 2048]))
+                .await
+                .unwrap_or_else(|_| panic!("query {at}"))
+                .unwrap();
+        }
+    }
+}
+
 #[tokio::test(flavor = "multi_thread")]
 async fn p17_concurrent_queries_of_a_connection_are_bounded_by_the_pipeline() {
     let tune = |settings: &mut rules::configuration::DnsSettings| {

@@ -2,9 +2,10 @@
 //! waits for them, nobody else notices, and the operator is told which file it is.
 
 use std::fs::{self, File};
+use std::io::{BufRead, BufReader};
 use std::os::fd::AsRawFd;
 use std::path::{Path, PathBuf};
-use std::process::Command;
+use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
 use nix::mount::{MntFlags, MsFlags, mount, umount2};
@@ -171,4 +172,22 @@ fn p16_account_files_on_a_dead_mount_refuse_what_needs_them_and_nothing_else() {
     assert!(ask_admin(&world, "GET", "budgets").contains("requests_per_hour"));
     drop(dead);
     wait_until("it counts again", || get(&world, "counted.test", &counted).status == 200);
+}
+
+#[test]
+fn p16_a_start_that_waits_for_a_dead_mount_says_so() {
+    let origin = ScriptedOrigin::start_plain();
+    let mut world = InstanceSetup::with_hosts(&[("a.test", origin.port())]).start();
+    assert!(world.stop());
+    let dead = DeadMount::over(world.policy_dir());
+    let mut command = integration::sandbar();
+    command.args(["serve", "-c"]).arg(world.config_path());
+    let mut child = command.stderr(Stdio::piped()).spawn().unwrap();
+    let said = BufReader::new(child.stderr.take().unwrap()).lines().map_while(Result::ok);
+    let shown = world.policy_dir().display().to_string();
+    let told = said.into_iter().find(|line| line.contains("still starting") && line.contains(&shown));
+    assert!(told.is_some(), "it ended without a word");
+    child.kill().unwrap();
+    child.wait().unwrap();
+    drop(dead);
 }

@@ -121,6 +121,12 @@ fn p17_memory_is_returned_after_a_burst() {
     let open: Vec<RawConnection> = (0..BURST).map(|_| request()).collect();
     wait_until("all are asked", || origin.requests().len() > BURST);
     let peak = world.resident_kilobytes();
+    // While the connections are open their memory is in use; that it was looked at then must not keep it later.
+    let returns = || {
+        let metrics = crate::files::ask_admin(&world, "GET", "metrics");
+        metrics.lines().any(|line| line.starts_with("sandbar_memory_returns_total ")) // once it was counted
+    };
+    wait_until("memory was returned once", returns);
     drop(open);
     println!("{quiet} KB before, {peak} KB at the peak");
     assert!(peak > quiet + 2 * BURST_SLACK, "no burst: {quiet} KB before, {peak} KB at the peak");

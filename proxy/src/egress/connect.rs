@@ -152,11 +152,15 @@ async fn connect(address: SocketAddr, mark: Option<u32>) -> io::Result<TcpStream
 }
 
 fn dial_refusal(error: &io::Error) -> Refusal {
-    match error.kind() {
-        io::ErrorKind::AddrNotAvailable => Reason::OutOfPorts.into(),
-        io::ErrorKind::TimedOut => Reason::UpstreamTimeout.into(),
-        _ => Reason::UpstreamUnreachable.into(),
-    }
+    let kind = error.kind();
+    let reason = if kind == io::ErrorKind::AddrNotAvailable {
+        Reason::OutOfPorts
+    } else if kind == io::ErrorKind::TimedOut {
+        Reason::UpstreamTimeout
+    } else {
+        Reason::UpstreamUnreachable
+    };
+    reason.into()
 }
 
 fn refused_dial(refusal: Refusal) -> Box<Error> {

@@ -191,16 +191,13 @@ impl ProxyHttp for RequestFilter {
         let (record, quota, departed) = (Some(record), None, None);
         let state = RequestState { monitor, rules, record, quota, departed, status: None, refusal: None };
         let state = request.state.insert(state);
-        let done = match (identified, &mode) {
-            (Ok(sandbox), mode) => match (self.reserve(session, state, &sandbox), mode) {
-                (Ok(()), Some(mode)) => self.handle_memory(session, state, &sandbox, mode).await,
-                (Ok(()), None) => self.authorize(session, state, &sandbox).await,
-                (Err(refusal), _) => Err(refusal),
-            },
-            (Err(reason), _) => {
-                session.set_keepalive(None);
-                Err(reason.into())
-            }
+        let identified = identified.inspect_err(|_| session.set_keepalive(None));
+        let admitted = identified.map_err(Refusal::from);
+        let admitted = admitted.and_then(|sandbox| self.reserve(session, state, &sandbox).map(|()| sandbox));
+        let done = match (admitted, &mode) {
+            (Ok(sandbox), Some(mode)) => self.handle_memory(session, state, &sandbox, mode).await,
+            (Ok(sandbox), None) => self.authorize(session, state, &sandbox).await,
+            (Err(refusal), _) => Err(refusal),
         };
         match done {
             Ok(()) => Ok(mode.is_some()), // true ends the request here: the guard has responded

@@ -41,6 +41,8 @@ pub(crate) fn install() -> anyhow::Result<PrometheusHandle> {
     describe_gauge!("sandbar_policy_age_seconds", "Seconds since the rules were loaded.");
     describe_gauge!("sandbar_grants", "Grants in force.");
     describe_gauge!("sandbar_pending", "Refusals that a grant could lift.");
+    describe_counter!("sandbar_memory_returns_total", "Returns of freed memory to the kernel.");
+    describe_counter!("sandbar_memory_returned_bytes_total", "Bytes returned to the kernel.");
     describe_gauge!("sandbar_hanging_files", "Files that have not answered for two seconds.");
     describe_gauge!("sandbar_sandbox_states", "Sandboxes for which the proxy keeps state.");
     describe_gauge!("sandbar_dns_sandbox_states", "Sandboxes for which the DNS filter keeps state.");
@@ -60,6 +62,11 @@ pub(crate) fn count_bytes(meter: &ByteCount) {
     let (sent, received) = meter.sent_and_received();
     counter!("sandbar_sent_bytes_total").increment(sent);
     counter!("sandbar_received_bytes_total").increment(received);
+}
+
+pub(crate) fn count_memory_return(bytes: u64) {
+    counter!("sandbar_memory_returns_total").increment(1);
+    counter!("sandbar_memory_returned_bytes_total").increment(bytes);
 }
 
 pub(crate) fn count_shed_accept() {

@@ -514,7 +514,7 @@ impl From<Exhausted> for Refusal {
 /// Returns the budgets that an attempt is charged to.
 ///
 /// Three budgets are enforced elsewhere: DNS bits by the DNS filter, a sandbox's connections by
-/// [`ConnectionLimit`](crate::budget::slots::ConnectionLimit), and its lifetime by the rules.
+/// [`Quotas`](crate::budget::quota::Quotas), and its lifetime by the rules.
 fn budget_lines(permit: &Permit) -> Arc<[BudgetLine]> {
     let here = |budgets: Budgets, purse: BudgetOwner| {
         budgets.limits().filter_map(move |(budget, limit)| {
