@@ -63,7 +63,7 @@ macro_rules! resources {
 resources! {
     /// Bytes that requests and connections hold in memory.
     Buffers buffers "bytes of buffers", from "3/8 of the memory";
-    /// Open connections of sandboxes. `connections` and `connections_per_sandbox` under `[limits]` apply, too.
+    /// Open connections of sandboxes. Unless set here, one may have `connections_per_sandbox` under `[limits]`.
     Connections connections "connections", from "`connections` under `[limits]`";
     /// File descriptors for connections, dialled connections and pipes.
     Descriptors descriptors "file descriptors", from "the descriptor limit, less a reserve";
