@@ -14,7 +14,7 @@ const LEFT_BEHIND: u64 = 40 << 20;
 /// How long memory may take to return to the system.
 const GIVEN_BACK_WITHIN: Duration = Duration::from_secs(20);
 /// What a burst may leave behind then.
-const AFTER_BURST: u64 = 96 << 20;
+const AFTER_BURST: u64 = 48 << 20;
 
 #[test]
 fn p17_sandboxes_that_leave_take_their_memory_with_them() {
@@ -49,15 +49,15 @@ fn p17_memory_is_given_back_after_a_burst() {
     let scene = Scene::new();
     let before = scene.resident();
     let held = scene.attack(
-        "30 unread downloads of 10 MB",
+        "80 memory bodies of 4 MB without end",
         take(1, 1, |_| {
             let attacker = scene.attacker.clone();
             async move {
-                let mut streams = attacker.open_http2("origin.test:8003").await?;
-                for _ in 0..30 {
-                    streams.start("GET", "/large").await?;
+                let mut streams = attacker.open_http2("memory.test:8007").await?;
+                for _ in 0..80 {
+                    streams.start("POST", "/v1/recall").await?;
                 }
-                streams.read_heads(Duration::from_secs(2)).await;
+                streams.pour(4_000_000).await;
                 Ok(streams)
             }
         }),
