@@ -233,6 +233,7 @@ impl QuotaDocument {
     pub(crate) fn to_settings(
         &self,
         sandboxes: u64,
+        limits: &TrafficLimits,
         mut reject: impl FnMut(&Spanned<u64>, QuotaError),
     ) -> QuotaSettings {
         let mut settings = QuotaSettings::default();
@@ -244,7 +245,13 @@ impl QuotaDocument {
                 per_sandbox: value(&entry.per_sandbox),
                 share: value(&entry.share),
             };
-            let total = slot.total.unwrap_or(u64::MAX);
+            let usual = match resource {
+                Resource::Connections => limits.connections,
+                Resource::Requests => REQUESTS,
+                // Only the machine can tell.
+                Resource::Buffers | Resource::Descriptors | Resource::Ports | Resource::Stalled => u64::MAX,
+            };
+            let total = slot.total.unwrap_or(usual);
             let cap = slot.per_sandbox.unwrap_or(total);
             let terms = ShareTerms { total, cap, share: slot.share.unwrap_or_default() };
             let written = entry.share.as_ref().or(entry.per_sandbox.as_ref());

@@ -121,6 +121,13 @@ impl InboundConnection {
         drop(timeout(LINGER, send_and_linger(self.stream, &answer)).await); // a slow client misses it
     }
 
+    /// Refuses the connection without an answer. Its socket is closed before its record is written.
+    pub(super) async fn close_refused(self, refusal: &Refusal) {
+        let InboundConnection { stream, record, rules, .. } = self;
+        drop(stream);
+        drop(refusal::refuse(record, refusal, &rules, BodyAudience::Person).await);
+    }
+
     /// Finds out how to answer a client of the explicit proxy that was refused before it sent a byte.
     async fn detect_reply_format(&mut self) {
         let stream = &mut self.stream;

@@ -15,6 +15,7 @@ use audit::{AttemptOutcome, Ending, FailureCode};
 use rules::budget::BudgetKind;
 use rules::configuration::ListenerMode;
 use rules::facts::{ConnectTarget, HttpVersion};
+use rules::quota::Resource;
 use rules::{Channel, Host, Permit, Reason, RuleSet, SandboxRef};
 use tokio::sync::{Semaphore, watch};
 use tokio::time::timeout;
@@ -88,9 +89,10 @@ impl ConnectionHandler {
             Ok(admitted) => admitted,
             Err(refusal) => {
                 // It holds no quota, so only a few may wait for their answer; the others are closed at once.
-                let _answered =
-                    self.refused.try_acquire().map_err(|_| inbound.reply_format = ReplyFormat::Silent);
-                return Box::pin(inbound.refuse(&refusal)).await;
+                return match self.refused.try_acquire() {
+                    Ok(_answered) => Box::pin(inbound.refuse(&refusal)).await,
+                    Err(_) => Box::pin(inbound.close_refused(&refusal)).await,
+                };
             }
         };
         match Box::pin(self.decide(&mut inbound, &sandbox)).await {
@@ -139,6 +141,11 @@ impl ConnectionHandler {
         sandbox: &SandboxRef,
     ) -> Result<NextStage, Refusal> {
         let limits = &self.shared.limits;
+        let _first_bytes = self.shared.quotas.reserve(
+            Resource::Buffers,
+            &sandbox.id,
+            limits.hello_bytes.max(limits.head_bytes),
+        )?;
         let deadline = Instant::now() + limits.first_bytes();
         let Some((target, port)) = self.find_target(inbound, sandbox, deadline).await? else {
             return Ok(NextStage::Plain(RequestScope::Anywhere, HttpVersion::Http1));

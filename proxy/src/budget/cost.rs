@@ -8,10 +8,11 @@ const MIB: u64 = 1 << 20;
 
 /// Memory of an accepted connection: TLS state, its task, and its first bytes.
 pub(crate) const CONNECTION_BYTES: u64 = 64 * KIB;
-/// Flow-control window of a client's HTTP/2 connection: what its streams can have sent that nobody has read.
-pub(crate) const HTTP2_WINDOW: u32 = 512 << 10;
-/// Flow-control window of one stream. Sandboxes are near: a round trip takes far less than a millisecond.
-pub(crate) const HTTP2_STREAM_WINDOW: u32 = 128 << 10;
+/// Largest flow-control window of a client's HTTP/2 connection: what its streams can have sent that nobody has read.
+/// Sandboxes are near: a round trip takes far less than a millisecond.
+pub(crate) const HTTP2_WINDOW: u64 = 512 * KIB;
+/// Largest flow-control window of one of its streams.
+pub(crate) const HTTP2_STREAM_WINDOW: u64 = 128 * KIB;
 /// Bytes that `h2` may queue for one stream of a client.
 pub(crate) const SEND_QUEUE_BYTES: u64 = 64 * KIB;
 /// Memory of an open request besides its head and bodies: the tasks and queues of Pingora and `h2`.
@@ -20,16 +21,29 @@ pub(crate) const REQUEST_BYTES: u64 = 32 * KIB;
 pub(crate) const HEAD_COPIES: u64 = 3;
 /// Memory of a request body on its way up: what `h2` queues towards an origin server (400 KiB), and Pingora's buffers.
 pub(crate) const UPLOAD_BYTES: u64 = 512 * KIB;
-/// Memory of a response body on its way down: five of Pingora's buffers of 64 KiB, and [`SEND_QUEUE_BYTES`].
-pub(crate) const DOWNLOAD_BYTES: u64 = 5 * 64 * KIB + SEND_QUEUE_BYTES;
+/// Memory of a response body on its way down. Pingora queues up to five buffers of 64 KiB, TLS as much again on either
+/// side, and `h2` [`SEND_QUEUE_BYTES`]; a download that nobody reads was measured at 770 KiB.
+pub(crate) const DOWNLOAD_BYTES: u64 = 11 * 64 * KIB + SEND_QUEUE_BYTES;
 /// Memory of a dialled connection: TLS state and its task.
-pub(crate) const DIALLED_BYTES: u64 = 64 * KIB;
-/// Smallest HTTP/2 window towards an origin server.
+pub(crate) const DIALLED_BYTES: u64 = 32 * KIB;
+/// Smallest HTTP/2 window.
 pub(crate) const MIN_WINDOW: u64 = 64 * KIB;
 /// Largest HTTP/2 window towards an origin server, for all streams of a connection.
 pub(crate) const MAX_WINDOW: u64 = 4 * MIB;
-/// Kernel memory of a direction of a tunnel that is stalled: the pipe, and the buffers of both sockets.
-pub(crate) const STALLED_BYTES: u64 = MIB;
+/// What one download over HTTP/2 on both sides reserves, with the smallest windows and a small head.
+pub(crate) const DOWNLOAD_SHARE: u64 =
+    CONNECTION_BYTES + MIN_WINDOW + REQUEST_BYTES + DOWNLOAD_BYTES + DIALLED_BYTES + MIN_WINDOW;
+/// A new HTTP/2 window has at most this part of the memory that its sandbox may still reserve...
+pub(crate) const WINDOW_PART: u64 = 16;
+/// ...and of the sandbox's share.
+pub(crate) const WINDOWS_PER_SHARE: u64 = 8;
+/// Kernel memory of a direction of a tunnel that is stalled, besides the receive buffer of one socket: a pipe, and what
+/// waits unsent in the other socket.
+pub(crate) const STALLED_BYTES: u64 = 640 * KIB;
+/// Receive buffer of a socket that has not received much yet.
+const FRESH_RECEIVE_BUFFER: u64 = 128 * KIB;
+/// What one stalled direction reserves at least.
+pub(crate) const STALLED_SHARE: u64 = STALLED_BYTES + FRESH_RECEIVE_BUFFER;
 /// Descriptors of a tunnel's pipes, one for each direction.
 pub(crate) const PIPE_DESCRIPTORS: u64 = 4;
 
@@ -92,7 +106,11 @@ fn costs(limits: &TrafficLimits) -> Vec<(String, String)> {
     let head = limits.head_bytes;
     [
         ("connection", format!("{} of buffers, 1 connection, 1 descriptor", bytes(CONNECTION_BYTES))),
-        ("HTTP/2 connection, in addition", format!("{} of buffers: its window", bytes(HTTP2_WINDOW.into()))),
+        (
+            "connection until it is decided, in addition",
+            format!("{} of buffers: `hello_bytes`", bytes(limits.hello_bytes)),
+        ),
+        ("HTTP/2 connection, in addition", format!("its window, {} to {} of buffers", bytes(MIN_WINDOW), bytes(HTTP2_WINDOW))),
         (
             "request or HTTP/2 stream",
             format!(
@@ -110,9 +128,10 @@ fn costs(limits: &TrafficLimits) -> Vec<(String, String)> {
             format!("{} of buffers, 1 descriptor, 1 port until a minute after its end", bytes(DIALLED_BYTES)),
         ),
         (
-            "HTTP/2 connection to an origin server, in addition",
+            "HTTP/2 connection to an origin server in use, in addition",
             format!(
-                "its window: 1/16 of the buffers that the sandbox may still reserve, {} to {}",
+                "its window, {} to {} of buffers: at most 1/{WINDOW_PART} of what the sandbox may still reserve, and \
+                 1/{WINDOWS_PER_SHARE} of its share",
                 bytes(MIN_WINDOW),
                 bytes(MAX_WINDOW)
             ),
@@ -123,7 +142,10 @@ fn costs(limits: &TrafficLimits) -> Vec<(String, String)> {
         ),
         (
             "direction of a tunnel that takes no bytes for 200 ms",
-            format!("{} of stalled bytes", bytes(STALLED_BYTES)),
+            format!(
+                "{} of stalled bytes, and the receive buffer that the kernel gave its socket",
+                bytes(STALLED_BYTES)
+            ),
         ),
     ]
     .map(|(object, cost)| (object.to_owned(), cost))
@@ -134,7 +156,7 @@ fn products(limits: &TrafficLimits) -> [(&'static str, u64); 5] {
     let request = REQUEST_BYTES + HEAD_COPIES * limits.head_bytes;
     [
         ("idle connections", CONNECTION_BYTES),
-        ("idle HTTP/2 connections", CONNECTION_BYTES + u64::from(HTTP2_WINDOW)),
+        ("idle HTTP/2 connections", CONNECTION_BYTES + HTTP2_WINDOW),
         ("requests with the largest head", request),
         ("downloads that nobody reads", request + DOWNLOAD_BYTES),
         ("memory request bodies", request + limits.memory_body_bytes),

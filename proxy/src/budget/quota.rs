@@ -8,6 +8,7 @@
 
 use std::collections::{HashMap, VecDeque};
 use std::net::SocketAddr;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
@@ -20,7 +21,8 @@ use rules::{Reason, RuleSet};
 use serde_json::{Value, json};
 
 use crate::budget::cost::{
-    CONNECTION_BYTES, DOWNLOAD_BYTES, HEAD_COPIES, PIPE_DESCRIPTORS, REQUEST_BYTES, UPLOAD_BYTES,
+    CONNECTION_BYTES, DOWNLOAD_BYTES, DOWNLOAD_SHARE, HEAD_COPIES, MIN_WINDOW, PIPE_DESCRIPTORS,
+    REQUEST_BYTES, STALLED_SHARE, UPLOAD_BYTES, WINDOW_PART, WINDOWS_PER_SHARE,
 };
 use crate::budget::ledger::Exhausted;
 use crate::report::metrics;
@@ -38,6 +40,8 @@ pub(crate) struct Quotas {
     machine: MachineLimits,
     limits: TrafficLimits,
     totals: Vec<Mutex<SharedTotal>>,
+    /// How many sandboxes divide the totals.
+    sandboxes: AtomicU64,
     ports: Mutex<PortTable>,
     /// How long a closed connection keeps its port: towards loopback, and elsewhere.
     linger: [Duration; 2],
@@ -70,6 +74,8 @@ pub(crate) struct PortReservation {
     quotas: Arc<Quotas>,
     sandbox: SandboxId,
     destination: SocketAddr,
+    /// Whether a connection was made: without one, nothing stays in TIME_WAIT.
+    connected: bool,
 }
 
 /// What an accepted connection holds.
@@ -88,12 +94,14 @@ pub(crate) struct RequestQuota {
     pub(crate) buffers: Reservation,
 }
 
-/// A dialled connection that is in use, as the `connections` budget counts it.
+/// A dialled connection that is in use: as the `connections` budget counts it, and with what its HTTP/2 window can hold.
+/// An idle connection receives nothing, so it reserves no window.
 #[derive(Debug)]
 #[must_use = "dropping it ends the use"]
 pub(crate) struct DialledUse {
     quotas: Arc<Quotas>,
     sandbox: SandboxId,
+    window: Mutex<Reservation>,
 }
 
 impl Quotas {
@@ -113,6 +121,9 @@ impl Quotas {
         let totals = Resource::ALL.iter().map(terms).collect::<Result<Vec<_>, _>>()?;
         let totals = totals.into_iter().map(|terms| Mutex::new(SharedTotal::new(terms, sandboxes)));
         let port_terms = (terms(&Resource::Ports)?, sandboxes);
+        for resource in Resource::ALL {
+            warn_small_share(*resource, &terms(resource)?, sandboxes);
+        }
         let ports =
             PortTable { terms: port_terms, by_destination: HashMap::new(), waiting: Default::default() };
         Ok(Arc::new(Quotas {
@@ -120,6 +131,7 @@ impl Quotas {
             machine,
             limits,
             totals: totals.collect(),
+            sandboxes: AtomicU64::new(sandboxes),
             ports: Mutex::new(ports),
             linger: [true, false].map(|loopback| match sys::machine::reuses_waiting_ports(loopback) {
                 true => PORT_LINGER_REUSED,
@@ -138,9 +150,13 @@ impl Quotas {
     /// Divides the totals anew, among the sandboxes of `rules`.
     pub(crate) fn adopt(&self, rules: &RuleSet) {
         let sandboxes = count_sandboxes(rules);
+        let changed = self.sandboxes.swap(sandboxes, Ordering::Relaxed) != sandboxes;
         for (total, resource) in self.totals.iter().zip(Resource::ALL) {
             let Ok(terms) = self.terms(*resource, sandboxes) else { continue }; // `check` came first
             sys::lock(total).set_terms(terms, sandboxes);
+            if changed {
+                warn_small_share(*resource, &terms, sandboxes);
+            }
             if *resource == Resource::Ports {
                 let mut ports = sys::lock(&self.ports);
                 ports.terms = (terms, sandboxes);
@@ -218,14 +234,16 @@ impl Quotas {
         self: &Arc<Self>,
         sandbox: &SandboxId,
         budget: Option<u64>,
+        window: u64,
     ) -> Result<DialledUse, Refusal> {
+        let window = Mutex::new(self.reserve(Resource::Buffers, sandbox, window)?);
         let mut dialled = sys::lock(&self.dialled);
         let used = dialled.get(sandbox).copied().unwrap_or_default();
         if let Some(limit) = budget.filter(|limit| used >= *limit) {
             return Err(Exhausted::connections(limit).into());
         }
         dialled.insert(sandbox.clone(), used + 1);
-        Ok(DialledUse { quotas: self.clone(), sandbox: sandbox.clone() })
+        Ok(DialledUse { quotas: self.clone(), sandbox: sandbox.clone(), window })
     }
 
     /// Reserves a source port towards `destination`.
@@ -242,15 +260,19 @@ impl Quotas {
         match used.take(sandbox, 1) {
             Ok(()) => {
                 let (quotas, sandbox) = (self.clone(), sandbox.clone());
-                Ok(PortReservation { quotas, sandbox, destination })
+                Ok(PortReservation { quotas, sandbox, destination, connected: false })
             }
             Err(exhausted) => Err(refusal(Resource::Ports, sandbox, &exhausted)),
         }
     }
 
-    /// Returns how much a sandbox could still reserve of a resource.
-    pub(crate) fn available(&self, resource: Resource, sandbox: &SandboxId) -> u64 {
-        self.totals.get(resource as usize).map_or(0, |total| sys::lock(total).available(sandbox))
+    /// Returns the bytes of a new HTTP/2 window. It follows the quota: the more memory the sandbox may still reserve, the
+    /// larger it is, but never so large that a few windows use up its share.
+    pub(crate) fn window(&self, sandbox: &SandboxId, most: u64) -> u64 {
+        let Some(total) = self.totals.get(Resource::Buffers as usize) else { return MIN_WINDOW };
+        let total = sys::lock(total);
+        let part = (total.available(sandbox) / WINDOW_PART).min(total.terms().share / WINDOWS_PER_SHARE);
+        part.clamp(MIN_WINDOW, most)
     }
 
     fn used(&self, resource: Resource, sandbox: &SandboxId) -> u64 {
@@ -379,6 +401,13 @@ impl Drop for Reservation {
     }
 }
 
+impl DialledUse {
+    /// Gives the window back: the connection turned out to speak HTTP/1.
+    pub(crate) fn release_window(&self) {
+        sys::lock(&self.window).shrink_to(0);
+    }
+}
+
 impl Drop for DialledUse {
     fn drop(&mut self) {
         let mut dialled = sys::lock(&self.quotas.dialled);
@@ -391,8 +420,18 @@ impl Drop for DialledUse {
     }
 }
 
+impl PortReservation {
+    /// Notes that the port is connected.
+    pub(crate) fn set_connected(&mut self) {
+        self.connected = true;
+    }
+}
+
 impl Drop for PortReservation {
     fn drop(&mut self) {
+        if !self.connected {
+            return sys::lock(&self.quotas.ports).give_back(&self.destination, &self.sandbox);
+        }
         let place = usize::from(!self.destination.ip().is_loopback());
         let linger = self.quotas.linger.get(place).copied().unwrap_or(PORT_LINGER);
         let freed = (Instant::now() + linger, self.destination, self.sandbox.clone());
@@ -408,13 +447,42 @@ impl PortTable {
         let PortTable { by_destination, waiting, .. } = self;
         for queue in waiting {
             while let Some((_, destination, sandbox)) = queue.pop_front_if(|(free, ..)| *free <= now) {
-                let Some(used) = by_destination.get_mut(&destination) else { continue };
-                used.give_back(&sandbox, 1);
-                if used.in_use() == 0 {
-                    by_destination.remove(&destination);
-                }
+                give_back_port(by_destination, &destination, &sandbox);
             }
         }
+    }
+
+    fn give_back(&mut self, destination: &SocketAddr, sandbox: &SandboxId) {
+        give_back_port(&mut self.by_destination, destination, sandbox);
+    }
+}
+
+fn give_back_port(
+    by_destination: &mut HashMap<SocketAddr, SharedTotal>,
+    destination: &SocketAddr,
+    sandbox: &SandboxId,
+) {
+    let Some(used) = by_destination.get_mut(destination) else { return };
+    used.give_back(sandbox, 1);
+    if used.in_use() == 0 {
+        by_destination.remove(destination);
+    }
+}
+
+/// Warns if a share does not suffice for one download or one stalled tunnel: beyond it, a sandbox depends on what the
+/// others leave.
+fn warn_small_share(resource: Resource, terms: &ShareTerms, sandboxes: u64) {
+    let (needed, object) = match resource {
+        Resource::Buffers => (DOWNLOAD_SHARE, "download"),
+        Resource::Stalled => (STALLED_SHARE, "stalled tunnel"),
+        Resource::Connections | Resource::Descriptors | Resource::Ports | Resource::Requests => return,
+    };
+    if terms.share < needed {
+        let (noun, share, total) = (resource.noun(), terms.share, terms.total);
+        tracing::warn!(
+            "{sandboxes} sandboxes share {total} {noun}, so each is sure of {share}, and one {object} needs {needed}; \
+             give Sandbar more memory, or run several instances"
+        );
     }
 }
 
@@ -451,6 +519,27 @@ mod tests {
 
     fn quotas(limits: TrafficLimits) -> Arc<Quotas> {
         Quotas::new(QuotaSettings::default(), MACHINE, limits, &sandboxes(&["a", "b"])).unwrap()
+    }
+
+    impl Quotas {
+        fn available(&self, sandbox: &SandboxId) -> u64 {
+            sys::lock(&self.totals[Resource::Requests as usize]).available(sandbox)
+        }
+    }
+
+    #[test]
+    fn p20_windows_follow_the_quota_and_leave_room_in_the_share() {
+        let quotas = quotas(TrafficLimits::default());
+        assert_eq!(quotas.window(&id("a"), 4 << 20), 4 << 20, "plenty");
+        let much = quotas.reserve(Resource::Buffers, &id("a"), 128 << 20).unwrap();
+        assert_eq!(quotas.window(&id("a"), 4 << 20), 1 << 20, "a sixteenth of the 16 MiB that are left");
+        let all = quotas.reserve(Resource::Buffers, &id("a"), 16 << 20).unwrap();
+        assert_eq!(quotas.window(&id("a"), 4 << 20), MIN_WINDOW);
+        drop((much, all));
+        let names: Vec<String> = (0..40).map(|at| format!("s{at}")).collect();
+        let many = sandboxes(&names.iter().map(String::as_str).collect::<Vec<_>>());
+        quotas.adopt(&many);
+        assert_eq!(quotas.window(&id("s1"), 4 << 20), (192 << 20) / 2 / 40 / 8, "an eighth of a small share");
     }
 
     /// Rules with a sandbox for each name.
@@ -500,7 +589,11 @@ mod tests {
         Arc::get_mut(&mut quotas).unwrap().linger = [Duration::ZERO, PORT_LINGER];
         let (near, far) = ("127.0.0.1:443".parse().unwrap(), "192.0.2.1:443".parse().unwrap());
         let take_all = |to| {
-            let taken = std::iter::from_fn(|| quotas.reserve_port(&id("a"), to).ok());
+            let connect = |mut port: PortReservation| {
+                port.set_connected();
+                port
+            };
+            let taken = std::iter::from_fn(|| quotas.reserve_port(&id("a"), to).ok().map(connect));
             taken.collect::<Vec<_>>()
         };
         assert_eq!(take_all(near).len(), 75, "its share and what is common");
@@ -509,7 +602,9 @@ mod tests {
         assert_eq!(take_all(far).len(), 0, "in TIME_WAIT");
         let refusal = quotas.reserve_port(&id("a"), far).unwrap_err();
         assert_eq!(refusal.reason, Reason::OutOfPorts);
-        assert!(quotas.reserve_port(&id("b"), far).is_ok());
+        for _ in 0..100 {
+            assert!(quotas.reserve_port(&id("b"), far).is_ok(), "never connected, so free at once");
+        }
     }
 
     #[test]
@@ -530,11 +625,11 @@ mod tests {
     #[test]
     fn p20_a_reload_divides_anew() {
         let quotas = quotas(TrafficLimits::default());
-        assert_eq!(quotas.available(Resource::Requests, &id("a")), 37_500);
+        assert_eq!(quotas.available(&id("a")), 37_500);
         let alone = sandboxes(&["a"]);
         quotas.check(&alone).unwrap();
         quotas.adopt(&alone);
-        assert_eq!(quotas.available(Resource::Requests, &id("a")), 50_000);
+        assert_eq!(quotas.available(&id("a")), 50_000);
     }
 
     #[test]

@@ -3,6 +3,7 @@
 
 use std::io;
 use std::net::{IpAddr, SocketAddr};
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, Weak};
 
 use arc_swap::ArcSwap;
@@ -25,8 +26,6 @@ use crate::budget::cost::{DIALLED_BYTES, MAX_WINDOW, MIN_WINDOW};
 use crate::budget::quota::{DialledUse, PortReservation, Quotas, Reservation};
 use crate::report::refusal::Refusal;
 
-/// A connection gets this part of the memory that its sandbox may still reserve as its window.
-const WINDOW_PART: u64 = 16;
 /// A stream gets this part of the connection's window, so that a few streams that nobody reads do not block the others.
 const STREAM_WINDOW_PART: u64 = 8;
 /// Bytes that may wait unsent in a socket, also of a client that does not read; the rest waits with the sender.
@@ -43,8 +42,8 @@ pub(crate) struct CountedDialler {
     pub(crate) sandbox: SandboxId,
     /// The firewall mark of our own connections.
     pub(crate) mark: Option<u32>,
-    /// Bytes of HTTP/2 window to reserve; 0 for a tunnel.
-    pub(crate) window: u64,
+    /// Bytes of HTTP/2 window to reserve while a connection is in use; 0 for HTTP/1 and tunnels.
+    pub(crate) window: Arc<AtomicU64>,
 }
 
 /// What a dialled connection holds. It lives as long as its socket.
@@ -52,8 +51,8 @@ pub(crate) struct CountedDialler {
 pub(crate) struct DialledConnection {
     dialler: CountedDialler,
     _descriptor: Reservation,
-    _port: PortReservation,
-    buffers: Mutex<Reservation>,
+    port: PortReservation,
+    _buffers: Reservation,
     in_use: Mutex<Weak<DialledUse>>,
     /// Its use by the request that dialled it, until that claims it.
     unclaimed: Mutex<Option<Arc<DialledUse>>>,
@@ -68,17 +67,18 @@ impl CountedDialler {
     pub(crate) async fn dial(&self, address: SocketAddr) -> Result<(TcpStream, DialledConnection), Refusal> {
         let in_use = Arc::new(self.begin_use()?);
         let (quotas, sandbox) = (&self.quotas, &self.sandbox);
-        let dialled = DialledConnection {
+        let mut dialled = DialledConnection {
             dialler: self.clone(),
             _descriptor: quotas.reserve(Resource::Descriptors, sandbox, 1)?,
-            _port: quotas.reserve_port(sandbox, address)?,
-            buffers: Mutex::new(quotas.reserve(Resource::Buffers, sandbox, DIALLED_BYTES + self.window)?),
+            _buffers: quotas.reserve(Resource::Buffers, sandbox, DIALLED_BYTES)?,
+            port: quotas.reserve_port(sandbox, address)?,
             in_use: Mutex::new(Arc::downgrade(&in_use)),
             unclaimed: Mutex::new(Some(in_use)),
         };
         let connected = connect(address, self.mark).await;
         let stream =
             connected.map_err(|error| dial_refusal(&error).with_detail(format!("{address}: {error}")))?;
+        dialled.port.set_connected();
         Ok((stream, dialled))
     }
 
@@ -86,15 +86,13 @@ impl CountedDialler {
         let rules = self.rules.load();
         let sandbox = rules.sandboxes().get(&self.sandbox).ok_or(Reason::UnknownSandbox)?;
         let budget = rules.budgets_of(sandbox).limit(BudgetKind::Connections);
-        self.quotas.use_dialled(&self.sandbox, budget)
+        self.quotas.use_dialled(&self.sandbox, budget, self.window.load(Ordering::Relaxed))
     }
 }
 
-/// The windows of a new HTTP/2 connection to an origin server, in bytes: of the connection, and of one stream. They
-/// follow the quota: the more memory the sandbox may still reserve, the larger they are.
+/// The windows of a new HTTP/2 connection to an origin server, in bytes: of the connection, and of one stream.
 pub(crate) fn http2_windows(quotas: &Quotas, sandbox: &SandboxId) -> (u32, u32) {
-    let part = quotas.available(Resource::Buffers, sandbox) / WINDOW_PART;
-    let window = part.clamp(MIN_WINDOW, MAX_WINDOW);
+    let window = quotas.window(sandbox, MAX_WINDOW);
     let stream = (window / STREAM_WINDOW_PART).max(MIN_WINDOW);
     (u32::try_from(window).unwrap_or(u32::MAX), u32::try_from(stream).unwrap_or(u32::MAX))
 }
@@ -133,9 +131,10 @@ impl DialledConnection {
         Ok(fresh)
     }
 
-    /// Gives the window back: the connection turned out to speak HTTP/1.
-    pub(crate) fn release_window(&self) {
-        sys::lock(&self.buffers).shrink_to(DIALLED_BYTES);
+    /// Gives the window back, for good: the connection turned out to speak HTTP/1.
+    pub(crate) fn release_window(&self, in_use: &DialledUse) {
+        self.dialler.window.store(0, Ordering::Relaxed);
+        in_use.release_window();
     }
 }
 

@@ -2,6 +2,7 @@
 
 use std::net::IpAddr;
 use std::sync::Arc;
+use std::sync::atomic::AtomicU64;
 use std::time::Instant;
 
 use arc_swap::ArcSwap;
@@ -48,14 +49,14 @@ pub(crate) struct Shared {
 }
 
 impl Shared {
-    /// Returns the dialler of a sandbox, which reserves `window` bytes of memory with each connection.
+    /// Returns the dialler of a sandbox, which reserves `window` bytes of memory while a connection is in use.
     pub(crate) fn dialler(&self, sandbox: &SandboxId, window: u64) -> CountedDialler {
         CountedDialler {
             quotas: self.quotas.clone(),
             rules: self.rules.clone(),
             sandbox: sandbox.clone(),
             mark: self.mark,
-            window,
+            window: Arc::new(AtomicU64::new(window)),
         }
     }
 

@@ -4,6 +4,7 @@ use std::io::{self, IoSlice};
 use std::os::fd::{AsFd, BorrowedFd};
 use std::pin::Pin;
 use std::task::{Context, Poll, ready};
+use std::time::Duration;
 
 use bytes::{Buf, BytesMut};
 use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, Interest, ReadBuf};
@@ -66,6 +67,11 @@ impl StreamSocket {
             StreamSocket::Tcp(stream) => stream.try_write(buffer),
             StreamSocket::Unix(stream) => stream.try_write(buffer),
         }
+    }
+
+    /// Drops unsent bytes at the close, and tells the peer by a reset.
+    pub(crate) fn reset_on_close(&self) {
+        drop(socket2::SockRef::from(self).set_linger(Some(Duration::ZERO))); // the peer may be gone
     }
 
     /// Closes the write half.

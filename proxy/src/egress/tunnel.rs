@@ -69,14 +69,14 @@ pub(crate) async fn relay(
     let both = async {
         let up = async {
             context.byte_count.add_sent(ahead.len() as u64);
-            context.write_all(upstream, &ahead).await?;
+            context.write_all(client, upstream, &ahead).await?;
             drop(ahead);
             relay_direction(client, upstream, context, Direction::Up).await
         };
         let down = relay_direction(upstream, client, context, Direction::Down);
         tokio::try_join!(up, down)
     };
-    tokio::select! {
+    let end = tokio::select! {
         flowed = both => match (flowed, context.cut.reason()) {
             (Ok(_), _) => TunnelEnd::Both,
             (Err(_), Some(reason)) => TunnelEnd::Cut(reason),
@@ -85,7 +85,13 @@ pub(crate) async fn relay(
         reason = context.cut.wait() => TunnelEnd::Cut(reason),
         () = wait_idle(limits.tunnel_idle() / 2, || context.byte_count.total()) => TunnelEnd::Cut(Reason::IdleTooLong),
         () = tokio::time::sleep(limits.connection()) => TunnelEnd::Cut(Reason::LifetimeSpent),
+    };
+    if matches!(end, TunnelEnd::Cut(Reason::IdleTooLong | Reason::LifetimeSpent | Reason::QuotaExhausted)) {
+        // A side that does not read would keep what is unsent in kernel memory for minutes after the close.
+        client.reset_on_close();
+        upstream.reset_on_close();
     }
+    end
 }
 
 /// Returns once `total` has not changed for two intervals in a row.
@@ -143,7 +149,9 @@ async fn splice_burst(
         while pipe.buffered() > 0 {
             match to.try_io(Interest::WRITABLE, || pipe.drain(to.as_fd())) {
                 Ok(_) => {}
-                Err(error) if error.kind() == io::ErrorKind::WouldBlock => context.wait_writable(to).await?,
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
+                    context.wait_writable(from, to).await?
+                }
                 Err(error) => return Err(error),
             }
         }
@@ -170,7 +178,7 @@ async fn copy_burst(
             Err(error) if error.kind() == io::ErrorKind::WouldBlock => return Ok(false),
             Err(error) => return Err(error),
         };
-        context.write_all(to, buffer.get(..read).unwrap_or_default()).await?;
+        context.write_all(from, to, buffer.get(..read).unwrap_or_default()).await?;
     }
 }
 
@@ -204,11 +212,14 @@ impl TunnelContext<'_> {
         read
     }
 
-    async fn write_all(&self, to: &StreamSocket, mut bytes: &[u8]) -> io::Result<()> {
+    /// Writes bytes that were read from `from`.
+    async fn write_all(&self, from: &StreamSocket, to: &StreamSocket, mut bytes: &[u8]) -> io::Result<()> {
         while !bytes.is_empty() {
             match to.try_write(bytes) {
                 Ok(written) => bytes = bytes.get(written..).unwrap_or_default(),
-                Err(error) if error.kind() == io::ErrorKind::WouldBlock => self.wait_writable(to).await?,
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
+                    self.wait_writable(from, to).await?
+                }
                 Err(error) => return Err(error),
             }
         }
@@ -217,11 +228,13 @@ impl TunnelContext<'_> {
 
     /// Waits until `to` takes more bytes. While it does not for long, what waits for it is reserved from the sandbox's
     /// quota of stalled bytes; without quota the tunnel is cut.
-    async fn wait_writable(&self, to: &StreamSocket) -> io::Result<()> {
+    async fn wait_writable(&self, from: &StreamSocket, to: &StreamSocket) -> io::Result<()> {
         if let Ok(writable) = timeout(STALL_GRACE, to.writable()).await {
             return writable;
         }
-        match self.quotas.reserve(Resource::Stalled, self.sandbox, STALLED_BYTES) {
+        // The receive buffer grew while bytes flowed; it may fill up now.
+        let received = socket2::SockRef::from(from).recv_buffer_size()? as u64;
+        match self.quotas.reserve(Resource::Stalled, self.sandbox, STALLED_BYTES + received) {
             Ok(_stalled) => to.writable().await,
             Err(refusal) => {
                 tracing::debug!(detail = refusal.detail, "cutting a stalled tunnel");

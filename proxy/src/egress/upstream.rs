@@ -35,6 +35,8 @@ pub(crate) struct UpstreamOptions {
     pub(crate) version: HttpVersion,
     /// The request asks to switch to WebSocket, which only HTTP/1 can.
     pub(crate) upgrade: bool,
+    /// HTTP/2 must not be negotiated.
+    pub(crate) http1_only: bool,
     /// Bytes of body that the request announces, if it does.
     pub(crate) body: Option<u64>,
 }
@@ -64,7 +66,7 @@ pub(crate) fn http_peer(
 
 fn alpn(options: UpstreamOptions) -> ALPN {
     match (options.scheme, options.version) {
-        _ if options.upgrade => ALPN::H1,
+        _ if options.http1_only => ALPN::H1,
         (UrlScheme::Https, _) => ALPN::H2H1,
         (UrlScheme::Http, HttpVersion::Http1) => ALPN::H1,
         (UrlScheme::Http, HttpVersion::Http2) => ALPN::H2,

@@ -65,7 +65,7 @@ pub(super) struct DepartedRequest {
 /// The dialled connection of a request.
 pub(super) struct DialledRequest {
     pub(super) connection: Arc<DialledConnection>,
-    pub(super) _in_use: Arc<DialledUse>,
+    pub(super) in_use: Arc<DialledUse>,
 }
 
 impl Drop for RequestState {
@@ -93,7 +93,7 @@ impl DepartedRequest {
             turn.open_to_all();
         }
         if let Some(dialled) = &self.dialled {
-            dialled.connection.release_window();
+            dialled.connection.release_window(&dialled.in_use);
         }
     }
 }

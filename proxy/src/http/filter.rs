@@ -109,7 +109,7 @@ impl RequestFilter {
             credential: permit.credential(),
             cut: monitor.cut.clone(),
         };
-        let body = content_length(session);
+        let body = if session.is_upgrade_req() { None } else { content_length(session) };
         let quota = state.quota.as_mut().ok_or(Reason::Internal)?;
         quota.expect_upload(body).map_err(|refusal| refusal.under(&permit))?;
         let departure = Departure::begin(&self.shared, rules, &permit, terms, record).await?;
@@ -127,21 +127,35 @@ impl RequestFilter {
         state.status = Some(response.status);
         let interim = |status: u16| (100..200).contains(&status) && status != 101;
         let written = session.response_written().map(|written| written.status.as_u16());
-        if written.is_none_or(interim) && respond(session, response).await.is_err() {
+        // Without quota nothing may wait for the client: the answer has no body, which needs no window.
+        let body = if state.quota.is_some() { RefusalBody::Explained } else { RefusalBody::Omitted };
+        if written.is_none_or(interim) && respond(session, response, body).await.is_err() {
             session.set_keepalive(None); // the client went away
         }
     }
 }
 
+/// Whether the response of a refusal has a body.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum RefusalBody {
+    Explained,
+    /// The fields alone give the reason.
+    Omitted,
+}
+
 /// Writes the response of a refusal.
-async fn respond(session: &mut Session, response: RefusalResponse) -> Result<()> {
+async fn respond(session: &mut Session, response: RefusalResponse, body: RefusalBody) -> Result<()> {
     let mut head = ResponseHeader::build(response.status, Some(8))?;
     for (name, value) in response.fields {
         head.insert_header(name, value)?;
     }
+    head.insert_header("Cache-Control", "no-store")?;
+    if body == RefusalBody::Omitted {
+        head.insert_header("Content-Length", 0)?;
+        return session.write_response_header(Box::new(head), true).await;
+    }
     head.insert_header("Content-Type", response.kind)?;
     head.insert_header("Content-Length", response.body.len())?;
-    head.insert_header("Cache-Control", "no-store")?;
     session.write_response_header(Box::new(head), false).await?;
     session.write_response_body(Some(Bytes::from(response.body)), true).await
 }
@@ -219,6 +233,7 @@ impl ProxyHttp for RequestFilter {
             scheme: monitor.connection.scheme(),
             version: monitor.version,
             upgrade: session.is_upgrade_req(),
+            http1_only: session.is_upgrade_req(),
             body: content_length(session),
         };
         let RequestState { departed: Some(departed), record: Some(record), .. } = state else {
@@ -270,7 +285,7 @@ impl ProxyHttp for RequestFilter {
         let state = request.state()?;
         let connection = DialledConnection::of(digest).ok_or_else(internal)?.clone();
         match connection.claim() {
-            Ok(in_use) => state.departed()?.dialled = Some(DialledRequest { connection, _in_use: in_use }),
+            Ok(in_use) => state.departed()?.dialled = Some(DialledRequest { connection, in_use }),
             Err(refusal) => return Err(state.fail(refusal)),
         }
         let layers = digest.map(|digest| digest.timing_digest.as_slice()).unwrap_or_default();
@@ -362,7 +377,7 @@ impl ProxyHttp for RequestFilter {
         if switched || !response.status.is_informational() {
             state.status = Some(response.status.as_u16());
             let length = response.headers.get("content-length").and_then(|length| length.to_str().ok());
-            let length = length.and_then(|length| length.parse().ok());
+            let length = length.and_then(|length| length.parse().ok()).filter(|_| !switched);
             let reserved = state.quota.as_mut().map_or(Ok(()), |quota| quota.expect_download(length));
             reserved.map_err(|refusal| state.fail(refusal))?;
         }

@@ -39,14 +39,15 @@ impl HttpEngine {
         connection: &Arc<HttpConnection>,
         stop: &watch::Receiver<bool>,
     ) {
-        let window = u64::from(HTTP2_WINDOW);
-        let _window = match self.shared.quotas.reserve(Resource::Buffers, &connection.sandbox.id, window) {
+        let sandbox = &connection.sandbox.id;
+        let window = self.shared.quotas.window(sandbox, HTTP2_WINDOW);
+        let _window = match self.shared.quotas.reserve(Resource::Buffers, sandbox, window) {
             Ok(reserved) => reserved,
             Err(refusal) => return connection.record_refusal(&self.shared, &refusal).await,
         };
         let unused = RequestMonitor::new(connection, HttpVersion::Http2); // each stream brings its own
         let stream = PingoraStream::new(stream, BytesMut::new(), unused.digest());
-        let handshake = handshake(Box::new(stream), Some(self.h2_options()));
+        let handshake = handshake(Box::new(stream), Some(self.h2_options(window)));
         let Ok(Ok(mut streams)) = timeout(self.shared.limits.first_bytes(), handshake).await else {
             return;
         };
@@ -103,14 +104,14 @@ impl HttpEngine {
         drop(timeout(LINGER, finished).await); // what is still open then ends as abandoned
     }
 
-    fn h2_options(&self) -> H2Options {
+    fn h2_options(&self, window: u64) -> H2Options {
         let limits = &self.shared.limits;
         let narrow = |bound: u64| u32::try_from(bound).unwrap_or(u32::MAX);
         let mut options = H2Options::default();
         options.max_header_list_size(narrow(limits.head_bytes));
         options.max_concurrent_streams(narrow(limits.streams));
-        options.initial_window_size(HTTP2_STREAM_WINDOW);
-        options.initial_connection_window_size(HTTP2_WINDOW);
+        options.initial_window_size(narrow(window.min(HTTP2_STREAM_WINDOW)));
+        options.initial_connection_window_size(narrow(window));
         options.max_send_buffer_size(usize::try_from(SEND_QUEUE_BYTES).unwrap_or(usize::MAX));
         options
     }

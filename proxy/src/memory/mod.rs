@@ -35,7 +35,6 @@ use certs::identity::{IdentityError, Verifier};
 use certs::trust::RefreshStatus;
 use http::header::{ACCEPT_ENCODING, CONTENT_LENGTH, CONTENT_TYPE, HOST};
 use pingora_core::prelude::HttpPeer;
-use pingora_core::protocols::ALPN;
 use pingora_http::RequestHeader;
 use pingora_proxy::Session;
 use rules::budget::UsageKind;
@@ -325,10 +324,11 @@ impl MemoryGuard {
             scheme: UrlScheme::Https,
             version: HttpVersion::Http1,
             upgrade: false,
+            http1_only: true,
             body: Some(outgoing.body.len() as u64),
         };
         let peer = |index| http_peer(request.shared, &call.departure, index, options);
-        let peers = (0..MAX_DIAL_ADDRESSES).map_while(peer).map(|peer| force_http1(*peer));
+        let peers = (0..MAX_DIAL_ADDRESSES).map_while(peer).map(|peer| *peer);
         let peers: Vec<HttpPeer> = peers.collect();
         let set_dialled = |index| match call.departure.address(index) {
             Some(address) => call.departure.set_dialled(request.shared, request.record, address),
@@ -381,11 +381,6 @@ fn deny_unrouted(request: &MemoryRequest<'_>, presented: PresentedIdentity) -> R
         Ok(_) => Reason::MemoryOperation.into(),
         Err(refusal) => refusal,
     }
-}
-
-fn force_http1(mut peer: HttpPeer) -> HttpPeer {
-    peer.options.alpn = ALPN::H1;
-    peer
 }
 
 /// Builds the head of the canonical request: the decided method, path and query, our own framing, and of the

@@ -76,7 +76,7 @@ pub(crate) async fn refuse(
     let id = record.id();
     let recorded = record.record_refusal(record::refusal_record(refusal, rules)).await;
     if recorded.is_err() {
-        tracing::warn!(reason = %refusal.reason, "cannot record a refusal");
+        tracing::debug!(reason = %refusal.reason, "cannot record a refusal"); // the log itself warns, once
     }
     RefusalResponse::new(refusal, rules, &recorded.unwrap_or(id), audience)
 }

@@ -145,7 +145,8 @@ pub(crate) fn read_quota(
     problems: &mut Problems,
 ) -> QuotaSettings {
     let Some(quota) = &document.quota else { return QuotaSettings::default() };
-    quota.to_settings(document.sandbox.len() as u64, |entry, error| {
+    let limits = document.limits.as_ref().map(|limits| limits.to_limits(|_, _| {})).unwrap_or_default();
+    quota.to_settings(document.sandbox.len() as u64, &limits, |entry, error| {
         problems.error(source.location(entry.span()), error.into());
     })
 }
