@@ -81,9 +81,14 @@ impl Attacker {
 
     /// HTTP/2 in a tunnel. A never gives back a window, so nothing that comes is ever read.
     pub(crate) async fn open_http2(&self, target: &str) -> io::Result<HeldStreams> {
+        self.open_http2_with_window(target, 65_535).await
+    }
+
+    /// The same with another window for each stream; with none, not even the body of a refusal can be sent.
+    pub(crate) async fn open_http2_with_window(&self, target: &str, window: u32) -> io::Result<HeldStreams> {
         let stream = self.open_tls(target, "h2").await?;
         let mut builder = h2::client::Builder::new();
-        builder.initial_max_send_streams(100).max_send_buffer_size(8 << 20);
+        builder.initial_max_send_streams(100).max_send_buffer_size(8 << 20).initial_window_size(window);
         let (sender, connection) = within_h2(builder.handshake::<_, Bytes>(stream)).await?;
         tokio::spawn(async move { drop(connection.await) });
         let sender = within_h2(sender.ready()).await?;

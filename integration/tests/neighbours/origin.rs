@@ -178,7 +178,8 @@ async fn serve_http1(stream: impl AsyncRead + AsyncWrite + Send + Unpin + 'stati
             }
             "/upgrade" => {
                 let answer =
-                    b"HTTP/1.1 101 Switching Protocols\r\nConnection: Upgrade\r\nUpgrade: websocket\r\n\r\n";
+                    b"HTTP/1.1 101 Switching Protocols\r\nConnection: Upgrade\r\nUpgrade: websocket\r\n\
+                      Content-Length: 0\r\n\r\n"; // which says nothing of what follows
                 stream.write_all(answer).await.ok()?;
                 stream.flush().await.ok()?;
                 return serve_flood(stream).await;

@@ -55,6 +55,35 @@ fn p20_large_heads_of_requests_without_an_answer() {
     scene.release(held);
 }
 
+/// Connections until there are no more, then streams on each: they are refused for want of quota, and nothing of them may
+/// wait for a window that never comes.
+#[test]
+fn p20_streams_without_quota_hold_nothing() {
+    let scene = Scene::new();
+    let held =
+        scene.attack("connections until there are no more, 100 streams without a window on each", async {
+            let open = |_| {
+                let attacker = scene.attacker.clone();
+                async move { attacker.open_http2_with_window("origin.test:8003", 0).await }
+            };
+            let (mut held, _) = take(1000, 8, open).await;
+            let value = http::HeaderValue::from_str(&"y".repeat(3900)).unwrap();
+            for streams in &mut held {
+                for _ in 0..4 {
+                    streams.fields.append("x-large", value.clone());
+                }
+                for _ in 0..100 {
+                    if streams.start("GET", "/hang").await.is_err() {
+                        break;
+                    }
+                }
+            }
+            held
+        });
+    println!("{} connections", held.len());
+    scene.release(held);
+}
+
 /// Denied requests of A's in a loop, on several connections, each as long a record as can be had.
 async fn deny(scene: &Scene, duration: Duration) -> usize {
     let end = Instant::now() + duration;
