@@ -34,8 +34,10 @@ impl<K: Clone + Eq + Hash> Gates<K> {
     pub(crate) async fn turn(&self, key: K) -> Turn<K> {
         let fresh = || Arc::new(Semaphore::new(self.width));
         let gate = sys::lock(&self.gates).entry(key.clone()).or_insert_with(fresh).clone();
-        let permit = gate.clone().acquire_owned().await.ok(); // closed: open to all
-        Turn { gates: self.clone(), key, gate, permit }
+        // Made before the wait, so that one that is cancelled leaves no gate behind.
+        let mut turn = Turn { gates: self.clone(), key, gate, permit: None };
+        turn.permit = turn.gate.clone().acquire_owned().await.ok(); // closed: open to all
+        turn
     }
 }
 
@@ -84,6 +86,21 @@ mod tests {
         drop(first);
         waits.await.unwrap();
         assert!(sys::lock(&gates.gates).is_empty(), "nothing stays behind");
+    }
+
+    #[tokio::test]
+    async fn who_stops_waiting_leaves_nothing_behind() {
+        let gates = Gates::new(1);
+        let first = gates.turn(1).await;
+        let waits = tokio::spawn({
+            let gates = gates.clone();
+            async move { drop(gates.turn(1).await) }
+        });
+        tokio::task::yield_now().await;
+        drop(first);
+        waits.abort();
+        drop(waits.await);
+        assert!(sys::lock(&gates.gates).is_empty());
     }
 
     #[tokio::test]

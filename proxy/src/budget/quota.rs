@@ -202,11 +202,13 @@ impl Quotas {
         sandbox: &SandboxId,
         budget: Option<u64>,
     ) -> Result<ConnectionSlot, Refusal> {
-        if let Some(limit) = budget.filter(|limit| self.used(Resource::Connections, sandbox) >= *limit) {
+        let connection = self.reserve(Resource::Connections, sandbox, 1)?;
+        // Reserved first: two that arrive together must not both find the last place free.
+        if let Some(limit) = budget.filter(|limit| self.used(Resource::Connections, sandbox) > *limit) {
             return Err(Exhausted::connections(limit).into());
         }
         Ok(ConnectionSlot {
-            _connection: self.reserve(Resource::Connections, sandbox, 1)?,
+            _connection: connection,
             _descriptor: self.reserve(Resource::Descriptors, sandbox, 1)?,
             _buffers: self.reserve(Resource::Buffers, sandbox, CONNECTION_BYTES)?,
         })
