@@ -1,7 +1,7 @@
 //! Small files of state in the log directory, as JSON, replaced whole and readable by their owner only.
 //!
 //! They are read at the start and written by one thread ([`sys::worker`]), so that a file system that does not answer
-//! stops neither the runtime nor whoever asks for the state in memory.
+//! stops neither the runtime nor readers of the state in memory.
 
 use std::io;
 use std::path::Path;

@@ -67,7 +67,7 @@ pub struct Sandboxes {
 
 impl Sandboxes {
     /// Identifies the sandbox of a connection, which may live for many generations: the reference keeps the channels,
-    /// so that whoever holds it is identified again at every decision.
+    /// so that its holder is identified again at every decision.
     ///
     /// # Errors
     ///

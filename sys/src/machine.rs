@@ -23,7 +23,7 @@ pub fn memory_limit() -> u64 {
 ///
 /// # Errors
 ///
-/// Returns the error of `getrlimit`. A limit that cannot be raised is no error.
+/// Returns the error of `getrlimit`. A limit that cannot be raised is not an error.
 pub fn raise_descriptor_limit() -> io::Result<u64> {
     let (soft, hard) = getrlimit(Resource::RLIMIT_NOFILE)?;
     match setrlimit(Resource::RLIMIT_NOFILE, hard, hard) {
@@ -87,7 +87,7 @@ fn cgroup_limits(root: &Path, groups: &str) -> impl Iterator<Item = u64> {
         let group = base.join(path.trim_start_matches('/'));
         let within = group.ancestors().take_while(|above| above.starts_with(&base));
         let limits = within.filter_map(|above| fs::read_to_string(above.join(file)).ok());
-        found.extend(limits.filter_map(|limit| limit.trim().parse::<u64>().ok())); // `max` is no number
+        found.extend(limits.filter_map(|limit| limit.trim().parse::<u64>().ok())); // skips `max`
     }
     found.into_iter()
 }

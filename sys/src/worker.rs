@@ -1,6 +1,6 @@
 //! A thread for calls that may never return, such as those of a file system whose server is gone.
 //!
-//! The runtime's own pool for blocking calls is no place for them: each would hold one of its threads for good, and the
+//! The runtime's own pool for blocking calls is the wrong place for them: each would hold one of its threads for good, and the
 //! runtime waits for all of them when it ends. A [`Worker`] is one thread, which runs one job at a time. Whoever
 //! submits a job decides how long to wait for it. A job that nobody waits for any more is skipped.
 

@@ -294,6 +294,37 @@ fn p17_connections_are_counted() {
     }
 }
 
+/// Each quota: one attempt has it all, the next is refused, recorded, explained, and reaches nothing.
+#[test]
+fn p17_who_has_no_quota_is_refused() {
+    for (quota, code, noun) in [
+        ("requests = { total = 1, share = 1 }", "quota_exhausted", "open requests and tunnels"),
+        ("ports = { total = 1, share = 1 }", "out_of_ports", "source ports towards one address"),
+    ] {
+        let origin = ScriptedOrigin::start_plain();
+        origin.set_reply(OriginReply::SayAndHang(Vec::new()));
+        let plan = InstanceSetup::with_hosts(&[("a.test", origin.port())]);
+        let world = InstanceSetup { tables: format!("[quota]\n{quota}\n"), ..plan }.start();
+        let get = format!("GET http://a.test:{0}/x HTTP/1.1\r\nHost: a.test:{0}\r\n\r\n", origin.port());
+        let mut first = world.connect();
+        first.send(&get);
+        origin.wait_until("the first request", |seen| !seen.is_empty());
+        let mut second = world.connect();
+        second.send(&get);
+        let answer = second.read_response("GET").unwrap_or_else(|| panic!("{quota}: no answer"));
+        world.assert_refused(quota, &answer, 503, code);
+        assert!(answer.text().contains(noun), "{quota}: {}", answer.text());
+        assert_eq!(origin.connections().len(), 1, "{quota}");
+        let record = world.wait_for_record(0, quota, has_reason(code));
+        let message = record["message"].as_str().unwrap_or_default();
+        assert!(message.contains(&format!("{noun}: sandbox `one` uses 1")), "{quota}: {message}");
+        let status = world.run_command(&["status", "--sandbox", "one"]);
+        let key = quota.split(' ').next().unwrap_or_default();
+        let line = status.lines().find(|line| line.trim_start().starts_with(key)).unwrap_or_default();
+        assert!(line.contains("1 used; 1 kept for it, 1 at most"), "{quota}: {status}");
+    }
+}
+
 #[test]
 fn p17_streams_are_counted() {
     let root = OriginCa::new();

@@ -70,21 +70,25 @@ impl<K: Clone + Eq + Hash> Drop for Turn<K> {
 
 #[cfg(test)]
 mod tests {
+    use tokio::task::JoinHandle;
+
     use super::*;
+
+    fn wait(gates: &Gates<u64>) -> JoinHandle<Turn<u64>> {
+        let gates = gates.clone();
+        tokio::spawn(async move { gates.turn(1).await })
+    }
 
     #[tokio::test]
     async fn as_many_pass_as_the_gate_is_wide() {
         let gates = Gates::new(1);
         let first = gates.turn(1).await;
-        let waits = tokio::spawn({
-            let gates = gates.clone();
-            async move { drop(gates.turn(1).await) }
-        });
+        let waits = wait(&gates);
         tokio::task::yield_now().await;
         assert!(!waits.is_finished());
         drop(gates.turn(2).await); // another key does not wait
         drop(first);
-        waits.await.unwrap();
+        drop(waits.await.unwrap());
         assert!(sys::lock(&gates.gates).is_empty(), "nothing stays behind");
     }
 
@@ -92,10 +96,7 @@ mod tests {
     async fn who_stops_waiting_leaves_nothing_behind() {
         let gates = Gates::new(1);
         let first = gates.turn(1).await;
-        let waits = tokio::spawn({
-            let gates = gates.clone();
-            async move { drop(gates.turn(1).await) }
-        });
+        let waits = wait(&gates);
         tokio::task::yield_now().await;
         drop(first);
         waits.abort();
@@ -107,11 +108,7 @@ mod tests {
     async fn an_open_gate_holds_up_nobody() {
         let gates = Gates::new(1);
         let first = gates.turn(1).await;
-        let wait = || {
-            let gates = gates.clone();
-            tokio::spawn(async move { gates.turn(1).await })
-        };
-        let waits = [wait(), wait(), wait()];
+        let waits = [wait(&gates), wait(&gates), wait(&gates)];
         tokio::task::yield_now().await;
         first.open_to_all();
         let mut turns = Vec::new();

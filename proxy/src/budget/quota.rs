@@ -147,7 +147,7 @@ impl Quotas {
         Resource::ALL.iter().try_for_each(|resource| self.terms(*resource, sandboxes).map(drop))
     }
 
-    /// Divides the totals anew, among the sandboxes of `rules`.
+    /// Divides the totals again, among the sandboxes of `rules`.
     pub(crate) fn adopt(&self, rules: &RuleSet) {
         let sandboxes = count_sandboxes(rules);
         let changed = self.sandboxes.swap(sandboxes, Ordering::Relaxed) != sandboxes;
@@ -432,7 +432,8 @@ impl PortReservation {
 impl Drop for PortReservation {
     fn drop(&mut self) {
         if !self.connected {
-            return sys::lock(&self.quotas.ports).give_back(&self.destination, &self.sandbox);
+            let by_destination = &mut sys::lock(&self.quotas.ports).by_destination;
+            return give_back_port(by_destination, &self.destination, &self.sandbox);
         }
         let place = usize::from(!self.destination.ip().is_loopback());
         let linger = self.quotas.linger.get(place).copied().unwrap_or(PORT_LINGER);
@@ -452,10 +453,6 @@ impl PortTable {
                 give_back_port(by_destination, &destination, &sandbox);
             }
         }
-    }
-
-    fn give_back(&mut self, destination: &SocketAddr, sandbox: &SandboxId) {
-        give_back_port(&mut self.by_destination, destination, sandbox);
     }
 }
 
@@ -625,7 +622,7 @@ mod tests {
     }
 
     #[test]
-    fn p20_a_reload_divides_anew() {
+    fn p20_a_reload_divides_the_totals_again() {
         let quotas = quotas(TrafficLimits::default());
         assert_eq!(quotas.available(&id("a")), 37_500);
         let alone = sandboxes(&["a"]);

@@ -22,7 +22,7 @@ use zeroize::Zeroizing;
 use crate::credential::scrub::EchoPatterns;
 use crate::report::refusal::Refusal;
 
-/// How often a credential file is looked at. A changed, deleted or broken one counts after this time.
+/// How often a credential file is checked. A changed, deleted or broken one counts after this time.
 const POLL_INTERVAL: Duration = Duration::from_millis(250);
 /// How long the last value is used while its file system does not answer. Long enough for an NFS server or a CSI
 /// driver to come back; short, because a key that was withdrawn meanwhile must not be used for ever.

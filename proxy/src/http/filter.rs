@@ -14,6 +14,7 @@ use pingora_core::upstreams::peer::Peer;
 use pingora_http::{RequestHeader, ResponseHeader};
 use pingora_proxy::{FailToProxy, ProxyHttp, ProxyWarnLogContext, Session};
 use rules::budget::UsageKind;
+use rules::facts::HttpVersion;
 use rules::{Facts, Reason, RuleSet, SandboxRef};
 
 use super::context::{DepartedRequest, DialledRequest, RequestContext, RequestState, internal};
@@ -127,8 +128,12 @@ impl RequestFilter {
         state.status = Some(response.status);
         let interim = |status: u16| (100..200).contains(&status) && status != 101;
         let written = session.response_written().map(|written| written.status.as_u16());
-        // Without quota nothing may wait for the client: the answer has no body, which needs no window.
-        let body = if state.quota.is_some() { RefusalBody::Explained } else { RefusalBody::Omitted };
+        // A stream without quota must not wait for the client: without a body, its answer needs no window. An HTTP/1
+        // request waits on its connection, which has its own reservation.
+        let body = match (&state.quota, state.monitor.version) {
+            (None, HttpVersion::Http2) => RefusalBody::Omitted,
+            (Some(_), _) | (None, HttpVersion::Http1) => RefusalBody::Explained,
+        };
         if written.is_none_or(interim) && respond(session, response, body).await.is_err() {
             session.set_keepalive(None); // the client went away
         }

@@ -355,7 +355,7 @@ fn decide(
 }
 
 /// Decides on identity and operation before the body is read: who may not call at all cannot make us hold a body. The
-/// banks are not known yet, so their absence is no reason.
+/// banks are not known yet, so a missing bank does not count.
 fn prejudge(
     request: &MemoryRequest<'_>,
     operation: BankOperation,

@@ -286,7 +286,7 @@ impl SandboxReader<'_> {
         self.check_shared_addresses(document);
     }
 
-    /// Reports a dedicated listener on an address where other sandboxes arrive too: a port is no channel, because a
+    /// Reports a dedicated listener on an address where other sandboxes arrive too: a port is not a channel, because a
     /// process chooses the port it connects to (P2).
     fn check_shared_addresses(&mut self, document: &ConfigurationDocument) {
         let mut listeners: HashMap<IpAddr, Vec<&ListenerDocument>> = HashMap::new();
